@@ -1,0 +1,265 @@
+// t = bytes/(f*BW) + t0 per class. Which rows stand for what PyTorch runs in a class:
+//
+//   elementwise    one kernel over contiguous tensors: residual add (vidur), fused SwiGLU (Liger).
+//                  Left out: torch's SwiGLU rows (chunks of one tensor, several kernels) and vLLM's
+//                  SiLU*mul and RMSNorm (serving kernels).
+//   norm forward   torch's fused RMSNorm on H100. A100 has Liger's only: times H100's torch over
+//   Liger. norm backward  H100: torch forward+backward less forward and the sum() and expand in the
+//   timed
+//                  region (two passes, elementwise). A100: Liger's backward.
+//   loss           eager cross entropy, A100 (huggingface). The rows count 12 B per fp32 logit; the
+//                  event graph counts every operand of log_softmax and nll_loss, 32 B, and so does
+//                  the curve. H100: A100's times the ratio that Liger's kernel shows per logit.
+//   optimizer,     no public rows: they stream like elementwise kernels.
+//   copy
+//
+// The classes of H200 and B200 are H100's fractions.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "calibration/fit.h"
+#include "calibration/least_squares.h"
+#include "sim/base/error.h"
+
+namespace foreshard {
+namespace {
+
+constexpr double kLossBytesOverCounted = 32.0 / 12.0;
+// Smaller tensors are partly served by the L2 cache (40 MB on A100, 50 MB on H100).
+constexpr double kBeyondCache = 64e6;
+
+using Rows = std::vector<MemoryRow>;
+
+Rows pick(const Rows& rows, std::string_view operation) {
+  Rows picked;
+  for (const MemoryRow& row : rows) {
+    if (row.operation.find(operation) != std::string::npos) picked.push_back(row);
+  }
+  return picked;
+}
+
+Rows beyond_cache(Rows rows) {
+  std::erase_if(rows, [](const MemoryRow& row) { return row.bytes < kBeyondCache; });
+  return rows;
+}
+
+FitError error_on(std::string what, const MemoryCurve& curve, const Rows& rows, const Gpu& gpu) {
+  std::vector<double> predicted;
+  std::vector<double> measured;
+  for (const MemoryRow& row : rows) {
+    predicted.push_back(memory_seconds(curve, row.bytes, gpu));
+    measured.push_back(row.seconds);
+  }
+  return fit_error(std::move(what), predicted, measured);
+}
+
+const Chip& chip_named(std::string_view name, const std::vector<Chip>& chips) {
+  for (const Chip& chip : chips) {
+    if (chip.name == name) return chip;
+  }
+  throw Error(ExitCode::kInternal, fmt::format("no chip '{}'", name));
+}
+
+Rows joined(Rows a, const Rows& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+Rows elementwise_rows(const Rows& rows) {
+  return joined(beyond_cache(pick(rows, "residual add")), pick(rows, "SwiGLU forward (liger)"));
+}
+
+// Backward alone: forward+backward less forward of the same size and two elementwise passes.
+Rows torch_norm_backward(const Rows& rows, const MemoryCurve& elementwise, const Gpu& gpu) {
+  Rows result;
+  for (const MemoryRow& both : pick(rows, "RMSNorm fwd+bwd (torch)")) {
+    for (const MemoryRow& forward : pick(rows, "RMSNorm forward (torch)")) {
+      // Forward moves x and y, both passes together five tensors.
+      if (std::abs(forward.bytes / 2 - both.bytes / 5) > 1) continue;
+      const double rest =
+          both.seconds - forward.seconds - memory_seconds(elementwise, forward.bytes, gpu);
+      result.push_back({both.source, "RMSNorm backward (torch)", both.bytes * 3 / 5, rest});
+    }
+  }
+  return result;
+}
+
+// As the event graph counts it.
+Rows eager_loss(const Rows& rows) {
+  Rows result = pick(rows, "cross entropy fwd+bwd (huggingface)");
+  for (MemoryRow& row : result) row.bytes *= kLossBytesOverCounted;
+  return result;
+}
+
+// Seconds per logit of Liger's cross entropy at the largest vocabulary.
+double liger_seconds_per_logit(const Rows& rows, double bytes_per_logit) {
+  const Rows liger = pick(rows, "cross entropy fwd+bwd (liger)");
+  const auto largest =
+      std::max_element(liger.begin(), liger.end(),
+                       [](const MemoryRow& a, const MemoryRow& b) { return a.bytes < b.bytes; });
+  return largest->seconds / (largest->bytes / bytes_per_logit);
+}
+
+MemoryCurve scaled(MemoryCurve curve, double factor) {
+  curve.fraction *= factor;
+  return curve;
+}
+
+class Collector {
+ public:
+  explicit Collector(const Gpu& gpu) : gpu_(gpu) {}
+
+  void add(MemoryClass which, MemoryCurve curve, Evidence evidence, std::string source,
+           const Rows& own = {}) {
+    curve.evidence = evidence;
+    curve.source = std::move(source);
+    curve.fraction = rounded(curve.fraction);
+    curve.overhead = rounded(curve.overhead);
+    static constexpr const char* kNames[] = {"elementwise", "norm forward", "norm backward",
+                                             "loss",        "optimizer",    "copy"};
+    CurveReport report;
+    report.curve = fmt::format("memory-bound: {}", kNames[static_cast<std::size_t>(which)]);
+    report.rows = curve.source;
+    report.constants = fmt::format("f {:.3f}, t0 {:.1f} us", curve.fraction, curve.overhead * 1e6);
+    report.evidence = evidence;
+    if (!own.empty()) report.errors.push_back(error_on("own rows", curve, own, gpu_));
+    result_.reports.push_back(std::move(report));
+    result_.curves[static_cast<std::size_t>(which)] = std::move(curve);
+  }
+  void out_of_sample(FitError error) {
+    result_.log_biases.push_back(error.log_bias);
+    compare(std::move(error));
+  }
+  // Another kernel for the same work: reported, but no spread of this one.
+  void compare(FitError error) { result_.reports.back().errors.push_back(std::move(error)); }
+  const MemoryCurve& curve(MemoryClass which) const {
+    return result_.curves[static_cast<std::size_t>(which)];
+  }
+  MemoryFits take() { return std::move(result_); }
+
+ private:
+  const Gpu& gpu_;
+  MemoryFits result_;
+};
+
+void add_streams(Collector& out) {
+  out.add(MemoryClass::kOptimizer, out.curve(MemoryClass::kElementwise), Evidence::kAssumed,
+          "no public micro-measurement of AdamW; as elementwise");
+  out.add(MemoryClass::kCopy, out.curve(MemoryClass::kElementwise), Evidence::kAssumed,
+          "no public micro-measurement of FSDP's copies; as elementwise");
+}
+
+void add_elementwise(const Rows& rows, const Gpu& gpu, Collector& out) {
+  const Rows own = elementwise_rows(rows);
+  out.add(MemoryClass::kElementwise, fit_memory(own, gpu), Evidence::kMeasured,
+          "residual add (vidur), SwiGLU forward (Liger)", own);
+  // Each operation from the others'.
+  for (const char* operation : {"residual add", "SwiGLU forward (liger)"}) {
+    const Rows held = pick(own, operation);
+    Rows rest = own;
+    std::erase_if(rest, [&](const MemoryRow& row) {
+      return row.operation.find(operation) != std::string::npos;
+    });
+    if (held.empty() || rest.empty()) continue;
+    out.out_of_sample(
+        error_on(fmt::format("left out: {}", operation), fit_memory(rest, gpu), held, gpu));
+  }
+  const Rows other = beyond_cache(pick(rows, "SiLU*mul (vLLM kernel)"));
+  if (!other.empty()) {
+    out.compare(error_on("another kernel: SiLU*mul (vLLM)", out.curve(MemoryClass::kElementwise),
+                         other, gpu));
+  }
+}
+
+MemoryFits fit_h100(const std::vector<Chip>& chips) {
+  const Gpu& gpu = chip_named("h100", chips).gpu;
+  const Gpu& a100 = chip_named("a100", chips).gpu;
+  const Rows rows = memory_rows("h100");
+  const Rows a = memory_rows("a100");
+  Collector out(gpu);
+  add_elementwise(rows, gpu, out);
+  const Rows forward = pick(rows, "RMSNorm forward (torch)");
+  out.add(MemoryClass::kNormForward, fit_memory(forward, gpu), Evidence::kMeasured,
+          "RMSNorm forward (torch), Liger-Kernel's benchmark", forward);
+  out.compare(error_on("another kernel: RMSNorm forward (liger)",
+                       out.curve(MemoryClass::kNormForward), pick(rows, "RMSNorm forward (liger)"),
+                       gpu));
+  const Rows backward = torch_norm_backward(rows, out.curve(MemoryClass::kElementwise), gpu);
+  out.add(MemoryClass::kNormBackward, fit_memory(backward, gpu), Evidence::kMeasured,
+          "RMSNorm fwd+bwd (torch) less forward, Liger-Kernel's benchmark", backward);
+  const double ratio = liger_seconds_per_logit(a, 12) * a100.memory_bandwidth.value() /
+                       (liger_seconds_per_logit(rows, 6) * gpu.memory_bandwidth.value());
+  out.add(MemoryClass::kLoss, scaled(fit_memory(eager_loss(a), a100), ratio),
+          Evidence::kExtrapolated, "eager cross entropy on A100, times H100 over A100 of Liger's");
+  add_streams(out);
+  return out.take();
+}
+
+MemoryFits fit_a100(const std::vector<Chip>& chips) {
+  const Gpu& gpu = chip_named("a100", chips).gpu;
+  const Gpu& h100 = chip_named("h100", chips).gpu;
+  const Rows rows = memory_rows("a100");
+  const Rows h = memory_rows("h100");
+  Collector out(gpu);
+  add_elementwise(rows, gpu, out);
+  const double torch_over_liger = fit_memory(pick(h, "RMSNorm forward (torch)"), h100).fraction /
+                                  fit_memory(pick(h, "RMSNorm forward (liger)"), h100).fraction;
+  const Rows forward = pick(rows, "RMSNorm forward (liger)");
+  out.add(MemoryClass::kNormForward, scaled(fit_memory(forward, gpu), torch_over_liger),
+          Evidence::kExtrapolated, "RMSNorm forward (liger) times H100's torch over Liger");
+  const Rows backward = pick(rows, "RMSNorm backward (liger)");
+  out.add(MemoryClass::kNormBackward, fit_memory(backward, gpu), Evidence::kMeasured,
+          "RMSNorm backward (liger)", backward);
+  const Rows loss = eager_loss(rows);
+  out.add(MemoryClass::kLoss, fit_memory(loss, gpu), Evidence::kMeasured,
+          "cross entropy fwd+bwd (huggingface), 32 B per logit", loss);
+  add_streams(out);
+  return out.take();
+}
+
+}  // namespace
+
+double memory_seconds(const MemoryCurve& curve, double bytes, const Gpu& gpu) {
+  return bytes / (curve.fraction * gpu.memory_bandwidth.value()) + curve.overhead;
+}
+
+MemoryCurve fit_memory(const std::vector<MemoryRow>& rows, const Gpu& gpu) {
+  LeastSquares problem;
+  problem.rows = rows.size() + 1;
+  problem.ranges = {{0.01, 1}, {1e-6, 3e-5}};
+  problem.starts = {{0.5, 3e-6}};
+  const auto with = [](std::span<const double> x) {
+    MemoryCurve curve;
+    curve.fraction = x[0];
+    curve.overhead = x[1];
+    return curve;
+  };
+  problem.residuals = [&](std::span<const double> x, std::span<double> out) {
+    const MemoryCurve curve = with(x);
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      out[i] = std::log(memory_seconds(curve, rows[i].bytes, gpu) / rows[i].seconds);
+    }
+    // Large tensors alone say nothing about the fixed time; a kernel takes some 3 us.
+    out[rows.size()] = 0.02 * std::log(curve.overhead / 3e-6);
+  };
+  return with(solve(problem));
+}
+
+MemoryFits fit_memory_of(std::string_view chip, const std::vector<Chip>& chips) {
+  if (chip == "a100") return fit_a100(chips);
+  MemoryFits fits = fit_h100(chips);
+  if (chip == "h100") return fits;
+  for (std::size_t i = 0; i < kMemoryClasses; ++i) {
+    MemoryCurve& curve = fits.curves[i];
+    curve.evidence = weaker(curve.evidence, Evidence::kExtrapolated);
+    curve.source = fmt::format("no rows; H100's fraction ({})", curve.source);
+    fits.reports[i].evidence = curve.evidence;
+    fits.reports[i].rows = curve.source;
+    fits.reports[i].errors.clear();
+  }
+  return fits;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,394 @@
+// Every figure is read by the same function, which takes a plain value or {value, source} and notes
+// where it came from. A cluster file is the machine's catalogue entry read first and the file's own
+// figures read over it; without a machine all of them must be there.
+#include "calibration/machines.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <span>
+#include <system_error>
+
+#include "sim/base/config.h"
+#include "sim/base/embedded.h"
+#include "sim/base/error.h"
+#include "sim/base/spelling.h"
+
+namespace foreshard {
+
+std::span<const EmbeddedFile> calibration_files();
+
+namespace {
+
+constexpr std::string_view kFolder = "calibration/machines/";
+constexpr std::string_view kSpecExample =
+    "a count and a machine, such as 64xh100, or the path of a cluster file";
+
+std::string place(const ConfigNode& node) {
+  const Location where = node.location();
+  return fmt::format("{}:{}", where.file, where.line);
+}
+
+// Reads the figures of a catalogue entry or a cluster file into one Cluster.
+class FigureReader {
+ public:
+  enum class Missing { kError, kKeep };  // what to do where a figure is not there
+
+  FigureReader(Cluster& cluster, Missing missing) : cluster_(cluster), missing_(missing) {}
+
+  // The mapping `key` of `parent`, or null where it is missing and may be.
+  ConfigNode section(const ConfigNode& parent, std::string_view key) const {
+    const ConfigNode* found = parent.find(key);
+    if (found == nullptr) {
+      if (missing_ == Missing::kKeep) return ConfigNode();
+      return parent.at(key, "the figures of a machine, or machine: with a key of the catalogue");
+    }
+    if (!found->is_mapping()) {
+      throw found->error("is not a mapping", fmt::format("figures such as {}: {{...}}", key));
+    }
+    return *found;
+  }
+
+  // Calls `read` with the value of figure `key`; `path` is its name in the list of sources.
+  void figure(const ConfigNode& section, std::string_view key, std::string path,
+              std::string_view expected, const std::function<void(const ConfigNode&)>& read) {
+    const ConfigNode* found = section.is_mapping() ? section.find(key) : nullptr;
+    if (found == nullptr) {
+      if (missing_ == Missing::kKeep) return;
+      section.at(key, expected);
+      return;
+    }
+    ConfigNode value = *found;
+    std::string source = place(*found);
+    if (found->is_mapping()) {
+      found->allow_only({"value", "source"});
+      value = found->at("value", expected);
+      source = found->at("source", "where the figure comes from").as_string();
+      if (source.empty())
+        throw found->at("source").error("is empty", "where the figure comes from");
+    }
+    read(value);
+    for (auto& [name, text] : cluster_.sources) {
+      if (name == path) {
+        text = source;
+        return;
+      }
+    }
+    cluster_.sources.emplace_back(std::move(path), std::move(source));
+  }
+
+ private:
+  Cluster& cluster_;
+  Missing missing_;
+};
+
+std::string read_name(const ConfigNode& value) {
+  std::string text = value.as_string();
+  if (text.empty()) throw value.error("is empty", "a name");
+  return text;
+}
+
+BytesPerSecond read_rate(const ConfigNode& value) {
+  const BytesPerSecond rate = value.as_bandwidth();
+  if (rate.value() <= 0) throw value.error("must be more than zero", "a rate such as 400Gbit/s");
+  return rate;
+}
+
+FlopsPerSecond read_peak(const ConfigNode& value) {
+  const FlopsPerSecond rate = value.as_flop_rate();
+  if (rate.value() <= 0) throw value.error("must be more than zero", "a rate such as 989TFLOP/s");
+  return rate;
+}
+
+void read_gpu(FigureReader& reader, const ConfigNode& gpu, Gpu& out) {
+  const auto figure = [&](std::string_view key, std::string_view expected, auto read) {
+    reader.figure(gpu, key, fmt::format("gpu.{}", key), expected, read);
+  };
+  figure("name", "a name such as NVIDIA H100",
+         [&](const ConfigNode& v) { out.name = read_name(v); });
+  figure("multiprocessors", "a count such as 132",
+         [&](const ConfigNode& v) { out.multiprocessors = v.as_int(1, 100'000); });
+  figure("peak_bf16", "a rate such as 989TFLOP/s",
+         [&](const ConfigNode& v) { out.peak_bf16 = read_peak(v); });
+  figure("peak_fp32", "a rate such as 67TFLOP/s",
+         [&](const ConfigNode& v) { out.peak_fp32 = read_peak(v); });
+  figure("memory", "a size such as 79.1GiB", [&](const ConfigNode& v) {
+    out.memory = v.as_bytes();
+    if (out.memory.count() <= 0) throw v.error("must be more than zero", "a size such as 79.1GiB");
+  });
+  figure("memory_bandwidth", "a rate such as 3350GB/s",
+         [&](const ConfigNode& v) { out.memory_bandwidth = read_rate(v); });
+}
+
+void read_node(FigureReader& reader, const ConfigNode& node, NodeKind& out) {
+  const auto figure = [&](std::string_view key, std::string_view expected, auto read) {
+    reader.figure(node, key, fmt::format("node.{}", key), expected, read);
+  };
+  figure("key", "a name such as hgx-h100", [&](const ConfigNode& v) { out.key = read_name(v); });
+  figure("gpus", "GPUs of a node, such as 8",
+         [&](const ConfigNode& v) { out.gpus = v.as_int(1, 4096); });
+  figure("gpu_link", "a rate such as 450GB/s, one direction",
+         [&](const ConfigNode& v) { out.gpu_link = read_rate(v); });
+  figure("gpu_link_name", "a name such as NVLink4",
+         [&](const ConfigNode& v) { out.gpu_link_name = read_name(v); });
+  figure("nics", "network ports of a node, such as 8",
+         [&](const ConfigNode& v) { out.nics = v.as_int(0, 4096); });
+  figure("nic_rate", "a rate such as 400Gbit/s, one direction",
+         [&](const ConfigNode& v) { out.nic_rate = read_rate(v); });
+  figure("nic_name", "a name such as ConnectX-7",
+         [&](const ConfigNode& v) { out.nic_name = read_name(v); });
+  figure("link_latency", "a time such as 600ns",
+         [&](const ConfigNode& v) { out.link_latency = v.as_time(); });
+  figure("nic_latency", "a time such as 3us",
+         [&](const ConfigNode& v) { out.nic_latency = v.as_time(); });
+}
+
+void read_network(FigureReader& reader, const ConfigNode& network, Network& out) {
+  const auto figure = [&](std::string_view key, std::string_view expected, auto read) {
+    reader.figure(network, key, fmt::format("network.{}", key), expected, read);
+  };
+  figure("kind", "rail fat tree", [&](const ConfigNode& v) {
+    v.as_choice({"rail fat tree"});
+    out.kind = "rail fat tree";
+  });
+  figure("nodes_per_leaf", "nodes on one leaf switch, such as 32",
+         [&](const ConfigNode& v) { out.nodes_per_leaf = v.as_int(1, 1'000'000); });
+  figure("oversubscription", "1 or more",
+         [&](const ConfigNode& v) { out.oversubscription = v.as_double(1, 1000); });
+}
+
+// All figures of `root` over what `cluster` already holds.
+void read_figures(const ConfigNode& root, FigureReader::Missing missing, Cluster& cluster) {
+  FigureReader reader(cluster, missing);
+  const ConfigNode gpu = reader.section(root, "gpu");
+  if (gpu.is_mapping()) {
+    gpu.allow_only(
+        {"key", "name", "multiprocessors", "peak_bf16", "peak_fp32", "memory", "memory_bandwidth"});
+  }
+  read_gpu(reader, gpu, cluster.gpu);
+  const ConfigNode node = reader.section(root, "node");
+  if (node.is_mapping()) {
+    node.allow_only({"key", "gpus", "gpu_link", "gpu_link_name", "nics", "nic_rate", "nic_name",
+                     "link_latency", "nic_latency"});
+  }
+  read_node(reader, node, cluster.node);
+  const ConfigNode network = reader.section(root, "network");
+  if (network.is_mapping()) {
+    network.allow_only({"kind", "nodes_per_leaf", "oversubscription"});
+  }
+  read_network(reader, network, cluster.network);
+  reader.figure(root, "memory_outside_allocator", "memory_outside_allocator",
+                "a size such as 1.5GiB per GPU",
+                [&](const ConfigNode& v) { cluster.memory_outside_allocator = v.as_bytes(); });
+  if (cluster.memory_outside_allocator >= cluster.gpu.memory) {
+    throw root.error(
+        fmt::format("memory_outside_allocator ({} bytes) leaves nothing of gpu.memory "
+                    "({} bytes)",
+                    cluster.memory_outside_allocator.count(), cluster.gpu.memory.count()),
+        "less than gpu.memory, such as 1.5GiB");
+  }
+}
+
+// The one text for a part (gpu., node., network.) that Gpu, NodeKind and Network carry.
+std::string joined_sources(const Cluster& cluster, std::string_view prefix) {
+  std::vector<std::string> seen;
+  for (const auto& [path, source] : cluster.sources) {
+    if (path.starts_with(prefix) && std::find(seen.begin(), seen.end(), source) == seen.end()) {
+      seen.push_back(source);
+    }
+  }
+  return fmt::format("{}", fmt::join(seen, "; "));
+}
+
+void finish(Cluster& cluster) {
+  cluster.gpu.source = joined_sources(cluster, "gpu.");
+  cluster.node.source = joined_sources(cluster, "node.");
+  cluster.network.source = joined_sources(cluster, "network.");
+  cluster.outside_source = joined_sources(cluster, "memory_outside_allocator");
+}
+
+Machine read_machine(const EmbeddedFile& file) {
+  const ConfigNode root = parse_yaml(file.content, file.path);
+  root.allow_only({"key", "aliases", "gpu", "node", "network", "memory_outside_allocator"});
+  Machine machine;
+  machine.key = root.at("key", "the machine's key").as_string();
+  const ConfigNode aliases = root.at("aliases", "a list, [] for none");
+  for (const ConfigNode& alias : aliases.elements()) machine.aliases.push_back(alias.as_string());
+  machine.node.gpu.key = machine.key;
+  read_figures(root, FigureReader::Missing::kError, machine.node);
+  machine.node.gpus = machine.node.node.gpus;
+  machine.node.spec = fmt::format("{}x{}", machine.node.gpus, machine.key);
+  finish(machine.node);
+  return machine;
+}
+
+bool is_machine(const EmbeddedFile& file) {
+  return file.path.starts_with(kFolder) && file.path.ends_with(".yaml");
+}
+
+// The machine called `key` or with that alias. The file of that name is looked at first: reading
+// one file takes a tenth of reading all.
+std::optional<Machine> find_machine(std::string_view key) {
+  const std::string path = fmt::format("{}{}.yaml", kFolder, key);
+  for (const EmbeddedFile& file : calibration_files()) {
+    if (file.path == path) return read_machine(file);
+  }
+  for (const EmbeddedFile& file : calibration_files()) {
+    if (!is_machine(file) || file.content.find(key) == std::string_view::npos) continue;
+    Machine machine = read_machine(file);
+    if (std::find(machine.aliases.begin(), machine.aliases.end(), key) != machine.aliases.end()) {
+      return machine;
+    }
+  }
+  return std::nullopt;
+}
+
+struct Known {
+  std::string list;     // "a100-40gb, a100-80gb (a100), ..."
+  std::string nearest;  // "" when nothing is near
+};
+
+Known known_machines(std::string_view wrong) {
+  std::vector<std::string> words;
+  std::vector<std::string> shown;
+  for (const Machine& machine : list_machines()) {
+    words.push_back(machine.key);
+    words.insert(words.end(), machine.aliases.begin(), machine.aliases.end());
+    shown.push_back(machine.aliases.empty()
+                        ? machine.key
+                        : fmt::format("{} ({})", machine.key, fmt::join(machine.aliases, ", ")));
+  }
+  return {fmt::format("{}", fmt::join(shown, ", ")), nearest_spelling(wrong, words)};
+}
+
+// Why `gpus` of nodes of `per_node` is not a cluster, "" where it is.
+std::string count_problem(std::int64_t gpus, std::int64_t per_node) {
+  if (gpus <= per_node || gpus % per_node == 0) return "";
+  const std::int64_t below = gpus / per_node * per_node;
+  return fmt::format("{} GPUs are not whole nodes of {}; the next multiples are {} and {}", gpus,
+                     per_node, below, below + per_node);
+}
+
+[[noreturn]] void fail_spec(std::string_view spec, std::string_view why) {
+  throw Error(ExitCode::kInvalidInput, fmt::format("cluster '{}': {}", spec, why));
+}
+
+// `64xh100` split at its x, or nothing where `spec` is not a count, an x and a word.
+struct CountAndKey {
+  std::string_view count;
+  std::string_view key;
+};
+std::optional<CountAndKey> split_spec(std::string_view spec) {
+  std::size_t start = !spec.empty() && (spec[0] == '-' || spec[0] == '+') ? 1 : 0;
+  std::size_t digits = start;
+  while (digits < spec.size() && spec[digits] >= '0' && spec[digits] <= '9') ++digits;
+  if (digits == start || digits >= spec.size() || (spec[digits] != 'x' && spec[digits] != 'X')) {
+    return std::nullopt;
+  }
+  return CountAndKey{spec.substr(0, digits), spec.substr(digits + 1)};
+}
+
+Cluster from_catalogue(std::string_view spec, const CountAndKey& parts) {
+  std::int64_t gpus = 0;
+  const auto [end, failure] =
+      std::from_chars(parts.count.data(), parts.count.data() + parts.count.size(), gpus);
+  if (failure != std::errc() || end != parts.count.data() + parts.count.size() || gpus < 1 ||
+      gpus > kMaxGpus) {
+    fail_spec(spec, fmt::format("the count must be 1 to {}", kMaxGpus));
+  }
+  std::optional<Machine> machine = find_machine(parts.key);
+  if (!machine) {
+    const Known known = known_machines(parts.key);
+    fail_spec(spec, fmt::format("unknown machine '{}'{}; known: {}", parts.key,
+                                known.nearest.empty()
+                                    ? ""
+                                    : fmt::format("; did you mean {}x{}?", gpus, known.nearest),
+                                known.list));
+  }
+  if (const std::string why = count_problem(gpus, machine->node.node.gpus); !why.empty()) {
+    fail_spec(spec, why);
+  }
+  Cluster cluster = std::move(machine->node);
+  cluster.gpus = gpus;
+  cluster.spec = std::string(spec);
+  return cluster;
+}
+
+Cluster from_file(const ConfigNode& root, std::string_view file_name) {
+  if (!root.is_mapping()) throw root.error("is not a mapping", "gpus: and machine:");
+  root.allow_only({"gpus", "machine", "gpu", "node", "network", "memory_outside_allocator"});
+  Cluster cluster;
+  auto missing = FigureReader::Missing::kError;
+  if (const ConfigNode* key = root.find("machine")) {
+    std::optional<Machine> machine = find_machine(key->as_string());
+    if (!machine) {
+      const Known known = known_machines(key->as_string());
+      throw key->error("unknown machine", "one of " + known.list, known.nearest);
+    }
+    cluster = std::move(machine->node);
+    missing = FigureReader::Missing::kKeep;
+  }
+  if (const ConfigNode* gpu = root.find("gpu"); gpu != nullptr && gpu->is_mapping()) {
+    if (const ConfigNode* key = gpu->find("key")) {
+      if (root.has("machine")) {
+        throw key->error("machine: already names the GPU", "either machine: or gpu.key:");
+      }
+      cluster.gpu.key = read_name(*key);
+    }
+  }
+  if (cluster.gpu.key.empty()) {
+    throw root.error("names no machine", "machine: with a key of the catalogue, such as h100-sxm");
+  }
+  read_figures(root, missing, cluster);
+  const ConfigNode gpus = root.at("gpus", "how many GPUs, such as 64");
+  cluster.gpus = gpus.as_int(1, kMaxGpus);
+  if (const std::string why = count_problem(cluster.gpus, cluster.node.gpus); !why.empty()) {
+    throw gpus.error(why, "whole nodes, or less than one node");
+  }
+  if (cluster.nodes() > 1 && cluster.node.nics == 0) {
+    throw root.error(fmt::format("{} nodes without a network port", cluster.nodes()),
+                     "node: {nics: 8, ...}");
+  }
+  cluster.spec = std::string(file_name);
+  finish(cluster);
+  return cluster;
+}
+
+}  // namespace
+
+std::vector<Machine> list_machines() {
+  std::vector<Machine> machines;
+  for (const EmbeddedFile& file : calibration_files()) {
+    if (is_machine(file)) machines.push_back(read_machine(file));
+  }
+  return machines;
+}
+
+Cluster load_cluster(std::string_view spec) {
+  if (spec.empty()) fail_spec(spec, fmt::format("is empty; expected {}", kSpecExample));
+  const std::filesystem::path path{std::string(spec)};
+  std::error_code ignored;
+  const bool looks_like_file = spec.find('/') != std::string_view::npos ||
+                               spec.ends_with(".yaml") || spec.ends_with(".yml") ||
+                               std::filesystem::exists(path, ignored);
+  if (looks_like_file) return from_file(read_yaml_file(path), spec);
+  if (const std::optional<CountAndKey> parts = split_spec(spec)) {
+    return from_catalogue(spec, *parts);
+  }
+  const Known known = known_machines(spec);
+  fail_spec(
+      spec,
+      fmt::format("expected {}{}; machines: {}", kSpecExample,
+                  known.nearest.empty() ? "" : fmt::format("; did you mean 8x{}?", known.nearest),
+                  known.list));
+}
+
+Cluster parse_cluster(std::string_view yaml, std::string_view file_name) {
+  return from_file(parse_yaml(yaml, file_name), file_name);
+}
+
+}  // namespace foreshard

@@ -1,0 +1,264 @@
+// Writing and reading mirror each other: one function per curve on each side, keys in the same
+// order.
+#include "calibration/profile.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sim/base/config.h"
+#include "sim/base/embedded.h"
+#include "sim/base/error.h"
+
+namespace foreshard {
+
+std::span<const EmbeddedFile> calibration_files();
+
+namespace {
+
+constexpr std::string_view kSchema = "foreshard.profile/1";
+constexpr std::string_view kFolder = "calibration/profiles/";
+
+constexpr std::array<std::string_view, 5> kEvidence = {"measured", "interpolated", "extrapolated",
+                                                       "datasheet", "assumed"};
+constexpr std::array<std::string_view, 2> kPasses = {"forward", "backward"};
+constexpr std::array<std::string_view, kMemoryClasses> kMemoryClassNames = {
+    "elementwise", "norm_forward", "norm_backward", "loss", "optimizer", "copy"};
+constexpr std::array<std::string_view, kFactors> kFactorNames = {
+    "gemm", "attention", "memory_bound", "intra_node", "inter_node", "host", "overlap"};
+
+using NamedNumbers = std::vector<std::pair<std::string_view, double>>;
+
+Json curve_json(const NamedNumbers& numbers, Evidence evidence, const std::string& source) {
+  Json out = Json::object();
+  for (const auto& [name, value] : numbers) out[std::string(name)] = value;
+  out["evidence"] = kEvidence[static_cast<std::size_t>(evidence)];
+  out["source"] = source;
+  return out;
+}
+
+Json gemm_json(const GemmCurve& c) {
+  return curve_json({{"efficiency", c.efficiency},
+                     {"sustained", c.sustained},
+                     {"k_half", c.k_half},
+                     {"tail", c.tail},
+                     {"hbm_fraction", c.hbm_fraction},
+                     {"overhead_s", c.overhead}},
+                    c.evidence, c.source);
+}
+
+Json attention_json(const AttentionCurve& c) {
+  Json out = {{"kernel", c.kernel},
+              {"head_dim", c.head_dim},
+              {"pass", kPasses[static_cast<std::size_t>(c.pass)]}};
+  out.update(curve_json({{"efficiency", c.efficiency},
+                         {"s_half", c.s_half},
+                         {"c_half", c.c_half},
+                         {"overhead_s", c.overhead}},
+                        c.evidence, c.source));
+  return out;
+}
+
+Json collective_json(const CollectiveCurve& c) {
+  return curve_json({{"latency_s", c.latency},
+                     {"per_hop_s", c.per_hop},
+                     {"link_fraction", c.link_fraction},
+                     {"network_fraction", c.network_fraction},
+                     {"per_doubling", c.per_doubling}},
+                    c.evidence, c.source);
+}
+
+// The numbers of one curve, read strictly.
+class CurveReader {
+ public:
+  explicit CurveReader(ConfigNode node) : node_(std::move(node)) {
+    if (!node_.is_mapping()) throw node_.error("is not an object", "the numbers of a curve");
+  }
+  CurveReader& number(std::string_view key, double min, double max, double& out) {
+    known_.push_back(key);
+    out = node_.at(key).as_double(min, max);
+    return *this;
+  }
+  void evidence(Evidence& evidence, std::string& source) {
+    known_.insert(known_.end(), {"evidence", "source"});
+    evidence = static_cast<Evidence>(node_.at("evidence").as_choice(std::span(kEvidence)));
+    finish(source);
+  }
+  void finish(std::string& source) {
+    known_.push_back("source");
+    source = node_.at("source").as_string();
+    if (source.empty()) throw node_.at("source").error("is empty", "where the numbers come from");
+    node_.allow_only(std::span<const std::string_view>(known_));
+  }
+  void knows(std::string_view key) { known_.push_back(key); }
+
+ private:
+  ConfigNode node_;
+  std::vector<std::string_view> known_;
+};
+
+constexpr double kLongest = 1.0;  // s; no launch, hop or hook takes longer
+
+GemmCurve read_gemm(const ConfigNode& node) {
+  GemmCurve c;
+  CurveReader(node)
+      .number("efficiency", 1e-3, 2, c.efficiency)
+      .number("sustained", 0.1, 1, c.sustained)
+      .number("k_half", 0, 1e5, c.k_half)
+      .number("tail", 0, 10, c.tail)
+      .number("hbm_fraction", 0.01, 2, c.hbm_fraction)
+      .number("overhead_s", 0, kLongest, c.overhead)
+      .evidence(c.evidence, c.source);
+  return c;
+}
+
+AttentionCurve read_attention(const ConfigNode& node) {
+  AttentionCurve c;
+  CurveReader reader(node);
+  c.kernel = node.at("kernel").as_string();
+  c.head_dim = node.at("head_dim").as_int(1, 4096);
+  c.pass = static_cast<Pass>(node.at("pass").as_choice(std::span(kPasses)));
+  reader.knows("kernel");
+  reader.knows("head_dim");
+  reader.knows("pass");
+  reader.number("efficiency", 1e-3, 2, c.efficiency)
+      .number("s_half", 0, 1e5, c.s_half)
+      .number("c_half", 0, 1e3, c.c_half)
+      .number("overhead_s", 0, kLongest, c.overhead)
+      .evidence(c.evidence, c.source);
+  return c;
+}
+
+MemoryCurve read_memory(const ConfigNode& node) {
+  MemoryCurve c;
+  CurveReader(node)
+      .number("fraction", 1e-3, 2, c.fraction)
+      .number("overhead_s", 0, kLongest, c.overhead)
+      .evidence(c.evidence, c.source);
+  return c;
+}
+
+CollectiveCurve read_collective(const ConfigNode& node) {
+  CollectiveCurve c;
+  CurveReader(node)
+      .number("latency_s", 0, kLongest, c.latency)
+      .number("per_hop_s", 0, kLongest, c.per_hop)
+      .number("link_fraction", 1e-3, 2, c.link_fraction)
+      .number("network_fraction", 0, 2, c.network_fraction)
+      .number("per_doubling", 0.1, 1, c.per_doubling)
+      .evidence(c.evidence, c.source);
+  return c;
+}
+
+HostCurve read_host(const ConfigNode& node) {
+  HostCurve c;
+  CurveReader(node)
+      .number("per_hook_s", 0, kLongest, c.per_hook)
+      .number("per_launch_s", 0, kLongest, c.per_launch)
+      .evidence(c.evidence, c.source);
+  return c;
+}
+
+ContentionCurve read_contention(const ConfigNode& node) {
+  ContentionCurve c;
+  CurveReader(node)
+      .number("compute", 1, 10, c.compute)
+      .number("communication", 1, 10, c.communication)
+      .evidence(c.evidence, c.source);
+  return c;
+}
+
+FactorSpread read_spread(const ConfigNode& node) {
+  FactorSpread spread;
+  CurveReader reader(node);
+  reader.number("log_sd", 0, 2, spread.log_sd);
+  reader.finish(spread.source);
+  return spread;
+}
+
+}  // namespace
+
+Json to_json(const Calibration& calibration) {
+  const Calibration& c = calibration;
+  Json out = {{"schema", kSchema}, {"gpu", c.gpu}, {"id", c.id}};
+  out["gemm_bf16"] = gemm_json(c.gemm_bf16);
+  out["gemm_fp32"] = gemm_json(c.gemm_fp32);
+  out["attention"] = Json::array();
+  for (const AttentionCurve& curve : c.attention) out["attention"].push_back(attention_json(curve));
+  out["sdpa"] = {
+      {"kernel", c.sdpa_kernel}, {"preferred", c.sdpa_preferred}, {"source", c.sdpa_source}};
+  for (std::size_t i = 0; i < kMemoryClasses; ++i) {
+    out["memory"][std::string(kMemoryClassNames[i])] =
+        curve_json({{"fraction", c.memory[i].fraction}, {"overhead_s", c.memory[i].overhead}},
+                   c.memory[i].evidence, c.memory[i].source);
+  }
+  out["intra_node"] = collective_json(c.intra_node);
+  out["inter_node"] = collective_json(c.inter_node);
+  out["host"] = curve_json({{"per_hook_s", c.host.per_hook}, {"per_launch_s", c.host.per_launch}},
+                           c.host.evidence, c.host.source);
+  out["contention"] =
+      curve_json({{"compute", c.contention.compute}, {"communication", c.contention.communication}},
+                 c.contention.evidence, c.contention.source);
+  for (std::size_t i = 0; i < kFactors; ++i) {
+    out["spread"][std::string(kFactorNames[i])] = {{"log_sd", c.spread[i].log_sd},
+                                                   {"source", c.spread[i].source}};
+  }
+  return out;
+}
+
+Calibration parse_calibration(std::string_view json, std::string_view file_name) {
+  const ConfigNode root = parse_json(json, file_name);
+  root.allow_only({"schema", "gpu", "id", "gemm_bf16", "gemm_fp32", "attention", "sdpa", "memory",
+                   "intra_node", "inter_node", "host", "contention", "spread"});
+  if (const ConfigNode schema = root.at("schema"); schema.as_string() != kSchema) {
+    throw schema.error(fmt::format("unknown schema '{}'", schema.text()), std::string(kSchema));
+  }
+  Calibration c;
+  c.gpu = root.at("gpu").as_string();
+  c.id = root.at("id").as_string();
+  c.gemm_bf16 = read_gemm(root.at("gemm_bf16"));
+  c.gemm_fp32 = read_gemm(root.at("gemm_fp32"));
+  const ConfigNode attention = root.at("attention");
+  for (const ConfigNode& curve : attention.elements()) c.attention.push_back(read_attention(curve));
+  const ConfigNode sdpa = root.at("sdpa");
+  sdpa.allow_only({"kernel", "preferred", "source"});
+  c.sdpa_kernel = sdpa.at("kernel").as_string();
+  c.sdpa_preferred = sdpa.at("preferred").as_string();
+  c.sdpa_source = sdpa.at("source").as_string();
+  const ConfigNode memory = root.at("memory");
+  memory.allow_only(std::span<const std::string_view>(kMemoryClassNames));
+  for (std::size_t i = 0; i < kMemoryClasses; ++i) {
+    c.memory[i] = read_memory(memory.at(kMemoryClassNames[i]));
+  }
+  c.intra_node = read_collective(root.at("intra_node"));
+  c.inter_node = read_collective(root.at("inter_node"));
+  c.host = read_host(root.at("host"));
+  c.contention = read_contention(root.at("contention"));
+  const ConfigNode spread = root.at("spread");
+  spread.allow_only(std::span<const std::string_view>(kFactorNames));
+  for (std::size_t i = 0; i < kFactors; ++i) c.spread[i] = read_spread(spread.at(kFactorNames[i]));
+  return c;
+}
+
+Calibration load_profile(std::string_view gpu_key) {
+  const std::string path = fmt::format("{}{}.json", kFolder, gpu_key);
+  std::vector<std::string_view> known;
+  for (const EmbeddedFile& file : calibration_files()) {
+    if (file.path == path) return parse_calibration(file.content, file.path);
+    if (file.path.starts_with(kFolder)) {
+      known.push_back(file.path.substr(kFolder.size(), file.path.rfind('.') - kFolder.size()));
+    }
+  }
+  throw Error(
+      ExitCode::kMissingCapability,
+      fmt::format("no calibration profile for GPU '{}'; there are profiles for {}; give one "
+                  "with --profile FILE",
+                  gpu_key, fmt::join(known, ", ")));
+}
+
+}  // namespace foreshard

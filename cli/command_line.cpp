@@ -1,0 +1,353 @@
+// CLI11 holds the tree and parses; unknown words are then named with the nearest known one, which
+// CLI11 does not do. The value of an option is described by its type name: FILE completes to files,
+// a|b to these words, MODEL and KEY=VALUE to what the program knows.
+#include "cli/command_line.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "cli/output.h"
+#include "cli/verbs.h"
+#include "models/zoo.h"
+#include "sim/base/spelling.h"
+#include "sim/spec/plan_config.h"
+
+namespace foreshard {
+namespace {
+
+constexpr const char* kDescription =
+    "Foreshard forecasts step time and memory of FSDP training, and finds the plan to run.";
+constexpr const char* kFooter =
+    "A job is named by --plan FILE, or by --model, --cluster and --runtime; flags override the file.\n"
+    "Exit codes: 0 ok, 1 internal error, 2 usage, 3 invalid input, 4 does not fit, "
+    "6 missing capability, 130 interrupted.\n"
+    "Example:\n  foreshard predict --model llama-3.1-8b --cluster 64xh100";
+
+class Tree {
+ public:
+  Tree() : app_(kDescription, "foreshard") {
+    app_.require_subcommand(1);
+    app_.fallthrough();
+    app_.footer(kFooter);
+    app_.set_version_flag("--version", std::string("foreshard ") + FORESHARD_VERSION);
+    app_.add_option("--color", color_, "Colours: on a terminal that takes them, always or never")
+        ->type_name("auto|always|never")
+        ->transform(CLI::CheckedTransformer(std::map<std::string, ColorChoice>{
+            {"auto", ColorChoice::kAuto},
+            {"always", ColorChoice::kAlways},
+            {"never", ColorChoice::kNever}}).description(""));
+    add_predict();
+    add_schedule();
+    add_explain();
+    add_compare();
+    add_search();
+    add_models();
+    add_machines();
+    add_schema();
+    add_doctor();
+    add_completion();
+  }
+
+  CLI::App& app() { return app_; }
+  std::function<ExitCode()> verb() const { return verb_; }
+  const std::string& shell() const { return shell_; }  // of completion
+
+ private:
+  template <typename Options>
+  CLI::App* add_verb(const char* name, const char* help, const char* example,
+                     ExitCode (*run)(const Options&), std::shared_ptr<Options> options) {
+    CLI::App* verb = app_.add_subcommand(name, help);
+    verb->footer(std::string("Example:\n  foreshard ") + example);
+    verb->callback([this, run, options] {
+      verb_ = [run, options, color = color_] {
+        if constexpr (requires { options->output; }) options->output.color = color;
+        return run(*options);
+      };
+    });
+    return verb;
+  }
+
+  template <typename Value>
+  static CLI::Option* option(CLI::App* verb, const char* name, Value& value, const char* type,
+                             const char* help) {
+    return verb->add_option(name, value, help)->type_name(type)->allow_extra_args(false);
+  }
+
+  static void add_job(CLI::App* verb, JobOptions& job, const char* set_help) {
+    option(verb, "--plan", job.plan, "FILE", "Plan as YAML (foreshard schema plan)");
+    option(verb, "--model", job.model, "MODEL",
+           "Model by name (foreshard models) or a Hugging Face config.json");
+    option(verb, "--cluster", job.cluster, "CLUSTER",
+           "GPUs and their kind, such as 64xh100 (foreshard machines), or a cluster file");
+    option(verb, "--runtime", job.runtime, "fsdp2|fsdp2@2.11|native", "Who runs the plan");
+    option(verb, "--sequence", job.sequence, "N", "Tokens per sequence");
+    option(verb, "--micro-batch", job.micro_batch, "N", "Sequences per rank and micro-batch");
+    option(verb, "--accumulation", job.accumulation, "N", "Micro-batches per step");
+    job.assignments.resize(1);
+    option(verb, "--set", job.assignments[0], "KEY=VALUE", set_help);
+  }
+
+  static constexpr const char* kSetHelp = "Any key of the plan; may be repeated";
+
+  static void add_json(CLI::App* verb, OutputOptions& output) {
+    verb->add_flag_callback(
+        "--json", [&output] { output.form = Form::kJson; }, "One JSON document instead of text");
+  }
+
+  void add_predict() {
+    auto o = std::make_shared<PredictOptions>();
+    CLI::App* verb =
+        add_verb("predict", "Step time and memory of a job",
+                 "predict --model llama-3.1-8b --cluster 64xh100 --set mesh.shard=8", run_predict, o);
+    add_job(verb, o->job, kSetHelp);
+    add_json(verb, o->output);
+    option(verb, "--trace", o->trace, "FILE", "Also write a Chrome trace, for ui.perfetto.dev");
+    option(verb, "--csv", o->csv, "FILE", "Also write every event with its times");
+  }
+
+  void add_schedule() {
+    auto o = std::make_shared<ScheduleOptions>();
+    CLI::App* verb = add_verb("schedule", "Every event of the step in the order the host issues it",
+                              "schedule --model gpt2 --cluster 8xa100 --csv", run_schedule, o);
+    add_job(verb, o->job, kSetHelp);
+    verb->add_flag("--csv", "As CSV, which is also the default");
+    option(verb, "--out", o->out, "FILE", "Write there instead of to standard output");
+  }
+
+  void add_explain() {
+    auto o = std::make_shared<ExplainOptions>();
+    CLI::App* verb = add_verb("explain", "Where the time and the memory of a step go, and why",
+                              "explain --model llama-3.1-8b --cluster 64xh100", run_explain, o);
+    add_job(verb, o->job, kSetHelp);
+    add_json(verb, o->output);
+  }
+
+  void add_compare() {
+    auto o = std::make_shared<CompareOptions>();
+    CLI::App* verb =
+        add_verb("compare", "Two plans side by side: two files, or one job and what changes in it",
+                 "compare --model llama-3.1-8b --cluster 64xh100 --with mesh.shard=8", run_compare, o);
+    add_job(verb, o->job, "Any key of both plans; may be repeated");
+    verb->add_option("plans", o->plans, "Two plan files")->type_name("FILE")->expected(0, 2);
+    option(verb, "--with", o->with, "KEY=VALUE",
+           "What the second plan has instead; may be repeated");
+    add_json(verb, o->output);
+    verb->final_callback([o] {
+      if (o->plans.size() == 1) {
+        throw CLI::ValidationError("one plan file is there", "expected two, or --with KEY=VALUE");
+      }
+      if (o->plans.empty() && o->with.empty()) {
+        throw CLI::ValidationError("nothing to compare", "expected two plan files, or --with KEY=VALUE");
+      }
+      if (!o->plans.empty() && (o->job.plan || !o->with.empty())) {
+        throw CLI::ValidationError(o->job.plan ? "--plan" : "--with",
+                                   "does not go together with two plan files");
+      }
+    });
+  }
+
+  void add_search() {
+    auto o = std::make_shared<SearchCommandOptions>();
+    CLI::App* verb = add_verb(
+        "search", "The fastest plan that fits, over shard group, resharding, prefetch, recompute and micro-batch",
+        "search --model llama-3.1-8b --cluster 64xh100 --global-batch 128 --fix recompute=none",
+        run_search, o);
+    add_job(verb, o->job, "Any key of the plan, which then does not vary; may be repeated");
+    option(verb, "--fix", o->fix, "KEY=VALUE", "The same as --set");
+    option(verb, "--global-batch", o->global_batch, "N",
+           "Sequences per step over all ranks; default: those of the plan");
+    option(verb, "--threads", o->threads, "N", "Default: all cores; the answer is the same")
+        ->check(CLI::Range(1, 4096).description(""));
+    option(verb, "--out", o->out, "FILE", "Also write the best plan, as YAML");
+    add_json(verb, o->output);
+  }
+
+  void add_models() {
+    auto o = std::make_shared<ModelsOptions>();
+    CLI::App* verb = add_verb("models", "The models known by name, or one in full",
+                              "models llama-3.1-8b", run_models, o);
+    verb->add_option("model", o->name, "Name or config.json")->type_name("MODEL");
+    add_json(verb, o->output);
+  }
+
+  void add_machines() {
+    auto o = std::make_shared<MachinesOptions>();
+    CLI::App* verb = add_verb("machines", "The GPUs and nodes known by name, or one with its sources",
+                              "machines h100-sxm", run_machines, o);
+    verb->add_option("machine", o->name, "Name, cluster such as 16xh100, or cluster file")
+        ->type_name("CLUSTER");
+    verb->add_flag("--dot", o->dot, "The topology as Graphviz");
+    add_json(verb, o->output);
+  }
+
+  void add_schema() {
+    auto o = std::make_shared<SchemaOptions>();
+    CLI::App* verb = add_verb("schema", "The JSON Schema of a kind of file", "schema plan",
+                              run_schema, o);
+    verb->add_option("kind", o->name, "Which")
+        ->type_name("plan|cluster|report")
+        ->required()
+        ->check(CLI::IsMember({"plan", "cluster", "report"}).description(""));
+  }
+
+  void add_doctor() {
+    auto o = std::make_shared<DoctorOptions>();
+    CLI::App* verb = add_verb("doctor", "What this installation can do", "doctor", run_doctor, o);
+    add_json(verb, o->output);
+  }
+
+  void add_completion() {
+    CLI::App* verb = app_.add_subcommand("completion", "A completion script for a shell");
+    verb->footer("Example:\n  source <(foreshard completion bash)");
+    verb->add_option("shell", shell_, "Which")
+        ->type_name("bash|zsh|fish")
+        ->required()
+        ->check(CLI::IsMember({"bash", "zsh", "fish"}).description(""));
+  }
+
+  CLI::App app_;
+  ColorChoice color_ = ColorChoice::kAuto;
+  std::function<ExitCode()> verb_;
+  std::string shell_;
+};
+
+std::vector<CLI::App*> verbs_of(CLI::App& app) {
+  return app.get_subcommands([](CLI::App*) { return true; });
+}
+
+std::vector<std::string> names_of(const CLI::Option& option) {
+  std::vector<std::string> names;
+  for (const std::string& name : option.get_lnames()) names.push_back("--" + name);
+  for (const std::string& name : option.get_snames()) names.push_back("-" + name);
+  return names;
+}
+
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts;
+  std::size_t begin = 0;
+  for (std::size_t end = 0; end != std::string::npos; begin = end + 1) {
+    end = text.find(separator, begin);
+    parts.push_back(text.substr(begin, end - begin));
+  }
+  return parts;
+}
+
+// "unknown verb 'predit'; did you mean predict?"
+std::string unknown(const std::string& what, const std::string& word,
+                    const std::vector<std::string>& known) {
+  const std::string near = nearest_spelling(word, known);
+  return fmt::format("unknown {} {}{}", what, quote(word),
+                     near.empty() ? "" : fmt::format("; did you mean {}?", near));
+}
+
+// The first word nothing asked for.
+std::string unexpected(CLI::App& app, CLI::App* verb, const std::string& word) {
+  if (word.starts_with("-")) {
+    std::vector<std::string> known;
+    for (CLI::App* owner : {verb, &app}) {
+      if (owner == nullptr) continue;
+      for (const CLI::Option* option : owner->get_options()) {
+        for (std::string& name : names_of(*option)) known.push_back(std::move(name));
+      }
+    }
+    return unknown("option", word.substr(0, word.find('=')), known);
+  }
+  if (verb != nullptr) {
+    const bool is_plan = word.ends_with(".yaml") || word.ends_with(".yml");
+    return fmt::format("unexpected argument {}{}", quote(word),
+                       is_plan ? fmt::format("; did you mean --plan {}?", word) : "");
+  }
+  std::vector<std::string> known;
+  for (const CLI::App* candidate : verbs_of(app)) known.push_back(candidate->get_name());
+  const std::string text = unknown("verb", word, known);
+  return text.ends_with("?") ? text : fmt::format("{}; expected {}", text, fmt::join(known, ", "));
+}
+
+std::string usage_error(CLI::App& app, const CLI::ParseError& error) {
+  const std::vector<CLI::App*> parsed = app.get_subcommands();
+  CLI::App* verb = parsed.empty() ? nullptr : parsed.front();
+  const std::string name = verb == nullptr ? "foreshard" : "foreshard " + verb->get_name();
+  const std::vector<std::string> rest = app.remaining(true);
+  std::string what = error.what();
+  if (!rest.empty()) {
+    what = unexpected(app, verb, rest.front());
+  } else if (verb == nullptr && error.get_name() == "RequiredError") {
+    std::vector<std::string> known;
+    for (const CLI::App* candidate : verbs_of(app)) known.push_back(candidate->get_name());
+    what = fmt::format("no verb; expected {}", fmt::join(known, ", "));
+  }
+  return fmt::format("{}: {}; {} --help tells more\n", name, what, name);
+}
+
+ValueHint hint_of(const CLI::Option& option) {
+  const std::string type = option.get_type_name();
+  if (option.get_items_expected_max() == 0 || option.get_type_size_max() == 0) return {};
+  ValueHint hint{ValueHint::Kind::kAny, type == "FILE" || type == "CLUSTER", {}};
+  if (type == "MODEL") {
+    hint.files = true;
+    for (const ZooEntry& entry : zoo()) hint.words.push_back(entry.dims.name);
+  } else if (type == "KEY=VALUE") {
+    for (const std::string& key : plan_keys()) hint.words.push_back(key + "=");
+  } else if (type.find('|') != std::string::npos) {
+    hint.words = split(type, '|');
+  }
+  if (!hint.words.empty()) hint.kind = ValueHint::Kind::kWords;
+  return hint;
+}
+
+std::vector<CommandOption> options_of(CLI::App& app) {
+  std::vector<CommandOption> options;
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->get_positional()) continue;
+    options.push_back({names_of(*option), option->get_description(), hint_of(*option)});
+  }
+  return options;
+}
+
+}  // namespace
+
+CommandTree command_tree() {
+  Tree tree;
+  CommandTree data{options_of(tree.app()), {}};
+  for (CLI::App* verb : verbs_of(tree.app())) {
+    Command command{verb->get_name(), verb->get_description(), options_of(*verb), {}};
+    for (const CLI::Option* option : verb->get_options()) {
+      if (option->get_positional()) command.argument = hint_of(*option);
+    }
+    data.commands.push_back(std::move(command));
+  }
+  return data;
+}
+
+CommandLine parse_command_line(std::vector<std::string> arguments) {
+  Tree tree;
+  CommandLine result;
+  std::reverse(arguments.begin(), arguments.end());  // as CLI11 takes them
+  try {
+    tree.app().parse(std::move(arguments));
+  } catch (const CLI::CallForHelp&) {
+    const std::vector<CLI::App*> parsed = tree.app().get_subcommands();
+    result.text = (parsed.empty() ? &tree.app() : parsed.front())->help();
+    return result;
+  } catch (const CLI::CallForVersion& version) {
+    result.text = std::string(version.what()) + "\n";
+    return result;
+  } catch (const CLI::ParseError& error) {
+    result.usage_error = usage_error(tree.app(), error);
+    return result;
+  }
+  if (!tree.shell().empty()) {
+    result.text = completion_script(command_tree(), tree.shell());
+  } else {
+    result.verb = tree.verb();
+  }
+  return result;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,223 @@
+// Each script is a table of the tree in the shell's own words, and as little code as the shell needs.
+#include "cli/completion.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "sim/base/error.h"
+
+namespace foreshard {
+namespace {
+
+// In single quotes, for every one of the three shells.
+std::string quoted(std::string text) {
+  for (std::size_t at = text.find('\''); at != std::string::npos; at = text.find('\'', at + 4)) {
+    text.replace(at, 1, "'\\''");
+  }
+  return "'" + text + "'";
+}
+
+std::vector<std::string> names_of(const std::vector<CommandOption>& options) {
+  std::vector<std::string> names;
+  for (const CommandOption& option : options) {
+    names.insert(names.end(), option.names.begin(), option.names.end());
+  }
+  return names;
+}
+
+std::vector<std::string> names_of(const std::vector<Command>& commands) {
+  std::vector<std::string> names;
+  for (const Command& command : commands) names.push_back(command.name);
+  return names;
+}
+
+std::vector<CommandOption> options_of(const CommandTree& tree, const Command& command) {
+  std::vector<CommandOption> options = command.options;
+  for (const CommandOption& option : tree.options) {
+    const bool is_there = std::any_of(options.begin(), options.end(), [&](const CommandOption& o) {
+      return o.names == option.names;
+    });
+    // The version is the program's, not the verb's.
+    if (!is_there && option.names.front() != "--version") options.push_back(option);
+  }
+  return options;
+}
+
+// bash
+
+std::string bash_action(const ValueHint& hint) {
+  if (hint.kind == ValueHint::Kind::kNone) return "";
+  return fmt::format("words={} files={}", quoted(fmt::format("{}", fmt::join(hint.words, " "))),
+                     hint.files ? "yes" : "");
+}
+
+std::string bash(const CommandTree& tree) {
+  std::string cases;
+  const auto value_cases = [&](const std::string& verb, const std::vector<CommandOption>& options) {
+    for (const CommandOption& option : options) {
+      if (option.value.kind == ValueHint::Kind::kNone) continue;
+      cases += fmt::format("    {}:{}) {} ;;\n", verb,
+                           fmt::join(option.names, fmt::format("|{}:", verb)),
+                           bash_action(option.value));
+    }
+  };
+  for (const Command& command : tree.commands) {
+    const std::vector<CommandOption> options = options_of(tree, command);
+    value_cases(command.name, options);
+    cases += fmt::format("    {}:*) options={} {} ;;\n", command.name,
+                         quoted(fmt::format("{}", fmt::join(names_of(options), " "))),
+                         bash_action(command.argument));
+  }
+  value_cases("", tree.options);
+  cases += fmt::format("    :*) options={} words={} ;;\n",
+                       quoted(fmt::format("{}", fmt::join(names_of(tree.options), " "))),
+                       quoted(fmt::format("{}", fmt::join(names_of(tree.commands), " "))));
+  return fmt::format(R"(# bash completion of foreshard; use it with: source <(foreshard completion bash)
+_foreshard() {{
+  local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}}
+  local verb= options= words= files= i
+  for ((i = 1; i < COMP_CWORD; i++)); do
+    case ${{COMP_WORDS[i]}} in
+      {}) verb=${{COMP_WORDS[i]}}; break ;;
+    esac
+  done
+  case $verb:$before in
+{}  esac
+  COMPREPLY=()
+  if [[ $word == -* ]]; then
+    COMPREPLY=($(compgen -W "$options" -- "$word"))
+    return
+  fi
+  [[ -n $words ]] && COMPREPLY=($(compgen -W "$words" -- "$word"))
+  if [[ -n $files ]]; then
+    compopt -o filenames 2>/dev/null
+    COMPREPLY+=($(compgen -f -- "$word"))
+  fi
+  [[ ${{COMPREPLY[0]-}} == *= ]] && compopt -o nospace 2>/dev/null
+  return 0
+}}
+complete -F _foreshard foreshard
+)",
+                     fmt::join(names_of(tree.commands), "|"), cases);
+}
+
+// zsh
+
+std::string zsh_text(std::string text) {
+  std::string escaped;
+  for (const char c : text) {
+    if (c == ':' || c == '[' || c == ']' || c == '\\') escaped += '\\';
+    escaped += c;
+  }
+  return escaped;
+}
+
+std::string zsh_action(const ValueHint& hint) {
+  const std::string words = fmt::format("{}", fmt::join(hint.words, " "));
+  if (hint.files && !hint.words.empty()) {
+    return fmt::format("_alternative \"words:name:({})\" \"files:file:_files\"", words);
+  }
+  if (hint.files) return "_files";
+  return hint.words.empty() ? " " : fmt::format("({})", words);
+}
+
+std::string zsh(const CommandTree& tree) {
+  std::string verbs;
+  std::string cases;
+  for (const Command& command : tree.commands) {
+    verbs += fmt::format("    {}\n", quoted(fmt::format("{}:{}", command.name, command.help)));
+    cases += fmt::format("    {})\n      _arguments", command.name);
+    for (const CommandOption& option : options_of(tree, command)) {
+      for (const std::string& name : option.names) {
+        const std::string value = option.value.kind == ValueHint::Kind::kNone
+                                      ? ""
+                                      : fmt::format(":value:{}", zsh_action(option.value));
+        const bool is_repeated = option.help.find("repeated") != std::string::npos;
+        cases += fmt::format(" \\\n        {}",
+                             quoted(fmt::format("{}{}[{}]{}", is_repeated ? "*" : "", name,
+                                                zsh_text(option.help), value)));
+      }
+    }
+    if (command.argument.kind != ValueHint::Kind::kNone) {
+      cases += fmt::format(" \\\n        {}",
+                           quoted(fmt::format("*:argument:{}", zsh_action(command.argument))));
+    }
+    cases += "\n      ;;\n";
+  }
+  return fmt::format(R"(#compdef foreshard
+# zsh completion of foreshard; use it with: source <(foreshard completion zsh)
+_foreshard() {{
+  local -a verbs
+  verbs=(
+{}  )
+  if (( CURRENT == 2 )); then
+    _describe 'verb' verbs
+    _arguments {}
+    return
+  fi
+  local verb=$words[2]
+  shift words
+  (( CURRENT-- ))
+  case $verb in
+{}  esac
+}}
+compdef _foreshard foreshard
+)",
+                     verbs, fmt::join(names_of(tree.options), " "), cases);
+}
+
+// fish
+
+std::string fish_value(const ValueHint& hint) {
+  if (hint.kind == ValueHint::Kind::kNone) return "";
+  std::string text = hint.files ? " -r -F" : " -x";
+  if (!hint.words.empty()) {
+    text += " -a " + quoted(fmt::format("{}", fmt::join(hint.words, " ")));
+  }
+  return text;
+}
+
+std::string fish_option(const CommandOption& option) {
+  std::string text;
+  for (const std::string& name : option.names) {
+    text += name.starts_with("--") ? " -l " + name.substr(2) : " -s " + name.substr(1);
+  }
+  return text + fish_value(option.value) + " -d " + quoted(option.help);
+}
+
+std::string fish(const CommandTree& tree) {
+  std::string text =
+      "# fish completion of foreshard; use it with: foreshard completion fish | source\n"
+      "complete -c foreshard -f\n";
+  for (const CommandOption& option : tree.options) {
+    text += fmt::format("complete -c foreshard -n __fish_use_subcommand{}\n", fish_option(option));
+  }
+  for (const Command& command : tree.commands) {
+    text += fmt::format("complete -c foreshard -n __fish_use_subcommand -a {} -d {}\n",
+                        command.name, quoted(command.help));
+    const std::string when = quoted("__fish_seen_subcommand_from " + command.name);
+    for (const CommandOption& option : options_of(tree, command)) {
+      text += fmt::format("complete -c foreshard -n {}{}\n", when, fish_option(option));
+    }
+    if (command.argument.kind == ValueHint::Kind::kNone) continue;
+    std::string argument = command.argument.files ? " -F" : "";
+    if (!command.argument.words.empty()) {
+      argument += " -a " + quoted(fmt::format("{}", fmt::join(command.argument.words, " ")));
+    }
+    text += fmt::format("complete -c foreshard -n {}{}\n", when, argument);
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string completion_script(const CommandTree& tree, std::string_view shell) {
+  if (shell == "bash") return bash(tree);
+  if (shell == "zsh") return zsh(tree);
+  FORESHARD_CHECK(shell == "fish", "no completion for this shell");
+  return fish(tree);
+}
+
+}  // namespace foreshard

@@ -1,0 +1,148 @@
+// The layers of a plan in their order: file, flags, assignments. Then the model and the cluster it
+// names are read, and the plan is completed and checked against them.
+#include "cli/job.h"
+
+#include <fmt/format.h>
+
+#include <system_error>
+#include <utility>
+
+#include "calibration/machines.h"
+#include "calibration/profile.h"
+#include "interop/hf_config.h"
+#include "models/zoo.h"
+#include "sim/spec/plan_check.h"
+
+namespace foreshard {
+namespace {
+
+// Re-simulations behind the intervals of a report.
+constexpr int kDraws = 200;
+
+bool exists(const std::filesystem::path& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(path, ignored);
+}
+
+// What a key of the plan names, seen from where it was written: paths in a plan file are relative to
+// that file.
+std::string as_seen_from_plan(const PlanDocument& document, const char* key,
+                              const std::string& text) {
+  const auto given = document.given.find(key);
+  if (given == document.given.end() || given->second.layer != PlanLayer::kFile) return text;
+  const std::filesystem::path path = text;
+  return path.is_absolute() ? text
+                            : (std::filesystem::path(document.file).parent_path() / path).string();
+}
+
+// One group of assignments. If it says one side of the mesh, the other side follows, whatever was
+// written before.
+PlanDocument apply(PlanDocument document, const std::vector<std::string>& assignments) {
+  static constexpr const char* kSides[] = {"mesh.shard", "mesh.replicate"};
+  GivenKeys before;
+  for (const char* side : kSides) {
+    if (auto node = document.given.extract(side)) before.insert(std::move(node));
+  }
+  for (const std::string& assignment : assignments) {
+    document = apply_set(std::move(document), assignment);
+  }
+  if (!document.has(kSides[0]) && !document.has(kSides[1])) document.given.merge(before);
+  return document;
+}
+
+PlanDocument read_document(const JobOptions& options) {
+  PlanDocument document;
+  if (options.plan) document = read_plan_file(*options.plan);
+  const auto flag = [&](const char* name, const char* key, const std::optional<std::string>& text) {
+    if (text) document = apply_flag(std::move(document), name, key, *text);
+  };
+  flag("--model", "model", options.model);
+  flag("--cluster", "cluster", options.cluster);
+  flag("--runtime", "runtime", options.runtime);
+  flag("--sequence", "batch.sequence", options.sequence);
+  flag("--micro-batch", "batch.micro_batch", options.micro_batch);
+  flag("--accumulation", "batch.accumulation", options.accumulation);
+  for (const auto& group : options.assignments) document = apply(std::move(document), group);
+  return document;
+}
+
+void load_model_of(Job& job) {
+  const std::string text = model_of(job.document);
+  const std::string seen = as_seen_from_plan(job.document, "model", text);
+  const bool is_file = is_model_file(text, seen);
+  if (is_file) job.model_file = seen;
+  job.model = is_file ? load_hf_config(seen) : load_zoo_model(text);
+}
+
+void load_cluster_of(Job& job) {
+  const std::string text = cluster_of(job.document);
+  if (text == "local") {
+    throw Error(ExitCode::kMissingCapability,
+                "cluster 'local': forecasting this machine needs a measured profile of it; measuring "
+                "one arrives with foreshard-exec, which is not built; name a cluster of the "
+                "catalogue instead, for example --cluster 8xh100");
+  }
+  const std::string seen = as_seen_from_plan(job.document, "cluster", text);
+  const bool is_file = text.find('/') != std::string::npos || text.ends_with(".yaml") ||
+                       text.ends_with(".yml") || exists(seen);
+  if (is_file) job.cluster_file = seen;
+  job.cluster = load_cluster(is_file ? seen : text);
+}
+
+// How a plan file in `folder` names `file`.
+std::string from_folder(const std::filesystem::path& file, const std::filesystem::path& folder) {
+  std::error_code error;
+  const std::filesystem::path relative =
+      std::filesystem::relative(file, folder.empty() ? "." : folder, error);
+  return error || relative.empty() ? std::filesystem::absolute(file, error).string()
+                                   : relative.string();
+}
+
+}  // namespace
+
+bool is_model_file(const std::string& text, const std::filesystem::path& path) {
+  std::error_code ignored;
+  const std::filesystem::file_status status = std::filesystem::status(path, ignored);
+  if (std::filesystem::is_directory(status)) return !is_zoo_model(text);
+  // The looks of a file without the file: the error then says so.
+  return std::filesystem::exists(status) || text.ends_with(".json") || text.starts_with("/") ||
+         text.starts_with("./") || text.starts_with("../");
+}
+
+Job load_job(const JobOptions& options) {
+  Job job;
+  job.document = read_document(options);
+  // Both names first: the cheap questions before the expensive answers.
+  model_of(job.document);
+  cluster_of(job.document);
+  load_model_of(job);
+  load_cluster_of(job);
+  job.resolved = resolve(job.document, job.model, job.cluster);
+  check(job.resolved, job.model, job.cluster);
+  return job;
+}
+
+CostModel cost_model(const Job& job) {
+  return CostModel(job.cluster, load_profile(job.cluster.gpu.key));
+}
+
+Report report_of(const Job& job, const Forecast& forecast, const CostModel& costs) {
+  Report report = summarize(forecast, costs, kDraws);
+  std::vector<std::pair<std::string, std::string>> assumed;
+  for (const AssumedValue& value : job.resolved.assumed) {
+    assumed.emplace_back(value.key, fmt::format("{} ({})", value.value, value.why));
+  }
+  report.assumed.insert(report.assumed.begin(), assumed.begin(), assumed.end());
+  const std::vector<std::string> texts = warnings(forecast.plan, job.model, job.cluster);
+  report.warnings.insert(report.warnings.begin(), texts.begin(), texts.end());
+  return report;
+}
+
+std::string plan_file_text(const Job& job, const Plan& plan, const std::filesystem::path& folder) {
+  Plan written = plan;
+  if (!job.model_file.empty()) written.model = from_folder(job.model_file, folder);
+  if (!job.cluster_file.empty()) written.cluster = from_folder(job.cluster_file, folder);
+  return to_yaml(written);
+}
+
+}  // namespace foreshard

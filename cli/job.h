@@ -1,0 +1,43 @@
+// A job: one model, one cluster, one plan, and what prices it. Named by flags, a plan file, or both
+// (DESIGN section 11).
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "cli/options.h"
+#include "reports/report.h"
+#include "sim/cost/cost_model.h"
+#include "sim/simulate/forecast.h"
+#include "sim/spec/cluster.h"
+#include "sim/spec/model_spec.h"
+#include "sim/spec/plan_config.h"
+
+namespace foreshard {
+
+struct Job {
+  ModelSpec model;
+  Cluster cluster;
+  PlanDocument document;  // what was written
+  ResolvedPlan resolved;  // and what that makes of every key; checked
+  std::filesystem::path model_file;    // "": a zoo name
+  std::filesystem::path cluster_file;  // "": a spec such as 64xh100
+};
+
+// Throws ConfigError or Error(kInvalidInput) for wrong input, Error(kUsage) where model or cluster are
+// not named, Error(kMissingCapability) for `local` and for what is not modelled.
+Job load_job(const JobOptions& options);
+
+CostModel cost_model(const Job& job);
+
+// summarize() with the job's assumed values and warnings.
+Report report_of(const Job& job, const Forecast& forecast, const CostModel& costs);
+
+// The plan as a file in `folder`: paths in it are relative to that folder.
+std::string plan_file_text(const Job& job, const Plan& plan, const std::filesystem::path& folder);
+
+// Whether a model argument is a Hugging Face config, which lies at `path`: it names a file or looks
+// like the name of one. Else it is a zoo name.
+bool is_model_file(const std::string& text, const std::filesystem::path& path);
+
+}  // namespace foreshard

@@ -1,0 +1,87 @@
+// What a command line asks for, as plain data: filled by command_line.cpp, read by the verbs.
+//
+// Values stay text where the plan's readers judge them (sim/spec/plan_config.h), so that a flag and a
+// file are refused in the same words. Absent is std::nullopt or "".
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace foreshard {
+
+enum class Form : std::uint8_t { kText, kJson };
+enum class ColorChoice : std::uint8_t { kAuto, kAlways, kNever };
+
+struct OutputOptions {
+  Form form = Form::kText;
+  ColorChoice color = ColorChoice::kAuto;
+};
+
+// How a job is named; every flag overrides the file, --set overrides both.
+struct JobOptions {
+  std::optional<std::string> plan;
+  std::optional<std::string> model;
+  std::optional<std::string> cluster;
+  std::optional<std::string> runtime;
+  std::optional<std::string> sequence;
+  std::optional<std::string> micro_batch;
+  std::optional<std::string> accumulation;
+  // Assignments "key=value" in groups, later ones over earlier ones: --set, then those of a variant.
+  std::vector<std::vector<std::string>> assignments;
+};
+
+struct PredictOptions {
+  JobOptions job;
+  OutputOptions output;
+  std::string trace;  // files to write
+  std::string csv;
+};
+
+struct ScheduleOptions {
+  JobOptions job;
+  std::string out;  // "": standard output
+};
+
+struct ExplainOptions {
+  JobOptions job;
+  OutputOptions output;
+};
+
+struct CompareOptions {
+  JobOptions job;
+  OutputOptions output;
+  std::vector<std::string> plans;  // two plan files, or none
+  std::vector<std::string> with;   // assignments that make the second job of the first
+};
+
+struct SearchCommandOptions {
+  JobOptions job;
+  OutputOptions output;
+  std::vector<std::string> fix;  // assignments; what they name does not vary
+  std::optional<std::string> global_batch;
+  int threads = 0;  // 0: all cores
+  std::string out;  // the best plan as a file
+};
+
+struct ModelsOptions {
+  OutputOptions output;
+  std::string name;  // "": all
+};
+
+struct MachinesOptions {
+  OutputOptions output;
+  std::string name;  // "": all
+  bool dot = false;
+};
+
+struct SchemaOptions {
+  std::string name;
+};
+
+struct DoctorOptions {
+  OutputOptions output;
+};
+
+}  // namespace foreshard

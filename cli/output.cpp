@@ -1,0 +1,104 @@
+// Standard output is written with write(2), so that an early reader's EPIPE and a full disk's ENOSPC
+// arrive here and not in a destructor.
+#include "cli/output.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <cstdlib>
+#include <ctime>
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "sim/base/error.h"
+
+namespace foreshard {
+namespace {
+
+// 0, or the errno of the write that failed.
+int write_all(int file, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t count = ::write(file, text.data(), text.size());
+    if (count >= 0) {
+      text.remove_prefix(static_cast<std::size_t>(count));
+    } else if (errno != EINTR) {
+      return errno;
+    }
+  }
+  return 0;
+}
+
+[[noreturn]] void fail(std::string_view what, int error) {
+  throw Error(ExitCode::kInvalidInput, fmt::format("{}: cannot be written: {}", what,
+                                                   std::generic_category().message(error)));
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
+}
+
+std::string now() {
+  std::time_t time = std::time(nullptr);
+  if (const char* epoch = std::getenv("SOURCE_DATE_EPOCH")) {
+    const std::string_view text = epoch;
+    std::int64_t seconds = 0;
+    const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), seconds);
+    if (failure == std::errc() && end == text.data() + text.size()) time = seconds;
+  }
+  std::tm utc{};
+  if (::gmtime_r(&time, &utc) == nullptr) return "";
+  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z", utc.tm_year + 1900, utc.tm_mon + 1,
+                     utc.tm_mday, utc.tm_hour, utc.tm_min, utc.tm_sec);
+}
+
+}  // namespace
+
+void write_answer(std::string_view text) {
+  const int error = write_all(STDOUT_FILENO, text);
+  if (error != 0 && error != EPIPE) fail("standard output", error);
+}
+
+void write_file(const std::string& path, std::string_view text) {
+  const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (file < 0) fail(path, errno);
+  const int error = write_all(file, text);
+  // A network file system reports a full disk here.
+  const int close_error = ::close(file) == 0 ? 0 : errno;
+  if (error != 0 || close_error != 0) fail(path, error != 0 ? error : close_error);
+}
+
+void write_error(std::string_view text) {
+  write_all(STDERR_FILENO, text);  // nobody can be told when this fails
+}
+
+void note(std::string_view text) { write_error(fmt::format("foreshard: {}\n", text)); }
+
+Color color_of(ColorChoice choice) {
+  if (choice == ColorChoice::kAlways) return Color::kAlways;
+  if (choice == ColorChoice::kNever || ::isatty(STDOUT_FILENO) == 0) return Color::kNever;
+  const auto variable = [](const char* name) -> std::string_view {
+    const char* value = std::getenv(name);
+    return value == nullptr ? "" : value;
+  };
+  return variable("NO_COLOR").empty() && variable("TERM") != "dumb" ? Color::kAlways
+                                                                    : Color::kNever;
+}
+
+std::string document(std::string_view schema, const Json& body) {
+  Json root;
+  const auto own = body.find("schema");
+  root["schema"] = own == body.end() ? Json(schema) : *own;
+  root["tool"] = {{"name", "foreshard"}, {"version", FORESHARD_VERSION}};
+  root["created"] = now();
+  root["host"] = host_name();
+  for (const auto& [key, value] : body.items()) root[key] = value;
+  return to_text(root);
+}
+
+}  // namespace foreshard

@@ -1,0 +1,31 @@
+// Where answers go: standard output holds the answer and nothing else, notes go to standard error.
+//
+// A reader that closes early (`| head`) is no failure. A full disk or a file that cannot be written
+// is an Error(kInvalidInput) that names the file.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "cli/options.h"
+#include "reports/views.h"
+#include "sim/base/json.h"
+
+namespace foreshard {
+
+void write_answer(std::string_view text);
+void write_file(const std::string& path, std::string_view text);
+
+// To standard error as it is; and as one line after the program's name.
+void write_error(std::string_view text);
+void note(std::string_view text);
+
+// kAuto: colours on a terminal, unless NO_COLOR is set or TERM is "dumb".
+Color color_of(ColorChoice choice);
+
+// The document as text. After its `schema` (`schema` where it has none) come the keys tool, created
+// (UTC; SOURCE_DATE_EPOCH is honoured) and host; apart from these the same inputs give the same
+// bytes.
+std::string document(std::string_view schema, const Json& body);
+
+}  // namespace foreshard

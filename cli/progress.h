@@ -1,0 +1,28 @@
+// A line on standard error that counts while something long runs; nothing where that is no terminal.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+namespace foreshard {
+
+class Progress {
+ public:
+  explicit Progress(std::string what);  // "search"
+  ~Progress();                          // takes the line away
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  // From any thread.
+  void show(std::int64_t done, std::int64_t all);
+
+ private:
+  std::string what_;
+  bool is_terminal_;
+  std::chrono::steady_clock::time_point start_;
+  std::atomic<std::int64_t> next_ms_ = 100;  // when the line is due again; short work shows none
+};
+
+}  // namespace foreshard

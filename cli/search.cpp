@@ -1,0 +1,175 @@
+// search: the plan's values are where the grid starts; keys of --fix and --set do not vary.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
+
+#include "cli/interrupt.h"
+#include "cli/job.h"
+#include "cli/output.h"
+#include "cli/progress.h"
+#include "cli/remedy.h"
+#include "cli/verbs.h"
+#include "reports/views.h"
+#include "sim/search/search.h"
+#include "sim/spec/plan_check.h"
+
+namespace foreshard {
+namespace {
+
+bool is_fixed(const Job& job, std::string_view key) {
+  const auto given = job.document.given.find(key);
+  return given != job.document.given.end() && given->second.layer == PlanLayer::kSet;
+}
+
+std::int64_t read_global_batch(const std::string& text) {
+  // Read as the plan's key is, for the same words.
+  return *apply_flag({}, "--global-batch", "batch.global", text).global_batch;
+}
+
+// One value for every axis that a fixed key names; what stays empty varies as search.h says.
+SearchSpace space_of(const Job& job, const SearchCommandOptions& options) {
+  SearchSpace space;
+  space.base = job.resolved.plan;
+  const Plan& base = space.base;
+  space.global_batch =
+      options.global_batch ? read_global_batch(*options.global_batch) : global_batch(base);
+  if (is_fixed(job, "mesh.shard") || is_fixed(job, "mesh.replicate")) {
+    space.shard_groups = {base.mesh.shard};
+  }
+  if (is_fixed(job, "reshard_after_forward")) {
+    space.reshards = {base.reshard_after_forward.value};
+  } else {
+    space.base.reshard_after_forward.ranges.clear();
+  }
+  if (is_fixed(job, "recompute")) space.recomputes = {base.recompute};
+  if (is_fixed(job, "batch.micro_batch")) {
+    space.micro_batches = {base.batch.micro_batch};
+  } else if (is_fixed(job, "batch.accumulation")) {
+    const std::int64_t sequences = job.cluster.gpus * base.batch.accumulation;
+    if (space.global_batch % sequences == 0) {
+      space.micro_batches = {space.global_batch / sequences};
+    }
+  }
+  const bool is_forward_fixed = is_fixed(job, "prefetch.forward");
+  const bool is_backward_fixed = is_fixed(job, "prefetch.backward");
+  if (is_forward_fixed || is_backward_fixed) {
+    using Depths = std::vector<std::int64_t>;
+    for (const std::int64_t forward : is_forward_fixed ? Depths{base.prefetch.forward}
+                                                       : Depths{Prefetch::kImplicit, 1, 2}) {
+      for (const std::int64_t backward :
+           is_backward_fixed ? Depths{base.prefetch.backward} : Depths{1, 2}) {
+        space.prefetches.push_back({forward, backward});
+      }
+    }
+  }
+  return space;
+}
+
+struct Timed {
+  SearchResult result;
+  double seconds = 0;
+};
+
+Timed timed_search(const SearchSpace& space, const Job& job, const CostModel& costs, int threads) {
+  const InterruptGuard guard;
+  Progress progress("search");
+  SearchOptions options;
+  options.threads = threads;
+  options.progress = [&](std::int64_t done, std::int64_t all) {
+    progress.show(done, all);
+    return !InterruptGuard::interrupted();
+  };
+  const auto start = std::chrono::steady_clock::now();
+  Timed timed{search(space, job.model, costs, options), 0};
+  timed.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return timed;
+}
+
+struct Best {
+  Forecast forecast;
+  Report report;
+};
+
+// The keys that a search chooses are no assumptions.
+Job without_choices(Job job) {
+  static constexpr std::string_view kChosen[] = {"mesh.shard", "mesh.replicate",
+                                                 "reshard_after_forward", "prefetch.forward",
+                                                 "prefetch.backward", "recompute",
+                                                 "batch.micro_batch", "batch.accumulation"};
+  std::erase_if(job.resolved.assumed, [](const AssumedValue& value) {
+    return std::find(std::begin(kChosen), std::end(kChosen), value.key) != std::end(kChosen);
+  });
+  return job;
+}
+
+Best best_of(const Job& job, const Plan& plan, const CostModel& costs) {
+  Best best{forecast(job.model, plan, costs), {}};
+  best.report = report_of(job, best.forecast, costs);
+  return best;
+}
+
+std::string answer_text(const Timed& timed, const Best* best, const Job& job, Color color) {
+  return search_text(timed.result, best == nullptr ? nullptr : &best->forecast,
+                     best == nullptr ? nullptr : &best->report, job.model, job.cluster,
+                     timed.seconds, color);
+}
+
+Json answer_json(const Timed& timed, const Best* best, const Job& job, const CostModel& costs) {
+  std::vector<Report> reports;
+  for (const Candidate& candidate : timed.result.pareto) {
+    reports.push_back(best_of(job, candidate.plan, costs).report);
+  }
+  return search_json(timed.result, reports, best == nullptr ? nullptr : &best->report,
+                     timed.seconds);
+}
+
+}  // namespace
+
+ExitCode run_search(const SearchCommandOptions& options) {
+  JobOptions job_options = options.job;
+  job_options.assignments.push_back(options.fix);
+  const Job job = without_choices(load_job(job_options));
+  const CostModel costs = cost_model(job);
+  const SearchSpace space = space_of(job, options);
+  const Timed timed = timed_search(space, job, costs, options.threads);
+
+  std::optional<Best> best;
+  if (timed.result.best) best = best_of(job, timed.result.best->plan, costs);
+  if (best && !options.out.empty()) {
+    const std::filesystem::path folder = std::filesystem::path(options.out).parent_path();
+    write_file(options.out, plan_file_text(job, best->forecast.plan, folder));
+  }
+  std::string ending;
+  Json infeasible;
+  if (!best && timed.result.smallest) {
+    const Fit fit = fit_in(job.cluster, timed.result.smallest->peak_allocated);
+    const auto remedy = find_remedy(job.model, timed.result.smallest->plan, job.cluster);
+    ending = "the smallest plan " + remedy_text(fit, remedy, job.cluster);
+    infeasible = remedy_json(fit, remedy);
+  } else if (!best) {
+    ending = "no plan of the grid is possible";
+    infeasible = {{"exceeds_bytes", nullptr}, {"remedy", nullptr}};
+  }
+  if (!best && !options.out.empty()) note(options.out + " is not written: there is no plan");
+
+  const Best* found = best ? &*best : nullptr;
+  if (options.output.form == Form::kText) {
+    write_answer(answer_text(timed, found, job, color_of(options.output.color)) +
+                 (ending.empty() ? "" : "\n" + ending + "\n"));
+  } else {
+    Json body = answer_json(timed, found, job, costs);
+    if (!ending.empty()) {
+      body["infeasible"] = infeasible;
+      note(ending);
+    }
+    write_answer(document("foreshard.search/1", body));
+  }
+  return best ? ExitCode::kOk : ExitCode::kInfeasible;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,22 @@
+// The verbs of foreshard. Each reads what its options name, calls the library and writes one answer
+// to standard output; the exit code is the program's. Failures are thrown (sim/base/error.h).
+#pragma once
+
+#include <string_view>
+
+#include "cli/options.h"
+#include "sim/base/error.h"
+
+namespace foreshard {
+
+ExitCode run_predict(const PredictOptions& options);
+ExitCode run_schedule(const ScheduleOptions& options);
+ExitCode run_explain(const ExplainOptions& options);
+ExitCode run_compare(const CompareOptions& options);
+ExitCode run_search(const SearchCommandOptions& options);
+ExitCode run_models(const ModelsOptions& options);
+ExitCode run_machines(const MachinesOptions& options);
+ExitCode run_schema(const SchemaOptions& options);
+ExitCode run_doctor(const DoctorOptions& options);
+
+}  // namespace foreshard

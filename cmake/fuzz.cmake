@@ -1,0 +1,16 @@
+# One libFuzzer program per tests/fuzz/<name>_fuzz.cpp, each defining LLVMFuzzerTestOneInput. The libraries
+# are built with coverage too (FORESHARD_SANITIZE holds fuzzer-no-link).
+if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+  message(FATAL_ERROR " libFuzzer needs clang++; install it with: sudo apt-get install clang "
+                      "libclang-rt-dev, then: cmake --preset fuzz")
+endif()
+
+file(GLOB fuzzers CONFIGURE_DEPENDS tests/fuzz/*_fuzz.cpp)
+foreach(source IN LISTS fuzzers)
+  cmake_path(GET source STEM name)
+  add_executable(${name} ${source})
+  target_link_libraries(${name} PRIVATE foreshard_cli foreshard_reports foreshard_interop
+                                        foreshard_flags)
+  target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/fuzzers")
+endforeach()

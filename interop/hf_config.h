@@ -1,0 +1,42 @@
+// Reads a Hugging Face config.json: model_type llama, mistral, qwen2, qwen3, gpt2 and mpt.
+//
+// Sizes must be there; what Hugging Face derives or defaults (key/value heads, head dimension,
+// context, biases, tied embeddings, sliding window) is taken from its own configuration classes
+// when the key is absent. Aliases are accepted (hidden_size, n_embd, d_model, ...); two that
+// disagree are an error. A nested `text_config` is read in place of the root. The format is
+// foreign, so unknown keys are no error: every key appears in the ledger.
+//
+// Every failure is a ConfigError (exit code 3): not JSON, not an object, an unsupported model_type
+// or architecture, a size out of range, hidden size not divisible by heads, key/value heads that do
+// not divide heads, sizes whose product overflows, and what would change the computation but is not
+// modelled (experts, other activations, cross attention).
+#pragma once
+
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "interop/hf_keys.h"
+#include "models/model_dims.h"
+#include "sim/base/config.h"
+#include "sim/spec/model_spec.h"
+
+namespace foreshard {
+
+struct HfConfig {
+  ModelDims dims;
+  std::vector<HfKey> ledger;  // mapped and defaulted in reading order, then ignored in file order
+};
+
+std::span<const std::string_view> hf_model_types();
+
+// The model is named after the file, or after its folder where the file is called config.json.
+HfConfig read_hf_config(const std::filesystem::path& path);
+// `name` is the model's name.
+HfConfig parse_hf_config(const ConfigNode& root, std::string_view name);
+
+ModelSpec load_hf_config(const std::filesystem::path& path);
+
+}  // namespace foreshard

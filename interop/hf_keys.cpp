@@ -1,0 +1,105 @@
+// The ledger is written as keys are asked for; what was never asked for comes last, in file order.
+#include "interop/hf_keys.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace foreshard {
+
+std::string_view to_string(KeyUse use) {
+  switch (use) {
+    case KeyUse::kMapped:
+      return "mapped";
+    case KeyUse::kDefaulted:
+      return "defaulted";
+    case KeyUse::kIgnored:
+      return "ignored";
+  }
+  return "";
+}
+
+KeyReader::KeyReader(ConfigNode node, std::string prefix, std::vector<HfKey>& ledger)
+    : node_(std::move(node)), prefix_(std::move(prefix)), ledger_(ledger) {
+  // Reports that the object is none before a key of it is said to be missing.
+  if (!node_.is_mapping()) throw node_.error("this is not an object", "keys and values");
+}
+
+const ConfigNode* KeyReader::find(Spellings spellings) {
+  const ConfigNode* found = nullptr;
+  std::string_view found_as;
+  for (const std::string_view spelling : spellings) {
+    const ConfigNode* value = node_.find(spelling);
+    if (value == nullptr || value->is_null()) continue;
+    used_.emplace_back(spelling);
+    if (found == nullptr) {
+      found = value;
+      found_as = spelling;
+    } else if (!value->is_scalar() || !found->is_scalar() || value->text() != found->text()) {
+      throw value->error("differs from " + std::string(found_as) + ", which means the same");
+    }
+  }
+  if (found != nullptr) {
+    note(found_as, KeyUse::kMapped, found->is_scalar() ? std::string(found->text()) : "");
+  }
+  return found;
+}
+
+std::int64_t KeyReader::size(Spellings spellings) {
+  const ConfigNode* value = find(spellings);
+  if (value != nullptr) return value->as_int(1, kLargestHfSize);
+  // Throws where the key is missing and where it is null.
+  return node_.at(*spellings.begin(), "a size, for example 4096").as_int(1, kLargestHfSize);
+}
+
+std::int64_t KeyReader::size_or(Spellings spellings, std::int64_t fallback) {
+  const ConfigNode* value = find(spellings);
+  if (value != nullptr) return value->as_int(1, kLargestHfSize);
+  assume(*spellings.begin(), std::to_string(fallback));
+  return fallback;
+}
+
+bool KeyReader::flag_or(std::string_view key, bool fallback) {
+  const ConfigNode* value = find({key});
+  if (value != nullptr) return value->as_bool();
+  assume(key, fallback ? "true" : "false");
+  return fallback;
+}
+
+std::string KeyReader::word_or(std::string_view key, std::string_view fallback) {
+  const ConfigNode* value = find({key});
+  if (value != nullptr) return value->as_string();
+  assume(key, std::string(fallback));
+  return std::string(fallback);
+}
+
+void KeyReader::assume(std::string_view key, std::string value, std::string comment) {
+  used_.emplace_back(key);  // a null that is there is listed as defaulted
+  note(key, KeyUse::kDefaulted, std::move(value), std::move(comment));
+}
+
+void KeyReader::comment(std::string comment) { ledger_.back().comment = std::move(comment); }
+
+void KeyReader::refuse(std::string_view key, const std::string& what,
+                       const std::string& expected) const {
+  const ConfigNode* value = node_.find(key);
+  throw(value != nullptr ? *value : node_).error(what, expected);
+}
+
+void KeyReader::refuse_if_set(std::string_view key, const std::string& what) {
+  const ConfigNode* value = find({key});
+  if (value != nullptr && value->as_bool()) throw value->error(what);
+}
+
+void KeyReader::ignore_rest() {
+  for (const ConfigItem& item : node_.items()) {
+    if (std::find(used_.begin(), used_.end(), item.key) != used_.end()) continue;
+    note(item.key, KeyUse::kIgnored, item.value.is_scalar() ? std::string(item.value.text()) : "",
+         item.key == "vision_config" ? "the vision tower is left out" : "");
+  }
+}
+
+void KeyReader::note(std::string_view key, KeyUse use, std::string value, std::string comment) {
+  ledger_.push_back({prefix_ + std::string(key), use, std::move(value), std::move(comment)});
+}
+
+}  // namespace foreshard

@@ -1,0 +1,26 @@
+// The layers of a dense decoder, as the operations that PyTorch executes eagerly.
+//
+// Operation order, saved tensors and temporaries follow recordings of PyTorch 2.11 with CUDA's
+// kernels: fused norms with fp32 statistics, flash attention, rotary embedding as complex fp32
+// arithmetic, cross entropy on an fp32 copy of the logits. A linear layer's bias is part of its
+// matrix product in forward (addmm) and a column sum in backward. `kept_by_selective` marks what
+// torchtitan's selective activation checkpointing saves (torchtitan
+// distributed/activation_checkpoint.py): attention, and the first, third, fifth ... matrix product
+// of a block.
+//
+// The dimensions must have passed build_model's checks.
+#pragma once
+
+#include "models/model_dims.h"
+#include "sim/spec/model_spec.h"
+
+namespace foreshard {
+
+LayerSpec embedding_layer(const ModelDims& dims);
+LayerSpec decoder_block(const ModelDims& dims);
+LayerSpec final_norm_layer(const ModelDims& dims);
+// A tied head lists the embedding's weight, flagged ParameterSpec::tied.
+LayerSpec head_layer(const ModelDims& dims);
+LayerSpec loss_layer(const ModelDims& dims);
+
+}  // namespace foreshard

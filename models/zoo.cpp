@@ -1,0 +1,228 @@
+// A strict reader of one small CSV file. A model is found by comparing the first cell of each line,
+// so that loading one parses one line; reading all of them also checks names and counts against
+// each other.
+#include "models/zoo.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstddef>
+#include <optional>
+#include <utility>
+
+#include "models/families.h"
+#include "sim/base/error.h"
+#include "sim/base/spelling.h"
+
+namespace foreshard {
+namespace {
+
+constexpr std::array<std::string_view, 16> kColumns = {
+    "name",       "family",    "layers", "hidden",     "heads",     "kv_heads", "head_dim", "ffn",
+    "vocabulary", "positions", "traits", "parameters", "published", "count",    "source",   "note"};
+
+using Cells = std::array<std::string_view, kColumns.size()>;
+
+struct Line {
+  std::string_view file_name;
+  int number = 0;  // from 1
+  std::string_view text;
+};
+
+// Calls `visit` with each line after the header until it returns false.
+template <typename Visit>
+void for_each_line(std::string_view text, std::string_view file_name, Visit visit) {
+  int number = 0;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    const Line line = {file_name, ++number, text.substr(0, end)};
+    text.remove_prefix(std::min(end + 1, text.size()));
+    if (!visit(line)) return;
+  }
+}
+
+[[noreturn]] void fail(const Line& line, std::size_t column, const std::string& what,
+                       const std::string& expected = "", const std::string& did_you_mean = "") {
+  const char* begin = line.text.data();
+  std::string_view rest = line.text;
+  for (std::size_t i = 0; i < column; ++i) {
+    rest.remove_prefix(std::min(rest.find(','), rest.size() - 1) + 1);
+  }
+  throw ConfigError({.file = std::string(line.file_name),
+                     .line = line.number,
+                     .column = static_cast<int>(rest.data() - begin) + 1,
+                     .key_path = std::string(kColumns[column])},
+                    what, expected, did_you_mean);
+}
+
+Cells split(const Line& line) {
+  Cells cells;
+  std::string_view rest = line.text;
+  for (std::size_t i = 0; i < cells.size(); ++i) {
+    const std::size_t comma = rest.find(',');
+    const bool last = i + 1 == cells.size();
+    if ((comma == std::string_view::npos) != last) {
+      fail(line, 0, "the line does not have " + std::to_string(cells.size()) + " cells");
+    }
+    cells[i] = rest.substr(0, comma);
+    if (!last) rest.remove_prefix(comma + 1);
+  }
+  return cells;
+}
+
+std::int64_t number(const Line& line, const Cells& cells, std::size_t column) {
+  const std::string_view cell = cells[column];
+  std::int64_t value = 0;
+  const auto [end, code] = std::from_chars(cell.data(), cell.data() + cell.size(), value);
+  if (code != std::errc() || end != cell.data() + cell.size() || value < 1) {
+    fail(line, column, "\"" + std::string(cell) + "\" is not a count",
+         "a whole number from 1, for example 4096");
+  }
+  return value;
+}
+
+std::string nearest(std::string_view word, std::span<const std::string_view> words) {
+  const std::vector<std::string> candidates(words.begin(), words.end());
+  return nearest_spelling(word, candidates);
+}
+
+void apply_traits(const Line& line, const Cells& cells, ModelDims& dims) {
+  constexpr std::size_t kTraits = 10;
+  std::string_view rest = cells[kTraits];
+  while (!rest.empty()) {
+    const std::size_t end = std::min(rest.find(' '), rest.size());
+    const std::string_view trait = rest.substr(0, end);
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+    if (trait == "tied") {
+      dims.tied = true;
+    } else if (trait == "bias") {
+      add_biases(dims);
+    } else if (trait == "learned") {
+      dims.positions = Positions::kLearned;
+    } else {
+      constexpr std::array<std::string_view, 3> kWords = {"tied", "bias", "learned"};
+      fail(line, kTraits, "unknown trait \"" + std::string(trait) + "\"",
+           "of tied, bias, learned, separated by single spaces", nearest(trait, kWords));
+    }
+  }
+}
+
+ModelDims parse_dims(const Line& line, const Cells& cells) {
+  if (cells[0].empty()) fail(line, 0, "the name is empty");
+  const std::optional<ModelDims> family = family_dims(cells[1]);
+  if (!family) {
+    fail(line, 1, "unknown family \"" + std::string(cells[1]) + "\"",
+         "a family of models/families.h", nearest(cells[1], family_names()));
+  }
+  ModelDims dims = *family;
+  dims.name = cells[0];
+  dims.source = cells[14];
+  dims.layers = number(line, cells, 2);
+  dims.hidden = number(line, cells, 3);
+  dims.heads = number(line, cells, 4);
+  dims.kv_heads = number(line, cells, 5);
+  dims.head_dim = number(line, cells, 6);
+  dims.ffn = number(line, cells, 7);
+  dims.vocabulary = number(line, cells, 8);
+  dims.max_positions = number(line, cells, 9);
+  apply_traits(line, cells, dims);
+  if (dims.positions == Positions::kLearned) {
+    // OPT's table starts with two rows for padding (Hugging Face's OPTLearnedPositionalEmbedding).
+    dims.position_rows = dims.max_positions + (dims.naming == Naming::kOpt ? 2 : 0);
+  }
+  return dims;
+}
+
+ZooEntry parse_entry(const Line& line) {
+  const Cells cells = split(line);
+  ZooEntry entry;
+  entry.dims = parse_dims(line, cells);
+  entry.parameters = number(line, cells, 11);
+  entry.published = number(line, cells, 12);
+  if (cells[13] != "exact" && cells[13] != "rounded") {
+    fail(line, 13, "unknown count \"" + std::string(cells[13]) + "\"", "exact or rounded");
+  }
+  entry.exact = cells[13] == "exact";
+  if (entry.exact && entry.published != entry.parameters) {
+    fail(line, 12, "an exact published count differs from parameters");
+  }
+  if (cells[14].empty()) fail(line, 14, "the source is empty");
+  entry.note = cells[15];
+  return entry;
+}
+
+void check_header(const Line& line) {
+  const Cells cells = split(line);
+  for (std::size_t i = 0; i < kColumns.size(); ++i) {
+    if (cells[i] != kColumns[i]) {
+      fail(line, i, "column \"" + std::string(cells[i]) + "\"",
+           "\"" + std::string(kColumns[i]) + "\"");
+    }
+  }
+}
+
+const EmbeddedFile& zoo_file() {
+  for (const EmbeddedFile& file : models_files()) {
+    if (file.path == "models/zoo/zoo.csv") return file;
+  }
+  throw Error(ExitCode::kInternal, "internal error: models/zoo/zoo.csv is not built in");
+}
+
+char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
+
+bool same_name(std::string_view a, std::string_view b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](char x, char y) { return lower(x) == lower(y); });
+}
+
+std::optional<Line> find_line(std::string_view name) {
+  const EmbeddedFile& file = zoo_file();
+  std::optional<Line> found;
+  for_each_line(file.content, file.path, [&](const Line& line) {
+    if (line.number > 1 && same_name(line.text.substr(0, line.text.find(',')), name)) found = line;
+    return !found;
+  });
+  return found;
+}
+
+}  // namespace
+
+std::vector<ZooEntry> parse_zoo(std::string_view text, std::string_view file_name) {
+  std::vector<ZooEntry> entries;
+  for_each_line(text, file_name, [&](const Line& line) {
+    if (line.number == 1) {
+      check_header(line);
+      return true;
+    }
+    ZooEntry entry = parse_entry(line);
+    for (const ZooEntry& other : entries) {
+      if (same_name(other.dims.name, entry.dims.name)) {
+        fail(line, 0, "the name \"" + entry.dims.name + "\" stands twice");
+      }
+    }
+    entries.push_back(std::move(entry));
+    return true;
+  });
+  return entries;
+}
+
+std::vector<ZooEntry> zoo() {
+  const EmbeddedFile& file = zoo_file();
+  return parse_zoo(file.content, file.path);
+}
+
+bool is_zoo_model(std::string_view name) { return find_line(name).has_value(); }
+
+ModelSpec load_zoo_model(std::string_view name) {
+  if (const std::optional<Line> line = find_line(name)) {
+    return build_model(parse_entry(*line).dims);
+  }
+  std::vector<std::string> names;
+  for (const ZooEntry& entry : zoo()) names.push_back(entry.dims.name);
+  std::string message = "unknown model \"" + std::string(name) + "\"";
+  const std::string meant = nearest_spelling(name, names);
+  if (!meant.empty()) message += "; did you mean " + meant + "?";
+  throw Error(ExitCode::kInvalidInput, message + "; \"foreshard models\" lists them");
+}
+
+}  // namespace foreshard

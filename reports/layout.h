@@ -1,0 +1,56 @@
+// Small things of terminal text: colours, bars, columns, wrapping. Widths are in characters, not bytes.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reports/views.h"
+
+namespace foreshard {
+
+inline constexpr std::size_t kTextWidth = 100;
+
+// Wraps text in ANSI codes where colours are wanted.
+class Paint {
+ public:
+  explicit Paint(Color color) : color_(color) {}
+  std::string bold(std::string_view text) const { return code("1", text); }
+  std::string dim(std::string_view text) const { return code("2", text); }
+  std::string red(std::string_view text) const { return code("31", text); }
+  std::string green(std::string_view text) const { return code("32", text); }
+  std::string yellow(std::string_view text) const { return code("33", text); }
+  std::string cyan(std::string_view text) const { return code("36", text); }
+
+ private:
+  std::string code(std::string_view number, std::string_view text) const;
+  Color color_;
+};
+
+std::size_t display_width(std::string_view utf8);  // without ANSI codes
+std::string left(std::string_view text, std::size_t width);   // padded on the right
+std::string right(std::string_view text, std::size_t width);  // padded on the left
+// At most `width` characters; a cut text ends in "…".
+std::string clipped(std::string_view text, std::size_t width);
+
+// A bar of fraction * width cells, in eighths of a cell; at least one eighth where fraction > 0.
+std::string bar(double fraction, std::size_t width);
+
+// Lines of at most `width` characters, broken at spaces; lines after the first are indented.
+std::vector<std::string> wrapped(std::string_view text, std::size_t width, std::size_t indent);
+// The first `most` lines; the last of them says with "…" that more followed.
+std::vector<std::string> first_lines(std::vector<std::string> lines, std::size_t most);
+
+// Columns of cells aligned by the widest: the first column left, the others right, two spaces between them.
+std::vector<std::string> aligned(const std::vector<std::vector<std::string>>& rows);
+
+std::string seconds_text(double seconds);           // "84.9 ms"
+std::string signed_seconds(double seconds);         // "+84.9 ms"
+std::string bytes_text(double bytes);               // "2.18 GiB"
+std::string signed_bytes(double bytes);             // "-2.18 GiB"
+std::string percent_text(double ratio);             // "41.3 %"
+std::string signed_percent(double ratio);           // "+4.1 %"
+std::string cardinal(double value);                 // "9,714"
+
+}  // namespace foreshard

@@ -1,0 +1,75 @@
+#include <nlohmann/json.hpp>
+
+#include "reports/report.h"
+#include "sim/spec/plan_config.h"
+
+namespace foreshard {
+namespace {
+
+Json quantity(const Quantity& q) {
+  return {{"value", q.value}, {"low", q.low}, {"high", q.high}, {"evidence", to_string(q.evidence)}};
+}
+
+// Bytes are whole numbers.
+Json byte_quantity(const Quantity& q) {
+  const auto whole = [](double bytes) { return static_cast<std::int64_t>(bytes); };
+  return {{"value", whole(q.value)},
+          {"low", whole(q.low)},
+          {"high", whole(q.high)},
+          {"evidence", to_string(q.evidence)}};
+}
+
+Json cluster_json(const Cluster& cluster) {
+  return {{"spec", cluster.spec},
+          {"gpu", cluster.gpu.key},
+          {"gpu_name", cluster.gpu.name},
+          {"gpus", cluster.gpus},
+          {"node", cluster.node.key},
+          {"nodes", cluster.nodes()},
+          {"gpus_per_node", cluster.gpus_per_node()},
+          {"nics_per_node", cluster.node.nics},
+          {"nic", cluster.node.nic_name},
+          {"network", cluster.network.kind}};
+}
+
+}  // namespace
+
+Json to_json(const Report& report) {
+  Json at_peak = Json::object();
+  for (const auto& [category, bytes] : report.at_peak) at_peak[category] = bytes.count();
+  Json assumed = Json::array();
+  for (const auto& [key, value] : report.assumed) {
+    assumed.push_back({{"key", key}, {"value", value}});
+  }
+  Json json;
+  json["schema"] = "foreshard.report/1";
+  json["origin"] = report.origin;
+  json["fingerprint"] = report.fingerprint;
+  json["plan"] = to_json(report.plan);
+  json["cluster"] = cluster_json(report.cluster);
+  json["parameters"] = report.parameters;
+  json["step"] = {{"seconds", quantity(report.seconds)},
+                  {"tokens_per_s_per_gpu", quantity(report.tokens_per_s_per_gpu)},
+                  {"mfu", quantity(report.mfu)},
+                  {"hfu", quantity(report.hfu)},
+                  {"communication_s", quantity(report.communication)},
+                  {"exposed_communication_s", quantity(report.exposed_communication)},
+                  {"first_step_seconds", report.first_step_seconds},
+                  {"steady_step", report.steady_step}};
+  json["memory"] = {{"capacity_bytes", report.fit.capacity.count()},
+                    {"peak_allocated_bytes", byte_quantity(report.peak_allocated)},
+                    {"peak_reserved_bytes", byte_quantity(report.peak_reserved)},
+                    {"outside_allocator_bytes", byte_quantity(report.outside_allocator)},
+                    {"fits", report.fit.fits()},
+                    {"margin_bytes", report.fit.margin().count()},
+                    {"peak_event", report.peak_event},
+                    {"at_peak", std::move(at_peak)},
+                    {"note",
+                     "allocated only: segments and fragmentation of the caching allocator are not "
+                     "modelled; reserved is allocated plus a declared margin"}};
+  json["assumed"] = std::move(assumed);
+  json["warnings"] = report.warnings;
+  return json;
+}
+
+}  // namespace foreshard

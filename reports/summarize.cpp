@@ -1,0 +1,191 @@
+// One function turns a timeline into durations; summarize() calls it for the central forecast and for every draw of the
+// machine's latent factors, and the quantiles of the draws are the intervals. Throughput and MFU are functions of the
+// step's duration alone, so their intervals are the step's, turned round.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "reports/event_names.h"
+#include "reports/evidence.h"
+#include "reports/intervals.h"
+#include "reports/report.h"
+#include "sim/base/unit_strings.h"
+#include "sim/simulate/simulate.h"
+#include "sim/spec/plan_check.h"
+
+namespace foreshard {
+namespace {
+
+constexpr double kLowQuantile = 0.05;
+constexpr double kHighQuantile = 0.95;
+// The allocator's rules were recorded from PyTorch; what the recordings do not cover comes on top.
+constexpr double kAllocatedHigh = 1.02;
+constexpr double kReservedHigh = 1.12;  // of the allocated peak
+constexpr double kOutsideSpread = 0.3;
+
+// Linear between neighbours, of sorted values.
+double quantile(const std::vector<double>& sorted, double p) {
+  const double place = p * static_cast<double>(sorted.size() - 1);
+  const auto below = static_cast<std::size_t>(place);
+  const std::size_t above = std::min(below + 1, sorted.size() - 1);
+  return sorted[below] + (place - static_cast<double>(below)) * (sorted[above] - sorted[below]);
+}
+
+Quantity with_interval(double value, std::vector<double> draws, Evidence evidence) {
+  Quantity result{value, value, value, evidence};
+  if (draws.empty()) return result;
+  std::sort(draws.begin(), draws.end());
+  result.low = std::min(value, quantile(draws, kLowQuantile));
+  result.high = std::max(value, quantile(draws, kHighQuantile));
+  return result;
+}
+
+// numerator / seconds
+Quantity rate(double numerator, const Quantity& seconds) {
+  const auto over = [&](double divisor) { return divisor > 0 ? numerator / divisor : 0; };
+  return {over(seconds.value), over(seconds.high), over(seconds.low), seconds.evidence};
+}
+
+double peak_flops(const Cluster& cluster, DType dtype) {
+  return dtype == DType::kFp32 ? cluster.gpu.peak_fp32.value() : cluster.gpu.peak_bf16.value();
+}
+
+// Of one rank; all ranks do the same.
+double recomputed_flops(const EventGraph& graph) {
+  Flops sum;
+  for (const Row& row : graph.rows) {
+    if (row.kind == EventKind::kRecompute) sum += graph.works[row.work].flops;
+  }
+  return sum.count();
+}
+
+void summarize_time(const Forecast& forecast, const CostModel& costs, int draws, Report& report) {
+  const StepMetrics central = measure_step(forecast.graph, forecast.timeline);
+  std::vector<double> seconds, communication, exposed;
+  Simulator simulator;
+  for (int k = 0; k < draws; ++k) {
+    const CostTable table = costs.price(forecast.graph, costs.draw(k));
+    const StepMetrics drawn =
+        measure_step(forecast.graph, simulator.simulate(forecast.graph, table));
+    seconds.push_back(drawn.seconds);
+    communication.push_back(drawn.communication);
+    exposed.push_back(drawn.exposed_communication);
+  }
+  const StepEvidence evidence = weigh_evidence(forecast, costs);
+  report.seconds = with_interval(central.seconds, std::move(seconds), evidence.seconds);
+  report.communication =
+      with_interval(central.communication, std::move(communication), evidence.communication);
+  report.exposed_communication = with_interval(central.exposed_communication, std::move(exposed),
+                                               evidence.exposed_communication);
+
+  const Plan& plan = forecast.plan;
+  const auto world = static_cast<double>(plan.mesh.world());
+  const auto sequences = static_cast<double>(global_batch(plan));
+  const double tokens = sequences * static_cast<double>(plan.batch.sequence);
+  const double model_flops =
+      forecast.model.training_flops_per_sequence(plan.batch.sequence).count() * sequences;
+  const double peak = world * peak_flops(costs.cluster(), plan.param_dtype);
+  report.tokens_per_s_per_gpu = rate(tokens / world, report.seconds);
+  report.mfu = rate(model_flops / peak, report.seconds);
+  report.hfu =
+      rate((model_flops + recomputed_flops(forecast.graph) * world) / peak, report.seconds);
+  report.first_step_seconds = forecast.timeline.first_step.seconds();
+  report.steady_step = forecast.timeline.steady_step;
+}
+
+void summarize_memory(const Forecast& forecast, const Cluster& cluster, Report& report) {
+  const MemoryProfile& memory = forecast.memory;
+  report.fit = fit_in(cluster, memory.peak);
+  const auto allocated = static_cast<double>(memory.peak.count());
+  const auto reserved = static_cast<double>(report.fit.reserved.count());
+  const auto outside = static_cast<double>(report.fit.outside.count());
+  report.peak_allocated = {allocated, allocated, std::round(allocated * kAllocatedHigh),
+                           Evidence::kInterpolated};
+  report.peak_reserved = {reserved, allocated,
+                          std::max(reserved, std::round(allocated * kReservedHigh)),
+                          Evidence::kAssumed};
+  report.outside_allocator = {outside, std::round(outside * (1 - kOutsideSpread)),
+                              std::round(outside * (1 + kOutsideSpread)), Evidence::kAssumed};
+  report.peak_event = event_name(forecast, memory.peak_event);
+  for (std::size_t c = 0; c < kMemoryCategories; ++c) {
+    if (memory.at_peak[c] > Bytes()) {
+      report.at_peak.emplace_back(to_string(static_cast<MemoryCategory>(c)), memory.at_peak[c]);
+    }
+  }
+  std::stable_sort(report.at_peak.begin(), report.at_peak.end(),
+                   [](const auto& a, const auto& b) { return a.second > b.second; });
+}
+
+// Figures of the machine that nobody has measured.
+std::vector<std::pair<std::string, std::string>> assumed_figures(const CostModel& costs,
+                                                                 const Fit& fit) {
+  const Calibration& c = costs.calibration();
+  std::vector<std::pair<std::string, std::string>> list;
+  const auto why = [](const std::string& source) {
+    return source.empty() ? std::string() : " (" + source + ")";
+  };
+  if (c.host.evidence == Evidence::kAssumed) {
+    list.emplace_back("host", fmt::format("{} per hook, {} per launch{}",
+                                          format_time(Time::seconds(c.host.per_hook)),
+                                          format_time(Time::seconds(c.host.per_launch)),
+                                          why(c.host.source)));
+  }
+  if (c.contention.evidence == Evidence::kAssumed) {
+    list.emplace_back("overlap", fmt::format("slows compute x{:.3g}, communication x{:.3g}{}",
+                                             c.contention.compute, c.contention.communication,
+                                             why(c.contention.source)));
+  }
+  list.emplace_back("memory outside the allocator",
+                    format_bytes(fit.outside) + why(costs.cluster().outside_source));
+  list.emplace_back("fragmentation",
+                    fmt::format("{:.0f} % of allocated memory (segments are not modelled)",
+                                kFragmentationMargin * 100));
+  return list;
+}
+
+}  // namespace
+
+StepMetrics measure_step(const EventGraph& graph, const Timeline& timeline) {
+  std::vector<Interval> compute, communication, waiting;
+  const auto add = [&](std::vector<Interval>& list, Time begin, Time end) {
+    list.push_back({std::max(begin, Time()), std::min(end, timeline.period)});
+  };
+  for (std::size_t i = 0; i < graph.rows.size(); ++i) {
+    const Row& row = graph.rows[i];
+    const Span& span = timeline.spans[i];
+    if (is_collective(row.kind)) {
+      add(communication, span.arrive, span.end);
+      add(waiting, span.start, span.arrive);
+    } else if (computes(row)) {
+      add(compute, span.start, span.end);
+    }
+  }
+  compute = united(std::move(compute));
+  communication = united(std::move(communication));
+  const Time computing = total_length(compute);
+  const Time communicating = total_length(communication);
+  const Time exposed = communicating - overlap(compute, communication);
+  StepMetrics metrics;
+  metrics.seconds = timeline.period.seconds();
+  metrics.communication = communicating.seconds();
+  metrics.exposed_communication = exposed.seconds();
+  metrics.waiting = total_length(united(std::move(waiting))).seconds();
+  metrics.compute = computing.seconds();
+  metrics.idle = (timeline.period - computing - exposed).seconds();
+  return metrics;
+}
+
+Report summarize(const Forecast& forecast, const CostModel& costs, int draws) {
+  Report report;
+  report.fingerprint = forecast.graph.fingerprint();
+  report.plan = forecast.plan;
+  report.cluster = costs.cluster();
+  report.parameters = forecast.model.parameters();
+  summarize_time(forecast, costs, draws, report);
+  summarize_memory(forecast, costs.cluster(), report);
+  report.assumed = assumed_figures(costs, report.fit);
+  return report;
+}
+
+}  // namespace foreshard

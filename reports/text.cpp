@@ -1,0 +1,213 @@
+// The answer on one screen. Every block has a budget of lines that sums to 40; a block that needs more says how much it left
+// out, and the JSON form has everything.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "reports/event_names.h"
+#include "reports/layout.h"
+#include "reports/plan_words.h"
+#include "reports/views.h"
+#include "sim/base/unit_strings.h"
+#include "sim/spec/plan_check.h"
+
+namespace foreshard {
+namespace {
+
+constexpr std::size_t kBarWidth = 40;
+constexpr std::size_t kNameWidth = 34;
+constexpr std::size_t kMostBars = 9;
+constexpr std::size_t kMostCategories = 7;
+constexpr std::size_t kMostAssumedLines = 3;
+constexpr std::size_t kMostWarningLines = 4;
+
+using Lines = std::vector<std::string>;
+
+void append(Lines& lines, const Lines& more) {
+  lines.insert(lines.end(), more.begin(), more.end());
+}
+
+Lines plan_lines(const Report& report, const Forecast& forecast, const Paint& paint) {
+  const Plan& plan = report.plan;
+  const double sequences = static_cast<double>(global_batch(plan));
+  Lines lines;
+  lines.push_back(paint.bold(clipped(
+      fmt::format("{} · {:.3g} B parameters · {}@{}", forecast.model.name,
+                  static_cast<double>(report.parameters) * 1e-9, to_string(plan.runtime.kind),
+                  plan.runtime.version),
+      kTextWidth)));
+  lines.push_back(clipped(cluster_words(report.cluster), kTextWidth));
+  lines.push_back(clipped(
+      fmt::format("shard {} x replicate {} · sequence {} · micro-batch {} x {} accumulation = {} "
+                  "tokens per step",
+                  plan.mesh.shard, plan.mesh.replicate, plan.batch.sequence,
+                  plan.batch.micro_batch, plan.batch.accumulation,
+                  cardinal(sequences * static_cast<double>(plan.batch.sequence))),
+      kTextWidth));
+  lines.push_back(clipped(
+      fmt::format("prefetch {} · reshard {} · recompute {} · {} parameters, {} reduction",
+                  words_of(plan.prefetch), reshard_words(plan), recompute_words(plan),
+                  to_string(plan.param_dtype), to_string(plan.reduce_dtype)),
+      kTextWidth));
+  return lines;
+}
+
+// What a quantity says after its value: interval and evidence.
+template <typename Format>
+std::string spread(const Quantity& q, Format&& format) {
+  if (q.low == q.high) return fmt::format("({})", to_string(q.evidence));
+  return fmt::format("{} .. {} ({})", format(q.low), format(q.high), to_string(q.evidence));
+}
+
+Lines figure_lines(const Report& report, const Paint& paint) {
+  Lines lines;
+  const auto line = [&](const char* name, const std::string& value, const std::string& rest) {
+    lines.push_back(left(name, 16) + paint.bold(right(value, 10)) + "   " +
+                    clipped(rest, kTextWidth - 29));
+  };
+  const bool has_interval = report.seconds.low != report.seconds.high;
+  line("step time", seconds_text(report.seconds.value),
+       (has_interval ? "90 % between " : "") + spread(report.seconds, seconds_text));
+  line("tokens/s per GPU", cardinal(report.tokens_per_s_per_gpu.value),
+       fmt::format("{}; {} on all {} GPUs", spread(report.tokens_per_s_per_gpu, cardinal),
+                   cardinal(report.tokens_per_s_per_gpu.value *
+                            static_cast<double>(report.plan.mesh.world())),
+                   format_count(report.plan.mesh.world())));
+  const std::string hfu = report.hfu.value > report.mfu.value
+                              ? fmt::format("; {} with recomputed FLOPs", percent_text(report.hfu.value))
+                              : std::string();
+  line("MFU", percent_text(report.mfu.value), spread(report.mfu, percent_text) + hfu);
+  line("communication", seconds_text(report.communication.value),
+       fmt::format("of which {} exposed, {}", seconds_text(report.exposed_communication.value),
+                   spread(report.exposed_communication, seconds_text)));
+  return lines;
+}
+
+struct NamedAmount {
+  std::string name;
+  double amount = 0;
+};
+
+// The largest ones in their order, the rest as one.
+std::vector<NamedAmount> largest(std::vector<NamedAmount> all, std::size_t most) {
+  if (all.size() <= most) return all;
+  std::vector<double> amounts;
+  for (const NamedAmount& a : all) amounts.push_back(a.amount);
+  std::sort(amounts.rbegin(), amounts.rend());
+  const double least = amounts[most - 2];
+  std::vector<NamedAmount> kept;
+  NamedAmount rest{"others", 0};
+  for (NamedAmount& a : all) {
+    if (a.amount >= least && kept.size() + 1 < most) {
+      kept.push_back(std::move(a));
+    } else {
+      rest.amount += a.amount;
+    }
+  }
+  kept.push_back(rest);
+  return kept;
+}
+
+std::string painted_bar(const std::string& name, double fraction, const Paint& paint) {
+  const std::string cells = bar(fraction, kBarWidth);
+  if (name.rfind("exposed", 0) == 0) return paint.yellow(cells);
+  if (name == "host" || name == "stream dependency") return paint.red(cells);
+  return paint.cyan(cells);
+}
+
+Lines time_lines(const Forecast& forecast, const Paint& paint) {
+  std::vector<NamedAmount> bars;
+  for (const WaterfallBar& b : waterfall(forecast.graph, forecast.timeline)) {
+    bars.push_back({b.what, b.time.seconds()});
+  }
+  bars = largest(std::move(bars), kMostBars);
+  double longest = 0;
+  for (const NamedAmount& b : bars) longest = std::max(longest, b.amount);
+  const double step = forecast.timeline.period.seconds();
+  Lines lines = {"", paint.bold("where the step goes")};
+  for (const NamedAmount& b : bars) {
+    lines.push_back("  " + left(b.name, kNameWidth) + right(seconds_text(b.amount), 8) +
+                    right(percent_text(step > 0 ? b.amount / step : 0), 8) + "  " +
+                    painted_bar(b.name, b.amount / longest, paint));
+  }
+  return lines;
+}
+
+Lines memory_lines(const Report& report, const Paint& paint) {
+  std::vector<NamedAmount> categories;
+  for (const auto& [name, bytes] : report.at_peak) {
+    categories.push_back({name, static_cast<double>(bytes.count())});
+  }
+  categories = largest(std::move(categories), kMostCategories);
+  const Fit& fit = report.fit;
+  const auto capacity = static_cast<double>(fit.capacity.count());
+  Lines lines = {"", paint.bold(clipped("memory per GPU at the peak: " + report.peak_event,
+                                        kTextWidth))};
+  const auto line = [&](const std::string& name, double bytes, const std::string& cells) {
+    lines.push_back("  " + left(name, kNameWidth) + right(bytes_text(bytes), 8) +
+                    right(percent_text(capacity > 0 ? bytes / capacity : 0), 8) + "  " + cells);
+  };
+  for (const NamedAmount& c : categories) {
+    line(c.name, c.amount, paint.cyan(bar(capacity > 0 ? c.amount / capacity : 0, kBarWidth)));
+  }
+  const auto used = static_cast<double>((fit.outside + fit.reserved).count());
+  const std::string cells = bar(capacity > 0 ? used / capacity : 0, kBarWidth);
+  line("in all, with margin and context", used,
+       fit.fits() ? paint.green(cells) : paint.red(cells));
+  lines.push_back(clipped(
+      fmt::format("  allocated {} (allocated only: {} margin for fragmentation), {} outside the "
+                  "allocator",
+                  format_bytes(fit.allocated), format_bytes(fit.reserved - fit.allocated),
+                  format_bytes(fit.outside)),
+      kTextWidth));
+  const Bytes margin = fit.margin();
+  lines.push_back(
+      fit.fits() ? paint.green(fmt::format("  fits: {} of {} to spare", format_bytes(margin),
+                                           format_bytes(fit.capacity)))
+                 : paint.red(fmt::format("  does not fit: {} more than the {} of the GPU",
+                                         format_bytes(Bytes() - margin),
+                                         format_bytes(fit.capacity))));
+  return lines;
+}
+
+// Keys and values without their reasons.
+Lines assumed_lines(const Report& report, const Paint& paint) {
+  if (report.assumed.empty()) return {};
+  std::string text = "assumed:";
+  for (const auto& [key, value] : report.assumed) {
+    text += (text.back() == ':' ? " " : "; ") + key + " " + value.substr(0, value.find(" ("));
+  }
+  Lines lines = {""};
+  for (const std::string& line : first_lines(wrapped(text, kTextWidth, 2), kMostAssumedLines)) {
+    lines.push_back(paint.dim(line));
+  }
+  return lines;
+}
+
+Lines warning_lines(const Report& report, const Paint& paint) {
+  Lines all;
+  for (const std::string& warning : report.warnings) {
+    append(all, first_lines(wrapped("warning: " + warning, kTextWidth, 2), 2));
+  }
+  Lines lines;
+  for (const std::string& line : first_lines(std::move(all), kMostWarningLines)) {
+    lines.push_back(paint.yellow(line));
+  }
+  return lines;
+}
+
+}  // namespace
+
+std::string to_text(const Report& report, const Forecast& forecast, Color color) {
+  const Paint paint(color);
+  Lines lines = plan_lines(report, forecast, paint);
+  lines.emplace_back();
+  append(lines, figure_lines(report, paint));
+  append(lines, time_lines(forecast, paint));
+  append(lines, memory_lines(report, paint));
+  append(lines, assumed_lines(report, paint));
+  append(lines, warning_lines(report, paint));
+  return fmt::format("{}\n", fmt::join(lines, "\n"));
+}
+
+}  // namespace foreshard

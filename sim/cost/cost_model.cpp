@@ -1,0 +1,206 @@
+// Forms of sim/spec/calibration.h, evaluated.
+//
+// Draws come from a Halton sequence through the normal quantile: seeded by nothing, spread evenly,
+// the same everywhere.
+#include "sim/cost/cost_model.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "sim/base/error.h"
+
+namespace foreshard {
+namespace {
+
+// Tile of the wave term in the GEMM form.
+constexpr double kTile = 128;
+// Rows of queries per thread block in FlashAttention.
+constexpr std::int64_t kQueryBlock = 128;
+
+double as_double(std::int64_t value) { return static_cast<double>(value); }
+
+// Acklam's rational approximation of the standard normal quantile, relative error below 1.2e-9.
+double normal_quantile(double p) {
+  constexpr double a[] = {-3.969683028665376e+01, 2.209460984245205e+02,  -2.759285104469687e+02,
+                          1.383577518672690e+02,  -3.066479806614716e+01, 2.506628277459239e+00};
+  constexpr double b[] = {-5.447609879822406e+01, 1.615858368580409e+02, -1.556989798598866e+02,
+                          6.680131188771972e+01, -1.328068155288572e+01};
+  constexpr double c[] = {-7.784894002430293e-03, -3.223964580411365e-01, -2.400758277161838e+00,
+                          -2.549732539343734e+00, 4.374664141464968e+00,  2.938163982698783e+00};
+  constexpr double d[] = {7.784695709041462e-03, 3.224671290700398e-01, 2.445134137142996e+00,
+                          3.754408661907416e+00};
+  constexpr double kTail = 0.02425;
+  if (p < kTail) {
+    const double q = std::sqrt(-2 * std::log(p));
+    return (((((c[0] * q + c[1]) * q + c[2]) * q + c[3]) * q + c[4]) * q + c[5]) /
+           ((((d[0] * q + d[1]) * q + d[2]) * q + d[3]) * q + 1);
+  }
+  if (p > 1 - kTail) return -normal_quantile(1 - p);
+  const double q = p - 0.5;
+  const double r = q * q;
+  return (((((a[0] * r + a[1]) * r + a[2]) * r + a[3]) * r + a[4]) * r + a[5]) * q /
+         (((((b[0] * r + b[1]) * r + b[2]) * r + b[3]) * r + b[4]) * r + 1);
+}
+
+double radical_inverse(int index, int base) {
+  double result = 0;
+  double digit = 1.0 / base;
+  for (; index > 0; index /= base, digit /= base) result += digit * (index % base);
+  return result;
+}
+
+}  // namespace
+
+FactorDraw central_draw() {
+  FactorDraw draw;
+  draw.fill(1);
+  return draw;
+}
+
+CostModel::CostModel(const Cluster& cluster, const Calibration& calibration,
+                     std::string attention_kernel)
+    : cluster_(cluster), calibration_(calibration), attention_kernel_(std::move(attention_kernel)) {
+  if (attention_kernel_.empty() && !calibration_.attention.empty()) {
+    attention_kernel_ = calibration_.attention.front().kernel;
+  }
+}
+
+FactorDraw CostModel::draw(int k) const {
+  constexpr std::array<int, kFactors> kBases = {2, 3, 5, 7, 11, 13, 17};
+  constexpr int kSkip = 20;  // the first points of a Halton sequence are correlated
+  FactorDraw draw;
+  for (std::size_t f = 0; f < kFactors; ++f) {
+    const double u = radical_inverse(k + kSkip, kBases[f]);
+    draw[f] = std::exp(calibration_.spread[f].log_sd * normal_quantile(u));
+  }
+  return draw;
+}
+
+const AttentionCurve& CostModel::attention_curve(std::int64_t head_dim, Pass pass) const {
+  const AttentionCurve* best = nullptr;
+  auto distance = [&](const AttentionCurve& c) {
+    // The same kernel first, then the nearest head size.
+    return std::abs(std::log2(as_double(c.head_dim) / as_double(head_dim))) +
+           (c.kernel == attention_kernel_ ? 0.0 : 100.0);
+  };
+  for (const AttentionCurve& curve : calibration_.attention) {
+    if (curve.pass != pass) continue;
+    if (best == nullptr || distance(curve) < distance(*best)) best = &curve;
+  }
+  FORESHARD_CHECK(best != nullptr,
+                  "the calibration has no attention curve for " +
+                      std::string(pass == Pass::kForward ? "forward" : "backward"));
+  return *best;
+}
+
+double CostModel::gemm_seconds(const GemmCurve& curve, const Kernel& kernel) const {
+  const double m = as_double(kernel.m), n = as_double(kernel.n), k = as_double(kernel.k);
+  const double peak = kernel.fp32 ? cluster_.gpu.peak_fp32.value() : cluster_.gpu.peak_bf16.value();
+  const double tiles = m * n / (kTile * kTile);
+  const double compute = 2 * m * n * k / (curve.efficiency * curve.sustained * peak) *
+                         (1 + curve.k_half / k) *
+                         (1 + curve.tail * as_double(cluster_.gpu.multiprocessors) / tiles);
+  const double memory = as_double(kernel.bytes.count()) /
+                        (curve.hbm_fraction * cluster_.gpu.memory_bandwidth.value());
+  return std::max(compute, memory) + curve.overhead;
+}
+
+KernelPrice CostModel::price(const Kernel& kernel) const {
+  switch (kernel.kind) {
+    case KernelKind::kGemm: {
+      const GemmCurve& curve = kernel.fp32 ? calibration_.gemm_fp32 : calibration_.gemm_bf16;
+      return {gemm_seconds(curve, kernel), Factor::kGemm, curve.evidence};
+    }
+    case KernelKind::kAttention: {
+      const AttentionCurve& curve = attention_curve(kernel.k, kernel.pass);
+      const double sequence = as_double(kernel.n);
+      const double blocks =
+          as_double(kernel.m * kernel.heads * ((kernel.n + kQueryBlock - 1) / kQueryBlock));
+      const double waves = blocks / as_double(cluster_.gpu.multiprocessors);
+      const double peak =
+          kernel.fp32 ? cluster_.gpu.peak_fp32.value() : cluster_.gpu.peak_bf16.value();
+      const double seconds = kernel.flops.count() / (curve.efficiency * peak) *
+                                 (1 + curve.s_half / sequence) * (1 + curve.c_half / waves) +
+                             curve.overhead;
+      return {seconds, Factor::kAttention, curve.evidence};
+    }
+    case KernelKind::kMemory: {
+      const MemoryCurve& curve = calibration_.memory_curve(kernel.memory_class);
+      const double seconds = as_double(kernel.bytes.count()) /
+                                 (curve.fraction * cluster_.gpu.memory_bandwidth.value()) +
+                             curve.overhead;
+      return {seconds, Factor::kMemoryBound, curve.evidence};
+    }
+  }
+  FORESHARD_CHECK(false, "unknown kernel kind");
+  return {};
+}
+
+KernelPrice CostModel::price(EventKind collective, Bytes bytes, const GroupShape& group) const {
+  const GroupLink link = group_link(cluster_, group);
+  const Factor factor = link.nodes > 1 ? Factor::kInterNode : Factor::kIntraNode;
+  const CollectiveCurve& curve = link.nodes > 1 ? calibration_.inter_node : calibration_.intra_node;
+  if (group.size <= 1) return {0, factor, curve.evidence};
+  const double hops = as_double(group.size - 1);
+  const double passes = collective == EventKind::kAllReduce ? 2 : 1;
+  double busbw = curve.link_fraction * link.link.value();
+  if (link.nodes > 1) {
+    const double network = curve.network_fraction * link.network.value();
+    // One rank per node never uses the GPU links.
+    busbw = link.ranks_per_node > 1 ? std::min(busbw, network) : network;
+    if (link.nodes > 2) {
+      busbw *= std::pow(curve.per_doubling, std::log2(as_double(link.nodes) / 2));
+    }
+  }
+  const double seconds = curve.latency + passes * curve.per_hop * hops +
+                         passes * hops / as_double(group.size) * as_double(bytes.count()) / busbw;
+  return {seconds, factor, curve.evidence};
+}
+
+CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) const {
+  CostTable table;
+  table.works.reserve(graph.works.size());
+  table.evidence.reserve(graph.works.size());
+  auto scale = [&](Factor f) { return draw[static_cast<std::size_t>(f)]; };
+  const double host = scale(Factor::kHost);
+  for (const Work& work : graph.works) {
+    double seconds = 0;
+    double last = 0;
+    Evidence evidence = Evidence::kMeasured;
+    if (is_collective(work.kind)) {
+      const KernelPrice p =
+          price(work.kind, work.bytes, graph.communicators[work.communicator].group);
+      seconds = last = p.seconds * scale(p.factor);
+      evidence = weaker(evidence, p.evidence);
+    }
+    for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
+      const KernelPrice p = price(graph.kernels[k]);
+      last = p.seconds * scale(p.factor);
+      seconds += last;
+      evidence = weaker(evidence, p.evidence);
+    }
+    Cost cost;
+    cost.before = Time::seconds(calibration_.host.per_hook * host * work.hooks);
+    cost.during = Time::seconds(calibration_.host.per_launch * host * work.launches);
+    cost.duration = Time::seconds(seconds);
+    cost.last_kernel = Time::seconds(std::min(last, seconds));
+    table.works.push_back(cost);
+    table.evidence.push_back(evidence);
+  }
+  // The overlap factor scales the excess over 1: no overlap is ever free of charge or a gain.
+  const double overlap = scale(Factor::kOverlap);
+  auto slowdown = [&](double factor) {
+    return std::llround(static_cast<double>(Contention::kOne) * (1 + (factor - 1) * overlap));
+  };
+  table.contention.compute = slowdown(calibration_.contention.compute);
+  table.contention.communication = slowdown(calibration_.contention.communication);
+  table.links.reserve(graph.communicators.size());
+  for (const Communicator& communicator : graph.communicators) {
+    const GroupLink link = group_link(cluster_, communicator.group);
+    const bool inside = link.ranks_per_node > 1;
+    table.links.push_back(static_cast<std::uint8_t>((inside ? 1 : 0) | (link.nodes > 1 ? 2 : 0)));
+  }
+  return table;
+}
+
+}  // namespace foreshard

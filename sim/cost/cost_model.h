@@ -1,0 +1,60 @@
+// Prices the Work entries of a graph on one machine: kernels by the curves of its Calibration,
+// collectives by their group's place in the cluster, host work by counts. Pure: the same work costs
+// the same, whatever runs beside it.
+//
+// Formulas: sim/spec/calibration.h. Peaks, bandwidths and links come from the Cluster, everything
+// fitted from the Calibration. A group of one rank communicates in no time.
+#pragma once
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "sim/cost/cost_table.h"
+#include "sim/graph/event_graph.h"
+#include "sim/spec/calibration.h"
+#include "sim/spec/cluster.h"
+
+namespace foreshard {
+
+// Multipliers on the time of each class of work: the machine's latent factors. All 1 is the central
+// forecast.
+using FactorDraw = std::array<double, kFactors>;
+FactorDraw central_draw();
+
+struct KernelPrice {
+  double seconds = 0;
+  Factor factor = Factor::kGemm;
+  Evidence evidence = Evidence::kAssumed;
+};
+
+class CostModel {
+ public:
+  // `attention_kernel`: name of the Calibration's attention curves to use, "" for the machine's
+  // usual one.
+  CostModel(const Cluster& cluster, const Calibration& calibration,
+            std::string attention_kernel = "");
+
+  KernelPrice price(const Kernel& kernel) const;
+  // Seconds of one collective over a group; bytes as in Work.
+  KernelPrice price(EventKind collective, Bytes bytes, const GroupShape& group) const;
+
+  CostTable price(const EventGraph& graph) const { return price(graph, central_draw()); }
+  CostTable price(const EventGraph& graph, const FactorDraw& draw) const;
+
+  // Multipliers drawn from the spreads of the calibration: draw k of a fixed sequence, the same on
+  // every machine.
+  FactorDraw draw(int k) const;
+  const Cluster& cluster() const { return cluster_; }
+  const Calibration& calibration() const { return calibration_; }
+
+ private:
+  const AttentionCurve& attention_curve(std::int64_t head_dim, Pass pass) const;
+  double gemm_seconds(const GemmCurve& curve, const Kernel& kernel) const;
+
+  Cluster cluster_;
+  Calibration calibration_;
+  std::string attention_kernel_;
+};
+
+}  // namespace foreshard

@@ -1,0 +1,38 @@
+// Time of every Work of a graph in isolation, and how much rows that overlap slow each other down.
+// What simulate() needs from a CostModel, a table of constants in a test, or a measurement.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "sim/base/units.h"
+#include "sim/spec/calibration.h"
+
+namespace foreshard {
+
+struct Cost {
+  Time before;       // host work ahead of the issue (hooks)
+  Time during;       // host work while enqueuing (launches)
+  Time duration;     // on the device, alone
+  Time last_kernel;  // the end is not before the host has enqueued everything and the last kernel
+                     // has run
+  bool operator==(const Cost&) const = default;
+};
+
+// Slowdowns in 1/kOne; kOne means none. Collectives that share a link split it evenly.
+struct Contention {
+  static constexpr std::int64_t kOne = 1024;
+  std::int64_t compute = kOne;        // of a compute row while a collective runs
+  std::int64_t communication = kOne;  // of a collective while a compute row runs
+  bool operator==(const Contention&) const = default;
+};
+
+struct CostTable {
+  std::vector<Cost> works;  // indexed like EventGraph::works
+  Contention contention;
+  // Links each communicator uses, as bits: 1 inside the node, 2 the network.
+  std::vector<std::uint8_t> links;
+  std::vector<Evidence> evidence;  // per Work, of its weakest curve
+};
+
+}  // namespace foreshard

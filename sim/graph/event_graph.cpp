@@ -1,0 +1,125 @@
+#include "sim/graph/event_graph.h"
+
+#include <algorithm>
+#include <array>
+
+#include "sim/base/error.h"
+#include "sim/base/hash.h"
+
+namespace foreshard {
+
+const char* to_string(EventKind kind) {
+  static constexpr std::array<const char*, kEventKinds> kNames = {"all_gather_copy_in",
+                                                                  "all_gather",
+                                                                  "all_gather_copy_out",
+                                                                  "forward",
+                                                                  "loss",
+                                                                  "recompute",
+                                                                  "backward",
+                                                                  "reshard",
+                                                                  "reduce_scatter_copy_in",
+                                                                  "reduce_scatter",
+                                                                  "all_reduce",
+                                                                  "accumulate",
+                                                                  "grad_norm",
+                                                                  "grad_scale",
+                                                                  "optimizer"};
+  return kNames[static_cast<std::size_t>(kind)];
+}
+
+bool is_collective(EventKind kind) {
+  return kind == EventKind::kAllGather || kind == EventKind::kReduceScatter ||
+         kind == EventKind::kAllReduce;
+}
+
+const char* to_string(Stream stream) {
+  static constexpr std::array<const char*, kStreams> kNames = {
+      "compute", "all_gather_copy_in", "all_gather", "reduce_scatter", "all_reduce"};
+  return kNames[static_cast<std::size_t>(stream)];
+}
+
+std::int32_t EventGraph::buffer_count() const {
+  return first_own_buffer + static_cast<std::int32_t>(buffers.size());
+}
+
+const LayerExecution* EventGraph::execution_of(std::int32_t buffer) const {
+  if (buffer >= first_own_buffer) return nullptr;
+  auto it = std::upper_bound(
+      executions.begin(), executions.end(), buffer,
+      [](std::int32_t wanted, const LayerExecution& e) { return wanted < e.first_buffer; });
+  return &*std::prev(it);
+}
+
+Buffer EventGraph::buffer(std::int32_t id) const {
+  FORESHARD_CHECK(id >= 0 && id < buffer_count(), "buffer id out of range");
+  if (id >= first_own_buffer) return buffers[static_cast<std::size_t>(id - first_own_buffer)];
+  const LayerExecution& e = *execution_of(id);
+  const Slot& slot = program(e).slots[static_cast<std::size_t>(id - e.first_buffer)];
+  return {slot.category, Stream::kCompute, e.unit, slot.bytes};
+}
+
+std::string EventGraph::buffer_name(std::int32_t id) const {
+  const LayerExecution* e = execution_of(id);
+  if (e == nullptr) return to_string(buffer(id).category);
+  return program(*e).slots[static_cast<std::size_t>(id - e->first_buffer)].name;
+}
+
+std::string EventGraph::fingerprint() const {
+  Fingerprint hash;
+  hash.add(std::int64_t{kSchema});
+  for (const Communicator& c : communicators) {
+    hash.add(c.name);
+    hash.add(c.group.size);
+    hash.add(c.group.stride);
+    hash.add(std::int64_t{c.per_unit});
+  }
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const Row& row = rows[i];
+    const RowDetail& detail = details[i];
+    hash.add(static_cast<std::int64_t>(row.kind) << 24 |
+             static_cast<std::int64_t>(row.stream) << 16 |
+             static_cast<std::int64_t>(row.communicator) << 8 | row.wait_count);
+    hash.add(std::int64_t{row.host_wait} << 32 ^ std::int64_t{row.work});
+    hash.add(std::int64_t{detail.unit} << 32 ^ std::int64_t{detail.layer} << 16 ^
+             detail.microbatch);
+    for (EventId w : waits_of(static_cast<EventId>(i))) hash.add(std::int64_t{w});
+    for (std::uint32_t a = detail.actions_begin; a < detail.actions_end; ++a) {
+      hash.add(static_cast<std::int64_t>(actions[a].kind) << 32 | actions[a].target);
+    }
+  }
+  hash.add(std::int64_t{final_host_wait});
+  for (std::int32_t b : persistent) hash.add(std::int64_t{b});
+  for (const Work& work : works) {
+    hash.add(static_cast<std::int64_t>(work.kind) << 32 | work.hooks << 16 | work.launches);
+    hash.add(work.bytes.count());
+    for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
+      const Kernel& kernel = kernels[k];
+      hash.add(static_cast<std::int64_t>(kernel.kind) << 16 |
+               static_cast<std::int64_t>(kernel.memory_class) << 8 |
+               static_cast<std::int64_t>(kernel.pass));
+      for (std::int64_t v : {kernel.m, kernel.n, kernel.k, kernel.heads, kernel.bytes.count()}) {
+        hash.add(v);
+      }
+    }
+  }
+  for (const Buffer& b : buffers) {
+    hash.add(static_cast<std::int64_t>(b.category) << 8 | static_cast<std::int64_t>(b.pool));
+    hash.add(b.bytes.count());
+  }
+  for (const LayerExecution& e : executions) {
+    hash.add(std::int64_t{e.layer} << 32 ^ std::int64_t{e.microbatch});
+    hash.add(std::int64_t{e.first_buffer});
+  }
+  for (const auto& p : programs) {
+    for (const Slot& slot : p->slots) {
+      hash.add(static_cast<std::int64_t>(slot.category));
+      hash.add(slot.bytes.count());
+    }
+    for (const LayerPhaseProgram* phase : {&p->forward, &p->recompute, &p->backward}) {
+      for (std::int32_t action : phase->actions) hash.add(std::int64_t{action});
+    }
+  }
+  return hash.hex();
+}
+
+}  // namespace foreshard

@@ -1,0 +1,189 @@
+// One training step in counts, without times: what every rank issues, in host order.
+//
+// A row is what one marker pair can bracket on one stream (DESIGN section 3). Row numbers are event
+// ids and host-issue positions; every dependency points to a smaller id: stream order, communicator
+// order, `waits` (cudaStreamWaitEvent), host order, `host_wait`. So the graph is acyclic by
+// construction and one forward pass can time it.
+//
+// Rows that cost the same share a Work entry (what is priced), rows that allocate the same share a
+// LayerProgram slice (what memory replay walks); only ids differ. That is what makes building and
+// timing a 96-layer step a matter of microseconds without folding the layers themselves.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sim/base/units.h"
+#include "sim/graph/layer_program.h"
+#include "sim/spec/cluster.h"
+#include "sim/spec/plan.h"
+
+namespace foreshard {
+
+using EventId = std::int32_t;
+inline constexpr EventId kNoEvent = -1;
+
+enum class EventKind : std::uint8_t {
+  kAllGatherCopyIn,
+  kAllGather,
+  kAllGatherCopyOut,
+  kForward,
+  kLoss,  // forward and backward of the loss
+  kRecompute,
+  kBackward,
+  kReshard,  // copies the kept slice when parameters are resharded to a smaller group
+  kReduceScatterCopyIn,
+  kReduceScatter,
+  kAllReduce,
+  kAccumulate,  // cast to the stored dtype and/or add to the gradient that is there
+  kGradNorm,
+  kGradScale,
+  kOptimizer,
+};
+inline constexpr std::size_t kEventKinds = 15;
+const char* to_string(EventKind kind);
+bool is_collective(EventKind kind);
+
+enum class Stream : std::uint8_t { kCompute, kCopyIn, kAllGather, kReduceScatter, kAllReduce };
+inline constexpr std::size_t kStreams = 5;
+const char* to_string(Stream stream);
+
+// A FIFO of collectives: operations on one communicator run one after another in issue order,
+// whatever their streams.
+struct Communicator {
+  std::string name;  // "shard", "replicate", "post_forward", "reduce_scatter"
+  GroupShape group;
+  // Collectives of different units do not queue on each other (one communicator per unit,
+  // resharding to small groups).
+  bool per_unit = false;
+};
+inline constexpr std::uint8_t kNoCommunicator = 255;
+
+// What a row costs, in counts.
+struct Work {
+  EventKind kind = EventKind::kForward;
+  std::uint8_t communicator = kNoCommunicator;
+  std::uint16_t hooks = 0;     // FSDP hook calls of the host before it enqueues
+  std::uint16_t launches = 0;  // kernels the host enqueues
+  std::uint32_t kernels_begin = 0;
+  std::uint32_t kernels_end = 0;
+  Bytes bytes;  // collectives: the whole unsharded buffer, as nccl-tests; copies: bytes written
+  Flops flops;
+  bool operator==(const Work&) const = default;
+};
+
+struct Row {
+  EventKind kind = EventKind::kForward;
+  Stream stream = Stream::kCompute;
+  std::uint8_t communicator =
+      kNoCommunicator;  // whose FIFO it joins; none when the unit has one of its own
+  std::uint8_t wait_count = 0;
+  std::uint32_t waits_begin = 0;
+  EventId host_wait = kNoEvent;
+  std::uint32_t work = 0;
+  bool operator==(const Row&) const = default;
+};
+static_assert(sizeof(Row) == 16);
+
+// One step of a row's memory log, in host order. Layer phases replay a slice of the layer's
+// program, so that identical layers share it; `target` is a buffer for kAllocate and kFree, else an
+// index into EventGraph::executions.
+struct MemoryAction {
+  enum class Kind : std::uint8_t {
+    kAllocate,
+    kFree,
+    kForward,
+    kRecompute,
+    kBackward,
+    kFreeGradients,  // weight gradients but the last parameter's
+    kFreeLastGradient,
+  };
+  Kind kind = Kind::kAllocate;
+  std::int32_t target = 0;
+  bool operator==(const MemoryAction&) const = default;
+};
+
+// Who a row belongs to and what happens to memory when the host issues it.
+struct RowDetail {
+  std::int32_t unit = -1;
+  std::int32_t layer = -1;  // index into ModelSpec::order
+  std::int32_t microbatch = 0;
+  std::uint32_t actions_begin = 0;
+  std::uint32_t actions_end = 0;
+  bool operator==(const RowDetail&) const = default;
+};
+
+// Where a buffer lives: a stream's pool of the caching allocator, by allocation stream.
+struct Buffer {
+  MemoryCategory category = MemoryCategory::kActivation;
+  Stream pool = Stream::kCompute;
+  std::int32_t unit = -1;
+  Bytes bytes;  // as the allocator counts: rounded up to 512
+  bool operator==(const Buffer&) const = default;
+};
+
+// One execution of a layer in a micro-batch: its slots are buffers first_buffer .. first_buffer +
+// slots.
+struct LayerExecution {
+  std::int32_t layer = 0;
+  std::int32_t microbatch = 0;
+  std::int32_t unit = 0;
+  std::uint32_t program = 0;
+  std::int32_t first_buffer = 0;
+};
+
+struct Unit {
+  std::string name;  // "embedding", "layers.17", "layers.4-7", "norm+head", "root"
+  std::int64_t parameters = 0;
+  std::int64_t numel = 0;        // unpadded
+  std::int64_t shard_numel = 0;  // padded elements of one rank
+  std::int64_t padded_numel() const { return shard_numel * shards; }
+  std::int64_t shards = 1;
+  Reshard reshard;
+};
+
+struct EventGraph {
+  static constexpr int kSchema = 1;
+
+  std::vector<Row> rows;
+  std::vector<RowDetail> details;
+  std::vector<EventId> waits;
+  std::vector<Work> works;
+  std::vector<Kernel> kernels;
+  std::vector<Communicator> communicators;
+  std::vector<Unit> units;
+  EventId final_host_wait = kNoEvent;  // the host awaits its end before the next step
+
+  // Memory: ids below first_own_buffer belong to the slots of `executions`, the others are
+  // `buffers`.
+  std::int32_t first_own_buffer = 0;
+  std::vector<Buffer> buffers;
+  std::vector<std::int32_t>
+      persistent;  // alive before the first and after the last row (states, shards)
+  std::vector<LayerExecution> executions;
+  std::vector<std::shared_ptr<const LayerProgram>> programs;
+  std::vector<MemoryAction> actions;
+
+  std::span<const EventId> waits_of(EventId id) const {
+    const Row& row = rows[static_cast<std::size_t>(id)];
+    return {waits.data() + row.waits_begin, row.wait_count};
+  }
+  std::int32_t buffer_count() const;
+  Buffer buffer(std::int32_t id) const;  // whichever table it lives in
+  // Tensor of a layer execution ("q_rope"), or the category of a unit's buffer.
+  std::string buffer_name(std::int32_t id) const;
+  // The execution a slot buffer belongs to; nullptr for a unit's own buffer.
+  const LayerExecution* execution_of(std::int32_t buffer) const;
+  const LayerProgram& program(const LayerExecution& execution) const {
+    return *programs[execution.program];
+  }
+
+  // Hash of rows, waits, works, buffers and the schema version; calibration never changes it.
+  std::string fingerprint() const;
+};
+
+}  // namespace foreshard

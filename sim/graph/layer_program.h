@@ -1,0 +1,114 @@
+// What one layer does in one micro-batch: its allocations in host order and its kernels, for
+// forward, recompute, backward.
+//
+// Derived from the LayerSpec as autograd would (see layer_program.cpp); shared by all layers of a
+// kind. Slots are the layer's buffers: slot 0 is its input activation (allocated by the layer
+// before), slot 1 the gradient of that input; slots `slots.size()` and `slots.size() + 1` are slots
+// 0 and 1 of the next layer, that is this layer's output and the gradient that arrives there.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "sim/base/units.h"
+#include "sim/spec/calibration.h"
+#include "sim/spec/model_spec.h"
+#include "sim/spec/plan.h"
+
+namespace foreshard {
+
+enum class MemoryCategory : std::uint8_t {
+  kShardedParam,
+  kUnshardedParam,
+  kPostForwardShard,
+  kShardedGrad,
+  kUnshardedGrad,
+  kAccumulatedGrad,
+  kActivation,
+  kRecomputedActivation,
+  kBackwardTemp,
+  kOptimizerState,
+  kOptimizerTemp,
+  kCastTemp,
+  kAllGatherOutput,
+  kReduceScatterInput,
+  kReduceScatterOutput,
+  kInput,
+};
+inline constexpr std::size_t kMemoryCategories = 16;
+const char* to_string(MemoryCategory category);
+
+// The caching allocator hands out multiples of 512 bytes (c10/cuda/CUDACachingAllocator.cpp,
+// kMinBlockSize).
+inline constexpr std::int64_t kAllocationGranularity = 512;
+Bytes allocated_size(std::int64_t bytes);
+
+enum class KernelKind : std::uint8_t { kGemm, kAttention, kMemory };
+
+// One kernel in counts. GEMM: m x k times k x n. Attention: m = batch, n = sequence, k = head_dim,
+// heads in `heads`.
+struct Kernel {
+  KernelKind kind = KernelKind::kMemory;
+  MemoryClass memory_class = MemoryClass::kElementwise;
+  Pass pass = Pass::kForward;
+  bool causal = true;
+  bool fp32 = false;
+  std::int64_t m = 0, n = 0, k = 0, heads = 0;
+  Bytes bytes;  // read plus written
+  Flops flops;
+  bool operator==(const Kernel&) const = default;
+};
+
+struct Slot {
+  MemoryCategory category = MemoryCategory::kActivation;
+  Bytes bytes;
+  std::string name;
+};
+
+// Allocated bytes of a run of actions relative to its start.
+struct MemorySwing {
+  std::int64_t peak = 0;  // >= 0
+  std::int64_t net = 0;
+};
+
+struct LayerPhaseProgram {
+  std::vector<std::int32_t> actions;  // slot + 1: allocate, -(slot + 1): free
+  std::vector<Kernel> kernels;
+  MemorySwing swing;
+  Flops flops;
+};
+
+struct LayerProgram {
+  std::vector<Slot> slots;  // of this layer only; bytes of slot 0 included
+  Bytes output_bytes, output_grad_bytes;
+  LayerPhaseProgram forward;
+  LayerPhaseProgram recompute;  // empty unless the layer recomputes
+  LayerPhaseProgram backward;
+  LayerPhaseProgram free_gradients;            // of all parameters but the last
+  LayerPhaseProgram free_last_gradient;        // which FSDP2 holds until the reduction is issued
+  std::vector<std::int32_t> weight_gradients;  // slot of each parameter's gradient, parameter order
+  std::vector<std::int32_t> saved;  // slots alive between forward and backward, for reports
+  Bytes saved_bytes() const;
+};
+
+// Where backward puts weight gradients: a tensor each, as autograd does, or straight into the
+// unit's flat buffer.
+enum class GradientStorage : std::uint8_t { kPerParameter, kFlat };
+
+// kTokenTable: parameter 0 of this layer also is the head's, whose gradient arrived first.
+enum class Tying : std::uint8_t { kNone, kTokenTable };
+
+struct ProgramOptions {
+  std::int64_t batch = 1;
+  std::int64_t sequence = 1;
+  DType compute = DType::kBf16;
+  Recompute recompute = Recompute::kNone;
+  GradientStorage gradients = GradientStorage::kPerParameter;
+  Tying tied = Tying::kNone;
+};
+
+// Throws Error(kInvalidInput) when sizes overflow.
+LayerProgram build_layer_program(const LayerSpec& layer, const ProgramOptions& options);
+
+}  // namespace foreshard

@@ -1,0 +1,484 @@
+// Foreshard's own engine: one flat padded buffer per unit that is the parameter storage, no copies,
+// static arenas.
+//
+// The all-gather writes into a slot of a ring of parameter slots; views into the slot are the
+// parameters. The optimizer writes the compute-dtype shadow of the shard, so nothing is cast before
+// a gather. Backward writes weight gradients straight into a slot of the gradient ring in the
+// reduce dtype, and the reduce-scatter reads it from there.
+//
+// Slots, not streams, bound how far gathers run ahead. `prefetch.forward: k` gives k + 1 slots and
+// issues the gather of unit i + k before the forward of unit i; `implicit` gives two slots and
+// issues a gather when the host reaches the unit; 0 gives one slot. A gather waits for the last
+// compute row that used its slot. Gradient slots: buffers.reduce_scatter + 1; a backward waits for
+// the reduce-scatter that last read its slot.
+//
+// With replicas, gradients are summed over micro-batches first and all-reduced once, after the last
+// one. Unlike FSDP2 the embedding's unit is not gathered in backward: its gradient needs no weight.
+#include <algorithm>
+#include <deque>
+#include <vector>
+
+#include "sim/base/error.h"
+#include "sim/graph/runtimes.h"
+#include "sim/graph/step_builder.h"
+
+namespace foreshard {
+namespace {
+
+constexpr std::int64_t kAlignmentBytes =
+    128;  // of every parameter in the flat buffer (GEMM operands)
+
+// Variants of kAccumulate.
+constexpr std::int32_t kAdd = 1;
+
+class Native final : public StepBuilder {
+ public:
+  Native(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs)
+      : StepBuilder(model, plan, programs), states_(units().size()) {
+    flatten();
+    auto& list = graph().communicators;
+    list.push_back({"shard", {plan.mesh.shard, 1}, false});
+    list.push_back({"replicate", {plan.mesh.replicate, plan.mesh.shard}, false});
+    if (plan.communicators == Communicators::kSeparate) {
+      list.push_back({"reduce_scatter", {plan.mesh.shard, 1}, false});
+      reduce_scatter_communicator_ = 2;
+    }
+    for (const LoweredUnit& u : units()) {
+      if (u.unit.reshard.kind != Reshard::Kind::kGroup) continue;
+      const GroupShape group{u.unit.reshard.group, 1};
+      const bool known = std::any_of(list.begin(), list.end(), [&](const Communicator& c) {
+        return c.name == "post_forward" && c.group == group;
+      });
+      if (!known) list.push_back({"post_forward", group, false});
+    }
+  }
+
+  EventGraph build() {
+    arenas();
+    const auto microbatches = static_cast<std::int32_t>(plan_.batch.accumulation);
+    for (std::int32_t m = 0; m < microbatches; ++m) {
+      begin_microbatch(m);
+      last_ = m + 1 == microbatches;
+      forward();
+      backward();
+    }
+    optimizer();
+    return finish();
+  }
+
+ private:
+  struct State {
+    std::int64_t shard = 0;  // flat padded elements of one rank
+    bool kept = false;       // has storage of its own between forward and backward
+    bool present = false;    // gathered or being gathered
+    bool waited = false;     // compute already waits for the gather
+    EventId all_gather = kNoEvent;
+    EventId last_use = kNoEvent;
+    EventId reduced = kNoEvent;
+    std::int32_t slot = -1;
+  };
+
+  std::int32_t count() const { return static_cast<std::int32_t>(states_.size()); }
+  State& state(std::int32_t unit) { return states_[static_cast<std::size_t>(unit)]; }
+  const Unit& unit(std::int32_t u) const { return units()[static_cast<std::size_t>(u)].unit; }
+  bool keeps_gradients() const { return plan_.accumulation == AccumulationMode::kKeepUnsharded; }
+  std::int64_t param_size() const { return size_of(plan_.param_dtype); }
+  std::int64_t reduce_size() const { return size_of(plan_.reduce_dtype); }
+
+  // Flat layout: parameters aligned, the sum padded to a multiple of the ranks.
+  void flatten() {
+    const std::int64_t align = kAlignmentBytes / param_size();
+    auto& listed = graph().units;
+    for (std::int32_t u = 0; u < count(); ++u) {
+      std::int64_t sum = 0;
+      for (std::int32_t l : units()[static_cast<std::size_t>(u)].layers) {
+        const auto kind = static_cast<std::size_t>(model_.order[static_cast<std::size_t>(l)].kind);
+        for (const ParameterSpec& p : model_.kinds[kind].parameters) {
+          if (!p.tied) sum = checked_add(sum, (p.numel() + align - 1) / align * align);
+        }
+      }
+      const std::int64_t step = plan_.mesh.shard * align;
+      state(u).shard = (sum + step - 1) / step * align;
+      state(u).kept = unit(u).reshard.kind == Reshard::Kind::kNever;
+      listed[static_cast<std::size_t>(u)].shard_numel = state(u).shard;
+    }
+  }
+
+  std::int64_t padded(std::int32_t u) { return state(u).shard * plan_.mesh.shard; }
+
+  void arenas() {
+    std::int64_t largest = 0;
+    for (std::int32_t u = 0; u < count(); ++u) {
+      const std::int64_t shard = state(u).shard;
+      allocate_persistent(MemoryCategory::kShardedParam, u,
+                          Bytes(shard * size_of(plan_.master_dtype)));
+      if (plan_.param_dtype != plan_.master_dtype) {
+        allocate_persistent(MemoryCategory::kShardedParam, u, Bytes(shard * param_size()));
+      }
+      allocate_persistent(MemoryCategory::kShardedGrad, u, Bytes(shard * 4));
+      if (plan_.optimizer.kind == Optimizer::Kind::kAdamW) {
+        for (int moment = 0; moment < 2; ++moment) {
+          allocate_persistent(MemoryCategory::kOptimizerState, u,
+                              Bytes(shard * size_of(plan_.optimizer.state)));
+        }
+      }
+      if (state(u).kept) {
+        allocate_persistent(MemoryCategory::kUnshardedParam, u, Bytes(padded(u) * param_size()));
+      } else {
+        largest = std::max(largest, padded(u));
+      }
+      if (keeps_gradients()) {
+        allocate_persistent(MemoryCategory::kUnshardedGrad, u, Bytes(padded(u) * reduce_size()));
+      }
+      if (unit(u).reshard.kind == Reshard::Kind::kGroup) {
+        allocate_persistent(MemoryCategory::kPostForwardShard, u,
+                            Bytes(padded(u) / unit(u).reshard.group * param_size()));
+      }
+    }
+    const std::int64_t ahead =
+        std::max(plan_.prefetch.forward == Prefetch::kImplicit ? 1 : plan_.prefetch.forward,
+                 plan_.prefetch.backward);
+    slot_users_.assign(static_cast<std::size_t>(std::min<std::int64_t>(ahead + 1, count())), -1);
+    for (std::size_t s = 0; s < slot_users_.size() && largest > 0; ++s) {
+      allocate_persistent(MemoryCategory::kUnshardedParam, -1, Bytes(largest * param_size()));
+    }
+    std::int64_t largest_gradient = 0;
+    for (std::int32_t u = 0; u < count(); ++u) {
+      largest_gradient = std::max(largest_gradient, padded(u));
+    }
+    gradient_slots_ = plan_.reduce_scatter_buffers + 1;
+    if (!keeps_gradients()) {
+      for (std::int64_t s = 0; s < gradient_slots_; ++s) {
+        allocate_persistent(MemoryCategory::kUnshardedGrad, -1,
+                            Bytes(largest_gradient * reduce_size()));
+      }
+    }
+  }
+
+  // --- gathers ---
+
+  // Takes the slot whose user is done longest. False when every slot holds a unit that is still
+  // needed.
+  bool issue_gather(std::int32_t u) {
+    State& s = state(u);
+    if (s.present) return true;
+    EventId free_after = s.last_use;  // own storage: the previous use of it
+    if (!s.kept) {
+      std::int32_t chosen = -1;
+      EventId oldest = 0;
+      for (std::size_t i = 0; i < slot_users_.size(); ++i) {
+        const std::int32_t user = slot_users_[i];
+        if (user >= 0 && state(user).present) continue;
+        const EventId used = user < 0 ? kNoEvent : state(user).last_use;
+        if (chosen < 0 || used < oldest) {
+          chosen = static_cast<std::int32_t>(i);
+          oldest = used;
+        }
+      }
+      if (chosen < 0) return false;
+      slot_users_[static_cast<std::size_t>(chosen)] = u;
+      s.slot = chosen;
+      free_after = oldest;
+    }
+    s.present = true;
+    s.waited = false;
+    if (plan_.mesh.shard == 1 && plan_.param_dtype == plan_.master_dtype) return true;
+    wait(Stream::kAllGather, free_after);
+    const bool small = backward_ && unit(u).reshard.kind == Reshard::Kind::kGroup;
+    s.all_gather = add_unit_row(EventKind::kAllGather, Stream::kAllGather, u, small ? 1 : 0);
+    return true;
+  }
+
+  void use(std::int32_t u) {
+    const bool issued = issue_gather(u);
+    FORESHARD_CHECK(issued, "no parameter slot for the unit that is needed now");
+    State& s = state(u);
+    if (!s.waited) wait(Stream::kCompute, s.all_gather);
+    s.waited = true;
+  }
+
+  void release(std::int32_t u, EventId after) {
+    state(u).last_use = after;
+    state(u).present = false;
+  }
+
+  // --- forward ---
+
+  void forward() {
+    backward_ = false;
+    const std::int64_t labels = plan_.batch.micro_batch * plan_.batch.sequence * 8;
+    tokens_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, Bytes(labels));
+    labels_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, Bytes(labels));
+    // The optimizer writes what the gathers send.
+    wait(Stream::kAllGather, tail(Stream::kCompute));
+    if (root() >= 0) {
+      hook();
+      use(root());
+    }
+    const auto layers = static_cast<std::int32_t>(model_.order.size());
+    for (std::int32_t l = 0; l < layers; ++l) {
+      const std::int32_t u = unit_of_layer(l);
+      if (u < 0) {
+        add_layer_row(EventKind::kLoss, l);
+        continue;
+      }
+      const auto& own = units()[static_cast<std::size_t>(u)].layers;
+      if (u != root() && l == own.front()) {
+        hook();
+        // The unit's own gather first: it must never find its slot taken by a prefetch.
+        issue_gather(u);
+        for (std::int64_t ahead = 1; ahead <= plan_.prefetch.forward; ++ahead) {
+          const std::int64_t target = u + ahead;
+          if (target < count() && !issue_gather(static_cast<std::int32_t>(target))) break;
+        }
+        use(u);
+      }
+      const EventId row = add_layer_row(EventKind::kForward, l);
+      if (u == root()) {
+        state(u).last_use = row;
+      } else if (l == own.back()) {
+        after_forward(u, row);
+      }
+    }
+  }
+
+  void after_forward(std::int32_t u, EventId row) {
+    if (state(u).kept) {
+      state(u).last_use = row;
+      return;
+    }
+    if (unit(u).reshard.kind == Reshard::Kind::kGroup) {
+      row = add_unit_row(EventKind::kReshard, Stream::kCompute, u);
+    }
+    release(u, row);
+  }
+
+  // --- backward ---
+
+  bool is_embedding_only(std::int32_t u) const {
+    const auto& own = units()[static_cast<std::size_t>(u)].layers;
+    return std::all_of(own.begin(), own.end(), [&](std::int32_t l) {
+      const auto kind = static_cast<std::size_t>(model_.order[static_cast<std::size_t>(l)].kind);
+      return model_.kinds[kind].role == LayerRole::kEmbedding;
+    });
+  }
+
+  void backward() {
+    backward_ = true;
+    const auto layers = static_cast<std::int32_t>(model_.order.size());
+    for (std::int32_t l = layers; l-- > 0;) {
+      const std::int32_t u = unit_of_layer(l);
+      if (u < 0) continue;
+      const auto& own = units()[static_cast<std::size_t>(u)].layers;
+      if (u != root() && l == own.back()) begin_backward(u);
+      if (recompute_of(l) != Recompute::kNone) add_layer_row(EventKind::kRecompute, l);
+      const EventId row = add_layer_row(EventKind::kBackward, l);
+      state(u).last_use = row;
+      if (u != root() && l == own.front()) reduce(u, row);
+    }
+    if (root() >= 0) reduce(root(), state(root()).last_use);
+    StepBuilder::free(tokens_);
+    StepBuilder::free(labels_);
+  }
+
+  void begin_backward(std::int32_t u) {
+    hook();
+    if (!is_embedding_only(u)) {
+      issue_gather(u);
+      for (std::int64_t back = 1; back <= plan_.prefetch.backward; ++back) {
+        const std::int64_t target = u - back;
+        if (target <= root() || is_embedding_only(static_cast<std::int32_t>(target))) break;
+        if (!issue_gather(static_cast<std::int32_t>(target))) break;
+      }
+      use(u);
+    }
+    take_gradient_slot();
+  }
+
+  // Backward writes where an earlier reduce-scatter reads: it waits for that one.
+  void take_gradient_slot() {
+    if (keeps_gradients()) return;
+    if (static_cast<std::int64_t>(reducing_.size()) >= gradient_slots_) {
+      wait(Stream::kCompute, reducing_.front());
+      reducing_.pop_front();
+    }
+  }
+
+  void reduce(std::int32_t u, EventId row) {
+    hook();
+    release(u, row);
+    if (keeps_gradients() && !last_) return;
+    if (u == root()) take_gradient_slot();
+    wait(Stream::kReduceScatter, row);
+    State& s = state(u);
+    const bool adds = microbatch() > 0 && !keeps_gradients();
+    EventId last = kNoEvent;
+    std::int32_t output = kNoBuffer;
+    if (plan_.mesh.shard > 1) {
+      last = add_unit_row(EventKind::kReduceScatter, Stream::kReduceScatter, u);
+      reducing_.push_back(last);
+      if (adds || plan_.reduce_dtype != DType::kFp32) {
+        output = allocate(MemoryCategory::kReduceScatterOutput, Stream::kReduceScatter, u,
+                          Bytes(s.shard * reduce_size()));
+      }
+    }
+    if (adds || plan_.mesh.shard == 1 || plan_.reduce_dtype != DType::kFp32) {
+      last = add_unit_row(EventKind::kAccumulate, Stream::kReduceScatter, u, adds ? kAdd : 0);
+      if (plan_.mesh.shard == 1) reducing_.push_back(last);
+    }
+    StepBuilder::free(output);
+    if (plan_.mesh.replicate > 1 && last_) {
+      wait(Stream::kAllReduce, last);
+      last = add_unit_row(EventKind::kAllReduce, Stream::kAllReduce, u);
+    }
+    s.reduced = last;
+  }
+
+  // --- optimizer ---
+
+  void optimizer() {
+    for (State& s : states_) wait(Stream::kCompute, s.reduced);
+    if (plan_.optimizer.clip_norm) {
+      add_step_row(EventKind::kGradNorm, Stream::kCompute);
+      if (plan_.mesh.shard > 1) {
+        wait(Stream::kAllReduce, tail(Stream::kCompute));
+        wait(Stream::kCompute, add_step_row(EventKind::kAllReduce, Stream::kAllReduce));
+      }
+      add_step_row(EventKind::kGradScale, Stream::kCompute);
+    }
+    const EventId last = add_step_row(EventKind::kOptimizer, Stream::kCompute);
+    for (State& s : states_) {
+      s.present = false;
+      s.last_use = last;
+    }
+    if (plan_.host_sync == HostSync::kStep) graph().final_host_wait = last;
+  }
+
+  // --- counts ---
+
+  static constexpr std::uint8_t kShard = 0;
+  static constexpr std::uint8_t kReplicate = 1;
+
+  UnitWork unit_work(EventKind kind, const UnitShape& shape, std::int32_t variant) const override {
+    UnitWork work;
+    const std::int64_t shard = flat_shard(shape);
+    const std::int64_t whole = checked_multiply(shard, plan_.mesh.shard);
+    switch (kind) {
+      case EventKind::kAllGather:
+        work.bytes = Bytes(whole * param_size());
+        work.communicator = variant == 1 ? post_forward_communicator(shape.reshard_group) : kShard;
+        break;
+      case EventKind::kReshard:
+        work.bytes = Bytes(whole / shape.reshard_group * param_size());
+        work.kernels = {copy_kernel(2 * work.bytes.count())};
+        break;
+      case EventKind::kReduceScatter:
+        work.bytes = Bytes(whole * reduce_size());
+        work.communicator = reduce_scatter_communicator_;
+        break;
+      case EventKind::kAllReduce:
+        work.bytes = Bytes(shard * 4);
+        work.communicator = kReplicate;
+        break;
+      case EventKind::kAccumulate:
+        work.bytes = Bytes(shard * 4);
+        work.kernels = {copy_kernel(shard * (reduce_size() + (variant == kAdd ? 8 : 4)))};
+        break;
+      default:
+        FORESHARD_CHECK(false, "not a unit's row");
+    }
+    return work;
+  }
+
+  UnitWork step_work(EventKind kind) const override {
+    UnitWork work;
+    std::int64_t elements = 0;
+    for (const State& s : states_) elements += s.shard;
+    const bool shadow = plan_.param_dtype != plan_.master_dtype;
+    switch (kind) {
+      case EventKind::kGradNorm:
+        work.kernels = {memory_kernel(MemoryClass::kOptimizer, elements * 4)};
+        break;
+      case EventKind::kGradScale:
+        work.kernels = {memory_kernel(MemoryClass::kOptimizer, elements * 8)};
+        break;
+      case EventKind::kAllReduce:
+        work.bytes = Bytes(4);
+        work.communicator = kShard;
+        break;
+      case EventKind::kOptimizer: {
+        // One fused pass whatever optimizer.implementation says: that is the engine's only one. It
+        // writes the shadow too.
+        const std::int64_t state = plan_.optimizer.kind == Optimizer::Kind::kAdamW
+                                       ? 4 * size_of(plan_.optimizer.state)
+                                       : 0;
+        const std::int64_t bytes =
+            2 * size_of(plan_.master_dtype) + 4 + state + (shadow ? param_size() : 0);
+        work.kernels = {memory_kernel(MemoryClass::kOptimizer, checked_multiply(elements, bytes))};
+        work.launches = count();
+        break;
+      }
+      default:
+        FORESHARD_CHECK(false, "not a row of the whole step");
+    }
+    return work;
+  }
+
+  std::uint8_t post_forward_communicator(std::int64_t size) const {
+    const auto& list = graph_communicators();
+    for (std::size_t c = 0; c < list.size(); ++c) {
+      if (list[c].name == "post_forward" && list[c].group.size == size) {
+        return static_cast<std::uint8_t>(c);
+      }
+    }
+    FORESHARD_CHECK(false, "no communicator for the reshard group");
+    return kNoCommunicator;
+  }
+
+  // Units of one shape have one flat layout.
+  std::int64_t flat_shard(const UnitShape& wanted) const {
+    for (std::size_t u = 0; u < states_.size(); ++u) {
+      if (&shape(static_cast<std::int32_t>(u)) == &wanted) return states_[u].shard;
+    }
+    FORESHARD_CHECK(false, "unknown unit shape");
+    return 0;
+  }
+
+  std::vector<State> states_;
+  std::vector<std::int32_t> slot_users_;  // unit that holds or held each parameter slot
+  std::deque<EventId> reducing_;  // reduce-scatters whose gradient slot is not taken again yet
+  std::int64_t gradient_slots_ = 2;
+  std::uint8_t reduce_scatter_communicator_ = kShard;
+  std::int32_t tokens_ = kNoBuffer;
+  std::int32_t labels_ = kNoBuffer;
+  bool backward_ = false;
+  bool last_ = false;
+};
+
+}  // namespace
+
+EventGraph build_native(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs) {
+  return Native(model, plan, programs).build();
+}
+
+EventGraph build_training_step(const ModelSpec& model, const Plan& plan,
+                               const LayerPrograms& programs) {
+  switch (plan.runtime.kind) {
+    case RuntimeKind::kFsdp2:
+      return build_fsdp2(model, plan, programs);
+    case RuntimeKind::kNative:
+      return build_native(model, plan, programs);
+  }
+  FORESHARD_CHECK(false, "unknown runtime");
+  return {};
+}
+
+EventGraph build_training_step(const ModelSpec& model, const Plan& plan) {
+  return build_training_step(model, plan, LayerPrograms(model, plan));
+}
+
+std::vector<Unit> list_units(const ModelSpec& model, const Plan& plan) {
+  return build_training_step(model, plan).units;
+}
+
+}  // namespace foreshard

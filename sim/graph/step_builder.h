@@ -1,0 +1,122 @@
+// Bookkeeping that every builder of sim/graph/ shares: rows, stream waits, host hooks, buffers,
+// layer executions, and the Work table. Builders decide *when* something is issued; this class
+// decides how it is written down.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "sim/graph/event_graph.h"
+#include "sim/graph/training_step.h"
+
+namespace foreshard {
+
+// What a unit's rows cost and its buffers weigh. Units of the same layers share a class.
+struct UnitShape {
+  std::int64_t shard_numel = 0;  // padded elements of one rank
+  std::int64_t local_numel = 0;  // without padding, rank 0
+  std::int64_t numel = 0;
+  Bytes unsharded;          // parameters in the compute dtype, allocated one by one (FSDP2)
+  Bytes sharded;            // in the stored dtype, one by one
+  Bytes optimizer_state;    // one moment
+  Bytes largest_parameter;  // in the compute dtype
+  std::int64_t parameters = 0;
+  std::int64_t reshard_group = 0;  // ranks of the small group after forward; 0: none
+};
+
+class StepBuilder {
+ public:
+  StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs);
+
+  // --- units ---
+  struct LoweredUnit {
+    Unit unit;
+    std::int32_t shape = 0;            // index into shapes()
+    std::vector<std::int32_t> layers;  // of ModelSpec::order, forward order
+  };
+  const std::vector<LoweredUnit>& units() const { return units_; }
+  const UnitShape& shape(std::int32_t unit) const {
+    return shapes_[static_cast<std::size_t>(units_[static_cast<std::size_t>(unit)].shape)];
+  }
+  std::int32_t unit_of_layer(std::int32_t layer) const {
+    return unit_of_layer_[static_cast<std::size_t>(layer)];
+  }
+  std::int32_t root() const { return root_; }  // -1: every parameter is in a unit of its own
+
+  // --- rows ---
+  // `variant` tells rows of one kind and unit apart that cost different amounts.
+  EventId add_unit_row(EventKind kind, Stream stream, std::int32_t unit, std::int32_t variant = 0);
+  EventId add_layer_row(EventKind kind, std::int32_t layer);
+  EventId add_step_row(EventKind kind, Stream stream);
+  void wait(Stream stream, EventId event);  // the stream's next row waits for `event`
+  void hook() { ++pending_hooks_; }         // the next row is issued one hook call later
+  EventId tail(Stream stream) const { return tails_[static_cast<std::size_t>(stream)]; }
+
+  // --- memory (belongs to the row added last) ---
+  std::int32_t allocate(MemoryCategory category, Stream pool, std::int32_t unit, Bytes bytes);
+  void free(std::int32_t& buffer);  // no-op for kNoBuffer; leaves kNoBuffer behind
+  std::int32_t allocate_persistent(MemoryCategory category, std::int32_t unit, Bytes bytes);
+  void free_gradients(std::int32_t unit);  // of the current micro-batch
+  void free_last_gradient(std::int32_t unit);
+  static constexpr std::int32_t kNoBuffer = -1;
+
+  void begin_microbatch(std::int32_t microbatch);
+  std::int32_t microbatch() const { return microbatch_; }
+  Recompute recompute_of(std::int32_t layer) const;
+
+  EventGraph& graph() { return graph_; }
+  const std::vector<Communicator>& graph_communicators() const { return graph_.communicators; }
+  EventGraph finish();
+
+  // What a row costs, in counts; asked once per (kind, shape, variant).
+  struct UnitWork {
+    std::uint8_t communicator = kNoCommunicator;
+    Bytes bytes;
+    std::vector<Kernel> kernels;
+    std::int64_t launches = 0;  // 0: one per kernel
+    bool queues = true;         // false: a communicator of the unit's own, nothing queues on it
+  };
+  virtual ~StepBuilder() = default;
+
+ protected:
+  virtual UnitWork unit_work(EventKind kind, const UnitShape& shape,
+                             std::int32_t variant) const = 0;
+  virtual UnitWork step_work(EventKind kind) const = 0;
+
+  static Kernel copy_kernel(std::int64_t bytes_moved);
+  static Kernel memory_kernel(MemoryClass memory_class, std::int64_t bytes_moved);
+  std::vector<Kernel> optimizer_kernels(std::int64_t elements) const;
+
+  const ModelSpec& model_;
+  const Plan& plan_;
+
+ private:
+  void lower_units(const LayerPrograms& programs);
+  std::uint32_t work_index(EventKind kind, std::int32_t group, std::int32_t variant);
+  EventId push(EventKind kind, Stream stream, std::uint32_t work, std::int32_t unit,
+               std::int32_t layer);
+  std::uint32_t add_work(EventKind kind, const UnitWork& work, Flops flops);
+
+  static constexpr std::int32_t kVariants = 4;
+  static constexpr std::int32_t kHookSteps = 8;
+
+  EventGraph graph_;
+  std::vector<LoweredUnit> units_;
+  std::vector<UnitShape> shapes_;
+  std::vector<std::int32_t> unit_of_layer_;
+  std::int32_t root_ = -1;
+  std::vector<std::int32_t> program_of_layer_;  // into graph_.programs
+  std::vector<Recompute> recompute_of_layer_;
+  std::vector<bool> queues_;         // per Work
+  std::vector<std::int32_t> works_;  // [group][kind][variant][hooks] -> Work index or -1
+  std::int32_t groups_ = 0;
+
+  std::array<EventId, kStreams> tails_;
+  std::array<std::array<EventId, kStreams>, kStreams> pending_waits_;  // [stream][source stream]
+  std::int32_t pending_hooks_ = 0;
+  std::int32_t microbatch_ = 0;
+  std::int32_t first_execution_ = 0;  // of the current micro-batch
+};
+
+}  // namespace foreshard

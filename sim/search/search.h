@@ -1,0 +1,82 @@
+// The best plan for a model on a cluster at a given global batch: every combination of shard group
+// x reshard x prefetch x recompute x micro-batch/accumulation that the runtime can express, memory
+// first, then time.
+//
+// Enumeration order is fixed and results do not depend on the number of threads. Search adds no
+// modelling: it calls build_training_step, peak_allocated, CostModel::price and simulate for every
+// plan.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sim/base/units.h"
+#include "sim/cost/cost_model.h"
+#include "sim/memory/capacity.h"
+#include "sim/spec/model_spec.h"
+#include "sim/spec/plan.h"
+
+namespace foreshard {
+
+// Which keys vary; the others stay as in `base`. Empty lists mean: what the key's own rule below
+// enumerates.
+struct SearchSpace {
+  Plan base;                               // runtime, units, dtypes, optimizer, sequence ...
+  std::int64_t global_batch = 0;           // sequences per step over all ranks
+  std::vector<std::int64_t> shard_groups;  // default: divisors of the GPU count that are powers of
+                                           // two, whole nodes, or all
+  std::vector<Reshard> reshards;  // default: always, never, and (shard group > node) a node's GPUs
+  std::vector<Prefetch> prefetches;  // default: implicit and 1, 2 forward x 1, 2 backward
+  std::vector<RangedPolicy<Recompute>> recomputes;  // default: none, selective, full
+  std::vector<std::int64_t> micro_batches;  // default: divisors of the sequences per rank, up to 64
+};
+
+// What happened to a combination.
+enum class Verdict : std::uint8_t { kSimulated, kDoesNotFit, kNotDivisible };
+
+struct Candidate {
+  Plan plan;
+  double seconds = 0;  // of a step; 0 when it was not simulated
+  double tokens_per_s_per_gpu = 0;
+  Bytes peak_allocated;
+  Verdict verdict = Verdict::kSimulated;
+};
+
+// Best step time over everything else for a shard group and a prefetch choice; nullopt: nothing
+// fits.
+struct HeatmapCell {
+  std::int64_t shard = 0;
+  Prefetch prefetch;
+  std::optional<double> seconds;
+};
+
+struct SearchResult {
+  std::int64_t enumerated = 0;
+  std::int64_t rejected_memory = 0;
+  std::int64_t simulated = 0;
+  std::optional<Candidate> best;
+  std::optional<Candidate> smallest;  // least memory of all, when nothing fits
+  std::vector<Candidate> pareto;      // time and memory, fastest first
+  std::vector<Candidate> neighbours;  // the best plan with one key changed, for "why it won"
+  std::vector<HeatmapCell> heatmap;   // shard groups x prefetches, in enumeration order
+};
+
+struct SearchOptions {
+  int threads = 0;  // 0: all cores
+  // Called now and then, from any thread, with plans done and plans in all; returning false stops
+  // the search.
+  std::function<bool(std::int64_t, std::int64_t)> progress;
+};
+
+// All plans of the space in their order. Throws Error(kInvalidInput) when the global batch fits no
+// mesh.
+std::vector<Plan> enumerate(const SearchSpace& space, const ModelSpec& model,
+                            const Cluster& cluster);
+
+SearchResult search(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
+                    const SearchOptions& options);
+
+}  // namespace foreshard

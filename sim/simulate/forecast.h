@@ -1,0 +1,26 @@
+// The walk of `predict`, without reading or writing: build the graph, replay its allocations, price
+// it, simulate it. `search` calls the same functions, plan by plan.
+#pragma once
+
+#include "sim/cost/cost_model.h"
+#include "sim/graph/event_graph.h"
+#include "sim/memory/memory_profile.h"
+#include "sim/simulate/timeline.h"
+#include "sim/spec/model_spec.h"
+#include "sim/spec/plan.h"
+
+namespace foreshard {
+
+struct Forecast {
+  ModelSpec model;
+  Plan plan;
+  EventGraph graph;
+  CostTable costs;
+  Timeline timeline;
+  MemoryProfile memory;
+};
+
+// Precondition: check(plan, model, costs.cluster()) passed.
+Forecast forecast(const ModelSpec& model, const Plan& plan, const CostModel& costs);
+
+}  // namespace foreshard

@@ -1,0 +1,49 @@
+// From counts and costs to times.
+//
+// sweep      one forward pass over the rows, ignoring contention:
+//              host = max(host, end[host_wait]) + before;  issue = host;  host += during
+//              start = max(issue, tail of the stream, ends of the waits)
+//              arrive = collective: max(start, communicator's FIFO); else start
+//              end = max(arrive + duration, host + last_kernel)
+// simulate   the same rules in time order, with compute and collectives slowing each other down
+// while they overlap.
+//            With all slowdowns 1 it equals sweep bit for bit; sweep is its lower bound.
+//
+// Both repeat the step until its period repeats, at the earliest in step 2, carrying the host's
+// lead over. A Simulator keeps scratch memory, so that timing thousands of plans allocates nothing;
+// it has no other state.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+
+#include "sim/cost/cost_table.h"
+#include "sim/graph/event_graph.h"
+#include "sim/simulate/timeline.h"
+
+namespace foreshard {
+
+class Simulator {
+ public:
+  Simulator();
+  ~Simulator();
+  Simulator(Simulator&&) noexcept;
+  Simulator& operator=(Simulator&&) noexcept;
+
+  // Valid until the next call.
+  const Timeline& sweep(const EventGraph& graph, const CostTable& costs);
+  const Timeline& simulate(const EventGraph& graph, const CostTable& costs);
+  // One step from an idle machine, no steady state.
+  const Timeline& sweep_once(const EventGraph& graph, const CostTable& costs);
+  const Timeline& simulate_once(const EventGraph& graph, const CostTable& costs);
+
+ private:
+  struct Scratch;
+  std::unique_ptr<Scratch> scratch_;
+};
+
+Timeline sweep(const EventGraph& graph, const CostTable& costs);
+Timeline simulate(const EventGraph& graph, const CostTable& costs);
+
+}  // namespace foreshard

@@ -1,0 +1,151 @@
+// What the hardware really does: coefficients of cost curves, each with its evidence, interval and
+// source.
+//
+// Every curve is fitted to published or own micro-measurements, never to whole training steps
+// (validation would be circular). Forms and their leave-one-source-out errors:
+// reports/calibration.md; the fits live in calibration/fit_*.
+//
+//   GEMM        t = max(2mnk / (efficiency*sustained*P) * (1 + k_half/k) * (1 + tail*SM /
+//   (m*n/128^2)),
+//                       bytes / (hbm_fraction*BW)) + overhead
+//   attention   t = F / (efficiency*P) * (1 + s_half/S) * (1 + c_half/C) + overhead;  F =
+//   2*B*h*S^2*d forward when causal,
+//               2.5 times that backward; C = B*h*ceil(S/128)/SM
+//   memory      t = bytes / (fraction*BW) + overhead
+//   collective  t = latency + per_hop*hops + factor*S/busbw;  hops n-1, for all-reduce (a ring
+//   twice round) 2(n-1);
+//                busbw = min(link_fraction*link, network_fraction*network)
+//               * per_doubling^log2(nodes/2);  factor (n-1)/n for all-gather and reduce-scatter,
+//               2(n-1)/n for all-reduce; S bytes of the whole unsharded buffer, as nccl-tests
+//               counts
+// P and BW are data-sheet values of the Gpu; times in seconds.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace foreshard {
+
+enum class Evidence : std::uint8_t {
+  kMeasured,
+  kInterpolated,
+  kExtrapolated,
+  kDatasheet,
+  kAssumed
+};
+const char* to_string(Evidence evidence);
+// The weaker of two: a sum is no better founded than its weakest term.
+Evidence weaker(Evidence a, Evidence b);
+
+struct GemmCurve {
+  double efficiency = 0;    // of the data-sheet peak, large shapes, burst
+  double sustained = 1;     // rate in a training step over burst rate (power-limited clocks)
+  double k_half = 0;        // inner width at which half the ramp is lost
+  double tail = 0;          // weight of the last, partly filled wave
+  double hbm_fraction = 0;  // of bandwidth, for thin products
+  double overhead = 0;      // s
+  Evidence evidence = Evidence::kAssumed;
+  std::string source;  // measurement files and their rows
+};
+
+enum class Pass : std::uint8_t { kForward, kBackward };
+
+struct AttentionCurve {
+  std::string kernel;  // fa2, fa3, cudnn
+  std::int64_t head_dim = 0;
+  Pass pass = Pass::kForward;
+  double efficiency = 0;
+  double s_half = 0;
+  double c_half = 0;
+  double overhead = 0;  // s
+  Evidence evidence = Evidence::kAssumed;
+  std::string source;
+};
+
+// Classes of memory-bound work that reach different fractions of bandwidth.
+enum class MemoryClass : std::uint8_t {
+  kElementwise,
+  kNormForward,
+  kNormBackward,
+  kLoss,
+  kOptimizer,
+  kCopy
+};
+inline constexpr std::size_t kMemoryClasses = 6;
+
+struct MemoryCurve {
+  double fraction = 0;  // of data-sheet bandwidth
+  double overhead = 0;  // s
+  Evidence evidence = Evidence::kAssumed;
+  std::string source;
+};
+
+// One fabric a communicator can live on: inside a node, or across nodes.
+struct CollectiveCurve {
+  double latency = 0;  // s
+  double per_hop = 0;  // s
+  double link_fraction =
+      0;  // reachable bus bandwidth over the GPU link rate (NVLink, one direction)
+  double network_fraction = 0;  // over the group's share of the NICs; unused inside a node
+  double per_doubling = 1;  // factor on the bus bandwidth for every doubling of nodes beyond two
+  Evidence evidence = Evidence::kAssumed;
+  std::string source;
+};
+
+struct HostCurve {
+  double per_hook = 0;    // s of host work before enqueuing, per FSDP hook call
+  double per_launch = 0;  // s per kernel launch
+  Evidence evidence = Evidence::kAssumed;
+  std::string source;
+};
+
+// Slowdown factors (>= 1) while compute and collectives run at the same time.
+struct ContentionCurve {
+  double compute = 1;
+  double communication = 1;
+  Evidence evidence = Evidence::kAssumed;
+  std::string source;
+};
+
+// Latent factors of one machine: a whole class is off together. log_sd is the standard deviation of
+// the logarithm.
+enum class Factor : std::uint8_t {
+  kGemm,
+  kAttention,
+  kMemoryBound,
+  kIntraNode,
+  kInterNode,
+  kHost,
+  kOverlap
+};
+inline constexpr std::size_t kFactors = 7;
+struct FactorSpread {
+  double log_sd = 0;
+  std::string source;
+};
+
+struct Calibration {
+  std::string gpu;  // key of the machine catalogue
+  std::string id;   // name of the profile
+  GemmCurve gemm_bf16;
+  GemmCurve gemm_fp32;  // TF32 tensor cores off: PyTorch's default for fp32 products
+  std::vector<AttentionCurve> attention;
+  std::string sdpa_kernel;     // the attention kernel PyTorch's flash backend runs on this GPU
+  std::string sdpa_preferred;  // what PyTorch picks by itself from 2.11 on, no backend being named
+  std::string sdpa_source;
+  std::array<MemoryCurve, kMemoryClasses> memory;
+  CollectiveCurve intra_node;
+  CollectiveCurve inter_node;
+  HostCurve host;
+  ContentionCurve contention;
+  std::array<FactorSpread, kFactors> spread;
+
+  const MemoryCurve& memory_curve(MemoryClass c) const {
+    return memory[static_cast<std::size_t>(c)];
+  }
+  const FactorSpread& factor(Factor f) const { return spread[static_cast<std::size_t>(f)]; }
+};
+
+}  // namespace foreshard

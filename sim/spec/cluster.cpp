@@ -1,0 +1,143 @@
+// group_link: what the ring of one group gets while all groups of its shape run.
+//
+// A ring over several nodes uses as many channels as it has ranks in a node; channel c enters and
+// leaves every node through the ports of its c-th rank there (NCCL's rails). So of every node it
+// gets the ports of as many GPUs as it has ranks in the node, whatever the other groups do, and
+// each GPU's link carries each byte once. Only up-links of leaf switches can be narrower than that:
+// they are loaded by the hops that leave their leaf, which are counted node by node.
+#include "sim/spec/cluster.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+
+#include "sim/base/error.h"
+
+namespace foreshard {
+namespace {
+
+// One direction, of one GPU, with the ports of its node evenly handed out.
+double port_rate_of_gpu(const NodeKind& node) {
+  if (node.nics == 0) return 0;
+  const double rate = node.nic_rate.value();
+  if (node.nics >= node.gpus) return rate * static_cast<double>(node.nics / node.gpus);
+  const std::int64_t sharing = (node.gpus + node.nics - 1) / node.nics;
+  return rate / static_cast<double>(sharing);
+}
+
+// How a regular group lies on the nodes: every `stride`-th node of a block, `count` of them.
+struct NodeRing {
+  std::int64_t count = 1;
+  std::int64_t stride = 1;
+};
+
+// The share of the ports' rate that leaf up-links leave, 1 where no hop leaves its leaf.
+double uplink_factor(const Cluster& cluster, const NodeRing& ring) {
+  const std::int64_t nodes = cluster.nodes();
+  const std::int64_t leaf = cluster.network.nodes_per_leaf;
+  if (cluster.network.oversubscription <= 1 || leaf <= 0 || nodes <= leaf) return 1;
+  const std::int64_t block = ring.count * ring.stride;
+  const std::int64_t used = nodes / block * block;
+  std::vector<std::int64_t> leaving(static_cast<std::size_t>((nodes + leaf - 1) / leaf), 0);
+  std::vector<std::int64_t> entering(leaving.size(), 0);
+  for (std::int64_t node = 0; node < used; ++node) {
+    const bool last = node % block / ring.stride + 1 == ring.count;
+    const std::int64_t next = last ? node - (ring.count - 1) * ring.stride : node + ring.stride;
+    if (node / leaf == next / leaf) continue;
+    ++leaving[static_cast<std::size_t>(node / leaf)];
+    ++entering[static_cast<std::size_t>(next / leaf)];
+  }
+  const std::int64_t most = std::max(*std::max_element(leaving.begin(), leaving.end()),
+                                     *std::max_element(entering.begin(), entering.end()));
+  if (most == 0) return 1;
+  return std::min(1.0, static_cast<double>(leaf) / cluster.network.oversubscription /
+                           static_cast<double>(most));
+}
+
+// The worst of all groups that do not lie evenly on the nodes.
+struct Spread {
+  std::int64_t nodes = 1;
+  std::int64_t fewest = std::numeric_limits<std::int64_t>::max();  // ranks in one of its nodes
+  bool leaves = false;                                             // some hop leaves its leaf
+};
+
+void add_group(const Cluster& cluster, const GroupShape& group, std::int64_t first, Spread& worst) {
+  const std::int64_t per_node = cluster.gpus_per_node();
+  std::int64_t nodes = 0;
+  std::int64_t fewest = group.size;
+  std::int64_t in_node = 0;
+  std::int64_t node = -1;
+  for (std::int64_t i = 0; i < group.size; ++i) {
+    const std::int64_t here = (first + i * group.stride) / per_node;
+    if (here != node) {
+      if (node >= 0) fewest = std::min(fewest, in_node);
+      node = here;
+      ++nodes;
+      in_node = 0;
+    }
+    ++in_node;
+  }
+  fewest = std::min(fewest, in_node);
+  worst.nodes = std::max(worst.nodes, nodes);
+  if (nodes == 1) return;
+  worst.fewest = std::min(worst.fewest, fewest);
+  const std::int64_t leaf = std::max<std::int64_t>(cluster.network.nodes_per_leaf, 1);
+  worst.leaves = worst.leaves || first / per_node / leaf != node / leaf;
+}
+
+Spread spread_of(const Cluster& cluster, const GroupShape& group) {
+  Spread worst;
+  const std::int64_t block = group.size * group.stride;
+  for (std::int64_t start = 0; start + block <= cluster.gpus; start += block) {
+    for (std::int64_t offset = 0; offset < group.stride; ++offset) {
+      add_group(cluster, group, start + offset, worst);
+    }
+  }
+  return worst;
+}
+
+bool is_regular(const GroupShape& group, std::int64_t per_node) {
+  if (group.stride % per_node == 0) return true;
+  const std::int64_t block = group.size * group.stride;
+  return per_node % group.stride == 0 && (block % per_node == 0 || per_node % block == 0);
+}
+
+}  // namespace
+
+GroupLink group_link(const Cluster& cluster, const GroupShape& group) {
+  if (group.size < 1 || group.stride < 1 || group.size > cluster.gpus / group.stride) {
+    throw Error(ExitCode::kInvalidInput,
+                fmt::format("a group of {} ranks, {} apart, does not fit {} GPUs", group.size,
+                            group.stride, cluster.gpus));
+  }
+  GroupLink result;
+  result.size = group.size;
+  result.link = cluster.node.gpu_link;
+  const std::int64_t per_node = cluster.gpus_per_node();
+  double factor = 1;
+  if (is_regular(group, per_node)) {
+    result.ranks_per_node =
+        std::min(group.size, std::max<std::int64_t>(1, per_node / group.stride));
+    result.nodes = group.size / result.ranks_per_node;
+    const std::int64_t apart = std::max<std::int64_t>(1, group.stride / per_node);
+    if (result.nodes > 1) factor = uplink_factor(cluster, {result.nodes, apart});
+  } else {
+    const Spread worst = spread_of(cluster, group);
+    result.nodes = worst.nodes;
+    result.ranks_per_node = worst.nodes == 1 ? group.size : worst.fewest;
+    if (worst.leaves) factor = 1 / std::max(1.0, cluster.network.oversubscription);
+  }
+  if (result.nodes == 1) return result;
+  const double rate = port_rate_of_gpu(cluster.node);
+  if (rate <= 0) {
+    throw Error(ExitCode::kInvalidInput,
+                fmt::format("a group of {} ranks spans {} nodes, which have no network port",
+                            group.size, result.nodes));
+  }
+  result.network = BytesPerSecond(rate * static_cast<double>(result.ranks_per_node) * factor);
+  return result;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,85 @@
+// Where the step runs: identical nodes of identical GPUs, their links, and the network between the
+// nodes.
+//
+// Ranks are numbered node by node. Every rate is per direction and carries its source in the
+// machine catalogue (calibration/machines/*.yaml). The topology as a graph (GPUs, NVSwitches, NICs,
+// leaf and spine switches) is built on demand in sim/spec/topology.h; group_link() below is its
+// closed form for regular groups, and a test holds one against the other.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sim/base/units.h"
+
+namespace foreshard {
+
+struct Gpu {
+  std::string key;   // "h100-sxm"
+  std::string name;  // "NVIDIA H100 SXM5 80 GB"
+  std::int64_t multiprocessors = 0;
+  FlopsPerSecond peak_bf16;  // dense
+  FlopsPerSecond peak_fp32;  // without TF32
+  Bytes memory;              // what the driver reports
+  BytesPerSecond memory_bandwidth;
+  std::string source;
+};
+
+struct NodeKind {
+  std::string key;  // "dgx-h100"
+  std::int64_t gpus = 0;
+  BytesPerSecond gpu_link;    // NVLink, per GPU and direction
+  std::string gpu_link_name;  // "NVLink4 + NVSwitch"
+  std::int64_t nics = 0;
+  BytesPerSecond nic_rate;  // per NIC and direction
+  std::string nic_name;
+  Time link_latency;  // GPU to GPU through the switch
+  Time nic_latency;   // GPU to GPU of the next node
+  std::string source;
+};
+
+struct Network {
+  std::string kind;                 // "rail fat tree"
+  std::int64_t nodes_per_leaf = 0;  // scalable unit
+  double oversubscription = 1;      // leaf up-links: 1 = non-blocking
+  std::string source;
+};
+
+struct Cluster {
+  std::string spec;  // what the user wrote: "64xh100"
+  Gpu gpu;
+  NodeKind node;
+  Network network;
+  std::int64_t gpus = 0;           // total; the last node may be partly used
+  Bytes memory_outside_allocator;  // per GPU: CUDA context and NCCL buffers, subtracted from
+                                   // Gpu::memory
+  std::string outside_source;
+  // Where each figure comes from, by its key in a cluster file ("node.nic_rate"), in file order.
+  std::vector<std::pair<std::string, std::string>> sources;
+
+  std::int64_t nodes() const { return (gpus + node.gpus - 1) / node.gpus; }
+  std::int64_t gpus_per_node() const { return gpus < node.gpus ? gpus : node.gpus; }
+};
+
+// Ranks {first + i*stride}: shard groups have stride 1, replicate groups stride mesh.shard.
+struct GroupShape {
+  std::int64_t size = 1;
+  std::int64_t stride = 1;
+  bool operator==(const GroupShape&) const = default;
+};
+
+// The bottleneck one rank of the group sees when all groups of the same shape communicate at once.
+struct GroupLink {
+  std::int64_t size = 1;
+  std::int64_t nodes = 1;  // nodes the group spans
+  std::int64_t ranks_per_node = 1;
+  BytesPerSecond link;     // GPU link, one direction
+  BytesPerSecond network;  // share of the node's NICs of this group; zero inside a node
+};
+
+// Throws Error(kInvalidInput) if the group does not fit the cluster.
+GroupLink group_link(const Cluster& cluster, const GroupShape& group);
+
+}  // namespace foreshard

@@ -1,0 +1,74 @@
+// Sums over layers and operations. Counts come from files, so every product and sum of integers is
+// checked; FLOPs are doubles and cannot overflow.
+#include "sim/spec/model_spec.h"
+
+#include <algorithm>
+
+namespace foreshard {
+
+std::int64_t ParameterSpec::numel() const {
+  std::int64_t count = 1;
+  for (const std::int64_t size : shape) count = checked_multiply(count, size);
+  return count;
+}
+
+std::int64_t LayerSpec::numel() const {
+  std::int64_t count = 0;
+  for (const ParameterSpec& parameter : parameters) {
+    if (!parameter.tied) count = checked_add(count, parameter.numel());
+  }
+  return count;
+}
+
+std::int64_t ModelSpec::parameters() const {
+  // Instances per kind first: a model has few kinds and many layers.
+  std::vector<std::int64_t> instances(kinds.size(), 0);
+  for (const LayerInstance& layer : order) ++instances[static_cast<std::size_t>(layer.kind)];
+  std::int64_t count = 0;
+  for (std::size_t kind = 0; kind < kinds.size(); ++kind) {
+    count = checked_add(count, checked_multiply(instances[kind], kinds[kind].numel()));
+  }
+  return count;
+}
+
+std::int64_t ModelSpec::block_count() const {
+  return std::count_if(order.begin(), order.end(), [this](const LayerInstance& layer) {
+    return kinds[static_cast<std::size_t>(layer.kind)].role == LayerRole::kBlock;
+  });
+}
+
+Flops ModelSpec::training_flops_per_sequence(std::int64_t sequence) const {
+  std::vector<Flops> forward(kinds.size());
+  for (std::size_t kind = 0; kind < kinds.size(); ++kind) {
+    for (const Operation& operation : kinds[kind].operations) {
+      forward[kind] += forward_flops(operation, 1, sequence);
+    }
+  }
+  Flops sum;
+  for (const LayerInstance& layer : order) sum += forward[static_cast<std::size_t>(layer.kind)];
+  return 3.0 * sum;
+}
+
+Flops forward_flops(const Operation& operation, std::int64_t batch, std::int64_t sequence) {
+  const double b = static_cast<double>(batch);
+  const double s = static_cast<double>(sequence);
+  if (operation.kind == OperationKind::kGemm) {
+    return Flops(2.0 * b * s * static_cast<double>(operation.n) * static_cast<double>(operation.k));
+  }
+  if (operation.kind == OperationKind::kAttention) {
+    const AttentionShape& shape = operation.attention;
+    const double full =
+        4.0 * b * static_cast<double>(shape.heads) * s * s * static_cast<double>(shape.head_dim);
+    return Flops(shape.causal ? full / 2 : full);
+  }
+  return Flops();
+}
+
+std::int64_t elements(const TensorSpec& tensor, std::int64_t batch, std::int64_t sequence) {
+  const std::int64_t by_token =
+      checked_multiply(tensor.per_token, checked_multiply(batch, sequence));
+  const std::int64_t by_position = checked_multiply(tensor.per_position, sequence);
+  return checked_add(checked_add(by_token, by_position), tensor.fixed);
+}
+
+}  // namespace foreshard

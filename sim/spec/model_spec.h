@@ -1,0 +1,151 @@
+// What is computed: an ordered list of layers, each with its parameters and its operations.
+//
+// A ModelSpec knows neither batch nor sharding. Sizes are element counts per token, per sequence
+// position or fixed; a micro-batch of B sequences of S positions has T = B*S tokens, so a tensor
+// holds per_token*T + per_position*S + fixed elements. Identical layers share one LayerSpec
+// ("kind"); `order` names the kind of every layer of the step.
+//
+// A layer is written as the list of operations that the forward executes, in order. Which tensors
+// live until backward is not decided here by formula: every operation names what its gradient needs
+// (`saved`), and sim/graph/layer_program.h derives allocations, frees and the backward pass from
+// that, as autograd does.
+//
+// Sources: operation order and saved tensors of a Llama block as recorded from PyTorch 2.11
+// (tests/recordings); FLOPs are 2*m*n*k for a matrix product and 4*B*h*S^2*head_dim for full
+// attention, half of it when causal. Invariant: the number of parameters equals the published count
+// (tests/models/zoo_test.cpp).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "sim/base/units.h"
+
+namespace foreshard {
+
+// Element type of a tensor inside a layer. kCompute is the plan's parameter dtype.
+enum class ElementType : std::uint8_t { kCompute, kFp32, kInt64, kByte };
+
+struct TensorSpec {
+  std::string name;
+  std::int64_t per_token = 0;  // elements per token
+  std::int64_t per_position =
+      0;                   // elements per sequence position, whatever the batch (rotary tables)
+  std::int64_t fixed = 0;  // elements
+  ElementType type = ElementType::kCompute;
+  bool operator==(const TensorSpec&) const = default;
+};
+
+struct ParameterSpec {
+  std::string name;                 // within the layer, e.g. "self_attn.q_proj.weight"
+  std::vector<std::int64_t> shape;  // dim 0 is the sharded one
+  // The embedding's weight, used again by a tied head: its gradient arises here too, but it is
+  // counted, gathered and reduced in the embedding's layer (LayerSpec::numel and
+  // ModelSpec::parameters leave it out).
+  bool tied = false;
+  std::int64_t numel() const;  // of the shape, tied or not
+  bool operator==(const ParameterSpec&) const = default;
+};
+
+// What a kernel of the operation is limited by, and with which curve it is priced.
+enum class OperationKind : std::uint8_t {
+  kGemm,         // [T, k] x [k, n]; weight is a parameter
+  kAttention,    // fused scaled dot product attention, forward or backward
+  kNorm,         // fused RMSNorm / LayerNorm
+  kElementwise,  // one read/write pass: casts, residual adds, activations, rotary products
+  kEmbedding,    // gather of rows; backward is a dense scatter-add
+  kSoftmaxLoss,  // log-softmax or negative log likelihood over the vocabulary
+};
+
+struct AttentionShape {
+  std::int64_t heads = 0;
+  std::int64_t kv_heads = 0;
+  std::int64_t head_dim = 0;
+  bool causal = true;
+  bool operator==(const AttentionShape&) const = default;
+};
+
+// How the gradient of an input comes about.
+enum class GradientRule : std::uint8_t {
+  kOwn,    // backward allocates a gradient for every differentiable input
+  kAlias,  // the output's gradient *is* the input's gradient (residual add)
+  kNone,   // no input needs a gradient (token ids)
+};
+
+// One operation of the forward pass. Tensor and parameter numbers index the layer's tables.
+struct Operation {
+  std::string name;
+  OperationKind kind = OperationKind::kElementwise;
+  std::vector<std::int16_t>
+      inputs;  // activations read; gradients flow to them in reverse order of this list
+  std::vector<std::int16_t> outputs;  // activations written; the first one carries the gradient
+  std::vector<std::int16_t> saved;    // kept for backward
+  std::vector<std::int16_t>
+      parameters;  // weights read; each receives a gradient, allocated before the input's
+  std::vector<std::int16_t>
+      released;  // dropped once this operation was issued (Python's references end here)
+  // Allocated in backward just before the input's gradient and freed right after it; one extra
+  // kernel reads and writes them once (the cloned conjugate of a rotary table; dq, dk, dv before
+  // they are concatenated for a fused projection).
+  std::vector<std::int16_t> backward_temporaries;
+  std::int64_t n = 0, k = 0;  // GEMM: output and inner width; m is the number of tokens
+  AttentionShape attention;
+  GradientRule gradient = GradientRule::kOwn;
+  bool kept_by_selective = false;  // output survives the forward under selective recompute
+  bool operator==(const Operation&) const = default;
+};
+
+enum class LayerRole : std::uint8_t { kEmbedding, kBlock, kFinalNorm, kHead, kLoss };
+
+// Tensor 0 of every layer is its input, the previous layer's output; `output` is this layer's
+// result.
+struct LayerSpec {
+  std::string name;  // kind of layer: "llama block"
+  LayerRole role = LayerRole::kBlock;
+  std::vector<TensorSpec> tensors;
+  std::vector<ParameterSpec> parameters;
+  std::vector<Operation> operations;
+  std::int16_t output = 0;
+  std::int64_t numel() const;  // own parameters: a tied head's weight is the embedding's
+  bool operator==(const LayerSpec&) const = default;
+};
+
+struct LayerInstance {
+  std::int32_t kind = 0;  // index into ModelSpec::kinds
+  std::string name;       // "layers.17"
+  bool operator==(const LayerInstance&) const = default;
+};
+
+struct ModelSpec {
+  std::string name;
+  std::string family;  // "llama", "gpt2", "mpt"
+  std::string source;  // where the dimensions come from
+  std::vector<LayerSpec> kinds;
+  std::vector<LayerInstance> order;  // embedding, blocks, final norm, head, loss
+  // "model.layers": block 17's parameter "mlp.up_proj.weight" is Hugging Face's block_prefix +
+  // ".17.mlp.up_proj.weight". Parameters of the other layers carry their whole name.
+  std::string block_prefix;
+  std::int64_t hidden = 0;
+  std::int64_t vocabulary = 0;
+  std::int64_t max_positions = 0;
+  bool tied_embeddings =
+      false;  // the head's weight is the embedding's: counted, gathered and reduced once
+
+  std::int64_t parameters() const;   // tied weights once
+  std::int64_t block_count() const;  // layers with role kBlock
+  // FLOPs of forward plus backward of one sequence of `sequence` tokens without recompute: the
+  // matrix products and the attention of every layer (backward counts twice the products and 2.5
+  // times the attention is NOT used here: MFU takes 2 x forward for both, the convention of the
+  // PaLM paper, appendix B).
+  Flops training_flops_per_sequence(std::int64_t sequence) const;
+  bool operator==(const ModelSpec&) const = default;
+};
+
+// FLOPs of one operation's forward over `batch` sequences of `sequence` tokens: only matrix
+// products and attention count.
+Flops forward_flops(const Operation& operation, std::int64_t batch, std::int64_t sequence);
+
+std::int64_t elements(const TensorSpec& tensor, std::int64_t batch, std::int64_t sequence);
+
+}  // namespace foreshard

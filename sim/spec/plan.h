@@ -1,0 +1,152 @@
+// How the step runs: mesh, units, prefetch, reshard, recompute, dtypes, accumulation, optimizer.
+//
+// A Plan is data; what it means is written down once, in the builders of sim/graph/. Keys of the
+// YAML form are the dotted paths of DESIGN section 11 (`foreshard schema plan` prints them all).
+// Words are PyTorch's.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sim/base/units.h"
+#include "sim/spec/cluster.h"
+#include "sim/spec/model_spec.h"
+
+namespace foreshard {
+
+enum class DType : std::uint8_t { kBf16, kFp16, kFp32 };
+std::int64_t size_of(DType dtype);
+const char* to_string(DType dtype);
+
+enum class RuntimeKind : std::uint8_t { kFsdp2, kNative };
+const char* to_string(RuntimeKind kind);
+
+struct Runtime {
+  RuntimeKind kind = RuntimeKind::kFsdp2;
+  std::string version = "2.11";  // of PyTorch for fsdp2; of the plan semantics for native ("1")
+  bool operator==(const Runtime&) const = default;
+};
+
+struct Batch {
+  std::int64_t sequence = 0;
+  std::int64_t micro_batch = 1;   // sequences per rank and micro-batch
+  std::int64_t accumulation = 1;  // micro-batches per step
+  bool operator==(const Batch&) const = default;
+};
+
+struct Mesh {
+  std::int64_t shard = 1;
+  std::int64_t replicate = 1;
+  std::int64_t world() const { return shard * replicate; }
+  bool operator==(const Mesh&) const = default;
+};
+
+// Where the parameters outside the blocks go. kOwn: a unit of its own. kRoot: the unit of the whole
+// model, gathered first. kWithNorm (head only): final norm and head form one unit, as torchtitan
+// groups them; with kOwn the norm stays in the root.
+enum class UnitPlacement : std::uint8_t { kOwn, kRoot, kWithNorm };
+const char* to_string(UnitPlacement placement);
+
+struct Units {
+  std::int64_t layers_per_unit = 1;
+  UnitPlacement embedding = UnitPlacement::kOwn;
+  UnitPlacement head = UnitPlacement::kOwn;
+  bool operator==(const Units&) const = default;
+};
+
+// A policy with exceptions: `value` holds for all, later ranges win. `first`..`last` inclusive,
+// block or unit numbers.
+template <typename T>
+struct RangedPolicy {
+  struct Range {
+    std::int64_t first = 0;
+    std::int64_t last = 0;
+    T value{};
+    bool operator==(const Range&) const = default;
+  };
+  T value{};
+  std::vector<Range> ranges;
+  const T& at(std::int64_t index) const {
+    for (auto it = ranges.rbegin(); it != ranges.rend(); ++it) {
+      if (index >= it->first && index <= it->last) return it->value;
+    }
+    return value;
+  }
+  bool operator==(const RangedPolicy&) const = default;
+};
+
+// reshard_after_forward: kAlways frees the unsharded parameters after forward and gathers them
+// again in backward, kNever keeps them, kGroup keeps 1/group of them and gathers inside a group of
+// that many ranks.
+struct Reshard {
+  enum class Kind : std::uint8_t { kAlways, kNever, kGroup };
+  Kind kind = Kind::kAlways;
+  std::int64_t group = 0;  // kGroup: a proper divisor of mesh.shard
+  bool operator==(const Reshard&) const = default;
+};
+
+// Units ahead; kImplicit (forward only): the host runs ahead and gathers a unit when it reaches it.
+struct Prefetch {
+  static constexpr std::int64_t kImplicit = -1;
+  std::int64_t forward = kImplicit;
+  std::int64_t backward = 1;
+  bool operator==(const Prefetch&) const = default;
+};
+
+// Activation checkpointing per block. kSelective keeps attention and every second matrix product
+// (torchtitan's list).
+enum class Recompute : std::uint8_t { kNone, kFull, kSelective };
+const char* to_string(Recompute recompute);
+
+enum class AccumulationMode : std::uint8_t { kReduceEach, kKeepUnsharded };
+const char* to_string(AccumulationMode mode);
+
+struct Optimizer {
+  enum class Kind : std::uint8_t { kAdamW, kSgd };
+  // How AdamW is launched: foreach (PyTorch's default on GPUs; one temporary of the size of
+  // exp_avg_sq), fused, or one tensor after the other.
+  enum class Implementation : std::uint8_t { kForeach, kFused, kLoop };
+  Kind kind = Kind::kAdamW;
+  Implementation implementation = Implementation::kForeach;
+  DType state = DType::kFp32;
+  std::optional<double> clip_norm = 1.0;
+  bool operator==(const Optimizer&) const = default;
+};
+
+enum class Communicators : std::uint8_t {
+  kShared,
+  kSeparate
+};  // reduce-scatter on the all-gather's communicator or not
+
+// Whether the host waits for the device once per step (loss.item(), logging).
+enum class HostSync : std::uint8_t { kNone, kStep };
+
+struct Plan {
+  std::string model;    // zoo name or path, as the user wrote it
+  std::string cluster;  // "64xh100" or a path
+  Runtime runtime;
+  Batch batch;
+  Mesh mesh;
+  Units units;
+  RangedPolicy<Reshard> reshard_after_forward;  // per unit, in forward order
+  Prefetch prefetch;
+  RangedPolicy<Recompute> recompute;  // per block
+  DType param_dtype = DType::kBf16;
+  DType reduce_dtype = DType::kFp32;
+  DType master_dtype = DType::kFp32;  // stored parameters
+  AccumulationMode accumulation = AccumulationMode::kReduceEach;
+  Optimizer optimizer;
+  std::int64_t reduce_scatter_buffers = 1;  // reduce-scatter inputs alive at once
+  Communicators communicators = Communicators::kShared;
+  HostSync host_sync = HostSync::kNone;
+  bool operator==(const Plan&) const = default;
+};
+
+// What the plan cannot be, in the words of the user's keys. Throws ConfigError (exit 3: the values
+// contradict each other) or Error(kMissingCapability) (exit 6: the runtime cannot express it; the
+// message names the nearest plan that it can).
+void check(const Plan& plan, const ModelSpec& model, const Cluster& cluster);
+
+}  // namespace foreshard

@@ -1,0 +1,71 @@
+// What a plan may not be, without exceptions: for search, which rejects most plans, and for
+// readers, which know where in a file the wrong key stands. check() of plan.h throws what
+// find_problem finds.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sim/base/error.h"
+#include "sim/spec/cluster.h"
+#include "sim/spec/model_spec.h"
+#include "sim/spec/plan.h"
+
+namespace foreshard {
+
+// Largest values of a plan; the least is 1 unless a comment says otherwise.
+namespace plan_limits {
+inline constexpr std::int64_t kSequence = std::int64_t{1} << 24;
+inline constexpr std::int64_t kMicroBatch = std::int64_t{1} << 20;
+inline constexpr std::int64_t kAccumulation = std::int64_t{1} << 20;
+inline constexpr std::int64_t kMesh = std::int64_t{1} << 20;
+inline constexpr std::int64_t kLayersPerUnit = std::int64_t{1} << 16;
+inline constexpr std::int64_t kPrefetch = 1024;  // from 0
+inline constexpr std::int64_t kBuffers = 64;
+inline constexpr std::int64_t kNumber = 9'999'999;  // of a block or unit in a range, from 0
+inline constexpr std::int64_t kGlobalBatch = std::int64_t{1} << 40;
+inline constexpr std::int64_t kEvery = 9'999'999;  // K of recompute: every-K
+}  // namespace plan_limits
+
+// The newest version of a runtime that is modelled: "2.11" of PyTorch for fsdp2, "1" for native.
+const char* newest_version(RuntimeKind kind);
+
+struct PlanProblem {
+  ExitCode exit_code = ExitCode::kInvalidInput;  // or kMissingCapability
+  std::string key;                               // dotted path: "mesh.shard"
+  std::string what_is_wrong;
+  std::string expected;  // "" or what follows "expected"
+  std::string
+      did_you_mean;  // "" or what follows "did you mean"; for kMissingCapability the nearest plan
+};
+
+// The first problem in the order of the plan's keys.
+std::optional<PlanProblem> find_problem(const Plan& plan, const ModelSpec& model,
+                                        const Cluster& cluster);
+
+// ConfigError, or Error(kMissingCapability), at `location`, whose key path becomes the problem's.
+[[noreturn]] void throw_problem(const PlanProblem& problem, Location location);
+
+// What the plan may be but hardly means, one sentence each.
+std::vector<std::string> warnings(const Plan& plan, const ModelSpec& model, const Cluster& cluster);
+
+// How many units the plan has, numbered in forward order: the root unit first if parameters are
+// left to it, then the embedding if it is its own unit, the blocks, and the head if it is its own
+// unit.
+std::int64_t unit_count(const Plan& plan, const ModelSpec& model);
+
+// Sequences per step over all ranks. Throws Error(kInvalidInput) on overflow.
+std::int64_t global_batch(const Plan& plan);
+
+// `recompute: every-K`: blocks 0, K, 2K ... of `blocks` recompute fully. K >= 1.
+RangedPolicy<Recompute> recompute_every(std::int64_t k, std::int64_t blocks);
+// The K of a policy made by recompute_every (for one K of those that give this very policy).
+std::optional<std::int64_t> every_k(const RangedPolicy<Recompute>& policy);
+
+// The divisors of n >= 1 nearest to x: the largest not above it and the smallest not below it (one
+// where they are the same or x lies outside 1..n). Ascending.
+std::vector<std::int64_t> nearest_divisors(std::int64_t n, std::int64_t x);
+
+}  // namespace foreshard

@@ -1,0 +1,27 @@
+// The keys of a plan file, for the parts of plan_config.h only.
+#pragma once
+
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "sim/base/config.h"
+#include "sim/base/json.h"
+#include "sim/spec/plan_config.h"
+
+namespace foreshard {
+
+struct PlanKey {
+  std::string_view path;  // dotted; its prefixes are the mappings that hold it
+  void (*read)(const ConfigNode&, PlanDocument&);
+  Json (*write)(const Plan&);  // nullptr: another key says it
+};
+
+// In the order of to_yaml.
+std::span<const PlanKey> plan_key_table();
+
+// A value of to_json(Plan) as YAML on one line; for words of a plan, which need no quotes.
+std::string yaml_value(const Json& value);
+
+}  // namespace foreshard

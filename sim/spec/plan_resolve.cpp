@@ -1,0 +1,134 @@
+// Defaults that follow from something (the cluster's GPUs, the model's positions, another key) note
+// why; the list of assumed values is then every key of the table that nobody wrote.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "sim/spec/plan_check.h"
+#include "sim/spec/plan_config.h"
+#include "sim/spec/plan_keys.h"
+
+namespace foreshard {
+namespace {
+
+constexpr std::int64_t kDefaultSequence = 8192;
+
+Location location_of(const GivenKeys& given, std::string_view key) {
+  const auto found = given.find(key);
+  return found == given.end() ? Location{"", 0, 0, std::string(key)} : found->second.location;
+}
+
+using Reasons = std::map<std::string_view, std::string>;
+
+void resolve_mesh(const PlanDocument& document, const Cluster& cluster, Plan& plan,
+                  Reasons& reasons) {
+  const std::int64_t gpus = cluster.gpus;
+  const bool has_shard = document.has("mesh.shard");
+  const bool has_replicate = document.has("mesh.replicate");
+  if (has_shard && has_replicate) return;
+  if (!has_shard && !has_replicate) {
+    plan.mesh = {gpus, 1};
+    reasons["mesh.shard"] = fmt::format("all {} GPUs of the cluster", gpus);
+    reasons["mesh.replicate"] = reasons["mesh.shard"] + " shard";
+    return;
+  }
+  const char* key = has_shard ? "mesh.shard" : "mesh.replicate";
+  const std::int64_t given = has_shard ? plan.mesh.shard : plan.mesh.replicate;
+  if (gpus % given != 0) {
+    throw ConfigError(location_of(document.given, key),
+                      fmt::format("{} does not divide the {} GPUs of the cluster", given, gpus),
+                      fmt::format("a divisor of {}, for example {}", gpus,
+                                  fmt::join(nearest_divisors(gpus, given), " or ")));
+  }
+  (has_shard ? plan.mesh.replicate : plan.mesh.shard) = gpus / given;
+  reasons[has_shard ? "mesh.replicate" : "mesh.shard"] =
+      fmt::format("{} GPUs / {} {}", gpus, key, given);
+}
+
+void resolve_batch(const PlanDocument& document, const ModelSpec& model, Plan& plan,
+                   Reasons& reasons) {
+  if (!document.has("batch.sequence")) {
+    const bool is_short = model.max_positions > 0 && model.max_positions < kDefaultSequence;
+    plan.batch.sequence = is_short ? model.max_positions : kDefaultSequence;
+    reasons["batch.sequence"] =
+        fmt::format("min({} positions of the model, {})", model.max_positions, kDefaultSequence);
+  }
+  if (!document.global_batch) return;
+  const std::int64_t global = *document.global_batch;
+  const std::int64_t world = checked_multiply(plan.mesh.shard, plan.mesh.replicate);
+  const std::int64_t round = checked_multiply(world, plan.batch.micro_batch);
+  const Location location = location_of(document.given, "batch.global");
+  const std::string rounds =
+      fmt::format("{} ranks x micro_batch {} = {}", world, plan.batch.micro_batch, round);
+  if (global % round != 0) {
+    const std::int64_t below = global / round * round;
+    const std::string nearest =
+        below == 0 ? std::to_string(round) : fmt::format("{} or {}", below, below + round);
+    throw ConfigError(location, fmt::format("{} is no multiple of {}", global, rounds), nearest);
+  }
+  const std::int64_t accumulation = global / round;
+  if (accumulation > plan_limits::kAccumulation) {
+    throw ConfigError(location,
+                      fmt::format("{} needs {} micro-batches of {}", global, accumulation, rounds),
+                      fmt::format("at most {} micro-batches", plan_limits::kAccumulation));
+  }
+  if (document.has("batch.accumulation") && plan.batch.accumulation != accumulation) {
+    throw ConfigError(
+        location,
+        fmt::format("{} contradicts batch.accumulation {}: {}", global, plan.batch.accumulation,
+                    rounds),
+        fmt::format("{} or batch.accumulation {}", round * plan.batch.accumulation, accumulation));
+  }
+  plan.batch.accumulation = accumulation;
+  reasons["batch.accumulation"] = fmt::format("batch.global {} / ({})", global, rounds);
+}
+
+void resolve_units(const PlanDocument& document, const ModelSpec& model, Plan& plan,
+                   Reasons& reasons) {
+  if (!model.tied_embeddings) return;
+  const auto tie = [&](const char* key, UnitPlacement& placement) {
+    if (document.has(key)) return;
+    placement = UnitPlacement::kRoot;
+    reasons[key] = "embedding and head are one parameter (tied)";
+  };
+  tie("units.embedding", plan.units.embedding);
+  tie("units.head", plan.units.head);
+}
+
+}  // namespace
+
+ResolvedPlan resolve(const PlanDocument& document, const ModelSpec& model, const Cluster& cluster) {
+  FORESHARD_CHECK(cluster.gpus > 0, "a cluster without GPUs");
+  ResolvedPlan resolved{document.plan, {}, document.given};
+  Plan& plan = resolved.plan;
+  Reasons reasons;
+  const bool is_version_assumed = plan.runtime.kind == RuntimeKind::kFsdp2 &&
+                                  (plan.runtime.version.empty() || !document.has("runtime"));
+  if (is_version_assumed) reasons["runtime"] = "the newest version that is modelled";
+  if (plan.runtime.version.empty()) plan.runtime.version = newest_version(plan.runtime.kind);
+  if (document.recompute_every) {
+    plan.recompute = recompute_every(*document.recompute_every, model.block_count());
+  }
+  if (!document.has("batch.accumulation")) plan.batch.accumulation = 1;
+  resolve_mesh(document, cluster, plan, reasons);
+  resolve_batch(document, model, plan, reasons);
+  resolve_units(document, model, plan, reasons);
+  for (const PlanKey& key : plan_key_table()) {
+    if (key.write == nullptr) continue;
+    const bool is_partly_given = key.path == "runtime" && is_version_assumed;
+    if (document.has(key.path) && !is_partly_given) continue;
+    const auto reason = reasons.find(key.path);
+    resolved.assumed.push_back({std::string(key.path), yaml_value(key.write(plan)),
+                                reason == reasons.end() ? "default" : reason->second});
+  }
+  return resolved;
+}
+
+void check(const ResolvedPlan& resolved, const ModelSpec& model, const Cluster& cluster) {
+  const std::optional<PlanProblem> problem = find_problem(resolved.plan, model, cluster);
+  if (problem) throw_problem(*problem, location_of(resolved.given, problem->key));
+}
+
+}  // namespace foreshard

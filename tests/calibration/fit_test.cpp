@@ -1,0 +1,253 @@
+#include "calibration/fit.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+
+#include "calibration/least_squares.h"
+#include "calibration/machines.h"
+
+namespace foreshard {
+namespace {
+
+const std::vector<PublishedFit>& fits() {
+  static const std::vector<PublishedFit> all = fit_all_published();
+  return all;
+}
+
+const PublishedFit& fit_of(std::string_view gpu) {
+  for (const PublishedFit& fit : fits()) {
+    if (fit.calibration.gpu == gpu) return fit;
+  }
+  throw std::runtime_error(std::string(gpu));
+}
+
+const CurveReport& report_of(std::string_view gpu, std::string_view curve) {
+  for (const CurveReport& report : fit_of(gpu).reports) {
+    if (report.curve == curve) return report;
+  }
+  throw std::runtime_error(std::string(curve));
+}
+
+const FitError& error_of(const CurveReport& report, std::string_view what) {
+  for (const FitError& error : report.errors) {
+    if (error.what == what) return error;
+  }
+  throw std::runtime_error(std::string(what));
+}
+
+Gpu h100() { return load_cluster("8xh100").gpu; }
+
+// A factor exp(sd * noise) with a fixed sequence of noise of unit variance.
+class Noise {
+ public:
+  explicit Noise(double sd) : sd_(sd) {}
+  double next() {
+    double sum = 0;
+    for (int i = 0; i < 12; ++i) {
+      state_ = state_ * 6364136223846793005ULL + 1442695040888963407ULL;
+      sum += static_cast<double>(state_ >> 11) / 9007199254740992.0;
+    }
+    return std::exp(sd_ * (sum - 6));
+  }
+
+ private:
+  double sd_;
+  std::uint64_t state_ = 42;
+};
+
+TEST(Fit, GemmRecoversKnownConstants) {
+  const Gpu gpu = h100();
+  GemmFit truth;
+  truth.curve.efficiency = 0.8;
+  truth.curve.k_half = 120;
+  truth.curve.tail = 0.12;
+  truth.curve.hbm_fraction = 0.9;
+  truth.curve.overhead = 4e-6;
+  truth.slowdown = 0.03;
+  std::vector<GemmRow> rows;
+  Noise noise(0.02);
+  for (const double m : {1024, 2048, 4096, 8192, 16384}) {
+    for (const double n : {512, 1024, 4096, 8192, 16384}) {
+      for (const double k : {512, 1024, 4096, 8192, 16384}) {
+        GemmRow row{"synthetic", m, n, k, 0};
+        row.seconds = burst_seconds(truth, row, gpu) * noise.next();
+        rows.push_back(row);
+      }
+    }
+  }
+  rows[7].seconds *= 3;  // a broken row must not matter
+  const GemmFit found = fit_gemm(rows, gpu, 0.9);
+  EXPECT_NEAR(found.curve.efficiency, 0.8, 0.01);
+  EXPECT_NEAR(found.curve.k_half, 120, 15);
+  EXPECT_NEAR(found.curve.tail, 0.12, 0.02);
+  EXPECT_NEAR(found.curve.overhead, 4e-6, 5e-7);
+  EXPECT_NEAR(found.slowdown, 0.03, 0.005);
+  EXPECT_NEAR(found.curve.sustained, 1 / (1 + 3.3 * 0.03), 0.015);
+}
+
+TEST(Fit, AttentionRecoversKnownConstants) {
+  const Gpu gpu = h100();
+  AttentionCurve truth;
+  truth.efficiency = 0.6;
+  truth.s_half = 500;
+  truth.c_half = 0.8;
+  truth.overhead = 8e-6;
+  std::vector<AttentionRow> rows;
+  Noise noise(0.01);
+  for (const double sequence : {512, 1024, 2048, 4096, 8192, 16384}) {
+    for (const double heads : {8, 16, 32, 64}) {
+      for (const double batch : {1, 4}) {
+        AttentionRow row;
+        row.batch = batch;
+        row.heads = heads;
+        row.sequence = sequence;
+        row.head_dim = 128;
+        row.flops = 2 * batch * heads * sequence * sequence * 128;
+        row.seconds = attention_seconds(truth, row, row.flops, gpu) * noise.next();
+        rows.push_back(row);
+      }
+    }
+  }
+  const AttentionCurve found = fit_attention(rows, gpu, {});
+  EXPECT_NEAR(found.efficiency, 0.6, 0.015);
+  EXPECT_NEAR(found.s_half, 500, 40);
+  EXPECT_NEAR(found.c_half, 0.8, 0.1);
+  EXPECT_NEAR(found.overhead, 8e-6, 1e-6);
+  const AttentionCurve held = fit_attention(rows, gpu, {0.8, 8e-6});
+  EXPECT_EQ(held.c_half, 0.8);
+  EXPECT_EQ(held.overhead, 8e-6);
+  EXPECT_NEAR(held.efficiency, 0.6, 0.01);
+}
+
+TEST(Fit, MemoryRecoversKnownConstants) {
+  const Gpu gpu = h100();
+  MemoryCurve truth;
+  truth.fraction = 0.8;
+  truth.overhead = 5e-6;
+  std::vector<MemoryRow> rows;
+  for (double bytes = 1e6; bytes < 1e10; bytes *= 3) {
+    rows.push_back({"synthetic", "add", bytes, memory_seconds(truth, bytes, gpu)});
+  }
+  const MemoryCurve found = fit_memory(rows, gpu);
+  EXPECT_NEAR(found.fraction, 0.8, 0.005);
+  EXPECT_NEAR(found.overhead, 5e-6, 2e-7);
+}
+
+TEST(Fit, CollectiveRecoversKnownConstants) {
+  CollectiveCurve truth;
+  truth.latency = 30e-6;
+  truth.per_hop = 6e-6;
+  truth.link_fraction = 0.75;
+  truth.network_fraction = 0.9;
+  truth.per_doubling = 0.96;
+  std::vector<CollectiveSample> samples;
+  Noise noise(0.01);
+  for (const double nodes : {2, 4, 16, 64}) {
+    for (const double per_node : {1, 8}) {
+      for (double bytes = 1 << 24; bytes < 2e10; bytes *= 4) {
+        CollectiveSample sample;
+        sample.row = {"synthetic", "", "all_gather", nodes * per_node, nodes, bytes, 0};
+        sample.fabric = {450e9, per_node * 50e9};
+        sample.row.seconds = collective_seconds(truth, sample.row, sample.fabric) * noise.next();
+        samples.push_back(sample);
+      }
+    }
+  }
+  const CollectiveCurve found = fit_collective(samples, {});
+  EXPECT_NEAR(found.per_hop, 6e-6, 6e-7);
+  EXPECT_NEAR(found.link_fraction, 0.75, 0.02);
+  EXPECT_NEAR(found.network_fraction, 0.9, 0.02);
+  EXPECT_NEAR(found.per_doubling, 0.96, 0.01);
+  // A row of no class: an all-reduce is a ring twice round.
+  CollectiveRow row = samples.front().row;
+  const double once = collective_seconds(truth, row, samples.front().fabric) - truth.latency;
+  row.collective = "all_reduce";
+  EXPECT_NEAR(collective_seconds(truth, row, samples.front().fabric) - truth.latency, 2 * once,
+              1e-12);
+}
+
+TEST(Fit, SolverStaysInItsRanges) {
+  LeastSquares problem;
+  problem.rows = 3;
+  problem.ranges = {{0.5, 2}, {0, 1}};
+  problem.starts = {{1, 0.5}};
+  problem.residuals = [](std::span<const double> x, std::span<double> out) {
+    out[0] = x[0] - 5;  // wants more than the range has
+    out[1] = x[1] + 3;  // wants less
+    out[2] = x[0] * 0.1;
+  };
+  const std::vector<double> x = solve(problem);
+  EXPECT_DOUBLE_EQ(x[0], 2);
+  EXPECT_DOUBLE_EQ(x[1], 0);
+}
+
+// Out-of-sample errors of the shipped rows; what is reached stands in reports/calibration.md.
+TEST(Fit, GemmErrorsOnSourcesLeftOut) {
+  struct Bound {
+    const char* gpu;
+    double median;
+    double p90;
+  };
+  for (const Bound& bound : {Bound{"a100-80gb", 0.09, 0.21}, Bound{"h100-sxm", 0.06, 0.13},
+                             Bound{"h200", 0.10, 0.17}, Bound{"b200", 0.06, 0.14}}) {
+    const CurveReport& report = report_of(bound.gpu, "GEMM bf16");
+    ASSERT_EQ(report.errors.size(), 3U) << bound.gpu;
+    for (const FitError& error : report.errors) {
+      EXPECT_LT(error.median, bound.median) << bound.gpu << ' ' << error.what;
+      EXPECT_LT(error.p90, bound.p90) << bound.gpu << ' ' << error.what;
+    }
+  }
+}
+
+TEST(Fit, SustainedRateComesFromLongProducts) {
+  EXPECT_DOUBLE_EQ(fit_of("a100-80gb").calibration.gemm_bf16.sustained, 1);
+  EXPECT_NEAR(fit_of("h100-sxm").calibration.gemm_bf16.sustained, 0.885, 0.02);
+}
+
+TEST(Fit, AttentionChartsAreReproduced) {
+  for (const int head_dim : {64, 128, 256}) {
+    const std::string curve = fmt::format("attention fa2 {} forward", head_dim);
+    EXPECT_LT(report_of("h100-sxm", curve).errors.front().median, 0.03) << curve;
+  }
+  EXPECT_LT(report_of("a100-80gb", "attention fa2 128 forward").errors.front().p90, 0.03);
+  // Another run of another framework on the same chip.
+  EXPECT_LT(report_of("a100-80gb", "attention fa2 128 forward").errors.at(1).median, 0.09);
+  EXPECT_LT(report_of("h100-sxm", "attention fa3 128 forward").errors.at(1).median, 0.08);
+}
+
+TEST(Fit, AllGatherPredictsReduceScatterOnEightH100) {
+  const CurveReport& report = report_of("h100-sxm", "collectives in a node");
+  EXPECT_LT(error_of(report, "left out: reduce_scatter").median, 0.05);
+  EXPECT_LT(error_of(report, "left out: reduce_scatter").p90, 0.09);
+  EXPECT_LT(error_of(report, "left out: all_gather").median, 0.05);
+  EXPECT_LT(error_of(report, "left out: _g8_").median, 0.09);
+}
+
+TEST(Fit, CollectivesBetweenNodes) {
+  const CurveReport& report = report_of("h100-sxm", "collectives between nodes");
+  EXPECT_LT(report.errors.front().median, 0.05);
+  EXPECT_LT(error_of(report, "left out: scaling").median, 0.08);
+  EXPECT_LT(error_of(report, "left out: _g8_").median, 0.14);
+}
+
+TEST(Fit, BorrowedCurvesSaySo) {
+  for (const CurveReport& report : fit_of("h200").reports) {
+    if (report.curve == "GEMM bf16") continue;
+    EXPECT_GE(report.evidence, Evidence::kExtrapolated) << report.curve;
+  }
+  for (const AttentionCurve& curve : fit_of("b200").calibration.attention) {
+    EXPECT_GE(curve.evidence, Evidence::kExtrapolated) << curve.kernel;
+  }
+  const auto spread = [](const char* gpu, Factor factor) {
+    return fit_of(gpu).calibration.factor(factor).log_sd;
+  };
+  EXPECT_GT(spread("h200", Factor::kAttention), spread("h100-sxm", Factor::kAttention));
+  EXPECT_GT(spread("b200", Factor::kMemoryBound), spread("h100-sxm", Factor::kMemoryBound));
+}
+
+}  // namespace
+}  // namespace foreshard

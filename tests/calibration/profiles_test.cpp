@@ -1,0 +1,172 @@
+// The shipped profiles are what the fits give, and nothing else. UPDATE_PROFILES=1 rewrites them
+// and reports/calibration.md.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "calibration/fit.h"
+#include "calibration/machines.h"
+#include "calibration/profile.h"
+#include "sim/base/error.h"
+
+namespace foreshard {
+namespace {
+
+const std::vector<PublishedFit>& fits() {
+  static const std::vector<PublishedFit> all = fit_all_published();
+  return all;
+}
+
+void expect_same(const Json& shipped, const Json& refitted, const std::string& path) {
+  ASSERT_EQ(shipped.type(), refitted.type()) << path;
+  if (shipped.is_object()) {
+    ASSERT_EQ(shipped.size(), refitted.size()) << path;
+    for (const auto& [key, value] : shipped.items()) {
+      ASSERT_TRUE(refitted.contains(key)) << path << '.' << key;
+      expect_same(value, refitted.at(key), path + '.' + key);
+    }
+  } else if (shipped.is_array()) {
+    ASSERT_EQ(shipped.size(), refitted.size()) << path;
+    for (std::size_t i = 0; i < shipped.size(); ++i) {
+      expect_same(shipped[i], refitted[i], fmt::format("{}[{}]", path, i));
+    }
+  } else if (shipped.is_number()) {
+    const double a = shipped.get<double>();
+    const double b = refitted.get<double>();
+    EXPECT_LE(std::abs(a - b), 1e-6 * std::max(std::abs(a), std::abs(b)))
+        << path << ' ' << a << ' ' << b;
+  } else {
+    EXPECT_EQ(shipped, refitted) << path;
+  }
+}
+
+TEST(Profiles, AreWhatTheFitsGive) {
+  const std::string root = FORESHARD_SOURCE_DIR;
+  if (std::getenv("UPDATE_PROFILES") != nullptr) {
+    for (const PublishedFit& fit : fits()) {
+      std::ofstream(fmt::format("{}/calibration/profiles/{}.json", root, fit.calibration.gpu))
+          << to_text(to_json(fit.calibration));
+    }
+    std::ofstream(root + "/reports/calibration.md") << calibration_report(fits());
+    GTEST_SKIP() << "profiles written; build again to embed them";
+  }
+  EXPECT_EQ(fits().size(), list_machines().size());
+  for (const PublishedFit& fit : fits()) {
+    expect_same(to_json(load_profile(fit.calibration.gpu)), to_json(fit.calibration),
+                fit.calibration.gpu);
+  }
+}
+
+TEST(Profiles, ReportNamesEveryGpu) {
+  const std::string report = calibration_report(fits());
+  for (const Machine& machine : list_machines()) {
+    EXPECT_NE(report.find("## " + machine.key), std::string::npos) << machine.key;
+  }
+}
+
+TEST(Profiles, SurviveWritingAndReading) {
+  for (const Machine& machine : list_machines()) {
+    const Json written = to_json(load_profile(machine.key));
+    EXPECT_EQ(written, to_json(parse_calibration(to_text(written), "again"))) << machine.key;
+  }
+}
+
+TEST(Profiles, LoadInLessThanAMillisecond) {
+  double best = 1;
+  for (int i = 0; i < 20; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    load_profile("h100-sxm");
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+    best = std::min(best, taken.count());
+  }
+#if defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "instrumented";
+#endif
+  EXPECT_LT(best, 1e-3);
+}
+
+TEST(Profiles, EveryNumberHasASource) {
+  for (const Machine& machine : list_machines()) {
+    const Calibration c = load_profile(machine.key);
+    EXPECT_EQ(c.gpu, machine.key);
+    EXPECT_FALSE(c.gemm_bf16.source.empty() || c.gemm_fp32.source.empty() ||
+                 c.host.source.empty() || c.contention.source.empty() ||
+                 c.intra_node.source.empty() || c.inter_node.source.empty() ||
+                 c.sdpa_source.empty())
+        << machine.key;
+    for (const AttentionCurve& curve : c.attention) EXPECT_FALSE(curve.source.empty());
+    for (const MemoryCurve& curve : c.memory) EXPECT_FALSE(curve.source.empty());
+    for (const FactorSpread& spread : c.spread) {
+      EXPECT_FALSE(spread.source.empty());
+      EXPECT_GT(spread.log_sd, 0.01);
+      EXPECT_LT(spread.log_sd, 0.7);
+    }
+  }
+}
+
+// Both passes of what PyTorch runs, for every head dimension a model may have.
+TEST(Profiles, HaveTheAttentionCurvesPyTorchNeeds) {
+  for (const Machine& machine : list_machines()) {
+    const Calibration c = load_profile(machine.key);
+    for (const std::string& kernel : {c.sdpa_kernel, c.sdpa_preferred}) {
+      for (const std::int64_t head_dim : {64, 128, 256}) {
+        for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+          int found = 0;
+          for (const AttentionCurve& curve : c.attention) {
+            found += curve.kernel == kernel && curve.head_dim == head_dim && curve.pass == pass;
+          }
+          EXPECT_EQ(found, 1) << machine.key << ' ' << kernel << ' ' << head_dim;
+        }
+      }
+    }
+  }
+}
+
+TEST(Profiles, UnknownGpuListsTheKnown) {
+  try {
+    load_profile("v100");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::kMissingCapability);
+    EXPECT_NE(std::string(error.what()).find("h100-sxm"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Profiles, ReaderIsStrict) {
+  const Json good = to_json(load_profile("h100-sxm"));
+  const auto expect_error = [](const Json& json, const char* expected) {
+    try {
+      parse_calibration(to_text(json), "p.json");
+      ADD_FAILURE() << "accepted, expected: " << expected;
+    } catch (const ConfigError& error) {
+      EXPECT_NE(std::string(error.what()).find(expected), std::string::npos) << error.what();
+    }
+  };
+  Json json = good;
+  json["gemm_bf16"]["eficiency"] = 0.8;
+  expect_error(json, "did you mean efficiency");
+  json = good;
+  json["gemm_bf16"].erase("k_half");
+  expect_error(json, "k_half");
+  json = good;
+  json["contention"]["compute"] = 0.5;
+  expect_error(json, "contention.compute");
+  json = good;
+  json["host"]["evidence"] = "guessed";
+  expect_error(json, "host.evidence");
+  json = good;
+  json["schema"] = "foreshard.profile/9";
+  expect_error(json, "foreshard.profile/1");
+  json = good;
+  json["intra_node"]["latency_s"] = "20us";
+  expect_error(json, "latency_s");
+}
+
+}  // namespace
+}  // namespace foreshard

@@ -1,0 +1,100 @@
+#include "calibration/published.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <set>
+#include <sstream>
+#include <string>
+
+#include "sim/base/error.h"
+
+namespace foreshard {
+namespace {
+
+constexpr const char* kFiles[] = {"gemm_measured.csv", "attention_measured.csv",
+                                  "membound_measured.csv", "nccl_measured.csv", "nccl_scaling.csv"};
+
+TEST(Published, CsvReadsQuotedFields) {
+  const CsvTable table("a,b,c\n1,\"x, \"\"y\"\"\",\n2.5e3,,z\r\n", "t.csv");
+  ASSERT_EQ(table.rows(), 2U);
+  EXPECT_EQ(table.text(0, "b"), "x, \"y\"");
+  EXPECT_EQ(table.number(1, "a"), 2500);
+  EXPECT_TRUE(table.empty(0, "c"));
+  EXPECT_EQ(table.text(1, "c"), "z");
+  EXPECT_THROW(table.text(0, "d"), Error);
+}
+
+TEST(Published, CsvIsStrict) {
+  EXPECT_THROW(CsvTable("", "t.csv"), ConfigError);
+  EXPECT_THROW(CsvTable("a,b\n1\n", "t.csv"), ConfigError);
+  EXPECT_THROW(CsvTable("a,b\n1,2,3\n", "t.csv"), ConfigError);
+  EXPECT_THROW(CsvTable("a,b\n1,\"2\n", "t.csv"), ConfigError);
+  EXPECT_THROW(CsvTable("a,b\n1,\"2\"x\n", "t.csv"), ConfigError);
+  EXPECT_THROW(CsvTable("a,b\n1,2\"x\n", "t.csv"), ConfigError);
+  const CsvTable table("a\n1x\nnan\n\n", "t.csv");
+  for (std::size_t row = 0; row < table.rows(); ++row) {
+    EXPECT_THROW(table.number(row, "a"), ConfigError);
+  }
+  try {
+    table.number(0, "a");
+  } catch (const ConfigError& error) {
+    EXPECT_EQ(error.location().line, 2);
+  }
+}
+
+TEST(Published, ChipNames) {
+  EXPECT_EQ(chip_of("NVIDIA A100-SXM4-80GB"), "a100");
+  EXPECT_EQ(chip_of("H100-80GB SXM5"), "h100");
+  EXPECT_EQ(chip_of("H200 SXM"), "h200");
+  EXPECT_EQ(chip_of("B200 HGX"), "b200");
+  EXPECT_EQ(chip_of("GB200 NVL72"), "");
+  EXPECT_EQ(chip_of("A100 PCIe"), "");
+  EXPECT_EQ(chip_of("L40S"), "");
+}
+
+TEST(Published, RowsAreThere) {
+  EXPECT_EQ(gemm_rows("a100", GemmData::kRandom).size(), 512U);
+  EXPECT_EQ(gemm_rows("h100", GemmData::kRandom).size(), 864U);
+  EXPECT_GT(gemm_rows("h100", GemmData::kAny).size(), 1000U);
+  EXPECT_GT(attention_rows("h100").size(), 400U);
+  EXPECT_GT(memory_rows("a100").size(), 30U);
+  EXPECT_GT(collective_rows("b200").size(), 150U);
+  EXPECT_EQ(scaling_rows().size(), 6U);
+}
+
+// Their licences do not allow the rows in this repository.
+TEST(Published, NoExcludedSources) {
+  for (const char* file : kFiles) {
+    const CsvTable table = published_table(file);
+    for (std::size_t i = 0; i < table.rows(); ++i) {
+      for (const char* excluded : {"te42kyfo", "mag-/", "stas00", "ml-engineering"}) {
+        EXPECT_EQ(table.text(i, "source").find(excluded), std::string::npos) << file << ' ' << i;
+        EXPECT_EQ(table.text(i, "notes").find(excluded), std::string::npos) << file << ' ' << i;
+      }
+    }
+  }
+}
+
+TEST(Published, NoticeNamesEverySource) {
+  std::ifstream stream(std::string(FORESHARD_SOURCE_DIR) + "/NOTICE");
+  std::stringstream notice;
+  notice << stream.rdbuf();
+  const std::string text = notice.str();
+  std::set<std::string> missing;
+  for (const char* file : kFiles) {
+    const CsvTable table = published_table(file);
+    for (std::size_t i = 0; i < table.rows(); ++i) {
+      std::string source = table.text(i, "source");
+      if (source.starts_with("github:")) source = source.substr(7);
+      // "owner/repository:path", "aiconfigurator:path", an address, or a title.
+      const std::string name =
+          source.starts_with("http") ? source : source.substr(0, source.find(':'));
+      if (text.find(name) == std::string::npos) missing.insert(name);
+    }
+  }
+  for (const std::string& name : missing) ADD_FAILURE() << "NOTICE does not name " << name;
+}
+
+}  // namespace
+}  // namespace foreshard

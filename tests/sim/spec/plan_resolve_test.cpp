@@ -1,0 +1,142 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "sim/spec/plan_check.h"
+#include "sim/spec/plan_config.h"
+#include "tests/sim/spec/plan_fixtures.h"
+
+namespace foreshard {
+namespace {
+
+ResolvedPlan resolved(const PlanDocument& document, std::int64_t gpus = 64,
+                      const SmallModel& model = {}) {
+  return resolve(document, small_model(model), cluster_of_gpus(gpus));
+}
+ResolvedPlan resolved(std::string_view yaml, std::int64_t gpus = 64) {
+  return resolved(document_of(yaml), gpus);
+}
+const AssumedValue* assumed(const ResolvedPlan& plan, std::string_view key) {
+  const auto found = std::find_if(plan.assumed.begin(), plan.assumed.end(),
+                                  [&](const AssumedValue& value) { return value.key == key; });
+  return found == plan.assumed.end() ? nullptr : &*found;
+}
+
+TEST(PlanResolve, FillsTheDefaultsAndNamesThem) {
+  const ResolvedPlan plan = resolved("model: small\ncluster: 64xh100\n");
+  EXPECT_EQ(to_yaml(plan.plan), R"(model: small
+cluster: 64xh100
+runtime: fsdp2@2.11
+batch: {sequence: 8192, micro_batch: 1, accumulation: 1}
+mesh: {shard: 64, replicate: 1}
+units: {layers_per_unit: 1, embedding: own, head: own}
+reshard_after_forward: always
+prefetch: {forward: implicit, backward: 1}
+recompute: none
+dtype: {param: bf16, reduce: fp32, master: fp32}
+accumulation: {mode: reduce_each}
+optimizer: {kind: adamw, implementation: foreach, state: fp32, clip_norm: 1.0}
+offload: none
+buffers: {reduce_scatter: 1}
+communicators: shared
+host_sync: none
+)");
+  EXPECT_EQ(plan.assumed.size(), 25U);  // all but model and cluster
+  ASSERT_NE(assumed(plan, "mesh.shard"), nullptr);
+  EXPECT_EQ(assumed(plan, "mesh.shard")->value, "64");
+  EXPECT_EQ(assumed(plan, "mesh.shard")->why, "all 64 GPUs of the cluster");
+  EXPECT_EQ(assumed(plan, "batch.sequence")->why, "min(131072 positions of the model, 8192)");
+  EXPECT_EQ(assumed(plan, "runtime")->value, "fsdp2@2.11");
+  EXPECT_EQ(assumed(plan, "optimizer.clip_norm")->why, "default");
+  EXPECT_EQ(assumed(plan, "model"), nullptr);
+}
+
+TEST(PlanResolve, AssumesTheVersionOnly) {
+  const ResolvedPlan plan = resolved("runtime: fsdp2");
+  EXPECT_EQ(plan.plan.runtime.version, "2.11");
+  ASSERT_NE(assumed(plan, "runtime"), nullptr);
+  EXPECT_EQ(assumed(resolved("runtime: fsdp2@2.11"), "runtime"), nullptr);
+  EXPECT_EQ(resolved("runtime: native").plan.runtime.version, "1");
+}
+
+TEST(PlanResolve, TakesShortModelsAtTheirLength) {
+  EXPECT_EQ(resolved(document_of("model: m"), 8, {.positions = 2048}).plan.batch.sequence, 2048);
+}
+
+TEST(PlanResolve, CompletesTheMesh) {
+  EXPECT_EQ(resolved("mesh: {shard: 8}").plan.mesh, (Mesh{8, 8}));
+  EXPECT_EQ(resolved("mesh: {replicate: 2}").plan.mesh, (Mesh{32, 2}));
+  EXPECT_EQ(assumed(resolved("mesh: {shard: 8}"), "mesh.replicate")->why, "64 GPUs / mesh.shard 8");
+  const Refusal refused = refusal_of([] { resolved("model: m\nmesh: {shard: 7}"); });
+  EXPECT_EQ(refused.exit_code, 3);
+  EXPECT_EQ(refused.text,
+            "plan.yaml:2:15: mesh.shard: 7 does not divide the 64 GPUs of the cluster; expected a "
+            "divisor of 64, for example 4 or 8");
+}
+
+TEST(PlanResolve, DerivesAccumulationFromTheGlobalBatch) {
+  const ResolvedPlan plan = resolved("batch: {global: 512, micro_batch: 2}");
+  EXPECT_EQ(plan.plan.batch.accumulation, 4);
+  EXPECT_EQ(global_batch(plan.plan), 512);
+  EXPECT_EQ(assumed(plan, "batch.accumulation")->why,
+            "batch.global 512 / (64 ranks x micro_batch 2 = 128)");
+  const auto refused = [](std::string_view yaml) {
+    const Refusal refusal = refusal_of([&] { resolved(yaml); });
+    EXPECT_EQ(refusal.exit_code, 3);
+    return refusal.text;
+  };
+  EXPECT_EQ(refused("batch: {global: 500}"),
+            "plan.yaml:1:17: batch.global: 500 is no multiple of 64 ranks x micro_batch 1 = 64; "
+            "expected 448 or 512");
+  EXPECT_NE(refused("batch: {global: 8}").find("expected 64"), std::string::npos);
+  EXPECT_NE(refused("batch: {global: 128, accumulation: 4}").find("contradicts"),
+            std::string::npos);
+  EXPECT_EQ(resolved("batch: {global: 128, accumulation: 2}").plan.batch.accumulation, 2);
+  EXPECT_NE(refused("batch: {global: 1099511627776}").find("at most 1048576"), std::string::npos);
+}
+
+TEST(PlanResolve, LaterLayersSpellTheBatchAnew) {
+  PlanDocument document = document_of("batch: {accumulation: 4}");
+  document = apply_set(document, "batch.global=128");
+  EXPECT_EQ(resolved(document).plan.batch.accumulation, 2);
+  document = document_of("batch: {global: 128}");
+  document = apply_flag(document, "--accumulation", "batch.accumulation", "4");
+  EXPECT_EQ(resolved(document).plan.batch.accumulation, 4);
+}
+
+TEST(PlanResolve, PutsTiedEmbeddingsInTheRoot) {
+  const ResolvedPlan plan = resolved(document_of("model: m"), 64, {.is_tied = true});
+  EXPECT_EQ(plan.plan.units.embedding, UnitPlacement::kRoot);
+  EXPECT_EQ(plan.plan.units.head, UnitPlacement::kRoot);
+  ASSERT_NE(assumed(plan, "units.head"), nullptr);
+  EXPECT_NE(assumed(plan, "units.head")->why.find("tied"), std::string::npos);
+  check(plan, small_model({.is_tied = true}), cluster_of_gpus(64));
+}
+
+TEST(PlanResolve, SpreadsEveryK) {
+  const ResolvedPlan plan = resolved("recompute: every-3");
+  for (std::int64_t block = 0; block < 32; ++block) {
+    EXPECT_EQ(plan.plan.recompute.at(block), block % 3 == 0 ? Recompute::kFull : Recompute::kNone);
+  }
+  EXPECT_NE(to_yaml(plan.plan).find("recompute: every-3\n"), std::string::npos);
+  EXPECT_EQ(resolved("recompute: every-1").plan.recompute,
+            (RangedPolicy<Recompute>{Recompute::kFull, {}}));
+  EXPECT_EQ(to_json(plan.plan)["recompute"], "every-3");
+}
+
+TEST(PlanResolve, CheckSaysWhereTheWrongKeyStands) {
+  const auto refused = [](std::string_view yaml) {
+    return refusal_of([&] { check(resolved(yaml), small_model(), cluster_of_gpus(64)); });
+  };
+  const Refusal mesh = refused("model: m\nmesh:\n  shard: 16\n  replicate: 8\n");
+  EXPECT_EQ(mesh.exit_code, 3);
+  EXPECT_EQ(mesh.text.find("plan.yaml:3:10: mesh.shard: shard 16 x replicate 8 = 128"), 0U)
+      << mesh.text;
+  const Refusal prefetch = refused("prefetch: {forward: 0}");
+  EXPECT_EQ(prefetch.exit_code, 6);
+  EXPECT_EQ(prefetch.text.find("plan.yaml:1:21: prefetch.forward: "), 0U) << prefetch.text;
+}
+
+}  // namespace
+}  // namespace foreshard

@@ -1,0 +1,34 @@
+// The numbers a plan may use for units are those of the units that are built.
+#include <gtest/gtest.h>
+
+#include "sim/graph/training_step.h"
+#include "sim/spec/plan_check.h"
+#include "tests/support/fixtures.h"
+
+namespace foreshard {
+namespace {
+
+TEST(PlanUnits, AreCountedAsTheyAreBuilt) {
+  using enum UnitPlacement;
+  const ModelSpec model = tiny_model(7);
+  for (const RuntimeKind runtime : {RuntimeKind::kFsdp2, RuntimeKind::kNative}) {
+    for (const UnitPlacement embedding : {kOwn, kRoot}) {
+      for (const UnitPlacement head : {kOwn, kRoot, kWithNorm}) {
+        for (const std::int64_t layers : {1, 3, 7}) {
+          Plan plan;
+          plan.runtime = {runtime, newest_version(runtime)};
+          plan.batch.sequence = 128;
+          plan.mesh = {8, 1};
+          plan.units = {layers, embedding, head};
+          const auto built = static_cast<std::int64_t>(list_units(model, plan).size());
+          EXPECT_EQ(unit_count(plan, model), built)
+              << to_string(runtime) << " " << to_string(embedding) << " " << to_string(head) << " "
+              << layers;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace foreshard
