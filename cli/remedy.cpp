@@ -14,6 +14,7 @@
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_profile.h"
 #include "sim/spec/plan_check.h"
+#include "sim/spec/plan_config.h"
 
 namespace foreshard {
 namespace {

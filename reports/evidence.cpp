@@ -26,12 +26,13 @@ class Weights {
     for (double seconds : seconds_) sum += seconds;
     return sum;
   }
-  // nullopt where there is no time to weigh.
+  // nullopt where there is no time to weigh. Never measured: a forecast reads a curve, however well that was measured.
   std::optional<Evidence> weakest() const {
     const double whole = total();
     if (whole <= 0) return std::nullopt;
     double sum = 0;
-    std::size_t level = 0;
+    std::size_t level = static_cast<std::size_t>(Evidence::kInterpolated);
+    sum += seconds_[static_cast<std::size_t>(Evidence::kMeasured)];
     for (; level + 1 < kLevels; ++level) {
       sum += seconds_[level];
       if (sum >= kCoverage * whole) break;

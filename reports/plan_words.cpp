@@ -68,14 +68,16 @@ std::string recompute_words(const Plan& plan) {
 }
 
 std::string cluster_words(const Cluster& cluster) {
-  std::string words = fmt::format("{} x {}", format_count(cluster.gpus), cluster.gpu.name);
-  if (cluster.nodes() <= 1) return words + fmt::format(", one node, {}", cluster.node.gpu_link_name);
-  words += fmt::format(", {} nodes of {}, {}", format_count(cluster.nodes()), cluster.node.gpus,
-                       cluster.node.gpu_link_name);
-  if (cluster.node.nics > 0) {
-    words += fmt::format(", {} x {} per node", cluster.node.nics, cluster.node.nic_name);
+  const std::string gpus = fmt::format("{} x {}", format_count(cluster.gpus), cluster.gpu.name);
+  std::string links = cluster.node.gpu_link_name;
+  if (cluster.nodes() > 1 && cluster.node.nics > 0) {
+    links += fmt::format(", {} x {}", cluster.node.nics, cluster.node.nic_name);
   }
-  return words;
+  const std::string nodes =
+      cluster.nodes() > 1
+          ? fmt::format("{} nodes of {}", format_count(cluster.nodes()), cluster.node.gpus)
+          : std::string("one node");
+  return fmt::format("{}, {} ({})", gpus, nodes, links);
 }
 
 std::vector<PlanDifference> plan_differences(const Plan& a, const Plan& b) {

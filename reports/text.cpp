@@ -155,18 +155,17 @@ Lines memory_lines(const Report& report, const Paint& paint) {
   line("in all, with margin and context", used,
        fit.fits() ? paint.green(cells) : paint.red(cells));
   lines.push_back(clipped(
-      fmt::format("  allocated {} (allocated only: {} margin for fragmentation), {} outside the "
-                  "allocator",
+      fmt::format("  {} allocated + {} margin (fragmentation is not modelled) + {} outside allocator",
                   format_bytes(fit.allocated), format_bytes(fit.reserved - fit.allocated),
                   format_bytes(fit.outside)),
       kTextWidth));
   const Bytes margin = fit.margin();
-  lines.push_back(
-      fit.fits() ? paint.green(fmt::format("  fits: {} of {} to spare", format_bytes(margin),
-                                           format_bytes(fit.capacity)))
-                 : paint.red(fmt::format("  does not fit: {} more than the {} of the GPU",
-                                         format_bytes(Bytes() - margin),
-                                         format_bytes(fit.capacity))));
+  const std::string verdict =
+      fit.fits() ? fmt::format("fits (allocated only): {} of {} to spare", format_bytes(margin),
+                               format_bytes(fit.capacity))
+                 : fmt::format("does not fit (allocated only): {} more than the GPU's {}",
+                               format_bytes(Bytes() - margin), format_bytes(fit.capacity));
+  lines.push_back("  " + (fit.fits() ? paint.green(verdict) : paint.red(verdict)));
   return lines;
 }
 

@@ -1,0 +1,52 @@
+// What explain tells, gathered once for its text and its JSON.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "reports/event_names.h"
+#include "reports/views.h"
+
+namespace foreshard {
+
+// A collective that some gap of the compute stream is put down to.
+struct ExposedEvent {
+  EventId event = kNoEvent;
+  Time exposed;
+  EventId held_up = kNoEvent;    // the compute row behind its longest gap
+  std::vector<ChainLink> chain;  // why it started when it did
+};
+
+// All collectives of one kind and phase.
+struct ExposedGroup {
+  std::string what;  // "all_gather (backward)"
+  int rows = 0;
+  int exposed_rows = 0;
+  Time busy;     // sum of [arrive, end]
+  Time exposed;
+};
+
+// Buffers of one category and name that are alive at the memory peak.
+struct LiveGroup {
+  MemoryCategory category = MemoryCategory::kActivation;
+  std::string name;
+  std::string where;  // the unit's name, or "32 units"; "" for none
+  int buffers = 0;
+  Bytes bytes;
+  EventId since = kNoEvent;  // of the oldest
+};
+
+struct Findings {
+  std::vector<WaterfallBar> bars;
+  std::vector<ExposedGroup> groups;  // in the order of their first rows
+  std::vector<ExposedEvent> exposed;  // most exposed first
+  std::vector<LiveGroup> alive;       // largest first
+};
+Findings find_causes(const Forecast& forecast);
+
+// "waited for all_gather_copy_in layers.3 (forward)", "the host issued it only then" ...; `next` is the link behind `link`.
+std::string cause_words(const EventGraph& graph, const EventNames& names, const ChainLink& link,
+                        const ChainLink* next);
+const char* to_string(Cause cause);
+
+}  // namespace foreshard
