@@ -8,7 +8,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <map>
 #include <memory>
 #include <utility>
 
@@ -29,19 +28,26 @@ constexpr const char* kFooter =
     "6 missing capability, 130 interrupted.\n"
     "Example:\n  foreshard predict --model llama-3.1-8b --cluster 64xh100";
 
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts;
+  std::size_t begin = 0;
+  for (std::size_t end = 0; end != std::string::npos; begin = end + 1) {
+    end = text.find(separator, begin);
+    parts.push_back(text.substr(begin, end - begin));
+  }
+  return parts;
+}
+
 class Tree {
  public:
   Tree() : app_(kDescription, "foreshard") {
     app_.require_subcommand(1);
     app_.fallthrough();
     app_.footer(kFooter);
-    app_.set_version_flag("--version", std::string("foreshard ") + FORESHARD_VERSION);
-    app_.add_option("--color", color_, "Colours: on a terminal that takes them, always or never")
-        ->type_name("auto|always|never")
-        ->transform(CLI::CheckedTransformer(std::map<std::string, ColorChoice>{
-            {"auto", ColorChoice::kAuto},
-            {"always", ColorChoice::kAlways},
-            {"never", ColorChoice::kNever}}).description(""));
+    app_.set_version_flag("--version", std::string("foreshard ") + FORESHARD_VERSION,
+                          "Print the version and exit");
+    choice(app_.add_option("--color", color_, "Colours: on a terminal that takes them, or as said"),
+           "auto|always|never");
     add_predict();
     add_schedule();
     add_explain();
@@ -66,7 +72,11 @@ class Tree {
     verb->footer(std::string("Example:\n  foreshard ") + example);
     verb->callback([this, run, options] {
       verb_ = [run, options, color = color_] {
-        if constexpr (requires { options->output; }) options->output.color = color;
+        if constexpr (requires { options->output; }) {
+          options->output.color = color == "always"  ? ColorChoice::kAlways
+                                  : color == "never" ? ColorChoice::kNever
+                                                     : ColorChoice::kAuto;
+        }
         return run(*options);
       };
     });
@@ -77,6 +87,18 @@ class Tree {
   static CLI::Option* option(CLI::App* verb, const char* name, Value& value, const char* type,
                              const char* help) {
     return verb->add_option(name, value, help)->type_name(type)->allow_extra_args(false);
+  }
+
+  // The value is one of the words, which are separated by |.
+  static CLI::Option* choice(CLI::Option* option, const char* words) {
+    const auto refusal = [words](std::string& text) {
+      const std::vector<std::string> known = split(words, '|');
+      if (std::find(known.begin(), known.end(), text) != known.end()) return std::string();
+      const std::string near = nearest_spelling(text, known);
+      return fmt::format("{} is not known; expected {}{}", quote(text), fmt::join(known, ", "),
+                         near.empty() ? "" : fmt::format("; did you mean {}?", near));
+    };
+    return option->type_name(words)->check(CLI::Validator(refusal, ""));
   }
 
   static void add_job(CLI::App* verb, JobOptions& job, const char* set_help) {
@@ -138,7 +160,7 @@ class Tree {
     option(verb, "--with", o->with, "KEY=VALUE",
            "What the second plan has instead; may be repeated");
     add_json(verb, o->output);
-    verb->final_callback([o] {
+    verb->parse_complete_callback([o] {
       if (o->plans.size() == 1) {
         throw CLI::ValidationError("one plan file is there", "expected two, or --with KEY=VALUE");
       }
@@ -155,7 +177,7 @@ class Tree {
   void add_search() {
     auto o = std::make_shared<SearchCommandOptions>();
     CLI::App* verb = add_verb(
-        "search", "The fastest plan that fits, over shard group, resharding, prefetch, recompute and micro-batch",
+        "search", "The fastest plan that fits: shard group, prefetch, recompute, micro-batch, ...",
         "search --model llama-3.1-8b --cluster 64xh100 --global-batch 128 --fix recompute=none",
         run_search, o);
     add_job(verb, o->job, "Any key of the plan, which then does not vary; may be repeated");
@@ -163,7 +185,7 @@ class Tree {
     option(verb, "--global-batch", o->global_batch, "N",
            "Sequences per step over all ranks; default: those of the plan");
     option(verb, "--threads", o->threads, "N", "Default: all cores; the answer is the same")
-        ->check(CLI::Range(1, 4096).description(""));
+        ->check(CLI::Range(1, 4096));
     option(verb, "--out", o->out, "FILE", "Also write the best plan, as YAML");
     add_json(verb, o->output);
   }
@@ -190,10 +212,7 @@ class Tree {
     auto o = std::make_shared<SchemaOptions>();
     CLI::App* verb = add_verb("schema", "The JSON Schema of a kind of file", "schema plan",
                               run_schema, o);
-    verb->add_option("kind", o->name, "Which")
-        ->type_name("plan|cluster|report")
-        ->required()
-        ->check(CLI::IsMember({"plan", "cluster", "report"}).description(""));
+    choice(verb->add_option("kind", o->name, "Which")->required(), "plan|cluster|report");
   }
 
   void add_doctor() {
@@ -205,14 +224,11 @@ class Tree {
   void add_completion() {
     CLI::App* verb = app_.add_subcommand("completion", "A completion script for a shell");
     verb->footer("Example:\n  source <(foreshard completion bash)");
-    verb->add_option("shell", shell_, "Which")
-        ->type_name("bash|zsh|fish")
-        ->required()
-        ->check(CLI::IsMember({"bash", "zsh", "fish"}).description(""));
+    choice(verb->add_option("shell", shell_, "Which")->required(), "bash|zsh|fish");
   }
 
   CLI::App app_;
-  ColorChoice color_ = ColorChoice::kAuto;
+  std::string color_ = "auto";
   std::function<ExitCode()> verb_;
   std::string shell_;
 };
@@ -226,16 +242,6 @@ std::vector<std::string> names_of(const CLI::Option& option) {
   for (const std::string& name : option.get_lnames()) names.push_back("--" + name);
   for (const std::string& name : option.get_snames()) names.push_back("-" + name);
   return names;
-}
-
-std::vector<std::string> split(const std::string& text, char separator) {
-  std::vector<std::string> parts;
-  std::size_t begin = 0;
-  for (std::size_t end = 0; end != std::string::npos; begin = end + 1) {
-    end = text.find(separator, begin);
-    parts.push_back(text.substr(begin, end - begin));
-  }
-  return parts;
 }
 
 // "unknown verb 'predit'; did you mean predict?"
@@ -263,6 +269,7 @@ std::string unexpected(CLI::App& app, CLI::App* verb, const std::string& word) {
     return fmt::format("unexpected argument {}{}", quote(word),
                        is_plan ? fmt::format("; did you mean --plan {}?", word) : "");
   }
+  if (word == "help") return "no verb 'help'; did you mean --help?";
   std::vector<std::string> known;
   for (const CLI::App* candidate : verbs_of(app)) known.push_back(candidate->get_name());
   const std::string text = unknown("verb", word, known);
@@ -282,7 +289,7 @@ std::string usage_error(CLI::App& app, const CLI::ParseError& error) {
     for (const CLI::App* candidate : verbs_of(app)) known.push_back(candidate->get_name());
     what = fmt::format("no verb; expected {}", fmt::join(known, ", "));
   }
-  return fmt::format("{}: {}; {} --help tells more\n", name, what, name);
+  return fmt::format("{}: {}\n{} --help tells more\n", name, what, name);
 }
 
 ValueHint hint_of(const CLI::Option& option) {
@@ -333,7 +340,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
     tree.app().parse(std::move(arguments));
   } catch (const CLI::CallForHelp&) {
     const std::vector<CLI::App*> parsed = tree.app().get_subcommands();
-    result.text = (parsed.empty() ? &tree.app() : parsed.front())->help();
+    result.text = parsed.empty() ? tree.app().help() : parsed.front()->help("foreshard");
     return result;
   } catch (const CLI::CallForVersion& version) {
     result.text = std::string(version.what()) + "\n";

@@ -47,38 +47,58 @@ std::vector<CommandOption> options_of(const CommandTree& tree, const Command& co
 
 // bash
 
-std::string bash_action(const ValueHint& hint) {
+// Lists of words by the variable that holds them, so that a long list stands in the script once.
+class WordLists {
+ public:
+  std::string variable(const std::vector<std::string>& words) {
+    if (words.empty()) return "''";
+    const auto found = std::find(lists_.begin(), lists_.end(), words);
+    const auto index = found - lists_.begin();
+    if (found == lists_.end()) lists_.push_back(words);
+    return fmt::format("$list{}", index);
+  }
+  std::string definitions() const {
+    std::string text;
+    for (std::size_t i = 0; i < lists_.size(); ++i) {
+      text += fmt::format("  local list{}={}\n", i, quoted(fmt::format("{}", fmt::join(lists_[i], " "))));
+    }
+    return text;
+  }
+
+ private:
+  std::vector<std::vector<std::string>> lists_;
+};
+
+std::string bash_action(const ValueHint& hint, WordLists& lists) {
   if (hint.kind == ValueHint::Kind::kNone) return "";
-  return fmt::format("words={} files={}", quoted(fmt::format("{}", fmt::join(hint.words, " "))),
-                     hint.files ? "yes" : "");
+  return fmt::format(" words={} files={}", lists.variable(hint.words), hint.files ? "yes" : "");
 }
 
 std::string bash(const CommandTree& tree) {
   std::string cases;
+  WordLists lists;
   const auto value_cases = [&](const std::string& verb, const std::vector<CommandOption>& options) {
     for (const CommandOption& option : options) {
       if (option.value.kind == ValueHint::Kind::kNone) continue;
-      cases += fmt::format("    {}:{}) {} ;;\n", verb,
+      cases += fmt::format("    {}:{}){} ;;\n", verb,
                            fmt::join(option.names, fmt::format("|{}:", verb)),
-                           bash_action(option.value));
+                           bash_action(option.value, lists));
     }
   };
   for (const Command& command : tree.commands) {
     const std::vector<CommandOption> options = options_of(tree, command);
     value_cases(command.name, options);
-    cases += fmt::format("    {}:*) options={} {} ;;\n", command.name,
-                         quoted(fmt::format("{}", fmt::join(names_of(options), " "))),
-                         bash_action(command.argument));
+    cases += fmt::format("    {}:*) options={}{} ;;\n", command.name,
+                         lists.variable(names_of(options)), bash_action(command.argument, lists));
   }
   value_cases("", tree.options);
-  cases += fmt::format("    :*) options={} words={} ;;\n",
-                       quoted(fmt::format("{}", fmt::join(names_of(tree.options), " "))),
-                       quoted(fmt::format("{}", fmt::join(names_of(tree.commands), " "))));
+  cases += fmt::format("    :*) options={} words={} ;;\n", lists.variable(names_of(tree.options)),
+                       lists.variable(names_of(tree.commands)));
   return fmt::format(R"(# bash completion of foreshard; use it with: source <(foreshard completion bash)
 _foreshard() {{
   local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}}
   local verb= options= words= files= i
-  for ((i = 1; i < COMP_CWORD; i++)); do
+{}  for ((i = 1; i < COMP_CWORD; i++)); do
     case ${{COMP_WORDS[i]}} in
       {}) verb=${{COMP_WORDS[i]}}; break ;;
     esac
@@ -100,7 +120,7 @@ _foreshard() {{
 }}
 complete -F _foreshard foreshard
 )",
-                     fmt::join(names_of(tree.commands), "|"), cases);
+                     lists.definitions(), fmt::join(names_of(tree.commands), "|"), cases);
 }
 
 // zsh

@@ -17,7 +17,7 @@ namespace foreshard {
 namespace {
 
 // Re-simulations behind the intervals of a report.
-constexpr int kDraws = 200;
+constexpr int kDraws = 64;  // 20 ms for 96 layers
 
 bool exists(const std::filesystem::path& path) {
   std::error_code ignored;

@@ -30,7 +30,8 @@ Answer answer(const JobOptions& options) {
 // What follows the answer where the plan does not fit, and the exit code.
 struct Ending {
   ExitCode exit_code = ExitCode::kOk;
-  std::string text;  // "" where it fits
+  std::string shortfall;  // "" where it fits
+  std::string remedy;
   Json json;
 };
 
@@ -39,7 +40,8 @@ Ending ending(const Answer& answer) {
   if (fit.fits()) return {};
   const Cluster& cluster = answer.job.cluster;
   const auto remedy = find_remedy(answer.job.model, answer.job.resolved.plan, cluster);
-  return {ExitCode::kInfeasible, remedy_text(fit, remedy, cluster), remedy_json(fit, remedy)};
+  return {ExitCode::kInfeasible, shortfall_text(fit), remedy_text(remedy, cluster),
+          remedy_json(fit, remedy)};
 }
 
 // `text` and `json` make the answer in either form.
@@ -48,13 +50,15 @@ ExitCode write(const Answer& answer, const OutputOptions& output, const Text& te
                const ToJson& json) {
   const Ending end = ending(answer);
   if (output.form == Form::kText) {
-    write_answer(text(color_of(output.color)) + (end.text.empty() ? "" : "\n" + end.text + "\n"));
+    const std::string remedy = end.remedy.empty() ? "" : "\n" + end.remedy + "\n";
+    write_answer(text(color_of(output.color)) + remedy);
+    if (!end.shortfall.empty()) note(end.shortfall);
     return end.exit_code;
   }
   auto [schema, body] = json();
-  if (!end.text.empty()) {
+  if (!end.shortfall.empty()) {
     body["infeasible"] = end.json;
-    note(end.text);
+    note(end.shortfall + "; " + end.remedy);
   }
   write_answer(document(schema, body));
   return end.exit_code;
@@ -104,7 +108,8 @@ ExitCode run_compare(const CompareOptions& options) {
   const Answer b = answer(second);
   for (const auto& [name, side] : {std::pair("first", &a), std::pair("second", &b)}) {
     const Ending end = ending(*side);
-    if (!end.text.empty()) note(fmt::format("the {} plan {}", name, end.text));
+    if (end.shortfall.empty()) continue;
+    note(fmt::format("the {} plan {}; {}", name, end.shortfall, end.remedy));
   }
   if (options.output.form == Form::kText) {
     write_answer(

@@ -168,22 +168,22 @@ std::optional<Remedy> find_remedy(const ModelSpec& model, const Plan& plan,
   return with_more_gpus(model, all, cluster);
 }
 
-std::string remedy_text(const Fit& fit, const std::optional<Remedy>& remedy,
-                        const Cluster& cluster) {
-  const std::string text =
-      fmt::format("does not fit: {} too much per GPU of {}",
-                  format_bytes(Bytes(-fit.margin().count())), format_bytes(fit.capacity));
-  if (!remedy) return text + "; no knob and no number of GPUs makes it fit: shorten batch.sequence";
+std::string shortfall_text(const Fit& fit) {
+  return fmt::format("does not fit: {} more per GPU than the {} there are",
+                     format_bytes(Bytes(-fit.margin().count())), format_bytes(fit.capacity));
+}
+
+std::string remedy_text(const std::optional<Remedy>& remedy, const Cluster& cluster) {
+  if (!remedy) return "no knob and no number of GPUs makes it fit: shorten batch.sequence";
   std::vector<std::string> changes;
+  if (remedy->gpus != cluster.gpus) {
+    changes.push_back(fmt::format("{} GPUs (mesh.shard={})", format_count(remedy->gpus),
+                                  remedy->plan.mesh.shard));
+  }
   for (const Change& change : remedy->changes) {
     changes.push_back(fmt::format("--set {}={}", change.key, change.value));
   }
-  std::string how = fmt::format("{}", fmt::join(changes, " "));
-  if (remedy->gpus != cluster.gpus) {
-    how = fmt::format("{} GPUs (mesh.shard={}){}{}", format_count(remedy->gpus),
-                      remedy->plan.mesh.shard, how.empty() ? "" : " with ", how);
-  }
-  return fmt::format("{}; it fits with {}: peak {}, {} to spare", text, how,
+  return fmt::format("it fits with {}: peak {} allocated, {} to spare", fmt::join(changes, " "),
                      format_bytes(remedy->fit.allocated), format_bytes(remedy->fit.margin()));
 }
 

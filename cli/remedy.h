@@ -33,9 +33,10 @@ struct Remedy {
 // Precondition: the plan passed check(). std::nullopt: not even all knobs on 2^20 GPUs would help.
 std::optional<Remedy> find_remedy(const ModelSpec& model, const Plan& plan, const Cluster& cluster);
 
-// "does not fit by 3.12 GiB per GPU ...; recompute=full would make it fit: ...".
-std::string remedy_text(const Fit& fit, const std::optional<Remedy>& remedy,
-                        const Cluster& cluster);
+// "does not fit: 3.12 GiB more per GPU than the 79.1 GiB there are"
+std::string shortfall_text(const Fit& fit);
+// "it fits with --set recompute=full: peak 66.7 GiB allocated, 7.53 GiB to spare"
+std::string remedy_text(const std::optional<Remedy>& remedy, const Cluster& cluster);
 Json remedy_json(const Fit& fit, const std::optional<Remedy>& remedy);
 
 }  // namespace foreshard

@@ -149,7 +149,8 @@ ExitCode run_search(const SearchCommandOptions& options) {
   if (!best && timed.result.smallest) {
     const Fit fit = fit_in(job.cluster, timed.result.smallest->peak_allocated);
     const auto remedy = find_remedy(job.model, timed.result.smallest->plan, job.cluster);
-    ending = "the smallest plan " + remedy_text(fit, remedy, job.cluster);
+    ending = fmt::format("the smallest plan {}; {}", shortfall_text(fit),
+                         remedy_text(remedy, job.cluster));
     infeasible = remedy_json(fit, remedy);
   } else if (!best) {
     ending = "no plan of the grid is possible";

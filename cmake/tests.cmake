@@ -36,14 +36,20 @@ foreach(folder IN ITEMS sim models calibration reports interop cli)
     set_source_files_properties(${sources} PROPERTIES
       COMPILE_DEFINITIONS "FORESHARD_PROGRAM=\"${FORESHARD_BIN_DIR}/foreshard\"")
   endif()
-  gtest_discover_tests(${test} WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
+  # RapidCheck draws 200 cases per property; `./x check` asks for more through the same variable.
+  set(draws "$ENV{RC_PARAMS}")
+  if(NOT draws)
+    set(draws "max_success=200")
+  endif()
+  gtest_discover_tests(${test} WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}"
+                       PROPERTIES ENVIRONMENT "RC_PARAMS=${draws}")
 endforeach()
 
 file(GLOB_RECURSE benches CONFIGURE_DEPENDS tests/bench/*_bench.cpp)
 if(benches)
   add_executable(foreshard_bench ${benches})
   target_link_libraries(foreshard_bench
-    PRIVATE foreshard_cli foreshard_reports foreshard_interop benchmark::benchmark_main
+    PRIVATE foreshard_models foreshard_calibration benchmark::benchmark_main
             foreshard_flags)
   set_target_properties(foreshard_bench PROPERTIES
     RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")

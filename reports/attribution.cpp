@@ -1,6 +1,7 @@
-// A gap ends when its compute row starts. Walking back from that row, every binding predecessor ends when its successor
-// starts or arrives, so the chain covers the gap without holes until it meets the row before the gap or the host. The gap
-// is cut wherever a link of the chain or a collective begins or ends; each piece then has one reason.
+// A gap ends when its compute row starts. Walking back from that row, every binding predecessor
+// ends when its successor starts or arrives, so the chain covers the gap without holes until it
+// meets the row before the gap or the host. The gap is cut wherever a link of the chain or a
+// collective begins or ends; each piece then has one reason.
 #include "reports/attribution.h"
 
 #include <algorithm>
@@ -97,15 +98,14 @@ class Cutter {
     Gap piece;
     piece.begin = moment;
     piece.held_up = held_up;
-    const auto link =
-        std::find_if(chain_.begin(), chain_.end(), [&](const Link& candidate) {
-          return candidate.begin <= moment && moment < candidate.end;
-        });
+    const auto link = std::find_if(chain_.begin(), chain_.end(), [&](const Link& candidate) {
+      return candidate.begin <= moment && moment < candidate.end;
+    });
     const bool host = link != chain_.end() && link->event == kNoEvent;
     for (EventId c : running_) {
       if (span(c).arrive > moment || span(c).end <= moment) continue;
-      const bool binding = std::any_of(chain_.begin(), chain_.end(),
-                                       [&](const Link& l) { return l.event == c; });
+      const bool binding =
+          std::any_of(chain_.begin(), chain_.end(), [&](const Link& l) { return l.event == c; });
       if (piece.collective == kNoEvent || binding) piece.collective = c;
       if (binding) break;
     }
@@ -145,9 +145,7 @@ std::vector<Phase> phases_of(const EventGraph& graph) {
   return phases;
 }
 
-bool computes(const Row& row) {
-  return row.stream == Stream::kCompute && !is_collective(row.kind);
-}
+bool computes(const Row& row) { return row.stream == Stream::kCompute && !is_collective(row.kind); }
 
 Causes::Causes(const EventGraph& graph, const Timeline& timeline)
     : graph_(graph), timeline_(timeline) {
@@ -213,6 +211,15 @@ std::vector<Gap> compute_gaps(const EventGraph& graph, const Timeline& timeline)
   }
   gap_until(timeline.period, kNoEvent);
   return pieces;
+}
+
+Excess excess_of(const Span& span, const Cost& cost) {
+  Excess excess;
+  const Time beyond = span.end - span.arrive - cost.duration;
+  if (beyond <= Time()) return excess;
+  const bool by_host = span.end == span.issue + cost.during + cost.last_kernel;
+  (by_host ? excess.launches : excess.overlap) = beyond;
+  return excess;
 }
 
 }  // namespace foreshard

@@ -1,6 +1,5 @@
 #include "reports/evidence.h"
 
-#include <algorithm>
 #include <array>
 #include <optional>
 
@@ -26,7 +25,8 @@ class Weights {
     for (double seconds : seconds_) sum += seconds;
     return sum;
   }
-  // nullopt where there is no time to weigh. Never measured: a forecast reads a curve, however well that was measured.
+  // nullopt where there is no time to weigh. Never measured: a forecast reads a curve, however well
+  // that was measured.
   std::optional<Evidence> weakest() const {
     const double whole = total();
     if (whole <= 0) return std::nullopt;
@@ -83,12 +83,13 @@ StepEvidence weigh_evidence(const Forecast& forecast, const CostModel& costs) {
   for (std::size_t i = 0; i < graph.rows.size(); ++i) {
     const Row& row = graph.rows[i];
     const Span& span = forecast.timeline.spans[i];
-    const double taken = (span.end - span.arrive).seconds();
-    const double own = std::min(taken, forecast.costs.works[row.work].duration.seconds());
     Weights* of = computes(row) ? &step : is_collective(row.kind) ? &communication : nullptr;
     if (of == nullptr) continue;
-    of->add(shares[row.work], own);
-    of->add(contention, taken - own);
+    const Excess excess = excess_of(span, forecast.costs.works[row.work]);
+    const Time own = span.end - span.arrive - excess.overlap - excess.launches;
+    of->add(shares[row.work], own.seconds());
+    of->add(contention, excess.overlap.seconds());
+    of->add(host, excess.launches.seconds());
   }
   for (const Gap& gap : compute_gaps(graph, forecast.timeline)) {
     const double seconds = (gap.end - gap.begin).seconds();

@@ -13,8 +13,9 @@ struct StepEvidence {
   Evidence exposed_communication = Evidence::kAssumed;
 };
 
-// The weakest evidence among the work that makes up 90 % of the time, so that one small assumed kernel does not count for
-// everything. Time is split kernel by kernel; what a row takes beyond its own duration is the contention's or the host's.
+// The weakest evidence among the work that makes up 90 % of the time, so that one small assumed
+// kernel does not count for everything. Time is split kernel by kernel; what a row takes beyond its
+// own duration is the contention's or the host's.
 StepEvidence weigh_evidence(const Forecast& forecast, const CostModel& costs);
 
 }  // namespace foreshard

@@ -52,6 +52,14 @@ Lines group_lines(const Findings& findings, const Report& report, const Paint& p
                      format_time(g.exposed), std::to_string(g.exposed_rows)});
   }
   if (table.size() > 1) append(lines, aligned(table));
+  if (findings.overlap_slowdown > Time()) {
+    lines.push_back(fmt::format("  compute takes {} longer because collectives run beside it",
+                                format_time(findings.overlap_slowdown)));
+  }
+  if (findings.launch_bound > Time()) {
+    lines.push_back(fmt::format("  compute takes {} longer because the host launches too slowly",
+                                format_time(findings.launch_bound)));
+  }
   return lines;
 }
 
@@ -86,11 +94,11 @@ Lines event_lines(const Forecast& forecast, const Findings& findings, const Even
   for (std::size_t i = 0; i < std::min(findings.exposed.size(), kMostEvents); ++i) {
     const ExposedEvent& e = findings.exposed[i];
     const Span& span = span_of(forecast, e.event);
-    lines.push_back(clipped(
-        fmt::format("  {}  {}: {} exposed of {}; held up {}", i + 1, names.of(e.event),
-                    format_time(e.exposed), format_time(span.end - span.arrive),
-                    e.held_up == kNoEvent ? "the step's end" : names.of(e.held_up)),
-        kTextWidth));
+    lines.push_back(
+        clipped(fmt::format("  {}  {}: {} exposed of {}; held up {}", i + 1, names.of(e.event),
+                            format_time(e.exposed), format_time(span.end - span.arrive),
+                            e.held_up == kNoEvent ? "the step's end" : names.of(e.held_up)),
+                kTextWidth));
     append(lines, chain_lines(forecast, names, e));
   }
   return lines;
@@ -120,7 +128,7 @@ Lines memory_lines(const Forecast& forecast, const Findings& findings, const Eve
     }
   }
   if (rest.buffers > 0) add("others", rest);
-  append(lines, aligned(table));
+  append(lines, aligned(table, 3));
   return lines;
 }
 
@@ -156,10 +164,11 @@ Json explain_json(const Forecast& forecast, const Report& report) {
   json["report"] = to_json(report);
   Json& bars = json["waterfall"] = Json::array();
   for (const WaterfallBar& b : findings.bars) {
-    bars.push_back({{"what", b.what},
-                    {"seconds", b.time.seconds()},
-                    {"nanoseconds", b.time.nanoseconds()}});
+    bars.push_back(
+        {{"what", b.what}, {"seconds", b.time.seconds()}, {"nanoseconds", b.time.nanoseconds()}});
   }
+  json["overlap_slowdown_s"] = findings.overlap_slowdown.seconds();
+  json["launch_bound_s"] = findings.launch_bound.seconds();
   Json& groups = json["communication"] = Json::array();
   for (const ExposedGroup& g : findings.groups) {
     groups.push_back({{"what", g.what},

@@ -48,8 +48,8 @@ std::vector<ExposedGroup> group(const Forecast& forecast, const std::vector<Expo
   for (std::size_t i = 0; i < forecast.graph.rows.size(); ++i) {
     const EventKind kind = forecast.graph.rows[i].kind;
     if (!is_collective(kind)) continue;
-    const std::string what = fmt::format("{} ({})", to_string(kind),
-                                         to_string(names.phase(static_cast<EventId>(i))));
+    const std::string what =
+        fmt::format("{} ({})", to_string(kind), to_string(names.phase(static_cast<EventId>(i))));
     auto it = std::find_if(groups.begin(), groups.end(),
                            [&](const ExposedGroup& g) { return g.what == what; });
     if (it == groups.end()) {
@@ -93,6 +93,17 @@ std::vector<LiveGroup> live_groups(const Forecast& forecast) {
   return groups;
 }
 
+void add_excess(const Forecast& forecast, Findings& findings) {
+  if (forecast.costs.works.size() != forecast.graph.works.size()) return;
+  for (std::size_t i = 0; i < forecast.graph.rows.size(); ++i) {
+    const Row& row = forecast.graph.rows[i];
+    if (!computes(row)) continue;
+    const Excess excess = excess_of(forecast.timeline.spans[i], forecast.costs.works[row.work]);
+    findings.overlap_slowdown += excess.overlap;
+    findings.launch_bound += excess.launches;
+  }
+}
+
 }  // namespace
 
 Findings find_causes(const Forecast& forecast) {
@@ -102,6 +113,7 @@ Findings find_causes(const Forecast& forecast) {
   findings.exposed = exposed_events(forecast.graph, forecast.timeline);
   findings.groups = group(forecast, findings.exposed, names);
   findings.alive = live_groups(forecast);
+  add_excess(forecast, findings);
   return findings;
 }
 
@@ -120,8 +132,7 @@ std::string cause_words(const EventGraph& graph, const EventNames& names, const 
     case Cause::kHost:
       return "the host issued it only then";
     case Cause::kStream:
-      return fmt::format("behind {} on the {} stream", predecessor,
-                         to_string(graph.rows[index_of(link.event)].stream));
+      return fmt::format("behind {} on its stream", predecessor);
     case Cause::kWait:
       return "waited for " + predecessor;
     case Cause::kCommunicator:

@@ -22,7 +22,7 @@ struct ExposedGroup {
   std::string what;  // "all_gather (backward)"
   int rows = 0;
   int exposed_rows = 0;
-  Time busy;     // sum of [arrive, end]
+  Time busy;  // sum of [arrive, end]
   Time exposed;
 };
 
@@ -38,13 +38,19 @@ struct LiveGroup {
 
 struct Findings {
   std::vector<WaterfallBar> bars;
-  std::vector<ExposedGroup> groups;  // in the order of their first rows
+  std::vector<ExposedGroup> groups;   // in the order of their first rows
   std::vector<ExposedEvent> exposed;  // most exposed first
   std::vector<LiveGroup> alive;       // largest first
+  // What compute rows take beyond their own durations: because collectives ran beside them, or
+  // because the host enqueued their kernels too slowly. Part of the bars of those rows. Zero where
+  // the forecast has no costs.
+  Time overlap_slowdown;
+  Time launch_bound;
 };
 Findings find_causes(const Forecast& forecast);
 
-// "waited for all_gather_copy_in layers.3 (forward)", "the host issued it only then" ...; `next` is the link behind `link`.
+// "waited for all_gather_copy_in layers.3 (forward)", "the host issued it only then" ...; `next` is
+// the link behind `link`.
 std::string cause_words(const EventGraph& graph, const EventNames& names, const ChainLink& link,
                         const ChainLink* next);
 const char* to_string(Cause cause);

@@ -92,7 +92,8 @@ std::vector<std::string> first_lines(std::vector<std::string> lines, std::size_t
   return lines;
 }
 
-std::vector<std::string> aligned(const std::vector<std::vector<std::string>>& rows) {
+std::vector<std::string> aligned(const std::vector<std::vector<std::string>>& rows,
+                                 std::size_t left_columns) {
   std::vector<std::size_t> widths;
   for (const auto& row : rows) {
     widths.resize(std::max(widths.size(), row.size()));
@@ -104,7 +105,8 @@ std::vector<std::string> aligned(const std::vector<std::vector<std::string>>& ro
   for (const auto& row : rows) {
     std::string line;
     for (std::size_t c = 0; c < row.size(); ++c) {
-      line += c == 0 ? left(row[c], widths[c]) : "  " + right(row[c], widths[c]);
+      if (c > 0) line += "  ";
+      line += c < left_columns ? left(row[c], widths[c]) : right(row[c], widths[c]);
     }
     line.erase(line.find_last_not_of(' ') + 1);
     lines.push_back(std::move(line));

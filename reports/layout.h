@@ -1,4 +1,5 @@
-// Small things of terminal text: colours, bars, columns, wrapping. Widths are in characters, not bytes.
+// Small things of terminal text: colours, bars, columns, wrapping. Widths are in characters, not
+// bytes.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +29,7 @@ class Paint {
   Color color_;
 };
 
-std::size_t display_width(std::string_view utf8);  // without ANSI codes
+std::size_t display_width(std::string_view utf8);             // without ANSI codes
 std::string left(std::string_view text, std::size_t width);   // padded on the right
 std::string right(std::string_view text, std::size_t width);  // padded on the left
 // At most `width` characters; a cut text ends in "…".
@@ -42,15 +43,17 @@ std::vector<std::string> wrapped(std::string_view text, std::size_t width, std::
 // The first `most` lines; the last of them says with "…" that more followed.
 std::vector<std::string> first_lines(std::vector<std::string> lines, std::size_t most);
 
-// Columns of cells aligned by the widest: the first column left, the others right, two spaces between them.
-std::vector<std::string> aligned(const std::vector<std::vector<std::string>>& rows);
+// Columns of cells as wide as the widest, two spaces between them: the first `left_columns` start
+// on the left, the others end on the right.
+std::vector<std::string> aligned(const std::vector<std::vector<std::string>>& rows,
+                                 std::size_t left_columns = 1);
 
-std::string seconds_text(double seconds);           // "84.9 ms"
-std::string signed_seconds(double seconds);         // "+84.9 ms"
-std::string bytes_text(double bytes);               // "2.18 GiB"
-std::string signed_bytes(double bytes);             // "-2.18 GiB"
-std::string percent_text(double ratio);             // "41.3 %"
-std::string signed_percent(double ratio);           // "+4.1 %"
-std::string cardinal(double value);                 // "9,714"
+std::string seconds_text(double seconds);    // "84.9 ms"
+std::string signed_seconds(double seconds);  // "+84.9 ms"
+std::string bytes_text(double bytes);        // "2.18 GiB"
+std::string signed_bytes(double bytes);      // "-2.18 GiB"
+std::string percent_text(double ratio);      // "41.3 %"
+std::string signed_percent(double ratio);    // "+4.1 %"
+std::string cardinal(double value);          // "9,714"
 
 }  // namespace foreshard

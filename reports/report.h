@@ -1,5 +1,6 @@
-// What we say about a step: derived from a graph, a timeline and a memory profile, predicted or measured, by one function.
-// Keys of the JSON form: DESIGN section 11, schema cli/schemas/report.schema.json.
+// What we say about a step: derived from a graph, a timeline and a memory profile, predicted or
+// measured, by one function. Keys of the JSON form: DESIGN section 11, schema
+// cli/schemas/report.schema.json.
 #pragma once
 
 #include <array>
@@ -22,15 +23,16 @@ struct Quantity {
   Evidence evidence = Evidence::kAssumed;
 };
 
-// Durations of one timeline. Communication is the union of all [arrive, end] of collectives; exposed is the part of it in
-// which no compute-stream row runs; waiting is the union of [start, arrive].
+// Durations of one timeline. Communication is the union of all [arrive, end] of collectives;
+// exposed is the part of it in which no compute-stream row runs; waiting is the union of [start,
+// arrive].
 struct StepMetrics {
   double seconds = 0;
   double communication = 0;
   double exposed_communication = 0;
   double waiting = 0;
   double compute = 0;  // union of compute-stream rows
-  double idle = 0;     // neither compute nor communication: the host, or a dependency between streams
+  double idle = 0;  // neither compute nor communication: the host, or a dependency between streams
 };
 StepMetrics measure_step(const EventGraph& graph, const Timeline& timeline);
 
@@ -45,13 +47,14 @@ struct Report {
   int steady_step = 2;
   Fit fit;
   Quantity peak_allocated, peak_reserved, outside_allocator;  // bytes
-  std::string peak_event;                                      // "backward layers.1"
-  std::vector<std::pair<std::string, Bytes>> at_peak;          // category, descending
-  std::vector<std::pair<std::string, std::string>> assumed;    // key or figure, value and why
+  std::string peak_event;                                     // "backward layers.1"
+  std::vector<std::pair<std::string, Bytes>> at_peak;         // category, descending
+  std::vector<std::pair<std::string, std::string>> assumed;   // key or figure, value and why
   std::vector<std::string> warnings;
 };
 
-// Intervals come from `draws` re-simulations with the latent factors of the machine drawn from their spreads (0: none).
+// Intervals come from `draws` re-simulations with the latent factors of the machine drawn from
+// their spreads (0: none).
 Report summarize(const Forecast& forecast, const CostModel& costs, int draws);
 Json to_json(const Report& report);
 

@@ -7,7 +7,8 @@ namespace foreshard {
 namespace {
 
 Json quantity(const Quantity& q) {
-  return {{"value", q.value}, {"low", q.low}, {"high", q.high}, {"evidence", to_string(q.evidence)}};
+  return {
+      {"value", q.value}, {"low", q.low}, {"high", q.high}, {"evidence", to_string(q.evidence)}};
 }
 
 // Bytes are whole numbers.

@@ -1,6 +1,7 @@
-// One function turns a timeline into durations; summarize() calls it for the central forecast and for every draw of the
-// machine's latent factors, and the quantiles of the draws are the intervals. Throughput and MFU are functions of the
-// step's duration alone, so their intervals are the step's, turned round.
+// One function turns a timeline into durations; summarize() calls it for the central forecast and
+// for every draw of the machine's latent factors, and the quantiles of the draws are the intervals.
+// Throughput and MFU are functions of the step's duration alone, so their intervals are the step's,
+// turned round.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -126,10 +127,10 @@ std::vector<std::pair<std::string, std::string>> assumed_figures(const CostModel
     return source.empty() ? std::string() : " (" + source + ")";
   };
   if (c.host.evidence == Evidence::kAssumed) {
-    list.emplace_back("host", fmt::format("{} per hook, {} per launch{}",
-                                          format_time(Time::seconds(c.host.per_hook)),
-                                          format_time(Time::seconds(c.host.per_launch)),
-                                          why(c.host.source)));
+    list.emplace_back(
+        "host",
+        fmt::format("{} per hook, {} per launch{}", format_time(Time::seconds(c.host.per_hook)),
+                    format_time(Time::seconds(c.host.per_launch)), why(c.host.source)));
   }
   if (c.contention.evidence == Evidence::kAssumed) {
     list.emplace_back("overlap", fmt::format("slows compute x{:.3g}, communication x{:.3g}{}",

@@ -1,5 +1,5 @@
-// The answer on one screen. Every block has a budget of lines that sums to 40; a block that needs more says how much it left
-// out, and the JSON form has everything.
+// The answer on one screen of 40 lines. Every block has its budget of lines, assumed values get
+// what is left; a block that needs more says so, and the JSON form has everything.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,11 +14,12 @@
 namespace foreshard {
 namespace {
 
+constexpr std::size_t kMostLines = 40;
 constexpr std::size_t kBarWidth = 40;
 constexpr std::size_t kNameWidth = 34;
 constexpr std::size_t kMostBars = 9;
 constexpr std::size_t kMostCategories = 7;
-constexpr std::size_t kMostAssumedLines = 3;
+constexpr double kSmallestShare = 0.0005;
 constexpr std::size_t kMostWarningLines = 4;
 
 using Lines = std::vector<std::string>;
@@ -31,24 +32,24 @@ Lines plan_lines(const Report& report, const Forecast& forecast, const Paint& pa
   const Plan& plan = report.plan;
   const double sequences = static_cast<double>(global_batch(plan));
   Lines lines;
-  lines.push_back(paint.bold(clipped(
-      fmt::format("{} · {:.3g} B parameters · {}@{}", forecast.model.name,
-                  static_cast<double>(report.parameters) * 1e-9, to_string(plan.runtime.kind),
-                  plan.runtime.version),
-      kTextWidth)));
+  lines.push_back(
+      paint.bold(clipped(fmt::format("{} · {:.3g} B parameters · {}@{}", forecast.model.name,
+                                     static_cast<double>(report.parameters) * 1e-9,
+                                     to_string(plan.runtime.kind), plan.runtime.version),
+                         kTextWidth)));
   lines.push_back(clipped(cluster_words(report.cluster), kTextWidth));
   lines.push_back(clipped(
       fmt::format("shard {} x replicate {} · sequence {} · micro-batch {} x {} accumulation = {} "
                   "tokens per step",
-                  plan.mesh.shard, plan.mesh.replicate, plan.batch.sequence,
-                  plan.batch.micro_batch, plan.batch.accumulation,
+                  plan.mesh.shard, plan.mesh.replicate, plan.batch.sequence, plan.batch.micro_batch,
+                  plan.batch.accumulation,
                   cardinal(sequences * static_cast<double>(plan.batch.sequence))),
       kTextWidth));
-  lines.push_back(clipped(
-      fmt::format("prefetch {} · reshard {} · recompute {} · {} parameters, {} reduction",
-                  words_of(plan.prefetch), reshard_words(plan), recompute_words(plan),
-                  to_string(plan.param_dtype), to_string(plan.reduce_dtype)),
-      kTextWidth));
+  lines.push_back(
+      clipped(fmt::format("prefetch {} · reshard {} · recompute {} · {} parameters, {} reduction",
+                          words_of(plan.prefetch), reshard_words(plan), recompute_words(plan),
+                          to_string(plan.param_dtype), to_string(plan.reduce_dtype)),
+              kTextWidth));
   return lines;
 }
 
@@ -73,9 +74,10 @@ Lines figure_lines(const Report& report, const Paint& paint) {
                    cardinal(report.tokens_per_s_per_gpu.value *
                             static_cast<double>(report.plan.mesh.world())),
                    format_count(report.plan.mesh.world())));
-  const std::string hfu = report.hfu.value > report.mfu.value
-                              ? fmt::format("; {} with recomputed FLOPs", percent_text(report.hfu.value))
-                              : std::string();
+  const std::string hfu =
+      report.hfu.value > report.mfu.value
+          ? fmt::format("; {} with recomputed FLOPs", percent_text(report.hfu.value))
+          : std::string();
   line("MFU", percent_text(report.mfu.value), spread(report.mfu, percent_text) + hfu);
   line("communication", seconds_text(report.communication.value),
        fmt::format("of which {} exposed, {}", seconds_text(report.exposed_communication.value),
@@ -88,23 +90,28 @@ struct NamedAmount {
   double amount = 0;
 };
 
-// The largest ones in their order, the rest as one.
-std::vector<NamedAmount> largest(std::vector<NamedAmount> all, std::size_t most) {
-  if (all.size() <= most) return all;
+// The largest ones in their order, the rest as one; so small ones that their share would read 0.0 %
+// count as rest.
+std::vector<NamedAmount> largest(const std::vector<NamedAmount>& all, std::size_t most) {
+  double total = 0;
   std::vector<double> amounts;
-  for (const NamedAmount& a : all) amounts.push_back(a.amount);
+  for (const NamedAmount& a : all) {
+    total += a.amount;
+    amounts.push_back(a.amount);
+  }
   std::sort(amounts.rbegin(), amounts.rend());
-  const double least = amounts[most - 2];
+  const double least =
+      std::max(all.size() > most ? amounts[most - 2] : 0.0, kSmallestShare * total);
   std::vector<NamedAmount> kept;
   NamedAmount rest{"others", 0};
-  for (NamedAmount& a : all) {
-    if (a.amount >= least && kept.size() + 1 < most) {
-      kept.push_back(std::move(a));
+  for (const NamedAmount& a : all) {
+    if (a.amount >= least && (all.size() <= most || kept.size() + 1 < most)) {
+      kept.push_back(a);
     } else {
       rest.amount += a.amount;
     }
   }
-  kept.push_back(rest);
+  if (rest.amount > 0) kept.push_back(rest);
   return kept;
 }
 
@@ -120,7 +127,7 @@ Lines time_lines(const Forecast& forecast, const Paint& paint) {
   for (const WaterfallBar& b : waterfall(forecast.graph, forecast.timeline)) {
     bars.push_back({b.what, b.time.seconds()});
   }
-  bars = largest(std::move(bars), kMostBars);
+  bars = largest(bars, kMostBars);
   double longest = 0;
   for (const NamedAmount& b : bars) longest = std::max(longest, b.amount);
   const double step = forecast.timeline.period.seconds();
@@ -138,11 +145,11 @@ Lines memory_lines(const Report& report, const Paint& paint) {
   for (const auto& [name, bytes] : report.at_peak) {
     categories.push_back({name, static_cast<double>(bytes.count())});
   }
-  categories = largest(std::move(categories), kMostCategories);
+  categories = largest(categories, kMostCategories);
   const Fit& fit = report.fit;
   const auto capacity = static_cast<double>(fit.capacity.count());
-  Lines lines = {"", paint.bold(clipped("memory per GPU at the peak: " + report.peak_event,
-                                        kTextWidth))};
+  Lines lines = {
+      "", paint.bold(clipped("memory per GPU at the peak: " + report.peak_event, kTextWidth))};
   const auto line = [&](const std::string& name, double bytes, const std::string& cells) {
     lines.push_back("  " + left(name, kNameWidth) + right(bytes_text(bytes), 8) +
                     right(percent_text(capacity > 0 ? bytes / capacity : 0), 8) + "  " + cells);
@@ -152,12 +159,12 @@ Lines memory_lines(const Report& report, const Paint& paint) {
   }
   const auto used = static_cast<double>((fit.outside + fit.reserved).count());
   const std::string cells = bar(capacity > 0 ? used / capacity : 0, kBarWidth);
-  line("in all, with margin and context", used,
-       fit.fits() ? paint.green(cells) : paint.red(cells));
+  line("in all, with margin and context", used, fit.fits() ? paint.green(cells) : paint.red(cells));
   lines.push_back(clipped(
-      fmt::format("  {} allocated + {} margin (fragmentation is not modelled) + {} outside allocator",
-                  format_bytes(fit.allocated), format_bytes(fit.reserved - fit.allocated),
-                  format_bytes(fit.outside)),
+      fmt::format(
+          "  {} allocated + {} margin (fragmentation is not modelled) + {} outside allocator",
+          format_bytes(fit.allocated), format_bytes(fit.reserved - fit.allocated),
+          format_bytes(fit.outside)),
       kTextWidth));
   const Bytes margin = fit.margin();
   const std::string verdict =
@@ -169,15 +176,22 @@ Lines memory_lines(const Report& report, const Paint& paint) {
   return lines;
 }
 
-// Keys and values without their reasons.
-Lines assumed_lines(const Report& report, const Paint& paint) {
-  if (report.assumed.empty()) return {};
+// Keys and values without their reasons; a key that shares its mapping with the one before is
+// written without it.
+Lines assumed_lines(const Report& report, std::size_t most, const Paint& paint) {
+  if (report.assumed.empty() || most < 2) return {};
   std::string text = "assumed:";
+  std::string mapping;
   for (const auto& [key, value] : report.assumed) {
-    text += (text.back() == ':' ? " " : "; ") + key + " " + value.substr(0, value.find(" ("));
+    const std::size_t dot = key.find('.');
+    const std::string own = dot == std::string::npos ? "" : key.substr(0, dot + 1);
+    const bool joins = !own.empty() && own == mapping;
+    if (text.back() != ':') text += joins ? "," : ";";
+    text += " " + (joins ? key.substr(dot + 1) : key) + " " + value.substr(0, value.find(" ("));
+    mapping = own;
   }
   Lines lines = {""};
-  for (const std::string& line : first_lines(wrapped(text, kTextWidth, 2), kMostAssumedLines)) {
+  for (const std::string& line : first_lines(wrapped(text, kTextWidth, 2), most - 1)) {
     lines.push_back(paint.dim(line));
   }
   return lines;
@@ -204,8 +218,9 @@ std::string to_text(const Report& report, const Forecast& forecast, Color color)
   append(lines, figure_lines(report, paint));
   append(lines, time_lines(forecast, paint));
   append(lines, memory_lines(report, paint));
-  append(lines, assumed_lines(report, paint));
-  append(lines, warning_lines(report, paint));
+  const Lines warned = warning_lines(report, paint);
+  append(lines, assumed_lines(report, kMostLines - lines.size() - warned.size(), paint));
+  append(lines, warned);
   return fmt::format("{}\n", fmt::join(lines, "\n"));
 }
 

@@ -1,9 +1,10 @@
-// Chrome trace events, as ui.perfetto.dev and chrome://tracing read them. One process (a rank; all ranks do the same), one
-// thread for the host and one per stream. Times are shifted so that the earliest is zero, because the host runs ahead of
-// the step and viewers do not show negative times.
+// Chrome trace events, as ui.perfetto.dev and chrome://tracing read them. One process (a rank; all
+// ranks do the same), one thread for the host and one per stream. Times are shifted so that the
+// earliest is zero, because the host runs ahead of the step and viewers do not show negative times.
 //
-// A collective that waits for its communicator shows as two slices, one behind the other, so no two slices of a thread
-// overlap. Memory follows host order: its counters stand where the host issues, not where the device runs.
+// A collective that waits for its communicator shows as two slices, one behind the other, so no two
+// slices of a thread overlap. Memory follows host order: its counters stand where the host issues,
+// not where the device runs.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -74,9 +75,8 @@ class TraceWriter {
   }
 
   void metadata() {
-    const std::string process =
-        fmt::format("{} on {}, one of {} ranks", forecast_.model.name, forecast_.plan.cluster,
-                    forecast_.plan.mesh.world());
+    const std::string process = fmt::format("{} on {}, one of {} ranks", forecast_.model.name,
+                                            forecast_.plan.cluster, forecast_.plan.mesh.world());
     event(R"("ph":"M","pid":{},"name":"process_name","args":{{"name":{}}})", kPid, quoted(process));
     const auto thread = [&](int tid, const std::string& name) {
       event(R"("ph":"M","pid":{},"tid":{},"name":"thread_name","args":{{"name":{}}})", kPid, tid,
@@ -117,9 +117,11 @@ class TraceWriter {
     if (work.bytes > Bytes()) args += fmt::format(R"(,"bytes":{})", work.bytes.count());
     if (work.flops.count() > 0) args += fmt::format(R"(,"flops":{:.0f})", work.flops.count());
     if (is_collective(r.kind)) {
-      args += fmt::format(R"(,"communicator":{},"group_size":{})",
-                          quoted(communicator_name(graph_, id)),
-                          graph_.communicators[work.communicator].group.size);
+      if (work.communicator != kNoCommunicator) {
+        args += fmt::format(R"(,"communicator":{},"group_size":{})",
+                            quoted(communicator_name(graph_, id)),
+                            graph_.communicators[work.communicator].group.size);
+      }
       if (span.arrive > span.start) {
         slice(thread_of(r.stream), "wait for the communicator", "wait", {span.start, span.arrive},
               fmt::format(R"("id":{})", row));
@@ -160,8 +162,9 @@ class TraceWriter {
       event(R"("ph":"C","pid":{},"name":"memory_bytes","ts":{},"args":{{{}}})", kPid, when, args);
     }
     if (row == 0 || memory.samples[row].peak != memory.samples[row - 1].peak) {
-      event(R"("ph":"C","pid":{},"name":"memory_peak_in_event_bytes","ts":{},"args":{{"bytes":{}}})",
-            kPid, when, memory.samples[row].peak.count());
+      event(
+          R"("ph":"C","pid":{},"name":"memory_peak_in_event_bytes","ts":{},"args":{{"bytes":{}}})",
+          kPid, when, memory.samples[row].peak.count());
     }
   }
 

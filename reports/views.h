@@ -11,12 +11,14 @@ namespace foreshard {
 
 enum class Color : std::uint8_t { kNever, kAlways };
 
-// At most 40 lines: the plan in one line, step, memory, where time and memory go, assumptions, warnings.
+// At most 40 lines: the plan in one line, step, memory, where time and memory go, assumptions,
+// warnings.
 std::string to_text(const Report& report, const Forecast& forecast, Color color);
 
 // One bar of the waterfall; the seconds of all bars add up to the step exactly (in ns).
 struct WaterfallBar {
-  std::string what;  // "forward", "backward", "exposed all_gather (backward)", "host", "optimizer" ...
+  std::string
+      what;  // "forward", "backward", "exposed all_gather (backward)", "host", "optimizer" ...
   Time time;
 };
 std::vector<WaterfallBar> waterfall(const EventGraph& graph, const Timeline& timeline);
@@ -27,28 +29,34 @@ struct ChainLink {
   EventId event = kNoEvent;
   Cause cause = Cause::kStepBegin;  // what bound its start
 };
-std::vector<ChainLink> cause_chain(const EventGraph& graph, const Timeline& timeline, EventId event);
+std::vector<ChainLink> cause_chain(const EventGraph& graph, const Timeline& timeline,
+                                   EventId event);
 
-std::string event_name(const Forecast& forecast, EventId event);  // "all_gather layers.3 (backward)"
+std::string event_name(const Forecast& forecast,
+                       EventId event);  // "all_gather layers.3 (backward)"
 
 // The waterfall, the most exposed collectives with their chains, who is alive at the memory peak.
 std::string explain_text(const Forecast& forecast, const Report& report, Color color);
 Json explain_json(const Forecast& forecast, const Report& report);
 
-// Two plans side by side: what differs in the plan, in time by waterfall bar, in memory by category.
+// Two plans side by side: what differs in the plan, in time by waterfall bar, in memory by
+// category.
 std::string compare_text(const Forecast& a, const Report& ra, const Forecast& b, const Report& rb,
                          Color color);
 Json compare_json(const Forecast& a, const Report& ra, const Forecast& b, const Report& rb);
 
-// Chrome trace for Perfetto: one thread per stream and the host, memory counters by category, flows for waits.
+// Chrome trace for Perfetto: one thread per stream and the host, memory counters by category, flows
+// for waits.
 std::string chrome_trace(const Forecast& forecast);
 
-// DESIGN section 11: id,kind,unit,unit_name,microbatch,stream,communicator,bytes,flops,issue_s,start_s,arrive_s,end_s
+// DESIGN section 11:
+// id,kind,unit,unit_name,microbatch,stream,communicator,bytes,flops,issue_s,start_s,arrive_s,end_s
 std::string schedule_csv(const EventGraph& graph, const Timeline& timeline);
 
 // Heatmap shard group x prefetch, best plan, Pareto, why it won in numbers.
 std::string search_text(const SearchResult& result, const Forecast* best, const Report* best_report,
-                        const ModelSpec& model, const Cluster& cluster, double seconds, Color color);
+                        const ModelSpec& model, const Cluster& cluster, double seconds,
+                        Color color);
 Json search_json(const SearchResult& result, const std::vector<Report>& pareto_reports,
                  const Report* best_report, double seconds);
 

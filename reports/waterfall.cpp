@@ -1,5 +1,6 @@
-// Compute rows are added up by kind, the gaps between them by what compute_gaps() says. Both are cut to [0, period], and a
-// nanosecond in which two compute rows overlap (a measurement's marker noise) counts once.
+// Compute rows are added up by kind, the gaps between them by what compute_gaps() says. Both are
+// cut to [0, period], and a nanosecond in which two compute rows overlap (a measurement's marker
+// noise) counts once.
 #include <algorithm>
 #include <array>
 
@@ -55,8 +56,8 @@ std::size_t exposed_bar(EventKind kind, Phase phase) {
 
 std::string bar_name(std::size_t bar) {
   static constexpr std::array<const char*, kExposed> kNames = {
-      "forward", "recompute",         "backward",          "loss",
-      "copies",  "grad_accumulation", "gradient_clipping", "optimizer"};
+      "forward",           "recompute", "backward", "loss", "copies", "gradient accumulation",
+      "gradient clipping", "optimizer"};
   static constexpr std::array<const char*, 3> kCollectives = {"all_gather", "reduce_scatter",
                                                               "all_reduce"};
   if (bar < kExposed) return kNames[bar];

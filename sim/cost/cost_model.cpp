@@ -60,6 +60,8 @@ FactorDraw central_draw() {
 CostModel::CostModel(const Cluster& cluster, const Calibration& calibration,
                      std::string attention_kernel)
     : cluster_(cluster), calibration_(calibration), attention_kernel_(std::move(attention_kernel)) {
+  // No plan key names a backend yet, so it is the one PyTorch picks by itself.
+  if (attention_kernel_.empty()) attention_kernel_ = calibration_.sdpa_preferred;
   if (attention_kernel_.empty() && !calibration_.attention.empty()) {
     attention_kernel_ = calibration_.attention.front().kernel;
   }

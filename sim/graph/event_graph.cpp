@@ -38,6 +38,23 @@ const char* to_string(Stream stream) {
   return kNames[static_cast<std::size_t>(stream)];
 }
 
+void EventGraph::clear() {
+  rows.clear();
+  details.clear();
+  waits.clear();
+  works.clear();
+  kernels.clear();
+  communicators.clear();
+  units.clear();
+  final_host_wait = kNoEvent;
+  first_own_buffer = 0;
+  buffers.clear();
+  persistent.clear();
+  executions.clear();
+  programs.clear();
+  actions.clear();
+}
+
 std::int32_t EventGraph::buffer_count() const {
   return first_own_buffer + static_cast<std::int32_t>(buffers.size());
 }

@@ -76,6 +76,8 @@ struct Work {
   bool operator==(const Work&) const = default;
 };
 
+// `work` is 24 bits so that a row stays 16 bytes: `wakes` is what lets the simulator look at
+// nothing but what can go on.
 struct Row {
   EventKind kind = EventKind::kForward;
   Stream stream = Stream::kCompute;
@@ -84,7 +86,10 @@ struct Row {
   std::uint8_t wait_count = 0;
   std::uint32_t waits_begin = 0;
   EventId host_wait = kNoEvent;
-  std::uint32_t work = 0;
+  std::uint32_t work : 24 = 0;
+  // Streams (bits) whose head may start once this row has ended: its own, waiting ones, the
+  // communicator's next.
+  std::uint32_t wakes : 8 = 0;
   bool operator==(const Row&) const = default;
 };
 static_assert(sizeof(Row) == 16);
@@ -172,6 +177,7 @@ struct EventGraph {
     const Row& row = rows[static_cast<std::size_t>(id)];
     return {waits.data() + row.waits_begin, row.wait_count};
   }
+  void clear();  // keeps the memory
   std::int32_t buffer_count() const;
   Buffer buffer(std::int32_t id) const;  // whichever table it lives in
   // Tensor of a layer execution ("q_rope"), or the category of a unit's buffer.

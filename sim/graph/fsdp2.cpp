@@ -46,8 +46,10 @@ constexpr std::int32_t kUnsharded = 3;  // ... keep the unsharded gradient: cast
 
 class Fsdp2 final : public StepBuilder {
  public:
-  Fsdp2(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs)
-      : StepBuilder(model, plan, programs), states_(units().size()) {
+  Fsdp2(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+        EventGraph recycled)
+      : StepBuilder(model, plan, programs, std::move(recycled)),
+        states_(static_cast<std::size_t>(unit_count())) {
     communicators();
   }
 
@@ -90,7 +92,6 @@ class Fsdp2 final : public StepBuilder {
 
   std::int32_t count() const { return static_cast<std::int32_t>(states_.size()); }
   State& state(std::int32_t unit) { return states_[static_cast<std::size_t>(unit)]; }
-  const Unit& unit(std::int32_t u) const { return units()[static_cast<std::size_t>(u)].unit; }
   bool sharded() const { return plan_.mesh.shard > 1; }
   bool replicated() const { return plan_.mesh.replicate > 1; }
   bool casts_gradients() const { return plan_.reduce_dtype != plan_.master_dtype; }
@@ -106,9 +107,9 @@ class Fsdp2 final : public StepBuilder {
       list.push_back({"reduce_scatter", {plan_.mesh.shard, 1}, false});
       reduce_scatter_communicator_ = 2;
     }
-    for (const LoweredUnit& u : units()) {
-      if (u.unit.reshard.kind != Reshard::Kind::kGroup) continue;
-      const GroupShape group{u.unit.reshard.group, 1};
+    for (const Unit& u : graph().units) {
+      if (u.reshard.kind != Reshard::Kind::kGroup) continue;
+      const GroupShape group{u.reshard.group, 1};
       const bool known = std::any_of(list.begin(), list.end(), [&](const Communicator& c) {
         return c.per_unit && c.group == group;
       });
@@ -143,7 +144,7 @@ class Fsdp2 final : public StepBuilder {
     for (std::int32_t l = 0; l < layers; ++l) {
       const std::int32_t u = unit_of_layer(l);
       if (u < 0) continue;  // loss
-      const auto& own = units()[static_cast<std::size_t>(u)].layers;
+      const auto own = layers_of(u);
       if (u != root() && l == own.front()) pre_forward(u);
       add_layer_row(EventKind::kForward, l);
       if (u != root() && l == own.back()) post_forward(u);
@@ -272,7 +273,7 @@ class Fsdp2 final : public StepBuilder {
     for (std::int32_t l = layers; l-- > 0;) {
       const std::int32_t u = unit_of_layer(l);
       if (u < 0) continue;
-      const auto& own = units()[static_cast<std::size_t>(u)].layers;
+      const auto own = layers_of(u);
       if (u != root() && l == own.back()) pre_backward(u);
       // The root's hook sits on the same output as the last unit's and was registered after it.
       if (root_hook_due) {
@@ -521,7 +522,7 @@ class Fsdp2 final : public StepBuilder {
   UnitWork step_work(EventKind kind) const override {
     UnitWork work;
     std::int64_t elements = 0;
-    for (std::int32_t u = 0; u < static_cast<std::int32_t>(units().size()); ++u) {
+    for (std::int32_t u = 0; u < unit_count(); ++u) {
       elements = checked_add(elements, shape(u).local_numel);
     }
     switch (kind) {
@@ -559,8 +560,9 @@ class Fsdp2 final : public StepBuilder {
 
 }  // namespace
 
-EventGraph build_fsdp2(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs) {
-  return Fsdp2(model, plan, programs).build();
+EventGraph build_fsdp2(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+                       EventGraph recycled) {
+  return Fsdp2(model, plan, programs, std::move(recycled)).build();
 }
 
 }  // namespace foreshard

@@ -16,6 +16,7 @@
 // one. Unlike FSDP2 the embedding's unit is not gathered in backward: its gradient needs no weight.
 #include <algorithm>
 #include <deque>
+#include <utility>
 #include <vector>
 
 #include "sim/base/error.h"
@@ -33,8 +34,10 @@ constexpr std::int32_t kAdd = 1;
 
 class Native final : public StepBuilder {
  public:
-  Native(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs)
-      : StepBuilder(model, plan, programs), states_(units().size()) {
+  Native(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+         EventGraph recycled)
+      : StepBuilder(model, plan, programs, std::move(recycled)),
+        states_(static_cast<std::size_t>(unit_count())) {
     flatten();
     auto& list = graph().communicators;
     list.push_back({"shard", {plan.mesh.shard, 1}, false});
@@ -43,9 +46,9 @@ class Native final : public StepBuilder {
       list.push_back({"reduce_scatter", {plan.mesh.shard, 1}, false});
       reduce_scatter_communicator_ = 2;
     }
-    for (const LoweredUnit& u : units()) {
-      if (u.unit.reshard.kind != Reshard::Kind::kGroup) continue;
-      const GroupShape group{u.unit.reshard.group, 1};
+    for (const Unit& u : graph().units) {
+      if (u.reshard.kind != Reshard::Kind::kGroup) continue;
+      const GroupShape group{u.reshard.group, 1};
       const bool known = std::any_of(list.begin(), list.end(), [&](const Communicator& c) {
         return c.name == "post_forward" && c.group == group;
       });
@@ -80,7 +83,6 @@ class Native final : public StepBuilder {
 
   std::int32_t count() const { return static_cast<std::int32_t>(states_.size()); }
   State& state(std::int32_t unit) { return states_[static_cast<std::size_t>(unit)]; }
-  const Unit& unit(std::int32_t u) const { return units()[static_cast<std::size_t>(u)].unit; }
   bool keeps_gradients() const { return plan_.accumulation == AccumulationMode::kKeepUnsharded; }
   std::int64_t param_size() const { return size_of(plan_.param_dtype); }
   std::int64_t reduce_size() const { return size_of(plan_.reduce_dtype); }
@@ -91,7 +93,7 @@ class Native final : public StepBuilder {
     auto& listed = graph().units;
     for (std::int32_t u = 0; u < count(); ++u) {
       std::int64_t sum = 0;
-      for (std::int32_t l : units()[static_cast<std::size_t>(u)].layers) {
+      for (std::int32_t l : layers_of(u)) {
         const auto kind = static_cast<std::size_t>(model_.order[static_cast<std::size_t>(l)].kind);
         for (const ParameterSpec& p : model_.kinds[kind].parameters) {
           if (!p.tied) sum = checked_add(sum, (p.numel() + align - 1) / align * align);
@@ -222,7 +224,7 @@ class Native final : public StepBuilder {
         add_layer_row(EventKind::kLoss, l);
         continue;
       }
-      const auto& own = units()[static_cast<std::size_t>(u)].layers;
+      const auto own = layers_of(u);
       if (u != root() && l == own.front()) {
         hook();
         // The unit's own gather first: it must never find its slot taken by a prefetch.
@@ -256,7 +258,7 @@ class Native final : public StepBuilder {
   // --- backward ---
 
   bool is_embedding_only(std::int32_t u) const {
-    const auto& own = units()[static_cast<std::size_t>(u)].layers;
+    const auto own = layers_of(u);
     return std::all_of(own.begin(), own.end(), [&](std::int32_t l) {
       const auto kind = static_cast<std::size_t>(model_.order[static_cast<std::size_t>(l)].kind);
       return model_.kinds[kind].role == LayerRole::kEmbedding;
@@ -269,7 +271,7 @@ class Native final : public StepBuilder {
     for (std::int32_t l = layers; l-- > 0;) {
       const std::int32_t u = unit_of_layer(l);
       if (u < 0) continue;
-      const auto& own = units()[static_cast<std::size_t>(u)].layers;
+      const auto own = layers_of(u);
       if (u != root() && l == own.back()) begin_backward(u);
       if (recompute_of(l) != Recompute::kNone) add_layer_row(EventKind::kRecompute, l);
       const EventId row = add_layer_row(EventKind::kBackward, l);
@@ -457,17 +459,18 @@ class Native final : public StepBuilder {
 
 }  // namespace
 
-EventGraph build_native(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs) {
-  return Native(model, plan, programs).build();
+EventGraph build_native(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+                        EventGraph recycled) {
+  return Native(model, plan, programs, std::move(recycled)).build();
 }
 
 EventGraph build_training_step(const ModelSpec& model, const Plan& plan,
-                               const LayerPrograms& programs) {
+                               const LayerPrograms& programs, EventGraph recycled) {
   switch (plan.runtime.kind) {
     case RuntimeKind::kFsdp2:
-      return build_fsdp2(model, plan, programs);
+      return build_fsdp2(model, plan, programs, std::move(recycled));
     case RuntimeKind::kNative:
-      return build_native(model, plan, programs);
+      return build_native(model, plan, programs, std::move(recycled));
   }
   FORESHARD_CHECK(false, "unknown runtime");
   return {};

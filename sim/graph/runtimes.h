@@ -6,7 +6,9 @@
 
 namespace foreshard {
 
-EventGraph build_fsdp2(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs);
-EventGraph build_native(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs);
+EventGraph build_fsdp2(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+                       EventGraph recycled);
+EventGraph build_native(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+                        EventGraph recycled);
 
 }  // namespace foreshard

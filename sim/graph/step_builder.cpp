@@ -6,6 +6,7 @@
 #include "sim/graph/step_builder.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "sim/base/error.h"
 
@@ -27,10 +28,10 @@ bool is_layer_kind(EventKind kind) {
 
 LayerPrograms::LayerPrograms(const ModelSpec& model, const Plan& plan)
     : batch_(plan.batch), compute_(plan.param_dtype), runtime_(plan.runtime.kind) {
-  const std::int64_t blocks = model.block_count();
   modes_[static_cast<std::size_t>(Recompute::kNone)] = true;
-  for (std::int64_t b = 0; b < blocks; ++b) {
-    modes_[static_cast<std::size_t>(plan.recompute.at(b))] = true;
+  modes_[static_cast<std::size_t>(plan.recompute.value)] = true;
+  for (const auto& range : plan.recompute.ranges) {
+    modes_[static_cast<std::size_t>(range.value)] = true;
   }
   programs_.resize(model.kinds.size());
   for (std::size_t kind = 0; kind < model.kinds.size(); ++kind) {
@@ -71,11 +72,13 @@ bool LayerPrograms::serve(const Plan& plan) const {
       [&](const auto& range) { return modes_[static_cast<std::size_t>(range.value)]; });
 }
 
-StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs)
-    : model_(model), plan_(plan) {
+StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+                         EventGraph recycled)
+    : model_(model), plan_(plan), graph_(std::move(recycled)) {
+  graph_.clear();
   FORESHARD_CHECK(programs.serve(plan), "layer programs of another batch shape");
   tails_.fill(kNoEvent);
-  for (auto& waits : pending_waits_) waits.fill(kNoEvent);
+  communicator_tails_.fill(kNoEvent);
   lower_units(programs);
   groups_ = static_cast<std::int32_t>(std::max(shapes_.size(), graph_.programs.size())) + 1;
   works_.assign(static_cast<std::size_t>(groups_) * kEventKinds * kVariants * kHookSteps, -1);
@@ -116,8 +119,7 @@ Recompute StepBuilder::recompute_of(std::int32_t layer) const {
   return recompute_of_layer_[static_cast<std::size_t>(layer)];
 }
 
-// --- units
-// -----------------------------------------------------------------------------------------------------------
+// --- units ---
 
 void StepBuilder::lower_units(const LayerPrograms& programs) {
   const auto layers = static_cast<std::int32_t>(model_.order.size());
@@ -136,12 +138,12 @@ void StepBuilder::lower_units(const LayerPrograms& programs) {
       has_root |= plan_.units.head != UnitPlacement::kWithNorm;
     if (spec.role == LayerRole::kHead) has_root |= plan_.units.head == UnitPlacement::kRoot;
   }
+  graph_.units.reserve(model_.order.size());
   auto new_unit = [&](std::string name) {
-    LoweredUnit unit;
-    unit.unit.name = std::move(name);
-    unit.unit.shards = plan_.mesh.shard;
-    units_.push_back(std::move(unit));
-    return static_cast<std::int32_t>(units_.size()) - 1;
+    Unit& unit = graph_.units.emplace_back();
+    unit.name = std::move(name);
+    unit.shards = plan_.mesh.shard;
+    return unit_count() - 1;
   };
   if (has_root) root_ = new_unit("root");
 
@@ -162,7 +164,7 @@ void StepBuilder::lower_units(const LayerPrograms& programs) {
         if (block % plan_.units.layers_per_unit == 0) {
           open_blocks = new_unit(layer.name);
         } else if (const std::size_t dot = layer.name.rfind('.'); dot != std::string::npos) {
-          std::string& name = units_[static_cast<std::size_t>(open_blocks)].unit.name;
+          std::string& name = graph_.units[static_cast<std::size_t>(open_blocks)].name;
           const std::size_t dash = name.find('-', dot);
           name = name.substr(0, dash) + "-" + layer.name.substr(dot + 1);
         }
@@ -184,7 +186,6 @@ void StepBuilder::lower_units(const LayerPrograms& programs) {
     }
     unit_of_layer_[static_cast<std::size_t>(l)] = unit;
     recompute_of_layer_[static_cast<std::size_t>(l)] = recompute;
-    if (unit >= 0) units_[static_cast<std::size_t>(unit)].layers.push_back(l);
     const auto& program = programs.at(layer.kind, recompute);
     auto it = std::find(graph_.programs.begin(), graph_.programs.end(), program);
     if (it == graph_.programs.end()) it = graph_.programs.insert(graph_.programs.end(), program);
@@ -218,10 +219,26 @@ void StepBuilder::lower_units(const LayerPrograms& programs) {
       ++shape.parameters;
     }
   }
-  std::int32_t index = 0;
-  for (LoweredUnit& unit : units_) {
+  // Layers by unit: units are in the order of their first layers but for the root, whose layers are
+  // spread.
+  first_layer_.assign(graph_.units.size() + 1, 0);
+  unit_layers_.reserve(model_.order.size());
+  for (std::int32_t u = 0, l = 0; u < unit_count(); ++u) {
+    if (u == root_) {
+      for (std::int32_t each = 0; each < layers; ++each) {
+        if (unit_of_layer(each) == root_) unit_layers_.push_back(each);
+      }
+    } else {
+      while (unit_of_layer(l) != u) ++l;
+      for (; l < layers && unit_of_layer(l) == u; ++l) unit_layers_.push_back(l);
+    }
+    first_layer_[static_cast<std::size_t>(u) + 1] = static_cast<std::int32_t>(unit_layers_.size());
+  }
+  shape_of_unit_.reserve(graph_.units.size());
+  for (std::int32_t u = 0; u < unit_count(); ++u) {
+    Unit& unit = graph_.units[static_cast<std::size_t>(u)];
     UnitShape sum;
-    for (std::int32_t l : unit.layers) {
+    for (std::int32_t l : layers_of(u)) {
       const UnitShape& s =
           of_kind[static_cast<std::size_t>(model_.order[static_cast<std::size_t>(l)].kind)];
       sum.numel = checked_add(sum.numel, s.numel);
@@ -233,58 +250,62 @@ void StepBuilder::lower_units(const LayerPrograms& programs) {
       sum.parameters += s.parameters;
       sum.largest_parameter = std::max(sum.largest_parameter, s.largest_parameter);
     }
-    unit.unit.reshard = plan_.reshard_after_forward.at(index);
+    unit.reshard = plan_.reshard_after_forward.at(u);
     // PyTorch keeps the root unsharded unless told otherwise for it (reshard_after_forward=None):
     // its backward is next.
     const bool named = std::any_of(
         plan_.reshard_after_forward.ranges.begin(), plan_.reshard_after_forward.ranges.end(),
-        [&](const auto& range) { return range.first <= index && index <= range.last; });
-    if (index == root_ && !named) unit.unit.reshard = {Reshard::Kind::kNever, 0};
-    if (unit.unit.reshard.kind == Reshard::Kind::kGroup)
-      sum.reshard_group = unit.unit.reshard.group;
-    auto same = std::find_if(shapes_.begin(), shapes_.end(), [&](const UnitShape& s) {
-      return s.numel == sum.numel && s.shard_numel == sum.shard_numel &&
-             s.unsharded == sum.unsharded && s.sharded == sum.sharded &&
-             s.parameters == sum.parameters && s.reshard_group == sum.reshard_group;
-    });
+        [&](const auto& range) { return range.first <= u && u <= range.last; });
+    if (u == root_ && !named) unit.reshard = {Reshard::Kind::kNever, 0};
+    if (unit.reshard.kind == Reshard::Kind::kGroup) sum.reshard_group = unit.reshard.group;
+    auto same = std::find(shapes_.begin(), shapes_.end(), sum);
     if (same == shapes_.end()) same = shapes_.insert(shapes_.end(), sum);
-    unit.shape = static_cast<std::int32_t>(same - shapes_.begin());
-    unit.unit.parameters = sum.parameters;
-    unit.unit.numel = sum.numel;
-    unit.unit.shard_numel = sum.shard_numel;
-    ++index;
+    shape_of_unit_.push_back(static_cast<std::int32_t>(same - shapes_.begin()));
+    unit.parameters = sum.parameters;
+    unit.numel = sum.numel;
+    unit.shard_numel = sum.shard_numel;
   }
-  graph_.units.reserve(units_.size());
-  for (const LoweredUnit& unit : units_) graph_.units.push_back(unit.unit);
 }
 
-// --- rows
-// ------------------------------------------------------------------------------------------------------------
+// --- rows ---
 
 void StepBuilder::wait(Stream stream, EventId event) {
   if (event == kNoEvent) return;
-  const auto source = static_cast<std::size_t>(graph_.rows[static_cast<std::size_t>(event)].stream);
-  EventId& pending = pending_waits_[static_cast<std::size_t>(stream)][source];
-  pending = std::max(pending, event);
+  const Stream source = graph_.rows[static_cast<std::size_t>(event)].stream;
+  if (source == stream) return;  // stream order
+  const auto s = static_cast<std::size_t>(stream);
+  const auto from = static_cast<std::size_t>(source);
+  const auto bit = static_cast<std::uint8_t>(1U << from);
+  EventId& pending = pending_waits_[s][from];
+  if ((pending_sources_[s] & bit) == 0 || pending < event) pending = event;
+  pending_sources_[s] |= bit;
 }
 
 EventId StepBuilder::push(EventKind kind, Stream stream, std::uint32_t work, std::int32_t unit,
                           std::int32_t layer) {
   const auto id = static_cast<EventId>(graph_.rows.size());
   const auto s = static_cast<std::size_t>(stream);
+  const std::uint32_t bit = 1U << s;
   Row row;
   row.kind = kind;
   row.stream = stream;
-  row.work = work;
-  if (queues_[work]) row.communicator = graph_.works[work].communicator;
+  row.work = work & 0xFFFFFFU;
   row.waits_begin = static_cast<std::uint32_t>(graph_.waits.size());
-  for (std::size_t source = 0; source < kStreams; ++source) {
-    EventId& event = pending_waits_[s][source];
-    if (event != kNoEvent && source != s) {
-      graph_.waits.push_back(event);
-      ++row.wait_count;
+  for (std::uint32_t sources = pending_sources_[s]; sources != 0; sources &= sources - 1) {
+    const EventId event = pending_waits_[s][static_cast<std::size_t>(std::countr_zero(sources))];
+    graph_.waits.push_back(event);
+    graph_.rows[static_cast<std::size_t>(event)].wakes |= bit & 0xFFU;
+    ++row.wait_count;
+  }
+  pending_sources_[s] = 0;
+  row.wakes = bit & 0xFFU;
+  if (queues_[work]) {
+    row.communicator = graph_.works[work].communicator;
+    EventId& queue = communicator_tails_[row.communicator];
+    if (row.communicator != kNoCommunicator && queue != kNoEvent) {
+      graph_.rows[static_cast<std::size_t>(queue)].wakes |= bit & 0xFFU;
     }
-    event = kNoEvent;
+    queue = id;
   }
   const auto actions = static_cast<std::uint32_t>(id == 0 ? 0 : graph_.actions.size());
   if (id > 0) graph_.details.back().actions_end = actions;
@@ -345,8 +366,8 @@ std::uint32_t StepBuilder::work_index(EventKind kind, std::int32_t group, std::i
 
 EventId StepBuilder::add_unit_row(EventKind kind, Stream stream, std::int32_t unit,
                                   std::int32_t variant) {
-  return push(kind, stream, work_index(kind, units_[static_cast<std::size_t>(unit)].shape, variant),
-              unit, -1);
+  return push(kind, stream,
+              work_index(kind, shape_of_unit_[static_cast<std::size_t>(unit)], variant), unit, -1);
 }
 
 EventId StepBuilder::add_step_row(EventKind kind, Stream stream) {
@@ -369,8 +390,7 @@ EventId StepBuilder::add_layer_row(EventKind kind, std::int32_t layer) {
   return id;
 }
 
-// --- memory
-// ----------------------------------------------------------------------------------------------------------
+// --- memory ---
 
 std::int32_t StepBuilder::allocate(MemoryCategory category, Stream pool, std::int32_t unit,
                                    Bytes bytes) {
@@ -395,7 +415,7 @@ void StepBuilder::free(std::int32_t& buffer) {
 }
 
 void StepBuilder::free_gradients(std::int32_t unit) {
-  const auto& layers = units_[static_cast<std::size_t>(unit)].layers;
+  const std::span<const std::int32_t> layers = layers_of(unit);
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const std::int32_t execution = first_execution_ + layers[i];
     graph_.actions.push_back({MemoryAction::Kind::kFreeGradients, execution});
@@ -406,7 +426,7 @@ void StepBuilder::free_gradients(std::int32_t unit) {
 }
 
 void StepBuilder::free_last_gradient(std::int32_t unit) {
-  const auto& layers = units_[static_cast<std::size_t>(unit)].layers;
+  const std::span<const std::int32_t> layers = layers_of(unit);
   graph_.actions.push_back(
       {MemoryAction::Kind::kFreeLastGradient, first_execution_ + layers.back()});
 }
@@ -423,8 +443,7 @@ EventGraph StepBuilder::finish() {
   return std::move(graph_);
 }
 
-// --- counts shared by the runtimes
-// -------------------------------------------------------------------------------------
+// --- counts shared by the runtimes ---
 
 Kernel StepBuilder::memory_kernel(MemoryClass memory_class, std::int64_t bytes_moved) {
   Kernel kernel;

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "sim/graph/event_graph.h"
@@ -23,21 +24,24 @@ struct UnitShape {
   Bytes largest_parameter;  // in the compute dtype
   std::int64_t parameters = 0;
   std::int64_t reshard_group = 0;  // ranks of the small group after forward; 0: none
+  bool operator==(const UnitShape&) const = default;
 };
 
 class StepBuilder {
  public:
-  StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs);
+  StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+              EventGraph recycled);
 
   // --- units ---
-  struct LoweredUnit {
-    Unit unit;
-    std::int32_t shape = 0;            // index into shapes()
-    std::vector<std::int32_t> layers;  // of ModelSpec::order, forward order
-  };
-  const std::vector<LoweredUnit>& units() const { return units_; }
+  std::int32_t unit_count() const { return static_cast<std::int32_t>(graph_.units.size()); }
+  const Unit& unit(std::int32_t u) const { return graph_.units[static_cast<std::size_t>(u)]; }
+  // Its layers, as indices into ModelSpec::order, in forward order.
+  std::span<const std::int32_t> layers_of(std::int32_t u) const {
+    const auto i = static_cast<std::size_t>(u);
+    return {unit_layers_.data() + first_layer_[i], unit_layers_.data() + first_layer_[i + 1]};
+  }
   const UnitShape& shape(std::int32_t unit) const {
-    return shapes_[static_cast<std::size_t>(units_[static_cast<std::size_t>(unit)].shape)];
+    return shapes_[static_cast<std::size_t>(shape_of_unit_[static_cast<std::size_t>(unit)])];
   }
   std::int32_t unit_of_layer(std::int32_t layer) const {
     return unit_of_layer_[static_cast<std::size_t>(layer)];
@@ -102,8 +106,10 @@ class StepBuilder {
   static constexpr std::int32_t kHookSteps = 8;
 
   EventGraph graph_;
-  std::vector<LoweredUnit> units_;
   std::vector<UnitShape> shapes_;
+  std::vector<std::int32_t> shape_of_unit_;
+  std::vector<std::int32_t> unit_layers_;  // layers_of() of all units, one after the other
+  std::vector<std::int32_t> first_layer_;
   std::vector<std::int32_t> unit_of_layer_;
   std::int32_t root_ = -1;
   std::vector<std::int32_t> program_of_layer_;  // into graph_.programs
@@ -114,6 +120,8 @@ class StepBuilder {
 
   std::array<EventId, kStreams> tails_;
   std::array<std::array<EventId, kStreams>, kStreams> pending_waits_;  // [stream][source stream]
+  std::array<std::uint8_t, kStreams> pending_sources_{};               // bits: which are set
+  std::array<EventId, 256> communicator_tails_;
   std::int32_t pending_hooks_ = 0;
   std::int32_t microbatch_ = 0;
   std::int32_t first_execution_ = 0;  // of the current micro-batch

@@ -35,8 +35,9 @@ class LayerPrograms {
 };
 
 // Preconditions: check(plan, model, cluster) passed and `programs` serve the plan.
+// `recycled` is a graph nobody needs any more: its memory is used again.
 EventGraph build_training_step(const ModelSpec& model, const Plan& plan,
-                               const LayerPrograms& programs);
+                               const LayerPrograms& programs, EventGraph recycled = {});
 EventGraph build_training_step(const ModelSpec& model, const Plan& plan);
 
 // The units of a plan in forward order: which parameters are communicated together.

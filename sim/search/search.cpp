@@ -176,17 +176,22 @@ SearchResult search(const SearchSpace& wanted, const ModelSpec& model, const Cos
   }
 
   std::vector<Outcome> outcomes(points.size());
-  oneapi::tbb::enumerable_thread_specific<Simulator> simulators;
+  struct Worker {
+    Simulator simulator;
+    EventGraph graph;
+  };
+  oneapi::tbb::enumerable_thread_specific<Worker> workers;
   std::atomic<std::int64_t> done = 0;
   std::atomic<bool> stopped = false;
   auto judge = [&](std::size_t i) {
     const Point& point = points[i];
     Outcome& outcome = outcomes[i];
-    const EventGraph graph =
-        build_training_step(model, point.plan, programs.at({point.at[3], point.at[4]}));
+    Worker& worker = workers.local();
+    const EventGraph& graph = worker.graph = build_training_step(
+        model, point.plan, programs.at({point.at[3], point.at[4]}), std::move(worker.graph));
     outcome.peak = peak_allocated(graph);
     if (fit_in(cluster, outcome.peak).fits()) {
-      outcome.step = simulators.local().simulate(graph, costs.price(graph)).period;
+      outcome.step = worker.simulator.period(graph, costs.price(graph));
       outcome.verdict = Verdict::kSimulated;
     }
     const std::int64_t now = ++done;

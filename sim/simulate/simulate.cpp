@@ -5,14 +5,21 @@
 // even if that lies in the future. Compute rows and collectives take part in contention: they are
 // started and ended in time order, and between two such moments every running row does work at a
 // rate that depends on who else runs. Work is counted in 1/1024 ns, so that a rate of 1 is exact
-// and no rounding accumulates.
+// and no rounding accumulates. When a row ends, only the streams in its `wakes` are looked at.
 //
 // Order never depends on contention: streams and communicators are FIFOs in issue order. So every
 // end is a monotone function of the durations, slower rows can only make a step longer, and sweep
 // is a lower bound.
+//
+// Note [The steady step]. A host whose work for a step, H, takes no longer than the device needs
+// for it gains on the device with every step until nothing waits for it any more. So one step with
+// the host a whole step ahead gives the period P, and it is the steady one if P >= H. Only
+// otherwise (a host-bound plan, or one whose host waits for the device) are steps played one after
+// the other until the period repeats.
 #include "sim/simulate/simulate.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 
 #include "sim/base/error.h"
@@ -20,11 +27,11 @@
 namespace foreshard {
 namespace {
 
-constexpr std::int64_t kUnknown = std::numeric_limits<std::int64_t>::min();
-constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
+constexpr std::int64_t kUnknown = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t kOne = Contention::kOne;
 constexpr std::size_t kFifos = 256;  // by communicator; kNoCommunicator's is never read
 constexpr int kMostSteps = 8;
+constexpr auto kCompute = static_cast<std::size_t>(Stream::kCompute);
 
 // What one step leaves behind for the next, in the time of the step.
 struct Carry {
@@ -43,12 +50,15 @@ struct Simulator::Scratch {
   Timeline timeline;
   std::vector<FlatCost> costs;
   std::array<std::int64_t, kFifos> fifo;
+  std::int64_t host_work = 0;    // of a step
+  std::int64_t last_kernel = 0;  // longest
+  bool host_waits = false;
   // simulate only
-  std::array<std::vector<EventId>, kStreams> stream_rows;
-  std::vector<EventId> previous_on_communicator;  // per row; kNoEvent: first or none
-  std::vector<std::int64_t> end;
+  std::array<EventId, kStreams> first_on_stream;
+  std::array<EventId, kFifos> first_on_communicator;
+  std::vector<EventId> next_on_stream, next_on_communicator;  // per row
+  std::vector<std::int64_t> end;                              // kUnknown until it is known
   std::vector<std::int64_t> floor;  // end of the last kernel by the host's clock
-  bool host_bound = false;          // some row started when the host issued it and not before
 
   void load(const EventGraph& graph, const CostTable& table) {
     FORESHARD_CHECK(table.works.size() == graph.works.size(), "costs of another graph");
@@ -59,6 +69,14 @@ struct Simulator::Scratch {
                   c.last_kernel.nanoseconds()};
     }
     timeline.spans.resize(graph.rows.size());
+    host_work = last_kernel = 0;
+    host_waits = graph.final_host_wait != kNoEvent;
+    for (const Row& row : graph.rows) {
+      const FlatCost& c = costs[row.work];
+      host_work += c.before + c.during;
+      last_kernel = std::max(last_kernel, c.last_kernel);
+      host_waits |= row.host_wait != kNoEvent;
+    }
   }
 
   Carry sweep_step(const EventGraph& graph, Carry carry);
@@ -67,7 +85,9 @@ struct Simulator::Scratch {
   bool host_issues(const EventGraph& graph, std::size_t& next, std::int64_t& host);
 
   template <typename Step>
-  void repeat(const EventGraph& graph, Step&& step);
+  Time steady(Step&& step);
+  template <typename Step>
+  void full(const EventGraph& graph, Step&& step);
 };
 
 Carry Simulator::Scratch::sweep_step(const EventGraph& graph, Carry carry) {
@@ -79,7 +99,6 @@ Carry Simulator::Scratch::sweep_step(const EventGraph& graph, Carry carry) {
   tail.fill(carry.device);
   fifo.fill(carry.device);
   std::int64_t host = carry.host;
-  bool bound = false;
   const std::size_t count = graph.rows.size();
   for (std::size_t i = 0; i < count; ++i) {
     const Row& row = rows[i];
@@ -90,40 +109,39 @@ Carry Simulator::Scratch::sweep_step(const EventGraph& graph, Carry carry) {
     const std::int64_t issue = host + c.before;
     host = issue + c.during;
     const auto s = static_cast<std::size_t>(row.stream);
-    std::int64_t ready = tail[s];
+    std::int64_t start = std::max(issue, tail[s]);
     for (std::uint32_t w = row.waits_begin; w < row.waits_begin + row.wait_count; ++w) {
-      ready = std::max(ready, spans[waits[w]].end.nanoseconds());
+      start = std::max(start, spans[waits[w]].end.nanoseconds());
     }
-    const std::int64_t start = std::max(issue, ready);
     std::int64_t arrive = start;
     if (row.communicator != kNoCommunicator) arrive = std::max(arrive, fifo[row.communicator]);
-    const std::int64_t end = std::max(arrive + c.duration, host + c.last_kernel);
-    bound |= issue > ready || end > arrive + c.duration;
-    fifo[row.communicator] = end;
-    tail[s] = end;
-    spans[i] = {Time::ns(issue), Time::ns(start), Time::ns(arrive), Time::ns(end)};
+    const std::int64_t ended = std::max(arrive + c.duration, host + c.last_kernel);
+    fifo[row.communicator] = ended;
+    tail[s] = ended;
+    spans[i] = {Time::ns(issue), Time::ns(start), Time::ns(arrive), Time::ns(ended)};
   }
-  host_bound = bound;
   if (graph.final_host_wait != kNoEvent) {
     host = std::max(host, spans[graph.final_host_wait].end.nanoseconds());
   }
-  return {host, tail[static_cast<std::size_t>(Stream::kCompute)]};
+  return {host, tail[kCompute]};
 }
 
 void Simulator::Scratch::index_streams(const EventGraph& graph) {
-  for (auto& list : stream_rows) list.clear();
-  std::array<EventId, kFifos> last;
-  last.fill(kNoEvent);
   const std::size_t count = graph.rows.size();
-  previous_on_communicator.resize(count);
+  next_on_stream.resize(count);
+  next_on_communicator.resize(count);
   end.resize(count);
   floor.resize(count);
-  for (std::size_t i = 0; i < count; ++i) {
+  first_on_stream.fill(kNoEvent);
+  first_on_communicator.fill(kNoEvent);
+  for (std::size_t i = count; i-- > 0;) {
     const Row& row = graph.rows[i];
-    stream_rows[static_cast<std::size_t>(row.stream)].push_back(static_cast<EventId>(i));
-    previous_on_communicator[i] =
-        row.communicator == kNoCommunicator ? kNoEvent : last[row.communicator];
-    last[row.communicator] = static_cast<EventId>(i);
+    EventId& stream = first_on_stream[static_cast<std::size_t>(row.stream)];
+    next_on_stream[i] = stream;
+    stream = static_cast<EventId>(i);
+    EventId& queue = first_on_communicator[row.communicator];
+    next_on_communicator[i] = queue;
+    queue = static_cast<EventId>(i);
   }
 }
 
@@ -150,184 +168,195 @@ bool Simulator::Scratch::host_issues(const EventGraph& graph, std::size_t& next,
 
 Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable& table,
                                         Carry carry) {
-  constexpr auto kCompute = static_cast<std::size_t>(Stream::kCompute);
+  constexpr std::uint32_t kComputeBit = 1U << kCompute;
+  constexpr std::uint32_t kAllStreams = (1U << kStreams) - 1;
   std::fill(end.begin(), end.end(), kUnknown);
-  // Work per ns in 1/1024 ns units: 1024 alone. Index: whether the other side runs; collectives
-  // also by sharers.
-  const std::int64_t compute_rate[2] = {kOne, kOne * kOne / table.contention.compute};
-  std::int64_t communication_rate[2][kStreams + 1];
-  for (std::int64_t sharers = 1; sharers <= static_cast<std::int64_t>(kStreams); ++sharers) {
-    const auto n = static_cast<std::size_t>(sharers);
+  // Work per ns in 1/1024 ns. Index: whether the other side runs; collectives also by how many
+  // share a link.
+  const std::int64_t compute_rate[2] = {
+      kOne, std::max<std::int64_t>(1, kOne * kOne / table.contention.compute)};
+  std::int64_t communication_rate[2][kStreams + 1] = {};
+  for (std::size_t n = 1; n <= kStreams; ++n) {
+    const auto sharers = static_cast<std::int64_t>(n);
     communication_rate[0][n] = std::max<std::int64_t>(1, kOne / sharers);
     communication_rate[1][n] =
         std::max<std::int64_t>(1, kOne * kOne / (table.contention.communication * sharers));
   }
 
-  enum class Phase : std::uint8_t { kIdle, kScheduled, kRunning };
   struct Head {
-    Phase phase = Phase::kIdle;
-    std::uint8_t links = 0;    // of a collective; 0 for compute
-    std::size_t position = 0;  // in stream_rows
     EventId row = kNoEvent;
-    std::int64_t tail = 0;  // end of the stream's previous row
-    std::int64_t at = 0;    // scheduled: start of work; running: see `work`
-    std::int64_t work = 0;  // left, in 1/1024 ns
-    std::int64_t rate = kOne;
+    std::int64_t tail = 0;   // end of the stream's previous row
+    std::int64_t when = 0;   // scheduled: start of work; running: end of it at the present rate
+    std::int64_t since = 0;  // running: when `work` was last brought up to date
+    std::int64_t work = 0;   // left then, in 1/1024 ns
+    std::int64_t rate = 0;
+    std::uint8_t links = 0;  // of a collective
   };
   std::array<Head, kStreams> heads;
-  for (Head& head : heads) head.tail = carry.device;
   for (std::size_t s = 0; s < kStreams; ++s) {
-    if (!stream_rows[s].empty()) heads[s].row = stream_rows[s].front();
+    heads[s].row = first_on_stream[s];
+    heads[s].tail = carry.device;
   }
+  std::array<EventId, kFifos>& queue = first_on_communicator;  // restored by index_streams
+  fifo.fill(carry.device);
+  const Row* rows = graph.rows.data();
+  const EventId* waits = graph.waits.data();
   Span* spans = timeline.spans.data();
-  const std::size_t count = graph.rows.size();
+  const auto count = static_cast<EventId>(graph.rows.size());
   std::size_t issued = 0;
   std::int64_t host = carry.host;
-  std::int64_t now = std::numeric_limits<std::int64_t>::min() / 4;
-  bool bound = false;
-  std::size_t finished = 0;
+  std::int64_t now = std::numeric_limits<std::int64_t>::min();
+  EventId finished = 0;
+  std::uint32_t scheduled = 0;       // bits of streams whose head has a start
+  std::uint32_t running = 0;         // ... whose head is at work
+  std::uint32_t look = kAllStreams;  // ... whose head may have become startable
 
-  auto advance = [&](std::size_t s, std::int64_t ended) {
+  auto finish = [&](std::size_t s, std::int64_t ended) {
     Head& head = heads[s];
-    spans[head.row].end = Time::ns(ended);
-    end[static_cast<std::size_t>(head.row)] = ended;
+    const EventId id = head.row;
+    const Row& row = rows[id];
+    spans[id].end = Time::ns(ended);
+    end[static_cast<std::size_t>(id)] = ended;
     head.tail = ended;
-    head.phase = Phase::kIdle;
-    ++head.position;
-    head.row = head.position < stream_rows[s].size() ? stream_rows[s][head.position] : kNoEvent;
+    head.row = next_on_stream[static_cast<std::size_t>(id)];
+    fifo[row.communicator] = ended;
+    queue[row.communicator] = next_on_communicator[static_cast<std::size_t>(id)];
+    look |= row.wakes;
     ++finished;
   };
 
-  // Gives the head of a stream its start if everything it waits for has an end. Returns whether it
-  // did.
+  // Gives the head of a stream its start if everything it waits for has an end.
   auto resolve = [&](std::size_t s) {
     Head& head = heads[s];
     const EventId id = head.row;
-    if (id == kNoEvent || static_cast<std::size_t>(id) >= issued) return false;
-    const Row& row = graph.rows[static_cast<std::size_t>(id)];
+    if (id == kNoEvent || static_cast<std::size_t>(id) >= issued) return;
+    const Row& row = rows[id];
+    const bool queues = row.communicator != kNoCommunicator;
+    if (queues && queue[row.communicator] != id) return;
     std::int64_t ready = head.tail;
     for (std::uint32_t w = row.waits_begin; w < row.waits_begin + row.wait_count; ++w) {
-      const std::int64_t awaited = end[static_cast<std::size_t>(graph.waits[w])];
-      if (awaited == kUnknown) return false;
-      ready = std::max(ready, awaited);
+      ready = std::max(ready, end[static_cast<std::size_t>(waits[w])]);
     }
-    std::int64_t queue = carry.device;
-    const EventId previous = previous_on_communicator[static_cast<std::size_t>(id)];
-    if (previous != kNoEvent) {
-      queue = end[static_cast<std::size_t>(previous)];
-      if (queue == kUnknown) return false;
-    }
+    if (ready == kUnknown) return;
     Span& span = spans[id];
-    const std::int64_t issue = span.issue.nanoseconds();
-    const std::int64_t start = std::max(issue, ready);
-    const bool collective = is_collective(row.kind);
-    const std::int64_t arrive =
-        row.communicator != kNoCommunicator ? std::max(start, queue) : start;
-    bound |= issue > ready;
+    const std::int64_t start = std::max(span.issue.nanoseconds(), ready);
+    const std::int64_t arrive = queues ? std::max(start, fifo[row.communicator]) : start;
     span.start = Time::ns(start);
     span.arrive = Time::ns(arrive);
     const std::int64_t duration = costs[row.work].duration;
-    if (s == kCompute || collective) {
-      head.phase = Phase::kScheduled;
-      head.at = arrive;
-      head.work = duration * kOne;
-      head.links = collective ? table.links[graph.works[row.work].communicator] : std::uint8_t{0};
-    } else {
-      const std::int64_t kernel_floor = floor[static_cast<std::size_t>(id)];
-      bound |= kernel_floor > arrive + duration;
-      advance(s, std::max(arrive + duration, kernel_floor));
+    const bool collective = is_collective(row.kind);
+    if (s != kCompute && !collective) {
+      finish(s, std::max(arrive + duration, floor[static_cast<std::size_t>(id)]));
+      return;
     }
-    return true;
+    head.work = duration * kOne;
+    head.rate = 0;
+    head.links = collective ? table.links[graph.works[row.work].communicator] : std::uint8_t{0};
+    const std::uint32_t bit = 1U << s;
+    if (arrive <= now) {
+      head.since = now;
+      running |= bit;
+    } else {
+      head.when = arrive;
+      scheduled |= bit;
+    }
   };
 
-  auto set_rates = [&] {
-    const bool computing = heads[kCompute].phase == Phase::kRunning;
-    bool communicating = false;
-    for (std::size_t s = 1; s < kStreams; ++s) {
-      Head& head = heads[s];
-      if (head.phase != Phase::kRunning) continue;
-      communicating = true;
-      std::size_t sharers = 1;
-      for (std::size_t other = 1; other < kStreams; ++other) {
-        sharers += other != s && heads[other].phase == Phase::kRunning &&
-                   (heads[other].links & head.links) != 0;
-      }
-      head.rate = communication_rate[computing][sharers];
-    }
-    heads[kCompute].rate = compute_rate[communicating];
+  // Brings work up to date where the rate changes and says when it will be done.
+  auto set_rate = [&](std::size_t s, std::int64_t rate) {
+    Head& head = heads[s];
+    if (head.rate == rate) return;
+    head.work = std::max<std::int64_t>(0, head.work - (now - head.since) * head.rate);
+    head.since = now;
+    head.rate = rate;
+    const std::int64_t left =
+        rate == kOne ? (head.work + kOne - 1) / kOne : (head.work + rate - 1) / rate;
+    head.when = std::max(now + left, floor[static_cast<std::size_t>(head.row)]);
   };
 
   host_issues(graph, issued, host);
-  while (finished < count) {
-    // Everything that can be placed is placed; placing one row can make another's start known.
-    for (bool progress = true; progress;) {
-      progress = false;
-      for (std::size_t s = 0; s < kStreams; ++s) {
-        while (heads[s].phase == Phase::kIdle && resolve(s)) progress = true;
+  while (true) {
+    while (look != 0) {
+      const auto s = static_cast<std::size_t>(std::countr_zero(look));
+      look &= look - 1;
+      if (((scheduled | running) >> s & 1U) == 0) resolve(s);
+    }
+    if (issued < static_cast<std::size_t>(count) && host_issues(graph, issued, host)) {
+      look = kAllStreams;
+      continue;
+    }
+    if (finished == count) break;
+    const std::uint32_t communicating = running & ~kComputeBit;
+    if ((running & kComputeBit) != 0) set_rate(kCompute, compute_rate[communicating != 0]);
+    const std::size_t computing = (running & kComputeBit) != 0;
+    for (std::uint32_t left = communicating; left != 0; left &= left - 1) {
+      const auto s = static_cast<std::size_t>(std::countr_zero(left));
+      std::size_t sharers = 1;
+      for (std::uint32_t others = communicating & ~(1U << s); others != 0; others &= others - 1) {
+        const auto other = static_cast<std::size_t>(std::countr_zero(others));
+        sharers += (heads[other].links & heads[s].links) != 0;
       }
-      if (issued < count && host_issues(graph, issued, host)) progress = true;
+      set_rate(s, communication_rate[computing][sharers]);
     }
     // The next moment at which somebody starts or ends.
-    std::int64_t next = kNever;
-    for (const Head& head : heads) {
-      if (head.phase == Phase::kIdle) continue;
-      std::int64_t moment = head.at;
-      if (head.phase == Phase::kRunning) {
-        moment = now + (head.work + head.rate - 1) / head.rate;
-        moment = std::max(moment, floor[static_cast<std::size_t>(head.row)]);
-      }
-      next = std::min(next, moment);
+    std::int64_t next = kUnknown;
+    for (std::uint32_t left = scheduled | running; left != 0; left &= left - 1) {
+      next = std::min(next, heads[static_cast<std::size_t>(std::countr_zero(left))].when);
     }
-    if (next == kNever) break;
-    const std::int64_t elapsed = next - now;
-    for (std::size_t s = 0; s < kStreams; ++s) {
-      Head& head = heads[s];
-      if (head.phase == Phase::kRunning) {
-        head.work = std::max<std::int64_t>(0, head.work - elapsed * head.rate);
-        const std::int64_t kernel_floor = floor[static_cast<std::size_t>(head.row)];
-        if (head.work == 0 && next >= kernel_floor) {
-          bound |= next == kernel_floor;
-          advance(s, next);
-        }
-      } else if (head.phase == Phase::kScheduled && head.at == next) {
-        head.phase = Phase::kRunning;
-      }
-    }
+    FORESHARD_CHECK(next != kUnknown, "the simulation stalled: a dependency points forward");
     now = next;
-    set_rates();
+    for (std::uint32_t left = scheduled | running; left != 0; left &= left - 1) {
+      const auto s = static_cast<std::size_t>(std::countr_zero(left));
+      if (heads[s].when != now) continue;
+      const std::uint32_t bit = 1U << s;
+      if ((running & bit) != 0) {
+        running &= ~bit;
+        finish(s, now);
+      } else {
+        scheduled &= ~bit;
+        running |= bit;
+        heads[s].since = now;
+      }
+    }
   }
-  FORESHARD_CHECK(finished == count, "the simulation stalled: a dependency points forward");
-  host_bound = bound;
   if (graph.final_host_wait != kNoEvent) {
     host = std::max(host, end[static_cast<std::size_t>(graph.final_host_wait)]);
   }
   return {host, heads[kCompute].tail};
 }
 
-// Steps follow each other until one takes as long as the one before. A step in which the host never
-// held anything up, with the host no further behind than in the step before, repeats for ever: then
-// two are enough.
+// See Note [The steady step].
 template <typename Step>
-void Simulator::Scratch::repeat(const EventGraph& graph, Step&& step) {
-  Carry carry = step(Carry{});
-  timeline.first_step = timeline.period = Time::ns(carry.device);
-  timeline.steady_step = 1;
-  if (graph.rows.empty()) return;
-  std::int64_t previous = kUnknown;
-  for (int k = 2; k <= kMostSteps; ++k) {
-    const Carry begin{carry.host - carry.device, 0};
-    carry = step(begin);
-    const std::int64_t period = carry.device;
-    timeline.period = Time::ns(period);
-    timeline.steady_step = k;
-    const bool lead_grows = carry.host - carry.device <= begin.host;
-    if (!host_bound && lead_grows) return;
-    if (period == previous) {
-      timeline.steady_step = k - 1;
-      return;
-    }
-    previous = period;
+Time Simulator::Scratch::steady(Step&& step) {
+  if (!host_waits) {
+    const std::int64_t period = step(Carry{-host_work - last_kernel, 0}).device;
+    if (period >= host_work) return Time::ns(period);
   }
+  Carry carry = step(Carry{});
+  std::int64_t period = carry.device;
+  for (int k = 2; k <= kMostSteps; ++k) {
+    const std::int64_t previous = period;
+    carry = step(Carry{carry.host - carry.device, 0});
+    period = carry.device;
+    if (period == previous) break;
+  }
+  return Time::ns(period);
+}
+
+template <typename Step>
+void Simulator::Scratch::full(const EventGraph& graph, Step&& step) {
+  Carry carry = step(Carry{});
+  timeline.first_step = Time::ns(carry.device);
+  timeline.period = steady(step);
+  const Timeline steady_timeline = timeline;
+  int k = 1;
+  while (k < kMostSteps && graph.rows.size() > 0) {
+    ++k;
+    carry = step(Carry{carry.host - carry.device, 0});
+    if (carry.device == steady_timeline.period.nanoseconds()) break;
+  }
+  timeline = steady_timeline;
+  timeline.steady_step = k;
 }
 
 Simulator::Simulator() : scratch_(std::make_unique<Scratch>()) {}
@@ -337,16 +366,25 @@ Simulator& Simulator::operator=(Simulator&&) noexcept = default;
 
 const Timeline& Simulator::sweep(const EventGraph& graph, const CostTable& costs) {
   scratch_->load(graph, costs);
-  scratch_->repeat(graph, [&](Carry carry) { return scratch_->sweep_step(graph, carry); });
+  scratch_->full(graph, [&](Carry carry) { return scratch_->sweep_step(graph, carry); });
   return scratch_->timeline;
 }
 
 const Timeline& Simulator::simulate(const EventGraph& graph, const CostTable& costs) {
   scratch_->load(graph, costs);
-  scratch_->index_streams(graph);
-  scratch_->repeat(graph,
-                   [&](Carry carry) { return scratch_->simulate_step(graph, costs, carry); });
+  scratch_->full(graph, [&](Carry carry) {
+    scratch_->index_streams(graph);
+    return scratch_->simulate_step(graph, costs, carry);
+  });
   return scratch_->timeline;
+}
+
+Time Simulator::period(const EventGraph& graph, const CostTable& costs) {
+  scratch_->load(graph, costs);
+  return scratch_->steady([&](Carry carry) {
+    scratch_->index_streams(graph);
+    return scratch_->simulate_step(graph, costs, carry);
+  });
 }
 
 const Timeline& Simulator::sweep_once(const EventGraph& graph, const CostTable& costs) {

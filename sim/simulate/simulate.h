@@ -9,9 +9,10 @@
 // while they overlap.
 //            With all slowdowns 1 it equals sweep bit for bit; sweep is its lower bound.
 //
-// Both repeat the step until its period repeats, at the earliest in step 2, carrying the host's
-// lead over. A Simulator keeps scratch memory, so that timing thousands of plans allocates nothing;
-// it has no other state.
+// Collectives on different communicators that share a link slow each other down in any case.
+// Both report the steady step (see Note [The steady step] in simulate.cpp): times of a step in
+// which a host that keeps up is one whole step ahead. A Simulator keeps scratch memory, so that
+// timing thousands of plans allocates nothing; it has no other state.
 #pragma once
 
 #include <array>
@@ -34,6 +35,8 @@ class Simulator {
   // Valid until the next call.
   const Timeline& sweep(const EventGraph& graph, const CostTable& costs);
   const Timeline& simulate(const EventGraph& graph, const CostTable& costs);
+  // simulate()'s period alone: what search asks of every plan.
+  Time period(const EventGraph& graph, const CostTable& costs);
   // One step from an idle machine, no steady state.
   const Timeline& sweep_once(const EventGraph& graph, const CostTable& costs);
   const Timeline& simulate_once(const EventGraph& graph, const CostTable& costs);

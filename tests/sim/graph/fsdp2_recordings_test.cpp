@@ -1,5 +1,5 @@
-// The fsdp2 builder against recordings of PyTorch 2.11: the order of everything FSDP2 issues, the bytes it sends, and the
-// peak of allocated memory in step 2.
+// The fsdp2 builder against recordings of PyTorch 2.11: the order of everything FSDP2 issues, the
+// bytes it sends, and the peak of allocated memory in step 2.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -41,7 +41,8 @@ std::vector<Fields> read_csv(const std::string& name) {
   while (std::getline(in, line)) {
     const std::vector<std::string> cells = split(line);
     Fields row;
-    for (std::size_t i = 0; i < header.size(); ++i) row[header[i]] = i < cells.size() ? cells[i] : "";
+    for (std::size_t i = 0; i < header.size(); ++i)
+      row[header[i]] = i < cells.size() ? cells[i] : "";
     rows.push_back(std::move(row));
   }
   return rows;
@@ -155,7 +156,8 @@ std::vector<std::string> predicted_events(const EventGraph& graph) {
       case EventKind::kReduceScatter:
       case EventKind::kAllReduce: {
         if (unit < 0) break;  // clipping's scalar
-        std::string line = std::string(to_string(kind)) + " " + graph.units[static_cast<std::size_t>(unit)].name;
+        std::string line =
+            std::string(to_string(kind)) + " " + graph.units[static_cast<std::size_t>(unit)].name;
         if (is_collective(kind)) {
           line += " " + std::to_string(graph.works[graph.rows[i].work].bytes.count());
         }
@@ -176,7 +178,8 @@ TEST(Fsdp2Recordings, OrderAndBytesOfEveryConfigurationAreThoseOfPyTorch) {
     const std::vector<std::string> recorded = recorded_events(events, c.at("id"));
     if (recorded.empty()) continue;  // peaks only
     const ModelSpec model = model_of(c);
-    EXPECT_EQ(predicted_events(build_training_step(model, plan_of(c, model))), recorded) << c.at("id");
+    EXPECT_EQ(predicted_events(build_training_step(model, plan_of(c, model))), recorded)
+        << c.at("id");
     ++compared;
   }
   EXPECT_GE(compared, 25);

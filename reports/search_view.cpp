@@ -1,0 +1,264 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "reports/layout.h"
+#include "reports/plan_words.h"
+#include "reports/views.h"
+#include "sim/base/unit_strings.h"
+#include "sim/spec/plan_config.h"
+
+namespace foreshard {
+namespace {
+
+constexpr std::size_t kMostPareto = 10;
+constexpr std::size_t kMostNeighbours = 14;
+constexpr std::size_t kMostPrefetches = 7;
+constexpr std::size_t kCell = 12;
+
+using Lines = std::vector<std::string>;
+
+void append(Lines& lines, const Lines& more) {
+  lines.insert(lines.end(), more.begin(), more.end());
+}
+
+std::string plan_in_words(const Plan& plan) {
+  return fmt::format(
+      "shard {} x replicate {}, reshard {}, prefetch {}, recompute {}, micro-batch "
+      "{} x {}",
+      plan.mesh.shard, plan.mesh.replicate, reshard_words(plan), words_of(plan.prefetch),
+      recompute_words(plan), plan.batch.micro_batch, plan.batch.accumulation);
+}
+
+// --- heatmap ---
+
+// Darker is faster: a step time's place between the fastest and the slowest of the map.
+std::string shade(double seconds, double fastest, double slowest) {
+  static constexpr const char* kShades[] = {"█", "▓", "▒", "░", " "};
+  const double place = slowest > fastest ? (seconds - fastest) / (slowest - fastest) : 0;
+  return kShades[std::min<std::size_t>(static_cast<std::size_t>(place * 5), 4)];
+}
+
+class Heatmap {
+ public:
+  explicit Heatmap(const SearchResult& result) : result_(result) {
+    for (const HeatmapCell& cell : result.heatmap) {
+      remember(shards_, cell.shard);
+      remember(prefetches_, cell.prefetch);
+      if (!cell.seconds) continue;
+      fastest_ = std::min(fastest_, *cell.seconds);
+      slowest_ = std::max(slowest_, *cell.seconds);
+    }
+  }
+
+  Lines lines(const Paint& paint) const {
+    if (shards_.empty()) return {};
+    const std::size_t columns = std::min(prefetches_.size(), kMostPrefetches);
+    Lines lines = {paint.bold("best step time by shard group and prefetch (forward/backward)"),
+                   "  darker is faster, - does not fit; everything else as it is best"};
+    std::string head = left("  shard", 10);
+    for (std::size_t p = 0; p < columns; ++p) head += right(words_of(prefetches_[p]), kCell);
+    lines.push_back(head);
+    for (std::int64_t shard : shards_) {
+      std::string line = left("  " + std::to_string(shard), 10);
+      for (std::size_t p = 0; p < columns; ++p) line += cell(shard, prefetches_[p], paint);
+      lines.push_back(line);
+    }
+    if (columns < prefetches_.size()) {
+      lines.push_back(
+          fmt::format("  ({} more prefetch settings in the JSON)", prefetches_.size() - columns));
+    }
+    return lines;
+  }
+
+ private:
+  template <typename T>
+  static void remember(std::vector<T>& list, const T& value) {
+    if (std::find(list.begin(), list.end(), value) == list.end()) list.push_back(value);
+  }
+
+  std::string cell(std::int64_t shard, const Prefetch& prefetch, const Paint& paint) const {
+    for (const HeatmapCell& cell : result_.heatmap) {
+      if (cell.shard != shard || !(cell.prefetch == prefetch)) continue;
+      if (!cell.seconds) return right("-", kCell);
+      const std::string tile = shade(*cell.seconds, fastest_, slowest_);
+      const std::string text = right(tile + tile + " " + seconds_text(*cell.seconds), kCell);
+      return *cell.seconds == fastest_ ? paint.green(text) : text;
+    }
+    return right("", kCell);
+  }
+
+  const SearchResult& result_;
+  std::vector<std::int64_t> shards_;
+  std::vector<Prefetch> prefetches_;
+  double fastest_ = std::numeric_limits<double>::infinity();
+  double slowest_ = 0;
+};
+
+// --- the answer ---
+
+Lines best_lines(const SearchResult& result, const Report* report, const Cluster& cluster,
+                 const Paint& paint) {
+  if (!result.best) {
+    Lines lines = {paint.red("no plan fits " + cluster_words(cluster))};
+    if (!result.smallest) return lines;
+    const Fit fit = fit_in(cluster, result.smallest->peak_allocated);
+    append(lines,
+           wrapped(fmt::format("  the smallest needs {} more than the GPU's {}: {}",
+                               format_bytes(Bytes() - fit.margin()), format_bytes(fit.capacity),
+                               plan_in_words(result.smallest->plan)),
+                   kTextWidth, 2));
+    return lines;
+  }
+  const Candidate& best = *result.best;
+  Lines lines = {paint.bold("best plan"), "  " + clipped(plan_in_words(best.plan), kTextWidth - 2)};
+  std::string figures = fmt::format("  {} per step, {} tokens/s per GPU, peak {} allocated",
+                                    seconds_text(best.seconds), cardinal(best.tokens_per_s_per_gpu),
+                                    format_bytes(best.peak_allocated));
+  if (report != nullptr) {
+    figures += fmt::format(", MFU {}, {} to spare", percent_text(report->mfu.value),
+                           format_bytes(report->fit.margin()));
+  }
+  lines.push_back(paint.green(clipped(figures, kTextWidth)));
+  return lines;
+}
+
+Lines pareto_lines(const SearchResult& result, const Paint& paint) {
+  if (result.pareto.empty()) return {};
+  Lines lines = {"", paint.bold("time against memory: no plan is better in both than these")};
+  std::vector<std::vector<std::string>> table = {{"  step", "tokens/s/GPU", "peak", "shard",
+                                                  "reshard", "prefetch", "recompute",
+                                                  "micro-batch"}};
+  for (std::size_t i = 0; i < std::min(result.pareto.size(), kMostPareto); ++i) {
+    const Candidate& c = result.pareto[i];
+    table.push_back({"  " + seconds_text(c.seconds), cardinal(c.tokens_per_s_per_gpu),
+                     format_bytes(c.peak_allocated), std::to_string(c.plan.mesh.shard),
+                     reshard_words(c.plan), words_of(c.plan.prefetch), recompute_words(c.plan),
+                     fmt::format("{} x {}", c.plan.batch.micro_batch, c.plan.batch.accumulation)});
+  }
+  append(lines, aligned(table));
+  if (result.pareto.size() > kMostPareto) {
+    lines.push_back(fmt::format("  ({} more in the JSON)", result.pareto.size() - kMostPareto));
+  }
+  return lines;
+}
+
+// The keys in which a neighbour differs, with its values. Keys that follow from others stay out.
+std::string changes(const Plan& best, const Plan& other) {
+  std::string text;
+  for (const PlanDifference& d : plan_differences(best, other)) {
+    const bool follows = d.key == "mesh.replicate" || d.key == "batch.accumulation";
+    if (follows && !text.empty()) continue;
+    text += (text.empty() ? "" : ", ") + d.key + " " + d.b;
+  }
+  return text;
+}
+
+Lines neighbour_lines(const SearchResult& result, const Paint& paint) {
+  if (!result.best || result.neighbours.empty()) return {};
+  const Candidate& best = *result.best;
+  Lines lines = {"", paint.bold("why it won: the same plan with one thing changed")};
+  std::vector<std::vector<std::string>> table = {{"  instead", "step", "", "peak", ""}};
+  std::size_t left_out = 0;
+  for (const Candidate& n : result.neighbours) {
+    if (table.size() > kMostNeighbours) {
+      ++left_out;
+      continue;
+    }
+    const bool simulated = n.verdict == Verdict::kSimulated;
+    const auto bytes = [](const Candidate& c) {
+      return static_cast<double>(c.peak_allocated.count());
+    };
+    table.push_back(
+        {"  " + clipped(changes(best.plan, n.plan), 48),
+         simulated                           ? signed_seconds(n.seconds - best.seconds)
+         : n.verdict == Verdict::kDoesNotFit ? "does not fit"
+                                             : "not divisible",
+         simulated ? signed_percent(n.seconds / best.seconds - 1) : "",
+         n.verdict == Verdict::kNotDivisible ? "" : signed_bytes(bytes(n) - bytes(best)), ""});
+  }
+  append(lines, aligned(table));
+  if (left_out > 0) lines.push_back(fmt::format("  ({} more in the JSON)", left_out));
+  return lines;
+}
+
+Json candidate_json(const Candidate& c) {
+  static constexpr const char* kVerdicts[] = {"simulated", "does_not_fit", "not_divisible"};
+  return {{"plan", to_json(c.plan)},
+          {"seconds", c.seconds},
+          {"tokens_per_s_per_gpu", c.tokens_per_s_per_gpu},
+          {"peak_allocated_bytes", c.peak_allocated.count()},
+          {"verdict", kVerdicts[static_cast<std::size_t>(c.verdict)]}};
+}
+
+Json prefetch_json(const Prefetch& prefetch) {
+  const Json forward =
+      prefetch.forward == Prefetch::kImplicit ? Json("implicit") : Json(prefetch.forward);
+  return {{"forward", forward}, {"backward", prefetch.backward}};
+}
+
+}  // namespace
+
+std::string search_text(const SearchResult& result, const Forecast* best, const Report* best_report,
+                        const ModelSpec& model, const Cluster& cluster, double seconds,
+                        Color color) {
+  const Paint paint(color);
+  Lines lines = {paint.bold(clipped(model.name + " on " + cluster_words(cluster), kTextWidth)),
+                 fmt::format("{} plans: {} do not fit, {} simulated, in {}",
+                             format_count(result.enumerated), format_count(result.rejected_memory),
+                             format_count(result.simulated), seconds_text(seconds)),
+                 ""};
+  append(lines, best_lines(result, best_report, cluster, paint));
+  if (best != nullptr) {
+    std::vector<WaterfallBar> bars = waterfall(best->graph, best->timeline);
+    std::stable_sort(bars.begin(), bars.end(),
+                     [](const WaterfallBar& a, const WaterfallBar& b) { return a.time > b.time; });
+    std::string where = "  its step:";
+    for (std::size_t i = 0; i < std::min<std::size_t>(bars.size(), 4); ++i) {
+      where += fmt::format("{} {} {}", i == 0 ? "" : ",", bars[i].what,
+                           percent_text(bars[i].time.seconds() / best->timeline.period.seconds()));
+    }
+    lines.push_back(clipped(where, kTextWidth));
+  }
+  const Lines map = Heatmap(result).lines(paint);
+  if (!map.empty()) lines.emplace_back();
+  append(lines, map);
+  append(lines, neighbour_lines(result, paint));
+  append(lines, pareto_lines(result, paint));
+  return fmt::format("{}\n", fmt::join(lines, "\n"));
+}
+
+Json search_json(const SearchResult& result, const std::vector<Report>& pareto_reports,
+                 const Report* best_report, double seconds) {
+  Json json;
+  json["schema"] = "foreshard.search/1";
+  json["enumerated"] = result.enumerated;
+  json["rejected_memory"] = result.rejected_memory;
+  json["simulated"] = result.simulated;
+  json["seconds"] = seconds;
+  json["best"] = nullptr;
+  if (result.best) {
+    json["best"] = {{"plan", to_json(result.best->plan)}, {"report", nullptr}};
+    if (best_report != nullptr) json["best"]["report"] = to_json(*best_report);
+  }
+  Json& pareto = json["pareto"] = Json::array();
+  for (std::size_t i = 0; i < result.pareto.size(); ++i) {
+    Json entry = {{"plan", to_json(result.pareto[i].plan)}, {"report", nullptr}};
+    if (i < pareto_reports.size()) entry["report"] = to_json(pareto_reports[i]);
+    pareto.push_back(std::move(entry));
+  }
+  Json& heatmap = json["heatmap"] = Json::array();
+  for (const HeatmapCell& cell : result.heatmap) {
+    heatmap.push_back({{"shard", cell.shard},
+                       {"prefetch", prefetch_json(cell.prefetch)},
+                       {"seconds", cell.seconds ? Json(*cell.seconds) : Json(nullptr)}});
+  }
+  Json& neighbours = json["neighbours"] = Json::array();
+  for (const Candidate& c : result.neighbours) neighbours.push_back(candidate_json(c));
+  json["smallest"] = result.smallest ? candidate_json(*result.smallest) : Json(nullptr);
+  return json;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,113 @@
+// Throughput of the planner's inner loops on one core: rows per second of sweep and simulate, plans
+// per second from a Plan to its peak memory and step time. The step is GPT-3 175B's: 96 blocks,
+// unfolded, every row walked.
+#include <benchmark/benchmark.h>
+
+#include "calibration/machines.h"
+#include "calibration/profile.h"
+#include "models/zoo.h"
+#include "sim/cost/cost_model.h"
+#include "sim/graph/training_step.h"
+#include "sim/memory/capacity.h"
+#include "sim/memory/memory_profile.h"
+#include "sim/simulate/simulate.h"
+
+namespace foreshard {
+namespace {
+
+Plan gpt3_plan() {
+  Plan plan;
+  plan.model = "gpt3-175b";
+  plan.cluster = "1024xh100";
+  plan.batch = {2048, 1, 1};
+  plan.mesh = {1024, 1};
+  plan.units.embedding = plan.units.head = UnitPlacement::kRoot;  // tied
+  return plan;
+}
+
+struct Setting {
+  ModelSpec model = load_zoo_model("gpt3-175b");
+  Plan plan = gpt3_plan();
+  CostModel costs{load_cluster(plan.cluster), load_profile("h100-sxm")};
+  LayerPrograms programs{model, plan};
+  EventGraph graph = build_training_step(model, plan, programs);
+  CostTable table = costs.price(graph);
+};
+
+void rows_per_second(benchmark::State& state, const EventGraph& graph, std::int64_t steps) {
+  state.counters["rows"] = static_cast<double>(graph.rows.size());
+  state.counters["rows/s"] =
+      benchmark::Counter(static_cast<double>(graph.rows.size()) * static_cast<double>(steps),
+                         benchmark::Counter::kIsIterationInvariantRate);
+}
+
+void BM_SweepOneStep(benchmark::State& state) {
+  Setting s;
+  Simulator simulator;
+  for (auto _ : state) benchmark::DoNotOptimize(simulator.sweep_once(s.graph, s.table).period);
+  rows_per_second(state, s.graph, 1);
+}
+BENCHMARK(BM_SweepOneStep);
+
+void BM_SimulateOneStep(benchmark::State& state) {
+  Setting s;
+  Simulator simulator;
+  for (auto _ : state) benchmark::DoNotOptimize(simulator.simulate_once(s.graph, s.table).period);
+  rows_per_second(state, s.graph, 1);
+}
+BENCHMARK(BM_SimulateOneStep);
+
+// To the steady step, as search does.
+void BM_SteadyPeriod(benchmark::State& state) {
+  Setting s;
+  Simulator simulator;
+  for (auto _ : state) benchmark::DoNotOptimize(simulator.period(s.graph, s.table));
+  rows_per_second(state, s.graph, 1);
+}
+BENCHMARK(BM_SteadyPeriod);
+
+void BM_BuildGraph(benchmark::State& state) {
+  Setting s;
+  EventGraph graph;
+  for (auto _ : state) {
+    graph = build_training_step(s.model, s.plan, s.programs, std::move(graph));
+    benchmark::DoNotOptimize(graph.rows.data());
+  }
+  rows_per_second(state, s.graph, 1);
+}
+BENCHMARK(BM_BuildGraph);
+
+void BM_PeakMemory(benchmark::State& state) {
+  Setting s;
+  for (auto _ : state) benchmark::DoNotOptimize(peak_allocated(s.graph));
+  rows_per_second(state, s.graph, 1);
+}
+BENCHMARK(BM_PeakMemory);
+
+void BM_Price(benchmark::State& state) {
+  Setting s;
+  for (auto _ : state) benchmark::DoNotOptimize(s.costs.price(s.graph).works.data());
+}
+BENCHMARK(BM_Price);
+
+// What search does with every plan that fits: build, replay allocations, price, simulate to the
+// steady step.
+void BM_PlanToMemoryAndTime(benchmark::State& state) {
+  Setting s;
+  Simulator simulator;
+  Plan plan = s.plan;
+  std::int64_t shard = 8;
+  EventGraph graph;
+  for (auto _ : state) {
+    plan.mesh = {shard, 1024 / shard};
+    shard = shard == 1024 ? 8 : shard * 2;
+    graph = build_training_step(s.model, plan, s.programs, std::move(graph));
+    benchmark::DoNotOptimize(fit_in(s.costs.cluster(), peak_allocated(graph)).fits());
+    benchmark::DoNotOptimize(simulator.period(graph, s.costs.price(graph)));
+  }
+  state.counters["plans/s"] = benchmark::Counter(1, benchmark::Counter::kIsIterationInvariantRate);
+}
+BENCHMARK(BM_PlanToMemoryAndTime);
+
+}  // namespace
+}  // namespace foreshard

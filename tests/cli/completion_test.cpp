@@ -1,0 +1,58 @@
+// Completion scripts: they name every verb and option, and bash's works.
+#include <gtest/gtest.h>
+
+#include "cli/command_line.h"
+#include "tests/cli/program.h"
+
+namespace foreshard {
+namespace {
+
+TEST(Completion, NamesEveryVerbAndOption) {
+  const CommandTree tree = command_tree();
+  ASSERT_GE(tree.commands.size(), 10U);
+  for (const char* name : {"bash", "zsh", "fish"}) {
+    SCOPED_TRACE(name);
+    const Outcome outcome = foreshard(std::string("completion ") + name);
+    EXPECT_EQ(outcome.exit_code, 0);
+    for (const Command& command : tree.commands) {
+      expect_says(outcome.out, command.name);
+      for (const CommandOption& option : command.options) {
+        expect_says(outcome.out, option.names.front().substr(2));
+      }
+    }
+    expect_says(outcome.out, "llama-3.1-8b");
+    expect_says(outcome.out, "mesh.shard=");
+  }
+}
+
+TEST(Completion, TreeIsWhatHelpSays) {
+  for (const Command& command : command_tree().commands) {
+    const std::string help = foreshard(command.name + " --help").out;
+    for (const CommandOption& option : command.options) expect_says(help, option.names.front());
+  }
+}
+
+// What bash offers for a command line, whose last word is being typed.
+std::string offered(const std::string& words) {
+  write_temporary("complete.sh",
+                  "source <(\"$F\" completion bash)\n"
+                  "COMP_WORDS=(" + words + ")\n"
+                  "COMP_CWORD=$((${#COMP_WORDS[@]} - 1))\n"
+                  "_foreshard\n"
+                  "printf '%s ' \"${COMPREPLY[@]}\"\n");
+  return shell("export F; bash complete.sh").out;
+}
+
+TEST(Completion, Bash) {
+  EXPECT_EQ(offered("foreshard pre"), "predict ");
+  EXPECT_EQ(offered("foreshard predict --seq"), "--sequence ");
+  EXPECT_EQ(offered("foreshard predict --model llama-3.1-8"), "llama-3.1-8b ");
+  EXPECT_EQ(offered("foreshard predict --set mesh.sh"), "mesh.shard= ");
+  EXPECT_EQ(offered("foreshard schema p"), "plan ");
+  EXPECT_EQ(offered("foreshard search --color al"), "always ");
+  write_temporary("my plan.yaml", "");
+  EXPECT_EQ(offered("foreshard predict --plan my"), "my plan.yaml ");
+}
+
+}  // namespace
+}  // namespace foreshard

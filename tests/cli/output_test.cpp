@@ -1,0 +1,67 @@
+// Standard output, standard error, colours, pipes and signals.
+#include <gtest/gtest.h>
+
+#include "tests/cli/program.h"
+
+namespace foreshard {
+namespace {
+
+const std::string kJob = " --model llama-3.1-8b --cluster 64xh100";
+
+TEST(Output, EqualInputsGiveEqualBytes) {
+  for (const char* verb : {"predict", "explain", "compare --with mesh.shard=8", "search"}) {
+    const std::string arguments = verb + kJob + " --json";
+    EXPECT_EQ(comparable(foreshard(arguments)), comparable(foreshard(arguments))) << verb;
+  }
+}
+
+TEST(Output, DependsOnNoLocale) {
+  const std::string line = "\"$F\" predict --json" + kJob;
+  EXPECT_EQ(comparable(shell(line)), comparable(shell("LC_ALL=de_DE.UTF-8 " + line)));
+}
+
+TEST(Output, CreatedHonoursTheSourceDate) {
+  const auto json = json_of(shell("SOURCE_DATE_EPOCH=86400 \"$F\" doctor --json"));
+  EXPECT_EQ(json.at("created"), "1970-01-02T00:00:00Z");
+}
+
+TEST(Output, AReaderThatLeavesEarlyIsNoFailure) {
+  for (const char* verb : {"schedule", "predict", "explain", "search", "predict --json"}) {
+    const Outcome outcome =
+        shell("{ \"$F\" " + (verb + kJob) + "; echo $? >status; } | head -n 1");
+    EXPECT_EQ(lines_of(outcome.out), 1U) << verb;
+    EXPECT_EQ(outcome.err, "") << verb;
+    EXPECT_EQ(read_temporary("status"), "0\n") << verb;
+  }
+  // One that is gone before the first byte.
+  const Outcome gone = shell("{ sleep 0.2; \"$F\" schedule" + kJob + "; echo $? >status; } | true");
+  EXPECT_EQ(gone.err, "");
+  EXPECT_EQ(read_temporary("status"), "0\n");
+}
+
+TEST(Output, Colours) {
+  const auto is_coloured = [](const std::string& line) {
+    return shell(line + kJob).out.find('\x1b') != std::string::npos;
+  };
+  EXPECT_FALSE(is_coloured("\"$F\" predict"));
+  EXPECT_TRUE(is_coloured("\"$F\" predict --color always"));
+  EXPECT_TRUE(is_coloured("NO_COLOR=1 \"$F\" --color=always predict"));
+  EXPECT_FALSE(is_coloured("\"$F\" predict --color never"));
+}
+
+TEST(Output, ProgressStaysOffAPipe) {
+  EXPECT_EQ(foreshard("search" + kJob).err, "");
+}
+
+TEST(Output, InterruptStopsASearch) {
+  // A space that takes far longer than the test waits.
+  const Outcome outcome = shell(
+      "\"$F\" search --model gpt3-175b --cluster 1024xh100 --sequence 2048 "
+      "--global-batch 1048576 --threads 1 & sleep 1; kill -INT $!; wait $!");
+  EXPECT_EQ(outcome.exit_code, 130);
+  EXPECT_EQ(outcome.out, "");
+  expect_says(outcome.err, "stopped");
+}
+
+}  // namespace
+}  // namespace foreshard

@@ -1,0 +1,189 @@
+// Every verb answers: text, one JSON document, the keys that scripts count on, the same bytes twice.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "tests/cli/program.h"
+
+namespace foreshard {
+namespace {
+
+const std::string kJob = " --model llama-3.1-8b --cluster 64xh100";
+
+std::string ok(const std::string& arguments) {
+  const Outcome outcome = foreshard(arguments);
+  EXPECT_EQ(outcome.exit_code, 0) << arguments << "\n" << outcome.err;
+  EXPECT_EQ(outcome.err, "") << arguments;
+  return outcome.out;
+}
+
+void expect_keys(const nlohmann::ordered_json& json, std::initializer_list<const char*> keys) {
+  for (const char* key : keys) EXPECT_TRUE(json.contains(key)) << key;
+}
+
+TEST(Verbs, PredictText) {
+  const std::string text = ok("predict" + kJob);
+  EXPECT_LE(lines_of(text), 40U);
+  for (const char* part : {"llama-3.1-8b", "step time", "MFU", "exposed", "fits", "assumed",
+                           "batch.sequence 8192"}) {
+    expect_says(text, part);
+  }
+  EXPECT_EQ(text.find('\x1b'), std::string::npos);  // no colours where no terminal is
+}
+
+TEST(Verbs, PredictJson) {
+  const auto json = json_of(foreshard("predict --json" + kJob));
+  EXPECT_EQ(json.at("schema"), "foreshard.report/1");
+  expect_keys(json, {"tool", "created", "host", "origin", "fingerprint", "plan", "step", "memory",
+                     "assumed"});
+  expect_keys(json.at("step"), {"seconds", "tokens_per_s_per_gpu", "mfu", "hfu", "communication_s",
+                                "exposed_communication_s"});
+  expect_keys(json.at("memory"),
+              {"capacity_bytes", "peak_allocated_bytes", "peak_reserved_bytes",
+               "outside_allocator_bytes", "fits", "margin_bytes", "peak_event", "at_peak"});
+  for (const auto& [name, quantity] : json.at("step").items()) {
+    SCOPED_TRACE(name);
+    expect_keys(quantity, {"value", "low", "high", "evidence"});
+    EXPECT_LE(quantity.at("low").get<double>(), quantity.at("value").get<double>());
+    EXPECT_LE(quantity.at("value").get<double>(), quantity.at("high").get<double>());
+  }
+  EXPECT_TRUE(json.at("memory").at("fits").get<bool>());
+  EXPECT_NE(json.at("assumed").dump().find("batch.sequence"), std::string::npos);
+}
+
+TEST(Verbs, PredictFiles) {
+  ok("predict" + kJob + " --trace trace.json --csv events.csv");
+  const auto trace = nlohmann::json::parse(read_temporary("trace.json"), nullptr, false);
+  EXPECT_FALSE(trace.is_discarded());
+  EXPECT_EQ(read_temporary("events.csv"), ok("schedule --csv" + kJob));
+}
+
+TEST(Verbs, Schedule) {
+  const std::string csv = ok("schedule --csv" + kJob);
+  EXPECT_EQ(csv.substr(0, csv.find('\n')),
+            "id,kind,unit,unit_name,microbatch,stream,communicator,bytes,flops,issue_s,start_s,"
+            "arrive_s,end_s");
+  EXPECT_GT(lines_of(csv), 200U);
+  EXPECT_EQ(ok("schedule" + kJob), csv);
+  EXPECT_EQ(ok("schedule --out s.csv" + kJob), "");
+  EXPECT_EQ(read_temporary("s.csv"), csv);
+}
+
+TEST(Verbs, Explain) {
+  expect_says(ok("explain" + kJob), "reduce_scatter");
+  const auto json = json_of(foreshard("explain --json" + kJob));
+  expect_keys(json, {"schema", "created", "host"});
+}
+
+TEST(Verbs, CompareWith) {
+  expect_says(ok("compare" + kJob + " --with mesh.shard=8"), "shard");
+  json_of(foreshard("compare --json" + kJob + " --with mesh.shard=8 --with recompute=full"));
+}
+
+TEST(Verbs, ComparePlans) {
+  write_temporary("a.yaml", "model: gpt2\ncluster: 8xh100\n");
+  write_temporary("b.yaml", "model: gpt2\ncluster: 8xh100\nmesh: {shard: 4, replicate: 2}\n");
+  const std::string two = comparable(foreshard("compare a.yaml b.yaml --json"));
+  EXPECT_EQ(two, comparable(foreshard("compare --plan a.yaml --with mesh.shard=4 --json")));
+}
+
+TEST(Verbs, SearchJson) {
+  const auto json = json_of(foreshard("search --json --global-batch 128" + kJob));
+  expect_keys(json, {"enumerated", "rejected_memory", "simulated", "seconds", "best", "pareto"});
+  expect_keys(json.at("best"), {"plan", "report"});
+  EXPECT_EQ(json.at("enumerated").get<int>(),
+            json.at("rejected_memory").get<int>() + json.at("simulated").get<int>());
+  EXPECT_FALSE(json.at("pareto").empty());
+  for (const auto& entry : json.at("pareto")) expect_keys(entry, {"plan", "report"});
+}
+
+TEST(Verbs, SearchIsTheSameForAnyNumberOfThreads) {
+  const std::string search = "search --json --global-batch 256" + kJob;
+  const std::string one = comparable(foreshard(search + " --threads 1"));
+  EXPECT_EQ(one, comparable(foreshard(search + " --threads 2")));
+  EXPECT_EQ(one, comparable(foreshard(search)));
+}
+
+TEST(Verbs, SearchKeepsWhatIsFixed) {
+  const auto json = json_of(foreshard(
+      "search --json --global-batch 256 --fix mesh.shard=16 --fix prefetch.backward=2 "
+      "--fix recompute=selective --set batch.micro_batch=2 --set reshard_after_forward=always" +
+      kJob));
+  EXPECT_EQ(json.at("enumerated"), 3);  // forward prefetch alone varies
+  const auto plan = json.at("best").at("plan");
+  EXPECT_EQ(plan.at("mesh"), (nlohmann::ordered_json{{"shard", 16}, {"replicate", 4}}));
+  EXPECT_EQ(plan.at("prefetch").at("backward"), 2);
+  EXPECT_EQ(plan.at("recompute"), "selective");
+  EXPECT_EQ(plan.at("batch").at("micro_batch"), 2);
+  EXPECT_EQ(plan.at("batch").at("accumulation"), 2);
+}
+
+TEST(Verbs, SearchWritesAPlanThatPredictsTheSame) {
+  write_temporary("models/tiny.json",
+                  R"({"model_type": "gpt2", "n_layer": 4, "n_embd": 256, "n_head": 4,
+                      "n_positions": 512, "vocab_size": 1000})");
+  const auto best = json_of(
+      foreshard("search --json --model models/tiny.json --cluster 8xa100 --out plans.yaml"));
+  const auto same = json_of(foreshard("predict --json --plan plans.yaml"));
+  EXPECT_EQ(best.at("best").at("report").at("step"), same.at("step"));
+  // A plan in another folder still finds its model.
+  write_temporary("plans/readme", "");
+  foreshard("search --model models/tiny.json --cluster 8xa100 --out plans/best.yaml");
+  expect_says(read_temporary("plans/best.yaml"), "model: ../models/tiny.json");
+  EXPECT_EQ(foreshard("predict --plan plans/best.yaml").exit_code, 0);
+}
+
+TEST(Verbs, Models) {
+  expect_says(ok("models"), "llama-3.1-8b");
+  const auto models = json_of(foreshard("models --json")).at("models");
+  EXPECT_GE(models.size(), 25U);
+  const auto found = std::find_if(models.begin(), models.end(),
+                                  [](const auto& m) { return m.at("name") == "llama-2-70b"; });
+  ASSERT_NE(found, models.end());
+  EXPECT_EQ(found->at("parameters"), 68976648192);
+  expect_says(ok("models gpt2"), "124,439,808");
+  EXPECT_EQ(json_of(foreshard("models Llama-3.1-8B --json")).at("layers"), 32);
+}
+
+TEST(Verbs, Machines) {
+  expect_says(ok("machines"), "h100-sxm");
+  const auto machines = json_of(foreshard("machines --json")).at("machines");
+  EXPECT_GE(machines.size(), 5U);
+  const auto h100 = json_of(foreshard("machines h100 --json"));
+  EXPECT_EQ(h100.at("gpu").at("multiprocessors"), 132);
+  for (const auto& [figure, source] : h100.at("sources").items()) {
+    EXPECT_NE(source, "") << figure;
+  }
+  expect_says(ok("machines h100"), "NVIDIA H100 data sheet");
+  expect_says(ok("machines 16xh100 --dot"), "graph");
+}
+
+TEST(Verbs, Schemas) {
+  for (const char* kind : {"plan", "cluster", "report"}) {
+    const auto schema = json_of(foreshard(std::string("schema ") + kind));
+    EXPECT_EQ(schema.at("$schema"), "http://json-schema.org/draft-07/schema#");
+  }
+}
+
+TEST(Verbs, DoctorSaysThatTheEngineIsMissing) {
+  const std::string text = ok("doctor");
+  expect_says(text, "planner");
+  expect_says(text, "h100-sxm");
+  expect_says(text, "foreshard-exec is not built");
+  expect_keys(json_of(foreshard("doctor --json")), {"schema", "capabilities"});
+}
+
+TEST(Verbs, VersionAndHelp) {
+  expect_says(ok("--version"), "foreshard 0.");
+  const std::string help = ok("--help");
+  for (const char* verb : {"predict", "schedule", "explain", "compare", "search", "models",
+                           "machines", "schema", "doctor", "completion"}) {
+    expect_says(help, verb);
+    const std::string own = ok(std::string(verb) + " --help");
+    expect_says(own, "Example:\n");
+    expect_says(own, std::string("Usage: foreshard ") + verb);
+  }
+}
+
+}  // namespace
+}  // namespace foreshard

@@ -1,0 +1,114 @@
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "reports/views.h"
+#include "tests/reports/random_plans.h"
+
+namespace foreshard {
+namespace {
+
+CostModel round_costs() { return CostModel(round_cluster(8), round_calibration()); }
+
+struct Told {
+  Forecast forecast;
+  Report report;
+};
+
+// With enough work per row for the host not to be the bottleneck.
+Told tell(Plan plan) {
+  plan.batch = {1024, 16, 1};
+  Told told{forecast(tiny_model(2), plan, round_costs()), {}};
+  told.report = summarize(told.forecast, round_costs(), 0);
+  return told;
+}
+
+Plan with_recompute() {
+  Plan plan = tiny_plan();
+  plan.recompute.value = Recompute::kFull;
+  return plan;
+}
+
+TEST(Compare, NamesWhatDiffersAndByHowMuch) {
+  const Told a = tell(tiny_plan()), b = tell(with_recompute());
+  const Json json = compare_json(a.forecast, a.report, b.forecast, b.report);
+  ASSERT_EQ(json["plan"].size(), 1U);
+  EXPECT_EQ(json["plan"][0]["key"], "recompute");
+  EXPECT_EQ(json["plan"][0]["a"], "none");
+  EXPECT_EQ(json["plan"][0]["b"], "full");
+  double difference = 0;
+  for (const Json& bar : json["waterfall"]) difference += bar["difference_s"].get<double>();
+  EXPECT_NEAR(difference, json["step"]["seconds"]["difference"], 1e-12);
+  EXPECT_GT(difference, 0);
+  const std::string text = compare_text(a.forecast, a.report, b.forecast, b.report, Color::kNever);
+  EXPECT_NE(text.find("recompute"), std::string::npos);
+}
+
+TEST(Compare, SaysThatEqualPlansAreEqual) {
+  const Told a = tell(tiny_plan());
+  EXPECT_EQ(compare_text(a.forecast, a.report, a.forecast, a.report, Color::kNever)
+                .rfind("the plans are equal", 0),
+            0U);
+}
+
+SearchResult found() {
+  SearchResult result;
+  result.enumerated = 12;
+  result.rejected_memory = 2;
+  result.simulated = 10;
+  Candidate best;
+  best.plan = tiny_plan();
+  best.seconds = 0.010;
+  best.tokens_per_s_per_gpu = 1000;
+  best.peak_allocated = Bytes(std::int64_t{4} << 30);
+  Candidate slower = best;
+  slower.plan = with_recompute();
+  slower.seconds = 0.012;
+  slower.peak_allocated = Bytes(std::int64_t{3} << 30);
+  result.best = best;
+  result.pareto = {best, slower};
+  result.neighbours = {slower};
+  result.heatmap = {{4, {1, 1}, std::nullopt}, {8, {1, 1}, 0.010}};
+  return result;
+}
+
+TEST(SearchView, ShowsTheMapTheBestPlanAndWhyItWon) {
+  const SearchResult result = found();
+  const std::string text =
+      search_text(result, nullptr, nullptr, tiny_model(2), round_cluster(8), 0.5, Color::kNever);
+  for (const char* says : {"12 plans: 2 do not fit, 10 simulated", "recompute full", "+2.00 ms",
+                           "+20.0 %", "-1.00 GiB", "10.0 ms", "██", "1/1"}) {
+    EXPECT_NE(text.find(says), std::string::npos) << says << "\n" << text;
+  }
+}
+
+TEST(SearchView, JsonHasTheKeysThatScriptsCountOn) {
+  const SearchResult result = found();
+  const Told told = tell(tiny_plan());
+  const Json json = search_json(result, {told.report, told.report}, &told.report, 0.5);
+  EXPECT_EQ(json["enumerated"], 12);
+  EXPECT_EQ(json["rejected_memory"], 2);
+  EXPECT_EQ(json["simulated"], 10);
+  EXPECT_EQ(json["seconds"], 0.5);
+  EXPECT_EQ(json["best"]["plan"]["mesh"]["shard"], 8);
+  EXPECT_EQ(json["best"]["report"]["schema"], "foreshard.report/1");
+  ASSERT_EQ(json["pareto"].size(), 2U);
+  EXPECT_EQ(json["pareto"][1]["plan"]["recompute"], "full");
+}
+
+TEST(SearchView, SaysHowFarTheSmallestPlanIsFromFitting) {
+  SearchResult result;
+  result.enumerated = 1;
+  result.rejected_memory = 1;
+  result.smallest = found().best;
+  result.smallest->peak_allocated = Bytes(std::int64_t{100} << 30);
+  result.smallest->verdict = Verdict::kDoesNotFit;
+  const std::string text =
+      search_text(result, nullptr, nullptr, tiny_model(2), round_cluster(8), 0.5, Color::kNever);
+  EXPECT_NE(text.find("no plan fits"), std::string::npos) << text;
+  EXPECT_NE(text.find("more than the GPU's 80.0 GiB"), std::string::npos) << text;
+  EXPECT_TRUE(search_json(result, {}, nullptr, 0.5)["best"].is_null());
+}
+
+}  // namespace
+}  // namespace foreshard
