@@ -113,7 +113,9 @@ _foreshard() {{
   [[ -n $words ]] && COMPREPLY=($(compgen -W "$words" -- "$word"))
   if [[ -n $files ]]; then
     compopt -o filenames 2>/dev/null
-    COMPREPLY+=($(compgen -f -- "$word"))
+    while IFS= read -r i; do
+      COMPREPLY+=("$i")
+    done < <(compgen -f -- "$word")
   fi
   [[ ${{COMPREPLY[0]-}} == *= ]] && compopt -o nospace 2>/dev/null
   return 0

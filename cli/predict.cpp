@@ -13,55 +13,41 @@
 namespace foreshard {
 namespace {
 
+// A forecast with what is said about it. Where it does not fit: by how much and what would help, among
+// the report's warnings, as one sentence and as JSON.
 struct Answer {
   Job job;
   Forecast forecast;
   Report report;
+  std::string shortfall;  // "" where it fits
+  Json infeasible;
+
+  ExitCode exit_code() const { return shortfall.empty() ? ExitCode::kOk : ExitCode::kInfeasible; }
 };
 
 Answer answer(const JobOptions& options) {
-  Job job = load_job(options);
-  const CostModel costs = cost_model(job);
-  Forecast made = forecast(job.model, job.resolved.plan, costs);
-  Report report = report_of(job, made, costs);
-  return {std::move(job), std::move(made), std::move(report)};
+  Answer a;
+  a.job = load_job(options);
+  const CostModel costs = cost_model(a.job);
+  a.forecast = forecast(a.job.model, a.job.resolved.plan, costs);
+  a.report = report_of(a.job, a.forecast, costs);
+  const Fit& fit = a.report.fit;
+  if (fit.fits()) return a;
+  const auto remedy = find_remedy(a.job.model, a.job.resolved.plan, a.job.cluster);
+  a.shortfall =
+      fmt::format("{}; {}", shortfall_text(fit), remedy_text(remedy, a.job.cluster));
+  a.infeasible = remedy_json(fit, remedy);
+  a.report.warnings.insert(a.report.warnings.begin(), a.shortfall);
+  return a;
 }
 
-// What follows the answer where the plan does not fit, and the exit code.
-struct Ending {
-  ExitCode exit_code = ExitCode::kOk;
-  std::string shortfall;  // "" where it fits
-  std::string remedy;
-  Json json;
-};
-
-Ending ending(const Answer& answer) {
-  const Fit& fit = answer.report.fit;
-  if (fit.fits()) return {};
-  const Cluster& cluster = answer.job.cluster;
-  const auto remedy = find_remedy(answer.job.model, answer.job.resolved.plan, cluster);
-  return {ExitCode::kInfeasible, shortfall_text(fit), remedy_text(remedy, cluster),
-          remedy_json(fit, remedy)};
-}
-
-// `text` and `json` make the answer in either form.
-template <typename Text, typename ToJson>
-ExitCode write(const Answer& answer, const OutputOptions& output, const Text& text,
-               const ToJson& json) {
-  const Ending end = ending(answer);
-  if (output.form == Form::kText) {
-    const std::string remedy = end.remedy.empty() ? "" : "\n" + end.remedy + "\n";
-    write_answer(text(color_of(output.color)) + remedy);
-    if (!end.shortfall.empty()) note(end.shortfall);
-    return end.exit_code;
-  }
-  auto [schema, body] = json();
-  if (!end.shortfall.empty()) {
-    body["infeasible"] = end.json;
-    note(end.shortfall + "; " + end.remedy);
+ExitCode write_json(const Answer& answer, std::string_view schema, Json body) {
+  if (!answer.shortfall.empty()) {
+    body["infeasible"] = answer.infeasible;
+    note(answer.shortfall);
   }
   write_answer(document(schema, body));
-  return end.exit_code;
+  return answer.exit_code();
 }
 
 }  // namespace
@@ -72,9 +58,11 @@ ExitCode run_predict(const PredictOptions& options) {
   if (!options.csv.empty()) {
     write_file(options.csv, schedule_csv(a.forecast.graph, a.forecast.timeline));
   }
-  return write(
-      a, options.output, [&](Color color) { return to_text(a.report, a.forecast, color); },
-      [&] { return std::pair("foreshard.report/1", to_json(a.report)); });
+  if (options.output.form == Form::kJson) {
+    return write_json(a, "foreshard.report/1", to_json(a.report));
+  }
+  write_answer(to_text(a.report, a.forecast, color_of(options.output.color)));
+  return a.exit_code();
 }
 
 ExitCode run_schedule(const ScheduleOptions& options) {
@@ -90,9 +78,12 @@ ExitCode run_schedule(const ScheduleOptions& options) {
 
 ExitCode run_explain(const ExplainOptions& options) {
   const Answer a = answer(options.job);
-  return write(
-      a, options.output, [&](Color color) { return explain_text(a.forecast, a.report, color); },
-      [&] { return std::pair("foreshard.explain/1", explain_json(a.forecast, a.report)); });
+  if (options.output.form == Form::kJson) {
+    return write_json(a, "foreshard.explain/1", explain_json(a.forecast, a.report));
+  }
+  const std::string text = explain_text(a.forecast, a.report, color_of(options.output.color));
+  write_answer(text + (a.shortfall.empty() ? "" : "\n" + a.shortfall + "\n"));
+  return a.exit_code();
 }
 
 ExitCode run_compare(const CompareOptions& options) {
@@ -107,9 +98,7 @@ ExitCode run_compare(const CompareOptions& options) {
   const Answer a = answer(first);
   const Answer b = answer(second);
   for (const auto& [name, side] : {std::pair("first", &a), std::pair("second", &b)}) {
-    const Ending end = ending(*side);
-    if (end.shortfall.empty()) continue;
-    note(fmt::format("the {} plan {}; {}", name, end.shortfall, end.remedy));
+    if (!side->shortfall.empty()) note(fmt::format("the {} plan {}", name, side->shortfall));
   }
   if (options.output.form == Form::kText) {
     write_answer(
@@ -118,7 +107,7 @@ ExitCode run_compare(const CompareOptions& options) {
     write_answer(document("foreshard.compare/1",
                           compare_json(a.forecast, a.report, b.forecast, b.report)));
   }
-  return a.report.fit.fits() && b.report.fit.fits() ? ExitCode::kOk : ExitCode::kInfeasible;
+  return a.exit_code() == ExitCode::kOk ? b.exit_code() : a.exit_code();
 }
 
 }  // namespace foreshard

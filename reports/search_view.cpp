@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -17,6 +18,7 @@ constexpr std::size_t kMostPareto = 10;
 constexpr std::size_t kMostNeighbours = 14;
 constexpr std::size_t kMostPrefetches = 7;
 constexpr std::size_t kCell = 12;
+constexpr double kSmallestChange = 5e-5;  // of the step time; less reads 0.0 %
 
 using Lines = std::vector<std::string>;
 
@@ -145,39 +147,50 @@ Lines pareto_lines(const SearchResult& result, const Paint& paint) {
   return lines;
 }
 
-// The keys in which a neighbour differs, with its values. Keys that follow from others stay out.
+// The keys in which a neighbour differs, with its values. Keys that follow from others stay out; a
+// key of the same mapping as the one before is written without it.
 std::string changes(const Plan& best, const Plan& other) {
   std::string text;
+  std::string mapping;
   for (const PlanDifference& d : plan_differences(best, other)) {
     const bool follows = d.key == "mesh.replicate" || d.key == "batch.accumulation";
     if (follows && !text.empty()) continue;
-    text += (text.empty() ? "" : ", ") + d.key + " " + d.b;
+    const std::string own = d.key.substr(0, d.key.find('.') + 1);
+    const bool joins = !own.empty() && own == mapping;
+    text += (text.empty() ? "" : ", ") + (joins ? d.key.substr(own.size()) : d.key) + " " + d.b;
+    mapping = own;
   }
   return text;
+}
+
+// What a neighbour does to the step: the change, and as a ratio.
+std::vector<std::string> step_cells(const Candidate& best, const Candidate& other) {
+  if (other.verdict == Verdict::kDoesNotFit) return {"does not fit", ""};
+  if (other.verdict == Verdict::kNotDivisible) return {"not divisible", ""};
+  const double change = best.seconds > 0 ? other.seconds / best.seconds - 1 : 0;
+  if (std::abs(change) < kSmallestChange) return {"as fast", ""};
+  return {signed_seconds(other.seconds - best.seconds), signed_percent(change)};
 }
 
 Lines neighbour_lines(const SearchResult& result, const Paint& paint) {
   if (!result.best || result.neighbours.empty()) return {};
   const Candidate& best = *result.best;
   Lines lines = {"", paint.bold("why it won: the same plan with one thing changed")};
-  std::vector<std::vector<std::string>> table = {{"  instead", "step", "", "peak", ""}};
+  std::vector<std::vector<std::string>> table = {{"  instead", "step", "", "peak"}};
   std::size_t left_out = 0;
   for (const Candidate& n : result.neighbours) {
     if (table.size() > kMostNeighbours) {
       ++left_out;
       continue;
     }
-    const bool simulated = n.verdict == Verdict::kSimulated;
+    std::vector<std::string> cells = {"  " + clipped(changes(best.plan, n.plan), 48)};
+    for (std::string& cell : step_cells(best, n)) cells.push_back(std::move(cell));
     const auto bytes = [](const Candidate& c) {
       return static_cast<double>(c.peak_allocated.count());
     };
-    table.push_back(
-        {"  " + clipped(changes(best.plan, n.plan), 48),
-         simulated                           ? signed_seconds(n.seconds - best.seconds)
-         : n.verdict == Verdict::kDoesNotFit ? "does not fit"
-                                             : "not divisible",
-         simulated ? signed_percent(n.seconds / best.seconds - 1) : "",
-         n.verdict == Verdict::kNotDivisible ? "" : signed_bytes(bytes(n) - bytes(best)), ""});
+    cells.push_back(n.verdict == Verdict::kNotDivisible ? ""
+                                                        : signed_bytes(bytes(n) - bytes(best)));
+    table.push_back(std::move(cells));
   }
   append(lines, aligned(table));
   if (left_out > 0) lines.push_back(fmt::format("  ({} more in the JSON)", left_out));
@@ -205,7 +218,8 @@ std::string search_text(const SearchResult& result, const Forecast* best, const 
                         const ModelSpec& model, const Cluster& cluster, double seconds,
                         Color color) {
   const Paint paint(color);
-  Lines lines = {paint.bold(clipped(model.name + " on " + cluster_words(cluster), kTextWidth)),
+  Lines lines = {paint.bold(clipped(model.name, kTextWidth)),
+                 clipped(cluster_words(cluster), kTextWidth),
                  fmt::format("{} plans: {} do not fit, {} simulated, in {}",
                              format_count(result.enumerated), format_count(result.rejected_memory),
                              format_count(result.simulated), seconds_text(seconds)),

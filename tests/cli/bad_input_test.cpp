@@ -13,7 +13,7 @@ using Parts = std::initializer_list<const char*>;
 
 void expect_refused(const std::string& arguments, int exit_code, Parts says) {
   SCOPED_TRACE(arguments);
-  const Outcome outcome = foreshard(arguments);
+  const Outcome outcome = run(arguments);
   EXPECT_EQ(outcome.exit_code, exit_code) << outcome.err;
   EXPECT_EQ(outcome.out, "");
   for (const char* part : says) expect_says(outcome.err, part);

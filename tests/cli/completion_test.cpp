@@ -12,7 +12,7 @@ TEST(Completion, NamesEveryVerbAndOption) {
   ASSERT_GE(tree.commands.size(), 10U);
   for (const char* name : {"bash", "zsh", "fish"}) {
     SCOPED_TRACE(name);
-    const Outcome outcome = foreshard(std::string("completion ") + name);
+    const Outcome outcome = run(std::string("completion ") + name);
     EXPECT_EQ(outcome.exit_code, 0);
     for (const Command& command : tree.commands) {
       expect_says(outcome.out, command.name);
@@ -27,7 +27,7 @@ TEST(Completion, NamesEveryVerbAndOption) {
 
 TEST(Completion, TreeIsWhatHelpSays) {
   for (const Command& command : command_tree().commands) {
-    const std::string help = foreshard(command.name + " --help").out;
+    const std::string help = run(command.name + " --help").out;
     for (const CommandOption& option : command.options) expect_says(help, option.names.front());
   }
 }
@@ -39,19 +39,19 @@ std::string offered(const std::string& words) {
                   "COMP_WORDS=(" + words + ")\n"
                   "COMP_CWORD=$((${#COMP_WORDS[@]} - 1))\n"
                   "_foreshard\n"
-                  "printf '%s ' \"${COMPREPLY[@]}\"\n");
+                  "printf '<%s>' \"${COMPREPLY[@]}\"\n");
   return shell("export F; bash complete.sh").out;
 }
 
 TEST(Completion, Bash) {
-  EXPECT_EQ(offered("foreshard pre"), "predict ");
-  EXPECT_EQ(offered("foreshard predict --seq"), "--sequence ");
-  EXPECT_EQ(offered("foreshard predict --model llama-3.1-8"), "llama-3.1-8b ");
-  EXPECT_EQ(offered("foreshard predict --set mesh.sh"), "mesh.shard= ");
-  EXPECT_EQ(offered("foreshard schema p"), "plan ");
-  EXPECT_EQ(offered("foreshard search --color al"), "always ");
+  EXPECT_EQ(offered("foreshard pre"), "<predict>");
+  EXPECT_EQ(offered("foreshard predict --seq"), "<--sequence>");
+  EXPECT_EQ(offered("foreshard predict --model llama-3.1-8"), "<llama-3.1-8b>");
+  EXPECT_EQ(offered("foreshard predict --set mesh.sh"), "<mesh.shard=>");
+  EXPECT_EQ(offered("foreshard schema p"), "<plan>");
+  EXPECT_EQ(offered("foreshard search --color al"), "<always>");
   write_temporary("my plan.yaml", "");
-  EXPECT_EQ(offered("foreshard predict --plan my"), "my plan.yaml ");
+  EXPECT_EQ(offered("foreshard predict --plan my"), "<my plan.yaml>");
 }
 
 }  // namespace

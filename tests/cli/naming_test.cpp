@@ -7,7 +7,7 @@ namespace foreshard {
 namespace {
 
 nlohmann::ordered_json plan_of(const std::string& arguments) {
-  const Outcome outcome = foreshard("predict --json " + arguments);
+  const Outcome outcome = run("predict --json " + arguments);
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   const auto json = json_of(outcome);
   return json.contains("plan") ? json.at("plan") : json;
@@ -54,8 +54,8 @@ TEST(Naming, PathsInAPlanAreRelativeToIt) {
   EXPECT_EQ(plan.at("mesh").at("shard"), 16);
   EXPECT_EQ(plan.at("batch").at("sequence"), 512);
   // Those of flags are relative to where the user stands.
-  EXPECT_EQ(foreshard("predict --plan job/plan.yaml --model model/config.json").exit_code, 3);
-  EXPECT_EQ(foreshard("predict --plan job/plan.yaml --model job/model/config.json").exit_code, 0);
+  EXPECT_EQ(run("predict --plan job/plan.yaml --model model/config.json").exit_code, 3);
+  EXPECT_EQ(run("predict --plan job/plan.yaml --model job/model/config.json").exit_code, 0);
 }
 
 TEST(Naming, AFolderCalledLikeAModelDoesNotHideIt) {

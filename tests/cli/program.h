@@ -20,7 +20,7 @@ struct Outcome {
 // until the test ends.
 Outcome shell(const std::string& command);
 // The program with these arguments.
-inline Outcome foreshard(const std::string& arguments) { return shell("\"$F\" " + arguments); }
+inline Outcome run(const std::string& arguments) { return shell("\"$F\" " + arguments); }
 
 // A file in the folder of this test; returns its path.
 std::string write_temporary(const std::string& name, std::string_view content);

@@ -11,7 +11,7 @@ namespace {
 const std::string kJob = " --model llama-3.1-8b --cluster 64xh100";
 
 std::string ok(const std::string& arguments) {
-  const Outcome outcome = foreshard(arguments);
+  const Outcome outcome = run(arguments);
   EXPECT_EQ(outcome.exit_code, 0) << arguments << "\n" << outcome.err;
   EXPECT_EQ(outcome.err, "") << arguments;
   return outcome.out;
@@ -32,7 +32,7 @@ TEST(Verbs, PredictText) {
 }
 
 TEST(Verbs, PredictJson) {
-  const auto json = json_of(foreshard("predict --json" + kJob));
+  const auto json = json_of(run("predict --json" + kJob));
   EXPECT_EQ(json.at("schema"), "foreshard.report/1");
   expect_keys(json, {"tool", "created", "host", "origin", "fingerprint", "plan", "step", "memory",
                      "assumed"});
@@ -71,24 +71,24 @@ TEST(Verbs, Schedule) {
 
 TEST(Verbs, Explain) {
   expect_says(ok("explain" + kJob), "reduce_scatter");
-  const auto json = json_of(foreshard("explain --json" + kJob));
+  const auto json = json_of(run("explain --json" + kJob));
   expect_keys(json, {"schema", "created", "host"});
 }
 
 TEST(Verbs, CompareWith) {
   expect_says(ok("compare" + kJob + " --with mesh.shard=8"), "shard");
-  json_of(foreshard("compare --json" + kJob + " --with mesh.shard=8 --with recompute=full"));
+  json_of(run("compare --json" + kJob + " --with mesh.shard=8 --with recompute=full"));
 }
 
 TEST(Verbs, ComparePlans) {
   write_temporary("a.yaml", "model: gpt2\ncluster: 8xh100\n");
   write_temporary("b.yaml", "model: gpt2\ncluster: 8xh100\nmesh: {shard: 4, replicate: 2}\n");
-  const std::string two = comparable(foreshard("compare a.yaml b.yaml --json"));
-  EXPECT_EQ(two, comparable(foreshard("compare --plan a.yaml --with mesh.shard=4 --json")));
+  const std::string two = comparable(run("compare a.yaml b.yaml --json"));
+  EXPECT_EQ(two, comparable(run("compare --plan a.yaml --with mesh.shard=4 --json")));
 }
 
 TEST(Verbs, SearchJson) {
-  const auto json = json_of(foreshard("search --json --global-batch 128" + kJob));
+  const auto json = json_of(run("search --json --global-batch 128" + kJob));
   expect_keys(json, {"enumerated", "rejected_memory", "simulated", "seconds", "best", "pareto"});
   expect_keys(json.at("best"), {"plan", "report"});
   EXPECT_EQ(json.at("enumerated").get<int>(),
@@ -99,13 +99,13 @@ TEST(Verbs, SearchJson) {
 
 TEST(Verbs, SearchIsTheSameForAnyNumberOfThreads) {
   const std::string search = "search --json --global-batch 256" + kJob;
-  const std::string one = comparable(foreshard(search + " --threads 1"));
-  EXPECT_EQ(one, comparable(foreshard(search + " --threads 2")));
-  EXPECT_EQ(one, comparable(foreshard(search)));
+  const std::string one = comparable(run(search + " --threads 1"));
+  EXPECT_EQ(one, comparable(run(search + " --threads 2")));
+  EXPECT_EQ(one, comparable(run(search)));
 }
 
 TEST(Verbs, SearchKeepsWhatIsFixed) {
-  const auto json = json_of(foreshard(
+  const auto json = json_of(run(
       "search --json --global-batch 256 --fix mesh.shard=16 --fix prefetch.backward=2 "
       "--fix recompute=selective --set batch.micro_batch=2 --set reshard_after_forward=always" +
       kJob));
@@ -123,33 +123,33 @@ TEST(Verbs, SearchWritesAPlanThatPredictsTheSame) {
                   R"({"model_type": "gpt2", "n_layer": 4, "n_embd": 256, "n_head": 4,
                       "n_positions": 512, "vocab_size": 1000})");
   const auto best = json_of(
-      foreshard("search --json --model models/tiny.json --cluster 8xa100 --out plans.yaml"));
-  const auto same = json_of(foreshard("predict --json --plan plans.yaml"));
+      run("search --json --model models/tiny.json --cluster 8xa100 --out plans.yaml"));
+  const auto same = json_of(run("predict --json --plan plans.yaml"));
   EXPECT_EQ(best.at("best").at("report").at("step"), same.at("step"));
   // A plan in another folder still finds its model.
   write_temporary("plans/readme", "");
-  foreshard("search --model models/tiny.json --cluster 8xa100 --out plans/best.yaml");
+  run("search --model models/tiny.json --cluster 8xa100 --out plans/best.yaml");
   expect_says(read_temporary("plans/best.yaml"), "model: ../models/tiny.json");
-  EXPECT_EQ(foreshard("predict --plan plans/best.yaml").exit_code, 0);
+  EXPECT_EQ(run("predict --plan plans/best.yaml").exit_code, 0);
 }
 
 TEST(Verbs, Models) {
   expect_says(ok("models"), "llama-3.1-8b");
-  const auto models = json_of(foreshard("models --json")).at("models");
+  const auto models = json_of(run("models --json")).at("models");
   EXPECT_GE(models.size(), 25U);
   const auto found = std::find_if(models.begin(), models.end(),
                                   [](const auto& m) { return m.at("name") == "llama-2-70b"; });
   ASSERT_NE(found, models.end());
   EXPECT_EQ(found->at("parameters"), 68976648192);
   expect_says(ok("models gpt2"), "124,439,808");
-  EXPECT_EQ(json_of(foreshard("models Llama-3.1-8B --json")).at("layers"), 32);
+  EXPECT_EQ(json_of(run("models Llama-3.1-8B --json")).at("layers"), 32);
 }
 
 TEST(Verbs, Machines) {
   expect_says(ok("machines"), "h100-sxm");
-  const auto machines = json_of(foreshard("machines --json")).at("machines");
+  const auto machines = json_of(run("machines --json")).at("machines");
   EXPECT_GE(machines.size(), 5U);
-  const auto h100 = json_of(foreshard("machines h100 --json"));
+  const auto h100 = json_of(run("machines h100 --json"));
   EXPECT_EQ(h100.at("gpu").at("multiprocessors"), 132);
   for (const auto& [figure, source] : h100.at("sources").items()) {
     EXPECT_NE(source, "") << figure;
@@ -160,7 +160,7 @@ TEST(Verbs, Machines) {
 
 TEST(Verbs, Schemas) {
   for (const char* kind : {"plan", "cluster", "report"}) {
-    const auto schema = json_of(foreshard(std::string("schema ") + kind));
+    const auto schema = json_of(run(std::string("schema ") + kind));
     EXPECT_EQ(schema.at("$schema"), "http://json-schema.org/draft-07/schema#");
   }
 }
@@ -170,7 +170,7 @@ TEST(Verbs, DoctorSaysThatTheEngineIsMissing) {
   expect_says(text, "planner");
   expect_says(text, "h100-sxm");
   expect_says(text, "foreshard-exec is not built");
-  expect_keys(json_of(foreshard("doctor --json")), {"schema", "capabilities"});
+  expect_keys(json_of(run("doctor --json")), {"schema", "capabilities"});
 }
 
 TEST(Verbs, VersionAndHelp) {

@@ -100,8 +100,7 @@ TEST(JsonConfig, EndsQuicklyOnBombs) {
   EXPECT_NE(refusal(many + "]").find("too many values"), std::string::npos);
   std::string large(std::size_t{17} << 20, ' ');
   large += "{}";
-  EXPECT_NE(refusal(large).find("too large"),
-            std::string::npos);
+  EXPECT_NE(refusal(large).find("too large"), std::string::npos);
 }
 
 TEST(JsonConfig, ALongKeyDoesNotMakeALongMessage) {

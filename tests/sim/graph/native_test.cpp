@@ -1,0 +1,109 @@
+// The native builder: no copies, slots bound how far gathers run ahead.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "sim/graph/training_step.h"
+#include "sim/memory/memory_profile.h"
+#include "sim/simulate/simulate.h"
+#include "tests/support/fixtures.h"
+
+namespace foreshard {
+namespace {
+
+Plan native_plan() {
+  Plan plan = tiny_plan();
+  plan.runtime = {RuntimeKind::kNative, "1"};
+  return plan;
+}
+
+std::int64_t count(const EventGraph& graph, EventKind kind) {
+  return std::count_if(graph.rows.begin(), graph.rows.end(),
+                       [&](const Row& row) { return row.kind == kind; });
+}
+
+// Everything takes 1 ms on the device, nothing on the host.
+CostTable unit_costs(const EventGraph& graph) {
+  return table_costs(graph, [](const Work& work, int) {
+    Cost cost;
+    const bool counted = work.kind == EventKind::kAllGather || work.kind == EventKind::kForward ||
+                         work.kind == EventKind::kBackward;
+    cost.duration = Time::ns(counted ? 1'000'000 : 0);
+    return cost;
+  });
+}
+
+TEST(Native, CopiesNothing) {
+  const EventGraph graph = build_training_step(tiny_model(4), native_plan());
+  EXPECT_EQ(count(graph, EventKind::kAllGatherCopyIn), 0);
+  EXPECT_EQ(count(graph, EventKind::kAllGatherCopyOut), 0);
+  EXPECT_EQ(count(graph, EventKind::kReduceScatterCopyIn), 0);
+  // Embedding, 4 blocks, norm+head in forward; in backward all but the embedding, whose gradient
+  // needs no weight.
+  EXPECT_EQ(count(graph, EventKind::kAllGather), 6 + 5);
+  EXPECT_EQ(count(graph, EventKind::kReduceScatter), 6);
+}
+
+TEST(Native, PrefetchDepthZeroGathersOnlyBetweenComputations) {
+  Plan plan = native_plan();
+  plan.prefetch = {0, 0};
+  const EventGraph graph = build_training_step(tiny_model(4), plan);
+  const Timeline t = Simulator().sweep_once(graph, unit_costs(graph));
+  for (std::size_t a = 0; a < graph.rows.size(); ++a) {
+    if (graph.rows[a].kind != EventKind::kAllGather) continue;
+    for (std::size_t b = 0; b < graph.rows.size(); ++b) {
+      if (graph.rows[b].stream != Stream::kCompute) continue;
+      const bool overlap = t.spans[a].arrive < t.spans[b].end && t.spans[b].start < t.spans[a].end;
+      EXPECT_FALSE(overlap) << a << " beside " << b;
+    }
+  }
+}
+
+TEST(Native, DeeperPrefetchIsNeverSlowerAndTakesOneSlotMore) {
+  const ModelSpec model = tiny_model(6);
+  Time last_time = Time::ns(std::int64_t{1} << 60);
+  Bytes last_peak;
+  for (std::int64_t depth = 0; depth <= 4; ++depth) {
+    Plan plan = native_plan();
+    plan.prefetch = {depth, depth};
+    // On a shared communicator deeper prefetch can hold a reduce-scatter up and cost time.
+    plan.communicators = Communicators::kSeparate;
+    const EventGraph graph = build_training_step(model, plan);
+    const Time time = Simulator().sweep_once(graph, unit_costs(graph)).period;
+    EXPECT_LE(time, last_time) << depth;
+    const Bytes peak = peak_allocated(graph);
+    if (depth > 0) {
+      // One slot of the largest unit, a block: q and o 512 x 512, k and v 256 x 512, three FFN
+      // matrices 1536 x 512, two norms.
+      const std::int64_t block = 2 * 512 * 512 + 2 * 256 * 512 + 3 * 1536 * 512 + 2 * 512;
+      EXPECT_EQ(peak - last_peak, Bytes(block * 2)) << depth;
+    }
+    last_time = time;
+    last_peak = peak;
+  }
+}
+
+TEST(Native, GradientsAreAllReducedOncePerStep) {
+  Plan plan = native_plan();
+  plan.mesh = {4, 2};
+  plan.batch.accumulation = 3;
+  const EventGraph graph = build_training_step(tiny_model(2), plan);
+  EXPECT_EQ(count(graph, EventKind::kReduceScatter), 3 * 4);
+  EXPECT_EQ(count(graph, EventKind::kAllReduce), 4);
+  plan.accumulation = AccumulationMode::kKeepUnsharded;
+  EXPECT_EQ(count(build_training_step(tiny_model(2), plan), EventKind::kReduceScatter), 4);
+}
+
+TEST(Native, FingerprintsTellPlansApartAndNotMachines) {
+  const ModelSpec model = tiny_model(2);
+  Plan plan = native_plan();
+  const std::string fingerprint = build_training_step(model, plan).fingerprint();
+  EXPECT_EQ(build_training_step(model, plan).fingerprint(), fingerprint);
+  plan.cluster = "8xother";
+  EXPECT_EQ(build_training_step(model, plan).fingerprint(), fingerprint);
+  plan.prefetch.backward = 2;
+  EXPECT_NE(build_training_step(model, plan).fingerprint(), fingerprint);
+}
+
+}  // namespace
+}  // namespace foreshard
