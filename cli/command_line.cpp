@@ -23,7 +23,8 @@ namespace {
 constexpr const char* kDescription =
     "Foreshard forecasts step time and memory of FSDP training, and finds the plan to run.";
 constexpr const char* kFooter =
-    "A job is named by --plan FILE, or by --model, --cluster and --runtime; flags override the file.\n"
+    "A job is named by --plan FILE, or by --model, --cluster and --runtime; flags override the "
+    "file.\n"
     "Exit codes: 0 ok, 1 internal error, 2 usage, 3 invalid input, 4 does not fit, "
     "6 missing capability, 130 interrupted.\n"
     "Example:\n  foreshard predict --model llama-3.1-8b --cluster 64xh100";
@@ -124,9 +125,9 @@ class Tree {
 
   void add_predict() {
     auto o = std::make_shared<PredictOptions>();
-    CLI::App* verb =
-        add_verb("predict", "Step time and memory of a job",
-                 "predict --model llama-3.1-8b --cluster 64xh100 --set mesh.shard=8", run_predict, o);
+    CLI::App* verb = add_verb("predict", "Step time and memory of a job",
+                              "predict --model llama-3.1-8b --cluster 64xh100 --set mesh.shard=8",
+                              run_predict, o);
     add_job(verb, o->job, kSetHelp);
     add_json(verb, o->output);
     option(verb, "--trace", o->trace, "FILE", "Also write a Chrome trace, for ui.perfetto.dev");
@@ -138,7 +139,8 @@ class Tree {
     CLI::App* verb = add_verb("schedule", "Every event of the step in the order the host issues it",
                               "schedule --model gpt2 --cluster 8xa100 --csv", run_schedule, o);
     add_job(verb, o->job, kSetHelp);
-    verb->add_flag_callback("--csv", [] {}, "As CSV, which is also the default");
+    verb->add_flag_callback(
+        "--csv", [] {}, "As CSV, which is also the default");
     option(verb, "--out", o->out, "FILE", "Write there instead of to standard output");
   }
 
@@ -152,9 +154,9 @@ class Tree {
 
   void add_compare() {
     auto o = std::make_shared<CompareOptions>();
-    CLI::App* verb =
-        add_verb("compare", "Two plans side by side: two files, or one job and what changes in it",
-                 "compare --model llama-3.1-8b --cluster 64xh100 --with mesh.shard=8", run_compare, o);
+    CLI::App* verb = add_verb(
+        "compare", "Two plans side by side: two files, or one job and what changes in it",
+        "compare --model llama-3.1-8b --cluster 64xh100 --with mesh.shard=8", run_compare, o);
     add_job(verb, o->job, "Any key of both plans; may be repeated");
     verb->add_option("plans", o->plans, "Two plan files")->type_name("FILE")->expected(0, 2);
     option(verb, "--with", o->with, "KEY=VALUE",
@@ -165,7 +167,8 @@ class Tree {
         throw CLI::ValidationError("one plan file is there", "expected two, or --with KEY=VALUE");
       }
       if (o->plans.empty() && o->with.empty()) {
-        throw CLI::ValidationError("nothing to compare", "expected two plan files, or --with KEY=VALUE");
+        throw CLI::ValidationError("nothing to compare",
+                                   "expected two plan files, or --with KEY=VALUE");
       }
       if (!o->plans.empty() && (o->job.plan || !o->with.empty())) {
         throw CLI::ValidationError(o->job.plan ? "--plan" : "--with",
@@ -200,8 +203,9 @@ class Tree {
 
   void add_machines() {
     auto o = std::make_shared<MachinesOptions>();
-    CLI::App* verb = add_verb("machines", "The GPUs and nodes known by name, or one with its sources",
-                              "machines h100-sxm", run_machines, o);
+    CLI::App* verb =
+        add_verb("machines", "The GPUs and nodes known by name, or one with its sources",
+                 "machines h100-sxm", run_machines, o);
     verb->add_option("machine", o->name, "Name, cluster such as 16xh100, or cluster file")
         ->type_name("CLUSTER");
     verb->add_flag("--dot", o->dot, "The topology as Graphviz");
@@ -210,8 +214,8 @@ class Tree {
 
   void add_schema() {
     auto o = std::make_shared<SchemaOptions>();
-    CLI::App* verb = add_verb("schema", "The JSON Schema of a kind of file", "schema plan",
-                              run_schema, o);
+    CLI::App* verb =
+        add_verb("schema", "The JSON Schema of a kind of file", "schema plan", run_schema, o);
     choice(verb->add_option("kind", o->name, "Which")->required(), "plan|cluster|report");
   }
 

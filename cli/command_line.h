@@ -10,8 +10,8 @@
 
 namespace foreshard {
 
-// What a command line comes to: text to print at once (help, version, completion), a usage error, or a
-// verb to run.
+// What a command line comes to: text to print at once (help, version, completion), a usage error,
+// or a verb to run.
 struct CommandLine {
   std::string text;         // for standard output
   std::string usage_error;  // for standard error; exit code kUsage

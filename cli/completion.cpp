@@ -1,4 +1,5 @@
-// Each script is a table of the tree in the shell's own words, and as little code as the shell needs.
+// Each script is a table of the tree in the shell's own words, and as little code as the shell
+// needs.
 #include "cli/completion.h"
 
 #include <fmt/format.h>
@@ -60,7 +61,8 @@ class WordLists {
   std::string definitions() const {
     std::string text;
     for (std::size_t i = 0; i < lists_.size(); ++i) {
-      text += fmt::format("  local list{}={}\n", i, quoted(fmt::format("{}", fmt::join(lists_[i], " "))));
+      text += fmt::format("  local list{}={}\n", i,
+                          quoted(fmt::format("{}", fmt::join(lists_[i], " "))));
     }
     return text;
   }
@@ -80,9 +82,9 @@ std::string bash(const CommandTree& tree) {
   const auto value_cases = [&](const std::string& verb, const std::vector<CommandOption>& options) {
     for (const CommandOption& option : options) {
       if (option.value.kind == ValueHint::Kind::kNone) continue;
-      cases += fmt::format("    {}:{}){} ;;\n", verb,
-                           fmt::join(option.names, fmt::format("|{}:", verb)),
-                           bash_action(option.value, lists));
+      cases +=
+          fmt::format("    {}:{}){} ;;\n", verb, fmt::join(option.names, fmt::format("|{}:", verb)),
+                      bash_action(option.value, lists));
     }
   };
   for (const Command& command : tree.commands) {
@@ -94,7 +96,8 @@ std::string bash(const CommandTree& tree) {
   value_cases("", tree.options);
   cases += fmt::format("    :*) options={} words={} ;;\n", lists.variable(names_of(tree.options)),
                        lists.variable(names_of(tree.commands)));
-  return fmt::format(R"(# bash completion of foreshard; use it with: source <(foreshard completion bash)
+  return fmt::format(
+      R"(# bash completion of foreshard; use it with: source <(foreshard completion bash)
 _foreshard() {{
   local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}}
   local verb= options= words= files= i
@@ -122,7 +125,7 @@ _foreshard() {{
 }}
 complete -F _foreshard foreshard
 )",
-                     lists.definitions(), fmt::join(names_of(tree.commands), "|"), cases);
+      lists.definitions(), fmt::join(names_of(tree.commands), "|"), cases);
 }
 
 // zsh
@@ -157,9 +160,9 @@ std::string zsh(const CommandTree& tree) {
                                       ? ""
                                       : fmt::format(":value:{}", zsh_action(option.value));
         const bool is_repeated = option.help.find("repeated") != std::string::npos;
-        cases += fmt::format(" \\\n        {}",
-                             quoted(fmt::format("{}{}[{}]{}", is_repeated ? "*" : "", name,
-                                                zsh_text(option.help), value)));
+        cases +=
+            fmt::format(" \\\n        {}", quoted(fmt::format("{}{}[{}]{}", is_repeated ? "*" : "",
+                                                              name, zsh_text(option.help), value)));
       }
     }
     if (command.argument.kind != ValueHint::Kind::kNone) {

@@ -12,8 +12,8 @@ namespace foreshard {
 struct ValueHint {
   enum class Kind : std::uint8_t { kNone, kAny, kWords };
   Kind kind = Kind::kNone;
-  bool files = false;               // file names too
-  std::vector<std::string> words;   // kWords
+  bool files = false;              // file names too
+  std::vector<std::string> words;  // kWords
 };
 
 struct CommandOption {

@@ -18,19 +18,19 @@ show() {
 }
 
 heading "Llama-3.1-8B on 8 H100: how long is a step, and does it fit?"
-show "build/bin/foreshard predict --model llama-3.1-8b --cluster 8xh100 | head -n 25"
+show "build/bin/foreshard predict --model llama-3.1-8b --cluster 8xh100 | head -n 30"
 
 heading "On 64 H100"
 show "build/bin/foreshard predict --model llama-3.1-8b --cluster 64xh100 | head -n 9"
 
 heading "Where the step's time goes, and why its communication is exposed"
-show "build/bin/foreshard explain --model llama-3.1-8b --cluster 64xh100 | head -n 28"
+show "build/bin/foreshard explain --model llama-3.1-8b --cluster 64xh100 | head -n 26"
 
 heading "The best shard group and prefetch depth for 1,048,576 tokens per step"
 plan=build/llama-3.1-8b-64xh100.yaml
-show "build/bin/foreshard search --model llama-3.1-8b --cluster 64xh100 --global-batch 128 --out $plan | head -n 33"
+show "build/bin/foreshard search --model llama-3.1-8b --cluster 64xh100 --global-batch 128 --out $plan | head -n 28"
 
 heading "The same training on a tighter plan: what does it cost?"
-show "build/bin/foreshard compare --plan $plan --with recompute=full | head -n 24"
+show "build/bin/foreshard compare --plan $plan --with recompute=full | head -n 11"
 
 printf '\nThe best plan is in %s; build/bin/foreshard --help lists the verbs.\n' "$plan"

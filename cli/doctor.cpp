@@ -54,10 +54,10 @@ std::vector<Finding> findings() {
   list.push_back({"models", true,
                   fmt::format("{} by name; Hugging Face config.json of {}", zoo().size(),
                               fmt::join(hf_model_types(), ", "))});
-  list.push_back({"runtimes", true,
-                  fmt::format("fsdp2@{}, native", newest_version(RuntimeKind::kFsdp2))});
-  list.push_back({"machines", true,
-                  fmt::format("{}", fmt::join(names_in("calibration/machines/"), ", "))});
+  list.push_back(
+      {"runtimes", true, fmt::format("fsdp2@{}, native", newest_version(RuntimeKind::kFsdp2))});
+  list.push_back(
+      {"machines", true, fmt::format("{}", fmt::join(names_in("calibration/machines/"), ", "))});
   list.push_back({"profiles", true,
                   fmt::format("{} (fitted to published measurements)",
                               fmt::join(names_in("calibration/profiles/"), ", "))});
@@ -65,9 +65,10 @@ std::vector<Finding> findings() {
                   "none: --cluster local needs one; measuring it arrives with foreshard-exec"});
   const bool engine = is_engine_built();
   list.push_back({"engine", engine,
-                  engine ? "foreshard-exec"
-                         : "foreshard-exec is not built: no runs and no measurements; forecasts need "
-                           "none of it"});
+                  engine
+                      ? "foreshard-exec"
+                      : "foreshard-exec is not built: no runs and no measurements; forecasts need "
+                        "none of it"});
   return list;
 }
 

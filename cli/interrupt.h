@@ -1,5 +1,5 @@
-// Ctrl-C: ends the program at once with exit code 130, except while an InterruptGuard lives; then it
-// only makes interrupted() true, and a second one ends the program.
+// Ctrl-C: ends the program at once with exit code 130, except while an InterruptGuard lives; then
+// it only makes interrupted() true, and a second one ends the program.
 #pragma once
 
 namespace foreshard {

@@ -24,8 +24,8 @@ bool exists(const std::filesystem::path& path) {
   return std::filesystem::exists(path, ignored);
 }
 
-// What a key of the plan names, seen from where it was written: paths in a plan file are relative to
-// that file.
+// What a key of the plan names, seen from where it was written: paths in a plan file are relative
+// to that file.
 std::string as_seen_from_plan(const PlanDocument& document, const char* key,
                               const std::string& text) {
   const auto given = document.given.find(key);
@@ -77,10 +77,11 @@ void load_model_of(Job& job) {
 void load_cluster_of(Job& job) {
   const std::string text = cluster_of(job.document);
   if (text == "local") {
-    throw Error(ExitCode::kMissingCapability,
-                "cluster 'local': forecasting this machine needs a measured profile of it; measuring "
-                "one arrives with foreshard-exec, which is not built; name a cluster of the "
-                "catalogue instead, for example --cluster 8xh100");
+    throw Error(
+        ExitCode::kMissingCapability,
+        "cluster 'local': forecasting this machine needs a measured profile of it; measuring "
+        "one arrives with foreshard-exec, which is not built; name a cluster of the "
+        "catalogue instead, for example --cluster 8xh100");
   }
   const std::string seen = as_seen_from_plan(job.document, "cluster", text);
   const bool is_file = text.find('/') != std::string::npos || text.ends_with(".yaml") ||

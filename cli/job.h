@@ -18,14 +18,14 @@ namespace foreshard {
 struct Job {
   ModelSpec model;
   Cluster cluster;
-  PlanDocument document;  // what was written
-  ResolvedPlan resolved;  // and what that makes of every key; checked
+  PlanDocument document;               // what was written
+  ResolvedPlan resolved;               // and what that makes of every key; checked
   std::filesystem::path model_file;    // "": a zoo name
   std::filesystem::path cluster_file;  // "": a spec such as 64xh100
 };
 
-// Throws ConfigError or Error(kInvalidInput) for wrong input, Error(kUsage) where model or cluster are
-// not named, Error(kMissingCapability) for `local` and for what is not modelled.
+// Throws ConfigError or Error(kInvalidInput) for wrong input, Error(kUsage) where model or cluster
+// are not named, Error(kMissingCapability) for `local` and for what is not modelled.
 Job load_job(const JobOptions& options);
 
 CostModel cost_model(const Job& job);

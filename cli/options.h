@@ -1,7 +1,7 @@
 // What a command line asks for, as plain data: filled by command_line.cpp, read by the verbs.
 //
-// Values stay text where the plan's readers judge them (sim/spec/plan_config.h), so that a flag and a
-// file are refused in the same words. Absent is std::nullopt or "".
+// Values stay text where the plan's readers judge them (sim/spec/plan_config.h), so that a flag and
+// a file are refused in the same words. Absent is std::nullopt or "".
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,8 @@ struct JobOptions {
   std::optional<std::string> sequence;
   std::optional<std::string> micro_batch;
   std::optional<std::string> accumulation;
-  // Assignments "key=value" in groups, later ones over earlier ones: --set, then those of a variant.
+  // Assignments "key=value" in groups, later ones over earlier ones: --set, then those of a
+  // variant.
   std::vector<std::vector<std::string>> assignments;
 };
 

@@ -1,5 +1,5 @@
-// Standard output is written with write(2), so that an early reader's EPIPE and a full disk's ENOSPC
-// arrive here and not in a destructor.
+// Standard output is written with write(2), so that an early reader's EPIPE and a full disk's
+// ENOSPC arrive here and not in a destructor.
 #include "cli/output.h"
 
 #include <fcntl.h>

@@ -13,8 +13,8 @@
 namespace foreshard {
 namespace {
 
-// A forecast with what is said about it. Where it does not fit: by how much and what would help, among
-// the report's warnings, as one sentence and as JSON.
+// A forecast with what is said about it. Where it does not fit: by how much and what would help,
+// among the report's warnings, as one sentence and as JSON.
 struct Answer {
   Job job;
   Forecast forecast;
@@ -34,8 +34,7 @@ Answer answer(const JobOptions& options) {
   const Fit& fit = a.report.fit;
   if (fit.fits()) return a;
   const auto remedy = find_remedy(a.job.model, a.job.resolved.plan, a.job.cluster);
-  a.shortfall =
-      fmt::format("{}; {}", shortfall_text(fit), remedy_text(remedy, a.job.cluster));
+  a.shortfall = fmt::format("{}; {}", shortfall_text(fit), remedy_text(remedy, a.job.cluster));
   a.infeasible = remedy_json(fit, remedy);
   a.report.warnings.insert(a.report.warnings.begin(), a.shortfall);
   return a;
@@ -104,8 +103,8 @@ ExitCode run_compare(const CompareOptions& options) {
     write_answer(
         compare_text(a.forecast, a.report, b.forecast, b.report, color_of(options.output.color)));
   } else {
-    write_answer(document("foreshard.compare/1",
-                          compare_json(a.forecast, a.report, b.forecast, b.report)));
+    write_answer(
+        document("foreshard.compare/1", compare_json(a.forecast, a.report, b.forecast, b.report)));
   }
   return a.exit_code() == ExitCode::kOk ? b.exit_code() : a.exit_code();
 }

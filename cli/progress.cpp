@@ -1,3 +1,4 @@
+// The line is written over itself at most ten times a second, by whichever thread finds it due.
 #include "cli/progress.h"
 
 #include <fmt/format.h>
@@ -30,8 +31,8 @@ void Progress::show(std::int64_t done, std::int64_t all) {
   std::int64_t due = next_ms_;
   // Of the threads that find the line due, one writes it.
   if (passed < due || !next_ms_.compare_exchange_strong(due, passed + kIntervalMs)) return;
-  const std::string line = fmt::format("\r\x1b[K{}: {} of {} plans", what_, format_count(done),
-                                       format_count(all));
+  const std::string line =
+      fmt::format("\r\x1b[K{}: {} of {} plans", what_, format_count(done), format_count(all));
   std::fputs(line.c_str(), stderr);
 }
 

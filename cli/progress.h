@@ -1,4 +1,5 @@
-// A line on standard error that counts while something long runs; nothing where that is no terminal.
+// A line on standard error that counts while something long runs; nothing where that is no
+// terminal.
 #pragma once
 
 #include <atomic>

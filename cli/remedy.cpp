@@ -140,7 +140,8 @@ std::optional<Remedy> with_more_gpus(const ModelSpec& model, Variant variant, Cl
   while (cluster.gpus <= most / 2) {
     const std::int64_t doubled = cluster.gpus * 2;
     // Part of a node grows to the whole of it.
-    cluster.gpus = cluster.gpus < cluster.node.gpus ? std::min(doubled, cluster.node.gpus) : doubled;
+    cluster.gpus =
+        cluster.gpus < cluster.node.gpus ? std::min(doubled, cluster.node.gpus) : doubled;
     const std::int64_t replicate = variant.plan.mesh.replicate;
     variant.plan.mesh = cluster.gpus % replicate == 0 ? Mesh{cluster.gpus / replicate, replicate}
                                                       : Mesh{cluster.gpus, 1};

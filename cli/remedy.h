@@ -1,6 +1,6 @@
-// What would make a plan fit that does not: the first knob that does on the real model, else the first
-// pair of knobs, else the smallest number of GPUs, doubling. Only allocations are replayed; nothing
-// is timed.
+// What would make a plan fit that does not: the first knob that does on the real model, else the
+// first pair of knobs, else the smallest number of GPUs, doubling. Only allocations are replayed;
+// nothing is timed.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,6 @@
 // search: the plan's values are where the grid starts; keys of --fix and --set do not vary.
+#include "sim/search/search.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,7 +17,6 @@
 #include "cli/remedy.h"
 #include "cli/verbs.h"
 #include "reports/views.h"
-#include "sim/search/search.h"
 #include "sim/spec/plan_check.h"
 
 namespace foreshard {
@@ -59,8 +60,8 @@ SearchSpace space_of(const Job& job, const SearchCommandOptions& options) {
   const bool is_backward_fixed = is_fixed(job, "prefetch.backward");
   if (is_forward_fixed || is_backward_fixed) {
     using Depths = std::vector<std::int64_t>;
-    for (const std::int64_t forward : is_forward_fixed ? Depths{base.prefetch.forward}
-                                                       : Depths{Prefetch::kImplicit, 1, 2}) {
+    for (const std::int64_t forward :
+         is_forward_fixed ? Depths{base.prefetch.forward} : Depths{Prefetch::kImplicit, 1, 2}) {
       for (const std::int64_t backward :
            is_backward_fixed ? Depths{base.prefetch.backward} : Depths{1, 2}) {
         space.prefetches.push_back({forward, backward});
@@ -97,10 +98,9 @@ struct Best {
 
 // The keys that a search chooses are no assumptions.
 Job without_choices(Job job) {
-  static constexpr std::string_view kChosen[] = {"mesh.shard", "mesh.replicate",
-                                                 "reshard_after_forward", "prefetch.forward",
-                                                 "prefetch.backward", "recompute",
-                                                 "batch.micro_batch", "batch.accumulation"};
+  static constexpr std::string_view kChosen[] = {
+      "mesh.shard",        "mesh.replicate", "reshard_after_forward", "prefetch.forward",
+      "prefetch.backward", "recompute",      "batch.micro_batch",     "batch.accumulation"};
   std::erase_if(job.resolved.assumed, [](const AssumedValue& value) {
     return std::find(std::begin(kChosen), std::end(kChosen), value.key) != std::end(kChosen);
   });

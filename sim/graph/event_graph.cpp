@@ -27,11 +27,6 @@ const char* to_string(EventKind kind) {
   return kNames[static_cast<std::size_t>(kind)];
 }
 
-bool is_collective(EventKind kind) {
-  return kind == EventKind::kAllGather || kind == EventKind::kReduceScatter ||
-         kind == EventKind::kAllReduce;
-}
-
 const char* to_string(Stream stream) {
   static constexpr std::array<const char*, kStreams> kNames = {
       "compute", "all_gather_copy_in", "all_gather", "reduce_scatter", "all_reduce"};
@@ -53,10 +48,6 @@ void EventGraph::clear() {
   executions.clear();
   programs.clear();
   actions.clear();
-}
-
-std::int32_t EventGraph::buffer_count() const {
-  return first_own_buffer + static_cast<std::int32_t>(buffers.size());
 }
 
 const LayerExecution* EventGraph::execution_of(std::int32_t buffer) const {

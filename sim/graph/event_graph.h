@@ -46,7 +46,10 @@ enum class EventKind : std::uint8_t {
 };
 inline constexpr std::size_t kEventKinds = 15;
 const char* to_string(EventKind kind);
-bool is_collective(EventKind kind);
+constexpr bool is_collective(EventKind kind) {
+  return kind == EventKind::kAllGather || kind == EventKind::kReduceScatter ||
+         kind == EventKind::kAllReduce;
+}
 
 enum class Stream : std::uint8_t { kCompute, kCopyIn, kAllGather, kReduceScatter, kAllReduce };
 inline constexpr std::size_t kStreams = 5;
@@ -178,7 +181,9 @@ struct EventGraph {
     return {waits.data() + row.waits_begin, row.wait_count};
   }
   void clear();  // keeps the memory
-  std::int32_t buffer_count() const;
+  std::int32_t buffer_count() const {
+    return first_own_buffer + static_cast<std::int32_t>(buffers.size());
+  }
   Buffer buffer(std::int32_t id) const;  // whichever table it lives in
   // Tensor of a layer execution ("q_rope"), or the category of a unit's buffer.
   std::string buffer_name(std::int32_t id) const;

@@ -570,11 +570,6 @@ const char* to_string(MemoryCategory category) {
   return kNames[static_cast<std::size_t>(category)];
 }
 
-Bytes allocated_size(std::int64_t bytes) {
-  return Bytes(checked_add(bytes, kAllocationGranularity - 1) / kAllocationGranularity *
-               kAllocationGranularity);
-}
-
 Bytes LayerProgram::saved_bytes() const {
   Bytes sum;
   for (std::int32_t slot : saved) sum += slots[static_cast<std::size_t>(slot)].bytes;

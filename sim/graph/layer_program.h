@@ -42,7 +42,10 @@ const char* to_string(MemoryCategory category);
 // The caching allocator hands out multiples of 512 bytes (c10/cuda/CUDACachingAllocator.cpp,
 // kMinBlockSize).
 inline constexpr std::int64_t kAllocationGranularity = 512;
-Bytes allocated_size(std::int64_t bytes);
+inline Bytes allocated_size(std::int64_t bytes) {
+  constexpr std::int64_t kMask = kAllocationGranularity - 1;
+  return Bytes(checked_add(bytes, kMask) & ~kMask);
+}
 
 enum class KernelKind : std::uint8_t { kGemm, kAttention, kMemory };
 

@@ -269,18 +269,6 @@ void StepBuilder::lower_units(const LayerPrograms& programs) {
 
 // --- rows ---
 
-void StepBuilder::wait(Stream stream, EventId event) {
-  if (event == kNoEvent) return;
-  const Stream source = graph_.rows[static_cast<std::size_t>(event)].stream;
-  if (source == stream) return;  // stream order
-  const auto s = static_cast<std::size_t>(stream);
-  const auto from = static_cast<std::size_t>(source);
-  const auto bit = static_cast<std::uint8_t>(1U << from);
-  EventId& pending = pending_waits_[s][from];
-  if ((pending_sources_[s] & bit) == 0 || pending < event) pending = event;
-  pending_sources_[s] |= bit;
-}
-
 EventId StepBuilder::push(EventKind kind, Stream stream, std::uint32_t work, std::int32_t unit,
                           std::int32_t layer) {
   const auto id = static_cast<EventId>(graph_.rows.size());
@@ -392,26 +380,12 @@ EventId StepBuilder::add_layer_row(EventKind kind, std::int32_t layer) {
 
 // --- memory ---
 
-std::int32_t StepBuilder::allocate(MemoryCategory category, Stream pool, std::int32_t unit,
-                                   Bytes bytes) {
-  const std::int32_t id = graph_.buffer_count();
-  graph_.buffers.push_back({category, pool, unit, allocated_size(bytes.count())});
-  graph_.actions.push_back({MemoryAction::Kind::kAllocate, id});
-  return id;
-}
-
 std::int32_t StepBuilder::allocate_persistent(MemoryCategory category, std::int32_t unit,
                                               Bytes bytes) {
   const std::int32_t id = graph_.buffer_count();
   graph_.buffers.push_back({category, Stream::kCompute, unit, allocated_size(bytes.count())});
   graph_.persistent.push_back(id);
   return id;
-}
-
-void StepBuilder::free(std::int32_t& buffer) {
-  if (buffer == kNoBuffer) return;
-  graph_.actions.push_back({MemoryAction::Kind::kFree, buffer});
-  buffer = kNoBuffer;
 }
 
 void StepBuilder::free_gradients(std::int32_t unit) {

@@ -29,6 +29,8 @@ struct UnitShape {
 
 class StepBuilder {
  public:
+  static constexpr std::int32_t kNoBuffer = -1;
+
   StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
               EventGraph recycled);
 
@@ -53,17 +55,37 @@ class StepBuilder {
   EventId add_unit_row(EventKind kind, Stream stream, std::int32_t unit, std::int32_t variant = 0);
   EventId add_layer_row(EventKind kind, std::int32_t layer);
   EventId add_step_row(EventKind kind, Stream stream);
-  void wait(Stream stream, EventId event);  // the stream's next row waits for `event`
-  void hook() { ++pending_hooks_; }         // the next row is issued one hook call later
+  // The stream's next row waits for `event`. Only the latest event of each source stream counts.
+  void wait(Stream stream, EventId event) {
+    if (event == kNoEvent) return;
+    const Stream source = graph_.rows[static_cast<std::size_t>(event)].stream;
+    if (source == stream) return;  // stream order
+    const auto s = static_cast<std::size_t>(stream);
+    const auto from = static_cast<std::size_t>(source);
+    const auto bit = static_cast<std::uint8_t>(1U << from);
+    EventId& pending = pending_waits_[s][from];
+    if ((pending_sources_[s] & bit) == 0 || pending < event) pending = event;
+    pending_sources_[s] |= bit;
+  }
+  void hook() { ++pending_hooks_; }  // the next row is issued one hook call later
   EventId tail(Stream stream) const { return tails_[static_cast<std::size_t>(stream)]; }
 
   // --- memory (belongs to the row added last) ---
-  std::int32_t allocate(MemoryCategory category, Stream pool, std::int32_t unit, Bytes bytes);
-  void free(std::int32_t& buffer);  // no-op for kNoBuffer; leaves kNoBuffer behind
+  std::int32_t allocate(MemoryCategory category, Stream pool, std::int32_t unit, Bytes bytes) {
+    const std::int32_t id = graph_.buffer_count();
+    graph_.buffers.push_back({category, pool, unit, allocated_size(bytes.count())});
+    graph_.actions.push_back({MemoryAction::Kind::kAllocate, id});
+    return id;
+  }
+  // Leaves kNoBuffer behind; freeing that is no action.
+  void free(std::int32_t& buffer) {
+    if (buffer == kNoBuffer) return;
+    graph_.actions.push_back({MemoryAction::Kind::kFree, buffer});
+    buffer = kNoBuffer;
+  }
   std::int32_t allocate_persistent(MemoryCategory category, std::int32_t unit, Bytes bytes);
   void free_gradients(std::int32_t unit);  // of the current micro-batch
   void free_last_gradient(std::int32_t unit);
-  static constexpr std::int32_t kNoBuffer = -1;
 
   void begin_microbatch(std::int32_t microbatch);
   std::int32_t microbatch() const { return microbatch_; }

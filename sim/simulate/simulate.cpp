@@ -40,6 +40,16 @@ struct Carry {
       0;  // end of the compute stream; every other stream of the next step starts behind it
 };
 
+// ceil(work / rate) for work >= 0, rate >= 1: a 64-bit division costs more than everything else at
+// an event.
+std::int64_t ceil_divide(std::int64_t work, std::int64_t rate) {
+  if (rate == kOne) return (work + kOne - 1) / kOne;
+  auto quotient = static_cast<std::int64_t>(static_cast<double>(work) / static_cast<double>(rate));
+  while (quotient * rate < work) ++quotient;
+  while (quotient > 0 && (quotient - 1) * rate >= work) --quotient;
+  return quotient;
+}
+
 struct FlatCost {
   std::int64_t before, during, duration, last_kernel;
 };
@@ -80,12 +90,16 @@ struct Simulator::Scratch {
   }
 
   Carry sweep_step(const EventGraph& graph, Carry carry);
+  // kSpans: the host's clock and every span. kDevice: the end of the step alone, with a host that
+  // is always ahead.
+  enum class Detail { kSpans, kDevice };
+  template <Detail detail>
   Carry simulate_step(const EventGraph& graph, const CostTable& table, Carry carry);
   void index_streams(const EventGraph& graph);
   bool host_issues(const EventGraph& graph, std::size_t& next, std::int64_t& host);
 
-  template <typename Step>
-  Time steady(Step&& step);
+  template <typename Ahead, typename Step>
+  Time steady(Ahead&& ahead, Step&& step);
   template <typename Step>
   void full(const EventGraph& graph, Step&& step);
 };
@@ -166,8 +180,10 @@ bool Simulator::Scratch::host_issues(const EventGraph& graph, std::size_t& next,
   return next > first;
 }
 
+template <Simulator::Scratch::Detail detail>
 Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable& table,
                                         Carry carry) {
+  constexpr bool kSpans = detail == Detail::kSpans;
   constexpr std::uint32_t kComputeBit = 1U << kCompute;
   constexpr std::uint32_t kAllStreams = (1U << kStreams) - 1;
   std::fill(end.begin(), end.end(), kUnknown);
@@ -197,7 +213,7 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
     heads[s].row = first_on_stream[s];
     heads[s].tail = carry.device;
   }
-  std::array<EventId, kFifos>& queue = first_on_communicator;  // restored by index_streams
+  std::array<EventId, kFifos> queue = first_on_communicator;
   fifo.fill(carry.device);
   const Row* rows = graph.rows.data();
   const EventId* waits = graph.waits.data();
@@ -215,7 +231,7 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
     Head& head = heads[s];
     const EventId id = head.row;
     const Row& row = rows[id];
-    spans[id].end = Time::ns(ended);
+    if constexpr (kSpans) spans[id].end = Time::ns(ended);
     end[static_cast<std::size_t>(id)] = ended;
     head.tail = ended;
     head.row = next_on_stream[static_cast<std::size_t>(id)];
@@ -229,7 +245,10 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
   auto resolve = [&](std::size_t s) {
     Head& head = heads[s];
     const EventId id = head.row;
-    if (id == kNoEvent || static_cast<std::size_t>(id) >= issued) return;
+    if (id == kNoEvent) return;
+    if constexpr (kSpans) {
+      if (static_cast<std::size_t>(id) >= issued) return;
+    }
     const Row& row = rows[id];
     const bool queues = row.communicator != kNoCommunicator;
     if (queues && queue[row.communicator] != id) return;
@@ -238,15 +257,19 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
       ready = std::max(ready, end[static_cast<std::size_t>(waits[w])]);
     }
     if (ready == kUnknown) return;
-    Span& span = spans[id];
-    const std::int64_t start = std::max(span.issue.nanoseconds(), ready);
+    std::int64_t start = ready;
+    if constexpr (kSpans) start = std::max(spans[id].issue.nanoseconds(), ready);
     const std::int64_t arrive = queues ? std::max(start, fifo[row.communicator]) : start;
-    span.start = Time::ns(start);
-    span.arrive = Time::ns(arrive);
+    if constexpr (kSpans) {
+      spans[id].start = Time::ns(start);
+      spans[id].arrive = Time::ns(arrive);
+    }
     const std::int64_t duration = costs[row.work].duration;
     const bool collective = is_collective(row.kind);
     if (s != kCompute && !collective) {
-      finish(s, std::max(arrive + duration, floor[static_cast<std::size_t>(id)]));
+      std::int64_t ended = arrive + duration;
+      if constexpr (kSpans) ended = std::max(ended, floor[static_cast<std::size_t>(id)]);
+      finish(s, ended);
       return;
     }
     head.work = duration * kOne;
@@ -269,21 +292,24 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
     head.work = std::max<std::int64_t>(0, head.work - (now - head.since) * head.rate);
     head.since = now;
     head.rate = rate;
-    const std::int64_t left =
-        rate == kOne ? (head.work + kOne - 1) / kOne : (head.work + rate - 1) / rate;
-    head.when = std::max(now + left, floor[static_cast<std::size_t>(head.row)]);
+    head.when = now + ceil_divide(head.work, rate);
+    if constexpr (kSpans) {
+      head.when = std::max(head.when, floor[static_cast<std::size_t>(head.row)]);
+    }
   };
 
-  host_issues(graph, issued, host);
+  if constexpr (kSpans) host_issues(graph, issued, host);
   while (true) {
     while (look != 0) {
       const auto s = static_cast<std::size_t>(std::countr_zero(look));
       look &= look - 1;
       if (((scheduled | running) >> s & 1U) == 0) resolve(s);
     }
-    if (issued < static_cast<std::size_t>(count) && host_issues(graph, issued, host)) {
-      look = kAllStreams;
-      continue;
+    if constexpr (kSpans) {
+      if (issued < static_cast<std::size_t>(count) && host_issues(graph, issued, host)) {
+        look = kAllStreams;
+        continue;
+      }
     }
     if (finished == count) break;
     const std::uint32_t communicating = running & ~kComputeBit;
@@ -326,10 +352,11 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
 }
 
 // See Note [The steady step].
-template <typename Step>
-Time Simulator::Scratch::steady(Step&& step) {
+// `ahead` plays a step whose host is a whole step ahead, `step` one from the carry it is given.
+template <typename Ahead, typename Step>
+Time Simulator::Scratch::steady(Ahead&& ahead, Step&& step) {
   if (!host_waits) {
-    const std::int64_t period = step(Carry{-host_work - last_kernel, 0}).device;
+    const std::int64_t period = ahead(Carry{-host_work - last_kernel, 0}).device;
     if (period >= host_work) return Time::ns(period);
   }
   Carry carry = step(Carry{});
@@ -347,7 +374,7 @@ template <typename Step>
 void Simulator::Scratch::full(const EventGraph& graph, Step&& step) {
   Carry carry = step(Carry{});
   timeline.first_step = Time::ns(carry.device);
-  timeline.period = steady(step);
+  timeline.period = steady(step, step);
   const Timeline steady_timeline = timeline;
   int k = 1;
   while (k < kMostSteps && graph.rows.size() > 0) {
@@ -372,19 +399,23 @@ const Timeline& Simulator::sweep(const EventGraph& graph, const CostTable& costs
 
 const Timeline& Simulator::simulate(const EventGraph& graph, const CostTable& costs) {
   scratch_->load(graph, costs);
+  scratch_->index_streams(graph);
   scratch_->full(graph, [&](Carry carry) {
-    scratch_->index_streams(graph);
-    return scratch_->simulate_step(graph, costs, carry);
+    return scratch_->simulate_step<Scratch::Detail::kSpans>(graph, costs, carry);
   });
   return scratch_->timeline;
 }
 
 Time Simulator::period(const EventGraph& graph, const CostTable& costs) {
   scratch_->load(graph, costs);
-  return scratch_->steady([&](Carry carry) {
-    scratch_->index_streams(graph);
-    return scratch_->simulate_step(graph, costs, carry);
-  });
+  scratch_->index_streams(graph);
+  return scratch_->steady(
+      [&](Carry carry) {
+        return scratch_->simulate_step<Scratch::Detail::kDevice>(graph, costs, carry);
+      },
+      [&](Carry carry) {
+        return scratch_->simulate_step<Scratch::Detail::kSpans>(graph, costs, carry);
+      });
 }
 
 const Timeline& Simulator::sweep_once(const EventGraph& graph, const CostTable& costs) {
@@ -398,7 +429,7 @@ const Timeline& Simulator::sweep_once(const EventGraph& graph, const CostTable& 
 const Timeline& Simulator::simulate_once(const EventGraph& graph, const CostTable& costs) {
   scratch_->load(graph, costs);
   scratch_->index_streams(graph);
-  const Carry carry = scratch_->simulate_step(graph, costs, Carry{});
+  const Carry carry = scratch_->simulate_step<Scratch::Detail::kSpans>(graph, costs, Carry{});
   scratch_->timeline.first_step = scratch_->timeline.period = Time::ns(carry.device);
   scratch_->timeline.steady_step = 1;
   return scratch_->timeline;

@@ -69,8 +69,8 @@ TEST(BadInput, KeysOfAPlan) {
 }
 
 TEST(BadInput, Sizes) {
-  for (const char* key : {"batch.sequence", "batch.micro_batch", "batch.accumulation",
-                          "mesh.shard", "mesh.replicate", "units.layers_per_unit"}) {
+  for (const char* key : {"batch.sequence", "batch.micro_batch", "batch.accumulation", "mesh.shard",
+                          "mesh.replicate", "units.layers_per_unit"}) {
     for (const char* value : {"0", "-1", "99999999999999999999", "4k", "1.5", "nan", "1e30"}) {
       expect_refused(kJob + "--set " + key + "=" + value, 3, {key});
     }
@@ -131,7 +131,8 @@ TEST(BadInput, ModelFiles) {
   expect_refused("predict --model none.json --cluster 8xh100", 3, {"none.json", "no such file"});
   expect_refused("predict --model ./none --cluster 8xh100", 3, {"./none", "no such file"});
   expect_refused("predict --model / --cluster 8xh100", 3, {"is a directory"});
-  expect_config_refused("truncated.json", "{\"model_type\": \"llama\", \"hidden", {"truncated.json:1"});
+  expect_config_refused("truncated.json", "{\"model_type\": \"llama\", \"hidden",
+                        {"truncated.json:1"});
   expect_config_refused("short.json", "{", {"short.json", "truncated"});
   expect_config_refused("empty.json", "", {"empty.json"});
   expect_config_refused("text.json", "hello", {"text.json:1:1"});
@@ -151,8 +152,7 @@ TEST(BadInput, ModelFiles) {
 }
 
 TEST(BadInput, MissingCapability) {
-  expect_refused("predict --model gpt2 --cluster local", 6,
-                 {"measured profile", "foreshard-exec"});
+  expect_refused("predict --model gpt2 --cluster local", 6, {"measured profile", "foreshard-exec"});
   expect_refused(kJob + "--runtime fsdp1", 6, {"fsdp1 is not modelled", "runtime: fsdp2"});
   expect_refused(kJob + "--runtime fsdp2@2.9", 6, {"'2.9'", "fsdp2@2.11"});
   expect_refused(kJob + "--set prefetch.forward=0", 6, {"prefetch.forward: implicit"});

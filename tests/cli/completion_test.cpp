@@ -36,10 +36,12 @@ TEST(Completion, TreeIsWhatHelpSays) {
 std::string offered(const std::string& words) {
   write_temporary("complete.sh",
                   "source <(\"$F\" completion bash)\n"
-                  "COMP_WORDS=(" + words + ")\n"
-                  "COMP_CWORD=$((${#COMP_WORDS[@]} - 1))\n"
-                  "_foreshard\n"
-                  "printf '<%s>' \"${COMPREPLY[@]}\"\n");
+                  "COMP_WORDS=(" +
+                      words +
+                      ")\n"
+                      "COMP_CWORD=$((${#COMP_WORDS[@]} - 1))\n"
+                      "_foreshard\n"
+                      "printf '<%s>' \"${COMPREPLY[@]}\"\n");
   return shell("export F; bash complete.sh").out;
 }
 

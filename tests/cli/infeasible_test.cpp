@@ -1,10 +1,10 @@
-// A plan that does not fit: exit code 4, the answer all the same, by how much, and what would help, which
-// is tried here.
+// A plan that does not fit: exit code 4, the answer all the same, by how much, and what would help,
+// which is tried here.
 #include <gtest/gtest.h>
 
+#include "calibration/machines.h"
 #include "cli/remedy.h"
 #include "models/zoo.h"
-#include "calibration/machines.h"
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_profile.h"
 #include "tests/cli/program.h"
@@ -45,8 +45,8 @@ TEST(Infeasible, OneKnob) {
 }
 
 TEST(Infeasible, ShardGroupThenFollowsReplicate) {
-  const auto remedy =
-      expect_remedy("--model llama-3.1-8b --cluster 64xh100 --set mesh.shard=1 --set recompute=full");
+  const auto remedy = expect_remedy(
+      "--model llama-3.1-8b --cluster 64xh100 --set mesh.shard=1 --set recompute=full");
   EXPECT_GT(std::stoi(remedy.at("set").at("mesh.shard").get<std::string>()), 1);
 }
 
@@ -69,14 +69,13 @@ TEST(Infeasible, MoreGpus) {
   const auto remedy = json_of(outcome).at("infeasible").at("remedy");
   const std::string gpus = std::to_string(remedy.at("gpus").get<int>());
   EXPECT_GT(remedy.at("gpus").get<int>(), 8);
-  const Outcome bigger = run("predict --model llama-3.1-405b --json --cluster " + gpus +
-                                   "xh100" + flags_of(remedy));
+  const Outcome bigger =
+      run("predict --model llama-3.1-405b --json --cluster " + gpus + "xh100" + flags_of(remedy));
   EXPECT_EQ(bigger.exit_code, 0) << bigger.err;
 }
 
 TEST(Infeasible, NothingHelps) {
-  const Outcome outcome =
-      run("predict --model llama-3.1-8b --cluster 8xh100 --sequence 16777216");
+  const Outcome outcome = run("predict --model llama-3.1-8b --cluster 8xh100 --sequence 16777216");
   EXPECT_EQ(outcome.exit_code, 4);
   expect_says(outcome.out, "shorten batch.sequence");
 }

@@ -64,7 +64,8 @@ TEST(Naming, AFolderCalledLikeAModelDoesNotHideIt) {
 }
 
 TEST(Naming, PlansAreYamlOrJson) {
-  write_temporary("p.json", R"({"model": "gpt2", "cluster": "8xh100", "batch": {"micro_batch": 2}})");
+  write_temporary("p.json",
+                  R"({"model": "gpt2", "cluster": "8xh100", "batch": {"micro_batch": 2}})");
   EXPECT_EQ(plan_of("--plan p.json").at("batch").at("micro_batch"), 2);
 }
 

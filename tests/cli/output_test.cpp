@@ -27,8 +27,7 @@ TEST(Output, CreatedHonoursTheSourceDate) {
 
 TEST(Output, AReaderThatLeavesEarlyIsNoFailure) {
   for (const char* verb : {"schedule", "predict", "explain", "search", "predict --json"}) {
-    const Outcome outcome =
-        shell("{ \"$F\" " + (verb + kJob) + "; echo $? >status; } | head -n 1");
+    const Outcome outcome = shell("{ \"$F\" " + (verb + kJob) + "; echo $? >status; } | head -n 1");
     EXPECT_EQ(lines_of(outcome.out), 1U) << verb;
     EXPECT_EQ(outcome.err, "") << verb;
     EXPECT_EQ(read_temporary("status"), "0\n") << verb;
@@ -49,9 +48,7 @@ TEST(Output, Colours) {
   EXPECT_FALSE(is_coloured("\"$F\" predict --color never"));
 }
 
-TEST(Output, ProgressStaysOffAPipe) {
-  EXPECT_EQ(run("search" + kJob).err, "");
-}
+TEST(Output, ProgressStaysOffAPipe) { EXPECT_EQ(run("search" + kJob).err, ""); }
 
 TEST(Output, InterruptStopsASearch) {
   // A space that takes far longer than the test waits.

@@ -16,8 +16,8 @@ struct Outcome {
   std::string err;
 };
 
-// `command` in a shell, in which $F is the program; it runs in a folder of its own, whose files stay
-// until the test ends.
+// `command` in a shell, in which $F is the program; it runs in a folder of its own, whose files
+// stay until the test ends.
 Outcome shell(const std::string& command);
 // The program with these arguments.
 inline Outcome run(const std::string& arguments) { return shell("\"$F\" " + arguments); }

@@ -1,4 +1,5 @@
-// Every verb answers: text, one JSON document, the keys that scripts count on, the same bytes twice.
+// Every verb answers: text, one JSON document, the keys that scripts count on, the same bytes
+// twice.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,8 +25,8 @@ void expect_keys(const nlohmann::ordered_json& json, std::initializer_list<const
 TEST(Verbs, PredictText) {
   const std::string text = ok("predict" + kJob);
   EXPECT_LE(lines_of(text), 40U);
-  for (const char* part : {"llama-3.1-8b", "step time", "MFU", "exposed", "fits", "assumed",
-                           "batch.sequence 8192"}) {
+  for (const char* part :
+       {"llama-3.1-8b", "step time", "MFU", "exposed", "fits", "assumed", "batch.sequence 8192"}) {
     expect_says(text, part);
   }
   EXPECT_EQ(text.find('\x1b'), std::string::npos);  // no colours where no terminal is
@@ -36,13 +37,14 @@ TEST(Verbs, PredictJson) {
   EXPECT_EQ(json.at("schema"), "foreshard.report/1");
   expect_keys(json, {"tool", "created", "host", "origin", "fingerprint", "plan", "step", "memory",
                      "assumed"});
-  expect_keys(json.at("step"), {"seconds", "tokens_per_s_per_gpu", "mfu", "hfu", "communication_s",
-                                "exposed_communication_s"});
   expect_keys(json.at("memory"),
               {"capacity_bytes", "peak_allocated_bytes", "peak_reserved_bytes",
                "outside_allocator_bytes", "fits", "margin_bytes", "peak_event", "at_peak"});
-  for (const auto& [name, quantity] : json.at("step").items()) {
+  for (const char* name : {"seconds", "tokens_per_s_per_gpu", "mfu", "hfu", "communication_s",
+                           "exposed_communication_s"}) {
     SCOPED_TRACE(name);
+    ASSERT_TRUE(json.at("step").contains(name));
+    const auto& quantity = json.at("step").at(name);
     expect_keys(quantity, {"value", "low", "high", "evidence"});
     EXPECT_LE(quantity.at("low").get<double>(), quantity.at("value").get<double>());
     EXPECT_LE(quantity.at("value").get<double>(), quantity.at("high").get<double>());
@@ -82,7 +84,7 @@ TEST(Verbs, CompareWith) {
 
 TEST(Verbs, ComparePlans) {
   write_temporary("a.yaml", "model: gpt2\ncluster: 8xh100\n");
-  write_temporary("b.yaml", "model: gpt2\ncluster: 8xh100\nmesh: {shard: 4, replicate: 2}\n");
+  write_temporary("b.yaml", "model: gpt2\ncluster: 8xh100\nmesh: {shard: 4}\n");
   const std::string two = comparable(run("compare a.yaml b.yaml --json"));
   EXPECT_EQ(two, comparable(run("compare --plan a.yaml --with mesh.shard=4 --json")));
 }
@@ -105,10 +107,10 @@ TEST(Verbs, SearchIsTheSameForAnyNumberOfThreads) {
 }
 
 TEST(Verbs, SearchKeepsWhatIsFixed) {
-  const auto json = json_of(run(
-      "search --json --global-batch 256 --fix mesh.shard=16 --fix prefetch.backward=2 "
-      "--fix recompute=selective --set batch.micro_batch=2 --set reshard_after_forward=always" +
-      kJob));
+  const auto json = json_of(
+      run("search --json --global-batch 256 --fix mesh.shard=16 --fix prefetch.backward=2 "
+          "--fix recompute=selective --set batch.micro_batch=2 --set reshard_after_forward=always" +
+          kJob));
   EXPECT_EQ(json.at("enumerated"), 3);  // forward prefetch alone varies
   const auto plan = json.at("best").at("plan");
   EXPECT_EQ(plan.at("mesh"), (nlohmann::ordered_json{{"shard", 16}, {"replicate", 4}}));
@@ -122,14 +124,14 @@ TEST(Verbs, SearchWritesAPlanThatPredictsTheSame) {
   write_temporary("models/tiny.json",
                   R"({"model_type": "gpt2", "n_layer": 4, "n_embd": 256, "n_head": 4,
                       "n_positions": 512, "vocab_size": 1000})");
-  const auto best = json_of(
-      run("search --json --model models/tiny.json --cluster 8xa100 --out plans.yaml"));
+  const auto best =
+      json_of(run("search --json --model models/tiny.json --cluster 8xa100 --out plans.yaml"));
   const auto same = json_of(run("predict --json --plan plans.yaml"));
   EXPECT_EQ(best.at("best").at("report").at("step"), same.at("step"));
   // A plan in another folder still finds its model.
   write_temporary("plans/readme", "");
   run("search --model models/tiny.json --cluster 8xa100 --out plans/best.yaml");
-  expect_says(read_temporary("plans/best.yaml"), "model: ../models/tiny.json");
+  expect_says(read_temporary("plans/best.yaml"), "../models/tiny.json");
   EXPECT_EQ(run("predict --plan plans/best.yaml").exit_code, 0);
 }
 

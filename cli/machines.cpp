@@ -1,0 +1,164 @@
+// machines: the catalogue as a table, or one machine or cluster with the source of every figure, or
+// as a graph. A figure is listed once, with its key in a file, its key in JSON and its value for
+// both.
+#include "calibration/machines.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "cli/output.h"
+#include "cli/verbs.h"
+#include "sim/base/unit_strings.h"
+#include "sim/spec/topology.h"
+
+namespace foreshard {
+namespace {
+
+// A figure of a cluster.
+struct Figure {
+  std::string_view path;
+  std::string_view json_key;
+  std::string text;
+  Json value;
+};
+
+std::vector<Figure> figures(const Cluster& c) {
+  const auto rate = [](std::string_view path, std::string_view key, BytesPerSecond r) {
+    return Figure{path, key, format_bandwidth(r), r.value()};
+  };
+  const auto peak = [](std::string_view path, std::string_view key, FlopsPerSecond r) {
+    return Figure{path, key, format_flop_rate(r), r.value()};
+  };
+  const auto size = [](std::string_view path, std::string_view key, Bytes b) {
+    return Figure{path, key, format_bytes(b), b.count()};
+  };
+  const auto time = [](std::string_view path, std::string_view key, Time t) {
+    return Figure{path, key, format_time(t), t.seconds()};
+  };
+  const auto count = [](std::string_view path, std::string_view key, std::int64_t n) {
+    return Figure{path, key, format_count(n), n};
+  };
+  const auto word = [](std::string_view path, std::string_view key, const std::string& text) {
+    return Figure{path, key, text, text};
+  };
+  return {word("gpu.name", "name", c.gpu.name),
+          count("gpu.multiprocessors", "multiprocessors", c.gpu.multiprocessors),
+          peak("gpu.peak_bf16", "peak_bf16_flop_per_s", c.gpu.peak_bf16),
+          peak("gpu.peak_fp32", "peak_fp32_flop_per_s", c.gpu.peak_fp32),
+          size("gpu.memory", "memory_bytes", c.gpu.memory),
+          rate("gpu.memory_bandwidth", "memory_bandwidth_bytes_per_s", c.gpu.memory_bandwidth),
+          word("node.key", "key", c.node.key),
+          count("node.gpus", "gpus", c.node.gpus),
+          rate("node.gpu_link", "gpu_link_bytes_per_s", c.node.gpu_link),
+          word("node.gpu_link_name", "gpu_link_name", c.node.gpu_link_name),
+          count("node.nics", "nics", c.node.nics),
+          rate("node.nic_rate", "nic_rate_bytes_per_s", c.node.nic_rate),
+          word("node.nic_name", "nic_name", c.node.nic_name),
+          time("node.link_latency", "link_latency_s", c.node.link_latency),
+          time("node.nic_latency", "nic_latency_s", c.node.nic_latency),
+          word("network.kind", "kind", c.network.kind),
+          count("network.nodes_per_leaf", "nodes_per_leaf", c.network.nodes_per_leaf),
+          {"network.oversubscription", "oversubscription",
+           fmt::format("{}", c.network.oversubscription), c.network.oversubscription},
+          size("memory_outside_allocator", "memory_outside_allocator_bytes",
+               c.memory_outside_allocator)};
+}
+
+std::string source_of(const Cluster& cluster, std::string_view path) {
+  const auto found = std::find_if(cluster.sources.begin(), cluster.sources.end(),
+                                  [&](const auto& source) { return source.first == path; });
+  return found == cluster.sources.end() ? "" : found->second;
+}
+
+Json to_json(const Cluster& cluster) {
+  Json json = {{"machine", cluster.gpu.key}, {"gpus", cluster.gpus}, {"nodes", cluster.nodes()}};
+  Json sources = Json::object();
+  for (const Figure& figure : figures(cluster)) {
+    const std::size_t dot = figure.path.find('.');
+    Json& section =
+        dot == std::string_view::npos ? json : json[std::string(figure.path.substr(0, dot))];
+    section[std::string(figure.json_key)] = figure.value;
+    sources[std::string(figure.path)] = source_of(cluster, figure.path);
+  }
+  json["sources"] = sources;
+  return json;
+}
+
+std::string to_text(const Cluster& cluster) {
+  std::string text =
+      fmt::format("{}: {} GPUs in {} nodes; rates are per direction\n\n", cluster.spec,
+                  format_count(cluster.gpus), format_count(cluster.nodes()));
+  for (const Figure& figure : figures(cluster)) {
+    text += fmt::format("{:<26} {:<22} {}\n", figure.path, figure.text,
+                        source_of(cluster, figure.path));
+  }
+  return text;
+}
+
+std::string machines_text(const std::vector<Machine>& machines) {
+  std::string text =
+      fmt::format("{:<12} {:<11} {:>10} {:>15} {:>10} {:>5} {:>10} {:>15}\n", "machine", "also",
+                  "memory", "bf16 dense", "bandwidth", "GPUs", "link", "network");
+  for (const Machine& machine : machines) {
+    const Cluster& c = machine.node;
+    text +=
+        fmt::format("{:<12} {:<11} {:>10} {:>15} {:>10} {:>5} {:>10} {:>15}\n", machine.key,
+                    fmt::format("{}", fmt::join(machine.aliases, ", ")), format_bytes(c.gpu.memory),
+                    format_flop_rate(c.gpu.peak_bf16), format_bandwidth(c.gpu.memory_bandwidth),
+                    c.node.gpus, format_bandwidth(c.node.gpu_link),
+                    fmt::format("{} x {}", c.node.nics, format_bandwidth(c.node.nic_rate)));
+  }
+  return text +
+         "\nGPUs and network per node, rates per direction. A cluster: --cluster 64xh100, or a "
+         "file "
+         "(foreshard schema cluster).\nEvery figure with its source: foreshard machines h100-sxm\n";
+}
+
+// One full node of a catalogue key, or any cluster that --cluster takes.
+Cluster machine_or_cluster(const std::string& name) {
+  for (const Machine& machine : list_machines()) {
+    if (machine.key == name ||
+        std::find(machine.aliases.begin(), machine.aliases.end(), name) != machine.aliases.end()) {
+      return machine.node;
+    }
+  }
+  return load_cluster(name);
+}
+
+}  // namespace
+
+ExitCode run_machines(const MachinesOptions& options) {
+  const bool is_json = options.output.form == Form::kJson;
+  if (options.dot && options.name.empty()) {
+    throw Error(ExitCode::kUsage,
+                "--dot needs a machine or a cluster: foreshard machines 16xh100 --dot");
+  }
+  if (!options.name.empty()) {
+    const Cluster cluster = machine_or_cluster(options.name);
+    if (options.dot) {
+      write_answer(to_dot(build_topology(cluster)));
+    } else {
+      write_answer(is_json ? document("foreshard.machine/1", to_json(cluster)) : to_text(cluster));
+    }
+    return ExitCode::kOk;
+  }
+  const std::vector<Machine> machines = list_machines();
+  if (!is_json) {
+    write_answer(machines_text(machines));
+    return ExitCode::kOk;
+  }
+  Json list = Json::array();
+  for (const Machine& machine : machines) {
+    Json json = to_json(machine.node);
+    json["aliases"] = machine.aliases;
+    list.push_back(json);
+  }
+  write_answer(document("foreshard.machines/1", {{"machines", list}}));
+  return ExitCode::kOk;
+}
+
+}  // namespace foreshard
