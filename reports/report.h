@@ -36,12 +36,21 @@ struct StepMetrics {
 };
 StepMetrics measure_step(const EventGraph& graph, const Timeline& timeline);
 
+// Parameters in the compute dtype, whole and as one GPU's shard; padding is what dim-0 sharding adds (native: alignment).
+struct Sharding {
+  DType dtype = DType::kBf16;
+  Bytes whole;
+  Bytes per_gpu;
+  Bytes padding;  // within per_gpu
+};
+
 struct Report {
   std::string origin = "predicted";
   std::string fingerprint;
   Plan plan;
   Cluster cluster;
   std::int64_t parameters = 0;
+  Sharding sharding;
   Quantity seconds, tokens_per_s_per_gpu, mfu, hfu, communication, exposed_communication;
   double first_step_seconds = 0;
   int steady_step = 2;

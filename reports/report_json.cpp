@@ -49,6 +49,10 @@ Json to_json(const Report& report) {
   json["plan"] = to_json(report.plan);
   json["cluster"] = cluster_json(report.cluster);
   json["parameters"] = report.parameters;
+  json["sharding"] = {{"dtype", to_string(report.sharding.dtype)},
+                      {"whole_bytes", report.sharding.whole.count()},
+                      {"per_gpu_bytes", report.sharding.per_gpu.count()},
+                      {"padding_bytes", report.sharding.padding.count()}};
   json["step"] = {{"seconds", quantity(report.seconds)},
                   {"tokens_per_s_per_gpu", quantity(report.tokens_per_s_per_gpu)},
                   {"mfu", quantity(report.mfu)},

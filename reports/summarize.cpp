@@ -183,6 +183,18 @@ Report summarize(const Forecast& forecast, const CostModel& costs, int draws) {
   report.plan = forecast.plan;
   report.cluster = costs.cluster();
   report.parameters = forecast.model.parameters();
+  report.sharding.dtype = forecast.plan.param_dtype;
+  std::int64_t whole = 0, shard = 0;
+  for (const Unit& unit : forecast.graph.units) {
+    whole += unit.numel;
+    shard += unit.shard_numel;
+  }
+  const std::int64_t size = size_of(forecast.plan.param_dtype);
+  report.sharding.whole = Bytes(whole * size);
+  report.sharding.per_gpu = Bytes(shard * size);
+  // Spread evenly, every GPU would hold whole / shards.
+  report.sharding.padding =
+      Bytes((shard * forecast.plan.mesh.shard - whole) / forecast.plan.mesh.shard * size);
   summarize_time(forecast, costs, draws, report);
   summarize_memory(forecast, costs.cluster(), report);
   report.assumed = assumed_figures(costs, report.fit);

@@ -166,6 +166,16 @@ Lines memory_lines(const Report& report, const Paint& paint) {
           format_bytes(fit.allocated), format_bytes(fit.reserved - fit.allocated),
           format_bytes(fit.outside)),
       kTextWidth));
+  // Decimal, as the claims about sharding are ("280 MB instead of 140 GB").
+  constexpr double kMega = 1e6, kGiga = 1e9;
+  const Sharding& sharding = report.sharding;
+  lines.push_back(clipped(
+      fmt::format("  parameters in {}: {:.1f} GB whole, {:.1f} MB per GPU ({:.2f} % padding)",
+                  to_string(sharding.dtype), static_cast<double>(sharding.whole.count()) / kGiga,
+                  static_cast<double>(sharding.per_gpu.count()) / kMega,
+                  100.0 * static_cast<double>(sharding.padding.count()) /
+                      static_cast<double>(std::max<std::int64_t>(1, sharding.per_gpu.count()))),
+      kTextWidth));
   const Bytes margin = fit.margin();
   const std::string verdict =
       fit.fits() ? fmt::format("fits (allocated only): {} of {} to spare", format_bytes(margin),
