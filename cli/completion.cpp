@@ -30,6 +30,7 @@ std::vector<std::string> names_of(const std::vector<CommandOption>& options) {
 
 std::vector<std::string> names_of(const std::vector<Command>& commands) {
   std::vector<std::string> names;
+  names.reserve(commands.size());
   for (const Command& command : commands) names.push_back(command.name);
   return names;
 }
@@ -130,7 +131,7 @@ complete -F _foreshard foreshard
 
 // zsh
 
-std::string zsh_text(std::string text) {
+std::string zsh_text(const std::string& text) {
   std::string escaped;
   for (const char c : text) {
     if (c == ':' || c == '[' || c == ']' || c == '\\') escaped += '\\';
@@ -139,47 +140,73 @@ std::string zsh_text(std::string text) {
   return escaped;
 }
 
-std::string zsh_action(const ValueHint& hint) {
-  const std::string words = fmt::format("{}", fmt::join(hint.words, " "));
-  if (hint.files && !hint.words.empty()) {
-    return fmt::format("_alternative \"words:name:({})\" \"files:file:_files\"", words);
+// Functions for values that _arguments has no short form for.
+class ZshFunctions {
+ public:
+  std::string action(const ValueHint& hint) {
+    const std::string words = fmt::format("{}", fmt::join(hint.words, " "));
+    if (hint.words.empty()) return hint.files ? "_files" : " ";
+    if (hint.files) {
+      return call(fmt::format("_alternative 'words:name:({})' 'files:file:_files'", words));
+    }
+    // No space behind "mesh.shard=".
+    if (hint.words.front().ends_with("=")) return call("compadd -S '' -- " + words);
+    return fmt::format("({})", words);
   }
-  if (hint.files) return "_files";
-  return hint.words.empty() ? " " : fmt::format("({})", words);
+  std::string definitions() const {
+    std::string text;
+    for (std::size_t i = 0; i < bodies_.size(); ++i) {
+      text += fmt::format("_foreshard_{}() {{ {} }}\n", i, bodies_[i]);
+    }
+    return text;
+  }
+
+ private:
+  std::string call(const std::string& body) {
+    const auto found = std::find(bodies_.begin(), bodies_.end(), body);
+    const auto index = found - bodies_.begin();
+    if (found == bodies_.end()) bodies_.push_back(body);
+    return fmt::format("_foreshard_{}", index);
+  }
+  std::vector<std::string> bodies_;
+};
+
+std::string zsh_option(const CommandOption& option, const std::string& name,
+                       ZshFunctions& functions) {
+  const bool is_repeated = option.help.find("repeated") != std::string::npos;
+  std::string spec = fmt::format("{}{}[{}]", is_repeated ? "*" : "", name, zsh_text(option.help));
+  if (option.value.kind != ValueHint::Kind::kNone) {
+    spec += ":value:" + functions.action(option.value);
+  }
+  return quoted(spec);
 }
 
 std::string zsh(const CommandTree& tree) {
   std::string verbs;
   std::string cases;
+  ZshFunctions functions;
   for (const Command& command : tree.commands) {
     verbs += fmt::format("    {}\n", quoted(fmt::format("{}:{}", command.name, command.help)));
     cases += fmt::format("    {})\n      _arguments", command.name);
     for (const CommandOption& option : options_of(tree, command)) {
       for (const std::string& name : option.names) {
-        const std::string value = option.value.kind == ValueHint::Kind::kNone
-                                      ? ""
-                                      : fmt::format(":value:{}", zsh_action(option.value));
-        const bool is_repeated = option.help.find("repeated") != std::string::npos;
-        cases +=
-            fmt::format(" \\\n        {}", quoted(fmt::format("{}{}[{}]{}", is_repeated ? "*" : "",
-                                                              name, zsh_text(option.help), value)));
+        cases += fmt::format(" \\\n        {}", zsh_option(option, name, functions));
       }
     }
     if (command.argument.kind != ValueHint::Kind::kNone) {
       cases += fmt::format(" \\\n        {}",
-                           quoted(fmt::format("*:argument:{}", zsh_action(command.argument))));
+                           quoted("*:argument:" + functions.action(command.argument)));
     }
     cases += "\n      ;;\n";
   }
   return fmt::format(R"(#compdef foreshard
 # zsh completion of foreshard; use it with: source <(foreshard completion zsh)
-_foreshard() {{
+{}_foreshard() {{
   local -a verbs
   verbs=(
 {}  )
   if (( CURRENT == 2 )); then
     _describe 'verb' verbs
-    _arguments {}
     return
   fi
   local verb=$words[2]
@@ -190,7 +217,7 @@ _foreshard() {{
 }}
 compdef _foreshard foreshard
 )",
-                     verbs, fmt::join(names_of(tree.options), " "), cases);
+                     functions.definitions(), verbs, cases);
 }
 
 // fish

@@ -36,7 +36,8 @@ struct StepMetrics {
 };
 StepMetrics measure_step(const EventGraph& graph, const Timeline& timeline);
 
-// Parameters in the compute dtype, whole and as one GPU's shard; padding is what dim-0 sharding adds (native: alignment).
+// Parameters in the compute dtype, whole and as one GPU's shard; padding is what dim-0 sharding
+// adds (native: alignment).
 struct Sharding {
   DType dtype = DType::kBf16;
   Bytes whole;

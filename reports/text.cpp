@@ -20,7 +20,7 @@ constexpr std::size_t kNameWidth = 34;
 constexpr std::size_t kMostBars = 9;
 constexpr std::size_t kMostCategories = 7;
 constexpr double kSmallestShare = 0.0005;
-constexpr std::size_t kMostWarningLines = 4;
+constexpr std::size_t kMostWarningLines = 6;
 
 using Lines = std::vector<std::string>;
 
@@ -210,7 +210,7 @@ Lines assumed_lines(const Report& report, std::size_t most, const Paint& paint) 
 Lines warning_lines(const Report& report, const Paint& paint) {
   Lines all;
   for (const std::string& warning : report.warnings) {
-    append(all, first_lines(wrapped("warning: " + warning, kTextWidth, 2), 2));
+    append(all, wrapped("warning: " + warning, kTextWidth, 2));
   }
   Lines lines;
   for (const std::string& line : first_lines(std::move(all), kMostWarningLines)) {

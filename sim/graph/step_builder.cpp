@@ -87,6 +87,17 @@ StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPr
   // order, so that the slot after a layer's last one is the next layer's first.
   const auto layers = static_cast<std::int32_t>(model.order.size());
   const auto steps = static_cast<std::int32_t>(plan.batch.accumulation);
+  std::int64_t slots = 0;  // of one micro-batch
+  for (std::int32_t program : program_of_layer_) {
+    slots +=
+        static_cast<std::int64_t>(graph_.programs[static_cast<std::size_t>(program)]->slots.size());
+  }
+  constexpr std::int64_t kMostBuffers = 20'000'000;  // about 2 GB of graph
+  if (checked_multiply(slots, steps) > kMostBuffers) {
+    throw Error(ExitCode::kInvalidInput,
+                "the step has too many micro-batches to be laid out one by one: lower "
+                "batch.accumulation or raise batch.micro_batch");
+  }
   graph_.executions.reserve(static_cast<std::size_t>(layers) * static_cast<std::size_t>(steps));
   std::int64_t next = 0;
   for (std::int32_t m = 0; m < steps; ++m) {
@@ -97,12 +108,6 @@ StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPr
           {l, m, unit_of_layer(l), program, static_cast<std::int32_t>(next)});
       next += static_cast<std::int64_t>(graph_.programs[program]->slots.size());
     }
-  }
-  constexpr std::int64_t kMostBuffers = 1'000'000'000;
-  if (next > kMostBuffers) {
-    throw Error(ExitCode::kInvalidInput,
-                "the step has too many micro-batches to be laid out one by one: lower "
-                "batch.accumulation or raise batch.micro_batch");
   }
   graph_.first_own_buffer = static_cast<std::int32_t>(next);
   // Per micro-batch about 12 rows a layer, 3 actions a row.

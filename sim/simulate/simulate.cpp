@@ -81,10 +81,10 @@ struct Simulator::Scratch {
     timeline.spans.resize(graph.rows.size());
     host_work = last_kernel = 0;
     host_waits = graph.final_host_wait != kNoEvent;
+    for (const FlatCost& c : costs) last_kernel = std::max(last_kernel, c.last_kernel);
     for (const Row& row : graph.rows) {
       const FlatCost& c = costs[row.work];
       host_work += c.before + c.during;
-      last_kernel = std::max(last_kernel, c.last_kernel);
       host_waits |= row.host_wait != kNoEvent;
     }
   }

@@ -30,7 +30,7 @@ nlohmann::ordered_json expect_remedy(const std::string& job) {
   const auto answer = json_of(tight);
   EXPECT_FALSE(answer.at("memory").at("fits").get<bool>());
   EXPECT_GT(answer.at("infeasible").at("exceeds_bytes").get<std::int64_t>(), 0);
-  const auto remedy = answer.at("infeasible").at("remedy");
+  auto remedy = answer.at("infeasible").at("remedy");
   const Outcome loose = run("predict --json " + job + flags_of(remedy));
   EXPECT_EQ(loose.exit_code, 0) << loose.err;
   EXPECT_EQ(json_of(loose).at("memory").at("peak_allocated_bytes").at("value").get<double>(),
