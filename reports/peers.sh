@@ -41,7 +41,7 @@ def plan(ranks):
 
 for i in range(100):
     plan(1024)
-n, cpu, wall = 1000, time.process_time(), time.perf_counter()
+n, cpu, wall = 1500, time.process_time(), time.perf_counter()
 for i in range(n):
     plan(64 << i % 5)  # it refuses fewer ranks: out of memory
 print(f"llm-analysis\t{(time.process_time() - cpu) / n}\t{(time.perf_counter() - wall) / n}")
@@ -179,9 +179,10 @@ train=("$work/formula/bin/python" -m llm_analysis.analysis train --model_name me
 
 export CUDA_VISIBLE_DEVICES= PYTHONWARNINGS=ignore HF_HUB_OFFLINE=1 DS_ACCELERATOR=cpu
 for ((round = 1; round <= rounds; ++round)); do
-  ours
-  "$work/formula/bin/python" "$work/formula.py" 2>/dev/null
-  ours
+  for pair in 1 2 3 4 5; do
+    ours
+    "$work/formula/bin/python" "$work/formula.py" 2>/dev/null
+  done
   process "foreshard, whole process" "${predict[@]}"
   process "llm-analysis, whole process" "${train[@]}"
   "$work/torch/bin/python" "$work/states.py" 2>/dev/null

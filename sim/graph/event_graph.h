@@ -79,20 +79,18 @@ struct Work {
   bool operator==(const Work&) const = default;
 };
 
-// `work` is 24 bits so that a row stays 16 bytes: `wakes` is what lets the simulator look at
-// nothing but what can go on.
 struct Row {
   EventKind kind = EventKind::kForward;
   Stream stream = Stream::kCompute;
-  std::uint8_t communicator =
-      kNoCommunicator;  // whose FIFO it joins; none when the unit has one of its own
+  // Whose FIFO it joins; none when the unit has a communicator of its own.
+  std::uint8_t communicator = kNoCommunicator;
   std::uint8_t wait_count = 0;
   std::uint32_t waits_begin = 0;
   EventId host_wait = kNoEvent;
-  std::uint32_t work : 24 = 0;
+  std::uint16_t work = 0;
   // Streams (bits) whose head may start once this row has ended: its own, waiting ones, the
-  // communicator's next.
-  std::uint32_t wakes : 8 = 0;
+  // communicator's next. It lets the simulator look at nothing but what can go on.
+  std::uint8_t wakes = 0;
   bool operator==(const Row&) const = default;
 };
 static_assert(sizeof(Row) == 16);

@@ -274,42 +274,40 @@ void StepBuilder::lower_units(const LayerPrograms& programs) {
 
 // --- rows ---
 
-EventId StepBuilder::push(EventKind kind, Stream stream, std::uint32_t work, std::int32_t unit,
+EventId StepBuilder::push(EventKind kind, Stream stream, std::uint16_t work, std::int32_t unit,
                           std::int32_t layer) {
   const auto id = static_cast<EventId>(graph_.rows.size());
   const auto s = static_cast<std::size_t>(stream);
-  const std::uint32_t bit = 1U << s;
+  const auto bit = static_cast<std::uint8_t>(1U << s);
   Row row;
   row.kind = kind;
   row.stream = stream;
-  row.work = work & 0xFFFFFFU;
+  row.work = work;
+  row.wakes = bit;
   row.waits_begin = static_cast<std::uint32_t>(graph_.waits.size());
   for (std::uint32_t sources = pending_sources_[s]; sources != 0; sources &= sources - 1) {
     const EventId event = pending_waits_[s][static_cast<std::size_t>(std::countr_zero(sources))];
     graph_.waits.push_back(event);
-    graph_.rows[static_cast<std::size_t>(event)].wakes |= bit & 0xFFU;
+    graph_.rows[static_cast<std::size_t>(event)].wakes |= bit;
     ++row.wait_count;
   }
   pending_sources_[s] = 0;
-  row.wakes = bit & 0xFFU;
-  if (queues_[work]) {
-    row.communicator = graph_.works[work].communicator;
+  row.communicator = fifo_of_work_[work];
+  if (row.communicator != kNoCommunicator) {
     EventId& queue = communicator_tails_[row.communicator];
-    if (row.communicator != kNoCommunicator && queue != kNoEvent) {
-      graph_.rows[static_cast<std::size_t>(queue)].wakes |= bit & 0xFFU;
-    }
+    if (queue != kNoEvent) graph_.rows[static_cast<std::size_t>(queue)].wakes |= bit;
     queue = id;
   }
-  const auto actions = static_cast<std::uint32_t>(id == 0 ? 0 : graph_.actions.size());
-  if (id > 0) graph_.details.back().actions_end = actions;
   graph_.rows.push_back(row);
+  // Where the actions end is where the next row's begin: finish() fills it in.
+  const auto actions = static_cast<std::uint32_t>(id == 0 ? 0 : graph_.actions.size());
   graph_.details.push_back({unit, layer, microbatch_, actions, actions});
   tails_[s] = id;
   pending_hooks_ = 0;
   return id;
 }
 
-std::uint32_t StepBuilder::add_work(EventKind kind, const UnitWork& cost, Flops flops) {
+std::int32_t StepBuilder::add_work(EventKind kind, const UnitWork& cost, Flops flops) {
   Work work;
   work.kind = kind;
   work.communicator = cost.communicator;
@@ -321,40 +319,29 @@ std::uint32_t StepBuilder::add_work(EventKind kind, const UnitWork& cost, Flops 
       std::max(cost.launches, static_cast<std::int64_t>(cost.kernels.size())), 1, 65535));
   work.bytes = cost.bytes;
   work.flops = flops;
+  FORESHARD_CHECK(graph_.works.size() < 65535, "more works than a row can name");
   graph_.works.push_back(work);
-  queues_.push_back(cost.queues);
-  return static_cast<std::uint32_t>(graph_.works.size()) - 1;
+  fifo_of_work_.push_back(cost.queues ? cost.communicator : kNoCommunicator);
+  return static_cast<std::int32_t>(graph_.works.size()) - 1;
 }
 
-std::uint32_t StepBuilder::work_index(EventKind kind, std::int32_t group, std::int32_t variant) {
-  const std::int32_t hooks = std::min(pending_hooks_, kHookSteps - 1);
-  const std::size_t place =
-      ((static_cast<std::size_t>(group) * kEventKinds + static_cast<std::size_t>(kind)) *
-           kVariants +
-       static_cast<std::size_t>(variant)) *
-          kHookSteps +
-      static_cast<std::size_t>(hooks);
-  std::int32_t& index = works_[place];
-  if (index >= 0) return static_cast<std::uint32_t>(index);
-  if (is_layer_kind(kind)) {
-    const LayerProgram& program = *graph_.programs[static_cast<std::size_t>(group)];
-    UnitWork work;
-    Flops flops;
-    auto append = [&](const LayerPhaseProgram& phase) {
-      work.kernels.insert(work.kernels.end(), phase.kernels.begin(), phase.kernels.end());
-      flops += phase.flops;
-    };
-    if (kind == EventKind::kRecompute) append(program.recompute);
-    if (kind == EventKind::kForward || kind == EventKind::kLoss) append(program.forward);
-    if (kind == EventKind::kBackward || kind == EventKind::kLoss) append(program.backward);
-    index = static_cast<std::int32_t>(add_work(kind, work, flops));
-  } else if (group == groups_ - 1) {
-    index = static_cast<std::int32_t>(add_work(kind, step_work(kind), Flops()));
-  } else {
-    index = static_cast<std::int32_t>(add_work(
-        kind, unit_work(kind, shapes_[static_cast<std::size_t>(group)], variant), Flops()));
+std::int32_t StepBuilder::add_work(EventKind kind, std::int32_t group, std::int32_t variant) {
+  if (group == groups_ - 1) return add_work(kind, step_work(kind), Flops());
+  if (!is_layer_kind(kind)) {
+    return add_work(kind, unit_work(kind, shapes_[static_cast<std::size_t>(group)], variant),
+                    Flops());
   }
-  return static_cast<std::uint32_t>(index);
+  const LayerProgram& program = *graph_.programs[static_cast<std::size_t>(group)];
+  UnitWork work;
+  Flops flops;
+  auto append = [&](const LayerPhaseProgram& phase) {
+    work.kernels.insert(work.kernels.end(), phase.kernels.begin(), phase.kernels.end());
+    flops += phase.flops;
+  };
+  if (kind == EventKind::kRecompute) append(program.recompute);
+  if (kind == EventKind::kForward || kind == EventKind::kLoss) append(program.forward);
+  if (kind == EventKind::kBackward || kind == EventKind::kLoss) append(program.backward);
+  return add_work(kind, work, flops);
 }
 
 EventId StepBuilder::add_unit_row(EventKind kind, Stream stream, std::int32_t unit,
@@ -416,6 +403,9 @@ void StepBuilder::begin_microbatch(std::int32_t microbatch) {
 }
 
 EventGraph StepBuilder::finish() {
+  for (std::size_t i = 0; i + 1 < graph_.details.size(); ++i) {
+    graph_.details[i].actions_end = graph_.details[i + 1].actions_begin;
+  }
   if (!graph_.details.empty()) {
     graph_.details.back().actions_end = static_cast<std::uint32_t>(graph_.actions.size());
   }

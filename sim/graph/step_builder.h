@@ -119,10 +119,20 @@ class StepBuilder {
 
  private:
   void lower_units(const LayerPrograms& programs);
-  std::uint32_t work_index(EventKind kind, std::int32_t group, std::int32_t variant);
-  EventId push(EventKind kind, Stream stream, std::uint32_t work, std::int32_t unit,
+  std::uint16_t work_index(EventKind kind, std::int32_t group, std::int32_t variant) {
+    const std::int32_t hooks = pending_hooks_ < kHookSteps ? pending_hooks_ : kHookSteps - 1;
+    const auto kinds = static_cast<std::int32_t>(kEventKinds);
+    const std::int32_t place =
+        ((group * kinds + static_cast<std::int32_t>(kind)) * kVariants + variant) * kHookSteps +
+        hooks;
+    std::int32_t& index = works_[static_cast<std::size_t>(place)];
+    if (index < 0) index = add_work(kind, group, variant);
+    return static_cast<std::uint16_t>(index);
+  }
+  std::int32_t add_work(EventKind kind, std::int32_t group, std::int32_t variant);
+  EventId push(EventKind kind, Stream stream, std::uint16_t work, std::int32_t unit,
                std::int32_t layer);
-  std::uint32_t add_work(EventKind kind, const UnitWork& work, Flops flops);
+  std::int32_t add_work(EventKind kind, const UnitWork& work, Flops flops);
 
   static constexpr std::int32_t kVariants = 4;
   static constexpr std::int32_t kHookSteps = 8;
@@ -136,8 +146,8 @@ class StepBuilder {
   std::int32_t root_ = -1;
   std::vector<std::int32_t> program_of_layer_;  // into graph_.programs
   std::vector<Recompute> recompute_of_layer_;
-  std::vector<bool> queues_;         // per Work
-  std::vector<std::int32_t> works_;  // [group][kind][variant][hooks] -> Work index or -1
+  std::vector<std::uint8_t> fifo_of_work_;  // communicator that rows of a Work queue on
+  std::vector<std::int32_t> works_;         // [group][kind][variant][hooks] -> Work index or -1
   std::int32_t groups_ = 0;
 
   std::array<EventId, kStreams> tails_;
