@@ -1,6 +1,6 @@
 #!/bin/bash
 # Times one plan in Foreshard and in those peers that pip can install, interleaved; prints medians.
-#   reports/peers.sh [ROUNDS=5]     needs ./x build's foreshard and foreshard_bench; several GB for PyTorch
+#   reports/peers.sh [ROUNDS=5]     after ./x build and ./x bench; PyTorch takes 5 GB of disk
 # WORK (default /tmp/foreshard-peers) keeps the virtual environments; BENCH and FORESHARD name the binaries.
 # LARGE=1 adds PyTorch's tracker on GPT-3 175B (minutes).
 set -euo pipefail
@@ -14,7 +14,7 @@ mkdir -p "$work"
 environment() {  # NAME PACKAGE...
   [ -e "$work/$1/ready" ] && return
   python3 -m venv "$work/$1"
-  DS_BUILD_OPS=0 "$work/$1/bin/pip" install -q "${@:2}"
+  "$work/$1/bin/pip" install -q "${@:2}"
   touch "$work/$1/ready"
 }
 environment formula llm-analysis==0.2.2
