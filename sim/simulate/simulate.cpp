@@ -79,6 +79,9 @@ struct Simulator::Scratch {
                   c.last_kernel.nanoseconds()};
     }
     timeline.spans.resize(graph.rows.size());
+  }
+
+  void count_host_work(const EventGraph& graph) {
     host_work = last_kernel = 0;
     host_waits = graph.final_host_wait != kNoEvent;
     for (const FlatCost& c : costs) last_kernel = std::max(last_kernel, c.last_kernel);
@@ -99,7 +102,7 @@ struct Simulator::Scratch {
   bool host_issues(const EventGraph& graph, std::size_t& next, std::int64_t& host);
 
   template <typename Ahead, typename Step>
-  Time steady(Ahead&& ahead, Step&& step);
+  Time steady(const EventGraph& graph, Ahead&& ahead, Step&& step);
   template <typename Step>
   void full(const EventGraph& graph, Step&& step);
 };
@@ -354,7 +357,8 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
 // See Note [The steady step].
 // `ahead` plays a step whose host is a whole step ahead, `step` one from the carry it is given.
 template <typename Ahead, typename Step>
-Time Simulator::Scratch::steady(Ahead&& ahead, Step&& step) {
+Time Simulator::Scratch::steady(const EventGraph& graph, Ahead&& ahead, Step&& step) {
+  count_host_work(graph);
   if (!host_waits) {
     const std::int64_t period = ahead(Carry{-host_work - last_kernel, 0}).device;
     if (period >= host_work) return Time::ns(period);
@@ -374,7 +378,7 @@ template <typename Step>
 void Simulator::Scratch::full(const EventGraph& graph, Step&& step) {
   Carry carry = step(Carry{});
   timeline.first_step = Time::ns(carry.device);
-  timeline.period = steady(step, step);
+  timeline.period = steady(graph, step, step);
   const Timeline steady_timeline = timeline;
   int k = 1;
   while (k < kMostSteps && graph.rows.size() > 0) {
@@ -410,6 +414,7 @@ Time Simulator::period(const EventGraph& graph, const CostTable& costs) {
   scratch_->load(graph, costs);
   scratch_->index_streams(graph);
   return scratch_->steady(
+      graph,
       [&](Carry carry) {
         return scratch_->simulate_step<Scratch::Detail::kDevice>(graph, costs, carry);
       },
