@@ -45,7 +45,6 @@ class CostModel {
   // Multipliers drawn from the spreads of the calibration: draw k of a fixed sequence, the same on
   // every machine.
   FactorDraw draw(int k) const;
-  const std::string& attention_kernel() const { return attention_kernel_; }
   const Cluster& cluster() const { return cluster_; }
   const Calibration& calibration() const { return calibration_; }
 

@@ -1,27 +1,28 @@
 // PyTorch 2.11's fully_shard, step by step. Functions carry the names of
 // torch/distributed/fsdp/_fully_shard/.
 //
-// unshard            copy-in on its own stream (cast to the compute dtype, copy into the rank's
-// slot of the gather buffer),
-//                    all-gather on the all-gather stream behind it.
-// wait_for_unshard   copy-out on the compute stream. In forward the gather buffer of the unit
-// before is held until then:
-//                    its copy-out must have ended before another copy-in may reuse it; it is freed
-//                    after this copy-out was issued, because a local name keeps it alive. In
-//                    backward the buffer is freed at once.
-// pre_backward       by default prefetches the unit that ran before this one in forward
-// (post_forward_order). post_backward      reshards, waits for the reduce-scatter whose input is
-// still held, packs gradients (cast and padding),
-//                    reduce-scatters, with replicas all-reduces, casts or adds to the gradient that
-//                    is there.
-// root_post_backward runs what is left, root first: units whose inputs need no gradient (token ids)
-// are reduced here,
-//                    exposed; the compute stream then waits for every unit's reduction.
+// unshard: copy-in on its own stream (cast to the compute dtype, copy into the rank's slot of the
+// gather buffer), all-gather on the all-gather stream behind it.
+//
+// wait_for_unshard: copy-out on the compute stream. In forward the gather buffer of the unit before
+// is held until then: its copy-out must have ended before another copy-in may reuse it; it is freed
+// after this copy-out was issued, because a local name keeps it alive. In backward the buffer is
+// freed at once.
+//
+// pre_backward: by default prefetches the unit that ran before this one in forward
+// (post_forward_order).
+//
+// post_backward: reshards, waits for the reduce-scatter whose input is still held, packs gradients
+// (cast and padding), reduce-scatters, with replicas all-reduces, casts or adds to the gradient
+// that is there. The gradient of each unit's last parameter lives until its reduction was issued.
+//
+// root_post_backward: runs what is left, root first: units whose inputs need no gradient (token
+// ids) are reduced here, exposed; the compute stream then waits for every unit's reduction.
+//
 // The knobs of later versions (several reduce-scatter inputs, a communicator for reduce-scatters:
 // from 2.13) are built as the plan asks; check() refuses them for versions that do not have them.
-// The gradient of each unit's last parameter lives until its reduction was issued. All of it, with
-// source lines, was recorded from the library: ../tests/recordings; fsdp2_test.cpp holds this file
-// against them.
+// All of it was recorded from the library (tests/recordings); fsdp2_recordings_test.cpp holds this
+// file against that.
 #include <algorithm>
 #include <deque>
 #include <utility>
@@ -50,7 +51,7 @@ class Fsdp2 final : public StepBuilder {
         EventGraph recycled)
       : StepBuilder(model, plan, programs, std::move(recycled)),
         states_(static_cast<std::size_t>(unit_count())) {
-    communicators();
+    add_communicators(PostForwardGroups::kOfEachUnit);
   }
 
   EventGraph build() {
@@ -98,35 +99,6 @@ class Fsdp2 final : public StepBuilder {
   std::int64_t param_size() const { return size_of(plan_.param_dtype); }
   std::int64_t reduce_size() const { return size_of(plan_.reduce_dtype); }
   std::int64_t master_size() const { return size_of(plan_.master_dtype); }
-
-  void communicators() {
-    auto& list = graph().communicators;
-    list.push_back({"shard", {plan_.mesh.shard, 1}, false});
-    list.push_back({"replicate", {plan_.mesh.replicate, plan_.mesh.shard}, false});
-    if (plan_.communicators == Communicators::kSeparate) {
-      list.push_back({"reduce_scatter", {plan_.mesh.shard, 1}, false});
-      reduce_scatter_communicator_ = 2;
-    }
-    for (const Unit& u : graph().units) {
-      if (u.reshard.kind != Reshard::Kind::kGroup) continue;
-      const GroupShape group{u.reshard.group, 1};
-      const bool known = std::any_of(list.begin(), list.end(), [&](const Communicator& c) {
-        return c.per_unit && c.group == group;
-      });
-      if (!known) list.push_back({"post_forward", group, true});
-    }
-  }
-
-  std::uint8_t small_communicator(std::int64_t size) const {
-    const auto& list = graph_communicators();
-    for (std::size_t c = 0; c < list.size(); ++c) {
-      if (list[c].per_unit && list[c].group.size == size) return static_cast<std::uint8_t>(c);
-    }
-    FORESHARD_CHECK(false, "no communicator for the reshard group");
-    return kNoCommunicator;
-  }
-  static constexpr std::uint8_t kShard = 0;
-  static constexpr std::uint8_t kReplicate = 1;
 
   // --- forward ---
 
@@ -471,7 +443,8 @@ class Fsdp2 final : public StepBuilder {
         break;
       case EventKind::kAllGather:
         work.bytes = Bytes(padded * p);
-        work.communicator = variant == kSmallGroup ? small_communicator(s.reshard_group) : kShard;
+        work.communicator =
+            variant == kSmallGroup ? post_forward_communicator(s.reshard_group) : kShard;
         work.queues = variant != kSmallGroup;
         break;
       case EventKind::kAllGatherCopyOut:
@@ -493,7 +466,7 @@ class Fsdp2 final : public StepBuilder {
         break;
       case EventKind::kReduceScatter:
         work.bytes = Bytes(padded * r);
-        work.communicator = reduce_scatter_communicator_;
+        work.communicator = reduce_scatter_communicator();
         break;
       case EventKind::kAllReduce:
         work.bytes = Bytes(s.shard_numel * r);
@@ -550,7 +523,6 @@ class Fsdp2 final : public StepBuilder {
   std::int32_t held_gather_ = kNoBuffer;
   EventId held_copy_out_ = kNoEvent;
   std::deque<std::pair<EventId, std::int32_t>> held_reduces_;  // reduce-scatter and its input
-  std::uint8_t reduce_scatter_communicator_ = kShard;
   std::vector<std::int32_t> held_all_reduce_inputs_;
   std::int32_t input_tokens_ = kNoBuffer;
   std::int32_t input_labels_ = kNoBuffer;

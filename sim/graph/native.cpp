@@ -39,21 +39,7 @@ class Native final : public StepBuilder {
       : StepBuilder(model, plan, programs, std::move(recycled)),
         states_(static_cast<std::size_t>(unit_count())) {
     flatten();
-    auto& list = graph().communicators;
-    list.push_back({"shard", {plan.mesh.shard, 1}, false});
-    list.push_back({"replicate", {plan.mesh.replicate, plan.mesh.shard}, false});
-    if (plan.communicators == Communicators::kSeparate) {
-      list.push_back({"reduce_scatter", {plan.mesh.shard, 1}, false});
-      reduce_scatter_communicator_ = 2;
-    }
-    for (const Unit& u : graph().units) {
-      if (u.reshard.kind != Reshard::Kind::kGroup) continue;
-      const GroupShape group{u.reshard.group, 1};
-      const bool known = std::any_of(list.begin(), list.end(), [&](const Communicator& c) {
-        return c.name == "post_forward" && c.group == group;
-      });
-      if (!known) list.push_back({"post_forward", group, false});
-    }
+    add_communicators(PostForwardGroups::kShared);
   }
 
   EventGraph build() {
@@ -358,9 +344,6 @@ class Native final : public StepBuilder {
 
   // --- counts ---
 
-  static constexpr std::uint8_t kShard = 0;
-  static constexpr std::uint8_t kReplicate = 1;
-
   UnitWork unit_work(EventKind kind, const UnitShape& shape, std::int32_t variant) const override {
     UnitWork work;
     const std::int64_t shard = flat_shard(shape);
@@ -376,7 +359,7 @@ class Native final : public StepBuilder {
         break;
       case EventKind::kReduceScatter:
         work.bytes = Bytes(whole * reduce_size());
-        work.communicator = reduce_scatter_communicator_;
+        work.communicator = reduce_scatter_communicator();
         break;
       case EventKind::kAllReduce:
         work.bytes = Bytes(shard * 4);
@@ -426,17 +409,6 @@ class Native final : public StepBuilder {
     return work;
   }
 
-  std::uint8_t post_forward_communicator(std::int64_t size) const {
-    const auto& list = graph_communicators();
-    for (std::size_t c = 0; c < list.size(); ++c) {
-      if (list[c].name == "post_forward" && list[c].group.size == size) {
-        return static_cast<std::uint8_t>(c);
-      }
-    }
-    FORESHARD_CHECK(false, "no communicator for the reshard group");
-    return kNoCommunicator;
-  }
-
   // Units of one shape have one flat layout.
   std::int64_t flat_shard(const UnitShape& wanted) const {
     for (std::size_t u = 0; u < states_.size(); ++u) {
@@ -450,7 +422,6 @@ class Native final : public StepBuilder {
   std::vector<std::int32_t> slot_users_;  // unit that holds or held each parameter slot
   std::deque<EventId> reducing_;  // reduce-scatters whose gradient slot is not taken again yet
   std::int64_t gradient_slots_ = 2;
-  std::uint8_t reduce_scatter_communicator_ = kShard;
   std::int32_t tokens_ = kNoBuffer;
   std::int32_t labels_ = kNoBuffer;
   bool backward_ = false;

@@ -78,6 +78,38 @@ Recompute StepBuilder::recompute_of(std::int32_t layer) const {
   return recompute_of_layer_[static_cast<std::size_t>(layer)];
 }
 
+// --- communicators ---
+
+void StepBuilder::add_communicators(PostForwardGroups groups) {
+  std::vector<Communicator>& list = graph_.communicators;
+  list.push_back({"shard", {plan_.mesh.shard, 1}, false});
+  list.push_back({"replicate", {plan_.mesh.replicate, plan_.mesh.shard}, false});
+  if (plan_.communicators == Communicators::kSeparate) {
+    reduce_scatter_communicator_ = static_cast<std::uint8_t>(list.size());
+    list.push_back({"reduce_scatter", {plan_.mesh.shard, 1}, false});
+  }
+  const std::size_t first_small = list.size();
+  for (const Unit& unit : graph_.units) {
+    if (unit.reshard.kind != Reshard::Kind::kGroup) continue;
+    const GroupShape group{unit.reshard.group, 1};
+    const bool known =
+        std::any_of(list.begin() + static_cast<std::ptrdiff_t>(first_small), list.end(),
+                    [&](const Communicator& c) { return c.group == group; });
+    if (!known) list.push_back({"post_forward", group, groups == PostForwardGroups::kOfEachUnit});
+  }
+}
+
+std::uint8_t StepBuilder::post_forward_communicator(std::int64_t size) const {
+  const std::vector<Communicator>& list = graph_.communicators;
+  for (std::size_t c = 0; c < list.size(); ++c) {
+    if (list[c].name == "post_forward" && list[c].group.size == size) {
+      return static_cast<std::uint8_t>(c);
+    }
+  }
+  FORESHARD_CHECK(false, "no communicator for the reshard group");
+  return kNoCommunicator;
+}
+
 // --- rows ---
 
 EventId StepBuilder::push(EventKind kind, Stream stream, std::uint16_t work, std::int32_t unit,

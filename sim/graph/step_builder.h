@@ -92,7 +92,6 @@ class StepBuilder {
   Recompute recompute_of(std::int32_t layer) const;
 
   EventGraph& graph() { return graph_; }
-  const std::vector<Communicator>& graph_communicators() const { return graph_.communicators; }
   EventGraph finish();
 
   // What a row costs, in counts; asked once per (kind, shape, variant).
@@ -106,6 +105,16 @@ class StepBuilder {
   virtual ~StepBuilder() = default;
 
  protected:
+  // Numbers of the communicators that every step has.
+  static constexpr std::uint8_t kShard = 0;
+  static constexpr std::uint8_t kReplicate = 1;
+  // Whether the small groups that units are resharded to have communicators of their own per unit
+  // (FSDP2 makes a mesh for each) or share one.
+  enum class PostForwardGroups : std::uint8_t { kOfEachUnit, kShared };
+  void add_communicators(PostForwardGroups groups);
+  std::uint8_t reduce_scatter_communicator() const { return reduce_scatter_communicator_; }
+  std::uint8_t post_forward_communicator(std::int64_t size) const;
+
   virtual UnitWork unit_work(EventKind kind, const UnitShape& shape,
                              std::int32_t variant) const = 0;
   virtual UnitWork step_work(EventKind kind) const = 0;
@@ -154,6 +163,7 @@ class StepBuilder {
   std::array<std::array<EventId, kStreams>, kStreams> pending_waits_;  // [stream][source stream]
   std::array<std::uint8_t, kStreams> pending_sources_{};               // bits: which are set
   std::array<EventId, 256> communicator_tails_;
+  std::uint8_t reduce_scatter_communicator_ = kShard;
   std::int32_t pending_hooks_ = 0;
   std::int32_t microbatch_ = 0;
   std::int32_t first_execution_ = 0;  // of the current micro-batch
