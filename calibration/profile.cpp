@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "sim/base/config.h"
+#include "calibration/measured_json.h"
 #include "sim/base/embedded.h"
 #include "sim/base/error.h"
 
@@ -73,6 +73,18 @@ Json collective_json(const CollectiveCurve& c) {
                     c.evidence, c.source);
 }
 
+Json host_json(const HostCurve& c) {
+  NamedNumbers numbers = {{"per_hook_s", c.per_hook}, {"per_launch_s", c.per_launch}};
+  if (c.per_row > 0) numbers.emplace_back("per_row_s", c.per_row);
+  if (c.per_collective > 0) numbers.emplace_back("per_collective_s", c.per_collective);
+  return curve_json(numbers, c.evidence, c.source);
+}
+
+bool is_empty(const MeasuredPoints& points) {
+  return points.gemm.empty() && points.attention.empty() && points.functions.empty() &&
+         points.collectives.empty();
+}
+
 // The numbers of one curve, read strictly.
 class CurveReader {
  public:
@@ -83,6 +95,10 @@ class CurveReader {
     known_.push_back(key);
     out = node_.at(key).as_double(min, max);
     return *this;
+  }
+  // Left as it is where it is not there.
+  CurveReader& number_if_there(std::string_view key, double min, double max, double& out) {
+    return node_.has(key) ? number(key, min, max, out) : *this;
   }
   void evidence(Evidence& evidence, std::string& source) {
     known_.insert(known_.end(), {"evidence", "source"});
@@ -160,6 +176,8 @@ HostCurve read_host(const ConfigNode& node) {
   CurveReader(node)
       .number("per_hook_s", 0, kLongest, c.per_hook)
       .number("per_launch_s", 0, kLongest, c.per_launch)
+      .number_if_there("per_row_s", 0, kLongest, c.per_row)
+      .number_if_there("per_collective_s", 0, kLongest, c.per_collective)
       .evidence(c.evidence, c.source);
   return c;
 }
@@ -199,8 +217,7 @@ Json to_json(const Calibration& calibration) {
   }
   out["intra_node"] = collective_json(c.intra_node);
   out["inter_node"] = collective_json(c.inter_node);
-  out["host"] = curve_json({{"per_hook_s", c.host.per_hook}, {"per_launch_s", c.host.per_launch}},
-                           c.host.evidence, c.host.source);
+  out["host"] = host_json(c.host);
   out["contention"] =
       curve_json({{"compute", c.contention.compute}, {"communication", c.contention.communication}},
                  c.contention.evidence, c.contention.source);
@@ -208,13 +225,17 @@ Json to_json(const Calibration& calibration) {
     out["spread"][std::string(kFactorNames[i])] = {{"log_sd", c.spread[i].log_sd},
                                                    {"source", c.spread[i].source}};
   }
+  if (!is_empty(c.measured)) out["measured"] = to_json(c.measured);
   return out;
 }
 
 Calibration parse_calibration(std::string_view json, std::string_view file_name) {
-  const ConfigNode root = parse_json(json, file_name);
+  return read_calibration(parse_json(json, file_name));
+}
+
+Calibration read_calibration(const ConfigNode& root) {
   root.allow_only({"schema", "gpu", "id", "gemm_bf16", "gemm_fp32", "attention", "sdpa", "memory",
-                   "intra_node", "inter_node", "host", "contention", "spread"});
+                   "intra_node", "inter_node", "host", "contention", "spread", "measured"});
   if (const ConfigNode schema = root.at("schema"); schema.as_string() != kSchema) {
     throw schema.error(fmt::format("unknown schema '{}'", schema.text()), std::string(kSchema));
   }
@@ -242,6 +263,7 @@ Calibration parse_calibration(std::string_view json, std::string_view file_name)
   const ConfigNode spread = root.at("spread");
   spread.allow_only(std::span<const std::string_view>(kFactorNames));
   for (std::size_t i = 0; i < kFactors; ++i) c.spread[i] = read_spread(spread.at(kFactorNames[i]));
+  if (const ConfigNode* points = root.find("measured")) c.measured = read_measured_points(*points);
   return c;
 }
 

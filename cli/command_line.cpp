@@ -26,7 +26,7 @@ constexpr const char* kFooter =
     "A job is named by --plan FILE, or by --model, --cluster and --runtime; flags override the "
     "file.\n"
     "Exit codes: 0 ok, 1 internal error, 2 usage, 3 invalid input, 4 does not fit, "
-    "6 missing capability, 130 interrupted.\n"
+    "5 outside tolerance, 6 missing capability, 130 interrupted.\n"
     "Example:\n  foreshard predict --model llama-3.1-8b --cluster 64xh100";
 
 std::vector<std::string> split(const std::string& text, char separator) {
@@ -37,6 +37,12 @@ std::vector<std::string> split(const std::string& text, char separator) {
     parts.push_back(text.substr(begin, end - begin));
   }
   return parts;
+}
+
+template <typename Value>
+CLI::Option* option(CLI::App* verb, const char* name, Value& value, const char* type,
+                    const char* help) {
+  return verb->add_option(name, value, help)->type_name(type)->allow_extra_args(false);
 }
 
 class Tree {
@@ -54,6 +60,9 @@ class Tree {
     add_explain();
     add_compare();
     add_search();
+    add_calibrate();
+    add_validate();
+    add_accuracy();
     add_models();
     add_machines();
     add_schema();
@@ -84,12 +93,6 @@ class Tree {
     return verb;
   }
 
-  template <typename Value>
-  static CLI::Option* option(CLI::App* verb, const char* name, Value& value, const char* type,
-                             const char* help) {
-    return verb->add_option(name, value, help)->type_name(type)->allow_extra_args(false);
-  }
-
   // The value is one of the words, which are separated by |.
   static CLI::Option* choice(CLI::Option* option, const char* words) {
     const auto refusal = [words](std::string& text) {
@@ -100,20 +103,6 @@ class Tree {
                          near.empty() ? "" : fmt::format("; did you mean {}?", near));
     };
     return option->type_name(words)->check(CLI::Validator(refusal, ""));
-  }
-
-  static void add_job(CLI::App* verb, JobOptions& job, const char* set_help) {
-    option(verb, "--plan", job.plan, "FILE", "Plan as YAML (foreshard schema plan)");
-    option(verb, "--model", job.model, "MODEL",
-           "Model by name (foreshard models) or a Hugging Face config.json");
-    option(verb, "--cluster", job.cluster, "CLUSTER",
-           "GPUs and their kind, such as 64xh100 (foreshard machines), or a cluster file");
-    option(verb, "--runtime", job.runtime, "fsdp2|fsdp2@2.11|native", "Who runs the plan");
-    option(verb, "--sequence", job.sequence, "N", "Tokens per sequence");
-    option(verb, "--micro-batch", job.micro_batch, "N", "Sequences per rank and micro-batch");
-    option(verb, "--accumulation", job.accumulation, "N", "Micro-batches per step");
-    job.assignments.resize(1);
-    option(verb, "--set", job.assignments[0], "KEY=VALUE", set_help);
   }
 
   static constexpr const char* kSetHelp = "Any key of the plan; may be repeated";
@@ -128,7 +117,7 @@ class Tree {
     CLI::App* verb = add_verb("predict", "Step time and memory of a job",
                               "predict --model llama-3.1-8b --cluster 64xh100 --set mesh.shard=8",
                               run_predict, o);
-    add_job(verb, o->job, kSetHelp);
+    add_job_flags(verb, o->job, kSetHelp);
     add_json(verb, o->output);
     option(verb, "--trace", o->trace, "FILE", "Also write a Chrome trace, for ui.perfetto.dev");
     option(verb, "--csv", o->csv, "FILE", "Also write every event with its times");
@@ -138,7 +127,8 @@ class Tree {
     auto o = std::make_shared<ScheduleOptions>();
     CLI::App* verb = add_verb("schedule", "Every event of the step in the order the host issues it",
                               "schedule --model gpt2 --cluster 8xa100 --csv", run_schedule, o);
-    add_job(verb, o->job, kSetHelp);
+    add_job_flags(verb, o->job, kSetHelp);
+    o->job.profile_need = ProfileNeed::kOptional;
     verb->add_flag_callback(
         "--csv", [] {}, "As CSV, which is also the default");
     option(verb, "--out", o->out, "FILE", "Write there instead of to standard output");
@@ -148,7 +138,7 @@ class Tree {
     auto o = std::make_shared<ExplainOptions>();
     CLI::App* verb = add_verb("explain", "Where the time and the memory of a step go, and why",
                               "explain --model llama-3.1-8b --cluster 64xh100", run_explain, o);
-    add_job(verb, o->job, kSetHelp);
+    add_job_flags(verb, o->job, kSetHelp);
     add_json(verb, o->output);
   }
 
@@ -157,7 +147,7 @@ class Tree {
     CLI::App* verb = add_verb(
         "compare", "Two plans side by side: two files, or one job and what changes in it",
         "compare --model llama-3.1-8b --cluster 64xh100 --with mesh.shard=8", run_compare, o);
-    add_job(verb, o->job, "Any key of both plans; may be repeated");
+    add_job_flags(verb, o->job, "Any key of both plans; may be repeated");
     verb->add_option("plans", o->plans, "Two plan files")->type_name("FILE")->expected(0, 2);
     option(verb, "--with", o->with, "KEY=VALUE",
            "What the second plan has instead; may be repeated");
@@ -183,13 +173,55 @@ class Tree {
         "search", "The fastest plan that fits: shard group, prefetch, recompute, micro-batch, ...",
         "search --model llama-3.1-8b --cluster 64xh100 --global-batch 128 --fix recompute=none",
         run_search, o);
-    add_job(verb, o->job, "Any key of the plan, which then does not vary; may be repeated");
+    add_job_flags(verb, o->job, "Any key of the plan, which then does not vary; may be repeated");
     option(verb, "--fix", o->fix, "KEY=VALUE", "The same as --set");
     option(verb, "--global-batch", o->global_batch, "N",
            "Sequences per step over all ranks; default: those of the plan");
     option(verb, "--threads", o->threads, "N", "Default: all cores; the answer is the same")
         ->check(CLI::Range(1, 4096));
     option(verb, "--out", o->out, "FILE", "Also write the best plan, as YAML");
+    add_json(verb, o->output);
+  }
+
+  void add_calibrate() {
+    auto o = std::make_shared<CalibrateOptions>();
+    CLI::App* verb = add_verb(
+        "calibrate", "A profile of this machine, for --cluster local, from its measurements",
+        "calibrate raw.json", run_calibrate, o);
+    verb->add_option("raw", o->files, "What foreshard-exec measure wrote")
+        ->type_name("FILE")
+        ->required();
+    option(verb, "--out", o->out, "FILE", "Write there instead of to the folder of profiles");
+    add_json(verb, o->output);
+  }
+
+  void add_validate() {
+    auto o = std::make_shared<ValidateOptions>();
+    CLI::App* verb =
+        add_verb("validate", "A forecast against a run of the same plan, event by event",
+                 "validate --plan plan.yaml --run runs/first", run_validate, o);
+    add_job_flags(verb, o->job, kSetHelp);
+    option(verb, "--run", o->run, "DIR", "What foreshard-exec run --out wrote")->required();
+    const auto tolerance = [&](const char* name, double& value, const char* help) {
+      option(verb, name, value, "RATIO", help)->check(CLI::Range(0.0, 1e6))->capture_default_str();
+    };
+    tolerance("--max-step-error", o->max_step_error, "Of step time, for exit code 0");
+    tolerance("--max-exposed-error", o->max_exposed_error,
+              "Of exposed communication, as a share of the step");
+    tolerance("--max-memory-error", o->max_memory_error, "Of peak memory");
+    option(verb, "--trace", o->trace, "FILE", "Also write both timelines as one Chrome trace");
+    verb->add_flag_callback(
+        "--no-history", [o] { o->history = false; },
+        "Do not add it to what accuracy --history tells");
+    add_json(verb, o->output);
+  }
+
+  void add_accuracy() {
+    auto o = std::make_shared<AccuracyOptions>();
+    CLI::App* verb = add_verb("accuracy", "How far forecasts were from measurements",
+                              "accuracy --history", run_accuracy, o);
+    verb->add_flag("--history", o->history, "Of every foreshard validate on this machine")
+        ->required();
     add_json(verb, o->output);
   }
 
@@ -280,10 +312,29 @@ std::string unexpected(CLI::App& app, CLI::App* verb, const std::string& word) {
   return text.ends_with("?") ? text : fmt::format("{}; expected {}", text, fmt::join(known, ", "));
 }
 
+}  // namespace
+
+void add_job_flags(CLI::App* verb, JobOptions& job, const char* set_help) {
+  option(verb, "--plan", job.plan, "FILE", "Plan as YAML (foreshard schema plan)");
+  option(verb, "--model", job.model, "MODEL",
+         "Model by name (foreshard models) or a Hugging Face config.json");
+  option(verb, "--cluster", job.cluster, "CLUSTER",
+         "GPUs and their kind, such as 64xh100 (foreshard machines), a cluster file, or local");
+  option(verb, "--runtime", job.runtime, "fsdp2|fsdp2@2.11|native", "Who runs the plan");
+  option(verb, "--sequence", job.sequence, "N", "Tokens per sequence");
+  option(verb, "--micro-batch", job.micro_batch, "N", "Sequences per rank and micro-batch");
+  option(verb, "--accumulation", job.accumulation, "N", "Micro-batches per step");
+  job.assignments.resize(1);
+  option(verb, "--set", job.assignments[0], "KEY=VALUE", set_help);
+  option(verb, "--profile", job.profile, "FILE",
+         "Measured costs of the machine (foreshard calibrate); default: shipped, or the newest");
+}
+
 std::string usage_error(CLI::App& app, const CLI::ParseError& error) {
   const std::vector<CLI::App*> parsed = app.get_subcommands();
   CLI::App* verb = parsed.empty() ? nullptr : parsed.front();
-  const std::string name = verb == nullptr ? "foreshard" : "foreshard " + verb->get_name();
+  const std::string program = app.get_name();
+  const std::string name = verb == nullptr ? program : program + " " + verb->get_name();
   const std::vector<std::string> rest = app.remaining(true);
   std::string what = error.what();
   if (!rest.empty()) {
@@ -296,10 +347,13 @@ std::string usage_error(CLI::App& app, const CLI::ParseError& error) {
   return fmt::format("{}: {}\n{} --help tells more\n", name, what, name);
 }
 
+namespace {
+
 ValueHint hint_of(const CLI::Option& option) {
   const std::string type = option.get_type_name();
   if (option.get_items_expected_max() == 0 || option.get_type_size_max() == 0) return {};
-  ValueHint hint{ValueHint::Kind::kAny, type == "FILE" || type == "CLUSTER", {}};
+  const bool files = type == "FILE" || type == "DIR" || type == "CLUSTER";
+  ValueHint hint{ValueHint::Kind::kAny, files, {}};
   if (type == "MODEL") {
     hint.files = true;
     for (const ZooEntry& entry : zoo()) hint.words.push_back(entry.dims.name);

@@ -6,7 +6,13 @@
 #include <vector>
 
 #include "cli/completion.h"
+#include "cli/options.h"
 #include "sim/base/error.h"
+
+namespace CLI {
+class App;
+class ParseError;
+}  // namespace CLI
 
 namespace foreshard {
 
@@ -23,5 +29,11 @@ CommandLine parse_command_line(std::vector<std::string> arguments);
 
 // The same tree as data.
 CommandTree command_tree();
+
+// The flags that name a job (JobOptions), for the verbs of both programs.
+void add_job_flags(CLI::App* verb, JobOptions& job, const char* set_help);
+
+// What was wrong with a command line, and where help is. `app` has its verbs as subcommands.
+std::string usage_error(CLI::App& app, const CLI::ParseError& error);
 
 }  // namespace foreshard

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "cli/local_profiles.h"
 #include "cli/output.h"
 #include "cli/verbs.h"
 #include "interop/hf_config.h"
@@ -46,6 +47,16 @@ bool is_engine_built() {
   return !error && std::filesystem::exists(self.parent_path() / "foreshard-exec", error);
 }
 
+Finding own_profile() {
+  try {
+    if (const auto file = newest_profile()) return {"profile of this machine", true, file->string()};
+  } catch (const Error&) {  // no folder of the user's
+  }
+  return {"profile of this machine", false,
+          "none: --cluster local needs one; foreshard-exec measure --out raw.json, then foreshard "
+          "calibrate raw.json"};
+}
+
 std::vector<Finding> findings() {
   std::vector<Finding> list;
   list.push_back({"planner", true,
@@ -61,9 +72,8 @@ std::vector<Finding> findings() {
   list.push_back({"profiles", true,
                   fmt::format("{} (fitted to published measurements)",
                               fmt::join(names_in("calibration/profiles/"), ", "))});
-  list.push_back({"profile of this machine", false,
-                  "none: --cluster local needs one; measuring it arrives with foreshard-exec"});
   const bool engine = is_engine_built();
+  list.push_back(own_profile());
   list.push_back({"engine", engine,
                   engine
                       ? "foreshard-exec"

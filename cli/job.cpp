@@ -7,8 +7,10 @@
 #include <system_error>
 #include <utility>
 
+#include "calibration/local_profile.h"
 #include "calibration/machines.h"
 #include "calibration/profile.h"
+#include "cli/local_profiles.h"
 #include "interop/hf_config.h"
 #include "models/zoo.h"
 #include "sim/spec/plan_check.h"
@@ -71,23 +73,71 @@ void load_model_of(Job& job) {
   const std::string seen = as_seen_from_plan(job.document, "model", text);
   const bool is_file = is_model_file(text, seen);
   if (is_file) job.model_file = seen;
-  job.model = is_file ? load_hf_config(seen) : load_zoo_model(text);
+  const Stack stack =
+      stack_of(job.document.has("runtime") ? job.document.plan.runtime.kind : Plan().runtime.kind);
+  job.model = is_file ? load_hf_config(seen, stack) : load_zoo_model(text, stack);
 }
 
-void load_cluster_of(Job& job) {
-  const std::string text = cluster_of(job.document);
-  if (text == "local") {
-    throw Error(
-        ExitCode::kMissingCapability,
-        "cluster 'local': forecasting this machine needs a measured profile of it; measuring "
-        "one arrives with foreshard-exec, which is not built; name a cluster of the "
-        "catalogue instead, for example --cluster 8xh100");
+std::int64_t local_ranks(const PlanDocument& document, const JobOptions& options) {
+  const bool has_shard = document.has("mesh.shard");
+  const bool has_replicate = document.has("mesh.replicate");
+  if (options.ranks && !(has_shard && has_replicate)) return *options.ranks;
+  return checked_multiply(has_shard ? document.plan.mesh.shard : 1,
+                          has_replicate ? document.plan.mesh.replicate : 1);
+}
+
+LocalProfile local_profile(const JobOptions& options, Job& job) {
+  if (options.profile) {
+    job.profile_file = *options.profile;
+    return read_local_profile(job.profile_file);
   }
+  if (const auto newest = newest_profile()) {
+    job.profile_file = *newest;
+    LocalProfile profile = read_local_profile(*newest);
+    if (const std::string cpu = this_machine().cpu; profile.host.cpu != cpu) {
+      job.warnings.push_back(
+          fmt::format("the newest profile is of {}, this machine is {}", profile.host.cpu, cpu));
+    }
+    return profile;
+  }
+  if (options.profile_need == ProfileNeed::kOptional) return nominal_local_profile(this_machine());
+  throw Error(ExitCode::kMissingCapability,
+              "cluster 'local': there is no measured profile of this machine; make one with\n"
+              "  foreshard-exec measure --out raw.json\n"
+              "  foreshard calibrate raw.json\n"
+              "or name one with --profile FILE");
+}
+
+void load_local(const JobOptions& options, Job& job) {
+  constexpr std::int64_t kMostRanks = 4096;
+  const std::int64_t ranks = local_ranks(job.document, options);
+  if (ranks < 1 || ranks > kMostRanks) {
+    throw Error(ExitCode::kInvalidInput,
+                fmt::format("cluster 'local': {} ranks on one machine; expected 1 to {}", ranks,
+                            kMostRanks));
+  }
+  const LocalProfile profile = local_profile(options, job);
+  LocalMachine machine = local_machine(profile, ranks);
+  job.cluster = std::move(machine.cluster);
+  job.calibration = std::move(machine.calibration);
+  if (ranks > profile.host.cores) {
+    job.warnings.push_back(fmt::format("{} ranks on {} cores: they take turns, and times scatter",
+                                       ranks, profile.host.cores));
+  }
+}
+
+void load_cluster_of(const JobOptions& options, Job& job) {
+  const std::string text = cluster_of(job.document);
+  if (text == "local") return load_local(options, job);
   const std::string seen = as_seen_from_plan(job.document, "cluster", text);
   const bool is_file = text.find('/') != std::string::npos || text.ends_with(".yaml") ||
                        text.ends_with(".yml") || exists(seen);
   if (is_file) job.cluster_file = seen;
   job.cluster = load_cluster(is_file ? seen : text);
+  if (options.profile) {
+    job.profile_file = *options.profile;
+    job.calibration = read_calibration(read_json_file(job.profile_file));
+  }
 }
 
 // How a plan file in `folder` names `file`.
@@ -117,14 +167,19 @@ Job load_job(const JobOptions& options) {
   model_of(job.document);
   cluster_of(job.document);
   load_model_of(job);
-  load_cluster_of(job);
+  load_cluster_of(options, job);
   job.resolved = resolve(job.document, job.model, job.cluster);
   check(job.resolved, job.model, job.cluster);
   return job;
 }
 
 CostModel cost_model(const Job& job) {
-  return CostModel(job.cluster, load_profile(job.cluster.gpu.key));
+  CostChoices choices;
+  choices.order = job.resolved.plan.reduction_order;
+  choices.compute = job.resolved.plan.param_dtype;
+  return CostModel(job.cluster,
+                   job.calibration ? *job.calibration : load_profile(job.cluster.gpu.key),
+                   std::move(choices));
 }
 
 Report report_of(const Job& job, const Forecast& forecast, const CostModel& costs) {
@@ -136,6 +191,7 @@ Report report_of(const Job& job, const Forecast& forecast, const CostModel& cost
   report.assumed.insert(report.assumed.begin(), assumed.begin(), assumed.end());
   const std::vector<std::string> texts = warnings(forecast.plan, job.model, job.cluster);
   report.warnings.insert(report.warnings.begin(), texts.begin(), texts.end());
+  report.warnings.insert(report.warnings.begin(), job.warnings.begin(), job.warnings.end());
   return report;
 }
 

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "cli/options.h"
 #include "reports/report.h"
@@ -21,11 +23,21 @@ struct Job {
   PlanDocument document;               // what was written
   ResolvedPlan resolved;               // and what that makes of every key; checked
   std::filesystem::path model_file;    // "": a zoo name
-  std::filesystem::path cluster_file;  // "": a spec such as 64xh100
+  std::filesystem::path cluster_file;  // "": a spec such as 64xh100, or local
+  // What prices it, where that is not the shipped profile of its GPU: of --profile, or of `local`.
+  std::optional<Calibration> calibration;
+  std::filesystem::path profile_file;  // "": a shipped profile, or round figures
+  std::vector<std::string> warnings;   // of how it was named; report_of has them
 };
 
+// `cluster: local` is this machine: its ranks are mesh.shard x mesh.replicate of the plan (a
+// missing side is 1, or follows from JobOptions::ranks), its costs those of --profile or of the
+// newest profile in the user's data folder; without one, and where none is needed, round figures
+// that are all assumed.
+//
 // Throws ConfigError or Error(kInvalidInput) for wrong input, Error(kUsage) where model or cluster
-// are not named, Error(kMissingCapability) for `local` and for what is not modelled.
+// are not named, Error(kMissingCapability) for `local` without the profile that it needs and for
+// what is not modelled.
 Job load_job(const JobOptions& options);
 
 CostModel cost_model(const Job& job);

@@ -19,6 +19,10 @@ struct OutputOptions {
   ColorChoice color = ColorChoice::kAuto;
 };
 
+// Whether a job on `local` can do without a profile of the machine: where only the order of events
+// counts, and where they are executed.
+enum class ProfileNeed : std::uint8_t { kRequired, kOptional };
+
 // How a job is named; every flag overrides the file, --set overrides both.
 struct JobOptions {
   std::optional<std::string> plan;
@@ -31,6 +35,11 @@ struct JobOptions {
   // Assignments "key=value" in groups, later ones over earlier ones: --set, then those of a
   // variant.
   std::vector<std::vector<std::string>> assignments;
+  std::optional<std::string> profile;  // FILE; none: the GPU's shipped one, the newest of `local`
+  ProfileNeed profile_need = ProfileNeed::kRequired;
+  // Ranks of `local` where the plan gives no whole mesh: the launcher's. None: what the mesh says,
+  // or one.
+  std::optional<std::int64_t> ranks;
 };
 
 struct PredictOptions {
@@ -64,6 +73,28 @@ struct SearchCommandOptions {
   std::optional<std::string> global_batch;
   int threads = 0;  // 0: all cores
   std::string out;  // the best plan as a file
+};
+
+struct CalibrateOptions {
+  OutputOptions output;
+  std::vector<std::string> files;  // raw measurements
+  std::string out;                 // "": the user's data folder
+};
+
+struct ValidateOptions {
+  JobOptions job;
+  OutputOptions output;
+  std::string run;    // folder of foreshard-exec run
+  std::string trace;  // file to write
+  double max_step_error = 0.10;
+  double max_exposed_error = 0.05;
+  double max_memory_error = 0.05;
+  bool history = true;
+};
+
+struct AccuracyOptions {
+  OutputOptions output;
+  bool history = false;
 };
 
 struct ModelsOptions {

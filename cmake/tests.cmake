@@ -18,8 +18,23 @@ target_compile_definitions(foreshard_test_support
 target_precompile_headers(foreshard_test_support PRIVATE <gtest/gtest.h> <rapidcheck.h>
                           <rapidcheck/gtest.h>)
 
-foreach(folder IN ITEMS sim models calibration reports interop cli)
+set(folders sim models calibration reports interop cli)
+if(TARGET foreshard_exec)
+  list(APPEND folders exec)
+  # Small programs that tests start as ranks: tests/exec/programs/<name>.cpp.
+  file(GLOB programs CONFIGURE_DEPENDS tests/exec/programs/*.cpp)
+  foreach(source IN LISTS programs)
+    cmake_path(GET source STEM name)
+    add_executable(${name} ${source})
+    target_link_libraries(${name} PRIVATE foreshard_engine foreshard_flags)
+    set_target_properties(${name} PROPERTIES
+                          RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests/programs")
+    list(APPEND test_programs ${name})
+  endforeach()
+endif()
+foreach(folder IN LISTS folders)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS "tests/${folder}/*.cpp")
+  list(FILTER sources EXCLUDE REGEX "/tests/exec/programs/")
   if(NOT sources MATCHES "_test\\.cpp")
     continue()
   endif()
@@ -35,6 +50,14 @@ foreach(folder IN ITEMS sim models calibration reports interop cli)
     endif()
     set_source_files_properties(${sources} PROPERTIES
       COMPILE_DEFINITIONS "FORESHARD_PROGRAM=\"${FORESHARD_BIN_DIR}/foreshard\"")
+  endif()
+  if(folder STREQUAL "exec")
+    target_link_libraries(${test} PRIVATE foreshard_engine)
+    add_dependencies(${test} foreshard-exec ${test_programs})
+    target_compile_definitions(${test} PRIVATE
+      FORESHARD_EXEC_PROGRAM="${FORESHARD_BIN_DIR}/foreshard-exec"
+      FORESHARD_PROGRAM="${FORESHARD_BIN_DIR}/foreshard"
+      FORESHARD_TEST_PROGRAMS="${PROJECT_BINARY_DIR}/tests/programs")
   endif()
   # RapidCheck draws 200 cases per property; `./x check` asks for more through the same variable.
   set(draws "$ENV{RC_PARAMS}")

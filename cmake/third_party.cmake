@@ -21,6 +21,7 @@ foreshard_find("fmt" libfmt-dev fmt 9)
 foreshard_find("Boost.Graph" libboost-graph-dev Boost 1.74 CONFIG)
 foreshard_find("Eigen" libeigen3-dev Eigen3 3.4)
 foreshard_find("oneTBB" libtbb-dev TBB)
+foreshard_find("SQLite" libsqlite3-dev SQLite3)
 if(FORESHARD_TESTS)
   foreshard_find("GoogleTest" libgtest-dev GTest)
   foreshard_find("Google Benchmark" libbenchmark-dev benchmark)
@@ -32,6 +33,17 @@ if(NOT TARGET yaml-cpp::yaml-cpp AND TARGET yaml-cpp)  # the target's name befor
 endif()
 set(FORESHARD_LIBRARIES nlohmann_json::nlohmann_json yaml-cpp::yaml-cpp fmt::fmt Boost::headers
     Eigen3::Eigen TBB::tbb Threads::Threads)
+
+# The engine's libraries: without them the planner alone is built.
+list(APPEND CMAKE_MODULE_PATH "${PROJECT_SOURCE_DIR}/cmake")
+find_package(Torch 2.11 QUIET)
+find_package(benchmark QUIET)
+set(FORESHARD_NO_ENGINE "")
+if(NOT Torch_FOUND)
+  set(FORESHARD_NO_ENGINE "LibTorch 2.11 is not at hand")
+elseif(NOT benchmark_FOUND)
+  set(FORESHARD_NO_ENGINE "Google Benchmark is missing; install it with: sudo apt-get install libbenchmark-dev")
+endif()
 
 set(FORESHARD_MISSING "")
 if(missing_names)

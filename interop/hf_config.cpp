@@ -149,6 +149,16 @@ bool has_window_layers(KeyReader& keys) {
   return window;
 }
 
+void read_numerics(KeyReader& keys, ModelDims& dims) {
+  if (const ConfigNode* value = keys.find({"rms_norm_eps"})) {
+    dims.numerics.norm_epsilon = value->as_double(0, 1);
+  }
+  if (const ConfigNode* value = keys.find({"rope_theta"})) {
+    dims.numerics.rope_theta = value->as_double(1, 1e12);
+  }
+  dims.numerics.rope_scaling = keys.find({"rope_scaling"}) != nullptr;
+}
+
 void read_rotary(KeyReader& keys, std::string_view model_type, ModelDims& dims) {
   read_common(keys, dims);
   refuse_experts(keys);
@@ -169,6 +179,7 @@ void read_rotary(KeyReader& keys, std::string_view model_type, ModelDims& dims) 
   dims.ffn = keys.size({"intermediate_size", "ffn_dim", "ffn_hidden_size"});
   dims.max_positions = keys.size_or({"max_position_embeddings", "n_positions"}, defaults.positions);
   dims.tied = keys.flag_or("tie_word_embeddings", false);
+  read_numerics(keys, dims);
 
   const std::string activation = keys.word_or("hidden_act", "silu");
   if (activation != "silu" && activation != "swish") {
@@ -199,6 +210,8 @@ void read_gpt2(KeyReader& keys, ModelDims& dims) {
   const std::string activation = keys.word_or("activation_function", "gelu_new");
   if (activation == "relu") {
     dims.activation = Activation::kRelu;
+  } else if (activation == "gelu") {
+    dims.numerics.gelu_tanh = false;
   } else if (activation.rfind("gelu", 0) != 0) {
     keys.refuse("activation_function", "activation \"" + activation + "\" is not supported",
                 "gelu_new, gelu or relu");
@@ -236,6 +249,7 @@ void read_mpt(KeyReader& keys, ModelDims& dims, std::vector<HfKey>& ledger) {
   read_common(keys, dims);
   dims.head_dim = even_head_dim(keys, dims);
   dims.ffn = checked_multiply(keys.size_or({"expansion_ratio"}, 4), dims.hidden);
+  dims.numerics.gelu_tanh = false;
   dims.max_positions = keys.size_or({"max_seq_len", "max_position_embeddings"}, 2048);
   dims.tied = keys.flag_or("tie_word_embeddings", true);
   if (!keys.flag_or("no_bias", true)) add_biases(dims);
@@ -309,11 +323,11 @@ HfConfig read_hf_config(const std::filesystem::path& path) {
   return parse_hf_config(read_json_file(path), name_of(path));
 }
 
-ModelSpec load_hf_config(const std::filesystem::path& path) {
+ModelSpec load_hf_config(const std::filesystem::path& path, Stack stack) {
   const ConfigNode root = read_json_file(path);
   const HfConfig config = parse_hf_config(root, name_of(path));
   try {
-    return build_model(config.dims);
+    return build_model(config.dims, stack);
   } catch (const ConfigError&) {
     throw;
   } catch (const Error& error) {

@@ -37,6 +37,6 @@ HfConfig read_hf_config(const std::filesystem::path& path);
 // `name` is the model's name.
 HfConfig parse_hf_config(const ConfigNode& root, std::string_view name);
 
-ModelSpec load_hf_config(const std::filesystem::path& path);
+ModelSpec load_hf_config(const std::filesystem::path& path, Stack stack = Stack::kEager);
 
 }  // namespace foreshard

@@ -51,7 +51,7 @@ void check(const ModelDims& dims) {
 
 }  // namespace
 
-ModelSpec build_model(const ModelDims& dims) {
+ModelSpec build_model(const ModelDims& dims, Stack stack) {
   check(dims);
   ModelSpec model;
   model.name = dims.name;
@@ -61,6 +61,8 @@ ModelSpec build_model(const ModelDims& dims) {
   model.vocabulary = dims.vocabulary;
   model.max_positions = dims.max_positions;
   model.tied_embeddings = dims.tied;
+  model.numerics = dims.numerics;
+  model.numerics.alibi = dims.positions == Positions::kAlibi;
   model.block_prefix = parameter_names(dims.naming).blocks;
 
   model.kinds.reserve(5);
@@ -69,14 +71,14 @@ ModelSpec build_model(const ModelDims& dims) {
     model.kinds.push_back(std::move(layer));
     return static_cast<std::int32_t>(model.kinds.size() - 1);
   };
-  model.order.push_back({.kind = add_kind(embedding_layer(dims)), .name = "embedding"});
-  const std::int32_t block = add_kind(decoder_block(dims));
+  model.order.push_back({.kind = add_kind(embedding_layer(dims, stack)), .name = "embedding"});
+  const std::int32_t block = add_kind(decoder_block(dims, stack));
   for (std::int64_t i = 0; i < dims.layers; ++i) {
     model.order.push_back({.kind = block, .name = "layers." + std::to_string(i)});
   }
-  model.order.push_back({.kind = add_kind(final_norm_layer(dims)), .name = "norm"});
-  model.order.push_back({.kind = add_kind(head_layer(dims)), .name = "head"});
-  model.order.push_back({.kind = add_kind(loss_layer(dims)), .name = "loss"});
+  model.order.push_back({.kind = add_kind(final_norm_layer(dims, stack)), .name = "norm"});
+  model.order.push_back({.kind = add_kind(head_layer(dims, stack)), .name = "head"});
+  model.order.push_back({.kind = add_kind(loss_layer(dims, stack)), .name = "loss"});
 
   model.parameters();  // throws where the count overflows
   return model;

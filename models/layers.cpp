@@ -7,6 +7,7 @@
 // seeds; the residual sum, casts and the rotary product (whose table needs no gradient) nothing.
 #include "models/layers.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <string_view>
 #include <utility>
@@ -31,11 +32,12 @@ struct Linear {
 
 class LayerBuilder {
  public:
-  LayerBuilder(std::string name, LayerRole role, TensorSpec input) {
+  LayerBuilder(std::string name, LayerRole role, TensorSpec input, Stack stack) : stack_(stack) {
     layer_.name = std::move(name);
     layer_.role = role;
     layer_.tensors.push_back(std::move(input));
   }
+  bool is_native() const { return stack_ == Stack::kNative; }
 
   Index tensor(TensorSpec spec) {
     layer_.tensors.push_back(std::move(spec));
@@ -51,15 +53,17 @@ class LayerBuilder {
         {.name = std::string(module).append(suffix), .shape = std::move(shape)});
     return static_cast<Index>(layer_.parameters.size() - 1);
   }
-  Operation& operation(std::string name, OperationKind kind) {
+  Operation& operation(std::string name, OperationKind kind, Function function) {
     Operation& operation = layer_.operations.emplace_back();
     operation.name = std::move(name);
     operation.kind = kind;
+    operation.function = function;
     return operation;
   }
 
-  Index elementwise(std::string_view name, Indices inputs, Indices saved, Index output) {
-    Operation& op = operation(std::string(name), OperationKind::kElementwise);
+  Index elementwise(std::string_view name, Function function, Indices inputs, Indices saved,
+                    Index output) {
+    Operation& op = operation(std::string(name), OperationKind::kElementwise, function);
     op.inputs = std::move(inputs);
     op.saved = std::move(saved);
     op.outputs = {output};
@@ -71,12 +75,15 @@ class LayerBuilder {
         linear.name, ".weight",
         linear.conv1d ? std::vector{linear.k, linear.n} : std::vector{linear.n, linear.k})};
     if (linear.bias) parameters.push_back(parameter(linear.name, ".bias", {linear.n}));
-    return matrix_product(linear, input, std::move(parameters));
+    const Index output = matrix_product(linear, input, std::move(parameters));
+    last().transposed_weight = linear.conv1d;
+    return output;
   }
 
   Index matrix_product(const Linear& linear, Index input, Indices parameters) {
     const Index output = activation(linear.result, linear.n);
-    Operation& op = operation(std::string(linear.name), OperationKind::kGemm);
+    Operation& op =
+        operation(std::string(linear.name), OperationKind::kGemm, Function::kMatrixProduct);
     op.inputs = op.saved = {input};
     op.outputs = {output};
     op.parameters = std::move(parameters);
@@ -99,7 +106,8 @@ class LayerBuilder {
     outputs.push_back(activation(base + "_rstd", groups, ElementType::kFp32));
     Indices parameters = {parameter(name, ".weight", {width})};
     if (kind == NormKind::kLayer) parameters.push_back(parameter(name, ".bias", {width}));
-    Operation& op = operation(std::string(name), OperationKind::kNorm);
+    Operation& op = operation(std::string(name), OperationKind::kNorm,
+                              kind == NormKind::kRms ? Function::kRmsNorm : Function::kLayerNorm);
     op.inputs = {input};
     op.saved = {input};
     op.saved.insert(op.saved.end(), outputs.begin() + 1, outputs.end());
@@ -110,7 +118,7 @@ class LayerBuilder {
 
   Index residual_add(std::string_view name, std::int64_t width, Index residual, Index branch) {
     const Index output = activation(name, width);
-    elementwise(name, {residual, branch}, {}, output);
+    elementwise(name, Function::kAdd, {residual, branch}, {}, output);
     layer_.operations.back().gradient = GradientRule::kAlias;
     return output;
   }
@@ -124,6 +132,7 @@ class LayerBuilder {
 
  private:
   LayerSpec layer_;
+  Stack stack_;
   int matrix_products_ = 0;
 };
 
@@ -132,18 +141,25 @@ class LayerBuilder {
 Index rotary(LayerBuilder& layer, const ModelDims& dims, std::string_view of, std::int64_t width,
              Index input) {
   const std::string name(of);
+  if (layer.is_native()) {
+    const Index output = layer.activation(name + "_rotated", width);
+    layer.elementwise(name + "_rotary", Function::kRotary, {input}, {}, output);
+    layer.last().in_place = true;
+    layer.last().attention.head_dim = dims.head_dim;
+    return output;
+  }
   const Index wide = layer.activation(name + "_fp32", width, ElementType::kFp32);
-  layer.elementwise(name + "_to_fp32", {input}, {}, wide);
+  layer.elementwise(name + "_to_fp32", Function::kCast, {input}, {}, wide);
 
   const Index table = layer.tensor({.name = name + "_rotary_conjugate",
                                     .per_position = dims.head_dim,
                                     .type = ElementType::kFp32});
   const Index product = layer.activation(name + "_rotated_fp32", width, ElementType::kFp32);
-  layer.elementwise(name + "_rotary", {wide}, {}, product);
+  layer.elementwise(name + "_rotary", Function::kRotary, {wide}, {}, product);
   layer.last().backward_temporaries = {table};
 
   const Index output = layer.activation(name + "_rotated", width);
-  layer.elementwise(name + "_from_fp32", {product}, {}, output);
+  layer.elementwise(name + "_from_fp32", Function::kCast, {product}, {}, output);
   layer.last().released = {wide, product};
   return output;
 }
@@ -152,8 +168,11 @@ Index flash_attention(LayerBuilder& layer, const ModelDims& dims, Indices inputs
   const std::int64_t width = dims.heads * dims.head_dim;
   const Index output = layer.activation("attention", width);
   const Index logsumexp = layer.activation("logsumexp", dims.heads, ElementType::kFp32);
-  const Index seed = layer.tensor({.name = "rng_state", .fixed = 16, .type = ElementType::kByte});
-  const Index offset = layer.tensor({.name = "rng_unused", .fixed = 8, .type = ElementType::kByte});
+  Indices outputs = {output, logsumexp};
+  if (!layer.is_native()) {  // the engine's attention draws no random numbers
+    outputs.push_back(layer.tensor({.name = "rng_state", .fixed = 16, .type = ElementType::kByte}));
+    outputs.push_back(layer.tensor({.name = "rng_unused", .fixed = 8, .type = ElementType::kByte}));
+  }
   Indices temporaries;
   Indices saved;
   if (inputs.size() == 1) {
@@ -166,10 +185,11 @@ Index flash_attention(LayerBuilder& layer, const ModelDims& dims, Indices inputs
   } else {
     saved = {inputs[1], inputs[0], inputs[2]};  // freed in the order key, query, value
   }
-  saved.insert(saved.end(), {logsumexp, output, seed, offset});
-  Operation& op = layer.operation("attention", OperationKind::kAttention);
+  saved.insert(saved.end(), {logsumexp, output});
+  saved.insert(saved.end(), outputs.begin() + 2, outputs.end());
+  Operation& op = layer.operation("attention", OperationKind::kAttention, Function::kAttention);
   op.inputs = std::move(inputs);
-  op.outputs = {output, logsumexp, seed, offset};
+  op.outputs = std::move(outputs);
   op.saved = std::move(saved);
   op.backward_temporaries = std::move(temporaries);
   op.attention = {
@@ -205,7 +225,9 @@ Index attend(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& n
     const Index plain_q = std::exchange(q, rotary(layer, dims, "q", q_width, q));
     const Index plain_k = std::exchange(k, rotary(layer, dims, "k", kv_width, k));
     // q and k lose their last reference when both have been rotated, k's first.
-    layer.last().released.insert(layer.last().released.end(), {plain_k, plain_q});
+    if (!layer.is_native()) {
+      layer.last().released.insert(layer.last().released.end(), {plain_k, plain_q});
+    }
   }
   return flash_attention(layer, dims, {q, k, v});
 }
@@ -224,17 +246,24 @@ Index feed_forward(LayerBuilder& layer, const ModelDims& dims, const ParameterNa
   Index activated = 0;
   if (dims.activation == Activation::kSwiGlu) {
     const Index gate = expand(names.gate, "gate");
-    const Index silu =
-        layer.elementwise("silu", {gate}, {gate}, layer.activation("silu", dims.ffn));
-    const Index up = expand(names.up, "up");
-    activated = layer.elementwise("silu_times_up", {silu, up}, {silu, up},
-                                  layer.activation("silu_times_up", dims.ffn));
+    if (layer.is_native()) {
+      const Index up = expand(names.up, "up");
+      activated = layer.elementwise("silu_times_up", Function::kSiluMultiply, {gate, up},
+                                    {gate, up}, layer.activation("silu_times_up", dims.ffn));
+    } else {
+      const Index silu = layer.elementwise("silu", Function::kSilu, {gate}, {gate},
+                                           layer.activation("silu", dims.ffn));
+      const Index up = expand(names.up, "up");
+      activated = layer.elementwise("silu_times_up", Function::kMultiply, {silu, up}, {silu, up},
+                                    layer.activation("silu_times_up", dims.ffn));
+    }
   } else {
     const bool gelu = dims.activation == Activation::kGelu;
     const std::string_view name = gelu ? "gelu" : "relu";
     const Index up = expand(names.up, "up");
     activated = layer.activation(name, dims.ffn);
-    layer.elementwise(name, {up}, {gelu ? up : activated}, activated);
+    layer.elementwise(name, gelu ? Function::kGelu : Function::kRelu, {up}, {gelu ? up : activated},
+                      activated);
   }
   return layer.linear({.name = names.down,
                        .result = "down",
@@ -245,19 +274,40 @@ Index feed_forward(LayerBuilder& layer, const ModelDims& dims, const ParameterNa
                       activated);
 }
 
+// The engine's loss: a few rows of logits at a time become log-probabilities in fp32, then their
+// own gradient, which takes the logits' place.
+LayerSpec native_loss(LayerBuilder& layer, const ModelDims& dims) {
+  const Index loss = layer.tensor({.name = "loss", .fixed = 1, .type = ElementType::kFp32});
+  const Index rows = layer.tensor({.name = "log_probability_rows",
+                                   .fixed = loss_rows(dims.vocabulary) * dims.vocabulary,
+                                   .type = ElementType::kFp32});
+  Operation& op =
+      layer.operation("cross_entropy", OperationKind::kSoftmaxLoss, Function::kCrossEntropy);
+  op.inputs = op.saved = {0};
+  op.outputs = {loss, rows};
+  op.in_place = true;
+  return layer.finish(loss);
+}
+
 TensorSpec hidden_state(const ModelDims& dims) {
   return {.name = "input", .per_token = dims.hidden};
 }
 
 }  // namespace
 
-LayerSpec embedding_layer(const ModelDims& dims) {
+std::int64_t loss_rows(std::int64_t vocabulary) {
+  constexpr std::int64_t kElements = std::int64_t{1} << 20;
+  return std::max<std::int64_t>(1, kElements / vocabulary);
+}
+
+LayerSpec embedding_layer(const ModelDims& dims, Stack stack) {
   const ParameterNames& names = parameter_names(dims.naming);
   // The batch's token ids live through the whole step, so that the lookup need not keep them.
   LayerBuilder layer(dims.family + " embedding", LayerRole::kEmbedding,
-                     {.name = "token_ids", .per_token = 1, .type = ElementType::kInt64});
+                     {.name = "token_ids", .per_token = 1, .type = ElementType::kInt64}, stack);
   Index output = layer.activation("token_embedding", dims.hidden);
-  Operation& tokens = layer.operation(std::string(names.embedding), OperationKind::kEmbedding);
+  Operation& tokens = layer.operation(std::string(names.embedding), OperationKind::kEmbedding,
+                                      Function::kEmbedding);
   tokens.inputs = {0};
   tokens.outputs = {output};
   tokens.gradient = GradientRule::kNone;
@@ -266,10 +316,11 @@ LayerSpec embedding_layer(const ModelDims& dims) {
   if (dims.positions == Positions::kLearned) {
     const Index ids =
         layer.tensor({.name = "position_ids", .per_position = 1, .type = ElementType::kInt64});
-    layer.elementwise("arange", {}, {}, ids);
+    layer.elementwise("arange", Function::kArange, {}, {}, ids);
     layer.last().gradient = GradientRule::kNone;
     const Index rows = layer.tensor({.name = "position_embedding", .per_position = dims.hidden});
-    Operation& lookup = layer.operation(std::string(names.positions), OperationKind::kEmbedding);
+    Operation& lookup = layer.operation(std::string(names.positions), OperationKind::kEmbedding,
+                                        Function::kEmbedding);
     lookup.inputs = lookup.saved = {ids};
     lookup.outputs = {rows};
     lookup.gradient = GradientRule::kNone;
@@ -284,9 +335,9 @@ LayerSpec embedding_layer(const ModelDims& dims) {
   return layer.finish(output);
 }
 
-LayerSpec decoder_block(const ModelDims& dims) {
+LayerSpec decoder_block(const ModelDims& dims, Stack stack) {
   const ParameterNames& names = parameter_names(dims.naming);
-  LayerBuilder layer(dims.family + " block", LayerRole::kBlock, hidden_state(dims));
+  LayerBuilder layer(dims.family + " block", LayerRole::kBlock, hidden_state(dims), stack);
   const Index norm1 = layer.norm(names.norm1, "norm1", dims.norm, dims.hidden, 0);
   const Index attention = attend(layer, dims, names, norm1);
   const Index projected = layer.linear({.name = names.o,
@@ -302,15 +353,15 @@ LayerSpec decoder_block(const ModelDims& dims) {
   return layer.finish(layer.residual_add("mlp_residual", dims.hidden, middle, down));
 }
 
-LayerSpec final_norm_layer(const ModelDims& dims) {
-  LayerBuilder layer(dims.family + " norm", LayerRole::kFinalNorm, hidden_state(dims));
+LayerSpec final_norm_layer(const ModelDims& dims, Stack stack) {
+  LayerBuilder layer(dims.family + " norm", LayerRole::kFinalNorm, hidden_state(dims), stack);
   return layer.finish(
       layer.norm(parameter_names(dims.naming).final_norm, "final_norm", dims.norm, dims.hidden, 0));
 }
 
-LayerSpec head_layer(const ModelDims& dims) {
+LayerSpec head_layer(const ModelDims& dims, Stack stack) {
   const ParameterNames& names = parameter_names(dims.naming);
-  LayerBuilder layer(dims.family + " head", LayerRole::kHead, hidden_state(dims));
+  LayerBuilder layer(dims.family + " head", LayerRole::kHead, hidden_state(dims), stack);
   const Linear head = {
       .name = names.head, .result = "logits", .n = dims.vocabulary, .k = dims.hidden};
   if (!dims.tied) return layer.finish(layer.linear(head, 0));
@@ -321,22 +372,25 @@ LayerSpec head_layer(const ModelDims& dims) {
   return result;
 }
 
-LayerSpec loss_layer(const ModelDims& dims) {
+LayerSpec loss_layer(const ModelDims& dims, Stack stack) {
   LayerBuilder layer("cross entropy", LayerRole::kLoss,
-                     {.name = "logits", .per_token = dims.vocabulary});
+                     {.name = "logits", .per_token = dims.vocabulary}, stack);
+  if (stack == Stack::kNative) return native_loss(layer, dims);
   const Index wide = layer.activation("logits_fp32", dims.vocabulary, ElementType::kFp32);
-  layer.elementwise("logits_to_fp32", {0}, {}, wide);
+  layer.elementwise("logits_to_fp32", Function::kCast, {0}, {}, wide);
 
   const Index probabilities =
       layer.activation("log_probabilities", dims.vocabulary, ElementType::kFp32);
-  Operation& softmax = layer.operation("log_softmax", OperationKind::kSoftmaxLoss);
+  Operation& softmax =
+      layer.operation("log_softmax", OperationKind::kSoftmaxLoss, Function::kLogSoftmax);
   softmax.inputs = {wide};
   softmax.outputs = softmax.saved = {probabilities};
 
   const Index loss = layer.tensor({.name = "loss", .fixed = 1, .type = ElementType::kFp32});
   const Index weight =
       layer.tensor({.name = "total_weight", .fixed = 1, .type = ElementType::kFp32});
-  Operation& nll = layer.operation("nll_loss", OperationKind::kSoftmaxLoss);
+  Operation& nll =
+      layer.operation("nll_loss", OperationKind::kSoftmaxLoss, Function::kNegativeLogLikelihood);
   nll.inputs = {probabilities};
   nll.outputs = {loss, weight};
   nll.saved = {probabilities, weight};

@@ -8,6 +8,10 @@
 // distributed/activation_checkpoint.py): attention, and the first, third, fifth ... matrix product
 // of a block.
 //
+// Stack::kNative writes the engine's own operations instead: rotary embedding in place, silu and
+// product in one pass, a loss that turns a few rows at a time into their gradient in the logits'
+// place.
+//
 // The dimensions must have passed build_model's checks.
 #pragma once
 
@@ -16,11 +20,14 @@
 
 namespace foreshard {
 
-LayerSpec embedding_layer(const ModelDims& dims);
-LayerSpec decoder_block(const ModelDims& dims);
-LayerSpec final_norm_layer(const ModelDims& dims);
+LayerSpec embedding_layer(const ModelDims& dims, Stack stack = Stack::kEager);
+LayerSpec decoder_block(const ModelDims& dims, Stack stack = Stack::kEager);
+LayerSpec final_norm_layer(const ModelDims& dims, Stack stack = Stack::kEager);
 // A tied head lists the embedding's weight, flagged ParameterSpec::tied.
-LayerSpec head_layer(const ModelDims& dims);
-LayerSpec loss_layer(const ModelDims& dims);
+LayerSpec head_layer(const ModelDims& dims, Stack stack = Stack::kEager);
+LayerSpec loss_layer(const ModelDims& dims, Stack stack = Stack::kEager);
+
+// Rows of logits that the engine's loss handles at a time: about a million elements, 4 MiB in fp32.
+std::int64_t loss_rows(std::int64_t vocabulary);
 
 }  // namespace foreshard

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "sim/spec/model_spec.h"
+#include "sim/spec/plan.h"
 
 namespace foreshard {
 
@@ -32,6 +33,12 @@ enum class Activation : std::uint8_t {
 // a bias that the attention kernel computes itself, as flash attention's alibi_slopes do: it costs
 // neither memory nor a kernel.
 enum class Positions : std::uint8_t { kRotary, kLearned, kAlibi };
+
+// Whose kernels execute the model: PyTorch's eager modules, or the engine of exec/.
+enum class Stack : std::uint8_t { kEager, kNative };
+inline Stack stack_of(RuntimeKind runtime) {
+  return runtime == RuntimeKind::kNative ? Stack::kNative : Stack::kEager;
+}
 
 struct ModelDims {
   std::string name;
@@ -61,12 +68,13 @@ struct ModelDims {
   bool qk_norm = false;         // RMSNorm over each head of q and k (Qwen3)
   bool embedding_norm = false;  // a norm right after the embedding (BLOOM)
   bool conv1d = false;          // weights of the blocks are stored [in, out] (Hugging Face's GPT-2)
+  Numerics numerics;
 
   bool operator==(const ModelDims&) const = default;
 };
 
 // Throws Error(kInvalidInput), naming the model and the size, where a size is not positive,
 // kv_heads does not divide heads, or the number of parameters overflows 64 bits.
-ModelSpec build_model(const ModelDims& dims);
+ModelSpec build_model(const ModelDims& dims, Stack stack = Stack::kEager);
 
 }  // namespace foreshard

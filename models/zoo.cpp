@@ -213,9 +213,9 @@ std::vector<ZooEntry> zoo() {
 
 bool is_zoo_model(std::string_view name) { return find_line(name).has_value(); }
 
-ModelSpec load_zoo_model(std::string_view name) {
+ModelSpec load_zoo_model(std::string_view name, Stack stack) {
   if (const std::optional<Line> line = find_line(name)) {
-    return build_model(parse_entry(*line).dims);
+    return build_model(parse_entry(*line).dims, stack);
   }
   std::vector<std::string> names;
   for (const ZooEntry& entry : zoo()) names.push_back(entry.dims.name);

@@ -35,7 +35,7 @@ std::vector<ZooEntry> zoo();
 
 // Letter case is free. Throws Error(kInvalidInput) for an unknown name, with the nearest one.
 // Parses one line only.
-ModelSpec load_zoo_model(std::string_view name);
+ModelSpec load_zoo_model(std::string_view name, Stack stack = Stack::kEager);
 bool is_zoo_model(std::string_view name);
 
 // What the two above read. Throws ConfigError with the line: unknown header, wrong number of cells,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -45,6 +46,13 @@ struct Sharding {
   Bytes padding;  // within per_gpu
 };
 
+// Of a measured run only.
+struct RunFigures {
+  std::vector<double> losses;  // NaN where the run diverged
+  std::string parameter_hash;
+  double tokens_per_s = 0;  // of all ranks
+};
+
 struct Report {
   std::string origin = "predicted";
   std::string fingerprint;
@@ -61,7 +69,19 @@ struct Report {
   std::vector<std::pair<std::string, Bytes>> at_peak;         // category, descending
   std::vector<std::pair<std::string, std::string>> assumed;   // key or figure, value and why
   std::vector<std::string> warnings;
+  std::optional<RunFigures> run;
 };
+
+// What holds whoever timed the step: fingerprint, plan, cluster, parameters and their sharding.
+Report describe(const Forecast& forecast, const Cluster& cluster);
+
+// What a step does, so that rates are one of these over the step's seconds.
+struct StepRates {
+  double tokens_per_gpu = 0;
+  double model_peak_seconds = 0;     // model FLOPs / the peak of all GPUs; 0 where no peak is known
+  double hardware_peak_seconds = 0;  // with recomputed FLOPs
+};
+StepRates step_rates(const Forecast& forecast, const Cluster& cluster);
 
 // Intervals come from `draws` re-simulations with the latent factors of the machine drawn from
 // their spreads (0: none).

@@ -1,3 +1,4 @@
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "reports/report.h"
@@ -33,6 +34,24 @@ Json cluster_json(const Cluster& cluster) {
           {"network", cluster.network.kind}};
 }
 
+const char* memory_note(const Report& report) {
+  if (report.origin == "measured") {
+    return "allocated: the engine's persistent buffers and the tensors alive at their highest; "
+           "reserved: the resident memory of the process";
+  }
+  return "allocated only: segments and fragmentation of the caching allocator are not modelled; "
+         "reserved is allocated plus a declared margin";
+}
+
+Json run_json(const RunFigures& run) {
+  Json losses = Json::array();
+  // JSON has no NaN.
+  for (double loss : run.losses) losses.push_back(std::isfinite(loss) ? Json(loss) : Json(nullptr));
+  return {{"losses", std::move(losses)},
+          {"parameter_hash", run.parameter_hash},
+          {"tokens_per_s", run.tokens_per_s}};
+}
+
 }  // namespace
 
 Json to_json(const Report& report) {
@@ -61,17 +80,17 @@ Json to_json(const Report& report) {
                   {"exposed_communication_s", quantity(report.exposed_communication)},
                   {"first_step_seconds", report.first_step_seconds},
                   {"steady_step", report.steady_step}};
-  json["memory"] = {{"capacity_bytes", report.fit.capacity.count()},
-                    {"peak_allocated_bytes", byte_quantity(report.peak_allocated)},
-                    {"peak_reserved_bytes", byte_quantity(report.peak_reserved)},
-                    {"outside_allocator_bytes", byte_quantity(report.outside_allocator)},
-                    {"fits", report.fit.fits()},
-                    {"margin_bytes", report.fit.margin().count()},
-                    {"peak_event", report.peak_event},
-                    {"at_peak", std::move(at_peak)},
-                    {"note",
-                     "allocated only: segments and fragmentation of the caching allocator are not "
-                     "modelled; reserved is allocated plus a declared margin"}};
+  json["memory"] = {
+      {"capacity_bytes", report.fit.capacity.count()},
+      {"peak_allocated_bytes", byte_quantity(report.peak_allocated)},
+      {"peak_reserved_bytes", byte_quantity(report.peak_reserved)},
+      {"outside_allocator_bytes", byte_quantity(report.outside_allocator)},
+      {"fits", report.fit.fits()},
+      {"margin_bytes", report.fit.margin().count()},
+      {"peak_event", report.peak_event.empty() ? Json(nullptr) : Json(report.peak_event)},
+      {"at_peak", std::move(at_peak)},
+      {"note", memory_note(report)}};
+  if (report.run) json["run"] = run_json(*report.run);
   json["assumed"] = std::move(assumed);
   json["warnings"] = report.warnings;
   return json;

@@ -1,19 +1,10 @@
 #include <fmt/format.h>
 
 #include "reports/event_names.h"
+#include "reports/exact_seconds.h"
 #include "reports/views.h"
 
 namespace foreshard {
-namespace {
-
-// Nine decimals, exact: the times are whole nanoseconds.
-std::string exact_seconds(Time time) {
-  const std::int64_t ns = time.nanoseconds();
-  const std::int64_t size = ns < 0 ? -ns : ns;
-  return fmt::format("{}{}.{:09}", ns < 0 ? "-" : "", size / 1'000'000'000, size % 1'000'000'000);
-}
-
-}  // namespace
 
 std::string schedule_csv(const EventGraph& graph, const Timeline& timeline) {
   fmt::memory_buffer out;

@@ -10,6 +10,7 @@
 #include "reports/event_names.h"
 #include "reports/evidence.h"
 #include "reports/intervals.h"
+#include "reports/quantile.h"
 #include "reports/report.h"
 #include "sim/base/unit_strings.h"
 #include "sim/simulate/simulate.h"
@@ -24,14 +25,6 @@ constexpr double kHighQuantile = 0.95;
 constexpr double kAllocatedHigh = 1.02;
 constexpr double kReservedHigh = 1.12;  // of the allocated peak
 constexpr double kOutsideSpread = 0.3;
-
-// Linear between neighbours, of sorted values.
-double quantile(const std::vector<double>& sorted, double p) {
-  const double place = p * static_cast<double>(sorted.size() - 1);
-  const auto below = static_cast<std::size_t>(place);
-  const std::size_t above = std::min(below + 1, sorted.size() - 1);
-  return sorted[below] + (place - static_cast<double>(below)) * (sorted[above] - sorted[below]);
-}
 
 Quantity with_interval(double value, std::vector<double> draws, Evidence evidence) {
   Quantity result{value, value, value, evidence};
@@ -80,17 +73,10 @@ void summarize_time(const Forecast& forecast, const CostModel& costs, int draws,
   report.exposed_communication = with_interval(central.exposed_communication, std::move(exposed),
                                                evidence.exposed_communication);
 
-  const Plan& plan = forecast.plan;
-  const auto world = static_cast<double>(plan.mesh.world());
-  const auto sequences = static_cast<double>(global_batch(plan));
-  const double tokens = sequences * static_cast<double>(plan.batch.sequence);
-  const double model_flops =
-      forecast.model.training_flops_per_sequence(plan.batch.sequence).count() * sequences;
-  const double peak = world * peak_flops(costs.cluster(), plan.param_dtype);
-  report.tokens_per_s_per_gpu = rate(tokens / world, report.seconds);
-  report.mfu = rate(model_flops / peak, report.seconds);
-  report.hfu =
-      rate((model_flops + recomputed_flops(forecast.graph) * world) / peak, report.seconds);
+  const StepRates rates = step_rates(forecast, costs.cluster());
+  report.tokens_per_s_per_gpu = rate(rates.tokens_per_gpu, report.seconds);
+  report.mfu = rate(rates.model_peak_seconds, report.seconds);
+  report.hfu = rate(rates.hardware_peak_seconds, report.seconds);
   report.first_step_seconds = forecast.timeline.first_step.seconds();
   report.steady_step = forecast.timeline.steady_step;
 }
@@ -177,11 +163,11 @@ StepMetrics measure_step(const EventGraph& graph, const Timeline& timeline) {
   return metrics;
 }
 
-Report summarize(const Forecast& forecast, const CostModel& costs, int draws) {
+Report describe(const Forecast& forecast, const Cluster& cluster) {
   Report report;
   report.fingerprint = forecast.graph.fingerprint();
   report.plan = forecast.plan;
-  report.cluster = costs.cluster();
+  report.cluster = cluster;
   report.parameters = forecast.model.parameters();
   report.sharding.dtype = forecast.plan.param_dtype;
   std::int64_t whole = 0, shard = 0;
@@ -195,6 +181,26 @@ Report summarize(const Forecast& forecast, const CostModel& costs, int draws) {
   // Spread evenly, every GPU would hold whole / shards.
   report.sharding.padding =
       Bytes((shard * forecast.plan.mesh.shard - whole) / forecast.plan.mesh.shard * size);
+  return report;
+}
+
+StepRates step_rates(const Forecast& forecast, const Cluster& cluster) {
+  const Plan& plan = forecast.plan;
+  const auto world = static_cast<double>(plan.mesh.world());
+  const auto sequences = static_cast<double>(global_batch(plan));
+  const double flops =
+      forecast.model.training_flops_per_sequence(plan.batch.sequence).count() * sequences;
+  const double peak = world * peak_flops(cluster, plan.param_dtype);
+  const auto at_peak = [&](double count) { return peak > 0 ? count / peak : 0; };
+  StepRates rates;
+  rates.tokens_per_gpu = sequences * static_cast<double>(plan.batch.sequence) / world;
+  rates.model_peak_seconds = at_peak(flops);
+  rates.hardware_peak_seconds = at_peak(flops + recomputed_flops(forecast.graph) * world);
+  return rates;
+}
+
+Report summarize(const Forecast& forecast, const CostModel& costs, int draws) {
+  Report report = describe(forecast, costs.cluster());
   summarize_time(forecast, costs, draws, report);
   summarize_memory(forecast, costs.cluster(), report);
   report.assumed = assumed_figures(costs, report.fit);

@@ -68,7 +68,10 @@ Lines figure_lines(const Report& report, const Paint& paint) {
   };
   const bool has_interval = report.seconds.low != report.seconds.high;
   line("step time", seconds_text(report.seconds.value),
-       (has_interval ? "90 % between " : "") + spread(report.seconds, seconds_text));
+       (!has_interval ? ""
+        : report.run  ? "quartiles "
+                      : "90 % between ") +
+           spread(report.seconds, seconds_text));
   line("tokens/s per GPU", cardinal(report.tokens_per_s_per_gpu.value),
        fmt::format("{}; {} on all {} GPUs", spread(report.tokens_per_s_per_gpu, cardinal),
                    cardinal(report.tokens_per_s_per_gpu.value *
@@ -78,7 +81,10 @@ Lines figure_lines(const Report& report, const Paint& paint) {
       report.hfu.value > report.mfu.value
           ? fmt::format("; {} with recomputed FLOPs", percent_text(report.hfu.value))
           : std::string();
-  line("MFU", percent_text(report.mfu.value), spread(report.mfu, percent_text) + hfu);
+  // Where the machine's peak is not known there is none.
+  if (report.mfu.value > 0) {
+    line("MFU", percent_text(report.mfu.value), spread(report.mfu, percent_text) + hfu);
+  }
   line("communication", seconds_text(report.communication.value),
        fmt::format("of which {} exposed, {}", seconds_text(report.exposed_communication.value),
                    spread(report.exposed_communication, seconds_text)));
@@ -140,7 +146,30 @@ Lines time_lines(const Forecast& forecast, const Paint& paint) {
   return lines;
 }
 
+// Of a measurement: what the engine holds, and what the process does.
+Lines measured_memory_lines(const Report& report, const Paint& paint) {
+  Lines lines = {"", paint.bold("memory per rank, the largest")};
+  const auto line = [&](const std::string& name, double bytes) {
+    lines.push_back("  " + left(name, kNameWidth) + right(bytes_text(bytes), 8));
+  };
+  for (const auto& [name, bytes] : report.at_peak) line(name, static_cast<double>(bytes.count()));
+  line("peak resident memory", report.peak_reserved.value);
+  return lines;
+}
+
+Lines run_lines(const RunFigures& run, const Paint& paint) {
+  Lines lines = {"", paint.bold("run")};
+  if (!run.losses.empty()) {
+    lines.push_back(fmt::format("  loss {:.4f} -> {:.4f} in {} steps", run.losses.front(),
+                                run.losses.back(), run.losses.size()));
+  }
+  lines.push_back(fmt::format("  {} tokens/s, all ranks", cardinal(run.tokens_per_s)));
+  if (!run.parameter_hash.empty()) lines.push_back("  parameters " + run.parameter_hash);
+  return lines;
+}
+
 Lines memory_lines(const Report& report, const Paint& paint) {
+  if (report.run) return measured_memory_lines(report, paint);
   std::vector<NamedAmount> categories;
   for (const auto& [name, bytes] : report.at_peak) {
     categories.push_back({name, static_cast<double>(bytes.count())});
@@ -228,6 +257,7 @@ std::string to_text(const Report& report, const Forecast& forecast, Color color)
   append(lines, figure_lines(report, paint));
   append(lines, time_lines(forecast, paint));
   append(lines, memory_lines(report, paint));
+  if (report.run) append(lines, run_lines(*report.run, paint));
   const Lines warned = warning_lines(report, paint);
   append(lines, assumed_lines(report, kMostLines - lines.size() - warned.size(), paint));
   append(lines, warned);

@@ -48,6 +48,8 @@ Json compare_json(const Forecast& a, const Report& ra, const Forecast& b, const 
 // Chrome trace for Perfetto: one thread per stream and the host, memory counters by category, flows
 // for waits.
 std::string chrome_trace(const Forecast& forecast);
+// Two timelines of one step, a process each, their steps beginning at the same moment.
+std::string chrome_trace(const Forecast& predicted, const Forecast& measured);
 
 // DESIGN section 11:
 // id,kind,unit,unit_name,microbatch,stream,communicator,bytes,flops,issue_s,start_s,arrive_s,end_s

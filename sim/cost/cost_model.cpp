@@ -6,16 +6,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
+#include <utility>
 
 #include "sim/base/error.h"
 
 namespace foreshard {
 namespace {
-
-// Tile of the wave term in the GEMM form.
-constexpr double kTile = 128;
-// Rows of queries per thread block in FlashAttention.
-constexpr std::int64_t kQueryBlock = 128;
 
 double as_double(std::int64_t value) { return static_cast<double>(value); }
 
@@ -42,6 +39,17 @@ double normal_quantile(double p) {
          (((((b[0] * r + b[1]) * r + b[2]) * r + b[3]) * r + b[4]) * r + 1);
 }
 
+CollectiveOperation operation_of(EventKind collective) {
+  switch (collective) {
+    case EventKind::kAllGather:
+      return CollectiveOperation::kAllGather;
+    case EventKind::kReduceScatter:
+      return CollectiveOperation::kReduceScatter;
+    default:
+      return CollectiveOperation::kAllReduce;
+  }
+}
+
 double radical_inverse(int index, int base) {
   double result = 0;
   double digit = 1.0 / base;
@@ -57,14 +65,22 @@ FactorDraw central_draw() {
   return draw;
 }
 
-CostModel::CostModel(const Cluster& cluster, const Calibration& calibration,
-                     std::string attention_kernel)
-    : cluster_(cluster), calibration_(calibration), attention_kernel_(std::move(attention_kernel)) {
+CostModel::CostModel(const Cluster& cluster, const Calibration& calibration, CostChoices choices)
+    : cluster_(cluster), calibration_(calibration), choices_(std::move(choices)) {
   // No plan key names a backend yet, so it is the one PyTorch picks by itself.
-  if (attention_kernel_.empty()) attention_kernel_ = calibration_.sdpa_preferred;
-  if (attention_kernel_.empty() && !calibration_.attention.empty()) {
-    attention_kernel_ = calibration_.attention.front().kernel;
+  std::string& kernel = choices_.attention_kernel;
+  if (kernel.empty()) kernel = calibration_.sdpa_preferred;
+  if (kernel.empty() && !calibration_.attention.empty()) {
+    kernel = calibration_.attention.front().kernel;
   }
+  const auto learn = [&](const auto& points, ShapeCorrection& correction) {
+    for (const auto& point : points) {
+      const Kernel measured = kernel_of(point);
+      correction.add(measured, point.seconds / curve_price(measured).seconds);
+    }
+  };
+  learn(calibration_.measured.gemm, gemm_);
+  learn(calibration_.measured.attention, attention_);
 }
 
 FactorDraw CostModel::draw(int k) const {
@@ -83,7 +99,7 @@ const AttentionCurve& CostModel::attention_curve(std::int64_t head_dim, Pass pas
   auto distance = [&](const AttentionCurve& c) {
     // The same kernel first, then the nearest head size.
     return std::abs(std::log2(as_double(c.head_dim) / as_double(head_dim))) +
-           (c.kernel == attention_kernel_ ? 0.0 : 100.0);
+           (c.kernel == choices_.attention_kernel ? 0.0 : 100.0);
   };
   for (const AttentionCurve& curve : calibration_.attention) {
     if (curve.pass != pass) continue;
@@ -95,54 +111,74 @@ const AttentionCurve& CostModel::attention_curve(std::int64_t head_dim, Pass pas
   return *best;
 }
 
-double CostModel::gemm_seconds(const GemmCurve& curve, const Kernel& kernel) const {
-  const double m = as_double(kernel.m), n = as_double(kernel.n), k = as_double(kernel.k);
-  const double peak = kernel.fp32 ? cluster_.gpu.peak_fp32.value() : cluster_.gpu.peak_bf16.value();
-  const double tiles = m * n / (kTile * kTile);
-  const double compute = 2 * m * n * k / (curve.efficiency * curve.sustained * peak) *
-                         (1 + curve.k_half / k) *
-                         (1 + curve.tail * as_double(cluster_.gpu.multiprocessors) / tiles);
-  const double memory = as_double(kernel.bytes.count()) /
-                        (curve.hbm_fraction * cluster_.gpu.memory_bandwidth.value());
-  return std::max(compute, memory) + curve.overhead;
-}
-
-KernelPrice CostModel::price(const Kernel& kernel) const {
+KernelPrice CostModel::curve_price(const Kernel& kernel) const {
   switch (kernel.kind) {
     case KernelKind::kGemm: {
       const GemmCurve& curve = kernel.fp32 ? calibration_.gemm_fp32 : calibration_.gemm_bf16;
-      return {gemm_seconds(curve, kernel), Factor::kGemm, curve.evidence};
+      return {curve_seconds(curve, kernel, cluster_.gpu), Factor::kGemm, curve.evidence};
     }
     case KernelKind::kAttention: {
       const AttentionCurve& curve = attention_curve(kernel.k, kernel.pass);
-      const double sequence = as_double(kernel.n);
-      const double blocks =
-          as_double(kernel.m * kernel.heads * ((kernel.n + kQueryBlock - 1) / kQueryBlock));
-      const double waves = blocks / as_double(cluster_.gpu.multiprocessors);
-      const double peak =
-          kernel.fp32 ? cluster_.gpu.peak_fp32.value() : cluster_.gpu.peak_bf16.value();
-      const double seconds = kernel.flops.count() / (curve.efficiency * peak) *
-                                 (1 + curve.s_half / sequence) * (1 + curve.c_half / waves) +
-                             curve.overhead;
-      return {seconds, Factor::kAttention, curve.evidence};
+      return {curve_seconds(curve, kernel, cluster_.gpu), Factor::kAttention, curve.evidence};
     }
     case KernelKind::kMemory: {
       const MemoryCurve& curve = calibration_.memory_curve(kernel.memory_class);
-      const double seconds = as_double(kernel.bytes.count()) /
-                                 (curve.fraction * cluster_.gpu.memory_bandwidth.value()) +
-                             curve.overhead;
-      return {seconds, Factor::kMemoryBound, curve.evidence};
+      return {curve_seconds(curve, kernel.bytes, cluster_.gpu), Factor::kMemoryBound,
+              curve.evidence};
     }
   }
   FORESHARD_CHECK(false, "unknown kernel kind");
   return {};
 }
 
+KernelPrice CostModel::memory_price(const Kernel& kernel) const {
+  const MeasuredPoints& measured = calibration_.measured;
+  const bool is_fp32 = kernel.fp32 || choices_.compute == DType::kFp32;
+  const FunctionPoints* function = find_function(measured, kernel.function, kernel.pass, is_fp32);
+  if (function == nullptr) return curve_price(kernel);
+  const Estimate found = seconds_at(function->points, as_double(kernel.bytes.count()));
+  return {found.value, Factor::kMemoryBound, weaker(measured.evidence, found.evidence)};
+}
+
+KernelPrice CostModel::price(const Kernel& kernel) const {
+  if (kernel.kind == KernelKind::kMemory) return memory_price(kernel);
+  KernelPrice price = curve_price(kernel);
+  const ShapeCorrection& correction = kernel.kind == KernelKind::kGemm ? gemm_ : attention_;
+  if (correction.empty()) return price;
+  const Estimate factor = correction.at(kernel);
+  price.seconds *= factor.value;
+  // Away from the points it is the curve's word.
+  const bool is_near = factor.evidence != Evidence::kExtrapolated;
+  price.evidence =
+      weaker(is_near ? calibration_.measured.evidence : price.evidence, factor.evidence);
+  return price;
+}
+
+KernelPrice CostModel::copy_price(Bytes written) const {
+  const bool is_cast = choices_.compute != DType::kFp32;  // the stored shards are fp32
+  const std::int64_t ratio = is_cast ? size_of(DType::kFp32) / size_of(choices_.compute) : 1;
+  Kernel kernel;
+  kernel.function = is_cast ? Function::kCast : Function::kCopy;
+  kernel.memory_class = MemoryClass::kCopy;
+  kernel.bytes = Bytes(checked_multiply(written.count(), 1 + ratio));
+  const MeasuredPoints& measured = calibration_.measured;
+  if (find_function(measured, kernel.function, kernel.pass, !is_cast) == nullptr) {
+    kernel.function = Function::kCopy;
+  }
+  return memory_price(kernel);
+}
+
 KernelPrice CostModel::price(EventKind collective, Bytes bytes, const GroupShape& group) const {
   const GroupLink link = group_link(cluster_, group);
   const Factor factor = link.nodes > 1 ? Factor::kInterNode : Factor::kIntraNode;
   const CollectiveCurve& curve = link.nodes > 1 ? calibration_.inter_node : calibration_.intra_node;
-  if (group.size <= 1) return {0, factor, curve.evidence};
+  const bool copies = cluster_.host_computes && collective != EventKind::kAllReduce;
+  if (group.size <= 1) return copies ? copy_price(bytes) : KernelPrice{0, factor, curve.evidence};
+  const CollectiveCall call{operation_of(collective), choices_.order, group.size,
+                            as_double(bytes.count())};
+  if (const std::optional<Estimate> found = collective_at(calibration_.measured, call)) {
+    return {found->value, factor, weaker(calibration_.measured.evidence, found->evidence)};
+  }
   const double hops = as_double(group.size - 1);
   const double passes = collective == EventKind::kAllReduce ? 2 : 1;
   double busbw = curve.link_fraction * link.link.value();
@@ -182,7 +218,9 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
       evidence = weaker(evidence, p.evidence);
     }
     Cost cost;
-    cost.before = Time::seconds(calibration_.host.per_hook * host * work.hooks);
+    const double fixed = calibration_.host.per_row +
+                         (is_collective(work.kind) ? calibration_.host.per_collective : 0);
+    cost.before = Time::seconds(calibration_.host.per_hook * host * work.hooks + fixed * host);
     cost.during = Time::seconds(calibration_.host.per_launch * host * work.launches);
     cost.duration = Time::seconds(seconds);
     cost.last_kernel = Time::seconds(std::min(last, seconds));

@@ -3,7 +3,9 @@
 // the same, whatever runs beside it.
 //
 // Formulas: sim/spec/calibration.h. Peaks, bandwidths and links come from the Cluster, everything
-// fitted from the Calibration. A group of one rank communicates in no time.
+// fitted from the Calibration. Where a Calibration has points measured on the machine itself, they
+// are the price (sim/cost/measured.h). A group of one rank communicates in no time; on CPU ranks
+// its gather is a copy, or a cast where parameters are kept in another dtype.
 #pragma once
 
 #include <array>
@@ -11,6 +13,7 @@
 #include <vector>
 
 #include "sim/cost/cost_table.h"
+#include "sim/cost/measured.h"
 #include "sim/graph/event_graph.h"
 #include "sim/spec/calibration.h"
 #include "sim/spec/cluster.h"
@@ -28,12 +31,16 @@ struct KernelPrice {
   Evidence evidence = Evidence::kAssumed;
 };
 
+// What a plan says about prices that its graph does not.
+struct CostChoices {
+  std::string attention_kernel;  // name of the Calibration's attention curves; "": the usual one
+  ReductionOrder order = ReductionOrder::kLibrary;
+  DType compute = DType::kFp32;  // of memory-bound kernels, with measured points
+};
+
 class CostModel {
  public:
-  // `attention_kernel`: name of the Calibration's attention curves to use, "" for the machine's
-  // usual one.
-  CostModel(const Cluster& cluster, const Calibration& calibration,
-            std::string attention_kernel = "");
+  CostModel(const Cluster& cluster, const Calibration& calibration, CostChoices choices = {});
 
   KernelPrice price(const Kernel& kernel) const;
   // Seconds of one collective over a group; bytes as in Work.
@@ -50,11 +57,16 @@ class CostModel {
 
  private:
   const AttentionCurve& attention_curve(std::int64_t head_dim, Pass pass) const;
-  double gemm_seconds(const GemmCurve& curve, const Kernel& kernel) const;
+  // By the smooth curves alone.
+  KernelPrice curve_price(const Kernel& kernel) const;
+  KernelPrice memory_price(const Kernel& kernel) const;
+  KernelPrice copy_price(Bytes written) const;  // a gather of a group of one
 
   Cluster cluster_;
   Calibration calibration_;
-  std::string attention_kernel_;
+  CostChoices choices_;
+  ShapeCorrection gemm_;
+  ShapeCorrection attention_;
 };
 
 }  // namespace foreshard

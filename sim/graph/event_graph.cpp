@@ -90,6 +90,7 @@ std::string EventGraph::fingerprint() const {
     hash.add(std::int64_t{row.host_wait} << 32 ^ std::int64_t{row.work});
     hash.add(std::int64_t{detail.unit} << 32 ^ std::int64_t{detail.layer} << 16 ^
              detail.microbatch);
+    if (detail.buffer >= 0) hash.add(std::int64_t{detail.buffer});
     for (EventId w : waits_of(static_cast<EventId>(i))) hash.add(std::int64_t{w});
     for (std::uint32_t a = detail.actions_begin; a < detail.actions_end; ++a) {
       hash.add(static_cast<std::int64_t>(actions[a].kind) << 32 | actions[a].target);

@@ -120,6 +120,8 @@ struct RowDetail {
   std::int32_t microbatch = 0;
   std::uint32_t actions_begin = 0;
   std::uint32_t actions_end = 0;
+  // Runtime native: the buffer a gather fills, backward writes gradients to, or a reduction reads.
+  std::int32_t buffer = -1;
   bool operator==(const RowDetail&) const = default;
 };
 

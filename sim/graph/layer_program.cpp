@@ -88,6 +88,31 @@ class Deriver {
     phase.actions.push_back(-(slot + 1));
   }
 
+  LayerStep begin_step(LayerStep::Kind kind, std::size_t operation) const {
+    LayerStep step;
+    step.kind = kind;
+    step.operation = static_cast<std::int16_t>(operation);
+    return step;
+  }
+  static void end_step(LayerPhaseProgram& phase, LayerStep step) {
+    step.actions_end = static_cast<std::uint32_t>(phase.actions.size());
+    phase.steps.push_back(std::move(step));
+  }
+  std::vector<std::int32_t> slots_of(const std::vector<std::int16_t>& tensors) const {
+    std::vector<std::int32_t> slots;
+    for (std::int16_t t : tensors) slots.push_back(slot_[index(t)]);
+    return slots;
+  }
+
+  // An in-place operation's output is the buffer of its input: the bytes change their name.
+  void take_over(const Operation& op, LayerPhaseProgram& phase) {
+    if (!op.in_place || is_loss()) return;
+    std::int32_t& slot = slot_[index(op.inputs.front())];
+    FORESHARD_CHECK(savers_[index(op.inputs.front())] == 0, "an in-place input is saved");
+    free(phase, slot);
+    slot = kNoSlot;
+  }
+
   std::string tensor_name(std::int16_t t) const {
     return layer_.tensors[static_cast<std::size_t>(t)].name;
   }
@@ -124,8 +149,10 @@ class Deriver {
     }
   }
 
+  // What an in-place operation makes of a kept tensor is that tensor's buffer, so it is kept too.
   bool kept(const Operation& op) const {
-    return options_.recompute == Recompute::kSelective && op.kept_by_selective;
+    if (options_.recompute != Recompute::kSelective) return false;
+    return op.kept_by_selective || (op.in_place && kept_tensor_[index(op.inputs.front())]);
   }
 
   // Whether the tensor outlives the forward.
@@ -146,6 +173,9 @@ class Deriver {
     LayerPhaseProgram& phase = program_.forward;
     for (std::size_t o = 0; o < layer_.operations.size(); ++o) {
       const Operation& op = layer_.operations[o];
+      LayerStep step = begin_step(LayerStep::Kind::kForward, o);
+      step.inputs = slots_of(op.inputs);
+      take_over(op, phase);
       for (std::int16_t t : op.outputs) {
         const bool border = t == layer_.output && !is_loss();
         slot_[index(t)] =
@@ -155,7 +185,7 @@ class Deriver {
       }
       add_forward_kernels(op, phase);
       for (std::int16_t t : releases_[o]) {
-        if (t == layer_.output) continue;
+        if (t == layer_.output || slot_[index(t)] == kNoSlot) continue;
         if (t == 0) {
           // Nobody keeps an input that no operation saved, unless checkpointing does.
           if (savers_[0] == 0 && options_.recompute == Recompute::kNone && has_input_buffer()) {
@@ -166,6 +196,8 @@ class Deriver {
         }
         if (!survives_forward(t)) free(phase, slot_[index(t)]);
       }
+      step.outputs = slots_of(op.outputs);
+      end_step(phase, std::move(step));
     }
     for (std::size_t t = 1; t < tensors_; ++t) {
       if (slot_[t] != kNoSlot && slot_[t] != kOutputSlot && survives_forward(narrow(t))) {
@@ -194,13 +226,17 @@ class Deriver {
     const std::size_t stop = recompute_stop();
     for (std::size_t o = 0; o < stop; ++o) {
       const Operation& op = layer_.operations[o];
+      LayerStep step = begin_step(LayerStep::Kind::kForward, o);
       if (!kept(op)) {
+        step.inputs = slots_of(op.inputs);
+        take_over(op, phase);
         for (std::int16_t t : op.outputs) {
           slot_[index(t)] = add_slot(MemoryCategory::kRecomputedActivation, bytes_[index(t)],
                                      tensor_name(t) + " (recomputed)");
           allocate(phase, slot_[index(t)]);
         }
         add_forward_kernels(op, phase);
+        step.outputs = slots_of(op.outputs);
       }
       for (std::int16_t t : releases_[o]) {
         if (t == 0 || savers_[index(t)] > 0) continue;
@@ -210,6 +246,7 @@ class Deriver {
           slot_[index(t)] = kNoSlot;
         }
       }
+      if (!kept(op)) end_step(phase, std::move(step));
     }
     // References that would have ended in operations not executed any more end with the early stop.
     for (std::size_t o = stop; o < layer_.operations.size(); ++o) {
@@ -244,7 +281,18 @@ class Deriver {
   }
 
   void weight_gradients(const Operation& op) {
-    if (options_.gradients == GradientStorage::kFlat) return;
+    if (options_.gradients == GradientStorage::kFlat) {
+      if (options_.flat_gradient == options_.compute || op.kind != OperationKind::kGemm) return;
+      const std::int64_t numel = layer_.parameters[index(op.parameters.front())].numel();
+      const std::int64_t bytes = checked_multiply(numel, size_of(options_.compute));
+      const std::int32_t slot = add_slot(MemoryCategory::kBackwardTemp, bytes,
+                                         layer_.parameters[index(op.parameters.front())].name);
+      allocate(program_.backward, slot);
+      add_memory_kernel(program_.backward, Function::kCast, Pass::kBackward,
+                        bytes + checked_multiply(numel, size_of(options_.flat_gradient)));
+      free(program_.backward, slot);
+      return;
+    }
     for (std::int16_t p : op.parameters) {
       const ParameterSpec& parameter = layer_.parameters[index(p)];
       const std::int64_t bytes = checked_multiply(parameter.numel(), size_of(options_.compute));
@@ -255,7 +303,7 @@ class Deriver {
       allocate(program_.backward, slot);
       if (options_.tied == Tying::kTokenTable && p == 0) {
         // The head's gradient of the same parameter is there already: added into it, then dropped.
-        add_memory_kernel(program_.backward, MemoryClass::kElementwise, Pass::kBackward, 3 * bytes);
+        add_memory_kernel(program_.backward, Function::kAdd, Pass::kBackward, 3 * bytes);
         free(program_.backward, slot);
         continue;
       }
@@ -279,6 +327,10 @@ class Deriver {
           op.outputs.empty() ? kNoSlot : gradient_of[index(op.outputs.front())];
       if (incoming == kNoSlot) continue;  // no gradient arrives: the output is not differentiated
       gradient_of[index(op.outputs.front())] = kNoSlot;
+      LayerStep step = begin_step(LayerStep::Kind::kBackward, o);
+      step.inputs = {gradients_[static_cast<std::size_t>(incoming)].slot};
+      for (std::int16_t t : op.saved) step.inputs.push_back(slot_[index(t)]);
+      bool incoming_dropped = false;
       std::vector<std::pair<std::int16_t, std::int32_t>> contributions;
       if (op.gradient == GradientRule::kAlias) {
         for (std::int16_t t : op.inputs) {
@@ -294,18 +346,27 @@ class Deriver {
             const std::int64_t bytes = bytes_[index(t)];
             temporaries.push_back(add_slot(MemoryCategory::kBackwardTemp, bytes, tensor_name(t)));
             allocate(program_.backward, temporaries.back());
-            add_memory_kernel(program_.backward, MemoryClass::kElementwise, Pass::kBackward,
-                              2 * bytes);
+            add_memory_kernel(program_.backward, Function::kCopy, Pass::kBackward, 2 * bytes);
+          }
+          if (op.in_place && is_loss()) {
+            free(program_.backward, kInputSlot);
+            input_freed_ = true;
+          } else if (op.in_place) {
+            FORESHARD_CHECK(gradients_[static_cast<std::size_t>(incoming)].references == 1,
+                            "the gradient of an in-place result is shared");
+            drop_gradient(incoming);
+            incoming_dropped = true;
           }
           for (std::int16_t t : op.inputs) {
             contributions.emplace_back(t, new_gradient(bytes_[index(t)], tensor_name(t) + ".grad"));
+            step.outputs.push_back(gradients_.back().slot);
           }
           for (std::int32_t slot : temporaries) free(program_.backward, slot);
         }
         if (inputs_first) weight_gradients(op);
         add_backward_kernels(op);
       }
-      drop_gradient(incoming);
+      if (!incoming_dropped) drop_gradient(incoming);
       for (std::int16_t t : op.saved) {
         if (--savers[index(t)] > 0) continue;
         if (t == layer_.output && !is_loss()) continue;  // the next layer's input: freed there
@@ -320,6 +381,7 @@ class Deriver {
         free(program_.backward, kInputSlot);
         input_freed_ = true;
       }
+      if (op.gradient != GradientRule::kAlias) end_step(program_.backward, std::move(step));
       for (auto [t, gradient] : contributions) accumulate(gradient_of[index(t)], t, gradient);
     }
     // Tensors kept by selective recompute that nothing needed, and outputs of the loss.
@@ -342,6 +404,10 @@ class Deriver {
       for (std::int32_t& action : program_.backward.actions) {
         if (action == g.slot + 1) action = kInputGradSlot + 1;
       }
+      for (LayerStep& step : program_.backward.steps) {
+        std::replace(step.inputs.begin(), step.inputs.end(), g.slot, kInputGradSlot);
+        std::replace(step.outputs.begin(), step.outputs.end(), g.slot, kInputGradSlot);
+      }
       retired_slot_ = g.slot;
     }
   }
@@ -352,21 +418,49 @@ class Deriver {
       return;
     }
     const std::int64_t bytes = bytes_[index(tensor)];
-    const std::int32_t sum = new_gradient(bytes, tensor_name(tensor) + ".grad sum");
-    add_memory_kernel(program_.backward, MemoryClass::kElementwise, Pass::kBackward, 3 * bytes);
-    drop_gradient(place);
-    drop_gradient(gradient);
-    place = sum;
+    const auto slot = [&](std::int32_t g) { return gradients_[static_cast<std::size_t>(g)].slot; };
+    LayerStep step;
+    step.kind = LayerStep::Kind::kSum;
+    step.inputs = {slot(place), slot(gradient)};
+    add_memory_kernel(program_.backward, Function::kAdd, Pass::kBackward, 3 * bytes);
+    const bool in_place = options_.gradients == GradientStorage::kFlat &&
+                          gradients_[static_cast<std::size_t>(gradient)].references == 1;
+    if (in_place) {
+      drop_gradient(place);
+      place = gradient;
+    } else {
+      const std::int32_t sum = new_gradient(bytes, tensor_name(tensor) + ".grad sum");
+      drop_gradient(place);
+      drop_gradient(gradient);
+      place = sum;
+    }
+    step.outputs = {slot(place)};
+    end_step(program_.backward, std::move(step));
   }
 
   // --- kernels
   // -------------------------------------------------------------------------------------------------------
 
-  void add_memory_kernel(LayerPhaseProgram& phase, MemoryClass memory_class, Pass pass,
-                         std::int64_t bytes) const {
+  static MemoryClass class_of(Function function, Pass pass) {
+    switch (function) {
+      case Function::kRmsNorm:
+      case Function::kLayerNorm:
+        return pass == Pass::kForward ? MemoryClass::kNormForward : MemoryClass::kNormBackward;
+      case Function::kLogSoftmax:
+      case Function::kNegativeLogLikelihood:
+      case Function::kCrossEntropy:
+        return MemoryClass::kLoss;
+      default:
+        return MemoryClass::kElementwise;
+    }
+  }
+
+  static void add_memory_kernel(LayerPhaseProgram& phase, Function function, Pass pass,
+                                std::int64_t bytes) {
     Kernel kernel;
     kernel.kind = KernelKind::kMemory;
-    kernel.memory_class = memory_class;
+    kernel.function = function;
+    kernel.memory_class = class_of(function, pass);
     kernel.pass = pass;
     kernel.bytes = Bytes(bytes);
     phase.kernels.push_back(kernel);
@@ -376,6 +470,7 @@ class Deriver {
                 std::int64_t k) const {
     Kernel kernel;
     kernel.kind = KernelKind::kGemm;
+    kernel.function = Function::kMatrixProduct;
     kernel.pass = pass;
     kernel.fp32 = options_.compute == DType::kFp32;
     kernel.m = m;
@@ -391,6 +486,7 @@ class Deriver {
   void add_attention(LayerPhaseProgram& phase, const Operation& op, Pass pass) const {
     Kernel kernel;
     kernel.kind = KernelKind::kAttention;
+    kernel.function = Function::kAttention;
     kernel.pass = pass;
     kernel.causal = op.attention.causal;
     kernel.fp32 = options_.compute == DType::kFp32;
@@ -424,17 +520,16 @@ class Deriver {
         add_attention(phase, op, Pass::kForward);
         return;
       case OperationKind::kNorm:
-        add_memory_kernel(phase, MemoryClass::kNormForward, Pass::kForward, moved);
-        return;
       case OperationKind::kElementwise:
-        add_memory_kernel(phase, MemoryClass::kElementwise, Pass::kForward, moved);
+        add_memory_kernel(phase, op.function, Pass::kForward, moved);
         return;
       case OperationKind::kEmbedding:  // reads one row per output row
-        add_memory_kernel(phase, MemoryClass::kElementwise, Pass::kForward,
-                          2 * total_bytes(op.outputs));
+        add_memory_kernel(phase, op.function, Pass::kForward, 2 * total_bytes(op.outputs));
         return;
       case OperationKind::kSoftmaxLoss:
-        add_memory_kernel(phase, MemoryClass::kLoss, Pass::kForward, moved);
+        // In place: the logits are read, their gradient is written, all in forward.
+        add_memory_kernel(phase, op.function, Pass::kForward,
+                          op.in_place ? 2 * total_bytes(op.inputs) : moved);
         return;
     }
   }
@@ -450,7 +545,7 @@ class Deriver {
           add_gemm(phase, Pass::kBackward, tokens_, op.k, op.n);
         }
         if (op.parameters.size() > 1) {  // bias: a column sum over the output's gradient
-          add_memory_kernel(phase, MemoryClass::kElementwise, Pass::kBackward, output);
+          add_memory_kernel(phase, Function::kColumnSum, Pass::kBackward, output);
         }
         return;
       case OperationKind::kAttention:
@@ -458,11 +553,10 @@ class Deriver {
         return;
       case OperationKind::kNorm:
         // Reads the output's gradient and the saved input, writes the input's gradient.
-        add_memory_kernel(phase, MemoryClass::kNormBackward, Pass::kBackward,
-                          output + 2 * total_bytes(op.inputs));
+        add_memory_kernel(phase, op.function, Pass::kBackward, output + 2 * total_bytes(op.inputs));
         return;
       case OperationKind::kElementwise:
-        add_memory_kernel(phase, MemoryClass::kElementwise, Pass::kBackward, moved);
+        add_memory_kernel(phase, op.function, Pass::kBackward, moved);
         return;
       case OperationKind::kEmbedding: {
         // Zero-fills the dense gradient, then scatter-adds one row per token.
@@ -470,11 +564,11 @@ class Deriver {
         for (std::int16_t p : op.parameters) {
           table += layer_.parameters[index(p)].numel() * size_of(options_.compute);
         }
-        add_memory_kernel(phase, MemoryClass::kElementwise, Pass::kBackward, table + 3 * output);
+        add_memory_kernel(phase, op.function, Pass::kBackward, table + 3 * output);
         return;
       }
       case OperationKind::kSoftmaxLoss:
-        add_memory_kernel(phase, MemoryClass::kLoss, Pass::kBackward, moved);
+        if (!op.in_place) add_memory_kernel(phase, op.function, Pass::kBackward, moved);
         return;
     }
   }
@@ -522,6 +616,13 @@ class Deriver {
         if (slot < kOutputSlot) continue;
         const std::int32_t mapped = own + (slot - kOutputSlot) + 1;
         action = action > 0 ? mapped : -mapped;
+      }
+      for (LayerStep& step : phase->steps) {
+        for (std::vector<std::int32_t>* slots : {&step.inputs, &step.outputs}) {
+          for (std::int32_t& slot : *slots) {
+            if (slot >= kOutputSlot) slot = own + (slot - kOutputSlot);
+          }
+        }
       }
       phase->swing = swing(phase->actions);
     }

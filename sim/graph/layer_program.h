@@ -53,6 +53,7 @@ enum class KernelKind : std::uint8_t { kGemm, kAttention, kMemory };
 // heads in `heads`.
 struct Kernel {
   KernelKind kind = KernelKind::kMemory;
+  Function function = Function::kCopy;
   MemoryClass memory_class = MemoryClass::kElementwise;
   Pass pass = Pass::kForward;
   bool causal = true;
@@ -75,8 +76,26 @@ struct MemorySwing {
   std::int64_t net = 0;
 };
 
+// One operation's turn in a phase, for who executes the layer: which slots it works on. The actions
+// up to `actions_end` are its own allocations and what is freed once it is done. An in-place
+// operation's output stands in the slot that was freed for it.
+struct LayerStep {
+  enum class Kind : std::uint8_t {
+    kForward,   // inputs and outputs as the operation lists them
+    kBackward,  // inputs: the output's gradient, then the saved tensors as listed; outputs: the
+                // gradient of each input, in order
+    kSum,  // outputs[0] = inputs[0] + inputs[1]; in place where outputs[0] is one of them
+  };
+  static constexpr std::int32_t kNothing = -1;  // no such tensor: token ids, a dead output
+  Kind kind = Kind::kForward;
+  std::int16_t operation = -1;  // index into LayerSpec::operations
+  std::uint32_t actions_end = 0;
+  std::vector<std::int32_t> inputs, outputs;  // slots
+};
+
 struct LayerPhaseProgram {
   std::vector<std::int32_t> actions;  // slot + 1: allocate, -(slot + 1): free
+  std::vector<LayerStep> steps;  // in order; what follows the last one belongs to the phase's end
   std::vector<Kernel> kernels;
   MemorySwing swing;
   Flops flops;
@@ -96,7 +115,8 @@ struct LayerProgram {
 };
 
 // Where backward puts weight gradients: a tensor each, as autograd does, or straight into the
-// unit's flat buffer.
+// unit's flat buffer. With kFlat, gradients that meet at a tensor are also added in place instead
+// of into a new buffer: autograd must not assume that it owns them, the engine knows.
 enum class GradientStorage : std::uint8_t { kPerParameter, kFlat };
 
 // kTokenTable: parameter 0 of this layer also is the head's, whose gradient arrived first.
@@ -108,6 +128,9 @@ struct ProgramOptions {
   DType compute = DType::kBf16;
   Recompute recompute = Recompute::kNone;
   GradientStorage gradients = GradientStorage::kPerParameter;
+  // kFlat: dtype of the flat buffer. Where it differs from `compute`, the gradient of a matrix
+  // exists in the compute dtype for a moment.
+  DType flat_gradient = DType::kFp32;
   Tying tied = Tying::kNone;
 };
 

@@ -8,7 +8,10 @@
 namespace foreshard {
 
 LayerPrograms::LayerPrograms(const ModelSpec& model, const Plan& plan)
-    : batch_(plan.batch), compute_(plan.param_dtype), runtime_(plan.runtime.kind) {
+    : batch_(plan.batch),
+      compute_(plan.param_dtype),
+      reduce_(plan.reduce_dtype),
+      runtime_(plan.runtime.kind) {
   modes_[static_cast<std::size_t>(Recompute::kNone)] = true;
   modes_[static_cast<std::size_t>(plan.recompute.value)] = true;
   for (const auto& range : plan.recompute.ranges) {
@@ -28,6 +31,7 @@ LayerPrograms::LayerPrograms(const ModelSpec& model, const Plan& plan)
       options.gradients = plan.runtime.kind == RuntimeKind::kNative
                               ? GradientStorage::kFlat
                               : GradientStorage::kPerParameter;
+      options.flat_gradient = plan.reduce_dtype;
       options.tied = model.tied_embeddings && layer.role == LayerRole::kEmbedding
                          ? Tying::kTokenTable
                          : Tying::kNone;
@@ -44,7 +48,8 @@ const std::shared_ptr<const LayerProgram>& LayerPrograms::at(std::int32_t kind,
 
 bool LayerPrograms::serve(const Plan& plan) const {
   if (plan.batch.sequence != batch_.sequence || plan.batch.micro_batch != batch_.micro_batch ||
-      plan.param_dtype != compute_ || plan.runtime.kind != runtime_) {
+      plan.param_dtype != compute_ || plan.reduce_dtype != reduce_ ||
+      plan.runtime.kind != runtime_) {
     return false;
   }
   if (!modes_[static_cast<std::size_t>(plan.recompute.value)]) return false;

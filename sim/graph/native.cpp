@@ -12,22 +12,29 @@
 // compute row that used its slot. Gradient slots: buffers.reduce_scatter + 1; a backward waits for
 // the reduce-scatter that last read its slot.
 //
+// The root unit, whose layers are spread over the whole backward, has a gradient buffer of its own.
+//
+// With reduction_order microbatch the reduce-scatter adds every rank's contribution to the gradient
+// shard, in rank order; with library it makes a sum of its own, which an accumulation adds.
 // With replicas, gradients are summed over micro-batches first and all-reduced once, after the last
-// one. Unlike FSDP2 the embedding's unit is not gathered in backward: its gradient needs no weight.
+// one. Units that are never resharded are gathered once per step: parameters change with the
+// optimizer only. Unlike FSDP2 the embedding's unit is not gathered in backward: its gradient needs
+// no weight.
 #include <algorithm>
 #include <deque>
 #include <utility>
 #include <vector>
 
 #include "sim/base/error.h"
+#include "sim/graph/flat_layout.h"
 #include "sim/graph/runtimes.h"
 #include "sim/graph/step_builder.h"
 
 namespace foreshard {
 namespace {
 
-constexpr std::int64_t kAlignmentBytes =
-    128;  // of every parameter in the flat buffer (GEMM operands)
+// The squared norm travels as an exact sum: 67 digits of 32 bits, 64 bits each, cover every double.
+constexpr std::int64_t kNormBytes = 67 * 8;
 
 // Variants of kAccumulate.
 constexpr std::int32_t kAdd = 1;
@@ -64,7 +71,9 @@ class Native final : public StepBuilder {
     EventId all_gather = kNoEvent;
     EventId last_use = kNoEvent;
     EventId reduced = kNoEvent;
-    std::int32_t slot = -1;
+    std::int32_t storage = kNoBuffer;   // where it is gathered: its own or the slot it holds
+    std::int32_t gradient = kNoBuffer;  // its own buffer, or the slot of the ring it holds
+    bool owns_gradient = false;
   };
 
   std::int32_t count() const { return static_cast<std::int32_t>(states_.size()); }
@@ -73,21 +82,16 @@ class Native final : public StepBuilder {
   std::int64_t param_size() const { return size_of(plan_.param_dtype); }
   std::int64_t reduce_size() const { return size_of(plan_.reduce_dtype); }
 
-  // Flat layout: parameters aligned, the sum padded to a multiple of the ranks.
+  // Whether parameters have to be gathered or cast at all; else the stored shard is the parameter.
+  bool gathers() const { return plan_.mesh.shard > 1 || plan_.param_dtype != plan_.master_dtype; }
+  bool continues_sums() const { return plan_.reduction_order == ReductionOrder::kMicrobatch; }
+
   void flatten() {
-    const std::int64_t align = kAlignmentBytes / param_size();
     auto& listed = graph().units;
     for (std::int32_t u = 0; u < count(); ++u) {
-      std::int64_t sum = 0;
-      for (std::int32_t l : layers_of(u)) {
-        const auto kind = static_cast<std::size_t>(model_.order[static_cast<std::size_t>(l)].kind);
-        for (const ParameterSpec& p : model_.kinds[kind].parameters) {
-          if (!p.tied) sum = checked_add(sum, (p.numel() + align - 1) / align * align);
-        }
-      }
-      const std::int64_t step = plan_.mesh.shard * align;
-      state(u).shard = (sum + step - 1) / step * align;
+      state(u).shard = foreshard::flatten(model_, layers_of(u), plan_).shard_numel;
       state(u).kept = unit(u).reshard.kind == Reshard::Kind::kNever;
+      state(u).owns_gradient = keeps_gradients() || u == root();
       listed[static_cast<std::size_t>(u)].shard_numel = state(u).shard;
     }
   }
@@ -110,13 +114,17 @@ class Native final : public StepBuilder {
                               Bytes(shard * size_of(plan_.optimizer.state)));
         }
       }
-      if (state(u).kept) {
-        allocate_persistent(MemoryCategory::kUnshardedParam, u, Bytes(padded(u) * param_size()));
+      if (!gathers()) {
+        // Nothing besides the shard.
+      } else if (state(u).kept) {
+        state(u).storage = allocate_persistent(MemoryCategory::kUnshardedParam, u,
+                                               Bytes(padded(u) * param_size()));
       } else {
         largest = std::max(largest, padded(u));
       }
-      if (keeps_gradients()) {
-        allocate_persistent(MemoryCategory::kUnshardedGrad, u, Bytes(padded(u) * reduce_size()));
+      if (state(u).owns_gradient) {
+        state(u).gradient = allocate_persistent(MemoryCategory::kUnshardedGrad, u,
+                                                Bytes(padded(u) * reduce_size()));
       }
       if (unit(u).reshard.kind == Reshard::Kind::kGroup) {
         allocate_persistent(MemoryCategory::kPostForwardShard, u,
@@ -127,19 +135,27 @@ class Native final : public StepBuilder {
         std::max(plan_.prefetch.forward == Prefetch::kImplicit ? 1 : plan_.prefetch.forward,
                  plan_.prefetch.backward);
     slot_users_.assign(static_cast<std::size_t>(std::min<std::int64_t>(ahead + 1, count())), -1);
+    slot_buffers_.assign(slot_users_.size(), kNoBuffer);
     for (std::size_t s = 0; s < slot_users_.size() && largest > 0; ++s) {
-      allocate_persistent(MemoryCategory::kUnshardedParam, -1, Bytes(largest * param_size()));
+      slot_buffers_[s] =
+          allocate_persistent(MemoryCategory::kUnshardedParam, -1, Bytes(largest * param_size()));
     }
     std::int64_t largest_gradient = 0;
+    std::int64_t largest_shard = 0;
     for (std::int32_t u = 0; u < count(); ++u) {
-      largest_gradient = std::max(largest_gradient, padded(u));
+      if (!state(u).owns_gradient) largest_gradient = std::max(largest_gradient, padded(u));
+      largest_shard = std::max(largest_shard, state(u).shard);
     }
-    gradient_slots_ = plan_.reduce_scatter_buffers + 1;
-    if (!keeps_gradients()) {
-      for (std::int64_t s = 0; s < gradient_slots_; ++s) {
-        allocate_persistent(MemoryCategory::kUnshardedGrad, -1,
-                            Bytes(largest_gradient * reduce_size()));
-      }
+    gradient_buffers_.assign(static_cast<std::size_t>(plan_.reduce_scatter_buffers + 1), kNoBuffer);
+    for (std::int32_t& buffer : gradient_buffers_) {
+      if (largest_gradient == 0) break;
+      buffer = allocate_persistent(MemoryCategory::kUnshardedGrad, -1,
+                                   Bytes(largest_gradient * reduce_size()));
+    }
+    // Sums in rank order need every other rank's piece.
+    if (continues_sums() && plan_.mesh.shard > 1) {
+      allocate_persistent(MemoryCategory::kReduceScatterOutput, -1,
+                          Bytes((plan_.mesh.shard - 1) * largest_shard * reduce_size()));
     }
   }
 
@@ -165,15 +181,16 @@ class Native final : public StepBuilder {
       }
       if (chosen < 0) return false;
       slot_users_[static_cast<std::size_t>(chosen)] = u;
-      s.slot = chosen;
+      s.storage = slot_buffers_[static_cast<std::size_t>(chosen)];
       free_after = oldest;
     }
     s.present = true;
     s.waited = false;
-    if (plan_.mesh.shard == 1 && plan_.param_dtype == plan_.master_dtype) return true;
+    if (!gathers()) return true;
     wait(Stream::kAllGather, free_after);
     const bool small = backward_ && unit(u).reshard.kind == Reshard::Kind::kGroup;
     s.all_gather = add_unit_row(EventKind::kAllGather, Stream::kAllGather, u, small ? 1 : 0);
+    works_in(s.storage);
     return true;
   }
 
@@ -187,8 +204,11 @@ class Native final : public StepBuilder {
 
   void release(std::int32_t u, EventId after) {
     state(u).last_use = after;
-    state(u).present = false;
+    if (!state(u).kept || last_) state(u).present = false;
   }
+
+  // Which buffer the row added last fills or reads.
+  void works_in(std::int32_t buffer) { graph().details.back().buffer = buffer; }
 
   // --- forward ---
 
@@ -197,8 +217,6 @@ class Native final : public StepBuilder {
     const std::int64_t labels = plan_.batch.micro_batch * plan_.batch.sequence * 8;
     tokens_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, Bytes(labels));
     labels_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, Bytes(labels));
-    // The optimizer writes what the gathers send.
-    wait(Stream::kAllGather, tail(Stream::kCompute));
     if (root() >= 0) {
       hook();
       use(root());
@@ -238,7 +256,8 @@ class Native final : public StepBuilder {
     if (unit(u).reshard.kind == Reshard::Kind::kGroup) {
       row = add_unit_row(EventKind::kReshard, Stream::kCompute, u);
     }
-    release(u, row);
+    state(u).last_use = row;
+    state(u).present = false;
   }
 
   // --- backward ---
@@ -259,8 +278,13 @@ class Native final : public StepBuilder {
       if (u < 0) continue;
       const auto own = layers_of(u);
       if (u != root() && l == own.back()) begin_backward(u);
+      // Gradients go where the previous micro-batch's reduction reads.
+      if (u == root() && l == own.back() && !keeps_gradients()) {
+        wait(Stream::kCompute, state(u).reduced);
+      }
       if (recompute_of(l) != Recompute::kNone) add_layer_row(EventKind::kRecompute, l);
       const EventId row = add_layer_row(EventKind::kBackward, l);
+      works_in(state(u).gradient);
       state(u).last_use = row;
       if (u != root() && l == own.front()) reduce(u, row);
     }
@@ -280,39 +304,41 @@ class Native final : public StepBuilder {
       }
       use(u);
     }
-    take_gradient_slot();
+    if (!state(u).owns_gradient) take_gradient_slot(u);
   }
 
   // Backward writes where an earlier reduce-scatter reads: it waits for that one.
-  void take_gradient_slot() {
-    if (keeps_gradients()) return;
-    if (static_cast<std::int64_t>(reducing_.size()) >= gradient_slots_) {
+  void take_gradient_slot(std::int32_t u) {
+    if (reducing_.size() >= gradient_buffers_.size()) {
       wait(Stream::kCompute, reducing_.front());
       reducing_.pop_front();
     }
+    state(u).gradient = gradient_buffers_[next_gradient_++ % gradient_buffers_.size()];
   }
 
   void reduce(std::int32_t u, EventId row) {
     hook();
     release(u, row);
     if (keeps_gradients() && !last_) return;
-    if (u == root()) take_gradient_slot();
     wait(Stream::kReduceScatter, row);
     State& s = state(u);
     const bool adds = microbatch() > 0 && !keeps_gradients();
+    const bool sums_elsewhere = !continues_sums() && (adds || plan_.reduce_dtype != DType::kFp32);
     EventId last = kNoEvent;
     std::int32_t output = kNoBuffer;
     if (plan_.mesh.shard > 1) {
       last = add_unit_row(EventKind::kReduceScatter, Stream::kReduceScatter, u);
-      reducing_.push_back(last);
-      if (adds || plan_.reduce_dtype != DType::kFp32) {
+      works_in(s.gradient);
+      if (!s.owns_gradient) reducing_.push_back(last);
+      if (sums_elsewhere) {
         output = allocate(MemoryCategory::kReduceScatterOutput, Stream::kReduceScatter, u,
                           Bytes(s.shard * reduce_size()));
       }
     }
-    if (adds || plan_.mesh.shard == 1 || plan_.reduce_dtype != DType::kFp32) {
+    if (plan_.mesh.shard == 1 || sums_elsewhere) {
       last = add_unit_row(EventKind::kAccumulate, Stream::kReduceScatter, u, adds ? kAdd : 0);
-      if (plan_.mesh.shard == 1) reducing_.push_back(last);
+      works_in(plan_.mesh.shard == 1 ? s.gradient : output);
+      if (plan_.mesh.shard == 1 && !s.owns_gradient) reducing_.push_back(last);
     }
     StepBuilder::free(output);
     if (plan_.mesh.replicate > 1 && last_) {
@@ -368,6 +394,7 @@ class Native final : public StepBuilder {
       case EventKind::kAccumulate:
         work.bytes = Bytes(shard * 4);
         work.kernels = {copy_kernel(shard * (reduce_size() + (variant == kAdd ? 8 : 4)))};
+        if (variant == kAdd) work.kernels.front().function = Function::kAdd;
         break;
       default:
         FORESHARD_CHECK(false, "not a unit's row");
@@ -382,13 +409,13 @@ class Native final : public StepBuilder {
     const bool shadow = plan_.param_dtype != plan_.master_dtype;
     switch (kind) {
       case EventKind::kGradNorm:
-        work.kernels = {memory_kernel(MemoryClass::kOptimizer, elements * 4)};
+        work.kernels = {optimizer_kernel(Function::kSumOfSquares, elements * 4)};
         break;
       case EventKind::kGradScale:
-        work.kernels = {memory_kernel(MemoryClass::kOptimizer, elements * 8)};
+        work.kernels = {optimizer_kernel(Function::kScale, elements * 8)};
         break;
       case EventKind::kAllReduce:
-        work.bytes = Bytes(4);
+        work.bytes = Bytes(kNormBytes);
         work.communicator = kShard;
         break;
       case EventKind::kOptimizer: {
@@ -399,7 +426,9 @@ class Native final : public StepBuilder {
                                        : 0;
         const std::int64_t bytes =
             2 * size_of(plan_.master_dtype) + 4 + state + (shadow ? param_size() : 0);
-        work.kernels = {memory_kernel(MemoryClass::kOptimizer, checked_multiply(elements, bytes))};
+        work.kernels = {optimizer_kernel(
+            plan_.optimizer.kind == Optimizer::Kind::kAdamW ? Function::kAdamW : Function::kSgd,
+            checked_multiply(elements, bytes))};
         work.launches = count();
         break;
       }
@@ -407,6 +436,12 @@ class Native final : public StepBuilder {
         FORESHARD_CHECK(false, "not a row of the whole step");
     }
     return work;
+  }
+
+  static Kernel optimizer_kernel(Function function, std::int64_t bytes_moved) {
+    Kernel kernel = memory_kernel(MemoryClass::kOptimizer, bytes_moved);
+    kernel.function = function;
+    return kernel;
   }
 
   // Units of one shape have one flat layout.
@@ -420,8 +455,10 @@ class Native final : public StepBuilder {
 
   std::vector<State> states_;
   std::vector<std::int32_t> slot_users_;  // unit that holds or held each parameter slot
+  std::vector<std::int32_t> slot_buffers_;
+  std::vector<std::int32_t> gradient_buffers_;  // the ring
+  std::size_t next_gradient_ = 0;
   std::deque<EventId> reducing_;  // reduce-scatters whose gradient slot is not taken again yet
-  std::int64_t gradient_slots_ = 2;
   std::int32_t tokens_ = kNoBuffer;
   std::int32_t labels_ = kNoBuffer;
   bool backward_ = false;

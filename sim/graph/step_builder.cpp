@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "sim/base/error.h"
 
@@ -130,6 +131,11 @@ EventId StepBuilder::push(EventKind kind, Stream stream, std::uint16_t work, std
     ++row.wait_count;
   }
   pending_sources_[s] = 0;
+  // CPU ranks: nothing is issued while a compute row runs.
+  if (plan_.host == HostKind::kComputes) {
+    row.host_wait = std::exchange(unawaited_compute_, kNoEvent);
+    if (stream == Stream::kCompute) unawaited_compute_ = id;
+  }
   row.communicator = fifo_of_work_[work];
   if (row.communicator != kNoCommunicator) {
     EventId& queue = communicator_tails_[row.communicator];
@@ -139,7 +145,7 @@ EventId StepBuilder::push(EventKind kind, Stream stream, std::uint16_t work, std
   graph_.rows.push_back(row);
   // Where the actions end is where the next row's begin: finish() fills it in.
   const auto actions = static_cast<std::uint32_t>(id == 0 ? 0 : graph_.actions.size());
-  graph_.details.push_back({unit, layer, microbatch_, actions, actions});
+  graph_.details.push_back({unit, layer, microbatch_, actions, actions, -1});
   tails_[s] = id;
   pending_hooks_ = 0;
   return id;
@@ -241,6 +247,7 @@ void StepBuilder::begin_microbatch(std::int32_t microbatch) {
 }
 
 EventGraph StepBuilder::finish() {
+  if (unawaited_compute_ != kNoEvent) graph_.final_host_wait = unawaited_compute_;
   for (std::size_t i = 0; i + 1 < graph_.details.size(); ++i) {
     graph_.details[i].actions_end = graph_.details[i + 1].actions_begin;
   }

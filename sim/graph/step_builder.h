@@ -164,6 +164,7 @@ class StepBuilder {
   std::array<std::uint8_t, kStreams> pending_sources_{};               // bits: which are set
   std::array<EventId, 256> communicator_tails_;
   std::uint8_t reduce_scatter_communicator_ = kShard;
+  EventId unawaited_compute_ = kNoEvent;  // CPU ranks: a compute row the host has not waited for
   std::int32_t pending_hooks_ = 0;
   std::int32_t microbatch_ = 0;
   std::int32_t first_execution_ = 0;  // of the current micro-batch

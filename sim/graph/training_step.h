@@ -29,6 +29,7 @@ class LayerPrograms {
  private:
   Batch batch_;
   DType compute_;
+  DType reduce_;
   RuntimeKind runtime_;
   std::vector<std::array<std::shared_ptr<const LayerProgram>, 3>> programs_;
   std::array<bool, 3> modes_{};

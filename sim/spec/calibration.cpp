@@ -2,6 +2,7 @@
 #include "sim/spec/calibration.h"
 
 #include <algorithm>
+#include <array>
 
 namespace foreshard {
 
@@ -22,5 +23,11 @@ const char* to_string(Evidence evidence) {
 }
 
 Evidence weaker(Evidence a, Evidence b) { return std::max(a, b); }
+
+const char* to_string(CollectiveOperation operation) {
+  static constexpr std::array<const char*, kCollectiveOperations> kNames = {
+      "all_gather", "reduce_scatter", "all_reduce"};
+  return kNames[static_cast<std::size_t>(operation)];
+}
 
 }  // namespace foreshard

@@ -19,12 +19,19 @@
 //               2(n-1)/n for all-reduce; S bytes of the whole unsharded buffer, as nccl-tests
 //               counts
 // P and BW are data-sheet values of the Gpu; times in seconds.
+//
+// Of a machine that was measured itself (foreshard calibrate) P and BW are the best measured rates,
+// and MeasuredPoints hold what was measured: exact where a shape or size was measured, an
+// interpolation between, the curves above where nothing is near (sim/cost/measured.h says how).
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
+
+#include "sim/spec/model_spec.h"
+#include "sim/spec/plan.h"
 
 namespace foreshard {
 
@@ -97,6 +104,8 @@ struct CollectiveCurve {
 struct HostCurve {
   double per_hook = 0;    // s of host work before enqueuing, per FSDP hook call
   double per_launch = 0;  // s per kernel launch
+  double per_row = 0;  // s before every event, and what a collective takes on top: only where the
+  double per_collective = 0;  // machine was measured itself
   Evidence evidence = Evidence::kAssumed;
   std::string source;
 };
@@ -126,6 +135,62 @@ struct FactorSpread {
   std::string source;
 };
 
+// One measured operation; n, k and m as Kernel has them.
+struct GemmPoint {
+  Pass pass = Pass::kForward;
+  bool fp32 = true;
+  std::int64_t m = 0, n = 0, k = 0;
+  double seconds = 0;
+  bool operator==(const GemmPoint&) const = default;
+};
+
+struct AttentionPoint {
+  Pass pass = Pass::kForward;
+  bool fp32 = true;
+  bool causal = true;
+  std::int64_t batch = 0, sequence = 0, heads = 0, kv_heads = 0, head_dim = 0;
+  double seconds = 0;
+  bool operator==(const AttentionPoint&) const = default;
+};
+
+struct SizePoint {
+  double bytes = 0;
+  double seconds = 0;
+  bool operator==(const SizePoint&) const = default;
+};
+
+// Points by ascending bytes, seconds never falling.
+struct FunctionPoints {
+  Function function = Function::kCopy;
+  Pass pass = Pass::kForward;
+  bool fp32 = true;
+  std::vector<SizePoint> points;  // bytes read plus written
+  bool operator==(const FunctionPoints&) const = default;
+};
+
+enum class CollectiveOperation : std::uint8_t { kAllGather, kReduceScatter, kAllReduce };
+inline constexpr std::size_t kCollectiveOperations = 3;
+const char* to_string(CollectiveOperation operation);  // "all_gather"
+
+struct CollectivePoints {
+  CollectiveOperation operation = CollectiveOperation::kAllGather;
+  ReductionOrder order = ReductionOrder::kMicrobatch;
+  std::int64_t group = 2;
+  std::vector<SizePoint> points;  // bytes of the whole unsharded buffer
+  bool operator==(const CollectivePoints&) const = default;
+};
+
+// What was measured on one machine. Empty in the shipped profiles.
+struct MeasuredPoints {
+  std::vector<GemmPoint> gemm;  // each shape, pass and dtype once
+  std::vector<AttentionPoint> attention;
+  std::vector<FunctionPoints> functions;
+  std::vector<CollectivePoints> collectives;
+  // Of an exact point: weaker where the points are of another number of ranks.
+  Evidence evidence = Evidence::kMeasured;
+  bool operator==(const MeasuredPoints&) const = default;
+};
+
 struct Calibration {
   std::string gpu;  // key of the machine catalogue
   std::string id;   // name of the profile
@@ -141,6 +206,7 @@ struct Calibration {
   HostCurve host;
   ContentionCurve contention;
   std::array<FactorSpread, kFactors> spread;
+  MeasuredPoints measured;
 
   const MemoryCurve& memory_curve(MemoryClass c) const {
     return memory[static_cast<std::size_t>(c)];

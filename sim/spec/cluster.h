@@ -52,6 +52,9 @@ struct Cluster {
   Gpu gpu;
   NodeKind node;
   Network network;
+  // CPU ranks of one machine: a "GPU" is the cores of one rank, and the host that issues is the one
+  // that computes.
+  bool host_computes = false;
   std::int64_t gpus = 0;           // total; the last node may be partly used
   Bytes memory_outside_allocator;  // per GPU: CUDA context and NCCL buffers, subtracted from
                                    // Gpu::memory

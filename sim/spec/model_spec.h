@@ -58,6 +58,36 @@ enum class OperationKind : std::uint8_t {
   kSoftmaxLoss,  // log-softmax or negative log likelihood over the vocabulary
 };
 
+// Which arithmetic it is: what the engine executes, and what a measured curve is about. The later
+// ones occur only as kernels, not as operations of a layer.
+enum class Function : std::uint8_t {
+  kMatrixProduct,
+  kAttention,
+  kRmsNorm,
+  kLayerNorm,
+  kAdd,
+  kCast,
+  kRotary,
+  kSilu,
+  kMultiply,
+  kSiluMultiply,  // silu(a) * b in one pass
+  kGelu,
+  kRelu,
+  kEmbedding,
+  kArange,
+  kLogSoftmax,
+  kNegativeLogLikelihood,
+  kCrossEntropy,  // loss and, in place of the logits, their gradient
+  kColumnSum,     // gradient of a bias
+  kCopy,
+  kAdamW,
+  kSgd,
+  kSumOfSquares,
+  kScale,
+};
+inline constexpr std::size_t kFunctions = 23;
+const char* to_string(Function function);  // "matrix_product"
+
 struct AttentionShape {
   std::int64_t heads = 0;
   std::int64_t kv_heads = 0;
@@ -77,6 +107,7 @@ enum class GradientRule : std::uint8_t {
 struct Operation {
   std::string name;
   OperationKind kind = OperationKind::kElementwise;
+  Function function = Function::kAdd;
   std::vector<std::int16_t>
       inputs;  // activations read; gradients flow to them in reverse order of this list
   std::vector<std::int16_t> outputs;  // activations written; the first one carries the gradient
@@ -92,6 +123,10 @@ struct Operation {
   std::int64_t n = 0, k = 0;  // GEMM: output and inner width; m is the number of tokens
   AttentionShape attention;
   GradientRule gradient = GradientRule::kOwn;
+  // The first output takes the first input's buffer, and that input's gradient the buffer of the
+  // output's gradient (of the input itself for a loss). Nothing else may read the input.
+  bool in_place = false;
+  bool transposed_weight = false;  // GEMM: parameter 0 is stored [k, n] instead of [n, k]
   bool kept_by_selective = false;  // output survives the forward under selective recompute
   bool operator==(const Operation&) const = default;
 };
@@ -117,6 +152,16 @@ struct LayerInstance {
   bool operator==(const LayerInstance&) const = default;
 };
 
+// Constants of the arithmetic: nothing of cost or memory follows from them.
+struct Numerics {
+  double norm_epsilon = 1e-5;
+  double rope_theta = 10000;
+  bool rope_scaling = false;  // frequencies are rescaled for longer contexts
+  bool gelu_tanh = true;      // the tanh approximation; false: erf
+  bool alibi = false;         // attention scores carry a linear bias of position
+  bool operator==(const Numerics&) const = default;
+};
+
 struct ModelSpec {
   std::string name;
   std::string family;  // "llama", "gpt2", "mpt"
@@ -129,6 +174,7 @@ struct ModelSpec {
   std::int64_t hidden = 0;
   std::int64_t vocabulary = 0;
   std::int64_t max_positions = 0;
+  Numerics numerics;
   bool tied_embeddings =
       false;  // the head's weight is the embedding's: counted, gathered and reduced once
 

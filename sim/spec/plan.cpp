@@ -63,6 +63,16 @@ const char* to_string(AccumulationMode mode) {
   return "?";
 }
 
+const char* to_string(ReductionOrder order) {
+  switch (order) {
+    case ReductionOrder::kMicrobatch:
+      return "microbatch";
+    case ReductionOrder::kLibrary:
+      return "library";
+  }
+  return "?";
+}
+
 void check(const Plan& plan, const ModelSpec& model, const Cluster& cluster) {
   if (const auto problem = find_problem(plan, model, cluster)) throw_problem(*problem, {});
 }

@@ -112,7 +112,34 @@ struct Optimizer {
   Implementation implementation = Implementation::kForeach;
   DType state = DType::kFp32;
   std::optional<double> clip_norm = 1.0;
+  // What follows changes numbers only, neither time nor memory.
+  double learning_rate = 3e-4;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double epsilon = 1e-8;
+  double weight_decay = 0.1;  // of parameters with two or more dimensions
+  // The rate rises linearly over `warmup_steps`, then falls along half a cosine over `decay_steps`
+  // to `min_learning_rate` and stays there; without decay_steps it stays at learning_rate.
+  std::int64_t warmup_steps = 0;
+  std::optional<std::int64_t> decay_steps;
+  double min_learning_rate = 0;
   bool operator==(const Optimizer&) const = default;
+};
+
+// In which order a step's gradients are summed, which is what their last bits depend on.
+// kMicrobatch: one after the other in global micro-batch order, continued across ranks, so that any
+// number of ranks gives the same bits; a reduce-scatter adds to the gradient that is there. With
+// replicas, every replica sums its own share so and the replicas are added in order; with
+// keep_unsharded every rank does. kLibrary: each reduce-scatter makes a sum of its own, as NCCL
+// does, and that is added to the gradient.
+enum class ReductionOrder : std::uint8_t { kMicrobatch, kLibrary };
+const char* to_string(ReductionOrder order);
+
+struct Evaluation {
+  std::optional<std::int64_t> every;  // steps between evaluations; none: no evaluation
+  std::int64_t sequences = 16;        // of the held-back data, over all ranks
+  double held_back = 0.05;            // of the data
+  bool operator==(const Evaluation&) const = default;
 };
 
 enum class Communicators : std::uint8_t {
@@ -122,6 +149,10 @@ enum class Communicators : std::uint8_t {
 
 // Whether the host waits for the device once per step (loss.item(), logging).
 enum class HostSync : std::uint8_t { kNone, kStep };
+
+// Who computes: a device that the host feeds, or the host itself (CPU ranks), which then issues
+// nothing while it computes. Follows from the cluster; not a key of the plan.
+enum class HostKind : std::uint8_t { kFeedsDevice, kComputes };
 
 struct Plan {
   std::string model;    // zoo name or path, as the user wrote it
@@ -141,6 +172,10 @@ struct Plan {
   std::int64_t reduce_scatter_buffers = 1;  // reduce-scatter inputs alive at once
   Communicators communicators = Communicators::kShared;
   HostSync host_sync = HostSync::kNone;
+  ReductionOrder reduction_order = ReductionOrder::kLibrary;
+  Evaluation evaluation;
+  std::int64_t seed = 1;  // of the initial parameters and the order of the data
+  HostKind host = HostKind::kFeedsDevice;
   bool operator==(const Plan&) const = default;
 };
 

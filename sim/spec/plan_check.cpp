@@ -226,6 +226,13 @@ Problem problem_of_fsdp2(const Plan& plan, const ModelSpec& model) {
                     name),
         "prefetch.backward: 1");
   }
+  if (plan.reduction_order != ReductionOrder::kLibrary) {
+    return missing_capability(
+        "reduction_order",
+        fmt::format("{} sums as its communication library does; micro-batch order is the engine's",
+                    name),
+        "reduction_order: library");
+  }
   if (plan.reduce_scatter_buffers > 1) {
     return missing_capability(
         "buffers.reduce_scatter",

@@ -63,6 +63,7 @@ constexpr std::array kImplementations = {Optimizer::Implementation::kForeach,
                                          Optimizer::Implementation::kLoop};
 constexpr std::array kCommunicators = {Communicators::kShared, Communicators::kSeparate};
 constexpr std::array kHostSyncs = {HostSync::kNone, HostSync::kStep};
+constexpr std::array kReductionOrders = {ReductionOrder::kMicrobatch, ReductionOrder::kLibrary};
 
 // Readers of values with more than one form.
 
@@ -251,6 +252,14 @@ std::optional<double> read_clip_norm(const ConfigNode& node) {
   return value;
 }
 
+std::optional<std::int64_t> read_optional_steps(const ConfigNode& node) {
+  if (node.text() == "none") return std::nullopt;
+  if (!node.is_scalar() || !looks_like_number(node.text())) {
+    throw wrong_word(node, "a number of steps, for example 1000, or none", {"none"});
+  }
+  return node.as_int(1, plan_limits::kSteps);
+}
+
 std::string read_name(const ConfigNode& node, const char* expected) {
   std::string text = node.is_null() ? "" : node.as_string();
   if (text.empty()) throw node.error("nothing stands here", expected);
@@ -276,6 +285,9 @@ Json written(const Reshard& reshard) {
   return reshard.kind == Reshard::Kind::kAlways ? "always" : "never";
 }
 Json written(Recompute recompute) { return to_string(recompute); }
+Json written(const std::optional<std::int64_t>& steps) {
+  return steps ? Json(*steps) : Json("none");
+}
 
 template <typename T>
 Json written(const RangedPolicy<T>& policy, const char* noun) {
@@ -388,6 +400,27 @@ constexpr PlanKey kKeys[] = {
      [](const Plan& p) {
        return p.optimizer.clip_norm ? Json(*p.optimizer.clip_norm) : Json("none");
      }},
+    {"optimizer.learning_rate",
+     [](Node n, Document d) { d.plan.optimizer.learning_rate = n.as_double(0, 1e3); },
+     [](const Plan& p) { return Json(p.optimizer.learning_rate); }},
+    {"optimizer.beta1", [](Node n, Document d) { d.plan.optimizer.beta1 = n.as_double(0, 1); },
+     [](const Plan& p) { return Json(p.optimizer.beta1); }},
+    {"optimizer.beta2", [](Node n, Document d) { d.plan.optimizer.beta2 = n.as_double(0, 1); },
+     [](const Plan& p) { return Json(p.optimizer.beta2); }},
+    {"optimizer.epsilon", [](Node n, Document d) { d.plan.optimizer.epsilon = n.as_double(0, 1); },
+     [](const Plan& p) { return Json(p.optimizer.epsilon); }},
+    {"optimizer.weight_decay",
+     [](Node n, Document d) { d.plan.optimizer.weight_decay = n.as_double(0, 1e3); },
+     [](const Plan& p) { return Json(p.optimizer.weight_decay); }},
+    {"optimizer.warmup_steps",
+     [](Node n, Document d) { d.plan.optimizer.warmup_steps = n.as_int(0, plan_limits::kSteps); },
+     [](const Plan& p) { return Json(p.optimizer.warmup_steps); }},
+    {"optimizer.decay_steps",
+     [](Node n, Document d) { d.plan.optimizer.decay_steps = read_optional_steps(n); },
+     [](const Plan& p) { return written(p.optimizer.decay_steps); }},
+    {"optimizer.min_learning_rate",
+     [](Node n, Document d) { d.plan.optimizer.min_learning_rate = n.as_double(0, 1e3); },
+     [](const Plan& p) { return Json(p.optimizer.min_learning_rate); }},
     {"offload", read_offload, [](const Plan&) { return Json("none"); }},
     {"buffers.reduce_scatter",
      [](Node n, Document d) { d.plan.reduce_scatter_buffers = n.as_int(1, plan_limits::kBuffers); },
@@ -397,6 +430,22 @@ constexpr PlanKey kKeys[] = {
      [](const Plan& p) { return Json(word_of(p.communicators)); }},
     {"host_sync", [](Node n, Document d) { d.plan.host_sync = read_word(n, kHostSyncs); },
      [](const Plan& p) { return Json(word_of(p.host_sync)); }},
+    {"reduction_order",
+     [](Node n, Document d) { d.plan.reduction_order = read_word(n, kReductionOrders); },
+     [](const Plan& p) { return Json(word_of(p.reduction_order)); }},
+    {"evaluation.every",
+     [](Node n, Document d) { d.plan.evaluation.every = read_optional_steps(n); },
+     [](const Plan& p) { return written(p.evaluation.every); }},
+    {"evaluation.sequences",
+     [](Node n, Document d) {
+       d.plan.evaluation.sequences = n.as_int(1, plan_limits::kMicroBatch);
+     },
+     [](const Plan& p) { return Json(p.evaluation.sequences); }},
+    {"evaluation.held_back",
+     [](Node n, Document d) { d.plan.evaluation.held_back = n.as_double(0, 0.9); },
+     [](const Plan& p) { return Json(p.evaluation.held_back); }},
+    {"seed", [](Node n, Document d) { d.plan.seed = n.as_int(0, plan_limits::kSeed); },
+     [](const Plan& p) { return Json(p.seed); }},
     {"surround.tensor", read_surround, nullptr},
     {"surround.context", read_surround, nullptr},
     {"surround.pipeline", read_surround, nullptr},

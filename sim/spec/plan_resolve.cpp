@@ -22,6 +22,20 @@ Location location_of(const GivenKeys& given, std::string_view key) {
 
 using Reasons = std::map<std::string_view, std::string>;
 
+// CPU ranks compute in fp32, and their engine sums in micro-batch order.
+void resolve_dtypes(const PlanDocument& document, const Cluster& cluster, Plan& plan,
+                    Reasons& reasons) {
+  if (!cluster.host_computes) return;
+  if (!document.has("dtype.param")) {
+    plan.param_dtype = DType::kFp32;
+    reasons["dtype.param"] = "CPU ranks";
+  }
+  if (plan.runtime.kind == RuntimeKind::kNative && !document.has("reduction_order")) {
+    plan.reduction_order = ReductionOrder::kMicrobatch;
+    reasons["reduction_order"] = "the engine on CPU ranks";
+  }
+}
+
 void resolve_mesh(const PlanDocument& document, const Cluster& cluster, Plan& plan,
                   Reasons& reasons) {
   const std::int64_t gpus = cluster.gpus;
@@ -112,6 +126,8 @@ ResolvedPlan resolve(const PlanDocument& document, const ModelSpec& model, const
     plan.recompute = recompute_every(*document.recompute_every, model.block_count());
   }
   if (!document.has("batch.accumulation")) plan.batch.accumulation = 1;
+  plan.host = cluster.host_computes ? HostKind::kComputes : HostKind::kFeedsDevice;
+  resolve_dtypes(document, cluster, plan, reasons);
   resolve_mesh(document, cluster, plan, reasons);
   resolve_batch(document, model, plan, reasons);
   resolve_units(document, model, plan, reasons);

@@ -56,9 +56,10 @@ void drop_changing(nlohmann::ordered_json& json) {
 Outcome shell(const std::string& command) {
   const fs::path out = folder() / ".out";
   const fs::path err = folder() / ".err";
-  const std::string line = "cd '" + folder().string() + "' && F='" FORESHARD_PROGRAM "' && { " +
-                           command + "\n} </dev/null >'" + out.string() + "' 2>'" + err.string() +
-                           "'";
+  const std::string line =
+      "cd '" + folder().string() +
+      "' && F='" FORESHARD_PROGRAM "' && export XDG_DATA_HOME=\"$PWD/.data\" && { " + command +
+      "\n} </dev/null >'" + out.string() + "' 2>'" + err.string() + "'";
   const int status = std::system(line.c_str());
   Outcome outcome;
   outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);

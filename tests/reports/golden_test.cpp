@@ -42,11 +42,12 @@ const std::vector<Job>& jobs() {
 }
 
 Json predict(const Job& job) {
-  const ModelSpec model = load_zoo_model(job.model);
+  const ModelSpec published = load_zoo_model(job.model);
   const Cluster cluster = load_cluster(job.cluster);
   PlanDocument document;
   for (const char* setting : job.settings) document = apply_set(document, setting);
-  Plan plan = resolve(document, model, cluster).plan;
+  Plan plan = resolve(document, published, cluster).plan;
+  const ModelSpec model = load_zoo_model(job.model, stack_of(plan.runtime.kind));
   const CostModel costs(cluster, load_profile(cluster.gpu.key));
   const Forecast f = forecast(model, plan, costs);
   const StepMetrics metrics = measure_step(f.graph, f.timeline);

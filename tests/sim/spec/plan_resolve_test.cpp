@@ -36,13 +36,16 @@ prefetch: {forward: implicit, backward: 1}
 recompute: none
 dtype: {param: bf16, reduce: fp32, master: fp32}
 accumulation: {mode: reduce_each}
-optimizer: {kind: adamw, implementation: foreach, state: fp32, clip_norm: 1.0}
+optimizer: {kind: adamw, implementation: foreach, state: fp32, clip_norm: 1.0, learning_rate: 0.0003, beta1: 0.9, beta2: 0.95, epsilon: 1e-08, weight_decay: 0.1, warmup_steps: 0, decay_steps: none, min_learning_rate: 0.0}
 offload: none
 buffers: {reduce_scatter: 1}
 communicators: shared
 host_sync: none
+reduction_order: library
+evaluation: {every: none, sequences: 16, held_back: 0.05}
+seed: 1
 )");
-  EXPECT_EQ(plan.assumed.size(), 25U);  // all but model and cluster
+  EXPECT_EQ(plan.assumed.size(), 38U);  // all but model and cluster
   ASSERT_NE(assumed(plan, "mesh.shard"), nullptr);
   EXPECT_EQ(assumed(plan, "mesh.shard")->value, "64");
   EXPECT_EQ(assumed(plan, "mesh.shard")->why, "all 64 GPUs of the cluster");

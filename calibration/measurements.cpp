@@ -1,0 +1,244 @@
+// One reader per kind of row; each names all keys of its rows, so that a misspelt one is an error.
+#include "calibration/measurements.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <initializer_list>
+#include <span>
+
+#include "calibration/least_squares.h"
+#include "sim/base/config.h"
+#include "sim/base/error.h"
+
+namespace foreshard {
+namespace {
+
+constexpr std::string_view kSchema = "foreshard.measurements/1";
+constexpr std::array<std::string_view, 2> kPasses = {"forward", "backward"};
+constexpr std::array<std::string_view, 2> kDTypes = {"bf16", "fp32"};
+constexpr std::array<std::string_view, 2> kOrders = {"microbatch", "library"};
+constexpr std::array<std::string_view, 3> kHostWork = {"row", "hook", "collective"};
+constexpr std::int64_t kMostBytes = std::int64_t{1} << 40;
+constexpr std::int64_t kLargest = std::int64_t{1}
+                                  << 20;  // of a shape: products of three fit 64 bits
+constexpr std::int64_t kLargestHead = 4096;
+constexpr double kLongest = 1e6;  // s
+constexpr double kLongestHostWork = 1;
+constexpr double kShortest = 1e-9;
+
+std::array<std::string_view, kFunctions> function_names() {
+  std::array<std::string_view, kFunctions> names;
+  for (std::size_t i = 0; i < kFunctions; ++i) names[i] = to_string(static_cast<Function>(i));
+  return names;
+}
+
+std::array<std::string_view, kCollectiveOperations> operation_names() {
+  std::array<std::string_view, kCollectiveOperations> names;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    names[i] = to_string(static_cast<CollectiveOperation>(i));
+  }
+  return names;
+}
+
+std::int64_t count(const ConfigNode& row, std::string_view key) {
+  return row.at(key).as_int(1, kLargest);
+}
+
+constexpr Range kAnyTime = {kShortest, kLongest};
+
+double seconds(const ConfigNode& row, std::string_view key, const Range& range = kAnyTime) {
+  return row.at(key, "seconds").as_double(range.low, range.high);
+}
+
+MeasuredSeconds read_spread(const ConfigNode& row, const Range& range = kAnyTime) {
+  const ConfigNode node = row.at("seconds", R"({"median": 0.01, "low": 0.009, "high": 0.011})");
+  node.allow_only({"median", "low", "high"});
+  const MeasuredSeconds spread{seconds(node, "median", range), seconds(node, "low", range),
+                               seconds(node, "high", range)};
+  if (spread.low > spread.median || spread.median > spread.high) {
+    throw node.error("quartiles are not in order", "low <= median <= high");
+  }
+  return spread;
+}
+
+Pass read_pass(const ConfigNode& row) {
+  return static_cast<Pass>(row.at("pass").as_choice(std::span(kPasses)));
+}
+bool is_fp32(const ConfigNode& row) { return row.at("dtype").as_choice(std::span(kDTypes)) == 1; }
+
+// Keys that rows of every kind may have.
+void allow(const ConfigNode& row, std::initializer_list<std::string_view> own) {
+  std::vector<std::string_view> keys = {"kind", "ranks", "repeats"};
+  keys.insert(keys.end(), own);
+  row.allow_only(std::span<const std::string_view>(keys));
+  if (const ConfigNode* repeats = row.find("repeats")) repeats->as_int(1, kLargest);
+}
+
+void read_gemm(const ConfigNode& row, std::int64_t ranks, Measurements& out) {
+  allow(row, {"pass", "dtype", "m", "n", "k", "seconds"});
+  const MeasuredSeconds spread = read_spread(row);
+  out.gemm.push_back({ranks,
+                      {read_pass(row), is_fp32(row), count(row, "m"), count(row, "n"),
+                       count(row, "k"), spread.median},
+                      spread});
+}
+
+void read_attention(const ConfigNode& row, std::int64_t ranks, Measurements& out) {
+  allow(row, {"pass", "dtype", "batch", "sequence", "heads", "kv_heads", "head_dim", "causal",
+              "seconds"});
+  const MeasuredSeconds spread = read_spread(row);
+  out.attention.push_back(
+      {ranks,
+       {read_pass(row), is_fp32(row), row.at("causal").as_bool(), count(row, "batch"),
+        count(row, "sequence"), count(row, "heads"), count(row, "kv_heads"),
+        row.at("head_dim").as_int(1, kLargestHead), spread.median},
+       spread});
+}
+
+void read_memory(const ConfigNode& row, std::int64_t ranks, Measurements& out) {
+  static const auto kNames = function_names();
+  allow(row, {"function", "pass", "dtype", "bytes", "seconds"});
+  const ConfigNode name = row.at("function");
+  const auto function = static_cast<Function>(name.as_choice(std::span(kNames)));
+  if (function == Function::kMatrixProduct || function == Function::kAttention) {
+    throw name.error("is not memory-bound", "kind: gemm or attention for it");
+  }
+  const MeasuredSeconds spread = read_spread(row);
+  out.functions.push_back({ranks,
+                           {function, read_pass(row), is_fp32(row),
+                            static_cast<double>(row.at("bytes").as_int(1, kMostBytes))},
+                           spread});
+}
+
+void read_collective(const ConfigNode& row, std::int64_t ranks, Measurements& out) {
+  static const auto kNames = operation_names();
+  allow(row, {"operation", "order", "group", "bytes", "seconds"});
+  const MeasuredSeconds spread = read_spread(row);
+  CollectiveTime sample;
+  sample.operation =
+      static_cast<CollectiveOperation>(row.at("operation").as_choice(std::span(kNames)));
+  sample.order = row.at("order").as_choice(std::span(kOrders)) == 0 ? ReductionOrder::kMicrobatch
+                                                                    : ReductionOrder::kLibrary;
+  sample.group = row.at("group").as_int(2, ranks < 2 ? 2 : ranks);
+  sample.bytes = static_cast<double>(row.at("bytes").as_int(1, kMostBytes));
+  out.collectives.push_back({ranks, sample, spread});
+}
+
+void read_host_work(const ConfigNode& row, std::int64_t ranks, Measurements& out) {
+  allow(row, {"what", "seconds"});
+  out.host_work.push_back({ranks,
+                           static_cast<HostWork>(row.at("what").as_choice(std::span(kHostWork))),
+                           read_spread(row, {0, kLongestHostWork})});
+}
+
+void read_contention(const ConfigNode& row, std::int64_t ranks, Measurements& out) {
+  allow(row, {"compute_alone_s", "compute_beside_s", "collective_alone_s", "collective_beside_s"});
+  out.contention.emplace_back(
+      ranks,
+      ContentionTimes{seconds(row, "compute_alone_s"), seconds(row, "compute_beside_s"),
+                      seconds(row, "collective_alone_s"), seconds(row, "collective_beside_s")});
+}
+
+void read_outside(const ConfigNode& row, std::int64_t ranks, Measurements& out) {
+  allow(row, {"bytes"});
+  out.memory_outside.emplace_back(ranks, row.at("bytes").as_int(0, kMostBytes));
+}
+
+void read_row(const ConfigNode& row, Measurements& out) {
+  using Reader = void (*)(const ConfigNode&, std::int64_t, Measurements&);
+  static constexpr std::array<std::string_view, 7> kKinds = {
+      "gemm", "attention", "memory", "collective", "host", "contention", "memory_outside"};
+  static constexpr std::array<Reader, 7> kReaders = {
+      read_gemm,      read_attention,  read_memory, read_collective,
+      read_host_work, read_contention, read_outside};
+  const std::size_t kind = row.at("kind", "such as gemm").as_choice(std::span(kKinds));
+  constexpr std::int64_t kMostRanks = 4096;
+  kReaders[kind](row, row.at("ranks").as_int(1, kMostRanks), out);
+}
+
+bool is_utc(std::string_view text) {
+  constexpr std::string_view kPattern = "0000-00-00T00:00:00Z";
+  return std::equal(
+      text.begin(), text.end(), kPattern.begin(), kPattern.end(),
+      [](char c, char wanted) { return wanted == '0' ? c >= '0' && c <= '9' : c == wanted; });
+}
+
+std::string read_time(const ConfigNode& node) {
+  if (!is_utc(node.text())) throw node.error("is no time", "UTC such as 2026-01-31T12:00:00Z");
+  return node.as_string();
+}
+
+MeasuredHost read_host(const ConfigNode& node) {
+  node.allow_only({"name", "cpu", "cores", "memory_bytes", "kernel"});
+  return {node.at("name").as_string(), node.at("cpu").as_string(),
+          node.at("cores").as_int(1, 1'000'000), Bytes(node.at("memory_bytes").as_int(1)),
+          node.at("kernel").as_string()};
+}
+
+Measurements read(const ConfigNode& root, std::string_view file_name) {
+  root.allow_only({"schema", "created", "host", "versions", "command", "threads", "rows"});
+  if (const ConfigNode schema = root.at("schema"); schema.as_string() != kSchema) {
+    throw schema.error(fmt::format("unknown schema '{}'", schema.text()), std::string(kSchema));
+  }
+  Measurements out;
+  out.files = {std::string(file_name)};
+  out.created = read_time(root.at("created"));
+  out.host = read_host(root.at("host"));
+  const ConfigNode versions = root.at("versions");
+  for (const ConfigItem& item : versions.items()) {
+    out.versions.emplace_back(item.key, item.value.as_string());
+  }
+  out.command = root.at("command").as_string();
+  out.threads = root.at("threads").as_int(1, 4096);
+  const ConfigNode rows = root.at("rows");
+  for (const ConfigNode& row : rows.elements()) read_row(row, out);
+  if (rows.elements().empty()) throw rows.error("is empty", "measured rows");
+  return out;
+}
+
+template <typename Row>
+void append(std::vector<Row>& to, const std::vector<Row>& from) {
+  to.insert(to.end(), from.begin(), from.end());
+}
+
+}  // namespace
+
+Measurements parse_measurements(std::string_view json, std::string_view file_name) {
+  return read(parse_json(json, file_name), file_name);
+}
+
+Measurements read_measurements(const std::filesystem::path& path) {
+  return read(read_json_file(path), path.string());
+}
+
+Measurements joined(const std::vector<Measurements>& parts) {
+  FORESHARD_CHECK(!parts.empty(), "nothing to join");
+  Measurements all = parts.front();
+  for (std::size_t i = 1; i < parts.size(); ++i) {
+    const Measurements& part = parts[i];
+    const bool is_same = part.host.cpu == all.host.cpu && part.host.cores == all.host.cores &&
+                         part.threads == all.threads;
+    if (!is_same) {
+      throw Error(
+          ExitCode::kInvalidInput,
+          fmt::format("{} and {} are of different machines or threads: {} with {} cores, {} "
+                      "thread(s) per rank, and {} with {} cores, {} thread(s)",
+                      all.files.front(), part.files.front(), all.host.cpu, all.host.cores,
+                      all.threads, part.host.cpu, part.host.cores, part.threads));
+    }
+    all.created = std::max(all.created, part.created);
+    append(all.gemm, part.gemm);
+    append(all.attention, part.attention);
+    append(all.functions, part.functions);
+    append(all.collectives, part.collectives);
+    append(all.host_work, part.host_work);
+    append(all.contention, part.contention);
+    append(all.memory_outside, part.memory_outside);
+    append(all.files, part.files);
+  }
+  return all;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,150 @@
+// CLI11 parses. A rank of --spawn gets the same words without --spawn and its number.
+#include "cli/exec/exec_command_line.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <memory>
+
+#include "cli/exec/exec_options.h"
+
+namespace foreshard {
+namespace {
+
+constexpr const char* kDescription =
+    "foreshard-exec runs a plan for real and measures this machine: the engine of Foreshard.";
+constexpr const char* kFooter =
+    "Ranks are found in the environment of torchrun, Slurm, Open MPI or PMI; --spawn N starts "
+    "them.\n"
+    "Exit codes: 0 ok, 1 internal error, 2 usage, 3 invalid input, 4 does not fit, "
+    "6 missing capability, 7 launch or lost rank, 130 interrupted.\n"
+    "Example:\n  foreshard-exec run --model models/examples/llama-5m.json --spawn 2 --data "
+    "README.md "
+    "--steps 20";
+
+std::vector<std::string> without_spawn(const std::vector<std::string>& arguments) {
+  std::vector<std::string> rest;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i] == "--spawn") {
+      ++i;
+    } else if (!arguments[i].starts_with("--spawn=")) {
+      rest.push_back(arguments[i]);
+    }
+  }
+  return rest;
+}
+
+class ExecTree {
+ public:
+  explicit ExecTree(const std::vector<std::string>& arguments)
+      : app_(kDescription, "foreshard-exec"), arguments_(arguments) {
+    app_.require_subcommand(1);
+    app_.footer(kFooter);
+    app_.set_version_flag("--version", std::string("foreshard-exec ") + FORESHARD_VERSION,
+                          "Print the version and exit");
+    add_run();
+    add_measure();
+  }
+
+  CLI::App& app() { return app_; }
+  std::function<ExitCode()> verb() const { return verb_; }
+
+ private:
+  template <typename Options>
+  CLI::App* add_verb(const char* name, const char* help, const char* example,
+                     ExitCode (*run)(const Options&), const std::shared_ptr<Options>& options) {
+    CLI::App* verb = app_.add_subcommand(name, help);
+    verb->footer(std::string("Example:\n  foreshard-exec ") + example);
+    verb->add_option("--spawn", options->spawn.ranks, "Start so many ranks on this machine")
+        ->check(CLI::Range(1, 1024));
+    verb->add_option("--threads", options->threads,
+                     "Compute threads of a rank; default: OMP_NUM_THREADS, else 1")
+        ->check(CLI::Range(1, 1024));
+    verb->add_flag_callback(
+        "--json", [options] { options->output.form = Form::kJson; },
+        "One JSON document instead of text");
+    options->spawn.arguments = without_spawn(arguments_);
+    options->command = fmt::format("foreshard-exec {}", fmt::join(arguments_, " "));
+    verb->callback([this, run, options] { verb_ = [run, options] { return run(*options); }; });
+    return verb;
+  }
+
+  void add_run() {
+    auto o = std::make_shared<RunCommandOptions>();
+    CLI::App* verb =
+        add_verb("run", "Train with a plan and record every event",
+                 "run --plan plan.yaml --spawn 2 --data texts/ --steps 100", run_run, o);
+    add_job_flags(verb, o->job, "Any key of the plan; may be repeated");
+    verb->add_option("--data", o->data, "Text file, folder of texts, or .bin of token ids")
+        ->type_name("PATH")
+        ->required();
+    verb->add_option("--tokens", o->tokens, "How the data is read: auto, bytes, u16 or u32");
+    verb->add_option("--steps", o->steps, "Steps in all; a resumed run goes on to it")
+        ->check(CLI::Range(std::int64_t{1}, std::int64_t{1'000'000'000}))
+        ->required();
+    verb->add_option("--checkpoint", o->checkpoint, "Save checkpoints there, one at the end")
+        ->type_name("DIR");
+    verb->add_option("--checkpoint-every", o->checkpoint_every, "Also every N steps")
+        ->check(CLI::Range(std::int64_t{1}, std::int64_t{1'000'000'000}));
+    verb->add_option("--checkpoint-keep", o->checkpoint_keep,
+                     "Newest checkpoints that stay; 0: all")
+        ->check(CLI::Range(std::int64_t{0}, std::int64_t{1'000'000}))
+        ->capture_default_str();
+    verb->add_option("--resume", o->resume,
+                     "Go on from a checkpoint, or from the newest of a folder")
+        ->type_name("DIR");
+    verb->add_option("--out", o->out, "Run folder; default: runs/<model>-<time>")->type_name("DIR");
+    verb->add_option("--record", o->recorded_steps, "Steps whose events are kept, the last ones")
+        ->check(CLI::Range(std::int64_t{1}, std::int64_t{100'000}))
+        ->capture_default_str();
+    verb->add_flag("--debug", o->debug, "Fill free gradient memory with NaN and check for it");
+  }
+
+  void add_measure() {
+    auto o = std::make_shared<MeasureOptions>();
+    CLI::App* verb =
+        add_verb("measure", "Measure this machine, for foreshard calibrate",
+                 "measure --model models/examples/llama-5m.json --out raw.json", run_measure, o);
+    verb->add_option("--model", o->models, "Whose shapes are measured; may be repeated")
+        ->type_name("MODEL");
+    verb->add_option("--tokens", o->sequences,
+                     "SEQUENCExMICRO_BATCH, such as 256x4; may be repeated");
+    verb->add_option("--dtype", o->dtype, "fp32 or bf16")->check(CLI::IsMember({"fp32", "bf16"}));
+    verb->add_option("--seconds", o->seconds, "Time per measurement and repeat")
+        ->check(CLI::Range(0.001, 60.0))
+        ->capture_default_str();
+    verb->add_option("--out", o->out, "Write there instead of to standard output")
+        ->type_name("FILE");
+  }
+
+  CLI::App app_;
+  const std::vector<std::string>& arguments_;
+  std::function<ExitCode()> verb_;
+};
+
+}  // namespace
+
+CommandLine parse_exec_command_line(const std::vector<std::string>& arguments) {
+  ExecTree tree(arguments);
+  CommandLine result;
+  std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());  // as CLI11 takes them
+  try {
+    tree.app().parse(std::move(reversed));
+  } catch (const CLI::CallForHelp&) {
+    const std::vector<CLI::App*> parsed = tree.app().get_subcommands();
+    result.text = parsed.empty() ? tree.app().help() : parsed.front()->help("foreshard-exec");
+    return result;
+  } catch (const CLI::CallForVersion& version) {
+    result.text = std::string(version.what()) + "\n";
+    return result;
+  } catch (const CLI::ParseError& error) {
+    result.usage_error = usage_error(tree.app(), error);
+    return result;
+  }
+  result.verb = tree.verb();
+  return result;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,53 @@
+// What a command line of foreshard-exec asks for, as plain data.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/options.h"
+#include "sim/base/error.h"
+
+namespace foreshard {
+
+// --spawn N and the words that a rank started by it gets.
+struct SpawnRequest {
+  int ranks = 0;  // 0: this process is a rank, or the only one
+  std::vector<std::string> arguments;
+};
+
+struct RunCommandOptions {
+  JobOptions job;
+  OutputOptions output;
+  SpawnRequest spawn;
+  std::string data;
+  std::string tokens = "auto";
+  std::int64_t steps = 0;
+  std::string checkpoint;
+  std::int64_t checkpoint_every = 0;
+  std::int64_t checkpoint_keep = 3;
+  std::string resume;
+  std::string out;  // run folder; "": runs/<model>-<time>
+  std::int64_t recorded_steps = 20;
+  std::optional<int> threads;  // compute threads of a rank
+  bool debug = false;
+  std::string command;  // as typed, for the record
+};
+
+struct MeasureOptions {
+  OutputOptions output;
+  SpawnRequest spawn;
+  std::vector<std::string> models;     // whose shapes are measured
+  std::vector<std::string> sequences;  // SEQUENCExMICRO_BATCH
+  std::string out;
+  std::string dtype = "fp32";
+  double seconds = 0.15;  // per benchmark and repeat
+  std::optional<int> threads;
+  std::string command;
+};
+
+ExitCode run_run(const RunCommandOptions& options);
+ExitCode run_measure(const MeasureOptions& options);
+
+}  // namespace foreshard

@@ -1,0 +1,103 @@
+// Verbs that hold forecasts against measurements: validate, accuracy.
+#include "reports/validate.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/job.h"
+#include "cli/local_profiles.h"
+#include "cli/output.h"
+#include "cli/verbs.h"
+#include "reports/accuracy.h"
+#include "reports/measured.h"
+#include "sim/base/config.h"
+#include "sim/spec/plan_config.h"
+
+namespace foreshard {
+namespace {
+
+std::filesystem::path history_file() { return profile_folder().parent_path() / "history.sqlite"; }
+
+// The plan of the run, as far as it can be completed: for the sentence about what differs.
+Plan plan_of(const RunRecord& record, const std::string& folder, const Job& job) {
+  const PlanDocument document = read_plan(parse_yaml(record.plan_yaml, folder + "/plan.yaml"));
+  try {
+    return resolve(document, job.model, job.cluster).plan;
+  } catch (const Error&) {
+    return document.plan;
+  }
+}
+
+HistoryRow history_row(const Job& job, const Validation& v, const RunRecord& record) {
+  HistoryRow row;
+  row.host = record.host;
+  row.fingerprint = record.fingerprint;
+  row.plan_yaml = to_yaml(job.resolved.plan);
+  row.model = job.model.name;
+  row.runtime = fmt::format("{}@{}", to_string(job.resolved.plan.runtime.kind),
+                            job.resolved.plan.runtime.version);
+  row.ranks = record.world;
+  row.predicted_s = v.step.predicted;
+  row.low_s = v.predicted.seconds.low;
+  row.high_s = v.predicted.seconds.high;
+  row.measured_s = v.step.measured;
+  row.exposed_communication_error = v.exposed_communication_error;
+  row.memory_error = v.memory_error;
+  row.passed = v.passed;
+  row.profile = job.profile_file.empty() ? job.cluster.gpu.key : job.profile_file.stem().string();
+  row.version = FORESHARD_VERSION;
+  return row;
+}
+
+// The comparison stands without it.
+void remember(const HistoryRow& row) {
+  try {
+    append_history(history_file(), row);
+  } catch (const Error& error) {
+    note(fmt::format("not added to the history: {}", error.what()));
+  }
+}
+
+}  // namespace
+
+ExitCode run_validate(const ValidateOptions& options) {
+  const Job job = load_job(options.job);
+  const RunRecord record = read_run_folder(options.run);
+  const CostModel costs = cost_model(job);
+  const Forecast made = forecast(job.model, job.resolved.plan, costs);
+  if (made.graph.fingerprint() != record.fingerprint) {
+    throw Error(ExitCode::kInvalidInput,
+                fmt::format("{}: {}", options.run,
+                            mismatch_sentence(made, plan_of(record, options.run, job), record,
+                                              FORESHARD_VERSION)));
+  }
+  const Validation v =
+      validate(made, report_of(job, made, costs), record,
+               {options.max_step_error, options.max_exposed_error, options.max_memory_error});
+  if (!options.trace.empty()) {
+    write_file(options.trace,
+               chrome_trace(made, measured_view(made.model, made.plan, made.graph, record)));
+  }
+  if (options.history) remember(history_row(job, v, record));
+  if (options.output.form == Form::kJson) {
+    write_answer(document("foreshard.validation/1", to_json(v)));
+  } else {
+    write_answer(validation_text(v, record, color_of(options.output.color)));
+  }
+  return v.passed ? ExitCode::kOk : ExitCode::kOutsideTolerance;
+}
+
+ExitCode run_accuracy(const AccuracyOptions& options) {
+  const std::filesystem::path file = history_file();
+  const std::vector<AccuracyRow> rows = accuracy_rows(read_history(file));
+  if (options.output.form == Form::kJson) {
+    write_answer(document("foreshard.accuracy/1", accuracy_json(rows)));
+  } else {
+    write_answer(accuracy_text(rows, "forecasts of step time against runs, from " + file.string(),
+                               color_of(options.output.color)));
+  }
+  return ExitCode::kOk;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,59 @@
+// The engine's collectives over one group, on CPU memory.
+//
+// Direct exchange (everyone to everyone): all receives are posted before the first send. Sums are
+// made in the order of the group's ranks, element by element in fp32, so that their bits depend on
+// nothing but the order: not on the transport, not on timing. One communicator is one FIFO: it is
+// used by one thread at a time. A group of one rank moves nothing but still adds.
+// Sizes are those of DESIGN section 3: `whole` is the unsharded buffer of size() equal shards.
+// Every call throws PeerFailure (transport.h); the buffers' contents are then unspecified.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "exec/comm/transport.h"
+#include "sim/spec/plan.h"
+
+namespace foreshard {
+
+// What a reduce-scatter does with the sum of the ranks' contributions c0, c1, ...:
+// kOverwrite  shard = (c0 + c1) + c2 ...
+// kContinue   shard = ((shard + c0) + c1) + c2 ...: the order of a single rank that adds them all
+enum class SumInto : std::uint8_t { kOverwrite, kContinue };
+
+class GroupCommunicator {
+ public:
+  explicit GroupCommunicator(std::unique_ptr<Transport> transport);
+  int index() const { return transport_->index(); }
+  int size() const { return transport_->size(); }
+
+  // In place: this rank's shard lies at index() * shard_bytes of `whole` already.
+  void all_gather(void* whole, std::size_t shard_bytes);
+  // `whole` holds size() shards of `elements` elements of `wire` (fp32 or bf16) and is not changed;
+  // `shard` holds `elements` floats outside `whole`.
+  void reduce_scatter(const void* whole, DType wire, std::size_t elements, float* shard,
+                      SumInto into);
+  // Sum in rank order on every rank, in place.
+  void all_reduce(std::span<float> values);
+  // Exact, so in any order.
+  void all_reduce(std::span<std::int64_t> values);
+
+  // Bytes of scratch that a reduce_scatter of this size takes; kept until the next larger one.
+  static std::size_t reduce_scatter_scratch(int ranks, DType wire, std::size_t elements);
+
+  void abort() { transport_->abort(); }
+
+ private:
+  std::byte* scratch(std::size_t bytes);
+
+  std::unique_ptr<Transport> transport_;
+  std::vector<Outgoing> sends_;
+  std::vector<Incoming> receives_;
+  std::unique_ptr<std::byte[]> scratch_;
+  std::size_t scratch_bytes_ = 0;
+};
+
+}  // namespace foreshard

@@ -1,0 +1,300 @@
+// Each ordered pair of members has a ring of bytes with one writer and one reader. A message is its
+// length (8 bytes) and its bytes. exchange() goes round its peers: it copies into every ring that
+// has room and out of every ring that has bytes, a quantum at a time so that both directions keep
+// moving while the bytes are still in the cache, until all messages are through. A member that can
+// do nothing looks on for some microseconds, then says so (`sleeping`), looks once more, and sleeps
+// on its bell (a futex). Whoever moves bytes rings the bell of a sleeping peer. The two fences make
+// sure that one of the two sees the other. Every 50 ms a sleeper asks whether its peers live. Bytes
+// that a peer left before it went still count.
+#include "exec/comm/shared_transport.h"
+
+#include <fmt/format.h>
+#include <linux/futex.h>
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "exec/comm/shared_memory.h"
+
+namespace foreshard {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr std::size_t kQuantum = 64 * 1024;
+constexpr int kLooks = 200;
+constexpr long kSleepNanoseconds = 50'000'000;
+
+void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t seen) {
+  const timespec limit{0, kSleepNanoseconds};
+  ::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAIT, seen, &limit, nullptr,
+            0);
+}
+
+void ring_bell(shared::Member& member) {
+  member.bell.fetch_add(1);
+  ::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&member.bell), FUTEX_WAKE, INT_MAX, nullptr,
+            nullptr, 0);
+}
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+// One direction of one pair during one exchange.
+struct Message {
+  const std::byte* from = nullptr;  // of a message that is sent
+  std::byte* to = nullptr;          // of one that is received
+  std::uint64_t bytes = 0;
+};
+struct Lane {
+  std::vector<Message> messages;
+  std::size_t current = 0;
+  std::size_t done = 0;  // bytes of the current one, its length included
+  bool finished() const { return current == messages.size(); }
+};
+
+class SharedTransport : public Transport {
+ public:
+  SharedTransport(std::shared_ptr<SharedMemory> memory, const SharedGroup& group)
+      : memory_(std::move(memory)),
+        group_(group),
+        layout_(memory_->data(), size()),
+        capacity_(shared::ring_bytes(size())),
+        out_(group.ranks.size()),
+        in_(group.ranks.size()) {
+    for (int peer = 0; peer < size(); ++peer) {
+      const int process = group_.processes[static_cast<std::size_t>(peer)];
+      pidfds_.push_back(peer == index() ? -1
+                                        : static_cast<int>(::syscall(SYS_pidfd_open, process, 0)));
+      // No such process any more: it ended since it said its number.
+      if (peer != index() && pidfds_.back() < 0) layout_.member(peer).closed = 1;
+    }
+  }
+
+  ~SharedTransport() override {
+    close();
+    for (const int fd : pidfds_) {
+      if (fd >= 0) ::close(fd);
+    }
+  }
+
+  int index() const override { return group_.index; }
+  int size() const override { return static_cast<int>(group_.ranks.size()); }
+
+  void exchange(std::span<const Outgoing> sends, std::span<const Incoming> receives) override {
+    for (Lane& lane : out_) lane = {};
+    for (Lane& lane : in_) lane = {};
+    for (const Outgoing& send : sends) {
+      if (send.bytes == 0) continue;
+      lane(out_, send.peer)
+          .messages.push_back({static_cast<const std::byte*>(send.data), nullptr, send.bytes});
+    }
+    for (const Incoming& receive : receives) {
+      if (receive.bytes == 0) continue;
+      lane(in_, receive.peer)
+          .messages.push_back({nullptr, static_cast<std::byte*>(receive.data), receive.bytes});
+    }
+    try {
+      move_all();
+    } catch (...) {
+      close();
+      throw;
+    }
+  }
+
+  void abort() override {
+    aborted_ = true;
+    close();
+    ring_bell(layout_.member(index()));
+  }
+
+ private:
+  static Lane& lane(std::vector<Lane>& lanes, int peer) {
+    return lanes[static_cast<std::size_t>(peer)];
+  }
+
+  void close() {
+    layout_.member(index()).closed = 1;
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer != index()) ring_bell(layout_.member(peer));
+    }
+  }
+
+  bool finished() const {
+    const auto done = [](const Lane& lane) { return lane.finished(); };
+    return std::all_of(out_.begin(), out_.end(), done) && std::all_of(in_.begin(), in_.end(), done);
+  }
+
+  void move_all() {
+    shared::Member& self = layout_.member(index());
+    std::optional<Clock::time_point> idle_since;
+    int looks = 0;
+    while (true) {
+      if (aborted_) throw PeerFailure(-1, "the group was told to stop");
+      if (move_some()) {
+        if (finished()) return;
+        idle_since.reset();
+        looks = 0;
+        continue;
+      }
+      if (finished()) return;
+      if (++looks < kLooks) {
+        pause();
+        continue;
+      }
+      self.sleeping = 1;
+      std::atomic_thread_fence(std::memory_order_seq_cst);
+      const std::uint32_t seen = self.bell;
+      if (move_some()) {
+        self.sleeping = 0;
+        idle_since.reset();
+        looks = 0;
+        continue;
+      }
+      if (!aborted_) futex_wait(self.bell, seen);
+      self.sleeping = 0;
+      if (!idle_since) idle_since = Clock::now();
+      look_after_peers(*idle_since);
+    }
+  }
+
+  // True when a byte moved.
+  bool move_some() {
+    bool moved = false;
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer == index()) continue;
+      if (send_some(peer) + receive_some(peer) == 0) continue;
+      moved = true;
+      std::atomic_thread_fence(std::memory_order_seq_cst);
+      shared::Member& other = layout_.member(peer);
+      if (other.sleeping.load(std::memory_order_relaxed) != 0) ring_bell(other);
+    }
+    return moved;
+  }
+
+  std::size_t send_some(int peer) {
+    Lane& messages = lane(out_, peer);
+    if (messages.finished()) return 0;
+    shared::Ring& ring = layout_.ring(index(), peer);
+    const std::uint64_t written = ring.written.load(std::memory_order_relaxed);
+    const std::size_t room = capacity_ - (written - ring.read.load(std::memory_order_acquire));
+    std::byte* bytes = layout_.bytes(index(), peer);
+    std::size_t moved = 0;
+    const auto put = [&](const void* from, std::size_t count) {
+      const std::size_t at = (written + moved) % capacity_;
+      const std::size_t first = std::min(count, capacity_ - at);
+      std::memcpy(bytes + at, from, first);
+      std::memcpy(bytes, static_cast<const std::byte*>(from) + first, count - first);
+      moved += count;
+    };
+    while (!messages.finished() && moved < std::min(room, kQuantum)) {
+      const Message& message = messages.messages[messages.current];
+      if (messages.done == 0) {
+        if (room - moved < sizeof message.bytes) break;
+        put(&message.bytes, sizeof message.bytes);
+        messages.done = sizeof message.bytes;
+      }
+      const std::size_t sent = messages.done - sizeof message.bytes;
+      const std::size_t count = std::min({message.bytes - sent, room - moved, kQuantum});
+      put(message.from + sent, count);
+      advance(messages, count);
+    }
+    ring.written.store(written + moved, std::memory_order_release);
+    return moved;
+  }
+
+  std::size_t receive_some(int peer) {
+    Lane& messages = lane(in_, peer);
+    if (messages.finished()) return 0;
+    shared::Ring& ring = layout_.ring(peer, index());
+    const std::uint64_t read = ring.read.load(std::memory_order_relaxed);
+    const std::size_t there = ring.written.load(std::memory_order_acquire) - read;
+    const std::byte* bytes = layout_.bytes(peer, index());
+    std::size_t moved = 0;
+    const auto take = [&](void* to, std::size_t count) {
+      const std::size_t at = (read + moved) % capacity_;
+      const std::size_t first = std::min(count, capacity_ - at);
+      std::memcpy(to, bytes + at, first);
+      std::memcpy(static_cast<std::byte*>(to) + first, bytes, count - first);
+      moved += count;
+    };
+    while (!messages.finished() && moved < std::min(there, kQuantum)) {
+      const Message& message = messages.messages[messages.current];
+      if (messages.done == 0) {
+        std::uint64_t sent = 0;  // the length is written whole
+        take(&sent, sizeof sent);
+        messages.done = sizeof sent;
+        FORESHARD_CHECK(sent == message.bytes,
+                        fmt::format("rank {} sent {} bytes where {} were awaited", rank_of(peer),
+                                    sent, message.bytes));
+      }
+      const std::size_t received = messages.done - sizeof message.bytes;
+      const std::size_t count = std::min({message.bytes - received, there - moved, kQuantum});
+      take(message.to + received, count);
+      advance(messages, count);
+    }
+    ring.read.store(read + moved, std::memory_order_release);
+    return moved;
+  }
+
+  static void advance(Lane& messages, std::size_t count) {
+    messages.done += count;
+    if (messages.done == messages.messages[messages.current].bytes + sizeof(std::uint64_t)) {
+      ++messages.current;
+      messages.done = 0;
+    }
+  }
+
+  int rank_of(int peer) const { return group_.ranks[static_cast<std::size_t>(peer)]; }
+
+  bool awaited(int peer) {
+    return peer != index() && !(lane(out_, peer).finished() && lane(in_, peer).finished());
+  }
+
+  bool is_gone(int peer) const {
+    if (layout_.member(peer).closed != 0) return true;
+    pollfd process{pidfds_[static_cast<std::size_t>(peer)], POLLIN, 0};
+    return ::poll(&process, 1, 0) == 1;
+  }
+
+  void look_after_peers(Clock::time_point idle_since) {
+    const bool late = Clock::now() - idle_since > group_.timeout;
+    for (int peer = 0; peer < size(); ++peer) {
+      if (!awaited(peer)) continue;
+      const bool gone = is_gone(peer);
+      if (!gone && !late) continue;
+      if (move_some()) return;  // what it left behind
+      const int rank = rank_of(peer);
+      if (gone) throw PeerFailure(rank, fmt::format("rank {} closed its connection", rank));
+      throw PeerFailure(rank, fmt::format("rank {} did not answer within {} s", rank,
+                                          static_cast<double>(group_.timeout.count()) / 1000));
+    }
+  }
+
+  std::shared_ptr<SharedMemory> memory_;
+  SharedGroup group_;
+  shared::Layout layout_;
+  std::size_t capacity_;
+  std::vector<Lane> out_;
+  std::vector<Lane> in_;
+  std::vector<int> pidfds_;  // -1 for this rank
+  std::atomic<bool> aborted_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> shared_transport(std::shared_ptr<SharedMemory> memory,
+                                            const SharedGroup& group) {
+  return std::make_unique<SharedTransport>(std::move(memory), group);
+}
+
+}  // namespace foreshard

@@ -1,0 +1,70 @@
+// After each step the frees among its actions are carried out; allocations are what the operation
+// itself made. An in-place result is put into its slot before the slot it took over is freed.
+#include "exec/compute/layer_runner.h"
+
+#include <algorithm>
+
+#include "sim/base/error.h"
+
+namespace foreshard {
+
+LayerRunner::LayerRunner(const ModelSpec& model, const EventGraph& graph)
+    : model_(model), slots_(static_cast<std::size_t>(graph.first_own_buffer)) {}
+
+void LayerRunner::run(const LayerExecution& execution, const LayerPhaseProgram& phase,
+                      const OperationContext& context, std::span<const Parameter> parameters) {
+  std::size_t done = 0;
+  const auto free_up_to = [&](std::size_t end) {
+    for (; done < end; ++done) {
+      const std::int32_t action = phase.actions[done];
+      if (action < 0) slot(execution, -action - 1).reset();
+    }
+  };
+  for (const LayerStep& step : phase.steps) {
+    run_step(step, execution, context, parameters);
+    free_up_to(step.actions_end);
+  }
+  free_up_to(phase.actions.size());
+}
+
+void LayerRunner::run_step(const LayerStep& step, const LayerExecution& execution,
+                           const OperationContext& context, std::span<const Parameter> parameters) {
+  std::vector<at::Tensor> inputs;
+  inputs.reserve(step.inputs.size());
+  for (const std::int32_t s : step.inputs) {
+    inputs.push_back(s == LayerStep::kNothing ? at::Tensor() : slot(execution, s));
+  }
+  std::vector<at::Tensor> outputs;
+  if (step.kind == LayerStep::Kind::kSum) {
+    const bool into_second = step.outputs[0] == step.inputs[1];
+    outputs = {into_second ? inputs[1].add_(inputs[0]) : inputs[0].add(inputs[1])};
+  } else {
+    const LayerInstance& layer = model_.order[static_cast<std::size_t>(execution.layer)];
+    const Operation& operation = model_.kinds[static_cast<std::size_t>(layer.kind)]
+                                     .operations[static_cast<std::size_t>(step.operation)];
+    if (step.kind == LayerStep::Kind::kForward) {
+      outputs = run_forward(operation, context, parameters, inputs);
+    } else {
+      outputs =
+          run_backward(operation, context, parameters, inputs[0], std::span(inputs).subspan(1));
+    }
+  }
+  FORESHARD_CHECK(outputs.size() == step.outputs.size(),
+                  "an operation made other tensors than listed");
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    if (step.outputs[i] != LayerStep::kNothing) {
+      slot(execution, step.outputs[i]) = std::move(outputs[i]);
+    }
+  }
+}
+
+void LayerRunner::clear() {
+  for (at::Tensor& tensor : slots_) tensor.reset();
+}
+
+std::int64_t LayerRunner::held() const {
+  return std::count_if(slots_.begin(), slots_.end(),
+                       [](const at::Tensor& tensor) { return tensor.defined(); });
+}
+
+}  // namespace foreshard

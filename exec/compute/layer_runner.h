@@ -1,0 +1,43 @@
+// Executes the phases of layer executions (sim/graph/layer_program.h) step by step.
+//
+// It decides nothing: which tensors exist, which operation reads which, and when each is let go of
+// are the program's, the same that the memory forecast replays. Tensors are held by slot; a slot's
+// number over the whole step is its buffer id in the EventGraph.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <span>
+#include <vector>
+
+#include "exec/compute/operations.h"
+#include "sim/graph/event_graph.h"
+
+namespace foreshard {
+
+class LayerRunner {
+ public:
+  // References are kept.
+  LayerRunner(const ModelSpec& model, const EventGraph& graph);
+
+  // `phase` belongs to the program of `execution`.
+  void run(const LayerExecution& execution, const LayerPhaseProgram& phase,
+           const OperationContext& context, std::span<const Parameter> parameters);
+
+  // Lets go of everything, as after an evaluation, which has no backward.
+  void clear();
+  // Slots that hold a tensor; none between steps.
+  std::int64_t held() const;
+
+ private:
+  void run_step(const LayerStep& step, const LayerExecution& execution,
+                const OperationContext& context, std::span<const Parameter> parameters);
+  at::Tensor& slot(const LayerExecution& execution, std::int32_t slot) {
+    return slots_[static_cast<std::size_t>(execution.first_buffer + slot)];
+  }
+
+  const ModelSpec& model_;
+  std::vector<at::Tensor> slots_;
+};
+
+}  // namespace foreshard

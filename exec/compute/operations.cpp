@@ -1,0 +1,421 @@
+// One function per arithmetic and direction, found by Operation::function.
+//
+// A weight's gradient is a matrix product written straight into the unit's flat buffer. A second
+// gradient of the same parameter (a tied table, further micro-batches that are kept unsharded) is
+// made apart and added, so that a sum is always a sum of whole micro-batch gradients, in order.
+#include "exec/compute/operations.h"
+
+#include <ATen/Functions.h>
+
+#include <cmath>
+
+#include "exec/compute/kernels.h"
+#include "sim/base/error.h"
+
+namespace foreshard {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+using Inputs = std::span<const at::Tensor>;
+
+struct Call {
+  const Operation& operation;
+  const OperationContext& context;
+  std::span<const Parameter> parameters;
+
+  const Parameter& parameter(std::size_t i) const {
+    return parameters[static_cast<std::size_t>(operation.parameters[i])];
+  }
+  at::TensorOptions options() const {
+    return at::TensorOptions().dtype(scalar_type(context.compute));
+  }
+  at::Tensor empty(std::int64_t width) const {
+    return at::empty({context.batch.count(), width}, options());
+  }
+};
+
+DType dtype_of(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kFloat ? DType::kFp32 : DType::kBf16;
+}
+
+// --- gradients of parameters ---
+
+// `make` writes a gradient of the parameter's shape into the tensor it is given; `made_in` is the
+// dtype it can write.
+template <typename Make>
+void put_gradient(const Parameter& parameter, at::ScalarType made_in, Make make) {
+  const at::Tensor& place = parameter.gradient;
+  if (!*parameter.written && place.scalar_type() == made_in) {
+    make(place);
+  } else {
+    at::Tensor made = at::empty(place.sizes(), place.options().dtype(made_in));
+    make(made);
+    *parameter.written ? place.add_(made) : place.copy_(made);
+  }
+  *parameter.written = true;
+}
+
+void put_column_sums(const Parameter& parameter, const at::Tensor& values) {
+  put_gradient(parameter, at::kFloat, [&](const at::Tensor& place) {
+    column_sums(dtype_of(values), {values.size(0), values.size(1)}, values.const_data_ptr(),
+                place.mutable_data_ptr<float>());
+  });
+}
+
+// Rows of the incoming gradient belong to the table's rows `ids`.
+void put_rows(const Parameter& parameter, const at::Tensor& gradient, const at::Tensor& ids) {
+  const at::Tensor& table = parameter.gradient;
+  if (!*parameter.written) table.zero_();
+  add_rows(dtype_of(gradient), {gradient.size(0), gradient.size(1)}, gradient.const_data_ptr(),
+           ids.const_data_ptr<std::int64_t>(), dtype_of(table), table.mutable_data_ptr());
+  *parameter.written = true;
+}
+
+// --- matrix product ---
+
+Tensors matrix_product(const Call& c, Inputs in) {
+  const at::Tensor& weight = c.parameter(0).value;
+  at::Tensor out = c.empty(c.operation.n);
+  const at::Tensor right = c.operation.transposed_weight ? weight : weight.t();
+  if (c.operation.parameters.size() > 1) {
+    at::addmm_out(out, c.parameter(1).value, in[0], right);
+  } else {
+    at::mm_out(out, in[0], right);
+  }
+  return {out};
+}
+
+Tensors matrix_product_backward(const Call& c, const at::Tensor& dy, Inputs saved) {
+  const at::Tensor& x = saved[0];
+  const Parameter& weight = c.parameter(0);
+  put_gradient(weight, dy.scalar_type(), [&](at::Tensor place) {
+    c.operation.transposed_weight ? at::mm_out(place, x.t(), dy) : at::mm_out(place, dy.t(), x);
+  });
+  if (c.operation.parameters.size() > 1) put_column_sums(c.parameter(1), dy);
+  if (c.operation.gradient != GradientRule::kOwn) return {};
+  at::Tensor dx = c.empty(c.operation.k);
+  at::mm_out(dx, dy, c.operation.transposed_weight ? weight.value.t() : weight.value);
+  return {dx};
+}
+
+// --- attention ---
+
+struct Heads {
+  at::Tensor q, k, v;  // [sequences, heads, sequence, head_dim]
+};
+
+Heads heads_of(const Call& c, Inputs in) {
+  const AttentionShape& shape = c.operation.attention;
+  const MicroBatch& batch = c.context.batch;
+  const auto view = [&](const at::Tensor& t, std::int64_t heads) {
+    return t.view({batch.sequences, batch.sequence, heads, shape.head_dim});
+  };
+  if (c.operation.inputs.size() == 1) {  // one projection for all three
+    const at::Tensor all = view(in[0], shape.heads + 2 * shape.kv_heads);
+    return {all.narrow(2, 0, shape.heads).transpose(1, 2),
+            all.narrow(2, shape.heads, shape.kv_heads).transpose(1, 2),
+            all.narrow(2, shape.heads + shape.kv_heads, shape.kv_heads).transpose(1, 2)};
+  }
+  return {view(in[0], shape.heads).transpose(1, 2), view(in[1], shape.kv_heads).transpose(1, 2),
+          view(in[2], shape.kv_heads).transpose(1, 2)};
+}
+
+// [sequences, heads, sequence, head_dim] as rows of tokens; the kernels lay it out so that this is
+// a view.
+at::Tensor token_rows(const Call& c, const at::Tensor& t) {
+  return t.transpose(1, 2).reshape({c.context.batch.count(), t.size(1) * t.size(3)});
+}
+
+Tensors attention(const Call& c, Inputs in) {
+  const Heads h = heads_of(c, in);
+  auto [out, logsumexp] = at::_scaled_dot_product_flash_attention_for_cpu(
+      h.q, h.k, h.v, 0.0, c.operation.attention.causal);
+  return {token_rows(c, out), logsumexp};
+}
+
+Tensors attention_backward(const Call& c, const at::Tensor& dy, Inputs saved) {
+  const bool fused = c.operation.inputs.size() == 1;
+  // Saved: key, query, value (or the fused projection), logsumexp, output.
+  const at::Tensor& logsumexp = saved[fused ? 1 : 3];
+  const at::Tensor& out = saved[fused ? 2 : 4];
+  const Tensors inputs = fused ? Tensors{saved[0]} : Tensors{saved[1], saved[0], saved[2]};
+  const Heads h = heads_of(c, inputs);
+  const AttentionShape& shape = c.operation.attention;
+  const auto as_heads = [&](const at::Tensor& t) {
+    return t
+        .view({c.context.batch.sequences, c.context.batch.sequence, shape.heads, shape.head_dim})
+        .transpose(1, 2);
+  };
+  auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+      as_heads(dy), h.q, h.k, h.v, as_heads(out), logsumexp, 0.0, shape.causal);
+  if (!fused) return {token_rows(c, dq), token_rows(c, dk), token_rows(c, dv)};
+  at::Tensor all = at::empty_like(saved[0]);
+  const Tensors parts = {token_rows(c, dq), token_rows(c, dk), token_rows(c, dv)};
+  return {at::cat_out(all, parts, 1)};
+}
+
+// --- norms ---
+
+Rows norm_rows(const Call& c, const at::Tensor& x) {
+  const std::int64_t width = c.parameter(0).value.numel();
+  return {x.numel() / width, width};
+}
+
+Tensors rms_norm_forward(const Call& c, Inputs in) {
+  const Rows rows = norm_rows(c, in[0]);
+  at::Tensor out = at::empty_like(in[0]);
+  at::Tensor rstd = at::empty({rows.count}, c.options().dtype(at::kFloat));
+  rms_norm(c.context.compute, rows, in[0].const_data_ptr(), c.parameter(0).value.const_data_ptr(),
+           c.context.numerics.norm_epsilon, out.mutable_data_ptr(), rstd.mutable_data_ptr<float>());
+  return {out, rstd};
+}
+
+Tensors rms_norm_backward_of(const Call& c, const at::Tensor& dy, Inputs saved) {
+  const Rows rows = norm_rows(c, dy);
+  at::Tensor dx = at::empty_like(dy);
+  put_gradient(c.parameter(0), at::kFloat, [&](const at::Tensor& place) {
+    rms_norm_backward(c.context.compute, rows, dy.const_data_ptr(), saved[0].const_data_ptr(),
+                      c.parameter(0).value.const_data_ptr(), saved[1].const_data_ptr<float>(),
+                      dx.mutable_data_ptr(), place.mutable_data_ptr<float>());
+  });
+  return {dx};
+}
+
+std::optional<at::Tensor> bias_of(const Call& c) {
+  if (c.operation.parameters.size() < 2) return std::nullopt;
+  return c.parameter(1).value;
+}
+
+Tensors layer_norm_forward(const Call& c, Inputs in) {
+  const std::int64_t width = c.parameter(0).value.numel();
+  auto [out, mean, rstd] = at::native_layer_norm(in[0], {width}, c.parameter(0).value, bias_of(c),
+                                                 c.context.numerics.norm_epsilon);
+  return {out, mean, rstd};
+}
+
+Tensors layer_norm_backward(const Call& c, const at::Tensor& dy, Inputs saved) {
+  const std::int64_t width = c.parameter(0).value.numel();
+  const bool has_bias = c.operation.parameters.size() > 1;
+  auto [dx, weight, bias] =
+      at::native_layer_norm_backward(dy, saved[0], {width}, saved[1], saved[2],
+                                     c.parameter(0).value, bias_of(c), {true, true, has_bias});
+  const auto put = [](const Parameter& parameter, const at::Tensor& gradient) {
+    *parameter.written ? parameter.gradient.add_(gradient) : parameter.gradient.copy_(gradient);
+    *parameter.written = true;
+  };
+  put(c.parameter(0), weight);
+  if (has_bias) put(c.parameter(1), bias);
+  return {dx};
+}
+
+// --- element by element ---
+
+void rotate_in_place(const Call& c, const at::Tensor& values, bool inverse) {
+  const std::int64_t head_dim = c.operation.attention.head_dim;
+  const MicroBatch& batch = c.context.batch;
+  const Rotation rotation = {.tokens = batch.count(),
+                             .positions = batch.sequence,
+                             .heads = values.size(1) / head_dim,
+                             .head_dim = head_dim,
+                             .inverse = inverse};
+  rotate(c.context.compute, rotation, c.context.rotary.cos.const_data_ptr<float>(),
+         c.context.rotary.sin.const_data_ptr<float>(), values.mutable_data_ptr());
+}
+
+Tensors silu_multiply(const Call& c, Inputs in) {
+  at::Tensor out = at::empty_like(in[0]);
+  at::silu_out(out, in[0]);
+  static_cast<void>(c);
+  return {out.mul_(in[1])};
+}
+
+Tensors silu_multiply_backward(const at::Tensor& dy, Inputs saved) {
+  const at::Tensor& gate = saved[0];
+  const at::Tensor& up = saved[1];
+  at::Tensor d_gate = at::empty_like(gate);
+  at::Tensor d_up = at::empty_like(up);
+  at::mul_out(d_gate, dy, up);
+  at::silu_backward_out(d_gate, d_gate, gate);
+  at::silu_out(d_up, gate);
+  d_up.mul_(dy);
+  return {d_gate, d_up};
+}
+
+const char* gelu_kind(const Call& c) { return c.context.numerics.gelu_tanh ? "tanh" : "none"; }
+
+Tensors add(const Call& c, Inputs in) {
+  at::Tensor out = at::empty_like(in[0]);
+  if (in[1].size(0) == in[0].size(0)) {
+    at::add_out(out, in[0], in[1]);
+  } else {  // rows of positions, the same for every sequence
+    const MicroBatch& batch = c.context.batch;
+    at::Tensor shaped = out.view({batch.sequences, batch.sequence, -1});
+    at::add_out(shaped, in[0].view(shaped.sizes()), in[1].unsqueeze(0));
+  }
+  return {out};
+}
+
+// --- embedding ---
+
+bool looks_up_positions(const Call& c) { return c.operation.inputs.front() != 0; }
+
+Tensors embedding(const Call& c) {
+  const at::Tensor& table = c.parameter(0).value;
+  if (looks_up_positions(c)) {
+    return {table.narrow(0, 0, c.context.batch.sequence).clone()};
+  }
+  at::Tensor out = c.empty(table.size(1));
+  at::index_select_out(out, table, 0, c.context.batch.tokens);
+  return {out};
+}
+
+void embedding_backward(const Call& c, const at::Tensor& dy) {
+  const MicroBatch& batch = c.context.batch;
+  put_rows(c.parameter(0), dy,
+           looks_up_positions(c) ? at::arange(batch.sequence, at::kLong).repeat({batch.sequences})
+                                 : batch.tokens);
+}
+
+// --- loss ---
+
+// Rows of logits become log-probabilities, give their share of the loss, and are overwritten with
+// their gradient: (probability - [is label]) * scale.
+Tensors cross_entropy(const Call& c, Inputs in) {
+  const at::Tensor& logits = in[0];
+  MicroBatch& batch = c.context.batch;
+  const std::int64_t vocabulary = logits.size(1);
+  const std::int64_t tokens = batch.count();
+  const std::int64_t chunk = std::max<std::int64_t>(1, (std::int64_t{1} << 20) / vocabulary);
+  at::Tensor rows = at::empty({chunk, vocabulary}, c.options().dtype(at::kFloat));
+  const auto* labels = batch.labels.const_data_ptr<std::int64_t>();
+  const double scale = batch.loss_scale / static_cast<double>(tokens);
+  double loss = 0;
+  for (std::int64_t begin = 0; begin < tokens; begin += chunk) {
+    const std::int64_t count = std::min(chunk, tokens - begin);
+    at::Tensor part = rows.narrow(0, 0, count);
+    at::Tensor source = logits.narrow(0, begin, count);
+    if (c.context.compute == DType::kFp32) {
+      at::_log_softmax_out(part, source, 1, false);
+    } else {
+      part.copy_(source);
+      at::_log_softmax_out(part, part, 1, false);
+    }
+    auto* values = part.mutable_data_ptr<float>();
+    loss += negative_log_likelihood({count, vocabulary}, values, labels + begin);
+    part.exp_();
+    for (std::int64_t r = 0; r < count; ++r) values[r * vocabulary + labels[begin + r]] -= 1.0F;
+    at::mul_out(source, part, at::scalar_tensor(scale, part.options()));
+  }
+  batch.loss = loss / static_cast<double>(tokens);
+  return {at::Tensor(), at::Tensor()};
+}
+
+}  // namespace
+
+at::ScalarType scalar_type(DType dtype) {
+  return dtype == DType::kFp32 ? at::kFloat : dtype == DType::kBf16 ? at::kBFloat16 : at::kHalf;
+}
+
+RotaryTable rotary_table(std::int64_t positions, std::int64_t head_dim, double theta) {
+  const std::int64_t half = head_dim / 2;
+  RotaryTable table{at::empty({positions, half}, at::kFloat),
+                    at::empty({positions, half}, at::kFloat)};
+  auto* cos = table.cos.mutable_data_ptr<float>();
+  auto* sin = table.sin.mutable_data_ptr<float>();
+  for (std::int64_t p = 0; p < positions; ++p) {
+    for (std::int64_t i = 0; i < half; ++i) {
+      const double angle =
+          static_cast<double>(p) *
+          std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
+      cos[p * half + i] = static_cast<float>(std::cos(angle));
+      sin[p * half + i] = static_cast<float>(std::sin(angle));
+    }
+  }
+  return table;
+}
+
+std::vector<at::Tensor> run_forward(const Operation& operation, const OperationContext& context,
+                                    std::span<const Parameter> parameters,
+                                    std::span<const at::Tensor> inputs) {
+  const Call call{operation, context, parameters};
+  switch (operation.function) {
+    case Function::kMatrixProduct:
+      return matrix_product(call, inputs);
+    case Function::kAttention:
+      return attention(call, inputs);
+    case Function::kRmsNorm:
+      return rms_norm_forward(call, inputs);
+    case Function::kLayerNorm:
+      return layer_norm_forward(call, inputs);
+    case Function::kAdd:
+      return add(call, inputs);
+    case Function::kRotary:
+      rotate_in_place(call, inputs[0], false);
+      return {inputs[0]};
+    case Function::kSiluMultiply:
+      return silu_multiply(call, inputs);
+    case Function::kGelu: {
+      at::Tensor out = at::empty_like(inputs[0]);
+      return {at::gelu_out(out, inputs[0], gelu_kind(call))};
+    }
+    case Function::kRelu: {
+      at::Tensor out = at::empty_like(inputs[0]);
+      return {at::relu_out(out, inputs[0])};
+    }
+    case Function::kEmbedding:
+      return embedding(call);
+    case Function::kArange:
+      return {at::Tensor()};
+    case Function::kCrossEntropy:
+      return cross_entropy(call, inputs);
+    default:
+      break;
+  }
+  FORESHARD_CHECK(false, std::string("the engine has no operation ") +
+                             to_string(operation.function) + " (" + operation.name + ")");
+  return {};
+}
+
+std::vector<at::Tensor> run_backward(const Operation& operation, const OperationContext& context,
+                                     std::span<const Parameter> parameters,
+                                     const at::Tensor& gradient,
+                                     std::span<const at::Tensor> saved) {
+  const Call call{operation, context, parameters};
+  switch (operation.function) {
+    case Function::kMatrixProduct:
+      return matrix_product_backward(call, gradient, saved);
+    case Function::kAttention:
+      return attention_backward(call, gradient, saved);
+    case Function::kRmsNorm:
+      return rms_norm_backward_of(call, gradient, saved);
+    case Function::kLayerNorm:
+      return layer_norm_backward(call, gradient, saved);
+    case Function::kRotary:
+      rotate_in_place(call, gradient, true);
+      return {gradient};
+    case Function::kSiluMultiply:
+      return silu_multiply_backward(gradient, saved);
+    case Function::kGelu: {
+      at::Tensor dx = at::empty_like(gradient);
+      return {at::gelu_backward_out(dx, gradient, saved[0], gelu_kind(call))};
+    }
+    case Function::kRelu: {
+      at::Tensor dx = at::empty_like(gradient);
+      return {at::threshold_backward_out(dx, gradient, saved[0], 0)};
+    }
+    case Function::kEmbedding:
+      embedding_backward(call, gradient);
+      return {};
+    case Function::kArange:
+      return {};
+    case Function::kCrossEntropy:
+      return {saved[0]};  // the gradient stands where the logits were
+    default:
+      break;
+  }
+  FORESHARD_CHECK(false, std::string("the engine has no gradient of ") +
+                             to_string(operation.function) + " (" + operation.name + ")");
+  return {};
+}
+
+}  // namespace foreshard

@@ -1,0 +1,63 @@
+// The operations of a layer (sim/spec/model_spec.h, Stack::kNative) as ATen calls: forward, and the
+// gradient of each, with no autograd in between.
+//
+// Activations are [tokens, width], tokens of a micro-batch sequence by sequence. Results are new
+// tensors unless the operation is in place. Gradients of parameters are written where Parameter
+// says.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <span>
+#include <vector>
+
+#include "sim/spec/model_spec.h"
+#include "sim/spec/plan.h"
+
+namespace foreshard {
+
+at::ScalarType scalar_type(DType dtype);
+
+// A parameter of the layer as views of the unit's flat buffers.
+struct Parameter {
+  at::Tensor value;         // compute dtype, its own shape
+  at::Tensor gradient;      // reduce dtype, the same shape; undefined in forward
+  bool* written = nullptr;  // whether the gradient holds something to add to
+};
+
+// cos and sin, [positions, head_dim / 2], fp32.
+struct RotaryTable {
+  at::Tensor cos, sin;
+};
+RotaryTable rotary_table(std::int64_t positions, std::int64_t head_dim, double theta);
+
+struct MicroBatch {
+  std::int64_t sequences = 0;
+  std::int64_t sequence = 0;
+  at::Tensor tokens;  // [sequences * sequence], int64
+  at::Tensor labels;
+  // Factor on the gradient of the mean loss of this micro-batch: 1 / micro-batches of the step.
+  double loss_scale = 1;
+  double loss = 0;  // mean over the micro-batch's tokens; written by the loss
+
+  std::int64_t count() const { return sequences * sequence; }
+};
+
+struct OperationContext {
+  const Numerics& numerics;
+  DType compute;
+  const RotaryTable& rotary;
+  MicroBatch& batch;
+};
+
+// Tensors as Operation::outputs lists them; undefined where nobody reads one.
+std::vector<at::Tensor> run_forward(const Operation& operation, const OperationContext& context,
+                                    std::span<const Parameter> parameters,
+                                    std::span<const at::Tensor> inputs);
+
+// Gradients of Operation::inputs, in order (none under GradientRule::kNone).
+std::vector<at::Tensor> run_backward(const Operation& operation, const OperationContext& context,
+                                     std::span<const Parameter> parameters,
+                                     const at::Tensor& gradient, std::span<const at::Tensor> saved);
+
+}  // namespace foreshard

@@ -1,0 +1,122 @@
+// Runs the steps of a plan for real, on one CPU rank: walks the EventGraph in id order.
+//
+// The thread that calls step() is the host: it does compute rows itself and hands every other row
+// to its stream, one thread each. A row starts when its stream has come to it, its waits are done,
+// and, for a collective, when its communicator's FIFO has. Nothing is decided here; what a plan
+// means is written in sim/graph/native.cpp.
+//
+// Refused by find_engine_problem (exit 6): everything but runtime native; fp16; ALiBi and rescaled
+// rotary frequencies, whose arithmetic is not implemented.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "exec/comm/communicator.h"
+#include "exec/comm/world.h"
+#include "exec/compute/layer_runner.h"
+#include "exec/engine/events.h"
+#include "exec/engine/stream.h"
+#include "exec/engine/unit_memory.h"
+#include "exec/memory/allocator.h"
+#include "reports/run_record.h"
+
+namespace foreshard {
+
+// Why the engine cannot run it, with the nearest plan that it can; nullopt: it can.
+std::optional<std::string> find_engine_problem(const ModelSpec& model, const Plan& plan);
+
+// A row failed. what() names this rank, the row and the cause; for a lost peer `cause` is a
+// PeerFailure.
+class StepFailure : public Error {
+ public:
+  StepFailure(const std::string& what, ExitCode code) : Error(code, what) {}
+};
+
+struct StepOutcome {
+  std::vector<double> losses;  // of this rank's micro-batches, in order
+  double gradient_norm = 0;    // before clipping; 0 without clip_norm
+};
+
+class Engine {
+ public:
+  struct Options {
+    bool debug = false;  // gradient slots are filled with NaN and checked, freed slots detached
+  };
+  // References are kept. Every rank makes its engine at the same time: communicators connect here.
+  Engine(const ModelSpec& model, const Plan& plan, const EventGraph& graph, World& world,
+         Options options);
+  ~Engine();
+
+  // Parameters from the plan's seed: the same values whatever the mesh and the units.
+  void initialise();
+
+  // One step. `number` counts from 1 (the optimizer's bias correction). `batches`: this rank's
+  // micro-batches in order. Fills `record` where one is given.
+  StepOutcome step(std::int64_t number, std::span<MicroBatch> batches, MeasuredStep* record);
+
+  // Mean loss of a micro-batch, forward only. All ranks of a shard group call it equally often.
+  double evaluate(MicroBatch& batch);
+
+  // Hash of every parameter in the stored dtype, the same on all ranks and for every mesh and
+  // grouping of units that hold the same values.
+  std::string parameter_hash();
+
+  UnitSet& units() { return units_; }
+  int shard_index() const { return shard_index_; }
+  int replica() const { return replica_; }
+  const MemoryAccount& activations() const { return account_; }
+  void forget_peak() { account_.peak = account_.now; }
+
+  // From any thread: a running step ends with a failure.
+  void stop(std::exception_ptr cause);
+
+ private:
+  void connect(World& world);
+  void issue(EventId id);
+  void compute_row(EventId id);
+  void layer_row(const RowDetail& detail, EventKind kind);
+  void stream_row(EventId id);
+  void run_stream_row(EventId id);
+  void all_gather(EventId id);
+  void reduce_scatter(EventId id);
+  void accumulate(EventId id);
+  void reshard(std::int32_t unit);
+  void grad_norm();
+  void grad_scale();
+  void optimizer();
+  void check_gradients(UnitMemory& unit);
+  void gather_now(std::int32_t unit);
+  [[noreturn]] void throw_failure();
+  std::string event_name(EventId id) const;
+  Time now() const;
+  OperationContext context();
+  DType param_dtype() const { return plan_.param_dtype; }
+
+  const ModelSpec& model_;
+  const Plan& plan_;
+  const EventGraph& graph_;
+  const int rank_, world_size_, shard_index_, replica_;
+  const Options options_;
+  MemoryAccount account_;
+  UnitSet units_;
+  LayerRunner layers_;
+  RotaryTable rotary_;
+  std::vector<std::unique_ptr<GroupCommunicator>> communicators_;  // by number
+  Events events_;
+  std::array<std::unique_ptr<StreamThread>, kStreams> streams_;
+  std::vector<std::vector<float>> sums_;  // of reduce-scatters that an accumulation adds, per unit
+  std::array<std::int64_t, 67> norm_digits_{};
+  double norm_ = 0;
+  std::int64_t number_ = 0;
+  std::span<MicroBatch> batches_;
+  std::vector<Span> spans_;
+  std::int64_t step_begin_ns_ = 0;
+  std::int64_t last_end_ns_ = 0;  // of the previous step
+};
+
+}  // namespace foreshard

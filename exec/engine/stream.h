@@ -1,0 +1,35 @@
+// A stream of the engine on CPU ranks: one thread that does its rows one after the other, in the
+// order they were issued. Compute rows have no stream: the thread that issues does them itself.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+namespace foreshard {
+
+class StreamThread {
+ public:
+  // `begin` runs first on the new thread.
+  explicit StreamThread(std::function<void()> begin);
+  ~StreamThread();  // after everything that was issued
+  StreamThread(const StreamThread&) = delete;
+  StreamThread& operator=(const StreamThread&) = delete;
+
+  void issue(std::function<void()> row);  // must not throw
+  void drain();                           // until nothing is left
+
+ private:
+  void run(const std::function<void()>& begin);
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> rows_;
+  bool busy_ = false;
+  bool stopping_ = false;
+  std::thread thread_;  // last: it uses the others
+};
+
+}  // namespace foreshard

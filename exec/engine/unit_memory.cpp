@@ -1,0 +1,131 @@
+// Buffers of EventGraph::persistent are told apart by unit and category; where a unit has several
+// of one category they come in the order in which the builder made them (sim/graph/native.cpp,
+// arenas()).
+#include "exec/engine/unit_memory.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "sim/base/error.h"
+
+namespace foreshard {
+
+std::vector<std::vector<std::int32_t>> layers_of_units(const ModelSpec& model,
+                                                       const EventGraph& graph) {
+  std::vector<std::vector<std::int32_t>> layers(graph.units.size());
+  for (std::size_t l = 0; l < model.order.size(); ++l) {
+    const std::int32_t unit = graph.executions[l].unit;
+    if (unit >= 0) layers[static_cast<std::size_t>(unit)].push_back(static_cast<std::int32_t>(l));
+  }
+  return layers;
+}
+
+UnitSet::UnitSet(const ModelSpec& model, const Plan& plan, const EventGraph& graph, int shard_index)
+    : plan_(plan),
+      gathers_(plan.mesh.shard > 1 || plan.param_dtype != plan.master_dtype),
+      offsets_(lay_out_arena(graph)),
+      persistent_(graph.persistent),
+      arena_(static_cast<std::size_t>(offsets_.size.count())) {
+  const auto layers = layers_of_units(model, graph);
+  units_.resize(graph.units.size());
+  for (std::size_t u = 0; u < units_.size(); ++u) {
+    UnitMemory& unit = units_[u];
+    unit.name = graph.units[u].name;
+    unit.layout = flatten(model, layers[u], plan);
+    unit.shard = unit.layout.shard_numel;
+    unit.first = unit.shard * shard_index;
+    unit.values = FlatStorage(unit.padded(), scalar_type(plan.param_dtype));
+    unit.gradients = FlatStorage(unit.padded(), scalar_type(plan.reduce_dtype));
+    unit.written.assign(unit.layout.parameters.size(), false);
+  }
+  place_buffers(graph);
+  make_views(model);
+}
+
+std::byte* UnitSet::buffer(std::int32_t id) const {
+  const auto found = std::find(persistent_.begin(), persistent_.end(), id);
+  FORESHARD_CHECK(found != persistent_.end(), "a row works in a buffer that is not in the arena");
+  const auto place = static_cast<std::size_t>(found - persistent_.begin());
+  return arena_.at(static_cast<std::size_t>(offsets_.offsets[place].count()));
+}
+
+void UnitSet::place_buffers(const EventGraph& graph) {
+  for (const std::int32_t id : graph.persistent) {
+    const Buffer buffer = graph.buffer(id);
+    if (buffer.unit < 0) continue;  // slots: rows name them
+    UnitMemory& unit = at(buffer.unit);
+    std::byte* place = this->buffer(id);
+    switch (buffer.category) {
+      case MemoryCategory::kShardedParam:
+        (unit.master == nullptr ? unit.master : unit.shadow) = place;
+        break;
+      case MemoryCategory::kShardedGrad:
+        unit.gradient = reinterpret_cast<float*>(place);
+        break;
+      case MemoryCategory::kOptimizerState:
+        unit.moments.push_back(place);
+        break;
+      case MemoryCategory::kPostForwardShard:
+        unit.post_forward = place;
+        break;
+      default:
+        break;
+    }
+  }
+  for (UnitMemory& unit : units_) {
+    if (unit.shadow == nullptr) unit.shadow = unit.master;
+    if (!gathers_) unit.values.attach(unit.master);
+  }
+}
+
+void UnitSet::make_views(const ModelSpec& model) {
+  layers_.resize(model.order.size());
+  const auto kind_of = [&](std::size_t layer) -> const LayerSpec& {
+    return model.kinds[static_cast<std::size_t>(model.order[layer].kind)];
+  };
+  for (std::size_t l = 0; l < model.order.size(); ++l) {
+    layers_[l].resize(kind_of(l).parameters.size());
+  }
+  const Parameter* table = nullptr;  // the embedding's, which a tied head uses again
+  for (UnitMemory& unit : units_) {
+    for (std::size_t p = 0; p < unit.layout.parameters.size(); ++p) {
+      const FlatParameter& flat = unit.layout.parameters[p];
+      const auto layer = static_cast<std::size_t>(flat.layer);
+      const auto number = static_cast<std::size_t>(flat.parameter);
+      const ParameterSpec& spec = kind_of(layer).parameters[number];
+      layers_[layer][number] = {unit.values.view(flat.offset, spec.shape),
+                                unit.gradients.view(flat.offset, spec.shape), &unit.written[p]};
+    }
+  }
+  for (std::size_t l = 0; l < model.order.size(); ++l) {
+    if (kind_of(l).role == LayerRole::kEmbedding) table = &layers_[l][0];
+  }
+  for (std::size_t l = 0; l < model.order.size(); ++l) {
+    for (std::size_t p = 0; p < layers_[l].size(); ++p) {
+      if (kind_of(l).parameters[p].tied) layers_[l][p] = *table;
+    }
+  }
+}
+
+void UnitSet::begin_gradients(UnitMemory& unit, std::byte* memory, bool fill_with_nan) {
+  unit.gradients.attach(memory);
+  std::fill(unit.written.begin(), unit.written.end(), false);
+  const auto size = static_cast<std::size_t>(size_of(plan_.reduce_dtype));
+  if (fill_with_nan) {
+    std::memset(memory, 0xff, static_cast<std::size_t>(unit.padded()) * size);
+  }
+  std::int64_t end = 0;
+  const auto zero = [&](std::int64_t begin, std::int64_t until) {
+    std::memset(memory + static_cast<std::size_t>(begin) * size, 0,
+                static_cast<std::size_t>(until - begin) * size);
+  };
+  for (const FlatParameter& parameter : unit.layout.parameters) {
+    zero(end, parameter.offset);
+    end = parameter.offset + parameter.numel;
+  }
+  zero(end, unit.padded());
+}
+
+}  // namespace foreshard

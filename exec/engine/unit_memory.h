@@ -1,0 +1,76 @@
+// The memory of the units on one rank: where the arena's buffers are, and every parameter as views.
+//
+// Runtime native, as laid out by sim/graph: flat padded unit buffers (sim/graph/flat_layout.h), one
+// shard of each on every rank. A parameter's value is a view into the unit's storage, which is
+// attached to the shard itself (one rank, one dtype), to storage of its own, or to a slot; its
+// gradient is a view into the gradient storage likewise.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "exec/compute/operations.h"
+#include "exec/memory/arena.h"
+#include "exec/memory/flat_storage.h"
+#include "sim/graph/event_graph.h"
+#include "sim/graph/flat_layout.h"
+#include "sim/memory/arena.h"
+
+namespace foreshard {
+
+struct UnitMemory {
+  std::string name;
+  FlatUnit layout;
+  std::int64_t shard = 0;  // elements of this rank's shard
+  std::int64_t first = 0;  // its first element in the flat buffer
+  std::byte* master = nullptr;
+  std::byte* shadow = nullptr;  // the shard in the compute dtype; master where the dtypes are equal
+  float* gradient = nullptr;    // of the shard, fp32
+  std::vector<std::byte*> moments;    // exp_avg, exp_avg_sq
+  std::byte* post_forward = nullptr;  // piece of a smaller group
+  FlatStorage values, gradients;
+  std::int32_t gradient_microbatch = -1;  // whose gradients the gradient storage holds
+  std::deque<bool> written;               // per parameter of `layout`: its gradient holds something
+
+  std::int64_t padded() const { return layout.padded_numel(); }
+};
+
+class UnitSet {
+ public:
+  UnitSet(const ModelSpec& model, const Plan& plan, const EventGraph& graph, int shard_index);
+
+  std::vector<UnitMemory>& all() { return units_; }
+  UnitMemory& at(std::int32_t unit) { return units_[static_cast<std::size_t>(unit)]; }
+  // Parameters of a layer, in the order of LayerSpec::parameters.
+  const std::vector<Parameter>& of_layer(std::int32_t layer) const {
+    return layers_[static_cast<std::size_t>(layer)];
+  }
+  std::byte* buffer(std::int32_t id) const;  // of EventGraph::persistent
+  bool gathers() const { return gathers_; }
+  std::int64_t arena_bytes() const { return static_cast<std::int64_t>(arena_.size()); }
+
+  // The unit's gradients of `microbatch` begin in `memory`: attached, padding zeroed, nothing
+  // written.
+  void begin_gradients(UnitMemory& unit, std::byte* memory, bool fill_with_nan);
+
+ private:
+  void place_buffers(const EventGraph& graph);
+  void make_views(const ModelSpec& model);
+
+  const Plan& plan_;
+  bool gathers_;
+  ArenaLayout offsets_;
+  std::vector<std::int32_t> persistent_;
+  Arena arena_;
+  std::vector<UnitMemory> units_;
+  std::vector<std::vector<Parameter>> layers_;
+};
+
+// Layers of every unit in forward order; the loss has none.
+std::vector<std::vector<std::int32_t>> layers_of_units(const ModelSpec& model,
+                                                       const EventGraph& graph);
+
+}  // namespace foreshard

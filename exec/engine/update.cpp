@@ -1,0 +1,260 @@
+// Shards are cut at multiples of 128 bytes, and so are parameters, so the pieces that a shard holds
+// are whole blocks of 32 elements: kernels see no ragged ends that depend on the cut.
+#include "exec/engine/update.h"
+
+#include <ATen/Functions.h>
+#include <ATen/core/PhiloxRNGEngine.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <vector>
+
+#include "exec/compute/kernels.h"
+#include "sim/base/error.h"
+#include "sim/base/hash.h"
+
+namespace foreshard {
+namespace {
+
+constexpr std::int64_t kBlock = 32;
+
+const LayerSpec& kind_of(const ModelSpec& model, const FlatParameter& p) {
+  return model.kinds[static_cast<std::size_t>(model.order[static_cast<std::size_t>(p.layer)].kind)];
+}
+
+const ParameterSpec& spec_of(const ModelSpec& model, const FlatParameter& p) {
+  return kind_of(model, p).parameters[static_cast<std::size_t>(p.parameter)];
+}
+
+// The part of a parameter that this rank's shard holds, padded to whole blocks.
+struct Piece {
+  const FlatParameter* parameter = nullptr;
+  std::int64_t begin = 0;  // in the shard
+  std::int64_t count = 0;
+  std::int64_t first = 0;  // element of the parameter at `begin`
+};
+
+std::vector<Piece> pieces_of(const UnitMemory& unit) {
+  std::vector<Piece> pieces;
+  for (const FlatParameter& p : unit.layout.parameters) {
+    const std::int64_t end = p.offset + (p.numel + kBlock - 1) / kBlock * kBlock;
+    const std::int64_t from = std::max(p.offset, unit.first);
+    const std::int64_t until = std::min(end, unit.first + unit.shard);
+    if (from < until) pieces.push_back({&p, from - unit.first, until - from, from - p.offset});
+  }
+  return pieces;
+}
+
+at::Tensor part(std::byte* base, DType dtype, std::int64_t begin, std::int64_t count) {
+  return tensor_over(base + begin * size_of(dtype), count, scalar_type(dtype));
+}
+
+// --- initial values ---
+
+bool is_residual_projection(const LayerSpec& layer, std::int32_t parameter) {
+  for (const Operation& product : layer.operations) {
+    if (product.function != Function::kMatrixProduct || product.parameters.front() != parameter) {
+      continue;
+    }
+    for (const Operation& sum : layer.operations) {
+      if (sum.function == Function::kAdd &&
+          std::find(sum.inputs.begin(), sum.inputs.end(), product.outputs.front()) !=
+              sum.inputs.end()) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+bool is_norm_weight(const LayerSpec& layer, std::int32_t parameter) {
+  return std::any_of(layer.operations.begin(), layer.operations.end(), [&](const Operation& op) {
+    return op.kind == OperationKind::kNorm && op.parameters.front() == parameter;
+  });
+}
+
+// Two of four standard normals per counter: Box and Muller's transform of Philox words.
+void fill_normal(std::uint64_t key, std::int64_t first, std::span<float> values, double deviation) {
+  for (std::size_t i = 0; i < values.size();) {
+    const std::int64_t element = first + static_cast<std::int64_t>(i);
+    at::Philox4_32 engine(key, static_cast<std::uint64_t>(element / 4));
+    float normals[4];
+    for (int pair = 0; pair < 2; ++pair) {
+      const double u = (static_cast<double>(engine()) + 0.5) / 4294967296.0;
+      const double v = (static_cast<double>(engine()) + 0.5) / 4294967296.0;
+      const double radius = std::sqrt(-2 * std::log(u)) * deviation;
+      normals[2 * pair] = static_cast<float>(radius * std::cos(2 * std::numbers::pi * v));
+      normals[2 * pair + 1] = static_cast<float>(radius * std::sin(2 * std::numbers::pi * v));
+    }
+    for (std::int64_t lane = element % 4; lane < 4 && i < values.size(); ++lane, ++i) {
+      values[i] = normals[lane];
+    }
+  }
+}
+
+// --- optimizer ---
+
+// Tensors of one fused update, all fp32.
+struct UpdateLists {
+  std::vector<at::Tensor> parameters, gradients, first, second, steps;
+};
+
+void run_update(const UpdateLists& lists, const Optimizer& o, double rate, double decay) {
+  if (lists.parameters.empty()) return;
+  if (o.kind == Optimizer::Kind::kAdamW) {
+    at::_fused_adamw_(lists.parameters, lists.gradients, lists.first, lists.second, {}, lists.steps,
+                      rate, o.beta1, o.beta2, decay, o.epsilon, false, false);
+    return;
+  }
+  for (std::size_t i = 0; i < lists.parameters.size(); ++i) {
+    if (decay != 0) lists.parameters[i].mul_(1 - rate * decay);
+    lists.parameters[i].add_(lists.gradients[i], -rate);
+  }
+}
+
+// One piece, a chunk at a time in fp32 where something is stored in another dtype.
+void update_converted(UnitMemory& unit, const Plan& plan, const Piece& piece, double rate,
+                      double decay, const at::Tensor& step) {
+  constexpr std::int64_t kChunk = 1 << 16;
+  const Optimizer& o = plan.optimizer;
+  for (std::int64_t done = 0; done < piece.count; done += kChunk) {
+    const std::int64_t begin = piece.begin + done;
+    const std::int64_t count = std::min(kChunk, piece.count - done);
+    at::Tensor stored = part(unit.master, plan.master_dtype, begin, count);
+    UpdateLists lists;
+    lists.parameters = {stored.to(at::kFloat)};
+    lists.gradients = {tensor_over(unit.gradient + begin, count, at::kFloat)};
+    std::vector<at::Tensor> moments;
+    for (std::byte* moment : unit.moments) {
+      moments.push_back(part(moment, o.state, begin, count));
+    }
+    if (!moments.empty()) {
+      lists.first = {moments[0].to(at::kFloat)};
+      lists.second = {moments[1].to(at::kFloat)};
+    }
+    lists.steps = {step};
+    run_update(lists, o, rate, decay);
+    stored.copy_(lists.parameters[0]);
+    if (!moments.empty()) {
+      moments[0].copy_(lists.first[0]);
+      moments[1].copy_(lists.second[0]);
+    }
+  }
+}
+
+}  // namespace
+
+std::string parameter_name(const ModelSpec& model, const FlatParameter& parameter) {
+  const LayerInstance& layer = model.order[static_cast<std::size_t>(parameter.layer)];
+  const ParameterSpec& spec = spec_of(model, parameter);
+  if (kind_of(model, parameter).role != LayerRole::kBlock) return spec.name;
+  return layer.name + "." + spec.name;
+}
+
+void initialise_shard(UnitMemory& unit, const ModelSpec& model, const Plan& plan) {
+  constexpr double kDeviation = 0.02;
+  const double residual = 1 / std::sqrt(2.0 * static_cast<double>(model.block_count()));
+  std::vector<float> values;
+  for (const Piece& piece : pieces_of(unit)) {
+    const LayerSpec& layer = kind_of(model, *piece.parameter);
+    const ParameterSpec& spec = spec_of(model, *piece.parameter);
+    values.assign(static_cast<std::size_t>(piece.count), 0.0F);
+    const auto inside =
+        static_cast<std::size_t>(std::min(piece.count, piece.parameter->numel - piece.first));
+    const std::span<float> real(values.data(), inside);
+    if (spec.shape.size() > 1) {
+      Fingerprint key;
+      key.add(plan.seed).add(parameter_name(model, *piece.parameter));
+      fill_normal(key.value(), piece.first, real,
+                  is_residual_projection(layer, piece.parameter->parameter) ? kDeviation * residual
+                                                                            : kDeviation);
+    } else if (is_norm_weight(layer, piece.parameter->parameter)) {
+      std::fill(real.begin(), real.end(), 1.0F);
+    }
+    part(unit.master, plan.master_dtype, piece.begin, piece.count)
+        .copy_(tensor_over(values.data(), piece.count, at::kFloat));
+  }
+  refresh_shadow(unit, plan);
+}
+
+void refresh_shadow(UnitMemory& unit, const Plan& plan) {
+  if (unit.shadow != unit.master) {
+    part(unit.shadow, plan.param_dtype, 0, unit.shard)
+        .copy_(part(unit.master, plan.master_dtype, 0, unit.shard));
+  }
+}
+
+double learning_rate(const Optimizer& o, std::int64_t number) {
+  if (number <= o.warmup_steps) {
+    return o.learning_rate * static_cast<double>(number) / static_cast<double>(o.warmup_steps);
+  }
+  if (!o.decay_steps) return o.learning_rate;
+  const double progress = std::min(
+      1.0, static_cast<double>(number - o.warmup_steps) / static_cast<double>(*o.decay_steps));
+  return o.min_learning_rate + (o.learning_rate - o.min_learning_rate) * 0.5 *
+                                   (1 + std::cos(std::numbers::pi * progress));
+}
+
+void update_parameters(UnitMemory& unit, const ModelSpec& model, const Plan& plan,
+                       std::int64_t number) {
+  const Optimizer& o = plan.optimizer;
+  const double rate = learning_rate(o, number);
+  const at::Tensor step = at::scalar_tensor(static_cast<double>(number), at::kFloat);
+  const bool plain = plan.master_dtype == DType::kFp32 &&
+                     (o.kind == Optimizer::Kind::kSgd || o.state == DType::kFp32);
+  UpdateLists decayed, undecayed;
+  for (const Piece& piece : pieces_of(unit)) {
+    const bool decays = spec_of(model, *piece.parameter).shape.size() > 1;
+    if (!plain) {
+      update_converted(unit, plan, piece, rate, decays ? o.weight_decay : 0, step);
+      continue;
+    }
+    UpdateLists& lists = decays ? decayed : undecayed;
+    lists.parameters.push_back(part(unit.master, DType::kFp32, piece.begin, piece.count));
+    lists.gradients.push_back(tensor_over(unit.gradient + piece.begin, piece.count, at::kFloat));
+    if (o.kind == Optimizer::Kind::kAdamW) {
+      lists.first.push_back(part(unit.moments[0], DType::kFp32, piece.begin, piece.count));
+      lists.second.push_back(part(unit.moments[1], DType::kFp32, piece.begin, piece.count));
+    }
+    lists.steps.push_back(step);
+  }
+  run_update(decayed, o, rate, o.weight_decay);
+  run_update(undecayed, o, rate, 0);
+  refresh_shadow(unit, plan);
+}
+
+void add_squares(const float* values, std::int64_t count, ExactSum& sum) {
+  FORESHARD_CHECK(count % kBlock == 0, "a shard is not whole blocks");
+  for (std::int64_t begin = 0; begin < count; begin += kBlock) {
+    double lanes[8] = {};
+    for (std::int64_t i = 0; i < kBlock; i += 8) {
+      for (std::int64_t j = 0; j < 8; ++j) {
+        const auto value = static_cast<double>(values[begin + i + j]);
+        lanes[j] += value * value;
+      }
+    }
+    sum.add(((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) +
+            ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7])));
+  }
+}
+
+std::uint64_t hash_shard(const UnitMemory& unit, const ModelSpec& model, const Plan& plan) {
+  const std::int64_t size = size_of(plan.master_dtype);
+  std::uint64_t sum = 0;
+  for (const Piece& piece : pieces_of(unit)) {
+    Fingerprint name;
+    name.add(parameter_name(model, *piece.parameter));
+    const auto* bytes = reinterpret_cast<const char*>(unit.master + piece.begin * size);
+    for (std::int64_t i = 0; i < piece.count; i += kBlock) {
+      Fingerprint block;
+      block.add(static_cast<std::int64_t>(name.value())).add(piece.first + i);
+      block.add(std::string_view(bytes + i * size, static_cast<std::size_t>(kBlock * size)));
+      sum += block.value();
+    }
+  }
+  return sum;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,34 @@
+// The allocator behind every CPU tensor of the engine: blocks of a reserved address range, best
+// fit, neighbours merged, nothing ever given back. A step that repeats then touches the same pages
+// again, without page faults, and its highest use is known to the byte.
+//
+// Sizes are rounded up to 512 bytes as the forecast counts them (sim/graph/layer_program.h).
+#pragma once
+
+#include <cstdint>
+
+namespace foreshard {
+
+// Counts the bytes that one rank's tensors hold. Blocks remember whose they are, so that a thread
+// may free what another allocated.
+struct MemoryAccount {
+  std::int64_t now = 0;
+  std::int64_t peak = 0;
+};
+
+// Makes it the allocator of CPU tensors of the whole process, once; later calls do nothing.
+void install_allocator();
+
+// Tensors that this thread makes count towards `account` (nullptr: nobody's) while this lives.
+class AccountScope {
+ public:
+  explicit AccountScope(MemoryAccount* account);
+  ~AccountScope();
+  AccountScope(const AccountScope&) = delete;
+  AccountScope& operator=(const AccountScope&) = delete;
+
+ private:
+  MemoryAccount* before_;
+};
+
+}  // namespace foreshard

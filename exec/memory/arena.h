@@ -1,0 +1,26 @@
+// One block of memory for everything that lives through the whole run: shards, states, parameter
+// and gradient slots, at the offsets of sim/memory/arena.h. Zeroed, so that every page is there
+// from the start and padding is zero.
+#pragma once
+
+#include <cstddef>
+
+namespace foreshard {
+
+class Arena {
+ public:
+  explicit Arena(
+      std::size_t bytes);  // throws Error(kInfeasible) where the machine has not that much
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  std::byte* at(std::size_t offset) const { return base_ + offset; }
+  std::size_t size() const { return bytes_; }
+
+ private:
+  std::byte* base_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace foreshard

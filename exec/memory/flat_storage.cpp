@@ -1,0 +1,32 @@
+#include "exec/memory/flat_storage.h"
+
+#include <ATen/Functions.h>
+#include <c10/core/StorageImpl.h>
+
+namespace foreshard {
+
+FlatStorage::FlatStorage(std::int64_t numel, at::ScalarType type) {
+  const at::TensorOptions options = at::TensorOptions().dtype(type);
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), static_cast<std::size_t>(numel) * c10::elementSize(type),
+      at::DataPtr(nullptr, c10::Device(c10::DeviceType::CPU)), nullptr, /*resizable=*/false);
+  flat_ = at::empty({0}, options).set_(at::Storage(std::move(storage)), 0, {numel}, {1});
+}
+
+at::Tensor FlatStorage::view(std::int64_t offset, std::span<const std::int64_t> shape) const {
+  std::vector<std::int64_t> strides(shape.size(), 1);
+  for (std::size_t i = shape.size(); i-- > 1;) strides[i - 1] = strides[i] * shape[i];
+  return at::empty({0}, flat_.options())
+      .set_(flat_.storage(), offset, at::IntArrayRef(shape.data(), shape.size()), strides);
+}
+
+void FlatStorage::attach(void* memory) {
+  flat_.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(
+      at::DataPtr(memory, c10::Device(c10::DeviceType::CPU)));
+}
+
+at::Tensor tensor_over(void* memory, std::int64_t numel, at::ScalarType type) {
+  return at::from_blob(memory, {numel}, at::TensorOptions().dtype(type));
+}
+
+}  // namespace foreshard

@@ -1,0 +1,312 @@
+// One loop: fill the micro-batches, run the step, tell the others in the background. What a step's
+// exchange said is looked at one step later, so all ranks see a wish to stop after the same step.
+#include "exec/run/train.h"
+
+#include <ATen/Functions.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <utility>
+
+#include "exec/data/token_data.h"
+#include "exec/engine/engine.h"
+#include "exec/engine/schedule.h"
+#include "exec/engine/update.h"
+#include "exec/run/control.h"
+#include "exec/run/rank_record_text.h"
+#include "exec/state/checkpoint.h"
+#include "sim/spec/plan_check.h"
+
+namespace foreshard {
+namespace {
+
+// "VmRSS:   123 kB" and the like of /proc/self/status; 0 where the system has no such file.
+Bytes process_memory(std::string_view key) {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with(key)) {
+      return Bytes(std::strtoll(line.c_str() + key.size() + 1, nullptr, 10) * 1024);
+    }
+  }
+  return {};
+}
+
+class Training {
+ public:
+  Training(const ModelSpec& model, const Plan& plan, const EventGraph& graph, World& world,
+           const TrainOptions& options, RunRecord& record)
+      : model_(model),
+        plan_(plan),
+        world_(world),
+        options_(options),
+        record_(record),
+        data_(options.data, {.sequence = plan.batch.sequence,
+                             .vocabulary = model.vocabulary,
+                             .held_back = plan.evaluation.every ? plan.evaluation.held_back : 0,
+                             .seed = plan.seed,
+                             .format = options.format}),
+        samples_per_step_(microbatches_of_step(plan) * plan.batch.micro_batch) {
+    data_.check_batch(samples_per_step_);
+    agree_on_data();
+    RankRecord& own = record_.ranks.emplace_back();
+    own.rank = world.rank();
+    own.rss_before_init = process_memory("VmRSS:");
+    engine_.emplace(model, plan, graph, world, Engine::Options{.debug = options.debug});
+    own.arena = Bytes(engine_->units().arena_bytes());
+    own.rss_after_init = process_memory("VmRSS:");
+    control_.emplace(world, static_cast<std::size_t>(plan.batch.accumulation));
+    make_batches();
+  }
+
+  void run() {
+    start();
+    record_.first_step = progress_.step + 1;
+    bool stopped = false;
+    while (progress_.step < options_.steps && !stopped) {
+      one_step();
+      if (control_->posted() > 1) stopped = hear();
+      if (stopped) record_.complete = false;
+      const bool last = stopped || progress_.step == options_.steps;
+      const bool evaluates =
+          plan_.evaluation.every && progress_.step % *plan_.evaluation.every == 0;
+      const bool saves = !options_.checkpoint.empty() &&
+                         (last || (options_.checkpoint_every > 0 &&
+                                   progress_.step % options_.checkpoint_every == 0));
+      if (last || evaluates || saves) {
+        while (control_->posted() > 0) hear();
+      }
+      if (evaluates) evaluate();
+      if (saves) save();
+    }
+    finish();
+  }
+
+ private:
+  RankRecord& own() { return record_.ranks.front(); }
+
+  void note(const std::string& sentence) const {
+    if (world_.rank() == 0 && options_.note) options_.note(sentence);
+  }
+
+  void agree_on_data() {
+    const auto prints = world_.gather("data", fmt::format("{:016x}", data_.store().fingerprint()));
+    for (std::size_t rank = 1; rank < prints.size(); ++rank) {
+      if (prints[rank] != prints[0]) {
+        throw Error(ExitCode::kInvalidInput,
+                    fmt::format("rank {} reads other data than rank 0 under {}", rank,
+                                options_.data.string()));
+      }
+    }
+  }
+
+  void make_batches() {
+    for (std::int64_t m = 0; m < plan_.batch.accumulation; ++m) batches_.push_back(empty_batch());
+  }
+
+  MicroBatch empty_batch() const {
+    MicroBatch batch;
+    batch.sequences = plan_.batch.micro_batch;
+    batch.sequence = plan_.batch.sequence;
+    batch.loss_scale = 1.0 / static_cast<double>(microbatches_of_step(plan_));
+    batch.tokens = at::empty({batch.count()}, at::kLong);
+    batch.labels = at::empty({batch.count()}, at::kLong);
+    return batch;
+  }
+
+  // Sequence i of a batch as two spans.
+  static std::pair<std::span<std::int64_t>, std::span<std::int64_t>> sequence_of(MicroBatch& batch,
+                                                                                 std::int64_t i) {
+    const auto length = static_cast<std::size_t>(batch.sequence);
+    return {{batch.tokens.mutable_data_ptr<std::int64_t>() + i * batch.sequence, length},
+            {batch.labels.mutable_data_ptr<std::int64_t>() + i * batch.sequence, length}};
+  }
+
+  // --- state ---
+
+  TrainingState state() {
+    TrainingState state;
+    state.shards = plan_.mesh.shard;
+    state.shard_index = engine_->shard_index();
+    state.replicas = plan_.mesh.replicate;
+    state.replica_index = engine_->replica();
+    for (UnitMemory& unit : engine_->units().all()) {
+      StateUnit& described = state.units.emplace_back();
+      described.name = unit.name;
+      described.shard_numel = unit.shard;
+      for (const FlatParameter& p : unit.layout.parameters) {
+        const LayerInstance& layer = model_.order[static_cast<std::size_t>(p.layer)];
+        described.parameters.push_back({parameter_name(model_, p),
+                                        model_.kinds[static_cast<std::size_t>(layer.kind)]
+                                            .parameters[static_cast<std::size_t>(p.parameter)]
+                                            .shape,
+                                        p.offset, p.numel});
+      }
+      const auto add = [&](const char* name, DType dtype, std::byte* data) {
+        described.arrays.push_back(
+            {name, dtype, {data, static_cast<std::size_t>(unit.shard * size_of(dtype))}});
+      };
+      add("master", plan_.master_dtype, unit.master);
+      static constexpr const char* kMoments[] = {"exp_avg", "exp_avg_sq"};
+      for (std::size_t i = 0; i < unit.moments.size(); ++i) {
+        add(kMoments[i], plan_.optimizer.state, unit.moments[i]);
+      }
+    }
+    return state;
+  }
+
+  void start() {
+    progress_.seed = plan_.seed;
+    if (options_.resume.empty()) {
+      engine_->initialise();
+      return;
+    }
+    const LoadedCheckpoint loaded = load_checkpoint(options_.resume, state(), world_);
+    for (const std::string& sentence : loaded.passed_over) note(sentence);
+    for (UnitMemory& unit : engine_->units().all()) refresh_shadow(unit, plan_);
+    progress_ = loaded.progress;
+    if (progress_.seed != plan_.seed) {
+      throw Error(ExitCode::kInvalidInput,
+                  fmt::format("{} was trained with seed {}, the plan says {}", loaded.path.string(),
+                              progress_.seed, plan_.seed));
+    }
+    note(fmt::format("resumed {} after step {}", loaded.path.string(), progress_.step));
+    if (progress_.step >= options_.steps) {
+      note(fmt::format("nothing to do: step {} of {} is done", progress_.step, options_.steps));
+    }
+  }
+
+  void save() {
+    for (const auto& [key, value] : options_.metadata) progress_.metadata[key] = value;
+    const SavedCheckpoint saved = save_checkpoint({options_.checkpoint, options_.checkpoint_keep},
+                                                  state(), progress_, world_);
+    for (const std::string& warning : saved.warnings) note(warning);
+  }
+
+  // --- steps ---
+
+  void one_step() {
+    for (std::int64_t m = 0; m < plan_.batch.accumulation; ++m) {
+      MicroBatch& batch = batches_[static_cast<std::size_t>(m)];
+      const std::int64_t first =
+          progress_.next_sample +
+          global_microbatch(plan_, world_.rank(), m) * plan_.batch.micro_batch;
+      for (std::int64_t i = 0; i < batch.sequences; ++i) {
+        const auto [tokens, labels] = sequence_of(batch, i);
+        data_.read_training(first + i, tokens, labels);
+      }
+    }
+    ++progress_.step;
+    MeasuredStep step;
+    const StepOutcome outcome = engine_->step(progress_.step, batches_, &step);
+    progress_.next_sample += samples_per_step_;
+    own().step_durations.push_back(step.duration);
+    own().timelines.push_back(std::move(step));
+    if (static_cast<std::int64_t>(own().timelines.size()) > options_.recorded_steps) {
+      own().timelines.erase(own().timelines.begin());
+    }
+    own().activations_peak = Bytes(engine_->activations().peak);
+    const bool wants_stop = options_.stop && options_.stop();
+    control_->post({outcome.losses, wants_stop});
+  }
+
+  // Takes the oldest exchange: the loss of its step. True where somebody wants to stop.
+  bool hear() {
+    std::vector<std::vector<double>> losses;
+    bool stop = false;
+    for (ControlMessage& message : control_->take()) {
+      losses.push_back(std::move(message.losses));
+      stop |= message.stop;
+    }
+    const double loss = mean_loss(plan_, losses);
+    record_.losses.push_back(loss);
+    if (world_.rank() == 0 && options_.progress) {
+      StepReport report;
+      report.step = record_.first_step + static_cast<std::int64_t>(record_.losses.size()) - 1;
+      report.last_step = options_.steps;
+      report.loss = loss;
+      report.seconds = own().step_durations[record_.losses.size() - 1].seconds();
+      report.tokens_per_s = record_.tokens_per_step / report.seconds;
+      options_.progress(report);
+    }
+    return stop;
+  }
+
+  // Micro-batches of held-back sequences in turn to the ranks; all ranks do the same number.
+  void evaluate() {
+    const std::int64_t size = plan_.batch.micro_batch;
+    const std::int64_t sequences =
+        std::min(plan_.evaluation.sequences, data_.held_back_samples()) / size * size;
+    const std::int64_t count = std::max<std::int64_t>(1, sequences / size);
+    const std::int64_t rounds = (count + world_.size() - 1) / world_.size();
+    MicroBatch batch = empty_batch();
+    std::string mine;
+    for (std::int64_t round = 0; round < rounds; ++round) {
+      const std::int64_t number = (round * world_.size() + world_.rank()) % count;
+      for (std::int64_t i = 0; i < size; ++i) {
+        const auto [tokens, labels] = sequence_of(batch, i);
+        data_.read_held_back((number * size + i) % data_.held_back_samples(), tokens, labels);
+      }
+      const double loss = engine_->evaluate(batch);
+      mine.append(reinterpret_cast<const char*>(&loss), sizeof loss);
+    }
+    const auto all = world_.gather("evaluation", mine);
+    double sum = 0;
+    for (std::int64_t number = 0; number < count; ++number) {
+      double loss = 0;
+      std::memcpy(&loss,
+                  all[static_cast<std::size_t>(number % world_.size())].data() +
+                      static_cast<std::size_t>(number / world_.size()) * sizeof loss,
+                  sizeof loss);
+      sum += loss;
+    }
+    record_.evaluations.emplace_back(progress_.step, sum / static_cast<double>(count));
+    note(fmt::format("step {}: loss {:.4f} on {} held-back sequences", progress_.step,
+                     record_.evaluations.back().second, count * size));
+  }
+
+  void finish() {
+    record_.parameter_hash = engine_->parameter_hash();
+    own().peak_rss = process_memory("VmHWM:");
+    const auto texts = world_.gather("record", to_bytes(own()));
+    if (world_.rank() != 0) return;
+    record_.ranks.clear();
+    for (const std::string& text : texts) record_.ranks.push_back(rank_record_of(text));
+  }
+
+  const ModelSpec& model_;
+  const Plan& plan_;
+  World& world_;
+  const TrainOptions& options_;
+  RunRecord& record_;
+  TokenData data_;
+  std::int64_t samples_per_step_;
+  std::optional<Engine> engine_;
+  std::optional<Control> control_;
+  std::vector<MicroBatch> batches_;
+  RunProgress progress_;
+};
+
+}  // namespace
+
+RunRecord train(const ModelSpec& model, const Plan& plan, const EventGraph& graph, World& world,
+                const TrainOptions& options, RunRecord* partial) {
+  RunRecord record;
+  if (partial != nullptr) record = *partial;
+  record.world = world.size();
+  record.fingerprint = graph.fingerprint();
+  record.tokens_per_step =
+      static_cast<double>(global_batch(plan)) * static_cast<double>(plan.batch.sequence);
+  try {
+    Training(model, plan, graph, world, options, record).run();
+  } catch (...) {
+    record.complete = false;
+    if (partial != nullptr) *partial = record;
+    throw;
+  }
+  return record;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,54 @@
+// Every rank sends its exit code, a blank, and its text; gathering them is the barrier.
+
+#include "exec/state/together.h"
+
+#include <algorithm>
+#include <charconv>
+#include <exception>
+
+namespace foreshard {
+namespace {
+
+Outcome outcome_of(const std::function<std::string()>& work) {
+  try {
+    return {ExitCode::kOk, work()};
+  } catch (const Error& error) {
+    return {error.exit_code(), error.what()};
+  } catch (const std::exception& error) {
+    return {ExitCode::kInternal, error.what()};
+  }
+}
+
+}  // namespace
+
+std::vector<Outcome> do_together(World& world, const std::string& topic,
+                                 const std::function<std::string()>& work) {
+  const Outcome own = outcome_of(work);
+  std::vector<Outcome> outcomes;
+  for (const std::string& message :
+       world.gather(topic, std::to_string(static_cast<int>(own.exit_code)) + " " + own.text)) {
+    int code = static_cast<int>(ExitCode::kInternal);
+    const std::size_t blank = std::min(message.find(' '), message.size());
+    std::from_chars(message.data(), message.data() + blank, code);
+    outcomes.push_back(
+        {static_cast<ExitCode>(code), message.substr(std::min(blank + 1, message.size()))});
+  }
+  return outcomes;
+}
+
+const Outcome* first_failure(const std::vector<Outcome>& outcomes) {
+  const auto failed = std::find_if(outcomes.begin(), outcomes.end(), [](const Outcome& outcome) {
+    return outcome.exit_code != ExitCode::kOk;
+  });
+  return failed == outcomes.end() ? nullptr : &*failed;
+}
+
+std::vector<Outcome> succeed_together(World& world, const std::string& topic,
+                                      const std::function<std::string()>& work) {
+  std::vector<Outcome> outcomes = do_together(world, topic, work);
+  const Outcome* const failure = first_failure(outcomes);
+  if (failure != nullptr) throw Error(failure->exit_code, failure->text);
+  return outcomes;
+}
+
+}  // namespace foreshard

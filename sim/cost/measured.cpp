@@ -1,0 +1,241 @@
+// Correction of shapes, after Shepard: the weighted mean of log(measured / curve) with weights
+// 1/d^4, d the distance in (log m, log n, log k) or (log heads, log sequence, log head size). The
+// exponent is above the number of dimensions, so that many far points do not outvote a near one.
+// One more point with ratio 1 at distance log 4 from everywhere makes the correction fade.
+#include "sim/cost/measured.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "sim/base/error.h"
+
+namespace foreshard {
+namespace {
+
+// Tile of the wave term in the GEMM form.
+constexpr double kTile = 128;
+// Rows of queries per thread block in FlashAttention.
+constexpr std::int64_t kQueryBlock = 128;
+// Attention backward: five products of the size that forward has two of.
+constexpr double kBackwardProducts = 2.5;
+
+constexpr double kSame = 1e-9;
+constexpr double kReach = 1.3862943611198906;  // log 4
+
+double as_double(std::int64_t value) { return static_cast<double>(value); }
+
+double peak_of(const Kernel& kernel, const Gpu& gpu) {
+  return kernel.fp32 ? gpu.peak_fp32.value() : gpu.peak_bf16.value();
+}
+
+double weight_at(double distance) { return std::pow(distance, -4); }
+
+}  // namespace
+
+double curve_seconds(const GemmCurve& curve, const Kernel& kernel, const Gpu& gpu) {
+  const double m = as_double(kernel.m), n = as_double(kernel.n), k = as_double(kernel.k);
+  const double tiles = m * n / (kTile * kTile);
+  const double compute =
+      2 * m * n * k / (curve.efficiency * curve.sustained * peak_of(kernel, gpu)) *
+      (1 + curve.k_half / k) * (1 + curve.tail * as_double(gpu.multiprocessors) / tiles);
+  const double memory =
+      as_double(kernel.bytes.count()) / (curve.hbm_fraction * gpu.memory_bandwidth.value());
+  return std::max(compute, memory) + curve.overhead;
+}
+
+double curve_seconds(const AttentionCurve& curve, const Kernel& kernel, const Gpu& gpu) {
+  const double sequence = as_double(kernel.n);
+  const double blocks =
+      as_double(kernel.m * kernel.heads * ((kernel.n + kQueryBlock - 1) / kQueryBlock));
+  const double waves = blocks / as_double(gpu.multiprocessors);
+  return kernel.flops.count() / (curve.efficiency * peak_of(kernel, gpu)) *
+             (1 + curve.s_half / sequence) * (1 + curve.c_half / waves) +
+         curve.overhead;
+}
+
+double curve_seconds(const MemoryCurve& curve, Bytes bytes, const Gpu& gpu) {
+  return as_double(bytes.count()) / (curve.fraction * gpu.memory_bandwidth.value()) +
+         curve.overhead;
+}
+
+Kernel kernel_of(const GemmPoint& point) {
+  Kernel kernel;
+  kernel.kind = KernelKind::kGemm;
+  kernel.function = Function::kMatrixProduct;
+  kernel.pass = point.pass;
+  kernel.fp32 = point.fp32;
+  kernel.m = point.m;
+  kernel.n = point.n;
+  kernel.k = point.k;
+  kernel.bytes = Bytes((point.m * point.k + point.n * point.k + point.m * point.n) *
+                       size_of(point.fp32 ? DType::kFp32 : DType::kBf16));
+  kernel.flops = Flops(2 * as_double(point.m) * as_double(point.n) * as_double(point.k));
+  return kernel;
+}
+
+Kernel kernel_of(const AttentionPoint& point) {
+  Kernel kernel;
+  kernel.kind = KernelKind::kAttention;
+  kernel.function = Function::kAttention;
+  kernel.pass = point.pass;
+  kernel.causal = point.causal;
+  kernel.fp32 = point.fp32;
+  kernel.m = point.batch;
+  kernel.n = point.sequence;
+  kernel.k = point.head_dim;
+  kernel.heads = point.heads;
+  Operation operation;
+  operation.kind = OperationKind::kAttention;
+  operation.attention = {point.heads, point.kv_heads, point.head_dim, point.causal};
+  kernel.flops = forward_flops(operation, point.batch, point.sequence) *
+                 (point.pass == Pass::kForward ? 1.0 : kBackwardProducts);
+  return kernel;
+}
+
+ShapeCorrection::Point ShapeCorrection::place_of(const Kernel& kernel) {
+  Point point;
+  const auto first = kernel.kind == KernelKind::kAttention ? kernel.m * kernel.heads : kernel.m;
+  const std::array<std::int64_t, 3> sizes = {first, kernel.n, kernel.k};
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    point.place[i] = std::log(as_double(std::max<std::int64_t>(sizes[i], 1)));
+  }
+  point.group = static_cast<int>(kernel.pass) + (kernel.fp32 ? 2 : 0);
+  if (kernel.kind == KernelKind::kAttention && kernel.causal) point.group += 4;
+  return point;
+}
+
+void ShapeCorrection::add(const Kernel& kernel, double ratio) {
+  Point point = place_of(kernel);
+  point.log_ratio = std::log(ratio);
+  points_.push_back(point);
+}
+
+ShapeCorrection ShapeCorrection::without(std::size_t index) const {
+  ShapeCorrection rest = *this;
+  rest.points_.erase(rest.points_.begin() + static_cast<std::ptrdiff_t>(index));
+  return rest;
+}
+
+Estimate ShapeCorrection::at(const Kernel& kernel) const {
+  const Point wanted = place_of(kernel);
+  std::array<double, 3> low{}, high{};
+  low.fill(std::numeric_limits<double>::infinity());
+  high.fill(-std::numeric_limits<double>::infinity());
+  double nearest = std::numeric_limits<double>::infinity();
+  double weights = weight_at(kReach);
+  double sum = 0;
+  for (const Point& point : points_) {
+    if (point.group != wanted.group) continue;
+    double square = 0;
+    for (std::size_t i = 0; i < low.size(); ++i) {
+      const double difference = point.place[i] - wanted.place[i];
+      square += difference * difference;
+      low[i] = std::min(low[i], point.place[i]);
+      high[i] = std::max(high[i], point.place[i]);
+    }
+    const double distance = std::sqrt(square);
+    if (distance < kSame) return {std::exp(point.log_ratio), Evidence::kMeasured};
+    nearest = std::min(nearest, distance);
+    const double weight = weight_at(distance);
+    weights += weight;
+    sum += weight * point.log_ratio;
+  }
+  bool is_inside = nearest <= kReach;
+  for (std::size_t i = 0; i < low.size(); ++i) {
+    is_inside =
+        is_inside && wanted.place[i] >= low[i] - kSame && wanted.place[i] <= high[i] + kSame;
+  }
+  return {std::exp(sum / weights), is_inside ? Evidence::kInterpolated : Evidence::kExtrapolated};
+}
+
+Estimate seconds_at(std::span<const SizePoint> points, double bytes) {
+  FORESHARD_CHECK(!points.empty(), "a curve without points");
+  const auto above =
+      std::lower_bound(points.begin(), points.end(), bytes,
+                       [](const SizePoint& point, double value) { return point.bytes < value; });
+  if (above != points.end() && above->bytes == bytes) return {above->seconds, Evidence::kMeasured};
+  if (points.size() == 1) {
+    return {points[0].seconds * bytes / points[0].bytes, Evidence::kExtrapolated};
+  }
+  const bool is_inside = above != points.begin() && above != points.end();
+  const auto right = std::clamp(above, points.begin() + 1, points.end() - 1);
+  const SizePoint& a = *(right - 1);
+  const SizePoint& b = *right;
+  const double slope = (b.seconds - a.seconds) / (b.bytes - a.bytes);
+  double seconds = a.seconds + (bytes - a.bytes) * slope;
+  if (is_inside) return {seconds, Evidence::kInterpolated};
+  if (above == points.begin()) {
+    // A line that starts below zero would give nothing for free: then in proportion.
+    const double start = a.seconds - a.bytes * slope;
+    if (start < 0) seconds = a.seconds * bytes / a.bytes;
+  } else {
+    // Noise in the last two points may make the line flat: never faster than all points say.
+    seconds = std::max(seconds, b.seconds + (bytes - b.bytes) * (b.seconds - points[0].seconds) /
+                                                (b.bytes - points[0].bytes));
+  }
+  return {seconds, Evidence::kExtrapolated};
+}
+
+const FunctionPoints* find_function(const MeasuredPoints& measured, Function function, Pass pass,
+                                    bool fp32) {
+  const FunctionPoints* found = nullptr;
+  for (const FunctionPoints& candidate : measured.functions) {
+    if (candidate.function != function || candidate.pass != pass) continue;
+    if (candidate.fp32 == fp32) return &candidate;
+    found = &candidate;
+  }
+  return found;
+}
+
+namespace {
+
+// From a group of `from` ranks to one of `to`.
+Estimate scaled(const CollectivePoints& points, std::int64_t to, double bytes) {
+  const auto from = as_double(points.group);
+  const auto wanted = as_double(to);
+  const double latency = std::min(seconds_at(points.points, 0).value, points.points[0].seconds);
+  const Estimate whole = seconds_at(points.points, bytes);
+  const double hops = (wanted - 1) / (from - 1);
+  const double share = (wanted - 1) / wanted / ((from - 1) / from);
+  return {latency * hops + (whole.value - latency) * share, Evidence::kExtrapolated};
+}
+
+std::optional<Estimate> collective_of_order(const MeasuredPoints& measured,
+                                            const CollectiveCall& call) {
+  const CollectivePoints* below = nullptr;
+  const CollectivePoints* above = nullptr;
+  for (const CollectivePoints& candidate : measured.collectives) {
+    if (candidate.operation != call.operation || candidate.order != call.order) continue;
+    if (candidate.group == call.group) return seconds_at(candidate.points, call.bytes);
+    const CollectivePoints*& side = candidate.group < call.group ? below : above;
+    const bool is_nearer = side == nullptr || std::abs(candidate.group - call.group) <
+                                                  std::abs(side->group - call.group);
+    if (is_nearer) side = &candidate;
+  }
+  if (below != nullptr && above != nullptr) {
+    const Estimate low = seconds_at(below->points, call.bytes);
+    const Estimate high = seconds_at(above->points, call.bytes);
+    const double part =
+        as_double(call.group - below->group) / as_double(above->group - below->group);
+    return Estimate{low.value + part * (high.value - low.value),
+                    weaker(Evidence::kInterpolated, weaker(low.evidence, high.evidence))};
+  }
+  const CollectivePoints* nearest = below != nullptr ? below : above;
+  if (nearest == nullptr) return std::nullopt;
+  return scaled(*nearest, call.group, call.bytes);
+}
+
+}  // namespace
+
+std::optional<Estimate> collective_at(const MeasuredPoints& measured, const CollectiveCall& call) {
+  if (std::optional<Estimate> found = collective_of_order(measured, call)) return found;
+  CollectiveCall other = call;
+  other.order = call.order == ReductionOrder::kMicrobatch ? ReductionOrder::kLibrary
+                                                          : ReductionOrder::kMicrobatch;
+  std::optional<Estimate> found = collective_of_order(measured, other);
+  if (found) found->evidence = Evidence::kExtrapolated;
+  return found;
+}
+
+}  // namespace foreshard

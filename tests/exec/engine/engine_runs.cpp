@@ -1,0 +1,128 @@
+#include "tests/exec/engine/engine_runs.h"
+
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+
+#include <exception>
+#include <thread>
+
+#include "exec/comm/world.h"
+#include "exec/engine/engine.h"
+#include "exec/engine/schedule.h"
+#include "models/families.h"
+#include "sim/graph/training_step.h"
+
+namespace foreshard {
+
+ModelSpec small_model(const std::string& family, bool tied) {
+  ModelDims dims = family_dims(family).value();
+  dims.name = "small " + family;
+  dims.source = "tests";
+  dims.layers = 3;
+  dims.hidden = 64;
+  dims.heads = 4;
+  dims.kv_heads = dims.fused_qkv ? 4 : 2;
+  dims.head_dim = 16;
+  dims.ffn = 160;
+  dims.vocabulary = 96;
+  dims.max_positions = 64;
+  dims.position_rows = 64;
+  dims.tied = tied;
+  return build_model(dims, Stack::kNative);
+}
+
+Plan small_plan(std::int64_t shard, std::int64_t replicate) {
+  Plan plan;
+  plan.runtime = {RuntimeKind::kNative, "1"};
+  plan.host = HostKind::kComputes;
+  plan.param_dtype = DType::kFp32;
+  plan.reduction_order = ReductionOrder::kMicrobatch;
+  plan.mesh = {shard, replicate};
+  plan.batch = {32, 2, 4 / (shard * replicate)};
+  plan.optimizer.learning_rate = 1e-2;
+  return plan;
+}
+
+void fill_sample(std::int64_t sample, std::int64_t vocabulary, std::int64_t sequence,
+                 std::int64_t* tokens, std::int64_t* labels) {
+  const auto token = [&](std::int64_t t) {
+    return (sample * 131 + t * t * 7 + t * (sample % 13)) % vocabulary;
+  };
+  for (std::int64_t t = 0; t < sequence; ++t) {
+    tokens[t] = token(t);
+    labels[t] = token(t + 1);
+  }
+}
+
+EngineRun run_in_threads(const ModelSpec& model, Plan plan, int steps, bool debug) {
+  at::set_num_threads(1);
+  const auto ranks = static_cast<int>(plan.mesh.world());
+  auto worlds = thread_worlds(ranks);
+  std::vector<EngineRun> runs(static_cast<std::size_t>(ranks));
+  std::vector<std::vector<std::vector<double>>> losses(
+      static_cast<std::size_t>(steps),
+      std::vector<std::vector<double>>(static_cast<std::size_t>(ranks)));
+  std::vector<std::exception_ptr> failures(static_cast<std::size_t>(ranks));
+  const EventGraph graph = build_training_step(model, plan);
+  const auto work = [&](int rank) {
+    World& world = *worlds[static_cast<std::size_t>(rank)];
+    Engine engine(model, plan, graph, world, {.debug = debug});
+    engine.initialise();
+    EngineRun& run = runs[static_cast<std::size_t>(rank)];
+    for (int s = 0; s < steps; ++s) {
+      std::vector<MicroBatch> batches;
+      for (std::int64_t m = 0; m < plan.batch.accumulation; ++m) {
+        MicroBatch batch;
+        batch.sequences = plan.batch.micro_batch;
+        batch.sequence = plan.batch.sequence;
+        batch.loss_scale = 1.0 / static_cast<double>(microbatches_of_step(plan));
+        batch.tokens = at::empty({batch.count()}, at::kLong);
+        batch.labels = at::empty({batch.count()}, at::kLong);
+        for (std::int64_t i = 0; i < batch.sequences; ++i) {
+          const std::int64_t sample =
+              (s * microbatches_of_step(plan) + global_microbatch(plan, rank, m)) *
+                  batch.sequences +
+              i;
+          fill_sample(sample, model.vocabulary, batch.sequence,
+                      batch.tokens.mutable_data_ptr<std::int64_t>() + i * batch.sequence,
+                      batch.labels.mutable_data_ptr<std::int64_t>() + i * batch.sequence);
+        }
+        batches.push_back(std::move(batch));
+      }
+      const StepOutcome outcome = engine.step(s + 1, batches, nullptr);
+      losses[static_cast<std::size_t>(s)][static_cast<std::size_t>(rank)] = outcome.losses;
+      run.norms.push_back(outcome.gradient_norm);
+    }
+    run.hash = engine.parameter_hash();
+    run.activations_peak = engine.activations().peak;
+    run.arena = engine.units().arena_bytes();
+    if (ranks == 1) {
+      for (const UnitMemory& unit : engine.units().all()) {
+        const auto* values = reinterpret_cast<const float*>(unit.master);
+        for (const FlatParameter& p : unit.layout.parameters) {
+          run.parameters.insert(run.parameters.end(), values + p.offset,
+                                values + p.offset + p.numel);
+        }
+      }
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        work(rank);
+      } catch (...) {
+        failures[static_cast<std::size_t>(rank)] = std::current_exception();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::exception_ptr& failure : failures) {
+    if (failure) std::rethrow_exception(failure);
+  }
+  EngineRun result = runs.front();
+  for (const auto& step : losses) result.losses.push_back(mean_loss(plan, step));
+  return result;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,36 @@
+// Small models and whole runs of the engine in the threads of one process, for tests.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "models/model_dims.h"
+#include "sim/spec/model_spec.h"
+#include "sim/spec/plan.h"
+
+namespace foreshard {
+
+// 3 blocks of width 64 with a vocabulary of 96; "llama", "gpt2", "qwen3", ...
+ModelSpec small_model(const std::string& family, bool tied = false);
+
+// Runtime native on CPU ranks, fp32, 4 micro-batches of 2 x 32 tokens over all ranks.
+Plan small_plan(std::int64_t shard, std::int64_t replicate = 1);
+
+struct EngineRun {
+  std::vector<double> losses;         // mean over all micro-batches, per step
+  std::vector<double> norms;          // of the gradient, per step
+  std::string hash;                   // of the parameters at the end
+  std::int64_t activations_peak = 0;  // rank 0
+  std::int64_t arena = 0;
+  std::vector<float> parameters;  // one-rank runs: the master copy of all units, without padding
+};
+
+// Token t of sample i is a fixed function of (i, t), so every mesh sees the same samples.
+EngineRun run_in_threads(const ModelSpec& model, Plan plan, int steps, bool debug = true);
+
+// Micro-batches of a rank, in order, as global numbers (see sim/spec/plan.h, ReductionOrder).
+void fill_sample(std::int64_t sample, std::int64_t vocabulary, std::int64_t sequence,
+                 std::int64_t* tokens, std::int64_t* labels);
+
+}  // namespace foreshard

@@ -1,0 +1,82 @@
+// Runs written down by hand, and a folder that goes with the test.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "reports/run_record.h"
+
+namespace foreshard {
+
+class TemporaryFolder {
+ public:
+  TemporaryFolder()
+      : path_(std::filesystem::temp_directory_path() /
+              ("foreshard_reports_" + std::to_string(::getpid()))) {
+    std::filesystem::remove_all(path_);
+    std::filesystem::create_directories(path_);
+  }
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+inline std::string content_of(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+inline MeasuredStep measured_step(std::int64_t number, const Timeline& timeline) {
+  MeasuredStep step;
+  step.step = number;
+  step.duration = timeline.period;
+  step.spans = timeline.spans;
+  return step;
+}
+
+// Every rank does what the timeline says, in `steps` steps one behind the other.
+inline RunRecord steady_run(int world, int steps, const EventGraph& graph,
+                            const Timeline& timeline) {
+  RunRecord record;
+  record.created = "2026-01-02T03:04:05Z";
+  record.host = "here";
+  record.cpu = "a CPU";
+  record.versions = {{"foreshard", "0.1.0"}, {"torch", "2.11.0"}};
+  record.command = "foreshard-exec run --plan plan.yaml";
+  record.fingerprint = graph.fingerprint();
+  record.plan_yaml = "model: tiny\n";
+  record.launcher = "spawn";
+  record.world = world;
+  record.parameter_hash = "0123456789abcdef";
+  record.tokens_per_step = 1000;
+  for (int s = 0; s < steps; ++s) record.losses.push_back(5.0 / (s + 1));
+  for (int r = 0; r < world; ++r) {
+    RankRecord rank;
+    rank.rank = r;
+    for (int s = 0; s < steps; ++s) {
+      rank.step_durations.push_back(timeline.period);
+      rank.timelines.push_back(measured_step(s + 1, timeline));
+      rank.timelines.back().begin = timeline.period * s;
+    }
+    record.ranks.push_back(rank);
+  }
+  return record;
+}
+
+}  // namespace foreshard
