@@ -87,7 +87,8 @@ FactorSpread spread_of(const std::vector<MeasuredRow<Point>>& rows,
   }
   const double repeat = repeats.empty() ? 0 : median(repeats);
   const double bias = left_out.empty() ? 0 : std::abs(median(left_out));
-  return {rounded(std::max(kFloor, std::hypot(repeat, bias))),
+  constexpr double kWidest = 1;  // beyond that the machine was too busy to say anything
+  return {rounded(std::clamp(std::hypot(repeat, bias), kFloor, kWidest)),
           fmt::format("quartiles of the repeats ({:.3f}) and the median error on {} rows left out "
                       "({:.3f}), at least {}",
                       repeat, left_out.size(), bias, kFloor)};

@@ -49,7 +49,8 @@ bool is_engine_built() {
 
 Finding own_profile() {
   try {
-    if (const auto file = newest_profile()) return {"profile of this machine", true, file->string()};
+    if (const auto file = newest_profile())
+      return {"profile of this machine", true, file->string()};
   } catch (const Error&) {  // no folder of the user's
   }
   return {"profile of this machine", false,
@@ -75,10 +76,9 @@ std::vector<Finding> findings() {
   const bool engine = is_engine_built();
   list.push_back(own_profile());
   list.push_back({"engine", engine,
-                  engine
-                      ? "foreshard-exec"
-                      : "foreshard-exec is not built: no runs and no measurements; forecasts need "
-                        "none of it"});
+                  engine ? "foreshard-exec"
+                         : "foreshard-exec is not built (./x build says why): no runs and no "
+                           "measurements; forecasts need none of it"});
   return list;
 }
 

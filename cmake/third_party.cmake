@@ -34,16 +34,24 @@ endif()
 set(FORESHARD_LIBRARIES nlohmann_json::nlohmann_json yaml-cpp::yaml-cpp fmt::fmt Boost::headers
     Eigen3::Eigen TBB::tbb Threads::Threads)
 
-# The engine's libraries: without them the planner alone is built.
+# The engine's libraries: without them the planner alone is built, and FORESHARD_NO_ENGINE (read by `./x`
+# from the cache) is the reason.
 list(APPEND CMAKE_MODULE_PATH "${PROJECT_SOURCE_DIR}/cmake")
 find_package(Torch 2.11 QUIET)
 find_package(benchmark QUIET)
-set(FORESHARD_NO_ENGINE "")
-if(NOT Torch_FOUND)
-  set(FORESHARD_NO_ENGINE "LibTorch 2.11 is not at hand")
+set(reason "")
+if(CMAKE_DISABLE_FIND_PACKAGE_Torch)
+  set(reason "this build does not look for LibTorch")
+elseif(NOT Torch_CPU_LIBRARY OR NOT Torch_C10_LIBRARY OR NOT Torch_INCLUDE_DIR)
+  set(reason "there is no LibTorch in ${FORESHARD_TORCH}")
+elseif(NOT Torch_GLOO_INCLUDE_DIR)
+  set(reason "the headers of Gloo are missing; install them with: sudo apt-get install libgloo-dev")
+elseif(NOT Torch_FOUND)
+  set(reason "LibTorch 2.11 or newer is needed, ${FORESHARD_TORCH} holds ${Torch_VERSION}")
 elseif(NOT benchmark_FOUND)
-  set(FORESHARD_NO_ENGINE "Google Benchmark is missing; install it with: sudo apt-get install libbenchmark-dev")
+  set(reason "Google Benchmark is missing; install it with: sudo apt-get install libbenchmark-dev")
 endif()
+set(FORESHARD_NO_ENGINE "${reason}" CACHE INTERNAL "")
 
 set(FORESHARD_MISSING "")
 if(missing_names)

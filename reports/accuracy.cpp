@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "reports/layout.h"
-#include "reports/quantile.h"
+#include "sim/base/quantile.h"
 
 namespace foreshard {
 namespace {
@@ -25,7 +25,9 @@ struct Group {
 std::vector<Group> groups_of(const std::vector<AccuracyRow>& rows) {
   std::vector<Group> groups;
   for (const AccuracyRow& row : rows) {
-    for (const auto& [by, value] : row.groups) {
+    for (const auto& group : row.groups) {
+      const std::string& by = group.first;
+      const std::string& value = group.second;
       const auto found = std::find_if(groups.begin(), groups.end(), [&](const Group& g) {
         return g.by == by && g.value == value;
       });

@@ -10,7 +10,7 @@
 #include <cmath>
 #include <limits>
 
-#include "reports/quantile.h"
+#include "sim/base/quantile.h"
 
 namespace foreshard {
 namespace {

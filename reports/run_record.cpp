@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "reports/quantile.h"
+#include "sim/base/quantile.h"
 
 namespace foreshard {
 

@@ -10,7 +10,7 @@
 #include "reports/event_names.h"
 #include "reports/evidence.h"
 #include "reports/intervals.h"
-#include "reports/quantile.h"
+#include "sim/base/quantile.h"
 #include "reports/report.h"
 #include "sim/base/unit_strings.h"
 #include "sim/simulate/simulate.h"

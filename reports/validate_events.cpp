@@ -13,7 +13,7 @@
 #include "reports/attribution.h"
 #include "reports/intervals.h"
 #include "reports/layout.h"
-#include "reports/quantile.h"
+#include "sim/base/quantile.h"
 
 namespace foreshard {
 namespace {

@@ -147,7 +147,10 @@ ExitCode run_run(const RunCommandOptions& options) {
   } catch (const PeerFailure& failure) {
     line.end();
     if (first && !record.ranks.empty()) write_run_folder(folder, record);
-    throw Error(ExitCode::kLaunchFailure, explain(*world, failure));
+    // Where this rank was belongs to the answer, even if another one was nearer to the cause.
+    std::string said = explain(*world, failure);
+    if (said.find(failure.what()) == std::string::npos) said += fmt::format("; {}", failure.what());
+    throw Error(ExitCode::kLaunchFailure, said);
   } catch (const Error& error) {
     line.end();
     world->announce_failure(fmt::format("rank {}: {}", launch.rank, error.what()));

@@ -9,7 +9,9 @@ namespace foreshard {
 
 std::string explain(World& world, const PeerFailure& failure) {
   constexpr std::chrono::milliseconds kNearerWord{500};
-  const std::string seen = fmt::format("rank {}: {}", world.rank(), failure.what());
+  const std::string own = fmt::format("rank {}", world.rank());
+  const std::string what = failure.what();
+  const std::string seen = what.starts_with(own + " ") ? what : own + ": " + what;
   const auto announced = world.announced_failure(kNearerWord);
   if (announced) return *announced;
   world.announce_failure(seen);

@@ -20,8 +20,16 @@ void LayerRunner::run(const LayerExecution& execution, const LayerPhaseProgram& 
       if (action < 0) slot(execution, -action - 1).reset();
     }
   };
+  OperationContext observed = context;
+  observed.clock = observer_;
+  std::size_t kernels = 0;
   for (const LayerStep& step : phase.steps) {
-    run_step(step, execution, context, parameters);
+    if (observer_ != nullptr) {
+      observer_->begin(std::span(phase.kernels).subspan(kernels, step.kernels_end - kernels));
+    }
+    run_step(step, execution, observed, parameters);
+    if (observer_ != nullptr) observer_->end();
+    kernels = step.kernels_end;
     free_up_to(step.actions_end);
   }
   free_up_to(phase.actions.size());

@@ -15,8 +15,17 @@
 
 namespace foreshard {
 
+// Told of every step that a runner does. `kernels` are those of the step; `marks` the moments
+// between them, fewer where an operation does not tell its kernels apart.
+class StepObserver : public KernelClock {
+ public:
+  virtual void begin(std::span<const Kernel> kernels) = 0;
+  virtual void end() = 0;
+};
+
 class LayerRunner {
  public:
+  void observe(StepObserver* observer) { observer_ = observer; }
   // References are kept.
   LayerRunner(const ModelSpec& model, const EventGraph& graph);
 
@@ -37,6 +46,7 @@ class LayerRunner {
   }
 
   const ModelSpec& model_;
+  StepObserver* observer_ = nullptr;
   std::vector<at::Tensor> slots_;
 };
 

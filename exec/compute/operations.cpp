@@ -7,7 +7,9 @@
 
 #include <ATen/Functions.h>
 
+#include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "exec/compute/kernels.h"
 #include "sim/base/error.h"
@@ -29,6 +31,9 @@ struct Call {
   at::TensorOptions options() const {
     return at::TensorOptions().dtype(scalar_type(context.compute));
   }
+  void mark() const {
+    if (context.clock != nullptr) context.clock->mark();
+  }
   at::Tensor empty(std::int64_t width) const {
     return at::empty({context.batch.count(), width}, options());
   }
@@ -43,32 +48,55 @@ DType dtype_of(const at::Tensor& tensor) {
 // `make` writes a gradient of the parameter's shape into the tensor it is given; `made_in` is the
 // dtype it can write.
 template <typename Make>
-void put_gradient(const Parameter& parameter, at::ScalarType made_in, Make make) {
+void put_gradient(const Call& c, const Parameter& parameter, at::ScalarType made_in, Make make) {
   const at::Tensor& place = parameter.gradient;
   if (!*parameter.written && place.scalar_type() == made_in) {
     make(place);
   } else {
     at::Tensor made = at::empty(place.sizes(), place.options().dtype(made_in));
     make(made);
+    c.mark();
     *parameter.written ? place.add_(made) : place.copy_(made);
   }
   *parameter.written = true;
 }
 
-void put_column_sums(const Parameter& parameter, const at::Tensor& values) {
-  put_gradient(parameter, at::kFloat, [&](const at::Tensor& place) {
+void put_column_sums(const Call& c, const Parameter& parameter, const at::Tensor& values) {
+  put_gradient(c, parameter, at::kFloat, [&](const at::Tensor& place) {
     column_sums(dtype_of(values), {values.size(0), values.size(1)}, values.const_data_ptr(),
                 place.mutable_data_ptr<float>());
   });
 }
 
-// Rows of the incoming gradient belong to the table's rows `ids`.
+// Rows of the incoming gradient belong to the table's rows `ids`. Where the table holds something
+// already, the rows of one id are added up first, so that whole gradients are added.
 void put_rows(const Parameter& parameter, const at::Tensor& gradient, const at::Tensor& ids) {
   const at::Tensor& table = parameter.gradient;
-  if (!*parameter.written) table.zero_();
-  add_rows(dtype_of(gradient), {gradient.size(0), gradient.size(1)}, gradient.const_data_ptr(),
-           ids.const_data_ptr<std::int64_t>(), dtype_of(table), table.mutable_data_ptr());
-  *parameter.written = true;
+  const Rows rows{gradient.size(0), gradient.size(1)};
+  const auto* id = ids.const_data_ptr<std::int64_t>();
+  const DType source = dtype_of(gradient);
+  const DType target = dtype_of(table);
+  if (!*parameter.written) {
+    *parameter.written = true;
+    table.zero_();
+    return add_rows(source, rows, gradient.const_data_ptr(), id, target, table.mutable_data_ptr());
+  }
+  std::vector<std::int64_t> order(static_cast<std::size_t>(rows.count));
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [id](std::int64_t a, std::int64_t b) { return id[a] < id[b]; });
+  const Rows one{1, rows.width};
+  constexpr std::int64_t kFirst = 0;
+  const at::Tensor sum = at::empty({rows.width}, table.options());
+  for (std::size_t i = 0; i < order.size();) {
+    const std::int64_t own = id[order[i]];
+    sum.zero_();
+    for (; i < order.size() && id[order[i]] == own; ++i) {
+      add_rows(source, one, gradient.select(0, order[i]).const_data_ptr(), &kFirst, target,
+               sum.mutable_data_ptr());
+    }
+    add_rows(target, one, sum.const_data_ptr(), &own, target, table.mutable_data_ptr());
+  }
 }
 
 // --- matrix product ---
@@ -88,14 +116,20 @@ Tensors matrix_product(const Call& c, Inputs in) {
 Tensors matrix_product_backward(const Call& c, const at::Tensor& dy, Inputs saved) {
   const at::Tensor& x = saved[0];
   const Parameter& weight = c.parameter(0);
-  put_gradient(weight, dy.scalar_type(), [&](at::Tensor place) {
+  put_gradient(c, weight, dy.scalar_type(), [&](at::Tensor place) {
     c.operation.transposed_weight ? at::mm_out(place, x.t(), dy) : at::mm_out(place, dy.t(), x);
   });
-  if (c.operation.parameters.size() > 1) put_column_sums(c.parameter(1), dy);
-  if (c.operation.gradient != GradientRule::kOwn) return {};
-  at::Tensor dx = c.empty(c.operation.k);
-  at::mm_out(dx, dy, c.operation.transposed_weight ? weight.value.t() : weight.value);
-  return {dx};
+  std::vector<at::Tensor> gradients;
+  if (c.operation.gradient == GradientRule::kOwn) {
+    c.mark();
+    gradients.push_back(c.empty(c.operation.k));
+    at::mm_out(gradients[0], dy, c.operation.transposed_weight ? weight.value.t() : weight.value);
+  }
+  if (c.operation.parameters.size() > 1) {
+    c.mark();
+    put_column_sums(c, c.parameter(1), dy);
+  }
+  return gradients;
 }
 
 // --- attention ---
@@ -173,7 +207,7 @@ Tensors rms_norm_forward(const Call& c, Inputs in) {
 Tensors rms_norm_backward_of(const Call& c, const at::Tensor& dy, Inputs saved) {
   const Rows rows = norm_rows(c, dy);
   at::Tensor dx = at::empty_like(dy);
-  put_gradient(c.parameter(0), at::kFloat, [&](const at::Tensor& place) {
+  put_gradient(c, c.parameter(0), at::kFloat, [&](const at::Tensor& place) {
     rms_norm_backward(c.context.compute, rows, dy.const_data_ptr(), saved[0].const_data_ptr(),
                       c.parameter(0).value.const_data_ptr(), saved[1].const_data_ptr<float>(),
                       dx.mutable_data_ptr(), place.mutable_data_ptr<float>());
@@ -304,7 +338,11 @@ Tensors cross_entropy(const Call& c, Inputs in) {
     loss += negative_log_likelihood({count, vocabulary}, values, labels + begin);
     part.exp_();
     for (std::int64_t r = 0; r < count; ++r) values[r * vocabulary + labels[begin + r]] -= 1.0F;
-    at::mul_out(source, part, at::scalar_tensor(scale, part.options()));
+    if (c.context.compute == DType::kFp32) {
+      at::mul_out(source, part, at::scalar_tensor(scale, part.options()));
+    } else {  // an out of another dtype would cost a copy of the part
+      source.copy_(part.mul_(scale));
+    }
   }
   batch.loss = loss / static_cast<double>(tokens);
   return {at::Tensor(), at::Tensor()};

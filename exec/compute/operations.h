@@ -43,11 +43,19 @@ struct MicroBatch {
   std::int64_t count() const { return sequences * sequence; }
 };
 
+// Stamps taken between the kernels of an operation, for who measures them.
+class KernelClock {
+ public:
+  virtual ~KernelClock() = default;
+  virtual void mark() = 0;  // a kernel of the operation that runs has ended, another begins
+};
+
 struct OperationContext {
   const Numerics& numerics;
   DType compute;
   const RotaryTable& rotary;
   MicroBatch& batch;
+  KernelClock* clock = nullptr;
 };
 
 // Tensors as Operation::outputs lists them; undefined where nobody reads one.

@@ -64,6 +64,11 @@ std::optional<std::string> find_engine_problem(const ModelSpec& model, const Pla
   if (plan.param_dtype == DType::kFp32 && plan.master_dtype != DType::kFp32) {
     return refuse("fp32 parameters are stored in fp32", "dtype.master: fp32");
   }
+  if (model.tied_embeddings &&
+      (plan.units.embedding != UnitPlacement::kRoot || plan.units.head != UnitPlacement::kRoot)) {
+    return refuse("embedding and head are one parameter (tied), which is in one unit only",
+                  "units.embedding: root and units.head: root");
+  }
   if (model.numerics.alibi) {
     return refuse("the engine's attention has no ALiBi",
                   "a model with rotary or learned positions");

@@ -5,8 +5,9 @@
 // and, for a collective, when its communicator's FIFO has. Nothing is decided here; what a plan
 // means is written in sim/graph/native.cpp.
 //
-// Refused by find_engine_problem (exit 6): everything but runtime native; fp16; ALiBi and rescaled
-// rotary frequencies, whose arithmetic is not implemented.
+// Refused by find_engine_problem (exit 6): everything but runtime native; fp16; tied
+// embeddings outside the root unit; ALiBi and rescaled rotary frequencies, whose arithmetic is not
+// implemented.
 #pragma once
 
 #include <array>
@@ -71,6 +72,8 @@ class Engine {
   int replica() const { return replica_; }
   const MemoryAccount& activations() const { return account_; }
   void forget_peak() { account_.peak = account_.now; }
+
+  void observe(StepObserver* observer) { layers_.observe(observer); }
 
   // From any thread: a running step ends with a failure.
   void stop(std::exception_ptr cause);

@@ -212,11 +212,22 @@ class Training {
     control_->post({outcome.losses, wants_stop});
   }
 
+  std::vector<ControlMessage> take_messages() {
+    try {
+      return control_->take();
+    } catch (const PeerFailure& lost) {
+      const auto step = record_.first_step + static_cast<std::int64_t>(record_.losses.size());
+      throw PeerFailure(lost.rank(),
+                        fmt::format("rank {} waited in the exchange of losses of step {}: {}",
+                                    world_.rank(), step, lost.what()));
+    }
+  }
+
   // Takes the oldest exchange: the loss of its step. True where somebody wants to stop.
   bool hear() {
     std::vector<std::vector<double>> losses;
     bool stop = false;
-    for (ControlMessage& message : control_->take()) {
+    for (ControlMessage& message : take_messages()) {
       losses.push_back(std::move(message.losses));
       stop |= message.stop;
     }

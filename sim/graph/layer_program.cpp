@@ -96,6 +96,7 @@ class Deriver {
   }
   static void end_step(LayerPhaseProgram& phase, LayerStep step) {
     step.actions_end = static_cast<std::uint32_t>(phase.actions.size());
+    step.kernels_end = static_cast<std::uint32_t>(phase.kernels.size());
     phase.steps.push_back(std::move(step));
   }
   std::vector<std::int32_t> slots_of(const std::vector<std::int16_t>& tensors) const {
@@ -288,8 +289,6 @@ class Deriver {
       const std::int32_t slot = add_slot(MemoryCategory::kBackwardTemp, bytes,
                                          layer_.parameters[index(op.parameters.front())].name);
       allocate(program_.backward, slot);
-      add_memory_kernel(program_.backward, Function::kCast, Pass::kBackward,
-                        bytes + checked_multiply(numel, size_of(options_.flat_gradient)));
       free(program_.backward, slot);
       return;
     }
@@ -541,6 +540,13 @@ class Deriver {
     switch (op.kind) {
       case OperationKind::kGemm:
         add_gemm(phase, Pass::kBackward, op.k, op.n, tokens_);  // weight gradient
+        if (options_.gradients == GradientStorage::kFlat &&
+            options_.flat_gradient != options_.compute) {
+          add_memory_kernel(
+              phase, Function::kCast, Pass::kBackward,
+              checked_multiply(checked_multiply(op.k, op.n), size_of(options_.compute) +
+                                                                 size_of(options_.flat_gradient)));
+        }
         if (op.gradient == GradientRule::kOwn) {
           add_gemm(phase, Pass::kBackward, tokens_, op.k, op.n);
         }

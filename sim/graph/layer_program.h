@@ -90,6 +90,7 @@ struct LayerStep {
   Kind kind = Kind::kForward;
   std::int16_t operation = -1;  // index into LayerSpec::operations
   std::uint32_t actions_end = 0;
+  std::uint32_t kernels_end = 0;  // of the phase's kernels: those up to here and past the last step's
   std::vector<std::int32_t> inputs, outputs;  // slots
 };
 

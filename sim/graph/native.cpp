@@ -12,7 +12,8 @@
 // compute row that used its slot. Gradient slots: buffers.reduce_scatter + 1; a backward waits for
 // the reduce-scatter that last read its slot.
 //
-// The root unit, whose layers are spread over the whole backward, has a gradient buffer of its own.
+// The root unit, whose layers are spread over the whole step, has storage and a gradient buffer of its
+// own and stays gathered, whatever reshard_after_forward says of it.
 //
 // With reduction_order microbatch the reduce-scatter adds every rank's contribution to the gradient
 // shard, in rank order; with library it makes a sum of its own, which an accumulation adds.
@@ -90,7 +91,7 @@ class Native final : public StepBuilder {
     auto& listed = graph().units;
     for (std::int32_t u = 0; u < count(); ++u) {
       state(u).shard = foreshard::flatten(model_, layers_of(u), plan_).shard_numel;
-      state(u).kept = unit(u).reshard.kind == Reshard::Kind::kNever;
+      state(u).kept = unit(u).reshard.kind == Reshard::Kind::kNever || u == root();
       state(u).owns_gradient = keeps_gradients() || u == root();
       listed[static_cast<std::size_t>(u)].shard_numel = state(u).shard;
     }
@@ -126,7 +127,7 @@ class Native final : public StepBuilder {
         state(u).gradient = allocate_persistent(MemoryCategory::kUnshardedGrad, u,
                                                 Bytes(padded(u) * reduce_size()));
       }
-      if (unit(u).reshard.kind == Reshard::Kind::kGroup) {
+      if (unit(u).reshard.kind == Reshard::Kind::kGroup && !state(u).kept) {
         allocate_persistent(MemoryCategory::kPostForwardShard, u,
                             Bytes(padded(u) / unit(u).reshard.group * param_size()));
       }

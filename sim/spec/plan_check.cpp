@@ -200,16 +200,22 @@ Problem problem_of_reshard(const Plan& plan, const ModelSpec& model) {
 // What fully_shard of PyTorch 2.11 has no knob for. Sources: torch/distributed/fsdp/_fully_shard at
 // v2.11.0 and the recordings of its schedule (an empty prefetch list means the default prefetch;
 // the two communication knobs first appear in 2.13.0).
-Problem problem_of_fsdp2(const Plan& plan, const ModelSpec& model) {
+// Embedding and head of a tied model share one parameter, which only a unit that holds both can
+// have.
+Problem problem_of_tying(const Plan& plan, const ModelSpec& model) {
+  const bool in_root =
+      plan.units.embedding == UnitPlacement::kRoot && plan.units.head == UnitPlacement::kRoot;
+  if (!model.tied_embeddings || in_root) return std::nullopt;
+  return contradiction(
+      plan.units.embedding != UnitPlacement::kRoot ? "units.embedding" : "units.head",
+      fmt::format("embedding and head of {} share one parameter, which {} refuses in two units",
+                  model.name,
+                  fmt::format("{}@{}", to_string(plan.runtime.kind), plan.runtime.version)),
+      "units.embedding=root and units.head=root");
+}
+
+Problem problem_of_fsdp2(const Plan& plan) {
   const std::string name = fmt::format("fsdp2@{}", plan.runtime.version);
-  if (model.tied_embeddings &&
-      (plan.units.embedding != UnitPlacement::kRoot || plan.units.head != UnitPlacement::kRoot)) {
-    return contradiction(
-        plan.units.embedding != UnitPlacement::kRoot ? "units.embedding" : "units.head",
-        fmt::format("embedding and head of {} share one parameter, which {} refuses in two units",
-                    model.name, name),
-        "units.embedding=root and units.head=root");
-  }
   if (plan.prefetch.forward == 0) {
     return missing_capability(
         "prefetch.forward",
@@ -268,7 +274,8 @@ std::optional<PlanProblem> find_problem(const Plan& plan, const ModelSpec& model
       return problem;
     }
   }
-  return plan.runtime.kind == RuntimeKind::kFsdp2 ? problem_of_fsdp2(plan, model) : std::nullopt;
+  if (Problem problem = problem_of_tying(plan, model)) return problem;
+  return plan.runtime.kind == RuntimeKind::kFsdp2 ? problem_of_fsdp2(plan) : std::nullopt;
 }
 
 void throw_problem(const PlanProblem& problem, Location location) {

@@ -3,12 +3,15 @@
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 
+#include <algorithm>
+#include <cmath>
 #include <exception>
 #include <thread>
 
 #include "exec/comm/world.h"
 #include "exec/engine/engine.h"
 #include "exec/engine/schedule.h"
+#include "exec/engine/update.h"
 #include "models/families.h"
 #include "sim/graph/training_step.h"
 
@@ -43,6 +46,14 @@ Plan small_plan(std::int64_t shard, std::int64_t replicate) {
   return plan;
 }
 
+Plan fitted(Plan plan, const ModelSpec& model) {
+  if (model.tied_embeddings) {
+    plan.units.embedding = UnitPlacement::kRoot;
+    plan.units.head = UnitPlacement::kRoot;
+  }
+  return plan;
+}
+
 void fill_sample(std::int64_t sample, std::int64_t vocabulary, std::int64_t sequence,
                  std::int64_t* tokens, std::int64_t* labels) {
   const auto token = [&](std::int64_t t) {
@@ -54,6 +65,53 @@ void fill_sample(std::int64_t sample, std::int64_t vocabulary, std::int64_t sequ
   }
 }
 
+namespace {
+
+// What one rank's shard holds of every parameter; rank 0's replica is the one that counts.
+using Piece = std::pair<std::int64_t, std::vector<float>>;  // first element, values
+using Pieces = std::map<std::string, Piece>;
+
+Pieces pieces_of(Engine& engine, const ModelSpec& model, const Plan& plan) {
+  Pieces pieces;
+  if (plan.master_dtype != DType::kFp32) return pieces;
+  for (const UnitMemory& unit : engine.units().all()) {
+    const auto* values = reinterpret_cast<const float*>(unit.master);
+    for (const FlatParameter& p : unit.layout.parameters) {
+      const std::int64_t from = std::max(p.offset, unit.first);
+      const std::int64_t until = std::min(p.offset + p.numel, unit.first + unit.shard);
+      if (from >= until) continue;
+      pieces[parameter_name(model, p)] = {
+          from - p.offset, {values + (from - unit.first), values + (until - unit.first)}};
+    }
+  }
+  return pieces;
+}
+
+void put_together(const Pieces& pieces, std::map<std::string, std::vector<float>>& whole) {
+  for (const auto& [name, piece] : pieces) {
+    std::vector<float>& values = whole[name];
+    const auto end = static_cast<std::size_t>(piece.first) + piece.second.size();
+    values.resize(std::max(values.size(), end));
+    std::copy(piece.second.begin(), piece.second.end(), values.begin() + piece.first);
+  }
+}
+
+}  // namespace
+
+double relative_difference(const EngineRun& a, const EngineRun& b) {
+  double difference = 0;
+  double norm = 0;
+  for (const auto& [name, values] : b.parameters) {
+    const std::vector<float>& others = a.parameters.at(name);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const double d = static_cast<double>(others.at(i)) - static_cast<double>(values[i]);
+      difference += d * d;
+      norm += static_cast<double>(values[i]) * static_cast<double>(values[i]);
+    }
+  }
+  return std::sqrt(difference / norm);
+}
+
 EngineRun run_in_threads(const ModelSpec& model, Plan plan, int steps, bool debug) {
   at::set_num_threads(1);
   const auto ranks = static_cast<int>(plan.mesh.world());
@@ -63,11 +121,13 @@ EngineRun run_in_threads(const ModelSpec& model, Plan plan, int steps, bool debu
       static_cast<std::size_t>(steps),
       std::vector<std::vector<double>>(static_cast<std::size_t>(ranks)));
   std::vector<std::exception_ptr> failures(static_cast<std::size_t>(ranks));
+  std::vector<Pieces> first(static_cast<std::size_t>(ranks)), last(static_cast<std::size_t>(ranks));
   const EventGraph graph = build_training_step(model, plan);
   const auto work = [&](int rank) {
     World& world = *worlds[static_cast<std::size_t>(rank)];
     Engine engine(model, plan, graph, world, {.debug = debug});
     engine.initialise();
+    first[static_cast<std::size_t>(rank)] = pieces_of(engine, model, plan);
     EngineRun& run = runs[static_cast<std::size_t>(rank)];
     for (int s = 0; s < steps; ++s) {
       std::vector<MicroBatch> batches;
@@ -96,15 +156,8 @@ EngineRun run_in_threads(const ModelSpec& model, Plan plan, int steps, bool debu
     run.hash = engine.parameter_hash();
     run.activations_peak = engine.activations().peak;
     run.arena = engine.units().arena_bytes();
-    if (ranks == 1) {
-      for (const UnitMemory& unit : engine.units().all()) {
-        const auto* values = reinterpret_cast<const float*>(unit.master);
-        for (const FlatParameter& p : unit.layout.parameters) {
-          run.parameters.insert(run.parameters.end(), values + p.offset,
-                                values + p.offset + p.numel);
-        }
-      }
-    }
+    run.tensors_held = engine.activations().now;
+    last[static_cast<std::size_t>(rank)] = pieces_of(engine, model, plan);
   };
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -121,6 +174,10 @@ EngineRun run_in_threads(const ModelSpec& model, Plan plan, int steps, bool debu
     if (failure) std::rethrow_exception(failure);
   }
   EngineRun result = runs.front();
+  for (int rank = 0; rank < plan.mesh.shard; ++rank) {
+    put_together(first[static_cast<std::size_t>(rank)], result.initial);
+    put_together(last[static_cast<std::size_t>(rank)], result.parameters);
+  }
   for (const auto& step : losses) result.losses.push_back(mean_loss(plan, step));
   return result;
 }

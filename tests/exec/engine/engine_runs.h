@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -17,14 +18,24 @@ ModelSpec small_model(const std::string& family, bool tied = false);
 // Runtime native on CPU ranks, fp32, 4 micro-batches of 2 x 32 tokens over all ranks.
 Plan small_plan(std::int64_t shard, std::int64_t replicate = 1);
 
+// The plan with the one grouping of units that the model can have: a table that is head as well is
+// in the root.
+Plan fitted(Plan plan, const ModelSpec& model);
+
 struct EngineRun {
   std::vector<double> losses;         // mean over all micro-batches, per step
   std::vector<double> norms;          // of the gradient, per step
   std::string hash;                   // of the parameters at the end
   std::int64_t activations_peak = 0;  // rank 0
   std::int64_t arena = 0;
-  std::vector<float> parameters;  // one-rank runs: the master copy of all units, without padding
+  // By name, put together from the ranks' shards (fp32 masters only): before the first step, and at
+  // the end.
+  std::map<std::string, std::vector<float>> initial, parameters;
+  std::int64_t tensors_held = 0;  // bytes of rank 0's account after the last step
 };
+
+// |a - b| / |b| over all parameters, Euclidean norms.
+double relative_difference(const EngineRun& a, const EngineRun& b);
 
 // Token t of sample i is a fixed function of (i, t), so every mesh sees the same samples.
 EngineRun run_in_threads(const ModelSpec& model, Plan plan, int steps, bool debug = true);

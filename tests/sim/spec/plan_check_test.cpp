@@ -147,7 +147,8 @@ TEST(PlanCheck, NativeExpressesAllOfIt) {
     p.communicators = Communicators::kSeparate;
   };
   EXPECT_EQ(refused(native).text, "");
-  EXPECT_EQ(refused(native, {.is_tied = true}).text, "");
+  // One parameter in two units nobody can run.
+  expect_refused(refused(native, {.is_tied = true}), 3, "units.embedding=root and units.head=root");
   expect_refused(refused([](Plan& p) { p.runtime = {RuntimeKind::kNative, "2"}; }), 6, "native@1");
 }
 

@@ -1,4 +1,4 @@
-#include "reports/quantile.h"
+#include "sim/base/quantile.h"
 
 #include <algorithm>
 #include <cstddef>

@@ -1,0 +1,37 @@
+// Micro-measurements of this machine with the engine's own code: what `foreshard calibrate` fits.
+//
+// Run by every rank of a world at the same time, because ranks share caches and memory bandwidth.
+// Rows are those of calibration/README.md ("foreshard.measurements/1"). Google Benchmark repeats
+// and times; before every repeat the ranks meet.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "exec/comm/world.h"
+#include "sim/base/json.h"
+#include "sim/spec/model_spec.h"
+#include "sim/spec/plan.h"
+
+namespace foreshard {
+
+// One model at one batch shape.
+struct MeasuredJob {
+  ModelSpec model;  // Stack::kNative
+  std::int64_t sequence = 0;
+  std::int64_t micro_batch = 1;
+};
+
+struct MeasureRequest {
+  std::vector<MeasuredJob> jobs;
+  DType dtype = DType::kFp32;
+  double seconds = 0.15;          // per benchmark and repeat
+  std::size_t largest_bytes = 0;  // of a collective; 0: the largest unit of the jobs
+  std::function<void(const std::string&)> progress;  // rank 0
+};
+
+// Rows of this number of ranks; the same on all ranks but for the figures.
+Json measure_machine(World& world, const MeasureRequest& request);
+
+}  // namespace foreshard

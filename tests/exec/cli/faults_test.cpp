@@ -1,0 +1,204 @@
+// What the program does when it is given nonsense, loses a rank, is interrupted, or cannot write.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <random>
+#include <string>
+#include <thread>
+
+#include "tests/exec/cli/run_fixture.h"
+
+namespace foreshard {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+class ExecFaults : public ExecRunTest {
+ protected:
+  void expect_refused(const Words& words, int code, const Words& says,
+                      const Variables& variables = {}) const {
+    const Outcome outcome = run(words, variables);
+    EXPECT_EQ(outcome.code, code) << outcome.output;
+    for (const std::string& part : says) {
+      EXPECT_TRUE(contains(outcome.output, part)) << part << "\nin\n" << outcome.output;
+    }
+    EXPECT_FALSE(contains(outcome.output, "internal error")) << outcome.output;
+    EXPECT_FALSE(contains(outcome.output, "terminate called")) << outcome.output;
+    EXPECT_FALSE(fs::exists(path("run"))) << "a run that never began left a folder";
+  }
+};
+
+const Words kOneStep = {"--steps", "1"};
+
+TEST_F(ExecFaults, BadData) {
+  expect_refused(kOneStep + Words{"--data", write("empty.txt", "")}, 3, {"empty.txt", "no tokens"});
+  // 4 sequences of 16 tokens and a last label need 65 tokens.
+  expect_refused(kOneStep + Words{"--data", write("short.txt", std::string(40, 'a')), "--set",
+                                  "batch.global=4"},
+                 3, {"short.txt"});
+  expect_refused(kOneStep + Words{"--data", path("nothing.txt")}, 3, {"nothing.txt"});
+  // 600 ids of 16 bits, one of them 256, which the vocabulary of 256 does not have.
+  std::string ids(1200, '\0');
+  ids[501] = 1;
+  expect_refused(kOneStep + Words{"--data", write("ids.bin", ids)}, 3, {"ids.bin", "256"});
+  expect_refused(kOneStep + Words{"--data", write("odd.bin", std::string(1201, '\0'))}, 3,
+                 {"odd.bin"});
+  expect_refused(kOneStep + Words{"--data", write("empty2.txt", "")} + mesh(2), 3, {"no tokens"});
+}
+
+TEST_F(ExecFaults, PlansThatTheEngineDoesNotRun) {
+  const Words four = {"--set", "mesh.shard=4", "--set", "mesh.replicate=1"};
+  expect_refused(kOneStep + four + Words{"--spawn", "2"}, 7,
+                 {"shard 4 x replicate 1 = 4 ranks", "started 2"});
+  expect_refused(kOneStep + four, 7, {"= 4 ranks", "--spawn 4"});
+  expect_refused(kOneStep + Words{"--runtime", "fsdp2"}, 6, {"nearest plan", "native"});
+  expect_refused(kOneStep + Words{"--cluster", "8xh100", "--runtime", "native"}, 6,
+                 {"CPU ranks", "nearest plan"});
+  expect_refused(kOneStep + Words{"--set", "dtype.param=fp16"}, 6, {"nearest plan", "bf16"});
+  expect_refused(kOneStep + Words{"--resume", path("nothing")}, 3, {"nothing"});
+}
+
+// --- a rank that is lost ---
+
+class LostRank : public ExecFaults {
+ protected:
+  // A run that would go on for minutes, some steps in.
+  Child endless(const std::string& transport, int ranks, const Words& more = {}) const {
+    Child job = start(Words{"--steps", "1000000"} + mesh(ranks) + more,
+                      {{"FORESHARD_TRANSPORT", transport}, {"FORESHARD_TIMEOUT_S", "2"}});
+    EXPECT_NE(job.wait_for("step 1/"), "");
+    return job;
+  }
+};
+
+TEST_F(LostRank, AKilledOneIsNamedWithTheEvent) {
+  for (const char* transport : {"shm", "gloo"}) {
+    SCOPED_TRACE(transport);
+    Child job = endless(transport, 3);
+    const auto ranks = ranks_of(job.process());
+    ASSERT_EQ(ranks.size(), 3U);
+    const auto begin = Clock::now();
+    ::kill(ranks.at(1), SIGKILL);
+    const Outcome outcome = job.finish();
+    EXPECT_LT(Clock::now() - begin, std::chrono::seconds(10));
+    EXPECT_EQ(outcome.code, 7) << outcome.output;
+    EXPECT_TRUE(contains(outcome.output, "rank 1 was killed by signal 9")) << outcome.output;
+    EXPECT_TRUE(contains(outcome.output, " waited in ")) << outcome.output;
+    EXPECT_TRUE(contains(outcome.output, " of step ")) << outcome.output;
+    const RunRecord record = read_run_folder(folder_ / "run");
+    EXPECT_FALSE(record.complete);
+    EXPECT_FALSE(record.losses.empty());
+    fs::remove_all(path("run"));
+  }
+}
+
+// One transport is enough here, the wait is long: tests/exec/launch/spawn_test.cpp has both.
+TEST_F(LostRank, AStoppedOneIsNamedWithTheEventAfterTheTimeout) {
+  Child job = endless("gloo", 2);
+  const auto ranks = ranks_of(job.process());
+  ASSERT_EQ(ranks.size(), 2U);
+  const auto begin = Clock::now();
+  ::kill(ranks.at(1), SIGSTOP);
+  EXPECT_NE(job.wait_for("waited in "), "");
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(10));
+  const Outcome outcome = job.finish();  // the launcher gives the stopped rank its grace
+  EXPECT_EQ(outcome.code, 7) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "rank 1 did not answer within 2 s")) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "rank 0 waited in ")) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, " of step ")) << outcome.output;
+}
+
+TEST_F(ExecFaults, AnInterruptEndsAllRanksAndKeepsWhatThereIs) {
+  for (const int ranks : {1, 2}) {
+    SCOPED_TRACE(std::to_string(ranks) + " ranks");
+    Child job = start(Words{"--steps", "1000000", "--checkpoint", path("saved")} + mesh(ranks));
+    ASSERT_NE(job.wait_for("step 1/"), "");
+    const auto processes = ranks_of(job.process());
+    job.signal(SIGINT);
+    const Outcome outcome = job.finish();
+    EXPECT_EQ(outcome.code, 130) << outcome.output;
+    EXPECT_TRUE(contains(outcome.output, "interrupted after step ")) << outcome.output;
+    for (const auto& [rank, process] : processes) EXPECT_NE(::kill(process, 0), 0) << rank;
+    const RunRecord record = read_run_folder(folder_ / "run");
+    EXPECT_FALSE(record.complete);
+    EXPECT_FALSE(record.losses.empty());
+    EXPECT_FALSE(record.parameter_hash.empty());
+    // It can go on from there.
+    const std::string steps = std::to_string(record.losses.size() + 1);
+    const Outcome next =
+        run(Words{"--steps", steps, "--resume", path("saved"), "--out", path("next")});
+    EXPECT_EQ(next.code, 0) << next.output;
+    EXPECT_EQ(read_run_folder(folder_ / "next").losses.size(), 1U);
+    fs::remove_all(path("run"));
+    fs::remove_all(path("saved"));
+  }
+}
+
+// --- full disk ---
+
+// ulimit -f counts blocks of 512 bytes (POSIX sh); a write beyond it fails, as on a full disk.
+TEST_F(ExecFaults, AFullDiskUnderTheRunFolder) {
+  const Outcome outcome =
+      shell("trap '' XFSZ; ulimit -f 8; $E --data text.txt --steps 20 --out run");
+  EXPECT_EQ(outcome.code, 3) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "run/")) << outcome.output;
+  EXPECT_FALSE(contains(outcome.output, "internal error")) << outcome.output;
+  EXPECT_FALSE(fs::exists(path("run/run.json"))) << "half a run folder looks whole";
+}
+
+TEST_F(ExecFaults, AFullDiskUnderACheckpoint) {
+  const std::string steps = " --steps 4 --checkpoint saved --checkpoint-every 2 --spawn 2";
+  ASSERT_EQ(shell("$E --data text.txt --out first --steps 2 --checkpoint saved --spawn 2").code, 0);
+  const Outcome outcome = shell(
+      "trap '' XFSZ; ulimit -f 128; $E --data text.txt --resume saved "
+      "--out run" +
+      steps);
+  EXPECT_EQ(outcome.code, 3) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "saved")) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "File too large")) << outcome.output;
+  EXPECT_FALSE(contains(outcome.output, "internal error")) << outcome.output;
+  // The one before is as it was.
+  const Outcome next = shell("$E --data text.txt --resume saved --out next" + steps);
+  EXPECT_EQ(next.code, 0) << next.output;
+  EXPECT_TRUE(contains(next.output, "after step 2")) << next.output;
+}
+
+// --- kill -9 ---
+
+// A checkpoint after every step, so that most moments are in the middle of one. FORESHARD_KILLS=50
+// for the long form. Whatever is there must be the state after the step that it names: going on to
+// a fixed step gives the bits of the run that never stopped.
+TEST_F(ExecFaults, AKilledRunGoesOnFromItsLastWholeCheckpoint) {
+  const char* const asked = std::getenv("FORESHARD_KILLS");
+  const int kills = asked != nullptr ? std::atoi(asked) : 5;
+  std::mt19937 random(20240607);
+  const auto every_step = [&](const std::string& steps) {
+    return Words{"--steps", steps, "--checkpoint", path("saved"), "--checkpoint-every", "1"};
+  };
+  ASSERT_EQ(run(every_step("1") + mesh(2)).code, 0);
+  for (int i = 0; i < kills; ++i) {
+    Child job = start(every_step("1000000") + Words{"--resume", path("saved")} + mesh(2));
+    ASSERT_NE(job.wait_for("resumed "), "") << i;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20 + random() % 200));
+    const auto ranks = ranks_of(job.process());
+    for (const auto& [rank, process] : ranks) ::kill(process, SIGKILL);
+    EXPECT_EQ(job.finish().code, 7);
+  }
+  const Outcome last = run(Words{"--steps", "1", "--resume", path("saved")});
+  ASSERT_EQ(last.code, 0) << last.output;
+  const std::size_t at = last.output.find(" after step ");
+  ASSERT_NE(at, std::string::npos) << last.output;
+  const int reached = std::stoi(last.output.substr(at + 12));
+  EXPECT_GT(reached, 1);
+  const std::string steps = std::to_string(reached + 2);
+  const RunRecord rest =
+      record("rest", Words{"--steps", steps, "--resume", path("saved")} + mesh(2));
+  EXPECT_EQ(rest.parameter_hash, record("whole", Words{"--steps", steps} + mesh(2)).parameter_hash);
+}
+
+}  // namespace
+}  // namespace foreshard
