@@ -55,7 +55,7 @@ heading "A small Llama on two ranks of this machine: the forecast, before it eve
 show "build/bin/foreshard predict --plan $plan --profile $profile | head -n 12"
 
 heading "The same plan for real, on the text of Foreshard's own sources"
-show "build/bin/foreshard-exec run --plan $plan --spawn 2 --data sim --steps 20 --out build/demo-run"
+show "build/bin/foreshard-exec run --plan $plan --profile $profile --spawn 2 --data sim --steps 20 --out build/demo-run"
 
 heading "Forecast against measurement, event by event"
 status=0

@@ -165,7 +165,10 @@ ExitCode run_run(const RunCommandOptions& options) {
                      record.first_step + static_cast<std::int64_t>(record.losses.size()) - 1));
   if (record.losses.empty() || record.ranks.front().timelines.empty()) return code;
   const Forecast view = measured_view(job.model, plan, graph, record);
-  Report report = summarize_run(view, job.cluster, record);
+  Cluster machine = job.cluster;
+  // Without a measured profile nobody knows the machine's peak: no MFU rather than a made-up one.
+  if (job.profile_file.empty()) machine.gpu.peak_bf16 = machine.gpu.peak_fp32 = FlopsPerSecond();
+  const Report report = summarize_run(view, machine, record);
   if (options.output.form == Form::kJson) {
     write_answer(document("foreshard.report/1", to_json(report)));
   } else {

@@ -6,7 +6,7 @@
 namespace foreshard {
 
 Events::Events(std::size_t rows, std::size_t communicators)
-    : done_(rows, false), next_ticket_(communicators, 0), serving_(communicators, 0) {}
+    : done_(rows, false), waiters_(rows, 0), next_ticket_(communicators, 0), serving_(communicators, 0) {}
 
 void Events::begin_step() {
   const std::lock_guard lock(mutex_);
@@ -19,13 +19,17 @@ void Events::finish(EventId event) {
   {
     const std::lock_guard lock(mutex_);
     done_[static_cast<std::size_t>(event)] = true;
+    if (waiters_[static_cast<std::size_t>(event)] == 0) return;
   }
   changed_.notify_all();
 }
 
 void Events::wait(EventId event) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return failure_.cause || done_[static_cast<std::size_t>(event)]; });
+  const auto row = static_cast<std::size_t>(event);
+  ++waiters_[row];
+  changed_.wait(lock, [&] { return failure_.cause || done_[row]; });
+  --waiters_[row];
   if (failure_.cause) throw StepStopped();
 }
 
@@ -36,7 +40,9 @@ std::int64_t Events::take_ticket(std::uint8_t communicator) {
 
 void Events::wait_turn(std::uint8_t communicator, std::int64_t ticket) {
   std::unique_lock lock(mutex_);
+  ++queuing_;
   changed_.wait(lock, [&] { return failure_.cause || serving_[communicator] == ticket; });
+  --queuing_;
   if (failure_.cause) throw StepStopped();
 }
 
@@ -44,6 +50,7 @@ void Events::end_turn(std::uint8_t communicator) {
   {
     const std::lock_guard lock(mutex_);
     ++serving_[communicator];
+    if (queuing_ == 0) return;
   }
   changed_.notify_all();
 }

@@ -48,6 +48,8 @@ class Events {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<bool> done_;
+  std::vector<std::int32_t> waiters_;  // per row: nobody is woken for a row that nobody awaits
+  std::int32_t queuing_ = 0;           // collectives that wait for their turn
   std::vector<std::int64_t> next_ticket_, serving_;
   EventFailure failure_;
 };

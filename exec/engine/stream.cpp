@@ -12,7 +12,7 @@ StreamThread::~StreamThread() {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
-  changed_.notify_all();
+  issued_.notify_one();
   thread_.join();
 }
 
@@ -20,20 +20,21 @@ void StreamThread::issue(std::function<void()> row) {
   {
     const std::lock_guard lock(mutex_);
     rows_.push_back(std::move(row));
+    if (busy_) return;  // it looks again before it sleeps
   }
-  changed_.notify_all();
+  issued_.notify_one();
 }
 
 void StreamThread::drain() {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return rows_.empty() && !busy_; });
+  drained_.wait(lock, [&] { return rows_.empty() && !busy_; });
 }
 
 void StreamThread::run(const std::function<void()>& begin) {
   begin();
   std::unique_lock lock(mutex_);
   while (true) {
-    changed_.wait(lock, [&] { return stopping_ || !rows_.empty(); });
+    issued_.wait(lock, [&] { return stopping_ || !rows_.empty(); });
     if (rows_.empty()) return;
     const std::function<void()> row = std::move(rows_.front());
     rows_.pop_front();
@@ -42,7 +43,7 @@ void StreamThread::run(const std::function<void()>& begin) {
     row();
     lock.lock();
     busy_ = false;
-    if (rows_.empty()) changed_.notify_all();
+    if (rows_.empty()) drained_.notify_all();
   }
 }
 

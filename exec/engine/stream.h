@@ -25,7 +25,8 @@ class StreamThread {
   void run(const std::function<void()>& begin);
 
   std::mutex mutex_;
-  std::condition_variable changed_;
+  std::condition_variable issued_;   // for the thread
+  std::condition_variable drained_;  // for who waits
   std::deque<std::function<void()>> rows_;
   bool busy_ = false;
   bool stopping_ = false;
