@@ -13,16 +13,14 @@
 #include "calibration/least_squares.h"
 #include "calibration/machines.h"
 #include "sim/base/error.h"
+#include "sim/base/quantile.h"
 
 namespace foreshard {
 namespace {
 
-double quantile(std::vector<double> values, double q) {
+double sorted_quantile(std::vector<double> values, double q) {
   std::sort(values.begin(), values.end());
-  const double at = q * static_cast<double>(values.size() - 1);
-  const auto below = static_cast<std::size_t>(at);
-  const std::size_t above = std::min(below + 1, values.size() - 1);
-  return values[below] + (at - static_cast<double>(below)) * (values[above] - values[below]);
+  return quantile(values, q);
 }
 
 double root_mean_square(const std::vector<double>& values) {
@@ -216,9 +214,9 @@ FitError fit_error(std::string what, const std::vector<double>& predicted,
     absolute.push_back(std::abs(predicted[i] / measured[i] - 1));
     logs.push_back(std::log(predicted[i] / measured[i]));
   }
-  error.median = quantile(absolute, 0.5);
-  error.p90 = quantile(absolute, 0.9);
-  error.log_bias = quantile(logs, 0.5);
+  error.median = sorted_quantile(absolute, 0.5);
+  error.p90 = sorted_quantile(absolute, 0.9);
+  error.log_bias = sorted_quantile(logs, 0.5);
   return error;
 }
 

@@ -6,13 +6,12 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
 #include <cstdio>
-#include <ctime>
 #include <system_error>
 #include <utility>
 
 #include "sim/base/error.h"
+#include "sim/base/held_size_signal.h"
 
 namespace foreshard {
 namespace {
@@ -21,30 +20,6 @@ namespace {
   throw Error(ExitCode::kInvalidInput, fmt::format("{}: {}: {}", path.string(), what,
                                                    std::generic_category().message(error)));
 }
-
-// A write beyond `ulimit -f` kills the process unless SIGXFSZ is blocked; then it fails with EFBIG.
-// The signal stays pending for this thread and is taken back before it is unblocked.
-class HeldSizeSignal {
- public:
-  HeldSizeSignal() {
-    sigemptyset(&set_);
-    sigaddset(&set_, SIGXFSZ);
-    pthread_sigmask(SIG_BLOCK, &set_, &before_);
-  }
-  ~HeldSizeSignal() {
-    if (sigismember(&before_, SIGXFSZ) != 0) return;
-    const timespec now = {0, 0};
-    while (sigtimedwait(&set_, nullptr, &now) > 0) {
-    }
-    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-  }
-  HeldSizeSignal(const HeldSizeSignal&) = delete;
-  HeldSizeSignal& operator=(const HeldSizeSignal&) = delete;
-
- private:
-  sigset_t set_ = {};
-  sigset_t before_ = {};
-};
 
 // Closes what is open; removes what was not renamed.
 class Draft {

@@ -9,13 +9,12 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
-#include <ctime>
 #include <system_error>
 #include <utility>
 
 #include "sim/base/error.h"
 #include "sim/base/hash.h"
+#include "sim/base/held_size_signal.h"
 
 namespace foreshard {
 namespace {
@@ -23,30 +22,6 @@ namespace {
 [[noreturn]] void fail(const std::filesystem::path& path, int error_number) {
   throw Error(ExitCode::kInvalidInput, "cannot write " + file_error(path, error_number));
 }
-
-// A write beyond `ulimit -f` kills the process unless SIGXFSZ is blocked; then it returns EFBIG.
-// The signal stays pending for this thread and is taken back before it is unblocked.
-class HeldSizeSignal {
- public:
-  HeldSizeSignal() {
-    sigemptyset(&set_);
-    sigaddset(&set_, SIGXFSZ);
-    pthread_sigmask(SIG_BLOCK, &set_, &before_);
-  }
-  ~HeldSizeSignal() {
-    if (sigismember(&before_, SIGXFSZ) != 0) return;
-    const timespec now = {0, 0};
-    while (sigtimedwait(&set_, nullptr, &now) > 0) {
-    }
-    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-  }
-  HeldSizeSignal(const HeldSizeSignal&) = delete;
-  HeldSizeSignal& operator=(const HeldSizeSignal&) = delete;
-
- private:
-  sigset_t set_ = {};
-  sigset_t before_ = {};
-};
 
 class Descriptor {
  public:

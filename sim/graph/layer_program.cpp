@@ -544,8 +544,8 @@ class Deriver {
             options_.flat_gradient != options_.compute) {
           add_memory_kernel(
               phase, Function::kCast, Pass::kBackward,
-              checked_multiply(checked_multiply(op.k, op.n), size_of(options_.compute) +
-                                                                 size_of(options_.flat_gradient)));
+              checked_multiply(checked_multiply(op.k, op.n),
+                               size_of(options_.compute) + size_of(options_.flat_gradient)));
         }
         if (op.gradient == GradientRule::kOwn) {
           add_gemm(phase, Pass::kBackward, tokens_, op.k, op.n);

@@ -84,13 +84,14 @@ struct LayerStep {
     kForward,   // inputs and outputs as the operation lists them
     kBackward,  // inputs: the output's gradient, then the saved tensors as listed; outputs: the
                 // gradient of each input, in order
-    kSum,  // outputs[0] = inputs[0] + inputs[1]; in place where outputs[0] is one of them
+    kSum,       // outputs[0] = inputs[0] + inputs[1]; in place where outputs[0] is one of them
   };
   static constexpr std::int32_t kNothing = -1;  // no such tensor: token ids, a dead output
   Kind kind = Kind::kForward;
   std::int16_t operation = -1;  // index into LayerSpec::operations
   std::uint32_t actions_end = 0;
-  std::uint32_t kernels_end = 0;  // of the phase's kernels: those up to here and past the last step's
+  std::uint32_t kernels_end =
+      0;  // of the phase's kernels: those up to here and past the last step's
   std::vector<std::int32_t> inputs, outputs;  // slots
 };
 

@@ -12,8 +12,8 @@
 // compute row that used its slot. Gradient slots: buffers.reduce_scatter + 1; a backward waits for
 // the reduce-scatter that last read its slot.
 //
-// The root unit, whose layers are spread over the whole step, has storage and a gradient buffer of its
-// own and stays gathered, whatever reshard_after_forward says of it.
+// The root unit, whose layers are spread over the whole step, has storage and a gradient buffer of
+// its own and stays gathered, whatever reshard_after_forward says of it.
 //
 // With reduction_order microbatch the reduce-scatter adds every rank's contribution to the gradient
 // shard, in rank order; with library it makes a sum of its own, which an accumulation adds.

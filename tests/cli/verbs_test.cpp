@@ -1,9 +1,9 @@
 // Every verb answers: text, one JSON document, the keys that scripts count on, the same bytes
 // twice.
-#include <filesystem>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "tests/cli/program.h"
 
@@ -172,10 +172,10 @@ TEST(Verbs, DoctorSaysWhatIsThere) {
   const std::string text = ok("doctor");
   expect_says(text, "planner");
   expect_says(text, "h100-sxm");
-  const bool engine = std::filesystem::exists(std::filesystem::path(FORESHARD_PROGRAM).parent_path() /
-                                              "foreshard-exec");
-  expect_says(text, engine ? "engine                   foreshard-exec"
-                           : "foreshard-exec is not built");
+  const bool engine = std::filesystem::exists(
+      std::filesystem::path(FORESHARD_PROGRAM).parent_path() / "foreshard-exec");
+  expect_says(text,
+              engine ? "engine                   foreshard-exec" : "foreshard-exec is not built");
   expect_says(text, "--cluster local needs one");
   expect_keys(json_of(run("doctor --json")), {"schema", "capabilities"});
 }
