@@ -69,6 +69,7 @@ foreach(folder IN LISTS folders)
     set(more ENVIRONMENT_MODIFICATION "ASAN_OPTIONS=string_append::detect_leaks=0")
   endif()
   gtest_discover_tests(${test} WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}"
+                       DISCOVERY_TIMEOUT 300  # the first load of LibTorch from a cold disk
                        PROPERTIES ENVIRONMENT "RC_PARAMS=${draws}" ${more})
 endforeach()
 
