@@ -12,6 +12,7 @@
 #include <numeric>
 
 #include "exec/compute/kernels.h"
+#include "models/layers.h"
 #include "sim/base/error.h"
 
 namespace foreshard {
@@ -319,7 +320,7 @@ Tensors cross_entropy(const Call& c, Inputs in) {
   MicroBatch& batch = c.context.batch;
   const std::int64_t vocabulary = logits.size(1);
   const std::int64_t tokens = batch.count();
-  const std::int64_t chunk = std::max<std::int64_t>(1, (std::int64_t{1} << 20) / vocabulary);
+  const std::int64_t chunk = loss_rows(vocabulary);
   at::Tensor rows = at::empty({chunk, vocabulary}, c.options().dtype(at::kFloat));
   const auto* labels = batch.labels.const_data_ptr<std::int64_t>();
   const double scale = batch.loss_scale / static_cast<double>(tokens);

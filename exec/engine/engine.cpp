@@ -127,10 +127,6 @@ void Engine::connect(World& world) {
 
 Time Engine::now() const { return Time::ns(steady_ns() - step_begin_ns_); }
 
-OperationContext Engine::context() {
-  return {model_.numerics, plan_.param_dtype, rotary_, batches_.front()};
-}
-
 std::string Engine::event_name(EventId id) const {
   return fmt::format("{} (event {} of step {})", EventNames(graph_, model_).of(id), id, number_);
 }

@@ -21,6 +21,7 @@
 #include "exec/comm/world.h"
 #include "exec/compute/layer_runner.h"
 #include "exec/engine/events.h"
+#include "exec/engine/exact_sum.h"
 #include "exec/engine/stream.h"
 #include "exec/engine/unit_memory.h"
 #include "exec/memory/allocator.h"
@@ -97,8 +98,6 @@ class Engine {
   [[noreturn]] void throw_failure();
   std::string event_name(EventId id) const;
   Time now() const;
-  OperationContext context();
-  DType param_dtype() const { return plan_.param_dtype; }
 
   const ModelSpec& model_;
   const Plan& plan_;
@@ -113,7 +112,7 @@ class Engine {
   Events events_;
   std::array<std::unique_ptr<StreamThread>, kStreams> streams_;
   std::vector<std::vector<float>> sums_;  // of reduce-scatters that an accumulation adds, per unit
-  std::array<std::int64_t, 67> norm_digits_{};
+  std::array<std::int64_t, ExactSum::kDigits> norm_digits_{};
   double norm_ = 0;
   std::int64_t number_ = 0;
   std::span<MicroBatch> batches_;
