@@ -89,7 +89,9 @@ class LayerBuilder {
     op.parameters = std::move(parameters);
     op.n = linear.n;
     op.k = linear.k;
-    op.kept_by_selective = matrix_products_++ % 2 == 0;
+    // Only aten::mm counts; with a bias it is aten::addmm (but the engine's runs as one product).
+    const bool counts = op.parameters.size() == 1 || is_native();
+    op.kept_by_selective = counts && matrix_products_++ % 2 == 0;
     return output;
   }
 
@@ -105,12 +107,14 @@ class LayerBuilder {
     }
     outputs.push_back(activation(base + "_rstd", groups, ElementType::kFp32));
     Indices parameters = {parameter(name, ".weight", {width})};
+    layer_.parameters.back().is_norm = true;
     if (kind == NormKind::kLayer) parameters.push_back(parameter(name, ".bias", {width}));
     Operation& op = operation(std::string(name), OperationKind::kNorm,
                               kind == NormKind::kRms ? Function::kRmsNorm : Function::kLayerNorm);
     op.inputs = {input};
     op.saved = {input};
     op.saved.insert(op.saved.end(), outputs.begin() + 1, outputs.end());
+    if (!is_native()) op.released.assign(outputs.begin() + 1, outputs.end());
     op.outputs = std::move(outputs);
     op.parameters = std::move(parameters);
     return output;
@@ -121,6 +125,12 @@ class LayerBuilder {
     elementwise(name, Function::kAdd, {residual, branch}, {}, output);
     layer_.operations.back().gradient = GradientRule::kAlias;
     return output;
+  }
+
+  // Python's names end here (the engine lets go of everything after its last use).
+  void release(Indices tensors) {
+    if (is_native()) return;
+    last().released.insert(last().released.end(), tensors.begin(), tensors.end());
   }
 
   Operation& last() { return layer_.operations.back(); }
@@ -188,6 +198,7 @@ Index flash_attention(LayerBuilder& layer, const ModelDims& dims, Indices inputs
   saved.insert(saved.end(), {logsumexp, output});
   saved.insert(saved.end(), outputs.begin() + 2, outputs.end());
   Operation& op = layer.operation("attention", OperationKind::kAttention, Function::kAttention);
+  if (!layer.is_native()) op.released.assign(outputs.rbegin(), outputs.rend() - 1);
   op.inputs = std::move(inputs);
   op.outputs = std::move(outputs);
   op.saved = std::move(saved);
@@ -265,13 +276,15 @@ Index feed_forward(LayerBuilder& layer, const ModelDims& dims, const ParameterNa
     layer.elementwise(name, gelu ? Function::kGelu : Function::kRelu, {up}, {gelu ? up : activated},
                       activated);
   }
-  return layer.linear({.name = names.down,
-                       .result = "down",
-                       .n = dims.hidden,
-                       .k = dims.ffn,
-                       .bias = dims.mlp_bias,
-                       .conv1d = dims.conv1d},
-                      activated);
+  const Index down = layer.linear({.name = names.down,
+                                   .result = "down",
+                                   .n = dims.hidden,
+                                   .k = dims.ffn,
+                                   .bias = dims.mlp_bias,
+                                   .conv1d = dims.conv1d},
+                                  activated);
+  layer.release({activated, input});
+  return down;
 }
 
 // The engine's loss: a few rows of logits at a time become log-probabilities in fp32, then their
@@ -340,6 +353,7 @@ LayerSpec decoder_block(const ModelDims& dims, Stack stack) {
   LayerBuilder layer(dims.family + " block", LayerRole::kBlock, hidden_state(dims), stack);
   const Index norm1 = layer.norm(names.norm1, "norm1", dims.norm, dims.hidden, 0);
   const Index attention = attend(layer, dims, names, norm1);
+  Indices held = layer.last().inputs;  // q, k, v
   const Index projected = layer.linear({.name = names.o,
                                         .result = "attention_projection",
                                         .n = dims.hidden,
@@ -347,10 +361,14 @@ LayerSpec decoder_block(const ModelDims& dims, Stack stack) {
                                         .bias = dims.output_bias,
                                         .conv1d = dims.conv1d},
                                        attention);
+  held.insert(held.end(), {attention, norm1});
+  layer.release(std::move(held));
   const Index middle = layer.residual_add("attention_residual", dims.hidden, 0, projected);
   const Index norm2 = layer.norm(names.norm2, "norm2", dims.norm, dims.hidden, middle);
   const Index down = feed_forward(layer, dims, names, norm2);
-  return layer.finish(layer.residual_add("mlp_residual", dims.hidden, middle, down));
+  const Index output = layer.residual_add("mlp_residual", dims.hidden, middle, down);
+  layer.release({down, middle});
+  return layer.finish(output);
 }
 
 LayerSpec final_norm_layer(const ModelDims& dims, Stack stack) {

@@ -23,7 +23,9 @@ const char* to_string(EventKind kind) {
                                                                   "accumulate",
                                                                   "grad_norm",
                                                                   "grad_scale",
-                                                                  "optimizer"};
+                                                                  "optimizer",
+                                                                  "host_to_device",
+                                                                  "device_to_host"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 
@@ -44,6 +46,7 @@ void EventGraph::clear() {
   final_host_wait = kNoEvent;
   first_own_buffer = 0;
   buffers.clear();
+  parts.clear();
   persistent.clear();
   executions.clear();
   programs.clear();
@@ -63,7 +66,7 @@ Buffer EventGraph::buffer(std::int32_t id) const {
   if (id >= first_own_buffer) return buffers[static_cast<std::size_t>(id - first_own_buffer)];
   const LayerExecution& e = *execution_of(id);
   const Slot& slot = program(e).slots[static_cast<std::size_t>(id - e.first_buffer)];
-  return {slot.category, Stream::kCompute, e.unit, slot.bytes};
+  return {slot.category, Stream::kCompute, e.unit, slot.bytes, -1, false};
 }
 
 std::string EventGraph::buffer_name(std::int32_t id) const {
@@ -93,7 +96,8 @@ std::string EventGraph::fingerprint() const {
     if (detail.buffer >= 0) hash.add(std::int64_t{detail.buffer});
     for (EventId w : waits_of(static_cast<EventId>(i))) hash.add(std::int64_t{w});
     for (std::uint32_t a = detail.actions_begin; a < detail.actions_end; ++a) {
-      hash.add(static_cast<std::int64_t>(actions[a].kind) << 32 | actions[a].target);
+      hash.add(static_cast<std::int64_t>(actions[a].kind) << 40 |
+               static_cast<std::int64_t>(actions[a].segment) << 32 | actions[a].target);
     }
   }
   hash.add(std::int64_t{final_host_wait});
@@ -114,6 +118,10 @@ std::string EventGraph::fingerprint() const {
   for (const Buffer& b : buffers) {
     hash.add(static_cast<std::int64_t>(b.category) << 8 | static_cast<std::int64_t>(b.pool));
     hash.add(b.bytes.count());
+    hash.add(std::int64_t{b.parts} << 1 ^ std::int64_t{b.on_host});
+  }
+  for (const std::vector<Bytes>& list : parts) {
+    for (Bytes bytes : list) hash.add(bytes.count());
   }
   for (const LayerExecution& e : executions) {
     hash.add(std::int64_t{e.layer} << 32 ^ std::int64_t{e.microbatch});

@@ -43,8 +43,10 @@ enum class EventKind : std::uint8_t {
   kGradNorm,
   kGradScale,
   kOptimizer,
+  kHostToDevice,  // shards of the parameters, with CPU offload
+  kDeviceToHost,  // reduced gradients, with CPU offload
 };
-inline constexpr std::size_t kEventKinds = 15;
+inline constexpr std::size_t kEventKinds = 17;
 const char* to_string(EventKind kind);
 constexpr bool is_collective(EventKind kind) {
   return kind == EventKind::kAllGather || kind == EventKind::kReduceScatter ||
@@ -102,14 +104,22 @@ struct MemoryAction {
   enum class Kind : std::uint8_t {
     kAllocate,
     kFree,
+    kStore,  // the buffer is a sharded gradient from now on
+    kKeep,   // the buffer is an unsharded gradient kept for later micro-batches from now on
     kForward,
     kRecompute,
     kBackward,
     kFreeGradients,  // weight gradients but the last parameter's
     kFreeLastGradient,
   };
-  Kind kind = Kind::kAllocate;
-  std::int32_t target = 0;
+  static constexpr std::uint8_t kWhole = 255;
+  constexpr MemoryAction(Kind k, std::int32_t t, std::uint8_t s = kWhole)
+      : kind(k), segment(s), target(t) {}
+  Kind kind;
+  // kForward, kRecompute, kBackward: which segment of the phase; kFreeGradients and
+  // kFreeLastGradient: whose (the layer's part). kWhole: all of it.
+  std::uint8_t segment;
+  std::int32_t target;
   bool operator==(const MemoryAction&) const = default;
 };
 
@@ -131,6 +141,10 @@ struct Buffer {
   Stream pool = Stream::kCompute;
   std::int32_t unit = -1;
   Bytes bytes;  // as the allocator counts: rounded up to 512
+  // Tensors it consists of, one per parameter, allocated and freed one after the other: index into
+  // EventGraph::parts; -1: a single one.
+  std::int32_t parts = -1;
+  bool on_host = false;  // pinned or pageable memory of the host
   bool operator==(const Buffer&) const = default;
 };
 
@@ -142,6 +156,9 @@ struct LayerExecution {
   std::int32_t unit = 0;
   std::uint32_t program = 0;
   std::int32_t first_buffer = 0;
+  // The execution whose weight gradients this one's backward adds to its own and drops
+  // (LayerPhaseProgram::kEarlierGradient): the next call of the same module, or a tied head; -1.
+  std::int32_t earlier = -1;
 };
 
 struct Unit {
@@ -170,8 +187,9 @@ struct EventGraph {
   // `buffers`.
   std::int32_t first_own_buffer = 0;
   std::vector<Buffer> buffers;
+  std::vector<std::vector<Bytes>> parts;  // as allocated; zero: that parameter has no such tensor
   std::vector<std::int32_t>
-      persistent;  // alive before the first and after the last row (states, shards)
+      persistent;  // alive before the first row, most of them after the last (states, shards)
   std::vector<LayerExecution> executions;
   std::vector<std::shared_ptr<const LayerProgram>> programs;
   std::vector<MemoryAction> actions;

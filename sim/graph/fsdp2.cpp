@@ -1,540 +1,760 @@
-// PyTorch 2.11's fully_shard, step by step. Functions carry the names of
-// torch/distributed/fsdp/_fully_shard/.
+// fully_shard's FSDPState, and the training loop, model and autograd around it.
 //
-// unshard: copy-in on its own stream (cast to the compute dtype, copy into the rank's slot of the
-// gather buffer), all-gather on the all-gather stream behind it.
+// Forward: each unit's pre-forward (gather, copy-out, wrap of its inputs), its layers, its
+// post-forward (reshard, order, hooks on its outputs). A unit of several modules begins with the
+// first that runs and ends with the last.
 //
-// wait_for_unshard: copy-out on the compute stream. In forward the gather buffer of the unit before
-// is held until then: its copy-out must have ended before another copy-in may reuse it; it is freed
-// after this copy-out was issued, because a local name keeps it alive. In backward the buffer is
-// freed at once.
+// Backward: autograd meets a unit's hooks at its outputs (pre_backward), and a node at those of its
+// inputs that need a gradient (post_backward). Units that have none, like that of the embedding,
+// whose inputs are token ids, are left to the callback at the end of backward, root first.
 //
-// pre_backward: by default prefetches the unit that ran before this one in forward
-// (post_forward_order).
-//
-// post_backward: reshards, waits for the reduce-scatter whose input is still held, packs gradients
-// (cast and padding), reduce-scatters, with replicas all-reduces, casts or adds to the gradient
-// that is there. The gradient of each unit's last parameter lives until its reduction was issued.
-//
-// root_post_backward: runs what is left, root first: units whose inputs need no gradient (token
-// ids) are reduced here, exposed; the compute stream then waits for every unit's reduction.
-//
-// The knobs of later versions (several reduce-scatter inputs, a communicator for reduce-scatters:
-// from 2.13) are built as the plan asks; check() refuses them for versions that do not have them.
-// All of it was recorded from the library (tests/recordings); fsdp2_recordings_test.cpp holds this
-// file against that.
+// A recomputed forward inside a unit finds its hooks switched off; a unit inside the recomputed
+// module does not, and behaves as the root of a forward of its own.
 #include <algorithm>
-#include <deque>
 #include <utility>
-#include <vector>
 
 #include "sim/base/error.h"
+#include "sim/graph/fsdp2_builder.h"
+#include "sim/graph/fsdp2_scope.h"
 #include "sim/graph/runtimes.h"
-#include "sim/graph/step_builder.h"
 
 namespace foreshard {
-namespace {
 
-// Variants of unit rows.
-constexpr std::int32_t kWholeGroup = 0;  // all-gather over the shard group
-constexpr std::int32_t kSmallGroup = 1;  // ... over the group the unit was resharded to
-constexpr std::int32_t kSingleRank =
-    2;  // shard size 1: parameters are copied one by one, nothing is gathered
-constexpr std::int32_t kCast = 0;       // accumulate: cast the reduced gradient to the stored dtype
-constexpr std::int32_t kAdd = 1;        // ... add it to the gradient of earlier micro-batches
-constexpr std::int32_t kCastAdd = 2;    // ... both
-constexpr std::int32_t kUnsharded = 3;  // ... keep the unsharded gradient: cast or add it
+Fsdp2::Fsdp2(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+             EventGraph recycled)
+    : StepBuilder(model, plan, programs, std::move(recycled)),
+      version_(fsdp2_version(fsdp2_minor(plan.runtime.version).value_or(kNewestFsdp2))),
+      groups_(static_cast<std::size_t>(unit_count())) {
+  add_communicators(PostForwardGroups::kOfEachUnit);
+  prepare();
+}
 
-class Fsdp2 final : public StepBuilder {
- public:
-  Fsdp2(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-        EventGraph recycled)
-      : StepBuilder(model, plan, programs, std::move(recycled)),
-        states_(static_cast<std::size_t>(unit_count())) {
-    add_communicators(PostForwardGroups::kOfEachUnit);
+void Fsdp2::prepare() {
+  if (root() >= 0 && !version_.root_may_reshard) {
+    graph().units[static_cast<std::size_t>(root())].reshard = {Reshard::Kind::kNever, 0};
   }
-
-  EventGraph build() {
-    for (std::int32_t u = 0; u < count(); ++u) {
-      allocate_persistent(MemoryCategory::kShardedParam, u, shape(u).sharded);
-      if (plan_.optimizer.kind == Optimizer::Kind::kAdamW) {
-        allocate_persistent(MemoryCategory::kOptimizerState, u, shape(u).optimizer_state);
-        allocate_persistent(MemoryCategory::kOptimizerState, u, shape(u).optimizer_state);
-      }
-    }
-    const auto microbatches = static_cast<std::int32_t>(plan_.batch.accumulation);
-    for (std::int32_t m = 0; m < microbatches; ++m) {
-      begin_microbatch(m);
-      sync_ = plan_.accumulation == AccumulationMode::kReduceEach || m + 1 == microbatches;
-      forward();
-      backward();
-    }
-    optimizer();
-    return finish();
-  }
-
- private:
-  struct State {
-    bool pending = false;  // all-gather issued, not yet copied out
-    bool unsharded = false;
-    bool reduced = false;  // post_backward ran in this micro-batch
-    EventId all_gather = kNoEvent;
-    EventId copy_out = kNoEvent;
-    EventId reshard = kNoEvent;      // copy of the kept slice
-    EventId post_reduce = kNoEvent;  // gradient ready
-    std::int32_t gather_buffer = kNoBuffer;
-    std::int32_t parameters = kNoBuffer;
-    std::int32_t small_shard = kNoBuffer;
-    std::int32_t gradient = kNoBuffer;     // sharded
-    std::int32_t accumulated = kNoBuffer;  // unsharded, in the reduce dtype
-    bool keeps_gradients = false;          // of an earlier micro-batch, in the compute dtype
-    std::int32_t order = -1;               // position in post_forward_order
+  const auto layers = static_cast<std::int32_t>(model_.order.size());
+  const auto visit = [&](std::int32_t unit) {
+    const bool known = std::find(visits_.begin(), visits_.end(), unit) != visits_.end();
+    if (!known || !version_.visits_lists_once) visits_.push_back(unit);
   };
-
-  std::int32_t count() const { return static_cast<std::int32_t>(states_.size()); }
-  State& state(std::int32_t unit) { return states_[static_cast<std::size_t>(unit)]; }
-  bool sharded() const { return plan_.mesh.shard > 1; }
-  bool replicated() const { return plan_.mesh.replicate > 1; }
-  bool casts_gradients() const { return plan_.reduce_dtype != plan_.master_dtype; }
-  std::int64_t param_size() const { return size_of(plan_.param_dtype); }
-  std::int64_t reduce_size() const { return size_of(plan_.reduce_dtype); }
-  std::int64_t master_size() const { return size_of(plan_.master_dtype); }
-
-  // --- forward ---
-
-  void forward() {
-    const std::int64_t labels = checked_multiply(
-        checked_multiply(plan_.batch.micro_batch, plan_.batch.sequence), std::int64_t{8});
-    input_tokens_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, Bytes(labels));
-    input_labels_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, Bytes(labels));
-    // root_pre_forward: gathers start when the optimizer's (or the previous micro-batch's) work is
-    // done.
-    wait(Stream::kCopyIn, tail(Stream::kCompute));
-    wait(Stream::kAllGather, tail(Stream::kCompute));
-    if (root() >= 0) pre_forward(root());
-    const auto layers = static_cast<std::int32_t>(model_.order.size());
-    for (std::int32_t l = 0; l < layers; ++l) {
-      const std::int32_t u = unit_of_layer(l);
-      if (u < 0) continue;  // loss
-      const auto own = layers_of(u);
-      if (u != root() && l == own.front()) pre_forward(u);
-      add_layer_row(EventKind::kForward, l);
-      if (u != root() && l == own.back()) post_forward(u);
-    }
-    if (root() >= 0) post_forward(root());
-    if (held_gather_ != kNoBuffer) {
-      wait(Stream::kCopyIn, held_copy_out_);
-      wait(Stream::kAllGather, held_copy_out_);
-      StepBuilder::free(held_gather_);
-    }
-    if (unit_of_layer(layers - 1) < 0) add_layer_row(EventKind::kLoss, layers - 1);
-  }
-
-  void pre_forward(std::int32_t u) {
-    hook();
-    unshard(u);
-    wait_for_unshard_forward(u);
-    const std::int64_t depth = plan_.prefetch.forward;
-    for (std::int64_t ahead = 1; ahead <= depth; ++ahead) {
-      const std::int64_t target = u + ahead;
-      if (u != root() && target < count()) unshard(static_cast<std::int32_t>(target));
+  bool needed = false;
+  for (std::int32_t l = 0; l < layers; ++l) {
+    const LayerSpec& spec = spec_of(l);
+    input_needs_gradient_.push_back(needed);
+    for (const ParameterSpec& parameter : spec.parameters) needed |= is_trained(l, parameter);
+    output_needs_gradient_.push_back(needed);
+    if (model_.order[static_cast<std::size_t>(l)].same_as >= 0 || unit_of_layer(l) < 0) continue;
+    if (unit_of_layer(l) != root()) visit(unit_of_layer(l));
+    for (std::size_t n = 0; n < spec.nested.size(); ++n) {
+      const std::int32_t nested = unit_of_part(l, static_cast<std::int8_t>(n + 1));
+      if (nested != unit_of_layer(l)) visit(nested);
     }
   }
-
-  void post_forward(std::int32_t u) {
-    hook();
-    State& s = state(u);
-    switch (unit(u).reshard.kind) {
-      case Reshard::Kind::kNever:
-        break;
-      case Reshard::Kind::kAlways:
-        reshard(u);
-        break;
-      case Reshard::Kind::kGroup: {
-        s.reshard = add_unit_row(EventKind::kReshard, Stream::kCompute, u);
-        reshard(u);  // parameter by parameter, so never more than one small slice beyond the whole
-        s.small_shard =
-            allocate(MemoryCategory::kPostForwardShard, Stream::kCompute, u,
-                     Bytes(unit(u).padded_numel() / unit(u).reshard.group * param_size()));
-        break;
+  for (std::int32_t l = 0; l < layers; ++l) {
+    if (model_.order[static_cast<std::size_t>(l)].same_as >= 0) continue;
+    const LayerExecution& first = graph().executions[static_cast<std::size_t>(l)];
+    const std::vector<ParameterSpec>& parameters = spec_of(l).parameters;
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      const UnitParameter p = sharded(l, parameters[i]);
+      if (parameters[i].tied || !p.trainable) continue;
+      Trained& trained = trained_.emplace_back();
+      trained.state_bytes = p.local_numel * size_of(plan_.optimizer.state);
+      if (is_ignored(parameters[i])) {
+        trained.ignored_gradient = first.first_buffer + graph().program(first).weight_gradients[i];
+      } else {
+        trained.unit = unit_of_part(l, parameters[i].part);
       }
     }
-    s.order = static_cast<std::int32_t>(post_forward_order_.size());
-    post_forward_order_.push_back(u);
   }
-
-  void reshard(std::int32_t u) {
-    StepBuilder::free(state(u).parameters);
-    state(u).unsharded = false;
+  // The root is on a trainer's list where it stands for the embedding.
+  if (root() >= 0 && plan_.units.embedding == UnitPlacement::kRoot) {
+    prefetch_order_.push_back(root());
   }
+  for (std::int32_t u = 0; u < count(); ++u) {
+    if (u == root()) continue;
+    const Module& first = modules_of(u).front();
+    if (first.part == 0 || spec_of(first.layer).role == LayerRole::kEmbedding) {
+      prefetch_order_.push_back(u);
+    }
+  }
+}
 
-  void unshard(std::int32_t u) {
-    State& s = state(u);
-    if (s.unsharded || s.pending) return;
-    s.pending = true;
-    if (!sharded()) return;
-    const bool small = s.small_shard != kNoBuffer;
-    const std::int32_t variant = small ? kSmallGroup : kWholeGroup;
-    const std::int64_t padded = unit(u).padded_numel();
-    if (small) {
-      wait(Stream::kCopyIn, s.reshard);
-      wait(Stream::kAllGather, s.reshard);
+RecordedStep Fsdp2::build(StepNumber step, Log keep, std::vector<std::int32_t> stale) {
+  logging_ = keep == Log::kKept;
+  persistent_memory(step);
+  for (std::int32_t unit : stale) {
+    Gather& gather = group(unit).gather;
+    gather.pending = true;
+    gather.bytes = shape(unit).shard_numel * plan_.mesh.shard * param_size();
+    gather.event = {kNoEvent, "all_gather", unit, true};
+    gather.buffer =
+        allocate_persistent(MemoryCategory::kAllGatherOutput, unit, Bytes(gather.bytes));
+    graph().buffers.back().pool = Stream::kCopyIn;
+  }
+  log_microbatch_ = step == StepNumber::kFirst ? 0 : -1;  // what the step before left
+  if (logging_) log("step_begin");
+  if (plan_.evaluation.in_step) {
+    input_tokens_ = allocate(
+        MemoryCategory::kInput, Stream::kCompute, -1,
+        Bytes(checked_multiply(checked_multiply(plan_.batch.micro_batch, plan_.batch.sequence),
+                               std::int64_t{8})));
+    begin_pass(evaluation_pass(), 0);
+    run_forward(false);
+    StepBuilder::free(input_tokens_);
+    if (logging_) log("eval_end");
+  }
+  for (std::int32_t m = 0; m < static_cast<std::int32_t>(plan_.batch.accumulation); ++m) {
+    begin_pass(m, m);
+    log_microbatch_ = m;
+    set_flags(m);
+    run_forward(true);
+    run_backward();
+  }
+  log_microbatch_ = -1;
+  if (plan_.optimizer.clip_norm) clip();
+  optimizer(step);
+  if (logging_) log("step_end");
+  return {finish(), std::move(events_), std::move(padded_again_)};
+}
+
+// Parameters outside FSDP have no unit.
+void Fsdp2::persistent_memory(StepNumber step) {
+  const bool adam = plan_.optimizer.kind == Optimizer::Kind::kAdamW;
+  const bool on_host = plan_.offload != Offload::kNone;
+  const bool fused = plan_.optimizer.implementation == Optimizer::Implementation::kFused;
+  const auto hold = [&](MemoryCategory category, std::int32_t unit, std::int32_t parts) {
+    allocate_persistent_parts(category, unit, parts);
+    graph().buffers.back().on_host = on_host;
+  };
+  std::vector<Bytes> ignored, ignored_states, counters;
+  for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
+    if (model_.order[static_cast<std::size_t>(l)].same_as >= 0) continue;
+    for (const ParameterSpec& parameter : spec_of(l).parameters) {
+      if (!is_ignored(parameter) || parameter.tied) continue;
+      ignored.push_back(allocated_size(parameter.numel() * master_size()));
     }
-    const EventId copy_in = add_unit_row(EventKind::kAllGatherCopyIn, Stream::kCopyIn, u, variant);
-    std::int32_t temporary = kNoBuffer;
-    if (small) {
-      temporary = allocate(MemoryCategory::kCastTemp, Stream::kCopyIn, u,
-                           Bytes(padded / unit(u).reshard.group * param_size()));
-    } else if (plan_.param_dtype != plan_.master_dtype) {
-      temporary = allocate(MemoryCategory::kCastTemp, Stream::kCopyIn, u,
-                           Bytes(unit(u).shard_numel * param_size()));
+  }
+  for (const Trained& p : trained_) {
+    counters.push_back(allocated_size(4));
+    if (p.unit < 0) ignored_states.push_back(allocated_size(p.state_bytes));
+  }
+  if (!ignored.empty()) {
+    hold(MemoryCategory::kShardedParam, -1, add_part_list(std::move(ignored)));
+  }
+  for (std::int32_t u = 0; u < count(); ++u) {
+    const auto padded = [](const UnitParameter& p) { return p.local_numel != p.shard_numel; };
+    const std::vector<UnitParameter>& list = shape(u).list;
+    if (!logging_ || std::none_of(list.begin(), list.end(), padded)) {
+      hold(MemoryCategory::kShardedParam, u, shape(u).sharded_parts);
+      continue;
     }
-    s.gather_buffer = allocate(MemoryCategory::kAllGatherOutput, Stream::kCopyIn, u,
-                               Bytes(padded * param_size()));
-    wait(Stream::kAllGather, copy_in);
-    s.all_gather = add_unit_row(EventKind::kAllGather, Stream::kAllGather, u, variant);
+    for (const UnitParameter& p : list) {
+      const std::int32_t shard = allocate_persistent(MemoryCategory::kShardedParam, u,
+                                                     Bytes(p.shard_numel * master_size()));
+      graph().buffers.back().on_host = on_host;
+      if (!padded(p)) continue;
+      (step == StepNumber::kFirst ? unpadded_ : padded_again_).push_back(shard);
+    }
+  }
+  if (!adam || step == StepNumber::kFirst) return;
+  // Unless it is fused, AdamW keeps the number of steps on the host.
+  hold(MemoryCategory::kOptimizerState, -1, add_part_list(std::move(counters)));
+  graph().buffers.back().on_host = on_host || !fused;
+  for (int moment = 0; moment < 2; ++moment) {
+    if (!ignored_states.empty()) {
+      hold(MemoryCategory::kOptimizerState, -1, add_part_list(ignored_states));
+    }
+    for (std::int32_t u = 0; u < count(); ++u) {
+      hold(MemoryCategory::kOptimizerState, u, shape(u).state_parts);
+    }
+  }
+}
+
+void Fsdp2::set_flags(std::int32_t microbatch) {
+  const bool last = microbatch + 1 == static_cast<std::int32_t>(plan_.batch.accumulation);
+  const auto now = [last](When when) { return when == When::kEach || last; };
+  const bool reduces = plan_.accumulation == AccumulationMode::kReduceEach || last;
+  for (Group& g : groups_) g.reduces = reduces;
+  all_reduces_ = reduces && now(plan_.accumulation_details.all_reduce);
+  reshards_after_backward_ = now(plan_.accumulation_details.reshard_after_backward);
+  is_last_backward_ = now(plan_.accumulation_details.is_last_backward);
+}
+
+// --- forward ---
+
+void Fsdp2::run_forward(bool training) {
+  log_where_ = training ? "forward" : "eval";
+  const std::int64_t tokens = checked_multiply(
+      checked_multiply(plan_.batch.micro_batch, plan_.batch.sequence), std::int64_t{8});
+  if (training) {
+    input_tokens_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, Bytes(tokens));
+    input_labels_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, Bytes(tokens));
+  }
+  root_pre_forward(kRootState);
+  if (root() >= 0) {
+    group(root()).module_state = Training::kForward;
+    pre_forward(root());
+    prefetch_forward(root());
+  }
+  const auto layers = static_cast<std::int32_t>(model_.order.size());
+  for (std::int32_t l = 0; l < layers; ++l) {
+    if (spec_of(l).role == LayerRole::kLoss) continue;
+    forward_layer(l);
+  }
+  if (root() >= 0) {
+    post_forward(root(), /*in_backward=*/false);
+    group(root()).module_state = Training::kIdle;
+  }
+  end_root_forward(kRootState);
+  const std::int32_t last = layers - 1;
+  if (spec_of(last).role != LayerRole::kLoss) return;
+  if (!training) return add_phase(EventKind::kForward, last, Segments::kInside);
+  log_where_ = "loss";
+  add_layer_row(EventKind::kLoss, last);
+  if (logging_) log("loss");
+  add_phase(EventKind::kBackward, last, Segments::kInside);
+}
+
+void Fsdp2::forward_layer(std::int32_t layer) {
+  run_border(EventKind::kForward, layer, LayerSegment::kBefore);
+  enter_module(layer, 0);
+  run_layer(EventKind::kForward, layer);
+  leave_module(layer, 0, /*in_backward=*/false);
+  const LayerRole role = spec_of(layer).role;
+  // One function calls norm and head: what went into the norm is let go of after the head. Where
+  // the head is the root's, its output is cast with the root's hooks.
+  if (role == LayerRole::kFinalNorm) return;
+  const bool root_casts = role == LayerRole::kHead && plan_.output_dtype && in_root_unit(layer);
+  if (!root_casts) run_border(EventKind::kForward, layer, LayerSegment::kAfter);
+  if (role == LayerRole::kHead && layer > 0) {
+    run_border(EventKind::kForward, layer - 1, LayerSegment::kAfter);
+  }
+}
+
+// The hooks of a list of modules run with the first to begin and the last to end.
+void Fsdp2::enter_module(std::int32_t layer, std::int8_t part) {
+  const std::int32_t u = unit_of_part(layer, part);
+  if (u != root() && group(u).open_modules == 0) state_pre_forward(u);
+}
+
+void Fsdp2::leave_module(std::int32_t layer, std::int8_t part, bool in_backward) {
+  const std::int32_t u = unit_of_part(layer, part);
+  if (u == root()) return;
+  if (++group(u).open_modules < static_cast<std::int32_t>(modules_of(u).size())) return;
+  group(u).open_modules = 0;
+  state_post_forward(u, in_backward);
+}
+
+// The segments of a hook, if there are any.
+void Fsdp2::run_border(EventKind kind, std::int32_t layer, std::int8_t part) {
+  const LayerPhaseProgram& p = phase(kind, layer);
+  if (p.segments.size() < 2) return;
+  for (std::size_t s = 0; s < p.segments.size(); ++s) {
+    if (p.segments[s].part != part) continue;
+    const std::uint32_t kernels_begin = s == 0 ? 0 : p.segments[s - 1].kernels_end;
+    const auto segment = static_cast<std::uint8_t>(s);
+    if (p.segments[s].kernels_end > kernels_begin) {
+      add_layer_row(kind, layer, segment);
+    } else {
+      add_segment(kind, layer, segment);  // nothing but references that end
+    }
+  }
+}
+
+void Fsdp2::run_layer(EventKind kind, std::int32_t layer) {
+  const LayerPhaseProgram& p = phase(kind, layer);
+  if (p.segments.size() < 2) {
+    if (!p.segments.empty()) add_layer_row(kind, layer);
+    return;
+  }
+  for (std::size_t s = 0; s < p.segments.size(); ++s) {
+    const std::int8_t part = p.segments[s].part;
+    if (part < 0) continue;
+    const auto segment = static_cast<std::uint8_t>(s);
+    if (unit_of_part(layer, part) == unit_of_layer(layer)) {
+      add_layer_row(kind, layer, segment);
+    } else if (kind == EventKind::kBackward) {
+      begin_backward(layer, part);
+      add_layer_row(kind, layer, segment);
+      end_backward(layer, part);
+    } else {
+      enter_module(layer, part);
+      add_layer_row(kind, layer, segment);
+      leave_module(layer, part, kind == EventKind::kRecompute);
+    }
+  }
+}
+
+// A gradient arrives at the outputs of the unit's last module.
+void Fsdp2::begin_backward(std::int32_t layer, std::int8_t part) {
+  const std::int32_t u = unit_of_part(layer, part);
+  if (u != root() && modules_of(u).back() == Module{first_call(layer), part}) state_pre_backward(u);
+}
+
+// Gradients of the inputs of its first module are there, unless those need none.
+void Fsdp2::end_backward(std::int32_t layer, std::int8_t part) {
+  const std::int32_t u = unit_of_part(layer, part);
+  store_gradients(layer, part);
+  const bool inputs = part == 0 || spec_of(layer).role == LayerRole::kEmbedding
+                          ? input_needs_gradient_[static_cast<std::size_t>(layer)]
+                          : output_needs_gradient_[static_cast<std::size_t>(layer)];
+  if (u != root() && inputs && modules_of(u).front() == Module{first_call(layer), part}) {
+    post_backward(u, "autograd");
+  }
+}
+
+void Fsdp2::state_pre_forward(std::int32_t unit) {
+  Group& g = group(unit);
+  // Activation checkpointing around the unit: its parameters are there.
+  if (g.module_state == Training::kPreBackward) return;
+  g.module_state = Training::kForward;
+  root_pre_forward(unit);
+  pre_forward(unit);
+  prefetch_forward(unit);
+}
+
+void Fsdp2::prefetch_forward(std::int32_t unit) {
+  if (plan_.prefetch.forward <= 0) return;
+  const auto at = std::find(prefetch_order_.begin(), prefetch_order_.end(), unit);
+  if (at == prefetch_order_.end()) return;
+  std::int64_t left = plan_.prefetch.forward;
+  for (auto target = at + 1; target != prefetch_order_.end() && left > 0; ++target, --left) {
+    prefetch(*target, Training::kForward, "explicit_forward");
+  }
+}
+
+void Fsdp2::state_post_forward(std::int32_t unit, bool in_backward) {
+  Group& g = group(unit);
+  if (g.module_state == Training::kPreBackward) return;
+  post_forward(unit, in_backward);
+  g.module_state = Training::kIdle;
+  end_root_forward(unit);
+}
+
+// Gathers start when the optimizer's (or the previous micro-batch's) work is done.
+void Fsdp2::root_pre_forward(std::int32_t state) {
+  if (forward_root_ != kNoRoot) return;
+  forward_root_ = state;
+  if (logging_) log("root_pre_forward", {.unit = root_unit()});
+  pad_again();
+  wait_stream(Stream::kCopyIn, Stream::kCompute);
+  wait_stream(Stream::kAllGather, Stream::kCompute);
+}
+
+// lazy_init; see RecordedStep::padded_again.
+void Fsdp2::pad_again() {
+  for (std::int32_t& old : unpadded_) {
+    const Buffer shard = graph().buffer(old);
+    padded_again_.push_back(
+        allocate(MemoryCategory::kShardedParam, Stream::kCompute, -1, shard.bytes));
+    StepBuilder::free(old);
+  }
+  unpadded_.clear();
+}
+
+// A local name keeps the last gather's output until the outputs are cast (until 2.14).
+void Fsdp2::end_root_forward(std::int32_t state) {
+  const bool is_root = forward_root_ == state;
+  HeldGather held;
+  if (is_root && held_gather_.gather.buffer != kNoBuffer) {
+    wait_gather_streams(held_gather_.copy_out);
+    held = std::exchange(held_gather_, {});
+    if (version_.frees_gather_before_copy_out) free_gather(held.unit, held.gather);
+  }
+  if (is_root) forward_root_ = kNoRoot;
+  if (state == kRootState) cast_root_output();
+  free_gather(held.unit, held.gather);
+}
+
+void Fsdp2::cast_root_output() {
+  if (!plan_.output_dtype) return;
+  for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
+    if (spec_of(l).role == LayerRole::kHead && in_root_unit(l)) {
+      run_border(EventKind::kForward, l, LayerSegment::kAfter);
+    }
+  }
+}
+
+// --- backward ---
+
+void Fsdp2::run_backward() {
+  log_where_ = "backward";
+  const auto layers = static_cast<std::int32_t>(model_.order.size());
+  bool root_hook_due = root() >= 0;
+  for (std::int32_t l = layers; l-- > 0;) {
+    if (spec_of(l).role == LayerRole::kLoss || !output_needs_gradient_[static_cast<std::size_t>(l)])
+      continue;
+    // Where the last unit casts its output, the root's hook sits on the cast one.
+    if (root_hook_due && plan_.output_dtype && !in_root_unit(l)) {
+      state_pre_backward(root());
+      root_hook_due = false;
+    }
+    run_border(EventKind::kBackward, l, LayerSegment::kBefore);
+    begin_backward(l, 0);
+    // The root's hook sits on the same output as the last unit's and was registered after it.
+    if (root_hook_due) {
+      state_pre_backward(root());
+      root_hook_due = false;
+    }
+    if (recompute_of(l) != Recompute::kNone) run_layer(EventKind::kRecompute, l);
+    run_layer(EventKind::kBackward, l);
+    end_backward(l, 0);
+    run_border(EventKind::kBackward, l, LayerSegment::kAfter);
+  }
+  root_post_backward_final_callback();
+  StepBuilder::free(input_tokens_);
+  StepBuilder::free(input_labels_);
+  const std::int32_t last = layers - 1;
+  if (spec_of(last).role == LayerRole::kLoss) {
+    add_phase(EventKind::kBackward, last, Segments::kExit);
+  }
+}
+
+std::int32_t Fsdp2::first_call(std::int32_t layer) const {
+  const std::int32_t same = model_.order[static_cast<std::size_t>(layer)].same_as;
+  return same >= 0 ? same : layer;
+}
+
+// Backward of the layer's earliest call is done: autograd has stored the gradients of its weights.
+void Fsdp2::store_gradients(std::int32_t layer, std::int8_t part) {
+  if (first_call(layer) != layer) return;
+  const std::int32_t u = unit_of_part(layer, part);
+  if (shape(u).trained == 0) return;
+  Group& g = group(u);
+  g.fresh_gradients = true;
+  if (g.gradient_pass < 0) g.gradient_pass = pass();
+}
+
+void Fsdp2::state_pre_backward(std::int32_t unit) {
+  group(unit).module_state = Training::kPreBackward;
+  std::vector<std::int32_t> list;
+  if (plan_.prefetch.backward > 1 || plan_.prefetch.backward_lists) {
+    const auto at = std::find(prefetch_order_.begin(), prefetch_order_.end(), unit);
+    if (at != prefetch_order_.end()) {
+      const std::int64_t position = at - prefetch_order_.begin();
+      const std::int64_t from = std::max<std::int64_t>(0, position - plan_.prefetch.backward);
+      for (std::int64_t i = position; i-- > from;) {
+        list.push_back(prefetch_order_[static_cast<std::size_t>(i)]);
+      }
+    }
+  }
+  pre_backward(unit, list.empty());
+  for (std::int32_t target : list) prefetch(target, Training::kPreBackward, "explicit_backward");
+}
+
+void Fsdp2::root_post_backward_final_callback() {
+  Scope scope(*this, "root_post_backward", root_unit());
+  if (logging_) log_here("root_post_backward_begin");
+  std::vector<std::int32_t> states;
+  if (root() >= 0) states.push_back(root());
+  states.insert(states.end(), visits_.begin(), visits_.end());
+  const auto is_left_over = [&](const Group& g, std::int32_t u) {
+    if (version_.leftovers == Leftovers::kAll) return g.state != Training::kPostBackward;
+    if (g.unsharded) return true;
+    return version_.leftovers == Leftovers::kUnshardedOrNotGathered &&
+           !plan_.unshard_in_backward.at(u);
+  };
+  if (version_.leftovers_first) {
+    for (std::int32_t u : states) {
+      if (is_left_over(group(u), u)) post_backward(u, "root_post_backward");
+      group(u).module_state = group(u).state = Training::kIdle;
+    }
+    if (is_last_backward_) {
+      wait_last_reductions();
+      for (std::int32_t u : states) finalize_backward(u);
+    }
+  } else {
+    for (std::int32_t u : states) {
+      if (is_left_over(group(u), u)) post_backward(u, "root_post_backward");
+      group(u).module_state = group(u).state = Training::kIdle;
+      if (is_last_backward_) finalize_backward(u);
+    }
+  }
+  if (is_last_backward_) {
+    post_forward_order_.clear();
+    for (const HeldInput& held : held_inputs_) wait_event(Stream::kCompute, held.event);
+    // The list is dropped from its end, but for the one that the loop's name holds.
+    for (std::size_t i = held_inputs_.size(); i-- > 0;) {
+      if (i + 1 < held_inputs_.size()) free_input(held_inputs_[i]);
+    }
+    if (!held_inputs_.empty()) free_input(held_inputs_.back());
+    held_inputs_.clear();
+  }
+  scope.leave();
+  if (logging_) log("root_post_backward_end", {.unit = root_unit()});
+}
+
+// --- optimizer ---
+
+// clip_grad_norm_: a norm for each gradient, stacked; what the shard group sums is the row of them
+// (before 2.9 the norm of the rank's part alone); one factor for all.
+void Fsdp2::clip() {
+  log_where_ = "clip";
+  if (logging_) log("clip_begin");
+  const auto parameters = static_cast<std::int64_t>(trained_.size());
+  const Bytes scalar(master_size());
+  const Bytes row(parameters * master_size());
+  const Bytes sent = version_.clips_one_norm ? scalar : row;
+  const auto temporary = [&](Bytes bytes) {
+    return allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, bytes);
+  };
+  add_step_row(EventKind::kGradNorm, Stream::kCompute);
+  std::int32_t norms =
+      allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
+                     add_part_list(std::vector<Bytes>(static_cast<std::size_t>(parameters),
+                                                      allocated_size(master_size()))));
+  std::int32_t stacked = temporary(row);
+  std::int32_t total = kNoBuffer, sum = kNoBuffer;
+  if (version_.clips_one_norm) {
+    total = temporary(scalar);
+    StepBuilder::free(stacked);
+    StepBuilder::free(norms);
+    sum = temporary(scalar);
+  }
+  std::int32_t powers = temporary(sent);
+  wait(Stream::kAllReduce, tail(Stream::kCompute));
+  wait(Stream::kCompute, add_step_row(EventKind::kAllReduce, Stream::kAllReduce));
+  std::int32_t reduced = temporary(sent);
+  if (logging_) {
+    log("all_reduce", {.bytes_in = sent.count(),
+                       .bytes_out = sent.count(),
+                       .dtype = to_string(plan_.master_dtype),
+                       .group = "clip",
+                       .cause = "clip"});
+  }
+  std::int32_t roots = temporary(sent);
+  StepBuilder::free(powers);
+  StepBuilder::free(reduced);
+  if (!version_.clips_one_norm) {
+    total = temporary(scalar);
+    StepBuilder::free(stacked);
+    StepBuilder::free(roots);
+    StepBuilder::free(norms);
+    sum = temporary(scalar);
+  }
+  std::int32_t reciprocal = temporary(scalar);
+  StepBuilder::free(roots);
+  std::int32_t factor = temporary(scalar);
+  StepBuilder::free(sum);
+  StepBuilder::free(reciprocal);
+  std::int32_t clamped = temporary(scalar);
+  StepBuilder::free(factor);
+  add_step_row(EventKind::kGradScale, Stream::kCompute);
+  StepBuilder::free(clamped);
+  StepBuilder::free(total);
+  if (logging_) log("clip_end");
+}
+
+void Fsdp2::optimizer(StepNumber step) {
+  log_where_ = "optimizer";
+  if (logging_) log("optimizer_begin");
+  const EventId last = add_step_row(EventKind::kOptimizer, Stream::kCompute);
+  const bool adam = plan_.optimizer.kind == Optimizer::Kind::kAdamW;
+  if (adam && step == StepNumber::kFirst) create_optimizer_states();
+  // torch.optim steps tensors and DTensors together only one by one.
+  const bool loops = plan_.optimizer.implementation == Optimizer::Implementation::kLoop ||
+                     plan_.ignored != Ignored::kNone;
+  if (adam && plan_.optimizer.implementation == Optimizer::Implementation::kFused) {
+  } else if (adam && loops) {
+    step_one_by_one();
+  } else if (adam) {
+    // What the counters on the host are increased by.
+    std::int32_t one = allocate(MemoryCategory::kOptimizerState, Stream::kCompute, -1, Bytes(4));
+    graph().buffers.back().on_host = true;
+    StepBuilder::free(one);
+    std::vector<Bytes> sizes;
+    for (const Trained& p : trained_) sizes.push_back(allocated_size(p.state_bytes));
+    std::int32_t temporary = allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
+                                            add_part_list(std::move(sizes)));
+    graph().buffers.back().on_host = plan_.offload != Offload::kNone;
     StepBuilder::free(temporary);
   }
+  if (logging_) log("optimizer_end");
+  zero_grad();
+  if (plan_.host_sync == HostSync::kStep) graph().final_host_wait = last;
+}
 
-  void copy_out(std::int32_t u) {
-    State& s = state(u);
-    if (sharded()) wait(Stream::kCompute, s.all_gather);
-    s.copy_out = add_unit_row(EventKind::kAllGatherCopyOut, Stream::kCompute, u,
-                              sharded() ? kWholeGroup : kSingleRank);
-    StepBuilder::free(s.small_shard);
-    s.parameters =
-        allocate(MemoryCategory::kUnshardedParam, Stream::kCompute, u, shape(u).unsharded);
-    if (!sharded() && plan_.param_dtype != plan_.master_dtype) {
-      std::int32_t temporary =
-          allocate(MemoryCategory::kCastTemp, Stream::kCompute, u, shape(u).largest_parameter);
-      StepBuilder::free(temporary);
-    }
-    s.pending = false;
-    s.unsharded = true;
+// The divisor of a parameter lives until the next one's is there.
+void Fsdp2::step_one_by_one() {
+  const bool on_host = plan_.offload != Offload::kNone;
+  std::int32_t divisor = kNoBuffer;
+  for (const Trained& p : trained_) {
+    const auto temporary = [&] {
+      const std::int32_t id =
+          allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, Bytes(p.state_bytes));
+      graph().buffers.back().on_host = on_host;
+      return id;
+    };
+    std::int32_t root = temporary();
+    const std::int32_t next = temporary();
+    StepBuilder::free(root);
+    StepBuilder::free(divisor);
+    divisor = next;
   }
+  StepBuilder::free(divisor);
+}
 
-  void wait_for_unshard_forward(std::int32_t u) {
-    State& s = state(u);
-    if (s.unsharded) return;
-    if (held_gather_ != kNoBuffer) {
-      wait(Stream::kCopyIn, held_copy_out_);
-      wait(Stream::kAllGather, held_copy_out_);
-    }
-    copy_out(u);
-    StepBuilder::free(held_gather_);
-    held_gather_ = s.gather_buffer;
-    held_copy_out_ = s.copy_out;
-    s.gather_buffer = kNoBuffer;
+// Parameter by parameter, in the order of Module.parameters().
+void Fsdp2::create_optimizer_states() {
+  const bool on_host = plan_.offload != Offload::kNone;
+  const bool fused = plan_.optimizer.implementation == Optimizer::Implementation::kFused;
+  const auto create = [&](std::int64_t bytes, bool host) {
+    allocate(MemoryCategory::kOptimizerState, Stream::kCompute, -1, Bytes(bytes));
+    graph().buffers.back().on_host = host;
+  };
+  for (const Trained& p : trained_) {
+    create(4, on_host || !fused);
+    create(p.state_bytes, on_host);
+    create(p.state_bytes, on_host);
   }
+}
 
-  void wait_for_unshard_backward(std::int32_t u) {
-    State& s = state(u);
-    if (s.unsharded) return;
-    copy_out(u);
-    wait(Stream::kCopyIn, s.copy_out);
-    wait(Stream::kAllGather, s.copy_out);
-    StepBuilder::free(s.gather_buffer);
+// The flat gradient of a unit goes with the last of its parameters.
+void Fsdp2::zero_grad() {
+  std::vector<std::int64_t> left;
+  for (std::int32_t u = 0; u < count(); ++u) left.push_back(shape(u).trained);
+  std::vector<std::size_t> next(groups_.size(), 0);
+  for (const Trained& p : trained_) {
+    if (p.unit < 0) {
+      std::int32_t gradient = p.ignored_gradient;
+      StepBuilder::free(gradient);
+      continue;
+    }
+    Group& g = group(p.unit);
+    if (!g.host_gradients.empty()) {
+      StepBuilder::free(g.host_gradients[next[static_cast<std::size_t>(p.unit)]++]);
+    }
+    if (--left[static_cast<std::size_t>(p.unit)] == 0) StepBuilder::free(g.gradient);
   }
-
-  // --- backward ---
-
-  void backward() {
-    for (State& s : states_) s.reduced = false;
-    const auto layers = static_cast<std::int32_t>(model_.order.size());
-    bool root_hook_due = root() >= 0;
-    for (std::int32_t l = layers; l-- > 0;) {
-      const std::int32_t u = unit_of_layer(l);
-      if (u < 0) continue;
-      const auto own = layers_of(u);
-      if (u != root() && l == own.back()) pre_backward(u);
-      // The root's hook sits on the same output as the last unit's and was registered after it.
-      if (root_hook_due) {
-        pre_backward(root());
-        root_hook_due = false;
-      }
-      if (recompute_of(l) != Recompute::kNone) add_layer_row(EventKind::kRecompute, l);
-      add_layer_row(EventKind::kBackward, l);
-      if (u != root() && l == own.front() && inputs_need_gradient(l)) post_backward(u);
-    }
-    root_post_backward();
-    post_forward_order_.clear();
+  for (Group& g : groups_) {
+    g.host_gradients.clear();
+    g.has_gradient = false;
   }
+}
 
-  bool inputs_need_gradient(std::int32_t layer) const {
-    const LayerInstance& instance = model_.order[static_cast<std::size_t>(layer)];
-    return model_.kinds[static_cast<std::size_t>(instance.kind)].role != LayerRole::kEmbedding;
+// --- the log ---
+
+std::string_view Fsdp2::word(Training training) {
+  switch (training) {
+    case Training::kIdle:
+      return "idle";
+    case Training::kForward:
+      return "forward";
+    case Training::kPreBackward:
+      return "pre_backward";
+    case Training::kPostBackward:
+      return "post_backward";
   }
+  return "";
+}
 
-  void pre_backward(std::int32_t u) {
-    hook();
-    unshard(u);
-    wait_for_unshard_backward(u);
-    // One unit back is the default prefetch; deeper ones are explicit lists of modules.
-    for (std::int64_t back = 1; back <= plan_.prefetch.backward; ++back) {
-      const std::int64_t position = state(u).order - back;
-      if (position >= 0) unshard(post_forward_order_[static_cast<std::size_t>(position)]);
-    }
+namespace {
+
+std::string_view short_name(Stream stream) {
+  switch (stream) {
+    case Stream::kCompute:
+      return "D";
+    case Stream::kCopyIn:
+      return "CI";
+    case Stream::kAllGather:
+      return "AG";
+    case Stream::kReduceScatter:
+      return "RS";
+    case Stream::kAllReduce:
+      return "AR";
   }
+  return "";
+}
 
-  void post_backward(std::int32_t u) {
-    State& s = state(u);
-    s.reduced = true;
-    hook();
-    accumulate_unsharded(u);
-    reshard(u);
-    if (!sync_) return;
-    while (static_cast<std::int64_t>(held_reduces_.size()) >= plan_.reduce_scatter_buffers) {
-      release_reduce_input();
-    }
-    const EventId copy_in = add_unit_row(EventKind::kReduceScatterCopyIn, Stream::kCompute, u,
-                                         s.accumulated != kNoBuffer ? kUnsharded : 0);
-    const std::int64_t padded = unit(u).padded_numel();
-    const std::int32_t input = allocate(MemoryCategory::kReduceScatterInput, Stream::kCompute, u,
-                                        Bytes(padded * reduce_size()));
-    const bool from_accumulated = s.accumulated != kNoBuffer;
-    if (from_accumulated) {
-      StepBuilder::free(s.accumulated);
-    } else {
-      free_unit_gradients(u);
-    }
-    wait(Stream::kReduceScatter, copy_in);
-    EventId last = sharded()
-                       ? add_unit_row(EventKind::kReduceScatter, Stream::kReduceScatter, u)
-                       : add_unit_row(EventKind::kAccumulate, Stream::kReduceScatter, u, kCast);
-    const EventId reduce = last;
-    const bool first = s.gradient == kNoBuffer;
-    const bool is_gradient = first && !casts_gradients();
-    std::int32_t output =
-        allocate(is_gradient ? MemoryCategory::kShardedGrad : MemoryCategory::kReduceScatterOutput,
-                 Stream::kReduceScatter, u, Bytes(unit(u).shard_numel * reduce_size()));
-    Stream stream = Stream::kReduceScatter;
-    if (replicated()) {
-      stream = Stream::kAllReduce;
-      wait(Stream::kAllReduce, reduce);
-      last = add_unit_row(EventKind::kAllReduce, Stream::kAllReduce, u);
-    }
-    if (is_gradient) {
-      s.gradient = output;
-    } else {
-      const std::int32_t variant = !casts_gradients() ? kAdd : first ? kCast : kCastAdd;
-      last = add_unit_row(EventKind::kAccumulate, stream, u, variant);
-      std::int32_t cast = kNoBuffer;
-      if (casts_gradients()) {
-        cast = allocate(first ? MemoryCategory::kShardedGrad : MemoryCategory::kReduceScatterOutput,
-                        stream, u, Bytes(unit(u).shard_numel * master_size()));
-      }
-      if (replicated() && casts_gradients()) {
-        held_all_reduce_inputs_.push_back(
-            output);  // up to 2.15 these live until the end of backward
-      } else {
-        StepBuilder::free(output);
-      }
-      if (first) {
-        s.gradient = cast;
-      } else {
-        StepBuilder::free(cast);
-      }
-    }
-    if (!from_accumulated) free_last_unit_gradient(u);
-    s.post_reduce = last;
-    held_reduces_.push_back({reduce, input});
+constexpr std::string_view kWholeStreams[] = {"stream D", "stream CI", "stream AG", "stream RS",
+                                              "stream AR"};
+
+}  // namespace
+
+void Fsdp2::log(std::string_view kind, HostEvent event) {
+  event.kind = kind;
+  if (event.stream.empty()) event.stream = "D";
+  if (event.unit >= 0) event.state = group(event.unit).logged;
+  event.microbatch = log_microbatch_;
+  event.actions = static_cast<std::uint32_t>(graph().actions.size());
+  events_.push_back(event);
+}
+
+void Fsdp2::log_here(std::string_view kind, HostEvent event) {
+  event.unit = log_unit_;
+  log(kind, event);
+}
+
+void Fsdp2::log_operator(std::string_view name, Stream stream, std::int64_t bytes, DType dtype) {
+  if (!logging_) return;
+  log_here(
+      "operator",
+      {.stream = short_name(stream), .bytes_out = bytes, .dtype = to_string(dtype), .on = name});
+}
+
+std::string_view Fsdp2::name(Stream stream) { return short_name(stream); }
+
+Fsdp2::DeviceEvent Fsdp2::record(Stream stream, std::string_view label, std::int32_t unit) const {
+  return {tail(stream), label, unit, true};
+}
+
+void Fsdp2::wait_event(Stream stream, const DeviceEvent& event) {
+  wait(stream, event.row);
+  if (logging_) {
+    log_here("wait", {.stream = short_name(stream), .on = event.label, .on_unit = event.unit});
   }
+}
 
-  // The compute stream waits for the oldest reduce-scatter whose input is still held, then its
-  // memory may be used again.
-  void release_reduce_input() {
-    wait(Stream::kCompute, held_reduces_.front().first);
-    StepBuilder::free(held_reduces_.front().second);
-    held_reduces_.pop_front();
+void Fsdp2::wait_stream(Stream stream, Stream other) {
+  wait(stream, tail(other));
+  if (logging_) {
+    log_here("wait",
+             {.stream = short_name(stream), .on = kWholeStreams[static_cast<std::size_t>(other)]});
   }
+}
 
-  // Gradients that are not reduced yet: kept per parameter, in the reduce dtype if that differs
-  // from the compute dtype.
-  void accumulate_unsharded(std::int32_t u) {
-    State& s = state(u);
-    const bool casts = plan_.reduce_dtype != plan_.param_dtype;
-    const bool keeps = s.accumulated != kNoBuffer || s.keeps_gradients;
-    if (sync_ && !keeps) return;
-    if (!keeps && !casts) {
-      s.keeps_gradients = true;
-      first_gradients_ = microbatch();
-      return;
-    }
-    add_unit_row(EventKind::kAccumulate, Stream::kCompute, u, kUnsharded);
-    if (casts && s.accumulated == kNoBuffer) {
-      s.accumulated = allocate(MemoryCategory::kAccumulatedGrad, Stream::kCompute, u,
-                               Bytes(unit(u).numel * reduce_size()));
-    }
-    free_gradients(u);
-    free_last_gradient(u);
+void Fsdp2::wait_gather_streams(const DeviceEvent& event) {
+  wait_event(Stream::kCopyIn, event);
+  wait_event(Stream::kAllGather, event);
+}
+
+std::vector<std::int32_t> Fsdp2::pending_units() const {
+  std::vector<std::int32_t> units;
+  for (std::int32_t u = 0; u < count(); ++u) {
+    if (groups_[static_cast<std::size_t>(u)].gather.pending) units.push_back(u);
   }
+  return units;
+}
 
-  void free_unit_gradients(std::int32_t u) {
-    if (!state(u).keeps_gradients) return free_gradients(u);
-    const std::int32_t now = microbatch();
-    begin_microbatch(first_gradients_);
-    free_gradients(u);
-    begin_microbatch(now);
+namespace {
+
+// Until 2.5, gathers that nobody waited for serve the step after.
+std::vector<std::int32_t> stale_units(const ModelSpec& model, const Plan& plan,
+                                      const LayerPrograms& programs) {
+  if (fsdp2_version(fsdp2_minor(plan.runtime.version).value_or(kNewestFsdp2)).drops_stray_gathers) {
+    return {};
   }
-
-  void free_last_unit_gradient(std::int32_t u) {
-    if (!state(u).keeps_gradients) return free_last_gradient(u);
-    const std::int32_t now = microbatch();
-    begin_microbatch(first_gradients_);
-    free_last_gradient(u);
-    begin_microbatch(now);
-    state(u).keeps_gradients = false;
-  }
-
-  void root_post_backward() {
-    for (std::int32_t u = 0; u < count(); ++u) {
-      if (!state(u).reduced) post_backward(u);
-      if (sync_) wait(Stream::kCompute, state(u).post_reduce);
-    }
-    while (!held_reduces_.empty()) release_reduce_input();
-    for (std::int32_t& input : held_all_reduce_inputs_) StepBuilder::free(input);
-    held_all_reduce_inputs_.clear();
-    StepBuilder::free(input_tokens_);
-    StepBuilder::free(input_labels_);
-  }
-
-  // --- optimizer ---
-
-  void optimizer() {
-    if (plan_.optimizer.clip_norm) {
-      add_step_row(EventKind::kGradNorm, Stream::kCompute);
-      if (sharded()) {
-        wait(Stream::kAllReduce, tail(Stream::kCompute));
-        wait(Stream::kCompute, add_step_row(EventKind::kAllReduce, Stream::kAllReduce));
-      }
-      add_step_row(EventKind::kGradScale, Stream::kCompute);
-    }
-    const EventId last = add_step_row(EventKind::kOptimizer, Stream::kCompute);
-    if (plan_.optimizer.kind == Optimizer::Kind::kAdamW &&
-        plan_.optimizer.implementation == Optimizer::Implementation::kForeach) {
-      Bytes bytes;
-      for (std::int32_t u = 0; u < count(); ++u) bytes += shape(u).optimizer_state;
-      std::int32_t temporary =
-          allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, bytes);
-      StepBuilder::free(temporary);
-    }
-    for (State& s : states_) StepBuilder::free(s.gradient);  // zero_grad
-    if (plan_.host_sync == HostSync::kStep) graph().final_host_wait = last;
-  }
-
-  // --- counts ---
-
-  UnitWork unit_work(EventKind kind, const UnitShape& s, std::int32_t variant) const override {
-    UnitWork work;
-    const std::int64_t shards = plan_.mesh.shard;
-    const std::int64_t padded = checked_multiply(s.shard_numel, shards);
-    const std::int64_t p = param_size(), r = reduce_size(), o = master_size();
-    switch (kind) {
-      case EventKind::kAllGatherCopyIn:
-        if (variant == kSmallGroup) {
-          const std::int64_t slice = padded / s.reshard_group * p;
-          work.bytes = Bytes(slice);
-          work.kernels = {copy_kernel(2 * slice), copy_kernel(2 * slice)};
-        } else {
-          work.bytes = Bytes(s.shard_numel * p);
-          if (p != o) work.kernels.push_back(copy_kernel(s.shard_numel * (o + p)));
-          work.kernels.push_back(copy_kernel(2 * s.shard_numel * p));
-        }
-        break;
-      case EventKind::kAllGather:
-        work.bytes = Bytes(padded * p);
-        work.communicator =
-            variant == kSmallGroup ? post_forward_communicator(s.reshard_group) : kShard;
-        work.queues = variant != kSmallGroup;
-        break;
-      case EventKind::kAllGatherCopyOut:
-        work.bytes = Bytes(padded * p);
-        if (variant == kSingleRank) {
-          if (p != o) work.kernels.push_back(copy_kernel(s.numel * (o + p)));
-          work.launches = (p != o ? 2 : 1) * s.parameters;
-        }
-        work.kernels.push_back(copy_kernel(2 * padded * p));
-        break;
-      case EventKind::kReshard:
-        work.bytes = Bytes(padded / s.reshard_group * p);
-        work.kernels = {copy_kernel(2 * work.bytes.count())};
-        work.launches = s.parameters;
-        break;
-      case EventKind::kReduceScatterCopyIn:
-        work.bytes = Bytes(padded * r);
-        work.kernels = {copy_kernel(s.numel * (variant == kUnsharded ? r : p) + padded * r)};
-        break;
-      case EventKind::kReduceScatter:
-        work.bytes = Bytes(padded * r);
-        work.communicator = reduce_scatter_communicator();
-        break;
-      case EventKind::kAllReduce:
-        work.bytes = Bytes(s.shard_numel * r);
-        work.communicator = kReplicate;
-        break;
-      case EventKind::kAccumulate:
-        if (variant == kUnsharded) {  // read the new gradient, read and write the kept one
-          work.bytes = Bytes(s.numel * r);
-          work.kernels = {copy_kernel(s.numel * (p + 2 * r))};
-          work.launches = s.parameters;
-          break;
-        }
-        work.bytes = Bytes(s.shard_numel * o);
-        if (variant != kAdd) work.kernels.push_back(copy_kernel(s.shard_numel * (r + o)));
-        if (variant != kCast) {
-          work.kernels.push_back(copy_kernel(3 * s.shard_numel * o));
-          work.launches = s.parameters;  // one `+=` per parameter
-        }
-        break;
-      default:
-        FORESHARD_CHECK(false, "not a unit's row");
-    }
-    return work;
-  }
-
-  UnitWork step_work(EventKind kind) const override {
-    UnitWork work;
-    std::int64_t elements = 0;
-    for (std::int32_t u = 0; u < unit_count(); ++u) {
-      elements = checked_add(elements, shape(u).local_numel);
-    }
-    switch (kind) {
-      case EventKind::kGradNorm:
-        work.kernels = {memory_kernel(MemoryClass::kOptimizer, elements * master_size())};
-        break;
-      case EventKind::kGradScale:
-        work.kernels = {memory_kernel(MemoryClass::kOptimizer, 2 * elements * master_size())};
-        break;
-      case EventKind::kAllReduce:  // the squared norm
-        work.bytes = Bytes(4);
-        work.communicator = kShard;
-        break;
-      case EventKind::kOptimizer:
-        work.kernels = optimizer_kernels(elements);
-        break;
-      default:
-        FORESHARD_CHECK(false, "not a row of the whole step");
-    }
-    return work;
-  }
-
-  std::vector<State> states_;
-  std::vector<std::int32_t> post_forward_order_;
-  std::int32_t held_gather_ = kNoBuffer;
-  EventId held_copy_out_ = kNoEvent;
-  std::deque<std::pair<EventId, std::int32_t>> held_reduces_;  // reduce-scatter and its input
-  std::vector<std::int32_t> held_all_reduce_inputs_;
-  std::int32_t input_tokens_ = kNoBuffer;
-  std::int32_t input_labels_ = kNoBuffer;
-  std::int32_t first_gradients_ = 0;  // micro-batch whose gradient tensors are kept
-  bool sync_ = true;
-};
+  Fsdp2 first(model, plan, programs, {});
+  first.build(StepNumber::kFirst, Fsdp2::Log::kNone, {});
+  return first.pending_units();
+}
 
 }  // namespace
 
 EventGraph build_fsdp2(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
                        EventGraph recycled) {
-  return Fsdp2(model, plan, programs, std::move(recycled)).build();
+  return Fsdp2(model, plan, programs, std::move(recycled))
+      .build(StepNumber::kSteady, Fsdp2::Log::kNone, stale_units(model, plan, programs))
+      .graph;
+}
+
+RecordedStep record_training_step(const ModelSpec& model, const Plan& plan,
+                                  const LayerPrograms& programs, StepNumber step) {
+  FORESHARD_CHECK(plan.runtime.kind == RuntimeKind::kFsdp2, "only fsdp2 keeps a host log");
+  std::vector<std::int32_t> stale;
+  if (step == StepNumber::kSteady) stale = stale_units(model, plan, programs);
+  return Fsdp2(model, plan, programs, {}).build(step, Fsdp2::Log::kKept, std::move(stale));
 }
 
 }  // namespace foreshard

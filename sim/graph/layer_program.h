@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,9 +35,10 @@ enum class MemoryCategory : std::uint8_t {
   kAllGatherOutput,
   kReduceScatterInput,
   kReduceScatterOutput,
+  kCommTemp,  // copies of parameters and gradients that are sharded along another dimension
   kInput,
 };
-inline constexpr std::size_t kMemoryCategories = 16;
+inline constexpr std::size_t kMemoryCategories = 17;
 const char* to_string(MemoryCategory category);
 
 // The caching allocator hands out multiples of 512 bytes (c10/cuda/CUDACachingAllocator.cpp,
@@ -68,6 +70,9 @@ struct Slot {
   MemoryCategory category = MemoryCategory::kActivation;
   Bytes bytes;
   std::string name;
+  // What it counts as once a store action named it: a weight gradient is a temporary of backward
+  // until autograd has stored it in the parameter.
+  MemoryCategory stored = MemoryCategory::kActivation;
 };
 
 // Allocated bytes of a run of actions relative to its start.
@@ -95,8 +100,31 @@ struct LayerStep {
   std::vector<std::int32_t> inputs, outputs;  // slots
 };
 
+// A run of a phase between two borders of units: `part` is whose module runs (Operation::part). A
+// phase without nested units and without casts is one segment.
+struct LayerSegment {
+  // Outside of the hooks of the layer's unit: before its pre-forward (pre-backward) hook or after
+  // its post-forward (post-backward) one. Where a unit begins or ends, its module's inputs and
+  // outputs are cast there; and only there does the caller let go of the layer's input. The loss'
+  // backward ends with kAfter once the root's final callback is done. (A final norm's input is let
+  // go of with the head's: both are names in one function.)
+  static constexpr std::int8_t kBefore = -1;
+  static constexpr std::int8_t kAfter = -2;
+  std::int8_t part = 0;
+  std::uint32_t actions_end = 0;
+  std::uint32_t kernels_end = 0;
+  MemorySwing swing;
+  Flops flops;
+};
+
 struct LayerPhaseProgram {
-  std::vector<std::int32_t> actions;  // slot + 1: allocate, -(slot + 1): free
+  // slot + 1: allocate, -(slot + 1): free, kStore + slot: from now on counted as Slot::stored.
+  // -(kEarlierGradient + p + 1) frees weight_gradients[p] of another execution: of the call of the
+  // same module that ran backward just before (Sharing); for a token table, the head's.
+  static constexpr std::int32_t kStore = 1 << 29;
+  static constexpr std::int32_t kEarlierGradient = 1 << 27;
+  std::vector<std::int32_t> actions;
+  std::vector<LayerSegment> segments;  // at least one unless the phase is empty
   std::vector<LayerStep> steps;  // in order; what follows the last one belongs to the phase's end
   std::vector<Kernel> kernels;
   MemorySwing swing;
@@ -109,9 +137,13 @@ struct LayerProgram {
   LayerPhaseProgram forward;
   LayerPhaseProgram recompute;  // empty unless the layer recomputes
   LayerPhaseProgram backward;
-  LayerPhaseProgram free_gradients;            // of all parameters but the last
-  LayerPhaseProgram free_last_gradient;        // which FSDP2 holds until the reduction is issued
-  std::vector<std::int32_t> weight_gradients;  // slot of each parameter's gradient, parameter order
+  // Per part: the stored gradients of its parameters, last parameter first, as a Python list drops
+  // them. Those of a unit of several layers begin with its last layer.
+  std::vector<LayerPhaseProgram> free_gradients;      // of all parameters but the last
+  std::vector<LayerPhaseProgram> free_last_gradient;  // which FSDP2 holds until the reduction
+  LayerPhaseProgram free_ignored_gradients;           // zero_grad: of norms outside FSDP
+  std::vector<std::int32_t> weight_gradients;  // slot of each parameter's gradient, parameter
+                                               // order; -1: none, or added to an earlier one's
   std::vector<std::int32_t> saved;  // slots alive between forward and backward, for reports
   Bytes saved_bytes() const;
 };
@@ -124,6 +156,17 @@ enum class GradientStorage : std::uint8_t { kPerParameter, kFlat };
 // kTokenTable: parameter 0 of this layer also is the head's, whose gradient arrived first.
 enum class Tying : std::uint8_t { kNone, kTokenTable };
 
+// A layer whose weights run several times in one forward: autograd sums the gradients of its calls
+// and stores the sum when the earliest call's backward is done. Named by backward's order.
+enum class Sharing : std::uint8_t { kNone, kFirstOfBackward, kBetween, kLastOfBackward };
+
+// Which gradients exist already when backward begins: autograd adds to them in place.
+enum class ExistingGradients : std::uint8_t {
+  kNone,
+  kIgnored,  // later micro-batches: those of norms outside FSDP
+  kAll,      // and those kept unsharded in the compute dtype
+};
+
 struct ProgramOptions {
   std::int64_t batch = 1;
   std::int64_t sequence = 1;
@@ -134,6 +177,22 @@ struct ProgramOptions {
   // exists in the compute dtype for a moment.
   DType flat_gradient = DType::kFp32;
   Tying tied = Tying::kNone;
+  Sharing sharing = Sharing::kNone;
+  ExistingGradients existing = ExistingGradients::kNone;
+  // What autograd casts gradients to when it stores them (PyTorch's grad_dtype); none: as made.
+  std::optional<DType> gradient_dtype = std::nullopt;
+  // Parameters that receive no gradient (frozen), by index; empty: none.
+  std::vector<bool> frozen = {};
+  // Norm weights outside FSDP: in the stored dtype, gradients kept until zero_grad.
+  bool ignores_norms = false;
+  DType stored = DType::kFp32;
+  bool input_needs_gradient = true;  // false: nothing before this layer is trained
+  bool split_parts = false;          // cut the phases where the running module's unit changes
+  bool grad_mode = true;             // false: a forward under no_grad, nothing is kept
+  // What arrives, if not `compute`; what units cast their outputs to (output_dtype); whether a unit
+  // begins with this layer, which casts what arrives to `compute`, and whether one ends with it.
+  std::optional<DType> arrives = {}, output_dtype = {};
+  bool begins_unit = false, ends_unit = false;
 };
 
 // Throws Error(kInvalidInput) when sizes overflow.

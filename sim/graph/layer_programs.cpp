@@ -1,57 +1,277 @@
-// Which programs a plan needs: every kind of layer without recompute, blocks in each mode that the
-// plan names.
+// Which programs a plan needs: layers of one kind that are trained, frozen and called alike, and at
+// whose borders the same is cast, share one; blocks have one for each recompute mode that the plan
+// names. What later micro-batches add to and a forward without gradients are further ones.
 #include <algorithm>
 #include <memory>
 
 #include "sim/graph/training_step.h"
+#include "sim/spec/fsdp2_version.h"
+#include "sim/spec/plan_check.h"
 
 namespace foreshard {
+namespace {
+
+bool is_frozen(const ModelSpec& model, const Plan& plan, LayerRole role, std::int64_t block) {
+  switch (role) {
+    case LayerRole::kEmbedding:
+      return plan.frozen.embedding;
+    case LayerRole::kBlock:
+      return plan.frozen.blocks.at(block);
+    case LayerRole::kFinalNorm:
+      return plan.frozen.norm;
+    case LayerRole::kHead:
+      return plan.frozen.head || (model.tied_embeddings && plan.frozen.embedding);
+    case LayerRole::kLoss:
+      break;
+  }
+  return false;
+}
+
+// Freezing the embedding freezes the table of tokens, not what the model adds to its rows.
+bool is_partly_frozen(const LayerSpec& layer) {
+  return layer.role == LayerRole::kEmbedding && !layer.nested.empty();
+}
+
+std::vector<bool> frozen_parameters(const LayerSpec& layer) {
+  std::vector<bool> frozen;
+  for (const ParameterSpec& parameter : layer.parameters) {
+    frozen.push_back(!is_partly_frozen(layer) || parameter.part > 0);
+  }
+  return frozen;
+}
+
+// Backward meets the calls of one module in reverse.
+Sharing sharing_of(const ModelSpec& model, std::size_t layer) {
+  const auto module_of = [&](std::size_t l) {
+    const std::int32_t same = model.order[l].same_as;
+    return same < 0 ? l : static_cast<std::size_t>(same);
+  };
+  const bool first_call = model.order[layer].same_as < 0;
+  bool last_call = true;
+  for (std::size_t l = layer + 1; l < model.order.size() && last_call; ++l) {
+    last_call = module_of(l) != module_of(layer);
+  }
+  if (first_call) return last_call ? Sharing::kNone : Sharing::kLastOfBackward;
+  return last_call ? Sharing::kFirstOfBackward : Sharing::kBetween;
+}
+
+// What a layer's program depends on beside the plan's setting.
+struct Variant {
+  std::int32_t kind = 0;
+  bool frozen = false;
+  bool input_needs_gradient = false;
+  bool split = false;
+  bool begins_unit = false, ends_unit = false;
+  Sharing sharing = Sharing::kNone;
+  DType arrives = DType::kBf16;
+  bool operator==(const Variant&) const = default;
+};
+
+// Whether a unit's module begins, or ends, with the layer. Modules of one list run their hooks with
+// the first and the last of them; the root casts what the head returns.
+void find_borders(const Plan& plan, LayerRole role, std::int64_t block, std::int64_t blocks,
+                  Variant& variant) {
+  const Units& units = plan.units;
+  switch (role) {
+    case LayerRole::kEmbedding:
+      variant.ends_unit = units.embedding == UnitPlacement::kOwn;
+      return;
+    case LayerRole::kBlock:
+      if (units.blocks == UnitPlacement::kRoot) return;
+      variant.begins_unit = block % units.layers_per_unit == 0;
+      variant.ends_unit = (block + 1) % units.layers_per_unit == 0 || block + 1 == blocks;
+      return;
+    case LayerRole::kFinalNorm:
+      variant.begins_unit =
+          units.head == UnitPlacement::kWithNorm && units.embedding != UnitPlacement::kWithHead;
+      return;
+    case LayerRole::kHead:
+      variant.begins_unit =
+          units.head == UnitPlacement::kOwn && units.embedding != UnitPlacement::kWithHead;
+
+      variant.ends_unit = true;
+      return;
+    case LayerRole::kLoss:
+      return;
+  }
+}
+
+// Every layer's; without casts the borders do not matter.
+std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
+  const bool casts = plan.output_dtype && *plan.output_dtype != plan.param_dtype;
+  const bool repeats = std::any_of(model.order.begin(), model.order.end(),
+                                   [](const LayerInstance& layer) { return layer.same_as >= 0; });
+  std::vector<Variant> variants;
+  std::vector<std::int64_t> block_of(model.order.size(), 0);
+  const std::int64_t blocks =
+      std::count_if(model.order.begin(), model.order.end(), [&](const LayerInstance& layer) {
+        return layer.same_as < 0 &&
+               model.kinds[static_cast<std::size_t>(layer.kind)].role == LayerRole::kBlock;
+      });
+  bool trained_before = plan.runtime.kind == RuntimeKind::kNative;
+  std::int64_t block = 0;
+  DType arrives = plan.param_dtype;
+  for (std::size_t l = 0; l < model.order.size(); ++l) {
+    const LayerInstance& instance = model.order[l];
+    const LayerSpec& layer = model.kinds[static_cast<std::size_t>(instance.kind)];
+    const std::size_t module =
+        instance.same_as >= 0 ? static_cast<std::size_t>(instance.same_as) : l;
+    if (layer.role == LayerRole::kBlock && module == l) block_of[l] = block++;
+    Variant variant;
+    variant.kind = instance.kind;
+    variant.frozen =
+        module == l ? is_frozen(model, plan, layer.role, block_of[l]) : variants[module].frozen;
+    variant.split = !layer.nested.empty() && (layer.role == LayerRole::kEmbedding
+                                                  ? plan.units.embedding != UnitPlacement::kRoot
+                                                  : splits_block(plan.units, block_of[module]));
+    variant.input_needs_gradient = trained_before;
+    // A nested table may be frozen by itself.
+    trained_before |= !layer.parameters.empty() && (!variant.frozen || is_partly_frozen(layer));
+    if (repeats) variant.sharing = sharing_of(model, l);
+    variant.arrives = arrives;
+    if (casts) {
+      find_borders(plan, layer.role, block_of[module], blocks, variant);
+      const bool nested = layer.role == LayerRole::kEmbedding && !layer.nested.empty() &&
+                          plan.units.embedding == UnitPlacement::kOwn;
+      if (nested) variant.ends_unit = false;
+      if (variant.begins_unit || layer.role == LayerRole::kEmbedding) arrives = plan.param_dtype;
+      if (variant.ends_unit || (nested && *plan.output_dtype == DType::kFp32)) {
+        arrives = *plan.output_dtype;
+      }
+    }
+    variants.push_back(variant);
+  }
+  return variants;
+}
+
+}  // namespace
+
+LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
+  Setting setting;
+  setting.runtime = plan.runtime.kind;
+  setting.sequence = plan.batch.sequence;
+  setting.micro_batch = plan.batch.micro_batch;
+  setting.compute = plan.param_dtype;
+  setting.reduce = plan.reduce_dtype;
+  setting.stored = plan.master_dtype;
+  setting.ignored = plan.ignored;
+  setting.expert_units = splits_block(plan.units, 0) ? plan.units.experts_every : 0;
+  setting.tokens_are_a_unit = plan.units.embedding != UnitPlacement::kRoot;
+  setting.frozen = plan.frozen;
+  if (plan.output_dtype && *plan.output_dtype != plan.param_dtype) {
+    setting.output_dtype = plan.output_dtype;
+    setting.units = plan.units;
+  }
+  if (plan.batch.accumulation > 1) {
+    if (plan.ignored == Ignored::kNorms) setting.existing = ExistingGradients::kIgnored;
+    if (plan.accumulation == AccumulationMode::kKeepUnsharded &&
+        plan.reduce_dtype == plan.param_dtype) {
+      setting.existing = ExistingGradients::kAll;
+    }
+  }
+  setting.evaluates = plan.evaluation.in_step;
+  if (plan.runtime.kind != RuntimeKind::kFsdp2) return setting;
+  const Fsdp2Version version =
+      fsdp2_version(fsdp2_minor(plan.runtime.version).value_or(kNewestFsdp2));
+  if (version.autograd_accumulates) {
+    const bool keeps =
+        plan.accumulation == AccumulationMode::kKeepUnsharded && plan.batch.accumulation > 1;
+    if (keeps) setting.existing = ExistingGradients::kAll;
+    const bool wider = size_of(plan.reduce_dtype) > size_of(plan.param_dtype);
+    if (!wider || keeps) setting.first_gradient = plan.reduce_dtype;
+    if (!wider) setting.later_gradient = plan.reduce_dtype;
+  }
+  return setting;
+}
 
 LayerPrograms::LayerPrograms(const ModelSpec& model, const Plan& plan)
-    : batch_(plan.batch),
-      compute_(plan.param_dtype),
-      reduce_(plan.reduce_dtype),
-      runtime_(plan.runtime.kind) {
+    : setting_(setting_of(plan)) {
   modes_[static_cast<std::size_t>(Recompute::kNone)] = true;
   modes_[static_cast<std::size_t>(plan.recompute.value)] = true;
   for (const auto& range : plan.recompute.ranges) {
     modes_[static_cast<std::size_t>(range.value)] = true;
   }
-  programs_.resize(model.kinds.size());
-  for (std::size_t kind = 0; kind < model.kinds.size(); ++kind) {
-    const LayerSpec& layer = model.kinds[kind];
-    for (std::size_t mode = 0; mode < modes_.size(); ++mode) {
-      if (!modes_[mode]) continue;
-      if (layer.role != LayerRole::kBlock && mode != 0) continue;
-      ProgramOptions options;
-      options.batch = plan.batch.micro_batch;
-      options.sequence = plan.batch.sequence;
-      options.compute = plan.param_dtype;
-      options.recompute = static_cast<Recompute>(mode);
-      options.gradients = plan.runtime.kind == RuntimeKind::kNative
-                              ? GradientStorage::kFlat
-                              : GradientStorage::kPerParameter;
-      options.flat_gradient = plan.reduce_dtype;
-      options.tied = model.tied_embeddings && layer.role == LayerRole::kEmbedding
-                         ? Tying::kTokenTable
-                         : Tying::kNone;
-      programs_[kind][mode] =
-          std::make_shared<const LayerProgram>(build_layer_program(layer, options));
+  std::vector<Variant> known;
+  for (const Variant& variant : variants_of(model, plan)) {
+    const auto at = std::find(known.begin(), known.end(), variant);
+    variant_of_layer_.push_back(static_cast<std::int32_t>(at - known.begin()));
+    if (at == known.end()) known.push_back(variant);
+  }
+  programs_.resize(known.size());
+  for (std::size_t v = 0; v < known.size(); ++v) {
+    const Variant& variant = known[v];
+    const LayerSpec& layer = model.kinds[static_cast<std::size_t>(variant.kind)];
+    ProgramOptions options;
+    options.batch = plan.batch.micro_batch;
+    options.sequence = plan.batch.sequence;
+    options.compute = plan.param_dtype;
+    options.gradients = plan.runtime.kind == RuntimeKind::kNative ? GradientStorage::kFlat
+                                                                  : GradientStorage::kPerParameter;
+    options.flat_gradient = plan.reduce_dtype;
+    options.tied = model.tied_embeddings && layer.role == LayerRole::kEmbedding ? Tying::kTokenTable
+                                                                                : Tying::kNone;
+    options.sharing = variant.sharing;
+    if (variant.frozen) options.frozen = frozen_parameters(layer);
+    options.ignores_norms = plan.ignored == Ignored::kNorms;
+    options.stored = plan.master_dtype;
+    options.input_needs_gradient = variant.input_needs_gradient;
+    options.split_parts = variant.split;
+    if (setting_.output_dtype) {
+      options.arrives = variant.arrives;
+      options.output_dtype = plan.output_dtype;
+      options.begins_unit = variant.begins_unit;
+      options.ends_unit = variant.ends_unit;
     }
+    derive(layer, options, programs_[v]);
   }
 }
 
-const std::shared_ptr<const LayerProgram>& LayerPrograms::at(std::int32_t kind,
-                                                             Recompute recompute) const {
-  return programs_[static_cast<std::size_t>(kind)][static_cast<std::size_t>(recompute)];
+void LayerPrograms::derive(const LayerSpec& layer, ProgramOptions options,
+                           Programs& programs) const {
+  for (std::size_t mode = 0; mode < modes_.size(); ++mode) {
+    if (!modes_[mode] || (layer.role != LayerRole::kBlock && mode != 0)) continue;
+    options.recompute = static_cast<Recompute>(mode);
+    options.existing = ExistingGradients::kNone;
+    options.gradient_dtype = setting_.first_gradient;
+    programs.first[mode] =
+        std::make_shared<const LayerProgram>(build_layer_program(layer, options));
+    programs.later[mode] = programs.last[mode] = programs.first[mode];
+    if (setting_.existing == ExistingGradients::kNone) continue;
+    options.existing = setting_.existing;
+    options.gradient_dtype = setting_.later_gradient;
+    programs.later[mode] =
+        std::make_shared<const LayerProgram>(build_layer_program(layer, options));
+    programs.last[mode] = programs.later[mode];
+    if (options.sharing == Sharing::kNone || setting_.existing != ExistingGradients::kAll) continue;
+    options.existing =
+        options.ignores_norms ? ExistingGradients::kIgnored : ExistingGradients::kNone;
+    programs.last[mode] = std::make_shared<const LayerProgram>(build_layer_program(layer, options));
+  }
+  if (!setting_.evaluates) return;
+  options.recompute = Recompute::kNone;
+  options.grad_mode = false;
+  LayerSpec evaluated = layer;
+  if (layer.role == LayerRole::kLoss) evaluated.operations.clear();
+  programs.evaluation =
+      std::make_shared<const LayerProgram>(build_layer_program(evaluated, options));
+}
+
+const std::shared_ptr<const LayerProgram>& LayerPrograms::at(std::int32_t layer,
+                                                             Recompute recompute,
+                                                             StepMicroBatch micro_batch) const {
+  const Programs& programs = of(layer);
+  const Programs::Modes& modes = micro_batch == StepMicroBatch::kFirst   ? programs.first
+                                 : micro_batch == StepMicroBatch::kLater ? programs.later
+                                                                         : programs.last;
+  return modes[static_cast<std::size_t>(recompute)];
+}
+
+const std::shared_ptr<const LayerProgram>& LayerPrograms::evaluation(std::int32_t layer) const {
+  return of(layer).evaluation;
 }
 
 bool LayerPrograms::serve(const Plan& plan) const {
-  if (plan.batch.sequence != batch_.sequence || plan.batch.micro_batch != batch_.micro_batch ||
-      plan.param_dtype != compute_ || plan.reduce_dtype != reduce_ ||
-      plan.runtime.kind != runtime_) {
-    return false;
-  }
+  if (setting_of(plan) != setting_) return false;
   if (!modes_[static_cast<std::size_t>(plan.recompute.value)]) return false;
   return std::all_of(
       plan.recompute.ranges.begin(), plan.recompute.ranges.end(),

@@ -54,7 +54,7 @@ class Native final : public StepBuilder {
     arenas();
     const auto microbatches = static_cast<std::int32_t>(plan_.batch.accumulation);
     for (std::int32_t m = 0; m < microbatches; ++m) {
-      begin_microbatch(m);
+      begin_pass(m, m);
       last_ = m + 1 == microbatches;
       forward();
       backward();
@@ -227,6 +227,8 @@ class Native final : public StepBuilder {
       const std::int32_t u = unit_of_layer(l);
       if (u < 0) {
         add_layer_row(EventKind::kLoss, l);
+        add_phase(EventKind::kBackward, l, Segments::kInside);
+        add_phase(EventKind::kBackward, l, Segments::kExit);
         continue;
       }
       const auto own = layers_of(u);

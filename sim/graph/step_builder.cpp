@@ -41,11 +41,11 @@ StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPr
   // Slots of the layer executions take the first buffer ids, micro-batch by micro-batch in forward
   // order, so that the slot after a layer's last one is the next layer's first.
   const auto layers = static_cast<std::int32_t>(model.order.size());
-  const auto steps = static_cast<std::int32_t>(plan.batch.accumulation);
+  const auto steps =
+      static_cast<std::int32_t>(plan.batch.accumulation) + (plan.evaluation.in_step ? 1 : 0);
   std::int64_t slots = 0;  // of one micro-batch
-  for (std::int32_t program : program_of_layer_) {
-    slots +=
-        static_cast<std::int64_t>(graph_.programs[static_cast<std::size_t>(program)]->slots.size());
+  for (std::int32_t l = 0; l < layers; ++l) {
+    slots += static_cast<std::int64_t>(graph_.programs[program_of(l, 0)]->slots.size());
   }
   constexpr std::int64_t kMostBuffers = 20'000'000;  // about 2 GB of graph
   if (checked_multiply(slots, steps) > kMostBuffers) {
@@ -57,10 +57,9 @@ StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPr
   std::int64_t next = 0;
   for (std::int32_t m = 0; m < steps; ++m) {
     for (std::int32_t l = 0; l < layers; ++l) {
-      const auto program =
-          static_cast<std::uint32_t>(program_of_layer_[static_cast<std::size_t>(l)]);
+      const std::uint32_t program = program_of(l, m);
       graph_.executions.push_back(
-          {l, m, unit_of_layer(l), program, static_cast<std::int32_t>(next)});
+          {l, m, unit_of_layer(l), program, static_cast<std::int32_t>(next), earlier_of(l, m)});
       next += static_cast<std::int64_t>(graph_.programs[program]->slots.size());
     }
   }
@@ -73,6 +72,33 @@ StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPr
   graph_.waits.reserve(rows);
   graph_.actions.reserve(rows * 3);
   graph_.buffers.reserve(rows);
+}
+
+std::uint32_t StepBuilder::program_of(std::int32_t layer, std::int32_t pass) const {
+  const auto kind = static_cast<std::size_t>(pass_kind(pass));
+  return static_cast<std::uint32_t>(programs_of_layer_[static_cast<std::size_t>(layer)][kind]);
+}
+
+StepBuilder::PassKind StepBuilder::pass_kind(std::int32_t pass) const {
+  if (pass == evaluation_pass()) return PassKind::kEvaluation;
+  if (pass == 0) return PassKind::kFirst;
+  return pass + 1 == evaluation_pass() ? PassKind::kLast : PassKind::kLater;
+}
+
+// Backward runs the calls of a module in reverse, and a tied head before the token table.
+std::int32_t StepBuilder::earlier_of(std::int32_t layer, std::int32_t pass) const {
+  const auto layers = static_cast<std::int32_t>(model_.order.size());
+  const LayerRole role = spec_of(layer).role;
+  const std::int32_t same = model_.order[static_cast<std::size_t>(layer)].same_as;
+  const std::int32_t module = same < 0 ? layer : same;
+  for (std::int32_t l = layer + 1; l < layers; ++l) {
+    const bool tied_head = model_.tied_embeddings && role == LayerRole::kEmbedding &&
+                           spec_of(l).role == LayerRole::kHead;
+    if (model_.order[static_cast<std::size_t>(l)].same_as == module || tied_head) {
+      return pass * layers + l;
+    }
+  }
+  return -1;
 }
 
 Recompute StepBuilder::recompute_of(std::int32_t layer) const {
@@ -178,9 +204,18 @@ std::int32_t StepBuilder::add_work(EventKind kind, std::int32_t group, std::int3
   const LayerProgram& program = *graph_.programs[static_cast<std::size_t>(group)];
   UnitWork work;
   Flops flops;
+  // Variant 0 is the whole phase, k + 1 its segment k.
   auto append = [&](const LayerPhaseProgram& phase) {
-    work.kernels.insert(work.kernels.end(), phase.kernels.begin(), phase.kernels.end());
-    flops += phase.flops;
+    auto begin = phase.kernels.begin();
+    auto end = phase.kernels.end();
+    flops +=
+        variant == 0 ? phase.flops : phase.segments[static_cast<std::size_t>(variant - 1)].flops;
+    if (variant > 0) {
+      const auto segment = static_cast<std::size_t>(variant - 1);
+      end = begin + phase.segments[segment].kernels_end;
+      if (segment > 0) begin += phase.segments[segment - 1].kernels_end;
+    }
+    work.kernels.insert(work.kernels.end(), begin, end);
   };
   if (kind == EventKind::kRecompute) append(program.recompute);
   if (kind == EventKind::kForward || kind == EventKind::kLoss) append(program.forward);
@@ -198,20 +233,57 @@ EventId StepBuilder::add_step_row(EventKind kind, Stream stream) {
   return push(kind, stream, work_index(kind, groups_ - 1, 0), -1, -1);
 }
 
-EventId StepBuilder::add_layer_row(EventKind kind, std::int32_t layer) {
-  const std::int32_t program = program_of_layer_[static_cast<std::size_t>(layer)];
-  const EventId id =
-      push(kind, Stream::kCompute, work_index(kind, program, 0), unit_of_layer(layer), layer);
+const LayerPhaseProgram& StepBuilder::phase(EventKind kind, std::int32_t layer) const {
+  const LayerExecution& execution =
+      graph_.executions[static_cast<std::size_t>(first_execution_ + layer)];
+  const LayerProgram& program = *graph_.programs[execution.program];
+  if (kind == EventKind::kRecompute) return program.recompute;
+  return kind == EventKind::kBackward ? program.backward : program.forward;
+}
+
+EventId StepBuilder::add_layer_row(EventKind kind, std::int32_t layer, std::uint8_t segment) {
   const std::int32_t execution = first_execution_ + layer;
+  const auto program =
+      static_cast<std::int32_t>(graph_.executions[static_cast<std::size_t>(execution)].program);
+  const bool whole = segment == MemoryAction::kWhole;
+  const std::int8_t part = whole ? std::int8_t{0} : phase(kind, layer).segments[segment].part;
+  FORESHARD_CHECK(whole || segment + 1 < kVariants, "a layer of too many segments");
+  const EventId id =
+      push(kind, Stream::kCompute, work_index(kind, program, whole ? 0 : segment + 1),
+           unit_of_part(layer, part), layer);
   using Kind = MemoryAction::Kind;
-  if (kind == EventKind::kRecompute) graph_.actions.push_back({Kind::kRecompute, execution});
-  if (kind == EventKind::kForward || kind == EventKind::kLoss) {
-    graph_.actions.push_back({Kind::kForward, execution});
+  if (kind == EventKind::kRecompute) {
+    graph_.actions.push_back({Kind::kRecompute, execution, segment});
   }
-  if (kind == EventKind::kBackward || kind == EventKind::kLoss) {
-    graph_.actions.push_back({Kind::kBackward, execution});
+  if (kind == EventKind::kForward || kind == EventKind::kLoss) {
+    graph_.actions.push_back({Kind::kForward, execution, segment});
+  }
+  if (kind == EventKind::kBackward) {
+    graph_.actions.push_back({Kind::kBackward, execution, segment});
   }
   return id;
+}
+
+void StepBuilder::add_segment(EventKind kind, std::int32_t layer, std::uint8_t segment) {
+  using Kind = MemoryAction::Kind;
+  const Kind action = kind == EventKind::kRecompute ? Kind::kRecompute
+                      : kind == EventKind::kForward ? Kind::kForward
+                                                    : Kind::kBackward;
+  graph_.actions.push_back({action, first_execution_ + layer, segment});
+}
+
+void StepBuilder::add_phase(EventKind kind, std::int32_t layer, Segments segments) {
+  const LayerPhaseProgram& p = phase(kind, layer);
+  if (p.segments.size() < 2) {
+    if (segments == Segments::kInside) add_segment(kind, layer, MemoryAction::kWhole);
+    return;
+  }
+  for (std::size_t s = 0; s < p.segments.size(); ++s) {
+    const bool is_exit = p.segments[s].part == LayerSegment::kAfter;
+    if (is_exit == (segments == Segments::kExit)) {
+      add_segment(kind, layer, static_cast<std::uint8_t>(s));
+    }
+  }
 }
 
 // --- memory ---
@@ -224,26 +296,86 @@ std::int32_t StepBuilder::allocate_persistent(MemoryCategory category, std::int3
   return id;
 }
 
-void StepBuilder::free_gradients(std::int32_t unit) {
-  const std::span<const std::int32_t> layers = layers_of(unit);
-  for (std::size_t i = 0; i < layers.size(); ++i) {
-    const std::int32_t execution = first_execution_ + layers[i];
-    graph_.actions.push_back({MemoryAction::Kind::kFreeGradients, execution});
-    if (i + 1 < layers.size()) {
-      graph_.actions.push_back({MemoryAction::Kind::kFreeLastGradient, execution});
+std::int32_t StepBuilder::allocate_persistent_parts(MemoryCategory category, std::int32_t unit,
+                                                    std::int32_t parts) {
+  const std::int32_t id = add_parts(category, Stream::kCompute, unit, parts);
+  graph_.persistent.push_back(id);
+  return id;
+}
+
+std::int32_t StepBuilder::add_parts(MemoryCategory category, Stream pool, std::int32_t unit,
+                                    std::int32_t parts) {
+  const std::int32_t id = graph_.buffer_count();
+  graph_.buffers.push_back({category, pool, unit, bytes_of_parts(parts), parts});
+  return id;
+}
+
+// Python drops a list from its end. The last gradient is that of the last module which has any.
+void StepBuilder::free_gradients(std::int32_t unit, std::int32_t pass) {
+  using Kind = MemoryAction::Kind;
+  const auto layers = static_cast<std::int32_t>(model_.order.size());
+  const std::vector<Module>& list = modules_of(unit);
+  bool is_last = true;
+  for (auto owned = list.rbegin(); owned != list.rend(); ++owned) {
+    const std::int32_t execution = pass * layers + owned->layer;
+    const LayerProgram& program =
+        graph_.program(graph_.executions[static_cast<std::size_t>(execution)]);
+    const auto part = static_cast<std::size_t>(owned->part);
+    if (part >= program.free_last_gradient.size() ||
+        program.free_last_gradient[part].actions.empty()) {
+      continue;
     }
+    const auto segment = static_cast<std::uint8_t>(owned->part);
+    if (!is_last) graph_.actions.push_back({Kind::kFreeLastGradient, execution, segment});
+    if (!program.free_gradients[part].actions.empty()) {
+      graph_.actions.push_back({Kind::kFreeGradients, execution, segment});
+    }
+    is_last = false;
   }
 }
 
-void StepBuilder::free_last_gradient(std::int32_t unit) {
-  const std::span<const std::int32_t> layers = layers_of(unit);
-  graph_.actions.push_back(
-      {MemoryAction::Kind::kFreeLastGradient, first_execution_ + layers.back()});
+void StepBuilder::free_last_gradient(std::int32_t unit, std::int32_t pass) {
+  const auto layers = static_cast<std::int32_t>(model_.order.size());
+  const std::vector<Module>& list = modules_of(unit);
+  for (auto owned = list.rbegin(); owned != list.rend(); ++owned) {
+    const std::int32_t execution = pass * layers + owned->layer;
+    const LayerProgram& program =
+        graph_.program(graph_.executions[static_cast<std::size_t>(execution)]);
+    const auto part = static_cast<std::size_t>(owned->part);
+    if (part >= program.free_last_gradient.size() ||
+        program.free_last_gradient[part].actions.empty()) {
+      continue;
+    }
+    graph_.actions.push_back(
+        {MemoryAction::Kind::kFreeLastGradient, execution, static_cast<std::uint8_t>(owned->part)});
+    return;
+  }
 }
 
-void StepBuilder::begin_microbatch(std::int32_t microbatch) {
+std::vector<std::int32_t> StepBuilder::gradient_buffers(std::int32_t unit,
+                                                        std::int32_t pass) const {
+  std::vector<std::int32_t> buffers;
+  const auto layers = static_cast<std::int32_t>(model_.order.size());
+  for (const Module& owned : modules_of(unit)) {
+    const LayerExecution& execution =
+        graph_.executions[static_cast<std::size_t>(pass * layers + owned.layer)];
+    const LayerProgram& program = graph_.program(execution);
+    const std::vector<ParameterSpec>& parameters = spec_of(owned.layer).parameters;
+    for (std::size_t p = 0; p < parameters.size(); ++p) {
+      const bool ignored = is_ignored(parameters[p]);
+      if (parameters[p].tied || !is_in(parameters[p], owned) || ignored ||
+          program.weight_gradients[p] < 0)
+        continue;
+      buffers.push_back(execution.first_buffer + program.weight_gradients[p]);
+    }
+  }
+  return buffers;
+}
+
+void StepBuilder::begin_pass(std::int32_t pass, std::int32_t microbatch) {
+  pass_ = pass;
   microbatch_ = microbatch;
-  first_execution_ = microbatch * static_cast<std::int32_t>(model_.order.size());
+  first_execution_ = pass * static_cast<std::int32_t>(model_.order.size());
 }
 
 EventGraph StepBuilder::finish() {

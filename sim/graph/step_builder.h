@@ -13,18 +13,33 @@
 
 namespace foreshard {
 
-// What a unit's rows cost and its buffers weigh. Units of the same layers share a class.
-struct UnitShape {
-  std::int64_t shard_numel = 0;  // padded elements of one rank
-  std::int64_t local_numel = 0;  // without padding, rank 0
+// A parameter of a unit, sharded along one dimension and padded there.
+struct UnitParameter {
   std::int64_t numel = 0;
-  Bytes unsharded;          // parameters in the compute dtype, allocated one by one (FSDP2)
-  Bytes sharded;            // in the stored dtype, one by one
-  Bytes optimizer_state;    // one moment
-  Bytes largest_parameter;  // in the compute dtype
+  std::int64_t shard_numel = 0;  // of each rank, padded
+  std::int64_t local_numel = 0;  // of Plan::rank, without padding
+  std::int64_t shard_dim = 0;
+  bool trainable = true;
+};
+
+// What a unit's rows cost and its buffers weigh. Units of the same layers share one.
+struct UnitShape {
+  std::vector<UnitParameter> list;
+  std::int64_t numel = 0;
+  std::int64_t shard_numel = 0;    // padded elements of one rank
+  std::int64_t trained_numel = 0;  // of the parameters that are trained
+  std::int64_t trained_shard_numel = 0;
+  std::int64_t trained_local_numel = 0;
+  std::int64_t cut_numel = 0;  // unpadded, of parameters sharded along another dim than 0
+  std::int64_t trained_cut_numel = 0;
   std::int64_t parameters = 0;
+  std::int64_t trained = 0;
   std::int64_t reshard_group = 0;  // ranks of the small group after forward; 0: none
-  bool operator==(const UnitShape&) const = default;
+  // Into EventGraph::parts: unsharded parameters in the compute dtype, shards and (trained) moments
+  // in the stored ones.
+  std::int32_t unsharded_parts = -1;
+  std::int32_t sharded_parts = -1;
+  std::int32_t state_parts = -1;
 };
 
 class StepBuilder {
@@ -37,10 +52,21 @@ class StepBuilder {
   // --- units ---
   std::int32_t unit_count() const { return static_cast<std::int32_t>(graph_.units.size()); }
   const Unit& unit(std::int32_t u) const { return graph_.units[static_cast<std::size_t>(u)]; }
-  // Its layers, as indices into ModelSpec::order, in forward order.
+  // Its layers, as indices into ModelSpec::order, in forward order; a layer that is called twice
+  // once. Empty for modules inside a block.
   std::span<const std::int32_t> layers_of(std::int32_t u) const {
     const auto i = static_cast<std::size_t>(u);
     return {unit_layers_.data() + first_layer_[i], unit_layers_.data() + first_layer_[i + 1]};
+  }
+  // A module of a unit: a layer, or a part inside of one.
+  struct Module {
+    std::int32_t layer = 0;
+    std::int8_t part = 0;
+    bool operator==(const Module&) const = default;
+  };
+  // In forward order; a module that is called twice once.
+  const std::vector<Module>& modules_of(std::int32_t unit) const {
+    return modules_[static_cast<std::size_t>(unit)];
   }
   const UnitShape& shape(std::int32_t unit) const {
     return shapes_[static_cast<std::size_t>(shape_of_unit_[static_cast<std::size_t>(unit)])];
@@ -49,12 +75,37 @@ class StepBuilder {
     return unit_of_layer_[static_cast<std::size_t>(layer)];
   }
   std::int32_t root() const { return root_; }  // -1: every parameter is in a unit of its own
+  // The unit of a module inside the layer (ParameterSpec::part > 0); the layer's own where that is
+  // none.
+  std::int32_t unit_of_part(std::int32_t layer, std::int8_t part) const {
+    const std::int32_t first = first_nested_[static_cast<std::size_t>(layer)];
+    return part <= 0 || first < 0 ? unit_of_layer(layer) : first + part - 1;
+  }
+  // The layer's number among the blocks, -1 for others; the same for every call of a block.
+  std::int32_t block_of(std::int32_t layer) const {
+    return block_of_layer_[static_cast<std::size_t>(layer)];
+  }
+  bool is_trained(std::int32_t layer, const ParameterSpec& parameter) const;
+  bool is_ignored(const ParameterSpec& parameter) const {
+    return parameter.is_norm && plan_.ignored == Ignored::kNorms;
+  }
+  UnitParameter sharded(std::int32_t layer, const ParameterSpec& parameter) const;
+  const LayerSpec& spec_of(std::int32_t layer) const {
+    return model_
+        .kinds[static_cast<std::size_t>(model_.order[static_cast<std::size_t>(layer)].kind)];
+  }
 
   // --- rows ---
   // `variant` tells rows of one kind and unit apart that cost different amounts.
   EventId add_unit_row(EventKind kind, Stream stream, std::int32_t unit, std::int32_t variant = 0);
-  EventId add_layer_row(EventKind kind, std::int32_t layer);
+  EventId add_layer_row(EventKind kind, std::int32_t layer,
+                        std::uint8_t segment = MemoryAction::kWhole);
   EventId add_step_row(EventKind kind, Stream stream);
+  // Memory of one more phase of a layer, in the row added last. kExit: what ends with the hooks'
+  // last segment; kInside: all else.
+  enum class Segments : std::uint8_t { kInside, kExit };
+  void add_phase(EventKind kind, std::int32_t layer, Segments segments);
+  void add_segment(EventKind kind, std::int32_t layer, std::uint8_t segment);
   // The stream's next row waits for `event`. Only the latest event of each source stream counts.
   void wait(Stream stream, EventId event) {
     if (event == kNoEvent) return;
@@ -77,6 +128,19 @@ class StepBuilder {
     graph_.actions.push_back({MemoryAction::Kind::kAllocate, id});
     return id;
   }
+  // A tensor per parameter, sizes from EventGraph::parts.
+  std::int32_t allocate_parts(MemoryCategory category, Stream pool, std::int32_t unit,
+                              std::int32_t parts) {
+    const std::int32_t id = add_parts(category, pool, unit, parts);
+    graph_.actions.push_back({MemoryAction::Kind::kAllocate, id});
+    return id;
+  }
+  std::int32_t add_parts(MemoryCategory category, Stream pool, std::int32_t unit,
+                         std::int32_t parts);
+  std::int32_t add_part_list(std::vector<Bytes> sizes);
+  Bytes bytes_of_parts(std::int32_t parts) const {
+    return part_sums_[static_cast<std::size_t>(parts)];
+  }
   // Leaves kNoBuffer behind; freeing that is no action.
   void free(std::int32_t& buffer) {
     if (buffer == kNoBuffer) return;
@@ -84,11 +148,23 @@ class StepBuilder {
     buffer = kNoBuffer;
   }
   std::int32_t allocate_persistent(MemoryCategory category, std::int32_t unit, Bytes bytes);
-  void free_gradients(std::int32_t unit);  // of the current micro-batch
-  void free_last_gradient(std::int32_t unit);
+  std::int32_t allocate_persistent_parts(MemoryCategory category, std::int32_t unit,
+                                         std::int32_t parts);
+  // Unsharded gradients of the unit, made in pass `pass`: all but the last one, then that one.
+  void free_gradients(std::int32_t unit, std::int32_t pass);
+  void free_last_gradient(std::int32_t unit, std::int32_t pass);
+  // The same gradients as buffers, in the order of the unit's trained parameters.
+  std::vector<std::int32_t> gradient_buffers(std::int32_t unit, std::int32_t pass) const;
 
-  void begin_microbatch(std::int32_t microbatch);
+  // Pass m is micro-batch m; an evaluation forward is the pass behind the last one.
+  void begin_pass(std::int32_t pass, std::int32_t microbatch);
+  std::int32_t pass() const { return pass_; }
+  std::int32_t evaluation_pass() const {
+    return static_cast<std::int32_t>(plan_.batch.accumulation);
+  }
   std::int32_t microbatch() const { return microbatch_; }
+  // The phase that rows of `kind` replay in the current pass.
+  const LayerPhaseProgram& phase(EventKind kind, std::int32_t layer) const;
   Recompute recompute_of(std::int32_t layer) const;
 
   EventGraph& graph() { return graph_; }
@@ -128,6 +204,16 @@ class StepBuilder {
 
  private:
   void lower_units(const LayerPrograms& programs);
+  void assign_layers(const LayerPrograms& programs);
+  std::uint32_t program_of(std::int32_t layer, std::int32_t pass) const;
+  // Which of a layer's programs a pass runs.
+  enum class PassKind : std::uint8_t { kFirst, kLater, kLast, kEvaluation };
+  static constexpr std::size_t kPassKinds = 4;
+  PassKind pass_kind(std::int32_t pass) const;
+  std::int32_t earlier_of(std::int32_t layer, std::int32_t pass) const;
+  void size_units();
+  UnitShape shape_of(std::int32_t unit);
+  bool is_in(const ParameterSpec& parameter, const Module& module) const;
   std::uint16_t work_index(EventKind kind, std::int32_t group, std::int32_t variant) {
     const std::int32_t hooks = pending_hooks_ < kHookSteps ? pending_hooks_ : kHookSteps - 1;
     const auto kinds = static_cast<std::int32_t>(kEventKinds);
@@ -143,7 +229,7 @@ class StepBuilder {
                std::int32_t layer);
   std::int32_t add_work(EventKind kind, const UnitWork& work, Flops flops);
 
-  static constexpr std::int32_t kVariants = 4;
+  static constexpr std::int32_t kVariants = 8;
   static constexpr std::int32_t kHookSteps = 8;
 
   EventGraph graph_;
@@ -152,8 +238,13 @@ class StepBuilder {
   std::vector<std::int32_t> unit_layers_;  // layers_of() of all units, one after the other
   std::vector<std::int32_t> first_layer_;
   std::vector<std::int32_t> unit_of_layer_;
+  std::vector<std::int32_t> first_nested_;    // of each layer: its first unit inside, or -1
+  std::vector<std::vector<Module>> modules_;  // of each unit
+  std::vector<std::int32_t> block_of_layer_;
+  std::vector<Bytes> part_sums_;
   std::int32_t root_ = -1;
-  std::vector<std::int32_t> program_of_layer_;  // into graph_.programs
+  // Of each layer, per kind of pass, into graph_.programs.
+  std::vector<std::array<std::int32_t, kPassKinds>> programs_of_layer_;
   std::vector<Recompute> recompute_of_layer_;
   std::vector<std::uint8_t> fifo_of_work_;  // communicator that rows of a Work queue on
   std::vector<std::int32_t> works_;         // [group][kind][variant][hooks] -> Work index or -1
@@ -167,7 +258,8 @@ class StepBuilder {
   EventId unawaited_compute_ = kNoEvent;  // CPU ranks: a compute row the host has not waited for
   std::int32_t pending_hooks_ = 0;
   std::int32_t microbatch_ = 0;
-  std::int32_t first_execution_ = 0;  // of the current micro-batch
+  std::int32_t pass_ = 0;
+  std::int32_t first_execution_ = 0;  // of the current pass
 };
 
 }  // namespace foreshard

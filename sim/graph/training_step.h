@@ -7,6 +7,7 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "sim/graph/event_graph.h"
@@ -15,23 +16,64 @@
 
 namespace foreshard {
 
-// The programs of all layer kinds at one micro-batch shape, shared by every plan that has that
-// shape.
+// Autograd adds to gradients that exist in place, so that later micro-batches of a step can have
+// other programs than the first one. A module that is called twice finds none in the last of
+// several (kLastOfSeveral): its first post-backward has reduced those of the micro-batches before.
+enum class StepMicroBatch : std::uint8_t { kFirst, kLater, kLastOfSeveral };
+
+// The programs of all layers at one micro-batch shape, shared by every plan that has that shape.
+// Layers of one kind that are trained, frozen and called alike share theirs.
 class LayerPrograms {
  public:
   // Derives the programs of every recompute mode that `plan` uses.
   LayerPrograms(const ModelSpec& model, const Plan& plan);
-  const std::shared_ptr<const LayerProgram>& at(std::int32_t kind, Recompute recompute) const;
-  // Whether a plan may use them: same runtime, sequence, micro-batch, parameter dtype and no
-  // further recompute mode.
+  // Of ModelSpec::order[layer].
+  const std::shared_ptr<const LayerProgram>& at(
+      std::int32_t layer, Recompute recompute,
+      StepMicroBatch micro_batch = StepMicroBatch::kFirst) const;
+  // A forward under no_grad, where Evaluation::in_step asks for it; else null. The loss is not
+  // computed: its program lets go of the model's output.
+  const std::shared_ptr<const LayerProgram>& evaluation(std::int32_t layer) const;
+  // Whether a plan may use them: alike in everything that a program depends on, and no further
+  // recompute mode.
   bool serve(const Plan& plan) const;
 
  private:
-  Batch batch_;
-  DType compute_;
-  DType reduce_;
-  RuntimeKind runtime_;
-  std::vector<std::array<std::shared_ptr<const LayerProgram>, 3>> programs_;
+  // What of a plan the programs depend on, beside the recompute modes.
+  struct Setting {
+    RuntimeKind runtime = RuntimeKind::kFsdp2;
+    std::int64_t sequence = 0;
+    std::int64_t micro_batch = 0;
+    DType compute = DType::kBf16;
+    DType reduce = DType::kFp32;
+    DType stored = DType::kFp32;
+    Ignored ignored = Ignored::kNone;
+    std::int64_t expert_units = 0;  // of every n-th block; 0: none
+    bool tokens_are_a_unit = false;
+    Frozen frozen;
+    std::optional<DType> output_dtype;  // where it is not the compute dtype: casts at the borders
+    Units units;                        // of which only then anything depends
+    ExistingGradients existing = ExistingGradients::kNone;  // of later micro-batches
+    // grad_dtype of parameters, in the first micro-batch and in later ones.
+    std::optional<DType> first_gradient, later_gradient;
+    bool evaluates = false;
+    bool operator==(const Setting&) const = default;
+  };
+  struct Programs {
+    using Modes = std::array<std::shared_ptr<const LayerProgram>, 3>;
+    Modes first, later, last;
+    std::shared_ptr<const LayerProgram> evaluation;
+  };
+  static Setting setting_of(const Plan& plan);
+  void derive(const LayerSpec& layer, ProgramOptions options, Programs& programs) const;
+  const Programs& of(std::int32_t layer) const {
+    const std::int32_t variant = variant_of_layer_[static_cast<std::size_t>(layer)];
+    return programs_[static_cast<std::size_t>(variant)];
+  }
+
+  Setting setting_;
+  std::vector<std::int32_t> variant_of_layer_;  // into programs_
+  std::vector<Programs> programs_;
   std::array<bool, 3> modes_{};
 };
 

@@ -1,145 +1,226 @@
 // Which parameters are communicated together, and what that weighs with every parameter padded
-// along dim 0.
+// along the dimension it is sharded in.
 //
 // Layers are given to units in forward order; what has no unit of its own stays in the root, which
-// comes first. Sizes are worked out once per kind of layer and summed per unit; units with equal
-// sums share a UnitShape, so that their rows share their Works.
+// comes first. A module inside a block that is a unit itself follows its block. Units of the same
+// layers share a UnitShape, so that their rows share their Works.
 #include <algorithm>
+#include <utility>
 
 #include "sim/base/error.h"
 #include "sim/graph/step_builder.h"
+#include "sim/spec/plan_check.h"
 
 namespace foreshard {
+namespace {
+
+bool has_parameters(const LayerSpec& spec) { return !spec.parameters.empty(); }
+
+// An embedding whose table of tokens is a module inside: what the layer adds to its rows stays in
+// the root.
+bool is_table_in(const LayerSpec& spec, LayerRole role) {
+  return spec.role == role && role == LayerRole::kEmbedding && !spec.nested.empty();
+}
+
+// "layers.4" and "layers.7" -> "layers.4-7".
+std::string joined(const std::string& first, const std::string& last) {
+  const std::size_t dot = last.rfind('.');
+  if (dot == std::string::npos) return first;
+  return first.substr(0, first.find('-', first.rfind('.'))) + "-" + last.substr(dot + 1);
+}
+
+}  // namespace
+
+bool StepBuilder::is_trained(std::int32_t layer, const ParameterSpec& parameter) const {
+  const Frozen& frozen = plan_.frozen;
+  switch (spec_of(layer).role) {
+    case LayerRole::kEmbedding:
+      return !frozen.embedding || (!spec_of(layer).nested.empty() && parameter.part == 0);
+    case LayerRole::kBlock:
+      return !frozen.blocks.at(block_of(layer));
+    case LayerRole::kFinalNorm:
+      return !frozen.norm;
+    case LayerRole::kHead:
+      return !frozen.head;
+    case LayerRole::kLoss:
+      return false;
+  }
+  return true;
+}
 
 void StepBuilder::lower_units(const LayerPrograms& programs) {
+  assign_layers(programs);
+  size_units();
+}
+
+void StepBuilder::assign_layers(const LayerPrograms& programs) {
   const auto layers = static_cast<std::int32_t>(model_.order.size());
   unit_of_layer_.assign(model_.order.size(), -1);
-  program_of_layer_.assign(model_.order.size(), -1);
+  first_nested_.assign(model_.order.size(), -1);
+  block_of_layer_.assign(model_.order.size(), -1);
+  programs_of_layer_.assign(model_.order.size(), {-1, -1, -1, -1});
   recompute_of_layer_.assign(model_.order.size(), Recompute::kNone);
-
-  // Which layers stay in the root unit.
-  bool has_root = false;
-  for (const LayerInstance& layer : model_.order) {
-    const LayerSpec& spec = model_.kinds[static_cast<std::size_t>(layer.kind)];
-    if (spec.parameters.empty()) continue;
-    if (spec.role == LayerRole::kEmbedding)
-      has_root |= plan_.units.embedding == UnitPlacement::kRoot;
-    if (spec.role == LayerRole::kFinalNorm)
-      has_root |= plan_.units.head != UnitPlacement::kWithNorm;
-    if (spec.role == LayerRole::kHead) has_root |= plan_.units.head == UnitPlacement::kRoot;
-  }
   graph_.units.reserve(model_.order.size());
   auto new_unit = [&](std::string name) {
     Unit& unit = graph_.units.emplace_back();
     unit.name = std::move(name);
     unit.shards = plan_.mesh.shard;
+    modules_.emplace_back();
     return unit_count() - 1;
   };
+  const bool has_root =
+      std::any_of(model_.order.begin(), model_.order.end(), [&](const LayerInstance& layer) {
+        const LayerSpec& spec = model_.kinds[static_cast<std::size_t>(layer.kind)];
+        return has_parameters(spec) &&
+               (in_root(plan_.units, spec.role) || is_table_in(spec, LayerRole::kEmbedding));
+      });
   if (has_root) root_ = new_unit("root");
 
-  std::int64_t block = 0;
+  std::int32_t block = 0;
   std::int32_t open_blocks = -1;  // unit that still takes blocks
   std::int32_t norm_unit = -1;
+  std::int32_t tied_unit = -1;  // of embedding, norm and head
   for (std::int32_t l = 0; l < layers; ++l) {
-    const LayerInstance& layer = model_.order[static_cast<std::size_t>(l)];
+    const auto i = static_cast<std::size_t>(l);
+    const LayerInstance& layer = model_.order[i];
     const LayerSpec& spec = model_.kinds[static_cast<std::size_t>(layer.kind)];
-    Recompute recompute = Recompute::kNone;
-    std::int32_t unit = -1;
-    switch (spec.role) {
-      case LayerRole::kEmbedding:
-        unit = plan_.units.embedding == UnitPlacement::kRoot ? root_ : new_unit("embedding");
-        break;
-      case LayerRole::kBlock: {
-        recompute = plan_.recompute.at(block);
+    std::int32_t unit = root_;
+    if (layer.same_as >= 0) {
+      const auto first = static_cast<std::size_t>(layer.same_as);
+      unit = unit_of_layer_[first];
+      first_nested_[i] = first_nested_[first];
+      block_of_layer_[i] = block_of_layer_[first];
+    } else if (spec.role == LayerRole::kBlock) {
+      block_of_layer_[i] = block;
+      if (!in_root(plan_.units, spec.role)) {
         if (block % plan_.units.layers_per_unit == 0) {
           open_blocks = new_unit(layer.name);
-        } else if (const std::size_t dot = layer.name.rfind('.'); dot != std::string::npos) {
+        } else {
           std::string& name = graph_.units[static_cast<std::size_t>(open_blocks)].name;
-          const std::size_t dash = name.find('-', dot);
-          name = name.substr(0, dash) + "-" + layer.name.substr(dot + 1);
+          name = joined(name, layer.name);
         }
         unit = open_blocks;
-        ++block;
-        break;
       }
-      case LayerRole::kFinalNorm:
-        unit = plan_.units.head == UnitPlacement::kWithNorm ? new_unit("norm+head") : root_;
-        norm_unit = unit;
-        break;
-      case LayerRole::kHead:
-        unit = plan_.units.head == UnitPlacement::kRoot       ? root_
-               : plan_.units.head == UnitPlacement::kWithNorm ? norm_unit
-                                                              : new_unit("head");
-        break;
-      case LayerRole::kLoss:
-        break;
+      if (splits_block(plan_.units, block)) {
+        for (std::size_t n = 0; n < spec.nested.size(); ++n) {
+          const std::int32_t nested = new_unit(layer.name + "." + spec.nested[n]);
+          if (n == 0) first_nested_[i] = nested;
+          modules_[static_cast<std::size_t>(nested)] = {{l, static_cast<std::int8_t>(n + 1)}};
+        }
+      }
+      ++block;
+    } else if (spec.role == LayerRole::kLoss) {
+      unit = -1;
+    } else if (!in_root(plan_.units, spec.role)) {
+      const bool tied = plan_.units.embedding == UnitPlacement::kWithHead;
+      if (spec.role == LayerRole::kEmbedding) {
+        unit = new_unit(tied ? "embedding+norm+head" : "embedding");
+        if (tied) tied_unit = unit;
+        if (is_table_in(spec, spec.role)) {
+          modules_[static_cast<std::size_t>(unit)] = {{l, 1}};
+          first_nested_[i] = std::exchange(unit, root_);
+        }
+      } else if (tied) {
+        unit = tied_unit;
+      } else if (spec.role == LayerRole::kFinalNorm) {
+        unit = norm_unit = new_unit("norm+head");
+      } else {
+        unit = plan_.units.head == UnitPlacement::kWithNorm ? norm_unit : new_unit("head");
+      }
     }
-    unit_of_layer_[static_cast<std::size_t>(l)] = unit;
-    recompute_of_layer_[static_cast<std::size_t>(l)] = recompute;
-    const auto& program = programs.at(layer.kind, recompute);
-    auto it = std::find(graph_.programs.begin(), graph_.programs.end(), program);
-    if (it == graph_.programs.end()) it = graph_.programs.insert(graph_.programs.end(), program);
-    program_of_layer_[static_cast<std::size_t>(l)] =
-        static_cast<std::int32_t>(it - graph_.programs.begin());
+    if (block_of_layer_[i] >= 0) recompute_of_layer_[i] = plan_.recompute.at(block_of_layer_[i]);
+    unit_of_layer_[i] = unit;
+    if (unit >= 0 && layer.same_as < 0) modules_[static_cast<std::size_t>(unit)].push_back({l, 0});
+    const auto use = [&](PassKind kind, const std::shared_ptr<const LayerProgram>& program) {
+      if (program == nullptr) return;
+      auto it = std::find(graph_.programs.begin(), graph_.programs.end(), program);
+      if (it == graph_.programs.end()) it = graph_.programs.insert(graph_.programs.end(), program);
+      programs_of_layer_[i][static_cast<std::size_t>(kind)] =
+          static_cast<std::int32_t>(it - graph_.programs.begin());
+    };
+    const Recompute recompute = recompute_of_layer_[i];
+    use(PassKind::kFirst, programs.at(l, recompute));
+    if (plan_.batch.accumulation > 1) {
+      use(PassKind::kLater, programs.at(l, recompute, StepMicroBatch::kLater));
+      use(PassKind::kLast, programs.at(l, recompute, StepMicroBatch::kLastOfSeveral));
+    }
+    if (plan_.evaluation.in_step) use(PassKind::kEvaluation, programs.evaluation(l));
   }
 
-  // Padded sizes per kind of layer, then summed per unit. Units with equal sums share a shape.
-  const std::int64_t shards = plan_.mesh.shard;
-  std::vector<UnitShape> of_kind(model_.kinds.size());
-  for (std::size_t k = 0; k < model_.kinds.size(); ++k) {
-    UnitShape& shape = of_kind[k];
-    for (const ParameterSpec& parameter : model_.kinds[k].parameters) {
-      if (parameter.tied) continue;
-      const std::int64_t numel = parameter.numel();
-      const std::int64_t rows = parameter.shape.front();
-      const std::int64_t rest = numel / rows;
-      const std::int64_t chunk = (rows + shards - 1) / shards;
-      const std::int64_t padded = checked_multiply(chunk, rest);
-      const std::int64_t local = std::min(chunk, rows) * rest;
-      shape.numel = checked_add(shape.numel, numel);
-      shape.shard_numel = checked_add(shape.shard_numel, padded);
-      shape.local_numel += local;
-      shape.unsharded += allocated_size(
-          checked_multiply(checked_multiply(padded, shards), size_of(plan_.param_dtype)));
-      shape.sharded += allocated_size(checked_multiply(padded, size_of(plan_.master_dtype)));
-      shape.optimizer_state +=
-          allocated_size(checked_multiply(local, size_of(plan_.optimizer.state)));
-      shape.largest_parameter = std::max(
-          shape.largest_parameter, allocated_size(padded * shards * size_of(plan_.param_dtype)));
-      ++shape.parameters;
-    }
-  }
-  // Layers by unit: units are in the order of their first layers but for the root, whose layers are
-  // spread.
   first_layer_.assign(graph_.units.size() + 1, 0);
-  unit_layers_.reserve(model_.order.size());
-  for (std::int32_t u = 0, l = 0; u < unit_count(); ++u) {
-    if (u == root_) {
-      for (std::int32_t each = 0; each < layers; ++each) {
-        if (unit_of_layer(each) == root_) unit_layers_.push_back(each);
-      }
-    } else {
-      while (unit_of_layer(l) != u) ++l;
-      for (; l < layers && unit_of_layer(l) == u; ++l) unit_layers_.push_back(l);
-    }
-    first_layer_[static_cast<std::size_t>(u) + 1] = static_cast<std::int32_t>(unit_layers_.size());
+  for (std::int32_t l = 0; l < layers; ++l) {
+    if (unit_of_layer(l) < 0 || model_.order[static_cast<std::size_t>(l)].same_as >= 0) continue;
+    ++first_layer_[static_cast<std::size_t>(unit_of_layer(l)) + 1];
   }
+  for (std::size_t u = 1; u < first_layer_.size(); ++u) first_layer_[u] += first_layer_[u - 1];
+  unit_layers_.assign(static_cast<std::size_t>(first_layer_.back()), 0);
+  std::vector<std::int32_t> next(first_layer_.begin(), first_layer_.end() - 1);
+  for (std::int32_t l = 0; l < layers; ++l) {
+    if (unit_of_layer(l) < 0 || model_.order[static_cast<std::size_t>(l)].same_as >= 0) continue;
+    unit_layers_[static_cast<std::size_t>(next[static_cast<std::size_t>(unit_of_layer(l))]++)] = l;
+  }
+}
+
+std::int32_t StepBuilder::add_part_list(std::vector<Bytes> sizes) {
+  Bytes sum;
+  for (Bytes size : sizes) sum += size;
+  graph_.parts.push_back(std::move(sizes));
+  part_sums_.push_back(sum);
+  return static_cast<std::int32_t>(graph_.parts.size()) - 1;
+}
+
+bool StepBuilder::is_in(const ParameterSpec& parameter, const Module& module) const {
+  const bool split = first_nested_[static_cast<std::size_t>(module.layer)] >= 0;
+  return !split || parameter.part == module.part;
+}
+
+// An ignored parameter is whole on every rank.
+UnitParameter StepBuilder::sharded(std::int32_t layer, const ParameterSpec& parameter) const {
+  UnitParameter p;
+  const std::int64_t shards = is_ignored(parameter) ? 1 : plan_.mesh.shard;
+  const std::int64_t rank = plan_.rank % shards;
+  p.numel = parameter.numel();
+  p.shard_dim = parameter.shape.size() > 1 ? plan_.units.shard_dim : 0;
+  const std::int64_t rows = parameter.shape[static_cast<std::size_t>(p.shard_dim)];
+  const std::int64_t rest = p.numel / rows;
+  const std::int64_t chunk = (rows + shards - 1) / shards;
+  p.shard_numel = checked_multiply(chunk, rest);
+  p.local_numel = std::clamp<std::int64_t>(rows - rank * chunk, 0, chunk) * rest;
+  p.trainable = is_trained(layer, parameter);
+  return p;
+}
+
+UnitShape StepBuilder::shape_of(std::int32_t unit) {
+  UnitShape shape;
+  for (const Module& owned : modules_of(unit)) {
+    for (const ParameterSpec& parameter : spec_of(owned.layer).parameters) {
+      if (parameter.tied || !is_in(parameter, owned) || is_ignored(parameter)) continue;
+      const UnitParameter p = sharded(owned.layer, parameter);
+      shape.numel = checked_add(shape.numel, p.numel);
+      shape.shard_numel = checked_add(shape.shard_numel, p.shard_numel);
+      if (p.shard_dim > 0) shape.cut_numel += p.numel;
+      if (p.trainable) {
+        shape.trained_numel += p.numel;
+        shape.trained_shard_numel += p.shard_numel;
+        shape.trained_local_numel += p.local_numel;
+        if (p.shard_dim > 0) shape.trained_cut_numel += p.numel;
+        ++shape.trained;
+      }
+      ++shape.parameters;
+      shape.list.push_back(p);
+    }
+  }
+  return shape;
+}
+
+void StepBuilder::size_units() {
+  // Units of equal layers are of equal shape; what tells layers apart is their kind, the part and
+  // whether they are trained.
+  using Key = std::vector<std::int64_t>;
+  std::vector<std::pair<Key, std::int32_t>> known;
   shape_of_unit_.reserve(graph_.units.size());
   for (std::int32_t u = 0; u < unit_count(); ++u) {
     Unit& unit = graph_.units[static_cast<std::size_t>(u)];
-    UnitShape sum;
-    for (std::int32_t l : layers_of(u)) {
-      const UnitShape& s =
-          of_kind[static_cast<std::size_t>(model_.order[static_cast<std::size_t>(l)].kind)];
-      sum.numel = checked_add(sum.numel, s.numel);
-      sum.shard_numel = checked_add(sum.shard_numel, s.shard_numel);
-      sum.local_numel += s.local_numel;
-      sum.unsharded += s.unsharded;
-      sum.sharded += s.sharded;
-      sum.optimizer_state += s.optimizer_state;
-      sum.parameters += s.parameters;
-      sum.largest_parameter = std::max(sum.largest_parameter, s.largest_parameter);
-    }
     unit.reshard = plan_.reshard_after_forward.at(u);
     // PyTorch keeps the root unsharded unless told otherwise for it (reshard_after_forward=None):
     // its backward is next.
@@ -147,13 +228,46 @@ void StepBuilder::lower_units(const LayerPrograms& programs) {
         plan_.reshard_after_forward.ranges.begin(), plan_.reshard_after_forward.ranges.end(),
         [&](const auto& range) { return range.first <= u && u <= range.last; });
     if (u == root_ && !named) unit.reshard = {Reshard::Kind::kNever, 0};
-    if (unit.reshard.kind == Reshard::Kind::kGroup) sum.reshard_group = unit.reshard.group;
-    auto same = std::find(shapes_.begin(), shapes_.end(), sum);
-    if (same == shapes_.end()) same = shapes_.insert(shapes_.end(), sum);
-    shape_of_unit_.push_back(static_cast<std::int32_t>(same - shapes_.begin()));
-    unit.parameters = sum.parameters;
-    unit.numel = sum.numel;
-    unit.shard_numel = sum.shard_numel;
+    const std::int64_t group = unit.reshard.kind == Reshard::Kind::kGroup ? unit.reshard.group : 0;
+    Key key = {group};
+    for (const Module& owned : modules_of(u)) {
+      key.push_back(model_.order[static_cast<std::size_t>(owned.layer)].kind);
+      key.push_back(owned.part);
+      const bool frozen_block =
+          block_of(owned.layer) >= 0 && plan_.frozen.blocks.at(block_of(owned.layer));
+      key.push_back(frozen_block ? 1 : 0);
+    }
+    const auto same = std::find_if(known.begin(), known.end(),
+                                   [&](const auto& entry) { return entry.first == key; });
+    std::int32_t index = -1;
+    if (same != known.end()) {
+      index = same->second;
+    } else {
+      UnitShape shape = shape_of(u);
+      shape.reshard_group = group;
+      const std::int64_t compute = size_of(plan_.param_dtype);
+      std::vector<Bytes> unsharded, sharded, state;
+      for (const UnitParameter& p : shape.list) {
+        const std::int64_t padded = checked_multiply(p.shard_numel, plan_.mesh.shard);
+        unsharded.push_back(allocated_size(checked_multiply(padded, compute)));
+        sharded.push_back(
+            allocated_size(checked_multiply(p.shard_numel, size_of(plan_.master_dtype))));
+        state.push_back(p.trainable ? allocated_size(checked_multiply(
+                                          p.local_numel, size_of(plan_.optimizer.state)))
+                                    : Bytes());
+      }
+      shape.unsharded_parts = add_part_list(std::move(unsharded));
+      shape.sharded_parts = add_part_list(std::move(sharded));
+      shape.state_parts = add_part_list(std::move(state));
+      index = static_cast<std::int32_t>(shapes_.size());
+      shapes_.push_back(std::move(shape));
+      known.emplace_back(std::move(key), index);
+    }
+    shape_of_unit_.push_back(index);
+    const UnitShape& shape = shapes_[static_cast<std::size_t>(index)];
+    unit.parameters = shape.parameters;
+    unit.numel = shape.numel;
+    unit.shard_numel = shape.shard_numel;
   }
 }
 

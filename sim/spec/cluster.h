@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -55,9 +56,10 @@ struct Cluster {
   // CPU ranks of one machine: a "GPU" is the cores of one rank, and the host that issues is the one
   // that computes.
   bool host_computes = false;
-  std::int64_t gpus = 0;           // total; the last node may be partly used
-  Bytes memory_outside_allocator;  // per GPU: CUDA context and NCCL buffers, subtracted from
-                                   // Gpu::memory
+  std::int64_t gpus = 0;  // total; the last node may be partly used
+  // Per GPU: CUDA context and NCCL buffers, subtracted from Gpu::memory. Where nobody declares or
+  // measured a total it is added up for each plan (sim/memory/outside_allocator.h).
+  std::optional<Bytes> memory_outside_allocator;
   std::string outside_source;
   // Where each figure comes from, by its key in a cluster file ("node.nic_rate"), in file order.
   std::vector<std::pair<std::string, std::string>> sources;

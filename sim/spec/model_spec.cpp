@@ -81,7 +81,8 @@ Flops forward_flops(const Operation& operation, std::int64_t batch, std::int64_t
   const double b = static_cast<double>(batch);
   const double s = static_cast<double>(sequence);
   if (operation.kind == OperationKind::kGemm) {
-    return Flops(2.0 * b * s * static_cast<double>(operation.n) * static_cast<double>(operation.k));
+    return Flops(2.0 * b * s * static_cast<double>(operation.rows) *
+                 static_cast<double>(operation.n) * static_cast<double>(operation.k));
   }
   if (operation.kind == OperationKind::kAttention) {
     const AttentionShape& shape = operation.attention;

@@ -44,13 +44,18 @@ struct ParameterSpec {
   // counted, gathered and reduced in the embedding's layer (LayerSpec::numel and
   // ModelSpec::parameters leave it out).
   bool tied = false;
+  // Normalisation weights, which some plans leave to plain replication (`ignored: norms`).
+  bool is_norm = false;
+  // 0: of the layer's own unit; k > 0: of LayerSpec::nested[k - 1] where the plan makes that a
+  // unit.
+  std::int8_t part = 0;
   std::int64_t numel() const;  // of the shape, tied or not
   bool operator==(const ParameterSpec&) const = default;
 };
 
 // What a kernel of the operation is limited by, and with which curve it is priced.
 enum class OperationKind : std::uint8_t {
-  kGemm,         // [T, k] x [k, n]; weight is a parameter
+  kGemm,         // [T, k] x [k, n]; weight is a parameter, of 3 dimensions if each expert has one
   kAttention,    // fused scaled dot product attention, forward or backward
   kNorm,         // fused RMSNorm / LayerNorm
   kElementwise,  // one read/write pass: casts, residual adds, activations, rotary products
@@ -116,11 +121,20 @@ struct Operation {
       parameters;  // weights read; each receives a gradient, allocated before the input's
   std::vector<std::int16_t>
       released;  // dropped once this operation was issued (Python's references end here)
-  // Allocated in backward just before the input's gradient and freed right after it; one extra
+  // Allocated in backward just before the last input's gradient and freed right after it; one extra
   // kernel reads and writes them once (the cloned conjugate of a rotary table; dq, dk, dv before
-  // they are concatenated for a fused projection).
+  // they are concatenated for a fused projection; the zeros that an index's gradient is put into).
   std::vector<std::int16_t> backward_temporaries;
+  // What the kernels need for themselves: allocated behind the outputs (backward: behind the
+  // inputs' gradients) and freed with the operation. Its time is the kernels'.
+  std::vector<std::int16_t> forward_workspace, backward_workspace;
   std::int64_t n = 0, k = 0;  // GEMM: output and inner width; m is the number of tokens
+  std::int64_t rows = 1;      // GEMM: times as many rows (a token goes to several experts)
+  // The outputs are views of the first input. The gradients of several are concatenated.
+  bool view = false;
+  // Outer product with one value per row: the last input's gradient is first made in the width of
+  // the output and then summed.
+  bool sums_last = false;
   AttentionShape attention;
   GradientRule gradient = GradientRule::kOwn;
   // The first output takes the first input's buffer, and that input's gradient the buffer of the
@@ -128,6 +142,7 @@ struct Operation {
   bool in_place = false;
   bool transposed_weight = false;  // GEMM: parameter 0 is stored [k, n] instead of [n, k]
   bool kept_by_selective = false;  // output survives the forward under selective recompute
+  std::int8_t part = 0;            // module it belongs to, as ParameterSpec::part
   bool operator==(const Operation&) const = default;
 };
 
@@ -142,13 +157,16 @@ struct LayerSpec {
   std::vector<ParameterSpec> parameters;
   std::vector<Operation> operations;
   std::int16_t output = 0;
-  std::int64_t numel() const;  // own parameters: a tied head's weight is the embedding's
+  std::vector<std::string> nested;  // modules inside that may be units: "feed_forward.experts"
+  std::int64_t numel() const;       // own parameters: a tied head's weight is the embedding's
   bool operator==(const LayerSpec&) const = default;
 };
 
 struct LayerInstance {
   std::int32_t kind = 0;  // index into ModelSpec::kinds
   std::string name;       // "layers.17"
+  // >= 0: runs the weights of that earlier layer of `order` once more (a module called twice).
+  std::int32_t same_as = -1;
   bool operator==(const LayerInstance&) const = default;
 };
 

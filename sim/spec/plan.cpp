@@ -37,6 +37,8 @@ const char* to_string(UnitPlacement placement) {
       return "root";
     case UnitPlacement::kWithNorm:
       return "with_norm";
+    case UnitPlacement::kWithHead:
+      return "with_head";
   }
   return "?";
 }
@@ -53,6 +55,46 @@ const char* to_string(Recompute recompute) {
   return "?";
 }
 
+const char* to_string(Compile compile) {
+  switch (compile) {
+    case Compile::kNone:
+      return "none";
+    case Compile::kBlocks:
+      return "blocks";
+    case Compile::kModel:
+      return "model";
+  }
+  return "?";
+}
+
+const char* to_string(AttentionKernel kernel) {
+  switch (kernel) {
+    case AttentionKernel::kFlash:
+      return "flash";
+    case AttentionKernel::kCudnn:
+      return "cudnn";
+    case AttentionKernel::kEfficient:
+      return "efficient";
+    case AttentionKernel::kMath:
+      return "math";
+  }
+  return "?";
+}
+
+const char* to_string(Logits logits) { return logits == Logits::kHeld ? "held" : "released"; }
+
+const char* to_string(Float8 recipe) {
+  switch (recipe) {
+    case Float8::kNone:
+      return "none";
+    case Float8::kTensorwise:
+      return "tensorwise";
+    case Float8::kRowwise:
+      return "rowwise";
+  }
+  return "?";
+}
+
 const char* to_string(AccumulationMode mode) {
   switch (mode) {
     case AccumulationMode::kReduceEach:
@@ -61,6 +103,26 @@ const char* to_string(AccumulationMode mode) {
       return "keep_unsharded";
   }
   return "?";
+}
+
+const char* to_string(When when) { return when == When::kEach ? "each" : "last"; }
+
+const char* to_string(Ignored ignored) { return ignored == Ignored::kNone ? "none" : "norms"; }
+
+const char* to_string(Offload offload) {
+  switch (offload) {
+    case Offload::kNone:
+      return "none";
+    case Offload::kCpu:
+      return "cpu";
+    case Offload::kCpuUnpinned:
+      return "cpu_unpinned";
+  }
+  return "?";
+}
+
+const char* to_string(CheckpointWraps wraps) {
+  return wraps == CheckpointWraps::kModule ? "module" : "unit";
 }
 
 const char* to_string(ReductionOrder order) {

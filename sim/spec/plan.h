@@ -25,7 +25,7 @@ const char* to_string(RuntimeKind kind);
 
 struct Runtime {
   RuntimeKind kind = RuntimeKind::kFsdp2;
-  std::string version = "2.11";  // of PyTorch for fsdp2; of the plan semantics for native ("1")
+  std::string version = "2.15";  // of PyTorch for fsdp2; of the plan semantics for native ("1")
   bool operator==(const Runtime&) const = default;
 };
 
@@ -45,14 +45,20 @@ struct Mesh {
 
 // Where the parameters outside the blocks go. kOwn: a unit of its own. kRoot: the unit of the whole
 // model, gathered first. kWithNorm (head only): final norm and head form one unit, as torchtitan
-// groups them; with kOwn the norm stays in the root.
-enum class UnitPlacement : std::uint8_t { kOwn, kRoot, kWithNorm };
+// groups them; with kOwn the norm stays in the root. kWithHead (embedding only): embedding, final
+// norm and head form one unit, which tied weights need outside the root.
+enum class UnitPlacement : std::uint8_t { kOwn, kRoot, kWithNorm, kWithHead };
 const char* to_string(UnitPlacement placement);
 
 struct Units {
   std::int64_t layers_per_unit = 1;
   UnitPlacement embedding = UnitPlacement::kOwn;
   UnitPlacement head = UnitPlacement::kOwn;
+  UnitPlacement blocks = UnitPlacement::kOwn;    // or kRoot: the whole model is one unit
+  UnitPlacement experts = UnitPlacement::kRoot;  // kOwn: modules inside a block that may be units
+                                                 // are; kRoot: they belong to the block
+  std::int64_t experts_every = 1;                // ... of every n-th block
+  std::int64_t shard_dim = 0;  // dimension that matrices are sharded along (shard_placement_fn)
   bool operator==(const Units&) const = default;
 };
 
@@ -88,10 +94,14 @@ struct Reshard {
 };
 
 // Units ahead; kImplicit (forward only): the host runs ahead and gathers a unit when it reaches it.
+// Backward: 1 is PyTorch's default, the unit before this one in the order in which forward ended;
+// more are lists of modules set beforehand, as is 1 with `backward_lists`.
 struct Prefetch {
   static constexpr std::int64_t kImplicit = -1;
   std::int64_t forward = kImplicit;
   std::int64_t backward = 1;
+  bool backward_lists = false;
+  bool async_unshard = false;  // _set_unshard_async_op: copy-in on the compute stream
   bool operator==(const Prefetch&) const = default;
 };
 
@@ -100,8 +110,70 @@ struct Prefetch {
 enum class Recompute : std::uint8_t { kNone, kFull, kSelective };
 const char* to_string(Recompute recompute);
 
+// torch.compile: of each block by itself, as torchtitan does, or of the whole model (FSDP's hooks
+// split it at the same places).
+enum class Compile : std::uint8_t { kNone, kBlocks, kModel };
+const char* to_string(Compile compile);
+
+// Which kernel scaled_dot_product_attention takes.
+enum class AttentionKernel : std::uint8_t { kFlash, kCudnn, kEfficient, kMath };
+const char* to_string(AttentionKernel kernel);
+
+// Cross entropy. kEager: cast to fp32, log_softmax, negative log likelihood, an operation each.
+// kCompiled: one kernel forward and one backward over the logits as they are. kChunked: eager over
+// `chunks` parts of the sequence. kFused: one kernel; the gradient takes the logits' place.
+struct Loss {
+  enum class Kind : std::uint8_t { kEager, kCompiled, kChunked, kFused };
+  Kind kind = Kind::kEager;
+  std::int64_t chunks = 0;  // kChunked: 2 or more
+  bool operator==(const Loss&) const = default;
+};
+
+// kHeld: the model returns fp32 logits and the training loop keeps them while backward runs.
+enum class Logits : std::uint8_t { kReleased, kHeld };
+const char* to_string(Logits logits);
+
+// Linear layers of the blocks in fp8 (torchao.float8), parameters gathered in the param dtype.
+enum class Float8 : std::uint8_t { kNone, kTensorwise, kRowwise };
+const char* to_string(Float8 recipe);
+
 enum class AccumulationMode : std::uint8_t { kReduceEach, kKeepUnsharded };
 const char* to_string(AccumulationMode mode);
+
+// What is done in each micro-batch, or only in the last one of a step.
+enum class When : std::uint8_t { kEach, kLast };
+const char* to_string(When when);
+
+// set_requires_all_reduce, set_reshard_after_backward and set_is_last_backward, called before each
+// micro-batch. (The mode is set_requires_gradient_sync, which implies the first.)
+struct AccumulationDetails {
+  When all_reduce = When::kEach;
+  When reshard_after_backward = When::kEach;
+  When is_last_backward = When::kEach;
+  bool operator==(const AccumulationDetails&) const = default;
+};
+
+// Parameters that are not trained: no gradient, no optimizer state.
+struct Frozen {
+  bool embedding = false;
+  bool norm = false;  // the final one
+  bool head = false;
+  RangedPolicy<bool> blocks;
+  bool any() const { return *this != Frozen{}; }
+  bool operator==(const Frozen&) const = default;
+};
+
+// Parameters left to plain replication (`ignored_params`).
+enum class Ignored : std::uint8_t { kNone, kNorms };
+const char* to_string(Ignored ignored);
+
+// CPUOffloadPolicy: shards, gradients and optimizer state live on the host.
+enum class Offload : std::uint8_t { kNone, kCpu, kCpuUnpinned };
+const char* to_string(Offload offload);
+
+// Which module activation checkpointing wraps: the block inside its unit, or the unit.
+enum class CheckpointWraps : std::uint8_t { kModule, kUnit };
+const char* to_string(CheckpointWraps wraps);
 
 struct Optimizer {
   enum class Kind : std::uint8_t { kAdamW, kSgd };
@@ -139,6 +211,7 @@ struct Evaluation {
   std::optional<std::int64_t> every;  // steps between evaluations; none: no evaluation
   std::int64_t sequences = 16;        // of the held-back data, over all ranks
   double held_back = 0.05;            // of the data
+  bool in_step = false;               // a no_grad forward before each training step (fsdp2)
   bool operator==(const Evaluation&) const = default;
 };
 
@@ -164,10 +237,26 @@ struct Plan {
   RangedPolicy<Reshard> reshard_after_forward;  // per unit, in forward order
   Prefetch prefetch;
   RangedPolicy<Recompute> recompute;  // per block
+  // What they make of the model: models/variants.h.
+  Compile compile = Compile::kNone;
+  AttentionKernel attention = AttentionKernel::kFlash;
+  Loss loss;
+  Logits logits = Logits::kReleased;
+  Float8 float8 = Float8::kNone;
   DType param_dtype = DType::kBf16;
   DType reduce_dtype = DType::kFp32;
   DType master_dtype = DType::kFp32;  // stored parameters
+  std::optional<DType> output_dtype;  // the root's outputs are cast to it
+  CheckpointWraps recompute_wraps = CheckpointWraps::kModule;
+  RangedPolicy<bool> unshard_in_backward{true, {}};  // per unit
   AccumulationMode accumulation = AccumulationMode::kReduceEach;
+  AccumulationDetails accumulation_details;
+  Frozen frozen;
+  Ignored ignored = Ignored::kNone;
+  Offload offload = Offload::kNone;
+  std::optional<double> gradient_divide_factor;  // none: the number of ranks
+  bool force_sum_reduction = false;              // sums with divisions before and after
+  std::int64_t rank = 0;                         // whose memory is told (uneven shards)
   Optimizer optimizer;
   std::int64_t reduce_scatter_buffers = 1;  // reduce-scatter inputs alive at once
   Communicators communicators = Communicators::kShared;

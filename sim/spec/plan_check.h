@@ -31,7 +31,7 @@ inline constexpr std::int64_t kSeed = std::int64_t{1} << 53;
 inline constexpr std::int64_t kEvery = 9'999'999;  // K of recompute: every-K
 }  // namespace plan_limits
 
-// The newest version of a runtime that is modelled: "2.11" of PyTorch for fsdp2, "1" for native.
+// The newest version of a runtime that is modelled: "2.15" of PyTorch for fsdp2, "1" for native.
 const char* newest_version(RuntimeKind kind);
 
 struct PlanProblem {
@@ -50,8 +50,18 @@ std::optional<PlanProblem> find_problem(const Plan& plan, const ModelSpec& model
 // ConfigError, or Error(kMissingCapability), at `location`, whose key path becomes the problem's.
 [[noreturn]] void throw_problem(const PlanProblem& problem, Location location);
 
-// What the plan may be but hardly means, one sentence each.
+// What the plan may be but hardly means, and known defects of its runtime that it meets, one
+// sentence each.
 std::vector<std::string> warnings(const Plan& plan, const ModelSpec& model, const Cluster& cluster);
+
+// Whether layers of this role are left to the unit of the whole model.
+bool in_root(const Units& units, LayerRole role);
+
+// Whether the modules inside the block are units.
+bool splits_block(const Units& units, std::int64_t block);
+
+// Whether parameters are left to the unit of the whole model, which is unit 0 then.
+bool has_root_unit(const Plan& plan, const ModelSpec& model);
 
 // How many units the plan has, numbered in forward order: the root unit first if parameters are
 // left to it, then the embedding if it is its own unit, the blocks, and the head if it is its own

@@ -43,11 +43,17 @@ struct GivenKey {
 
 using GivenKeys = std::map<std::string, GivenKey, std::less<>>;  // by dotted path
 
+// Whose habits fill what nobody wrote (sim/spec/trainer.h).
+enum class Trainer : std::uint8_t { kNone, kTorchtitan, kAccelerate, kLlmFoundry };
+const char* to_string(Trainer trainer);
+
 // A partly filled plan. A field of `plan` counts only where its key is in `given`.
 struct PlanDocument {
   Plan plan;                                    // runtime.version "": the newest
   std::optional<std::int64_t> global_batch;     // batch.global
   std::optional<std::int64_t> recompute_every;  // K of `recompute: every-K`
+  bool reduce_dtype_is_none = false;            // dtype.reduce: none, PyTorch's default
+  Trainer trainer = Trainer::kNone;
   GivenKeys given;
   std::string file;  // "" where there is none
 
@@ -85,8 +91,10 @@ struct ResolvedPlan {
 
 // Completes what was written: the newest version of the runtime, micro-batch 1, accumulation 1 (or
 // what batch.global makes it), sequence = min(the model's positions, 8192), the mesh from the
-// number of GPUs, units of tied embeddings in the root, and for the rest the defaults of Plan.
-// Throws ConfigError where batch.global or one side of the mesh does not divide.
+// number of GPUs, the trainer's habits, units of tied embeddings in the root, and for the rest the
+// defaults of Plan. `dtype.reduce: none` becomes what the version makes of it.
+// Throws ConfigError where batch.global or one side of the mesh does not divide, and
+// Error(kMissingCapability) for a trainer that does not train with the runtime.
 ResolvedPlan resolve(const PlanDocument& document, const ModelSpec& model, const Cluster& cluster);
 
 // check() of plan.h, whose error says where the wrong key stands.

@@ -6,9 +6,11 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "sim/spec/fsdp2_version.h"
 #include "sim/spec/plan_check.h"
 #include "sim/spec/plan_config.h"
 #include "sim/spec/plan_keys.h"
+#include "sim/spec/trainer.h"
 
 namespace foreshard {
 namespace {
@@ -101,6 +103,11 @@ void resolve_batch(const PlanDocument& document, const ModelSpec& model, Plan& p
 
 void resolve_units(const PlanDocument& document, const ModelSpec& model, Plan& plan,
                    Reasons& reasons) {
+  if (plan.units.embedding == UnitPlacement::kWithHead && !document.has("units.head")) {
+    plan.units.head = UnitPlacement::kWithNorm;
+    reasons.try_emplace("units.head", "in the unit of the embedding");
+    return;
+  }
   if (!model.tied_embeddings) return;
   const auto tie = [&](const char* key, UnitPlacement& placement) {
     if (document.has(key)) return;
@@ -109,6 +116,18 @@ void resolve_units(const PlanDocument& document, const ModelSpec& model, Plan& p
   };
   tie("units.embedding", plan.units.embedding);
   tie("units.head", plan.units.head);
+}
+
+// MixedPrecisionPolicy(reduce_dtype=None): gradients are reduced as they come, from 2.15 on in the
+// stored dtype.
+void resolve_reduce_dtype(const PlanDocument& document, Plan& plan, Reasons& reasons) {
+  if (!document.reduce_dtype_is_none) return;
+  const auto minor = fsdp2_minor(plan.runtime.version);
+  const bool as_stored = plan.runtime.kind == RuntimeKind::kFsdp2 && minor &&
+                         fsdp2_version(*minor).reduces_in_stored_dtype;
+  plan.reduce_dtype = as_stored ? plan.master_dtype : plan.param_dtype;
+  reasons["dtype.reduce"] =
+      as_stored ? "none: in the stored dtype from PyTorch 2.15 on" : "none: as gradients come";
 }
 
 }  // namespace
@@ -130,10 +149,15 @@ ResolvedPlan resolve(const PlanDocument& document, const ModelSpec& model, const
   resolve_dtypes(document, cluster, plan, reasons);
   resolve_mesh(document, cluster, plan, reasons);
   resolve_batch(document, model, plan, reasons);
+  resolve_reduce_dtype(document, plan, reasons);
+  for (const std::string_view key : apply_trainer(document, model, plan)) {
+    reasons[key] = fmt::format("{}'s default", to_string(document.trainer));
+  }
   resolve_units(document, model, plan, reasons);
   for (const PlanKey& key : plan_key_table()) {
     if (key.write == nullptr) continue;
-    const bool is_partly_given = key.path == "runtime" && is_version_assumed;
+    const bool is_partly_given = (key.path == "runtime" && is_version_assumed) ||
+                                 (key.path == "dtype.reduce" && document.reduce_dtype_is_none);
     if (document.has(key.path) && !is_partly_given) continue;
     const auto reason = reasons.find(key.path);
     resolved.assumed.push_back({std::string(key.path), yaml_value(key.write(plan)),

@@ -6,6 +6,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
+#include "models/recorded.h"
 #include "tests/support/fixtures.h"
 
 namespace foreshard {
@@ -64,7 +67,8 @@ TEST(LayerProgram, BackwardLeavesWeightGradientsAndTheInputsGradient) {
     EXPECT_EQ(p.forward.swing.net + p.recompute.swing.net + p.backward.swing.net,
               border /* output stays for the next layer */ + gradients + border - border - border)
         << to_string(mode);
-    EXPECT_EQ(p.free_gradients.swing.net + p.free_last_gradient.swing.net, -gradients);
+    EXPECT_EQ(p.free_gradients.front().swing.net + p.free_last_gradient.front().swing.net,
+              -gradients);
   }
 }
 
@@ -90,14 +94,107 @@ TEST(LayerProgram, FlopsAreTwoPerMultiplyAndAttentionHalfWhenCausal) {
   EXPECT_DOUBLE_EQ(p.backward.flops.count(), 2 * products + 2.5 * attention);
 }
 
+TEST(LayerProgram, ModulesInsideCutThePhases) {
+  RecordedSettings settings;
+  settings.model = "moe";
+  const ModelSpec model = build_recorded_model(settings);
+  ProgramOptions options;
+  options.batch = kBatch;
+  options.sequence = kSequence;
+  options.split_parts = true;
+  const LayerProgram p = build_layer_program(block_of(model), options);
+  const auto parts = [](const LayerPhaseProgram& phase) {
+    std::vector<int> list;
+    std::int64_t net = 0;
+    for (const LayerSegment& segment : phase.segments) {
+      list.push_back(segment.part);
+      net += segment.swing.net;
+    }
+    EXPECT_EQ(net, phase.swing.net);
+    EXPECT_EQ(phase.segments.back().actions_end, phase.actions.size());
+    EXPECT_EQ(phase.segments.back().kernels_end, phase.kernels.size());
+    return list;
+  };
+  EXPECT_EQ(parts(p.forward), (std::vector{0, 1, 0}));
+  EXPECT_EQ(parts(p.backward), (std::vector{0, 1, 0}));
+  // Three matrices of the experts; the last one's gradient by itself.
+  EXPECT_EQ(p.free_gradients.at(1).actions.size(), 2U);
+  EXPECT_EQ(p.free_last_gradient.at(1).actions.size(), 1U);
+  options.split_parts = false;
+  const LayerProgram whole = build_layer_program(block_of(model), options);
+  EXPECT_EQ(parts(whole.forward), (std::vector{0}));
+  EXPECT_EQ(whole.forward.swing.peak, p.forward.swing.peak);
+}
+
+TEST(LayerProgram, WhatIsFrozenAndFirstHasNoBackwardAndKeepsNothing) {
+  ProgramOptions options;
+  options.batch = kBatch;
+  options.sequence = kSequence;
+  options.input_needs_gradient = false;
+  const LayerSpec block = block_of(tiny_model(1));
+  options.frozen.assign(block.parameters.size(), true);
+  const LayerProgram p = build_layer_program(block, options);
+  EXPECT_TRUE(p.backward.actions.empty());
+  EXPECT_EQ(p.saved_bytes(), Bytes(0));
+  // The output stays; the caller lets go of the input once the module has returned.
+  EXPECT_EQ(p.forward.segments.back().part, LayerSegment::kAfter);
+  EXPECT_EQ(p.forward.swing.net, 0);
+}
+
 TEST(LayerProgram, FlatGradientsAllocateNoTensors) {
   ProgramOptions options;
   options.batch = kBatch;
   options.sequence = kSequence;
   options.gradients = GradientStorage::kFlat;
   const LayerProgram p = build_layer_program(block_of(tiny_model(1)), options);
-  EXPECT_TRUE(p.free_gradients.actions.empty());
-  for (const Slot& slot : p.slots) EXPECT_NE(slot.category, MemoryCategory::kUnshardedGrad);
+  EXPECT_TRUE(p.free_gradients.front().actions.empty());
+  for (const Slot& slot : p.slots) EXPECT_NE(slot.stored, MemoryCategory::kUnshardedGrad);
+}
+
+// A product's kernels ask for memory of their own in each phase, also where only its weight is
+// trained; nothing of it stays.
+TEST(LayerProgram, WorkspacesLiveWhileTheirOperationRuns) {
+  const LayerSpec plain = block_of(tiny_model(1));
+  LayerSpec block = plain;
+  const auto q = std::find_if(block.operations.begin(), block.operations.end(),
+                              [](const Operation& op) { return op.kind == OperationKind::kGemm; });
+  constexpr std::int64_t kWorkspace = 100 * d;  // elements per token: more than the rest together
+  for (std::vector<std::int16_t>* list : {&q->forward_workspace, &q->backward_workspace}) {
+    list->push_back(static_cast<std::int16_t>(block.tensors.size()));
+    block.tensors.push_back({.name = "workspace", .per_token = kWorkspace});
+  }
+  for (const bool trains_input : {true, false}) {
+    for (const Recompute recompute : {Recompute::kNone, Recompute::kFull}) {
+      ProgramOptions options;
+      options.batch = kBatch;
+      options.sequence = kSequence;
+      options.recompute = recompute;
+      options.input_needs_gradient = trains_input;
+      options.frozen.assign(block.parameters.size(), false);
+      options.frozen.front() = !trains_input;  // the norm's: no gradient for what q reads
+      const LayerProgram p = build_layer_program(block, options);
+      const LayerProgram without = build_layer_program(plain, options);
+      const auto uses = [&](const LayerPhaseProgram& phase) {
+        std::int64_t count = 0;
+        for (std::size_t a = 0; a < phase.actions.size(); ++a) {
+          const std::int32_t action = phase.actions[a];
+          if (action <= 0 || action > static_cast<std::int32_t>(p.slots.size())) continue;
+          if (p.slots[static_cast<std::size_t>(action - 1)].name != "workspace") continue;
+          EXPECT_EQ(phase.actions.at(a + 1), -action);
+          ++count;
+        }
+        return count;
+      };
+      EXPECT_EQ(uses(p.forward), 1);
+      EXPECT_EQ(uses(p.recompute), recompute == Recompute::kFull ? 1 : 0);
+      EXPECT_EQ(uses(p.backward), 1);
+      EXPECT_EQ(p.forward.swing.net, without.forward.swing.net);
+      EXPECT_EQ(p.backward.swing.net, without.backward.swing.net);
+      // The norm's output, its statistic where it is saved, and q.
+      const bool saves = trains_input && recompute == Recompute::kNone;
+      EXPECT_EQ(p.forward.swing.peak, 2 * T * kWorkspace + 2 * 2 * T * d + (saves ? 4 * T : 0));
+    }
+  }
 }
 
 }  // namespace

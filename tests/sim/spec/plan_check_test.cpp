@@ -132,11 +132,18 @@ TEST(PlanCheck, SaysWhatFsdp2CannotExpress) {
                  "nearest plan: prefetch.forward: implicit");
   expect_refused(refused([](Plan& p) { p.prefetch.backward = 0; }), 6,
                  "nearest plan: prefetch.backward: 1");
-  expect_refused(refused([](Plan& p) { p.reduce_scatter_buffers = 2; }), 6, "PyTorch 2.13");
-  expect_refused(refused([](Plan& p) { p.communicators = Communicators::kSeparate; }), 6,
-                 "PyTorch 2.13");
-  expect_refused(refused([](Plan& p) { p.runtime.version = "2.13"; }), 6,
-                 "runtime: version '2.13' of fsdp2 is not modelled; nearest plan: fsdp2@2.11");
+  const auto version = [](const char* text) {
+    return refused([=](Plan& p) { p.runtime.version = text; });
+  };
+  expect_refused(version("2.16"), 6,
+                 "runtime: version '2.16' of fsdp2 is not modelled; nearest plan: fsdp2@2.15");
+  expect_refused(version("2.3.1"), 6, "nearest plan: fsdp2@2.4");
+  expect_refused(version("1.13"), 6, "nearest plan: fsdp2@2.4");
+  expect_refused(version("3.0"), 6, "nearest plan: fsdp2@2.15");
+  expect_refused(version("2.11.0.1"), 6, "nearest plan: fsdp2@2.11");
+  for (const char* text : {"2.4", "2.5.1", "2.9", "2.11.0", "2.15"}) {
+    EXPECT_EQ(version(text).text, "") << text;
+  }
 }
 
 TEST(PlanCheck, NativeExpressesAllOfIt) {

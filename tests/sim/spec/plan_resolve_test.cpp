@@ -27,37 +27,48 @@ TEST(PlanResolve, FillsTheDefaultsAndNamesThem) {
   const ResolvedPlan plan = resolved("model: small\ncluster: 64xh100\n");
   EXPECT_EQ(to_yaml(plan.plan), R"(model: small
 cluster: 64xh100
-runtime: fsdp2@2.11
+runtime: fsdp2@2.15
 batch: {sequence: 8192, micro_batch: 1, accumulation: 1}
 mesh: {shard: 64, replicate: 1}
-units: {layers_per_unit: 1, embedding: own, head: own}
+units: {layers_per_unit: 1, embedding: own, head: own, blocks: own, experts: block, shard_dim: 0}
 reshard_after_forward: always
-prefetch: {forward: implicit, backward: 1}
+unshard_in_backward: true
+prefetch: {forward: implicit, backward: 1, backward_lists: false, async_unshard: false}
 recompute: none
-dtype: {param: bf16, reduce: fp32, master: fp32}
-accumulation: {mode: reduce_each}
+compile: none
+attention: flash
+loss: eager
+logits: released
+float8: none
+recompute_wraps: module
+dtype: {param: bf16, reduce: fp32, master: fp32, output: none}
+accumulation: {mode: reduce_each, all_reduce: each, reshard_after_backward: each, is_last_backward: each}
+frozen: none
+ignored: none
 optimizer: {kind: adamw, implementation: foreach, state: fp32, clip_norm: 1.0, learning_rate: 0.0003, beta1: 0.9, beta2: 0.95, epsilon: 1e-08, weight_decay: 0.1, warmup_steps: 0, decay_steps: none, min_learning_rate: 0.0}
 offload: none
 buffers: {reduce_scatter: 1}
 communicators: shared
+reduction: {divide_factor: none, force_sum: false}
 host_sync: none
 reduction_order: library
-evaluation: {every: none, sequences: 16, held_back: 0.05}
+evaluation: {every: none, sequences: 16, held_back: 0.05, in_step: false}
 seed: 1
+rank: 0
 )");
-  EXPECT_EQ(plan.assumed.size(), 38U);  // all but model and cluster
+  EXPECT_EQ(plan.assumed.size(), 60U);  // all but model and cluster
   ASSERT_NE(assumed(plan, "mesh.shard"), nullptr);
   EXPECT_EQ(assumed(plan, "mesh.shard")->value, "64");
   EXPECT_EQ(assumed(plan, "mesh.shard")->why, "all 64 GPUs of the cluster");
   EXPECT_EQ(assumed(plan, "batch.sequence")->why, "min(131072 positions of the model, 8192)");
-  EXPECT_EQ(assumed(plan, "runtime")->value, "fsdp2@2.11");
+  EXPECT_EQ(assumed(plan, "runtime")->value, "fsdp2@2.15");
   EXPECT_EQ(assumed(plan, "optimizer.clip_norm")->why, "default");
   EXPECT_EQ(assumed(plan, "model"), nullptr);
 }
 
 TEST(PlanResolve, AssumesTheVersionOnly) {
   const ResolvedPlan plan = resolved("runtime: fsdp2");
-  EXPECT_EQ(plan.plan.runtime.version, "2.11");
+  EXPECT_EQ(plan.plan.runtime.version, "2.15");
   ASSERT_NE(assumed(plan, "runtime"), nullptr);
   EXPECT_EQ(assumed(resolved("runtime: fsdp2@2.11"), "runtime"), nullptr);
   EXPECT_EQ(resolved("runtime: native").plan.runtime.version, "1");
@@ -115,6 +126,31 @@ TEST(PlanResolve, PutsTiedEmbeddingsInTheRoot) {
   ASSERT_NE(assumed(plan, "units.head"), nullptr);
   EXPECT_NE(assumed(plan, "units.head")->why.find("tied"), std::string::npos);
   check(plan, small_model({.is_tied = true}), cluster_of_gpus(64));
+}
+
+TEST(PlanResolve, PutsTheHeadWhereTheEmbeddingTakesIt) {
+  for (const bool is_tied : {false, true}) {
+    const SmallModel model{.is_tied = is_tied};
+    const ResolvedPlan plan = resolved(document_of("units: {embedding: with_head}"), 64, model);
+    EXPECT_EQ(plan.plan.units.head, UnitPlacement::kWithNorm);
+    EXPECT_EQ(assumed(plan, "units.head")->why, "in the unit of the embedding");
+    check(plan, small_model(model), cluster_of_gpus(64));
+  }
+}
+
+TEST(PlanResolve, ReducesAsTheVersionDoesWhereNoDtypeIsGiven) {
+  const auto reduce = [](std::string runtime) {
+    return resolved("runtime: " + runtime + "\ndtype: {param: fp16, reduce: none, master: bf16}");
+  };
+  EXPECT_EQ(reduce("fsdp2@2.14").plan.reduce_dtype, DType::kFp16);
+  EXPECT_EQ(reduce("fsdp2@2.15").plan.reduce_dtype, DType::kBf16);
+  EXPECT_EQ(reduce("native").plan.reduce_dtype, DType::kFp16);
+  ASSERT_NE(assumed(reduce("fsdp2"), "dtype.reduce"), nullptr);
+  EXPECT_EQ(assumed(reduce("fsdp2"), "dtype.reduce")->value, "bf16");
+  // A later layer takes it back.
+  const PlanDocument again = apply_set(document_of("dtype: {reduce: none}"), "dtype.reduce=fp32");
+  EXPECT_EQ(resolved(again).plan.reduce_dtype, DType::kFp32);
+  EXPECT_EQ(assumed(resolved(again), "dtype.reduce"), nullptr);
 }
 
 TEST(PlanResolve, SpreadsEveryK) {

@@ -40,6 +40,56 @@ Reshard random_reshard(std::int64_t shard) {
   return *rc::gen::elementOf(choices);
 }
 
+Frozen random_frozen() {
+  Frozen frozen{pick({false, true}), pick({false, true}), pick({false, true}), {}};
+  for (std::int64_t n = between(0, 3); n > 0; --n) {  // block 0 is trained
+    const std::int64_t first = between(1, kBlocks - 1);
+    frozen.blocks.ranges.push_back({first, between(first, kBlocks - 1), true});
+  }
+  return frozen;
+}
+
+// What only fsdp2 has, as far as the version goes.
+void add_fsdp2_switches(Plan& plan) {
+  const std::int64_t minor = between(5, 15);
+  plan.runtime.version = "2." + std::to_string(minor) + pick<std::string>({"", ".0", ".1"});
+  plan.units.blocks = pick({UnitPlacement::kOwn, UnitPlacement::kOwn, UnitPlacement::kRoot});
+  if (plan.units.blocks == UnitPlacement::kOwn) {
+    plan.units.experts = pick({UnitPlacement::kOwn, UnitPlacement::kRoot});
+  }
+  if (plan.units.head != UnitPlacement::kRoot && pick({false, true})) {
+    plan.units.embedding = UnitPlacement::kWithHead;
+  }
+  plan.prefetch.backward_lists = pick({false, true});
+  plan.output_dtype = pick<std::optional<DType>>({std::nullopt, DType::kFp32, DType::kBf16});
+  plan.recompute_wraps = pick({CheckpointWraps::kModule, CheckpointWraps::kUnit});
+  const auto when = [] { return pick({When::kEach, When::kLast}); };
+  plan.accumulation_details = {when(), when(), when()};
+  plan.frozen = random_frozen();
+  plan.offload = pick({Offload::kNone, Offload::kCpu, Offload::kCpuUnpinned});
+  plan.evaluation.in_step = pick({false, true});
+  plan.rank = between(0, plan.mesh.world() - 1);
+  if (minor >= 6) {
+    plan.prefetch.async_unshard = pick({false, true});
+    plan.unshard_in_backward =
+        random_policy<bool>(unit_count(plan, small_model({.blocks = kBlocks})), [] {
+          return pick({false, true});
+        });
+    if (plan.mesh.shard <= 64) plan.units.shard_dim = between(0, 1);  // of 1000 x 64
+  }
+  if (minor >= 7 && !plan.optimizer.clip_norm) {
+    plan.ignored = pick({Ignored::kNone, Ignored::kNorms});
+  }
+  if (minor >= 8) {
+    plan.gradient_divide_factor = pick<std::optional<double>>({std::nullopt, 1.0, 0.3, 1e300});
+    plan.force_sum_reduction = pick({false, true});
+  }
+  if (minor >= 13) {
+    plan.reduce_scatter_buffers = between(1, 64);
+    plan.communicators = pick({Communicators::kShared, Communicators::kSeparate});
+  }
+}
+
 // A plan that check() accepts for kBlocks blocks and shard x replicate GPUs.
 Plan random_plan() {
   const auto dtype = [] { return pick({DType::kBf16, DType::kFp16, DType::kFp32}); };
@@ -55,9 +105,6 @@ Plan random_plan() {
   plan.mesh = {std::int64_t{1} << between(0, 10), between(1, 100)};
   plan.units = {between(1, kBlocks), pick({UnitPlacement::kOwn, UnitPlacement::kRoot}),
                 pick({UnitPlacement::kOwn, UnitPlacement::kRoot, UnitPlacement::kWithNorm})};
-  plan.reshard_after_forward =
-      random_policy<Reshard>(unit_count(plan, small_model({.blocks = kBlocks})),
-                             [&] { return random_reshard(plan.mesh.shard); });
   plan.prefetch = {pick({Prefetch::kImplicit, std::int64_t{1}, between(1, 1024)}),
                    between(is_native ? 0 : 1, 1024)};
   if (is_native && pick({false, true})) plan.prefetch.forward = 0;
@@ -66,6 +113,17 @@ Plan random_plan() {
                        : random_policy<Recompute>(kBlocks, [] {
                            return pick({Recompute::kNone, Recompute::kFull, Recompute::kSelective});
                          });
+  if (!is_native) {
+    plan.compile = pick({Compile::kNone, Compile::kBlocks, Compile::kModel});
+    plan.attention = pick({AttentionKernel::kFlash, AttentionKernel::kCudnn,
+                           AttentionKernel::kEfficient, AttentionKernel::kMath});
+    plan.loss = pick<Loss>({{Loss::Kind::kEager, 0},
+                            {Loss::Kind::kCompiled, 0},
+                            {Loss::Kind::kFused, 0},
+                            {Loss::Kind::kChunked, 8}});
+    if (plan.loss == Loss{}) plan.logits = pick({Logits::kReleased, Logits::kHeld});
+    plan.float8 = pick({Float8::kNone, Float8::kTensorwise, Float8::kRowwise});
+  }
   plan.param_dtype = dtype();
   plan.reduce_dtype = dtype();
   plan.master_dtype = dtype();
@@ -75,13 +133,18 @@ Plan random_plan() {
       pick({Optimizer::Implementation::kForeach, Optimizer::Implementation::kFused,
             Optimizer::Implementation::kLoop});
   plan.optimizer.state = dtype();
-  const double norm = std::abs(*rc::gen::arbitrary<double>());
+  const double norm = pick({false, true}) ? 0 : std::abs(*rc::gen::arbitrary<double>());
   plan.optimizer.clip_norm = norm > 0 ? std::optional<double>(norm) : std::nullopt;
   if (is_native) {
     plan.reduce_scatter_buffers = between(1, 64);
     plan.communicators = pick({Communicators::kShared, Communicators::kSeparate});
   }
   plan.host_sync = pick({HostSync::kNone, HostSync::kStep});
+  if (!is_native) add_fsdp2_switches(plan);
+  const bool has_groups = plan.units.shard_dim == 0;
+  plan.reshard_after_forward =
+      random_policy<Reshard>(unit_count(plan, small_model({.blocks = kBlocks})),
+                             [&] { return random_reshard(has_groups ? plan.mesh.shard : 1); });
   return plan;
 }
 

@@ -1,0 +1,335 @@
+// Each key is one rewriting of the layers' operation lists, in the order attention, loss, float8,
+// compile. Sizes are per token; T tokens, width d of all heads, h heads, V vocabulary.
+//
+// attention (kernel's own memory in backward; aten/src/ATen/native/transformers/cuda of 2.11):
+//   flash      dq in fp32, 4d with head_dim rounded up to 32, and sum(dout * out), 4h; with fewer
+//              heads of keys than of queries dk and dv of all heads, 2d each (flash_attn/
+//              flash_api.cpp, mha_bwd)
+//   efficient  dq in fp32, 4d, and delta, 4h (attention_backward.cu); keys and values are repeated
+//              for every head first, 2d each, and saved so
+//   cudnn      its workspace is cuDNN's secret: taken as flash's (assumed)
+//   math       everything in fp32 (attention.cpp, _scaled_dot_product_attention_math, since 2.5):
+//   saves
+//              scaled q and k and v, 4d each, and the probabilities twice (softmax and its masked
+//              copy), 4hS each; forward also holds the scores, backward two gradients of that size
+//
+// loss:
+//   eager      logits 2V, their fp32 copy 4V, log-probabilities 4V; backward two gradients 4V: 12V
+//   held       the fp32 copy lives until its own gradient is made: 16V
+//   compiled   logits and logsumexp are saved, the gradient is written once: 2V + 2V
+//   (torchtitan#1033
+//              found it below any number of chunks)
+//   fused      the gradient takes the logits' place: 2V
+//   chunked-N  log-probabilities of all chunks are saved, fp32 copies and gradients are of one
+//   chunk:
+//              2V + 4V + 4V/N forward, then 4V + 8V/N, then the chunks' gradients and their
+//              concatenation, 2V + 2V (torchtitan#996)
+//
+// float8 (torchao/float8/float8_linear.py): a linear layer casts its input and its weight before
+// the product and again in backward, with the output's gradient; it saves what bf16 would.
+//
+// compile (torch/_functorch/partitioners.py, should_ban_recomputation): a tensor of the forward
+// that backward needs is saved unless it can be computed again inside a kernel that backward runs
+// anyhow. Not so: results of products and attention ("compute intensive"), small results of
+// reductions (1/rms) and what a product or attention reads in backward ("materialized in backward":
+// norms' outputs, the product of gate and up). So of a Llama block only silu(gate) goes; with
+// float8 the products' inputs go too, because backward reads them through a cast, which fuses. With
+// selective recompute what the policy keeps is saved only where backward needs it: the last product
+// of the MLP is not.
+#include "models/variants.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "sim/base/error.h"
+
+namespace foreshard {
+namespace {
+
+using Index = std::int16_t;
+using Indices = std::vector<Index>;
+
+Index add_tensor(LayerSpec& layer, TensorSpec spec) {
+  layer.tensors.push_back(std::move(spec));
+  return static_cast<Index>(layer.tensors.size() - 1);
+}
+
+const TensorSpec& tensor(const LayerSpec& layer, Index index) {
+  return layer.tensors[static_cast<std::size_t>(index)];
+}
+
+bool contains(const Indices& list, Index index) {
+  return std::find(list.begin(), list.end(), index) != list.end();
+}
+
+// --- attention ---
+
+// Width of the kernel's fp32 accumulator of dq.
+std::int64_t accumulator_width(const AttentionShape& shape) {
+  constexpr std::int64_t kRounding = 32;
+  return shape.heads * ((shape.head_dim + kRounding - 1) / kRounding * kRounding);
+}
+
+void add_flash_workspace(LayerSpec& layer, Operation& op) {
+  const AttentionShape& shape = op.attention;
+  op.backward_workspace.push_back(add_tensor(layer, {.name = "dq_accumulator",
+                                                     .per_token = accumulator_width(shape),
+                                                     .type = ElementType::kFp32}));
+  op.backward_workspace.push_back(add_tensor(
+      layer, {.name = "softmax_d", .per_token = shape.heads, .type = ElementType::kFp32}));
+}
+
+// Keys and values of every query head, as tensors of their own, in front of operation `at`.
+void repeat_keys_and_values(LayerSpec& layer, std::size_t at) {
+  const AttentionShape shape = layer.operations[at].attention;
+  if (shape.kv_heads == shape.heads || layer.operations[at].inputs.size() != 3) return;
+  for (const std::size_t input : {std::size_t{1}, std::size_t{2}}) {
+    const Index narrow = layer.operations[at].inputs[input];
+    Operation repeat;
+    repeat.name = tensor(layer, narrow).name + "_repeat";
+    repeat.kind = OperationKind::kElementwise;
+    repeat.function = Function::kCopy;
+    repeat.part = layer.operations[at].part;
+    repeat.inputs = {narrow};
+    repeat.outputs = {
+        add_tensor(layer, {.name = repeat.name, .per_token = shape.heads * shape.head_dim})};
+    Operation& attention = layer.operations[at];
+    attention.inputs[input] = repeat.outputs.front();
+    std::replace(attention.saved.begin(), attention.saved.end(), narrow, repeat.outputs.front());
+    layer.operations.insert(layer.operations.begin() + static_cast<std::ptrdiff_t>(at),
+                            std::move(repeat));
+    ++at;
+  }
+  layer.operations[at].attention.kv_heads = shape.heads;
+}
+
+void use_math(LayerSpec& layer, Operation& op, std::int64_t sequence) {
+  const AttentionShape& shape = op.attention;
+  const std::int64_t width = shape.heads * shape.head_dim;
+  const std::int64_t scores = checked_multiply(shape.heads, sequence);
+  const auto fp32 = [&](const char* name, std::int64_t per_token) {
+    return add_tensor(layer, {.name = name, .per_token = per_token, .type = ElementType::kFp32});
+  };
+  op.saved = {fp32("scaled_q", width), fp32("scaled_k", width), fp32("v_fp32", width),
+              fp32("softmax", scores), fp32("probabilities", scores)};
+  op.outputs = {op.outputs.front()};
+  op.outputs.insert(op.outputs.end(), op.saved.begin(), op.saved.end());
+  op.outputs.push_back(fp32("scores", scores));
+  op.outputs.push_back(fp32("attention_fp32", width));
+  op.released = {};
+  op.backward_workspace = {fp32("probabilities.grad", scores), fp32("scores.grad", scores),
+                           fp32("q_fp32.grad", width), fp32("k_fp32.grad", width),
+                           fp32("v_fp32.grad", width)};
+  op.kept_by_selective =
+      false;  // no attention operator, but products that the policy does not name
+}
+
+void apply_attention(LayerSpec& layer, const Plan& plan) {
+  for (std::size_t o = 0; o < layer.operations.size(); ++o) {
+    if (layer.operations[o].kind != OperationKind::kAttention) continue;
+    const bool repeats =
+        plan.attention == AttentionKernel::kEfficient || plan.attention == AttentionKernel::kMath;
+    if (repeats) {
+      const std::size_t before = layer.operations.size();
+      repeat_keys_and_values(layer, o);
+      o += layer.operations.size() - before;
+    }
+    Operation op = std::move(layer.operations[o]);
+    const AttentionShape shape = op.attention;
+    if (plan.attention == AttentionKernel::kMath) {
+      use_math(layer, op, plan.batch.sequence);
+    } else {
+      add_flash_workspace(layer, op);
+      if (shape.kv_heads != shape.heads) {
+        for (const char* name : {"dk_expanded", "dv_expanded"}) {
+          op.backward_workspace.push_back(
+              add_tensor(layer, {.name = name, .per_token = shape.heads * shape.head_dim}));
+        }
+      }
+    }
+    layer.operations[o] = std::move(op);
+  }
+}
+
+// --- loss ---
+
+Operation cross_entropy(std::string name) {
+  Operation op;
+  op.name = std::move(name);
+  op.kind = OperationKind::kSoftmaxLoss;
+  op.function = Function::kCrossEntropy;
+  return op;
+}
+
+LayerSpec one_kernel_loss(LayerSpec layer, bool in_place) {
+  layer.tensors.resize(1);
+  const Index loss = add_tensor(layer, {.name = "loss", .fixed = 1, .type = ElementType::kFp32});
+  const Index logsumexp =
+      add_tensor(layer, {.name = "logsumexp", .per_token = 1, .type = ElementType::kFp32});
+  Operation op = cross_entropy("cross_entropy");
+  op.inputs = {0};
+  op.outputs = {loss, logsumexp};
+  op.saved = {0, logsumexp};
+  op.in_place = in_place;
+  layer.operations = {std::move(op)};
+  layer.output = loss;
+  return layer;
+}
+
+// One operation for all chunks, whose temporaries are of one, behind one that stands for the views
+// of the logits: its gradient is the concatenation of the chunks'.
+LayerSpec chunked_loss(LayerSpec layer, std::int64_t chunks) {
+  layer.tensors.resize(1);
+  const std::int64_t vocabulary = layer.tensors.front().per_token;
+  const std::int64_t part = (vocabulary + chunks - 1) / chunks;
+  const auto fp32 = [&](const char* name, std::int64_t per_token) {
+    return add_tensor(layer, {.name = name, .per_token = per_token, .type = ElementType::kFp32});
+  };
+  const Index views = add_tensor(layer, {.name = "views", .fixed = 1});
+  const Index loss = add_tensor(layer, {.name = "loss", .fixed = 1, .type = ElementType::kFp32});
+  const Index probabilities = fp32("log_probabilities", vocabulary);
+
+  Operation split;
+  split.name = "chunk";
+  split.function = Function::kCopy;  // backward concatenates
+  split.inputs = {0};
+  split.outputs = {views};
+  split.backward_workspace = {
+      add_tensor(layer, {.name = "chunk gradients", .per_token = vocabulary})};
+
+  Operation op = cross_entropy("cross_entropy");
+  op.inputs = {views};
+  op.outputs = {loss, probabilities, fp32("chunk_fp32", part)};
+  op.saved = {probabilities};
+  op.backward_workspace = {fp32("nll.grad", part), fp32("log_softmax.grad", part)};
+  op.released = {0};
+  layer.operations = {std::move(split), std::move(op)};
+  layer.output = loss;
+  return layer;
+}
+
+void apply_loss(LayerSpec& layer, const Plan& plan) {
+  switch (plan.loss.kind) {
+    case Loss::Kind::kEager:
+      if (plan.logits == Logits::kHeld) {
+        // The first operation is the cast; its gradient is the last to be made.
+        layer.operations.front().saved.push_back(layer.operations.front().outputs.front());
+      }
+      return;
+    case Loss::Kind::kCompiled:
+      layer = one_kernel_loss(std::move(layer), false);
+      return;
+    case Loss::Kind::kFused:
+      layer = one_kernel_loss(std::move(layer), true);
+      return;
+    case Loss::Kind::kChunked:
+      layer = chunked_loss(std::move(layer), plan.loss.chunks);
+      return;
+  }
+}
+
+// --- float8 ---
+
+void apply_float8(LayerSpec& layer) {
+  for (std::size_t o = 0; o < layer.operations.size(); ++o) {
+    if (layer.operations[o].kind != OperationKind::kGemm) continue;
+    Operation op = std::move(layer.operations[o]);
+    const auto bytes = [&](const std::string& name, std::int64_t per_token, std::int64_t fixed) {
+      return add_tensor(
+          layer,
+          {.name = name, .per_token = per_token, .fixed = fixed, .type = ElementType::kByte});
+    };
+    const std::int64_t weight = checked_multiply(op.n, op.k);
+    op.forward_workspace = {bytes(op.name + ".input_fp8", op.k, 0),
+                            bytes(op.name + ".weight_fp8", 0, weight)};
+    op.backward_workspace = {bytes(op.name + ".output_grad_fp8", op.n, 0),
+                             bytes(op.name + ".weight_fp8 (backward)", 0, weight),
+                             bytes(op.name + ".input_fp8 (backward)", op.k, 0)};
+    layer.operations[o] = std::move(op);
+  }
+}
+
+// --- compile ---
+
+// silu(a) * b is one kernel; silu(a) is never written.
+void fuse_silu(LayerSpec& layer) {
+  std::vector<Operation>& ops = layer.operations;
+  for (std::size_t s = 0; s < ops.size(); ++s) {
+    if (ops[s].function != Function::kSilu) continue;
+    const Index silu = ops[s].outputs.front();
+    const auto reads = [&](const Operation& op) { return contains(op.inputs, silu); };
+    if (std::count_if(ops.begin(), ops.end(), reads) != 1) continue;
+    Operation& product = *std::find_if(ops.begin(), ops.end(), reads);
+    if (product.function != Function::kMultiply) continue;
+    product.function = Function::kSiluMultiply;
+    std::replace(product.inputs.begin(), product.inputs.end(), silu, ops[s].inputs.front());
+    std::replace(product.saved.begin(), product.saved.end(), silu, ops[s].inputs.front());
+    ops.erase(ops.begin() + static_cast<std::ptrdiff_t>(s--));
+  }
+}
+
+// The main result of a pointwise operation or of a norm: cheap to compute again.
+bool is_recomputable(const LayerSpec& layer, Index index) {
+  return std::any_of(layer.operations.begin(), layer.operations.end(), [&](const Operation& op) {
+    return (op.kind == OperationKind::kElementwise || op.kind == OperationKind::kNorm) &&
+           !op.in_place && !op.view && op.outputs.front() == index;
+  });
+}
+
+// A norm whose input and statistics are saved (its own gradient needs them), or pointwise work on
+// saved tensors: computing it again needs nothing more.
+bool is_free_to_recompute(const LayerSpec& layer, Index index) {
+  const auto saved = [&](Index t) {
+    return t == 0 || std::any_of(layer.operations.begin(), layer.operations.end(),
+                                 [&](const Operation& op) { return contains(op.saved, t); });
+  };
+  const auto producer =
+      std::find_if(layer.operations.begin(), layer.operations.end(),
+                   [&](const Operation& op) { return contains(op.outputs, index); });
+  return std::all_of(producer->inputs.begin(), producer->inputs.end(), saved);
+}
+
+void compile(LayerSpec& layer, Float8 float8) {
+  fuse_silu(layer);
+  const auto fuses_in_backward = [&](const Operation& op) {
+    if (op.kind == OperationKind::kGemm) return float8 != Float8::kNone;
+    return op.kind != OperationKind::kAttention;
+  };
+  for (std::size_t t = 1; t < layer.tensors.size(); ++t) {
+    const auto index = static_cast<Index>(t);
+    if (!is_recomputable(layer, index) || index == layer.output) continue;
+    const bool dropped = std::all_of(
+        layer.operations.begin(), layer.operations.end(),
+        [&](const Operation& op) { return !contains(op.saved, index) || fuses_in_backward(op); });
+    if (!dropped || !is_free_to_recompute(layer, index)) continue;
+    for (Operation& op : layer.operations) std::erase(op.saved, index);
+  }
+  // Kept for nothing: backward needs neither the result nor anything computed from it again.
+  for (Operation& op : layer.operations) {
+    if (op.kind != OperationKind::kGemm) continue;
+    const Index result = op.outputs.front();
+    const bool needed =
+        std::any_of(layer.operations.begin(), layer.operations.end(), [&](const Operation& reader) {
+          return contains(reader.saved, result) ||
+                 (contains(reader.inputs, result) && reader.outputs.front() != layer.output);
+        });
+    if (!needed) op.kept_by_selective = false;
+  }
+}
+
+}  // namespace
+
+ModelSpec with_variants(ModelSpec model, const Plan& plan) {
+  if (plan.runtime.kind == RuntimeKind::kNative || plan.host == HostKind::kComputes) return model;
+  for (LayerSpec& layer : model.kinds) {
+    apply_attention(layer, plan);
+    if (layer.role == LayerRole::kLoss) apply_loss(layer, plan);
+    if (layer.role != LayerRole::kBlock) continue;
+    if (plan.float8 != Float8::kNone) apply_float8(layer);
+    if (plan.compile != Compile::kNone) compile(layer, plan.float8);
+  }
+  return model;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,252 @@
+// The builder of runtime fsdp2: PyTorch's fully_shard, method by method.
+//
+// Functions carry the names of torch/distributed/fsdp/_fully_shard/ and do what those do in the
+// plan's version (fsdp2_version.h): fsdp2.cpp drives modules and autograd (FSDPState),
+// fsdp2_unshard.cpp gathers (FSDPParamGroup.unshard to reshard), fsdp2_reduce.cpp reduces
+// (post_backward, foreach_reduce, finalize_backward), fsdp2_work.cpp says what rows cost.
+#pragma once
+
+#include <algorithm>
+#include <deque>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "sim/graph/host_log.h"
+#include "sim/graph/step_builder.h"
+#include "sim/spec/fsdp2_version.h"
+
+namespace foreshard {
+
+class Fsdp2Scope;
+
+class Fsdp2 final : public StepBuilder {
+ public:
+  enum class Log : std::uint8_t { kNone, kKept };
+
+  Fsdp2(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+        EventGraph recycled);
+  // `stale`: units whose gathers the step before left behind.
+  RecordedStep build(StepNumber step, Log log, std::vector<std::int32_t> stale);
+  std::vector<std::int32_t> pending_units() const;  // of the step that was built
+
+ private:
+  // Variants of unit rows that cost different amounts.
+  static constexpr std::int32_t kWholeGroup = 0;
+  static constexpr std::int32_t kSmallGroup = 1;   // the group the unit was resharded to
+  static constexpr std::int32_t kSingleRank = 2;   // copied parameter by parameter
+  static constexpr std::int32_t kCast = 0;         // accumulate: cast to the stored dtype
+  static constexpr std::int32_t kAdd = 1;          // ... add to the gradient that is there
+  static constexpr std::int32_t kDivide = 2;       // ... divide in place
+  static constexpr std::int32_t kUnsharded = 3;    // ... cast or add the unsharded gradient
+  static constexpr std::int32_t kPartial = 4;      // ... add the partial output of a replica
+  static constexpr std::int32_t kDivideInput = 5;  // ... divide the reduce-scatter's input
+  static constexpr std::int32_t kCopyAlone = 6;    // ... one rank: copy instead of reduce-scatter
+  static constexpr std::int32_t kCastAdd = 7;      // ... cast and add
+
+  enum class Training : std::uint8_t { kIdle, kForward, kPreBackward, kPostBackward };
+  static std::string_view word(Training training);
+
+  // What another stream, or the host, can wait for.
+  struct DeviceEvent {
+    EventId row = kNoEvent;
+    std::string_view label;  // "all_gather", "post_reduce", ...
+    std::int32_t unit = HostEvent::kNobody;
+    bool recorded = false;
+  };
+
+  struct Gather {  // AllGatherResult
+    bool pending = false;
+    bool async = false;
+    DeviceEvent event;
+    std::int32_t buffer = kNoBuffer;
+    std::int64_t bytes = 0;
+  };
+  struct HeldGather {  // comm_ctx.all_gather_state
+    Gather gather;
+    std::int32_t unit = -1;
+    DeviceEvent copy_out;
+  };
+
+  struct Group {                              // FSDPParamGroup, and the FSDPState around it
+    Training state = Training::kIdle;         // of the group
+    Training module_state = Training::kIdle;  // of its FSDPState
+    std::string_view logged;                  // state that the recorder saw last
+    bool unsharded = false;
+    bool reduces = true;  // reduce_grads
+    Gather gather;
+    std::int32_t parameters = kNoBuffer;
+    std::vector<std::int32_t> single_parameters;  // where they are not handled all at once
+    std::vector<std::int32_t> slices;             // of the small group
+    DeviceEvent reshard;                          // copies of the slices
+    DeviceEvent post_reduce;
+    DeviceEvent all_reduce;
+    std::int32_t all_reduce_input = kNoBuffer;
+    std::int64_t all_reduce_input_bytes = 0;
+    bool all_reduce_pending = false;
+    std::int32_t partial = kNoBuffer;
+    std::vector<std::int32_t> post_forward;  // positions in post_forward_order_
+    // Unsharded gradients: of which pass; casts of them, one per trained parameter.
+    std::int32_t gradient_pass = -1;
+    std::vector<std::int32_t> accumulated;
+    std::int32_t gradient = kNoBuffer;  // sharded
+    std::vector<std::int32_t> host_gradients;
+    bool has_gradient = false;
+    std::vector<DeviceEvent> host_copies;  // device-to-host copies that the host awaits
+    std::int32_t open_modules = 0;         // of a list that have run since its pre-forward
+    bool fresh_gradients = false;          // autograd stored some since the last post_backward
+  };
+
+  struct Trained {                 // a parameter that the optimizer steps
+    std::int32_t unit = -1;        // -1: outside FSDP
+    std::int64_t state_bytes = 0;  // of one moment
+    std::int32_t ignored_gradient = kNoBuffer;
+  };
+
+  struct HeldInput {  // ReduceScatterState
+    DeviceEvent event;
+    std::int32_t buffer = kNoBuffer;
+    std::int64_t bytes = 0;
+    std::int32_t unit = -1;
+  };
+
+  static constexpr std::int32_t kNoRoot = -3;     // nobody runs forward as root
+  static constexpr std::int32_t kRootState = -2;  // the model's own FSDPState
+
+  Group& group(std::int32_t unit) { return groups_[static_cast<std::size_t>(unit)]; }
+  std::int32_t count() const { return static_cast<std::int32_t>(groups_.size()); }
+  const Fsdp2Version& version() const { return version_; }
+  bool replicated() const { return plan_.mesh.replicate > 1; }
+  bool alone() const { return plan_.mesh.shard == 1; }
+  bool casts_parameters() const { return plan_.param_dtype != plan_.master_dtype; }
+  bool casts_gradients() const { return plan_.reduce_dtype != plan_.master_dtype; }
+  std::int64_t param_size() const { return size_of(plan_.param_dtype); }
+  std::int64_t reduce_size() const { return size_of(plan_.reduce_dtype); }
+  std::int64_t master_size() const { return size_of(plan_.master_dtype); }
+  std::int32_t root_unit() const { return root() >= 0 ? root() : HostEvent::kRootModule; }
+
+  // --- the log ---
+  friend class Fsdp2Scope;  // fsdp2_scope.h: what the host is doing, for whom
+  using Scope = Fsdp2Scope;
+  void log(std::string_view kind, HostEvent event = {});
+  void log_here(std::string_view kind, HostEvent event = {});  // for the unit the host works for
+  void log_operator(std::string_view name, Stream stream, std::int64_t bytes, DType dtype);
+  static std::string_view name(Stream stream);
+  void see_state(std::int32_t unit) { group(unit).logged = word(group(unit).state); }
+  DeviceEvent record(Stream stream, std::string_view label, std::int32_t unit) const;
+  void wait_event(Stream stream, const DeviceEvent& event);
+  void wait_stream(Stream stream, Stream other);
+  void wait_gather_streams(const DeviceEvent& event);
+
+  // --- fsdp2.cpp: FSDPState, the model, autograd ---
+  void prepare();  // order of states, which layers need gradients
+  void persistent_memory(StepNumber step);
+  void set_flags(std::int32_t microbatch);
+  void run_forward(bool training);
+  void forward_layer(std::int32_t layer);
+  bool in_root_unit(std::int32_t layer) const { return unit_of_layer(layer) == root(); }
+  // _set_unshard_async_op reaches the modules inside the one it is called for.
+  bool is_async(std::int32_t unit) const {
+    const Module& first = modules_of(unit).front();
+    return plan_.prefetch.async_unshard &&
+           (is_listed(unit) || (first.part > 0 && is_listed(unit_of_layer(first.layer))));
+  }
+  // Trainers set what goes beyond the defaults for the modules that they list.
+  bool is_listed(std::int32_t unit) const {
+    return std::find(prefetch_order_.begin(), prefetch_order_.end(), unit) != prefetch_order_.end();
+  }
+  void enter_module(std::int32_t layer, std::int8_t part);
+  void leave_module(std::int32_t layer, std::int8_t part, bool in_backward);
+  void begin_backward(std::int32_t layer, std::int8_t part);
+  void end_backward(std::int32_t layer, std::int8_t part);
+  void run_backward();
+  void run_layer(EventKind kind, std::int32_t layer);
+  void run_border(EventKind kind, std::int32_t layer, std::int8_t part);
+  std::int32_t first_call(std::int32_t layer) const;
+  void store_gradients(std::int32_t layer, std::int8_t part);
+  void state_pre_forward(std::int32_t unit);
+  void state_post_forward(std::int32_t unit, bool in_backward);
+  void prefetch_forward(std::int32_t unit);
+  void root_pre_forward(std::int32_t state);
+  void end_root_forward(std::int32_t state);
+  void cast_root_output();
+  void state_pre_backward(std::int32_t unit);
+  void root_post_backward_final_callback();
+  void optimizer(StepNumber step);
+  void create_optimizer_states();
+  void step_one_by_one();
+  void pad_again();
+  void zero_grad();
+  void clip();
+
+  // --- fsdp2_unshard.cpp: FSDPParamGroup ---
+  void unshard(std::int32_t unit);
+  void all_gather(std::int32_t unit);
+  void wait_for_unshard(std::int32_t unit);
+  void copy_out(std::int32_t unit);
+  std::int32_t copy_out_alone(std::int32_t unit);
+  void keep_slices(std::int32_t unit);
+  void free_all(std::vector<std::int32_t>& buffers);
+  void free_from_end(std::vector<std::int32_t>& buffers);
+  void reshard(std::int32_t unit);
+  void pre_forward(std::int32_t unit);
+  void post_forward(std::int32_t unit, bool in_backward);
+  void pre_backward(std::int32_t unit, bool default_prefetch);
+  void prefetch(std::int32_t unit, Training pass, std::string_view cause);
+  void free_gather(std::int32_t unit, Gather& gather);
+
+  // --- fsdp2_reduce.cpp ---
+  void post_backward(std::int32_t unit, std::string_view cause);
+  void accumulate_unsharded_grads(std::int32_t unit);
+  void keep_unsharded_grads(std::int32_t unit);
+  void release_inputs();
+  void foreach_reduce(std::int32_t unit);
+  void rearrange_gradients(const UnitShape& shape, std::vector<std::int32_t>& gradients,
+                           std::vector<std::int32_t>& kept_names, DType dtype);
+  void note_last_reduction(Stream stream, const DeviceEvent& event);
+  void store_sharded_grads(std::int32_t unit, std::int32_t output, Stream stream);
+  void wait_for_post_backward(std::int32_t unit);
+  void finalize_backward(std::int32_t unit);
+  void wait_last_reductions();
+  void free_input(HeldInput& held);
+
+  // --- fsdp2_work.cpp ---
+  UnitWork unit_work(EventKind kind, const UnitShape& shape, std::int32_t variant) const override;
+  UnitWork step_work(EventKind kind) const override;
+  struct Division {     // _get_gradient_divide_factors
+    double before = 0;  // 0: none
+    double after = 0;
+    std::string_view reduce_scatter, all_reduce;  // reduction operators
+  };
+  Division division(std::int32_t unit) const;
+
+  Fsdp2Version version_;
+  std::vector<Group> groups_;
+  std::vector<Trained> trained_;      // in the order of Module.parameters()
+  std::vector<std::int32_t> visits_;  // states in the order of named_modules, without the root
+  std::vector<std::int32_t> prefetch_order_;                        // units as a trainer lists them
+  std::vector<bool> input_needs_gradient_, output_needs_gradient_;  // of each layer
+  std::vector<std::int32_t> post_forward_order_;
+  std::int32_t forward_root_ = kNoRoot;  // iter_forward_root
+  HeldGather held_gather_;
+  std::deque<HeldInput> held_inputs_;   // comm_ctx.reduce_scatter_state(s)
+  std::vector<HeldInput> late_inputs_;  // awaited, freed when post_backward returns
+  std::vector<std::pair<Stream, DeviceEvent>> last_reductions_;  // since the last finalize
+  bool in_finalize_ = false;
+  EventId pending_host_wait_ = kNoEvent;
+  std::int32_t input_tokens_ = kNoBuffer;
+  std::int32_t input_labels_ = kNoBuffer;
+  bool is_last_backward_ = true;
+  bool all_reduces_ = true;
+  bool reshards_after_backward_ = true;
+
+  std::vector<std::int32_t> unpadded_, padded_again_;
+  bool logging_ = false;
+  std::vector<HostEvent> events_;
+  std::int32_t log_unit_ = HostEvent::kNobody;
+  std::string_view log_where_ = "forward";
+  std::string_view log_cause_;
+  std::int32_t log_microbatch_ = 0;
+};
+
+}  // namespace foreshard

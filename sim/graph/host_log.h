@@ -1,0 +1,58 @@
+// What FSDP2's host code does in one step, finer than rows: the vocabulary of the recordings of the
+// real library (tests/recordings), which this is compared with.
+//
+// Written by the builder where it adds the rows themselves, so that there is no second reading of a
+// plan. Ordinary builds keep none.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "sim/graph/event_graph.h"
+#include "sim/graph/training_step.h"
+
+namespace foreshard {
+
+struct HostEvent {
+  static constexpr std::int32_t kNobody = -1;
+  static constexpr std::int32_t kRootModule = -2;  // which may hold no parameters
+  static constexpr std::int64_t kBlank = -1;
+
+  std::string_view kind = {};   // "all_gather", "wait", "reshard", "free_reduce_scatter_input", ...
+  std::int32_t unit = kNobody;  // index into EventGraph::units, kRootModule or kNobody
+  std::string_view stream = {};    // that was current, or that waits: "D", "CI", "AG", "RS", "AR"
+  std::int64_t bytes_in = kBlank;  // tensors of this rank; kBlank: not told
+  std::int64_t bytes_out = kBlank;
+  std::string_view dtype = {};  // "bf16"; "" none
+  std::string_view group = {};  // "shard", "replicate", "post_forward", "reduce_scatter", "clip"
+  std::int64_t group_size = 0;  // 0: not told
+  std::string_view cause =
+      {};  // "demand", "implicit_backward", "autograd", "wait_for_unshard", ...
+  std::string_view state = {};  // training state of the unit: "forward", "pre_backward", ...
+  std::string_view on =
+      {};  // operator, reduction, or what is waited for ("all_gather", "stream CI")
+  std::int32_t on_unit = kNobody;  // of the event that is waited for; kRootModule too
+  std::int32_t microbatch = 0;     // -1: outside the micro-batches
+  std::uint32_t actions = 0;       // memory actions of the graph that come before it
+};
+
+struct RecordedStep {
+  EventGraph graph;
+  std::vector<HostEvent> log;
+  // Shards that the library pads once more in its first forward where tensors are fake and have no
+  // address (FSDPParam.reset_sharded_param); a recorder of fake tensors counts them as activations
+  // of the device.
+  std::vector<std::int32_t> padded_again;
+};
+
+enum class StepNumber : std::uint8_t {
+  kFirst,   // optimizer states do not exist before the optimizer's first step
+  kSteady,  // any later one
+};
+
+// Preconditions as build_training_step(); runtime fsdp2 only.
+RecordedStep record_training_step(const ModelSpec& model, const Plan& plan,
+                                  const LayerPrograms& programs, StepNumber step);
+
+}  // namespace foreshard

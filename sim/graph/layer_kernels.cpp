@@ -1,0 +1,179 @@
+// One function per kind of kernel; sizes come from the layer's tensors at the program's batch.
+#include "sim/graph/layer_kernels.h"
+
+namespace foreshard {
+namespace {
+
+std::size_t index(std::int16_t t) { return static_cast<std::size_t>(t); }
+
+MemoryClass class_of(Function function, Pass pass) {
+  switch (function) {
+    case Function::kRmsNorm:
+    case Function::kLayerNorm:
+      return pass == Pass::kForward ? MemoryClass::kNormForward : MemoryClass::kNormBackward;
+    case Function::kLogSoftmax:
+    case Function::kNegativeLogLikelihood:
+    case Function::kCrossEntropy:
+      return MemoryClass::kLoss;
+    default:
+      return MemoryClass::kElementwise;
+  }
+}
+
+std::int64_t total_bytes(const KernelCounts& counts, const std::vector<std::int16_t>& tensors) {
+  std::int64_t sum = 0;
+  for (std::int16_t t : tensors) sum += counts.bytes[index(t)];
+  return sum;
+}
+
+// Rows of the activations that a matrix product works on.
+std::int64_t rows_of(const KernelCounts& counts, const Operation& op) {
+  return checked_multiply(checked_multiply(counts.options.batch, counts.options.sequence), op.rows);
+}
+
+// Elements of the weight: all experts' where each has one.
+std::int64_t weight_elements(const KernelCounts& counts, const Operation& op) {
+  return counts.layer.parameters[index(op.parameters.front())].numel();
+}
+
+struct Product {
+  std::int64_t m = 0, n = 0, k = 0;
+  std::int64_t elements = 0;  // of the three matrices
+};
+
+void add_gemm(const KernelCounts& counts, Pass pass, const Product& product,
+              LayerPhaseProgram& phase) {
+  const auto& [m, n, k, elements] = product;
+  Kernel kernel;
+  kernel.kind = KernelKind::kGemm;
+  kernel.function = Function::kMatrixProduct;
+  kernel.pass = pass;
+  kernel.fp32 = counts.options.compute == DType::kFp32;
+  kernel.m = m;
+  kernel.n = n;
+  kernel.k = k;
+  kernel.bytes = Bytes(elements * size_of(counts.options.compute));
+  kernel.flops =
+      Flops(2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k));
+  phase.kernels.push_back(kernel);
+  phase.flops += kernel.flops;
+}
+
+void add_attention(const KernelCounts& counts, const Operation& op, Pass pass,
+                   LayerPhaseProgram& phase) {
+  Kernel kernel;
+  kernel.kind = KernelKind::kAttention;
+  kernel.function = Function::kAttention;
+  kernel.pass = pass;
+  kernel.causal = op.attention.causal;
+  kernel.fp32 = counts.options.compute == DType::kFp32;
+  kernel.m = counts.options.batch;
+  kernel.n = counts.options.sequence;
+  kernel.k = op.attention.head_dim;
+  kernel.heads = op.attention.heads;
+  constexpr double kBackwardProducts = 2.5;
+  kernel.flops = forward_flops(op, counts.options.batch, counts.options.sequence) *
+                 (pass == Pass::kForward ? 1.0 : kBackwardProducts);
+  kernel.bytes = Bytes(total_bytes(counts, op.inputs) + total_bytes(counts, op.outputs));
+  phase.kernels.push_back(kernel);
+  phase.flops += kernel.flops;
+}
+
+void add_gemm_backward(const KernelCounts& counts, const Operation& op, BackwardParts parts,
+                       LayerPhaseProgram& phase) {
+  const ProgramOptions& options = counts.options;
+  const std::int64_t rows = rows_of(counts, op);
+  const std::int64_t weights = weight_elements(counts, op);
+  const std::int64_t elements = rows * op.k + weights + rows * op.n;
+  if (parts.weights) {
+    add_gemm(counts, Pass::kBackward, {op.k, op.n, rows, elements}, phase);
+    if (options.gradients == GradientStorage::kFlat && options.flat_gradient != options.compute) {
+      add_memory_kernel(
+          phase, Function::kCast, Pass::kBackward,
+          checked_multiply(weights, size_of(options.compute) + size_of(options.flat_gradient)));
+    }
+  }
+  if (parts.inputs) add_gemm(counts, Pass::kBackward, {rows, op.k, op.n, elements}, phase);
+  if (parts.weights && op.parameters.size() > 1) {
+    // The bias: a column sum over the output's gradient.
+    add_memory_kernel(phase, Function::kColumnSum, Pass::kBackward,
+                      counts.bytes[index(op.outputs.front())]);
+  }
+}
+
+}  // namespace
+
+void add_memory_kernel(LayerPhaseProgram& phase, Function function, Pass pass, std::int64_t bytes) {
+  Kernel kernel;
+  kernel.kind = KernelKind::kMemory;
+  kernel.function = function;
+  kernel.memory_class = class_of(function, pass);
+  kernel.pass = pass;
+  kernel.bytes = Bytes(bytes);
+  phase.kernels.push_back(kernel);
+}
+
+void add_forward_kernels(const KernelCounts& counts, const Operation& op,
+                         LayerPhaseProgram& phase) {
+  const std::int64_t moved = total_bytes(counts, op.inputs) + total_bytes(counts, op.outputs);
+  switch (op.kind) {
+    case OperationKind::kGemm: {
+      const std::int64_t rows = rows_of(counts, op);
+      add_gemm(counts, Pass::kForward,
+               {rows, op.n, op.k, rows * op.k + weight_elements(counts, op) + rows * op.n}, phase);
+      return;
+    }
+    case OperationKind::kAttention:
+      add_attention(counts, op, Pass::kForward, phase);
+      return;
+    case OperationKind::kNorm:
+    case OperationKind::kElementwise:
+      add_memory_kernel(phase, op.function, Pass::kForward, moved);
+      return;
+    case OperationKind::kEmbedding:  // reads one row per output row
+      add_memory_kernel(phase, op.function, Pass::kForward, 2 * total_bytes(counts, op.outputs));
+      return;
+    case OperationKind::kSoftmaxLoss:
+      // In place: the logits are read, their gradient is written, all in forward.
+      add_memory_kernel(phase, op.function, Pass::kForward,
+                        op.in_place ? 2 * total_bytes(counts, op.inputs) : moved);
+      return;
+  }
+}
+
+void add_backward_kernels(const KernelCounts& counts, const Operation& op, BackwardParts parts,
+                          LayerPhaseProgram& phase) {
+  const std::int64_t output = op.outputs.empty() ? 0 : counts.bytes[index(op.outputs.front())];
+  const std::int64_t moved =
+      output + total_bytes(counts, op.saved) + total_bytes(counts, op.inputs);
+  switch (op.kind) {
+    case OperationKind::kGemm:
+      add_gemm_backward(counts, op, parts, phase);
+      return;
+    case OperationKind::kAttention:
+      add_attention(counts, op, Pass::kBackward, phase);
+      return;
+    case OperationKind::kNorm:
+      // Reads the output's gradient and the saved input, writes the input's gradient.
+      add_memory_kernel(phase, op.function, Pass::kBackward,
+                        output + 2 * total_bytes(counts, op.inputs));
+      return;
+    case OperationKind::kElementwise:
+      add_memory_kernel(phase, op.function, Pass::kBackward, moved);
+      return;
+    case OperationKind::kEmbedding: {
+      // Zero-fills the dense gradient, then scatter-adds one row per token.
+      std::int64_t table = 0;
+      for (std::int16_t p : op.parameters) {
+        table += counts.layer.parameters[index(p)].numel() * size_of(counts.options.compute);
+      }
+      add_memory_kernel(phase, op.function, Pass::kBackward, table + 3 * output);
+      return;
+    }
+    case OperationKind::kSoftmaxLoss:
+      if (!op.in_place) add_memory_kernel(phase, op.function, Pass::kBackward, moved);
+      return;
+  }
+}
+
+}  // namespace foreshard

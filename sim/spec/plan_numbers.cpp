@@ -1,0 +1,107 @@
+// Which units a plan has, and other numbers that follow from it.
+#include <algorithm>
+
+#include "sim/base/error.h"
+#include "sim/spec/plan_check.h"
+
+namespace foreshard {
+
+bool in_root(const Units& units, LayerRole role) {
+  const bool tied_unit = units.embedding == UnitPlacement::kWithHead;
+  switch (role) {
+    case LayerRole::kEmbedding:
+      return units.embedding == UnitPlacement::kRoot;
+    case LayerRole::kBlock:
+      return units.blocks == UnitPlacement::kRoot;
+    case LayerRole::kFinalNorm:
+      return units.head != UnitPlacement::kWithNorm && !tied_unit;
+    case LayerRole::kHead:
+      return units.head == UnitPlacement::kRoot && !tied_unit;
+    case LayerRole::kLoss:
+      break;
+  }
+  return false;
+}
+
+bool splits_block(const Units& units, std::int64_t block) {
+  return units.experts == UnitPlacement::kOwn && units.blocks == UnitPlacement::kOwn &&
+         block % units.experts_every == 0;
+}
+
+bool has_root_unit(const Plan& plan, const ModelSpec& model) {
+  return std::any_of(model.order.begin(), model.order.end(), [&](const LayerInstance& layer) {
+    const LayerSpec& spec = model.kinds[static_cast<std::size_t>(layer.kind)];
+    // What an embedding adds to the rows of its table stays in the root.
+    const bool is_split = spec.role == LayerRole::kEmbedding && !spec.nested.empty();
+    return !spec.parameters.empty() && (is_split || in_root(plan.units, spec.role));
+  });
+}
+
+std::int64_t unit_count(const Plan& plan, const ModelSpec& model) {
+  std::int64_t block = 0;
+  std::int64_t blocks = 0, nested = 0, others = 0;
+  for (const LayerInstance& layer : model.order) {
+    const LayerSpec& spec = model.kinds[static_cast<std::size_t>(layer.kind)];
+    if (spec.parameters.empty() || layer.same_as >= 0) continue;
+    if (in_root(plan.units, spec.role)) continue;
+    if (spec.role == LayerRole::kBlock) {
+      ++blocks;
+    } else if (spec.role == LayerRole::kEmbedding ||
+               (spec.role == LayerRole::kHead &&
+                plan.units.embedding != UnitPlacement::kWithHead)) {
+      ++others;  // the norm is in the head's unit, or both in the embedding's
+    }
+    if (spec.role == LayerRole::kBlock && splits_block(plan.units, block++)) {
+      nested += static_cast<std::int64_t>(spec.nested.size());
+    }
+  }
+  const std::int64_t per_unit = plan.units.layers_per_unit;
+  return (has_root_unit(plan, model) ? 1 : 0) + others + (blocks + per_unit - 1) / per_unit +
+         nested;
+}
+
+std::int64_t global_batch(const Plan& plan) {
+  const std::int64_t world = checked_multiply(plan.mesh.shard, plan.mesh.replicate);
+  return checked_multiply(checked_multiply(world, plan.batch.micro_batch), plan.batch.accumulation);
+}
+
+// The first range changes nothing. It keeps the number of blocks, without which every-K could not
+// be told from a list of the same blocks that stops earlier; the reader of lists drops such ranges.
+RangedPolicy<Recompute> recompute_every(std::int64_t k, std::int64_t blocks) {
+  FORESHARD_CHECK(k >= 1 && blocks >= 0, "recompute_every needs k >= 1");
+  if (k == 1 || blocks <= 1) return {Recompute::kFull, {}};
+  RangedPolicy<Recompute> policy{Recompute::kNone, {{0, blocks - 1, Recompute::kNone}}};
+  for (std::int64_t block = 0; block < blocks; block += k) {
+    policy.ranges.push_back({block, block, Recompute::kFull});
+  }
+  return policy;
+}
+
+std::optional<std::int64_t> every_k(const RangedPolicy<Recompute>& policy) {
+  if (policy.value != Recompute::kNone || policy.ranges.size() < 2) return std::nullopt;
+  const std::int64_t blocks = policy.ranges[0].last + 1;
+  const std::int64_t k = policy.ranges.size() == 2 ? blocks : policy.ranges[2].first;
+  if (k < 2 || k > plan_limits::kEvery || blocks > plan_limits::kNumber) return std::nullopt;
+  if (policy != recompute_every(k, blocks)) return std::nullopt;
+  return k;
+}
+
+std::vector<std::int64_t> nearest_divisors(std::int64_t n, std::int64_t x) {
+  std::int64_t below = 0;
+  std::int64_t above = 0;
+  const auto take = [&](std::int64_t divisor) {
+    if (divisor <= x) below = std::max(below, divisor);
+    if (divisor >= x) above = above == 0 ? divisor : std::min(above, divisor);
+  };
+  for (std::int64_t d = 1; d <= n / d; ++d) {
+    if (n % d != 0) continue;
+    take(d);
+    take(n / d);
+  }
+  std::vector<std::int64_t> divisors;
+  if (below > 0) divisors.push_back(below);
+  if (above > 0 && above != below) divisors.push_back(above);
+  return divisors;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,24 @@
+// What a runtime cannot run of a plan whose values are right otherwise; for plan_check.cpp only.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "sim/spec/model_spec.h"
+#include "sim/spec/plan.h"
+#include "sim/spec/plan_check.h"
+
+namespace foreshard {
+
+PlanProblem contradiction(std::string key, std::string what_is_wrong, std::string expected = "",
+                          std::string did_you_mean = "");
+PlanProblem missing_capability(std::string key, std::string what_is_wrong,
+                               std::string nearest = "");
+
+// Whether the version is modelled, and then what it has no knob for.
+std::optional<PlanProblem> problem_of_runtime(const Plan& plan);
+
+// What fully_shard raises while it runs, though every knob is there.
+std::optional<PlanProblem> problem_of_running(const Plan& plan, const ModelSpec& model);
+
+}  // namespace foreshard

@@ -1,0 +1,398 @@
+// Readers first, each above the one that uses it, then the writers in the order of the header.
+#include "sim/spec/plan_values.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <utility>
+#include <vector>
+
+#include "sim/base/spelling.h"
+#include "sim/spec/plan_check.h"
+
+namespace foreshard {
+
+const char* word_of(Optimizer::Kind kind) {
+  return kind == Optimizer::Kind::kAdamW ? "adamw" : "sgd";
+}
+const char* word_of(Optimizer::Implementation implementation) {
+  switch (implementation) {
+    case Optimizer::Implementation::kForeach:
+      return "foreach";
+    case Optimizer::Implementation::kFused:
+      return "fused";
+    case Optimizer::Implementation::kLoop:
+      return "loop";
+  }
+  return "?";
+}
+const char* word_of(Communicators communicators) {
+  return communicators == Communicators::kShared ? "shared" : "separate";
+}
+const char* word_of(HostSync sync) { return sync == HostSync::kNone ? "none" : "step"; }
+
+namespace {
+
+// Where `word` starts a number, what is meant is a number, right or wrong.
+bool looks_like_number(std::string_view word) {
+  return !word.empty() &&
+         (std::string_view("+-.0123456789").find(word[0]) != std::string_view::npos);
+}
+
+Error not_modelled(const ConfigNode& node, std::string_view what, std::string_view nearest) {
+  return {ExitCode::kMissingCapability,
+          node.error(fmt::format("{}; nearest plan: {}", what, nearest)).what()};
+}
+
+ConfigError wrong_word(const ConfigNode& node, const std::string& expected,
+                       const std::vector<std::string>& words) {
+  const std::string_view text = node.text();
+  std::string shown =
+      node.is_scalar() ? quote(text) + " is not known here" : "no such value can stand here";
+  return node.error(shown, expected, nearest_spelling(text, words));
+}
+
+bool is_version(std::string_view text) {
+  bool is_digit_due = true;
+  for (const char c : text) {
+    const bool is_digit = c >= '0' && c <= '9';
+    if (!is_digit && (c != '.' || is_digit_due)) return false;
+    is_digit_due = !is_digit;
+  }
+  return !is_digit_due;
+}
+
+Reshard read_reshard(const ConfigNode& node) {
+  static constexpr const char* kExpected =
+      "always, never or the size of a smaller group, for example 8";
+  if (node.is_scalar() && looks_like_number(node.text())) {
+    return {Reshard::Kind::kGroup, node.as_int(1, plan_limits::kMesh)};
+  }
+  if (node.text() == "always") return {Reshard::Kind::kAlways, 0};
+  if (node.text() == "never") return {Reshard::Kind::kNever, 0};
+  // PyTorch's own words for the two.
+  if (node.text() == "true" || node.text() == "True") {
+    throw node.error(quote(node.text()) + " is not known here", kExpected, "always");
+  }
+  if (node.text() == "false" || node.text() == "False") {
+    throw node.error(quote(node.text()) + " is not known here", kExpected, "never");
+  }
+  throw wrong_word(node, kExpected, {"always", "never"});
+}
+
+Recompute read_recompute(const ConfigNode& node) {
+  static constexpr std::array kValues = {Recompute::kNone, Recompute::kFull, Recompute::kSelective};
+  return read_word(node, kValues);
+}
+
+// "3" or "0-30".
+std::pair<std::int64_t, std::int64_t> read_numbers(const ConfigNode& node) {
+  static constexpr const char* kExpected = "a number or a range, for example 31 or 0-30";
+  const std::string_view text = node.text();
+  const std::size_t dash = text.find('-');
+  if (node.is_scalar() && !node.is_quoted() && (dash == 0 || dash == std::string_view::npos)) {
+    const std::int64_t number = node.as_int(0, plan_limits::kNumber);
+    return {number, number};
+  }
+  const auto number = [&](std::string_view digits) -> std::int64_t {
+    std::int64_t value = -1;
+    const auto [end, failure] =
+        std::from_chars(digits.data(), digits.data() + digits.size(), value);
+    // from_chars takes a sign; a second dash must not pass for one.
+    if (failure != std::errc() || end != digits.data() + digits.size() || digits[0] == '-' ||
+        digits.size() > 7) {
+      throw node.error(node.is_scalar() ? quote(text) + " is no range" : "no range stands here",
+                       kExpected);
+    }
+    return value;
+  };
+  const std::int64_t first = number(text.substr(0, dash));
+  const std::int64_t last = dash == std::string_view::npos ? first : number(text.substr(dash + 1));
+  if (first > last) throw node.error(quote(text) + " runs backwards", kExpected);
+  return {first, last};
+}
+
+// [{<noun>: 0-30, value: ...}, ...]; the entry of `all`, which comes first, sets what holds
+// elsewhere, in place of `otherwise`.
+template <typename T>
+RangedPolicy<T> read_ranges(const ConfigNode& node, std::string_view noun,
+                            T (*read)(const ConfigNode&), T otherwise = {}) {
+  const std::string expected = fmt::format("a list such as [{{{}: 0-3, value: ...}}]", noun);
+  const std::span<const ConfigNode> elements = node.elements();
+  if (elements.empty()) throw node.error("the list is empty", expected);
+  RangedPolicy<T> policy{otherwise, {}};
+  for (const ConfigNode& element : elements) {
+    if (!element.is_mapping()) throw element.error("is no range with its value", expected);
+    element.allow_only({noun, "value"});
+    const ConfigNode numbers = element.at(noun, expected);
+    const T value = read(element.at("value", expected));
+    if (numbers.text() == "all") {
+      if (&element != &elements.front()) {
+        throw numbers.error("all stands behind ranges, which it would undo", "all as first entry");
+      }
+      policy.value = value;
+      continue;
+    }
+    const auto [first, last] = read_numbers(numbers);
+    policy.ranges.push_back({first, last, value});
+  }
+  return policy;
+}
+
+bool read_bool(const ConfigNode& node) { return node.as_bool(); }
+
+Json written_numbers(std::int64_t first, std::int64_t last) {
+  return first == last ? Json(first) : Json(fmt::format("{}-{}", first, last));
+}
+
+// `otherwise` is what holds where the list says nothing.
+template <typename T, typename Write>
+Json written_ranges(const RangedPolicy<T>& policy, const char* noun, const T& otherwise,
+                    Write write) {
+  if (policy.ranges.empty()) return write(policy.value);
+  Json list = Json::array();
+  const auto add = [&](Json numbers, const T& value) {
+    Json entry;
+    entry[noun] = std::move(numbers);
+    entry["value"] = write(value);
+    list.push_back(std::move(entry));
+  };
+  if (policy.value != otherwise) add("all", policy.value);
+  for (const auto& [first, last, value] : policy.ranges) add(written_numbers(first, last), value);
+  return list;
+}
+
+}  // namespace
+
+Runtime read_runtime(const ConfigNode& node) {
+  static constexpr std::string_view kExpected = "fsdp2, fsdp2@2.11 or native";
+  static constexpr std::string_view kLater[] = {"fsdp1", "ddp", "zero1", "zero2", "zero3"};
+  const std::string text = node.as_string();
+  const std::size_t at = text.find('@');
+  const std::string name = text.substr(0, at);
+  if (std::find(std::begin(kLater), std::end(kLater), name) != std::end(kLater)) {
+    throw not_modelled(node, fmt::format("the runtime {} is not modelled yet", name),
+                       "runtime: fsdp2");
+  }
+  Runtime runtime;
+  if (name == "native") {
+    runtime.kind = RuntimeKind::kNative;
+  } else if (name != "fsdp2") {
+    throw node.error(quote(text) + " is no runtime", std::string(kExpected),
+                     nearest_spelling(name, std::vector<std::string>{"fsdp2", "native"}));
+  }
+  runtime.version = at == std::string::npos ? "" : text.substr(at + 1);
+  if (at != std::string::npos && !is_version(runtime.version)) {
+    throw node.error(quote(runtime.version) + " is no version", std::string(kExpected));
+  }
+  return runtime;
+}
+
+UnitPlacement read_experts(const ConfigNode& node) {
+  return node.as_choice({"own", "block"}) == 0 ? UnitPlacement::kOwn : UnitPlacement::kRoot;
+}
+
+RangedPolicy<Reshard> read_reshard_policy(const ConfigNode& node) {
+  if (node.is_sequence()) return read_ranges<Reshard>(node, "units", read_reshard);
+  return {read_reshard(node), {}};
+}
+
+RangedPolicy<bool> read_unshard_in_backward(const ConfigNode& node) {
+  if (node.is_sequence()) return read_ranges<bool>(node, "units", read_bool, true);
+  return {node.as_bool(), {}};
+}
+
+void read_recompute_policy(const ConfigNode& node, PlanDocument& document) {
+  static constexpr std::string_view kEvery = "every-";
+  document.recompute_every.reset();
+  if (node.is_sequence()) {
+    document.plan.recompute = read_ranges<Recompute>(node, "layers", read_recompute);
+    // Changes nothing, and would make the list look like one of recompute_every.
+    auto& ranges = document.plan.recompute.ranges;
+    if (every_k(document.plan.recompute)) ranges.erase(ranges.begin());
+    return;
+  }
+  const std::string_view text = node.text();
+  if (text.starts_with(kEvery)) {
+    const std::string_view digits = text.substr(kEvery.size());
+    std::int64_t k = 0;
+    const auto [end, failure] = std::from_chars(digits.data(), digits.data() + digits.size(), k);
+    if (failure != std::errc() || end != digits.data() + digits.size() || k < 1 ||
+        k > plan_limits::kEvery) {
+      throw node.error(quote(text) + " names no number of blocks",
+                       "every-K with K from 1 to " + std::to_string(plan_limits::kEvery) +
+                           ", for example every-2");
+    }
+    document.recompute_every = k;
+    return;
+  }
+  for (const Recompute value : {Recompute::kNone, Recompute::kFull, Recompute::kSelective}) {
+    if (text == to_string(value)) {
+      document.plan.recompute = {value, {}};
+      return;
+    }
+  }
+  throw wrong_word(node,
+                   "none, full, selective, every-K or a list such as [{layers: 0-3, value: full}]",
+                   {"none", "full", "selective", "every-2"});
+}
+
+Loss read_loss(const ConfigNode& node) {
+  static constexpr const char* kExpected =
+      "eager, compiled, fused or chunked-N, for example chunked-8";
+  static constexpr std::string_view kChunked = "chunked-";
+  const std::string_view text = node.text();
+  if (text == "eager") return {Loss::Kind::kEager, 0};
+  if (text == "compiled") return {Loss::Kind::kCompiled, 0};
+  if (text == "fused") return {Loss::Kind::kFused, 0};
+  if (!text.starts_with(kChunked)) {
+    throw wrong_word(node, kExpected, {"eager", "compiled", "fused", "chunked-8"});
+  }
+  const std::string_view digits = text.substr(kChunked.size());
+  std::int64_t chunks = 0;
+  const auto [end, failure] = std::from_chars(digits.data(), digits.data() + digits.size(), chunks);
+  if (failure != std::errc() || end != digits.data() + digits.size() || chunks < 2 ||
+      chunks > plan_limits::kEvery) {
+    throw node.error(quote(text) + " names no number of chunks",
+                     "chunked-N with N from 2 to " + std::to_string(plan_limits::kEvery));
+  }
+  return {Loss::Kind::kChunked, chunks};
+}
+
+std::int64_t read_forward_prefetch(const ConfigNode& node) {
+  if (node.is_scalar() && looks_like_number(node.text())) {
+    return node.as_int(0, plan_limits::kPrefetch);
+  }
+  if (node.text() == "implicit") return Prefetch::kImplicit;
+  throw wrong_word(node, "implicit or a number of units from 0 to 1,024, for example 1",
+                   {"implicit"});
+}
+
+std::optional<DType> read_optional_dtype(const ConfigNode& node) {
+  static constexpr std::array kDTypes = {DType::kBf16, DType::kFp16, DType::kFp32};
+  const std::size_t choice = node.as_choice({"bf16", "fp16", "fp32", "none"});
+  if (choice == kDTypes.size()) return std::nullopt;
+  return kDTypes[choice];
+}
+
+Frozen read_frozen(const ConfigNode& node) {
+  static constexpr const char* kExpected =
+      "none or a list of embedding, norm, head and numbers of blocks, for example [embedding, "
+      "0-15]";
+  Frozen frozen;
+  if (node.is_scalar() && node.text() == "none") return frozen;
+  if (!node.is_sequence()) throw wrong_word(node, kExpected, {"none"});
+  if (node.elements().empty()) throw node.error("the list is empty", kExpected, "none");
+  for (const ConfigNode& element : node.elements()) {
+    const std::string_view text = element.text();
+    if (text == "embedding") {
+      frozen.embedding = true;
+    } else if (text == "norm") {
+      frozen.norm = true;
+    } else if (text == "head") {
+      frozen.head = true;
+    } else if (element.is_scalar() && looks_like_number(text)) {
+      const auto [first, last] = read_numbers(element);
+      frozen.blocks.ranges.push_back({first, last, true});
+    } else {
+      throw wrong_word(element, "embedding, norm, head or numbers of blocks such as 0-15",
+                       {"embedding", "norm", "head"});
+    }
+  }
+  return frozen;
+}
+
+std::optional<double> read_optional_positive(const ConfigNode& node) {
+  if (node.text() == "none") return std::nullopt;
+  static constexpr const char* kExpected = "a number above 0, for example 1.0, or none";
+  if (!node.is_scalar() || !looks_like_number(node.text())) {
+    throw wrong_word(node, kExpected, {"none"});
+  }
+  const double value = node.as_double();
+  if (!(value > 0)) throw node.error(quote(node.text()) + " is out of range", kExpected);
+  return value;
+}
+
+std::optional<std::int64_t> read_optional_steps(const ConfigNode& node) {
+  if (node.text() == "none") return std::nullopt;
+  if (!node.is_scalar() || !looks_like_number(node.text())) {
+    throw wrong_word(node, "a number of steps, for example 1000, or none", {"none"});
+  }
+  return node.as_int(1, plan_limits::kSteps);
+}
+
+std::string read_name(const ConfigNode& node, const char* expected) {
+  std::string text = node.is_null() ? "" : node.as_string();
+  if (text.empty()) throw node.error("nothing stands here", expected);
+  return text;
+}
+
+void read_surround(const ConfigNode& node, PlanDocument& /*document*/) {
+  if (node.as_int(1, plan_limits::kMesh) == 1) return;
+  throw not_modelled(node, "tensor, context and pipeline parallelism are not modelled yet",
+                     "1 for each size of surround");
+}
+
+Json written(const Runtime& runtime) {
+  const bool is_plain_native = runtime.kind == RuntimeKind::kNative &&
+                               runtime.version == newest_version(RuntimeKind::kNative);
+  const char* name = to_string(runtime.kind);
+  return is_plain_native ? name : fmt::format("{}@{}", name, runtime.version);
+}
+
+Json written(const Loss& loss) {
+  switch (loss.kind) {
+    case Loss::Kind::kEager:
+      return "eager";
+    case Loss::Kind::kCompiled:
+      return "compiled";
+    case Loss::Kind::kChunked:
+      return fmt::format("chunked-{}", loss.chunks);
+    case Loss::Kind::kFused:
+      return "fused";
+  }
+  return "?";
+}
+
+Json written_experts(UnitPlacement placement) {
+  return placement == UnitPlacement::kOwn ? "own" : "block";
+}
+
+Json written(const RangedPolicy<Reshard>& policy) {
+  return written_ranges(policy, "units", Reshard{}, [](const Reshard& reshard) {
+    if (reshard.kind == Reshard::Kind::kGroup) return Json(reshard.group);
+    return Json(reshard.kind == Reshard::Kind::kAlways ? "always" : "never");
+  });
+}
+
+Json written(const RangedPolicy<Recompute>& policy) {
+  if (const auto k = every_k(policy)) return fmt::format("every-{}", *k);
+  return written_ranges(policy, "layers", Recompute{},
+                        [](Recompute recompute) { return Json(to_string(recompute)); });
+}
+
+Json written_unshard_in_backward(const RangedPolicy<bool>& policy) {
+  return written_ranges(policy, "units", true, [](bool value) { return Json(value); });
+}
+
+Json written(const std::optional<DType>& dtype) { return dtype ? to_string(*dtype) : "none"; }
+
+Json written(const std::optional<double>& number) { return number ? Json(*number) : Json("none"); }
+
+Json written(const std::optional<std::int64_t>& steps) {
+  return steps ? Json(*steps) : Json("none");
+}
+
+Json written(const Frozen& frozen) {
+  if (!frozen.any()) return "none";
+  Json list = Json::array();
+  if (frozen.embedding) list.push_back("embedding");
+  for (const auto& [first, last, value] : frozen.blocks.ranges) {
+    if (value) list.push_back(written_numbers(first, last));
+  }
+  if (frozen.norm) list.push_back("norm");
+  if (frozen.head) list.push_back("head");
+  return list;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,126 @@
+// Sources, at the revisions that were read:
+// - torchtitan 01e1814a, torchtitan/distributed/fsdp.py: apply_fsdp_to_decoder makes units of the
+//   embedding, each block, and norm and head together, whose parameters it keeps after forward
+//   because backward gathers them first; of tied embeddings one unit with the norm, kept as well;
+//   disable_fsdp_gradient_division sets the divide factor to 1 (the loss is divided by the number
+//   of tokens). Selective checkpointing and fused AdamW are defaults of its configuration.
+// - accelerate, src/accelerate/utils/fsdp_utils.py, fsdp2_prepare_model: fully_shard of each module
+//   that the wrapping policy names (the blocks of a transformer), then of the model, all with the
+//   same reshard_after_forward, which is True unless told otherwise. So the root's is given too.
+// - llm-foundry (Composer): blocks are wrapped (`fsdp_wrap_fn`), the model is the root, FULL_SHARD.
+//   Composer's own default for the root is PyTorch's.
+#include "sim/spec/trainer.h"
+
+#include <fmt/format.h>
+
+#include "sim/base/error.h"
+#include "sim/spec/fsdp2_version.h"
+#include "sim/spec/plan_check.h"
+
+namespace foreshard {
+namespace {
+
+class Habits {
+ public:
+  explicit Habits(const PlanDocument& document) : document_(document) {}
+
+  template <typename T, typename U>
+  void fill(std::string_view key, T& field, const U& value) {
+    if (document_.has(key)) return;
+    field = value;
+    keys_.push_back(key);
+  }
+  std::vector<std::string_view> keys() && { return std::move(keys_); }
+
+ private:
+  const PlanDocument& document_;
+  std::vector<std::string_view> keys_;
+};
+
+void torchtitan(const PlanDocument& document, const ModelSpec& model, Plan& plan, Habits& habits) {
+  const bool says_where = document.has("units.embedding") || document.has("units.head");
+  const bool is_one_unit = plan.units.embedding == UnitPlacement::kWithHead;
+  if (!model.tied_embeddings || !says_where) {
+    habits.fill("units.embedding", plan.units.embedding,
+                model.tied_embeddings ? UnitPlacement::kWithHead : UnitPlacement::kOwn);
+    habits.fill("units.head", plan.units.head, UnitPlacement::kWithNorm);
+  } else if (!is_one_unit) {
+    // Where the user moves one end of a tied model the other follows, as in resolve().
+    if (!document.has("units.embedding")) plan.units.embedding = UnitPlacement::kRoot;
+    if (!document.has("units.head")) plan.units.head = UnitPlacement::kRoot;
+  }
+  const std::int64_t first = has_root_unit(plan, model) ? 1 : 0;
+  const Reshard never{Reshard::Kind::kNever, 0};
+  RangedPolicy<Reshard> reshard;
+  if (plan.units.embedding == UnitPlacement::kWithHead) {
+    reshard.ranges.push_back({first, first, never});
+  } else if (plan.units.head != UnitPlacement::kRoot) {
+    const std::int64_t last = unit_count(plan, model) - 1;
+    reshard.ranges.push_back({last, last, never});
+  }
+  habits.fill("reshard_after_forward", plan.reshard_after_forward, reshard);
+  habits.fill("recompute", plan.recompute, RangedPolicy<Recompute>{Recompute::kSelective, {}});
+  habits.fill("accumulation.mode", plan.accumulation, AccumulationMode::kReduceEach);
+  habits.fill("optimizer.implementation", plan.optimizer.implementation,
+              Optimizer::Implementation::kFused);
+  const auto minor = fsdp2_minor(plan.runtime.version);
+  if (minor && fsdp2_version(*minor).reduction_knobs) {
+    habits.fill("reduction.divide_factor", plan.gradient_divide_factor, 1.0);
+  }
+}
+
+void wrap_blocks(Plan& plan, Habits& habits) {
+  habits.fill("units.blocks", plan.units.blocks, UnitPlacement::kOwn);
+  habits.fill("units.embedding", plan.units.embedding, UnitPlacement::kRoot);
+  habits.fill("units.head", plan.units.head, UnitPlacement::kRoot);
+}
+
+}  // namespace
+
+const char* to_string(Trainer trainer) {
+  switch (trainer) {
+    case Trainer::kNone:
+      return "none";
+    case Trainer::kTorchtitan:
+      return "torchtitan";
+    case Trainer::kAccelerate:
+      return "accelerate";
+    case Trainer::kLlmFoundry:
+      return "llm-foundry";
+  }
+  return "?";
+}
+
+std::vector<std::string_view> apply_trainer(const PlanDocument& document, const ModelSpec& model,
+                                            Plan& plan) {
+  Habits habits(document);
+  if (document.trainer == Trainer::kNone) return {};
+  if (plan.runtime.kind != RuntimeKind::kFsdp2) {
+    const Location location = document.given.at("trainer").location;
+    const std::string what =
+        fmt::format("{} trains with fsdp2; nearest plan: runtime: fsdp2, or trainer: none",
+                    to_string(document.trainer));
+    throw Error(ExitCode::kMissingCapability, ConfigError(location, what).what());
+  }
+  switch (document.trainer) {
+    case Trainer::kNone:
+      break;
+    case Trainer::kTorchtitan:
+      torchtitan(document, model, plan, habits);
+      break;
+    case Trainer::kAccelerate: {
+      wrap_blocks(plan, habits);
+      RangedPolicy<Reshard> reshard;
+      if (has_root_unit(plan, model)) reshard.ranges.push_back({0, 0, Reshard{}});
+      habits.fill("reshard_after_forward", plan.reshard_after_forward, reshard);
+      break;
+    }
+    case Trainer::kLlmFoundry:
+      wrap_blocks(plan, habits);
+      habits.fill("reshard_after_forward", plan.reshard_after_forward, RangedPolicy<Reshard>{});
+      break;
+  }
+  return std::move(habits).keys();
+}
+
+}  // namespace foreshard

@@ -1,0 +1,238 @@
+// Layer programs against everything that layers allocate and free in recordings of PyTorch 2.11
+// (tests/recordings): order, bytes and category, in every variant that the recordings use.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "models/recorded.h"
+#include "sim/graph/training_step.h"
+
+namespace foreshard {
+namespace {
+
+using Fields = std::map<std::string, std::string>;
+
+std::vector<Fields> read_recordings() {
+  std::ifstream in(FORESHARD_SOURCE_DIR "/tests/recordings/layers.csv");
+  std::string line;
+  std::vector<std::string> header;
+  std::vector<Fields> rows;
+  while (std::getline(in, line)) {
+    std::vector<std::string> cells;
+    std::istringstream cut(line);
+    for (std::string cell; std::getline(cut, cell, ',');) cells.push_back(cell);
+    if (header.empty()) {
+      header = cells;
+      continue;
+    }
+    Fields& row = rows.emplace_back();
+    for (std::size_t i = 0; i < header.size(); ++i) row[header[i]] = cells.at(i);
+  }
+  return rows;
+}
+
+std::int64_t number(const Fields& c, const char* key) { return std::stoll(c.at(key)); }
+bool is_true(const Fields& c, const char* key) { return c.at(key) == "True"; }
+
+DType dtype(const std::string& name, DType otherwise) {
+  if (name == "bf16") return DType::kBf16;
+  if (name == "fp16") return DType::kFp16;
+  return name == "fp32" ? DType::kFp32 : otherwise;
+}
+
+ModelSpec model_of(const Fields& c) {
+  RecordedSettings s;
+  s.model = c.at("model");
+  s.layers = number(c, "layers");
+  s.dim = number(c, "dim");
+  s.ffn = number(c, "ffn");
+  s.heads = number(c, "heads");
+  s.kv_heads = number(c, "kv_heads");
+  s.vocab = number(c, "vocab");
+  s.seq = number(c, "seq");
+  s.batch = number(c, "batch");
+  s.experts = number(c, "experts");
+  s.top_k = number(c, "top_k");
+  s.repeat = number(c, "repeat");
+  s.tied = is_true(c, "tied") || c.at("tied") == "root";
+  s.attention = c.at("attention");
+  return build_recorded_model(s);
+}
+
+void set_units(const Fields& c, Plan& plan) {
+  plan.units.layers_per_unit = number(c, "layers_per_unit");
+  if (c.at("grouping") != "titan") {
+    plan.units.embedding = plan.units.head = UnitPlacement::kRoot;
+    if (c.at("grouping") == "root") plan.units.blocks = UnitPlacement::kRoot;
+  } else if (is_true(c, "tied")) {
+    plan.units.embedding = UnitPlacement::kWithHead;
+    plan.units.head = UnitPlacement::kRoot;
+  } else {
+    plan.units.head = UnitPlacement::kWithNorm;
+  }
+  if (is_true(c, "expert_units")) plan.units.experts = UnitPlacement::kOwn;
+}
+
+Plan plan_of(const Fields& c) {
+  Plan plan;
+  plan.runtime.version = "2.11";
+  plan.batch = {number(c, "seq"), number(c, "batch"), number(c, "accumulate")};
+  plan.master_dtype = dtype(c.at("orig_dtype"), DType::kFp32);
+  plan.param_dtype = dtype(c.at("param_dtype"), plan.master_dtype);
+  plan.reduce_dtype = dtype(c.at("reduce_dtype"), plan.param_dtype);
+  if (!c.at("output_dtype").empty()) plan.output_dtype = dtype(c.at("output_dtype"), DType::kFp32);
+  set_units(c, plan);
+  const std::int64_t layers = number(c, "layers");
+  const std::string& frozen = c.at("frozen");
+  plan.frozen.embedding = frozen == "embedding" || frozen == "first_half";
+  for (std::int64_t i = 0; i < layers; ++i) {
+    const bool is_frozen =
+        frozen == "first_half" ? i < layers / 2 : frozen == "alternate" && i % 2 == 1;
+    if (is_frozen) plan.frozen.blocks.ranges.push_back({i, i, true});
+    if (c.at("recompute") == "every2" && i % 2 == 0) {
+      plan.recompute.ranges.push_back({i, i, Recompute::kFull});
+    }
+  }
+  if (c.at("recompute") == "full") plan.recompute.value = Recompute::kFull;
+  if (c.at("recompute") == "selective") plan.recompute.value = Recompute::kSelective;
+  if (is_true(c, "ignore_norms")) plan.ignored = Ignored::kNorms;
+  if (c.at("accumulate_mode") == "no_sync") plan.accumulation = AccumulationMode::kKeepUnsharded;
+  plan.evaluation.in_step = is_true(c, "eval_forward");
+  return plan;
+}
+
+// All actions of a step in host order, as the recording writes them.
+class Step {
+ public:
+  Step(const ModelSpec& model, const Plan& plan)
+      : model_(model), plan_(plan), programs_(model, plan) {}
+
+  std::vector<std::string> run() {
+    const auto loss = static_cast<std::int32_t>(model_.order.size()) - 1;
+    if (plan_.evaluation.in_step) {
+      forward([&](std::int32_t l) -> const LayerProgram& { return *programs_.evaluation(l); });
+    }
+    for (std::int64_t m = 0; m < plan_.batch.accumulation; ++m) {
+      micro_batch_ = m == 0                              ? StepMicroBatch::kFirst
+                     : m + 1 == plan_.batch.accumulation ? StepMicroBatch::kLastOfSeveral
+                                                         : StepMicroBatch::kLater;
+      const auto of = [&](std::int32_t l) -> const LayerProgram& {
+        return *programs_.at(l, recompute(l), micro_batch_);
+      };
+      forward(of);
+      append(of(loss), of(loss).backward, {0});
+      for (std::int32_t l = loss; l-- > 0;) {
+        append(of(l), of(l).backward, {LayerSegment::kBefore});
+        append(of(l), of(l).recompute, kAll);
+        append(of(l), of(l).backward, {0, 1, LayerSegment::kAfter});
+      }
+      append(of(loss), of(loss).backward, {LayerSegment::kAfter});
+    }
+    return std::move(actions_);
+  }
+  // Of the category backward_temp, which a gradient leaves when it is stored.
+  std::int64_t backward_peak() const { return backward_peak_; }
+
+ private:
+  using Parts = std::vector<std::int8_t>;
+  inline static const Parts kAll = {LayerSegment::kBefore, 0, 1, LayerSegment::kAfter};
+
+  Recompute recompute(std::int32_t layer) const {
+    const auto& order = model_.order;
+    const LayerInstance& instance = order[static_cast<std::size_t>(layer)];
+    const bool block =
+        model_.kinds[static_cast<std::size_t>(instance.kind)].role == LayerRole::kBlock;
+    if (!block) return Recompute::kNone;
+    return plan_.recompute.at((instance.same_as < 0 ? layer : instance.same_as) - 1);
+  }
+
+  // A final norm's input goes with the head's.
+  template <typename Programs>
+  void forward(const Programs& of) {
+    const auto loss = static_cast<std::int32_t>(model_.order.size()) - 1;
+    const std::int32_t head = loss - 1, norm = loss - 2;
+    for (std::int32_t l = 0; l <= loss; ++l) {
+      append(of(l), of(l).forward, {LayerSegment::kBefore, 0, 1});
+      if (l != norm) append(of(l), of(l).forward, {LayerSegment::kAfter});
+      if (l == head) append(of(norm), of(norm).forward, {LayerSegment::kAfter});
+    }
+  }
+
+  void append(const LayerProgram& program, const LayerPhaseProgram& phase, const Parts& parts) {
+    std::size_t done = 0;
+    for (const LayerSegment& segment : phase.segments) {
+      const bool wanted = std::find(parts.begin(), parts.end(), segment.part) != parts.end();
+      for (; done < segment.actions_end; ++done) {
+        if (wanted) append(program, phase.actions[done]);
+      }
+    }
+  }
+
+  void append(const LayerProgram& program, std::int32_t action) {
+    if (action >= LayerPhaseProgram::kStore) {
+      const auto stored = static_cast<std::size_t>(action - LayerPhaseProgram::kStore);
+      EXPECT_EQ(program.slots[stored].stored, MemoryCategory::kUnshardedGrad);
+      backward_ -= program.slots[stored].bytes.count();
+      return;
+    }
+    const auto slot = static_cast<std::size_t>((action > 0 ? action : -action) - 1);
+    if (slot >= static_cast<std::size_t>(LayerPhaseProgram::kEarlierGradient)) {
+      // An earlier gradient of the same parameter: of the size of the sum made just before.
+      actions_.push_back("-" + actions_.back().substr(1));
+      backward_ -= last_bytes_;
+      return;
+    }
+    const std::size_t own = program.slots.size();
+    const MemoryCategory category = slot < own    ? program.slots[slot].category
+                                    : slot == own ? MemoryCategory::kActivation
+                                                  : MemoryCategory::kBackwardTemp;
+    const Bytes bytes = slot < own    ? program.slots[slot].bytes
+                        : slot == own ? program.output_bytes
+                                      : program.output_grad_bytes;
+    last_bytes_ = bytes.count();
+    if (category == MemoryCategory::kBackwardTemp) {
+      backward_ += action > 0 ? last_bytes_ : -last_bytes_;
+      backward_peak_ = std::max(backward_peak_, backward_);
+    }
+    actions_.push_back((action > 0 ? "+" : "-") + std::string(1, *to_string(category)) +
+                       std::to_string(bytes.count() / kAllocationGranularity));
+  }
+
+  const ModelSpec& model_;
+  const Plan& plan_;
+  const LayerPrograms programs_;
+  StepMicroBatch micro_batch_ = StepMicroBatch::kFirst;
+  std::vector<std::string> actions_;
+  std::int64_t last_bytes_ = 0, backward_ = 0, backward_peak_ = 0;
+};
+
+TEST(LayerRecordings, EveryAllocationIsPyTorchsInItsOrder) {
+  const std::vector<Fields> recordings = read_recordings();
+  ASSERT_GT(recordings.size(), 30U);
+  for (const Fields& c : recordings) {
+    SCOPED_TRACE(c.at("id"));
+    std::vector<std::string> expected;
+    std::istringstream words(c.at("actions"));
+    for (std::string word; words >> word;) expected.push_back(word);
+    ASSERT_GT(expected.size(), 100U);
+    const ModelSpec model = model_of(c);
+    const Plan plan = plan_of(c);
+    Step step(model, plan);
+    const std::vector<std::string> actions = step.run();
+    EXPECT_EQ(step.backward_peak(), number(c, "backward_temp_peak"));
+    const auto [a, b] =
+        std::mismatch(actions.begin(), actions.end(), expected.begin(), expected.end());
+    EXPECT_TRUE(a == actions.end() && b == expected.end())
+        << "action " << a - actions.begin() << " of " << expected.size() << ": "
+        << (a == actions.end() ? "nothing" : *a) << " instead of "
+        << (b == expected.end() ? "nothing" : *b);
+  }
+}
+
+}  // namespace
+}  // namespace foreshard

@@ -1,0 +1,96 @@
+#include "sim/spec/trainer.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "sim/spec/plan_check.h"
+#include "tests/sim/spec/plan_fixtures.h"
+
+namespace foreshard {
+namespace {
+
+using enum UnitPlacement;
+
+ResolvedPlan resolved(const std::string& yaml, const SmallModel& model = {}) {
+  ResolvedPlan plan = resolve(document_of(yaml), small_model(model), cluster_of_gpus(64));
+  check(plan, small_model(model), cluster_of_gpus(64));
+  return plan;
+}
+std::string why(const ResolvedPlan& plan, std::string_view key) {
+  const auto found = std::find_if(plan.assumed.begin(), plan.assumed.end(),
+                                  [&](const AssumedValue& value) { return value.key == key; });
+  return found == plan.assumed.end() ? "given" : found->why;
+}
+
+TEST(Trainer, TorchtitanKeepsItsLastUnit) {
+  const ResolvedPlan resolution = resolved("trainer: torchtitan");
+  const Plan& plan = resolution.plan;
+  EXPECT_EQ(plan.units.embedding, kOwn);
+  EXPECT_EQ(plan.units.head, kWithNorm);
+  // embedding, 32 blocks, norm+head
+  ASSERT_EQ(unit_count(plan, small_model()), 34);
+  EXPECT_EQ(plan.reshard_after_forward.at(32).kind, Reshard::Kind::kAlways);
+  EXPECT_EQ(plan.reshard_after_forward.at(33).kind, Reshard::Kind::kNever);
+  EXPECT_EQ(plan.recompute.value, Recompute::kSelective);
+  EXPECT_EQ(plan.gradient_divide_factor, 1.0);
+  EXPECT_EQ(plan.optimizer.implementation, Optimizer::Implementation::kFused);
+  EXPECT_EQ(why(resolution, "recompute"), "torchtitan's default");
+  EXPECT_EQ(why(resolution, "units.head"), "torchtitan's default");
+  EXPECT_EQ(why(resolution, "prefetch.forward"), "default");
+}
+
+TEST(Trainer, TorchtitanMakesOneUnitOfTiedEmbeddings) {
+  const Plan plan = resolved("trainer: torchtitan", {.is_tied = true}).plan;
+  EXPECT_EQ(plan.units.embedding, kWithHead);
+  EXPECT_EQ(plan.reshard_after_forward.at(0).kind, Reshard::Kind::kNever);
+  EXPECT_EQ(plan.reshard_after_forward.at(1).kind, Reshard::Kind::kAlways);
+  const Plan moved =
+      resolved("trainer: torchtitan\nunits: {embedding: root}", {.is_tied = true}).plan;
+  EXPECT_EQ(moved.units.head, kRoot);
+}
+
+TEST(Trainer, LeavesWhatTheUserSays) {
+  const ResolvedPlan resolution = resolved(
+      "trainer: torchtitan\nrecompute: every-2\nreshard_after_forward: always\n"
+      "runtime: fsdp2@2.7\n");
+  EXPECT_EQ(resolution.plan.reshard_after_forward, RangedPolicy<Reshard>{});
+  EXPECT_EQ(resolution.plan.recompute, recompute_every(2, 32));
+  EXPECT_EQ(why(resolution, "recompute"), "given");
+  // set_gradient_divide_factor came with 2.8.
+  EXPECT_EQ(resolution.plan.gradient_divide_factor, std::nullopt);
+}
+
+TEST(Trainer, AccelerateAndLlmFoundryWrapBlocksOnly) {
+  for (const bool is_tied : {false, true}) {
+    const ResolvedPlan accelerate = resolved("trainer: accelerate", {.is_tied = is_tied});
+    EXPECT_EQ(accelerate.plan.units.embedding, kRoot);
+    EXPECT_EQ(accelerate.plan.units.head, kRoot);
+    EXPECT_EQ(unit_count(accelerate.plan, small_model()), 33);
+    // The root is told as well: it does not keep its parameters after forward.
+    ASSERT_EQ(accelerate.plan.reshard_after_forward.ranges.size(), 1U);
+    EXPECT_EQ(accelerate.plan.reshard_after_forward.at(0).kind, Reshard::Kind::kAlways);
+    const Plan foundry = resolved("trainer: llm-foundry", {.is_tied = is_tied}).plan;
+    EXPECT_EQ(foundry.units, accelerate.plan.units);
+    EXPECT_TRUE(foundry.reshard_after_forward.ranges.empty());
+    if (is_tied) continue;
+    EXPECT_EQ(why(accelerate, "units.embedding"), "accelerate's default");
+  }
+}
+
+TEST(Trainer, WritesWhatItFilled) {
+  for (const char* trainer : {"torchtitan", "accelerate", "llm-foundry", "none"}) {
+    const Plan plan = resolved(std::string("model: m\ncluster: c\ntrainer: ") + trainer).plan;
+    EXPECT_EQ(resolved(to_yaml(plan)).plan, plan) << trainer;
+  }
+}
+
+TEST(Trainer, TrainsWithFsdp2) {
+  const Refusal refused = refusal_of([] { resolved("runtime: native\ntrainer: torchtitan"); });
+  EXPECT_EQ(refused.exit_code, 6);
+  EXPECT_EQ(refused.text.find("plan.yaml:2:10: trainer: torchtitan trains with fsdp2"), 0U)
+      << refused.text;
+}
+
+}  // namespace
+}  // namespace foreshard
