@@ -181,14 +181,15 @@ void read_figures(const ConfigNode& root, FigureReader::Missing missing, Cluster
     network.allow_only({"kind", "nodes_per_leaf", "oversubscription"});
   }
   read_network(reader, network, cluster.network);
+  if (!root.has("memory_outside_allocator")) return;
   reader.figure(root, "memory_outside_allocator", "memory_outside_allocator",
                 "a size such as 1.5GiB per GPU",
                 [&](const ConfigNode& v) { cluster.memory_outside_allocator = v.as_bytes(); });
-  if (cluster.memory_outside_allocator >= cluster.gpu.memory) {
+  if (*cluster.memory_outside_allocator >= cluster.gpu.memory) {
     throw root.error(
         fmt::format("memory_outside_allocator ({} bytes) leaves nothing of gpu.memory "
                     "({} bytes)",
-                    cluster.memory_outside_allocator.count(), cluster.gpu.memory.count()),
+                    cluster.memory_outside_allocator->count(), cluster.gpu.memory.count()),
         "less than gpu.memory, such as 1.5GiB");
   }
 }

@@ -1,7 +1,4 @@
-// Whether a peak fits a GPU. One rule for predict and search.
-//
-// Segments and fragmentation of the caching allocator are not modelled yet: reserved bytes are
-// taken as allocated bytes plus kFragmentationMargin, and every report says "allocated only".
+// Whether a step fits a GPU. One rule for predict and search.
 #pragma once
 
 #include "sim/base/units.h"
@@ -9,27 +6,24 @@
 
 namespace foreshard {
 
-// Planners that know only allocated bytes leave 5 % (research: practice of 90-95 % of visible
-// memory); declared, not fitted.
-inline constexpr double kFragmentationMargin = 0.05;
-
 struct Fit {
   Bytes capacity;   // what the driver reports
-  Bytes outside;    // CUDA context, NCCL
+  Bytes outside;    // CUDA context, NCCL: sim/memory/outside_allocator.h
   Bytes allocated;  // predicted peak
-  Bytes reserved;   // allocated plus margin
+  Bytes reserved;   // predicted peak of what is taken from the driver: peak_reserved()
   Bytes margin() const { return capacity - outside - reserved; }
   bool fits() const { return margin() >= Bytes(0); }
 };
 
-inline Fit fit_in(const Cluster& cluster, Bytes peak_allocated) {
-  Fit fit;
-  fit.capacity = cluster.gpu.memory;
-  fit.outside = cluster.memory_outside_allocator;
-  fit.allocated = peak_allocated;
-  fit.reserved = Bytes(static_cast<std::int64_t>(static_cast<double>(peak_allocated.count()) *
-                                                 (1 + kFragmentationMargin)));
-  return fit;
+inline Fit fit_in(const Cluster& cluster, Bytes peak_allocated, Bytes peak_reserved,
+                  Bytes outside) {
+  return {cluster.gpu.memory, outside, peak_allocated, peak_reserved};
+}
+
+// False: no allocator could make it fit. What search asks of every plan; reserved memory takes
+// a hundred times as long to tell and is asked of the plans that are left in the end.
+inline bool may_fit(const Cluster& cluster, Bytes peak_allocated, Bytes outside) {
+  return fit_in(cluster, peak_allocated, peak_allocated, outside).fits();
 }
 
 }  // namespace foreshard

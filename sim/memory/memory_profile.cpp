@@ -4,58 +4,65 @@
 #include "sim/memory/memory_profile.h"
 
 #include <algorithm>
+#include <array>
 
 #include "sim/base/error.h"
+#include "sim/memory/memory_actions.h"
 
 namespace foreshard {
 namespace {
 
-using Kind = MemoryAction::Kind;
-
-const LayerPhaseProgram& phase_of(const EventGraph& graph, const MemoryAction& action) {
-  const LayerProgram& program =
-      graph.program(graph.executions[static_cast<std::size_t>(action.target)]);
-  switch (action.kind) {
-    case Kind::kForward:
-      return program.forward;
-    case Kind::kRecompute:
-      return program.recompute;
-    case Kind::kBackward:
-      return program.backward;
-    case Kind::kFreeGradients:
-      return program.free_gradients;
-    case Kind::kFreeLastGradient:
-      return program.free_last_gradient;
-    case Kind::kAllocate:
-    case Kind::kFree:
-      break;
-  }
-  FORESHARD_CHECK(false, "not a layer's action");
-  return program.forward;
-}
-
 class Replay {
  public:
   explicit Replay(const EventGraph& graph)
-      : graph_(graph), since_(static_cast<std::size_t>(graph.buffer_count()), kDead) {}
+      : graph_(graph), alive_(static_cast<std::size_t>(graph.buffer_count())) {}
+
+  void allocate(std::int32_t id) {
+    if (stopped_) return;
+    Alive& alive = alive_[static_cast<std::size_t>(id)];
+    FORESHARD_CHECK(alive.since == kDead, "buffer " + std::to_string(id) + " is allocated twice");
+    const Buffer buffer = graph_.buffer(id);
+    alive = {row_, buffer.category};
+    count(buffer, buffer.category, 1);
+  }
+
+  void free(std::int32_t id) {
+    if (stopped_) return;
+    Alive& alive = alive_[static_cast<std::size_t>(id)];
+    FORESHARD_CHECK(alive.since != kDead,
+                    "buffer " + std::to_string(id) + " is freed but not alive");
+    alive.since = kDead;
+    count(graph_.buffer(id), alive.category, -1);
+  }
+
+  void store(std::int32_t id, MemoryCategory stored) {
+    if (stopped_) return;
+    Alive& alive = alive_[static_cast<std::size_t>(id)];
+    FORESHARD_CHECK(alive.since != kDead, "a buffer is stored that is not alive");
+    const Buffer buffer = graph_.buffer(id);
+    if (buffer.on_host || stored == alive.category) return;
+    categories_[static_cast<std::size_t>(alive.category)] -= buffer.bytes;
+    alive.category = stored;
+    const auto c = static_cast<std::size_t>(stored);
+    categories_[c] += buffer.bytes;
+    profile_.own_peak[c] = std::max(profile_.own_peak[c], categories_[c]);
+  }
 
   MemoryProfile run() {
     for (std::int32_t buffer : graph_.persistent) allocate(buffer);
     profile_.at_start = now_;
     profile_.samples.reserve(graph_.rows.size());
     profile_.by_category.reserve(graph_.rows.size());
-    for (std::size_t row = 0; row < graph_.rows.size(); ++row) {
-      row_ = static_cast<EventId>(row);
-      row_peak_ = now_;
-      const RowDetail& detail = graph_.details[row];
-      for (std::uint32_t a = detail.actions_begin; a < detail.actions_end; ++a) {
-        apply(graph_.actions[a]);
-      }
-      profile_.samples.push_back({now_, row_peak_});
-      profile_.by_category.push_back(categories_);
-    }
+    for_each_action(graph_, *this);
+    end_row();
     FORESHARD_CHECK(now_ == profile_.at_start, "a buffer outlives the step");
     return std::move(profile_);
+  }
+
+  void row(EventId id) {
+    if (row_ != kNoEvent) end_row();
+    row_ = id;
+    row_peak_ = now_;
   }
 
   // Stops at the action that reached the peak and lists who is alive there.
@@ -64,8 +71,9 @@ class Replay {
     run_until_stop();
     std::vector<LiveBuffer> alive;
     for (std::int32_t b = 0; b < graph_.buffer_count(); ++b) {
-      const EventId since = since_[static_cast<std::size_t>(b)];
-      if (since != kDead) alive.push_back({b, graph_.buffer(b).bytes, since});
+      const EventId since = alive_[static_cast<std::size_t>(b)].since;
+      if (since == kDead || graph_.buffer(b).on_host) continue;
+      alive.push_back({b, graph_.buffer(b).bytes, since});
     }
     std::stable_sort(alive.begin(), alive.end(),
                      [](const LiveBuffer& a, const LiveBuffer& b) { return a.bytes > b.bytes; });
@@ -79,49 +87,28 @@ class Replay {
 
   void run_until_stop() {
     for (std::int32_t buffer : graph_.persistent) allocate(buffer);
-    for (std::size_t row = 0; row < graph_.rows.size() && !stopped_; ++row) {
-      row_ = static_cast<EventId>(row);
-      const RowDetail& detail = graph_.details[row];
-      for (std::uint32_t a = detail.actions_begin; a < detail.actions_end && !stopped_; ++a) {
-        apply(graph_.actions[a]);
-      }
+    for_each_action(graph_, *this);
+  }
+
+  void end_row() {
+    if (row_ == kNoEvent) return;
+    profile_.samples.push_back({now_, row_peak_});
+    profile_.by_category.push_back(categories_);
+  }
+
+  void count(const Buffer& buffer, MemoryCategory category, std::int64_t sign) {
+    if (buffer.on_host) {
+      host_ += buffer.bytes * sign;
+      profile_.host_peak = std::max(profile_.host_peak, host_);
+      return;
     }
-  }
-
-  void apply(const MemoryAction& action) {
-    if (action.kind == Kind::kAllocate) return allocate(action.target);
-    if (action.kind == Kind::kFree) return free(action.target);
-    const LayerExecution& e = graph_.executions[static_cast<std::size_t>(action.target)];
-    for (std::int32_t step : phase_of(graph_, action).actions) {
-      if (stopped_) return;
-      if (step > 0) {
-        allocate(e.first_buffer + step - 1);
-      } else {
-        free(e.first_buffer - step - 1);
-      }
-    }
-  }
-
-  void allocate(std::int32_t id) {
-    EventId& since = since_[static_cast<std::size_t>(id)];
-    FORESHARD_CHECK(since == kDead, "buffer " + std::to_string(id) + " is allocated twice");
-    since = row_;
-    count(id, 1);
-  }
-
-  void free(std::int32_t id) {
-    EventId& since = since_[static_cast<std::size_t>(id)];
-    FORESHARD_CHECK(since != kDead, "buffer " + std::to_string(id) + " is freed but not alive");
-    since = kDead;
-    count(id, -1);
-  }
-
-  void count(std::int32_t id, std::int64_t sign) {
-    const Buffer buffer = graph_.buffer(id);
-    const auto c = static_cast<std::size_t>(buffer.category);
+    const auto c = static_cast<std::size_t>(category);
+    const auto pool = static_cast<std::size_t>(buffer.pool);
     categories_[c] += buffer.bytes * sign;
+    pools_[pool] += buffer.bytes * sign;
     now_ += buffer.bytes * sign;
     profile_.own_peak[c] = std::max(profile_.own_peak[c], categories_[c]);
+    profile_.pool_peak[pool] = std::max(profile_.pool_peak[pool], pools_[pool]);
     row_peak_ = std::max(row_peak_, now_);
     if (now_ > profile_.peak) {
       profile_.peak = now_;
@@ -132,9 +119,15 @@ class Replay {
     stopped_ = actions_++ == stop_after_;
   }
 
+  struct Alive {
+    EventId since = kDead;
+    MemoryCategory category = MemoryCategory::kActivation;
+  };
   const EventGraph& graph_;
   MemoryProfile profile_;
-  std::vector<EventId> since_;  // kDead: not alive
+  std::vector<Alive> alive_;
+  std::array<Bytes, kStreams> pools_{};
+  Bytes host_;
   CategoryBytes categories_{};
   Bytes now_;
   Bytes row_peak_;
@@ -157,18 +150,29 @@ MemoryProfile replay_allocations(const EventGraph& graph) {
 Bytes peak_allocated(const EventGraph& graph) {
   std::int64_t now = 0;
   for (std::int32_t b : graph.persistent) {
-    now += graph.buffers[static_cast<std::size_t>(b - graph.first_own_buffer)].bytes.count();
+    const Buffer& buffer = graph.buffers[static_cast<std::size_t>(b - graph.first_own_buffer)];
+    if (!buffer.on_host) now += buffer.bytes.count();
   }
   std::int64_t peak = now;
+  const auto add = [&](std::int32_t id, std::int64_t sign) {
+    const Buffer buffer = id >= graph.first_own_buffer
+                              ? graph.buffers[static_cast<std::size_t>(id - graph.first_own_buffer)]
+                              : graph.buffer(id);
+    if (!buffer.on_host) now += sign * buffer.bytes.count();
+    peak = std::max(peak, now);
+  };
+  using Kind = MemoryAction::Kind;
   for (const MemoryAction& action : graph.actions) {
-    if (action.kind == Kind::kAllocate || action.kind == Kind::kFree) {
-      const std::int64_t bytes =
-          graph.buffers[static_cast<std::size_t>(action.target - graph.first_own_buffer)]
-              .bytes.count();
-      now += action.kind == Kind::kAllocate ? bytes : -bytes;
-      peak = std::max(peak, now);
-    } else {
-      const MemorySwing& swing = phase_of(graph, action).swing;
+    if (action.kind == Kind::kAllocate) {
+      add(action.target, 1);
+    } else if (action.kind == Kind::kFree) {
+      add(action.target, -1);
+    } else if (action.kind != Kind::kStore && action.kind != Kind::kKeep) {
+      const LayerProgram& program =
+          graph.program(graph.executions[static_cast<std::size_t>(action.target)]);
+      const LayerPhaseProgram& phase = phase_of(program, action);
+      const MemorySwing& swing =
+          is_segment(action) ? phase.segments[action.segment].swing : phase.swing;
       peak = std::max(peak, now + swing.peak);
       now += swing.net;
     }

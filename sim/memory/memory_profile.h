@@ -2,8 +2,7 @@
 //
 // Allocated bytes as torch.cuda.memory_allocated counts them (blocks rounded up to 512 bytes), by
 // category over the rows of the step. FSDP2 uses no record_stream, so its memory is a function of
-// host order alone and needs no times. Segments and fragmentation (`reserved`) are not modelled
-// yet; the report says so and keeps a margin.
+// host order alone and needs no times. What the allocator reserves for it: sim/memory/reserved.h.
 #pragma once
 
 #include <array>
@@ -31,7 +30,9 @@ struct LiveBuffer {
 struct MemoryProfile {
   Bytes peak;
   EventId peak_event = kNoEvent;
-  Bytes at_start;  // what lives between steps
+  Bytes at_start;                           // what lives between steps
+  Bytes host_peak;                          // pinned and pageable memory of the host (CPU offload)
+  std::array<Bytes, kStreams> pool_peak{};  // of each allocation stream by itself
   CategoryBytes at_peak;
   CategoryBytes own_peak;                  // each category's highest, wherever it was
   std::vector<MemorySample> samples;       // per row

@@ -17,6 +17,8 @@
 #include "sim/base/error.h"
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_profile.h"
+#include "sim/memory/outside_allocator.h"
+#include "sim/memory/reserved.h"
 #include "sim/simulate/simulate.h"
 #include "sim/spec/plan_check.h"
 
@@ -38,6 +40,8 @@ struct Outcome {
   Verdict verdict = Verdict::kDoesNotFit;
   Time step;
   Bytes peak;
+  Bytes outside;
+  Bytes reserved;  // 0: not asked yet
 };
 
 std::vector<std::int64_t> default_shard_groups(const Cluster& cluster) {
@@ -145,6 +149,8 @@ Candidate candidate(const Point& point, const Outcome& outcome, const Cluster& c
   c.plan = point.plan;
   c.verdict = outcome.verdict;
   c.peak_allocated = outcome.peak;
+  c.outside_allocator = outcome.outside;
+  c.peak_reserved = outcome.reserved;
   if (outcome.verdict == Verdict::kSimulated) {
     c.seconds = outcome.step.seconds();
     c.tokens_per_s_per_gpu = static_cast<double>(global_batch * point.plan.batch.sequence) /
@@ -190,7 +196,8 @@ SearchResult search(const SearchSpace& wanted, const ModelSpec& model, const Cos
     const EventGraph& graph = worker.graph = build_training_step(
         model, point.plan, programs.at({point.at[3], point.at[4]}), std::move(worker.graph));
     outcome.peak = peak_allocated(graph);
-    if (fit_in(cluster, outcome.peak).fits()) {
+    outcome.outside = total(memory_outside(graph, cluster, point.plan.runtime));
+    if (may_fit(cluster, outcome.peak, outcome.outside)) {
       outcome.step = worker.simulator.period(graph, costs.price(graph));
       outcome.verdict = Verdict::kSimulated;
     }
@@ -208,19 +215,40 @@ SearchResult search(const SearchSpace& wanted, const ModelSpec& model, const Cos
   });
   if (stopped) throw Error(ExitCode::kInterrupted, "search was stopped");
 
+  const auto fit_of = [&](std::size_t i) {
+    Outcome& outcome = outcomes[i];
+    if (outcome.reserved == Bytes()) {
+      const Point& point = points[i];
+      // From the second micro-batch on all are alike: three of them show what is reserved.
+      Plan shorter = point.plan;
+      shorter.batch.accumulation = std::min<std::int64_t>(shorter.batch.accumulation, 3);
+      const EventGraph graph =
+          build_training_step(model, shorter, programs.at({point.at[3], point.at[4]}));
+      outcome.reserved = peak_reserved(graph, point.plan, cluster);
+    }
+    return fit_in(cluster, outcome.peak, outcome.reserved, outcome.outside);
+  };
+  // Of a plan that the answer is going to name.
+  const auto stands = [&](std::size_t i) {
+    Outcome& outcome = outcomes[i];
+    if (outcome.verdict == Verdict::kSimulated && !fit_of(i).fits()) {
+      outcome.verdict = Verdict::kDoesNotFit;
+    }
+    return outcome.verdict == Verdict::kSimulated;
+  };
+
+  const auto is_tight = [&](std::size_t i) {
+    return outcomes[i].peak > (cluster.gpu.memory - outcomes[i].outside) * 9 / 10;
+  };
+
   SearchResult result;
   result.enumerated = static_cast<std::int64_t>(points.size());
   std::vector<std::size_t> fastest;  // simulated points
   std::optional<std::size_t> smallest;
   for (std::size_t i = 0; i < points.size(); ++i) {
     if (!smallest || outcomes[i].peak < outcomes[*smallest].peak) smallest = i;
-    if (outcomes[i].verdict == Verdict::kSimulated) {
-      fastest.push_back(i);
-    } else {
-      ++result.rejected_memory;
-    }
+    if (outcomes[i].verdict == Verdict::kSimulated) fastest.push_back(i);
   }
-  result.simulated = static_cast<std::int64_t>(fastest.size());
   std::sort(fastest.begin(), fastest.end(), [&](std::size_t a, std::size_t b) {
     return std::tuple(outcomes[a].step, outcomes[a].peak, a) <
            std::tuple(outcomes[b].step, outcomes[b].peak, b);
@@ -228,34 +256,43 @@ SearchResult search(const SearchSpace& wanted, const ModelSpec& model, const Cos
   auto describe = [&](std::size_t i) {
     return candidate(points[i], outcomes[i], cluster, space.global_batch);
   };
-  if (smallest) result.smallest = describe(*smallest);
-  if (!fastest.empty()) {
-    const std::size_t best = fastest.front();
-    result.best = describe(best);
-    std::optional<Bytes> least;
-    for (std::size_t i : fastest) {
-      if (least && outcomes[i].peak >= *least) continue;
-      least = outcomes[i].peak;
-      result.pareto.push_back(describe(i));
-    }
+  std::optional<std::size_t> fastest_fitting;
+  std::optional<Bytes> least;
+  for (std::size_t i : fastest) {
+    if ((least && outcomes[i].peak >= *least) || !stands(i)) continue;
+    if (!fastest_fitting) fastest_fitting = i;
+    least = outcomes[i].peak;
+    result.pareto.push_back(describe(i));
+  }
+  if (fastest_fitting) {
+    const std::size_t best = *fastest_fitting;
+    result.best = result.pareto.front();
     for (std::size_t i = 0; i < points.size(); ++i) {
       int changed = 0;
       for (std::size_t axis = 0; axis < kAxes; ++axis) {
         changed += points[i].at[axis] != points[best].at[axis];
       }
-      if (changed == 1) result.neighbours.push_back(describe(i));
+      if (changed != 1) continue;
+      if (is_tight(i)) stands(i);
+      result.neighbours.push_back(describe(i));
     }
   }
   std::map<std::pair<std::int32_t, std::int32_t>, std::optional<double>> cells;
-  for (std::size_t i = 0; i < points.size(); ++i) {
+  for (const Point& point : points) cells[{point.at[0], point.at[2]}];
+  for (std::size_t i : fastest) {
     auto& cell = cells[{points[i].at[0], points[i].at[2]}];
-    if (outcomes[i].verdict != Verdict::kSimulated) continue;
-    const double seconds = outcomes[i].step.seconds();
-    if (!cell || seconds < *cell) cell = seconds;
+    if (!cell && (!is_tight(i) || stands(i))) cell = outcomes[i].step.seconds();
   }
   for (const auto& [at, seconds] : cells) {
     result.heatmap.push_back({space.shard_groups[static_cast<std::size_t>(at.first)],
                               space.prefetches[static_cast<std::size_t>(at.second)], seconds});
+  }
+  if (smallest) {
+    fit_of(*smallest);
+    result.smallest = describe(*smallest);
+  }
+  for (const Outcome& outcome : outcomes) {
+    ++(outcome.verdict == Verdict::kSimulated ? result.simulated : result.rejected_memory);
   }
   return result;
 }

@@ -4,7 +4,9 @@
 //
 // Enumeration order is fixed and results do not depend on the number of threads. Search adds no
 // modelling: it calls build_training_step, peak_allocated, CostModel::price and simulate for every
-// plan.
+// plan, and peak_reserved for those that the answer names: best, Pareto plans and the smallest;
+// neighbours and the heatmap's where they come within a tenth of the GPU's memory. One that does
+// not fit with its segments is rejected there, and the next takes its place.
 #pragma once
 
 #include <cstdint>
@@ -42,6 +44,8 @@ struct Candidate {
   double seconds = 0;  // of a step; 0 when it was not simulated
   double tokens_per_s_per_gpu = 0;
   Bytes peak_allocated;
+  Bytes outside_allocator;
+  Bytes peak_reserved;  // 0 where it was not asked
   Verdict verdict = Verdict::kSimulated;
 };
 

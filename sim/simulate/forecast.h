@@ -18,6 +18,7 @@ struct Forecast {
   CostTable costs;
   Timeline timeline;
   MemoryProfile memory;
+  Bytes peak_reserved;  // sim/memory/reserved.h
 };
 
 // Precondition: check(plan, model, costs.cluster()) passed.

@@ -1,0 +1,111 @@
+// The memory log of a step, buffer by buffer, in host order: the one place that knows how
+// EventGraph::actions are written down.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "sim/base/error.h"
+#include "sim/graph/event_graph.h"
+
+namespace foreshard {
+
+// The program slice that a layer's action replays.
+inline const LayerPhaseProgram& phase_of(const LayerProgram& program, const MemoryAction& action) {
+  switch (action.kind) {
+    case MemoryAction::Kind::kForward:
+      return program.forward;
+    case MemoryAction::Kind::kRecompute:
+      return program.recompute;
+    case MemoryAction::Kind::kBackward:
+      return program.backward;
+    case MemoryAction::Kind::kFreeGradients:
+      return program.free_gradients[action.segment];
+    case MemoryAction::Kind::kFreeLastGradient:
+      return program.free_last_gradient[action.segment];
+    case MemoryAction::Kind::kAllocate:
+    case MemoryAction::Kind::kFree:
+    case MemoryAction::Kind::kStore:
+    case MemoryAction::Kind::kKeep:
+      break;
+  }
+  FORESHARD_CHECK(false, "not a layer's action");
+  return program.forward;
+}
+
+// Whether the action replays one segment of its phase and not all of it.
+inline bool is_segment(const MemoryAction& action) {
+  const bool of_phase = action.kind == MemoryAction::Kind::kForward ||
+                        action.kind == MemoryAction::Kind::kRecompute ||
+                        action.kind == MemoryAction::Kind::kBackward;
+  return of_phase && action.segment != MemoryAction::kWhole;
+}
+
+inline std::span<const std::int32_t> steps_of(const LayerPhaseProgram& phase,
+                                              const MemoryAction& action) {
+  if (!is_segment(action)) return phase.actions;
+  const std::uint32_t begin =
+      action.segment == 0 ? 0 : phase.segments[action.segment - 1U].actions_end;
+  return {phase.actions.data() + begin, phase.segments[action.segment].actions_end - begin};
+}
+
+// The buffer that a freeing step of a layer's program names.
+inline std::int32_t freed_buffer(const EventGraph& graph, const LayerExecution& e,
+                                 std::int32_t step) {
+  const std::int32_t slot = -step - 1;
+  if (slot < LayerPhaseProgram::kEarlierGradient) return e.first_buffer + slot;
+  const LayerExecution& earlier = graph.executions[static_cast<std::size_t>(e.earlier)];
+  const auto parameter = static_cast<std::size_t>(slot - LayerPhaseProgram::kEarlierGradient);
+  return earlier.first_buffer + graph.program(earlier).weight_gradients[parameter];
+}
+
+// What a buffer counts as once it is stored.
+inline MemoryCategory stored_category(const EventGraph& graph, std::int32_t buffer) {
+  const LayerExecution* e = graph.execution_of(buffer);
+  if (e == nullptr) return MemoryCategory::kShardedGrad;
+  return graph.program(*e).slots[static_cast<std::size_t>(buffer - e->first_buffer)].stored;
+}
+
+// Calls visitor.allocate(buffer id), visitor.free(buffer id) and visitor.store(buffer id,
+// category), which says what the buffer counts as from now on, for one action of the graph.
+template <typename Visitor>
+void visit_action(const EventGraph& graph, const MemoryAction& action, Visitor& visitor) {
+  switch (action.kind) {
+    case MemoryAction::Kind::kAllocate:
+      return visitor.allocate(action.target);
+    case MemoryAction::Kind::kFree:
+      return visitor.free(action.target);
+    case MemoryAction::Kind::kStore:
+      return visitor.store(action.target, stored_category(graph, action.target));
+    case MemoryAction::Kind::kKeep:
+      return visitor.store(action.target, MemoryCategory::kAccumulatedGrad);
+    default:
+      break;
+  }
+  const LayerExecution& e = graph.executions[static_cast<std::size_t>(action.target)];
+  for (const std::int32_t step : steps_of(phase_of(graph.program(e), action), action)) {
+    if (step >= LayerPhaseProgram::kStore) {
+      const std::int32_t buffer = e.first_buffer + step - LayerPhaseProgram::kStore;
+      visitor.store(buffer, stored_category(graph, buffer));
+    } else if (step > 0) {
+      visitor.allocate(e.first_buffer + step - 1);
+    } else {
+      visitor.free(freed_buffer(graph, e, step));
+    }
+  }
+}
+
+// All actions of the step, visitor.row(EventId) before those of each row. Persistent buffers are
+// alive before and do not appear.
+template <typename Visitor>
+void for_each_action(const EventGraph& graph, Visitor& visitor) {
+  for (std::size_t row = 0; row < graph.rows.size(); ++row) {
+    visitor.row(static_cast<EventId>(row));
+    const RowDetail& detail = graph.details[row];
+    for (std::uint32_t a = detail.actions_begin; a < detail.actions_end; ++a) {
+      visit_action(graph, graph.actions[a], visitor);
+    }
+  }
+}
+
+}  // namespace foreshard

@@ -1,0 +1,354 @@
+// The graph's log is flattened once into a list of tensors (negative: freed), so that each further
+// step is a plain loop over it. A buffer that holds a unit's parameters one by one becomes as many
+// tensors. A step is steady when the next one has the same
+// statistics; then nothing was taken from or given back to the driver that is not taken and given
+// back in every step.
+#include "sim/memory/reserved.h"
+
+#include <algorithm>
+#include <span>
+
+#include "sim/base/error.h"
+#include "sim/memory/memory_actions.h"
+#include "sim/memory/memory_profile.h"
+#include "sim/memory/outside_allocator.h"
+
+namespace foreshard {
+namespace {
+
+// Taken in step 1 before the actions of `row` and kept.
+struct LibraryBlock {
+  std::int64_t bytes = 0;
+  std::uint8_t stream = 0;
+  EventId row = kNoEvent;
+};
+
+struct Log {
+  std::vector<std::int32_t> first;       // by buffer: its first tensor; one more than buffers
+  std::vector<std::int32_t> buffer;      // by tensor
+  std::vector<std::int32_t> actions;     // tensor: allocate, ~tensor: free
+  std::vector<std::uint32_t> row_begin;  // into actions; one more than there are rows
+  std::vector<std::int64_t> bytes;       // by tensor
+  std::vector<std::uint8_t> stream;      // by tensor
+  std::vector<std::int32_t> before;      // persistent tensors there are from the start
+  std::vector<std::int32_t> states;      // and those that the optimizer makes in step 1
+  std::vector<LibraryBlock> library;
+  EventId optimizer = kNoEvent;
+};
+
+class Flatten {
+ public:
+  explicit Flatten(Log& log) : log_(log) {}
+  void row(EventId) { log_.row_begin.push_back(static_cast<std::uint32_t>(log_.actions.size())); }
+  void allocate(std::int32_t buffer) {
+    const auto b = static_cast<std::size_t>(buffer);
+    for (std::int32_t t = log_.first[b]; t < log_.first[b + 1]; ++t) log_.actions.push_back(t);
+  }
+  void free(std::int32_t buffer) {
+    const auto b = static_cast<std::size_t>(buffer);
+    for (std::int32_t t = log_.first[b]; t < log_.first[b + 1]; ++t) log_.actions.push_back(~t);
+  }
+  void store(std::int32_t, MemoryCategory) {}  // only its name changes
+
+ private:
+  Log& log_;
+};
+
+// Adds a tensor of the buffer that was begun last.
+void add_tensor(Log& log, Bytes bytes, Stream pool) {
+  log.bytes.push_back(bytes.count());
+  log.stream.push_back(static_cast<std::uint8_t>(pool));
+  log.buffer.push_back(static_cast<std::int32_t>(log.first.size()) - 1);
+}
+void begin_buffer(Log& log) { log.first.push_back(static_cast<std::int32_t>(log.bytes.size())); }
+
+std::vector<LibraryBlock> library_blocks(const EventGraph& graph, const LibraryBuffers& buffers) {
+  std::vector<LibraryBlock> blocks;
+  for (const LibraryBuffer& buffer : buffers) {
+    const auto first = std::find_if(graph.rows.begin(), graph.rows.end(), [&](const auto& row) {
+      return row.kind == buffer.first_event;
+    });
+    if (first == graph.rows.end()) continue;
+    blocks.push_back({buffer.bytes.count(), static_cast<std::uint8_t>(buffer.stream),
+                      static_cast<EventId>(first - graph.rows.begin())});
+  }
+  return blocks;
+}
+
+Log flatten(const EventGraph& graph) {
+  Log log;
+  for (const LayerExecution& e : graph.executions) {
+    for (const Slot& slot : graph.program(e).slots) {
+      begin_buffer(log);
+      add_tensor(log, slot.bytes, Stream::kCompute);
+    }
+  }
+  FORESHARD_CHECK(static_cast<std::int32_t>(log.first.size()) == graph.first_own_buffer,
+                  "slots of the executions follow each other");
+  for (const Buffer& b : graph.buffers) {
+    begin_buffer(log);
+    if (b.on_host) continue;
+    if (b.parts < 0) {
+      add_tensor(log, b.bytes, b.pool);
+    } else {
+      for (const Bytes part : graph.parts[static_cast<std::size_t>(b.parts)]) {
+        add_tensor(log, part, b.pool);
+      }
+    }
+  }
+  log.first.push_back(static_cast<std::int32_t>(log.bytes.size()));
+
+  log.row_begin.reserve(graph.rows.size() + 1);
+  Flatten visitor(log);
+  for_each_action(graph, visitor);
+  visitor.row(kNoEvent);
+  for (std::size_t row = 0; row < graph.rows.size(); ++row) {
+    if (graph.rows[row].kind == EventKind::kOptimizer) log.optimizer = static_cast<EventId>(row);
+  }
+  for (const std::int32_t buffer : graph.persistent) {
+    const bool is_state = graph.buffer(buffer).category == MemoryCategory::kOptimizerState;
+    const auto b = static_cast<std::size_t>(buffer);
+    for (std::int32_t t = log.first[b]; t < log.first[b + 1]; ++t) {
+      (is_state && log.optimizer != kNoEvent ? log.states : log.before).push_back(t);
+    }
+  }
+  return log;
+}
+
+// One cudaMalloc or cudaFree of a large block holds the host up for about this long. Assumed: the
+// order of magnitude of driver calls that change the address space; nothing here was measured.
+constexpr double kDeviceAllocSeconds = 1e-3;
+constexpr double kDeviceFreeSeconds = 1e-3;
+
+}  // namespace
+
+struct ReservedReplay::State {
+  State(const EventGraph& graph, const AllocatorSettings& settings, const DeviceMemory& memory,
+        const LibraryBuffers& library)
+      : log(flatten(graph)),
+        allocator(settings, memory),
+        block_of(log.bytes.size(), CachingAllocator::kNoBlock) {
+    log.library = library_blocks(graph, library);
+  }
+
+  void run_rows() {
+    if (step == 1) {
+      row = kNoEvent;
+      for (const std::int32_t tensor : log.before) allocate(tensor);
+      note_stall();
+    }
+    for (std::size_t r = 0; r + 1 < log.row_begin.size() && !failed; ++r) {
+      row = static_cast<EventId>(r);
+      for (const LibraryBlock& block : log.library) {
+        if (step == 1 && block.row == row && !failed) take(block.bytes, block.stream, -1);
+      }
+      if (row == log.optimizer && step == 1) {
+        for (const std::int32_t tensor : log.states) allocate(tensor);
+      }
+      for (std::uint32_t i = log.row_begin[r]; i < log.row_begin[r + 1] && !failed; ++i) {
+        const std::int32_t action = log.actions[i];
+        action >= 0 ? allocate(action) : free(~action);
+      }
+      note_stall();
+    }
+  }
+
+  void allocate(std::int32_t tensor) {
+    const auto b = static_cast<std::size_t>(tensor);
+    if (log.bytes[b] == 0 || failed) return;  // PyTorch allocates nothing for no bytes
+    FORESHARD_CHECK(block_of[b] == CachingAllocator::kNoBlock, "a buffer is allocated twice");
+    block_of[b] = take(log.bytes[b], log.stream[b], log.buffer[b]);
+  }
+
+  // `buffer` is what the trace names: -1 for a library's.
+  CachingAllocator::BlockId take(std::int64_t bytes, std::uint8_t stream, std::int32_t buffer) {
+    const CachingAllocator::BlockId block = allocator.malloc(bytes, stream);
+    failed = block == CachingAllocator::kNoBlock;
+    const PoolStats& now = allocator.stats().all;
+    const std::int64_t reserved = now.reserved_bytes.current;
+    if (reserved > most_reserved) {
+      most_reserved = reserved;
+      allocated_then = 0;
+    }
+    if (reserved == most_reserved) {
+      allocated_then = std::max(allocated_then, now.allocated_bytes.current);
+    }
+    if (traced != nullptr) take_history(buffer);
+    return block;
+  }
+
+  void free(std::int32_t tensor) {
+    const auto b = static_cast<std::size_t>(tensor);
+    if (log.bytes[b] == 0) return;
+    FORESHARD_CHECK(block_of[b] != CachingAllocator::kNoBlock, "a buffer is freed twice");
+    allocator.free(block_of[b]);
+    block_of[b] = CachingAllocator::kNoBlock;
+    if (traced != nullptr) take_history(log.buffer[b]);
+  }
+
+  void take_history(std::int32_t buffer) {
+    for (const AllocatorTraceEntry& entry : history) traced->push_back({entry, row, buffer});
+    history.clear();
+  }
+
+  // What the driver was asked for since the last call.
+  void note_stall() {
+    const AllocatorStats& now = allocator.stats();
+    if (now.num_device_alloc == seen.num_device_alloc &&
+        now.num_device_free == seen.num_device_free &&
+        now.num_alloc_retries == seen.num_alloc_retries) {
+      return;
+    }
+    const auto since = [](std::int64_t after, std::int64_t before) {
+      return static_cast<std::int32_t>(after - before);
+    };
+    stalls.push_back({row, since(now.num_device_alloc, seen.num_device_alloc),
+                      since(now.num_device_free, seen.num_device_free),
+                      since(now.num_alloc_retries, seen.num_alloc_retries),
+                      Bytes(now.device_alloc_bytes - seen.device_alloc_bytes),
+                      Bytes(now.device_free_bytes - seen.device_free_bytes)});
+    seen = now;
+  }
+
+  Log log;
+  CachingAllocator allocator;
+  std::vector<CachingAllocator::BlockId> block_of;  // by tensor
+  std::vector<HostStall> stalls;
+  std::vector<AllocatorTraceEntry> history;
+  std::vector<TracedAction>* traced = nullptr;  // every entry is also appended there
+  AllocatorStats seen;
+  std::int64_t most_reserved = 0, allocated_then = 0;
+  EventId row = kNoEvent;
+  int step = 0;
+  bool failed = false;
+};
+
+ReservedReplay::ReservedReplay(const EventGraph& graph, const AllocatorSettings& settings,
+                               const DeviceMemory& memory, const LibraryBuffers& library)
+    : state_(std::make_unique<State>(graph, settings, memory, library)) {}
+ReservedReplay::~ReservedReplay() = default;
+ReservedReplay::ReservedReplay(ReservedReplay&&) noexcept = default;
+ReservedReplay& ReservedReplay::operator=(ReservedReplay&&) noexcept = default;
+
+bool ReservedReplay::out_of_memory() const { return state_->failed; }
+int ReservedReplay::step() const { return state_->step; }
+EventId ReservedReplay::row() const { return state_->row; }
+const std::vector<HostStall>& ReservedReplay::stalls() const { return state_->stalls; }
+std::size_t ReservedReplay::actions_per_step() const { return state_->log.actions.size(); }
+const CachingAllocator& ReservedReplay::allocator() const { return state_->allocator; }
+
+StepReserved ReservedReplay::run_step() {
+  State& s = *state_;
+  if (s.failed) return {};
+  ++s.step;
+  s.allocator.reset_peak_stats();
+  s.stalls.clear();
+  s.most_reserved = s.allocated_then = 0;
+  const AllocatorStats before = s.allocator.stats();
+  s.run_rows();
+  const AllocatorStats& after = s.allocator.stats();
+  StepReserved result;
+  result.peak_allocated = Bytes(after.all.allocated_bytes.peak);
+  result.peak_active = Bytes(after.all.active_bytes.peak);
+  result.peak_reserved = Bytes(after.all.reserved_bytes.peak);
+  result.peak_inactive_split = Bytes(after.all.inactive_split_bytes.peak);
+  result.reserved_after = Bytes(after.all.reserved_bytes.current);
+  result.retries = after.num_alloc_retries - before.num_alloc_retries;
+  result.device_allocs = after.num_device_alloc - before.num_device_alloc;
+  result.device_frees = after.num_device_free - before.num_device_free;
+  if (s.most_reserved > 0) {
+    result.fragmentation =
+        1 - static_cast<double>(s.allocated_then) / static_cast<double>(s.most_reserved);
+  }
+  return result;
+}
+
+Time stall_time(const HostStall& stall) {
+  return Time::seconds(kDeviceAllocSeconds * stall.device_allocs +
+                       kDeviceFreeSeconds * stall.device_frees);
+}
+
+ReservedProfile replay_reserved(const EventGraph& graph, const AllocatorSettings& settings,
+                                const DeviceMemory& memory, const LibraryBuffers& library) {
+  ReservedReplay replay(graph, settings, memory, library);
+  ReservedProfile profile;
+  profile.first = profile.steady = replay.run_step();
+  profile.first_stalls = profile.stalls = replay.stalls();
+  profile.peak_reserved = profile.first.peak_reserved;
+  profile.steady_step = 1;
+  while (!replay.out_of_memory() && !profile.repeats && replay.step() < kMostReplayedSteps) {
+    const StepReserved next = replay.run_step();
+    profile.repeats = replay.step() > 2 && !replay.out_of_memory() && next == profile.steady &&
+                      replay.stalls() == profile.stalls;
+    if (profile.repeats) break;
+    profile.steady = next;
+    profile.stalls = replay.stalls();
+    profile.steady_step = replay.step();
+    profile.peak_reserved = std::max(profile.peak_reserved, next.peak_reserved);
+  }
+  profile.out_of_memory = replay.out_of_memory();
+  if (profile.out_of_memory) {
+    profile.out_of_memory_step = replay.step();
+    profile.out_of_memory_row = replay.row();
+  }
+  profile.stats = replay.allocator().stats();
+  profile.segments = replay.allocator().snapshot();
+  return profile;
+}
+
+namespace {
+
+// What is held once a step neither takes memory from the driver nor gives any back.
+struct Settled {
+  Bytes reserved;        // without such a step: the highest of all
+  bool settles = false;  // there is such a step
+};
+
+Settled settle(const EventGraph& graph, const DeviceMemory& memory, const LibraryBuffers& library) {
+  ReservedReplay replay(graph, {}, memory, library);
+  Settled result;
+  while (!replay.out_of_memory() && replay.step() < kMostReplayedSteps) {
+    const StepReserved step = replay.run_step();
+    if (replay.step() > 1 && step.device_allocs == 0 && step.device_frees == 0) {
+      return {step.peak_reserved, true};
+    }
+    result.reserved = std::max(result.reserved, step.peak_reserved);
+  }
+  return result;
+}
+
+}  // namespace
+
+Bytes peak_reserved(const EventGraph& graph, const Plan& plan, const Cluster& cluster) {
+  if (plan.runtime.kind == RuntimeKind::kNative || cluster.host_computes) {
+    return peak_allocated(graph);
+  }
+  const LibraryBuffers library = library_buffers(cluster, plan.runtime);
+  const Bytes wanted = settle(graph, DeviceMemory::unlimited(), library).reserved;
+  const Bytes available = cluster.gpu.memory - total(memory_outside(graph, cluster, plan.runtime));
+  if (wanted <= available || peak_allocated(graph) > available) return wanted;
+  const Settled limited = settle(graph, {cluster.gpu.memory, available}, library);
+  return limited.settles ? limited.reserved : wanted;
+}
+
+TracedStep trace_step(const EventGraph& graph, const AllocatorSettings& settings,
+                      const DeviceMemory& memory, int steps_before, const LibraryBuffers& library) {
+  ReservedReplay replay(graph, settings, memory, library);
+  for (int i = 0; i < steps_before; ++i) replay.run_step();
+  ReservedReplay::State& s = *replay.state_;
+  TracedStep traced;
+  s.traced = &traced.actions;
+  s.allocator.record_history(&s.history);
+  replay.run_step();
+  traced.step = replay.step();
+  traced.segments = s.allocator.snapshot();
+  for (std::size_t tensor = 0; tensor < s.block_of.size(); ++tensor) {
+    if (s.block_of[tensor] == CachingAllocator::kNoBlock) continue;
+    const auto block = static_cast<std::size_t>(s.block_of[tensor]);
+    if (traced.buffer_of_block.size() <= block) traced.buffer_of_block.resize(block + 1, -1);
+    traced.buffer_of_block[block] = s.log.buffer[tensor];
+  }
+  return traced;
+}
+
+}  // namespace foreshard

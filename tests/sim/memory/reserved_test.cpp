@@ -1,0 +1,122 @@
+// What whole steps reserve, through the allocator.
+#include "sim/memory/reserved.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+#include <rapidcheck/gtest.h>
+
+#include <algorithm>
+
+#include "sim/memory/memory_profile.h"
+#include "tests/support/generators.h"
+
+namespace foreshard {
+namespace {
+
+RC_GTEST_PROP(ReservedProperty, AllocatedIsAtLeastTheReplayedPeakAndReservedHoldsIt, ()) {
+  const RandomStep r = random_step();
+  const ReservedProfile p = replay_reserved(r.graph, {}, DeviceMemory::unlimited());
+  RC_ASSERT(!p.out_of_memory);
+  RC_ASSERT(p.steady.peak_allocated >= peak_allocated(r.graph));  // blocks that were not split
+  RC_ASSERT(p.steady.peak_active == p.steady.peak_allocated);     // nothing waits for events
+  RC_ASSERT(p.steady.peak_reserved >= p.steady.peak_active);
+  RC_ASSERT(p.peak_reserved >= p.steady.peak_reserved);
+  RC_ASSERT(p.first.peak_allocated <= p.steady.peak_allocated);  // no optimizer state yet
+  RC_ASSERT(p.steady.fragmentation >= 0);
+  RC_ASSERT(p.steady.fragmentation < 1);
+  std::int64_t calls = 0;
+  Bytes taken;
+  for (const HostStall& stall : p.first_stalls) {
+    calls += stall.device_allocs;
+    taken += stall.allocated;
+  }
+  RC_ASSERT(calls == p.first.device_allocs);
+  RC_ASSERT(taken == p.first.reserved_after);  // without a limit nothing is given back
+}
+
+RC_GTEST_PROP(ReservedProperty, ADeviceAsLargeAsWhatIsReservedSeesNoRetry, ()) {
+  const RandomStep r = random_step();
+  AllocatorSettings settings;
+  settings.expandable_segments = *rc::gen::arbitrary<bool>();
+  const Bytes peak = replay_reserved(r.graph, settings, DeviceMemory::unlimited()).peak_reserved;
+  const DeviceMemory same{DeviceMemory::unlimited().total, peak};
+  const ReservedProfile enough = replay_reserved(r.graph, settings, same);
+  RC_ASSERT(!enough.out_of_memory);
+  RC_ASSERT(enough.stats.num_alloc_retries == 0);
+  RC_ASSERT(enough.peak_reserved == peak);
+  // With a byte less it has to retry, or fails.
+  const DeviceMemory less{same.total, peak - Bytes(1)};
+  RC_ASSERT(replay_reserved(r.graph, settings, less).stats.num_alloc_retries > 0);
+}
+
+EventGraph without_parts(EventGraph graph) {
+  for (Buffer& buffer : graph.buffers) buffer.parts = -1;
+  return graph;
+}
+
+// Parameters are tensors of their own, and no byte is lost by dividing a unit's buffer among them.
+// Between steps only persistent buffers are there.
+RC_GTEST_PROP(ReservedProperty, AUnitsParametersAreAllocatedOneByOne, ()) {
+  const RandomStep r = random_step();
+  const DeviceMemory memory = DeviceMemory::unlimited();
+  const ReservedProfile apart = replay_reserved(r.graph, {}, memory);
+  const ReservedProfile whole = replay_reserved(without_parts(r.graph), {}, memory);
+  const Bytes at_start = replay_allocations(r.graph).at_start;
+  RC_ASSERT(apart.stats.all.requested_bytes.current == at_start.count());
+  RC_ASSERT(whole.stats.all.requested_bytes.current == at_start.count());
+  const auto on_device =
+      std::count_if(r.graph.persistent.begin(), r.graph.persistent.end(),
+                    [&](std::int32_t id) { return !r.graph.buffer(id).on_host; });
+  RC_ASSERT(whole.stats.all.allocation.current == on_device);
+  const bool has_parts = r.plan.runtime.kind != RuntimeKind::kNative;
+  RC_ASSERT(has_parts == (apart.stats.all.allocation.current > whole.stats.all.allocation.current));
+}
+
+// The traced step's entries add up to the profile's steady step.
+RC_GTEST_PROP(ReservedProperty, TheTraceOfAStepReachesItsPeak, ()) {
+  const RandomStep r = random_step();
+  const ReservedProfile p = replay_reserved(r.graph, {}, DeviceMemory::unlimited());
+  const TracedStep step = trace_step(r.graph, {}, DeviceMemory::unlimited(), p.steady_step - 1);
+  RC_ASSERT(step.step == p.steady_step);
+  std::int64_t allocs = 0, frees = 0;
+  EventId row = kNoEvent;
+  for (const TracedAction& action : step.actions) {
+    allocs += action.entry.action == AllocatorTraceEntry::Action::kAlloc;
+    frees += action.entry.action == AllocatorTraceEntry::Action::kFreeCompleted;
+    RC_ASSERT(action.row >= row);  // host order
+    row = action.row;
+    RC_ASSERT(action.buffer >= 0);
+    RC_ASSERT(action.buffer < r.graph.buffer_count());
+  }
+  RC_ASSERT(p.steady_step == 1 || allocs == frees);
+  RC_ASSERT(!step.segments.empty());
+}
+
+// What libraries take stays allocated, so every step's peak carries it; it is taken once, in
+// step 1.
+RC_GTEST_PROP(ReservedProperty, LibrariesKeepWhatTheyTake, ()) {
+  const RandomStep r = random_step();
+  const auto has = [&](EventKind kind) {
+    return std::any_of(r.graph.rows.begin(), r.graph.rows.end(),
+                       [&](const auto& row) { return row.kind == kind; });
+  };
+  RC_PRE(has(EventKind::kForward) && has(EventKind::kBackward));
+  const Bytes each(std::int64_t{32} << 20);
+  const LibraryBuffers library = {
+      {"forward", each, Stream::kCompute, EventKind::kForward, "the test"},
+      {"backward", each, Stream::kCompute, EventKind::kBackward, "the test"}};
+  const ReservedProfile with = replay_reserved(r.graph, {}, DeviceMemory::unlimited(), library);
+  RC_ASSERT(with.steady.peak_active.count() >= peak_allocated(r.graph).count() + 2 * each.count());
+  RC_ASSERT(with.steady.peak_reserved >= with.steady.peak_active);
+  int taken = 0;
+  const TracedStep first = trace_step(r.graph, {}, DeviceMemory::unlimited(), 0, library);
+  for (const TracedAction& action : first.actions) {
+    if (action.buffer < 0 && action.entry.action == AllocatorTraceEntry::Action::kAlloc) ++taken;
+  }
+  RC_ASSERT(taken == 2);
+  const TracedStep second = trace_step(r.graph, {}, DeviceMemory::unlimited(), 1, library);
+  for (const TracedAction& action : second.actions) RC_ASSERT(action.buffer >= 0);
+}
+
+}  // namespace
+}  // namespace foreshard
