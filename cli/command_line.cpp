@@ -63,6 +63,7 @@ class Tree {
     add_calibrate();
     add_validate();
     add_accuracy();
+    add_conform();
     add_models();
     add_machines();
     add_schema();
@@ -121,6 +122,8 @@ class Tree {
     add_json(verb, o->output);
     option(verb, "--trace", o->trace, "FILE", "Also write a Chrome trace, for ui.perfetto.dev");
     option(verb, "--csv", o->csv, "FILE", "Also write every event with its times");
+    option(verb, "--memory-snapshot", o->memory_snapshot, "FILE",
+           "Also write the allocator's blocks, for pytorch.org/memory_viz");
   }
 
   void add_schedule() {
@@ -139,6 +142,8 @@ class Tree {
     CLI::App* verb = add_verb("explain", "Where the time and the memory of a step go, and why",
                               "explain --model llama-3.1-8b --cluster 64xh100", run_explain, o);
     add_job_flags(verb, o->job, kSetHelp);
+    option(verb, "--run", o->run, "DIR|TRACE",
+           "Why this run is slower than forecast: as for validate");
     add_json(verb, o->output);
   }
 
@@ -201,7 +206,8 @@ class Tree {
         add_verb("validate", "A forecast against a run of the same plan, event by event",
                  "validate --plan plan.yaml --run runs/first", run_validate, o);
     add_job_flags(verb, o->job, kSetHelp);
-    option(verb, "--run", o->run, "DIR", "What foreshard-exec run --out wrote")->required();
+    option(verb, "--run", o->run, "DIR|TRACE",
+           "What foreshard-exec run --out wrote, a trace of torch.profiler, or a folder of traces");
     const auto tolerance = [&](const char* name, double& value, const char* help) {
       option(verb, name, value, "RATIO", help)->check(CLI::Range(0.0, 1e6))->capture_default_str();
     };
@@ -209,7 +215,8 @@ class Tree {
     tolerance("--max-exposed-error", o->max_exposed_error,
               "Of exposed communication, as a share of the step");
     tolerance("--max-memory-error", o->max_memory_error, "Of peak memory");
-    option(verb, "--trace", o->trace, "FILE", "Also write both timelines as one Chrome trace");
+    option(verb, "--trace", o->trace, "FILE",
+           "Beside --run: also write both timelines as one Chrome trace; alone: the trace to read");
     verb->add_flag_callback(
         "--no-history", [o] { o->history = false; },
         "Do not add it to what accuracy --history tells");
@@ -222,6 +229,21 @@ class Tree {
                               "accuracy --history", run_accuracy, o);
     verb->add_flag("--history", o->history, "Of every foreshard validate on this machine")
         ->required();
+    add_json(verb, o->output);
+  }
+
+  void add_conform() {
+    auto o = std::make_shared<ConformOptions>();
+    CLI::App* verb = add_verb(
+        "conform", "Order, bytes and memory of forecasts against recordings of the real library",
+        "conform tests/recordings", run_conform, o);
+    verb->add_option("folders", o->folders, "Folders with index.csv, or above such folders")
+        ->type_name("DIR")
+        ->required();
+    option(verb, "--only", o->only, "ID", "This configuration alone; may be repeated");
+    option(verb, "--verbose", o->verbose, "N", "Show the differences of so many configurations")
+        ->check(CLI::Range(0, 1'000'000))
+        ->capture_default_str();
     add_json(verb, o->output);
   }
 

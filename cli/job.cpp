@@ -12,6 +12,7 @@
 #include "calibration/profile.h"
 #include "cli/local_profiles.h"
 #include "interop/hf_config.h"
+#include "models/variants.h"
 #include "models/zoo.h"
 #include "sim/spec/plan_check.h"
 
@@ -170,6 +171,7 @@ Job load_job(const JobOptions& options) {
   load_cluster_of(options, job);
   job.resolved = resolve(job.document, job.model, job.cluster);
   check(job.resolved, job.model, job.cluster);
+  job.model = with_variants(std::move(job.model), job.resolved.plan);
   return job;
 }
 

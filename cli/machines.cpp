@@ -45,27 +45,32 @@ std::vector<Figure> figures(const Cluster& c) {
   const auto word = [](std::string_view path, std::string_view key, const std::string& text) {
     return Figure{path, key, text, text};
   };
-  return {word("gpu.name", "name", c.gpu.name),
-          count("gpu.multiprocessors", "multiprocessors", c.gpu.multiprocessors),
-          peak("gpu.peak_bf16", "peak_bf16_flop_per_s", c.gpu.peak_bf16),
-          peak("gpu.peak_fp32", "peak_fp32_flop_per_s", c.gpu.peak_fp32),
-          size("gpu.memory", "memory_bytes", c.gpu.memory),
-          rate("gpu.memory_bandwidth", "memory_bandwidth_bytes_per_s", c.gpu.memory_bandwidth),
-          word("node.key", "key", c.node.key),
-          count("node.gpus", "gpus", c.node.gpus),
-          rate("node.gpu_link", "gpu_link_bytes_per_s", c.node.gpu_link),
-          word("node.gpu_link_name", "gpu_link_name", c.node.gpu_link_name),
-          count("node.nics", "nics", c.node.nics),
-          rate("node.nic_rate", "nic_rate_bytes_per_s", c.node.nic_rate),
-          word("node.nic_name", "nic_name", c.node.nic_name),
-          time("node.link_latency", "link_latency_s", c.node.link_latency),
-          time("node.nic_latency", "nic_latency_s", c.node.nic_latency),
-          word("network.kind", "kind", c.network.kind),
-          count("network.nodes_per_leaf", "nodes_per_leaf", c.network.nodes_per_leaf),
-          {"network.oversubscription", "oversubscription",
-           fmt::format("{}", c.network.oversubscription), c.network.oversubscription},
-          size("memory_outside_allocator", "memory_outside_allocator_bytes",
-               c.memory_outside_allocator)};
+  std::vector<Figure> list = {
+      word("gpu.name", "name", c.gpu.name),
+      count("gpu.multiprocessors", "multiprocessors", c.gpu.multiprocessors),
+      peak("gpu.peak_bf16", "peak_bf16_flop_per_s", c.gpu.peak_bf16),
+      peak("gpu.peak_fp32", "peak_fp32_flop_per_s", c.gpu.peak_fp32),
+      size("gpu.memory", "memory_bytes", c.gpu.memory),
+      rate("gpu.memory_bandwidth", "memory_bandwidth_bytes_per_s", c.gpu.memory_bandwidth),
+      word("node.key", "key", c.node.key),
+      count("node.gpus", "gpus", c.node.gpus),
+      rate("node.gpu_link", "gpu_link_bytes_per_s", c.node.gpu_link),
+      word("node.gpu_link_name", "gpu_link_name", c.node.gpu_link_name),
+      count("node.nics", "nics", c.node.nics),
+      rate("node.nic_rate", "nic_rate_bytes_per_s", c.node.nic_rate),
+      word("node.nic_name", "nic_name", c.node.nic_name),
+      time("node.link_latency", "link_latency_s", c.node.link_latency),
+      time("node.nic_latency", "nic_latency_s", c.node.nic_latency),
+      word("network.kind", "kind", c.network.kind),
+      count("network.nodes_per_leaf", "nodes_per_leaf", c.network.nodes_per_leaf),
+      {"network.oversubscription", "oversubscription",
+       fmt::format("{}", c.network.oversubscription), c.network.oversubscription},
+  };
+  if (c.memory_outside_allocator) {
+    list.push_back(size("memory_outside_allocator", "memory_outside_allocator_bytes",
+                        *c.memory_outside_allocator));
+  }
+  return list;
 }
 
 std::string source_of(const Cluster& cluster, std::string_view path) {

@@ -47,6 +47,7 @@ struct PredictOptions {
   OutputOptions output;
   std::string trace;  // files to write
   std::string csv;
+  std::string memory_snapshot;
 };
 
 struct ScheduleOptions {
@@ -57,6 +58,7 @@ struct ScheduleOptions {
 struct ExplainOptions {
   JobOptions job;
   OutputOptions output;
+  std::string run;  // "": the forecast alone; as ValidateOptions::run
 };
 
 struct CompareOptions {
@@ -84,8 +86,8 @@ struct CalibrateOptions {
 struct ValidateOptions {
   JobOptions job;
   OutputOptions output;
-  std::string run;    // folder of foreshard-exec run
-  std::string trace;  // file to write
+  std::string run;    // folder of foreshard-exec run, trace of torch.profiler, or folder of traces
+  std::string trace;  // file to write; without `run`: the trace to read
   double max_step_error = 0.10;
   double max_exposed_error = 0.05;
   double max_memory_error = 0.05;
@@ -95,6 +97,13 @@ struct ValidateOptions {
 struct AccuracyOptions {
   OutputOptions output;
   bool history = false;
+};
+
+struct ConformOptions {
+  OutputOptions output;
+  std::vector<std::string> folders;
+  std::vector<std::string> only;  // configurations; empty: all
+  std::int64_t verbose = 3;       // configurations whose difference is shown
 };
 
 struct ModelsOptions {

@@ -6,9 +6,14 @@
 
 #include "cli/job.h"
 #include "cli/output.h"
+#include "cli/recording.h"
 #include "cli/remedy.h"
 #include "cli/verbs.h"
+#include "reports/measured.h"
+#include "reports/memory_snapshot.h"
+#include "reports/slower.h"
 #include "reports/views.h"
+#include "sim/memory/outside_allocator.h"
 
 namespace foreshard {
 namespace {
@@ -40,6 +45,34 @@ Answer answer(const JobOptions& options) {
   return a;
 }
 
+// Why a run is slower than its forecast. The median step of the first rank is what is explained.
+ExitCode explain_run(const ExplainOptions& options) {
+  const Answer a = answer(options.job);
+  const MeasuredJob recording = read_recording(options.run, a.forecast);
+  const RunRecord& record = recording.record;
+  if (a.forecast.graph.fingerprint() != record.fingerprint) {
+    throw Error(
+        ExitCode::kInvalidInput,
+        fmt::format("{}: is of another step; foreshard validate says what differs", options.run));
+  }
+  const Forecast measured =
+      measured_view(a.forecast.model, a.forecast.plan, a.forecast.graph, record);
+  const SlowStep step = why_slower(a.forecast.graph, a.forecast.timeline, measured.timeline);
+  if (options.output.form == Form::kJson) {
+    Json body = to_json(step);
+    body["rank"] = record.ranks.front().rank;
+    body["step"] = measured.timeline.steady_step;
+    if (recording.trace) body["trace"] = to_json(*recording.trace);
+    write_answer(document("foreshard.slower/1", body));
+  } else {
+    const std::string what =
+        fmt::format("step {} of rank {}", measured.timeline.steady_step, record.ranks.front().rank);
+    write_answer(slower_text(step, what, color_of(options.output.color)) +
+                 (recording.trace ? "\n" + trace_text(*recording.trace) : ""));
+  }
+  return ExitCode::kOk;
+}
+
 ExitCode write_json(const Answer& answer, std::string_view schema, Json body) {
   if (!answer.shortfall.empty()) {
     body["infeasible"] = answer.infeasible;
@@ -57,6 +90,11 @@ ExitCode run_predict(const PredictOptions& options) {
   if (!options.csv.empty()) {
     write_file(options.csv, schedule_csv(a.forecast.graph, a.forecast.timeline));
   }
+  if (!options.memory_snapshot.empty()) {
+    // Without a limit: a step that does not fit is shown whole, too.
+    write_file(options.memory_snapshot,
+               memory_snapshot(a.forecast, AllocatorSettings{}, DeviceMemory::unlimited()));
+  }
   if (options.output.form == Form::kJson) {
     return write_json(a, "foreshard.report/1", to_json(a.report));
   }
@@ -67,7 +105,8 @@ ExitCode run_predict(const PredictOptions& options) {
 ExitCode run_schedule(const ScheduleOptions& options) {
   const Job job = load_job(options.job);
   const Forecast made = forecast(job.model, job.resolved.plan, cost_model(job));
-  const Fit fit = fit_in(job.cluster, made.memory.peak);
+  const Fit fit = fit_in(job.cluster, made.memory.peak, made.peak_reserved,
+                         total(memory_outside(made.graph, job.cluster, job.resolved.plan.runtime)));
   // The order is right all the same.
   if (!fit.fits()) note("warning: the plan does not fit; foreshard predict says what would help");
   const std::string csv = schedule_csv(made.graph, made.timeline);
@@ -76,6 +115,7 @@ ExitCode run_schedule(const ScheduleOptions& options) {
 }
 
 ExitCode run_explain(const ExplainOptions& options) {
+  if (!options.run.empty()) return explain_run(options);
   const Answer a = answer(options.job);
   if (options.output.form == Form::kJson) {
     return write_json(a, "foreshard.explain/1", explain_json(a.forecast, a.report));

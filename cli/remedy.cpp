@@ -13,6 +13,8 @@
 #include "sim/base/unit_strings.h"
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_profile.h"
+#include "sim/memory/outside_allocator.h"
+#include "sim/memory/reserved.h"
 #include "sim/spec/plan_check.h"
 #include "sim/spec/plan_config.h"
 
@@ -98,8 +100,11 @@ class Trial {
       // From the second micro-batch on all are alike: three of them show the peak.
       Plan shorter = variant.plan;
       shorter.batch.accumulation = std::min<std::int64_t>(shorter.batch.accumulation, 3);
-      const Bytes peak = peak_allocated(build_training_step(model_, shorter));
-      const Fit fit = fit_in(cluster_, peak);
+      const EventGraph graph = build_training_step(model_, shorter);
+      const Bytes peak = peak_allocated(graph);
+      const Bytes outside = total(memory_outside(graph, cluster_, shorter.runtime));
+      if (!may_fit(cluster_, peak, outside)) continue;
+      const Fit fit = fit_in(cluster_, peak, peak_reserved(graph, shorter, cluster_), outside);
       if (fit.fits()) return Remedy{variant.changes, cluster_.gpus, variant.plan, fit};
     }
     return std::nullopt;

@@ -147,7 +147,9 @@ ExitCode run_search(const SearchCommandOptions& options) {
   std::string ending;
   Json infeasible;
   if (!best && timed.result.smallest) {
-    const Fit fit = fit_in(job.cluster, timed.result.smallest->peak_allocated);
+    const Fit fit =
+        fit_in(job.cluster, timed.result.smallest->peak_allocated,
+               timed.result.smallest->peak_reserved, timed.result.smallest->outside_allocator);
     const auto remedy = find_remedy(job.model, timed.result.smallest->plan, job.cluster);
     ending = fmt::format("the smallest plan {}; {}", shortfall_text(fit),
                          remedy_text(remedy, job.cluster));

@@ -8,6 +8,7 @@
 #include "cli/job.h"
 #include "cli/local_profiles.h"
 #include "cli/output.h"
+#include "cli/recording.h"
 #include "cli/verbs.h"
 #include "reports/accuracy.h"
 #include "reports/measured.h"
@@ -62,28 +63,41 @@ void remember(const HistoryRow& row) {
 }  // namespace
 
 ExitCode run_validate(const ValidateOptions& options) {
+  if (options.run.empty() && options.trace.empty()) {
+    throw Error(
+        ExitCode::kUsage,
+        "validate needs --run: a folder of foreshard-exec run, a trace of torch.profiler, or "
+        "a folder of traces");
+  }
   const Job job = load_job(options.job);
-  const RunRecord record = read_run_folder(options.run);
+  const std::string run = options.run.empty() ? options.trace : options.run;
   const CostModel costs = cost_model(job);
   const Forecast made = forecast(job.model, job.resolved.plan, costs);
+  const MeasuredJob recording = read_recording(run, made);
+  const RunRecord& record = recording.record;
   if (made.graph.fingerprint() != record.fingerprint) {
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("{}: {}", options.run,
-                            mismatch_sentence(made, plan_of(record, options.run, job), record,
-                                              FORESHARD_VERSION)));
+    throw Error(
+        ExitCode::kInvalidInput,
+        fmt::format("{}: {}", run,
+                    mismatch_sentence(made, plan_of(record, run, job), record, FORESHARD_VERSION)));
   }
   const Validation v =
       validate(made, report_of(job, made, costs), record,
                {options.max_step_error, options.max_exposed_error, options.max_memory_error});
-  if (!options.trace.empty()) {
+  if (!options.run.empty() && !options.trace.empty()) {
     write_file(options.trace,
                chrome_trace(made, measured_view(made.model, made.plan, made.graph, record)));
   }
-  if (options.history) remember(history_row(job, v, record));
+  // The history's rows need a memory error.
+  if (options.history && v.memory_known) remember(history_row(job, v, record));
   if (options.output.form == Form::kJson) {
-    write_answer(document("foreshard.validation/1", to_json(v)));
+    Json json = to_json(v);
+    if (recording.trace) json["trace"] = to_json(*recording.trace);
+    write_answer(document("foreshard.validation/1", json));
   } else {
-    write_answer(validation_text(v, record, color_of(options.output.color)));
+    const Color color = color_of(options.output.color);
+    write_answer(validation_text(v, record, color) +
+                 (recording.trace ? "\n" + trace_text(*recording.trace) : ""));
   }
   return v.passed ? ExitCode::kOk : ExitCode::kOutsideTolerance;
 }

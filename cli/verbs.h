@@ -17,6 +17,7 @@ ExitCode run_search(const SearchCommandOptions& options);
 ExitCode run_calibrate(const CalibrateOptions& options);
 ExitCode run_validate(const ValidateOptions& options);
 ExitCode run_accuracy(const AccuracyOptions& options);
+ExitCode run_conform(const ConformOptions& options);
 ExitCode run_models(const ModelsOptions& options);
 ExitCode run_machines(const MachinesOptions& options);
 ExitCode run_schema(const SchemaOptions& options);

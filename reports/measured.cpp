@@ -85,7 +85,26 @@ Quantity rate(double numerator, const Quantity& seconds) {
   return {over(seconds.value), over(seconds.high), over(seconds.low), Evidence::kMeasured};
 }
 
+void summarize_traced_memory(const Cluster& cluster, const RunRecord& record, Report& report) {
+  Bytes allocated, reserved;
+  for (const RankRecord& rank : record.ranks) {
+    allocated = std::max(allocated, rank.peak_allocated);
+    reserved = std::max(reserved, rank.peak_reserved);
+  }
+  const auto measured = [](Bytes bytes) {
+    const auto value = static_cast<double>(bytes.count());
+    return Quantity{value, value, value, Evidence::kMeasured};
+  };
+  report.peak_allocated = measured(allocated);
+  report.peak_reserved = measured(reserved);
+  report.outside_allocator = measured(Bytes());
+  report.fit.capacity = cluster.gpu.memory;
+  report.fit.allocated = allocated;
+  report.fit.reserved = reserved;
+}
+
 void summarize_memory(const Cluster& cluster, const RunRecord& record, Report& report) {
+  if (record.source == RunSource::kTrace) return summarize_traced_memory(cluster, record, report);
   Bytes arena, activations;
   std::vector<double> peaks, resident;
   for (const RankRecord& rank : record.ranks) {
@@ -155,11 +174,11 @@ RunRecord derive_arrivals(const EventGraph& graph, RunRecord record) {
 }
 
 std::vector<const MeasuredStep*> steady_steps(const RunRecord& record, const RankRecord& rank) {
-  constexpr std::int64_t kWarmUp = 3;
   std::vector<const MeasuredStep*> steady, all;
   for (const MeasuredStep& step : rank.timelines) {
     all.push_back(&step);
-    if (step.step >= record.first_step + kWarmUp) steady.push_back(&step);
+    if (step.step >= record.first_step + static_cast<std::int64_t>(record.warm_up))
+      steady.push_back(&step);
   }
   return steady.empty() ? all : steady;
 }

@@ -23,7 +23,7 @@ RunRecord derive_arrivals(const EventGraph& graph, RunRecord record);
 // Whether arrivals can be told.
 bool clocks_shared(const RunRecord& record);
 
-// Recorded steps of a rank without the first three of the run; all where there are no others.
+// Recorded steps of a rank without the first `warm_up` of the run; all where there are no others.
 std::vector<const MeasuredStep*> steady_steps(const RunRecord& record, const RankRecord& rank);
 // Of those, the one whose duration is nearest to their median, the earlier of equals.
 const MeasuredStep& median_step(const RunRecord& record, const RankRecord& rank);

@@ -12,6 +12,7 @@
 #include "sim/base/json.h"
 #include "sim/cost/cost_model.h"
 #include "sim/memory/capacity.h"
+#include "sim/memory/outside_allocator.h"
 #include "sim/simulate/forecast.h"
 
 namespace foreshard {
@@ -64,6 +65,7 @@ struct Report {
   double first_step_seconds = 0;
   int steady_step = 2;
   Fit fit;
+  OutsideItems outside;  // what fit.outside is the sum of; empty for a measured run
   Quantity peak_allocated, peak_reserved, outside_allocator;  // bytes
   std::string peak_event;                                     // "backward layers.1"
   std::vector<std::pair<std::string, Bytes>> at_peak;         // category, descending

@@ -34,13 +34,24 @@ Json cluster_json(const Cluster& cluster) {
           {"network", cluster.network.kind}};
 }
 
+Json outside_json(const OutsideItems& items) {
+  Json list = Json::array();
+  for (const OutsideItem& item : items) {
+    list.push_back({{"name", item.name},
+                    {"bytes", item.bytes.count()},
+                    {"evidence", to_string(item.evidence)},
+                    {"source", item.source}});
+  }
+  return list;
+}
+
 const char* memory_note(const Report& report) {
   if (report.origin == "measured") {
     return "allocated: the engine's persistent buffers and the tensors alive at their highest; "
            "reserved: the resident memory of the process";
   }
-  return "allocated only: segments and fragmentation of the caching allocator are not modelled; "
-         "reserved is allocated plus a declared margin";
+  return "allocated: blocks of 512 bytes; reserved: the caching allocator's segments (native plans "
+         "and CPU ranks: what is allocated)";
 }
 
 Json run_json(const RunFigures& run) {
@@ -85,6 +96,7 @@ Json to_json(const Report& report) {
       {"peak_allocated_bytes", byte_quantity(report.peak_allocated)},
       {"peak_reserved_bytes", byte_quantity(report.peak_reserved)},
       {"outside_allocator_bytes", byte_quantity(report.outside_allocator)},
+      {"outside", outside_json(report.outside)},
       {"fits", report.fit.fits()},
       {"margin_bytes", report.fit.margin().count()},
       {"peak_event", report.peak_event.empty() ? Json(nullptr) : Json(report.peak_event)},

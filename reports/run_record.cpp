@@ -20,9 +20,11 @@ std::vector<Time> step_durations(const RunRecord& record) {
 }
 
 std::vector<Time> steady_durations(const RunRecord& record) {
-  constexpr std::size_t kWarmUp = 3;
   std::vector<Time> durations = step_durations(record);
-  if (durations.size() > kWarmUp) durations.erase(durations.begin(), durations.begin() + kWarmUp);
+  if (durations.size() > record.warm_up) {
+    durations.erase(durations.begin(),
+                    durations.begin() + static_cast<std::ptrdiff_t>(record.warm_up));
+  }
   return durations;
 }
 

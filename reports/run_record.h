@@ -39,6 +39,9 @@ struct MeasuredStep {
   std::vector<Span> spans;
 };
 
+// Who recorded: the engine, or the profiler of another library's job (interop/trace_join.h).
+enum class RunSource : std::uint8_t { kEngine, kTrace };
+
 struct RankRecord {
   int rank = 0;
   bool clocks_shared = true;            // arrive can be told: all ranks are on this machine
@@ -49,9 +52,12 @@ struct RankRecord {
   Bytes rss_before_init, rss_after_init, peak_rss;
   Bytes arena;             // what the engine reserved for the persistent buffers
   Bytes activations_peak;  // highest sum of tensors that lived in the allocator, of any step
+  // kTrace, instead of the above: of the library's allocator; 0 where they were not recorded.
+  Bytes peak_allocated, peak_reserved;
 };
 
 struct RunRecord {
+  RunSource source = RunSource::kEngine;
   std::string created;  // UTC
   std::string host, cpu;
   std::vector<std::pair<std::string, std::string>> versions;  // "foreshard", "torch", "mkl", ...
@@ -61,7 +67,7 @@ struct RunRecord {
   std::string model_json;  // the model's config.json; "" for a zoo model
   std::string launcher;    // "spawn", "threads", "torchrun", ...
   int world = 1;
-  int threads = 1;  // compute threads of a rank
+  int threads = 1;  // compute threads of a rank; 0: not known
   bool complete = true;
   std::int64_t first_step = 1;  // more than 1 after a resume
   std::vector<double> losses;   // mean over all ranks, per step
@@ -70,13 +76,15 @@ struct RunRecord {
   std::string parameter_hash;
   double tokens_per_step = 0;     // over all ranks
   std::vector<RankRecord> ranks;  // ascending by rank
+  std::size_t warm_up = 3;        // first steps of this run that no figure counts
+  std::vector<std::string> notes;
 };
 
 // tokens_per_step / the median of steady_durations; 0 where no step was finished.
 double tokens_per_second(const RunRecord& record);
 // Of all ranks, per step: the slowest rank's duration. As long as the shortest rank's list.
 std::vector<Time> step_durations(const RunRecord& record);
-// Those without the first three of this run (fewer steps: all).
+// Those without the first `warm_up` of this run (fewer steps: all).
 std::vector<Time> steady_durations(const RunRecord& record);
 
 // The folder is made where it is not there; what an older run left in it is replaced.

@@ -106,7 +106,8 @@ Lines best_lines(const SearchResult& result, const Report* report, const Cluster
   if (!result.best) {
     Lines lines = {paint.red("no plan fits " + cluster_words(cluster))};
     if (!result.smallest) return lines;
-    const Fit fit = fit_in(cluster, result.smallest->peak_allocated);
+    const Fit fit = fit_in(cluster, result.smallest->peak_allocated, result.smallest->peak_reserved,
+                           result.smallest->outside_allocator);
     append(lines,
            wrapped(fmt::format("  the smallest needs {} more than the GPU's {}: {}",
                                format_bytes(Bytes() - fit.margin()), format_bytes(fit.capacity),

@@ -23,7 +23,7 @@ constexpr double kLowQuantile = 0.05;
 constexpr double kHighQuantile = 0.95;
 // The allocator's rules were recorded from PyTorch; what the recordings do not cover comes on top.
 constexpr double kAllocatedHigh = 1.02;
-constexpr double kReservedHigh = 1.12;  // of the allocated peak
+constexpr double kReservedHigh = 1.02;
 constexpr double kOutsideSpread = 0.3;
 
 Quantity with_interval(double value, std::vector<double> draws, Evidence evidence) {
@@ -83,15 +83,15 @@ void summarize_time(const Forecast& forecast, const CostModel& costs, int draws,
 
 void summarize_memory(const Forecast& forecast, const Cluster& cluster, Report& report) {
   const MemoryProfile& memory = forecast.memory;
-  report.fit = fit_in(cluster, memory.peak);
+  report.outside = memory_outside(forecast.graph, cluster, forecast.plan.runtime);
+  report.fit = fit_in(cluster, memory.peak, forecast.peak_reserved, total(report.outside));
   const auto allocated = static_cast<double>(memory.peak.count());
   const auto reserved = static_cast<double>(report.fit.reserved.count());
   const auto outside = static_cast<double>(report.fit.outside.count());
   report.peak_allocated = {allocated, allocated, std::round(allocated * kAllocatedHigh),
                            Evidence::kInterpolated};
-  report.peak_reserved = {reserved, allocated,
-                          std::max(reserved, std::round(allocated * kReservedHigh)),
-                          Evidence::kAssumed};
+  report.peak_reserved = {reserved, allocated, std::round(reserved * kReservedHigh),
+                          Evidence::kInterpolated};
   report.outside_allocator = {outside, std::round(outside * (1 - kOutsideSpread)),
                               std::round(outside * (1 + kOutsideSpread)), Evidence::kAssumed};
   report.peak_event = event_name(forecast, memory.peak_event);
@@ -106,7 +106,7 @@ void summarize_memory(const Forecast& forecast, const Cluster& cluster, Report& 
 
 // Figures of the machine that nobody has measured.
 std::vector<std::pair<std::string, std::string>> assumed_figures(const CostModel& costs,
-                                                                 const Fit& fit) {
+                                                                 const OutsideItems& outside) {
   const Calibration& c = costs.calibration();
   std::vector<std::pair<std::string, std::string>> list;
   const auto why = [](const std::string& source) {
@@ -123,11 +123,13 @@ std::vector<std::pair<std::string, std::string>> assumed_figures(const CostModel
                                              c.contention.compute, c.contention.communication,
                                              why(c.contention.source)));
   }
-  list.emplace_back("memory outside the allocator",
-                    format_bytes(fit.outside) + why(costs.cluster().outside_source));
-  list.emplace_back("fragmentation",
-                    fmt::format("{:.0f} % of allocated memory (segments are not modelled)",
-                                kFragmentationMargin * 100));
+  for (const OutsideItem& item : outside) {
+    if (item.evidence != SizeEvidence::kAssumed && item.evidence != SizeEvidence::kDeclared) {
+      continue;
+    }
+    list.emplace_back("outside the allocator: " + item.name,
+                      format_bytes(item.bytes) + why(item.source));
+  }
   return list;
 }
 
@@ -203,7 +205,7 @@ Report summarize(const Forecast& forecast, const CostModel& costs, int draws) {
   Report report = describe(forecast, costs.cluster());
   summarize_time(forecast, costs, draws, report);
   summarize_memory(forecast, costs.cluster(), report);
-  report.assumed = assumed_figures(costs, report.fit);
+  report.assumed = assumed_figures(costs, report.outside);
   return report;
 }
 

@@ -1,6 +1,7 @@
 // The answer on one screen of 40 lines. Every block has its budget of lines, assumed values get
 // what is left; a block that needs more says so, and the JSON form has everything.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -188,13 +189,19 @@ Lines memory_lines(const Report& report, const Paint& paint) {
   }
   const auto used = static_cast<double>((fit.outside + fit.reserved).count());
   const std::string cells = bar(capacity > 0 ? used / capacity : 0, kBarWidth);
-  line("in all, with margin and context", used, fit.fits() ? paint.green(cells) : paint.red(cells));
-  lines.push_back(clipped(
-      fmt::format(
-          "  {} allocated + {} margin (fragmentation is not modelled) + {} outside allocator",
-          format_bytes(fit.allocated), format_bytes(fit.reserved - fit.allocated),
-          format_bytes(fit.outside)),
-      kTextWidth));
+  line("in all, with cache and context", used, fit.fits() ? paint.green(cells) : paint.red(cells));
+  lines.push_back(
+      clipped(fmt::format("  {} allocated + {} cached by the allocator + {} outside it",
+                          format_bytes(fit.allocated), format_bytes(fit.reserved - fit.allocated),
+                          format_bytes(fit.outside)),
+              kTextWidth));
+  if (!report.outside.empty()) {
+    std::vector<std::string> items;
+    for (const OutsideItem& item : report.outside) {
+      items.push_back(format_bytes(item.bytes) + " " + item.name);
+    }
+    lines.push_back(clipped("  outside: " + fmt::format("{}", fmt::join(items, ", ")), kTextWidth));
+  }
   // Decimal, as the claims about sharding are ("280 MB instead of 140 GB").
   constexpr double kMega = 1e6, kGiga = 1e9;
   const Sharding& sharding = report.sharding;
@@ -207,10 +214,10 @@ Lines memory_lines(const Report& report, const Paint& paint) {
       kTextWidth));
   const Bytes margin = fit.margin();
   const std::string verdict =
-      fit.fits() ? fmt::format("fits (allocated only): {} of {} to spare", format_bytes(margin),
-                               format_bytes(fit.capacity))
-                 : fmt::format("does not fit (allocated only): {} more than the GPU's {}",
-                               format_bytes(Bytes() - margin), format_bytes(fit.capacity));
+      fit.fits()
+          ? fmt::format("fits: {} of {} to spare", format_bytes(margin), format_bytes(fit.capacity))
+          : fmt::format("does not fit: {} more than the GPU's {}", format_bytes(Bytes() - margin),
+                        format_bytes(fit.capacity));
   lines.push_back("  " + (fit.fits() ? paint.green(verdict) : paint.red(verdict)));
   return lines;
 }

@@ -87,7 +87,24 @@ std::vector<EventComparison> worst_events(const Forecast& forecast,
   return worst;
 }
 
+std::vector<MemoryComparison> compare_traced_memory(const Forecast& forecast,
+                                                    const RunRecord& record) {
+  Bytes peak;
+  for (const RankRecord& rank : record.ranks) peak = std::max(peak, rank.peak_allocated);
+  MemoryComparison memory{
+      "peak",
+      {static_cast<double>(forecast.memory.peak.count()), static_cast<double>(peak.count())},
+      true,
+      ""};
+  if (peak <= Bytes()) {
+    memory.judged = false;
+    memory.note = "not in the trace: profile_memory=True of torch.profiler records it on GPUs";
+  }
+  return {memory};
+}
+
 std::vector<MemoryComparison> compare_memory(const Forecast& forecast, const RunRecord& record) {
+  if (record.source == RunSource::kTrace) return compare_traced_memory(forecast, record);
   Bytes arena, activations, peak, growth;
   bool knows_growth = true;
   for (const RankRecord& rank : record.ranks) {
@@ -123,11 +140,16 @@ std::vector<MemoryComparison> compare_memory(const Forecast& forecast, const Run
 std::vector<std::string> notes_on(const Validation& v, const RunRecord& record) {
   std::vector<std::string> notes;
   if (!record.complete) notes.emplace_back("the run was interrupted; what it recorded counts");
-  if (v.steps <= 3) {
+  notes.insert(notes.end(), record.notes.begin(), record.notes.end());
+  if (record.source == RunSource::kTrace && v.steps < 3) {
+    notes.push_back(fmt::format("only {} traced step{}; three or more tell how far they repeat",
+                                v.steps, v.steps == 1 ? "" : "s"));
+  }
+  if (record.source == RunSource::kEngine && v.steps <= 3) {
     notes.push_back(fmt::format("only {} step{}: warm-up counts; run at least 10", v.steps,
                                 v.steps == 1 ? "" : "s"));
   }
-  if (!clocks_shared(record)) {
+  if (record.source == RunSource::kEngine && !clocks_shared(record)) {
     notes.emplace_back(
         "ranks on several machines share no clock: waiting for peers counts as communication, in "
         "forecast and measurement");
@@ -182,7 +204,8 @@ Validation validate(const Forecast& forecast, const Report& predicted, const Run
     v.waiting.measured += kind.waiting.measured;
   }
   v.memory = compare_memory(forecast, joined);
-  v.memory_error = v.memory.front().bytes.error();
+  v.memory_known = v.memory.front().judged;
+  v.memory_error = v.memory_known ? v.memory.front().bytes.error() : 0;
   v.notes = notes_on(v, joined);
   v.passed = std::abs(v.step_error) <= tolerances.step &&
              std::abs(v.exposed_communication_error) <= tolerances.exposed &&

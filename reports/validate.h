@@ -60,6 +60,7 @@ struct Validation {
   double step_error = 0;
   double exposed_communication_error = 0;  // difference / measured step
   double memory_error = 0;                 // of the peak
+  bool memory_known = true;                // whether the run recorded its peak
   double spread = 0;                       // quartile range of the step's repeats / median
   int steps = 0;                           // repeats behind the step
   std::vector<MemoryComparison> memory;

@@ -25,14 +25,19 @@ std::string verdict(double error, double allowed) {
 
 Lines heading(const Validation& v, const RunRecord& record, const Paint& paint) {
   const Plan& plan = v.measured.plan;
+  const bool traced = record.source == RunSource::kTrace;
+  const std::string threads = record.threads > 0 ? fmt::format(", {} thread{} each", record.threads,
+                                                               record.threads == 1 ? "" : "s")
+                                                 : "";
   return {
       paint.bold(clipped(fmt::format("forecast against run · {} · {}@{} · shard {} x replicate {}",
                                      plan.model, to_string(plan.runtime.kind), plan.runtime.version,
                                      plan.mesh.shard, plan.mesh.replicate),
                          kTextWidth)),
-      clipped(fmt::format("{} rank{} on {} ({}), {} thread{} each, {} steps, {}", record.world,
-                          record.world == 1 ? "" : "s", record.host, record.cpu, record.threads,
-                          record.threads == 1 ? "" : "s", v.steps, record.created),
+      clipped(fmt::format("{}{} rank{} on {} ({}){}, {} step{}{}{}", traced ? "trace of " : "",
+                          record.world, record.world == 1 ? "" : "s", record.host, record.cpu,
+                          threads, v.steps, v.steps == 1 ? "" : "s",
+                          record.created.empty() ? "" : ", ", record.created),
               kTextWidth),
   };
 }
@@ -163,7 +168,7 @@ Json to_json(const Validation& v) {
   json["fingerprint"] = v.measured.fingerprint;
   json["step_error"] = v.step_error;
   json["exposed_communication_error"] = v.exposed_communication_error;
-  json["memory_error"] = v.memory_error;
+  json["memory_error"] = v.memory_known ? Json(v.memory_error) : Json(nullptr);
   json["passed"] = v.passed;
   json["tolerances"] = {{"step_error", v.tolerances.step},
                         {"exposed_communication_error", v.tolerances.exposed},

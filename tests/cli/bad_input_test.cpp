@@ -155,9 +155,11 @@ TEST(BadInput, ModelFiles) {
 TEST(BadInput, MissingCapability) {
   expect_refused("predict --model gpt2 --cluster local", 6, {"measured profile", "foreshard-exec"});
   expect_refused(kJob + "--runtime fsdp1", 6, {"fsdp1 is not modelled", "runtime: fsdp2"});
-  expect_refused(kJob + "--runtime fsdp2@2.9", 6, {"'2.9'", "fsdp2@2.11"});
+  expect_refused(kJob + "--runtime fsdp2@2.16", 6, {"'2.16'", "fsdp2@2.15"});
   expect_refused(kJob + "--set prefetch.forward=0", 6, {"prefetch.forward: implicit"});
-  expect_refused(kJob + "--set offload=optimizer", 6, {"offload: none"});
+  expect_refused(kJob + "--runtime native --set offload=cpu", 6, {"offload: none"});
+  expect_refused(kJob + "--runtime fsdp2@2.7 --set reduction.force_sum=true", 6,
+                 {"came with PyTorch 2.8", "reduction.force_sum: false"});
   expect_refused(kJob + "--set surround.tensor=8", 6, {"not modelled"});
 }
 

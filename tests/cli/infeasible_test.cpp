@@ -64,13 +64,14 @@ TEST(Infeasible, TwoKnobs) {
 }
 
 TEST(Infeasible, MoreGpus) {
-  const Outcome outcome = run("predict --model llama-3.1-405b --cluster 8xh100 --json");
+  const Outcome outcome =
+      run("predict --model llama-3.1-405b --cluster 8xh100 --sequence 4096 --json");
   EXPECT_EQ(outcome.exit_code, 4);
   const auto remedy = json_of(outcome).at("infeasible").at("remedy");
   const std::string gpus = std::to_string(remedy.at("gpus").get<int>());
   EXPECT_GT(remedy.at("gpus").get<int>(), 8);
-  const Outcome bigger =
-      run("predict --model llama-3.1-405b --json --cluster " + gpus + "xh100" + flags_of(remedy));
+  const Outcome bigger = run("predict --model llama-3.1-405b --sequence 4096 --json --cluster " +
+                             gpus + "xh100" + flags_of(remedy));
   EXPECT_EQ(bigger.exit_code, 0) << bigger.err;
 }
 

@@ -15,7 +15,7 @@ nlohmann::ordered_json plan_of(const std::string& arguments) {
 
 TEST(Naming, Defaults) {
   const auto plan = plan_of("--model llama-3.1-8b --cluster 64xh100");
-  EXPECT_EQ(plan.at("runtime"), "fsdp2@2.11");
+  EXPECT_EQ(plan.at("runtime"), "fsdp2@2.15");
   EXPECT_EQ(plan.at("batch").at("sequence"), 8192);
   EXPECT_EQ(plan.at("batch").at("micro_batch"), 1);
   EXPECT_EQ(plan.at("mesh").at("shard"), 64);
@@ -30,7 +30,7 @@ TEST(Naming, FlagsOverrideTheFileAndSetOverridesBoth) {
       "--plan p.yaml --cluster 16xh100 --runtime fsdp2 --micro-batch 8 --set batch.micro_batch=2");
   EXPECT_EQ(plan.at("model"), "gpt2");
   EXPECT_EQ(plan.at("cluster"), "16xh100");
-  EXPECT_EQ(plan.at("runtime"), "fsdp2@2.11");
+  EXPECT_EQ(plan.at("runtime"), "fsdp2@2.15");
   EXPECT_EQ(plan.at("batch").at("sequence"), 256);
   EXPECT_EQ(plan.at("batch").at("micro_batch"), 2);
   EXPECT_EQ(plan.at("batch").at("accumulation"), 2);

@@ -123,6 +123,48 @@ TEST(ValidateVerb, RefusesWhatIsNoRun) {
   expect_no_crash(torn);
 }
 
+// A real FSDP2 job on CPU ranks (tests/interop/traces) against a made-up profile of another
+// machine.
+std::string traced_job() {
+  const std::string tests = std::string(FORESHARD_SOURCE_DIR) + "/tests/";
+  return " --plan " + tests + "interop/traces/plan.yaml --profile " + tests +
+         "fuzz/corpus/local_profile/two_ranks.json ";
+}
+const std::string kTraceFolder =
+    std::string(FORESHARD_SOURCE_DIR) + "/tests/interop/traces/fsdp2_cpu";
+
+TEST(ValidateVerb, ComparesATraceOfFsdp2ByUnitAndKind) {
+  const Outcome text = with_data("validate --run " + kTraceFolder + traced_job());
+  EXPECT_EQ(text.exit_code, 5) << text.err;
+  for (const char* part :
+       {"trace of 2 ranks on laptop", "reduce_scatter", "in the trace, not in"}) {
+    expect_says(text.out, part);
+  }
+  const Outcome outcome =
+      with_data("validate --json --trace " + kTraceFolder + "/rank-0.trace.json.gz" + traced_job());
+  EXPECT_EQ(outcome.exit_code, 5);
+  const auto json = json_of(outcome);
+  EXPECT_TRUE(json.at("memory_error").is_null());
+  EXPECT_EQ(json.at("passed"), false);
+  EXPECT_EQ(json.at("trace").at("missing").size(), 0U);
+  EXPECT_EQ(json.at("trace").at("units").at(1).at("module"), "blocks.0");
+  EXPECT_EQ(json.at("trace").at("units").at(1).at("unit"), "layers.0");
+  // What has no memory error is not remembered.
+  EXPECT_EQ(json_of(with_data("accuracy --history --json")).at("summary").at("rows"), 0);
+}
+
+TEST(ExplainVerb, TakesTheDifferenceOfARunApartExactly) {
+  const auto json = json_of(with_data("explain --json --run " + kTraceFolder + traced_job()));
+  std::int64_t sum = 0;
+  for (const auto& part : json.at("parts")) sum += part.at("difference_ns").get<std::int64_t>();
+  EXPECT_EQ(sum, json.at("difference_ns").get<std::int64_t>());
+  EXPECT_GT(sum, 0);
+  const Outcome other =
+      with_data("explain --run " + kTraceFolder + traced_job() + "--set units.head=own");
+  EXPECT_EQ(other.exit_code, 3);
+  expect_says(other.err, "the job shards 4 units");
+}
+
 TEST(AccuracyVerb, TellsWhatValidateRemembered) {
   const Place place;
   const auto empty = json_of(with_data("accuracy --history --json"));

@@ -1,0 +1,56 @@
+// The verb that holds forecasts against recordings of the real library: conform.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "cli/output.h"
+#include "cli/verbs.h"
+#include "interop/recorded_job.h"
+#include "sim/base/spelling.h"
+
+namespace foreshard {
+namespace {
+
+// An id that no folder has is a misspelt one.
+void check_only(const std::vector<const RecordingFolder*>& folders,
+                const std::vector<std::string>& only) {
+  std::vector<std::string> known;
+  for (const RecordingFolder* folder : folders) {
+    for (std::size_t row = 0; row < folder->size(); ++row) known.push_back(folder->id(row));
+    for (const SkippedRecording& skipped : folder->skipped()) known.push_back(skipped.id);
+  }
+  for (const std::string& id : only) {
+    if (std::find(known.begin(), known.end(), id) != known.end()) continue;
+    const std::string near = nearest_spelling(id, known);
+    throw Error(ExitCode::kUsage,
+                fmt::format("no recording is called {}{}", quote(id),
+                            near.empty() ? "" : fmt::format("; did you mean {}?", near)));
+  }
+}
+
+}  // namespace
+
+ExitCode run_conform(const ConformOptions& options) {
+  RecordingLibrary library;
+  std::vector<const RecordingFolder*> folders;
+  for (const std::string& path : options.folders) {
+    for (const std::filesystem::path& folder : find_recordings(path)) {
+      folders.push_back(&library.open(folder));
+    }
+  }
+  check_only(folders, options.only);
+  std::vector<ConformanceFolder> results;
+  for (const RecordingFolder* folder : folders) {
+    results.push_back(conform_folder(library, *folder, options.only));
+    if (results.back().rows.empty()) results.pop_back();
+  }
+  if (options.output.form == Form::kJson) {
+    write_answer(document("foreshard.conformance/1", conformance_json(results)));
+  } else {
+    write_answer(conformance_text(results, options.verbose, color_of(options.output.color)));
+  }
+  return summarize(results).passed ? ExitCode::kOk : ExitCode::kOutsideTolerance;
+}
+
+}  // namespace foreshard

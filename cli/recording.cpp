@@ -1,0 +1,54 @@
+#include "cli/recording.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "interop/trace_files.h"
+#include "reports/layout.h"
+
+namespace foreshard {
+
+MeasuredJob read_recording(const std::string& path, const Forecast& forecast) {
+  std::error_code ignored;
+  const bool is_file = std::filesystem::is_regular_file(path, ignored);
+  const bool is_traces = std::filesystem::is_directory(path, ignored) && !is_run_folder(path);
+  if (!is_file && !is_traces) return {read_run_folder(path), std::nullopt};
+  TraceJoin join = join_traces(forecast, read_job_traces(path));
+  MeasuredJob recording;
+  recording.record = std::move(join.record);
+  recording.trace = std::move(join);
+  return recording;
+}
+
+std::string trace_text(const TraceJoin& join) {
+  std::string text;
+  const auto list = [&](const char* heading, const std::vector<std::string>& sentences) {
+    if (sentences.empty()) return;
+    text += fmt::format("{}\n", heading);
+    for (const std::string& sentence : sentences) {
+      for (const std::string& line : wrapped("- " + sentence, kTextWidth - 2, 2)) {
+        text += fmt::format("  {}\n", line);
+      }
+    }
+  };
+  list("the job's order differs from the plan's", join.order);
+  list("in the plan, not in the trace (it counts as taking no time)", join.missing);
+  list("in the trace, not in the plan", join.beyond);
+  if (text.empty()) text = "every event of the plan is in the trace, in the plan's order\n";
+  return text;
+}
+
+Json to_json(const TraceJoin& join) {
+  Json units = Json::array();
+  for (const auto& [module, unit] : join.units) {
+    units.push_back({{"module", module}, {"unit", unit}});
+  }
+  return {{"units", std::move(units)},
+          {"order", join.order},
+          {"missing", join.missing},
+          {"beyond", join.beyond}};
+}
+
+}  // namespace foreshard

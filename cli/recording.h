@@ -1,0 +1,25 @@
+// What was measured, whoever recorded it: a run folder of foreshard-exec, or traces of an FSDP2
+// job.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "interop/trace_join.h"
+#include "sim/base/json.h"
+
+namespace foreshard {
+
+struct MeasuredJob {
+  RunRecord record;
+  std::optional<TraceJoin> trace;  // its record moved out
+};
+
+// Throws Error(kInvalidInput) as read_run_folder, read_job_traces and join_traces.
+MeasuredJob read_recording(const std::string& path, const Forecast& forecast);
+
+// What could not be joined, and which module is which unit.
+std::string trace_text(const TraceJoin& join);
+Json to_json(const TraceJoin& join);
+
+}  // namespace foreshard

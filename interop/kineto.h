@@ -1,0 +1,63 @@
+// Reads a trace of torch.profiler (Kineto's Chrome trace JSON), plain or gzipped.
+//
+// Parsed as a stream: what is kept of an event is a row of numbers and the number of its name, so a
+// trace of hundreds of megabytes costs a fraction of its size. Events of other categories
+// (python_function, flows, overhead) are skipped, unknown keys ignored.
+//
+// Fields are those that torch.profiler writes (libkineto's output_json.cpp, and
+// torch/csrc/profiler/kineto_shim.cpp): `ts` and `dur` in microseconds with three decimals, counted
+// from `baseTimeNanoseconds`; `correlation` joins a kernel to the runtime call that launched it;
+// `External id` joins it to the operator; collectives carry `Collective name`; `[memory]` events
+// (profile_memory=True) carry `Total Allocated` and `Total Reserved`.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "sim/base/units.h"
+
+namespace foreshard {
+
+struct TraceEvent {
+  enum class Category : std::uint8_t {
+    kOperator,    // cpu_op
+    kAnnotation,  // user_annotation: record_function
+    kLaunch,      // cuda_runtime, cuda_driver
+    kDevice,      // kernel, gpu_memcpy, gpu_memset
+    kMemory,      // "[memory]"
+  };
+  Category category = Category::kOperator;
+  std::uint32_t name = 0;        // index into KinetoTrace::names
+  std::uint32_t collective = 0;  // of `Collective name`; 0: none
+  std::int64_t thread = 0;       // of the host; kDevice: the stream
+  Time begin, end;               // on the trace's clock
+  std::int64_t correlation = -1;
+  std::int64_t external = -1;
+  // Of operators: a number where autograd recorded it, and, inside backward, the thread whose
+  // forward it belongs to (from 1).
+  std::int64_t sequence = -1;
+  std::int64_t forward_thread = 0;
+  Bytes allocated, reserved;  // kMemory, of a GPU: totals after it
+};
+
+struct KinetoTrace {
+  std::string file;
+  std::int64_t rank = -1;  // -1: the trace does not say
+  std::int64_t world = -1;
+  std::string backend;
+  std::string device;  // name of the first GPU; "" where there is none
+  std::int64_t base_nanoseconds = 0;
+  std::vector<std::string> names = {""};
+  std::vector<TraceEvent> events;  // in the order of the file
+
+  const std::string& name(const TraceEvent& event) const { return names[event.name]; }
+  bool of_gpu() const;  // some event ran on a device
+};
+
+// Throws Error(kInvalidInput) where the file is missing, is no trace, is cut off, or holds nothing
+// that the profiler writes.
+KinetoTrace read_kineto(const std::filesystem::path& path);
+
+}  // namespace foreshard
