@@ -51,22 +51,7 @@ void Fsdp2::prepare() {
       if (nested != unit_of_layer(l)) visit(nested);
     }
   }
-  for (std::int32_t l = 0; l < layers; ++l) {
-    if (model_.order[static_cast<std::size_t>(l)].same_as >= 0) continue;
-    const LayerExecution& first = graph().executions[static_cast<std::size_t>(l)];
-    const std::vector<ParameterSpec>& parameters = spec_of(l).parameters;
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-      const UnitParameter p = sharded(l, parameters[i]);
-      if (parameters[i].tied || !p.trainable) continue;
-      Trained& trained = trained_.emplace_back();
-      trained.state_bytes = p.local_numel * size_of(plan_.optimizer.state);
-      if (is_ignored(parameters[i])) {
-        trained.ignored_gradient = first.first_buffer + graph().program(first).weight_gradients[i];
-      } else {
-        trained.unit = unit_of_part(l, parameters[i].part);
-      }
-    }
-  }
+  list_trained();
   // The root is on a trainer's list where it stands for the embedding.
   if (root() >= 0 && plan_.units.embedding == UnitPlacement::kRoot) {
     prefetch_order_.push_back(root());
@@ -76,6 +61,45 @@ void Fsdp2::prepare() {
     const Module& first = modules_of(u).front();
     if (first.part == 0 || spec_of(first.layer).role == LayerRole::kEmbedding) {
       prefetch_order_.push_back(u);
+    }
+  }
+}
+
+// Layers of one kind that are trained alike differ in their units only.
+void Fsdp2::list_trained() {
+  std::size_t begin = 0;  // of the layer before
+  std::int32_t like = -1;
+  for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
+    const LayerInstance& instance = model_.order[static_cast<std::size_t>(l)];
+    if (instance.same_as >= 0) continue;
+    const bool repeats = like >= 0 && plan_.ignored == Ignored::kNone &&
+                         model_.order[static_cast<std::size_t>(like)].kind == instance.kind &&
+                         plan_.frozen.blocks.ranges.empty() && spec_of(l).role == LayerRole::kBlock;
+    const std::size_t end = trained_.size();
+    like = l;
+    if (repeats) {
+      for (std::size_t i = begin; i < end; ++i) {
+        Trained copy = trained_[i];
+        copy.unit = unit_of_part(l, copy.part);
+        trained_.push_back(copy);
+      }
+      begin = end;
+      continue;
+    }
+    begin = end;
+    const LayerExecution& first = graph().executions[static_cast<std::size_t>(l)];
+    const std::vector<ParameterSpec>& parameters = spec_of(l).parameters;
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      const UnitParameter p = sharded(l, parameters[i]);
+      if (parameters[i].tied || !p.trainable) continue;
+      Trained& trained = trained_.emplace_back();
+      trained.state_bytes = p.local_numel * size_of(plan_.optimizer.state);
+      trained.part = parameters[i].part;
+      if (is_ignored(parameters[i])) {
+        trained.ignored_gradient = first.first_buffer + graph().program(first).weight_gradients[i];
+      } else {
+        trained.unit = unit_of_part(l, parameters[i].part);
+      }
     }
   }
 }

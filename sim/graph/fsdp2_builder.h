@@ -100,6 +100,7 @@ class Fsdp2 final : public StepBuilder {
   struct Trained {                 // a parameter that the optimizer steps
     std::int32_t unit = -1;        // -1: outside FSDP
     std::int64_t state_bytes = 0;  // of one moment
+    std::int8_t part = 0;
     std::int32_t ignored_gradient = kNoBuffer;
   };
 
@@ -140,6 +141,7 @@ class Fsdp2 final : public StepBuilder {
 
   // --- fsdp2.cpp: FSDPState, the model, autograd ---
   void prepare();  // order of states, which layers need gradients
+  void list_trained();
   void persistent_memory(StepNumber step);
   void set_flags(std::int32_t microbatch);
   void run_forward(bool training);
