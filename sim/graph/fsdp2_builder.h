@@ -3,7 +3,8 @@
 // Functions carry the names of torch/distributed/fsdp/_fully_shard/ and do what those do in the
 // plan's version (fsdp2_version.h): fsdp2.cpp drives modules and autograd (FSDPState),
 // fsdp2_unshard.cpp gathers (FSDPParamGroup.unshard to reshard), fsdp2_reduce.cpp reduces
-// (post_backward, foreach_reduce, finalize_backward), fsdp2_work.cpp says what rows cost.
+// (post_backward, foreach_reduce, finalize_backward), fsdp2_optimizer.cpp ends the step,
+// fsdp2_work.cpp says what rows cost.
 #pragma once
 
 #include <algorithm>
@@ -108,7 +109,6 @@ class Fsdp2 final : public StepBuilder {
     DeviceEvent event;
     std::int32_t buffer = kNoBuffer;
     std::int64_t bytes = 0;
-    std::int32_t unit = -1;
   };
 
   static constexpr std::int32_t kNoRoot = -3;     // nobody runs forward as root
@@ -235,7 +235,6 @@ class Fsdp2 final : public StepBuilder {
   std::vector<HeldInput> late_inputs_;  // awaited, freed when post_backward returns
   std::vector<std::pair<Stream, DeviceEvent>> last_reductions_;  // since the last finalize
   bool in_finalize_ = false;
-  EventId pending_host_wait_ = kNoEvent;
   std::int32_t input_tokens_ = kNoBuffer;
   std::int32_t input_labels_ = kNoBuffer;
   bool is_last_backward_ = true;

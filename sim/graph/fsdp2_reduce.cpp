@@ -232,7 +232,6 @@ void Fsdp2::foreach_reduce(std::int32_t unit) {
     StepBuilder::free(divided);
   }
   held.event = record(Stream::kReduceScatter, "reduce_scatter", unit);
-  held.unit = unit;
   const auto finish = [&] {
     if (from_accumulated || rearranges) {
       free_from_end(kept_names);
@@ -326,7 +325,6 @@ void Fsdp2::store_sharded_grads(std::int32_t unit, std::int32_t output, Stream s
   if (offloaded) {
     add_unit_row(EventKind::kDeviceToHost, stream, unit);
   }
-  std::size_t i = 0;
   for (const UnitParameter& p : s.list) {
     if (!p.trainable) continue;
     const std::int64_t local = p.local_numel * master_size();
@@ -350,7 +348,6 @@ void Fsdp2::store_sharded_grads(std::int32_t unit, std::int32_t output, Stream s
     } else if (offloaded) {
       g.host_gradients.push_back(arrived);
     }
-    ++i;
   }
   if (offloaded) {
     if (holds && !casts_gradients()) {
@@ -412,7 +409,6 @@ void Fsdp2::finalize_backward(std::int32_t unit) {
   in_finalize_ = false;
   for (const DeviceEvent& copied : g.host_copies) {
     if (logging_) log_here("host_wait", {.on = copied.label, .on_unit = copied.unit});
-    pending_host_wait_ = copied.row;
   }
   g.host_copies.clear();
   if (g.gather.pending && version_.drops_stray_gathers) {

@@ -11,20 +11,10 @@
 namespace foreshard {
 namespace {
 
+// A tied head has no weight of its own.
 bool is_frozen(const ModelSpec& model, const Plan& plan, LayerRole role, std::int64_t block) {
-  switch (role) {
-    case LayerRole::kEmbedding:
-      return plan.frozen.embedding;
-    case LayerRole::kBlock:
-      return plan.frozen.blocks.at(block);
-    case LayerRole::kFinalNorm:
-      return plan.frozen.norm;
-    case LayerRole::kHead:
-      return plan.frozen.head || (model.tied_embeddings && plan.frozen.embedding);
-    case LayerRole::kLoss:
-      break;
-  }
-  return false;
+  const bool is_table = role == LayerRole::kHead && model.tied_embeddings;
+  return is_frozen(plan.frozen, role, block) || (is_table && plan.frozen.embedding);
 }
 
 // Freezing the embedding freezes the table of tokens, not what the model adds to its rows.

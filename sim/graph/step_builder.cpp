@@ -310,24 +310,35 @@ std::int32_t StepBuilder::add_parts(MemoryCategory category, Stream pool, std::i
   return id;
 }
 
-// Python drops a list from its end. The last gradient is that of the last module which has any.
+// Modules of the unit that made gradients in the pass, last one first: Python drops a list from its
+// end.
+std::vector<StepBuilder::Module> StepBuilder::modules_with_gradients(std::int32_t unit,
+                                                                     std::int32_t pass) const {
+  const auto layers = static_cast<std::int32_t>(model_.order.size());
+  std::vector<Module> found;
+  const std::vector<Module>& list = modules_of(unit);
+  for (auto module = list.rbegin(); module != list.rend(); ++module) {
+    const auto execution = static_cast<std::size_t>(pass * layers + module->layer);
+    const LayerProgram& program = graph_.program(graph_.executions[execution]);
+    const auto part = static_cast<std::size_t>(module->part);
+    const bool any = part < program.free_last_gradient.size() &&
+                     !program.free_last_gradient[part].actions.empty();
+    if (any) found.push_back(*module);
+  }
+  return found;
+}
+
 void StepBuilder::free_gradients(std::int32_t unit, std::int32_t pass) {
   using Kind = MemoryAction::Kind;
   const auto layers = static_cast<std::int32_t>(model_.order.size());
-  const std::vector<Module>& list = modules_of(unit);
   bool is_last = true;
-  for (auto owned = list.rbegin(); owned != list.rend(); ++owned) {
-    const std::int32_t execution = pass * layers + owned->layer;
+  for (const Module& module : modules_with_gradients(unit, pass)) {
+    const std::int32_t execution = pass * layers + module.layer;
     const LayerProgram& program =
         graph_.program(graph_.executions[static_cast<std::size_t>(execution)]);
-    const auto part = static_cast<std::size_t>(owned->part);
-    if (part >= program.free_last_gradient.size() ||
-        program.free_last_gradient[part].actions.empty()) {
-      continue;
-    }
-    const auto segment = static_cast<std::uint8_t>(owned->part);
+    const auto segment = static_cast<std::uint8_t>(module.part);
     if (!is_last) graph_.actions.push_back({Kind::kFreeLastGradient, execution, segment});
-    if (!program.free_gradients[part].actions.empty()) {
+    if (!program.free_gradients[segment].actions.empty()) {
       graph_.actions.push_back({Kind::kFreeGradients, execution, segment});
     }
     is_last = false;
@@ -336,20 +347,11 @@ void StepBuilder::free_gradients(std::int32_t unit, std::int32_t pass) {
 
 void StepBuilder::free_last_gradient(std::int32_t unit, std::int32_t pass) {
   const auto layers = static_cast<std::int32_t>(model_.order.size());
-  const std::vector<Module>& list = modules_of(unit);
-  for (auto owned = list.rbegin(); owned != list.rend(); ++owned) {
-    const std::int32_t execution = pass * layers + owned->layer;
-    const LayerProgram& program =
-        graph_.program(graph_.executions[static_cast<std::size_t>(execution)]);
-    const auto part = static_cast<std::size_t>(owned->part);
-    if (part >= program.free_last_gradient.size() ||
-        program.free_last_gradient[part].actions.empty()) {
-      continue;
-    }
-    graph_.actions.push_back(
-        {MemoryAction::Kind::kFreeLastGradient, execution, static_cast<std::uint8_t>(owned->part)});
-    return;
-  }
+  const std::vector<Module> list = modules_with_gradients(unit, pass);
+  if (list.empty()) return;
+  graph_.actions.push_back({MemoryAction::Kind::kFreeLastGradient,
+                            pass * layers + list.front().layer,
+                            static_cast<std::uint8_t>(list.front().part)});
 }
 
 std::vector<std::int32_t> StepBuilder::gradient_buffers(std::int32_t unit,

@@ -214,6 +214,7 @@ class StepBuilder {
   void size_units();
   UnitShape shape_of(std::int32_t unit);
   bool is_in(const ParameterSpec& parameter, const Module& module) const;
+  std::vector<Module> modules_with_gradients(std::int32_t unit, std::int32_t pass) const;
   std::uint16_t work_index(EventKind kind, std::int32_t group, std::int32_t variant) {
     const std::int32_t hooks = pending_hooks_ < kHookSteps ? pending_hooks_ : kHookSteps - 1;
     const auto kinds = static_cast<std::int32_t>(kEventKinds);

@@ -18,8 +18,8 @@ bool has_parameters(const LayerSpec& spec) { return !spec.parameters.empty(); }
 
 // An embedding whose table of tokens is a module inside: what the layer adds to its rows stays in
 // the root.
-bool is_table_in(const LayerSpec& spec, LayerRole role) {
-  return spec.role == role && role == LayerRole::kEmbedding && !spec.nested.empty();
+bool has_table_inside(const LayerSpec& spec) {
+  return spec.role == LayerRole::kEmbedding && !spec.nested.empty();
 }
 
 // "layers.4" and "layers.7" -> "layers.4-7".
@@ -32,20 +32,11 @@ std::string joined(const std::string& first, const std::string& last) {
 }  // namespace
 
 bool StepBuilder::is_trained(std::int32_t layer, const ParameterSpec& parameter) const {
-  const Frozen& frozen = plan_.frozen;
-  switch (spec_of(layer).role) {
-    case LayerRole::kEmbedding:
-      return !frozen.embedding || (!spec_of(layer).nested.empty() && parameter.part == 0);
-    case LayerRole::kBlock:
-      return !frozen.blocks.at(block_of(layer));
-    case LayerRole::kFinalNorm:
-      return !frozen.norm;
-    case LayerRole::kHead:
-      return !frozen.head;
-    case LayerRole::kLoss:
-      return false;
-  }
-  return true;
+  const LayerSpec& spec = spec_of(layer);
+  if (spec.role == LayerRole::kLoss) return false;
+  // Freezing the embedding freezes the table of tokens, not what the layer adds to its rows.
+  if (has_table_inside(spec) && parameter.part == 0) return true;
+  return !is_frozen(plan_.frozen, spec.role, block_of(layer));
 }
 
 void StepBuilder::lower_units(const LayerPrograms& programs) {
@@ -71,8 +62,7 @@ void StepBuilder::assign_layers(const LayerPrograms& programs) {
   const bool has_root =
       std::any_of(model_.order.begin(), model_.order.end(), [&](const LayerInstance& layer) {
         const LayerSpec& spec = model_.kinds[static_cast<std::size_t>(layer.kind)];
-        return has_parameters(spec) &&
-               (in_root(plan_.units, spec.role) || is_table_in(spec, LayerRole::kEmbedding));
+        return has_parameters(spec) && (in_root(plan_.units, spec.role) || has_table_inside(spec));
       });
   if (has_root) root_ = new_unit("root");
 
@@ -116,7 +106,7 @@ void StepBuilder::assign_layers(const LayerPrograms& programs) {
       if (spec.role == LayerRole::kEmbedding) {
         unit = new_unit(tied ? "embedding+norm+head" : "embedding");
         if (tied) tied_unit = unit;
-        if (is_table_in(spec, spec.role)) {
+        if (has_table_inside(spec)) {
           modules_[static_cast<std::size_t>(unit)] = {{l, 1}};
           first_nested_[i] = std::exchange(unit, root_);
         }

@@ -57,6 +57,9 @@ std::vector<std::string> warnings(const Plan& plan, const ModelSpec& model, cons
 // Whether layers of this role are left to the unit of the whole model.
 bool in_root(const Units& units, LayerRole role);
 
+// Whether layers of this role, or this block, are not trained.
+bool is_frozen(const Frozen& frozen, LayerRole role, std::int64_t block);
+
 // Whether the modules inside the block are units.
 bool splits_block(const Units& units, std::int64_t block);
 

@@ -23,6 +23,22 @@ bool in_root(const Units& units, LayerRole role) {
   return false;
 }
 
+bool is_frozen(const Frozen& frozen, LayerRole role, std::int64_t block) {
+  switch (role) {
+    case LayerRole::kEmbedding:
+      return frozen.embedding;
+    case LayerRole::kBlock:
+      return frozen.blocks.at(block);
+    case LayerRole::kFinalNorm:
+      return frozen.norm;
+    case LayerRole::kHead:
+      return frozen.head;
+    case LayerRole::kLoss:
+      break;
+  }
+  return false;
+}
+
 bool splits_block(const Units& units, std::int64_t block) {
   return units.experts == UnitPlacement::kOwn && units.blocks == UnitPlacement::kOwn &&
          block % units.experts_every == 0;
