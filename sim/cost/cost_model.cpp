@@ -44,6 +44,8 @@ CollectiveOperation operation_of(EventKind collective) {
     case EventKind::kAllGather:
       return CollectiveOperation::kAllGather;
     case EventKind::kReduceScatter:
+    case EventKind::kBroadcast:  // one pass over the ring each
+    case EventKind::kReduce:
       return CollectiveOperation::kReduceScatter;
     default:
       return CollectiveOperation::kAllReduce;

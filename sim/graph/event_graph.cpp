@@ -25,7 +25,16 @@ const char* to_string(EventKind kind) {
                                                                   "grad_scale",
                                                                   "optimizer",
                                                                   "host_to_device",
-                                                                  "device_to_host"};
+                                                                  "device_to_host",
+                                                                  "broadcast",
+                                                                  "reduce",
+                                                                  "gradient_copy_in",
+                                                                  "gradient_copy_out",
+                                                                  "quantize",
+                                                                  "dequantize",
+                                                                  "storage_read",
+                                                                  "storage_write",
+                                                                  "host_optimizer"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 
@@ -96,7 +105,8 @@ std::string EventGraph::fingerprint() const {
     if (detail.buffer >= 0) hash.add(std::int64_t{detail.buffer});
     for (EventId w : waits_of(static_cast<EventId>(i))) hash.add(std::int64_t{w});
     for (std::uint32_t a = detail.actions_begin; a < detail.actions_end; ++a) {
-      hash.add(static_cast<std::int64_t>(actions[a].kind) << 40 |
+      hash.add(static_cast<std::int64_t>(actions[a].segments - 1) << 48 |
+               static_cast<std::int64_t>(actions[a].kind) << 40 |
                static_cast<std::int64_t>(actions[a].segment) << 32 | actions[a].target);
     }
   }

@@ -45,12 +45,22 @@ enum class EventKind : std::uint8_t {
   kOptimizer,
   kHostToDevice,  // shards of the parameters, with CPU offload
   kDeviceToHost,  // reduced gradients, with CPU offload
+  kBroadcast,
+  kReduce,           // to one rank
+  kGradientCopyIn,   // gradients into a bucket
+  kGradientCopyOut,  // a reduced bucket back into gradients
+  kQuantize,
+  kDequantize,
+  kStorageRead,  // NVMe
+  kStorageWrite,
+  kHostOptimizer,  // the step on the host's cores
 };
-inline constexpr std::size_t kEventKinds = 17;
+inline constexpr std::size_t kEventKinds = 26;
 const char* to_string(EventKind kind);
 constexpr bool is_collective(EventKind kind) {
   return kind == EventKind::kAllGather || kind == EventKind::kReduceScatter ||
-         kind == EventKind::kAllReduce;
+         kind == EventKind::kAllReduce || kind == EventKind::kBroadcast ||
+         kind == EventKind::kReduce;
 }
 
 enum class Stream : std::uint8_t { kCompute, kCopyIn, kAllGather, kReduceScatter, kAllReduce };
@@ -113,12 +123,13 @@ struct MemoryAction {
     kFreeLastGradient,
   };
   static constexpr std::uint8_t kWhole = 255;
-  constexpr MemoryAction(Kind k, std::int32_t t, std::uint8_t s = kWhole)
-      : kind(k), segment(s), target(t) {}
+  constexpr MemoryAction(Kind k, std::int32_t t, std::uint8_t s = kWhole, std::uint8_t n = 1)
+      : kind(k), segment(s), segments(n), target(t) {}
   Kind kind;
-  // kForward, kRecompute, kBackward: which segment of the phase; kFreeGradients and
-  // kFreeLastGradient: whose (the layer's part). kWhole: all of it.
+  // kForward, kRecompute, kBackward: the first segment of the phase and how many; kFreeGradients
+  // and kFreeLastGradient: whose (the layer's part). kWhole: all of it.
   std::uint8_t segment;
+  std::uint8_t segments;
   std::int32_t target;
   bool operator==(const MemoryAction&) const = default;
 };

@@ -6,6 +6,8 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -54,5 +56,48 @@ enum class StepNumber : std::uint8_t {
 // Preconditions as build_training_step(); runtime fsdp2 only.
 RecordedStep record_training_step(const ModelSpec& model, const Plan& plan,
                                   const LayerPrograms& programs, StepNumber step);
+
+// --- DDP, FSDP1, DeepSpeed ZeRO: the vocabulary of tests/recordings/ddp_zero (its README) ---
+
+struct LibraryEvent {
+  std::int32_t microbatch = 0;
+  std::string_view kind = {};  // "all_gather", "grad_ready", "unshard_alloc", "engine_step", ...
+  std::string unit = {};       // module, parameter, "first..last" of a bucket; "" none
+  std::int64_t bytes_in = 0;
+  std::int64_t bytes_out = 0;
+  std::string_view dtype = {};  // "float32"; "" none
+  std::string group = {};       // "world", or "first:last:stride" of the ranks; "" no collective
+  std::string note = {};        // as recorded: "op=SUM", "prefetch n=4 at=h.0 in_place live=..."
+  std::uint32_t actions = 0;    // memory actions of the graph that come before it
+};
+
+// A bucket, flat parameter, gather group or partition with its parameters.
+struct LibraryBucket {
+  std::string phase;  // "init", "step3"
+  std::int64_t index = 0;
+  std::string_view kind;  // "ddp_bucket", "flat_param", "zero_ipg_bucket", ...
+  std::int64_t bytes = 0;
+  std::string_view dtype;
+  std::string extra;
+  std::vector<std::string> parameters;
+};
+
+// One optimizer step as the library runs it. `facts`: named counts of index.csv ("step1":
+// {"grad_storage_bytes": ...} is "step1.grad_storage_bytes").
+struct LibraryStep {
+  EventGraph graph;
+  std::vector<LibraryEvent> log;
+};
+
+struct LibraryRun {
+  std::vector<LibraryStep> steps;  // from step 1 on
+  std::vector<LibraryEvent> construction;
+  std::vector<LibraryBucket> buckets;
+  std::map<std::string, std::int64_t> facts;
+};
+
+// Steps 1 to `steps` of a plan with one of these runtimes. Preconditions as build_training_step().
+LibraryRun record_library_run(const ModelSpec& model, const Plan& plan,
+                              const LayerPrograms& programs, std::int32_t steps);
 
 }  // namespace foreshard

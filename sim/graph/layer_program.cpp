@@ -34,6 +34,7 @@
 #include "sim/base/error.h"
 #include "sim/graph/layer_casts.h"
 #include "sim/graph/layer_kernels.h"
+#include "sim/graph/layer_modules.h"
 
 namespace foreshard {
 namespace {
@@ -72,6 +73,7 @@ class Deriver {
   LayerProgram derive() {
     find_release_points();
     find_nodes();
+    find_modules();
     run_forward();
     if (checkpointed_) run_recompute();
     run_backward();
@@ -128,6 +130,70 @@ class Deriver {
     close_segment(phase);
     phase.segments.push_back({});
     phase.segments.back().part = part;
+  }
+
+  // --- hooks ---
+
+  void find_modules() {
+    if (!options_.hooks) return;
+    modules_ = modules_of(layer_);
+    first_use_.assign(modules_.size(), layer_.operations.size());
+    last_use_.assign(modules_.size(), 0);
+    for (std::size_t o = 0; o < layer_.operations.size(); ++o) {
+      for (std::int16_t m = module_of(o); m >= 0; m = modules_[index(m)].parent) {
+        first_use_[index(m)] = std::min(first_use_[index(m)], o);
+        last_use_[index(m)] = o;
+      }
+    }
+  }
+
+  // The module whose weights the operation reads; -1: none.
+  std::int16_t module_of(std::size_t o) const {
+    const Operation& op = layer_.operations[o];
+    if (op.parameters.empty()) return -1;
+    const auto owner =
+        std::find_if(modules_.begin(), modules_.end(), [&](const LayerModule& module) {
+          const auto& own = module.parameters;
+          return std::find(own.begin(), own.end(), op.parameters.front()) != own.end();
+        });
+    return owner == modules_.end() ? std::int16_t{-1}
+                                   : static_cast<std::int16_t>(owner - modules_.begin());
+  }
+
+  void add_hook(LayerPhaseProgram& phase, LayerHook::Kind kind, std::int16_t what) const {
+    if (!options_.hooks) return;
+    if (phase.segments.empty()) phase.segments.push_back({});
+    const std::size_t last = phase.segments.size() - 1;
+    const bool is_empty =
+        (last == 0 ? 0 : phase.segments[last - 1].actions_end) == phase.actions.size() &&
+        (last == 0 ? 0 : phase.segments[last - 1].kernels_end) == phase.kernels.size();
+    if (!is_empty) {
+      const std::int8_t part = phase.segments[last].part;
+      close_segment(phase);
+      phase.segments.push_back({});
+      phase.segments.back().part = part;
+    }
+    phase.hooks.push_back({kind, what, static_cast<std::uint16_t>(phase.segments.size() - 1)});
+  }
+
+  // Modules that begin with the operation, outer ones first, in the order in which the phase runs.
+  void enter_modules(LayerPhaseProgram& phase, std::size_t o,
+                     const std::vector<std::size_t>& begin) const {
+    if (!options_.hooks) return;
+    std::vector<std::int16_t> entered;
+    for (std::int16_t m = module_of(o); m >= 0; m = modules_[index(m)].parent) {
+      if (begin[index(m)] == o) entered.push_back(m);
+    }
+    for (auto m = entered.rbegin(); m != entered.rend(); ++m) {
+      add_hook(phase, LayerHook::Kind::kEnter, *m);
+    }
+  }
+  void exit_modules(LayerPhaseProgram& phase, std::size_t o,
+                    const std::vector<std::size_t>& end) const {
+    if (!options_.hooks) return;
+    for (std::int16_t m = module_of(o); m >= 0; m = modules_[index(m)].parent) {
+      if (end[index(m)] == o) add_hook(phase, LayerHook::Kind::kExit, m);
+    }
   }
 
   LayerStep begin_step(LayerStep::Kind kind, std::size_t operation) const {
@@ -345,6 +411,7 @@ class Deriver {
     for (std::size_t o = 0; o < layer_.operations.size(); ++o) {
       const Operation& op = layer_.operations[o];
       enter(phase, op.part);
+      enter_modules(phase, o, first_use_);
       LayerStep step = begin_step(LayerStep::Kind::kForward, o);
       step.inputs = slots_of(op.inputs);
       const bool keeps = kept(op);
@@ -369,6 +436,7 @@ class Deriver {
       end_step(phase, std::move(step));
       const bool leaves = o + 1 == layer_.operations.size() || !inside(o + 1);
       if (inside(o) && leaves && !checkpointed_) drop_kept(phase);
+      exit_modules(phase, o, last_use_);
     }
     for (std::size_t t = tensors_; t-- > 0;) {
       const Index argument = narrow(t);
@@ -439,6 +507,7 @@ class Deriver {
       const Operation& op = layer_.operations[o];
       const bool from_cache = kept(op);
       enter(phase, op.part);
+      enter_modules(phase, o, first_use_);
       LayerStep step = begin_step(LayerStep::Kind::kForward, o);
       if (from_cache) {
         for (Index t : op.outputs) {
@@ -456,6 +525,7 @@ class Deriver {
         if (t != 0) unname(phase, t);
       }
       if (!from_cache) end_step(phase, std::move(step));
+      exit_modules(phase, o, last_use_);
     }
     if (stop == last_saver_) {
       for (Index t : saves(stop)) refer(t);  // packed before its kernel would be issued
@@ -709,6 +779,7 @@ class Deriver {
       program_.slots[static_cast<std::size_t>(slot)].stored = MemoryCategory::kUnshardedGrad;
       phase.actions.push_back(LayerPhaseProgram::kStore + slot);
     }
+    add_hook(phase, LayerHook::Kind::kGradient, p);
   }
 
   // Everything after the node has run: gradients go where they belong.
@@ -823,6 +894,7 @@ class Deriver {
       return;
     }
     enter(phase, part);
+    enter_modules(phase, o, last_use_);
     LayerStep step = begin_step(LayerStep::Kind::kBackward, o);
     step.inputs = {gradients_[static_cast<std::size_t>(incoming.front())].slot};
     for (Index t : saves(o)) step.inputs.push_back(slot_of(t));
@@ -867,6 +939,7 @@ class Deriver {
     if (checkpointed_ && o == first_saver_) end_checkpoint();
     if (op.gradient != GradientRule::kAlias) end_step(phase, std::move(step));
     hand_on(op, contributions);
+    exit_modules(phase, o, first_use_);
   }
 
   // Checkpointing lets go of the input and of what nothing asked it for.
@@ -1020,8 +1093,10 @@ class Deriver {
   std::vector<Storage> storages_;
   std::vector<std::int32_t> gradient_of_;  // tensors, into gradients_
   std::vector<Gradient> gradients_;
-  std::vector<WeightGradient> fresh_;  // made by the node that runs
-  std::vector<Index> stored_;          // to be stored next
+  std::vector<WeightGradient> fresh_;              // made by the node that runs
+  std::vector<Index> stored_;                      // to be stored next
+  std::vector<LayerModule> modules_;               // ProgramOptions::hooks only
+  std::vector<std::size_t> first_use_, last_use_;  // operations with weights in or below it
   LayerProgram program_;
 };
 

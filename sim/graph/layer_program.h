@@ -117,6 +117,19 @@ struct LayerSegment {
   Flops flops;
 };
 
+// A place between two segments where the hooks of a runtime run (ProgramOptions::hooks).
+struct LayerHook {
+  enum class Kind : std::uint8_t {
+    kEnter,     // forward: the module begins; backward: its output's gradient is there
+    kExit,      // forward: the module ends; backward: its last node has run
+    kGradient,  // autograd has stored the parameter's gradient
+  };
+  Kind kind = Kind::kEnter;
+  std::int16_t index = 0;     // into modules_of(layer) (layer_modules.h); kGradient: parameter
+  std::uint16_t segment = 0;  // the first one that runs after it
+  bool operator==(const LayerHook&) const = default;
+};
+
 struct LayerPhaseProgram {
   // slot + 1: allocate, -(slot + 1): free, kStore + slot: from now on counted as Slot::stored.
   // -(kEarlierGradient + p + 1) frees weight_gradients[p] of another execution: of the call of the
@@ -125,6 +138,7 @@ struct LayerPhaseProgram {
   static constexpr std::int32_t kEarlierGradient = 1 << 27;
   std::vector<std::int32_t> actions;
   std::vector<LayerSegment> segments;  // at least one unless the phase is empty
+  std::vector<LayerHook> hooks;        // in the order in which they run
   std::vector<LayerStep> steps;  // in order; what follows the last one belongs to the phase's end
   std::vector<Kernel> kernels;
   MemorySwing swing;
@@ -188,6 +202,7 @@ struct ProgramOptions {
   DType stored = DType::kFp32;
   bool input_needs_gradient = true;  // false: nothing before this layer is trained
   bool split_parts = false;          // cut the phases where the running module's unit changes
+  bool hooks = false;                // cut the phases at modules and stored gradients
   bool grad_mode = true;             // false: a forward under no_grad, nothing is kept
   // What arrives, if not `compute`; what units cast their outputs to (output_dtype); whether a unit
   // begins with this layer, which casts what arrives to `compute`, and whether one ends with it.

@@ -206,6 +206,7 @@ LayerPrograms::LayerPrograms(const ModelSpec& model, const Plan& plan)
     options.stored = plan.master_dtype;
     options.input_needs_gradient = variant.input_needs_gradient;
     options.split_parts = variant.split;
+    options.hooks = plan.runtime.kind == RuntimeKind::kDdp || is_zero(plan.runtime.kind);
     if (setting_.output_dtype) {
       options.arrives = variant.arrives;
       options.output_dtype = plan.output_dtype;

@@ -475,24 +475,4 @@ EventGraph build_native(const ModelSpec& model, const Plan& plan, const LayerPro
   return Native(model, plan, programs, std::move(recycled)).build();
 }
 
-EventGraph build_training_step(const ModelSpec& model, const Plan& plan,
-                               const LayerPrograms& programs, EventGraph recycled) {
-  switch (plan.runtime.kind) {
-    case RuntimeKind::kFsdp2:
-      return build_fsdp2(model, plan, programs, std::move(recycled));
-    case RuntimeKind::kNative:
-      return build_native(model, plan, programs, std::move(recycled));
-  }
-  FORESHARD_CHECK(false, "unknown runtime");
-  return {};
-}
-
-EventGraph build_training_step(const ModelSpec& model, const Plan& plan) {
-  return build_training_step(model, plan, LayerPrograms(model, plan));
-}
-
-std::vector<Unit> list_units(const ModelSpec& model, const Plan& plan) {
-  return build_training_step(model, plan).units;
-}
-
 }  // namespace foreshard

@@ -2,13 +2,32 @@
 #pragma once
 
 #include "sim/graph/event_graph.h"
+#include "sim/graph/host_log.h"
 #include "sim/graph/training_step.h"
 
 namespace foreshard {
 
 EventGraph build_fsdp2(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
                        EventGraph recycled);
+EventGraph build_fsdp1(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+                       EventGraph recycled);
+EventGraph build_ddp(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+                     EventGraph recycled);
+EventGraph build_zero12(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+                        EventGraph recycled);
+EventGraph build_zero3(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+                       EventGraph recycled);
 EventGraph build_native(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
                         EventGraph recycled);
+
+// The same with the host's log, steps 1 to `steps`.
+LibraryRun record_fsdp1(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+                        std::int32_t steps);
+LibraryRun record_ddp(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+                      std::int32_t steps);
+LibraryRun record_zero12(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+                         std::int32_t steps);
+LibraryRun record_zero3(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+                        std::int32_t steps);
 
 }  // namespace foreshard

@@ -264,6 +264,39 @@ EventId StepBuilder::add_layer_row(EventKind kind, std::int32_t layer, std::uint
   return id;
 }
 
+EventId StepBuilder::add_layer_run(EventKind kind, std::int32_t layer, std::size_t first,
+                                   std::size_t count) {
+  const LayerPhaseProgram& p = phase(kind, layer);
+  FORESHARD_CHECK(count > 0 && first + count <= p.segments.size() && p.segments.size() < 255,
+                  "a run of segments that the phase does not have");
+  const LayerExecution& execution =
+      graph_.executions[static_cast<std::size_t>(first_execution_ + layer)];
+  std::uint64_t key = execution.program;
+  for (const std::uint64_t part : {static_cast<std::uint64_t>(kind), std::uint64_t{first},
+                                   std::uint64_t{count}, std::uint64_t(pending_hooks_)}) {
+    key = key << 10 | part;
+  }
+  auto work = run_works_.find(key);
+  if (work == run_works_.end()) {
+    UnitWork cost;
+    Flops flops;
+    const std::uint32_t begin = first == 0 ? 0 : p.segments[first - 1].kernels_end;
+    cost.kernels.assign(p.kernels.begin() + begin,
+                        p.kernels.begin() + p.segments[first + count - 1].kernels_end);
+    for (std::size_t i = first; i < first + count; ++i) flops += p.segments[i].flops;
+    work = run_works_.emplace(key, static_cast<std::uint16_t>(add_work(kind, cost, flops))).first;
+  }
+  const EventId id = push(kind, Stream::kCompute, work->second,
+                          unit_of_part(layer, p.segments[first].part), layer);
+  using Kind = MemoryAction::Kind;
+  const Kind action = kind == EventKind::kRecompute  ? Kind::kRecompute
+                      : kind == EventKind::kBackward ? Kind::kBackward
+                                                     : Kind::kForward;
+  graph_.actions.push_back({action, first_execution_ + layer, static_cast<std::uint8_t>(first),
+                            static_cast<std::uint8_t>(count)});
+  return id;
+}
+
 void StepBuilder::add_segment(EventKind kind, std::int32_t layer, std::uint8_t segment) {
   using Kind = MemoryAction::Kind;
   const Kind action = kind == EventKind::kRecompute ? Kind::kRecompute

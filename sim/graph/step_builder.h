@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
 #include "sim/graph/event_graph.h"
@@ -101,6 +102,17 @@ class StepBuilder {
   EventId add_layer_row(EventKind kind, std::int32_t layer,
                         std::uint8_t segment = MemoryAction::kWhole);
   EventId add_step_row(EventKind kind, Stream stream);
+  // A run of `count` segments of a layer's phase, from segment `first` on.
+  EventId add_layer_run(EventKind kind, std::int32_t layer, std::size_t first, std::size_t count);
+  struct UnitWork;
+  // A row whose cost depends on no unit's shape (a bucket's): priced once by new_work(), then
+  // named. The work carries the hooks that are pending when it is made.
+  std::uint16_t new_work(EventKind kind, const UnitWork& work) {
+    return static_cast<std::uint16_t>(add_work(kind, work, Flops()));
+  }
+  EventId add_row(EventKind kind, Stream stream, std::uint16_t work, std::int32_t unit) {
+    return push(kind, stream, work, unit, -1);
+  }
   // Memory of one more phase of a layer, in the row added last. kExit: what ends with the hooks'
   // last segment; kInside: all else.
   enum class Segments : std::uint8_t { kInside, kExit };
@@ -249,6 +261,7 @@ class StepBuilder {
   std::vector<Recompute> recompute_of_layer_;
   std::vector<std::uint8_t> fifo_of_work_;  // communicator that rows of a Work queue on
   std::vector<std::int32_t> works_;         // [group][kind][variant][hooks] -> Work index or -1
+  std::unordered_map<std::uint64_t, std::uint16_t> run_works_;  // of add_layer_run
   std::int32_t groups_ = 0;
 
   std::array<EventId, kStreams> tails_;

@@ -2,6 +2,7 @@
 // EventGraph::actions are written down.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
@@ -33,7 +34,7 @@ inline const LayerPhaseProgram& phase_of(const LayerProgram& program, const Memo
   return program.forward;
 }
 
-// Whether the action replays one segment of its phase and not all of it.
+// Whether the action replays some segments of its phase and not all of them.
 inline bool is_segment(const MemoryAction& action) {
   const bool of_phase = action.kind == MemoryAction::Kind::kForward ||
                         action.kind == MemoryAction::Kind::kRecompute ||
@@ -46,7 +47,19 @@ inline std::span<const std::int32_t> steps_of(const LayerPhaseProgram& phase,
   if (!is_segment(action)) return phase.actions;
   const std::uint32_t begin =
       action.segment == 0 ? 0 : phase.segments[action.segment - 1U].actions_end;
-  return {phase.actions.data() + begin, phase.segments[action.segment].actions_end - begin};
+  const std::size_t last = action.segment + action.segments - 1U;
+  return {phase.actions.data() + begin, phase.segments[last].actions_end - begin};
+}
+
+inline MemorySwing swing_of(const LayerPhaseProgram& phase, const MemoryAction& action) {
+  if (!is_segment(action)) return phase.swing;
+  MemorySwing swing = phase.segments[action.segment].swing;
+  for (std::size_t s = action.segment + 1U; s < action.segment + std::size_t{action.segments};
+       ++s) {
+    swing.peak = std::max(swing.peak, swing.net + phase.segments[s].swing.peak);
+    swing.net += phase.segments[s].swing.net;
+  }
+  return swing;
 }
 
 // The buffer that a freeing step of a layer's program names.

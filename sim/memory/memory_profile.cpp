@@ -171,8 +171,7 @@ Bytes peak_allocated(const EventGraph& graph) {
       const LayerProgram& program =
           graph.program(graph.executions[static_cast<std::size_t>(action.target)]);
       const LayerPhaseProgram& phase = phase_of(program, action);
-      const MemorySwing& swing =
-          is_segment(action) ? phase.segments[action.segment].swing : phase.swing;
+      const MemorySwing swing = swing_of(phase, action);
       peak = std::max(peak, now + swing.peak);
       now += swing.net;
     }

@@ -25,6 +25,28 @@ const char* to_string(RuntimeKind kind) {
       return "fsdp2";
     case RuntimeKind::kNative:
       return "native";
+    case RuntimeKind::kFsdp1:
+      return "fsdp1";
+    case RuntimeKind::kDdp:
+      return "ddp";
+    case RuntimeKind::kZero1:
+      return "zero1";
+    case RuntimeKind::kZero2:
+      return "zero2";
+    case RuntimeKind::kZero3:
+      return "zero3";
+  }
+  return "?";
+}
+
+const char* to_string(ZeroOffload offload) {
+  switch (offload) {
+    case ZeroOffload::kNone:
+      return "none";
+    case ZeroOffload::kCpu:
+      return "cpu";
+    case ZeroOffload::kNvme:
+      return "nvme";
   }
   return "?";
 }

@@ -13,6 +13,7 @@
 #include "sim/base/units.h"
 #include "sim/spec/cluster.h"
 #include "sim/spec/model_spec.h"
+#include "sim/spec/runtime_options.h"
 
 namespace foreshard {
 
@@ -20,12 +21,19 @@ enum class DType : std::uint8_t { kBf16, kFp16, kFp32 };
 std::int64_t size_of(DType dtype);
 const char* to_string(DType dtype);
 
-enum class RuntimeKind : std::uint8_t { kFsdp2, kNative };
+enum class RuntimeKind : std::uint8_t { kFsdp2, kNative, kFsdp1, kDdp, kZero1, kZero2, kZero3 };
 const char* to_string(RuntimeKind kind);
+constexpr bool is_zero(RuntimeKind kind) { return kind >= RuntimeKind::kZero1; }
+// 1 to 3 of runtime zero1 to zero3, else 0.
+constexpr int zero_stage(RuntimeKind kind) {
+  return is_zero(kind) ? static_cast<int>(kind) - static_cast<int>(RuntimeKind::kZero1) + 1 : 0;
+}
 
 struct Runtime {
   RuntimeKind kind = RuntimeKind::kFsdp2;
-  std::string version = "2.15";  // of PyTorch for fsdp2; of the plan semantics for native ("1")
+  // Of PyTorch for fsdp2, fsdp1 and ddp, of DeepSpeed for zero1 to zero3; of the plan semantics for
+  // native ("1").
+  std::string version = "2.15";
   bool operator==(const Runtime&) const = default;
 };
 
@@ -263,6 +271,9 @@ struct Plan {
   HostSync host_sync = HostSync::kNone;
   ReductionOrder reduction_order = ReductionOrder::kLibrary;
   Evaluation evaluation;
+  Fsdp1Options fsdp1;
+  DdpOptions ddp;
+  ZeroOptions zero;
   std::int64_t seed = 1;  // of the initial parameters and the order of the data
   HostKind host = HostKind::kFeedsDevice;
   bool operator==(const Plan&) const = default;

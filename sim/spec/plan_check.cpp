@@ -17,7 +17,22 @@
 namespace foreshard {
 
 static_assert(kNewestFsdp2 == 15);
-const char* newest_version(RuntimeKind kind) { return kind == RuntimeKind::kFsdp2 ? "2.15" : "1"; }
+const char* newest_version(RuntimeKind kind) {
+  switch (kind) {
+    case RuntimeKind::kFsdp2:
+      return "2.15";
+    case RuntimeKind::kNative:
+      return "1";
+    case RuntimeKind::kFsdp1:
+    case RuntimeKind::kDdp:
+      return "2.11";
+    case RuntimeKind::kZero1:
+    case RuntimeKind::kZero2:
+    case RuntimeKind::kZero3:
+      return "0.19";
+  }
+  return "?";
+}
 
 namespace {
 

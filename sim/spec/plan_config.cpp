@@ -255,7 +255,7 @@ std::string yaml_value(const Json& value) {
 Json to_json(const Plan& plan) {
   Json root = Json::object();
   for (const PlanKey& key : plan_key_table()) {
-    if (key.write == nullptr) continue;
+    if (key.write == nullptr || (key.belongs && !key.belongs(plan.runtime.kind))) continue;
     const std::size_t dot = key.path.find('.');
     if (dot == std::string_view::npos) {
       root[std::string(key.path)] = key.write(plan);

@@ -1,9 +1,11 @@
 // One table lists every key with the function that reads it and the one that writes it.
 #include "sim/spec/plan_keys.h"
 
+#include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <vector>
 
 #include "sim/spec/plan_check.h"
 #include "sim/spec/plan_values.h"
@@ -232,6 +234,16 @@ constexpr PlanKey kKeys[] = {
 
 }  // namespace
 
-std::span<const PlanKey> plan_key_table() { return kKeys; }
+std::span<const PlanKey> plan_key_table() {
+  static const std::vector<PlanKey> table = [] {
+    std::vector<PlanKey> keys(std::begin(kKeys), std::end(kKeys));
+    const std::span<const PlanKey> options = runtime_option_keys();
+    const auto place = std::find_if(keys.begin(), keys.end(),
+                                    [](const PlanKey& key) { return key.path == "host_sync"; });
+    keys.insert(place, options.begin(), options.end());
+    return keys;
+  }();
+  return table;
+}
 
 }  // namespace foreshard

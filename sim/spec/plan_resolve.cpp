@@ -44,6 +44,12 @@ void resolve_mesh(const PlanDocument& document, const Cluster& cluster, Plan& pl
   const bool has_shard = document.has("mesh.shard");
   const bool has_replicate = document.has("mesh.replicate");
   if (has_shard && has_replicate) return;
+  if (!has_shard && !has_replicate && plan.runtime.kind == RuntimeKind::kDdp) {
+    plan.mesh = {1, gpus};
+    reasons["mesh.replicate"] = fmt::format("all {} GPUs of the cluster", gpus);
+    reasons["mesh.shard"] = "ddp shards nothing";
+    return;
+  }
   if (!has_shard && !has_replicate) {
     plan.mesh = {gpus, 1};
     reasons["mesh.shard"] = fmt::format("all {} GPUs of the cluster", gpus);
@@ -154,8 +160,11 @@ ResolvedPlan resolve(const PlanDocument& document, const ModelSpec& model, const
     reasons[key] = fmt::format("{}'s default", to_string(document.trainer));
   }
   resolve_units(document, model, plan, reasons);
+  if (is_zero(plan.runtime.kind) && !plan.zero.overlap_comm) {
+    plan.zero.overlap_comm = plan.runtime.kind == RuntimeKind::kZero3;
+  }
   for (const PlanKey& key : plan_key_table()) {
-    if (key.write == nullptr) continue;
+    if (key.write == nullptr || (key.belongs && !key.belongs(plan.runtime.kind))) continue;
     const bool is_partly_given = (key.path == "runtime" && is_version_assumed) ||
                                  (key.path == "dtype.reduce" && document.reduce_dtype_is_none);
     if (document.has(key.path) && !is_partly_given) continue;
@@ -166,7 +175,24 @@ ResolvedPlan resolve(const PlanDocument& document, const ModelSpec& model, const
   return resolved;
 }
 
+namespace {
+
+// Options of another library would be ignored silently.
+void refuse_foreign_keys(const ResolvedPlan& resolved) {
+  const RuntimeKind kind = resolved.plan.runtime.kind;
+  for (const PlanKey& key : runtime_option_keys()) {
+    const auto given = resolved.given.find(key.path);
+    if (key.belongs(kind) || given == resolved.given.end()) continue;
+    throw ConfigError(given->second.location,
+                      fmt::format("the runtime {} has no {}", to_string(kind), key.path),
+                      "no such key, or the runtime that has it");
+  }
+}
+
+}  // namespace
+
 void check(const ResolvedPlan& resolved, const ModelSpec& model, const Cluster& cluster) {
+  refuse_foreign_keys(resolved);
   const std::optional<PlanProblem> problem = find_problem(resolved.plan, model, cluster);
   if (problem) throw_problem(*problem, location_of(resolved.given, problem->key));
 }

@@ -22,22 +22,6 @@ namespace {
 
 using Problem = std::optional<PlanProblem>;
 
-struct Knob {
-  bool is_asked = false;
-  const char* key = "";
-  const char* what_is_wrong = "";  // after the name of the runtime
-  const char* nearest = "";
-};
-
-Problem first_missing(std::span<const Knob> knobs, const std::string& runtime) {
-  for (const Knob& knob : knobs) {
-    if (!knob.is_asked) continue;
-    return missing_capability(knob.key, fmt::format("{} {}", runtime, knob.what_is_wrong),
-                              knob.nearest);
-  }
-  return std::nullopt;
-}
-
 bool unshards_everywhere(const Plan& plan) {
   const RangedPolicy<bool>& policy = plan.unshard_in_backward;
   return policy.value && std::all_of(policy.ranges.begin(), policy.ranges.end(),
@@ -206,6 +190,15 @@ Problem problem_of_shard_dim(const Plan& plan, const ModelSpec& model) {
 
 }  // namespace
 
+Problem first_missing(std::span<const Knob> knobs, const std::string& runtime) {
+  for (const Knob& knob : knobs) {
+    if (!knob.is_asked) continue;
+    return missing_capability(knob.key, fmt::format("{} {}", runtime, knob.what_is_wrong),
+                              knob.nearest);
+  }
+  return std::nullopt;
+}
+
 PlanProblem contradiction(std::string key, std::string what_is_wrong, std::string expected,
                           std::string did_you_mean) {
   return {ExitCode::kInvalidInput, std::move(key), std::move(what_is_wrong), std::move(expected),
@@ -228,6 +221,13 @@ std::optional<PlanProblem> problem_of_runtime(const Plan& plan) {
   if (plan.runtime.kind == RuntimeKind::kNative) {
     if (version != newest_version(RuntimeKind::kNative)) return unknown("native@1");
     return problem_of_native(plan);
+  }
+  if (plan.runtime.kind != RuntimeKind::kFsdp2) {
+    const char* newest = newest_version(plan.runtime.kind);
+    if (version != newest) {
+      return unknown(fmt::format("{}@{}", to_string(plan.runtime.kind), newest));
+    }
+    return problem_of_library(plan);
   }
   const std::optional<std::int32_t> minor = fsdp2_minor(version);
   if (!minor) return unknown(nearest_fsdp2(version));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 
 #include "sim/spec/model_spec.h"
@@ -17,6 +18,19 @@ PlanProblem missing_capability(std::string key, std::string what_is_wrong,
 
 // Whether the version is modelled, and then what it has no knob for.
 std::optional<PlanProblem> problem_of_runtime(const Plan& plan);
+
+// The first of the knobs that is asked for, as the problem of a runtime ("fsdp1@2.11") that does
+// not have it.
+struct Knob {
+  bool is_asked = false;
+  const char* key = "";
+  const char* what_is_wrong = "";  // after the name of the runtime
+  const char* nearest = "";
+};
+std::optional<PlanProblem> first_missing(std::span<const Knob> knobs, const std::string& runtime);
+
+// FSDP1, DDP and DeepSpeed: what they have no knob for or refuse, with their reason.
+std::optional<PlanProblem> problem_of_library(const Plan& plan);
 
 // What fully_shard raises while it runs, though every knob is there.
 std::optional<PlanProblem> problem_of_running(const Plan& plan, const ModelSpec& model);

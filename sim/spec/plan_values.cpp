@@ -165,22 +165,24 @@ Json written_ranges(const RangedPolicy<T>& policy, const char* noun, const T& ot
 }  // namespace
 
 Runtime read_runtime(const ConfigNode& node) {
-  static constexpr std::string_view kExpected = "fsdp2, fsdp2@2.11 or native";
-  static constexpr std::string_view kLater[] = {"fsdp1", "ddp", "zero1", "zero2", "zero3"};
+  static constexpr RuntimeKind kRuntimes[] = {
+      RuntimeKind::kFsdp2, RuntimeKind::kFsdp1, RuntimeKind::kDdp,   RuntimeKind::kZero1,
+      RuntimeKind::kZero2, RuntimeKind::kZero3, RuntimeKind::kNative};
+  static constexpr std::string_view kExpected =
+      "fsdp2, fsdp2@2.11, fsdp1, ddp, zero1, zero2, zero3 or native";
   const std::string text = node.as_string();
   const std::size_t at = text.find('@');
   const std::string name = text.substr(0, at);
-  if (std::find(std::begin(kLater), std::end(kLater), name) != std::end(kLater)) {
-    throw not_modelled(node, fmt::format("the runtime {} is not modelled yet", name),
-                       "runtime: fsdp2");
+  const auto* const kind = std::find_if(std::begin(kRuntimes), std::end(kRuntimes),
+                                        [&](RuntimeKind each) { return name == to_string(each); });
+  if (kind == std::end(kRuntimes)) {
+    std::vector<std::string> names;
+    for (const RuntimeKind each : kRuntimes) names.emplace_back(to_string(each));
+    throw node.error(quote(text) + " is no runtime", std::string(kExpected),
+                     nearest_spelling(name, names));
   }
   Runtime runtime;
-  if (name == "native") {
-    runtime.kind = RuntimeKind::kNative;
-  } else if (name != "fsdp2") {
-    throw node.error(quote(text) + " is no runtime", std::string(kExpected),
-                     nearest_spelling(name, std::vector<std::string>{"fsdp2", "native"}));
-  }
+  runtime.kind = *kind;
   runtime.version = at == std::string::npos ? "" : text.substr(at + 1);
   if (at != std::string::npos && !is_version(runtime.version)) {
     throw node.error(quote(runtime.version) + " is no version", std::string(kExpected));

@@ -1,0 +1,60 @@
+// Which builder lowers a plan.
+#include "sim/graph/training_step.h"
+
+#include <utility>
+
+#include "sim/base/error.h"
+#include "sim/graph/runtimes.h"
+
+namespace foreshard {
+
+EventGraph build_training_step(const ModelSpec& model, const Plan& plan,
+                               const LayerPrograms& programs, EventGraph recycled) {
+  switch (plan.runtime.kind) {
+    case RuntimeKind::kFsdp2:
+      return build_fsdp2(model, plan, programs, std::move(recycled));
+    case RuntimeKind::kNative:
+      return build_native(model, plan, programs, std::move(recycled));
+    case RuntimeKind::kFsdp1:
+      return build_fsdp1(model, plan, programs, std::move(recycled));
+    case RuntimeKind::kDdp:
+      return build_ddp(model, plan, programs, std::move(recycled));
+    case RuntimeKind::kZero1:
+    case RuntimeKind::kZero2:
+      return build_zero12(model, plan, programs, std::move(recycled));
+    case RuntimeKind::kZero3:
+      return build_zero3(model, plan, programs, std::move(recycled));
+  }
+  FORESHARD_CHECK(false, "unknown runtime");
+  return {};
+}
+
+LibraryRun record_library_run(const ModelSpec& model, const Plan& plan,
+                              const LayerPrograms& programs, std::int32_t steps) {
+  switch (plan.runtime.kind) {
+    case RuntimeKind::kFsdp1:
+      return record_fsdp1(model, plan, programs, steps);
+    case RuntimeKind::kDdp:
+      return record_ddp(model, plan, programs, steps);
+    case RuntimeKind::kZero1:
+    case RuntimeKind::kZero2:
+      return record_zero12(model, plan, programs, steps);
+    case RuntimeKind::kZero3:
+      return record_zero3(model, plan, programs, steps);
+    case RuntimeKind::kFsdp2:
+    case RuntimeKind::kNative:
+      break;
+  }
+  FORESHARD_CHECK(false, "the runtime keeps another log");
+  return {};
+}
+
+EventGraph build_training_step(const ModelSpec& model, const Plan& plan) {
+  return build_training_step(model, plan, LayerPrograms(model, plan));
+}
+
+std::vector<Unit> list_units(const ModelSpec& model, const Plan& plan) {
+  return build_training_step(model, plan).units;
+}
+
+}  // namespace foreshard

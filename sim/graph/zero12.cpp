@@ -1,0 +1,14 @@
+#include "sim/base/error.h"
+#include "sim/graph/runtimes.h"
+
+namespace foreshard {
+
+EventGraph build_zero12(const ModelSpec&, const Plan&, const LayerPrograms&, EventGraph) {
+  throw Error(ExitCode::kMissingCapability, "the runtime is not modelled yet");
+}
+
+LibraryRun record_zero12(const ModelSpec&, const Plan&, const LayerPrograms&, std::int32_t) {
+  throw Error(ExitCode::kMissingCapability, "the runtime is not modelled yet");
+}
+
+}  // namespace foreshard

@@ -1,0 +1,88 @@
+// What FSDP1, DDP and DeepSpeed ZeRO are told beyond the keys that all runtimes share; names and
+// defaults are the libraries' own (PyTorch 2.11, DeepSpeed 0.19.8).
+//
+// What the shared keys mean there:
+//
+//   key                      fsdp1                              ddp              zero1-3
+//   mesh {N, 1}              FULL_SHARD / SHARD_GRAD_OP         -                ZeRO over N ranks
+//   mesh {S, R}              HYBRID_SHARD / _HYBRID_SHARD_ZERO2 -                MiCS (zero3)
+//   mesh {1, N}              NO_SHARD                           DDP over N ranks -
+//   reshard_after_forward    always: FULL_, never: _GRAD_OP     -                -
+//   prefetch.forward         implicit, or 1: forward_prefetch   -                -
+//   prefetch.backward        1, or 0: backward_prefetch=None    -                -
+//   units                    the wrapping policy                -                -
+//   accumulation.mode        keep_unsharded: no_sync()          keep_unsharded: no_sync(),
+//                                                               reduce_each without it
+//   dtype.param, .reduce     MixedPrecision                     compute dtype    bf16 / fp16
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+
+namespace foreshard {
+
+// FullyShardedDataParallel.
+struct Fsdp1Options {
+  // Where a unit's backward gathers the unit that comes next: before its own gradients are computed
+  // or after.
+  enum class BackwardPrefetch : std::uint8_t { kPre, kPost };
+  BackwardPrefetch backward_prefetch = BackwardPrefetch::kPre;
+  bool limit_all_gathers = true;
+  bool use_orig_params = false;
+  bool keep_low_precision_grads = false;
+  bool operator==(const Fsdp1Options&) const = default;
+};
+
+// DistributedDataParallel.
+struct DdpOptions {
+  // kAutocast: parameters and gradients in the stored dtype, the forward casts. kParameters:
+  // _MixedPrecision, copies of the parameters in the compute dtype.
+  enum class MixedPrecision : std::uint8_t { kAutocast, kParameters };
+  std::optional<double> bucket_cap_mb;  // left out: 25 with a first bucket of 1
+  bool static_graph = false;
+  bool find_unused_parameters = false;
+  bool gradient_as_bucket_view = false;
+  bool broadcast_buffers = true;
+  bool zero_redundancy_optimizer = false;  // ZeroRedundancyOptimizer: states sharded over ranks
+  MixedPrecision mixed_precision = MixedPrecision::kAutocast;
+  bool operator==(const DdpOptions&) const = default;
+};
+
+// Where DeepSpeed keeps optimizer states or parameters.
+enum class ZeroOffload : std::uint8_t { kNone, kCpu, kNvme };
+const char* to_string(ZeroOffload offload);
+
+// "zero_optimization" of a DeepSpeed configuration; sizes are elements. The stage is the runtime's.
+struct ZeroOptions {
+  static constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
+  std::optional<bool> overlap_comm;  // left out: stage 3 only
+  bool contiguous_gradients = true;
+  bool reduce_scatter = true;
+  bool round_robin_gradients = false;
+  bool use_multi_rank_bucket_allreduce = true;
+  std::int64_t reduce_bucket_size = 500'000'000;
+  std::int64_t allgather_bucket_size = 500'000'000;
+  // Stage 3.
+  std::int64_t stage3_prefetch_bucket_size = 50'000'000;
+  std::int64_t stage3_max_live_parameters = 1'000'000'000;
+  std::int64_t stage3_max_reuse_distance = 1'000'000'000;
+  std::int64_t stage3_param_persistence_threshold = 100'000;
+  std::int64_t stage3_model_persistence_threshold = kUnlimited;
+  std::int64_t sub_group_size = 1'000'000'000;
+  bool stage3_use_all_reduce_for_fetch_params = false;
+  bool leaf_blocks = false;  // set_z3_leaf_modules: blocks are fetched whole
+  // ZeRO++.
+  std::int64_t zero_hpz_partition_size = 1;
+  bool zero_quantized_weights = false;
+  bool zero_quantized_gradients = false;
+  // Offload, and of Infinity's files: what the drive of a rank and its queue take.
+  ZeroOffload offload_optimizer = ZeroOffload::kNone;
+  ZeroOffload offload_param = ZeroOffload::kNone;
+  bool pin_memory = false;
+  // Beside "zero_optimization".
+  bool fp32_gradient_accumulation = false;  // data_types.grad_accum_dtype: fp32
+  bool operator==(const ZeroOptions&) const = default;
+};
+
+}  // namespace foreshard
