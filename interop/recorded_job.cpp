@@ -11,6 +11,7 @@
 #include <charconv>
 #include <utility>
 
+#include "interop/library_recordings.h"
 #include "interop/recorded_settings.h"
 #include "sim/base/spelling.h"
 #include "sim/graph/training_step.h"
@@ -210,15 +211,15 @@ void apply_dtypes(Settings s, Plan& plan) {
   plan.output_dtype = s.dtype("output_dtype");
 }
 
-Cluster cluster_of(const Plan& plan) {
+}  // namespace
+
+Cluster recorded_cluster(const Plan& plan) {
   Cluster cluster;
   cluster.spec = "recorded";
   cluster.gpus = plan.mesh.world();
   cluster.node.gpus = 1;
   return cluster;
 }
-
-}  // namespace
 
 RecordedJob read_recorded_job(const RecordingFolder& folder, std::size_t row) {
   const SettingsReader s(folder, row);
@@ -300,7 +301,7 @@ std::string recorded_unit_name(const std::string& unit, const RecordedSettings& 
 }
 
 ForecastSteps forecast_steps(const RecordedJob& job) {
-  check(job.plan, job.model, cluster_of(job.plan));
+  check(job.plan, job.model, recorded_cluster(job.plan));
   const LayerPrograms programs(job.model, job.plan);
   ForecastSteps steps;
   steps.first = record_training_step(job.model, job.plan, programs, StepNumber::kFirst);
@@ -352,6 +353,7 @@ Conformance conform_row(RecordingLibrary& library, const RecordingFolder& folder
 
 ConformanceFolder conform_folder(RecordingLibrary& library, const RecordingFolder& folder,
                                  const std::vector<std::string>& only) {
+  if (has_library_recordings(folder)) return conform_library_folder(folder, only);
   const auto wanted = [&](const std::string& id) {
     return only.empty() || std::find(only.begin(), only.end(), id) != only.end();
   };

@@ -24,6 +24,9 @@ struct RecordedJob {
 // that is no value of its setting.
 RecordedJob read_recorded_job(const RecordingFolder& folder, std::size_t row);
 
+// GPUs enough for the plan; nothing that is recorded depends on their kind.
+Cluster recorded_cluster(const Plan& plan);
+
 // Builds both steps. Throws what check(plan, ...) throws.
 ForecastSteps forecast_steps(const RecordedJob& job);
 

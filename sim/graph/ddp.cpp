@@ -7,7 +7,7 @@ EventGraph build_ddp(const ModelSpec&, const Plan&, const LayerPrograms&, EventG
   throw Error(ExitCode::kMissingCapability, "the runtime is not modelled yet");
 }
 
-LibraryRun record_ddp(const ModelSpec&, const Plan&, const LayerPrograms&, std::int32_t) {
+LibraryRun record_ddp(const ModelSpec&, const Plan&, const LayerPrograms&, const LibraryWatch&) {
   throw Error(ExitCode::kMissingCapability, "the runtime is not modelled yet");
 }
 

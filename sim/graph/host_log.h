@@ -75,15 +75,25 @@ struct LibraryEvent {
 struct LibraryBucket {
   std::string phase;  // "init", "step3"
   std::int64_t index = 0;
-  std::string_view kind;  // "ddp_bucket", "flat_param", "zero_ipg_bucket", ...
+  std::string kind;  // "ddp_bucket", "flat_param", "zero_ipg_bucket", ...
   std::int64_t bytes = 0;
-  std::string_view dtype;
+  std::string dtype;
   std::string extra;
   std::vector<std::string> parameters;
+  bool operator==(const LibraryBucket&) const = default;
 };
 
-// One optimizer step as the library runs it. `facts`: named counts of index.csv ("step1":
-// {"grad_storage_bytes": ...} is "step1.grad_storage_bytes").
+// What a recorder was asked for.
+struct LibraryWatch {
+  enum class Modules : std::uint8_t {
+    kBlocks,  // boundaries of the blocks and of the modules around them that own parameters
+    kOwners,  // of every module that owns parameters
+  };
+  std::int32_t steps = 3;
+  Modules modules = Modules::kBlocks;
+};
+
+// One optimizer step as the library runs it.
 struct LibraryStep {
   EventGraph graph;
   std::vector<LibraryEvent> log;
@@ -93,11 +103,15 @@ struct LibraryRun {
   std::vector<LibraryStep> steps;  // from step 1 on
   std::vector<LibraryEvent> construction;
   std::vector<LibraryBucket> buckets;
+  // Named counts and words of the index: {"step1": {"grad_storage_bytes": 8}, "sizes": [1, 2]} is
+  // step1.grad_storage_bytes, sizes.0, sizes.1.
   std::map<std::string, std::int64_t> facts;
+  std::map<std::string, std::string> words;
 };
 
-// Steps 1 to `steps` of a plan with one of these runtimes. Preconditions as build_training_step().
+// Steps 1 to watch.steps of a plan with one of these runtimes. Preconditions as
+// build_training_step().
 LibraryRun record_library_run(const ModelSpec& model, const Plan& plan,
-                              const LayerPrograms& programs, std::int32_t steps);
+                              const LayerPrograms& programs, const LibraryWatch& watch);
 
 }  // namespace foreshard

@@ -20,14 +20,14 @@ EventGraph build_zero3(const ModelSpec& model, const Plan& plan, const LayerProg
 EventGraph build_native(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
                         EventGraph recycled);
 
-// The same with the host's log, steps 1 to `steps`.
+// The same with the host's log, steps 1 to watch.steps.
 LibraryRun record_fsdp1(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-                        std::int32_t steps);
+                        const LibraryWatch& watch);
 LibraryRun record_ddp(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-                      std::int32_t steps);
+                      const LibraryWatch& watch);
 LibraryRun record_zero12(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-                         std::int32_t steps);
+                         const LibraryWatch& watch);
 LibraryRun record_zero3(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-                        std::int32_t steps);
+                        const LibraryWatch& watch);
 
 }  // namespace foreshard

@@ -30,17 +30,17 @@ EventGraph build_training_step(const ModelSpec& model, const Plan& plan,
 }
 
 LibraryRun record_library_run(const ModelSpec& model, const Plan& plan,
-                              const LayerPrograms& programs, std::int32_t steps) {
+                              const LayerPrograms& programs, const LibraryWatch& watch) {
   switch (plan.runtime.kind) {
     case RuntimeKind::kFsdp1:
-      return record_fsdp1(model, plan, programs, steps);
+      return record_fsdp1(model, plan, programs, watch);
     case RuntimeKind::kDdp:
-      return record_ddp(model, plan, programs, steps);
+      return record_ddp(model, plan, programs, watch);
     case RuntimeKind::kZero1:
     case RuntimeKind::kZero2:
-      return record_zero12(model, plan, programs, steps);
+      return record_zero12(model, plan, programs, watch);
     case RuntimeKind::kZero3:
-      return record_zero3(model, plan, programs, steps);
+      return record_zero3(model, plan, programs, watch);
     case RuntimeKind::kFsdp2:
     case RuntimeKind::kNative:
       break;

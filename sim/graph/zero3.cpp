@@ -7,7 +7,7 @@ EventGraph build_zero3(const ModelSpec&, const Plan&, const LayerPrograms&, Even
   throw Error(ExitCode::kMissingCapability, "the runtime is not modelled yet");
 }
 
-LibraryRun record_zero3(const ModelSpec&, const Plan&, const LayerPrograms&, std::int32_t) {
+LibraryRun record_zero3(const ModelSpec&, const Plan&, const LayerPrograms&, const LibraryWatch&) {
   throw Error(ExitCode::kMissingCapability, "the runtime is not modelled yet");
 }
 

@@ -189,6 +189,7 @@ struct ModelSpec {
   // "model.layers": block 17's parameter "mlp.up_proj.weight" is Hugging Face's block_prefix +
   // ".17.mlp.up_proj.weight". Parameters of the other layers carry their whole name.
   std::string block_prefix;
+  std::int64_t buffer_elements = 0;  // of buffers that are no parameters, in the compute dtype
   std::int64_t hidden = 0;
   std::int64_t vocabulary = 0;
   std::int64_t max_positions = 0;
