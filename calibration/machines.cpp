@@ -145,6 +145,14 @@ void read_node(FigureReader& reader, const ConfigNode& node, NodeKind& out) {
          [&](const ConfigNode& v) { out.link_latency = v.as_time(); });
   figure("nic_latency", "a time such as 3us",
          [&](const ConfigNode& v) { out.nic_latency = v.as_time(); });
+  const auto optional = [&](std::string_view key, BytesPerSecond& rate) {
+    if (!node.is_mapping() || !node.has(key)) return;
+    figure(key, "a rate such as 24GB/s, one direction",
+           [&](const ConfigNode& v) { rate = read_rate(v); });
+  };
+  optional("host_link", out.host_link);
+  optional("host_memory_bandwidth", out.host_memory_bandwidth);
+  optional("storage_bandwidth", out.storage_bandwidth);
 }
 
 void read_network(FigureReader& reader, const ConfigNode& network, Network& out) {
@@ -173,7 +181,8 @@ void read_figures(const ConfigNode& root, FigureReader::Missing missing, Cluster
   const ConfigNode node = reader.section(root, "node");
   if (node.is_mapping()) {
     node.allow_only({"key", "gpus", "gpu_link", "gpu_link_name", "nics", "nic_rate", "nic_name",
-                     "link_latency", "nic_latency"});
+                     "link_latency", "nic_latency", "host_link", "host_memory_bandwidth",
+                     "storage_bandwidth"});
   }
   read_node(reader, node, cluster.node);
   const ConfigNode network = reader.section(root, "network");

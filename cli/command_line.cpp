@@ -156,14 +156,22 @@ class Tree {
     verb->add_option("plans", o->plans, "Two plan files")->type_name("FILE")->expected(0, 2);
     option(verb, "--with", o->with, "KEY=VALUE",
            "What the second plan has instead; may be repeated");
+    verb->add_option("--runtimes", o->runtimes,
+                     "The job under several runtimes: fsdp2,fsdp1,zero3,ddp")
+        ->type_name("LIST")
+        ->delimiter(',');
     add_json(verb, o->output);
     verb->parse_complete_callback([o] {
+      if (!o->runtimes.empty()) {
+        if (o->plans.empty() && o->with.empty()) return;
+        throw CLI::ValidationError("--runtimes", "does not go together with --with or plan files");
+      }
       if (o->plans.size() == 1) {
         throw CLI::ValidationError("one plan file is there", "expected two, or --with KEY=VALUE");
       }
       if (o->plans.empty() && o->with.empty()) {
         throw CLI::ValidationError("nothing to compare",
-                                   "expected two plan files, or --with KEY=VALUE");
+                                   "expected two plan files, --with KEY=VALUE or --runtimes LIST");
       }
       if (!o->plans.empty() && (o->job.plan || !o->with.empty())) {
         throw CLI::ValidationError(o->job.plan ? "--plan" : "--with",

@@ -14,6 +14,7 @@
 #include "interop/hf_config.h"
 #include "models/variants.h"
 #include "models/zoo.h"
+#include "sim/spec/fsdp2_version.h"
 #include "sim/spec/plan_check.h"
 
 namespace foreshard {
@@ -150,6 +151,15 @@ std::string from_folder(const std::filesystem::path& file, const std::filesystem
                                    : relative.string();
 }
 
+// PyTorch prefers cuDNN's attention, where there is one, from 2.11 on; before, its own flash
+// attention. "": the Calibration's preference.
+std::string attention_kernel(const Plan& plan, const Calibration& calibration) {
+  if (plan.attention == AttentionKernel::kCudnn) return "cudnn";
+  if (plan.runtime.kind != RuntimeKind::kFsdp2) return "";
+  const std::optional<std::int32_t> minor = fsdp2_minor(plan.runtime.version);
+  return minor && *minor < 11 ? calibration.sdpa_kernel : "";
+}
+
 }  // namespace
 
 bool is_model_file(const std::string& text, const std::filesystem::path& path) {
@@ -175,13 +185,32 @@ Job load_job(const JobOptions& options) {
   return job;
 }
 
+TranslatedJob translate_job(const Job& job, const std::string& runtime) {
+  const PlanDocument asked = apply_flag(job.document, "--runtimes", "runtime", runtime);
+  const Runtime& to = asked.plan.runtime;
+  const Runtime& is = job.resolved.plan.runtime;
+  if (to.kind == is.kind && (to.version.empty() || to.version == is.version)) return {job, {}};
+  TranslatedJob translated{job, {}};
+  Job& other = translated.job;
+  other.document = asked;
+  load_model_of(other);  // as the runtime's own kernels execute it
+  Translation found = translate(job.document, job.resolved.plan, to, other.model, other.cluster);
+  other.document = std::move(found.document);
+  translated.ledger = std::move(found.ledger);
+  other.resolved = resolve(other.document, other.model, other.cluster);
+  check(other.resolved, other.model, other.cluster);
+  other.model = with_variants(std::move(other.model), other.resolved.plan);
+  return translated;
+}
+
 CostModel cost_model(const Job& job) {
   CostChoices choices;
   choices.order = job.resolved.plan.reduction_order;
   choices.compute = job.resolved.plan.param_dtype;
-  return CostModel(job.cluster,
-                   job.calibration ? *job.calibration : load_profile(job.cluster.gpu.key),
-                   std::move(choices));
+  const Calibration calibration =
+      job.calibration ? *job.calibration : load_profile(job.cluster.gpu.key);
+  choices.attention_kernel = attention_kernel(job.resolved.plan, calibration);
+  return CostModel(job.cluster, calibration, std::move(choices));
 }
 
 Report report_of(const Job& job, const Forecast& forecast, const CostModel& costs) {

@@ -14,6 +14,7 @@
 #include "sim/spec/cluster.h"
 #include "sim/spec/model_spec.h"
 #include "sim/spec/plan_config.h"
+#include "sim/spec/plan_translate.h"
 
 namespace foreshard {
 
@@ -39,6 +40,15 @@ struct Job {
 // are not named, Error(kMissingCapability) for `local` without the profile that it needs and for
 // what is not modelled.
 Job load_job(const JobOptions& options);
+
+// The nearest job for another runtime ("zero3", "fsdp2@2.11"), which is checked. The same runtime:
+// the job itself. Throws Error(kMissingCapability) where there is none, Error(kUsage) for a text
+// that is no runtime.
+struct TranslatedJob {
+  Job job;
+  std::vector<LedgerEntry> ledger;
+};
+TranslatedJob translate_job(const Job& job, const std::string& runtime);
 
 CostModel cost_model(const Job& job);
 

@@ -64,8 +64,9 @@ struct ExplainOptions {
 struct CompareOptions {
   JobOptions job;
   OutputOptions output;
-  std::vector<std::string> plans;  // two plan files, or none
-  std::vector<std::string> with;   // assignments that make the second job of the first
+  std::vector<std::string> plans;     // two plan files, or none
+  std::vector<std::string> with;      // assignments that make the second job of the first
+  std::vector<std::string> runtimes;  // or the same job under several
 };
 
 struct SearchCommandOptions {

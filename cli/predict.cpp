@@ -11,6 +11,7 @@
 #include "cli/verbs.h"
 #include "reports/measured.h"
 #include "reports/memory_snapshot.h"
+#include "reports/runtimes_view.h"
 #include "reports/slower.h"
 #include "reports/views.h"
 #include "sim/memory/outside_allocator.h"
@@ -92,8 +93,10 @@ ExitCode run_predict(const PredictOptions& options) {
   }
   if (!options.memory_snapshot.empty()) {
     // Without a limit: a step that does not fit is shown whole, too.
+    const Plan& plan = a.forecast.plan;
     write_file(options.memory_snapshot,
-               memory_snapshot(a.forecast, AllocatorSettings{}, DeviceMemory::unlimited()));
+               memory_snapshot(a.forecast, plan.allocator, DeviceMemory::unlimited(),
+                               library_buffers(a.job.cluster, plan.runtime)));
   }
   if (options.output.form == Form::kJson) {
     return write_json(a, "foreshard.report/1", to_json(a.report));
@@ -105,7 +108,7 @@ ExitCode run_predict(const PredictOptions& options) {
 ExitCode run_schedule(const ScheduleOptions& options) {
   const Job job = load_job(options.job);
   const Forecast made = forecast(job.model, job.resolved.plan, cost_model(job));
-  const Fit fit = fit_in(job.cluster, made.memory.peak, made.peak_reserved,
+  const Fit fit = fit_in(job.cluster, made.memory.peak, made.reserved.peak,
                          total(memory_outside(made.graph, job.cluster, job.resolved.plan.runtime)));
   // The order is right all the same.
   if (!fit.fits()) note("warning: the plan does not fit; foreshard predict says what would help");
@@ -125,7 +128,42 @@ ExitCode run_explain(const ExplainOptions& options) {
   return a.exit_code();
 }
 
+namespace {
+
+// One runtime that refuses the model must not hide the others.
+ExitCode compare_runtimes(const CompareOptions& options) {
+  const Job base = load_job(options.job);
+  std::vector<RuntimeForecast> forecasts;
+  bool any = false;
+  for (const std::string& name : options.runtimes) {
+    RuntimeForecast& one = forecasts.emplace_back();
+    one.name = name;
+    try {
+      const TranslatedJob translated = translate_job(base, name);
+      const Plan& plan = translated.job.resolved.plan;
+      one.name = fmt::format("{}@{}", to_string(plan.runtime.kind), plan.runtime.version);
+      const CostModel costs = cost_model(translated.job);
+      one.forecast = forecast(translated.job.model, plan, costs);
+      one.report = report_of(translated.job, one.forecast, costs);
+      one.ledger = translated.ledger;
+      any |= one.report.fit.fits();
+    } catch (const Error& error) {
+      if (error.exit_code() != ExitCode::kMissingCapability) throw;
+      one.refused = error.what();
+    }
+  }
+  if (options.output.form == Form::kText) {
+    write_answer(runtimes_text(forecasts, color_of(options.output.color)));
+  } else {
+    write_answer(document("foreshard.runtimes/1", runtimes_json(forecasts)));
+  }
+  return any ? ExitCode::kOk : ExitCode::kInfeasible;
+}
+
+}  // namespace
+
 ExitCode run_compare(const CompareOptions& options) {
+  if (!options.runtimes.empty()) return compare_runtimes(options);
   JobOptions first = options.job;
   JobOptions second = options.job;
   if (options.plans.empty()) {

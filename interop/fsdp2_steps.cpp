@@ -489,7 +489,7 @@ class Walk {
       }
       last_end_ = end;
     }
-    step_ = TracedStep();
+    step_ = JobStep();
     instances_.clear();
     computing_.reset();
     forward_.clear();
@@ -541,7 +541,7 @@ class Walk {
       names.push_back(result_.units[static_cast<std::size_t>(unit)]);
     }
     result_.units = std::move(names);
-    for (TracedStep& step : result_.steps) {
+    for (JobStep& step : result_.steps) {
       for (TraceRun& run : step.runs) {
         if (run.unit >= 0) run.unit = place[static_cast<std::size_t>(run.unit)];
       }
@@ -567,7 +567,7 @@ class Walk {
   int microbatch_ = 0;
   std::int64_t profiler_step_ = -1;
 
-  TracedStep step_;
+  JobStep step_;
   std::map<std::pair<EventKind, std::int64_t>, std::size_t> instances_;
   std::optional<std::size_t> computing_;
   Time first_work_, last_work_;

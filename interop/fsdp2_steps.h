@@ -34,7 +34,7 @@ struct OutsideWork {
   Time time;
 };
 
-struct TracedStep {
+struct JobStep {
   std::int64_t number = 0;
   Time begin, end;             // ends of two optimizers
   std::vector<TraceRun> runs;  // by issue
@@ -50,7 +50,7 @@ struct FsdpTrace {
   // Names of the modules as PyTorch prints them, in the order of their first forward; "" is the
   // root module's own unit. A unit of several modules reads "norm, output".
   std::vector<std::string> units;
-  std::vector<TracedStep> steps;
+  std::vector<JobStep> steps;
   Bytes peak_allocated, peak_reserved;  // of the GPU, within the steps; 0: not recorded
   // From the file beside it that interop/record/timed.py writes; "" and none without it.
   std::string host, created;

@@ -83,7 +83,7 @@ std::vector<Stretch> stretches_of(const EventGraph& graph) {
   return list;
 }
 
-std::vector<Stretch> stretches_of(const TracedStep& step, const std::vector<int>& units) {
+std::vector<Stretch> stretches_of(const JobStep& step, const std::vector<int>& units) {
   std::vector<Stretch> list;
   for (const TraceRun& run : step.runs) {
     const int unit = run.unit < 0 ? -1 : units[static_cast<std::size_t>(run.unit)];
@@ -200,7 +200,7 @@ class StepJoin {
     std::vector<const Stretch*> extra;  // of the trace
   };
 
-  Result join(const TracedStep& traced, const std::vector<Stretch>& runs, bool of_gpu) const {
+  Result join(const JobStep& traced, const std::vector<Stretch>& runs, bool of_gpu) const {
     Result result;
     result.found.assign(graph_.rows.size(), false);
     result.step.step = traced.number;
@@ -317,7 +317,7 @@ std::vector<std::string> missing_sentences(const EventGraph& graph, const EventN
   return sentences;
 }
 
-std::vector<std::string> beyond_sentences(const FsdpTrace& trace, const TracedStep& step,
+std::vector<std::string> beyond_sentences(const FsdpTrace& trace, const JobStep& step,
                                           const std::vector<const Stretch*>& extra) {
   struct Group {
     int runs = 0;
@@ -427,7 +427,7 @@ void check_job(const Forecast& forecast, const FsdpTrace& trace) {
 std::vector<std::int64_t> common_steps(const std::vector<FsdpTrace>& traces) {
   std::map<std::int64_t, std::size_t> counts;
   for (const FsdpTrace& trace : traces) {
-    for (const TracedStep& step : trace.steps) ++counts[step.number];
+    for (const JobStep& step : trace.steps) ++counts[step.number];
   }
   std::vector<std::int64_t> common;
   for (const auto& [number, count] : counts) {
@@ -478,7 +478,7 @@ TraceJoin join_traces(const Forecast& forecast, const std::vector<FsdpTrace>& tr
     rank.clocks_shared = all_ranks && one_host;
     rank.peak_allocated = trace.peak_allocated;
     rank.peak_reserved = trace.peak_reserved;
-    for (const TracedStep& step : trace.steps) {
+    for (const JobStep& step : trace.steps) {
       if (!std::binary_search(common.begin(), common.end(), step.number)) continue;
       const std::vector<Stretch> runs = stretches_of(step, units);
       StepJoin::Result result = joiner.join(step, runs, trace.of_gpu);

@@ -17,7 +17,7 @@ bool is_backward(EventKind kind) {
 
 bool is_optimizer(EventKind kind) {
   return kind == EventKind::kGradNorm || kind == EventKind::kGradScale ||
-         kind == EventKind::kOptimizer;
+         kind == EventKind::kOptimizer || kind == EventKind::kHostOptimizer;
 }
 
 // One gap being cut into pieces.

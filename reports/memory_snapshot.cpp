@@ -139,9 +139,10 @@ class SnapshotWriter {
 }  // namespace
 
 std::string memory_snapshot(const Forecast& forecast, const AllocatorSettings& settings,
-                            const DeviceMemory& memory) {
-  const ReservedProfile profile = replay_reserved(forecast.graph, settings, memory);
-  const TracedStep step = trace_step(forecast.graph, settings, memory, profile.steady_step - 1);
+                            const DeviceMemory& memory, const LibraryBuffers& library) {
+  const ReservedProfile profile = replay_reserved(forecast.graph, settings, memory, library);
+  const TracedStep step =
+      trace_step(forecast.graph, settings, memory, profile.steady_step - 1, library);
   return SnapshotWriter(forecast, step).write();
 }
 

@@ -8,11 +8,12 @@
 #include <string>
 
 #include "sim/memory/caching_allocator.h"
+#include "sim/memory/outside_allocator.h"
 #include "sim/simulate/forecast.h"
 
 namespace foreshard {
 
 std::string memory_snapshot(const Forecast& forecast, const AllocatorSettings& settings,
-                            const DeviceMemory& memory);
+                            const DeviceMemory& memory, const LibraryBuffers& library = {});
 
 }  // namespace foreshard

@@ -65,6 +65,13 @@ struct Report {
   double first_step_seconds = 0;
   int steady_step = 2;
   Fit fit;
+  Bytes host_peak;  // pinned and pageable memory of the host, per rank
+  // What the caching allocator asks of the driver in step 1 and in a steady step.
+  struct DriverCalls {
+    std::int64_t allocs = 0, frees = 0, retries = 0;
+    double seconds = 0;  // that they hold the host up
+  };
+  DriverCalls first_calls, steady_calls;
   OutsideItems outside;  // what fit.outside is the sum of; empty for a measured run
   Quantity peak_allocated, peak_reserved, outside_allocator;  // bytes
   std::string peak_event;                                     // "backward layers.1"

@@ -54,6 +54,13 @@ const char* memory_note(const Report& report) {
          "and CPU ranks: what is allocated)";
 }
 
+Json calls_json(const Report::DriverCalls& calls) {
+  return {{"allocs", calls.allocs},
+          {"frees", calls.frees},
+          {"retries", calls.retries},
+          {"seconds", calls.seconds}};
+}
+
 Json run_json(const RunFigures& run) {
   Json losses = Json::array();
   // JSON has no NaN.
@@ -97,6 +104,10 @@ Json to_json(const Report& report) {
       {"peak_reserved_bytes", byte_quantity(report.peak_reserved)},
       {"outside_allocator_bytes", byte_quantity(report.outside_allocator)},
       {"outside", outside_json(report.outside)},
+      {"host_peak_bytes", report.host_peak.count()},
+      {"driver_calls",
+       {{"first_step", calls_json(report.first_calls)},
+        {"steady", calls_json(report.steady_calls)}}},
       {"fits", report.fit.fits()},
       {"margin_bytes", report.fit.margin().count()},
       {"peak_event", report.peak_event.empty() ? Json(nullptr) : Json(report.peak_event)},

@@ -59,7 +59,8 @@ void summarize_time(const Forecast& forecast, const CostModel& costs, int draws,
   std::vector<double> seconds, communication, exposed;
   Simulator simulator;
   for (int k = 0; k < draws; ++k) {
-    const CostTable table = costs.price(forecast.graph, costs.draw(k));
+    CostTable table = costs.price(forecast.graph, costs.draw(k));
+    table.delays = forecast.costs.delays;
     const StepMetrics drawn =
         measure_step(forecast.graph, simulator.simulate(forecast.graph, table));
     seconds.push_back(drawn.seconds);
@@ -81,10 +82,16 @@ void summarize_time(const Forecast& forecast, const CostModel& costs, int draws,
   report.steady_step = forecast.timeline.steady_step;
 }
 
+Report::DriverCalls driver_calls(const StepReserved& step, const std::vector<HostStall>& stalls) {
+  Report::DriverCalls calls{step.device_allocs, step.device_frees, step.retries, 0};
+  for (const HostStall& stall : stalls) calls.seconds += stall_time(stall).seconds();
+  return calls;
+}
+
 void summarize_memory(const Forecast& forecast, const Cluster& cluster, Report& report) {
   const MemoryProfile& memory = forecast.memory;
   report.outside = memory_outside(forecast.graph, cluster, forecast.plan.runtime);
-  report.fit = fit_in(cluster, memory.peak, forecast.peak_reserved, total(report.outside));
+  report.fit = fit_in(cluster, memory.peak, forecast.reserved.peak, total(report.outside));
   const auto allocated = static_cast<double>(memory.peak.count());
   const auto reserved = static_cast<double>(report.fit.reserved.count());
   const auto outside = static_cast<double>(report.fit.outside.count());
@@ -94,6 +101,9 @@ void summarize_memory(const Forecast& forecast, const Cluster& cluster, Report& 
                           Evidence::kInterpolated};
   report.outside_allocator = {outside, std::round(outside * (1 - kOutsideSpread)),
                               std::round(outside * (1 + kOutsideSpread)), Evidence::kAssumed};
+  report.host_peak = memory.host_peak;
+  report.first_calls = driver_calls(forecast.reserved.first, forecast.reserved.first_stalls);
+  report.steady_calls = driver_calls(forecast.reserved.steady, forecast.reserved.stalls);
   report.peak_event = event_name(forecast, memory.peak_event);
   for (std::size_t c = 0; c < kMemoryCategories; ++c) {
     if (memory.at_peak[c] > Bytes()) {

@@ -202,6 +202,17 @@ Lines memory_lines(const Report& report, const Paint& paint) {
     }
     lines.push_back(clipped("  outside: " + fmt::format("{}", fmt::join(items, ", ")), kTextWidth));
   }
+  if (report.host_peak > Bytes()) {
+    lines.push_back(fmt::format("  host memory: {} per rank", format_bytes(report.host_peak)));
+  }
+  if (const Report::DriverCalls& calls = report.steady_calls; calls.retries > 0) {
+    lines.push_back(clipped(
+        fmt::format("  short of memory: {} times a step the allocator gives cached segments back "
+                    "({} cudaMalloc, {} cudaFree: {} of the host's time)",
+                    calls.retries, calls.allocs, calls.frees,
+                    format_time(Time::seconds(calls.seconds))),
+        kTextWidth));
+  }
   // Decimal, as the claims about sharding are ("280 MB instead of 140 GB").
   constexpr double kMega = 1e6, kGiga = 1e9;
   const Sharding& sharding = report.sharding;

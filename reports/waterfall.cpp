@@ -41,6 +41,7 @@ Bar bar_of(EventKind kind) {
     case EventKind::kGradScale:
       return kClipping;
     case EventKind::kOptimizer:
+    case EventKind::kHostOptimizer:
       return kOptimizer;
     default:
       return kCopies;

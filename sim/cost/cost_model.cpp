@@ -197,6 +197,35 @@ KernelPrice CostModel::price(EventKind collective, Bytes bytes, const GroupShape
   return {seconds, factor, curve.evidence};
 }
 
+// Copies between host and device run at the rate of the GPU's own link, and the ranks of a node
+// share its memory and its drives. The host's optimizer is bound by memory: fused, it reads and
+// writes what its kernels say.
+std::optional<CostModel::HostPrice> CostModel::price_on_host(const EventGraph& graph,
+                                                             const Work& work) const {
+  const NodeKind& node = cluster_.node;
+  const double ranks = as_double(std::max<std::int64_t>(1, cluster_.gpus_per_node()));
+  const double bytes = as_double(work.bytes.count());
+  switch (work.kind) {
+    case EventKind::kHostToDevice:
+    case EventKind::kDeviceToHost:
+      if (cluster_.host_computes) return std::nullopt;
+      return HostPrice{bytes / node.host_link.value(), false, Evidence::kDatasheet};
+    case EventKind::kStorageRead:
+    case EventKind::kStorageWrite:
+      return HostPrice{bytes * ranks / node.storage_bandwidth.value(), false, Evidence::kAssumed};
+    case EventKind::kHostOptimizer: {
+      double moved = 0;
+      for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
+        moved += as_double(graph.kernels[k].bytes.count());
+      }
+      return HostPrice{moved * ranks / node.host_memory_bandwidth.value(), true,
+                       Evidence::kDatasheet};
+    }
+    default:
+      return std::nullopt;
+  }
+}
+
 CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) const {
   CostTable table;
   table.works.reserve(graph.works.size());
@@ -206,6 +235,7 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
   for (const Work& work : graph.works) {
     double seconds = 0;
     double last = 0;
+    double on_host = 0;
     Evidence evidence = Evidence::kMeasured;
     if (is_collective(work.kind)) {
       const KernelPrice p =
@@ -213,7 +243,12 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
       seconds = last = p.seconds * scale(p.factor);
       evidence = weaker(evidence, p.evidence);
     }
-    for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
+    const std::optional<HostPrice> host_price = price_on_host(graph, work);
+    if (host_price) {
+      (host_price->by_host ? on_host : seconds) = host_price->seconds;
+      evidence = weaker(evidence, host_price->evidence);
+    }
+    for (std::uint32_t k = work.kernels_begin; k < work.kernels_end && !host_price; ++k) {
       const KernelPrice p = price(graph.kernels[k]);
       last = p.seconds * scale(p.factor);
       seconds += last;
@@ -223,7 +258,7 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
     const double fixed = calibration_.host.per_row +
                          (is_collective(work.kind) ? calibration_.host.per_collective : 0);
     cost.before = Time::seconds(calibration_.host.per_hook * host * work.hooks + fixed * host);
-    cost.during = Time::seconds(calibration_.host.per_launch * host * work.launches);
+    cost.during = Time::seconds(calibration_.host.per_launch * host * work.launches + on_host);
     cost.duration = Time::seconds(seconds);
     cost.last_kernel = Time::seconds(std::min(last, seconds));
     table.works.push_back(cost);

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <array>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -61,6 +62,13 @@ class CostModel {
   KernelPrice curve_price(const Kernel& kernel) const;
   KernelPrice memory_price(const Kernel& kernel) const;
   KernelPrice copy_price(Bytes written) const;  // a gather of a group of one
+  struct HostPrice {
+    double seconds = 0;
+    bool by_host = false;  // the host's own work, not a stream's
+    Evidence evidence = Evidence::kAssumed;
+  };
+  // Rows that use the host's memory, its link or its drives; none: the device's kernels.
+  std::optional<HostPrice> price_on_host(const EventGraph& graph, const Work& work) const;
 
   Cluster cluster_;
   Calibration calibration_;

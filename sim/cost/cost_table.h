@@ -27,12 +27,21 @@ struct Contention {
   bool operator==(const Contention&) const = default;
 };
 
+// Host work ahead of a row beyond its Work's: memory that is taken from the driver or given back.
+struct HostDelay {
+  std::int32_t row = 0;
+  Time time;
+  bool drains = false;  // the host first waits until the device has done everything issued before
+  bool operator==(const HostDelay&) const = default;
+};
+
 struct CostTable {
   std::vector<Cost> works;  // indexed like EventGraph::works
   Contention contention;
   // Links each communicator uses, as bits: 1 inside the node, 2 the network.
   std::vector<std::uint8_t> links;
   std::vector<Evidence> evidence;  // per Work, of its weakest curve
+  std::vector<HostDelay> delays;   // of every step, by ascending row
 };
 
 }  // namespace foreshard

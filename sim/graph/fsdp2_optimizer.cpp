@@ -161,7 +161,9 @@ void Fsdp2::clip() {
 void Fsdp2::optimizer(StepNumber step) {
   log_where_ = "optimizer";
   if (logging_) log("optimizer_begin");
-  const EventId last = add_step_row(EventKind::kOptimizer, Stream::kCompute);
+  const EventKind kind =
+      plan_.offload == Offload::kNone ? EventKind::kOptimizer : EventKind::kHostOptimizer;
+  const EventId last = add_step_row(kind, Stream::kCompute);
   const bool adam = plan_.optimizer.kind == Optimizer::Kind::kAdamW;
   if (adam && step == StepNumber::kFirst) create_optimizer_states();
   // torch.optim steps tensors and DTensors together only one by one.

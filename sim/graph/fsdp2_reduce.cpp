@@ -340,7 +340,11 @@ void Fsdp2::store_sharded_grads(std::int32_t unit, std::int32_t output, Stream s
       arrived = allocate(MemoryCategory::kShardedGrad, stream, unit, Bytes(local));
       graph().buffers.back().on_host = true;
       log_operator("clone", stream, local, plan_.master_dtype);
-      if (!blocking) g.host_copies.push_back(record(stream, "post_reduce", unit));
+      if (blocking) {
+        host_wait(tail(stream));
+      } else {
+        g.host_copies.push_back(record(stream, "post_reduce", unit));
+      }
     }
     if (g.has_gradient) {
       log_operator("add_", stream, local, plan_.master_dtype);
@@ -408,6 +412,7 @@ void Fsdp2::finalize_backward(std::int32_t unit) {
   wait_for_post_backward(unit);
   in_finalize_ = false;
   for (const DeviceEvent& copied : g.host_copies) {
+    host_wait(copied.row);
     if (logging_) log_here("host_wait", {.on = copied.label, .on_unit = copied.unit});
   }
   g.host_copies.clear();

@@ -152,6 +152,7 @@ Fsdp2::UnitWork Fsdp2::step_work(EventKind kind) const {
       work.communicator = kShard;
       break;
     case EventKind::kOptimizer:
+    case EventKind::kHostOptimizer:
       work.kernels = optimizer_kernels(elements);
       break;
     default:

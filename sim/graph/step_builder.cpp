@@ -162,6 +162,7 @@ EventId StepBuilder::push(EventKind kind, Stream stream, std::uint16_t work, std
     row.host_wait = std::exchange(unawaited_compute_, kNoEvent);
     if (stream == Stream::kCompute) unawaited_compute_ = id;
   }
+  row.host_wait = std::max(row.host_wait, std::exchange(pending_host_wait_, kNoEvent));
   row.communicator = fifo_of_work_[work];
   if (row.communicator != kNoCommunicator) {
     EventId& queue = communicator_tails_[row.communicator];
@@ -414,7 +415,8 @@ void StepBuilder::begin_pass(std::int32_t pass, std::int32_t microbatch) {
 }
 
 EventGraph StepBuilder::finish() {
-  if (unawaited_compute_ != kNoEvent) graph_.final_host_wait = unawaited_compute_;
+  graph_.final_host_wait =
+      std::max({graph_.final_host_wait, unawaited_compute_, pending_host_wait_});
   for (std::size_t i = 0; i + 1 < graph_.details.size(); ++i) {
     graph_.details[i].actions_end = graph_.details[i + 1].actions_begin;
   }

@@ -3,6 +3,7 @@
 // decides how it is written down.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <span>
@@ -131,6 +132,9 @@ class StepBuilder {
     pending_sources_[s] |= bit;
   }
   void hook() { ++pending_hooks_; }  // the next row is issued one hook call later
+  // The host waits for `event` before it issues the next row, or ends the step. What it awaits
+  // last decides.
+  void host_wait(EventId event) { pending_host_wait_ = std::max(pending_host_wait_, event); }
   EventId tail(Stream stream) const { return tails_[static_cast<std::size_t>(stream)]; }
 
   // --- memory (belongs to the row added last) ---
@@ -271,6 +275,7 @@ class StepBuilder {
   std::uint8_t reduce_scatter_communicator_ = kShard;
   EventId unawaited_compute_ = kNoEvent;  // CPU ranks: a compute row the host has not waited for
   std::int32_t pending_hooks_ = 0;
+  EventId pending_host_wait_ = kNoEvent;
   std::int32_t microbatch_ = 0;
   std::int32_t pass_ = 0;
   std::int32_t first_execution_ = 0;  // of the current pass

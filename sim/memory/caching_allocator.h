@@ -19,8 +19,8 @@
 #include <vector>
 
 #include "sim/base/units.h"
-#include "sim/memory/allocator_settings.h"
 #include "sim/memory/free_blocks.h"
+#include "sim/spec/allocator_settings.h"
 
 namespace foreshard {
 

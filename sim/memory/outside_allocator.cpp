@@ -31,7 +31,6 @@
 namespace foreshard {
 namespace {
 
-constexpr std::int64_t kMiB = std::int64_t{1} << 20;
 constexpr std::int64_t kDriverGranularity = 2 * kMiB;
 constexpr std::int64_t kPage = 4096;
 constexpr std::int64_t kLL = 512 << 10;

@@ -103,7 +103,10 @@ Log flatten(const EventGraph& graph) {
   for_each_action(graph, visitor);
   visitor.row(kNoEvent);
   for (std::size_t row = 0; row < graph.rows.size(); ++row) {
-    if (graph.rows[row].kind == EventKind::kOptimizer) log.optimizer = static_cast<EventId>(row);
+    const EventKind kind = graph.rows[row].kind;
+    if (kind == EventKind::kOptimizer || kind == EventKind::kHostOptimizer) {
+      log.optimizer = static_cast<EventId>(row);
+    }
   }
   for (const std::int32_t buffer : graph.persistent) {
     const bool is_state = graph.buffer(buffer).category == MemoryCategory::kOptimizerState;
@@ -298,37 +301,63 @@ ReservedProfile replay_reserved(const EventGraph& graph, const AllocatorSettings
 
 namespace {
 
-// What is held once a step neither takes memory from the driver nor gives any back.
+// Until a step neither takes memory from the driver nor gives any back.
 struct Settled {
-  Bytes reserved;        // without such a step: the highest of all
-  bool settles = false;  // there is such a step
+  ReservedForecast forecast;  // peak: of the settled step, else of all
+  bool settles = false;       // there is such a step
+  bool out_of_memory = false;
 };
 
-Settled settle(const EventGraph& graph, const DeviceMemory& memory, const LibraryBuffers& library) {
-  ReservedReplay replay(graph, {}, memory, library);
+Settled settle(const EventGraph& graph, const AllocatorSettings& settings,
+               const DeviceMemory& memory, const LibraryBuffers& library) {
+  ReservedReplay replay(graph, settings, memory, library);
   Settled result;
-  while (!replay.out_of_memory() && replay.step() < kMostReplayedSteps) {
+  ReservedForecast& found = result.forecast;
+  found.repeats = false;
+  while (!replay.out_of_memory() && replay.step() < kMostReplayedSteps && !found.repeats) {
     const StepReserved step = replay.run_step();
-    if (replay.step() > 1 && step.device_allocs == 0 && step.device_frees == 0) {
-      return {step.peak_reserved, true};
+    if (replay.step() == 1) {
+      found.first = step;
+      found.first_stalls = replay.stalls();
     }
-    result.reserved = std::max(result.reserved, step.peak_reserved);
+    result.settles = replay.step() > 1 && step.device_allocs == 0 && step.device_frees == 0;
+    found.repeats = result.settles ||
+                    (replay.step() > 2 && step == found.steady && replay.stalls() == found.stalls);
+    found.steady = step;
+    found.stalls = replay.stalls();
+    found.peak = result.settles ? step.peak_reserved : std::max(found.peak, step.peak_reserved);
   }
+  result.out_of_memory = replay.out_of_memory();
   return result;
 }
 
 }  // namespace
 
-Bytes peak_reserved(const EventGraph& graph, const Plan& plan, const Cluster& cluster) {
+ReservedForecast forecast_reserved(const EventGraph& graph, const Plan& plan,
+                                   const Cluster& cluster) {
   if (plan.runtime.kind == RuntimeKind::kNative || cluster.host_computes) {
-    return peak_allocated(graph);
+    ReservedForecast laid_out;
+    laid_out.peak = peak_allocated(graph);
+    return laid_out;
   }
   const LibraryBuffers library = library_buffers(cluster, plan.runtime);
-  const Bytes wanted = settle(graph, DeviceMemory::unlimited(), library).reserved;
+  Settled wanted = settle(graph, plan.allocator, DeviceMemory::unlimited(), library);
   const Bytes available = cluster.gpu.memory - total(memory_outside(graph, cluster, plan.runtime));
-  if (wanted <= available || peak_allocated(graph) > available) return wanted;
-  const Settled limited = settle(graph, {cluster.gpu.memory, available}, library);
-  return limited.settles ? limited.reserved : wanted;
+  if (wanted.forecast.peak <= available || peak_allocated(graph) > available) {
+    return std::move(wanted.forecast);
+  }
+  Settled limited = settle(graph, plan.allocator, {cluster.gpu.memory, available}, library);
+  if (limited.out_of_memory) return std::move(wanted.forecast);
+  limited.forecast.retries_for_good = !limited.settles;
+  return std::move(limited.forecast);
+}
+
+Bytes peak_reserved(const EventGraph& graph, const Plan& plan, const Cluster& cluster) {
+  const ReservedForecast found = forecast_reserved(graph, plan, cluster);
+  if (!found.retries_for_good) return found.peak;
+  return settle(graph, plan.allocator, DeviceMemory::unlimited(),
+                library_buffers(cluster, plan.runtime))
+      .forecast.peak;
 }
 
 TracedStep trace_step(const EventGraph& graph, const AllocatorSettings& settings,

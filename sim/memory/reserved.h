@@ -116,13 +116,29 @@ inline constexpr int kMostReplayedSteps = 8;
 ReservedProfile replay_reserved(const EventGraph& graph, const AllocatorSettings& settings,
                                 const DeviceMemory& memory, const LibraryBuffers& library = {});
 
-// What the plan's ranks take from the driver at their highest, by whoever allocates there.
+// What a plan's ranks take from the driver, and what asking for it costs them.
+struct ReservedForecast {
+  Bytes peak;
+  StepReserved first, steady;
+  std::vector<HostStall> first_stalls, stalls;  // of step 1 and of a steady step
+  // Memory is so short that every step gives cached segments back and asks for others; `steady` is
+  // then the last of kMostReplayedSteps, or one that the next repeats.
+  bool retries_for_good = false;
+  bool repeats = true;
+};
+
+// By whoever allocates there:
 //   Native plans, whose buffers are laid out once, and CPU ranks, which have no such cache: what is
 //     allocated.
-//   PyTorch's runtimes: the caching allocator's segments with default settings, cuBLAS' workspaces
-//     among them. Where they would
-//     outgrow the GPU, but the allocator gives cached segments back in the first steps and then
-//     gets along without a retry: what it holds then, which fits. Else what it would like to have.
+//   PyTorch's runtimes: the caching allocator's segments with the plan's settings, cuBLAS'
+//     workspaces among them. Where they would outgrow the GPU, but the allocator gives cached
+//     segments back and gets along: what it holds then, which fits. Else what it would like to
+//     have.
+ReservedForecast forecast_reserved(const EventGraph& graph, const Plan& plan,
+                                   const Cluster& cluster);
+
+// Its peak; what the allocator would like to have where it would retry for good: search names no
+// such plan.
 Bytes peak_reserved(const EventGraph& graph, const Plan& plan, const Cluster& cluster);
 
 // What happens in the step after `steps_before` others; with none before, including what is

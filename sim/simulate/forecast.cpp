@@ -1,10 +1,24 @@
 #include "sim/simulate/forecast.h"
 
 #include "sim/graph/training_step.h"
-#include "sim/memory/reserved.h"
 #include "sim/simulate/simulate.h"
 
 namespace foreshard {
+
+namespace {
+
+// What the driver is asked for holds the host up. The order of allocations is the host's, whatever
+// the times, so one replay and one simulation are enough.
+std::vector<HostDelay> delays_of(const std::vector<HostStall>& stalls) {
+  std::vector<HostDelay> delays;
+  for (const HostStall& stall : stalls) {
+    if (stall.row == kNoEvent) continue;  // before the step
+    delays.push_back({stall.row, stall_time(stall), stall.retries > 0});
+  }
+  return delays;
+}
+
+}  // namespace
 
 Forecast forecast(const ModelSpec& model, const Plan& plan, const CostModel& costs) {
   Forecast result;
@@ -12,9 +26,16 @@ Forecast forecast(const ModelSpec& model, const Plan& plan, const CostModel& cos
   result.plan = plan;
   result.graph = build_training_step(model, plan);
   result.memory = replay_allocations(result.graph);
-  result.peak_reserved = peak_reserved(result.graph, plan, costs.cluster());
+  result.reserved = forecast_reserved(result.graph, plan, costs.cluster());
   result.costs = costs.price(result.graph);
-  result.timeline = simulate(result.graph, result.costs);
+  result.costs.delays = delays_of(result.reserved.stalls);
+  Simulator simulator;
+  result.timeline = simulator.simulate(result.graph, result.costs);
+  if (!result.reserved.first_stalls.empty()) {
+    CostTable first = result.costs;
+    first.delays = delays_of(result.reserved.first_stalls);
+    result.timeline.first_step = simulator.simulate_once(result.graph, first).first_step;
+  }
   return result;
 }
 

@@ -5,6 +5,7 @@
 #include "sim/cost/cost_model.h"
 #include "sim/graph/event_graph.h"
 #include "sim/memory/memory_profile.h"
+#include "sim/memory/reserved.h"
 #include "sim/simulate/timeline.h"
 #include "sim/spec/model_spec.h"
 #include "sim/spec/plan.h"
@@ -18,7 +19,7 @@ struct Forecast {
   CostTable costs;
   Timeline timeline;
   MemoryProfile memory;
-  Bytes peak_reserved;  // sim/memory/reserved.h
+  ReservedForecast reserved;
 };
 
 // Precondition: check(plan, model, costs.cluster()) passed.

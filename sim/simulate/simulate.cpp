@@ -69,6 +69,10 @@ struct Simulator::Scratch {
   std::vector<EventId> next_on_stream, next_on_communicator;  // per row
   std::vector<std::int64_t> end;                              // kUnknown until it is known
   std::vector<std::int64_t> floor;  // end of the last kernel by the host's clock
+  std::vector<HostDelay> delays;
+  std::size_t next_delay = 0;
+  std::size_t done = 0;         // rows that have ended
+  std::int64_t latest_end = 0;  // of those
 
   void load(const EventGraph& graph, const CostTable& table) {
     FORESHARD_CHECK(table.works.size() == graph.works.size(), "costs of another graph");
@@ -79,11 +83,16 @@ struct Simulator::Scratch {
                   c.last_kernel.nanoseconds()};
     }
     timeline.spans.resize(graph.rows.size());
+    delays = table.delays;
   }
 
   void count_host_work(const EventGraph& graph) {
     host_work = last_kernel = 0;
     host_waits = graph.final_host_wait != kNoEvent;
+    for (const HostDelay& delay : delays) {
+      host_work += delay.time.nanoseconds();
+      host_waits |= delay.drains;
+    }
     for (const FlatCost& c : costs) last_kernel = std::max(last_kernel, c.last_kernel);
     for (const Row& row : graph.rows) {
       const FlatCost& c = costs[row.work];
@@ -117,11 +126,17 @@ Carry Simulator::Scratch::sweep_step(const EventGraph& graph, Carry carry) {
   fifo.fill(carry.device);
   std::int64_t host = carry.host;
   const std::size_t count = graph.rows.size();
+  auto delay = delays.begin();
   for (std::size_t i = 0; i < count; ++i) {
     const Row& row = rows[i];
     const FlatCost& c = cost[row.work];
     if (row.host_wait != kNoEvent) {
       host = std::max(host, spans[row.host_wait].end.nanoseconds());
+    }
+    if (delay != delays.end() && static_cast<std::size_t>(delay->row) == i) {
+      if (delay->drains) host = std::max(host, *std::max_element(tail.begin(), tail.end()));
+      host += delay->time.nanoseconds();
+      ++delay;
     }
     const std::int64_t issue = host + c.before;
     host = issue + c.during;
@@ -174,6 +189,15 @@ bool Simulator::Scratch::host_issues(const EventGraph& graph, std::size_t& next,
       if (awaited == kUnknown) break;
       host = std::max(host, awaited);
     }
+    const bool is_delayed =
+        next_delay < delays.size() && static_cast<std::size_t>(delays[next_delay].row) == next;
+    if (is_delayed) {
+      const HostDelay& delay = delays[next_delay];
+      if (delay.drains && done < next) break;
+      if (delay.drains) host = std::max(host, latest_end);
+      host += delay.time.nanoseconds();
+      ++next_delay;
+    }
     const FlatCost& c = costs[row.work];
     const std::int64_t issue = host + c.before;
     host = issue + c.during;
@@ -190,6 +214,8 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
   constexpr std::uint32_t kComputeBit = 1U << kCompute;
   constexpr std::uint32_t kAllStreams = (1U << kStreams) - 1;
   std::fill(end.begin(), end.end(), kUnknown);
+  next_delay = done = 0;
+  latest_end = carry.device;
   // Work per ns in 1/1024 ns. Index: whether the other side runs; collectives also by how many
   // share a link.
   const std::int64_t compute_rate[2] = {
@@ -225,7 +251,6 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
   std::size_t issued = 0;
   std::int64_t host = carry.host;
   std::int64_t now = std::numeric_limits<std::int64_t>::min();
-  EventId finished = 0;
   std::uint32_t scheduled = 0;       // bits of streams whose head has a start
   std::uint32_t running = 0;         // ... whose head is at work
   std::uint32_t look = kAllStreams;  // ... whose head may have become startable
@@ -236,12 +261,13 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
     const Row& row = rows[id];
     if constexpr (kSpans) spans[id].end = Time::ns(ended);
     end[static_cast<std::size_t>(id)] = ended;
+    latest_end = std::max(latest_end, ended);
+    ++done;
     head.tail = ended;
     head.row = next_on_stream[static_cast<std::size_t>(id)];
     fifo[row.communicator] = ended;
     queue[row.communicator] = next_on_communicator[static_cast<std::size_t>(id)];
     look |= row.wakes;
-    ++finished;
   };
 
   // Gives the head of a stream its start if everything it waits for has an end.
@@ -314,7 +340,7 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
         continue;
       }
     }
-    if (finished == count) break;
+    if (done == graph.rows.size()) break;
     const std::uint32_t communicating = running & ~kComputeBit;
     if ((running & kComputeBit) != 0) set_rate(kCompute, compute_rate[communicating != 0]);
     const std::size_t computing = (running & kComputeBit) != 0;

@@ -38,6 +38,11 @@ struct NodeKind {
   std::string nic_name;
   Time link_latency;  // GPU to GPU through the switch
   Time nic_latency;   // GPU to GPU of the next node
+  // The host's side, for offload. A cluster file may leave them out: the defaults are assumed (PCIe
+  // 4.0 x16 as NCCL counts it, eight channels of DDR4-3200 on two sockets, four NVMe drives).
+  BytesPerSecond host_link = BytesPerSecond(24e9);  // PCIe, usable, per GPU and direction
+  BytesPerSecond host_memory_bandwidth = BytesPerSecond(409.6e9);  // of the node
+  BytesPerSecond storage_bandwidth = BytesPerSecond(25e9);         // NVMe drives of the node
   std::string source;
 };
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "sim/base/units.h"
+#include "sim/spec/allocator_settings.h"
 #include "sim/spec/cluster.h"
 #include "sim/spec/model_spec.h"
 #include "sim/spec/runtime_options.h"
@@ -271,6 +272,7 @@ struct Plan {
   HostSync host_sync = HostSync::kNone;
   ReductionOrder reduction_order = ReductionOrder::kLibrary;
   Evaluation evaluation;
+  AllocatorSettings allocator;  // PYTORCH_ALLOC_CONF
   Fsdp1Options fsdp1;
   DdpOptions ddp;
   ZeroOptions zero;

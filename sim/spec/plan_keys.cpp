@@ -205,6 +205,8 @@ constexpr PlanKey kKeys[] = {
      [](const Plan& p) { return written(p.gradient_divide_factor); }},
     {"reduction.force_sum", [](Node n, Document d) { d.plan.force_sum_reduction = n.as_bool(); },
      [](const Plan& p) { return Json(p.force_sum_reduction); }},
+    {"allocator", [](Node n, Document d) { d.plan.allocator = read_allocator(n); },
+     [](const Plan& p) { return written(p.allocator); }},
     {"host_sync", [](Node n, Document d) { d.plan.host_sync = read_word(n, kHostSyncs); },
      [](const Plan& p) { return Json(word_of(p.host_sync)); }},
     {"reduction_order",

@@ -147,6 +147,8 @@ Problem problem_of_native(const Plan& plan) {
        "reduction.force_sum: false"},
       {plan.evaluation.in_step, "evaluation.in_step", "evaluates between steps",
        "evaluation.in_step: false"},
+      {plan.allocator != AllocatorSettings{}, "allocator", "lays its buffers out once",
+       "allocator: default"},
       {plan.rank != 0, "rank", "shards evenly: every rank is as rank 0", "rank: 0"},
   };
   return first_missing(knobs, "native@" + plan.runtime.version);

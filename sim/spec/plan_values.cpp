@@ -329,6 +329,16 @@ std::string read_name(const ConfigNode& node, const char* expected) {
   return text;
 }
 
+AllocatorSettings read_allocator(const ConfigNode& node) {
+  const std::string text = node.as_string();
+  if (text == "default") return {};
+  try {
+    return parse_alloc_conf(text);
+  } catch (const Error& error) {
+    throw node.error(error.what(), "PYTORCH_ALLOC_CONF, for example expandable_segments:True");
+  }
+}
+
 void read_surround(const ConfigNode& node, PlanDocument& /*document*/) {
   if (node.as_int(1, plan_limits::kMesh) == 1) return;
   throw not_modelled(node, "tensor, context and pipeline parallelism are not modelled yet",
@@ -395,6 +405,11 @@ Json written(const Frozen& frozen) {
   if (frozen.norm) list.push_back("norm");
   if (frozen.head) list.push_back("head");
   return list;
+}
+
+Json written(const AllocatorSettings& settings) {
+  const std::string text = alloc_conf(settings);
+  return text.empty() ? "default" : text;
 }
 
 }  // namespace foreshard

@@ -49,6 +49,7 @@ std::optional<DType> read_optional_dtype(const ConfigNode& node);
 Frozen read_frozen(const ConfigNode& node);
 std::optional<double> read_optional_positive(const ConfigNode& node);
 std::optional<std::int64_t> read_optional_steps(const ConfigNode& node);
+AllocatorSettings read_allocator(const ConfigNode& node);  // PYTORCH_ALLOC_CONF's text, or default
 std::string read_name(const ConfigNode& node, const char* expected);
 void read_surround(const ConfigNode& node, PlanDocument& document);  // 1 only
 
@@ -62,5 +63,6 @@ Json written(const std::optional<DType>& dtype);
 Json written(const std::optional<double>& number);
 Json written(const std::optional<std::int64_t>& steps);
 Json written(const Frozen& frozen);
+Json written(const AllocatorSettings& settings);
 
 }  // namespace foreshard

@@ -118,5 +118,50 @@ RC_GTEST_PROP(ReservedProperty, LibrariesKeepWhatTheyTake, ()) {
   for (const TracedAction& action : second.actions) RC_ASSERT(action.buffer >= 0);
 }
 
+// Two GPUs that differ by one byte: one on which the plan's segments just fit, and one on which
+// the allocator must give cached ones back. What it holds never exceeds what there is.
+TEST(ForecastReserved, RetriesInsteadOfOutgrowingTheGpu) {
+  const ModelSpec model = tiny_model(4);
+  const Plan plan = tiny_plan();
+  const EventGraph graph = build_training_step(model, plan);
+  Cluster cluster = round_cluster(8);
+  cluster.memory_outside_allocator = Bytes(0);
+  cluster.gpu.memory = Bytes(std::int64_t{1} << 40);
+  const ReservedForecast roomy = forecast_reserved(graph, plan, cluster);
+  EXPECT_EQ(roomy.steady.device_allocs, 0);
+  EXPECT_TRUE(roomy.stalls.empty());
+  EXPECT_FALSE(roomy.first_stalls.empty());  // step 1 takes every segment from the driver
+  EXPECT_GT(roomy.first.device_allocs, 0);
+  cluster.gpu.memory = roomy.peak;
+  EXPECT_EQ(forecast_reserved(graph, plan, cluster).peak, roomy.peak);
+  for (Bytes memory = roomy.peak - Bytes(1); memory > peak_allocated(graph);
+       memory = memory - Bytes(2 << 20)) {
+    cluster.gpu.memory = memory;
+    const ReservedForecast tight = forecast_reserved(graph, plan, cluster);
+    if (tight.peak > memory) break;  // it runs out of memory for good, and says what it would want
+    EXPECT_LE(tight.peak, memory);
+    if (tight.retries_for_good) {
+      EXPECT_GT(tight.steady.retries, 0);
+      EXPECT_GT(tight.stalls.size(), 0U);
+      // Search names no plan that retries in every step.
+      EXPECT_EQ(peak_reserved(graph, plan, cluster), roomy.peak);
+    }
+  }
+}
+
+TEST(ForecastReserved, FollowsThePlansAllocatorSettings) {
+  const ModelSpec model = tiny_model(4);
+  Plan plan = tiny_plan();
+  const EventGraph graph = build_training_step(model, plan);
+  Cluster cluster = round_cluster(8);
+  cluster.memory_outside_allocator = Bytes(0);
+  cluster.gpu.memory = Bytes(std::int64_t{1} << 40);
+  const Bytes usual = forecast_reserved(graph, plan, cluster).peak;
+  plan.allocator = parse_alloc_conf("expandable_segments:True");
+  const Bytes expandable = forecast_reserved(graph, plan, cluster).peak;
+  EXPECT_NE(usual, expandable);
+  EXPECT_GE(expandable, peak_allocated(graph));
+}
+
 }  // namespace
 }  // namespace foreshard

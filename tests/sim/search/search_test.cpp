@@ -45,7 +45,7 @@ RC_GTEST_PROP(SearchProperty, FindsWhatBruteForceFinds, ()) {
   std::int64_t fitting = 0;
   for (const Plan& plan : plans) {
     const Forecast f = forecast(p.model, plan, costs);
-    if (!fit_in(p.cluster, f.memory.peak, f.peak_reserved, *p.cluster.memory_outside_allocator)
+    if (!fit_in(p.cluster, f.memory.peak, f.reserved.peak, *p.cluster.memory_outside_allocator)
              .fits()) {
       continue;
     }
