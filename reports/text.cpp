@@ -202,7 +202,7 @@ Lines memory_lines(const Report& report, const Paint& paint) {
     }
     lines.push_back(clipped("  outside: " + fmt::format("{}", fmt::join(items, ", ")), kTextWidth));
   }
-  if (report.host_peak > Bytes()) {
+  if (report.host_peak >= Bytes(1 << 20)) {  // less than that is step counters
     lines.push_back(fmt::format("  host memory: {} per rank", format_bytes(report.host_peak)));
   }
   if (const Report::DriverCalls& calls = report.steady_calls; calls.retries > 0) {
