@@ -138,7 +138,7 @@ void apply_attention(LayerSpec& layer, const Plan& plan) {
     Operation op = std::move(layer.operations[o]);
     const AttentionShape shape = op.attention;
     if (plan.attention == AttentionKernel::kMath) {
-      use_math(layer, op, plan.batch.sequence);
+      use_math(layer, op, layer.domain.length(plan.batch.sequence));
     } else {
       add_flash_workspace(layer, op);
       if (shape.kv_heads != shape.heads) {
@@ -321,6 +321,7 @@ void compile(LayerSpec& layer, Float8 float8) {
 }  // namespace
 
 ModelSpec with_variants(ModelSpec model, const Plan& plan) {
+  if (plan.batch.images > 0) model = with_images(std::move(model), plan.batch.images);
   if (plan.runtime.kind == RuntimeKind::kNative || plan.host == HostKind::kComputes) return model;
   for (LayerSpec& layer : model.kinds) {
     apply_attention(layer, plan);

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "models/families.h"
+#include "models/vision_zoo.h"
 #include "sim/base/error.h"
 #include "sim/base/spelling.h"
 
@@ -211,14 +212,25 @@ std::vector<ZooEntry> zoo() {
   return parse_zoo(file.content, file.path);
 }
 
-bool is_zoo_model(std::string_view name) { return find_line(name).has_value(); }
+bool is_zoo_model(std::string_view name) {
+  return find_line(name).has_value() || find_vision_model(name).has_value();
+}
+
+std::vector<std::string> zoo_names() {
+  std::vector<std::string> names;
+  for (const ZooEntry& entry : zoo()) names.push_back(entry.dims.name);
+  for (const VisionEntry& entry : vision_zoo()) names.push_back(entry.dims.name);
+  return names;
+}
 
 ModelSpec load_zoo_model(std::string_view name, Stack stack) {
   if (const std::optional<Line> line = find_line(name)) {
     return build_model(parse_entry(*line).dims, stack);
   }
-  std::vector<std::string> names;
-  for (const ZooEntry& entry : zoo()) names.push_back(entry.dims.name);
+  if (const std::optional<VisionEntry> entry = find_vision_model(name)) {
+    return build_vision_model(entry->dims, stack);
+  }
+  const std::vector<std::string> names = zoo_names();
   std::string message = "unknown model \"" + std::string(name) + "\"";
   const std::string meant = nearest_spelling(name, names);
   if (!meant.empty()) message += "; did you mean " + meant + "?";

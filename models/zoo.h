@@ -37,6 +37,9 @@ std::vector<ZooEntry> zoo();
 // Parses one line only.
 ModelSpec load_zoo_model(std::string_view name, Stack stack = Stack::kEager);
 bool is_zoo_model(std::string_view name);
+// Of decoders (zoo()), then of models that read images (models/vision_zoo.h), which the engine's
+// stack does not execute.
+std::vector<std::string> zoo_names();
 
 // What the two above read. Throws ConfigError with the line: unknown header, wrong number of cells,
 // a number that is none, unknown family, trait or count, a name twice, exact counts that differ.

@@ -170,6 +170,9 @@ struct LayerExecution {
   // The execution whose weight gradients this one's backward adds to its own and drops
   // (LayerPhaseProgram::kEarlierGradient): the next call of the same module, or a tied head; -1.
   std::int32_t earlier = -1;
+  // The execution whose slots 0 and 1 are LayerPhaseProgram::kWaiting: of the embedding that began
+  // the chain which ends here; -1.
+  std::int32_t joined = -1;
 };
 
 struct Unit {

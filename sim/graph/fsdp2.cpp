@@ -39,9 +39,18 @@ void Fsdp2::prepare() {
     if (!known || !version_.visits_lists_once) visits_.push_back(unit);
   };
   bool needed = false;
+  std::vector<bool> waiting;  // whether what later layers join needs a gradient
   for (std::int32_t l = 0; l < layers; ++l) {
     const LayerSpec& spec = spec_of(l);
+    if (l > 0 && spec.role == LayerRole::kEmbedding) {
+      waiting.push_back(needed);
+      needed = false;
+    }
     input_needs_gradient_.push_back(needed);
+    if (spec.joins >= 0) {
+      needed = needed || waiting.back();
+      waiting.pop_back();
+    }
     for (const ParameterSpec& parameter : spec.parameters) needed |= is_trained(l, parameter);
     output_needs_gradient_.push_back(needed);
     if (model_.order[static_cast<std::size_t>(l)].same_as >= 0 || unit_of_layer(l) < 0) continue;
@@ -82,8 +91,7 @@ RecordedStep Fsdp2::build(StepNumber step, Log keep, std::vector<std::int32_t> s
   if (plan_.evaluation.in_step) {
     input_tokens_ = allocate(
         MemoryCategory::kInput, Stream::kCompute, -1,
-        Bytes(checked_multiply(checked_multiply(plan_.batch.micro_batch, plan_.batch.sequence),
-                               std::int64_t{8})));
+        Bytes(input_bytes(model_, plan_.batch.micro_batch, plan_.batch.sequence)));
     begin_pass(evaluation_pass(), 0);
     run_forward(false);
     StepBuilder::free(input_tokens_);
@@ -117,11 +125,12 @@ void Fsdp2::set_flags(std::int32_t microbatch) {
 
 void Fsdp2::run_forward(bool training) {
   log_where_ = training ? "forward" : "eval";
-  const std::int64_t tokens = checked_multiply(
-      checked_multiply(plan_.batch.micro_batch, plan_.batch.sequence), std::int64_t{8});
   if (training) {
-    input_tokens_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, Bytes(tokens));
-    input_labels_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, Bytes(tokens));
+    const Batch& batch = plan_.batch;
+    input_tokens_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1,
+                             Bytes(input_bytes(model_, batch.micro_batch, batch.sequence)));
+    input_labels_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1,
+                             Bytes(label_bytes(model_, batch.micro_batch, batch.sequence)));
   }
   root_pre_forward(kRootState);
   if (root() >= 0) {

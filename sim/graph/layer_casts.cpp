@@ -115,6 +115,10 @@ std::vector<TensorElement> element_types(const LayerSpec& layer, const CastedLay
     if (type == ElementType::kFp32) result[t] = {ElementType::kCompute, DType::kFp32};
   }
   if (layer.role != LayerRole::kEmbedding) result[0].dtype = arrives;
+  if (layer.joins >= 0) {
+    result[static_cast<std::size_t>(layer.joins)].dtype =
+        options.joined_dtype.value_or(options.compute);
+  }
   for (std::size_t o = 0; o < layer.operations.size(); ++o) {
     const Operation& op = layer.operations[o];
     std::optional<DType> dtype;

@@ -42,6 +42,8 @@ namespace {
 // Places for the next layer's slots until the number of own slots is known.
 constexpr std::int32_t kOutputSlot = 1 << 28;
 constexpr std::int32_t kOutputGradSlot = kOutputSlot + 1;
+constexpr std::int32_t kWaitingSlot = LayerPhaseProgram::kWaiting;
+constexpr std::int32_t kWaitingGradSlot = kWaitingSlot + 1;
 constexpr std::int32_t kInputSlot = 0;
 constexpr std::int32_t kInputGradSlot = 1;
 constexpr std::int32_t kNoSlot = -1;
@@ -66,8 +68,9 @@ class Deriver {
       bytes_.push_back(checked_multiply(
           elements(layer_.tensors[t], options.batch, options.sequence), elements_[t].size()));
     }
-    add_slot(MemoryCategory::kActivation, has_input_buffer() ? bytes_[0] : 0, "input");
-    add_slot(MemoryCategory::kBackwardTemp, has_input_buffer() ? bytes_[0] : 0, "input.grad");
+    const std::int64_t input = has_input_buffer() ? bytes_[0] : options.waiting_bytes;
+    add_slot(MemoryCategory::kActivation, input, "input");
+    add_slot(MemoryCategory::kBackwardTemp, input, "input.grad");
   }
 
   LayerProgram derive() {
@@ -268,7 +271,9 @@ class Deriver {
     const Operation& op = layer_.operations[o];
     for (Index t : op.outputs) {
       if (is_alias(op)) {
-        storage_of_[index(t)] = storage_of_[index(op.inputs.front())];
+        const Index input = op.inputs.front();
+        const bool of_batch = storage_of_[index(input)] == 0 && !has_input_buffer();
+        storage_of_[index(t)] = of_batch ? kNoStorage : storage_of_[index(input)];
         if (storage_of_[index(t)] == kNoStorage) continue;
       } else {
         const bool border = category == MemoryCategory::kActivation && t == border_ && !is_loss();
@@ -341,12 +346,17 @@ class Deriver {
     const std::size_t count = layer_.operations.size();
     needs_.assign(tensors_, false);
     needs_[0] = options_.grad_mode && options_.input_needs_gradient && has_input_buffer();
+    if (layer_.joins >= 0) {
+      needs_[index(layer_.joins)] = options_.grad_mode && options_.joined_needs_gradient;
+    }
+    const std::vector<bool> read = find_read();
     node_.assign(count, false);
     trains_.assign(count, false);
     savers_.assign(tensors_, 0);
     first_saver_ = count;
     for (std::size_t o = 0; o < count; ++o) {
       const Operation& op = layer_.operations[o];
+      if (!read[o]) continue;
       for (Index p : op.parameters) {
         if (options_.grad_mode && !is_frozen(p)) trains_[o] = true;
       }
@@ -366,6 +376,22 @@ class Deriver {
       }
     }
     checkpointed_ = options_.recompute != Recompute::kNone && first_saver_ < count;
+  }
+
+  // Operations that the layer's output depends on: autograd forgets what nothing refers to.
+  std::vector<bool> find_read() const {
+    std::vector<bool> read(layer_.operations.size(), !layer_.unread);
+    if (!layer_.unread) return read;
+    std::vector<bool> wanted(tensors_, false);
+    wanted[index(layer_.output)] = true;
+    for (std::size_t o = read.size(); o-- > 0;) {
+      const Operation& op = layer_.operations[o];
+      read[o] = std::any_of(op.outputs.begin(), op.outputs.end(),
+                            [&](Index t) { return wanted[index(t)]; });
+      if (!read[o]) continue;
+      for (Index t : op.inputs) wanted[index(t)] = true;
+    }
+    return read;
   }
 
   const Indices& saves(std::size_t o) const {
@@ -407,6 +433,11 @@ class Deriver {
     storage_of_[0] = 0;
     storages_.push_back({kInputSlot, has_input_buffer() ? 1 : 0, false});
     named_[0] = has_input_buffer();
+    if (layer_.joins >= 0) {
+      storage_of_[index(layer_.joins)] = 1;
+      storages_.push_back({kWaitingSlot, 1, false});
+      named_[index(layer_.joins)] = true;
+    }
     LayerPhaseProgram& phase = program_.forward;
     for (std::size_t o = 0; o < layer_.operations.size(); ++o) {
       const Operation& op = layer_.operations[o];
@@ -450,7 +481,7 @@ class Deriver {
       const std::int32_t s = storage_of_[t];
       if (s == kNoStorage || s == 0 || listed[static_cast<std::size_t>(s)]) continue;
       const Storage& each = storages_[static_cast<std::size_t>(s)];
-      if (each.border || each.references == 0) continue;
+      if (each.border || each.references == 0 || each.slot == kWaitingSlot) continue;
       listed[static_cast<std::size_t>(s)] = true;
       program_.saved.push_back(each.slot);
     }
@@ -902,6 +933,11 @@ class Deriver {
     bool dropped = false;
     if (op.gradient == GradientRule::kAlias) {
       alias_inputs(op, incoming.front(), contributions);
+      if (trains_[o]) {  // a parameter that is added: its gradient is summed over the batch
+        weight_gradients(op);
+        add_memory_kernel(phase, Function::kColumnSum, Pass::kBackward,
+                          bytes_[index(op.outputs.front())]);
+      }
     } else {
       // Their kernels return the input's gradient first: norms; a product with a bias (addmm).
       const bool inputs_first =
@@ -960,18 +996,24 @@ class Deriver {
       drop_gradient(0);
       unname(phase, layer_.output);
     }
-    if (!needs_[0] || !has_input_buffer()) return;
-    const std::int32_t final_gradient = gradient_of_[0];
+    if (needs_[0] && has_input_buffer()) hand_back(0, kInputGradSlot);
+    if (layer_.joins >= 0 && needs_[index(layer_.joins)]) hand_back(layer_.joins, kWaitingGradSlot);
+  }
+
+  // The gradient of an input of the layer takes the slot that the layer before frees.
+  void hand_back(Index input, std::int32_t place) {
+    LayerPhaseProgram& phase = program_.backward;
+    const std::int32_t final_gradient = gradient_of_[index(input)];
     FORESHARD_CHECK(final_gradient != kNoSlot, "no gradient reaches the layer's input");
     const Gradient& g = gradients_[static_cast<std::size_t>(final_gradient)];
     FORESHARD_CHECK(g.slot != kOutputGradSlot && g.references == 1,
                     "the gradient of the layer's input is not its own buffer");
     for (std::int32_t& action : phase.actions) {
-      if (action == g.slot + 1) action = kInputGradSlot + 1;
+      if (action == g.slot + 1) action = place + 1;
     }
     for (LayerStep& step : phase.steps) {
-      std::replace(step.inputs.begin(), step.inputs.end(), g.slot, kInputGradSlot);
-      std::replace(step.outputs.begin(), step.outputs.end(), g.slot, kInputGradSlot);
+      std::replace(step.inputs.begin(), step.inputs.end(), g.slot, place);
+      std::replace(step.outputs.begin(), step.outputs.end(), g.slot, place);
     }
     // Its old slot holds nothing and is never allocated.
     program_.slots[static_cast<std::size_t>(g.slot)].bytes = Bytes(0);
@@ -986,6 +1028,8 @@ class Deriver {
     if (slot >= LayerPhaseProgram::kEarlierGradient) {
       const Index p = static_cast<Index>(slot - LayerPhaseProgram::kEarlierGradient);
       bytes = allocated_size(gradient_bytes(p, gradient_dtype_of(p))).count();
+    } else if (slot >= kWaitingSlot) {
+      bytes = allocated_size(bytes_[index(layer_.joins)]).count();
     } else {
       bytes = slot_bytes(slot);
     }

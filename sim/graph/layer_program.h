@@ -136,6 +136,9 @@ struct LayerPhaseProgram {
   // same module that ran backward just before (Sharing); for a token table, the head's.
   static constexpr std::int32_t kStore = 1 << 29;
   static constexpr std::int32_t kEarlierGradient = 1 << 27;
+  // kWaiting and kWaiting + 1 are slots 0 and 1 of the embedding whose chain ends with this layer:
+  // the output that waited for it (LayerSpec::joins) and that one's gradient.
+  static constexpr std::int32_t kWaiting = 1 << 26;
   std::vector<std::int32_t> actions;
   std::vector<LayerSegment> segments;  // at least one unless the phase is empty
   std::vector<LayerHook> hooks;        // in the order in which they run
@@ -208,6 +211,11 @@ struct ProgramOptions {
   // begins with this layer, which casts what arrives to `compute`, and whether one ends with it.
   std::optional<DType> arrives = {}, output_dtype = {};
   bool begins_unit = false, ends_unit = false;
+  // Of an embedding in the middle: bytes of the layer before it, whose output waits meanwhile.
+  std::int64_t waiting_bytes = 0;
+  // Of what a layer joins: its dtype, if not `compute`, and whether it needs a gradient.
+  std::optional<DType> joined_dtype = {};
+  bool joined_needs_gradient = true;
 };
 
 // Throws Error(kInvalidInput) when sizes overflow.

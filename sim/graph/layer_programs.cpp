@@ -3,7 +3,9 @@
 // names. What later micro-batches add to and a forward without gradients are further ones.
 #include <algorithm>
 #include <memory>
+#include <utility>
 
+#include "sim/base/error.h"
 #include "sim/graph/training_step.h"
 #include "sim/spec/fsdp2_version.h"
 #include "sim/spec/plan_check.h"
@@ -12,9 +14,10 @@ namespace foreshard {
 namespace {
 
 // A tied head has no weight of its own.
-bool is_frozen(const ModelSpec& model, const Plan& plan, LayerRole role, std::int64_t block) {
-  const bool is_table = role == LayerRole::kHead && model.tied_embeddings;
-  return is_frozen(plan.frozen, role, block) || (is_table && plan.frozen.embedding);
+bool is_frozen(const ModelSpec& model, const Plan& plan, const LayerSpec& layer,
+               std::int64_t block) {
+  const bool is_table = layer.role == LayerRole::kHead && model.tied_embeddings;
+  return is_frozen(plan.frozen, layer, block) || (is_table && plan.frozen.embedding);
 }
 
 // Freezing the embedding freezes the table of tokens, not what the model adds to its rows.
@@ -54,6 +57,9 @@ struct Variant {
   bool begins_unit = false, ends_unit = false;
   Sharing sharing = Sharing::kNone;
   DType arrives = DType::kBf16;
+  std::int64_t waiting_bytes = 0;  // of an embedding in the middle
+  bool joined_needs_gradient = false;
+  DType joined = DType::kBf16;
   bool operator==(const Variant&) const = default;
 };
 
@@ -82,8 +88,22 @@ void find_borders(const Plan& plan, LayerRole role, std::int64_t block, std::int
       variant.ends_unit = true;
       return;
     case LayerRole::kLoss:
+    case LayerRole::kInner:
       return;
   }
+}
+
+// What the layers after an embedding in the middle do not see.
+struct Waiting {
+  bool needs_gradient = false;
+  DType dtype = DType::kBf16;
+};
+
+std::int64_t output_bytes(const LayerSpec& layer, const Plan& plan, DType dtype) {
+  const std::int64_t count = elements(layer.tensors[static_cast<std::size_t>(layer.output)],
+                                      layer.domain.sequences(plan.batch.micro_batch),
+                                      layer.domain.length(plan.batch.sequence));
+  return checked_multiply(count, size_of(dtype));
 }
 
 // Every layer's; without casts the borders do not matter.
@@ -98,6 +118,7 @@ std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
         return layer.same_as < 0 &&
                model.kinds[static_cast<std::size_t>(layer.kind)].role == LayerRole::kBlock;
       });
+  std::vector<Waiting> waiting;
   bool trained_before = plan.runtime.kind == RuntimeKind::kNative;
   std::int64_t block = 0;
   DType arrives = plan.param_dtype;
@@ -109,14 +130,30 @@ std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
     if (layer.role == LayerRole::kBlock && module == l) block_of[l] = block++;
     Variant variant;
     variant.kind = instance.kind;
+    variant.joined = plan.param_dtype;
+    if (l > 0 && layer.role == LayerRole::kEmbedding) {
+      const std::int32_t before = model.order[l - 1].kind;
+      variant.waiting_bytes =
+          output_bytes(model.kinds[static_cast<std::size_t>(before)], plan, arrives);
+      waiting.push_back({std::exchange(trained_before, false), arrives});
+    }
+    if (layer.joins >= 0) {
+      FORESHARD_CHECK(!waiting.empty(), "a layer joins what does not wait");
+      variant.joined_needs_gradient = waiting.back().needs_gradient;
+      variant.joined = waiting.back().dtype;
+    }
     variant.frozen =
-        module == l ? is_frozen(model, plan, layer.role, block_of[l]) : variants[module].frozen;
+        module == l ? is_frozen(model, plan, layer, block_of[l]) : variants[module].frozen;
     variant.split = !layer.nested.empty() && (layer.role == LayerRole::kEmbedding
                                                   ? plan.units.embedding != UnitPlacement::kRoot
                                                   : splits_block(plan.units, block_of[module]));
     variant.input_needs_gradient = trained_before;
     // A nested table may be frozen by itself.
     trained_before |= !layer.parameters.empty() && (!variant.frozen || is_partly_frozen(layer));
+    if (layer.joins >= 0) {
+      trained_before |= waiting.back().needs_gradient;
+      waiting.pop_back();
+    }
     if (repeats) variant.sharing = sharing_of(model, l);
     variant.arrives = arrives;
     if (casts) {
@@ -192,14 +229,17 @@ LayerPrograms::LayerPrograms(const ModelSpec& model, const Plan& plan)
     const Variant& variant = known[v];
     const LayerSpec& layer = model.kinds[static_cast<std::size_t>(variant.kind)];
     ProgramOptions options;
-    options.batch = plan.batch.micro_batch;
-    options.sequence = plan.batch.sequence;
+    options.batch = layer.domain.sequences(plan.batch.micro_batch);
+    options.sequence = layer.domain.length(plan.batch.sequence);
+    options.waiting_bytes = variant.waiting_bytes;
+    options.joined_dtype = variant.joined;
+    options.joined_needs_gradient = variant.joined_needs_gradient;
     options.compute = plan.param_dtype;
     options.gradients = plan.runtime.kind == RuntimeKind::kNative ? GradientStorage::kFlat
                                                                   : GradientStorage::kPerParameter;
     options.flat_gradient = plan.reduce_dtype;
-    options.tied = model.tied_embeddings && layer.role == LayerRole::kEmbedding ? Tying::kTokenTable
-                                                                                : Tying::kNone;
+    const bool is_table = layer.role == LayerRole::kEmbedding && !layer.tower;
+    options.tied = model.tied_embeddings && is_table ? Tying::kTokenTable : Tying::kNone;
     options.sharing = variant.sharing;
     if (variant.frozen) options.frozen = frozen_parameters(layer);
     options.ignores_norms = plan.ignored == Ignored::kNorms;

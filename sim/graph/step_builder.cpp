@@ -59,7 +59,8 @@ StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPr
     for (std::int32_t l = 0; l < layers; ++l) {
       const std::uint32_t program = program_of(l, m);
       graph_.executions.push_back(
-          {l, m, unit_of_layer(l), program, static_cast<std::int32_t>(next), earlier_of(l, m)});
+          {l, m, unit_of_layer(l), program, static_cast<std::int32_t>(next), earlier_of(l, m),
+           joined_by(l, m)});
       next += static_cast<std::int64_t>(graph_.programs[program]->slots.size());
     }
   }
@@ -93,12 +94,17 @@ std::int32_t StepBuilder::earlier_of(std::int32_t layer, std::int32_t pass) cons
   const std::int32_t module = same < 0 ? layer : same;
   for (std::int32_t l = layer + 1; l < layers; ++l) {
     const bool tied_head = model_.tied_embeddings && role == LayerRole::kEmbedding &&
-                           spec_of(l).role == LayerRole::kHead;
+                           !spec_of(layer).tower && spec_of(l).role == LayerRole::kHead;
     if (model_.order[static_cast<std::size_t>(l)].same_as == module || tied_head) {
       return pass * layers + l;
     }
   }
   return -1;
+}
+
+std::int32_t StepBuilder::joined_by(std::int32_t layer, std::int32_t pass) const {
+  if (spec_of(layer).joins < 0) return -1;
+  return pass * static_cast<std::int32_t>(model_.order.size()) + chain_joined_at(model_, layer);
 }
 
 Recompute StepBuilder::recompute_of(std::int32_t layer) const {

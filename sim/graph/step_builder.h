@@ -227,6 +227,7 @@ class StepBuilder {
   static constexpr std::size_t kPassKinds = 4;
   PassKind pass_kind(std::int32_t pass) const;
   std::int32_t earlier_of(std::int32_t layer, std::int32_t pass) const;
+  std::int32_t joined_by(std::int32_t layer, std::int32_t pass) const;
   void size_units();
   UnitShape shape_of(std::int32_t unit);
   bool is_in(const ParameterSpec& parameter, const Module& module) const;

@@ -36,7 +36,7 @@ bool StepBuilder::is_trained(std::int32_t layer, const ParameterSpec& parameter)
   if (spec.role == LayerRole::kLoss) return false;
   // Freezing the embedding freezes the table of tokens, not what the layer adds to its rows.
   if (has_table_inside(spec) && parameter.part == 0) return true;
-  return !is_frozen(plan_.frozen, spec.role, block_of(layer));
+  return !is_frozen(plan_.frozen, spec, block_of(layer));
 }
 
 void StepBuilder::lower_units(const LayerPrograms& programs) {
@@ -104,8 +104,12 @@ void StepBuilder::assign_layers(const LayerPrograms& programs) {
     } else if (!in_root(plan_.units, spec.role)) {
       const bool tied = plan_.units.embedding == UnitPlacement::kWithHead;
       if (spec.role == LayerRole::kEmbedding) {
-        unit = new_unit(tied ? "embedding+norm+head" : "embedding");
-        if (tied) tied_unit = unit;
+        if (tied && spec.tower) {
+          unit = new_unit(layer.name);
+        } else {
+          unit = new_unit(tied ? "embedding+norm+head" : spec.tower ? layer.name : "embedding");
+          if (tied) tied_unit = unit;
+        }
         if (has_table_inside(spec)) {
           modules_[static_cast<std::size_t>(unit)] = {{l, 1}};
           first_nested_[i] = std::exchange(unit, root_);

@@ -62,11 +62,19 @@ inline MemorySwing swing_of(const LayerPhaseProgram& phase, const MemoryAction& 
   return swing;
 }
 
+// The buffer of a slot: of the layer's own, or of what it joins.
+inline std::int32_t slot_buffer(const EventGraph& graph, const LayerExecution& e,
+                                std::int32_t slot) {
+  if (slot < LayerPhaseProgram::kWaiting) return e.first_buffer + slot;
+  const LayerExecution& joined = graph.executions[static_cast<std::size_t>(e.joined)];
+  return joined.first_buffer + slot - LayerPhaseProgram::kWaiting;
+}
+
 // The buffer that a freeing step of a layer's program names.
 inline std::int32_t freed_buffer(const EventGraph& graph, const LayerExecution& e,
                                  std::int32_t step) {
   const std::int32_t slot = -step - 1;
-  if (slot < LayerPhaseProgram::kEarlierGradient) return e.first_buffer + slot;
+  if (slot < LayerPhaseProgram::kEarlierGradient) return slot_buffer(graph, e, slot);
   const LayerExecution& earlier = graph.executions[static_cast<std::size_t>(e.earlier)];
   const auto parameter = static_cast<std::size_t>(slot - LayerPhaseProgram::kEarlierGradient);
   return earlier.first_buffer + graph.program(earlier).weight_gradients[parameter];
@@ -101,7 +109,7 @@ void visit_action(const EventGraph& graph, const MemoryAction& action, Visitor& 
       const std::int32_t buffer = e.first_buffer + step - LayerPhaseProgram::kStore;
       visitor.store(buffer, stored_category(graph, buffer));
     } else if (step > 0) {
-      visitor.allocate(e.first_buffer + step - 1);
+      visitor.allocate(slot_buffer(graph, e, step - 1));
     } else {
       visitor.free(freed_buffer(graph, e, step));
     }

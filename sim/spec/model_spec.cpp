@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 
+#include "sim/base/error.h"
+
 namespace foreshard {
 
 const char* to_string(Function function) {
@@ -68,8 +70,9 @@ std::int64_t ModelSpec::block_count() const {
 Flops ModelSpec::training_flops_per_sequence(std::int64_t sequence) const {
   std::vector<Flops> forward(kinds.size());
   for (std::size_t kind = 0; kind < kinds.size(); ++kind) {
+    const Domain& domain = kinds[kind].domain;
     for (const Operation& operation : kinds[kind].operations) {
-      forward[kind] += forward_flops(operation, 1, sequence);
+      forward[kind] += forward_flops(operation, domain.sequences(1), domain.length(sequence));
     }
   }
   Flops sum;
@@ -97,7 +100,59 @@ std::int64_t elements(const TensorSpec& tensor, std::int64_t batch, std::int64_t
   const std::int64_t by_token =
       checked_multiply(tensor.per_token, checked_multiply(batch, sequence));
   const std::int64_t by_position = checked_multiply(tensor.per_position, sequence);
-  return checked_add(checked_add(by_token, by_position), tensor.fixed);
+  const std::int64_t by_sequence = checked_multiply(tensor.per_sequence, batch);
+  return checked_add(checked_add(by_token, by_position), checked_add(by_sequence, tensor.fixed));
+}
+
+ModelSpec with_images(ModelSpec model, std::int64_t images) {
+  FORESHARD_CHECK(images >= 1, "with_images needs an image");
+  for (LayerSpec& layer : model.kinds) {
+    if (layer.domain.of_images) layer.domain.images = images;
+    for (TensorSpec& tensor : layer.tensors) {
+      if (tensor.per_image > 0) tensor.per_sequence = checked_multiply(tensor.per_image, images);
+    }
+  }
+  return model;
+}
+
+std::int32_t chain_joined_at(const ModelSpec& model, std::int32_t layer) {
+  std::vector<std::int32_t> open;  // embeddings whose chain has not been joined
+  for (std::int32_t l = 1; l <= layer; ++l) {
+    const auto kind = static_cast<std::size_t>(model.order[static_cast<std::size_t>(l)].kind);
+    const LayerSpec& spec = model.kinds[kind];
+    if (spec.role == LayerRole::kEmbedding) open.push_back(l);
+    if (spec.joins < 0) continue;
+    FORESHARD_CHECK(!open.empty(), "a layer joins what does not wait");
+    if (l == layer) return open.back();
+    open.pop_back();
+  }
+  return -1;
+}
+
+std::int64_t input_bytes(const ModelSpec& model, std::int64_t batch, std::int64_t sequence) {
+  std::int64_t bytes = 0;
+  for (const LayerInstance& layer : model.order) {
+    const LayerSpec& spec = model.kinds[static_cast<std::size_t>(layer.kind)];
+    if (spec.role != LayerRole::kEmbedding) continue;
+    const TensorSpec& tensor = spec.tensors.front();
+    const std::int64_t count =
+        elements(tensor, spec.domain.sequences(batch), spec.domain.length(sequence));
+    const std::int64_t size = tensor.type == ElementType::kInt64  ? 8
+                              : tensor.type == ElementType::kByte ? 1
+                                                                  : 4;  // as data loaders make them
+    bytes = checked_add(bytes, checked_multiply(count, size));
+  }
+  return bytes;
+}
+
+std::int64_t label_bytes(const ModelSpec& model, std::int64_t batch, std::int64_t sequence) {
+  constexpr std::int64_t kInt64 = 8;
+  Domain domain;
+  if (!model.order.empty()) {
+    domain = model.kinds[static_cast<std::size_t>(model.order.back().kind)].domain;
+  }
+  return checked_multiply(checked_multiply(domain.sequences(batch), domain.length(sequence)),
+                          kInt64);
 }
 
 }  // namespace foreshard

@@ -5,6 +5,12 @@
 // holds per_token*T + per_position*S + fixed elements. Identical layers share one LayerSpec
 // ("kind"); `order` names the kind of every layer of the step.
 //
+// A layer may run on another sequence than the plan's (Domain): the patches of an image. The layers
+// are a chain, each reading the one before it, with one exception: an embedding in the middle reads
+// a part of the batch instead and begins a chain of its own. The output of the layer before it
+// waits until a later layer takes it as its second input (LayerSpec::joins): a vision tower's
+// features join the words, two towers meet in their loss. Chains nest.
+//
 // A layer is written as the list of operations that the forward executes, in order. Which tensors
 // live until backward is not decided here by formula: every operation names what its gradient needs
 // (`saved`), and sim/graph/layer_program.h derives allocations, frees and the backward pass from
@@ -34,6 +40,10 @@ struct TensorSpec {
       0;                   // elements per sequence position, whatever the batch (rotary tables)
   std::int64_t fixed = 0;  // elements
   ElementType type = ElementType::kCompute;
+  std::int64_t per_sequence = 0;  // elements per sequence
+  // Elements per image of a sample, of a layer whose sequences are samples: what a tower hands to
+  // the text. with_images makes per_sequence of it.
+  std::int64_t per_image = 0;
   bool operator==(const TensorSpec&) const = default;
 };
 
@@ -146,10 +156,25 @@ struct Operation {
   bool operator==(const Operation&) const = default;
 };
 
-enum class LayerRole : std::uint8_t { kEmbedding, kBlock, kFinalNorm, kHead, kLoss };
+// kEmbedding reads a part of the batch (token ids, pixels) and so begins a chain. kInner is any
+// other layer between: a projector, what joins two chains. Its parameters belong to the root.
+enum class LayerRole : std::uint8_t { kEmbedding, kBlock, kFinalNorm, kHead, kLoss, kInner };
 
-// Tensor 0 of every layer is its input, the previous layer's output; `output` is this layer's
-// result.
+// Which sequences a layer runs on, of a micro-batch of samples of the plan's sequence.
+struct Domain {
+  std::int64_t positions = 0;  // of each sequence; 0: the plan's
+  bool of_images = false;      // a sequence for each image of a sample, not for each sample
+  std::int64_t images = 1;     // of a sample (with_images)
+  // Sequences of `samples` samples, and positions of each where the plan's sequence is `sequence`.
+  std::int64_t sequences(std::int64_t samples) const {
+    return of_images ? checked_multiply(samples, images) : samples;
+  }
+  std::int64_t length(std::int64_t sequence) const { return positions > 0 ? positions : sequence; }
+  bool operator==(const Domain&) const = default;
+};
+
+// Tensor 0 of every layer is its input, the previous layer's output (of an embedding: its part of
+// the batch); `output` is this layer's result.
 struct LayerSpec {
   std::string name;  // kind of layer: "llama block"
   LayerRole role = LayerRole::kBlock;
@@ -158,7 +183,14 @@ struct LayerSpec {
   std::vector<Operation> operations;
   std::int16_t output = 0;
   std::vector<std::string> nested;  // modules inside that may be units: "feed_forward.experts"
-  std::int64_t numel() const;       // own parameters: a tied head's weight is the embedding's
+  Domain domain;
+  // >= 0: the tensor that is the output of the layer before the chain that ends here.
+  std::int16_t joins = -1;
+  bool tower = false;  // of the vision tower, which a plan may freeze
+  // Executed, but no result of it is read: it hands its input on (a copy of what is read of it), and
+  // its parameters receive no gradient.
+  bool unread = false;
+  std::int64_t numel() const;  // own parameters: a tied head's weight is the embedding's
   bool operator==(const LayerSpec&) const = default;
 };
 
@@ -196,6 +228,10 @@ struct ModelSpec {
   Numerics numerics;
   bool tied_embeddings =
       false;  // the head's weight is the embedding's: counted, gathered and reduced once
+  std::int64_t fixed_sequence = 0;  // > 0: no other sequence can be run (patches of an image)
+  // > 0: samples come with batch.images images each, of which each takes so many positions of the
+  // sequence.
+  std::int64_t image_tokens = 0;
 
   std::int64_t parameters() const;   // tied weights once
   std::int64_t block_count() const;  // layers with role kBlock
@@ -211,6 +247,19 @@ struct ModelSpec {
 // products and attention count.
 Flops forward_flops(const Operation& operation, std::int64_t batch, std::int64_t sequence);
 
+// `batch` sequences of `sequence` positions: of the layer's domain.
 std::int64_t elements(const TensorSpec& tensor, std::int64_t batch, std::int64_t sequence);
+
+// Samples of `images` >= 1 images each. Unchanged where the model's samples have no images.
+ModelSpec with_images(ModelSpec model, std::int64_t images);
+
+// The layer whose output waits for `layer` (LayerSpec::joins) is the one before the returned
+// embedding; -1: `layer` joins nothing.
+std::int32_t chain_joined_at(const ModelSpec& model, std::int32_t layer);
+
+// Bytes of what `batch` samples of `sequence` positions consist of (inputs of all embeddings), and
+// of their labels, an integer for each position of the loss.
+std::int64_t input_bytes(const ModelSpec& model, std::int64_t batch, std::int64_t sequence);
+std::int64_t label_bytes(const ModelSpec& model, std::int64_t batch, std::int64_t sequence);
 
 }  // namespace foreshard

@@ -42,6 +42,7 @@ struct Batch {
   std::int64_t sequence = 0;
   std::int64_t micro_batch = 1;   // sequences per rank and micro-batch
   std::int64_t accumulation = 1;  // micro-batches per step
+  std::int64_t images = 0;        // per sample, of models whose samples have images
   bool operator==(const Batch&) const = default;
 };
 
@@ -168,6 +169,7 @@ struct Frozen {
   bool norm = false;  // the final one
   bool head = false;
   RangedPolicy<bool> blocks;
+  bool tower = false;  // the vision tower (LayerSpec::tower)
   bool any() const { return *this != Frozen{}; }
   bool operator==(const Frozen&) const = default;
 };

@@ -103,6 +103,38 @@ Problem problem_of_batch(const Plan& plan, const ModelSpec& model) {
                          fmt::format("the tokens of a step are too many: {}", error.what()),
                          "sequence x micro_batch x accumulation x ranks below 2^61");
   }
+  const std::int64_t images = plan.batch.images;
+  if (model.fixed_sequence > 0 && plan.batch.sequence != model.fixed_sequence) {
+    return contradiction(
+        "batch.sequence",
+        fmt::format("{} runs on the {} positions that its images have, not on {}", model.name,
+                    model.fixed_sequence, plan.batch.sequence),
+        std::to_string(model.fixed_sequence));
+  }
+  if (images < 0 || images > plan_limits::kImages) {
+    return contradiction("batch.images", fmt::format("{} is out of range", images),
+                         fmt::format("an integer from 0 to {}", plan_limits::kImages));
+  }
+  if (model.image_tokens == 0 && images > 0) {
+    return contradiction("batch.images",
+                         fmt::format("{} has no images among its words", model.name),
+                         "a model of text and images, for example llava-1.5-7b");
+  }
+  if (model.image_tokens > 0 && images < 1) {
+    return contradiction("batch.images",
+                         fmt::format("{} needs an image in each sample: its vision tower is "
+                                     "gathered in every step",
+                                     model.name),
+                         "at least 1");
+  }
+  if (checked_multiply(images, model.image_tokens) > plan.batch.sequence) {
+    return contradiction(
+        "batch.images",
+        fmt::format("{} images of {} positions do not fit in a sequence of {}", images,
+                    model.image_tokens, plan.batch.sequence),
+        fmt::format("at most {}, or a longer batch.sequence",
+                    plan.batch.sequence / model.image_tokens));
+  }
   if (plan.batch.sequence > model.max_positions && has_learned_positions(model)) {
     return contradiction("batch.sequence",
                          fmt::format("{} exceeds the {} learned positions of {}",
@@ -157,6 +189,13 @@ Problem problem_of_units(const Plan& plan, const ModelSpec& model) {
   if (head == kWithHead) {
     return contradiction("units.head", "with_head is for the embedding only",
                          "own, root or with_norm");
+  }
+  const bool has_norm =
+      std::any_of(model.kinds.begin(), model.kinds.end(),
+                  [](const LayerSpec& kind) { return kind.role == LayerRole::kFinalNorm; });
+  if (head == kWithNorm && !has_norm) {
+    return contradiction("units.head", fmt::format("{} has no final norm", model.name),
+                         "own or root");
   }
   if (embedding == kWithHead && head == kRoot) {
     return contradiction("units.head", "root contradicts units.embedding with_head", "with_norm");
@@ -261,8 +300,21 @@ Problem problem_of_frozen(const Plan& plan, const ModelSpec& model) {
                          fmt::format("embedding and head of {} share one parameter", model.name),
                          "embedding, which freezes both");
   }
+  const auto is_tower = [&](const LayerInstance& layer) { return kind_of(model, layer).tower; };
+  if (frozen.tower && std::none_of(model.order.begin(), model.order.end(), is_tower)) {
+    return contradiction("frozen", fmt::format("{} has no vision tower", model.name),
+                         "embedding, norm, head or numbers of blocks");
+  }
   bool is_trained = !frozen.embedding || !frozen.norm || !frozen.head;
-  for (std::int64_t block = 0; block < blocks; ++block) is_trained |= !frozen.blocks.at(block);
+  std::int64_t block = 0;
+  for (const LayerInstance& layer : model.order) {
+    const LayerSpec& kind = kind_of(model, layer);
+    const bool counts = kind.role == LayerRole::kBlock && layer.same_as < 0;
+    if (counts || kind.role == LayerRole::kInner || kind.tower) {
+      is_trained |= !kind.parameters.empty() && !is_frozen(frozen, kind, block);
+    }
+    if (kind.role == LayerRole::kBlock) ++block;
+  }
   if (is_trained) return std::nullopt;
   return contradiction("frozen", "no parameter is left to train", "fewer frozen layers");
 }

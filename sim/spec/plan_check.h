@@ -20,6 +20,7 @@ namespace plan_limits {
 inline constexpr std::int64_t kSequence = std::int64_t{1} << 24;
 inline constexpr std::int64_t kMicroBatch = std::int64_t{1} << 20;
 inline constexpr std::int64_t kAccumulation = std::int64_t{1} << 20;
+inline constexpr std::int64_t kImages = 4096;  // from 0
 inline constexpr std::int64_t kMesh = std::int64_t{1} << 20;
 inline constexpr std::int64_t kLayersPerUnit = std::int64_t{1} << 16;
 inline constexpr std::int64_t kPrefetch = 1024;  // from 0
@@ -57,8 +58,8 @@ std::vector<std::string> warnings(const Plan& plan, const ModelSpec& model, cons
 // Whether layers of this role are left to the unit of the whole model.
 bool in_root(const Units& units, LayerRole role);
 
-// Whether layers of this role, or this block, are not trained.
-bool is_frozen(const Frozen& frozen, LayerRole role, std::int64_t block);
+// Whether the layer, block number `block` if it is one, is not trained.
+bool is_frozen(const Frozen& frozen, const LayerSpec& layer, std::int64_t block);
 
 // Whether the modules inside the block are units.
 bool splits_block(const Units& units, std::int64_t block);

@@ -256,12 +256,13 @@ Json to_json(const Plan& plan) {
   Json root = Json::object();
   for (const PlanKey& key : plan_key_table()) {
     if (key.write == nullptr || (key.belongs && !key.belongs(plan.runtime.kind))) continue;
+    const Json value = key.write(plan);
+    if (value.is_null()) continue;
     const std::size_t dot = key.path.find('.');
     if (dot == std::string_view::npos) {
-      root[std::string(key.path)] = key.write(plan);
+      root[std::string(key.path)] = value;
     } else {
-      root[std::string(key.path.substr(0, dot))][std::string(key.path.substr(dot + 1))] =
-          key.write(plan);
+      root[std::string(key.path.substr(0, dot))][std::string(key.path.substr(dot + 1))] = value;
     }
   }
   return root;

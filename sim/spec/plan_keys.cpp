@@ -68,6 +68,9 @@ constexpr PlanKey kKeys[] = {
        d.plan.batch.accumulation = n.as_int(1, plan_limits::kAccumulation);
      },
      [](const Plan& p) { return Json(p.batch.accumulation); }},
+    {"batch.images",
+     [](Node n, Document d) { d.plan.batch.images = n.as_int(0, plan_limits::kImages); },
+     [](const Plan& p) { return p.batch.images > 0 ? Json(p.batch.images) : Json(); }},
     {"batch.global",
      [](Node n, Document d) { d.global_batch = n.as_int(1, plan_limits::kGlobalBatch); }, nullptr},
     {"mesh.shard", [](Node n, Document d) { d.plan.mesh.shard = n.as_int(1, plan_limits::kMesh); },

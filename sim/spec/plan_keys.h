@@ -15,7 +15,8 @@ namespace foreshard {
 struct PlanKey {
   std::string_view path;  // dotted; its prefixes are the mappings that hold it
   void (*read)(const ConfigNode&, PlanDocument&);
-  Json (*write)(const Plan&);              // nullptr: another key says it
+  // nullptr: another key says it; null: nothing to say.
+  Json (*write)(const Plan&);
   bool (*belongs)(RuntimeKind) = nullptr;  // runtimes that have the key; nullptr: all
 };
 

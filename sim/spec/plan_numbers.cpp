@@ -17,14 +17,19 @@ bool in_root(const Units& units, LayerRole role) {
       return units.head != UnitPlacement::kWithNorm && !tied_unit;
     case LayerRole::kHead:
       return units.head == UnitPlacement::kRoot && !tied_unit;
+    case LayerRole::kInner:
+      return true;
     case LayerRole::kLoss:
       break;
   }
   return false;
 }
 
-bool is_frozen(const Frozen& frozen, LayerRole role, std::int64_t block) {
-  switch (role) {
+bool is_frozen(const Frozen& frozen, const LayerSpec& layer, std::int64_t block) {
+  if (layer.unread || (layer.tower && frozen.tower)) return true;
+  // Of a tower, only the blocks have numbers.
+  if (layer.tower && layer.role != LayerRole::kBlock) return false;
+  switch (layer.role) {
     case LayerRole::kEmbedding:
       return frozen.embedding;
     case LayerRole::kBlock:
@@ -33,6 +38,7 @@ bool is_frozen(const Frozen& frozen, LayerRole role, std::int64_t block) {
       return frozen.norm;
     case LayerRole::kHead:
       return frozen.head;
+    case LayerRole::kInner:
     case LayerRole::kLoss:
       break;
   }

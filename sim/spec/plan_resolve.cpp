@@ -71,7 +71,14 @@ void resolve_mesh(const PlanDocument& document, const Cluster& cluster, Plan& pl
 
 void resolve_batch(const PlanDocument& document, const ModelSpec& model, Plan& plan,
                    Reasons& reasons) {
-  if (!document.has("batch.sequence")) {
+  if (model.image_tokens > 0 && !document.has("batch.images")) {
+    plan.batch.images = 1;
+    reasons["batch.images"] = fmt::format("one image of {} positions", model.image_tokens);
+  }
+  if (!document.has("batch.sequence") && model.fixed_sequence > 0) {
+    plan.batch.sequence = model.fixed_sequence;
+    reasons["batch.sequence"] = fmt::format("the {} positions of an image", model.fixed_sequence);
+  } else if (!document.has("batch.sequence")) {
     const bool is_short = model.max_positions > 0 && model.max_positions < kDefaultSequence;
     plan.batch.sequence = is_short ? model.max_positions : kDefaultSequence;
     reasons["batch.sequence"] =
@@ -168,8 +175,10 @@ ResolvedPlan resolve(const PlanDocument& document, const ModelSpec& model, const
     const bool is_partly_given = (key.path == "runtime" && is_version_assumed) ||
                                  (key.path == "dtype.reduce" && document.reduce_dtype_is_none);
     if (document.has(key.path) && !is_partly_given) continue;
+    const Json value = key.write(plan);
+    if (value.is_null()) continue;
     const auto reason = reasons.find(key.path);
-    resolved.assumed.push_back({std::string(key.path), yaml_value(key.write(plan)),
+    resolved.assumed.push_back({std::string(key.path), yaml_value(value),
                                 reason == reasons.end() ? "default" : reason->second});
   }
   return resolved;

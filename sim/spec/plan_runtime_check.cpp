@@ -190,6 +190,25 @@ Problem problem_of_shard_dim(const Plan& plan, const ModelSpec& model) {
                        "always or never, or units.shard_dim: 0");
 }
 
+// The engine executes the decoders of models/families.h: one chain of layers on words.
+Problem problem_of_native_model(const ModelSpec& model) {
+  const auto other = [](const LayerSpec& layer) {
+    const bool images = layer.domain != Domain{} || layer.joins >= 0 || layer.tower;
+    return images || layer.role == LayerRole::kInner ||
+           std::any_of(layer.operations.begin(), layer.operations.end(), [](const Operation& op) {
+             return op.kind == OperationKind::kAttention && !op.attention.causal;
+           });
+  };
+  const bool reads_images =
+      model.fixed_sequence > 0 || std::any_of(model.kinds.begin(), model.kinds.end(), other);
+  if (!reads_images) return std::nullopt;
+  return missing_capability("model",
+                            fmt::format("the engine runs decoders of words; {} ({}) has layers "
+                                        "that it does not execute",
+                                        model.name, model.family),
+                            "runtime: fsdp2");
+}
+
 }  // namespace
 
 Problem first_missing(std::span<const Knob> knobs, const std::string& runtime) {
@@ -237,7 +256,7 @@ std::optional<PlanProblem> problem_of_runtime(const Plan& plan) {
 }
 
 std::optional<PlanProblem> problem_of_running(const Plan& plan, const ModelSpec& model) {
-  if (plan.runtime.kind != RuntimeKind::kFsdp2) return std::nullopt;
+  if (plan.runtime.kind == RuntimeKind::kNative) return problem_of_native_model(model);
   if (Problem problem = problem_of_shard_dim(plan, model)) return problem;
   // clip_grad_norm_ scales all gradients in one call, which plain and distributed tensors cannot
   // share: "aten.mul_.Tensor got mixed torch.Tensor and DTensor".

@@ -279,7 +279,7 @@ std::optional<DType> read_optional_dtype(const ConfigNode& node) {
 
 Frozen read_frozen(const ConfigNode& node) {
   static constexpr const char* kExpected =
-      "none or a list of embedding, norm, head and numbers of blocks, for example [embedding, "
+      "none or a list of embedding, norm, head, tower and numbers of blocks, for example [embedding, "
       "0-15]";
   Frozen frozen;
   if (node.is_scalar() && node.text() == "none") return frozen;
@@ -293,12 +293,14 @@ Frozen read_frozen(const ConfigNode& node) {
       frozen.norm = true;
     } else if (text == "head") {
       frozen.head = true;
+    } else if (text == "tower") {
+      frozen.tower = true;
     } else if (element.is_scalar() && looks_like_number(text)) {
       const auto [first, last] = read_numbers(element);
       frozen.blocks.ranges.push_back({first, last, true});
     } else {
-      throw wrong_word(element, "embedding, norm, head or numbers of blocks such as 0-15",
-                       {"embedding", "norm", "head"});
+      throw wrong_word(element, "embedding, norm, head, tower or numbers of blocks such as 0-15",
+                       {"embedding", "norm", "head", "tower"});
     }
   }
   return frozen;
@@ -404,6 +406,7 @@ Json written(const Frozen& frozen) {
   }
   if (frozen.norm) list.push_back("norm");
   if (frozen.head) list.push_back("head");
+  if (frozen.tower) list.push_back("tower");
   return list;
 }
 
