@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "interop/hf_keys.h"
+#include "interop/hf_vision.h"
 #include "models/families.h"
 #include "sim/base/error.h"
 #include "sim/base/spelling.h"
@@ -17,7 +18,8 @@ namespace {
 
 constexpr std::array<std::string_view, 6> kModelTypes = {"llama", "mistral", "qwen2",
                                                          "qwen3", "gpt2",    "mpt"};
-constexpr std::string_view kSupported = "one of llama, mistral, qwen2, qwen3, gpt2, mpt";
+constexpr std::string_view kSupported =
+    "one of llama, mistral, qwen2, qwen3, gpt2, mpt, vit, clip, llava";
 
 struct Architecture {
   std::string_view name, model_type;
@@ -306,6 +308,16 @@ HfConfig parse_hf_config(const ConfigNode& root, std::string_view name) {
   }
   HfConfig config;
   KeyReader outer(root, "", config.ledger);
+  const ConfigNode* type = root.find("model_type");
+  const auto types = hf_vision_types();
+  if (type != nullptr && type->is_scalar() &&
+      std::find(types.begin(), types.end(), type->text()) != types.end()) {
+    config.vision = read_hf_vision(outer, config.ledger, read_text_model);
+    outer.ignore_rest();
+    config.vision->name = name;
+    config.vision->source = root.location().file;
+    return config;
+  }
   if (const ConfigNode* text = outer.find({"text_config"})) {
     KeyReader inner(*text, "text_config.", config.ledger);
     config.dims = read_text_model(inner, root.find("model_type"), config.ledger);
@@ -327,10 +339,12 @@ ModelSpec load_hf_config(const std::filesystem::path& path, Stack stack) {
   const ConfigNode root = read_json_file(path);
   const HfConfig config = parse_hf_config(root, name_of(path));
   try {
-    return build_model(config.dims, stack);
+    return config.vision ? build_vision_model(*config.vision, stack)
+                         : build_model(config.dims, stack);
   } catch (const ConfigError&) {
     throw;
   } catch (const Error& error) {
+    if (error.exit_code() != ExitCode::kInvalidInput) throw;
     throw root.error(error.what());
   }
 }

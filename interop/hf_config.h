@@ -1,4 +1,5 @@
-// Reads a Hugging Face config.json: model_type llama, mistral, qwen2, qwen3, gpt2 and mpt.
+// Reads a Hugging Face config.json: model_type llama, mistral, qwen2, qwen3, gpt2 and mpt; and of
+// models that read images, vit, clip and llava (interop/hf_vision.h).
 //
 // Sizes must be there; what Hugging Face derives or defaults (key/value heads, head dimension,
 // context, biases, tied embeddings, sliding window) is taken from its own configuration classes
@@ -13,6 +14,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -20,13 +22,15 @@
 
 #include "interop/hf_keys.h"
 #include "models/model_dims.h"
+#include "models/vision.h"
 #include "sim/base/config.h"
 #include "sim/spec/model_spec.h"
 
 namespace foreshard {
 
 struct HfConfig {
-  ModelDims dims;
+  ModelDims dims;                    // of a decoder, alone or read without what stands beside it
+  std::optional<VisionDims> vision;  // in place of dims: a model that reads images
   std::vector<HfKey> ledger;  // mapped and defaulted in reading order, then ignored in file order
 };
 

@@ -47,6 +47,11 @@ const ConfigNode* KeyReader::find(Spellings spellings) {
 std::int64_t KeyReader::size(Spellings spellings) {
   const ConfigNode* value = find(spellings);
   if (value != nullptr) return value->as_int(1, kLargestHfSize);
+  for (const auto& [key, provided] : provided_) {
+    if (std::find(spellings.begin(), spellings.end(), key) == spellings.end()) continue;
+    assume(key, std::to_string(provided));
+    return provided;
+  }
   // Throws where the key is missing and where it is null.
   return node_.at(*spellings.begin(), "a size, for example 4096").as_int(1, kLargestHfSize);
 }

@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "sim/base/config.h"
@@ -49,6 +50,9 @@ class KeyReader {
   bool flag_or(std::string_view key, bool fallback);
   std::string word_or(std::string_view key, std::string_view fallback);
 
+  // What Hugging Face's class fills in where the key, a size, is absent.
+  void provide(std::string_view key, std::int64_t value) { provided_.emplace_back(key, value); }
+
   void assume(std::string_view key, std::string value, std::string comment = "");
   void comment(std::string comment);  // on the last entry
 
@@ -65,6 +69,7 @@ class KeyReader {
   std::string prefix_;
   std::vector<HfKey>& ledger_;
   std::vector<std::string> used_;
+  std::vector<std::pair<std::string, std::int64_t>> provided_;
 };
 
 }  // namespace foreshard
