@@ -259,7 +259,10 @@ class Tree {
     auto o = std::make_shared<ModelsOptions>();
     CLI::App* verb = add_verb("models", "The models known by name, or one in full",
                               "models llama-3.1-8b", run_models, o);
-    verb->add_option("model", o->name, "Name or config.json")->type_name("MODEL");
+    CLI::Option* name =
+        verb->add_option("model", o->name, "Name, config.json or model.yaml")->type_name("MODEL");
+    verb->add_flag("--yaml", o->as_yaml, "Write the model as YAML, to change and give to --model")
+        ->needs(name);
     add_json(verb, o->output);
   }
 
@@ -278,7 +281,7 @@ class Tree {
     auto o = std::make_shared<SchemaOptions>();
     CLI::App* verb =
         add_verb("schema", "The JSON Schema of a kind of file", "schema plan", run_schema, o);
-    choice(verb->add_option("kind", o->name, "Which")->required(), "plan|cluster|report");
+    choice(verb->add_option("kind", o->name, "Which")->required(), "plan|cluster|model|report");
   }
 
   void add_doctor() {
@@ -347,7 +350,7 @@ std::string unexpected(CLI::App& app, CLI::App* verb, const std::string& word) {
 void add_job_flags(CLI::App* verb, JobOptions& job, const char* set_help) {
   option(verb, "--plan", job.plan, "FILE", "Plan as YAML (foreshard schema plan)");
   option(verb, "--model", job.model, "MODEL",
-         "Model by name (foreshard models) or a Hugging Face config.json");
+         "Model by name (foreshard models), a Hugging Face config.json, or a model.yaml");
   option(verb, "--cluster", job.cluster, "CLUSTER",
          "GPUs and their kind, such as 64xh100 (foreshard machines), a cluster file, or local");
   option(verb, "--runtime", job.runtime, "fsdp2|fsdp2@2.11|native", "Who runs the plan");
@@ -386,7 +389,7 @@ ValueHint hint_of(const CLI::Option& option) {
   ValueHint hint{ValueHint::Kind::kAny, files, {}};
   if (type == "MODEL") {
     hint.files = true;
-    for (const ZooEntry& entry : zoo()) hint.words.push_back(entry.dims.name);
+    hint.words = zoo_names();
   } else if (type == "KEY=VALUE") {
     for (const std::string& key : plan_keys()) hint.words.push_back(key + "=");
   } else if (type.find('|') != std::string::npos) {

@@ -64,7 +64,7 @@ std::vector<Finding> findings() {
                   fmt::format("foreshard {}, built with {}; {} cores", FORESHARD_VERSION,
                               __VERSION__, std::thread::hardware_concurrency())});
   list.push_back({"models", true,
-                  fmt::format("{} by name; Hugging Face config.json of {}", zoo().size(),
+                  fmt::format("{} by name; Hugging Face config.json of {}", zoo_names().size(),
                               fmt::join(hf_model_types(), ", "))});
   list.push_back(
       {"runtimes", true, fmt::format("fsdp2@{}, native", newest_version(RuntimeKind::kFsdp2))});

@@ -12,6 +12,7 @@
 #include "calibration/profile.h"
 #include "cli/local_profiles.h"
 #include "interop/hf_config.h"
+#include "models/model_yaml.h"
 #include "models/variants.h"
 #include "models/zoo.h"
 #include "sim/spec/fsdp2_version.h"
@@ -77,7 +78,7 @@ void load_model_of(Job& job) {
   if (is_file) job.model_file = seen;
   const Stack stack =
       stack_of(job.document.has("runtime") ? job.document.plan.runtime.kind : Plan().runtime.kind);
-  job.model = is_file ? load_hf_config(seen, stack) : load_zoo_model(text, stack);
+  job.model = is_file ? load_model_file(seen, stack) : load_zoo_model(text, stack);
 }
 
 std::int64_t local_ranks(const PlanDocument& document, const JobOptions& options) {
@@ -162,13 +163,27 @@ std::string attention_kernel(const Plan& plan, const Calibration& calibration) {
 
 }  // namespace
 
+bool is_model_yaml(const std::filesystem::path& path) {
+  return path.extension() == ".yaml" || path.extension() == ".yml";
+}
+
+ModelSpec load_model_file(const std::filesystem::path& path, Stack stack) {
+  if (!is_model_yaml(path)) return load_hf_config(path, stack);
+  ModelSpec model = load_model_yaml(path);
+  if (stack == Stack::kEager) return model;
+  throw Error(ExitCode::kMissingCapability,
+              fmt::format("{}: the engine has kernels for the families that are built in, not for "
+                          "operations from a file; nearest plan: runtime: fsdp2",
+                          path.string()));
+}
+
 bool is_model_file(const std::string& text, const std::filesystem::path& path) {
   std::error_code ignored;
   const std::filesystem::file_status status = std::filesystem::status(path, ignored);
   if (std::filesystem::is_directory(status)) return !is_zoo_model(text);
   // The looks of a file without the file: the error then says so.
-  return std::filesystem::exists(status) || text.ends_with(".json") || text.starts_with("/") ||
-         text.starts_with("./") || text.starts_with("../");
+  return std::filesystem::exists(status) || text.ends_with(".json") || is_model_yaml(path) ||
+         text.starts_with("/") || text.starts_with("./") || text.starts_with("../");
 }
 
 Job load_job(const JobOptions& options) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cli/options.h"
+#include "models/model_dims.h"
 #include "reports/report.h"
 #include "sim/cost/cost_model.h"
 #include "sim/simulate/forecast.h"
@@ -58,8 +59,13 @@ Report report_of(const Job& job, const Forecast& forecast, const CostModel& cost
 // The plan as a file in `folder`: paths in it are relative to that folder.
 std::string plan_file_text(const Job& job, const Plan& plan, const std::filesystem::path& folder);
 
-// Whether a model argument is a Hugging Face config, which lies at `path`: it names a file or looks
-// like the name of one. Else it is a zoo name.
+// A Hugging Face config.json, or, if the name ends so, a model as YAML (models/model_yaml.h), which
+// the engine's stack cannot execute: Error(kMissingCapability).
+ModelSpec load_model_file(const std::filesystem::path& path, Stack stack = Stack::kEager);
+bool is_model_yaml(const std::filesystem::path& path);
+
+// Whether a model argument is a file, which lies at `path`: it names one or looks like the name of
+// one. Else it is a zoo name.
 bool is_model_file(const std::string& text, const std::filesystem::path& path);
 
 }  // namespace foreshard

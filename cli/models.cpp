@@ -2,13 +2,18 @@
 // config.json, what became of every key.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "cli/job.h"
 #include "cli/output.h"
 #include "cli/verbs.h"
 #include "interop/hf_config.h"
+#include "models/model_yaml.h"
+#include "models/vision_zoo.h"
 #include "models/zoo.h"
 #include "sim/base/unit_strings.h"
 
@@ -47,40 +52,106 @@ std::string models_text(const std::vector<ZooEntry>& entries) {
                         d.family, format_count(entry.parameters), d.layers, d.hidden, heads, d.ffn,
                         d.vocabulary, d.max_positions);
   }
-  return text + fmt::format(
-                    "\n{} models; heads as query/key-value where they differ. Any other model: "
-                    "--model path/to/config.json\n",
-                    entries.size());
+  return text +
+         fmt::format("\n{} models; heads as query/key-value where they differ.\n", entries.size());
+}
+
+Json to_json(const VisionEntry& entry) {
+  const TowerDims& t = entry.dims.tower;
+  Json json = {{"name", entry.dims.name},
+               {"family", entry.dims.family},
+               {"parameters", entry.parameters},
+               {"published", entry.published},
+               {"exact", entry.exact},
+               {"tower",
+                {{"image", t.image},
+                 {"patch", t.patch},
+                 {"layers", t.layers},
+                 {"hidden", t.hidden},
+                 {"heads", t.heads},
+                 {"ffn", t.ffn}}},
+               {"source", entry.dims.source},
+               {"note", entry.note}};
+  if (entry.dims.labels > 0) json["labels"] = entry.dims.labels;
+  if (entry.dims.projection > 0) json["projection"] = entry.dims.projection;
+  if (const ModelDims& text = entry.dims.text; text.layers > 0) {
+    json["text"] = {{"layers", text.layers},         {"hidden", text.hidden},
+                    {"heads", text.heads},           {"ffn", text.ffn},
+                    {"vocabulary", text.vocabulary}, {"max_positions", text.max_positions}};
+  }
+  return json;
+}
+
+std::string vision_text(const std::vector<VisionEntry>& entries) {
+  std::string text =
+      fmt::format("\n{:<28} {:<8} {:>14} {:>7} {:>6} {:>6} {:>7} {:>12}\n", "model of images",
+                  "family", "parameters", "layers", "hidden", "pixels", "patches", "text layers");
+  for (const VisionEntry& entry : entries) {
+    const TowerDims& t = entry.dims.tower;
+    const std::int64_t layers = entry.dims.text.layers;
+    text += fmt::format("{:<28} {:<8} {:>14} {:>7} {:>6} {:>6} {:>7} {:>12}\n", entry.dims.name,
+                        entry.dims.family, format_count(entry.parameters), t.layers, t.hidden,
+                        t.image, t.patches(), layers > 0 ? std::to_string(layers) : "");
+  }
+  return text +
+         "\nAny other model: --model path/to/config.json, or a model.yaml such as\n"
+         "foreshard models NAME --yaml writes.\n";
 }
 
 // One model in full: its sizes with their source, and for a config.json what became of every key.
 struct OneModel {
-  ModelDims dims;
-  std::int64_t parameters = 0;
+  std::optional<ModelDims> dims;  // of a decoder
+  ModelSpec model;
   std::string note;
   std::vector<HfKey> keys;
 };
 
 OneModel one_model(const std::string& name) {
   if (is_model_file(name, name)) {
-    const HfConfig config = read_hf_config(name);
-    return {config.dims, load_hf_config(name).parameters(), "", config.ledger};
+    ModelSpec model = load_model_file(name);
+    if (is_model_yaml(name)) return {std::nullopt, std::move(model), "", {}};
+    HfConfig config = read_hf_config(name);
+    if (config.vision) return {std::nullopt, std::move(model), "", config.ledger};
+    return {config.dims, std::move(model), "", config.ledger};
   }
-  const ModelSpec model = load_zoo_model(name);  // knows what to say to a misspelt name
+  ModelSpec model = load_zoo_model(name);  // knows what to say to a misspelt name
   for (const ZooEntry& entry : zoo()) {
-    if (entry.dims.name == model.name) return {entry.dims, entry.parameters, entry.note, {}};
+    if (entry.dims.name == model.name) return {entry.dims, std::move(model), entry.note, {}};
   }
-  FORESHARD_CHECK(false, "a model that is not in the zoo");
+  const std::optional<VisionEntry> entry = find_vision_model(name);
+  FORESHARD_CHECK(entry.has_value(), "a model that is not in the zoo");
+  return {std::nullopt, std::move(model), entry->note, {}};
+}
+
+Json sizes_of(const OneModel& one) {
+  const ModelSpec& model = one.model;
+  if (one.dims) {
+    ZooEntry entry;
+    entry.dims = *one.dims;
+    entry.parameters = model.parameters();
+    entry.note = one.note;
+    Json json = to_json(entry);
+    json.erase("published");
+    json.erase("exact");
+    return json;
+  }
+  Json json = {{"name", model.name},
+               {"family", model.family},
+               {"parameters", model.parameters()},
+               {"layers", model.block_count()},
+               {"hidden", model.hidden},
+               {"vocabulary", model.vocabulary},
+               {"max_positions", model.max_positions},
+               {"tied", model.tied_embeddings},
+               {"source", model.source},
+               {"note", one.note}};
+  if (model.fixed_sequence > 0) json["fixed_sequence"] = model.fixed_sequence;
+  if (model.image_tokens > 0) json["image_tokens"] = model.image_tokens;
+  return json;
 }
 
 Json to_json(const OneModel& one) {
-  ZooEntry entry;
-  entry.dims = one.dims;
-  entry.parameters = one.parameters;
-  entry.note = one.note;
-  Json json = to_json(entry);
-  json.erase("published");
-  json.erase("exact");
+  Json json = sizes_of(one);
   Json keys = Json::array();
   for (const HfKey& key : one.keys) {
     keys.push_back({{"key", key.key},
@@ -92,14 +163,38 @@ Json to_json(const OneModel& one) {
   return json;
 }
 
+std::string sizes_text(const OneModel& one) {
+  const ModelSpec& model = one.model;
+  if (one.dims) {
+    const ModelDims& d = *one.dims;
+    return fmt::format(
+        "{} layers, hidden {}, {} heads of {} ({} key/value), ffn {}, vocabulary {}, {} "
+        "positions\n",
+        d.layers, d.hidden, d.heads, d.head_dim, d.kv_heads, d.ffn, d.vocabulary, d.max_positions);
+  }
+  std::string text =
+      fmt::format("{} blocks, {} positions", model.block_count(), model.max_positions);
+  if (model.fixed_sequence > 0) text += ", no other sequence";
+  if (model.image_tokens > 0) text += fmt::format(", {} of them per image", model.image_tokens);
+  text += "\n";
+  for (std::size_t k = 0; k < model.kinds.size(); ++k) {
+    const LayerSpec& kind = model.kinds[k];
+    const auto count = std::count_if(
+        model.order.begin(), model.order.end(),
+        [&](const LayerInstance& layer) { return static_cast<std::size_t>(layer.kind) == k; });
+    text += fmt::format("{:>5} x {:<22} {:>14} parameters each\n", count, kind.name,
+                        format_count(kind.numel()));
+  }
+  return text;
+}
+
 std::string to_text(const OneModel& one) {
-  const ModelDims& d = one.dims;
-  std::string text = fmt::format("{} ({}): {} parameters{}\n", d.name, d.family,
-                                 format_count(one.parameters), d.tied ? ", tied embeddings" : "");
-  text += fmt::format(
-      "{} layers, hidden {}, {} heads of {} ({} key/value), ffn {}, vocabulary {}, {} positions\n",
-      d.layers, d.hidden, d.heads, d.head_dim, d.kv_heads, d.ffn, d.vocabulary, d.max_positions);
-  text += fmt::format("source: {}\n", d.source);
+  const ModelSpec& model = one.model;
+  std::string text = fmt::format("{} ({}): {} parameters{}\n", model.name, model.family,
+                                 format_count(model.parameters()),
+                                 model.tied_embeddings ? ", tied embeddings" : "");
+  text += sizes_text(one);
+  text += fmt::format("source: {}\n", model.source);
   if (!one.note.empty()) text += fmt::format("note: {}\n", one.note);
   if (!one.keys.empty()) text += "\n";
   for (const HfKey& key : one.keys) {
@@ -116,17 +211,24 @@ ExitCode run_models(const ModelsOptions& options) {
   const bool is_json = options.output.form == Form::kJson;
   if (!options.name.empty()) {
     const OneModel one = one_model(options.name);
+    if (options.as_yaml) {
+      write_answer(to_model_yaml(one.model));
+      return ExitCode::kOk;
+    }
     write_answer(is_json ? document("foreshard.model/1", to_json(one)) : to_text(one));
     return ExitCode::kOk;
   }
   const std::vector<ZooEntry> entries = zoo();
+  const std::vector<VisionEntry> vision = vision_zoo();
   if (!is_json) {
-    write_answer(models_text(entries));
+    write_answer(models_text(entries) + vision_text(vision));
     return ExitCode::kOk;
   }
   Json models = Json::array();
   for (const ZooEntry& entry : entries) models.push_back(to_json(entry));
-  write_answer(document("foreshard.models/1", {{"models", models}}));
+  Json images = Json::array();
+  for (const VisionEntry& entry : vision) images.push_back(to_json(entry));
+  write_answer(document("foreshard.models/1", {{"models", models}, {"vision", images}}));
   return ExitCode::kOk;
 }
 

@@ -109,7 +109,8 @@ struct ConformOptions {
 
 struct ModelsOptions {
   OutputOptions output;
-  std::string name;  // "": all
+  std::string name;      // "": all
+  bool as_yaml = false;  // the one of `name` as a model file
 };
 
 struct MachinesOptions {

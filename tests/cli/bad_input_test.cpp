@@ -45,6 +45,26 @@ TEST(BadInput, Usage) {
   expect_refused("search --model gpt2 --cluster 8xh100 --threads two", 2, {"--threads"});
 }
 
+TEST(BadInput, ModelsOfImagesAndFromFiles) {
+  const std::string llava = "predict --model llava-1.5-7b --cluster 8xh100 ";
+  expect_refused(llava + "--set batch.images=-1", 3, {"--set:1:14", "batch.images", "-1"});
+  expect_refused(llava + "--set batch.images=9", 3, {"--set:1:14", "batch.images", "at most 7"});
+  expect_refused(kJob + "--set batch.images=1", 3, {"batch.images", "no images among its words"});
+  expect_refused(kJob + "--set frozen=[tower]", 3, {"frozen", "no vision tower"});
+  expect_refused(llava + "--runtime native", 6, {"llava", "runtime: fsdp2"});
+  const std::string vit = "predict --model vit-large-patch16-224 --cluster 8xh100 ";
+  expect_refused(vit + "--sequence 198", 3, {"--sequence:1:1", "197 positions"});
+  expect_refused(vit + "--runtime native", 6, {"vit", "runtime: fsdp2"});
+  write_temporary("images.yaml", "model: llama-3.1-8b\ncluster: 8xh100\nbatch: {images: 2}\n");
+  expect_refused("predict --plan images.yaml", 3, {"images.yaml:3:17", "batch.images"});
+
+  expect_refused("predict --model none.yaml --cluster 8xh100", 3, {"none.yaml"});
+  write_temporary("model.yaml", "model: mine\npositions: 8\nlayer: {}\n");
+  expect_refused("predict --model model.yaml --cluster 8xh100", 3,
+                 {"model.yaml:3:1", "did you mean layers?"});
+  expect_refused("models --yaml", 2, {"--yaml"});
+}
+
 TEST(BadInput, KeysOfAPlan) {
   expect_refused(kJob + "--set mesh.shrad=8", 3,
                  {"--set:1:1", "unknown key 'mesh.shrad'", "did you mean mesh.shard?"});

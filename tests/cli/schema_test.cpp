@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "calibration/machines.h"
+#include "models/model_yaml.h"
 #include "sim/base/config.h"
 #include "sim/spec/plan_config.h"
 
@@ -65,6 +66,12 @@ bool accepts(Read read) {
 
 bool plan_reader_accepts(const std::string& text) {
   return accepts([&] { read_plan(parse_json(text, "plan.json")); });
+}
+bool model_reader_accepts(const std::string& text) {
+  return accepts([&] {
+    const ConfigNode root = parse_yaml(text, "model.yaml");
+    parse_model_yaml(root);
+  });
 }
 bool cluster_reader_accepts(const std::string& text) {
   return accepts([&] { parse_cluster(text, "cluster.yaml"); });
@@ -130,6 +137,8 @@ TEST(Schema, PlanJudgesAsTheReader) {
       R"({"runtime": "fsdp2@2.11.0"})",
       R"({"batch": {"sequence": 16777216, "micro_batch": 1, "accumulation": 1048576}})",
       R"({"batch": {"global": 512}})",
+      R"({"batch": {"images": 0}})",
+      R"({"frozen": ["tower"]})",
       R"({"batch": {"sequence": 8192.0}})",
       R"({"mesh": {"shard": 8, "replicate": 8}})",
       R"({"mesh": {}})",
@@ -377,6 +386,56 @@ TEST(Schema, ClusterJudgesAsTheReader) {
     bad.push_back(without.dump());
   }
   expect_same_verdicts("cluster", cluster_reader_accepts, good, bad);
+}
+
+TEST(Schema, ModelJudgesAsTheReader) {
+  // Rows of 8 features and a loss over them.
+  const Json model = {
+      {"model", "small"},
+      {"positions", 64},
+      {"layers",
+       {{"words",
+         {{"role", "embedding"},
+          {"tensors", {{"ids", {{"per_token", 1}, {"type", "int64"}}}, {"rows", 8}}},
+          {"parameters", {{"table", {100, 8}}}},
+          {"operations",
+           {{{"op", "embedding"},
+             {"inputs", "ids"},
+             {"outputs", {"rows"}},
+             {"parameters", "table"}}}},
+          {"output", "rows"}}},
+        {"loss",
+         {{"role", "loss"},
+          {"tensors", {{"a", 8}, {"loss", {{"fixed", 1}, {"type", "fp32"}}}}},
+          {"operations", {{{"op", "cross_entropy"}, {"inputs", "a"}, {"outputs", "loss"}}}},
+          {"output", "loss"}}}}},
+      {"order", {"words", {{"kind", "loss"}, {"name", "end"}}}}};
+  Texts good = {model.dump()};
+  Texts bad = {"{}", "[]"};
+  const auto add = [&](Texts& texts, auto change) {
+    Json other = model;
+    change(other);
+    texts.push_back(other.dump());
+  };
+  add(good, [](Json& m) { m["numerics"] = {{"rope_theta", 500000}}; });
+  add(good, [](Json& m) { m["layers"]["words"]["domain"] = {{"positions", 0}}; });
+  add(good, [](Json& m) { m["layers"]["words"]["parameters"]["table"] = {{"shape", {100, 8}}}; });
+  add(good, [](Json& m) { m["layers"]["loss"]["operations"][0]["kept_by_selective"] = true; });
+  add(bad, [](Json& m) { m["positions"] = 0; });
+  add(bad, [](Json& m) { m.erase("order"); });
+  add(bad, [](Json& m) { m["depth"] = 3; });
+  add(bad, [](Json& m) { m["layers"]["words"]["role"] = "table"; });
+  add(bad, [](Json& m) { m["layers"]["words"].erase("output"); });
+  add(bad, [](Json& m) { m["layers"]["words"]["tensors"]["rows"] = 0; });
+  add(bad, [](Json& m) { m["layers"]["words"]["tensors"]["rows"] = {{"per_row", 8}}; });
+  add(bad, [](Json& m) { m["layers"]["words"]["parameters"]["table"] = Json::array(); });
+  add(bad, [](Json& m) { m["layers"]["loss"]["operations"] = Json::array(); });
+  add(bad, [](Json& m) { m["layers"]["loss"]["operations"][0]["op"] = "adamw"; });
+  add(bad, [](Json& m) { m["layers"]["loss"]["operations"][0]["gradient"] = "sum"; });
+  add(bad, [](Json& m) { m["layers"]["loss"]["operations"][0].erase("outputs"); });
+  add(bad, [](Json& m) { m["order"][1]["repeat"] = 0; });
+  add(bad, [](Json& m) { m["order"] = Json::array(); });
+  expect_same_verdicts("model", model_reader_accepts, good, bad);
 }
 
 TEST(Schema, ReportTakesReportsOnly) {

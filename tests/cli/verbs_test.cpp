@@ -144,6 +144,10 @@ TEST(Verbs, Models) {
                                   [](const auto& m) { return m.at("name") == "llama-2-70b"; });
   ASSERT_NE(found, models.end());
   EXPECT_EQ(found->at("parameters"), 68976648192);
+  expect_says(ok("models"), "clip-vit-large-patch14");
+  EXPECT_GE(json_of(run("models --json")).at("vision").size(), 10U);
+  expect_says(ok("models llava-1.5-7b"), "7,063,427,072");
+  expect_says(ok("models llava-1.5-7b"), "576 of them per image");
   expect_says(ok("models gpt2"), "124,439,808");
   EXPECT_EQ(json_of(run("models Llama-3.1-8B --json")).at("layers"), 32);
 }
@@ -190,6 +194,30 @@ TEST(Verbs, VersionAndHelp) {
     expect_says(own, "Example:\n");
     expect_says(own, std::string("Usage: foreshard ") + verb);
   }
+}
+
+TEST(Verbs, AModelWrittenAsYamlForecastsAsTheBuiltInOne) {
+  for (const char* name : {"tinyllama-1.1b", "vit-base-patch32-224", "clip-vit-base-patch32"}) {
+    const std::string model = name;
+    write_temporary("own.yaml", ok("models " + model + " --yaml"));
+    const auto own = json_of(run("predict --json --cluster 8xh100 --model own.yaml"));
+    const auto built_in = json_of(run("predict --json --cluster 8xh100 --model " + model));
+    EXPECT_EQ(own.at("fingerprint"), built_in.at("fingerprint")) << name;
+    EXPECT_EQ(own.at("step"), built_in.at("step")) << name;
+    EXPECT_EQ(own.at("memory"), built_in.at("memory")) << name;
+  }
+  expect_says(ok("models own.yaml"), "151,277,313");
+  EXPECT_EQ(run("predict --model own.yaml --cluster 8xh100 --runtime native").exit_code, 6);
+}
+
+TEST(Verbs, ModelsThatReadImagesForecast) {
+  expect_says(ok("predict --model llava-1.5-7b --cluster 8xh100 --set batch.images=1"),
+              "7.06 B parameters");
+  const auto vit = json_of(run("predict --json --model vit-large-patch16-224 --cluster 8xh100"));
+  EXPECT_EQ(vit.at("plan").at("batch").at("sequence"), 197);
+  const auto llava = json_of(
+      run("predict --json --model llava-1.5-7b --cluster 8xh100 --set frozen=[tower,embedding]"));
+  EXPECT_EQ(llava.at("plan").at("batch").at("images"), 1);
 }
 
 }  // namespace

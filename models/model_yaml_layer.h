@@ -1,0 +1,73 @@
+// One layer of a model as YAML, and what reading it shares with reading the model.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "sim/base/config.h"
+#include "sim/spec/model_spec.h"
+
+namespace foreshard {
+
+namespace model_limits {
+// Far above any model, far below where sums over a layer leave 64 bits.
+inline constexpr std::int64_t kPerToken = std::int64_t{1} << 32;   // or position, or image
+inline constexpr std::int64_t kElements = std::int64_t{1} << 44;   // of a sequence, or in all
+inline constexpr std::int64_t kExtent = std::int64_t{1} << 32;     // of a parameter
+inline constexpr std::int64_t kParameter = std::int64_t{1} << 50;  // elements
+inline constexpr std::int64_t kWidth = std::int64_t{1} << 28;      // of a matrix product
+inline constexpr std::int64_t kPositions = std::int64_t{1} << 24;
+inline constexpr std::int64_t kDomain = std::int64_t{1} << 20;
+inline constexpr std::size_t kKinds = 1000;
+inline constexpr std::size_t kNames = 4096;  // tensors, parameters or operations of a layer
+inline constexpr std::int64_t kLayers = 100'000;
+}  // namespace model_limits
+
+template <typename E, std::size_t N>
+E read_choice(const ConfigNode& node, const std::array<std::string_view, N>& words) {
+  return static_cast<E>(node.as_choice(std::span<const std::string_view>(words)));
+}
+
+inline bool read_flag(const ConfigNode& node, std::string_view key, bool otherwise) {
+  const ConfigNode* value = node.find(key);
+  return value == nullptr ? otherwise : value->as_bool();
+}
+
+inline std::int64_t read_size(const ConfigNode& node, std::string_view key, std::int64_t least,
+                              std::int64_t most, std::int64_t otherwise) {
+  const ConfigNode* value = node.find(key);
+  return value == nullptr ? otherwise : value->as_int(least, most);
+}
+
+inline std::string read_text(const ConfigNode& node, std::string_view key, std::string otherwise) {
+  const ConfigNode* value = node.find(key);
+  return value == nullptr ? std::move(otherwise) : value->as_string();
+}
+
+// Numbers of declared names, in the order of declaration.
+class DeclaredNames {
+ public:
+  explicit DeclaredNames(const char* noun) : noun_(noun) {}
+  void declare(const ConfigNode& node, const std::string& name);
+  std::int16_t find(const ConfigNode& node) const;  // throws where there is none
+  const std::string& name(std::int16_t i) const { return names_[static_cast<std::size_t>(i)]; }
+  const ConfigNode& node(std::int16_t i) const { return nodes_[static_cast<std::size_t>(i)]; }
+  std::size_t size() const { return names_.size(); }
+
+ private:
+  const char* noun_;
+  std::map<std::string, std::int16_t> numbers_;
+  std::vector<std::string> names_;
+  std::vector<ConfigNode> nodes_;
+};
+
+// `name` is the layer's key.
+LayerSpec read_layer(const ConfigNode& node, std::string name);
+
+}  // namespace foreshard
