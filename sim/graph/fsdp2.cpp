@@ -361,7 +361,7 @@ std::int32_t Fsdp2::first_call(std::int32_t layer) const {
 void Fsdp2::store_gradients(std::int32_t layer, std::int8_t part) {
   if (first_call(layer) != layer) return;
   const std::int32_t u = unit_of_part(layer, part);
-  if (shape(u).trained == 0) return;
+  if (u < 0 || shape(u).trained == 0) return;  // -1: no parameters, and no root
   Group& g = group(u);
   g.fresh_gradients = true;
   if (g.gradient_pass < 0) g.gradient_pass = pass();
