@@ -42,13 +42,13 @@ Json to_json(const ZooEntry& entry) {
 
 std::string models_text(const std::vector<ZooEntry>& entries) {
   std::string text =
-      fmt::format("{:<20} {:<8} {:>15} {:>6} {:>6} {:>7} {:>8} {:>10} {:>9}\n", "model", "family",
+      fmt::format("{:<20} {:<11} {:>15} {:>6} {:>6} {:>7} {:>8} {:>10} {:>9}\n", "model", "family",
                   "parameters", "layers", "hidden", "heads", "ffn", "vocabulary", "positions");
   for (const ZooEntry& entry : entries) {
     const ModelDims& d = entry.dims;
     const std::string heads =
         d.heads == d.kv_heads ? std::to_string(d.heads) : fmt::format("{}/{}", d.heads, d.kv_heads);
-    text += fmt::format("{:<20} {:<8} {:>15} {:>6} {:>6} {:>7} {:>8} {:>10} {:>9}\n", d.name,
+    text += fmt::format("{:<20} {:<11} {:>15} {:>6} {:>6} {:>7} {:>8} {:>10} {:>9}\n", d.name,
                         d.family, format_count(entry.parameters), d.layers, d.hidden, heads, d.ffn,
                         d.vocabulary, d.max_positions);
   }
@@ -152,6 +152,11 @@ Json sizes_of(const OneModel& one) {
 
 Json to_json(const OneModel& one) {
   Json json = sizes_of(one);
+  if (one.dims && one.dims->moe.experts > 0) {
+    json["experts"] = one.dims->moe.experts;
+    json["experts_per_token"] = one.dims->moe.top_k;
+    json["active_parameters"] = one.model.active_parameters();
+  }
   Json keys = Json::array();
   for (const HfKey& key : one.keys) {
     keys.push_back({{"key", key.key},
@@ -194,6 +199,13 @@ std::string to_text(const OneModel& one) {
                                  format_count(model.parameters()),
                                  model.tied_embeddings ? ", tied embeddings" : "");
   text += sizes_text(one);
+  if (one.dims && one.dims->moe.experts > 0) {
+    const auto& moe = one.dims->moe;
+    text += fmt::format(
+        "{} experts of width {}, {} per token{}: {} active parameters\n", moe.experts, moe.ffn,
+        moe.top_k, moe.shared_ffn > 0 ? fmt::format(", shared ones of width {}", moe.shared_ffn) : "",
+        format_count(model.active_parameters()));
+  }
   text += fmt::format("source: {}\n", model.source);
   if (!one.note.empty()) text += fmt::format("note: {}\n", one.note);
   if (!one.keys.empty()) text += "\n";

@@ -1,4 +1,5 @@
 // Checks the sizes, builds each kind of layer once, and lists the layers of the step in order.
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -13,6 +14,7 @@ namespace {
 // Far above any model, far below where products of two sizes leave 64 bits.
 constexpr std::int64_t kLargestSize = 1'000'000'000;
 constexpr std::int64_t kMostLayers = 100'000;
+constexpr std::int64_t kMostExperts = 1'000'000;
 
 [[noreturn]] void fail(const ModelDims& dims, const std::string& what) {
   throw Error(ExitCode::kInvalidInput, "model " + dims.name + ": " + what);
@@ -26,6 +28,36 @@ void check_size(const ModelDims& dims, std::string_view what, std::int64_t value
   if (value > largest) {
     fail(dims, std::string(what) + " is " + std::to_string(value) + "; expected at most " +
                    std::to_string(largest));
+  }
+}
+
+void check_latent(const ModelDims& dims) {
+  const Latent& latent = dims.latent;
+  if (latent.q_rank != 0) check_size(dims, "the rank of the queries' latent", latent.q_rank);
+  check_size(dims, "the rank of the keys' and values' latent", latent.kv_rank);
+  check_size(dims, "the plain part of each head of q and k", latent.nope);
+  check_size(dims, "the rotated part of each head of q and k", latent.rope);
+  check_size(dims, "each head of the values", latent.value);
+  const std::int64_t widest = std::max(latent.nope + latent.rope, latent.nope + latent.value);
+  check_size(dims, "the width of all heads of the latent attention",
+             checked_multiply(dims.heads, widest));
+}
+
+void check_experts(const ModelDims& dims) {
+  const Experts& moe = dims.moe;
+  check_size(dims, "the number of experts", moe.experts, kMostExperts);
+  check_size(dims, "the number of experts per token", moe.top_k);
+  check_size(dims, "the width of an expert", moe.ffn);
+  if (moe.shared_ffn != 0) check_size(dims, "the width of the shared experts", moe.shared_ffn);
+  if (moe.top_k > moe.experts) {
+    fail(dims, "every token goes to " + std::to_string(moe.top_k) + " of " +
+                   std::to_string(moe.experts) + " experts");
+  }
+  for (const std::int64_t layer : moe.dense_layers) {
+    if (layer < 0 || layer >= dims.layers) {
+      fail(dims, "dense layer " + std::to_string(layer) + " is none of the " +
+                     std::to_string(dims.layers));
+    }
   }
 }
 
@@ -47,9 +79,20 @@ void check(const ModelDims& dims) {
   }
   check_size(dims, "the width of all heads (heads x head dimension)",
              checked_multiply(dims.heads, dims.head_dim));
+  if (dims.rotary_dim > dims.head_dim) {
+    fail(dims, std::to_string(dims.rotary_dim) + " rotated elements of heads of " +
+                   std::to_string(dims.head_dim));
+  }
+  if (dims.latent.kv_rank != 0) check_latent(dims);
+  if (dims.moe.experts != 0) check_experts(dims);
 }
 
 }  // namespace
+
+bool has_experts(const ModelDims& dims, std::int64_t layer) {
+  const std::vector<std::int64_t>& dense = dims.moe.dense_layers;
+  return dims.moe.experts > 0 && !std::binary_search(dense.begin(), dense.end(), layer);
+}
 
 ModelSpec build_model(const ModelDims& dims, Stack stack) {
   check(dims);
@@ -63,18 +106,24 @@ ModelSpec build_model(const ModelDims& dims, Stack stack) {
   model.tied_embeddings = dims.tied;
   model.numerics = dims.numerics;
   model.numerics.alibi = dims.positions == Positions::kAlibi;
-  model.block_prefix = parameter_names(dims.naming).blocks;
+  model.block_prefix = parameter_names(dims).blocks;
 
-  model.kinds.reserve(5);
+  model.kinds.reserve(6);
   model.order.reserve(static_cast<std::size_t>(dims.layers) + 4);
   const auto add_kind = [&model](LayerSpec layer) {
     model.kinds.push_back(std::move(layer));
     return static_cast<std::int32_t>(model.kinds.size() - 1);
   };
   model.order.push_back({.kind = add_kind(embedding_layer(dims, stack)), .name = "embedding"});
-  const std::int32_t block = add_kind(decoder_block(dims, stack));
+  std::int32_t dense = -1, mixed = -1;
   for (std::int64_t i = 0; i < dims.layers; ++i) {
-    model.order.push_back({.kind = block, .name = "layers." + std::to_string(i)});
+    const bool is_mixed = has_experts(dims, i);
+    std::int32_t& kind = is_mixed ? mixed : dense;
+    if (kind < 0) {
+      kind = add_kind(decoder_block(
+          dims, stack, is_mixed ? FeedForwardKind::kExperts : FeedForwardKind::kDense));
+    }
+    model.order.push_back({.kind = kind, .name = "layers." + std::to_string(i)});
   }
   model.order.push_back({.kind = add_kind(final_norm_layer(dims, stack)), .name = "norm"});
   model.order.push_back({.kind = add_kind(head_layer(dims, stack)), .name = "head"});

@@ -9,14 +9,67 @@
 namespace foreshard {
 namespace {
 
-constexpr std::array<std::string_view, 10> kFamilies = {
-    "llama", "mistral", "qwen2", "qwen3", "internlm", "gpt2", "gpt3", "opt", "mpt", "bloom"};
+constexpr std::array<std::string_view, 23> kFamilies = {
+    "llama",     "mistral",     "qwen2",       "qwen3",  "internlm", "gemma",
+    "gemma2",    "phi3",        "starcoder2",  "gpt2",   "gpt3",     "opt",
+    "mpt",       "bloom",       "gpt_neox",    "falcon", "mixtral",  "qwen2_moe",
+    "qwen3_moe", "deepseek_v2", "deepseek_v3", "bert",   "roberta"};
+
+// How each of them routes: config.json has the rest.
+void add_routing(std::string_view family, ModelDims& dims) {
+  Experts& moe = dims.moe;
+  if (family == "mixtral") dims.naming = Naming::kMixtral;
+  if (family == "deepseek_v2" || family == "deepseek_v3") dims.naming = Naming::kDeepSeek;
+  moe.normalized = family == "mixtral" || family == "qwen3_moe" || family == "deepseek_v3";
+  moe.shared_gate = family == "qwen2_moe";
+  moe.sigmoid = moe.corrected = family == "deepseek_v3";
+  moe.scaled = dims.naming == Naming::kDeepSeek;
+}
 
 ModelDims rotary_family(std::string_view family) {
   ModelDims dims;
-  dims.qkv_bias = family == "qwen2" || family == "internlm";
+  dims.qkv_bias = family == "qwen2" || family == "internlm" || family == "qwen2_moe";
   dims.output_bias = family == "internlm";
-  dims.qk_norm = family == "qwen3";
+  dims.qk_norm = family == "qwen3" || family == "qwen3_moe";
+  dims.fused_qkv = dims.fused_gate_up = family == "phi3";
+  if (family == "gemma" || family == "gemma2") {
+    dims.activation = Activation::kGeGlu;
+    dims.embedding_scale = true;
+  }
+  if (family == "gemma2") {
+    dims.naming = Naming::kGemma2;
+    dims.residual = Residual::kSandwich;
+    dims.logit_softcap = true;
+  }
+  if (family == "starcoder2") {
+    dims.naming = Naming::kStarcoder2;
+    dims.activation = Activation::kGelu;
+    add_biases(dims);
+  }
+  add_routing(family, dims);
+  return dims;
+}
+
+ModelDims parallel_family(Naming naming) {
+  ModelDims dims;
+  dims.naming = naming;
+  dims.activation = Activation::kGelu;
+  dims.fused_qkv = true;
+  dims.norm = NormKind::kLayer;
+  dims.residual = naming == Naming::kNeoX ? Residual::kParallel : Residual::kParallelOfOneNorm;
+  if (naming == Naming::kNeoX) add_biases(dims);
+  return dims;
+}
+
+ModelDims encoder_family(Naming naming) {
+  ModelDims dims;
+  dims.naming = naming;
+  dims.positions = Positions::kLearned;
+  dims.activation = Activation::kGelu;
+  dims.residual = Residual::kPostNorm;
+  dims.embedding_norm = dims.bidirectional = true;
+  dims.numerics.gelu_tanh = false;
+  add_biases(dims);
   return dims;
 }
 
@@ -65,6 +118,10 @@ std::optional<ModelDims> family_dims(std::string_view family) {
     dims = learned_family(Naming::kOpt);
   } else if (family == "mpt" || family == "bloom") {
     dims = alibi_family(family == "mpt" ? Naming::kMpt : Naming::kBloom);
+  } else if (family == "gpt_neox" || family == "falcon") {
+    dims = parallel_family(family == "falcon" ? Naming::kFalcon : Naming::kNeoX);
+  } else if (family == "bert" || family == "roberta") {
+    dims = encoder_family(family == "bert" ? Naming::kBert : Naming::kRoberta);
   } else {
     dims = rotary_family(family);
   }

@@ -1,4 +1,4 @@
-// The decoder families that this project knows, each as a ModelDims without sizes.
+// The families that this project knows, each as a ModelDims without sizes.
 #pragma once
 
 #include <optional>
@@ -9,12 +9,15 @@
 
 namespace foreshard {
 
-// "llama", "mistral", "qwen2", "qwen3", "internlm", "gpt2", "gpt3", "opt", "mpt", "bloom".
+// Decoders: "llama", "mistral", "qwen2", "qwen3", "internlm", "gemma", "gemma2", "phi3",
+// "starcoder2", "gpt2", "gpt3", "gpt_neox", "falcon", "opt", "mpt", "bloom". Mixtures of experts:
+// "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3". Encoders: "bert", "roberta".
 std::span<const std::string_view> family_names();
 
 // Naming, norm, activation, positions and biases of the family; no sizes, untied. nullopt: no such
 // family. "gpt2" has Hugging Face's [in, out] weights, "gpt3" ordinary ones; "mpt" is the released
-// ALiBi model without biases.
+// ALiBi model without biases; "falcon" has one norm per block. A family of experts says how it
+// routes, its number of experts is a size.
 std::optional<ModelDims> family_dims(std::string_view family);
 
 // Biases in every linear layer and norm of the blocks.

@@ -1,291 +1,13 @@
-// A layer is written down in the order in which PyTorch executes it. LayerBuilder numbers tensors
-// and parameters; the functions below it add one module each (linear, norm, rotary embedding,
-// attention, MLP) and return the number of the tensor that the module hands on. Which tensors a
-// gradient needs is stated where the operation is, as derivatives.yaml of PyTorch does: a linear
-// layer keeps its input; silu and gelu their input, relu its output; a product both factors; a norm
-// its input and statistics; flash attention q, k, v, its output, logsumexp and two random-number
-// seeds; the residual sum, casts and the rotary product (whose table needs no gradient) nothing.
+// Each kind of layer from its modules (models/block_parts.h), with where Python's names end.
 #include "models/layers.h"
 
 #include <algorithm>
-#include <cstddef>
-#include <string_view>
-#include <utility>
-#include <vector>
+#include <string>
 
-#include "models/parameter_names.h"
+#include "models/block_parts.h"
 
 namespace foreshard {
 namespace {
-
-using Index = std::int16_t;
-using Indices = std::vector<Index>;
-
-// A linear layer of `n` outputs from `k` inputs.
-struct Linear {
-  std::string_view name;    // of the module
-  std::string_view result;  // name of the output tensor
-  std::int64_t n = 0, k = 0;
-  bool bias = false;
-  bool conv1d = false;
-};
-
-class LayerBuilder {
- public:
-  LayerBuilder(std::string name, LayerRole role, TensorSpec input, Stack stack) : stack_(stack) {
-    layer_.name = std::move(name);
-    layer_.role = role;
-    layer_.tensors.push_back(std::move(input));
-  }
-  bool is_native() const { return stack_ == Stack::kNative; }
-
-  Index tensor(TensorSpec spec) {
-    layer_.tensors.push_back(std::move(spec));
-    return static_cast<Index>(layer_.tensors.size() - 1);
-  }
-  Index activation(std::string_view name, std::int64_t per_token,
-                   ElementType type = ElementType::kCompute) {
-    return tensor({.name = std::string(name), .per_token = per_token, .type = type});
-  }
-  Index parameter(std::string_view module, std::string_view suffix,
-                  std::vector<std::int64_t> shape) {
-    layer_.parameters.push_back(
-        {.name = std::string(module).append(suffix), .shape = std::move(shape)});
-    return static_cast<Index>(layer_.parameters.size() - 1);
-  }
-  Operation& operation(std::string name, OperationKind kind, Function function) {
-    Operation& operation = layer_.operations.emplace_back();
-    operation.name = std::move(name);
-    operation.kind = kind;
-    operation.function = function;
-    return operation;
-  }
-
-  Index elementwise(std::string_view name, Function function, Indices inputs, Indices saved,
-                    Index output) {
-    Operation& op = operation(std::string(name), OperationKind::kElementwise, function);
-    op.inputs = std::move(inputs);
-    op.saved = std::move(saved);
-    op.outputs = {output};
-    return output;
-  }
-
-  Index linear(const Linear& linear, Index input) {
-    Indices parameters = {parameter(
-        linear.name, ".weight",
-        linear.conv1d ? std::vector{linear.k, linear.n} : std::vector{linear.n, linear.k})};
-    if (linear.bias) parameters.push_back(parameter(linear.name, ".bias", {linear.n}));
-    const Index output = matrix_product(linear, input, std::move(parameters));
-    last().transposed_weight = linear.conv1d;
-    return output;
-  }
-
-  Index matrix_product(const Linear& linear, Index input, Indices parameters) {
-    const Index output = activation(linear.result, linear.n);
-    Operation& op =
-        operation(std::string(linear.name), OperationKind::kGemm, Function::kMatrixProduct);
-    op.inputs = op.saved = {input};
-    op.outputs = {output};
-    op.parameters = std::move(parameters);
-    op.n = linear.n;
-    op.k = linear.k;
-    // Only aten::mm counts; with a bias it is aten::addmm (but the engine's runs as one product).
-    const bool counts = op.parameters.size() == 1 || is_native();
-    op.kept_by_selective = counts && matrix_products_++ % 2 == 0;
-    return output;
-  }
-
-  // `groups` > 1: each of so many slices of `width` elements is normalised by itself, with the same
-  // weight.
-  Index norm(std::string_view name, std::string_view result, NormKind kind, std::int64_t width,
-             Index input, std::int64_t groups = 1) {
-    const std::string base(result);
-    const Index output = activation(base, width * groups);
-    Indices outputs = {output};
-    if (kind != NormKind::kRms) {
-      outputs.push_back(activation(base + "_mean", groups, ElementType::kFp32));
-    }
-    outputs.push_back(activation(base + "_rstd", groups, ElementType::kFp32));
-    Indices parameters = {parameter(name, ".weight", {width})};
-    layer_.parameters.back().is_norm = true;
-    if (kind == NormKind::kLayer) parameters.push_back(parameter(name, ".bias", {width}));
-    Operation& op = operation(std::string(name), OperationKind::kNorm,
-                              kind == NormKind::kRms ? Function::kRmsNorm : Function::kLayerNorm);
-    op.inputs = {input};
-    op.saved = {input};
-    op.saved.insert(op.saved.end(), outputs.begin() + 1, outputs.end());
-    if (!is_native()) op.released.assign(outputs.begin() + 1, outputs.end());
-    op.outputs = std::move(outputs);
-    op.parameters = std::move(parameters);
-    return output;
-  }
-
-  Index residual_add(std::string_view name, std::int64_t width, Index residual, Index branch) {
-    const Index output = activation(name, width);
-    elementwise(name, Function::kAdd, {residual, branch}, {}, output);
-    layer_.operations.back().gradient = GradientRule::kAlias;
-    return output;
-  }
-
-  // Python's names end here (the engine lets go of everything after its last use).
-  void release(Indices tensors) {
-    if (is_native()) return;
-    last().released.insert(last().released.end(), tensors.begin(), tensors.end());
-  }
-
-  Operation& last() { return layer_.operations.back(); }
-
-  LayerSpec finish(Index output) {
-    layer_.output = output;
-    return std::move(layer_);
-  }
-
- private:
-  LayerSpec layer_;
-  Stack stack_;
-  int matrix_products_ = 0;
-};
-
-// Complex multiplication by a table, in fp32: cast, multiply, cast back. The product's gradient
-// clones the conjugated table, head_dim / 2 complex numbers per position.
-Index rotary(LayerBuilder& layer, const ModelDims& dims, std::string_view of, std::int64_t width,
-             Index input) {
-  const std::string name(of);
-  if (layer.is_native()) {
-    const Index output = layer.activation(name + "_rotated", width);
-    layer.elementwise(name + "_rotary", Function::kRotary, {input}, {}, output);
-    layer.last().in_place = true;
-    layer.last().attention.head_dim = dims.head_dim;
-    return output;
-  }
-  const Index wide = layer.activation(name + "_fp32", width, ElementType::kFp32);
-  layer.elementwise(name + "_to_fp32", Function::kCast, {input}, {}, wide);
-
-  const Index table = layer.tensor({.name = name + "_rotary_conjugate",
-                                    .per_position = dims.head_dim,
-                                    .type = ElementType::kFp32});
-  const Index product = layer.activation(name + "_rotated_fp32", width, ElementType::kFp32);
-  layer.elementwise(name + "_rotary", Function::kRotary, {wide}, {}, product);
-  layer.last().backward_temporaries = {table};
-
-  const Index output = layer.activation(name + "_rotated", width);
-  layer.elementwise(name + "_from_fp32", Function::kCast, {product}, {}, output);
-  layer.last().released = {wide, product};
-  return output;
-}
-
-Index flash_attention(LayerBuilder& layer, const ModelDims& dims, Indices inputs) {
-  const std::int64_t width = dims.heads * dims.head_dim;
-  const Index output = layer.activation("attention", width);
-  const Index logsumexp = layer.activation("logsumexp", dims.heads, ElementType::kFp32);
-  Indices outputs = {output, logsumexp};
-  if (!layer.is_native()) {  // the engine's attention draws no random numbers
-    outputs.push_back(layer.tensor({.name = "rng_state", .fixed = 16, .type = ElementType::kByte}));
-    outputs.push_back(layer.tensor({.name = "rng_unused", .fixed = 8, .type = ElementType::kByte}));
-  }
-  Indices temporaries;
-  Indices saved;
-  if (inputs.size() == 1) {
-    // Fused projection: q, k and v are views of one tensor; their gradients are made apart and then
-    // concatenated.
-    saved = inputs;
-    temporaries = {layer.activation("q_gradient", width),
-                   layer.activation("k_gradient", dims.kv_heads * dims.head_dim),
-                   layer.activation("v_gradient", dims.kv_heads * dims.head_dim)};
-  } else {
-    saved = {inputs[1], inputs[0], inputs[2]};  // freed in the order key, query, value
-  }
-  saved.insert(saved.end(), {logsumexp, output});
-  saved.insert(saved.end(), outputs.begin() + 2, outputs.end());
-  Operation& op = layer.operation("attention", OperationKind::kAttention, Function::kAttention);
-  if (!layer.is_native()) op.released.assign(outputs.rbegin(), outputs.rend() - 1);
-  op.inputs = std::move(inputs);
-  op.outputs = std::move(outputs);
-  op.saved = std::move(saved);
-  op.backward_temporaries = std::move(temporaries);
-  op.attention = {
-      .heads = dims.heads, .kv_heads = dims.kv_heads, .head_dim = dims.head_dim, .causal = true};
-  op.kept_by_selective = true;
-  return output;
-}
-
-// Projections, norms of q and k, rotary embedding and the attention itself.
-Index attend(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index input) {
-  const std::int64_t q_width = dims.heads * dims.head_dim;
-  const std::int64_t kv_width = dims.kv_heads * dims.head_dim;
-  const auto project = [&](std::string_view module, std::string_view result, std::int64_t n) {
-    return layer.linear({.name = module,
-                         .result = result,
-                         .n = n,
-                         .k = dims.hidden,
-                         .bias = dims.qkv_bias,
-                         .conv1d = dims.conv1d},
-                        input);
-  };
-  if (dims.fused_qkv) {
-    return flash_attention(layer, dims, {project(names.qkv, "qkv", q_width + 2 * kv_width)});
-  }
-  Index q = project(names.q, "q", q_width);
-  Index k = project(names.k, "k", kv_width);
-  const Index v = project(names.v, "v", kv_width);
-  if (dims.qk_norm) {
-    q = layer.norm(names.q_norm, "q_norm", NormKind::kRms, dims.head_dim, q, dims.heads);
-    k = layer.norm(names.k_norm, "k_norm", NormKind::kRms, dims.head_dim, k, dims.kv_heads);
-  }
-  if (dims.positions == Positions::kRotary) {
-    const Index plain_q = std::exchange(q, rotary(layer, dims, "q", q_width, q));
-    const Index plain_k = std::exchange(k, rotary(layer, dims, "k", kv_width, k));
-    // q and k lose their last reference when both have been rotated, k's first.
-    if (!layer.is_native()) {
-      layer.last().released.insert(layer.last().released.end(), {plain_k, plain_q});
-    }
-  }
-  return flash_attention(layer, dims, {q, k, v});
-}
-
-Index feed_forward(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
-                   Index input) {
-  const auto expand = [&](std::string_view module, std::string_view result) {
-    return layer.linear({.name = module,
-                         .result = result,
-                         .n = dims.ffn,
-                         .k = dims.hidden,
-                         .bias = dims.mlp_bias,
-                         .conv1d = dims.conv1d},
-                        input);
-  };
-  Index activated = 0;
-  if (dims.activation == Activation::kSwiGlu) {
-    const Index gate = expand(names.gate, "gate");
-    if (layer.is_native()) {
-      const Index up = expand(names.up, "up");
-      activated = layer.elementwise("silu_times_up", Function::kSiluMultiply, {gate, up},
-                                    {gate, up}, layer.activation("silu_times_up", dims.ffn));
-    } else {
-      const Index silu = layer.elementwise("silu", Function::kSilu, {gate}, {gate},
-                                           layer.activation("silu", dims.ffn));
-      const Index up = expand(names.up, "up");
-      activated = layer.elementwise("silu_times_up", Function::kMultiply, {silu, up}, {silu, up},
-                                    layer.activation("silu_times_up", dims.ffn));
-    }
-  } else {
-    const bool gelu = dims.activation == Activation::kGelu;
-    const std::string_view name = gelu ? "gelu" : "relu";
-    const Index up = expand(names.up, "up");
-    activated = layer.activation(name, dims.ffn);
-    layer.elementwise(name, gelu ? Function::kGelu : Function::kRelu, {up}, {gelu ? up : activated},
-                      activated);
-  }
-  const Index down = layer.linear({.name = names.down,
-                                   .result = "down",
-                                   .n = dims.hidden,
-                                   .k = dims.ffn,
-                                   .bias = dims.mlp_bias,
-                                   .conv1d = dims.conv1d},
-                                  activated);
-  layer.release({activated, input});
-  return down;
-}
 
 // The engine's loss: a few rows of logits at a time become log-probabilities in fp32, then their
 // own gradient, which takes the logits' place.
@@ -306,6 +28,75 @@ TensorSpec hidden_state(const ModelDims& dims) {
   return {.name = "input", .per_token = dims.hidden};
 }
 
+// Rows for the segment that each token belongs to.
+Index add_token_types(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
+                      Index tokens) {
+  const Index types =
+      layer.tensor({.name = "token_type_ids", .per_token = 1, .type = ElementType::kInt64});
+  layer.constant("zeros", Function::kCopy, {}, types);
+  const Index rows = layer.activation("token_type_embedding", dims.hidden);
+  Operation& lookup = layer.operation(std::string(names.token_types), OperationKind::kEmbedding,
+                                      Function::kEmbedding);
+  lookup.inputs = lookup.saved = {types};
+  lookup.outputs = {rows};
+  lookup.gradient = GradientRule::kNone;
+  lookup.parameters = {
+      layer.parameter(names.token_types, ".weight", {dims.token_types, dims.hidden})};
+  return layer.residual_add("token_type_sum", dims.hidden, tokens, rows);
+}
+
+Index mix(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
+          FeedForwardKind kind, Index input) {
+  if (kind == FeedForwardKind::kExperts) return mixture(layer, dims, names, input);
+  const Index down = feed_forward(layer, dims,
+                                  {.gate = dims.fused_gate_up ? names.gate_up : names.gate,
+                                   .up = names.up,
+                                   .down = names.down,
+                                   .ffn = dims.ffn},
+                                  input);
+  const bool shared_input = dims.residual == Residual::kParallelOfOneNorm;
+  if (!shared_input) layer.release({input});
+  return down;
+}
+
+// Attention with its output projection; lets go of what it was given if `input_ends`.
+enum class Input : std::uint8_t { kEnds, kStays };
+Index attend_and_project(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
+                         Index input, Input use) {
+  const Index attention = attend(layer, dims, names, input);
+  Indices held = layer.last().inputs;  // q, k, v
+  const Index projected = layer.linear({.name = names.o,
+                                        .result = "attention_projection",
+                                        .n = dims.hidden,
+                                        .k = attention_width(dims),
+                                        .bias = dims.output_bias,
+                                        .conv1d = dims.conv1d},
+                                       attention);
+  const Indices locals = layer.held();
+  held.insert(held.end(), locals.begin(), locals.end());
+  held.push_back(attention);
+  if (use == Input::kEnds) held.push_back(input);
+  layer.release(held);
+  return projected;
+}
+
+// Both branches read the block's input; their sum and the input meet at the end.
+Index parallel_branches(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names) {
+  const bool one_norm = dims.residual == Residual::kParallelOfOneNorm;
+  const Index norm1 = layer.norm(names.norm1, "norm1", dims.norm, dims.hidden, 0);
+  const Index norm2 =
+      one_norm ? norm1 : layer.norm(names.norm2, "norm2", dims.norm, dims.hidden, 0);
+  const Index attention =
+      attend_and_project(layer, dims, names, norm1, one_norm ? Input::kStays : Input::kEnds);
+  const Index down = mix(layer, dims, names, FeedForwardKind::kDense, norm2);
+  const Index both = layer.residual_add("branches", dims.hidden, down, attention);
+  layer.release({down});
+  const Index output = layer.residual_add("residual", dims.hidden, both, 0);
+  layer.release({both, attention});
+  if (one_norm) layer.release({norm1});
+  return output;
+}
+
 }  // namespace
 
 std::int64_t loss_rows(std::int64_t vocabulary) {
@@ -314,7 +105,7 @@ std::int64_t loss_rows(std::int64_t vocabulary) {
 }
 
 LayerSpec embedding_layer(const ModelDims& dims, Stack stack) {
-  const ParameterNames& names = parameter_names(dims.naming);
+  const ParameterNames& names = parameter_names(dims);
   // The batch's token ids live through the whole step, so that the lookup need not keep them.
   LayerBuilder layer(dims.family + " embedding", LayerRole::kEmbedding,
                      {.name = "token_ids", .per_token = 1, .type = ElementType::kInt64}, stack);
@@ -326,6 +117,7 @@ LayerSpec embedding_layer(const ModelDims& dims, Stack stack) {
   tokens.gradient = GradientRule::kNone;
   tokens.parameters = {layer.parameter(names.embedding, ".weight", {dims.vocabulary, dims.hidden})};
 
+  if (dims.token_types > 0) output = add_token_types(layer, dims, names, output);
   if (dims.positions == Positions::kLearned) {
     const Index ids =
         layer.tensor({.name = "position_ids", .per_position = 1, .type = ElementType::kInt64});
@@ -342,52 +134,79 @@ LayerSpec embedding_layer(const ModelDims& dims, Stack stack) {
     // The rows' gradient is the sum over the batch, a [S, hidden] temporary that is left out here.
     output = layer.residual_add("embedding_sum", dims.hidden, output, rows);
   }
+  if (dims.embedding_scale) {
+    output = layer.elementwise("embedding_scale", Function::kScale, {output}, {},
+                               layer.activation("scaled_embedding", dims.hidden));
+  }
   if (dims.embedding_norm) {
     output = layer.norm(names.embedding_norm, "embedding_norm", dims.norm, dims.hidden, output);
   }
-  return layer.finish(output);
+  return layer.finish(layer.dropout("embedding_dropout", dims, output));
 }
 
-LayerSpec decoder_block(const ModelDims& dims, Stack stack) {
-  const ParameterNames& names = parameter_names(dims.naming);
-  LayerBuilder layer(dims.family + " block", LayerRole::kBlock, hidden_state(dims), stack);
+LayerSpec decoder_block(const ModelDims& dims, Stack stack, FeedForwardKind kind) {
+  if (dims.residual == Residual::kPostNorm) return encoder_block(dims);
+  const ParameterNames& names = parameter_names(dims);
+  const std::string name =
+      dims.family + (kind == FeedForwardKind::kExperts ? " expert block" : " block");
+  LayerBuilder layer(name, LayerRole::kBlock, hidden_state(dims), stack);
+  if (dims.residual == Residual::kParallel || dims.residual == Residual::kParallelOfOneNorm) {
+    return layer.finish(parallel_branches(layer, dims, names));
+  }
+  const bool sandwich = dims.residual == Residual::kSandwich;
   const Index norm1 = layer.norm(names.norm1, "norm1", dims.norm, dims.hidden, 0);
-  const Index attention = attend(layer, dims, names, norm1);
-  Indices held = layer.last().inputs;  // q, k, v
-  const Index projected = layer.linear({.name = names.o,
-                                        .result = "attention_projection",
-                                        .n = dims.hidden,
-                                        .k = dims.heads * dims.head_dim,
-                                        .bias = dims.output_bias,
-                                        .conv1d = dims.conv1d},
-                                       attention);
-  held.insert(held.end(), {attention, norm1});
-  layer.release(std::move(held));
-  const Index middle = layer.residual_add("attention_residual", dims.hidden, 0, projected);
+  Index branch = attend_and_project(layer, dims, names, norm1, Input::kEnds);
+  if (sandwich) {
+    branch = layer.norm(names.post_attention_norm, "post_attention_norm", dims.norm, dims.hidden,
+                        branch);
+  }
+  const Index middle = layer.residual_add("attention_residual", dims.hidden, 0, branch);
   const Index norm2 = layer.norm(names.norm2, "norm2", dims.norm, dims.hidden, middle);
-  const Index down = feed_forward(layer, dims, names, norm2);
+  Index down = mix(layer, dims, names, kind, norm2);
+  if (sandwich) {
+    down = layer.norm(names.post_mlp_norm, "post_mlp_norm", dims.norm, dims.hidden, down);
+  }
   const Index output = layer.residual_add("mlp_residual", dims.hidden, middle, down);
   layer.release({down, middle});
   return layer.finish(output);
 }
 
 LayerSpec final_norm_layer(const ModelDims& dims, Stack stack) {
+  if (dims.bidirectional) return masked_head_transform(dims);
   LayerBuilder layer(dims.family + " norm", LayerRole::kFinalNorm, hidden_state(dims), stack);
   return layer.finish(
-      layer.norm(parameter_names(dims.naming).final_norm, "final_norm", dims.norm, dims.hidden, 0));
+      layer.norm(parameter_names(dims).final_norm, "final_norm", dims.norm, dims.hidden, 0));
 }
 
 LayerSpec head_layer(const ModelDims& dims, Stack stack) {
-  const ParameterNames& names = parameter_names(dims.naming);
+  if (dims.bidirectional) return masked_head(dims);
+  const ParameterNames& names = parameter_names(dims);
   LayerBuilder layer(dims.family + " head", LayerRole::kHead, hidden_state(dims), stack);
   const Linear head = {
       .name = names.head, .result = "logits", .n = dims.vocabulary, .k = dims.hidden};
-  if (!dims.tied) return layer.finish(layer.linear(head, 0));
-  const Index weight = layer.parameter(names.embedding, ".weight", {dims.vocabulary, dims.hidden});
-  const Index logits = layer.matrix_product(head, 0, {weight});
-  LayerSpec result = layer.finish(logits);
-  result.parameters[static_cast<std::size_t>(weight)].tied = true;
-  return result;
+  Index logits = 0;
+  if (dims.tied) {
+    const Index weight =
+        layer.parameter(names.embedding, ".weight", {dims.vocabulary, dims.hidden});
+    layer.last_parameter().tied = true;
+    logits = layer.matrix_product(head, 0, {weight});
+  } else {
+    logits = layer.linear(head, 0);
+  }
+  if (dims.logit_softcap) {
+    // logits / cap, tanh, times cap: three passes, of which tanh keeps its output.
+    const auto pass = [&](std::string_view name, Function function, Index input) {
+      const Index output =
+          layer.elementwise(name, function, {input}, {}, layer.activation(name, dims.vocabulary));
+      layer.release({input});
+      return output;
+    };
+    const Index divided = pass("softcap_divide", Function::kScale, logits);
+    const Index capped = pass("softcap_tanh", Function::kTanh, divided);
+    layer.last().saved = {capped};
+    logits = pass("softcap_multiply", Function::kScale, capped);
+  }
+  return layer.finish(logits);
 }
 
 LayerSpec loss_layer(const ModelDims& dims, Stack stack) {

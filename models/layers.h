@@ -1,4 +1,4 @@
-// The layers of a dense decoder, as the operations that PyTorch executes eagerly.
+// The layers of a transformer, as the operations that PyTorch executes eagerly.
 //
 // Operation order, saved tensors and temporaries follow recordings of PyTorch 2.11 with CUDA's
 // kernels: fused norms with fp32 statistics, flash attention, rotary embedding as complex fp32
@@ -8,9 +8,9 @@
 // distributed/activation_checkpoint.py): attention, and the first, third, fifth ... matrix product
 // of a block.
 //
-// Stack::kNative writes the engine's own operations instead: rotary embedding in place, silu and
-// product in one pass, a loss that turns a few rows at a time into their gradient in the logits'
-// place.
+// Stack::kNative writes the engine's own operations instead, for the decoders that it runs: rotary
+// embedding in place, silu and product in one pass, a loss that turns a few rows at a time into
+// their gradient in the logits' place.
 //
 // The dimensions must have passed build_model's checks.
 #pragma once
@@ -20,8 +20,12 @@
 
 namespace foreshard {
 
+// The feed-forward layer of a block, where a model has both kinds.
+enum class FeedForwardKind : std::uint8_t { kDense, kExperts };
+
 LayerSpec embedding_layer(const ModelDims& dims, Stack stack = Stack::kEager);
-LayerSpec decoder_block(const ModelDims& dims, Stack stack = Stack::kEager);
+LayerSpec decoder_block(const ModelDims& dims, Stack stack = Stack::kEager,
+                        FeedForwardKind kind = FeedForwardKind::kDense);
 LayerSpec final_norm_layer(const ModelDims& dims, Stack stack = Stack::kEager);
 // A tied head lists the embedding's weight, flagged ParameterSpec::tied.
 LayerSpec head_layer(const ModelDims& dims, Stack stack = Stack::kEager);

@@ -1,13 +1,14 @@
-// The dimensions that tell one dense decoder from another, and the one function that turns them
-// into a ModelSpec.
+// The dimensions that tell one transformer from another, and the one function that turns them into
+// a ModelSpec.
 //
-// Every family (Llama, Mistral, Qwen2/3, GPT-2/3, OPT, MPT, BLOOM) is a point in this space: there
+// Every family (Llama, Mixtral, DeepSeek, GPT-2, Falcon, BERT, ...) is a point in this space: there
 // is no builder per family, so a Hugging Face config.json and a line of the zoo end in the same
 // place.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "sim/spec/model_spec.h"
 #include "sim/spec/plan.h"
@@ -15,7 +16,21 @@
 namespace foreshard {
 
 // Whose parameter names the model carries (those of the Hugging Face implementation).
-enum class Naming : std::uint8_t { kLlama, kGpt2, kOpt, kMpt, kBloom };
+enum class Naming : std::uint8_t {
+  kLlama,
+  kGpt2,
+  kOpt,
+  kMpt,
+  kBloom,
+  kMixtral,
+  kDeepSeek,
+  kGemma2,
+  kNeoX,
+  kFalcon,
+  kStarcoder2,
+  kBert,
+  kRoberta
+};
 
 enum class NormKind : std::uint8_t {
   kRms,              // weight; keeps 1/rms in fp32
@@ -25,6 +40,7 @@ enum class NormKind : std::uint8_t {
 
 enum class Activation : std::uint8_t {
   kSwiGlu,  // silu(gate) * up: three matrices
+  kGeGlu,   // gelu(gate) * up: three matrices
   kGelu,    // two matrices; the input of gelu is kept
   kRelu     // two matrices; the output of relu is kept
 };
@@ -39,6 +55,44 @@ enum class Stack : std::uint8_t { kEager, kNative };
 inline Stack stack_of(RuntimeKind runtime) {
   return runtime == RuntimeKind::kNative ? Stack::kNative : Stack::kEager;
 }
+
+// How the branches of a block meet the residual stream.
+enum class Residual : std::uint8_t {
+  kPreNorm,           // x += attention(norm(x)); x += mlp(norm(x))
+  kSandwich,          // a norm behind each branch too (Gemma 2)
+  kPostNorm,          // x = norm(x + attention(x)); x = norm(x + mlp(x)) (BERT)
+  kParallel,          // x + attention(norm(x)) + mlp(norm'(x)) (GPT-NeoX)
+  kParallelOfOneNorm  // x + attention(norm(x)) + mlp(norm(x)) (Falcon-7B)
+};
+
+// A mixture of experts in place of the feed-forward layer: a router sends every token to `top_k` of
+// `experts` gated networks of width `ffn`, and perhaps all tokens through a shared one. Assumed:
+// balanced routing, tokens * top_k / experts rows for each.
+struct Experts {
+  std::int64_t experts = 0;  // 0: the model is dense
+  std::int64_t top_k = 0;
+  std::int64_t ffn = 0;         // of one expert
+  std::int64_t shared_ffn = 0;  // of all shared experts together; 0: none
+  bool shared_gate = false;     // the shared expert is weighed by a sigmoid (Qwen2-MoE)
+  bool sigmoid = false;         // scores: sigmoid instead of softmax (DeepSeek-V3)
+  bool normalized = false;      // the chosen scores are divided by their sum
+  bool scaled = false;          // ... and multiplied by a factor
+  bool corrected = false;       // chosen by score plus a bias that balances the load
+  std::vector<std::int64_t> dense_layers = {};  // ascending; their width is ModelDims::ffn
+  bool operator==(const Experts&) const = default;
+};
+
+// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434 section 2.1): queries and keys/values
+// come from low-rank latents; a part of each head is rotated, for keys one part shared by all
+// heads.
+struct Latent {
+  std::int64_t q_rank = 0;   // 0: queries come from the hidden state
+  std::int64_t kv_rank = 0;  // 0: the attention is an ordinary one
+  std::int64_t nope = 0;     // of each head of q and k, not rotated
+  std::int64_t rope = 0;     // rotated
+  std::int64_t value = 0;    // of each head's values
+  bool operator==(const Latent&) const = default;
+};
 
 struct ModelDims {
   std::string name;
@@ -68,13 +122,27 @@ struct ModelDims {
   bool qk_norm = false;         // RMSNorm over each head of q and k (Qwen3)
   bool embedding_norm = false;  // a norm right after the embedding (BLOOM)
   bool conv1d = false;          // weights of the blocks are stored [in, out] (Hugging Face's GPT-2)
+  bool fused_gate_up = false;   // one matrix makes gate and up (Phi-3)
+  bool embedding_scale = false;  // embeddings times sqrt(hidden) (Gemma)
+  bool logit_softcap = false;    // tanh(logits / cap) * cap (Gemma 2)
+  bool bidirectional = false;    // an encoder: masked-language-model head, no causal mask
+  bool dropout = false;          // of embeddings and branches, as BERT is trained
+  Residual residual = Residual::kPreNorm;
+  std::int64_t rotary_dim = 0;   // rotated part of each head; 0: all of it
+  std::int64_t token_types = 0;  // rows of the table of segments (BERT); 0: none
+  Experts moe;
+  Latent latent;
   Numerics numerics;
 
   bool operator==(const ModelDims&) const = default;
 };
 
+// Whether block `layer` routes to experts.
+bool has_experts(const ModelDims& dims, std::int64_t layer);
+
 // Throws Error(kInvalidInput), naming the model and the size, where a size is not positive,
-// kv_heads does not divide heads, or the number of parameters overflows 64 bits.
+// kv_heads does not divide heads, a token goes to more experts than there are, or the number of
+// parameters overflows 64 bits.
 ModelSpec build_model(const ModelDims& dims, Stack stack = Stack::kEager);
 
 }  // namespace foreshard

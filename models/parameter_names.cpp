@@ -99,10 +99,90 @@ constexpr ParameterNames kBloomNames = {.blocks = "transformer.h",
                                         .final_norm = "transformer.ln_f",
                                         .head = "lm_head"};
 
+// A variation of another implementation's names.
+template <typename Change>
+constexpr ParameterNames changed(ParameterNames names, Change change) {
+  change(names);
+  return names;
+}
+
+constexpr ParameterNames kMixtralNames = changed(kLlamaNames, [](ParameterNames& n) {
+  n.router = "block_sparse_moe.gate";
+  n.experts = "block_sparse_moe.experts";
+  n.expert_gate = "w1";
+  n.expert_up = "w3";
+  n.expert_down = "w2";
+});
+
+constexpr ParameterNames kDeepSeekNames = changed(kLlamaNames, [](ParameterNames& n) {
+  n.shared_expert_gate = "mlp.shared_experts.gate_proj";
+  n.shared_expert_up = "mlp.shared_experts.up_proj";
+  n.shared_expert_down = "mlp.shared_experts.down_proj";
+});
+
+constexpr ParameterNames kGemma2Names = changed(kLlamaNames, [](ParameterNames& n) {
+  n.norm2 = "pre_feedforward_layernorm";
+  n.post_attention_norm = "post_attention_layernorm";
+  n.post_mlp_norm = "post_feedforward_layernorm";
+});
+
+constexpr ParameterNames kStarcoder2Names = changed(kLlamaNames, [](ParameterNames& n) {
+  n.up = "mlp.c_fc";
+  n.down = "mlp.c_proj";
+});
+
+constexpr ParameterNames kNeoXNames = changed(kBloomNames, [](ParameterNames& n) {
+  n.blocks = "gpt_neox.layers";
+  n.embedding = "gpt_neox.embed_in";
+  n.qkv = "attention.query_key_value";
+  n.o = "attention.dense";
+  n.final_norm = "gpt_neox.final_layer_norm";
+  n.head = "embed_out";
+});
+
+// With two norms: ln_attn and ln_mlp (new_decoder_architecture).
+constexpr ParameterNames kFalconNames = changed(kBloomNames, [](ParameterNames& n) {
+  n.norm1 = "ln_attn";
+  n.norm2 = "ln_mlp";
+});
+constexpr ParameterNames kFalconOneNormNames = kBloomNames;
+
+constexpr ParameterNames kBertNames = changed(kLlamaNames, [](ParameterNames& n) {
+  n.blocks = "bert.encoder.layer";
+  n.embedding = "bert.embeddings.word_embeddings";
+  n.positions = "bert.embeddings.position_embeddings";
+  n.token_types = "bert.embeddings.token_type_embeddings";
+  n.embedding_norm = "bert.embeddings.LayerNorm";
+  n.q = "attention.self.query";
+  n.k = "attention.self.key";
+  n.v = "attention.self.value";
+  n.o = "attention.output.dense";
+  n.norm1 = "attention.output.LayerNorm";
+  n.up = "intermediate.dense";
+  n.down = "output.dense";
+  n.norm2 = "output.LayerNorm";
+  n.head_transform = "cls.predictions.transform.dense";
+  n.head_norm = "cls.predictions.transform.LayerNorm";
+  n.head = "cls.predictions.decoder";
+  n.head_bias = "cls.predictions";
+});
+
+constexpr ParameterNames kRobertaNames = changed(kBertNames, [](ParameterNames& n) {
+  n.blocks = "roberta.encoder.layer";
+  n.embedding = "roberta.embeddings.word_embeddings";
+  n.positions = "roberta.embeddings.position_embeddings";
+  n.token_types = "roberta.embeddings.token_type_embeddings";
+  n.embedding_norm = "roberta.embeddings.LayerNorm";
+  n.head_transform = "lm_head.dense";
+  n.head_norm = "lm_head.layer_norm";
+  n.head = "lm_head.decoder";
+  n.head_bias = "lm_head";
+});
+
 }  // namespace
 
-const ParameterNames& parameter_names(Naming naming) {
-  switch (naming) {
+const ParameterNames& parameter_names(const ModelDims& dims) {
+  switch (dims.naming) {
     case Naming::kLlama:
       return kLlamaNames;
     case Naming::kGpt2:
@@ -113,6 +193,22 @@ const ParameterNames& parameter_names(Naming naming) {
       return kMptNames;
     case Naming::kBloom:
       return kBloomNames;
+    case Naming::kMixtral:
+      return kMixtralNames;
+    case Naming::kDeepSeek:
+      return kDeepSeekNames;
+    case Naming::kGemma2:
+      return kGemma2Names;
+    case Naming::kNeoX:
+      return kNeoXNames;
+    case Naming::kFalcon:
+      return dims.residual == Residual::kParallelOfOneNorm ? kFalconOneNormNames : kFalconNames;
+    case Naming::kStarcoder2:
+      return kStarcoder2Names;
+    case Naming::kBert:
+      return kBertNames;
+    case Naming::kRoberta:
+      return kRobertaNames;
   }
   return kLlamaNames;
 }

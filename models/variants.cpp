@@ -1,5 +1,6 @@
-// Each key is one rewriting of the layers' operation lists, in the order attention, loss, float8,
-// compile. Sizes are per token; T tokens, width d of all heads, h heads, V vocabulary.
+// Each key is one rewriting of the layers' operation lists, in the order lora (models/lora.h),
+// batch.documents, experts, attention, loss, float8, compile. Sizes are per token; T tokens, width
+// d of all heads, h heads, V vocabulary.
 //
 // attention (kernel's own memory in backward; aten/src/ATen/native/transformers/cuda of 2.11):
 //   flash      dq in fp32, 4d with head_dim rounded up to 32, and sum(dout * out), 4h; with fewer
@@ -42,6 +43,7 @@
 #include <string>
 #include <utility>
 
+#include "models/lora.h"
 #include "sim/base/error.h"
 
 namespace foreshard {
@@ -107,20 +109,21 @@ void repeat_keys_and_values(LayerSpec& layer, std::size_t at) {
 void use_math(LayerSpec& layer, Operation& op, std::int64_t sequence) {
   const AttentionShape& shape = op.attention;
   const std::int64_t width = shape.heads * shape.head_dim;
+  const std::int64_t values = shape.heads * shape.values();
   const std::int64_t scores = checked_multiply(shape.heads, sequence);
   const auto fp32 = [&](const char* name, std::int64_t per_token) {
     return add_tensor(layer, {.name = name, .per_token = per_token, .type = ElementType::kFp32});
   };
-  op.saved = {fp32("scaled_q", width), fp32("scaled_k", width), fp32("v_fp32", width),
+  op.saved = {fp32("scaled_q", width), fp32("scaled_k", width), fp32("v_fp32", values),
               fp32("softmax", scores), fp32("probabilities", scores)};
   op.outputs = {op.outputs.front()};
   op.outputs.insert(op.outputs.end(), op.saved.begin(), op.saved.end());
   op.outputs.push_back(fp32("scores", scores));
-  op.outputs.push_back(fp32("attention_fp32", width));
+  op.outputs.push_back(fp32("attention_fp32", values));
   op.released = {};
   op.backward_workspace = {fp32("probabilities.grad", scores), fp32("scores.grad", scores),
                            fp32("q_fp32.grad", width), fp32("k_fp32.grad", width),
-                           fp32("v_fp32.grad", width)};
+                           fp32("v_fp32.grad", values)};
   op.kept_by_selective =
       false;  // no attention operator, but products that the policy does not name
 }
@@ -271,9 +274,13 @@ void fuse_silu(LayerSpec& layer) {
 
 // The main result of a pointwise operation or of a norm: cheap to compute again.
 bool is_recomputable(const LayerSpec& layer, Index index) {
+  const auto fuses = [](Function function) {  // kernels of their own, or random numbers
+    return function != Function::kSort && function != Function::kTopK &&
+           function != Function::kScatterAdd && function != Function::kDropout;
+  };
   return std::any_of(layer.operations.begin(), layer.operations.end(), [&](const Operation& op) {
     return (op.kind == OperationKind::kElementwise || op.kind == OperationKind::kNorm) &&
-           !op.in_place && !op.view && op.outputs.front() == index;
+           fuses(op.function) && !op.in_place && !op.view && op.outputs.front() == index;
   });
 }
 
@@ -318,10 +325,60 @@ void compile(LayerSpec& layer, Float8 float8) {
   }
 }
 
+// --- experts ---
+
+// torchtitan's _run_experts_for_loop: the rows of each expert are read by the host (tolist), every
+// expert's kernels are launched by themselves, and their outputs concatenated.
+void loop_over_experts(LayerSpec& layer) {
+  std::vector<Operation>& ops = layer.operations;
+  const auto is_grouped = [](const Operation& op) { return op.groups > 1; };
+  const auto first = std::find_if(ops.begin(), ops.end(), is_grouped);
+  if (first == ops.end() || first == ops.begin()) return;
+  const auto last = std::find_if(ops.rbegin(), ops.rend(), is_grouped).base() - 1;
+  (first - 1)->host_reads = true;
+  for (auto op = first; op <= last; ++op) {
+    op->groups = first->groups;
+    op->one_by_one = true;
+  }
+  const Index made = last->outputs.front();
+  Operation join;
+  join.name = "concatenate_experts";
+  join.function = Function::kCopy;
+  join.part = last->part;
+  join.inputs = {made};
+  join.gradient = GradientRule::kAlias;  // views
+  join.released = std::exchange(last->released, {});
+  const auto at = last - ops.begin();
+  const TensorSpec spec = tensor(layer, made);
+  join.outputs = {add_tensor(layer, spec)};
+  for (auto op = ops.begin() + at + 1; op != ops.end(); ++op) {
+    for (Indices* list : {&op->inputs, &op->saved, &op->released}) {
+      std::replace(list->begin(), list->end(), made, join.outputs.front());
+    }
+  }
+  ops.insert(ops.begin() + at + 1, std::move(join));
+}
+
+// --- packed documents ---
+
+// A fused kernel over the documents of a sequence skips what lies between them (flash attention's
+// cu_seqlens, FlexAttention's document mask); everything else is as before. Positions start again
+// with every document, which costs nothing.
+void pack(ModelSpec& model, std::int64_t documents) {
+  for (LayerSpec& layer : model.kinds) {
+    for (Operation& op : layer.operations) op.attention.documents = documents;
+  }
+}
+
 }  // namespace
 
 ModelSpec with_variants(ModelSpec model, const Plan& plan) {
   if (plan.batch.images > 0) model = with_images(std::move(model), plan.batch.images);
+  if (plan.lora.rank > 0) model = with_adapters(std::move(model), plan);
+  if (plan.batch.documents > 1) pack(model, plan.batch.documents);
+  if (plan.experts == ExpertKernels::kLoop) {
+    for (LayerSpec& layer : model.kinds) loop_over_experts(layer);
+  }
   if (plan.runtime.kind == RuntimeKind::kNative || plan.host == HostKind::kComputes) return model;
   for (LayerSpec& layer : model.kinds) {
     apply_attention(layer, plan);

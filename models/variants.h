@@ -1,6 +1,7 @@
-// What the plan's keys compile, attention, loss, logits and float8 make of a model: other kernels
-// for the same arithmetic, so other saved tensors, other temporaries and other passes over memory.
-// And batch.images: as many images in each sample.
+// What the plan's keys lora, batch.documents, batch.images, experts, compile, attention, loss,
+// logits and float8 make of a model: adapters beside its layers, shorter attention, as many images
+// in each sample, and other kernels for the same arithmetic, so other saved tensors, other
+// temporaries and other passes over memory.
 //
 // The model as build_model makes it is eager PyTorch with flash attention whose kernels need
 // nothing but their results. The rules, their sources, and what each costs stand in variants.cpp.
@@ -11,8 +12,8 @@
 
 namespace foreshard {
 
-// Precondition: check(plan, model, cluster) passed. Unchanged for runtime native and on CPU ranks,
-// which do not run these kernels.
+// Precondition: check(plan, model, cluster) passed. For runtime native and on CPU ranks, which do
+// not run these kernels, only lora and batch.documents change anything.
 ModelSpec with_variants(ModelSpec model, const Plan& plan);
 
 }  // namespace foreshard

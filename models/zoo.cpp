@@ -71,8 +71,7 @@ Cells split(const Line& line) {
   return cells;
 }
 
-std::int64_t number(const Line& line, const Cells& cells, std::size_t column) {
-  const std::string_view cell = cells[column];
+std::int64_t number(const Line& line, std::string_view cell, std::size_t column) {
   std::int64_t value = 0;
   const auto [end, code] = std::from_chars(cell.data(), cell.data() + cell.size(), value);
   if (code != std::errc() || end != cell.data() + cell.size() || value < 1) {
@@ -87,23 +86,76 @@ std::string nearest(std::string_view word, std::span<const std::string_view> wor
   return nearest_spelling(word, candidates);
 }
 
+constexpr std::size_t kTraits = 10;
+constexpr std::array<std::string_view, 5> kWords = {"tied", "bias", "learned", "two_norms",
+                                                    "dropout"};
+
+struct Size {
+  std::string_view word;
+  std::int64_t& (*of)(ModelDims&);
+};
+constexpr std::array<Size, 12> kSizes = {{
+    {"experts", [](ModelDims& d) -> std::int64_t& { return d.moe.experts; }},
+    {"top_k", [](ModelDims& d) -> std::int64_t& { return d.moe.top_k; }},
+    {"expert_ffn", [](ModelDims& d) -> std::int64_t& { return d.moe.ffn; }},
+    {"shared_ffn", [](ModelDims& d) -> std::int64_t& { return d.moe.shared_ffn; }},
+    {"q_rank", [](ModelDims& d) -> std::int64_t& { return d.latent.q_rank; }},
+    {"kv_rank", [](ModelDims& d) -> std::int64_t& { return d.latent.kv_rank; }},
+    {"nope", [](ModelDims& d) -> std::int64_t& { return d.latent.nope; }},
+    {"rope", [](ModelDims& d) -> std::int64_t& { return d.latent.rope; }},
+    {"value", [](ModelDims& d) -> std::int64_t& { return d.latent.value; }},
+    {"rotary_dim", [](ModelDims& d) -> std::int64_t& { return d.rotary_dim; }},
+    {"token_types", [](ModelDims& d) -> std::int64_t& { return d.token_types; }},
+    {"position_rows", [](ModelDims& d) -> std::int64_t& { return d.position_rows; }},
+}};
+
+[[noreturn]] void fail_trait(const Line& line, std::string_view trait) {
+  std::vector<std::string_view> words(kWords.begin(), kWords.end());
+  for (const Size& size : kSizes) words.push_back(size.word);
+  words.push_back("first_dense");
+  fail(line, kTraits, "unknown trait \"" + std::string(trait) + "\"",
+       "words of tied, bias, learned, two_norms, dropout and sizes such as experts=8, separated by "
+       "single spaces",
+       nearest(trait.substr(0, trait.find('=')), words));
+}
+
+void apply_size(const Line& line, std::string_view trait, ModelDims& dims) {
+  const std::size_t equals = trait.find('=');
+  const std::string_view word = trait.substr(0, equals);
+  const std::int64_t value = number(line, trait.substr(equals + 1), kTraits);
+  if (word == "first_dense") {
+    dims.moe.dense_layers.clear();
+    for (std::int64_t i = 0; i < std::min(value, dims.layers); ++i) {
+      dims.moe.dense_layers.push_back(i);
+    }
+    return;
+  }
+  const auto size = std::find_if(kSizes.begin(), kSizes.end(),
+                                 [&](const Size& each) { return each.word == word; });
+  if (size == kSizes.end()) fail_trait(line, trait);
+  size->of(dims) = value;
+}
+
 void apply_traits(const Line& line, const Cells& cells, ModelDims& dims) {
-  constexpr std::size_t kTraits = 10;
   std::string_view rest = cells[kTraits];
   while (!rest.empty()) {
     const std::size_t end = std::min(rest.find(' '), rest.size());
     const std::string_view trait = rest.substr(0, end);
     rest.remove_prefix(std::min(end + 1, rest.size()));
-    if (trait == "tied") {
+    if (trait.find('=') != std::string_view::npos) {
+      apply_size(line, trait, dims);
+    } else if (trait == "tied") {
       dims.tied = true;
     } else if (trait == "bias") {
       add_biases(dims);
     } else if (trait == "learned") {
       dims.positions = Positions::kLearned;
+    } else if (trait == "two_norms") {
+      dims.residual = Residual::kParallel;
+    } else if (trait == "dropout") {
+      dims.dropout = true;
     } else {
-      constexpr std::array<std::string_view, 3> kWords = {"tied", "bias", "learned"};
-      fail(line, kTraits, "unknown trait \"" + std::string(trait) + "\"",
-           "of tied, bias, learned, separated by single spaces", nearest(trait, kWords));
+      fail_trait(line, trait);
     }
   }
 }
@@ -118,16 +170,16 @@ ModelDims parse_dims(const Line& line, const Cells& cells) {
   ModelDims dims = *family;
   dims.name = cells[0];
   dims.source = cells[14];
-  dims.layers = number(line, cells, 2);
-  dims.hidden = number(line, cells, 3);
-  dims.heads = number(line, cells, 4);
-  dims.kv_heads = number(line, cells, 5);
-  dims.head_dim = number(line, cells, 6);
-  dims.ffn = number(line, cells, 7);
-  dims.vocabulary = number(line, cells, 8);
-  dims.max_positions = number(line, cells, 9);
+  dims.layers = number(line, cells[2], 2);
+  dims.hidden = number(line, cells[3], 3);
+  dims.heads = number(line, cells[4], 4);
+  dims.kv_heads = number(line, cells[5], 5);
+  dims.head_dim = number(line, cells[6], 6);
+  dims.ffn = number(line, cells[7], 7);
+  dims.vocabulary = number(line, cells[8], 8);
+  dims.max_positions = number(line, cells[9], 9);
   apply_traits(line, cells, dims);
-  if (dims.positions == Positions::kLearned) {
+  if (dims.positions == Positions::kLearned && dims.position_rows == 0) {
     // OPT's table starts with two rows for padding (Hugging Face's OPTLearnedPositionalEmbedding).
     dims.position_rows = dims.max_positions + (dims.naming == Naming::kOpt ? 2 : 0);
   }
@@ -138,8 +190,8 @@ ZooEntry parse_entry(const Line& line) {
   const Cells cells = split(line);
   ZooEntry entry;
   entry.dims = parse_dims(line, cells);
-  entry.parameters = number(line, cells, 11);
-  entry.published = number(line, cells, 12);
+  entry.parameters = number(line, cells[11], 11);
+  entry.published = number(line, cells[12], 12);
   if (cells[13] != "exact" && cells[13] != "rounded") {
     fail(line, 13, "unknown count \"" + std::string(cells[13]) + "\"", "exact or rounded");
   }

@@ -1,9 +1,11 @@
 // Published models by name, as data (models/zoo/zoo.csv) that is built into the program.
 //
-// Columns: the sizes of ModelDims; `traits` (of tied, bias, learned); `parameters`, which the
-// builder must reproduce; `published`, the integer its authors print, equal to `parameters` where
-// `count` is exact and a rounded figure where it is rounded; `source`; `note`. Cells hold no comma
-// and no quote.
+// Columns: the sizes of ModelDims; `traits`, words of tied, bias, learned, two_norms, dropout and
+// sizes as experts=8 (of experts, top_k, expert_ffn, shared_ffn, first_dense, q_rank, kv_rank,
+// nope, rope, value, rotary_dim, token_types, position_rows), separated by single spaces;
+// `parameters`, which the builder must reproduce; `published`, the integer its authors print, equal
+// to `parameters` where `count` is exact and a rounded figure where it is rounded; `source`;
+// `note`. Cells hold no comma and no quote.
 #pragma once
 
 #include <cstdint>

@@ -117,7 +117,9 @@ KernelPrice CostModel::curve_price(const Kernel& kernel) const {
   switch (kernel.kind) {
     case KernelKind::kGemm: {
       const GemmCurve& curve = kernel.fp32 ? calibration_.gemm_fp32 : calibration_.gemm_bf16;
-      return {curve_seconds(curve, kernel, cluster_.gpu), Factor::kGemm, curve.evidence};
+      const bool is_grouped = kernel.groups > 1;  // no measured curve of its own
+      return {curve_seconds(curve, kernel, cluster_.gpu), Factor::kGemm,
+              is_grouped ? weaker(curve.evidence, Evidence::kAssumed) : curve.evidence};
     }
     case KernelKind::kAttention: {
       const AttentionCurve& curve = attention_curve(kernel.k, kernel.pass);

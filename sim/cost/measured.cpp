@@ -20,6 +20,12 @@ constexpr std::int64_t kQueryBlock = 128;
 // Attention backward: five products of the size that forward has two of.
 constexpr double kBackwardProducts = 2.5;
 
+// Rate of a grouped product over a plain one's, for many rows in each group: between 0.9 (A100
+// PCIe: 0.65 of the peak forward, 0.67 and 0.56 backward) and 0.6 (B200: 0.44 to 0.50 from 2.5k
+// rows), both as SimuMax's configs/system files list them. Few rows cost on top what they cost a
+// plain product.
+constexpr double kGroupedFraction = 0.75;
+
 constexpr double kSame = 1e-9;
 constexpr double kReach = 1.3862943611198906;  // log 4
 
@@ -35,9 +41,11 @@ double weight_at(double distance) { return std::pow(distance, -4); }
 
 double curve_seconds(const GemmCurve& curve, const Kernel& kernel, const Gpu& gpu) {
   const double m = as_double(kernel.m), n = as_double(kernel.n), k = as_double(kernel.k);
-  const double tiles = m * n / (kTile * kTile);
+  const double groups = as_double(kernel.groups);
+  const double tiles = groups * m * n / (kTile * kTile);
+  const double efficiency = curve.efficiency * (kernel.groups > 1 ? kGroupedFraction : 1);
   const double compute =
-      2 * m * n * k / (curve.efficiency * curve.sustained * peak_of(kernel, gpu)) *
+      groups * 2 * m * n * k / (efficiency * curve.sustained * peak_of(kernel, gpu)) *
       (1 + curve.k_half / k) * (1 + curve.tail * as_double(gpu.multiprocessors) / tiles);
   const double memory =
       as_double(kernel.bytes.count()) / (curve.hbm_fraction * gpu.memory_bandwidth.value());

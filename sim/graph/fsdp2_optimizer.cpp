@@ -62,6 +62,7 @@ void Fsdp2::persistent_memory(StepNumber step) {
       if (!is_ignored(parameter) || parameter.tied) continue;
       ignored.push_back(allocated_size(parameter.numel() * master_size()));
     }
+    if (spec_of(l).resident_bytes > 0) ignored.push_back(allocated_size(spec_of(l).resident_bytes));
   }
   for (const Trained& p : trained_) {
     counters.push_back(allocated_size(4));
@@ -79,7 +80,7 @@ void Fsdp2::persistent_memory(StepNumber step) {
     }
     for (const UnitParameter& p : list) {
       const std::int32_t shard = allocate_persistent(MemoryCategory::kShardedParam, u,
-                                                     Bytes(p.shard_numel * master_size()));
+                                                     Bytes(p.shard_numel * p.stored_size));
       graph().buffers.back().on_host = on_host;
       if (!padded(p)) continue;
       (step == StepNumber::kFirst ? unpadded_ : padded_again_).push_back(shard);

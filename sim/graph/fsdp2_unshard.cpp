@@ -49,14 +49,14 @@ void Fsdp2::all_gather(std::int32_t unit) {
     for (const UnitParameter& p : s.list) {
       if (logging_) {
         log_here("host_to_device", {.stream = name(copies),
-                                    .bytes_in = p.shard_numel * master_size(),
+                                    .bytes_in = p.shard_numel * p.stored_size,
                                     .dtype = to_string(plan_.master_dtype),
                                     .on = "non_blocking"});
       }
       std::int32_t arrived =
-          allocate(MemoryCategory::kCastTemp, copies, unit, Bytes(p.shard_numel * master_size()));
-      log_operator("clone", copies, p.shard_numel * master_size(), plan_.master_dtype);
-      if (!casts_parameters()) {
+          allocate(MemoryCategory::kCastTemp, copies, unit, Bytes(p.shard_numel * p.stored_size));
+      log_operator("clone", copies, p.shard_numel * p.stored_size, plan_.master_dtype);
+      if (!p.casts) {
         temporaries.push_back(arrived);
         continue;
       }
@@ -70,6 +70,7 @@ void Fsdp2::all_gather(std::int32_t unit) {
       add_unit_row(EventKind::kAllGatherCopyIn, copies, unit, small ? kSmallGroup : kWholeGroup);
   if (!offloaded && casts_parameters() && version_.casts_one_by_one && !small) {
     for (const UnitParameter& p : s.list) {
+      if (!p.casts) continue;
       temporaries.push_back(
           allocate(MemoryCategory::kCastTemp, copies, unit, Bytes(p.shard_numel * param_size())));
       log_operator("_to_copy", copies, p.shard_numel * master_size(), plan_.master_dtype);
@@ -181,7 +182,7 @@ std::int32_t Fsdp2::copy_out_alone(std::int32_t unit) {
   add_unit_row(EventKind::kAllGatherCopyOut, Stream::kCompute, unit, kSingleRank);
   std::int32_t last = kNoBuffer;
   for (const UnitParameter& p : shape(unit).list) {
-    if (casts_parameters()) {
+    if (p.casts) {
       const std::int32_t cast = allocate(MemoryCategory::kCommTemp, Stream::kCompute, unit,
                                          Bytes(p.shard_numel * param_size()));
       log_operator("_to_copy", Stream::kCompute, p.shard_numel * master_size(), plan_.master_dtype);

@@ -38,8 +38,8 @@ Fsdp2::UnitWork Fsdp2::unit_work(EventKind kind, const UnitShape& s, std::int32_
   const std::int64_t p = param_size(), r = reduce_size(), o = master_size();
   switch (kind) {
     case EventKind::kHostToDevice:
-      work.bytes = Bytes(s.shard_numel * o);
-      work.kernels = {copy_kernel(s.shard_numel * o)};
+      work.bytes = Bytes(s.shard_bytes);
+      work.kernels = {copy_kernel(s.shard_bytes)};
       work.launches = s.parameters;
       break;
     case EventKind::kDeviceToHost:
@@ -55,7 +55,7 @@ Fsdp2::UnitWork Fsdp2::unit_work(EventKind kind, const UnitShape& s, std::int32_
         work.kernels.push_back(copy_kernel(2 * slice));
       } else {
         work.bytes = Bytes(s.shard_numel * p);
-        if (casts_parameters()) work.kernels.push_back(copy_kernel(s.shard_numel * (o + p)));
+        if (s.cast_numel > 0) work.kernels.push_back(copy_kernel(s.cast_shard_numel * (o + p)));
         work.kernels.push_back(copy_kernel(2 * s.shard_numel * p));
       }
       break;
@@ -68,7 +68,7 @@ Fsdp2::UnitWork Fsdp2::unit_work(EventKind kind, const UnitShape& s, std::int32_
     case EventKind::kAllGatherCopyOut:
       work.bytes = Bytes(padded * p);
       if (variant == kSingleRank) {
-        if (casts_parameters()) work.kernels.push_back(copy_kernel(s.numel * (o + p)));
+        if (s.cast_numel > 0) work.kernels.push_back(copy_kernel(s.cast_numel * (o + p)));
         work.launches = (casts_parameters() ? 2 : 1) * s.parameters;
       }
       work.kernels.push_back(copy_kernel(2 * padded * p));

@@ -1,6 +1,8 @@
 // One function per kind of kernel; sizes come from the layer's tensors at the program's batch.
 #include "sim/graph/layer_kernels.h"
 
+#include <algorithm>
+
 namespace foreshard {
 namespace {
 
@@ -31,19 +33,26 @@ std::int64_t rows_of(const KernelCounts& counts, const Operation& op) {
   return checked_multiply(checked_multiply(counts.options.batch, counts.options.sequence), op.rows);
 }
 
+// Rows of one group: as many for each (Operation::groups), at least one.
+std::int64_t rows_of_group(const KernelCounts& counts, const Operation& op) {
+  return std::max<std::int64_t>(1, (rows_of(counts, op) + op.groups - 1) / op.groups);
+}
+
 // Elements of the weight: all experts' where each has one.
 std::int64_t weight_elements(const KernelCounts& counts, const Operation& op) {
+  if (op.packed) return checked_multiply(op.groups, checked_multiply(op.n, op.k));
   return counts.layer.parameters[index(op.parameters.front())].numel();
 }
 
 struct Product {
-  std::int64_t m = 0, n = 0, k = 0;
-  std::int64_t elements = 0;  // of the three matrices
+  std::int64_t m = 0, n = 0, k = 0;  // of one group
+  std::int64_t elements = 0;         // of the three matrices, over all groups
+  std::int64_t groups = 1;
 };
 
 void add_gemm(const KernelCounts& counts, Pass pass, const Product& product,
               LayerPhaseProgram& phase) {
-  const auto& [m, n, k, elements] = product;
+  const auto& [m, n, k, elements, groups] = product;
   Kernel kernel;
   kernel.kind = KernelKind::kGemm;
   kernel.function = Function::kMatrixProduct;
@@ -52,9 +61,10 @@ void add_gemm(const KernelCounts& counts, Pass pass, const Product& product,
   kernel.m = m;
   kernel.n = n;
   kernel.k = k;
+  kernel.groups = groups;
   kernel.bytes = Bytes(elements * size_of(counts.options.compute));
-  kernel.flops =
-      Flops(2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k));
+  kernel.flops = Flops(2.0 * static_cast<double>(m) * static_cast<double>(n) *
+                       static_cast<double>(k) * static_cast<double>(groups));
   phase.kernels.push_back(kernel);
   phase.flops += kernel.flops;
 }
@@ -67,16 +77,29 @@ void add_attention(const KernelCounts& counts, const Operation& op, Pass pass,
   kernel.pass = pass;
   kernel.causal = op.attention.causal;
   kernel.fp32 = counts.options.compute == DType::kFp32;
-  kernel.m = counts.options.batch;
-  kernel.n = counts.options.sequence;
-  kernel.k = op.attention.head_dim;
-  kernel.heads = op.attention.heads;
-  constexpr double kBackwardProducts = 2.5;
+  const AttentionShape& shape = op.attention;
+  kernel.m = checked_multiply(counts.options.batch, shape.documents);
+  kernel.n = std::max<std::int64_t>(1, counts.options.sequence / shape.documents);
+  kernel.k = shape.head_dim;
+  kernel.heads = shape.heads;
+  // Forward: q k and p v. Backward: q k again, dp = do v, dv, dq and dk.
+  const auto qk = static_cast<double>(shape.head_dim), v = static_cast<double>(shape.values());
+  const double backward_products = (3 * qk + 2 * v) / (qk + v);
   kernel.flops = forward_flops(op, counts.options.batch, counts.options.sequence) *
-                 (pass == Pass::kForward ? 1.0 : kBackwardProducts);
+                 (pass == Pass::kForward ? 1.0 : backward_products);
   kernel.bytes = Bytes(total_bytes(counts, op.inputs) + total_bytes(counts, op.outputs));
   phase.kernels.push_back(kernel);
   phase.flops += kernel.flops;
+}
+
+// Reads the blocks, writes the weight in the compute dtype.
+void add_dequantize(const KernelCounts& counts, const Operation& op, Pass pass,
+                    LayerPhaseProgram& phase) {
+  if (!op.packed) return;
+  const std::int64_t blocks = counts.layer.parameters[index(op.parameters.front())].numel();
+  add_memory_kernel(phase, Function::kDequantize, pass,
+                    checked_multiply(checked_add(blocks, weight_elements(counts, op)),
+                                     size_of(counts.options.compute)));
 }
 
 void add_gemm_backward(const KernelCounts& counts, const Operation& op, BackwardParts parts,
@@ -85,15 +108,19 @@ void add_gemm_backward(const KernelCounts& counts, const Operation& op, Backward
   const std::int64_t rows = rows_of(counts, op);
   const std::int64_t weights = weight_elements(counts, op);
   const std::int64_t elements = rows * op.k + weights + rows * op.n;
+  const std::int64_t group = rows_of_group(counts, op);
   if (parts.weights) {
-    add_gemm(counts, Pass::kBackward, {op.k, op.n, rows, elements}, phase);
+    add_gemm(counts, Pass::kBackward, {op.k, op.n, group, elements, op.groups}, phase);
     if (options.gradients == GradientStorage::kFlat && options.flat_gradient != options.compute) {
       add_memory_kernel(
           phase, Function::kCast, Pass::kBackward,
           checked_multiply(weights, size_of(options.compute) + size_of(options.flat_gradient)));
     }
   }
-  if (parts.inputs) add_gemm(counts, Pass::kBackward, {rows, op.k, op.n, elements}, phase);
+  if (parts.inputs) {
+    add_dequantize(counts, op, Pass::kBackward, phase);
+    add_gemm(counts, Pass::kBackward, {group, op.k, op.n, elements, op.groups}, phase);
+  }
   if (parts.weights && op.parameters.size() > 1) {
     // The bias: a column sum over the output's gradient.
     add_memory_kernel(phase, Function::kColumnSum, Pass::kBackward,
@@ -101,26 +128,16 @@ void add_gemm_backward(const KernelCounts& counts, const Operation& op, Backward
   }
 }
 
-}  // namespace
-
-void add_memory_kernel(LayerPhaseProgram& phase, Function function, Pass pass, std::int64_t bytes) {
-  Kernel kernel;
-  kernel.kind = KernelKind::kMemory;
-  kernel.function = function;
-  kernel.memory_class = class_of(function, pass);
-  kernel.pass = pass;
-  kernel.bytes = Bytes(bytes);
-  phase.kernels.push_back(kernel);
-}
-
-void add_forward_kernels(const KernelCounts& counts, const Operation& op,
-                         LayerPhaseProgram& phase) {
+void add_forward(const KernelCounts& counts, const Operation& op, LayerPhaseProgram& phase) {
   const std::int64_t moved = total_bytes(counts, op.inputs) + total_bytes(counts, op.outputs);
   switch (op.kind) {
     case OperationKind::kGemm: {
       const std::int64_t rows = rows_of(counts, op);
+      add_dequantize(counts, op, Pass::kForward, phase);
       add_gemm(counts, Pass::kForward,
-               {rows, op.n, op.k, rows * op.k + weight_elements(counts, op) + rows * op.n}, phase);
+               {rows_of_group(counts, op), op.n, op.k,
+                rows * op.k + weight_elements(counts, op) + rows * op.n, op.groups},
+               phase);
       return;
     }
     case OperationKind::kAttention:
@@ -141,8 +158,8 @@ void add_forward_kernels(const KernelCounts& counts, const Operation& op,
   }
 }
 
-void add_backward_kernels(const KernelCounts& counts, const Operation& op, BackwardParts parts,
-                          LayerPhaseProgram& phase) {
+void add_backward(const KernelCounts& counts, const Operation& op, BackwardParts parts,
+                  LayerPhaseProgram& phase) {
   const std::int64_t output = op.outputs.empty() ? 0 : counts.bytes[index(op.outputs.front())];
   const std::int64_t moved =
       output + total_bytes(counts, op.saved) + total_bytes(counts, op.inputs);
@@ -174,6 +191,46 @@ void add_backward_kernels(const KernelCounts& counts, const Operation& op, Backw
       if (!op.in_place) add_memory_kernel(phase, op.function, Pass::kBackward, moved);
       return;
   }
+}
+
+// A loop over the groups launches each of the operation's kernels once for every group.
+void launch_one_by_one(const Operation& op, std::size_t begin, LayerPhaseProgram& phase) {
+  if (!op.one_by_one) return;
+  const std::vector<Kernel> whole(phase.kernels.begin() + static_cast<std::ptrdiff_t>(begin),
+                                  phase.kernels.end());
+  phase.kernels.resize(begin);
+  for (Kernel kernel : whole) {
+    kernel.groups = 1;
+    kernel.bytes = Bytes(kernel.bytes.count() / op.groups);
+    kernel.flops = kernel.flops * (1.0 / static_cast<double>(op.groups));
+    phase.kernels.insert(phase.kernels.end(), static_cast<std::size_t>(op.groups), kernel);
+  }
+}
+
+}  // namespace
+
+void add_memory_kernel(LayerPhaseProgram& phase, Function function, Pass pass, std::int64_t bytes) {
+  Kernel kernel;
+  kernel.kind = KernelKind::kMemory;
+  kernel.function = function;
+  kernel.memory_class = class_of(function, pass);
+  kernel.pass = pass;
+  kernel.bytes = Bytes(bytes);
+  phase.kernels.push_back(kernel);
+}
+
+void add_forward_kernels(const KernelCounts& counts, const Operation& op,
+                         LayerPhaseProgram& phase) {
+  const std::size_t begin = phase.kernels.size();
+  add_forward(counts, op, phase);
+  launch_one_by_one(op, begin, phase);
+}
+
+void add_backward_kernels(const KernelCounts& counts, const Operation& op, BackwardParts parts,
+                          LayerPhaseProgram& phase) {
+  const std::size_t begin = phase.kernels.size();
+  add_backward(counts, op, parts, phase);
+  launch_one_by_one(op, begin, phase);
 }
 
 }  // namespace foreshard

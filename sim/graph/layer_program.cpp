@@ -129,7 +129,10 @@ class Deriver {
   }
   void enter(LayerPhaseProgram& phase, std::int8_t part) const {
     if (part > 0 && !options_.split_parts) part = 0;
-    if (!phase.segments.empty() && phase.segments.back().part == part) return;
+    if (!phase.segments.empty() && phase.segments.back().part == part &&
+        !phase.segments.back().host_waits) {
+      return;
+    }
     close_segment(phase);
     phase.segments.push_back({});
     phase.segments.back().part = part;
@@ -337,7 +340,10 @@ class Deriver {
     return first.part == LayerSegment::kBefore && first.outputs.front() == t;
   }
 
-  bool is_frozen(Index p) const { return !options_.frozen.empty() && options_.frozen[index(p)]; }
+  bool is_frozen(Index p) const {
+    return !layer_.parameters[index(p)].trainable ||
+           (!options_.frozen.empty() && options_.frozen[index(p)]);
+  }
   bool is_ignored(Index p) const {
     return options_.ignores_norms && layer_.parameters[index(p)].is_norm;
   }
@@ -465,6 +471,7 @@ class Deriver {
       }
       step.outputs = slots_of(op.outputs);
       end_step(phase, std::move(step));
+      phase.segments.back().host_waits = op.host_reads;
       const bool leaves = o + 1 == layer_.operations.size() || !inside(o + 1);
       if (inside(o) && leaves && !checkpointed_) drop_kept(phase);
       exit_modules(phase, o, last_use_);
@@ -556,6 +563,7 @@ class Deriver {
         if (t != 0) unname(phase, t);
       }
       if (!from_cache) end_step(phase, std::move(step));
+      phase.segments.back().host_waits = op.host_reads;
       exit_modules(phase, o, last_use_);
     }
     if (stop == last_saver_) {

@@ -51,8 +51,9 @@ inline Bytes allocated_size(std::int64_t bytes) {
 
 enum class KernelKind : std::uint8_t { kGemm, kAttention, kMemory };
 
-// One kernel in counts. GEMM: m x k times k x n. Attention: m = batch, n = sequence, k = head_dim,
-// heads in `heads`.
+// One kernel in counts. GEMM: m x k times k x n, `groups` times in one launch. Attention: m =
+// batch, n = sequence (of packed documents: m = documents, n = their length), k = head_dim, heads
+// in `heads`.
 struct Kernel {
   KernelKind kind = KernelKind::kMemory;
   Function function = Function::kCopy;
@@ -61,6 +62,7 @@ struct Kernel {
   bool causal = true;
   bool fp32 = false;
   std::int64_t m = 0, n = 0, k = 0, heads = 0;
+  std::int64_t groups = 1;
   Bytes bytes;  // read plus written
   Flops flops;
   bool operator==(const Kernel&) const = default;
@@ -111,6 +113,7 @@ struct LayerSegment {
   static constexpr std::int8_t kBefore = -1;
   static constexpr std::int8_t kAfter = -2;
   std::int8_t part = 0;
+  bool host_waits = false;  // the host reads what it computed before it issues anything more
   std::uint32_t actions_end = 0;
   std::uint32_t kernels_end = 0;
   MemorySwing swing;

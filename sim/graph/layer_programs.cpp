@@ -149,7 +149,7 @@ std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
                                                   : splits_block(plan.units, block_of[module]));
     variant.input_needs_gradient = trained_before;
     // A nested table may be frozen by itself.
-    trained_before |= !layer.parameters.empty() && (!variant.frozen || is_partly_frozen(layer));
+    trained_before |= layer.has_trainable() && (!variant.frozen || is_partly_frozen(layer));
     if (layer.joins >= 0) {
       trained_before |= waiting.back().needs_gradient;
       waiting.pop_back();

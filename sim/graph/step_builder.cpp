@@ -163,6 +163,7 @@ EventId StepBuilder::push(EventKind kind, Stream stream, std::uint16_t work, std
     ++row.wait_count;
   }
   pending_sources_[s] = 0;
+  row.host_wait = std::exchange(host_reads_, kNoEvent);
   // CPU ranks: nothing is issued while a compute row runs.
   if (plan_.host == HostKind::kComputes) {
     row.host_wait = std::exchange(unawaited_compute_, kNoEvent);
@@ -258,6 +259,7 @@ EventId StepBuilder::add_layer_row(EventKind kind, std::int32_t layer, std::uint
   const EventId id =
       push(kind, Stream::kCompute, work_index(kind, program, whole ? 0 : segment + 1),
            unit_of_part(layer, part), layer);
+  if (!whole && phase(kind, layer).segments[segment].host_waits) host_reads_ = id;
   using Kind = MemoryAction::Kind;
   if (kind == EventKind::kRecompute) {
     graph_.actions.push_back({Kind::kRecompute, execution, segment});

@@ -21,6 +21,8 @@ struct UnitParameter {
   std::int64_t shard_numel = 0;  // of each rank, padded
   std::int64_t local_numel = 0;  // of Plan::rank, without padding
   std::int64_t shard_dim = 0;
+  std::int64_t stored_size = 4;  // bytes of an element of the shard
+  bool casts = true;             // to the compute dtype, before its gather
   bool trainable = true;
 };
 
@@ -28,7 +30,10 @@ struct UnitParameter {
 struct UnitShape {
   std::vector<UnitParameter> list;
   std::int64_t numel = 0;
-  std::int64_t shard_numel = 0;    // padded elements of one rank
+  std::int64_t shard_numel = 0;  // padded elements of one rank
+  std::int64_t shard_bytes = 0;  // of shard_numel, as stored
+  std::int64_t cast_numel = 0;   // of parameters that are cast before their gather
+  std::int64_t cast_shard_numel = 0;
   std::int64_t trained_numel = 0;  // of the parameters that are trained
   std::int64_t trained_shard_numel = 0;
   std::int64_t trained_local_numel = 0;
@@ -274,6 +279,7 @@ class StepBuilder {
   std::array<std::uint8_t, kStreams> pending_sources_{};               // bits: which are set
   std::array<EventId, 256> communicator_tails_;
   std::uint8_t reduce_scatter_communicator_ = kShard;
+  EventId host_reads_ = kNoEvent;         // a row whose results the next row's issue waits for
   EventId unawaited_compute_ = kNoEvent;  // CPU ranks: a compute row the host has not waited for
   std::int32_t pending_hooks_ = 0;
   EventId pending_host_wait_ = kNoEvent;

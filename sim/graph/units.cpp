@@ -33,7 +33,7 @@ std::string joined(const std::string& first, const std::string& last) {
 
 bool StepBuilder::is_trained(std::int32_t layer, const ParameterSpec& parameter) const {
   const LayerSpec& spec = spec_of(layer);
-  if (spec.role == LayerRole::kLoss) return false;
+  if (spec.role == LayerRole::kLoss || !parameter.trainable) return false;
   // Freezing the embedding freezes the table of tokens, not what the layer adds to its rows.
   if (has_table_inside(spec) && parameter.part == 0) return true;
   return !is_frozen(plan_.frozen, spec, block_of(layer));
@@ -168,13 +168,18 @@ bool StepBuilder::is_in(const ParameterSpec& parameter, const Module& module) co
   return !split || parameter.part == module.part;
 }
 
-// An ignored parameter is whole on every rank.
+// An ignored parameter is whole on every rank. Experts in one tensor that are fewer than the shards
+// are cut along the next dimension (torchtitan's shard_placement_fn for experts; along the first
+// one most ranks would hold padding only).
 UnitParameter StepBuilder::sharded(std::int32_t layer, const ParameterSpec& parameter) const {
   UnitParameter p;
   const std::int64_t shards = is_ignored(parameter) ? 1 : plan_.mesh.shard;
   const std::int64_t rank = plan_.rank % shards;
   p.numel = parameter.numel();
-  p.shard_dim = parameter.shape.size() > 1 ? plan_.units.shard_dim : 0;
+  p.shard_dim = shard_dim_of(parameter, plan_.units.shard_dim, shards);
+  p.stored_size = size_of(parameter.stored_as_computed ? plan_.param_dtype : plan_.master_dtype);
+  p.casts = p.stored_size != size_of(plan_.param_dtype) ||
+            (!parameter.stored_as_computed && plan_.param_dtype != plan_.master_dtype);
   const std::int64_t rows = parameter.shape[static_cast<std::size_t>(p.shard_dim)];
   const std::int64_t rest = p.numel / rows;
   const std::int64_t chunk = (rows + shards - 1) / shards;
@@ -192,6 +197,11 @@ UnitShape StepBuilder::shape_of(std::int32_t unit) {
       const UnitParameter p = sharded(owned.layer, parameter);
       shape.numel = checked_add(shape.numel, p.numel);
       shape.shard_numel = checked_add(shape.shard_numel, p.shard_numel);
+      shape.shard_bytes = checked_add(shape.shard_bytes, p.shard_numel * p.stored_size);
+      if (p.casts) {
+        shape.cast_numel += p.numel;
+        shape.cast_shard_numel += p.shard_numel;
+      }
       if (p.shard_dim > 0) shape.cut_numel += p.numel;
       if (p.trainable) {
         shape.trained_numel += p.numel;
@@ -244,8 +254,7 @@ void StepBuilder::size_units() {
       for (const UnitParameter& p : shape.list) {
         const std::int64_t padded = checked_multiply(p.shard_numel, plan_.mesh.shard);
         unsharded.push_back(allocated_size(checked_multiply(padded, compute)));
-        sharded.push_back(
-            allocated_size(checked_multiply(p.shard_numel, size_of(plan_.master_dtype))));
+        sharded.push_back(allocated_size(checked_multiply(p.shard_numel, p.stored_size)));
         state.push_back(p.trainable ? allocated_size(checked_multiply(
                                           p.local_numel, size_of(plan_.optimizer.state)))
                                     : Bytes());

@@ -32,7 +32,16 @@ const char* to_string(Function function) {
                                                                  "adamw",
                                                                  "sgd",
                                                                  "sum_of_squares",
-                                                                 "scale"};
+                                                                 "scale",
+                                                                 "softmax",
+                                                                 "sigmoid",
+                                                                 "tanh",
+                                                                 "dropout",
+                                                                 "top_k",
+                                                                 "sort",
+                                                                 "gather",
+                                                                 "scatter_add",
+                                                                 "dequantize"};
   return kNames[static_cast<std::size_t>(function)];
 }
 
@@ -45,20 +54,70 @@ std::int64_t ParameterSpec::numel() const {
 std::int64_t LayerSpec::numel() const {
   std::int64_t count = 0;
   for (const ParameterSpec& parameter : parameters) {
-    if (!parameter.tied) count = checked_add(count, parameter.numel());
+    if (!parameter.tied) count = checked_add(count, parameter.count());
   }
   return count;
 }
 
-std::int64_t ModelSpec::parameters() const {
-  // Instances per kind first: a model has few kinds and many layers.
-  std::vector<std::int64_t> instances(kinds.size(), 0);
-  for (const LayerInstance& layer : order) ++instances[static_cast<std::size_t>(layer.kind)];
-  std::int64_t count = 0;
-  for (std::size_t kind = 0; kind < kinds.size(); ++kind) {
-    count = checked_add(count, checked_multiply(instances[kind], kinds[kind].numel()));
+bool LayerSpec::has_trainable() const {
+  return std::any_of(parameters.begin(), parameters.end(),
+                     [](const ParameterSpec& parameter) { return parameter.trainable; });
+}
+
+namespace {
+
+// Sum over all layers of what `count` says of each kind: a model has few kinds and many layers.
+template <typename Count>
+std::int64_t sum_over_layers(const ModelSpec& model, Count count) {
+  std::vector<std::int64_t> instances(model.kinds.size(), 0);
+  for (const LayerInstance& layer : model.order) {
+    if (layer.same_as < 0) ++instances[static_cast<std::size_t>(layer.kind)];
   }
-  return count;
+  std::int64_t sum = 0;
+  for (std::size_t kind = 0; kind < model.kinds.size(); ++kind) {
+    sum = checked_add(sum, checked_multiply(instances[kind], count(model.kinds[kind])));
+  }
+  return sum;
+}
+
+bool is_grouped(const Operation& operation) { return operation.groups > 1; }
+
+// The share of a parameter that a token meets.
+std::int64_t active_numel(const LayerSpec& layer, std::size_t parameter) {
+  const ParameterSpec& spec = layer.parameters[parameter];
+  if (spec.tied) return 0;
+  for (const Operation& op : layer.operations) {
+    const auto& list = op.parameters;
+    const auto here = std::find(list.begin(), list.end(), static_cast<std::int16_t>(parameter));
+    if (is_grouped(op) && here != list.end()) return spec.count() / op.groups * op.rows;
+  }
+  return spec.count();
+}
+
+}  // namespace
+
+std::int64_t ModelSpec::parameters() const {
+  return sum_over_layers(*this, [](const LayerSpec& layer) { return layer.numel(); });
+}
+
+std::int64_t ModelSpec::trainable_parameters() const {
+  return sum_over_layers(*this, [](const LayerSpec& layer) {
+    std::int64_t count = 0;
+    for (const ParameterSpec& p : layer.parameters) {
+      if (p.trainable && !p.tied) count = checked_add(count, p.count());
+    }
+    return count;
+  });
+}
+
+std::int64_t ModelSpec::active_parameters() const {
+  return sum_over_layers(*this, [](const LayerSpec& layer) {
+    std::int64_t count = 0;
+    for (std::size_t p = 0; p < layer.parameters.size(); ++p) {
+      count = checked_add(count, active_numel(layer, p));
+    }
+    return count;
+  });
 }
 
 std::int64_t ModelSpec::block_count() const {
@@ -68,16 +127,23 @@ std::int64_t ModelSpec::block_count() const {
 }
 
 Flops ModelSpec::training_flops_per_sequence(std::int64_t sequence) const {
-  std::vector<Flops> forward(kinds.size());
+  std::vector<Flops> of_kind(kinds.size());
   for (std::size_t kind = 0; kind < kinds.size(); ++kind) {
     const Domain& domain = kinds[kind].domain;
+    const std::vector<ParameterSpec>& parameters = kinds[kind].parameters;
     for (const Operation& operation : kinds[kind].operations) {
-      forward[kind] += forward_flops(operation, domain.sequences(1), domain.length(sequence));
+      const auto is_frozen = [&](std::int16_t p) {
+        return !parameters[static_cast<std::size_t>(p)].trainable;
+      };
+      const bool inputs_only =
+          operation.kind == OperationKind::kGemm &&
+          std::all_of(operation.parameters.begin(), operation.parameters.end(), is_frozen);
+      of_kind[kind] += (inputs_only ? 2.0 : 3.0) * forward_flops(operation, domain.sequences(1), domain.length(sequence));
     }
   }
   Flops sum;
-  for (const LayerInstance& layer : order) sum += forward[static_cast<std::size_t>(layer.kind)];
-  return 3.0 * sum;
+  for (const LayerInstance& layer : order) sum += of_kind[static_cast<std::size_t>(layer.kind)];
+  return sum;
 }
 
 Flops forward_flops(const Operation& operation, std::int64_t batch, std::int64_t sequence) {
@@ -89,8 +155,9 @@ Flops forward_flops(const Operation& operation, std::int64_t batch, std::int64_t
   }
   if (operation.kind == OperationKind::kAttention) {
     const AttentionShape& shape = operation.attention;
-    const double full =
-        4.0 * b * static_cast<double>(shape.heads) * s * s * static_cast<double>(shape.head_dim);
+    const double documents = static_cast<double>(shape.documents);
+    const double full = 2.0 * b * static_cast<double>(shape.heads) * s * (s / documents) *
+                        static_cast<double>(shape.head_dim + shape.values());
     return Flops(shape.causal ? full / 2 : full);
   }
   return Flops();

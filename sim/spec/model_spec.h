@@ -17,9 +17,9 @@
 // that, as autograd does.
 //
 // Sources: operation order and saved tensors of a Llama block as recorded from PyTorch 2.11
-// (tests/recordings); FLOPs are 2*m*n*k for a matrix product and 4*B*h*S^2*head_dim for full
-// attention, half of it when causal. Invariant: the number of parameters equals the published count
-// (tests/models/zoo_test.cpp).
+// (tests/recordings); FLOPs are 2*m*n*k for a matrix product and 2*B*h*S^2*(head_dim + value_dim)
+// for full attention, half of it when causal. Invariant: the number of parameters equals the
+// published count (tests/models/zoo_test.cpp).
 #pragma once
 
 #include <cstdint>
@@ -56,10 +56,17 @@ struct ParameterSpec {
   bool tied = false;
   // Normalisation weights, which some plans leave to plain replication (`ignored: norms`).
   bool is_norm = false;
+  // false: frozen whatever the plan says (the base under adapters): no gradient, no optimizer
+  // state.
+  bool trainable = true;
+  // Stored in the compute dtype, not in the plan's master dtype: no cast precedes its gather.
+  bool stored_as_computed = false;
+  std::int64_t unpacked = 0;  // elements that packed blocks stand for; 0: not packed
   // 0: of the layer's own unit; k > 0: of LayerSpec::nested[k - 1] where the plan makes that a
   // unit.
   std::int8_t part = 0;
   std::int64_t numel() const;  // of the shape, tied or not
+  std::int64_t count() const { return unpacked > 0 ? unpacked : numel(); }
   bool operator==(const ParameterSpec&) const = default;
 };
 
@@ -99,8 +106,17 @@ enum class Function : std::uint8_t {
   kSgd,
   kSumOfSquares,
   kScale,
+  kSoftmax,
+  kSigmoid,
+  kTanh,
+  kDropout,
+  kTopK,
+  kSort,
+  kGather,      // rows by index; its gradient is a scatter-add
+  kScatterAdd,  // rows added at indices; its gradient is a gather
+  kDequantize,  // packed 4-bit blocks to the compute dtype
 };
-inline constexpr std::size_t kFunctions = 23;
+inline constexpr std::size_t kFunctions = 32;
 const char* to_string(Function function);  // "matrix_product"
 
 struct AttentionShape {
@@ -108,6 +124,9 @@ struct AttentionShape {
   std::int64_t kv_heads = 0;
   std::int64_t head_dim = 0;
   bool causal = true;
+  std::int64_t value_dim = 0;  // of each head's values; 0: head_dim
+  std::int64_t documents = 1;  // packed into a sequence, equally long; none attends to another
+  std::int64_t values() const { return value_dim > 0 ? value_dim : head_dim; }
   bool operator==(const AttentionShape&) const = default;
 };
 
@@ -140,6 +159,11 @@ struct Operation {
   std::vector<std::int16_t> forward_workspace, backward_workspace;
   std::int64_t n = 0, k = 0;  // GEMM: output and inner width; m is the number of tokens
   std::int64_t rows = 1;      // GEMM: times as many rows (a token goes to several experts)
+  std::int64_t groups = 1;    // GEMM: so many weights share the rows evenly, in one kernel
+  bool one_by_one = false;    // a kernel for each group instead of one for all
+  bool packed = false;  // GEMM: parameter 0 holds 4-bit blocks, written out before each product
+  // The host waits for the outputs' values before it issues anything more (rows per expert).
+  bool host_reads = false;
   // The outputs are views of the first input. The gradients of several are concatenated.
   bool view = false;
   // Outer product with one value per row: the last input's gradient is first made in the width of
@@ -190,7 +214,9 @@ struct LayerSpec {
   // Executed, but no result of it is read: it hands its input on (a copy of what is read of it), and
   // its parameters receive no gradient.
   bool unread = false;
-  std::int64_t numel() const;  // own parameters: a tied head's weight is the embedding's
+  std::int64_t resident_bytes = 0;  // of buffers that every rank holds whole (scales of blocks)
+  std::int64_t numel() const;       // own parameters: a tied head's weight is the embedding's
+  bool has_trainable() const;       // some parameter may be trained
   bool operator==(const LayerSpec&) const = default;
 };
 
@@ -233,12 +259,15 @@ struct ModelSpec {
   // sequence.
   std::int64_t image_tokens = 0;
 
-  std::int64_t parameters() const;   // tied weights once
-  std::int64_t block_count() const;  // layers with role kBlock
+  std::int64_t parameters() const;            // tied weights once
+  std::int64_t block_count() const;           // layers with role kBlock
+  std::int64_t trainable_parameters() const;  // of them, those that may be trained
+  // Without the experts that a token does not go to (Operation::rows of Operation::groups).
+  std::int64_t active_parameters() const;
   // FLOPs of forward plus backward of one sequence of `sequence` tokens without recompute: the
   // matrix products and the attention of every layer (backward counts twice the products and 2.5
   // times the attention is NOT used here: MFU takes 2 x forward for both, the convention of the
-  // PaLM paper, appendix B).
+  // PaLM paper, appendix B). A product whose weights are not trainable counts once in backward.
   Flops training_flops_per_sequence(std::int64_t sequence) const;
   bool operator==(const ModelSpec&) const = default;
 };

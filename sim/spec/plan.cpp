@@ -129,6 +129,22 @@ const char* to_string(AccumulationMode mode) {
 
 const char* to_string(When when) { return when == When::kEach ? "each" : "last"; }
 
+const char* to_string(Lora::Base base) {
+  switch (base) {
+    case Lora::Base::kMaster:
+      return "master";
+    case Lora::Base::kParam:
+      return "param";
+    case Lora::Base::kNf4:
+      return "nf4";
+  }
+  return "";
+}
+
+const char* to_string(ExpertKernels kernels) {
+  return kernels == ExpertKernels::kLoop ? "loop" : "grouped";
+}
+
 const char* to_string(Ignored ignored) { return ignored == Ignored::kNone ? "none" : "norms"; }
 
 const char* to_string(Offload offload) {

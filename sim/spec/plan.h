@@ -43,6 +43,7 @@ struct Batch {
   std::int64_t micro_batch = 1;   // sequences per rank and micro-batch
   std::int64_t accumulation = 1;  // micro-batches per step
   std::int64_t images = 0;        // per sample, of models whose samples have images
+  std::int64_t documents = 1;  // packed into each sequence, equally long; none attends to another
   bool operator==(const Batch&) const = default;
 };
 
@@ -143,6 +144,11 @@ struct Loss {
 enum class Logits : std::uint8_t { kReleased, kHeld };
 const char* to_string(Logits logits);
 
+// How the products of experts are launched. kGrouped: one grouped product for all. kLoop: one after
+// the other, for which the host reads the rows of each expert (torchtitan without use_grouped_mm).
+enum class ExpertKernels : std::uint8_t { kGrouped, kLoop };
+const char* to_string(ExpertKernels kernels);
+
 // Linear layers of the blocks in fp8 (torchao.float8), parameters gathered in the param dtype.
 enum class Float8 : std::uint8_t { kNone, kTensorwise, kRowwise };
 const char* to_string(Float8 recipe);
@@ -173,6 +179,22 @@ struct Frozen {
   bool any() const { return *this != Frozen{}; }
   bool operator==(const Frozen&) const = default;
 };
+
+// Low-rank adapters on a frozen base, as PEFT adds them: y = W x + B A x, A [rank, in] and
+// B [out, rank] for every target. Only they are trained, and stored in dtype.master.
+struct Lora {
+  // What the frozen parameters are stored in: dtype.master; dtype.param, as a checkpoint is loaded
+  // (PEFT keeps adapters in fp32 beside it: autocast_adapter_dtype); or linear layers of the blocks
+  // in 4-bit blocks (QLoRA), the rest in dtype.param.
+  enum class Base : std::uint8_t { kMaster, kParam, kNf4 };
+  static constexpr const char* kAllLinear = "all-linear";  // but the head
+  std::int64_t rank = 0;                                   // 0: none, everything is trained
+  std::vector<std::string> targets = {kAllLinear};         // or names of linear modules: "q_proj"
+  double dropout = 0;                                      // of the adapters' input
+  Base base = Base::kParam;
+  bool operator==(const Lora&) const = default;
+};
+const char* to_string(Lora::Base base);
 
 // Parameters left to plain replication (`ignored_params`).
 enum class Ignored : std::uint8_t { kNone, kNorms };
@@ -254,6 +276,7 @@ struct Plan {
   Loss loss;
   Logits logits = Logits::kReleased;
   Float8 float8 = Float8::kNone;
+  ExpertKernels experts = ExpertKernels::kGrouped;
   DType param_dtype = DType::kBf16;
   DType reduce_dtype = DType::kFp32;
   DType master_dtype = DType::kFp32;  // stored parameters
@@ -263,6 +286,7 @@ struct Plan {
   AccumulationMode accumulation = AccumulationMode::kReduceEach;
   AccumulationDetails accumulation_details;
   Frozen frozen;
+  Lora lora;  // what it makes of the model: models/lora.h
   Ignored ignored = Ignored::kNone;
   Offload offload = Offload::kNone;
   std::optional<double> gradient_divide_factor;  // none: the number of ranks

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <utility>
 
+#include "sim/base/spelling.h"
 #include "sim/base/unit_strings.h"
 #include "sim/spec/fsdp2_version.h"
 #include "sim/spec/plan_runtime_check.h"
@@ -319,6 +320,72 @@ Problem problem_of_frozen(const Plan& plan, const ModelSpec& model) {
   return contradiction("frozen", "no parameter is left to train", "fewer frozen layers");
 }
 
+// Names of the linear modules that adapters can stand beside: products of one weight.
+std::vector<std::string> linear_modules(const ModelSpec& model) {
+  std::vector<std::string> names;
+  for (const LayerSpec& layer : model.kinds) {
+    for (const Operation& op : layer.operations) {
+      if (!takes_adapter(layer, op)) continue;
+      const std::string name = op.name.substr(op.name.rfind('.') + 1);
+      if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+    }
+  }
+  return names;
+}
+
+Problem problem_of_lora(const Plan& plan, const ModelSpec& model) {
+  const Lora& lora = plan.lora;
+  if (lora.rank == 0) return std::nullopt;
+  if (plan.float8 != Float8::kNone) {
+    return contradiction("float8", "adapters' base is not cast to fp8", "none, or lora.rank: 0");
+  }
+  for (const std::string& target : lora.targets) {
+    const bool found =
+        target == Lora::kAllLinear ||
+        std::any_of(model.kinds.begin(), model.kinds.end(), [&](const LayerSpec& layer) {
+          return std::any_of(layer.operations.begin(), layer.operations.end(), [&](const auto& op) {
+            return takes_adapter(layer, op) && is_module(op.name, target);
+          });
+        });
+    if (found) continue;
+    const std::vector<std::string> names = linear_modules(model);
+    return contradiction(
+        "lora.targets", fmt::format("{} has no linear module \"{}\"", model.name, target),
+        fmt::format("of {}", fmt::join(names, ", ")), nearest_spelling(target, names));
+  }
+  return std::nullopt;
+}
+
+Problem problem_of_documents(const Plan& plan) {
+  const auto& [sequence, micro_batch, accumulation, documents] = plan.batch;
+  if (documents < 1 || documents > sequence) {
+    return contradiction("batch.documents", fmt::format("{} in {} tokens", documents, sequence),
+                         fmt::format("an integer from 1 to {}", sequence));
+  }
+  if (sequence % documents == 0) return std::nullopt;
+  return contradiction(
+      "batch.documents",
+      fmt::format("{} equally long documents do not fill {} tokens", documents, sequence),
+      fmt::format("a divisor of {}, for example {}", sequence,
+                  fmt::join(nearest_divisors(sequence, documents), " or ")));
+}
+
+// Balanced routing gives every expert a row at least.
+Problem problem_of_experts(const Plan& plan, const ModelSpec& model) {
+  const std::int64_t tokens = checked_multiply(plan.batch.micro_batch, plan.batch.sequence);
+  for (const LayerSpec& layer : model.kinds) {
+    for (const Operation& op : layer.operations) {
+      if (op.groups <= 1 || checked_multiply(tokens, op.rows) >= op.groups) continue;
+      return contradiction("batch.sequence",
+                           fmt::format("{} tokens x {} are fewer rows than the {} experts of {}",
+                                       tokens, op.rows, op.groups, model.name),
+                           fmt::format("batch.micro_batch x batch.sequence of at least {}",
+                                       (op.groups + op.rows - 1) / op.rows));
+    }
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::optional<PlanProblem> find_problem(const Plan& plan, const ModelSpec& model,
@@ -344,6 +411,9 @@ std::optional<PlanProblem> find_problem(const Plan& plan, const ModelSpec& model
   if (plan.frozen.any()) {
     if (Problem problem = problem_of_frozen(plan, model)) return problem;
   }
+  if (Problem problem = problem_of_lora(plan, model)) return problem;
+  if (Problem problem = problem_of_documents(plan)) return problem;
+  if (Problem problem = problem_of_experts(plan, model)) return problem;
   if (Problem problem = problem_of_tying(plan, model)) return problem;
   if (Problem problem = problem_of_variants(plan)) return problem;
   return problem_of_running(plan, model);

@@ -24,6 +24,7 @@ inline constexpr std::int64_t kImages = 4096;  // from 0
 inline constexpr std::int64_t kMesh = std::int64_t{1} << 20;
 inline constexpr std::int64_t kLayersPerUnit = std::int64_t{1} << 16;
 inline constexpr std::int64_t kPrefetch = 1024;  // from 0
+inline constexpr std::int64_t kRank = 65536;     // of adapters, from 0
 inline constexpr std::int64_t kBuffers = 64;
 inline constexpr std::int64_t kNumber = 9'999'999;  // of a block or unit in a range, from 0
 inline constexpr std::int64_t kGlobalBatch = std::int64_t{1} << 40;
@@ -71,6 +72,16 @@ bool has_root_unit(const Plan& plan, const ModelSpec& model);
 // left to it, then the embedding if it is its own unit, the blocks, and the head if it is its own
 // unit.
 std::int64_t unit_count(const Plan& plan, const ModelSpec& model);
+
+// Whether the operation is a linear layer, which adapters can stand beside (not one weight of each
+// expert in one tensor, which is no module).
+bool takes_adapter(const LayerSpec& layer, const Operation& operation);
+// Whether a target names the module: "q_proj" names "self_attn.q_proj" (PEFT's suffix match).
+bool is_module(std::string_view module, std::string_view target);
+
+// The dimension that fully_shard cuts a parameter along among `shards` ranks: `wanted` for
+// matrices, 0 for vectors; 1 for stacks of fewer matrices than shards, where that divides.
+std::int64_t shard_dim_of(const ParameterSpec& parameter, std::int64_t wanted, std::int64_t shards);
 
 // Sequences per step over all ranks. Throws Error(kInvalidInput) on overflow.
 std::int64_t global_batch(const Plan& plan);

@@ -35,6 +35,8 @@ constexpr std::array kHostSyncs = {HostSync::kNone, HostSync::kStep};
 constexpr std::array kReductionOrders = {ReductionOrder::kMicrobatch, ReductionOrder::kLibrary};
 constexpr std::array kWhens = {When::kEach, When::kLast};
 constexpr std::array kCheckpointWraps = {CheckpointWraps::kModule, CheckpointWraps::kUnit};
+constexpr std::array kExpertKernels = {ExpertKernels::kGrouped, ExpertKernels::kLoop};
+constexpr std::array kLoraBases = {Lora::Base::kMaster, Lora::Base::kParam, Lora::Base::kNf4};
 constexpr std::array kIgnored = {Ignored::kNone, Ignored::kNorms};
 constexpr std::array kOffloads = {Offload::kNone, Offload::kCpu, Offload::kCpuUnpinned};
 constexpr std::array kTrainers = {Trainer::kTorchtitan, Trainer::kAccelerate, Trainer::kLlmFoundry,
@@ -71,6 +73,9 @@ constexpr PlanKey kKeys[] = {
     {"batch.images",
      [](Node n, Document d) { d.plan.batch.images = n.as_int(0, plan_limits::kImages); },
      [](const Plan& p) { return p.batch.images > 0 ? Json(p.batch.images) : Json(); }},
+    {"batch.documents",
+     [](Node n, Document d) { d.plan.batch.documents = n.as_int(1, plan_limits::kSequence); },
+     [](const Plan& p) { return Json(p.batch.documents); }},
     {"batch.global",
      [](Node n, Document d) { d.global_batch = n.as_int(1, plan_limits::kGlobalBatch); }, nullptr},
     {"mesh.shard", [](Node n, Document d) { d.plan.mesh.shard = n.as_int(1, plan_limits::kMesh); },
@@ -127,6 +132,8 @@ constexpr PlanKey kKeys[] = {
      [](const Plan& p) { return Json(word_of(p.logits)); }},
     {"float8", [](Node n, Document d) { d.plan.float8 = read_word(n, kFloat8); },
      [](const Plan& p) { return Json(word_of(p.float8)); }},
+    {"experts", [](Node n, Document d) { d.plan.experts = read_word(n, kExpertKernels); },
+     [](const Plan& p) { return Json(word_of(p.experts)); }},
     {"recompute_wraps",
      [](Node n, Document d) { d.plan.recompute_wraps = read_word(n, kCheckpointWraps); },
      [](const Plan& p) { return Json(word_of(p.recompute_wraps)); }},
@@ -161,6 +168,14 @@ constexpr PlanKey kKeys[] = {
      [](const Plan& p) { return Json(word_of(p.accumulation_details.is_last_backward)); }},
     {"frozen", [](Node n, Document d) { d.plan.frozen = read_frozen(n); },
      [](const Plan& p) { return written(p.frozen); }},
+    {"lora.rank", [](Node n, Document d) { d.plan.lora.rank = n.as_int(0, plan_limits::kRank); },
+     [](const Plan& p) { return Json(p.lora.rank); }},
+    {"lora.targets", [](Node n, Document d) { d.plan.lora.targets = read_lora_targets(n); },
+     [](const Plan& p) { return written_lora_targets(p.lora.targets); }},
+    {"lora.dropout", [](Node n, Document d) { d.plan.lora.dropout = n.as_double(0, 0.999); },
+     [](const Plan& p) { return Json(p.lora.dropout); }},
+    {"lora.base", [](Node n, Document d) { d.plan.lora.base = read_word(n, kLoraBases); },
+     [](const Plan& p) { return Json(word_of(p.lora.base)); }},
     {"ignored", [](Node n, Document d) { d.plan.ignored = read_word(n, kIgnored); },
      [](const Plan& p) { return Json(word_of(p.ignored)); }},
     {"optimizer.kind",

@@ -59,6 +59,24 @@ bool has_root_unit(const Plan& plan, const ModelSpec& model) {
   });
 }
 
+bool takes_adapter(const LayerSpec& layer, const Operation& operation) {
+  return operation.kind == OperationKind::kGemm && operation.groups == 1 &&
+         layer.parameters[static_cast<std::size_t>(operation.parameters.front())].shape.size() == 2;
+}
+
+bool is_module(std::string_view module, std::string_view target) {
+  if (module == target) return true;
+  return module.ends_with(target) && module[module.size() - target.size() - 1] == '.';
+}
+
+std::int64_t shard_dim_of(const ParameterSpec& parameter, std::int64_t wanted,
+                          std::int64_t shards) {
+  const std::vector<std::int64_t>& shape = parameter.shape;
+  if (shape.size() < 2) return 0;
+  if (shape.size() > 2 && wanted == 0 && shape[0] < shards && shape[1] % shards == 0) return 1;
+  return wanted;
+}
+
 std::int64_t unit_count(const Plan& plan, const ModelSpec& model) {
   std::int64_t block = 0;
   std::int64_t blocks = 0, nested = 0, others = 0;

@@ -10,6 +10,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <span>
 #include <utility>
@@ -137,6 +138,9 @@ Problem problem_of_native(const Plan& plan) {
       {plan.accumulation_details.is_last_backward != details.is_last_backward,
        "accumulation.is_last_backward", "ends every backward alike",
        "accumulation.is_last_backward: each"},
+      {plan.lora.rank > 0, "lora.rank", "trains every parameter", "lora.rank: 0"},
+      {plan.batch.documents > 1, "batch.documents", "attends within whole sequences",
+       "batch.documents: 1"},
       {plan.frozen.any(), "frozen", "trains every parameter", "frozen: none"},
       {plan.ignored != Ignored::kNone, "ignored", "shards every parameter", "ignored: none"},
       {plan.offload != Offload::kNone, "offload", "keeps shards where it computes",
@@ -159,13 +163,22 @@ Problem problem_of_native(const Plan& plan) {
 // where a matrix does not divide, and
 //   IndexError: list index out of range
 // in the copy-out of a gather inside a smaller group.
+// Experts of one tensor that are fewer than the shards.
+bool cuts_stacks(const Plan& plan, const ModelSpec& model) {
+  return std::any_of(model.kinds.begin(), model.kinds.end(), [&](const LayerSpec& layer) {
+    return std::any_of(layer.parameters.begin(), layer.parameters.end(), [&](const auto& p) {
+      return shard_dim_of(p, plan.units.shard_dim, plan.mesh.shard) > 0;
+    });
+  });
+}
+
 Problem problem_of_shard_dim(const Plan& plan, const ModelSpec& model) {
-  if (plan.units.shard_dim == 0) return std::nullopt;
+  if (plan.units.shard_dim == 0 && !cuts_stacks(plan, model)) return std::nullopt;
   const auto dimension = static_cast<std::size_t>(plan.units.shard_dim);
   for (const LayerInstance& layer : model.order) {
     for (const ParameterSpec& parameter :
          model.kinds[static_cast<std::size_t>(layer.kind)].parameters) {
-      if (parameter.tied || parameter.shape.size() <= dimension) continue;
+      if (dimension == 0 || parameter.tied || parameter.shape.size() <= dimension) continue;
       if (parameter.shape[dimension] % plan.mesh.shard == 0) continue;
       return contradiction(
           "units.shard_dim",
@@ -185,9 +198,10 @@ Problem problem_of_shard_dim(const Plan& plan, const ModelSpec& model) {
                                              [&](const auto& r) { return is_group(r.value); });
   if (!has_group) return std::nullopt;
   return contradiction("reshard_after_forward",
-                       "fully_shard fails on groups of ranks with units.shard_dim 1 (IndexError in "
-                       "the copy-out)",
-                       "always or never, or units.shard_dim: 0");
+                       "fully_shard fails on groups of ranks with parameters sharded along "
+                       "dimension 1 (IndexError in the copy-out), as units.shard_dim 1 and experts "
+                       "fewer than the shards are",
+                       "always or never");
 }
 
 // The engine executes the decoders of models/families.h: one chain of layers on words.
@@ -255,8 +269,36 @@ std::optional<PlanProblem> problem_of_runtime(const Plan& plan) {
   return problem_of_fsdp2(plan, fsdp2_version(*minor));
 }
 
+// What the engine has no kernels for (exec/compute/operations.h): the first such operation.
+Problem problem_of_engine_operations(const ModelSpec& model) {
+  using enum Function;
+  constexpr std::array kMissing = {kScale, kSoftmax, kSigmoid, kTanh,       kDropout,
+                                   kTopK,  kSort,    kGather,  kScatterAdd, kDequantize};
+  for (const LayerSpec& layer : model.kinds) {
+    for (const Operation& op : layer.operations) {
+      const AttentionShape& shape = op.attention;
+      const bool attends = op.kind == OperationKind::kAttention &&
+                           (!shape.causal || shape.values() != shape.head_dim);
+      const bool missing =
+          std::find(kMissing.begin(), kMissing.end(), op.function) != kMissing.end() || op.view ||
+          op.groups > 1 || op.rows > 1;
+      if (!missing && !attends) continue;
+      return missing_capability("runtime",
+                                fmt::format("the engine has no {} as {} of {} needs it ({})",
+                                            op.view ? "views of a tensor" : to_string(op.function),
+                                            layer.name, model.name, op.name),
+                                "the same with runtime: fsdp2");
+    }
+  }
+  return std::nullopt;
+}
+
 std::optional<PlanProblem> problem_of_running(const Plan& plan, const ModelSpec& model) {
-  if (plan.runtime.kind == RuntimeKind::kNative) return problem_of_native_model(model);
+  if (plan.runtime.kind == RuntimeKind::kNative) {
+    if (Problem problem = problem_of_native_model(model)) return problem;
+    return problem_of_engine_operations(model);
+  }
+  if (plan.runtime.kind != RuntimeKind::kFsdp2) return std::nullopt;
   if (Problem problem = problem_of_shard_dim(plan, model)) return problem;
   // clip_grad_norm_ scales all gradients in one call, which plain and distributed tensors cannot
   // share: "aten.mul_.Tensor got mixed torch.Tensor and DTensor".

@@ -306,6 +306,30 @@ Frozen read_frozen(const ConfigNode& node) {
   return frozen;
 }
 
+// Which of a model's modules they name is checked against the model.
+std::vector<std::string> read_lora_targets(const ConfigNode& node) {
+  static constexpr const char* kExpected =
+      "all-linear or a list of linear modules, for example [q_proj, v_proj]";
+  if (node.is_scalar()) {
+    if (node.text() != Lora::kAllLinear) throw wrong_word(node, kExpected, {Lora::kAllLinear});
+    return {Lora::kAllLinear};
+  }
+  if (!node.is_sequence()) throw node.error("this is no list", kExpected);
+  std::vector<std::string> targets;
+  for (const ConfigNode& element : node.elements()) {
+    std::string target = element.as_string();
+    if (target.empty() || target == Lora::kAllLinear) {
+      throw element.error("this is no module", kExpected);
+    }
+    if (std::find(targets.begin(), targets.end(), target) != targets.end()) {
+      throw element.error("the module stands twice", kExpected);
+    }
+    targets.push_back(std::move(target));
+  }
+  if (targets.empty()) throw node.error("the list is empty", kExpected, Lora::kAllLinear);
+  return targets;
+}
+
 std::optional<double> read_optional_positive(const ConfigNode& node) {
   if (node.text() == "none") return std::nullopt;
   static constexpr const char* kExpected = "a number above 0, for example 1.0, or none";
@@ -395,6 +419,11 @@ Json written(const std::optional<double>& number) { return number ? Json(*number
 
 Json written(const std::optional<std::int64_t>& steps) {
   return steps ? Json(*steps) : Json("none");
+}
+
+Json written_lora_targets(const std::vector<std::string>& targets) {
+  if (targets.size() == 1 && targets.front() == Lora::kAllLinear) return targets.front();
+  return targets;
 }
 
 Json written(const Frozen& frozen) {

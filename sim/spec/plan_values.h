@@ -47,6 +47,7 @@ Loss read_loss(const ConfigNode& node);
 std::int64_t read_forward_prefetch(const ConfigNode& node);
 std::optional<DType> read_optional_dtype(const ConfigNode& node);
 Frozen read_frozen(const ConfigNode& node);
+std::vector<std::string> read_lora_targets(const ConfigNode& node);
 std::optional<double> read_optional_positive(const ConfigNode& node);
 std::optional<std::int64_t> read_optional_steps(const ConfigNode& node);
 AllocatorSettings read_allocator(const ConfigNode& node);  // PYTORCH_ALLOC_CONF's text, or default
@@ -64,5 +65,6 @@ Json written(const std::optional<double>& number);
 Json written(const std::optional<std::int64_t>& steps);
 Json written(const Frozen& frozen);
 Json written(const AllocatorSettings& settings);
+Json written_lora_targets(const std::vector<std::string>& targets);
 
 }  // namespace foreshard

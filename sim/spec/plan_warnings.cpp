@@ -18,6 +18,24 @@ bool has_modules_in_blocks(const ModelSpec& model) {
   });
 }
 
+const Operation* find_experts(const ModelSpec& model) {
+  for (const LayerSpec& kind : model.kinds) {
+    for (const Operation& op : kind.operations) {
+      if (op.groups > 1) return &op;
+    }
+  }
+  return nullptr;
+}
+
+bool cuts_experts(const Plan& plan, const ModelSpec& model) {
+  return std::any_of(model.kinds.begin(), model.kinds.end(), [&](const LayerSpec& kind) {
+    return std::any_of(kind.parameters.begin(), kind.parameters.end(), [&](const auto& p) {
+      return p.shape.size() > 2 && plan.units.shard_dim == 0 &&
+             shard_dim_of(p, 0, plan.mesh.shard) > 0;
+    });
+  });
+}
+
 void add_known_defects(const Plan& plan, const Fsdp2Version& version,
                        std::vector<std::string>& texts) {
   const std::string name = "fsdp2@" + plan.runtime.version;
@@ -88,6 +106,19 @@ std::vector<std::string> warnings(const Plan& plan, const ModelSpec& model,
   }
   if (plan.float8 != Float8::kNone) {
     texts.emplace_back("float8 changes memory only: its products are priced as in dtype.param");
+  }
+  if (const Operation* experts = find_experts(model)) {
+    const std::int64_t rows =
+        plan.batch.micro_batch * plan.batch.sequence * experts->rows / experts->groups;
+    texts.push_back(fmt::format(
+        "routing is taken as balanced: every one of {} experts gets {} rows of a micro-batch",
+        experts->groups, rows));
+    if (cuts_experts(plan, model)) {
+      texts.push_back(fmt::format(
+          "{} experts are fewer than the {} shards: their weights are sharded along dimension 1 "
+          "(shard_placement_fn, as torchtitan does)",
+          experts->groups, plan.mesh.shard));
+    }
   }
   const std::int64_t blocks = model.block_count();
   if (const std::int64_t rest = blocks % plan.units.layers_per_unit; rest != 0) {
