@@ -1,6 +1,7 @@
 // One function per group of families (rotary decoders, gpt2, mpt) says in Hugging Face's words what
 // the dimensions are; KeyReader looks keys up and writes the ledger. Defaults are those of
-// configuration_{llama,mistral,qwen2,qwen3,gpt2,mpt}.py of transformers 4.5x.
+// configuration_*.py of transformers 4.5x. The other families stand in hf_experts.cpp and
+// hf_variants.cpp.
 #include "interop/hf_config.h"
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <utility>
 
 #include "interop/hf_keys.h"
+#include "interop/hf_readers.h"
 #include "interop/hf_vision.h"
 #include "models/families.h"
 #include "sim/base/error.h"
@@ -16,21 +18,37 @@
 namespace foreshard {
 namespace {
 
-constexpr std::array<std::string_view, 6> kModelTypes = {"llama", "mistral", "qwen2",
-                                                         "qwen3", "gpt2",    "mpt"};
+constexpr std::array<std::string_view, 19> kModelTypes = {
+    "llama",     "mistral",     "qwen2",       "qwen3",    "gpt2",   "mpt",     "gemma",
+    "gemma2",    "phi3",        "starcoder2",  "gpt_neox", "falcon", "mixtral", "qwen2_moe",
+    "qwen3_moe", "deepseek_v2", "deepseek_v3", "bert",     "roberta"};
 constexpr std::string_view kSupported =
-    "one of llama, mistral, qwen2, qwen3, gpt2, mpt, vit, clip, llava";
+    "one of llama, mistral, qwen2, qwen3, gpt2, mpt, gemma, gemma2, phi3, starcoder2, gpt_neox, "
+    "falcon, mixtral, qwen2_moe, qwen3_moe, deepseek_v2, deepseek_v3, bert, roberta, vit, clip, llava";
 
 struct Architecture {
   std::string_view name, model_type;
 };
-constexpr std::array<Architecture, 7> kArchitectures = {{{"LlamaForCausalLM", "llama"},
-                                                         {"MistralForCausalLM", "mistral"},
-                                                         {"Qwen2ForCausalLM", "qwen2"},
-                                                         {"Qwen3ForCausalLM", "qwen3"},
-                                                         {"GPT2LMHeadModel", "gpt2"},
-                                                         {"MPTForCausalLM", "mpt"},
-                                                         {"MptForCausalLM", "mpt"}}};
+constexpr std::array<Architecture, 20> kArchitectures = {{{"LlamaForCausalLM", "llama"},
+                                                          {"MistralForCausalLM", "mistral"},
+                                                          {"Qwen2ForCausalLM", "qwen2"},
+                                                          {"Qwen3ForCausalLM", "qwen3"},
+                                                          {"GPT2LMHeadModel", "gpt2"},
+                                                          {"MPTForCausalLM", "mpt"},
+                                                          {"MptForCausalLM", "mpt"},
+                                                          {"GemmaForCausalLM", "gemma"},
+                                                          {"Gemma2ForCausalLM", "gemma2"},
+                                                          {"Phi3ForCausalLM", "phi3"},
+                                                          {"Starcoder2ForCausalLM", "starcoder2"},
+                                                          {"GPTNeoXForCausalLM", "gpt_neox"},
+                                                          {"FalconForCausalLM", "falcon"},
+                                                          {"MixtralForCausalLM", "mixtral"},
+                                                          {"Qwen2MoeForCausalLM", "qwen2_moe"},
+                                                          {"Qwen3MoeForCausalLM", "qwen3_moe"},
+                                                          {"DeepseekV2ForCausalLM", "deepseek_v2"},
+                                                          {"DeepseekV3ForCausalLM", "deepseek_v3"},
+                                                          {"BertForMaskedLM", "bert"},
+                                                          {"RobertaForMaskedLM", "roberta"}}};
 
 std::string nearest(std::string_view word, std::span<const std::string_view> words) {
   const std::vector<std::string> candidates(words.begin(), words.end());
@@ -73,7 +91,8 @@ std::string model_type_of(KeyReader& keys, const ConfigNode* fallback) {
   return std::string(known->model_type);
 }
 
-// Sizes all families have, under all their spellings.
+}  // namespace
+
 void read_common(KeyReader& keys, ModelDims& dims) {
   dims.layers = keys.size({"num_hidden_layers", "n_layer", "n_layers"});
   dims.hidden = keys.size({"hidden_size", "n_embd", "d_model"});
@@ -98,17 +117,22 @@ void check_kv_heads(KeyReader& keys, const ModelDims& dims) {
   }
 }
 
+namespace {
+
+// A dense model_type with experts is another model.
 void refuse_experts(KeyReader& keys) {
   for (const std::string_view key : {"num_local_experts", "num_experts", "n_routed_experts"}) {
     const ConfigNode* value = keys.find({key});
     if (value != nullptr && value->as_int(0, kLargestHfSize) > 1) {
-      throw value->error("mixtures of experts are not supported", "a dense model");
+      throw value->error("mixtures of experts are not supported in a dense model_type",
+                         "mixtral, qwen2_moe, qwen3_moe, deepseek_v2 or deepseek_v3");
     }
   }
 }
 
-// Attention is modelled as full causal: right up to the window, so the window bounds the sequence.
-void apply_window(KeyReader& keys, ModelDims& dims) {
+}  // namespace
+
+void bound_by_window(KeyReader& keys, ModelDims& dims) {
   std::int64_t window = 0;
   if (const ConfigNode* value = keys.find({"sliding_window"})) {
     window = value->as_int(1, kLargestHfSize);
@@ -121,6 +145,18 @@ void apply_window(KeyReader& keys, ModelDims& dims) {
   if (window > 0) dims.max_positions = std::min(dims.max_positions, window);
 }
 
+void read_numerics(KeyReader& keys, ModelDims& dims) {
+  if (const ConfigNode* value = keys.find({"rms_norm_eps"})) {
+    dims.numerics.norm_epsilon = value->as_double(0, 1);
+  }
+  if (const ConfigNode* value = keys.find({"rope_theta"})) {
+    dims.numerics.rope_theta = value->as_double(1, 1e12);
+  }
+  dims.numerics.rope_scaling = keys.find({"rope_scaling"}) != nullptr;
+}
+
+namespace {
+
 // Which defaults the configuration classes of the rotary decoders have.
 struct RotaryDefaults {
   std::int64_t kv_heads;  // 0: as many as heads
@@ -132,6 +168,9 @@ RotaryDefaults rotary_defaults(std::string_view model_type) {
   if (model_type == "mistral") return {8, 0, 131072};
   if (model_type == "qwen2") return {32, 0, 32768};
   if (model_type == "qwen3") return {32, 128, 32768};
+  if (model_type == "mixtral") return {8, 0, 131072};
+  if (model_type == "qwen2_moe") return {16, 0, 32768};
+  if (model_type == "qwen3_moe") return {4, 0, 32768};
   return {0, 0, 2048};
 }
 
@@ -151,19 +190,10 @@ bool has_window_layers(KeyReader& keys) {
   return window;
 }
 
-void read_numerics(KeyReader& keys, ModelDims& dims) {
-  if (const ConfigNode* value = keys.find({"rms_norm_eps"})) {
-    dims.numerics.norm_epsilon = value->as_double(0, 1);
-  }
-  if (const ConfigNode* value = keys.find({"rope_theta"})) {
-    dims.numerics.rope_theta = value->as_double(1, 1e12);
-  }
-  dims.numerics.rope_scaling = keys.find({"rope_scaling"}) != nullptr;
-}
-
 void read_rotary(KeyReader& keys, std::string_view model_type, ModelDims& dims) {
   read_common(keys, dims);
-  refuse_experts(keys);
+  const bool moe = model_type == "mixtral" || model_type.ends_with("_moe");
+  if (!moe) refuse_experts(keys);
   const RotaryDefaults defaults = rotary_defaults(model_type);
   if (const ConfigNode* value = keys.find({"head_dim", "attention_head_dim"})) {
     dims.head_dim = value->as_int(1, kLargestHfSize);
@@ -187,17 +217,19 @@ void read_rotary(KeyReader& keys, std::string_view model_type, ModelDims& dims) 
   if (activation != "silu" && activation != "swish") {
     keys.refuse("hidden_act", "activation \"" + activation + "\" is not supported", "silu");
   }
-  if (model_type == "llama" || model_type == "qwen3") {
+  if (model_type == "llama" || model_type == "qwen3" || model_type == "qwen3_moe") {
     dims.qkv_bias = dims.output_bias = keys.flag_or("attention_bias", false);
   }
   if (model_type == "llama") dims.mlp_bias = keys.flag_or("mlp_bias", false);
 
   const bool window_layers = has_window_layers(keys);
-  bool windowed = model_type == "mistral";
-  if (model_type == "qwen2" || model_type == "qwen3") {
+  bool windowed =
+      model_type == "mistral" || (model_type == "mixtral" && keys.node().has("sliding_window"));
+  if (model_type.starts_with("qwen")) {
     windowed = keys.flag_or("use_sliding_window", false) || window_layers;
   }
-  if (windowed) apply_window(keys, dims);
+  if (windowed) bound_by_window(keys, dims);
+  if (moe) read_experts(keys, model_type, dims);
 }
 
 void read_gpt2(KeyReader& keys, ModelDims& dims) {
@@ -286,6 +318,15 @@ ModelDims read_text_model(KeyReader& keys, const ConfigNode* outer_type,
     read_gpt2(keys, dims);
   } else if (model_type == "mpt") {
     read_mpt(keys, dims, ledger);
+  } else if (dims.bidirectional) {
+    read_encoder(keys, dims);
+  } else if (dims.naming == Naming::kDeepSeek) {
+    read_deepseek(keys, model_type, dims);
+  } else if (dims.naming == Naming::kNeoX || dims.naming == Naming::kFalcon) {
+    read_parallel(keys, model_type, dims);
+  } else if (model_type == "phi3" || model_type == "starcoder2" ||
+             model_type.starts_with("gemma")) {
+    read_rotary_variant(keys, model_type, dims);
   } else {
     read_rotary(keys, model_type, dims);
   }

@@ -1,5 +1,6 @@
-// Reads a Hugging Face config.json: model_type llama, mistral, qwen2, qwen3, gpt2 and mpt; and of
-// models that read images, vit, clip and llava (interop/hf_vision.h).
+// Reads a Hugging Face config.json: model_type llama, mistral, qwen2, qwen3, gemma, gemma2, phi3,
+// starcoder2, gpt2, gpt_neox, falcon, mpt, mixtral, qwen2_moe, qwen3_moe, deepseek_v2, deepseek_v3,
+// bert and roberta; and of models that read images, vit, clip and llava (interop/hf_vision.h).
 //
 // Sizes must be there; what Hugging Face derives or defaults (key/value heads, head dimension,
 // context, biases, tied embeddings, sliding window) is taken from its own configuration classes
@@ -10,7 +11,7 @@
 // Every failure is a ConfigError (exit code 3): not JSON, not an object, an unsupported model_type
 // or architecture, a size out of range, hidden size not divisible by heads, key/value heads that do
 // not divide heads, sizes whose product overflows, and what would change the computation but is not
-// modelled (experts, other activations, cross attention).
+// modelled (more experts per token than experts, other activations, cross attention).
 #pragma once
 
 #include <filesystem>
