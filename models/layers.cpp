@@ -59,8 +59,9 @@ Index mix(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& name
   return down;
 }
 
-// Attention with its output projection; lets go of what it was given if `input_ends`.
+// Whether the caller lets go of what it hands in.
 enum class Input : std::uint8_t { kEnds, kStays };
+// Attention with its output projection.
 Index attend_and_project(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
                          Index input, Input use) {
   const Index attention = attend(layer, dims, names, input);
@@ -117,6 +118,10 @@ LayerSpec embedding_layer(const ModelDims& dims, Stack stack) {
   tokens.gradient = GradientRule::kNone;
   tokens.parameters = {layer.parameter(names.embedding, ".weight", {dims.vocabulary, dims.hidden})};
 
+  Index positions = 0;
+  if (dims.positions == Positions::kLearned) {
+    positions = layer.parameter(names.positions, ".weight", {dims.position_rows, dims.hidden});
+  }
   if (dims.token_types > 0) output = add_token_types(layer, dims, names, output);
   if (dims.positions == Positions::kLearned) {
     const Index ids =
@@ -129,8 +134,7 @@ LayerSpec embedding_layer(const ModelDims& dims, Stack stack) {
     lookup.inputs = lookup.saved = {ids};
     lookup.outputs = {rows};
     lookup.gradient = GradientRule::kNone;
-    lookup.parameters = {
-        layer.parameter(names.positions, ".weight", {dims.position_rows, dims.hidden})};
+    lookup.parameters = {positions};
     // The rows' gradient is the sum over the batch, a [S, hidden] temporary that is left out here.
     output = layer.residual_add("embedding_sum", dims.hidden, output, rows);
   }

@@ -1,20 +1,17 @@
 // A mixture of experts as torchtitan executes it (torchtitan/models/moe: TokenChoiceTopKRouter,
 // TokenReorderer, GroupedExperts with use_grouped_mm, score_before_experts off, which Mixtral, Qwen
-// and DeepSeek compute):
+// and DeepSeek compute).
 //
-//   router    logits, their fp32 copy, softmax or sigmoid, top-k (with a correction bias: of the
-//   sum,
-//             the scores then gathered), scores divided by their sum
-//   reorder   rows per expert (histc), a stable argsort of the chosen experts, scores and tokens in
-//             that order; every token's row is copied top_k times
-//   experts   three grouped products over all experts, offsets by cumsum: nothing is read back by
-//   the
-//             host
-//   combine   rows times scores in fp32, cast, added into the shared expert's output (or zeros)
+// Router: logits, their fp32 copy, softmax or sigmoid, top-k (with a correction bias: of the sum,
+// the scores are gathered then), the scores divided by their sum. Reorder: rows per expert, a
+// stable argsort of the chosen experts, scores and tokens in that order; every token's row is
+// copied top_k times. Experts: three grouped products over all experts, offsets by cumsum, so that
+// the host reads nothing back. Combine: rows times scores in fp32, cast, added into the shared
+// expert's output, which runs after the routed ones, or into zeros.
 //
-// What is kept: softmax its output, top-k and the gathers their indices, products their inputs, the
-// weighing its fp32 factors. Group-limited routing (DeepSeek's n_group) adds kernels on T x experts
-// only and is left out. The shared expert runs after the routed ones, as there.
+// What is kept: softmax its output, top-k and the gathers their indices, products their inputs and
+// the offsets, the weighing its fp32 factors. Group-limited routing (DeepSeek's n_group) adds
+// kernels on tokens x experts only and is left out.
 #include <string>
 
 #include "models/block_parts.h"

@@ -54,7 +54,11 @@ const HfKey* entry(const HfConfig& config, const std::string& key) {
 // The same model as the zoo's, from the file that its authors publish.
 TEST(HfConfigTest, PublishedConfigsGiveTheZoosModels) {
   for (const std::string name :
-       {"llama-3.1-8b", "mistral-7b-v0.3", "qwen2.5-0.5b", "qwen3-0.6b", "gpt2", "mpt-7b"}) {
+       {"llama-3.1-8b",  "mistral-7b-v0.3", "qwen2.5-0.5b",     "qwen3-0.6b",
+        "gpt2",          "mpt-7b",          "mixtral-8x7b",     "deepseek-v3",
+        "bert-base",     "falcon-7b",       "deepseek-v2-lite", "qwen1.5-moe-a2.7b",
+        "qwen3-30b-a3b", "roberta-base",    "falcon-40b",       "gemma-2b",
+        "gemma-2-2b",    "phi-4",           "pythia-6.9b",      "starcoder2-3b"}) {
     ModelSpec read = load_hf_config(config(name + ".json"));
     const ModelSpec expected = load_zoo_model(name);
     EXPECT_EQ(read.parameters(), expected.parameters()) << name;
@@ -96,14 +100,84 @@ TEST(HfConfigTest, DefaultsAreHuggingFaces) {
 }
 
 TEST(HfConfigTest, EveryKeyIsInTheLedgerOnce) {
-  const std::filesystem::path path = config("mpt-7b.json");
-  const HfConfig read = read_hf_config(path);
-  for (const std::string& key : read_json_file(path).keys()) {
-    EXPECT_EQ(std::count_if(read.ledger.begin(), read.ledger.end(),
-                            [&](const HfKey& k) { return k.key == key; }),
-              1)
-        << key;
+  for (const std::string name :
+       {"mpt-7b", "mixtral-8x7b", "deepseek-v3", "deepseek-v2-lite", "qwen1.5-moe-a2.7b",
+        "qwen3-30b-a3b", "bert-base", "roberta-base", "gemma-2b", "gemma-2-2b", "phi-4",
+        "pythia-6.9b", "falcon-7b", "falcon-40b", "starcoder2-3b"}) {
+    const std::filesystem::path path = config(name + ".json");
+    const HfConfig read = read_hf_config(path);
+    for (const std::string& key : read_json_file(path).keys()) {
+      EXPECT_EQ(std::count_if(read.ledger.begin(), read.ledger.end(),
+                              [&](const HfKey& k) { return k.key == key; }),
+                1)
+          << name << " " << key;
+    }
   }
+}
+
+// Small configurations of a family: the sizes that all have, and `extra`.
+std::string family(const std::string& model_type, const std::string& extra) {
+  return "{\"model_type\": \"" + model_type +
+         "\", \"hidden_size\": 64, \"num_attention_heads\": 4, \"num_hidden_layers\": 6, "
+         "\"intermediate_size\": 128, \"vocab_size\": 1000,\n" +
+         extra + "\"use_cache\": true}";
+}
+
+TEST(HfConfigTest, WhichLayersHaveExperts) {
+  const auto dense = [](const std::string& model_type, const std::string& extra) {
+    return parse(family(model_type, extra)).dims.moe.dense_layers;
+  };
+  using Layers = std::vector<std::int64_t>;
+  EXPECT_EQ(dense("mixtral", "\"num_key_value_heads\": 4,"), Layers{});
+  // Every second layer from the second on, but not the last one.
+  EXPECT_EQ(
+      dense("qwen2_moe",
+            "\"decoder_sparse_step\": 2, \"mlp_only_layers\": [5], \"num_key_value_heads\": 4,"),
+      (Layers{0, 2, 4, 5}));
+  EXPECT_EQ(dense("qwen3_moe", "\"num_key_value_heads\": 4,"), Layers{});
+  EXPECT_EQ(dense("deepseek_v3", ""), (Layers{0, 1, 2}));
+  EXPECT_EQ(dense("deepseek_v2",
+                  "\"first_k_dense_replace\": 1, \"moe_layer_freq\": 2, "
+                  "\"num_experts_per_tok\": 2,"),
+            (Layers{0, 1, 3, 5}));
+  expect_failure(family("qwen2_moe", "\"mlp_only_layers\": [6], \"num_key_value_heads\": 4,"),
+                 "mlp_only_layers");
+}
+
+TEST(HfConfigTest, ImpossibleExperts) {
+  expect_failure(
+      family("mixtral",
+             "\"num_local_experts\": 4, \"num_experts_per_tok\": 5, \"num_key_value_heads\": 4,"),
+      "config.json:2:48: num_experts_per_tok: every token goes to 5 of 4 experts");
+  expect_failure(family("mixtral", "\"num_local_experts\": 0, \"num_key_value_heads\": 4,"),
+                 "num_local_experts");
+  expect_failure(family("deepseek_v2", ""), "num_experts_per_tok");
+  expect_failure(family("deepseek_v3", "\"kv_lora_rank\": 0,"), "kv_lora_rank");
+  expect_failure(family("deepseek_v3", "\"num_key_value_heads\": 2,"),
+                 "latent attention has keys and values of every head");
+  expect_failure(family("deepseek_v3", "\"scoring_func\": \"softmax\","), "scoring_func");
+}
+
+TEST(HfConfigTest, LatentAttentionWithoutAQueryLatent) {
+  EXPECT_EQ(parse(family("deepseek_v3", "")).dims.latent.q_rank, 1536);
+  EXPECT_EQ(parse(family("deepseek_v3", "\"q_lora_rank\": null,")).dims.latent.q_rank, 0);
+}
+
+TEST(HfConfigTest, EncodersAndVariants) {
+  EXPECT_FALSE(parse(family("bert", "\"hidden_dropout_prob\": 0,")).dims.dropout);
+  EXPECT_TRUE(parse(family("bert", "")).dims.dropout);
+  EXPECT_EQ(parse(family("roberta", "\"max_position_embeddings\": 514,")).dims.max_positions, 512);
+  expect_failure(family("bert", "\"is_decoder\": true,"), "is_decoder");
+  expect_failure(family("bert", "\"hidden_act\": \"relu\","), "hidden_act");
+  EXPECT_EQ(parse(family("gpt_neox", "\"rotary_pct\": 0.5,")).dims.rotary_dim, 8);
+  EXPECT_EQ(parse(family("gpt_neox", "\"use_parallel_residual\": false,")).dims.residual,
+            Residual::kPreNorm);
+  expect_failure(family("gpt_neox", "\"rotary_pct\": 0.01,"), "no element of a head of 16");
+  EXPECT_EQ(parse(family("falcon", "\"new_decoder_architecture\": true, \"num_kv_heads\": 2,"))
+                .dims.kv_heads,
+            2);
+  EXPECT_EQ(parse(family("falcon", "\"alibi\": true,")).dims.positions, Positions::kAlibi);
+  EXPECT_FALSE(parse(family("gemma2", "\"final_logit_softcapping\": null,")).dims.logit_softcap);
 }
 
 TEST(HfConfigTest, ArchitectureNamesTheFamilyWithoutModelType) {
@@ -148,8 +222,8 @@ TEST(HfConfigTest, MptVariants) {
 }
 
 TEST(HfConfigTest, UnsupportedModels) {
-  expect_failure("{\"model_type\": \"gemma2\"}", "model_type \"gemma2\" is not supported");
-  expect_failure("{\"model_type\": \"gemma2\"}",
+  expect_failure("{\"model_type\": \"mamba2\"}", "model_type \"mamba2\" is not supported");
+  expect_failure("{\"model_type\": \"mamba2\"}",
                  "expected one of llama, mistral, qwen2, qwen3, gpt2, mpt");
   expect_failure("{\"model_type\": \"lama\"}", "did you mean llama");
   expect_failure("{\"architectures\": [\"BertModel\"]}",

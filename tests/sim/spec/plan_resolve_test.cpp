@@ -28,7 +28,7 @@ TEST(PlanResolve, FillsTheDefaultsAndNamesThem) {
   EXPECT_EQ(to_yaml(plan.plan), R"(model: small
 cluster: 64xh100
 runtime: fsdp2@2.15
-batch: {sequence: 8192, micro_batch: 1, accumulation: 1}
+batch: {sequence: 8192, micro_batch: 1, accumulation: 1, documents: 1}
 mesh: {shard: 64, replicate: 1}
 units: {layers_per_unit: 1, embedding: own, head: own, blocks: own, experts: block, shard_dim: 0}
 reshard_after_forward: always
@@ -40,10 +40,12 @@ attention: flash
 loss: eager
 logits: released
 float8: none
+experts: grouped
 recompute_wraps: module
 dtype: {param: bf16, reduce: fp32, master: fp32, output: none}
 accumulation: {mode: reduce_each, all_reduce: each, reshard_after_backward: each, is_last_backward: each}
 frozen: none
+lora: {rank: 0, targets: all-linear, dropout: 0.0, base: param}
 ignored: none
 optimizer: {kind: adamw, implementation: foreach, state: fp32, clip_norm: 1.0, learning_rate: 0.0003, beta1: 0.9, beta2: 0.95, epsilon: 1e-08, weight_decay: 0.1, warmup_steps: 0, decay_steps: none, min_learning_rate: 0.0}
 offload: none
@@ -56,7 +58,7 @@ evaluation: {every: none, sequences: 16, held_back: 0.05, in_step: false}
 seed: 1
 rank: 0
 )");
-  EXPECT_EQ(plan.assumed.size(), 60U);  // all but model and cluster
+  EXPECT_EQ(plan.assumed.size(), 66U);  // all but model and cluster
   ASSERT_NE(assumed(plan, "mesh.shard"), nullptr);
   EXPECT_EQ(assumed(plan, "mesh.shard")->value, "64");
   EXPECT_EQ(assumed(plan, "mesh.shard")->why, "all 64 GPUs of the cluster");

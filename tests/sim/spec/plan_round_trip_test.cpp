@@ -123,6 +123,11 @@ Plan random_plan() {
                             {Loss::Kind::kChunked, 8}});
     if (plan.loss == Loss{}) plan.logits = pick({Logits::kReleased, Logits::kHeld});
     plan.float8 = pick({Float8::kNone, Float8::kTensorwise, Float8::kRowwise});
+    if (plan.float8 == Float8::kNone) plan.lora.rank = between(0, 65536);
+    plan.lora.dropout = pick({0.0, 0.05, 0.999});
+    plan.lora.base = pick({Lora::Base::kMaster, Lora::Base::kParam, Lora::Base::kNf4});
+    plan.batch.documents = pick({std::int64_t{1}, plan.batch.sequence});
+    plan.experts = pick({ExpertKernels::kGrouped, ExpertKernels::kLoop});
   }
   plan.param_dtype = dtype();
   plan.reduce_dtype = dtype();
