@@ -173,6 +173,18 @@ std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
 
 }  // namespace
 
+// Under autocast gradients are cast back to the parameters' dtype; _MixedPrecision swaps the
+// parameters themselves. Micro-batches add to the gradients that are there.
+void LayerPrograms::set_ddp(const Plan& plan, Setting& setting) {
+  const bool copies = plan.ddp.mixed_precision == DdpOptions::MixedPrecision::kParameters;
+  const bool casts = plan.param_dtype != plan.master_dtype;
+  if (casts && !copies) setting.first_gradient = setting.later_gradient = plan.master_dtype;
+  if (plan.batch.accumulation > 1) setting.existing = ExistingGradients::kAll;
+  if (!plan.ddp.norms_fp32) return;
+  setting.ignored = Ignored::kNorms;
+  setting.stored = DType::kFp32;
+}
+
 LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
   Setting setting;
   setting.runtime = plan.runtime.kind;
@@ -197,6 +209,7 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
     }
   }
   setting.evaluates = plan.evaluation.in_step;
+  if (plan.runtime.kind == RuntimeKind::kDdp) set_ddp(plan, setting);
   if (plan.runtime.kind != RuntimeKind::kFsdp2) return setting;
   const Fsdp2Version version =
       fsdp2_version(fsdp2_minor(plan.runtime.version).value_or(kNewestFsdp2));
@@ -242,8 +255,8 @@ LayerPrograms::LayerPrograms(const ModelSpec& model, const Plan& plan)
     options.tied = model.tied_embeddings && is_table ? Tying::kTokenTable : Tying::kNone;
     options.sharing = variant.sharing;
     if (variant.frozen) options.frozen = frozen_parameters(layer);
-    options.ignores_norms = plan.ignored == Ignored::kNorms;
-    options.stored = plan.master_dtype;
+    options.ignores_norms = setting_.ignored == Ignored::kNorms;
+    options.stored = setting_.stored;
     options.input_needs_gradient = variant.input_needs_gradient;
     options.split_parts = variant.split;
     options.hooks = plan.runtime.kind == RuntimeKind::kDdp || is_zero(plan.runtime.kind);
@@ -273,7 +286,10 @@ void LayerPrograms::derive(const LayerSpec& layer, ProgramOptions options,
     programs.later[mode] =
         std::make_shared<const LayerProgram>(build_layer_program(layer, options));
     programs.last[mode] = programs.later[mode];
-    if (options.sharing == Sharing::kNone || setting_.existing != ExistingGradients::kAll) continue;
+    if (options.sharing == Sharing::kNone || setting_.existing != ExistingGradients::kAll ||
+        options.hooks) {
+      continue;
+    }
     options.existing =
         options.ignores_norms ? ExistingGradients::kIgnored : ExistingGradients::kNone;
     programs.last[mode] = std::make_shared<const LayerProgram>(build_layer_program(layer, options));

@@ -189,6 +189,7 @@ class StepBuilder {
   Recompute recompute_of(std::int32_t layer) const;
 
   EventGraph& graph() { return graph_; }
+  const EventGraph& graph() const { return graph_; }
   EventGraph finish();
 
   // What a row costs, in counts; asked once per (kind, shape, variant).

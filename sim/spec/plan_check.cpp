@@ -259,7 +259,10 @@ Problem problem_of_tying(const Plan& plan, const ModelSpec& model) {
   const bool in_root =
       plan.units.embedding == UnitPlacement::kRoot && plan.units.head == UnitPlacement::kRoot;
   const bool in_one_unit = plan.units.embedding == UnitPlacement::kWithHead;
-  if (!model.tied_embeddings || in_root || in_one_unit) return std::nullopt;
+  // DDP and DeepSpeed have no units: a parameter that two modules share is one of the model's.
+  const RuntimeKind kind = plan.runtime.kind;
+  const bool has_units = kind != RuntimeKind::kDdp && !is_zero(kind);
+  if (!model.tied_embeddings || in_root || in_one_unit || !has_units) return std::nullopt;
   return contradiction(
       plan.units.embedding != UnitPlacement::kRoot ? "units.embedding" : "units.head",
       fmt::format("embedding and head of {} share one parameter, which {} refuses in two units",

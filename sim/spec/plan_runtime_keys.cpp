@@ -74,6 +74,7 @@ constexpr PlanKey kKeys[] = {
     FORESHARD_FLAG(ddp, gradient_as_bucket_view, of_ddp),
     FORESHARD_FLAG(ddp, broadcast_buffers, of_ddp),
     FORESHARD_FLAG(ddp, zero_redundancy_optimizer, of_ddp),
+    FORESHARD_FLAG(ddp, norms_fp32, of_ddp),
     {"ddp.mixed_precision",
      [](Node n, Document d) {
        d.plan.ddp.mixed_precision = n.as_choice({"autocast", "parameters"}) == 0

@@ -46,6 +46,7 @@ struct DdpOptions {
   bool broadcast_buffers = true;
   bool zero_redundancy_optimizer = false;  // ZeroRedundancyOptimizer: states sharded over ranks
   MixedPrecision mixed_precision = MixedPrecision::kAutocast;
+  bool norms_fp32 = false;  // norm layers stay in fp32 where the model is converted to 16 bits
   bool operator==(const DdpOptions&) const = default;
 };
 

@@ -1,0 +1,243 @@
+// Forward is one row a layer. Backward walks the hooks of each layer's program; the recorder's
+// boundaries are a block's and, of other layers, those of the modules that own parameters.
+#include "sim/graph/gradient_hooks.h"
+
+#include <utility>
+
+#include "sim/base/error.h"
+#include "sim/graph/layer_modules.h"
+
+namespace foreshard {
+
+std::string_view torch_word(DType dtype) {
+  switch (dtype) {
+    case DType::kBf16:
+      return "bfloat16";
+    case DType::kFp16:
+      return "float16";
+    case DType::kFp32:
+      return "float32";
+  }
+  return "";
+}
+
+std::string span_of(const std::vector<std::string>& names) {
+  if (names.empty()) return "";
+  return names.size() == 1 ? names.front() : names.front() + ".." + names.back();
+}
+
+GradientHooks::GradientHooks(const ModelSpec& model, const Plan& plan,
+                             const LayerPrograms& programs, EventGraph recycled, Settings settings)
+    : StepBuilder(model, plan, programs, std::move(recycled)),
+      stored_(settings.stored),
+      logging_(settings.log == Log::kKept) {
+  add_communicators(PostForwardGroups::kShared);
+  list_parameters();
+}
+
+void GradientHooks::list_parameters() {
+  const auto layers = static_cast<std::int32_t>(model_.order.size());
+  first_parameter_.assign(model_.order.size(), 0);
+  first_place_.assign(model_.order.size(), 0);
+  for (std::int32_t l = 0; l < layers; ++l) {
+    const auto i = static_cast<std::size_t>(l);
+    const std::int32_t same = model_.order[i].same_as;
+    if (same >= 0) {
+      first_parameter_[i] = first_parameter_[static_cast<std::size_t>(same)];
+      first_place_[i] = first_place_[static_cast<std::size_t>(same)];
+      continue;
+    }
+    first_parameter_[i] = static_cast<std::int32_t>(parameters_.size());
+    first_place_[i] = static_cast<std::int32_t>(number_in_layer_.size());
+    const std::vector<ParameterSpec>& own = spec_of(l).parameters;
+    std::int16_t number = 0;
+    std::vector<bool> of_norm(own.size(), false);  // a norm's bias too
+    if (plan_.ddp.norms_fp32) {
+      for (const Operation& op : spec_of(l).operations) {
+        if (op.kind != OperationKind::kNorm) continue;
+        for (const std::int16_t p : op.parameters) of_norm[static_cast<std::size_t>(p)] = true;
+      }
+    }
+    for (std::size_t p = 0; p < own.size(); ++p) {
+      number_in_layer_.push_back(own[p].tied ? std::int16_t{-1} : number);
+      if (own[p].tied) continue;
+      ++number;
+      parameters_.push_back({l, static_cast<std::int16_t>(p), is_trained(l, own[p]), false,
+                             of_norm[p] ? DType::kFp32 : stored_, own[p].numel()});
+    }
+  }
+  begin_pass(0, 0);
+  ready_order_.reserve(parameters_.size());
+  for (std::int32_t l = layers; l-- > 0;) {
+    const auto i = static_cast<std::size_t>(l);
+    for (const LayerHook& hook : phase(EventKind::kBackward, l).hooks) {
+      if (hook.kind != LayerHook::Kind::kGradient) continue;
+      const std::int32_t p =
+          first_parameter_[i] + number_in_layer_[static_cast<std::size_t>(first_place_[i]) +
+                                                 static_cast<std::size_t>(hook.index)];
+      parameters_[static_cast<std::size_t>(p)].used = true;
+      ready_order_.push_back(p);
+    }
+  }
+}
+
+std::string GradientHooks::name_of(std::int32_t p) const {
+  return parameter_name(model_, parameter(p).layer, parameter(p).index);
+}
+
+// --- one micro-batch ---
+
+void GradientHooks::run_forward() {
+  const std::int64_t tokens = plan_.batch.micro_batch * plan_.batch.sequence * 8;
+  tokens_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, Bytes(tokens));
+  labels_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, Bytes(tokens));
+  for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
+    if (spec_of(l).role == LayerRole::kLoss) {
+      add_layer_row(EventKind::kLoss, l);
+      add_phase(EventKind::kBackward, l, Segments::kInside);
+      continue;
+    }
+    forward_begins(l);
+    add_layer_row(EventKind::kForward, l);
+    if (!logging_) continue;
+    if (is_block(l)) {
+      log_module("forward_begin", l, -1);
+      log_module("forward_end", l, -1);
+      continue;
+    }
+    for (const LayerHook& hook : phase(EventKind::kForward, l).hooks) {
+      if (hook.kind == LayerHook::Kind::kEnter) log_module("forward_begin", l, hook.index);
+      if (hook.kind == LayerHook::Kind::kExit) log_module("forward_end", l, hook.index);
+    }
+  }
+}
+
+void GradientHooks::run_backward() {
+  const auto last = static_cast<std::int32_t>(model_.order.size()) - 1;
+  for (std::int32_t l = last; l >= 0; --l) {
+    if (spec_of(l).role != LayerRole::kLoss) run_backward(l);
+  }
+  if (spec_of(last).role == LayerRole::kLoss) {
+    add_phase(EventKind::kBackward, last, Segments::kExit);
+  }
+  StepBuilder::free(tokens_);
+  StepBuilder::free(labels_);
+}
+
+void GradientHooks::run_backward(std::int32_t layer) {
+  if (recompute_of(layer) != Recompute::kNone) add_layer_row(EventKind::kRecompute, layer);
+  const LayerPhaseProgram& p = phase(EventKind::kBackward, layer);
+  const auto i = static_cast<std::size_t>(layer);
+  const std::int16_t* number = number_in_layer_.data() + first_place_[i];
+  if (logging_ && is_block(layer) && !p.segments.empty()) {
+    log_module("backward_begin", layer, -1);
+  }
+  layer_ = layer;
+  next_segment_ = 0;
+  for (const LayerHook& hook : p.hooks) {
+    segments_run_ = hook.segment;
+    if (hook.kind == LayerHook::Kind::kGradient) {
+      const std::int32_t at = first_parameter_[i] + number[hook.index];
+      if (logging_) {
+        log({.kind = "grad_ready",
+             .unit = name_of(at),
+             .bytes_in = parameter(at).bytes(),
+             .dtype = torch_word(parameter(at).dtype)});
+      }
+      gradient_ready(at);
+    } else if (logging_ && !is_block(layer)) {
+      const bool enters = hook.kind == LayerHook::Kind::kEnter;
+      const bool is_embedding = spec_of(layer).role == LayerRole::kEmbedding;
+      if (enters || !is_embedding) {
+        log_module(enters ? "backward_begin" : "backward_end", layer, hook.index);
+      }
+    }
+  }
+  segments_run_ = p.segments.size();
+  cut();
+  if (logging_ && is_block(layer) && !p.segments.empty()) log_module("backward_end", layer, -1);
+  backward_ended(layer);
+}
+
+void GradientHooks::cut() {
+  if (segments_run_ <= next_segment_) return;
+  add_layer_run(EventKind::kBackward, layer_, next_segment_, segments_run_ - next_segment_);
+  next_segment_ = segments_run_;
+}
+
+std::int32_t GradientHooks::gradient_buffer(std::int32_t p, std::int32_t pass) const {
+  const auto layers = static_cast<std::int32_t>(model_.order.size());
+  const EventGraph& g = graph();
+  const LayerExecution& execution =
+      g.executions[static_cast<std::size_t>(pass * layers + parameter(p).layer)];
+  const std::int32_t slot =
+      g.program(execution).weight_gradients[static_cast<std::size_t>(parameter(p).index)];
+  return slot < 0 ? kNoBuffer : execution.first_buffer + slot;
+}
+
+// --- rows ---
+
+EventId GradientHooks::add_known(EventKind kind, Stream stream, std::uint64_t key,
+                                 const UnitWork& work) {
+  key = key * static_cast<std::uint64_t>(kEventKinds) + static_cast<std::uint64_t>(kind);
+  const auto known = known_.find(key);
+  const std::uint16_t index = known != known_.end() ? known->second : new_work(kind, work);
+  if (known == known_.end()) known_.emplace(key, index);
+  return add_row(kind, stream, index, -1);
+}
+
+EventId GradientHooks::add_copy(EventKind kind, Stream stream, std::int64_t moved,
+                                std::int64_t launches) {
+  UnitWork work;
+  work.bytes = Bytes(moved / 2);
+  work.kernels = {copy_kernel(moved)};
+  work.launches = launches;
+  return add_known(kind, stream,
+                   static_cast<std::uint64_t>(moved) << 12 | static_cast<std::uint64_t>(launches),
+                   work);
+}
+
+EventId GradientHooks::add_collective(EventKind kind, Stream stream, std::int64_t bytes,
+                                      std::uint8_t communicator) {
+  UnitWork work;
+  work.bytes = Bytes(bytes);
+  work.communicator = communicator;
+  return add_known(kind, stream, static_cast<std::uint64_t>(bytes), work);
+}
+
+GradientHooks::UnitWork GradientHooks::unit_work(EventKind, const UnitShape&, std::int32_t) const {
+  FORESHARD_CHECK(false, "no row belongs to a unit");
+  return {};
+}
+
+// --- the log ---
+
+void GradientHooks::log(LibraryEvent event) {
+  if (!logging_) return;
+  event.microbatch = microbatch();
+  event.actions = static_cast<std::uint32_t>(graph().actions.size());
+  events_.push_back(std::move(event));
+}
+
+void GradientHooks::log_collective(std::string_view kind, std::int64_t bytes,
+                                   std::string_view dtype, std::string note) {
+  if (!logging_) return;
+  log({.kind = kind,
+       .bytes_in = bytes,
+       .bytes_out = bytes,
+       .dtype = dtype,
+       .group = "world",
+       .note = std::move(note)});
+}
+
+void GradientHooks::log_module(std::string_view kind, std::int32_t layer, std::int16_t module) {
+  const std::int32_t same = model_.order[static_cast<std::size_t>(layer)].same_as;
+  const std::int32_t owner = same < 0 ? layer : same;
+  LayerModule whole;
+  if (module >= 0) whole = foreshard::modules_of(spec_of(owner))[static_cast<std::size_t>(module)];
+  // A tied head's parameter carries the token table's name.
+  const bool is_tied_head = spec_of(owner).role == LayerRole::kHead && model_.tied_embeddings;
+  log({.kind = kind, .unit = is_tied_head ? "lm_head" : module_name(model_, owner, whole)});
+}
+
+}  // namespace foreshard
