@@ -139,6 +139,8 @@ void apply_ddp(const ConfigNode& options, std::int64_t world, Plan& plan) {
       plan.ddp.gradient_as_bucket_view = value.as_bool();
     } else if (item.key == "broadcast_buffers") {
       plan.ddp.broadcast_buffers = value.as_bool();
+    } else if (item.key == "norms_fp32") {
+      plan.ddp.norms_fp32 = value.as_bool();
     } else {
       unknown(item.key, value);
     }
@@ -265,6 +267,7 @@ void apply_zero(const ConfigNode& options, std::int64_t world, Plan& plan) {
   plan.mesh = {world, 1};
   plan.param_dtype = plan.reduce_dtype = DType::kBf16;
   plan.master_dtype = DType::kFp32;
+  std::optional<ConfigNode> communication;
   for (const ConfigItem& item : options.items()) {
     const ConfigNode& value = item.value;
     if (item.key == "zero") {
@@ -275,6 +278,10 @@ void apply_zero(const ConfigNode& options, std::int64_t world, Plan& plan) {
     } else if (item.key == "clip") {
       const double norm = value.as_double(0);
       if (norm > 0) plan.optimizer.clip_norm = norm;
+    } else if (item.key == "communication_data_type") {
+      communication = value;
+    } else if (item.key == "loss_scale") {
+      continue;  // no event depends on it
     } else if (item.key == "leaf_blocks") {
       plan.zero.leaf_blocks = value.as_bool();
     } else if (item.key == "data_types") {
@@ -288,6 +295,9 @@ void apply_zero(const ConfigNode& options, std::int64_t world, Plan& plan) {
       unknown(item.key, value);
     }
   }
+  if (!communication || communication->is_null()) return;
+  constexpr std::array kDtypes = {DType::kBf16, DType::kFp16, DType::kFp32};
+  plan.reduce_dtype = kDtypes[communication->as_choice({"bf16", "fp16", "fp32"})];
 }
 
 // {"a": {"b": 1}, "c": [1, 2]} to a.b, c.0, c.1.
@@ -372,6 +382,7 @@ LibraryJob read_library_job(const RecordingFolder& folder, std::size_t row) {
   plan.accumulation = AccumulationMode::kKeepUnsharded;
   if (lib == "ddp") {
     apply_ddp(options, world, plan);
+    if (model.arch != "gpt") plan.ddp.norms_fp32 = false;  // of nn.LayerNorm, not of RMSNorm
   } else if (lib == "fsdp1") {
     apply_fsdp1(options, world, plan);
     if (!config.flag("no_sync", true)) plan.accumulation = AccumulationMode::kReduceEach;

@@ -24,7 +24,8 @@ constexpr std::int64_t kInt32 = 4;
 
 Ddp::Ddp(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
          EventGraph recycled, Log keep)
-    : GradientHooks(model, plan, programs, std::move(recycled), {plan.master_dtype, keep}), unused_(unused()) {
+    : GradientHooks(model, plan, programs, std::move(recycled), {plan.master_dtype, keep}),
+      unused_(unused()) {
   cast_.assign(model.order.size(), kNoBuffer);
   is_in_bucket_.assign(parameters().size(), false);
   if (options().zero_redundancy_optimizer) {
@@ -66,8 +67,7 @@ void Ddp::pre_forward(DdpState& state) {
   if (options().broadcast_buffers && model_.buffer_elements > 0 && state.synchronised) {
     const std::int64_t bytes = model_.buffer_elements * size_of(plan_.master_dtype);
     wait(kReducing, tail(Stream::kCompute));
-    wait(Stream::kCompute,
-         add_collective(EventKind::kBroadcast, kReducing, bytes, kReplicate));
+    wait(Stream::kCompute, add_collective(EventKind::kBroadcast, kReducing, bytes, kReplicate));
     log_collective("broadcast", bytes, torch_word(plan_.master_dtype), "root=0");
   }
   state.synchronised = synchronises_;

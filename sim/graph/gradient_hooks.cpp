@@ -129,9 +129,7 @@ void GradientHooks::run_backward(std::int32_t layer) {
   const LayerPhaseProgram& p = phase(EventKind::kBackward, layer);
   const auto i = static_cast<std::size_t>(layer);
   const std::int16_t* number = number_in_layer_.data() + first_place_[i];
-  if (logging_ && is_block(layer) && !p.segments.empty()) {
-    log_module("backward_begin", layer, -1);
-  }
+  if (logging_ && is_block(layer) && !p.segments.empty()) log_backward_begin(layer, -1);
   layer_ = layer;
   next_segment_ = 0;
   for (const LayerHook& hook : p.hooks) {
@@ -146,16 +144,16 @@ void GradientHooks::run_backward(std::int32_t layer) {
       }
       gradient_ready(at);
     } else if (logging_ && !is_block(layer)) {
-      const bool enters = hook.kind == LayerHook::Kind::kEnter;
-      const bool is_embedding = spec_of(layer).role == LayerRole::kEmbedding;
-      if (enters || !is_embedding) {
-        log_module(enters ? "backward_begin" : "backward_end", layer, hook.index);
+      if (hook.kind == LayerHook::Kind::kEnter) {
+        log_backward_begin(layer, hook.index);
+      } else if (spec_of(layer).role != LayerRole::kEmbedding) {
+        left_ = {layer, hook.index};
       }
     }
   }
   segments_run_ = p.segments.size();
   cut();
-  if (logging_ && is_block(layer) && !p.segments.empty()) log_module("backward_end", layer, -1);
+  if (logging_ && is_block(layer) && !p.segments.empty()) left_ = {layer, -1};
   backward_ended(layer);
 }
 
@@ -228,6 +226,17 @@ void GradientHooks::log_collective(std::string_view kind, std::int64_t bytes,
        .dtype = dtype,
        .group = "world",
        .note = std::move(note)});
+}
+
+// The gradient of a module's input is that of the output before it, whose hook was registered
+// first; where the sum of several embeddings lies between, it comes before theirs.
+void GradientHooks::log_backward_begin(std::int32_t layer, std::int16_t module) {
+  const std::pair<std::int32_t, std::int16_t> left = std::exchange(left_, {-1, -1});
+  const bool sums = module >= 0 && foreshard::modules_of(spec_of(layer)).size() > 1 &&
+                    spec_of(layer).role == LayerRole::kEmbedding;
+  if (left.first >= 0 && sums) log_module("backward_end", left.first, left.second);
+  log_module("backward_begin", layer, module);
+  if (left.first >= 0 && !sums) log_module("backward_end", left.first, left.second);
 }
 
 void GradientHooks::log_module(std::string_view kind, std::int32_t layer, std::int16_t module) {

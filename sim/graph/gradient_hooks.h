@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "sim/graph/host_log.h"
@@ -82,6 +83,7 @@ class GradientHooks : public StepBuilder {
  private:
   void list_parameters();
   void run_backward(std::int32_t layer);
+  void log_backward_begin(std::int32_t layer, std::int16_t module);
   void log_module(std::string_view kind, std::int32_t layer, std::int16_t module);
   bool is_block(std::int32_t layer) const { return block_of(layer) >= 0; }
   EventId add_known(EventKind kind, Stream stream, std::uint64_t key, const UnitWork& work);
@@ -96,6 +98,7 @@ class GradientHooks : public StepBuilder {
   std::size_t next_segment_ = 0, segments_run_ = 0;
   std::int32_t tokens_ = kNoBuffer, labels_ = kNoBuffer;
   DType stored_;
+  std::pair<std::int32_t, std::int16_t> left_{-1, -1};  // whose backward has ended: layer, module
   bool logging_ = false;
   std::vector<LibraryEvent> events_;
 };

@@ -185,6 +185,17 @@ void LayerPrograms::set_ddp(const Plan& plan, Setting& setting) {
   setting.stored = DType::kFp32;
 }
 
+// Stage 1 adds micro-batches up in the gradients themselves; the others take each one's away.
+void LayerPrograms::set_zero(const Plan& plan, Setting& setting) {
+  const bool is_stage1 = plan.runtime.kind == RuntimeKind::kZero1;
+  setting.existing =
+      is_stage1 && plan.batch.accumulation > 1 ? ExistingGradients::kAll : ExistingGradients::kNone;
+  setting.stored = plan.param_dtype;
+  if (is_stage1 && plan.zero.fp32_gradient_accumulation) {
+    setting.first_gradient = setting.later_gradient = DType::kFp32;
+  }
+}
+
 LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
   Setting setting;
   setting.runtime = plan.runtime.kind;
@@ -210,6 +221,7 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
   }
   setting.evaluates = plan.evaluation.in_step;
   if (plan.runtime.kind == RuntimeKind::kDdp) set_ddp(plan, setting);
+  if (is_zero(plan.runtime.kind)) set_zero(plan, setting);
   if (plan.runtime.kind != RuntimeKind::kFsdp2) return setting;
   const Fsdp2Version version =
       fsdp2_version(fsdp2_minor(plan.runtime.version).value_or(kNewestFsdp2));

@@ -66,6 +66,7 @@ class LayerPrograms {
   };
   static Setting setting_of(const Plan& plan);
   static void set_ddp(const Plan& plan, Setting& setting);
+  static void set_zero(const Plan& plan, Setting& setting);
   void derive(const LayerSpec& layer, ProgramOptions options, Programs& programs) const;
   const Programs& of(std::int32_t layer) const {
     const std::int32_t variant = variant_of_layer_[static_cast<std::size_t>(layer)];

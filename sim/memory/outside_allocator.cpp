@@ -267,7 +267,9 @@ const char* to_string(SizeEvidence evidence) {
 }
 
 NcclVersion nccl_of(const Runtime& runtime) {
-  const int minor = runtime.kind == RuntimeKind::kNative ? 11 : minor_of(runtime.version);
+  // DeepSpeed's version does not tell PyTorch's: the one it was recorded with.
+  const bool is_torchs = runtime.kind != RuntimeKind::kNative && !is_zero(runtime.kind);
+  const int minor = is_torchs ? minor_of(runtime.version) : 11;
   if (minor < 0) return kShipped.back().nccl;
   NcclVersion nccl = kShipped.front().nccl;
   for (const Shipped& shipped : kShipped) {

@@ -32,7 +32,11 @@ Problem problem_of_shared_keys(const Plan& plan) {
 }  // namespace
 
 std::optional<PlanProblem> problem_of_library(const Plan& plan) {
-  return problem_of_shared_keys(plan);
+  if (Problem problem = problem_of_shared_keys(plan)) return problem;
+  if (plan.runtime.kind == RuntimeKind::kDdp) return problem_of_ddp(plan);
+  const int stage = zero_stage(plan.runtime.kind);
+  if (stage == 1 || stage == 2) return problem_of_zero12(plan);
+  return std::nullopt;
 }
 
 }  // namespace foreshard

@@ -167,6 +167,11 @@ ResolvedPlan resolve(const PlanDocument& document, const ModelSpec& model, const
     reasons[key] = fmt::format("{}'s default", to_string(document.trainer));
   }
   resolve_units(document, model, plan, reasons);
+  // communication_data_type: the compute dtype unless told otherwise.
+  if (is_zero(plan.runtime.kind) && !document.has("dtype.reduce")) {
+    plan.reduce_dtype = plan.param_dtype;
+    reasons["dtype.reduce"] = "DeepSpeed's communication_data_type follows the compute dtype";
+  }
   if (is_zero(plan.runtime.kind) && !plan.zero.overlap_comm) {
     plan.zero.overlap_comm = plan.runtime.kind == RuntimeKind::kZero3;
   }

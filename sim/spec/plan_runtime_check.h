@@ -32,6 +32,10 @@ std::optional<PlanProblem> first_missing(std::span<const Knob> knobs, const std:
 // FSDP1, DDP and DeepSpeed: what they have no knob for or refuse, with their reason.
 std::optional<PlanProblem> problem_of_library(const Plan& plan);
 
+std::optional<PlanProblem> problem_of_ddp(const Plan& plan);
+std::optional<PlanProblem> problem_of_zero12(const Plan& plan);
+std::optional<PlanProblem> problem_of_running_ddp(const Plan& plan, const ModelSpec& model);
+
 // What fully_shard raises while it runs, though every knob is there.
 std::optional<PlanProblem> problem_of_running(const Plan& plan, const ModelSpec& model);
 

@@ -3,6 +3,8 @@
 // unfolded, every row walked.
 #include <benchmark/benchmark.h>
 
+#include <array>
+
 #include "calibration/machines.h"
 #include "calibration/profile.h"
 #include "models/zoo.h"
@@ -12,6 +14,7 @@
 #include "sim/memory/memory_profile.h"
 #include "sim/memory/outside_allocator.h"
 #include "sim/simulate/simulate.h"
+#include "sim/spec/plan_check.h"
 
 namespace foreshard {
 namespace {
@@ -111,6 +114,31 @@ void BM_PlanToMemoryAndTime(benchmark::State& state) {
   state.counters["plans/s"] = benchmark::Counter(1, benchmark::Counter::kIsIterationInvariantRate);
 }
 BENCHMARK(BM_PlanToMemoryAndTime);
+
+// The same with the libraries that hold the model whole: DDP and ZeRO-1 and 2, from a plan to
+// memory and time.
+void BM_DataParallelPlan(benchmark::State& state) {
+  constexpr std::array kRuntimes = {RuntimeKind::kDdp, RuntimeKind::kZero1, RuntimeKind::kZero2};
+  const RuntimeKind kind = kRuntimes[static_cast<std::size_t>(state.range(0))];
+  Plan plan = gpt3_plan();
+  plan.runtime = {kind, newest_version(kind)};
+  plan.reduce_dtype = DType::kBf16;
+  if (kind == RuntimeKind::kDdp) plan.mesh = {1, 1024};
+  const ModelSpec model = load_zoo_model("gpt3-175b");
+  const CostModel costs{load_cluster(plan.cluster), load_profile("h100-sxm")};
+  const LayerPrograms programs(model, plan);
+  Simulator simulator;
+  EventGraph graph;
+  for (auto _ : state) {
+    graph = build_training_step(model, plan, programs, std::move(graph));
+    benchmark::DoNotOptimize(peak_allocated(graph));
+    benchmark::DoNotOptimize(simulator.period(graph, costs.price(graph)));
+  }
+  state.SetLabel(to_string(kind));
+  state.counters["rows"] = static_cast<double>(graph.rows.size());
+  state.counters["plans/s"] = benchmark::Counter(1, benchmark::Counter::kIsIterationInvariantRate);
+}
+BENCHMARK(BM_DataParallelPlan)->DenseRange(0, 2);
 
 }  // namespace
 }  // namespace foreshard
