@@ -349,7 +349,12 @@ Conformance conform_row(const RecordingFolder& folder, std::size_t row) {
     const LibraryJob job = read_library_job(folder, row);
     check(job.plan, job.model, recorded_cluster(job.plan));
     const LayerPrograms programs(job.model, job.plan);
-    return conform(recording, record_library_run(job.model, job.plan, programs, job.watch));
+    LibraryRun run = record_library_run(job.model, job.plan, programs, job.watch);
+    // DDP's membership of buckets is recorded on demand.
+    const ConfigNode options = json_cell(folder, row, "options");
+    const ConfigNode* membership = options.find("membership");
+    if (membership != nullptr && !membership->as_bool()) run.buckets.clear();
+    return conform(recording, run);
   } catch (const ConfigError&) {
     throw;
   } catch (const Error& error) {

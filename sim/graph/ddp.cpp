@@ -1,6 +1,6 @@
 // One step. Copies into buckets are written where a bucket closes, behind what backward has run
-// until then; gradients that become views of a bucket are freed there, a little later than in
-// PyTorch.
+// until then; gradients that become views of a bucket are freed there or with their layer's end, a
+// little later than in PyTorch.
 //
 // The first iteration has one bucket per dtype, so that nothing overlaps; buckets are assigned anew
 // at the next forward, in the order in which gradients were ready. static_graph counts hooks in the
@@ -127,6 +127,7 @@ void Ddp::forward_begins(std::int32_t layer) {
 }
 
 void Ddp::backward_ended(std::int32_t layer) {
+  if (is_view()) copy_in();
   if (casts() && !copies_parameters()) StepBuilder::free(cast_[static_cast<std::size_t>(layer)]);
 }
 
@@ -187,7 +188,7 @@ void Ddp::copy_in() {
 
 DType Ddp::wire_dtype(const DdpBucket& bucket) const {
   if (copies_parameters()) return plan_.reduce_dtype;
-  const bool narrower = size_of(plan_.reduce_dtype) < size_of(bucket.dtype);
+  const bool narrower = size_of(plan_.reduce_dtype) < size_of(plan_.master_dtype);
   return narrower ? plan_.reduce_dtype : bucket.dtype;
 }
 

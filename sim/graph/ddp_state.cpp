@@ -193,8 +193,14 @@ std::vector<LibraryEvent> Ddp::construction() {
        .group = "world",
        .note = "list"});
   log_collective("broadcast", dimensions * 2 * 8, "int64", "root=0");
+  // _sync_module_states: parameters, then buffers, in pieces of a dtype.
+  std::vector<Parameter> states = parameters();
+  if (options().broadcast_buffers && model_.buffer_elements > 0) {
+    all.push_back(static_cast<std::int32_t>(states.size()));
+    states.push_back({.dtype = plan_.master_dtype, .numel = model_.buffer_elements});
+  }
   std::vector<DdpBucket> pieces =
-      assign_initial_buckets(parameters(), all, std::array<std::int64_t, 1>{kBroadcastBytes});
+      assign_initial_buckets(states, all, std::array<std::int64_t, 1>{kBroadcastBytes});
   std::reverse(pieces.begin(), pieces.end());
   for (const DdpBucket& piece : pieces) {
     log_collective("broadcast", piece.bytes, torch_word(piece.dtype), "root=0");
@@ -255,8 +261,15 @@ LibraryRun record_ddp(const ModelSpec& model, const Plan& plan, const LayerProgr
       for (std::int32_t listed = 1; listed <= 3; ++listed) {
         const std::int32_t rebuilt = plan.ddp.static_graph ? 3 : 2;
         if (listed == 3 && rebuilt != 3) break;
-        for (LibraryBucket& bucket : ddp.list_buckets(ddp.rebuilds() && listed >= rebuilt)) {
+        std::vector<LibraryBucket> buckets = ddp.list_buckets(ddp.rebuilds() && listed >= rebuilt);
+        for (LibraryBucket& bucket : buckets) {
           bucket.phase = "step" + std::to_string(listed);
+          // delay_all_reduce does not count the buckets it reduces.
+          if (plan.ddp.static_graph && listed == 1) {
+            bucket.extra.replace(bucket.extra.find("is_last="), std::string::npos,
+                                 buckets.size() == 1 ? "is_last=1" : "is_last=0");
+            bucket.index = 0;
+          }
           run.buckets.push_back(std::move(bucket));
         }
       }

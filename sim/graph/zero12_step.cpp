@@ -148,7 +148,8 @@ void Zero12::step_on_device(bool stepped) {
     }
     StepBuilder::free(averaged_);
     for (std::size_t p = 0; p < parameters().size(); ++p) {
-      if (!std::exchange(alive_[p], false)) continue;
+      if (!alive_[p]) continue;
+      alive_[p] = false;
       std::int32_t kept = gradient_buffer(static_cast<std::int32_t>(p), 0);
       StepBuilder::free(kept);
     }
