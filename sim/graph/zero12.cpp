@@ -121,28 +121,36 @@ void Zero12::epilogue() {
   }
   reduce_ipg_grads();
   if (overlaps()) host_reads_ = tail(reducing());  // synchronize()
-  // What several micro-batches have reduced is added up.
-  if (averaged_ == kNoBuffer) {
-    averaged_ = std::exchange(own_gradients_, kNoBuffer);
-  } else if (own_gradients_ != kNoBuffer) {
-    std::int64_t elements = 0;
-    for (std::size_t p = 0; p < parameters().size(); ++p) {
-      const auto number = static_cast<std::int32_t>(p);
-      elements += is_own(number) ? parameter(number).numel : 0;
-    }
-    wait(Stream::kCompute, tail(reducing()));
-    add_copy(EventKind::kAccumulate, Stream::kCompute, 3 * elements * gradient_size(), 1);
-    settle();
-    StepBuilder::free(own_gradients_);
-  }
+  keep_own_gradients();
   for (std::int32_t& buffer : bucket_buffers_) StepBuilder::free(buffer);
   bucket_buffers_.clear();
   ready_for_gradients_ = false;
+  for (std::size_t p = 0; p < parameters().size(); ++p) free_gradient(static_cast<std::int32_t>(p));
+}
+
+// What the step will read: the contiguous copy, or the gradients of the partition's parameters.
+// Later micro-batches are added to it.
+void Zero12::keep_own_gradients() {
+  if (sums_in_fp32() || offloads()) return;
+  if (averaged_ == kNoBuffer && kept_.empty()) {
+    averaged_ = std::exchange(own_gradients_, kNoBuffer);
+    for (std::size_t p = 0; p < parameters().size() && !is_contiguous(); ++p) {
+      const auto number = static_cast<std::int32_t>(p);
+      if (!alive_[p] || !is_own(number)) continue;
+      alive_[p] = false;
+      kept_.push_back(gradient_buffer(number, partitions_gradients() ? pass() : 0));
+    }
+    return;
+  }
+  std::int64_t elements = 0;
   for (std::size_t p = 0; p < parameters().size(); ++p) {
     const auto number = static_cast<std::int32_t>(p);
-    // Without a contiguous copy the partition's gradients are what the step reads.
-    if (is_contiguous() || !is_own(number) || microbatch() > 0) free_gradient(number);
+    elements += is_own(number) ? parameter(number).numel : 0;
   }
+  wait(Stream::kCompute, tail(reducing()));
+  add_copy(EventKind::kAccumulate, Stream::kCompute, 3 * elements * gradient_size(), 1);
+  settle();
+  StepBuilder::free(own_gradients_);
 }
 
 EventGraph build_zero12(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,

@@ -55,6 +55,7 @@ class Zero12 final : public GradientHooks {
   void free_gradient(std::int32_t parameter);
   void reduce_ipg_grads();
   void epilogue();
+  void keep_own_gradients();
 
   // --- zero12_reduce.cpp: one bucket ---
   struct Slices {            // of one collective
@@ -94,6 +95,7 @@ class Zero12 final : public GradientHooks {
   std::vector<bool> alive_;                 // gradients that have memory of their own
   std::int32_t own_gradients_ = kNoBuffer;  // grads_in_partition of this micro-batch
   std::int32_t averaged_ = kNoBuffer;       // what the step reads
+  std::vector<std::int32_t> kept_;          // ... or gradients that it reads where they are
   bool boundary_ = true;
   EventId host_reads_ = kNoEvent;
   std::vector<LibraryBucket> listed_;

@@ -147,12 +147,8 @@ void Zero12::step_on_device(bool stepped) {
       StepBuilder::free(flat);
     }
     StepBuilder::free(averaged_);
-    for (std::size_t p = 0; p < parameters().size(); ++p) {
-      if (!alive_[p]) continue;
-      alive_[p] = false;
-      std::int32_t kept = gradient_buffer(static_cast<std::int32_t>(p), 0);
-      StepBuilder::free(kept);
-    }
+    for (std::int32_t& kept : kept_) StepBuilder::free(kept);
+    kept_.clear();
   }
   if (plan_.optimizer.clip_norm || plan_.param_dtype == DType::kFp16) {
     add_step_row(EventKind::kGradScale, Stream::kCompute);

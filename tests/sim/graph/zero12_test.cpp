@@ -294,7 +294,9 @@ TEST(Zero12, AStepLeavesNothingBehind) {
       plan.zero.reduce_bucket_size = 300'000;
       const ModelSpec model = tiny_model(2);
       const EventGraph graph = build_training_step(model, plan);
-      EXPECT_EQ(replay_allocations(graph).peak, peak_allocated(graph)) << variant;
+      // Fails where a buffer is freed twice or never.
+      EXPECT_NO_THROW(EXPECT_EQ(replay_allocations(graph).peak, peak_allocated(graph)))
+          << to_string(kind) << " " << variant;
       EXPECT_EQ(graph.fingerprint(), record(model, plan).steps[1].graph.fingerprint()) << variant;
     }
   }
