@@ -175,32 +175,35 @@ std::int32_t GradientHooks::gradient_buffer(std::int32_t p, std::int32_t pass) c
 
 // --- rows ---
 
-EventId GradientHooks::add_known(EventKind kind, Stream stream, std::uint64_t key,
-                                 const UnitWork& work) {
-  key = key * static_cast<std::uint64_t>(kEventKinds) + static_cast<std::uint64_t>(kind);
+EventId GradientHooks::add_known(EventKind kind, Stream stream, std::int64_t bytes,
+                                 std::int64_t launches, std::uint8_t communicator) {
+  const auto key =
+      (static_cast<std::uint64_t>(bytes) << 12 | static_cast<std::uint64_t>(launches)) *
+          static_cast<std::uint64_t>(kEventKinds) +
+      static_cast<std::uint64_t>(kind);
   const auto known = known_.find(key);
-  const std::uint16_t index = known != known_.end() ? known->second : new_work(kind, work);
-  if (known == known_.end()) known_.emplace(key, index);
+  if (known != known_.end()) return add_row(kind, stream, known->second, -1);
+  UnitWork work;
+  work.bytes = Bytes(bytes);
+  work.communicator = communicator;
+  work.launches = launches;
+  if (communicator == kNoCommunicator) {
+    work.bytes = Bytes(bytes / 2);
+    work.kernels = {copy_kernel(bytes)};
+  }
+  const std::uint16_t index = new_work(kind, work);
+  known_.emplace(key, index);
   return add_row(kind, stream, index, -1);
 }
 
 EventId GradientHooks::add_copy(EventKind kind, Stream stream, std::int64_t moved,
                                 std::int64_t launches) {
-  UnitWork work;
-  work.bytes = Bytes(moved / 2);
-  work.kernels = {copy_kernel(moved)};
-  work.launches = launches;
-  return add_known(kind, stream,
-                   static_cast<std::uint64_t>(moved) << 12 | static_cast<std::uint64_t>(launches),
-                   work);
+  return add_known(kind, stream, moved, launches, kNoCommunicator);
 }
 
 EventId GradientHooks::add_collective(EventKind kind, Stream stream, std::int64_t bytes,
                                       std::uint8_t communicator) {
-  UnitWork work;
-  work.bytes = Bytes(bytes);
-  work.communicator = communicator;
-  return add_known(kind, stream, static_cast<std::uint64_t>(bytes), work);
+  return add_known(kind, stream, bytes, 0, communicator);
 }
 
 GradientHooks::UnitWork GradientHooks::unit_work(EventKind, const UnitShape&, std::int32_t) const {

@@ -86,7 +86,8 @@ class GradientHooks : public StepBuilder {
   void log_backward_begin(std::int32_t layer, std::int16_t module);
   void log_module(std::string_view kind, std::int32_t layer, std::int16_t module);
   bool is_block(std::int32_t layer) const { return block_of(layer) >= 0; }
-  EventId add_known(EventKind kind, Stream stream, std::uint64_t key, const UnitWork& work);
+  EventId add_known(EventKind kind, Stream stream, std::int64_t bytes, std::int64_t launches,
+                    std::uint8_t communicator);
 
   std::vector<Parameter> parameters_;
   std::vector<std::int32_t> first_parameter_;  // of each layer; a repeated call's is its module's

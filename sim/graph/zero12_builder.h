@@ -64,7 +64,8 @@ class Zero12 final : public GradientHooks {
     std::int64_t count = 0;
     std::int64_t own = 0;  // elements of this rank's partition
   };
-  std::vector<Slices> collectives_of_bucket() const;
+  void find_collectives();
+  void add_slice(const ZeroSlice& slice, Slices& open);
   void average_tensor();
   void reduce(const Slices& slices);
   EventId collective(EventKind kind, std::int64_t bytes, Stream stream);
@@ -89,6 +90,7 @@ class Zero12 final : public GradientHooks {
   };
   ZeroPartition partition_;
   Bucket bucket_;
+  std::vector<Slices> collectives_;  // of the bucket that is reduced
   bool ready_for_gradients_ = false;
   std::vector<std::int32_t> bucket_buffers_;
   std::vector<std::int32_t> to_copy_;

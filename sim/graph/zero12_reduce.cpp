@@ -13,37 +13,46 @@ namespace foreshard {
 
 // A collective is closed when it exceeds the bucket's size: only a parameter larger than that, or
 // of several owners, makes more than one.
-std::vector<Zero12::Slices> Zero12::collectives_of_bucket() const {
-  const std::int64_t limit = options().reduce_bucket_size;
-  std::vector<Slices> done;
-  std::vector<Slices> open;  // one, or one per owner in the order of first slices
+void Zero12::find_collectives() {
+  collectives_.clear();
   if (!is_contiguous() || !options().reduce_scatter) {
     Slices all{-1, bucket_.elements, 1, 0};
     if (!is_contiguous()) all.count = static_cast<std::int64_t>(bucket_.parameters.size());
     for (const std::int32_t p : bucket_.parameters) all.own += own_numel(p);
-    return {all};
+    collectives_.push_back(all);
+    return;
   }
   const std::int64_t apart = sums_in_fp32() ? plan_.rank : -1;
-  const bool by_owner = !options().use_multi_rank_bucket_allreduce;
-  std::vector<std::vector<ZeroSlice>> groups;
-  for (const ZeroSlice& slice : slices_of(partition_, parameters(), bucket_.parameters, apart)) {
-    auto group = groups.begin();
-    while (group != groups.end() && by_owner && group->front().rank != slice.rank) ++group;
-    if (group == groups.end()) group = groups.insert(groups.end(), std::vector<ZeroSlice>());
-    group->push_back(slice);
+  const auto for_each = [&](auto take) {
+    for_each_slice(partition_, parameters(), bucket_.parameters, apart, take);
+  };
+  if (options().use_multi_rank_bucket_allreduce) {
+    Slices open{-1, 0, 0, 0};
+    for_each([&](const ZeroSlice& slice) { add_slice(slice, open); });
+    if (open.count > 0) collectives_.push_back(open);
+    return;
   }
-  for (const std::vector<ZeroSlice>& group : groups) {
-    Slices slices{by_owner ? group.front().rank : -1, 0, 0, 0};
-    const Slices empty = slices;
-    for (const ZeroSlice& slice : group) {
-      slices.numel += slice.numel;
-      slices.own += slice.rank == plan_.rank ? slice.numel : 0;
-      ++slices.count;
-      if (slices.numel > limit) done.push_back(std::exchange(slices, empty));
+  std::vector<std::int64_t> owners;  // in the order of their first slices
+  for_each([&](const ZeroSlice& slice) {
+    if (std::find(owners.begin(), owners.end(), slice.rank) == owners.end()) {
+      owners.push_back(slice.rank);
     }
-    if (slices.count > 0) done.push_back(slices);
+  });
+  for (const std::int64_t owner : owners) {
+    Slices open{owner, 0, 0, 0};
+    for_each([&](const ZeroSlice& slice) {
+      if (slice.rank == owner) add_slice(slice, open);
+    });
+    if (open.count > 0) collectives_.push_back(open);
   }
-  return done;
+}
+
+void Zero12::add_slice(const ZeroSlice& slice, Slices& open) {
+  open.numel += slice.numel;
+  open.own += slice.rank == plan_.rank ? slice.numel : 0;
+  ++open.count;
+  if (open.numel <= options().reduce_bucket_size) return;
+  collectives_.push_back(std::exchange(open, Slices{open.rank, 0, 0, 0}));
 }
 
 void Zero12::average_tensor() {
@@ -53,12 +62,12 @@ void Zero12::average_tensor() {
     wait(stream, tail(Stream::kCompute));
     wait(Stream::kCompute, before);
   }
-  const std::vector<Slices> collectives = collectives_of_bucket();
+  find_collectives();
   if (is_contiguous()) {  // div_, or mul_ behind the all-reduce
     add_copy(EventKind::kGradScale, stream, 2 * bucket_.elements * gradient_size(), 1);
     settle();
   }
-  for (const Slices& slices : collectives) reduce(slices);
+  for (const Slices& slices : collectives_) reduce(slices);
 }
 
 EventId Zero12::collective(EventKind kind, std::int64_t bytes, Stream stream) {

@@ -37,23 +37,4 @@ ZeroPartition lay_out(std::span<const GradientHooks::Parameter> parameters, std:
   return result;
 }
 
-std::vector<ZeroSlice> slices_of(const ZeroPartition& partition,
-                                 std::span<const GradientHooks::Parameter> parameters,
-                                 std::span<const std::int32_t> bucket, std::int64_t apart) {
-  std::vector<ZeroSlice> slices;
-  for (const std::int32_t p : bucket) {
-    std::int64_t begin = partition.offset[static_cast<std::size_t>(p)];
-    const std::int64_t end = begin + parameters[static_cast<std::size_t>(p)].numel;
-    while (begin < end) {
-      const std::int64_t rank = begin / partition.partition_numel;
-      const std::int64_t border = std::min(end, (rank + 1) * partition.partition_numel);
-      const bool joins = !slices.empty() && slices.back().rank == rank && rank != apart;
-      if (!joins) slices.push_back({rank, 0});
-      slices.back().numel += border - begin;
-      begin = border;
-    }
-  }
-  return slices;
-}
-
 }  // namespace foreshard

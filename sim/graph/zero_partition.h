@@ -2,6 +2,7 @@
 // for each rank without regard to where parameters begin.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -35,10 +36,28 @@ struct ZeroSlice {
   std::int64_t numel = 0;
 };
 
-// The slices of `bucket` in its order; neighbours of one owner are one, but those of `apart`, which
-// are copied parameter by parameter (-1: nobody's).
-std::vector<ZeroSlice> slices_of(const ZeroPartition& partition,
-                                 std::span<const GradientHooks::Parameter> parameters,
-                                 std::span<const std::int32_t> bucket, std::int64_t apart);
+// Calls `take(slice)` for the slices of `bucket` in its order; neighbours of one owner are one, but
+// those of `apart`, which are copied parameter by parameter (-1: nobody's).
+template <typename Take>
+void for_each_slice(const ZeroPartition& partition,
+                    std::span<const GradientHooks::Parameter> parameters,
+                    std::span<const std::int32_t> bucket, std::int64_t apart, Take take) {
+  ZeroSlice slice{-1, 0};
+  for (const std::int32_t p : bucket) {
+    std::int64_t begin = partition.offset[static_cast<std::size_t>(p)];
+    const std::int64_t end = begin + parameters[static_cast<std::size_t>(p)].numel;
+    while (begin < end) {
+      const std::int64_t rank = begin / partition.partition_numel;
+      const std::int64_t border = std::min(end, (rank + 1) * partition.partition_numel);
+      if (slice.rank != rank || rank == apart) {
+        if (slice.numel > 0) take(slice);
+        slice = {rank, 0};
+      }
+      slice.numel += border - begin;
+      begin = border;
+    }
+  }
+  if (slice.numel > 0) take(slice);
+}
 
 }  // namespace foreshard

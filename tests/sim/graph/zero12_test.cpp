@@ -50,7 +50,9 @@ TEST(ZeroPartition, IsPaddedToTwiceTheRanksAndCutsThroughParameters) {
   EXPECT_EQ(partition.padding(2), 3);
   // In the order of backward; neighbours of one owner join.
   const std::array<std::int32_t, 3> bucket = {2, 1, 0};
-  const auto slices = slices_of(partition, parameters, bucket, -1);
+  std::vector<ZeroSlice> slices;
+  for_each_slice(partition, parameters, bucket, -1,
+                 [&](const ZeroSlice& slice) { slices.push_back(slice); });
   const std::vector<std::pair<std::int64_t, std::int64_t>> expected = {
       {2, 4}, {1, 6}, {2, 1}, {0, 8}, {1, 2}};
   ASSERT_EQ(slices.size(), expected.size());
