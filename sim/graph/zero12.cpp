@@ -35,7 +35,12 @@ LibraryStep Zero12::build(bool stepped) {
     boundary_ = m + 1 == count;
     run_forward();
     run_backward();
-    if (partitions_gradients() || boundary_) epilogue();
+    if (is_bf16_optimizer()) {
+      add_to_flat_gradient();
+      if (boundary_) reduce_flat_gradient();
+    } else if (partitions_gradients() || boundary_) {
+      epilogue();
+    }
     log({.kind = "engine_step", .note = boundary_ ? "boundary=1" : "boundary=0"});
   }
   step(stepped);
@@ -47,13 +52,13 @@ LibraryStep Zero12::build(bool stepped) {
 
 void Zero12::gradient_ready(std::int32_t p) {
   alive_[static_cast<std::size_t>(p)] = true;
-  if (!has_hooks()) return;
+  if (!has_hooks() || is_bf16_optimizer()) return;
   set_up_buckets();
   if (reduces_in_hooks() && (partitions_gradients() || boundary_)) add_to_bucket(p);
 }
 
 void Zero12::backward_ended(std::int32_t) {
-  if (reduces_in_hooks()) copy_in();
+  if (reduces_in_hooks() && !is_bf16_optimizer()) copy_in();
 }
 
 // Buffers of the whole reduce_bucket_size, however small the model.

@@ -37,6 +37,9 @@ class Zero12 final : public GradientHooks {
     return options().fp32_gradient_accumulation && plan_.param_dtype != DType::kFp32;
   }
   bool accumulates_fp32() const { return sums_in_fp32() && !partitions_gradients(); }
+  bool is_bf16_optimizer() const {
+    return accumulates_fp32() && plan_.param_dtype == DType::kBf16 && !offloads();
+  }
   bool has_hooks() const { return partitions_gradients() || overlaps() || is_contiguous(); }
   bool reduces_in_hooks() const { return partitions_gradients() || overlaps(); }
   Stream reducing() const { return overlaps() ? Stream::kReduceScatter : Stream::kCompute; }
@@ -72,10 +75,17 @@ class Zero12 final : public GradientHooks {
   void take_own_parts();
   void list_bucket();
 
+  // --- zero12_bf16.cpp: BF16_Optimizer ---
+  void add_to_flat_gradient();
+  void reduce_flat_gradient();
+  void step_of_bf16(bool stepped);
+
   // --- zero12_step.cpp: step(), memory ---
   void persistent_memory(bool stepped);
   void step(bool stepped);
   void step_on_device(bool stepped);
+  void step_partition(bool stepped);  // one flat tensor, and its cast into the flat group
+  void gather();
   void step_on_host();
   void all_reduce_result(std::int64_t bytes, const char* dtype, const char* note);
   void settle();  // the row added last is issued when the host has read a result

@@ -31,6 +31,7 @@ void Zero12::persistent_memory(bool stepped) {
       hold(MemoryCategory::kOptimizerState, own * size_of(plan_.optimizer.state), offloads());
     }
   }
+  if (is_bf16_optimizer()) hold(MemoryCategory::kAccumulatedGrad, partition_.flat_numel * 4, false);
   if (!offloads()) return;
   hold(MemoryCategory::kShardedGrad, own * 4, true);
   hold(MemoryCategory::kShardedParam, own * param_size(), true);  // what goes back to the device
@@ -64,6 +65,7 @@ void Zero12::all_reduce_result(std::int64_t bytes, const char* dtype, const char
 }
 
 void Zero12::step(bool stepped) {
+  if (is_bf16_optimizer()) return step_of_bf16(stepped);
   wait(Stream::kCompute, tail(reducing()));
   const std::int64_t own = partition_.partition_numel;
   if (sums_in_fp32() && averaged_ == kNoBuffer && !offloads()) {
@@ -90,6 +92,10 @@ void Zero12::step(bool stepped) {
   } else {
     step_on_device(stepped);
   }
+  gather();
+}
+
+void Zero12::gather() {
   const std::int64_t bytes = partition_.flat_numel * param_size();
   if (partition_.ranks > 1) {
     const EventId gathered = collective(EventKind::kAllGather, bytes, Stream::kCompute);
@@ -98,7 +104,7 @@ void Zero12::step(bool stepped) {
          .bytes_out = bytes,
          .dtype = torch_word(plan_.param_dtype),
          .group = "world",
-         .note = "all_gather_dp_groups in_place"});
+         .note = is_bf16_optimizer() ? "in_place" : "all_gather_dp_groups in_place"});
     if (plan_.host_sync == HostSync::kStep) graph().final_host_wait = gathered;
   }
 }
@@ -154,10 +160,15 @@ void Zero12::step_on_device(bool stepped) {
     add_step_row(EventKind::kGradScale, Stream::kCompute);
     settle();
   }
+  step_partition(stepped);
+  StepBuilder::free(gradient);
+}
+
+void Zero12::step_partition(bool stepped) {
   const EventId last = add_step_row(EventKind::kOptimizer, Stream::kCompute);
   settle();
   const bool adam = plan_.optimizer.kind == Optimizer::Kind::kAdamW;
-  const Bytes moment(own * size_of(plan_.optimizer.state));
+  const Bytes moment(partition_.partition_numel * size_of(plan_.optimizer.state));
   for (int m = 0; m < 2 && adam && !stepped; ++m) {
     allocate(MemoryCategory::kOptimizerState, Stream::kCompute, -1, moment);
   }
@@ -165,7 +176,6 @@ void Zero12::step_on_device(bool stepped) {
     std::int32_t roots = allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, moment);
     StepBuilder::free(roots);
   }
-  StepBuilder::free(gradient);
   if (plan_.host_sync == HostSync::kStep) graph().final_host_wait = last;
 }
 
@@ -205,6 +215,11 @@ std::int64_t Zero12::averaged_gradient_bytes() const {
 }
 
 void Zero12::list_facts(LibraryRun& run) const {
+  run.facts["skipped_steps"] = 0;
+  if (is_bf16_optimizer()) {
+    run.words["optimizer_class"] = "BF16_Optimizer";
+    return;
+  }
   run.words["optimizer_class"] = "DeepSpeedZeroOptimizer";
   run.facts["flat_numel.0"] = partition_.flat_numel;
   run.facts["partition_numel.0"] = partition_.partition_numel;
@@ -213,7 +228,6 @@ void Zero12::list_facts(LibraryRun& run) const {
   run.facts["bit16_bytes"] = partition_.flat_numel * param_size();
   run.facts["alignment"] = 2;
   run.facts["averaged_gradient_bytes_end_of_backward"] = averaged_gradient_bytes();
-  run.facts["skipped_steps"] = 0;
 }
 
 }  // namespace foreshard

@@ -143,11 +143,6 @@ std::optional<PlanProblem> problem_of_zero12(const Plan& plan) {
       {hpz || zero.zero_quantized_weights || zero.zero_quantized_gradients,
        "zero.zero_hpz_partition_size", "has no ZeRO++, which is stage 3's",
        "zero.zero_hpz_partition_size: 1 and no quantisation"},
-      {is_stage1 && zero.fp32_gradient_accumulation && plan.param_dtype == DType::kBf16 &&
-           zero.offload_optimizer == ZeroOffload::kNone,
-       "zero.fp32_gradient_accumulation",
-       "becomes another optimizer with another schedule (BF16_Optimizer), which is not modelled",
-       "zero.fp32_gradient_accumulation: false, or zero2"},
   };
   if (Problem problem = first_missing(knobs, name_of(plan))) return problem;
   if (zero.reduce_bucket_size < 1) {
