@@ -278,6 +278,29 @@ TEST(Zero12, OverlapTakesASecondBuffer) {
   EXPECT_EQ(buckets(), 2 * 20'000'256);
 }
 
+// BF16_Optimizer: one all-reduce of the whole flat gradient, in the communication dtype; no other
+// collective but the gather. Besides, 4 bytes a parameter of gradients on every rank.
+TEST(Zero12, Bf16WithFp32GradientsIsAnotherOptimizer) {
+  const ModelSpec model = tiny_model(2);
+  Plan plan = zero_plan(RuntimeKind::kZero1);
+  plan.batch.accumulation = 2;
+  const States plain = between_steps(build_training_step(model, plan));
+  plan.zero.fp32_gradient_accumulation = true;
+  const LibraryRun run = record(model, plan);
+  std::vector<std::pair<std::string, std::int64_t>> sent;
+  for (const LibraryEvent& event : run.steps[1].log) {
+    if (!event.group.empty()) sent.emplace_back(event.kind, event.bytes_out);
+  }
+  const std::int64_t flat = model.parameters();  // a multiple of 2 x 4
+  ASSERT_EQ(flat % 8, 0);
+  using Sent = std::vector<std::pair<std::string, std::int64_t>>;
+  EXPECT_EQ(sent, (Sent{{"all_reduce", 2 * flat}, {"all_gather", 2 * flat}}));
+  const States wide = between_steps(run.steps[1].graph);
+  EXPECT_NEAR(static_cast<double>(wide.device - plain.device), 4.0 * static_cast<double>(flat),
+              512);
+  EXPECT_EQ(replay_allocations(run.steps[1].graph).peak, peak_allocated(run.steps[1].graph));
+}
+
 // Everything that a step allocates it frees, in every variant; a step after the first repeats.
 TEST(Zero12, AStepLeavesNothingBehind) {
   for (const RuntimeKind kind : {RuntimeKind::kZero1, RuntimeKind::kZero2}) {
