@@ -247,11 +247,9 @@ void Ddp::finalize_backward() {
       bytes += parameter(p).used ? parameter(p).bytes() : 0;
       count += parameter(p).used ? 1 : 0;
     }
+    if (has_unused && std::exchange(awaits_map, false)) host_wait(used_map_);
     if (is_view() || count == 0) continue;
     add_copy(EventKind::kGradientCopyOut, Stream::kCompute, 2 * bytes, count);
-    if (has_unused && std::exchange(awaits_map, false)) {
-      graph().rows.back().host_wait = used_map_;
-    }
   }
   if (!copies_parameters()) return;
   for (std::int32_t& copy : cast_) StepBuilder::free(copy);

@@ -125,7 +125,7 @@ void Zero12::epilogue() {
     }
   }
   reduce_ipg_grads();
-  if (overlaps()) host_reads_ = tail(reducing());  // synchronize()
+  if (overlaps()) host_wait(tail(reducing()));  // synchronize()
   keep_own_gradients();
   for (std::int32_t& buffer : bucket_buffers_) StepBuilder::free(buffer);
   bucket_buffers_.clear();
@@ -154,7 +154,6 @@ void Zero12::keep_own_gradients() {
   }
   wait(Stream::kCompute, tail(reducing()));
   add_copy(EventKind::kAccumulate, Stream::kCompute, 3 * elements * gradient_size(), 1);
-  settle();
   StepBuilder::free(own_gradients_);
 }
 

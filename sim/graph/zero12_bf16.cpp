@@ -12,7 +12,6 @@ namespace foreshard {
 void Zero12::add_to_flat_gradient() {
   add_copy(EventKind::kAccumulate, Stream::kCompute, partition_.numel * (param_size() + 8),
            static_cast<std::int64_t>(ready_order().size()));
-  settle();
   for (std::size_t p = 0; p < parameters().size(); ++p) {
     if (!alive_[p]) continue;
     alive_[p] = false;
@@ -37,11 +36,10 @@ void Zero12::reduce_flat_gradient() {
 
 void Zero12::step_of_bf16(bool stepped) {
   const std::int64_t numel = partition_.flat_numel;
-  host_reads_ = add_copy(EventKind::kGradNorm, Stream::kCompute, numel * 4,
-                         static_cast<std::int64_t>(ready_order().size()));
+  host_wait(add_copy(EventKind::kGradNorm, Stream::kCompute, numel * 4,
+                     static_cast<std::int64_t>(ready_order().size())));
   if (plan_.optimizer.clip_norm) {
     add_copy(EventKind::kGradScale, Stream::kCompute, 2 * numel * 4, 1);
-    settle();
   }
   step_partition(stepped);
   add_copy(EventKind::kAccumulate, Stream::kCompute, numel * 4, 1);  // zero_

@@ -88,7 +88,6 @@ class Zero12 final : public GradientHooks {
   void gather();
   void step_on_host();
   void all_reduce_result(std::int64_t bytes, const char* dtype, const char* note);
-  void settle();  // the row added last is issued when the host has read a result
   UnitWork step_work(EventKind kind) const override;
   std::int64_t averaged_gradient_bytes() const;
   std::int64_t largest_own_slice() const;
@@ -109,7 +108,6 @@ class Zero12 final : public GradientHooks {
   std::int32_t averaged_ = kNoBuffer;       // what the step reads
   std::vector<std::int32_t> kept_;          // ... or gradients that it reads where they are
   bool boundary_ = true;
-  EventId host_reads_ = kNoEvent;
   std::vector<LibraryBucket> listed_;
 };
 

@@ -65,7 +65,6 @@ void Zero12::average_tensor() {
   find_collectives();
   if (is_contiguous()) {  // div_, or mul_ behind the all-reduce
     add_copy(EventKind::kGradScale, stream, 2 * bucket_.elements * gradient_size(), 1);
-    settle();
   }
   for (const Slices& slices : collectives_) reduce(slices);
 }

@@ -45,11 +45,6 @@ void Zero12::persistent_memory(bool stepped) {
   if (accumulated > 0) hold(MemoryCategory::kAccumulatedGrad, accumulated, true);
 }
 
-void Zero12::settle() {
-  if (host_reads_ == kNoEvent) return;
-  graph().rows.back().host_wait = std::exchange(host_reads_, kNoEvent);
-}
-
 std::int64_t Zero12::largest_own_slice() const {
   std::int64_t largest = 0;
   for (std::size_t p = 0; p < parameters().size(); ++p) {
@@ -60,13 +55,14 @@ std::int64_t Zero12::largest_own_slice() const {
 
 // A result that every rank learns and the host reads.
 void Zero12::all_reduce_result(std::int64_t bytes, const char* dtype, const char* note) {
-  host_reads_ = collective(EventKind::kAllReduce, bytes, Stream::kCompute);
+  host_wait(collective(EventKind::kAllReduce, bytes, Stream::kCompute));
   log_collective("all_reduce", bytes, dtype, note);
 }
 
 void Zero12::step(bool stepped) {
   if (is_bf16_optimizer()) return step_of_bf16(stepped);
   wait(Stream::kCompute, tail(reducing()));
+  if (offloads()) host_wait(tail(reducing()));
   const std::int64_t own = partition_.partition_numel;
   if (sums_in_fp32() && averaged_ == kNoBuffer && !offloads()) {
     averaged_ = allocate(MemoryCategory::kShardedGrad, Stream::kCompute, -1, Bytes(own * 4));
@@ -75,13 +71,11 @@ void Zero12::step(bool stepped) {
   if (plan_.param_dtype != DType::kFp32) {
     if (!offloads()) {  // the largest and the smallest value
       add_copy(EventKind::kGradNorm, Stream::kCompute, 2 * own * averaged, 2);
-      settle();
     }
     all_reduce_result(1, "uint8", "has_overflow op=MAX");
   }
   if (!offloads()) {
     add_copy(EventKind::kGradNorm, Stream::kCompute, own * (averaged + 16), 2);
-    settle();
     std::int32_t wide = allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
                                  Bytes(largest_own_slice() * 8));
     StepBuilder::free(wide);
@@ -142,7 +136,6 @@ void Zero12::step_on_device(bool stepped) {
     gradient = std::exchange(averaged_, kNoBuffer);
   } else {
     add_copy(EventKind::kGradientCopyIn, Stream::kCompute, 2 * own * param_size(), 1);
-    settle();
     flat =
         allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, Bytes(own * param_size()));
     if (wide) {
@@ -158,7 +151,6 @@ void Zero12::step_on_device(bool stepped) {
   }
   if (plan_.optimizer.clip_norm || plan_.param_dtype == DType::kFp16) {
     add_step_row(EventKind::kGradScale, Stream::kCompute);
-    settle();
   }
   step_partition(stepped);
   StepBuilder::free(gradient);
@@ -166,7 +158,6 @@ void Zero12::step_on_device(bool stepped) {
 
 void Zero12::step_partition(bool stepped) {
   const EventId last = add_step_row(EventKind::kOptimizer, Stream::kCompute);
-  settle();
   const bool adam = plan_.optimizer.kind == Optimizer::Kind::kAdamW;
   const Bytes moment(partition_.partition_numel * size_of(plan_.optimizer.state));
   for (int m = 0; m < 2 && adam && !stepped; ++m) {
@@ -179,10 +170,10 @@ void Zero12::step_partition(bool stepped) {
   if (plan_.host_sync == HostSync::kStep) graph().final_host_wait = last;
 }
 
-// The host has waited for its gradients: it scales, steps and casts, and copies the result over.
+// The host has its gradients (_wait_for_offload_copies): it scales, steps and casts, and copies the
+// result over.
 void Zero12::step_on_host() {
   add_step_row(EventKind::kHostOptimizer, Stream::kCompute);
-  settle();
   add_copy(EventKind::kHostToDevice, Stream::kCompute,
            2 * partition_.partition_numel * param_size(), 1);
 }

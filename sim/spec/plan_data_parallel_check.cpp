@@ -22,6 +22,8 @@ Problem problem_of_units(const Plan& plan) {
   const Units& units = plan.units;
   static constexpr const char* kWhole = "holds every parameter whole";
   static constexpr const char* kNoUnits = "knows no units";
+  static constexpr const char* kNoSync = "has no switches for single micro-batches but no_sync()";
+  const AccumulationDetails& details = plan.accumulation_details;
   const RangedPolicy<bool>& unshard = plan.unshard_in_backward;
   const Knob knobs[] = {
       {units.layers_per_unit > 1, "units.layers_per_unit", kNoUnits, "units.layers_per_unit: 1"},
@@ -47,8 +49,12 @@ Problem problem_of_units(const Plan& plan) {
        "has one communicator for all", "communicators: shared"},
       {plan.recompute_wraps != CheckpointWraps::kModule, "recompute_wraps", kNoUnits,
        "recompute_wraps: module"},
-      {plan.accumulation_details != AccumulationDetails{}, "accumulation.all_reduce",
-       "has no switches for single micro-batches but no_sync()", "accumulation.all_reduce: each"},
+      {details.all_reduce != When::kEach, "accumulation.all_reduce", kNoSync,
+       "accumulation.all_reduce: each"},
+      {details.reshard_after_backward != When::kEach, "accumulation.reshard_after_backward",
+       kNoSync, "accumulation.reshard_after_backward: each"},
+      {details.is_last_backward != When::kEach, "accumulation.is_last_backward", kNoSync,
+       "accumulation.is_last_backward: each"},
   };
   return first_missing(knobs, name_of(plan));
 }
@@ -85,15 +91,19 @@ std::optional<PlanProblem> problem_of_ddp(const Plan& plan) {
   const Knob knobs[] = {
       {plan.offload != Offload::kNone, "offload", "keeps everything on the device",
        "offload: none"},
-      {size_of(plan.param_dtype) > size_of(plan.master_dtype), "dtype.param",
-       "computes in the stored dtype or, with mixed precision, in a narrower one",
-       "dtype.param as dtype.master"},
       // Not PyTorch's limit.
       {copies && ddp.gradient_as_bucket_view, "ddp.gradient_as_bucket_view",
        "is modelled without views where _MixedPrecision swaps gradients",
        "ddp.gradient_as_bucket_view: false"},
   };
   if (Problem problem = first_missing(knobs, name_of(plan))) return problem;
+  if (size_of(plan.param_dtype) > size_of(plan.master_dtype)) {
+    return missing_capability("dtype.param",
+                              name_of(plan) +
+                                  " computes in the stored dtype or, with mixed precision, in a "
+                                  "narrower one",
+                              fmt::format("dtype.param: {}", to_string(plan.master_dtype)));
+  }
   const bool no_sync =
       plan.accumulation == AccumulationMode::kKeepUnsharded && plan.batch.accumulation > 1;
   if (ddp.static_graph && no_sync) {
@@ -126,7 +136,7 @@ std::optional<PlanProblem> problem_of_zero12(const Plan& plan) {
         fmt::format("mesh.shard: {} and mesh.replicate: 1", plan.mesh.shard * plan.mesh.replicate));
   }
   if (Problem problem = problem_of_units(plan)) return problem;
-  const bool hpz = zero.zero_hpz_partition_size != 1;
+  static constexpr const char* kStage3 = "has no ZeRO++, which is stage 3's";
   const bool no_sync = plan.accumulation == AccumulationMode::kKeepUnsharded;
   const Knob knobs[] = {
       {no_sync && !is_stage1, "accumulation.mode",
@@ -140,9 +150,12 @@ std::optional<PlanProblem> problem_of_zero12(const Plan& plan) {
        "keeps the parameters on the device; stage 3 offloads them", "zero.offload_param: none"},
       {zero.offload_optimizer == ZeroOffload::kNvme, "zero.offload_optimizer",
        "offloads to the CPU; NVMe is stage 3's", "zero.offload_optimizer: cpu"},
-      {hpz || zero.zero_quantized_weights || zero.zero_quantized_gradients,
-       "zero.zero_hpz_partition_size", "has no ZeRO++, which is stage 3's",
-       "zero.zero_hpz_partition_size: 1 and no quantisation"},
+      {zero.zero_hpz_partition_size != 1, "zero.zero_hpz_partition_size", kStage3,
+       "zero.zero_hpz_partition_size: 1"},
+      {zero.zero_quantized_weights, "zero.zero_quantized_weights", kStage3,
+       "zero.zero_quantized_weights: false"},
+      {zero.zero_quantized_gradients, "zero.zero_quantized_gradients", kStage3,
+       "zero.zero_quantized_gradients: false"},
   };
   if (Problem problem = first_missing(knobs, name_of(plan))) return problem;
   if (zero.reduce_bucket_size < 1) {
