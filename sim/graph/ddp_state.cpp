@@ -11,7 +11,6 @@
 namespace foreshard {
 namespace {
 
-constexpr std::int64_t kMiB = std::int64_t{1} << 20;
 constexpr std::int64_t kDefaultCapMiB = 25;           // distributed.py, bucket_cap_mb=None
 constexpr std::int64_t kFirstBucketBytes = kMiB;      // _DEFAULT_FIRST_BUCKET_BYTES
 constexpr std::int64_t kBroadcastBytes = 250 * kMiB;  // broadcast_bucket_size

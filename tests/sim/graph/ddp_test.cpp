@@ -14,7 +14,6 @@
 namespace foreshard {
 namespace {
 
-constexpr std::int64_t kMiB = std::int64_t{1} << 20;
 using Parameter = GradientHooks::Parameter;
 
 Plan ddp_plan() {
