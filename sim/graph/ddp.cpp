@@ -46,7 +46,10 @@ LibraryStep Ddp::build(DdpState& state) {
     run_forward();
     prepare_reduction();
     run_backward();
-    if (!synchronises_) continue;
+    if (!synchronises_) {
+      if (copies_parameters()) drop_copies();
+      continue;
+    }
     if (delays_) reduce_delayed();
     finalize_backward();
     ++state.reductions;
@@ -171,9 +174,8 @@ void Ddp::copy_in() {
   cut();
   if (ready_.empty()) return;
   std::int64_t moved = 0;
-  for (const std::int32_t p : ready_) {
-    const Parameter& each = parameter(p);
-    moved += each.used ? 2 * each.bytes() : each.bytes();  // what is not there is zeroed
+  for (const std::int32_t p : ready_) {  // what is not there is zeroed
+    moved += (parameter(p).used ? 2 : 1) * gradient_bytes(parameter(p));
   }
   add_copy(EventKind::kGradientCopyIn, Stream::kCompute, moved,
            static_cast<std::int64_t>(ready_.size()));
@@ -235,23 +237,42 @@ void Ddp::reduce_delayed() {
   for (std::size_t b = 0; b < buckets_.size(); ++b) all_reduce(b);
 }
 
-// What nobody used is known when the map is back on the host, which waits for it.
+// What nobody used is known when the map is back on the host, which waits for it. _MixedPrecision
+// casts gradients to the stored dtype here, and lets go of its copies of the parameters.
 void Ddp::finalize_backward() {
   bool awaits_map = !unused_.empty() && used_map_ != kNoEvent;
+  const bool is_last = microbatch() + 1 == static_cast<std::int32_t>(plan_.batch.accumulation);
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     wait(Stream::kCompute, reductions_[b].event);
-    std::int64_t bytes = 0, count = 0;
+    std::int64_t bytes = 0, numel = 0, count = 0;
     bool has_unused = false;
     for (const std::int32_t p : buckets_[b].parameters) {
       has_unused |= !parameter(p).used;
-      bytes += parameter(p).used ? parameter(p).bytes() : 0;
-      count += parameter(p).used ? 1 : 0;
+      if (!parameter(p).used) continue;
+      bytes += gradient_bytes(parameter(p));
+      numel += parameter(p).numel;
+      ++count;
     }
     if (has_unused && std::exchange(awaits_map, false)) host_wait(used_map_);
     if (is_view() || count == 0) continue;
-    add_copy(EventKind::kGradientCopyOut, Stream::kCompute, 2 * bytes, count);
+    const bool widens = copies_parameters() && is_last;
+    const std::int64_t wide = numel * size_of(plan_.master_dtype);
+    add_copy(EventKind::kGradientCopyOut, Stream::kCompute, widens ? bytes + wide : 2 * bytes,
+             count);
+    if (!widens) continue;
+    wide_gradients_.push_back(
+        allocate(MemoryCategory::kUnshardedGrad, Stream::kCompute, -1, Bytes(wide)));
+    for (const std::int32_t p : buckets_[b].parameters) {
+      if (!parameter(p).used) continue;
+      is_in_bucket_[static_cast<std::size_t>(p)] = true;
+      std::int32_t gradient = gradient_buffer(p, 0);
+      StepBuilder::free(gradient);
+    }
   }
-  if (!copies_parameters()) return;
+  if (copies_parameters()) drop_copies();
+}
+
+void Ddp::drop_copies() {
   for (std::int32_t& copy : cast_) StepBuilder::free(copy);
 }
 

@@ -54,6 +54,9 @@ class Ddp final : public GradientHooks {
   }
   DType wire_dtype(const DdpBucket& bucket) const;
   std::int64_t buffer_bytes(const DdpBucket& bucket) const;
+  std::int64_t gradient_bytes(const Parameter& p) const {  // as autograd stores it
+    return p.numel * size_of(copies_parameters() ? plan_.param_dtype : p.dtype);
+  }
 
   std::vector<DdpBucket> buckets_of(bool rebuilt) const;
   std::vector<std::int32_t> trained() const;
@@ -72,6 +75,7 @@ class Ddp final : public GradientHooks {
   void reduce_used_map();
   void reduce_delayed();
   void finalize_backward();
+  void drop_copies();
   void optimizer(bool stepped);
   std::int64_t own_elements() const;
   UnitWork step_work(EventKind kind) const override;
@@ -87,9 +91,10 @@ class Ddp final : public GradientHooks {
   std::vector<std::int32_t> unused_;
   std::vector<Reduction> reductions_;
   std::size_t next_bucket_ = 0;
-  std::vector<std::int32_t> ready_;  // to be copied into buckets
-  std::vector<std::int32_t> cast_;   // copies of each layer's parameters, buffers
-  std::vector<bool> is_in_bucket_;   // gradient_as_bucket_view: the gradient is a view
+  std::vector<std::int32_t> ready_;           // to be copied into buckets
+  std::vector<std::int32_t> cast_;            // copies of each layer's parameters, buffers
+  std::vector<std::int32_t> wide_gradients_;  // _MixedPrecision: in the stored dtype
+  std::vector<bool> is_in_bucket_;            // gradient_as_bucket_view: the gradient is a view
   std::vector<std::vector<std::int32_t>> partition_;  // ZeroRedundancyOptimizer, by rank
   EventId used_map_ = kNoEvent;
   bool synchronises_ = true;

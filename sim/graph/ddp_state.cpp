@@ -168,6 +168,8 @@ void Ddp::optimizer(bool stepped) {
     StepBuilder::free(gradient);
   }
   is_in_bucket_.assign(parameters().size(), false);
+  for (std::int32_t& gradient : wide_gradients_) StepBuilder::free(gradient);
+  wide_gradients_.clear();
   if (plan_.host_sync == HostSync::kStep) graph().final_host_wait = last;
 }
 
