@@ -4,6 +4,10 @@
 // stores it, divided by the number of ranks, and reduces buckets in their order; when backward is
 // done the compute stream waits for each and copies it back. Sources:
 // torch/nn/parallel/distributed.py and torch/csrc/distributed/c10d/reducer.cpp of PyTorch 2.11.
+//
+// What is approximate: under autocast a layer's activations are those of a model in the compute
+// dtype, where PyTorch keeps the residual stream and norms in fp32, so that memory is a lower
+// bound.
 #pragma once
 
 #include <cstdint>

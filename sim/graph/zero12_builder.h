@@ -5,6 +5,9 @@
 // the parameter that would overflow it: whole, by an all-reduce, whatever reduce_scatter says, or
 // by a reduce per owner. Each rank then copies its part; the step updates the partition and gathers
 // the flat group in place.
+//
+// With overlap_comm tensors are recorded on the reduction stream (record_stream), so that their
+// blocks come back only when that stream is done: the replayed memory is a lower bound.
 #pragma once
 
 #include <cstdint>
