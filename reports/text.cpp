@@ -47,11 +47,17 @@ Lines plan_lines(const Report& report, const Forecast& forecast, const Paint& pa
                   plan.batch.micro_batch, plan.batch.accumulation,
                   cardinal(sequences * static_cast<double>(plan.batch.sequence))),
       kTextWidth));
-  lines.push_back(
-      clipped(fmt::format("prefetch {} · reshard {} · recompute {} · {} parameters, {} reduction",
-                          words_of(plan.prefetch), reshard_words(plan), recompute_words(plan),
-                          to_string(plan.param_dtype), to_string(plan.reduce_dtype)),
-              kTextWidth));
+  // Runtimes that hold the model whole gather nothing in a pass.
+  const RuntimeKind kind = plan.runtime.kind;
+  const bool gathers =
+      kind != RuntimeKind::kDdp && kind != RuntimeKind::kZero1 && kind != RuntimeKind::kZero2;
+  const std::string gathering = gathers ? fmt::format("prefetch {} · reshard {} · ",
+                                                      words_of(plan.prefetch), reshard_words(plan))
+                                        : "";
+  lines.push_back(clipped(
+      fmt::format("{}recompute {} · {} parameters, {} reduction", gathering, recompute_words(plan),
+                  to_string(plan.param_dtype), to_string(plan.reduce_dtype)),
+      kTextWidth));
   return lines;
 }
 
