@@ -212,7 +212,8 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
     setting.output_dtype = plan.output_dtype;
     setting.units = plan.units;
   }
-  if (plan.batch.accumulation > 1) {
+  // FSDP1's gradients are those of views, made anew in every micro-batch.
+  if (plan.batch.accumulation > 1 && plan.runtime.kind != RuntimeKind::kFsdp1) {
     if (plan.ignored == Ignored::kNorms) setting.existing = ExistingGradients::kIgnored;
     if (plan.accumulation == AccumulationMode::kKeepUnsharded &&
         plan.reduce_dtype == plan.param_dtype) {

@@ -184,6 +184,7 @@ class StepBuilder {
     return static_cast<std::int32_t>(plan_.batch.accumulation);
   }
   std::int32_t microbatch() const { return microbatch_; }
+  std::uint32_t action_count() const { return static_cast<std::uint32_t>(graph_.actions.size()); }
   // The phase that rows of `kind` replay in the current pass.
   const LayerPhaseProgram& phase(EventKind kind, std::int32_t layer) const;
   Recompute recompute_of(std::int32_t layer) const;

@@ -1,0 +1,38 @@
+#include "sim/graph/fsdp1_flat.h"
+
+#include <algorithm>
+
+namespace foreshard {
+namespace {
+
+constexpr std::int64_t kAlignmentBytes = 16;  // _get_aligned_numel
+
+std::int64_t rounded_up(std::int64_t numel, std::int64_t step) {
+  return checked_add(numel, step - 1) / step * step;
+}
+
+}  // namespace
+
+FlatSize flat_size(const std::vector<UnitParameter>& parameters, const Plan& plan) {
+  // Without shards the flat parameter's group is the world.
+  const std::int64_t ranks = plan.mesh.shard > 1 ? plan.mesh.shard : plan.mesh.replicate;
+  const std::int64_t align = kAlignmentBytes / size_of(plan.param_dtype);
+  FlatSize size;
+  for (const UnitParameter& p : parameters) {
+    size.numel = checked_add(size.numel, p.numel);
+    if (plan.fsdp1.use_orig_params) size.flat = rounded_up(size.flat, align);
+    size.flat = checked_add(size.flat, p.numel);
+  }
+  if (plan.fsdp1.use_orig_params) size.flat = rounded_up(size.flat, ranks);
+  if (plan.mesh.shard == 1) {
+    size.shard = size.padded = size.flat;
+    return size;
+  }
+  size.shard = (size.flat + ranks - 1) / ranks;
+  size.padded = checked_multiply(size.shard, ranks);
+  const std::int64_t begin = checked_multiply(plan.rank % ranks, size.shard);
+  size.shard_pad = size.shard - std::clamp<std::int64_t>(size.flat - begin, 0, size.shard);
+  return size;
+}
+
+}  // namespace foreshard

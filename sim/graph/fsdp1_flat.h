@@ -1,0 +1,28 @@
+// Sizes of a flat parameter of FullyShardedDataParallel, in elements.
+//
+// Sources: torch/distributed/fsdp/_flat_param.py (2.11): _init_flat_param_and_metadata (with
+// use_orig_params every parameter begins at a multiple of 16 bytes of the compute dtype, and the
+// whole is padded to a multiple of the ranks), _get_unpadded_shard (torch.chunk: ceil(numel / N)
+// for each rank, the last ones less or nothing).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "sim/graph/step_builder.h"
+#include "sim/spec/plan.h"
+
+namespace foreshard {
+
+struct FlatSize {
+  std::int64_t numel = 0;      // of the parameters
+  std::int64_t flat = 0;       // with what pads between and behind them
+  std::int64_t shard = 0;      // of each rank, padded
+  std::int64_t shard_pad = 0;  // of that of Plan::rank
+  std::int64_t padded = 0;     // of all shards: what is gathered and reduced
+};
+
+// `parameters` in the order of Module.named_parameters().
+FlatSize flat_size(const std::vector<UnitParameter>& parameters, const Plan& plan);
+
+}  // namespace foreshard
