@@ -2,6 +2,7 @@
 // outer module's. The recorder has no rotary embedding; ours is computed and changes no event.
 #include "models/recorded_library.h"
 
+#include <algorithm>
 #include <string_view>
 
 #include "models/families.h"
@@ -12,6 +13,26 @@ namespace {
 
 void drop_prefix(std::string& name, std::string_view prefix) {
   if (name.starts_with(prefix)) name.erase(0, prefix.size());
+}
+
+// Makes the modules of these names, in the order of the forward, such as may be units: the
+// operations from the first to the last that read their parameters.
+void nest(LayerSpec& layer, const std::vector<std::string>& names) {
+  layer.nested = names;
+  for (std::size_t n = 0; n < names.size(); ++n) {
+    const auto part = static_cast<std::int8_t>(n + 1);
+    for (ParameterSpec& parameter : layer.parameters) {
+      if (parameter.name.starts_with(names[n] + ".")) parameter.part = part;
+    }
+    const auto reads = [&](const Operation& operation) {
+      return std::any_of(
+          operation.parameters.begin(), operation.parameters.end(),
+          [&](std::int16_t p) { return layer.parameters[std::size_t(p)].part == part; });
+    };
+    const auto first = std::find_if(layer.operations.begin(), layer.operations.end(), reads);
+    const auto last = std::find_if(layer.operations.rbegin(), layer.operations.rend(), reads);
+    for (auto operation = first; operation < last.base(); ++operation) operation->part = part;
+  }
 }
 
 }  // namespace
@@ -42,6 +63,12 @@ ModelSpec build_library_model(const LibraryModel& settings) {
     for (ParameterSpec& parameter : layer.parameters) drop_prefix(parameter.name, outer);
     if (settings.unused && layer.role == LayerRole::kHead) {
       layer.parameters.push_back({.name = "extra.weight", .shape = {settings.dim, settings.dim}});
+    }
+    if (settings.wrap == "sub" && layer.role == LayerRole::kBlock) {
+      nest(layer, {gpt ? "attn" : "self_attn", "mlp"});
+    }
+    if (settings.wrap == "blocks+emb" && gpt && layer.role == LayerRole::kEmbedding) {
+      nest(layer, {"wte", "wpe"});
     }
   }
   return model;

@@ -15,6 +15,10 @@ Fsdp1Log::Fsdp1Log(const Fsdp1& builder, LibraryWatch::Modules modules)
   for (const LayerSpec& spec : builder.model_.kinds) {
     Kind kind;
     kind.modules = foreshard::modules_of(spec);
+    // A tied head is a module of its own name, whose parameter is the table's.
+    if (spec.role == LayerRole::kHead && !spec.parameters.empty() && spec.parameters[0].tied) {
+      kind.modules.front().name = "lm_head";
+    }
     std::vector<std::int16_t> owner(spec.parameters.size(), -1);
     for (std::size_t m = 0; m < kind.modules.size(); ++m) {
       for (const std::int16_t p : kind.modules[m].parameters) {

@@ -111,8 +111,12 @@ void StepBuilder::assign_layers(const LayerPrograms& programs) {
           if (tied) tied_unit = unit;
         }
         if (has_table_inside(spec)) {
-          modules_[static_cast<std::size_t>(unit)] = {{l, 1}};
           first_nested_[i] = std::exchange(unit, root_);
+          modules_[static_cast<std::size_t>(first_nested_[i])] = {{l, 1}};
+          for (std::size_t n = 1; n < spec.nested.size(); ++n) {
+            const std::int32_t table = new_unit(spec.nested[n]);
+            modules_[static_cast<std::size_t>(table)] = {{l, static_cast<std::int8_t>(n + 1)}};
+          }
         }
       } else if (tied) {
         unit = tied_unit;

@@ -44,7 +44,7 @@ struct GivenKey {
 using GivenKeys = std::map<std::string, GivenKey, std::less<>>;  // by dotted path
 
 // Whose habits fill what nobody wrote (sim/spec/trainer.h).
-enum class Trainer : std::uint8_t { kNone, kTorchtitan, kAccelerate, kLlmFoundry };
+enum class Trainer : std::uint8_t { kNone, kTorchtitan, kAccelerate, kLlmFoundry, kFairscale };
 const char* to_string(Trainer trainer);
 
 // A partly filled plan. A field of `plan` counts only where its key is in `given`.

@@ -40,7 +40,7 @@ constexpr std::array kLoraBases = {Lora::Base::kMaster, Lora::Base::kParam, Lora
 constexpr std::array kIgnored = {Ignored::kNone, Ignored::kNorms};
 constexpr std::array kOffloads = {Offload::kNone, Offload::kCpu, Offload::kCpuUnpinned};
 constexpr std::array kTrainers = {Trainer::kTorchtitan, Trainer::kAccelerate, Trainer::kLlmFoundry,
-                                  Trainer::kNone};
+                                  Trainer::kFairscale, Trainer::kNone};
 
 using Node = const ConfigNode&;
 using Document = PlanDocument&;

@@ -91,6 +91,9 @@ std::int64_t unit_count(const Plan& plan, const ModelSpec& model) {
                 plan.units.embedding != UnitPlacement::kWithHead)) {
       ++others;  // the norm is in the head's unit, or both in the embedding's
     }
+    if (spec.role == LayerRole::kEmbedding && spec.nested.size() > 1) {
+      nested += static_cast<std::int64_t>(spec.nested.size()) - 1;
+    }
     if (spec.role == LayerRole::kBlock && splits_block(plan.units, block++)) {
       nested += static_cast<std::int64_t>(spec.nested.size());
     }

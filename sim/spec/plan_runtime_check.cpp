@@ -298,8 +298,7 @@ std::optional<PlanProblem> problem_of_running(const Plan& plan, const ModelSpec&
     if (Problem problem = problem_of_native_model(model)) return problem;
     return problem_of_engine_operations(model);
   }
-  if (plan.runtime.kind == RuntimeKind::kDdp) return problem_of_running_ddp(plan, model);
-  if (plan.runtime.kind != RuntimeKind::kFsdp2) return std::nullopt;
+  if (plan.runtime.kind != RuntimeKind::kFsdp2) return problem_of_running_library(plan, model);
   if (Problem problem = problem_of_shard_dim(plan, model)) return problem;
   // clip_grad_norm_ scales all gradients in one call, which plain and distributed tensors cannot
   // share: "aten.mul_.Tensor got mixed torch.Tensor and DTensor".

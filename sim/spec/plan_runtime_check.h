@@ -35,6 +35,8 @@ std::optional<PlanProblem> problem_of_library(const Plan& plan);
 std::optional<PlanProblem> problem_of_ddp(const Plan& plan);
 std::optional<PlanProblem> problem_of_zero12(const Plan& plan);
 std::optional<PlanProblem> problem_of_running_ddp(const Plan& plan, const ModelSpec& model);
+// What they raise while they run.
+std::optional<PlanProblem> problem_of_running_library(const Plan& plan, const ModelSpec& model);
 
 // What fully_shard raises while it runs, though every knob is there.
 std::optional<PlanProblem> problem_of_running(const Plan& plan, const ModelSpec& model);

@@ -127,6 +127,13 @@ std::vector<std::string> warnings(const Plan& plan, const ModelSpec& model,
                     "has {}",
                     plan.units.layers_per_unit, blocks, rest));
   }
+  // FullyShardedDataParallel's notes on CPU offload: the newly reduced gradient replaces the other.
+  if (plan.runtime.kind == RuntimeKind::kFsdp1 && plan.offload != Offload::kNone &&
+      plan.batch.accumulation > 1 && plan.accumulation == AccumulationMode::kReduceEach) {
+    texts.emplace_back(
+        "FSDP with CPU offload does not accumulate gradients outside of no_sync(): every "
+        "micro-batch replaces them; accumulation.mode keep_unsharded adds them");
+  }
   if (plan.runtime.kind != RuntimeKind::kFsdp2) return texts;
   if (const auto minor = fsdp2_minor(plan.runtime.version)) {
     add_known_defects(plan, fsdp2_version(*minor), texts);

@@ -7,8 +7,20 @@
 // - accelerate, src/accelerate/utils/fsdp_utils.py, fsdp2_prepare_model: fully_shard of each module
 //   that the wrapping policy names (the blocks of a transformer), then of the model, all with the
 //   same reshard_after_forward, which is True unless told otherwise. So the root's is given too.
+// - accelerate, src/accelerate/utils/dataclasses.py, FullyShardedDataParallelPlugin with
+// fsdp_version
+//   1: FULL_SHARD, no backward prefetch, no forward prefetch, use_orig_params false; of mixed
+//   precision parameters, reductions and buffers alike (set_mixed_precision).
 // - llm-foundry (Composer): blocks are wrapped (`fsdp_wrap_fn`), the model is the root, FULL_SHARD.
-//   Composer's own default for the root is PyTorch's.
+//   Composer's own default for the root is PyTorch's. FullyShardedDataParallel: composer 008dac70,
+//   composer/utils/parallelism.py, FSDPConfig (BACKWARD_POST, use_orig_params, limit_all_gathers);
+//   llm-foundry 15fb4ffa, scripts/train/yamls/pretrain/mpt-7b.yaml (mixed_precision: PURE, which
+//   reduces in the dtype of the parameters).
+// - fairscale ab71efb3, fairscale/nn/data_parallel/fully_sharded_data_parallel.py: what PyTorch's
+//   FullyShardedDataParallel began as. reshard_after_forward True; a unit's gather is awaited where
+//   it is issued (_rebuild_full_params), so there is no prefetch and no limiter; flat parameters
+//   without alignment; fp32_reduce_scatter False. Gradients of less than bucket_cap_mb (25) are
+//   reduced together there, which is not modelled: those of blocks are larger.
 #include "sim/spec/trainer.h"
 
 #include <fmt/format.h>
@@ -75,6 +87,26 @@ void wrap_blocks(Plan& plan, Habits& habits) {
   habits.fill("units.head", plan.units.head, UnitPlacement::kRoot);
 }
 
+void fsdp1(const PlanDocument& document, Plan& plan, Habits& habits) {
+  wrap_blocks(plan, habits);
+  const bool is_composer = document.trainer == Trainer::kLlmFoundry;
+  habits.fill("reshard_after_forward", plan.reshard_after_forward, RangedPolicy<Reshard>{});
+  habits.fill("prefetch.forward", plan.prefetch.forward, Prefetch::kImplicit);
+  habits.fill("prefetch.backward", plan.prefetch.backward, is_composer ? 1 : 0);
+  habits.fill(
+      "fsdp1.backward_prefetch", plan.fsdp1.backward_prefetch,
+      is_composer ? Fsdp1Options::BackwardPrefetch::kPost : Fsdp1Options::BackwardPrefetch::kPre);
+  habits.fill("fsdp1.limit_all_gathers", plan.fsdp1.limit_all_gathers,
+              document.trainer != Trainer::kFairscale);
+  habits.fill("fsdp1.use_orig_params", plan.fsdp1.use_orig_params, is_composer);
+  habits.fill("dtype.reduce", plan.reduce_dtype, plan.param_dtype);
+}
+
+bool trains_with(Trainer trainer, RuntimeKind kind) {
+  if (kind == RuntimeKind::kFsdp1) return trainer != Trainer::kTorchtitan;
+  return kind == RuntimeKind::kFsdp2 && trainer != Trainer::kFairscale;
+}
+
 }  // namespace
 
 const char* to_string(Trainer trainer) {
@@ -87,6 +119,8 @@ const char* to_string(Trainer trainer) {
       return "accelerate";
     case Trainer::kLlmFoundry:
       return "llm-foundry";
+    case Trainer::kFairscale:
+      return "fairscale";
   }
   return "?";
 }
@@ -95,15 +129,21 @@ std::vector<std::string_view> apply_trainer(const PlanDocument& document, const 
                                             Plan& plan) {
   Habits habits(document);
   if (document.trainer == Trainer::kNone) return {};
-  if (plan.runtime.kind != RuntimeKind::kFsdp2) {
+  if (!trains_with(document.trainer, plan.runtime.kind)) {
     const Location location = document.given.at("trainer").location;
+    const char* nearest = document.trainer == Trainer::kFairscale ? "fsdp1" : "fsdp2";
     const std::string what =
-        fmt::format("{} trains with fsdp2; nearest plan: runtime: fsdp2, or trainer: none",
-                    to_string(document.trainer));
+        fmt::format("{} trains with {}; nearest plan: runtime: {}, or trainer: none",
+                    to_string(document.trainer), nearest, nearest);
     throw Error(ExitCode::kMissingCapability, ConfigError(location, what).what());
+  }
+  if (plan.runtime.kind == RuntimeKind::kFsdp1) {
+    fsdp1(document, plan, habits);
+    return std::move(habits).keys();
   }
   switch (document.trainer) {
     case Trainer::kNone:
+    case Trainer::kFairscale:
       break;
     case Trainer::kTorchtitan:
       torchtitan(document, model, plan, habits);

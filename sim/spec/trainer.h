@@ -1,5 +1,6 @@
-// What trainers do with fully_shard where their users say nothing. A runtime's version says what
-// PyTorch does (fsdp2_version.h); these are defaults of the plan's keys, no semantics.
+// What trainers do with fully_shard and FullyShardedDataParallel where their users say nothing. A
+// runtime's version says what PyTorch does (fsdp2_version.h); these are defaults of the plan's
+// keys, no semantics.
 #pragma once
 
 #include <string_view>
@@ -13,7 +14,7 @@ namespace foreshard {
 
 // Fills the habits of document.trainer into `plan`, which has its runtime, into keys that
 // `document` does not give. Returns those keys, in no order. Throws Error(kMissingCapability) where
-// the runtime is not fsdp2.
+// the trainer does not train with the runtime.
 std::vector<std::string_view> apply_trainer(const PlanDocument& document, const ModelSpec& model,
                                             Plan& plan);
 

@@ -139,6 +139,21 @@ void BM_DataParallelPlan(benchmark::State& state) {
   state.counters["plans/s"] = benchmark::Counter(1, benchmark::Counter::kIsIterationInvariantRate);
 }
 BENCHMARK(BM_DataParallelPlan)->DenseRange(0, 2);
+// The same step by FSDP1, whose limiter's queue takes a second walk over the host's code.
+void BM_BuildFsdp1(benchmark::State& state) {
+  const ModelSpec model = load_zoo_model("gpt3-175b");
+  Plan plan = gpt3_plan();
+  plan.runtime = {RuntimeKind::kFsdp1, "2.11"};
+  const LayerPrograms programs(model, plan);
+  EventGraph graph;
+  for (auto _ : state) {
+    graph = build_training_step(model, plan, programs, std::move(graph));
+    benchmark::DoNotOptimize(graph.rows.data());
+  }
+  rows_per_second(state, graph, 1);
+  state.counters["plans/s"] = benchmark::Counter(1, benchmark::Counter::kIsIterationInvariantRate);
+}
+BENCHMARK(BM_BuildFsdp1);
 
 }  // namespace
 }  // namespace foreshard
