@@ -567,6 +567,7 @@ class Deriver {
       exit_modules(phase, o, last_use_);
     }
     if (stop == last_saver_) {
+      enter_modules(phase, stop, first_use_);
       for (Index t : saves(stop)) refer(t);  // packed before its kernel would be issued
     }
     // References that would have ended in operations not executed any more end with the early stop.

@@ -273,8 +273,8 @@ EventId StepBuilder::add_layer_row(EventKind kind, std::int32_t layer, std::uint
   return id;
 }
 
-EventId StepBuilder::add_layer_run(EventKind kind, std::int32_t layer, std::size_t first,
-                                   std::size_t count) {
+std::uint16_t StepBuilder::layer_run_work(EventKind kind, std::int32_t layer, std::size_t first,
+                                          std::size_t count, std::int32_t hooks) {
   const LayerPhaseProgram& p = phase(kind, layer);
   FORESHARD_CHECK(count > 0 && first + count <= p.segments.size() && p.segments.size() < 255,
                   "a run of segments that the phase does not have");
@@ -282,7 +282,7 @@ EventId StepBuilder::add_layer_run(EventKind kind, std::int32_t layer, std::size
       graph_.executions[static_cast<std::size_t>(first_execution_ + layer)];
   std::uint64_t key = execution.program;
   for (const std::uint64_t part : {static_cast<std::uint64_t>(kind), std::uint64_t{first},
-                                   std::uint64_t{count}, std::uint64_t(pending_hooks_)}) {
+                                   std::uint64_t{count}, static_cast<std::uint64_t>(hooks)}) {
     key = key << 10 | part;
   }
   auto work = run_works_.find(key);
@@ -294,9 +294,17 @@ EventId StepBuilder::add_layer_run(EventKind kind, std::int32_t layer, std::size
                         p.kernels.begin() + p.segments[first + count - 1].kernels_end);
     for (std::size_t i = first; i < first + count; ++i) flops += p.segments[i].flops;
     work = run_works_.emplace(key, static_cast<std::uint16_t>(add_work(kind, cost, flops))).first;
+    graph_.works.back().hooks = static_cast<std::uint16_t>(hooks);
   }
-  const EventId id = push(kind, Stream::kCompute, work->second,
-                          unit_of_part(layer, p.segments[first].part), layer);
+  return work->second;
+}
+
+EventId StepBuilder::add_layer_run(EventKind kind, std::int32_t layer, std::size_t first,
+                                   std::size_t count) {
+  const std::uint16_t work = layer_run_work(kind, layer, first, count, pending_hooks_);
+  const LayerPhaseProgram& p = phase(kind, layer);
+  const EventId id =
+      push(kind, Stream::kCompute, work, unit_of_part(layer, p.segments[first].part), layer);
   using Kind = MemoryAction::Kind;
   const Kind action = kind == EventKind::kRecompute  ? Kind::kRecompute
                       : kind == EventKind::kBackward ? Kind::kBackward

@@ -110,6 +110,9 @@ class StepBuilder {
   EventId add_step_row(EventKind kind, Stream stream);
   // A run of `count` segments of a layer's phase, from segment `first` on.
   EventId add_layer_run(EventKind kind, std::int32_t layer, std::size_t first, std::size_t count);
+  // What such a run costs behind `hooks` hook calls.
+  std::uint16_t layer_run_work(EventKind kind, std::int32_t layer, std::size_t first,
+                               std::size_t count, std::int32_t hooks);
   struct UnitWork;
   // A row whose cost depends on no unit's shape (a bucket's): priced once by new_work(), then
   // named. The work carries the hooks that are pending when it is made.

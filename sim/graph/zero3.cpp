@@ -1,14 +1,283 @@
+// One step: for each micro-batch the places of forward and backward, then the optimizer.
+//
+// At every place the coordinator says what is asked for and let go of. Kernels between places are
+// launched one after the other; a row holds as many of them as run before something else is issued
+// or waited for, but memory is told place by place.
+//
+// The steady step is the first one whose decisions are all made: the second, and later ones repeat
+// it, since a step ends with the persistent parameters gathered and nothing else.
+#include <algorithm>
+#include <utility>
+
 #include "sim/base/error.h"
-#include "sim/graph/runtimes.h"
+#include "sim/graph/zero3_builder.h"
 
 namespace foreshard {
 
-EventGraph build_zero3(const ModelSpec&, const Plan&, const LayerPrograms&, EventGraph) {
-  throw Error(ExitCode::kMissingCapability, "the runtime is not modelled yet");
+Zero3::Zero3(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+             EventGraph recycled)
+    : StepBuilder(model, plan, programs, std::move(recycled)) {
+  add_communicators(PostForwardGroups::kShared);
+  small_group_ = std::min(plan.zero.zero_hpz_partition_size, plan.mesh.shard);
+  if (small_group_ > 1 && small_group_ < plan.mesh.shard) {
+    small_communicator_ = static_cast<std::uint8_t>(graph().communicators.size());
+    graph().communicators.push_back({"secondary", {small_group_, 1}, false});
+  }
+  if (!overlaps()) gather_copies_ = reduces_ = Stream::kCompute;
+  placeholder_ = new_work(EventKind::kForward, {});
 }
 
-LibraryRun record_zero3(const ModelSpec&, const Plan&, const LayerPrograms&, const LibraryWatch&) {
-  throw Error(ExitCode::kMissingCapability, "the runtime is not modelled yet");
+EventGraph Zero3::build() {
+  own_script_ = std::make_unique<Zero3Script>(*this, model_, plan_);
+  own_coordinator_ = std::make_unique<Zero3Coordinator>(*own_script_, plan_);
+  script_ = own_script_.get();
+  coordinator_ = own_coordinator_.get();
+  if (plan_.batch.accumulation > 1) coordinator_->rehearse();
+  coordinator_->start_complete();
+  run_step();
+  return finish();
+}
+
+LibraryStep Zero3::record(Zero3Run& run, std::int32_t step) {
+  run_ = &run;
+  step_ = step;
+  script_ = run.script;
+  coordinator_ = run.coordinator;
+  run_step();
+  LibraryStep recorded;
+  recorded.graph = finish();
+  recorded.log = std::move(log_);
+  return recorded;
+}
+
+void Zero3::run_step() {
+  const std::size_t count = script_->parameters.size();
+  handle_of_.assign(count, -1);
+  gathered_.assign(count, kNoBuffer);
+  if (small_group_ > 1) secondary_.assign(count, kNoBuffer);
+  fetched_now_.reserve(count);
+  list_sub_groups();
+  persistent_memory();
+  for (std::int32_t m = 0; m < static_cast<std::int32_t>(plan_.batch.accumulation); ++m) {
+    begin_pass(m, m);
+    const Bytes tokens(checked_multiply(
+        checked_multiply(plan_.batch.micro_batch, plan_.batch.sequence), std::int64_t{8}));
+    tokens_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, tokens);
+    labels_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, tokens);
+    if (logs()) log_trace_reset();
+    // What is in flight still arrives and goes.
+    const Parameters stale = coordinator_->reset_step();
+    fetched_now_.assign(stale.begin(), stale.end());
+    for (const std::int32_t p : fetched_now_) await(p);
+    let_go(fetched_now_);
+    walk(script_->forward);
+    walk(script_->backward);
+    end_backward();
+    if (logs()) {
+      const bool last = m + 1 == static_cast<std::int32_t>(plan_.batch.accumulation);
+      log("engine_step", "", last ? "boundary=1" : "boundary=0");
+    }
+  }
+  optimizer();
+  if (logs()) log("step_done", "", "");
+}
+
+void Zero3::walk(const std::vector<Zero3Place>& places) {
+  using Kind = Zero3Place::Kind;
+  for (const Zero3Place& place : places) {
+    move_to(place);
+    switch (place.kind) {
+      case Kind::kEnter:
+        enter(place);
+        break;
+      case Kind::kExit:
+        leave(place);
+        break;
+      case Kind::kGradient:
+        gradient(place);
+        break;
+      case Kind::kLeafGradients:
+        for (const std::int32_t p : script_->owned_of(place.id)) {
+          if (parameter(p).trained) reduce(p);
+        }
+        break;
+      case Kind::kPhaseEnd:
+        catch_up();
+        close_run();
+        if (place.phase == EventKind::kBackward) copy_gradients();
+        break;
+      case Kind::kLoss:
+        settle(add_layer_row(EventKind::kLoss, place.layer));
+        add_phase(EventKind::kBackward, place.layer, Segments::kInside);
+        break;
+    }
+    if (&place - places.data() == script_->last_gradient && &places == &script_->backward) {
+      flush();
+      // independent_gradient_partition_epilogue: the host waits for the reductions.
+      host_awaits(tail(reduces_));
+    }
+  }
+}
+
+void Zero3::enter(const Zero3Place& place) {
+  const std::int32_t module = place.id;
+  const Pass pass = place.phase == EventKind::kBackward ? Pass::kBackward : Pass::kForward;
+  if (logs())
+    log_boundary(pass == Pass::kForward ? "forward_begin" : "backward_begin", module,
+                 "before_fetch");
+  ++hooks_;
+  if (pass == Pass::kBackward) coordinator_->begin_backward(module);
+  const Parameters fetched = coordinator_->fetch(module);
+  if (!fetched.empty()) gather(fetched, Cause::kFetch, module, pass);
+  for (const std::int32_t p : script_->owned_of(module)) {
+    if (coordinator_->use(module, p)) await(p);
+  }
+  wait_for_gathers();
+  const Parameters ahead = coordinator_->prefetch(module);
+  if (!ahead.empty()) gather(ahead, Cause::kPrefetch, module, pass);
+}
+
+void Zero3::leave(const Zero3Place& place) {
+  const std::int32_t module = place.id;
+  const Pass pass = place.phase == EventKind::kBackward ? Pass::kBackward : Pass::kForward;
+  ++hooks_;
+  const Parameters released = coordinator_->release(module, pass);
+  let_go(released);
+  if (!logs()) return;
+  log_boundary(pass == Pass::kForward ? "forward_end" : "backward_end", module, "after_release");
+  if (!released.empty()) log_release(run_->modules[static_cast<std::size_t>(module)], released);
+}
+
+void Zero3::end_backward() {
+  const Parameters released = coordinator_->release_backward_leftovers();
+  let_go(released);
+  if (logs() && !released.empty()) log_release("backward_leftovers", released);
+  StepBuilder::free(tokens_);
+  StepBuilder::free(labels_);
+  const auto last = static_cast<std::int32_t>(model_.order.size()) - 1;
+  if (spec_of(last).role == LayerRole::kLoss) {
+    add_phase(EventKind::kBackward, last, Segments::kExit);
+  }
+}
+
+// --- rows ---
+
+void Zero3::move_to(const Zero3Place& place) {
+  if (place.layer < 0 || place.kind == Zero3Place::Kind::kLoss) return;
+  if (place.layer != layer_ || place.phase != phase_) {
+    layer_ = place.layer;
+    phase_ = place.phase;
+    done_ = 0;
+  }
+  target_ = place.segment;
+}
+
+void Zero3::catch_up() {
+  if (target_ <= done_ || layer_ < 0) return;
+  using Kind = MemoryAction::Kind;
+  if (run_row_ == kNoEvent) {
+    run_first_ = done_;
+    run_hooks_ = hooks_;
+    const auto part = phase(phase_, layer_).segments[done_].part;
+    run_row_ = add(phase_, Stream::kCompute, placeholder_, unit_of_part(layer_, part));
+    graph().details.back().layer = layer_;
+  }
+  const Kind action = phase_ == EventKind::kRecompute  ? Kind::kRecompute
+                      : phase_ == EventKind::kBackward ? Kind::kBackward
+                                                       : Kind::kForward;
+  const auto layers = static_cast<std::int32_t>(model_.order.size());
+  graph().actions.push_back({action, pass() * layers + layer_, static_cast<std::uint8_t>(done_),
+                             static_cast<std::uint8_t>(target_ - done_)});
+  done_ = target_;
+}
+
+void Zero3::close_run() {
+  if (run_row_ == kNoEvent) return;
+  Row& row = graph().rows[static_cast<std::size_t>(run_row_)];
+  row.work = layer_run_work(phase_, layer_, run_first_,
+                            static_cast<std::size_t>(done_ - run_first_), run_hooks_);
+  run_row_ = kNoEvent;
+}
+
+EventId Zero3::add(EventKind kind, Stream stream, std::uint16_t work, std::int32_t unit) {
+  const EventId id = add_row(kind, stream, work, unit);
+  settle(id);
+  return id;
+}
+
+// What the host did and waited for before the row.
+void Zero3::settle(EventId id) {
+  hooks_ = 0;
+  if (awaited_ == kNoEvent) return;
+  Row& row = graph().rows[static_cast<std::size_t>(id)];
+  row.host_wait = std::max(row.host_wait, std::exchange(awaited_, kNoEvent));
+}
+
+// A copy or a kernel over memory; `bytes` are moved.
+EventId Zero3::add_bytes(EventKind kind, Stream stream, std::int64_t bytes, std::int32_t unit) {
+  return add(kind, stream, work_of(kind, bytes, kNoCommunicator), unit);
+}
+
+std::uint16_t Zero3::work_of(EventKind kind, std::int64_t bytes, std::uint8_t communicator) {
+  constexpr std::int32_t kMostHooks = 255;
+  const std::int32_t hooks = std::min(hooks_, kMostHooks);
+  const std::uint64_t key =
+      static_cast<std::uint64_t>(bytes) << 18 | static_cast<std::uint64_t>(kind) << 13 |
+      static_cast<std::uint64_t>(communicator & 31U) << 8 | static_cast<std::uint64_t>(hooks);
+  const auto known = work_indices_.find(key);
+  if (known != work_indices_.end()) return known->second;
+  UnitWork work;
+  work.communicator = communicator;
+  work.bytes = Bytes(bytes);
+  if (!is_collective(kind)) {
+    const bool optimizes = kind == EventKind::kOptimizer || kind == EventKind::kGradScale ||
+                           kind == EventKind::kGradNorm;
+    const bool on_device = kind != EventKind::kHostToDevice && kind != EventKind::kDeviceToHost &&
+                           kind != EventKind::kHostOptimizer && kind != EventKind::kStorageRead &&
+                           kind != EventKind::kStorageWrite;
+    if (on_device) {
+      work.kernels = {optimizes ? memory_kernel(MemoryClass::kOptimizer, bytes)
+                                : copy_kernel(bytes)};
+    }
+  }
+  const std::uint16_t index = new_work(kind, work);
+  graph().works.back().hooks = static_cast<std::uint16_t>(hooks);
+  work_indices_.emplace(key, index);
+  return index;
+}
+
+std::int32_t Zero3::unit_of(std::int32_t p) const { return unit_of_layer(parameter(p).layer); }
+
+// --- entry points ---
+
+EventGraph build_zero3(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+                       EventGraph recycled) {
+  return Zero3(model, plan, programs, std::move(recycled)).build();
+}
+
+LibraryRun record_zero3(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+                        const LibraryWatch& watch) {
+  LibraryRun record;
+  Zero3Run run;
+  run.record = &record;
+  run.steps = watch.steps;
+  Zero3 first(model, plan, programs, {});
+  const Zero3Script script(first, model, plan);
+  Zero3Coordinator coordinator(script, plan);
+  coordinator.make_secondaries();
+  run.script = &script;
+  run.coordinator = &coordinator;
+  for (std::int32_t p = 0; p < script.parameter_count(); ++p) {
+    run.parameters.push_back(script.name_of_parameter(p));
+  }
+  for (std::size_t m = 0; m < script.modules.size(); ++m) {
+    run.modules.push_back(script.name_of_module(static_cast<std::int32_t>(m)));
+  }
+  Zero3::record_construction(run, plan);
+  for (std::int32_t s = 1; s <= watch.steps; ++s) {
+    record.steps.push_back(Zero3(model, plan, programs, {}).record(run, s));
+  }
+  return record;
 }
 
 }  // namespace foreshard
