@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "sim/base/error.h"
+#include "sim/cost/offload_price.h"
 
 namespace foreshard {
 namespace {

@@ -124,9 +124,12 @@ class Zero3 final : public StepBuilder {
   void log_collective(std::string_view kind, std::int64_t bytes_in, std::int64_t bytes_out,
                       std::string note);
   void log_boundary(std::string_view kind, std::int32_t module, std::string_view note);
+  void log_gradient(std::int32_t parameter);
   void log_release(std::string unit, Parameters list);
   void log_trace_reset();
   void log_gather(Parameters list, Cause cause, std::int32_t module, Pass pass);
+  void log_reduction(std::string_view kind, std::int64_t bytes_in, std::int64_t bytes_out,
+                     std::string note);
   void log_bucket(std::span<const std::int32_t> bucket);
   std::string span_of(Parameters list) const;
   std::string group_of(bool small_group) const;

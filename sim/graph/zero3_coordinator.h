@@ -51,7 +51,9 @@ class Zero3Coordinator {
     return status_[static_cast<std::size_t>(p)] == Status::kInFlight;
   }
   // ZeRO++ hpZ: a shard of it inside the small group exists.
-  bool has_secondary(std::int32_t p) const { return !secondary_.empty() && secondary_[static_cast<std::size_t>(p)]; }
+  bool has_secondary(std::int32_t p) const {
+    return !secondary_.empty() && secondary_[static_cast<std::size_t>(p)];
+  }
   void make_secondaries();                     // those of construction
   std::int64_t live() const { return live_; }  // elements that are gathered or in flight
   std::size_t modules_in_trace() const { return order_.size(); }

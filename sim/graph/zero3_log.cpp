@@ -59,6 +59,12 @@ void Zero3::log_boundary(std::string_view kind, std::int32_t module, std::string
   log(kind, run_->modules[static_cast<std::size_t>(module)], std::string(note));
 }
 
+void Zero3::log_gradient(std::int32_t p) {
+  LibraryEvent& event = log("grad_ready", run_->parameters[static_cast<std::size_t>(p)], "");
+  event.bytes_in = parameter(p).numel * param_size();
+  event.dtype = torch_name(plan_.param_dtype);
+}
+
 void Zero3::log_release(std::string unit, Parameters list) {
   std::string names = "names=";
   std::int64_t bytes = 0;
@@ -127,6 +133,12 @@ void Zero3::log_gather(Parameters list, Cause cause, std::int32_t module, Pass p
   }
 }
 
+void Zero3::log_reduction(std::string_view kind, std::int64_t bytes_in, std::int64_t bytes_out,
+                          std::string note) {
+  log_collective(kind, bytes_in, bytes_out, std::move(note));
+  log_.back().dtype = torch_name(plan_.reduce_dtype);
+}
+
 void Zero3::log_bucket(std::span<const std::int32_t> list) {
   unit_ = span_of(list);
   note_ = fmt::format("n={}", list.size());
@@ -135,10 +147,12 @@ void Zero3::log_bucket(std::span<const std::int32_t> list) {
   bucket.phase = fmt::format("step{}", step_);
   bucket.index = buckets_++;
   bucket.kind = "zero3_reduce_bucket";
-  bucket.dtype = torch_name(plan_.param_dtype);
+  // Copied into the bucket they are of its dtype.
+  const DType dtype = held_gradients_.empty() ? plan_.reduce_dtype : plan_.param_dtype;
+  bucket.dtype = torch_name(dtype);
   bucket.extra = fmt::format("micro={}", microbatch());
   for (const std::int32_t p : list) {
-    bucket.bytes += parameter(p).numel * param_size();
+    bucket.bytes += parameter(p).numel * size_of(dtype);
     bucket.parameters.push_back(run_->parameters[static_cast<std::size_t>(p)]);
   }
 }

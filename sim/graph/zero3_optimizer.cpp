@@ -68,7 +68,8 @@ void Zero3::persistent_memory() {
     hold(MemoryCategory::kReduceScatterInput, plan_.zero.reduce_bucket_size * comm_size(), false);
   }
   for (std::int32_t p = 0; p < script_->parameter_count(); ++p) {
-    if (coordinator_->is_gone(p)) continue;  // what the step before gathered
+    // What the step before gathered.
+    if (coordinator_->is_gone(p) || plan_.mesh.shard == 1) continue;
     at(gathered_, p) =
         allocate_persistent(MemoryCategory::kUnshardedParam, unit_of(p),
                             Bytes(parameter(p).partition * plan_.mesh.shard * param_size()));

@@ -26,11 +26,7 @@ std::int32_t Zero3::gradient_buffer(std::int32_t p) {
 }
 
 void Zero3::gradient(const Zero3Place& place) {
-  if (logs()) {
-    log("grad_ready", run_->parameters[static_cast<std::size_t>(place.id)], "").bytes_in =
-        parameter(place.id).numel * param_size();
-    log_.back().dtype = to_string(plan_.param_dtype);
-  }
+  if (logs()) log_gradient(place.id);
   if (!parameter(place.id).in_leaf) reduce(place.id);
 }
 
@@ -79,7 +75,7 @@ void Zero3::flush() {
     const std::int64_t bytes = bucket_elements_ * size;
     add_bytes(EventKind::kReduceScatterCopyIn, reduces_, 2 * bytes, unit);
     add(EventKind::kAllReduce, reduces_, work_of(EventKind::kAllReduce, bytes, kShard), unit);
-    if (logs()) log_collective("all_reduce", bytes, bytes, "op=SUM");
+    if (logs()) log_reduction("all_reduce", bytes, bytes, "op=SUM");
   } else if (plan_.zero.zero_quantized_gradients) {
     quantized_reduce(bucket_);
   } else {
@@ -93,7 +89,7 @@ void Zero3::flush() {
     }
     add(EventKind::kReduceScatter, reduces_, work_of(EventKind::kReduceScatter, bytes, kShard),
         unit);
-    if (logs()) log_collective("reduce_scatter", bytes, partitions * size, "in_place");
+    if (logs()) log_reduction("reduce_scatter", bytes, partitions * size, "in_place");
   }
   store_partitions(partitions);
   StepBuilder::free(interleaved);

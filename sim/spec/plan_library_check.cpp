@@ -136,6 +136,7 @@ std::optional<PlanProblem> problem_of_library(const Plan& plan) {
   if (plan.runtime.kind == RuntimeKind::kFsdp1) return problem_of_fsdp1(plan);
   const int stage = zero_stage(plan.runtime.kind);
   if (stage == 1 || stage == 2) return problem_of_zero12(plan);
+  if (stage == 3) return problem_of_zero3(plan);
   return std::nullopt;
 }
 

@@ -31,6 +31,7 @@ std::optional<PlanProblem> first_missing(std::span<const Knob> knobs, const std:
 
 // FSDP1, DDP and DeepSpeed: what they have no knob for or refuse, with their reason.
 std::optional<PlanProblem> problem_of_library(const Plan& plan);
+std::optional<PlanProblem> problem_of_zero3(const Plan& plan);
 
 std::optional<PlanProblem> problem_of_ddp(const Plan& plan);
 std::optional<PlanProblem> problem_of_zero12(const Plan& plan);
