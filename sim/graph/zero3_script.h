@@ -86,6 +86,8 @@ class Zero3Script {
   void add_parameters();
   void add_modules();
   void add_layer_modules(std::int32_t layer);
+  bool copy_layer_modules(std::int32_t layer);
+  bool repeats_modules(std::int32_t layer, std::int32_t like) const;
   std::int32_t container(const std::string& name);
   bool is_fed_with_gradient(std::int32_t layer, const LayerModule& module) const;
   void own(std::int32_t module, std::int32_t layer, std::int16_t index);
