@@ -173,10 +173,11 @@ class Zero3 final : public StepBuilder {
   std::unordered_map<std::uint64_t, std::uint16_t> work_indices_;
 
   std::vector<Handle> handles_;
-  std::vector<std::int32_t> members_;    // of handles
-  std::vector<std::int32_t> handle_of_;  // of parameters
-  std::vector<std::int32_t> gathered_;   // buffers of parameters
-  std::vector<std::int32_t> secondary_;  // hpZ: their shards inside the small group
+  std::vector<std::int32_t> members_;     // of handles
+  std::vector<std::int32_t> handle_of_;   // of parameters
+  std::vector<std::int32_t> gathered_;    // buffers of parameters
+  std::vector<std::int32_t> persistent_;  // those that the step begins with; empty in step 1
+  std::vector<std::int32_t> secondary_;   // hpZ: their shards inside the small group
   std::array<EventId, 3> fetches_{kNoEvent, kNoEvent, kNoEvent};  // events of the last waits
   std::array<EventId, 3> reductions_{kNoEvent, kNoEvent, kNoEvent};
   EventId seen_copies_ = kNoEvent;  // latest event of allgather_stream that compute waits for

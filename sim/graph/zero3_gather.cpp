@@ -194,23 +194,27 @@ void Zero3::keep_secondary(std::int32_t p) {
   graph().buffers.back().on_host = plan_.zero.offload_param != ZeroOffload::kNone;
 }
 
-// After the step: one gather each, all waited for, then the device.
+// After the step: one gather each, all waited for, then the device. What the step began with is
+// there again.
 void Zero3::gather_persistent() {
-  const Parameters list = coordinator_->after_step();
   if (logs()) note_ = "_post_step";
-  for (const std::int32_t p : list) {
-    if (plan_.mesh.shard == 1) break;
+  for (std::int32_t p = 0; p < script_->parameter_count() && plan_.mesh.shard > 1; ++p) {
+    if (!parameter(p).persists) continue;
     const std::int64_t whole = parameter(p).partition * plan_.mesh.shard * param_size();
     fetch_from_host({&p, 1});
     wait(Stream::kAllGather, tail(Stream::kCompute));
-    add(EventKind::kAllGather, Stream::kAllGather, work_of(EventKind::kAllGather, whole, kShard),
-        unit_of(p));
-    at(gathered_, p) =
-        allocate(MemoryCategory::kUnshardedParam, Stream::kCompute, unit_of(p), Bytes(whole));
+    const EventId gathered = add(EventKind::kAllGather, Stream::kAllGather,
+                                 work_of(EventKind::kAllGather, whole, kShard), unit_of(p));
     if (logs()) log_collective("all_gather", whole / plan_.mesh.shard, whole, "");
+    graph().final_host_wait = gathered;
+    if (persistent_.empty()) {
+      allocate(MemoryCategory::kUnshardedParam, Stream::kCompute, unit_of(p), Bytes(whole));
+    } else {
+      graph().actions.push_back({MemoryAction::Kind::kAllocate, at(persistent_, p)});
+    }
   }
+  coordinator_->after_step();
   note_.clear();
-  if (!list.empty()) graph().final_host_wait = tail(Stream::kAllGather);
 }
 
 }  // namespace foreshard

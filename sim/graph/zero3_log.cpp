@@ -158,7 +158,7 @@ void Zero3::log_bucket(std::span<const std::int32_t> list) {
 }
 
 // Before the first step: each parameter is broadcast when it is partitioned and once more by the
-// engine, and gathered once so that its gradient can be hooked.
+// engine, and gathered once so that its gradient can be hooked. (Barriers are not recorded.)
 void Zero3::record_construction(Zero3Run& run, const Plan& plan) {
   const Zero3Script& script = *run.script;
   const std::int64_t size = size_of(plan.param_dtype);
@@ -177,9 +177,6 @@ void Zero3::record_construction(Zero3Run& run, const Plan& plan) {
     for (const Zero3Parameter& each : script.parameters) {
       add("broadcast", each.numel * size, each.numel * size, "uint8", "root=0");
     }
-  }
-  for (int time = 0; time < 3; ++time) {
-    add("barrier", 0, 0, "", "");
   }
   std::int64_t partitions = 0, persistent = 0, count = 0;
   for (std::int32_t p = 0; p < script.parameter_count(); ++p) {

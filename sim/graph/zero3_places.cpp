@@ -155,7 +155,12 @@ void Zero3Script::sort_gradients(std::size_t begin) {
         owner_[static_cast<std::size_t>(first.id)] != owner_[static_cast<std::size_t>(second.id)]) {
       continue;
     }
+    const std::vector<ParameterSpec>& shapes = spec_of(second.layer).parameters;
+    const std::int16_t bias = parameter(first.id).index;
     const std::int16_t weight = parameter(second.id).index;
+    const bool is_pair = shapes[static_cast<std::size_t>(bias)].shape.size() == 1 &&
+                         shapes[static_cast<std::size_t>(weight)].shape.size() == 2;
+    if (!is_pair) continue;
     const auto& operations = spec_of(second.layer).operations;
     const bool transposed =
         std::any_of(operations.begin(), operations.end(), [&](const Operation& op) {

@@ -76,6 +76,19 @@ std::int32_t Zero3Script::container(const std::string& name) {
   return static_cast<std::int32_t>(modules.size()) - 1;
 }
 
+// A tied head's weight carries the name of the table; its module is the head.
+std::vector<LayerModule> Zero3Script::layer_modules(std::int32_t layer) const {
+  const LayerSpec& spec = spec_of(layer);
+  std::vector<LayerModule> list = modules_of(spec);
+  for (LayerModule& module : list) {
+    const bool tied = std::any_of(
+        module.parameters.begin(), module.parameters.end(),
+        [&](std::int16_t p) { return spec.parameters[static_cast<std::size_t>(p)].tied; });
+    if (tied) module.name = "lm_head";
+  }
+  return list;
+}
+
 // All containers come first, so that the modules of a layer have consecutive numbers.
 void Zero3Script::add_modules() {
   const auto layers = static_cast<std::int32_t>(model_.order.size());
@@ -87,7 +100,7 @@ void Zero3Script::add_modules() {
     if (is_block(l)) {
       inside.push_back(block_container_ = container(parent_name(model_.block_prefix)));
     } else {
-      for (const LayerModule& module : modules_of(spec_of(l))) {
+      for (const LayerModule& module : layer_modules(l)) {
         inside.push_back(container(parent_name(module.name)));
       }
     }
@@ -152,7 +165,7 @@ void Zero3Script::add_layer_modules(std::int32_t layer) {
     module.has_input_gradient = input_needs_gradient_[static_cast<std::size_t>(layer)];
     parents_.push_back(block_container_);
   }
-  const std::vector<LayerModule> list = modules_of(spec);
+  const std::vector<LayerModule> list = layer_modules(layer);
   for (std::size_t i = 0; i < list.size(); ++i) {
     Zero3Module& module = modules.emplace_back();
     module.layer = layer;
@@ -230,7 +243,7 @@ std::string Zero3Script::name_of_module(std::int32_t module) const {
     return name.empty() ? "root" : name;
   }
   if (m.local < 0) return module_name(model_, m.layer, {});
-  const std::vector<LayerModule> list = modules_of(spec_of(m.layer));
+  const std::vector<LayerModule> list = layer_modules(m.layer);
   return module_name(model_, m.layer, list[static_cast<std::size_t>(m.local)]);
 }
 

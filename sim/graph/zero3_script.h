@@ -86,6 +86,7 @@ class Zero3Script {
   void add_parameters();
   void add_modules();
   void add_layer_modules(std::int32_t layer);
+  std::vector<LayerModule> layer_modules(std::int32_t layer) const;
   bool copy_layer_modules(std::int32_t layer);
   bool repeats_modules(std::int32_t layer, std::int32_t like) const;
   std::int32_t container(const std::string& name);

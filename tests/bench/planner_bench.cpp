@@ -81,6 +81,22 @@ void BM_BuildGraph(benchmark::State& state) {
 }
 BENCHMARK(BM_BuildGraph);
 
+// ZeRO-3 with DeepSpeed's defaults: the trace of all modules, and what it makes of it.
+void BM_BuildGraphZero3(benchmark::State& state) {
+  const ModelSpec model = load_zoo_model("gpt3-175b");
+  Plan plan = gpt3_plan();
+  plan.runtime = {RuntimeKind::kZero3, "0.19"};
+  plan.reduce_dtype = plan.param_dtype;
+  const LayerPrograms programs(model, plan);
+  EventGraph graph;
+  for (auto _ : state) {
+    graph = build_training_step(model, plan, programs, std::move(graph));
+    benchmark::DoNotOptimize(graph.rows.data());
+  }
+  rows_per_second(state, graph, 1);
+}
+BENCHMARK(BM_BuildGraphZero3);
+
 void BM_PeakMemory(benchmark::State& state) {
   Setting s;
   for (auto _ : state) benchmark::DoNotOptimize(peak_allocated(s.graph));
