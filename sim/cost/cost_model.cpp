@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "sim/base/error.h"
-#include "sim/cost/offload_price.h"
 
 namespace foreshard {
 namespace {

@@ -231,11 +231,11 @@ std::uint16_t Zero3::work_of(EventKind kind, std::int64_t bytes, std::uint8_t co
   work.bytes = Bytes(bytes);
   if (!is_collective(kind)) {
     const bool optimizes = kind == EventKind::kOptimizer || kind == EventKind::kGradScale ||
-                           kind == EventKind::kGradNorm;
-    const bool on_device = kind != EventKind::kHostToDevice && kind != EventKind::kDeviceToHost &&
-                           kind != EventKind::kHostOptimizer && kind != EventKind::kStorageRead &&
-                           kind != EventKind::kStorageWrite;
-    if (on_device) {
+                           kind == EventKind::kGradNorm || kind == EventKind::kHostOptimizer;
+    // Links and drives are told in bytes; the host's optimizer moves what its kernel says.
+    const bool is_transfer = kind == EventKind::kHostToDevice || kind == EventKind::kDeviceToHost ||
+                             kind == EventKind::kStorageRead || kind == EventKind::kStorageWrite;
+    if (!is_transfer) {
       work.kernels = {optimizes ? memory_kernel(MemoryClass::kOptimizer, bytes)
                                 : copy_kernel(bytes)};
     }
