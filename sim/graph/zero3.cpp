@@ -228,7 +228,10 @@ std::uint16_t Zero3::work_of(EventKind kind, std::int64_t bytes, std::uint8_t co
   if (known != work_indices_.end()) return known->second;
   UnitWork work;
   work.communicator = communicator;
-  work.bytes = Bytes(bytes);
+  const bool is_copy =
+      kind == EventKind::kAllGatherCopyIn || kind == EventKind::kAllGatherCopyOut ||
+      kind == EventKind::kReduceScatterCopyIn || kind == EventKind::kGradientCopyIn;
+  work.bytes = Bytes(is_copy ? bytes / 2 : bytes);  // of copies what is written
   if (!is_collective(kind)) {
     const bool optimizes = kind == EventKind::kOptimizer || kind == EventKind::kGradScale ||
                            kind == EventKind::kGradNorm || kind == EventKind::kHostOptimizer;

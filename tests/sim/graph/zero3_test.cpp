@@ -209,6 +209,45 @@ TEST(Zero3, LeafBlocksAreFetchedWhole) {
             "model.layers.0.input_layernorm.weight..model.layers.0.mlp.down_proj.weight");
 }
 
+// Recorded from DeepSpeed 0.19.8 with torch.utils.checkpoint(use_reentrant=False) around blocks.
+TEST(Zero3, RecomputationStartsInsideTheFirstNodeThatUnpacksAndStopsEarly) {
+  Plan plan = bare_plan();
+  plan.recompute.value = Recompute::kFull;
+  const LibraryRun run = record(tiny_model(1), plan);
+  std::vector<std::string> boundaries;
+  bool backward = false;
+  for (const LibraryEvent& event : run.steps[2].log) {
+    backward |= event.unit == "model.layers.0.mlp.down_proj" && event.kind == "backward_begin";
+    const bool is_boundary = event.kind.find("_begin") != std::string_view::npos ||
+                             event.kind.find("_end") != std::string_view::npos;
+    if (!backward || !is_boundary) continue;
+    boundaries.push_back(std::string(event.kind) + " " + event.unit.substr(14));
+  }
+  const std::vector<std::string> expected = {"backward_begin .mlp.down_proj",
+                                             "forward_begin .input_layernorm",
+                                             "forward_end .input_layernorm",
+                                             "forward_begin .self_attn.q_proj",
+                                             "forward_end .self_attn.q_proj",
+                                             "forward_begin .self_attn.k_proj",
+                                             "forward_end .self_attn.k_proj",
+                                             "forward_begin .self_attn.v_proj",
+                                             "forward_end .self_attn.v_proj",
+                                             "forward_begin .self_attn.o_proj",
+                                             "forward_end .self_attn.o_proj",
+                                             "forward_begin .post_attention_layernorm",
+                                             "forward_end .post_attention_layernorm",
+                                             "forward_begin .mlp.gate_proj",
+                                             "forward_end .mlp.gate_proj",
+                                             "forward_begin .mlp.up_proj",
+                                             "forward_end .mlp.up_proj",
+                                             "forward_begin .mlp.down_proj",
+                                             "backward_end .mlp.down_proj",
+                                             "backward_begin .mlp.up_proj"};
+  ASSERT_GE(boundaries.size(), expected.size());
+  boundaries.resize(expected.size());
+  EXPECT_EQ(boundaries, expected);
+}
+
 TEST(Zero3, WhatStepsTwoAndThreeDoIsTheSteadyStep) {
   Plan plan = zero3_plan();
   plan.zero.stage3_prefetch_bucket_size = 700'000;
