@@ -360,7 +360,7 @@ Problem problem_of_lora(const Plan& plan, const ModelSpec& model) {
 }
 
 Problem problem_of_documents(const Plan& plan) {
-  const auto& [sequence, micro_batch, accumulation, documents] = plan.batch;
+  const std::int64_t sequence = plan.batch.sequence, documents = plan.batch.documents;
   if (documents < 1 || documents > sequence) {
     return contradiction("batch.documents", fmt::format("{} in {} tokens", documents, sequence),
                          fmt::format("an integer from 1 to {}", sequence));

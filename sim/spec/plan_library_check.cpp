@@ -119,7 +119,7 @@ Problem problem_of_frozen_units(const Plan& plan, const ModelSpec& model) {
     const bool owns = std::any_of(spec.parameters.begin(), spec.parameters.end(),
                                   [](const ParameterSpec& p) { return !p.tied; });
     if (!owns || layer.same_as >= 0 || !in_root(plan.units, spec.role)) continue;
-    (is_frozen(plan.frozen, spec.role, number) ? freezes : trains) = true;
+    (is_frozen(plan.frozen, spec, number) ? freezes : trains) = true;
   }
   if (!trains || !freezes) return std::nullopt;
   return contradiction("fsdp1.use_orig_params",
