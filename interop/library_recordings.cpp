@@ -159,6 +159,7 @@ Mesh fsdp1_mesh(const ConfigNode& options, std::int64_t world, Plan& plan) {
   if (size == nullptr) unknown("strategy without shard_size", strategy);
   const std::int64_t shard = size->as_int(1, world);
   if (world % shard != 0) throw size->error("the ranks do not divide into such groups");
+  plan.fsdp1.hybrid_shard = shard == 1 || shard == world;
   return {shard, world / shard};
 }
 

@@ -54,7 +54,9 @@ ModelSpec build_library_model(const LibraryModel& settings) {
   dims.ffn = settings.ffn;
   dims.vocabulary = settings.vocab;
   dims.max_positions = dims.position_rows = gpt ? settings.positions : 1 << 20;
-  dims.tied = settings.tied;
+  // FSDP1 that makes a unit of a tied table leaves the head with a parameter of its own
+  // (use_orig_params=False; else the head fails on the shard of the table).
+  dims.tied = settings.tied && settings.wrap != "blocks+emb";
   ModelSpec model = build_model(dims);
   const std::string_view outer = gpt ? "transformer." : "model.";
   drop_prefix(model.block_prefix, outer);

@@ -102,7 +102,9 @@ class Fsdp1 final : public StepBuilder {
   const Handle& handle(std::int32_t unit) const { return handles_[static_cast<std::size_t>(unit)]; }
   std::int32_t count() const { return static_cast<std::int32_t>(handles_.size()); }
   bool sharded() const { return plan_.mesh.shard > 1; }
-  bool hybrid() const { return sharded() && plan_.mesh.replicate > 1; }
+  bool hybrid() const {
+    return sharded() && (plan_.mesh.replicate > 1 || plan_.fsdp1.hybrid_shard);
+  }
   bool offloads() const { return plan_.offload != Offload::kNone; }
   bool lowers_parameters() const { return plan_.param_dtype != plan_.master_dtype; }
   std::int64_t param_size() const { return size_of(plan_.param_dtype); }

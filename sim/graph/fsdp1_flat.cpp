@@ -13,9 +13,13 @@ std::int64_t rounded_up(std::int64_t numel, std::int64_t step) {
 
 }  // namespace
 
+std::int64_t flat_group(const Plan& plan) {
+  if (plan.mesh.shard > 1 || plan.fsdp1.hybrid_shard) return plan.mesh.shard;
+  return plan.mesh.replicate;
+}
+
 FlatSize flat_size(const std::vector<UnitParameter>& parameters, const Plan& plan) {
-  // Without shards the flat parameter's group is the world.
-  const std::int64_t ranks = plan.mesh.shard > 1 ? plan.mesh.shard : plan.mesh.replicate;
+  const std::int64_t ranks = flat_group(plan);
   const std::int64_t align = kAlignmentBytes / size_of(plan.param_dtype);
   FlatSize size;
   for (const UnitParameter& p : parameters) {

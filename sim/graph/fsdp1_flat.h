@@ -22,6 +22,9 @@ struct FlatSize {
   std::int64_t padded = 0;     // of all shards: what is gathered and reduced
 };
 
+// Ranks of the process group that a flat parameter is given; without shards that is the world.
+std::int64_t flat_group(const Plan& plan);
+
 // `parameters` in the order of Module.named_parameters().
 FlatSize flat_size(const std::vector<UnitParameter>& parameters, const Plan& plan);
 

@@ -71,7 +71,7 @@ std::string Fsdp1Log::group(std::int64_t first, std::int64_t size, std::int64_t 
 // Shards are neighbours, replicas a shard group apart (init_device_mesh).
 std::string Fsdp1Log::shard_group() const {
   const Mesh& mesh = builder_.plan_.mesh;
-  if (mesh.shard == 1) return "world";
+  if (mesh.shard == 1 && !builder_.plan_.fsdp1.hybrid_shard) return "world";
   return group(builder_.plan_.rank / mesh.shard * mesh.shard, mesh.shard, 1);
 }
 
@@ -117,8 +117,7 @@ std::vector<LibraryBucket> Fsdp1Log::buckets() const {
     bucket.bytes = size.flat * size_of(builder_.plan_.master_dtype);
     bucket.dtype = torch_name(builder_.plan_.master_dtype);
     // Without shards the recorder multiplies all the same.
-    const std::int64_t ranks =
-        builder_.sharded() ? builder_.plan_.mesh.shard : builder_.plan_.mesh.replicate;
+    const std::int64_t ranks = flat_group(builder_.plan_);
     bucket.extra = fmt::format(
         "unit={} numel={} align_pad={} flat_numel={} shard_numel={} padded_numel={} shard_pad={}",
         name_of(u), size.numel, size.flat - size.numel, size.flat, size.shard, size.shard * ranks,

@@ -60,7 +60,7 @@ Fsdp1::UnitWork Fsdp1::unit_work(EventKind kind, const UnitShape& shape,
       break;
     case EventKind::kAllReduce:
       work.bytes = Bytes(size.shard * r);
-      work.communicator = kReplicate;
+      work.communicator = sharded() || !plan_.fsdp1.hybrid_shard ? kReplicate : kShard;
       break;
     case EventKind::kAccumulate:
       if (variant == kAdd) {

@@ -259,7 +259,11 @@ std::optional<PlanProblem> problem_of_runtime(const Plan& plan) {
   }
   if (plan.runtime.kind != RuntimeKind::kFsdp2) {
     const char* newest = newest_version(plan.runtime.kind);
-    if (version != newest) {
+    // FullyShardedDataParallel has issued the same since 2.4: recordings with 2.4.1, 2.5.1, 2.6.0,
+    // 2.8.0, 2.11.0, 2.12.1, 2.13.0 and 2.15.0 are equal row by row.
+    const bool is_same_fsdp1 =
+        plan.runtime.kind == RuntimeKind::kFsdp1 && fsdp2_minor(version).has_value();
+    if (version != newest && !is_same_fsdp1) {
       return unknown(fmt::format("{}@{}", to_string(plan.runtime.kind), newest));
     }
     return problem_of_library(plan);

@@ -31,6 +31,9 @@ struct Fsdp1Options {
   bool limit_all_gathers = true;
   bool use_orig_params = false;
   bool keep_low_precision_grads = false;
+  // HYBRID_SHARD also where the mesh has one shard group (all-reduces inside groups of one rank) or
+  // one rank in each (NO_SHARD inside of it: nothing is reduced over the others).
+  bool hybrid_shard = false;
   bool operator==(const Fsdp1Options&) const = default;
 };
 
