@@ -56,7 +56,8 @@ void Fsdp1::clip() {
 
 void Fsdp1::optimizer() {
   if (!dry_) {
-    const EventId last = add_step_row(EventKind::kOptimizer, Stream::kCompute);
+    const EventId last = add_step_row(
+        offloads() ? EventKind::kHostOptimizer : EventKind::kOptimizer, Stream::kCompute);
     const bool foreach_adam = plan_.optimizer.kind == Optimizer::Kind::kAdamW &&
                               plan_.optimizer.implementation == Optimizer::Implementation::kForeach;
     const bool loops = plan_.optimizer.kind == Optimizer::Kind::kAdamW &&

@@ -104,6 +104,7 @@ Fsdp1::UnitWork Fsdp1::step_work(EventKind kind) const {
       work.communicator = kShard;
       break;
     case EventKind::kOptimizer:
+    case EventKind::kHostOptimizer:
       work.kernels = optimizer_kernels(elements);
       break;
     default:

@@ -314,8 +314,9 @@ TEST(Fsdp1, OffloadCopiesShardsInAndGradientsOut) {
   EXPECT_EQ(count(graph, EventKind::kAllGather), 4 + 3);
   EXPECT_EQ(count(graph, EventKind::kDeviceToHost), 4);
   // The final callback synchronises: the optimizer is issued behind the last copy.
-  const auto step = std::find_if(graph.rows.begin(), graph.rows.end(),
-                                 [](const Row& row) { return row.kind == EventKind::kOptimizer; });
+  const auto step = std::find_if(graph.rows.begin(), graph.rows.end(), [](const Row& row) {
+    return row.kind == EventKind::kHostOptimizer;
+  });
   ASSERT_NE(step, graph.rows.end());
   ASSERT_NE(step->host_wait, kNoEvent);
   EXPECT_EQ(graph.rows[static_cast<std::size_t>(step->host_wait)].kind, EventKind::kDeviceToHost);

@@ -9,13 +9,13 @@
 namespace foreshard {
 namespace {
 
-std::optional<PlanProblem> problem(const std::string& yaml) {
+std::optional<PlanProblem> problem(const std::string& yaml, const std::string& runtime = "fsdp1") {
   const ModelSpec model = small_model();
   const Cluster cluster = cluster_of_gpus(64);
-  const Plan plan =
-      resolve(document_of("runtime: fsdp1\nunits: {embedding: root, head: root}\n" + yaml), model,
-              cluster)
-          .plan;
+  const Plan plan = resolve(document_of("runtime: " + runtime +
+                                        "\nunits: {embedding: root, head: root}\n" + yaml),
+                            model, cluster)
+                        .plan;
   return find_problem(plan, model, cluster);
 }
 
@@ -63,9 +63,9 @@ TEST(Fsdp1Check, RefusesWhatPyTorchRefuses) {
 }
 
 TEST(Fsdp1Check, KnowsTheVersionsThatWereRecorded) {
-  EXPECT_FALSE(problem("runtime: fsdp1@2.4"));
-  EXPECT_FALSE(problem("runtime: fsdp1@2.15"));
-  EXPECT_TRUE(problem("runtime: fsdp1@2.3"));
+  EXPECT_FALSE(problem("", "fsdp1@2.4"));
+  EXPECT_FALSE(problem("", "fsdp1@2.15"));
+  EXPECT_TRUE(problem("", "fsdp1@2.3"));
 }
 
 Plan trained_by(const std::string& trainer) {
