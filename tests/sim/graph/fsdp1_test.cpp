@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "sim/graph/fsdp1_flat.h"
+#include "sim/graph/host_log.h"
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_profile.h"
 #include "sim/simulate/simulate.h"
