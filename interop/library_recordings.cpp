@@ -268,7 +268,7 @@ void apply_zero(const ConfigNode& options, std::int64_t world, Plan& plan) {
   plan.mesh = {world, 1};
   plan.param_dtype = plan.reduce_dtype = DType::kBf16;
   plan.master_dtype = DType::kFp32;
-  std::optional<ConfigNode> communication;
+  std::optional<ConfigNode> communication, accumulation;
   for (const ConfigItem& item : options.items()) {
     const ConfigNode& value = item.value;
     if (item.key == "zero") {
@@ -288,14 +288,16 @@ void apply_zero(const ConfigNode& options, std::int64_t world, Plan& plan) {
     } else if (item.key == "data_types") {
       value.allow_only({"grad_accum_dtype"});
       if (const ConfigNode* dtype = value.find("grad_accum_dtype"); dtype && !dtype->is_null()) {
-        const bool fp32 = dtype->as_string() == "fp32";
-        if (!fp32 && dtype->as_string() != to_string(plan.param_dtype)) unknown(item.key, *dtype);
-        plan.zero.fp32_gradient_accumulation = fp32;
+        plan.zero.fp32_gradient_accumulation = dtype->as_string() == "fp32";
+        accumulation = *dtype;
       }
     } else {
       unknown(item.key, value);
     }
   }
+  const bool is_known = !accumulation || plan.zero.fp32_gradient_accumulation ||
+                        accumulation->as_string() == to_string(plan.param_dtype);
+  if (!is_known) unknown("data_types.grad_accum_dtype", *accumulation);
   if (!communication || communication->is_null()) return;
   constexpr std::array kDtypes = {DType::kBf16, DType::kFp16, DType::kFp32};
   plan.reduce_dtype = kDtypes[communication->as_choice({"bf16", "fp16", "fp32"})];
