@@ -73,6 +73,8 @@ void Zero3::persistent_memory() {
     at(gathered_, p) =
         allocate_persistent(MemoryCategory::kUnshardedParam, unit_of(p),
                             Bytes(parameter(p).partition * plan_.mesh.shard * param_size()));
+    persistent_.resize(script_->parameters.size(), kNoBuffer);
+    at(persistent_, p) = at(gathered_, p);
   }
 }
 
