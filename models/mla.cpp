@@ -55,8 +55,7 @@ Index attend_latent(LayerBuilder& layer, const ModelDims& dims, const ParameterN
   const Index k_nope = layer.activation("k_nope", heads * latent.nope);
   const Index v = layer.activation("v", heads * latent.value);
   layer.split("k_v_split", kv, {k_nope, v});
-  // The shared part is expanded to every head, which only the copy below writes out. (The sum over
-  // heads that its gradient is, of the size of one head, is left out.)
+  // The shared part is expanded to every head, which only the copy below writes out.
   const Index expanded = layer.activation("k_rope_of_heads", heads * latent.rope);
   layer.split("k_rope_expand", k_turned, {expanded});
   const Index key = layer.concatenate("k_whole", {k_nope, expanded});

@@ -193,6 +193,7 @@ Index mixture(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& 
   const Routed routed = reorder(layer, moe, choice);
   const Index rows = layer.elementwise("gather_rows", Function::kGather, {input, routed.tokens},
                                        {routed.tokens}, layer.activation("rows", width));
+  layer.last().backward_temporaries = {layer.activation("row_zeros", dims.hidden)};
   const Index made = run_experts(layer, dims, names, {rows, routed.offsets});
 
   Index base = 0;
@@ -215,6 +216,7 @@ Index mixture(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& 
   const Index output =
       layer.elementwise("scatter_add", Function::kScatterAdd, {base, routed.tokens, narrow},
                         {routed.tokens}, layer.activation("experts_output", dims.hidden));
+  layer.last().gradient = GradientRule::kAliasFirst;
   Indices ended = {base, narrow, rows, routed.scores, routed.tokens, routed.offsets, input};
   ended.insert(ended.end(), routed.locals.begin(), routed.locals.end());
   layer.release(ended);

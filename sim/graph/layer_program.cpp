@@ -666,18 +666,25 @@ class Deriver {
     }
   }
 
-  void input_gradients(const Operation& op, LayerStep& step,
+  void input_gradients(const Operation& op, std::int32_t incoming, LayerStep& step,
                        std::vector<Contribution>& contributions) {
     const auto needed = [&](Index t) {
       // A custom function makes all of its gradients.
       return needs_[index(t)] || op.kind == OperationKind::kNorm || is_flat();
     };
+    const bool alias_first = op.gradient == GradientRule::kAliasFirst;
     Index last = -1;
     for (Index t : op.inputs) {
-      if (needed(t)) last = t;
+      if (needed(t) && !(alias_first && t == op.inputs.front())) last = t;
     }
     for (Index t : op.inputs) {
       if (!needed(t)) continue;
+      if (alias_first && t == op.inputs.front()) {
+        ++gradients_[static_cast<std::size_t>(incoming)].references;
+        contributions.push_back({t, incoming});
+        step.outputs.push_back(gradients_[static_cast<std::size_t>(incoming)].slot);
+        continue;
+      }
       std::vector<std::int32_t> temporaries;
       if (t == last) {
         for (Index temporary : op.backward_temporaries) {
@@ -917,6 +924,18 @@ class Deriver {
     close_segment(phase);
   }
 
+  // The gradient of an expanded view.
+  std::int32_t summed_over_copies(const Operation& op, std::int32_t incoming) {
+    const Index input = op.inputs.front();
+    const TensorSpec& wide = layer_.tensors[index(op.outputs.front())];
+    if (!op.view || wide.per_token <= layer_.tensors[index(input)].per_token) return incoming;
+    const std::int32_t sum = new_gradient(bytes_[index(input)], name_of(input) + ".grad");
+    add_memory_kernel(program_.backward, Function::kAdd, Pass::kBackward,
+                      bytes_[index(op.outputs.front())]);
+    drop_gradient(incoming);
+    return sum;
+  }
+
   void run_node(std::size_t o) {
     LayerPhaseProgram& phase = program_.backward;
     const Operation& op = layer_.operations[o];
@@ -927,8 +946,8 @@ class Deriver {
                                                                : op.part;
     if (is_alias(op) && op.outputs.size() == 1) {
       std::vector<std::int32_t> dying;
-      accumulate(gradient_of_[index(op.inputs.front())], op.inputs.front(), incoming.front(),
-                 dying);
+      accumulate(gradient_of_[index(op.inputs.front())], op.inputs.front(),
+                 summed_over_copies(op, incoming.front()), dying);
       for (std::int32_t slot : dying) free(phase, slot);
       drop_saved(saves(o));
       return;
@@ -952,7 +971,7 @@ class Deriver {
       const bool inputs_first =
           op.kind == OperationKind::kNorm || (op.parameters.size() > 1 && !is_flat());
       if (!inputs_first) weight_gradients(op);
-      if (op.gradient == GradientRule::kOwn) {
+      if (op.gradient != GradientRule::kNone) {
         if (op.in_place && is_loss()) {
           unname(phase, 0);
           unrefer(phase, 0);
@@ -962,12 +981,12 @@ class Deriver {
           drop_gradient(incoming.front());
           dropped = true;
         }
-        input_gradients(op, step, contributions);
+        input_gradients(op, incoming.front(), step, contributions);
       }
       if (inputs_first) weight_gradients(op);
       if (contributions.empty()) use_workspace(op.backward_workspace, phase);
       add_backward_kernels(
-          counts(), op, {trains_[o], op.gradient == GradientRule::kOwn && !contributions.empty()},
+          counts(), op, {trains_[o], op.gradient != GradientRule::kNone && !contributions.empty()},
           phase);
     }
     const Indices& saved = saves(o);

@@ -132,9 +132,10 @@ struct AttentionShape {
 
 // How the gradient of an input comes about.
 enum class GradientRule : std::uint8_t {
-  kOwn,    // backward allocates a gradient for every differentiable input
-  kAlias,  // the output's gradient *is* the input's gradient (residual add)
-  kNone,   // no input needs a gradient (token ids)
+  kOwn,         // backward allocates a gradient for every differentiable input
+  kAlias,       // the output's gradient *is* the input's gradient (residual add)
+  kAliasFirst,  // ... the first input's; the others get their own (scatter-add)
+  kNone,        // no input needs a gradient (token ids)
 };
 
 // One operation of the forward pass. Tensor and parameter numbers index the layer's tables.
@@ -164,7 +165,8 @@ struct Operation {
   bool packed = false;  // GEMM: parameter 0 holds 4-bit blocks, written out before each product
   // The host waits for the outputs' values before it issues anything more (rows per expert).
   bool host_reads = false;
-  // The outputs are views of the first input. The gradients of several are concatenated.
+  // The outputs are views of the first input. The gradients of several are concatenated; that of
+  // one that is wider than the input (expanded) is summed.
   bool view = false;
   // Outer product with one value per row: the last input's gradient is first made in the width of
   // the output and then summed.
