@@ -669,8 +669,9 @@ class Deriver {
   void input_gradients(const Operation& op, std::int32_t incoming, LayerStep& step,
                        std::vector<Contribution>& contributions) {
     const auto needed = [&](Index t) {
-      // A custom function makes all of its gradients.
-      return needs_[index(t)] || op.kind == OperationKind::kNorm || is_flat();
+      // A custom function makes all of its gradients, as the attention kernels do.
+      return needs_[index(t)] || op.kind == OperationKind::kNorm ||
+             op.kind == OperationKind::kAttention || is_flat();
     };
     const bool alias_first = op.gradient == GradientRule::kAliasFirst;
     Index last = -1;
@@ -936,6 +937,15 @@ class Deriver {
     return sum;
   }
 
+  // Results of an operator that nobody asked for go when it returns.
+  void drop_unneeded(std::vector<Contribution>& contributions) {
+    std::erase_if(contributions, [this](const Contribution& each) {
+      if (needs_[index(each.tensor)]) return false;
+      drop_gradient(each.gradient);
+      return true;
+    });
+  }
+
   void run_node(std::size_t o) {
     LayerPhaseProgram& phase = program_.backward;
     const Operation& op = layer_.operations[o];
@@ -989,6 +999,7 @@ class Deriver {
           counts(), op, {trains_[o], op.gradient != GradientRule::kNone && !contributions.empty()},
           phase);
     }
+    if (op.kind == OperationKind::kAttention && !is_flat()) drop_unneeded(contributions);
     const Indices& saved = saves(o);
     const bool unpacked = checkpointed_ && inside(o) && !is_flat();
     if (unpacked) {
