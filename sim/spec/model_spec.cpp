@@ -138,7 +138,8 @@ Flops ModelSpec::training_flops_per_sequence(std::int64_t sequence) const {
       const bool inputs_only =
           operation.kind == OperationKind::kGemm &&
           std::all_of(operation.parameters.begin(), operation.parameters.end(), is_frozen);
-      of_kind[kind] += (inputs_only ? 2.0 : 3.0) * forward_flops(operation, domain.sequences(1), domain.length(sequence));
+      of_kind[kind] += (inputs_only ? 2.0 : 3.0) *
+                       forward_flops(operation, domain.sequences(1), domain.length(sequence));
     }
   }
   Flops sum;

@@ -213,8 +213,8 @@ struct LayerSpec {
   // >= 0: the tensor that is the output of the layer before the chain that ends here.
   std::int16_t joins = -1;
   bool tower = false;  // of the vision tower, which a plan may freeze
-  // Executed, but no result of it is read: it hands its input on (a copy of what is read of it), and
-  // its parameters receive no gradient.
+  // Executed, but no result of it is read: it hands its input on (a copy of what is read of it),
+  // and its parameters receive no gradient.
   bool unread = false;
   std::int64_t resident_bytes = 0;  // of buffers that every rank holds whole (scales of blocks)
   std::int64_t numel() const;       // own parameters: a tied head's weight is the embedding's

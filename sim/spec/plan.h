@@ -69,7 +69,10 @@ struct Units {
   UnitPlacement experts = UnitPlacement::kRoot;  // kOwn: modules inside a block that may be units
                                                  // are; kRoot: they belong to the block
   std::int64_t experts_every = 1;                // ... of every n-th block
-  std::int64_t shard_dim = 0;  // dimension that matrices are sharded along (shard_placement_fn)
+  // Dimension that matrices are sharded along (shard_placement_fn): 0, 1, or kExpertsDim: 0 but for
+  // the weights of experts fewer than the shards, of which most ranks would hold padding only.
+  static constexpr std::int64_t kExpertsDim = -1;
+  std::int64_t shard_dim = 0;
   bool operator==(const Units&) const = default;
 };
 

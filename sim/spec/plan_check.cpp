@@ -73,7 +73,7 @@ Problem problem_of_bounds(const Plan& plan) {
       {"mesh.shard", plan.mesh.shard, 1, plan_limits::kMesh},
       {"mesh.replicate", plan.mesh.replicate, 1, plan_limits::kMesh},
       {"units.layers_per_unit", plan.units.layers_per_unit, 1, plan_limits::kLayersPerUnit},
-      {"units.shard_dim", plan.units.shard_dim, 0, 1},
+      {"units.shard_dim", plan.units.shard_dim, Units::kExpertsDim, 1},
       {"prefetch.forward", forward == Prefetch::kImplicit ? 0 : forward, 0, plan_limits::kPrefetch},
       {"prefetch.backward", backward, 0, plan_limits::kPrefetch},
       {"buffers.reduce_scatter", plan.reduce_scatter_buffers, 1, plan_limits::kBuffers},
@@ -106,11 +106,10 @@ Problem problem_of_batch(const Plan& plan, const ModelSpec& model) {
   }
   const std::int64_t images = plan.batch.images;
   if (model.fixed_sequence > 0 && plan.batch.sequence != model.fixed_sequence) {
-    return contradiction(
-        "batch.sequence",
-        fmt::format("{} runs on the {} positions that its images have, not on {}", model.name,
-                    model.fixed_sequence, plan.batch.sequence),
-        std::to_string(model.fixed_sequence));
+    return contradiction("batch.sequence",
+                         fmt::format("{} runs on the {} positions that its images have, not on {}",
+                                     model.name, model.fixed_sequence, plan.batch.sequence),
+                         std::to_string(model.fixed_sequence));
   }
   if (images < 0 || images > plan_limits::kImages) {
     return contradiction("batch.images", fmt::format("{} is out of range", images),
@@ -129,12 +128,11 @@ Problem problem_of_batch(const Plan& plan, const ModelSpec& model) {
                          "at least 1");
   }
   if (checked_multiply(images, model.image_tokens) > plan.batch.sequence) {
-    return contradiction(
-        "batch.images",
-        fmt::format("{} images of {} positions do not fit in a sequence of {}", images,
-                    model.image_tokens, plan.batch.sequence),
-        fmt::format("at most {}, or a longer batch.sequence",
-                    plan.batch.sequence / model.image_tokens));
+    return contradiction("batch.images",
+                         fmt::format("{} images of {} positions do not fit in a sequence of {}",
+                                     images, model.image_tokens, plan.batch.sequence),
+                         fmt::format("at most {}, or a longer batch.sequence",
+                                     plan.batch.sequence / model.image_tokens));
   }
   if (plan.batch.sequence > model.max_positions && has_learned_positions(model)) {
     return contradiction("batch.sequence",

@@ -80,7 +80,8 @@ bool takes_adapter(const LayerSpec& layer, const Operation& operation);
 bool is_module(std::string_view module, std::string_view target);
 
 // The dimension that fully_shard cuts a parameter along among `shards` ranks: `wanted` for
-// matrices, 0 for vectors; 1 for stacks of fewer matrices than shards, where that divides.
+// matrices, 0 for vectors. Units::kExpertsDim: 1 for stacks of fewer matrices than shards, where
+// that divides, else 0.
 std::int64_t shard_dim_of(const ParameterSpec& parameter, std::int64_t wanted, std::int64_t shards);
 
 // Sequences per step over all ranks. Throws Error(kInvalidInput) on overflow.

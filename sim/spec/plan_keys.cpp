@@ -98,8 +98,14 @@ constexpr PlanKey kKeys[] = {
      [](const Plan& p) { return Json(word_of(p.units.blocks)); }},
     {"units.experts", [](Node n, Document d) { d.plan.units.experts = read_experts(n); },
      [](const Plan& p) { return written_experts(p.units.experts); }},
-    {"units.shard_dim", [](Node n, Document d) { d.plan.units.shard_dim = n.as_int(0, 1); },
-     [](const Plan& p) { return Json(p.units.shard_dim); }},
+    {"units.shard_dim",
+     [](Node n, Document d) {
+       const bool experts = n.is_scalar() && n.text() == "experts";
+       d.plan.units.shard_dim = experts ? Units::kExpertsDim : n.as_int(0, 1);
+     },
+     [](const Plan& p) {
+       return p.units.shard_dim == Units::kExpertsDim ? Json("experts") : Json(p.units.shard_dim);
+     }},
     {"reshard_after_forward",
      [](Node n, Document d) { d.plan.reshard_after_forward = read_reshard_policy(n); },
      [](const Plan& p) { return written(p.reshard_after_forward); }},

@@ -17,7 +17,7 @@ std::string name_of(const Plan& plan) {
 // Switches of fully_shard and of the engine that none of them has.
 Problem problem_of_shared_keys(const Plan& plan) {
   const Knob knobs[] = {
-      {plan.units.shard_dim > 0, "units.shard_dim", "shards flat buffers", "units.shard_dim: 0"},
+      {plan.units.shard_dim != 0, "units.shard_dim", "shards flat buffers", "units.shard_dim: 0"},
       {plan.prefetch.backward_lists, "prefetch.backward_lists", "has no lists of modules",
        "prefetch.backward_lists: false"},
       {plan.prefetch.async_unshard, "prefetch.async_unshard", "has no such switch",

@@ -73,8 +73,8 @@ std::int64_t shard_dim_of(const ParameterSpec& parameter, std::int64_t wanted,
                           std::int64_t shards) {
   const std::vector<std::int64_t>& shape = parameter.shape;
   if (shape.size() < 2) return 0;
-  if (shape.size() > 2 && wanted == 0 && shape[0] < shards && shape[1] % shards == 0) return 1;
-  return wanted;
+  if (wanted != Units::kExpertsDim) return wanted;
+  return shape.size() > 2 && shape[0] < shards && shape[1] % shards == 0 ? 1 : 0;
 }
 
 std::int64_t unit_count(const Plan& plan, const ModelSpec& model) {

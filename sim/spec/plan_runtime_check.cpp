@@ -54,7 +54,7 @@ Problem problem_of_fsdp2(const Plan& plan, const Fsdp2Version& has) {
        "units.embedding: root and units.head: root"},
       {!lists && units.head == UnitPlacement::kWithNorm, "units.head",
        "makes a unit of one module, not of a list; lists came with PyTorch 2.5", "units.head: own"},
-      {!has.later_knobs && units.shard_dim > 0, "units.shard_dim",
+      {!has.later_knobs && units.shard_dim != 0, "units.shard_dim",
        "shards dimension 0; shard_placement_fn came with PyTorch 2.6", "units.shard_dim: 0"},
       {!has.later_knobs && !unshards_everywhere(plan), "unshard_in_backward",
        "gathers every unit in backward; set_unshard_in_backward came with PyTorch 2.6",
@@ -118,7 +118,7 @@ Problem problem_of_native(const Plan& plan) {
        "units.embedding: root and units.head: root"},
       {units.blocks != UnitPlacement::kOwn, "units.blocks", kUnits, "units.blocks: own"},
       {units.experts == UnitPlacement::kOwn, "units.experts", kUnits, "units.experts: block"},
-      {units.shard_dim > 0, "units.shard_dim", "shards one flat buffer per unit",
+      {units.shard_dim != 0, "units.shard_dim", "shards one flat buffer per unit",
        "units.shard_dim: 0"},
       {!unshards_everywhere(plan), "unshard_in_backward", "gathers what backward reads",
        "unshard_in_backward: true"},
@@ -173,12 +173,13 @@ bool cuts_stacks(const Plan& plan, const ModelSpec& model) {
 }
 
 Problem problem_of_shard_dim(const Plan& plan, const ModelSpec& model) {
-  if (plan.units.shard_dim == 0 && !cuts_stacks(plan, model)) return std::nullopt;
+  if (plan.units.shard_dim <= 0 && !cuts_stacks(plan, model)) return std::nullopt;
   const auto dimension = static_cast<std::size_t>(plan.units.shard_dim);
   for (const LayerInstance& layer : model.order) {
     for (const ParameterSpec& parameter :
          model.kinds[static_cast<std::size_t>(layer.kind)].parameters) {
-      if (dimension == 0 || parameter.tied || parameter.shape.size() <= dimension) continue;
+      if (plan.units.shard_dim <= 0 || parameter.tied || parameter.shape.size() <= dimension)
+        continue;
       if (parameter.shape[dimension] % plan.mesh.shard == 0) continue;
       return contradiction(
           "units.shard_dim",

@@ -279,7 +279,8 @@ std::optional<DType> read_optional_dtype(const ConfigNode& node) {
 
 Frozen read_frozen(const ConfigNode& node) {
   static constexpr const char* kExpected =
-      "none or a list of embedding, norm, head, tower and numbers of blocks, for example [embedding, "
+      "none or a list of embedding, norm, head, tower and numbers of blocks, for example "
+      "[embedding, "
       "0-15]";
   Frozen frozen;
   if (node.is_scalar() && node.text() == "none") return frozen;

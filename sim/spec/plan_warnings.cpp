@@ -27,11 +27,10 @@ const Operation* find_experts(const ModelSpec& model) {
   return nullptr;
 }
 
-bool cuts_experts(const Plan& plan, const ModelSpec& model) {
+bool could_cut_experts(const Plan& plan, const ModelSpec& model) {
   return std::any_of(model.kinds.begin(), model.kinds.end(), [&](const LayerSpec& kind) {
     return std::any_of(kind.parameters.begin(), kind.parameters.end(), [&](const auto& p) {
-      return p.shape.size() > 2 && plan.units.shard_dim == 0 &&
-             shard_dim_of(p, 0, plan.mesh.shard) > 0;
+      return shard_dim_of(p, Units::kExpertsDim, plan.mesh.shard) > 0;
     });
   });
 }
@@ -113,10 +112,10 @@ std::vector<std::string> warnings(const Plan& plan, const ModelSpec& model,
     texts.push_back(fmt::format(
         "routing is taken as balanced: every one of {} experts gets {} rows of a micro-batch",
         experts->groups, rows));
-    if (cuts_experts(plan, model)) {
+    if (plan.units.shard_dim == 0 && could_cut_experts(plan, model)) {
       texts.push_back(fmt::format(
-          "{} experts are fewer than the {} shards: their weights are sharded along dimension 1 "
-          "(shard_placement_fn, as torchtitan does)",
+          "{} experts are fewer than the {} shards, so that most ranks hold padding and gathers "
+          "grow; units.shard_dim: experts shards them along dimension 1, as torchtitan does",
           experts->groups, plan.mesh.shard));
     }
   }

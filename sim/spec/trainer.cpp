@@ -25,6 +25,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "sim/base/error.h"
 #include "sim/spec/fsdp2_version.h"
 #include "sim/spec/plan_check.h"
@@ -76,6 +78,14 @@ void torchtitan(const PlanDocument& document, const ModelSpec& model, Plan& plan
   habits.fill("optimizer.implementation", plan.optimizer.implementation,
               Optimizer::Implementation::kFused);
   const auto minor = fsdp2_minor(plan.runtime.version);
+  const bool has_experts =
+      std::any_of(model.kinds.begin(), model.kinds.end(), [](const LayerSpec& layer) {
+        return std::any_of(layer.parameters.begin(), layer.parameters.end(),
+                           [](const ParameterSpec& p) { return p.shape.size() > 2; });
+      });
+  if (has_experts && minor && fsdp2_version(*minor).later_knobs) {
+    habits.fill("units.shard_dim", plan.units.shard_dim, Units::kExpertsDim);
+  }
   if (minor && fsdp2_version(*minor).reduction_knobs) {
     habits.fill("reduction.divide_factor", plan.gradient_divide_factor, 1.0);
   }

@@ -215,10 +215,11 @@ TEST(LatentAttentionTest, ProductsAreItsWeights) {
 
 TEST(ShardDimensionTest, ExpertsFewerThanShardsAreCutAlongTheNextDimension) {
   const ParameterSpec experts = {.name = "w1", .shape = {8, 14336, 4096}};
-  EXPECT_EQ(shard_dim_of(experts, 0, 8), 0);
-  EXPECT_EQ(shard_dim_of(experts, 0, 64), 1);
-  EXPECT_EQ(shard_dim_of(experts, 0, 60), 0);  // does not divide 14336: padded
-  EXPECT_EQ(shard_dim_of({.name = "w", .shape = {8, 64}}, 0, 64), 0);
+  EXPECT_EQ(shard_dim_of(experts, Units::kExpertsDim, 8), 0);
+  EXPECT_EQ(shard_dim_of(experts, Units::kExpertsDim, 64), 1);
+  EXPECT_EQ(shard_dim_of(experts, 0, 64), 0);                   // fully_shard left alone
+  EXPECT_EQ(shard_dim_of(experts, Units::kExpertsDim, 60), 0);  // does not divide 14336: padded
+  EXPECT_EQ(shard_dim_of({.name = "w", .shape = {8, 64}}, Units::kExpertsDim, 64), 0);
   EXPECT_EQ(shard_dim_of({.name = "b", .shape = {8}}, 1, 64), 0);
 }
 
