@@ -276,7 +276,7 @@ TEST(Fsdp1, WhatLivesBetweenSteps) {
     if (buffer.category == MemoryCategory::kShardedParam) shards += buffer.bytes.count();
     if (buffer.category == MemoryCategory::kOptimizerState) states += buffer.bytes.count();
   }
-  EXPECT_EQ(shards, (kRoot + 2 * kBlock) / 8 * 4);
+  EXPECT_EQ(shards, (allocated_size(kRoot / 8 * 4) + 2 * allocated_size(kBlock / 8 * 4)).count());
   EXPECT_EQ(states, 2 * shards);
 }
 

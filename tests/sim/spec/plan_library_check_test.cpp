@@ -25,7 +25,7 @@ TEST(Fsdp1Check, TakesWhatPyTorchTakes) {
         "mesh: {shard: 1}", "reshard_after_forward: never", "offload: cpu",
         "accumulation: {mode: keep_unsharded}\nbatch: {accumulation: 4}",
         "compile: blocks\nfsdp1: {use_orig_params: true}",
-        "frozen: {embedding: true}\nfsdp1: {use_orig_params: true}"}) {
+        "frozen: [embedding]\nfsdp1: {use_orig_params: true}"}) {
     const auto found = problem(yaml);
     EXPECT_FALSE(found) << yaml << ": " << (found ? found->what_is_wrong : "");
   }
@@ -57,7 +57,7 @@ TEST(Fsdp1Check, RefusesWhatPyTorchRefuses) {
   ASSERT_TRUE(compiled);
   EXPECT_EQ(compiled->exit_code, ExitCode::kInvalidInput);
   EXPECT_NE(compiled->what_is_wrong.find("use_orig_params=True"), std::string::npos);
-  const auto mixed = problem("frozen: {embedding: true}");
+  const auto mixed = problem("frozen: [embedding]");
   ASSERT_TRUE(mixed);
   EXPECT_NE(mixed->what_is_wrong.find("uniform `requires_grad`"), std::string::npos);
 }
