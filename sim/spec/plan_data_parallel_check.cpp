@@ -62,14 +62,16 @@ Problem problem_of_units(const Plan& plan) {
 // A parameter that no operation of its layer reads gets no gradient.
 const ParameterSpec* unused_parameter(const Plan& plan, const ModelSpec& model) {
   for (const LayerSpec& layer : model.kinds) {
+    if (layer.operations.empty()) continue;  // not told what is read
     for (std::size_t p = 0; p < layer.parameters.size(); ++p) {
       const bool is_read =
           std::any_of(layer.operations.begin(), layer.operations.end(), [&](const Operation& op) {
             return std::find(op.parameters.begin(), op.parameters.end(),
                              static_cast<std::int16_t>(p)) != op.parameters.end();
           });
-      if (!is_read && !layer.parameters[p].tied && !plan.frozen.any()) {
-        return &layer.parameters[p];
+      const ParameterSpec& parameter = layer.parameters[p];
+      if (!is_read && !parameter.tied && parameter.trainable && !plan.frozen.any()) {
+        return &parameter;
       }
     }
   }
