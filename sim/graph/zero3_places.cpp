@@ -151,22 +151,16 @@ void Zero3Script::sort_gradients(std::size_t begin) {
     Zero3Place& first = backward[i - 1];
     Zero3Place& second = backward[i];
     if (first.kind != Kind::kGradient || second.kind != Kind::kGradient) continue;
-    if (first.id != second.id + 1 ||
-        owner_[static_cast<std::size_t>(first.id)] != owner_[static_cast<std::size_t>(second.id)]) {
-      continue;
-    }
-    const std::vector<ParameterSpec>& shapes = spec_of(second.layer).parameters;
     const std::int16_t bias = parameter(first.id).index;
     const std::int16_t weight = parameter(second.id).index;
-    const bool is_pair = shapes[static_cast<std::size_t>(bias)].shape.size() == 1 &&
-                         shapes[static_cast<std::size_t>(weight)].shape.size() == 2;
-    if (!is_pair) continue;
     const auto& operations = spec_of(second.layer).operations;
-    const bool transposed =
+    const bool is_linear =
         std::any_of(operations.begin(), operations.end(), [&](const Operation& op) {
-          return op.transposed_weight && !op.parameters.empty() && op.parameters.front() == weight;
+          return op.kind == OperationKind::kGemm && !op.transposed_weight &&
+                 op.parameters.size() == 2 && op.parameters.front() == weight &&
+                 op.parameters.back() == bias;
         });
-    if (transposed) continue;
+    if (!is_linear) continue;
     first.segment = second.segment;
     std::swap(first.id, second.id);
   }
