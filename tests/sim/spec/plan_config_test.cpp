@@ -260,9 +260,16 @@ TEST(PlanConfig, SaysWhatIsNotModelledYet) {
     return refused.text;
   };
   missing("surround: {tensor: 2}");
-  EXPECT_NE(missing("runtime: fsdp1@2.1").find("the runtime fsdp1 is not modelled yet"),
-            std::string::npos);
-  missing("runtime: zero3");
+}
+
+TEST(PlanConfig, ReadsEveryRuntime) {
+  const auto runtime = [](std::string_view yaml) { return document_of(yaml).plan.runtime; };
+  EXPECT_EQ(runtime("runtime: fsdp1"), (Runtime{RuntimeKind::kFsdp1, ""}));
+  EXPECT_EQ(runtime("runtime: ddp@2.11"), (Runtime{RuntimeKind::kDdp, "2.11"}));
+  EXPECT_EQ(runtime("runtime: zero3@0.19"), (Runtime{RuntimeKind::kZero3, "0.19"}));
+  const Refusal refused = refusal_of([] { document_of("runtime: zero4"); });
+  EXPECT_EQ(refused.exit_code, 3);
+  EXPECT_NE(refused.text.find("did you mean zero"), std::string::npos) << refused.text;
 }
 
 TEST(PlanConfig, SetReachesEveryKey) {

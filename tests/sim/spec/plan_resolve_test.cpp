@@ -52,13 +52,14 @@ offload: none
 buffers: {reduce_scatter: 1}
 communicators: shared
 reduction: {divide_factor: none, force_sum: false}
+allocator: default
 host_sync: none
 reduction_order: library
 evaluation: {every: none, sequences: 16, held_back: 0.05, in_step: false}
 seed: 1
 rank: 0
 )");
-  EXPECT_EQ(plan.assumed.size(), 66U);  // all but model and cluster
+  EXPECT_EQ(plan.assumed.size(), 67U);  // all but model and cluster
   ASSERT_NE(assumed(plan, "mesh.shard"), nullptr);
   EXPECT_EQ(assumed(plan, "mesh.shard")->value, "64");
   EXPECT_EQ(assumed(plan, "mesh.shard")->why, "all 64 GPUs of the cluster");
