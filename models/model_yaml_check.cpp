@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
+#include <string>
 
 #include "models/model_words.h"
 #include "sim/base/error.h"
@@ -18,6 +20,50 @@ struct Shape {
   std::int64_t samples, sequence, images;
 };
 constexpr Shape kShapes[] = {{2, 640, 1}, {3, 1024, 2}};
+
+// Allocations less frees of every slot of the layer, over a whole step.
+std::map<std::int32_t, int> balance_of(const LayerProgram& program) {
+  std::map<std::int32_t, int> alive;
+  const auto visit = [&](const LayerPhaseProgram& phase) {
+    for (const std::int32_t action : phase.actions) {
+      if (action >= LayerPhaseProgram::kStore) continue;
+      alive[(action > 0 ? action : -action) - 1] += action > 0 ? 1 : -1;
+    }
+  };
+  for (const LayerPhaseProgram* phase :
+       {&program.forward, &program.recompute, &program.backward, &program.free_ignored_gradients}) {
+    visit(*phase);
+  }
+  for (const LayerPhaseProgram& phase : program.free_gradients) visit(phase);
+  for (const LayerPhaseProgram& phase : program.free_last_gradient) visit(phase);
+  return alive;
+}
+
+// What is allocated is freed, the layer's input too, and nothing else.
+void check_balance(const LayerSpec& layer, const LayerProgram& program) {
+  std::map<std::int32_t, int> alive = balance_of(program);
+  const auto own = static_cast<std::int32_t>(program.slots.size());
+  const int reads = layer.role == LayerRole::kEmbedding ? 0 : 1;
+  const int hands_on = layer.role == LayerRole::kLoss ? 0 : 1;
+  const int arrives = program.backward.actions.empty() ? 0 : hands_on;
+  const int joins = layer.joins >= 0 ? 1 : 0;
+  alive[0] += reads;
+  alive[1] -= reads;
+  alive[own] -= hands_on;
+  alive[own + 1] += arrives;
+  alive[LayerPhaseProgram::kWaiting] += joins;
+  alive[LayerPhaseProgram::kWaiting + 1] -= joins;
+  for (std::size_t p = 0; p < layer.parameters.size(); ++p) {
+    // The embedding adds a tied head's gradient to its own and lets go of it.
+    const std::int32_t slot = program.weight_gradients[p];
+    if (layer.parameters[p].tied && slot >= 0) --alive[slot];
+  }
+  for (const auto& [slot, count] : alive) {
+    const std::string name =
+        slot < own ? program.slots[static_cast<std::size_t>(slot)].name : "its output";
+    FORESHARD_CHECK(count == 0, (count > 0 ? "nothing lets go of " : "there is no ") + name);
+  }
+}
 
 class Checker {
  public:
@@ -190,10 +236,15 @@ class Checker {
       options.recompute = mode;
       try {
         const LayerProgram program = build_layer_program(layer, options);
+        check_balance(layer, program);
         const bool differentiates =
             layer.role != LayerRole::kEmbedding || !layer.parameters.empty();
         FORESHARD_CHECK(!differentiates || !program.backward.actions.empty(),
                         "no gradient arrives at anything it could go to");
+        for (std::size_t p = 0; p < layer.parameters.size() && !layer.unread; ++p) {
+          FORESHARD_CHECK(program.weight_gradients[p] >= 0,
+                          "no gradient arrives at " + layer.parameters[p].name);
+        }
       } catch (const Error& error) {
         const std::string_view what = error.what();
         throw node.error(fmt::format("the layer cannot be differentiated: {}", what),

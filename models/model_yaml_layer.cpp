@@ -337,6 +337,9 @@ class LayerReader {
     if (needs_input && op.inputs.empty()) {
       throw place("inputs").error("the operation reads nothing", "an input at least");
     }
+    if (op.view && (op.inputs.size() != 1 || !op.parameters.empty())) {
+      throw place("view").error("a view is of one tensor and reads no parameter", "one input");
+    }
     const auto require_written = [&](std::string_view key, const Indices& list) {
       for (const Index t : list) {
         if (state(t).is_written) continue;

@@ -355,14 +355,14 @@ class Deriver {
     if (layer_.joins >= 0) {
       needs_[index(layer_.joins)] = options_.grad_mode && options_.joined_needs_gradient;
     }
-    const std::vector<bool> read = find_read();
+    const std::vector<bool> reached = find_reached();
     node_.assign(count, false);
     trains_.assign(count, false);
     savers_.assign(tensors_, 0);
     first_saver_ = count;
     for (std::size_t o = 0; o < count; ++o) {
       const Operation& op = layer_.operations[o];
-      if (!read[o]) continue;
+      if (!reached[o]) continue;
       for (Index p : op.parameters) {
         if (options_.grad_mode && !is_frozen(p)) trains_[o] = true;
       }
@@ -384,20 +384,20 @@ class Deriver {
     checkpointed_ = options_.recompute != Recompute::kNone && first_saver_ < count;
   }
 
-  // Operations that the layer's output depends on: autograd forgets what nothing refers to.
-  std::vector<bool> find_read() const {
-    std::vector<bool> read(layer_.operations.size(), !layer_.unread);
-    if (!layer_.unread) return read;
+  // Operations that a gradient of the layer's output reaches: autograd forgets what nothing refers
+  // to.
+  std::vector<bool> find_reached() const {
+    std::vector<bool> reached(layer_.operations.size(), false);
     std::vector<bool> wanted(tensors_, false);
     wanted[index(layer_.output)] = true;
-    for (std::size_t o = read.size(); o-- > 0;) {
+    for (std::size_t o = reached.size(); o-- > 0;) {
       const Operation& op = layer_.operations[o];
-      read[o] = std::any_of(op.outputs.begin(), op.outputs.end(),
-                            [&](Index t) { return wanted[index(t)]; });
-      if (!read[o]) continue;
+      reached[o] = std::any_of(op.outputs.begin(), op.outputs.end(),
+                               [&](Index t) { return wanted[index(t)]; });
+      if (!reached[o] || op.gradient == GradientRule::kNone) continue;
       for (Index t : op.inputs) wanted[index(t)] = true;
     }
-    return read;
+    return reached;
   }
 
   const Indices& saves(std::size_t o) const {

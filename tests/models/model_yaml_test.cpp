@@ -198,6 +198,9 @@ TEST(ModelYamlTest, LayersThatDoNotFit) {
                  "two layers are called");
   expect_failure(with("[x, y], outputs: sum", "[y], outputs: sum, gradient: none"), "15:5",
                  "cannot be differentiated");
+  // What the products compute is read by nobody.
+  expect_failure(with("[x, y], outputs: sum", "[x, x], outputs: sum"), "15:5",
+                 "no gradient arrives at up.weight");
 }
 
 TEST(ModelYamlTest, ChainsAreJoined) {
