@@ -16,7 +16,8 @@ inline constexpr std::array<std::string_view, 6> kRoleWords = {"embedding", "blo
 inline constexpr std::array<std::string_view, 4> kTypeWords = {"compute", "fp32", "int64", "byte"};
 inline constexpr std::array<std::string_view, 6> kKindWords = {"gemm",        "attention", "norm",
                                                                "elementwise", "embedding", "loss"};
-inline constexpr std::array<std::string_view, 3> kGradientWords = {"own", "alias", "none"};
+inline constexpr std::array<std::string_view, 4> kGradientWords = {"own", "alias", "alias_first",
+                                                                   "none"};
 
 template <std::size_t N, typename E>
 std::string_view word_in(const std::array<std::string_view, N>& words, E value) {

@@ -38,8 +38,8 @@ using Indices = std::vector<Index>;
 class LayerReader {
  public:
   LayerReader(const ConfigNode& node, std::string name) : node_(node) {
-    node.allow_only({"name", "role", "domain", "tower", "unread", "nested", "tensors", "joins",
-                     "parameters", "operations", "output"});
+    node.allow_only({"name", "role", "domain", "tower", "unread", "resident_bytes", "nested",
+                     "tensors", "joins", "parameters", "operations", "output"});
     layer_.name = read_text(node, "name", std::move(name));
   }
 
@@ -48,6 +48,7 @@ class LayerReader {
     read_domain();
     layer_.tower = read_flag(node_, "tower", false);
     layer_.unread = read_flag(node_, "unread", false);
+    layer_.resident_bytes = read_size(node_, "resident_bytes", 0, model_limits::kElements, 0);
     read_nested();
     read_tensors();
     read_parameters();
@@ -157,11 +158,15 @@ class LayerReader {
       spec.name = item.key;
       ConfigNode shape = node;
       if (node.is_mapping()) {
-        node.allow_only({"shape", "norm", "tied", "part", "name"});
+        node.allow_only({"shape", "norm", "tied", "trainable", "stored_as_computed", "unpacked",
+                         "part", "name"});
         shape = node.at("shape", "a list of extents, for example [4096, 4096]");
         spec.name = read_text(node, "name", item.key);
         spec.is_norm = read_flag(node, "norm", false);
         spec.tied = read_flag(node, "tied", false);
+        spec.trainable = read_flag(node, "trainable", true);
+        spec.stored_as_computed = read_flag(node, "stored_as_computed", false);
+        spec.unpacked = read_size(node, "unpacked", 0, model_limits::kParameter, 0);
         spec.part = read_part(node);
       }
       for (const ConfigNode& extent : shape.elements()) {
@@ -214,6 +219,10 @@ class LayerReader {
                      "n",
                      "k",
                      "rows",
+                     "groups",
+                     "one_by_one",
+                     "packed",
+                     "host_reads",
                      "attention",
                      "gradient",
                      "view",
@@ -245,6 +254,10 @@ class LayerReader {
     op.n = read_size(node, "n", 1, model_limits::kWidth, op.n);
     op.k = read_size(node, "k", 1, model_limits::kWidth, op.k);
     op.rows = read_size(node, "rows", 1, 1024, 1);
+    op.groups = read_size(node, "groups", 1, 1 << 16, 1);
+    op.one_by_one = read_flag(node, "one_by_one", false);
+    op.packed = read_flag(node, "packed", false);
+    op.host_reads = read_flag(node, "host_reads", false);
     if (const ConfigNode* attention = node.find("attention")) {
       op.attention = read_attention(*attention);
     }
@@ -309,12 +322,14 @@ class LayerReader {
   }
 
   static AttentionShape read_attention(const ConfigNode& node) {
-    node.allow_only({"heads", "kv_heads", "head_dim", "causal"});
+    node.allow_only({"heads", "kv_heads", "head_dim", "value_dim", "documents", "causal"});
     constexpr std::int64_t kMost = 1 << 20;
     AttentionShape shape;
     shape.heads = node.at("heads", "a number of heads, for example 32").as_int(1, kMost);
     shape.kv_heads = read_size(node, "kv_heads", 1, kMost, shape.heads);
     shape.head_dim = node.at("head_dim", "features of a head, for example 128").as_int(1, kMost);
+    shape.value_dim = read_size(node, "value_dim", 0, kMost, 0);
+    shape.documents = read_size(node, "documents", 1, kMost, 1);
     shape.causal = read_flag(node, "causal", true);
     if (shape.heads % shape.kv_heads != 0) {
       throw node.at("kv_heads")

@@ -70,6 +70,7 @@ class LayerText {
     domain();
     if (layer_.tower) line("tower: true");
     if (layer_.unread) line("unread: true");
+    if (layer_.resident_bytes > 0) line("resident_bytes: {}", layer_.resident_bytes);
     if (!layer_.nested.empty()) {
       std::vector<std::string> nested;
       for (const std::string& name : layer_.nested) nested.push_back(as_yaml(name));
@@ -127,6 +128,9 @@ class LayerText {
     std::vector<std::string> parts = {"shape: " + shape};
     if (spec.is_norm) parts.emplace_back("norm: true");
     if (spec.tied) parts.emplace_back("tied: true");
+    if (!spec.trainable) parts.emplace_back("trainable: false");
+    if (spec.stored_as_computed) parts.emplace_back("stored_as_computed: true");
+    if (spec.unpacked > 0) parts.push_back(fmt::format("unpacked: {}", spec.unpacked));
     if (spec.part > 0) parts.push_back("part: " + part(spec.part));
     if (parameters_[p] != spec.name) parts.push_back("name: " + as_yaml(spec.name));
     line("  {}: {}", as_yaml(parameters_[p]),
@@ -184,6 +188,7 @@ class LayerText {
     if (op.n != usual.n) say("n", std::to_string(op.n));
     if (op.k != usual.k) say("k", std::to_string(op.k));
     if (op.rows != 1) say("rows", std::to_string(op.rows));
+    if (op.groups != 1) say("groups", std::to_string(op.groups));
     attention(op.attention, parts);
     if (op.gradient != usual.gradient) {
       say("gradient", std::string(word_in(kGradientWords, op.gradient)));
@@ -191,6 +196,9 @@ class LayerText {
     const auto flag = [&](const char* key, bool value, bool otherwise) {
       if (value != otherwise) say(key, value ? "true" : "false");
     };
+    flag("one_by_one", op.one_by_one, false);
+    flag("packed", op.packed, false);
+    flag("host_reads", op.host_reads, false);
     flag("view", op.view, false);
     flag("sums_last", op.sums_last, false);
     flag("in_place", op.in_place, false);
@@ -205,6 +213,8 @@ class LayerText {
     std::string text = fmt::format("attention: {{heads: {}, kv_heads: {}, head_dim: {}",
                                    shape.heads, shape.kv_heads, shape.head_dim);
     if (!shape.causal) text += ", causal: false";
+    if (shape.value_dim > 0) text += fmt::format(", value_dim: {}", shape.value_dim);
+    if (shape.documents != 1) text += fmt::format(", documents: {}", shape.documents);
     parts.push_back(text + "}");
   }
 
