@@ -60,7 +60,7 @@ Json predict(const Job& job) {
           {"first_step_ns", f.timeline.first_step.nanoseconds()},
           {"exposed_communication_ns", std::llround(metrics.exposed_communication * 1e9)},
           {"peak_allocated_bytes", f.memory.peak.count()},
-          {"peak_reserved_bytes", f.peak_reserved.count()},
+          {"peak_reserved_bytes", f.reserved.peak.count()},
           {"peak_event", f.memory.peak_event}};
 }
 

@@ -68,7 +68,7 @@ TEST(Summarize, MemoryKeepsItsDeclaredMarginsAndSaysWhatIsAssumed) {
   EXPECT_EQ(r.peak_allocated.value, peak);
   EXPECT_EQ(r.peak_allocated.high, std::round(peak * 1.02));
   EXPECT_EQ(r.peak_reserved.low, peak);
-  EXPECT_EQ(r.peak_reserved.value, static_cast<double>(f.peak_reserved.count()));
+  EXPECT_EQ(r.peak_reserved.value, static_cast<double>(f.reserved.peak.count()));
   EXPECT_GE(r.peak_reserved.value, peak);
   EXPECT_EQ(r.peak_reserved.high, std::round(r.peak_reserved.value * 1.02));
   Bytes sum;
