@@ -27,6 +27,12 @@ Problem problem_of_shared_keys(const Plan& plan) {
        "reduction_order: library"},
       {plan.evaluation.in_step, "evaluation.in_step", "is modelled with evaluations between steps",
        "evaluation.in_step: false"},
+      // A flat parameter of frozen and trained ones is another thing with each of its settings.
+      {plan.lora.rank > 0 && plan.runtime.kind == RuntimeKind::kFsdp1, "lora.rank",
+       "is modelled without adapters", "lora.rank: 0"},
+      {plan.lora.rank > 0 && plan.runtime.kind == RuntimeKind::kDdp &&
+           plan.lora.base != Lora::Base::kMaster,
+       "lora.base", "keeps every parameter in dtype.master", "lora.base: master"},
   };
   return first_missing(knobs, name_of(plan));
 }

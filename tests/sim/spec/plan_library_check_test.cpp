@@ -39,6 +39,7 @@ TEST(Fsdp1Check, NamesTheKeyThatItHasNoKnobFor) {
       {"reshard_after_forward: 8", "reshard_after_forward"},
       {"unshard_in_backward: false", "unshard_in_backward"},
       {"ignored: norms", "ignored"},
+      {"lora: {rank: 8}", "lora.rank"},
       {"offload: cpu_unpinned", "offload"},
       {"reduction: {divide_factor: 1}", "reduction.divide_factor"},
       {"buffers: {reduce_scatter: 2}", "buffers.reduce_scatter"},
