@@ -203,7 +203,8 @@ std::string to_text(const OneModel& one) {
     const auto& moe = one.dims->moe;
     text += fmt::format(
         "{} experts of width {}, {} per token{}: {} active parameters\n", moe.experts, moe.ffn,
-        moe.top_k, moe.shared_ffn > 0 ? fmt::format(", shared ones of width {}", moe.shared_ffn) : "",
+        moe.top_k,
+        moe.shared_ffn > 0 ? fmt::format(", shared ones of width {}", moe.shared_ffn) : "",
         format_count(model.active_parameters()));
   }
   text += fmt::format("source: {}\n", model.source);

@@ -24,7 +24,8 @@ constexpr std::array<std::string_view, 19> kModelTypes = {
     "qwen3_moe", "deepseek_v2", "deepseek_v3", "bert",     "roberta"};
 constexpr std::string_view kSupported =
     "one of llama, mistral, qwen2, qwen3, gpt2, mpt, gemma, gemma2, phi3, starcoder2, gpt_neox, "
-    "falcon, mixtral, qwen2_moe, qwen3_moe, deepseek_v2, deepseek_v3, bert, roberta, vit, clip, llava";
+    "falcon, mixtral, qwen2_moe, qwen3_moe, deepseek_v2, deepseek_v3, bert, roberta, vit, clip, "
+    "llava";
 
 struct Architecture {
   std::string_view name, model_type;

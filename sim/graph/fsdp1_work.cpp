@@ -87,30 +87,11 @@ Fsdp1::UnitWork Fsdp1::unit_work(EventKind kind, const UnitShape& shape,
 }
 
 Fsdp1::UnitWork Fsdp1::step_work(EventKind kind) const {
-  UnitWork work;
   std::int64_t elements = 0;
   for (const Handle& h : handles_) {
     if (h.trained) elements = checked_add(elements, h.size.shard);
   }
-  switch (kind) {
-    case EventKind::kGradNorm:
-      work.kernels = {memory_kernel(MemoryClass::kOptimizer, elements * master_size())};
-      break;
-    case EventKind::kGradScale:
-      work.kernels = {memory_kernel(MemoryClass::kOptimizer, 2 * elements * master_size())};
-      break;
-    case EventKind::kAllReduce:  // the squared norm
-      work.bytes = Bytes(4);
-      work.communicator = kShard;
-      break;
-    case EventKind::kOptimizer:
-    case EventKind::kHostOptimizer:
-      work.kernels = optimizer_kernels(elements);
-      break;
-    default:
-      FORESHARD_CHECK(false, "not a row of the whole step");
-  }
-  return work;
+  return step_work_of(kind, elements);
 }
 
 }  // namespace foreshard

@@ -89,9 +89,9 @@ RecordedStep Fsdp2::build(StepNumber step, Log keep, std::vector<std::int32_t> s
   log_microbatch_ = step == StepNumber::kFirst ? 0 : -1;  // what the step before left
   if (logging_) log("step_begin");
   if (plan_.evaluation.in_step) {
-    input_tokens_ = allocate(
-        MemoryCategory::kInput, Stream::kCompute, -1,
-        Bytes(input_bytes(model_, plan_.batch.micro_batch, plan_.batch.sequence)));
+    input_tokens_ =
+        allocate(MemoryCategory::kInput, Stream::kCompute, -1,
+                 Bytes(input_bytes(model_, plan_.batch.micro_batch, plan_.batch.sequence)));
     begin_pass(evaluation_pass(), 0);
     run_forward(false);
     StepBuilder::free(input_tokens_);

@@ -58,9 +58,8 @@ StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPr
   for (std::int32_t m = 0; m < steps; ++m) {
     for (std::int32_t l = 0; l < layers; ++l) {
       const std::uint32_t program = program_of(l, m);
-      graph_.executions.push_back(
-          {l, m, unit_of_layer(l), program, static_cast<std::int32_t>(next), earlier_of(l, m),
-           joined_by(l, m)});
+      graph_.executions.push_back({l, m, unit_of_layer(l), program, static_cast<std::int32_t>(next),
+                                   earlier_of(l, m), joined_by(l, m)});
       next += static_cast<std::int64_t>(graph_.programs[program]->slots.size());
     }
   }
@@ -474,6 +473,30 @@ std::vector<Kernel> StepBuilder::optimizer_kernels(std::int64_t elements) const 
   }
   for (std::int64_t tensors : kForeachAdamWPasses) pass(tensors * std::max(master, state));
   return kernels;
+}
+
+StepBuilder::UnitWork StepBuilder::step_work_of(EventKind kind, std::int64_t elements) const {
+  const std::int64_t bytes = checked_multiply(elements, size_of(plan_.master_dtype));
+  UnitWork work;
+  switch (kind) {
+    case EventKind::kGradNorm:
+      work.kernels = {memory_kernel(MemoryClass::kOptimizer, bytes)};
+      break;
+    case EventKind::kGradScale:
+      work.kernels = {memory_kernel(MemoryClass::kOptimizer, 2 * bytes)};
+      break;
+    case EventKind::kAllReduce:  // the squared norm
+      work.bytes = Bytes(4);
+      work.communicator = kShard;
+      break;
+    case EventKind::kOptimizer:
+    case EventKind::kHostOptimizer:
+      work.kernels = optimizer_kernels(elements);
+      break;
+    default:
+      FORESHARD_CHECK(false, "not a row of the whole step");
+  }
+  return work;
 }
 
 }  // namespace foreshard

@@ -224,6 +224,9 @@ class StepBuilder {
   static Kernel copy_kernel(std::int64_t bytes_moved);
   static Kernel memory_kernel(MemoryClass memory_class, std::int64_t bytes_moved);
   std::vector<Kernel> optimizer_kernels(std::int64_t elements) const;
+  // Clipping and the step over so many elements of the stored dtype on each rank of the shard
+  // group.
+  UnitWork step_work_of(EventKind kind, std::int64_t elements) const;
 
   const ModelSpec& model_;
   const Plan& plan_;

@@ -78,8 +78,7 @@ TEST(PlanAllocator, IsReadCheckedAndWrittenBack) {
   const PlanDocument document =
       document_of(std::string(kBase) + "allocator: expandable_segments:True\n");
   EXPECT_TRUE(document.plan.allocator.expandable_segments);
-  EXPECT_NE(to_yaml(document.plan).find("allocator: expandable_segments:True"),
-            std::string::npos)
+  EXPECT_NE(to_yaml(document.plan).find("allocator: expandable_segments:True"), std::string::npos)
       << to_yaml(document.plan);
   EXPECT_THROW(document_of(std::string(kBase) + "allocator: max_split_size_mb:1\n"), ConfigError);
 }
