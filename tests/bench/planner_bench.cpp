@@ -81,21 +81,27 @@ void BM_BuildGraph(benchmark::State& state) {
 }
 BENCHMARK(BM_BuildGraph);
 
-// ZeRO-3 with DeepSpeed's defaults: the trace of all modules, and what it makes of it.
-void BM_BuildGraphZero3(benchmark::State& state) {
+// The same step by each library, with its defaults.
+void BM_BuildOf(benchmark::State& state) {
+  constexpr std::array kRuntimes = {RuntimeKind::kFsdp2, RuntimeKind::kFsdp1, RuntimeKind::kDdp,
+                                    RuntimeKind::kZero1, RuntimeKind::kZero2, RuntimeKind::kZero3};
+  const RuntimeKind kind = kRuntimes[static_cast<std::size_t>(state.range(0))];
   const ModelSpec model = load_zoo_model("gpt3-175b");
   Plan plan = gpt3_plan();
-  plan.runtime = {RuntimeKind::kZero3, "0.19"};
-  plan.reduce_dtype = plan.param_dtype;
+  plan.runtime = {kind, newest_version(kind)};
+  if (is_zero(kind)) plan.reduce_dtype = plan.param_dtype;
+  if (kind == RuntimeKind::kDdp) plan.mesh = {1, plan.mesh.world()};
   const LayerPrograms programs(model, plan);
   EventGraph graph;
   for (auto _ : state) {
     graph = build_training_step(model, plan, programs, std::move(graph));
     benchmark::DoNotOptimize(graph.rows.data());
   }
+  state.SetLabel(to_string(kind));
   rows_per_second(state, graph, 1);
+  state.counters["plans/s"] = benchmark::Counter(1, benchmark::Counter::kIsIterationInvariantRate);
 }
-BENCHMARK(BM_BuildGraphZero3);
+BENCHMARK(BM_BuildOf)->DenseRange(0, 5);
 
 void BM_PeakMemory(benchmark::State& state) {
   Setting s;
@@ -155,21 +161,6 @@ void BM_DataParallelPlan(benchmark::State& state) {
   state.counters["plans/s"] = benchmark::Counter(1, benchmark::Counter::kIsIterationInvariantRate);
 }
 BENCHMARK(BM_DataParallelPlan)->DenseRange(0, 2);
-// The same step by FSDP1, whose limiter's queue takes a second walk over the host's code.
-void BM_BuildFsdp1(benchmark::State& state) {
-  const ModelSpec model = load_zoo_model("gpt3-175b");
-  Plan plan = gpt3_plan();
-  plan.runtime = {RuntimeKind::kFsdp1, "2.11"};
-  const LayerPrograms programs(model, plan);
-  EventGraph graph;
-  for (auto _ : state) {
-    graph = build_training_step(model, plan, programs, std::move(graph));
-    benchmark::DoNotOptimize(graph.rows.data());
-  }
-  rows_per_second(state, graph, 1);
-  state.counters["plans/s"] = benchmark::Counter(1, benchmark::Counter::kIsIterationInvariantRate);
-}
-BENCHMARK(BM_BuildFsdp1);
 
 }  // namespace
 }  // namespace foreshard
