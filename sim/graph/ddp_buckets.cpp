@@ -23,6 +23,7 @@ std::vector<DdpBucket> assign_buckets(std::span<const GradientHooks::Parameter> 
     auto it = std::find_if(open.begin(), open.end(),
                            [&](const Open& o) { return o.dtype == parameter.dtype; });
     if (it == open.end()) it = open.insert(open.end(), Open{parameter.dtype, {}, 0});
+    if (it->bucket.parameters.empty()) it->bucket.parameters.reserve(8);
     it->bucket.dtype = parameter.dtype;
     it->bucket.parameters.push_back(p);
     it->bucket.bytes += parameter.bytes();

@@ -51,8 +51,9 @@ void GradientHooks::list_parameters() {
     first_place_[i] = static_cast<std::int32_t>(number_in_layer_.size());
     const std::vector<ParameterSpec>& own = spec_of(l).parameters;
     std::int16_t number = 0;
-    std::vector<bool> of_norm(own.size(), false);  // a norm's bias too
+    std::vector<bool> of_norm;  // a norm's bias too
     if (plan_.ddp.norms_fp32) {
+      of_norm.resize(own.size(), false);
       for (const Operation& op : spec_of(l).operations) {
         if (op.kind != OperationKind::kNorm) continue;
         for (const std::int16_t p : op.parameters) of_norm[static_cast<std::size_t>(p)] = true;
@@ -63,7 +64,8 @@ void GradientHooks::list_parameters() {
       if (own[p].tied) continue;
       ++number;
       parameters_.push_back({l, static_cast<std::int16_t>(p), is_trained(l, own[p]), false,
-                             of_norm[p] ? DType::kFp32 : stored_, own[p].numel()});
+                             !of_norm.empty() && of_norm[p] ? DType::kFp32 : stored_,
+                             own[p].numel()});
     }
   }
   begin_pass(0, 0);
@@ -181,8 +183,7 @@ EventId GradientHooks::add_known(EventKind kind, Stream stream, std::int64_t byt
       (static_cast<std::uint64_t>(bytes) << 12 | static_cast<std::uint64_t>(launches)) *
           static_cast<std::uint64_t>(kEventKinds) +
       static_cast<std::uint64_t>(kind);
-  const auto known = known_.find(key);
-  if (known != known_.end()) return add_row(kind, stream, known->second, -1);
+  if (const std::uint16_t* known = known_.find(key)) return add_row(kind, stream, *known, -1);
   UnitWork work;
   work.bytes = Bytes(bytes);
   work.communicator = communicator;
@@ -192,7 +193,7 @@ EventId GradientHooks::add_known(EventKind kind, Stream stream, std::int64_t byt
     work.kernels = {copy_kernel(bytes)};
   }
   const std::uint16_t index = new_work(kind, work);
-  known_.emplace(key, index);
+  known_.insert(key, index);
   return add_row(kind, stream, index, -1);
 }
 

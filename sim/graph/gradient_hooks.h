@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -94,7 +93,7 @@ class GradientHooks : public StepBuilder {
   std::vector<std::int16_t> number_in_layer_;  // of its parameters, from first_place_ on
   std::vector<std::int32_t> first_place_;
   std::vector<std::int32_t> ready_order_;
-  std::unordered_map<std::uint64_t, std::uint16_t> known_;
+  WorkIndex known_;
   std::int32_t layer_ = -1;  // whose backward runs
   std::size_t next_segment_ = 0, segments_run_ = 0;
   std::int32_t tokens_ = kNoBuffer, labels_ = kNoBuffer;

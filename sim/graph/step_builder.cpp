@@ -284,18 +284,17 @@ std::uint16_t StepBuilder::layer_run_work(EventKind kind, std::int32_t layer, st
                                    std::uint64_t{count}, static_cast<std::uint64_t>(hooks)}) {
     key = key << 10 | part;
   }
-  auto work = run_works_.find(key);
-  if (work == run_works_.end()) {
-    UnitWork cost;
-    Flops flops;
-    const std::uint32_t begin = first == 0 ? 0 : p.segments[first - 1].kernels_end;
-    cost.kernels.assign(p.kernels.begin() + begin,
-                        p.kernels.begin() + p.segments[first + count - 1].kernels_end);
-    for (std::size_t i = first; i < first + count; ++i) flops += p.segments[i].flops;
-    work = run_works_.emplace(key, static_cast<std::uint16_t>(add_work(kind, cost, flops))).first;
-    graph_.works.back().hooks = static_cast<std::uint16_t>(hooks);
-  }
-  return work->second;
+  if (const std::uint16_t* known = run_works_.find(key)) return *known;
+  UnitWork cost;
+  Flops flops;
+  const std::uint32_t begin = first == 0 ? 0 : p.segments[first - 1].kernels_end;
+  cost.kernels.assign(p.kernels.begin() + begin,
+                      p.kernels.begin() + p.segments[first + count - 1].kernels_end);
+  for (std::size_t i = first; i < first + count; ++i) flops += p.segments[i].flops;
+  const auto work = static_cast<std::uint16_t>(add_work(kind, cost, flops));
+  graph_.works.back().hooks = static_cast<std::uint16_t>(hooks);
+  run_works_.insert(key, work);
+  return work;
 }
 
 EventId StepBuilder::add_layer_run(EventKind kind, std::int32_t layer, std::size_t first,

@@ -7,11 +7,11 @@
 #include <array>
 #include <cstdint>
 #include <span>
-#include <unordered_map>
 #include <vector>
 
 #include "sim/graph/event_graph.h"
 #include "sim/graph/training_step.h"
+#include "sim/graph/work_index.h"
 
 namespace foreshard {
 
@@ -279,7 +279,7 @@ class StepBuilder {
   std::vector<Recompute> recompute_of_layer_;
   std::vector<std::uint8_t> fifo_of_work_;  // communicator that rows of a Work queue on
   std::vector<std::int32_t> works_;         // [group][kind][variant][hooks] -> Work index or -1
-  std::unordered_map<std::uint64_t, std::uint16_t> run_works_;  // of add_layer_run
+  WorkIndex run_works_;                     // of add_layer_run
   std::int32_t groups_ = 0;
 
   std::array<EventId, kStreams> tails_;

@@ -224,8 +224,7 @@ std::uint16_t Zero3::work_of(EventKind kind, std::int64_t bytes, std::uint8_t co
   const std::uint64_t key =
       static_cast<std::uint64_t>(bytes) << 18 | static_cast<std::uint64_t>(kind) << 13 |
       static_cast<std::uint64_t>(communicator & 31U) << 8 | static_cast<std::uint64_t>(hooks);
-  const auto known = work_indices_.find(key);
-  if (known != work_indices_.end()) return known->second;
+  if (const std::uint16_t* known = work_indices_.find(key)) return *known;
   UnitWork work;
   work.communicator = communicator;
   const bool is_copy =
@@ -245,7 +244,7 @@ std::uint16_t Zero3::work_of(EventKind kind, std::int64_t bytes, std::uint8_t co
   }
   const std::uint16_t index = new_work(kind, work);
   graph().works.back().hooks = static_cast<std::uint16_t>(hooks);
-  work_indices_.emplace(key, index);
+  work_indices_.insert(key, index);
   return index;
 }
 

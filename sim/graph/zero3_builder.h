@@ -15,7 +15,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -170,7 +169,7 @@ class Zero3 final : public StepBuilder {
   std::uint16_t placeholder_ = 0;
   std::int32_t hooks_ = 0;  // of modules since the last row
   EventId awaited_ = kNoEvent;
-  std::unordered_map<std::uint64_t, std::uint16_t> work_indices_;
+  WorkIndex work_indices_;
 
   std::vector<Handle> handles_;
   std::vector<std::int32_t> members_;     // of handles
