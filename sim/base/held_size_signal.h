@@ -1,6 +1,6 @@
-// A write beyond `ulimit -f` kills the process unless SIGXFSZ is blocked; then it fails with EFBIG and can
-// be told like a full disk. While this lives the signal is held back for the thread; what came meanwhile is
-// taken away before it is let through again.
+// A write beyond `ulimit -f` kills the process unless SIGXFSZ is blocked; then it fails with EFBIG
+// and can be told like a full disk. While this lives the signal is held back for the thread; what
+// came meanwhile is taken away before it is let through again.
 #pragma once
 
 #include <csignal>
