@@ -72,7 +72,8 @@ struct Report {
     double seconds = 0;  // that they hold the host up
   };
   DriverCalls first_calls, steady_calls;
-  OutsideItems outside;  // what fit.outside is the sum of; empty for a measured run
+  bool driver_calls_repeat = true;  // else steady_calls is a step of several different ones
+  OutsideItems outside;             // what fit.outside is the sum of; empty for a measured run
   Quantity peak_allocated, peak_reserved, outside_allocator;  // bytes
   std::string peak_event;                                     // "backward layers.1"
   std::vector<std::pair<std::string, Bytes>> at_peak;         // category, descending

@@ -104,6 +104,7 @@ void summarize_memory(const Forecast& forecast, const Cluster& cluster, Report& 
   report.host_peak = memory.host_peak;
   report.first_calls = driver_calls(forecast.reserved.first, forecast.reserved.first_stalls);
   report.steady_calls = driver_calls(forecast.reserved.steady, forecast.reserved.stalls);
+  report.driver_calls_repeat = forecast.reserved.repeats;
   report.peak_event = event_name(forecast, memory.peak_event);
   for (std::size_t c = 0; c < kMemoryCategories; ++c) {
     if (memory.at_peak[c] > Bytes()) {

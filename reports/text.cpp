@@ -214,10 +214,10 @@ Lines memory_lines(const Report& report, const Paint& paint) {
   }
   if (const Report::DriverCalls& calls = report.steady_calls; calls.retries > 0) {
     lines.push_back(clipped(
-        fmt::format("  short of memory: {} times a step the allocator gives cached segments back "
-                    "({} cudaMalloc, {} cudaFree: {} of the host's time)",
-                    calls.retries, calls.allocs, calls.frees,
-                    format_time(Time::seconds(calls.seconds))),
+        fmt::format(
+            "  short of memory: {} retries a step, {} cudaMalloc, {} cudaFree, {} of the host{}",
+            calls.retries, calls.allocs, calls.frees, format_time(Time::seconds(calls.seconds)),
+            report.driver_calls_repeat ? "" : "; no two steps alike"),
         kTextWidth));
   }
   // Decimal, as the claims about sharding are ("280 MB instead of 140 GB").
