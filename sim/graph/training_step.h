@@ -1,8 +1,8 @@
 // Lowering: (model, plan) -> EventGraph. The one place where what a Plan means is written down.
 //
-// One builder per runtime: graph/fsdp2.cpp follows PyTorch 2.11's fully_shard, graph/native.cpp
-// Foreshard's own engine. A graph depends on the mesh but not on the machine: the same plan on
-// other GPUs is the same graph.
+// One builder per runtime (sim/graph/runtimes.h), which follows its library or Foreshard's own
+// engine. A graph depends on the mesh but not on the machine: the same plan on other GPUs is the
+// same graph.
 #pragma once
 
 #include <array>

@@ -37,12 +37,6 @@ Problem problem_of_shared_keys(const Plan& plan) {
   return first_missing(knobs, name_of(plan));
 }
 
-bool unshards_everywhere(const Plan& plan) {
-  const RangedPolicy<bool>& policy = plan.unshard_in_backward;
-  return policy.value && std::all_of(policy.ranges.begin(), policy.ranges.end(),
-                                     [](const auto& range) { return range.value; });
-}
-
 bool reshards_to_groups(const Plan& plan) {
   const auto is_group = [](const Reshard& reshard) {
     return reshard.kind == Reshard::Kind::kGroup;

@@ -23,12 +23,6 @@ namespace {
 
 using Problem = std::optional<PlanProblem>;
 
-bool unshards_everywhere(const Plan& plan) {
-  const RangedPolicy<bool>& policy = plan.unshard_in_backward;
-  return policy.value && std::all_of(policy.ranges.begin(), policy.ranges.end(),
-                                     [](const auto& range) { return range.value; });
-}
-
 // "2.3", "1.13" -> 2.4; "2.99", "3.0" -> 2.15; "2.11rc1" -> 2.11.
 std::string nearest_fsdp2(const std::string& version) {
   std::int32_t major = 0;
@@ -163,17 +157,11 @@ Problem problem_of_native(const Plan& plan) {
 // where a matrix does not divide, and
 //   IndexError: list index out of range
 // in the copy-out of a gather inside a smaller group.
-// Experts of one tensor that are fewer than the shards.
-bool cuts_stacks(const Plan& plan, const ModelSpec& model) {
-  return std::any_of(model.kinds.begin(), model.kinds.end(), [&](const LayerSpec& layer) {
-    return std::any_of(layer.parameters.begin(), layer.parameters.end(), [&](const auto& p) {
-      return shard_dim_of(p, plan.units.shard_dim, plan.mesh.shard) > 0;
-    });
-  });
-}
-
 Problem problem_of_shard_dim(const Plan& plan, const ModelSpec& model) {
-  if (plan.units.shard_dim <= 0 && !cuts_stacks(plan, model)) return std::nullopt;
+  if (plan.units.shard_dim <= 0 &&
+      !cuts_another_dimension(model, plan.units.shard_dim, plan.mesh.shard)) {
+    return std::nullopt;
+  }
   const auto dimension = static_cast<std::size_t>(plan.units.shard_dim);
   for (const LayerInstance& layer : model.order) {
     for (const ParameterSpec& parameter :
@@ -224,6 +212,30 @@ Problem problem_of_native_model(const ModelSpec& model) {
                             "runtime: fsdp2");
 }
 
+// What the engine has no kernels for (exec/compute/operations.h): the first such operation.
+Problem problem_of_engine_operations(const ModelSpec& model) {
+  using enum Function;
+  constexpr std::array kMissing = {kScale, kSoftmax, kSigmoid, kTanh,       kDropout,
+                                   kTopK,  kSort,    kGather,  kScatterAdd, kDequantize};
+  for (const LayerSpec& layer : model.kinds) {
+    for (const Operation& op : layer.operations) {
+      const AttentionShape& shape = op.attention;
+      const bool attends = op.kind == OperationKind::kAttention &&
+                           (!shape.causal || shape.values() != shape.head_dim);
+      const bool missing =
+          std::find(kMissing.begin(), kMissing.end(), op.function) != kMissing.end() || op.view ||
+          op.groups > 1 || op.rows > 1;
+      if (!missing && !attends) continue;
+      return missing_capability("runtime",
+                                fmt::format("the engine has no {} as {} of {} needs it ({})",
+                                            op.view ? "views of a tensor" : to_string(op.function),
+                                            layer.name, model.name, op.name),
+                                "runtime: fsdp2");
+    }
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 Problem first_missing(std::span<const Knob> knobs, const std::string& runtime) {
@@ -233,6 +245,19 @@ Problem first_missing(std::span<const Knob> knobs, const std::string& runtime) {
                               knob.nearest);
   }
   return std::nullopt;
+}
+
+bool unshards_everywhere(const Plan& plan) {
+  const RangedPolicy<bool>& policy = plan.unshard_in_backward;
+  return policy.value && std::all_of(policy.ranges.begin(), policy.ranges.end(),
+                                     [](const auto& range) { return range.value; });
+}
+
+bool cuts_another_dimension(const ModelSpec& model, std::int64_t wanted, std::int64_t shards) {
+  return std::any_of(model.kinds.begin(), model.kinds.end(), [&](const LayerSpec& layer) {
+    return std::any_of(layer.parameters.begin(), layer.parameters.end(),
+                       [&](const auto& p) { return shard_dim_of(p, wanted, shards) > 0; });
+  });
 }
 
 PlanProblem contradiction(std::string key, std::string what_is_wrong, std::string expected,
@@ -272,30 +297,6 @@ std::optional<PlanProblem> problem_of_runtime(const Plan& plan) {
   const std::optional<std::int32_t> minor = fsdp2_minor(version);
   if (!minor) return unknown(nearest_fsdp2(version));
   return problem_of_fsdp2(plan, fsdp2_version(*minor));
-}
-
-// What the engine has no kernels for (exec/compute/operations.h): the first such operation.
-Problem problem_of_engine_operations(const ModelSpec& model) {
-  using enum Function;
-  constexpr std::array kMissing = {kScale, kSoftmax, kSigmoid, kTanh,       kDropout,
-                                   kTopK,  kSort,    kGather,  kScatterAdd, kDequantize};
-  for (const LayerSpec& layer : model.kinds) {
-    for (const Operation& op : layer.operations) {
-      const AttentionShape& shape = op.attention;
-      const bool attends = op.kind == OperationKind::kAttention &&
-                           (!shape.causal || shape.values() != shape.head_dim);
-      const bool missing =
-          std::find(kMissing.begin(), kMissing.end(), op.function) != kMissing.end() || op.view ||
-          op.groups > 1 || op.rows > 1;
-      if (!missing && !attends) continue;
-      return missing_capability("runtime",
-                                fmt::format("the engine has no {} as {} of {} needs it ({})",
-                                            op.view ? "views of a tensor" : to_string(op.function),
-                                            layer.name, model.name, op.name),
-                                "runtime: fsdp2");
-    }
-  }
-  return std::nullopt;
 }
 
 std::optional<PlanProblem> problem_of_running(const Plan& plan, const ModelSpec& model) {

@@ -1,4 +1,5 @@
-// What a runtime cannot run of a plan whose values are right otherwise; for plan_check.cpp only.
+// What a runtime cannot run of a plan whose values are right otherwise; for the checks and
+// warnings of plans only.
 #pragma once
 
 #include <optional>
@@ -28,6 +29,11 @@ struct Knob {
   const char* nearest = "";
 };
 std::optional<PlanProblem> first_missing(std::span<const Knob> knobs, const std::string& runtime);
+
+bool unshards_everywhere(const Plan& plan);  // unshard_in_backward excepts no unit
+
+// Whether some parameter is cut along another dimension than the first (shard_dim_of).
+bool cuts_another_dimension(const ModelSpec& model, std::int64_t wanted, std::int64_t shards);
 
 // FSDP1, DDP and DeepSpeed: what they have no knob for or refuse, with their reason.
 std::optional<PlanProblem> problem_of_library(const Plan& plan);

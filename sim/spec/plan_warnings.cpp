@@ -8,6 +8,7 @@
 
 #include "sim/spec/fsdp2_version.h"
 #include "sim/spec/plan_check.h"
+#include "sim/spec/plan_runtime_check.h"
 
 namespace foreshard {
 namespace {
@@ -25,14 +26,6 @@ const Operation* find_experts(const ModelSpec& model) {
     }
   }
   return nullptr;
-}
-
-bool could_cut_experts(const Plan& plan, const ModelSpec& model) {
-  return std::any_of(model.kinds.begin(), model.kinds.end(), [&](const LayerSpec& kind) {
-    return std::any_of(kind.parameters.begin(), kind.parameters.end(), [&](const auto& p) {
-      return shard_dim_of(p, Units::kExpertsDim, plan.mesh.shard) > 0;
-    });
-  });
 }
 
 void add_known_defects(const Plan& plan, const Fsdp2Version& version,
@@ -112,7 +105,8 @@ std::vector<std::string> warnings(const Plan& plan, const ModelSpec& model,
     texts.push_back(fmt::format(
         "routing is taken as balanced: every one of {} experts gets {} rows of a micro-batch",
         experts->groups, rows));
-    if (plan.units.shard_dim == 0 && could_cut_experts(plan, model)) {
+    if (plan.units.shard_dim == 0 &&
+        cuts_another_dimension(model, Units::kExpertsDim, plan.mesh.shard)) {
       texts.push_back(fmt::format(
           "{} experts are fewer than the {} shards, so that most ranks hold padding and gathers "
           "grow; units.shard_dim: experts shards them along dimension 1, as torchtitan does",
