@@ -2,10 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <charconv>
-#include <cmath>
-#include <iterator>
 #include <span>
 
 #include "sim/base/embedded.h"
@@ -14,87 +10,6 @@
 namespace foreshard {
 
 std::span<const EmbeddedFile> calibration_files();
-
-namespace {
-
-std::vector<std::string> split_line(std::string_view line, const Location& where) {
-  std::vector<std::string> fields(1);
-  bool quoted = false;
-  bool closed = false;  // after the closing quote only a comma may come
-  for (std::size_t i = 0; i < line.size(); ++i) {
-    const char c = line[i];
-    if (quoted) {
-      if (c != '"') {
-        fields.back().push_back(c);
-      } else if (i + 1 < line.size() && line[i + 1] == '"') {
-        fields.back().push_back('"');
-        ++i;
-      } else {
-        quoted = false;
-        closed = true;
-      }
-    } else if (c == ',') {
-      fields.emplace_back();
-      closed = false;
-    } else if (c == '"' && fields.back().empty() && !closed) {
-      quoted = true;
-    } else if (c == '"' || closed) {
-      throw ConfigError(where, "a quote inside a field", "fields with quotes as \"...\"\"...\"");
-    } else {
-      fields.back().push_back(c);
-    }
-  }
-  if (quoted) throw ConfigError(where, "a quoted field does not end", "a closing quote");
-  return fields;
-}
-
-}  // namespace
-
-CsvTable::CsvTable(std::string_view text, std::string file_name)
-    : file_name_(std::move(file_name)) {
-  int line_number = 0;
-  while (!text.empty()) {
-    const std::size_t end = text.find('\n');
-    std::string_view line = text.substr(0, end);
-    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
-    ++line_number;
-    if (line.ends_with('\r')) line.remove_suffix(1);
-    const Location where{file_name_, line_number, 1, ""};
-    std::vector<std::string> fields = split_line(line, where);
-    if (columns_.empty()) {
-      columns_ = std::move(fields);
-    } else if (fields.size() != columns_.size()) {
-      throw ConfigError(where, fmt::format("{} fields", fields.size()),
-                        fmt::format("{} as in the header", columns_.size()));
-    } else {
-      cells_.push_back(std::move(fields));
-    }
-  }
-  if (columns_.empty()) throw ConfigError({file_name_, 1, 1, ""}, "is empty", "a header line");
-}
-
-std::size_t CsvTable::column(std::string_view name) const {
-  const auto found = std::find(columns_.begin(), columns_.end(), name);
-  if (found == columns_.end()) {
-    throw Error(ExitCode::kInvalidInput, fmt::format("{} has no column '{}'", file_name_, name));
-  }
-  return static_cast<std::size_t>(std::distance(columns_.begin(), found));
-}
-
-const std::string& CsvTable::text(std::size_t row, std::string_view name) const {
-  return cells_.at(row)[column(name)];
-}
-
-double CsvTable::number(std::size_t row, std::string_view name) const {
-  const std::string& cell = text(row, name);
-  double value = 0;
-  const auto [end, failure] = std::from_chars(cell.data(), cell.data() + cell.size(), value);
-  if (failure != std::errc() || end != cell.data() + cell.size() || !std::isfinite(value)) {
-    throw ConfigError({file_name_, static_cast<int>(row) + 2, 1, std::string(name)},
-                      fmt::format("'{}' is not a number", cell), "a number such as 69.3");
-  }
-  return value;
-}
 
 CsvTable published_table(std::string_view name) {
   const std::string path = fmt::format("calibration/published/{}", name);

@@ -1,36 +1,14 @@
 // The published measurements (calibration/published/*.csv, built into the program) as rows.
-//
-// CSV: comma separated, a header line, fields quoted with " where they hold a comma or a quote, no
-// line breaks inside fields. Strict: a ragged row or a number that is none is a ConfigError.
 // Schema, sources and licences: calibration/README.md and NOTICE.
 #pragma once
 
-#include <cstddef>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "calibration/csv_table.h"
+
 namespace foreshard {
-
-class CsvTable {
- public:
-  // Throws ConfigError; `file_name` is what errors call the text.
-  CsvTable(std::string_view text, std::string file_name);
-
-  std::size_t rows() const { return cells_.size(); }
-  // Throws Error(kInvalidInput) where the table has no such column.
-  const std::string& text(std::size_t row, std::string_view column) const;
-  // Throws ConfigError where the cell is not a finite number.
-  double number(std::size_t row, std::string_view column) const;
-  bool empty(std::size_t row, std::string_view column) const { return text(row, column).empty(); }
-
- private:
-  std::size_t column(std::string_view name) const;
-
-  std::string file_name_;
-  std::vector<std::string> columns_;
-  std::vector<std::vector<std::string>> cells_;
-};
 
 // The embedded file of that name: "gemm_measured.csv".
 CsvTable published_table(std::string_view name);

@@ -1,0 +1,39 @@
+// A table of comma separated values: a header line, fields quoted with " where they hold a comma or
+// a quote, no line breaks inside fields. Lines end with LF, CR LF or CR, in any mixture; empty ones
+// are skipped, as is a byte order mark. Strict: a ragged row or a number that is none is a
+// ConfigError.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace foreshard {
+
+class CsvTable {
+ public:
+  // Throws ConfigError; `file_name` is what errors call the text.
+  CsvTable(std::string_view text, std::string file_name);
+
+  std::size_t rows() const { return cells_.size(); }
+  const std::string& file_name() const { return file_name_; }
+  bool has(std::string_view column) const;
+  // In the file; the header is line 1.
+  int line(std::size_t row) const { return lines_[row]; }
+  // Throws Error(kInvalidInput) where the table has no such column.
+  const std::string& text(std::size_t row, std::string_view column) const;
+  // Throws ConfigError where the cell is not a finite number.
+  double number(std::size_t row, std::string_view column) const;
+  bool empty(std::size_t row, std::string_view column) const { return text(row, column).empty(); }
+
+ private:
+  std::size_t column(std::string_view name) const;
+
+  std::string file_name_;
+  std::vector<std::string> columns_;
+  std::vector<std::vector<std::string>> cells_;
+  std::vector<int> lines_;
+};
+
+}  // namespace foreshard
