@@ -233,10 +233,13 @@ class Tree {
 
   void add_accuracy() {
     auto o = std::make_shared<AccuracyOptions>();
-    CLI::App* verb = add_verb("accuracy", "How far forecasts were from measurements",
-                              "accuracy --history", run_accuracy, o);
+    CLI::App* verb = add_verb("accuracy", "How far forecasts are from measurements",
+                              "accuracy reports/published_steps.csv", run_accuracy, o);
+    CLI::Option* files =
+        verb->add_option("files", o->files, "Tables of measurements; their columns decide the kind")
+            ->type_name("FILE");
     verb->add_flag("--history", o->history, "Of every foreshard validate on this machine")
-        ->required();
+        ->excludes(files);
     add_json(verb, o->output);
   }
 

@@ -15,7 +15,7 @@
 #include "models/model_yaml.h"
 #include "models/variants.h"
 #include "models/zoo.h"
-#include "sim/spec/fsdp2_version.h"
+#include "sim/cost/cost_choices.h"
 #include "sim/spec/plan_check.h"
 
 namespace foreshard {
@@ -152,15 +152,6 @@ std::string from_folder(const std::filesystem::path& file, const std::filesystem
                                    : relative.string();
 }
 
-// PyTorch prefers cuDNN's attention, where there is one, from 2.11 on; before, its own flash
-// attention. "": the Calibration's preference.
-std::string attention_kernel(const Plan& plan, const Calibration& calibration) {
-  if (plan.attention == AttentionKernel::kCudnn) return "cudnn";
-  if (plan.runtime.kind != RuntimeKind::kFsdp2) return "";
-  const std::optional<std::int32_t> minor = fsdp2_minor(plan.runtime.version);
-  return minor && *minor < 11 ? calibration.sdpa_kernel : "";
-}
-
 }  // namespace
 
 bool is_model_yaml(const std::filesystem::path& path) {
@@ -219,13 +210,9 @@ TranslatedJob translate_job(const Job& job, const std::string& runtime) {
 }
 
 CostModel cost_model(const Job& job) {
-  CostChoices choices;
-  choices.order = job.resolved.plan.reduction_order;
-  choices.compute = job.resolved.plan.param_dtype;
   const Calibration calibration =
       job.calibration ? *job.calibration : load_profile(job.cluster.gpu.key);
-  choices.attention_kernel = attention_kernel(job.resolved.plan, calibration);
-  return CostModel(job.cluster, calibration, std::move(choices));
+  return CostModel(job.cluster, calibration, cost_choices(job.resolved.plan, calibration));
 }
 
 Report report_of(const Job& job, const Forecast& forecast, const CostModel& costs) {

@@ -61,6 +61,8 @@ std::filesystem::path profile_folder() {
   return std::filesystem::path(home) / ".local/share" / own;
 }
 
+std::filesystem::path history_file() { return profile_folder().parent_path() / "history.sqlite"; }
+
 std::optional<std::filesystem::path> newest_profile() {
   std::vector<std::filesystem::path> found;
   std::error_code error;

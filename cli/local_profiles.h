@@ -13,6 +13,9 @@ namespace foreshard {
 // where neither variable names a folder.
 std::filesystem::path profile_folder();
 
+// Beside it: the forecasts that were held against runs (reports/history.h).
+std::filesystem::path history_file();
+
 // The newest *.json of the folder: by the time of measurement at the end of its name
 // ("<host>-<created>.json"), then by name. std::nullopt: there is none.
 std::optional<std::filesystem::path> newest_profile();

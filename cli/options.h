@@ -98,6 +98,7 @@ struct ValidateOptions {
 struct AccuracyOptions {
   OutputOptions output;
   bool history = false;
+  std::vector<std::string> files;  // tables of measurements
 };
 
 struct ConformOptions {

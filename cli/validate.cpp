@@ -1,4 +1,4 @@
-// Verbs that hold forecasts against measurements: validate, accuracy.
+// The verb that holds a forecast against a run: validate.
 #include "reports/validate.h"
 
 #include <fmt/format.h>
@@ -10,15 +10,13 @@
 #include "cli/output.h"
 #include "cli/recording.h"
 #include "cli/verbs.h"
-#include "reports/accuracy.h"
+#include "reports/history.h"
 #include "reports/measured.h"
 #include "sim/base/config.h"
 #include "sim/spec/plan_config.h"
 
 namespace foreshard {
 namespace {
-
-std::filesystem::path history_file() { return profile_folder().parent_path() / "history.sqlite"; }
 
 // The plan of the run, as far as it can be completed: for the sentence about what differs.
 Plan plan_of(const RunRecord& record, const std::string& folder, const Job& job) {
@@ -100,18 +98,6 @@ ExitCode run_validate(const ValidateOptions& options) {
                  (recording.trace ? "\n" + trace_text(*recording.trace) : ""));
   }
   return v.passed ? ExitCode::kOk : ExitCode::kOutsideTolerance;
-}
-
-ExitCode run_accuracy(const AccuracyOptions& options) {
-  const std::filesystem::path file = history_file();
-  const std::vector<AccuracyRow> rows = accuracy_rows(read_history(file));
-  if (options.output.form == Form::kJson) {
-    write_answer(document("foreshard.accuracy/1", accuracy_json(rows)));
-  } else {
-    write_answer(accuracy_text(rows, "forecasts of step time against runs, from " + file.string(),
-                               color_of(options.output.color)));
-  }
-  return ExitCode::kOk;
 }
 
 }  // namespace foreshard

@@ -44,6 +44,7 @@
 #include <utility>
 
 #include "models/lora.h"
+#include "models/module_kernels.h"
 #include "sim/base/error.h"
 
 namespace foreshard {
@@ -380,6 +381,7 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
     for (LayerSpec& layer : model.kinds) loop_over_experts(layer);
   }
   if (plan.runtime.kind == RuntimeKind::kNative || plan.host == HostKind::kComputes) return model;
+  model = with_module_kernels(std::move(model), plan);
   for (LayerSpec& layer : model.kinds) {
     apply_attention(layer, plan);
     if (layer.role == LayerRole::kLoss) apply_loss(layer, plan);

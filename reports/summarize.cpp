@@ -203,7 +203,7 @@ StepRates step_rates(const Forecast& forecast, const Cluster& cluster) {
   const auto sequences = static_cast<double>(global_batch(plan));
   const double flops =
       forecast.model.training_flops_per_sequence(plan.batch.sequence).count() * sequences;
-  const double peak = world * peak_flops(cluster, plan.param_dtype);
+  const double peak = world * peak_flops(cluster, plan.compute_dtype());
   const auto at_peak = [&](double count) { return peak > 0 ? count / peak : 0; };
   StepRates rates;
   rates.tokens_per_gpu = sequences * static_cast<double>(plan.batch.sequence) / world;

@@ -8,7 +8,7 @@ set(arrows_models sim)
 set(arrows_calibration sim)
 set(arrows_reports sim calibration)
 set(arrows_exec sim models reports)
-set(arrows_interop sim models reports)
+set(arrows_interop sim models calibration reports)
 set(arrows_cli sim models calibration reports exec interop)
 set(folders sim models calibration reports exec interop cli)
 

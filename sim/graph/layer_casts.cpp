@@ -114,7 +114,9 @@ std::vector<TensorElement> element_types(const LayerSpec& layer, const CastedLay
     result[t] = {type, inside};
     if (type == ElementType::kFp32) result[t] = {ElementType::kCompute, DType::kFp32};
   }
-  if (layer.role != LayerRole::kEmbedding) result[0].dtype = arrives;
+  // (An fp32 stream between blocks arrives as it is.)
+  const bool streams_fp32 = layer.tensors[0].type == ElementType::kFp32;
+  if (layer.role != LayerRole::kEmbedding && !streams_fp32) result[0].dtype = arrives;
   if (layer.joins >= 0) {
     result[static_cast<std::size_t>(layer.joins)].dtype =
         options.joined_dtype.value_or(options.compute);

@@ -134,6 +134,11 @@ void add_forward(const KernelCounts& counts, const Operation& op, LayerPhaseProg
     case OperationKind::kGemm: {
       const std::int64_t rows = rows_of(counts, op);
       add_dequantize(counts, op, Pass::kForward, phase);
+      if (op.casts_weight) {
+        add_memory_kernel(phase, Function::kCast, Pass::kForward,
+                          weight_elements(counts, op) *
+                              (size_of(DType::kFp32) + size_of(counts.options.compute)));
+      }
       add_gemm(counts, Pass::kForward,
                {rows_of_group(counts, op), op.n, op.k,
                 rows * op.k + weight_elements(counts, op) + rows * op.n, op.groups},

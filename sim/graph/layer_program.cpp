@@ -752,6 +752,8 @@ class Deriver {
         contributions.push_back({t, gradient});
       } else if (casts && !is_flat()) {
         contributions.push_back({t, new_gradient(bytes_[index(t)], name_of(t) + ".grad")});
+        add_memory_kernel(program_.backward, Function::kCast, Pass::kBackward,
+                          bytes_[index(op.outputs.front())] + bytes_[index(t)]);
       } else {
         ++gradients_[static_cast<std::size_t>(incoming)].references;
         contributions.push_back({t, incoming});

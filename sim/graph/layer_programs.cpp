@@ -121,7 +121,7 @@ std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
   std::vector<Waiting> waiting;
   bool trained_before = plan.runtime.kind == RuntimeKind::kNative;
   std::int64_t block = 0;
-  DType arrives = plan.param_dtype;
+  DType arrives = plan.compute_dtype();
   for (std::size_t l = 0; l < model.order.size(); ++l) {
     const LayerInstance& instance = model.order[l];
     const LayerSpec& layer = model.kinds[static_cast<std::size_t>(instance.kind)];
@@ -130,7 +130,7 @@ std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
     if (layer.role == LayerRole::kBlock && module == l) block_of[l] = block++;
     Variant variant;
     variant.kind = instance.kind;
-    variant.joined = plan.param_dtype;
+    variant.joined = plan.compute_dtype();
     if (l > 0 && layer.role == LayerRole::kEmbedding) {
       const std::int32_t before = model.order[l - 1].kind;
       variant.waiting_bytes =
@@ -161,7 +161,9 @@ std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
       const bool nested = layer.role == LayerRole::kEmbedding && !layer.nested.empty() &&
                           plan.units.embedding == UnitPlacement::kOwn;
       if (nested) variant.ends_unit = false;
-      if (variant.begins_unit || layer.role == LayerRole::kEmbedding) arrives = plan.param_dtype;
+      if (variant.begins_unit || layer.role == LayerRole::kEmbedding) {
+        arrives = plan.compute_dtype();
+      }
       if (variant.ends_unit || (nested && *plan.output_dtype == DType::kFp32)) {
         arrives = *plan.output_dtype;
       }
@@ -201,13 +203,17 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
   setting.runtime = plan.runtime.kind;
   setting.sequence = plan.batch.sequence;
   setting.micro_batch = plan.batch.micro_batch;
-  setting.compute = plan.param_dtype;
+  setting.compute = plan.compute_dtype();
   setting.reduce = plan.reduce_dtype;
   setting.stored = plan.master_dtype;
   setting.ignored = plan.ignored;
   setting.expert_units = splits_block(plan.units, 0) ? plan.units.experts_every : 0;
   setting.tokens_are_a_unit = plan.units.embedding != UnitPlacement::kRoot;
   setting.frozen = plan.frozen;
+  // Autocast's casts cast gradients back.
+  if (plan.compute_dtype() != plan.param_dtype) {
+    setting.first_gradient = setting.later_gradient = plan.param_dtype;
+  }
   if (plan.output_dtype && *plan.output_dtype != plan.param_dtype) {
     setting.output_dtype = plan.output_dtype;
     setting.units = plan.units;
@@ -260,7 +266,7 @@ LayerPrograms::LayerPrograms(const ModelSpec& model, const Plan& plan)
     options.waiting_bytes = variant.waiting_bytes;
     options.joined_dtype = variant.joined;
     options.joined_needs_gradient = variant.joined_needs_gradient;
-    options.compute = plan.param_dtype;
+    options.compute = plan.compute_dtype();
     options.gradients = plan.runtime.kind == RuntimeKind::kNative ? GradientStorage::kFlat
                                                                   : GradientStorage::kPerParameter;
     options.flat_gradient = plan.reduce_dtype;

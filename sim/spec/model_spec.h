@@ -163,6 +163,7 @@ struct Operation {
   std::int64_t groups = 1;    // GEMM: so many weights share the rows evenly, in one kernel
   bool one_by_one = false;    // a kernel for each group instead of one for all
   bool packed = false;  // GEMM: parameter 0 holds 4-bit blocks, written out before each product
+  bool casts_weight = false;  // GEMM: its parameters are cast from fp32 first (the last output)
   // The host waits for the outputs' values before it issues anything more (rows per expert).
   bool host_reads = false;
   // The outputs are views of the first input. The gradients of several are concatenated; that of

@@ -90,17 +90,23 @@ const char* to_string(Compile compile) {
 }
 
 const char* to_string(AttentionKernel kernel) {
-  switch (kernel) {
-    case AttentionKernel::kFlash:
-      return "flash";
-    case AttentionKernel::kCudnn:
-      return "cudnn";
-    case AttentionKernel::kEfficient:
-      return "efficient";
-    case AttentionKernel::kMath:
-      return "math";
-  }
-  return "?";
+  static constexpr const char* kWords[] = {"flash", "cudnn", "efficient", "math",
+                                           "fa1",   "fa2",   "fa3",       "triton"};
+  return kWords[static_cast<std::size_t>(kernel)];
+}
+
+const char* to_string(ModuleKernels::Norm norm) {
+  static constexpr const char* kWords[] = {"compute", "fp32", "eager"};
+  return kWords[static_cast<std::size_t>(norm)];
+}
+
+const char* to_string(ModuleKernels::Rope rope) {
+  static constexpr const char* kWords[] = {"complex", "real", "fused"};
+  return kWords[static_cast<std::size_t>(rope)];
+}
+
+const char* to_string(ModuleKernels::Residual residual) {
+  return residual == ModuleKernels::Residual::kFp32 ? "fp32" : "compute";
 }
 
 const char* to_string(Logits logits) { return logits == Logits::kHeld ? "held" : "released"; }

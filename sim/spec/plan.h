@@ -129,9 +129,42 @@ const char* to_string(Recompute recompute);
 enum class Compile : std::uint8_t { kNone, kBlocks, kModel };
 const char* to_string(Compile compile);
 
-// Which kernel scaled_dot_product_attention takes.
-enum class AttentionKernel : std::uint8_t { kFlash, kCudnn, kEfficient, kMath };
+// Which kernel computes attention. The first four are scaled_dot_product_attention's backends
+// (kFlash: whichever flash kernel it picks); the others are named by training codes:
+// FlashAttention 1 to 3, and flash attention in Triton (2022-23).
+enum class AttentionKernel : std::uint8_t {
+  kFlash,
+  kCudnn,
+  kEfficient,
+  kMath,
+  kFa1,
+  kFa2,
+  kFa3,
+  kTriton
+};
 const char* to_string(AttentionKernel kernel);
+
+// Which kernels the modules of a training code launch around its matrix products; models/kernels.h
+// has what each makes of a layer.
+struct ModuleKernels {
+  // Arithmetic of norms. kCompute: one kernel on activations as they are (or cast to the compute
+  // dtype first). kFp32: one kernel on fp32 (autocast's layer_norm; apex on a copy). kEager: a
+  // kernel for each operation, on an fp32 copy.
+  enum class Norm : std::uint8_t { kCompute, kFp32, kEager };
+  // Rotary embedding. kComplex: multiplication of complex numbers in fp32. kReal: a rotated half,
+  // two products and a sum. kFused: one kernel.
+  enum class Rope : std::uint8_t { kComplex, kReal, kFused };
+  enum class Residual : std::uint8_t { kCompute, kFp32 };  // dtype of the stream between blocks
+  Norm norm = Norm::kCompute;
+  Rope rope = Rope::kComplex;
+  Residual residual = Residual::kCompute;
+  bool unpads = false;             // tokens are packed before attention and padded behind it
+  std::int64_t train_metrics = 0;  // more passes of cross entropy over the logits, without gradient
+  bool operator==(const ModuleKernels&) const = default;
+};
+const char* to_string(ModuleKernels::Norm norm);
+const char* to_string(ModuleKernels::Rope rope);
+const char* to_string(ModuleKernels::Residual residual);
 
 // Cross entropy. kEager: cast to fp32, log_softmax, negative log likelihood, an operation each.
 // kCompiled: one kernel forward and one backward over the logits as they are. kChunked: eager over
@@ -276,11 +309,13 @@ struct Plan {
   // What they make of the model: models/variants.h.
   Compile compile = Compile::kNone;
   AttentionKernel attention = AttentionKernel::kFlash;
+  ModuleKernels kernels;
   Loss loss;
   Logits logits = Logits::kReleased;
   Float8 float8 = Float8::kNone;
   ExpertKernels experts = ExpertKernels::kGrouped;
-  DType param_dtype = DType::kBf16;
+  DType param_dtype = DType::kBf16;  // of parameters as they are gathered
+  std::optional<DType> autocast;  // products and attention compute in it, not in param_dtype
   DType reduce_dtype = DType::kFp32;
   DType master_dtype = DType::kFp32;  // stored parameters
   std::optional<DType> output_dtype;  // the root's outputs are cast to it
@@ -307,6 +342,8 @@ struct Plan {
   ZeroOptions zero;
   std::int64_t seed = 1;  // of the initial parameters and the order of the data
   HostKind host = HostKind::kFeedsDevice;
+
+  DType compute_dtype() const { return autocast.value_or(param_dtype); }
   bool operator==(const Plan&) const = default;
 };
 

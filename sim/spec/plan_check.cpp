@@ -277,6 +277,17 @@ Problem problem_of_variants(const Plan& plan) {
     return contradiction("logits", "held logits are those that an eager loss was given",
                          "loss: eager", "released");
   }
+  const bool is_fsdp =
+      plan.runtime.kind == RuntimeKind::kFsdp2 || plan.runtime.kind == RuntimeKind::kFsdp1;
+  if (plan.autocast && !is_fsdp && plan.runtime.kind != RuntimeKind::kNative) {
+    return missing_capability("dtype.autocast",
+                              "autocast over parameters in another dtype is modelled for FSDP",
+                              "dtype.autocast: none (ddp: ddp.mixed_precision: autocast)");
+  }
+  if (plan.autocast && size_of(*plan.autocast) > size_of(plan.param_dtype)) {
+    return contradiction("dtype.autocast", "autocast computes in no wider dtype than dtype.param",
+                         "dtype.param: fp32", "none");
+  }
   if (plan.runtime.kind != RuntimeKind::kNative) return std::nullopt;
   const auto refused = [](const char* key, const char* nearest) {
     return missing_capability(
@@ -288,6 +299,14 @@ Problem problem_of_variants(const Plan& plan) {
   if (plan.loss != Loss{}) return refused("loss", "eager");
   if (plan.logits != Logits::kReleased) return refused("logits", "released");
   if (plan.float8 != Float8::kNone) return refused("float8", "none");
+  if (plan.autocast) return refused("dtype.autocast", "none");
+  if (plan.kernels.norm != ModuleKernels::Norm::kCompute) return refused("kernels.norm", "compute");
+  if (plan.kernels.rope == ModuleKernels::Rope::kReal) return refused("kernels.rope", "fused");
+  if (plan.kernels.residual != ModuleKernels::Residual::kCompute) {
+    return refused("kernels.residual", "compute");
+  }
+  if (plan.kernels.unpads) return refused("kernels.unpads", "false");
+  if (plan.kernels.train_metrics > 0) return refused("kernels.train_metrics", "0");
   return std::nullopt;
 }
 

@@ -21,6 +21,7 @@ inline constexpr std::int64_t kSequence = std::int64_t{1} << 24;
 inline constexpr std::int64_t kMicroBatch = std::int64_t{1} << 20;
 inline constexpr std::int64_t kAccumulation = std::int64_t{1} << 20;
 inline constexpr std::int64_t kImages = 4096;  // from 0
+inline constexpr std::int64_t kMetrics = 64;   // from 0
 inline constexpr std::int64_t kMesh = std::int64_t{1} << 20;
 inline constexpr std::int64_t kLayersPerUnit = std::int64_t{1} << 16;
 inline constexpr std::int64_t kPrefetch = 1024;  // from 0

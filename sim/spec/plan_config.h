@@ -34,7 +34,8 @@
 
 namespace foreshard {
 
-enum class PlanLayer : std::uint8_t { kFile, kFlag, kSet };
+// kStack: filled in by resolve() from the document's stack; whatever anybody wrote is over it.
+enum class PlanLayer : std::uint8_t { kStack, kFile, kFlag, kSet };
 
 struct GivenKey {
   PlanLayer layer = PlanLayer::kFile;
@@ -54,6 +55,7 @@ struct PlanDocument {
   std::optional<std::int64_t> recompute_every;  // K of `recompute: every-K`
   bool reduce_dtype_is_none = false;            // dtype.reduce: none, PyTorch's default
   Trainer trainer = Trainer::kNone;
+  std::string stack;  // "": none (sim/spec/plan_stack.h)
   GivenKeys given;
   std::string file;  // "" where there is none
 
@@ -91,11 +93,11 @@ struct ResolvedPlan {
 
 // Completes what was written: the newest version of the runtime, micro-batch 1, accumulation 1 (or
 // what batch.global makes it), sequence = min(the model's positions, 8192), the mesh from the
-// number of GPUs, the trainer's habits, units of tied embeddings in the root, and for the rest the
+// number of GPUs, the stack's keys, the trainer's habits, units of tied embeddings in the root, and for the rest the
 // defaults of Plan. `dtype.reduce: none` becomes what the version makes of it.
 // Throws ConfigError where batch.global or one side of the mesh does not divide, and
 // Error(kMissingCapability) for a trainer that does not train with the runtime.
-ResolvedPlan resolve(const PlanDocument& document, const ModelSpec& model, const Cluster& cluster);
+ResolvedPlan resolve(const PlanDocument& written, const ModelSpec& model, const Cluster& cluster);
 
 // check() of plan.h, whose error says where the wrong key stands.
 void check(const ResolvedPlan& resolved, const ModelSpec& model, const Cluster& cluster);

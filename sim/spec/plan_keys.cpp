@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "sim/spec/plan_check.h"
+#include "sim/spec/plan_stack.h"
 #include "sim/spec/plan_values.h"
 
 namespace foreshard {
@@ -26,8 +27,16 @@ constexpr std::array kImplementations = {Optimizer::Implementation::kForeach,
                                          Optimizer::Implementation::kFused,
                                          Optimizer::Implementation::kLoop};
 constexpr std::array kCompiles = {Compile::kNone, Compile::kBlocks, Compile::kModel};
-constexpr std::array kAttentionKernels = {AttentionKernel::kFlash, AttentionKernel::kCudnn,
-                                          AttentionKernel::kEfficient, AttentionKernel::kMath};
+constexpr std::array kAttentionKernels = {AttentionKernel::kFlash,     AttentionKernel::kCudnn,
+                                          AttentionKernel::kEfficient, AttentionKernel::kMath,
+                                          AttentionKernel::kFa1,       AttentionKernel::kFa2,
+                                          AttentionKernel::kFa3,       AttentionKernel::kTriton};
+constexpr std::array kNorms = {ModuleKernels::Norm::kCompute, ModuleKernels::Norm::kFp32,
+                               ModuleKernels::Norm::kEager};
+constexpr std::array kRopes = {ModuleKernels::Rope::kComplex, ModuleKernels::Rope::kReal,
+                               ModuleKernels::Rope::kFused};
+constexpr std::array kResiduals = {ModuleKernels::Residual::kCompute,
+                                   ModuleKernels::Residual::kFp32};
 constexpr std::array kLogits = {Logits::kReleased, Logits::kHeld};
 constexpr std::array kFloat8 = {Float8::kNone, Float8::kTensorwise, Float8::kRowwise};
 constexpr std::array kCommunicators = {Communicators::kShared, Communicators::kSeparate};
@@ -59,6 +68,7 @@ constexpr PlanKey kKeys[] = {
     {"runtime", [](Node n, Document d) { d.plan.runtime = read_runtime(n); },
      [](const Plan& p) { return written(p.runtime); }},
     {"trainer", [](Node n, Document d) { d.trainer = read_word(n, kTrainers); }, nullptr},
+    {"stack", [](Node n, Document d) { d.stack = read_stack(n); }, nullptr},
     {"batch.sequence",
      [](Node n, Document d) { d.plan.batch.sequence = n.as_int(1, plan_limits::kSequence); },
      [](const Plan& p) { return Json(p.batch.sequence); }},
@@ -132,6 +142,18 @@ constexpr PlanKey kKeys[] = {
      [](const Plan& p) { return Json(word_of(p.compile)); }},
     {"attention", [](Node n, Document d) { d.plan.attention = read_word(n, kAttentionKernels); },
      [](const Plan& p) { return Json(word_of(p.attention)); }},
+    {"kernels.norm", [](Node n, Document d) { d.plan.kernels.norm = read_word(n, kNorms); },
+     [](const Plan& p) { return Json(word_of(p.kernels.norm)); }},
+    {"kernels.rope", [](Node n, Document d) { d.plan.kernels.rope = read_word(n, kRopes); },
+     [](const Plan& p) { return Json(word_of(p.kernels.rope)); }},
+    {"kernels.residual",
+     [](Node n, Document d) { d.plan.kernels.residual = read_word(n, kResiduals); },
+     [](const Plan& p) { return Json(word_of(p.kernels.residual)); }},
+    {"kernels.unpads", [](Node n, Document d) { d.plan.kernels.unpads = n.as_bool(); },
+     [](const Plan& p) { return Json(p.kernels.unpads); }},
+    {"kernels.train_metrics",
+     [](Node n, Document d) { d.plan.kernels.train_metrics = n.as_int(0, plan_limits::kMetrics); },
+     [](const Plan& p) { return Json(p.kernels.train_metrics); }},
     {"loss", [](Node n, Document d) { d.plan.loss = read_loss(n); },
      [](const Plan& p) { return written(p.loss); }},
     {"logits", [](Node n, Document d) { d.plan.logits = read_word(n, kLogits); },
@@ -145,6 +167,8 @@ constexpr PlanKey kKeys[] = {
      [](const Plan& p) { return Json(word_of(p.recompute_wraps)); }},
     {"dtype.param", [](Node n, Document d) { d.plan.param_dtype = read_word(n, kDTypes); },
      [](const Plan& p) { return Json(word_of(p.param_dtype)); }},
+    {"dtype.autocast", [](Node n, Document d) { d.plan.autocast = read_optional_dtype(n); },
+     [](const Plan& p) { return written(p.autocast); }},
     {"dtype.reduce",
      [](Node n, Document d) {
        const std::optional<DType> dtype = read_optional_dtype(n);

@@ -10,6 +10,7 @@
 #include "sim/spec/plan_check.h"
 #include "sim/spec/plan_config.h"
 #include "sim/spec/plan_keys.h"
+#include "sim/spec/plan_stack.h"
 #include "sim/spec/trainer.h"
 
 namespace foreshard {
@@ -145,8 +146,9 @@ void resolve_reduce_dtype(const PlanDocument& document, Plan& plan, Reasons& rea
 
 }  // namespace
 
-ResolvedPlan resolve(const PlanDocument& document, const ModelSpec& model, const Cluster& cluster) {
+ResolvedPlan resolve(const PlanDocument& written, const ModelSpec& model, const Cluster& cluster) {
   FORESHARD_CHECK(cluster.gpus > 0, "a cluster without GPUs");
+  const PlanDocument document = with_stack(written);
   ResolvedPlan resolved{document.plan, {}, document.given};
   Plan& plan = resolved.plan;
   Reasons reasons;
@@ -179,9 +181,14 @@ ResolvedPlan resolve(const PlanDocument& document, const ModelSpec& model, const
     if (key.write == nullptr || (key.belongs && !key.belongs(plan.runtime.kind))) continue;
     const bool is_partly_given = (key.path == "runtime" && is_version_assumed) ||
                                  (key.path == "dtype.reduce" && document.reduce_dtype_is_none);
-    if (document.has(key.path) && !is_partly_given) continue;
+    const auto given = document.given.find(key.path);
+    const bool is_given = given != document.given.end();
+    if (is_given && given->second.layer != PlanLayer::kStack && !is_partly_given) continue;
     const Json value = key.write(plan);
     if (value.is_null()) continue;
+    if (is_given && !is_partly_given) {
+      reasons[key.path] = fmt::format("stack {}", document.stack);
+    }
     const auto reason = reasons.find(key.path);
     resolved.assumed.push_back({std::string(key.path), yaml_value(value),
                                 reason == reasons.end() ? "default" : reason->second});

@@ -1,0 +1,20 @@
+// Tables of published or own measurements, scored: their columns decide what they are.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "reports/accuracy.h"
+
+namespace foreshard {
+
+struct MeasuredTable {
+  std::vector<AccuracyRow> rows;      // in the file's order
+  std::vector<std::string> problems;  // rows that break the grammar: "file:line: column: what"
+};
+
+// Throws ConfigError for a file that is no table, or none that is known, naming what is missing.
+MeasuredTable score_table(const std::filesystem::path& path);
+
+}  // namespace foreshard

@@ -1,0 +1,244 @@
+// A step of n micro-batches is forecast with at most three and continued: from the third on each
+// costs what the third did, for the schedule of a micro-batch depends only on the ones beside it.
+// A smaller last micro-batch costs what a further one of its size costs.
+//
+// What a row leaves open is forecast with each alternative; the interval covers them all.
+#include "interop/score_steps.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <thread>
+
+#include "calibration/profile.h"
+#include "interop/training_job.h"
+#include "reports/report.h"
+#include "sim/base/error.h"
+#include "sim/cost/cost_choices.h"
+#include "sim/simulate/forecast.h"
+
+namespace foreshard {
+namespace {
+
+constexpr int kDraws = 48;
+constexpr std::int64_t kSimulated = 3;  // micro-batches
+constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
+
+Quantity combined(const Quantity& a, double factor, const Quantity& b) {
+  return {a.value + factor * b.value, a.low + factor * b.low, a.high + factor * b.high,
+          weaker(a.evidence, b.evidence)};
+}
+Quantity difference(const Quantity& a, const Quantity& b) {
+  return {a.value - b.value, a.low - b.low, a.high - b.high, weaker(a.evidence, b.evidence)};
+}
+
+class Forecaster {
+ public:
+  Forecaster(const TrainingJob& job, int draws)
+      : job_(job),
+        calibration_(load_profile(job.cluster.gpu.key)),
+        costs_(job.cluster, calibration_, cost_choices(job.resolved.plan, calibration_)),
+        draws_(draws) {}
+
+  Report report(std::int64_t micro_batch, std::int64_t accumulation) const {
+    Plan plan = job_.resolved.plan;
+    plan.batch.micro_batch = micro_batch;
+    plan.batch.accumulation = accumulation;
+    return summarize(forecast(job_.model, plan, costs_), costs_, draws_);
+  }
+
+  // Of the whole step; memory is that of its largest micro-batches.
+  Report step() const {
+    const Batch& batch = job_.resolved.plan.batch;
+    const std::int64_t shown = std::min(batch.accumulation, kSimulated);
+    Report result = report(batch.micro_batch, shown);
+    if (batch.accumulation > shown) {
+      const Quantity before = report(batch.micro_batch, shown - 1).seconds;
+      result.seconds = combined(result.seconds, static_cast<double>(batch.accumulation - shown),
+                                difference(result.seconds, before));
+    }
+    if (job_.remainder > 0 && job_.has_whole) {
+      const Quantity one = report(job_.remainder, 1).seconds;
+      result.seconds =
+          combined(result.seconds, 1, difference(report(job_.remainder, 2).seconds, one));
+    }
+    return result;
+  }
+
+ private:
+  const TrainingJob& job_;
+  Calibration calibration_;
+  CostModel costs_;
+  int draws_;
+};
+
+struct RowForecast {
+  Report report;
+  std::string failure;
+};
+
+void widen(Quantity& quantity, const Quantity& other) {
+  quantity.low = std::min(quantity.low, other.low);
+  quantity.high = std::max(quantity.high, other.high);
+}
+
+RowForecast forecast_row(const TrainingRow& row) {
+  RowForecast result;
+  try {
+    const TrainingJob job = training_job(row);
+    result.report = Forecaster(job, kDraws).step();
+    for (const OpenChoice& open : open_choices(row)) {
+      for (const std::string& assignment : open.assignments) {
+        const TrainingJob other = training_job(row, {assignment});
+        const Report alternative = Forecaster(other, 0).step();
+        widen(result.report.seconds, alternative.seconds);
+        widen(result.report.peak_allocated, alternative.peak_allocated);
+        widen(result.report.peak_reserved, alternative.peak_reserved);
+      }
+    }
+  } catch (const Error& error) {
+    result.failure = error.what();
+  }
+  return result;
+}
+
+std::vector<RowForecast> forecast_rows(const std::vector<TrainingRow>& rows) {
+  std::vector<RowForecast> results(rows.size());
+  std::atomic<std::size_t> next = 0;
+  const auto work = [&] {
+    for (std::size_t i = next++; i < rows.size(); i = next++) results[i] = forecast_row(rows[i]);
+  };
+  {
+    std::vector<std::jthread> threads;
+    const unsigned count = std::max(1U, std::thread::hardware_concurrency());
+    for (unsigned t = 1; t < count; ++t) threads.emplace_back(work);
+    work();
+  }
+  return results;
+}
+
+// --- rows of the answer ---
+
+struct Measured {
+  const char* quantity;
+  double value;
+};
+
+std::vector<Measured> measured_of(const TrainingRow& row) {
+  std::vector<Measured> measured;
+  if (const auto seconds = row.number("step_time_s")) {
+    measured.push_back({"step_time_s", *seconds});
+  } else if (const auto rate = row.number("tokens_per_s_per_gpu")) {
+    const double sequences =
+        row.has("global_batch_seqs")
+            ? *row.number("global_batch_seqs")
+            : static_cast<double>(row.count("micro_batch_per_gpu") * row.count("grad_accum", 1) *
+                                  row.count("n_gpus"));
+    const double tokens = sequences * static_cast<double>(row.count("seq_len"));
+    if (tokens > 0) {
+      measured.push_back(
+          {"step_time_s", tokens / (*rate * static_cast<double>(row.count("n_gpus", 1)))});
+    }
+  }
+  for (const char* memory : {"peak_mem_alloc_GiB", "peak_mem_reserved_GiB"}) {
+    if (const auto gib = row.number(memory)) measured.push_back({memory, *gib});
+  }
+  return measured;
+}
+
+std::string family_of(const std::string& id) { return id.substr(0, id.find('-')); }
+
+std::string size_class(double parameters) {
+  if (parameters < 1e9) return "below 1B";
+  if (parameters < 1e10) return "1B to 10B";
+  return parameters < 1e11 ? "10B to 100B" : "from 100B";
+}
+
+void add_groups(const TrainingRow& row, const RowForecast& forecast, AccuracyRow& out) {
+  const std::string family = family_of(row.id);
+  const std::string gpu(row.word("gpu"));
+  out.groups = {{"family x gpu", family + " " + gpu},
+                {"family", family},
+                {"gpu", gpu},
+                {"runtime", std::string(row.word("runtime"))}};
+  if (forecast.report.parameters > 0) {
+    out.groups.emplace_back("size", size_class(static_cast<double>(forecast.report.parameters)));
+    const std::int64_t nodes = forecast.report.cluster.nodes();
+    out.groups.emplace_back("nodes", nodes == 1 ? "one" : nodes <= 8 ? "2 to 8" : "more than 8");
+  }
+}
+
+AccuracyRow accuracy_row(const TrainingRow& row, const RowForecast& forecast,
+                         const Measured& measured) {
+  AccuracyRow out;
+  out.id = row.id;
+  out.line = row.line;
+  out.quantity = measured.quantity;
+  out.measured = measured.value;
+  add_groups(row, forecast, out);
+  const auto take = [&](const Quantity& quantity, double unit) {
+    out.predicted = quantity.value / unit;
+    out.low = quantity.low / unit;
+    out.high = quantity.high / unit;
+  };
+  const std::string_view quantity = measured.quantity;
+  if (!forecast.failure.empty()) {
+    out.scored = false;
+    out.reason = forecast.failure;
+    return out;
+  }
+  const Report& report = forecast.report;
+  if (quantity == "step_time_s") {
+    take(report.seconds, 1);
+  } else {
+    take(quantity == "peak_mem_alloc_GiB" ? report.peak_allocated : report.peak_reserved, kGiB);
+  }
+  const std::string_view verdict = row.word("score");
+  if (verdict == "no" && quantity == "step_time_s") {
+    out.scored = false;
+    out.reason = "score: no";
+    if (row.has("score_reason")) out.reason += fmt::format(" ({})", row.word("score_reason"));
+  } else if (verdict == "flag" && quantity == "step_time_s") {
+    out.reason = "flag";
+    if (row.has("score_reason")) out.reason += fmt::format(" ({})", row.word("score_reason"));
+  }
+  return out;
+}
+
+}  // namespace
+
+std::vector<AccuracyRow> score_training_steps(const CsvTable& table) {
+  const std::vector<TrainingRow> rows = read_training_rows(table);
+  const std::vector<RowForecast> forecasts = forecast_rows(rows);
+  std::vector<AccuracyRow> scored;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const std::vector<Measured> measured = measured_of(rows[i]);
+    for (const Measured& each : measured) {
+      scored.push_back(accuracy_row(rows[i], forecasts[i], each));
+    }
+    if (!measured.empty()) continue;
+    AccuracyRow none;
+    none.id = rows[i].id;
+    none.line = rows[i].line;
+    none.quantity = "step_time_s";
+    none.scored = false;
+    none.reason =
+        rows[i].problem.empty() ? "nothing that is forecast was measured" : rows[i].problem;
+    add_groups(rows[i], forecasts[i], none);
+    scored.push_back(std::move(none));
+  }
+  return scored;
+}
+
+std::vector<std::string> grammar_problems(const CsvTable& table) {
+  std::vector<std::string> problems;
+  for (const TrainingRow& row : read_training_rows(table)) {
+    if (row.problem.empty()) continue;
+    problems.push_back(fmt::format("{}:{}: {}", table.file_name(), row.line, row.problem));
+  }
+  return problems;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,290 @@
+// Columns become assignments of a plan's keys, in the words that a user would write.
+#include "interop/training_job.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <utility>
+
+#include "calibration/machines.h"
+#include "models/families.h"
+#include "models/model_dims.h"
+#include "models/variants.h"
+#include "sim/base/error.h"
+#include "sim/spec/plan_check.h"
+#include "sim/spec/plan_stack.h"
+
+namespace foreshard {
+namespace {
+
+Error refused(const std::string& why) { return {ExitCode::kMissingCapability, why}; }
+
+std::int64_t required(const TrainingRow& row, std::string_view column) {
+  if (!row.has(column)) throw refused(fmt::format("{} is not published", column));
+  return row.count(column);
+}
+
+// --- model ---
+
+ModelSpec model_of(const TrainingRow& row, Stack stack) {
+  std::string_view arch = row.word("arch");
+  if (arch.empty()) throw refused("arch is not published");
+  // LayerNorm, GELU, biases, learned positions: the ordinary GPT of gpt3's family.
+  const bool is_gpt = arch == "mpt" || arch == "gpt";
+  ModelDims dims = *family_dims(is_gpt ? "gpt3" : arch);
+  dims.name = row.id;
+  dims.source = "the row's columns";
+  dims.layers = required(row, "n_layers");
+  dims.hidden = required(row, "d_model");
+  dims.heads = required(row, "n_heads");
+  dims.kv_heads = row.count("n_kv_heads", dims.heads);
+  dims.head_dim = row.count("head_dim", dims.hidden / dims.heads);
+  dims.ffn = required(row, "d_ff");
+  dims.vocabulary = required(row, "vocab");
+  dims.tied = row.count("tied_embeddings", is_gpt ? 1 : 0) == 1;
+  const std::int64_t sequence = required(row, "seq_len");
+  dims.max_positions = sequence;
+  if (dims.positions == Positions::kLearned) dims.position_rows = sequence;
+  return build_model(dims, stack);
+}
+
+// --- cluster ---
+
+Cluster cluster_of(const TrainingRow& row) {
+  const std::string_view gpu = row.word("gpu");
+  if (gpu.empty()) throw refused("gpu is not published");
+  const std::int64_t gpus = required(row, "n_gpus");
+  std::string yaml = fmt::format("gpus: {}\nmachine: {}\n", gpus, gpu);
+  if (const std::int64_t per_node = row.count("gpus_per_node"); per_node > 0) {
+    yaml += fmt::format("node: {{gpus: {}}}\n", std::min(per_node, gpus));
+  }
+  Cluster cluster = parse_cluster(yaml, row.id);
+  if (const auto network = row.number("network_gbit_s_per_node")) {
+    cluster.node.nic_rate =
+        BytesPerSecond(*network / 8 * 1e9 / static_cast<double>(cluster.node.nics));
+  }
+  return cluster;
+}
+
+// --- plan ---
+
+// PyTorch's version as far as a runtime has it: older ones are forecast as the oldest.
+std::string runtime_of(const TrainingRow& row) {
+  const std::string_view runtime = row.word("runtime");
+  if (runtime.empty()) throw refused("runtime is not published");
+  if (runtime == "xla_fsdp") return "fsdp2";
+  if (runtime.starts_with("zero") || runtime == "ddp") return std::string(runtime);
+  const std::string_view version = row.word("runtime_version");
+  int major = 0, minor = 0;
+  const char* end = version.data() + version.size();
+  const auto [dot, failure] = std::from_chars(version.data(), end, major);
+  if (failure != std::errc() || dot == end || *dot != '.') return std::string(runtime);
+  std::from_chars(dot + 1, end, minor);
+  constexpr int kOldest = 4, kNewest = 15;  // of 2.x
+  minor = major < 2 ? kOldest : std::clamp(minor, kOldest, kNewest);
+  return fmt::format("{}@2.{}", runtime, minor);
+}
+
+class Assignments {
+ public:
+  explicit Assignments(const TrainingRow& row) : row_(row) {}
+
+  void add(std::string assignment) { list_.push_back(std::move(assignment)); }
+  // The words of `column` as values of `key`.
+  void map(std::string_view column, std::string_view key,
+           std::initializer_list<std::pair<std::string_view, std::string_view>> words) {
+    const std::string_view said = row_.word(column);
+    for (const auto& [word, value] : words) {
+      if (word == said) add(fmt::format("{}={}", key, value));
+    }
+  }
+  std::vector<std::string> list() && { return std::move(list_); }
+
+ private:
+  const TrainingRow& row_;
+  std::vector<std::string> list_;
+};
+
+void add_kernels(const TrainingRow& row, Assignments& plan) {
+  plan.map("attention_kernel", "attention",
+           {{"fa1", "fa1"},
+            {"fa2", "fa2"},
+            {"fa3", "fa3"},
+            {"triton", "triton"},
+            {"cudnn", "cudnn"},
+            {"sdpa_flash", "flash"},
+            {"sdpa_efficient", "efficient"},
+            {"math", "math"},
+            {"sdpa", "flash"}});
+  // rms_fused leaves open whether the kernel works on an fp32 copy: the stack says.
+  plan.map("norm_impl", "kernels.norm",
+           {{"layer_norm_eager", "fp32"},
+            {"layer_norm_low_precision", "compute"},
+            {"rms_eager", "eager"},
+            {"compiled", "compute"}});
+  if (row.word("norm_impl") == "rms_fused" && row.word("stack") != "internevo") {
+    plan.add("kernels.norm=compute");
+  }
+  plan.map("rope_impl", "kernels.rope",
+           {{"complex_eager", "complex"},
+            {"real_eager", "real"},
+            {"fused", "fused"},
+            {"compiled", "real"}});
+  plan.map("residual_dtype", "kernels.residual", {{"bf16", "compute"}, {"fp32", "fp32"}});
+  plan.map("loss_impl", "loss",
+           {{"eager_fp32", "eager"},
+            {"eager_bf16", "eager"},
+            {"chunked_fp32", "chunked-8"},
+            {"fused", "fused"},
+            {"compiled", "compiled"}});
+  if (row.has("train_metrics")) {
+    plan.add(fmt::format("kernels.train_metrics={}", row.count("train_metrics")));
+  }
+  plan.map("compile", "compile",
+           {{"none", "none"}, {"block", "blocks"}, {"full", "model"}, {"loss_only", "none"}});
+  if (row.word("compile") == "loss_only" && !row.has("loss_impl")) plan.add("loss=compiled");
+  plan.map("fp8", "float8",
+           {{"none", "none"},
+            {"tensorwise", "tensorwise"},
+            {"rowwise", "rowwise"},
+            {"rowwise_gw_hp", "rowwise"},
+            {"delayed", "tensorwise"},
+            {"unspecified", "tensorwise"}});
+}
+
+// Gathered in fp32 and trained on these GPUs: autocast to bf16.
+void add_dtypes(Assignments& plan) {
+  plan.map("gather_dtype", "dtype.param", {{"bf16", "bf16"}, {"fp32", "fp32"}});
+  plan.map("gather_dtype", "dtype.autocast", {{"bf16", "none"}, {"fp32", "bf16"}});
+  plan.map("reduction_dtype", "dtype.reduce", {{"bf16", "bf16"}, {"fp32", "fp32"}});
+  plan.map("master_dtype", "dtype.master", {{"bf16", "bf16"}, {"fp32", "fp32"}});
+  plan.map("optimizer_impl", "optimizer.implementation",
+           {{"adamw_loop", "loop"}, {"adamw_foreach", "foreach"}, {"adamw_fused", "fused"}});
+}
+
+void add_sharding(const TrainingRow& row, Assignments& plan) {
+  const std::string_view runtime = row.word("runtime");
+  const bool is_zero = runtime.starts_with("zero");
+  const std::int64_t gpus = row.count("n_gpus");
+  if (runtime == "ddp") {
+    plan.add(fmt::format("mesh={{shard: 1, replicate: {}}}", gpus));
+  } else if (row.has("shard_group") && !is_zero) {
+    const std::int64_t shard = row.count("shard_group");
+    plan.add(fmt::format("mesh={{shard: {}, replicate: {}}}", shard,
+                         row.count("replicate_group", gpus / std::max<std::int64_t>(1, shard))));
+  }
+  plan.add("host_sync=step");  // loss.item()
+  if (runtime == "ddp" || is_zero) {
+    plan.map("offload", is_zero ? "zero.offload_optimizer" : "offload",
+             {{"none", "none"}, {"optimizer", "cpu"}, {"params", "cpu"}});
+    return;
+  }
+  const bool is_root = row.word("embedding_unit") != "own";
+  plan.add(is_root ? "units={embedding: root, head: root}"
+                   : "units={embedding: own, head: with_norm}");
+  const std::string_view reshard = row.word("reshard");
+  if (reshard == "always_except_last") {
+    const std::int64_t last = row.count("n_layers") + (is_root ? 0 : 1);
+    plan.add(fmt::format(
+        "reshard_after_forward=[{{units: all, value: always}}, {{units: {}, value: never}}]",
+        last));
+  } else if (!reshard.empty()) {
+    plan.add(fmt::format("reshard_after_forward={}", reshard));
+  }
+  plan.map("offload", "offload", {{"none", "none"}, {"optimizer", "cpu"}, {"params", "cpu"}});
+  if (runtime != "fsdp1") return;
+  plan.map("prefetch_kind", "fsdp1.backward_prefetch",
+           {{"backward_pre", "pre"}, {"backward_post", "post"}});
+  plan.map("prefetch_kind", "prefetch.backward", {{"none", "0"}});
+  if (row.count("forward_prefetch") == 1) plan.add("prefetch.forward=1");
+  if (row.has("limit_all_gathers")) {
+    plan.add(fmt::format("fsdp1.limit_all_gathers={}",
+                         row.count("limit_all_gathers") == 1 ? "true" : "false"));
+  }
+}
+
+void add_recompute(const TrainingRow& row, Assignments& plan) {
+  const std::string_view said = row.word("recompute");
+  if (said.starts_with("every_")) {
+    plan.add(fmt::format("recompute=every-{}", said.substr(6)));
+    return;
+  }
+  plan.map("recompute", "recompute",
+           {{"none", "none"},
+            {"full", "full"},
+            {"selective_op", "selective"},
+            {"save_dots_except_mlp", "selective"}});
+}
+
+struct Batches {
+  std::int64_t micro_batch = 1;
+  std::int64_t whole = 1;
+  std::int64_t remainder = 0;
+};
+
+// Sequences of the fullest rank, in micro-batches.
+Batches batches_of(const TrainingRow& row) {
+  Batches batches;
+  batches.micro_batch = required(row, "micro_batch_per_gpu");
+  batches.whole = row.count("grad_accum", 1);
+  const std::int64_t gpus = required(row, "n_gpus");
+  if (!row.has("global_batch_seqs")) return batches;
+  const std::int64_t per_rank = (row.count("global_batch_seqs") + gpus - 1) / gpus;
+  batches.whole = per_rank / batches.micro_batch;
+  batches.remainder = per_rank % batches.micro_batch;
+  return batches;
+}
+
+}  // namespace
+
+TrainingJob training_job(const TrainingRow& row, const std::vector<std::string>& set) {
+  if (!row.problem.empty()) throw Error(ExitCode::kInvalidInput, row.problem);
+  TrainingJob job;
+  const std::string runtime = runtime_of(row);
+  job.cluster = cluster_of(row);
+  job.model = model_of(row, Stack::kEager);
+  Assignments plan(row);
+  plan.add("runtime=" + runtime);
+  if (const std::string_view stack = row.word("stack"); find_stack(stack) != nullptr) {
+    plan.add(fmt::format("stack={}", stack));
+  }
+  Batches batches = batches_of(row);
+  job.remainder = batches.remainder;
+  job.has_whole = batches.whole > 0;
+  if (!job.has_whole) batches = {batches.remainder, 1, 0};
+  plan.add(fmt::format("batch={{sequence: {}, micro_batch: {}, accumulation: {}}}",
+                       row.count("seq_len"), batches.micro_batch, batches.whole));
+  add_kernels(row, plan);
+  add_dtypes(plan);
+  add_sharding(row, plan);
+  add_recompute(row, plan);
+  for (const std::string& assignment : set) plan.add(assignment);
+  PlanDocument document;
+  for (const std::string& assignment : std::move(plan).list()) {
+    document = apply_set(std::move(document), assignment);
+  }
+  job.resolved = resolve(document, job.model, job.cluster);
+  check(job.resolved, job.model, job.cluster);
+  job.model = with_variants(std::move(job.model), job.resolved.plan);
+  return job;
+}
+
+std::vector<OpenChoice> open_choices(const TrainingRow& row) {
+  const bool has_stack = find_stack(row.word("stack")) != nullptr;
+  std::vector<OpenChoice> open;
+  const auto ask = [&](const char* column, std::vector<std::string> alternatives) {
+    const bool is_vague = row.word(column) == "sdpa" || row.word(column) == "unspecified";
+    if (row.has(column) && !is_vague) return;
+    if (has_stack && !is_vague) return;
+    open.push_back({column, std::move(alternatives)});
+  };
+  ask("attention_kernel", {"attention=fa1", "attention=cudnn", "attention=fa3"});
+  ask("norm_impl", {"kernels.norm=compute", "kernels.norm=eager"});
+  ask("residual_dtype", {"kernels.residual=fp32"});
+  ask("loss_impl", {"loss=fused", "loss=eager"});
+  ask("optimizer_impl", {"optimizer.implementation=loop", "optimizer.implementation=fused"});
+  return open;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,53 @@
+// Rows of a table of measured training steps: one run each, with what was run and what it took.
+//
+// Columns and their grammar (a contract; other columns are for people):
+//   shape     n_layers d_model n_heads n_kv_heads head_dim d_ff vocab tied_embeddings
+//   batch     seq_len micro_batch_per_gpu grad_accum global_batch_seqs
+//   cluster   gpu n_gpus gpus_per_node network_gbit_s_per_node power_limit_w
+//   code      runtime runtime_version stack arch attention_kernel norm_impl rope_impl
+//             residual_dtype loss_impl train_metrics gather_dtype reduction_dtype master_dtype
+//             optimizer_impl recompute compile fp8 fp8_all_gather reshard shard_group
+//             replicate_group embedding_unit prefetch_kind forward_prefetch limit_all_gathers
+//             offload
+//   measured  step_time_s or tokens_per_s_per_gpu; peak_mem_alloc_GiB peak_mem_reserved_GiB
+//   verdict   score (yes, flag, no) score_reason
+// An empty cell, `unknown` or a missing column: not published. Where global_batch_seqs is less than
+// micro_batch x grad_accum x GPUs it is right: the last micro-batch is smaller.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "calibration/csv_table.h"
+
+namespace foreshard {
+
+struct TrainingRow {
+  std::string id;
+  int line = 0;
+  // Cells that are published, by column; words are of the grammar.
+  std::map<std::string, std::string, std::less<>> words;
+  std::map<std::string, double, std::less<>> numbers;
+  // Why it cannot be run: "n_gpus: '0': expected ...", and the column.  "": it can.
+  std::string problem;
+  std::string problem_column;
+
+  bool has(std::string_view column) const {
+    return words.find(column) != words.end() || numbers.find(column) != numbers.end();
+  }
+  // "" where it is not published.
+  std::string_view word(std::string_view column) const;
+  std::optional<double> number(std::string_view column) const;
+  std::int64_t count(std::string_view column, std::int64_t otherwise = 0) const;
+};
+
+// Whether the table is one: it has n_layers, seq_len, n_gpus and a measured column.
+bool is_training_table(const CsvTable& table);
+
+std::vector<TrainingRow> read_training_rows(const CsvTable& table);
+
+}  // namespace foreshard
