@@ -115,8 +115,15 @@ Plan random_plan() {
                          });
   if (!is_native) {
     plan.compile = pick({Compile::kNone, Compile::kBlocks, Compile::kModel});
-    plan.attention = pick({AttentionKernel::kFlash, AttentionKernel::kCudnn,
-                           AttentionKernel::kEfficient, AttentionKernel::kMath});
+    plan.attention =
+        pick({AttentionKernel::kFlash, AttentionKernel::kCudnn, AttentionKernel::kEfficient,
+              AttentionKernel::kMath, AttentionKernel::kFa1, AttentionKernel::kTriton});
+    plan.kernels = {pick({ModuleKernels::Norm::kCompute, ModuleKernels::Norm::kFp32,
+                          ModuleKernels::Norm::kEager}),
+                    pick({ModuleKernels::Rope::kComplex, ModuleKernels::Rope::kReal,
+                          ModuleKernels::Rope::kFused}),
+                    pick({ModuleKernels::Residual::kCompute, ModuleKernels::Residual::kFp32}),
+                    pick({false, true}), between(0, 64)};
     plan.loss = pick<Loss>({{Loss::Kind::kEager, 0},
                             {Loss::Kind::kCompiled, 0},
                             {Loss::Kind::kFused, 0},
