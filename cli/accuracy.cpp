@@ -5,7 +5,8 @@
 #include <fmt/ranges.h>
 
 #include <filesystem>
-#include <iostream>
+#include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "cli/local_profiles.h"
@@ -17,12 +18,35 @@
 namespace foreshard {
 namespace {
 
-void write_accuracy(const std::vector<AccuracyRow>& rows, const std::string& title,
-                    const OutputOptions& output) {
+struct Scored {
+  std::vector<AccuracyRow> rows;
+  std::vector<std::string> problems;
+};
+
+Scored score(const std::vector<std::string>& files) {
+  Scored scored;
+  for (const std::string& file : files) {
+    MeasuredTable table = score_table(file);
+    std::move(table.rows.begin(), table.rows.end(), std::back_inserter(scored.rows));
+    std::move(table.problems.begin(), table.problems.end(), std::back_inserter(scored.problems));
+  }
+  return scored;
+}
+
+Json read_frozen(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) throw ConfigError({path, 0, 0, ""}, "cannot be read", "the file of accuracy --freeze");
+  Json json = Json::parse(file, nullptr, false);
+  if (json.is_discarded()) throw ConfigError({path, 0, 0, ""}, "is no JSON document");
+  return json;
+}
+
+void write(const std::vector<AccuracyRow>& rows, const std::string& title, ShownRows shown,
+           const OutputOptions& output) {
   if (output.form == Form::kJson) {
     write_answer(document("foreshard.accuracy/1", accuracy_json(rows)));
   } else {
-    write_answer(accuracy_text(rows, title, color_of(output.color)));
+    write_answer(accuracy_text(rows, title, shown, color_of(output.color)));
   }
 }
 
@@ -31,24 +55,33 @@ void write_accuracy(const std::vector<AccuracyRow>& rows, const std::string& tit
 ExitCode run_accuracy(const AccuracyOptions& options) {
   if (options.history) {
     const std::filesystem::path file = history_file();
-    write_accuracy(accuracy_rows(read_history(file)),
-                   "forecasts of step time against runs, from " + file.string(), options.output);
+    write(accuracy_rows(read_history(file)),
+          "forecasts of step time against runs, from " + file.string(), ShownRows::kNewest,
+          options.output);
     return ExitCode::kOk;
   }
   if (options.files.empty()) {
     throw Error(ExitCode::kUsage, "accuracy of what: name tables of measurements, or --history");
   }
-  std::vector<AccuracyRow> rows;
-  std::vector<std::string> problems;
-  for (const std::string& file : options.files) {
-    MeasuredTable table = score_table(file);
-    rows.insert(rows.end(), table.rows.begin(), table.rows.end());
-    problems.insert(problems.end(), table.problems.begin(), table.problems.end());
+  Scored scored = score(options.files);
+  if (!options.freeze.empty()) {
+    const Json frozen = frozen_forecasts(scored.rows);
+    write_file(options.freeze, document("foreshard.forecasts/1", frozen));
+    note(fmt::format("{} forecasts in {}, hash {}", scored.rows.size(), options.freeze,
+                     frozen["hash"].get<std::string>()));
   }
-  write_accuracy(rows, fmt::format("forecasts against {}", fmt::join(options.files, ", ")),
-                 options.output);
-  for (const std::string& problem : problems) std::cerr << "error: " << problem << "\n";
-  return problems.empty() ? ExitCode::kOk : ExitCode::kInvalidInput;
+  if (!options.frozen.empty()) {
+    scored.rows = with_frozen(std::move(scored.rows), read_frozen(options.frozen));
+  }
+  if (options.anchor > 0) scored.rows = anchored(std::move(scored.rows), options.anchor);
+  write(scored.rows, fmt::format("forecasts against {}", fmt::join(options.files, ", ")),
+        ShownRows::kWorst, options.output);
+  for (const std::string& problem : scored.problems) note("error: " + problem);
+  if (!scored.problems.empty()) return ExitCode::kInvalidInput;
+  const AccuracySummary all = summarize_accuracy(pointers(scored.rows));
+  const bool outside = all.scored > 0 && (all.median_abs_error > options.max_median_error ||
+                                          all.p90_abs_error > options.max_p90_error);
+  return outside ? ExitCode::kOutsideTolerance : ExitCode::kOk;
 }
 
 }  // namespace foreshard

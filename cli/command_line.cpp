@@ -240,6 +240,16 @@ class Tree {
             ->type_name("FILE");
     verb->add_flag("--history", o->history, "Of every foreshard validate on this machine")
         ->excludes(files);
+    option(verb, "--anchor", o->anchor, "K",
+           "K rows of each group, chosen by hash, scale the forecasts of the others")
+        ->check(CLI::Range(0, 1000));
+    option(verb, "--freeze", o->freeze, "FILE",
+           "Also write the forecasts without measurements, with a hash");
+    option(verb, "--frozen", o->frozen, "FILE", "Compare with the forecasts of that file");
+    option(verb, "--max-median-error", o->max_median_error, "RATIO", "For exit code 0")
+        ->check(CLI::NonNegativeNumber);
+    option(verb, "--max-p90-error", o->max_p90_error, "RATIO", "For exit code 0")
+        ->check(CLI::NonNegativeNumber);
     add_json(verb, o->output);
   }
 

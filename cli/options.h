@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -99,6 +100,10 @@ struct AccuracyOptions {
   OutputOptions output;
   bool history = false;
   std::vector<std::string> files;  // tables of measurements
+  int anchor = 0;                  // rows of each group that scale the others' forecasts
+  std::string freeze, frozen;      // files of forecasts to write, and to take instead
+  double max_median_error = std::numeric_limits<double>::infinity();
+  double max_p90_error = std::numeric_limits<double>::infinity();
 };
 
 struct ConformOptions {

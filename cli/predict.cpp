@@ -8,6 +8,7 @@
 #include "cli/output.h"
 #include "cli/recording.h"
 #include "cli/remedy.h"
+#include "cli/stacks.h"
 #include "cli/verbs.h"
 #include "reports/measured.h"
 #include "reports/memory_snapshot.h"
@@ -37,6 +38,8 @@ Answer answer(const JobOptions& options) {
   const CostModel costs = cost_model(a.job);
   a.forecast = forecast(a.job.model, a.job.resolved.plan, costs);
   a.report = report_of(a.job, a.forecast, costs);
+  a.report.assumed.insert(a.report.assumed.begin(),
+                          {"stack", stack_sentence(options, a.job, a.report.seconds.value)});
   const Fit& fit = a.report.fit;
   if (fit.fits()) return a;
   const auto remedy = find_remedy(a.job.model, a.job.resolved.plan, a.job.cluster);

@@ -14,6 +14,7 @@ namespace foreshard {
 namespace {
 
 constexpr std::size_t kMostTextRows = 20;
+constexpr double kRankedDifference = 0.05;
 
 struct Group {
   std::string by;
@@ -43,12 +44,6 @@ std::vector<Group> groups_of(const std::vector<AccuracyRow>& rows) {
   return groups;
 }
 
-std::vector<const AccuracyRow*> pointers(const std::vector<AccuracyRow>& rows) {
-  std::vector<const AccuracyRow*> all;
-  for (const AccuracyRow& row : rows) all.push_back(&row);
-  return all;
-}
-
 void add_summary(const AccuracySummary& s, Json& json) {
   json["rows"] = s.rows;
   json["scored"] = s.scored;
@@ -70,9 +65,58 @@ std::vector<std::string> cells_of(const std::string& name, const AccuracySummary
           percent_text(s.half_width)};
 }
 
+std::string quantity_text(const AccuracyRow& row, double value) {
+  if (row.quantity.ends_with("GiB")) return fmt::format("{:.2f} GiB", value);
+  return seconds_text(row.quantity.find("_us") == std::string::npos ? value : value * 1e-6);
+}
+
+std::vector<const AccuracyRow*> shown_rows(const std::vector<AccuracyRow>& rows, ShownRows shown) {
+  std::vector<const AccuracyRow*> all;
+  if (shown == ShownRows::kNewest) {
+    for (auto row = rows.rbegin(); row != rows.rend(); ++row) all.push_back(&*row);
+  } else {
+    for (const AccuracyRow& row : rows) {
+      if (row.scored) all.push_back(&row);
+    }
+    std::stable_sort(all.begin(), all.end(), [](const AccuracyRow* a, const AccuracyRow* b) {
+      return std::abs(a->error()) > std::abs(b->error());
+    });
+  }
+  all.resize(std::min(all.size(), kMostTextRows));
+  return all;
+}
+
+// How many rows each reason leaves out, the most frequent first.
+void add_unscored(const std::vector<AccuracyRow>& rows, std::vector<std::string>& lines) {
+  std::vector<std::pair<std::string, int>> reasons;
+  for (const AccuracyRow& row : rows) {
+    if (row.scored) continue;
+    const auto found = std::find_if(reasons.begin(), reasons.end(),
+                                    [&](const auto& each) { return each.first == row.reason; });
+    if (found == reasons.end()) {
+      reasons.emplace_back(row.reason, 1);
+    } else {
+      ++found->second;
+    }
+  }
+  std::stable_sort(reasons.begin(), reasons.end(),
+                   [](const auto& a, const auto& b) { return a.second > b.second; });
+  constexpr std::size_t kMostReasons = 12;
+  for (std::size_t i = 0; i < std::min(reasons.size(), kMostReasons); ++i) {
+    lines.push_back(clipped(
+        fmt::format("  not scored: {} x {}", reasons[i].second, reasons[i].first), kTextWidth));
+  }
+}
+
 bool is_time(double seconds) { return std::isfinite(seconds) && seconds > 0; }
 
 }  // namespace
+
+std::vector<const AccuracyRow*> pointers(const std::vector<AccuracyRow>& rows) {
+  std::vector<const AccuracyRow*> all;
+  for (const AccuracyRow& row : rows) all.push_back(&row);
+  return all;
+}
 
 AccuracySummary summarize_accuracy(const std::vector<const AccuracyRow*>& rows) {
   AccuracySummary s;
@@ -142,15 +186,24 @@ Json accuracy_json(const std::vector<AccuracyRow>& rows) {
                     {"scored", row.scored},
                     {"reason", row.reason}});
   }
+  const BalancedSummary balanced = summarize_balanced(rows);
+  const RankCorrelation ranking = rank_correlation(rows, kRankedDifference);
   Json json;
   json["summary"] = std::move(summary);
+  json["balanced"] = {{"by", balanced.by},
+                      {"groups", balanced.groups},
+                      {"median_abs_error", balanced.median_abs_error},
+                      {"p90_abs_error", balanced.p90_abs_error},
+                      {"bias", balanced.bias}};
+  json["ranking"] = {
+      {"difference", kRankedDifference}, {"pairs", ranking.pairs}, {"tau", ranking.tau}};
   json["groups"] = std::move(groups);
   json["rows"] = std::move(list);
   return json;
 }
 
 std::string accuracy_text(const std::vector<AccuracyRow>& rows, const std::string& title,
-                          Color color) {
+                          ShownRows shown, Color color) {
   const Paint paint(color);
   std::vector<std::string> lines = {paint.bold(clipped(title, kTextWidth))};
   if (rows.empty()) {
@@ -160,18 +213,29 @@ std::string accuracy_text(const std::vector<AccuracyRow>& rows, const std::strin
   std::vector<std::vector<std::string>> table = {
       {"", "rows", "scored", "median |e|", "p90 |e|", "bias", "coverage", "half width"},
       cells_of("all", summarize_accuracy(pointers(rows)))};
+  if (const BalancedSummary b = summarize_balanced(rows); b.groups > 1) {
+    table.push_back({clipped(fmt::format("balanced over {} groups", b.groups), 40), "", "",
+                     percent_text(b.median_abs_error), percent_text(b.p90_abs_error),
+                     signed_percent(b.bias), "", ""});
+  }
   for (const Group& group : groups_of(rows)) {
     table.push_back(cells_of(clipped(fmt::format("{} {}", group.by, group.value), 40),
                              summarize_accuracy(group.rows)));
   }
   for (const std::string& line : aligned(table)) lines.push_back("  " + line);
+  if (const RankCorrelation r = rank_correlation(rows, kRankedDifference); r.pairs > 0) {
+    lines.push_back(
+        fmt::format("  order of pairs that differ by more than {}: tau {:.3f} ({} pairs)",
+                    percent_text(kRankedDifference), r.tau, r.pairs));
+  }
+  add_unscored(rows, lines);
   lines.emplace_back();
-  table = {{"newest", "forecast", "measured", "error"}};
-  const std::size_t shown = std::min(rows.size(), kMostTextRows);
-  for (std::size_t i = 0; i < shown; ++i) {
-    const AccuracyRow& row = rows[rows.size() - 1 - i];
-    table.push_back({clipped(row.id, 60), seconds_text(row.predicted), seconds_text(row.measured),
-                     row.scored ? signed_percent(row.error()) : row.reason});
+  const bool worst = shown == ShownRows::kWorst;
+  table = {{worst ? "worst" : "newest", "forecast", "measured", "error"}};
+  for (const AccuracyRow* row : shown_rows(rows, shown)) {
+    table.push_back({clipped(worst ? row->id + " " + row->quantity : row->id, 60),
+                     quantity_text(*row, row->predicted), quantity_text(*row, row->measured),
+                     row->scored ? signed_percent(row->error()) : row->reason});
   }
   for (const std::string& line : aligned(table)) lines.push_back("  " + line);
   return fmt::format("{}\n", fmt::join(lines, "\n"));

@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <span>
 
 #include "sim/base/embedded.h"
 #include "sim/base/spelling.h"
 #include "sim/spec/plan_keys.h"
+#include "sim/spec/plan_values.h"
 
 namespace foreshard {
 
@@ -24,12 +26,18 @@ const PlanKey* find_key(std::string_view path) {
 
 // A source may stand for several keys in a row.
 TrainingStack read_file(const EmbeddedFile& file) {
-  static constexpr std::string_view kNames[] = {"name", "description", "keys"};
+  static constexpr std::string_view kNames[] = {"name", "description", "runtimes", "keys"};
+  static constexpr std::array kRuntimes = {
+      RuntimeKind::kFsdp2, RuntimeKind::kNative, RuntimeKind::kFsdp1, RuntimeKind::kDdp,
+      RuntimeKind::kZero1, RuntimeKind::kZero2,  RuntimeKind::kZero3};
   const ConfigNode root = parse_yaml(file.content, file.path);
   root.allow_only(kNames);
   TrainingStack stack;
   stack.name = root.at("name").as_string();
   stack.description = root.at("description").as_string();
+  for (const ConfigNode& runtime : root.at("runtimes").elements()) {
+    stack.runtimes.push_back(read_word(runtime, kRuntimes));
+  }
   for (const ConfigNode& group : root.at("keys").elements()) {
     static constexpr std::string_view kParts[] = {"source", "set"};
     group.allow_only(kParts);

@@ -21,7 +21,8 @@ struct StackKey {
 struct TrainingStack {
   std::string name;
   std::string description;
-  std::vector<StackKey> keys;  // in the file's order
+  std::vector<RuntimeKind> runtimes;  // that the code trains with
+  std::vector<StackKey> keys;         // in the file's order
 };
 
 // By name. Throws ConfigError if a file is wrong.

@@ -123,11 +123,12 @@ TEST(Accuracy, SummarisesWhatIsScored) {
   EXPECT_EQ(json["groups"][1]["group"], "there");
   EXPECT_EQ(json["groups"][1]["scored"], 1);
   EXPECT_NO_THROW(to_text(json));
-  const std::string text = accuracy_text(rows, "history", Color::kNever);
+  const std::string text = accuracy_text(rows, "history", ShownRows::kNewest, Color::kNever);
   for (const char* part : {"median |e|", "15.0 %", "host there", "+10.0 %", "coverage"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
   }
-  EXPECT_NE(accuracy_text({}, "history", Color::kNever).find("no rows yet"), std::string::npos);
+  EXPECT_NE(accuracy_text({}, "history", ShownRows::kNewest, Color::kNever).find("no rows yet"),
+            std::string::npos);
   EXPECT_EQ(accuracy_json({})["summary"]["rows"], 0);
 }
 

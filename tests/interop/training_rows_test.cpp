@@ -1,0 +1,180 @@
+// Rows of training steps: the grammar, what a row's plan becomes, and what breaks it.
+#include "interop/training_rows.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+
+#include "interop/score_steps.h"
+#include "interop/training_job.h"
+#include "sim/base/error.h"
+#include "sim/spec/plan_check.h"
+
+namespace foreshard {
+namespace {
+
+using Cells = std::map<std::string, std::string>;
+
+// A run of a small GPT on 16 A100 that is published in full.
+Cells small_run() {
+  return {{"id", "X-1"},
+          {"n_layers", "4"},
+          {"d_model", "1024"},
+          {"n_heads", "16"},
+          {"d_ff", "4096"},
+          {"vocab", "50368"},
+          {"tied_embeddings", "1"},
+          {"seq_len", "2048"},
+          {"micro_batch_per_gpu", "4"},
+          {"grad_accum", "2"},
+          {"global_batch_seqs", "128"},
+          {"n_gpus", "16"},
+          {"gpus_per_node", "8"},
+          {"gpu", "a100-80gb"},
+          {"runtime", "fsdp1"},
+          {"runtime_version", "1.13"},
+          {"stack", "composer_2022"},
+          {"arch", "mpt"},
+          {"shard_group", "16"},
+          {"replicate_group", "1"},
+          {"reshard", "always"},
+          {"recompute", "every_2"},
+          {"step_time_s", "1.5"}};
+}
+
+CsvTable table_of(const std::vector<Cells>& rows) {
+  std::string header, body;
+  for (const auto& [name, cell] : rows.front()) header += (header.empty() ? "" : ",") + name;
+  for (const Cells& row : rows) {
+    std::string line;
+    for (const auto& [name, cell] : row) line += (line.empty() ? "" : ",") + cell;
+    body += line + "\r\n";
+  }
+  return CsvTable(header + "\n" + body, "runs.csv");
+}
+
+TrainingRow row_of(const Cells& cells) { return read_training_rows(table_of({cells})).front(); }
+
+TEST(TrainingRows, ColumnsDecideThePlan) {
+  const TrainingJob job = training_job(row_of(small_run()));
+  const Plan& plan = job.resolved.plan;
+  EXPECT_EQ(plan.runtime.kind, RuntimeKind::kFsdp1);
+  EXPECT_EQ(plan.runtime.version, "2.4");  // the oldest that is modelled
+  EXPECT_EQ(plan.batch.sequence, 2048);
+  EXPECT_EQ(plan.batch.micro_batch, 4);
+  EXPECT_EQ(plan.batch.accumulation, 2);  // 128 / 16 ranks / 4
+  EXPECT_EQ(plan.mesh.shard, 16);
+  EXPECT_EQ(plan.recompute.at(0) == Recompute::kFull, true);
+  EXPECT_EQ(plan.recompute.at(1) == Recompute::kFull, false);
+  EXPECT_EQ(job.cluster.gpus, 16);
+  EXPECT_EQ(job.cluster.nodes(), 2);
+  // Of the stack.
+  EXPECT_EQ(plan.attention, AttentionKernel::kFa1);
+  EXPECT_EQ(plan.autocast, DType::kBf16);
+  EXPECT_EQ(plan.kernels.train_metrics, 2);
+  // 12 d^2 + 13 d a block (biases of 3d, d, 4d, d; two norms of 2d), final norm, tables.
+  EXPECT_EQ(job.model.parameters(),
+            4 * (12 * 1024 * 1024 + 13 * 1024) + 2 * 1024 + (50368 + 2048) * 1024);
+}
+
+TEST(TrainingRows, AColumnStandsOverTheStack) {
+  Cells cells = small_run();
+  cells["attention_kernel"] = "fa2";
+  cells["gather_dtype"] = "bf16";
+  cells["residual_dtype"] = "bf16";
+  cells["norm_impl"] = "layer_norm_low_precision";
+  const Plan plan = training_job(row_of(cells)).resolved.plan;
+  EXPECT_EQ(plan.attention, AttentionKernel::kFa2);
+  EXPECT_EQ(plan.param_dtype, DType::kBf16);
+  EXPECT_FALSE(plan.autocast.has_value());
+  EXPECT_EQ(plan.kernels.residual, ModuleKernels::Residual::kCompute);
+  EXPECT_EQ(plan.kernels.norm, ModuleKernels::Norm::kCompute);
+}
+
+// 16 ranks x 4 x 3 = 192, but only 160 sequences: two whole micro-batches and one of 2.
+TEST(TrainingRows, TheLastMicroBatchMayBeSmaller) {
+  Cells cells = small_run();
+  cells["grad_accum"] = "3";
+  cells["global_batch_seqs"] = "160";
+  const TrainingJob job = training_job(row_of(cells));
+  EXPECT_EQ(job.resolved.plan.batch.accumulation, 2);
+  EXPECT_EQ(job.remainder, 2);
+  cells["global_batch_seqs"] = "32";  // 2 for each rank: one micro-batch, and not a whole one
+  const TrainingJob small = training_job(row_of(cells));
+  EXPECT_EQ(small.resolved.plan.batch.micro_batch, 2);
+  EXPECT_EQ(small.remainder, 0);
+}
+
+TEST(TrainingRows, WhatBreaksTheGrammarIsSetAsideWithItsPlace) {
+  struct Bad {
+    const char* column;
+    const char* cell;
+  };
+  for (const Bad& bad :
+       {Bad{"attention_kernel", "fa4"}, Bad{"n_gpus", "0"}, Bad{"n_gpus", "-8"},
+        Bad{"d_model", "1e3.5"}, Bad{"step_time_s", "-1"}, Bad{"step_time_s", "nan"},
+        Bad{"recompute", "every_0"}, Bad{"reshard", "sometimes"}, Bad{"score", "maybe"}}) {
+    Cells cells = small_run();
+    cells[bad.column] = bad.cell;
+    const CsvTable table =
+        table_of({cells, small_run().size() == cells.size() ? small_run() : cells});
+    const std::vector<AccuracyRow> rows = score_training_steps(table_of({cells}));
+    ASSERT_EQ(rows.size(), 1U) << bad.column;
+    EXPECT_FALSE(rows[0].scored) << bad.column;
+    EXPECT_NE(rows[0].reason.find(bad.column), std::string::npos) << rows[0].reason;
+    const std::vector<std::string> problems = grammar_problems(table_of({cells}));
+    ASSERT_EQ(problems.size(), 1U);
+    EXPECT_EQ(problems[0].find(std::string("runs.csv:2: ") + bad.column), 0U) << problems[0];
+  }
+}
+
+// Unknown cells never fail; what is needed and missing is a reason, not an error.
+TEST(TrainingRows, UnknownCellsAreForecastOrSetAside) {
+  Cells cells = small_run();
+  for (const char* column : {"attention_kernel", "norm_impl", "loss_impl", "gather_dtype"}) {
+    cells[column] = "unknown";
+  }
+  cells["stack"] = "a_code_of_their_own";
+  EXPECT_TRUE(score_training_steps(table_of({cells}))[0].scored);
+  cells["gpu"] = "";
+  const AccuracyRow without = score_training_steps(table_of({cells}))[0];
+  EXPECT_FALSE(without.scored);
+  EXPECT_NE(without.reason.find("gpu"), std::string::npos) << without.reason;
+  cells["gpu"] = "h100-of-2031";
+  EXPECT_FALSE(score_training_steps(table_of({cells}))[0].scored);
+}
+
+TEST(TrainingRows, IntervalsOfRowsWithOpenKernelsAreWider) {
+  Cells stated = small_run();
+  Cells open = small_run();
+  open["stack"] = "generic";
+  stated["stack"] = "generic";
+  for (const auto& [column, word] : Cells{{"attention_kernel", "fa2"},
+                                          {"norm_impl", "layer_norm_low_precision"},
+                                          {"residual_dtype", "bf16"},
+                                          {"loss_impl", "fused"},
+                                          {"optimizer_impl", "adamw_foreach"}}) {
+    stated[column] = word;
+    open[column] = "unknown";
+  }
+  const auto width = [](const Cells& cells) {
+    const AccuracyRow row = score_training_steps(table_of({cells}))[0];
+    EXPECT_TRUE(row.scored) << row.reason;
+    return (row.high - row.low) / row.predicted;
+  };
+  EXPECT_GT(width(open), width(stated));
+}
+
+// tokens/s/GPU x GPUs x seconds = tokens: 128 x 2048 / (1000 x 16) s.
+TEST(TrainingRows, StepTimeFollowsFromTokensPerSecond) {
+  Cells cells = small_run();
+  cells["step_time_s"] = "";
+  cells["tokens_per_s_per_gpu"] = "1000";
+  const AccuracyRow row = score_training_steps(table_of({cells}))[0];
+  EXPECT_EQ(row.quantity, "step_time_s");
+  EXPECT_NEAR(row.measured, 128.0 * 2048 / 16000, 1e-9);
+}
+
+}  // namespace
+}  // namespace foreshard
