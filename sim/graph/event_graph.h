@@ -66,6 +66,11 @@ constexpr bool is_collective(EventKind kind) {
 enum class Stream : std::uint8_t { kCompute, kCopyIn, kAllGather, kReduceScatter, kAllReduce };
 inline constexpr std::size_t kStreams = 5;
 const char* to_string(Stream stream);
+// Streams as bits.
+using StreamSet = std::uint8_t;
+constexpr StreamSet only(Stream stream) {
+  return static_cast<StreamSet>(1U << static_cast<unsigned>(stream));
+}
 
 // A FIFO of collectives: operations on one communicator run one after another in issue order,
 // whatever their streams.
@@ -127,10 +132,15 @@ struct MemoryAction {
       : kind(k), segment(s), segments(n), target(t) {}
   Kind kind;
   // kForward, kRecompute, kBackward: the first segment of the phase and how many; kFreeGradients
-  // and kFreeLastGradient: whose (the layer's part). kWhole: all of it.
+  // and kFreeLastGradient: whose (the layer's part). kWhole: all of it. kFree: the streams that
+  // were recorded (Tensor.record_stream); kWhole: none.
   std::uint8_t segment;
   std::uint8_t segments;
   std::int32_t target;
+  // kFree: the block is back only once these have done what they were given before it was freed.
+  constexpr StreamSet recorded() const {
+    return kind == Kind::kFree && segment != kWhole ? segment : StreamSet{0};
+  }
   bool operator==(const MemoryAction&) const = default;
 };
 

@@ -2,6 +2,7 @@
 // boundaries are a block's and, of other layers, those of the modules that own parameters.
 #include "sim/graph/gradient_hooks.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "sim/base/error.h"
@@ -35,6 +36,13 @@ GradientHooks::GradientHooks(const ModelSpec& model, const Plan& plan,
   list_parameters();
 }
 
+// Whether the layer is a block whose parameters are those of the one before it, which has its own.
+bool GradientHooks::repeats_parameters(std::int32_t layer) const {
+  if (layer == 0 || !is_block(layer) || plan_.frozen.any()) return false;
+  const LayerInstance& before = model_.order[static_cast<std::size_t>(layer) - 1];
+  return before.same_as < 0 && before.kind == model_.order[static_cast<std::size_t>(layer)].kind;
+}
+
 void GradientHooks::list_parameters() {
   const auto layers = static_cast<std::int32_t>(model_.order.size());
   first_parameter_.assign(model_.order.size(), 0);
@@ -49,6 +57,19 @@ void GradientHooks::list_parameters() {
     }
     first_parameter_[i] = static_cast<std::int32_t>(parameters_.size());
     first_place_[i] = static_cast<std::int32_t>(number_in_layer_.size());
+    if (repeats_parameters(l)) {  // those of the block before
+      const auto first = static_cast<std::size_t>(first_parameter_[i - 1]);
+      const auto place = static_cast<std::size_t>(first_place_[i - 1]);
+      const std::size_t end = parameters_.size(), last_place = number_in_layer_.size();
+      parameters_.resize(2 * end - first);
+      std::copy_n(parameters_.begin() + static_cast<std::ptrdiff_t>(first), end - first,
+                  parameters_.begin() + static_cast<std::ptrdiff_t>(end));
+      for (std::size_t p = end; p < parameters_.size(); ++p) parameters_[p].layer = l;
+      number_in_layer_.resize(2 * last_place - place);
+      std::copy_n(number_in_layer_.begin() + static_cast<std::ptrdiff_t>(place), last_place - place,
+                  number_in_layer_.begin() + static_cast<std::ptrdiff_t>(last_place));
+      continue;
+    }
     const std::vector<ParameterSpec>& own = spec_of(l).parameters;
     std::int16_t number = 0;
     std::vector<bool> of_norm;  // a norm's bias too

@@ -81,6 +81,7 @@ class GradientHooks : public StepBuilder {
 
  private:
   void list_parameters();
+  bool repeats_parameters(std::int32_t layer) const;
   void run_backward(std::int32_t layer);
   void log_backward_begin(std::int32_t layer, std::int16_t module);
   void log_module(std::string_view kind, std::int32_t layer, std::int16_t module);

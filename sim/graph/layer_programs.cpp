@@ -7,6 +7,7 @@
 
 #include "sim/base/error.h"
 #include "sim/graph/training_step.h"
+#include "sim/graph/zero3_trace.h"
 #include "sim/spec/fsdp2_version.h"
 #include "sim/spec/plan_check.h"
 
@@ -287,6 +288,7 @@ LayerPrograms::LayerPrograms(const ModelSpec& model, const Plan& plan)
     }
     derive(layer, options, programs_[v]);
   }
+  if (plan.runtime.kind == RuntimeKind::kZero3) zero3_trace_ = trace_zero3(model, plan, *this);
 }
 
 void LayerPrograms::derive(const LayerSpec& layer, ProgramOptions options,

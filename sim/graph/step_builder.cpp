@@ -34,6 +34,8 @@ StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPr
   FORESHARD_CHECK(programs.serve(plan), "layer programs of another batch shape");
   tails_.fill(kNoEvent);
   communicator_tails_.fill(kNoEvent);
+  repeats_layers_ = std::any_of(model.order.begin(), model.order.end(),
+                                [](const LayerInstance& layer) { return layer.same_as >= 0; });
   lower_units(programs);
   groups_ = static_cast<std::int32_t>(std::max(shapes_.size(), graph_.programs.size())) + 1;
   works_.assign(static_cast<std::size_t>(groups_) * kEventKinds * kVariants * kHookSteps, -1);
@@ -89,11 +91,12 @@ StepBuilder::PassKind StepBuilder::pass_kind(std::int32_t pass) const {
 std::int32_t StepBuilder::earlier_of(std::int32_t layer, std::int32_t pass) const {
   const auto layers = static_cast<std::int32_t>(model_.order.size());
   const LayerRole role = spec_of(layer).role;
+  const bool is_table = model_.tied_embeddings && role == LayerRole::kEmbedding;
+  if (!repeats_layers_ && !is_table) return -1;
   const std::int32_t same = model_.order[static_cast<std::size_t>(layer)].same_as;
   const std::int32_t module = same < 0 ? layer : same;
   for (std::int32_t l = layer + 1; l < layers; ++l) {
-    const bool tied_head = model_.tied_embeddings && role == LayerRole::kEmbedding &&
-                           !spec_of(layer).tower && spec_of(l).role == LayerRole::kHead;
+    const bool tied_head = is_table && !spec_of(layer).tower && spec_of(l).role == LayerRole::kHead;
     if (model_.order[static_cast<std::size_t>(l)].same_as == module || tied_head) {
       return pass * layers + l;
     }
@@ -149,7 +152,8 @@ EventId StepBuilder::push(EventKind kind, Stream stream, std::uint16_t work, std
   const auto id = static_cast<EventId>(graph_.rows.size());
   const auto s = static_cast<std::size_t>(stream);
   const auto bit = static_cast<std::uint8_t>(1U << s);
-  Row row;
+  Row& row = graph_.rows.emplace_back();
+  Row* const rows = graph_.rows.data();
   row.kind = kind;
   row.stream = stream;
   row.work = work;
@@ -158,27 +162,30 @@ EventId StepBuilder::push(EventKind kind, Stream stream, std::uint16_t work, std
   for (std::uint32_t sources = pending_sources_[s]; sources != 0; sources &= sources - 1) {
     const EventId event = pending_waits_[s][static_cast<std::size_t>(std::countr_zero(sources))];
     graph_.waits.push_back(event);
-    graph_.rows[static_cast<std::size_t>(event)].wakes |= bit;
+    rows[event].wakes |= bit;
     ++row.wait_count;
   }
   pending_sources_[s] = 0;
-  row.host_wait = std::exchange(host_reads_, kNoEvent);
+  EventId awaited = std::exchange(host_reads_, kNoEvent);
   // CPU ranks: nothing is issued while a compute row runs.
   if (plan_.host == HostKind::kComputes) {
-    row.host_wait = std::exchange(unawaited_compute_, kNoEvent);
+    awaited = std::exchange(unawaited_compute_, kNoEvent);
     if (stream == Stream::kCompute) unawaited_compute_ = id;
   }
-  row.host_wait = std::max(row.host_wait, std::exchange(pending_host_wait_, kNoEvent));
+  row.host_wait = std::max(awaited, std::exchange(pending_host_wait_, kNoEvent));
   row.communicator = fifo_of_work_[work];
   if (row.communicator != kNoCommunicator) {
     EventId& queue = communicator_tails_[row.communicator];
-    if (queue != kNoEvent) graph_.rows[static_cast<std::size_t>(queue)].wakes |= bit;
+    if (queue != kNoEvent) rows[queue].wakes |= bit;
     queue = id;
   }
-  graph_.rows.push_back(row);
   // Where the actions end is where the next row's begin: finish() fills it in.
-  const auto actions = static_cast<std::uint32_t>(id == 0 ? 0 : graph_.actions.size());
-  graph_.details.push_back({unit, layer, microbatch_, actions, actions, -1});
+  RowDetail& detail = graph_.details.emplace_back();
+  detail.unit = unit;
+  detail.layer = layer;
+  detail.microbatch = microbatch_;
+  detail.actions_begin = static_cast<std::uint32_t>(id == 0 ? 0 : graph_.actions.size());
+  detail.actions_end = detail.actions_begin;
   tails_[s] = id;
   pending_hooks_ = 0;
   return id;

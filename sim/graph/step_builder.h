@@ -171,6 +171,13 @@ class StepBuilder {
     graph_.actions.push_back({MemoryAction::Kind::kFree, buffer});
     buffer = kNoBuffer;
   }
+  // The same where the library recorded streams that use it (Tensor.record_stream).
+  void free(std::int32_t& buffer, StreamSet recorded) {
+    if (buffer == kNoBuffer) return;
+    graph_.actions.push_back(
+        {MemoryAction::Kind::kFree, buffer, recorded == 0 ? MemoryAction::kWhole : recorded});
+    buffer = kNoBuffer;
+  }
   std::int32_t allocate_persistent(MemoryCategory category, std::int32_t unit, Bytes bytes);
   std::int32_t allocate_persistent_parts(MemoryCategory category, std::int32_t unit,
                                          std::int32_t parts);
@@ -274,6 +281,7 @@ class StepBuilder {
   std::vector<std::int32_t> block_of_layer_;
   std::vector<Bytes> part_sums_;
   std::int32_t root_ = -1;
+  bool repeats_layers_ = false;  // some layer is called more than once
   // Of each layer, per kind of pass, into graph_.programs.
   std::vector<std::array<std::int32_t, kPassKinds>> programs_of_layer_;
   std::vector<Recompute> recompute_of_layer_;

@@ -21,6 +21,8 @@ namespace foreshard {
 // several (kLastOfSeveral): its first post-backward has reduced those of the micro-batches before.
 enum class StepMicroBatch : std::uint8_t { kFirst, kLater, kLastOfSeveral };
 
+struct Zero3Trace;
+
 // The programs of all layers at one micro-batch shape, shared by every plan that has that shape.
 // Layers of one kind that are trained, frozen and called alike share theirs.
 class LayerPrograms {
@@ -37,6 +39,8 @@ class LayerPrograms {
   // Whether a plan may use them: alike in everything that a program depends on, and no further
   // recompute mode.
   bool serve(const Plan& plan) const;
+  // Runtime zero3: what its coordinator decides for `plan` (zero3_trace.h); refers to the model.
+  const std::shared_ptr<const Zero3Trace>& zero3_trace() const { return zero3_trace_; }
 
  private:
   // What of a plan the programs depend on, beside the recompute modes.
@@ -77,6 +81,7 @@ class LayerPrograms {
   std::vector<std::int32_t> variant_of_layer_;  // into programs_
   std::vector<Programs> programs_;
   std::array<bool, 3> modes_{};
+  std::shared_ptr<const Zero3Trace> zero3_trace_;
 };
 
 // Preconditions: check(plan, model, cluster) passed and `programs` serve the plan.

@@ -24,16 +24,26 @@ Zero3::Zero3(const ModelSpec& model, const Plan& plan, const LayerPrograms& prog
     graph().communicators.push_back({"secondary", {small_group_, 1}, false});
   }
   if (!overlaps()) gather_copies_ = reduces_ = Stream::kCompute;
+  param_size_ = size_of(plan.param_dtype);
+  comm_size_ = size_of(plan.reduce_dtype);
   placeholder_ = new_work(EventKind::kForward, {});
 }
 
-EventGraph Zero3::build() {
-  own_script_ = std::make_unique<Zero3Script>(*this, model_, plan_);
-  own_coordinator_ = std::make_unique<Zero3Coordinator>(*own_script_, plan_);
-  script_ = own_script_.get();
-  coordinator_ = own_coordinator_.get();
-  if (plan_.batch.accumulation > 1) coordinator_->rehearse();
-  coordinator_->start_complete();
+EventGraph Zero3::build(const LayerPrograms& programs) {
+  if (small_group_ > 1) {  // which shard is gathered is the coordinator's to say
+    own_script_ = std::make_unique<Zero3Script>(*this, model_, plan_);
+    own_coordinator_ = std::make_unique<Zero3Coordinator>(*own_script_, plan_);
+    script_ = own_script_.get();
+    coordinator_ = own_coordinator_.get();
+    if (plan_.batch.accumulation > 1) coordinator_->rehearse();
+    coordinator_->start_complete();
+  } else {
+    trace_ = programs.zero3_trace();
+    if (trace_ == nullptr || !trace_->serves(plan_)) {
+      trace_ = std::make_shared<const Zero3Trace>(*this, model_, plan_);
+    }
+    script_ = &trace_->script;
+  }
   run_step();
   return finish();
 }
@@ -56,6 +66,9 @@ void Zero3::run_step() {
   gathered_.assign(count, kNoBuffer);
   if (small_group_ > 1) secondary_.assign(count, kNoBuffer);
   fetched_now_.reserve(count);
+  for (const std::int64_t numel : script_->sizes) {
+    partitions_.push_back(foreshard::partition_of(numel, plan_.mesh.shard));
+  }
   list_sub_groups();
   persistent_memory();
   for (std::int32_t m = 0; m < static_cast<std::int32_t>(plan_.batch.accumulation); ++m) {
@@ -64,15 +77,11 @@ void Zero3::run_step() {
         checked_multiply(plan_.batch.micro_batch, plan_.batch.sequence), std::int64_t{8}));
     tokens_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, tokens);
     labels_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, tokens);
-    if (logs()) log_trace_reset();
-    // What is in flight still arrives and goes.
-    const Parameters stale = coordinator_->reset_step();
-    fetched_now_.assign(stale.begin(), stale.end());
-    for (const std::int32_t p : fetched_now_) await(p);
-    let_go(fetched_now_);
-    walk(script_->forward);
-    walk(script_->backward);
-    end_backward();
+    if (trace_ != nullptr) {
+      follow(trace_->pass(m));
+    } else {
+      ask();
+    }
     if (logs()) {
       const bool last = m + 1 == static_cast<std::int32_t>(plan_.batch.accumulation);
       log("engine_step", "", last ? "boundary=1" : "boundary=0");
@@ -82,41 +91,98 @@ void Zero3::run_step() {
   if (logs()) log("step_done", "", "");
 }
 
+void Zero3::follow(const Zero3Trace::Pass& pass) {
+  const Parameters stale = trace_->list(pass.stale);
+  for (const std::int32_t p : stale) await(p);
+  let_go(stale);
+  follow(pass.forward);
+  follow(pass.backward);
+  let_go(trace_->list(pass.leftovers));
+  end_backward();
+}
+
+void Zero3::follow(const std::vector<Zero3Trace::Stop>& stops) {
+  for (const Zero3Trace::Stop& stop : stops) {
+    move_to(stop.place);
+    hooks_ += stop.hooks;
+    if (stop.place.kind == Zero3Place::Kind::kEnter) {
+      const Parameters fetched = trace_->list(stop.begin, stop.first_end);
+      if (!fetched.empty()) gather(fetched);
+      for (const std::int32_t p : trace_->list(stop.first_end, stop.second_end)) await(p);
+      wait_for_gathers();
+      const Parameters ahead = trace_->list(stop.second_end, stop.third_end);
+      if (!ahead.empty()) gather(ahead);
+    } else if (stop.place.kind == Zero3Place::Kind::kExit) {
+      let_go(trace_->list(stop.begin, stop.first_end));
+    } else {
+      visit(stop.place);
+    }
+    if (stop.ends_gradients) end_gradients();
+  }
+}
+
+void Zero3::ask() {
+  if (logs()) log_trace_reset();
+  // What is in flight still arrives and goes.
+  const Parameters stale = coordinator_->reset_step();
+  fetched_now_.assign(stale.begin(), stale.end());
+  for (const std::int32_t p : fetched_now_) await(p);
+  let_go(fetched_now_);
+  walk(script_->forward);
+  walk(script_->backward);
+  const Parameters released = coordinator_->release_backward_leftovers();
+  let_go(released);
+  if (logs() && !released.empty()) log_release("backward_leftovers", released);
+  end_backward();
+}
+
 void Zero3::walk(const std::vector<Zero3Place>& places) {
   using Kind = Zero3Place::Kind;
   for (const Zero3Place& place : places) {
     move_to(place);
-    switch (place.kind) {
-      case Kind::kEnter:
-        enter(place);
-        break;
-      case Kind::kExit:
-        leave(place);
-        break;
-      case Kind::kGradient:
-        gradient(place);
-        break;
-      case Kind::kLeafGradients:
-        for (const std::int32_t p : script_->owned_of(place.id)) {
-          if (parameter(p).trained) reduce(p);
-        }
-        break;
-      case Kind::kPhaseEnd:
-        catch_up();
-        close_run();
-        if (place.phase == EventKind::kBackward) copy_gradients();
-        break;
-      case Kind::kLoss:
-        settle(add_layer_row(EventKind::kLoss, place.layer));
-        add_phase(EventKind::kBackward, place.layer, Segments::kInside);
-        break;
+    if (place.kind == Kind::kEnter) {
+      enter(place);
+    } else if (place.kind == Kind::kExit) {
+      leave(place);
+    } else {
+      visit(place);
     }
     if (&place - places.data() == script_->last_gradient && &places == &script_->backward) {
-      flush();
-      // independent_gradient_partition_epilogue: the host waits for the reductions.
-      host_awaits(tail(reduces_));
+      end_gradients();
     }
   }
+}
+
+void Zero3::visit(const Zero3Place& place) {
+  using Kind = Zero3Place::Kind;
+  switch (place.kind) {
+    case Kind::kGradient:
+      gradient(place);
+      break;
+    case Kind::kLeafGradients:
+      for (const std::int32_t p : script_->owned_of(place.id)) {
+        if (parameter(p).trained) reduce(p);
+      }
+      break;
+    case Kind::kPhaseEnd:
+      catch_up();
+      close_run();
+      if (place.phase == EventKind::kBackward) copy_gradients();
+      break;
+    case Kind::kLoss:
+      settle(add_layer_row(EventKind::kLoss, place.layer));
+      add_phase(EventKind::kBackward, place.layer, Segments::kInside);
+      break;
+    case Kind::kEnter:
+    case Kind::kExit:
+      break;
+  }
+}
+
+// independent_gradient_partition_epilogue: the host waits for the reductions.
+void Zero3::end_gradients() {
+  flush();
+  host_awaits(tail(reduces_));
 }
 
 void Zero3::enter(const Zero3Place& place) {
@@ -128,13 +194,19 @@ void Zero3::enter(const Zero3Place& place) {
   ++hooks_;
   if (pass == Pass::kBackward) coordinator_->begin_backward(module);
   const Parameters fetched = coordinator_->fetch(module);
-  if (!fetched.empty()) gather(fetched, Cause::kFetch, module, pass);
+  if (!fetched.empty()) {
+    if (logs()) log_gather(fetched, Cause::kFetch, module, pass);
+    gather(fetched);
+  }
   for (const std::int32_t p : script_->owned_of(module)) {
     if (coordinator_->use(module, p)) await(p);
   }
   wait_for_gathers();
   const Parameters ahead = coordinator_->prefetch(module);
-  if (!ahead.empty()) gather(ahead, Cause::kPrefetch, module, pass);
+  if (!ahead.empty()) {
+    if (logs()) log_gather(ahead, Cause::kPrefetch, module, pass);
+    gather(ahead);
+  }
 }
 
 void Zero3::leave(const Zero3Place& place) {
@@ -149,9 +221,6 @@ void Zero3::leave(const Zero3Place& place) {
 }
 
 void Zero3::end_backward() {
-  const Parameters released = coordinator_->release_backward_leftovers();
-  let_go(released);
-  if (logs() && !released.empty()) log_release("backward_leftovers", released);
   StepBuilder::free(tokens_);
   StepBuilder::free(labels_);
   const auto last = static_cast<std::int32_t>(model_.order.size()) - 1;
@@ -172,8 +241,7 @@ void Zero3::move_to(const Zero3Place& place) {
   target_ = place.segment;
 }
 
-void Zero3::catch_up() {
-  if (target_ <= done_ || layer_ < 0) return;
+void Zero3::run_segments() {
   using Kind = MemoryAction::Kind;
   if (run_row_ == kNoEvent) {
     run_first_ = done_;
@@ -191,8 +259,7 @@ void Zero3::catch_up() {
   done_ = target_;
 }
 
-void Zero3::close_run() {
-  if (run_row_ == kNoEvent) return;
+void Zero3::price_run() {
   Row& row = graph().rows[static_cast<std::size_t>(run_row_)];
   row.work = layer_run_work(phase_, layer_, run_first_,
                             static_cast<std::size_t>(done_ - run_first_), run_hooks_);
@@ -248,13 +315,11 @@ std::uint16_t Zero3::work_of(EventKind kind, std::int64_t bytes, std::uint8_t co
   return index;
 }
 
-std::int32_t Zero3::unit_of(std::int32_t p) const { return unit_of_layer(parameter(p).layer); }
-
 // --- entry points ---
 
 EventGraph build_zero3(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
                        EventGraph recycled) {
-  return Zero3(model, plan, programs, std::move(recycled)).build();
+  return Zero3(model, plan, programs, std::move(recycled)).build(programs);
 }
 
 LibraryRun record_zero3(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,

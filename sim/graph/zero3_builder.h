@@ -22,6 +22,7 @@
 #include "sim/graph/step_builder.h"
 #include "sim/graph/zero3_coordinator.h"
 #include "sim/graph/zero3_script.h"
+#include "sim/graph/zero3_trace.h"
 
 namespace foreshard {
 
@@ -39,7 +40,7 @@ class Zero3 final : public StepBuilder {
   Zero3(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
         EventGraph recycled);
 
-  EventGraph build();                                    // the steady step
+  EventGraph build(const LayerPrograms& programs);       // the steady step
   LibraryStep record(Zero3Run& run, std::int32_t step);  // steps from 1 on, in order
   static void record_construction(Zero3Run& run, const Plan& plan);
 
@@ -67,14 +68,26 @@ class Zero3 final : public StepBuilder {
 
   // --- zero3.cpp ---
   void run_step();
+  // A step asks the coordinator, or follows what it once decided.
+  void follow(const Zero3Trace::Pass& pass);
+  void follow(const std::vector<Zero3Trace::Stop>& stops);
+  void ask();
   void walk(const std::vector<Zero3Place>& places);
   void enter(const Zero3Place& place);
   void leave(const Zero3Place& place);
+  void visit(const Zero3Place& place);  // all but modules
+  void end_gradients();
   void end_backward();
   // The phase of a layer runs in rows that are opened late and cut where something else is issued.
   void move_to(const Zero3Place& place);
-  void catch_up();  // memory of the segments up to where the walk is
-  void close_run();
+  void catch_up() {  // memory of the segments up to where the walk is
+    if (target_ > done_ && layer_ >= 0) run_segments();
+  }
+  void run_segments();
+  void close_run() {
+    if (run_row_ != kNoEvent) price_run();
+  }
+  void price_run();
   EventId add(EventKind kind, Stream stream, std::uint16_t work, std::int32_t unit);
   void settle(EventId id);
   EventId add_bytes(EventKind kind, Stream stream, std::int64_t bytes, std::int32_t unit);
@@ -82,10 +95,10 @@ class Zero3 final : public StepBuilder {
     if (event > awaited_) awaited_ = event;
   }
   std::uint16_t work_of(EventKind kind, std::int64_t bytes, std::uint8_t communicator);
-  std::int32_t unit_of(std::int32_t parameter) const;
+  std::int32_t unit_of(std::int32_t p) const { return unit_of_layer(parameter(p).layer); }
 
   // --- zero3_gather.cpp ---
-  void gather(Parameters list, Cause cause, std::int32_t module, Pass pass);
+  void gather(Parameters list);
   void gather_group(Parameters group, bool small_group);
   std::int64_t shard_numel(Parameters group, bool small_group) const;
   void fetch_from_host(Parameters group);
@@ -94,7 +107,10 @@ class Zero3 final : public StepBuilder {
   void let_go(Parameters list);
   void keep_secondary(std::int32_t parameter);
   void gather_persistent();
-  void wait_for_gathers();  // the default stream waits for allgather_stream
+  void wait_for_gathers() {  // the default stream waits for allgather_stream
+    if (gather_copies_ != Stream::kCompute && tail(gather_copies_) != seen_copies_) see_gathers();
+  }
+  void see_gathers();
   std::int64_t group_size(bool small_group) const {
     return small_group ? small_group_ : plan_.mesh.shard;
   }
@@ -111,6 +127,7 @@ class Zero3 final : public StepBuilder {
   // --- zero3_optimizer.cpp ---
   void persistent_memory();
   void list_sub_groups();
+  void release_all();
   void optimizer();
   void check_overflow();
   void gradient_norm();
@@ -137,13 +154,17 @@ class Zero3 final : public StepBuilder {
   UnitWork unit_work(EventKind, const UnitShape&, std::int32_t) const override { return {}; }
   UnitWork step_work(EventKind) const override { return {}; }
 
-  std::int64_t param_size() const { return size_of(plan_.param_dtype); }
-  std::int64_t comm_size() const { return size_of(plan_.reduce_dtype); }
+  std::int64_t param_size() const { return param_size_; }
+  std::int64_t comm_size() const { return comm_size_; }
   // Of the gradient partitions (data_types.grad_accum_dtype).
   DType accumulation_dtype() const {
     return plan_.zero.fp32_gradient_accumulation ? DType::kFp32 : plan_.param_dtype;
   }
   const Zero3Parameter& parameter(std::int32_t p) const { return script_->parameter(p); }
+  std::int64_t partition_of(const Zero3Parameter& each) const {
+    return partitions_[static_cast<std::size_t>(each.size)];
+  }
+  std::int64_t partition_of(std::int32_t p) const { return partition_of(parameter(p)); }
   bool has_master() const { return plan_.param_dtype != DType::kFp32; }
   bool optimizes_on_host() const { return plan_.zero.offload_optimizer != ZeroOffload::kNone; }
   bool overlaps() const { return plan_.zero.overlap_comm.value_or(true); }
@@ -154,10 +175,13 @@ class Zero3 final : public StepBuilder {
 
   std::unique_ptr<Zero3Script> own_script_;
   std::unique_ptr<Zero3Coordinator> own_coordinator_;
+  std::shared_ptr<const Zero3Trace> trace_;
   const Zero3Script* script_ = nullptr;
-  Zero3Coordinator* coordinator_ = nullptr;
+  Zero3Coordinator* coordinator_ = nullptr;  // null: `trace_` says what it decides
+  std::vector<std::int64_t> partitions_;     // by Zero3Script::sizes
   Stream gather_copies_ = Stream::kCopyIn, reduces_ = Stream::kReduceScatter;
-  std::int64_t small_group_ = 1;  // ranks of a secondary partition
+  std::int64_t param_size_ = 2, comm_size_ = 2;  // bytes of an element
+  std::int64_t small_group_ = 1;                 // ranks of a secondary partition
   std::uint8_t small_communicator_ = kShard;
 
   // The open run of a layer's phase.

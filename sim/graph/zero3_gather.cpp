@@ -20,14 +20,13 @@ namespace foreshard {
 
 std::int64_t Zero3::shard_numel(Parameters group, bool small_group) const {
   std::int64_t sum = 0;
-  for (const std::int32_t p : group) sum += parameter(p).partition;
+  for (const std::int32_t p : group) sum += partition_of(p);
   return small_group ? sum * (plan_.mesh.shard / small_group_) : sum;
 }
 
-void Zero3::gather(Parameters list, Cause cause, std::int32_t module, Pass pass) {
+void Zero3::gather(Parameters list) {
   catch_up();
   close_run();
-  if (logs()) log_gather(list, cause, module, pass);
   if (small_group_ <= 1) {
     gather_group(list, false);
   } else {
@@ -49,7 +48,7 @@ void Zero3::gather(Parameters list, Cause cause, std::int32_t module, Pass pass)
 void Zero3::fetch_from_host(Parameters group) {
   if (plan_.zero.offload_param == ZeroOffload::kNone) return;
   for (const std::int32_t p : group) {
-    const std::int64_t bytes = parameter(p).partition * param_size();
+    const std::int64_t bytes = partition_of(p) * param_size();
     if (plan_.zero.offload_param == ZeroOffload::kNvme) {
       host_awaits(add_bytes(EventKind::kStorageRead, gather_copies_, bytes, unit_of(p)));
     }
@@ -158,14 +157,11 @@ void Zero3::copy_out(Handle& handle) {
   }
 }
 
-void Zero3::wait_for_gathers() {
-  if (gather_copies_ == Stream::kCompute) return;
-  const EventId copies = tail(gather_copies_);
-  if (copies == seen_copies_) return;
-  seen_copies_ = copies;
+void Zero3::see_gathers() {
+  seen_copies_ = tail(gather_copies_);
   catch_up();
   close_run();
-  wait(Stream::kCompute, copies);
+  wait(Stream::kCompute, seen_copies_);
 }
 
 void Zero3::let_go(Parameters list) {
@@ -186,8 +182,7 @@ void Zero3::let_go(Parameters list) {
 // copied, and the host waits for it.
 void Zero3::keep_secondary(std::int32_t p) {
   close_run();
-  const std::int64_t bytes =
-      parameter(p).partition * plan_.mesh.shard / small_group_ * param_size();
+  const std::int64_t bytes = partition_of(p) * plan_.mesh.shard / small_group_ * param_size();
   host_awaits(add_bytes(EventKind::kReshard, Stream::kCompute, 3 * bytes, unit_of(p)));
   at(secondary_, p) =
       allocate(MemoryCategory::kPostForwardShard, Stream::kCompute, unit_of(p), Bytes(bytes));
@@ -200,7 +195,7 @@ void Zero3::gather_persistent() {
   if (logs()) note_ = "_post_step";
   for (std::int32_t p = 0; p < script_->parameter_count() && plan_.mesh.shard > 1; ++p) {
     if (!parameter(p).persists) continue;
-    const std::int64_t whole = parameter(p).partition * plan_.mesh.shard * param_size();
+    const std::int64_t whole = partition_of(p) * plan_.mesh.shard * param_size();
     fetch_from_host({&p, 1});
     wait(Stream::kAllGather, tail(Stream::kCompute));
     const EventId gathered = add(EventKind::kAllGather, Stream::kAllGather,
@@ -213,7 +208,7 @@ void Zero3::gather_persistent() {
       graph().actions.push_back({MemoryAction::Kind::kAllocate, at(persistent_, p)});
     }
   }
-  coordinator_->after_step();
+  if (coordinator_ != nullptr) coordinator_->after_step();
   note_.clear();
 }
 

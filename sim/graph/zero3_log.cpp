@@ -181,19 +181,19 @@ void Zero3::record_construction(Zero3Run& run, const Plan& plan) {
   std::int64_t partitions = 0, persistent = 0, count = 0;
   for (std::int32_t p = 0; p < script.parameter_count(); ++p) {
     const Zero3Parameter& each = script.parameter(p);
-    add("all_gather", each.partition * size, each.partition * plan.mesh.shard * size,
+    const std::int64_t partition = foreshard::partition_of(each.numel, plan.mesh.shard);
+    add("all_gather", partition * size, partition * plan.mesh.shard * size,
         torch_name(plan.param_dtype), "");
     LibraryBucket& bucket = record.buckets.emplace_back();
     bucket.phase = "init";
     bucket.index = p;
     bucket.kind = "zero3_partition";
-    bucket.bytes = each.partition * size;
+    bucket.bytes = partition * size;
     bucket.dtype = torch_name(plan.param_dtype);
-    bucket.extra =
-        fmt::format("numel={} partition_numel={} padded_numel={} persist={}", each.numel,
-                    each.partition, each.partition * plan.mesh.shard, each.persists ? 1 : 0);
+    bucket.extra = fmt::format("numel={} partition_numel={} padded_numel={} persist={}", each.numel,
+                               partition, partition * plan.mesh.shard, each.persists ? 1 : 0);
     bucket.parameters = {run.parameters[static_cast<std::size_t>(p)]};
-    partitions += each.partition;
+    partitions += partition;
     persistent += each.persists ? each.numel : 0;
     count += each.persists ? 1 : 0;
   }
@@ -208,7 +208,7 @@ void Zero3::record_construction(Zero3Run& run, const Plan& plan) {
   std::int64_t open = 0;
   for (const Zero3Parameter& each : script.parameters) {
     if (open == 0) ++record.facts["n_sub_groups"];
-    open += each.partition;
+    open += foreshard::partition_of(each.numel, plan.mesh.shard);
     if (open >= plan.zero.sub_group_size) open = 0;
   }
   record.facts["ipg_buffer_bytes"] = plan.zero.contiguous_gradients

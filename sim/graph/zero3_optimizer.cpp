@@ -18,8 +18,8 @@ void Zero3::list_sub_groups() {
   std::int64_t open = 0;
   for (const Zero3Parameter& each : script_->parameters) {
     if (!each.trained) continue;
-    partitioned_ += each.partition;
-    open += each.partition;
+    partitioned_ += partition_of(each);
+    open += partition_of(each);
     if (open < plan_.zero.sub_group_size) continue;
     sub_groups_.push_back(std::exchange(open, 0));
   }
@@ -33,7 +33,7 @@ void Zero3::persistent_memory() {
     graph().buffers.back().on_host = on_host;
   };
   std::int64_t partitions = 0;
-  for (const Zero3Parameter& each : script_->parameters) partitions += each.partition;
+  for (const Zero3Parameter& each : script_->parameters) partitions += partition_of(each);
   const bool adam = plan_.optimizer.kind == Optimizer::Kind::kAdamW;
   const auto is_in_memory = [](ZeroOffload offload) { return offload != ZeroOffload::kNvme; };
   // What is on NVMe passes through pinned buffers of the host: OffloadParam's buffer_count of
@@ -67,18 +67,31 @@ void Zero3::persistent_memory() {
   if (plan_.zero.contiguous_gradients) {
     hold(MemoryCategory::kReduceScatterInput, plan_.zero.reduce_bucket_size * comm_size(), false);
   }
-  for (std::int32_t p = 0; p < script_->parameter_count(); ++p) {
-    // What the step before gathered.
-    if (coordinator_->is_gone(p) || plan_.mesh.shard == 1) continue;
+  // What the step before gathered.
+  const auto keep = [&](std::int32_t p) {
     at(gathered_, p) =
         allocate_persistent(MemoryCategory::kUnshardedParam, unit_of(p),
-                            Bytes(parameter(p).partition * plan_.mesh.shard * param_size()));
+                            Bytes(partition_of(p) * plan_.mesh.shard * param_size()));
     persistent_.resize(script_->parameters.size(), kNoBuffer);
     at(persistent_, p) = at(gathered_, p);
+  };
+  if (plan_.mesh.shard == 1) return;
+  if (trace_ != nullptr) {
+    for (const std::int32_t p : trace_->list(trace_->at_start)) keep(p);
+    return;
+  }
+  for (std::int32_t p = 0; p < script_->parameter_count(); ++p) {
+    if (!coordinator_->is_gone(p)) keep(p);
   }
 }
 
-void Zero3::optimizer() {
+// What is in flight behind the last backward arrives, then all is let go of.
+void Zero3::release_all() {
+  if (trace_ != nullptr) {
+    for (const std::int32_t p : trace_->list(trace_->in_flight)) await(p);
+    let_go(trace_->list(trace_->at_end));
+    return;
+  }
   std::int64_t available = 0;
   for (std::int32_t p = 0; logs() && p < script_->parameter_count(); ++p) {
     const std::int32_t handle = at(handle_of_, p);
@@ -91,6 +104,10 @@ void Zero3::optimizer() {
   }
   let_go(coordinator_->release_all());
   if (logs()) log("release_all", "", "before optimizer").bytes_in = available * 2;
+}
+
+void Zero3::optimizer() {
+  release_all();
   if (plan_.param_dtype == DType::kFp16) check_overflow();
   gradient_norm();
   for (std::size_t s = 0; s < sub_groups_.size(); ++s) {

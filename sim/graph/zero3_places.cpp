@@ -40,7 +40,7 @@ void Zero3Script::write_hook(std::vector<Zero3Place>& places, EventKind phase, s
     return;
   }
   const std::int32_t module = module_of(layer, hook.index);
-  if (is_block(layer) && plan_.zero.leaf_blocks) return;
+  if (is_block(layer) && plan_->zero.leaf_blocks) return;
   if (hook.kind == LayerHook::Kind::kEnter) {
     if (!is_block(layer)) go_to(places, phase, parent_of(module));
     places.push_back({Kind::kEnter, phase, hook.segment, layer, module});
@@ -54,7 +54,7 @@ void Zero3Script::write_hook(std::vector<Zero3Place>& places, EventKind phase, s
 // Forward or recomputation. What recomputes stops before the block ends.
 void Zero3Script::write_phase(std::vector<Zero3Place>& places, EventKind phase,
                               std::int32_t layer) {
-  const LayerPhaseProgram& program = builder_.phase(phase, layer);
+  const LayerPhaseProgram& program = builder_->phase(phase, layer);
   const bool block = is_block(layer);
   if (block) places.push_back({Kind::kEnter, phase, 0, layer, module_of(layer, -1)});
   for (const LayerHook& hook : program.hooks) write_hook(places, phase, layer, hook);
@@ -67,7 +67,8 @@ void Zero3Script::write_phase(std::vector<Zero3Place>& places, EventKind phase,
 
 bool Zero3Script::repeats(std::int32_t layer, std::int32_t like) const {
   return like >= 0 && repeats_modules(layer, like) &&
-         &builder_.phase(EventKind::kForward, layer) == &builder_.phase(EventKind::kForward, like);
+         &builder_->phase(EventKind::kForward, layer) ==
+             &builder_->phase(EventKind::kForward, like);
 }
 
 // The places of `like`, which are the last ones, once more for `layer`.
@@ -114,10 +115,10 @@ void Zero3Script::write_forward() {
 }
 
 void Zero3Script::write_backward_layer(std::int32_t layer) {
-  const LayerPhaseProgram& program = builder_.phase(EventKind::kBackward, layer);
+  const LayerPhaseProgram& program = builder_->phase(EventKind::kBackward, layer);
   if (program.segments.empty()) return;  // nothing before it is trained
   const bool block = is_block(layer);
-  const bool recomputes = builder_.recompute_of(layer) != Recompute::kNone;
+  const bool recomputes = builder_->recompute_of(layer) != Recompute::kNone;
   constexpr EventKind kPhase = EventKind::kBackward;
   if (block) {
     backward.push_back({Kind::kEnter, kPhase, 0, layer, module_of(layer, -1)});
@@ -176,7 +177,8 @@ void Zero3Script::write_backward() {
     if (spec_of(l).role == LayerRole::kLoss) continue;
     if (is_block(l)) go_to(backward, EventKind::kBackward, block_container_);
     const std::size_t start = backward.size();
-    const bool copies = repeats(l, like) && builder_.recompute_of(l) == builder_.recompute_of(like);
+    const bool copies =
+        repeats(l, like) && builder_->recompute_of(l) == builder_->recompute_of(like);
     if (copies) {
       copy_places(backward, begin, l, like);
     } else {

@@ -68,7 +68,7 @@ void Zero3::flush() {
   if (!all_reduces) std::sort(bucket_.begin(), bucket_.end());
   if (logs()) log_bucket(bucket_);
   std::int64_t partitions = 0;
-  for (const std::int32_t p : bucket_) partitions += parameter(p).partition;
+  for (const std::int32_t p : bucket_) partitions += partition_of(p);
   const std::int64_t size = comm_size();
   std::int32_t interleaved = kNoBuffer;
   if (all_reduces) {
@@ -140,7 +140,7 @@ void Zero3::quantized_reduce(std::span<const std::int32_t> bucket) {
     const auto& shape = spec_of(each.layer).parameters[static_cast<std::size_t>(each.index)].shape;
     const std::int32_t unit = unit_of(p);
     if (shape.size() == 1 || each.numel % (2 * world) != 0) {
-      const std::int64_t bytes = each.partition * world * comm_size();
+      const std::int64_t bytes = partition_of(each) * world * comm_size();
       add_bytes(EventKind::kReduceScatterCopyIn, reduces_, 2 * bytes, unit);
       add(EventKind::kReduceScatter, reduces_, work_of(EventKind::kReduceScatter, bytes, kShard),
           unit);

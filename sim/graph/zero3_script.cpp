@@ -16,11 +16,13 @@ std::string parent_name(const std::string& name) {
 }  // namespace
 
 Zero3Script::Zero3Script(const StepBuilder& builder, const ModelSpec& model, const Plan& plan)
-    : builder_(builder), model_(model), plan_(plan) {
+    : builder_(&builder), model_(model), plan_(&plan) {
   add_parameters();
   add_modules();
   write_forward();
   write_backward();
+  builder_ = nullptr;
+  plan_ = nullptr;
 }
 
 bool Zero3Script::is_block(std::int32_t layer) const {
@@ -52,17 +54,23 @@ void Zero3Script::add_parameters() {
       parameter_of_.push_back(parameter_count());
       Zero3Parameter& p = parameters.emplace_back();
       p.numel = spec.parameters[i].numel();
-      p.partition = (p.numel + plan_.mesh.shard - 1) / plan_.mesh.shard;
+      p.size = size_of(p.numel);
       p.layer = l;
       p.index = static_cast<std::int16_t>(i);
-      p.trained = builder_.is_trained(l, spec.parameters[i]);
-      p.in_leaf = plan_.zero.leaf_blocks && spec.role == LayerRole::kBlock;
-      p.persists = p.numel <= plan_.zero.stage3_param_persistence_threshold &&
-                   p.numel <= plan_.zero.stage3_model_persistence_threshold - persistent;
+      p.trained = builder_->is_trained(l, spec.parameters[i]);
+      p.in_leaf = plan_->zero.leaf_blocks && spec.role == LayerRole::kBlock;
+      p.persists = p.numel <= plan_->zero.stage3_param_persistence_threshold &&
+                   p.numel <= plan_->zero.stage3_model_persistence_threshold - persistent;
       if (p.persists) persistent += p.numel;
       trained_before |= p.trained;
     }
   }
+}
+
+std::int32_t Zero3Script::size_of(std::int64_t numel) {
+  const auto known = std::find(sizes.begin(), sizes.end(), numel);
+  if (known == sizes.end()) sizes.push_back(numel);
+  return static_cast<std::int32_t>(std::find(sizes.begin(), sizes.end(), numel) - sizes.begin());
 }
 
 std::int32_t Zero3Script::container(const std::string& name) {
@@ -155,7 +163,7 @@ void Zero3Script::add_layer_modules(std::int32_t layer) {
   if (copy_layer_modules(layer)) return;
   const LayerSpec& spec = spec_of(layer);
   const bool block = is_block(layer);
-  const bool leaf = block && plan_.zero.leaf_blocks;
+  const bool leaf = block && plan_->zero.leaf_blocks;
   first_module_.push_back(static_cast<std::int32_t>(modules.size()) - (block ? 0 : 1));
   if (block) {
     Zero3Module& module = modules.emplace_back();

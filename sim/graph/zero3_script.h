@@ -1,5 +1,6 @@
 // DeepSpeed's view of a model under ZeRO stage 3: parameters by ds_id, the tree of modules that
-// carry hooks, and the places of one forward and backward where those hooks run.
+// carry hooks, and the places of one forward and backward where those hooks run. However many
+// ranks there are.
 //
 // Every module of the tree runs hooks, containers without parameters too
 // (deepspeed/runtime/zero/parameter_offload.py, DeepSpeed 0.19.8). The tree is what the names of
@@ -21,7 +22,7 @@ namespace foreshard {
 
 struct Zero3Parameter {
   std::int64_t numel = 0;
-  std::int64_t partition = 0;  // ceil(numel / ranks)
+  std::int32_t size = 0;  // into Zero3Script::sizes
   std::int32_t layer = 0;
   std::int16_t index = 0;  // LayerSpec::parameters
   bool persists = false;   // stays gathered: at most param_persistence_threshold elements
@@ -39,6 +40,11 @@ struct Zero3Module {
   bool has_input_gradient = true;  // else its hook after backward never runs
 };
 
+// Elements of a rank's share.
+constexpr std::int64_t partition_of(std::int64_t numel, std::int64_t ranks) {
+  return (numel + ranks - 1) / ranks;
+}
+
 // What happens at one point of host order. `segment`: the first segment of the layer's phase that
 // runs after it.
 struct Zero3Place {
@@ -52,10 +58,12 @@ struct Zero3Place {
 
 class Zero3Script {
  public:
-  // Reads the layers' programs of the builder's first micro-batch.
+  // Reads the layers' programs of the builder's first micro-batch. The model is asked for names
+  // later on; builder and plan are not needed any more.
   explicit Zero3Script(const StepBuilder& builder, const ModelSpec& model, const Plan& plan);
 
   std::vector<Zero3Parameter> parameters;  // by ds_id: the order of Module.parameters()
+  std::vector<std::int64_t> sizes;         // the different numels of parameters
   std::vector<Zero3Module> modules;
   std::vector<std::int32_t> owned;  // of modules, ascending
   std::vector<Zero3Place> forward, backward;
@@ -84,6 +92,7 @@ class Zero3Script {
 
  private:
   void add_parameters();
+  std::int32_t size_of(std::int64_t numel);
   void add_modules();
   void add_layer_modules(std::int32_t layer);
   std::vector<LayerModule> layer_modules(std::int32_t layer) const;
@@ -121,9 +130,9 @@ class Zero3Script {
         .kinds[static_cast<std::size_t>(model_.order[static_cast<std::size_t>(layer)].kind)];
   }
 
-  const StepBuilder& builder_;  // while the places are written
+  const StepBuilder* builder_;  // while the places are written, as is the plan
   const ModelSpec& model_;
-  const Plan& plan_;
+  const Plan* plan_;
   std::vector<std::int32_t> parents_;      // of modules; -1: of the root
   std::vector<std::int32_t> owner_;        // of parameters: the first module that holds it
   std::vector<std::string> containers_;    // names; the first modules in the same order
