@@ -65,6 +65,16 @@ void check_balance(const LayerSpec& layer, const LayerProgram& program) {
   }
 }
 
+// What a failed check says, without the words it begins with and the line of ours it ends with
+// (fail_check): here it is the user's layer that is wrong.
+std::string_view reason_of(const Error& error) {
+  constexpr std::string_view kBegins = "internal error: ";
+  std::string_view what = error.what();
+  if (error.exit_code() != ExitCode::kInternal || !what.starts_with(kBegins)) return what;
+  what.remove_prefix(kBegins.size());
+  return what.substr(0, what.rfind(" ("));
+}
+
 class Checker {
  public:
   Checker(const ModelSpec& model, const ModelPlaces& places) : model_(model), places_(places) {}
@@ -246,8 +256,7 @@ class Checker {
                           "no gradient arrives at " + layer.parameters[p].name);
         }
       } catch (const Error& error) {
-        const std::string_view what = error.what();
-        throw node.error(fmt::format("the layer cannot be differentiated: {}", what),
+        throw node.error(fmt::format("the layer cannot be differentiated: {}", reason_of(error)),
                          "operations that lead from its input to its output");
       }
     }

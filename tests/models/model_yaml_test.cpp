@@ -203,6 +203,23 @@ TEST(ModelYamlTest, LayersThatDoNotFit) {
                  "no gradient arrives at up.weight");
 }
 
+// It is the layer that is wrong, not the program.
+TEST(ModelYamlTest, WhatCannotBeDifferentiatedIsNoInternalError) {
+  try {
+    parse_model_yaml(
+        parse_yaml(with("[x, y], outputs: sum", "[x, x], outputs: sum"), "model.yaml"));
+    FAIL();
+  } catch (const Error& error) {
+    const std::string what = error.what();
+    EXPECT_EQ(error.exit_code(), ExitCode::kInvalidInput);
+    EXPECT_EQ(what.find("internal"), std::string::npos) << what;
+    EXPECT_EQ(what.find(".cpp"), std::string::npos) << what;
+    EXPECT_NE(what.find("the layer cannot be differentiated: no gradient arrives at up.weight; "),
+              std::string::npos)
+        << what;
+  }
+}
+
 TEST(ModelYamlTest, ChainsAreJoined) {
   // Another table of rows, joined with the first by a sum.
   std::string text = with("  loss:\n    role: loss\n", R"(  meet:
