@@ -140,9 +140,10 @@ class SnapshotWriter {
 
 std::string memory_snapshot(const Forecast& forecast, const AllocatorSettings& settings,
                             const DeviceMemory& memory, const LibraryBuffers& library) {
-  const ReservedProfile profile = replay_reserved(forecast.graph, settings, memory, library);
+  const ReplayInputs inputs(library, &forecast.timeline);
+  const ReservedProfile profile = replay_reserved(forecast.graph, settings, memory, inputs);
   const TracedStep step =
-      trace_step(forecast.graph, settings, memory, profile.steady_step - 1, library);
+      trace_step(forecast.graph, settings, memory, profile.steady_step - 1, inputs);
   return SnapshotWriter(forecast, step).write();
 }
 

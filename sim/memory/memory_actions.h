@@ -87,14 +87,25 @@ inline MemoryCategory stored_category(const EventGraph& graph, std::int32_t buff
   return graph.program(*e).slots[static_cast<std::size_t>(buffer - e->first_buffer)].stored;
 }
 
+// Whether streams were recorded on any buffer that is freed: its block then comes back only with
+// time (sim/memory/reserved.h).
+inline bool records_streams(const EventGraph& graph) {
+  return std::any_of(graph.actions.begin(), graph.actions.end(),
+                     [](const MemoryAction& action) { return action.recorded() != 0; });
+}
+
 // Calls visitor.allocate(buffer id), visitor.free(buffer id) and visitor.store(buffer id,
-// category), which says what the buffer counts as from now on, for one action of the graph.
+// category), which says what the buffer counts as from now on, for one action of the graph. A
+// visitor that has free_recorded(buffer id, streams) is told where streams were recorded.
 template <typename Visitor>
 void visit_action(const EventGraph& graph, const MemoryAction& action, Visitor& visitor) {
   switch (action.kind) {
     case MemoryAction::Kind::kAllocate:
       return visitor.allocate(action.target);
     case MemoryAction::Kind::kFree:
+      if constexpr (requires { visitor.free_recorded(action.target, action.recorded()); }) {
+        if (action.recorded() != 0) return visitor.free_recorded(action.target, action.recorded());
+      }
       return visitor.free(action.target);
     case MemoryAction::Kind::kStore:
       return visitor.store(action.target, stored_category(graph, action.target));

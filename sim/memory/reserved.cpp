@@ -6,12 +6,16 @@
 #include "sim/memory/reserved.h"
 
 #include <algorithm>
+#include <array>
+#include <limits>
+#include <optional>
 #include <span>
 
 #include "sim/base/error.h"
 #include "sim/memory/memory_actions.h"
 #include "sim/memory/memory_profile.h"
 #include "sim/memory/outside_allocator.h"
+#include "sim/simulate/timeline.h"
 
 namespace foreshard {
 namespace {
@@ -27,6 +31,7 @@ struct Log {
   std::vector<std::int32_t> first;       // by buffer: its first tensor; one more than buffers
   std::vector<std::int32_t> buffer;      // by tensor
   std::vector<std::int32_t> actions;     // tensor: allocate, ~tensor: free
+  std::vector<StreamSet> recorded;       // by action: streams recorded on what it frees
   std::vector<std::uint32_t> row_begin;  // into actions; one more than there are rows
   std::vector<std::int64_t> bytes;       // by tensor
   std::vector<std::uint8_t> stream;      // by tensor
@@ -42,15 +47,20 @@ class Flatten {
   void row(EventId) { log_.row_begin.push_back(static_cast<std::uint32_t>(log_.actions.size())); }
   void allocate(std::int32_t buffer) {
     const auto b = static_cast<std::size_t>(buffer);
-    for (std::int32_t t = log_.first[b]; t < log_.first[b + 1]; ++t) log_.actions.push_back(t);
+    for (std::int32_t t = log_.first[b]; t < log_.first[b + 1]; ++t) add(t, 0);
   }
-  void free(std::int32_t buffer) {
+  void free(std::int32_t buffer) { free_recorded(buffer, 0); }
+  void free_recorded(std::int32_t buffer, StreamSet streams) {
     const auto b = static_cast<std::size_t>(buffer);
-    for (std::int32_t t = log_.first[b]; t < log_.first[b + 1]; ++t) log_.actions.push_back(~t);
+    for (std::int32_t t = log_.first[b]; t < log_.first[b + 1]; ++t) add(~t, streams);
   }
   void store(std::int32_t, MemoryCategory) {}  // only its name changes
 
  private:
+  void add(std::int32_t action, StreamSet streams) {
+    log_.actions.push_back(action);
+    log_.recorded.push_back(streams);
+  }
   Log& log_;
 };
 
@@ -118,6 +128,47 @@ Log flatten(const EventGraph& graph) {
   return log;
 }
 
+// When what a stream was given has ended, step after step of one period. A position is a row of a
+// step: step * rows + row.
+class StreamClock {
+ public:
+  StreamClock(const EventGraph& graph, const Timeline& timeline) : period_(timeline.period) {
+    FORESHARD_CHECK(timeline.spans.size() == graph.rows.size(), "a timeline of another graph");
+    std::array<Time, kStreams> ends;
+    ends.fill(kLongAgo);
+    for (std::size_t row = 0; row < graph.rows.size(); ++row) {
+      ends[static_cast<std::size_t>(graph.rows[row].stream)] = timeline.spans[row].end;
+      issues_.push_back(timeline.spans[row].issue);
+      ends_.push_back(ends);
+    }
+    if (ends_.empty()) return;
+    // What a stream has not been given yet in a step, the step before gave it.
+    for (std::array<Time, kStreams>& now : ends_) {
+      for (std::size_t s = 0; s < kStreams; ++s) {
+        if (now[s] == kLongAgo && ends[s] != kLongAgo) now[s] = ends[s] - period_;
+      }
+    }
+  }
+
+  std::int64_t position(std::int64_t step, EventId row) const {
+    return step * static_cast<std::int64_t>(issues_.size()) + std::max(row, 0);
+  }
+  // Whether the host finds, when it issues the row of `now`, that `stream` has done all that it was
+  // given up to the row of `then`.
+  bool has_ended(int stream, std::int64_t then, std::int64_t now) const {
+    const auto rows = static_cast<std::int64_t>(issues_.size());
+    const Time end = ends_[static_cast<std::size_t>(then % rows)][static_cast<std::size_t>(stream)];
+    return end == kLongAgo || end <= issues_[static_cast<std::size_t>(now % rows)] +
+                                         (now / rows - then / rows) * period_;
+  }
+
+ private:
+  static constexpr Time kLongAgo = Time::ns(std::numeric_limits<std::int64_t>::min());
+  Time period_;
+  std::vector<Time> issues_;                      // by row
+  std::vector<std::array<Time, kStreams>> ends_;  // by row
+};
+
 // One cudaMalloc or cudaFree of a large block holds the host up for about this long. Assumed: the
 // order of magnitude of driver calls that change the address space; nothing here was measured.
 constexpr double kDeviceAllocSeconds = 1e-3;
@@ -127,11 +178,13 @@ constexpr double kDeviceFreeSeconds = 1e-3;
 
 struct ReservedReplay::State {
   State(const EventGraph& graph, const AllocatorSettings& settings, const DeviceMemory& memory,
-        const LibraryBuffers& library)
+        const ReplayInputs& inputs)
       : log(flatten(graph)),
         allocator(settings, memory),
         block_of(log.bytes.size(), CachingAllocator::kNoBlock) {
-    log.library = library_blocks(graph, library);
+    log.library = library_blocks(graph, inputs.library);
+    if (inputs.timeline != nullptr && records_streams(graph))
+      clock.emplace(graph, *inputs.timeline);
   }
 
   void run_rows() {
@@ -150,7 +203,7 @@ struct ReservedReplay::State {
       }
       for (std::uint32_t i = log.row_begin[r]; i < log.row_begin[r + 1] && !failed; ++i) {
         const std::int32_t action = log.actions[i];
-        action >= 0 ? allocate(action) : free(~action);
+        action >= 0 ? allocate(action) : free(~action, log.recorded[i]);
       }
       note_stall();
     }
@@ -165,6 +218,12 @@ struct ReservedReplay::State {
 
   // `buffer` is what the trace names: -1 for a library's.
   CachingAllocator::BlockId take(std::int64_t bytes, std::uint8_t stream, std::int32_t buffer) {
+    if (clock) {
+      const std::int64_t now = clock->position(step, row);
+      allocator.process_events(
+          [&](int recorded, std::int64_t then) { return clock->has_ended(recorded, then, now); });
+      if (traced != nullptr) take_history(-1);
+    }
     const CachingAllocator::BlockId block = allocator.malloc(bytes, stream);
     failed = block == CachingAllocator::kNoBlock;
     const PoolStats& now = allocator.stats().all;
@@ -180,11 +239,18 @@ struct ReservedReplay::State {
     return block;
   }
 
-  void free(std::int32_t tensor) {
+  void free(std::int32_t tensor, StreamSet recorded) {
     const auto b = static_cast<std::size_t>(tensor);
     if (log.bytes[b] == 0) return;
     FORESHARD_CHECK(block_of[b] != CachingAllocator::kNoBlock, "a buffer is freed twice");
-    allocator.free(block_of[b]);
+    if (clock && recorded != 0) {
+      for (int stream = 0; stream < static_cast<int>(kStreams); ++stream) {
+        if ((recorded >> stream & 1) != 0) allocator.record_stream(block_of[b], stream);
+      }
+      allocator.free(block_of[b], clock->position(step, row));
+    } else {
+      allocator.free(block_of[b]);
+    }
     block_of[b] = CachingAllocator::kNoBlock;
     if (traced != nullptr) take_history(log.buffer[b]);
   }
@@ -215,6 +281,7 @@ struct ReservedReplay::State {
 
   Log log;
   CachingAllocator allocator;
+  std::optional<StreamClock> clock;
   std::vector<CachingAllocator::BlockId> block_of;  // by tensor
   std::vector<HostStall> stalls;
   std::vector<AllocatorTraceEntry> history;
@@ -227,8 +294,8 @@ struct ReservedReplay::State {
 };
 
 ReservedReplay::ReservedReplay(const EventGraph& graph, const AllocatorSettings& settings,
-                               const DeviceMemory& memory, const LibraryBuffers& library)
-    : state_(std::make_unique<State>(graph, settings, memory, library)) {}
+                               const DeviceMemory& memory, const ReplayInputs& inputs)
+    : state_(std::make_unique<State>(graph, settings, memory, inputs)) {}
 ReservedReplay::~ReservedReplay() = default;
 ReservedReplay::ReservedReplay(ReservedReplay&&) noexcept = default;
 ReservedReplay& ReservedReplay::operator=(ReservedReplay&&) noexcept = default;
@@ -272,8 +339,8 @@ Time stall_time(const HostStall& stall) {
 }
 
 ReservedProfile replay_reserved(const EventGraph& graph, const AllocatorSettings& settings,
-                                const DeviceMemory& memory, const LibraryBuffers& library) {
-  ReservedReplay replay(graph, settings, memory, library);
+                                const DeviceMemory& memory, const ReplayInputs& inputs) {
+  ReservedReplay replay(graph, settings, memory, inputs);
   ReservedProfile profile;
   profile.first = profile.steady = replay.run_step();
   profile.first_stalls = profile.stalls = replay.stalls();
@@ -309,8 +376,8 @@ struct Settled {
 };
 
 Settled settle(const EventGraph& graph, const AllocatorSettings& settings,
-               const DeviceMemory& memory, const LibraryBuffers& library) {
-  ReservedReplay replay(graph, settings, memory, library);
+               const DeviceMemory& memory, const ReplayInputs& inputs) {
+  ReservedReplay replay(graph, settings, memory, inputs);
   Settled result;
   ReservedForecast& found = result.forecast;
   found.repeats = false;
@@ -334,35 +401,39 @@ Settled settle(const EventGraph& graph, const AllocatorSettings& settings,
 }  // namespace
 
 ReservedForecast forecast_reserved(const EventGraph& graph, const Plan& plan,
-                                   const Cluster& cluster) {
+                                   const Cluster& cluster, const Timeline* timeline) {
   if (plan.runtime.kind == RuntimeKind::kNative || cluster.host_computes) {
     ReservedForecast laid_out;
     laid_out.peak = peak_allocated(graph);
     return laid_out;
   }
-  const LibraryBuffers library = library_buffers(cluster, plan.runtime);
-  Settled wanted = settle(graph, plan.allocator, DeviceMemory::unlimited(), library);
+  const ReplayInputs inputs(library_buffers(cluster, plan.runtime), timeline);
+  const bool is_lower_bound = timeline == nullptr && records_streams(graph);
+  Settled wanted = settle(graph, plan.allocator, DeviceMemory::unlimited(), inputs);
+  wanted.forecast.is_lower_bound = is_lower_bound;
   const Bytes available = cluster.gpu.memory - total(memory_outside(graph, cluster, plan.runtime));
   if (wanted.forecast.peak <= available || peak_allocated(graph) > available) {
     return std::move(wanted.forecast);
   }
-  Settled limited = settle(graph, plan.allocator, {cluster.gpu.memory, available}, library);
+  Settled limited = settle(graph, plan.allocator, {cluster.gpu.memory, available}, inputs);
+  limited.forecast.is_lower_bound = is_lower_bound;
   if (limited.out_of_memory) return std::move(wanted.forecast);
   limited.forecast.retries_for_good = !limited.settles;
   return std::move(limited.forecast);
 }
 
-Bytes peak_reserved(const EventGraph& graph, const Plan& plan, const Cluster& cluster) {
-  const ReservedForecast found = forecast_reserved(graph, plan, cluster);
+Bytes peak_reserved(const EventGraph& graph, const Plan& plan, const Cluster& cluster,
+                    const Timeline* timeline) {
+  const ReservedForecast found = forecast_reserved(graph, plan, cluster, timeline);
   if (!found.retries_for_good) return found.peak;
   return settle(graph, plan.allocator, DeviceMemory::unlimited(),
-                library_buffers(cluster, plan.runtime))
+                {library_buffers(cluster, plan.runtime), timeline})
       .forecast.peak;
 }
 
 TracedStep trace_step(const EventGraph& graph, const AllocatorSettings& settings,
-                      const DeviceMemory& memory, int steps_before, const LibraryBuffers& library) {
-  ReservedReplay replay(graph, settings, memory, library);
+                      const DeviceMemory& memory, int steps_before, const ReplayInputs& inputs) {
+  ReservedReplay replay(graph, settings, memory, inputs);
   for (int i = 0; i < steps_before; ++i) replay.run_step();
   ReservedReplay::State& s = *replay.state_;
   TracedStep traced;

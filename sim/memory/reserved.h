@@ -6,12 +6,17 @@
 // optimizer runs, after the activations have shaped the pools. A buffer of the graph is one tensor
 // of its allocation stream, or one per parameter where PyTorch keeps parameters apart (sharded and
 // unsharded parameters, optimizer state and temporaries; gather and reduction buffers are flat).
-// What libraries take from the allocator and keep (cuBLAS workspaces: library_buffers) is taken in
-// step 1, when the first kernel that asks for it is issued.
+// Blocks on which streams were recorded (Tensor.record_stream: FSDP1, DeepSpeed) serve again when
+// the work that those streams had before the free has ended. Every allocation first looks which
+// have (process_events), at the host's time of its row, so that takes a Timeline of the graph.
+// Without one they serve at once, and what is reserved is a lower bound. What libraries take from
+// the allocator and keep (cuBLAS workspaces: library_buffers) is taken in step 1, when the first
+// kernel that asks for it is issued.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "sim/base/units.h"
@@ -23,6 +28,18 @@
 #include "sim/spec/plan.h"
 
 namespace foreshard {
+
+struct Timeline;
+
+// What a replay takes beside the graph.
+struct ReplayInputs {
+  ReplayInputs() = default;
+  // NOLINTNEXTLINE(google-explicit-constructor): most have nothing else
+  ReplayInputs(LibraryBuffers buffers, const Timeline* times = nullptr)
+      : library(std::move(buffers)), timeline(times) {}
+  LibraryBuffers library;
+  const Timeline* timeline = nullptr;  // of the graph's steady step; null: nothing is waited for
+};
 
 // Host work of a row beyond its own: the driver was asked for memory or given some back.
 struct HostStall {
@@ -83,11 +100,11 @@ struct TracedStep {
   int step = 1;
 };
 
-// The replay step by step. The graph may go once it is made.
+// The replay step by step. Graph and timeline may go once it is made.
 class ReservedReplay {
  public:
   ReservedReplay(const EventGraph& graph, const AllocatorSettings& settings,
-                 const DeviceMemory& memory, const LibraryBuffers& library = {});
+                 const DeviceMemory& memory, const ReplayInputs& inputs = {});
   ~ReservedReplay();
   ReservedReplay(ReservedReplay&&) noexcept;
   ReservedReplay& operator=(ReservedReplay&&) noexcept;
@@ -105,7 +122,7 @@ class ReservedReplay {
 
  private:
   friend TracedStep trace_step(const EventGraph&, const AllocatorSettings&, const DeviceMemory&,
-                               int, const LibraryBuffers&);
+                               int, const ReplayInputs&);
   struct State;
   std::unique_ptr<State> state_;
 };
@@ -114,13 +131,15 @@ class ReservedReplay {
 inline constexpr int kMostReplayedSteps = 8;
 
 ReservedProfile replay_reserved(const EventGraph& graph, const AllocatorSettings& settings,
-                                const DeviceMemory& memory, const LibraryBuffers& library = {});
+                                const DeviceMemory& memory, const ReplayInputs& inputs = {});
 
 // What a plan's ranks take from the driver, and what asking for it costs them.
 struct ReservedForecast {
   Bytes peak;
   StepReserved first, steady;
   std::vector<HostStall> first_stalls, stalls;  // of step 1 and of a steady step
+  // Streams were recorded on blocks, and the replay had no timeline to tell when they come back.
+  bool is_lower_bound = false;
   // Memory is so short that every step gives cached segments back and asks for others; `steady` is
   // then the last of kMostReplayedSteps, or one that the next repeats.
   bool retries_for_good = false;
@@ -135,16 +154,17 @@ struct ReservedForecast {
 //     segments back and gets along: what it holds then, which fits. Else what it would like to
 //     have.
 ReservedForecast forecast_reserved(const EventGraph& graph, const Plan& plan,
-                                   const Cluster& cluster);
+                                   const Cluster& cluster, const Timeline* timeline = nullptr);
 
 // Its peak; what the allocator would like to have where it would retry for good: search names no
 // such plan.
-Bytes peak_reserved(const EventGraph& graph, const Plan& plan, const Cluster& cluster);
+Bytes peak_reserved(const EventGraph& graph, const Plan& plan, const Cluster& cluster,
+                    const Timeline* timeline = nullptr);
 
 // What happens in the step after `steps_before` others; with none before, including what is
 // allocated before the first step.
 TracedStep trace_step(const EventGraph& graph, const AllocatorSettings& settings,
                       const DeviceMemory& memory, int steps_before,
-                      const LibraryBuffers& library = {});
+                      const ReplayInputs& inputs = {});
 
 }  // namespace foreshard

@@ -16,6 +16,7 @@
 
 #include "sim/base/error.h"
 #include "sim/graph/training_step.h"
+#include "sim/memory/memory_actions.h"
 #include "sim/memory/memory_profile.h"
 #include "sim/memory/outside_allocator.h"
 #include "sim/memory/reserved.h"
@@ -224,7 +225,10 @@ SearchResult search(const SearchSpace& wanted, const ModelSpec& model, const Cos
       shorter.batch.accumulation = std::min<std::int64_t>(shorter.batch.accumulation, 3);
       const EventGraph graph =
           build_training_step(model, shorter, programs.at({point.at[3], point.at[4]}));
-      outcome.reserved = peak_reserved(graph, point.plan, cluster);
+      Simulator simulator;
+      const Timeline* times =
+          records_streams(graph) ? &simulator.simulate(graph, costs.price(graph)) : nullptr;
+      outcome.reserved = peak_reserved(graph, point.plan, cluster, times);
     }
     return fit_in(cluster, outcome.peak, outcome.reserved, outcome.outside);
   };

@@ -1,6 +1,7 @@
 #include "sim/simulate/forecast.h"
 
 #include "sim/graph/training_step.h"
+#include "sim/memory/memory_actions.h"
 #include "sim/simulate/simulate.h"
 
 namespace foreshard {
@@ -8,7 +9,7 @@ namespace foreshard {
 namespace {
 
 // What the driver is asked for holds the host up. The order of allocations is the host's, whatever
-// the times, so one replay and one simulation are enough.
+// the times, so one replay and one simulation are enough unless streams are recorded.
 std::vector<HostDelay> delays_of(const std::vector<HostStall>& stalls) {
   std::vector<HostDelay> delays;
   for (const HostStall& stall : stalls) {
@@ -26,11 +27,26 @@ Forecast forecast(const ModelSpec& model, const Plan& plan, const CostModel& cos
   result.plan = plan;
   result.graph = build_training_step(model, plan);
   result.memory = replay_allocations(result.graph);
-  result.reserved = forecast_reserved(result.graph, plan, costs.cluster());
   result.costs = costs.price(result.graph);
-  result.costs.delays = delays_of(result.reserved.stalls);
   Simulator simulator;
-  result.timeline = simulator.simulate(result.graph, result.costs);
+  if (!records_streams(result.graph)) {
+    result.reserved = forecast_reserved(result.graph, plan, costs.cluster());
+    result.costs.delays = delays_of(result.reserved.stalls);
+    result.timeline = simulator.simulate(result.graph, result.costs);
+  } else {
+    // When blocks come back is a matter of times, which the calls to the driver move in turn: until
+    // the calls stay the same.
+    constexpr int kMostRounds = 3;
+    bool settled = false;
+    for (int round = 0; round < kMostRounds && !settled; ++round) {
+      result.timeline = simulator.simulate(result.graph, result.costs);
+      result.reserved = forecast_reserved(result.graph, plan, costs.cluster(), &result.timeline);
+      std::vector<HostDelay> delays = delays_of(result.reserved.stalls);
+      settled = delays == result.costs.delays;
+      result.costs.delays = std::move(delays);
+    }
+    if (!settled) result.timeline = simulator.simulate(result.graph, result.costs);
+  }
   if (!result.reserved.first_stalls.empty()) {
     CostTable first = result.costs;
     first.delays = delays_of(result.reserved.first_stalls);
