@@ -1,8 +1,5 @@
-// A step of n micro-batches is forecast with at most three and continued: from the third on each
-// costs what the third did, for the schedule of a micro-batch depends only on the ones beside it.
-// A smaller last micro-batch costs what a further one of its size costs.
-//
-// What a row leaves open is forecast with each alternative; the interval covers them all.
+// A row is forecast with what other families' steps say about its machine, never with its own
+// family's. What a row leaves open is forecast with each alternative; the interval covers them all.
 #include "interop/score_steps.h"
 
 #include <fmt/format.h>
@@ -12,67 +9,16 @@
 #include <cmath>
 #include <thread>
 
-#include "calibration/profile.h"
+#include "interop/step_forecaster.h"
 #include "interop/training_job.h"
 #include "reports/report.h"
 #include "sim/base/error.h"
-#include "sim/cost/cost_choices.h"
-#include "sim/simulate/forecast.h"
 
 namespace foreshard {
 namespace {
 
 constexpr int kDraws = 48;
-constexpr std::int64_t kSimulated = 3;  // micro-batches
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
-
-Quantity combined(const Quantity& a, double factor, const Quantity& b) {
-  return {a.value + factor * b.value, a.low + factor * b.low, a.high + factor * b.high,
-          weaker(a.evidence, b.evidence)};
-}
-Quantity difference(const Quantity& a, const Quantity& b) {
-  return {a.value - b.value, a.low - b.low, a.high - b.high, weaker(a.evidence, b.evidence)};
-}
-
-class Forecaster {
- public:
-  Forecaster(const TrainingJob& job, int draws)
-      : job_(job),
-        calibration_(load_profile(job.cluster.gpu.key)),
-        costs_(job.cluster, calibration_, cost_choices(job.resolved.plan, calibration_)),
-        draws_(draws) {}
-
-  Report report(std::int64_t micro_batch, std::int64_t accumulation) const {
-    Plan plan = job_.resolved.plan;
-    plan.batch.micro_batch = micro_batch;
-    plan.batch.accumulation = accumulation;
-    return summarize(forecast(job_.model, plan, costs_), costs_, draws_);
-  }
-
-  // Of the whole step; memory is that of its largest micro-batches.
-  Report step() const {
-    const Batch& batch = job_.resolved.plan.batch;
-    const std::int64_t shown = std::min(batch.accumulation, kSimulated);
-    Report result = report(batch.micro_batch, shown);
-    if (batch.accumulation > shown) {
-      const Quantity before = report(batch.micro_batch, shown - 1).seconds;
-      result.seconds = combined(result.seconds, static_cast<double>(batch.accumulation - shown),
-                                difference(result.seconds, before));
-    }
-    if (job_.remainder > 0 && job_.has_whole) {
-      const Quantity one = report(job_.remainder, 1).seconds;
-      result.seconds =
-          combined(result.seconds, 1, difference(report(job_.remainder, 2).seconds, one));
-    }
-    return result;
-  }
-
- private:
-  const TrainingJob& job_;
-  Calibration calibration_;
-  CostModel costs_;
-  int draws_;
-};
 
 struct RowForecast {
   Report report;
@@ -88,11 +34,12 @@ RowForecast forecast_row(const TrainingRow& row) {
   RowForecast result;
   try {
     const TrainingJob job = training_job(row);
-    result.report = Forecaster(job, kDraws).step();
+    const std::vector<std::string> own = {family_of(row.id)};
+    result.report = StepForecaster(job, own).step(kDraws);
     for (const OpenChoice& open : open_choices(row)) {
       for (const std::string& assignment : open.assignments) {
         const TrainingJob other = training_job(row, {assignment});
-        const Report alternative = Forecaster(other, 0).step();
+        const Report alternative = StepForecaster(other, own).step(0);
         widen(result.report.seconds, alternative.seconds);
         widen(result.report.peak_allocated, alternative.peak_allocated);
         widen(result.report.peak_reserved, alternative.peak_reserved);
@@ -147,8 +94,6 @@ std::vector<Measured> measured_of(const TrainingRow& row) {
   }
   return measured;
 }
-
-std::string family_of(const std::string& id) { return id.substr(0, id.find('-')); }
 
 std::string size_class(double parameters) {
   if (parameters < 1e9) return "below 1B";

@@ -178,6 +178,8 @@ bool is_training_table(const CsvTable& table) {
   return measures && table.has("n_layers") && table.has("seq_len") && table.has("n_gpus");
 }
 
+std::string family_of(const std::string& id) { return id.substr(0, id.find('-')); }
+
 std::vector<TrainingRow> read_training_rows(const CsvTable& table) {
   std::vector<TrainingRow> rows;
   for (std::size_t i = 0; i < table.rows(); ++i) {

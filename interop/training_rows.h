@@ -50,4 +50,7 @@ bool is_training_table(const CsvTable& table);
 
 std::vector<TrainingRow> read_training_rows(const CsvTable& table);
 
+// The id up to its first '-': rows of one family share a training code and its machines.
+std::string family_of(const std::string& id);
+
 }  // namespace foreshard

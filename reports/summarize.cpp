@@ -63,7 +63,7 @@ void summarize_time(const Forecast& forecast, const CostModel& costs, int draws,
     table.delays = forecast.costs.delays;
     const StepMetrics drawn =
         measure_step(forecast.graph, simulator.simulate(forecast.graph, table));
-    seconds.push_back(drawn.seconds);
+    seconds.push_back(drawn.seconds * costs.plan_draw(k));
     communication.push_back(drawn.communication);
     exposed.push_back(drawn.exposed_communication);
   }

@@ -59,6 +59,13 @@ double radical_inverse(int index, int base) {
   return result;
 }
 
+// Coordinate `dimension` of point k of a Halton sequence, as a standard normal variable.
+double halton_normal(int k, std::size_t dimension) {
+  constexpr std::array<int, kFactors + 1> kBases = {2, 3, 5, 7, 11, 13, 17, 19};
+  constexpr int kSkip = 20;  // the first points of a Halton sequence are correlated
+  return normal_quantile(radical_inverse(k + kSkip, kBases[dimension]));
+}
+
 }  // namespace
 
 FactorDraw central_draw() {
@@ -86,14 +93,30 @@ CostModel::CostModel(const Cluster& cluster, const Calibration& calibration, Cos
 }
 
 FactorDraw CostModel::draw(int k) const {
-  constexpr std::array<int, kFactors> kBases = {2, 3, 5, 7, 11, 13, 17};
-  constexpr int kSkip = 20;  // the first points of a Halton sequence are correlated
+  std::array<double, kFactors> z{};
+  for (std::size_t f = 0; f < kFactors; ++f) z[f] = halton_normal(k, f);
   FactorDraw draw;
   for (std::size_t f = 0; f < kFactors; ++f) {
-    const double u = radical_inverse(k + kSkip, kBases[f]);
-    draw[f] = std::exp(calibration_.spread[f].log_sd * normal_quantile(u));
+    double log_factor = calibration_.spread[f].log_sd * z[f];
+    if (const auto& known = calibration_.knowledge) {
+      log_factor = known->center[f];
+      for (std::size_t j = 0; j <= f; ++j) log_factor += known->mixing[f][j] * z[j];
+    }
+    draw[f] = std::exp(log_factor);
   }
   return draw;
+}
+
+FactorDraw CostModel::center() const {
+  FactorDraw draw = central_draw();
+  if (!calibration_.knowledge) return draw;
+  for (std::size_t f = 0; f < kFactors; ++f) draw[f] = std::exp(calibration_.knowledge->center[f]);
+  return draw;
+}
+
+double CostModel::plan_draw(int k) const {
+  if (!calibration_.knowledge) return 1;
+  return std::exp(calibration_.knowledge->plan_log_sd * halton_normal(k, kFactors));
 }
 
 const AttentionCurve& CostModel::attention_curve(std::int64_t head_dim, Pass pass) const {

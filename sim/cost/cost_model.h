@@ -47,12 +47,16 @@ class CostModel {
   // Seconds of one collective over a group; bytes as in Work.
   KernelPrice price(EventKind collective, Bytes bytes, const GroupShape& group) const;
 
-  CostTable price(const EventGraph& graph) const { return price(graph, central_draw()); }
+  CostTable price(const EventGraph& graph) const { return price(graph, center()); }
   CostTable price(const EventGraph& graph, const FactorDraw& draw) const;
 
   // Multipliers drawn from the spreads of the calibration: draw k of a fixed sequence, the same on
   // every machine.
   FactorDraw draw(int k) const;
+  // The factors as they are best known: 1 without Calibration::knowledge.
+  FactorDraw center() const;
+  // What draw k multiplies a whole step with (FactorKnowledge::plan_log_sd).
+  double plan_draw(int k) const;
   const Cluster& cluster() const { return cluster_; }
   const Calibration& calibration() const { return calibration_; }
 

@@ -27,6 +27,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -135,6 +136,15 @@ struct FactorSpread {
   std::string source;
 };
 
+// What is known of the factors beyond their spreads (calibration/training_evidence.h). Their logarithms
+// are center + mixing * z with z independent standard normal; mixing is lower triangular.
+struct FactorKnowledge {
+  std::array<double, kFactors> center{};
+  std::array<std::array<double, kFactors>, kFactors> mixing{};
+  double plan_log_sd = 0;   // of what no factor explains: the plan's own shape
+  std::string informed_by;  // families of training steps: "LF, ME22"
+};
+
 // One measured operation; n, k and m as Kernel has them.
 struct GemmPoint {
   Pass pass = Pass::kForward;
@@ -206,6 +216,7 @@ struct Calibration {
   HostCurve host;
   ContentionCurve contention;
   std::array<FactorSpread, kFactors> spread;
+  std::optional<FactorKnowledge> knowledge;  // none: factors are 1, spread as above
   MeasuredPoints measured;
 
   const MemoryCurve& memory_curve(MemoryClass c) const {

@@ -1,0 +1,57 @@
+// What published training steps say about the latent factors of machines, family by family, so that
+// a family is never forecast with what its own steps said.
+//
+// The kernels' curves come from micro-measurements alone. What these leave open (sustained clocks,
+// overlap, kernels that nobody timed by themselves) are latent factors with a prior: mean 1, the
+// spread of the profile. A row of a family adds, for log(measured / forecast) = sum of
+// sensitivity_k * log(factor_k) + noise, sensitivity' * sensitivity / variance to the family's
+// precision matrix and sensitivity * residual / variance to its vector. Posterior precision is the
+// prior's plus the matrices of the families that may be used.
+//
+// calibration/evidence/training_steps.json holds the sums, interop/gather_evidence.h makes them.
+#pragma once
+
+#include <array>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sim/base/config.h"
+#include "sim/base/json.h"
+#include "sim/spec/calibration.h"
+#include "sim/spec/cluster.h"
+
+namespace foreshard {
+
+// What the factors of one job are called: factors of jobs with the same name are one. "gemm a100",
+// "attention a100 fa1 64", "memory_bound", "intra_node a100", "inter_node", "host", "overlap a100".
+using LatentNames = std::array<std::string, kFactors>;
+LatentNames latent_names(const Cluster& cluster, std::string_view attention_kernel,
+                         std::int64_t head_dim);
+
+struct FamilyEvidence {
+  std::string family;
+  std::int64_t rows = 0;
+  std::vector<std::vector<double>> precision;  // by TrainingEvidence::names
+  std::vector<double> information;
+};
+
+struct TrainingEvidence {
+  double plan_log_sd = 0;            // of a row's own shape, assumed in the sums
+  std::vector<std::string> names;    // latent factors that some row touches, sorted
+  std::vector<double> prior_log_sd;  // of each
+  std::vector<FamilyEvidence> families;
+};
+
+Json to_json(const TrainingEvidence& evidence);
+// Throws ConfigError.
+TrainingEvidence read_training_evidence(const ConfigNode& root);
+// The file that is built in.
+const TrainingEvidence& training_evidence();
+
+// `calibration` with the posterior of its job's factors; families in `without` are not used. With
+// no family left it is the prior, with plan_log_sd.
+Calibration informed(Calibration calibration, const TrainingEvidence& evidence,
+                     const LatentNames& names, const std::vector<std::string>& without);
+
+}  // namespace foreshard

@@ -1,0 +1,162 @@
+// Sensitivities are central differences of the logarithm of the step time over a factor's, 5 % to
+// either side. Large residuals count less (Huber): a row at capacity must not move a machine.
+#include "interop/gather_evidence.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <map>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "interop/step_forecaster.h"
+#include "interop/training_job.h"
+#include "interop/training_rows.h"
+#include "sim/base/error.h"
+#include "sim/base/hash.h"
+
+namespace foreshard {
+namespace {
+
+constexpr std::size_t kMostRows = 24;
+constexpr double kIndependent = 6;
+// Same job on another host or in another week: 5 to 7 % (calibration/README.md); within one group
+// after its mean is taken out 1 to 3 %.
+constexpr double kPlanLogSd = 0.03;
+constexpr double kHuber = 3;  // in units of the residual's expected size
+constexpr double kStep = 1.05;
+
+struct Observation {
+  std::string family, group;
+  LatentNames names;
+  std::array<double, kFactors> prior{};
+  std::array<double, kFactors> sensitivity{};
+  double residual = 0;  // log(measured / forecast)
+  bool is_set = false;
+};
+
+Observation observe(const TrainingRow& row) {
+  Observation seen;
+  seen.family = family_of(row.id);
+  seen.group = seen.family + " " + std::string(row.word("gpu"));
+  try {
+    const TrainingJob job = training_job(row);
+    const StepForecaster forecaster(job, std::nullopt);
+    seen.names = forecaster.latents();
+    for (std::size_t f = 0; f < kFactors; ++f) {
+      seen.prior[f] = forecaster.calibration().spread[f].log_sd;
+      FactorDraw up = central_draw(), down = central_draw();
+      up[f] = kStep;
+      down[f] = 1 / kStep;
+      seen.sensitivity[f] =
+          std::log(forecaster.seconds(up) / forecaster.seconds(down)) / (2 * std::log(kStep));
+    }
+    seen.residual = std::log(*row.number("step_time_s") / forecaster.seconds(central_draw()));
+    seen.is_set = std::isfinite(seen.residual);
+  } catch (const Error&) {  // rows that cannot be forecast say nothing
+  }
+  return seen;
+}
+
+// Rows that count, at most kMostRows of a group.
+std::vector<TrainingRow> chosen(const CsvTable& table) {
+  std::map<std::string, std::vector<std::pair<std::uint64_t, TrainingRow>>> groups;
+  for (TrainingRow& row : read_training_rows(table)) {
+    const std::string_view verdict = row.word("score");
+    if (!row.problem.empty() || !row.has("step_time_s")) continue;
+    if (!verdict.empty() && verdict != "yes") continue;
+    const std::string group = family_of(row.id) + " " + std::string(row.word("gpu"));
+    groups[group].emplace_back(Fingerprint().add(row.id).value(), std::move(row));
+  }
+  std::vector<TrainingRow> rows;
+  for (auto& [name, members] : groups) {
+    std::stable_sort(members.begin(), members.end(),
+                     [](const auto& a, const auto& b) { return a.first < b.first; });
+    members.resize(std::min(members.size(), kMostRows));
+    for (auto& [hash, row] : members) rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+std::vector<Observation> observe_all(const std::vector<TrainingRow>& rows) {
+  std::vector<Observation> all(rows.size());
+  std::atomic<std::size_t> next = 0;
+  const auto work = [&] {
+    for (std::size_t i = next++; i < rows.size(); i = next++) all[i] = observe(rows[i]);
+  };
+  {
+    std::vector<std::jthread> threads;
+    const unsigned count = std::max(1U, std::thread::hardware_concurrency());
+    for (unsigned t = 1; t < count; ++t) threads.emplace_back(work);
+    work();
+  }
+  std::erase_if(all, [](const Observation& each) { return !each.is_set; });
+  return all;
+}
+
+// Six significant digits: the same file on every machine.
+double rounded(double value) {
+  if (value == 0) return 0;
+  const double scale = std::pow(10, 6 - std::ceil(std::log10(std::abs(value))));
+  return std::round(value * scale) / scale;
+}
+
+}  // namespace
+
+TrainingEvidence gather_evidence(const CsvTable& table) {
+  const std::vector<Observation> all = observe_all(chosen(table));
+  TrainingEvidence evidence;
+  evidence.plan_log_sd = kPlanLogSd;
+  std::map<std::string, double> prior;
+  std::map<std::string, int> group_rows;
+  std::set<std::string> families;
+  for (const Observation& each : all) {
+    ++group_rows[each.group];
+    families.insert(each.family);
+    for (std::size_t f = 0; f < kFactors; ++f) prior[each.names[f]] = each.prior[f];
+  }
+  for (const auto& [name, sd] : prior) {
+    evidence.names.push_back(name);
+    evidence.prior_log_sd.push_back(rounded(std::max(sd, 1e-6)));
+  }
+  const std::size_t size = evidence.names.size();
+  for (const std::string& name : families) {
+    FamilyEvidence family;
+    family.family = name;
+    family.precision.assign(size, std::vector<double>(size, 0));
+    family.information.assign(size, 0);
+    for (const Observation& each : all) {
+      if (each.family != name) continue;
+      ++family.rows;
+      double expected = kPlanLogSd * kPlanLogSd;
+      for (std::size_t f = 0; f < kFactors; ++f) {
+        expected += std::pow(each.sensitivity[f] * each.prior[f], 2);
+      }
+      const double excess = std::abs(each.residual) / (kHuber * std::sqrt(expected));
+      const double weight = std::min(1.0, kIndependent / group_rows.at(each.group)) /
+                            (kPlanLogSd * kPlanLogSd) / std::max(1.0, excess);
+      std::array<std::size_t, kFactors> place{};
+      for (std::size_t f = 0; f < kFactors; ++f) {
+        place[f] = static_cast<std::size_t>(
+            std::lower_bound(evidence.names.begin(), evidence.names.end(), each.names[f]) -
+            evidence.names.begin());
+      }
+      for (std::size_t a = 0; a < kFactors; ++a) {
+        family.information[place[a]] += weight * each.sensitivity[a] * each.residual;
+        for (std::size_t b = 0; b < kFactors; ++b) {
+          family.precision[place[a]][place[b]] +=
+              weight * each.sensitivity[a] * each.sensitivity[b];
+        }
+      }
+    }
+    for (double& value : family.information) value = rounded(value);
+    for (auto& row : family.precision) {
+      for (double& value : row) value = rounded(value);
+    }
+    evidence.families.push_back(std::move(family));
+  }
+  return evidence;
+}
+
+}  // namespace foreshard

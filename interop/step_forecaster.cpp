@@ -1,0 +1,105 @@
+#include "interop/step_forecaster.h"
+
+#include <algorithm>
+
+#include "calibration/profile.h"
+#include "sim/cost/cost_choices.h"
+#include "sim/graph/training_step.h"
+#include "sim/simulate/forecast.h"
+#include "sim/simulate/simulate.h"
+
+namespace foreshard {
+namespace {
+
+constexpr std::int64_t kSimulated = 3;  // micro-batches
+
+Quantity combined(const Quantity& a, double factor, const Quantity& b) {
+  return {a.value + factor * b.value, a.low + factor * b.low, a.high + factor * b.high,
+          weaker(a.evidence, b.evidence)};
+}
+Quantity difference(const Quantity& a, const Quantity& b) {
+  return {a.value - b.value, a.low - b.low, a.high - b.high, weaker(a.evidence, b.evidence)};
+}
+
+std::int64_t head_dim_of(const ModelSpec& model) {
+  for (const LayerSpec& layer : model.kinds) {
+    for (const Operation& op : layer.operations) {
+      if (op.kind == OperationKind::kAttention) return op.attention.head_dim;
+    }
+  }
+  return 0;
+}
+
+CostModel cost_model_of(const TrainingJob& job, const LatentNames& latents,
+                        const std::optional<std::vector<std::string>>& without) {
+  Calibration calibration = load_profile(job.cluster.gpu.key);
+  const CostChoices choices = cost_choices(job.resolved.plan, calibration);
+  if (without) {
+    calibration = informed(std::move(calibration), training_evidence(), latents, *without);
+  }
+  return {job.cluster, calibration, choices};
+}
+
+LatentNames latents_of(const TrainingJob& job) {
+  const Calibration calibration = load_profile(job.cluster.gpu.key);
+  const std::string kernel = cost_choices(job.resolved.plan, calibration).attention_kernel;
+  return latent_names(job.cluster, kernel.empty() ? calibration.sdpa_preferred : kernel,
+                      head_dim_of(job.model));
+}
+
+}  // namespace
+
+StepForecaster::StepForecaster(const TrainingJob& job,
+                               const std::optional<std::vector<std::string>>& without)
+    : job_(job), latents_(latents_of(job)), costs_(cost_model_of(job, latents_, without)) {}
+
+Report StepForecaster::report(std::int64_t micro_batch, std::int64_t accumulation,
+                              int draws) const {
+  Plan plan = job_.resolved.plan;
+  plan.batch.micro_batch = micro_batch;
+  plan.batch.accumulation = accumulation;
+  return summarize(forecast(job_.model, plan, costs_), costs_, draws);
+}
+
+Report StepForecaster::step(int draws) const {
+  const Batch& batch = job_.resolved.plan.batch;
+  const std::int64_t shown = std::min(batch.accumulation, kSimulated);
+  Report result = report(batch.micro_batch, shown, draws);
+  if (batch.accumulation > shown) {
+    const Quantity before = report(batch.micro_batch, shown - 1, draws).seconds;
+    result.seconds = combined(result.seconds, static_cast<double>(batch.accumulation - shown),
+                              difference(result.seconds, before));
+  }
+  if (job_.remainder > 0) {
+    const Quantity one = report(job_.remainder, 1, draws).seconds;
+    result.seconds =
+        combined(result.seconds, 1, difference(report(job_.remainder, 2, draws).seconds, one));
+  }
+  return result;
+}
+
+double StepForecaster::seconds(std::int64_t micro_batch, std::int64_t accumulation,
+                               const FactorDraw& draw) const {
+  Plan plan = job_.resolved.plan;
+  plan.batch.micro_batch = micro_batch;
+  plan.batch.accumulation = accumulation;
+  const EventGraph graph = build_training_step(job_.model, plan);
+  Simulator simulator;
+  return measure_step(graph, simulator.simulate(graph, costs_.price(graph, draw))).seconds;
+}
+
+double StepForecaster::seconds(const FactorDraw& draw) const {
+  const Batch& batch = job_.resolved.plan.batch;
+  const std::int64_t shown = std::min(batch.accumulation, kSimulated);
+  double result = seconds(batch.micro_batch, shown, draw);
+  if (batch.accumulation > shown) {
+    result += static_cast<double>(batch.accumulation - shown) *
+              (result - seconds(batch.micro_batch, shown - 1, draw));
+  }
+  if (job_.remainder > 0) {
+    result += seconds(job_.remainder, 2, draw) - seconds(job_.remainder, 1, draw);
+  }
+  return result;
+}
+
+}  // namespace foreshard
