@@ -112,7 +112,9 @@ void Ddp::rebuild() {
 std::int64_t Ddp::cast_elements(std::int32_t layer) const {
   std::int64_t elements = 0;
   if (spec_of(layer).role == LayerRole::kEmbedding) return 0;
-  for (const ParameterSpec& p : spec_of(layer).parameters) elements += p.is_norm ? 0 : p.numel();
+  for (const ParameterSpec& p : spec_of(layer).parameters) {
+    elements += p.is_norm || p.stored_as_computed ? 0 : p.numel();
+  }
   return elements;
 }
 

@@ -87,6 +87,7 @@ void Ddp::persistent_memory(bool stepped) {
       states.push_back(allocated_size(p.numel * size_of(plan_.optimizer.state)));
     }
   }
+  for (const std::int64_t bytes : resident_bytes()) stored.push_back(allocated_size(bytes));
   if (!partition_.empty()) {
     for (const std::int32_t p : partition_[static_cast<std::size_t>(plan_.rank)]) {
       states.push_back(allocated_size(parameter(p).numel * size_of(plan_.optimizer.state)));

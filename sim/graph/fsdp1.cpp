@@ -48,7 +48,10 @@ void Fsdp1::prepare() {
   bool needed = false;
   for (std::int32_t l = 0; l < layers; ++l) {
     input_needs_gradient_.push_back(needed);
-    for (const ParameterSpec& parameter : spec_of(l).parameters) needed |= is_trained(l, parameter);
+    // Views of a flat parameter need gradients if any of its parameters is trained.
+    for (const ParameterSpec& parameter : spec_of(l).parameters) {
+      needed |= handle(unit_of_part(l, parameter.part)).trained;
+    }
     output_needs_gradient_.push_back(needed);
     if (spec_of(l).role != LayerRole::kLoss) last_layer_ = l;
   }

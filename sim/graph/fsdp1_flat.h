@@ -20,6 +20,9 @@ struct FlatSize {
   std::int64_t shard = 0;      // of each rank, padded
   std::int64_t shard_pad = 0;  // of that of Plan::rank
   std::int64_t padded = 0;     // of all shards: what is gathered and reduced
+  // Of the shard of Plan::rank, what the optimizer steps: all of it where every parameter is
+  // trained, else the pieces of those that are (use_orig_params).
+  std::int64_t trained_shard = 0;
 };
 
 // Ranks of the process group that a flat parameter is given; without shards that is the world.

@@ -2,7 +2,8 @@
 // shards of flat parameters.
 //
 // With use_orig_params the optimizer steps the pieces of the parameters that lie in the shard, else
-// the shards themselves, padding included.
+// the shards themselves, padding included. Of a frozen base under adapters it steps nothing, though
+// the flat gradient holds all of it.
 #include <algorithm>
 #include <utility>
 
@@ -21,9 +22,10 @@ void Fsdp1::persistent_memory() {
     keep(MemoryCategory::kShardedParam, u, h.size.shard * master_size());
     // _cpu_grad: what reduced gradients are copied to.
     if (offloads()) keep(MemoryCategory::kShardedGrad, u, h.size.shard * master_size());
-    if (!adam || !h.trained) continue;
+    if (!adam || h.size.trained_shard == 0) continue;
     for (int moment = 0; moment < 2; ++moment) {
-      keep(MemoryCategory::kOptimizerState, u, h.size.shard * size_of(plan_.optimizer.state));
+      keep(MemoryCategory::kOptimizerState, u,
+           h.size.trained_shard * size_of(plan_.optimizer.state));
     }
   }
 }
@@ -64,8 +66,8 @@ void Fsdp1::optimizer() {
                        plan_.optimizer.implementation == Optimizer::Implementation::kLoop;
     std::vector<Bytes> sizes;
     for (const Handle& h : handles_) {
-      const std::int64_t bytes = h.size.shard * size_of(plan_.optimizer.state);
-      if (h.trained) sizes.push_back(allocated_size(bytes));
+      const std::int64_t bytes = h.size.trained_shard * size_of(plan_.optimizer.state);
+      if (bytes > 0) sizes.push_back(allocated_size(bytes));
     }
     // One tensor after the other: root and divisor of the largest are there at once.
     if (loops && !sizes.empty()) {
@@ -81,7 +83,7 @@ void Fsdp1::optimizer() {
     if (plan_.host_sync == HostSync::kStep) graph().final_host_wait = last;
   }
   for (Handle& h : handles_) {  // zero_grad
-    drop(h.gradient);
+    drop(h.gradient, gradient_streams());
     drop(h.flat_gradient);
     h.has_gradient = h.has_flat_gradient = h.lowered_gradient = h.gradient_is_stored_dtype = false;
   }

@@ -89,7 +89,7 @@ Fsdp1::UnitWork Fsdp1::unit_work(EventKind kind, const UnitShape& shape,
 Fsdp1::UnitWork Fsdp1::step_work(EventKind kind) const {
   std::int64_t elements = 0;
   for (const Handle& h : handles_) {
-    if (h.trained) elements = checked_add(elements, h.size.shard);
+    elements = checked_add(elements, h.size.trained_shard);
   }
   return step_work_of(kind, elements);
 }

@@ -62,8 +62,8 @@ void Fsdp2::persistent_memory(StepNumber step) {
       if (!is_ignored(parameter) || parameter.tied) continue;
       ignored.push_back(allocated_size(parameter.numel() * master_size()));
     }
-    if (spec_of(l).resident_bytes > 0) ignored.push_back(allocated_size(spec_of(l).resident_bytes));
   }
+  for (const std::int64_t bytes : resident_bytes()) ignored.push_back(allocated_size(bytes));
   for (const Trained& p : trained_) {
     counters.push_back(allocated_size(4));
     if (p.unit < 0) ignored_states.push_back(allocated_size(p.state_bytes));

@@ -84,9 +84,11 @@ void GradientHooks::list_parameters() {
       number_in_layer_.push_back(own[p].tied ? std::int16_t{-1} : number);
       if (own[p].tied) continue;
       ++number;
-      parameters_.push_back({l, static_cast<std::int16_t>(p), is_trained(l, own[p]), false,
-                             !of_norm.empty() && of_norm[p] ? DType::kFp32 : stored_,
-                             own[p].numel()});
+      const DType stored = !of_norm.empty() && of_norm[p] ? DType::kFp32
+                           : own[p].stored_as_computed    ? plan_.param_dtype
+                                                          : stored_;
+      parameters_.push_back(
+          {l, static_cast<std::int16_t>(p), is_trained(l, own[p]), false, stored, own[p].numel()});
     }
   }
   begin_pass(0, 0);

@@ -34,6 +34,31 @@ std::vector<bool> frozen_parameters(const LayerSpec& layer) {
   return frozen;
 }
 
+// FSDP1: modules compute with views of the flat parameter, and these need gradients if any of its
+// parameters is trained (FlatParamHandle._use_unsharded_views; use_orig_params, without which all
+// are alike). Whether the root's has such a one:
+bool trains_in_root(const ModelSpec& model, const Plan& plan) {
+  std::int64_t block = 0;
+  for (const LayerInstance& instance : model.order) {
+    const LayerSpec& layer = model.kinds[static_cast<std::size_t>(instance.kind)];
+    const bool is_block = layer.role == LayerRole::kBlock && instance.same_as < 0;
+    const std::int64_t number = is_block ? block++ : 0;
+    if (instance.same_as >= 0 || !in_root(plan.units, layer.role)) continue;
+    if (layer.has_trainable() && !is_frozen(model, plan, layer, number)) return true;
+  }
+  return false;
+}
+
+LayerSpec with_flat_gradients(LayerSpec layer, bool is_split, bool root_trains) {
+  std::vector<bool> trains(layer.nested.size() + 1, root_trains);
+  const auto unit = [&](const ParameterSpec& p) {
+    return static_cast<std::size_t>(is_split ? p.part : 0);
+  };
+  for (const ParameterSpec& p : layer.parameters) trains[unit(p)] = trains[unit(p)] || p.trainable;
+  for (ParameterSpec& p : layer.parameters) p.trainable = trains[unit(p)];
+  return layer;
+}
+
 // Backward meets the calls of one module in reverse.
 Sharing sharing_of(const ModelSpec& model, std::size_t layer) {
   const auto module_of = [&](std::size_t l) {
@@ -121,6 +146,7 @@ std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
       });
   std::vector<Waiting> waiting;
   bool trained_before = plan.runtime.kind == RuntimeKind::kNative;
+  const bool trains_root = plan.runtime.kind == RuntimeKind::kFsdp1 && trains_in_root(model, plan);
   std::int64_t block = 0;
   DType arrives = plan.compute_dtype();
   for (std::size_t l = 0; l < model.order.size(); ++l) {
@@ -145,12 +171,15 @@ std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
     }
     variant.frozen =
         module == l ? is_frozen(model, plan, layer, block_of[l]) : variants[module].frozen;
+    const bool in_trained_root = trains_root && in_root(plan.units, layer.role);
+    if (in_trained_root) variant.frozen = false;
     variant.split = !layer.nested.empty() && (layer.role == LayerRole::kEmbedding
                                                   ? plan.units.embedding != UnitPlacement::kRoot
                                                   : splits_block(plan.units, block_of[module]));
     variant.input_needs_gradient = trained_before;
     // A nested table may be frozen by itself.
     trained_before |= layer.has_trainable() && (!variant.frozen || is_partly_frozen(layer));
+    trained_before |= in_trained_root && !layer.parameters.empty();
     if (layer.joins >= 0) {
       trained_before |= waiting.back().needs_gradient;
       waiting.pop_back();
@@ -227,6 +256,9 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
       setting.existing = ExistingGradients::kAll;
     }
   }
+  if (plan.runtime.kind == RuntimeKind::kFsdp1 && (plan.frozen.any() || plan.lora.rank > 0)) {
+    setting.units = plan.units;  // which parameters are in one flat parameter
+  }
   setting.evaluates = plan.evaluation.in_step;
   if (plan.runtime.kind == RuntimeKind::kDdp) set_ddp(plan, setting);
   if (is_zero(plan.runtime.kind)) set_zero(plan, setting);
@@ -286,7 +318,12 @@ LayerPrograms::LayerPrograms(const ModelSpec& model, const Plan& plan)
       options.begins_unit = variant.begins_unit;
       options.ends_unit = variant.ends_unit;
     }
-    derive(layer, options, programs_[v]);
+    if (plan.runtime.kind == RuntimeKind::kFsdp1 && plan.lora.rank > 0) {
+      const bool in_trained_root = in_root(plan.units, layer.role) && trains_in_root(model, plan);
+      derive(with_flat_gradients(layer, variant.split, in_trained_root), options, programs_[v]);
+    } else {
+      derive(layer, options, programs_[v]);
+    }
   }
   if (plan.runtime.kind == RuntimeKind::kZero3) zero3_trace_ = trace_zero3(model, plan, *this);
 }

@@ -109,6 +109,15 @@ std::int32_t StepBuilder::joined_by(std::int32_t layer, std::int32_t pass) const
   return pass * static_cast<std::int32_t>(model_.order.size()) + chain_joined_at(model_, layer);
 }
 
+std::vector<std::int64_t> StepBuilder::resident_bytes() const {
+  std::vector<std::int64_t> list;
+  for (const LayerInstance& layer : model_.order) {
+    const std::int64_t bytes = model_.kinds[static_cast<std::size_t>(layer.kind)].resident_bytes;
+    if (layer.same_as < 0 && bytes > 0) list.push_back(bytes);
+  }
+  return list;
+}
+
 Recompute StepBuilder::recompute_of(std::int32_t layer) const {
   return recompute_of_layer_[static_cast<std::size_t>(layer)];
 }

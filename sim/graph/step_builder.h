@@ -97,6 +97,8 @@ class StepBuilder {
     return parameter.is_norm && plan_.ignored == Ignored::kNorms;
   }
   UnitParameter sharded(std::int32_t layer, const ParameterSpec& parameter) const;
+  // What layers keep whole on every rank beside their parameters (LayerSpec::resident_bytes).
+  std::vector<std::int64_t> resident_bytes() const;
   const LayerSpec& spec_of(std::int32_t layer) const {
     return model_
         .kinds[static_cast<std::size_t>(model_.order[static_cast<std::size_t>(layer)].kind)];

@@ -25,6 +25,9 @@ void Zero12::persistent_memory(bool stepped) {
   }
   hold(MemoryCategory::kUnshardedParam, partition_.flat_numel * param_size(), false);
   if (frozen > 0) hold(MemoryCategory::kUnshardedParam, frozen, false);
+  for (const std::int64_t bytes : resident_bytes()) {
+    hold(MemoryCategory::kUnshardedParam, bytes, false);
+  }
   hold(MemoryCategory::kShardedParam, own * 4, offloads());
   if (plan_.optimizer.kind == Optimizer::Kind::kAdamW && stepped) {
     for (int moment = 0; moment < 2; ++moment) {

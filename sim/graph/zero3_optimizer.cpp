@@ -49,6 +49,9 @@ void Zero3::persistent_memory() {
   } else {
     hold(MemoryCategory::kShardedParam, kParameterBuffers * kParameterBuffer * param_size(), true);
   }
+  for (const std::int64_t bytes : resident_bytes()) {
+    hold(MemoryCategory::kUnshardedParam, bytes, false);
+  }
   const bool on_host = states != ZeroOffload::kNone;
   std::int64_t largest = 0;
   for (const std::int64_t elements : sub_groups_) {
@@ -193,25 +196,30 @@ void Zero3::update(std::size_t sub_group) {
 }
 
 // DeepSpeedCPUAdam on the host's cores; the new 16-bit partitions go back to where they live.
+// States on NVMe are read before and written behind it, and the host waits for both, as for what is
+// written of the parameters (PartitionedOptimizerSwapper.swap_in_optimizer_state and
+// swap_out_optimizer_state, AsyncPartitionedParameterSwapper.swap_out_and_release; pipeline_read
+// and pipeline_write, which would overlap them, are off by default and no keys of a plan).
 void Zero3::update_on_host(std::size_t sub_group) {
   const std::int64_t elements = sub_groups_[sub_group];
   const bool adam = plan_.optimizer.kind == Optimizer::Kind::kAdamW;
+  const bool swaps_states = plan_.zero.offload_optimizer == ZeroOffload::kNvme;
   // Master, gradient and moments in fp32.
   const std::int64_t states = elements * 4 * (adam ? 4 : 2);
-  if (plan_.zero.offload_optimizer == ZeroOffload::kNvme) {
+  if (swaps_states) {
     host_awaits(add_bytes(EventKind::kStorageRead, Stream::kCopyIn, states, -1));
   }
   // The gradient is scaled by a pass of its own; AdamW reads four and writes three values.
   const std::int64_t moved = elements * 4 * ((adam ? 7 : 3) + 2) + elements * (4 + param_size());
   host_awaits(add_bytes(EventKind::kHostOptimizer, Stream::kCompute, moved, -1));
-  if (plan_.zero.offload_optimizer == ZeroOffload::kNvme) {
-    add_bytes(EventKind::kStorageWrite, Stream::kCopyIn, states - elements * 4, -1);
-  }
   const std::int64_t bytes = elements * param_size();
   if (plan_.zero.offload_param == ZeroOffload::kNone) {
     host_awaits(add_bytes(EventKind::kHostToDevice, Stream::kCompute, bytes, -1));
   } else if (plan_.zero.offload_param == ZeroOffload::kNvme) {
-    add_bytes(EventKind::kStorageWrite, Stream::kCopyIn, bytes, -1);
+    host_awaits(add_bytes(EventKind::kStorageWrite, Stream::kCopyIn, bytes, -1));
+  }
+  if (swaps_states) {
+    host_awaits(add_bytes(EventKind::kStorageWrite, Stream::kCopyIn, states - elements * 4, -1));
   }
 }
 

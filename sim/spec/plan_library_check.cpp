@@ -14,6 +14,11 @@ std::string name_of(const Plan& plan) {
   return fmt::format("{}@{}", to_string(plan.runtime.kind), plan.runtime.version);
 }
 
+// Whether a base of lora.base: param is of the adapters' dtype.
+bool has_uniform_base(const Plan& plan) {
+  return plan.lora.base == Lora::Base::kParam && plan.param_dtype == plan.master_dtype;
+}
+
 // Switches of fully_shard and of the engine that none of them has.
 Problem problem_of_shared_keys(const Plan& plan) {
   const Knob knobs[] = {
@@ -27,12 +32,17 @@ Problem problem_of_shared_keys(const Plan& plan) {
        "reduction_order: library"},
       {plan.evaluation.in_step, "evaluation.in_step", "is modelled with evaluations between steps",
        "evaluation.in_step: false"},
-      // A flat parameter of frozen and trained ones is another thing with each of its settings.
-      {plan.lora.rank > 0 && plan.runtime.kind == RuntimeKind::kFsdp1, "lora.rank",
-       "is modelled without adapters", "lora.rank: 0"},
-      {plan.lora.rank > 0 && plan.runtime.kind == RuntimeKind::kDdp &&
-           plan.lora.base != Lora::Base::kMaster,
-       "lora.base", "keeps every parameter in dtype.master", "lora.base: master"},
+      // FlatParamHandle._validate_tensors_to_flatten, of a block with adapters.
+      {plan.lora.rank > 0 && plan.runtime.kind == RuntimeKind::kFsdp1 &&
+           !plan.fsdp1.use_orig_params,
+       "fsdp1.use_orig_params",
+       "must flatten tensors with uniform `requires_grad` when `use_orig_params=False`, and "
+       "adapters lie beside a frozen base",
+       "true, or lora.rank: 0"},
+      {plan.lora.rank > 0 && plan.runtime.kind == RuntimeKind::kFsdp1 &&
+           plan.lora.base != Lora::Base::kMaster && !has_uniform_base(plan),
+       "lora.base", "must flatten tensors with uniform dtype, and adapters are in dtype.master",
+       "lora.base: master"},
   };
   return first_missing(knobs, name_of(plan));
 }

@@ -10,7 +10,6 @@
 #include "models/zoo.h"
 #include "sim/base/error.h"
 #include "sim/graph/layer_program.h"
-#include "sim/graph/runtimes.h"
 #include "sim/graph/training_step.h"
 #include "sim/spec/plan_check.h"
 #include "sim/spec/plan_config.h"
@@ -180,10 +179,10 @@ TEST(LoraTest, DropoutKeepsItsMaskAndItsOutput) {
   EXPECT_EQ(with - without, kTokens * d);
 }
 
-// Bytes that rank 0 of 8 holds between steps.
+// Bytes that the plan's rank holds between steps.
 std::int64_t persistent(const Plan& plan, MemoryCategory category) {
   const ModelSpec model = adapted(plan);
-  const EventGraph graph = build_fsdp2(model, plan, LayerPrograms(model, plan), {});
+  const EventGraph graph = build_training_step(model, plan, LayerPrograms(model, plan));
   std::int64_t bytes = 0;
   for (const std::int32_t id : graph.persistent) {
     const Buffer buffer = graph.buffer(id);
@@ -211,6 +210,73 @@ TEST(LoraTest, MemoryBetweenSteps) {
   const std::int64_t rounded = (resident + 511) / 512 * 512;
   EXPECT_EQ(persistent(plan, MemoryCategory::kShardedParam),
             (2 * whole + packed + 4 * adapters) / 8 + 32 * rounded);
+}
+
+// DDP holds everything whole, each parameter in what it is stored in.
+TEST(LoraTest, DdpHoldsTheBaseAsItIsStored) {
+  Plan plan = plan_with(16, {"q_proj", "v_proj"});
+  plan.mesh = {1, 8};
+  plan.runtime = {RuntimeKind::kDdp, newest_version(RuntimeKind::kDdp)};
+  const std::int64_t adapters = 32 * 16 * (d + d + d + dkv);
+  EXPECT_EQ(persistent(plan, MemoryCategory::kShardedParam), 2 * 8'030'261'248 + 4 * adapters);
+  EXPECT_FALSE(find_problem(plan, load_zoo_model("llama-3-8b"), cluster_of_8()));
+  plan.lora.base = Lora::Base::kNf4;
+  const std::int64_t whole = 2LL * 128256 * d + 65 * d;
+  const std::int64_t packed = (8'030'261'248 - whole) / 2;
+  const std::int64_t resident = block_of(adapted(plan)).resident_bytes;
+  EXPECT_EQ(persistent(plan, MemoryCategory::kShardedParam),
+            2 * whole + packed + 4 * adapters + 32 * ((resident + 511) / 512 * 512));
+  EXPECT_FALSE(find_problem(plan, load_zoo_model("llama-3-8b"), cluster_of_8()));
+}
+
+// With use_orig_params a block is one flat parameter of base and adapters, whose views all need
+// gradients: seen in PyTorch 2.11, where a frozen Linear's weight inside a wrapped module has
+// requires_grad and receives a gradient, which is dropped behind the reduction. So base and norms
+// have gradients and are reduced; the optimizer steps the adapters' pieces of each rank's shard.
+TEST(LoraTest, Fsdp1ComputesAndReducesGradientsOfTheBaseToo) {
+  Plan plan = plan_with(16, {"q_proj", "v_proj"}, Lora::Base::kMaster);
+  plan.mesh = {8, 1};
+  plan.runtime = {RuntimeKind::kFsdp1, newest_version(RuntimeKind::kFsdp1)};
+  plan.units.embedding = plan.units.head = UnitPlacement::kRoot;
+  plan.fsdp1.use_orig_params = true;
+  const ModelSpec model = adapted(plan);
+  ASSERT_FALSE(find_problem(plan, load_zoo_model("llama-3-8b"), cluster_of_8()));
+  const LayerPrograms programs(model, plan);
+  for (const std::int32_t slot : programs.at(1, Recompute::kNone)->weight_gradients) {
+    EXPECT_GE(slot, 0);
+  }
+  const std::int64_t adapters = 16 * (d + d + d + dkv);
+  const std::int64_t block = 2 * d * d + 2 * d * dkv + 3 * d * f + 2 * d + adapters;
+  ASSERT_EQ(block % (8 * 128), 0);  // neither padding nor rounding
+  const EventGraph graph = build_training_step(model, plan, programs);
+  std::int64_t reductions = 0;
+  for (const Row& row : graph.rows) {
+    if (row.kind != EventKind::kReduceScatter) continue;
+    ++reductions;
+    EXPECT_EQ(graph.works[row.work].bytes.count(), block * size_of(plan.reduce_dtype));
+  }
+  EXPECT_EQ(reductions, 32);  // the root is frozen as a whole
+  std::int64_t states = 0;
+  for (plan.rank = 0; plan.rank < 8; ++plan.rank) {
+    states += persistent(plan, MemoryCategory::kOptimizerState);
+  }
+  EXPECT_EQ(states, 2 * 4 * 32 * adapters);
+}
+
+// A root with frozen and trained parameters is one flat parameter just as well: the table's
+// gradient arises, though it is frozen.
+TEST(LoraTest, Fsdp1ComputesGradientsOfAFrozenTableBesideATrainedHead) {
+  Plan plan;
+  plan.batch.sequence = kTokens;
+  plan.mesh = {8, 1};
+  plan.runtime = {RuntimeKind::kFsdp1, newest_version(RuntimeKind::kFsdp1)};
+  plan.units.embedding = plan.units.head = UnitPlacement::kRoot;
+  plan.fsdp1.use_orig_params = true;
+  plan.frozen.embedding = true;
+  const ModelSpec model = load_zoo_model("llama-3-8b");
+  EXPECT_GE(LayerPrograms(model, plan).at(0, Recompute::kNone)->weight_gradients.front(), 0);
+  plan.frozen.norm = plan.frozen.head = true;  // then nothing in the root needs any
+  EXPECT_LT(LayerPrograms(model, plan).at(0, Recompute::kNone)->weight_gradients.front(), 0);
 }
 
 TEST(LoraTest, TargetsMustExist) {

@@ -39,7 +39,6 @@ TEST(Fsdp1Check, NamesTheKeyThatItHasNoKnobFor) {
       {"reshard_after_forward: 8", "reshard_after_forward"},
       {"unshard_in_backward: false", "unshard_in_backward"},
       {"ignored: norms", "ignored"},
-      {"lora: {rank: 8}", "lora.rank"},
       {"offload: cpu_unpinned", "offload"},
       {"reduction: {divide_factor: 1}", "reduction.divide_factor"},
       {"buffers: {reduce_scatter: 2}", "buffers.reduce_scatter"},
@@ -61,6 +60,21 @@ TEST(Fsdp1Check, RefusesWhatPyTorchRefuses) {
   const auto mixed = problem("frozen: [embedding]");
   ASSERT_TRUE(mixed);
   EXPECT_NE(mixed->what_is_wrong.find("uniform `requires_grad`"), std::string::npos);
+}
+
+// Adapters lie beside a frozen base in one flat parameter.
+TEST(Fsdp1Check, TakesAdaptersWithOriginalParametersOfOneDtype) {
+  EXPECT_FALSE(problem("lora: {rank: 8, base: master}\nfsdp1: {use_orig_params: true}"));
+  const auto flat = problem("lora: {rank: 8, base: master}\nfsdp1: {use_orig_params: false}");
+  ASSERT_TRUE(flat);
+  EXPECT_EQ(flat->key, "fsdp1.use_orig_params");
+  for (const char* base : {"param", "nf4"}) {
+    const auto mixed =
+        problem("lora: {rank: 8, base: " + std::string(base) + "}\nfsdp1: {use_orig_params: true}");
+    ASSERT_TRUE(mixed) << base;
+    EXPECT_EQ(mixed->key, "lora.base");
+    EXPECT_NE(mixed->what_is_wrong.find("uniform dtype"), std::string::npos);
+  }
 }
 
 TEST(Fsdp1Check, KnowsTheVersionsThatWereRecorded) {
