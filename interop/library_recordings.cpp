@@ -210,6 +210,17 @@ ZeroOffload offload_of(const ConfigNode& value, Plan& plan) {
   return kPlaces[value.at("device").as_choice({"none", "cpu", "nvme"})];
 }
 
+// _REMOVED_ZERO_CONFIG_KEYS of deepspeed/runtime/config.py (0.19.8), with what comes nearest.
+[[noreturn]] void refuse_removed(const ConfigItem& item) {
+  const bool is_mics = item.key.starts_with("mics_");
+  throw Error(ExitCode::kMissingCapability,
+              fmt::format("{}: zero.{}: {} has been removed from DeepSpeed; the nearest is {}",
+                          item.value.location().file, item.key, is_mics ? "MiCS" : "LoCo-Zero++",
+                          is_mics ? "zero_hpz_partition_size (ZeRO++ hpZ), whose gathers stay "
+                                    "inside small groups"
+                                  : "zero_quantized_gradients without error feedback"));
+}
+
 void apply_zero_option(const ConfigItem& item, Plan& plan) {
   ZeroOptions& zero = plan.zero;
   struct Count {
@@ -248,6 +259,7 @@ void apply_zero_option(const ConfigItem& item, Plan& plan) {
     *flag.value = item.value.as_bool();
     return;
   }
+  if (item.key.starts_with("mics_") || item.key == "zeropp_loco_param") refuse_removed(item);
   if (item.key == "overlap_comm") {
     zero.overlap_comm = item.value.as_bool();
   } else if (item.key == "offload_optimizer") {

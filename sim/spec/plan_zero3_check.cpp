@@ -10,11 +10,12 @@ std::optional<PlanProblem> problem_of_zero3(const Plan& plan) {
   const ZeroOptions& zero = plan.zero;
   const bool quantizes = zero.zero_quantized_weights || zero.zero_quantized_gradients;
   const Knob knobs[] = {
-      // Not DeepSpeed's limit.
+      // Groups of replicas were MiCS'; "MiCS ZeRO-3 sharding has been removed"
+      // (deepspeed/runtime/config.py, 0.19.8).
       {plan.mesh.replicate != 1, "mesh.replicate",
-       "partitions over all ranks; groups of replicas are MiCS (deepspeed/runtime/zero/mics.py), "
-       "another optimizer with a schedule of its own, which is not modelled",
-       "mesh.replicate: 1, or zero.zero_hpz_partition_size"},
+       "partitions over all ranks; MiCS, which had groups of replicas, has been removed from "
+       "DeepSpeed",
+       "mesh.replicate: 1, or zero.zero_hpz_partition_size for gathers inside small groups"},
       {plan.accumulation == AccumulationMode::kKeepUnsharded, "accumulation.mode",
        "refuses no_sync(): \"incompatible with gradient partitioning logic of ZeRO stage 3\"",
        "accumulation.mode: reduce_each"},

@@ -126,11 +126,22 @@ TEST_F(LibraryRecordings, DeepSpeedsOptionsCarryItsNames) {
   EXPECT_EQ(plan.optimizer.clip_norm, 1.0);
 }
 
+TEST_F(LibraryRecordings, StagesReduceInTheCommunicationDtype) {
+  for (const char* stage : {"1", "2", "3"}) {
+    const std::string zero = R"({"zero": {"stage": )" + std::string(stage) + "}";
+    record("zero", zero + R"(, "precision": "bf16", "communication_data_type": "fp32"})");
+    EXPECT_EQ(job().plan.reduce_dtype, DType::kFp32) << stage;
+    record("zero", zero + R"(, "precision": "bf16", "communication_data_type": null})");
+    EXPECT_EQ(job().plan.reduce_dtype, DType::kBf16) << stage;
+  }
+}
+
 TEST_F(LibraryRecordings, WhatNoPlanHasIsNamed) {
   record("ddp", R"({"delay_all_reduce_named_params": 1})");
   EXPECT_NE(refusal().find("delay_all_reduce_named_params"), std::string::npos);
   record("zero", R"({"zero": {"stage": 2, "mics_shard_size": 4}})");
-  EXPECT_NE(refusal().find("zero.mics_shard_size"), std::string::npos);
+  EXPECT_NE(refusal().find("zero.mics_shard_size: MiCS has been removed"), std::string::npos);
+  EXPECT_NE(refusal().find("the nearest is zero_hpz_partition_size"), std::string::npos);
   // It is listed with its reason and counts as different.
   const ConformanceFolder result = conform_library_folder(RecordingFolder(root_), {});
   ASSERT_EQ(result.rows.size(), 1U);
