@@ -125,6 +125,8 @@ void Zero3::optimizer() {
     if (parameter(p).trained) StepBuilder::free(at(secondary_, p));
   }
   gather_persistent();
+  graph().final_host_wait =
+      std::max(graph().final_host_wait, std::exchange(awaited_, kNoEvent));  // no row came behind
   if (plan_.host_sync == HostSync::kStep) {
     graph().final_host_wait = std::max(graph().final_host_wait, tail(Stream::kCompute));
   }

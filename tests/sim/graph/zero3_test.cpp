@@ -311,6 +311,32 @@ TEST(Zero3, OffloadTakesStatesToTheHostAndTheStepWithThem) {
   }
 }
 
+// PartitionedOptimizerSwapper reads and writes synchronously, and so are partitions of parameters
+// written (swap_out_and_release).
+TEST(Zero3, TheHostWaitsForWhatIsReadFromNvmeAndWrittenToIt) {
+  Plan plan = zero3_plan();
+  plan.zero.offload_optimizer = plan.zero.offload_param = ZeroOffload::kNvme;
+  for (const std::int64_t threshold : {std::int64_t{0}, std::int64_t{100'000}}) {
+    plan.zero.stage3_param_persistence_threshold = threshold;  // 0: nothing is gathered behind it
+    plan.zero.sub_group_size = 500'000;
+    const EventGraph graph = build_training_step(tiny_model(4), plan);
+    const auto rows = static_cast<EventId>(graph.rows.size());
+    EventId first = kNoEvent;
+    std::int64_t writes = 0;
+    for (EventId id = 0; id < rows; ++id) {
+      const EventKind kind = graph.rows[static_cast<std::size_t>(id)].kind;
+      if (first == kNoEvent && kind == EventKind::kHostOptimizer) first = id;
+      if (first == kNoEvent || kind != EventKind::kStorageWrite) continue;
+      ++writes;
+      const EventId awaited = id + 1 < rows ? graph.rows[static_cast<std::size_t>(id) + 1].host_wait
+                                            : graph.final_host_wait;
+      EXPECT_EQ(awaited, id) << threshold;
+    }
+    // Parameters and states of each sub-group.
+    EXPECT_EQ(writes, 2 * count(graph, EventKind::kHostOptimizer));
+  }
+}
+
 TEST(Zero3, WhatDeepSpeedRefuses) {
   const ModelSpec model = tiny_model(2);
   const Cluster cluster = round_cluster(8);
