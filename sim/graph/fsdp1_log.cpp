@@ -51,33 +51,16 @@ Fsdp1Log::Fsdp1Log(const Fsdp1& builder, LibraryWatch::Modules modules)
   passes_.resize(builder.model_.order.size());
 }
 
-std::string_view Fsdp1Log::torch_name(DType dtype) {
-  switch (dtype) {
-    case DType::kBf16:
-      return "bfloat16";
-    case DType::kFp16:
-      return "float16";
-    case DType::kFp32:
-      break;
-  }
-  return "float32";
-}
-
-std::string Fsdp1Log::group(std::int64_t first, std::int64_t size, std::int64_t stride) const {
-  if (size == builder_.plan_.mesh.world()) return "world";
-  return fmt::format("{}:{}:{}", first, first + (size - 1) * stride, size > 1 ? stride : 1);
-}
-
 // Shards are neighbours, replicas a shard group apart (init_device_mesh).
 std::string Fsdp1Log::shard_group() const {
   const Mesh& mesh = builder_.plan_.mesh;
   if (mesh.shard == 1 && !builder_.plan_.fsdp1.hybrid_shard) return "world";
-  return group(builder_.plan_.rank / mesh.shard * mesh.shard, mesh.shard, 1);
+  return group_word(builder_.plan_.rank / mesh.shard * mesh.shard, mesh.shard, 1, mesh.world());
 }
 
 std::string Fsdp1Log::replicate_group() const {
   const Mesh& mesh = builder_.plan_.mesh;
-  return group(builder_.plan_.rank % mesh.shard, mesh.replicate, mesh.shard);
+  return group_word(builder_.plan_.rank % mesh.shard, mesh.replicate, mesh.shard, mesh.world());
 }
 
 void Fsdp1Log::add(LibraryEvent event) {
@@ -115,7 +98,7 @@ std::vector<LibraryBucket> Fsdp1Log::buckets() const {
     bucket.index = u;
     bucket.kind = "flat_param";
     bucket.bytes = size.flat * size_of(builder_.plan_.master_dtype);
-    bucket.dtype = torch_name(builder_.plan_.master_dtype);
+    bucket.dtype = torch_word(builder_.plan_.master_dtype);
     // Without shards the recorder multiplies all the same.
     const std::int64_t ranks = flat_group(builder_.plan_);
     bucket.extra = fmt::format(

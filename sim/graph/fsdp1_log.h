@@ -13,6 +13,7 @@
 
 #include "sim/graph/fsdp1_builder.h"
 #include "sim/graph/layer_modules.h"
+#include "sim/graph/torch_words.h"
 
 namespace foreshard {
 
@@ -25,7 +26,6 @@ class Fsdp1Log {
   std::string name_of(std::int32_t unit) const;
   std::vector<LibraryBucket> buckets() const;
   std::vector<LibraryEvent> take() { return std::move(events_); }
-  static std::string_view torch_name(DType dtype);
   std::string shard_group() const;      // of all-gathers and reduce-scatters
   std::string replicate_group() const;  // of all-reduces
 
@@ -66,7 +66,6 @@ class Fsdp1Log {
   Pass& pass_of(std::int32_t layer) { return passes_[static_cast<std::size_t>(layer)]; }
   void hook_on_input(std::int32_t layer, std::int32_t maker, Hook hook);
   bool needs_gradient(std::int32_t layer, std::int32_t maker) const;
-  std::string group(std::int64_t first, std::int64_t size, std::int64_t stride) const;
 
   const Fsdp1& builder_;
   const bool sees_blocks_;

@@ -43,9 +43,8 @@ void Fsdp1::post_backward(std::int32_t unit) {
   Handle& h = handle(unit);
   if (log_) {
     const DType dtype = gradient_dtype(h);
-    log_->add_unit(
-        "post_backward", unit,
-        {.bytes_in = h.size.flat * size_of(dtype), .dtype = Fsdp1Log::torch_name(dtype)});
+    log_->add_unit("post_backward", unit,
+                   {.bytes_in = h.size.flat * size_of(dtype), .dtype = torch_word(dtype)});
   }
   if (!dry_) hook();
   h.state = Training::kBackwardPost;
@@ -66,7 +65,7 @@ void Fsdp1::reduce_grad(std::int32_t unit) {
   Handle& h = handle(unit);
   const FlatSize& size = h.size;
   constexpr Stream kPost = Stream::kReduceScatter;
-  const std::string_view dtype = Fsdp1Log::torch_name(plan_.reduce_dtype);
+  const std::string_view dtype = torch_word(plan_.reduce_dtype);
   wait_tail(kPost, Stream::kCompute);
   const bool casts = gradient_dtype(h) != plan_.reduce_dtype;
   const bool pads = sharded() && size.padded > size.flat;

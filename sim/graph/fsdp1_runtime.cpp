@@ -140,7 +140,7 @@ void Fsdp1::all_gather(std::int32_t unit) {
   h.parameters =
       hold(MemoryCategory::kUnshardedParam, Stream::kAllGather, unit, h.size.padded * param_size());
   if (!log_) return;
-  const std::string_view dtype = Fsdp1Log::torch_name(plan_.param_dtype);
+  const std::string_view dtype = torch_word(plan_.param_dtype);
   const std::int64_t bytes = h.size.padded * param_size();
   log_->add_unit("unshard_alloc", unit, {.bytes_out = bytes, .dtype = dtype});
   log_->add_unit("all_gather", unit,
@@ -167,7 +167,7 @@ void Fsdp1::reshard(std::int32_t unit, bool frees) {
     if (log_) {
       log_->add_unit("unshard_free", unit,
                      {.bytes_in = h.unsharded ? h.size.padded * param_size() : 0,
-                      .dtype = Fsdp1Log::torch_name(plan_.param_dtype)});
+                      .dtype = torch_word(plan_.param_dtype)});
     }
     drop(h.parameters);
     h.unsharded = false;

@@ -10,23 +10,6 @@
 
 namespace foreshard {
 
-std::string_view torch_word(DType dtype) {
-  switch (dtype) {
-    case DType::kBf16:
-      return "bfloat16";
-    case DType::kFp16:
-      return "float16";
-    case DType::kFp32:
-      return "float32";
-  }
-  return "";
-}
-
-std::string span_of(const std::vector<std::string>& names) {
-  if (names.empty()) return "";
-  return names.size() == 1 ? names.front() : names.front() + ".." + names.back();
-}
-
 GradientHooks::GradientHooks(const ModelSpec& model, const Plan& plan,
                              const LayerPrograms& programs, EventGraph recycled, Settings settings)
     : StepBuilder(model, plan, programs, std::move(recycled)),

@@ -14,13 +14,9 @@
 
 #include "sim/graph/host_log.h"
 #include "sim/graph/step_builder.h"
+#include "sim/graph/torch_words.h"
 
 namespace foreshard {
-
-// "float32", as torch spells it.
-std::string_view torch_word(DType dtype);
-// "h.11.mlp.c_fc.bias..h.10.mlp.c_proj.weight"; the one name of a single one.
-std::string span_of(const std::vector<std::string>& names);
 
 class GradientHooks : public StepBuilder {
  public:

@@ -8,22 +8,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "sim/graph/torch_words.h"
 #include "sim/graph/zero3_builder.h"
 
 namespace foreshard {
 namespace {
-
-std::string_view torch_name(DType dtype) {
-  switch (dtype) {
-    case DType::kBf16:
-      return "bfloat16";
-    case DType::kFp16:
-      return "float16";
-    case DType::kFp32:
-      break;
-  }
-  return "float32";
-}
 
 void append(std::string& note, std::string_view more) {
   if (!note.empty() && !more.empty()) note += ' ';
@@ -50,7 +39,7 @@ void Zero3::log_collective(std::string_view kind, std::int64_t bytes_in, std::in
   LibraryEvent& event = log(kind, unit_, std::move(whole));
   event.bytes_in = bytes_in;
   event.bytes_out = bytes_out;
-  event.dtype = torch_name(plan_.param_dtype);
+  event.dtype = torch_word(plan_.param_dtype);
   event.group = "world";
 }
 
@@ -62,7 +51,7 @@ void Zero3::log_boundary(std::string_view kind, std::int32_t module, std::string
 void Zero3::log_gradient(std::int32_t p) {
   LibraryEvent& event = log("grad_ready", run_->parameters[static_cast<std::size_t>(p)], "");
   event.bytes_in = parameter(p).numel * param_size();
-  event.dtype = torch_name(plan_.param_dtype);
+  event.dtype = torch_word(plan_.param_dtype);
 }
 
 void Zero3::log_release(std::string unit, Parameters list) {
@@ -77,7 +66,7 @@ void Zero3::log_release(std::string unit, Parameters list) {
   }
   LibraryEvent& event = log("release", std::move(unit), std::move(names));
   event.bytes_in = bytes;
-  event.dtype = torch_name(plan_.param_dtype);
+  event.dtype = torch_word(plan_.param_dtype);
 }
 
 // Ranks compare their traces until one is complete: the length of each list, then the list.
@@ -103,15 +92,14 @@ void Zero3::log_trace_reset() {
 }
 
 std::string Zero3::span_of(Parameters list) const {
-  const std::string& first = run_->parameters[static_cast<std::size_t>(list.front())];
-  if (list.size() == 1) return first;
-  return first + ".." + run_->parameters[static_cast<std::size_t>(list.back())];
+  const auto& names = run_->parameters;
+  return foreshard::span_of(names[static_cast<std::size_t>(list.front())],
+                            names[static_cast<std::size_t>(list.back())], list.size());
 }
 
 std::string Zero3::group_of(bool small_group) const {
-  if (!small_group || small_group_ == plan_.mesh.shard) return "world";
-  const std::int64_t first = plan_.rank / small_group_ * small_group_;
-  return fmt::format("{}:{}:1", first, first + small_group_ - 1);
+  const std::int64_t size = small_group ? small_group_ : plan_.mesh.shard;
+  return group_word(plan_.rank / size * size, size, 1, plan_.mesh.shard);
 }
 
 void Zero3::log_gather(Parameters list, Cause cause, std::int32_t module, Pass pass) {
@@ -124,7 +112,7 @@ void Zero3::log_gather(Parameters list, Cause cause, std::int32_t module, Pass p
   bucket.phase = fmt::format("step{}", step_);
   bucket.index = buckets_++;
   bucket.kind = cause == Cause::kFetch ? "zero3_fetch" : "zero3_prefetch";
-  bucket.dtype = torch_name(plan_.param_dtype);
+  bucket.dtype = torch_word(plan_.param_dtype);
   bucket.extra = fmt::format("at={} pass={} micro={}", at_module,
                              pass == Pass::kForward ? "fwd" : "bwd", microbatch());
   for (const std::int32_t p : list) {
@@ -136,7 +124,7 @@ void Zero3::log_gather(Parameters list, Cause cause, std::int32_t module, Pass p
 void Zero3::log_reduction(std::string_view kind, std::int64_t bytes_in, std::int64_t bytes_out,
                           std::string note) {
   log_collective(kind, bytes_in, bytes_out, std::move(note));
-  log_.back().dtype = torch_name(plan_.reduce_dtype);
+  log_.back().dtype = torch_word(plan_.reduce_dtype);
 }
 
 void Zero3::log_bucket(std::span<const std::int32_t> list) {
@@ -149,7 +137,7 @@ void Zero3::log_bucket(std::span<const std::int32_t> list) {
   bucket.kind = "zero3_reduce_bucket";
   // Copied into the bucket they are of its dtype.
   const DType dtype = held_gradients_.empty() ? plan_.reduce_dtype : plan_.param_dtype;
-  bucket.dtype = torch_name(dtype);
+  bucket.dtype = torch_word(dtype);
   bucket.extra = fmt::format("micro={}", microbatch());
   for (const std::int32_t p : list) {
     bucket.bytes += parameter(p).numel * size_of(dtype);
@@ -183,13 +171,13 @@ void Zero3::record_construction(Zero3Run& run, const Plan& plan) {
     const Zero3Parameter& each = script.parameter(p);
     const std::int64_t partition = foreshard::partition_of(each.numel, plan.mesh.shard);
     add("all_gather", partition * size, partition * plan.mesh.shard * size,
-        torch_name(plan.param_dtype), "");
+        torch_word(plan.param_dtype), "");
     LibraryBucket& bucket = record.buckets.emplace_back();
     bucket.phase = "init";
     bucket.index = p;
     bucket.kind = "zero3_partition";
     bucket.bytes = partition * size;
-    bucket.dtype = torch_name(plan.param_dtype);
+    bucket.dtype = torch_word(plan.param_dtype);
     bucket.extra = fmt::format("numel={} partition_numel={} padded_numel={} persist={}", each.numel,
                                partition, partition * plan.mesh.shard, each.persists ? 1 : 0);
     bucket.parameters = {run.parameters[static_cast<std::size_t>(p)]};
@@ -217,7 +205,7 @@ void Zero3::record_construction(Zero3Run& run, const Plan& plan) {
   record.facts["skipped_steps"] = 0;
   record.words["optimizer_class"] = "DeepSpeedZeroOptimizer_Stage3";
   record.words["grad_accum_dtype"] =
-      "torch." + std::string(torch_name(wide ? DType::kFp32 : plan.param_dtype));
+      "torch." + std::string(torch_word(wide ? DType::kFp32 : plan.param_dtype));
 }
 
 }  // namespace foreshard

@@ -38,7 +38,7 @@ Problem problem_of_shared_keys(const Plan& plan) {
        "fsdp1.use_orig_params",
        "must flatten tensors with uniform `requires_grad` when `use_orig_params=False`, and "
        "adapters lie beside a frozen base",
-       "true, or lora.rank: 0"},
+       "fsdp1.use_orig_params: true"},
       {plan.lora.rank > 0 && plan.runtime.kind == RuntimeKind::kFsdp1 &&
            plan.lora.base != Lora::Base::kMaster && !has_uniform_base(plan),
        "lora.base", "must flatten tensors with uniform dtype, and adapters are in dtype.master",
