@@ -64,6 +64,7 @@ void Zero3::run_step() {
   const std::size_t count = script_->parameters.size();
   handle_of_.assign(count, -1);
   gathered_.assign(count, kNoBuffer);
+  if (plan_.zero.offload_param == ZeroOffload::kNvme) is_read_.assign(count, false);
   if (small_group_ > 1) secondary_.assign(count, kNoBuffer);
   fetched_now_.reserve(count);
   for (const std::int64_t numel : script_->sizes) {
@@ -112,6 +113,7 @@ void Zero3::follow(const std::vector<Zero3Trace::Stop>& stops) {
       wait_for_gathers();
       const Parameters ahead = trace_->list(stop.second_end, stop.third_end);
       if (!ahead.empty()) gather(ahead);
+      read_ahead(trace_->list(stop.third_end, stop.fourth_end));
     } else if (stop.place.kind == Zero3Place::Kind::kExit) {
       let_go(trace_->list(stop.begin, stop.first_end));
     } else {
@@ -207,6 +209,7 @@ void Zero3::enter(const Zero3Place& place) {
     if (logs()) log_gather(ahead, Cause::kPrefetch, module, pass);
     gather(ahead);
   }
+  read_ahead(coordinator_->read_ahead());
 }
 
 void Zero3::leave(const Zero3Place& place) {

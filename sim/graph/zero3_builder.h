@@ -8,6 +8,7 @@
 //   kAllGather      the communicator's own stream, where NCCL runs what is called async_op=True
 //   kReduceScatter  reduce_and_partition_stream: copies into the bucket and, not being async, the
 //                   reduce-scatter itself
+//   kAllReduce      no stream of the device: the queue of reads from NVMe (aio_read_handle)
 // With overlap_comm off, the second and the last are the default stream.
 #pragma once
 
@@ -49,6 +50,7 @@ class Zero3 final : public StepBuilder {
   // Elements that share a scale when weights are quantised (CUDAQuantizer.target_group_size).
   static constexpr std::int64_t kQuantizedGroup = 8000;
   using Parameters = std::span<const std::int32_t>;
+  static constexpr Stream kDrive = Stream::kAllReduce;
   enum class Cause : std::uint8_t { kFetch, kPrefetch };
 
   // A gather whose parameters are not all waited for.
@@ -102,6 +104,8 @@ class Zero3 final : public StepBuilder {
   void gather_group(Parameters group, bool small_group);
   std::int64_t shard_numel(Parameters group, bool small_group) const;
   void fetch_from_host(Parameters group);
+  void read_from_drive(Parameters group);
+  void read_ahead(Parameters group);
   void await(std::int32_t parameter);
   void copy_out(Handle& handle);
   void let_go(Parameters list);
@@ -200,6 +204,7 @@ class Zero3 final : public StepBuilder {
   std::vector<std::int32_t> handle_of_;   // of parameters
   std::vector<std::int32_t> gathered_;    // buffers of parameters
   std::vector<std::int32_t> persistent_;  // those that the step begins with; empty in step 1
+  std::vector<bool> is_read_;             // NVMe: read ahead, and not gathered yet
   std::vector<std::int32_t> secondary_;   // hpZ: their shards inside the small group
   std::array<EventId, 3> fetches_{kNoEvent, kNoEvent, kNoEvent};  // events of the last waits
   std::array<EventId, 3> reductions_{kNoEvent, kNoEvent, kNoEvent};

@@ -23,6 +23,13 @@ Zero3Coordinator::Zero3Coordinator(const Zero3Script& script, const Plan& plan)
   next_use_.assign(count, kNever);
   fetched_for_.assign(count, -1);
   if (hpz_) secondary_.assign(count, false);
+  if (plan.zero.offload_param == ZeroOffload::kNvme) {
+    buffered_.assign(count, false);
+    for (const Zero3Parameter& p : script.parameters) {
+      swaps_.push_back(
+          goes_to_nvme(partition_of(p.numel, plan.mesh.shard) * size_of(plan.param_dtype)));
+    }
+  }
   list_.reserve(count);
   record_order();
 }
@@ -64,6 +71,19 @@ void Zero3Coordinator::take(std::int32_t p) {
   live_ += script_.parameter(p).numel;
   available_ += script_.parameter(p).numel;
   list_.push_back(p);
+  if (script_.parameter(p).persists) {  // its partition is never asked for again
+    release_buffer(p);
+  } else if (is_on_drive(p)) {
+    buffered_[static_cast<std::size_t>(p)] = true;
+    --buffers_;
+  }
+}
+
+// Of what a parameter is gathered from.
+void Zero3Coordinator::release_buffer(std::int32_t p) {
+  if (swaps_.empty() || !buffered_[static_cast<std::size_t>(p)]) return;
+  buffered_[static_cast<std::size_t>(p)] = false;
+  ++buffers_;
 }
 
 void Zero3Coordinator::let_go(std::int32_t p) {
@@ -74,6 +94,7 @@ void Zero3Coordinator::let_go(std::int32_t p) {
   available_ -= script_.parameter(p).numel;
   if (hpz_) secondary_[i] = true;
   list_.push_back(p);
+  release_buffer(p);
 }
 
 std::span<const std::int32_t> Zero3Coordinator::sorted_list() {
@@ -114,6 +135,7 @@ void Zero3Coordinator::rehearse() {
         fetch(place.id);
         for (const std::int32_t p : script_.owned_of(place.id)) use(place.id, p);
         prefetch(place.id);
+        read_ahead();
       } else if (place.kind == Zero3Place::Kind::kExit) {
         release(place.id, backward ? Pass::kBackward : Pass::kForward);
       }
@@ -173,6 +195,7 @@ std::span<const std::int32_t> Zero3Coordinator::prefetch(std::int32_t module) {
   std::int64_t elements = 0;
   for (; queue_ < entries_.size() && elements < most; ++queue_) {
     const Entry& entry = entries_[queue_];
+    if (is_on_drive(entry.parameter)) break;  // in the order of the queue
     std::int32_t& latest = fetched_for_[static_cast<std::size_t>(entry.parameter)];
     latest = std::max(latest, entry.position);
     if (!is_gone(entry.parameter)) continue;
@@ -180,6 +203,27 @@ std::span<const std::int32_t> Zero3Coordinator::prefetch(std::int32_t module) {
     elements += script_.parameter(entry.parameter).numel;
   }
   return sorted_list();
+}
+
+// As long as what was looked at is not more than twice what is in flight, and there are buffers.
+std::span<const std::int32_t> Zero3Coordinator::read_ahead() {
+  list_.clear();
+  if (swaps_.empty() || trace_ != Trace::kComplete || prefetch_bucket_ == 0) return list_;
+  std::int64_t in_flight = 0, considered = 0;
+  for (std::int32_t p = 0; p < script_.parameter_count(); ++p) {
+    if (is_in_flight(p)) in_flight += script_.parameter(p).numel;
+  }
+  for (std::size_t e = queue_; e < entries_.size() && buffers_ > 0; ++e) {
+    if (considered > 2 * in_flight) break;
+    const std::int32_t p = entries_[e].parameter;
+    if (is_on_drive(p)) {
+      buffered_[static_cast<std::size_t>(p)] = true;
+      --buffers_;
+      list_.push_back(p);
+    }
+    considered += script_.parameter(p).numel;
+  }
+  return list_;
 }
 
 // --- exit ---

@@ -34,6 +34,9 @@ class Zero3Coordinator {
   bool use(std::int32_t module, std::int32_t parameter);
   // What the entry asks for ahead of time, by ascending id; now in flight.
   std::span<const std::int32_t> prefetch(std::int32_t module);
+  // Partitions that are read from NVMe behind it, for later entries
+  // (__prefetch_nvme_param_partitions).
+  std::span<const std::int32_t> read_ahead();
   enum class Pass : std::uint8_t { kForward, kBackward };
   // Entered in backward: let go of at its end, unless release() comes first.
   void begin_backward(std::int32_t module) { open_.push_back(module); }
@@ -80,6 +83,12 @@ class Zero3Coordinator {
     return script_.owner(parameter) == module ? 1 : 2;
   }
   std::span<const std::int32_t> sorted_list();
+  // On the drive and in no buffer of the host.
+  bool is_on_drive(std::int32_t p) const {
+    return !swaps_.empty() && swaps_[static_cast<std::size_t>(p)] &&
+           !buffered_[static_cast<std::size_t>(p)];
+  }
+  void release_buffer(std::int32_t parameter);
 
   const Zero3Script& script_;
   const std::int64_t prefetch_bucket_, max_live_, max_reuse_;
@@ -110,6 +119,10 @@ class Zero3Coordinator {
   std::int64_t available_ = 0;  // DeepSpeed's counter, which a forward sets back
   std::int64_t live_ = 0;
   std::vector<std::int32_t> list_;  // what the last call returned
+  // NVMe: partitions that go there, those of them in a buffer of the host, buffers that are free.
+  std::vector<bool> swaps_, buffered_;
+  std::int64_t buffers_ =
+      5;  // OffloadParam's buffer_count (deepspeed/runtime/zero/offload_config.py)
 };
 
 }  // namespace foreshard

@@ -47,12 +47,36 @@ void Zero3::gather(Parameters list) {
 // (Tensor.to()).
 void Zero3::fetch_from_host(Parameters group) {
   if (plan_.zero.offload_param == ZeroOffload::kNone) return;
+  if (plan_.zero.offload_param == ZeroOffload::kNvme) read_from_drive(group);
   for (const std::int32_t p : group) {
     const std::int64_t bytes = partition_of(p) * param_size();
-    if (plan_.zero.offload_param == ZeroOffload::kNvme) {
-      host_awaits(add_bytes(EventKind::kStorageRead, gather_copies_, bytes, unit_of(p)));
-    }
     host_awaits(add_bytes(EventKind::kHostToDevice, gather_copies_, bytes, unit_of(p)));
+  }
+}
+
+// _ensure_availability_of_partitioned_params: what is not there is read, and whoever waits for a
+// read waits for all that were asked for.
+void Zero3::read_from_drive(Parameters group) {
+  bool waits = false;
+  for (const std::int32_t p : group) {
+    if (!goes_to_nvme(partition_of(p) * param_size())) continue;
+    waits = true;
+    if (is_read_[static_cast<std::size_t>(p)]) {
+      is_read_[static_cast<std::size_t>(p)] = false;
+      continue;
+    }
+    add_bytes(EventKind::kStorageRead, kDrive, partition_of(p) * param_size(), unit_of(p));
+  }
+  if (waits) host_awaits(tail(kDrive));
+}
+
+void Zero3::read_ahead(Parameters group) {
+  if (group.empty()) return;
+  catch_up();
+  close_run();
+  for (const std::int32_t p : group) {
+    is_read_[static_cast<std::size_t>(p)] = true;
+    add_bytes(EventKind::kStorageRead, kDrive, partition_of(p) * param_size(), unit_of(p));
   }
 }
 

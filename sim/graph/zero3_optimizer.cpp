@@ -47,7 +47,13 @@ void Zero3::persistent_memory() {
     hold(MemoryCategory::kShardedParam, partitions * param_size(),
          parameters != ZeroOffload::kNone);
   } else {
-    hold(MemoryCategory::kShardedParam, kParameterBuffers * kParameterBuffer * param_size(), true);
+    std::int64_t kept = 0;
+    for (const Zero3Parameter& each : script_->parameters) {
+      const std::int64_t bytes = partition_of(each) * param_size();
+      kept += goes_to_nvme(bytes) ? 0 : bytes;
+    }
+    hold(MemoryCategory::kShardedParam, kept + kParameterBuffers * kParameterBuffer * param_size(),
+         true);
   }
   for (const std::int64_t bytes : resident_bytes()) {
     hold(MemoryCategory::kUnshardedParam, bytes, false);

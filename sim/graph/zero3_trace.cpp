@@ -38,7 +38,7 @@ class Tracer {
         stop.place.segment = where_.segment;
         stop.place.phase = where_.phase;
       }
-      stop.begin = stop.first_end = stop.second_end = stop.third_end = end();
+      stop.begin = stop.first_end = stop.second_end = stop.third_end = stop.fourth_end = end();
       bool matters = decide(place, stop);
       stop.ends_gradients = is_backward && &place - places.data() == script_.last_gradient;
       matters |= stop.ends_gradients || &place == &places.back();
@@ -66,13 +66,15 @@ class Tracer {
       stop.second_end = end();
       put(coordinator_.prefetch(place.id));
       stop.third_end = end();
-      const bool asks = stop.third_end > stop.begin;
+      put(coordinator_.read_ahead());
+      stop.fourth_end = end();
+      const bool asks = stop.fourth_end > stop.begin;
       return std::exchange(was_asked_, asks) || asks;
     }
     if (place.kind == Kind::kExit) {
       ++hooks_;
       put(coordinator_.release(place.id, backward ? Pass::kBackward : Pass::kForward));
-      stop.first_end = stop.second_end = stop.third_end = end();
+      stop.first_end = stop.second_end = stop.third_end = stop.fourth_end = end();
       return stop.first_end > stop.begin;
     }
     return true;
@@ -102,7 +104,8 @@ Zero3Trace::Zero3Trace(const StepBuilder& builder, const ModelSpec& model, const
       zero_(plan.zero),
       recompute_(plan.recompute),
       frozen_(plan.frozen),
-      accumulation_(plan.batch.accumulation) {
+      accumulation_(plan.batch.accumulation),
+      ranks_(plan.zero.offload_param == ZeroOffload::kNvme ? plan.mesh.shard : 0) {
   Zero3Coordinator coordinator(script, plan);
   if (plan.batch.accumulation > 1) coordinator.rehearse();
   coordinator.start_complete();
@@ -139,7 +142,7 @@ Zero3Trace::Zero3Trace(const StepBuilder& builder, const ModelSpec& model, const
 
 bool Zero3Trace::serves(const Plan& plan) const {
   return plan.zero == zero_ && plan.recompute == recompute_ && plan.frozen == frozen_ &&
-         plan.batch.accumulation == accumulation_;
+         plan.batch.accumulation == accumulation_ && (ranks_ == 0 || ranks_ == plan.mesh.shard);
 }
 
 std::shared_ptr<const Zero3Trace> trace_zero3(const ModelSpec& model, const Plan& plan,

@@ -25,9 +25,9 @@ struct Zero3Trace {
     Zero3Place place;
     std::uint16_t hooks = 0;      // calls of the place and of those left out before it
     bool ends_gradients = false;  // no gradient arrives behind it
-    // Into `lists`, one behind the other. kEnter: fetched, then waited for, then prefetched; kExit:
-    // let go of (the first).
-    std::uint32_t begin = 0, first_end = 0, second_end = 0, third_end = 0;
+    // Into `lists`, one behind the other. kEnter: fetched, waited for, prefetched, read ahead from
+    // NVMe; kExit: let go of (the first).
+    std::uint32_t begin = 0, first_end = 0, second_end = 0, third_end = 0, fourth_end = 0;
   };
   struct Range {
     std::uint32_t begin = 0, end = 0;
@@ -64,6 +64,8 @@ struct Zero3Trace {
   RangedPolicy<Recompute> recompute_;
   Frozen frozen_;
   std::int64_t accumulation_ = 1;
+  // Which partitions are large enough for NVMe depends on the ranks: of those; 0: none is there.
+  std::int64_t ranks_ = 0;
 };
 
 // For LayerPrograms. Precondition: runtime zero3; the programs serve the plan.

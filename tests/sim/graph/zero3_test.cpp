@@ -337,6 +337,45 @@ TEST(Zero3, TheHostWaitsForWhatIsReadFromNvmeAndWrittenToIt) {
   }
 }
 
+// Partitions of at least 1 MiB live on the drive: with 2 ranks in fp32 the tables (4 MiB) and the
+// FFN matrices (1.5 MiB), not what attention has (at most 0.5 MiB). Each is read before it is
+// copied to the device, once per gather; those of later modules while gathers are in flight.
+TEST(Zero3, PartitionsAreReadFromNvmeAheadOfTheirGathers) {
+  Plan plan = bare_plan();
+  plan.mesh = {2, 1};
+  plan.param_dtype = plan.reduce_dtype = DType::kFp32;
+  plan.zero.offload_optimizer = plan.zero.offload_param = ZeroOffload::kNvme;
+  constexpr std::int64_t kMiB = 1 << 20;
+  for (const std::int64_t bucket : {std::int64_t{0}, std::int64_t{1'000'000}}) {
+    plan.zero.stage3_prefetch_bucket_size = bucket;
+    const EventGraph graph = build_training_step(tiny_model(3), plan);
+    std::int64_t reads = 0, copies = 0, ahead = 0, outstanding = 0;
+    for (std::size_t id = 0; id + 1 < graph.rows.size(); ++id) {
+      const Row& row = graph.rows[id];
+      if (row.kind == EventKind::kHostOptimizer) break;
+      const std::int64_t bytes = graph.works[row.work].bytes.count();
+      if (row.kind == EventKind::kHostToDevice && row.stream == Stream::kCopyIn) {
+        copies += bytes >= kMiB ? 1 : 0;
+        outstanding -= bytes >= kMiB ? 1 : 0;
+        EXPECT_GE(outstanding, 0);  // what is copied has been read
+      }
+      if (row.kind != EventKind::kStorageRead || row.stream != Stream::kAllReduce) continue;
+      EXPECT_GE(bytes, kMiB);
+      ++reads;
+      ++outstanding;
+      EXPECT_LE(outstanding, 5);  // buffer_count
+      ahead += graph.rows[id + 1].host_wait < static_cast<EventId>(id) ? 1 : 0;
+    }
+    // In forward and in backward; what the queue has passed by the end of forward is kept for the
+    // backward that begins there.
+    if (bucket == 0) EXPECT_EQ(reads, 2 * (2 + 3 * 3));
+    EXPECT_LE(reads, 2 * (2 + 3 * 3));
+    EXPECT_GT(reads, 2 + 3 * 3);
+    EXPECT_EQ(copies, reads) << bucket;
+    EXPECT_EQ(ahead > 0, bucket > 0) << bucket;
+  }
+}
+
 TEST(Zero3, WhatDeepSpeedRefuses) {
   const ModelSpec model = tiny_model(2);
   const Cluster cluster = round_cluster(8);
