@@ -266,6 +266,59 @@ TEST(Zero3, WhatStepsTwoAndThreeDoIsTheSteadyStep) {
   }
 }
 
+// A build follows what was traced once; a recording asks the coordinator step by step.
+TEST(Zero3, ATracedStepIsTheOneThatIsAskedFor) {
+  std::vector<Plan> plans;
+  Plan plan = zero3_plan();
+  plan.zero.stage3_prefetch_bucket_size = 700'000;
+  plan.zero.stage3_max_live_parameters = 5'000'000;
+  plan.zero.reduce_bucket_size = 3'000'000;
+  for (const std::int64_t distance : {0, 1'500'000, 1'000'000'000}) {
+    plan.zero.stage3_max_reuse_distance = distance;
+    plans.push_back(plan);
+  }
+  plans.push_back(plan);
+  plans.back().batch.accumulation = 4;  // the later ones share what was traced
+  plans.push_back(plan);
+  plans.back().recompute.value = Recompute::kFull;
+  plans.back().batch.accumulation = 2;
+  plans.push_back(plan);
+  plans.back().zero.leaf_blocks = true;
+  plans.push_back(plan);
+  plans.back().zero.overlap_comm = false;
+  plans.push_back(plan);
+  plans.back().zero.stage3_use_all_reduce_for_fetch_params = true;
+  plans.push_back(plan);
+  plans.back().frozen.embedding = true;
+  plans.back().frozen.blocks.ranges = {{0, 1, true}};
+  plans.push_back(plan);
+  plans.back().zero.offload_optimizer = plans.back().zero.offload_param = ZeroOffload::kNvme;
+  plans.back().mesh = {2, 1};
+  plans.back().param_dtype = plans.back().reduce_dtype = DType::kFp32;
+  const ModelSpec model = tiny_model(5);
+  for (std::size_t i = 0; i < plans.size(); ++i) {
+    const LibraryRun run = record(model, plans[i]);
+    EXPECT_EQ(run.steps[2].graph.fingerprint(), build_training_step(model, plans[i]).fingerprint())
+        << i;
+  }
+}
+
+// One trace for plans that differ in their ranks, another where it would be another.
+TEST(Zero3, PlansOfOneShapeShareATrace) {
+  const ModelSpec model = tiny_model(4);
+  Plan plan = bare_plan();
+  const LayerPrograms programs(model, plan);
+  for (const std::int64_t ranks : {2, 4, 8}) {
+    plan.mesh = {ranks, 1};
+    EXPECT_EQ(build_training_step(model, plan, programs).fingerprint(),
+              build_training_step(model, plan).fingerprint());
+  }
+  plan.zero.stage3_prefetch_bucket_size = 1'000'000;
+  plan.recompute.ranges = {};
+  EXPECT_EQ(build_training_step(model, plan, programs).fingerprint(),
+            build_training_step(model, plan).fingerprint());
+}
+
 TEST(Zero3, EveryBufferIsFreedOnce) {
   for (const bool all_reduce : {false, true}) {
     for (const std::int64_t bucket : {0, 1'000'000, 50'000'000}) {
@@ -368,9 +421,10 @@ TEST(Zero3, PartitionsAreReadFromNvmeAheadOfTheirGathers) {
     }
     // In forward and in backward; what the queue has passed by the end of forward is kept for the
     // backward that begins there.
-    if (bucket == 0) EXPECT_EQ(reads, 2 * (2 + 3 * 3));
-    EXPECT_LE(reads, 2 * (2 + 3 * 3));
-    EXPECT_GT(reads, 2 + 3 * 3);
+    const std::int64_t all = 2 * (2 + 3 * 3);
+    EXPECT_EQ(reads == all, bucket == 0);
+    EXPECT_LE(reads, all);
+    EXPECT_GT(reads, all / 2);
     EXPECT_EQ(copies, reads) << bucket;
     EXPECT_EQ(ahead > 0, bucket > 0) << bucket;
   }
