@@ -9,9 +9,10 @@
 // Strategies: mesh.shard 1 is NO_SHARD; replicas make HYBRID_SHARD; reshard_after_forward says
 // FULL_SHARD (always) or SHARD_GRAD_OP (never).
 //
-// Tensors whose streams were recorded (record_stream) count as free from the host's free on; the
-// allocator gives them out again only when the device is done with them. So the peak is a lower
-// bound where the host runs far ahead (limit_all_gathers: false).
+// Tensors whose streams were recorded (record_stream) count as free from the host's free on, but
+// the allocator gives them out again only when these streams are done with them: what is reserved
+// depends on times (sim/memory/reserved.h), above all where the host runs far ahead
+// (limit_all_gathers: false).
 #pragma once
 
 #include <map>
@@ -117,7 +118,10 @@ class Fsdp1 final : public StepBuilder {
   // --- nothing is written in a dry run, which only finds the limiter's steady queue ---
   EventId row(EventKind kind, Stream stream, std::int32_t unit, std::int32_t variant = 0);
   std::int32_t hold(MemoryCategory category, Stream pool, std::int32_t unit, std::int64_t bytes);
-  void drop(std::int32_t& buffer);
+  // `recorded`: streams that the library recorded on it (record_stream).
+  void drop(std::int32_t& buffer, StreamSet recorded = 0);
+  // Of a sharded gradient: replicas reduce it on a stream of their own.
+  StreamSet gradient_streams() const { return hybrid() ? only(Stream::kAllReduce) : StreamSet{0}; }
   void wait_tail(Stream stream, Stream source);
 
   // --- fsdp1.cpp ---

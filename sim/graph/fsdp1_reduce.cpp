@@ -120,7 +120,7 @@ void Fsdp1::reduce_grad(std::int32_t unit) {
   if (casts_back) {
     const std::int32_t wide =
         hold(MemoryCategory::kShardedGrad, stream, unit, size.shard * master_size());
-    drop(output);
+    drop(output, only(stream));
     output = wide;
   } else if (output != kNoBuffer) {
     graph().actions.push_back({MemoryAction::Kind::kStore, output});
@@ -131,14 +131,14 @@ void Fsdp1::reduce_grad(std::int32_t unit) {
     h.has_flat_gradient = true;
     h.gradient_is_stored_dtype = !keeps_dtype;
   } else if (h.has_gradient) {
-    drop(output);
+    drop(output, gradient_streams());
   } else {
     h.gradient = output;
     h.has_gradient = true;
   }
   drop(padded);
   drop(cast);
-  drop(computed);
+  drop(computed, only(kPost));
 }
 
 // Without shards the host waits for the copy (non_blocking=False).
@@ -168,13 +168,13 @@ void Fsdp1::final_callback() {
     }
     // prepare_gradient_for_optim.
     if (syncs_gradients_ && h.has_gradient) {
-      if (offloads()) drop(h.gradient);
+      if (offloads()) drop(h.gradient, only(Stream::kReduceScatter));
       if (plan_.fsdp1.keep_low_precision_grads && lowers_parameters() && !h.lowered_gradient) {
         row(EventKind::kAccumulate, Stream::kCompute, u, kLowerAgain);
         const std::int32_t low = offloads() ? kNoBuffer
                                             : hold(MemoryCategory::kShardedGrad, Stream::kCompute,
                                                    u, h.size.shard * param_size());
-        drop(h.gradient);
+        drop(h.gradient, gradient_streams());
         h.gradient = low;
         h.lowered_gradient = true;
       }

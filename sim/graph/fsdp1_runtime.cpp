@@ -24,8 +24,8 @@ std::int32_t Fsdp1::hold(MemoryCategory category, Stream pool, std::int32_t unit
   return dry_ ? kNoBuffer : allocate(category, pool, unit, Bytes(bytes));
 }
 
-void Fsdp1::drop(std::int32_t& buffer) {
-  if (!dry_) StepBuilder::free(buffer);
+void Fsdp1::drop(std::int32_t& buffer, StreamSet recorded) {
+  if (!dry_) StepBuilder::free(buffer, recorded);
   buffer = kNoBuffer;
 }
 
@@ -107,7 +107,8 @@ void Fsdp1::unshard(std::int32_t unit) {
     tape_.push_back({.unit = unit});
     ++h.open_views;
   }
-  if (sharded()) drop(h.shard_copy);
+  // _free_low_precision_sharded_param, and what came from the host.
+  if (sharded()) drop(h.shard_copy, only(Stream::kAllGather));
 }
 
 bool Fsdp1::pre_unshard(std::int32_t unit) {
@@ -169,14 +170,14 @@ void Fsdp1::reshard(std::int32_t unit, bool frees) {
                      {.bytes_in = h.unsharded ? h.size.padded * param_size() : 0,
                       .dtype = torch_word(plan_.param_dtype)});
     }
-    drop(h.parameters);
+    drop(h.parameters, only(Stream::kCompute));  // _free_unsharded_flat_param
     h.unsharded = false;
     if (plan_.fsdp1.limit_all_gathers) {
       carried_.free_events.push_back({dry_ ? kNoEvent : tail(Stream::kCompute), unit,
                                       h.state == Training::kForward, carried_.step, microbatch()});
     }
   }
-  if (!sharded()) drop(h.shard_copy);
+  if (!sharded()) drop(h.shard_copy, only(Stream::kCompute));
   h.prefetched = false;
 }
 

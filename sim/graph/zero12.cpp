@@ -102,7 +102,7 @@ void Zero12::free_gradient(std::int32_t p) {
   if (!alive_[static_cast<std::size_t>(p)]) return;
   alive_[static_cast<std::size_t>(p)] = false;
   std::int32_t gradient = gradient_buffer(p, partitions_gradients() ? pass() : 0);
-  StepBuilder::free(gradient);
+  StepBuilder::free(gradient, is_contiguous() ? StreamSet{0} : recorded());
 }
 
 void Zero12::reduce_ipg_grads() {
@@ -127,7 +127,7 @@ void Zero12::epilogue() {
   reduce_ipg_grads();
   if (overlaps()) host_wait(tail(reducing()));  // synchronize()
   keep_own_gradients();
-  for (std::int32_t& buffer : bucket_buffers_) StepBuilder::free(buffer);
+  for (std::int32_t& buffer : bucket_buffers_) StepBuilder::free(buffer, recorded());
   bucket_buffers_.clear();
   ready_for_gradients_ = false;
   for (std::size_t p = 0; p < parameters().size(); ++p) free_gradient(static_cast<std::int32_t>(p));

@@ -6,8 +6,8 @@
 // by a reduce per owner. Each rank then copies its part; the step updates the partition and gathers
 // the flat group in place.
 //
-// With overlap_comm tensors are recorded on the reduction stream (record_stream), so that their
-// blocks come back only when that stream is done: the replayed memory is a lower bound.
+// With overlap_comm buckets and the gradients that are reduced where they are, are recorded on the
+// reduction stream (record_stream), so that their blocks come back only when that stream is done.
 #pragma once
 
 #include <cstdint>
@@ -45,6 +45,7 @@ class Zero12 final : public GradientHooks {
   }
   bool has_hooks() const { return partitions_gradients() || overlaps() || is_contiguous(); }
   bool reduces_in_hooks() const { return partitions_gradients() || overlaps(); }
+  StreamSet recorded() const { return overlaps() ? only(Stream::kReduceScatter) : StreamSet{0}; }
   Stream reducing() const { return overlaps() ? Stream::kReduceScatter : Stream::kCompute; }
   std::int64_t param_size() const { return size_of(plan_.param_dtype); }
   std::int64_t gradient_size() const { return accumulates_fp32() ? 4 : param_size(); }

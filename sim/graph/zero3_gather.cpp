@@ -9,8 +9,8 @@
 // event of the third last (__max_ongoing_fetch_events; query() first drops those that are done,
 // which never lets it block less).
 //
-// A released parameter is freed by the host at once; record_stream keeps its memory from the next
-// gather until compute has passed, so what is counted here is a lower bound.
+// A released parameter is freed by the host at once, with compute recorded (free_param), which
+// keeps its memory from the next gather until compute has passed.
 #include <algorithm>
 #include <utility>
 
@@ -193,12 +193,12 @@ void Zero3::let_go(Parameters list) {
   catch_up();
   for (const std::int32_t p : list) {
     if (small_group_ > 1 && at(secondary_, p) == kNoBuffer) keep_secondary(p);
-    StepBuilder::free(at(gathered_, p));
+    StepBuilder::free(at(gathered_, p), only(Stream::kCompute));
     std::int32_t& index = at(handle_of_, p);
     if (index < 0) continue;
     Handle& handle = handles_[static_cast<std::size_t>(index)];
     index = -1;
-    if (--handle.views == 0) StepBuilder::free(handle.flat);
+    if (--handle.views == 0) StepBuilder::free(handle.flat, only(Stream::kCompute));
   }
 }
 

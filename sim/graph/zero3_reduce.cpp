@@ -38,7 +38,7 @@ void Zero3::reduce(std::int32_t p) {
   std::int32_t buffer = gradient_buffer(p);
   if (plan_.zero.contiguous_gradients && bucket_elements_ + numel <= most) {
     uncopied_ += numel;
-    StepBuilder::free(buffer);
+    StepBuilder::free(buffer, only(reduces_));
   } else {
     held_gradients_.push_back(buffer);
   }
@@ -93,7 +93,7 @@ void Zero3::flush() {
   }
   store_partitions(partitions);
   StepBuilder::free(interleaved);
-  for (std::int32_t& buffer : held_gradients_) StepBuilder::free(buffer);
+  for (std::int32_t& buffer : held_gradients_) StepBuilder::free(buffer, only(reduces_));
   held_gradients_.clear();
   reductions_ = {reductions_[1], reductions_[2], tail(reduces_)};
   bucket_.clear();
