@@ -122,6 +122,20 @@ void read_gpu(FigureReader& reader, const ConfigNode& gpu, Gpu& out) {
   });
   figure("memory_bandwidth", "a rate such as 3350GB/s",
          [&](const ConfigNode& v) { out.memory_bandwidth = read_rate(v); });
+  // What only some prices and answers need.
+  const auto optional = [&](std::string_view key, std::string_view expected, auto read) {
+    if (gpu.is_mapping() && gpu.has(key)) figure(key, expected, read);
+  };
+  optional("architecture", "a name such as hopper",
+           [&](const ConfigNode& v) { out.architecture = read_name(v); });
+  optional("clock", "the boost clock, such as 1980MHz",
+           [&](const ConfigNode& v) { out.clock = v.as_frequency(); });
+  optional("peak_fp8", "a rate such as 1979TFLOP/s, 0TFLOP/s where there is none",
+           [&](const ConfigNode& v) { out.peak_fp8 = v.as_flop_rate(); });
+  optional("power_limit", "a power such as 700W",
+           [&](const ConfigNode& v) { out.power_limit = v.as_power(); });
+  optional("price_per_hour", "a price such as 2.95USD/h",
+           [&](const ConfigNode& v) { out.price_per_hour = v.as_price(); });
 }
 
 void read_node(FigureReader& reader, const ConfigNode& node, NodeKind& out) {
@@ -174,8 +188,9 @@ void read_figures(const ConfigNode& root, FigureReader::Missing missing, Cluster
   FigureReader reader(cluster, missing);
   const ConfigNode gpu = reader.section(root, "gpu");
   if (gpu.is_mapping()) {
-    gpu.allow_only(
-        {"key", "name", "multiprocessors", "peak_bf16", "peak_fp32", "memory", "memory_bandwidth"});
+    gpu.allow_only({"key", "name", "multiprocessors", "peak_bf16", "peak_fp32", "memory",
+                    "memory_bandwidth", "architecture", "clock", "peak_fp8", "power_limit",
+                    "price_per_hour"});
   }
   read_gpu(reader, gpu, cluster.gpu);
   const ConfigNode node = reader.section(root, "node");

@@ -42,6 +42,9 @@ std::vector<Figure> figures(const Cluster& c) {
   const auto count = [](std::string_view path, std::string_view key, std::int64_t n) {
     return Figure{path, key, format_count(n), n};
   };
+  const auto number = [](std::string_view path, std::string_view key, std::string text, double n) {
+    return Figure{path, key, std::move(text), n};
+  };
   const auto word = [](std::string_view path, std::string_view key, const std::string& text) {
     return Figure{path, key, text, text};
   };
@@ -52,6 +55,13 @@ std::vector<Figure> figures(const Cluster& c) {
       peak("gpu.peak_fp32", "peak_fp32_flop_per_s", c.gpu.peak_fp32),
       size("gpu.memory", "memory_bytes", c.gpu.memory),
       rate("gpu.memory_bandwidth", "memory_bandwidth_bytes_per_s", c.gpu.memory_bandwidth),
+      word("gpu.architecture", "architecture", c.gpu.architecture),
+      number("gpu.clock", "clock_hz", fmt::format("{:.0f} MHz", c.gpu.clock / 1e6), c.gpu.clock),
+      peak("gpu.peak_fp8", "peak_fp8_flop_per_s", c.gpu.peak_fp8),
+      number("gpu.power_limit", "power_limit_w", fmt::format("{:g} W", c.gpu.power_limit),
+             c.gpu.power_limit),
+      number("gpu.price_per_hour", "price_usd_per_hour",
+             fmt::format("{:.2f} USD", c.gpu.price_per_hour), c.gpu.price_per_hour),
       word("node.key", "key", c.node.key),
       count("node.gpus", "gpus", c.node.gpus),
       rate("node.gpu_link", "gpu_link_bytes_per_s", c.node.gpu_link),
@@ -108,22 +118,31 @@ std::string to_text(const Cluster& cluster) {
   return text;
 }
 
+// The first: the list of all would fill the line.
+std::string shown_alias(const Machine& machine) {
+  if (machine.aliases.empty()) return "";
+  return machine.aliases.front() + (machine.aliases.size() > 1 ? ", ..." : "");
+}
+
 std::string machines_text(const std::vector<Machine>& machines) {
   std::string text =
-      fmt::format("{:<12} {:<11} {:>10} {:>15} {:>10} {:>5} {:>10} {:>15}\n", "machine", "also",
-                  "memory", "bf16 dense", "bandwidth", "GPUs", "link", "network");
+      fmt::format("{:<16} {:<16} {:>9} {:>14} {:>14} {:>10} {:>7} {:>10} {:>5} {:>10} {:>15}\n",
+                  "machine", "also", "memory", "bf16 dense", "fp8 dense", "bandwidth", "power",
+                  "USD/hour", "GPUs", "link", "network");
   for (const Machine& machine : machines) {
     const Cluster& c = machine.node;
-    text +=
-        fmt::format("{:<12} {:<11} {:>10} {:>15} {:>10} {:>5} {:>10} {:>15}\n", machine.key,
-                    fmt::format("{}", fmt::join(machine.aliases, ", ")), format_bytes(c.gpu.memory),
-                    format_flop_rate(c.gpu.peak_bf16), format_bandwidth(c.gpu.memory_bandwidth),
-                    c.node.gpus, format_bandwidth(c.node.gpu_link),
-                    fmt::format("{} x {}", c.node.nics, format_bandwidth(c.node.nic_rate)));
+    text += fmt::format(
+        "{:<16} {:<16} {:>9} {:>14} {:>14} {:>10} {:>7} {:>10} {:>5} {:>10} {:>15}\n", machine.key,
+        fmt::format("{}", fmt::join(machine.aliases, ", ")), format_bytes(c.gpu.memory),
+        format_flop_rate(c.gpu.peak_bf16),
+        c.gpu.peak_fp8.value() > 0 ? format_flop_rate(c.gpu.peak_fp8) : "-",
+        format_bandwidth(c.gpu.memory_bandwidth), fmt::format("{:g} W", c.gpu.power_limit),
+        fmt::format("{:.2f}", c.gpu.price_per_hour), c.node.gpus, format_bandwidth(c.node.gpu_link),
+        fmt::format("{} x {}", c.node.nics, format_bandwidth(c.node.nic_rate)));
   }
   return text +
-         "\nGPUs and network per node, rates per direction. A cluster: --cluster 64xh100, or a "
-         "file "
+         "\nGPUs and network per node, rates per direction; prices are lists of a date, yours to "
+         "replace (gpu.price_per_hour).\nA cluster: --cluster 64xh100, or a file "
          "(foreshard schema cluster).\nEvery figure with its source: foreshard machines h100-sxm\n";
 }
 

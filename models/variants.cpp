@@ -235,7 +235,11 @@ void apply_loss(LayerSpec& layer, const Plan& plan) {
 
 // --- float8 ---
 
-void apply_float8(LayerSpec& layer) {
+Fp8Recipe recipe_of(Float8 float8) {
+  return float8 == Float8::kTensorwise ? Fp8Recipe::kTensorwise : Fp8Recipe::kRowwise;
+}
+
+void apply_float8(LayerSpec& layer, Float8 float8) {
   for (std::size_t o = 0; o < layer.operations.size(); ++o) {
     if (layer.operations[o].kind != OperationKind::kGemm) continue;
     Operation op = std::move(layer.operations[o]);
@@ -245,6 +249,7 @@ void apply_float8(LayerSpec& layer) {
           {.name = name, .per_token = per_token, .fixed = fixed, .type = ElementType::kByte});
     };
     const std::int64_t weight = checked_multiply(op.n, op.k);
+    op.fp8 = recipe_of(float8);
     op.forward_workspace = {bytes(op.name + ".input_fp8", op.k, 0),
                             bytes(op.name + ".weight_fp8", 0, weight)};
     op.backward_workspace = {bytes(op.name + ".output_grad_fp8", op.n, 0),
@@ -386,7 +391,7 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
     apply_attention(layer, plan);
     if (layer.role == LayerRole::kLoss) apply_loss(layer, plan);
     if (layer.role != LayerRole::kBlock) continue;
-    if (plan.float8 != Float8::kNone) apply_float8(layer);
+    if (plan.float8 != Float8::kNone) apply_float8(layer, plan.float8);
     if (plan.compile != Compile::kNone) compile(layer, plan.float8);
   }
   return model;

@@ -59,6 +59,10 @@ constexpr std::array kTimeUnits = {
     Unit{"min", 6e10}, Unit{"h", 3.6e12}, Unit{"d", 8.64e13},
 };
 
+constexpr std::array kPowerUnits = {Unit{"W", 1}, Unit{"kW", 1e3}};
+constexpr std::array kFrequencyUnits = {Unit{"MHz", 1e6}, Unit{"GHz", 1e9}};
+constexpr std::array kPriceUnits = {Unit{"USD/h", 1}};
+
 struct Dimension {
   std::span<const Unit> units;
   std::string_view example;
@@ -68,6 +72,9 @@ constexpr Dimension kBytes = {kByteUnits, "80GiB"};
 constexpr Dimension kBandwidth = {kBandwidthUnits, "400Gbit/s or 450GB/s"};
 constexpr Dimension kFlopRate = {kFlopRateUnits, "989TFLOP/s"};
 constexpr Dimension kTime = {kTimeUnits, "12us"};
+constexpr Dimension kPower = {kPowerUnits, "700W"};
+constexpr Dimension kFrequency = {kFrequencyUnits, "1980MHz"};
+constexpr Dimension kPrice = {kPriceUnits, "2.95USD/h"};
 
 struct Quantity {
   std::optional<std::int64_t> whole;  // the number, where it is written as an integer
@@ -215,6 +222,10 @@ FlopsPerSecond parse_flop_rate(std::string_view text) {
 }
 
 Time parse_time(std::string_view text) { return Time::ns(to_integer(text, kTime)); }
+
+double parse_power(std::string_view text) { return to_rate(text, kPower); }
+double parse_frequency(std::string_view text) { return to_rate(text, kFrequency); }
+double parse_price(std::string_view text) { return to_rate(text, kPrice); }
 
 std::string format_bytes(Bytes bytes) {
   static constexpr std::array kUnits = {

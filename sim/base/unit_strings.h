@@ -23,6 +23,9 @@ BytesPerSecond parse_bandwidth(std::string_view text);
 FlopsPerSecond parse_flop_rate(std::string_view text);
 // ns, us, ms, s, min, h, d; fractions round to the nearest nanosecond.
 Time parse_time(std::string_view text);
+double parse_power(std::string_view text);      // W, kW; in W
+double parse_frequency(std::string_view text);  // MHz, GHz; in Hz
+double parse_price(std::string_view text);      // USD/h
 
 std::string format_bytes(Bytes bytes);              // "2.18 GiB"
 std::string format_time(Time time);                 // "84.9 ms"

@@ -5,6 +5,7 @@
 #include "sim/cost/cost_model.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <optional>
 #include <utility>
@@ -52,6 +53,46 @@ CollectiveOperation operation_of(EventKind collective) {
   }
 }
 
+// The power of the card that was measured against the one that is asked about.
+double clock_factor(const Calibration& calibration, const Gpu& gpu) {
+  if (calibration.power_limit <= 0 || gpu.power_limit <= 0) return 1;
+  return std::pow(gpu.power_limit / calibration.power_limit, calibration.power_exponent);
+}
+
+// The kernel whose curves stand for the one that is asked for: its own; PyTorch's choice where none
+// is named or PyTorch chooses; the next older one that the GPU can run where the profile lacks it.
+std::string known_kernel(const Calibration& calibration, const std::string& wanted) {
+  const auto has = [&](std::string_view name) {
+    return std::any_of(calibration.attention.begin(), calibration.attention.end(),
+                       [&](const AttentionCurve& curve) { return curve.kernel == name; });
+  };
+  std::vector<std::string> names = {wanted};
+  if (wanted == "sdpa_flash") names = {calibration.sdpa_kernel};
+  if (wanted == "fa4") names.insert(names.end(), {"cudnn", "fa3"});
+  if (wanted == "fa3") names.insert(names.end(), {"cudnn", "fa2"});
+  if (wanted == "cudnn") names.insert(names.end(), {"fa3", "fa2"});
+  if (wanted == "fa1" || wanted == "triton") names.emplace_back("fa2");
+  names.insert(names.end(), {calibration.sdpa_preferred, calibration.sdpa_kernel});
+  for (const std::string& name : names) {
+    if (has(name)) return name;
+  }
+  return calibration.attention.empty() ? "" : calibration.attention.front().kernel;
+}
+
+std::size_t hash_of(const Kernel& kernel) {
+  std::uint64_t h = static_cast<std::uint64_t>(kernel.kind) | std::uint64_t{kernel.fp32} << 8 |
+                    std::uint64_t{kernel.fp8} << 9 | std::uint64_t{kernel.causal} << 10 |
+                    static_cast<std::uint64_t>(kernel.pass) << 16 |
+                    static_cast<std::uint64_t>(kernel.memory_class) << 24 |
+                    static_cast<std::uint64_t>(kernel.function) << 32;
+  for (const std::int64_t value :
+       {kernel.m, kernel.n, kernel.k, kernel.heads, kernel.groups, kernel.bytes.count()}) {
+    h = (h ^ static_cast<std::uint64_t>(value)) * 0x9E3779B97F4A7C15ULL;
+    h ^= h >> 29;
+  }
+  return static_cast<std::size_t>(h);
+}
+
 double radical_inverse(int index, int base) {
   double result = 0;
   double digit = 1.0 / base;
@@ -68,6 +109,38 @@ double halton_normal(int k, std::size_t dimension) {
 
 }  // namespace
 
+// One place per hash; a newer kernel takes the place of an older one. Whoever finds the place in
+// use computes: the price is the same.
+class PriceCache {
+ public:
+  std::optional<KernelPrice> find(std::size_t hash, const Kernel& kernel) {
+    Place& place = places_[hash % kPlaces];
+    if (place.in_use.test_and_set(std::memory_order_acquire)) return std::nullopt;
+    std::optional<KernelPrice> found;
+    if (place.is_set && place.kernel == kernel) found = place.price;
+    place.in_use.clear(std::memory_order_release);
+    return found;
+  }
+  void keep(std::size_t hash, const Kernel& kernel, const KernelPrice& price) {
+    Place& place = places_[hash % kPlaces];
+    if (place.in_use.test_and_set(std::memory_order_acquire)) return;
+    place.kernel = kernel;
+    place.price = price;
+    place.is_set = true;
+    place.in_use.clear(std::memory_order_release);
+  }
+
+ private:
+  static constexpr std::size_t kPlaces = 1024;
+  struct Place {
+    std::atomic_flag in_use = ATOMIC_FLAG_INIT;
+    bool is_set = false;
+    Kernel kernel;
+    KernelPrice price;
+  };
+  std::array<Place, kPlaces> places_;
+};
+
 FactorDraw central_draw() {
   FactorDraw draw;
   draw.fill(1);
@@ -75,13 +148,19 @@ FactorDraw central_draw() {
 }
 
 CostModel::CostModel(const Cluster& cluster, const Calibration& calibration, CostChoices choices)
-    : cluster_(cluster), calibration_(calibration), choices_(std::move(choices)) {
-  // No plan key names a backend yet, so it is the one PyTorch picks by itself.
-  std::string& kernel = choices_.attention_kernel;
-  if (kernel.empty()) kernel = calibration_.sdpa_preferred;
-  if (kernel.empty() && !calibration_.attention.empty()) {
-    kernel = calibration_.attention.front().kernel;
+    : cluster_(cluster),
+      hot_(cluster.gpu),
+      calibration_(calibration),
+      choices_(std::move(choices)),
+      prices_(std::make_shared<PriceCache>()) {
+  const double clock = clock_factor(calibration_, cluster_.gpu);
+  for (FlopsPerSecond* peak : {&hot_.peak_bf16, &hot_.peak_fp32, &hot_.peak_fp8}) {
+    *peak = FlopsPerSecond(peak->value() * clock);
   }
+  const std::string wanted = choices_.attention_kernel;
+  choices_.attention_kernel = known_kernel(calibration_, wanted);
+  is_substitute_ = !wanted.empty() && wanted != "sdpa" && wanted != "sdpa_flash" &&
+                   wanted != choices_.attention_kernel;
   const auto learn = [&](const auto& points, ShapeCorrection& correction) {
     for (const auto& point : points) {
       const Kernel measured = kernel_of(point);
@@ -119,34 +198,59 @@ double CostModel::plan_draw(int k) const {
   return std::exp(calibration_.knowledge->plan_log_sd * halton_normal(k, kFactors));
 }
 
-const AttentionCurve& CostModel::attention_curve(std::int64_t head_dim, Pass pass) const {
-  const AttentionCurve* best = nullptr;
-  auto distance = [&](const AttentionCurve& c) {
-    // The same kernel first, then the nearest head size.
-    return std::abs(std::log2(as_double(c.head_dim) / as_double(head_dim))) +
-           (c.kernel == choices_.attention_kernel ? 0.0 : 100.0);
-  };
+// Between two head sizes that have curves, in the logarithm; beyond them the nearest.
+AttentionCurve CostModel::attention_curve(std::int64_t head_dim, Pass pass) const {
+  const AttentionCurve* below = nullptr;
+  const AttentionCurve* above = nullptr;
   for (const AttentionCurve& curve : calibration_.attention) {
-    if (curve.pass != pass) continue;
-    if (best == nullptr || distance(curve) < distance(*best)) best = &curve;
+    if (curve.pass != pass || curve.kernel != choices_.attention_kernel) continue;
+    if (curve.head_dim <= head_dim && (below == nullptr || curve.head_dim > below->head_dim)) {
+      below = &curve;
+    }
+    if (curve.head_dim >= head_dim && (above == nullptr || curve.head_dim < above->head_dim)) {
+      above = &curve;
+    }
   }
-  FORESHARD_CHECK(best != nullptr,
+  FORESHARD_CHECK(below != nullptr || above != nullptr,
                   "the calibration has no attention curve for " +
                       std::string(pass == Pass::kForward ? "forward" : "backward"));
-  return *best;
+  if (below == nullptr || above == nullptr || below == above) {
+    return below != nullptr ? *below : *above;
+  }
+  const double part = std::log(as_double(head_dim) / as_double(below->head_dim)) /
+                      std::log(as_double(above->head_dim) / as_double(below->head_dim));
+  AttentionCurve curve = *below;
+  for (double AttentionCurve::*constant :
+       {&AttentionCurve::efficiency, &AttentionCurve::s_half, &AttentionCurve::c_half,
+        &AttentionCurve::overhead, &AttentionCurve::full_efficiency,
+        &AttentionCurve::full_s_half}) {
+    curve.*constant += part * (above->*constant - below->*constant);
+  }
+  curve.evidence = weaker(weaker(below->evidence, above->evidence), Evidence::kInterpolated);
+  return curve;
 }
 
 KernelPrice CostModel::curve_price(const Kernel& kernel) const {
   switch (kernel.kind) {
     case KernelKind::kGemm: {
-      const GemmCurve& curve = kernel.fp32 ? calibration_.gemm_fp32 : calibration_.gemm_bf16;
+      // A GPU without fp8 units, or a profile without their curve, multiplies as in bf16.
+      const bool is_fp8 = kernel.fp8 && calibration_.gemm_fp8.efficiency > 0;
+      const GemmCurve& curve = is_fp8        ? calibration_.gemm_fp8
+                               : kernel.fp32 ? calibration_.gemm_fp32
+                                             : calibration_.gemm_bf16;
       const bool is_grouped = kernel.groups > 1;  // no measured curve of its own
-      return {curve_seconds(curve, kernel, cluster_.gpu), Factor::kGemm,
+      if (kernel.fp8 && !is_fp8) {
+        Kernel wide = kernel;
+        wide.fp8 = false;
+        return {curve_seconds(curve, wide, hot_), Factor::kGemm, Evidence::kAssumed};
+      }
+      return {curve_seconds(curve, kernel, hot_), Factor::kGemm,
               is_grouped ? weaker(curve.evidence, Evidence::kAssumed) : curve.evidence};
     }
     case KernelKind::kAttention: {
-      const AttentionCurve& curve = attention_curve(kernel.k, kernel.pass);
-      return {curve_seconds(curve, kernel, cluster_.gpu), Factor::kAttention, curve.evidence};
+      const AttentionCurve curve = attention_curve(kernel.k, kernel.pass);
+      return {curve_seconds(curve, kernel, hot_), Factor::kAttention,
+              is_substitute_ ? Evidence::kAssumed : curve.evidence};
     }
     case KernelKind::kMemory: {
       const MemoryCurve& curve = calibration_.memory_curve(kernel.memory_class);
@@ -168,6 +272,14 @@ KernelPrice CostModel::memory_price(const Kernel& kernel) const {
 }
 
 KernelPrice CostModel::price(const Kernel& kernel) const {
+  const std::size_t hash = hash_of(kernel);
+  if (const std::optional<KernelPrice> found = prices_->find(hash, kernel)) return *found;
+  const KernelPrice price = compute_price(kernel);
+  prices_->keep(hash, kernel, price);
+  return price;
+}
+
+KernelPrice CostModel::compute_price(const Kernel& kernel) const {
   if (kernel.kind == KernelKind::kMemory) return memory_price(kernel);
   KernelPrice price = curve_price(kernel);
   const ShapeCorrection& correction = kernel.kind == KernelKind::kGemm ? gemm_ : attention_;

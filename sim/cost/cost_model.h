@@ -2,6 +2,9 @@
 // collectives by their group's place in the cluster, host work by counts. Pure: the same work costs
 // the same, whatever runs beside it.
 //
+// A kernel's price is remembered: a plan has few different ones, and a search asks for them again
+// with every plan. Copies of a model share what they remember; threads may use one model at once.
+//
 // Formulas: sim/spec/calibration.h. Peaks, bandwidths and links come from the Cluster, everything
 // fitted from the Calibration. Where a Calibration has points measured on the machine itself, they
 // are the price (sim/cost/measured.h). A group of one rank communicates in no time; on CPU ranks
@@ -9,6 +12,7 @@
 #pragma once
 
 #include <array>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -34,16 +38,23 @@ struct KernelPrice {
 
 // What a plan says about prices that its graph does not.
 struct CostChoices {
-  std::string attention_kernel;  // name of the Calibration's attention curves; "": the usual one
+  // Name of the Calibration's attention curves (fa1, fa2, fa3, triton, cudnn, sdpa_efficient,
+  // math), sdpa_flash, or sdpa or "" for what PyTorch picks. One that the Calibration lacks is
+  // priced as its nearest relative there, as an assumption.
+  std::string attention_kernel;
   ReductionOrder order = ReductionOrder::kLibrary;
   DType compute = DType::kFp32;  // of memory-bound kernels, with measured points
 };
+
+class PriceCache;
 
 class CostModel {
  public:
   CostModel(const Cluster& cluster, const Calibration& calibration, CostChoices choices = {});
 
   KernelPrice price(const Kernel& kernel) const;
+  // The same without looking it up.
+  KernelPrice compute_price(const Kernel& kernel) const;
   // Seconds of one collective over a group; bytes as in Work.
   KernelPrice price(EventKind collective, Bytes bytes, const GroupShape& group) const;
 
@@ -61,7 +72,7 @@ class CostModel {
   const Calibration& calibration() const { return calibration_; }
 
  private:
-  const AttentionCurve& attention_curve(std::int64_t head_dim, Pass pass) const;
+  AttentionCurve attention_curve(std::int64_t head_dim, Pass pass) const;
   // By the smooth curves alone.
   KernelPrice curve_price(const Kernel& kernel) const;
   KernelPrice memory_price(const Kernel& kernel) const;
@@ -75,10 +86,13 @@ class CostModel {
   std::optional<HostPrice> price_on_host(const EventGraph& graph, const Work& work) const;
 
   Cluster cluster_;
+  Gpu hot_;  // its GPU, peaks at the clocks that its power limit allows
   Calibration calibration_;
   CostChoices choices_;
+  bool is_substitute_ = false;  // no curve of the attention kernel that was asked for
   ShapeCorrection gemm_;
   ShapeCorrection attention_;
+  std::shared_ptr<PriceCache> prices_;
 };
 
 }  // namespace foreshard

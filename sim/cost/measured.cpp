@@ -5,6 +5,7 @@
 #include "sim/cost/measured.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -32,7 +33,56 @@ constexpr double kReach = 1.3862943611198906;  // log 4
 double as_double(std::int64_t value) { return static_cast<double>(value); }
 
 double peak_of(const Kernel& kernel, const Gpu& gpu) {
+  if (kernel.fp8 && gpu.peak_fp8.value() > 0) return gpu.peak_fp8.value();
   return kernel.fp32 ? gpu.peak_fp32.value() : gpu.peak_bf16.value();
+}
+
+// Whole waves of tiles over those that are needed. Libraries split the inner width where tiles are
+// few, so that no more than a few times the needed waves are lost.
+double wave_waste(const Kernel& kernel, const Gpu& gpu) {
+  constexpr std::int64_t kRows = 128, kColumns = 256;
+  constexpr double kMost = 4;
+  const std::int64_t tiles =
+      kernel.groups * ((kernel.m + kRows - 1) / kRows) * ((kernel.n + kColumns - 1) / kColumns);
+  const double waves = static_cast<double>(tiles) /
+                       static_cast<double>(std::max<std::int64_t>(gpu.multiprocessors, 1));
+  return std::min(kMost, std::ceil(waves - 1e-9) / waves);
+}
+
+// Halvings below 16 bytes of what the contiguous rows of the operands are multiples of: rows of
+// n and k elements; in backward also of m (the weight's gradient).
+int halvings(const Kernel& kernel) {
+  constexpr int kAligned = 4;  // 2^4 bytes
+  const int element = kernel.fp8 ? 0 : kernel.fp32 ? 2 : 1;
+  int worst = 0;
+  for (const std::int64_t row :
+       {kernel.n, kernel.k, kernel.pass == Pass::kBackward ? kernel.m : kernel.n}) {
+    const int zeros = row > 0 ? std::countr_zero(static_cast<std::uint64_t>(row)) : kAligned;
+    worst = std::max(worst, kAligned - std::min(kAligned, zeros + element));
+  }
+  return worst;
+}
+
+double gemm_seconds(const GemmCurve& curve, const Kernel& kernel, const Gpu& gpu, double rate) {
+  const double m = as_double(kernel.m), n = as_double(kernel.n), k = as_double(kernel.k);
+  const double groups = as_double(kernel.groups);
+  double compute = groups * 2 * m * n * k / (rate * peak_of(kernel, gpu)) * (1 + curve.k_half / k) *
+                   (1 + curve.m_half / m) * (1 + curve.n_half / n);
+  if (curve.tail > 0) {
+    compute *= 1 + curve.tail * as_double(gpu.multiprocessors) * kTile * kTile / (groups * m * n);
+  }
+  if (curve.wave > 0) compute *= 1 + curve.wave * (wave_waste(kernel, gpu) - 1);
+  if (curve.misaligned > 0) {
+    compute *= 1 + curve.misaligned * static_cast<double>((1 << halvings(kernel)) - 1) / 7;
+  }
+  const double memory =
+      as_double(kernel.bytes.count()) / (curve.hbm_fraction * gpu.memory_bandwidth.value());
+  double both = std::max(compute, memory);
+  // Beyond the rounding of the larger one there is nothing to add.
+  if (const double less = std::min(compute, memory) / both; curve.blend > 0 && less > 0.05) {
+    both *= std::pow(1 + std::pow(less, curve.blend), 1 / curve.blend);
+  }
+  return both + curve.overhead;
 }
 
 double weight_at(double distance) { return std::pow(distance, -4); }
@@ -40,25 +90,27 @@ double weight_at(double distance) { return std::pow(distance, -4); }
 }  // namespace
 
 double curve_seconds(const GemmCurve& curve, const Kernel& kernel, const Gpu& gpu) {
-  const double m = as_double(kernel.m), n = as_double(kernel.n), k = as_double(kernel.k);
-  const double groups = as_double(kernel.groups);
-  const double tiles = groups * m * n / (kTile * kTile);
   const double efficiency = curve.efficiency * (kernel.groups > 1 ? kGroupedFraction : 1);
-  const double compute =
-      groups * 2 * m * n * k / (efficiency * curve.sustained * peak_of(kernel, gpu)) *
-      (1 + curve.k_half / k) * (1 + curve.tail * as_double(gpu.multiprocessors) / tiles);
-  const double memory =
-      as_double(kernel.bytes.count()) / (curve.hbm_fraction * gpu.memory_bandwidth.value());
-  return std::max(compute, memory) + curve.overhead;
+  return gemm_seconds(curve, kernel, gpu, efficiency * curve.sustained);
+}
+
+double burst_seconds(const GemmCurve& curve, const Kernel& kernel, const Gpu& gpu) {
+  constexpr double kLong = 1e12;
+  const double efficiency = curve.efficiency * (kernel.groups > 1 ? kGroupedFraction : 1);
+  const double doublings = std::max(0.0, std::log2(kernel.flops.count() / kLong));
+  return gemm_seconds(curve, kernel, gpu, efficiency / (1 + curve.slowdown * doublings));
 }
 
 double curve_seconds(const AttentionCurve& curve, const Kernel& kernel, const Gpu& gpu) {
   const double sequence = as_double(kernel.n);
+  const bool full = !kernel.causal && curve.full_efficiency > 0;
+  const double efficiency = full ? curve.full_efficiency : curve.efficiency;
+  const double s_half = full ? curve.full_s_half : curve.s_half;
   const double blocks =
       as_double(kernel.m * kernel.heads * ((kernel.n + kQueryBlock - 1) / kQueryBlock));
   const double waves = blocks / as_double(gpu.multiprocessors);
-  return kernel.flops.count() / (curve.efficiency * peak_of(kernel, gpu)) *
-             (1 + curve.s_half / sequence) * (1 + curve.c_half / waves) +
+  return kernel.flops.count() / (efficiency * peak_of(kernel, gpu)) * (1 + s_half / sequence) *
+             (1 + curve.c_half / waves) +
          curve.overhead;
 }
 

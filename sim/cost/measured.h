@@ -23,6 +23,8 @@ namespace foreshard {
 // --- the smooth curves (forms in sim/spec/calibration.h), in seconds ---
 
 double curve_seconds(const GemmCurve& curve, const Kernel& kernel, const Gpu& gpu);
+// The same for a single product on a cool chip, as micro-benchmarks time it.
+double burst_seconds(const GemmCurve& curve, const Kernel& kernel, const Gpu& gpu);
 double curve_seconds(const AttentionCurve& curve, const Kernel& kernel, const Gpu& gpu);
 double curve_seconds(const MemoryCurve& curve, Bytes bytes, const Gpu& gpu);
 

@@ -1,4 +1,14 @@
 // One function per kind of kernel; sizes come from the layer's tensors at the program's batch.
+//
+// Products in fp8 are preceded by the kernels that quantise their operands (bytes per element of a
+// two-byte operand; torchao/float8/float8_linear.py and float8_ops.py, compiled, so that a cast
+// writes the layout its product wants; TransformerEngine's cast_transpose):
+//   tensorwise  amax reads 2, the cast reads 2 and writes 1; backward takes the amax of the
+//   output's
+//               gradient once and casts it for both products, the input and the weight again
+//   rowwise     amax and cast in one: reads 2, writes 1, for each product anew, for each scales
+//               along its own inner width; gw_hp: the weight's gradient stays in the compute dtype
+//   delayed     reads 2, writes 1 and its transpose 1, for which forward keeps what backward needs
 #include "sim/graph/layer_kernels.h"
 
 #include <algorithm>
@@ -50,8 +60,21 @@ struct Product {
   std::int64_t groups = 1;
 };
 
+// Of an operand of `elements`, two bytes each, read once or twice and written once or twice.
+void add_quantisation(const Operation& op, Pass pass, std::int64_t elements,
+                      LayerPhaseProgram& phase) {
+  constexpr std::int64_t kRead = 2, kWritten = 1;
+  const std::int64_t written = op.fp8 == Fp8Recipe::kDelayed ? 2 * kWritten : kWritten;
+  add_memory_kernel(phase, Function::kCast, pass, checked_multiply(elements, kRead + written));
+}
+
+void add_amax(const Operation& op, Pass pass, std::int64_t elements, LayerPhaseProgram& phase) {
+  if (op.fp8 != Fp8Recipe::kTensorwise) return;
+  add_memory_kernel(phase, Function::kCast, pass, checked_multiply(elements, 2));
+}
+
 void add_gemm(const KernelCounts& counts, Pass pass, const Product& product,
-              LayerPhaseProgram& phase) {
+              LayerPhaseProgram& phase, bool fp8 = false) {
   const auto& [m, n, k, elements, groups] = product;
   Kernel kernel;
   kernel.kind = KernelKind::kGemm;
@@ -62,7 +85,11 @@ void add_gemm(const KernelCounts& counts, Pass pass, const Product& product,
   kernel.n = n;
   kernel.k = k;
   kernel.groups = groups;
-  kernel.bytes = Bytes(elements * size_of(counts.options.compute));
+  kernel.fp8 = fp8;
+  // In fp8 the operands take one byte each, the result what it takes otherwise.
+  const std::int64_t result = checked_multiply(checked_multiply(m, n), groups);
+  kernel.bytes = fp8 ? Bytes(elements - result + result * size_of(counts.options.compute))
+                     : Bytes(elements * size_of(counts.options.compute));
   kernel.flops = Flops(2.0 * static_cast<double>(m) * static_cast<double>(n) *
                        static_cast<double>(k) * static_cast<double>(groups));
   phase.kernels.push_back(kernel);
@@ -109,8 +136,19 @@ void add_gemm_backward(const KernelCounts& counts, const Operation& op, Backward
   const std::int64_t weights = weight_elements(counts, op);
   const std::int64_t elements = rows * op.k + weights + rows * op.n;
   const std::int64_t group = rows_of_group(counts, op);
+  const bool fp8 = op.fp8 != Fp8Recipe::kNone;
+  const bool fp8_weights = fp8 && op.fp8 != Fp8Recipe::kRowwiseGwHp;
+  const bool keeps = op.fp8 == Fp8Recipe::kDelayed;  // transposes written before
+  if (fp8) {
+    add_amax(op, Pass::kBackward, rows * op.n, phase);
+    add_quantisation(op, Pass::kBackward, rows * op.n, phase);
+  }
   if (parts.weights) {
-    add_gemm(counts, Pass::kBackward, {op.k, op.n, group, elements, op.groups}, phase);
+    if (fp8_weights && !keeps) {
+      add_quantisation(op, Pass::kBackward, rows * op.n, phase);
+      add_quantisation(op, Pass::kBackward, rows * op.k, phase);
+    }
+    add_gemm(counts, Pass::kBackward, {op.k, op.n, group, elements, op.groups}, phase, fp8_weights);
     if (options.gradients == GradientStorage::kFlat && options.flat_gradient != options.compute) {
       add_memory_kernel(
           phase, Function::kCast, Pass::kBackward,
@@ -119,7 +157,8 @@ void add_gemm_backward(const KernelCounts& counts, const Operation& op, Backward
   }
   if (parts.inputs) {
     add_dequantize(counts, op, Pass::kBackward, phase);
-    add_gemm(counts, Pass::kBackward, {group, op.k, op.n, elements, op.groups}, phase);
+    if (fp8 && !keeps) add_quantisation(op, Pass::kBackward, weights, phase);
+    add_gemm(counts, Pass::kBackward, {group, op.k, op.n, elements, op.groups}, phase, fp8);
   }
   if (parts.weights && op.parameters.size() > 1) {
     // The bias: a column sum over the output's gradient.
@@ -139,10 +178,16 @@ void add_forward(const KernelCounts& counts, const Operation& op, LayerPhaseProg
                           weight_elements(counts, op) *
                               (size_of(DType::kFp32) + size_of(counts.options.compute)));
       }
+      if (op.fp8 != Fp8Recipe::kNone) {
+        for (const std::int64_t operand : {rows * op.k, weight_elements(counts, op)}) {
+          add_amax(op, Pass::kForward, operand, phase);
+          add_quantisation(op, Pass::kForward, operand, phase);
+        }
+      }
       add_gemm(counts, Pass::kForward,
                {rows_of_group(counts, op), op.n, op.k,
                 rows * op.k + weight_elements(counts, op) + rows * op.n, op.groups},
-               phase);
+               phase, op.fp8 != Fp8Recipe::kNone);
       return;
     }
     case OperationKind::kAttention:

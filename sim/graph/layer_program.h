@@ -61,6 +61,7 @@ struct Kernel {
   Pass pass = Pass::kForward;
   bool causal = true;
   bool fp32 = false;
+  bool fp8 = false;  // GEMM: both operands in fp8
   std::int64_t m = 0, n = 0, k = 0, heads = 0;
   std::int64_t groups = 1;
   Bytes bytes;  // read plus written

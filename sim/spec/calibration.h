@@ -5,13 +5,22 @@
 // (validation would be circular). Forms and their leave-one-source-out errors:
 // reports/calibration.md; the fits live in calibration/fit_*.
 //
-//   GEMM        t = max(2mnk / (efficiency*sustained*P) * (1 + k_half/k) * (1 + tail*SM /
-//   (m*n/128^2)),
-//                       bytes / (hbm_fraction*BW)) + overhead
+//   GEMM        compute = 2mnk / (efficiency*sustained*clock*P) * (1 + m_half/m) * (1 + n_half/n)
+//                         * (1 + k_half/k) * (1 + tail*SM/(mn/128^2)) * (1 + wave*(W - 1)) * A
+//               t = (compute^blend + memory^blend)^(1/blend) + overhead, the larger of the two
+//               where blend is 0;  memory = bytes / (hbm_fraction*BW)
+//               W: whole waves of 128 x 256 tiles over the waves that are needed, at most 4
+//               A = 1 + misaligned*(2^h - 1)/7, h the halvings below 16 bytes to which the
+//               narrowest contiguous row is a multiple of: 1/7, 3/7 or all of it
+//               clock = (power limit of the Gpu / that of the card that was
+//               measured)^power_exponent A single product on a cool chip: sustained is 1, but
+//               compute takes 1 + slowdown*log2(2mnk/1e12) times as long above 1 TFLOP
 //   attention   t = F / (efficiency*P) * (1 + s_half/S) * (1 + c_half/C) + overhead;  F =
 //   2*B*h*S^2*d forward when causal,
-//               2.5 times that backward; C = B*h*ceil(S/128)/SM
-//   memory      t = bytes / (fraction*BW) + overhead
+//               2.5 times that backward; C = B*h*ceil(S/128)/SM; full_efficiency and full_s_half
+//               where every query sees every key, F twice as large
+//   memory      t = bytes / (fraction*BW) + overhead; timed_overhead instead where a kernel is
+//               timed by itself and its launch is part of it
 //   collective  t = latency + per_hop*hops + factor*S/busbw;  hops n-1, for all-reduce (a ring
 //   twice round) 2(n-1);
 //                busbw = min(link_fraction*link, network_fraction*network)
@@ -48,12 +57,17 @@ const char* to_string(Evidence evidence);
 Evidence weaker(Evidence a, Evidence b);
 
 struct GemmCurve {
-  double efficiency = 0;    // of the data-sheet peak, large shapes, burst
-  double sustained = 1;     // rate in a training step over burst rate (power-limited clocks)
-  double k_half = 0;        // inner width at which half the ramp is lost
-  double tail = 0;          // weight of the last, partly filled wave
-  double hbm_fraction = 0;  // of bandwidth, for thin products
-  double overhead = 0;      // s
+  double efficiency = 0;          // of the data-sheet peak, large shapes, burst
+  double sustained = 1;           // rate in a training step over burst rate (power-limited clocks)
+  double k_half = 0;              // inner width at which half the ramp is lost
+  double tail = 0;                // weight of tiles too few for the chip
+  double hbm_fraction = 0;        // of bandwidth, for thin products
+  double overhead = 0;            // s
+  double m_half = 0, n_half = 0;  // as k_half
+  double wave = 0;                // weight of the last, partly filled wave
+  double blend = 0;       // exponent by which compute and memory add up; 0: they overlap wholly
+  double slowdown = 0;    // of one long product, per doubling beyond 1 TFLOP
+  double misaligned = 0;  // time added where a contiguous row has an odd number of elements
   Evidence evidence = Evidence::kAssumed;
   std::string source;  // measurement files and their rows
 };
@@ -61,13 +75,15 @@ struct GemmCurve {
 enum class Pass : std::uint8_t { kForward, kBackward };
 
 struct AttentionCurve {
-  std::string kernel;  // fa2, fa3, cudnn
+  std::string kernel;  // fa1, fa2, fa3, triton, cudnn, sdpa_efficient, math
   std::int64_t head_dim = 0;
   Pass pass = Pass::kForward;
   double efficiency = 0;
   double s_half = 0;
   double c_half = 0;
-  double overhead = 0;  // s
+  double overhead = 0;         // s
+  double full_efficiency = 0;  // without a causal mask; 0: as with it
+  double full_s_half = 0;
   Evidence evidence = Evidence::kAssumed;
   std::string source;
 };
@@ -84,8 +100,9 @@ enum class MemoryClass : std::uint8_t {
 inline constexpr std::size_t kMemoryClasses = 6;
 
 struct MemoryCurve {
-  double fraction = 0;  // of data-sheet bandwidth
-  double overhead = 0;  // s
+  double fraction = 0;        // of data-sheet bandwidth
+  double overhead = 0;        // s, of one kernel among many on a stream
+  double timed_overhead = 0;  // s, of one kernel timed by itself; 0: not known
   Evidence evidence = Evidence::kAssumed;
   std::string source;
 };
@@ -206,6 +223,11 @@ struct Calibration {
   std::string id;   // name of the profile
   GemmCurve gemm_bf16;
   GemmCurve gemm_fp32;  // TF32 tensor cores off: PyTorch's default for fp32 products
+  GemmCurve gemm_fp8;   // of peak_fp8, without quantisation; efficiency 0: no such units
+  // Power limit of the cards that were measured, W (0: not known), and the exponent by which the
+  // sustained rate of products follows a limit.
+  double power_limit = 0;
+  double power_exponent = 0;
   std::vector<AttentionCurve> attention;
   std::string sdpa_kernel;     // the attention kernel PyTorch's flash backend runs on this GPU
   std::string sdpa_preferred;  // what PyTorch picks by itself from 2.11 on, no backend being named

@@ -18,13 +18,18 @@
 namespace foreshard {
 
 struct Gpu {
-  std::string key;   // "h100-sxm"
-  std::string name;  // "NVIDIA H100 SXM5 80 GB"
+  std::string key;           // "h100-sxm"
+  std::string name;          // "NVIDIA H100 SXM5 80 GB"
+  std::string architecture;  // "hopper": a GPU without measurements borrows from its own first
   std::int64_t multiprocessors = 0;
-  FlopsPerSecond peak_bf16;  // dense
+  double clock = 0;          // Hz, boost; 0: not known
+  FlopsPerSecond peak_bf16;  // dense, accumulated in fp32; fp16 where there is no bf16
   FlopsPerSecond peak_fp32;  // without TF32
+  FlopsPerSecond peak_fp8;   // dense, accumulated in fp32; 0: no such units
   Bytes memory;              // what the driver reports
   BytesPerSecond memory_bandwidth;
+  double power_limit = 0;     // W; 0: not known
+  double price_per_hour = 0;  // USD of one GPU, as of its source's date; 0: not known
   std::string source;
 };
 

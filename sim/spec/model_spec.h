@@ -138,6 +138,11 @@ enum class GradientRule : std::uint8_t {
   kNone,        // no input needs a gradient (token ids)
 };
 
+// A linear layer whose products run in fp8, by how it scales its operands: with one factor per
+// tensor or per row (torchao.float8; rowwise_gw_hp: the weight's gradient in the compute dtype), or
+// with factors of earlier steps (TransformerEngine's delayed scaling).
+enum class Fp8Recipe : std::uint8_t { kNone, kTensorwise, kRowwise, kRowwiseGwHp, kDelayed };
+
 // One operation of the forward pass. Tensor and parameter numbers index the layer's tables.
 struct Operation {
   std::string name;
@@ -158,10 +163,11 @@ struct Operation {
   // What the kernels need for themselves: allocated behind the outputs (backward: behind the
   // inputs' gradients) and freed with the operation. Its time is the kernels'.
   std::vector<std::int16_t> forward_workspace, backward_workspace;
-  std::int64_t n = 0, k = 0;  // GEMM: output and inner width; m is the number of tokens
-  std::int64_t rows = 1;      // GEMM: times as many rows (a token goes to several experts)
-  std::int64_t groups = 1;    // GEMM: so many weights share the rows evenly, in one kernel
-  bool one_by_one = false;    // a kernel for each group instead of one for all
+  std::int64_t n = 0, k = 0;         // GEMM: output and inner width; m is the number of tokens
+  std::int64_t rows = 1;             // GEMM: times as many rows (a token goes to several experts)
+  std::int64_t groups = 1;           // GEMM: so many weights share the rows evenly, in one kernel
+  bool one_by_one = false;           // a kernel for each group instead of one for all
+  Fp8Recipe fp8 = Fp8Recipe::kNone;  // GEMM
   bool packed = false;  // GEMM: parameter 0 holds 4-bit blocks, written out before each product
   bool casts_weight = false;  // GEMM: its parameters are cast from fp32 first (the last output)
   // The host waits for the outputs' values before it issues anything more (rows per expert).

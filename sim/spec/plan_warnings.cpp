@@ -96,9 +96,6 @@ std::vector<std::string> warnings(const Plan& plan, const ModelSpec& model,
   if (plan.param_dtype == DType::kFp16) {
     texts.emplace_back("dtype.param fp16 needs loss scaling, which is not modelled");
   }
-  if (plan.float8 != Float8::kNone) {
-    texts.emplace_back("float8 changes memory only: its products are priced as in dtype.param");
-  }
   if (const Operation* experts = find_experts(model)) {
     const std::int64_t rows =
         plan.batch.micro_batch * plan.batch.sequence * experts->rows / experts->groups;
