@@ -9,6 +9,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <utility>
 
 #include "calibration/least_squares.h"
 #include "calibration/machines.h"
@@ -30,38 +32,39 @@ double root_mean_square(const std::vector<double>& values) {
   return std::sqrt(sum / static_cast<double>(values.size()));
 }
 
-std::string chip_name(std::string_view key) {
-  return std::string(key.substr(0, key.find('-')));  // "a100-40gb" and "a100-80gb" are one chip
+// Attention, memory-bound work and collectives are fitted for four chips; which one a machine
+// takes.
+std::string chip_name(const Machine& machine) {
+  const Gpu& gpu = machine.node.gpu;
+  if (gpu.key == "h200") return "h200";
+  if (gpu.architecture.starts_with("blackwell")) return "b200";
+  if (gpu.architecture == "hopper" || gpu.architecture.starts_with("cdna")) return "h100";
+  return "a100";
 }
 
 std::vector<Chip> chips_of(const std::vector<Machine>& machines) {
   std::vector<Chip> chips;
-  for (const Machine& machine : machines) {
-    // Rows of A100 are of the 80 GB card; it comes later in the catalogue and replaces the other.
-    const std::string name = chip_name(machine.key);
-    std::erase_if(chips, [&](const Chip& chip) { return chip.name == name; });
-    chips.push_back({name, machine.node.gpu, machine.node.node});
+  for (const auto& [key, name] : {std::pair{"a100-80gb", "a100"}, std::pair{"b200", "b200"},
+                                  std::pair{"h100-sxm", "h100"}, std::pair{"h200", "h200"}}) {
+    const auto found = std::find_if(machines.begin(), machines.end(),
+                                    [&](const Machine& machine) { return machine.key == key; });
+    FORESHARD_CHECK(found != machines.end(), std::string("the catalogue lacks ") + key);
+    chips.push_back({name, found->node.gpu, found->node.node});
   }
   return chips;
 }
 
-// Everything of one chip.
+// Everything of one chip but products.
 struct ChipFits {
   Chip chip;
-  GemmFit gemm;
   AttentionFits attention;
   MemoryFits memory;
   CollectiveFits collective;
 };
 
 ChipFits fit_chip(const Chip& chip, const std::vector<Chip>& chips) {
-  ChipFits fits{chip, {}, {}, fit_memory_of(chip.name, chips), {}};
-  const double hbm =
-      fits.memory.curves[static_cast<std::size_t>(MemoryClass::kElementwise)].fraction;
-  fits.gemm = fit_gemm(gemm_rows(chip.name, GemmData::kRandom), chip.gpu, hbm);
-  fits.attention = fit_attention_of(chip.name, chips);
-  fits.collective = fit_collectives_of(chip.name, chips);
-  return fits;
+  return {chip, fit_attention_of(chip.name, chips), fit_memory_of(chip.name, chips),
+          fit_collectives_of(chip.name, chips)};
 }
 
 std::vector<double> gemm_biases(const GemmFit& fit) {
@@ -88,19 +91,19 @@ HostCurve host_curve() {
   return host;
 }
 
-ContentionCurve contention_curve(const Chip& chip, const Gpu& h100) {
+ContentionCurve contention_curve(const Gpu& gpu, const Gpu& h100) {
   constexpr double kComputeOnH100 = 0.40;
   constexpr double kCommunication = 0.15;
   ContentionCurve curve;
   const double share =
-      static_cast<double>(h100.multiprocessors) / static_cast<double>(chip.gpu.multiprocessors);
+      static_cast<double>(h100.multiprocessors) / static_cast<double>(gpu.multiprocessors);
   curve.compute = rounded(1 + kComputeOnH100 * share);
   curve.communication = rounded(1 + kCommunication);
   curve.evidence = Evidence::kAssumed;
   curve.source = fmt::format(
       "compute: 30 to 40 % slower on 8 H100 (pytorch/pytorch#179937), times 132/{} multiprocessors "
       "for the same 24 communication blocks; communication: 10 to 20 %, assumed",
-      chip.gpu.multiprocessors);
+      gpu.multiprocessors);
   return curve;
 }
 
@@ -123,30 +126,44 @@ FactorSpread measured_spread(const std::vector<double>& own, const std::vector<d
   return spread;
 }
 
-std::array<FactorSpread, kFactors> spreads_of(const ChipFits& own,
-                                              const std::vector<ChipFits>& all) {
-  std::vector<double> gemm;
-  std::vector<double> attention;
-  std::vector<double> memory;
-  std::vector<double> intra;
-  std::vector<double> inter;
+// What all machines together say about how far off a class may be.
+struct Biases {
+  std::vector<double> gemm, attention, memory, intra, inter;
+};
+
+Biases all_biases(const std::vector<ChipFits>& chips,
+                  const std::map<std::string, CatalogueGemm, std::less<>>& gemm) {
+  Biases all;
   const auto append = [](std::vector<double>& to, const std::vector<double>& from) {
     to.insert(to.end(), from.begin(), from.end());
   };
-  for (const ChipFits& fits : all) {
-    append(gemm, gemm_biases(fits.gemm));
-    append(attention, fits.attention.log_biases);
-    append(intra, fits.collective.intra_log_biases);
-    append(inter, fits.collective.inter_log_biases);
-    if (fits.chip.name == "a100" || fits.chip.name == "h100")
-      append(memory, fits.memory.log_biases);
+  for (const auto& [key, fit] : gemm) append(all.gemm, gemm_biases(fit.bf16));
+  for (const ChipFits& fits : chips) {
+    append(all.attention, fits.attention.log_biases);
+    append(all.intra, fits.collective.intra_log_biases);
+    append(all.inter, fits.collective.inter_log_biases);
+    if (fits.chip.name == "a100" || fits.chip.name == "h100") {
+      append(all.memory, fits.memory.log_biases);
+    }
   }
+  return all;
+}
+
+std::array<FactorSpread, kFactors> spreads_of(const ChipFits& own, const CatalogueGemm& own_gemm,
+                                              const Biases& all) {
+  const auto& [gemm, attention, memory, intra, inter] = all;
   const bool new_chip = own.chip.name == "h200" || own.chip.name == "b200";
   std::array<FactorSpread, kFactors> spread;
   const auto at = [&](Factor factor) -> FactorSpread& {
     return spread[static_cast<std::size_t>(factor)];
   };
-  at(Factor::kGemm) = measured_spread(gemm_biases(own.gemm), gemm, false);
+  at(Factor::kGemm) = measured_spread(gemm_biases(own_gemm.bf16), gemm, false);
+  if (own_gemm.is_borrowed) {
+    // Of shapes and shares of the peak moved between GPUs: 4 to 18 % median.
+    constexpr double kMoved = 0.12;
+    at(Factor::kGemm) = {
+        kMoved, "a borrowed curve: middle of the errors when a curve moves to another GPU"};
+  }
   at(Factor::kAttention) = measured_spread(own.attention.log_biases, attention, new_chip);
   at(Factor::kMemoryBound) =
       measured_spread(new_chip ? std::vector<double>{} : own.memory.log_biases, memory, new_chip);
@@ -163,17 +180,38 @@ std::array<FactorSpread, kFactors> spreads_of(const ChipFits& own,
   return spread;
 }
 
-PublishedFit assemble(const Machine& machine, const ChipFits& own, const std::vector<ChipFits>& all,
-                      const Gpu& h100) {
+bool is_own_chip(const Machine& machine, const Chip& chip) {
+  return machine.key.starts_with(chip.name) && machine.node.node.gpus > 1 &&
+         machine.key.find("pcie") == std::string::npos &&
+         machine.key.find("nvl") == std::string::npos &&
+         machine.key.find("96gb") == std::string::npos;
+}
+
+// Curves of another chip: its shares of this one's peaks and rates.
+template <typename Curve>
+void borrow(Curve& curve, const Machine& machine, const Chip& chip) {
+  const bool other_vendor = machine.node.gpu.architecture.starts_with("cdna");
+  curve.evidence =
+      weaker(curve.evidence, other_vendor ? Evidence::kAssumed : Evidence::kExtrapolated);
+  curve.source = fmt::format("no rows of its own; as {}: {}", chip.name, curve.source);
+}
+
+PublishedFit assemble(const Machine& machine, const ChipFits& own, const CatalogueGemm& gemm,
+                      const CatalogueGemm& chip_gemm, const Gpu& h100) {
   PublishedFit fit;
   Calibration& c = fit.calibration;
   c.gpu = machine.key;
   c.id = "published";
-  c.gemm_bf16 = own.gemm.curve;
-  c.gemm_fp32 = fp32_gemm(own.gemm.curve);
+  c.gemm_bf16 = gemm.bf16.curve;
+  c.gemm_fp32 = fp32_gemm(gemm.bf16.curve);
+  c.gemm_fp8 = gemm.fp8;
+  c.power_limit = machine.node.gpu.power_limit;
+  c.power_exponent = gemm.power_exponent;
   c.attention = own.attention.curves;
   c.sdpa_kernel = "fa2";
-  c.sdpa_preferred = own.chip.name == "a100" ? "fa2" : "cudnn";
+  c.sdpa_preferred = own.chip.name == "a100" || machine.node.gpu.architecture.starts_with("cdna")
+                         ? "fa2"
+                         : "cudnn";
   c.sdpa_source =
       "PyTorch's flash backend is FlashAttention-2; on Hopper and Blackwell it prefers cuDNN above "
       "9.15 (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp), which its packages hold from "
@@ -183,15 +221,24 @@ PublishedFit assemble(const Machine& machine, const ChipFits& own, const std::ve
   c.intra_node = own.collective.intra_node;
   c.inter_node = own.collective.inter_node;
   c.host = host_curve();
-  c.contention = contention_curve(own.chip, h100);
-  c.spread = spreads_of(own, all);
-  if (machine.key == "a100-40gb") {
-    for (MemoryCurve& curve : c.memory) {
-      curve.evidence = weaker(curve.evidence, Evidence::kExtrapolated);
-      curve.source = "fraction of the 80 GB card: " + curve.source;
+  c.contention = contention_curve(machine.node.gpu, h100);
+  if (!is_own_chip(machine, own.chip)) {
+    // Tensor cores that reach more or less of their peak do so in attention, too.
+    const double share = chip_gemm.bf16.curve.efficiency > 0
+                             ? gemm.bf16.curve.efficiency / chip_gemm.bf16.curve.efficiency
+                             : 1;
+    for (AttentionCurve& curve : c.attention) {
+      curve.efficiency = rounded(std::min(0.95, curve.efficiency * share));
+      if (curve.full_efficiency > 0) {
+        curve.full_efficiency = rounded(std::min(0.95, curve.full_efficiency * share));
+      }
+      borrow(curve, machine, own.chip);
     }
+    for (MemoryCurve& curve : c.memory) borrow(curve, machine, own.chip);
+    borrow(c.intra_node, machine, own.chip);
+    borrow(c.inter_node, machine, own.chip);
   }
-  fit.reports.push_back(own.gemm.report);
+  fit.reports.push_back(gemm.bf16.report);
   for (const auto* reports :
        {&own.attention.reports, &own.memory.reports, &own.collective.reports}) {
     fit.reports.insert(fit.reports.end(), reports->begin(), reports->end());
@@ -223,15 +270,20 @@ FitError fit_error(std::string what, const std::vector<double>& predicted,
 std::vector<PublishedFit> fit_all_published() {
   const std::vector<Machine> machines = list_machines();
   const std::vector<Chip> chips = chips_of(machines);
+  const auto gemm = fit_gemm_catalogue(gemm_rows(machines), machines);
   std::vector<ChipFits> fits;
   for (const Chip& chip : chips) fits.push_back(fit_chip(chip, chips));
+  const Biases biases = all_biases(fits, gemm);
   const auto of = [&](std::string_view name) -> const ChipFits& {
     return *std::find_if(fits.begin(), fits.end(),
                          [&](const ChipFits& fit) { return fit.chip.name == name; });
   };
   std::vector<PublishedFit> result;
   for (const Machine& machine : machines) {
-    result.push_back(assemble(machine, of(chip_name(machine.key)), fits, of("h100").chip.gpu));
+    const ChipFits& chip = of(chip_name(machine));
+    const CatalogueGemm& own = gemm.at(machine.key);
+    result.push_back(assemble(machine, chip, own, gemm.at(chip.chip.gpu.key), of("h100").chip.gpu));
+    result.back().calibration.spread = spreads_of(chip, own, biases);
   }
   return result;
 }

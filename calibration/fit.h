@@ -8,11 +8,14 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "calibration/published.h"
+#include "sim/graph/layer_program.h"
 #include "sim/spec/calibration.h"
 #include "sim/spec/cluster.h"
 
@@ -39,15 +42,57 @@ struct CurveReport {
 
 // --- GEMM (fit_gemm.cpp) ---
 
+// What a program's way of timing does to its rows, as other GPUs show it.
+class GemmProtocols {
+ public:
+  GemmProtocols() = default;
+  // From the rows of all GPUs but one.
+  GemmProtocols(const std::vector<GemmRow>& rows, std::string_view without_gpu);
+  // On the time of a row; 1 where nothing is known.
+  double factor(const GemmRow& row) const;
+  // Of the protocol that slows long products most.
+  double hottest() const;
+
+ private:
+  static constexpr std::size_t kBins = 6;  // by size
+  static std::size_t bin_of(double flops);
+  static bool is_reference(std::string_view protocol);
+  std::map<std::string, std::array<double, kBins>, std::less<>> effects_;  // log
+};
+
+struct GemmFitOptions {
+  std::string name = "bf16";
+  double hbm_fraction = 0.9;                 // not fitted: hardly a row is limited by memory
+  const GemmCurve* relative = nullptr;       // towards which few rows are drawn; none: usual
+  const GemmProtocols* protocols = nullptr;  // none: rows as they are
+  const GemmCurve* start = nullptr;          // of the search; none: several
+};
 struct GemmFit {
   GemmCurve curve;
-  double slowdown = 0;  // q: relative loss per doubling of a product beyond 1 TFLOP
   CurveReport report;
 };
-// `hbm_fraction` is not fitted: hardly a row is limited by memory.
-GemmFit fit_gemm(const std::vector<GemmRow>& rows, const Gpu& gpu, double hbm_fraction);
-// Seconds of a single product on a cool chip: `slowdown` where q > 0, `sustained` not applied.
-double burst_seconds(const GemmFit& fit, const GemmRow& row, const Gpu& gpu);
+// Rows of one type; constants unrounded.
+GemmCurve fit_gemm_curve(const std::vector<GemmRow>& rows, const Gpu& gpu,
+                         const GemmFitOptions& options);
+// With the rate on a hot chip and what every source's rows are off when it is left out.
+GemmFit fit_gemm(const std::vector<GemmRow>& rows, const Gpu& gpu, const GemmFitOptions& options);
+
+std::string constants_text(const GemmCurve& curve);  // as reports print them
+Kernel kernel_of(const GemmRow& row);
+// Seconds of a single product on a cool chip, with quantisation where the row has it.
+double gemm_seconds(const GemmCurve& curve, const GemmRow& row, const Gpu& gpu);
+
+// GEMM curves of the whole catalogue (fit_gemm_transfer.cpp): fitted where a GPU has rows, else
+// from its nearest relative.
+struct CatalogueGemm {
+  GemmFit bf16;
+  GemmCurve fp8;  // efficiency 0 where the GPU has no fp8
+  bool is_borrowed = false;
+  double power_exponent = 0;
+};
+// By key of the catalogue. `rows` may hold more than the published ones.
+std::map<std::string, CatalogueGemm, std::less<>> fit_gemm_catalogue(
+    const std::vector<GemmRow>& rows, const std::vector<Machine>& machines);
 
 // --- attention (fit_attention.cpp) ---
 
@@ -77,6 +122,7 @@ AttentionFits fit_attention_of(std::string_view chip, const std::vector<Chip>& c
 
 // --- memory-bound operations (fit_memory.cpp) ---
 
+// Of a kernel timed by itself.
 double memory_seconds(const MemoryCurve& curve, double bytes, const Gpu& gpu);
 MemoryCurve fit_memory(const std::vector<MemoryRow>& rows, const Gpu& gpu);
 struct MemoryFits {

@@ -5,6 +5,9 @@
 // with it the fixed time), for the ratio of two GPUs with the same sweep, and where there is
 // nothing else.
 //
+//   fa1, triton (of 2022 and 2023), sdpa_efficient   fa2 on A100 over published ratios, elsewhere
+//                   A100's rate per multiprocessor and cycle; math: by the bytes of its scores
+//   without a mask  as H100's chart has each kernel with and without
 //   fa2 on H100     forward chart; backward is what the forward+backward chart leaves
 //   fa2 on A100     only a forward+backward chart: split with H100's ratio of the passes
 //   fa3 on H100     forward chart; backward: ThunderKittens' chart of FlashAttention-3, head_dim
@@ -168,6 +171,7 @@ class Collector {
     curve.s_half = rounded(curve.s_half);
     curve.c_half = rounded(curve.c_half);
     curve.overhead = rounded(curve.overhead);
+    curve.full_efficiency = rounded(curve.full_efficiency);
     CurveReport report;
     report.curve = fmt::format("attention {} {} {}", curve.kernel, curve.head_dim,
                                curve.pass == Pass::kForward ? "forward" : "backward");
@@ -286,6 +290,8 @@ void add_h100(const Base& base, const Gpu& gpu, Collector& out) {
     for (const int d : kHeadDims) {
       const Rows chart = pick(rows, kForwardChart, kernel, d, AttentionPass::kForward);
       if (chart.empty()) continue;
+      // Another kernel than the Triton flash attention that training codes of 2022 and 2023 ran.
+      const char* name = kernel == std::string_view("triton") ? "triton_2024" : kernel;
       const AttentionCurve forward = fit_attention(chart, gpu, {base.fa3_c_half, kChartOverhead});
       std::vector<FitError> errors = {error_on("own rows", forward, chart, gpu)};
       const Rows kittens = pick(rows, kKittens, kernel, d, AttentionPass::kForward);
@@ -295,18 +301,18 @@ void add_h100(const Base& base, const Gpu& gpu, Collector& out) {
       if (!sweep.empty()) {
         errors.push_back(error_on("serving sweep, S >= 2k, 2 waves", forward, sweep, gpu));
       }
-      out.add(forward, kernel, d, Evidence::kMeasured,
-              "flash3_fp16_fwd.png; c0 from the H100 sweep", errors);
+      out.add(forward, name, d, Evidence::kMeasured, "flash3_fp16_fwd.png; c0 from the H100 sweep",
+              errors);
       const Rows back = pick(rows, kKittens, kernel, d, AttentionPass::kBackward);
       if (!back.empty()) {
         const AttentionCurve backward = backward_of(forward, base.fa3_ratio);
-        out.add(backward, kernel, d, Evidence::kMeasured, "ThunderKittens:assets/attn.png",
+        out.add(backward, name, d, Evidence::kMeasured, "ThunderKittens:assets/attn.png",
                 {error_on("own rows", backward, back, gpu)});
         continue;
       }
       const bool triton = kernel == std::string_view("triton");
       out.add(
-          backward_of(forward, triton ? base.fa2_ratio : base.fa3_ratio), kernel, d,
+          backward_of(forward, triton ? base.fa2_ratio : base.fa3_ratio), name, d,
           Evidence::kExtrapolated,
           fmt::format("no rows; backward over forward as {} head_dim 128", triton ? "fa2" : "fa3"));
     }
@@ -378,6 +384,111 @@ void add_b200(const Base& base, const std::vector<Chip>& chips, Collector& out) 
   }
 }
 
+// --- kernels without rows ---
+
+// Of FlashAttention-2's rates on A100: the first FlashAttention 1.7 to 3.0 times slower over both
+// passes, the Triton one 1.3 to 2.5 times, forward 1.3 to 1.5 (arXiv 2307.08691, section 4.1; its
+// introduction: FlashAttention reaches 30 to 50 % of the peak forward, 25 to 35 % backward). The
+// memory-efficient backend is of the first one's generation and instructions.
+// The low end belongs to heads of 64, the high end to wider ones, for which it splits work badly.
+struct OldKernel {
+  const char* name;
+  double forward, backward;            // times slower than fa2 on A100, heads of 64
+  double forward_wide, backward_wide;  // wider heads
+};
+constexpr OldKernel kOldKernels[] = {{"fa1", 1.5, 2.0, 2.2, 2.8},
+                                     {"triton", 1.4, 2.2, 1.4, 2.2},
+                                     {"sdpa_efficient", 1.5, 2.0, 2.2, 2.8}};
+constexpr const char* kOldSource =
+    "no rows; times slower than fa2, within the range of arXiv 2307.08691";
+
+double rate_per_flop(const Gpu& gpu) {
+  return static_cast<double>(gpu.multiprocessors) * gpu.clock / gpu.peak_bf16.value();
+}
+
+// Kernels of Ampere's instructions do per multiprocessor and cycle what they do on A100.
+void add_old_kernels(const std::vector<Chip>& chips, const Gpu& gpu, Collector& out) {
+  const Gpu& a100 = chip_named("a100", chips).gpu;
+  Collector donor;
+  add_a100(fit_base(chips), a100, donor);
+  const double share = rate_per_flop(gpu) / rate_per_flop(a100);
+  for (const AttentionCurve& fa2 : donor.take().curves) {
+    for (const OldKernel& old : kOldKernels) {
+      AttentionCurve curve = fa2;
+      const bool is_wide = fa2.head_dim > 64;
+      curve.efficiency *=
+          share / (fa2.pass == Pass::kForward ? (is_wide ? old.forward_wide : old.forward)
+                                              : (is_wide ? old.backward_wide : old.backward));
+      out.add(curve, old.name, static_cast<int>(fa2.head_dim), Evidence::kAssumed,
+              gpu.key == a100.key
+                  ? std::string(kOldSource)
+                  : fmt::format("{}; A100's rate per multiprocessor and cycle", kOldSource));
+    }
+  }
+}
+
+// Products and softmax one after the other, in fp32 since 2.5: every score passes the memory, the
+// masked ones too (aten/src/ATen/native/transformers/attention.cpp). Forward writes the scores,
+// scales, masks and normalises them, each reading and writing 4 B, and reads them; backward half as
+// much again.
+void add_math(const Gpu& gpu, Collector& out) {
+  constexpr double kForwardBytes = 32, kBackwardBytes = 48;
+  constexpr double kFraction = 0.85;
+  for (const int d : kHeadDims) {
+    for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+      const bool forward = pass == Pass::kForward;
+      const double flops = 2.0 * d * (forward ? 1 : kBackwardFlops);  // of a score, half masked
+      AttentionCurve curve;
+      curve.pass = pass;
+      curve.efficiency = flops * kFraction * gpu.memory_bandwidth.value() /
+                         ((forward ? kForwardBytes : kBackwardBytes) * gpu.peak_bf16.value());
+      curve.full_efficiency = 2 * curve.efficiency;
+      curve.overhead = 6 * kChartOverhead;  // as many kernels
+      out.add(curve, "math", d, Evidence::kAssumed, "bytes of the scores at 0.85 of the bandwidth");
+    }
+  }
+}
+
+// --- without a mask ---
+
+// What a chart's rows without a mask say against those with one: of efficiency and s_half.
+struct MaskRatio {
+  double efficiency = 1;
+  double s_half = 0.5;
+};
+
+std::map<std::string, MaskRatio> mask_ratios(const std::vector<Chip>& chips) {
+  const Gpu& h100 = chip_named("h100", chips).gpu;
+  const std::vector<Machine> machines = list_machines();
+  std::map<std::string, Rows> full, causal;
+  const CsvTable table = published_table("attention_measured.csv");
+  for (const ReadAttention& read : read_attention_rows(table, machines)) {
+    const AttentionRow& row = read.row;
+    const bool is_chart = read.problem.empty() && row.gpu == h100.key && row.head_dim == 128 &&
+                          row.source.find(kForwardChart) != std::string::npos;
+    if (is_chart) (row.causal ? causal : full)[row.kernel].push_back(row);
+  }
+  std::map<std::string, MaskRatio> ratios;
+  for (const auto& [kernel, rows] : full) {
+    const AttentionFixed fixed{0, kChartOverhead};
+    const AttentionCurve without = fit_attention(rows, h100, fixed);
+    const AttentionCurve with = fit_attention(causal[kernel], h100, fixed);
+    ratios[kernel] = {without.efficiency / with.efficiency, without.s_half / with.s_half};
+  }
+  return ratios;
+}
+
+void add_full(std::vector<AttentionCurve>& curves, const std::vector<Chip>& chips) {
+  const std::map<std::string, MaskRatio> ratios = mask_ratios(chips);
+  for (AttentionCurve& curve : curves) {
+    if (curve.full_efficiency > 0) continue;
+    const auto own = ratios.find(curve.kernel == "triton_2024" ? "triton" : curve.kernel);
+    const MaskRatio ratio = own != ratios.end() ? own->second : ratios.at("fa2");
+    curve.full_efficiency = rounded(curve.efficiency * ratio.efficiency);
+    curve.full_s_half = rounded(curve.s_half * ratio.s_half);
+  }
+}
+
 }  // namespace
 
 double attention_seconds(const AttentionCurve& curve, const AttentionRow& row, double flops,
@@ -428,7 +539,12 @@ AttentionFits fit_attention_of(std::string_view chip, const std::vector<Chip>& c
   if (chip == "h100") add_h100(base, chip_named("h100", chips).gpu, out);
   if (chip == "h200") add_h200(base, chips, out);
   if (chip == "b200") add_b200(base, chips, out);
-  return out.take();
+  const Gpu& gpu = chip_named(chip, chips).gpu;
+  add_old_kernels(chips, gpu, out);
+  add_math(gpu, out);
+  AttentionFits fits = out.take();
+  add_full(fits.curves, chips);
+  return fits;
 }
 
 }  // namespace foreshard

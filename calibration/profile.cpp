@@ -43,25 +43,43 @@ Json curve_json(const NamedNumbers& numbers, Evidence evidence, const std::strin
 }
 
 Json gemm_json(const GemmCurve& c) {
-  return curve_json({{"efficiency", c.efficiency},
-                     {"sustained", c.sustained},
-                     {"k_half", c.k_half},
-                     {"tail", c.tail},
-                     {"hbm_fraction", c.hbm_fraction},
-                     {"overhead_s", c.overhead}},
-                    c.evidence, c.source);
+  NamedNumbers numbers = {{"efficiency", c.efficiency},
+                          {"sustained", c.sustained},
+                          {"k_half", c.k_half},
+                          {"tail", c.tail},
+                          {"hbm_fraction", c.hbm_fraction},
+                          {"overhead_s", c.overhead}};
+  for (const auto& [name, value] : NamedNumbers{{"m_half", c.m_half},
+                                                {"n_half", c.n_half},
+                                                {"wave", c.wave},
+                                                {"blend", c.blend},
+                                                {"slowdown", c.slowdown},
+                                                {"misaligned", c.misaligned}}) {
+    if (value > 0) numbers.emplace_back(name, value);
+  }
+  return curve_json(numbers, c.evidence, c.source);
 }
 
 Json attention_json(const AttentionCurve& c) {
   Json out = {{"kernel", c.kernel},
               {"head_dim", c.head_dim},
               {"pass", kPasses[static_cast<std::size_t>(c.pass)]}};
-  out.update(curve_json({{"efficiency", c.efficiency},
-                         {"s_half", c.s_half},
-                         {"c_half", c.c_half},
-                         {"overhead_s", c.overhead}},
-                        c.evidence, c.source));
+  NamedNumbers numbers = {{"efficiency", c.efficiency},
+                          {"s_half", c.s_half},
+                          {"c_half", c.c_half},
+                          {"overhead_s", c.overhead}};
+  if (c.full_efficiency > 0) {
+    numbers.insert(numbers.end(),
+                   {{"full_efficiency", c.full_efficiency}, {"full_s_half", c.full_s_half}});
+  }
+  out.update(curve_json(numbers, c.evidence, c.source));
   return out;
+}
+
+Json memory_json(const MemoryCurve& c) {
+  NamedNumbers numbers = {{"fraction", c.fraction}, {"overhead_s", c.overhead}};
+  if (c.timed_overhead > 0) numbers.emplace_back("timed_overhead_s", c.timed_overhead);
+  return curve_json(numbers, c.evidence, c.source);
 }
 
 Json collective_json(const CollectiveCurve& c) {
@@ -129,6 +147,12 @@ GemmCurve read_gemm(const ConfigNode& node) {
       .number("tail", 0, 10, c.tail)
       .number("hbm_fraction", 0.01, 2, c.hbm_fraction)
       .number("overhead_s", 0, kLongest, c.overhead)
+      .number_if_there("m_half", 0, 1e5, c.m_half)
+      .number_if_there("n_half", 0, 1e5, c.n_half)
+      .number_if_there("wave", 0, 1, c.wave)
+      .number_if_there("blend", 0, 100, c.blend)
+      .number_if_there("slowdown", 0, 1, c.slowdown)
+      .number_if_there("misaligned", 0, 10, c.misaligned)
       .evidence(c.evidence, c.source);
   return c;
 }
@@ -146,6 +170,8 @@ AttentionCurve read_attention(const ConfigNode& node) {
       .number("s_half", 0, 1e5, c.s_half)
       .number("c_half", 0, 1e3, c.c_half)
       .number("overhead_s", 0, kLongest, c.overhead)
+      .number_if_there("full_efficiency", 1e-3, 2, c.full_efficiency)
+      .number_if_there("full_s_half", 0, 1e5, c.full_s_half)
       .evidence(c.evidence, c.source);
   return c;
 }
@@ -155,6 +181,7 @@ MemoryCurve read_memory(const ConfigNode& node) {
   CurveReader(node)
       .number("fraction", 1e-3, 2, c.fraction)
       .number("overhead_s", 0, kLongest, c.overhead)
+      .number_if_there("timed_overhead_s", 0, kLongest, c.timed_overhead)
       .evidence(c.evidence, c.source);
   return c;
 }
@@ -206,14 +233,16 @@ Json to_json(const Calibration& calibration) {
   Json out = {{"schema", kSchema}, {"gpu", c.gpu}, {"id", c.id}};
   out["gemm_bf16"] = gemm_json(c.gemm_bf16);
   out["gemm_fp32"] = gemm_json(c.gemm_fp32);
+  if (c.gemm_fp8.efficiency > 0) out["gemm_fp8"] = gemm_json(c.gemm_fp8);
+  if (c.power_limit > 0) {
+    out["power"] = {{"limit_w", c.power_limit}, {"exponent", c.power_exponent}};
+  }
   out["attention"] = Json::array();
   for (const AttentionCurve& curve : c.attention) out["attention"].push_back(attention_json(curve));
   out["sdpa"] = {
       {"kernel", c.sdpa_kernel}, {"preferred", c.sdpa_preferred}, {"source", c.sdpa_source}};
   for (std::size_t i = 0; i < kMemoryClasses; ++i) {
-    out["memory"][std::string(kMemoryClassNames[i])] =
-        curve_json({{"fraction", c.memory[i].fraction}, {"overhead_s", c.memory[i].overhead}},
-                   c.memory[i].evidence, c.memory[i].source);
+    out["memory"][std::string(kMemoryClassNames[i])] = memory_json(c.memory[i]);
   }
   out["intra_node"] = collective_json(c.intra_node);
   out["inter_node"] = collective_json(c.inter_node);
@@ -234,8 +263,9 @@ Calibration parse_calibration(std::string_view json, std::string_view file_name)
 }
 
 Calibration read_calibration(const ConfigNode& root) {
-  root.allow_only({"schema", "gpu", "id", "gemm_bf16", "gemm_fp32", "attention", "sdpa", "memory",
-                   "intra_node", "inter_node", "host", "contention", "spread", "measured"});
+  root.allow_only({"schema", "gpu", "id", "gemm_bf16", "gemm_fp32", "gemm_fp8", "power",
+                   "attention", "sdpa", "memory", "intra_node", "inter_node", "host", "contention",
+                   "spread", "measured"});
   if (const ConfigNode schema = root.at("schema"); schema.as_string() != kSchema) {
     throw schema.error(fmt::format("unknown schema '{}'", schema.text()), std::string(kSchema));
   }
@@ -244,6 +274,12 @@ Calibration read_calibration(const ConfigNode& root) {
   c.id = root.at("id").as_string();
   c.gemm_bf16 = read_gemm(root.at("gemm_bf16"));
   c.gemm_fp32 = read_gemm(root.at("gemm_fp32"));
+  if (const ConfigNode* fp8 = root.find("gemm_fp8")) c.gemm_fp8 = read_gemm(*fp8);
+  if (const ConfigNode* power = root.find("power")) {
+    power->allow_only({"limit_w", "exponent"});
+    c.power_limit = power->at("limit_w").as_double(1, 1e5);
+    c.power_exponent = power->at("exponent").as_double(0, 2);
+  }
   const ConfigNode attention = root.at("attention");
   for (const ConfigNode& curve : attention.elements()) c.attention.push_back(read_attention(curve));
   const ConfigNode sdpa = root.at("sdpa");

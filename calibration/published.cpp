@@ -2,8 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <map>
 #include <span>
 
+#include "calibration/gpu_names.h"
 #include "sim/base/embedded.h"
 #include "sim/base/error.h"
 
@@ -17,6 +22,18 @@ CsvTable published_table(std::string_view name) {
     if (file.path == path) return CsvTable(file.content, path);
   }
   throw Error(ExitCode::kInternal, fmt::format("{} is not built in", path));
+}
+
+std::string_view cell_of(const CsvTable& table, std::size_t row, std::string_view column) {
+  return table.has(column) ? std::string_view(table.text(row, column)) : std::string_view();
+}
+
+double positive_of(const CsvTable& table, std::size_t row, std::string_view column) {
+  const std::string_view text = cell_of(table, row, column);
+  double value = 0;
+  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool whole = failure == std::errc() && end == text.data() + text.size();
+  return whole && std::isfinite(value) && value > 0 ? value : 0;
 }
 
 std::string chip_of(std::string_view gpu) {
@@ -35,24 +52,179 @@ std::string chip_of(std::string_view gpu) {
   return "";
 }
 
-std::vector<GemmRow> gemm_rows(std::string_view chip, GemmData data) {
-  const CsvTable table = published_table("gemm_measured.csv");
-  std::vector<GemmRow> rows;
+namespace {
+
+std::string lower(std::string_view text) {
+  std::string low(text);
+  for (char& c : low) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  return low;
+}
+
+GemmType type_of(std::string_view dtype) {
+  const std::string low = lower(dtype);
+  const auto has = [&](std::string_view word) { return low.find(word) != std::string::npos; };
+  if (has("fp4") || has("f4") || has("int4")) return GemmType::kFp4;
+  if (has("8")) return GemmType::kFp8;
+  if (has("tf32") || has("19")) return GemmType::kTf32;
+  if (has("32") || low == "float") return GemmType::kFp32;
+  return GemmType::k16Bit;
+}
+
+// Matches each spelling once.
+class GpuNames {
+ public:
+  explicit GpuNames(const std::vector<Machine>& machines) : machines_(machines) {}
+  std::string key(std::string_view text) {
+    const auto found = keys_.find(text);
+    if (found != keys_.end()) return found->second;
+    const Machine* machine = match_gpu(text, machines_);
+    return keys_.emplace(text, machine == nullptr ? "" : machine->key).first->second;
+  }
+  std::string protocol(std::string_view source) {
+    const auto found = protocols_.find(source);
+    if (found != protocols_.end()) return found->second;
+    return protocols_.emplace(source, protocol_of(source, machines_)).first->second;
+  }
+
+ private:
+  const std::vector<Machine>& machines_;
+  std::map<std::string, std::string, std::less<>> keys_, protocols_;
+};
+
+}  // namespace
+
+std::vector<ReadGemm> read_gemm_rows(const CsvTable& table, const std::vector<Machine>& machines) {
+  constexpr double kLargest = 1e8;
+  GpuNames names(machines);
+  std::vector<ReadGemm> rows;
   for (std::size_t i = 0; i < table.rows(); ++i) {
-    const std::string& dtype = table.text(i, "dtype");
-    if (chip_of(table.text(i, "gpu")) != chip || dtype.find("f") == std::string::npos ||
-        dtype.find("16") == std::string::npos || table.empty(i, "m")) {
-      continue;
-    }
-    const bool random = table.text(i, "notes").starts_with("random data");
-    if (data == GemmData::kRandom && !random) continue;
-    GemmRow row{table.text(i, "source"), table.number(i, "m"), table.number(i, "n"),
-                table.number(i, "k"), 0};
+    ReadGemm read;
+    GemmRow& row = read.row;
+    row.source = cell_of(table, i, "source");
+    row.gpu = names.key(cell_of(table, i, "gpu"));
+    row.protocol = names.protocol(row.source);
+    row.type = type_of(cell_of(table, i, "dtype"));
+    row.quantises = lower(cell_of(table, i, "notes")).find("quanti") != std::string::npos;
+    row.m = positive_of(table, i, "m");
+    row.n = positive_of(table, i, "n");
+    row.k = positive_of(table, i, "k");
+    const double rate = positive_of(table, i, "tflops") * 1e12;
+    const double flops = 2 * row.m * row.n * row.k;
     // Rows carry rate, time or both; the rate has more digits than short times.
-    row.seconds = table.empty(i, "tflops")
-                      ? table.number(i, "latency_us") * 1e-6
-                      : 2 * row.m * row.n * row.k / (table.number(i, "tflops") * 1e12);
-    rows.push_back(std::move(row));
+    row.seconds = rate > 0 ? flops / rate : positive_of(table, i, "latency_us") * 1e-6;
+    if (flops == 0) {
+      read.problem = "m, n and k must be numbers above zero";
+    } else if (std::max({row.m, row.n, row.k}) > kLargest) {
+      read.problem = "m, n or k is absurdly large";
+    } else if (row.seconds == 0) {
+      read.problem = "neither tflops nor latency_us is a number above zero";
+    } else if (row.gpu.empty()) {
+      read.problem = fmt::format("the catalogue has no GPU '{}'", cell_of(table, i, "gpu"));
+    }
+    rows.push_back(std::move(read));
+  }
+  return rows;
+}
+
+std::vector<GemmRow> gemm_rows(const std::vector<Machine>& machines) {
+  std::vector<GemmRow> rows;
+  for (ReadGemm& read : read_gemm_rows(published_table("gemm_measured.csv"), machines)) {
+    if (read.problem.empty()) rows.push_back(std::move(read.row));
+  }
+  return rows;
+}
+
+namespace {
+
+// The kernels that a name may mean, the first that fits: "flashinfer FA2" is fa2, "FA3 in step"
+// fa3.
+std::string kernel_named(std::string_view text) {
+  std::string low;
+  for (const char c : lower(text)) {
+    if ((c >= 'a' && c <= 'z') || (c >= '0' && c <= '9')) low.push_back(c);
+  }
+  struct Name {
+    std::string_view part;
+    const char* kernel;
+  };
+  static constexpr Name kNames[] = {{"flashattention4", "fa4"},
+                                    {"fa4", "fa4"},
+                                    {"flashattention3", "fa3"},
+                                    {"flashattn3", "fa3"},
+                                    {"fa3", "fa3"},
+                                    {"flashattention2", "fa2"},
+                                    {"flashattn2", "fa2"},
+                                    {"fa2", "fa2"},
+                                    {"flashattention1", "fa1"},
+                                    {"flashattn1", "fa1"},
+                                    {"fa1", "fa1"},
+                                    {"cudnn", "cudnn"},
+                                    {"thunderkittens", "tk"},
+                                    {"triton", "triton"},
+                                    {"trtllm", "trtllm"},
+                                    {"efficient", "sdpa_efficient"},
+                                    {"xformers", "sdpa_efficient"},
+                                    {"cutlass", "sdpa_efficient"},
+                                    {"math", "math"},
+                                    {"eager", "math"},
+                                    {"flash", "fa2"}};
+  for (const Name& name : kNames) {
+    if (low.find(name.part) != std::string::npos) return name.kernel;
+  }
+  return "";
+}
+
+bool is_false(std::string_view text) {
+  const std::string low = lower(text);
+  return low == "0" || low == "0.0" || low == "false" || low == "no";
+}
+
+}  // namespace
+
+std::vector<ReadAttention> read_attention_rows(const CsvTable& table,
+                                               const std::vector<Machine>& machines) {
+  constexpr double kBackward = 2.5;  // of forward's operations
+  constexpr double kLargest = 1e8;
+  GpuNames names(machines);
+  std::vector<ReadAttention> rows;
+  for (std::size_t i = 0; i < table.rows(); ++i) {
+    ReadAttention read;
+    AttentionRow& row = read.row;
+    row.source = cell_of(table, i, "source");
+    row.gpu = names.key(cell_of(table, i, "gpu"));
+    row.protocol = names.protocol(row.source);
+    row.kernel = kernel_named(cell_of(table, i, "kernel"));
+    row.causal = !is_false(cell_of(table, i, "causal"));
+    const std::string pass = lower(cell_of(table, i, "pass"));
+    const bool forward = pass.find('f') != std::string::npos || pass.empty();
+    const bool backward = pass.find('b') != std::string::npos;
+    row.pass = forward && backward ? AttentionPass::kBoth
+               : backward          ? AttentionPass::kBackward
+                                   : AttentionPass::kForward;
+    row.batch = positive_of(table, i, "batch");
+    row.sequence = positive_of(table, i, "seqlen");
+    row.heads = positive_of(table, i, "heads");
+    row.kv_heads = positive_of(table, i, "kv_heads");
+    if (row.kv_heads == 0) row.kv_heads = row.heads;
+    const double head_dim = positive_of(table, i, "head_dim");
+    row.head_dim = static_cast<int>(std::min(head_dim, 1e6));
+    row.flops = (row.causal ? 2 : 4) * row.batch * row.heads * row.sequence * row.sequence *
+                head_dim *
+                (row.pass == AttentionPass::kForward    ? 1.0
+                 : row.pass == AttentionPass::kBackward ? kBackward
+                                                        : 1 + kBackward);
+    const double rate = positive_of(table, i, "tflops") * 1e12;
+    row.seconds = rate > 0 ? row.flops / rate : positive_of(table, i, "latency_us") * 1e-6;
+    if (row.flops == 0) {
+      read.problem = "batch, seqlen, heads and head_dim must be numbers above zero";
+    } else if (std::max({row.batch, row.sequence, row.heads, head_dim}) > kLargest) {
+      read.problem = "the shape is absurdly large";
+    } else if (row.seconds == 0) {
+      read.problem = "neither tflops nor latency_us is a number above zero";
+    } else if (row.gpu.empty()) {
+      read.problem = fmt::format("the catalogue has no GPU '{}'", cell_of(table, i, "gpu"));
+    }
+    rows.push_back(std::move(read));
   }
   return rows;
 }

@@ -61,32 +61,82 @@ class Noise {
 
 TEST(Fit, GemmRecoversKnownConstants) {
   const Gpu gpu = h100();
-  GemmFit truth;
-  truth.curve.efficiency = 0.8;
-  truth.curve.k_half = 120;
-  truth.curve.tail = 0.12;
-  truth.curve.hbm_fraction = 0.9;
-  truth.curve.overhead = 4e-6;
+  GemmCurve truth;
+  truth.efficiency = 0.8;
+  truth.k_half = 120;
+  truth.m_half = 40;
+  truth.n_half = 10;
+  truth.wave = 0.08;
+  truth.blend = 5;
+  truth.hbm_fraction = 0.9;
+  truth.overhead = 4e-6;
   truth.slowdown = 0.03;
   std::vector<GemmRow> rows;
   Noise noise(0.02);
   for (const double m : {1024, 2048, 4096, 8192, 16384}) {
     for (const double n : {512, 1024, 4096, 8192, 16384}) {
       for (const double k : {512, 1024, 4096, 8192, 16384}) {
-        GemmRow row{"synthetic", m, n, k, 0};
-        row.seconds = burst_seconds(truth, row, gpu) * noise.next();
+        GemmRow row;
+        row.source = "synthetic";
+        row.m = m;
+        row.n = n;
+        row.k = k;
+        row.seconds = gemm_seconds(truth, row, gpu) * noise.next();
         rows.push_back(row);
       }
     }
   }
   rows[7].seconds *= 3;  // a broken row must not matter
-  const GemmFit found = fit_gemm(rows, gpu, 0.9);
-  EXPECT_NEAR(found.curve.efficiency, 0.8, 0.01);
-  EXPECT_NEAR(found.curve.k_half, 120, 15);
-  EXPECT_NEAR(found.curve.tail, 0.12, 0.02);
-  EXPECT_NEAR(found.curve.overhead, 4e-6, 5e-7);
-  EXPECT_NEAR(found.slowdown, 0.03, 0.005);
-  EXPECT_NEAR(found.curve.sustained, 1 / (1 + 3.3 * 0.03), 0.015);
+  GemmFitOptions options;
+  options.hbm_fraction = 0.9;
+  const GemmFit found = fit_gemm(rows, gpu, options);
+  EXPECT_NEAR(found.curve.efficiency, 0.8, 0.02);
+  EXPECT_NEAR(found.curve.k_half, 120, 25);
+  EXPECT_NEAR(found.curve.wave, 0.08, 0.03);
+  EXPECT_NEAR(found.curve.overhead, 4e-6, 1e-6);
+  EXPECT_NEAR(found.curve.slowdown, 0.03, 0.007);
+  // Of 10 ms at 0.8 of 989 TFLOP/s: 2.98 doublings beyond 1 TFLOP.
+  EXPECT_NEAR(found.curve.sustained, 1 / (1 + 2.98 * 0.03), 0.02);
+}
+
+// Six large products set the scale of a GPU whose relative is known; the shape is the relative's.
+TEST(Fit, SixLargeProductsAnchorABorrowedCurve) {
+  const Gpu gpu = h100();
+  GemmCurve relative;
+  relative.efficiency = 0.7;
+  relative.k_half = 90;
+  relative.m_half = 30;
+  relative.n_half = 10;
+  relative.wave = 0.05;
+  relative.blend = 4;
+  relative.overhead = 3e-6;
+  relative.slowdown = 0.02;
+  relative.hbm_fraction = 0.9;
+  GemmCurve truth = relative;
+  truth.efficiency = 0.5;
+  const auto row_of = [&](double m, double n, double k) {
+    GemmRow row;
+    row.source = "synthetic";
+    row.m = m;
+    row.n = n;
+    row.k = k;
+    row.seconds = gemm_seconds(truth, row, gpu);
+    return row;
+  };
+  std::vector<GemmRow> rows;
+  for (const double m : {4096, 8192, 16384}) {
+    for (const double n : {4096, 8192}) rows.push_back(row_of(m, n, 4096));
+  }
+  GemmFitOptions options;
+  options.hbm_fraction = 0.9;
+  options.relative = &relative;
+  const GemmCurve found = fit_gemm_curve(rows, gpu, options);
+  for (const double m : {512, 2048, 32768}) {
+    for (const double k : {512, 16384}) {
+      const GemmRow row = row_of(m, 2048, k);
+      EXPECT_NEAR(gemm_seconds(found, row, gpu) / row.seconds, 1, 0.03) << m << ' ' << k;
+    }
+  }
 }
 
 TEST(Fit, AttentionRecoversKnownConstants) {
@@ -195,7 +245,7 @@ TEST(Fit, GemmErrorsOnSourcesLeftOut) {
   for (const Bound& bound : {Bound{"a100-80gb", 0.09, 0.21}, Bound{"h100-sxm", 0.06, 0.13},
                              Bound{"h200", 0.10, 0.17}, Bound{"b200", 0.06, 0.14}}) {
     const CurveReport& report = report_of(bound.gpu, "GEMM bf16");
-    ASSERT_EQ(report.errors.size(), 3U) << bound.gpu;
+    ASSERT_GE(report.errors.size(), 3U) << bound.gpu;
     for (const FitError& error : report.errors) {
       EXPECT_LT(error.median, bound.median) << bound.gpu << ' ' << error.what;
       EXPECT_LT(error.p90, bound.p90) << bound.gpu << ' ' << error.what;
@@ -204,8 +254,8 @@ TEST(Fit, GemmErrorsOnSourcesLeftOut) {
 }
 
 TEST(Fit, SustainedRateComesFromLongProducts) {
-  EXPECT_DOUBLE_EQ(fit_of("a100-80gb").calibration.gemm_bf16.sustained, 1);
-  EXPECT_NEAR(fit_of("h100-sxm").calibration.gemm_bf16.sustained, 0.885, 0.02);
+  EXPECT_NEAR(fit_of("a100-80gb").calibration.gemm_bf16.sustained, 0.93, 0.04);
+  EXPECT_NEAR(fit_of("h100-sxm").calibration.gemm_bf16.sustained, 0.885, 0.03);
 }
 
 TEST(Fit, AttentionChartsAreReproduced) {

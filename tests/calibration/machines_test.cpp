@@ -2,9 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <string>
 
 #include "sim/base/error.h"
@@ -40,13 +42,43 @@ void expect_part(const std::string& text, const std::string& part) {
 TEST(Machines, CatalogueIsComplete) {
   std::vector<std::string> keys;
   for (const Machine& machine : list_machines()) keys.push_back(machine.key);
-  EXPECT_EQ(keys, (std::vector<std::string>{"a100-40gb", "a100-80gb", "b200", "h100-sxm", "h200"}));
+  EXPECT_GE(keys.size(), 30U);
+  for (const char* key :
+       {"a100-40gb", "a100-80gb", "h100-sxm", "h100-96gb-500w", "h100-pcie", "h100-nvl", "h200",
+        "b200", "b300", "gb200", "gb300", "mi300x", "mi325x", "mi355x", "l40s"}) {
+    EXPECT_NE(std::find(keys.begin(), keys.end(), key), keys.end()) << key;
+  }
+}
+
+// A name means one machine.
+TEST(Machines, NamesAreUnique) {
+  std::set<std::string> names;
+  for (const Machine& machine : list_machines()) {
+    EXPECT_TRUE(names.insert(machine.key).second) << machine.key;
+    for (const std::string& alias : machine.aliases) {
+      EXPECT_TRUE(names.insert(alias).second) << alias;
+    }
+  }
+}
+
+TEST(Machines, EveryGpuSaysWhatItIs) {
+  for (const Machine& machine : list_machines()) {
+    const Gpu& gpu = machine.node.gpu;
+    EXPECT_FALSE(gpu.architecture.empty()) << machine.key;
+    EXPECT_GT(gpu.clock, 1e9) << machine.key;
+    EXPECT_GT(gpu.power_limit, 50) << machine.key;
+    EXPECT_GT(gpu.price_per_hour, 0) << machine.key;
+    // fp8 units give twice bf16's rate or there are none.
+    if (gpu.peak_fp8.value() > 0) {
+      EXPECT_NEAR(gpu.peak_fp8.value() / gpu.peak_bf16.value(), 2, 0.03) << machine.key;
+    }
+  }
 }
 
 TEST(Machines, EveryFigureHasItsOwnSource) {
   for (const Machine& machine : list_machines()) {
     const Cluster& c = machine.node;
-    EXPECT_EQ(c.sources.size(), 21U) << machine.key;
+    EXPECT_EQ(c.sources.size(), 26U) << machine.key;
     for (const auto& [figure, source] : c.sources) {
       EXPECT_GT(source.size(), 10U) << machine.key << ' ' << figure;
       for (const char* excluded : {"ml-engineering", "stas00", "gpu-benches", "gpu_benchmark"}) {
@@ -114,7 +146,7 @@ TEST(Machines, ClusterFileOverridesTheCatalogue) {
   EXPECT_EQ(c.node.gpu_link.value(), 450e9);
   EXPECT_EQ(c.network.oversubscription, 2.5);
   EXPECT_EQ(c.memory_outside_allocator->count(), 2LL << 30);
-  EXPECT_EQ(c.sources.size(), 22U);
+  EXPECT_EQ(c.sources.size(), 27U);
   for (const auto& [figure, source] : c.sources) {
     if (figure == "node.nics") {
       EXPECT_EQ(source, "c.yaml:5");

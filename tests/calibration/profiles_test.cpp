@@ -130,7 +130,7 @@ TEST(Profiles, HaveTheAttentionCurvesPyTorchNeeds) {
 
 TEST(Profiles, UnknownGpuListsTheKnown) {
   try {
-    load_profile("v100");
+    load_profile("k80");
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.exit_code(), ExitCode::kMissingCapability);

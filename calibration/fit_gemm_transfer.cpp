@@ -1,0 +1,251 @@
+// Order: GPUs with surfaces are fitted by themselves; those with few rows, and those of which only
+// a rate of large products is known, are drawn towards the nearest of them; the rest borrow all
+// from the nearest that has something.
+//
+// A borrowed efficiency follows the power that the board gives each FLOP/s of its peak, by the
+// exponent that same chips on several boards show: 0.27 from A100 SXM (400 W) to A100 PCIe (300 W;
+// SimuMax lists 0.70 to 0.75 of the peak), 0.46 and 0.8 from H100 SXM (700 W, 795 TFLOP/s) to PCIe
+// (350 W, 499) and NVL (400 W, 488). No board keeps more than 0.9 of its peak.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "calibration/fit.h"
+#include "calibration/gpu_names.h"
+#include "calibration/least_squares.h"
+
+namespace foreshard {
+namespace {
+
+constexpr std::size_t kSurface = 100;  // rows
+constexpr double kMostOfPeak = 0.9;
+constexpr double kHbmFraction = 0.85;
+// A SwiGLU of inner width 10922 (rows of 4-byte multiples) ran at 273 TFLOP/s on H100, one of 10944
+// at 398: 0.46 more time at 3/7 of the term.
+constexpr double kMisaligned = 1.1;
+constexpr const char* kMisalignedSource =
+    "; odd widths: SwiGLU of width 10922 against 10944 on H100, 273 against 398 TFLOP/s";
+
+// Rates of large products where no shapes are public.
+struct Anchor {
+  std::string_view gpu;
+  double tflops;
+  const char* source;
+};
+constexpr Anchor kAnchors[] = {
+    {"rtx-4090", 163, "LLMServingSim, products of Llama-8B (155 to 166 TFLOP/s)"},
+    {"rtx-3090", 64, "LLMServingSim, products of Llama-8B (53 to 75 TFLOP/s)"},
+    {"rtx-a6000", 100, "LLMServingSim, products of Llama-8B (76 to 113 TFLOP/s)"},
+    {"a100-pcie-80gb", 225, "SimuMax configs/system/a100_pcie.json (0.70 to 0.75 of the peak)"},
+    {"mi300x", 620, "SemiAnalysis 2024-12, torch.matmul"},
+    {"v100-32gb", 95, "assumed: three quarters of the peak"},
+};
+
+// Large products at one rate.
+std::vector<GemmRow> anchor_rows(const Anchor& anchor) {
+  std::vector<GemmRow> rows;
+  for (const double n : {4096.0, 8192.0, 12288.0}) {
+    for (const double m : {4096.0, 8192.0}) {
+      GemmRow row;
+      row.source = anchor.source;
+      row.m = m;
+      row.n = n;
+      row.k = 8192;
+      row.seconds = 2 * row.m * row.n * row.k / (anchor.tflops * 1e12);
+      row.gpu = anchor.gpu;
+      rows.push_back(std::move(row));
+    }
+  }
+  return rows;
+}
+
+double power_exponent(const Gpu& gpu) {
+  const bool is_old =
+      gpu.architecture == "volta" || gpu.architecture == "turing" || gpu.architecture == "ampere";
+  constexpr double kUpToAmpere = 0.3, kSince = 0.65;
+  return is_old ? kUpToAmpere : kSince;
+}
+
+double power_factor(const Gpu& gpu, const Gpu& relative) {
+  if (gpu.power_limit <= 0 || relative.power_limit <= 0) return 1;
+  const auto per_peak = [](const Gpu& g) { return g.power_limit / g.peak_bf16.value(); };
+  return std::pow(per_peak(gpu) / per_peak(relative), power_exponent(gpu));
+}
+
+using Catalogue = std::map<std::string, CatalogueGemm, std::less<>>;
+
+// The nearest that is done already; nullptr where none is.
+const Machine* nearest(const Machine& machine, const std::vector<Machine>& machines,
+                       const std::function<bool(const Machine&)>& has) {
+  const Machine* best = nullptr;
+  double least = std::numeric_limits<double>::infinity();
+  for (const Machine& other : machines) {
+    if (other.key == machine.key || !has(other)) continue;
+    const double far = distance(machine.node.gpu, other.node.gpu);
+    if (far < least) {
+      best = &other;
+      least = far;
+    }
+  }
+  return best;
+}
+
+class Builder {
+ public:
+  Builder(const std::vector<GemmRow>& rows, const std::vector<Machine>& machines)
+      : all_(rows), machines_(machines) {
+    std::map<std::string, std::int64_t, std::less<>> by_source;
+    for (const GemmRow& row : rows) ++by_source[row.gpu + ' ' + row.source];
+    for (const GemmRow& row : rows) {
+      constexpr std::int64_t kFewest = 6;
+      if (by_source[row.gpu + ' ' + row.source] < kFewest) continue;
+      if (row.type == GemmType::k16Bit) bf16_[row.gpu].push_back(row);
+      if (row.type == GemmType::kFp8) fp8_[row.gpu].push_back(row);
+    }
+  }
+
+  Catalogue build() {
+    for (const Machine& machine : machines_) {
+      if (count(machine) >= kSurface) fit(machine, nullptr);
+    }
+    for (const Machine& machine : machines_) {
+      const bool few = count(machine) > 0 && count(machine) < kSurface;
+      if (few) fit(machine, relative(machine));
+    }
+    for (const Anchor& anchor : kAnchors) {
+      for (const Machine& machine : machines_) {
+        if (machine.key == anchor.gpu && !done_.contains(machine.key)) anchored(machine, anchor);
+      }
+    }
+    const Catalogue sources = done_;  // borrowed curves are not borrowed again
+    for (const Machine& machine : machines_) {
+      if (!sources.contains(machine.key)) borrow(machine, sources);
+    }
+    for (const Machine& machine : machines_) add_fp8(machine);
+    return std::move(done_);
+  }
+
+ private:
+  std::size_t count(const Machine& machine) const {
+    const auto found = bf16_.find(machine.key);
+    return found == bf16_.end() ? 0 : found->second.size();
+  }
+  const Machine* relative(const Machine& machine) const {
+    return nearest(machine, machines_,
+                   [&](const Machine& other) { return done_.contains(other.key); });
+  }
+
+  void finish(const Machine& machine, CatalogueGemm gemm) {
+    gemm.power_exponent = power_exponent(machine.node.gpu);
+    gemm.bf16.curve.misaligned = kMisaligned;
+    gemm.bf16.curve.source += kMisalignedSource;
+    gemm.bf16.report.evidence = gemm.bf16.curve.evidence;
+    gemm.bf16.report.constants = constants_text(gemm.bf16.curve);
+    done_[machine.key] = std::move(gemm);
+  }
+
+  void fit(const Machine& machine, const Machine* from) {
+    const GemmProtocols protocols(all_, machine.key);
+    GemmFitOptions options;
+    options.hbm_fraction = kHbmFraction;
+    options.protocols = &protocols;
+    if (from != nullptr) options.relative = &done_.at(from->key).bf16.curve;
+    CatalogueGemm gemm;
+    gemm.bf16 = fit_gemm(bf16_.at(machine.key), machine.node.gpu, options);
+    if (from != nullptr) {
+      gemm.bf16.curve.evidence = Evidence::kInterpolated;
+      gemm.bf16.curve.sustained = done_.at(from->key).bf16.curve.sustained;
+      gemm.bf16.curve.source += fmt::format("; few rows, drawn towards {}", from->key);
+    }
+    finish(machine, std::move(gemm));
+  }
+
+  void anchored(const Machine& machine, const Anchor& anchor) {
+    const Machine* from = relative(machine);
+    if (from == nullptr) return;
+    GemmFitOptions options;
+    options.hbm_fraction = kHbmFraction;
+    options.relative = &done_.at(from->key).bf16.curve;
+    CatalogueGemm gemm;
+    gemm.bf16 = fit_gemm(anchor_rows(anchor), machine.node.gpu, options);
+    GemmCurve& curve = gemm.bf16.curve;
+    curve.sustained = done_.at(from->key).bf16.curve.sustained;
+    curve.evidence = Evidence::kExtrapolated;
+    curve.source = fmt::format("no shapes; {} TFLOP/s of large products ({}), the shape of {}",
+                               anchor.tflops, anchor.source, from->key);
+    gemm.bf16.report.rows = curve.source;
+    gemm.bf16.report.errors.clear();
+    gemm.is_borrowed = true;
+    finish(machine, std::move(gemm));
+  }
+
+  void borrow(const Machine& machine, const Catalogue& sources) {
+    const Machine* from = nearest(
+        machine, machines_, [&](const Machine& other) { return sources.contains(other.key); });
+    if (from == nullptr) return;
+    CatalogueGemm gemm = sources.at(from->key);
+    GemmCurve& curve = gemm.bf16.curve;
+    const double factor = power_factor(machine.node.gpu, from->node.gpu);
+    curve.efficiency =
+        rounded(std::min(curve.efficiency * factor, std::max(kMostOfPeak, curve.efficiency)));
+    curve.evidence = Evidence::kExtrapolated;
+    curve.source = fmt::format(
+        "no rows; the shape and share of the peak of {}, times {:.3f} for the power of each FLOP/s",
+        from->key, factor);
+    gemm.bf16.report.rows = curve.source;
+    gemm.bf16.report.errors.clear();
+    gemm.is_borrowed = true;
+    finish(machine, std::move(gemm));
+  }
+
+  void add_fp8(const Machine& machine) {
+    CatalogueGemm& gemm = done_[machine.key];
+    const Gpu& gpu = machine.node.gpu;
+    if (gpu.peak_fp8.value() <= 0) return;
+    if (const auto own = fp8_.find(machine.key); own != fp8_.end()) {
+      gemm.fp8 = fitted_fp8(own->second, machine);
+      return;
+    }
+    const Machine* from =
+        nearest(machine, machines_, [&](const Machine& other) { return fp8_.contains(other.key); });
+    if (from == nullptr) return;
+    const GemmCurve& own_bf16 = gemm.bf16.curve;
+    const GemmCurve& its_bf16 = done_.at(from->key).bf16.curve;
+    GemmCurve curve = fitted_fp8(fp8_.at(from->key), *from);
+    curve.efficiency = rounded(
+        std::min(kMostOfPeak, curve.efficiency * own_bf16.efficiency / its_bf16.efficiency));
+    curve.sustained = own_bf16.sustained;
+    curve.evidence = Evidence::kExtrapolated;
+    curve.source = fmt::format("no fp8 rows; {}'s fp8 over bf16", from->key);
+    gemm.fp8 = curve;
+  }
+
+  GemmCurve fitted_fp8(const std::vector<GemmRow>& rows, const Machine& machine) {
+    const GemmProtocols none;
+    const GemmCurve& bf16 = done_.at(machine.key).bf16.curve;
+    GemmFitOptions options;
+    options.name = "fp8";
+    options.hbm_fraction = kHbmFraction;
+    options.relative = &bf16;
+    GemmCurve curve = fit_gemm(rows, machine.node.gpu, options).curve;
+    curve.sustained = bf16.sustained;
+    curve.misaligned = kMisaligned;
+    return curve;
+  }
+
+  const std::vector<GemmRow>& all_;
+  const std::vector<Machine>& machines_;
+  std::map<std::string, std::vector<GemmRow>, std::less<>> bf16_, fp8_;
+  Catalogue done_;
+};
+
+}  // namespace
+
+Catalogue fit_gemm_catalogue(const std::vector<GemmRow>& rows,
+                             const std::vector<Machine>& machines) {
+  return Builder(rows, machines).build();
+}
+
+}  // namespace foreshard
