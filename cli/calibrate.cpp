@@ -1,15 +1,22 @@
-// calibrate: read the raw files, fit, write the profile, say how good it is.
+// calibrate: read the raw files, fit, write the profile, say how good it is. Tables of products
+// (*.csv) make a profile of their GPU out of the shipped one.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <system_error>
 
+#include "calibration/fit_csv.h"
 #include "calibration/fit_local.h"
+#include "calibration/profile.h"
 #include "cli/local_profiles.h"
 #include "cli/output.h"
 #include "cli/verbs.h"
 #include "reports/layout.h"
+#include "sim/base/error.h"
 #include "sim/base/unit_strings.h"
 
 namespace foreshard {
@@ -115,9 +122,82 @@ std::string place_of(const LocalProfile& profile, const std::string& out) {
   return (folder / (profile.id + ".json")).string();
 }
 
+// --- measured products of a GPU ---
+
+bool is_csv(const std::string& file) { return std::filesystem::path(file).extension() == ".csv"; }
+
+CsvTable read_table(const std::string& file) {
+  std::ifstream stream(file, std::ios::binary);
+  if (!stream) throw Error(ExitCode::kInvalidInput, file + ": cannot be read");
+  std::ostringstream text;
+  text << stream.rdbuf();
+  return CsvTable(text.str(), file);
+}
+
+Json csv_json(const CsvFit& fit, const std::string& path) {
+  Json errors = Json::array();
+  for (const FitError& error : fit.report.errors) {
+    errors.push_back({{"what", error.what},
+                      {"rows", error.rows},
+                      {"median_abs_error", error.median},
+                      {"p90_abs_error", error.p90},
+                      {"log_bias", error.log_bias}});
+  }
+  return {{"profile", path},
+          {"id", fit.calibration.id},
+          {"gpu", fit.calibration.gpu},
+          {"curves",
+           {{{"curve", fit.report.curve},
+             {"constants", fit.report.constants},
+             {"errors", std::move(errors)}}}},
+          {"notes", fit.notes}};
+}
+
+std::string csv_text(const CsvFit& fit, const std::string& path, const Paint& paint) {
+  std::string text = paint.bold(fit.calibration.gpu) + fmt::format(": {}\n", fit.report.constants);
+  for (const FitError& error : fit.report.errors) {
+    text += fmt::format("  {}: median {}, 90 % {} of {} rows\n", error.what,
+                        percent_text(error.median), percent_text(error.p90), error.rows);
+  }
+  for (const std::string& line : fit.notes) text += "  " + paint.yellow(line) + "\n";
+  return text + fmt::format("\nwritten to {}; use it with --profile {}\n", path, path);
+}
+
+ExitCode calibrate_products(const CalibrateOptions& options) {
+  std::vector<CsvTable> tables;
+  for (const std::string& file : options.files) {
+    tables.push_back(read_table(file));
+    if (!is_gemm_table(tables.back())) {
+      throw Error(ExitCode::kInvalidInput,
+                  file +
+                      ": no table of products; expected columns gpu, m, n, k, dtype and tflops or "
+                      "latency_us");
+    }
+  }
+  const std::string id = std::filesystem::path(options.files.front()).stem().string();
+  const CsvFit fit = fit_gemm_csv(tables, id);
+  std::string path = options.out;
+  if (path.empty()) {
+    const std::filesystem::path folder = profile_folder();
+    std::error_code error;
+    std::filesystem::create_directories(folder, error);  // write_file says where it fails
+    path = (folder / fmt::format("{}-{}.json", fit.calibration.gpu, id)).string();
+  }
+  write_file(path, to_text(to_json(fit.calibration)));
+  if (options.output.form == Form::kJson) {
+    write_answer(document("foreshard.calibrate/1", csv_json(fit, path)));
+  } else {
+    write_answer(csv_text(fit, path, Paint(color_of(options.output.color))));
+  }
+  return ExitCode::kOk;
+}
+
 }  // namespace
 
 ExitCode run_calibrate(const CalibrateOptions& options) {
+  if (std::all_of(options.files.begin(), options.files.end(), is_csv)) {
+    return calibrate_products(options);
+  }
   std::vector<Measurements> parts;
   for (const std::string& file : options.files) parts.push_back(read_measurements(file));
   const LocalFit fit = fit_local(joined(parts));

@@ -199,9 +199,10 @@ class Tree {
   void add_calibrate() {
     auto o = std::make_shared<CalibrateOptions>();
     CLI::App* verb = add_verb(
-        "calibrate", "A profile of this machine, for --cluster local, from its measurements",
+        "calibrate",
+        "A profile of this machine from its measurements, or of a GPU from measured products",
         "calibrate raw.json", run_calibrate, o);
-    verb->add_option("raw", o->files, "What foreshard-exec measure wrote")
+    verb->add_option("raw", o->files, "What foreshard-exec measure wrote, or CSV of products")
         ->type_name("FILE")
         ->required();
     option(verb, "--out", o->out, "FILE", "Write there instead of to the folder of profiles");
