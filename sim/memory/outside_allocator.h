@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "sim/base/units.h"
+#include "sim/cost/nccl.h"
 #include "sim/graph/event_graph.h"
 #include "sim/spec/cluster.h"
 #include "sim/spec/plan.h"
@@ -33,12 +34,6 @@ struct OutsideItem {
   std::string source;
 };
 using OutsideItems = std::vector<OutsideItem>;
-
-struct NcclVersion {
-  int major = 2;
-  int minor = 28;
-  auto operator<=>(const NcclVersion&) const = default;
-};
 
 // The NCCL that the wheel of a PyTorch release asks for. A release between two known ones has that
 // of the lower, one after all known ones that of the newest; runtime native: that of PyTorch 2.11.

@@ -26,8 +26,15 @@ Evidence weaker(Evidence a, Evidence b) { return std::max(a, b); }
 
 const char* to_string(CollectiveOperation operation) {
   static constexpr std::array<const char*, kCollectiveOperations> kNames = {
-      "all_gather", "reduce_scatter", "all_reduce"};
+      "all_gather", "reduce_scatter", "all_reduce", "broadcast",
+      "reduce",     "all_to_all",     "send_recv"};
   return kNames[static_cast<std::size_t>(operation)];
+}
+
+const char* to_string(FabricKind kind) {
+  static constexpr std::array<const char*, kFabricKinds> kNames = {
+      "nvlink", "pcie", "rdma", "efa", "slingshot", "tcp_offload", "tcp"};
+  return kNames[static_cast<std::size_t>(kind)];
 }
 
 }  // namespace foreshard

@@ -119,6 +119,35 @@ struct CollectiveCurve {
   std::string source;
 };
 
+// Fabrics that behave alike.
+enum class FabricKind : std::uint8_t {
+  kNvlink,      // inside one NVLink domain, or AMD's links
+  kPcie,        // inside a node without NVLink
+  kRdma,        // InfiniBand, RoCE
+  kEfa,         // AWS
+  kSlingshot,   // libfabric over CXI
+  kTcpOffload,  // GPUDirect-TCPX and its successor
+  kTcp          // sockets
+};
+inline constexpr std::size_t kFabricKinds = 7;
+const char* to_string(FabricKind kind);  // "nvlink"
+
+// Corrections of NCCL's own cost table on one kind of fabric; form and use: sim/cost/collective.h.
+// All 1, with nothing fixed, is NCCL's table as it is.
+struct FabricCurve {
+  FabricKind kind = FabricKind::kNvlink;
+  double fixed = 0;                     // s
+  std::array<double, 3> hops{1, 1, 1};  // on NCCL's latency, by protocol: LL, LL128, Simple
+  std::array<double, 3> ring{1, 1, 1};  // reached share of NCCL's bandwidth, by protocol
+  double nvls = 1;                      // the same of NVLS and its tree
+  double tree = 1;
+  double own = 0;           // steps a ring takes for each rank's own piece
+  double pipeline = 0;      // weight of the pipeline's filling
+  double per_doubling = 0;  // longer transfer for every doubling of nodes beyond two
+  Evidence evidence = Evidence::kAssumed;
+  std::string source;
+};
+
 struct HostCurve {
   double per_hook = 0;    // s of host work before enqueuing, per FSDP hook call
   double per_launch = 0;  // s per kernel launch
@@ -128,10 +157,14 @@ struct HostCurve {
   std::string source;
 };
 
-// Slowdown factors (>= 1) while compute and collectives run at the same time.
+// Slowdown factors (>= 1) while compute and collectives run at the same time. Where `memory` is above
+// zero the factor on compute follows from what the collective's kernel occupies (slowdown_of in
+// sim/cost/collective.h); `compute` is then that of the collective it was set by, on the links of
+// one node.
 struct ContentionCurve {
   double compute = 1;
   double communication = 1;
+  double memory = 0;  // how much of the bandwidth a collective takes off memory matters to products
   Evidence evidence = Evidence::kAssumed;
   std::string source;
 };
@@ -195,8 +228,16 @@ struct FunctionPoints {
   bool operator==(const FunctionPoints&) const = default;
 };
 
-enum class CollectiveOperation : std::uint8_t { kAllGather, kReduceScatter, kAllReduce };
-inline constexpr std::size_t kCollectiveOperations = 3;
+enum class CollectiveOperation : std::uint8_t {
+  kAllGather,
+  kReduceScatter,
+  kAllReduce,
+  kBroadcast,
+  kReduce,
+  kAllToAll,
+  kSendRecv
+};
+inline constexpr std::size_t kCollectiveOperations = 7;
 const char* to_string(CollectiveOperation operation);  // "all_gather"
 
 struct CollectivePoints {
@@ -205,6 +246,16 @@ struct CollectivePoints {
   std::int64_t group = 2;
   std::vector<SizePoint> points;  // bytes of the whole unsharded buffer
   bool operator==(const CollectivePoints&) const = default;
+};
+
+// A sweep over sizes on one fabric (nccl-tests), by ascending bytes of the whole unsharded buffer.
+struct CollectiveSweep {
+  CollectiveOperation operation = CollectiveOperation::kAllGather;
+  std::int64_t ranks = 2;
+  std::int64_t nodes = 1;
+  std::vector<SizePoint> points;
+  std::string source;
+  bool operator==(const CollectiveSweep&) const = default;
 };
 
 // What was measured on one machine. Empty in the shipped profiles.
@@ -233,8 +284,10 @@ struct Calibration {
   std::string sdpa_preferred;  // what PyTorch picks by itself from 2.11 on, no backend being named
   std::string sdpa_source;
   std::array<MemoryCurve, kMemoryClasses> memory;
-  CollectiveCurve intra_node;
+  CollectiveCurve intra_node;  // where there are no `fabrics`: CPU ranks over Gloo
   CollectiveCurve inter_node;
+  std::vector<FabricCurve> fabrics;     // each kind once, or none
+  std::vector<CollectiveSweep> sweeps;  // of the cluster itself
   HostCurve host;
   ContentionCurve contention;
   std::array<FactorSpread, kFactors> spread;

@@ -48,6 +48,9 @@ struct NodeKind {
   BytesPerSecond host_link = BytesPerSecond(24e9);  // PCIe, usable, per GPU and direction
   BytesPerSecond host_memory_bandwidth = BytesPerSecond(409.6e9);  // of the node
   BytesPerSecond storage_bandwidth = BytesPerSecond(25e9);         // NVMe drives of the node
+  // Consecutive nodes whose GPUs hang on one NVLink switch: 18 trays of 4 in an NVL72 rack.
+  std::int64_t link_domain = 1;
+  std::int64_t pcie_switches = 0;  // that GPUs and ports hang on, evenly; 0: not stated
   std::string source;
 };
 
@@ -58,11 +61,21 @@ struct Network {
   std::string source;
 };
 
+// A link that is slower than its kind, or missing.
+struct DegradedLink {
+  std::int64_t node = 0;
+  enum class Part : std::uint8_t { kGpu, kNic } part = Part::kNic;
+  std::int64_t index = 0;  // within the node
+  double fraction = 0;     // of its rate; 0: missing
+  bool operator==(const DegradedLink&) const = default;
+};
+
 struct Cluster {
   std::string spec;  // what the user wrote: "64xh100"
   Gpu gpu;
   NodeKind node;
   Network network;
+  std::vector<DegradedLink> degraded;  // each link once
   // CPU ranks of one machine: a "GPU" is the cores of one rank, and the host that issues is the one
   // that computes.
   bool host_computes = false;
@@ -88,7 +101,7 @@ struct GroupShape {
 // The bottleneck one rank of the group sees when all groups of the same shape communicate at once.
 struct GroupLink {
   std::int64_t size = 1;
-  std::int64_t nodes = 1;  // nodes the group spans
+  std::int64_t nodes = 1;  // nodes the group spans; NVLink domains where those join nodes
   std::int64_t ranks_per_node = 1;
   BytesPerSecond link;     // GPU link, one direction
   BytesPerSecond network;  // share of the node's NICs of this group; zero inside a node

@@ -1,0 +1,318 @@
+// The form of the header, and sweeps as corrections of it.
+//
+// Which sweep speaks for a call: the same group before others, the operation itself before its twin
+// (all_gather and reduce_scatter move the same, broadcast and reduce too) before any other. Only
+// the first two are taken as they are; another group passes on its ratio, another operation the
+// root of it, for half of what is off belongs to the algorithm.
+#include "sim/cost/collective.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+
+#include "sim/base/error.h"
+
+namespace foreshard {
+namespace {
+
+constexpr double kGiga = 1e9;
+constexpr double kMicro = 1e-6;
+
+double as_double(std::int64_t value) { return static_cast<double>(value); }
+
+std::string lower(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    out.push_back(static_cast<char>(std::tolower(static_cast<unsigned char>(c))));
+  }
+  return out;
+}
+
+bool holds(const std::string& text, std::initializer_list<const char*> words) {
+  return std::any_of(words.begin(), words.end(),
+                     [&](const char* word) { return text.find(word) != std::string::npos; });
+}
+
+CollectiveOperation twin_of(CollectiveOperation operation) {
+  switch (operation) {
+    case CollectiveOperation::kAllGather:
+      return CollectiveOperation::kReduceScatter;
+    case CollectiveOperation::kReduceScatter:
+      return CollectiveOperation::kAllGather;
+    case CollectiveOperation::kBroadcast:
+      return CollectiveOperation::kReduce;
+    case CollectiveOperation::kReduce:
+      return CollectiveOperation::kBroadcast;
+    default:
+      return operation;
+  }
+}
+
+// On the line through two points, or beyond the ends the value there.
+double line_at(const std::vector<double>& x, const std::vector<double>& y, double at) {
+  const auto above = std::lower_bound(x.begin(), x.end(), at);
+  if (above == x.begin()) return y.front();
+  if (above == x.end()) return y.back();
+  const auto i = static_cast<std::size_t>(above - x.begin());
+  const double t = (at - x[i - 1]) / (x[i] - x[i - 1]);
+  return y[i - 1] + t * (y[i] - y[i - 1]);
+}
+
+const FabricCurve& curve_of(const Calibration& calibration, FabricKind kind) {
+  static const FabricCurve kTable;
+  for (const FabricCurve& curve : calibration.fabrics) {
+    if (curve.kind == kind) return curve;
+  }
+  return kTable;
+}
+
+NcclSystem reference_of(NcclSystem system) {
+  system.version = NcclVersion{};
+  return system;
+}
+
+double steps_of(CollectiveOperation operation, double ranks) {
+  switch (operation) {
+    case CollectiveOperation::kAllReduce:
+      return 2 * (ranks - 1);
+    case CollectiveOperation::kAllGather:
+    case CollectiveOperation::kReduceScatter:
+      return ranks - 1;
+    default:
+      return ranks;
+  }
+}
+
+}  // namespace
+
+FabricKind network_kind(std::string_view name) {
+  const std::string low = lower(name);
+  if (holds(low, {"tcpx", "fastrak"})) return FabricKind::kTcpOffload;
+  if (holds(low, {"tcp", "socket", "ib_disable"})) return FabricKind::kTcp;
+  if (holds(low, {"efa"})) return FabricKind::kEfa;
+  if (holds(low, {"slingshot", "cxi"})) return FabricKind::kSlingshot;
+  return FabricKind::kRdma;
+}
+
+FabricSystem fabric_system(const Cluster& cluster, const GroupLink& group, NcclVersion version) {
+  FabricSystem fabric;
+  NcclSystem& s = fabric.system;
+  const NodeKind& node = cluster.node;
+  const std::string inside = lower(node.gpu_link_name);
+  s.version = version;
+  s.generation = generation_of(cluster.gpu.key);
+  s.nodes = group.nodes;
+  s.ranks_per_node = group.ranks_per_node;
+  const bool is_amd =
+      inside.find("infinity") != std::string::npos || inside.find("xgmi") != std::string::npos;
+  s.nvlink = !holds(inside, {"pcie", "pci express"}) && node.gpu_link.value() > 0;
+  s.nvswitch = s.nvlink && !is_amd && (holds(inside, {"switch"}) || node.gpus >= 8);
+  // Ampere nodes are built around AMD's processors (DGX A100, ND A100 v4), later ones around
+  // Intel's.
+  s.cpu = is_amd || s.generation == GpuGeneration::kAmpere ? CpuKind::kAmd : CpuKind::kIntel;
+  const double rate = group.link.value() / kGiga;
+  s.link = s.nvlink ? usable_link(s.generation, rate, version) : rate;
+  fabric.kind = s.nvlink ? FabricKind::kNvlink : FabricKind::kPcie;
+  if (group.nodes <= 1) return fabric;
+  fabric.kind = network_kind(node.nic_name + " " + cluster.network.kind);
+  const double ranks = as_double(group.ranks_per_node);
+  const double gpus = as_double(std::max<std::int64_t>(1, node.gpus));
+  const double nics = as_double(node.nics);
+  const double ports =
+      nics >= gpus ? std::floor(nics / gpus) * ranks : ranks / std::ceil(gpus / nics);
+  s.nics = ports;
+  s.nic = group.network.value() / kGiga / ports;  // narrower where up-links or lost ports bind
+  if (fabric.kind == FabricKind::kEfa) s.net_latency = 75;  // aws-ofi-nccl:src/platform-aws.cpp
+  return fabric;
+}
+
+double busbw_factor(CollectiveOperation operation, double ranks) {
+  switch (operation) {
+    case CollectiveOperation::kAllReduce:
+      return 2 * (ranks - 1) / ranks;
+    case CollectiveOperation::kAllGather:
+    case CollectiveOperation::kReduceScatter:
+    case CollectiveOperation::kAllToAll:
+      return (ranks - 1) / ranks;
+    default:
+      return 1;
+  }
+}
+
+CollectiveModel::CollectiveModel(const FabricSystem& fabric, const CollectiveSettings& settings,
+                                 const Calibration& calibration)
+    : CollectiveModel(fabric, settings, curve_of(calibration, fabric.kind), calibration.sweeps) {}
+
+CollectiveModel::CollectiveModel(const FabricSystem& fabric, const CollectiveSettings& settings,
+                                 const FabricCurve& curve,
+                                 const std::vector<CollectiveSweep>& sweeps)
+    : fabric_(fabric),
+      settings_(settings),
+      curve_(curve),
+      choice_(fabric.system),
+      reference_(reference_of(fabric.system)),
+      ranks_(as_double(fabric.system.ranks())),
+      doublings_(fabric.system.nodes > 2 ? std::log2(as_double(fabric.system.nodes) / 2) : 0) {
+  if (!sweeps.empty()) add_sweeps(sweeps);
+}
+
+FabricTerm CollectiveModel::term(CollectiveOperation operation, double bytes) const {
+  const NcclModel::Choice choice = choice_.choose(operation, bytes);
+  NcclCost cost = choice.cost;
+  if (fabric_.system.version != NcclVersion{}) {
+    const NcclCost known = reference_.cost(operation, cost.algorithm, cost.protocol, bytes);
+    if (known.is_available()) cost = known;
+  }
+  FabricTerm term{cost.algorithm,
+                  cost.protocol,
+                  cost.latency * kMicro,
+                  bytes / (cost.bandwidth * kGiga),
+                  steps_of(operation, ranks_),
+                  doublings_,
+                  choice.channels};
+  if (settings_.max_ctas > 0 && settings_.max_ctas < term.ctas) {
+    // A block moves its channel's share and no more.
+    term.transfer *= static_cast<double>(term.ctas) / settings_.max_ctas;
+    term.ctas = settings_.max_ctas;
+  }
+  return term;
+}
+
+double fabric_seconds(const FabricCurve& curve, const FabricTerm& term) {
+  const auto protocol = static_cast<std::size_t>(term.protocol);
+  double share = curve.ring[protocol];
+  double more = 1;
+  switch (term.algorithm) {
+    case NcclAlgorithm::kNvls:
+    case NcclAlgorithm::kNvlsTree:
+      share = curve.nvls;
+      break;
+    case NcclAlgorithm::kTree:
+      share = curve.tree;
+      break;
+    default:
+      more = 1 + curve.own / term.steps;
+  }
+  const double l = curve.hops[protocol] * term.latency;
+  double s = term.transfer / share * more;
+  if (term.doublings > 0) s *= std::pow(1 + curve.per_doubling, term.doublings);
+  return curve.fixed + l + s + curve.pipeline * std::sqrt(l * s);
+}
+
+void CollectiveModel::add_sweeps(const std::vector<CollectiveSweep>& sweeps) {
+  const NcclSystem& own = fabric_.system;
+  for (const CollectiveSweep& sweep : sweeps) {
+    // A sweep inside a node says nothing about the network, nor the other way round.
+    if ((sweep.nodes > 1) != (own.nodes > 1) || sweep.ranks < 2 || sweep.points.empty()) continue;
+    Sweep made;
+    made.operation = sweep.operation;
+    made.same_group = sweep.nodes == own.nodes && sweep.ranks == own.ranks();
+    const double ranks = as_double(sweep.ranks);
+    FabricSystem fabric = fabric_;
+    fabric.system.nodes = sweep.nodes;
+    fabric.system.ranks_per_node = std::max<std::int64_t>(1, sweep.ranks / sweep.nodes);
+    if (sweep.nodes > 1) {
+      fabric.system.nics *= as_double(fabric.system.ranks_per_node) / as_double(own.ranks_per_node);
+    }
+    const CollectiveModel model(fabric, settings_, curve_, {});
+    for (const SizePoint& point : sweep.points) {
+      const double busbw = busbw_factor(sweep.operation, ranks) * point.bytes / point.seconds;
+      made.log_bytes.push_back(std::log(point.bytes));
+      made.log_busbw.push_back(std::log(busbw));
+      made.log_ratio.push_back(std::log(
+          point.seconds / fabric_seconds(curve_, model.term(sweep.operation, point.bytes))));
+    }
+    sweeps_.push_back(std::move(made));
+  }
+}
+
+const CollectiveModel::Sweep* CollectiveModel::sweep_for(CollectiveOperation operation) const {
+  const Sweep* best = nullptr;
+  int best_rank = -1;
+  for (const Sweep& sweep : sweeps_) {
+    const int rank = (sweep.same_group ? 4 : 0) + (sweep.operation == operation            ? 2
+                                                   : sweep.operation == twin_of(operation) ? 1
+                                                                                           : 0);
+    if (rank > best_rank) best = &sweep;
+    best_rank = std::max(rank, best_rank);
+  }
+  return best;
+}
+
+void CollectiveModel::apply(CollectiveOperation operation, double bytes,
+                            CollectivePrice& price) const {
+  const Sweep* sweep = sweep_for(operation);
+  if (sweep == nullptr) return;
+  const double at = std::log(bytes);
+  const bool same = sweep->operation == operation;
+  const bool alike = same || sweep->operation == twin_of(operation);
+  constexpr double kSameSize = 1e-6;  // of the logarithm
+  const bool inside =
+      at >= sweep->log_bytes.front() - kSameSize && at <= sweep->log_bytes.back() + kSameSize;
+  if (sweep->same_group && alike && inside) {
+    const double ranks = as_double(fabric_.system.ranks());
+    const double busbw = std::exp(line_at(sweep->log_bytes, sweep->log_busbw, at));
+    price.seconds = busbw_factor(operation, ranks) * bytes / busbw;
+    const bool is_point = std::any_of(sweep->log_bytes.begin(), sweep->log_bytes.end(),
+                                      [&](double x) { return std::abs(x - at) < kSameSize; });
+    price.evidence = same && is_point ? Evidence::kMeasured : Evidence::kInterpolated;
+    return;
+  }
+  const double ratio = line_at(sweep->log_bytes, sweep->log_ratio, at);
+  price.seconds *= std::exp(alike ? ratio : ratio / 2);
+  price.evidence = weaker(price.evidence, Evidence::kExtrapolated);
+}
+
+CollectivePrice CollectiveModel::price(CollectiveOperation operation, double bytes) const {
+  const NcclSystem& s = fabric_.system;
+  const double ranks = ranks_;
+  const double factor = busbw_factor(operation, ranks);
+  const FabricTerm found = term(operation, bytes);
+  CollectivePrice price{
+      found.algorithm, found.protocol, found.ctas, fabric_seconds(curve_, found), 0,
+      curve_.evidence};
+  if (!sweeps_.empty()) apply(operation, bytes, price);
+  const bool one_domain = s.nodes == 1 && s.nvlink;
+  const bool copies =
+      operation == CollectiveOperation::kAllGather || operation == CollectiveOperation::kAllToAll;
+  if (settings_.kernels == CollectiveKernels::kCopyEngine && one_domain && copies &&
+      settings_.version >= NcclVersion{2, 28, 0}) {
+    price.algorithm = NcclAlgorithm::kCopyEngine;
+    price.protocol = NcclProtocol::kSimple;
+    price.ctas = 0;
+    price.evidence = weaker(price.evidence, Evidence::kAssumed);
+  }
+  const bool sums = operation == CollectiveOperation::kAllReduce;
+  const bool is_symmetric = sums || operation == CollectiveOperation::kAllGather ||
+                            operation == CollectiveOperation::kReduceScatter;
+  if (settings_.kernels == CollectiveKernels::kSymmetric && one_domain && is_symmetric &&
+      s.generation >= GpuGeneration::kHopper && settings_.version >= NcclVersion{2, 27, 0}) {
+    // NVIDIA/nccl:src/sym_kernels.cc@v2.28.9-1: its own estimates of base (us), peak (GB/s),
+    // blocks.
+    const bool newer = s.generation == GpuGeneration::kBlackwell;
+    const double base = newer ? (sums ? 19.5 : 13.0) : 7.8;
+    const double peak = newer ? (sums ? 1000 : 600) : (sums ? 480 : 320);
+    price.algorithm = NcclAlgorithm::kSymmetric;
+    price.protocol = NcclProtocol::kSimple;
+    price.seconds = base * kMicro + factor * bytes / (peak * kGiga);
+    price.ctas = std::max(1, static_cast<int>((newer ? 32 : 16) / ranks));
+    price.evidence = weaker(price.evidence, Evidence::kAssumed);
+  }
+  price.busbw = price.seconds > 0 ? factor * bytes / price.seconds : 0;
+  return price;
+}
+
+Slowdown slowdown_of(const CollectivePrice& price, const Gpu& gpu, const ContentionCurve& curve) {
+  constexpr double kTraffic = 3;     // bytes of memory per byte on the link
+  constexpr double kMostHeld = 0.6;  // neither side is ever starved
+  const double bandwidth = gpu.memory_bandwidth.value();
+  const double held = bandwidth > 0 ? std::min(kMostHeld, kTraffic * price.busbw / bandwidth) : 0;
+  const double all = as_double(std::max<std::int64_t>(1, gpu.multiprocessors));
+  const double blocks = std::min(static_cast<double>(price.ctas), kMostHeld * all);
+  Slowdown slowdown;
+  slowdown.memory = 1 / (1 - held);
+  slowdown.compute = all / (all - blocks) / (1 - std::min(1.0, curve.memory) * held);
+  return slowdown;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,35 @@
+// The constants of NCCL's cost model, by version (NVIDIA/nccl:src/graph/tuning.cc, search.cc).
+// Microseconds and GB/s. Only sim/cost/nccl*.cpp reads them.
+#pragma once
+
+#include <array>
+#include <span>
+
+#include "sim/cost/nccl.h"
+
+namespace foreshard {
+
+using ByProtocol = std::array<double, kNcclProtocols>;  // LL, LL128, Simple
+
+enum class NcclHop : std::uint8_t { kNvlink, kPci, kNetwork };
+
+// Time before the first hop.
+ByProtocol nccl_base(NcclAlgorithm algorithm, NcclVersion version);
+ByProtocol nccl_hop(NcclAlgorithm algorithm, NcclHop hop, NcclVersion version);
+
+// Caps; columns are one node, two nodes, more.
+double nccl_ll_cap(const NcclSystem& system);      // of all channels
+double nccl_ring_ll128(const NcclSystem& system);  // per channel, as the next three
+double nccl_tree_ll128(const NcclSystem& system);
+double nccl_tree_simple(const NcclSystem& system);
+double nccl_nvls_tree(const NcclSystem& system);
+double nccl_nvls_efficiency(GpuGeneration generation);  // since 2.28
+
+// Factor on a tree all-reduce's bandwidth at this size.
+double nccl_tree_correction(NcclProtocol protocol, double bytes);
+
+// Speeds the graph search tries, highest first.
+std::span<const double> nccl_speeds_inside(GpuGeneration generation);
+std::span<const double> nccl_speeds_between(GpuGeneration generation);
+
+}  // namespace foreshard
