@@ -167,6 +167,12 @@ void read_node(FigureReader& reader, const ConfigNode& node, NodeKind& out) {
   optional("host_link", out.host_link);
   optional("host_memory_bandwidth", out.host_memory_bandwidth);
   optional("storage_bandwidth", out.storage_bandwidth);
+  const auto optional_count = [&](std::string_view key, std::int64_t least, std::int64_t& count) {
+    if (!node.is_mapping() || !node.has(key)) return;
+    figure(key, "a count", [&](const ConfigNode& v) { count = v.as_int(least, 4096); });
+  };
+  optional_count("link_domain", 1, out.link_domain);
+  optional_count("pcie_switches", 0, out.pcie_switches);
 }
 
 void read_network(FigureReader& reader, const ConfigNode& network, Network& out) {
@@ -197,7 +203,7 @@ void read_figures(const ConfigNode& root, FigureReader::Missing missing, Cluster
   if (node.is_mapping()) {
     node.allow_only({"key", "gpus", "gpu_link", "gpu_link_name", "nics", "nic_rate", "nic_name",
                      "link_latency", "nic_latency", "host_link", "host_memory_bandwidth",
-                     "storage_bandwidth"});
+                     "storage_bandwidth", "link_domain", "pcie_switches"});
   }
   read_node(reader, node, cluster.node);
   const ConfigNode network = reader.section(root, "network");
@@ -343,9 +349,45 @@ Cluster from_catalogue(std::string_view spec, const CountAndKey& parts) {
   return cluster;
 }
 
+// degraded: [{node: 3, nic: 2, fraction: 0}, {node: 0, gpu: 5, fraction: 0.5}]
+void read_degraded(const ConfigNode& list, Cluster& cluster) {
+  for (const ConfigNode& element : list.elements()) {
+    element.allow_only({"node", "nic", "gpu", "fraction"});
+    DegradedLink link;
+    link.node = element.at("node", "which node, from 0").as_int(0, cluster.nodes() - 1);
+    if (element.has("gpu") == element.has("nic")) {
+      throw element.error("names no link or two", "either gpu: or nic:, from 0");
+    }
+    const bool is_gpu = element.has("gpu");
+    link.part = is_gpu ? DegradedLink::Part::kGpu : DegradedLink::Part::kNic;
+    const std::int64_t all = is_gpu ? cluster.node.gpus : cluster.node.nics;
+    link.index = element.at(is_gpu ? "gpu" : "nic").as_int(0, all - 1);
+    const ConfigNode fraction = element.at("fraction", "of its rate, 0 for a missing port");
+    link.fraction = fraction.as_double(0, 1);
+    if (is_gpu && link.fraction <= 0) {
+      throw fraction.error("must be more than zero for a GPU", "a GPU without links is no rank");
+    }
+    for (const DegradedLink& other : cluster.degraded) {
+      if (other.node == link.node && other.part == link.part && other.index == link.index) {
+        throw element.error("is there twice", "each link once");
+      }
+    }
+    cluster.degraded.push_back(link);
+    const auto missing = std::count_if(
+        cluster.degraded.begin(), cluster.degraded.end(), [&](const DegradedLink& other) {
+          return other.node == link.node && other.part == DegradedLink::Part::kNic &&
+                 other.fraction <= 0;
+        });
+    if (missing > 0 && missing >= cluster.node.nics && cluster.nodes() > 1) {
+      throw element.error("leaves its node without a port", "at least one port of every node");
+    }
+  }
+}
+
 Cluster from_file(const ConfigNode& root, std::string_view file_name) {
   if (!root.is_mapping()) throw root.error("is not a mapping", "gpus: and machine:");
-  root.allow_only({"gpus", "machine", "gpu", "node", "network", "memory_outside_allocator"});
+  root.allow_only(
+      {"gpus", "machine", "gpu", "node", "network", "degraded", "memory_outside_allocator"});
   Cluster cluster;
   auto missing = FigureReader::Missing::kError;
   if (const ConfigNode* key = root.find("machine")) {
@@ -378,6 +420,7 @@ Cluster from_file(const ConfigNode& root, std::string_view file_name) {
     throw root.error(fmt::format("{} nodes without a network port", cluster.nodes()),
                      "node: {nics: 8, ...}");
   }
+  if (const ConfigNode* degraded = root.find("degraded")) read_degraded(*degraded, cluster);
   cluster.spec = std::string(file_name);
   finish(cluster);
   return cluster;

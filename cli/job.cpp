@@ -15,7 +15,7 @@
 #include "models/model_yaml.h"
 #include "models/variants.h"
 #include "models/zoo.h"
-#include "sim/cost/cost_choices.h"
+#include "sim/simulate/cost_choices.h"
 #include "sim/spec/plan_check.h"
 
 namespace foreshard {
@@ -212,7 +212,7 @@ TranslatedJob translate_job(const Job& job, const std::string& runtime) {
 CostModel cost_model(const Job& job) {
   const Calibration calibration =
       job.calibration ? *job.calibration : load_profile(job.cluster.gpu.key);
-  return CostModel(job.cluster, calibration, cost_choices(job.resolved.plan, calibration));
+  return CostModel(job.cluster, calibration, cost_choices(job.resolved.plan));
 }
 
 Report report_of(const Job& job, const Forecast& forecast, const CostModel& costs) {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "calibration/profile.h"
-#include "sim/cost/cost_choices.h"
+#include "sim/simulate/cost_choices.h"
 #include "sim/graph/training_step.h"
 #include "sim/simulate/forecast.h"
 #include "sim/simulate/simulate.h"
@@ -33,18 +33,18 @@ std::int64_t head_dim_of(const ModelSpec& model) {
 CostModel cost_model_of(const TrainingJob& job, const LatentNames& latents,
                         const std::optional<std::vector<std::string>>& without) {
   Calibration calibration = load_profile(job.cluster.gpu.key);
-  const CostChoices choices = cost_choices(job.resolved.plan, calibration);
+  const CostChoices choices = cost_choices(job.resolved.plan);
   if (without) {
     calibration = informed(std::move(calibration), training_evidence(), latents, *without);
   }
   return {job.cluster, calibration, choices};
 }
 
+// By the kernel that is priced, which may stand for another.
 LatentNames latents_of(const TrainingJob& job) {
-  const Calibration calibration = load_profile(job.cluster.gpu.key);
-  const std::string kernel = cost_choices(job.resolved.plan, calibration).attention_kernel;
-  return latent_names(job.cluster, kernel.empty() ? calibration.sdpa_preferred : kernel,
-                      head_dim_of(job.model));
+  const CostModel costs(job.cluster, load_profile(job.cluster.gpu.key),
+                        cost_choices(job.resolved.plan));
+  return latent_names(job.cluster, costs.attention_kernel(), head_dim_of(job.model));
 }
 
 }  // namespace

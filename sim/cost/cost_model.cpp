@@ -45,9 +45,11 @@ CollectiveOperation operation_of(EventKind collective) {
     case EventKind::kAllGather:
       return CollectiveOperation::kAllGather;
     case EventKind::kReduceScatter:
-    case EventKind::kBroadcast:  // one pass over the ring each
-    case EventKind::kReduce:
       return CollectiveOperation::kReduceScatter;
+    case EventKind::kBroadcast:
+      return CollectiveOperation::kBroadcast;
+    case EventKind::kReduce:
+      return CollectiveOperation::kReduce;
     default:
       return CollectiveOperation::kAllReduce;
   }
@@ -91,6 +93,14 @@ std::size_t hash_of(const Kernel& kernel) {
     h ^= h >> 29;
   }
   return static_cast<std::size_t>(h);
+}
+
+// Where they were not measured, broadcast and reduce are one pass over the ring like a
+// reduce_scatter.
+CollectiveOperation measured_as(CollectiveOperation operation) {
+  const bool one_pass =
+      operation == CollectiveOperation::kBroadcast || operation == CollectiveOperation::kReduce;
+  return one_pass ? CollectiveOperation::kReduceScatter : operation;
 }
 
 double radical_inverse(int index, int base) {
@@ -307,13 +317,38 @@ KernelPrice CostModel::copy_price(Bytes written) const {
   return memory_price(kernel);
 }
 
+std::optional<CollectiveModel> CostModel::collective_model(const GroupShape& group) const {
+  if (group.size <= 1 || calibration_.fabrics.empty() || cluster_.host_computes) {
+    return std::nullopt;
+  }
+  const CollectiveSettings& settings = choices_.collectives;
+  const FabricSystem fabric =
+      fabric_system(cluster_, group_link(cluster_, group), settings.version);
+  return CollectiveModel(fabric, settings, calibration_);
+}
+
+std::optional<CollectivePrice> CostModel::collective(EventKind collective, Bytes bytes,
+                                                     const GroupShape& group) const {
+  const std::optional<CollectiveModel> model = collective_model(group);
+  if (!model) return std::nullopt;
+  return model->price(operation_of(collective), as_double(bytes.count()));
+}
+
 KernelPrice CostModel::price(EventKind collective, Bytes bytes, const GroupShape& group) const {
+  const std::optional<CollectiveModel> model = collective_model(group);
+  if (!model) return curve_price(collective, bytes, group);
+  const CollectivePrice found = model->price(operation_of(collective), as_double(bytes.count()));
+  return {found.seconds, model->factor(), found.evidence};
+}
+
+KernelPrice CostModel::curve_price(EventKind collective, Bytes bytes,
+                                   const GroupShape& group) const {
   const GroupLink link = group_link(cluster_, group);
   const Factor factor = link.nodes > 1 ? Factor::kInterNode : Factor::kIntraNode;
   const CollectiveCurve& curve = link.nodes > 1 ? calibration_.inter_node : calibration_.intra_node;
   const bool copies = cluster_.host_computes && collective != EventKind::kAllReduce;
   if (group.size <= 1) return copies ? copy_price(bytes) : KernelPrice{0, factor, curve.evidence};
-  const CollectiveCall call{operation_of(collective), choices_.order, group.size,
+  const CollectiveCall call{measured_as(operation_of(collective)), choices_.order, group.size,
                             as_double(bytes.count())};
   if (const std::optional<Estimate> found = collective_at(calibration_.measured, call)) {
     return {found->value, factor, weaker(calibration_.measured.evidence, found->evidence)};
@@ -369,14 +404,36 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
   table.evidence.reserve(graph.works.size());
   auto scale = [&](Factor f) { return draw[static_cast<std::size_t>(f)]; };
   const double host = scale(Factor::kHost);
+  // The overlap factor scales the excess over 1: no overlap is ever free of charge or a gain.
+  const double overlap = scale(Factor::kOverlap);
+  const auto excess = [&](double factor) {
+    return static_cast<std::int32_t>(
+        std::llround(static_cast<double>(Contention::kOne) * (factor - 1) * overlap));
+  };
+  std::vector<std::optional<CollectiveModel>> models;
+  models.reserve(graph.communicators.size());
+  for (const Communicator& communicator : graph.communicators) {
+    models.push_back(collective_model(communicator.group));
+  }
   for (const Work& work : graph.works) {
     double seconds = 0;
     double last = 0;
     double on_host = 0;
+    double by_memory = 0;  // of the seconds
+    Occupancy takes;
     Evidence evidence = Evidence::kMeasured;
-    if (is_collective(work.kind)) {
+    if (is_collective(work.kind) && models[work.communicator]) {
+      const CollectiveModel& model = *models[work.communicator];
+      const CollectivePrice p = model.price(operation_of(work.kind), as_double(work.bytes.count()));
+      seconds = last = p.seconds * scale(model.factor());
+      evidence = weaker(evidence, p.evidence);
+      if (calibration_.contention.memory > 0) {
+        const Slowdown slowdown = slowdown_of(p, cluster_.gpu, calibration_.contention);
+        takes = {excess(slowdown.compute), excess(slowdown.memory)};
+      }
+    } else if (is_collective(work.kind)) {
       const KernelPrice p =
-          price(work.kind, work.bytes, graph.communicators[work.communicator].group);
+          curve_price(work.kind, work.bytes, graph.communicators[work.communicator].group);
       seconds = last = p.seconds * scale(p.factor);
       evidence = weaker(evidence, p.evidence);
     }
@@ -389,6 +446,7 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
       const KernelPrice p = price(graph.kernels[k]);
       last = p.seconds * scale(p.factor);
       seconds += last;
+      if (p.factor == Factor::kMemoryBound) by_memory += last;
       evidence = weaker(evidence, p.evidence);
     }
     Cost cost;
@@ -398,14 +456,15 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
     cost.during = Time::seconds(calibration_.host.per_launch * host * work.launches + on_host);
     cost.duration = Time::seconds(seconds);
     cost.last_kernel = Time::seconds(std::min(last, seconds));
+    cost.takes = takes;
+    if (seconds > 0) {
+      cost.memory_share =
+          static_cast<std::int32_t>(static_cast<double>(Contention::kOne) * by_memory / seconds);
+    }
     table.works.push_back(cost);
     table.evidence.push_back(evidence);
   }
-  // The overlap factor scales the excess over 1: no overlap is ever free of charge or a gain.
-  const double overlap = scale(Factor::kOverlap);
-  auto slowdown = [&](double factor) {
-    return std::llround(static_cast<double>(Contention::kOne) * (1 + (factor - 1) * overlap));
-  };
+  const auto slowdown = [&](double factor) { return Contention::kOne + excess(factor); };
   table.contention.compute = slowdown(calibration_.contention.compute);
   table.contention.communication = slowdown(calibration_.contention.communication);
   table.links.reserve(graph.communicators.size());

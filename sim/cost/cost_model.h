@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "sim/cost/collective.h"
 #include "sim/cost/cost_table.h"
 #include "sim/cost/measured.h"
 #include "sim/graph/event_graph.h"
@@ -44,6 +45,7 @@ struct CostChoices {
   std::string attention_kernel;
   ReductionOrder order = ReductionOrder::kLibrary;
   DType compute = DType::kFp32;  // of memory-bound kernels, with measured points
+  CollectiveSettings collectives;
 };
 
 class PriceCache;
@@ -55,8 +57,14 @@ class CostModel {
   KernelPrice price(const Kernel& kernel) const;
   // The same without looking it up.
   KernelPrice compute_price(const Kernel& kernel) const;
-  // Seconds of one collective over a group; bytes as in Work.
+  // Seconds of one collective over a group; bytes as in Work. Over NCCL where the calibration knows
+  // fabrics (sim/cost/collective.h), else by its curves of one node and of several.
   KernelPrice price(EventKind collective, Bytes bytes, const GroupShape& group) const;
+
+  // NCCL's choice for it, and what that occupies. Nothing where NCCL is not what runs, or the group
+  // is of one rank.
+  std::optional<CollectivePrice> collective(EventKind collective, Bytes bytes,
+                                            const GroupShape& group) const;
 
   CostTable price(const EventGraph& graph) const { return price(graph, center()); }
   CostTable price(const EventGraph& graph, const FactorDraw& draw) const;
@@ -69,6 +77,7 @@ class CostModel {
   // What draw k multiplies a whole step with (FactorKnowledge::plan_log_sd).
   double plan_draw(int k) const;
   const Cluster& cluster() const { return cluster_; }
+  const std::string& attention_kernel() const { return choices_.attention_kernel; }
   const Calibration& calibration() const { return calibration_; }
 
  private:
@@ -77,6 +86,8 @@ class CostModel {
   KernelPrice curve_price(const Kernel& kernel) const;
   KernelPrice memory_price(const Kernel& kernel) const;
   KernelPrice copy_price(Bytes written) const;  // a gather of a group of one
+  std::optional<CollectiveModel> collective_model(const GroupShape& group) const;
+  KernelPrice curve_price(EventKind collective, Bytes bytes, const GroupShape& group) const;
   struct HostPrice {
     double seconds = 0;
     bool by_host = false;  // the host's own work, not a stream's

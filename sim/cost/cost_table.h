@@ -10,21 +10,32 @@
 
 namespace foreshard {
 
-struct Cost {
-  Time before;       // host work ahead of the issue (hooks)
-  Time during;       // host work while enqueuing (launches)
-  Time duration;     // on the device, alone
-  Time last_kernel;  // the end is not before the host has enqueued everything and the last kernel
-                     // has run
-  bool operator==(const Cost&) const = default;
-};
-
 // Slowdowns in 1/kOne; kOne means none. Collectives that share a link split it evenly.
 struct Contention {
   static constexpr std::int64_t kOne = 1024;
   std::int64_t compute = kOne;        // of a compute row while a collective runs
   std::int64_t communication = kOne;  // of a collective while a compute row runs
   bool operator==(const Contention&) const = default;
+};
+
+// What a collective's kernel takes from compute rows beside it, as excesses over kOne in 1/kOne;
+// those of collectives that run at the same time add up. Negative: Contention::compute holds.
+struct Occupancy {
+  std::int32_t compute = -1;  // on kernels bound by multiprocessors
+  std::int32_t memory = -1;   // on kernels bound by memory
+  bool operator==(const Occupancy&) const = default;
+};
+
+struct Cost {
+  Time before;       // host work ahead of the issue (hooks)
+  Time during;       // host work while enqueuing (launches)
+  Time duration;     // on the device, alone
+  Time last_kernel;  // the end is not before the host has enqueued everything and the last kernel
+                     // has run
+  Occupancy takes;   // a collective
+  std::int32_t memory_share =
+      0;  // a compute row: of its time in kernels bound by memory, in 1/kOne
+  bool operator==(const Cost&) const = default;
 };
 
 // Host work ahead of a row beyond its Work's: memory that is taken from the driver or given back.

@@ -52,6 +52,8 @@ std::int64_t ceil_divide(std::int64_t work, std::int64_t rate) {
 
 struct FlatCost {
   std::int64_t before, during, duration, last_kernel;
+  // Excesses over kOne of a collective on compute rows, and how a compute row weighs them.
+  std::int32_t on_compute, on_memory, memory_share;
 };
 
 }  // namespace
@@ -79,8 +81,13 @@ struct Simulator::Scratch {
     costs.resize(table.works.size());
     for (std::size_t w = 0; w < costs.size(); ++w) {
       const Cost& c = table.works[w];
-      costs[w] = {c.before.nanoseconds(), c.during.nanoseconds(), c.duration.nanoseconds(),
-                  c.last_kernel.nanoseconds()};
+      costs[w] = {c.before.nanoseconds(),
+                  c.during.nanoseconds(),
+                  c.duration.nanoseconds(),
+                  c.last_kernel.nanoseconds(),
+                  c.takes.compute,
+                  c.takes.memory,
+                  c.memory_share};
     }
     timeline.spans.resize(graph.rows.size());
     delays = table.delays;
@@ -216,10 +223,8 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
   std::fill(end.begin(), end.end(), kUnknown);
   next_delay = done = 0;
   latest_end = carry.device;
-  // Work per ns in 1/1024 ns. Index: whether the other side runs; collectives also by how many
-  // share a link.
-  const std::int64_t compute_rate[2] = {
-      kOne, std::max<std::int64_t>(1, kOne * kOne / table.contention.compute)};
+  // Work per ns in 1/1024 ns of a collective. Index: whether a compute row runs; how many share a
+  // link.
   std::int64_t communication_rate[2][kStreams + 1] = {};
   for (std::size_t n = 1; n <= kStreams; ++n) {
     const auto sharers = static_cast<std::int64_t>(n);
@@ -235,7 +240,10 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
     std::int64_t since = 0;  // running: when `work` was last brought up to date
     std::int64_t work = 0;   // left then, in 1/1024 ns
     std::int64_t rate = 0;
-    std::uint8_t links = 0;  // of a collective
+    std::uint8_t links = 0;       // of a collective
+    std::int32_t on_compute = 0;  // a collective's excess on compute rows bound by compute
+    std::int32_t on_memory = 0;   // ... by memory
+    std::int32_t memory_share = 0;
   };
   std::array<Head, kStreams> heads;
   for (std::size_t s = 0; s < kStreams; ++s) {
@@ -293,7 +301,8 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
       spans[id].start = Time::ns(start);
       spans[id].arrive = Time::ns(arrive);
     }
-    const std::int64_t duration = costs[row.work].duration;
+    const FlatCost& cost = costs[row.work];
+    const std::int64_t duration = cost.duration;
     const bool collective = is_collective(row.kind);
     if (s != kCompute && !collective) {
       std::int64_t ended = arrive + duration;
@@ -303,6 +312,9 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
     }
     head.work = duration * kOne;
     head.rate = 0;
+    head.on_compute = cost.on_compute;
+    head.on_memory = cost.on_memory;
+    head.memory_share = cost.memory_share;
     head.links = collective ? table.links[graph.works[row.work].communicator] : std::uint8_t{0};
     const std::uint32_t bit = 1U << s;
     if (arrive <= now) {
@@ -327,6 +339,27 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
     }
   };
 
+  // Of the compute row at work beside these collectives. What they take adds up; those that do not
+  // say what they take slow it down by the table's factor, however many they are.
+  auto compute_rate = [&](std::uint32_t communicating) {
+    if (communicating == 0) return kOne;
+    std::int64_t on_compute = 0;
+    std::int64_t on_memory = 0;
+    std::int64_t excess = 0;
+    for (; communicating != 0; communicating &= communicating - 1) {
+      const Head& other = heads[static_cast<std::size_t>(std::countr_zero(communicating))];
+      if (other.on_compute < 0) {
+        excess = table.contention.compute - kOne;
+      } else {
+        on_compute += other.on_compute;
+        on_memory += other.on_memory;
+      }
+    }
+    const std::int64_t share = heads[kCompute].memory_share;
+    excess = std::max(excess, ((kOne - share) * on_compute + share * on_memory) / kOne);
+    return std::max<std::int64_t>(1, kOne * kOne / (kOne + excess));
+  };
+
   if constexpr (kSpans) host_issues(graph, issued, host);
   while (true) {
     while (look != 0) {
@@ -342,7 +375,7 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
     }
     if (done == graph.rows.size()) break;
     const std::uint32_t communicating = running & ~kComputeBit;
-    if ((running & kComputeBit) != 0) set_rate(kCompute, compute_rate[communicating != 0]);
+    if ((running & kComputeBit) != 0) set_rate(kCompute, compute_rate(communicating));
     const std::size_t computing = (running & kComputeBit) != 0;
     for (std::uint32_t left = communicating; left != 0; left &= left - 1) {
       const auto s = static_cast<std::size_t>(std::countr_zero(left));

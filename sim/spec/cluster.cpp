@@ -18,13 +18,59 @@
 namespace foreshard {
 namespace {
 
-// One direction, of one GPU, with the ports of its node evenly handed out.
+// One direction, of one GPU, with the ports of its node evenly handed out. Behind PCIe switches no
+// GPU reaches more than its slot.
 double port_rate_of_gpu(const NodeKind& node) {
   if (node.nics == 0) return 0;
   const double rate = node.nic_rate.value();
-  if (node.nics >= node.gpus) return rate * static_cast<double>(node.nics / node.gpus);
+  const double slot =
+      node.pcie_switches > 0 ? node.host_link.value() : std::numeric_limits<double>::infinity();
+  if (node.nics >= node.gpus) {
+    return std::min(slot, rate * static_cast<double>(node.nics / node.gpus));
+  }
   const std::int64_t sharing = (node.gpus + node.nics - 1) / node.nics;
-  return rate / static_cast<double>(sharing);
+  return std::min(slot, rate / static_cast<double>(sharing));
+}
+
+// Nodes that one NVLink switch joins count as one.
+std::int64_t domain_gpus(const Cluster& cluster) {
+  return std::min(cluster.gpus, cluster.gpus_per_node() * cluster.node.link_domain);
+}
+
+std::int64_t domains(const Cluster& cluster) {
+  return (cluster.nodes() + cluster.node.link_domain - 1) / cluster.node.link_domain;
+}
+
+std::int64_t domains_per_leaf(const Cluster& cluster) {
+  const std::int64_t nodes = cluster.network.nodes_per_leaf;
+  return nodes <= 0 ? 0 : std::max<std::int64_t>(1, nodes / cluster.node.link_domain);
+}
+
+// What degraded links leave of the rate of all. Channels carry even shares, so one slow link holds
+// everybody up; over a missing port no channel runs, and the others of its node take its part.
+double left_of(const Cluster& cluster, DegradedLink::Part part) {
+  double slowest = 1;
+  std::vector<std::pair<std::int64_t, std::int64_t>> missing;  // node, ports
+  for (const DegradedLink& link : cluster.degraded) {
+    if (link.part != part) continue;
+    if (link.fraction > 0) {
+      slowest = std::min(slowest, link.fraction);
+      continue;
+    }
+    const auto same = std::find_if(missing.begin(), missing.end(),
+                                   [&](const auto& found) { return found.first == link.node; });
+    if (same == missing.end()) {
+      missing.emplace_back(link.node, 1);
+    } else {
+      ++same->second;
+    }
+  }
+  double left = 1;
+  const double all = static_cast<double>(std::max<std::int64_t>(1, cluster.node.nics));
+  for (const auto& [node, ports] : missing) {
+    left = std::min(left, (all - static_cast<double>(ports)) / all);
+  }
+  return slowest * left;
 }
 
 // How a regular group lies on the nodes: every `stride`-th node of a block, `count` of them.
@@ -35,8 +81,8 @@ struct NodeRing {
 
 // The share of the ports' rate that leaf up-links leave, 1 where no hop leaves its leaf.
 double uplink_factor(const Cluster& cluster, const NodeRing& ring) {
-  const std::int64_t nodes = cluster.nodes();
-  const std::int64_t leaf = cluster.network.nodes_per_leaf;
+  const std::int64_t nodes = domains(cluster);
+  const std::int64_t leaf = domains_per_leaf(cluster);
   if (cluster.network.oversubscription <= 1 || leaf <= 0 || nodes <= leaf) return 1;
   const std::int64_t block = ring.count * ring.stride;
   const std::int64_t used = nodes / block * block;
@@ -64,7 +110,7 @@ struct Spread {
 };
 
 void add_group(const Cluster& cluster, const GroupShape& group, std::int64_t first, Spread& worst) {
-  const std::int64_t per_node = cluster.gpus_per_node();
+  const std::int64_t per_node = domain_gpus(cluster);
   std::int64_t nodes = 0;
   std::int64_t fewest = group.size;
   std::int64_t in_node = 0;
@@ -83,7 +129,7 @@ void add_group(const Cluster& cluster, const GroupShape& group, std::int64_t fir
   worst.nodes = std::max(worst.nodes, nodes);
   if (nodes == 1) return;
   worst.fewest = std::min(worst.fewest, fewest);
-  const std::int64_t leaf = std::max<std::int64_t>(cluster.network.nodes_per_leaf, 1);
+  const std::int64_t leaf = std::max<std::int64_t>(domains_per_leaf(cluster), 1);
   worst.leaves = worst.leaves || first / per_node / leaf != node / leaf;
 }
 
@@ -115,7 +161,10 @@ GroupLink group_link(const Cluster& cluster, const GroupShape& group) {
   GroupLink result;
   result.size = group.size;
   result.link = cluster.node.gpu_link;
-  const std::int64_t per_node = cluster.gpus_per_node();
+  if (!cluster.degraded.empty()) {
+    result.link = BytesPerSecond(result.link.value() * left_of(cluster, DegradedLink::Part::kGpu));
+  }
+  const std::int64_t per_node = domain_gpus(cluster);
   double factor = 1;
   if (is_regular(group, per_node)) {
     result.ranks_per_node =
@@ -130,7 +179,8 @@ GroupLink group_link(const Cluster& cluster, const GroupShape& group) {
     if (worst.leaves) factor = 1 / std::max(1.0, cluster.network.oversubscription);
   }
   if (result.nodes == 1) return result;
-  const double rate = port_rate_of_gpu(cluster.node);
+  double rate = port_rate_of_gpu(cluster.node);
+  if (!cluster.degraded.empty()) rate *= left_of(cluster, DegradedLink::Part::kNic);
   if (rate <= 0) {
     throw Error(ExitCode::kInvalidInput,
                 fmt::format("a group of {} ranks spans {} nodes, which have no network port",

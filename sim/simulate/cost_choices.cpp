@@ -1,29 +1,32 @@
-#include "sim/cost/cost_choices.h"
+#include "sim/simulate/cost_choices.h"
 
 #include <optional>
 
+#include "sim/memory/outside_allocator.h"
 #include "sim/spec/fsdp2_version.h"
 
 namespace foreshard {
 namespace {
 
 // Versions of fsdp2 and fsdp1 are PyTorch's; of the other runtimes the newest is taken.
-std::string attention_kernel(const Plan& plan, const Calibration& calibration) {
+std::string attention_kernel(const Plan& plan) {
+  if (plan.attention == AttentionKernel::kEfficient) return "sdpa_efficient";
   if (plan.attention != AttentionKernel::kFlash) return to_string(plan.attention);
   const bool is_fsdp =
       plan.runtime.kind == RuntimeKind::kFsdp2 || plan.runtime.kind == RuntimeKind::kFsdp1;
   if (!is_fsdp) return "";
   const std::optional<std::int32_t> minor = fsdp2_minor(plan.runtime.version);
-  return minor && *minor < 11 ? calibration.sdpa_kernel : "";
+  return minor && *minor < 11 ? "sdpa_flash" : "";
 }
 
 }  // namespace
 
-CostChoices cost_choices(const Plan& plan, const Calibration& calibration) {
+CostChoices cost_choices(const Plan& plan) {
   CostChoices choices;
   choices.order = plan.reduction_order;
   choices.compute = plan.compute_dtype();
-  choices.attention_kernel = attention_kernel(plan, calibration);
+  choices.attention_kernel = attention_kernel(plan);
+  choices.collectives.version = nccl_of(plan.runtime);
   return choices;
 }
 
