@@ -12,6 +12,7 @@
 #include <map>
 #include <utility>
 
+#include "calibration/fit_fabric.h"
 #include "calibration/least_squares.h"
 #include "calibration/machines.h"
 #include "sim/base/error.h"
@@ -91,19 +92,28 @@ HostCurve host_curve() {
   return host;
 }
 
-ContentionCurve contention_curve(const Gpu& gpu, const Gpu& h100) {
+ContentionCurve contention_curve(const Cluster& machine, const Gpu& h100) {
   constexpr double kComputeOnH100 = 0.40;
   constexpr double kCommunication = 0.15;
+  // What a ring over the links of one node takes of H100: 24 blocks of 132 multiprocessors, and 3
+  // bytes of memory traffic for each of the 350 GB/s on the link (sim/cost/collective.h).
+  CollectivePrice ring;
+  ring.ctas = 24;
+  ring.busbw = 350e9;
   ContentionCurve curve;
-  const double share =
-      static_cast<double>(h100.multiprocessors) / static_cast<double>(gpu.multiprocessors);
-  curve.compute = rounded(1 + kComputeOnH100 * share);
+  curve.memory = 0;
+  const Slowdown of_blocks = slowdown_of(ring, h100, curve);
+  const double held = 1 - 1 / of_blocks.memory;
+  curve.memory = rounded((1 - of_blocks.compute / (1 + kComputeOnH100)) / held);
+  ring.busbw *= machine.node.gpu_link.value() / 450e9;
+  curve.compute = rounded(slowdown_of(ring, machine.gpu, curve).compute);
   curve.communication = rounded(1 + kCommunication);
   curve.evidence = Evidence::kAssumed;
   curve.source = fmt::format(
-      "compute: 30 to 40 % slower on 8 H100 (pytorch/pytorch#179937), times 132/{} multiprocessors "
-      "for the same 24 communication blocks; communication: 10 to 20 %, assumed",
-      gpu.multiprocessors);
+      "compute: 30 to 40 % slower on 8 H100 (pytorch/pytorch#179937), split into the {} of 132 "
+      "multiprocessors that the collective holds and the memory bandwidth it takes; the mean over "
+      "models is 18.9 %, the largest 40 % (arXiv 2507.03114); communication: 10 to 20 %, assumed",
+      ring.ctas);
   return curve;
 }
 
@@ -220,8 +230,10 @@ PublishedFit assemble(const Machine& machine, const ChipFits& own, const Catalog
   c.memory = own.memory.curves;
   c.intra_node = own.collective.intra_node;
   c.inter_node = own.collective.inter_node;
+  c.fabrics = fit_fabrics(generation_of(machine.key), published_nccl_rows(),
+                          [](const NcclRow&) { return true; });
   c.host = host_curve();
-  c.contention = contention_curve(machine.node.gpu, h100);
+  c.contention = contention_curve(machine.node, h100);
   if (!is_own_chip(machine, own.chip)) {
     // Tensor cores that reach more or less of their peak do so in attention, too.
     const double share = chip_gemm.bf16.curve.efficiency > 0

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "calibration/fabric_json.h"
 #include "calibration/measured_json.h"
 #include "sim/base/embedded.h"
 #include "sim/base/error.h"
@@ -214,6 +215,7 @@ ContentionCurve read_contention(const ConfigNode& node) {
   CurveReader(node)
       .number("compute", 1, 10, c.compute)
       .number("communication", 1, 10, c.communication)
+      .number_if_there("memory", 0, 1, c.memory)
       .evidence(c.evidence, c.source);
   return c;
 }
@@ -246,10 +248,13 @@ Json to_json(const Calibration& calibration) {
   }
   out["intra_node"] = collective_json(c.intra_node);
   out["inter_node"] = collective_json(c.inter_node);
+  if (!c.fabrics.empty()) out["fabrics"] = fabrics_json(c.fabrics);
+  if (!c.sweeps.empty()) out["sweeps"] = sweeps_json(c.sweeps);
   out["host"] = host_json(c.host);
-  out["contention"] =
-      curve_json({{"compute", c.contention.compute}, {"communication", c.contention.communication}},
-                 c.contention.evidence, c.contention.source);
+  NamedNumbers contention = {{"compute", c.contention.compute},
+                             {"communication", c.contention.communication}};
+  if (c.contention.memory > 0) contention.emplace_back("memory", c.contention.memory);
+  out["contention"] = curve_json(contention, c.contention.evidence, c.contention.source);
   for (std::size_t i = 0; i < kFactors; ++i) {
     out["spread"][std::string(kFactorNames[i])] = {{"log_sd", c.spread[i].log_sd},
                                                    {"source", c.spread[i].source}};
@@ -264,8 +269,8 @@ Calibration parse_calibration(std::string_view json, std::string_view file_name)
 
 Calibration read_calibration(const ConfigNode& root) {
   root.allow_only({"schema", "gpu", "id", "gemm_bf16", "gemm_fp32", "gemm_fp8", "power",
-                   "attention", "sdpa", "memory", "intra_node", "inter_node", "host", "contention",
-                   "spread", "measured"});
+                   "attention", "sdpa", "memory", "intra_node", "inter_node", "fabrics", "sweeps",
+                   "host", "contention", "spread", "measured"});
   if (const ConfigNode schema = root.at("schema"); schema.as_string() != kSchema) {
     throw schema.error(fmt::format("unknown schema '{}'", schema.text()), std::string(kSchema));
   }
@@ -294,6 +299,8 @@ Calibration read_calibration(const ConfigNode& root) {
   }
   c.intra_node = read_collective(root.at("intra_node"));
   c.inter_node = read_collective(root.at("inter_node"));
+  if (const ConfigNode* fabrics = root.find("fabrics")) c.fabrics = read_fabrics(*fabrics);
+  if (const ConfigNode* sweeps = root.find("sweeps")) c.sweeps = read_sweeps(*sweeps);
   c.host = read_host(root.at("host"));
   c.contention = read_contention(root.at("contention"));
   const ConfigNode spread = root.at("spread");
