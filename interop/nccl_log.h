@@ -1,0 +1,32 @@
+// Output of nccl-tests, as text (any launcher's prefixes, warnings in between, cut off anywhere) or
+// as JSON (`-J`), as sweeps for a profile.
+//
+// Columns are found by the names of the header lines, so that releases from 2.0 to 2.19 read; a log
+// without them is read by position, and the ledger says so. What cannot be told (which collective,
+// how many ranks) is an error that names file and line.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "interop/import_ledger.h"
+#include "sim/cost/nccl.h"
+#include "sim/spec/calibration.h"
+
+namespace foreshard {
+
+struct NcclTests {
+  std::vector<CollectiveSweep> sweeps;  // one per test, sizes ascending; a size again: its median
+  std::string gpu;                      // name of the first device, "" where the log has none
+  NcclVersion version;
+  ImportLedger ledger;
+};
+
+// Throws ConfigError. `file_name` is what errors and the ledger call the text.
+NcclTests parse_nccl_tests(std::string_view text, std::string_view file_name);
+
+// Whether a text may be one: told by its first lines, so that other files get their own errors.
+bool looks_like_nccl_tests(std::string_view text);
+
+}  // namespace foreshard
