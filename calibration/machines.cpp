@@ -283,16 +283,24 @@ struct Known {
   std::string nearest;  // "" when nothing is near
 };
 
+// Of machines that differ in as many letters the one that begins alike: h10 means h100, not a10.
 Known known_machines(std::string_view wrong) {
   std::vector<std::string> words;
   std::vector<std::string> shown;
   for (const Machine& machine : list_machines()) {
     words.push_back(machine.key);
     words.insert(words.end(), machine.aliases.begin(), machine.aliases.end());
-    shown.push_back(machine.aliases.empty()
-                        ? machine.key
-                        : fmt::format("{} ({})", machine.key, fmt::join(machine.aliases, ", ")));
+    const auto plain =
+        std::find_if(machine.aliases.begin(), machine.aliases.end(),
+                     [](const std::string& alias) { return alias.find('-') == std::string::npos; });
+    shown.push_back(plain == machine.aliases.end() ? machine.key
+                                                   : fmt::format("{} ({})", machine.key, *plain));
   }
+  const auto alike = [&](const std::string& word) {
+    return std::mismatch(word.begin(), word.end(), wrong.begin(), wrong.end()).first - word.begin();
+  };
+  std::stable_sort(words.begin(), words.end(),
+                   [&](const std::string& x, const std::string& y) { return alike(x) > alike(y); });
   return {fmt::format("{}", fmt::join(shown, ", ")), nearest_spelling(wrong, words)};
 }
 

@@ -133,8 +133,7 @@ std::string machines_text(const std::vector<Machine>& machines) {
     const Cluster& c = machine.node;
     text += fmt::format(
         "{:<16} {:<16} {:>9} {:>14} {:>14} {:>10} {:>7} {:>10} {:>5} {:>10} {:>15}\n", machine.key,
-        fmt::format("{}", fmt::join(machine.aliases, ", ")), format_bytes(c.gpu.memory),
-        format_flop_rate(c.gpu.peak_bf16),
+        shown_alias(machine), format_bytes(c.gpu.memory), format_flop_rate(c.gpu.peak_bf16),
         c.gpu.peak_fp8.value() > 0 ? format_flop_rate(c.gpu.peak_fp8) : "-",
         format_bandwidth(c.gpu.memory_bandwidth), fmt::format("{:g} W", c.gpu.power_limit),
         fmt::format("{:.2f}", c.gpu.price_per_hour), c.node.gpus, format_bandwidth(c.node.gpu_link),
