@@ -69,6 +69,8 @@ class AttentionJudge {
     if (row.kernel.empty()) row.kernel = usual_kernel(row);
     out.groups.emplace_back("kernel", fmt::format("{} {}", row.kernel, pass_word(row.pass)));
     const Choice choice = choose(row, gpu);
+    std::string absurd = absurdity(row.seconds, choice.seconds, row.flops, gpu.peak_bf16);
+    if (!absurd.empty()) return set_aside(std::move(out), std::move(absurd));
     out.groups.emplace_back("rule", choice.rule);
     return with_forecast(std::move(out), row.seconds, choice.seconds, choice.half);
   }

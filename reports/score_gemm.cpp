@@ -77,13 +77,16 @@ class GemmJudge {
     }
     const Choice choice = choose(row);
     Gpu gpu = machine->node.gpu;
-    double scale = 1;
     // Other types run at multiples of a type that was measured.
-    if (row.type == GemmType::kTf32) scale = 2;
-    if (row.type == GemmType::kFp4) scale = 0.5;
-    gpu.peak_bf16 = FlopsPerSecond(gpu.peak_bf16.value() / scale);
-    gpu.peak_fp8 = FlopsPerSecond(gpu.peak_fp8.value() / (row.type == GemmType::kFp4 ? scale : 1));
+    if (row.type == GemmType::kTf32) gpu.peak_bf16 = FlopsPerSecond(gpu.peak_bf16.value() / 2);
+    if (row.type == GemmType::kFp4) gpu.peak_fp8 = FlopsPerSecond(gpu.peak_fp8.value() * 2);
     const double predicted = gemm_seconds(choice.curve, row, gpu) * protocols(row.gpu).factor(row);
+    const bool is_fp8 = row.type == GemmType::kFp8 || row.type == GemmType::kFp4;
+    const FlopsPerSecond peak = is_fp8                        ? gpu.peak_fp8
+                                : row.type == GemmType::kFp32 ? gpu.peak_fp32
+                                                              : gpu.peak_bf16;
+    std::string absurd = absurdity(row.seconds, predicted, flops_of(row), peak);
+    if (!absurd.empty()) return set_aside(std::move(out), std::move(absurd));
     out.groups.emplace_back("size", kSizes[size_of(row)].name);
     out.groups.emplace_back("rule", choice.rule);
     return with_forecast(std::move(out), row.seconds, predicted, half_width(row, choice));

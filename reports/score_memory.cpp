@@ -23,7 +23,8 @@ namespace {
 constexpr double kTimedOverhead = 7e-6;
 // Back to back kernels: 2.4 to 2.6 us on a stream, 1.3 us in a CUDA graph (H200, A100).
 constexpr double kLaunchPeriod = 2.5e-6, kGraphPeriod = 1.3e-6;
-constexpr double kOwnSpread = 0.08, kOtherGpu = 0.15, kClass = 0.35, kPeriod = 0.25;
+constexpr double kOwnSpread = 0.09, kOtherSource = 0.13, kOtherGpu = 0.15, kClass = 0.35,
+                 kPeriod = 0.25;
 
 std::string lower_of(std::string_view text) {
   std::string low(text);
@@ -120,14 +121,16 @@ class MemoryJudge {
     const Gpu& gpu = machine_of(row.gpu, machines_)->node.gpu;
     const auto same = [&](const MemoryRead& each) { return each.operation == row.operation; };
     const auto forecast = [&](const MemoryCurve& curve, double spread, const char* rule) {
+      const double seconds = memory_seconds(curve, row.bytes, gpu);
+      std::string absurd = absurdity(row.seconds, seconds, 0, gpu.peak_bf16);
+      if (!absurd.empty()) return set_aside(std::move(out), std::move(absurd));
       out.groups.emplace_back("rule", rule);
-      return with_forecast(std::move(out), row.seconds, memory_seconds(curve, row.bytes, gpu),
-                           kNinetyPercent * spread);
+      return with_forecast(std::move(out), row.seconds, seconds, kNinetyPercent * spread);
     };
     const auto others = pick([&](const MemoryRead& each) {
       return same(each) && each.gpu == row.gpu && each.source != row.source;
     });
-    if (!others.empty()) return forecast(fit_rows(others, gpu), kOwnSpread, "source left out");
+    if (!others.empty()) return forecast(fit_rows(others, gpu), kOtherSource, "source left out");
     const auto own = pick([&](const MemoryRead& each) {
       return same(each) && each.gpu == row.gpu && each.source == row.source &&
              each.bytes != row.bytes;

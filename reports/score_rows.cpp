@@ -25,6 +25,21 @@ AccuracyRow set_aside(AccuracyRow row, std::string reason) {
   return row;
 }
 
+std::string absurdity(double measured_s, double predicted_s, double flops, FlopsPerSecond peak) {
+  // Chips boost beyond the clock of their data-sheet peak: GeForce cards were seen at 1.1 of it.
+  constexpr double kMostOfPeak = 1.3;
+  constexpr double kUnit = 100;
+  if (flops > 0 && flops / measured_s > kMostOfPeak * peak.value()) {
+    return fmt::format("{:.0f} TFLOP/s are more than the GPU's peak of {:.0f}",
+                       flops / measured_s / 1e12, peak.value() / 1e12);
+  }
+  const double ratio = measured_s / predicted_s;
+  if (ratio > kUnit || ratio < 1 / kUnit) {
+    return fmt::format("{:.3g} s is {:.3g} times the forecast: another unit?", measured_s, ratio);
+  }
+  return "";
+}
+
 AccuracyRow with_forecast(AccuracyRow row, double measured_s, double predicted_s, double log_half) {
   constexpr double kMicro = 1e6;
   row.measured = measured_s * kMicro;

@@ -21,6 +21,10 @@ AccuracyRow begin_row(const CsvTable& table, std::size_t row);
 
 AccuracyRow set_aside(AccuracyRow row, std::string reason);
 
+// Why figures cannot be what was measured: a rate beyond the peak, a unit mistaken; "" where they
+// can. `flops` 0: not asked.
+std::string absurdity(double measured_s, double predicted_s, double flops, FlopsPerSecond peak);
+
 // In microseconds; `log_half` is half the width of the interval in the logarithm.
 AccuracyRow with_forecast(AccuracyRow row, double measured_s, double predicted_s, double log_half);
 

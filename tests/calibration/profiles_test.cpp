@@ -1,10 +1,9 @@
-// The shipped profiles are what the fits give, and nothing else. UPDATE_PROFILES=1 rewrites them
+// The shipped profiles are what the fits give, to the last bit, and nothing else. UPDATE_PROFILES=1 rewrites them
 // and reports/calibration.md.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <cmath>
 #include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -36,11 +35,6 @@ void expect_same(const Json& shipped, const Json& refitted, const std::string& p
     for (std::size_t i = 0; i < shipped.size(); ++i) {
       expect_same(shipped[i], refitted[i], fmt::format("{}[{}]", path, i));
     }
-  } else if (shipped.is_number()) {
-    const double a = shipped.get<double>();
-    const double b = refitted.get<double>();
-    EXPECT_LE(std::abs(a - b), 1e-6 * std::max(std::abs(a), std::abs(b)))
-        << path << ' ' << a << ' ' << b;
   } else {
     EXPECT_EQ(shipped, refitted) << path;
   }

@@ -99,9 +99,11 @@ TEST(ScoreKernels, EveryRowAppearsWithItsIdOrLine) {
                           ",H100,4096,4096,4096,bf16,,\n"
                           ",H100,4096,4096,4096,bf16,-5,nan\n"
                           ",Abacus 3000,4096,4096,4096,bf16,700,\n"
-                          ",A100,4096,4096,4096,fp8_e4m3,700,\n",
+                          ",A100,4096,4096,4096,fp8_e4m3,700,\n"
+                          ",H100,4096,4096,4096,bf16,7000,\n"
+                          ",H100,4096,4096,4096,bf16,,196000\n",
                           "g.csv"));
-  ASSERT_EQ(rows.size(), 7U);
+  ASSERT_EQ(rows.size(), 9U);
   EXPECT_EQ(rows[0].id, "x");
   EXPECT_EQ(rows[1].id, "line 3");
   EXPECT_EQ(rows[0].quantity, "latency_us");
