@@ -261,15 +261,23 @@ bool is_machine(const EmbeddedFile& file) {
   return file.path.starts_with(kFolder) && file.path.ends_with(".yaml");
 }
 
-// The machine called `key` or with that alias. The file of that name is looked at first: reading
-// one file takes a tenth of reading all.
+std::string_view aliases_line(std::string_view content) {
+  const std::size_t begin = content.find("\naliases:");
+  if (begin == std::string_view::npos) return {};
+  return content.substr(begin + 1, content.find('\n', begin + 1) - begin - 1);
+}
+
+// The machine called `key` or with that alias. The file of that name is looked at first, then those
+// whose line of aliases has the word: reading all takes forty times as long as reading one.
 std::optional<Machine> find_machine(std::string_view key) {
   const std::string path = fmt::format("{}{}.yaml", kFolder, key);
   for (const EmbeddedFile& file : calibration_files()) {
     if (file.path == path) return read_machine(file);
   }
   for (const EmbeddedFile& file : calibration_files()) {
-    if (!is_machine(file) || file.content.find(key) == std::string_view::npos) continue;
+    if (!is_machine(file) || aliases_line(file.content).find(key) == std::string_view::npos) {
+      continue;
+    }
     Machine machine = read_machine(file);
     if (std::find(machine.aliases.begin(), machine.aliases.end(), key) != machine.aliases.end()) {
       return machine;

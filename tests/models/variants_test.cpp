@@ -69,6 +69,44 @@ TEST(Variants, CompiledFloat8DropsTheInputsOfProducts) {
   EXPECT_EQ(saved(plan), kEager);
 }
 
+// Bytes of the kernels that quantise, by hand per product of T tokens, n outputs and k inputs. Two
+// bytes read and one written for each cast:
+//   tensorwise  forward: amax (2) and cast (3) of input and weight; backward: the output's gradient
+//               amax and cast, again for the weight's product, the input again, the weight again
+//   rowwise     the same casts without amax; gw_hp would leave out those of the weight's product
+TEST(Variants, Float8QuantisesInKernelsOfItsOwn) {
+  const auto kernels = [](Float8 recipe) {
+    Plan plan = plan_with(Compile::kNone);
+    plan.float8 = recipe;
+    const LayerProgram p = program(variant(plan), LayerRole::kBlock);
+    std::vector<Kernel> all = p.forward.kernels;
+    all.insert(all.end(), p.backward.kernels.begin(), p.backward.kernels.end());
+    return all;
+  };
+  // n x k of a block's products; the casts of an eager block without fp8 are none.
+  constexpr std::int64_t kShapes[][2] = {{4096, 4096},  {1024, 4096},  {1024, 4096}, {4096, 4096},
+                                         {14336, 4096}, {14336, 4096}, {4096, 14336}};
+  for (const Float8 recipe : {Float8::kTensorwise, Float8::kRowwise}) {
+    std::int64_t expected = 0;
+    for (const auto& [n, k] : kShapes) {
+      const std::int64_t input = kTokens * k, weight = n * k, gradient = kTokens * n;
+      expected += 3 * (2 * input + 2 * weight + 2 * gradient);
+      if (recipe == Float8::kTensorwise) expected += 2 * (input + weight + gradient);
+    }
+    std::int64_t cast = 0, products = 0;
+    for (const Kernel& kernel : kernels(recipe)) {
+      if (kernel.function == Function::kCast) cast += kernel.bytes.count();
+      products += kernel.kind == KernelKind::kGemm && kernel.fp8;
+    }
+    for (const Kernel& kernel : kernels(Float8::kNone)) {
+      EXPECT_FALSE(kernel.fp8);
+      if (kernel.function == Function::kCast) cast -= kernel.bytes.count();
+    }
+    EXPECT_EQ(cast, expected);
+    EXPECT_EQ(products, 21);  // each forward, for the input and for the weight
+  }
+}
+
 // torchtitan's list keeps q, v, gate and down, the attention and its logsumexp. Compiled, down,
 // which backward does not read, is not kept.
 TEST(Variants, SelectiveRecomputeUnderCompileKeepsOnlyWhatBackwardNeeds) {
