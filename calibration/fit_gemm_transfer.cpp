@@ -177,6 +177,7 @@ class Builder {
                                anchor.tflops, anchor.source, from->key);
     gemm.bf16.report.rows = curve.source;
     gemm.bf16.report.errors.clear();
+    gemm.is_anchored = true;
     gemm.is_borrowed = true;
     finish(machine, std::move(gemm));
   }
@@ -196,6 +197,7 @@ class Builder {
         from->key, factor);
     gemm.bf16.report.rows = curve.source;
     gemm.bf16.report.errors.clear();
+    gemm.is_anchored = false;
     gemm.is_borrowed = true;
     finish(machine, std::move(gemm));
   }
