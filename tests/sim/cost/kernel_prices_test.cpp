@@ -55,6 +55,12 @@ Cluster cluster() {
   return c;
 }
 
+CostChoices with_kernel(const char* name) {
+  CostChoices choices;
+  choices.attention_kernel = name;
+  return choices;
+}
+
 Kernel product(std::int64_t m, std::int64_t n, std::int64_t k) {
   return kernel_of(GemmPoint{Pass::kForward, false, m, n, k, 1});
 }
@@ -108,7 +114,7 @@ TEST(KernelPrices, OddWidthsCostMore) {
 }
 
 TEST(KernelPrices, HeadSizesBetweenCurvesAreInterpolated) {
-  const CostModel costs(cluster(), calibration(), {.attention_kernel = "fa2"});
+  const CostModel costs(cluster(), calibration(), with_kernel("fa2"));
   const auto rate = [&](std::int64_t head_dim) {
     const Kernel kernel = attention_kernel(head_dim);
     return kernel.flops.count() / costs.price(kernel).seconds / 100e12;
@@ -122,8 +128,7 @@ TEST(KernelPrices, HeadSizesBetweenCurvesAreInterpolated) {
 
 TEST(KernelPrices, UnknownAttentionKernelsTakeTheirRelatives) {
   const auto price = [](const char* name) {
-    return CostModel(cluster(), calibration(), {.attention_kernel = name})
-        .price(attention_kernel(128));
+    return CostModel(cluster(), calibration(), with_kernel(name)).price(attention_kernel(128));
   };
   EXPECT_DOUBLE_EQ(price("").seconds, price("cudnn").seconds);
   EXPECT_DOUBLE_EQ(price("sdpa").seconds, price("cudnn").seconds);
@@ -138,7 +143,7 @@ TEST(KernelPrices, UnknownAttentionKernelsTakeTheirRelatives) {
 TEST(KernelPrices, WithoutAMaskHasConstantsOfItsOwn) {
   Calibration c = calibration();
   for (AttentionCurve& curve : c.attention) curve.full_efficiency = 1.5 * curve.efficiency;
-  const CostModel costs(cluster(), c, {.attention_kernel = "fa2"});
+  const CostModel costs(cluster(), c, with_kernel("fa2"));
   Kernel kernel = attention_kernel(128);
   const double causal = costs.price(kernel).seconds;
   kernel.causal = false;
