@@ -140,7 +140,8 @@ class SnapshotWriter {
 
 std::string memory_snapshot(const Forecast& forecast, const AllocatorSettings& settings,
                             const DeviceMemory& memory, const LibraryBuffers& library) {
-  const ReplayInputs inputs(library, &forecast.timeline);
+  const RowTimes times = row_times(forecast.timeline);
+  const ReplayInputs inputs(library, &times);
   const ReservedProfile profile = replay_reserved(forecast.graph, settings, memory, inputs);
   const TracedStep step =
       trace_step(forecast.graph, settings, memory, profile.steady_step - 1, inputs);

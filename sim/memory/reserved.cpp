@@ -15,7 +15,6 @@
 #include "sim/memory/memory_actions.h"
 #include "sim/memory/memory_profile.h"
 #include "sim/memory/outside_allocator.h"
-#include "sim/simulate/timeline.h"
 
 namespace foreshard {
 namespace {
@@ -132,13 +131,13 @@ Log flatten(const EventGraph& graph) {
 // step: step * rows + row.
 class StreamClock {
  public:
-  StreamClock(const EventGraph& graph, const Timeline& timeline) : period_(timeline.period) {
-    FORESHARD_CHECK(timeline.spans.size() == graph.rows.size(), "a timeline of another graph");
+  StreamClock(const EventGraph& graph, const RowTimes& times)
+      : period_(times.period), issues_(times.issues) {
+    FORESHARD_CHECK(times.ends.size() == graph.rows.size(), "times of another graph");
     std::array<Time, kStreams> ends;
     ends.fill(kLongAgo);
     for (std::size_t row = 0; row < graph.rows.size(); ++row) {
-      ends[static_cast<std::size_t>(graph.rows[row].stream)] = timeline.spans[row].end;
-      issues_.push_back(timeline.spans[row].issue);
+      ends[static_cast<std::size_t>(graph.rows[row].stream)] = times.ends[row];
       ends_.push_back(ends);
     }
     if (ends_.empty()) return;
@@ -183,8 +182,7 @@ struct ReservedReplay::State {
         allocator(settings, memory),
         block_of(log.bytes.size(), CachingAllocator::kNoBlock) {
     log.library = library_blocks(graph, inputs.library);
-    if (inputs.timeline != nullptr && records_streams(graph))
-      clock.emplace(graph, *inputs.timeline);
+    if (inputs.times != nullptr && records_streams(graph)) clock.emplace(graph, *inputs.times);
   }
 
   void run_rows() {
@@ -401,14 +399,14 @@ Settled settle(const EventGraph& graph, const AllocatorSettings& settings,
 }  // namespace
 
 ReservedForecast forecast_reserved(const EventGraph& graph, const Plan& plan,
-                                   const Cluster& cluster, const Timeline* timeline) {
+                                   const Cluster& cluster, const RowTimes* times) {
   if (plan.runtime.kind == RuntimeKind::kNative || cluster.host_computes) {
     ReservedForecast laid_out;
     laid_out.peak = peak_allocated(graph);
     return laid_out;
   }
-  const ReplayInputs inputs(library_buffers(cluster, plan.runtime), timeline);
-  const bool is_lower_bound = timeline == nullptr && records_streams(graph);
+  const ReplayInputs inputs(library_buffers(cluster, plan.runtime), times);
+  const bool is_lower_bound = times == nullptr && records_streams(graph);
   Settled wanted = settle(graph, plan.allocator, DeviceMemory::unlimited(), inputs);
   wanted.forecast.is_lower_bound = is_lower_bound;
   const Bytes available = cluster.gpu.memory - total(memory_outside(graph, cluster, plan.runtime));
@@ -423,11 +421,11 @@ ReservedForecast forecast_reserved(const EventGraph& graph, const Plan& plan,
 }
 
 Bytes peak_reserved(const EventGraph& graph, const Plan& plan, const Cluster& cluster,
-                    const Timeline* timeline) {
-  const ReservedForecast found = forecast_reserved(graph, plan, cluster, timeline);
+                    const RowTimes* times) {
+  const ReservedForecast found = forecast_reserved(graph, plan, cluster, times);
   if (!found.retries_for_good) return found.peak;
   return settle(graph, plan.allocator, DeviceMemory::unlimited(),
-                {library_buffers(cluster, plan.runtime), timeline})
+                {library_buffers(cluster, plan.runtime), times})
       .forecast.peak;
 }
 

@@ -8,8 +8,8 @@
 // unsharded parameters, optimizer state and temporaries; gather and reduction buffers are flat).
 // Blocks on which streams were recorded (Tensor.record_stream: FSDP1, DeepSpeed) serve again when
 // the work that those streams had before the free has ended. Every allocation first looks which
-// have (process_events), at the host's time of its row, so that takes a Timeline of the graph.
-// Without one they serve at once, and what is reserved is a lower bound. What libraries take from
+// have (process_events), at the host's time of its row, so that takes the times of a simulation.
+// Without them they serve at once, and what is reserved is a lower bound. What libraries take from
 // the allocator and keep (cuBLAS workspaces: library_buffers) is taken in step 1, when the first
 // kernel that asks for it is issued.
 #pragma once
@@ -29,16 +29,21 @@
 
 namespace foreshard {
 
-struct Timeline;
+// When the rows of the graph's steady step are issued and end: a Timeline's (row_times() of
+// sim/simulate/forecast.h).
+struct RowTimes {
+  std::vector<Time> issues, ends;
+  Time period;
+};
 
 // What a replay takes beside the graph.
 struct ReplayInputs {
   ReplayInputs() = default;
   // NOLINTNEXTLINE(google-explicit-constructor): most have nothing else
-  ReplayInputs(LibraryBuffers buffers, const Timeline* times = nullptr)
-      : library(std::move(buffers)), timeline(times) {}
+  ReplayInputs(LibraryBuffers buffers, const RowTimes* row_times = nullptr)
+      : library(std::move(buffers)), times(row_times) {}
   LibraryBuffers library;
-  const Timeline* timeline = nullptr;  // of the graph's steady step; null: nothing is waited for
+  const RowTimes* times = nullptr;  // null: nothing is waited for
 };
 
 // Host work of a row beyond its own: the driver was asked for memory or given some back.
@@ -100,7 +105,7 @@ struct TracedStep {
   int step = 1;
 };
 
-// The replay step by step. Graph and timeline may go once it is made.
+// The replay step by step. Graph and times may go once it is made.
 class ReservedReplay {
  public:
   ReservedReplay(const EventGraph& graph, const AllocatorSettings& settings,
@@ -138,7 +143,7 @@ struct ReservedForecast {
   Bytes peak;
   StepReserved first, steady;
   std::vector<HostStall> first_stalls, stalls;  // of step 1 and of a steady step
-  // Streams were recorded on blocks, and the replay had no timeline to tell when they come back.
+  // Streams were recorded on blocks, and the replay had no times to tell when they come back.
   bool is_lower_bound = false;
   // Memory is so short that every step gives cached segments back and asks for others; `steady` is
   // then the last of kMostReplayedSteps, or one that the next repeats.
@@ -154,12 +159,12 @@ struct ReservedForecast {
 //     segments back and gets along: what it holds then, which fits. Else what it would like to
 //     have.
 ReservedForecast forecast_reserved(const EventGraph& graph, const Plan& plan,
-                                   const Cluster& cluster, const Timeline* timeline = nullptr);
+                                   const Cluster& cluster, const RowTimes* times = nullptr);
 
 // Its peak; what the allocator would like to have where it would retry for good: search names no
 // such plan.
 Bytes peak_reserved(const EventGraph& graph, const Plan& plan, const Cluster& cluster,
-                    const Timeline* timeline = nullptr);
+                    const RowTimes* times = nullptr);
 
 // What happens in the step after `steps_before` others; with none before, including what is
 // allocated before the first step.

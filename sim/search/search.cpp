@@ -20,6 +20,7 @@
 #include "sim/memory/memory_profile.h"
 #include "sim/memory/outside_allocator.h"
 #include "sim/memory/reserved.h"
+#include "sim/simulate/forecast.h"
 #include "sim/simulate/simulate.h"
 #include "sim/spec/plan_check.h"
 
@@ -225,10 +226,12 @@ SearchResult search(const SearchSpace& wanted, const ModelSpec& model, const Cos
       shorter.batch.accumulation = std::min<std::int64_t>(shorter.batch.accumulation, 3);
       const EventGraph graph =
           build_training_step(model, shorter, programs.at({point.at[3], point.at[4]}));
-      Simulator simulator;
-      const Timeline* times =
-          records_streams(graph) ? &simulator.simulate(graph, costs.price(graph)) : nullptr;
-      outcome.reserved = peak_reserved(graph, point.plan, cluster, times);
+      if (records_streams(graph)) {
+        const RowTimes times = row_times(simulate(graph, costs.price(graph)));
+        outcome.reserved = peak_reserved(graph, point.plan, cluster, &times);
+      } else {
+        outcome.reserved = peak_reserved(graph, point.plan, cluster);
+      }
     }
     return fit_in(cluster, outcome.peak, outcome.reserved, outcome.outside);
   };

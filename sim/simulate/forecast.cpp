@@ -21,6 +21,18 @@ std::vector<HostDelay> delays_of(const std::vector<HostStall>& stalls) {
 
 }  // namespace
 
+RowTimes row_times(const Timeline& timeline) {
+  RowTimes times;
+  times.period = timeline.period;
+  times.issues.reserve(timeline.spans.size());
+  times.ends.reserve(timeline.spans.size());
+  for (const Span& span : timeline.spans) {
+    times.issues.push_back(span.issue);
+    times.ends.push_back(span.end);
+  }
+  return times;
+}
+
 Forecast forecast(const ModelSpec& model, const Plan& plan, const CostModel& costs) {
   Forecast result;
   result.model = model;
@@ -40,7 +52,8 @@ Forecast forecast(const ModelSpec& model, const Plan& plan, const CostModel& cos
     bool settled = false;
     for (int round = 0; round < kMostRounds && !settled; ++round) {
       result.timeline = simulator.simulate(result.graph, result.costs);
-      result.reserved = forecast_reserved(result.graph, plan, costs.cluster(), &result.timeline);
+      const RowTimes times = row_times(result.timeline);
+      result.reserved = forecast_reserved(result.graph, plan, costs.cluster(), &times);
       std::vector<HostDelay> delays = delays_of(result.reserved.stalls);
       settled = delays == result.costs.delays;
       result.costs.delays = std::move(delays);

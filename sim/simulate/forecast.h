@@ -25,4 +25,7 @@ struct Forecast {
 // Precondition: check(plan, model, costs.cluster()) passed.
 Forecast forecast(const ModelSpec& model, const Plan& plan, const CostModel& costs);
 
+// What the replay of reserved memory asks of a timeline.
+RowTimes row_times(const Timeline& timeline);
+
 }  // namespace foreshard

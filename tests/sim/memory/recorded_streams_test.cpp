@@ -41,21 +41,21 @@ EventGraph three_rows(StreamSet recorded) {
 }
 
 // Row 1 ends after 5 ms of a step of 10 ms; row 2 is issued at `issue`.
-Timeline timeline(Time issue) {
-  Timeline times;
+RowTimes times_with(Time issue) {
+  RowTimes times;
   times.period = 10 * kMs;
-  times.spans = {
-      {Time(), Time(), Time(), kMs}, {kMs, kMs, kMs, 5 * kMs}, {issue, 6 * kMs, 6 * kMs, 10 * kMs}};
+  times.issues = {Time(), kMs, issue};
+  times.ends = {kMs, 5 * kMs, 10 * kMs};
   return times;
 }
 
-Bytes reserved(const EventGraph& graph, const Timeline* times) {
+Bytes reserved(const EventGraph& graph, const RowTimes* times) {
   return replay_reserved(graph, {}, DeviceMemory::unlimited(), {{}, times}).peak_reserved;
 }
 
 TEST(RecordedStreams, ABlockServesAgainOnceTheRecordedStreamIsDone) {
   const EventGraph graph = three_rows(only(Stream::kReduceScatter));
-  const Timeline early = timeline(4 * kMs), late = timeline(5 * kMs);
+  const RowTimes early = times_with(4 * kMs), late = times_with(5 * kMs);
   EXPECT_EQ(reserved(graph, &early), kBlock * 2);  // row 1 still reads it
   EXPECT_EQ(reserved(graph, &late), kBlock);
   EXPECT_EQ(reserved(graph, nullptr), kBlock);  // a lower bound
@@ -63,7 +63,7 @@ TEST(RecordedStreams, ABlockServesAgainOnceTheRecordedStreamIsDone) {
 }
 
 TEST(RecordedStreams, OthersServeAtOnce) {
-  const Timeline early = timeline(4 * kMs);
+  const RowTimes early = times_with(4 * kMs);
   EXPECT_EQ(reserved(three_rows(0), &early), kBlock);
   EXPECT_FALSE(records_streams(three_rows(0)));
   // Its own stream is in order anyway, and one that was given nothing has nothing to do.
@@ -74,16 +74,16 @@ TEST(RecordedStreams, OthersServeAtOnce) {
 // A block freed in row 1 of a step comes back while later steps run. Row 2's is free at once.
 TEST(RecordedStreams, StepsFollowEachOther) {
   const EventGraph graph = three_rows(only(Stream::kReduceScatter));
-  Timeline times = timeline(2 * kMs);
-  times.spans[1].end = 12 * kMs;
+  RowTimes times = times_with(2 * kMs);
+  times.ends[1] = 12 * kMs;
   // Row 0 of the next step, at 10 ms, finds row 2's block, and row 2, at 12 ms, that of row 0.
   EXPECT_EQ(reserved(graph, &times), kBlock * 2);
   // Blocks of row 0 come back 13 ms after their step began, too late for row 2 of the next one: a
   // third; but row 0 of the one after that finds the first.
-  times.spans[1].end = 13 * kMs;
+  times.ends[1] = 13 * kMs;
   EXPECT_EQ(reserved(graph, &times), kBlock * 3);
   // 23 ms: in use when row 2 of the third step asks, at 22 ms, are those of rows 0 of three steps.
-  times.spans[1].end = 23 * kMs;
+  times.ends[1] = 23 * kMs;
   EXPECT_EQ(reserved(graph, &times), kBlock * 4);
 }
 
@@ -98,7 +98,7 @@ Bytes reserved_by(const Plan& plan, const ModelSpec& model, bool with_times) {
   const Cluster cluster = round_cluster(8);
   const EventGraph graph = build_training_step(model, plan);
   const CostModel costs(cluster, round_calibration());
-  const Timeline times = simulate(graph, costs.price(graph));
+  const RowTimes times = row_times(simulate(graph, costs.price(graph)));
   const ReservedForecast found =
       forecast_reserved(graph, plan, cluster, with_times ? &times : nullptr);
   EXPECT_EQ(found.is_lower_bound, records_streams(graph) && !with_times);
