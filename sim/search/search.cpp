@@ -49,11 +49,15 @@ struct Outcome {
 std::vector<std::int64_t> default_shard_groups(const Cluster& cluster) {
   std::vector<std::int64_t> groups;
   const std::int64_t node = cluster.gpus_per_node();
+  const std::int64_t domain = node * cluster.node.link_domain;
   for (std::int64_t g = 1; g <= cluster.gpus; ++g) {
     if (cluster.gpus % g != 0) continue;
     const bool power_of_two = (g & (g - 1)) == 0;
     const bool whole_nodes_doubling = g % node == 0 && ((g / node) & (g / node - 1)) == 0;
-    if (power_of_two || whole_nodes_doubling || g == cluster.gpus) groups.push_back(g);
+    const bool whole_domains = domain > node && g % domain == 0;
+    if (power_of_two || whole_nodes_doubling || whole_domains || g == cluster.gpus) {
+      groups.push_back(g);
+    }
   }
   return groups;
 }
@@ -61,6 +65,10 @@ std::vector<std::int64_t> default_shard_groups(const Cluster& cluster) {
 std::vector<Reshard> default_reshards(const Cluster& cluster) {
   std::vector<Reshard> reshards = {{Reshard::Kind::kAlways, 0}, {Reshard::Kind::kNever, 0}};
   if (cluster.nodes() > 1) reshards.push_back({Reshard::Kind::kGroup, cluster.gpus_per_node()});
+  const std::int64_t domain = cluster.gpus_per_node() * cluster.node.link_domain;
+  if (cluster.node.link_domain > 1 && domain < cluster.gpus) {
+    reshards.push_back({Reshard::Kind::kGroup, domain});
+  }
   return reshards;
 }
 

@@ -18,6 +18,7 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <set>
 #include <sstream>
 #include <utility>
 
@@ -107,9 +108,29 @@ class Places {
       const Device& device = topology.devices[i];
       if (device.kind == DeviceKind::kNic) nics_[{device.node, device.index}] = i;
     }
+    for (const Wire& wire : topology.wires) {
+      for (const std::int64_t end : {wire.a, wire.b}) {
+        const Device& device = topology.devices[static_cast<std::size_t>(end)];
+        if (device.kind == DeviceKind::kNic) wired_.insert(static_cast<Vertex>(end));
+      }
+    }
   }
   // The ports of a rank: several where a node has more ports than GPUs, a shared one where fewer.
+  // Where all of them are missing, the node's others, through their GPUs.
   std::vector<Vertex> ports(std::int64_t rank) const {
+    std::vector<Vertex> own = own_ports(rank);
+    std::erase_if(own, [&](Vertex port) { return wired_.count(port) == 0; });
+    if (!own.empty()) return own;
+    const std::int64_t node = rank / topology_.gpus_per_node;
+    for (std::int64_t i = 0; i < topology_.nics_per_node; ++i) {
+      const Vertex port = nics_.at({node, i});
+      if (wired_.count(port) != 0) own.push_back(port);
+    }
+    return own;
+  }
+
+ private:
+  std::vector<Vertex> own_ports(std::int64_t rank) const {
     const std::int64_t node = rank / topology_.gpus_per_node;
     const std::int64_t local = rank % topology_.gpus_per_node;
     const std::int64_t gpus = topology_.gpus_per_node;
@@ -125,9 +146,9 @@ class Places {
     return found;
   }
 
- private:
   const Topology& topology_;
   std::map<std::pair<std::int64_t, std::int64_t>, Vertex> nics_;
+  std::set<Vertex> wired_;
 };
 
 // Adds the flows of rings to the wires they pass, direction by direction.
@@ -189,8 +210,9 @@ class RingLoad {
     const double part = flow / static_cast<double>(out.size());
     for (std::size_t i = 0; i < out.size(); ++i) {
       add_path(static_cast<Vertex>(from), out[i], part);
-      add_path(out[i], in[i], part);
-      add_path(in[i], static_cast<Vertex>(to), part);
+      const Vertex port = in[i % in.size()];
+      add_path(out[i], port, part);
+      add_path(port, static_cast<Vertex>(to), part);
     }
   }
 
@@ -221,6 +243,8 @@ class Builder {
   explicit Builder(const Cluster& cluster) : cluster_(cluster) {
     topology_.gpus = cluster.gpus;
     topology_.gpus_per_node = cluster.gpus_per_node();
+    topology_.gpus_per_domain =
+        std::min(cluster.gpus, cluster.gpus_per_node() * cluster.node.link_domain);
     topology_.nics_per_node = cluster.nodes() > 1 ? cluster.node.nics : 0;
   }
 
@@ -235,7 +259,8 @@ class Builder {
 
  private:
   std::int64_t add(DeviceKind kind, std::int64_t node, std::int64_t index) {
-    static constexpr const char* kNames[] = {"gpu", "nvswitch", "nic", "leaf", "spine"};
+    static constexpr const char* kNames[] = {"gpu", "nvswitch", "pcieswitch",
+                                             "nic", "leaf",     "spine"};
     const char* name = kNames[static_cast<std::size_t>(kind)];
     const char* group = kind == DeviceKind::kLeaf ? "pod" : "n";
     topology_.devices.push_back(
@@ -252,28 +277,61 @@ class Builder {
     const std::int64_t per_node = topology_.gpus_per_node;
     const std::int64_t first = node * per_node;
     const std::int64_t gpus = std::min(per_node, cluster_.gpus - first);
-    const std::int64_t nvswitch = add(DeviceKind::kNvSwitch, node, 0);
+    if (node % cluster_.node.link_domain == 0) nvswitch_ = add(DeviceKind::kNvSwitch, node, 0);
     const Time half = Time::ns(cluster_.node.link_latency.nanoseconds() / 2);
     for (std::int64_t i = 0; i < gpus; ++i) {
-      connect(first + i, nvswitch, cluster_.node.gpu_link, half);
+      connect(first + i, nvswitch_,
+              BytesPerSecond(cluster_.node.gpu_link.value() *
+                             fraction(node, DegradedLink::Part::kGpu, i)),
+              half);
+    }
+    std::vector<std::int64_t> switches;
+    if (topology_.nics_per_node > 0) {
+      for (std::int64_t i = 0; i < cluster_.node.pcie_switches; ++i) {
+        switches.push_back(add(DeviceKind::kPcieSwitch, node, i));
+      }
+    }
+    const auto count = static_cast<std::int64_t>(switches.size());
+    for (std::int64_t i = 0; i < gpus && count > 0; ++i) {
+      connect(first + i, switches[static_cast<std::size_t>(i * count / gpus)],
+              cluster_.node.host_link, eighth());
     }
     for (std::int64_t i = 0; i < topology_.nics_per_node; ++i) {
       const std::int64_t nic = add(DeviceKind::kNic, node, i);
       nics_.push_back(nic);
-      connect_nic(first, gpus, i, nic);
+      if (fraction(node, DegradedLink::Part::kNic, i) <= 0) continue;
+      if (count > 0) {
+        const auto own = static_cast<std::size_t>(i * count / topology_.nics_per_node);
+        connect(switches[own], nic, nic_rate(node, i), eighth());
+      } else {
+        connect_nic(first, gpus, i, nic);
+      }
     }
+  }
+
+  double fraction(std::int64_t node, DegradedLink::Part part, std::int64_t index) const {
+    for (const DegradedLink& link : cluster_.degraded) {
+      if (link.node == node && link.part == part && link.index == index) return link.fraction;
+    }
+    return 1;
+  }
+
+  BytesPerSecond nic_rate(std::int64_t node, std::int64_t index) const {
+    return BytesPerSecond(cluster_.node.nic_rate.value() *
+                          fraction(node, DegradedLink::Part::kNic, index));
   }
 
   void connect_nic(std::int64_t first, std::int64_t gpus, std::int64_t index, std::int64_t nic) {
     const std::int64_t nics = topology_.nics_per_node;
+    const BytesPerSecond rate = nic_rate(first / topology_.gpus_per_node, index);
     if (nics >= gpus) {
       const std::int64_t gpu = index / (nics / gpus);
-      if (gpu < gpus) connect(first + gpu, nic, cluster_.node.nic_rate, quarter());
+      if (gpu < gpus) connect(first + gpu, nic, rate, quarter());
       return;
     }
     const std::int64_t sharing = (gpus + nics - 1) / nics;
     for (std::int64_t i = index * sharing; i < std::min(gpus, (index + 1) * sharing); ++i) {
-      connect(first + i, nic, cluster_.node.nic_rate, quarter());
+      connect(first + i, nic, rate, quarter());
     }
   }
 
@@ -290,7 +348,8 @@ class Builder {
         connect(leaf, spine, uplink, quarter());
         const std::int64_t last = std::min(cluster_.nodes(), (pod + 1) * per_leaf);
         for (std::int64_t node = pod * per_leaf; node < last; ++node) {
-          connect(nics_[static_cast<std::size_t>(node * nics + rail)], leaf, cluster_.node.nic_rate,
+          if (fraction(node, DegradedLink::Part::kNic, rail) <= 0) continue;
+          connect(nics_[static_cast<std::size_t>(node * nics + rail)], leaf, nic_rate(node, rail),
                   quarter());
         }
       }
@@ -300,9 +359,13 @@ class Builder {
   // A path over one leaf has four wires.
   Time quarter() const { return Time::ns(cluster_.node.nic_latency.nanoseconds() / 4); }
 
+  // With a PCIe switch there are two wires between GPU and port.
+  Time eighth() const { return Time::ns(cluster_.node.nic_latency.nanoseconds() / 8); }
+
   const Cluster& cluster_;
   Topology topology_;
   std::vector<std::int64_t> nics_;
+  std::int64_t nvswitch_ = 0;  // of the domain that is being added
 };
 
 }  // namespace
@@ -347,8 +410,8 @@ RingBottleneck ring_bottleneck(const Topology& topology, const GroupShape& group
       std::int64_t node = -1;
       for (std::int64_t i = 0; i < group.size; ++i) {
         const std::int64_t rank = start + offset + i * group.stride;
-        if (rank / topology.gpus_per_node != node) by_node.emplace_back();
-        node = rank / topology.gpus_per_node;
+        if (rank / topology.gpus_per_domain != node) by_node.emplace_back();
+        node = rank / topology.gpus_per_domain;
         by_node.back().push_back(rank);
       }
       load.add_ring(by_node);

@@ -1,8 +1,10 @@
-// The cluster as a graph: GPUs, one NVSwitch per node, network ports, leaf and spine switches.
+// The cluster as a graph: GPUs, one NVSwitch per NVLink domain (a node, or the nodes that
+// NodeKind::link_domain joins), PCIe switches where they are stated, network ports, leaf and spine
+// switches. Degraded links have their own rate, missing ports no wire.
 //
 // Every node's i-th port hangs on the i-th leaf of its pod (rails); all leaves hang on one logical
 // spine by an up-link as wide as their ports together over the oversubscription. Links are full
-// duplex; rate and latency are those of one direction. PCIe is not modelled: a port is never wider
+// duplex; rate and latency are those of one direction. Without PCIe switches a port is never wider
 // than its slot. The paths are Boost.Graph's; group_link() (sim/spec/cluster.h) is the closed form.
 #pragma once
 
@@ -15,7 +17,7 @@
 
 namespace foreshard {
 
-enum class DeviceKind : std::uint8_t { kGpu, kNvSwitch, kNic, kLeaf, kSpine };
+enum class DeviceKind : std::uint8_t { kGpu, kNvSwitch, kPcieSwitch, kNic, kLeaf, kSpine };
 
 struct Device {
   DeviceKind kind = DeviceKind::kGpu;
@@ -34,6 +36,7 @@ struct Wire {
 struct Topology {
   std::int64_t gpus = 0;
   std::int64_t gpus_per_node = 1;
+  std::int64_t gpus_per_domain = 1;
   std::int64_t nics_per_node = 0;
   std::vector<Device> devices;  // the GPUs first, in rank order
   std::vector<Wire> wires;

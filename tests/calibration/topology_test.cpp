@@ -111,6 +111,80 @@ TEST(Topology, PathsTakeTheNvSwitchAndTheRail) {
   EXPECT_THROW(shortest_path(topology, 0, 16), Error);
 }
 
+// Racks of two trays of four GPUs behind one NVSwitch.
+Cluster racks(const std::string& more = "") {
+  return parse_cluster("gpus: 32\nmachine: b200\nnode: {gpus: 4, nics: 4, link_domain: 2}\n" + more,
+                       "racks");
+}
+
+TEST(Topology, TraysOfALinkDomainAreOneNode) {
+  const Cluster cluster = racks();
+  EXPECT_EQ(group_link(cluster, {8, 1}).nodes, 1);
+  EXPECT_EQ(group_link(cluster, {8, 1}).network.value(), 0);
+  EXPECT_EQ(group_link(cluster, {32, 1}).nodes, 4);
+  EXPECT_EQ(group_link(cluster, {32, 1}).ranks_per_node, 8);
+  EXPECT_EQ(group_link(cluster, {32, 1}).network.value(), 400e9);  // both trays' ports
+  EXPECT_EQ(group_link(cluster, {4, 8}).network.value(), 50e9);
+  const Topology topology = build_topology(cluster);
+  EXPECT_EQ(shortest_path(topology, 0, 7).devices.size(), 3U);  // over the switch
+  EXPECT_EQ(shortest_path(topology, 0, 8).devices.size(), 5U);  // over its rail
+  int shapes = 0;
+  shapes += for_each_shape(cluster,
+                           [&](const GroupShape& shape) { expect_same(cluster, topology, shape); });
+  EXPECT_GT(shapes, 10);
+}
+
+TEST(Topology, PcieSwitchesBindPortsThatAreFasterThanTheirSlot) {
+  // 800 Gbit/s is 100 GB/s; the slot gives 48.
+  const Cluster cluster = parse_cluster(
+      "gpus: 32\nmachine: h100\nnode: {nic_rate: 800Gbit/s, pcie_switches: 8}\n", "slots");
+  EXPECT_EQ(group_link(cluster, {4, 8}).network.value(), 48e9);
+  const Topology topology = build_topology(cluster);
+  expect_same(cluster, topology, {4, 8});
+  expect_same(cluster, topology, {32, 1});
+}
+
+TEST(Topology, ASlowPortSlowsEveryRingOfItsNode) {
+  const Cluster cluster = parse_cluster(
+      "gpus: 32\nmachine: h100\ndegraded: [{node: 1, nic: 3, fraction: 0.5}]\n", "slow");
+  const Topology topology = build_topology(cluster);
+  EXPECT_EQ(group_link(cluster, {32, 1}).network.value(), 200e9);  // even shares, the slowest waits
+  expect_same(cluster, topology, {32, 1});
+  expect_same(cluster, topology, {4, 8});
+}
+
+TEST(Topology, AMissingPortLeavesItsPartToTheOthers) {
+  const Cluster cluster = parse_cluster(
+      "gpus: 32\nmachine: h100\ndegraded: [{node: 2, nic: 0, fraction: 0}]\n", "missing");
+  const Topology topology = build_topology(cluster);
+  const double closed = group_link(cluster, {32, 1}).network.value();
+  EXPECT_NEAR(closed, 350e9, 1);  // seven of eight
+  EXPECT_NEAR(ring_bottleneck(topology, {32, 1}).network.value(), closed, 1);
+}
+
+TEST(Topology, ASlowGpuLinkSlowsItsRing) {
+  const Cluster cluster = parse_cluster(
+      "gpus: 8\nmachine: h100\ndegraded: [{node: 0, gpu: 5, fraction: 0.5}]\n", "link");
+  EXPECT_EQ(group_link(cluster, {8, 1}).link.value(), 225e9);
+  expect_same(cluster, build_topology(cluster), {8, 1});
+}
+
+TEST(Topology, RefusesDegradedLinksThatAreNone) {
+  const auto refuse = [](const char* list) {
+    EXPECT_THROW(
+        parse_cluster(fmt::format("gpus: 16\nmachine: h100\ndegraded: [{}]\n", list), "bad"),
+        ConfigError)
+        << list;
+  };
+  refuse("{node: 2, nic: 0, fraction: 0}");
+  refuse("{node: 0, nic: 8, fraction: 0}");
+  refuse("{node: 0, nic: 1, gpu: 1, fraction: 0.5}");
+  refuse("{node: 0, fraction: 0.5}");
+  refuse("{node: 0, gpu: 1, fraction: 0}");
+  refuse("{node: 0, nic: 1, fraction: 1.5}");
+  refuse("{node: 0, nic: 1, fraction: 0.5}, {node: 0, nic: 1, fraction: 0}");
+}
+
 TEST(Topology, DotNamesEveryDevice) {
   const Topology topology = build_topology(load_cluster("16xh100"));
   const std::string dot = to_dot(topology);

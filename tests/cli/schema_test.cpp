@@ -393,7 +393,8 @@ TEST(Schema, ClusterJudgesAsTheReader) {
       without[part].erase(key);
       // What only offload needs has a default.
       const bool has_default =
-          key == "host_link" || key == "host_memory_bandwidth" || key == "storage_bandwidth";
+          key == "host_link" || key == "host_memory_bandwidth" || key == "storage_bandwidth" ||
+          key == "link_domain" || key == "pcie_switches";
       (has_default ? good : bad).push_back(without.dump());
     }
   }
