@@ -12,6 +12,7 @@
 #include "calibration/fit_csv.h"
 #include "calibration/fit_local.h"
 #include "calibration/profile.h"
+#include "cli/calibrate_sweeps.h"
 #include "cli/local_profiles.h"
 #include "cli/output.h"
 #include "cli/verbs.h"
@@ -198,6 +199,7 @@ ExitCode run_calibrate(const CalibrateOptions& options) {
   if (std::all_of(options.files.begin(), options.files.end(), is_csv)) {
     return calibrate_products(options);
   }
+  if (are_nccl_tests(options.files)) return calibrate_sweeps(options);
   std::vector<Measurements> parts;
   for (const std::string& file : options.files) parts.push_back(read_measurements(file));
   const LocalFit fit = fit_local(joined(parts));

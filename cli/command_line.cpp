@@ -61,6 +61,7 @@ class Tree {
     add_compare();
     add_search();
     add_calibrate();
+    add_import();
     add_validate();
     add_accuracy();
     add_conform();
@@ -200,12 +201,31 @@ class Tree {
     auto o = std::make_shared<CalibrateOptions>();
     CLI::App* verb = add_verb(
         "calibrate",
-        "A profile of this machine from its measurements, or of a GPU from measured products",
+        "A profile from measurements: of this machine, of a GPU from products, or of a cluster's "
+        "collectives from logs of nccl-tests",
         "calibrate raw.json", run_calibrate, o);
-    verb->add_option("raw", o->files, "What foreshard-exec measure wrote, or CSV of products")
+    verb->add_option("raw", o->files,
+                     "What foreshard-exec measure wrote, CSV of products, or logs of nccl-tests")
         ->type_name("FILE")
         ->required();
+    option(verb, "--machine", o->machine, "KEY", "Of logs that do not name the GPU");
     option(verb, "--out", o->out, "FILE", "Write there instead of to the folder of profiles");
+    add_json(verb, o->output);
+  }
+
+  void add_import() {
+    auto o = std::make_shared<ImportOptions>();
+    CLI::App* verb =
+        add_verb("import", "A cluster file from nvidia-smi topo -m, NCCL's topology or Slurm's",
+                 "import topo.txt topology.conf --machine h100-sxm", run_import, o);
+    verb->add_option("files", o->files, "Several of one cluster are joined")
+        ->type_name("FILE")
+        ->required();
+    option(verb, "--machine", o->machine, "KEY",
+           "Machine of the catalogue, for what they leave open");
+    option(verb, "--nodes", o->nodes, "N", "How many nodes; default: as the files say, or one")
+        ->check(CLI::Range(1, 262144));
+    option(verb, "--out", o->out, "FILE", "Write the cluster file there");
     add_json(verb, o->output);
   }
 

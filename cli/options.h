@@ -81,8 +81,17 @@ struct SearchCommandOptions {
 
 struct CalibrateOptions {
   OutputOptions output;
-  std::vector<std::string> files;  // raw measurements
+  std::vector<std::string> files;  // raw measurements, or logs of nccl-tests
+  std::string machine;             // of logs that do not tell the GPU; "": as they say
   std::string out;                 // "": the user's data folder
+};
+
+struct ImportOptions {
+  OutputOptions output;
+  std::vector<std::string> files;
+  std::string machine;     // a catalogue key; "": as the files say
+  std::int64_t nodes = 0;  // 0: as the files say, or one
+  std::string out;         // of the cluster file; "": standard output
 };
 
 struct ValidateOptions {

@@ -1,0 +1,20 @@
+// calibrate with logs of nccl-tests: the profile of a GPU with the cluster's own sweeps in it.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cli/options.h"
+#include "sim/base/error.h"
+
+namespace foreshard {
+
+// Whether the files are such logs. Throws Error(kInvalidInput) where some are and others are not.
+bool are_nccl_tests(const std::vector<std::string>& files);
+
+ExitCode calibrate_sweeps(const CalibrateOptions& options);
+
+// A file as it is. Throws Error(kInvalidInput) where it cannot be read.
+std::string text_of_file(const std::string& path);
+
+}  // namespace foreshard

@@ -1,0 +1,70 @@
+// import: tell what each file is, join what they say, check that the result reads as a cluster.
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "calibration/machines.h"
+#include "cli/calibrate_sweeps.h"
+#include "cli/output.h"
+#include "cli/verbs.h"
+#include "interop/nccl_log.h"
+#include "interop/topology_import.h"
+
+namespace foreshard {
+namespace {
+
+TopologyImport read_topology(const std::string& file) {
+  const std::string text = text_of_file(file);
+  switch (topology_format(text)) {
+    case TopologyFormat::kNvidiaSmi:
+      return parse_nvidia_smi_topo(text, file);
+    case TopologyFormat::kNcclXml:
+      return parse_nccl_topology(text, file);
+    case TopologyFormat::kSlurm:
+      return parse_slurm_topology(text, file);
+    case TopologyFormat::kNone:
+      break;
+  }
+  if (looks_like_nccl_tests(text)) {
+    throw Error(ExitCode::kInvalidInput,
+                fmt::format("{} is a log of nccl-tests: foreshard calibrate {}", file, file));
+  }
+  throw ConfigError({file, 1, 0, ""}, "is of no known form",
+                    "nvidia-smi topo -m, NCCL's topology XML or Slurm's topology.conf");
+}
+
+}  // namespace
+
+ExitCode run_import(const ImportOptions& options) {
+  std::vector<TopologyImport> parts;
+  for (const std::string& file : options.files) parts.push_back(read_topology(file));
+  const TopologyImport all = joined(parts);
+  const std::string yaml = cluster_file(all, options.machine, options.nodes);
+  parse_cluster(yaml, "the imported cluster");  // throws where the figures do not fit together
+  if (!options.out.empty()) write_file(options.out, yaml);
+  if (options.output.form == Form::kJson) {
+    Json entries = Json::array();
+    for (const ImportEntry& entry : all.ledger) {
+      entries.push_back({{"mapping", to_string(entry.mapping)},
+                         {"what", entry.what},
+                         {"to", entry.to},
+                         {"why", entry.why},
+                         {"file", entry.file},
+                         {"line", entry.line}});
+    }
+    write_answer(document("foreshard.import/1", {{"cluster", yaml}, {"ledger", entries}}));
+    return ExitCode::kOk;
+  }
+  std::string text = options.out.empty() ? yaml : fmt::format("# written to {}\n", options.out);
+  text += "\n";
+  const std::string ledger = ledger_text(all.ledger);
+  for (std::size_t at = 0; at < ledger.size();) {  // comments, so that the answer is the file
+    const std::size_t end = ledger.find('\n', at);
+    text += "# " + ledger.substr(at, end - at) + "\n";
+    at = end + 1;
+  }
+  write_answer(text);
+  return ExitCode::kOk;
+}
+
+}  // namespace foreshard
