@@ -136,9 +136,24 @@ FactorSpread measured_spread(const std::vector<double>& own, const std::vector<d
   return spread;
 }
 
+// From the median absolute bias: single fabrics that are several times slower than their kind are
+// broken, not uncertain.
+FactorSpread fabric_spread(const std::vector<double>& biases) {
+  constexpr double kNormal = 1.4826;  // standard deviation over median of the absolute value
+  std::vector<double> sizes;
+  for (const double bias : biases) sizes.push_back(std::abs(bias));
+  FactorSpread spread;
+  spread.log_sd = rounded(kNormal * sorted_quantile(std::move(sizes), 0.5));
+  spread.source = fmt::format(
+      "1.48 times the median size of the biases of {} published tables, each by a fit without its "
+      "source",
+      biases.size());
+  return spread;
+}
+
 // What all machines together say about how far off a class may be.
 struct Biases {
-  std::vector<double> gemm, attention, memory, intra, inter;
+  std::vector<double> gemm, attention, memory;
 };
 
 Biases all_biases(const std::vector<ChipFits>& chips,
@@ -150,8 +165,6 @@ Biases all_biases(const std::vector<ChipFits>& chips,
   for (const auto& [key, fit] : gemm) append(all.gemm, gemm_biases(fit.bf16));
   for (const ChipFits& fits : chips) {
     append(all.attention, fits.attention.log_biases);
-    append(all.intra, fits.collective.intra_log_biases);
-    append(all.inter, fits.collective.inter_log_biases);
     if (fits.chip.name == "a100" || fits.chip.name == "h100") {
       append(all.memory, fits.memory.log_biases);
     }
@@ -161,7 +174,7 @@ Biases all_biases(const std::vector<ChipFits>& chips,
 
 std::array<FactorSpread, kFactors> spreads_of(const ChipFits& own, const CatalogueGemm& own_gemm,
                                               const Biases& all) {
-  const auto& [gemm, attention, memory, intra, inter] = all;
+  const auto& [gemm, attention, memory] = all;
   const bool new_chip = own.chip.name == "h200" || own.chip.name == "b200";
   std::array<FactorSpread, kFactors> spread;
   const auto at = [&](Factor factor) -> FactorSpread& {
@@ -180,10 +193,13 @@ std::array<FactorSpread, kFactors> spreads_of(const ChipFits& own, const Catalog
   at(Factor::kAttention) = measured_spread(own.attention.log_biases, attention, new_chip);
   at(Factor::kMemoryBound) =
       measured_spread(new_chip ? std::vector<double>{} : own.memory.log_biases, memory, new_chip);
-  at(Factor::kIntraNode) =
-      measured_spread(own.collective.intra_log_biases, intra, own.chip.name == "h200");
-  at(Factor::kInterNode) =
-      measured_spread(own.collective.inter_log_biases, inter, own.chip.name == "h200");
+  // Whole fabrics nobody has seen: the tables of all GPUs, each without its source.
+  static const std::vector<double> kInside =
+      fabric_log_biases(FabricKind::kNvlink, published_nccl_rows());
+  static const std::vector<double> kBetween =
+      fabric_log_biases(FabricKind::kRdma, published_nccl_rows());
+  at(Factor::kIntraNode) = fabric_spread(kInside);
+  at(Factor::kInterNode) = fabric_spread(kBetween);
   constexpr double kNinetyPercent = 1.6449;  // standard deviations on each side
   at(Factor::kHost) = {rounded(std::log(5.0) / 2 / kNinetyPercent),
                        "5 to 25 us per operation as a 90 % interval"};

@@ -16,6 +16,7 @@
 
 #include "calibration/least_squares.h"
 #include "calibration/published.h"
+#include "sim/base/quantile.h"
 
 namespace foreshard {
 namespace {
@@ -205,6 +206,29 @@ std::vector<FabricCurve> fit_fabrics(GpuGeneration generation, const std::vector
     curves.push_back(std::move(own.curve));
   }
   return curves;
+}
+
+std::vector<double> fabric_log_biases(FabricKind kind, const std::vector<NcclRow>& rows) {
+  constexpr double kSmallestScored = 1 << 20;  // B
+  using Key = std::pair<std::string, GpuGeneration>;
+  std::map<Key, FabricCurve> curves;
+  std::map<std::string, std::vector<double>> tables;
+  for (const NcclRow& row : rows) {
+    if (!row.problem.empty() || row.bytes < kSmallestScored || !informs(kind, row)) continue;
+    const Key key{row.source, row.system.generation};
+    auto found = curves.find(key);
+    if (found == curves.end()) {
+      const auto use = [&](const NcclRow& r) { return r.source != row.source; };
+      const auto all = fit_fabrics(row.system.generation, rows, use);
+      found = curves.emplace(key, all[static_cast<std::size_t>(kind)]).first;
+    }
+    const CollectiveModel model({row.system, row.kind}, {row.system.version}, found->second, {});
+    const double predicted = model.price(*row.collective, row.bytes).seconds;
+    tables[row.id].push_back(std::log(predicted / row.seconds));
+  }
+  std::vector<double> biases;
+  for (auto& [id, logs] : tables) biases.push_back(quartiles(std::move(logs)).median);
+  return biases;
 }
 
 }  // namespace foreshard

@@ -18,4 +18,8 @@ const std::vector<NcclRow>& published_nccl_rows();
 std::vector<FabricCurve> fit_fabrics(GpuGeneration generation, const std::vector<NcclRow>& rows,
                                      const std::function<bool(const NcclRow&)>& use);
 
+// How far off whole tables are, as medians of log(predicted / measured) of their rows from 1 MiB
+// up, each by fits that leave its source out. NVLink, or networks with RDMA.
+std::vector<double> fabric_log_biases(FabricKind kind, const std::vector<NcclRow>& rows);
+
 }  // namespace foreshard

@@ -35,7 +35,8 @@ std::vector<std::string> lines_of(std::string_view text) {
   std::string line;
   static const std::regex kColours("\x1b\\[[0-9;]*m");  // nvidia-smi underlines its header
   const auto finish = [&] {
-    lines.push_back(std::regex_replace(line, kColours, ""));
+    const bool has_colours = line.find('\x1b') != std::string::npos;
+    lines.push_back(has_colours ? std::regex_replace(line, kColours, "") : line);
     line.clear();
   };
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -71,9 +72,18 @@ class Importer {
   std::string file_;
 };
 
-bool is_gpu(const std::string& name) { return std::regex_match(name, std::regex(R"(GPU\d+)")); }
+// A word and a number: "GPU3".
+bool is_numbered(const std::string& name, std::string_view word) {
+  return name.size() > word.size() && name.starts_with(word) &&
+         std::all_of(name.begin() + static_cast<std::ptrdiff_t>(word.size()), name.end(),
+                     [](unsigned char c) { return std::isdigit(c) != 0; });
+}
+
+bool is_gpu(const std::string& name) { return is_numbered(name, "GPU"); }
 bool is_nic(const std::string& name) {
-  return std::regex_match(name, std::regex(R"(NIC\d+|mlx\d+_\d+|bnxt_re\d+|efa_\d+|rdma.*|hfi.*)"));
+  // Older drivers name the devices.
+  return is_numbered(name, "NIC") || name.starts_with("mlx") || name.starts_with("bnxt_re") ||
+         name.starts_with("efa_") || name.starts_with("rdma") || name.starts_with("hfi");
 }
 
 struct Matrix {

@@ -91,7 +91,8 @@ std::vector<CollectiveSweep> other_sweep(const NcclRow& row, const std::vector<N
 // Absolute log residuals of the published rows, each forecast without its source.
 class Residuals {
  public:
-  explicit Residuals(Curves& curves) {
+  Residuals() {
+    Curves curves;
     const std::vector<NcclRow>& rows = published_nccl_rows();
     for (const NcclRow& row : rows) {
       const double form = price_of(row, curves.without(row.source, row), {}).seconds;
@@ -108,7 +109,8 @@ class Residuals {
   double half_width(const NcclRow& row) const {
     constexpr double kUnknown = 1.1;  // a factor of three
     const SizeClass size = size_class(row.bytes);
-    // Meshes of links and PCIe trees differ from machine to machine, and no rows of them were fitted.
+    // Meshes of links and PCIe trees differ from machine to machine, and no rows of them were
+    // fitted.
     const bool is_irregular = row.system.generation == GpuGeneration::kVolta ||
                               row.kind == FabricKind::kPcie || !row.system.nvswitch;
     if (is_inside(row.kind) && is_irregular) return kUnknown;
@@ -175,7 +177,7 @@ AccuracyRow blank_row(const NcclRow& row) {
 
 std::vector<AccuracyRow> score(const CsvTable& table, const std::vector<NcclRow>& known) {
   Curves curves;
-  const Residuals residuals(curves);
+  static const Residuals residuals;  // of the published rows alone
   std::vector<AccuracyRow> scored;
   for (const NcclRow& row : nccl_rows(table)) {
     AccuracyRow out = blank_row(row);

@@ -207,12 +207,15 @@ class RingLoad {
   void add_network(std::int64_t from, std::int64_t to, double flow) {
     const std::vector<Vertex> out = places_.ports(from);
     const std::vector<Vertex> in = places_.ports(to);
-    const double part = flow / static_cast<double>(out.size());
-    for (std::size_t i = 0; i < out.size(); ++i) {
-      add_path(static_cast<Vertex>(from), out[i], part);
-      const Vertex port = in[i % in.size()];
-      add_path(out[i], port, part);
-      add_path(port, static_cast<Vertex>(to), part);
+    // As many as the side with more: a node without a port of this rail takes them all in.
+    const std::size_t parts = std::max(out.size(), in.size());
+    const double part = flow / static_cast<double>(parts);
+    for (std::size_t i = 0; i < parts; ++i) {
+      const Vertex sender = out[i % out.size()];
+      const Vertex receiver = in[i % in.size()];
+      add_path(static_cast<Vertex>(from), sender, part);
+      add_path(sender, receiver, part);
+      add_path(receiver, static_cast<Vertex>(to), part);
     }
   }
 
