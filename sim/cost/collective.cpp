@@ -66,6 +66,12 @@ const FabricCurve& curve_of(const Calibration& calibration, FabricKind kind) {
   return kTable;
 }
 
+// The text of a source is long, and models are made by the thousand.
+FabricCurve constants_of(const FabricCurve& c) {
+  return {c.kind, c.fixed,    c.hops,         c.ring,     c.nvls,       c.tree,
+          c.own,  c.pipeline, c.per_doubling, c.evidence, std::string()};
+}
+
 NcclSystem reference_of(NcclSystem system) {
   system.version = NcclVersion{};
   return system;
@@ -148,19 +154,19 @@ CollectiveModel::CollectiveModel(const FabricSystem& fabric, const CollectiveSet
                                  const std::vector<CollectiveSweep>& sweeps)
     : fabric_(fabric),
       settings_(settings),
-      curve_(curve),
+      curve_(constants_of(curve)),
       choice_(fabric.system),
-      reference_(reference_of(fabric.system)),
       ranks_(as_double(fabric.system.ranks())),
       doublings_(fabric.system.nodes > 2 ? std::log2(as_double(fabric.system.nodes) / 2) : 0) {
+  if (fabric.system.version != NcclVersion{}) reference_.emplace(reference_of(fabric.system));
   if (!sweeps.empty()) add_sweeps(sweeps);
 }
 
 FabricTerm CollectiveModel::term(CollectiveOperation operation, double bytes) const {
   const NcclModel::Choice choice = choice_.choose(operation, bytes);
   NcclCost cost = choice.cost;
-  if (fabric_.system.version != NcclVersion{}) {
-    const NcclCost known = reference_.cost(operation, cost.algorithm, cost.protocol, bytes);
+  if (reference_) {
+    const NcclCost known = reference_->cost(operation, cost.algorithm, cost.protocol, bytes);
     if (known.is_available()) cost = known;
   }
   FabricTerm term{cost.algorithm,

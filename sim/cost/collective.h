@@ -19,6 +19,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -102,9 +103,9 @@ class CollectiveModel {
 
   FabricSystem fabric_;
   CollectiveSettings settings_;
-  FabricCurve curve_;
+  FabricCurve curve_;  // without its source
   NcclModel choice_;
-  NcclModel reference_;
+  std::optional<NcclModel> reference_;  // where the version is another
   double ranks_ = 0;
   double doublings_ = 0;
   std::vector<Sweep> sweeps_;

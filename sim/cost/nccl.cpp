@@ -229,15 +229,19 @@ NcclModel::NcclModel(const NcclSystem& system)
           collective == CollectiveOperation::kSendRecv ? 1 : as_double(system_.ranks() - 1);
       const double once = nccl_base(NcclAlgorithm::kRing, system_.version)[2];
       const double post = post_overhead(system_, NcclProtocol::kLL);
-      entries_[c].push_back({NcclAlgorithm::kPointToPoint, NcclProtocol::kSimple,
-                             once + (system_.nodes > 1 ? hop.inter : hop.intra) + post * peers,
-                             point_to_point(*this, collective)});
+      entries_[c].add({NcclAlgorithm::kPointToPoint, NcclProtocol::kSimple,
+                       once + (system_.nodes > 1 ? hop.inter : hop.intra) + post * peers,
+                       point_to_point(*this, collective)});
       continue;
     }
+    const bool sums_all = collective == CollectiveOperation::kAllReduce;
     for (const NcclAlgorithm algorithm : kTable) {
-      for (std::size_t p = 0; p < kNcclProtocols; ++p) {
+      const bool is_ring = algorithm == NcclAlgorithm::kRing;
+      if (!is_ring && !sums_all && !is_gather_or_scatter(collective)) continue;
+      const bool has_all = is_ring || algorithm == NcclAlgorithm::kTree;
+      for (std::size_t p = has_all ? 0 : 2; p < kNcclProtocols; ++p) {
         const Entry found = entry(collective, algorithm, static_cast<NcclProtocol>(p));
-        if (found.bandwidth > 0) entries_[c].push_back(found);
+        if (found.bandwidth > 0) entries_[c].add(found);
       }
     }
   }
@@ -245,8 +249,9 @@ NcclModel::NcclModel(const NcclSystem& system)
 
 NcclModel::Entry NcclModel::entry(CollectiveOperation collective, NcclAlgorithm algorithm,
                                   NcclProtocol protocol) const {
-  return {algorithm, protocol, latency_of(system_, collective, algorithm, protocol),
-          bandwidth_of(*this, collective, algorithm, protocol)};
+  const double bandwidth = bandwidth_of(*this, collective, algorithm, protocol);
+  if (bandwidth <= 0) return {algorithm, protocol, 0, 0};
+  return {algorithm, protocol, latency_of(system_, collective, algorithm, protocol), bandwidth};
 }
 
 NcclCost NcclModel::at_size(CollectiveOperation collective, const Entry& entry,
@@ -297,7 +302,9 @@ int NcclModel::channels_for(const Entry& entry, double bytes) const {
 NcclModel::Choice NcclModel::choose(CollectiveOperation collective, double bytes) const {
   Choice best;
   const Entry* chosen = nullptr;
-  for (const Entry& candidate : entries_[static_cast<std::size_t>(collective)]) {
+  const Entries& entries = entries_[static_cast<std::size_t>(collective)];
+  for (std::size_t i = 0; i < entries.count; ++i) {
+    const Entry& candidate = entries.list[i];
     const NcclCost cost = at_size(collective, candidate, bytes);
     const double time = cost.latency + bytes / (1000 * cost.bandwidth);
     if (chosen != nullptr && time >= best.microseconds) continue;

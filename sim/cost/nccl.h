@@ -12,7 +12,6 @@
 #include <compare>
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "sim/spec/calibration.h"
 
@@ -128,7 +127,13 @@ class NcclModel {
   NcclSystem system_;
   NcclGraph ring_;
   NcclGraph nvls_;
-  std::array<std::vector<Entry>, kCollectiveOperations> entries_;  // those that are available
+  static constexpr std::size_t kMostEntries = 12;
+  struct Entries {  // those that are available; no allocation, for search makes many models
+    std::array<Entry, kMostEntries> list;
+    std::size_t count = 0;
+    void add(const Entry& entry) { list[count++] = entry; }
+  };
+  std::array<Entries, kCollectiveOperations> entries_;
 };
 
 }  // namespace foreshard
