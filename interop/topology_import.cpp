@@ -124,6 +124,13 @@ Matrix read_matrix(const std::vector<std::string>& lines, Importer& importer) {
   if (matrix.gpus.empty()) {
     importer.fail(matrix.header_line, "is cut off behind its header", "a row for every GPU");
   }
+  const auto gpus = std::count_if(matrix.columns.begin(), matrix.columns.end(), is_gpu);
+  if (gpus != static_cast<std::ptrdiff_t>(matrix.gpus.size())) {
+    importer.fail(
+        static_cast<int>(lines.size()),
+        fmt::format("is cut off: {} GPUs in the header, {} rows", gpus, matrix.gpus.size()),
+        "a row for every GPU");
+  }
   return matrix;
 }
 
