@@ -85,6 +85,7 @@ CsvFit fit_gemm_csv(const std::vector<CsvTable>& tables, const std::string& id) 
   GemmFit found = fit_gemm(rows, gpu, options);
   found.curve.sustained = shipped.sustained;
   found.curve.misaligned = shipped.misaligned;
+  found.report.constants = constants_text(found.curve);
   found.curve.source = fmt::format("{} products of this machine, drawn towards {}'s shipped curve",
                                    rows.size(), gpu.key);
   if (rows.size() >= kFolds) {
