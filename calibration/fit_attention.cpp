@@ -390,15 +390,13 @@ void add_b200(const Base& base, const std::vector<Chip>& chips, Collector& out) 
 // passes, the Triton one 1.3 to 2.5 times, forward 1.3 to 1.5 (arXiv 2307.08691, section 4.1; its
 // introduction: FlashAttention reaches 30 to 50 % of the peak forward, 25 to 35 % backward). The
 // memory-efficient backend is of the first one's generation and instructions.
-// The low end belongs to heads of 64, the high end to wider ones, for which it splits work badly.
+// The middle of these ranges for both head sizes; steps say more (training_evidence.h).
 struct OldKernel {
   const char* name;
-  double forward, backward;            // times slower than fa2 on A100, heads of 64
-  double forward_wide, backward_wide;  // wider heads
+  double forward, backward;  // times slower than fa2 on A100
 };
-constexpr OldKernel kOldKernels[] = {{"fa1", 1.5, 2.0, 2.2, 2.8},
-                                     {"triton", 1.4, 2.2, 1.4, 2.2},
-                                     {"sdpa_efficient", 1.5, 2.0, 2.2, 2.8}};
+constexpr OldKernel kOldKernels[] = {
+    {"fa1", 1.8, 2.4}, {"triton", 1.4, 2.0}, {"sdpa_efficient", 1.8, 2.4}};
 constexpr const char* kOldSource =
     "no rows; times slower than fa2, within the range of arXiv 2307.08691";
 
@@ -415,10 +413,7 @@ void add_old_kernels(const std::vector<Chip>& chips, const Gpu& gpu, Collector& 
   for (const AttentionCurve& fa2 : donor.take().curves) {
     for (const OldKernel& old : kOldKernels) {
       AttentionCurve curve = fa2;
-      const bool is_wide = fa2.head_dim > 64;
-      curve.efficiency *=
-          share / (fa2.pass == Pass::kForward ? (is_wide ? old.forward_wide : old.forward)
-                                              : (is_wide ? old.backward_wide : old.backward));
+      curve.efficiency *= share / (fa2.pass == Pass::kForward ? old.forward : old.backward);
       out.add(curve, old.name, static_cast<int>(fa2.head_dim), Evidence::kAssumed,
               gpu.key == a100.key
                   ? std::string(kOldSource)

@@ -7,8 +7,8 @@
 // GPUs, shrunk by one GPU that shows none.
 //
 // In a training step every product runs on a hot chip: `sustained` is the rate of a product of
-// 10 ms over a short one's, half way (in the logarithm) from the mean of the protocols to the one
-// that slows long products most, for a step gives no pauses to cool but does other things, too.
+// 10 ms over a short one's under the protocol that slows long products most, for a step gives no
+// pauses to cool.
 //
 // Few rows (or none) borrow: every constant is drawn towards that of the nearest relative, as if
 // it had been measured there with the spread below, efficiency only loosely. So six large products
@@ -284,7 +284,7 @@ GemmFit fit_gemm(const std::vector<GemmRow>& rows, const Gpu& gpu, const GemmFit
     fit.curve.*each.constant = rounded(found.*each.constant);
   }
   fit.curve.sustained =
-      rounded(std::min(1.0, sustained_of(found, gpu, std::sqrt(protocols.hottest()))));
+      rounded(std::min(1.0, sustained_of(found, gpu, protocols.hottest())));
   fit.curve.hbm_fraction = rounded(found.hbm_fraction);
   fit.curve.evidence = Evidence::kMeasured;
 

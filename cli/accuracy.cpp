@@ -12,6 +12,7 @@
 #include "cli/local_profiles.h"
 #include "cli/output.h"
 #include "cli/verbs.h"
+#include "interop/gather_evidence.h"
 #include "interop/measured_tables.h"
 #include "reports/history.h"
 
@@ -62,6 +63,13 @@ ExitCode run_accuracy(const AccuracyOptions& options) {
   }
   if (options.files.empty()) {
     throw Error(ExitCode::kUsage, "accuracy of what: name tables of measurements, or --history");
+  }
+  if (!options.evidence.empty()) {
+    const TrainingEvidence evidence = gather_evidence(read_table(options.files.front()));
+    write_file(options.evidence, to_json(evidence).dump(1) + "\n");
+    note(fmt::format("what {} families of steps say is in {}", evidence.families.size(),
+                     options.evidence));
+    return ExitCode::kOk;
   }
   Scored scored = score(options.files);
   if (!options.freeze.empty()) {

@@ -264,6 +264,8 @@ class Tree {
     option(verb, "--anchor", o->anchor, "K",
            "K rows of each group, chosen by hash, scale the forecasts of the others")
         ->check(CLI::Range(0, 1000));
+    option(verb, "--evidence", o->evidence, "FILE",
+           "Write what a table of steps says about latent factors, instead of scores");
     option(verb, "--freeze", o->freeze, "FILE",
            "Also write the forecasts without measurements, with a hash");
     option(verb, "--frozen", o->frozen, "FILE", "Compare with the forecasts of that file");

@@ -110,6 +110,7 @@ struct AccuracyOptions {
   bool history = false;
   std::vector<std::string> files;  // tables of measurements
   int anchor = 0;                  // rows of each group that scale the others' forecasts
+  std::string evidence;            // file to write what the first table says about factors to
   std::string freeze, frozen;      // files of forecasts to write, and to take instead
   double max_median_error = std::numeric_limits<double>::infinity();
   double max_p90_error = std::numeric_limits<double>::infinity();

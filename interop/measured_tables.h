@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "calibration/csv_table.h"
 #include "reports/accuracy.h"
 
 namespace foreshard {
@@ -13,6 +14,9 @@ struct MeasuredTable {
   std::vector<AccuracyRow> rows;      // in the file's order
   std::vector<std::string> problems;  // rows that break the grammar: "file:line: column: what"
 };
+
+// Throws ConfigError for what cannot be read or is no table.
+CsvTable read_table(const std::filesystem::path& path);
 
 // Throws ConfigError for a file that is no table, or none that is known, naming what is missing.
 MeasuredTable score_table(const std::filesystem::path& path);

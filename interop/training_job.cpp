@@ -64,6 +64,7 @@ Cluster cluster_of(const TrainingRow& row) {
     cluster.node.nic_rate =
         BytesPerSecond(*network / 8 * 1e9 / static_cast<double>(cluster.node.nics));
   }
+  if (const auto watts = row.number("power_limit_w")) cluster.gpu.power_limit = *watts;
   return cluster;
 }
 
@@ -148,8 +149,8 @@ void add_kernels(const TrainingRow& row, Assignments& plan) {
            {{"none", "none"},
             {"tensorwise", "tensorwise"},
             {"rowwise", "rowwise"},
-            {"rowwise_gw_hp", "rowwise"},
-            {"delayed", "tensorwise"},
+            {"rowwise_gw_hp", "rowwise_gw_hp"},
+            {"delayed", "delayed"},
             {"unspecified", "tensorwise"}});
 }
 

@@ -236,7 +236,19 @@ void apply_loss(LayerSpec& layer, const Plan& plan) {
 // --- float8 ---
 
 Fp8Recipe recipe_of(Float8 float8) {
-  return float8 == Float8::kTensorwise ? Fp8Recipe::kTensorwise : Fp8Recipe::kRowwise;
+  switch (float8) {
+    case Float8::kNone:
+      break;
+    case Float8::kTensorwise:
+      return Fp8Recipe::kTensorwise;
+    case Float8::kRowwise:
+      return Fp8Recipe::kRowwise;
+    case Float8::kRowwiseGwHp:
+      return Fp8Recipe::kRowwiseGwHp;
+    case Float8::kDelayed:
+      return Fp8Recipe::kDelayed;
+  }
+  return Fp8Recipe::kNone;
 }
 
 void apply_float8(LayerSpec& layer, Float8 float8) {

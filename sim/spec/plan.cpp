@@ -112,15 +112,9 @@ const char* to_string(ModuleKernels::Residual residual) {
 const char* to_string(Logits logits) { return logits == Logits::kHeld ? "held" : "released"; }
 
 const char* to_string(Float8 recipe) {
-  switch (recipe) {
-    case Float8::kNone:
-      return "none";
-    case Float8::kTensorwise:
-      return "tensorwise";
-    case Float8::kRowwise:
-      return "rowwise";
-  }
-  return "?";
+  static constexpr const char* kWords[] = {"none", "tensorwise", "rowwise", "rowwise_gw_hp",
+                                           "delayed"};
+  return kWords[static_cast<std::size_t>(recipe)];
 }
 
 const char* to_string(AccumulationMode mode) {

@@ -185,8 +185,10 @@ const char* to_string(Logits logits);
 enum class ExpertKernels : std::uint8_t { kGrouped, kLoop };
 const char* to_string(ExpertKernels kernels);
 
-// Linear layers of the blocks in fp8 (torchao.float8), parameters gathered in the param dtype.
-enum class Float8 : std::uint8_t { kNone, kTensorwise, kRowwise };
+// Linear layers of the blocks in fp8, parameters gathered in the param dtype. torchao.float8's
+// recipes (gw_hp: the weight's gradient in the compute dtype), and TransformerEngine's delayed
+// scaling.
+enum class Float8 : std::uint8_t { kNone, kTensorwise, kRowwise, kRowwiseGwHp, kDelayed };
 const char* to_string(Float8 recipe);
 
 enum class AccumulationMode : std::uint8_t { kReduceEach, kKeepUnsharded };

@@ -38,7 +38,8 @@ constexpr std::array kRopes = {ModuleKernels::Rope::kComplex, ModuleKernels::Rop
 constexpr std::array kResiduals = {ModuleKernels::Residual::kCompute,
                                    ModuleKernels::Residual::kFp32};
 constexpr std::array kLogits = {Logits::kReleased, Logits::kHeld};
-constexpr std::array kFloat8 = {Float8::kNone, Float8::kTensorwise, Float8::kRowwise};
+constexpr std::array kFloat8 = {Float8::kNone, Float8::kTensorwise, Float8::kRowwise,
+                                Float8::kRowwiseGwHp, Float8::kDelayed};
 constexpr std::array kCommunicators = {Communicators::kShared, Communicators::kSeparate};
 constexpr std::array kHostSyncs = {HostSync::kNone, HostSync::kStep};
 constexpr std::array kReductionOrders = {ReductionOrder::kMicrobatch, ReductionOrder::kLibrary};
