@@ -342,7 +342,9 @@ TEST(Schema, ClusterHasTheFiguresOfTheCatalogue) {
   for (const char* part : {"gpu", "node", "network"}) {
     for (auto& [key, figure] : cluster[part].items()) figure = "a figure";
   }
-  Texts keys = {"gpus", "machine", "memory_outside_allocator"};
+  // What the usual machines do not need stands in the schema all the same.
+  Texts keys = {"gpus",     "machine",          "memory_outside_allocator",
+                "degraded", "node.link_domain", "node.pcie_switches"};
   for (const char* part : {"gpu", "node", "network"}) {
     for (const auto& [key, figure] : cluster[part].items()) {
       keys.push_back(std::string(part) + "." + key);
@@ -392,9 +394,9 @@ TEST(Schema, ClusterJudgesAsTheReader) {
       Json without = full;
       without[part].erase(key);
       // What only offload needs has a default.
-      const bool has_default =
-          key == "host_link" || key == "host_memory_bandwidth" || key == "storage_bandwidth" ||
-          key == "link_domain" || key == "pcie_switches";
+      const bool has_default = key == "host_link" || key == "host_memory_bandwidth" ||
+                               key == "storage_bandwidth" || key == "link_domain" ||
+                               key == "pcie_switches";
       (has_default ? good : bad).push_back(without.dump());
     }
   }
