@@ -136,9 +136,10 @@ class Residuals {
     if (found.size() < kFewest) {
       found = residuals(swept_, row.source, [&](const Residual& r) { return r.size == size; });
     }
-    constexpr double kLeast = 0.03;  // run to run on one machine
+    // Run to run on one machine; where protocols change, sizes differ more.
+    const double least = size == SizeClass::kLarge ? 0.03 : 0.08;
     constexpr double kUnknown = 0.15;
-    return found.size() < kFewest ? kUnknown : std::max(kLeast, quantile(found, kOwnLevel));
+    return found.size() < kFewest ? kUnknown : std::max(least, quantile(found, kOwnLevel));
   }
 
  private:

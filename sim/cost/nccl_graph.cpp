@@ -32,7 +32,8 @@ struct Fit {
   double speed = 0;
 };
 
-// The best channels x speed within `total`, at most `per_port` channels of a speed on each port.
+// The best channels x speed within `total`. A port takes one channel, or as many as it needs where
+// it is faster than any speed of the list.
 Fit best_fit(std::span<const double> speeds, double total, double port, double ports) {
   Fit best;
   for (const double speed : speeds) {
@@ -40,8 +41,8 @@ Fit best_fit(std::span<const double> speeds, double total, double port, double p
     double channels = std::floor(total / speed + kSlack);
     if (std::isfinite(port)) {
       // Less than one port to oneself: others' channels use it as well.
-      const double most =
-          ports >= 1 ? std::floor(ports + kSlack) * std::floor(port / speed + kSlack) : 1.0;
+      const double each = port > speeds.front() ? std::floor(port / speed + kSlack) : 1.0;
+      const double most = ports >= 1 ? std::floor(ports + kSlack) * each : 1.0;
       channels = std::min(channels, most);
     }
     channels = std::min(channels, 32.0);
@@ -139,12 +140,17 @@ NcclGraph ring_graph(const NcclSystem& system) {
       port *= ports;
       ports = 1;
     }
-    // A speed that is not in the list keeps what the port has: virtual ports of clouds.
     const Fit fit = best_fit(nccl_speeds_between(system.generation), link, port, ports);
-    if (fit.channels > 0) {
+    // The list is coarse for slow ports, but what runs is as fast as they are.
+    constexpr double kCoarse = 0.8;
+    const double all = std::min(link, port * ports);
+    if (fit.channels * fit.speed >= kCoarse * all) {
       graph = {fit.channels, fit.speed, fit.speed, 0};
     } else {
-      graph = {1, port, port, 0};
+      constexpr double kUsable = 0.96;  // as 48 of 50 GB/s, 24 of 25
+      const double channels = std::clamp(std::floor(ports + kSlack), 1.0, 32.0);
+      const double speed = kUsable * all / channels;
+      graph = {static_cast<int>(channels), speed, speed, 0};
     }
   } else if (system.nvlink) {
     const double infinite = std::numeric_limits<double>::infinity();

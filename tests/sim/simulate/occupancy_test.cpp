@@ -1,0 +1,104 @@
+// Compute rows slow down by what the collectives beside them occupy.
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+#include <rapidcheck/gtest.h>
+
+#include "sim/cost/cost_model.h"
+#include "sim/simulate/simulate.h"
+#include "tests/support/generators.h"
+
+namespace foreshard {
+namespace {
+
+constexpr auto kAll = static_cast<std::int32_t>(Contention::kOne);
+
+void set_takes(RandomStep& r, Occupancy takes) {
+  for (std::size_t w = 0; w < r.costs.works.size(); ++w) {
+    if (is_collective(r.graph.works[w].kind)) r.costs.works[w].takes = takes;
+  }
+}
+
+void set_memory_share(RandomStep& r, std::int32_t share) {
+  for (Cost& cost : r.costs.works) cost.memory_share = share;
+}
+
+RC_GTEST_PROP(Occupancy, NothingTakenIsSweepBitForBit, ()) {
+  RandomStep r = random_step();
+  set_takes(r, {0, 0});
+  set_memory_share(r, *rc::gen::inRange(0, kAll + 1));
+  RC_ASSERT(sweep(r.graph, r.costs).spans == simulate(r.graph, r.costs).spans);
+}
+
+RC_GTEST_PROP(Occupancy, OneAtATimeItIsTheTablesFactor, ()) {
+  RandomStep r = random_step();
+  r.costs.contention = random_contention();
+  const Timeline by_table = Simulator().simulate_once(r.graph, r.costs);
+  const auto excess = static_cast<std::int32_t>(r.costs.contention.compute - Contention::kOne);
+  set_takes(r, {excess, excess});
+  set_memory_share(r, *rc::gen::inRange(0, kAll + 1));
+  const Timeline by_work = Simulator().simulate_once(r.graph, r.costs);
+  // Two collectives at once take twice as much; the table has one factor however many there are.
+  for (std::size_t i = 0; i < r.graph.rows.size(); ++i) {
+    RC_ASSERT(by_table.spans[i].end <= by_work.spans[i].end);
+  }
+  if (r.costs.links.size() <= 1) RC_ASSERT(by_table.spans == by_work.spans);
+}
+
+RC_GTEST_PROP(Occupancy, RowsBoundByMemoryDoNotFeelMultiprocessors, ()) {
+  RandomStep r = random_step();
+  const std::int32_t memory = *rc::gen::inRange(0, kAll);
+  set_memory_share(r, kAll);
+  set_takes(r, {0, memory});
+  const Timeline one = simulate(r.graph, r.costs);
+  set_takes(r, {3 * kAll, memory});
+  RC_ASSERT(simulate(r.graph, r.costs).spans == one.spans);
+  // And the other way round.
+  set_memory_share(r, 0);
+  set_takes(r, {memory, 0});
+  const Timeline two = simulate(r.graph, r.costs);
+  set_takes(r, {memory, 3 * kAll});
+  RC_ASSERT(simulate(r.graph, r.costs).spans == two.spans);
+}
+
+RC_GTEST_PROP(Occupancy, MoreTakenIsNeverFaster, ()) {
+  RandomStep r = random_step();
+  set_memory_share(r, *rc::gen::inRange(0, kAll + 1));
+  const std::int32_t compute = *rc::gen::inRange(0, kAll);
+  const std::int32_t memory = *rc::gen::inRange(0, kAll);
+  set_takes(r, {compute, memory});
+  const Timeline less = Simulator().simulate_once(r.graph, r.costs);
+  set_takes(r, {compute + *rc::gen::inRange(0, kAll), memory + *rc::gen::inRange(0, kAll)});
+  const Timeline more = Simulator().simulate_once(r.graph, r.costs);
+  for (std::size_t i = 0; i < r.graph.rows.size(); ++i) {
+    RC_ASSERT(less.spans[i].end <= more.spans[i].end);
+  }
+}
+
+// The same collective over a network of a tenth: its blocks stay, its share of the memory goes.
+TEST(Occupancy, ASlowNetworkTakesMultiprocessorsAndLittleMemory) {
+  const auto takes = [](double nic_rate) {
+    Cluster cluster = round_cluster(16);
+    cluster.gpu.key = "h100-sxm";
+    cluster.gpu.multiprocessors = 132;
+    cluster.gpu.memory_bandwidth = BytesPerSecond(3350e9);
+    cluster.node.gpu_link = BytesPerSecond(450e9);
+    cluster.node.gpu_link_name = "NVLink + NVSwitch";
+    cluster.node.nic_rate = BytesPerSecond(nic_rate);
+    Calibration calibration = round_calibration();
+    calibration.fabrics.push_back({});
+    calibration.contention.memory = 0.4;
+    const CostModel costs(cluster, calibration);
+    const auto price = costs.collective(EventKind::kAllGather, Bytes(1 << 30), {16, 1});
+    EXPECT_TRUE(price);
+    return slowdown_of(*price, cluster.gpu, calibration.contention);
+  };
+  const Slowdown fast = takes(50e9);
+  const Slowdown slow = takes(5e9);
+  EXPECT_GT(fast.memory, 1.3);  // 3 * 360 of 3350 GB/s
+  EXPECT_LT(slow.memory, 1.05);
+  EXPECT_GT(slow.compute, 1.1);  // 16 blocks of 132
+  EXPECT_LT(slow.compute, fast.compute);
+}
+
+}  // namespace
+}  // namespace foreshard
