@@ -4,6 +4,7 @@
 
 #include <Eigen/Dense>
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <span>
 
@@ -100,6 +101,17 @@ const TrainingEvidence& training_evidence() {
     throw Error(ExitCode::kInternal, fmt::format("{} is not built in", kFile));
   }();
   return evidence;
+}
+
+Calibration with_kernel_spread(Calibration calibration, std::string_view attention_kernel) {
+  const bool is_assumed = std::any_of(
+      calibration.attention.begin(), calibration.attention.end(), [&](const AttentionCurve& curve) {
+        return curve.kernel == attention_kernel && curve.evidence == Evidence::kAssumed;
+      });
+  FactorSpread& spread = calibration.spread[static_cast<std::size_t>(Factor::kAttention)];
+  const double range = std::log(3.0 / 1.7) / 2 / 1.6449;
+  if (is_assumed) spread = {std::max(spread.log_sd, range), "the range of arXiv 2307.08691"};
+  return calibration;
 }
 
 Calibration informed(Calibration calibration, const TrainingEvidence& evidence,

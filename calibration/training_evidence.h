@@ -49,6 +49,10 @@ TrainingEvidence read_training_evidence(const ConfigNode& root);
 // The file that is built in.
 const TrainingEvidence& training_evidence();
 
+// Attention by a kernel without rows is as uncertain as the published range of its rate: 1.7 to 3.0
+// times slower than FlashAttention-2 (arXiv 2307.08691) as a 90 % interval.
+Calibration with_kernel_spread(Calibration calibration, std::string_view attention_kernel);
+
 // `calibration` with the posterior of its job's factors; families in `without` are not used. With
 // no family left it is the prior, with plan_log_sd.
 Calibration informed(Calibration calibration, const TrainingEvidence& evidence,

@@ -20,10 +20,9 @@ namespace foreshard {
 namespace {
 
 constexpr std::size_t kMostRows = 24;
-constexpr double kIndependent = 6;
-// Same job on another host or in another week: 5 to 7 % (calibration/README.md); within one group
-// after its mean is taken out 1 to 3 %.
-constexpr double kPlanLogSd = 0.03;
+constexpr double kIndependent = 4;
+// Same job on another host or in another week: 5 to 7 % between two runs, 1 / sqrt(2) of that each.
+constexpr double kPlanLogSd = 0.045;
 constexpr double kHuber = 3;  // in units of the residual's expected size
 constexpr double kStep = 1.05;
 
@@ -114,7 +113,10 @@ TrainingEvidence gather_evidence(const CsvTable& table) {
   for (const Observation& each : all) {
     ++group_rows[each.group];
     families.insert(each.family);
-    for (std::size_t f = 0; f < kFactors; ++f) prior[each.names[f]] = each.prior[f];
+    for (std::size_t f = 0; f < kFactors; ++f) {
+      const auto [place, is_new] = prior.emplace(each.names[f], each.prior[f]);
+      if (!is_new) place->second = std::min(place->second, each.prior[f]);  // the best known card
+    }
   }
   for (const auto& [name, sd] : prior) {
     evidence.names.push_back(name);

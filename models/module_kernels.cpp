@@ -61,7 +61,6 @@ class Rewriter {
     }
     finish_stream();
     layer_.output = renamed_[at(old_.output)];
-    if (old_.role == LayerRole::kLoss) add_metrics();
     return std::move(layer_);
   }
 
@@ -316,19 +315,6 @@ class Rewriter {
     return plan_.autocast && old_.role == LayerRole::kLoss && op.function == Function::kCast;
   }
 
-  void add_metrics() {
-    for (std::int64_t m = 0; m < plan_.kernels.train_metrics; ++m) {
-      const Index wide = like(0, "metric_log_probabilities",
-                              plan_.autocast ? ElementType::kFp32 : layer_.tensors[0].type);
-      Operation op = pass("train_metric", Function::kLogSoftmax, {0}, wide);
-      op.kind = OperationKind::kSoftmaxLoss;
-      op.gradient = GradientRule::kNone;
-      op.released = {wide};
-      // Logits are there until the loss lets go of them.
-      layer_.operations.insert(layer_.operations.begin() + m, std::move(op));
-    }
-  }
-
   const LayerSpec old_;
   const Plan& plan_;
   LayerSpec layer_;
@@ -339,8 +325,29 @@ class Rewriter {
 
 }  // namespace
 
+void add_train_metrics(LayerSpec& loss, const Plan& plan) {
+  for (std::int64_t m = 0; m < plan.kernels.train_metrics; ++m) {
+    TensorSpec result = loss.tensors.front();
+    result.name = "metric_log_probabilities";
+    if (plan.autocast) result.type = ElementType::kFp32;
+    loss.tensors.push_back(std::move(result));
+    const auto output = static_cast<Index>(loss.tensors.size() - 1);
+    Operation op;
+    op.name = "train_metric";
+    op.kind = OperationKind::kSoftmaxLoss;
+    op.function = Function::kLogSoftmax;
+    op.inputs = {0};
+    op.outputs = op.released = {output};
+    op.gradient = GradientRule::kNone;
+    // Logits are there until the loss lets go of them.
+    loss.operations.insert(loss.operations.begin() + m, std::move(op));
+  }
+}
+
 ModelSpec with_module_kernels(ModelSpec model, const Plan& plan) {
-  if (plan.kernels == ModuleKernels{} && !plan.autocast) return model;
+  ModuleKernels plain;
+  plain.train_metrics = plan.kernels.train_metrics;
+  if (plan.kernels == plain && !plan.autocast) return model;
   for (LayerSpec& layer : model.kinds) layer = Rewriter(std::move(layer), plan).run();
   return model;
 }

@@ -401,7 +401,10 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
   model = with_module_kernels(std::move(model), plan);
   for (LayerSpec& layer : model.kinds) {
     apply_attention(layer, plan);
-    if (layer.role == LayerRole::kLoss) apply_loss(layer, plan);
+    if (layer.role == LayerRole::kLoss) {
+      apply_loss(layer, plan);
+      add_train_metrics(layer, plan);
+    }
     if (layer.role != LayerRole::kBlock) continue;
     if (plan.float8 != Float8::kNone) apply_float8(layer, plan.float8);
     if (plan.compile != Compile::kNone) compile(layer, plan.float8);
