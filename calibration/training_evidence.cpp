@@ -48,7 +48,7 @@ LatentNames latent_names(const Cluster& cluster, std::string_view attention_kern
   name(Factor::kIntraNode) = "intra_node " + chip;
   name(Factor::kInterNode) = "inter_node";
   name(Factor::kHost) = "host";
-  name(Factor::kOverlap) = "overlap " + chip;
+  name(Factor::kOverlap) = "overlap";
   return names;
 }
 

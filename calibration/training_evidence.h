@@ -24,7 +24,7 @@
 namespace foreshard {
 
 // What the factors of one job are called: factors of jobs with the same name are one. "gemm a100",
-// "attention a100 fa1 64", "memory_bound", "intra_node a100", "inter_node", "host", "overlap a100".
+// "attention a100 fa1 64", "memory_bound", "intra_node a100", "inter_node", "host", "overlap".
 using LatentNames = std::array<std::string, kFactors>;
 LatentNames latent_names(const Cluster& cluster, std::string_view attention_kernel,
                          std::int64_t head_dim);

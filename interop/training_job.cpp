@@ -260,6 +260,11 @@ TrainingJob training_job(const TrainingRow& row, const std::vector<std::string>&
   add_dtypes(plan);
   add_sharding(row, plan);
   add_recompute(row, plan);
+  // The model returned fp32 logits and the loop kept them until pytorch/torchtitan#391.
+  if (row.word("stack") == "torchtitan_2024" && row.word("loss_impl") == "eager_fp32" &&
+      row.word("commit_date") < "2024-06-12") {
+    plan.add("logits=held");
+  }
   for (const std::string& assignment : set) plan.add(assignment);
   PlanDocument document;
   for (const std::string& assignment : std::move(plan).list()) {
