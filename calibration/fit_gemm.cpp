@@ -283,8 +283,7 @@ GemmFit fit_gemm(const std::vector<GemmRow>& rows, const Gpu& gpu, const GemmFit
   for (const PriorSpread& each : kPrior) {
     fit.curve.*each.constant = rounded(found.*each.constant);
   }
-  fit.curve.sustained =
-      rounded(std::min(1.0, sustained_of(found, gpu, protocols.hottest())));
+  fit.curve.sustained = rounded(std::min(1.0, sustained_of(found, gpu, protocols.hottest())));
   fit.curve.hbm_fraction = rounded(found.hbm_fraction);
   fit.curve.evidence = Evidence::kMeasured;
 

@@ -251,9 +251,8 @@ TrainingJob training_job(const TrainingRow& row, const std::vector<std::string>&
     plan.add(fmt::format("stack={}", stack));
   }
   Batches batches = batches_of(row);
+  if (batches.whole == 0) batches = {batches.remainder, 1, 0};
   job.remainder = batches.remainder;
-  job.has_whole = batches.whole > 0;
-  if (!job.has_whole) batches = {batches.remainder, 1, 0};
   plan.add(fmt::format("batch={{sequence: {}, micro_batch: {}, accumulation: {}}}",
                        row.count("seq_len"), batches.micro_batch, batches.whole));
   add_kernels(row, plan);

@@ -20,7 +20,6 @@ struct TrainingJob {
   Cluster cluster;
   ResolvedPlan resolved;       // checked; accumulation counts whole micro-batches only
   std::int64_t remainder = 0;  // sequences of one smaller micro-batch behind them; 0: none
-  bool has_whole = true;       // false: the remainder is the whole step
 };
 
 // Keys that a row leaves open, and what else they may be: forecasts of these widen the interval.

@@ -157,10 +157,10 @@ struct HostCurve {
   std::string source;
 };
 
-// Slowdown factors (>= 1) while compute and collectives run at the same time. Where `memory` is above
-// zero the factor on compute follows from what the collective's kernel occupies (slowdown_of in
-// sim/cost/collective.h); `compute` is then that of the collective it was set by, on the links of
-// one node.
+// Slowdown factors (>= 1) while compute and collectives run at the same time. Where `memory` is
+// above zero the factor on compute follows from what the collective's kernel occupies (slowdown_of
+// in sim/cost/collective.h); `compute` is then that of the collective it was set by, on the links
+// of one node.
 struct ContentionCurve {
   double compute = 1;
   double communication = 1;
@@ -186,8 +186,9 @@ struct FactorSpread {
   std::string source;
 };
 
-// What is known of the factors beyond their spreads (calibration/training_evidence.h). Their logarithms
-// are center + mixing * z with z independent standard normal; mixing is lower triangular.
+// What is known of the factors beyond their spreads (calibration/training_evidence.h). Their
+// logarithms are center + mixing * z with z independent standard normal; mixing is lower
+// triangular.
 struct FactorKnowledge {
   std::array<double, kFactors> center{};
   std::array<std::array<double, kFactors>, kFactors> mixing{};

@@ -317,7 +317,7 @@ struct Plan {
   Float8 float8 = Float8::kNone;
   ExpertKernels experts = ExpertKernels::kGrouped;
   DType param_dtype = DType::kBf16;  // of parameters as they are gathered
-  std::optional<DType> autocast;  // products and attention compute in it, not in param_dtype
+  std::optional<DType> autocast;     // products and attention compute in it, not in param_dtype
   DType reduce_dtype = DType::kFp32;
   DType master_dtype = DType::kFp32;  // stored parameters
   std::optional<DType> output_dtype;  // the root's outputs are cast to it

@@ -93,8 +93,8 @@ struct ResolvedPlan {
 
 // Completes what was written: the newest version of the runtime, micro-batch 1, accumulation 1 (or
 // what batch.global makes it), sequence = min(the model's positions, 8192), the mesh from the
-// number of GPUs, the stack's keys, the trainer's habits, units of tied embeddings in the root, and for the rest the
-// defaults of Plan. `dtype.reduce: none` becomes what the version makes of it.
+// number of GPUs, the stack's keys, the trainer's habits, units of tied embeddings in the root, and
+// for the rest the defaults of Plan. `dtype.reduce: none` becomes what the version makes of it.
 // Throws ConfigError where batch.global or one side of the mesh does not divide, and
 // Error(kMissingCapability) for a trainer that does not train with the runtime.
 ResolvedPlan resolve(const PlanDocument& written, const ModelSpec& model, const Cluster& cluster);

@@ -260,8 +260,8 @@ TEST(Fit, GemmErrorsOnSourcesLeftOut) {
 
 TEST(Fit, SustainedRateComesFromLongProducts) {
   // A100's long products lose nothing; what is lost comes from the hotter way of timing.
-  EXPECT_NEAR(fit_of("a100-80gb").calibration.gemm_bf16.sustained, 0.97, 0.03);
-  EXPECT_NEAR(fit_of("h100-sxm").calibration.gemm_bf16.sustained, 0.885, 0.03);
+  EXPECT_NEAR(fit_of("a100-80gb").calibration.gemm_bf16.sustained, 0.96, 0.03);
+  EXPECT_NEAR(fit_of("h100-sxm").calibration.gemm_bf16.sustained, 0.86, 0.03);
 }
 
 TEST(Fit, AttentionChartsAreReproduced) {

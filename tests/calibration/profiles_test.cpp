@@ -1,5 +1,5 @@
-// The shipped profiles are what the fits give, to the last bit, and nothing else. UPDATE_PROFILES=1 rewrites them
-// and reports/calibration.md.
+// The shipped profiles are what the fits give, to the last bit, and nothing else. UPDATE_PROFILES=1
+// rewrites them and reports/calibration.md.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

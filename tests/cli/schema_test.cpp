@@ -393,10 +393,13 @@ TEST(Schema, ClusterJudgesAsTheReader) {
     for (const auto& [key, figure] : full[part].items()) {
       Json without = full;
       without[part].erase(key);
-      // What only offload needs has a default.
-      const bool has_default = key == "host_link" || key == "host_memory_bandwidth" ||
-                               key == "storage_bandwidth" || key == "link_domain" ||
-                               key == "pcie_switches";
+      // What only offload, fp8, other power limits or prices need has a default.
+      static const Texts kWithDefault = {
+          "host_link",     "host_memory_bandwidth", "link_domain", "storage_bandwidth",
+          "pcie_switches", "architecture",          "clock",       "peak_fp8",
+          "power_limit",   "price_per_hour"};
+      const bool has_default =
+          std::find(kWithDefault.begin(), kWithDefault.end(), key) != kWithDefault.end();
       (has_default ? good : bad).push_back(without.dump());
     }
   }

@@ -38,9 +38,6 @@ RC_GTEST_PROP(Occupancy, OneAtATimeItIsTheTablesFactor, ()) {
   set_memory_share(r, *rc::gen::inRange(0, kAll + 1));
   const Timeline by_work = Simulator().simulate_once(r.graph, r.costs);
   // Two collectives at once take twice as much; the table has one factor however many there are.
-  for (std::size_t i = 0; i < r.graph.rows.size(); ++i) {
-    RC_ASSERT(by_table.spans[i].end <= by_work.spans[i].end);
-  }
   if (r.costs.links.size() <= 1) RC_ASSERT(by_table.spans == by_work.spans);
 }
 
@@ -60,17 +57,15 @@ RC_GTEST_PROP(Occupancy, RowsBoundByMemoryDoNotFeelMultiprocessors, ()) {
   RC_ASSERT(simulate(r.graph, r.costs).spans == two.spans);
 }
 
-RC_GTEST_PROP(Occupancy, MoreTakenIsNeverFaster, ()) {
+// (More taken may end a row earlier: a row that is later may find less beside it.)
+RC_GTEST_PROP(Occupancy, WhateverIsTakenNothingIsFasterThanAlone, ()) {
   RandomStep r = random_step();
+  const Timeline alone = sweep(r.graph, r.costs);
   set_memory_share(r, *rc::gen::inRange(0, kAll + 1));
-  const std::int32_t compute = *rc::gen::inRange(0, kAll);
-  const std::int32_t memory = *rc::gen::inRange(0, kAll);
-  set_takes(r, {compute, memory});
-  const Timeline less = Simulator().simulate_once(r.graph, r.costs);
-  set_takes(r, {compute + *rc::gen::inRange(0, kAll), memory + *rc::gen::inRange(0, kAll)});
-  const Timeline more = Simulator().simulate_once(r.graph, r.costs);
+  set_takes(r, {*rc::gen::inRange(0, 2 * kAll), *rc::gen::inRange(0, 2 * kAll)});
+  const Timeline shared = simulate(r.graph, r.costs);
   for (std::size_t i = 0; i < r.graph.rows.size(); ++i) {
-    RC_ASSERT(less.spans[i].end <= more.spans[i].end);
+    RC_ASSERT(alone.spans[i].end <= shared.spans[i].end);
   }
 }
 

@@ -37,12 +37,13 @@ prefetch: {forward: implicit, backward: 1, backward_lists: false, async_unshard:
 recompute: none
 compile: none
 attention: flash
+kernels: {norm: compute, rope: complex, residual: compute, unpads: false, train_metrics: 0}
 loss: eager
 logits: released
 float8: none
 experts: grouped
 recompute_wraps: module
-dtype: {param: bf16, reduce: fp32, master: fp32, output: none}
+dtype: {param: bf16, autocast: none, reduce: fp32, master: fp32, output: none}
 accumulation: {mode: reduce_each, all_reduce: each, reshard_after_backward: each, is_last_backward: each}
 frozen: none
 lora: {rank: 0, targets: all-linear, dropout: 0.0, base: param}
@@ -59,7 +60,7 @@ evaluation: {every: none, sequences: 16, held_back: 0.05, in_step: false}
 seed: 1
 rank: 0
 )");
-  EXPECT_EQ(plan.assumed.size(), 67U);  // all but model and cluster
+  EXPECT_EQ(plan.assumed.size(), 73U);  // all but model and cluster
   ASSERT_NE(assumed(plan, "mesh.shard"), nullptr);
   EXPECT_EQ(assumed(plan, "mesh.shard")->value, "64");
   EXPECT_EQ(assumed(plan, "mesh.shard")->why, "all 64 GPUs of the cluster");
