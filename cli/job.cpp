@@ -12,6 +12,7 @@
 #include "calibration/profile.h"
 #include "cli/local_profiles.h"
 #include "interop/hf_config.h"
+#include "interop/informed_calibration.h"
 #include "models/model_yaml.h"
 #include "models/variants.h"
 #include "models/zoo.h"
@@ -211,7 +212,8 @@ TranslatedJob translate_job(const Job& job, const std::string& runtime) {
 
 CostModel cost_model(const Job& job) {
   const Calibration calibration =
-      job.calibration ? *job.calibration : load_profile(job.cluster.gpu.key);
+      job.calibration ? *job.calibration
+                      : informed_calibration(job.model, job.resolved.plan, job.cluster, {});
   return CostModel(job.cluster, calibration, cost_choices(job.resolved.plan));
 }
 

@@ -21,8 +21,8 @@ namespace {
 
 constexpr std::size_t kMostRows = 24;
 constexpr double kIndependent = 4;
-// Same job on another host or in another week: 5 to 7 % between two runs, 1 / sqrt(2) of that each.
-constexpr double kPlanLogSd = 0.045;
+// Same job on another host or in another week: 5 to 7 % (calibration/README.md).
+constexpr double kPlanLogSd = 0.06;
 constexpr double kHuber = 3;  // in units of the residual's expected size
 constexpr double kStep = 1.05;
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "calibration/profile.h"
+#include "interop/informed_calibration.h"
 #include "sim/graph/training_step.h"
 #include "sim/simulate/cost_choices.h"
 #include "sim/simulate/forecast.h"
@@ -21,38 +21,22 @@ Quantity difference(const Quantity& a, const Quantity& b) {
   return {a.value - b.value, a.low - b.low, a.high - b.high, weaker(a.evidence, b.evidence)};
 }
 
-std::int64_t head_dim_of(const ModelSpec& model) {
-  for (const LayerSpec& layer : model.kinds) {
-    for (const Operation& op : layer.operations) {
-      if (op.kind == OperationKind::kAttention) return op.attention.head_dim;
-    }
-  }
-  return 0;
-}
-
-CostModel cost_model_of(const TrainingJob& job, const LatentNames& latents,
+CostModel cost_model_of(const TrainingJob& job,
                         const std::optional<std::vector<std::string>>& without) {
-  const CostChoices choices = cost_choices(job.resolved.plan);
-  Calibration calibration =
-      with_kernel_spread(load_profile(job.cluster.gpu.key), choices.attention_kernel);
-  if (without) {
-    calibration = informed(std::move(calibration), training_evidence(), latents, *without);
-  }
-  return {job.cluster, calibration, choices};
-}
-
-// By the kernel that is priced, which may stand for another.
-LatentNames latents_of(const TrainingJob& job) {
-  const CostModel costs(job.cluster, load_profile(job.cluster.gpu.key),
-                        cost_choices(job.resolved.plan));
-  return latent_names(job.cluster, costs.attention_kernel(), head_dim_of(job.model));
+  const Plan& plan = job.resolved.plan;
+  const Calibration calibration = without
+                                      ? informed_calibration(job.model, plan, job.cluster, *without)
+                                      : profile_calibration(plan, job.cluster);
+  return {job.cluster, calibration, cost_choices(plan)};
 }
 
 }  // namespace
 
 StepForecaster::StepForecaster(const TrainingJob& job,
                                const std::optional<std::vector<std::string>>& without)
-    : job_(job), latents_(latents_of(job)), costs_(cost_model_of(job, latents_, without)) {}
+    : job_(job),
+      latents_(latents_of(job.model, job.resolved.plan, job.cluster)),
+      costs_(cost_model_of(job, without)) {}
 
 Report StepForecaster::report(std::int64_t micro_batch, std::int64_t accumulation,
                               int draws) const {
@@ -84,6 +68,9 @@ Report StepForecaster::step(int draws) const {
     result.seconds =
         combined(result.seconds, 1, difference(report(job_.remainder, 2, draws).seconds, one));
   }
+  // Differences of bounds are none of the differences: at least the value lies within.
+  result.seconds.low = std::min(result.seconds.low, result.seconds.value);
+  result.seconds.high = std::max(result.seconds.high, result.seconds.value);
   return result;
 }
 

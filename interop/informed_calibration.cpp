@@ -1,0 +1,36 @@
+#include "interop/informed_calibration.h"
+
+#include "calibration/profile.h"
+#include "sim/cost/cost_model.h"
+#include "sim/simulate/cost_choices.h"
+
+namespace foreshard {
+namespace {
+
+std::int64_t head_dim_of(const ModelSpec& model) {
+  for (const LayerSpec& layer : model.kinds) {
+    for (const Operation& op : layer.operations) {
+      if (op.kind == OperationKind::kAttention) return op.attention.head_dim;
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+LatentNames latents_of(const ModelSpec& model, const Plan& plan, const Cluster& cluster) {
+  const CostModel costs(cluster, load_profile(cluster.gpu.key), cost_choices(plan));
+  return latent_names(cluster, costs.attention_kernel(), head_dim_of(model));
+}
+
+Calibration profile_calibration(const Plan& plan, const Cluster& cluster) {
+  return with_kernel_spread(load_profile(cluster.gpu.key), cost_choices(plan).attention_kernel);
+}
+
+Calibration informed_calibration(const ModelSpec& model, const Plan& plan, const Cluster& cluster,
+                                 const std::vector<std::string>& without) {
+  return informed(profile_calibration(plan, cluster), training_evidence(),
+                  latents_of(model, plan, cluster), without);
+}
+
+}  // namespace foreshard

@@ -1,0 +1,134 @@
+// What training steps say about latent factors: the sums, the posterior, and that no family is
+// forecast with its own steps.
+#include "calibration/training_evidence.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "calibration/profile.h"
+#include "interop/gather_evidence.h"
+#include "interop/measured_tables.h"
+#include "interop/score_steps.h"
+#include "interop/step_forecaster.h"
+#include "interop/training_job.h"
+
+namespace foreshard {
+namespace {
+
+CsvTable published_steps() {
+  return read_table(std::filesystem::path(FORESHARD_SOURCE_DIR) /
+                    "calibration/published/training_steps.csv");
+}
+
+// One factor with prior sd 0.1 and one row that says log(measured / forecast) = 0.06 with
+// sensitivity 1 and noise 0.1: precision 100 + 100, information 100 * 0.06, so mean 0.03 and sd
+// 1 / sqrt(200).
+TEST(TrainingEvidence, PosteriorOfOneFactorByHand) {
+  Calibration calibration = load_profile("a100-80gb");
+  for (FactorSpread& spread : calibration.spread) spread.log_sd = 0.1;
+  TrainingEvidence evidence;
+  evidence.plan_log_sd = 0.04;
+  evidence.names = {"gemm a100"};
+  evidence.prior_log_sd = {0.1};
+  evidence.families = {{"A", 1, {{100}}, {100 * 0.06}}, {"B", 1, {{1e6}}, {1e6}}};
+  Cluster cluster;
+  cluster.gpu.key = "a100-80gb";
+  const LatentNames names = latent_names(cluster, "fa2", 128);
+  const FactorKnowledge known = *informed(calibration, evidence, names, {"B"}).knowledge;
+  EXPECT_NEAR(known.center[0], 0.03, 1e-9);
+  EXPECT_NEAR(known.mixing[0][0], 1 / std::sqrt(200.0), 1e-9);
+  EXPECT_EQ(known.informed_by, "A");
+  EXPECT_EQ(known.plan_log_sd, 0.04);
+  for (std::size_t f = 1; f < kFactors; ++f) {  // nobody said anything
+    EXPECT_NEAR(known.center[f], 0, 1e-12);
+    EXPECT_NEAR(known.mixing[f][f], 0.1, 1e-9);
+  }
+  const FactorKnowledge prior = *informed(calibration, evidence, names, {"A", "B"}).knowledge;
+  EXPECT_NEAR(prior.center[0], 0, 1e-12);
+  EXPECT_TRUE(prior.informed_by.empty());
+}
+
+TEST(TrainingEvidence, CardsOfOneChipShareTheirKernels) {
+  Cluster forty, eighty;
+  forty.gpu.key = "a100-40gb";
+  eighty.gpu.key = "a100-80gb";
+  EXPECT_EQ(latent_names(forty, "fa1", 64), latent_names(eighty, "fa1", 80));
+  EXPECT_NE(latent_names(forty, "fa1", 64), latent_names(forty, "fa1", 128));
+  EXPECT_NE(latent_names(forty, "fa1", 64), latent_names(forty, "fa2", 64));
+}
+
+// The file is what the published rows give, to the last digit.
+TEST(TrainingEvidence, IsWhatThePublishedStepsGive) {
+  EXPECT_EQ(to_json(gather_evidence(published_steps())).dump(), to_json(training_evidence()).dump())
+      << "foreshard accuracy calibration/published/training_steps.csv --evidence "
+         "calibration/evidence/training_steps.json";
+}
+
+// Every family that has a say is named, and leaving it out leaves nothing of it.
+TEST(TrainingEvidence, NoFamilyIsForecastWithItsOwnSteps) {
+  const TrainingEvidence& all = training_evidence();
+  ASSERT_GE(all.families.size(), 3U);
+  std::vector<TrainingRow> rows = read_training_rows(published_steps());
+  for (const FamilyEvidence& family : all.families) {
+    TrainingEvidence wild = all;  // what the family says is nonsense
+    for (FamilyEvidence& each : wild.families) {
+      if (each.family != family.family) continue;
+      for (double& value : each.information) value = value * -7 + 1000;
+    }
+    for (const TrainingRow& row : rows) {
+      if (family_of(row.id) != family.family || row.word("score") != "yes") continue;
+      const TrainingJob job = training_job(row);
+      const StepForecaster forecaster(job, std::vector<std::string>{family.family});
+      const FactorKnowledge& used = *forecaster.calibration().knowledge;
+      EXPECT_EQ(used.informed_by.find(family.family), std::string::npos);
+      const FactorKnowledge other =
+          *informed(load_profile(job.cluster.gpu.key), wild, forecaster.latents(), {family.family})
+               .knowledge;
+      const FactorKnowledge same =
+          *informed(load_profile(job.cluster.gpu.key), all, forecaster.latents(), {family.family})
+               .knowledge;
+      EXPECT_EQ(other.center, same.center);
+      break;  // one row of each
+    }
+  }
+}
+
+// Every eighth row, in the file's order.
+CsvTable some_steps() {
+  const std::filesystem::path path =
+      std::filesystem::path(FORESHARD_SOURCE_DIR) / "calibration/published/training_steps.csv";
+  std::ifstream file(path);
+  std::string text, line;
+  for (int number = 0; std::getline(file, line); ++number) {
+    if (number == 0 || number % 8 == 1) text += line + "\n";
+  }
+  return CsvTable(text, "some steps");
+}
+
+// Every row appears, once for each quantity that it measured.
+TEST(TrainingEvidence, EveryPublishedRowIsInTheAnswer) {
+  const CsvTable table = some_steps();
+  const std::vector<AccuracyRow> rows = score_training_steps(table);
+  std::size_t steps = 0, scored = 0;
+  for (const AccuracyRow& row : rows) {
+    if (row.quantity != "step_time_s") continue;
+    ++steps;
+    scored += row.scored ? 1 : 0;
+    if (!row.scored) {
+      EXPECT_FALSE(row.reason.empty()) << row.id;
+    } else {
+      EXPECT_LE(row.low, row.predicted) << row.id;
+      EXPECT_GE(row.high, row.predicted) << row.id;
+    }
+  }
+  EXPECT_EQ(steps, table.rows());
+  EXPECT_GT(scored, table.rows() * 8 / 10);
+  EXPECT_LT(summarize_balanced(rows).median_abs_error, 0.07);
+}
+
+}  // namespace
+}  // namespace foreshard
