@@ -146,7 +146,13 @@ TEST(Local, AProfileOfAGpuIsReadForItsCluster) {
   const std::string job = "predict --json --model gpt2 --cluster 8xh100 ";
   const Outcome named = run(job + "--profile " + shipped);
   ASSERT_EQ(named.exit_code, 0) << named.err;
-  EXPECT_EQ(comparable(named), comparable(run(job)));
+  // A profile that is named stands alone; the shipped one comes with what published steps say.
+  const auto alone = json_of(named);
+  const auto informed = json_of(run(job));
+  EXPECT_EQ(alone["fingerprint"], informed["fingerprint"]);
+  EXPECT_EQ(alone["memory"]["peak_allocated_bytes"], informed["memory"]["peak_allocated_bytes"]);
+  const double seconds = alone["step"]["seconds"]["value"];
+  EXPECT_NEAR(seconds / informed["step"]["seconds"]["value"].get<double>(), 1, 0.1);
 }
 
 }  // namespace
