@@ -107,6 +107,29 @@ class Assignments {
   std::vector<std::string> list_;
 };
 
+// FlashAttention-2 came out on 2023-07-17 (Dao-AILab/flash-attention, v2.0.0).
+bool is_before_fa2(const TrainingRow& row) {
+  const std::string_view date = row.word("commit_date");
+  if (!date.empty()) return date < "2023-07-17";
+  return row.word("runtime_version").starts_with("1.");
+}
+
+bool gathers_fp32(const TrainingRow& row) { return row.word("gather_dtype") == "fp32"; }
+
+// What is likely where neither a stack nor a column says: autocast's fp32 norms and stream over
+// fp32 weights; the flash attention of the time; Llama's norm of several kernels, which PyTorch 2.9
+// fused (2025-10).
+void add_era(const TrainingRow& row, Assignments& plan) {
+  if (is_before_fa2(row)) plan.add("attention=fa1");
+  if (gathers_fp32(row)) {
+    plan.add("kernels.norm=fp32");
+    plan.add("kernels.residual=fp32");
+  }
+  const std::string_view arch = row.word("arch");
+  const bool is_gpt = arch == "mpt" || arch == "gpt";
+  if (!is_gpt && row.word("commit_date") < "2025-10") plan.add("kernels.norm=eager");
+}
+
 void add_kernels(const TrainingRow& row, Assignments& plan) {
   plan.map("attention_kernel", "attention",
            {{"fa1", "fa1"},
@@ -249,6 +272,8 @@ TrainingJob training_job(const TrainingRow& row, const std::vector<std::string>&
   plan.add("runtime=" + runtime);
   if (const std::string_view stack = row.word("stack"); find_stack(stack) != nullptr) {
     plan.add(fmt::format("stack={}", stack));
+  } else {
+    add_era(row, plan);
   }
   Batches batches = batches_of(row);
   if (batches.whole == 0) batches = {batches.remainder, 1, 0};
@@ -284,10 +309,14 @@ std::vector<OpenChoice> open_choices(const TrainingRow& row) {
     if (has_stack && !is_vague) return;
     open.push_back({column, std::move(alternatives)});
   };
-  ask("attention_kernel", {"attention=fa1", "attention=cudnn", "attention=fa3"});
-  ask("norm_impl", {"kernels.norm=compute", "kernels.norm=eager"});
-  ask("residual_dtype", {"kernels.residual=fp32"});
+  const bool early = is_before_fa2(row);
+  ask("attention_kernel", early ? std::vector<std::string>{"attention=triton", "attention=fa2"}
+                                : std::vector<std::string>{"attention=triton", "attention=fa2",
+                                                           "attention=cudnn", "attention=fa3"});
+  ask("norm_impl", {"kernels.norm=compute", "kernels.norm=fp32", "kernels.norm=eager"});
+  ask("residual_dtype", {"kernels.residual=fp32", "kernels.residual=compute"});
   ask("loss_impl", {"loss=fused", "loss=eager"});
+  ask("train_metrics", {"kernels.train_metrics=2"});
   ask("optimizer_impl", {"optimizer.implementation=loop", "optimizer.implementation=fused"});
   return open;
 }
