@@ -117,10 +117,10 @@ Calibration with_kernel_spread(Calibration calibration, std::string_view attenti
 Calibration informed(Calibration calibration, const TrainingEvidence& evidence,
                      const LatentNames& names, const std::vector<std::string>& without) {
   const auto size = static_cast<Eigen::Index>(evidence.names.size());
+  constexpr auto kOwn = static_cast<Eigen::Index>(kFactors);
   // The evidence's factors, then those of the job that it does not know.
-  Eigen::MatrixXd precision = Eigen::MatrixXd::Zero(size + 7, size + 7);
-  static_assert(kFactors == 7);
-  Eigen::VectorXd information = Eigen::VectorXd::Zero(size + 7);
+  Eigen::MatrixXd precision = Eigen::MatrixXd::Zero(size + kOwn, size + kOwn);
+  Eigen::VectorXd information = Eigen::VectorXd::Zero(size + kOwn);
   for (Eigen::Index i = 0; i < size; ++i) {
     const double sd = evidence.prior_log_sd[static_cast<std::size_t>(i)];
     precision(i, i) = 1 / (sd * sd);
@@ -147,10 +147,10 @@ Calibration informed(Calibration calibration, const TrainingEvidence& evidence,
   }
   const Eigen::MatrixXd covariance = precision.inverse();
   const Eigen::VectorXd mean = covariance * information;
-  Eigen::MatrixXd of_job(7, 7);
-  for (Eigen::Index a = 0; a < 7; ++a) {
+  Eigen::MatrixXd of_job(kOwn, kOwn);
+  for (Eigen::Index a = 0; a < kOwn; ++a) {
     knowledge.center[static_cast<std::size_t>(a)] = mean(place[static_cast<std::size_t>(a)]);
-    for (Eigen::Index b = 0; b < 7; ++b) {
+    for (Eigen::Index b = 0; b < kOwn; ++b) {
       of_job(a, b) =
           covariance(place[static_cast<std::size_t>(a)], place[static_cast<std::size_t>(b)]);
     }

@@ -4,9 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <system_error>
 
 #include "calibration/fit_csv.h"
@@ -16,6 +14,7 @@
 #include "cli/local_profiles.h"
 #include "cli/output.h"
 #include "cli/verbs.h"
+#include "interop/measured_tables.h"
 #include "reports/layout.h"
 #include "sim/base/error.h"
 #include "sim/base/unit_strings.h"
@@ -126,14 +125,6 @@ std::string place_of(const LocalProfile& profile, const std::string& out) {
 // --- measured products of a GPU ---
 
 bool is_csv(const std::string& file) { return std::filesystem::path(file).extension() == ".csv"; }
-
-CsvTable read_table(const std::string& file) {
-  std::ifstream stream(file, std::ios::binary);
-  if (!stream) throw Error(ExitCode::kInvalidInput, file + ": cannot be read");
-  std::ostringstream text;
-  text << stream.rdbuf();
-  return CsvTable(text.str(), file);
-}
 
 Json csv_json(const CsvFit& fit, const std::string& path) {
   Json errors = Json::array();

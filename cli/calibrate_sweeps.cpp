@@ -7,10 +7,9 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
+#include "calibration/gpu_names.h"
 #include "calibration/machines.h"
 #include "calibration/nccl_rows.h"
 #include "calibration/profile.h"
@@ -20,6 +19,7 @@
 #include "interop/nccl_log.h"
 #include "reports/layout.h"
 #include "sim/base/quantile.h"
+#include "sim/base/text_file.h"
 
 namespace foreshard {
 namespace {
@@ -74,60 +74,25 @@ Quality quality_of(const Cluster& machine, const Calibration& base, const Collec
   return quality;
 }
 
-// The catalogue's machine of a device name, by the longest key or alias in it.
+// The catalogue's machine of a device name.
 std::string machine_of(const std::string& device, const std::string& asked) {
   if (!asked.empty()) return asked;
-  const auto squeezed = [](std::string_view text) {
-    std::string out;
-    for (const char c : text) {
-      if (std::isalnum(static_cast<unsigned char>(c)) != 0) {
-        out.push_back(static_cast<char>(std::tolower(static_cast<unsigned char>(c))));
-      }
-    }
-    return out;
-  };
-  const std::string low = squeezed(device);
-  std::string best;
-  std::size_t longest = 0;
-  for (const Machine& machine : list_machines()) {
-    std::vector<std::string> names = machine.aliases;
-    names.push_back(machine.key);
-    names.push_back(machine.key.substr(0, machine.key.find('-')));
-    for (const std::string& name : names) {
-      const std::string word = squeezed(name);
-      if (word.size() > longest && low.find(word) != std::string::npos) {
-        best = machine.key;
-        longest = word.size();
-      }
-    }
-  }
-  if (best.empty()) {
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("the logs do not tell a GPU of the catalogue{}; name it with --machine "
-                            "KEY (foreshard machines)",
-                            device.empty() ? "" : fmt::format(" ('{}')", device)));
-  }
-  return best;
+  const std::vector<Machine> machines = list_machines();
+  if (const Machine* machine = match_gpu(device, machines)) return machine->key;
+  throw Error(ExitCode::kInvalidInput,
+              fmt::format("the logs do not tell a GPU of the catalogue{}; name it with --machine "
+                          "KEY (foreshard machines)",
+                          device.empty() ? "" : fmt::format(" ('{}')", device)));
 }
 
 }  // namespace
-
-std::string text_of_file(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  if (in) text << in.rdbuf();
-  if (!in || !text || std::filesystem::is_directory(path)) {
-    throw Error(ExitCode::kInvalidInput, fmt::format("{} cannot be read", path));
-  }
-  return text.str();
-}
 
 bool are_nccl_tests(const std::vector<std::string>& files) {
   std::size_t logs = 0;
   for (const std::string& file : files) {
     std::error_code ignored;
     if (!std::filesystem::is_regular_file(file, ignored)) continue;  // read_measurements says why
-    logs += looks_like_nccl_tests(text_of_file(file)) ? 1 : 0;
+    logs += looks_like_nccl_tests(read_text_file(file)) ? 1 : 0;
   }
   if (logs != 0 && logs != files.size()) {
     throw Error(ExitCode::kInvalidInput,
@@ -142,7 +107,7 @@ ExitCode calibrate_sweeps(const CalibrateOptions& options) {
   std::string device;
   NcclVersion version;
   for (const std::string& file : options.files) {
-    NcclTests tests = parse_nccl_tests(text_of_file(file), file);
+    NcclTests tests = parse_nccl_tests(read_text_file(file), file);
     if (device.empty()) device = tests.gpu;
     version = tests.version;
     for (CollectiveSweep& sweep : tests.sweeps) sweeps.push_back(std::move(sweep));
@@ -176,18 +141,10 @@ ExitCode calibrate_sweeps(const CalibrateOptions& options) {
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), ignored);
   write_file(path, to_text(to_json(profile)));
   if (options.output.form == Form::kJson) {
-    Json entries = Json::array();
-    for (const ImportEntry& entry : ledger) {
-      entries.push_back({{"mapping", to_string(entry.mapping)},
-                         {"what", entry.what},
-                         {"to", entry.to},
-                         {"why", entry.why},
-                         {"file", entry.file},
-                         {"line", entry.line}});
-    }
-    write_answer(document(
-        "foreshard.calibrate/1",
-        {{"profile", path}, {"machine", machine.gpu.key}, {"sweeps", list}, {"ledger", entries}}));
+    write_answer(document("foreshard.calibrate/1", {{"profile", path},
+                                                    {"machine", machine.gpu.key},
+                                                    {"sweeps", list},
+                                                    {"ledger", ledger_json(ledger)}}));
     return ExitCode::kOk;
   }
   std::string text = fmt::format("{}: median |predicted / measured - 1|\n", machine.gpu.name);

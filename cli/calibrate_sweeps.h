@@ -14,7 +14,4 @@ bool are_nccl_tests(const std::vector<std::string>& files);
 
 ExitCode calibrate_sweeps(const CalibrateOptions& options);
 
-// A file as it is. Throws Error(kInvalidInput) where it cannot be read.
-std::string text_of_file(const std::string& path);
-
 }  // namespace foreshard

@@ -4,17 +4,17 @@
 #include <nlohmann/json.hpp>
 
 #include "calibration/machines.h"
-#include "cli/calibrate_sweeps.h"
 #include "cli/output.h"
 #include "cli/verbs.h"
 #include "interop/nccl_log.h"
 #include "interop/topology_import.h"
+#include "sim/base/text_file.h"
 
 namespace foreshard {
 namespace {
 
 TopologyImport read_topology(const std::string& file) {
-  const std::string text = text_of_file(file);
+  const std::string text = read_text_file(file);
   switch (topology_format(text)) {
     case TopologyFormat::kNvidiaSmi:
       return parse_nvidia_smi_topo(text, file);
@@ -43,16 +43,8 @@ ExitCode run_import(const ImportOptions& options) {
   parse_cluster(yaml, "the imported cluster");  // throws where the figures do not fit together
   if (!options.out.empty()) write_file(options.out, yaml);
   if (options.output.form == Form::kJson) {
-    Json entries = Json::array();
-    for (const ImportEntry& entry : all.ledger) {
-      entries.push_back({{"mapping", to_string(entry.mapping)},
-                         {"what", entry.what},
-                         {"to", entry.to},
-                         {"why", entry.why},
-                         {"file", entry.file},
-                         {"line", entry.line}});
-    }
-    write_answer(document("foreshard.import/1", {{"cluster", yaml}, {"ledger", entries}}));
+    write_answer(
+        document("foreshard.import/1", {{"cluster", yaml}, {"ledger", ledger_json(all.ledger)}}));
     return ExitCode::kOk;
   }
   std::string text = options.out.empty() ? yaml : fmt::format("# written to {}\n", options.out);

@@ -2,12 +2,12 @@
 // either side. Large residuals count less (Huber): a row at capacity must not move a machine.
 #include "interop/gather_evidence.h"
 
+#include <oneapi/tbb/parallel_for.h>
+
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <map>
 #include <set>
-#include <thread>
 #include <utility>
 
 #include "interop/step_forecaster.h"
@@ -80,16 +80,8 @@ std::vector<TrainingRow> chosen(const CsvTable& table) {
 
 std::vector<Observation> observe_all(const std::vector<TrainingRow>& rows) {
   std::vector<Observation> all(rows.size());
-  std::atomic<std::size_t> next = 0;
-  const auto work = [&] {
-    for (std::size_t i = next++; i < rows.size(); i = next++) all[i] = observe(rows[i]);
-  };
-  {
-    std::vector<std::jthread> threads;
-    const unsigned count = std::max(1U, std::thread::hardware_concurrency());
-    for (unsigned t = 1; t < count; ++t) threads.emplace_back(work);
-    work();
-  }
+  oneapi::tbb::parallel_for(std::size_t{0}, rows.size(),
+                            [&](std::size_t i) { all[i] = observe(rows[i]); });
   std::erase_if(all, [](const Observation& each) { return !each.is_set; });
   return all;
 }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <nlohmann/json.hpp>
 
 namespace foreshard {
 
@@ -28,6 +29,19 @@ std::string ledger_text(const ImportLedger& ledger) {
     text += "\n";
   }
   return text;
+}
+
+Json ledger_json(const ImportLedger& ledger) {
+  Json entries = Json::array();
+  for (const ImportEntry& entry : ledger) {
+    entries.push_back({{"mapping", to_string(entry.mapping)},
+                       {"what", entry.what},
+                       {"to", entry.to},
+                       {"why", entry.why},
+                       {"file", entry.file},
+                       {"line", entry.line}});
+  }
+  return entries;
 }
 
 }  // namespace foreshard

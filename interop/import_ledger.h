@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "sim/base/json.h"
+
 namespace foreshard {
 
 enum class Mapping : std::uint8_t {
@@ -28,5 +30,7 @@ using ImportLedger = std::vector<ImportEntry>;
 
 // Aligned lines "file:line  mapped  what -> to  (why)".
 std::string ledger_text(const ImportLedger& ledger);
+// [{mapping, what, to, why, file, line}, ...]
+Json ledger_json(const ImportLedger& ledger);
 
 }  // namespace foreshard

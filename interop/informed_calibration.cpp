@@ -1,7 +1,6 @@
 #include "interop/informed_calibration.h"
 
 #include "calibration/profile.h"
-#include "sim/cost/cost_model.h"
 #include "sim/simulate/cost_choices.h"
 
 namespace foreshard {
@@ -18,9 +17,8 @@ std::int64_t head_dim_of(const ModelSpec& model) {
 
 }  // namespace
 
-LatentNames latents_of(const ModelSpec& model, const Plan& plan, const Cluster& cluster) {
-  const CostModel costs(cluster, load_profile(cluster.gpu.key), cost_choices(plan));
-  return latent_names(cluster, costs.attention_kernel(), head_dim_of(model));
+LatentNames latents_of(const ModelSpec& model, const CostModel& costs) {
+  return latent_names(costs.cluster(), costs.attention_kernel(), head_dim_of(model));
 }
 
 Calibration profile_calibration(const Plan& plan, const Cluster& cluster) {
@@ -29,8 +27,8 @@ Calibration profile_calibration(const Plan& plan, const Cluster& cluster) {
 
 Calibration informed_calibration(const ModelSpec& model, const Plan& plan, const Cluster& cluster,
                                  const std::vector<std::string>& without) {
-  return informed(profile_calibration(plan, cluster), training_evidence(),
-                  latents_of(model, plan, cluster), without);
+  const CostModel costs(cluster, profile_calibration(plan, cluster), cost_choices(plan));
+  return informed(costs.calibration(), training_evidence(), latents_of(model, costs), without);
 }
 
 }  // namespace foreshard

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "calibration/training_evidence.h"
+#include "sim/cost/cost_model.h"
 #include "sim/spec/calibration.h"
 #include "sim/spec/cluster.h"
 #include "sim/spec/model_spec.h"
@@ -15,7 +16,7 @@ namespace foreshard {
 
 // By the attention kernel that is priced, which may stand for another, and the head size of the
 // model's first attention.
-LatentNames latents_of(const ModelSpec& model, const Plan& plan, const Cluster& cluster);
+LatentNames latents_of(const ModelSpec& model, const CostModel& costs);
 
 // The profile alone, no family's steps and no plan_log_sd. Throws as load_profile().
 Calibration profile_calibration(const Plan& plan, const Cluster& cluster);

@@ -1,9 +1,7 @@
 #include "interop/measured_tables.h"
 
 #include <algorithm>
-#include <fstream>
 #include <initializer_list>
-#include <sstream>
 #include <string_view>
 
 #include "calibration/csv_table.h"
@@ -12,26 +10,11 @@
 #include "reports/score_collectives.h"
 #include "reports/score_kernels.h"
 #include "sim/base/error.h"
+#include "sim/base/text_file.h"
 
 namespace foreshard {
-namespace {
-
-std::string read_text(const std::filesystem::path& path) {
-  std::error_code ignored;
-  if (std::filesystem::is_directory(path, ignored)) {
-    throw ConfigError({path.string(), 0, 0, ""}, "is a folder", "a CSV file");
-  }
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw ConfigError({path.string(), 0, 0, ""}, "cannot be read", "a CSV file");
-  std::ostringstream text;
-  text << file.rdbuf();
-  return std::move(text).str();
-}
-
-}  // namespace
-
 CsvTable read_table(const std::filesystem::path& path) {
-  return CsvTable(read_text(path), path.string());
+  return CsvTable(read_text_file(path), path.string());
 }
 
 MeasuredTable score_table(const std::filesystem::path& path) {

@@ -3,11 +3,10 @@
 #include "interop/score_steps.h"
 
 #include <fmt/format.h>
+#include <oneapi/tbb/parallel_for.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <thread>
 
 #include "interop/step_forecaster.h"
 #include "interop/training_job.h"
@@ -53,16 +52,8 @@ RowForecast forecast_row(const TrainingRow& row) {
 
 std::vector<RowForecast> forecast_rows(const std::vector<TrainingRow>& rows) {
   std::vector<RowForecast> results(rows.size());
-  std::atomic<std::size_t> next = 0;
-  const auto work = [&] {
-    for (std::size_t i = next++; i < rows.size(); i = next++) results[i] = forecast_row(rows[i]);
-  };
-  {
-    std::vector<std::jthread> threads;
-    const unsigned count = std::max(1U, std::thread::hardware_concurrency());
-    for (unsigned t = 1; t < count; ++t) threads.emplace_back(work);
-    work();
-  }
+  oneapi::tbb::parallel_for(std::size_t{0}, rows.size(),
+                            [&](std::size_t i) { results[i] = forecast_row(rows[i]); });
   return results;
 }
 

@@ -34,9 +34,7 @@ CostModel cost_model_of(const TrainingJob& job,
 
 StepForecaster::StepForecaster(const TrainingJob& job,
                                const std::optional<std::vector<std::string>>& without)
-    : job_(job),
-      latents_(latents_of(job.model, job.resolved.plan, job.cluster)),
-      costs_(cost_model_of(job, without)) {}
+    : job_(job), costs_(cost_model_of(job, without)), latents_(latents_of(job.model, costs_)) {}
 
 Report StepForecaster::report(std::int64_t micro_batch, std::int64_t accumulation,
                               int draws) const {

@@ -33,8 +33,8 @@ class StepForecaster {
   double seconds(std::int64_t micro_batch, std::int64_t accumulation, const FactorDraw& draw) const;
 
   const TrainingJob& job_;
-  LatentNames latents_;
   CostModel costs_;
+  LatentNames latents_;
 };
 
 }  // namespace foreshard

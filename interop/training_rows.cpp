@@ -126,7 +126,6 @@ void read_cells(const CsvTable& table, std::size_t index, TrainingRow& row) {
   const auto fail = [&](std::string_view column, const std::string& why) {
     if (!row.problem.empty()) return;
     row.problem = fmt::format("{}: {}", column, why);
-    row.problem_column = column;
   };
   for (const WordColumn& column : word_columns()) {
     if (!table.has(column.name)) continue;

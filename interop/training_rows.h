@@ -32,9 +32,8 @@ struct TrainingRow {
   // Cells that are published, by column; words are of the grammar.
   std::map<std::string, std::string, std::less<>> words;
   std::map<std::string, double, std::less<>> numbers;
-  // Why it cannot be run: "n_gpus: '0': expected ...", and the column.  "": it can.
+  // Why it cannot be run: "n_gpus: '0': expected ...". "": it can.
   std::string problem;
-  std::string problem_column;
 
   bool has(std::string_view column) const {
     return words.find(column) != words.end() || numbers.find(column) != numbers.end();
