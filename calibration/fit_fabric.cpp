@@ -2,9 +2,11 @@
 // table of a source counts the same whatever its number of sizes, and a source with many tables
 // counts as the root of their number. What the rows do not tell apart stays where the curve leans.
 //
-// Kinds with rows of their own: NVLink domains (not Volta's cube mesh, which has no switch), and
-// networks with RDMA, EFA with them. Slingshot, TCP and its offload lean on the networks' curve.
-// PCIe has no published rows and takes NVLink's, as an assumption.
+// Kinds with rows of their own: NVLink domains (not Volta's cube mesh, which has no switch) and
+// networks with RDMA. EFA, Slingshot, TCP and its offload lean on the latter's curve: the latency
+// that EFA's plug-in reports (75 us) is an opinion for the choice, and one factor on hops for both
+// kinds would take most of every other network's latency away. PCIe has no published rows and takes
+// NVLink's, as an assumption.
 #include "calibration/fit_fabric.h"
 
 #include <fmt/format.h>
@@ -76,14 +78,11 @@ struct Sample {
   double weight = 1;  // root of it
 };
 
-bool is_network(FabricKind kind) { return kind == FabricKind::kRdma || kind == FabricKind::kEfa; }
-
 // Whether the fit of a kind sees rows of another.
 bool informs(FabricKind kind, const NcclRow& row) {
   if (kind == FabricKind::kNvlink) {
     return row.kind == kind && row.system.generation != GpuGeneration::kVolta;
   }
-  if (is_network(kind)) return is_network(row.kind);
   return row.kind == kind;
 }
 
@@ -193,11 +192,8 @@ std::vector<FabricCurve> fit_fabrics(GpuGeneration generation, const std::vector
   pcie.source = "no rows; as NVLink: " + nvlink.curve.source;
   curves.push_back(std::move(pcie));
   curves.push_back(network.curve);
-  FabricCurve efa = network.curve;
-  efa.kind = FabricKind::kEfa;
-  curves.push_back(std::move(efa));
-  for (const FabricKind kind :
-       {FabricKind::kSlingshot, FabricKind::kTcpOffload, FabricKind::kTcp}) {
+  for (const FabricKind kind : {FabricKind::kEfa, FabricKind::kSlingshot, FabricKind::kTcpOffload,
+                                FabricKind::kTcp}) {
     Fitted own = fit(kind, constants_of(network.curve));
     if (!own.has_rows) {
       own.curve.evidence = Evidence::kAssumed;

@@ -118,9 +118,11 @@ bool gathers_fp32(const TrainingRow& row) { return row.word("gather_dtype") == "
 
 // What is likely where neither a stack nor a column says: autocast's fp32 norms and stream over
 // fp32 weights; the flash attention of the time; Llama's norm of several kernels, which PyTorch 2.9
-// fused (2025-10).
+// fused (2025-10); recomputation of whole modules before PyTorch 2.1.
 void add_era(const TrainingRow& row, Assignments& plan) {
   if (is_before_fa2(row)) plan.add("attention=fa1");
+  const std::string_view torch = row.word("runtime_version");
+  if (torch.starts_with("1.") || torch == "2.0") plan.add("recompute_early_stop=false");
   if (gathers_fp32(row)) {
     plan.add("kernels.norm=fp32");
     plan.add("kernels.residual=fp32");
@@ -288,6 +290,10 @@ TrainingJob training_job(const TrainingRow& row, const std::vector<std::string>&
   if (row.word("stack") == "torchtitan_2024" && row.word("loss_impl") == "eager_fp32" &&
       row.word("commit_date") < "2024-06-12") {
     plan.add("logits=held");
+  }
+  // Switched off by pytorch/torchtitan#1580.
+  if (row.word("stack") == "torchtitan_2025" && row.word("commit_date") < "2025-08-18") {
+    plan.add("recompute_early_stop=true");
   }
   for (const std::string& assignment : set) plan.add(assignment);
   PlanDocument document;

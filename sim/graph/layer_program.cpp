@@ -529,6 +529,7 @@ class Deriver {
 
   // Operations [0, stop) are executed again.
   std::size_t recompute_stop() const {
+    if (!options_.early_stop) return layer_.operations.size();
     const Operation& op = layer_.operations[last_saver_];
     const Indices& saved = saves(last_saver_);
     const bool saves_output = std::any_of(saved.begin(), saved.end(), [&](Index t) {

@@ -240,6 +240,7 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
   setting.expert_units = splits_block(plan.units, 0) ? plan.units.experts_every : 0;
   setting.tokens_are_a_unit = plan.units.embedding != UnitPlacement::kRoot;
   setting.frozen = plan.frozen;
+  setting.early_stop = plan.recompute_early_stop;
   // Autocast's casts cast gradients back.
   if (plan.compute_dtype() != plan.param_dtype) {
     setting.first_gradient = setting.later_gradient = plan.param_dtype;
@@ -311,6 +312,7 @@ LayerPrograms::LayerPrograms(const ModelSpec& model, const Plan& plan)
     options.stored = setting_.stored;
     options.input_needs_gradient = variant.input_needs_gradient;
     options.split_parts = variant.split;
+    options.early_stop = setting_.early_stop;
     options.hooks = plan.runtime.kind == RuntimeKind::kDdp || is_zero(plan.runtime.kind);
     if (setting_.output_dtype) {
       options.arrives = variant.arrives;

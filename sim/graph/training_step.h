@@ -61,6 +61,7 @@ class LayerPrograms {
     // grad_dtype of parameters, in the first micro-batch and in later ones.
     std::optional<DType> first_gradient, later_gradient;
     bool evaluates = false;
+    bool early_stop = true;  // of recomputations
     bool operator==(const Setting&) const = default;
   };
   struct Programs {

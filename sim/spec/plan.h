@@ -322,6 +322,9 @@ struct Plan {
   DType master_dtype = DType::kFp32;  // stored parameters
   std::optional<DType> output_dtype;  // the root's outputs are cast to it
   CheckpointWraps recompute_wraps = CheckpointWraps::kModule;
+  // torch.utils.checkpoint.set_checkpoint_early_stop: a recomputation ends when all that backward
+  // reads is there. False: the whole module runs again, as with use_reentrant=True and before 2.1.
+  bool recompute_early_stop = true;
   RangedPolicy<bool> unshard_in_backward{true, {}};  // per unit
   AccumulationMode accumulation = AccumulationMode::kReduceEach;
   AccumulationDetails accumulation_details;

@@ -170,6 +170,7 @@ TEST(Schema, PlanJudgesAsTheReader) {
       R"({"unshard_in_backward": [{"units": 0, "value": false}, {"units": "3-4", "value": true}]})",
       R"({"prefetch": {"backward_lists": true, "async_unshard": false}})",
       R"({"recompute_wraps": "unit"})",
+      R"({"recompute_early_stop": false})",
       R"({"dtype": {"reduce": "none", "output": "none"}})",
       R"({"dtype": {"output": "fp32"}})",
       R"({"accumulation": {"all_reduce": "last", "reshard_after_backward": "each",

@@ -86,6 +86,7 @@ units: {embedding: with_head, blocks: root, experts: own, shard_dim: 1}
 unshard_in_backward: [{units: 0, value: false}]
 prefetch: {backward_lists: true, async_unshard: true}
 recompute_wraps: unit
+recompute_early_stop: false
 dtype: {output: fp32}
 accumulation: {all_reduce: last, reshard_after_backward: last, is_last_backward: last}
 frozen: [embedding, 0-15, 17, head]
@@ -106,6 +107,7 @@ rank: 7
   EXPECT_TRUE(plan.prefetch.backward_lists);
   EXPECT_TRUE(plan.prefetch.async_unshard);
   EXPECT_EQ(plan.recompute_wraps, CheckpointWraps::kUnit);
+  EXPECT_FALSE(plan.recompute_early_stop);
   EXPECT_EQ(plan.output_dtype, DType::kFp32);
   EXPECT_EQ(plan.accumulation_details,
             (AccumulationDetails{When::kLast, When::kLast, When::kLast}));
