@@ -192,8 +192,8 @@ std::vector<FabricCurve> fit_fabrics(GpuGeneration generation, const std::vector
   pcie.source = "no rows; as NVLink: " + nvlink.curve.source;
   curves.push_back(std::move(pcie));
   curves.push_back(network.curve);
-  for (const FabricKind kind : {FabricKind::kEfa, FabricKind::kSlingshot, FabricKind::kTcpOffload,
-                                FabricKind::kTcp}) {
+  for (const FabricKind kind :
+       {FabricKind::kEfa, FabricKind::kSlingshot, FabricKind::kTcpOffload, FabricKind::kTcp}) {
     Fitted own = fit(kind, constants_of(network.curve));
     if (!own.has_rows) {
       own.curve.evidence = Evidence::kAssumed;

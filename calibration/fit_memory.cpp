@@ -7,6 +7,9 @@
 //   Liger. norm backward  H100: torch forward+backward less forward and the sum() and expand in the
 //   timed
 //                  region (two passes, elementwise). A100: Liger's backward.
+//   eager norm     Hugging Face's RMSNorm of several operations, A100; the rows count the input and
+//                  the result (with both gradients in backward), the event graph what each kernel
+//                  reads and writes. H100: what A100 loses against elementwise kernels.
 //   loss           eager cross entropy, A100 (huggingface). The rows count 12 B per fp32 logit; the
 //                  event graph counts every operand of log_softmax and nll_loss, 32 B, and so does
 //                  the curve. H100: A100's times the ratio that Liger's kernel shows per logit.
@@ -27,6 +30,9 @@ namespace foreshard {
 namespace {
 
 constexpr double kLossBytesOverCounted = 32.0 / 12.0;
+// Bytes per element: of the rows, and as tests/models/module_kernels_test.cpp counts the graph's.
+constexpr double kEagerForwardOverCounted = 36.0 / 4;
+constexpr double kEagerBackwardOverCounted = 62.0 / 6;
 // Smaller tensors are partly served by the L2 cache (40 MB on A100, 50 MB on H100).
 constexpr double kBeyondCache = 64e6;
 // Of kernels one after the other on a stream: 2.4 to 2.6 us on A100 and H200.
@@ -95,6 +101,16 @@ Rows eager_loss(const Rows& rows) {
   return result;
 }
 
+Rows eager_norm(const Rows& rows, Pass pass) {
+  const bool forward = pass == Pass::kForward;
+  Rows result =
+      pick(rows, forward ? "RMSNorm forward (huggingface)" : "RMSNorm backward (huggingface)");
+  for (MemoryRow& row : result) {
+    row.bytes *= forward ? kEagerForwardOverCounted : kEagerBackwardOverCounted;
+  }
+  return result;
+}
+
 // Seconds per logit of Liger's cross entropy at the largest vocabulary.
 double liger_seconds_per_logit(const Rows& rows, double bytes_per_logit) {
   const Rows liger = pick(rows, "cross entropy fwd+bwd (liger)");
@@ -121,8 +137,9 @@ class Collector {
     // What was timed by itself holds a launch that a stream of kernels hides.
     curve.timed_overhead = rounded(std::max(curve.overhead, curve.timed_overhead));
     curve.overhead = std::min(curve.timed_overhead, kBackToBack);
-    static constexpr const char* kNames[] = {"elementwise", "norm forward", "norm backward",
-                                             "loss",        "optimizer",    "copy"};
+    static constexpr const char* kNames[] = {
+        "elementwise",         "norm forward", "norm backward", "eager norm forward",
+        "eager norm backward", "loss",         "optimizer",     "copy"};
     CurveReport report;
     report.curve = fmt::format("memory-bound: {}", kNames[static_cast<std::size_t>(which)]);
     report.rows = curve.source;
@@ -154,6 +171,16 @@ void add_streams(Collector& out) {
   out.add(MemoryClass::kCopy, out.curve(MemoryClass::kElementwise), Evidence::kAssumed,
           "no public micro-measurement of FSDP's copies; as elementwise");
 }
+
+struct EagerClass {
+  MemoryClass which;
+  Pass pass;
+  const char* rows;
+};
+constexpr EagerClass kEagerClasses[] = {
+    {MemoryClass::kEagerNormForward, Pass::kForward, "RMSNorm forward (huggingface), 36 B a value"},
+    {MemoryClass::kEagerNormBackward, Pass::kBackward,
+     "RMSNorm backward (huggingface), 62 B a value"}};
 
 void add_elementwise(const Rows& rows, const Gpu& gpu, Collector& out) {
   const Rows own = elementwise_rows(rows);
@@ -193,6 +220,13 @@ MemoryFits fit_h100(const std::vector<Chip>& chips) {
   const Rows backward = torch_norm_backward(rows, out.curve(MemoryClass::kElementwise), gpu);
   out.add(MemoryClass::kNormBackward, fit_memory(backward, gpu), Evidence::kMeasured,
           "RMSNorm fwd+bwd (torch) less forward, Liger-Kernel's benchmark", backward);
+  const double stream = out.curve(MemoryClass::kElementwise).fraction /
+                        fit_memory(elementwise_rows(a), a100).fraction;
+  for (const EagerClass& eager : kEagerClasses) {
+    out.add(eager.which, scaled(fit_memory(eager_norm(a, eager.pass), a100), stream),
+            Evidence::kExtrapolated,
+            std::string(eager.rows) + " on A100, times H100's elementwise kernels over A100's");
+  }
   const double ratio = liger_seconds_per_logit(a, 12) * a100.memory_bandwidth.value() /
                        (liger_seconds_per_logit(rows, 6) * gpu.memory_bandwidth.value());
   out.add(MemoryClass::kLoss, scaled(fit_memory(eager_loss(a), a100), ratio),
@@ -216,6 +250,10 @@ MemoryFits fit_a100(const std::vector<Chip>& chips) {
   const Rows backward = pick(rows, "RMSNorm backward (liger)");
   out.add(MemoryClass::kNormBackward, fit_memory(backward, gpu), Evidence::kMeasured,
           "RMSNorm backward (liger)", backward);
+  for (const EagerClass& eager : kEagerClasses) {
+    const Rows own = eager_norm(rows, eager.pass);
+    out.add(eager.which, fit_memory(own, gpu), Evidence::kMeasured, eager.rows, own);
+  }
   const Rows loss = eager_loss(rows);
   out.add(MemoryClass::kLoss, fit_memory(loss, gpu), Evidence::kMeasured,
           "cross entropy fwd+bwd (huggingface), 32 B per logit", loss);

@@ -29,7 +29,8 @@ constexpr std::array<std::string_view, 5> kEvidence = {"measured", "interpolated
                                                        "datasheet", "assumed"};
 constexpr std::array<std::string_view, 2> kPasses = {"forward", "backward"};
 constexpr std::array<std::string_view, kMemoryClasses> kMemoryClassNames = {
-    "elementwise", "norm_forward", "norm_backward", "loss", "optimizer", "copy"};
+    "elementwise",         "norm_forward", "norm_backward", "eager_norm_forward",
+    "eager_norm_backward", "loss",         "optimizer",     "copy"};
 constexpr std::array<std::string_view, kFactors> kFactorNames = {
     "gemm", "attention", "memory_bound", "intra_node", "inter_node", "host", "overlap"};
 
@@ -295,7 +296,11 @@ Calibration read_calibration(const ConfigNode& root) {
   const ConfigNode memory = root.at("memory");
   memory.allow_only(std::span<const std::string_view>(kMemoryClassNames));
   for (std::size_t i = 0; i < kMemoryClasses; ++i) {
-    c.memory[i] = read_memory(memory.at(kMemoryClassNames[i]));
+    // Profiles from before there were eager norms: as any other kernel.
+    const ConfigNode* given = memory.find(kMemoryClassNames[i]);
+    const bool is_eager = kMemoryClassNames[i].starts_with("eager");
+    c.memory[i] =
+        read_memory(given != nullptr ? *given : memory.at(kMemoryClassNames[is_eager ? 0 : i]));
   }
   c.intra_node = read_collective(root.at("intra_node"));
   c.inter_node = read_collective(root.at("inter_node"));

@@ -202,6 +202,7 @@ class Rewriter {
   // Each operation keeps what its derivative reads: pow its base, the products both factors.
   void add_eager(const Operation& op) {
     const Index input = op.inputs.front();
+    const std::size_t first = layer_.operations.size();
     const Index wide = is_fp32(input) ? input : cast(input, ElementType::kFp32);
     const std::int64_t groups = layer_.tensors[at(op.outputs.back())].per_token;  // of the rstd
     const auto row = [&](const char* what) {
@@ -238,6 +239,9 @@ class Rewriter {
     weigh.released = {scaled};
     std::erase_if(weigh.parameters, [&](Index p) { return p != op.parameters.front(); });
     push(std::move(weigh));
+    for (std::size_t o = first; o < layer_.operations.size(); ++o) {
+      layer_.operations[o].eager_norm = true;
+    }
   }
 
   void add_attention(Operation op) {

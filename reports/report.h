@@ -65,7 +65,8 @@ struct Report {
   double first_step_seconds = 0;
   int steady_step = 2;
   Fit fit;
-  Bytes host_peak;  // pinned and pageable memory of the host, per rank
+  double fit_probability = 1;  // by what forecasts of reserved memory are usually off
+  Bytes host_peak;             // pinned and pageable memory of the host, per rank
   // What the caching allocator asks of the driver in step 1 and in a steady step.
   struct DriverCalls {
     std::int64_t allocs = 0, frees = 0, retries = 0;

@@ -110,6 +110,7 @@ Json to_json(const Report& report) {
         {"steady", calls_json(report.steady_calls)},
         {"repeats", report.driver_calls_repeat}}},
       {"fits", report.fit.fits()},
+      {"fit_probability", report.fit_probability},
       {"margin_bytes", report.fit.margin().count()},
       {"peak_event", report.peak_event.empty() ? Json(nullptr) : Json(report.peak_event)},
       {"at_peak", std::move(at_peak)},

@@ -176,6 +176,14 @@ Lines run_lines(const RunFigures& run, const Paint& paint) {
   return lines;
 }
 
+// Where it is in doubt.
+std::string probability_text(const Report& report) {
+  constexpr double kSure = 0.99;
+  const double p = report.fit_probability;
+  if (p >= kSure || p <= 1 - kSure) return {};
+  return fmt::format(" (it fits with a probability of {:.0f} %)", 100 * p);
+}
+
 Lines memory_lines(const Report& report, const Paint& paint) {
   if (report.run) return measured_memory_lines(report, paint);
   std::vector<NamedAmount> categories;
@@ -233,9 +241,10 @@ Lines memory_lines(const Report& report, const Paint& paint) {
   const Bytes margin = fit.margin();
   const std::string verdict =
       fit.fits()
-          ? fmt::format("fits: {} of {} to spare", format_bytes(margin), format_bytes(fit.capacity))
-          : fmt::format("does not fit: {} more than the GPU's {}", format_bytes(Bytes() - margin),
-                        format_bytes(fit.capacity));
+          ? fmt::format("fits: {} of {} to spare{}", format_bytes(margin),
+                        format_bytes(fit.capacity), probability_text(report))
+          : fmt::format("does not fit: {} more than the GPU's {}{}", format_bytes(Bytes() - margin),
+                        format_bytes(fit.capacity), probability_text(report));
   lines.push_back("  " + (fit.fits() ? paint.green(verdict) : paint.red(verdict)));
   return lines;
 }

@@ -274,6 +274,7 @@ void add_forward_kernels(const KernelCounts& counts, const Operation& op,
   const std::size_t begin = phase.kernels.size();
   add_forward(counts, op, phase);
   launch_one_by_one(op, begin, phase);
+  mark_eager_norm(op, begin, phase);
 }
 
 void add_backward_kernels(const KernelCounts& counts, const Operation& op, BackwardParts parts,
@@ -281,6 +282,15 @@ void add_backward_kernels(const KernelCounts& counts, const Operation& op, Backw
   const std::size_t begin = phase.kernels.size();
   add_backward(counts, op, parts, phase);
   launch_one_by_one(op, begin, phase);
+}
+
+void mark_eager_norm(const Operation& op, std::size_t begin, LayerPhaseProgram& phase) {
+  if (!op.eager_norm) return;
+  for (std::size_t k = begin; k < phase.kernels.size(); ++k) {
+    Kernel& kernel = phase.kernels[k];
+    kernel.memory_class = kernel.pass == Pass::kForward ? MemoryClass::kEagerNormForward
+                                                        : MemoryClass::kEagerNormBackward;
+  }
 }
 
 }  // namespace foreshard

@@ -29,5 +29,9 @@ void add_memory_kernel(LayerPhaseProgram& phase, Function function, Pass pass, s
 void add_forward_kernels(const KernelCounts& counts, const Operation& op, LayerPhaseProgram& phase);
 void add_backward_kernels(const KernelCounts& counts, const Operation& op, BackwardParts parts,
                           LayerPhaseProgram& phase);
+// Kernels from `begin` on are those of a norm written as several operations, if `op` is one of
+// them: broadcast products, reductions along rows and changes of dtype, one after the other, stream
+// slower than what one kernel does (calibration/fit_memory.cpp).
+void mark_eager_norm(const Operation& op, std::size_t begin, LayerPhaseProgram& phase);
 
 }  // namespace foreshard

@@ -967,6 +967,7 @@ class Deriver {
     }
     enter(phase, part);
     enter_modules(phase, o, last_use_);
+    const std::size_t first_kernel = phase.kernels.size();
     LayerStep step = begin_step(LayerStep::Kind::kBackward, o);
     step.inputs = {gradients_[static_cast<std::size_t>(incoming.front())].slot};
     for (Index t : saves(o)) step.inputs.push_back(slot_of(t));
@@ -1016,7 +1017,11 @@ class Deriver {
     if (!unpacked) drop_saved(saved);
     if (checkpointed_ && o == first_saver_) end_checkpoint();
     if (op.gradient != GradientRule::kAlias) end_step(phase, std::move(step));
+    // What the norm's input gets from elsewhere is added outside of the norm.
+    const bool begins_norm = o == 0 || !layer_.operations[o - 1].eager_norm;
+    if (begins_norm) mark_eager_norm(op, first_kernel, phase);
     hand_on(op, contributions);
+    if (!begins_norm) mark_eager_norm(op, first_kernel, phase);
     exit_modules(phase, o, first_use_);
   }
 

@@ -93,11 +93,13 @@ enum class MemoryClass : std::uint8_t {
   kElementwise,
   kNormForward,
   kNormBackward,
+  kEagerNormForward,  // the kernels of a norm written as several operations, by what they move
+  kEagerNormBackward,
   kLoss,
   kOptimizer,
   kCopy
 };
-inline constexpr std::size_t kMemoryClasses = 6;
+inline constexpr std::size_t kMemoryClasses = 8;
 
 struct MemoryCurve {
   double fraction = 0;        // of data-sheet bandwidth

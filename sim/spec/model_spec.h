@@ -183,6 +183,7 @@ struct Operation {
   // The first output takes the first input's buffer, and that input's gradient the buffer of the
   // output's gradient (of the input itself for a loss). Nothing else may read the input.
   bool in_place = false;
+  bool eager_norm = false;         // one of the several kernels of a norm that is not fused
   bool transposed_weight = false;  // GEMM: parameter 0 is stored [k, n] instead of [n, k]
   bool kept_by_selective = false;  // output survives the forward under selective recompute
   std::int8_t part = 0;            // module it belongs to, as ParameterSpec::part

@@ -113,6 +113,26 @@ TEST(ModuleKernels, EagerRmsNormIsSixPasses) {
   EXPECT_EQ(eager - fused, 2 * (36 - 4));
 }
 
+// Forward as above. Backward: weight 2 + 2 + 2, type_as 2 + 4, x * rsqrt 4 + 4 + 4 and the sum for
+// rsqrt 4, mean 4, pow 4 + 4 + 4, the two gradients of x.float() 4 + 4 + 4, x.float() 4 + 2: 62 d.
+// calibration/fit_memory.cpp counts on both.
+TEST(ModuleKernels, EagerRmsNormIsAClassOfItsOwn) {
+  const Plan plan = plan_with({.norm = ModuleKernels::Norm::kEager}, false);
+  const auto of_class = [](const LayerPhaseProgram& phase, MemoryClass which) {
+    std::int64_t sum = 0;
+    for (const Kernel& kernel : phase.kernels) {
+      if (kernel.kind == KernelKind::kMemory && kernel.memory_class == which) {
+        sum += kernel.bytes.count();
+      }
+    }
+    return (sum + kTokens * kWidth / 2) / (kTokens * kWidth);
+  };
+  const LayerProgram program = block("llama", plan);
+  EXPECT_EQ(of_class(program.forward, MemoryClass::kEagerNormForward), 2 * 36);
+  EXPECT_EQ(of_class(program.backward, MemoryClass::kEagerNormBackward), 2 * 62);
+  EXPECT_EQ(of_class(program.forward, MemoryClass::kNormForward), 0);
+}
+
 // Complex: q and k each cast 2 + 4, turned 4 + 4, cast back 4 + 2: 40 d. Real: half 2 + 2, two
 // products 2 * (2 + 2), a sum 4 + 2: 36 d. Fused: 2 + 2 each: 8 d.
 TEST(ModuleKernels, RotaryKernels) {
