@@ -60,6 +60,7 @@ class Tree {
     add_explain();
     add_compare();
     add_search();
+    add_recommend();
     add_calibrate();
     add_import();
     add_validate();
@@ -194,6 +195,45 @@ class Tree {
     option(verb, "--threads", o->threads, "N", "Default: all cores; the answer is the same")
         ->check(CLI::Range(1, 4096));
     option(verb, "--out", o->out, "FILE", "Also write the best plan, as YAML");
+    add_json(verb, o->output);
+  }
+
+  void add_recommend() {
+    auto o = std::make_shared<RecommendCommandOptions>();
+    CLI::App* verb = add_verb(
+        "recommend", "What to buy or rent: machine, GPUs and plan for so many tokens in time",
+        "recommend --model llama-3.1-8b --tokens 1T --deadline 30d --budget 2M --cluster h100",
+        run_recommend, o);
+    add_model_flags(verb, o->job, "Any key of the plan, which then does not vary; may be repeated");
+    option(verb, "--cluster", o->clusters, "CLUSTER",
+           "A candidate: 64xh100, h100 in likely sizes, a cluster file; may be repeated; default: "
+           "the whole catalogue");
+    option(verb, "--gpus", o->gpus, "LIST", "Sizes to look at of machines without one: 64,128,256");
+    option(verb, "--tokens", o->tokens, "AMOUNT", "To train on: 1T, 300B")->required();
+    option(verb, "--deadline", o->deadline, "TIME", "Wall clock to finish in: 30d");
+    option(verb, "--budget", o->budget, "USD", "For all GPU-hours: 2M");
+    CLI::Option* sequences = option(verb, "--global-batch", o->global_batch, "N",
+                                    "Sequences per step over all ranks, at most");
+    option(verb, "--batch-tokens", o->batch_tokens, "AMOUNT",
+           "The same in tokens; default: 4 Mi tokens")
+        ->excludes(sequences);
+    option(verb, "--prices", o->prices, "FILE",
+           "CSV machine,usd_per_gpu_hour[,low,high,date,source] instead of the catalogue's prices");
+    option(verb, "--failures", o->failures_per_gpu_day, "RATE",
+           "Failures per GPU and day that stop the job; default: published, 4.7e-4")
+        ->check(CLI::Range(0.0, 1000.0));
+    option(verb, "--restart", o->restart, "TIME",
+           "From a failure until the job runs again; default: 10min");
+    option(verb, "--checkpoint-rate", o->checkpoint_rate, "RATE",
+           "Of a node to storage; default: 1.2GB/s");
+    option(verb, "--evaluate-every", o->evaluate_every, "STEPS", "Default: no evaluation")
+        ->check(CLI::Range(1, 1'000'000'000));
+    option(verb, "--evaluate-sequences", o->evaluate_sequences, "N", "Of each; default: 1024")
+        ->check(CLI::Range(1, 1'000'000'000));
+    option(verb, "--pue", o->pue, "RATIO", "Power of the building over that of its servers")
+        ->check(CLI::Range(1.0, 10.0));
+    option(verb, "--threads", o->threads, "N", "Default: all cores; the answer is the same")
+        ->check(CLI::Range(1, 4096));
     add_json(verb, o->output);
   }
 
@@ -384,11 +424,15 @@ std::string unexpected(CLI::App& app, CLI::App* verb, const std::string& word) {
 }  // namespace
 
 void add_job_flags(CLI::App* verb, JobOptions& job, const char* set_help) {
+  add_model_flags(verb, job, set_help);
+  option(verb, "--cluster", job.cluster, "CLUSTER",
+         "GPUs and their kind, such as 64xh100 (foreshard machines), a cluster file, or local");
+}
+
+void add_model_flags(CLI::App* verb, JobOptions& job, const char* set_help) {
   option(verb, "--plan", job.plan, "FILE", "Plan as YAML (foreshard schema plan)");
   option(verb, "--model", job.model, "MODEL",
          "Model by name (foreshard models), a Hugging Face config.json, or a model.yaml");
-  option(verb, "--cluster", job.cluster, "CLUSTER",
-         "GPUs and their kind, such as 64xh100 (foreshard machines), a cluster file, or local");
   option(verb, "--runtime", job.runtime, "fsdp2|fsdp2@2.11|native", "Who runs the plan");
   option(verb, "--sequence", job.sequence, "N", "Tokens per sequence");
   option(verb, "--micro-batch", job.micro_batch, "N", "Sequences per rank and micro-batch");

@@ -32,6 +32,8 @@ CommandTree command_tree();
 
 // The flags that name a job (JobOptions), for the verbs of both programs.
 void add_job_flags(CLI::App* verb, JobOptions& job, const char* set_help);
+// Without --cluster.
+void add_model_flags(CLI::App* verb, JobOptions& job, const char* set_help);
 
 // What was wrong with a command line, and where help is. `app` has its verbs as subcommands.
 std::string usage_error(CLI::App& app, const CLI::ParseError& error);

@@ -79,6 +79,32 @@ struct SearchCommandOptions {
   std::string out;  // the best plan as a file
 };
 
+struct RecommendCommandOptions {
+  JobOptions job;  // without a cluster
+  OutputOptions output;
+  std::vector<std::string> clusters;  // specs, machines, cluster files; empty: the whole catalogue
+  std::string gpus;                   // sizes of machines: "64,128"; "": around what is needed
+  std::string tokens, deadline, budget;
+  std::optional<std::string> global_batch, batch_tokens;
+  std::string prices;                // FILE
+  double failures_per_gpu_day = -1;  // < 0: published
+  std::string restart, checkpoint_rate;
+  std::int64_t evaluate_every = 0, evaluate_sequences = 1024;
+  double pue = 1;
+  bool what_if = false;
+  int threads = 0;
+};
+
+struct ScaleOptions {
+  JobOptions job;  // its cluster is a machine or a cluster
+  OutputOptions output;
+  std::string gpus;  // "": eight sizes, doubling from one node
+  std::optional<std::string> global_batch;
+  bool weak = false;  // the step grows with the GPUs
+  std::string csv;
+  int threads = 0;
+};
+
 struct CalibrateOptions {
   OutputOptions output;
   std::vector<std::string> files;  // raw measurements, or logs of nccl-tests

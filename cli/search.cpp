@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -15,61 +14,12 @@
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "cli/remedy.h"
+#include "cli/search_space.h"
 #include "cli/verbs.h"
 #include "reports/views.h"
-#include "sim/spec/plan_check.h"
 
 namespace foreshard {
 namespace {
-
-bool is_fixed(const Job& job, std::string_view key) {
-  const auto given = job.document.given.find(key);
-  return given != job.document.given.end() && given->second.layer == PlanLayer::kSet;
-}
-
-std::int64_t read_global_batch(const std::string& text) {
-  // Read as the plan's key is, for the same words.
-  return *apply_flag({}, "--global-batch", "batch.global", text).global_batch;
-}
-
-// One value for every axis that a fixed key names; what stays empty varies as search.h says.
-SearchSpace space_of(const Job& job, const SearchCommandOptions& options) {
-  SearchSpace space;
-  space.base = job.resolved.plan;
-  const Plan& base = space.base;
-  space.global_batch =
-      options.global_batch ? read_global_batch(*options.global_batch) : global_batch(base);
-  if (is_fixed(job, "mesh.shard") || is_fixed(job, "mesh.replicate")) {
-    space.shard_groups = {base.mesh.shard};
-  }
-  if (is_fixed(job, "reshard_after_forward")) {
-    space.reshards = {base.reshard_after_forward.value};
-  } else {
-    space.base.reshard_after_forward.ranges.clear();
-  }
-  if (is_fixed(job, "recompute")) space.recomputes = {base.recompute};
-  if (is_fixed(job, "batch.micro_batch")) {
-    space.micro_batches = {base.batch.micro_batch};
-  } else if (is_fixed(job, "batch.accumulation")) {
-    const std::int64_t sequences = job.cluster.gpus * base.batch.accumulation;
-    if (space.global_batch % sequences == 0) {
-      space.micro_batches = {space.global_batch / sequences};
-    }
-  }
-  const bool is_forward_fixed = is_fixed(job, "prefetch.forward");
-  const bool is_backward_fixed = is_fixed(job, "prefetch.backward");
-  if (is_forward_fixed || is_backward_fixed) {
-    using Depths = std::vector<std::int64_t>;
-    for (const std::int64_t forward :
-         is_forward_fixed ? Depths{base.prefetch.forward} : Depths{Prefetch::kImplicit, 1, 2}) {
-      for (const std::int64_t backward :
-           is_backward_fixed ? Depths{base.prefetch.backward} : Depths{1, 2}) {
-        space.prefetches.push_back({forward, backward});
-      }
-    }
-  }
-  return space;
-}
 
 struct Timed {
   SearchResult result;
@@ -95,17 +45,6 @@ struct Best {
   Forecast forecast;
   Report report;
 };
-
-// The keys that a search chooses are no assumptions.
-Job without_choices(Job job) {
-  static constexpr std::string_view kChosen[] = {
-      "mesh.shard",        "mesh.replicate", "reshard_after_forward", "prefetch.forward",
-      "prefetch.backward", "recompute",      "batch.micro_batch",     "batch.accumulation"};
-  std::erase_if(job.resolved.assumed, [](const AssumedValue& value) {
-    return std::find(std::begin(kChosen), std::end(kChosen), value.key) != std::end(kChosen);
-  });
-  return job;
-}
 
 Best best_of(const Job& job, const Plan& plan, const CostModel& costs) {
   Best best{forecast(job.model, plan, costs), {}};
@@ -135,7 +74,8 @@ ExitCode run_search(const SearchCommandOptions& options) {
   job_options.assignments.push_back(options.fix);
   const Job job = without_choices(load_job(job_options));
   const CostModel costs = cost_model(job);
-  const SearchSpace space = space_of(job, options);
+  SearchSpace space = space_of(job);
+  if (options.global_batch) space.global_batch = read_global_batch(*options.global_batch);
   const Timed timed = timed_search(space, job, costs, options.threads);
 
   std::optional<Best> best;

@@ -25,6 +25,11 @@ struct Quantity {
   Evidence evidence = Evidence::kAssumed;
 };
 
+// The 5 % and 95 % quantiles of the draws around `value`, which is always inside; without draws the
+// value alone.
+Quantity with_interval(double value, std::vector<double> draws, Evidence evidence);
+Json to_json(const Quantity& quantity);
+
 // Durations of one timeline. Communication is the union of all [arrive, end] of collectives;
 // exposed is the part of it in which no compute-stream row runs; waiting is the union of [start,
 // arrive].

@@ -7,10 +7,7 @@
 namespace foreshard {
 namespace {
 
-Json quantity(const Quantity& q) {
-  return {
-      {"value", q.value}, {"low", q.low}, {"high", q.high}, {"evidence", to_string(q.evidence)}};
-}
+Json quantity(const Quantity& q) { return to_json(q); }
 
 // Bytes are whole numbers.
 Json byte_quantity(const Quantity& q) {
@@ -71,6 +68,11 @@ Json run_json(const RunFigures& run) {
 }
 
 }  // namespace
+
+Json to_json(const Quantity& q) {
+  return {
+      {"value", q.value}, {"low", q.low}, {"high", q.high}, {"evidence", to_string(q.evidence)}};
+}
 
 Json to_json(const Report& report) {
   Json at_peak = Json::object();

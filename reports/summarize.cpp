@@ -31,15 +31,6 @@ constexpr double kOutsideSpread = 0.3;
 // Above this share of the memory the allocator may have to give back and ask again.
 constexpr double kNearCapacity = 0.9;
 
-Quantity with_interval(double value, std::vector<double> draws, Evidence evidence) {
-  Quantity result{value, value, value, evidence};
-  if (draws.empty()) return result;
-  std::sort(draws.begin(), draws.end());
-  result.low = std::min(value, quantile(draws, kLowQuantile));
-  result.high = std::max(value, quantile(draws, kHighQuantile));
-  return result;
-}
-
 // numerator / seconds
 Quantity rate(double numerator, const Quantity& seconds) {
   const auto over = [&](double divisor) { return divisor > 0 ? numerator / divisor : 0; };
@@ -156,6 +147,15 @@ std::vector<std::pair<std::string, std::string>> assumed_figures(const CostModel
 }
 
 }  // namespace
+
+Quantity with_interval(double value, std::vector<double> draws, Evidence evidence) {
+  Quantity result{value, value, value, evidence};
+  if (draws.empty()) return result;
+  std::sort(draws.begin(), draws.end());
+  result.low = std::min(value, quantile(draws, kLowQuantile));
+  result.high = std::max(value, quantile(draws, kHighQuantile));
+  return result;
+}
 
 StepMetrics measure_step(const EventGraph& graph, const Timeline& timeline) {
   std::vector<Interval> compute, communication, waiting;

@@ -61,6 +61,7 @@ struct SearchResult {
   std::int64_t enumerated = 0;
   std::int64_t rejected_memory = 0;
   std::int64_t simulated = 0;
+  std::int64_t pruned = 0;  // their lower bound is above what was found
   std::optional<Candidate> best;
   std::optional<Candidate> smallest;  // least memory of all, when nothing fits
   std::vector<Candidate> pareto;      // time and memory, fastest first
@@ -68,11 +69,15 @@ struct SearchResult {
   std::vector<HeatmapCell> heatmap;   // shard groups x prefetches, in enumeration order
 };
 
+// kBest: the best plan alone, so that most others need not be simulated.
+enum class SearchDetail : std::uint8_t { kAll, kBest };
+
 struct SearchOptions {
   int threads = 0;  // 0: all cores
   // Called now and then, from any thread, with plans done and plans in all; returning false stops
   // the search.
   std::function<bool(std::int64_t, std::int64_t)> progress;
+  SearchDetail detail = SearchDetail::kAll;
 };
 
 // All plans of the space in their order. Throws Error(kInvalidInput) when the global batch fits no

@@ -1,0 +1,234 @@
+// recommend: which clusters are candidates, what a job on each of them is, and the answer.
+#include "reports/recommend.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <utility>
+
+#include "calibration/machines.h"
+#include "cli/amounts.h"
+#include "cli/interrupt.h"
+#include "cli/job.h"
+#include "cli/output.h"
+#include "cli/progress.h"
+#include "cli/search_space.h"
+#include "cli/verbs.h"
+#include "sim/base/unit_strings.h"
+
+namespace foreshard {
+namespace {
+
+// Tokens of a step where nobody says: Llama 2's (arXiv 2307.09288, section 2.2).
+constexpr double kDefaultBatchTokens = 4 * 1024 * 1024;
+
+RunTerms terms_of(const RecommendCommandOptions& o) {
+  RunTerms terms;
+  terms.tokens = parse_amount("--tokens", o.tokens, "1T");
+  if (!o.deadline.empty()) terms.deadline = parse_duration("--deadline", o.deadline);
+  if (!o.budget.empty()) terms.budget = parse_amount("--budget", o.budget, "2M");
+  if (o.failures_per_gpu_day >= 0) {
+    terms.failures = {o.failures_per_gpu_day, 0, "--failures"};
+  }
+  if (!o.restart.empty()) terms.restart = parse_duration("--restart", o.restart);
+  if (!o.checkpoint_rate.empty()) {
+    try {
+      terms.checkpoint_rate = parse_bandwidth(o.checkpoint_rate);
+    } catch (const std::invalid_argument& error) {
+      throw Error(ExitCode::kUsage, fmt::format("--checkpoint-rate: {}", error.what()));
+    }
+    if (terms.checkpoint_rate.value() <= 0) {
+      throw Error(ExitCode::kUsage, "--checkpoint-rate: must be more than zero");
+    }
+  }
+  terms.evaluate_every = o.evaluate_every;
+  terms.evaluate_sequences = o.evaluate_sequences;
+  terms.pue = o.pue;
+  return terms;
+}
+
+struct NamedMachine {
+  Machine machine;
+  std::string name;  // as it was written
+};
+
+std::optional<NamedMachine> find_machine(const std::vector<Machine>& catalogue,
+                                         const std::string& name) {
+  for (const Machine& machine : catalogue) {
+    const auto& aliases = machine.aliases;
+    if (machine.key == name || std::find(aliases.begin(), aliases.end(), name) != aliases.end()) {
+      return NamedMachine{machine, name};
+    }
+  }
+  return std::nullopt;
+}
+
+// Makes jobs of candidates; refers to the options and the prices.
+class Jobs {
+ public:
+  Jobs(const RecommendCommandOptions& options, const PriceList& prices)
+      : options_(options), prices_(prices) {}
+
+  Job job(const std::string& spec) const {
+    JobOptions named = options_.job;
+    named.cluster = spec;
+    return without_choices(load_job(named));
+  }
+
+  SizedJob operator()(const CandidateCluster& candidate, std::int64_t most_sequences) const {
+    Job loaded = job(candidate.spec);
+    SearchSpace space = space_of(loaded);
+    const std::int64_t at_once = space.micro_batches.empty() ? 1 : space.micro_batches.front();
+    const std::int64_t least = checked_multiply(candidate.gpus, at_once);
+    if (least > most_sequences) {
+      throw Error(ExitCode::kInfeasible,
+                  fmt::format("a step of at most {} sequences is less than one for every GPU",
+                              format_count(most_sequences)));
+    }
+    space.global_batch = most_sequences / least * least;
+    CostModel costs = cost_model(loaded);
+    Price price = price_of(loaded);
+    return {std::move(loaded.model), std::move(space), std::move(costs), std::move(price)};
+  }
+
+ private:
+  Price price_of(const Job& job) const {
+    const Cluster& cluster = job.cluster;
+    if (const auto found = prices_.find(cluster.gpu.key); found != prices_.end()) {
+      return found->second;
+    }
+    if (!options_.prices.empty()) {
+      throw Error(ExitCode::kInvalidInput,
+                  fmt::format("{}: no price of {}; expected a row {},USD", options_.prices,
+                              cluster.gpu.key, cluster.gpu.key));
+    }
+    Price price = listed_price(cluster);
+    if (price.usd_per_hour <= 0) {
+      throw Error(ExitCode::kInvalidInput,
+                  fmt::format("{}: no price; expected gpu.price_per_hour in the cluster file, such "
+                              "as 2.95USD/h, or --prices FILE",
+                              cluster.spec));
+    }
+    return price;
+  }
+
+  const RecommendCommandOptions& options_;
+  const PriceList& prices_;
+};
+
+struct Candidates {
+  std::vector<CandidateCluster> clusters;
+  std::int64_t most_sequences = 0;
+};
+
+class Chooser {
+ public:
+  Chooser(const RecommendCommandOptions& options, const Jobs& jobs, const RunTerms& terms,
+          const PriceList& prices)
+      : options_(options), jobs_(jobs), terms_(terms), prices_(prices) {}
+
+  Candidates candidates() {
+    const std::vector<Machine> catalogue = list_machines();
+    std::vector<std::string> names = options_.clusters;
+    if (names.empty()) {
+      for (const Machine& machine : catalogue) {
+        // A list of prices says what can be had.
+        if (prices_.empty() || prices_.contains(machine.key)) names.push_back(machine.key);
+      }
+    }
+    Candidates all;
+    std::vector<CandidateCluster> fixed;
+    for (const std::string& name : names) {
+      if (name == "local") {
+        throw Error(ExitCode::kUsage, "--cluster local: expected a cluster that can be rented");
+      }
+      if (const auto machine = find_machine(catalogue, name)) {
+        add_sizes(*machine, all);
+      } else {
+        const Cluster cluster = load_cluster(name);
+        learn(name, all);
+        all.clusters.push_back({cluster.gpu.key, name, cluster.gpus});
+      }
+    }
+    // Of one machine one after the other.
+    std::stable_sort(all.clusters.begin(), all.clusters.end(),
+                     [](const auto& a, const auto& b) { return a.machine < b.machine; });
+    if (all.most_sequences == 0) throw Error(failure_->exit_code(), failure_->what());
+    return all;
+  }
+
+ private:
+  // Sequence and FLOPs of the model, from the first cluster on which the job is possible.
+  void learn(const std::string& spec, Candidates& all) {
+    if (all.most_sequences > 0) return;
+    try {
+      const Job job = jobs_.job(spec);
+      const std::int64_t sequence = job.resolved.plan.batch.sequence;
+      flops_ = job.model.training_flops_per_sequence(sequence).count() /
+               static_cast<double>(sequence) * terms_.tokens;
+      if (options_.global_batch) {
+        all.most_sequences = read_global_batch(*options_.global_batch);
+      } else {
+        const double tokens = options_.batch_tokens
+                                  ? parse_amount("--batch-tokens", *options_.batch_tokens, "4M")
+                                  : kDefaultBatchTokens;
+        all.most_sequences =
+            std::max<std::int64_t>(1, static_cast<std::int64_t>(tokens) / sequence);
+      }
+    } catch (const Error& error) {
+      // Wrong everywhere: a model that is not known, a key that is misspelt.
+      if (error.exit_code() == ExitCode::kUsage) throw;
+      failure_ = error;
+    }
+  }
+
+  void add_sizes(const NamedMachine& named, Candidates& all) {
+    const Cluster& node = named.machine.node;
+    learn(fmt::format("{}x{}", node.gpus, named.name), all);
+    if (all.most_sequences == 0) return;
+    const std::vector<std::int64_t> sizes =
+        options_.gpus.empty() ? likely_sizes(node, flops_, terms_, all.most_sequences)
+                              : parse_counts("--gpus", options_.gpus);
+    for (const std::int64_t gpus : sizes) {
+      all.clusters.push_back({named.machine.key, fmt::format("{}x{}", gpus, named.name), gpus});
+    }
+  }
+
+  const RecommendCommandOptions& options_;
+  const Jobs& jobs_;
+  const RunTerms& terms_;
+  const PriceList& prices_;
+  double flops_ = 0;
+  std::optional<Error> failure_;
+};
+
+}  // namespace
+
+ExitCode run_recommend(const RecommendCommandOptions& options) {
+  const RunTerms terms = terms_of(options);
+  const PriceList prices = options.prices.empty() ? PriceList() : read_prices(options.prices);
+  const Jobs jobs(options, prices);
+  const Candidates candidates = Chooser(options, jobs, terms, prices).candidates();
+
+  const InterruptGuard guard;
+  Progress progress("recommend");
+  RecommendOptions how;
+  how.threads = options.threads;
+  how.most_sequences = candidates.most_sequences;
+  how.progress = [&](std::int64_t done, std::int64_t all) {
+    progress.show(done, all);
+    return !InterruptGuard::interrupted();
+  };
+  const Recommendation answer = recommend(candidates.clusters, std::cref(jobs), terms, how);
+  if (options.output.form == Form::kJson) {
+    write_answer(document("foreshard.recommend/1", to_json(answer)));
+  } else {
+    write_answer(recommend_text(answer, color_of(options.output.color)));
+  }
+  return answer.meets_terms() ? ExitCode::kOk : ExitCode::kInfeasible;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,23 @@
+// The space that a command line spans around its job.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "cli/job.h"
+#include "sim/search/search.h"
+
+namespace foreshard {
+
+// One value for every axis that an assignment (--set, --fix) names; what stays empty varies as
+// search.h says. The global batch is the plan's.
+SearchSpace space_of(const Job& job);
+
+// As the plan's key batch.global is read.
+std::int64_t read_global_batch(const std::string& text);
+
+// Without what a search chooses: no assumptions.
+Job without_choices(Job job);
+
+}  // namespace foreshard

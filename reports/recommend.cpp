@@ -1,0 +1,237 @@
+// Every candidate is searched and forecast by itself, in parallel over candidates, into a vector in
+// their order; sorting and what follows from it is done from there in one thread.
+//
+// Where no choice meets the deadline, the fastest machine is doubled, each size a forecast of its
+// own, until one does; steps grow by a sequence for every GPU where they have to.
+#include "reports/recommend.h"
+
+#include <fmt/format.h>
+#include <oneapi/tbb/parallel_for.h>
+#include <oneapi/tbb/task_arena.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <map>
+#include <tuple>
+
+#include "calibration/machines.h"
+#include "sim/base/error.h"
+#include "sim/base/unit_strings.h"
+
+namespace foreshard {
+namespace {
+
+constexpr double kLikelyMfu = 0.4;
+constexpr int kSizes = 8;
+constexpr int kMostDoublings = 8;
+constexpr double kKneeGain = 1.6;  // of tokens/s by a doubling: 80 % of what twice as many could
+
+struct Looked {
+  std::optional<Choice> choice;
+  std::string reason;  // where there is none
+  ExitCode failure = ExitCode::kOk;
+  std::string model;
+  std::int64_t parameters = 0;
+  std::int64_t sequence = 0;
+};
+
+Looked look_at(const CandidateCluster& candidate, const JobMaker& make, const RunTerms& terms,
+               const RecommendOptions& options) {
+  Looked looked;
+  try {
+    const SizedJob job = make(candidate, options.most_sequences);
+    looked.model = job.model.name;
+    looked.parameters = job.model.parameters();
+    looked.sequence = job.space.base.batch.sequence;
+    auto sized = best_plan(job.space, job.model, job.costs, options.draws);
+    if (!sized) {
+      looked.reason = "does not fit";
+      return looked;
+    }
+    Choice choice{candidate.machine, std::move(*sized), job.price, {}};
+    choice.run = forecast_run(choice.sized, job.price, terms);
+    if (std::isfinite(choice.run.days.high)) {
+      looked.choice = std::move(choice);
+    } else {
+      looked.reason = "fails more often than a checkpoint takes";
+    }
+  } catch (const Error& error) {
+    if (error.exit_code() == ExitCode::kInternal || error.exit_code() == ExitCode::kInterrupted) {
+      throw;
+    }
+    looked.reason = error.what();
+    looked.failure = error.exit_code();
+  }
+  return looked;
+}
+
+bool comes_first(const Choice& a, const Choice& b) {
+  const auto key = [](const Choice& c) {
+    return std::tuple(!c.run.meets_deadline, c.run.dollars.value, c.sized.cluster.gpus, c.machine);
+  };
+  return key(a) < key(b);
+}
+
+std::optional<std::int64_t> knee_of(std::vector<const Choice*> choices) {
+  if (choices.size() < 2) return std::nullopt;
+  std::sort(choices.begin(), choices.end(), [](const Choice* a, const Choice* b) {
+    return a->sized.cluster.gpus < b->sized.cluster.gpus;
+  });
+  for (std::size_t i = 1; i < choices.size(); ++i) {
+    const SizedPlan& less = choices[i - 1]->sized;
+    const SizedPlan& more = choices[i]->sized;
+    const double doublings =
+        std::log2(static_cast<double>(more.cluster.gpus) / static_cast<double>(less.cluster.gpus));
+    const double gain = more.tokens_per_s.value / less.tokens_per_s.value;
+    if (gain < std::pow(kKneeGain, doublings)) return less.cluster.gpus;
+  }
+  return choices.back()->sized.cluster.gpus;
+}
+
+std::vector<MachineSizes> sizes_of(const std::vector<CandidateCluster>& candidates,
+                                   const std::vector<Looked>& looked,
+                                   const std::vector<std::optional<std::int64_t>>& smallest) {
+  std::vector<MachineSizes> machines;
+  std::map<std::string, std::vector<const Choice*>> choices;
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    if (looked[i].choice) choices[candidates[i].machine].push_back(&*looked[i].choice);
+    if (!machines.empty() && machines.back().machine == candidates[i].machine) continue;
+    machines.push_back({candidates[i].machine, smallest[i], std::nullopt});
+  }
+  for (MachineSizes& machine : machines) machine.knee = knee_of(choices[machine.machine]);
+  return machines;
+}
+
+// The spec of as many other GPUs: "512xh100" of "256xh100"; "" of a file.
+std::string resized(const std::string& spec, std::int64_t gpus) {
+  const std::size_t x = spec.find_first_of("xX");
+  const bool is_spec = x != std::string::npos && x > 0 && spec.find_first_not_of("0123456789") == x;
+  return is_spec ? fmt::format("{}{}", gpus, spec.substr(x)) : "";
+}
+
+std::optional<TermsRemedy> more_gpus(const Choice& fastest, const JobMaker& make,
+                                     const RunTerms& terms, RecommendOptions options) {
+  const Cluster& cluster = fastest.sized.cluster;
+  std::int64_t gpus = cluster.gpus;
+  for (int k = 0; k < kMostDoublings && gpus <= kMaxGpus / 2; ++k) {
+    gpus = next_size(gpus, cluster);
+    if (cluster.node.nics == 0 && gpus > cluster.node.gpus) return std::nullopt;
+    const std::string spec = resized(cluster.spec, gpus);
+    if (spec.empty()) return std::nullopt;
+    const bool has_to_grow = gpus > options.most_sequences;
+    if (has_to_grow) options.most_sequences = gpus;
+    const Looked looked = look_at({fastest.machine, spec, gpus}, make, terms, options);
+    if (!looked.choice || !looked.choice->run.meets_deadline) continue;
+    const RunForecast& run = looked.choice->run;
+    return TermsRemedy{TermsRemedy::What::kGpus,  spec,
+                       static_cast<double>(gpus), has_to_grow ? options.most_sequences : 0,
+                       run.days.value * 86400,    run.dollars.value};
+  }
+  return std::nullopt;
+}
+
+std::vector<TermsRemedy> find_remedies(const Recommendation& r, const JobMaker& make,
+                                       const RecommendOptions& options) {
+  using What = TermsRemedy::What;
+  std::vector<TermsRemedy> remedies;
+  if (r.choices.empty() || r.meets_terms()) return remedies;
+  const auto add = [&](What what, const Choice& choice, double value) {
+    remedies.push_back({what, choice.sized.cluster.spec, value, 0, choice.run.days.value * 86400,
+                        choice.run.dollars.value});
+  };
+  const Choice& first = r.choices.front();
+  if (first.run.meets_deadline) {
+    // Sorted by dollars: the cheapest of those in time.
+    add(What::kBudget, first, first.run.dollars.value);
+  } else {
+    const Choice& fastest = *std::min_element(
+        r.choices.begin(), r.choices.end(),
+        [](const Choice& a, const Choice& b) { return a.run.days.value < b.run.days.value; });
+    add(What::kDeadline, fastest, fastest.run.days.value * 86400);
+    if (auto more = more_gpus(fastest, make, r.terms, options)) remedies.push_back(*more);
+    add(What::kTokens, fastest,
+        r.terms.tokens * *r.terms.deadline / (fastest.run.days.value * 86400));
+  }
+  if (first.run.meets_deadline && r.terms.budget) {
+    add(What::kTokens, first, r.terms.tokens * *r.terms.budget / first.run.dollars.value);
+    const auto cheapest = std::min_element(
+        r.choices.begin(), r.choices.end(),
+        [](const Choice& a, const Choice& b) { return a.run.dollars.value < b.run.dollars.value; });
+    if (cheapest->run.within_budget) {
+      add(What::kDeadline, *cheapest, cheapest->run.days.value * 86400);
+    }
+  }
+  return remedies;
+}
+
+}  // namespace
+
+std::vector<std::int64_t> likely_sizes(const Cluster& cluster, double flops, const RunTerms& terms,
+                                       std::int64_t most) {
+  const std::int64_t node = cluster.node.gpus;
+  std::int64_t gpus = node;
+  if (terms.deadline) {
+    const double needed = flops / (kLikelyMfu * cluster.gpu.peak_bf16.value() * *terms.deadline);
+    while (static_cast<double>(gpus) * 2 * 8 <= needed && gpus * 2 <= most) gpus *= 2;
+  }
+  std::vector<std::int64_t> sizes;
+  const std::int64_t largest = cluster.node.nics == 0 ? std::min(most, node) : most;
+  for (int i = 0; i < kSizes && gpus <= largest; ++i, gpus *= 2) sizes.push_back(gpus);
+  return sizes;
+}
+
+Recommendation recommend(const std::vector<CandidateCluster>& candidates, const JobMaker& make,
+                         const RunTerms& terms, const RecommendOptions& options) {
+  std::vector<Looked> looked(candidates.size());
+  std::vector<std::optional<std::int64_t>> smallest(candidates.size());
+  std::atomic<std::int64_t> done = 0;
+  std::atomic<bool> stopped = false;
+  const auto judge = [&](std::size_t i) {
+    if (stopped) return;
+    looked[i] = look_at(candidates[i], make, terms, options);
+    if (i == 0 || candidates[i].machine != candidates[i - 1].machine) {
+      try {
+        const SizedJob job = make(candidates[i], kMaxGpus);
+        smallest[i] = smallest_that_fits(job.space, job.model, job.costs.cluster(), kMaxGpus);
+      } catch (const Error& error) {
+        if (error.exit_code() == ExitCode::kInternal) throw;
+      }
+    }
+    const std::int64_t now = ++done;
+    if (options.progress && !options.progress(now, static_cast<std::int64_t>(candidates.size()))) {
+      stopped = true;
+    }
+  };
+  oneapi::tbb::task_arena arena(options.threads > 0 ? options.threads
+                                                    : oneapi::tbb::task_arena::automatic);
+  arena.execute([&] {
+    oneapi::tbb::parallel_for(std::size_t{0}, candidates.size(), judge,
+                              oneapi::tbb::simple_partitioner());
+  });
+  if (stopped) throw Error(ExitCode::kInterrupted, "recommend was stopped");
+
+  Recommendation r;
+  r.terms = terms;
+  r.most_sequences = options.most_sequences;
+  r.machines = sizes_of(candidates, looked, smallest);
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    if (looked[i].parameters > 0) {
+      r.model = looked[i].model;
+      r.parameters = looked[i].parameters;
+      r.sequence = looked[i].sequence;
+    }
+    if (looked[i].choice) {
+      r.choices.push_back(std::move(*looked[i].choice));
+    } else if (candidates.size() == 1 && looked[i].failure != ExitCode::kOk) {
+      throw Error(looked[i].failure, looked[i].reason);
+    } else {
+      r.rejected.push_back({candidates[i].spec, candidates[i].gpus, looked[i].reason});
+    }
+  }
+  std::sort(r.choices.begin(), r.choices.end(), comes_first);
+  r.remedies = find_remedies(r, make, options);
+  return r;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,160 @@
+// From the second micro-batch of a step on all are alike, so a step of many micro-batches is drawn
+// on two shorter ones and what one more of them takes: the difference of the two. The central value
+// is simulated in full.
+#include "reports/sizing.h"
+
+#include <algorithm>
+
+#include "reports/evidence.h"
+#include "sim/graph/training_step.h"
+#include "sim/memory/memory_profile.h"
+#include "sim/memory/outside_allocator.h"
+#include "sim/memory/reserved.h"
+#include "sim/simulate/forecast.h"
+#include "sim/simulate/simulate.h"
+#include "sim/spec/plan_check.h"
+
+namespace foreshard {
+namespace {
+
+constexpr std::int64_t kDrawn = 6;  // micro-batches of the longer of the two
+constexpr std::int64_t kShown = 4;  // of the step whose memory and composition are told
+
+Plan with_accumulation(Plan plan, std::int64_t most) {
+  plan.batch.accumulation = std::min(plan.batch.accumulation, most);
+  return plan;
+}
+
+double period(Simulator& simulator, const EventGraph& graph, CostTable costs,
+              const std::vector<HostDelay>& delays) {
+  costs.delays = delays;
+  return simulator.period(graph, costs).seconds();
+}
+
+std::vector<double> step_draws(const ModelSpec& model, const Plan& plan, const CostModel& costs,
+                               const Forecast& whole, int draws) {
+  Simulator simulator;
+  std::vector<double> seconds;
+  const auto at = [&](const EventGraph& graph, int k, const std::vector<HostDelay>& delays) {
+    return period(simulator, graph, costs.price(graph, costs.draw(k)), delays);
+  };
+  const std::int64_t accumulation = plan.batch.accumulation;
+  if (accumulation <= kDrawn || !whole.costs.delays.empty()) {
+    for (int k = 0; k < draws; ++k) {
+      seconds.push_back(at(whole.graph, k, whole.costs.delays) * costs.plan_draw(k));
+    }
+    return seconds;
+  }
+  const LayerPrograms programs(model, plan);
+  const EventGraph longer = build_training_step(model, with_accumulation(plan, kDrawn), programs);
+  const EventGraph shorter =
+      build_training_step(model, with_accumulation(plan, kDrawn - 1), programs);
+  for (int k = 0; k < draws; ++k) {
+    const double base = at(longer, k, {});
+    const double one_more = base - at(shorter, k, {});
+    seconds.push_back((base + static_cast<double>(accumulation - kDrawn) * one_more) *
+                      costs.plan_draw(k));
+  }
+  return seconds;
+}
+
+Bytes state_bytes(const ModelSpec& model, const Plan& plan) {
+  std::int64_t per_parameter = size_of(plan.master_dtype);
+  if (plan.optimizer.kind == Optimizer::Kind::kAdamW) {
+    per_parameter += 2 * size_of(plan.optimizer.state);
+  }
+  return Bytes(model.parameters() * per_parameter);
+}
+
+double share_of(const EventGraph& graph, const Timeline& timeline, EventKind kind) {
+  Time sum;
+  for (std::size_t i = 0; i < graph.rows.size(); ++i) {
+    if (graph.rows[i].kind == kind) sum += timeline.spans[i].end - timeline.spans[i].arrive;
+  }
+  return sum.seconds() / timeline.period.seconds();
+}
+
+Quantity inverse(double numerator, const Quantity& seconds) {
+  return {numerator / seconds.value, numerator / seconds.high, numerator / seconds.low,
+          seconds.evidence};
+}
+
+}  // namespace
+
+SizedPlan size_up(const ModelSpec& model, const Plan& plan, const CostModel& costs, int draws) {
+  SizedPlan sized;
+  sized.cluster = costs.cluster();
+  sized.plan = plan;
+  Forecast shown = forecast(model, with_accumulation(plan, kShown), costs);
+  const bool is_short = plan.batch.accumulation > kShown;
+  // Calls to the driver in every step depend on the whole of it.
+  if (is_short && !shown.costs.delays.empty()) shown = forecast(model, plan, costs);
+  double seconds = shown.timeline.period.seconds();
+  if (is_short && shown.costs.delays.empty()) {
+    Simulator simulator;
+    const EventGraph graph = build_training_step(model, plan);
+    seconds = period(simulator, graph, costs.price(graph), {});
+  }
+  const StepMetrics metrics = measure_step(shown.graph, shown.timeline);
+  sized.exposed_share = metrics.exposed_communication / metrics.seconds;
+  sized.forward_share = share_of(shown.graph, shown.timeline, EventKind::kForward);
+  sized.draws = step_draws(model, plan, costs, shown, draws);
+  sized.step = with_interval(seconds, sized.draws, weigh_evidence(shown, costs).seconds);
+  sized.fit = fit_in(sized.cluster, shown.memory.peak, shown.reserved.peak,
+                     total(memory_outside(shown.graph, sized.cluster, plan.runtime)));
+  shown.plan = plan;
+  const StepRates rates = step_rates(shown, sized.cluster);
+  sized.mfu = inverse(rates.model_peak_seconds, sized.step);
+  sized.tokens_per_s =
+      inverse(rates.tokens_per_gpu * static_cast<double>(sized.cluster.gpus), sized.step);
+  sized.state = state_bytes(model, plan);
+  return sized;
+}
+
+std::optional<SizedPlan> best_plan(const SearchSpace& space, const ModelSpec& model,
+                                   const CostModel& costs, int draws) {
+  SearchOptions options;
+  options.threads = 1;
+  options.detail = SearchDetail::kBest;
+  const SearchResult found = search(space, model, costs, options);
+  if (!found.best) return std::nullopt;
+  SizedPlan sized = size_up(model, found.best->plan, costs, draws);
+  sized.enumerated = found.enumerated;
+  sized.simulated = found.simulated;
+  return sized;
+}
+
+std::int64_t next_size(std::int64_t gpus, const Cluster& cluster) {
+  const std::int64_t node = cluster.node.gpus;
+  return gpus < node ? std::min(gpus * 2, node) : gpus * 2;
+}
+
+std::optional<std::int64_t> smallest_that_fits(const SearchSpace& space, const ModelSpec& model,
+                                               const Cluster& of, std::int64_t most) {
+  Cluster cluster = of;
+  Plan plan = space.base;
+  plan.batch.micro_batch = space.micro_batches.empty() ? 1 : space.micro_batches.front();
+  plan.batch.accumulation = 1;
+  plan.reshard_after_forward =
+      space.reshards.empty() ? RangedPolicy<Reshard>{} : space.base.reshard_after_forward;
+  plan.recompute = space.recomputes.empty() ? RangedPolicy<Recompute>{Recompute::kFull, {}}
+                                            : space.recomputes.front();
+  plan.prefetch = space.prefetches.empty() ? Prefetch{} : space.prefetches.front();
+  const bool is_single = cluster.node.nics == 0;
+  for (std::int64_t gpus = 1; gpus <= most; gpus = next_size(gpus, cluster)) {
+    if (is_single && gpus > cluster.node.gpus) break;
+    cluster.gpus = gpus;
+    const std::int64_t shard = space.shard_groups.empty() ? gpus : space.shard_groups.front();
+    if (gpus % shard != 0) continue;
+    plan.mesh = {shard, gpus / shard};
+    if (find_problem(plan, model, cluster)) continue;
+    const EventGraph graph = build_training_step(model, plan);
+    const Bytes peak = peak_allocated(graph);
+    const Bytes outside = total(memory_outside(graph, cluster, plan.runtime));
+    if (!may_fit(cluster, peak, outside)) continue;
+    if (fit_in(cluster, peak, peak_reserved(graph, plan, cluster), outside).fits()) return gpus;
+  }
+  return std::nullopt;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,47 @@
+// The best plan of a model on one cluster, with what a forecast of a whole run needs of it. Every
+// one is found by search and simulated; nothing is scaled from another size.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "reports/report.h"
+#include "sim/cost/cost_model.h"
+#include "sim/search/search.h"
+
+namespace foreshard {
+
+struct SizedPlan {
+  Cluster cluster;
+  Plan plan;
+  std::int64_t enumerated = 0;  // by the search that found it
+  std::int64_t simulated = 0;
+  Quantity step;              // s
+  std::vector<double> draws;  // s of a step, one for each draw of the machine's factors
+  Quantity mfu;
+  Quantity tokens_per_s;     // of all GPUs
+  double exposed_share = 0;  // of the step
+  double forward_share = 0;  // of the step, in forward work
+  Bytes state;  // what a checkpoint holds: stored parameters and optimizer state, of all ranks
+  Fit fit;
+};
+
+// Nothing where no plan of the space fits. With `draws` re-simulations behind the intervals.
+std::optional<SizedPlan> best_plan(const SearchSpace& space, const ModelSpec& model,
+                                   const CostModel& costs, int draws);
+
+// The same for a given plan, which passed check(). Its step is that of predict: search's is without
+// what the driver's allocations cost.
+SizedPlan size_up(const ModelSpec& model, const Plan& plan, const CostModel& costs, int draws);
+
+// The fewest GPUs of the cluster's kind, doubling from one GPU to a node and from there in nodes,
+// on which the plan that asks for least memory fits: everything sharded, one sequence a
+// micro-batch, full recompute (keys that `space` fixes stay). Nothing: not even on `most`.
+std::optional<std::int64_t> smallest_that_fits(const SearchSpace& space, const ModelSpec& model,
+                                               const Cluster& cluster, std::int64_t most);
+
+// GPU counts that a machine can have: 1, 2, 4 ... of a node, then nodes doubling. The next above.
+std::int64_t next_size(std::int64_t gpus, const Cluster& cluster);
+
+}  // namespace foreshard
