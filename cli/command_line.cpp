@@ -61,6 +61,7 @@ class Tree {
     add_compare();
     add_search();
     add_recommend();
+    add_scale();
     add_calibrate();
     add_import();
     add_validate();
@@ -225,13 +226,37 @@ class Tree {
     option(verb, "--restart", o->restart, "TIME",
            "From a failure until the job runs again; default: 10min");
     option(verb, "--checkpoint-rate", o->checkpoint_rate, "RATE",
-           "Of a node to storage; default: 1.2GB/s");
+           "Of one GPU to storage; default: 150MB/s");
     option(verb, "--evaluate-every", o->evaluate_every, "STEPS", "Default: no evaluation")
         ->check(CLI::Range(1, 1'000'000'000));
     option(verb, "--evaluate-sequences", o->evaluate_sequences, "N", "Of each; default: 1024")
         ->check(CLI::Range(1, 1'000'000'000));
     option(verb, "--pue", o->pue, "RATIO", "Power of the building over that of its servers")
         ->check(CLI::Range(1.0, 10.0));
+    option(verb, "--threads", o->threads, "N", "Default: all cores; the answer is the same")
+        ->check(CLI::Range(1, 4096));
+    add_json(verb, o->output);
+  }
+
+  void add_scale() {
+    auto o = std::make_shared<ScaleOptions>();
+    CLI::App* verb =
+        add_verb("scale", "How a job scales with the number of GPUs, each size with its best plan",
+                 "scale --model llama-3.1-8b --cluster h100 --gpus 8,64,512", run_scale, o);
+    add_model_flags(verb, o->job, "Any key of the plan, which then does not vary; may be repeated");
+    option(verb, "--cluster", o->cluster, "CLUSTER", "A machine such as h100")->required();
+    option(verb, "--gpus", o->gpus, "LIST", "Sizes; default: eight, doubling from one node");
+    CLI::Option* sequences = option(verb, "--global-batch", o->global_batch, "N",
+                                    "Strong scaling: sequences per step over all ranks, at most");
+    CLI::Option* tokens = option(verb, "--batch-tokens", o->batch_tokens, "AMOUNT",
+                                 "The same in tokens; default: 4 Mi tokens")
+                              ->excludes(sequences);
+    option(verb, "--weak", o->weak, "N", "Weak scaling: N sequences of every GPU")
+        ->check(CLI::Range(1, 1 << 20))
+        ->excludes(sequences)
+        ->excludes(tokens);
+    option(verb, "--prices", o->prices, "FILE", "As of recommend");
+    verb->add_flag("--csv", o->csv, "A table of the points instead of text");
     option(verb, "--threads", o->threads, "N", "Default: all cores; the answer is the same")
         ->check(CLI::Range(1, 4096));
     add_json(verb, o->output);

@@ -96,12 +96,14 @@ struct RecommendCommandOptions {
 };
 
 struct ScaleOptions {
-  JobOptions job;  // its cluster is a machine or a cluster
+  JobOptions job;  // without a cluster
   OutputOptions output;
+  std::string cluster;
   std::string gpus;  // "": eight sizes, doubling from one node
-  std::optional<std::string> global_batch;
-  bool weak = false;  // the step grows with the GPUs
-  std::string csv;
+  std::optional<std::string> global_batch, batch_tokens;
+  std::int64_t weak = 0;  // sequences of every GPU; 0: the step stays as it is
+  bool csv = false;
+  std::string prices;
   int threads = 0;
 };
 

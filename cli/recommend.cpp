@@ -16,14 +16,12 @@
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "cli/search_space.h"
+#include "cli/sized_jobs.h"
 #include "cli/verbs.h"
 #include "sim/base/unit_strings.h"
 
 namespace foreshard {
 namespace {
-
-// Tokens of a step where nobody says: Llama 2's (arXiv 2307.09288, section 2.2).
-constexpr double kDefaultBatchTokens = 4 * 1024 * 1024;
 
 RunTerms terms_of(const RecommendCommandOptions& o) {
   RunTerms terms;
@@ -50,75 +48,6 @@ RunTerms terms_of(const RecommendCommandOptions& o) {
   return terms;
 }
 
-struct NamedMachine {
-  Machine machine;
-  std::string name;  // as it was written
-};
-
-std::optional<NamedMachine> find_machine(const std::vector<Machine>& catalogue,
-                                         const std::string& name) {
-  for (const Machine& machine : catalogue) {
-    const auto& aliases = machine.aliases;
-    if (machine.key == name || std::find(aliases.begin(), aliases.end(), name) != aliases.end()) {
-      return NamedMachine{machine, name};
-    }
-  }
-  return std::nullopt;
-}
-
-// Makes jobs of candidates; refers to the options and the prices.
-class Jobs {
- public:
-  Jobs(const RecommendCommandOptions& options, const PriceList& prices)
-      : options_(options), prices_(prices) {}
-
-  Job job(const std::string& spec) const {
-    JobOptions named = options_.job;
-    named.cluster = spec;
-    return without_choices(load_job(named));
-  }
-
-  SizedJob operator()(const CandidateCluster& candidate, std::int64_t most_sequences) const {
-    Job loaded = job(candidate.spec);
-    SearchSpace space = space_of(loaded);
-    const std::int64_t at_once = space.micro_batches.empty() ? 1 : space.micro_batches.front();
-    const std::int64_t least = checked_multiply(candidate.gpus, at_once);
-    if (least > most_sequences) {
-      throw Error(ExitCode::kInfeasible,
-                  fmt::format("a step of at most {} sequences is less than one for every GPU",
-                              format_count(most_sequences)));
-    }
-    space.global_batch = most_sequences / least * least;
-    CostModel costs = cost_model(loaded);
-    Price price = price_of(loaded);
-    return {std::move(loaded.model), std::move(space), std::move(costs), std::move(price)};
-  }
-
- private:
-  Price price_of(const Job& job) const {
-    const Cluster& cluster = job.cluster;
-    if (const auto found = prices_.find(cluster.gpu.key); found != prices_.end()) {
-      return found->second;
-    }
-    if (!options_.prices.empty()) {
-      throw Error(ExitCode::kInvalidInput,
-                  fmt::format("{}: no price of {}; expected a row {},USD", options_.prices,
-                              cluster.gpu.key, cluster.gpu.key));
-    }
-    Price price = listed_price(cluster);
-    if (price.usd_per_hour <= 0) {
-      throw Error(ExitCode::kInvalidInput,
-                  fmt::format("{}: no price; expected gpu.price_per_hour in the cluster file, such "
-                              "as 2.95USD/h, or --prices FILE",
-                              cluster.spec));
-    }
-    return price;
-  }
-
-  const RecommendCommandOptions& options_;
-  const PriceList& prices_;
-};
-
 struct Candidates {
   std::vector<CandidateCluster> clusters;
   std::int64_t most_sequences = 0;
@@ -126,7 +55,7 @@ struct Candidates {
 
 class Chooser {
  public:
-  Chooser(const RecommendCommandOptions& options, const Jobs& jobs, const RunTerms& terms,
+  Chooser(const RecommendCommandOptions& options, const SizedJobs& jobs, const RunTerms& terms,
           const PriceList& prices)
       : options_(options), jobs_(jobs), terms_(terms), prices_(prices) {}
 
@@ -169,15 +98,7 @@ class Chooser {
       const std::int64_t sequence = job.resolved.plan.batch.sequence;
       flops_ = job.model.training_flops_per_sequence(sequence).count() /
                static_cast<double>(sequence) * terms_.tokens;
-      if (options_.global_batch) {
-        all.most_sequences = read_global_batch(*options_.global_batch);
-      } else {
-        const double tokens = options_.batch_tokens
-                                  ? parse_amount("--batch-tokens", *options_.batch_tokens, "4M")
-                                  : kDefaultBatchTokens;
-        all.most_sequences =
-            std::max<std::int64_t>(1, static_cast<std::int64_t>(tokens) / sequence);
-      }
+      all.most_sequences = most_sequences(options_.global_batch, options_.batch_tokens, sequence);
     } catch (const Error& error) {
       // Wrong everywhere: a model that is not known, a key that is misspelt.
       if (error.exit_code() == ExitCode::kUsage) throw;
@@ -198,7 +119,7 @@ class Chooser {
   }
 
   const RecommendCommandOptions& options_;
-  const Jobs& jobs_;
+  const SizedJobs& jobs_;
   const RunTerms& terms_;
   const PriceList& prices_;
   double flops_ = 0;
@@ -210,7 +131,7 @@ class Chooser {
 ExitCode run_recommend(const RecommendCommandOptions& options) {
   const RunTerms terms = terms_of(options);
   const PriceList prices = options.prices.empty() ? PriceList() : read_prices(options.prices);
-  const Jobs jobs(options, prices);
+  const SizedJobs jobs(options.job, prices, options.prices);
   const Candidates candidates = Chooser(options, jobs, terms, prices).candidates();
 
   const InterruptGuard guard;

@@ -15,6 +15,7 @@ ExitCode run_explain(const ExplainOptions& options);
 ExitCode run_compare(const CompareOptions& options);
 ExitCode run_search(const SearchCommandOptions& options);
 ExitCode run_recommend(const RecommendCommandOptions& options);
+ExitCode run_scale(const ScaleOptions& options);
 ExitCode run_calibrate(const CalibrateOptions& options);
 ExitCode run_import(const ImportOptions& options);
 ExitCode run_validate(const ValidateOptions& options);

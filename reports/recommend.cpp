@@ -25,7 +25,6 @@ namespace {
 constexpr double kLikelyMfu = 0.4;
 constexpr int kSizes = 8;
 constexpr int kMostDoublings = 8;
-constexpr double kKneeGain = 1.6;  // of tokens/s by a doubling: 80 % of what twice as many could
 
 struct Looked {
   std::optional<Choice> choice;
@@ -73,22 +72,6 @@ bool comes_first(const Choice& a, const Choice& b) {
   return key(a) < key(b);
 }
 
-std::optional<std::int64_t> knee_of(std::vector<const Choice*> choices) {
-  if (choices.size() < 2) return std::nullopt;
-  std::sort(choices.begin(), choices.end(), [](const Choice* a, const Choice* b) {
-    return a->sized.cluster.gpus < b->sized.cluster.gpus;
-  });
-  for (std::size_t i = 1; i < choices.size(); ++i) {
-    const SizedPlan& less = choices[i - 1]->sized;
-    const SizedPlan& more = choices[i]->sized;
-    const double doublings =
-        std::log2(static_cast<double>(more.cluster.gpus) / static_cast<double>(less.cluster.gpus));
-    const double gain = more.tokens_per_s.value / less.tokens_per_s.value;
-    if (gain < std::pow(kKneeGain, doublings)) return less.cluster.gpus;
-  }
-  return choices.back()->sized.cluster.gpus;
-}
-
 std::vector<MachineSizes> sizes_of(const std::vector<CandidateCluster>& candidates,
                                    const std::vector<Looked>& looked,
                                    const std::vector<std::optional<std::int64_t>>& smallest) {
@@ -99,7 +82,13 @@ std::vector<MachineSizes> sizes_of(const std::vector<CandidateCluster>& candidat
     if (!machines.empty() && machines.back().machine == candidates[i].machine) continue;
     machines.push_back({candidates[i].machine, smallest[i], std::nullopt});
   }
-  for (MachineSizes& machine : machines) machine.knee = knee_of(choices[machine.machine]);
+  for (MachineSizes& machine : machines) {
+    std::vector<std::pair<std::int64_t, double>> curve;
+    for (const Choice* choice : choices[machine.machine]) {
+      curve.emplace_back(choice->sized.cluster.gpus, choice->sized.tokens_per_s.value);
+    }
+    machine.knee = knee_of(std::move(curve));
+  }
   return machines;
 }
 

@@ -65,6 +65,13 @@ std::string terms_text(const Recommendation& r) {
                             format_count(r.sequence));
 }
 
+// A paragraph under a heading.
+Lines indented(const std::string& text) {
+  Lines lines = wrapped(text, kTextWidth - 2, 2);
+  for (std::string& line : lines) line.insert(0, "  ");
+  return lines;
+}
+
 Lines first_lines_of(const Recommendation& r, const Paint& paint) {
   const Choice& c = r.choices.front();
   const RunForecast& run = c.run;
@@ -77,33 +84,29 @@ Lines first_lines_of(const Recommendation& r, const Paint& paint) {
   const Interruptions& x = run.interruptions;
   Lines lines = {r.meets_terms() ? paint.green(paint.bold(head)) : paint.yellow(paint.bold(head))};
   append(lines,
-         wrapped(fmt::format("  plan: shard {} x replicate {}, reshard {}, prefetch {}, recompute "
-                             "{}, micro-batch {} x {}",
-                             plan.mesh.shard, plan.mesh.replicate, reshard_words(plan),
-                             words_of(plan.prefetch), recompute_words(plan), plan.batch.micro_batch,
-                             plan.batch.accumulation),
-                 kTextWidth, 4));
-  lines.push_back(fmt::format(
-      "  step: {} ({} .. {}, {}), MFU {}, {} exposed communication, {} to spare",
-      seconds_text(sized.step.value), seconds_text(sized.step.low), seconds_text(sized.step.high),
-      to_string(sized.step.evidence), percent_text(sized.mfu.value),
-      percent_text(sized.exposed_share), format_bytes(sized.fit.margin())));
-  append(
-      lines,
-      wrapped(fmt::format("  goodput {}: a failure every {}, a checkpoint of {} in {} every {}, "
-                          "{} to restart{}",
-                          percent_text(run.goodput.value), days_text(x.mean_between),
-                          format_bytes(sized.state), days_text(x.save),
-                          days_text(run.checkpoint_interval), days_text(x.restart),
-                          run.evaluation_share > 0 ? fmt::format(", {} for evaluation",
-                                                                 percent_text(run.evaluation_share))
-                                                   : ""),
-              kTextWidth, 4));
+         indented(fmt::format("plan: shard {} x replicate {}, reshard {}, prefetch {}, recompute "
+                              "{}, micro-batch {} x {}",
+                              plan.mesh.shard, plan.mesh.replicate, reshard_words(plan),
+                              words_of(plan.prefetch), recompute_words(plan),
+                              plan.batch.micro_batch, plan.batch.accumulation)));
+  lines.push_back(fmt::format("  step: {} ({} .. {}, {}), MFU {}, {} exposed, {} to spare",
+                              seconds_text(sized.step.value), seconds_text(sized.step.low),
+                              seconds_text(sized.step.high), to_string(sized.step.evidence),
+                              percent_text(sized.mfu.value), percent_text(sized.exposed_share),
+                              format_bytes(sized.fit.margin())));
   append(lines,
-         wrapped(fmt::format("  price: {:.2f} USD per GPU and hour ({:.2f} .. {:.2f}; {}{})",
-                             c.price.usd_per_hour, c.price.low, c.price.high,
-                             c.price.date.empty() ? "" : c.price.date + ", ", c.price.source),
-                 kTextWidth, 4));
+         indented(fmt::format(
+             "goodput {}: a failure every {}, a checkpoint of {} in {} every {}, "
+             "{} to restart{}",
+             percent_text(run.goodput.value), days_text(x.mean_between), format_bytes(sized.state),
+             days_text(x.save), days_text(run.checkpoint_interval), days_text(x.restart),
+             run.evaluation_share > 0
+                 ? fmt::format(", {} for evaluation", percent_text(run.evaluation_share))
+                 : "")));
+  append(lines,
+         indented(fmt::format("price: {:.2f} USD per GPU and hour ({:.2f} .. {:.2f}; {}{})",
+                              c.price.usd_per_hour, c.price.low, c.price.high,
+                              c.price.date.empty() ? "" : c.price.date + ", ", c.price.source)));
   return lines;
 }
 
@@ -192,7 +195,7 @@ Lines rejected_lines(const Recommendation& r) {
 
 std::string assumed_text(const RunTerms& terms) {
   std::string text = fmt::format(
-      "assumed: {:.2g} failures per GPU and day ({}); checkpoints at {} per node; {} to restart; "
+      "assumed: {:.2g} failures per GPU and day ({}); checkpoints at {} per GPU; {} to restart; "
       "servers draw {} times their GPUs' limit",
       terms.failures.per_gpu_day, terms.failures.source, format_bandwidth(terms.checkpoint_rate),
       days_text(terms.restart), terms.server_power);
@@ -273,7 +276,7 @@ std::string recommend_text(const Recommendation& r, Color color) {
                                     ? "no candidate is in time within the budget"
                                     : "no candidate meets the deadline"));
       for (const TermsRemedy& remedy : r.remedies) {
-        append(lines, wrapped("  it would with " + remedy_words(remedy), kTextWidth, 4));
+        append(lines, indented("it would with " + remedy_words(remedy)));
       }
       lines.emplace_back();
     }
@@ -301,7 +304,7 @@ Json to_json(const Recommendation& r) {
                    {"most_sequences", r.most_sequences},
                    {"failures_per_gpu_day", r.terms.failures.per_gpu_day},
                    {"failures_source", r.terms.failures.source},
-                   {"checkpoint_bytes_per_s_per_node", r.terms.checkpoint_rate.value()},
+                   {"checkpoint_bytes_per_s_per_gpu", r.terms.checkpoint_rate.value()},
                    {"restart_s", r.terms.restart},
                    {"evaluate_every_steps", r.terms.evaluate_every},
                    {"evaluate_sequences", r.terms.evaluate_sequences},

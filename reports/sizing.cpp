@@ -4,6 +4,7 @@
 #include "reports/sizing.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "reports/evidence.h"
 #include "sim/graph/training_step.h"
@@ -122,6 +123,18 @@ std::optional<SizedPlan> best_plan(const SearchSpace& space, const ModelSpec& mo
   sized.enumerated = found.enumerated;
   sized.simulated = found.simulated;
   return sized;
+}
+
+std::optional<std::int64_t> knee_of(std::vector<std::pair<std::int64_t, double>> curve) {
+  if (curve.size() < 2) return std::nullopt;
+  std::sort(curve.begin(), curve.end());
+  for (std::size_t i = 1; i < curve.size(); ++i) {
+    const auto& [less, slower] = curve[i - 1];
+    const auto& [more, faster] = curve[i];
+    const double doublings = std::log2(static_cast<double>(more) / static_cast<double>(less));
+    if (faster / slower < std::pow(kKneeGain, doublings)) return less;
+  }
+  return curve.back().first;
 }
 
 std::int64_t next_size(std::int64_t gpus, const Cluster& cluster) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "reports/report.h"
@@ -40,6 +41,11 @@ SizedPlan size_up(const ModelSpec& model, const Plan& plan, const CostModel& cos
 // micro-batch, full recompute (keys that `space` fixes stay). Nothing: not even on `most`.
 std::optional<std::int64_t> smallest_that_fits(const SearchSpace& space, const ModelSpec& model,
                                                const Cluster& cluster, std::int64_t most);
+
+// Of GPUs and tokens/s, in any order: the last size up to which every doubling brought kKneeGain
+// times the tokens/s or more. Nothing of fewer than two sizes.
+inline constexpr double kKneeGain = 1.6;  // 80 % of what twice as many could bring
+std::optional<std::int64_t> knee_of(std::vector<std::pair<std::int64_t, double>> curve);
 
 // GPU counts that a machine can have: 1, 2, 4 ... of a node, then nodes doubling. The next above.
 std::int64_t next_size(std::int64_t gpus, const Cluster& cluster);

@@ -44,8 +44,7 @@ Interruptions interruptions_of(const SizedPlan& sized, const RunTerms& terms, do
   const auto gpus = static_cast<double>(sized.cluster.gpus);
   x.mean_between =
       per_gpu_day > 0 ? kDay / (per_gpu_day * gpus) : std::numeric_limits<double>::infinity();
-  x.save = static_cast<double>(sized.state.count()) /
-           (terms.checkpoint_rate.value() * static_cast<double>(sized.cluster.nodes()));
+  x.save = static_cast<double>(sized.state.count()) / (terms.checkpoint_rate.value() * gpus);
   x.restart = terms.restart + x.save;  // what was written is read
   return x;
 }

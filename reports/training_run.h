@@ -27,9 +27,9 @@ struct RunTerms {
   std::optional<double> deadline;  // s
   std::optional<double> budget;    // USD
   FailureRate failures = published_failure_rate();
-  // Reached by all nodes together, per node, when a checkpoint is written and read: BLOOM wrote
-  // 2.3 TB from 48 nodes in 40 s (bigscience-workshop/bigscience, chronicles of the 176B run).
-  BytesPerSecond checkpoint_rate = BytesPerSecond(1.2e9);
+  // Of one GPU when all write or read a checkpoint: BLOOM wrote 2.3 TB from 384 GPUs in 40 s
+  // (bigscience-workshop/bigscience, chronicles of the 176B run).
+  BytesPerSecond checkpoint_rate = BytesPerSecond(150e6);
   double restart = 600;  // s from a failure until the job runs again, reading apart: assumed
   std::int64_t evaluate_every = 0;      // steps; 0: no evaluation
   std::int64_t evaluate_sequences = 0;  // of each

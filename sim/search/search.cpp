@@ -1,6 +1,10 @@
-// Grid search. The grid is five axes; a plan is a point on them. Points are judged in parallel into
-// a vector indexed by their enumeration order and reduced from there in one thread, so that the
-// answer cannot depend on who finished first.
+// Places of the grid are judged in parallel into a vector indexed by their enumeration order and
+// reduced from there in one thread, so that the answer cannot depend on who finished first.
+//
+// kAll judges every place. kBest first bounds every class of places whose graphs do the same work
+// (they differ in prefetch alone), orders places by their bounds, and judges them in chunks of a
+// fixed size. Between chunks the best so far is known to everybody, so what is pruned does not
+// depend on the number of threads either.
 #include "sim/search/search.h"
 
 #include <oneapi/tbb/enumerable_thread_specific.h>
@@ -8,308 +12,291 @@
 #include <oneapi/tbb/task_arena.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
+#include <cmath>
 #include <map>
-#include <set>
+#include <numeric>
 #include <tuple>
 
 #include "sim/base/error.h"
-#include "sim/graph/training_step.h"
-#include "sim/memory/memory_actions.h"
-#include "sim/memory/memory_profile.h"
-#include "sim/memory/outside_allocator.h"
-#include "sim/memory/reserved.h"
-#include "sim/simulate/forecast.h"
-#include "sim/simulate/simulate.h"
-#include "sim/spec/plan_check.h"
+#include "sim/search/axes.h"
+#include "sim/search/judge.h"
 
 namespace foreshard {
 namespace {
 
-constexpr std::size_t kAxes = 5;  // shard, reshard, prefetch, recompute, micro-batch
-constexpr std::int64_t kLargestMicroBatch = 64;
+constexpr std::size_t kChunk = 64;
 
-struct Point {
-  std::array<std::int32_t, kAxes> at{};
-  Plan plan;
-};
-
-// Equal keys share one derivation of the layers' allocations and kernels.
-using ProgramKey = std::tuple<std::int32_t, std::int32_t>;  // recompute and micro-batch index
-
-struct Outcome {
-  Verdict verdict = Verdict::kDoesNotFit;
-  Time step;
-  Bytes peak;
-  Bytes outside;
-  Bytes reserved;  // 0: not asked yet
-};
-
-std::vector<std::int64_t> default_shard_groups(const Cluster& cluster) {
-  std::vector<std::int64_t> groups;
-  const std::int64_t node = cluster.gpus_per_node();
-  const std::int64_t domain = node * cluster.node.link_domain;
-  for (std::int64_t g = 1; g <= cluster.gpus; ++g) {
-    if (cluster.gpus % g != 0) continue;
-    const bool power_of_two = (g & (g - 1)) == 0;
-    const bool whole_nodes_doubling = g % node == 0 && ((g / node) & (g / node - 1)) == 0;
-    const bool whole_domains = domain > node && g % domain == 0;
-    if (power_of_two || whole_nodes_doubling || whole_domains || g == cluster.gpus) {
-      groups.push_back(g);
+class Search {
+ public:
+  Search(const SearchSpace& wanted, const ModelSpec& model, const CostModel& costs,
+         const SearchOptions& options)
+      : options_(options),
+        limited_(with_memory_limit(costs.cluster(), options.max_memory)),
+        space_(complete(wanted, limited_)),
+        places_(list_places(space_, model, limited_)),
+        outcomes_(places_.size()),
+        programs_(model),
+        judges_([&] { return Judge(model, costs, limited_); }),
+        arena_(options.threads > 0 ? options.threads : oneapi::tbb::task_arena::automatic) {
+    for (const Place& place : places_) {
+      programs_.add(plan(place), at(place, Axis::kRecompute), at(place, Axis::kMicroBatch));
     }
   }
-  return groups;
-}
 
-std::vector<Reshard> default_reshards(const Cluster& cluster) {
-  std::vector<Reshard> reshards = {{Reshard::Kind::kAlways, 0}, {Reshard::Kind::kNever, 0}};
-  if (cluster.nodes() > 1) reshards.push_back({Reshard::Kind::kGroup, cluster.gpus_per_node()});
-  const std::int64_t domain = cluster.gpus_per_node() * cluster.node.link_domain;
-  if (cluster.node.link_domain > 1 && domain < cluster.gpus) {
-    reshards.push_back({Reshard::Kind::kGroup, domain});
-  }
-  return reshards;
-}
-
-std::vector<Prefetch> default_prefetches(const Plan& base) {
-  std::vector<Prefetch> prefetches;
-  const bool native = base.runtime.kind == RuntimeKind::kNative;
-  if (native) prefetches.push_back({0, 0});
-  for (std::int64_t forward : {Prefetch::kImplicit, std::int64_t{1}, std::int64_t{2}}) {
-    for (std::int64_t backward : {std::int64_t{1}, std::int64_t{2}}) {
-      prefetches.push_back({forward, backward});
+  SearchResult all() {
+    each(0, places_.size(), [&](std::size_t i) { judge(i); });
+    SearchResult result = counts();
+    std::vector<std::size_t> fastest = simulated();
+    pareto(fastest, result);
+    if (!result.pareto.empty()) {
+      result.best =
+          options_.objective == Objective::kMemory ? result.pareto.back() : result.pareto.front();
+      neighbours(*best_, result);
     }
-  }
-  return prefetches;
-}
-
-SearchSpace complete(SearchSpace space, const Cluster& cluster) {
-  if (space.shard_groups.empty()) space.shard_groups = default_shard_groups(cluster);
-  if (space.reshards.empty()) space.reshards = default_reshards(cluster);
-  if (space.prefetches.empty()) space.prefetches = default_prefetches(space.base);
-  if (space.recomputes.empty()) {
-    space.recomputes = {
-        {Recompute::kNone, {}}, {Recompute::kSelective, {}}, {Recompute::kFull, {}}};
-  }
-  if (space.global_batch <= 0 || space.global_batch % cluster.gpus != 0) {
-    const std::int64_t below = space.global_batch / cluster.gpus * cluster.gpus;
-    throw Error(ExitCode::kInvalidInput,
-                "a global batch of " + std::to_string(space.global_batch) +
-                    " sequences does not divide over " + std::to_string(cluster.gpus) +
-                    " ranks; the nearest that do are " +
-                    (below > 0 ? std::to_string(below) + " and " : std::string()) +
-                    std::to_string(below + cluster.gpus));
-  }
-  if (space.micro_batches.empty()) {
-    const std::int64_t per_rank = space.global_batch / cluster.gpus;
-    for (std::int64_t m = 1; m <= std::min(per_rank, kLargestMicroBatch); ++m) {
-      if (per_rank % m == 0) space.micro_batches.push_back(m);
-    }
-  }
-  return space;
-}
-
-std::vector<Point> enumerate_points(const SearchSpace& space, const ModelSpec& model,
-                                    const Cluster& cluster) {
-  std::vector<Point> points;
-  const std::int64_t per_rank = space.global_batch / cluster.gpus;
-  auto size = [](const auto& axis) { return static_cast<std::int32_t>(axis.size()); };
-  auto get = [](const auto& axis, std::int32_t i) -> const auto& {
-    return axis[static_cast<std::size_t>(i)];
-  };
-  for (std::int32_t s = 0; s < size(space.shard_groups); ++s) {
-    for (std::int32_t r = 0; r < size(space.reshards); ++r) {
-      for (std::int32_t p = 0; p < size(space.prefetches); ++p) {
-        for (std::int32_t c = 0; c < size(space.recomputes); ++c) {
-          for (std::int32_t m = 0; m < size(space.micro_batches); ++m) {
-            Point point;
-            point.at = {s, r, p, c, m};
-            Plan& plan = point.plan = space.base;
-            plan.mesh.shard = get(space.shard_groups, s);
-            if (plan.mesh.shard <= 0 || cluster.gpus % plan.mesh.shard != 0) continue;
-            plan.mesh.replicate = cluster.gpus / plan.mesh.shard;
-            plan.reshard_after_forward.value = get(space.reshards, r);
-            const Reshard& reshard = plan.reshard_after_forward.value;
-            if (reshard.kind == Reshard::Kind::kGroup &&
-                (reshard.group >= plan.mesh.shard || plan.mesh.shard % reshard.group != 0)) {
-              continue;
-            }
-            // With one rank per shard group nothing is gathered: resharding and prefetch change
-            // nothing.
-            if (plan.mesh.shard == 1 && (r > 0 || p > 0)) continue;
-            plan.prefetch = get(space.prefetches, p);
-            plan.recompute = get(space.recomputes, c);
-            plan.batch.micro_batch = get(space.micro_batches, m);
-            if (plan.batch.micro_batch <= 0 || per_rank % plan.batch.micro_batch != 0) continue;
-            plan.batch.accumulation = per_rank / plan.batch.micro_batch;
-            if (find_problem(plan, model, cluster)) continue;
-            points.push_back(std::move(point));
-          }
-        }
-      }
-    }
-  }
-  return points;
-}
-
-Candidate candidate(const Point& point, const Outcome& outcome, const Cluster& cluster,
-                    std::int64_t global_batch) {
-  Candidate c;
-  c.plan = point.plan;
-  c.verdict = outcome.verdict;
-  c.peak_allocated = outcome.peak;
-  c.outside_allocator = outcome.outside;
-  c.peak_reserved = outcome.reserved;
-  if (outcome.verdict == Verdict::kSimulated) {
-    c.seconds = outcome.step.seconds();
-    c.tokens_per_s_per_gpu = static_cast<double>(global_batch * point.plan.batch.sequence) /
-                             (c.seconds * static_cast<double>(cluster.gpus));
-  }
-  return c;
-}
-
-}  // namespace
-
-std::vector<Plan> enumerate(const SearchSpace& space, const ModelSpec& model,
-                            const Cluster& cluster) {
-  std::vector<Plan> plans;
-  for (Point& point : enumerate_points(complete(space, cluster), model, cluster)) {
-    plans.push_back(std::move(point.plan));
-  }
-  return plans;
-}
-
-SearchResult search(const SearchSpace& wanted, const ModelSpec& model, const CostModel& costs,
-                    const SearchOptions& options) {
-  const Cluster& cluster = costs.cluster();
-  const SearchSpace space = complete(wanted, cluster);
-  const std::vector<Point> points = enumerate_points(space, model, cluster);
-
-  std::map<ProgramKey, LayerPrograms> programs;
-  for (const Point& point : points) {
-    programs.try_emplace({point.at[3], point.at[4]}, model, point.plan);
+    heatmap(fastest, result);
+    count_verdicts(result);
+    return result;
   }
 
-  std::vector<Outcome> outcomes(points.size());
-  struct Worker {
-    Simulator simulator;
-    EventGraph graph;
-  };
-  oneapi::tbb::enumerable_thread_specific<Worker> workers;
-  std::atomic<std::int64_t> done = 0;
-  std::atomic<bool> stopped = false;
-  auto judge = [&](std::size_t i) {
-    const Point& point = points[i];
-    Outcome& outcome = outcomes[i];
-    Worker& worker = workers.local();
-    const EventGraph& graph = worker.graph = build_training_step(
-        model, point.plan, programs.at({point.at[3], point.at[4]}), std::move(worker.graph));
-    outcome.peak = peak_allocated(graph);
-    outcome.outside = total(memory_outside(graph, cluster, point.plan.runtime));
-    if (may_fit(cluster, outcome.peak, outcome.outside)) {
-      outcome.step = worker.simulator.period(graph, costs.price(graph));
-      outcome.verdict = Verdict::kSimulated;
-    }
-    const std::int64_t now = ++done;
-    if (options.progress && !options.progress(now, static_cast<std::int64_t>(points.size()))) {
-      stopped = true;
-    }
-  };
-  oneapi::tbb::task_arena arena(options.threads > 0 ? options.threads
-                                                    : oneapi::tbb::task_arena::automatic);
-  arena.execute([&] {
-    oneapi::tbb::parallel_for(std::size_t{0}, points.size(), [&](std::size_t i) {
-      if (!stopped) judge(i);
+  SearchResult best() {
+    const std::vector<Time> bounds = bound_all();
+    std::vector<std::size_t> order(places_.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+      return std::tuple(bounds[a], a) < std::tuple(bounds[b], b);
     });
-  });
-  if (stopped) throw Error(ExitCode::kInterrupted, "search was stopped");
-
-  const auto fit_of = [&](std::size_t i) {
-    Outcome& outcome = outcomes[i];
-    if (outcome.reserved == Bytes()) {
-      const Point& point = points[i];
-      // From the second micro-batch on all are alike: three of them show what is reserved.
-      Plan shorter = point.plan;
-      shorter.batch.accumulation = std::min<std::int64_t>(shorter.batch.accumulation, 3);
-      const EventGraph graph =
-          build_training_step(model, shorter, programs.at({point.at[3], point.at[4]}));
-      if (records_streams(graph)) {
-        const RowTimes times = row_times(simulate(graph, costs.price(graph)));
-        outcome.reserved = peak_reserved(graph, point.plan, cluster, &times);
-      } else {
-        outcome.reserved = peak_reserved(graph, point.plan, cluster);
-      }
+    for (std::size_t begin = 0; begin < order.size(); begin += kChunk) {
+      const std::size_t end = std::min(begin + kChunk, order.size());
+      // The rest is slower still.
+      if (best_ && bounds[order[begin]] > outcomes_[*best_].step) break;
+      each(begin, end, [&](std::size_t k) {
+        const std::size_t i = order[k];
+        if (!best_ || bounds[i] <= outcomes_[*best_].step) judge(i);
+      });
+      take_best_of({order.begin() + static_cast<std::ptrdiff_t>(begin),
+                    order.begin() + static_cast<std::ptrdiff_t>(end)});
     }
-    return fit_in(cluster, outcome.peak, outcome.reserved, outcome.outside);
-  };
+    SearchResult result;
+    if (best_) {
+      result.enumerated = static_cast<std::int64_t>(places_.size());
+      result.best = describe(*best_);
+      result.pareto = {*result.best};
+    } else {
+      result = counts();
+    }
+    count_verdicts(result);
+    return result;
+  }
+
+ private:
+  Plan plan(const Place& place) const { return plan_at(space_, limited_, place); }
+  const LayerPrograms& programs(const Plan& plan, const Place& place) const {
+    return programs_.at(plan, at(place, Axis::kRecompute), at(place, Axis::kMicroBatch));
+  }
+
+  template <typename Work>
+  void each(std::size_t begin, std::size_t end, const Work& work) {
+    arena_.execute([&] {
+      oneapi::tbb::parallel_for(begin, end, [&](std::size_t i) {
+        if (!stopped_) work(i);
+      });
+    });
+    if (stopped_) throw Error(ExitCode::kInterrupted, "search was stopped");
+  }
+
+  void judge(std::size_t i) {
+    const Plan plan = this->plan(places_[i]);
+    const LayerPrograms& programs = this->programs(plan, places_[i]);
+    Judge& judge = judges_.local();
+    if (judge.weigh(plan, programs, outcomes_[i])) judge.time(plan, programs, outcomes_[i]);
+    const std::int64_t now = ++done_;
+    if (options_.progress && !options_.progress(now, static_cast<std::int64_t>(places_.size()))) {
+      stopped_ = true;
+    }
+  }
+
+  // By place, the same for all of a class.
+  std::vector<Time> bound_all() {
+    const RuntimeKind runtime = space_.base.runtime.kind;
+    const bool is_alike = runtime == RuntimeKind::kFsdp2 || runtime == RuntimeKind::kNative;
+    std::map<Place, std::size_t> classes;
+    std::vector<std::size_t> representatives, class_of(places_.size());
+    for (std::size_t i = 0; i < places_.size(); ++i) {
+      Place key = places_[i];
+      if (is_alike) key[static_cast<std::size_t>(Axis::kPrefetch)] = 0;
+      const auto [found, is_new] = classes.emplace(key, representatives.size());
+      if (is_new) representatives.push_back(i);
+      class_of[i] = found->second;
+    }
+    std::vector<Time> class_bounds(representatives.size());
+    each(0, representatives.size(), [&](std::size_t c) {
+      const Place& place = places_[representatives[c]];
+      const Plan plan = this->plan(place);
+      class_bounds[c] = judges_.local().bound(plan, programs(plan, place));
+    });
+    std::vector<Time> bounds(places_.size());
+    for (std::size_t i = 0; i < places_.size(); ++i) bounds[i] = class_bounds[class_of[i]];
+    return bounds;
+  }
+
+  // Fastest first, of equals with the least memory, of those the first.
+  auto rank(std::size_t i) const { return std::tuple(outcomes_[i].step, outcomes_[i].peak, i); }
+
+  void take_best_of(std::vector<std::size_t> chunk) {
+    std::erase_if(chunk, [&](std::size_t i) {
+      return outcomes_[i].verdict != Verdict::kSimulated || (best_ && rank(*best_) < rank(i));
+    });
+    std::sort(chunk.begin(), chunk.end(),
+              [&](std::size_t a, std::size_t b) { return rank(a) < rank(b); });
+    const auto found =
+        std::find_if(chunk.begin(), chunk.end(), [&](std::size_t i) { return stands(i); });
+    if (found != chunk.end()) best_ = *found;
+  }
+
+  Fit fit_of(std::size_t i) {
+    const Plan plan = this->plan(places_[i]);
+    return judges_.local().fit(plan, programs(plan, places_[i]), outcomes_[i]);
+  }
+
   // Of a plan that the answer is going to name.
-  const auto stands = [&](std::size_t i) {
-    Outcome& outcome = outcomes[i];
+  bool stands(std::size_t i) {
+    Outcome& outcome = outcomes_[i];
     if (outcome.verdict == Verdict::kSimulated && !fit_of(i).fits()) {
       outcome.verdict = Verdict::kDoesNotFit;
     }
     return outcome.verdict == Verdict::kSimulated;
-  };
-
-  const auto is_tight = [&](std::size_t i) {
-    return outcomes[i].peak > (cluster.gpu.memory - outcomes[i].outside) * 9 / 10;
-  };
-
-  SearchResult result;
-  result.enumerated = static_cast<std::int64_t>(points.size());
-  std::vector<std::size_t> fastest;  // simulated points
-  std::optional<std::size_t> smallest;
-  for (std::size_t i = 0; i < points.size(); ++i) {
-    if (!smallest || outcomes[i].peak < outcomes[*smallest].peak) smallest = i;
-    if (outcomes[i].verdict == Verdict::kSimulated) fastest.push_back(i);
   }
-  std::sort(fastest.begin(), fastest.end(), [&](std::size_t a, std::size_t b) {
-    return std::tuple(outcomes[a].step, outcomes[a].peak, a) <
-           std::tuple(outcomes[b].step, outcomes[b].peak, b);
-  });
-  auto describe = [&](std::size_t i) {
-    return candidate(points[i], outcomes[i], cluster, space.global_batch);
-  };
-  std::optional<std::size_t> fastest_fitting;
-  std::optional<Bytes> least;
-  for (std::size_t i : fastest) {
-    if ((least && outcomes[i].peak >= *least) || !stands(i)) continue;
-    if (!fastest_fitting) fastest_fitting = i;
-    least = outcomes[i].peak;
-    result.pareto.push_back(describe(i));
+
+  bool is_tight(std::size_t i) const {
+    return outcomes_[i].peak > (limited_.gpu.memory - outcomes_[i].outside) * 9 / 10;
   }
-  if (fastest_fitting) {
-    const std::size_t best = *fastest_fitting;
-    result.best = result.pareto.front();
-    for (std::size_t i = 0; i < points.size(); ++i) {
+
+  Candidate describe(std::size_t i) const {
+    const Outcome& outcome = outcomes_[i];
+    Candidate c;
+    c.plan = plan(places_[i]);
+    c.verdict = outcome.verdict;
+    c.peak_allocated = outcome.peak;
+    c.outside_allocator = outcome.outside;
+    c.peak_reserved = outcome.reserved;
+    if (outcome.verdict == Verdict::kSimulated) {
+      c.seconds = outcome.step.seconds();
+      c.tokens_per_s_per_gpu = static_cast<double>(space_.global_batch * c.plan.batch.sequence) /
+                               (c.seconds * static_cast<double>(limited_.gpus));
+    }
+    return c;
+  }
+
+  std::vector<std::size_t> simulated() const {
+    std::vector<std::size_t> fastest;
+    for (std::size_t i = 0; i < places_.size(); ++i) {
+      if (outcomes_[i].verdict == Verdict::kSimulated) fastest.push_back(i);
+    }
+    std::sort(fastest.begin(), fastest.end(),
+              [&](std::size_t a, std::size_t b) { return rank(a) < rank(b); });
+    return fastest;
+  }
+
+  void pareto(const std::vector<std::size_t>& fastest, SearchResult& result) {
+    std::optional<Bytes> least;
+    for (const std::size_t i : fastest) {
+      if ((least && outcomes_[i].peak >= *least) || !stands(i)) continue;
+      if (!best_ || options_.objective == Objective::kMemory) best_ = i;
+      least = outcomes_[i].peak;
+      result.pareto.push_back(describe(i));
+    }
+  }
+
+  void neighbours(std::size_t best, SearchResult& result) {
+    for (std::size_t i = 0; i < places_.size(); ++i) {
       int changed = 0;
       for (std::size_t axis = 0; axis < kAxes; ++axis) {
-        changed += points[i].at[axis] != points[best].at[axis];
+        changed += places_[i][axis] != places_[best][axis];
       }
       if (changed != 1) continue;
       if (is_tight(i)) stands(i);
       result.neighbours.push_back(describe(i));
     }
   }
-  std::map<std::pair<std::int32_t, std::int32_t>, std::optional<double>> cells;
-  for (const Point& point : points) cells[{point.at[0], point.at[2]}];
-  for (std::size_t i : fastest) {
-    auto& cell = cells[{points[i].at[0], points[i].at[2]}];
-    if (!cell && (!is_tight(i) || stands(i))) cell = outcomes[i].step.seconds();
+
+  void heatmap(const std::vector<std::size_t>& fastest, SearchResult& result) {
+    std::map<std::pair<std::int16_t, std::int16_t>, std::optional<double>> cells;
+    const auto cell_of = [&](std::size_t i) -> std::optional<double>& {
+      return cells[{at(places_[i], Axis::kShard), at(places_[i], Axis::kPrefetch)}];
+    };
+    for (std::size_t i = 0; i < places_.size(); ++i) cell_of(i);
+    for (const std::size_t i : fastest) {
+      auto& cell = cell_of(i);
+      if (!cell && (!is_tight(i) || stands(i))) cell = outcomes_[i].step.seconds();
+    }
+    for (const auto& [key, seconds] : cells) {
+      result.heatmap.push_back({space_.shard_groups[static_cast<std::size_t>(key.first)],
+                                space_.prefetches[static_cast<std::size_t>(key.second)], seconds});
+    }
   }
-  for (const auto& [at, seconds] : cells) {
-    result.heatmap.push_back({space.shard_groups[static_cast<std::size_t>(at.first)],
-                              space.prefetches[static_cast<std::size_t>(at.second)], seconds});
+
+  // With the smallest, which every built plan may be.
+  SearchResult counts() {
+    SearchResult result;
+    result.enumerated = static_cast<std::int64_t>(places_.size());
+    std::optional<std::size_t> smallest;
+    for (std::size_t i = 0; i < places_.size(); ++i) {
+      if (!outcomes_[i].is_built) continue;
+      if (!smallest || outcomes_[i].peak < outcomes_[*smallest].peak) smallest = i;
+    }
+    if (smallest) {
+      fit_of(*smallest);
+      result.smallest = describe(*smallest);
+    }
+    return result;
   }
-  if (smallest) {
-    fit_of(*smallest);
-    result.smallest = describe(*smallest);
+
+  void count_verdicts(SearchResult& result) const {
+    for (const Outcome& outcome : outcomes_) {
+      ++(outcome.verdict == Verdict::kSimulated    ? result.simulated
+         : outcome.verdict == Verdict::kDoesNotFit ? result.rejected_memory
+                                                   : result.pruned);
+    }
   }
-  for (const Outcome& outcome : outcomes) {
-    ++(outcome.verdict == Verdict::kSimulated ? result.simulated : result.rejected_memory);
+
+  const SearchOptions& options_;
+  const Cluster limited_;
+  const SearchSpace space_;
+  const std::vector<Place> places_;
+  std::vector<Outcome> outcomes_;
+  ProgramCache programs_;
+  oneapi::tbb::enumerable_thread_specific<Judge> judges_;
+  oneapi::tbb::task_arena arena_;
+  std::atomic<std::int64_t> done_ = 0;
+  std::atomic<bool> stopped_ = false;
+  std::optional<std::size_t> best_;  // by the objective, of those that stand
+};
+
+}  // namespace
+
+Cluster with_memory_limit(Cluster cluster, double max_memory) {
+  const auto all = static_cast<double>(cluster.gpu.memory.count());
+  cluster.gpu.memory = Bytes(static_cast<std::int64_t>(std::floor(all * max_memory)));
+  return cluster;
+}
+
+std::vector<Plan> enumerate(const SearchSpace& space, const ModelSpec& model,
+                            const Cluster& cluster) {
+  const SearchSpace whole = complete(space, cluster);
+  std::vector<Plan> plans;
+  for (const Place& place : list_places(whole, model, cluster)) {
+    plans.push_back(plan_at(whole, cluster, place));
   }
-  return result;
+  return plans;
+}
+
+SearchResult search(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
+                    const SearchOptions& options) {
+  Search searching(space, model, costs, options);
+  const bool has_to_see_all =
+      options.detail == SearchDetail::kAll || options.objective == Objective::kMemory;
+  return has_to_see_all ? searching.all() : searching.best();
 }
 
 }  // namespace foreshard

@@ -1,12 +1,16 @@
 // The best plan for a model on a cluster at a given global batch: every combination of shard group
-// x reshard x prefetch x recompute x micro-batch/accumulation that the runtime can express, memory
-// first, then time.
+// x reshard x prefetch x recompute x micro-batch/accumulation, and of further knobs, that the
+// runtime can express.
 //
 // Enumeration order is fixed and results do not depend on the number of threads. Search adds no
 // modelling: it calls build_training_step, peak_allocated, CostModel::price and simulate for every
 // plan, and peak_reserved for those that the answer names: best, Pareto plans and the smallest;
 // neighbours and the heatmap's where they come within a tenth of the GPU's memory. One that does
 // not fit with its segments is rejected there, and the next takes its place.
+//
+// Plans are looked at in the order of a lower bound of their step (sim/search/bounds.h). One whose
+// bound shows that it cannot be part of the answer is pruned: with kBest before its graph is built,
+// with kAll before it is simulated.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +27,12 @@
 
 namespace foreshard {
 
+// A further key that varies. The first value is the one to prefer among equals.
+struct KnobAxis {
+  std::string key;  // dotted: "communicators"
+  std::vector<std::function<void(Plan&)>> values;
+};
+
 // Which keys vary; the others stay as in `base`. Empty lists mean: what the key's own rule below
 // enumerates.
 struct SearchSpace {
@@ -34,10 +44,12 @@ struct SearchSpace {
   std::vector<Prefetch> prefetches;  // default: implicit and 1, 2 forward x 1, 2 backward
   std::vector<RangedPolicy<Recompute>> recomputes;  // default: none, selective, full
   std::vector<std::int64_t> micro_batches;  // default: divisors of the sequences per rank, up to 64
+  std::vector<KnobAxis> knobs;              // none by default; at most kMostKnobs
 };
+inline constexpr std::size_t kMostKnobs = 8;
 
 // What happened to a combination.
-enum class Verdict : std::uint8_t { kSimulated, kDoesNotFit, kNotDivisible };
+enum class Verdict : std::uint8_t { kSimulated, kDoesNotFit, kNotDivisible, kPruned };
 
 struct Candidate {
   Plan plan;
@@ -61,16 +73,20 @@ struct SearchResult {
   std::int64_t enumerated = 0;
   std::int64_t rejected_memory = 0;
   std::int64_t simulated = 0;
-  std::int64_t pruned = 0;  // their lower bound is above what was found
+  std::int64_t pruned = 0;  // could not be part of the answer by their lower bound
   std::optional<Candidate> best;
   std::optional<Candidate> smallest;  // least memory of all, when nothing fits
-  std::vector<Candidate> pareto;      // time and memory, fastest first
-  std::vector<Candidate> neighbours;  // the best plan with one key changed, for "why it won"
-  std::vector<HeatmapCell> heatmap;   // shard groups x prefetches, in enumeration order
+  std::vector<Candidate> pareto;      // kAll: time and memory, fastest first; kBest: the best alone
+  std::vector<Candidate> neighbours;  // kAll: the best plan with one key changed, for "why it won"
+  std::vector<HeatmapCell> heatmap;   // kAll: shard groups x prefetches, in enumeration order
 };
 
-// kBest: the best plan alone, so that most others need not be simulated.
+// kBest: the best plan alone, so that most others need not be built.
 enum class SearchDetail : std::uint8_t { kAll, kBest };
+
+// What the best plan has most of: speed (of equals the one with less memory), or memory to spare
+// (of equals the faster).
+enum class Objective : std::uint8_t { kTime, kMemory };
 
 struct SearchOptions {
   int threads = 0;  // 0: all cores
@@ -78,6 +94,8 @@ struct SearchOptions {
   // the search.
   std::function<bool(std::int64_t, std::int64_t)> progress;
   SearchDetail detail = SearchDetail::kAll;
+  Objective objective = Objective::kTime;
+  double max_memory = 1;  // of the GPU's, that reserved memory and what is outside may take
 };
 
 // All plans of the space in their order. Throws Error(kInvalidInput) when the global batch fits no
@@ -87,5 +105,8 @@ std::vector<Plan> enumerate(const SearchSpace& space, const ModelSpec& model,
 
 SearchResult search(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
                     const SearchOptions& options);
+
+// The cluster as a search with this limit sees it: a GPU of which the rest is not there.
+Cluster with_memory_limit(Cluster cluster, double max_memory);
 
 }  // namespace foreshard

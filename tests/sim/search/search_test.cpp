@@ -33,10 +33,16 @@ Problem random_problem() {
   return p;
 }
 
+SearchOptions on_threads(int threads) {
+  SearchOptions options;
+  options.threads = threads;
+  return options;
+}
+
 RC_GTEST_PROP(SearchProperty, FindsWhatBruteForceFinds, ()) {
   const Problem p = random_problem();
   const CostModel costs(p.cluster, round_calibration());
-  const SearchResult result = search(p.space, p.model, costs, {1, {}});
+  const SearchResult result = search(p.space, p.model, costs, on_threads(1));
   const std::vector<Plan> plans = enumerate(p.space, p.model, p.cluster);
   RC_ASSERT(result.enumerated == static_cast<std::int64_t>(plans.size()));
   const Plan* best = nullptr;
@@ -69,10 +75,57 @@ RC_GTEST_PROP(SearchProperty, FindsWhatBruteForceFinds, ()) {
   RC_ASSERT(result.best->peak_allocated == best_peak);
 }
 
+// Knobs that both runtimes have, in the order that equals prefer.
+std::vector<KnobAxis> two_knobs() {
+  return {{"optimizer.implementation",
+           {[](Plan& plan) { plan.optimizer.implementation = Optimizer::Implementation::kForeach; },
+            [](Plan& plan) { plan.optimizer.implementation = Optimizer::Implementation::kFused; }}},
+          {"units.layers_per_unit",
+           {[](Plan& plan) { plan.units.layers_per_unit = 1; },
+            [](Plan& plan) { plan.units.layers_per_unit = 2; }}}};
+}
+
+RC_GTEST_PROP(SearchProperty, PruningLosesNothing, ()) {
+  Problem p = random_problem();
+  if (*rc::gen::arbitrary<bool>()) p.space.knobs = two_knobs();
+  const CostModel costs(p.cluster, round_calibration());
+  const SearchResult all = search(p.space, p.model, costs, on_threads(1));
+  SearchOptions options = on_threads(*rc::gen::inRange(1, 3));
+  options.detail = SearchDetail::kBest;
+  const SearchResult best = search(p.space, p.model, costs, options);
+  RC_ASSERT(best.enumerated == all.enumerated);
+  RC_ASSERT(best.simulated + best.rejected_memory + best.pruned == best.enumerated);
+  RC_ASSERT(best.best.has_value() == all.best.has_value());
+  if (!all.best) {
+    RC_ASSERT(best.smallest.has_value() == all.smallest.has_value());
+    if (all.smallest) RC_ASSERT(best.smallest->plan == all.smallest->plan);
+    return;
+  }
+  RC_ASSERT(best.best->plan == all.best->plan);
+  RC_ASSERT(best.best->seconds == all.best->seconds);
+}
+
+RC_GTEST_PROP(SearchProperty, ObjectivesAndLimitsHold, ()) {
+  const Problem p = random_problem();
+  const CostModel costs(p.cluster, round_calibration());
+  SearchOptions options = on_threads(1);
+  options.max_memory = 0.6;
+  const SearchResult fast = search(p.space, p.model, costs, options);
+  options.objective = Objective::kMemory;
+  const SearchResult small = search(p.space, p.model, costs, options);
+  RC_ASSERT(fast.best.has_value() == small.best.has_value());
+  if (!fast.best) return;
+  RC_ASSERT(small.best->peak_allocated <= fast.best->peak_allocated);
+  RC_ASSERT(small.best->seconds >= fast.best->seconds);
+  const Bytes limit(
+      static_cast<std::int64_t>(0.6 * static_cast<double>(p.cluster.gpu.memory.count())));
+  RC_ASSERT(fast.best->peak_reserved + fast.best->outside_allocator <= limit);
+}
+
 RC_GTEST_PROP(SearchProperty, ParetoIsSortedAndUndominated, ()) {
   const Problem p = random_problem();
   const CostModel costs(p.cluster, round_calibration());
-  const SearchResult result = search(p.space, p.model, costs, {2, {}});
+  const SearchResult result = search(p.space, p.model, costs, on_threads(2));
   for (std::size_t i = 1; i < result.pareto.size(); ++i) {
     RC_ASSERT(result.pareto[i - 1].seconds <= result.pareto[i].seconds);
     RC_ASSERT(result.pareto[i - 1].peak_allocated > result.pareto[i].peak_allocated);
@@ -86,8 +139,8 @@ TEST(Search, IsTheSameForOneAndTwoThreads) {
   space.global_batch = 64;
   const ModelSpec model = tiny_model(3);
   const CostModel costs(round_cluster(16), round_calibration());
-  const SearchResult one = search(space, model, costs, {1, {}});
-  const SearchResult two = search(space, model, costs, {2, {}});
+  const SearchResult one = search(space, model, costs, on_threads(1));
+  const SearchResult two = search(space, model, costs, on_threads(2));
   ASSERT_TRUE(one.best && two.best);
   EXPECT_EQ(one.best->plan, two.best->plan);
   ASSERT_EQ(one.pareto.size(), two.pareto.size());
@@ -103,7 +156,7 @@ TEST(Search, RefusesAGlobalBatchThatNoRankCountDivides) {
   space.global_batch = 20;
   const CostModel costs(round_cluster(8), round_calibration());
   try {
-    search(space, tiny_model(1), costs, {1, {}});
+    search(space, tiny_model(1), costs, on_threads(1));
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.exit_code(), ExitCode::kInvalidInput);
@@ -116,7 +169,9 @@ TEST(Search, StopsWhenProgressSaysSo) {
   space.base = tiny_plan();
   space.global_batch = 8;
   const CostModel costs(round_cluster(8), round_calibration());
-  EXPECT_THROW(search(space, tiny_model(1), costs, {1, [](auto, auto) { return false; }}), Error);
+  SearchOptions options = on_threads(1);
+  options.progress = [](auto, auto) { return false; };
+  EXPECT_THROW(search(space, tiny_model(1), costs, options), Error);
 }
 
 }  // namespace

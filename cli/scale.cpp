@@ -1,0 +1,66 @@
+// scale: one machine kind, several sizes.
+#include "reports/scale.h"
+
+#include <fmt/format.h>
+
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "cli/amounts.h"
+#include "cli/interrupt.h"
+#include "cli/output.h"
+#include "cli/progress.h"
+#include "cli/sized_jobs.h"
+#include "cli/verbs.h"
+
+namespace foreshard {
+
+ExitCode run_scale(const ScaleOptions& options) {
+  const auto machine = find_machine(list_machines(), options.cluster);
+  if (!machine) {
+    throw Error(ExitCode::kInvalidInput,
+                fmt::format("--cluster {}: expected a machine without a count, such as h100 "
+                            "(foreshard machines); sizes are --gpus 8,64,512",
+                            options.cluster));
+  }
+  const PriceList prices = options.prices.empty() ? PriceList() : read_prices(options.prices);
+  const SizedJobs jobs(options.job, prices, options.prices);
+  const auto spec = [&](std::int64_t gpus) { return fmt::format("{}x{}", gpus, machine->name); };
+  const Cluster& node = machine->machine.node;
+  RecommendOptions how;
+  how.threads = options.threads;
+  const std::int64_t sequence = jobs.job(spec(node.gpus)).resolved.plan.batch.sequence;
+  how.most_sequences = options.weak > 0
+                           ? options.weak
+                           : most_sequences(options.global_batch, options.batch_tokens, sequence);
+  const std::int64_t largest = options.weak > 0 ? kMaxGpus : how.most_sequences;
+  const std::vector<std::int64_t> sizes = options.gpus.empty()
+                                              ? likely_sizes(node, 0, RunTerms(), largest)
+                                              : parse_counts("--gpus", options.gpus);
+  std::vector<CandidateCluster> candidates;
+  for (const std::int64_t gpus : sizes) {
+    candidates.push_back({machine->machine.key, spec(gpus), gpus});
+  }
+  if (candidates.empty()) {
+    throw Error(ExitCode::kInvalidInput,
+                fmt::format("a step of {} sequences is less than one for every GPU of a node of {}",
+                            how.most_sequences, node.gpus));
+  }
+  const InterruptGuard guard;
+  Progress progress("scale");
+  how.progress = [&](std::int64_t done, std::int64_t all) {
+    progress.show(done, all);
+    return !InterruptGuard::interrupted();
+  };
+  const ScalingCurve curve = scale(candidates, std::cref(jobs), options.weak > 0, how);
+  if (options.csv) {
+    write_answer(scale_csv(curve));
+  } else if (options.output.form == Form::kJson) {
+    write_answer(document("foreshard.scale/1", to_json(curve)));
+  } else {
+    write_answer(scale_text(curve, color_of(options.output.color)));
+  }
+  return curve.points.empty() ? ExitCode::kInfeasible : ExitCode::kOk;
+}
+
+}  // namespace foreshard

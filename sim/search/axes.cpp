@@ -1,0 +1,145 @@
+#include "sim/search/axes.h"
+
+#include <algorithm>
+
+#include "sim/base/error.h"
+#include "sim/spec/plan_check.h"
+
+namespace foreshard {
+namespace {
+
+constexpr std::int64_t kLargestMicroBatch = 64;
+
+std::vector<std::int64_t> default_shard_groups(const Cluster& cluster) {
+  std::vector<std::int64_t> groups;
+  const std::int64_t node = cluster.gpus_per_node();
+  const std::int64_t domain = node * cluster.node.link_domain;
+  for (std::int64_t g = 1; g <= cluster.gpus; ++g) {
+    if (cluster.gpus % g != 0) continue;
+    const bool power_of_two = (g & (g - 1)) == 0;
+    const bool whole_nodes_doubling = g % node == 0 && ((g / node) & (g / node - 1)) == 0;
+    const bool whole_domains = domain > node && g % domain == 0;
+    if (power_of_two || whole_nodes_doubling || whole_domains || g == cluster.gpus) {
+      groups.push_back(g);
+    }
+  }
+  return groups;
+}
+
+std::vector<Reshard> default_reshards(const Cluster& cluster) {
+  std::vector<Reshard> reshards = {{Reshard::Kind::kAlways, 0}, {Reshard::Kind::kNever, 0}};
+  if (cluster.nodes() > 1) reshards.push_back({Reshard::Kind::kGroup, cluster.gpus_per_node()});
+  const std::int64_t domain = cluster.gpus_per_node() * cluster.node.link_domain;
+  if (cluster.node.link_domain > 1 && domain < cluster.gpus) {
+    reshards.push_back({Reshard::Kind::kGroup, domain});
+  }
+  return reshards;
+}
+
+std::vector<Prefetch> default_prefetches(const Plan& base) {
+  std::vector<Prefetch> prefetches;
+  const bool native = base.runtime.kind == RuntimeKind::kNative;
+  if (native) prefetches.push_back({0, 0});
+  for (std::int64_t forward : {Prefetch::kImplicit, std::int64_t{1}, std::int64_t{2}}) {
+    for (std::int64_t backward : {std::int64_t{1}, std::int64_t{2}}) {
+      prefetches.push_back({forward, backward});
+    }
+  }
+  return prefetches;
+}
+
+template <typename T>
+const T& get(const std::vector<T>& axis, std::int16_t i) {
+  return axis[static_cast<std::size_t>(i)];
+}
+
+// Whether the axes' values go together, before anything is asked of the runtime.
+bool is_sensible(const SearchSpace& space, const Cluster& cluster, const Place& place) {
+  const std::int64_t shard = get(space.shard_groups, at(place, Axis::kShard));
+  if (shard <= 0 || cluster.gpus % shard != 0) return false;
+  const Reshard& reshard = get(space.reshards, at(place, Axis::kReshard));
+  if (reshard.kind == Reshard::Kind::kGroup &&
+      (reshard.group >= shard || shard % reshard.group != 0)) {
+    return false;
+  }
+  // With one rank per shard group nothing is gathered: resharding and prefetch change nothing.
+  if (shard == 1 && (at(place, Axis::kReshard) > 0 || at(place, Axis::kPrefetch) > 0)) return false;
+  const std::int64_t micro_batch = get(space.micro_batches, at(place, Axis::kMicroBatch));
+  return micro_batch > 0 && space.global_batch / cluster.gpus % micro_batch == 0;
+}
+
+}  // namespace
+
+SearchSpace complete(SearchSpace space, const Cluster& cluster) {
+  FORESHARD_CHECK(space.knobs.size() <= kMostKnobs, "too many knobs");
+  if (space.shard_groups.empty()) space.shard_groups = default_shard_groups(cluster);
+  if (space.reshards.empty()) space.reshards = default_reshards(cluster);
+  if (space.prefetches.empty()) space.prefetches = default_prefetches(space.base);
+  if (space.recomputes.empty()) {
+    space.recomputes = {
+        {Recompute::kNone, {}}, {Recompute::kSelective, {}}, {Recompute::kFull, {}}};
+  }
+  if (space.global_batch <= 0 || space.global_batch % cluster.gpus != 0) {
+    const std::int64_t below = space.global_batch / cluster.gpus * cluster.gpus;
+    throw Error(ExitCode::kInvalidInput,
+                "a global batch of " + std::to_string(space.global_batch) +
+                    " sequences does not divide over " + std::to_string(cluster.gpus) +
+                    " ranks; the nearest that do are " +
+                    (below > 0 ? std::to_string(below) + " and " : std::string()) +
+                    std::to_string(below + cluster.gpus));
+  }
+  if (space.micro_batches.empty()) {
+    const std::int64_t per_rank = space.global_batch / cluster.gpus;
+    for (std::int64_t m = 1; m <= std::min(per_rank, kLargestMicroBatch); ++m) {
+      if (per_rank % m == 0) space.micro_batches.push_back(m);
+    }
+  }
+  return space;
+}
+
+std::vector<Place> list_places(const SearchSpace& space, const ModelSpec& model,
+                               const Cluster& cluster) {
+  std::array<std::size_t, kAxes> sizes{};
+  sizes.fill(1);
+  sizes[static_cast<std::size_t>(Axis::kShard)] = space.shard_groups.size();
+  sizes[static_cast<std::size_t>(Axis::kReshard)] = space.reshards.size();
+  sizes[static_cast<std::size_t>(Axis::kPrefetch)] = space.prefetches.size();
+  sizes[static_cast<std::size_t>(Axis::kRecompute)] = space.recomputes.size();
+  sizes[static_cast<std::size_t>(Axis::kMicroBatch)] = space.micro_batches.size();
+  for (std::size_t k = 0; k < space.knobs.size(); ++k) {
+    sizes[static_cast<std::size_t>(Axis::kKnobs) + k] = space.knobs[k].values.size();
+  }
+  std::vector<Place> places;
+  Place place{};
+  while (true) {
+    if (is_sensible(space, cluster, place) &&
+        !find_problem(plan_at(space, cluster, place), model, cluster)) {
+      places.push_back(place);
+    }
+    std::size_t axis = kAxes;
+    while (axis > 0) {
+      --axis;
+      if (static_cast<std::size_t>(++place[axis]) < sizes[axis]) break;
+      place[axis] = 0;
+      if (axis == 0) return places;
+    }
+  }
+}
+
+Plan plan_at(const SearchSpace& space, const Cluster& cluster, const Place& place) {
+  Plan plan = space.base;
+  plan.mesh.shard = get(space.shard_groups, at(place, Axis::kShard));
+  plan.mesh.replicate = cluster.gpus / plan.mesh.shard;
+  plan.reshard_after_forward.value = get(space.reshards, at(place, Axis::kReshard));
+  plan.prefetch = get(space.prefetches, at(place, Axis::kPrefetch));
+  plan.recompute = get(space.recomputes, at(place, Axis::kRecompute));
+  plan.batch.micro_batch = get(space.micro_batches, at(place, Axis::kMicroBatch));
+  plan.batch.accumulation = space.global_batch / cluster.gpus / plan.batch.micro_batch;
+  for (std::size_t k = 0; k < space.knobs.size(); ++k) {
+    const auto value = static_cast<std::size_t>(place[static_cast<std::size_t>(Axis::kKnobs) + k]);
+    space.knobs[k].values[value](plan);
+  }
+  return plan;
+}
+
+}  // namespace foreshard

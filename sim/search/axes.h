@@ -1,0 +1,31 @@
+// The grid: which combinations there are, by their place on every axis. For the parts of search
+// only.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "sim/search/search.h"
+
+namespace foreshard {
+
+enum class Axis : std::uint8_t { kShard, kReshard, kPrefetch, kRecompute, kMicroBatch, kKnobs };
+inline constexpr std::size_t kAxes = static_cast<std::size_t>(Axis::kKnobs) + kMostKnobs;
+using Place = std::array<std::int16_t, kAxes>;  // index on every axis; knobs from kKnobs on
+
+// The space with every empty list filled. Throws Error(kInvalidInput) when the global batch fits no
+// mesh.
+SearchSpace complete(SearchSpace space, const Cluster& cluster);
+
+// All places whose plans are possible, the last axis first. Of a completed space.
+std::vector<Place> list_places(const SearchSpace& space, const ModelSpec& model,
+                               const Cluster& cluster);
+
+Plan plan_at(const SearchSpace& space, const Cluster& cluster, const Place& place);
+
+inline std::int16_t at(const Place& place, Axis axis) {
+  return place[static_cast<std::size_t>(axis)];
+}
+
+}  // namespace foreshard

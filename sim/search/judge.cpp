@@ -1,0 +1,89 @@
+#include "sim/search/judge.h"
+
+#include <algorithm>
+
+#include "sim/base/error.h"
+#include "sim/memory/memory_actions.h"
+#include "sim/memory/memory_profile.h"
+#include "sim/memory/outside_allocator.h"
+#include "sim/memory/reserved.h"
+#include "sim/search/bounds.h"
+#include "sim/simulate/forecast.h"
+
+namespace foreshard {
+namespace {
+
+Plan shortened(Plan plan, std::int64_t most) {
+  plan.batch.accumulation = std::min(plan.batch.accumulation, most);
+  return plan;
+}
+
+}  // namespace
+
+const LayerPrograms& ProgramCache::add(const Plan& plan, std::int16_t recompute,
+                                       std::int16_t micro_batch) {
+  Bucket& bucket = buckets_[{recompute, micro_batch}];
+  for (const auto& programs : bucket) {
+    if (programs->serve(plan)) return *programs;
+  }
+  bucket.push_back(std::make_unique<LayerPrograms>(model_, plan));
+  return *bucket.back();
+}
+
+const LayerPrograms& ProgramCache::at(const Plan& plan, std::int16_t recompute,
+                                      std::int16_t micro_batch) const {
+  const Bucket& bucket = buckets_.at({recompute, micro_batch});
+  if (bucket.size() == 1) return *bucket.front();
+  for (const auto& programs : bucket) {
+    if (programs->serve(plan)) return *programs;
+  }
+  FORESHARD_CHECK(false, "no programs of this plan");
+}
+
+const EventGraph& Judge::build(const Plan& plan, const LayerPrograms& programs) {
+  graph_ = build_training_step(model_, plan, programs, std::move(graph_));
+  return graph_;
+}
+
+bool Judge::weigh(const Plan& plan, const LayerPrograms& programs, Outcome& outcome) {
+  const EventGraph& graph = build(shortened(plan, kTelling), programs);
+  outcome.peak = peak_allocated(graph);
+  outcome.outside = total(memory_outside(graph, limited_, plan.runtime));
+  outcome.is_built = true;
+  if (may_fit(limited_, outcome.peak, outcome.outside)) return true;
+  outcome.verdict = Verdict::kDoesNotFit;
+  return false;
+}
+
+void Judge::time(const Plan& plan, const LayerPrograms& programs, Outcome& outcome) {
+  if (plan.batch.accumulation > kTelling) build(plan, programs);
+  outcome.step = simulator_.period(graph_, costs_.price(graph_));
+  outcome.verdict = Verdict::kSimulated;
+}
+
+Time Judge::bound(const Plan& plan, const LayerPrograms& programs) {
+  const auto of = [&](std::int64_t micro_batches) {
+    const EventGraph& graph = build(shortened(plan, micro_batches), programs);
+    return lower_bound(graph, costs_.price(graph));
+  };
+  const Time at_telling = of(kTelling);
+  if (plan.batch.accumulation <= kTelling) return at_telling;
+  return extended_bound(of(kTelling - 1), at_telling, plan.batch.accumulation);
+}
+
+Fit Judge::fit(const Plan& plan, const LayerPrograms& programs, Outcome& outcome) {
+  if (outcome.reserved == Bytes()) {
+    // From the second micro-batch on all are alike: three of them show what is reserved.
+    const Plan shorter = shortened(plan, kTelling);
+    const EventGraph& graph = build(shorter, programs);
+    if (records_streams(graph)) {
+      const RowTimes times = row_times(simulate(graph, costs_.price(graph)));
+      outcome.reserved = peak_reserved(graph, plan, limited_, &times);
+    } else {
+      outcome.reserved = peak_reserved(graph, plan, limited_);
+    }
+  }
+  return fit_in(limited_, outcome.peak, outcome.reserved, outcome.outside);
+}
+
+}  // namespace foreshard

@@ -1,0 +1,66 @@
+// One plan of a search: its memory, its bound, its time. For the parts of search only.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "sim/graph/training_step.h"
+#include "sim/search/axes.h"
+#include "sim/simulate/simulate.h"
+
+namespace foreshard {
+
+// Programs of layers, shared by all plans that they serve. Filled in one thread, read by all.
+class ProgramCache {
+ public:
+  explicit ProgramCache(const ModelSpec& model) : model_(model) {}
+  // Of a plan; equal keys are asked first.
+  const LayerPrograms& add(const Plan& plan, std::int16_t recompute, std::int16_t micro_batch);
+  const LayerPrograms& at(const Plan& plan, std::int16_t recompute, std::int16_t micro_batch) const;
+
+ private:
+  using Bucket = std::vector<std::unique_ptr<LayerPrograms>>;
+
+  const ModelSpec& model_;
+  std::map<std::pair<std::int16_t, std::int16_t>, Bucket> buckets_;
+};
+
+struct Outcome {
+  Verdict verdict = Verdict::kPruned;
+  Time step;
+  Bytes peak;
+  Bytes outside;
+  Bytes reserved;         // 0: not asked yet
+  bool is_built = false;  // peak and outside are known
+};
+
+// Micro-batches that show a step's peak and what each further one adds.
+inline constexpr std::int64_t kTelling = 3;
+
+// Scratch of one thread.
+class Judge {
+ public:
+  Judge(const ModelSpec& model, const CostModel& costs, const Cluster& limited)
+      : model_(model), costs_(costs), limited_(limited) {}
+
+  // Peak and outside; false: no allocator could make it fit, and verdict says so.
+  bool weigh(const Plan& plan, const LayerPrograms& programs, Outcome& outcome);
+  // Of the plan that was weighed last.
+  void time(const Plan& plan, const LayerPrograms& programs, Outcome& outcome);
+  Time bound(const Plan& plan, const LayerPrograms& programs);
+  // What is reserved; asked once.
+  Fit fit(const Plan& plan, const LayerPrograms& programs, Outcome& outcome);
+
+ private:
+  const EventGraph& build(const Plan& plan, const LayerPrograms& programs);
+
+  const ModelSpec& model_;
+  const CostModel& costs_;
+  const Cluster& limited_;
+  Simulator simulator_;
+  EventGraph graph_;
+};
+
+}  // namespace foreshard
