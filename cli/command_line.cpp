@@ -193,6 +193,15 @@ class Tree {
     option(verb, "--fix", o->fix, "KEY=VALUE", "The same as --set");
     option(verb, "--global-batch", o->global_batch, "N",
            "Sequences per step over all ranks; default: those of the plan");
+    option(verb, "--max-memory", o->max_memory, "RATIO", "Of the GPU's that a plan may take")
+        ->check(CLI::Range(0.01, 1.0))
+        ->capture_default_str();
+    choice(verb->add_option("--objective", o->objective, "What is best; default: time"),
+           "time|memory|cost");
+    verb->add_flag("--robust", o->robust, "By the high end of the step's interval");
+    verb->add_flag("--deep", o->deep,
+                   "Further knobs, and reshard per unit and recompute per layer");
+    option(verb, "--vary", o->vary, "KEY", "A further key that varies; may be repeated");
     option(verb, "--threads", o->threads, "N", "Default: all cores; the answer is the same")
         ->check(CLI::Range(1, 4096));
     option(verb, "--out", o->out, "FILE", "Also write the best plan, as YAML");
@@ -233,6 +242,8 @@ class Tree {
         ->check(CLI::Range(1, 1'000'000'000));
     option(verb, "--pue", o->pue, "RATIO", "Power of the building over that of its servers")
         ->check(CLI::Range(1.0, 10.0));
+    verb->add_flag("--what-if", o->what_if,
+                   "Also which property of the first choice is worth most");
     option(verb, "--threads", o->threads, "N", "Default: all cores; the answer is the same")
         ->check(CLI::Range(1, 4096));
     add_json(verb, o->output);
@@ -382,7 +393,8 @@ class Tree {
     auto o = std::make_shared<SchemaOptions>();
     CLI::App* verb =
         add_verb("schema", "The JSON Schema of a kind of file", "schema plan", run_schema, o);
-    choice(verb->add_option("kind", o->name, "Which")->required(), "plan|cluster|model|report");
+    choice(verb->add_option("kind", o->name, "Which")->required(),
+           "plan|cluster|model|report|search|recommend|scale");
   }
 
   void add_doctor() {

@@ -75,8 +75,13 @@ struct SearchCommandOptions {
   OutputOptions output;
   std::vector<std::string> fix;  // assignments; what they name does not vary
   std::optional<std::string> global_batch;
-  int threads = 0;  // 0: all cores
-  std::string out;  // the best plan as a file
+  double max_memory = 1;           // of the GPU's
+  std::string objective = "time";  // time, memory or cost
+  bool robust = false;             // by the high end of the interval
+  bool deep = false;               // knobs, then layers
+  std::vector<std::string> vary;   // further keys
+  int threads = 0;                 // 0: all cores
+  std::string out;                 // the best plan as a file
 };
 
 struct RecommendCommandOptions {

@@ -18,6 +18,7 @@
 #include "cli/search_space.h"
 #include "cli/sized_jobs.h"
 #include "cli/verbs.h"
+#include "reports/what_if.h"
 #include "sim/base/unit_strings.h"
 
 namespace foreshard {
@@ -144,10 +145,22 @@ ExitCode run_recommend(const RecommendCommandOptions& options) {
     return !InterruptGuard::interrupted();
   };
   const Recommendation answer = recommend(candidates.clusters, std::cref(jobs), terms, how);
+  std::vector<WhatIf> changes;
+  if (options.what_if && !answer.choices.empty()) {
+    const Choice& first = answer.choices.front();
+    const Cluster& cluster = first.sized.cluster;
+    changes = what_ifs(first, jobs({first.machine, cluster.spec, cluster.gpus}, how.most_sequences),
+                       terms, how);
+  }
   if (options.output.form == Form::kJson) {
-    write_answer(document("foreshard.recommend/1", to_json(answer)));
+    Json body = to_json(answer);
+    if (options.what_if) body["what_if"] = to_json(changes);
+    write_answer(document("foreshard.recommend/1", body));
   } else {
-    write_answer(recommend_text(answer, color_of(options.output.color)));
+    const Color color = color_of(options.output.color);
+    std::string text = recommend_text(answer, color);
+    if (!changes.empty()) text += what_if_text(changes, answer.choices.front(), color);
+    write_answer(text);
   }
   return answer.meets_terms() ? ExitCode::kOk : ExitCode::kInfeasible;
 }

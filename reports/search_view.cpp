@@ -199,7 +199,8 @@ Lines neighbour_lines(const SearchResult& result, const Paint& paint) {
 }
 
 Json candidate_json(const Candidate& c) {
-  static constexpr const char* kVerdicts[] = {"simulated", "does_not_fit", "not_divisible"};
+  static constexpr const char* kVerdicts[] = {"simulated", "does_not_fit", "not_divisible",
+                                              "pruned"};
   return {{"plan", to_json(c.plan)},
           {"seconds", c.seconds},
           {"tokens_per_s_per_gpu", c.tokens_per_s_per_gpu},

@@ -55,6 +55,12 @@ class Search {
       neighbours(*best_, result);
     }
     heatmap(fastest, result);
+    for (const std::size_t i : fastest) {
+      if (!result.best || options_.keep_within <= 0) break;
+      const Candidate close = describe(i);
+      if (close.seconds > options_.keep_within * result.best->seconds) break;
+      if (outcomes_[i].verdict == Verdict::kSimulated) result.close.push_back(close);
+    }
     count_verdicts(result);
     return result;
   }

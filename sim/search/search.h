@@ -79,6 +79,9 @@ struct SearchResult {
   std::vector<Candidate> pareto;      // kAll: time and memory, fastest first; kBest: the best alone
   std::vector<Candidate> neighbours;  // kAll: the best plan with one key changed, for "why it won"
   std::vector<HeatmapCell> heatmap;   // kAll: shard groups x prefetches, in enumeration order
+  // kAll: every simulated plan whose step is at most `keep_within` times the best's, fastest first;
+  // whether they fit with what is reserved is not asked.
+  std::vector<Candidate> close;
 };
 
 // kBest: the best plan alone, so that most others need not be built.
@@ -96,6 +99,7 @@ struct SearchOptions {
   SearchDetail detail = SearchDetail::kAll;
   Objective objective = Objective::kTime;
   double max_memory = 1;  // of the GPU's, that reserved memory and what is outside may take
+  double keep_within = 0;
 };
 
 // All plans of the space in their order. Throws Error(kInvalidInput) when the global batch fits no

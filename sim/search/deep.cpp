@@ -1,0 +1,229 @@
+// Meshes for the per-layer stage: every shard group and micro-batch with the other keys of the best
+// plan so far. Each is bounded as if nothing were recomputed or gathered twice; those whose bound
+// is above the best so far cannot win, of the others the kMeshes with the lowest bounds are
+// optimised, the best plan's own among them.
+#include "sim/search/deep.h"
+
+#include <oneapi/tbb/parallel_for.h>
+#include <oneapi/tbb/task_arena.h>
+
+#include <algorithm>
+#include <tuple>
+
+#include "sim/search/axes.h"
+#include "sim/search/judge.h"
+#include "sim/spec/plan_check.h"
+
+namespace foreshard {
+namespace {
+
+constexpr std::size_t kMeshes = 6;
+
+template <typename T, typename Set>
+KnobAxis axis_of(std::string key, T own, std::vector<T> values, Set set) {
+  std::erase(values, own);
+  values.insert(values.begin(), own);
+  KnobAxis axis{std::move(key), {}};
+  for (const T value : values) {
+    axis.values.push_back([set, value](Plan& plan) { set(plan, value); });
+  }
+  return axis;
+}
+
+bool is_faster(const Candidate& a, const std::optional<Candidate>& b) {
+  return !b || std::tuple(a.seconds, a.peak_allocated) < std::tuple(b->seconds, b->peak_allocated);
+}
+
+struct Frame {
+  Plan plan;
+  Time bound;
+};
+
+Plan least_work(Plan plan, const LayerChoices& choices) {
+  plan.recompute = {choices.recomputes.front(), {}};
+  plan.reshard_after_forward = {choices.reshards.back(), {}};
+  return plan;
+}
+
+class Layers {
+ public:
+  Layers(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
+         const SearchOptions& options)
+      : cluster_(with_memory_limit(costs.cluster(), options.max_memory)),
+        space_(complete(space, cluster_)),
+        model_(model),
+        costs_(costs),
+        options_(options) {
+    choices_.max_memory = options.max_memory;
+    choices_.recomputes.clear();
+    for (const auto& recompute : space_.recomputes) {
+      possible_ &= recompute.ranges.empty();
+      choices_.recomputes.push_back(recompute.value);
+    }
+    possible_ &= space_.base.reshard_after_forward.ranges.empty();
+    // Always first, groups by falling size, never last: by the memory they save.
+    choices_.reshards = space_.reshards;
+    std::stable_sort(choices_.reshards.begin(), choices_.reshards.end(),
+                     [](const Reshard& a, const Reshard& b) { return order(a) < order(b); });
+    // Groups that a mesh does not have would rule out all its combinations.
+    std::erase_if(choices_.reshards,
+                  [](const Reshard& r) { return r.kind == Reshard::Kind::kGroup; });
+    possible_ &= !choices_.reshards.empty();
+  }
+
+  void run(const Candidate& best, DeepResult& result) {
+    if (!possible_) return;
+    std::vector<Frame> frames = frames_around(best);
+    std::vector<std::optional<LayerResult>> found(frames.size());
+    oneapi::tbb::task_arena arena(options_.threads > 0 ? options_.threads
+                                                       : oneapi::tbb::task_arena::automatic);
+    arena.execute([&] {
+      oneapi::tbb::parallel_for(std::size_t{0}, frames.size(), [&](std::size_t i) {
+        found[i] = optimise_layers(frames[i].plan, model_, costs_, choices_);
+      });
+    });
+    for (auto& layers : found) {
+      if (!layers) continue;
+      result.judged += layers->judged;
+      const bool is_best = !result.layers || is_faster(layers->candidate, result.layers->candidate);
+      if (is_best) result.layers = std::move(layers);
+    }
+  }
+
+ private:
+  static std::int64_t order(const Reshard& r) {
+    if (r.kind == Reshard::Kind::kAlways) return -(std::int64_t{1} << 40);
+    return r.kind == Reshard::Kind::kNever ? 1 : -r.group;
+  }
+
+  std::vector<Frame> frames_around(const Candidate& best) {
+    Judge judge(model_, costs_, cluster_);
+    std::vector<Frame> frames;
+    for (const std::int64_t shard : space_.shard_groups) {
+      for (const std::int64_t micro_batch : space_.micro_batches) {
+        Frame frame{best.plan, Time()};
+        frame.plan.mesh = {shard, cluster_.gpus / shard};
+        frame.plan.batch.micro_batch = micro_batch;
+        frame.plan.batch.accumulation = space_.global_batch / cluster_.gpus / micro_batch;
+        if (frame.plan.mesh == best.plan.mesh && frame.plan.batch == best.plan.batch) {
+          frame.plan = best.plan;
+        } else {
+          frame.plan.reshard_after_forward = {choices_.reshards.front(), {}};
+        }
+        const Plan least = least_work(frame.plan, choices_);
+        if (find_problem(least, model_, cluster_)) continue;
+        frame.bound = judge.bound(least, LayerPrograms(model_, least));
+        if (frame.bound.seconds() > best.seconds) continue;
+        frames.push_back(std::move(frame));
+      }
+    }
+    const auto is_own = [&](const Frame& f) { return f.plan == best.plan; };
+    std::stable_sort(frames.begin(), frames.end(), [&](const Frame& a, const Frame& b) {
+      return std::tuple(!is_own(a), a.bound) < std::tuple(!is_own(b), b.bound);
+    });
+    if (frames.size() > kMeshes) frames.resize(kMeshes);
+    return frames;
+  }
+
+  const Cluster cluster_;
+  const SearchSpace space_;
+  const ModelSpec& model_;
+  const CostModel& costs_;
+  const SearchOptions& options_;
+  LayerChoices choices_;
+  bool possible_ = true;
+};
+
+}  // namespace
+
+std::vector<std::string> knob_keys() {
+  return {"units.layers_per_unit", "buffers.reduce_scatter", "communicators",
+          "optimizer.implementation", "offload"};
+}
+
+std::vector<std::string> requested_knob_keys() { return {"dtype.reduce", "accumulation.mode"}; }
+
+std::optional<KnobAxis> knob_axis(std::string_view key, const Plan& base) {
+  if (key == "units.layers_per_unit") {
+    return axis_of<std::int64_t>(std::string(key), base.units.layers_per_unit, {1, 2, 4},
+                                 [](Plan& p, std::int64_t v) { p.units.layers_per_unit = v; });
+  }
+  if (key == "buffers.reduce_scatter") {
+    return axis_of<std::int64_t>(std::string(key), base.reduce_scatter_buffers, {1, 2},
+                                 [](Plan& p, std::int64_t v) { p.reduce_scatter_buffers = v; });
+  }
+  if (key == "communicators") {
+    return axis_of(std::string(key), base.communicators,
+                   {Communicators::kShared, Communicators::kSeparate},
+                   [](Plan& p, Communicators v) { p.communicators = v; });
+  }
+  if (key == "optimizer.implementation") {
+    using Implementation = Optimizer::Implementation;
+    return axis_of(std::string(key), base.optimizer.implementation,
+                   {Implementation::kForeach, Implementation::kFused},
+                   [](Plan& p, Implementation v) { p.optimizer.implementation = v; });
+  }
+  if (key == "offload") {
+    return axis_of(std::string(key), base.offload, {Offload::kNone, Offload::kCpu},
+                   [](Plan& p, Offload v) { p.offload = v; });
+  }
+  if (key == "dtype.reduce") {
+    return axis_of(std::string(key), base.reduce_dtype, {DType::kFp32, DType::kBf16},
+                   [](Plan& p, DType v) { p.reduce_dtype = v; });
+  }
+  if (key == "accumulation.mode") {
+    return axis_of(std::string(key), base.accumulation,
+                   {AccumulationMode::kReduceEach, AccumulationMode::kKeepUnsharded},
+                   [](Plan& p, AccumulationMode v) { p.accumulation = v; });
+  }
+  return std::nullopt;
+}
+
+SearchSpace with_all_knobs(SearchSpace space, const Cluster& cluster,
+                           const std::vector<std::string>& fixed) {
+  for (const std::string& key : knob_keys()) {
+    const bool is_there = std::find(fixed.begin(), fixed.end(), key) != fixed.end() ||
+                          std::any_of(space.knobs.begin(), space.knobs.end(),
+                                      [&](const KnobAxis& axis) { return axis.key == key; });
+    if (!is_there) space.knobs.push_back(*knob_axis(key, space.base));
+  }
+  if (space.reshards.empty()) {
+    space.reshards = {{Reshard::Kind::kAlways, 0}, {Reshard::Kind::kNever, 0}};
+    for (std::int64_t group = 2; group < cluster.gpus; ++group) {
+      const bool is_even = (group & (group - 1)) == 0 || group == cluster.gpus_per_node();
+      if (is_even && cluster.gpus % group == 0) {
+        space.reshards.push_back({Reshard::Kind::kGroup, group});
+      }
+    }
+  }
+  if (space.prefetches.empty()) {
+    for (const std::int64_t forward :
+         {Prefetch::kImplicit, std::int64_t{1}, std::int64_t{2}, std::int64_t{3}}) {
+      for (const std::int64_t backward : {1, 2, 3}) {
+        space.prefetches.push_back({forward, backward});
+      }
+    }
+  }
+  return space;
+}
+
+DeepResult search_deep(const SearchSpace& deep, const ModelSpec& model, const CostModel& costs,
+                       const SearchResult& grid, const SearchOptions& options) {
+  DeepResult result;
+  result.best = grid.best;
+  SearchOptions best_alone = options;
+  best_alone.detail = SearchDetail::kBest;
+  result.knobs = search(deep, model, costs, best_alone);
+  if (result.knobs.best && is_faster(*result.knobs.best, result.best)) {
+    result.best = result.knobs.best;
+  }
+  // Where nothing uniform fits, mixtures do not either.
+  if (!result.best) return result;
+  Layers(deep, model, costs, options).run(*result.best, result);
+  if (result.layers && is_faster(result.layers->candidate, result.best)) {
+    result.best = result.layers->candidate;
+  }
+  return result;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,41 @@
+// Beyond the grid: further knobs, deeper prefetch and smaller reshard groups, then reshard per unit
+// and recompute per block on the most promising meshes.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sim/search/per_layer.h"
+#include "sim/search/search.h"
+
+namespace foreshard {
+
+// What each stage found; nothing where it found nothing that fits.
+struct DeepResult {
+  std::optional<Candidate> best;      // of grid, knobs and layers
+  SearchResult knobs;                 // counts and best of the space with knobs
+  std::optional<LayerResult> layers;  // the best of all meshes that were tried
+  std::int64_t judged = 0;            // plans of the per-layer stage, on all meshes
+};
+
+// Keys that all_knobs() varies, and those that change what is computed and are varied on request.
+std::vector<std::string> knob_keys();
+std::vector<std::string> requested_knob_keys();
+
+// The axis of one of these keys, its first value that of `base`.
+std::optional<KnobAxis> knob_axis(std::string_view key, const Plan& base);
+
+// `space` with every knob of knob_keys() that is not in `fixed`, prefetch up to 3 ahead and every
+// group of whole nodes or powers of two to reshard to. Lists that are there stay.
+SearchSpace with_all_knobs(SearchSpace space, const Cluster& cluster,
+                           const std::vector<std::string>& fixed);
+
+// `grid` is what search() found for `space`; `deep` is the space to go on with. Layers are
+// optimised where neither reshard nor recompute is fixed to ranges.
+DeepResult search_deep(const SearchSpace& deep, const ModelSpec& model, const CostModel& costs,
+                       const SearchResult& grid, const SearchOptions& options);
+
+}  // namespace foreshard

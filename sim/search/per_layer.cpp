@@ -1,0 +1,391 @@
+// A combination is one number for each block and each unit: an index into the choices, which are
+// taken in the order of the memory they save. Trying everything counts through all of them.
+//
+// The search of large problems works with what is allocated, under a limit:
+//   patterns   Blocks are alike, so what counts first is how many recompute, and how many units
+//              stay unsharded. For every pair of recompute values (less, more) and every number of
+//              unsharded units at the end (their gather in backward comes first): the fewest blocks
+//              with `more` that fit, by bisection, at the front, at the back or evenly spread.
+//   descent    From the fastest pattern: every single change, and every exchange at the borders of
+//              runs, that fits and is faster is taken, until none is or the judge has had enough.
+// What is reserved is asked of the result alone. Where that does not fit, the limit is lowered by
+// what is too much and the search is done again.
+//
+// A step of more micro-batches than tell (judge.h) is judged by what two short ones extend to; the
+// result is simulated in full.
+#include "sim/search/per_layer.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <tuple>
+
+#include "sim/search/judge.h"
+#include "sim/spec/plan_check.h"
+
+namespace foreshard {
+namespace {
+
+constexpr int kMostLimits = 8;
+
+using Combination = std::vector<std::int8_t>;  // blocks, then units
+
+struct Judged {
+  bool is_possible = false;
+  Time step;
+  Bytes peak;
+  Bytes outside;
+};
+
+class LayerSearch {
+ public:
+  LayerSearch(const Plan& frame, const ModelSpec& model, const CostModel& costs,
+              const LayerChoices& choices)
+      : frame_(frame),
+        model_(model),
+        costs_(costs),
+        choices_(choices),
+        cluster_(with_memory_limit(costs.cluster(), choices.max_memory)),
+        blocks_(static_cast<std::size_t>(model.block_count())),
+        units_(static_cast<std::size_t>(unit_count(frame, model))),
+        programs_(model, with_every_mode(frame)),
+        judge_(model, costs_, cluster_),
+        limit_(cluster_.gpu.memory) {}
+
+  std::optional<LayerResult> run() {
+    return combinations() <= choices_.try_all_up_to ? try_all() : search_under_limits();
+  }
+
+ private:
+  std::size_t size() const { return blocks_ + units_; }
+  std::size_t values_at(std::size_t i) const {
+    return i < blocks_ ? choices_.recomputes.size() : choices_.reshards.size();
+  }
+
+  std::int64_t combinations() const {
+    std::int64_t count = 1;
+    for (std::size_t i = 0; i < size() && count <= choices_.try_all_up_to; ++i) {
+      count *= static_cast<std::int64_t>(values_at(i));
+    }
+    return count;
+  }
+
+  Plan with_every_mode(Plan plan) const {
+    plan.recompute.ranges.clear();
+    for (const Recompute mode : choices_.recomputes) plan.recompute.ranges.push_back({0, 0, mode});
+    return plan;
+  }
+
+  Plan plan_of(const Combination& c) const {
+    Plan plan = frame_;
+    std::vector<Recompute> recomputes;
+    std::vector<Reshard> reshards;
+    for (std::size_t i = 0; i < size(); ++i) {
+      const auto value = static_cast<std::size_t>(c[i]);
+      if (i < blocks_) {
+        recomputes.push_back(choices_.recomputes[value]);
+      } else {
+        reshards.push_back(choices_.reshards[value]);
+      }
+    }
+    plan.recompute = ranged(recomputes);
+    plan.reshard_after_forward = ranged(reshards);
+    return plan;
+  }
+
+  Judged judge(const Combination& c) {
+    if (const auto known = known_.find(c); known != known_.end()) return known->second;
+    Judged judged;
+    const Plan plan = plan_of(c);
+    if (!find_problem(plan, model_, cluster_)) {
+      ++judged_;
+      Outcome outcome;
+      judge_.weigh(plan, programs_, outcome);
+      judged = {true, Time(), outcome.peak, outcome.outside};
+      // The limit only falls: what does not fit now never will.
+      if (fits(judged)) judged.step = step_of(plan, outcome);
+    }
+    return known_[c] = judged;
+  }
+
+  Time step_of(const Plan& plan, Outcome& outcome) {
+    if (plan.batch.accumulation <= kTelling || is_exact_) {
+      judge_.time(plan, programs_, outcome);
+      return outcome.step;
+    }
+    const auto of = [&](std::int64_t micro_batches) {
+      Plan shorter = plan;
+      shorter.batch.accumulation = micro_batches;
+      Outcome short_outcome;
+      judge_.weigh(shorter, programs_, short_outcome);
+      judge_.time(shorter, programs_, short_outcome);
+      return short_outcome.step;
+    };
+    const Time at_telling = of(kTelling);
+    return at_telling + (at_telling - of(kTelling - 1)) * (plan.batch.accumulation - kTelling);
+  }
+
+  bool fits(const Judged& judged) const {
+    return judged.is_possible && judged.peak + judged.outside <= limit_;
+  }
+
+  std::optional<LayerResult> try_all() {
+    is_exact_ = true;
+    std::vector<std::tuple<Time, Bytes, Combination>> ranked;
+    Combination c(size(), 0);
+    while (true) {
+      const Judged judged = judge(c);
+      if (fits(judged)) ranked.emplace_back(judged.step, judged.peak, c);
+      std::size_t i = size();
+      while (i > 0 && static_cast<std::size_t>(++c[i - 1]) == values_at(i - 1)) c[--i] = 0;
+      if (i == 0) break;
+    }
+    std::sort(ranked.begin(), ranked.end());
+    for (const auto& [step, peak, combination] : ranked) {
+      auto result = finish(combination);
+      if (!result) continue;
+      result->is_optimum = true;
+      return result;
+    }
+    return std::nullopt;
+  }
+
+  // Simulated in full and asked what it reserves; nothing where that does not fit.
+  std::optional<LayerResult> finish(const Combination& c) {
+    const Plan plan = plan_of(c);
+    Outcome outcome;
+    if (!judge_.weigh(plan, programs_, outcome)) return std::nullopt;
+    judge_.time(plan, programs_, outcome);
+    const Fit fit = judge_.fit(plan, programs_, outcome);
+    if (!fit.fits()) {
+      too_much_ = Bytes() - fit.margin();
+      return std::nullopt;
+    }
+    LayerResult result;
+    result.candidate.plan = plan;
+    result.candidate.seconds = outcome.step.seconds();
+    const auto sequences =
+        static_cast<double>(plan.batch.micro_batch * plan.batch.accumulation * plan.batch.sequence);
+    result.candidate.tokens_per_s_per_gpu = sequences / result.candidate.seconds;
+    result.candidate.peak_allocated = outcome.peak;
+    result.candidate.outside_allocator = outcome.outside;
+    result.candidate.peak_reserved = outcome.reserved;
+    result.judged = judged_;
+    return result;
+  }
+
+  // --- large problems ---
+
+  std::optional<LayerResult> search_under_limits() {
+    for (int round = 0; round < kMostLimits; ++round) {
+      budget_ = judged_ + choices_.most_judged;
+      best_.reset();
+      patterns();
+      if (!best_) return std::nullopt;
+      descend();
+      if (auto result = finish(*best_)) return result;
+      limit_ = limit_ - too_much_;
+    }
+    return std::nullopt;
+  }
+
+  void offer(const Combination& c) {
+    const Judged judged = judge(c);
+    if (!fits(judged)) return;
+    if (best_ && judge(*best_).step <= judged.step) return;
+    best_ = c;
+  }
+
+  enum class Where { kFront, kBack, kSpread };
+
+  // `count` blocks have `more`, the others `less`; the last `unsharded` units have the last value.
+  Combination pattern(std::array<std::int8_t, 2> values, Where where, std::size_t count,
+                      std::size_t unsharded) const {
+    Combination c(size(), 0);
+    for (std::size_t b = 0; b < blocks_; ++b) {
+      const bool is_more = where == Where::kFront ? b < count
+                           : where == Where::kBack
+                               ? b >= blocks_ - count
+                               : (b + 1) * count / blocks_ > b * count / blocks_;
+      c[b] = values[is_more];
+    }
+    const auto last = static_cast<std::int8_t>(choices_.reshards.size() - 1);
+    for (std::size_t u = units_ - unsharded; u < units_; ++u) c[blocks_ + u] = last;
+    return c;
+  }
+
+  // The frame's own, where the choices have its values.
+  std::optional<Combination> combination_of_frame() const {
+    Combination c;
+    for (std::size_t i = 0; i < size(); ++i) {
+      std::ptrdiff_t value = 0;
+      if (i < blocks_) {
+        const auto& list = choices_.recomputes;
+        value =
+            std::find(list.begin(), list.end(), frame_.recompute.at(static_cast<std::int64_t>(i))) -
+            list.begin();
+      } else {
+        const auto& list = choices_.reshards;
+        value = std::find(list.begin(), list.end(),
+                          frame_.reshard_after_forward.at(static_cast<std::int64_t>(i - blocks_))) -
+                list.begin();
+      }
+      if (static_cast<std::size_t>(value) == values_at(i)) return std::nullopt;
+      c.push_back(static_cast<std::int8_t>(value));
+    }
+    return c;
+  }
+
+  void patterns() {
+    if (const auto own = combination_of_frame()) offer(*own);
+    std::vector<std::size_t> unsharded = {0, 1, 2, 3};
+    for (std::size_t u = 4; u < units_; u = u * 3 / 2) unsharded.push_back(u);
+    std::erase_if(unsharded, [&](std::size_t u) { return u >= units_; });
+    unsharded.push_back(units_);
+    const auto kinds = static_cast<std::int8_t>(choices_.recomputes.size());
+    for (std::int8_t more = 0; more < kinds; ++more) {
+      for (std::int8_t less = 0; less <= more; ++less) {
+        if (less == more && more > 0) continue;
+        for (const Where where : {Where::kFront, Where::kBack, Where::kSpread}) {
+          for (const std::size_t u : unsharded) {
+            fewest({less, more}, where, u);
+          }
+        }
+      }
+    }
+    // Middle values of reshard everywhere.
+    for (std::size_t value = 1; value + 1 < choices_.reshards.size(); ++value) {
+      for (std::int8_t kind = 0; kind < kinds; ++kind) {
+        Combination c(size(), kind);
+        std::fill(c.begin() + static_cast<std::ptrdiff_t>(blocks_), c.end(),
+                  static_cast<std::int8_t>(value));
+        offer(c);
+      }
+    }
+  }
+
+  // The fewest blocks with the second value that fit.
+  void fewest(std::array<std::int8_t, 2> values, Where where, std::size_t unsharded) {
+    const auto fit_with = [&](std::size_t count) {
+      return fits(judge(pattern(values, where, count, unsharded)));
+    };
+    if (!fit_with(blocks_)) return;
+    std::size_t low = 0, high = blocks_;
+    while (low < high) {
+      const std::size_t middle = (low + high) / 2;
+      if (fit_with(middle)) {
+        high = middle;
+      } else {
+        low = middle + 1;
+      }
+    }
+    offer(pattern(values, where, high, unsharded));
+  }
+
+  void descend() {
+    bool is_better = true;
+    while (is_better && judged_ < budget_) {
+      is_better = false;
+      for (std::size_t i = 0; i < size() && judged_ < budget_; ++i) {
+        is_better |= change(i);
+      }
+      if (!is_better) is_better = exchange_at_borders();
+    }
+  }
+
+  bool take(const Combination& c) {
+    const Judged judged = judge(c);
+    if (!fits(judged) || judged.step >= judge(*best_).step) return false;
+    best_ = c;
+    return true;
+  }
+
+  bool change(std::size_t i) {
+    bool is_better = false;
+    for (std::size_t value = 0; value < values_at(i); ++value) {
+      Combination c = *best_;
+      if (static_cast<std::size_t>(c[i]) == value) continue;
+      c[i] = static_cast<std::int8_t>(value);
+      is_better |= take(c);
+    }
+    return is_better;
+  }
+
+  // One block or unit gets the value of its neighbour, another the other way round.
+  bool exchange_at_borders() {
+    std::vector<std::size_t> borders;
+    for (std::size_t i = 0; i + 1 < size(); ++i) {
+      if (i + 1 == blocks_ || (*best_)[i] == (*best_)[i + 1]) continue;
+      borders.push_back(i);
+      borders.push_back(i + 1);
+    }
+    for (const std::size_t i : {std::size_t{0}, blocks_ - 1, blocks_, size() - 1}) {
+      if (i < size()) borders.push_back(i);
+    }
+    for (const std::size_t i : borders) {
+      for (const std::size_t j : borders) {
+        if (i == j || judged_ >= budget_) continue;
+        for (std::size_t a = 0; a < values_at(i); ++a) {
+          for (std::size_t b = 0; b < values_at(j); ++b) {
+            Combination c = *best_;
+            c[i] = static_cast<std::int8_t>(a);
+            c[j] = static_cast<std::int8_t>(b);
+            if (c != *best_ && take(c)) return true;
+          }
+        }
+      }
+    }
+    return false;
+  }
+
+  const Plan& frame_;
+  const ModelSpec& model_;
+  const CostModel& costs_;
+  const LayerChoices& choices_;
+  const Cluster cluster_;
+  const std::size_t blocks_;
+  const std::size_t units_;
+  const LayerPrograms programs_;
+  Judge judge_;
+  Bytes limit_;
+  Bytes too_much_;
+  bool is_exact_ = false;
+  std::int64_t judged_ = 0;
+  std::int64_t budget_ = 0;
+  std::optional<Combination> best_;
+  std::map<Combination, Judged> known_;
+};
+
+template <typename T>
+RangedPolicy<T> ranged_of(const std::vector<T>& values) {
+  RangedPolicy<T> policy;
+  std::ptrdiff_t most = 0;
+  for (const T& value : values) {
+    const std::ptrdiff_t count = std::count(values.begin(), values.end(), value);
+    if (count <= most) continue;
+    most = count;
+    policy.value = value;
+  }
+  for (std::size_t begin = 0; begin < values.size();) {
+    std::size_t end = begin + 1;
+    while (end < values.size() && values[end] == values[begin]) ++end;
+    if (!(values[begin] == policy.value)) {
+      policy.ranges.push_back(
+          {static_cast<std::int64_t>(begin), static_cast<std::int64_t>(end) - 1, values[begin]});
+    }
+    begin = end;
+  }
+  return policy;
+}
+
+}  // namespace
+
+RangedPolicy<Recompute> ranged(const std::vector<Recompute>& values) { return ranged_of(values); }
+RangedPolicy<Reshard> ranged(const std::vector<Reshard>& values) { return ranged_of(values); }
+
+std::optional<LayerResult> optimise_layers(const Plan& frame, const ModelSpec& model,
+                                           const CostModel& costs, const LayerChoices& choices) {
+  return LayerSearch(frame, model, costs, choices).run();
+}
+
+}  // namespace foreshard
