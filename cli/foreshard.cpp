@@ -1,4 +1,6 @@
 // The program foreshard: parse, call, and turn whatever failed into one sentence and an exit code.
+#include <malloc.h>
+
 #include <string>
 #include <vector>
 
@@ -26,6 +28,10 @@ ExitCode run(std::vector<std::string> arguments) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  // What one plan of a search frees the next one takes: without this a tenth of the time goes into
+  // giving it back to the system in between.
+  mallopt(M_TRIM_THRESHOLD, 256 << 20);
+  mallopt(M_TOP_PAD, 16 << 20);
   foreshard::handle_signals();
   try {
     return static_cast<int>(run(std::vector<std::string>(argv + 1, argv + argc)));

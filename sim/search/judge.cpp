@@ -20,6 +20,17 @@ Plan shortened(Plan plan, std::int64_t most) {
 
 }  // namespace
 
+Bytes state_floor(const Plan& plan, const ModelSpec& model) {
+  const RuntimeKind runtime = plan.runtime.kind;
+  const bool is_simple = (runtime == RuntimeKind::kFsdp2 || runtime == RuntimeKind::kNative) &&
+                         plan.offload == Offload::kNone && plan.lora.rank == 0 &&
+                         !plan.frozen.any() && plan.ignored == Ignored::kNone && plan.rank == 0;
+  if (!is_simple) return Bytes();
+  std::int64_t each = size_of(plan.master_dtype);
+  if (plan.optimizer.kind == Optimizer::Kind::kAdamW) each += 2 * size_of(plan.optimizer.state);
+  return Bytes(model.parameters() / plan.mesh.shard * each);
+}
+
 const LayerPrograms& ProgramCache::add(const Plan& plan, std::int16_t recompute,
                                        std::int16_t micro_batch) {
   Bucket& bucket = buckets_[{recompute, micro_batch}];

@@ -36,6 +36,11 @@ struct Outcome {
   bool is_built = false;  // peak and outside are known
 };
 
+// Bytes that a rank holds between steps at the least: its part of the stored parameters and their
+// optimizer state. 0 where that is not so simple: parts that are not trained, shards on the host,
+// runtimes that keep other things whole.
+Bytes state_floor(const Plan& plan, const ModelSpec& model);
+
 // Micro-batches that show a step's peak and what each further one adds.
 inline constexpr std::int64_t kTelling = 3;
 

@@ -26,12 +26,14 @@ namespace foreshard {
 namespace {
 
 constexpr std::size_t kChunk = 64;
+constexpr std::size_t kNoClass = ~std::size_t{0};
 
 class Search {
  public:
   Search(const SearchSpace& wanted, const ModelSpec& model, const CostModel& costs,
          const SearchOptions& options)
-      : options_(options),
+      : model_(model),
+        options_(options),
         limited_(with_memory_limit(costs.cluster(), options.max_memory)),
         space_(complete(wanted, limited_)),
         places_(list_places(space_, model, limited_)),
@@ -113,22 +115,39 @@ class Search {
 
   void judge(std::size_t i) {
     const Plan plan = this->plan(places_[i]);
-    const LayerPrograms& programs = this->programs(plan, places_[i]);
-    Judge& judge = judges_.local();
-    if (judge.weigh(plan, programs, outcomes_[i])) judge.time(plan, programs, outcomes_[i]);
+    if (has_no_room(plan)) {
+      outcomes_[i].verdict = Verdict::kDoesNotFit;
+    } else {
+      const LayerPrograms& programs = this->programs(plan, places_[i]);
+      Judge& judge = judges_.local();
+      if (judge.weigh(plan, programs, outcomes_[i])) judge.time(plan, programs, outcomes_[i]);
+    }
     const std::int64_t now = ++done_;
     if (options_.progress && !options_.progress(now, static_cast<std::int64_t>(places_.size()))) {
       stopped_ = true;
     }
   }
 
-  // By place, the same for all of a class.
+  bool has_no_room(const Plan& plan) const {
+    return state_floor(plan, model_) > limited_.gpu.memory;
+  }
+
+  // Memory of what was rejected without a graph.
+  void weigh(std::size_t i) {
+    if (outcomes_[i].is_built) return;
+    const Plan plan = this->plan(places_[i]);
+    judges_.local().weigh(plan, programs(plan, places_[i]), outcomes_[i]);
+  }
+
+  // By place, the same for all of a class. 0 where there is no room: those are rejected at once.
   std::vector<Time> bound_all() {
     const RuntimeKind runtime = space_.base.runtime.kind;
     const bool is_alike = runtime == RuntimeKind::kFsdp2 || runtime == RuntimeKind::kNative;
     std::map<Place, std::size_t> classes;
     std::vector<std::size_t> representatives, class_of(places_.size());
     for (std::size_t i = 0; i < places_.size(); ++i) {
+      class_of[i] = kNoClass;
+      if (has_no_room(plan(places_[i]))) continue;
       Place key = places_[i];
       if (is_alike) key[static_cast<std::size_t>(Axis::kPrefetch)] = 0;
       const auto [found, is_new] = classes.emplace(key, representatives.size());
@@ -142,7 +161,9 @@ class Search {
       class_bounds[c] = judges_.local().bound(plan, programs(plan, place));
     });
     std::vector<Time> bounds(places_.size());
-    for (std::size_t i = 0; i < places_.size(); ++i) bounds[i] = class_bounds[class_of[i]];
+    for (std::size_t i = 0; i < places_.size(); ++i) {
+      if (class_of[i] != kNoClass) bounds[i] = class_bounds[class_of[i]];
+    }
     return bounds;
   }
 
@@ -221,6 +242,7 @@ class Search {
         changed += places_[i][axis] != places_[best][axis];
       }
       if (changed != 1) continue;
+      weigh(i);
       if (is_tight(i)) stands(i);
       result.neighbours.push_back(describe(i));
     }
@@ -246,6 +268,11 @@ class Search {
   SearchResult counts() {
     SearchResult result;
     result.enumerated = static_cast<std::int64_t>(places_.size());
+    // Where nothing fits, the smallest may be among what was rejected without a graph.
+    const bool any_fits = std::any_of(outcomes_.begin(), outcomes_.end(), [](const Outcome& o) {
+      return o.verdict == Verdict::kSimulated;
+    });
+    if (!any_fits) each(0, places_.size(), [&](std::size_t i) { weigh(i); });
     std::optional<std::size_t> smallest;
     for (std::size_t i = 0; i < places_.size(); ++i) {
       if (!outcomes_[i].is_built) continue;
@@ -266,6 +293,7 @@ class Search {
     }
   }
 
+  const ModelSpec& model_;
   const SearchOptions& options_;
   const Cluster limited_;
   const SearchSpace space_;

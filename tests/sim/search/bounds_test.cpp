@@ -6,6 +6,8 @@
 #include <rapidcheck/gtest.h>
 
 #include "sim/graph/training_step.h"
+#include "sim/memory/memory_profile.h"
+#include "sim/search/judge.h"
 #include "sim/simulate/simulate.h"
 #include "sim/spec/plan_check.h"
 #include "tests/support/fixtures.h"
@@ -60,6 +62,18 @@ RC_GTEST_PROP(Bounds, NoSimulationUndercutsThem, ()) {
   const Time extended = extended_bound(bound_of(model, plan, costs, 2),
                                        bound_of(model, plan, costs, 3), plan.batch.accumulation);
   RC_ASSERT(extended <= period);
+}
+
+// What search rejects without a graph.
+RC_GTEST_PROP(Bounds, StatesAreAPartOfThePeak, ()) {
+  const ModelSpec model = tiny_model(*rc::gen::inRange(1, 4));
+  const Plan plan = random_plan(model, round_cluster(16));
+  const Bytes floor = state_floor(plan, model);
+  RC_ASSERT(floor <= peak_allocated(build_training_step(model, plan)));
+  if (plan.runtime.kind == RuntimeKind::kFsdp2) {
+    // fp32 parameters and two moments.
+    RC_ASSERT(floor.count() == model.parameters() / plan.mesh.shard * 12);
+  }
 }
 
 // What search relies on: plans that differ in prefetch alone share a bound.
