@@ -202,6 +202,8 @@ class Tree {
     verb->add_flag("--deep", o->deep,
                    "Further knobs, and reshard per unit and recompute per layer");
     option(verb, "--vary", o->vary, "KEY", "A further key that varies; may be repeated");
+    option(verb, "--resume", o->resume, "FILE",
+           "Keep what was judged there, and go on where an earlier search was stopped");
     option(verb, "--threads", o->threads, "N", "Default: all cores; the answer is the same")
         ->check(CLI::Range(1, 4096));
     option(verb, "--out", o->out, "FILE", "Also write the best plan, as YAML");

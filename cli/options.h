@@ -80,6 +80,7 @@ struct SearchCommandOptions {
   bool robust = false;             // by the high end of the interval
   bool deep = false;               // knobs, then layers
   std::vector<std::string> vary;   // further keys
+  std::string resume;              // FILE; "": none
   int threads = 0;                 // 0: all cores
   std::string out;                 // the best plan as a file
 };

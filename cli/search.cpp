@@ -18,6 +18,7 @@
 #include "cli/progress.h"
 #include "cli/remedy.h"
 #include "cli/search_space.h"
+#include "cli/search_state.h"
 #include "cli/verbs.h"
 #include "reports/search_depth.h"
 #include "reports/views.h"
@@ -87,10 +88,16 @@ Timed timed_search(const SearchSpace& space, const Job& job, const CostModel& co
     progress.show(done, all);
     return !InterruptGuard::interrupted();
   };
+  std::optional<SearchState> state;
+  if (!asked.resume.empty()) {
+    state.emplace(asked.resume, search_key(space, job, costs, asked.max_memory));
+    options.memory = state->memory();
+  }
   const auto start = std::chrono::steady_clock::now();
   Timed timed{search(space, job.model, costs, options), 0, std::nullopt, 0};
   timed.seconds = seconds_since(start);
   if (asked.deep) {
+    options.memory = {};  // of other places
     const auto deep_start = std::chrono::steady_clock::now();
     timed.deep = search_deep(with_all_knobs(space, job.cluster, fixed_keys(job)), job.model, costs,
                              timed.result, options);

@@ -113,7 +113,28 @@ class Search {
     if (stopped_) throw Error(ExitCode::kInterrupted, "search was stopped");
   }
 
+  bool recalled(std::size_t i) {
+    if (!options_.memory.recall) return false;
+    const std::optional<JudgedPlan> known = options_.memory.recall(i);
+    if (!known) return false;
+    Outcome& outcome = outcomes_[i];
+    outcome.verdict = known->verdict;
+    outcome.step = known->step;
+    outcome.peak = known->peak_allocated;
+    outcome.outside = known->outside_allocator;
+    outcome.is_built = known->peak_allocated > Bytes();
+    return true;
+  }
+
   void judge(std::size_t i) {
+    if (!recalled(i)) judge_anew(i);
+    const std::int64_t now = ++done_;
+    if (options_.progress && !options_.progress(now, static_cast<std::int64_t>(places_.size()))) {
+      stopped_ = true;
+    }
+  }
+
+  void judge_anew(std::size_t i) {
     const Plan plan = this->plan(places_[i]);
     if (has_no_room(plan)) {
       outcomes_[i].verdict = Verdict::kDoesNotFit;
@@ -122,9 +143,9 @@ class Search {
       Judge& judge = judges_.local();
       if (judge.weigh(plan, programs, outcomes_[i])) judge.time(plan, programs, outcomes_[i]);
     }
-    const std::int64_t now = ++done_;
-    if (options_.progress && !options_.progress(now, static_cast<std::int64_t>(places_.size()))) {
-      stopped_ = true;
+    const Outcome& outcome = outcomes_[i];
+    if (options_.memory.remember) {
+      options_.memory.remember(i, {outcome.verdict, outcome.step, outcome.peak, outcome.outside});
     }
   }
 

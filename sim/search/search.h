@@ -91,6 +91,21 @@ enum class SearchDetail : std::uint8_t { kAll, kBest };
 // (of equals the faster).
 enum class Objective : std::uint8_t { kTime, kMemory };
 
+// What a search knows of a plan once it has judged it.
+struct JudgedPlan {
+  Verdict verdict = Verdict::kPruned;  // kSimulated or kDoesNotFit
+  Time step;
+  Bytes peak_allocated;
+  Bytes outside_allocator;
+  bool operator==(const JudgedPlan&) const = default;
+};
+
+// Memory of an earlier search over the same places, by their number. Called from any thread.
+struct SearchMemory {
+  std::function<std::optional<JudgedPlan>(std::size_t)> recall;
+  std::function<void(std::size_t, const JudgedPlan&)> remember;
+};
+
 struct SearchOptions {
   int threads = 0;  // 0: all cores
   // Called now and then, from any thread, with plans done and plans in all; returning false stops
@@ -100,6 +115,7 @@ struct SearchOptions {
   Objective objective = Objective::kTime;
   double max_memory = 1;  // of the GPU's, that reserved memory and what is outside may take
   double keep_within = 0;
+  SearchMemory memory;  // optional
 };
 
 // All plans of the space in their order. Throws Error(kInvalidInput) when the global batch fits no

@@ -26,7 +26,8 @@ TEST(BadInput, Usage) {
   expect_refused("", 2, {"no verb", "predict, schedule, explain"});
   expect_refused("predit", 2, {"unknown verb 'predit'", "did you mean predict?"});
   expect_refused("calibrate", 2, {"raw is required"});
-  expect_refused("recommend", 2, {"unknown verb 'recommend'"});
+  expect_refused("recomend", 2, {"unknown verb 'recomend'", "did you mean recommend?"});
+  expect_refused("recommend", 2, {"--tokens is required"});
   expect_refused("help", 2, {"did you mean --help?"});
   expect_refused("predict", 2, {"no model", "--model llama-3.1-8b"});
   expect_refused("predict --model gpt2", 2, {"no cluster", "--cluster 64xh100"});

@@ -1,0 +1,43 @@
+// What a search has judged so far, in a file that grows with every plan: a search that was stopped
+// goes on where it was.
+//
+// The first line names the search by a hash of all its plans and of what prices them. A file of
+// another search is refused; a last line that was cut off is left out.
+#pragma once
+
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "cli/job.h"
+#include "sim/search/search.h"
+
+namespace foreshard {
+
+// Of everything that the outcomes of a search depend on.
+std::string search_key(const SearchSpace& space, const Job& job, const CostModel& costs,
+                       double max_memory);
+
+class SearchState {
+ public:
+  // Reads `path` where it is there, and goes on writing to it. Throws Error(kInvalidInput) where
+  // that cannot be done, or it is of another search.
+  SearchState(const std::string& path, const std::string& key);
+  ~SearchState();
+  SearchState(const SearchState&) = delete;
+  SearchState& operator=(const SearchState&) = delete;
+
+  SearchMemory memory();
+  std::size_t known() const { return known_.size(); }
+
+ private:
+  void read(const std::string& path, const std::string& key);
+
+  std::map<std::size_t, JudgedPlan> known_;
+  std::mutex mutex_;
+  std::FILE* file_ = nullptr;
+};
+
+}  // namespace foreshard
