@@ -137,8 +137,12 @@ class Layers {
 }  // namespace
 
 std::vector<std::string> knob_keys() {
-  return {"units.layers_per_unit", "buffers.reduce_scatter", "communicators",
-          "optimizer.implementation", "offload"};
+  return {"units.layers_per_unit",
+          "buffers.reduce_scatter",
+          "communicators",
+          "optimizer.implementation",
+          "offload",
+          "accumulation.all_reduce"};
 }
 
 std::vector<std::string> requested_knob_keys() { return {"dtype.reduce", "accumulation.mode"}; }
@@ -166,6 +170,11 @@ std::optional<KnobAxis> knob_axis(std::string_view key, const Plan& base) {
   if (key == "offload") {
     return axis_of(std::string(key), base.offload, {Offload::kNone, Offload::kCpu},
                    [](Plan& p, Offload v) { p.offload = v; });
+  }
+  if (key == "accumulation.all_reduce") {
+    return axis_of(std::string(key), base.accumulation_details.all_reduce,
+                   {When::kEach, When::kLast},
+                   [](Plan& p, When v) { p.accumulation_details.all_reduce = v; });
   }
   if (key == "dtype.reduce") {
     return axis_of(std::string(key), base.reduce_dtype, {DType::kFp32, DType::kBf16},

@@ -13,6 +13,7 @@
 #include "sim/memory/capacity.h"
 #include "sim/memory/memory_profile.h"
 #include "sim/memory/outside_allocator.h"
+#include "sim/search/deep.h"
 #include "sim/simulate/simulate.h"
 #include "sim/spec/plan_check.h"
 
@@ -161,6 +162,48 @@ void BM_DataParallelPlan(benchmark::State& state) {
   state.counters["plans/s"] = benchmark::Counter(1, benchmark::Counter::kIsIterationInvariantRate);
 }
 BENCHMARK(BM_DataParallelPlan)->DenseRange(0, 2);
+
+// GPT-3 175B on 1,024 GPUs, one sequence each: the grid on one core, and the best plan of all knobs
+// by bounds. "simulated" counts neither what was pruned nor what did not fit.
+SearchSpace gpt3_space(const Setting& s) {
+  SearchSpace space;
+  space.base = s.plan;
+  space.global_batch = 1024;
+  return space;
+}
+
+void count_plans(benchmark::State& state, const SearchResult& result) {
+  const auto rate = [&](std::int64_t plans) {
+    return benchmark::Counter(static_cast<double>(plans),
+                              benchmark::Counter::kIsIterationInvariantRate);
+  };
+  state.counters["enumerated/s"] = rate(result.enumerated);
+  state.counters["simulated/s"] = rate(result.simulated);
+  state.counters["simulated"] = static_cast<double>(result.simulated);
+  state.counters["pruned"] = static_cast<double>(result.pruned);
+}
+
+void BM_SearchGrid(benchmark::State& state) {
+  const Setting s;
+  SearchOptions options;
+  options.threads = 1;
+  SearchResult result;
+  for (auto _ : state) result = search(gpt3_space(s), s.model, s.costs, options);
+  count_plans(state, result);
+}
+BENCHMARK(BM_SearchGrid);
+
+void BM_SearchAllKnobs(benchmark::State& state) {
+  const Setting s;
+  SearchOptions options;
+  options.threads = 1;
+  options.detail = SearchDetail::kBest;
+  const SearchSpace space = with_all_knobs(gpt3_space(s), s.costs.cluster(), {});
+  SearchResult result;
+  for (auto _ : state) result = search(space, s.model, s.costs, options);
+  count_plans(state, result);
+}
+BENCHMARK(BM_SearchAllKnobs)->Unit(benchmark::kMillisecond);
 
 }  // namespace
 }  // namespace foreshard
