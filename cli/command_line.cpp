@@ -39,6 +39,8 @@ std::vector<std::string> split(const std::string& text, char separator) {
   return parts;
 }
 
+constexpr const char* kExportFormats = "fsdp2|accelerate|deepspeed|torchtitan|launch";
+
 template <typename Value>
 CLI::Option* option(CLI::App* verb, const char* name, Value& value, const char* type,
                     const char* help) {
@@ -64,6 +66,8 @@ class Tree {
     add_scale();
     add_calibrate();
     add_import();
+    add_export();
+    add_launch();
     add_validate();
     add_accuracy();
     add_conform();
@@ -305,6 +309,40 @@ class Tree {
         ->check(CLI::Range(1, 262144));
     option(verb, "--out", o->out, "FILE", "Write the cluster file there");
     add_json(verb, o->output);
+  }
+
+  void add_export() {
+    auto o = std::make_shared<ExportOptions>();
+    CLI::App* verb = add_verb(
+        "export", "The plan as a file that others run: a PyTorch script, a trainer's settings, ...",
+        "export --plan plan.yaml --to fsdp2 --out train.py", run_export, o);
+    add_job_flags(verb, o->job, kSetHelp);
+    o->job.profile_need = ProfileNeed::kOptional;
+    choice(verb->add_option("--to", o->to, "Whose file")->required(), kExportFormats);
+    option(verb, "--out", o->out, "FILE", "Write there instead of to standard output");
+    option(verb, "--ledger", o->ledger, "FILE",
+           "What became of the plan's keys goes there instead of to standard error");
+    add_launcher(verb, *o);
+    add_json(verb, o->output);
+  }
+
+  void add_launch() {
+    auto o = std::make_shared<ExportOptions>();
+    CLI::App* verb = add_verb("launch", "The line that starts the plan's ranks",
+                              "launch --plan plan.yaml --launcher slurm --program train.py",
+                              run_launch, o);
+    add_job_flags(verb, o->job, kSetHelp);
+    o->job.profile_need = ProfileNeed::kOptional;
+    add_launcher(verb, *o);
+    add_json(verb, o->output);
+  }
+
+  static void add_launcher(CLI::App* verb, ExportOptions& o) {
+    o.launcher = "torchrun";
+    choice(verb->add_option("--launcher", o.launcher, "Who starts the ranks")->capture_default_str(),
+           "torchrun|slurm|openmpi");
+    option(verb, "--program", o.program, "FILE",
+           "What the ranks run: a Python script; default: train.py, or foreshard-exec for native");
   }
 
   void add_validate() {

@@ -128,6 +128,16 @@ struct ImportOptions {
   std::string out;         // of the cluster file; "": standard output
 };
 
+struct ExportOptions {
+  JobOptions job;
+  OutputOptions output;
+  std::string to;        // fsdp2, ...
+  std::string out;       // "": standard output
+  std::string ledger;    // file; "": standard error
+  std::string launcher;  // of --to launch: torchrun, slurm, openmpi
+  std::string program;   // that the ranks run
+};
+
 struct ValidateOptions {
   JobOptions job;
   OutputOptions output;

@@ -36,6 +36,11 @@ std::string trace_text(const TraceJoin& join) {
   list("the job's order differs from the plan's", join.order);
   list("in the plan, not in the trace (it counts as taking no time)", join.missing);
   list("in the trace, not in the plan", join.beyond);
+  list("collectives differ from the plan's", join.collectives);
+  if (join.compared > 0 && join.collectives.empty()) {
+    text += fmt::format("the {} collectives of a step are the plan's, in order and bytes\n",
+                        join.compared);
+  }
   if (text.empty()) text = "every event of the plan is in the trace, in the plan's order\n";
   return text;
 }
@@ -48,7 +53,8 @@ Json to_json(const TraceJoin& join) {
   return {{"units", std::move(units)},
           {"order", join.order},
           {"missing", join.missing},
-          {"beyond", join.beyond}};
+          {"beyond", join.beyond},
+          {"collectives", {{"compared", join.compared}, {"differences", join.collectives}}}};
 }
 
 }  // namespace foreshard

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "interop/kineto.h"
+#include "interop/trace_bytes.h"
 #include "sim/graph/event_graph.h"
 
 namespace foreshard {
@@ -55,6 +56,7 @@ struct FsdpTrace {
   // From the file beside it that interop/record/timed.py writes; "" and none without it.
   std::string host, created;
   std::vector<std::pair<std::string, std::string>> versions;
+  std::vector<TracedCollectiveCall> collectives;  // of one step, where that file tells
   std::vector<std::string> notes;
 };
 

@@ -56,6 +56,13 @@ void read_beside(const fs::path& path, FsdpTrace& trace) {
   for (const ConfigItem& item : versions.items()) {
     trace.versions.emplace_back(item.key, item.value.as_string());
   }
+  if (const ConfigNode* calls = root.find("collectives"); calls != nullptr && !calls->is_null()) {
+    for (const ConfigNode& call : calls->elements()) {
+      trace.collectives.push_back({call.at("kind").as_string(),
+                                   call.at("bytes").as_int(0, kMostMemory),
+                                   call.at("ranks").as_int(1, std::int64_t{1} << 20)});
+    }
+  }
   const ConfigNode memory = root.at("memory");
   if (memory.is_null()) return;
   trace.peak_allocated = Bytes(memory.at("peak_allocated_bytes").as_int(0, kMostMemory));

@@ -497,6 +497,10 @@ TraceJoin join_traces(const Forecast& forecast, const std::vector<FsdpTrace>& tr
       rank.timelines.push_back(std::move(result.step));
     }
     if (t == 0) {
+      if (!trace.collectives.empty()) {
+        join.compared = static_cast<std::int64_t>(trace.collectives.size());
+        join.collectives = collective_differences(graph, names, trace.collectives);
+      }
       for (std::size_t u = 0; u < units.size(); ++u) {
         join.units.emplace_back(shown(trace.units[u]),
                                 graph.units[static_cast<std::size_t>(units[u])].name);

@@ -26,6 +26,10 @@ struct TraceJoin {
   // In sentences, of the first rank's first step: what the plan has and the trace lacks, what the
   // trace has beyond the plan, and what the job issues in another order.
   std::vector<std::string> missing, beyond, order;
+  // Of the collectives that the job wrote down beside its trace, against the plan's; `compared` is
+  // how many there were, 0 where the job wrote none.
+  std::vector<std::string> collectives;
+  std::int64_t compared = 0;
 };
 
 // Precondition: at least one trace, each of another rank. Throws Error(kInvalidInput) where the

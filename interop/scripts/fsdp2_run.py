@@ -1,0 +1,306 @@
+
+
+# ---- ranks ----
+
+
+def mesh_sizes(world):
+    """(replicas, shards) of so many ranks: the plan's, or the nearest that they allow."""
+    if world == REPLICATE * SHARD:
+        return REPLICATE, SHARD
+    least = 2 if REPLICATE > 1 and world > 1 else 1
+    fits = [n for n in range(1, min(world, SHARD) + 1) if world % n == 0 and world // n >= least]
+    shard = max(fits, default=1)
+    return world // shard, shard
+
+
+def make_mesh():
+    replicate, shard = mesh_sizes(dist.get_world_size())
+    if (replicate, shard) != (REPLICATE, SHARD):
+        say(
+            f"the plan's mesh is {REPLICATE} x {SHARD} (replicas x shards), "
+            f"this run's is {replicate} x {shard}"
+        )
+    if REPLICATE > 1 or replicate > 1:
+        names = ("replicate", "shard")
+        return init_device_mesh(DEVICE.type, (replicate, shard), mesh_dim_names=names)
+    return init_device_mesh(DEVICE.type, (shard,), mesh_dim_names=("shard",))
+
+
+def say(text):
+    if int(os.environ.get("RANK", 0)) == 0:
+        print(f"{os.path.basename(__file__)}: {text}", file=sys.stderr, flush=True)
+
+
+def streams_of_a_host():
+    """FSDP2 of PyTorch 2.4 and 2.5 asks torch.cuda for streams, also on a host without any."""
+
+    class Stream:
+        def __init__(self, *arguments, **options):
+            pass
+
+        def wait_stream(self, other):
+            pass
+
+        def wait_event(self, event):
+            pass
+
+        def record_event(self, event=None):
+            return event or Stream()
+
+        def record(self, stream=None):
+            pass
+
+        def wait(self, stream=None):
+            pass
+
+        def synchronize(self):
+            pass
+
+    torch.cuda.Stream = torch.cuda.Event = Stream
+    torch.cuda.stream = lambda stream: contextlib.nullcontext()
+    torch.cuda.current_stream = lambda device=None: Stream()
+
+
+def ranks_here():
+    """How many ranks to start where no launcher did: the plan's if this machine has room."""
+    if torch.cuda.is_available():
+        return min(torch.cuda.device_count(), REPLICATE * SHARD)
+    if REPLICATE * SHARD <= 8:
+        return REPLICATE * SHARD
+    return min(SHARD, 4) * min(REPLICATE, 2) if GROUPS else min(SHARD, 2) * min(REPLICATE, 2)
+
+
+def available_bytes():
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return 1 << 62
+
+
+def needed_bytes(ranks):
+    """A lower bound of what all ranks on one host hold: states, one copy of a rank's, logits."""
+    replicate, shard = mesh_sizes(ranks)
+    states = PARAMETERS * 12 * replicate
+    widest = 4 * max(parameters for _, parameters, _ in UNITS)
+    logits = 12 * MICRO_BATCH * SEQUENCE * VOCABULARY
+    return states + ranks * (3 * widest + logits)
+
+
+def rank_of_launcher():
+    """The environment of torchrun, made of that of srun or mpirun where they started us."""
+    for rank, world, local in (
+        ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ):
+        if "RANK" not in os.environ and rank in os.environ and "MASTER_ADDR" in os.environ:
+            os.environ["RANK"] = os.environ[rank]
+            os.environ["WORLD_SIZE"] = os.environ[world]
+            os.environ["LOCAL_RANK"] = os.environ[local]
+            os.environ.setdefault("MASTER_PORT", "29500")
+    return "RANK" in os.environ
+
+
+# ---- recording ----
+
+
+class Recording:
+    """What `foreshard validate --run DIR` reads: a trace of torch.profiler and what it lacks."""
+
+    WARMUP = 2
+
+    def __init__(self, folder, steps):
+        self.folder, self.steps, self.count = folder, steps, 0
+        self.collectives, self.undo = [], []
+
+    def total_steps(self):
+        return self.WARMUP + self.steps + 1  # the first of a trace has no begin in it
+
+    def __enter__(self):
+        os.makedirs(self.folder, exist_ok=True)
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if DEVICE.type == "cuda":
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self.profile = torch.profiler.profile(
+            activities=activities,
+            schedule=torch.profiler.schedule(
+                wait=self.WARMUP - 1, warmup=1, active=self.steps + 1, repeat=1
+            ),
+        )
+        for kind, names in (
+            ("all_gather", ("all_gather_into_tensor", "all_gather_single")),
+            ("reduce_scatter", ("reduce_scatter_tensor", "reduce_scatter_single")),
+            ("all_reduce", ("all_reduce",)),
+        ):
+            for name in names:  # *_single: what FSDP2 calls from PyTorch 2.13 on
+                if hasattr(dist, name):
+                    self.watch(kind, name)
+        self.profile.__enter__()
+        return self
+
+    def watch(self, kind, name):
+        original = getattr(dist, name)
+
+        def run(*arguments, **options):
+            whole = [t for t in (*arguments, *options.values()) if isinstance(t, torch.Tensor)]
+            size = max(t.numel() * t.element_size() for t in whole)
+            group = options.get("group")
+            ranks = dist.get_world_size(group)
+            self.collectives.append({"kind": kind, "bytes": size, "ranks": ranks})
+            return original(*arguments, **options)
+
+        self.undo.append((name, original))
+        setattr(dist, name, run)
+
+    def step(self):
+        self.count += 1
+        if self.count == self.WARMUP and DEVICE.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        if self.count < self.total_steps():
+            self.collectives.clear()  # those of the last step stay
+        self.profile.step()
+
+    def __exit__(self, *error):
+        self.profile.__exit__(*error)
+        for name, original in self.undo:
+            setattr(dist, name, original)
+        if error[0] is None:
+            self.write()
+
+    def write(self):
+        rank = dist.get_rank()
+        name = os.path.join(self.folder, f"rank-{rank}")
+        self.profile.export_chrome_trace(name + ".trace.json.gz")
+        now = datetime.datetime.now(datetime.timezone.utc)
+        about = {
+            "schema": "foreshard.timed/1",
+            "created": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "host": platform.node(),
+            "rank": rank,
+            "world": dist.get_world_size(),
+            "versions": {"torch": str(torch.__version__)},
+            "units": [name for name, _, _ in UNITS],
+            "collectives": self.collectives,
+            "memory": None,
+        }
+        if DEVICE.type == "cuda":
+            about["versions"]["cuda"] = str(torch.version.cuda or torch.version.hip)
+            about["versions"]["gpu"] = torch.cuda.get_device_name()
+            about["memory"] = {
+                "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
+                "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
+            }
+        with open(name + ".timed.json", "w") as file:
+            json.dump(about, file, indent=1)
+
+
+class NoRecording(contextlib.nullcontext):
+    def __init__(self, steps):
+        super().__init__(self)
+        self.steps = steps
+
+    def __enter__(self):
+        return self
+
+    def total_steps(self):
+        return self.steps
+
+    def step(self):
+        pass
+
+
+# ---- the run ----
+
+
+def initialize(model, mesh):
+    """Normal matrices, norms of one, biases of zero; replicas alike, shards each their own."""
+    generator = torch.Generator(device=OFFLOAD_DEVICE)
+    generator.manual_seed(SEED * 1000003 + mesh.get_local_rank(mesh.mesh_dim_names[-1]))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+            if parameter.ndim > 1:
+                local.normal_(std=0.02, generator=generator)
+            elif name.endswith("bias"):
+                local.zero_()
+            else:
+                local.fill_(NORM_WEIGHT)
+
+
+def check_units(model):
+    """Parameters in all must be those that the plan was forecast with."""
+    there = sum(p.numel() for p in model.parameters())
+    if there != PARAMETERS and not REHEARSAL:
+        raise SystemExit(f"the model has {there} parameters, the forecast's has {PARAMETERS}")
+
+
+def run(arguments):
+    global DEVICE, OFFLOAD_DEVICE
+    cuda = torch.cuda.is_available()
+    DEVICE = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else torch.device("cpu")
+    OFFLOAD_DEVICE = torch.device("cpu") if OFFLOADED else DEVICE
+    if cuda:
+        torch.cuda.set_device(DEVICE)
+    else:
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
+        if VERSION < (2, 6):
+            streams_of_a_host()
+    dist.init_process_group("nccl" if cuda else "gloo")
+    mesh = make_mesh()
+    torch.manual_seed(SEED + dist.get_rank())
+    model = build(mesh)
+    initialize(model, mesh)
+    optimizer, scheduler = optimizer_of(model)
+    losses = []
+    recording = Recording(arguments.record, arguments.steps) if arguments.record else NoRecording(arguments.steps)
+    with recording:
+        for _ in range(recording.total_steps()):
+            losses.append(train_step(model, optimizer, scheduler))
+            recording.step()
+    if dist.get_rank() == 0:
+        for step, loss in enumerate(losses, 1):
+            print(f"step {step}: loss {float(loss):.4f}", flush=True)
+    dist.destroy_process_group()
+
+
+def start(local_rank, world, port, arguments):
+    os.environ.update(
+        RANK=str(local_rank),
+        LOCAL_RANK=str(local_rank),
+        WORLD_SIZE=str(world),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
+    run(arguments)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--steps", type=int, default=3, help="steps to run, or to record (3)")
+    parser.add_argument(
+        "--record", metavar="DIR", help="write a recording for `foreshard validate --run DIR`"
+    )
+    arguments = parser.parse_args()
+    if arguments.steps < 1:
+        parser.error("--steps must be at least 1")
+    warn_of_version()
+    if rank_of_launcher():
+        run(arguments)
+        return
+    ranks = ranks_here()
+    if not torch.cuda.is_available() and needed_bytes(ranks) > available_bytes() and not REHEARSAL:
+        say(
+            f"the model's states on {ranks} ranks of this host take at least "
+            f"{needed_bytes(ranks) / 2**30:.0f} GiB, {available_bytes() / 2**30:.0f} are free: "
+            "a rehearsal with narrow layers, all else as in the plan; run it with torchrun on GPUs"
+        )
+        os.environ["FORESHARD_REHEARSAL"] = "1"  # the ranks read it
+        if arguments.record:
+            say("a rehearsal's bytes are not the forecast's")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    torch.multiprocessing.spawn(start, (ranks, port, arguments), nprocs=ranks)
+
+
+if __name__ == "__main__":
+    main()
