@@ -99,7 +99,9 @@ class Script {
         model_(model),
         dims_(dims),
         names_(parameter_names(dims)),
-        graph_(build_training_step(model, plan, LayerPrograms(model, plan))) {}
+        graph_(build_training_step(model, plan, LayerPrograms(model, plan))) {
+    for (std::int64_t b = 0; b < dims_.layers; ++b) recompute_.push_back(plan_.recompute.at(b));
+  }
 
   std::string write() {
     return header() + constants() + rehearsal() + python_model(dims_, plan_) + units() +
@@ -125,8 +127,7 @@ class Script {
                        [](const Unit& u) { return u.reshard.kind == Reshard::Kind::kGroup; });
   }
 
-  std::string header() {
-    for (std::int64_t b = 0; b < dims_.layers; ++b) recompute_.push_back(plan_.recompute.at(b));
+  std::string header() const {
     const std::int64_t world = plan_.mesh.world();
     std::string commented;
     const std::string yaml = to_yaml(plan_);

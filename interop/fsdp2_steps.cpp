@@ -297,6 +297,8 @@ class Walk {
       case Label::kPreForward:
         // Casts of inputs; work of a recomputed forward has its own place below.
         if (phase_ != Phase::kForward) return false;
+        // A view of each input, for the hook behind backward: a CPU rank's trace has it.
+        if (trace_.names[item.name] == "RegisterPostBackwardFunction") return true;
         add_compute(EventKind::kForward, range.unit, item);
         return true;
       case Label::kOptimizer:
