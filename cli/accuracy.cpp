@@ -11,6 +11,7 @@
 
 #include "cli/local_profiles.h"
 #include "cli/output.h"
+#include "cli/page.h"
 #include "cli/verbs.h"
 #include "interop/gather_evidence.h"
 #include "interop/measured_tables.h"
@@ -40,6 +41,12 @@ Json read_frozen(const std::string& path) {
   Json json = Json::parse(file, nullptr, false);
   if (json.is_discarded()) throw ConfigError({path, 0, 0, ""}, "is no JSON document");
   return json;
+}
+
+void write_accuracy_page(const AccuracyOptions& options, const std::vector<AccuracyRow>& rows) {
+  PageDocument page("Forecasts against measurements", options.output.command);
+  page.set("accuracy", accuracy_page_json(rows));
+  write_page(options.html, page);
 }
 
 void write(const std::vector<AccuracyRow>& rows, const std::string& title, ShownRows shown,
@@ -82,6 +89,7 @@ ExitCode run_accuracy(const AccuracyOptions& options) {
     scored.rows = with_frozen(std::move(scored.rows), read_frozen(options.frozen));
   }
   if (options.anchor > 0) scored.rows = anchored(std::move(scored.rows), options.anchor);
+  if (!options.html.empty()) write_accuracy_page(options, scored.rows);
   write(scored.rows, fmt::format("forecasts against {}", fmt::join(options.files, ", ")),
         ShownRows::kWorst, options.output);
   for (const std::string& problem : scored.problems) note("error: " + problem);

@@ -49,7 +49,8 @@ CLI::Option* option(CLI::App* verb, const char* name, Value& value, const char* 
 
 class Tree {
  public:
-  Tree() : app_(kDescription, "foreshard") {
+  // `line` is what the user typed.
+  explicit Tree(std::string line = "") : app_(kDescription, "foreshard"), line_(std::move(line)) {
     app_.require_subcommand(1);
     app_.fallthrough();
     app_.footer(kFooter);
@@ -69,6 +70,8 @@ class Tree {
     add_export();
     add_launch();
     add_validate();
+    add_report();
+    add_serve();
     add_accuracy();
     add_conform();
     add_models();
@@ -89,11 +92,12 @@ class Tree {
     CLI::App* verb = app_.add_subcommand(name, help);
     verb->footer(std::string("Example:\n  foreshard ") + example);
     verb->callback([this, run, options] {
-      verb_ = [run, options, color = color_] {
+      verb_ = [run, options, color = color_, line = line_] {
         if constexpr (requires { options->output; }) {
           options->output.color = color == "always"  ? ColorChoice::kAlways
                                   : color == "never" ? ColorChoice::kNever
                                                      : ColorChoice::kAuto;
+          options->output.command = line;
         }
         return run(*options);
       };
@@ -131,6 +135,7 @@ class Tree {
     option(verb, "--csv", o->csv, "FILE", "Also write every event with its times");
     option(verb, "--memory-snapshot", o->memory_snapshot, "FILE",
            "Also write the allocator's blocks, for pytorch.org/memory_viz");
+    option(verb, "--html", o->html, "FILE", "Also write a report for browsers, in one file");
   }
 
   void add_schedule() {
@@ -211,6 +216,8 @@ class Tree {
     option(verb, "--threads", o->threads, "N", "Default: all cores; the answer is the same")
         ->check(CLI::Range(1, 4096));
     option(verb, "--out", o->out, "FILE", "Also write the best plan, as YAML");
+    option(verb, "--html", o->html, "FILE",
+           "Also write a report for browsers: every cell of the heatmap with its timeline");
     add_json(verb, o->output);
   }
 
@@ -365,7 +372,41 @@ class Tree {
     verb->add_flag_callback(
         "--no-history", [o] { o->history = false; },
         "Do not add it to what accuracy --history tells");
+    option(verb, "--html", o->html, "FILE",
+           "Also write a report for browsers: forecast and run side by side");
     add_json(verb, o->output);
+  }
+
+  void add_report() {
+    auto o = std::make_shared<ReportOptions>();
+    CLI::App* verb = add_verb(
+        "report", "Forecast, search, scaling and what it rests on, for browsers, in one HTML file",
+        "report --model llama-3.1-8b --cluster 64xh100 --html report.html", run_report, o);
+    add_job_flags(verb, o->job, "Any key of the plan, which the search then does not vary");
+    verb->add_option("answer", o->answer, "Instead of a job: what a verb wrote with --json")
+        ->type_name("FILE");
+    option(verb, "--run", o->run, "DIR|TRACE", "A run of the plan, to stand beside: as validate");
+    option(verb, "--html", o->html, "FILE", "Write there instead of to standard output");
+    option(verb, "--threads", o->threads, "N", "Of the search; default: all cores")
+        ->check(CLI::Range(1, 4096));
+    verb->add_flag_callback(
+        "--json", [o] { o->output.form = Form::kJson; },
+        "The document that the page shows, instead of the page");
+  }
+
+  void add_serve() {
+    auto o = std::make_shared<ServeOptions>();
+    CLI::App* verb = add_verb(
+        "serve", "Reports in a browser, and answers as JSON, for whoever asks on this machine",
+        "serve --port 8080", run_serve, o);
+    option(verb, "--port", o->port, "N", "0: any that is free")
+        ->check(CLI::Range(0, 65535))
+        ->capture_default_str();
+    option(verb, "--address", o->address, "ADDRESS",
+           "Another than this machine's own to be asked from")
+        ->capture_default_str();
+    option(verb, "--threads", o->threads, "N", "Of a search; default: all cores")
+        ->check(CLI::Range(1, 4096));
   }
 
   void add_accuracy() {
@@ -389,6 +430,7 @@ class Tree {
         ->check(CLI::NonNegativeNumber);
     option(verb, "--max-p90-error", o->max_p90_error, "RATIO", "For exit code 0")
         ->check(CLI::NonNegativeNumber);
+    option(verb, "--html", o->html, "FILE", "Also write a report for browsers");
     add_json(verb, o->output);
   }
 
@@ -434,7 +476,7 @@ class Tree {
     CLI::App* verb =
         add_verb("schema", "The JSON Schema of a kind of file", "schema plan", run_schema, o);
     choice(verb->add_option("kind", o->name, "Which")->required(),
-           "plan|cluster|model|report|search|recommend|scale");
+           "plan|cluster|model|report|page|search|recommend|scale");
   }
 
   void add_doctor() {
@@ -450,6 +492,7 @@ class Tree {
   }
 
   CLI::App app_;
+  std::string line_;
   std::string color_ = "auto";
   std::function<ExitCode()> verb_;
   std::string shell_;
@@ -567,6 +610,30 @@ std::vector<CommandOption> options_of(CLI::App& app) {
 
 }  // namespace
 
+namespace {
+
+// The arguments as a shell would read them again.
+std::string line_of(const std::vector<std::string>& arguments) {
+  std::string line = "foreshard";
+  for (const std::string& argument : arguments) {
+    const bool plain =
+        !argument.empty() && argument.find_first_not_of(
+                                 "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                 "0123456789-_=./:,@+%") == std::string::npos;
+    line += " ";
+    if (plain) {
+      line += argument;
+      continue;
+    }
+    line += "'";
+    for (char c : argument) c == '\'' ? line += "'\\''" : line += c;
+    line += "'";
+  }
+  return line;
+}
+
+}  // namespace
+
 CommandTree command_tree() {
   Tree tree;
   CommandTree data{options_of(tree.app()), {}};
@@ -581,7 +648,7 @@ CommandTree command_tree() {
 }
 
 CommandLine parse_command_line(std::vector<std::string> arguments) {
-  Tree tree;
+  Tree tree(line_of(arguments));
   CommandLine result;
   std::reverse(arguments.begin(), arguments.end());  // as CLI11 takes them
   try {

@@ -18,6 +18,7 @@ enum class ColorChoice : std::uint8_t { kAuto, kAlways, kNever };
 struct OutputOptions {
   Form form = Form::kText;
   ColorChoice color = ColorChoice::kAuto;
+  std::string command;  // the whole line, for a report that says how it was made
 };
 
 // Whether a job on `local` can do without a profile of the machine: where only the order of events
@@ -49,6 +50,7 @@ struct PredictOptions {
   std::string trace;  // files to write
   std::string csv;
   std::string memory_snapshot;
+  std::string html;
 };
 
 struct ScheduleOptions {
@@ -83,6 +85,7 @@ struct SearchCommandOptions {
   std::string resume;              // FILE; "": none
   int threads = 0;                 // 0: all cores
   std::string out;                 // the best plan as a file
+  std::string html;                // file to write
 };
 
 struct RecommendCommandOptions {
@@ -113,6 +116,15 @@ struct ScaleOptions {
   int threads = 0;
 };
 
+struct ReportOptions {
+  JobOptions job;
+  OutputOptions output;
+  std::string answer;  // a document that a verb wrote with --json, instead of a job
+  std::string run;     // as ValidateOptions::run; "": the forecast alone
+  std::string html;    // "": standard output
+  int threads = 0;     // of its search; 0: all cores
+};
+
 struct CalibrateOptions {
   OutputOptions output;
   std::vector<std::string> files;  // raw measurements, or logs of nccl-tests
@@ -138,6 +150,12 @@ struct ExportOptions {
   std::string program;   // that the ranks run
 };
 
+struct ServeOptions {
+  std::string address = "127.0.0.1";
+  int port = 8080;  // 0: any that is free
+  int threads = 0;  // of a search; 0: all cores
+};
+
 struct ValidateOptions {
   JobOptions job;
   OutputOptions output;
@@ -147,6 +165,7 @@ struct ValidateOptions {
   double max_exposed_error = 0.05;
   double max_memory_error = 0.05;
   bool history = true;
+  std::string html;  // file to write
 };
 
 struct AccuracyOptions {
@@ -158,6 +177,7 @@ struct AccuracyOptions {
   std::string freeze, frozen;      // files of forecasts to write, and to take instead
   double max_median_error = std::numeric_limits<double>::infinity();
   double max_p90_error = std::numeric_limits<double>::infinity();
+  std::string html;  // file to write
 };
 
 struct ConformOptions {

@@ -12,6 +12,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <ctime>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <system_error>
 
@@ -64,13 +65,29 @@ void write_answer(std::string_view text) {
   if (error != 0 && error != EPIPE) fail("standard output", error);
 }
 
+// A regular file appears whole or stays as it was: the text goes to a file beside it, which then
+// takes its name. Pipes and devices are written as they are.
 void write_file(const std::string& path, std::string_view text) {
-  const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  std::error_code ignored;
+  const std::filesystem::path target = std::filesystem::weakly_canonical(path, ignored);
+  const std::filesystem::file_status status = std::filesystem::status(path, ignored);
+  const bool is_there = std::filesystem::exists(status);
+  if (is_there && ::access(path.c_str(), W_OK) != 0) fail(path, errno);
+  const bool replaces = !target.empty() && (!is_there || std::filesystem::is_regular_file(status));
+  const std::string beside =
+      replaces ? fmt::format("{}.{}.part", target.string(), ::getpid()) : path;
+  const int file = ::open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (file < 0) fail(path, errno);
-  const int error = write_all(file, text);
+  int error = write_all(file, text);
+  if (replaces && is_there && error == 0) {
+    ::fchmod(file, static_cast<mode_t>(status.permissions()) & 07777U);
+  }
   // A network file system reports a full disk here.
-  const int close_error = ::close(file) == 0 ? 0 : errno;
-  if (error != 0 || close_error != 0) fail(path, error != 0 ? error : close_error);
+  if (::close(file) != 0 && error == 0) error = errno;
+  if (replaces && error == 0 && ::rename(beside.c_str(), target.c_str()) != 0) error = errno;
+  if (error == 0) return;
+  if (replaces) ::unlink(beside.c_str());
+  fail(path, error);
 }
 
 void write_error(std::string_view text) {

@@ -1,7 +1,7 @@
 // Where answers go: standard output holds the answer and nothing else, notes go to standard error.
 //
 // A reader that closes early (`| head`) is no failure. A full disk or a file that cannot be written
-// is an Error(kInvalidInput) that names the file.
+// is an Error(kInvalidInput) that names the file, which is then as it was before.
 #pragma once
 
 #include <string>

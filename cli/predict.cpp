@@ -4,11 +4,10 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "cli/job.h"
+#include "cli/answer.h"
 #include "cli/output.h"
+#include "cli/page.h"
 #include "cli/recording.h"
-#include "cli/remedy.h"
-#include "cli/stacks.h"
 #include "cli/verbs.h"
 #include "reports/measured.h"
 #include "reports/memory_snapshot.h"
@@ -19,35 +18,6 @@
 
 namespace foreshard {
 namespace {
-
-// A forecast with what is said about it. Where it does not fit: by how much and what would help,
-// among the report's warnings, as one sentence and as JSON.
-struct Answer {
-  Job job;
-  Forecast forecast;
-  Report report;
-  std::string shortfall;  // "" where it fits
-  Json infeasible;
-
-  ExitCode exit_code() const { return shortfall.empty() ? ExitCode::kOk : ExitCode::kInfeasible; }
-};
-
-Answer answer(const JobOptions& options) {
-  Answer a;
-  a.job = load_job(options);
-  const CostModel costs = cost_model(a.job);
-  a.forecast = forecast(a.job.model, a.job.resolved.plan, costs);
-  a.report = report_of(a.job, a.forecast, costs);
-  a.report.assumed.insert(a.report.assumed.begin(),
-                          {"stack", stack_sentence(options, a.job, a.report.seconds.value)});
-  const Fit& fit = a.report.fit;
-  if (fit.fits()) return a;
-  const auto remedy = find_remedy(a.job.model, a.job.resolved.plan, a.job.cluster);
-  a.shortfall = fmt::format("{}; {}", shortfall_text(fit), remedy_text(remedy, a.job.cluster));
-  a.infeasible = remedy_json(fit, remedy);
-  a.report.warnings.insert(a.report.warnings.begin(), a.shortfall);
-  return a;
-}
 
 // Why a run is slower than its forecast. The median step of the first rank is what is explained.
 ExitCode explain_run(const ExplainOptions& options) {
@@ -100,6 +70,11 @@ ExitCode run_predict(const PredictOptions& options) {
     write_file(options.memory_snapshot,
                memory_snapshot(a.forecast, plan.allocator, DeviceMemory::unlimited(),
                                library_buffers(a.job.cluster, plan.runtime)));
+  }
+  if (!options.html.empty()) {
+    PageDocument page(page_title(a.job), options.output.command);
+    add_forecast(page, a.job, a.forecast, a.report, "");
+    write_page(options.html, page);
   }
   if (options.output.form == Form::kJson) {
     return write_json(a, "foreshard.report/1", to_json(a.report));

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -15,6 +14,7 @@
 #include "cli/interrupt.h"
 #include "cli/job.h"
 #include "cli/output.h"
+#include "cli/page.h"
 #include "cli/progress.h"
 #include "cli/remedy.h"
 #include "cli/search_space.h"
@@ -193,6 +193,12 @@ ExitCode run_search(const SearchCommandOptions& options) {
     infeasible = {{"exceeds_bytes", nullptr}, {"remedy", nullptr}};
   }
   if (!best && !options.out.empty()) note(options.out + " is not written: there is no plan");
+
+  if (!options.html.empty()) {
+    PageDocument page(page_title(job), options.output.command);
+    add_search(page, job, timed.result, timed.seconds);
+    write_page(options.html, page);
+  }
 
   if (options.output.form == Form::kText) {
     const Color color = color_of(options.output.color);

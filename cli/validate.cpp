@@ -8,6 +8,7 @@
 #include "cli/job.h"
 #include "cli/local_profiles.h"
 #include "cli/output.h"
+#include "cli/page.h"
 #include "cli/recording.h"
 #include "cli/verbs.h"
 #include "reports/history.h"
@@ -79,12 +80,19 @@ ExitCode run_validate(const ValidateOptions& options) {
         fmt::format("{}: {}", run,
                     mismatch_sentence(made, plan_of(record, run, job), record, FORESHARD_VERSION)));
   }
+  const Report predicted = report_of(job, made, costs);
   const Validation v =
-      validate(made, report_of(job, made, costs), record,
+      validate(made, predicted, record,
                {options.max_step_error, options.max_exposed_error, options.max_memory_error});
   if (!options.run.empty() && !options.trace.empty()) {
     write_file(options.trace,
                chrome_trace(made, measured_view(made.model, made.plan, made.graph, record)));
+  }
+  if (!options.html.empty()) {
+    PageDocument page(page_title(job), options.output.command);
+    add_forecast(page, job, made, predicted, "forecast");
+    add_validation(page, made, v, record);
+    write_page(options.html, page);
   }
   // The history's rows need a memory error.
   if (options.history && v.memory_known) remember(history_row(job, v, record));

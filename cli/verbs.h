@@ -20,6 +20,8 @@ ExitCode run_calibrate(const CalibrateOptions& options);
 ExitCode run_import(const ImportOptions& options);
 ExitCode run_export(const ExportOptions& options);
 ExitCode run_launch(const ExportOptions& options);
+ExitCode run_report(const ReportOptions& options);
+ExitCode run_serve(const ServeOptions& options);
 ExitCode run_validate(const ValidateOptions& options);
 ExitCode run_accuracy(const AccuracyOptions& options);
 ExitCode run_conform(const ConformOptions& options);

@@ -16,7 +16,11 @@ function(foreshard_embed target symbol)
       "FORESHARD_EMBED(\"${label}\", \"${PROJECT_SOURCE_DIR}/${file}\")\n")
     string(APPEND declarations
       "extern const char ${label}[];\nextern const std::uint64_t ${label}_size;\n")
-    string(APPEND entries "      EmbeddedFile{\"${file}\", {${label}, ${label}_size}},\n")
+    set(path "${file}")
+    if(path MATCHES "^\\.\\./")  # a file of the system: its name alone
+      cmake_path(GET path FILENAME path)
+    endif()
+    string(APPEND entries "      EmbeddedFile{\"${path}\", {${label}, ${label}_size}},\n")
     math(EXPR number "${number} + 1")
   endforeach()
 

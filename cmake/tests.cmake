@@ -83,6 +83,16 @@ if(benches)
     RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
 endif()
 
+# The HTML report in a headless Chromium; skipped, with the reason, where there is none.
+find_program(FORESHARD_PYTHON python3)
+if(FORESHARD_PYTHON)
+  add_test(NAME page_in_browser
+           COMMAND "${FORESHARD_PYTHON}" "${PROJECT_SOURCE_DIR}/tests/reports/page_test.py"
+                   "${FORESHARD_BIN_DIR}/foreshard")
+  set_tests_properties(page_in_browser PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 300
+                       ENVIRONMENT "PYTHONDONTWRITEBYTECODE=1")
+endif()
+
 add_test(NAME include_direction
          COMMAND "${CMAKE_COMMAND}" -D "ROOT=${PROJECT_SOURCE_DIR}"
                  -P "${PROJECT_SOURCE_DIR}/tests/include_direction.cmake")

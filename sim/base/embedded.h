@@ -4,7 +4,7 @@
 //     std::span<const EmbeddedFile> symbol();      sorted by path
 // Declare it in the folder that embeds the files; today: stack_files
 // (sim/spec/stacks), models_files (models/zoo), calibration_files (calibration/machines, profiles,
-// published) and schema_files (cli/schemas).
+// published), schema_files (cli/schemas) and page_files (reports/page, and d3).
 #pragma once
 
 #include <span>

@@ -270,18 +270,22 @@ class Search {
   }
 
   void heatmap(const std::vector<std::size_t>& fastest, SearchResult& result) {
-    std::map<std::pair<std::int16_t, std::int16_t>, std::optional<double>> cells;
-    const auto cell_of = [&](std::size_t i) -> std::optional<double>& {
+    std::map<std::pair<std::int16_t, std::int16_t>, std::optional<std::size_t>> cells;
+    const auto cell_of = [&](std::size_t i) -> std::optional<std::size_t>& {
       return cells[{at(places_[i], Axis::kShard), at(places_[i], Axis::kPrefetch)}];
     };
     for (std::size_t i = 0; i < places_.size(); ++i) cell_of(i);
     for (const std::size_t i : fastest) {
       auto& cell = cell_of(i);
-      if (!cell && (!is_tight(i) || stands(i))) cell = outcomes_[i].step.seconds();
+      if (!cell && (!is_tight(i) || stands(i))) cell = i;
     }
-    for (const auto& [key, seconds] : cells) {
-      result.heatmap.push_back({space_.shard_groups[static_cast<std::size_t>(key.first)],
-                                space_.prefetches[static_cast<std::size_t>(key.second)], seconds});
+    for (const auto& [key, i] : cells) {
+      HeatmapCell& cell = result.heatmap.emplace_back();
+      cell.shard = space_.shard_groups[static_cast<std::size_t>(key.first)];
+      cell.prefetch = space_.prefetches[static_cast<std::size_t>(key.second)];
+      if (!i) continue;
+      cell.seconds = outcomes_[*i].step.seconds();
+      cell.plan = plan_at(space_, limited_, places_[*i]);
     }
   }
 

@@ -1,0 +1,27 @@
+// The forecast that a job's options ask for, and what is said where it does not fit.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "cli/job.h"
+#include "reports/report.h"
+
+namespace foreshard {
+
+// A forecast with what is said about it. Where it does not fit: by how much and what would help,
+// among the report's warnings, as one sentence and as JSON.
+struct Answer {
+  Job job;
+  Forecast forecast;
+  Report report;
+  std::string shortfall;  // "" where it fits
+  Json infeasible;
+
+  ExitCode exit_code() const { return shortfall.empty() ? ExitCode::kOk : ExitCode::kInfeasible; }
+};
+
+// Throws as load_job.
+Answer answer(const JobOptions& options);
+
+}  // namespace foreshard

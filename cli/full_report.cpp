@@ -1,0 +1,39 @@
+#include "cli/full_report.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+
+#include "cli/recording.h"
+#include "cli/search_space.h"
+
+namespace foreshard {
+namespace {
+
+void attach_run(PageDocument& page, const Answer& a, const std::string& run) {
+  const MeasuredJob recording = read_recording(run, a.forecast);
+  if (a.forecast.graph.fingerprint() != recording.record.fingerprint) {
+    throw Error(ExitCode::kInvalidInput,
+                fmt::format("{}: is of another step; foreshard validate says what differs", run));
+  }
+  add_validation(page, a.forecast, validate(a.forecast, a.report, recording.record, {}),
+                 recording.record);
+}
+
+}  // namespace
+
+void add_full_report(PageDocument& page, const Answer& a, const JobOptions& options,
+                     const std::string& run, const SearchOptions& search_options) {
+  add_forecast(page, a.job, a.forecast, a.report, "the plan asked for");
+  if (!run.empty()) attach_run(page, a, run);
+  add_scaling(page, options, a.job);
+  const auto start = std::chrono::steady_clock::now();
+  const SearchResult result =
+      search(space_of(a.job), a.job.model, cost_model(a.job), search_options);
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  add_search(page, without_choices(a.job), result, seconds);
+}
+
+}  // namespace foreshard

@@ -1,0 +1,240 @@
+// Views come in the order of their worth: what was asked for, the best plan, the plans of the
+// heatmap's cells from fast to slow, Pareto plans. A plan that several of these name is one view.
+#include "cli/page.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
+
+#include "cli/output.h"
+#include "reports/measured.h"
+#include "reports/plan_words.h"
+#include "sim/spec/plan_check.h"
+#include "sim/spec/plan_config.h"
+
+namespace foreshard {
+namespace {
+
+constexpr std::int64_t kMostScaledGpus = 16384;
+
+std::string plan_label(const Plan& plan) {
+  return fmt::format("shard {} x replicate {}, prefetch {}, reshard {}, recompute {}, {} x {}",
+                     plan.mesh.shard, plan.mesh.replicate, words_of(plan.prefetch),
+                     reshard_words(plan), recompute_words(plan), plan.batch.micro_batch,
+                     plan.batch.accumulation);
+}
+
+// Views by plan.
+class Views {
+ public:
+  Views(PageDocument& page, const Job& job) : page_(page), job_(job), costs_(cost_model(job)) {
+    const Json& views = page.json()["views"];
+    for (std::size_t i = 0; i < views.size(); ++i) {
+      known_.emplace(views[i]["report"]["plan"].dump(), i);
+    }
+  }
+
+  std::size_t of(const Plan& plan) {
+    const std::string key = to_json(plan).dump();
+    if (const auto known = known_.find(key); known != known_.end()) return known->second;
+    const Forecast made = forecast(job_.model, plan, costs_);
+    const std::size_t view =
+        add_forecast(page_, job_, made, report_of(job_, made, costs_), plan_label(plan));
+    known_.emplace(key, view);
+    return view;
+  }
+
+ private:
+  PageDocument& page_;
+  const Job& job_;
+  CostModel costs_;
+  std::map<std::string, std::size_t> known_;
+};
+
+Json candidate_json(const Candidate& c) {
+  return {{"seconds", c.seconds},
+          {"tokens_per_s_per_gpu", c.tokens_per_s_per_gpu},
+          {"peak_allocated_bytes", c.peak_allocated.count()},
+          {"plan", plan_label(c.plan)}};
+}
+
+// What a neighbour of the best plan changes, and what comes of it.
+Json neighbour_json(const Candidate& best, const Candidate& other) {
+  static constexpr const char* kVerdicts[] = {"simulated", "does_not_fit", "not_divisible"};
+  Json json = candidate_json(other);
+  Json changes = Json::array();
+  for (const PlanDifference& d : plan_differences(best.plan, other.plan)) {
+    changes.push_back(d.key + " " + d.b);
+  }
+  json["changes"] = std::move(changes);
+  json["verdict"] = kVerdicts[static_cast<std::size_t>(other.verdict)];
+  json["step_change"] = other.seconds > 0 ? Json(other.seconds / best.seconds - 1) : Json(nullptr);
+  json["peak_change_bytes"] = (other.peak_allocated - best.peak_allocated).count();
+  return json;
+}
+
+Json prefetch_json(const Prefetch& prefetch) {
+  const Json forward =
+      prefetch.forward == Prefetch::kImplicit ? Json("implicit") : Json(prefetch.forward);
+  return {{"forward", forward}, {"backward", prefetch.backward}, {"words", words_of(prefetch)}};
+}
+
+// "64" of "64xh100"; 0 for anything else.
+std::int64_t counted_gpus(const std::string& spec, std::string& kind) {
+  const std::size_t x = spec.find('x');
+  if (x == std::string::npos) return 0;
+  std::int64_t gpus = 0;
+  const auto [end, error] = std::from_chars(spec.data(), spec.data() + x, gpus);
+  if (error != std::errc() || end != spec.data() + x) return 0;
+  kind = spec.substr(x + 1);
+  return gpus;
+}
+
+Json price_json(const Gpu& gpu, const Report& report) {
+  if (gpu.price_per_hour <= 0 || report.tokens_per_s_per_gpu.value <= 0) return nullptr;
+  const auto per_million = [&](double tokens_per_s) {
+    return gpu.price_per_hour / 3600 / tokens_per_s * 1e6;
+  };
+  return {{"usd_per_gpu_hour", gpu.price_per_hour},
+          {"usd_per_million_tokens",
+           {{"value", per_million(report.tokens_per_s_per_gpu.value)},
+            {"low", per_million(report.tokens_per_s_per_gpu.high)},
+            {"high", per_million(report.tokens_per_s_per_gpu.low)}}},
+          {"source", gpu.source}};
+}
+
+Json quantity_of(const Quantity& q) {
+  return {{"value", q.value}, {"low", q.low}, {"high", q.high}};
+}
+
+}  // namespace
+
+Json page_json(const PageDocument& page) {
+  return Json::parse(document("foreshard.page/1", page.json()));
+}
+
+void write_page(const std::string& path, const PageDocument& page) {
+  write_file(path, html_page(page_json(page)));
+}
+
+std::string page_title(const Job& job) {
+  return fmt::format("{} on {}", job.model.name,
+                     job.cluster.spec.empty() ? job.resolved.plan.cluster : job.cluster.spec);
+}
+
+std::size_t add_forecast(PageDocument& page, const Job& job, const Forecast& made,
+                         const Report& report, const std::string& label) {
+  const bool first = page.json()["views"].empty();
+  const std::size_t view = page.add_view({label.empty() ? plan_label(made.plan) : label,
+                                          plan_file_text(job, made.plan, ""), &made, &report});
+  if (first) {
+    const CostModel costs = cost_model(job);
+    page.set("operations", operations_json(made, costs));
+    page.set("sensitivity", sensitivity_json(made, costs));
+    page.set("price", price_json(job.cluster.gpu, report));
+  }
+  return view;
+}
+
+void add_search(PageDocument& page, const Job& job, const SearchResult& result, double seconds) {
+  Views views(page, job);
+  Json block = {{"enumerated", result.enumerated},
+                {"rejected_memory", result.rejected_memory},
+                {"simulated", result.simulated},
+                {"seconds", seconds},
+                {"best", nullptr}};
+  if (result.best) {
+    block["best"] = candidate_json(*result.best);
+    block["best"]["view"] = views.of(result.best->plan);
+  } else if (result.smallest) {
+    block["smallest"] = candidate_json(*result.smallest);
+    block["smallest"]["view"] = views.of(result.smallest->plan);
+  }
+  std::vector<std::size_t> order(result.heatmap.size());
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    const auto& x = result.heatmap[a].seconds;
+    const auto& y = result.heatmap[b].seconds;
+    return x && (!y || *x < *y);
+  });
+  std::vector<Json> cells(result.heatmap.size());
+  for (std::size_t i : order) {
+    const HeatmapCell& cell = result.heatmap[i];
+    Json& json = cells[i];
+    json = {{"shard", cell.shard},
+            {"prefetch", prefetch_json(cell.prefetch)},
+            {"seconds", nullptr},
+            {"view", nullptr}};
+    if (!cell.seconds) continue;
+    json["seconds"] = *cell.seconds;
+    if (cell.plan && page.has_room()) json["view"] = views.of(*cell.plan);
+  }
+  block["heatmap"] = cells;
+  Json pareto = Json::array();
+  for (const Candidate& candidate : result.pareto) {
+    Json json = candidate_json(candidate);
+    json["view"] = page.has_room() ? Json(views.of(candidate.plan)) : Json(nullptr);
+    pareto.push_back(std::move(json));
+  }
+  block["pareto"] = std::move(pareto);
+  Json neighbours = Json::array();
+  for (const Candidate& n : result.neighbours) {
+    if (result.best) neighbours.push_back(neighbour_json(*result.best, n));
+  }
+  block["neighbours"] = std::move(neighbours);
+  page.set("search", std::move(block));
+}
+
+void add_scaling(PageDocument& page, const JobOptions& options, const Job& job) {
+  std::string kind;
+  const std::int64_t gpus = counted_gpus(job.resolved.plan.cluster, kind);
+  if (gpus < 1 || !job.cluster_file.empty()) return;
+  const Mesh& mesh = job.resolved.plan.mesh;
+  Json points = Json::array();
+  std::vector<std::int64_t> sizes;
+  for (std::int64_t n = gpus; n >= 1 && n * 8 >= gpus; n /= 2) sizes.insert(sizes.begin(), n);
+  for (std::int64_t n = gpus * 2; n <= gpus * 16 && n <= kMostScaledGpus; n *= 2)
+    sizes.push_back(n);
+  for (std::int64_t n : sizes) {
+    JobOptions other = options;
+    other.cluster = fmt::format("{}x{}", n, kind);
+    const std::int64_t shard = mesh.shard == gpus ? n : std::min(mesh.shard, n);
+    other.assignments.push_back({fmt::format("mesh.shard={}", shard)});
+    Json point = {{"gpus", n}, {"shard", shard}, {"replicate", n / shard}, {"refused", nullptr}};
+    try {
+      const Job scaled = load_job(other);
+      const CostModel costs = cost_model(scaled);
+      const Forecast made = forecast(scaled.model, scaled.resolved.plan, costs);
+      const Report report = report_of(scaled, made, costs);
+      point["seconds"] = quantity_of(report.seconds);
+      point["tokens_per_s_per_gpu"] = quantity_of(report.tokens_per_s_per_gpu);
+      point["tokens_per_s"] = report.tokens_per_s_per_gpu.value * static_cast<double>(n);
+      point["mfu"] = quantity_of(report.mfu);
+      point["exposed_communication_s"] = quantity_of(report.exposed_communication);
+      point["peak_allocated_bytes"] = static_cast<std::int64_t>(report.peak_allocated.value);
+      point["fits"] = report.fit.fits();
+    } catch (const Error& error) {
+      point["refused"] = error.what();
+    }
+    points.push_back(std::move(point));
+  }
+  page.set("scaling", {{"batch", "per GPU as it is"}, {"points", std::move(points)}});
+}
+
+void add_validation(PageDocument& page, const Forecast& made, const Validation& validation,
+                    const RunRecord& record) {
+  const Forecast measured = measured_view(made.model, made.plan, made.graph, record);
+  Json block = to_json(validation);
+  block["scatter"] = scatter_json(made, measured);
+  block.erase("predicted");
+  block["view"] = page.add_view(
+      {"measured: the median step of the first rank", "", &measured, &validation.measured});
+  page.set("validation", std::move(block));
+}
+
+}  // namespace foreshard

@@ -1,0 +1,209 @@
+'use strict';
+// The document, how its numbers are written, and the small parts that blocks are made of.
+//
+// A number that the page shows is made by num(path, unit): it names its place in the document, so that
+// what is shown can be held against the JSON.
+
+const doc = JSON.parse(document.getElementById('document').textContent);
+const state = {view: doc.selected || 0, event: null, highlight: null};
+const drawers = [];  // functions that draw what depends on the view; run again when it changes
+
+function at(path) {
+  return path.split('/').slice(1).reduce((node, key) => node == null ? node : node[key], doc);
+}
+
+// --- numbers ---
+
+function significant(value, digits) {
+  if (value === 0) return '0';
+  const whole = Math.floor(Math.log10(Math.abs(value))) + 1;
+  return value.toFixed(Math.max(0, digits - whole));
+}
+
+function scaled(value, steps, suffixes) {
+  let i = 0;
+  while (i + 1 < steps.length && Math.abs(value) < steps[i]) ++i;
+  return `${significant(value / steps[i], 3)} ${suffixes[i]}`;
+}
+
+const unitText = {
+  s: v => v === 0 ? '0 s' : scaled(v, [1, 1e-3, 1e-6, 1e-9], ['s', 'ms', 'µs', 'ns']),
+  B: v => scaled(v, [2 ** 40, 2 ** 30, 2 ** 20, 2 ** 10, 1], ['TiB', 'GiB', 'MiB', 'KiB', 'B']),
+  ratio: v => `${(v * 100).toFixed(1)} %`,
+  change: v => `${v > 0 ? '+' : v < 0 ? '−' : '±'}${Math.abs(v * 100).toFixed(1)} %`,
+  count: v => Math.round(v).toLocaleString('en-US'),
+  usd: v => `$${significant(v, 3)}`,
+  flop: v => scaled(v, [1e15, 1e12, 1e9, 1e6, 1], ['PFLOP', 'TFLOP', 'GFLOP', 'MFLOP', 'FLOP']),
+  flops: v => scaled(v, [1e15, 1e12, 1e9, 1], ['PFLOP/s', 'TFLOP/s', 'GFLOP/s', 'FLOP/s']),
+  rate: v => scaled(v, [1e12, 1e9, 1e6, 1], ['TB/s', 'GB/s', 'MB/s', 'B/s']),
+  factor: v => `× ${significant(v, 3)}`,
+  text: v => String(v),
+};
+
+function textOf(value, unit) {
+  return value == null ? '–' : unitText[unit](value);
+}
+
+// An element that shows the number at `path` of the document.
+function num(path, unit) {
+  const span = el('span', {'data-path': path, 'data-unit': unit});
+  span.textContent = textOf(at(path), unit);
+  return span;
+}
+
+// "839 ms .. 1.02 s" of a quantity.
+function interval(path, unit) {
+  return el('span', {}, num(`${path}/low`, unit), ' to ', num(`${path}/high`, unit));
+}
+
+// --- elements ---
+
+function el(name, attributes = {}, ...children) {
+  const node = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key.startsWith('on')) node.addEventListener(key.slice(2), value);
+    else if (value === true) node.setAttribute(key, '');
+    else if (value !== false && value != null) node.setAttribute(key, value);
+  }
+  for (const child of children.flat()) {
+    if (child != null) node.append(child);
+  }
+  return node;
+}
+
+function table(caption, heads, rows) {
+  const cell = (kind, content, number) => el(kind, {class: number ? 'n' : null, scope: kind === 'th' ? 'col' : null}, content);
+  return el('div', {class: 'scroll'}, el('table', {},
+      caption ? el('caption', {}, caption) : null,
+      el('thead', {}, el('tr', {}, heads.map(h => cell('th', h.replace(/^#/, ''), h.startsWith('#'))))),
+      el('tbody', {}, rows.map(r => el('tr', {}, r.map((c, i) => cell('td', c, heads[i].startsWith('#'))))))));
+}
+
+const blocks = [];
+// A block of the report: <section> with a heading, an explanation, and what `fill` puts into it. `fill`
+// runs again when another plan is shown, if `byView`.
+function block(id, title, note, fill, byView = false) {
+  const body = el('div');
+  const section = el('section', {id, 'aria-labelledby': `${id}-title`},
+      el('h2', {id: `${id}-title`}, title), note ? el('p', {class: 'note'}, note) : null, body);
+  document.getElementById('content').append(section);
+  blocks.push({id, title});
+  const draw = () => { body.replaceChildren(); fill(body); };
+  draw();
+  if (byView) drawers.push(draw);
+  return section;
+}
+
+function legend(entries) {
+  return el('ul', {class: 'legend'}, entries.map(([name, colour]) => {
+    const swatch = el('i');
+    swatch.style.background = colour;
+    return el('li', {}, swatch, name);
+  }));
+}
+
+function copyButton(label, text) {
+  const button = el('button', {type: 'button', class: 'copy'}, label);
+  button.addEventListener('click', async () => {
+    const done = () => { button.textContent = 'Copied'; setTimeout(() => { button.textContent = label; }, 1500); };
+    try {
+      await navigator.clipboard.writeText(text());
+      done();
+    } catch {  // no permission, or an old browser
+      const area = el('textarea', {class: 'unseen'});
+      area.value = text();
+      document.body.append(area);
+      area.select();
+      if (document.execCommand('copy')) done();
+      area.remove();
+    }
+  });
+  return button;
+}
+
+function colour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+}
+
+// --- the tooltip, and what screen readers are told ---
+
+const tip = document.getElementById('tip');
+function showTip(event, text) {
+  tip.textContent = text;
+  tip.hidden = false;
+  const box = tip.getBoundingClientRect();
+  tip.style.left = `${Math.max(4, Math.min(event.clientX + 14, innerWidth - box.width - 8))}px`;
+  tip.style.top = `${event.clientY + box.height + 24 > innerHeight ? event.clientY - box.height - 10 : event.clientY + 16}px`;
+}
+function hideTip() { tip.hidden = true; }
+function say(text) { document.getElementById('live').textContent = text; }
+
+// Makes SVG marks that can be pointed at, reached by keyboard, and pressed.
+function reachable(marks, text, press) {
+  return marks.attr('tabindex', 0).attr('role', press ? 'button' : 'img').classed('mark', true)
+      .attr('aria-label', d => text(d).replace(/\n/g, ', '))
+      .each(function(d) {
+        this.addEventListener('mousemove', event => showTip(event, text(d)));
+        this.addEventListener('mouseleave', hideTip);
+        this.addEventListener('blur', hideTip);
+        this.addEventListener('focus', () => {
+          const box = this.getBoundingClientRect();
+          if (this.matches(':focus-visible')) showTip({clientX: box.right, clientY: box.top}, text(d));
+        });
+        if (!press) return;
+        this.addEventListener('click', () => press(d));
+        this.addEventListener('keydown', event => {
+          if (event.key !== 'Enter' && event.key !== ' ') return;
+          event.preventDefault();
+          press(d);
+        });
+      });
+}
+
+// --- SVG frames ---
+
+// An SVG as wide as its parent with margins; `label` says what it shows. Where the parent is too narrow
+// for marks and labels, the chart scrolls within it.
+const leastWidth = 480;
+function frame(parent, height, margin, label) {
+  const width = Math.max(leastWidth, parent.clientWidth || 1100);
+  const svg = d3.select(parent).append('div').attr('class', 'chart').append('svg').attr('viewBox', `0 0 ${width} ${height}`)
+      .attr('role', 'group').attr('aria-label', label).style('min-width', `${leastWidth}px`);
+  const inner = svg.append('g').attr('transform', `translate(${margin.left},${margin.top})`);
+  return {svg, inner, width: width - margin.left - margin.right, height: height - margin.top - margin.bottom};
+}
+
+function axes(f, x, y, xTitle, yTitle, options = {}) {
+  const bottom = options.bottom || d3.axisBottom(x).ticks(f.width / 80).tickSizeOuter(0);
+  const left = options.left || d3.axisLeft(y).ticks(5).tickSizeOuter(0);
+  f.inner.append('g').attr('class', 'grid').call(d3.axisLeft(y).tickValues(left.tickValues()).ticks(5).tickSize(-f.width).tickFormat(''));
+  f.inner.append('g').attr('class', 'axis').attr('transform', `translate(0,${f.height})`).call(bottom);
+  f.inner.append('g').attr('class', 'axis').call(left);
+  f.inner.append('text').attr('class', 'axis-title').attr('x', f.width).attr('y', f.height + 40).attr('text-anchor', 'end').text(xTitle);
+  f.inner.append('text').attr('class', 'axis-title').attr('x', 0).attr('y', -10).attr('text-anchor', 'start').text(yTitle);
+}
+
+// The axis below bars: milliseconds of values in seconds.
+function timeAxis(f, x, height) {
+  const few = Math.max(2, Math.min(8, f.width / 80));
+  f.inner.append('g').attr('class', 'grid').call(d3.axisBottom(x).ticks(few).tickSize(height).tickFormat(''));
+  f.inner.append('g').attr('class', 'axis').attr('transform', `translate(0,${height})`)
+      .call(d3.axisBottom(x).ticks(few).tickSizeOuter(0).tickFormat(v => +(v * 1e3).toPrecision(12)));
+}
+
+// Decimal ticks of a logarithmic axis that do not crowd: powers of ten, and 2 and 5 where there is room.
+function logTicks(domain) {
+  const decades = Math.log10(domain[1] / domain[0]);
+  const steps = decades > 4 ? [1] : decades > 1.2 ? [1, 3] : [1, 2, 5];
+  const ticks = [];
+  for (let e = Math.floor(Math.log10(domain[0])); e <= Math.ceil(Math.log10(domain[1])); ++e) {
+    for (const s of steps) {
+      const tick = s * 10 ** e;
+      if (tick >= domain[0] && tick <= domain[1]) ticks.push(tick);
+    }
+  }
+  return ticks;
+}
+
+function view() { return doc.views[state.view]; }
+function viewPath() { return `/views/${state.view}`; }

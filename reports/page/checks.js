@@ -1,0 +1,144 @@
+'use strict';
+// Blocks that hold forecasts against measurements: one run, or tables of many.
+
+// A log-log plot of predicted against measured with the line on which they are equal.
+function scatter(body, data, unit, label, titles) {
+  const f = frame(body, 420, {top: 26, right: 24, bottom: 46, left: 80}, label);
+  const values = data.map(d => d.measured).concat(data.map(d => d.predicted), data.filter(d => d.low).map(d => d.low), data.filter(d => d.high).map(d => d.high)).filter(v => v > 0);
+  const domain = [d3.min(values) / 1.25, d3.max(values) * 1.25];
+  const x = d3.scaleLog().domain(domain).range([0, f.width]), y = d3.scaleLog().domain(domain).range([f.height, 0]);
+  const ticks = logTicks(domain);
+  axes(f, x, y, titles[0], titles[1], {bottom: d3.axisBottom(x).tickValues(ticks).tickFormat(v => unit(v)).tickSizeOuter(0), left: d3.axisLeft(y).tickValues(ticks).tickFormat(v => unit(v)).tickSizeOuter(0)});
+  const line = (factor, dash) => f.inner.append('path').attr('fill', 'none').attr('stroke', 'var(--soft)').attr('stroke-dasharray', dash)
+      .attr('d', d3.line()([[x(Math.max(domain[0], domain[0] / factor)), y(Math.max(domain[0], domain[0] * factor))], [x(Math.min(domain[1], domain[1] / factor)), y(Math.min(domain[1], domain[1] * factor))]]));
+  line(1, null);
+  line(1.1, '3 4');
+  line(1 / 1.1, '3 4');
+  const bars = data.filter(d => d.low > 0 && d.high > d.low);
+  f.inner.append('g').selectAll('line').data(bars).enter().append('line').attr('x1', d => x(d.measured)).attr('x2', d => x(d.measured)).attr('y1', d => y(d.low)).attr('y2', d => y(d.high))
+      .attr('stroke', d => d.colour).attr('stroke-opacity', 0.45);
+  return f.inner.append('g').selectAll('circle').data(data).enter().append('circle').attr('cx', d => x(d.measured)).attr('cy', d => y(d.predicted)).attr('r', 4)
+      .attr('fill', d => d.colour).attr('fill-opacity', 0.75);
+}
+
+// --- one run ---
+
+function drawValidation(body) {
+  const v = doc.validation, path = '/validation';
+  body.append(el('p', {}, el('span', {class: `verdict ${v.passed ? 'good' : 'bad'}`, id: 'passed'}, v.passed ? 'Within tolerance' : 'Outside tolerance')));
+  const rows = [['step time', num(`${path}/step/predicted_s`, 's'), num(`${path}/step/measured_s`, 's'), num(`${path}/step_error`, 'change'), num(`${path}/tolerances/step_error`, 'ratio')],
+    ['exposed communication, of the step', num(`${path}/exposed_communication/predicted_s`, 's'), num(`${path}/exposed_communication/measured_s`, 's'),
+      num(`${path}/exposed_communication_error`, 'change'), num(`${path}/tolerances/exposed_communication_error`, 'ratio')]];
+  (v.memory || []).forEach((m, i) => rows.push([`memory: ${m.what}`, num(`${path}/memory/${i}/predicted_bytes`, 'B'), num(`${path}/memory/${i}/measured_bytes`, 'B'),
+    m.error == null ? '–' : num(`${path}/memory/${i}/error`, 'change'), m.judged ? num(`${path}/tolerances/memory_error`, 'ratio') : m.note || 'not judged']));
+  body.append(table('', ['', '#forecast', '#measured', '#error', '#allowed'], rows));
+  const split = el('div', {class: 'split wide-left'}), left = el('div'), right = el('div');
+  split.append(left, right);
+  body.append(split);
+  if (v.scatter) {
+    const s = v.scatter;
+    const data = s.kind.map((kind, i) => ({i, kind, name: s.name[i], predicted: s.predicted_s[i], measured: s.measured_s[i], colour: `var(--${colourOf(kind)})`})).filter(d => d.predicted > 0 && d.measured > 0);
+    left.append(el('h3', {}, 'Every event'), el('p', {class: 'note'}, 'Its own duration; on the line they are equal, the dashed lines are 10 % off.'));
+    const marks = scatter(left, data, value => textOf(value, 's'), 'Predicted against measured duration of every event', ['measured', 'forecast']);
+    const press = d => { if (chart.t) { select(d.i); document.getElementById('timeline-block').scrollIntoView({block: 'start'}); } };
+    reachable(marks.attr('data-event', d => d.i), d => `${d.name}\nforecast ${textOf(d.predicted, 's')}, measured ${textOf(d.measured, 's')} (${textOf(d.predicted / d.measured - 1, 'change')})`, press);
+  }
+  right.append(el('h3', {}, 'By kind'), table('', ['kind', '#events', '#forecast', '#measured', '#error'], v.by_kind.map((k, i) => [k.kind, num(`${path}/by_kind/${i}/count`, 'count'),
+    num(`${path}/by_kind/${i}/predicted_s`, 's'), num(`${path}/by_kind/${i}/measured_s`, 's'), num(`${path}/by_kind/${i}/error`, 'change')])));
+  body.append(el('h3', {}, 'The ten that differ most'), table('', ['event', '#measured − forecast', 'because'], v.worst.map((w, i) => [
+    chart.t ? el('button', {type: 'button', class: 'link', onclick: () => { select(w.id); document.getElementById('timeline-block').scrollIntoView(); }}, w.name) : w.name,
+    num(`${path}/worst/${i}/difference_s`, 's'), w.cause])));
+  for (const note of v.notes || []) body.append(el('p', {class: 'small'}, note));
+}
+
+// --- tables of measurements ---
+
+const groupColours = ['#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#8c8c8c'];
+const accuracyState = {by: null, group: null};
+
+function drawAccuracy(body) {
+  const a = doc.accuracy, s = '/accuracy/summary';
+  body.append(el('div', {class: 'cards'},
+      card('Median |error|', num(`${s}/median_abs_error`, 'ratio'), el('span', {}, num(`${s}/scored`, 'count'), ' of ', num(`${s}/rows`, 'count'), ' rows scored')),
+      card('90 % below', num(`${s}/p90_abs_error`, 'ratio'), 'of |predicted/measured − 1|'),
+      card('Bias', num(`${s}/bias`, 'change'), 'median signed error'),
+      card('Coverage', num(`${s}/coverage`, 'ratio'), 'of measurements within the 90 % interval'),
+      card('Half width', num(`${s}/half_width`, 'ratio'), 'of the intervals, median')));
+  if (a.balanced && a.balanced.groups > 1) {
+    body.append(el('p', {class: 'note'}, 'With every ', a.balanced.by, ' counting the same (', num('/accuracy/balanced/groups', 'count'), ' of them): median ',
+        num('/accuracy/balanced/median_abs_error', 'ratio'), ', 90 % below ', num('/accuracy/balanced/p90_abs_error', 'ratio'), ', bias ', num('/accuracy/balanced/bias', 'change'), '.'));
+  }
+  const kinds = [...new Set(a.groups.map(g => g.by))];
+  const quantities = [...new Set(a.rows.map(r => r.quantity))];
+  const host = el('div');
+  accuracyState.by = accuracyState.by || kinds[0] || null;
+  const redraw = () => { host.replaceChildren(); drawAccuracyCharts(host, a, quantities); };
+  if (kinds.length > 1) {
+    const pick = el('select', {'aria-label': 'Group by', id: 'group-by', onchange: event => { accuracyState.by = event.target.value; accuracyState.group = null; redraw(); }},
+        kinds.map(k => el('option', {value: k}, k)));
+    body.append(el('div', {class: 'tools'}, el('label', {class: 'small'}, 'Group by ', pick)));
+  }
+  body.append(host);
+  redraw();
+}
+
+function drawAccuracyCharts(host, a, quantities) {
+  const by = accuracyState.by;
+  const groups = a.groups.map((g, i) => ({g, i})).filter(d => d.g.by === by).sort((p, q) => q.g.scored - p.g.scored);
+  const rank = new Map(groups.map((d, k) => [d.g.group, Math.min(k, groupColours.length - 1)]));
+  const groupOf = row => row.groups ? row.groups[by] : null;
+  const chosen = row => accuracyState.group == null || groupOf(row) === accuracyState.group;
+  const scored = a.rows.map((r, i) => ({...r, i, colour: groupColours[rank.has(groupOf(r)) ? rank.get(groupOf(r)) : 6]})).filter(r => r.scored && r.measured > 0 && r.predicted > 0);
+  if (groups.length > 1) host.append(legend(groups.slice(0, 6).map((d, k) => [d.g.group, groupColours[k]]).concat(groups.length > 6 ? [['others', groupColours[6]]] : [])));
+  const charts = el('div', {class: 'split'});
+  host.append(charts);
+  for (const quantity of quantities) {
+    const data = scored.filter(r => r.quantity === quantity && chosen(r));
+    if (!data.length) continue;
+    const half = el('div');
+    charts.append(half);
+    half.append(el('h3', {}, `${quantity}: forecast against measurement`));
+    const unit = v => quantity.endsWith('_s') ? textOf(v, 's') : significant(v, 2);
+    const marks = scatter(half, data, unit, `Forecasts of ${quantity} against measurements`, ['measured', 'forecast, with 90 % interval']);
+    reachable(marks.attr('data-row', d => d.i), d => `${d.id}\nforecast ${unit(d.predicted)} (${unit(d.low)} to ${unit(d.high)}), measured ${unit(d.measured)}\nerror ${textOf(d.error, 'change')}`);
+  }
+  drawErrorStrips(host, groups, scored, groupOf);
+  const rows = groups.map(({g, i}) => {
+    const path = `/accuracy/groups/${i}`;
+    const name = el('button', {type: 'button', class: 'link', 'aria-pressed': String(accuracyState.group === g.group), onclick: () => {
+      accuracyState.group = accuracyState.group === g.group ? null : g.group;
+      host.replaceChildren();
+      drawAccuracyCharts(host, a, quantities);
+    }}, g.group);
+    return [name, num(`${path}/rows`, 'count'), num(`${path}/scored`, 'count'), num(`${path}/median_abs_error`, 'ratio'), num(`${path}/p90_abs_error`, 'ratio'), num(`${path}/bias`, 'change'),
+      num(`${path}/coverage`, 'ratio'), num(`${path}/half_width`, 'ratio')];
+  });
+  if (rows.length) host.append(el('h3', {}, `By ${by}`), el('p', {class: 'note'}, 'Choose a group to see it alone in the charts.'), table('', [by, '#rows', '#scored', '#median |error|', '#90 % below', '#bias', '#coverage', '#half width'], rows));
+  const left = a.rows.map((r, i) => ({r, i})).filter(d => !d.r.scored);
+  if (left.length) {
+    host.append(el('details', {}, el('summary', {}, 'Rows that are not scored'), table('', ['row', 'quantity', 'why'], left.slice(0, 400).map(({r}) => [r.id, r.quantity, r.reason]))));
+  }
+}
+
+// Signed errors, one strip per group.
+function drawErrorStrips(host, groups, scored, groupOf) {
+  const strips = groups.slice(0, 24).map(d => ({...d, rows: scored.filter(r => groupOf(r) === d.g.group)})).filter(d => d.rows.length);
+  if (!strips.length) return;
+  host.append(el('h3', {}, 'Signed errors by group'), el('p', {class: 'note'}, 'Each dot a row; the bar its group’s median. Right of the line the forecast is too slow (predicted above measured).'));
+  const tall = 24;
+  const f = frame(host, strips.length * tall + 44, {top: 4, right: 24, bottom: 40, left: 230}, 'Signed errors of the scored rows, by group');
+  const worst = Math.max(0.1, d3.quantile(scored.map(r => Math.abs(r.error)).sort(d3.ascending), 0.98) || 0.1);
+  const x = d3.scaleLinear().domain([-worst, worst]).range([0, f.width]).clamp(true);
+  f.inner.append('g').attr('class', 'grid').call(d3.axisBottom(x).ticks(8).tickSize(strips.length * tall).tickFormat(''));
+  f.inner.append('g').attr('class', 'axis').attr('transform', `translate(0,${strips.length * tall})`).call(d3.axisBottom(x).ticks(8).tickSizeOuter(0).tickFormat(v => textOf(v, 'change')));
+  f.inner.append('text').attr('class', 'axis-title').attr('x', f.width).attr('y', strips.length * tall + 36).attr('text-anchor', 'end').text('predicted / measured − 1');
+  f.inner.append('line').attr('x1', x(0)).attr('x2', x(0)).attr('y2', strips.length * tall).attr('stroke', 'var(--ink)');
+  strips.forEach((strip, k) => {
+    const g = f.inner.append('g').attr('transform', `translate(0,${k * tall})`);
+    const label = strip.g.group.length > 32 ? `${strip.g.group.slice(0, 31)}…` : strip.g.group;
+    g.append('text').attr('x', -12).attr('y', tall / 2).attr('dy', '.35em').attr('text-anchor', 'end').text(label);
+    const marks = g.selectAll('circle').data(strip.rows).enter().append('circle').attr('cx', d => x(d.error)).attr('cy', tall / 2).attr('r', 3.2).attr('fill', d => d.colour).attr('fill-opacity', 0.6);
+    marks.append('title').text(d => `${d.id}: ${textOf(d.error, 'change')}`);
+    g.append('rect').attr('x', x(strip.g.bias) - 1.5).attr('y', 3).attr('width', 3).attr('height', tall - 6).attr('fill', 'var(--ink)');
+  });
+}

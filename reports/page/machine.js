@@ -1,0 +1,111 @@
+'use strict';
+// Blocks about what the forecast rests on: operations against the roofs, uncertainty, assumptions.
+
+// --- roofline ---
+
+function drawRoofline(body) {
+  const o = doc.operations;
+  const data = o.operations.map((p, i) => ({p, i})).filter(d => d.p.flops > 0 && d.p.bytes > 0 && d.p.seconds > 0)
+      .map(d => ({...d, intensity: d.p.flops / d.p.bytes, rate: d.p.flops / d.p.seconds})).filter(d => d.rate > o.peak_flops_per_s * 1e-5);
+  const f = frame(body, 340, {top: 26, right: 24, bottom: 46, left: 96}, 'Operations of the step: FLOP per second against FLOP per byte, and the roofs of the GPU');
+  const ridge = o.peak_flops_per_s / o.bandwidth_bytes_per_s;
+  const xs = data.map(d => d.intensity).concat([ridge]);
+  const domain = [d3.min(xs) / 2, d3.max(xs) * 2.5];
+  const x = d3.scaleLog().domain(domain).range([0, f.width]);
+  const y = d3.scaleLog().domain([Math.min(d3.min(data, d => d.rate) || 1e12, o.bandwidth_bytes_per_s * domain[0]) / 1.5, o.peak_flops_per_s * 1.6]).range([f.height, 0]);
+  axes(f, x, y, 'FLOP per byte of memory moved', 'FLOP/s',
+      {bottom: d3.axisBottom(x).tickValues(logTicks(x.domain())).tickFormat(v => textOf(v, 'count')).tickSizeOuter(0),
+        left: d3.axisLeft(y).tickValues(logTicks(y.domain())).tickFormat(v => textOf(v, 'flops')).tickSizeOuter(0)});
+  const roof = [[Math.max(domain[0], y.domain()[0] / o.bandwidth_bytes_per_s), 0], [ridge, 0], [domain[1], 0]].map(([i]) => [x(i), y(Math.min(o.peak_flops_per_s, i * o.bandwidth_bytes_per_s))]);
+  f.inner.append('path').attr('fill', 'none').attr('stroke', 'var(--ink)').attr('stroke-width', 1.5).attr('d', d3.line()(roof));
+  f.inner.append('text').attr('x', f.width).attr('y', roof[2][1] - 7).attr('text-anchor', 'end').text(`${o.peak_dtype} peak ${textOf(o.peak_flops_per_s, 'flops')}`);
+  f.inner.append('text').attr('x', roof[0][0] + 8).attr('y', Math.min(f.height - 8, (roof[0][1] + roof[1][1]) / 2 - 14)).text(`memory ${textOf(o.bandwidth_bytes_per_s, 'rate')}`);
+  const size = d3.scaleSqrt().domain([0, d3.max(data, d => d.p.total_s)]).range([2, 22]);
+  const tones = {'matrix products': 'c-forward', attention: 'c-reduce', 'memory-bound kernels': 'c-gather'};
+  const marks = f.inner.selectAll('circle').data(data.sort((a, b) => b.p.total_s - a.p.total_s)).enter().append('circle').attr('cx', d => x(d.intensity)).attr('cy', d => y(d.rate))
+      .attr('r', d => size(d.p.total_s)).attr('fill', d => `var(--${tones[d.p.class] || 'c-copy'})`).attr('fill-opacity', 0.65).attr('stroke', 'var(--paper)');
+  reachable(marks, d => `${d.p.name}\n${textOf(d.rate, 'flops')} at ${significant(d.intensity, 3)} FLOP/B\n${textOf(d.p.count, 'count')} times ${textOf(d.p.seconds, 's')}: ${textOf(d.p.total_s, 's')} of the step, ${d.p.evidence}`);
+  body.append(legend(Object.entries(tones).map(([name, tone]) => [name, `var(--${tone})`])), el('p', {class: 'note'}, 'Area of a circle: its time in the step, alone. Operations without FLOPs (copies, norms in bytes) are in the table only.'));
+  body.append(el('div', {class: 'tall', tabindex: 0, 'aria-label': 'Operations of the step'}, table('Longest first, priced alone', ['operation', 'class', '#times', '#each', '#in all', '#FLOP', '#bytes', 'evidence'], o.operations.map((p, i) => {
+    const path = `/operations/operations/${i}`;
+    return [p.name, p.class, num(`${path}/count`, 'count'), num(`${path}/seconds`, 's'), num(`${path}/total_s`, 's'), num(`${path}/flops`, 'flop'), num(`${path}/bytes`, 'B'), p.evidence];
+  }))));
+}
+
+// --- what is not known, and what would help ---
+
+function bars(body, rows, center, label, domain) {
+  const tall = 28;
+  const f = frame(body, rows.length * tall + 48, {top: 8, right: 86, bottom: 40, left: 210}, label);
+  const x = d3.scaleLinear().domain(domain).nice().range([0, f.width]);
+  timeAxis(f, x, rows.length * tall);
+  f.inner.append('text').attr('class', 'axis-title').attr('x', f.width).attr('y', rows.length * tall + 36).attr('text-anchor', 'end').text('step time, ms');
+  const g = f.inner.selectAll('g.row').data(rows).enter().append('g').attr('class', 'row').attr('transform', (d, i) => `translate(0,${i * tall})`);
+  g.append('rect').attr('x', d => x(Math.min(d.low, center))).attr('y', 5).attr('height', tall - 10).attr('width', d => x(Math.max(center, d.low)) - x(Math.min(d.low, center))).attr('fill', 'var(--c-optimizer)');
+  g.append('rect').attr('x', d => x(Math.min(center, d.high))).attr('y', 5).attr('height', tall - 10).attr('width', d => Math.abs(x(d.high) - x(center))).attr('fill', 'var(--c-reduce)');
+  g.append('text').attr('x', -12).attr('y', tall / 2).attr('dy', '.35em').attr('text-anchor', 'end').text(d => d.name);
+  f.inner.append('line').attr('x1', x(center)).attr('x2', x(center)).attr('y1', 0).attr('y2', rows.length * tall).attr('stroke', 'var(--ink)');
+  return {f, x, g, tall};
+}
+
+function drawTornado(body) {
+  const s = doc.sensitivity;
+  const rows = s.factors.map((p, i) => ({i, p, name: p.factor, low: Math.min(p.low_s, p.high_s), high: Math.max(p.low_s, p.high_s)})).sort((a, b) => (b.high - b.low) - (a.high - a.low));
+  const split = el('div', {class: 'split'}), left = el('div'), right = el('div');
+  split.append(left, right);
+  body.append(split);
+  left.append(el('h3', {}, 'Which uncertainty matters'), el('p', {class: 'note'}, 'Each class of work at the ends of its own 90 % interval, the others as they are best known.'));
+  const chart = bars(left, rows, s.step_s, 'How far the step moves when one factor of the machine does', [d3.min(rows, d => d.low), d3.max(rows, d => d.high)]);
+  reachable(chart.g, d => `${d.name}\nstep ${textOf(d.p.low_s, 's')} to ${textOf(d.p.high_s, 's')}\nits work ${textOf(d.p.low_factor, 'factor')} to ${textOf(d.p.high_factor, 'factor')}\n${d.p.source}`);
+  chart.g.append('text').attr('class', 'axis-title').attr('x', chart.f.width + 8).attr('y', chart.tall / 2).attr('dy', '.35em').text(d => `±${textOf((d.high - d.low) / 2 / s.step_s, 'ratio')}`);
+  right.append(el('h3', {}, 'What would help'), el('p', {class: 'note'}, 'The step if one class of work took half its time: a NIC or GPU twice as fast, with the same plan.'));
+  const half = s.halved.map((p, i) => ({i, p, name: p.factor, low: p.seconds, high: s.step_s})).sort((a, b) => a.low - b.low);
+  const chart2 = bars(right, half, s.step_s, 'The step when one class of work takes half its time', [Math.min(d3.min(half, d => d.low), s.step_s * 0.8), s.step_s]);
+  reachable(chart2.g, d => `${d.name} in half its time\nstep ${textOf(d.p.seconds, 's')}: ${textOf(d.p.seconds / s.step_s - 1, 'change')}`);
+  chart2.g.append('text').attr('x', chart2.f.width + 8).attr('y', chart2.tall / 2).attr('dy', '.35em').attr('data-path', d => `/sensitivity/halved/${d.i}/seconds`).attr('data-unit', 's').text(d => textOf(d.p.seconds, 's'));
+  body.append(el('details', {}, el('summary', {}, 'Where these intervals come from'), table('', ['class of work', '#low', '#high', '#step, low', '#step, high', 'source'], rows.map(({p, i}) => {
+    const path = `/sensitivity/factors/${i}`;
+    return [p.factor, num(`${path}/low_factor`, 'factor'), num(`${path}/high_factor`, 'factor'), num(`${path}/low_s`, 's'), num(`${path}/high_s`, 's'), p.source];
+  }))));
+}
+
+// --- assumptions ---
+
+function drawAssumptions(body) {
+  const report = doc.views[0].report;
+  const cluster = report.cluster;
+  if (cluster) {
+    body.append(table('Where it runs', ['', ''], [['GPUs', el('span', {}, num('/views/0/report/cluster/gpus', 'count'), ` × ${cluster.gpu_name}`)],
+      ['nodes', el('span', {}, num('/views/0/report/cluster/nodes', 'count'), ' of ', num('/views/0/report/cluster/gpus_per_node', 'count'), ` (${cluster.node})`)],
+      ['network', `${cluster.nics_per_node} × ${cluster.nic}, ${cluster.network}`]]));
+  }
+  const outside = report.memory.outside || [];
+  if (outside.length) {
+    body.append(el('h3', {}, 'Memory outside the allocator'), table('', ['what', '#bytes', 'evidence', 'source'],
+        outside.map((o, i) => [o.name, num(`/views/0/report/memory/outside/${i}/bytes`, 'B'), el('span', {class: 'evidence'}, o.evidence), o.source])));
+  }
+  const assumed = report.assumed || [];
+  if (assumed.length) {
+    body.append(el('h3', {}, 'Assumed, because nothing else was said or measured'), el('div', {class: 'tall', tabindex: 0, 'aria-label': 'Assumed values'},
+        table('', ['key', 'value'], assumed.map((a, i) => [a.key, num(`/views/0/report/assumed/${i}/value`, 'text')]))));
+  }
+  body.append(el('p', {class: 'small'}, `Evidence, from strong to weak: ${Object.entries(evidenceMeaning).map(([k, v]) => `${k} (${v})`).join('; ')}.`));
+}
+
+// --- reproduce ---
+
+function drawReproduce(body) {
+  const tool = doc.tool || {};
+  const rows = [['program', `${tool.name || 'foreshard'} ${tool.version || ''}`], ['made', `${doc.created || ''} on ${doc.host || ''}`]];
+  if (doc.views.length) rows.push(['fingerprint of the step', num('/views/0/report/fingerprint', 'text')]);
+  body.append(table('', ['', ''], rows));
+  if (doc.command) {
+    body.append(el('div', {class: 'tools'}, copyButton('Copy the command', () => doc.command)), el('pre', {id: 'command', tabindex: 0, 'aria-label': 'Command'}, doc.command));
+  }
+  const text = document.getElementById('document').textContent;
+  body.append(el('div', {class: 'tools'}, el('button', {type: 'button', id: 'download', onclick: () => {
+    const link = el('a', {href: URL.createObjectURL(new Blob([text], {type: 'application/json'})), download: 'foreshard-report.json'});
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  }}, 'Save this report’s JSON'), el('span', {class: 'small'}, 'Every number above is in it.')));
+}

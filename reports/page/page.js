@@ -1,0 +1,100 @@
+'use strict';
+// Which blocks there are, in the order of a reader's questions; theme, plan chooser, navigation.
+
+function drawBlocks() {
+  const has = key => doc[key] != null;
+  const first = doc.views[0];
+  if (has('form')) block('ask', 'A job', null, drawForm);
+  if (first) {
+    block('verdict', doc.title, headline(first), drawVerdict, true);
+    block('plan', 'Plan', null, drawPlan, true);
+    block('memory', 'Memory over the step', 'Of one GPU, by category. The line above the areas is the highest within each event.', drawMemory, true);
+    if (first.timeline != null) block('timeline-block', 'Timeline', 'One step of one rank, all others do the same: its streams and the host that issues.', drawTimelineBlock, true);
+    if (first.waterfall) block('waterfall', 'Where the time goes', 'Bars add up to the step exactly, in nanoseconds. Choose one to see it in the timeline.', body => { if (view().waterfall) drawWaterfall(body); }, true);
+  }
+  if (has('search')) {
+    block('search', 'Shard group and prefetch', null, drawHeatmap, true);
+    if (doc.search.pareto.length) block('pareto', 'Speed against memory', null, drawPareto, true);
+    if (doc.search.neighbours.length) block('why', 'Why the best plan won', null, drawNeighbours);
+  }
+  if (has('scaling') && doc.scaling.points.some(p => p.refused == null)) block('scaling', 'More and fewer GPUs', null, drawScaling);
+  if (has('operations')) block('roofline', 'Operations against the roofs', null, drawRoofline);
+  if (has('sensitivity')) block('sensitivity', 'What moves the step', null, drawTornado);
+  if (has('validation')) block('validation', 'Forecast against the run', null, drawValidation);
+  if (has('accuracy')) block('accuracy', doc.title, 'Predicted / measured − 1 of every row; a positive error is a forecast that is too slow.', drawAccuracy);
+  if (first) block('assumptions', 'What it rests on', null, drawAssumptions);
+  block('reproduce', 'Reproduce', null, drawReproduce);
+}
+
+// The form of foreshard serve: a job in words, asked of the address that the page came from.
+function drawForm(body) {
+  const values = doc.form.values;
+  const field = (name, label, attributes = {}) => el('label', {}, label, el('input', {name, value: values[name] || '', ...attributes}));
+  if (doc.form.error) body.append(el('div', {class: 'warning', role: 'alert'}, doc.form.error));
+  body.append(el('form', {class: 'ask', method: 'get', action: '/'},
+      field('model', 'Model', {list: 'models', required: true, placeholder: 'llama-3.1-8b', size: 18}),
+      el('datalist', {id: 'models'}, doc.form.models.map(m => el('option', {value: m}))),
+      field('cluster', 'Cluster', {required: true, placeholder: '64xh100', size: 12}),
+      field('runtime', 'Runtime', {placeholder: 'fsdp2', size: 10}),
+      field('sequence', 'Tokens per sequence', {inputmode: 'numeric', size: 8}), field('micro_batch', 'Micro-batch', {inputmode: 'numeric', size: 6}),
+      field('accumulation', 'Accumulation', {inputmode: 'numeric', size: 6}), field('set', 'Any key of the plan', {placeholder: 'recompute=full', size: 18}),
+      el('button', {type: 'submit'}, 'Forecast')));
+}
+
+function headline(first) {
+  const report = first.report;
+  const plan = report.plan, cluster = report.cluster;
+  if (!plan || !cluster) return null;
+  return `${textOf(report.parameters / 1e9, 'text').slice(0, 5)} B parameters on ${cluster.gpus} × ${cluster.gpu_name}, ${plan.runtime}, sequence ${plan.batch.sequence}`;
+}
+
+function theme(dark) {
+  document.documentElement.dataset.theme = dark ? 'dark' : 'light';
+  const button = document.getElementById('theme');
+  button.setAttribute('aria-pressed', String(dark));
+  button.textContent = dark ? 'Light' : 'Dark';
+  drawTimeline();
+}
+
+function start() {
+  const dark = matchMedia('(prefers-color-scheme: dark)');
+  theme(dark.matches);
+  dark.addEventListener('change', event => theme(event.matches));
+  document.getElementById('theme').addEventListener('click', () => theme(document.documentElement.dataset.theme !== 'dark'));
+  document.getElementById('bar-title').textContent = doc.title;
+  drawBlocks();
+  document.getElementById('nav').append(...blocks.map((b, i) => el('a', {href: `#${b.id}`}, i === 0 ? (doc.views.length ? 'Verdict' : 'Accuracy') : b.title)));
+  if (doc.views.length > 1) {
+    const select = document.getElementById('view');
+    select.append(...doc.views.map((v, i) => el('option', {value: i}, v.label)));
+    select.value = String(state.view);
+    select.addEventListener('change', () => show(Number(select.value)));
+    document.getElementById('view-label').hidden = false;
+  }
+  let pending = null;
+  let width = innerWidth;
+  addEventListener('resize', () => {
+    clearTimeout(pending);
+    pending = setTimeout(() => {
+      if (innerWidth === width) return;
+      width = innerWidth;
+      for (const draw of drawers) draw();
+    }, 150);
+  });
+  // Paper is white, and has no hover.
+  let shown = null, opened = [];
+  addEventListener('beforeprint', () => {
+    shown = document.documentElement.dataset.theme;
+    theme(false);
+    opened = [...document.querySelectorAll('details:not([open])')];
+    for (const details of opened) details.open = true;
+  });
+  addEventListener('afterprint', () => {
+    theme(shown === 'dark');
+    for (const details of opened) details.open = false;
+  });
+  document.documentElement.dataset.ready = 'yes';
+  requestAnimationFrame(() => requestAnimationFrame(() => performance.mark('drawn')));  // it is on the screen
+}
+
+start();

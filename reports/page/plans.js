@@ -1,0 +1,118 @@
+'use strict';
+// Blocks about other plans: heatmap, time against memory, why the best won, scaling.
+
+function show(viewIndex) {
+  if (viewIndex == null || viewIndex === state.view) return;
+  state.view = viewIndex;
+  state.event = null;
+  document.getElementById('view').value = String(viewIndex);
+  for (const draw of drawers) draw();
+  say(`The blocks show ${view().label}`);
+}
+
+// --- heatmap ---
+
+const heatColours = ['#f7fbff', '#08519c'];  // light to dark blue: dark is fast
+function heatColour(share) { return d3.interpolateRgb(heatColours[1], heatColours[0])(share); }
+
+function drawHeatmap(body) {
+  const cells = doc.search.heatmap;
+  const words = p => p.words || `${p.forward}/${p.backward}`;
+  const shards = [...new Set(cells.map(c => c.shard))], prefetches = [...new Set(cells.map(c => words(c.prefetch)))];
+  const times = cells.filter(c => c.seconds != null).map(c => c.seconds);
+  const fastest = d3.min(times), slowest = d3.max(times);
+  const button = (cell, i) => {
+    if (cell.seconds == null) return el('div', {class: 'none', title: 'no plan with these fits'}, 'no fit');
+    const share = slowest > fastest ? (cell.seconds - fastest) / (slowest - fastest) : 0;
+    const label = `shard ${cell.shard}, prefetch ${words(cell.prefetch)}: ${textOf(cell.seconds, 's')}${cell.view == null ? '' : ', show this plan'}`;
+    const b = el('button', {type: 'button', 'data-cell': i, 'data-view': cell.view, 'aria-pressed': String(cell.view != null && cell.view === state.view),
+      'aria-label': label, disabled: cell.view == null, onclick: () => show(cell.view)},
+    num(`/search/heatmap/${i}/seconds`, 's'), cell.seconds === fastest ? ' ★' : '');
+    b.style.background = heatColour(share);
+    b.style.color = share < 0.55 ? '#fff' : '#111';
+    return b;
+  };
+  const rows = shards.map(shard => el('tr', {}, el('th', {scope: 'row', class: 'n'}, num(`/search/heatmap/${cells.findIndex(c => c.shard === shard)}/shard`, 'text')),
+      prefetches.map(p => {
+        const i = cells.findIndex(c => c.shard === shard && words(c.prefetch) === p);
+        return el('td', {}, i < 0 ? '' : button(cells[i], i));
+      })));
+  body.append(el('p', {class: 'note'}, num('/search/enumerated', 'count'), ' plans: ', num('/search/rejected_memory', 'count'), ' do not fit, ',
+      num('/search/simulated', 'count'), ' simulated in ', num('/search/seconds', 's'), '. A cell has the best step time over everything else (reshard, recompute, micro-batch); ',
+      'dark is fast, ★ the fastest. Choose a cell: verdict, plan, memory, timeline and waterfall show its plan.'));
+  body.append(el('div', {class: 'scroll'}, el('table', {class: 'heat', id: 'heatmap'},
+      el('thead', {}, el('tr', {}, el('th', {scope: 'col', class: 'n'}, 'shard group'), prefetches.map(p => el('th', {scope: 'col'}, p))),
+          ), el('tbody', {}, rows)), el('p', {class: 'small'}, 'Columns: prefetch depth forward/backward, in units ahead; implicit: the host running ahead.')));
+}
+
+// --- time against memory ---
+
+function drawPareto(body) {
+  const points = doc.search.pareto;
+  const others = doc.views.map((v, i) => ({view: i, report: v.report})).filter(v => v.report.origin !== 'measured' && v.report.memory.fits)
+      .map(v => ({view: v.view, gib: v.report.memory.peak_allocated_bytes.value / 2 ** 30, rate: v.report.step.tokens_per_s_per_gpu.value, label: doc.views[v.view].label}));
+  const f = frame(body, 300, {top: 26, right: 20, bottom: 46, left: 66}, 'Tokens per second against peak memory of the plans found');
+  const data = points.map((p, i) => ({i, gib: p.peak_allocated_bytes / 2 ** 30, rate: p.tokens_per_s_per_gpu, p}));
+  const all = data.concat(others);
+  const capacity = doc.views.length && doc.views[0].report.memory.capacity_bytes / 2 ** 30;
+  const x = d3.scaleLinear().domain([0, Math.max(capacity || 0, d3.max(all, d => d.gib)) * 1.03]).range([0, f.width]);
+  const y = d3.scaleLinear().domain([d3.min(all, d => d.rate) * 0.94, d3.max(all, d => d.rate) * 1.04]).range([f.height, 0]);
+  axes(f, x, y, 'peak allocated, GiB per GPU', 'tokens/s per GPU');
+  if (capacity) {
+    f.inner.append('line').attr('class', 'capacity').attr('x1', x(capacity)).attr('x2', x(capacity)).attr('y1', 0).attr('y2', f.height);
+    f.inner.append('text').attr('x', x(capacity) - 6).attr('y', f.height - 8).attr('text-anchor', 'end').text('capacity');
+  }
+  f.inner.selectAll('circle.other').data(others).enter().append('circle').attr('class', 'other').attr('cx', d => x(d.gib)).attr('cy', d => y(d.rate)).attr('r', 3.5).attr('fill', 'var(--faint)');
+  f.inner.append('path').datum(data).attr('fill', 'none').attr('stroke', 'var(--accent)').attr('stroke-width', 1.5)
+      .attr('d', d3.line().x(d => x(d.gib)).y(d => y(d.rate)).curve(d3.curveStepBefore));
+  const marks = f.inner.selectAll('circle.pareto').data(data).enter().append('circle').attr('class', 'pareto').attr('cx', d => x(d.gib)).attr('cy', d => y(d.rate)).attr('r', 6)
+      .attr('fill', 'var(--accent)').attr('data-view', d => d.p.view).classed('chosen', d => d.p.view === state.view);
+  reachable(marks, d => `${d.p.plan}\n${textOf(d.p.seconds, 's')} per step, ${textOf(d.rate, 'count')} tokens/s per GPU\npeak ${textOf(d.p.peak_allocated_bytes, 'B')}`, d => show(d.p.view));
+  body.append(table('No plan is better in both than these', ['plan', '#step', '#tokens/s per GPU', '#peak allocated'], points.map((p, i) => {
+    const path = `/search/pareto/${i}`;
+    const name = p.view == null ? p.plan : el('button', {type: 'button', class: 'link', onclick: () => show(p.view)}, p.plan || 'show');
+    return [name, num(`${path}/seconds`, 's'), num(`${path}/tokens_per_s_per_gpu`, 'count'), num(`${path}/peak_allocated_bytes`, 'B')];
+  })));
+}
+
+// --- why the best won ---
+
+function drawNeighbours(body) {
+  const list = doc.search.neighbours.map((n, i) => ({n, i}));
+  body.append(el('p', {class: 'note'}, 'The best plan with one thing changed: how much longer its step takes, and what its memory does.'));
+  body.append(table('', ['instead', '#step', '#peak allocated', 'verdict'], list.map(({n, i}) => {
+    const path = `/search/neighbours/${i}`;
+    const words = {simulated: '', does_not_fit: 'does not fit', not_divisible: 'not divisible'}[n.verdict];
+    return [n.changes.join(', '), n.verdict === 'simulated' ? num(`${path}/step_change`, 'change') : '–', n.verdict === 'not_divisible' ? '–' :
+      el('span', {}, n.peak_change_bytes > 0 ? '+' : '', num(`${path}/peak_change_bytes`, 'B')), words];
+  })));
+}
+
+// --- scaling ---
+
+function drawScaling(body) {
+  const all = doc.scaling.points;
+  const points = all.map((p, i) => ({p, i})).filter(d => d.p.refused == null);
+  const f = frame(body, 300, {top: 26, right: 24, bottom: 46, left: 66}, 'Tokens per second and GPU against the number of GPUs');
+  const x = d3.scaleLog().base(2).domain(points.length > 1 ? d3.extent(points, d => d.p.gpus) : [points[0].p.gpus / 2, points[0].p.gpus * 2]).range([0, f.width]);
+  const y = d3.scaleLinear().domain([0, d3.max(points, d => d.p.tokens_per_s_per_gpu.high) * 1.08]).range([f.height, 0]);
+  axes(f, x, y, 'GPUs', 'tokens/s per GPU, with 90 % interval', {bottom: d3.axisBottom(x).tickValues(points.map(d => d.p.gpus)).tickFormat(v => textOf(v, 'count')).tickSizeOuter(0)});
+  const best = d3.max(points, d => d.p.tokens_per_s_per_gpu.value);
+  f.inner.append('line').attr('x1', 0).attr('x2', f.width).attr('y1', y(best)).attr('y2', y(best)).attr('stroke', 'var(--soft)').attr('stroke-dasharray', '5 4');
+  f.inner.append('text').attr('class', 'axis-title').attr('x', f.width).attr('y', y(best) - 6).attr('text-anchor', 'end').text('linear scaling');
+  f.inner.append('path').datum(points).attr('fill', 'var(--accent)').attr('fill-opacity', 0.18)
+      .attr('d', d3.area().x(d => x(d.p.gpus)).y0(d => y(d.p.tokens_per_s_per_gpu.low)).y1(d => y(d.p.tokens_per_s_per_gpu.high)));
+  f.inner.append('path').datum(points).attr('fill', 'none').attr('stroke', 'var(--accent)').attr('stroke-width', 2).attr('d', d3.line().x(d => x(d.p.gpus)).y(d => y(d.p.tokens_per_s_per_gpu.value)));
+  const marks = f.inner.selectAll('circle').data(points).enter().append('circle').attr('cx', d => x(d.p.gpus)).attr('cy', d => y(d.p.tokens_per_s_per_gpu.value)).attr('r', 5)
+      .attr('fill', d => d.p.fits ? 'var(--accent)' : 'var(--paper)').attr('stroke', 'var(--accent)').attr('stroke-width', 2);
+  reachable(marks, d => `${textOf(d.p.gpus, 'count')} GPUs, shard ${d.p.shard} × replicate ${d.p.replicate}\n${textOf(d.p.seconds.value, 's')} per step, ${textOf(d.p.tokens_per_s_per_gpu.value, 'count')} tokens/s per GPU` +
+      (d.p.fits ? '' : '\ndoes not fit'));
+  body.append(table('The same plan on other counts of GPUs, the batch of each GPU as it is; hollow marks do not fit', ['#GPUs', '#shard', '#replicate', '#step', '#tokens/s in all', '#tokens/s per GPU', '#exposed', '#peak allocated', ''],
+      all.map((p, i) => {
+        const path = `/scaling/points/${i}`;
+        const sizes = [num(`${path}/gpus`, 'count'), num(`${path}/shard`, 'count'), num(`${path}/replicate`, 'count')];
+        if (p.refused != null) return [...sizes, '–', '–', '–', '–', '–', p.refused];
+        return [...sizes, num(`${path}/seconds/value`, 's'), num(`${path}/tokens_per_s`, 'count'), num(`${path}/tokens_per_s_per_gpu/value`, 'count'),
+          num(`${path}/exposed_communication_s/value`, 's'), num(`${path}/peak_allocated_bytes`, 'B'), p.fits ? '' : 'does not fit'];
+      })));
+}

@@ -1,0 +1,134 @@
+// Views are added in the order of their importance; each costs what its JSON takes. Timelines that
+// are the same (a prefetch that changes nothing, say) are stored once.
+#include <fmt/format.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <unordered_map>
+
+#include "reports/findings.h"
+#include "reports/page.h"
+
+namespace foreshard {
+namespace {
+
+// d3, template, style and code take 0.33 MB; search, scaling, accuracy and a validation have their
+// share of the rest.
+constexpr std::size_t kMostTimelineBytes = 1'150'000;
+constexpr std::size_t kMostLiveGroups = 24;
+
+Json alive_json(const Findings& findings, const EventNames& names) {
+  Json alive = Json::array();
+  std::int64_t buffers = 0, bytes = 0;
+  for (std::size_t i = 0; i < findings.alive.size(); ++i) {
+    const LiveGroup& g = findings.alive[i];
+    if (i >= kMostLiveGroups) {
+      buffers += g.buffers;
+      bytes += g.bytes.count();
+      continue;
+    }
+    alive.push_back({{"category", to_string(g.category)},
+                     {"name", g.name},
+                     {"where", g.where},
+                     {"buffers", g.buffers},
+                     {"bytes", g.bytes.count()},
+                     {"since", names.of(g.since)}});
+  }
+  return {{"groups", std::move(alive)}, {"other_buffers", buffers}, {"other_bytes", bytes}};
+}
+
+Json view_json(const PageView& view) {
+  const Forecast& forecast = *view.forecast;
+  const Findings findings = find_causes(forecast);
+  const EventNames names(forecast.graph, forecast.model);
+  Json waterfall = Json::array();
+  for (const WaterfallBar& bar : findings.bars) {
+    waterfall.push_back({{"what", bar.what},
+                         {"seconds", bar.time.seconds()},
+                         {"nanoseconds", bar.time.nanoseconds()}});
+  }
+  Json groups = Json::array();
+  for (const ExposedGroup& g : findings.groups) {
+    groups.push_back({{"what", g.what},
+                      {"rows", g.rows},
+                      {"exposed_rows", g.exposed_rows},
+                      {"busy_s", g.busy.seconds()},
+                      {"exposed_s", g.exposed.seconds()}});
+  }
+  return {{"label", view.label},
+          {"plan_yaml", view.plan_yaml},
+          {"report", to_json(*view.report)},
+          {"waterfall", std::move(waterfall)},
+          {"communication", std::move(groups)},
+          {"overlap_slowdown_s", findings.overlap_slowdown.seconds()},
+          {"launch_bound_s", findings.launch_bound.seconds()},
+          {"alive_at_peak", alive_json(findings, names)},
+          {"timeline", nullptr}};
+}
+
+}  // namespace
+
+struct PageDocument::Content {
+  Json json;
+  std::size_t timeline_bytes = 0;
+  std::unordered_map<std::string, std::size_t> timelines;  // by their text
+};
+
+PageDocument::PageDocument(std::string title, std::string command)
+    : content_(std::make_unique<Content>()) {
+  content_->json = {{"schema", "foreshard.page/1"},  {"title", std::move(title)},
+                    {"command", std::move(command)}, {"selected", 0},
+                    {"views", Json::array()},        {"timelines", Json::array()}};
+}
+
+PageDocument::~PageDocument() = default;
+
+std::size_t PageDocument::add_view(const PageView& view) {
+  Json& views = content_->json["views"];
+  Json json = view_json(view);
+  if (!views.empty()) {  // what all views of a page share stands in the first
+    json["report"].erase("assumed");
+    json["report"]["memory"].erase("outside");
+  }
+  if (has_room() || views.empty()) {
+    Json timeline = timeline_json(*view.forecast);
+    std::string text = timeline.dump();
+    const std::size_t bytes = text.size();
+    Json& timelines = content_->json["timelines"];
+    const bool fits = views.empty() || content_->timeline_bytes + bytes < kMostTimelineBytes;
+    const auto known = content_->timelines.find(text);
+    if (known != content_->timelines.end()) {
+      json["timeline"] = known->second;
+    } else if (fits) {
+      json["timeline"] = timelines.size();
+      content_->timelines.emplace(std::move(text), timelines.size());
+      content_->timeline_bytes += bytes;
+      timelines.push_back(std::move(timeline));
+    }
+  }
+  content_->timeline_bytes += json.dump().size();
+  views.push_back(std::move(json));
+  return views.size() - 1;
+}
+
+bool PageDocument::has_room() const { return content_->timeline_bytes < kMostTimelineBytes; }
+
+void PageDocument::select(std::size_t view) { content_->json["selected"] = view; }
+
+void PageDocument::set(const std::string& block, Json value) {
+  content_->json[block] = std::move(value);
+}
+
+const Json& PageDocument::json() const { return content_->json; }
+
+Json accuracy_page_json(const std::vector<AccuracyRow>& rows) {
+  Json json = accuracy_json(rows);
+  Json& list = json["rows"];
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    Json& groups = list[i]["groups"] = Json::object();
+    for (const auto& [by, value] : rows[i].groups) groups[by] = value;
+  }
+  return json;
+}
+
+}  // namespace foreshard
