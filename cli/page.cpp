@@ -65,7 +65,8 @@ Json candidate_json(const Candidate& c) {
 
 // What a neighbour of the best plan changes, and what comes of it.
 Json neighbour_json(const Candidate& best, const Candidate& other) {
-  static constexpr const char* kVerdicts[] = {"simulated", "does_not_fit", "not_divisible"};
+  static constexpr const char* kVerdicts[] = {"simulated", "does_not_fit", "not_divisible",
+                                              "pruned"};
   Json json = candidate_json(other);
   Json changes = Json::array();
   for (const PlanDifference& d : plan_differences(best.plan, other.plan)) {

@@ -112,6 +112,11 @@ class Server {
  public:
   explicit Server(const ServeOptions& options) : options_(options) {
     server_.set_payload_max_length(kMostRequestBytes);
+    // By default two programs could share a port.
+    server_.set_socket_options([](auto socket) {
+      const int yes = 1;
+      ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    });
     server_.new_task_queue = [] { return new httplib::ThreadPool(2); };
     server_.set_pre_routing_handler([this](const auto& request, auto& response) {
       if (is_ours(request.get_header_value("Host"))) return unhandled();
@@ -156,8 +161,9 @@ class Server {
                   fmt::format("{}:{}: cannot be listened on; is it in use? --port takes another",
                               options_.address, options_.port));
     }
-    write_answer(fmt::format("http://{}:{}/\n", options_.address, port));
     std::thread thread([this] { server_.listen_after_bind(); });
+    while (!server_.is_running()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    write_answer(fmt::format("http://{}:{}/\n", options_.address, port));
     int signal = 0;
     sigwait(&ends, &signal);
     stopping_ = true;

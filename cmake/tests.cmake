@@ -89,7 +89,10 @@ if(FORESHARD_PYTHON)
   add_test(NAME page_in_browser
            COMMAND "${FORESHARD_PYTHON}" "${PROJECT_SOURCE_DIR}/tests/reports/page_test.py"
                    "${FORESHARD_BIN_DIR}/foreshard")
-  set_tests_properties(page_in_browser PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 300
+  add_test(NAME serve
+           COMMAND "${FORESHARD_PYTHON}" "${PROJECT_SOURCE_DIR}/tests/cli/serve_test.py"
+                   "${FORESHARD_BIN_DIR}/foreshard")
+  set_tests_properties(page_in_browser serve PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 300
                        ENVIRONMENT "PYTHONDONTWRITEBYTECODE=1")
 endif()
 

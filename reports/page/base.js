@@ -17,7 +17,7 @@ function at(path) {
 function significant(value, digits) {
   if (value === 0) return '0';
   const whole = Math.floor(Math.log10(Math.abs(value))) + 1;
-  return value.toFixed(Math.max(0, digits - whole));
+  return value.toFixed(Math.max(0, digits - whole)).replace('-', '−');
 }
 
 function scaled(value, steps, suffixes) {
@@ -29,6 +29,7 @@ function scaled(value, steps, suffixes) {
 const unitText = {
   s: v => v === 0 ? '0 s' : scaled(v, [1, 1e-3, 1e-6, 1e-9], ['s', 'ms', 'µs', 'ns']),
   B: v => scaled(v, [2 ** 40, 2 ** 30, 2 ** 20, 2 ** 10, 1], ['TiB', 'GiB', 'MiB', 'KiB', 'B']),
+  lacking: v => unitText.B(-v),
   ratio: v => `${(v * 100).toFixed(1)} %`,
   change: v => `${v > 0 ? '+' : v < 0 ? '−' : '±'}${Math.abs(v * 100).toFixed(1)} %`,
   count: v => Math.round(v).toLocaleString('en-US'),

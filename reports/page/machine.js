@@ -19,13 +19,14 @@ function drawRoofline(body) {
   const roof = [[Math.max(domain[0], y.domain()[0] / o.bandwidth_bytes_per_s), 0], [ridge, 0], [domain[1], 0]].map(([i]) => [x(i), y(Math.min(o.peak_flops_per_s, i * o.bandwidth_bytes_per_s))]);
   f.inner.append('path').attr('fill', 'none').attr('stroke', 'var(--ink)').attr('stroke-width', 1.5).attr('d', d3.line()(roof));
   f.inner.append('text').attr('x', f.width).attr('y', roof[2][1] - 7).attr('text-anchor', 'end').text(`${o.peak_dtype} peak ${textOf(o.peak_flops_per_s, 'flops')}`);
-  f.inner.append('text').attr('x', roof[0][0] + 8).attr('y', Math.min(f.height - 8, (roof[0][1] + roof[1][1]) / 2 - 14)).text(`memory ${textOf(o.bandwidth_bytes_per_s, 'rate')}`);
+  f.inner.append('text').attr('x', (roof[0][0] + roof[1][0]) / 2 + 10).attr('y', Math.min(f.height - 8, (roof[0][1] + roof[1][1]) / 2 + 16)).text(`memory ${textOf(o.bandwidth_bytes_per_s, 'rate')}`);
   const size = d3.scaleSqrt().domain([0, d3.max(data, d => d.p.total_s)]).range([2, 22]);
   const tones = {'matrix products': 'c-forward', attention: 'c-reduce', 'memory-bound kernels': 'c-gather'};
   const marks = f.inner.selectAll('circle').data(data.sort((a, b) => b.p.total_s - a.p.total_s)).enter().append('circle').attr('cx', d => x(d.intensity)).attr('cy', d => y(d.rate))
       .attr('r', d => size(d.p.total_s)).attr('fill', d => `var(--${tones[d.p.class] || 'c-copy'})`).attr('fill-opacity', 0.65).attr('stroke', 'var(--paper)');
   reachable(marks, d => `${d.p.name}\n${textOf(d.rate, 'flops')} at ${significant(d.intensity, 3)} FLOP/B\n${textOf(d.p.count, 'count')} times ${textOf(d.p.seconds, 's')}: ${textOf(d.p.total_s, 's')} of the step, ${d.p.evidence}`);
-  body.append(legend(Object.entries(tones).map(([name, tone]) => [name, `var(--${tone})`])), el('p', {class: 'note'}, 'Area of a circle: its time in the step, alone. Operations without FLOPs (copies, norms in bytes) are in the table only.'));
+  const shown = new Set(data.map(d => d.p.class));
+  body.append(legend(Object.entries(tones).filter(([name]) => shown.has(name)).map(([name, tone]) => [name, `var(--${tone})`])), el('p', {class: 'note'}, 'Area of a circle: its time in the step, alone. Operations that are counted in bytes alone (norms, copies, activations) stand in the table.'));
   body.append(el('div', {class: 'tall', tabindex: 0, 'aria-label': 'Operations of the step'}, table('Longest first, priced alone', ['operation', 'class', '#times', '#each', '#in all', '#FLOP', '#bytes', 'evidence'], o.operations.map((p, i) => {
     const path = `/operations/operations/${i}`;
     return [p.name, p.class, num(`${path}/count`, 'count'), num(`${path}/seconds`, 's'), num(`${path}/total_s`, 's'), num(`${path}/flops`, 'flop'), num(`${path}/bytes`, 'B'), p.evidence];

@@ -82,7 +82,7 @@ function drawNeighbours(body) {
   body.append(el('p', {class: 'note'}, 'The best plan with one thing changed: how much longer its step takes, and what its memory does.'));
   body.append(table('', ['instead', '#step', '#peak allocated', 'verdict'], list.map(({n, i}) => {
     const path = `/search/neighbours/${i}`;
-    const words = {simulated: '', does_not_fit: 'does not fit', not_divisible: 'not divisible'}[n.verdict];
+    const words = {simulated: '', does_not_fit: 'does not fit', not_divisible: 'not divisible', pruned: 'slower'}[n.verdict];
     return [n.changes.join(', '), n.verdict === 'simulated' ? num(`${path}/step_change`, 'change') : '–', n.verdict === 'not_divisible' ? '–' :
       el('span', {}, n.peak_change_bytes > 0 ? '+' : '', num(`${path}/peak_change_bytes`, 'B')), words];
   })));

@@ -23,7 +23,8 @@ function drawVerdict(body) {
   const parts = [];
   if (memory.fits != null) {
     parts.push(el('span', {id: 'fits', class: `verdict ${memory.fits ? 'good' : 'bad'}`}, memory.fits ? 'Fits' : 'Does not fit'), ' ');
-    parts.push(el('span', {}, num(`${path}/memory/margin_bytes`, 'B'), ' to spare of ', num(`${path}/memory/capacity_bytes`, 'B'), ' per GPU'));
+    parts.push(el('span', {}, num(`${path}/memory/margin_bytes`, memory.fits ? 'B' : 'lacking'), memory.fits ? ' to spare of ' : ' more than the ',
+        num(`${path}/memory/capacity_bytes`, 'B'), ' per GPU'));
   }
   body.append(el('p', {}, parts));
   const cards = el('div', {class: 'cards'});

@@ -71,6 +71,32 @@ Outcome with_data(const std::string& arguments) {
   return shell("export XDG_DATA_HOME=\"$PWD/data\"; \"$F\" " + arguments);
 }
 
+TEST(ValidateVerb, WritesAPageWithForecastRunAndEveryEvent) {
+  const Place place;
+  write_run_folder(place.folder / "good", run_of(place.plan, 1.04));
+  const Outcome outcome = with_data("validate --plan plan.yaml --run good --json --html both.html");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  const auto said = json_of(outcome);
+  const std::string page = read_temporary("both.html");
+  const std::string open = "id=\"document\">";
+  const std::size_t begin = page.find(open) + open.size();
+  const auto shown =
+      nlohmann::ordered_json::parse(page.substr(begin, page.find("</script>", begin) - begin));
+  const auto& validation = shown.at("validation");
+  for (const char* key : {"step", "step_error", "by_kind", "worst", "memory", "passed"}) {
+    EXPECT_EQ(validation.at(key), said.at(key)) << key;
+  }
+  ASSERT_EQ(shown.at("views").size(), 2U);
+  EXPECT_EQ(shown["views"][0]["report"]["step"], said["predicted"]["step"]);
+  EXPECT_EQ(shown["views"][1]["report"]["step"], said["measured"]["step"]);
+  const auto& scatter = validation.at("scatter");
+  const std::size_t events = shown["timelines"][0]["events"];
+  ASSERT_EQ(scatter.at("kind").size(), events);
+  for (std::size_t i = 0; i < events; ++i) {
+    EXPECT_NEAR(scatter["measured_s"][i], 1.04 * scatter["predicted_s"][i].get<double>(), 2e-9);
+  }
+}
+
 TEST(ValidateVerb, PassesARunThatDidWhatWasForecast) {
   const Place place;
   write_run_folder(place.folder / "good", run_of(place.plan, 1.0));

@@ -112,6 +112,9 @@ class Browser:
     def open(self, url):
         self.problems, self.requests, self.events = [], [], []
         self.call("Page.navigate", url=url)
+        self.loaded()
+
+    def loaded(self):
         while "Page.loadEventFired" not in self.events:
             self._note(self._message(60))
 

@@ -45,7 +45,7 @@ def significant(value, digits=3):
     if value == 0:
         return "0"
     places = max(0, digits - math.floor(math.log10(abs(value))) - 1)
-    return f"{value:.{places}f}"
+    return f"{value:.{places}f}".replace("-", "−")
 
 
 def scaled(value, steps):
@@ -56,6 +56,7 @@ def scaled(value, steps):
 TEXT = {
     "s": lambda v: "0 s" if v == 0 else scaled(v, [(1, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")]),
     "B": lambda v: scaled(v, [(2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B")]),
+    "lacking": lambda v: TEXT["B"](-v),
     "ratio": lambda v: f"{v * 100:.1f} %",
     "change": lambda v: f"{'+' if v > 0 else '−' if v < 0 else '±'}{abs(v) * 100:.1f} %",
     "count": lambda v: f"{math.floor(v + 0.5):,}",
@@ -433,6 +434,59 @@ class PageTest(unittest.TestCase):
             run("report", path(verb + ".json"), "--html", path(verb + "_answer.html"))
             self.open(verb + "_answer.html")
             self.check_numbers(document_of(path(verb + "_answer.html")))
+
+    def test_a_run_stands_beside_its_forecast(self):
+        # As validate --html writes it, of a run that took 10 % longer in everything.
+        document = json.loads(run("report", *JOB, "--json"))
+        timeline = Timeline(document["timelines"][document["views"][0]["timeline"]])
+        kinds = [timeline.raw["sorts"][s]["kind"] for s in timeline.raw["columns"]["sort"]]
+        took = [length / 1e9 for length in timeline.raw["columns"]["length"]]
+        document["views"].append(dict(document["views"][0], label="measured"))
+        comparison = {"predicted_s": 1.0, "measured_s": 1.1}
+        document["validation"] = {
+            "view": len(document["views"]) - 1, "passed": False, "step": comparison, "step_error": -1 / 11,
+            "exposed_communication": comparison, "exposed_communication_error": -1 / 11,
+            "tolerances": {"step_error": 0.05, "exposed_communication_error": 0.05, "memory_error": 0.05},
+            "memory": [{"what": "peak", "predicted_bytes": 10, "measured_bytes": 11, "error": -1 / 11, "judged": True}],
+            "by_kind": [dict(comparison, kind="forward", count=1, error=-1 / 11)],
+            "worst": [{"id": 40, "name": timeline.name(40), "difference_s": 0.1, "cause": "it took longer"}],
+            "notes": ["a note"],
+            "scatter": {"kind": kinds, "name": [timeline.name(i) for i in range(len(kinds))],
+                        "predicted_s": took, "measured_s": [t * 1.1 for t in took]}}
+        with open(path("validated.json"), "w", encoding="utf-8") as file:
+            json.dump(document, file)
+        run("report", path("validated.json"), "--html", path("validated.html"))
+        self.open("validated.html")
+        self.check_numbers(document)
+        self.assertEqual(self.page.value("document.getElementById('passed').textContent"), "Outside tolerance")
+        dots = "document.querySelectorAll('#validation circle[data-event]')"
+        self.assertEqual(self.page.value(dots + ".length"), sum(t > 0 for t in took))
+        event = self.page.value(f"Number({dots}[7].dataset.event)")
+        self.page.value(f"{dots}[7].focus()")
+        self.page.key("Enter")
+        self.assertEqual(self.page.value("state.event"), event)
+        self.assertEqual(self.page.value("document.getElementById('event-name').textContent"), timeline.name(event))
+        self.page.click("#validation table button")
+        self.assertEqual(self.page.value("state.event"), 40)
+
+    def test_the_form_of_serve_asks_for_a_report(self):
+        with subprocess.Popen([PROGRAM, "serve", "--port", "0"], stdout=subprocess.PIPE, text=True) as server:
+            url = server.stdout.readline().strip()
+            self.page.size(1280, 900)
+            self.page.open(url)
+            self.page.value("document.querySelector('[name=model]').value = 'llama-3.1-8b';"
+                            "document.querySelector('[name=cluster]').value = '16xh100'")
+            self.page.events = []
+            self.page.click("form.ask button")
+            self.page.loaded()
+            self.assertIn("16xh100", self.page.value("doc.title"))
+            self.assertGreater(self.page.value("doc.views.length"), 1)
+            self.assertEqual(self.page.value("document.querySelector('[name=cluster]').value"), "16xh100")
+            self.assertTrue(all(u.startswith(url) for u in self.page.requests), self.page.requests)
+            self.page.requests.clear()
+            self.page.open("about:blank")
+            server.terminate()
+            self.assertEqual(server.wait(timeout=20), 0)
 
     def test_accuracy_of_a_table(self):
         table = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "calibration", "published", "training_steps.csv")
