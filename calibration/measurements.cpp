@@ -177,8 +177,17 @@ MeasuredHost read_host(const ConfigNode& node) {
           node.at("kernel").as_string()};
 }
 
+MeasuredDevice read_device(const ConfigNode& node) {
+  node.allow_only({"name", "capability", "multiprocessors", "memory_bytes"});
+  return {node.at("name").as_string(), node.at("capability").as_int(0, 10'000),
+          node.at("multiprocessors").as_int(0, 1'000'000),
+          Bytes(node.at("memory_bytes").as_int(0))};
+}
+
 Measurements read(const ConfigNode& root, std::string_view file_name) {
-  root.allow_only({"schema", "created", "host", "versions", "command", "threads", "rows"});
+  // `extra` rows of a GPU are kept for people; nothing is fitted to them.
+  root.allow_only(
+      {"schema", "created", "host", "device", "versions", "command", "threads", "rows", "extra"});
   if (const ConfigNode schema = root.at("schema"); schema.as_string() != kSchema) {
     throw schema.error(fmt::format("unknown schema '{}'", schema.text()), std::string(kSchema));
   }
@@ -186,6 +195,7 @@ Measurements read(const ConfigNode& root, std::string_view file_name) {
   out.files = {std::string(file_name)};
   out.created = read_time(root.at("created"));
   out.host = read_host(root.at("host"));
+  if (const ConfigNode* device = root.find("device")) out.device = read_device(*device);
   const ConfigNode versions = root.at("versions");
   for (const ConfigItem& item : versions.items()) {
     out.versions.emplace_back(item.key, item.value.as_string());
@@ -219,7 +229,7 @@ Measurements joined(const std::vector<Measurements>& parts) {
   for (std::size_t i = 1; i < parts.size(); ++i) {
     const Measurements& part = parts[i];
     const bool is_same = part.host.cpu == all.host.cpu && part.host.cores == all.host.cores &&
-                         part.threads == all.threads;
+                         part.threads == all.threads && part.device == all.device;
     if (!is_same) {
       throw Error(
           ExitCode::kInvalidInput,

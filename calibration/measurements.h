@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -62,9 +63,19 @@ struct MeasuredHost {
   bool operator==(const MeasuredHost&) const = default;
 };
 
+// The GPU that was measured instead of CPU ranks.
+struct MeasuredDevice {
+  std::string name;  // as the driver says: "NVIDIA H100 80GB HBM3"
+  std::int64_t capability = 0;
+  std::int64_t multiprocessors = 0;
+  Bytes memory;
+  bool operator==(const MeasuredDevice&) const = default;
+};
+
 struct Measurements {
   std::string created;  // UTC, "2026-01-31T12:00:00Z"; of several files the latest
   MeasuredHost host;
+  std::optional<MeasuredDevice> device;  // none: rows are of CPU ranks
   std::vector<std::pair<std::string, std::string>> versions;
   std::string command;
   std::int64_t threads = 1;  // compute threads of a rank

@@ -8,6 +8,7 @@
 #include <system_error>
 
 #include "calibration/fit_csv.h"
+#include "calibration/fit_device.h"
 #include "calibration/fit_local.h"
 #include "calibration/profile.h"
 #include "cli/calibrate_sweeps.h"
@@ -184,6 +185,38 @@ ExitCode calibrate_products(const CalibrateOptions& options) {
   return ExitCode::kOk;
 }
 
+ExitCode calibrate_device(const CalibrateOptions& options, const DeviceFit& fit) {
+  const Calibration& c = fit.calibration;
+  std::string path = options.out;
+  if (path.empty()) {
+    const std::filesystem::path folder = profile_folder();
+    std::error_code error;
+    std::filesystem::create_directories(folder, error);  // write_file says where it fails
+    path = (folder / fmt::format("{}.json", c.id)).string();
+  }
+  write_file(path, to_text(to_json(c)));
+  if (options.output.form == Form::kJson) {
+    write_answer(document("foreshard.calibrate/1", {{"profile", path},
+                                                    {"id", c.id},
+                                                    {"gpu", c.gpu},
+                                                    {"measured",
+                                                     {{"gemm", c.measured.gemm.size()},
+                                                      {"attention", c.measured.attention.size()},
+                                                      {"functions", c.measured.functions.size()}}},
+                                                    {"notes", fit.notes}}));
+    return ExitCode::kOk;
+  }
+  const Paint paint(color_of(options.output.color));
+  std::string text = paint.bold(c.gpu) + fmt::format(
+                                             ": {} products, {} attention shapes, {} memory-bound "
+                                             "functions measured\n",
+                                             c.measured.gemm.size(), c.measured.attention.size(),
+                                             c.measured.functions.size());
+  for (const std::string& line : fit.notes) text += "  " + paint.yellow(line) + "\n";
+  write_answer(text + fmt::format("\nwritten to {}; use it with --profile {}\n", path, path));
+  return ExitCode::kOk;
+}
+
 }  // namespace
 
 ExitCode run_calibrate(const CalibrateOptions& options) {
@@ -193,7 +226,9 @@ ExitCode run_calibrate(const CalibrateOptions& options) {
   if (are_nccl_tests(options.files)) return calibrate_sweeps(options);
   std::vector<Measurements> parts;
   for (const std::string& file : options.files) parts.push_back(read_measurements(file));
-  const LocalFit fit = fit_local(joined(parts));
+  const Measurements measured = joined(parts);
+  if (measured.device) return calibrate_device(options, fit_device(measured));
+  const LocalFit fit = fit_local(measured);
   const std::string path = place_of(fit.profile, options.out);
   write_file(path, to_text(to_json(fit.profile)));
   if (options.output.form == Form::kJson) {

@@ -103,6 +103,29 @@ void summarize_traced_memory(const Cluster& cluster, const RunRecord& record, Re
   report.fit.reserved = reserved;
 }
 
+// Precondition: report.peak_allocated is known.
+void summarize_device_memory(const RunRecord& record, const Cluster& cluster, Report& report) {
+  Bytes reserved, used, arena, activations;
+  for (const RankRecord& rank : record.ranks) {
+    reserved = std::max(reserved, rank.device_reserved);
+    used = std::max(used, rank.device_used);
+    arena = std::max(arena, rank.arena);
+    activations = std::max(activations, rank.activations_peak);
+  }
+  const auto measured = [](Bytes bytes) {
+    const auto value = static_cast<double>(bytes.count());
+    return Quantity{value, value, value, Evidence::kMeasured};
+  };
+  const Bytes outside = std::max(Bytes(), used - reserved);
+  report.peak_reserved = measured(reserved);
+  report.outside_allocator = measured(outside);
+  report.fit.capacity = cluster.gpu.memory;
+  report.fit.allocated = Bytes(static_cast<std::int64_t>(report.peak_allocated.value));
+  report.fit.reserved = reserved;
+  report.fit.outside = outside;
+  report.at_peak = {{"persistent", arena}, {"activation", activations}};
+}
+
 void summarize_memory(const Cluster& cluster, const RunRecord& record, Report& report) {
   if (record.source == RunSource::kTrace) return summarize_traced_memory(cluster, record, report);
   Bytes arena, activations;
@@ -118,6 +141,7 @@ void summarize_memory(const Cluster& cluster, const RunRecord& record, Report& r
     return Quantity{*high, *low, *high, Evidence::kMeasured};
   };
   report.peak_allocated = largest(peaks);
+  if (!record.device.empty()) return summarize_device_memory(record, cluster, report);
   // What the process holds; where several ranks share one, what they allocated.
   report.peak_reserved = *std::min_element(resident.begin(), resident.end()) > 0
                              ? largest(resident)
@@ -135,7 +159,7 @@ void summarize_memory(const Cluster& cluster, const RunRecord& record, Report& r
 
 void check_record(const EventGraph& graph, const RunRecord& record) {
   const auto refuse = [](const std::string& what) { throw Error(ExitCode::kInvalidInput, what); };
-  if (record.ranks.size() != static_cast<std::size_t>(record.world)) {
+  if (record.ranks.size() != static_cast<std::size_t>(record.paced ? 1 : record.world)) {
     refuse(fmt::format("the run has records of {} of its {} ranks", record.ranks.size(),
                        record.world));
   }
@@ -160,6 +184,8 @@ bool clocks_shared(const RunRecord& record) {
 }
 
 RunRecord derive_arrivals(const EventGraph& graph, RunRecord record) {
+  // No peers to wait for: what the device told is all there is.
+  if (record.paced || (record.world == 1 && !record.device.empty())) return record;
   std::vector<std::int64_t> numbers;
   for (RankRecord& rank : record.ranks) {
     for (MeasuredStep& step : rank.timelines) {

@@ -74,6 +74,8 @@ Json rank_json(const RankRecord& rank) {
           {"peak_rss_bytes", rank.peak_rss.count()},
           {"arena_bytes", rank.arena.count()},
           {"activations_peak_bytes", rank.activations_peak.count()},
+          {"device_reserved_bytes", rank.device_reserved.count()},
+          {"device_used_bytes", rank.device_used.count()},
           {"timelines", std::move(timelines)}};
 }
 
@@ -94,6 +96,8 @@ Json run_json(const RunRecord& record) {
   json["versions"] = std::move(versions);
   json["command"] = record.command;
   json["fingerprint"] = record.fingerprint;
+  json["device"] = record.device;
+  json["paced"] = record.paced;
   json["launcher"] = record.launcher;
   json["world"] = record.world;
   json["threads"] = record.threads;

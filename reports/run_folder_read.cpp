@@ -151,6 +151,10 @@ RankHead read_rank(const ConfigNode& node) {
   rank.peak_rss = bytes("peak_rss_bytes");
   rank.arena = bytes("arena_bytes");
   rank.activations_peak = bytes("activations_peak_bytes");
+  if (node.has("device_used_bytes")) {
+    rank.device_reserved = bytes("device_reserved_bytes");
+    rank.device_used = bytes("device_used_bytes");
+  }
   const double longest = kLongestTime.seconds();
   const ConfigNode timelines = node.at("timelines");
   for (const ConfigNode& entry : timelines.elements()) {
@@ -240,6 +244,10 @@ RunRecord read_run_folder(const fs::path& folder) {
   }
   record.command = root.at("command").as_string();
   record.fingerprint = root.at("fingerprint").as_string();
+  if (root.has("device")) {
+    record.device = root.at("device").as_string();
+    record.paced = root.at("paced").as_bool();
+  }
   record.launcher = root.at("launcher").as_string();
   record.world = static_cast<int>(root.at("world").as_int(1, kMostRanks));
   record.threads = static_cast<int>(root.at("threads").as_int(1, kMostRanks));

@@ -54,6 +54,9 @@ struct RankRecord {
   Bytes activations_peak;  // highest sum of tensors that lived in the allocator, of any step
   // kTrace, instead of the above: of the library's allocator; 0 where they were not recorded.
   Bytes peak_allocated, peak_reserved;
+  // On a GPU: the arena and what the caching allocator took from the driver at its highest, and all
+  // that is taken on the device (context, libraries and NCCL included); 0 on CPU ranks.
+  Bytes device_reserved, device_used;
 };
 
 struct RunRecord {
@@ -65,7 +68,11 @@ struct RunRecord {
   std::string fingerprint;
   std::string plan_yaml;
   std::string model_json;  // the model's config.json; "" for a zoo model
-  std::string launcher;    // "spawn", "threads", "torchrun", ...
+  std::string device;      // the GPU's name; "" for CPU ranks
+  // One rank ran, the others' part of every collective took its forecast time. Losses and hash then
+  // mean nothing.
+  bool paced = false;
+  std::string launcher;  // "spawn", "threads", "torchrun", ...
   int world = 1;
   int threads = 1;  // compute threads of a rank; 0: not known
   bool complete = true;

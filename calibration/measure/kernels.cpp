@@ -8,10 +8,9 @@
 #include <fmt/format.h>
 
 #include <chrono>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <tuple>
 
+#include "calibration/measure/kernel_rows.h"
 #include "exec/engine/engine.h"
 #include "sim/graph/training_step.h"
 
@@ -22,77 +21,29 @@ constexpr std::int64_t kBlocks = 4;  // enough that a block's tensors leave the 
 
 using Clock = std::chrono::steady_clock;
 
-// What a kernel is, for collecting equal ones.
-using Key = std::tuple<int, int, int, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
-                       std::int64_t, bool>;
-Key key_of(const Kernel& k) {
-  return {static_cast<int>(k.kind),
-          static_cast<int>(k.function),
-          static_cast<int>(k.pass),
-          k.m,
-          k.n,
-          k.k,
-          k.heads,
-          k.kind == KernelKind::kMemory ? k.bytes.count() : 0,
-          k.causal};
-}
-
-struct Samples {
-  Kernel kernel;
-  std::vector<double> seconds;
-};
-
 class Collector final : public StepObserver {
  public:
   void begin(std::span<const Kernel> kernels) override {
     kernels_ = kernels;
     stamps_.clear();
-    stamps_.push_back(Clock::now());
+    last_ = Clock::now();
   }
-  void mark() override { stamps_.push_back(Clock::now()); }
+  void mark() override {
+    const Clock::time_point now = Clock::now();
+    stamps_.push_back(std::chrono::duration<double>(now - last_).count());
+    last_ = now;
+  }
   void end() override {
-    stamps_.push_back(Clock::now());
-    if (kernels_.empty()) return;
-    if (stamps_.size() == kernels_.size() + 1) {
-      for (std::size_t i = 0; i < kernels_.size(); ++i) {
-        add(kernels_[i], seconds(stamps_[i], stamps_[i + 1]));
-      }
-      return;
-    }
-    // Kernels that an operation does not tell apart count as the one that computes.
-    for (const Kernel& kernel : kernels_) {
-      if (kernel.kind != KernelKind::kMemory || kernels_.size() == 1) {
-        add(kernel, seconds(stamps_.front(), stamps_.back()));
-        return;
-      }
-    }
-    add(kernels_.back(), seconds(stamps_.front(), stamps_.back()));
+    mark();
+    times.add_step(kernels_, stamps_);
   }
-  void add(const Kernel& kernel, double seconds) {
-    Samples& samples = samples_[key_of(kernel)];
-    samples.kernel = kernel;
-    samples.seconds.push_back(seconds);
-  }
-  void forget() { samples_.clear(); }
-  const std::map<Key, Samples>& samples() const { return samples_; }
+  KernelTimes times;
 
  private:
-  static double seconds(Clock::time_point from, Clock::time_point to) {
-    return std::chrono::duration<double>(to - from).count();
-  }
   std::span<const Kernel> kernels_;
-  std::vector<Clock::time_point> stamps_;
-  std::map<Key, Samples> samples_;
+  std::vector<double> stamps_;
+  Clock::time_point last_;
 };
-
-ModelSpec few_blocks(ModelSpec model) {
-  std::int64_t blocks = 0;
-  std::erase_if(model.order, [&](const LayerInstance& layer) {
-    return model.kinds[static_cast<std::size_t>(layer.kind)].role == LayerRole::kBlock &&
-           ++blocks > kBlocks;
-  });
-  return model;
-}
 
 Plan plan_of(const MeasuredJob& job, DType dtype) {
   Plan plan;
@@ -105,44 +56,6 @@ Plan plan_of(const MeasuredJob& job, DType dtype) {
   return plan;
 }
 
-const char* pass_word(Pass pass) { return pass == Pass::kForward ? "forward" : "backward"; }
-
-Json row_of(const Samples& samples, int ranks, DType dtype, const MeasuredJob& job) {
-  const Kernel& k = samples.kernel;
-  const BenchResult result = summary_of(samples.seconds);
-  Json row;
-  const auto common = [&](const char* kind) {
-    row = {{"kind", kind}, {"ranks", ranks}};
-    if (k.kind == KernelKind::kMemory) row["function"] = to_string(k.function);
-    row["pass"] = pass_word(k.pass);
-    row["dtype"] = to_string(dtype);
-  };
-  if (k.kind == KernelKind::kGemm) {
-    common("gemm");
-    row.update({{"m", k.m}, {"n", k.n}, {"k", k.k}});
-  } else if (k.kind == KernelKind::kAttention) {
-    common("attention");
-    std::int64_t kv_heads = k.heads;
-    for (const LayerSpec& kind : job.model.kinds) {
-      for (const Operation& op : kind.operations) {
-        if (op.function == Function::kAttention) kv_heads = op.attention.kv_heads;
-      }
-    }
-    row.update({{"batch", k.m},
-                {"sequence", k.n},
-                {"heads", k.heads},
-                {"kv_heads", kv_heads},
-                {"head_dim", k.k},
-                {"causal", k.causal}});
-  } else {
-    common("memory");
-    row["bytes"] = k.bytes.count();
-  }
-  row["seconds"] = result.to_json();
-  row["repeats"] = result.repeats;
-  return row;
-}
-
 // Kernels of rows that are no layer's: the optimizer's pass, accumulation.
 void add_row_kernels(const EventGraph& graph, const MeasuredStep& step, Collector& collector) {
   for (std::size_t i = 0; i < graph.rows.size(); ++i) {
@@ -150,7 +63,7 @@ void add_row_kernels(const EventGraph& graph, const MeasuredStep& step, Collecto
     const bool is_layer = graph.details[i].layer >= 0;
     if (is_layer || work.kernels_end != work.kernels_begin + 1) continue;
     const Span& span = step.spans[i];
-    collector.add(graph.kernels[work.kernels_begin], (span.end - span.arrive).seconds());
+    collector.times.add(graph.kernels[work.kernels_begin], (span.end - span.arrive).seconds());
   }
 }
 
@@ -170,7 +83,7 @@ struct HostGaps {
 
 void measure_kernels(const MeasuredJob& job, const MeasureRequest& request, Bench& bench, int ranks,
                      Json& rows) {
-  const ModelSpec model = few_blocks(job.model);
+  const ModelSpec model = few_blocks(job.model, kBlocks);
   const Plan plan = plan_of(job, request.dtype);
   const EventGraph graph = build_training_step(model, plan);
   const auto alone = std::move(thread_worlds(1).front());
@@ -193,7 +106,7 @@ void measure_kernels(const MeasuredJob& job, const MeasureRequest& request, Benc
   const auto once = [&] {
     engine.step(++number, batches, &step);
     if (!keeps) {
-      collector.forget();
+      collector.times.forget();
       keeps = number >= 2;
       return;
     }
@@ -201,9 +114,9 @@ void measure_kernels(const MeasuredJob& job, const MeasureRequest& request, Benc
     gaps.add(graph, step);
   };
   bench.run(fmt::format("layers/{}/{}x{}", model.name, job.sequence, job.micro_batch), once);
-  for (const auto& [key, samples] : collector.samples()) {
+  for (const auto& [key, samples] : collector.times.samples()) {
     if (samples.kernel.function == Function::kArange) continue;
-    rows.push_back(row_of(samples, ranks, request.dtype, job));
+    rows.push_back(kernel_row(samples, ranks, request.dtype, job));
   }
   const auto host = [&](const char* what, std::vector<double> seconds) {
     if (seconds.empty()) return;

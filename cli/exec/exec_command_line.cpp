@@ -46,6 +46,7 @@ class ExecTree {
                           "Print the version and exit");
     add_run();
     add_measure();
+    add_self_check();
   }
 
   CLI::App& app() { return app_; }
@@ -99,6 +100,12 @@ class ExecTree {
     verb->add_option("--record", o->recorded_steps, "Steps whose events are kept, the last ones")
         ->check(CLI::Range(std::int64_t{1}, std::int64_t{100'000}))
         ->capture_default_str();
+    verb->add_option("--device", o->device,
+                     "auto, cuda, cpu, or standin (a GPU's plan on the CPU, to try things out)")
+        ->check(CLI::IsMember({"auto", "cuda", "cpu", "standin"}))
+        ->capture_default_str();
+    verb->add_flag("--paced", o->paced,
+                   "Run rank 0 alone: collectives move its bytes and last as long as forecast");
     verb->add_flag("--debug", o->debug, "Fill free gradient memory with NaN and check for it");
   }
 
@@ -115,8 +122,30 @@ class ExecTree {
     verb->add_option("--seconds", o->seconds, "Time per measurement and repeat")
         ->check(CLI::Range(0.001, 60.0))
         ->capture_default_str();
+    verb->add_option("--device", o->device,
+                     "cpu, cuda (the GPU instead of CPU ranks), or standin (its stand-in)")
+        ->check(CLI::IsMember({"cpu", "cuda", "standin"}))
+        ->capture_default_str();
+    verb->add_option("--budget", o->budget_s, "Seconds for all measurements of a GPU")
+        ->check(CLI::Range(1.0, 36000.0))
+        ->capture_default_str();
     verb->add_option("--out", o->out, "Write there instead of to standard output")
         ->type_name("FILE");
+  }
+
+  void add_self_check() {
+    auto o = std::make_shared<SelfCheckOptions>();
+    CLI::App* verb = app_.add_subcommand("self-check", "What of the engine works on this GPU");
+    verb->footer("Example:\n  foreshard-exec self-check --out self_check.json");
+    verb->add_option("--device", o->device, "cuda, or standin (the CPU in its place)")
+        ->check(CLI::IsMember({"cuda", "standin"}))
+        ->capture_default_str();
+    verb->add_option("--gpu", o->index, "Number of the GPU")->check(CLI::Range(0, 63));
+    verb->add_option("--out", o->out, "Write one JSON document there")->type_name("FILE");
+    verb->add_flag_callback(
+        "--json", [o] { o->output.form = Form::kJson; }, "The same on standard output");
+    o->command = fmt::format("foreshard-exec {}", fmt::join(arguments_, " "));
+    verb->callback([this, o] { verb_ = [o] { return run_self_check(*o); }; });
   }
 
   CLI::App app_;

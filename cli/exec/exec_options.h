@@ -32,6 +32,8 @@ struct RunCommandOptions {
   std::int64_t recorded_steps = 20;
   std::optional<int> threads;  // compute threads of a rank
   bool debug = false;
+  std::string device = "auto";
+  bool paced = false;
   std::string command;  // as typed, for the record
 };
 
@@ -41,13 +43,24 @@ struct MeasureOptions {
   std::vector<std::string> models;     // whose shapes are measured
   std::vector<std::string> sequences;  // SEQUENCExMICRO_BATCH
   std::string out;
-  std::string dtype = "fp32";
+  std::string dtype;      // "": fp32 on CPU ranks, bf16 on a GPU
   double seconds = 0.15;  // per benchmark and repeat
   std::optional<int> threads;
+  std::string device = "cpu";  // cuda or standin: one GPU instead of this machine's CPU ranks
+  double budget_s = 300;       // of a GPU's measurements, all together
+  std::string command;
+};
+
+struct SelfCheckOptions {
+  OutputOptions output;
+  std::string device = "cuda";
+  int index = 0;  // of the GPU
+  std::string out;
   std::string command;
 };
 
 ExitCode run_run(const RunCommandOptions& options);
 ExitCode run_measure(const MeasureOptions& options);
+ExitCode run_self_check(const SelfCheckOptions& options);
 
 }  // namespace foreshard

@@ -1,5 +1,6 @@
 // foreshard-exec measure: this process starts one world after the other, of one rank and of as many
-// ranks as there are cores (or those of --spawn), and puts their rows into one document.
+// ranks as there are cores (or those of --spawn), and puts their rows into one document. With
+// --device cuda it measures one GPU itself and writes what it has after every part.
 #include "calibration/measure/measure.h"
 
 #include <ATen/Functions.h>
@@ -16,11 +17,14 @@
 #include <sstream>
 #include <thread>
 
+#include "calibration/measure/device.h"
 #include "cli/exec/exec_options.h"
 #include "cli/exec/ranks.h"
 #include "cli/job.h"
 #include "cli/output.h"
 #include "exec/comm/process_world.h"
+#include "exec/device/host_accelerator.h"
+#include "exec/device/load_accelerator.h"
 #include "exec/launch/spawn.h"
 #include "interop/hf_config.h"
 #include "models/zoo.h"
@@ -54,7 +58,11 @@ std::vector<MeasuredJob> jobs_of(const MeasureOptions& options) {
     models.push_back(is_model_file(name, name) ? load_hf_config(name, Stack::kNative)
                                                : load_zoo_model(name, Stack::kNative));
   }
-  if (models.empty()) {
+  if (models.empty() && options.device == "cuda") {
+    for (const char* name : {"llama-3.2-1b", "llama-3.1-8b"}) {
+      models.push_back(load_zoo_model(name, Stack::kNative));
+    }
+  } else if (models.empty()) {
     for (const std::int64_t hidden : {256, 512}) models.push_back(usual_model(hidden));
   }
   std::vector<std::pair<std::int64_t, std::int64_t>> shapes;
@@ -68,6 +76,7 @@ std::vector<MeasuredJob> jobs_of(const MeasureOptions& options) {
     }
     shapes.emplace_back(sequence, batch);
   }
+  if (shapes.empty() && options.device == "cuda") shapes = {{8192, 1}, {4096, 1}, {2048, 1}};
   if (shapes.empty()) shapes = {{256, 1}, {256, 4}};
   std::vector<MeasuredJob> jobs;
   for (const ModelSpec& model : models) {
@@ -109,9 +118,57 @@ Json read_rows(const std::filesystem::path& path) {
   return Json::parse(text.str());
 }
 
+ExitCode measure_gpu(const MeasureOptions& options) {
+  set_threads(options.threads);
+  DeviceMeasureRequest request;
+  request.jobs = jobs_of(options);
+  request.dtype = options.dtype == "fp32" ? DType::kFp32 : DType::kBf16;
+  request.seconds = options.budget_s;
+  request.progress = [](const std::string& what) { note(what); };
+  const auto accelerator = options.device == "standin" ? host_accelerator() : load_accelerator(0);
+  const AcceleratorInfo info = accelerator->info();
+  Json versions;
+  for (const auto& [name, version] : engine_versions()) versions[name] = version;
+  for (const auto& [name, version] : info.versions) versions[name] = version;
+  const std::string created = utc_now();
+  const auto document_of = [&](const Json& rows, const Json& extra) {
+    return Json{{"schema", "foreshard.measurements/1"},
+                {"created", created},
+                {"host", host_json()},
+                {"device",
+                 {{"name", info.name},
+                  {"capability", info.capability},
+                  {"multiprocessors", info.multiprocessors},
+                  {"memory_bytes", info.memory_bytes}}},
+                {"versions", versions},
+                {"command", options.command},
+                {"threads", set_threads(options.threads)},
+                {"rows", rows},
+                {"extra", extra}};
+  };
+  if (!options.out.empty()) {
+    request.keep = [&](const Json& rows, const Json& extra) {
+      if (!rows.empty()) write_file(options.out, to_text(document_of(rows, extra)));
+    };
+  }
+  const DeviceMeasurements all = measure_device(*accelerator, request);
+  if (all.rows.empty()) {
+    write_error(to_text(all.extra));
+    throw Error(ExitCode::kInternal, "nothing could be measured; the reasons are above");
+  }
+  if (options.out.empty()) {
+    write_answer(to_text(document_of(all.rows, all.extra)));
+  } else {
+    write_file(options.out, to_text(document_of(all.rows, all.extra)));
+    note(fmt::format("wrote {}", options.out));
+  }
+  return ExitCode::kOk;
+}
+
 }  // namespace
 
 ExitCode run_measure(const MeasureOptions& options) {
+  if (options.device != "cpu") return measure_gpu(options);
   if (const char* rows_file = std::getenv(kRowsVariable)) {
     return measure_as_rank(options, rows_file);
   }

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "cli/exec/device.h"
 #include "cli/exec/exec_options.h"
 #include "cli/exec/ranks.h"
 #include "cli/interrupt.h"
@@ -68,7 +69,10 @@ void check_world(const Plan& plan, const Launch& launch) {
           : fmt::format("{} started {}", launch.launcher, launch.size);
   throw Error(ExitCode::kLaunchFailure,
               fmt::format("the plan has shard {} x replicate {} = {} ranks, but {}",
-                          plan.mesh.shard, plan.mesh.replicate, ranks, started));
+                          plan.mesh.shard, plan.mesh.replicate, ranks, started) +
+                  (plan.host == HostKind::kFeedsDevice && launch.size == 1
+                       ? "; --paced runs rank 0 alone, its collectives as long as forecast"
+                       : ""));
 }
 
 std::string run_folder(const RunCommandOptions& options, const ModelSpec& model,
@@ -94,16 +98,19 @@ ExitCode run_run(const RunCommandOptions& options) {
   if (!named.plan && !named.runtime) named.runtime = "native";
   const Job job = load_job(named);
   const Plan& plan = job.resolved.plan;
-  if (!job.cluster.host_computes) {
-    throw Error(ExitCode::kMissingCapability,
-                fmt::format("the engine runs on CPU ranks of this machine, not on {}; nearest "
-                            "plan: the same with cluster: local",
-                            job.cluster.spec));
-  }
   if (const auto problem = find_engine_problem(job.model, plan)) {
     throw Error(ExitCode::kMissingCapability, *problem);
   }
-  check_world(plan, launch);
+  if (!job.cluster.host_computes) {
+    if (const auto problem = find_device_problem(job.model, plan, options.paced)) {
+      throw Error(ExitCode::kMissingCapability, *problem);
+    }
+  }
+  if (!options.paced) check_world(plan, launch);
+  if (options.paced && launch.size > 1) {
+    throw Error(ExitCode::kUsage, "--paced runs one rank; leave the launcher or --spawn out");
+  }
+  const std::unique_ptr<Accelerator> device = open_device(options.device, job.cluster, launch);
   const int threads = set_threads(options.threads);
 
   RunRecord record;
@@ -140,7 +147,18 @@ ExitCode run_run(const RunCommandOptions& options) {
   train_options.stop = [] { return InterruptGuard::interrupted(); };
 
   const EventGraph graph = build_training_step(job.model, plan);
-  const auto world = connect_processes(launch, connect_options(process_environment()));
+  train_options.device = device.get();
+  std::optional<Pacing> pacing;
+  if (options.paced) {
+    pacing = pacing_of(job, graph);
+    train_options.pacing = &*pacing;
+  }
+  if (device) {
+    for (const auto& version : device->info().versions) record.versions.push_back(version);
+  }
+  const auto world = options.paced
+                         ? paced_world(static_cast<int>(plan.mesh.world()))
+                         : connect_processes(launch, connect_options(process_environment()));
   const bool first = launch.rank == 0;
   try {
     record = train(job.model, plan, graph, *world, train_options, &record);
@@ -167,7 +185,8 @@ ExitCode run_run(const RunCommandOptions& options) {
   const Forecast view = measured_view(job.model, plan, graph, record);
   Cluster machine = job.cluster;
   // Without a measured profile nobody knows the machine's peak: no MFU rather than a made-up one.
-  if (job.profile_file.empty()) machine.gpu.peak_bf16 = machine.gpu.peak_fp32 = FlopsPerSecond();
+  if (machine.host_computes && job.profile_file.empty())
+    machine.gpu.peak_bf16 = machine.gpu.peak_fp32 = FlopsPerSecond();
   const Report report = summarize_run(view, machine, record);
   if (options.output.form == Form::kJson) {
     write_answer(document("foreshard.report/1", to_json(report)));

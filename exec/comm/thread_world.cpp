@@ -177,6 +177,7 @@ class ThreadWorld : public World {
 
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(hall_->left.size()); }
+  bool one_process() const override { return true; }
 
   std::unique_ptr<Transport> connect(const std::string& name,
                                      const std::vector<int>& ranks) override {

@@ -19,6 +19,7 @@ class World {
   virtual ~World() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  virtual bool one_process() const { return false; }  // ranks are threads of this process
   // One FIFO over `ranks` (of the world, ascending, this one among them). Every member calls it
   // with the same name, members of several groups in the same order. Throws PeerFailure or
   // Error(kLaunchFailure).
@@ -42,5 +43,10 @@ std::string explain(World& world, const PeerFailure& failure);
 
 // The ranks of `size` threads of this process; give each thread one.
 std::vector<std::unique_ptr<World>> thread_worlds(int size);
+
+// Rank 0 of `size` ranks, alone: its peers are echoes. What it receives from a peer is what it sent
+// to that peer, and what others gather is its own text. So a collective moves its bytes, and a sum
+// over ranks is a sum over this rank's own pieces.
+std::unique_ptr<World> paced_world(int size);
 
 }  // namespace foreshard

@@ -11,6 +11,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "exec/compute/device_operations.h"
 #include "exec/compute/kernels.h"
 #include "models/layers.h"
 #include "sim/base/error.h"
@@ -30,7 +31,9 @@ struct Call {
     return parameters[static_cast<std::size_t>(operation.parameters[i])];
   }
   at::TensorOptions options() const {
-    return at::TensorOptions().dtype(scalar_type(context.compute));
+    return at::TensorOptions()
+        .dtype(scalar_type(context.compute))
+        .device(context.batch.tokens.device());
   }
   void mark() const {
     if (context.clock != nullptr) context.clock->mark();
@@ -62,7 +65,18 @@ void put_gradient(const Call& c, const Parameter& parameter, at::ScalarType made
   *parameter.written = true;
 }
 
+// A gradient that was made in the parameter's dtype, by an operator that gives no choice.
+void put_made(const Parameter& parameter, const at::Tensor& gradient) {
+  *parameter.written ? parameter.gradient.add_(gradient) : parameter.gradient.copy_(gradient);
+  *parameter.written = true;
+}
+
 void put_column_sums(const Call& c, const Parameter& parameter, const at::Tensor& values) {
+  if (c.context.device != nullptr) {
+    return put_gradient(c, parameter, at::kFloat, [&](at::Tensor place) {
+      at::sum_out(place, values, 0, /*keepdim=*/false, at::kFloat);
+    });
+  }
   put_gradient(c, parameter, at::kFloat, [&](const at::Tensor& place) {
     column_sums(dtype_of(values), {values.size(0), values.size(1)}, values.const_data_ptr(),
                 place.mutable_data_ptr<float>());
@@ -163,6 +177,11 @@ at::Tensor token_rows(const Call& c, const at::Tensor& t) {
 
 Tensors attention(const Call& c, Inputs in) {
   const Heads h = heads_of(c, in);
+  if (c.context.device != nullptr) {
+    auto [out, logsumexp] =
+        device_attention(c.context.attention, {h.q, h.k, h.v}, c.operation.attention.causal);
+    return {token_rows(c, out), logsumexp};
+  }
   auto [out, logsumexp] = at::_scaled_dot_product_flash_attention_for_cpu(
       h.q, h.k, h.v, 0.0, c.operation.attention.causal);
   return {token_rows(c, out), logsumexp};
@@ -181,8 +200,12 @@ Tensors attention_backward(const Call& c, const at::Tensor& dy, Inputs saved) {
         .view({c.context.batch.sequences, c.context.batch.sequence, shape.heads, shape.head_dim})
         .transpose(1, 2);
   };
-  auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-      as_heads(dy), h.q, h.k, h.v, as_heads(out), logsumexp, 0.0, shape.causal);
+  auto [dq, dk, dv] =
+      c.context.device != nullptr
+          ? device_attention_backward(c.context.attention, as_heads(dy), {h.q, h.k, h.v},
+                                      as_heads(out), logsumexp, shape.causal)
+          : at::_scaled_dot_product_flash_attention_for_cpu_backward(
+                as_heads(dy), h.q, h.k, h.v, as_heads(out), logsumexp, 0.0, shape.causal);
   if (!fused) return {token_rows(c, dq), token_rows(c, dk), token_rows(c, dv)};
   at::Tensor all = at::empty_like(saved[0]);
   const Tensors parts = {token_rows(c, dq), token_rows(c, dk), token_rows(c, dv)};
@@ -197,6 +220,11 @@ Rows norm_rows(const Call& c, const at::Tensor& x) {
 }
 
 Tensors rms_norm_forward(const Call& c, Inputs in) {
+  if (c.context.device != nullptr) {
+    auto [out, rstd] =
+        device_rms_norm(in[0], c.parameter(0).value, c.context.numerics.norm_epsilon);
+    return {out, rstd};
+  }
   const Rows rows = norm_rows(c, in[0]);
   at::Tensor out = at::empty_like(in[0]);
   at::Tensor rstd = at::empty({rows.count}, c.options().dtype(at::kFloat));
@@ -206,6 +234,11 @@ Tensors rms_norm_forward(const Call& c, Inputs in) {
 }
 
 Tensors rms_norm_backward_of(const Call& c, const at::Tensor& dy, Inputs saved) {
+  if (c.context.device != nullptr) {
+    auto [dx, weight] = device_rms_norm_backward(dy, saved[0], c.parameter(0).value, saved[1]);
+    put_made(c.parameter(0), weight);
+    return {dx};
+  }
   const Rows rows = norm_rows(c, dy);
   at::Tensor dx = at::empty_like(dy);
   put_gradient(c, c.parameter(0), at::kFloat, [&](const at::Tensor& place) {
@@ -234,12 +267,8 @@ Tensors layer_norm_backward(const Call& c, const at::Tensor& dy, Inputs saved) {
   auto [dx, weight, bias] =
       at::native_layer_norm_backward(dy, saved[0], {width}, saved[1], saved[2],
                                      c.parameter(0).value, bias_of(c), {true, true, has_bias});
-  const auto put = [](const Parameter& parameter, const at::Tensor& gradient) {
-    *parameter.written ? parameter.gradient.add_(gradient) : parameter.gradient.copy_(gradient);
-    *parameter.written = true;
-  };
-  put(c.parameter(0), weight);
-  if (has_bias) put(c.parameter(1), bias);
+  put_made(c.parameter(0), weight);
+  if (has_bias) put_made(c.parameter(1), bias);
   return {dx};
 }
 
@@ -248,6 +277,10 @@ Tensors layer_norm_backward(const Call& c, const at::Tensor& dy, Inputs saved) {
 void rotate_in_place(const Call& c, const at::Tensor& values, bool inverse) {
   const std::int64_t head_dim = c.operation.attention.head_dim;
   const MicroBatch& batch = c.context.batch;
+  if (c.context.device != nullptr) {
+    return device_rotate(*c.context.device, values, c.context.rotary.cos, c.context.rotary.sin,
+                         head_dim, inverse);
+  }
   const Rotation rotation = {.tokens = batch.count(),
                              .positions = batch.sequence,
                              .heads = values.size(1) / head_dim,
@@ -258,15 +291,18 @@ void rotate_in_place(const Call& c, const at::Tensor& values, bool inverse) {
 }
 
 Tensors silu_multiply(const Call& c, Inputs in) {
+  if (c.context.device != nullptr) return {device_silu_multiply(*c.context.device, in[0], in[1])};
   at::Tensor out = at::empty_like(in[0]);
   at::silu_out(out, in[0]);
-  static_cast<void>(c);
   return {out.mul_(in[1])};
 }
 
-Tensors silu_multiply_backward(const at::Tensor& dy, Inputs saved) {
+Tensors silu_multiply_backward(const Call& c, const at::Tensor& dy, Inputs saved) {
   const at::Tensor& gate = saved[0];
   const at::Tensor& up = saved[1];
+  if (c.context.device != nullptr) {
+    return device_silu_multiply_backward(*c.context.device, dy, gate, up);
+  }
   at::Tensor d_gate = at::empty_like(gate);
   at::Tensor d_up = at::empty_like(up);
   at::mul_out(d_gate, dy, up);
@@ -304,8 +340,23 @@ Tensors embedding(const Call& c) {
   return {out};
 }
 
+// Where the table holds gradients already (a tied head's), rows are added to them.
+void put_rows_on_device(const Call& c, const Parameter& parameter, const at::Tensor& gradient,
+                        const at::Tensor& ids) {
+  if (!*parameter.written) parameter.gradient.zero_();
+  *parameter.written = true;
+  device_add_rows(*c.context.device, parameter.gradient, ids, gradient);
+}
+
 void embedding_backward(const Call& c, const at::Tensor& dy) {
   const MicroBatch& batch = c.context.batch;
+  if (c.context.device != nullptr) {
+    return put_rows_on_device(
+        c, c.parameter(0), dy,
+        looks_up_positions(c)
+            ? at::arange(batch.sequence, batch.tokens.options()).repeat({batch.sequences})
+            : batch.tokens);
+  }
   put_rows(c.parameter(0), dy,
            looks_up_positions(c) ? at::arange(batch.sequence, at::kLong).repeat({batch.sequences})
                                  : batch.tokens);
@@ -320,10 +371,14 @@ Tensors cross_entropy(const Call& c, Inputs in) {
   MicroBatch& batch = c.context.batch;
   const std::int64_t vocabulary = logits.size(1);
   const std::int64_t tokens = batch.count();
+  const double scale = batch.loss_scale / static_cast<double>(tokens);
+  if (c.context.device != nullptr) {
+    device_cross_entropy(*c.context.device, logits, batch.labels, scale, batch.loss_sum);
+    return {at::Tensor(), at::Tensor()};
+  }
   const std::int64_t chunk = loss_rows(vocabulary);
   at::Tensor rows = at::empty({chunk, vocabulary}, c.options().dtype(at::kFloat));
   const auto* labels = batch.labels.const_data_ptr<std::int64_t>();
-  const double scale = batch.loss_scale / static_cast<double>(tokens);
   double loss = 0;
   for (std::int64_t begin = 0; begin < tokens; begin += chunk) {
     const std::int64_t count = std::min(chunk, tokens - begin);
@@ -433,7 +488,7 @@ std::vector<at::Tensor> run_backward(const Operation& operation, const Operation
       rotate_in_place(call, gradient, true);
       return {gradient};
     case Function::kSiluMultiply:
-      return silu_multiply_backward(gradient, saved);
+      return silu_multiply_backward(call, gradient, saved);
     case Function::kGelu: {
       at::Tensor dx = at::empty_like(gradient);
       return {at::gelu_backward_out(dx, gradient, saved[0], gelu_kind(call))};

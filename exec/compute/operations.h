@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "exec/device/accelerator.h"
 #include "sim/spec/model_spec.h"
 #include "sim/spec/plan.h"
 
@@ -39,6 +40,8 @@ struct MicroBatch {
   // Factor on the gradient of the mean loss of this micro-batch: 1 / micro-batches of the step.
   double loss_scale = 1;
   double loss = 0;  // mean over the micro-batch's tokens; written by the loss
+  // On a device the loss adds the tokens' losses there instead: fp32, one element, zero before.
+  at::Tensor loss_sum;
 
   std::int64_t count() const { return sequences * sequence; }
 };
@@ -56,6 +59,8 @@ struct OperationContext {
   const RotaryTable& rotary;
   MicroBatch& batch;
   KernelClock* clock = nullptr;
+  Accelerator* device = nullptr;  // none: tensors are a CPU rank's
+  DeviceAttention attention = DeviceAttention::kCpu;
 };
 
 // Tensors as Operation::outputs lists them; undefined where nobody reads one.

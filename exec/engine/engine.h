@@ -1,28 +1,26 @@
-// Runs the steps of a plan for real, on one CPU rank: walks the EventGraph in id order.
+// Runs the steps of a plan for real, on one rank: walks the EventGraph in id order.
 //
-// The thread that calls step() is the host: it does compute rows itself and hands every other row
-// to its stream, one thread each. A row starts when its stream has come to it, its waits are done,
-// and, for a collective, when its communicator's FIFO has. Nothing is decided here; what a plan
-// means is written in sim/graph/native.cpp.
+// The thread that calls step() is the host. How a row comes to run is the backend's
+// (exec/engine/backend.h): on a CPU rank the host does compute rows itself and hands every other
+// row to its stream, one thread each; on a device all rows go to its lanes. A row starts when its
+// stream has come to it, its waits are done, and, for a collective, when its communicator's FIFO
+// has. Nothing is decided here; what a plan means is written in sim/graph/native.cpp.
 //
 // Refused by find_engine_problem (exit 6): everything but runtime native; fp16; tied
 // embeddings outside the root unit; ALiBi and rescaled rotary frequencies, whose arithmetic is not
 // implemented.
 #pragma once
 
-#include <array>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "exec/comm/communicator.h"
 #include "exec/comm/world.h"
 #include "exec/compute/layer_runner.h"
-#include "exec/engine/events.h"
-#include "exec/engine/exact_sum.h"
-#include "exec/engine/stream.h"
+#include "exec/engine/backend.h"
 #include "exec/engine/unit_memory.h"
 #include "exec/memory/allocator.h"
 #include "reports/run_record.h"
@@ -31,6 +29,9 @@ namespace foreshard {
 
 // Why the engine cannot run it, with the nearest plan that it can; nullopt: it can.
 std::optional<std::string> find_engine_problem(const ModelSpec& model, const Plan& plan);
+// Further ones of a rank that feeds a device. `paced`: its peers are not there.
+std::optional<std::string> find_device_problem(const ModelSpec& model, const Plan& plan,
+                                               bool paced);
 
 // A row failed. what() names this rank, the row and the cause; for a lost peer `cause` is a
 // PeerFailure.
@@ -48,6 +49,8 @@ class Engine {
  public:
   struct Options {
     bool debug = false;  // gradient slots are filled with NaN and checked, freed slots detached
+    Accelerator* device = nullptr;   // none: a CPU rank
+    const Pacing* pacing = nullptr;  // none: the world's ranks are real
   };
   // References are kept. Every rank makes its engine at the same time: communicators connect here.
   Engine(const ModelSpec& model, const Plan& plan, const EventGraph& graph, World& world,
@@ -58,8 +61,13 @@ class Engine {
   void initialise();
 
   // One step. `number` counts from 1 (the optimizer's bias correction). `batches`: this rank's
-  // micro-batches in order. Fills `record` where one is given.
+  // micro-batches in order, on the host. Fills `record` where one is given.
   StepOutcome step(std::int64_t number, std::span<MicroBatch> batches, MeasuredStep* record);
+  // The same in two halves: a device may be given step after step, at most ahead() of them before
+  // the oldest is collected.
+  void issue(std::int64_t number, std::span<MicroBatch> batches);
+  StepResult collect();
+  int ahead() const { return backend_->ahead(); }
 
   // Mean loss of a micro-batch, forward only. All ranks of a shard group call it equally often.
   double evaluate(MicroBatch& batch);
@@ -71,8 +79,10 @@ class Engine {
   UnitSet& units() { return units_; }
   int shard_index() const { return shard_index_; }
   int replica() const { return replica_; }
+  // Highest sum of the bytes of tensors in the allocator, in any step.
+  std::int64_t activations_peak();
   const MemoryAccount& activations() const { return account_; }
-  void forget_peak() { account_.peak = account_.now; }
+  void forget_peak();
 
   void observe(StepObserver* observer) { layers_.observe(observer); }
 
@@ -80,45 +90,31 @@ class Engine {
   void stop(std::exception_ptr cause);
 
  private:
-  void connect(World& world);
-  void issue(EventId id);
-  void compute_row(EventId id);
+  void run_row(EventId id);
   void layer_row(const RowDetail& detail, EventKind kind);
-  void stream_row(EventId id);
-  void run_stream_row(EventId id);
+  void backward_row(const RowDetail& detail);
   void all_gather(EventId id);
   void reduce_scatter(EventId id);
   void accumulate(EventId id);
   void reshard(std::int32_t unit);
-  void grad_norm();
-  void grad_scale();
-  void optimizer();
   void check_gradients(UnitMemory& unit);
   void gather_now(std::int32_t unit);
   [[noreturn]] void throw_failure();
   std::string event_name(EventId id) const;
-  Time now() const;
 
   const ModelSpec& model_;
   const Plan& plan_;
   const EventGraph& graph_;
-  const int rank_, world_size_, shard_index_, replica_;
+  const int rank_, shard_index_, replica_;
   const Options options_;
   MemoryAccount account_;
   UnitSet units_;
   LayerRunner layers_;
   RotaryTable rotary_;
-  std::vector<std::unique_ptr<GroupCommunicator>> communicators_;  // by number
-  Events events_;
-  std::array<std::unique_ptr<StreamThread>, kStreams> streams_;
-  std::vector<std::vector<float>> sums_;  // of reduce-scatters that an accumulation adds, per unit
-  std::array<std::int64_t, ExactSum::kDigits> norm_digits_{};
-  double norm_ = 0;
+  DeviceAttention attention_ = DeviceAttention::kCpu;
   std::int64_t number_ = 0;
   std::span<MicroBatch> batches_;
-  std::vector<Span> spans_;
-  std::int64_t step_begin_ns_ = 0;
-  std::int64_t last_end_ns_ = 0;  // of the previous step
+  std::unique_ptr<Backend> backend_;  // last: its threads use the others
 };
 
 }  // namespace foreshard

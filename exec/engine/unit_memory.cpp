@@ -4,9 +4,6 @@
 #include "exec/engine/unit_memory.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <limits>
 
 #include "sim/base/error.h"
 
@@ -22,12 +19,14 @@ std::vector<std::vector<std::int32_t>> layers_of_units(const ModelSpec& model,
   return layers;
 }
 
-UnitSet::UnitSet(const ModelSpec& model, const Plan& plan, const EventGraph& graph, int shard_index)
+UnitSet::UnitSet(const ModelSpec& model, const Plan& plan, const EventGraph& graph, int shard_index,
+                 RankMemory& memory)
     : plan_(plan),
+      memory_(memory),
       gathers_(plan.mesh.shard > 1 || plan.param_dtype != plan.master_dtype),
       offsets_(lay_out_arena(graph)),
       persistent_(graph.persistent),
-      arena_(static_cast<std::size_t>(offsets_.size.count())) {
+      arena_(static_cast<std::size_t>(offsets_.size.count()), memory) {
   const auto layers = layers_of_units(model, graph);
   units_.resize(graph.units.size());
   for (std::size_t u = 0; u < units_.size(); ++u) {
@@ -36,8 +35,8 @@ UnitSet::UnitSet(const ModelSpec& model, const Plan& plan, const EventGraph& gra
     unit.layout = flatten(model, layers[u], plan);
     unit.shard = unit.layout.shard_numel;
     unit.first = unit.shard * shard_index;
-    unit.values = FlatStorage(unit.padded(), scalar_type(plan.param_dtype));
-    unit.gradients = FlatStorage(unit.padded(), scalar_type(plan.reduce_dtype));
+    unit.values = FlatStorage(unit.padded(), scalar_type(plan.param_dtype), memory.device());
+    unit.gradients = FlatStorage(unit.padded(), scalar_type(plan.reduce_dtype), memory.device());
     unit.written.assign(unit.layout.parameters.size(), false);
   }
   place_buffers(graph);
@@ -114,12 +113,13 @@ void UnitSet::begin_gradients(UnitMemory& unit, std::byte* memory, bool fill_wit
   std::fill(unit.written.begin(), unit.written.end(), false);
   const auto size = static_cast<std::size_t>(size_of(plan_.reduce_dtype));
   if (fill_with_nan) {
-    std::memset(memory, 0xff, static_cast<std::size_t>(unit.padded()) * size);
+    memory_.fill(memory, 0xff, static_cast<std::size_t>(unit.padded()) * size);
   }
   std::int64_t end = 0;
   const auto zero = [&](std::int64_t begin, std::int64_t until) {
-    std::memset(memory + static_cast<std::size_t>(begin) * size, 0,
-                static_cast<std::size_t>(until - begin) * size);
+    if (begin == until) return;
+    memory_.fill(memory + static_cast<std::size_t>(begin) * size, 0,
+                 static_cast<std::size_t>(until - begin) * size);
   };
   for (const FlatParameter& parameter : unit.layout.parameters) {
     zero(end, parameter.offset);

@@ -3,7 +3,7 @@
 // Runtime native, as laid out by sim/graph: flat padded unit buffers (sim/graph/flat_layout.h), one
 // shard of each on every rank. A parameter's value is a view into the unit's storage, which is
 // attached to the shard itself (one rank, one dtype), to storage of its own, or to a slot; its
-// gradient is a view into the gradient storage likewise.
+// gradient is a view into the gradient storage likewise. All of it is memory of the rank's device.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +15,7 @@
 #include "exec/compute/operations.h"
 #include "exec/memory/arena.h"
 #include "exec/memory/flat_storage.h"
+#include "exec/memory/rank_memory.h"
 #include "sim/graph/event_graph.h"
 #include "sim/graph/flat_layout.h"
 #include "sim/memory/arena.h"
@@ -40,7 +41,9 @@ struct UnitMemory {
 
 class UnitSet {
  public:
-  UnitSet(const ModelSpec& model, const Plan& plan, const EventGraph& graph, int shard_index);
+  // References are kept.
+  UnitSet(const ModelSpec& model, const Plan& plan, const EventGraph& graph, int shard_index,
+          RankMemory& memory = host_memory());
 
   std::vector<UnitMemory>& all() { return units_; }
   UnitMemory& at(std::int32_t unit) { return units_[static_cast<std::size_t>(unit)]; }
@@ -50,6 +53,7 @@ class UnitSet {
   }
   std::byte* buffer(std::int32_t id) const;  // of EventGraph::persistent
   bool gathers() const { return gathers_; }
+  RankMemory& memory() const { return memory_; }
   std::int64_t arena_bytes() const { return static_cast<std::int64_t>(arena_.size()); }
 
   // The unit's gradients of `microbatch` begin in `memory`: attached, padding zeroed, nothing
@@ -61,6 +65,7 @@ class UnitSet {
   void make_views(const ModelSpec& model);
 
   const Plan& plan_;
+  RankMemory& memory_;
   bool gathers_;
   ArenaLayout offsets_;
   std::vector<std::int32_t> persistent_;

@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <span>
+#include <thread>
 #include <vector>
 
 #include "exec/compute/kernels.h"
@@ -28,27 +30,9 @@ const ParameterSpec& spec_of(const ModelSpec& model, const FlatParameter& p) {
   return kind_of(model, p).parameters[static_cast<std::size_t>(p.parameter)];
 }
 
-// The part of a parameter that this rank's shard holds, padded to whole blocks.
-struct Piece {
-  const FlatParameter* parameter = nullptr;
-  std::int64_t begin = 0;  // in the shard
-  std::int64_t count = 0;
-  std::int64_t first = 0;  // element of the parameter at `begin`
-};
-
-std::vector<Piece> pieces_of(const UnitMemory& unit) {
-  std::vector<Piece> pieces;
-  for (const FlatParameter& p : unit.layout.parameters) {
-    const std::int64_t end = p.offset + (p.numel + kBlock - 1) / kBlock * kBlock;
-    const std::int64_t from = std::max(p.offset, unit.first);
-    const std::int64_t until = std::min(end, unit.first + unit.shard);
-    if (from < until) pieces.push_back({&p, from - unit.first, until - from, from - p.offset});
-  }
-  return pieces;
-}
-
-at::Tensor part(std::byte* base, DType dtype, std::int64_t begin, std::int64_t count) {
-  return tensor_over(base + begin * size_of(dtype), count, scalar_type(dtype));
+at::Tensor part(std::byte* base, DType dtype, std::int64_t begin, std::int64_t count,
+                c10::Device device = c10::Device(c10::DeviceType::CPU)) {
+  return tensor_over(base + begin * size_of(dtype), count, scalar_type(dtype), device);
 }
 
 // --- initial values ---
@@ -94,6 +78,25 @@ void fill_normal(std::uint64_t key, std::int64_t first, std::span<float> values,
   }
 }
 
+// Pieces of whole counters: an element's value does not depend on who makes it.
+void fill_normal_in_parallel(std::uint64_t key, std::int64_t first, std::span<float> values,
+                             double deviation, int threads) {
+  constexpr std::size_t kLeast = std::size_t{1} << 16;  // elements worth a thread
+  const std::size_t parts =
+      std::clamp<std::size_t>(values.size() / kLeast, 1, static_cast<std::size_t>(threads));
+  const std::size_t each = (values.size() + parts - 1) / parts;
+  std::vector<std::jthread> helpers;
+  for (std::size_t p = 1; p < parts; ++p) {
+    const std::size_t begin = p * each;
+    if (begin >= values.size()) break;
+    helpers.emplace_back([=] {
+      fill_normal(key, first + static_cast<std::int64_t>(begin),
+                  values.subspan(begin, std::min(each, values.size() - begin)), deviation);
+    });
+  }
+  fill_normal(key, first, values.subspan(0, std::min(each, values.size())), deviation);
+}
+
 // --- optimizer ---
 
 // Tensors of one fused update, all fp32.
@@ -115,7 +118,7 @@ void run_update(const UpdateLists& lists, const Optimizer& o, double rate, doubl
 }
 
 // One piece, a chunk at a time in fp32 where something is stored in another dtype.
-void update_converted(UnitMemory& unit, const Plan& plan, const Piece& piece, double rate,
+void update_converted(UnitMemory& unit, const Plan& plan, const ShardPiece& piece, double rate,
                       double decay, const at::Tensor& step) {
   constexpr std::int64_t kChunk = 1 << 16;
   const Optimizer& o = plan.optimizer;
@@ -146,6 +149,21 @@ void update_converted(UnitMemory& unit, const Plan& plan, const Piece& piece, do
 
 }  // namespace
 
+std::vector<ShardPiece> pieces_of(const UnitMemory& unit) {
+  std::vector<ShardPiece> pieces;
+  for (const FlatParameter& p : unit.layout.parameters) {
+    const std::int64_t end = p.offset + (p.numel + kBlock - 1) / kBlock * kBlock;
+    const std::int64_t from = std::max(p.offset, unit.first);
+    const std::int64_t until = std::min(end, unit.first + unit.shard);
+    if (from < until) pieces.push_back({&p, from - unit.first, until - from, from - p.offset});
+  }
+  return pieces;
+}
+
+bool decays(const ModelSpec& model, const FlatParameter& parameter) {
+  return spec_of(model, parameter).shape.size() > 1;
+}
+
 std::string parameter_name(const ModelSpec& model, const FlatParameter& parameter) {
   const LayerInstance& layer = model.order[static_cast<std::size_t>(parameter.layer)];
   const ParameterSpec& spec = spec_of(model, parameter);
@@ -153,11 +171,12 @@ std::string parameter_name(const ModelSpec& model, const FlatParameter& paramete
   return layer.name + "." + spec.name;
 }
 
-void initialise_shard(UnitMemory& unit, const ModelSpec& model, const Plan& plan) {
+void initialise_shard(UnitMemory& unit, const ModelSpec& model, const Plan& plan,
+                      RankMemory& memory, int threads) {
   constexpr double kDeviation = 0.02;
   const double residual = 1 / std::sqrt(2.0 * static_cast<double>(model.block_count()));
   std::vector<float> values;
-  for (const Piece& piece : pieces_of(unit)) {
+  for (const ShardPiece& piece : pieces_of(unit)) {
     const LayerSpec& layer = kind_of(model, *piece.parameter);
     const ParameterSpec& spec = spec_of(model, *piece.parameter);
     values.assign(static_cast<std::size_t>(piece.count), 0.0F);
@@ -167,22 +186,23 @@ void initialise_shard(UnitMemory& unit, const ModelSpec& model, const Plan& plan
     if (spec.shape.size() > 1) {
       Fingerprint key;
       key.add(plan.seed).add(parameter_name(model, *piece.parameter));
-      fill_normal(key.value(), piece.first, real,
-                  is_residual_projection(layer, piece.parameter->parameter) ? kDeviation * residual
-                                                                            : kDeviation);
+      const double deviation = is_residual_projection(layer, piece.parameter->parameter)
+                                   ? kDeviation * residual
+                                   : kDeviation;
+      fill_normal_in_parallel(key.value(), piece.first, real, deviation, threads);
     } else if (is_norm_weight(layer, piece.parameter->parameter)) {
       std::fill(real.begin(), real.end(), 1.0F);
     }
-    part(unit.master, plan.master_dtype, piece.begin, piece.count)
+    part(unit.master, plan.master_dtype, piece.begin, piece.count, memory.device())
         .copy_(tensor_over(values.data(), piece.count, at::kFloat));
   }
-  refresh_shadow(unit, plan);
+  refresh_shadow(unit, plan, memory.device());
 }
 
-void refresh_shadow(UnitMemory& unit, const Plan& plan) {
+void refresh_shadow(UnitMemory& unit, const Plan& plan, c10::Device device) {
   if (unit.shadow != unit.master) {
-    part(unit.shadow, plan.param_dtype, 0, unit.shard)
-        .copy_(part(unit.master, plan.master_dtype, 0, unit.shard));
+    part(unit.shadow, plan.param_dtype, 0, unit.shard, device)
+        .copy_(part(unit.master, plan.master_dtype, 0, unit.shard, device));
   }
 }
 
@@ -205,13 +225,13 @@ void update_parameters(UnitMemory& unit, const ModelSpec& model, const Plan& pla
   const bool plain = plan.master_dtype == DType::kFp32 &&
                      (o.kind == Optimizer::Kind::kSgd || o.state == DType::kFp32);
   UpdateLists decayed, undecayed;
-  for (const Piece& piece : pieces_of(unit)) {
-    const bool decays = spec_of(model, *piece.parameter).shape.size() > 1;
+  for (const ShardPiece& piece : pieces_of(unit)) {
+    const bool decaying = decays(model, *piece.parameter);
     if (!plain) {
-      update_converted(unit, plan, piece, rate, decays ? o.weight_decay : 0, step);
+      update_converted(unit, plan, piece, rate, decaying ? o.weight_decay : 0, step);
       continue;
     }
-    UpdateLists& lists = decays ? decayed : undecayed;
+    UpdateLists& lists = decaying ? decayed : undecayed;
     lists.parameters.push_back(part(unit.master, DType::kFp32, piece.begin, piece.count));
     lists.gradients.push_back(tensor_over(unit.gradient + piece.begin, piece.count, at::kFloat));
     if (o.kind == Optimizer::Kind::kAdamW) {
@@ -240,13 +260,14 @@ void add_squares(const float* values, std::int64_t count, ExactSum& sum) {
   }
 }
 
-std::uint64_t hash_shard(const UnitMemory& unit, const ModelSpec& model, const Plan& plan) {
+std::uint64_t hash_shard(const UnitMemory& unit, const std::byte* master, const ModelSpec& model,
+                         const Plan& plan) {
   const std::int64_t size = size_of(plan.master_dtype);
   std::uint64_t sum = 0;
-  for (const Piece& piece : pieces_of(unit)) {
+  for (const ShardPiece& piece : pieces_of(unit)) {
     Fingerprint name;
     name.add(parameter_name(model, *piece.parameter));
-    const auto* bytes = reinterpret_cast<const char*>(unit.master + piece.begin * size);
+    const auto* bytes = reinterpret_cast<const char*>(master + piece.begin * size);
     for (std::int64_t i = 0; i < piece.count; i += kBlock) {
       Fingerprint block;
       block.add(static_cast<std::int64_t>(name.value())).add(piece.first + i);

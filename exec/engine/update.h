@@ -2,9 +2,11 @@
 // and hashes that must not depend on how the parameters are spread over ranks.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "exec/engine/exact_sum.h"
 #include "exec/engine/unit_memory.h"
@@ -14,18 +16,32 @@ namespace foreshard {
 // Name of a parameter in the whole model: "layers.3.self_attn.q_proj.weight".
 std::string parameter_name(const ModelSpec& model, const FlatParameter& parameter);
 
+// The part of a parameter that a shard holds, padded to whole blocks of 32 elements.
+struct ShardPiece {
+  const FlatParameter* parameter = nullptr;
+  std::int64_t begin = 0;  // in the shard
+  std::int64_t count = 0;
+  std::int64_t first = 0;  // element of the parameter at `begin`
+};
+std::vector<ShardPiece> pieces_of(const UnitMemory& unit);
+// Weight decay is for parameters with two or more dimensions.
+bool decays(const ModelSpec& model, const FlatParameter& parameter);
+
 // Normal(0, 0.02) for matrices, those that write to the residual stream divided by sqrt(2 blocks)
 // (GPT-2, section 2.3); 1 for norm weights, 0 for biases. Element i of a parameter is a function of
-// seed, name and i alone (Philox 4x32, counter i / 4).
-void initialise_shard(UnitMemory& unit, const ModelSpec& model, const Plan& plan);
+// seed, name and i alone (Philox 4x32, counter i / 4). `threads` make them. The compute-dtype
+// shadow is refreshed.
+void initialise_shard(UnitMemory& unit, const ModelSpec& model, const Plan& plan,
+                      RankMemory& memory = host_memory(), int threads = 1);
 
 // learning rate of step `number` (from 1), by the plan's schedule
 double learning_rate(const Optimizer& optimizer, std::int64_t number);
 
-// Writes the compute-dtype shadow anew, as after loading the shard.
-void refresh_shadow(UnitMemory& unit, const Plan& plan);
+// Writes the compute-dtype shadow anew, as after loading the shard. `device`: where it lives.
+void refresh_shadow(UnitMemory& unit, const Plan& plan,
+                    c10::Device device = c10::Device(c10::DeviceType::CPU));
 
-// AdamW or SGD on the rank's shard, then the compute-dtype shadow.
+// AdamW or SGD on a CPU rank's shard, then the compute-dtype shadow.
 void update_parameters(UnitMemory& unit, const ModelSpec& model, const Plan& plan,
                        std::int64_t number);
 
@@ -34,7 +50,8 @@ void update_parameters(UnitMemory& unit, const ModelSpec& model, const Plan& pla
 void add_squares(const float* values, std::int64_t count, ExactSum& sum);
 
 // Sum (mod 2^64) of hashes of the shard's blocks of 32 elements, each with its parameter's name and
-// its place in it; padding is left out.
-std::uint64_t hash_shard(const UnitMemory& unit, const ModelSpec& model, const Plan& plan);
+// its place in it; padding is left out. `master`: the shard's stored values, on the host.
+std::uint64_t hash_shard(const UnitMemory& unit, const std::byte* master, const ModelSpec& model,
+                         const Plan& plan);
 
 }  // namespace foreshard

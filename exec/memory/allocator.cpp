@@ -19,7 +19,7 @@
 namespace foreshard {
 namespace {
 
-thread_local MemoryAccount* current_account = nullptr;
+thread_local MemoryAccount* account_of_thread = nullptr;
 
 class BlockAllocator final : public c10::Allocator {
  public:
@@ -84,10 +84,10 @@ class BlockAllocator final : public c10::Allocator {
       by_address_.erase(place);
       if (whole > bytes) add_free(place + bytes, whole - bytes);
     }
-    used_[place] = {bytes, current_account};
-    if (current_account != nullptr) {
-      current_account->now += static_cast<std::int64_t>(bytes);
-      current_account->peak = std::max(current_account->peak, current_account->now);
+    used_[place] = {bytes, account_of_thread};
+    if (account_of_thread != nullptr) {
+      account_of_thread->now += static_cast<std::int64_t>(bytes);
+      account_of_thread->peak = std::max(account_of_thread->peak, account_of_thread->now);
     }
     return place;
   }
@@ -141,8 +141,10 @@ void install_allocator() {
   static_cast<void>(done);
 }
 
+MemoryAccount* current_account() { return account_of_thread; }
+
 AccountScope::AccountScope(MemoryAccount* account)
-    : before_(std::exchange(current_account, account)) {}
-AccountScope::~AccountScope() { current_account = before_; }
+    : before_(std::exchange(account_of_thread, account)) {}
+AccountScope::~AccountScope() { account_of_thread = before_; }
 
 }  // namespace foreshard

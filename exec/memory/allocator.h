@@ -19,6 +19,9 @@ struct MemoryAccount {
 // Makes it the allocator of CPU tensors of the whole process, once; later calls do nothing.
 void install_allocator();
 
+// Whose account this thread's tensors count towards; nullptr: nobody's.
+MemoryAccount* current_account();
+
 // Tensors that this thread makes count towards `account` (nullptr: nobody's) while this lives.
 class AccountScope {
  public:

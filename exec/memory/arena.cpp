@@ -5,39 +5,72 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <exception>
 
 #include "sim/base/error.h"
 #include "sim/base/unit_strings.h"
 
 namespace foreshard {
+namespace {
 
-Arena::Arena(std::size_t bytes) : bytes_(bytes) {
-  const auto available = static_cast<std::size_t>(sysconf(_SC_AVPHYS_PAGES)) *
-                         static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  const auto physical = static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) *
-                        static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  if (bytes > physical) {
-    throw Error(ExitCode::kInfeasible,
-                fmt::format("the plan needs {} for parameters and states on this rank; the machine "
-                            "has {} ({} free)",
-                            format_bytes(Bytes(static_cast<std::int64_t>(bytes))),
-                            format_bytes(Bytes(static_cast<std::int64_t>(physical))),
-                            format_bytes(Bytes(static_cast<std::int64_t>(available)))));
+[[noreturn]] void refuse(const std::string& what) { throw Error(ExitCode::kInfeasible, what); }
+
+class HostMemory final : public RankMemory {
+ public:
+  c10::Device device() const override { return c10::Device(c10::DeviceType::CPU); }
+
+  std::byte* allocate(std::size_t bytes) override {
+    const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    const auto available = static_cast<std::size_t>(sysconf(_SC_AVPHYS_PAGES)) * page;
+    const auto physical = static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * page;
+    const auto words = [](std::size_t amount) {
+      return format_bytes(Bytes(static_cast<std::int64_t>(amount)));
+    };
+    if (bytes > physical) {
+      refuse(
+          fmt::format("the plan needs {} for parameters and states on this rank; the machine "
+                      "has {} ({} free)",
+                      words(bytes), words(physical), words(available)));
+    }
+    if (bytes == 0) return nullptr;
+    void* range = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (range == MAP_FAILED) {
+      refuse(fmt::format("no {} of memory for parameters and states", words(bytes)));
+    }
+    madvise(range, bytes, MADV_HUGEPAGE);  // a wish; nothing depends on it
+    std::memset(range, 0, bytes);
+    return static_cast<std::byte*>(range);
   }
-  if (bytes == 0) return;
-  void* range = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (range == MAP_FAILED) {
-    throw Error(ExitCode::kInfeasible,
-                fmt::format("no {} of memory for parameters and states",
-                            format_bytes(Bytes(static_cast<std::int64_t>(bytes)))));
+  void release(std::byte* memory, std::size_t bytes) noexcept override { munmap(memory, bytes); }
+  void copy(void* to, const void* from, std::size_t bytes) override {
+    std::memcpy(to, from, bytes);
   }
-  madvise(range, bytes, MADV_HUGEPAGE);  // a wish; nothing depends on it
-  std::memset(range, 0, bytes);
-  base_ = static_cast<std::byte*>(range);
+  void fill(void* at, int byte, std::size_t bytes) override { std::memset(at, byte, bytes); }
+  void to_device(void* to, const void* host, std::size_t bytes) override { copy(to, host, bytes); }
+  void to_host(void* host, const void* from, std::size_t bytes) override {
+    copy(host, from, bytes);
+  }
+};
+
+}  // namespace
+
+RankMemory& host_memory() {
+  static HostMemory memory;
+  return memory;
+}
+
+Arena::Arena(std::size_t bytes, RankMemory& memory) : memory_(memory), bytes_(bytes) {
+  try {
+    base_ = memory.allocate(bytes);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {  // the plugin's
+    refuse(error.what());
+  }
 }
 
 Arena::~Arena() {
-  if (base_ != nullptr) munmap(base_, bytes_);
+  if (base_ != nullptr) memory_.release(base_, bytes_);
 }
 
 }  // namespace foreshard

@@ -5,12 +5,14 @@
 
 #include <cstddef>
 
+#include "exec/memory/rank_memory.h"
+
 namespace foreshard {
 
 class Arena {
  public:
-  explicit Arena(
-      std::size_t bytes);  // throws Error(kInfeasible) where the machine has not that much
+  // Throws Error(kInfeasible) where there is not that much. A reference to `memory` is kept.
+  explicit Arena(std::size_t bytes, RankMemory& memory = host_memory());
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -19,6 +21,7 @@ class Arena {
   std::size_t size() const { return bytes_; }
 
  private:
+  RankMemory& memory_;
   std::byte* base_ = nullptr;
   std::size_t bytes_ = 0;
 };

@@ -1,15 +1,16 @@
 #include "exec/memory/flat_storage.h"
 
 #include <ATen/Functions.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/StorageImpl.h>
 
 namespace foreshard {
 
-FlatStorage::FlatStorage(std::int64_t numel, at::ScalarType type) {
-  const at::TensorOptions options = at::TensorOptions().dtype(type);
+FlatStorage::FlatStorage(std::int64_t numel, at::ScalarType type, c10::Device device) {
+  const at::TensorOptions options = at::TensorOptions().dtype(type).device(device);
   auto storage = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), static_cast<std::size_t>(numel) * c10::elementSize(type),
-      at::DataPtr(nullptr, c10::Device(c10::DeviceType::CPU)), nullptr, /*resizable=*/false);
+      at::DataPtr(nullptr, device), nullptr, /*resizable=*/false);
   flat_ = at::empty({0}, options).set_(at::Storage(std::move(storage)), 0, {numel}, {1});
 }
 
@@ -21,12 +22,15 @@ at::Tensor FlatStorage::view(std::int64_t offset, std::span<const std::int64_t> 
 }
 
 void FlatStorage::attach(void* memory) {
-  flat_.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(
-      at::DataPtr(memory, c10::Device(c10::DeviceType::CPU)));
+  flat_.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(at::DataPtr(memory, flat_.device()));
 }
 
-at::Tensor tensor_over(void* memory, std::int64_t numel, at::ScalarType type) {
-  return at::from_blob(memory, {numel}, at::TensorOptions().dtype(type));
+at::Tensor tensor_over(void* memory, std::int64_t numel, at::ScalarType type, c10::Device device) {
+  // Naming the device keeps ATen from asking the driver whose memory it is.
+  return at::for_blob(memory, {numel})
+      .options(at::TensorOptions().dtype(type).device(device))
+      .target_device(device)
+      .make_tensor();
 }
 
 }  // namespace foreshard

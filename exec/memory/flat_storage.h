@@ -17,7 +17,8 @@ namespace foreshard {
 class FlatStorage {
  public:
   FlatStorage() = default;
-  FlatStorage(std::int64_t numel, at::ScalarType type);
+  FlatStorage(std::int64_t numel, at::ScalarType type,
+              c10::Device device = c10::Device(c10::DeviceType::CPU));
 
   at::Tensor view(std::int64_t offset, std::span<const std::int64_t> shape) const;
   at::Tensor flat() const { return flat_; }
@@ -28,6 +29,7 @@ class FlatStorage {
 };
 
 // A tensor over memory that somebody else owns.
-at::Tensor tensor_over(void* memory, std::int64_t numel, at::ScalarType type);
+at::Tensor tensor_over(void* memory, std::int64_t numel, at::ScalarType type,
+                       c10::Device device = c10::Device(c10::DeviceType::CPU));
 
 }  // namespace foreshard

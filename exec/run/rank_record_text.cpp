@@ -61,7 +61,7 @@ std::string to_bytes(const RankRecord& r) {
     for (const Span& s : step.spans) out.add(s.issue).add(s.start).add(s.arrive).add(s.end);
   }
   out.add(r.rss_before_init).add(r.rss_after_init).add(r.peak_rss);
-  out.add(r.arena).add(r.activations_peak);
+  out.add(r.arena).add(r.activations_peak).add(r.device_reserved).add(r.device_used);
   return out.take();
 }
 
@@ -89,6 +89,8 @@ RankRecord rank_record_of(std::string_view bytes) {
   r.peak_rss = in.bytes();
   r.arena = in.bytes();
   r.activations_peak = in.bytes();
+  r.device_reserved = in.bytes();
+  r.device_used = in.bytes();
   return r;
 }
 

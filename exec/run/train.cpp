@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <fstream>
 #include <utility>
@@ -54,9 +55,14 @@ class Training {
     RankRecord& own = record_.ranks.emplace_back();
     own.rank = world.rank();
     own.rss_before_init = process_memory("VmRSS:");
-    engine_.emplace(model, plan, graph, world, Engine::Options{.debug = options.debug});
+    engine_.emplace(
+        model, plan, graph, world,
+        Engine::Options{
+            .debug = options.debug, .device = options.device, .pacing = options.pacing});
     own.arena = Bytes(engine_->units().arena_bytes());
     own.rss_after_init = process_memory("VmRSS:");
+    record_.paced = options.pacing != nullptr;
+    if (options.device != nullptr) record_.device = options.device->info().name;
     control_.emplace(world, static_cast<std::size_t>(plan.batch.accumulation));
     make_batches();
   }
@@ -76,6 +82,7 @@ class Training {
                          (last || (options_.checkpoint_every > 0 &&
                                    progress_.step % options_.checkpoint_every == 0));
       if (last || evaluates || saves) {
+        while (pending_ > 0) collect();
         while (control_->posted() > 0) hear();
       }
       if (evaluates) evaluate();
@@ -103,7 +110,9 @@ class Training {
   }
 
   void make_batches() {
-    for (std::int64_t m = 0; m < plan_.batch.accumulation; ++m) batches_.push_back(empty_batch());
+    for (auto& batches : batches_) {
+      for (std::int64_t m = 0; m < plan_.batch.accumulation; ++m) batches.push_back(empty_batch());
+    }
   }
 
   MicroBatch empty_batch() const {
@@ -126,7 +135,22 @@ class Training {
 
   // --- state ---
 
+  // Checkpoints read and write host memory: what lives on a device is copied there first.
+  std::byte* on_host(std::byte* data, std::size_t bytes) {
+    if (options_.device == nullptr) return data;
+    Mirror& mirror = mirrors_.emplace_back(Mirror{data, std::vector<std::byte>(bytes)});
+    engine_->units().memory().to_host(mirror.copy.data(), data, bytes);
+    return mirror.copy.data();
+  }
+  void put_on_device() {
+    for (const Mirror& mirror : mirrors_) {
+      engine_->units().memory().to_device(mirror.device, mirror.copy.data(), mirror.copy.size());
+    }
+    mirrors_.clear();
+  }
+
   TrainingState state() {
+    mirrors_.clear();
     TrainingState state;
     state.shards = plan_.mesh.shard;
     state.shard_index = engine_->shard_index();
@@ -145,8 +169,8 @@ class Training {
                                         p.offset, p.numel});
       }
       const auto add = [&](const char* name, DType dtype, std::byte* data) {
-        described.arrays.push_back(
-            {name, dtype, {data, static_cast<std::size_t>(unit.shard * size_of(dtype))}});
+        const auto bytes = static_cast<std::size_t>(unit.shard * size_of(dtype));
+        described.arrays.push_back({name, dtype, {on_host(data, bytes), bytes}});
       };
       add("master", plan_.master_dtype, unit.master);
       static constexpr const char* kMoments[] = {"exp_avg", "exp_avg_sq"};
@@ -165,7 +189,10 @@ class Training {
     }
     const LoadedCheckpoint loaded = load_checkpoint(options_.resume, state(), world_);
     for (const std::string& sentence : loaded.passed_over) note(sentence);
-    for (UnitMemory& unit : engine_->units().all()) refresh_shadow(unit, plan_);
+    put_on_device();
+    for (UnitMemory& unit : engine_->units().all()) {
+      refresh_shadow(unit, plan_, engine_->units().memory().device());
+    }
     progress_ = loaded.progress;
     if (progress_.seed != plan_.seed) {
       throw Error(ExitCode::kInvalidInput,
@@ -183,13 +210,15 @@ class Training {
     const SavedCheckpoint saved = save_checkpoint({options_.checkpoint, options_.checkpoint_keep},
                                                   state(), progress_, world_);
     for (const std::string& warning : saved.warnings) note(warning);
+    mirrors_.clear();
   }
 
   // --- steps ---
 
   void one_step() {
+    std::vector<MicroBatch>& batches = batches_[static_cast<std::size_t>(progress_.step % 2)];
     for (std::int64_t m = 0; m < plan_.batch.accumulation; ++m) {
-      MicroBatch& batch = batches_[static_cast<std::size_t>(m)];
+      MicroBatch& batch = batches[static_cast<std::size_t>(m)];
       const std::int64_t first =
           progress_.next_sample +
           global_microbatch(plan_, world_.rank(), m) * plan_.batch.micro_batch;
@@ -199,17 +228,24 @@ class Training {
       }
     }
     ++progress_.step;
-    MeasuredStep step;
-    const StepOutcome outcome = engine_->step(progress_.step, batches_, &step);
+    engine_->issue(progress_.step, batches);
+    ++pending_;
     progress_.next_sample += samples_per_step_;
-    own().step_durations.push_back(step.duration);
-    own().timelines.push_back(std::move(step));
+    while (pending_ > engine_->ahead()) collect();
+  }
+
+  // The oldest step that was issued.
+  void collect() {
+    StepResult result = engine_->collect();
+    --pending_;
+    own().step_durations.push_back(result.times.duration);
+    own().timelines.push_back(std::move(result.times));
     if (static_cast<std::int64_t>(own().timelines.size()) > options_.recorded_steps) {
       own().timelines.erase(own().timelines.begin());
     }
-    own().activations_peak = Bytes(engine_->activations().peak);
+    own().activations_peak = Bytes(engine_->activations_peak());
     const bool wants_stop = options_.stop && options_.stop();
-    control_->post({outcome.losses, wants_stop});
+    control_->post({result.losses, wants_stop});
   }
 
   std::vector<ControlMessage> take_messages() {
@@ -279,13 +315,33 @@ class Training {
   }
 
   void finish() {
-    record_.parameter_hash = engine_->parameter_hash();
+    if (options_.device != nullptr) note_device_memory();
+    // The shards of ranks that are not there would belong to it.
+    if (options_.pacing == nullptr) record_.parameter_hash = engine_->parameter_hash();
     own().peak_rss = process_memory("VmHWM:");
+    if (options_.pacing != nullptr) return;
     const auto texts = world_.gather("record", to_bytes(own()));
     if (world_.rank() != 0) return;
     record_.ranks.clear();
     for (const std::string& text : texts) record_.ranks.push_back(rank_record_of(text));
   }
+
+  void note_device_memory() {
+    const AcceleratorMemory memory = options_.device->memory();
+    own().device_reserved = own().arena + Bytes(memory.reserved_peak);
+    own().device_used = Bytes(memory.total - memory.free);
+    // A rank's process is a feeder: its own memory is no part of the plan.
+    own().rss_before_init = own().rss_after_init = Bytes();
+    if (memory.retries > 0) {
+      record_.notes.push_back(fmt::format(
+          "the caching allocator gave its cache back {} times to find memory", memory.retries));
+    }
+  }
+
+  struct Mirror {
+    std::byte* device = nullptr;
+    std::vector<std::byte> copy;
+  };
 
   const ModelSpec& model_;
   const Plan& plan_;
@@ -296,7 +352,9 @@ class Training {
   std::int64_t samples_per_step_;
   std::optional<Engine> engine_;
   std::optional<Control> control_;
-  std::vector<MicroBatch> batches_;
+  std::array<std::vector<MicroBatch>, 2> batches_;  // of steps of even and odd number
+  int pending_ = 0;                                 // steps that were issued and not collected
+  std::vector<Mirror> mirrors_;
   RunProgress progress_;
 };
 

@@ -13,6 +13,7 @@
 
 #include "exec/comm/world.h"
 #include "exec/data/token_store.h"
+#include "exec/engine/backend.h"
 #include "reports/run_record.h"
 #include "sim/graph/event_graph.h"
 #include "sim/spec/model_spec.h"
@@ -40,6 +41,8 @@ struct TrainOptions {
   std::filesystem::path resume;      // "": from the seed
   std::int64_t recorded_steps = 20;  // timelines that are kept, of the last steps
   bool debug = false;
+  Accelerator* device = nullptr;                              // none: CPU ranks
+  const Pacing* pacing = nullptr;                             // none: the world's ranks are real
   std::vector<std::pair<std::string, std::string>> metadata;  // goes into checkpoints
   std::function<void(const StepReport&)> progress;            // rank 0
   std::function<void(const std::string&)> note;               // rank 0: one sentence

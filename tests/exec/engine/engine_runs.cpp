@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "exec/comm/world.h"
+#include "exec/device/host_accelerator.h"
 #include "exec/engine/engine.h"
 #include "exec/engine/schedule.h"
 #include "exec/engine/update.h"
@@ -112,7 +113,7 @@ double relative_difference(const EngineRun& a, const EngineRun& b) {
   return std::sqrt(difference / norm);
 }
 
-EngineRun run_in_threads(const ModelSpec& model, Plan plan, int steps, bool debug) {
+EngineRun run_in_threads(const ModelSpec& model, Plan plan, int steps, bool debug, Feeds feeds) {
   at::set_num_threads(1);
   const auto ranks = static_cast<int>(plan.mesh.world());
   auto worlds = thread_worlds(ranks);
@@ -125,7 +126,8 @@ EngineRun run_in_threads(const ModelSpec& model, Plan plan, int steps, bool debu
   const EventGraph graph = build_training_step(model, plan);
   const auto work = [&](int rank) {
     World& world = *worlds[static_cast<std::size_t>(rank)];
-    Engine engine(model, plan, graph, world, {.debug = debug});
+    const auto device = feeds == Feeds::kStandin ? host_accelerator() : nullptr;
+    Engine engine(model, plan, graph, world, {.debug = debug, .device = device.get()});
     engine.initialise();
     first[static_cast<std::size_t>(rank)] = pieces_of(engine, model, plan);
     EngineRun& run = runs[static_cast<std::size_t>(rank)];

@@ -38,7 +38,9 @@ struct EngineRun {
 double relative_difference(const EngineRun& a, const EngineRun& b);
 
 // Token t of sample i is a fixed function of (i, t), so every mesh sees the same samples.
-EngineRun run_in_threads(const ModelSpec& model, Plan plan, int steps, bool debug = true);
+enum class Feeds { kCpu, kStandin };  // CPU ranks, or ranks that feed the stand-in for a GPU
+EngineRun run_in_threads(const ModelSpec& model, Plan plan, int steps, bool debug = true,
+                         Feeds feeds = Feeds::kCpu);
 
 // Micro-batches of a rank, in order, as global numbers (see sim/spec/plan.h, ReductionOrder).
 void fill_sample(std::int64_t sample, std::int64_t vocabulary, std::int64_t sequence,

@@ -1,0 +1,117 @@
+#include "calibration/fit_device.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "calibration/fit_local.h"
+#include "calibration/gpu_names.h"
+#include "calibration/least_squares.h"
+#include "calibration/profile.h"
+#include "sim/base/error.h"
+
+namespace foreshard {
+namespace {
+
+constexpr double kFloor = 0.02;  // the GPU of a run is never quite the one that was measured
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+template <typename Point>
+std::vector<Point> points_of(const std::vector<MeasuredRow<Point>>& rows) {
+  std::vector<Point> points;
+  for (const auto& row : rows) points.push_back(row.point);
+  return points;
+}
+
+std::vector<FunctionPoints> by_function(const std::vector<MeasuredRow<FunctionTime>>& rows) {
+  std::vector<FunctionPoints> curves;
+  for (const auto& row : rows) {
+    const FunctionTime& p = row.point;
+    auto curve = std::find_if(curves.begin(), curves.end(), [&](const FunctionPoints& c) {
+      return c.function == p.function && c.pass == p.pass && c.fp32 == p.fp32;
+    });
+    if (curve == curves.end()) curve = curves.insert(curve, {p.function, p.pass, p.fp32, {}});
+    curve->points.push_back({p.bytes, row.spread.median});
+  }
+  for (FunctionPoints& curve : curves) curve.points = smoothed(std::move(curve.points));
+  return curves;
+}
+
+// The quartiles of the repeats: what a class may be off as a whole where it was measured.
+template <typename Point>
+void set_spread(Calibration& c, Factor factor, const std::vector<MeasuredRow<Point>>& rows) {
+  constexpr double kQuartiles = 1.349;  // of a normal distribution, in standard deviations
+  std::vector<double> repeats;
+  for (const auto& row : rows) {
+    if (row.spread.low > 0) {
+      repeats.push_back(std::log(row.spread.high / row.spread.low) / kQuartiles);
+    }
+  }
+  if (repeats.empty()) return;
+  FactorSpread& spread = c.spread[static_cast<std::size_t>(factor)];
+  spread.log_sd = rounded(std::max(kFloor, median(std::move(repeats))));
+  spread.source =
+      fmt::format("quartiles of the repeats of {} measured rows, at least {}", rows.size(), kFloor);
+}
+
+void set_host(Calibration& c, const std::vector<MeasuredRow<HostWork>>& rows) {
+  std::vector<double> row, collective;
+  for (const auto& work : rows) {
+    if (work.point == HostWork::kRow) row.push_back(work.spread.median);
+    if (work.point == HostWork::kCollective) collective.push_back(work.spread.median);
+  }
+  if (row.empty()) return;
+  c.host = {};
+  c.host.per_row = rounded(median(row));
+  // A collective's row costs what it costs, not that of a row on top.
+  c.host.per_collective =
+      collective.empty() ? 0 : rounded(std::max(0.0, median(collective) - c.host.per_row));
+  c.host.evidence = Evidence::kMeasured;
+  c.host.source = "measured: from the issue of a row to that of the next, launches included";
+}
+
+}  // namespace
+
+DeviceFit fit_device(const Measurements& measurements) {
+  FORESHARD_CHECK(measurements.device.has_value(), "no measurements of a device");
+  const std::vector<Machine> machines = list_machines();
+  const Machine* machine = match_gpu(measurements.device->name, machines);
+  if (machine == nullptr) {
+    throw Error(ExitCode::kInvalidInput,
+                fmt::format("{}: the catalogue has no GPU '{}' (foreshard machines lists them)",
+                            measurements.files.front(), measurements.device->name));
+  }
+  if (measurements.gemm.empty() && measurements.functions.empty()) {
+    throw Error(ExitCode::kInvalidInput,
+                fmt::format("{}: no product and no memory-bound function was measured",
+                            measurements.files.front()));
+  }
+  DeviceFit fit;
+  Calibration& c = fit.calibration;
+  c = load_profile(machine->key);
+  c.id = fmt::format("{}-{}", machine->key, measurements.created);
+  const Gpu& gpu = machine->node.gpu;
+  LocalGemm gemm = fit_local_gemm(points_of(measurements.gemm), gpu);
+  LocalAttention attention = fit_local_attention(points_of(measurements.attention), gpu);
+  c.measured.gemm = std::move(gemm.points);
+  c.measured.attention = std::move(attention.points);
+  c.measured.functions = by_function(measurements.functions);
+  set_spread(c, Factor::kGemm, measurements.gemm);
+  set_spread(c, Factor::kAttention, measurements.attention);
+  set_spread(c, Factor::kMemoryBound, measurements.functions);
+  set_host(c, measurements.host_work);
+  c.knowledge.reset();  // factors were known of training steps under the shipped curves
+  fit.reports = gemm.reports;
+  fit.reports.insert(fit.reports.end(), attention.reports.begin(), attention.reports.end());
+  fit.notes.push_back(
+      fmt::format("{} is {} of the catalogue", measurements.device->name, machine->key));
+  fit.notes.push_back("collectives and overlap are the shipped profile's");
+  return fit;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,54 @@
+// foreshard-exec self-check: what of the engine works on this machine's GPU.
+#include "exec/device/self_check.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/exec/device.h"
+#include "cli/exec/exec_options.h"
+#include "cli/exec/ranks.h"
+#include "cli/output.h"
+#include "exec/device/host_accelerator.h"
+#include "exec/device/load_accelerator.h"
+
+namespace foreshard {
+
+ExitCode run_self_check(const SelfCheckOptions& options) {
+  set_threads(std::nullopt);
+  Json rows = Json::array();
+  int failed = 0;
+  const auto add = [&](const CheckResult& r) {
+    failed += r.status == CheckStatus::kFailed ? 1 : 0;
+    rows.push_back({{"check", r.name},
+                    {"status", to_string(r.status)},
+                    {"seconds", r.seconds},
+                    {"detail", r.detail}});
+    write_error(fmt::format("{:<8}{:<22}{}\n", to_string(r.status), r.name, r.detail));
+  };
+  Json device = nullptr;
+  try {
+    const auto accelerator =
+        options.device == "standin" ? host_accelerator() : load_accelerator(options.index);
+    device = accelerator->info().name;
+    add({"load", CheckStatus::kOk, "driver, LibTorch's CUDA half, plugin", 0});
+    self_check(*accelerator, add);
+  } catch (const std::exception& error) {
+    add({"load", CheckStatus::kFailed, error.what(), 0});
+  }
+  Json versions;
+  for (const auto& [name, version] : engine_versions()) versions[name] = version;
+  const Json answer = {{"schema", "foreshard.self_check/1"},
+                       {"created", utc_now()},
+                       {"device", device},
+                       {"versions", versions},
+                       {"command", options.command},
+                       {"failed", failed},
+                       {"checks", rows}};
+  if (!options.out.empty()) write_file(options.out, to_text(answer));
+  if (options.output.form == Form::kJson) write_answer(to_text(answer));
+  if (device.is_null()) return ExitCode::kMissingCapability;
+  return failed == 0 ? ExitCode::kOk : ExitCode::kOutsideTolerance;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,380 @@
+// One GPU behind exec/device/accelerator.h: c10's stream pool and caching allocator, so that ATen's
+// operators and the engine's own kernels share streams and memory.
+//
+// Every lane has a clock of its own for paced kernels: those of one lane run one after another.
+#include <ATen/Context.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
+#include <dlfcn.h>
+#include <nvtx3/nvToolsExt.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "exec/cuda/checked.h"
+#include "exec/cuda/kernels.h"
+#include "exec/cuda/nccl_communicator.h"
+#include "exec/device/accelerator.h"
+
+namespace foreshard::cuda {
+namespace {
+
+Type type_of(at::ScalarType type) { return type == at::kFloat ? Type::kFp32 : Type::kBf16; }
+Type type_of(DType type) { return type == DType::kFp32 ? Type::kFp32 : Type::kBf16; }
+
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.is_contiguous() &&
+         (tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kBFloat16);
+}
+bool is_packed(const at::Tensor& tensor) {
+  return is_plain(tensor) && tensor.numel() % 8 == 0 &&
+         reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
+}
+bool same_kind(const at::Tensor& a, const at::Tensor& b) {
+  return a.scalar_type() == b.scalar_type() && a.numel() == b.numel();
+}
+
+std::string dotted(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+// NVML without its header: the driver brings the library, the toolkit may lack it. Values of the
+// enums are NVML's documented ones.
+class Nvml {
+ public:
+  explicit Nvml(const std::string& bus_id) {
+    void* library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+    if (library == nullptr) return;
+    const auto init = find<int (*)()>(library, "nvmlInit_v2");
+    const auto handle =
+        find<int (*)(const char*, void**)>(library, "nvmlDeviceGetHandleByPciBusId_v2");
+    if (init == nullptr || handle == nullptr || init() != 0) return;
+    if (handle(bus_id.c_str(), &device_) != 0) {
+      device_ = nullptr;
+      return;
+    }
+    clock_ = find<int (*)(void*, int, unsigned*)>(library, "nvmlDeviceGetClockInfo");
+    temperature_ = find<int (*)(void*, int, unsigned*)>(library, "nvmlDeviceGetTemperature");
+    power_ = find<int (*)(void*, unsigned*)>(library, "nvmlDeviceGetPowerUsage");
+    throttle_ = find<int (*)(void*, unsigned long long*)>(
+        library, "nvmlDeviceGetCurrentClocksThrottleReasons");
+  }
+
+  AcceleratorClocks read() const {
+    AcceleratorClocks clocks;
+    if (device_ == nullptr) return clocks;
+    unsigned value = 0;
+    unsigned long long mask = 0;
+    if (clock_ != nullptr && clock_(device_, 1, &value) == 0)
+      clocks.sm_mhz = static_cast<int>(value);
+    if (clock_ != nullptr && clock_(device_, 2, &value) == 0) {
+      clocks.memory_mhz = static_cast<int>(value);
+    }
+    if (temperature_ != nullptr && temperature_(device_, 0, &value) == 0) {
+      clocks.temperature_c = static_cast<int>(value);
+    }
+    if (power_ != nullptr && power_(device_, &value) == 0) clocks.watts = value / 1000.0;
+    if (throttle_ != nullptr && throttle_(device_, &mask) == 0) clocks.throttle_mask = mask;
+    return clocks;
+  }
+
+ private:
+  template <typename Function>
+  static Function find(void* library, const char* name) {
+    return reinterpret_cast<Function>(dlsym(library, name));
+  }
+  void* device_ = nullptr;
+  int (*clock_)(void*, int, unsigned*) = nullptr;
+  int (*temperature_)(void*, int, unsigned*) = nullptr;
+  int (*power_)(void*, unsigned*) = nullptr;
+  int (*throttle_)(void*, unsigned long long*) = nullptr;
+};
+
+class CudaAccelerator final : public Accelerator {
+ public:
+  explicit CudaAccelerator(int device) : device_(static_cast<c10::DeviceIndex>(device)) {
+    at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
+    FORESHARD_CUDA(cudaSetDevice(device));
+    FORESHARD_CUDA(cudaGetDeviceProperties(&properties_, device));
+    enter(open_lane(false));
+    char bus_id[32] = {};
+    FORESHARD_CUDA(cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, device));
+    nvml_ = std::make_unique<Nvml>(bus_id);
+  }
+
+  c10::Device device() const override { return {c10::DeviceType::CUDA, device_}; }
+
+  // --- memory ---
+
+  std::byte* allocate(std::size_t bytes) override {
+    if (bytes == 0) return nullptr;
+    void* memory = nullptr;
+    const cudaError_t code = cudaMalloc(&memory, bytes);
+    if (code == cudaErrorMemoryAllocation) {
+      cudaGetLastError();  // not sticky
+      std::size_t free = 0, total = 0;
+      cudaMemGetInfo(&free, &total);
+      throw std::runtime_error("the plan needs " + gib(bytes) +
+                               " for parameters and states on this GPU, which has " + gib(free) +
+                               " free of " + gib(total));
+    }
+    check(code, "cudaMalloc");
+    FORESHARD_CUDA(cudaMemsetAsync(memory, 0, bytes, stream()));
+    FORESHARD_CUDA(cudaStreamSynchronize(stream()));
+    return static_cast<std::byte*>(memory);
+  }
+  void release(std::byte* memory, std::size_t /*bytes*/) noexcept override { cudaFree(memory); }
+  void copy(void* to, const void* from, std::size_t bytes) override {
+    FORESHARD_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream()));
+  }
+  void fill(void* at, int byte, std::size_t bytes) override {
+    FORESHARD_CUDA(cudaMemsetAsync(at, byte, bytes, stream()));
+  }
+  void to_device(void* to, const void* host, std::size_t bytes) override {
+    FORESHARD_CUDA(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, stream()));
+    FORESHARD_CUDA(cudaStreamSynchronize(stream()));
+  }
+  void to_host(void* host, const void* from, std::size_t bytes) override {
+    FORESHARD_CUDA(cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, stream()));
+    FORESHARD_CUDA(cudaStreamSynchronize(stream()));
+  }
+
+  // --- what it is ---
+
+  AcceleratorInfo info() override {
+    AcceleratorInfo info;
+    info.name = properties_.name;
+    info.multiprocessors = properties_.multiProcessorCount;
+    info.capability = properties_.major * 10 + properties_.minor;
+    info.memory_bytes = static_cast<std::int64_t>(properties_.totalGlobalMem);
+    int driver = 0, runtime = 0;
+    FORESHARD_CUDA(cudaDriverGetVersion(&driver));
+    FORESHARD_CUDA(cudaRuntimeGetVersion(&runtime));
+    info.versions = {{"cuda_driver", dotted(driver)},
+                     {"cuda_runtime", dotted(runtime)},
+                     {"nccl", nccl_version()},
+                     {"cudnn", std::to_string(at::detail::getCUDAHooks().versionRuntimeCuDNN())}};
+    info.globaltimer_step_ns = clock_step_ns();
+    return info;
+  }
+
+  AcceleratorMemory memory() override {
+    using Stat = c10::CachingAllocator::StatType;
+    const auto all = static_cast<std::size_t>(Stat::AGGREGATE);
+    const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(device_);
+    AcceleratorMemory m;
+    m.allocated = stats.allocated_bytes[all].current;
+    m.allocated_peak = stats.allocated_bytes[all].peak;
+    m.reserved = stats.reserved_bytes[all].current;
+    m.reserved_peak = stats.reserved_bytes[all].peak;
+    m.device_allocations = stats.num_device_alloc;
+    m.retries = stats.num_alloc_retries;
+    std::size_t free = 0, total = 0;
+    FORESHARD_CUDA(cudaMemGetInfo(&free, &total));
+    m.free = static_cast<std::int64_t>(free);
+    m.total = static_cast<std::int64_t>(total);
+    return m;
+  }
+  void reset_peaks() override { c10::cuda::CUDACachingAllocator::resetPeakStats(device_); }
+  AcceleratorClocks clocks() override { return nvml_->read(); }
+
+  // --- lanes and events ---
+
+  Lane open_lane(bool high_priority) override {
+    LaneState lane{c10::cuda::getStreamFromPool(high_priority, device_), nullptr};
+    void* clock = nullptr;
+    FORESHARD_CUDA(cudaMalloc(&clock, 2 * sizeof(unsigned long long)));
+    FORESHARD_CUDA(cudaMemset(clock, 0, 2 * sizeof(unsigned long long)));
+    lane.clock = static_cast<unsigned long long*>(clock);
+    lanes_.push_back(lane);
+    return static_cast<Lane>(lanes_.size()) - 1;
+  }
+  void enter(Lane lane) override {
+    current_ = static_cast<std::size_t>(lane);
+    c10::cuda::setCurrentCUDAStream(lanes_.at(current_).stream);
+  }
+  DeviceEvent new_event() override {
+    cudaEvent_t event = nullptr;
+    FORESHARD_CUDA(cudaEventCreate(&event));  // with timing; spins while the host waits
+    return event;
+  }
+  void free_event(DeviceEvent event) noexcept override {
+    cudaEventDestroy(static_cast<cudaEvent_t>(event));
+  }
+  void record(DeviceEvent event) override {
+    FORESHARD_CUDA(cudaEventRecord(static_cast<cudaEvent_t>(event), stream()));
+  }
+  void wait(DeviceEvent event) override {
+    FORESHARD_CUDA(cudaStreamWaitEvent(stream(), static_cast<cudaEvent_t>(event), 0));
+  }
+  bool done(DeviceEvent event) override {
+    const cudaError_t code = cudaEventQuery(static_cast<cudaEvent_t>(event));
+    if (code == cudaErrorNotReady) {
+      cudaGetLastError();
+      return false;
+    }
+    check(code, "cudaEventQuery");
+    return true;
+  }
+  void synchronize(DeviceEvent event) override {
+    FORESHARD_CUDA(cudaEventSynchronize(static_cast<cudaEvent_t>(event)));
+  }
+  void synchronize() override { FORESHARD_CUDA(cudaDeviceSynchronize()); }
+  double seconds_between(DeviceEvent from, DeviceEvent until) override {
+    float ms = 0;
+    FORESHARD_CUDA(
+        cudaEventElapsedTime(&ms, static_cast<cudaEvent_t>(from), static_cast<cudaEvent_t>(until)));
+    return static_cast<double>(ms) * 1e-3;
+  }
+  void range_begin(const char* name) override { nvtxRangePushA(name); }
+  void range_end() override { nvtxRangePop(); }
+
+  // --- kernels ---
+
+  void paced(const PacedCollective& c) override {
+    const PacedLaunch launch = pace(c.nanoseconds, c.ctas);
+    const std::size_t bytes =
+        c.shard_elements * static_cast<std::size_t>(c.dtype == DType::kFp32 ? 4 : 2);
+    switch (c.kind) {
+      case PacedCollective::Kind::kAllGather:
+        return check(paced_gather(launch, c.whole, bytes, c.ranks, c.index, stream()),
+                     "paced all-gather");
+      case PacedCollective::Kind::kReduceScatter:
+        return check(paced_reduce_scatter(launch, type_of(c.dtype), c.whole, c.shard,
+                                          c.shard_elements, c.ranks, stream()),
+                     "paced reduce-scatter");
+      case PacedCollective::Kind::kAllReduce:
+        return check(
+            paced_all_reduce(launch, static_cast<float*>(c.whole), c.shard_elements, stream()),
+            "paced all-reduce");
+    }
+  }
+  void spin(std::int64_t nanoseconds, int ctas) override {
+    check(foreshard::cuda::spin(pace(nanoseconds, ctas), stream()), "spin");
+  }
+
+  bool rotate(const at::Tensor& values, const at::Tensor& cos, const at::Tensor& sin,
+              std::int64_t head_dim, bool inverse) override {
+    if (!is_plain(values) || head_dim % 2 != 0) return false;
+    const Rotation rotation{values.size(0), cos.size(0), values.size(1) / head_dim, head_dim,
+                            inverse};
+    check(foreshard::cuda::rotate(type_of(values.scalar_type()), rotation,
+                                  cos.const_data_ptr<float>(), sin.const_data_ptr<float>(),
+                                  values.mutable_data_ptr(), stream()),
+          "rotate");
+    return true;
+  }
+  bool silu_multiply(const at::Tensor& out, const at::Tensor& gate, const at::Tensor& up) override {
+    for (const at::Tensor* t : {&out, &gate, &up}) {
+      if (!is_packed(*t) || !same_kind(*t, out)) return false;
+    }
+    check(foreshard::cuda::silu_multiply(type_of(out.scalar_type()), out.numel(),
+                                         gate.const_data_ptr(), up.const_data_ptr(),
+                                         out.mutable_data_ptr(), stream()),
+          "silu_multiply");
+    return true;
+  }
+  bool silu_multiply_backward(const at::Tensor& d_gate, const at::Tensor& d_up,
+                              const at::Tensor& dy, const at::Tensor& gate,
+                              const at::Tensor& up) override {
+    for (const at::Tensor* t : {&d_gate, &d_up, &dy, &gate, &up}) {
+      if (!is_packed(*t) || !same_kind(*t, dy)) return false;
+    }
+    check(foreshard::cuda::silu_multiply_backward(
+              type_of(dy.scalar_type()), dy.numel(), dy.const_data_ptr(), gate.const_data_ptr(),
+              up.const_data_ptr(), d_gate.mutable_data_ptr(), d_up.mutable_data_ptr(), stream()),
+          "silu_multiply_backward");
+    return true;
+  }
+  bool add_rows(const at::Tensor& table, const at::Tensor& ids, const at::Tensor& values) override {
+    if (!is_plain(table) || !is_plain(values) || !ids.is_contiguous()) return false;
+    check(foreshard::cuda::add_rows(type_of(values.scalar_type()), type_of(table.scalar_type()),
+                                    values.size(0), values.size(1), values.const_data_ptr(),
+                                    ids.const_data_ptr<std::int64_t>(), table.mutable_data_ptr(),
+                                    stream()),
+          "add_rows");
+    return true;
+  }
+  bool cross_entropy(const at::Tensor& logits, const at::Tensor& labels, double scale,
+                     const at::Tensor& loss) override {
+    if (!is_plain(logits) || !labels.is_contiguous()) return false;
+    check(foreshard::cuda::cross_entropy(
+              type_of(logits.scalar_type()), logits.size(0), logits.size(1),
+              logits.mutable_data_ptr(), labels.const_data_ptr<std::int64_t>(),
+              static_cast<float>(scale), loss.mutable_data_ptr<float>(), stream()),
+          "cross_entropy");
+    return true;
+  }
+
+  // --- several GPUs ---
+
+  std::string nccl_unique_id() override { return foreshard::cuda::nccl_unique_id(); }
+  std::unique_ptr<DeviceCommunicator> nccl(const NcclGroup& group) override {
+    return make_nccl_communicator(group);
+  }
+
+ private:
+  struct LaneState {
+    c10::cuda::CUDAStream stream;
+    unsigned long long* clock;
+  };
+
+  static std::string gib(std::size_t bytes) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.2f GiB",
+                  static_cast<double>(bytes) / (1024.0 * 1024 * 1024));
+    return text;
+  }
+  cudaStream_t stream() const { return lanes_[current_].stream.stream(); }
+  PacedLaunch pace(std::int64_t nanoseconds, int ctas) const {
+    return {std::clamp(ctas, 1, properties_.multiProcessorCount), nanoseconds,
+            lanes_[current_].clock};
+  }
+
+  double clock_step_ns() {
+    void* place = nullptr;
+    FORESHARD_CUDA(cudaMalloc(&place, sizeof(unsigned long long)));
+    unsigned long long step = 0;
+    check(clock_step(static_cast<unsigned long long*>(place), stream()), "clock_step");
+    to_host(&step, place, sizeof step);
+    FORESHARD_CUDA(cudaFree(place));
+    return static_cast<double>(step);
+  }
+
+  c10::DeviceIndex device_;
+  cudaDeviceProp properties_ = {};
+  std::vector<LaneState> lanes_;
+  std::size_t current_ = 0;
+  std::unique_ptr<Nvml> nvml_;
+};
+
+}  // namespace
+}  // namespace foreshard::cuda
+
+extern "C" __attribute__((visibility("default"))) foreshard::Accelerator* foreshard_accelerator(
+    int version, int device, char* reason, std::size_t reason_bytes) {
+  const auto say = [&](const std::string& text) {
+    std::snprintf(reason, reason_bytes, "%s", text.c_str());
+    return static_cast<foreshard::Accelerator*>(nullptr);
+  };
+  try {
+    if (version != foreshard::kAcceleratorVersion) {
+      return say("libforeshard_cuda.so is of another version than the program");
+    }
+    int count = 0;
+    const cudaError_t code = cudaGetDeviceCount(&count);
+    if (code != cudaSuccess) {
+      return say(std::string("no CUDA device: ") + cudaGetErrorString(code));
+    }
+    if (device < 0 || device >= count) {
+      return say("GPU " + std::to_string(device) + " was asked for, this machine has " +
+                 std::to_string(count));
+    }
+    return new foreshard::cuda::CudaAccelerator(device);
+  } catch (const std::exception& error) {
+    return say(error.what());
+  }
+}

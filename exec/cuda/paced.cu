@@ -1,0 +1,191 @@
+// A paced kernel begins when its first block runs: that block writes the device's clock into
+// clock[0] (compare-and-swap from 0). Blocks first move their part of the bytes, then wait until
+// clock[0] + nanoseconds. The last block to finish puts the two words back to zero, so the same
+// words serve the next kernel of the stream. Blocks that a busy device admits late end at once when
+// the time is over: what waits for a place is not counted twice.
+#include <cuda_bf16.h>
+
+#include "exec/cuda/kernels.h"
+
+namespace foreshard::cuda {
+namespace {
+
+__device__ unsigned long long now_ns() {
+  unsigned long long time;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));
+  return time;
+}
+
+__device__ unsigned long long begin(unsigned long long* clock) {
+  __shared__ unsigned long long start;
+  if (threadIdx.x == 0) {
+    const unsigned long long now = now_ns();
+    const unsigned long long before = atomicCAS(clock, 0ULL, now);
+    start = before == 0ULL ? now : before;
+  }
+  __syncthreads();
+  return start;
+}
+
+__device__ void hold(unsigned long long* clock, unsigned long long start,
+                     unsigned long long nanoseconds) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    while (now_ns() - start < nanoseconds) __nanosleep(100);
+    __threadfence();
+    const unsigned long long finished = atomicAdd(clock + 1, 1ULL) + 1ULL;
+    if (finished == gridDim.x) {
+      clock[0] = 0ULL;
+      clock[1] = 0ULL;
+      __threadfence();
+    }
+  }
+}
+
+struct alignas(16) Word16 {
+  unsigned int parts[4];
+};
+
+__global__ void __launch_bounds__(kPacedThreads)
+    gather_kernel(unsigned char* whole, std::size_t bytes, int ranks, int index,
+                  unsigned long long nanoseconds, unsigned long long* clock) {
+  const unsigned long long start = begin(clock);
+  const std::size_t stride = static_cast<std::size_t>(gridDim.x) * blockDim.x;
+  const std::size_t first = static_cast<std::size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const unsigned char* own = whole + static_cast<std::size_t>(index) * bytes;
+  const bool aligned = bytes % 16 == 0 && reinterpret_cast<std::size_t>(whole) % 16 == 0;
+  const std::size_t words = aligned ? bytes / 16 : 0;
+  for (std::size_t i = first; i < words; i += stride) {
+    const Word16 value = reinterpret_cast<const Word16*>(own)[i];
+    for (int p = 0; p < ranks; ++p) {
+      if (p != index)
+        reinterpret_cast<Word16*>(whole + static_cast<std::size_t>(p) * bytes)[i] = value;
+    }
+  }
+  for (std::size_t i = words * 16 + first; i < bytes; i += stride) {
+    for (int p = 0; p < ranks; ++p) {
+      if (p != index) whole[static_cast<std::size_t>(p) * bytes + i] = own[i];
+    }
+  }
+  hold(clock, start, nanoseconds);
+}
+
+__device__ float widen(float value) { return value; }
+__device__ float widen(__nv_bfloat16 value) { return __bfloat162float(value); }
+__device__ void narrow(float value, float* to) { *to = value; }
+__device__ void narrow(float value, __nv_bfloat16* to) { *to = __float2bfloat16(value); }
+
+// Elements of 16 bytes at a time where the layout allows it.
+template <typename T>
+__global__ void __launch_bounds__(kPacedThreads)
+    reduce_scatter_kernel(const T* whole, T* shard, std::size_t elements, int ranks,
+                          unsigned long long nanoseconds, unsigned long long* clock) {
+  constexpr int kPack = 16 / sizeof(T);
+  const unsigned long long start = begin(clock);
+  const std::size_t stride = static_cast<std::size_t>(gridDim.x) * blockDim.x;
+  const std::size_t first = static_cast<std::size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const bool aligned = elements % kPack == 0 && reinterpret_cast<std::size_t>(whole) % 16 == 0 &&
+                       reinterpret_cast<std::size_t>(shard) % 16 == 0;
+  const std::size_t packs = aligned ? elements / kPack : 0;
+  for (std::size_t i = first; i < packs; i += stride) {
+    float sums[kPack];
+    for (int j = 0; j < kPack; ++j) sums[j] = 0.0F;
+    for (int p = 0; p < ranks; ++p) {
+      const Word16 word =
+          reinterpret_cast<const Word16*>(whole + static_cast<std::size_t>(p) * elements)[i];
+      const T* values = reinterpret_cast<const T*>(&word);
+      for (int j = 0; j < kPack; ++j) sums[j] += widen(values[j]);
+    }
+    Word16 word;
+    for (int j = 0; j < kPack; ++j) narrow(sums[j], reinterpret_cast<T*>(&word) + j);
+    reinterpret_cast<Word16*>(shard)[i] = word;
+  }
+  for (std::size_t i = packs * kPack + first; i < elements; i += stride) {
+    float sum = 0.0F;
+    for (int p = 0; p < ranks; ++p) sum += widen(whole[static_cast<std::size_t>(p) * elements + i]);
+    narrow(sum, shard + i);
+  }
+  hold(clock, start, nanoseconds);
+}
+
+__global__ void __launch_bounds__(kPacedThreads)
+    all_reduce_kernel(float* values, std::size_t count, unsigned long long nanoseconds,
+                      unsigned long long* clock) {
+  const unsigned long long start = begin(clock);
+  const std::size_t stride = static_cast<std::size_t>(gridDim.x) * blockDim.x;
+  volatile float* moved = values;  // or the compiler would leave it out
+  for (std::size_t i = static_cast<std::size_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+       i += stride) {
+    const float value = moved[i];
+    moved[i] = value;
+  }
+  hold(clock, start, nanoseconds);
+}
+
+__global__ void __launch_bounds__(kPacedThreads)
+    spin_kernel(unsigned long long nanoseconds, unsigned long long* clock) {
+  hold(clock, begin(clock), nanoseconds);
+}
+
+__global__ void clock_step_kernel(unsigned long long* step) {
+  unsigned long long smallest = ~0ULL;
+  unsigned long long last = now_ns();
+  for (int changes = 0, reads = 0; changes < 16 && reads < 4000000; ++reads) {
+    const unsigned long long time = now_ns();
+    if (time == last) continue;
+    if (time - last < smallest) smallest = time - last;
+    last = time;
+    ++changes;
+  }
+  *step = smallest;
+}
+
+unsigned grid(const PacedLaunch& launch) {
+  return static_cast<unsigned>(launch.ctas < 1 ? 1 : launch.ctas);
+}
+unsigned long long duration(const PacedLaunch& launch) {
+  return launch.nanoseconds < 0 ? 0ULL : static_cast<unsigned long long>(launch.nanoseconds);
+}
+
+}  // namespace
+
+cudaError_t paced_gather(const PacedLaunch& launch, void* whole, std::size_t bytes, int ranks,
+                         int index, cudaStream_t stream) {
+  gather_kernel<<<grid(launch), kPacedThreads, 0, stream>>>(
+      static_cast<unsigned char*>(whole), bytes, ranks, index, duration(launch), launch.clock);
+  return cudaGetLastError();
+}
+
+cudaError_t paced_reduce_scatter(const PacedLaunch& launch, Type type, const void* whole,
+                                 void* shard, std::size_t elements, int ranks,
+                                 cudaStream_t stream) {
+  if (type == Type::kFp32) {
+    reduce_scatter_kernel<<<grid(launch), kPacedThreads, 0, stream>>>(
+        static_cast<const float*>(whole), static_cast<float*>(shard), elements, ranks,
+        duration(launch), launch.clock);
+  } else {
+    reduce_scatter_kernel<<<grid(launch), kPacedThreads, 0, stream>>>(
+        static_cast<const __nv_bfloat16*>(whole), static_cast<__nv_bfloat16*>(shard), elements,
+        ranks, duration(launch), launch.clock);
+  }
+  return cudaGetLastError();
+}
+
+cudaError_t paced_all_reduce(const PacedLaunch& launch, float* values, std::size_t count,
+                             cudaStream_t stream) {
+  all_reduce_kernel<<<grid(launch), kPacedThreads, 0, stream>>>(values, count, duration(launch),
+                                                                launch.clock);
+  return cudaGetLastError();
+}
+
+cudaError_t spin(const PacedLaunch& launch, cudaStream_t stream) {
+  spin_kernel<<<grid(launch), kPacedThreads, 0, stream>>>(duration(launch), launch.clock);
+  return cudaGetLastError();
+}
+
+cudaError_t clock_step(unsigned long long* step, cudaStream_t stream) {
+  clock_step_kernel<<<1, 1, 0, stream>>>(step);
+  return cudaGetLastError();
+}
+
+}  // namespace foreshard::cuda

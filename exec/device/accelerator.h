@@ -1,0 +1,174 @@
+// The boundary between the engine and a device that runs what the host feeds it: one GPU (the
+// plugin libforeshard_cuda.so, exec/cuda/), or a stand-in on the CPU that does everything at once
+// (host_accelerator.h), so that the engine's device half is tested where no GPU is.
+//
+// The plugin shares no object code with the program: this header, rank_memory.h and plain enums
+// are all that both see. Failures are std::runtime_error with one sentence that names the call.
+//
+// Lanes are streams. Calls that give the device work (copy, fill, paced, fused kernels, ATen
+// operators, collectives) go to the calling thread's current lane, which enter() chooses; events
+// are recorded and awaited there. One thread per Accelerator.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "exec/memory/rank_memory.h"
+#include "sim/spec/plan.h"
+
+namespace foreshard {
+
+// Changes with every change of what this header declares.
+inline constexpr int kAcceleratorVersion = 1;
+
+struct AcceleratorInfo {
+  std::string name;  // "NVIDIA H100 80GB HBM3"; "cpu" for the stand-in
+  int multiprocessors = 0;
+  int capability = 0;  // 90 is sm_90
+  std::int64_t memory_bytes = 0;
+  double globaltimer_step_ns = 0;  // what the device's clock counts in; 0: not known
+  std::vector<std::pair<std::string, std::string>> versions;  // driver, cuda, cudnn, nccl
+};
+
+// Bytes. allocated and reserved are the caching allocator's, as torch.cuda.memory_stats counts.
+struct AcceleratorMemory {
+  std::int64_t allocated = 0, allocated_peak = 0;
+  std::int64_t reserved = 0, reserved_peak = 0;
+  std::int64_t device_allocations = 0;  // cudaMalloc calls
+  std::int64_t retries = 0;             // cudaMalloc failed, the cache was given back
+  std::int64_t free = 0, total = 0;     // cudaMemGetInfo
+};
+
+// Clocks and power as NVML tells them; 0 where it does not.
+struct AcceleratorClocks {
+  int sm_mhz = 0, memory_mhz = 0, temperature_c = 0;
+  double watts = 0;
+  std::uint64_t throttle_mask = 0;
+};
+
+// An event of the device's own, made by new_event().
+using DeviceEvent = void*;
+using Lane = int;
+
+// A collective of one rank that has no peers: moves the bytes this rank would move inside its own
+// memory, holds `ctas` multiprocessors, and lasts `nanoseconds` from when its first block runs.
+struct PacedCollective {
+  enum class Kind : std::uint8_t {
+    kAllGather,      // the own shard of `whole` is copied into every other shard
+    kReduceScatter,  // shard[i] = sum over shards p of whole[p][i]
+    kAllReduce,      // the values are read and written once
+  };
+  Kind kind = Kind::kAllGather;
+  void* whole = nullptr;
+  void* shard = nullptr;  // kReduceScatter
+  std::size_t shard_elements = 0;
+  DType dtype = DType::kBf16;
+  int ranks = 1, index = 0;
+  std::int64_t nanoseconds = 0;
+  int ctas = 1;
+};
+
+// Collectives over one group on the current lane. Every call returns at once; what fails later is
+// told by failure().
+class DeviceCommunicator {
+ public:
+  virtual ~DeviceCommunicator() = default;
+  virtual int index() const = 0;
+  virtual int size() const = 0;
+  // In place: this rank's shard lies at index() * shard_bytes of `whole` already.
+  virtual void all_gather(void* whole, std::size_t shard_bytes, DType dtype) = 0;
+  // shard[i] = sum over ranks, in `dtype`; `whole` is not changed.
+  virtual void reduce_scatter(const void* whole, void* shard, std::size_t elements,
+                              DType dtype) = 0;
+  virtual void all_reduce(float* values, std::size_t count) = 0;
+  virtual void all_reduce(double* values, std::size_t count) = 0;
+  // Paced communicators only: how long the next call lasts, and what it occupies.
+  virtual void pace(std::int64_t /*nanoseconds*/, int /*ctas*/) {}
+  virtual bool has_peers() const { return false; }  // that can be lost
+  virtual std::optional<std::string> failure() { return std::nullopt; }
+  virtual void abort() noexcept {}  // from any thread
+};
+
+// Of an NCCL communicator; every member gives the same id.
+struct NcclGroup {
+  std::string unique_id;  // nccl_unique_id() of the group's first rank
+  std::string name;
+  int index = 0, size = 1;
+  int max_ctas = 0;  // 0: NCCL's choice
+  double timeout_s = 60;
+};
+
+// Attention kernels, in the order in which a plan's choice falls back.
+enum class DeviceAttention : std::uint8_t { kCudnn, kFlash, kEfficient, kCpu };
+
+class Accelerator : public RankMemory {
+ public:
+  virtual AcceleratorInfo info() = 0;
+  virtual AcceleratorMemory memory() = 0;
+  virtual void reset_peaks() = 0;
+  virtual AcceleratorClocks clocks() { return {}; }
+  virtual bool is_gpu() const { return true; }
+
+  // --- lanes and events ---
+  virtual Lane open_lane(bool high_priority) = 0;
+  virtual void enter(Lane lane) = 0;
+  virtual DeviceEvent new_event() = 0;
+  virtual void free_event(DeviceEvent event) noexcept = 0;
+  virtual void record(DeviceEvent event) = 0;
+  virtual void wait(DeviceEvent event) = 0;  // the lane, not the host
+  virtual bool done(DeviceEvent event) = 0;
+  virtual void synchronize(DeviceEvent event) = 0;  // the host
+  virtual void synchronize() = 0;                   // everything on the device
+  // Both recorded and done. Not in order: negative.
+  virtual double seconds_between(DeviceEvent from, DeviceEvent until) = 0;
+  virtual void range_begin(const char* /*name*/) {}  // NVTX
+  virtual void range_end() {}
+
+  // --- kernels ---
+  virtual void paced(const PacedCollective& collective) = 0;
+  // Holds the lane for a time without moving anything.
+  virtual void spin(std::int64_t nanoseconds, int ctas) = 0;
+  // Fused kernels. false: there is none for these arguments; ATen's operators do it then.
+  virtual bool rotate(const at::Tensor& /*values*/, const at::Tensor& /*cos*/,
+                      const at::Tensor& /*sin*/, std::int64_t /*head_dim*/, bool /*inverse*/) {
+    return false;
+  }
+  virtual bool silu_multiply(const at::Tensor& /*out*/, const at::Tensor& /*gate*/,
+                             const at::Tensor& /*up*/) {
+    return false;
+  }
+  virtual bool silu_multiply_backward(const at::Tensor& /*d_gate*/, const at::Tensor& /*d_up*/,
+                                      const at::Tensor& /*dy*/, const at::Tensor& /*gate*/,
+                                      const at::Tensor& /*up*/) {
+    return false;
+  }
+  // table[ids[r]] += values[r]
+  virtual bool add_rows(const at::Tensor& /*table*/, const at::Tensor& /*ids*/,
+                        const at::Tensor& /*values*/) {
+    return false;
+  }
+  // Logits become (probability - [is label]) * scale; the negative log likelihoods are added to
+  // `loss` (one float).
+  virtual bool cross_entropy(const at::Tensor& /*logits*/, const at::Tensor& /*labels*/,
+                             double /*scale*/, const at::Tensor& /*loss*/) {
+    return false;
+  }
+
+  // --- several GPUs ---
+  virtual std::string nccl_unique_id() = 0;
+  // Collective over the group; throws when it is not complete in time.
+  virtual std::unique_ptr<DeviceCommunicator> nccl(const NcclGroup& group) = 0;
+};
+
+// What the plugin exports as "foreshard_accelerator". On failure returns nullptr and writes one
+// sentence to `reason`.
+using AcceleratorFactory = Accelerator* (*)(int version, int device, char* reason,
+                                            std::size_t reason_bytes);
+
+}  // namespace foreshard

@@ -1,0 +1,267 @@
+#include "exec/device/device_communicators.h"
+
+#include <ATen/Functions.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include "exec/compute/operations.h"
+#include "exec/memory/flat_storage.h"
+
+namespace foreshard {
+namespace {
+
+// --- one rank ---
+
+class SoloCommunicator final : public DeviceCommunicator {
+ public:
+  explicit SoloCommunicator(Accelerator& accelerator) : device_(accelerator) {}
+  int index() const override { return 0; }
+  int size() const override { return 1; }
+  void all_gather(void* /*whole*/, std::size_t /*shard_bytes*/, DType /*dtype*/) override {}
+  void reduce_scatter(const void* whole, void* shard, std::size_t elements, DType dtype) override {
+    device_.copy(shard, whole, elements * static_cast<std::size_t>(size_of(dtype)));
+  }
+  void all_reduce(float* /*values*/, std::size_t /*count*/) override {}
+  void all_reduce(double* /*values*/, std::size_t /*count*/) override {}
+
+ private:
+  Accelerator& device_;
+};
+
+// --- paced ---
+
+class PacedCommunicator final : public DeviceCommunicator {
+ public:
+  PacedCommunicator(Accelerator& accelerator, int index, int size)
+      : device_(accelerator), index_(index), size_(size) {}
+  int index() const override { return index_; }
+  int size() const override { return size_; }
+
+  void pace(std::int64_t nanoseconds, int ctas) override {
+    auto known = overhead_ns_.find(ctas);
+    if (known == overhead_ns_.end()) {
+      const auto overhead = static_cast<std::int64_t>(paced_overhead(device_, ctas) * 1e9);
+      known = overhead_ns_.emplace(ctas, overhead).first;
+    }
+    next_.nanoseconds = std::max<std::int64_t>(0, nanoseconds - known->second);
+    next_.ctas = ctas;
+  }
+
+  void all_gather(void* whole, std::size_t shard_bytes, DType dtype) override {
+    PacedCollective c = next(PacedCollective::Kind::kAllGather, dtype);
+    c.whole = whole;
+    c.shard_elements = shard_bytes / static_cast<std::size_t>(size_of(dtype));
+    device_.paced(c);
+  }
+  void reduce_scatter(const void* whole, void* shard, std::size_t elements, DType dtype) override {
+    PacedCollective c = next(PacedCollective::Kind::kReduceScatter, dtype);
+    c.whole = const_cast<void*>(whole);
+    c.shard = shard;
+    c.shard_elements = elements;
+    device_.paced(c);
+  }
+  void all_reduce(float* values, std::size_t count) override {
+    PacedCollective c = next(PacedCollective::Kind::kAllReduce, DType::kFp32);
+    c.whole = values;
+    c.shard_elements = count;
+    device_.paced(c);
+  }
+  void all_reduce(double* values, std::size_t count) override {
+    all_reduce(reinterpret_cast<float*>(values), 2 * count);
+  }
+
+ private:
+  PacedCollective next(PacedCollective::Kind kind, DType dtype) const {
+    PacedCollective c = next_;
+    c.kind = kind;
+    c.dtype = dtype;
+    c.ranks = size_;
+    c.index = index_;
+    return c;
+  }
+  Accelerator& device_;
+  int index_, size_;
+  PacedCollective next_;
+  std::map<int, std::int64_t> overhead_ns_;  // by ctas
+};
+
+// --- threads that share a device ---
+
+// Ranks show each other where their buffers are and an event after which they may be read. Copies
+// and sums are the reader's own work; a second round of events says when everyone has read.
+class SharedDeviceCommunicator final : public DeviceCommunicator {
+ public:
+  SharedDeviceCommunicator(Accelerator& accelerator, std::unique_ptr<Transport> transport)
+      : device_(accelerator),
+        transport_(std::move(transport)),
+        ready_(accelerator.new_event()),
+        read_(accelerator.new_event()) {}
+  ~SharedDeviceCommunicator() override {
+    device_.free_event(ready_);
+    device_.free_event(read_);
+  }
+  int index() const override { return transport_->index(); }
+  int size() const override { return transport_->size(); }
+
+  void all_gather(void* whole, std::size_t shard_bytes, DType /*dtype*/) override {
+    const std::vector<View> views = show(whole);
+    for (int p = 0; p < size(); ++p) {
+      if (p == index()) continue;
+      const std::size_t place = static_cast<std::size_t>(p) * shard_bytes;
+      device_.copy(static_cast<std::byte*>(whole) + place,
+                   static_cast<const std::byte*>(views[static_cast<std::size_t>(p)].memory) + place,
+                   shard_bytes);
+    }
+    finish();
+  }
+
+  void reduce_scatter(const void* whole, void* shard, std::size_t elements, DType dtype) override {
+    const std::size_t place =
+        static_cast<std::size_t>(index()) * elements * static_cast<std::size_t>(size_of(dtype));
+    add_up(show(whole), place, shard, elements, scalar_type(dtype));
+    finish();
+  }
+
+  void all_reduce(float* values, std::size_t count) override {
+    all_reduce_any(values, count, at::kFloat);
+  }
+  void all_reduce(double* values, std::size_t count) override {
+    all_reduce_any(values, count, at::kDouble);
+  }
+  void abort() noexcept override { transport_->abort(); }
+
+ private:
+  struct View {
+    const void* memory = nullptr;
+    DeviceEvent event = nullptr;
+  };
+
+  std::vector<View> exchange(const View& own) {
+    std::vector<View> views(static_cast<std::size_t>(size()));
+    std::vector<Outgoing> sends;
+    std::vector<Incoming> receives;
+    views[static_cast<std::size_t>(index())] = own;
+    for (int p = 0; p < size(); ++p) {
+      if (p == index()) continue;
+      sends.push_back({p, &own, sizeof own});
+      receives.push_back({p, &views[static_cast<std::size_t>(p)], sizeof(View)});
+    }
+    transport_->exchange(sends, receives);
+    return views;
+  }
+
+  std::vector<View> show(const void* memory) {
+    device_.record(ready_);
+    return await(exchange({memory, ready_}));
+  }
+  void finish() {
+    device_.record(read_);
+    await(exchange({nullptr, read_}));
+  }
+  std::vector<View> await(std::vector<View> views) {
+    for (int p = 0; p < size(); ++p) {
+      if (p != index()) device_.wait(views[static_cast<std::size_t>(p)].event);
+    }
+    return views;
+  }
+
+  // In rank order, in fp32 (or double).
+  void add_up(const std::vector<View>& views, std::size_t place, void* to, std::size_t elements,
+              at::ScalarType type) {
+    const auto count = static_cast<std::int64_t>(elements);
+    const auto piece = [&](const View& view) {
+      auto* memory = const_cast<std::byte*>(static_cast<const std::byte*>(view.memory) + place);
+      return tensor_over(memory, count, type, device_.device());
+    };
+    const at::ScalarType wide = type == at::kBFloat16 ? at::kFloat : type;
+    at::Tensor sum = piece(views.front()).to(wide, /*non_blocking=*/false, /*copy=*/true);
+    for (std::size_t p = 1; p < views.size(); ++p) sum.add_(piece(views[p]));
+    tensor_over(to, count, type, device_.device()).copy_(sum);
+  }
+
+  void all_reduce_any(void* values, std::size_t count, at::ScalarType type) {
+    const std::vector<View> views = show(values);
+    const at::Tensor sum = at::empty({static_cast<std::int64_t>(count)},
+                                     at::TensorOptions().dtype(type).device(device_.device()));
+    add_up(views, 0, sum.mutable_data_ptr(), count, type);
+    finish();  // everyone has read before anyone writes
+    device_.copy(values, sum.const_data_ptr(), sum.nbytes());
+  }
+
+  Accelerator& device_;
+  std::unique_ptr<Transport> transport_;
+  DeviceEvent ready_, read_;
+};
+
+// --- NCCL ---
+
+std::string hex(const std::string& bytes) {
+  std::string text;
+  for (const char c : bytes) text += fmt::format("{:02x}", static_cast<unsigned char>(c));
+  return text;
+}
+std::string unhex(const std::string& text) {
+  std::string bytes;
+  for (std::size_t i = 0; i + 1 < text.size(); i += 2) {
+    bytes.push_back(static_cast<char>(std::stoi(text.substr(i, 2), nullptr, 16)));
+  }
+  return bytes;
+}
+
+std::unique_ptr<DeviceCommunicator> make_nccl(const DeviceGroup& group, int index) {
+  // Every group's first rank makes its id; all ranks see all of them. Names begin with the
+  // communicator's, which is the same on all ranks.
+  const std::string topic = "nccl/" + group.name.substr(0, group.name.find('/'));
+  const std::string own = index == 0 ? hex(group.accelerator.nccl_unique_id()) : "";
+  const std::vector<std::string> ids = group.world.gather(topic, own);
+  NcclGroup nccl;
+  nccl.unique_id = unhex(ids[static_cast<std::size_t>(group.ranks.front())]);
+  nccl.name = group.name;
+  nccl.index = index;
+  nccl.size = static_cast<int>(group.ranks.size());
+  try {
+    return group.accelerator.nccl(nccl);
+  } catch (const std::exception& error) {
+    throw Error(ExitCode::kLaunchFailure, error.what());
+  }
+}
+
+}  // namespace
+
+double paced_overhead(Accelerator& accelerator, int ctas) {
+  constexpr std::int64_t kRequest = 50'000;  // ns
+  constexpr std::size_t kRuns = 11;
+  const DeviceEvent begin = accelerator.new_event();
+  const DeviceEvent end = accelerator.new_event();
+  std::vector<double> extra;
+  for (std::size_t run = 0; run < kRuns; ++run) {
+    accelerator.record(begin);
+    accelerator.spin(kRequest, ctas);
+    accelerator.record(end);
+    accelerator.synchronize(end);
+    extra.push_back(accelerator.seconds_between(begin, end) - static_cast<double>(kRequest) * 1e-9);
+  }
+  accelerator.free_event(begin);
+  accelerator.free_event(end);
+  std::sort(extra.begin(), extra.end());
+  return std::max(0.0, extra[kRuns / 2]);
+}
+
+std::unique_ptr<DeviceCommunicator> make_device_communicator(const DeviceGroup& group) {
+  const auto place = std::find(group.ranks.begin(), group.ranks.end(), group.world.rank());
+  FORESHARD_CHECK(place != group.ranks.end(), "a rank connects to groups it is in");
+  const auto index = static_cast<int>(place - group.ranks.begin());
+  const auto size = static_cast<int>(group.ranks.size());
+  // NCCL's ids are gathered over all ranks, so none of them may leave early.
+  const bool nccl = !group.paced && !group.world.one_process() && group.world.size() > 1;
+  if (nccl && group.accelerator.is_gpu()) return make_nccl(group, index);
+  if (size == 1) return std::make_unique<SoloCommunicator>(group.accelerator);
+  if (group.paced) return std::make_unique<PacedCommunicator>(group.accelerator, index, size);
+  return std::make_unique<SharedDeviceCommunicator>(group.accelerator,
+                                                    group.world.connect(group.name, group.ranks));
+}
+
+}  // namespace foreshard

@@ -1,0 +1,34 @@
+// Which communicator a group of ranks that feed devices has.
+//
+//   one rank          moves nothing
+//   paced             rank 0 of a plan whose other ranks are not there (PacedCollective)
+//   in one process    ranks are threads that share one device: copies and sums in rank order
+//   else              NCCL, a GPU for every rank
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "exec/comm/world.h"
+#include "exec/device/accelerator.h"
+
+namespace foreshard {
+
+struct DeviceGroup {
+  Accelerator& accelerator;  // a reference is kept
+  World& world;
+  std::string name;
+  std::vector<int> ranks;  // of the world, ascending, this one among them
+  bool paced = false;
+};
+
+// Every member calls it, all ranks for their groups in the same order. Throws
+// Error(kLaunchFailure).
+std::unique_ptr<DeviceCommunicator> make_device_communicator(const DeviceGroup& group);
+
+// What a paced collective of no length takes between its events: launch, admission of its blocks,
+// and the second event. Requests are shortened by it. Seconds, the median of several.
+double paced_overhead(Accelerator& accelerator, int ctas);
+
+}  // namespace foreshard

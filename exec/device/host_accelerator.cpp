@@ -1,0 +1,124 @@
+#include "exec/device/host_accelerator.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "exec/comm/sum.h"
+#include "exec/memory/allocator.h"
+#include "sim/base/error.h"
+
+namespace foreshard {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct HostEvent {
+  bool recorded = false;
+  Clock::time_point time;
+};
+
+HostEvent& event_of(DeviceEvent event) { return *static_cast<HostEvent*>(event); }
+
+class HostAccelerator final : public Accelerator {
+ public:
+  HostAccelerator() { install_allocator(); }
+
+  c10::Device device() const override { return host_memory().device(); }
+  std::byte* allocate(std::size_t bytes) override { return host_memory().allocate(bytes); }
+  void release(std::byte* memory, std::size_t bytes) noexcept override {
+    host_memory().release(memory, bytes);
+  }
+  void copy(void* to, const void* from, std::size_t bytes) override {
+    std::memmove(to, from, bytes);
+  }
+  void fill(void* at, int byte, std::size_t bytes) override { std::memset(at, byte, bytes); }
+  void to_device(void* to, const void* from, std::size_t bytes) override { copy(to, from, bytes); }
+  void to_host(void* to, const void* from, std::size_t bytes) override { copy(to, from, bytes); }
+
+  AcceleratorInfo info() override {
+    AcceleratorInfo info;
+    info.name = "cpu";
+    info.globaltimer_step_ns = 1;
+    return info;
+  }
+  AcceleratorMemory memory() override {
+    AcceleratorMemory m;
+    if (const MemoryAccount* account = current_account()) {
+      m.allocated = m.reserved = account->now;
+      m.allocated_peak = m.reserved_peak = account->peak;
+    }
+    return m;
+  }
+  void reset_peaks() override {
+    if (MemoryAccount* account = current_account()) account->peak = account->now;
+  }
+  bool is_gpu() const override { return false; }
+
+  Lane open_lane(bool /*high_priority*/) override { return lanes_++; }
+  void enter(Lane lane) override {
+    FORESHARD_CHECK(lane >= 0 && lane < lanes_, "a lane that was not opened");
+  }
+  DeviceEvent new_event() override { return new HostEvent; }
+  void free_event(DeviceEvent event) noexcept override { delete static_cast<HostEvent*>(event); }
+  void record(DeviceEvent event) override { event_of(event) = {true, Clock::now()}; }
+  void wait(DeviceEvent event) override {
+    FORESHARD_CHECK(event_of(event).recorded, "a lane waits for an event that was not recorded");
+  }
+  bool done(DeviceEvent event) override { return event_of(event).recorded; }
+  void synchronize(DeviceEvent event) override { wait(event); }
+  void synchronize() override {}
+  double seconds_between(DeviceEvent from, DeviceEvent until) override {
+    return std::chrono::duration<double>(event_of(until).time - event_of(from).time).count();
+  }
+
+  void paced(const PacedCollective& c) override {
+    const auto end = Clock::now() + std::chrono::nanoseconds(c.nanoseconds);
+    move(c);
+    std::this_thread::sleep_until(end);
+  }
+  void spin(std::int64_t nanoseconds, int /*ctas*/) override {
+    std::this_thread::sleep_for(std::chrono::nanoseconds(nanoseconds));
+  }
+
+  std::string nccl_unique_id() override { throw std::runtime_error("the CPU has no NCCL"); }
+  std::unique_ptr<DeviceCommunicator> nccl(const NcclGroup& /*group*/) override {
+    throw std::runtime_error("the CPU has no NCCL");
+  }
+
+ private:
+  static void move(const PacedCollective& c) {
+    const std::size_t bytes = c.shard_elements * static_cast<std::size_t>(size_of(c.dtype));
+    auto* whole = static_cast<std::byte*>(c.whole);
+    if (c.kind == PacedCollective::Kind::kAllGather) {
+      const std::byte* own = whole + static_cast<std::size_t>(c.index) * bytes;
+      for (int p = 0; p < c.ranks; ++p) {
+        if (p != c.index) std::memcpy(whole + static_cast<std::size_t>(p) * bytes, own, bytes);
+      }
+    } else if (c.kind == PacedCollective::Kind::kReduceScatter) {
+      std::vector<const void*> pieces;
+      for (int p = 0; p < c.ranks; ++p) {
+        pieces.push_back(whole + static_cast<std::size_t>(p) * bytes);
+      }
+      std::vector<float> sum(c.shard_elements);
+      add_in_order(pieces, c.dtype, c.shard_elements, sum.data(), FirstPiece::kCopied);
+      if (c.dtype == DType::kFp32) {
+        std::memcpy(c.shard, sum.data(), bytes);
+      } else {
+        auto* to = static_cast<c10::BFloat16*>(c.shard);
+        std::copy(sum.begin(), sum.end(), to);
+      }
+    }
+  }
+
+  Lane lanes_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Accelerator> host_accelerator() { return std::make_unique<HostAccelerator>(); }
+
+}  // namespace foreshard

@@ -1,0 +1,109 @@
+// Symbols of the plugin are resolved against what is loaded already: the program's libtorch_cpu and
+// libc10, and the CUDA half, which is loaded globally before it. So the plugin is built without it.
+#include "exec/device/load_accelerator.h"
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <vector>
+
+#include "sim/base/error.h"
+
+namespace foreshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kPlugin = "libforeshard_cuda.so";
+
+[[noreturn]] void refuse(const std::string& what) {
+  throw Error(ExitCode::kMissingCapability, "no GPU for the engine: " + what);
+}
+
+// What the dynamic linker says last.
+std::string linker_error() {
+  const char* text = dlerror();
+  return text == nullptr ? "unknown reason" : text;
+}
+
+// The folder of the libtorch_cpu that this process runs.
+fs::path torch_folder() {
+  Dl_info info = {};
+  void* symbol = dlsym(RTLD_DEFAULT, "_ZN2at14get_num_threadsEv");
+  if (symbol == nullptr || dladdr(symbol, &info) == 0 || info.dli_fname == nullptr) return {};
+  std::error_code ignored;
+  const fs::path real = fs::canonical(info.dli_fname, ignored);
+  return (real.empty() ? fs::path(info.dli_fname) : real).parent_path();
+}
+
+fs::path plugin_path() {
+  if (const char* named = std::getenv("FORESHARD_CUDA_PLUGIN")) return named;
+  std::error_code ignored;
+  const fs::path program = fs::read_symlink("/proc/self/exe", ignored).parent_path();
+  for (const fs::path& folder : {program, program / "../lib", program / "../../lib"}) {
+    if (fs::exists(folder / kPlugin, ignored)) return folder / kPlugin;
+  }
+  return {};
+}
+
+void load_globally(const fs::path& library) {
+  if (dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
+    refuse(fmt::format("{} could not be loaded: {}", library.string(), linker_error()));
+  }
+}
+
+}  // namespace
+
+DeviceChoice parse_device_choice(const std::string& text) {
+  if (text == "auto") return DeviceChoice::kAutomatic;
+  if (text == "cpu") return DeviceChoice::kCpu;
+  if (text == "cuda") return DeviceChoice::kCuda;
+  throw Error(ExitCode::kUsage, fmt::format("--device {}: expected auto, cpu or cuda", text));
+}
+
+std::string why_no_gpu() {
+  void* driver = dlopen("libcuda.so.1", RTLD_LAZY);
+  if (driver == nullptr) return "no NVIDIA driver (libcuda.so.1) on this machine";
+  const auto init = reinterpret_cast<int (*)(unsigned)>(dlsym(driver, "cuInit"));
+  const auto count = reinterpret_cast<int (*)(int*)>(dlsym(driver, "cuDeviceGetCount"));
+  int devices = 0;
+  if (init == nullptr || count == nullptr) return "libcuda.so.1 is not NVIDIA's driver";
+  if (const int code = init(0); code != 0) return fmt::format("cuInit failed with code {}", code);
+  if (count(&devices) != 0 || devices == 0) return "the NVIDIA driver shows no GPU";
+  return "";
+}
+
+std::unique_ptr<Accelerator> load_accelerator(int device) {
+  if (const std::string reason = why_no_gpu(); !reason.empty()) refuse(reason);
+  const fs::path plugin = plugin_path();
+  if (plugin.empty()) {
+    refuse(
+        fmt::format("{} is not beside the program; it is built where a CUDA toolkit is", kPlugin));
+  }
+  const fs::path torch = torch_folder();
+  std::error_code ignored;
+  for (const char* name : {"libc10_cuda.so", "libtorch_cuda.so"}) {
+    if (torch.empty() || !fs::exists(torch / name, ignored)) {
+      refuse(
+          fmt::format("there is no {} in {}; run with the torch of a Python environment "
+                      "(LD_LIBRARY_PATH=.../site-packages/torch/lib)",
+                      name, torch.string()));
+    }
+    load_globally(torch / name);
+  }
+  void* library = dlopen(plugin.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    refuse(fmt::format("{} could not be loaded: {}", plugin.string(), linker_error()));
+  }
+  const auto make = reinterpret_cast<AcceleratorFactory>(dlsym(library, "foreshard_accelerator"));
+  if (make == nullptr) refuse(fmt::format("{} is no plugin of the engine", plugin.string()));
+  char reason[1024] = {};
+  Accelerator* accelerator = make(kAcceleratorVersion, device, reason, sizeof reason);
+  if (accelerator == nullptr) refuse(reason);
+  return std::unique_ptr<Accelerator>(accelerator);
+}
+
+}  // namespace foreshard

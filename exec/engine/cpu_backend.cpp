@@ -1,0 +1,246 @@
+// A step begins where the last one ended. A row that is not compute is queued on its stream, where
+// it waits, takes its communicator's turn, runs, and is done. After the last row the streams are
+// drained.
+//
+// A row that throws stops everything: its cause is kept, and communicators are aborted so that
+// threads that wait for peers come back.
+#include <ATen/Functions.h>
+#include <fmt/format.h>
+
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <thread>
+#include <utility>
+
+#include "exec/comm/communicator.h"
+#include "exec/compute/kernels.h"
+#include "exec/engine/backend.h"
+#include "exec/engine/exact_sum.h"
+#include "exec/engine/stream.h"
+#include "exec/engine/update.h"
+
+namespace foreshard {
+namespace {
+
+std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+std::int64_t steady_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+class CpuBackend final : public Backend {
+ public:
+  explicit CpuBackend(const BackendParts& parts)
+      : parts_(parts),
+        graph_(parts.graph),
+        units_(parts.units),
+        events_(parts.graph.rows.size(), parts.graph.communicators.size()),
+        sums_(parts.graph.units.size()),
+        spans_(parts.graph.rows.size()) {
+    for (const auto& c : graph_.communicators) {
+      const RankGroup group = rank_group(c, parts.world.rank());
+      communicators_.push_back(
+          std::make_unique<GroupCommunicator>(parts.world.connect(group.name, group.ranks)));
+    }
+    for (const Row& row : graph_.rows) {
+      const auto s = static_cast<std::size_t>(row.stream);
+      if (row.stream == Stream::kCompute || streams_[s]) continue;
+      streams_[s] = std::make_unique<StreamThread>([account = &parts.account] {
+        static thread_local std::optional<AccountScope> scope;
+        scope.emplace(account);
+      });
+    }
+  }
+
+  int ahead() const override { return 0; }
+
+  std::span<MicroBatch> begin_step(std::int64_t number, std::span<MicroBatch> batches) override {
+    number_ = number;
+    batches_ = batches;
+    norm_ = 0;
+    step_begin_ns_ = last_end_ns_ != 0 ? last_end_ns_ : steady_ns();
+    events_.begin_step();
+    return batches;
+  }
+
+  void issue(EventId id, const std::function<void()>& row) override {
+    Span& span = spans_[index(id)];
+    span.issue = now();
+    if (graph_.rows[index(id)].stream != Stream::kCompute) return queue(id, row);
+    for (const EventId awaited : graph_.waits_of(id)) events_.wait(awaited);
+    span.start = span.arrive = now();
+    row();
+    span.end = now();
+    events_.finish(id);
+  }
+
+  void end_step() override {
+    for (const auto& stream : streams_) {
+      if (stream) stream->drain();
+    }
+    if (!events_.failed()) last_end_ns_ = steady_ns();
+  }
+
+  StepResult collect() override {
+    StepResult result;
+    result.times.step = number_;
+    result.times.begin = Time::ns(step_begin_ns_);
+    result.times.duration = Time::ns(last_end_ns_ - step_begin_ns_);
+    result.times.spans = spans_;
+    for (const MicroBatch& batch : batches_) result.losses.push_back(batch.loss);
+    result.gradient_norm = norm_;
+    return result;
+  }
+
+  void forget_begin() override { last_end_ns_ = 0; }
+  void sync() override {}
+  void fail(EventId id, std::exception_ptr cause) override { events_.fail(id, std::move(cause)); }
+  bool failed() const override { return events_.failed(); }
+  EventFailure failure() const override { return events_.failure(); }
+  void abort() override {
+    for (const auto& communicator : communicators_) communicator->abort();
+  }
+  void drain() override {
+    for (const auto& stream : streams_) {
+      if (stream) stream->drain();
+    }
+  }
+
+  int group_index(std::uint8_t c) const override { return communicators_[c]->index(); }
+  int group_size(std::uint8_t c) const override { return communicators_[c]->size(); }
+
+  void all_gather(EventId id, std::uint8_t c, void* whole, std::size_t shard_bytes) override {
+    paced(id, [&] { communicators_[c]->all_gather(whole, shard_bytes); });
+  }
+
+  void reduce_scatter(const ReduceScatterCall& call) override {
+    UnitMemory& unit = units_.at(call.unit);
+    float* target = unit.gradient;
+    if (call.added_later) {
+      sums_[index(call.unit)].resize(index(unit.shard));
+      target = sums_[index(call.unit)].data();
+    }
+    paced(call.event, [&] {
+      communicators_[call.communicator]->reduce_scatter(
+          call.whole, parts_.plan.reduce_dtype, index(unit.shard), target,
+          call.continues ? SumInto::kContinue : SumInto::kOverwrite);
+    });
+  }
+
+  void accumulate(const AccumulateCall& call) override {
+    UnitMemory& unit = units_.at(call.unit);
+    const void* source =
+        call.slot != nullptr ? static_cast<const void*>(call.slot) : sums_[index(call.unit)].data();
+    const DType dtype = call.slot != nullptr ? parts_.plan.reduce_dtype : DType::kFp32;
+    call.adds ? add_to_fp32(dtype, unit.shard, source, unit.gradient)
+              : copy_to_fp32(dtype, unit.shard, source, unit.gradient);
+  }
+
+  void all_reduce_gradient(EventId id, std::uint8_t c, UnitMemory& unit) override {
+    paced(id, [&] { communicators_[c]->all_reduce(std::span(unit.gradient, index(unit.shard))); });
+  }
+  void all_reduce_norm(EventId id, std::uint8_t c) override {
+    paced(id, [&] { communicators_[c]->all_reduce(std::span(norm_digits_)); });
+  }
+
+  void grad_norm() override {
+    ExactSum sum;
+    for (const UnitMemory& unit : units_.all()) add_squares(unit.gradient, unit.shard, sum);
+    norm_digits_ = sum.digits();
+  }
+
+  void grad_scale() override {
+    ExactSum sum;
+    sum.digits() = norm_digits_;
+    norm_ = std::sqrt(sum.value());
+    // torch.nn.utils.clip_grad_norm_: the factor is at most 1.
+    const auto factor =
+        static_cast<float>(std::min(1.0, *parts_.plan.optimizer.clip_norm / (norm_ + 1e-6)));
+    for (UnitMemory& unit : units_.all()) {
+      tensor_over(unit.gradient, unit.shard, at::kFloat).mul_(factor);
+    }
+  }
+
+  void optimizer(std::int64_t number) override {
+    for (UnitMemory& unit : units_.all()) {
+      update_parameters(unit, parts_.model, parts_.plan, number);
+    }
+  }
+
+  std::int64_t add_over_shards(std::int64_t value) override {
+    communicators_.front()->all_reduce(std::span(&value, 1));  // the shard group holds them all
+    return value;
+  }
+
+ private:
+  Time now() const { return Time::ns(steady_ns() - step_begin_ns_); }
+
+  // Without pacing: what is done takes the time it takes.
+  template <typename Collective>
+  void paced(EventId id, Collective collective) {
+    const auto begin = std::chrono::steady_clock::now();
+    collective();
+    if (parts_.pacing == nullptr) return;
+    std::this_thread::sleep_until(
+        begin + std::chrono::nanoseconds(parts_.pacing->durations[index(id)].nanoseconds()));
+  }
+
+  void queue(EventId id, const std::function<void()>& row) {
+    const std::uint8_t communicator = graph_.rows[index(id)].communicator;
+    const bool queues = communicator != kNoCommunicator;
+    const std::int64_t ticket = queues ? events_.take_ticket(communicator) : 0;
+    const auto stream = static_cast<std::size_t>(graph_.rows[index(id)].stream);
+    streams_[stream]->issue([this, id, row, communicator, queues, ticket] {
+      Span& span = spans_[index(id)];
+      try {
+        for (const EventId awaited : graph_.waits_of(id)) events_.wait(awaited);
+        span.start = now();
+        if (queues) events_.wait_turn(communicator, ticket);
+        span.arrive = now();
+        row();
+        span.end = now();
+        if (queues) events_.end_turn(communicator);
+        events_.finish(id);
+      } catch (const StepStopped&) {
+      } catch (...) {
+        events_.fail(id, std::current_exception());
+      }
+    });
+  }
+
+  BackendParts parts_;
+  const EventGraph& graph_;
+  UnitSet& units_;
+  std::vector<std::unique_ptr<GroupCommunicator>> communicators_;  // by number
+  Events events_;
+  std::vector<std::vector<float>> sums_;  // of reduce-scatters that an accumulation adds, per unit
+  std::array<std::int64_t, ExactSum::kDigits> norm_digits_{};
+  double norm_ = 0;
+  std::int64_t number_ = 0;
+  std::span<MicroBatch> batches_;
+  std::vector<Span> spans_;
+  std::int64_t step_begin_ns_ = 0;
+  std::int64_t last_end_ns_ = 0;                                 // of the previous step
+  std::array<std::unique_ptr<StreamThread>, kStreams> streams_;  // last: their rows use the others
+};
+
+}  // namespace
+
+RankGroup rank_group(const Communicator& c, int rank) {
+  const auto size = static_cast<int>(c.group.size);
+  const auto stride = static_cast<int>(c.group.stride);
+  const int block = size * stride;
+  const int first = stride == 1 ? rank / size * size : rank / block * block + rank % stride;
+  RankGroup group{fmt::format("{}/{}/{}", c.name, size, first), {}};
+  for (int i = 0; i < size; ++i) group.ranks.push_back(first + i * stride);
+  return group;
+}
+
+std::unique_ptr<Backend> make_cpu_backend(const BackendParts& parts) {
+  return std::make_unique<CpuBackend>(parts);
+}
+
+}  // namespace foreshard

@@ -1,0 +1,415 @@
+// Every row goes to the lane of its stream when it is issued:
+//
+//   the lane waits for the ends of the row's waits (those on its own lane are in order anyway)
+//   event `start`; for a collective whose communicator was last used on another lane, the lane
+//   waits for that one's end, then event `arrive`
+//   what the row does; event `end`
+//
+// A step begins at the end of the compute lane's last row of the step before: all other lanes wait
+// for it, for the optimizer writes what gathers read. Events are made in two sets, so that one step
+// can be issued while the one before still runs; they are read when a step is collected, after its
+// last compute row is done (which waits for all else). The host then knows every time relative to
+// the step's begin. Issue times are the host's own clock, put onto the device's by the moments at
+// which the first step began on both.
+//
+// Losses and the norm come back on a lane of their own, so that collecting a step does not wait for
+// the next one.
+#include <ATen/Functions.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "exec/device/device_communicators.h"
+#include "exec/engine/backend.h"
+#include "exec/engine/device_update.h"
+#include "reports/event_names.h"
+
+namespace foreshard {
+namespace {
+
+std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+Time time_of(double seconds) { return Time::ns(static_cast<std::int64_t>(seconds * 1e9)); }
+
+constexpr std::size_t kSets = 2;
+// The norm's all-reduce moves as many bytes as the graph says (sim/graph/native.cpp, kNormBytes);
+// the sum is the first of these doubles.
+constexpr std::int64_t kNormDoubles = 67;
+constexpr std::size_t kEnds = 4;  // more than the steps between the oldest uncollected and the next
+
+class DeviceBackend final : public Backend {
+ public:
+  DeviceBackend(const BackendParts& parts, Accelerator& accelerator)
+      : parts_(parts),
+        graph_(parts.graph),
+        units_(parts.units),
+        device_(accelerator),
+        update_(parts.units, parts.model, parts.plan) {
+    for (const auto& c : graph_.communicators) {
+      const RankGroup group = rank_group(c, parts.world.rank());
+      communicators_.push_back(make_device_communicator(
+          {accelerator, parts.world, group.name, group.ranks, parts.pacing != nullptr}));
+    }
+    // Communication goes first where both wait for a place, as c10d's streams do.
+    for (std::size_t s = 0; s < kStreams; ++s) lanes_[s] = accelerator.open_lane(s != 0);
+    copies_ = accelerator.open_lane(false);
+    fifo_.resize(graph_.communicators.size());
+    for (Set& set : sets_) {
+      set.rows.resize(graph_.rows.size());
+      for (std::size_t i = 0; i < graph_.rows.size(); ++i) {
+        RowEvents& row = set.rows[i];
+        row.start = accelerator.new_event();
+        row.end = accelerator.new_event();
+        if (graph_.rows[i].communicator != kNoCommunicator) row.arrive = accelerator.new_event();
+      }
+      set.finish = accelerator.new_event();
+      set.uploaded = accelerator.new_event();
+      set.issued.resize(graph_.rows.size());
+      set.norm = zeros(at::kDouble, 1);
+    }
+    for (DeviceEvent& event : ends_) event = accelerator.new_event();
+    norm_sum_ = zeros(at::kDouble, kNormDoubles);
+    sums_.resize(graph_.units.size());
+    // Paced communicators measure what their kernels cost beside the request: now, while nothing
+    // else runs.
+    for (std::size_t id = 0; id < graph_.rows.size(); ++id) {
+      const std::uint8_t c = graph_.works[graph_.rows[id].work].communicator;
+      if (is_collective(graph_.rows[id].kind) && c != kNoCommunicator) {
+        pace(static_cast<EventId>(id), c);
+      }
+    }
+    device_.enter(lane(Stream::kCompute));
+  }
+
+  ~DeviceBackend() override {
+    try {
+      device_.synchronize();
+    } catch (...) {  // the device failed before; that was said then
+    }
+    communicators_.clear();
+    for (Set& set : sets_) {
+      for (RowEvents& row : set.rows) {
+        for (DeviceEvent event : {row.start, row.arrive, row.end}) free(event);
+      }
+      for (DeviceEvent event : {set.finish, set.uploaded}) free(event);
+    }
+    for (DeviceEvent event : ends_) free(event);
+  }
+
+  int ahead() const override { return parts_.plan.host_sync == HostSync::kStep ? 0 : 1; }
+
+  // --- steps ---
+
+  std::span<MicroBatch> begin_step(std::int64_t number, std::span<MicroBatch> batches) override {
+    FORESHARD_CHECK(issued_ - collected_ < static_cast<std::int64_t>(kSets),
+                    "a step is issued before the last but one was collected");
+    Set& set = next_set();
+    set.number = number;
+    device_.enter(copies_);
+    upload(set, batches);
+    device_.record(set.uploaded);
+    device_.enter(lane(Stream::kCompute));
+    if (!follows_) {
+      // Nothing runs: the moment is the same on both clocks.
+      device_.synchronize();
+      device_.record(end_of(issued_ - 1));
+      device_.synchronize(end_of(issued_ - 1));
+      host_zero_ = Clock::now();
+      origin_ = 0;
+      follows_ = true;
+    }
+    device_.wait(set.uploaded);
+    for (std::size_t s = 1; s < kStreams; ++s) {
+      device_.enter(lanes_[s]);
+      device_.wait(end_of(issued_ - 1));
+    }
+    current_lane_ = -1;
+    return set.batches;
+  }
+
+  void issue(EventId id, const std::function<void()>& run) override {
+    Set& set = next_set();
+    const Row& row = graph_.rows[index(id)];
+    if (row.host_wait != kNoEvent) device_.synchronize(set.rows[index(row.host_wait)].end);
+    set.issued[index(id)] = Clock::now();
+    const Lane own = lane(row.stream);
+    if (own != current_lane_) device_.enter(own);
+    current_lane_ = own;
+    RowEvents& events = set.rows[index(id)];
+    for (const EventId awaited : graph_.waits_of(id)) {
+      if (graph_.rows[index(awaited)].stream != row.stream) {
+        device_.wait(set.rows[index(awaited)].end);
+      }
+    }
+    device_.record(events.start);
+    if (row.communicator != kNoCommunicator) {
+      Fifo& fifo = fifo_[row.communicator];
+      if (fifo.last != nullptr && fifo.lane != own) device_.wait(fifo.last);
+      device_.record(events.arrive);
+      fifo = {events.end, own};
+    }
+    run();
+    device_.record(events.end);
+  }
+
+  void end_step() override {
+    Set& set = next_set();
+    device_.enter(lane(Stream::kCompute));
+    device_.record(end_of(issued_));
+    device_.enter(copies_);
+    device_.wait(end_of(issued_));
+    device_.record(set.finish);
+    device_.enter(lane(Stream::kCompute));
+    ++issued_;
+  }
+
+  StepResult collect() override {
+    FORESHARD_CHECK(collected_ < issued_, "no step to collect");
+    Set& set = sets_[index(collected_) % kSets];
+    wait_for(set.finish);
+    StepResult result;
+    const DeviceEvent begin = end_of(collected_ - 1);
+    const auto host_zero = std::chrono::duration<double>(host_zero_.time_since_epoch()).count();
+    result.times.step = set.number;
+    result.times.begin = time_of(host_zero + origin_);
+    result.times.spans.resize(graph_.rows.size());
+    for (std::size_t i = 0; i < graph_.rows.size(); ++i) {
+      const RowEvents& events = set.rows[i];
+      Span& span = result.times.spans[i];
+      const double issued = std::chrono::duration<double>(set.issued[i] - host_zero_).count();
+      span.issue = time_of(issued - origin_);
+      span.start = time_of(device_.seconds_between(begin, events.start));
+      span.arrive = events.arrive == nullptr
+                        ? span.start
+                        : time_of(device_.seconds_between(begin, events.arrive));
+      span.end = time_of(device_.seconds_between(begin, events.end));
+    }
+    const double period = device_.seconds_between(begin, end_of(collected_));
+    result.times.duration = time_of(period);
+    origin_ += period;
+    ++collected_;
+    read_back(set, result);
+    return result;
+  }
+
+  void forget_begin() override {
+    sync();
+    follows_ = false;
+  }
+  void sync() override { device_.synchronize(); }
+
+  // --- failures ---
+
+  void fail(EventId id, std::exception_ptr cause) override {
+    if (!failure_.cause) failure_ = {id, std::move(cause)};
+  }
+  bool failed() const override { return failure_.cause != nullptr; }
+  EventFailure failure() const override { return failure_; }
+  void abort() override {
+    for (const auto& communicator : communicators_) communicator->abort();
+  }
+  void drain() override {}
+
+  // --- what rows do ---
+
+  Accelerator* device() override { return &device_; }
+  int group_index(std::uint8_t c) const override { return communicators_[c]->index(); }
+  int group_size(std::uint8_t c) const override { return communicators_[c]->size(); }
+
+  void all_gather(EventId id, std::uint8_t c, void* whole, std::size_t shard_bytes) override {
+    pace(id, c);
+    communicators_[c]->all_gather(whole, shard_bytes, parts_.plan.param_dtype);
+  }
+
+  void reduce_scatter(const ReduceScatterCall& call) override {
+    UnitMemory& unit = units_.at(call.unit);
+    void* target = unit.gradient;
+    if (call.added_later) {
+      at::Tensor& sum = sums_[index(call.unit)];
+      sum = at::empty({unit.shard}, options(scalar_type(parts_.plan.reduce_dtype)));
+      target = sum.mutable_data_ptr();
+    }
+    FORESHARD_CHECK(call.added_later || parts_.plan.reduce_dtype == DType::kFp32,
+                    "gradients of another dtype are added later");
+    pace(call.event, call.communicator);
+    communicators_[call.communicator]->reduce_scatter(call.whole, target, index(unit.shard),
+                                                      parts_.plan.reduce_dtype);
+  }
+
+  void accumulate(const AccumulateCall& call) override {
+    UnitMemory& unit = units_.at(call.unit);
+    at::Tensor gradient = tensor_over(unit.gradient, unit.shard, at::kFloat, device_.device());
+    at::Tensor source;
+    if (call.slot != nullptr) {
+      source = tensor_over(const_cast<std::byte*>(call.slot), unit.shard,
+                           scalar_type(parts_.plan.reduce_dtype), device_.device());
+    } else {
+      source = std::move(sums_[index(call.unit)]);
+      sums_[index(call.unit)] = at::Tensor();
+    }
+    call.adds ? gradient.add_(source) : gradient.copy_(source);
+  }
+
+  void all_reduce_gradient(EventId id, std::uint8_t c, UnitMemory& unit) override {
+    pace(id, c);
+    communicators_[c]->all_reduce(unit.gradient, index(unit.shard));
+  }
+  void all_reduce_norm(EventId id, std::uint8_t c) override {
+    pace(id, c);
+    communicators_[c]->all_reduce(norm_sum_.mutable_data_ptr<double>(), index(norm_sum_.numel()));
+  }
+  void grad_norm() override { update_.sum_of_squares(norm_sum_); }
+  void grad_scale() override { update_.clip(norm_sum_, next_set().norm.select(0, 0)); }
+  void optimizer(std::int64_t number) override { update_.step(number); }
+
+  std::int64_t add_over_shards(std::int64_t value) override {
+    std::int64_t sum = 0;
+    const std::int64_t first =
+        parts_.world.rank() / parts_.plan.mesh.shard * parts_.plan.mesh.shard;
+    const auto texts = parts_.world.gather("add over shards", std::to_string(value));
+    for (std::int64_t r = first; r < first + parts_.plan.mesh.shard; ++r) {
+      sum = static_cast<std::int64_t>(static_cast<std::uint64_t>(sum) +
+                                      static_cast<std::uint64_t>(std::stoll(texts[index(r)])));
+    }
+    return sum;
+  }
+
+ private:
+  struct RowEvents {
+    DeviceEvent start = nullptr, arrive = nullptr, end = nullptr;
+  };
+  struct Set {
+    std::int64_t number = 0;
+    std::vector<RowEvents> rows;
+    std::vector<Clock::time_point> issued;
+    DeviceEvent finish = nullptr, uploaded = nullptr;
+    std::vector<MicroBatch> batches;  // on the device
+    at::Tensor norm;
+  };
+  struct Fifo {
+    DeviceEvent last = nullptr;
+    Lane lane = -1;
+  };
+
+  Lane lane(Stream stream) const { return lanes_[static_cast<std::size_t>(stream)]; }
+  Set& next_set() { return sets_[index(issued_) % kSets]; }
+  at::TensorOptions options(at::ScalarType type) const {
+    return at::TensorOptions().dtype(type).device(device_.device());
+  }
+  at::Tensor zeros(at::ScalarType type, std::int64_t count) const {
+    return at::zeros({count}, options(type));
+  }
+  void free(DeviceEvent event) {
+    if (event != nullptr) device_.free_event(event);
+  }
+
+  // Of step `number` from 0; -1: what the first step begins with.
+  DeviceEvent end_of(std::int64_t number) const { return ends_[index(number + 4) % kEnds]; }
+
+  void pace(EventId id, std::uint8_t c) {
+    if (parts_.pacing == nullptr) return;
+    communicators_[c]->pace(parts_.pacing->durations[index(id)].nanoseconds(),
+                            parts_.pacing->ctas[index(id)]);
+  }
+
+  // Waits for a step while looking after the communicators: a lost peer must not hang the host.
+  void wait_for(DeviceEvent event) {
+    const auto begin = Clock::now();
+    if (std::none_of(communicators_.begin(), communicators_.end(),
+                     [](const auto& communicator) { return communicator->has_peers(); })) {
+      return device_.synchronize(event);
+    }
+    while (!device_.done(event)) {
+      for (const auto& communicator : communicators_) {
+        if (const auto failure = communicator->failure()) {
+          throw PeerFailure(-1, fmt::format("{} after {:.0f} s", *failure, seconds_since(begin)));
+        }
+      }
+      if (seconds_since(begin) > kPatience) {
+        throw PeerFailure(
+            -1, fmt::format("{} was not done within {:.0f} s", oldest_unfinished(), kPatience));
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+  }
+
+  std::string oldest_unfinished() {
+    const Set& set = sets_[index(collected_) % kSets];
+    for (std::size_t i = 0; i < set.rows.size(); ++i) {
+      if (!device_.done(set.rows[i].end)) {
+        return EventNames(graph_, parts_.model).of(static_cast<EventId>(i));
+      }
+    }
+    return "the step";
+  }
+
+  void upload(Set& set, std::span<MicroBatch> batches) {
+    if (set.batches.empty()) {
+      set.batches.assign(batches.begin(), batches.end());
+      for (MicroBatch& batch : set.batches) {
+        batch.tokens = at::empty({batch.count()}, options(at::kLong));
+        batch.labels = at::empty({batch.count()}, options(at::kLong));
+        batch.loss_sum = zeros(at::kFloat, 1);
+      }
+    }
+    for (std::size_t m = 0; m < batches.size(); ++m) {
+      set.batches[m].loss_scale = batches[m].loss_scale;
+      set.batches[m].tokens.copy_(batches[m].tokens);
+      set.batches[m].labels.copy_(batches[m].labels);
+      set.batches[m].loss_sum.zero_();
+    }
+  }
+
+  void read_back(Set& set, StepResult& result) {
+    device_.enter(copies_);
+    for (const MicroBatch& batch : set.batches) {
+      float sum = 0;
+      device_.to_host(&sum, batch.loss_sum.const_data_ptr(), sizeof sum);
+      result.losses.push_back(static_cast<double>(sum) / static_cast<double>(batch.count()));
+    }
+    if (parts_.plan.optimizer.clip_norm) {
+      device_.to_host(&result.gradient_norm, set.norm.const_data_ptr(), sizeof(double));
+    }
+    device_.enter(lane(Stream::kCompute));
+  }
+
+  static constexpr double kPatience = 600;  // s
+
+  BackendParts parts_;
+  const EventGraph& graph_;
+  UnitSet& units_;
+  Accelerator& device_;
+  DeviceUpdate update_;
+  std::vector<std::unique_ptr<DeviceCommunicator>> communicators_;
+  std::array<Lane, kStreams> lanes_{};
+  Lane copies_ = 0;
+  Lane current_lane_ = -1;
+  std::vector<Fifo> fifo_;  // by communicator
+  std::array<Set, kSets> sets_;
+  std::vector<at::Tensor> sums_;  // of reduce-scatters that an accumulation takes, per unit
+  at::Tensor norm_sum_;
+  std::array<DeviceEvent, kEnds> ends_{};  // of steps: their last compute row is done
+  bool follows_ = false;                   // the next step begins where the last one ended
+  std::int64_t issued_ = 0, collected_ = 0;
+  Clock::time_point host_zero_;  // when the first step began
+  double origin_ = 0;            // when the oldest uncollected step began, from host_zero_
+  EventFailure failure_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_device_backend(const BackendParts& parts, Accelerator& accelerator) {
+  return std::make_unique<DeviceBackend>(parts, accelerator);
+}
+
+}  // namespace foreshard

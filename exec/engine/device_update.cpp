@@ -1,0 +1,72 @@
+#include "exec/engine/device_update.h"
+
+#include <ATen/Functions.h>
+
+#include "exec/engine/update.h"
+
+namespace foreshard {
+
+DeviceUpdate::DeviceUpdate(UnitSet& units, const ModelSpec& model, const Plan& plan) : plan_(plan) {
+  const c10::Device device = units.memory().device();
+  number_ = at::zeros({}, at::TensorOptions().dtype(at::kFloat).device(device));
+  const auto over = [&](void* memory, std::int64_t count) {
+    return tensor_over(memory, count, at::kFloat, device);
+  };
+  for (UnitMemory& unit : units.all()) {
+    gradients_.push_back(over(unit.gradient, unit.shard));
+    for (const ShardPiece& piece : pieces_of(unit)) {
+      Lists& lists = decays(model, *piece.parameter) ? decayed_ : undecayed_;
+      const auto offset = static_cast<std::size_t>(piece.begin) * sizeof(float);
+      lists.parameters.push_back(over(unit.master + offset, piece.count));
+      lists.gradients.push_back(over(unit.gradient + piece.begin, piece.count));
+      if (plan.optimizer.kind == Optimizer::Kind::kAdamW) {
+        lists.first.push_back(over(unit.moments[0] + offset, piece.count));
+        lists.second.push_back(over(unit.moments[1] + offset, piece.count));
+      }
+      lists.steps.push_back(number_);
+    }
+    if (unit.shadow != unit.master) {
+      masters_.push_back(over(unit.master, unit.shard));
+      shadows_.push_back(
+          tensor_over(unit.shadow, unit.shard, scalar_type(plan.param_dtype), device));
+    }
+  }
+}
+
+void DeviceUpdate::sum_of_squares(const at::Tensor& sum) {
+  const std::vector<at::Tensor> norms = at::_foreach_norm(gradients_, 2);
+  const at::Tensor squares = at::stack(norms).to(at::kDouble).square().sum();
+  sum.select(0, 0).copy_(squares);
+}
+
+void DeviceUpdate::clip(const at::Tensor& sum, const at::Tensor& norm) {
+  norm.copy_(sum.select(0, 0).sqrt());
+  const at::Tensor factor = norm.to(at::kDouble)
+                                .add_(1e-6)
+                                .reciprocal_()
+                                .mul_(*plan_.optimizer.clip_norm)
+                                .clamp_max_(1.0);
+  at::_foreach_mul_(gradients_, factor.to(at::kFloat));
+}
+
+void DeviceUpdate::update(const Lists& lists, double rate, double decay) {
+  if (lists.parameters.empty()) return;
+  const Optimizer& o = plan_.optimizer;
+  if (o.kind == Optimizer::Kind::kAdamW) {
+    at::_fused_adamw_(lists.parameters, lists.gradients, lists.first, lists.second, {}, lists.steps,
+                      rate, o.beta1, o.beta2, decay, o.epsilon, false, false);
+    return;
+  }
+  if (decay != 0) at::_foreach_mul_(lists.parameters, 1 - rate * decay);
+  at::_foreach_add_(lists.parameters, lists.gradients, -rate);
+}
+
+void DeviceUpdate::step(std::int64_t number) {
+  number_.fill_(static_cast<double>(number));
+  const double rate = learning_rate(plan_.optimizer, number);
+  update(decayed_, rate, plan_.optimizer.weight_decay);
+  update(undecayed_, rate, 0);
+  if (!masters_.empty()) at::_foreach_copy_(shadows_, masters_);
+}
+
+}  // namespace foreshard

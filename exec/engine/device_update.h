@@ -1,0 +1,41 @@
+// The end of a step on a device: norm, clipping and optimizer over all units at once, with nothing
+// the host has to read.
+//
+// Lists of tensors are made once; a step is a few launches (foreach and fused kernels).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "exec/engine/unit_memory.h"
+
+namespace foreshard {
+
+class DeviceUpdate {
+ public:
+  // Precondition: find_device_problem said nothing. References are kept.
+  DeviceUpdate(UnitSet& units, const ModelSpec& model, const Plan& plan);
+
+  // This rank's sum of squares goes to sum[0] (double), which ranks then add up.
+  void sum_of_squares(const at::Tensor& sum);
+  // norm = sqrt(sum[0]); gradients times min(1, clip_norm / (norm + 1e-6)), as
+  // torch.nn.utils.clip_grad_norm_.
+  void clip(const at::Tensor& sum, const at::Tensor& norm);
+  // Step `number` from 1, then the compute-dtype shadows.
+  void step(std::int64_t number);
+
+ private:
+  struct Lists {
+    std::vector<at::Tensor> parameters, gradients, first, second, steps;
+  };
+  void update(const Lists& lists, double rate, double decay);
+
+  const Plan& plan_;
+  std::vector<at::Tensor> gradients_;  // one per unit, whole shards
+  Lists decayed_, undecayed_;
+  std::vector<at::Tensor> masters_, shadows_;
+  at::Tensor number_;
+};
+
+}  // namespace foreshard
