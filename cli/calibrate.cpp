@@ -13,6 +13,7 @@
 #include "calibration/profile.h"
 #include "cli/calibrate_sweeps.h"
 #include "cli/local_profiles.h"
+#include "cli/next_measurements.h"
 #include "cli/output.h"
 #include "cli/verbs.h"
 #include "interop/measured_tables.h"
@@ -178,9 +179,12 @@ ExitCode calibrate_products(const CalibrateOptions& options) {
   }
   write_file(path, to_text(to_json(fit.calibration)));
   if (options.output.form == Form::kJson) {
-    write_answer(document("foreshard.calibrate/1", csv_json(fit, path)));
+    Json body = csv_json(fit, path);
+    body["next"] = next_json(next_measurements(path, fit.calibration.gpu));
+    write_answer(document("foreshard.calibrate/1", std::move(body)));
   } else {
-    write_answer(csv_text(fit, path, Paint(color_of(options.output.color))));
+    write_answer(csv_text(fit, path, Paint(color_of(options.output.color))) + "\n" +
+                 next_text(next_measurements(path, fit.calibration.gpu)));
   }
   return ExitCode::kOk;
 }

@@ -14,6 +14,7 @@
 #include "calibration/nccl_rows.h"
 #include "calibration/profile.h"
 #include "cli/local_profiles.h"
+#include "cli/next_measurements.h"
 #include "cli/output.h"
 #include "cli/verbs.h"
 #include "interop/nccl_log.h"
@@ -141,10 +142,12 @@ ExitCode calibrate_sweeps(const CalibrateOptions& options) {
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), ignored);
   write_file(path, to_text(to_json(profile)));
   if (options.output.form == Form::kJson) {
-    write_answer(document("foreshard.calibrate/1", {{"profile", path},
-                                                    {"machine", machine.gpu.key},
-                                                    {"sweeps", list},
-                                                    {"ledger", ledger_json(ledger)}}));
+    write_answer(document("foreshard.calibrate/1",
+                          {{"profile", path},
+                           {"machine", machine.gpu.key},
+                           {"sweeps", list},
+                           {"ledger", ledger_json(ledger)},
+                           {"next", next_json(next_measurements(path, machine.gpu.key))}}));
     return ExitCode::kOk;
   }
   std::string text = fmt::format("{}: median |predicted / measured - 1|\n", machine.gpu.name);
@@ -155,9 +158,9 @@ ExitCode calibrate_sweeps(const CalibrateOptions& options) {
       "what\n"
       "would say more is the same sweep over the ranks and nodes of the plan's groups:\n"
       "  all_gather_perf -b 64K -e 4G -f 2      reduce_scatter_perf -b 64K -e 4G -f 2\n"
-      "written to {}; use it with --profile {}\n",
+      "written to {}; use it with --profile {}\n\n",
       path, path);
-  write_answer(text);
+  write_answer(text + next_text(next_measurements(path, machine.gpu.key)));
   return ExitCode::kOk;
 }
 

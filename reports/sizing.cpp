@@ -40,20 +40,21 @@ std::vector<double> step_draws(const ModelSpec& model, const Plan& plan, const C
     return period(simulator, graph, costs.price(graph, costs.draw(k)), delays);
   };
   const std::int64_t accumulation = plan.batch.accumulation;
-  if (accumulation <= kDrawn || !whole.costs.delays.empty()) {
+  if (accumulation <= kShown || !whole.costs.delays.empty()) {  // `whole` is the whole step
     for (int k = 0; k < draws; ++k) {
       seconds.push_back(at(whole.graph, k, whole.costs.delays) * costs.plan_draw(k));
     }
     return seconds;
   }
   const LayerPrograms programs(model, plan);
-  const EventGraph longer = build_training_step(model, with_accumulation(plan, kDrawn), programs);
+  const std::int64_t drawn = std::min(accumulation, kDrawn);
+  const EventGraph longer = build_training_step(model, with_accumulation(plan, drawn), programs);
   const EventGraph shorter =
-      build_training_step(model, with_accumulation(plan, kDrawn - 1), programs);
+      build_training_step(model, with_accumulation(plan, drawn - 1), programs);
   for (int k = 0; k < draws; ++k) {
     const double base = at(longer, k, {});
     const double one_more = base - at(shorter, k, {});
-    seconds.push_back((base + static_cast<double>(accumulation - kDrawn) * one_more) *
+    seconds.push_back((base + static_cast<double>(accumulation - drawn) * one_more) *
                       costs.plan_draw(k));
   }
   return seconds;

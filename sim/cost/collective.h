@@ -27,6 +27,7 @@
 #include "sim/cost/nccl.h"
 #include "sim/spec/calibration.h"
 #include "sim/spec/cluster.h"
+#include "sim/spec/plan.h"
 
 namespace foreshard {
 
@@ -39,13 +40,6 @@ struct FabricSystem {
 };
 // What NCCL sees of the group. Precondition: it has more than one rank.
 FabricSystem fabric_system(const Cluster& cluster, const GroupLink& group, NcclVersion version);
-
-// Which kernels move the bytes.
-enum class CollectiveKernels : std::uint8_t {
-  kDefault,
-  kSymmetric,   // on windows of symmetric memory, since 2.27: few blocks
-  kCopyEngine,  // gathers by copy engines, since 2.28: none
-};
 
 struct CollectiveSettings {
   NcclVersion version;

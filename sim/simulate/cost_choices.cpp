@@ -27,6 +27,8 @@ CostChoices cost_choices(const Plan& plan) {
   choices.compute = plan.compute_dtype();
   choices.attention_kernel = attention_kernel(plan);
   choices.collectives.version = nccl_of(plan.runtime);
+  choices.collectives.kernels = plan.collectives.kernels;
+  choices.collectives.max_ctas = static_cast<int>(plan.collectives.max_ctas);
   return choices;
 }
 

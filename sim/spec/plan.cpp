@@ -65,6 +65,18 @@ const char* to_string(UnitPlacement placement) {
   return "?";
 }
 
+const char* to_string(CollectiveKernels kernels) {
+  switch (kernels) {
+    case CollectiveKernels::kDefault:
+      return "default";
+    case CollectiveKernels::kSymmetric:
+      return "symmetric";
+    case CollectiveKernels::kCopyEngine:
+      return "copy_engine";
+  }
+  return "?";
+}
+
 const char* to_string(Recompute recompute) {
   switch (recompute) {
     case Recompute::kNone:

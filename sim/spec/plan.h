@@ -242,6 +242,20 @@ const char* to_string(Ignored ignored);
 enum class Offload : std::uint8_t { kNone, kCpu, kCpuUnpinned };
 const char* to_string(Offload offload);
 
+// Which kernels move the bytes of collectives inside one NVLink domain.
+enum class CollectiveKernels : std::uint8_t {
+  kDefault,
+  kSymmetric,   // on windows of symmetric memory, since NCCL 2.27: few blocks
+  kCopyEngine,  // gathers by copy engines, since NCCL 2.28: none
+};
+const char* to_string(CollectiveKernels kernels);
+
+struct Collectives {
+  CollectiveKernels kernels = CollectiveKernels::kDefault;
+  std::int64_t max_ctas = 0;  // NCCL_MAX_CTAS, ncclConfig_t::maxCTAs; 0: NCCL's choice
+  bool operator==(const Collectives&) const = default;
+};
+
 // Which module activation checkpointing wraps: the block inside its unit, or the unit.
 enum class CheckpointWraps : std::uint8_t { kModule, kUnit };
 const char* to_string(CheckpointWraps wraps);
@@ -338,6 +352,7 @@ struct Plan {
   Optimizer optimizer;
   std::int64_t reduce_scatter_buffers = 1;  // reduce-scatter inputs alive at once
   Communicators communicators = Communicators::kShared;
+  Collectives collectives;
   HostSync host_sync = HostSync::kNone;
   ReductionOrder reduction_order = ReductionOrder::kLibrary;
   Evaluation evaluation;

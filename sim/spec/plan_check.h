@@ -27,6 +27,7 @@ inline constexpr std::int64_t kLayersPerUnit = std::int64_t{1} << 16;
 inline constexpr std::int64_t kPrefetch = 1024;  // from 0
 inline constexpr std::int64_t kRank = 65536;     // of adapters, from 0
 inline constexpr std::int64_t kBuffers = 64;
+inline constexpr std::int64_t kCtas = 64;  // NCCL's MAXCHANNELS; from 0
 inline constexpr std::int64_t kNumber = 9'999'999;  // of a block or unit in a range, from 0
 inline constexpr std::int64_t kGlobalBatch = std::int64_t{1} << 40;
 inline constexpr std::int64_t kSteps = 1'000'000'000;

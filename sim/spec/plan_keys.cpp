@@ -40,6 +40,8 @@ constexpr std::array kResiduals = {ModuleKernels::Residual::kCompute,
 constexpr std::array kLogits = {Logits::kReleased, Logits::kHeld};
 constexpr std::array kFloat8 = {Float8::kNone, Float8::kTensorwise, Float8::kRowwise,
                                 Float8::kRowwiseGwHp, Float8::kDelayed};
+constexpr std::array kCollectiveKernels = {
+    CollectiveKernels::kDefault, CollectiveKernels::kSymmetric, CollectiveKernels::kCopyEngine};
 constexpr std::array kCommunicators = {Communicators::kShared, Communicators::kSeparate};
 constexpr std::array kHostSyncs = {HostSync::kNone, HostSync::kStep};
 constexpr std::array kReductionOrders = {ReductionOrder::kMicrobatch, ReductionOrder::kLibrary};
@@ -251,6 +253,12 @@ constexpr PlanKey kKeys[] = {
     {"communicators",
      [](Node n, Document d) { d.plan.communicators = read_word(n, kCommunicators); },
      [](const Plan& p) { return Json(word_of(p.communicators)); }},
+    {"collectives.kernels",
+     [](Node n, Document d) { d.plan.collectives.kernels = read_word(n, kCollectiveKernels); },
+     [](const Plan& p) { return Json(to_string(p.collectives.kernels)); }},
+    {"collectives.max_ctas",
+     [](Node n, Document d) { d.plan.collectives.max_ctas = n.as_int(0, plan_limits::kCtas); },
+     [](const Plan& p) { return Json(p.collectives.max_ctas); }},
     {"reduction.divide_factor",
      [](Node n, Document d) { d.plan.gradient_divide_factor = read_optional_positive(n); },
      [](const Plan& p) { return written(p.gradient_divide_factor); }},

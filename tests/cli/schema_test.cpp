@@ -191,6 +191,7 @@ TEST(Schema, PlanJudgesAsTheReader) {
       R"({"rank": 1048575})",
       R"({"buffers": {"reduce_scatter": 64}})",
       R"({"communicators": "separate", "host_sync": "step"})",
+      R"({"collectives": {"kernels": "copy_engine", "max_ctas": 8}})",
       R"({"surround": {"tensor": 1, "context": 1, "pipeline": 1}})"};
   const Texts bad = {R"([])",
                      R"("plan")",
@@ -304,6 +305,8 @@ TEST(Schema, PlanJudgesAsTheReader) {
                      R"({"buffers": {"reduce_scatter": 65}})",
                      R"({"buffers": {"reduce_scatter": 0}})",
                      R"({"communicators": "one"})",
+                     R"({"collectives": {"kernels": "fast"}})",
+                     R"({"collectives": {"max_ctas": 65}})",
                      R"({"host_sync": true})",
                      R"({"surround": {"tensor": 2}})",
                      R"({"surround": {"expert": 1}})",
