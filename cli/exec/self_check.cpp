@@ -11,6 +11,7 @@
 #include "cli/output.h"
 #include "exec/device/host_accelerator.h"
 #include "exec/device/load_accelerator.h"
+#include "exec/engine/engine_check.h"
 
 namespace foreshard {
 
@@ -24,15 +25,21 @@ ExitCode run_self_check(const SelfCheckOptions& options) {
                     {"status", to_string(r.status)},
                     {"seconds", r.seconds},
                     {"detail", r.detail}});
-    write_error(fmt::format("{:<8}{:<22}{}\n", to_string(r.status), r.name, r.detail));
+    write_error(fmt::format("{:<8}{:<28}{}\n", to_string(r.status), r.name, r.detail));
   };
   Json device = nullptr;
   try {
     const auto accelerator =
         options.device == "standin" ? host_accelerator() : load_accelerator(options.index);
     device = accelerator->info().name;
-    add({"load", CheckStatus::kOk, "driver, LibTorch's CUDA half, plugin", 0});
+    add({"load", CheckStatus::kOk,
+         options.device == "standin" ? "the stand-in" : "driver, LibTorch's CUDA half, plugin", 0});
     self_check(*accelerator, add);
+    engine_check(
+        [&] {
+          return options.device == "standin" ? host_accelerator() : load_accelerator(options.index);
+        },
+        add);
   } catch (const std::exception& error) {
     add({"load", CheckStatus::kFailed, error.what(), 0});
   }

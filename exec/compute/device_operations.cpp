@@ -18,15 +18,16 @@ at::Tensor no_seed(const at::Tensor& like) {
 
 }  // namespace
 
-DeviceAttention attention_kernel(AttentionKernel wanted, const AcceleratorInfo& device,
-                                 std::int64_t head_dim) {
+DeviceAttention attention_kernel(const AttentionNeed& need, const AcceleratorInfo& device) {
   if (device.capability == 0) return DeviceAttention::kCpu;
+  const std::int64_t head_dim = need.head_dim;
+  const bool half = need.compute != DType::kFp32;  // what both kernels are made for
   // cuDNN's kernels: Hopper and newer gain by them; multiples of 8 up to 128 in both directions
   // (ATen/native/transformers/cuda/sdp_utils.cpp, check_cudnn_tensor_shapes).
-  const bool cudnn = device.capability >= 80 && head_dim % 8 == 0 && head_dim <= 128;
-  const bool flash = device.capability >= 80 && head_dim % 8 == 0 && head_dim <= 256;
-  if (wanted == AttentionKernel::kCudnn && cudnn) return DeviceAttention::kCudnn;
-  if (wanted == AttentionKernel::kEfficient || !flash) return DeviceAttention::kEfficient;
+  const bool cudnn = half && device.capability >= 80 && head_dim % 8 == 0 && head_dim <= 128;
+  const bool flash = half && device.capability >= 80 && head_dim % 8 == 0 && head_dim <= 256;
+  if (need.wanted == AttentionKernel::kCudnn && cudnn) return DeviceAttention::kCudnn;
+  if (need.wanted == AttentionKernel::kEfficient || !flash) return DeviceAttention::kEfficient;
   return DeviceAttention::kFlash;
 }
 

@@ -17,9 +17,14 @@
 
 namespace foreshard {
 
-// The kernel that runs: the one the plan names where the device has it for this head size.
-DeviceAttention attention_kernel(AttentionKernel wanted, const AcceleratorInfo& device,
-                                 std::int64_t head_dim);
+// The kernel that runs: the one the plan names where the device has it for this head size and
+// dtype; the memory-efficient one takes all.
+struct AttentionNeed {
+  AttentionKernel wanted = AttentionKernel::kFlash;
+  DType compute = DType::kBf16;
+  std::int64_t head_dim = 0;
+};
+DeviceAttention attention_kernel(const AttentionNeed& need, const AcceleratorInfo& device);
 
 // [sequences, heads, sequence, head_dim]; key and value may have fewer heads (grouped queries).
 struct AttentionTensors {

@@ -125,7 +125,8 @@ Engine::Engine(const ModelSpec& model, const Plan& plan, const EventGraph& graph
   }
   const c10::Device device = options.device->device();
   rotary_ = {rotary_.cos.to(device), rotary_.sin.to(device)};
-  attention_ = attention_kernel(plan.attention, options.device->info(), attention_head_dim(model));
+  attention_ = attention_kernel({plan.attention, plan.param_dtype, attention_head_dim(model)},
+                                options.device->info());
   backend_ = make_device_backend(parts, *options.device);
 }
 

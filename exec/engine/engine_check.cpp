@@ -1,0 +1,177 @@
+#include "exec/engine/engine_check.h"
+
+#include <ATen/Functions.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <chrono>
+#include <cmath>
+#include <exception>
+#include <thread>
+
+#include "exec/device/host_accelerator.h"
+#include "exec/engine/engine.h"
+#include "exec/engine/schedule.h"
+#include "models/families.h"
+#include "sim/graph/training_step.h"
+
+namespace foreshard {
+namespace {
+
+constexpr int kSteps = 4;
+
+ModelSpec small_llama() {
+  ModelDims dims = family_dims("llama").value();
+  dims.name = "self check";
+  dims.source = "foreshard-exec self-check";
+  dims.layers = 3;
+  dims.hidden = 256;
+  dims.heads = 4;
+  dims.kv_heads = 2;
+  dims.head_dim = 64;
+  dims.ffn = 640;
+  dims.vocabulary = 512;
+  dims.max_positions = 128;
+  dims.position_rows = 128;
+  return build_model(dims, Stack::kNative);
+}
+
+Plan plan_of(DType dtype, std::int64_t shard) {
+  Plan plan;
+  plan.runtime = {RuntimeKind::kNative, "1"};
+  plan.param_dtype = dtype;
+  plan.mesh = {shard, 1};
+  plan.batch = {128, 1, 2 / shard};
+  plan.optimizer.learning_rate = 1e-3;
+  return plan;
+}
+
+struct Run {
+  std::vector<double> losses;  // of a step, mean over all micro-batches
+  std::string hash;
+  double host_us_per_row = 0;
+};
+
+// This rank's micro-batches: token t of global sample s is a fixed function of both.
+std::vector<MicroBatch> batches_of(const Plan& plan, const ModelSpec& model, int rank, int step) {
+  std::vector<MicroBatch> batches(static_cast<std::size_t>(plan.batch.accumulation));
+  for (std::size_t m = 0; m < batches.size(); ++m) {
+    MicroBatch& batch = batches[m];
+    batch.sequences = plan.batch.micro_batch;
+    batch.sequence = plan.batch.sequence;
+    batch.loss_scale = 1.0 / static_cast<double>(microbatches_of_step(plan));
+    const std::int64_t sample = step * microbatches_of_step(plan) +
+                                global_microbatch(plan, rank, static_cast<std::int64_t>(m));
+    const at::Tensor t = at::arange(batch.count() + 1, at::kLong);
+    const at::Tensor ids =
+        t.mul(t).mul(7).add_(t.mul(sample % 13)).add_(sample * 131).remainder(model.vocabulary);
+    batch.tokens = ids.narrow(0, 0, batch.count()).clone();
+    batch.labels = ids.narrow(0, 1, batch.count()).clone();
+  }
+  return batches;
+}
+
+Run train(const Plan& plan, const MakeAccelerator& make) {
+  const ModelSpec model = small_llama();
+  const EventGraph graph = build_training_step(model, plan);
+  const auto ranks = static_cast<int>(plan.mesh.world());
+  auto worlds = thread_worlds(ranks);
+  std::vector<Run> runs(static_cast<std::size_t>(ranks));
+  std::vector<std::exception_ptr> failures(static_cast<std::size_t>(ranks));
+  std::vector<std::vector<std::vector<double>>> losses(
+      kSteps, std::vector<std::vector<double>>(static_cast<std::size_t>(ranks)));
+  const auto work = [&](int rank) {
+    // The world ends with the rank, so that the others hear of a failure.
+    const std::unique_ptr<World> world = std::move(worlds[static_cast<std::size_t>(rank)]);
+    const std::unique_ptr<Accelerator> device = make();
+    Engine engine(model, plan, graph, *world, {.debug = true, .device = device.get()});
+    engine.initialise();
+    Run& run = runs[static_cast<std::size_t>(rank)];
+    for (int s = 0; s < kSteps; ++s) {
+      auto batches = batches_of(plan, model, rank, s);
+      MeasuredStep record;
+      const StepOutcome outcome = engine.step(s + 1, batches, &record);
+      losses[static_cast<std::size_t>(s)][static_cast<std::size_t>(rank)] = outcome.losses;
+      const double issue = (record.spans.back().issue - record.spans.front().issue).seconds();
+      run.host_us_per_row = issue / static_cast<double>(graph.rows.size()) * 1e6;
+    }
+    run.hash = engine.parameter_hash();
+  };
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        work(rank);
+      } catch (...) {
+        failures[static_cast<std::size_t>(rank)] = std::current_exception();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::exception_ptr& failure : failures) {
+    if (failure) std::rethrow_exception(failure);
+  }
+  Run run = runs.front();
+  for (const auto& step : losses) run.losses.push_back(mean_loss(plan, step));
+  return run;
+}
+
+std::string compare(const Run& got, const Run& wanted, double tolerance) {
+  double worst = 0;
+  for (std::size_t s = 0; s < wanted.losses.size(); ++s) {
+    worst = std::max(worst, std::abs(got.losses[s] / wanted.losses[s] - 1));
+  }
+  const std::string text =
+      fmt::format("losses {:.4f} against {:.4f}: {:.1e} apart", fmt::join(got.losses, ", "),
+                  fmt::join(wanted.losses, ", "), worst);
+  if (!(worst <= tolerance)) throw std::runtime_error(text);
+  return text;
+}
+
+}  // namespace
+
+std::vector<CheckResult> engine_check(const MakeAccelerator& make,
+                                      const std::function<void(const CheckResult&)>& told) {
+  std::vector<CheckResult> results;
+  const auto check = [&](const char* name, const std::function<std::string()>& work) {
+    CheckResult result{name, CheckStatus::kOk, "", 0};
+    const auto begin = std::chrono::steady_clock::now();
+    try {
+      result.detail = work();
+    } catch (const c10::Error& error) {
+      result.status = CheckStatus::kFailed;
+      result.detail = error.what_without_backtrace();
+    } catch (const std::exception& error) {
+      result.status = CheckStatus::kFailed;
+      result.detail = error.what();
+    }
+    result.seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    if (told) told(result);
+    results.push_back(std::move(result));
+  };
+  // TF32 is off by default; sums of split products in bf16 are switched off here.
+  at::globalContext().setAllowBF16ReductionCuBLAS(false);
+  Run fp32, bf16;
+  check("engine_fp32", [&] {
+    fp32 = train(plan_of(DType::kFp32, 1), make);
+    return compare(fp32, train(plan_of(DType::kFp32, 1), host_accelerator), 1e-4);
+  });
+  check("engine_bf16", [&] {
+    bf16 = train(plan_of(DType::kBf16, 1), make);
+    return compare(bf16, train(plan_of(DType::kBf16, 1), host_accelerator), 2e-2) +
+           fmt::format(", {:.1f} us of host per row", bf16.host_us_per_row);
+  });
+  check("engine_two_ranks_one_device",
+        [&] { return compare(train(plan_of(DType::kBf16, 2), make), bf16, 2e-2); });
+  check("engine_recompute_prefetch", [&] {
+    Plan plan = plan_of(DType::kBf16, 1);
+    plan.recompute.value = Recompute::kFull;
+    plan.prefetch = {2, 2};
+    plan.host_sync = HostSync::kStep;
+    return compare(train(plan, make), bf16, 2e-2);
+  });
+  return results;
+}
+
+}  // namespace foreshard

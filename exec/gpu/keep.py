@@ -1,0 +1,57 @@
+#!/usr/bin/env python3
+"""Puts the results of a round on a GPU where the repository keeps them: keep.py RESULTS [REPOSITORY].
+
+RESULTS is the round's folder, or the archive that --bundle made. The raw measurements go to
+calibration/measured/GPU/, what plans and FSDP2 steps took to reports/validation/GPU-DATE/. A round on the stand-in
+is refused: it measured no GPU.
+"""
+import json
+import pathlib
+import shutil
+import sys
+import tarfile
+import tempfile
+
+KEPT = ["round.json", "summary.md", "self_check.json", "plans.jsonl", "fsdp2.jsonl", "profile.json"]
+
+
+def keep(results, repository):
+    record = json.loads((results / "round.json").read_text(encoding="utf-8"))
+    if record.get("device") in (None, "standin"):
+        raise SystemExit(f"{results}: no GPU was measured ({record.get('device')})")
+    stamp = record["created"].replace(":", "").replace("-", "")
+    written = []
+    raw = results / "raw.json"
+    if raw.exists():
+        to = repository / "calibration" / "measured" / record["gpu"] / f"{stamp}.json"
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(raw, to)
+        written.append(to)
+    folder = repository / "reports" / "validation" / f"{record['gpu']}-{stamp}"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in KEPT:
+        if (results / name).exists():
+            shutil.copyfile(results / name, folder / name)
+            written.append(folder / name)
+    return written
+
+
+def main():
+    if len(sys.argv) not in (2, 3):
+        raise SystemExit(__doc__)
+    results = pathlib.Path(sys.argv[1])
+    repository = pathlib.Path(sys.argv[2]) if len(sys.argv) == 3 else pathlib.Path(__file__).resolve().parents[2]
+    with tempfile.TemporaryDirectory() as scratch:
+        if results.is_file():
+            with tarfile.open(results) as archive:
+                for member in archive.getmembers():
+                    if member.name.startswith("/") or ".." in pathlib.PurePosixPath(member.name).parts or not member.isfile():
+                        raise SystemExit(f"{results}: no archive of a round: {member.name}")
+                archive.extractall(scratch)
+            results = pathlib.Path(scratch) / "results"
+        for path in keep(results, repository):
+            print(path)
+
+
+if __name__ == "__main__":
+    main()

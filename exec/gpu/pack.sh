@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# pack.sh BIN FILE: the carried build, for a machine with a GPU, LibTorch 2.11 in its python3, and no network.
+#
+# FILE is a .tar.gz of foreshard-gpu/: the programs of BIN, the plugin, the libraries they need that such a machine may
+# lack (all but the C and C++ runtimes, LibTorch and CUDA), the scripts of the round, and run.sh.
+set -euo pipefail
+bin=$(realpath -- "$1")
+file=$(realpath -m -- "$2")
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+theirs='^(linux-vdso|ld-linux|libc\.|libm\.|libdl\.|libpthread\.|librt\.|libresolv\.|libstdc\+\+|libgcc_s|libgomp|libtorch|libc10|libcu|libnv|libshm)'
+
+for program in foreshard foreshard-exec libforeshard_cuda.so; do
+  if [[ ! -f $bin/$program ]]; then
+    printf 'pack: there is no %s; %s\n' "$bin/$program" \
+      "./x build says why (the plugin needs a CUDA 13 toolkit)" >&2
+    exit 6
+  fi
+done
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+out=$work/foreshard-gpu
+mkdir -p "$out"/{bin,lib,exec/gpu,interop/record,models/examples}
+for program in foreshard foreshard-exec libforeshard_cuda.so; do
+  strip --strip-unneeded -o "$out/bin/$program" "$bin/$program"
+  chmod +x "$out/bin/$program"
+done
+for program in foreshard foreshard-exec; do
+  while read -r name _ path _; do
+    [[ $name =~ $theirs || $path != /* ]] || cp -L -- "$path" "$out/lib/$name"
+  done < <(ldd "$bin/$program")
+done
+cp "$root"/exec/gpu/*.py "$root/exec/gpu/README.md" "$out/exec/gpu/"
+cp "$root/interop/record/timed.py" "$out/interop/record/"
+cp "$root/models/examples/llama-5m.json" "$out/models/examples/"
+cat >"$out/run.sh" <<'RUN'
+#!/usr/bin/env bash
+# The round on this machine's GPU: ./run.sh [--minutes N] [--out DIR] [--bundle FILE.tar.gz] [--stages NAME,...]
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+exec python3 "$here/exec/gpu/round.py" --bin "$here/bin" "$@"
+RUN
+chmod +x "$out/run.sh"
+mkdir -p "$(dirname "$file")"
+tar -C "$work" -czf "$file" foreshard-gpu
+size=$(stat -c %s "$file")
+printf 'packed %s: %d MiB; there: tar xzf %s && foreshard-gpu/run.sh --minutes 9\n' "$file" \
+  "$(((size + (1 << 20) - 1) >> 20))" "$(basename "$file")"
+if ((size > 64 << 20)); then
+  printf 'pack: more than 64 MiB, which is too large to be carried\n' >&2
+  exit 1
+fi
