@@ -96,9 +96,16 @@ class Nvml {
 class CudaAccelerator final : public Accelerator {
  public:
   explicit CudaAccelerator(int device) : device_(static_cast<c10::DeviceIndex>(device)) {
+    if (!at::globalContext().hasCUDA()) {
+      throw std::runtime_error("LibTorch does not see its CUDA half, which was loaded after it");
+    }
     at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
     FORESHARD_CUDA(cudaSetDevice(device));
     FORESHARD_CUDA(cudaGetDeviceProperties(&properties_, device));
+    // A little is the system's own.
+    paced_shared_ = std::clamp(static_cast<int>(properties_.sharedMemPerBlockOptin) - 4096, 0,
+                               kPacedSharedBytes);
+    check(allow_paced_shared(paced_shared_), "shared memory of paced kernels");
     enter(open_lane(false));
     char bus_id[32] = {};
     FORESHARD_CUDA(cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, device));
@@ -330,7 +337,7 @@ class CudaAccelerator final : public Accelerator {
   }
   cudaStream_t stream() const { return lanes_[current_].stream.stream(); }
   PacedLaunch pace(std::int64_t nanoseconds, int ctas) const {
-    return {std::clamp(ctas, 1, properties_.multiProcessorCount), nanoseconds,
+    return {std::clamp(ctas, 1, properties_.multiProcessorCount), paced_shared_, nanoseconds,
             lanes_[current_].clock};
   }
 
@@ -348,6 +355,7 @@ class CudaAccelerator final : public Accelerator {
   cudaDeviceProp properties_ = {};
   std::vector<LaneState> lanes_;
   std::size_t current_ = 0;
+  int paced_shared_ = 0;
   std::unique_ptr<Nvml> nvml_;
 };
 

@@ -18,8 +18,13 @@ enum class Type { kFp32, kBf16 };
 // which move the bytes and then hold their multiprocessors until `nanoseconds` after the first of
 // them began. `clock` is two 64 bit words of zeros, zeros again when the kernel is done.
 inline constexpr int kPacedThreads = 640;
+// Shared memory that each block holds, so that no product or attention kernel (which want most of a
+// multiprocessor's on Hopper) runs beside it there, as none does beside NCCL's, which hold nearly
+// all registers. Kernels that use no shared memory still may.
+inline constexpr int kPacedSharedBytes = 96 * 1024;
 struct PacedLaunch {
   int ctas = 1;
+  int shared_bytes = 0;  // at most kPacedSharedBytes
   std::int64_t nanoseconds = 0;
   unsigned long long* clock = nullptr;
 };
@@ -34,6 +39,8 @@ cudaError_t paced_all_reduce(const PacedLaunch& launch, float* values, std::size
                              cudaStream_t stream);
 cudaError_t spin(const PacedLaunch& launch, cudaStream_t stream);
 // Smallest step of the device's nanosecond clock that a thread saw, into *step.
+// Once per device, before the first paced kernel.
+cudaError_t allow_paced_shared(int shared_bytes);
 cudaError_t clock_step(unsigned long long* step, cudaStream_t stream);
 
 // --- operations of a layer ---

@@ -29,20 +29,22 @@ struct alignas(16) Pack {
   T values[kCount];
 };
 
+// One block per token.
 template <typename T>
 __global__ void rotate_kernel(Rotation r, const float* cos, const float* sin, T* values) {
-  const std::int64_t half = r.head_dim / 2;
-  const std::int64_t pairs = r.tokens * r.heads * half;
-  const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
-  for (std::int64_t p = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; p < pairs;
-       p += stride) {
-    const std::int64_t i = p % half;
-    const std::int64_t head = p / half;  // of all tokens
-    const std::int64_t position = head / r.heads % r.positions;
-    T* a = values + head * r.head_dim + i;
+  const std::int64_t token = blockIdx.x;
+  const unsigned half = static_cast<unsigned>(r.head_dim / 2);
+  const unsigned pairs = static_cast<unsigned>(r.heads) * half;
+  const std::int64_t position = token % r.positions;
+  cos += position * half;
+  sin += position * half;
+  values += token * r.heads * r.head_dim;
+  for (unsigned p = threadIdx.x; p < pairs; p += blockDim.x) {
+    const unsigned i = p % half;
+    T* a = values + static_cast<std::size_t>(p / half) * 2 * half + i;
     T* b = a + half;
-    const float c = cos[position * half + i];
-    const float s = r.inverse ? -sin[position * half + i] : sin[position * half + i];
+    const float c = cos[i];
+    const float s = r.inverse ? -sin[i] : sin[i];
     const float first = widen(*a);
     const float second = widen(*b);
     *a = narrow<T>(first * c - second * s);
@@ -96,15 +98,13 @@ __device__ __forceinline__ void add_to(__nv_bfloat16* place, float value) {
   atomicAdd(place, __float2bfloat16(value));
 }
 
+// One block per row.
 template <typename T, typename Table>
-__global__ void add_rows_kernel(std::int64_t rows, std::int64_t width, const T* values,
-                                const std::int64_t* ids, Table* table) {
-  const std::int64_t count = rows * width;
-  const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
-       i += stride) {
-    add_to(table + ids[i / width] * width + i % width, widen(values[i]));
-  }
+__global__ void add_rows_kernel(std::int64_t width, const T* values, const std::int64_t* ids,
+                                Table* table) {
+  const T* row = values + static_cast<std::int64_t>(blockIdx.x) * width;
+  Table* target = table + ids[blockIdx.x] * width;
+  for (std::int64_t i = threadIdx.x; i < width; i += blockDim.x) add_to(target + i, widen(row[i]));
 }
 
 // Of all threads of the block; every thread gets it.
@@ -182,14 +182,13 @@ cudaError_t silu_backward(std::int64_t count, const void* dy, const void* gate, 
 
 cudaError_t rotate(Type type, const Rotation& r, const float* cos, const float* sin, void* values,
                    cudaStream_t stream) {
-  const std::int64_t pairs = r.tokens * r.heads * (r.head_dim / 2);
-  if (pairs == 0) return cudaSuccess;
+  if (r.tokens * r.heads * r.head_dim == 0) return cudaSuccess;
+  const auto blocks = static_cast<unsigned>(r.tokens);
   if (type == Type::kFp32) {
-    rotate_kernel<<<blocks_for(pairs), kThreads, 0, stream>>>(r, cos, sin,
-                                                              static_cast<float*>(values));
+    rotate_kernel<<<blocks, kThreads, 0, stream>>>(r, cos, sin, static_cast<float*>(values));
   } else {
-    rotate_kernel<<<blocks_for(pairs), kThreads, 0, stream>>>(r, cos, sin,
-                                                              static_cast<__nv_bfloat16*>(values));
+    rotate_kernel<<<blocks, kThreads, 0, stream>>>(r, cos, sin,
+                                                   static_cast<__nv_bfloat16*>(values));
   }
   return cudaGetLastError();
 }
@@ -214,19 +213,19 @@ cudaError_t add_rows(Type values_type, Type table_type, std::int64_t rows, std::
                      const void* values, const std::int64_t* ids, void* table,
                      cudaStream_t stream) {
   if (rows * width == 0) return cudaSuccess;
-  const unsigned blocks = blocks_for(rows * width);
+  const auto blocks = static_cast<unsigned>(rows);
   const auto* fp32 = static_cast<const float*>(values);
   const auto* bf16 = static_cast<const __nv_bfloat16*>(values);
   auto* fp32_table = static_cast<float*>(table);
   auto* bf16_table = static_cast<__nv_bfloat16*>(table);
   if (values_type == Type::kFp32 && table_type == Type::kFp32) {
-    add_rows_kernel<<<blocks, kThreads, 0, stream>>>(rows, width, fp32, ids, fp32_table);
+    add_rows_kernel<<<blocks, kThreads, 0, stream>>>(width, fp32, ids, fp32_table);
   } else if (values_type == Type::kFp32) {
-    add_rows_kernel<<<blocks, kThreads, 0, stream>>>(rows, width, fp32, ids, bf16_table);
+    add_rows_kernel<<<blocks, kThreads, 0, stream>>>(width, fp32, ids, bf16_table);
   } else if (table_type == Type::kFp32) {
-    add_rows_kernel<<<blocks, kThreads, 0, stream>>>(rows, width, bf16, ids, fp32_table);
+    add_rows_kernel<<<blocks, kThreads, 0, stream>>>(width, bf16, ids, fp32_table);
   } else {
-    add_rows_kernel<<<blocks, kThreads, 0, stream>>>(rows, width, bf16, ids, bf16_table);
+    add_rows_kernel<<<blocks, kThreads, 0, stream>>>(width, bf16, ids, bf16_table);
   }
   return cudaGetLastError();
 }

@@ -151,7 +151,7 @@ unsigned long long duration(const PacedLaunch& launch) {
 
 cudaError_t paced_gather(const PacedLaunch& launch, void* whole, std::size_t bytes, int ranks,
                          int index, cudaStream_t stream) {
-  gather_kernel<<<grid(launch), kPacedThreads, 0, stream>>>(
+  gather_kernel<<<grid(launch), kPacedThreads, launch.shared_bytes, stream>>>(
       static_cast<unsigned char*>(whole), bytes, ranks, index, duration(launch), launch.clock);
   return cudaGetLastError();
 }
@@ -160,11 +160,11 @@ cudaError_t paced_reduce_scatter(const PacedLaunch& launch, Type type, const voi
                                  void* shard, std::size_t elements, int ranks,
                                  cudaStream_t stream) {
   if (type == Type::kFp32) {
-    reduce_scatter_kernel<<<grid(launch), kPacedThreads, 0, stream>>>(
+    reduce_scatter_kernel<<<grid(launch), kPacedThreads, launch.shared_bytes, stream>>>(
         static_cast<const float*>(whole), static_cast<float*>(shard), elements, ranks,
         duration(launch), launch.clock);
   } else {
-    reduce_scatter_kernel<<<grid(launch), kPacedThreads, 0, stream>>>(
+    reduce_scatter_kernel<<<grid(launch), kPacedThreads, launch.shared_bytes, stream>>>(
         static_cast<const __nv_bfloat16*>(whole), static_cast<__nv_bfloat16*>(shard), elements,
         ranks, duration(launch), launch.clock);
   }
@@ -173,14 +173,29 @@ cudaError_t paced_reduce_scatter(const PacedLaunch& launch, Type type, const voi
 
 cudaError_t paced_all_reduce(const PacedLaunch& launch, float* values, std::size_t count,
                              cudaStream_t stream) {
-  all_reduce_kernel<<<grid(launch), kPacedThreads, 0, stream>>>(values, count, duration(launch),
-                                                                launch.clock);
+  all_reduce_kernel<<<grid(launch), kPacedThreads, launch.shared_bytes, stream>>>(
+      values, count, duration(launch), launch.clock);
   return cudaGetLastError();
 }
 
 cudaError_t spin(const PacedLaunch& launch, cudaStream_t stream) {
-  spin_kernel<<<grid(launch), kPacedThreads, 0, stream>>>(duration(launch), launch.clock);
+  spin_kernel<<<grid(launch), kPacedThreads, launch.shared_bytes, stream>>>(duration(launch),
+                                                                            launch.clock);
   return cudaGetLastError();
+}
+
+cudaError_t allow_paced_shared(int shared_bytes) {
+  const void* kernels[] = {reinterpret_cast<const void*>(gather_kernel),
+                           reinterpret_cast<const void*>(reduce_scatter_kernel<float>),
+                           reinterpret_cast<const void*>(reduce_scatter_kernel<__nv_bfloat16>),
+                           reinterpret_cast<const void*>(all_reduce_kernel),
+                           reinterpret_cast<const void*>(spin_kernel)};
+  for (const void* kernel : kernels) {
+    const cudaError_t code =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+    if (code != cudaSuccess) return code;
+  }
+  return cudaSuccess;
 }
 
 cudaError_t clock_step(unsigned long long* step, cudaStream_t stream) {

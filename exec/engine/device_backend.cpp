@@ -12,8 +12,8 @@
 // the step's begin. Issue times are the host's own clock, put onto the device's by the moments at
 // which the first step began on both.
 //
-// Losses and the norm come back on a lane of their own, so that collecting a step does not wait for
-// the next one.
+// Tokens go to the device and losses come back on a lane of their own, which never waits: the host
+// waits for that lane, and must not wait for the step that runs.
 #include <ATen/Functions.h>
 #include <fmt/format.h>
 
@@ -72,7 +72,6 @@ class DeviceBackend final : public Backend {
         row.end = accelerator.new_event();
         if (graph_.rows[i].communicator != kNoCommunicator) row.arrive = accelerator.new_event();
       }
-      set.finish = accelerator.new_event();
       set.uploaded = accelerator.new_event();
       set.issued.resize(graph_.rows.size());
       set.norm = zeros(at::kDouble, 1);
@@ -80,6 +79,10 @@ class DeviceBackend final : public Backend {
     for (DeviceEvent& event : ends_) event = accelerator.new_event();
     norm_sum_ = zeros(at::kDouble, kNormDoubles);
     sums_.resize(graph_.units.size());
+    last_of_stream_.fill(kNoEvent);
+    for (std::size_t i = 0; i < graph_.rows.size(); ++i) {
+      last_of_stream_[static_cast<std::size_t>(graph_.rows[i].stream)] = static_cast<EventId>(i);
+    }
     // Paced communicators measure what their kernels cost beside the request: now, while nothing
     // else runs.
     for (std::size_t id = 0; id < graph_.rows.size(); ++id) {
@@ -101,7 +104,7 @@ class DeviceBackend final : public Backend {
       for (RowEvents& row : set.rows) {
         for (DeviceEvent event : {row.start, row.arrive, row.end}) free(event);
       }
-      for (DeviceEvent event : {set.finish, set.uploaded}) free(event);
+      free(set.uploaded);
     }
     for (DeviceEvent event : ends_) free(event);
   }
@@ -163,20 +166,18 @@ class DeviceBackend final : public Backend {
   }
 
   void end_step() override {
-    Set& set = next_set();
     device_.enter(lane(Stream::kCompute));
     device_.record(end_of(issued_));
-    device_.enter(copies_);
-    device_.wait(end_of(issued_));
-    device_.record(set.finish);
-    device_.enter(lane(Stream::kCompute));
     ++issued_;
   }
 
   StepResult collect() override {
     FORESHARD_CHECK(collected_ < issued_, "no step to collect");
     Set& set = sets_[index(collected_) % kSets];
-    wait_for(set.finish);
+    wait_for(end_of(collected_));
+    for (const EventId last : last_of_stream_) {  // done as well, for the optimizer waits for all
+      if (last != kNoEvent) wait_for(set.rows[index(last)].end);
+    }
     StepResult result;
     const DeviceEvent begin = end_of(collected_ - 1);
     const auto host_zero = std::chrono::duration<double>(host_zero_.time_since_epoch()).count();
@@ -292,7 +293,7 @@ class DeviceBackend final : public Backend {
     std::int64_t number = 0;
     std::vector<RowEvents> rows;
     std::vector<Clock::time_point> issued;
-    DeviceEvent finish = nullptr, uploaded = nullptr;
+    DeviceEvent uploaded = nullptr;
     std::vector<MicroBatch> batches;  // on the device
     at::Tensor norm;
   };
@@ -397,6 +398,7 @@ class DeviceBackend final : public Backend {
   std::vector<Fifo> fifo_;  // by communicator
   std::array<Set, kSets> sets_;
   std::vector<at::Tensor> sums_;  // of reduce-scatters that an accumulation takes, per unit
+  std::array<EventId, kStreams> last_of_stream_{};
   at::Tensor norm_sum_;
   std::array<DeviceEvent, kEnds> ends_{};  // of steps: their last compute row is done
   bool follows_ = false;                   // the next step begins where the last one ended

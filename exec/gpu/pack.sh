@@ -7,7 +7,7 @@ set -euo pipefail
 bin=$(realpath -- "$1")
 file=$(realpath -m -- "$2")
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-theirs='^(linux-vdso|ld-linux|libc\.|libm\.|libdl\.|libpthread\.|librt\.|libresolv\.|libstdc\+\+|libgcc_s|libgomp|libtorch|libc10|libcu|libnv|libshm)'
+theirs='^(linux-vdso|ld-linux|libc\.|libm\.|libdl\.|libpthread\.|librt\.|libresolv\.|libutil\.|libstdc\+\+|libgcc_s|libgomp|libtorch|libc10|libcu|libnv|libshm)'
 
 for program in foreshard foreshard-exec libforeshard_cuda.so; do
   if [[ ! -f $bin/$program ]]; then
@@ -24,6 +24,21 @@ for program in foreshard foreshard-exec libforeshard_cuda.so; do
   strip --strip-unneeded -o "$out/bin/$program" "$bin/$program"
   chmod +x "$out/bin/$program"
 done
+# The programs look for LibTorch where it was when they were linked, before LD_LIBRARY_PATH: beside themselves instead.
+python3 - "$out"/bin/* <<'PATCH'
+import re, subprocess, sys
+for file in sys.argv[1:]:
+    text = subprocess.run(["readelf", "-d", file], capture_output=True, text=True, check=True).stdout
+    for path in re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.*)\]", text):
+        wanted = b"$ORIGIN/../lib"
+        old = path.encode() + b"\0"
+        if len(old) <= len(wanted):
+            sys.exit(f"pack: {file}: no room for a path in {path}")
+        data = open(file, "rb").read()
+        if data.count(old) != 1:
+            sys.exit(f"pack: {file}: {path} stands there {data.count(old)} times")
+        open(file, "r+b").write(data.replace(old, wanted.ljust(len(old), b"\0")))
+PATCH
 for program in foreshard foreshard-exec; do
   while read -r name _ path _; do
     [[ $name =~ $theirs || $path != /* ]] || cp -L -- "$path" "$out/lib/$name"
