@@ -112,16 +112,16 @@ Lines first_lines_of(const Recommendation& r, const Paint& paint) {
 
 Lines choice_lines(const Recommendation& r, const Paint& paint) {
   std::vector<std::vector<std::string>> table = {{"  cluster", "days", "90 %", "USD", "90 %",
-                                                  "USD/1M tok", "GPU-hours", "MFU", "goodput",
-                                                  "MWh", "in time"}};
+                                                  "USD/1M tok", "MFU", "goodput", "MWh",
+                                                  "in time"}};
   for (std::size_t i = 0; i < std::min(r.choices.size(), kMostChoices); ++i) {
     const Choice& c = r.choices[i];
     table.push_back({"  " + clipped(c.sized.cluster.spec, 22), short_number(c.run.days.value),
                      range_text(c.run.days), short_number(c.run.dollars.value),
                      range_text(c.run.dollars),
                      fmt::format("{:.3g}", c.run.dollars_per_million_tokens.value),
-                     short_number(c.run.gpu_hours.value), percent_text(c.sized.mfu.value),
-                     percent_text(c.run.goodput.value), short_number(c.run.energy_kwh.value / 1000),
+                     percent_text(c.sized.mfu.value), percent_text(c.run.goodput.value),
+                     short_number(c.run.energy_kwh.value / 1000),
                      r.terms.deadline ? chance_text(c.run.probability) : "-"});
   }
   Lines lines = aligned(table);
@@ -158,7 +158,11 @@ Lines size_lines(const Recommendation& r) {
   for (const MachineSizes& m : r.machines) {
     smallest.push_back(m.smallest ? fmt::format("{}x{}", *m.smallest, m.machine)
                                   : fmt::format("no {}", m.machine));
-    if (m.knee) knees.push_back(fmt::format("{}x{}", *m.knee, m.machine));
+    std::int64_t largest = 0;
+    for (const Choice& c : r.choices) {
+      if (c.machine == m.machine) largest = std::max(largest, c.sized.cluster.gpus);
+    }
+    if (m.knee && *m.knee < largest) knees.push_back(fmt::format("{}x{}", *m.knee, m.machine));
   }
   Lines lines =
       wrapped(fmt::format("smallest that fits: {}", fmt::join(smallest, ", ")), kTextWidth, 2);
