@@ -1,13 +1,15 @@
-// Views come in the order of their worth: what was asked for, the best plan, the plans of the
-// heatmap's cells from fast to slow, Pareto plans. A plan that several of these name is one view.
+// Views come in the order of their worth: what was asked for, the best plan, Pareto plans, the
+// plans of the heatmap's cells. A plan that several of these name is one view.
 #include "cli/page.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <charconv>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -85,6 +87,28 @@ Json prefetch_json(const Prefetch& prefetch) {
   return {{"forward", forward}, {"backward", prefetch.backward}, {"words", words_of(prefetch)}};
 }
 
+// The fastest cell of every shard group, then the second of each, and so on: where there is no room
+// for all, every group has some.
+std::vector<std::size_t> cells_by_worth(const std::vector<HeatmapCell>& cells) {
+  using Worth = std::tuple<std::size_t, double, std::size_t>;  // rank within the group, s, cell
+  std::map<std::int64_t, std::vector<std::pair<double, std::size_t>>> groups;
+  for (std::size_t i = 0; i < cells.size(); ++i) {
+    const double seconds = cells[i].seconds.value_or(std::numeric_limits<double>::infinity());
+    groups[cells[i].shard].emplace_back(seconds, i);
+  }
+  std::vector<Worth> worths;
+  for (auto& [shard, group] : groups) {
+    std::sort(group.begin(), group.end());
+    for (std::size_t rank = 0; rank < group.size(); ++rank) {
+      worths.emplace_back(rank, group[rank].first, group[rank].second);
+    }
+  }
+  std::sort(worths.begin(), worths.end());
+  std::vector<std::size_t> order;
+  for (const Worth& worth : worths) order.push_back(std::get<2>(worth));
+  return order;
+}
+
 // "64" of "64xh100"; 0 for anything else.
 std::int64_t counted_gpus(const std::string& spec, std::string& kind) {
   const std::size_t x = spec.find('x');
@@ -156,15 +180,15 @@ void add_search(PageDocument& page, const Job& job, const SearchResult& result, 
     block["smallest"] = candidate_json(*result.smallest);
     block["smallest"]["view"] = views.of(result.smallest->plan);
   }
-  std::vector<std::size_t> order(result.heatmap.size());
-  for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-    const auto& x = result.heatmap[a].seconds;
-    const auto& y = result.heatmap[b].seconds;
-    return x && (!y || *x < *y);
-  });
+  Json pareto = Json::array();
+  for (const Candidate& candidate : result.pareto) {
+    Json json = candidate_json(candidate);
+    json["view"] = page.has_room() ? Json(views.of(candidate.plan)) : Json(nullptr);
+    pareto.push_back(std::move(json));
+  }
+  block["pareto"] = std::move(pareto);
   std::vector<Json> cells(result.heatmap.size());
-  for (std::size_t i : order) {
+  for (std::size_t i : cells_by_worth(result.heatmap)) {
     const HeatmapCell& cell = result.heatmap[i];
     Json& json = cells[i];
     json = {{"shard", cell.shard},
@@ -176,13 +200,6 @@ void add_search(PageDocument& page, const Job& job, const SearchResult& result, 
     if (cell.plan && page.has_room()) json["view"] = views.of(*cell.plan);
   }
   block["heatmap"] = cells;
-  Json pareto = Json::array();
-  for (const Candidate& candidate : result.pareto) {
-    Json json = candidate_json(candidate);
-    json["view"] = page.has_room() ? Json(views.of(candidate.plan)) : Json(nullptr);
-    pareto.push_back(std::move(json));
-  }
-  block["pareto"] = std::move(pareto);
   Json neighbours = Json::array();
   for (const Candidate& n : result.neighbours) {
     if (result.best) neighbours.push_back(neighbour_json(*result.best, n));

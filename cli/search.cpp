@@ -196,6 +196,7 @@ ExitCode run_search(const SearchCommandOptions& options) {
 
   if (!options.html.empty()) {
     PageDocument page(page_title(job), options.output.command);
+    if (best) add_forecast(page, job, best->forecast, best->report, "the best plan");
     add_search(page, job, timed.result, timed.seconds);
     write_page(options.html, page);
   }

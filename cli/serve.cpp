@@ -2,23 +2,20 @@
 // answers as JSON. Jobs are named in words, never by files, so that a request reads nothing of the
 // machine's; and a page of another site that has this machine's browser ask (DNS rebinding) is
 // refused by the name it asks for.
-//
-// Signals are blocked before the server's threads begin, so that they all inherit it, and are
-// awaited here: the first SIGINT or SIGTERM stops searches and the server, and the program ends
-// with 0.
+#include <dlfcn.h>
 #include <fmt/format.h>
-#include <httplib.h>
 
 #include <atomic>
 #include <chrono>
-#include <csignal>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
-#include <thread>
+#include <system_error>
 #include <vector>
 
 #include "cli/full_report.h"
+#include "cli/http/service.h"
 #include "cli/output.h"
 #include "cli/search_space.h"
 #include "cli/verbs.h"
@@ -40,9 +37,8 @@ struct Question {
 // accumulation, and set, which may be repeated (a list in JSON).
 class Words {
  public:
-  explicit Words(const httplib::Request& request) {
-    for (const auto& [key, value] : request.params) add(key, value);
-    if (request.body.empty() || !request.params.empty()) return;
+  explicit Words(const HttpQuestion& request) : words_(request.words) {
+    if (request.body.empty() || !words_.empty()) return;
     const Json body = Json::parse(request.body, nullptr, false);
     if (!body.is_object()) throw Error(ExitCode::kInvalidInput, "the body is no JSON object");
     for (const auto& [key, value] : body.items()) {
@@ -108,107 +104,54 @@ class Words {
   std::vector<std::pair<std::string, std::string>> words_;
 };
 
+int status_of(ExitCode code) {
+  return code == ExitCode::kMissingCapability ? 501
+         : code == ExitCode::kInterrupted     ? 503
+         : code == ExitCode::kInternal        ? 500
+                                              : 400;
+}
+
+HttpAnswer refusal(int status, const std::string& what, ExitCode code) {
+  const Json body = {{"error", what}, {"exit_code", static_cast<int>(code)}};
+  return {status, "application/json",
+          body.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n"};
+}
+
 class Server {
  public:
-  explicit Server(const ServeOptions& options) : options_(options) {
-    server_.set_payload_max_length(kMostRequestBytes);
-    // By default two programs could share a port.
-    server_.set_socket_options([](auto socket) {
-      const int yes = 1;
-      ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-    });
-    server_.new_task_queue = [] { return new httplib::ThreadPool(2); };
-    server_.set_pre_routing_handler([this](const auto& request, auto& response) {
-      if (is_ours(request.get_header_value("Host"))) return unhandled();
-      refuse(response, 403, "this name is not served; ask for localhost", ExitCode::kUsage);
-      return handled();
-    });
-    const auto json = [this](const char* path, Json (Server::*answer)(const Question&)) {
-      const auto handler = [this, answer](const auto& request, auto& response) {
-        guarded(response, [&] {
-          const Question question = Words(request).question();
-          response.set_content((this->*answer)(question).dump(2) + "\n", "application/json");
-        });
-      };
-      server_.Get(path, handler);
-      server_.Post(path, handler);
-    };
-    json("/api/predict", &Server::predict);
-    json("/api/search", &Server::search_plans);
-    json("/api/report", &Server::report);
-    server_.Get("/", [this](const auto& request, auto& response) { page(request, response); });
-    server_.set_error_handler([](const auto&, auto& response) {
-      if (response.body.empty()) {
-        refuse(response, response.status, "there are /, /api/predict, /api/search, /api/report",
-               ExitCode::kUsage);
+  explicit Server(const ServeOptions& options) : options_(options) {}
+
+  HttpAnswer reply(const HttpQuestion& request) {
+    if (!is_ours(request.host)) {
+      return refusal(403, "this name is not served; ask for localhost", ExitCode::kUsage);
+    }
+    if (request.path == "/") return page(request);
+    try {
+      Json (Server::*ask)(const Question&) = request.path == "/api/predict"  ? &Server::predict
+                                             : request.path == "/api/search" ? &Server::search_plans
+                                             : request.path == "/api/report" ? &Server::report
+                                                                             : nullptr;
+      if (ask == nullptr) {
+        return refusal(404, "there are /, /api/predict, /api/search, /api/report",
+                       ExitCode::kUsage);
       }
-    });
+      return {200, "application/json", to_text((this->*ask)(Words(request).question()))};
+    } catch (const Error& error) {
+      return refusal(status_of(error.exit_code()), error.what(), error.exit_code());
+    } catch (const std::exception& error) {
+      return refusal(500, std::string("internal error: ") + error.what(), ExitCode::kInternal);
+    }
   }
 
-  ExitCode run() {
-    sigset_t ends, before;
-    sigemptyset(&ends);
-    sigaddset(&ends, SIGINT);
-    sigaddset(&ends, SIGTERM);
-    pthread_sigmask(SIG_BLOCK, &ends, &before);
-    const int port =
-        options_.port > 0
-            ? (server_.bind_to_port(options_.address.c_str(), options_.port) ? options_.port : -1)
-            : server_.bind_to_any_port(options_.address.c_str());
-    if (port < 0) {
-      pthread_sigmask(SIG_SETMASK, &before, nullptr);
-      throw Error(ExitCode::kInvalidInput,
-                  fmt::format("{}:{}: cannot be listened on; is it in use? --port takes another",
-                              options_.address, options_.port));
-    }
-    std::thread thread([this] { server_.listen_after_bind(); });
-    while (!server_.is_running()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    write_answer(fmt::format("http://{}:{}/\n", options_.address, port));
-    int signal = 0;
-    sigwait(&ends, &signal);
-    stopping_ = true;
-    server_.stop();
-    thread.join();
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    return ExitCode::kOk;
-  }
+  void stop() { stopping_ = true; }
 
  private:
-  using Handled = httplib::Server::HandlerResponse;
-  static Handled handled() { return Handled::Handled; }
-  static Handled unhandled() { return Handled::Unhandled; }
-
   // Without its port.
   bool is_ours(std::string host) const {
     const std::size_t port = host.rfind(':');
     if (port != std::string::npos && host.find(']', port) == std::string::npos) host.resize(port);
     return host == "localhost" || host == "127.0.0.1" || host == "[::1]" ||
            host == options_.address;
-  }
-
-  static void refuse(httplib::Response& response, int status, const std::string& what,
-                     ExitCode code) {
-    response.status = status;
-    const Json body = {{"error", what}, {"exit_code", static_cast<int>(code)}};
-    response.set_content(body.dump() + "\n", "application/json");
-  }
-
-  static int status_of(ExitCode code) {
-    return code == ExitCode::kMissingCapability ? 501
-           : code == ExitCode::kInterrupted     ? 503
-           : code == ExitCode::kInternal        ? 500
-                                                : 400;
-  }
-
-  template <typename Work>
-  static void guarded(httplib::Response& response, Work work) {
-    try {
-      work();
-    } catch (const Error& error) {
-      refuse(response, status_of(error.exit_code()), error.what(), error.exit_code());
-    } catch (const std::exception& error) {
-      refuse(response, 500, std::string("internal error: ") + error.what(), ExitCode::kInternal);
-    }
   }
 
   SearchOptions search_options() {
@@ -268,38 +211,73 @@ class Server {
   }
 
   // A refusal stands in the page, above the form with what was asked.
-  void page(const httplib::Request& request, httplib::Response& response) {
+  HttpAnswer page(const HttpQuestion& request) {
+    HttpAnswer answer{200, "text/html; charset=utf-8", ""};
     Json document = {{"schema", "foreshard.page/1"},
                      {"title", "Foreshard"},
                      {"selected", 0},
                      {"views", Json::array()},
                      {"timelines", Json::array()}};
     Json form = {{"models", zoo_names()}, {"values", Json::object()}, {"error", nullptr}};
+    const auto refuse = [&](int status, const std::string& what) {
+      answer.status = status;
+      form["error"] = what;
+    };
     try {
       const Question question = Words(request).question();
       if (!question.is_empty) document = report(question);
     } catch (const Error& error) {
-      form["error"] = error.what();
-      response.status = status_of(error.exit_code());
+      refuse(status_of(error.exit_code()), error.what());
     } catch (const std::exception& error) {
-      form["error"] = std::string("internal error: ") + error.what();
-      response.status = 500;
+      refuse(500, std::string("internal error: ") + error.what());
     }
-    for (const auto& [key, value] : request.params) {
+    for (const auto& [key, value] : request.words) {
       Json& known = form["values"][key];
       known = known.is_null() ? value : known.get<std::string>() + " " + value;
     }
     document["form"] = std::move(form);
-    response.set_content(html_page(document, PageHost::kServer), "text/html; charset=utf-8");
+    answer.body = html_page(document, PageHost::kServer);
+    return answer;
   }
 
   const ServeOptions& options_;
-  httplib::Server server_;
   std::atomic<bool> stopping_ = false;
 };
 
+// Beside the program. The module stays loaded: its code may be on a stack.
+ServeHttp load_server() {
+  std::error_code error;
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
+  const std::filesystem::path module = program.parent_path() / kHttpModule;
+  void* library = ::dlopen(module.c_str(), RTLD_NOW | RTLD_LOCAL);
+  void* entry = library == nullptr ? nullptr : ::dlsym(library, kServeHttp);
+  if (entry == nullptr) {
+    throw Error(ExitCode::kMissingCapability,
+                fmt::format("serve: {} cannot be loaded; build it with the package "
+                            "libcpp-httplib-dev installed",
+                            module.string()));
+  }
+  return reinterpret_cast<ServeHttp>(entry);
+}
+
 }  // namespace
 
-ExitCode run_serve(const ServeOptions& options) { return Server(options).run(); }
+ExitCode run_serve(const ServeOptions& options) {
+  const ServeHttp serve_http = load_server();
+  Server server(options);
+  HttpService service;
+  service.address = options.address;
+  service.port = options.port;
+  service.most_request_bytes = kMostRequestBytes;
+  service.answer = [&](const HttpQuestion& question) { return server.reply(question); };
+  service.listening = [&](int port) {
+    write_answer(fmt::format("http://{}:{}/\n", options.address, port));
+  };
+  service.ending = [&] { server.stop(); };
+  if (serve_http(service)) return ExitCode::kOk;
+  throw Error(ExitCode::kInvalidInput,
+              fmt::format("{}:{}: cannot be listened on; is it in use? --port takes another",
+                          options.address, options.port));
+}
 
 }  // namespace foreshard

@@ -38,10 +38,9 @@ class PageDocument {
   PageDocument(std::string title, std::string command);
   ~PageDocument();
 
-  // Its index. Timeline and memory come along as long as the page has room for them; the first view
-  // always has its own.
+  // Its index. Timeline and memory come along as long as the page has room for them.
   std::size_t add_view(const PageView& view);
-  bool has_room() const;  // for another view's timeline
+  bool has_room() const;  // for another view
   void select(std::size_t view);
   // "search", "scaling", "sensitivity", "validation", "accuracy".
   void set(const std::string& block, Json value);

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "reports/layout.h"
 #include "reports/page.h"
 #include "sim/simulate/simulate.h"
 
@@ -51,8 +52,8 @@ std::string words_of(const Kernel& kernel) {
     case KernelKind::kMemory:
       break;
   }
-  return fmt::format("{}, {:.3g} MB, {}", to_string(kernel.function),
-                     static_cast<double>(kernel.bytes.count()) / 1e6, pass);
+  return fmt::format("{}, {}, {}", to_string(kernel.function),
+                     bytes_text(static_cast<double>(kernel.bytes.count())), pass);
 }
 
 double log_sd(const Calibration& calibration, std::size_t factor) {

@@ -1,5 +1,6 @@
-// Views are added in the order of their importance; each costs what its JSON takes. Timelines that
-// are the same (a prefetch that changes nothing, say) are stored once.
+// Views are added in the order of their importance; each costs what its JSON takes. First they come
+// with their timelines, then without, then not at all. Timelines that are the same (a prefetch that
+// changes nothing, say) are stored once.
 #include <fmt/format.h>
 
 #include <memory>
@@ -12,9 +13,10 @@
 namespace foreshard {
 namespace {
 
-// d3, template, style and code take 0.33 MB; search, scaling, accuracy and a validation have their
-// share of the rest.
-constexpr std::size_t kMostTimelineBytes = 1'150'000;
+// d3, template, style and code take 0.37 MB; search, scaling and the other blocks about 0.05 MB.
+// Further timelines leave room for views without one.
+constexpr std::size_t kMostViewBytes = 1'450'000;
+constexpr std::size_t kMostFurtherBytes = 1'100'000;
 constexpr std::size_t kMostLiveGroups = 24;
 
 Json alive_json(const Findings& findings, const EventNames& names) {
@@ -70,7 +72,7 @@ Json view_json(const PageView& view) {
 
 struct PageDocument::Content {
   Json json;
-  std::size_t timeline_bytes = 0;
+  std::size_t bytes = 0;                                   // of views and timelines
   std::unordered_map<std::string, std::size_t> timelines;  // by their text
 };
 
@@ -90,28 +92,32 @@ std::size_t PageDocument::add_view(const PageView& view) {
     json["report"].erase("assumed");
     json["report"]["memory"].erase("outside");
   }
-  if (has_room() || views.empty()) {
+  json["timeline_left_out"] = false;
+  if (has_room()) {
     Json timeline = timeline_json(*view.forecast);
     std::string text = timeline.dump();
     const std::size_t bytes = text.size();
     Json& timelines = content_->json["timelines"];
-    const bool fits = views.empty() || content_->timeline_bytes + bytes < kMostTimelineBytes;
+    const bool fits =
+        content_->bytes + bytes < (views.empty() ? kMostViewBytes : kMostFurtherBytes);
+    json["timeline_left_out"] = !fits;
     const auto known = content_->timelines.find(text);
     if (known != content_->timelines.end()) {
       json["timeline"] = known->second;
+      json["timeline_left_out"] = false;
     } else if (fits) {
       json["timeline"] = timelines.size();
       content_->timelines.emplace(std::move(text), timelines.size());
-      content_->timeline_bytes += bytes;
+      content_->bytes += bytes;
       timelines.push_back(std::move(timeline));
     }
   }
-  content_->timeline_bytes += json.dump().size();
+  content_->bytes += json.dump().size();
   views.push_back(std::move(json));
   return views.size() - 1;
 }
 
-bool PageDocument::has_room() const { return content_->timeline_bytes < kMostTimelineBytes; }
+bool PageDocument::has_room() const { return content_->bytes < kMostViewBytes; }
 
 void PageDocument::select(std::size_t view) { content_->json["selected"] = view; }
 

@@ -184,12 +184,14 @@ function axes(f, x, y, xTitle, yTitle, options = {}) {
   f.inner.append('text').attr('class', 'axis-title').attr('x', 0).attr('y', -10).attr('text-anchor', 'start').text(yTitle);
 }
 
-// The axis below bars: milliseconds of values in seconds.
-function timeAxis(f, x, height) {
+// The axis below bars, of values in seconds; 40 pixels with its title.
+function timeAxis(f, x, height, title) {
   const few = Math.max(2, Math.min(8, f.width / 80));
+  const [factor, unit] = x.domain()[1] >= 10 ? [1, 's'] : x.domain()[1] >= 0.01 ? [1e3, 'ms'] : [1e6, 'µs'];
   f.inner.append('g').attr('class', 'grid').call(d3.axisBottom(x).ticks(few).tickSize(height).tickFormat(''));
   f.inner.append('g').attr('class', 'axis').attr('transform', `translate(0,${height})`)
-      .call(d3.axisBottom(x).ticks(few).tickSizeOuter(0).tickFormat(v => +(v * 1e3).toPrecision(12)));
+      .call(d3.axisBottom(x).ticks(few).tickSizeOuter(0).tickFormat(v => +(v * factor).toPrecision(12)));
+  f.inner.append('text').attr('class', 'axis-title').attr('x', f.width).attr('y', height + 36).attr('text-anchor', 'end').text(`${title}, ${unit}`);
 }
 
 // Decimal ticks of a logarithmic axis that do not crowd: powers of ten, and 2 and 5 where there is room.

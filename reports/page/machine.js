@@ -7,6 +7,7 @@ function drawRoofline(body) {
   const o = doc.operations;
   const data = o.operations.map((p, i) => ({p, i})).filter(d => d.p.flops > 0 && d.p.bytes > 0 && d.p.seconds > 0)
       .map(d => ({...d, intensity: d.p.flops / d.p.bytes, rate: d.p.flops / d.p.seconds})).filter(d => d.rate > o.peak_flops_per_s * 1e-5);
+  if (!data.length || !(o.bandwidth_bytes_per_s > 0)) return;
   const f = frame(body, 340, {top: 26, right: 24, bottom: 46, left: 96}, 'Operations of the step: FLOP per second against FLOP per byte, and the roofs of the GPU');
   const ridge = o.peak_flops_per_s / o.bandwidth_bytes_per_s;
   const xs = data.map(d => d.intensity).concat([ridge]);
@@ -39,8 +40,7 @@ function bars(body, rows, center, label, domain) {
   const tall = 28;
   const f = frame(body, rows.length * tall + 48, {top: 8, right: 86, bottom: 40, left: 210}, label);
   const x = d3.scaleLinear().domain(domain).nice().range([0, f.width]);
-  timeAxis(f, x, rows.length * tall);
-  f.inner.append('text').attr('class', 'axis-title').attr('x', f.width).attr('y', rows.length * tall + 36).attr('text-anchor', 'end').text('step time, ms');
+  timeAxis(f, x, rows.length * tall, 'step time');
   const g = f.inner.selectAll('g.row').data(rows).enter().append('g').attr('class', 'row').attr('transform', (d, i) => `translate(0,${i * tall})`);
   g.append('rect').attr('x', d => x(Math.min(d.low, center))).attr('y', 5).attr('height', tall - 10).attr('width', d => x(Math.max(center, d.low)) - x(Math.min(d.low, center))).attr('fill', 'var(--c-optimizer)');
   g.append('rect').attr('x', d => x(Math.min(center, d.high))).attr('y', 5).attr('height', tall - 10).attr('width', d => Math.abs(x(d.high) - x(center))).attr('fill', 'var(--c-reduce)');

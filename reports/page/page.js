@@ -9,7 +9,7 @@ function drawBlocks() {
     block('verdict', doc.title, headline(first), drawVerdict, true);
     block('plan', 'Plan', null, drawPlan, true);
     block('memory', 'Memory over the step', 'Of one GPU, by category. The line above the areas is the highest within each event.', drawMemory, true);
-    if (first.timeline != null) block('timeline-block', 'Timeline', 'One step of one rank, all others do the same: its streams and the host that issues.', drawTimelineBlock, true);
+    if (first.timeline != null || first.timeline_left_out) block('timeline-block', 'Timeline', 'One step of one rank, all others do the same: its streams and the host that issues.', drawTimelineBlock, true);
     if (first.waterfall) block('waterfall', 'Where the time goes', 'Bars add up to the step exactly, in nanoseconds. Choose one to see it in the timeline.', body => { if (view().waterfall) drawWaterfall(body); }, true);
   }
   if (has('search')) {

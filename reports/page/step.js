@@ -36,14 +36,14 @@ function drawVerdict(body) {
   quantity(report.origin === 'measured' ? 'Step time, measured' : 'Step time', 'seconds', 's');
   quantity('Tokens/s per GPU', 'tokens_per_s_per_gpu', 'count');
   quantity('MFU', 'mfu', 'ratio');
-  quantity('Exposed communication', 'exposed_communication_s', 's');
+  quantity('Exposed comm.', 'exposed_communication_s', 's');
   if (memory.peak_reserved_bytes) {
-    cards.append(card('Peak memory, reserved', num(`${path}/memory/peak_reserved_bytes/value`, 'B'),
+    cards.append(card('Peak reserved', num(`${path}/memory/peak_reserved_bytes/value`, 'B'),
         el('span', {}, num(`${path}/memory/peak_allocated_bytes/value`, 'B'), ' allocated')));
   }
   if (doc.price && state.view === 0) {
-    cards.append(card('Price per million tokens', num('/price/usd_per_million_tokens/value', 'usd'),
-        el('span', {}, 'at ', num('/price/usd_per_gpu_hour', 'usd'), ' per GPU and hour')));
+    cards.append(card('Per million tokens', num('/price/usd_per_million_tokens/value', 'usd'),
+        el('span', {}, 'at ', num('/price/usd_per_gpu_hour', 'usd'), ' per GPU-hour')));
   }
   body.append(cards);
   if (view().waterfall) {
@@ -136,7 +136,7 @@ function drawMemory(body) {
     const rows = alive.groups.map((g, i) => [g.name, g.where, g.category, num(`${path}/alive_at_peak/groups/${i}/buffers`, 'count'),
       num(`${path}/alive_at_peak/groups/${i}/bytes`, 'B')]);
     if (alive.other_buffers) rows.push(['others', '', '', num(`${path}/alive_at_peak/other_buffers`, 'count'), num(`${path}/alive_at_peak/other_bytes`, 'B')]);
-    split.append(el('div', {class: 'tall', tabindex: 0, id: 'alive', 'aria-label': 'Who is alive at the peak'}, table('Who is alive at the peak', ['buffer', 'where', 'category', '#buffers', '#bytes'], rows)));
+    split.append(el('div', {class: 'tall low', tabindex: 0, id: 'alive', 'aria-label': 'Who is alive at the peak'}, table('Who is alive at the peak', ['buffer', 'where', 'category', '#buffers', '#bytes'], rows)));
   }
   body.append(split);
 }
@@ -216,10 +216,9 @@ function drawWaterfall(body) {
   const path = viewPath();
   const total = d3.sum(bars, b => b.seconds);
   const rows = bars.length + 1, tall = 26;
-  const f = frame(body, rows * tall + 40, {top: 4, right: 150, bottom: 36, left: 240}, 'Where the step’s time goes; the bars add up to the step');
+  const f = frame(body, rows * tall + 48, {top: 4, right: 150, bottom: 44, left: 240}, 'Where the step’s time goes; the bars add up to the step');
   const x = d3.scaleLinear().domain([0, total]).range([0, f.width]);
-  timeAxis(f, x, rows * tall);
-  f.inner.append('text').attr('class', 'axis-title').attr('x', f.width + 12).attr('y', rows * tall + 18).text('ms');
+  timeAxis(f, x, rows * tall, 'time within the step');
   let before = 0;
   const data = bars.map((bar, i) => {
     const entry = {bar, i, from: before};

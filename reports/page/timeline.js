@@ -209,7 +209,8 @@ function hatch(g, tone) {
 
 function clip(g, text, width) {
   if (g.measureText(text).width <= width) return text;
-  const letters = Math.floor(text.length * width / g.measureText(text).width) - 1;
+  let letters = Math.floor(text.length * width / g.measureText(text).width);
+  while (letters > 3 && g.measureText(`${text.slice(0, letters)}…`).width > width) --letters;
   return letters > 3 ? `${text.slice(0, letters)}…` : '';
 }
 
@@ -382,7 +383,9 @@ function drawTimelineBlock(body) {
   state.highlight = null;
   if (!chart.t) {
     chart.canvas = null;
-    body.append(el('p', {class: 'note'}, 'The events of this plan are left out to keep the file below 2 MB. Copy its plan and run foreshard predict --plan plan.yaml --html report.html.'));
+    body.append(el('p', {class: 'note'}, view().timeline_left_out && state.view === 0 ?
+        'The step has too many events to keep the file below 2 MB. With fewer micro-batches (--accumulation) they are shown; foreshard predict --trace writes them all.' :
+        'The events of this plan are left out to keep the file below 2 MB. Copy its plan and run foreshard predict --plan plan.yaml --html report.html.'));
     return;
   }
   const t = chart.t;

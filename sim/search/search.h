@@ -67,7 +67,7 @@ struct HeatmapCell {
   std::int64_t shard = 0;
   Prefetch prefetch;
   std::optional<double> seconds;
-  std::optional<Plan> plan;  // that takes them
+  std::optional<Plan> plan = {};  // that takes them
 };
 
 struct SearchResult {

@@ -158,10 +158,10 @@ class Browser:
         self.call("Input.dispatchKeyEvent", type="keyDown", **common)
         self.call("Input.dispatchKeyEvent", type="keyUp", key=name)
 
-    def picture(self, path, width, height):
+    def picture(self, path, width, height, scale=1):
         """The page's upper left corner, in CSS pixels, as PNG."""
         shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True,
-                         clip={"x": 0, "y": 0, "width": width, "height": height, "scale": 1})
+                         clip={"x": 0, "y": 0, "width": width, "height": height, "scale": scale})
         with open(path, "wb") as file:
             file.write(base64.b64decode(shot["data"]))
 
