@@ -63,8 +63,9 @@ void write(const std::vector<AccuracyRow>& rows, const std::string& title, Shown
 ExitCode run_accuracy(const AccuracyOptions& options) {
   if (options.history) {
     const std::filesystem::path file = history_file();
-    write(accuracy_rows(read_history(file)),
-          "forecasts of step time against runs, from " + file.string(), ShownRows::kNewest,
+    const std::vector<AccuracyRow> rows = accuracy_rows(read_history(file));
+    if (!options.html.empty()) write_accuracy_page(options, rows);
+    write(rows, "forecasts of step time against runs, from " + file.string(), ShownRows::kNewest,
           options.output);
     return ExitCode::kOk;
   }

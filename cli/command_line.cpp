@@ -383,7 +383,8 @@ class Tree {
         "report", "Forecast, search, scaling and what it rests on, for browsers, in one HTML file",
         "report --model llama-3.1-8b --cluster 64xh100 --html report.html", run_report, o);
     add_job_flags(verb, o->job, "Any key of the plan, which the search then does not vary");
-    verb->add_option("answer", o->answer, "Instead of a job: what a verb wrote with --json")
+    verb->add_option("answer", o->answer,
+                     "Instead of a job: what a verb wrote with --json, or a run folder")
         ->type_name("FILE");
     option(verb, "--run", o->run, "DIR|TRACE", "A run of the plan, to stand beside: as validate");
     option(verb, "--html", o->html, "FILE", "Write there instead of to standard output");

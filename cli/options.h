@@ -119,7 +119,7 @@ struct ScaleOptions {
 struct ReportOptions {
   JobOptions job;
   OutputOptions output;
-  std::string answer;  // a document that a verb wrote with --json, instead of a job
+  std::string answer;  // a document that a verb wrote with --json, or a run folder; not with a job
   std::string run;     // as ValidateOptions::run; "": the forecast alone
   std::string html;    // "": standard output
   int threads = 0;     // of its search; 0: all cores

@@ -1,9 +1,11 @@
 // The verb that writes all that is known of a job into one HTML file. Of a job: its forecast, the
-// search around it, the same plan on more and fewer GPUs, and a run where one is named. Of another
-// verb's JSON: what that document says.
+// search around it, the same plan on more and fewer GPUs, and a run where one is named. Of a run
+// folder: the same of its plan. Of another verb's JSON: what that document says.
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <system_error>
 
 #include "cli/full_report.h"
 #include "cli/interrupt.h"
@@ -78,7 +80,14 @@ Json page_of_answer(const std::string& file) {
 
 }  // namespace
 
-ExitCode run_report(const ReportOptions& options) {
+ExitCode run_report(const ReportOptions& asked) {
+  ReportOptions options = asked;
+  std::error_code ignored;
+  if (std::filesystem::is_directory(options.answer, ignored)) {  // a run, with its plan in it
+    options.run = options.answer;
+    if (!options.job.plan) options.job.plan = options.answer + "/plan.yaml";
+    options.answer.clear();
+  }
   ExitCode code = ExitCode::kOk;
   Json document;
   if (!options.answer.empty()) {

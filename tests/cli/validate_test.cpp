@@ -95,6 +95,11 @@ TEST(ValidateVerb, WritesAPageWithForecastRunAndEveryEvent) {
   for (std::size_t i = 0; i < events; ++i) {
     EXPECT_NEAR(scatter["measured_s"][i], 1.04 * scatter["predicted_s"][i].get<double>(), 2e-9);
   }
+  // A run folder has its plan in it, so that it is enough to name it.
+  const auto report = json_of(with_data("report good --json"));
+  EXPECT_EQ(report.at("validation").at("scatter"), scatter);
+  EXPECT_EQ(report.at("views")[0].at("report").at("fingerprint"), said.at("fingerprint"));
+  EXPECT_TRUE(report.contains("search"));
 }
 
 TEST(ValidateVerb, PassesARunThatDidWhatWasForecast) {
