@@ -34,9 +34,13 @@ Lines heading(const Validation& v, const RunRecord& record, const Paint& paint) 
                                      plan.model, to_string(plan.runtime.kind), plan.runtime.version,
                                      plan.mesh.shard, plan.mesh.replicate),
                          kTextWidth)),
-      clipped(fmt::format("{}{} rank{} on {} ({}){}, {} step{}{}{}", traced ? "trace of " : "",
-                          record.world, record.world == 1 ? "" : "s", record.host, record.cpu,
-                          threads, v.steps, v.steps == 1 ? "" : "s",
+      clipped(fmt::format("{}{} rank{} on {} ({}){}, {} step{}{}{}",
+                          traced         ? "trace of "
+                          : record.paced ? "rank 0, paced, of "
+                                         : "",
+                          record.world, record.world == 1 ? "" : "s", record.host,
+                          record.device.empty() ? record.cpu : record.device,
+                          record.device.empty() ? threads : "", v.steps, v.steps == 1 ? "" : "s",
                           record.created.empty() ? "" : ", ", record.created),
               kTextWidth),
   };

@@ -106,6 +106,10 @@ class ExecTree {
         ->capture_default_str();
     verb->add_flag("--paced", o->paced,
                    "Run rank 0 alone: collectives move its bytes and last as long as forecast");
+    verb->add_option("--pace", o->pace,
+                     "Factor on those times; 0: collectives are as fast as their bytes move")
+        ->check(CLI::Range(0.0, 1000.0))
+        ->capture_default_str();
     verb->add_flag("--debug", o->debug, "Fill free gradient memory with NaN and check for it");
   }
 

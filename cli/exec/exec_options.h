@@ -34,6 +34,7 @@ struct RunCommandOptions {
   bool debug = false;
   std::string device = "auto";
   bool paced = false;
+  double pace = 1;      // factor on the forecast times of a paced rank's collectives
   std::string command;  // as typed, for the record
 };
 

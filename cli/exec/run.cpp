@@ -151,6 +151,13 @@ ExitCode run_run(const RunCommandOptions& options) {
   std::optional<Pacing> pacing;
   if (options.paced) {
     pacing = pacing_of(job, graph);
+    for (Time& duration : pacing->durations) {
+      duration = Time::seconds(duration.seconds() * options.pace);
+    }
+    if (options.pace != 1) {
+      record.notes.push_back(
+          fmt::format("collectives were given {} times their forecast time", options.pace));
+    }
     train_options.pacing = &*pacing;
   }
   if (device) {

@@ -1,8 +1,9 @@
 // A paced kernel begins when its first block runs: that block writes the device's clock into
-// clock[0] (compare-and-swap from 0). Blocks first move their part of the bytes, then wait until
-// clock[0] + nanoseconds. The last block to finish puts the two words back to zero, so the same
-// words serve the next kernel of the stream. Blocks that a busy device admits late end at once when
-// the time is over: what waits for a place is not counted twice.
+// clock[0] (compare-and-swap from 0). Blocks move their part of the bytes in slices spread over the
+// time, as a link would bring them, and wait until clock[0] + nanoseconds. The last block to finish
+// puts the two words back to zero, so the same words serve the next kernel of the stream. Blocks
+// that a busy device admits late end at once when the time is over: what waits for a place is not
+// counted twice.
 #include <cuda_bf16.h>
 
 #include "exec/cuda/kernels.h"
@@ -42,6 +43,26 @@ __device__ void hold(unsigned long long* clock, unsigned long long start,
   }
 }
 
+// Slices of at least 20 us, so that waiting for each costs nothing that shows, and of work for
+// every thread.
+__device__ unsigned slices_of(unsigned long long nanoseconds, std::size_t items,
+                              std::size_t threads) {
+  unsigned long long slices = nanoseconds / 20000ULL;
+  if (slices > items / threads) slices = items / threads;
+  return slices < 1ULL ? 1U : slices > 64ULL ? 64U : static_cast<unsigned>(slices);
+}
+
+// All threads of the block: until the moment at which slice `done` of `slices` is due.
+__device__ void until_due(unsigned long long start, unsigned long long nanoseconds, unsigned done,
+                          unsigned slices) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    const unsigned long long due = nanoseconds / slices * done;
+    while (now_ns() - start < due) __nanosleep(100);
+  }
+  __syncthreads();
+}
+
 struct alignas(16) Word16 {
   unsigned int parts[4];
 };
@@ -55,12 +76,17 @@ __global__ void __launch_bounds__(kPacedThreads)
   const unsigned char* own = whole + static_cast<std::size_t>(index) * bytes;
   const bool aligned = bytes % 16 == 0 && reinterpret_cast<std::size_t>(whole) % 16 == 0;
   const std::size_t words = aligned ? bytes / 16 : 0;
-  for (std::size_t i = first; i < words; i += stride) {
-    const Word16 value = reinterpret_cast<const Word16*>(own)[i];
-    for (int p = 0; p < ranks; ++p) {
-      if (p != index)
+  const unsigned slices = slices_of(nanoseconds, words, stride);
+  for (unsigned s = 0; s < slices; ++s) {
+    const std::size_t end = words * (s + 1) / slices;
+    for (std::size_t i = words * s / slices + first; i < end; i += stride) {
+      const Word16 value = reinterpret_cast<const Word16*>(own)[i];
+      for (int p = 0; p < ranks; ++p) {
+        if (p == index) continue;
         reinterpret_cast<Word16*>(whole + static_cast<std::size_t>(p) * bytes)[i] = value;
+      }
     }
+    if (s + 1 < slices) until_due(start, nanoseconds, s + 1, slices);
   }
   for (std::size_t i = words * 16 + first; i < bytes; i += stride) {
     for (int p = 0; p < ranks; ++p) {
@@ -87,18 +113,24 @@ __global__ void __launch_bounds__(kPacedThreads)
   const bool aligned = elements % kPack == 0 && reinterpret_cast<std::size_t>(whole) % 16 == 0 &&
                        reinterpret_cast<std::size_t>(shard) % 16 == 0;
   const std::size_t packs = aligned ? elements / kPack : 0;
-  for (std::size_t i = first; i < packs; i += stride) {
-    float sums[kPack];
-    for (int j = 0; j < kPack; ++j) sums[j] = 0.0F;
-    for (int p = 0; p < ranks; ++p) {
-      const Word16 word =
-          reinterpret_cast<const Word16*>(whole + static_cast<std::size_t>(p) * elements)[i];
-      const T* values = reinterpret_cast<const T*>(&word);
-      for (int j = 0; j < kPack; ++j) sums[j] += widen(values[j]);
+  const unsigned slices = slices_of(nanoseconds, packs, stride);
+  for (unsigned s = 0; s < slices; ++s) {
+    const std::size_t end = packs * (s + 1) / slices;
+    for (std::size_t i = packs * s / slices + first; i < end; i += stride) {
+      float sums[kPack];
+      for (int j = 0; j < kPack; ++j) sums[j] = 0.0F;
+#pragma unroll 8
+      for (int p = 0; p < ranks; ++p) {
+        const Word16 word =
+            reinterpret_cast<const Word16*>(whole + static_cast<std::size_t>(p) * elements)[i];
+        const T* values = reinterpret_cast<const T*>(&word);
+        for (int j = 0; j < kPack; ++j) sums[j] += widen(values[j]);
+      }
+      Word16 word;
+      for (int j = 0; j < kPack; ++j) narrow(sums[j], reinterpret_cast<T*>(&word) + j);
+      reinterpret_cast<Word16*>(shard)[i] = word;
     }
-    Word16 word;
-    for (int j = 0; j < kPack; ++j) narrow(sums[j], reinterpret_cast<T*>(&word) + j);
-    reinterpret_cast<Word16*>(shard)[i] = word;
+    if (s + 1 < slices) until_due(start, nanoseconds, s + 1, slices);
   }
   for (std::size_t i = packs * kPack + first; i < elements; i += stride) {
     float sum = 0.0F;

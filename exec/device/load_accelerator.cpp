@@ -4,7 +4,7 @@
 
 #include <dlfcn.h>
 #include <fmt/format.h>
-#include <unistd.h>
+#include <link.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -31,12 +31,18 @@ std::string linker_error() {
 
 // The folder of the libtorch_cpu that this process runs.
 fs::path torch_folder() {
-  Dl_info info = {};
-  void* symbol = dlsym(RTLD_DEFAULT, "_ZN2at14get_num_threadsEv");
-  if (symbol == nullptr || dladdr(symbol, &info) == 0 || info.dli_fname == nullptr) return {};
-  std::error_code ignored;
-  const fs::path real = fs::canonical(info.dli_fname, ignored);
-  return (real.empty() ? fs::path(info.dli_fname) : real).parent_path();
+  fs::path found;
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, std::size_t /*size*/, void* data) {
+        const fs::path library = info->dlpi_name == nullptr ? "" : info->dlpi_name;
+        if (library.filename() != "libtorch_cpu.so") return 0;
+        std::error_code ignored;
+        const fs::path real = fs::canonical(library, ignored);
+        *static_cast<fs::path*>(data) = (real.empty() ? library : real).parent_path();
+        return 1;
+      },
+      &found);
+  return found;
 }
 
 fs::path plugin_path() {

@@ -437,11 +437,11 @@ class Checks {
     for (const int ctas : {1, 8, 24}) {
       const auto communicator = paced(ctas);
       const at::Tensor whole =
-          at::zeros({64, 4096}, at::TensorOptions().dtype(at::kBFloat16).device(on_));
+          at::zeros({64, 512}, at::TensorOptions().dtype(at::kBFloat16).device(on_));
       for (const std::int64_t ns : {20'000, 100'000, 1'000'000}) {
         const double seconds = median_of(9, [&] {
           communicator->pace(ns, ctas);
-          communicator->all_gather(whole.mutable_data_ptr(), 4096 * 2, DType::kBf16);
+          communicator->all_gather(whole.mutable_data_ptr(), 512 * 2, DType::kBf16);
         });
         const double off = seconds * 1e6 - static_cast<double>(ns) * 1e-3;
         worst = std::max(worst, std::abs(off) / std::max(2.0, static_cast<double>(ns) * 1e-5));

@@ -4,8 +4,9 @@
     python3 fsdp2_steps.py --model llama-3-8b --sequence 8192 --micro-batch 1 --world 64 --out row.json
 
 World 1 is a real NCCL group of one rank. A larger world is rank 0 of it: FSDP2's own code with that world's shards,
-padding, buffers and streams over the fake process group, whose collectives finish at once (`--wire copy`: they move
-their bytes inside the GPU). So its memory is that of a real rank, its time that of the rank without the network.
+padding, buffers and streams over the fake process group; collectives move their bytes inside the GPU in one kernel
+each (all-gather: the own shard into every slot; reduce-scatter: the own slice) instead of over links. So its memory is
+that of a real rank, its time that of the rank with a network that is as fast as the GPU's memory.
 
 --variant default: PyTorch as it comes (flash attention, eager). tuned: cuDNN attention and torch.compile per block,
 loss included. --record DIR leaves a trace for `foreshard validate`. Random tokens and weights.
@@ -101,6 +102,32 @@ def make_group(world, device):
     dist.init_process_group("nccl" if device == "cuda" else "gloo", rank=0, world_size=1, store=store)
 
 
+def wire(model):
+    """One copy per collective: the fake group itself would launch one per rank."""
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+
+    class Allocates:
+        def allocate(self, size, *, dtype, device):
+            return torch.empty(*size, dtype=dtype, device=device)
+
+    class Gather(Allocates, AllGather):
+        def __call__(self, output_tensor, input_tensor, group, async_op=False):
+            world = group.size()
+            output_tensor.view(world, -1).copy_(input_tensor.view(1, -1).expand(world, -1))
+            # FSDP2 asks for a Work of an asynchronous gather; the fake group hands one out at no cost.
+            return dist.all_reduce(output_tensor[:1], group=group, async_op=True) if async_op else None
+
+    class Scatter(Allocates, ReduceScatter):
+        def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
+            output_tensor.copy_(input_tensor.view(group.size(), -1)[group.rank()].view_as(output_tensor))
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_custom_all_gather(Gather())
+            module.set_custom_reduce_scatter(Scatter())
+
+
 def shard(model, args, device):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -111,6 +138,8 @@ def shard(model, args, device):
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard([model.norm, model.lm_head], mesh=mesh, mp_policy=policy, reshard_after_forward=True)
     fully_shard(model, mesh=mesh, mp_policy=policy)
+    if args.world > 1:
+        wire(model)
 
 
 def build(args, device):
@@ -148,7 +177,6 @@ def run(args):
     torch.manual_seed(0)
     make_group(args.world, device)
     model = build(args, device)
-    # The fake group moves nothing: gathered buffers hold whatever was there. NaN run at other speeds than numbers.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     loss_function = torch.compile(loss_of) if args.variant == "tuned" else loss_of
     vocabulary = MODELS[args.model][6]

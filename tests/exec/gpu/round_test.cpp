@@ -1,0 +1,185 @@
+// The round on a GPU as far as a machine without one goes: its stages on the stand-in, a stage that
+// fails, the carried build in a folder of its own, what is kept, and that the plugin needs nothing
+// but what a GPU machine brings.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+
+#include "sim/base/json.h"
+#include "tests/exec/cli/run_fixture.h"
+
+namespace foreshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+const fs::path kBin = fs::path(FORESHARD_EXEC_PROGRAM).parent_path();
+const fs::path kScripts = fs::path(FORESHARD_SOURCE_DIR) / "exec/gpu";
+const bool kHasPlugin = fs::exists(kBin / "libforeshard_cuda.so");
+
+std::string text_of(const fs::path& file) {
+  std::ifstream in(file);
+  std::ostringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+class GpuRoundTest : public testing::Test {
+ protected:
+  GpuRoundTest() {
+    std::string name = (fs::temp_directory_path() / "foreshard-round-XXXXXX").string();
+    folder_ = ::mkdtemp(name.data());
+  }
+  ~GpuRoundTest() override {
+    std::error_code ignored;
+    fs::remove_all(folder_, ignored);
+  }
+  std::string path(const char* name) const { return (folder_ / name).string(); }
+
+  Outcome round(const Words& words, const fs::path& bin = kBin) const {
+    return Child(Words{"python3", (kScripts / "round.py").string(), "--bin", bin.string(), "--out",
+                       path("out")} +
+                     words,
+                 {{"PYTHONDONTWRITEBYTECODE", "1"}})
+        .finish();
+  }
+  Json record() const { return Json::parse(text_of(folder_ / "out/round.json")); }
+
+  fs::path folder_;
+};
+
+std::string status_of(const Json& record, const std::string& stage) {
+  for (const Json& s : record["stages"]) {
+    if (s["name"] == stage) return s["status"];
+  }
+  return "not there";
+}
+
+TEST_F(GpuRoundTest, StagesRunOnTheStandinAndWriteWhatTheySee) {
+  const Outcome outcome =
+      round({"--device", "standin", "--minutes", "1", "--stages",
+             "environment,self_check,measure,plans,ranks", "--bundle", path("results.tar.gz")});
+  ASSERT_EQ(outcome.code, 0) << outcome.output;
+  const Json round = record();
+  EXPECT_EQ(round["schema"], "foreshard.gpu_round/1");
+  EXPECT_EQ(round["device"], "standin");
+  for (const char* stage : {"environment", "self_check", "measure", "plans"}) {
+    EXPECT_EQ(status_of(round, stage), "ok") << stage << outcome.output;
+  }
+  EXPECT_EQ(status_of(round, "ranks"), "skipped");
+
+  std::istringstream rows(text_of(folder_ / "out/plans.jsonl"));
+  int plans = 0;
+  for (std::string line; std::getline(rows, line); ++plans) {
+    const Json row = Json::parse(line);
+    EXPECT_EQ(row["status"], "ok") << line;
+    EXPECT_GT(row["step_s"].get<double>(), 0);
+    EXPECT_TRUE(row["step_error"].is_number());
+    EXPECT_TRUE(row["memory_error"].is_number());
+  }
+  EXPECT_EQ(plans, 3);
+  const Json raw = Json::parse(text_of(folder_ / "out/raw.json"));
+  EXPECT_EQ(raw["schema"], "foreshard.measurements/1");
+  EXPECT_GT(raw["rows"].size(), 10U);
+  const Json profile = Json::parse(text_of(folder_ / "out/profile.json"));
+  EXPECT_GT(profile["measured"]["gemm"].size(), 0U);
+  EXPECT_GT(fs::file_size(path("results.tar.gz")), 1000U);
+  EXPECT_NE(text_of(folder_ / "out/summary.md").find("tiny-shard-8"), std::string::npos);
+
+  // A stand-in measured no GPU.
+  const Outcome kept =
+      Child({"python3", (kScripts / "keep.py").string(), path("out"), path("repo")}).finish();
+  EXPECT_NE(kept.code, 0);
+  EXPECT_NE(kept.output.find("no GPU was measured"), std::string::npos) << kept.output;
+}
+
+TEST_F(GpuRoundTest, AFailedStageIsRecordedAndTheNextOneRuns) {
+  fs::create_directories(folder_ / "bin");
+  fs::copy_file(kBin / "foreshard", folder_ / "bin/foreshard");
+  std::ofstream(folder_ / "bin/foreshard-exec") << "#!/bin/sh\necho broken >&2\nexit 9\n";
+  fs::permissions(folder_ / "bin/foreshard-exec", fs::perms::owner_all);
+  const Outcome outcome = round({"--device", "standin", "--minutes", "0.5", "--stages",
+                                 "environment,self_check,measure,plans"},
+                                folder_ / "bin");
+  EXPECT_EQ(outcome.code, 1) << outcome.output;
+  const Json round = record();
+  EXPECT_EQ(status_of(round, "environment"), "ok");
+  for (const char* stage : {"self_check", "measure", "plans"}) {
+    EXPECT_EQ(status_of(round, stage), "failed");
+  }
+  EXPECT_NE(text_of(folder_ / "out/plans.jsonl").find("exit 9: "), std::string::npos);
+  EXPECT_NE(text_of(folder_ / "out/plans.jsonl").find("broken"), std::string::npos);
+}
+
+TEST_F(GpuRoundTest, WithoutAGpuItSaysSo) {
+  if (std::system("nvidia-smi > /dev/null 2>&1") == 0) GTEST_SKIP() << "there is a GPU";
+  const Outcome outcome = round({});
+  EXPECT_EQ(outcome.code, 6);
+  EXPECT_NE(outcome.output.find("no NVIDIA GPU"), std::string::npos) << outcome.output;
+}
+
+TEST_F(GpuRoundTest, WhatAGpuMeasuredIsKept) {
+  fs::create_directories(folder_ / "out");
+  std::ofstream(folder_ / "out/round.json")
+      << R"({"device": "NVIDIA H200", "gpu": "h200", "created": "2030-01-02T03:04:05Z"})";
+  std::ofstream(folder_ / "out/raw.json") << "{}";
+  std::ofstream(folder_ / "out/plans.jsonl") << "{}\n";
+  const Outcome kept =
+      Child({"python3", (kScripts / "keep.py").string(), path("out"), path("repo")}).finish();
+  ASSERT_EQ(kept.code, 0) << kept.output;
+  EXPECT_TRUE(fs::exists(folder_ / "repo/calibration/measured/h200/20300102T030405Z.json"));
+  EXPECT_TRUE(fs::exists(folder_ / "repo/reports/validation/h200-20300102T030405Z/plans.jsonl"));
+}
+
+TEST_F(GpuRoundTest, TheCarriedBuildRunsInAFolderOfItsOwn) {
+  if (!kHasPlugin) GTEST_SKIP() << "no CUDA toolkit: the plugin is not built";
+  const std::string archive = path("carried.tar.gz");
+  const Outcome packed =
+      Child({"bash", (kScripts / "pack.sh").string(), kBin.string(), archive}).finish();
+  ASSERT_EQ(packed.code, 0) << packed.output;
+  EXPECT_LT(fs::file_size(archive), std::uintmax_t{64} << 20);
+  // LibTorch is that machine's: here the one the tests run with.
+  const Outcome run =
+      Child({"bash", "-c",
+             "set -e; cd \"$0\"; tar xzf carried.tar.gz; "
+             "torch=$(ldd \"$1\" | sed -n 's/.*=> \\(.*\\)\\/libtorch_cpu.so .*/\\1/p'); "
+             "export LD_LIBRARY_PATH=$torch; "
+             "foreshard-gpu/run.sh --device standin --minutes 0.5 --stages self_check --out out; "
+             "readelf -d foreshard-gpu/bin/foreshard-exec | grep -i path",
+             folder_.string(), FORESHARD_EXEC_PROGRAM})
+          .finish();
+  ASSERT_EQ(run.code, 0) << run.output;
+  EXPECT_EQ(status_of(record(), "self_check"), "ok") << run.output;
+  EXPECT_NE(run.output.find("[$ORIGIN/../lib]"), std::string::npos) << run.output;
+}
+
+// Of the project's own code it must hold everything: the program's symbols are not visible to it.
+TEST(CudaPlugin, NeedsNothingOfTheProgram) {
+  if (!kHasPlugin) GTEST_SKIP() << "no CUDA toolkit: the plugin is not built";
+  const std::string plugin = (kBin / "libforeshard_cuda.so").string();
+  const Outcome symbols = Child({"nm", "-DC", plugin}).finish();
+  ASSERT_EQ(symbols.code, 0) << symbols.output;
+  EXPECT_NE(symbols.output.find(" T foreshard_accelerator"), std::string::npos);
+  std::istringstream lines(symbols.output);
+  for (std::string line; std::getline(lines, line);) {
+    EXPECT_FALSE(line.find(" U ") != std::string::npos &&
+                 line.find("foreshard::") != std::string::npos)
+        << line;
+  }
+}
+
+TEST(CudaPlugin, WithoutAGpuTheReasonIsSaid) {
+  if (std::system("nvidia-smi > /dev/null 2>&1") == 0) GTEST_SKIP() << "there is a GPU";
+  const Outcome outcome = Child({FORESHARD_EXEC_PROGRAM, "self-check"}).finish();
+  EXPECT_EQ(outcome.code, 6);
+  EXPECT_NE(outcome.output.find("no GPU for the engine"), std::string::npos) << outcome.output;
+}
+
+}  // namespace
+}  // namespace foreshard
