@@ -222,6 +222,7 @@ std::unique_ptr<DeviceCommunicator> make_nccl(const DeviceGroup& group, int inde
   nccl.name = group.name;
   nccl.index = index;
   nccl.size = static_cast<int>(group.ranks.size());
+  nccl.max_ctas = group.max_ctas;
   try {
     return group.accelerator.nccl(nccl);
   } catch (const std::exception& error) {

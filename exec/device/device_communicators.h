@@ -21,6 +21,7 @@ struct DeviceGroup {
   std::string name;
   std::vector<int> ranks;  // of the world, ascending, this one among them
   bool paced = false;
+  int max_ctas = 0;  // of NCCL's kernels; 0: its choice
 };
 
 // Every member calls it, all ranks for their groups in the same order. Throws

@@ -20,6 +20,8 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstdlib>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -58,7 +60,8 @@ class DeviceBackend final : public Backend {
     for (const auto& c : graph_.communicators) {
       const RankGroup group = rank_group(c, parts.world.rank());
       communicators_.push_back(make_device_communicator(
-          {accelerator, parts.world, group.name, group.ranks, parts.pacing != nullptr}));
+          {accelerator, parts.world, group.name, group.ranks, parts.pacing != nullptr,
+           static_cast<int>(parts.plan.collectives.max_ctas)}));
     }
     // Communication goes first where both wait for a place, as c10d's streams do.
     for (std::size_t s = 0; s < kStreams; ++s) lanes_[s] = accelerator.open_lane(s != 0);
@@ -77,6 +80,7 @@ class DeviceBackend final : public Backend {
       set.norm = zeros(at::kDouble, 1);
     }
     for (DeviceEvent& event : ends_) event = accelerator.new_event();
+    if (std::getenv("FORESHARD_NVTX") != nullptr) names_.emplace(graph_, parts.model);
     norm_sum_ = zeros(at::kDouble, kNormDoubles);
     sums_.resize(graph_.units.size());
     last_of_stream_.fill(kNoEvent);
@@ -161,7 +165,9 @@ class DeviceBackend final : public Backend {
       device_.record(events.arrive);
       fifo = {events.end, own};
     }
+    if (names_) device_.range_begin(names_->of(id).c_str());
     run();
+    if (names_) device_.range_end();
     device_.record(events.end);
   }
 
@@ -403,8 +409,9 @@ class DeviceBackend final : public Backend {
   std::array<DeviceEvent, kEnds> ends_{};  // of steps: their last compute row is done
   bool follows_ = false;                   // the next step begins where the last one ended
   std::int64_t issued_ = 0, collected_ = 0;
-  Clock::time_point host_zero_;  // when the first step began
-  double origin_ = 0;            // when the oldest uncollected step began, from host_zero_
+  Clock::time_point host_zero_;      // when the first step began
+  double origin_ = 0;                // when the oldest uncollected step began, from host_zero_
+  std::optional<EventNames> names_;  // of NVTX ranges
   EventFailure failure_;
 };
 

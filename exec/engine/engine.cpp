@@ -94,6 +94,9 @@ std::optional<std::string> find_device_problem(const ModelSpec& model, const Pla
     return refuse("the engine's optimizer on GPUs works in fp32",
                   "dtype.master: fp32 and optimizer.state: fp32");
   }
+  if (plan.collectives.kernels != CollectiveKernels::kDefault && !paced) {
+    return refuse("the engine registers no windows with NCCL", "collectives.kernels: default");
+  }
   if (plan.offload != Offload::kNone) {
     return refuse("the engine keeps parameters and states on the GPU", "offload: none");
   }

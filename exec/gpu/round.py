@@ -222,7 +222,7 @@ class Round:
     def self_check(self, budget):
         device = ["--device", "standin"] if self.standin else []
         status, seconds = self.run("self_check", [self.bin / "foreshard-exec", "self-check", *device, "--out",
-                                                  self.out / "self_check.json"], min(budget, 240))
+                                                  self.out / "self_check.json"], min(240, max(budget, 120)))  # libraries load slowly the first time
         checks = read_json(self.out / "self_check.json")
         if checks is None:
             return "failed", f"exit {status} after {seconds:.0f} s: {self.log_tail('self_check')}"
