@@ -305,16 +305,21 @@ class Tree {
   void add_import() {
     auto o = std::make_shared<ImportOptions>();
     CLI::App* verb =
-        add_verb("import", "A cluster file from nvidia-smi topo -m, NCCL's topology or Slurm's",
-                 "import topo.txt topology.conf --machine h100-sxm", run_import, o);
-    verb->add_option("files", o->files, "Several of one cluster are joined")
+        add_verb("import",
+                 "A plan from settings of TorchTitan, Accelerate or DeepSpeed, config.json and "
+                 "weights; a cluster file from nvidia-smi topo -m, NCCL's topology or Slurm's",
+                 "import deepspeed.json --model llama-3.1-8b --cluster 64xh100 --out plan.yaml",
+                 run_import, o);
+    verb->add_option("files", o->files, "Several of one job, or of one cluster, are joined")
         ->type_name("FILE")
         ->required();
     option(verb, "--machine", o->machine, "KEY",
            "Machine of the catalogue, for what they leave open");
     option(verb, "--nodes", o->nodes, "N", "How many nodes; default: as the files say, or one")
         ->check(CLI::Range(1, 262144));
-    option(verb, "--out", o->out, "FILE", "Write the cluster file there");
+    option(verb, "--model", o->model, "MODEL", "Of settings that do not name it");
+    option(verb, "--cluster", o->cluster, "CLUSTER", "The plan's, which settings do not name");
+    option(verb, "--out", o->out, "FILE", "Write the plan or cluster file there");
     add_json(verb, o->output);
   }
 
@@ -335,9 +340,9 @@ class Tree {
 
   void add_launch() {
     auto o = std::make_shared<ExportOptions>();
-    CLI::App* verb = add_verb("launch", "The line that starts the plan's ranks",
-                              "launch --plan plan.yaml --launcher slurm --program train.py",
-                              run_launch, o);
+    CLI::App* verb =
+        add_verb("launch", "The line that starts the plan's ranks",
+                 "launch --plan plan.yaml --launcher slurm --program train.py", run_launch, o);
     add_job_flags(verb, o->job, kSetHelp);
     o->job.profile_need = ProfileNeed::kOptional;
     add_launcher(verb, *o);
@@ -346,8 +351,9 @@ class Tree {
 
   static void add_launcher(CLI::App* verb, ExportOptions& o) {
     o.launcher = "torchrun";
-    choice(verb->add_option("--launcher", o.launcher, "Who starts the ranks")->capture_default_str(),
-           "torchrun|slurm|openmpi");
+    choice(
+        verb->add_option("--launcher", o.launcher, "Who starts the ranks")->capture_default_str(),
+        "torchrun|slurm|openmpi");
     option(verb, "--program", o.program, "FILE",
            "What the ranks run: a Python script; default: train.py, or foreshard-exec for native");
   }
@@ -477,7 +483,7 @@ class Tree {
     CLI::App* verb =
         add_verb("schema", "The JSON Schema of a kind of file", "schema plan", run_schema, o);
     choice(verb->add_option("kind", o->name, "Which")->required(),
-           "plan|cluster|model|report|page|search|recommend|scale");
+           "plan|cluster|model|report|page|search|recommend|scale|export|import|launch");
   }
 
   void add_doctor() {

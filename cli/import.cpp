@@ -1,9 +1,12 @@
-// import: tell what each file is, join what they say, check that the result reads as a cluster.
+// import: settings of trainers are cli/import_plan.cpp's. Of machines: tell what each file is, join
+// what they say, check that the result reads as a cluster.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "calibration/machines.h"
+#include "cli/import_plan.h"
 #include "cli/output.h"
 #include "cli/verbs.h"
 #include "interop/nccl_log.h"
@@ -29,13 +32,18 @@ TopologyImport read_topology(const std::string& file) {
     throw Error(ExitCode::kInvalidInput,
                 fmt::format("{} is a log of nccl-tests: foreshard calibrate {}", file, file));
   }
-  throw ConfigError({file, 1, 0, ""}, "is of no known form",
-                    "nvidia-smi topo -m, NCCL's topology XML or Slurm's topology.conf");
+  throw ConfigError(
+      {file, 1, 0, ""}, "is of no known form",
+      "nvidia-smi topo -m, NCCL's topology XML, Slurm's topology.conf, or settings of "
+      "TorchTitan, Accelerate or DeepSpeed, config.json, safetensors");
 }
 
 }  // namespace
 
 ExitCode run_import(const ImportOptions& options) {
+  if (std::any_of(options.files.begin(), options.files.end(), is_training_file)) {
+    return import_training_files(options);
+  }
   std::vector<TopologyImport> parts;
   for (const std::string& file : options.files) parts.push_back(read_topology(file));
   const TopologyImport all = joined(parts);

@@ -137,7 +137,9 @@ struct ImportOptions {
   std::vector<std::string> files;
   std::string machine;     // a catalogue key; "": as the files say
   std::int64_t nodes = 0;  // 0: as the files say, or one
-  std::string out;         // of the cluster file; "": standard output
+  std::string out;         // of the cluster or plan file; "": standard output
+  std::string model;       // of settings that do not name it
+  std::string cluster;     // of the plan
 };
 
 struct ExportOptions {

@@ -15,6 +15,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <system_error>
+#include <utility>
 
 #include "sim/base/error.h"
 
@@ -58,9 +59,18 @@ std::string now() {
                      utc.tm_mday, utc.tm_hour, utc.tm_min, utc.tm_sec);
 }
 
+thread_local AnswerCapture* capture = nullptr;  // the innermost of this thread
+
 }  // namespace
 
+AnswerCapture::AnswerCapture() : outer_(std::exchange(capture, this)) {}
+AnswerCapture::~AnswerCapture() { capture = outer_; }
+
 void write_answer(std::string_view text) {
+  if (capture != nullptr) {
+    capture->answer += text;
+    return;
+  }
   const int error = write_all(STDOUT_FILENO, text);
   if (error != 0 && error != EPIPE) fail("standard output", error);
 }
@@ -91,6 +101,10 @@ void write_file(const std::string& path, std::string_view text) {
 }
 
 void write_error(std::string_view text) {
+  if (capture != nullptr) {
+    capture->errors += text;
+    return;
+  }
   write_all(STDERR_FILENO, text);  // nobody can be told when this fails
 }
 

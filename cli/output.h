@@ -20,6 +20,21 @@ void write_file(const std::string& path, std::string_view text);
 void write_error(std::string_view text);
 void note(std::string_view text);
 
+// While it lives, what this thread would write to standard output and standard error is kept instead:
+// for programs that call verbs as functions (python/). Captures nest.
+class AnswerCapture {
+ public:
+  AnswerCapture();
+  ~AnswerCapture();
+  AnswerCapture(const AnswerCapture&) = delete;
+  AnswerCapture& operator=(const AnswerCapture&) = delete;
+
+  std::string answer, errors;
+
+ private:
+  AnswerCapture* outer_;
+};
+
 // kAuto: colours on a terminal, unless NO_COLOR is set or TERM is "dumb".
 Color color_of(ColorChoice choice);
 

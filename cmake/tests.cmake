@@ -99,3 +99,13 @@ endif()
 add_test(NAME include_direction
          COMMAND "${CMAKE_COMMAND}" -D "ROOT=${PROJECT_SOURCE_DIR}"
                  -P "${PROJECT_SOURCE_DIR}/tests/include_direction.cmake")
+
+# Exported scripts under Python's torch, where there is one; else ctest shows the reason.
+find_package(Python3 COMPONENTS Interpreter QUIET)
+if(TARGET foreshard AND Python3_Interpreter_FOUND)
+  add_test(NAME ExportedScript.RunsAsForecast
+           COMMAND "${Python3_EXECUTABLE}" tests/export/check.py "${FORESHARD_BIN_DIR}/foreshard"
+                   --script --skip
+           WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
+  set_tests_properties(ExportedScript.RunsAsForecast PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 900)
+endif()

@@ -24,6 +24,7 @@ foreshard_find("oneTBB" libtbb-dev TBB)
 foreshard_find("SQLite" libsqlite3-dev SQLite3)
 foreshard_find("zlib" zlib1g-dev ZLIB)
 foreshard_find("pugixml" libpugixml-dev pugixml 1.12)
+foreshard_find("toml++" libtomlplusplus-dev tomlplusplus 3.3)
 # cpp-httplib comes without a package file for CMake. The distributions compile it; the header must see the
 # definitions that they compiled it with, and those stand in the file for pkg-config. Only the verb serve
 # needs it, and is not built without.

@@ -1,0 +1,3 @@
+__version__: str
+
+def run(arguments: list[str]) -> tuple[int, str, str]: ...

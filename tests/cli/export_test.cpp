@@ -1,0 +1,120 @@
+// export, launch, import of trainers' files: what the program writes, and what it leaves when it
+// cannot.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+
+#include "tests/cli/program.h"
+
+namespace foreshard {
+namespace {
+
+const std::string kJob =
+    "--model llama-3.1-8b --cluster 16xh100 --runtime fsdp2@2.11 --set mesh.shard=8 ";
+
+TEST(Export, TheScriptIsPythonOfThisPlan) {
+  const Outcome outcome = run("export --to fsdp2 " + kJob +
+                              "--set prefetch.forward=2 --set recompute=every-2 --set "
+                              "accumulation.mode=keep_unsharded --accumulation 2");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  for (const char* part :
+       {"SHARD = 8\n", "REPLICATE = 2\n", "RECOMPUTE = [\"full\"] + [\"none\"]",
+        "set_modules_to_forward_prefetch(order[i + 1 : i + 1 + 2])", "set_requires_gradient_sync",
+        "PARAMETERS = 8030261248", "self.self_attn.q_proj = nn.Linear"}) {
+    expect_says(outcome.out, part);
+  }
+  // Only what the plan needs.
+  for (const char* part : {"CPUOffloadPolicy", "set_modules_to_backward_prefetch", "Shard(1)"}) {
+    EXPECT_EQ(outcome.out.find(part), std::string::npos) << part;
+  }
+  expect_says(outcome.err, "mapped");
+  const Outcome compiled = shell("\"$F\" export --to fsdp2 " + kJob +
+                                 "2>/dev/null | python3 -c 'import ast,sys; "
+                                 "ast.parse(sys.stdin.read())'");
+  EXPECT_EQ(compiled.exit_code, 0) << compiled.err;
+}
+
+TEST(Export, WhatNoScriptCanDoIsMissingCapability) {
+  for (const std::string& set :
+       {std::string("--set lora.rank=8"), std::string("--set float8=rowwise"),
+        std::string("--runtime zero3")}) {
+    const Outcome outcome = run("export --to fsdp2 --model llama-3.1-8b --cluster 16xh100 " + set);
+    EXPECT_EQ(outcome.exit_code, 6) << set << outcome.out.substr(0, 100);
+    expect_says(outcome.err, "unsupported");
+    expect_says(outcome.err, "nearest plan");
+  }
+}
+
+TEST(Export, EveryFormatIsOneDocumentWithItsLedger) {
+  for (const std::string& format :
+       {std::string("fsdp2"), std::string("accelerate"), std::string("deepspeed"),
+        std::string("torchtitan"), std::string("launch")}) {
+    const Outcome outcome = run("export --json --to " + format + " " + kJob);
+    ASSERT_EQ(outcome.exit_code, 0) << format << outcome.err;
+    const auto json = json_of(outcome);
+    EXPECT_EQ(json["schema"], "foreshard.export/1");
+    EXPECT_EQ(json["to"], format);
+    EXPECT_FALSE(json["text"].get<std::string>().empty());
+    EXPECT_FALSE(json["ledger"].empty()) << format;
+  }
+}
+
+TEST(Export, AFileIsWholeOrNotThere) {
+  const Outcome outcome = run("export --to accelerate --out missing/accelerate.yaml " + kJob);
+  EXPECT_EQ(outcome.exit_code, 3);
+  expect_says(outcome.err, "missing/accelerate.yaml: cannot be written");
+  const Outcome written = run("export --to accelerate --out a.yaml --ledger a.txt " + kJob);
+  ASSERT_EQ(written.exit_code, 0) << written.err;
+  EXPECT_EQ(written.out, "written to a.yaml\n");
+  expect_says(read_temporary("a.yaml"), "distributed_type: FSDP");
+  expect_says(read_temporary("a.txt"), "mapped");
+  EXPECT_EQ(shell("ls *.part").out, "");
+}
+
+TEST(Export, ImportBringsAnExportBack) {
+  ASSERT_EQ(run("export --to torchtitan --out t.toml --ledger t.txt " + kJob).exit_code, 0);
+  const Outcome outcome = run("import t.toml --cluster 16xh100 --out back.yaml");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const auto report = json_of(run("predict --json --plan back.yaml"));
+  EXPECT_EQ(report["plan"]["mesh"]["shard"], 8);
+  EXPECT_EQ(report["plan"]["model"], "llama-3.1-8b");
+  EXPECT_EQ(report["plan"]["batch"]["sequence"], 8192);
+}
+
+TEST(Import, UnknownKeysAreListedWithTheirLine) {
+  write_temporary("ds.json",
+                  "{\n \"zero_optimization\": {\"stage\": 3,\n  \"overlap_com\": true}\n}\n");
+  const Outcome outcome = run("import ds.json --model gpt2");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  expect_says(outcome.out, "runtime: zero3");
+  expect_says(outcome.out, "ds.json:3");
+  expect_says(outcome.out, "did you mean zero_optimization.overlap_comm?");
+}
+
+TEST(Import, FilesCutInHalfAreRefused) {
+  write_temporary("half.json", "{\"zero_optimization\": {\"stage\": 3, \"over");
+  write_temporary("half.toml", "[training]\nseq_len = ");
+  for (const char* name : {"half.json", "half.toml"}) {
+    const Outcome outcome = run(std::string("import ") + name);
+    EXPECT_EQ(outcome.exit_code, 3) << name;
+    expect_says(outcome.err, std::string(name) + ":");
+    expect_no_crash(outcome);
+  }
+}
+
+TEST(Launch, RanksFillTheNodes) {
+  const Outcome torchrun = run("launch " + kJob);
+  ASSERT_EQ(torchrun.exit_code, 0) << torchrun.err;
+  expect_says(torchrun.out, "torchrun --nnodes 2 --nproc-per-node 8 ");
+  expect_says(torchrun.out, " train.py\n");
+  expect_says(run("launch --launcher slurm " + kJob).out,
+              "srun --nodes 2 --ntasks 16 --ntasks-per-node 8 --gpus-per-node 8 ");
+  expect_says(run("launch --launcher openmpi " + kJob).out, "mpirun -np 16 -N 8 ");
+  // 12 ranks do not fill nodes of 8 evenly.
+  const Outcome uneven = run("launch --model gpt2 --cluster 12xh100");
+  EXPECT_TRUE(uneven.exit_code == 6 || uneven.exit_code == 3) << uneven.exit_code << uneven.err;
+}
+
+}  // namespace
+}  // namespace foreshard

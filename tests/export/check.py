@@ -1,0 +1,147 @@
+#!/usr/bin/env python3
+"""Exported files against the programs they are for: run by `./x check exports` and `./x test`.
+
+    check.py PROGRAM [--accelerate] [--script] [--skip]
+
+--script: for a few plans, the script of `export --to fsdp2` runs on CPU ranks under Python's torch and
+records itself; `validate` then must find every event of the plan in the recording, in the plan's
+order, and every collective with its bytes. --accelerate: Accelerate's own parser reads the YAML.
+What is not installed is an error, with --skip a printed reason and exit status 77.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+MODELS = {
+    "llama": {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 256,
+        "max_position_embeddings": 128,
+    },
+    "gpt2": {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 256, "n_positions": 128},
+    "mixtral": {
+        "model_type": "mixtral",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 256,
+        "max_position_embeddings": 128,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+}
+
+BASE = ["runtime=fsdp2@2.11", "dtype.param=fp32", "mesh.shard=2", "mesh.replicate=1"]
+# name, model, ranks, plan keys
+PLANS = [
+    ("plain", "llama", 2, ["units.head=with_norm"]),
+    (
+        "lists",
+        "llama",
+        2,
+        ["units.layers_per_unit=2", "prefetch.forward=1", "prefetch.backward=2", "recompute=every-2"],
+    ),
+    (
+        "accumulated",
+        "gpt2",
+        2,
+        ["units.embedding=root", "units.head=root", "batch.accumulation=2", "accumulation.mode=keep_unsharded"],
+    ),
+    ("experts", "mixtral", 2, ["recompute=selective", "reshard_after_forward=never"]),
+    ("hsdp", "llama", 4, ["mesh.replicate=2", "optimizer.clip_norm=none", "dtype.param=bf16"]),
+]
+
+
+def run(command, **options):
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, **options)
+    return done.returncode, done.stdout, done.stderr
+
+
+def check_script(program, folder):
+    failures = 0
+    for name, model, ranks, keys in PLANS:
+        config = os.path.join(folder, model + ".json")
+        with open(config, "w") as file:
+            json.dump(MODELS[model], file)
+        job = ["--model", config, "--cluster", f"{ranks}xh100", "--sequence", "32"]
+        for key in [*BASE, *keys]:
+            job += ["--set", key]
+        script, recording = os.path.join(folder, name + ".py"), os.path.join(folder, name)
+        code, _, errors = run([program, "export", "--to", "fsdp2", "--out", script, *job])
+        if code == 0:
+            code, _, errors = run([sys.executable, script, "--record", recording])
+        if code:
+            print(f"FAILED {name}: {errors.strip()[-2000:]}")
+            failures += 1
+            continue
+        code, out, errors = run([program, "validate", "--run", recording, "--no-history", "--json", *job])
+        if code not in (0, 5):  # times are those of another machine
+            print(f"FAILED {name}: {errors.strip()}")
+            failures += 1
+            continue
+        trace = json.loads(out)["trace"]
+        wrong = trace["order"] + trace["missing"] + trace["collectives"]["differences"]
+        wrong += [] if trace["collectives"]["compared"] else ["no collective was recorded"]
+        print(
+            f"{'FAILED' if wrong else 'ok'} {name}: {trace['collectives']['compared']} collectives "
+            f"on {ranks} ranks {'; '.join(wrong)}"
+        )
+        failures += bool(wrong)
+    return failures
+
+
+def check_accelerate(program, folder):
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    failures = 0
+    for runtime in ("fsdp2", "fsdp1", "ddp", "zero2", "zero3"):
+        path = os.path.join(folder, f"accelerate_{runtime}.yaml")
+        job = ["--model", "llama-3.1-8b", "--cluster", "16xh100", "--runtime", runtime]
+        code, _, errors = run([program, "export", "--to", "accelerate", "--out", path, *job])
+        try:
+            if code:
+                raise RuntimeError(errors.strip())
+            config = load_config_from_file(path)
+            assert config.num_processes == 16, config.num_processes
+            print(f"ok accelerate {runtime}: {config.distributed_type}")
+        except Exception as error:  # whatever the parser says of the file
+            print(f"FAILED accelerate {runtime}: {error}")
+            failures += 1
+    return failures
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("program")
+    parser.add_argument("--accelerate", action="store_true")
+    parser.add_argument("--script", action="store_true")
+    parser.add_argument("--skip", action="store_true")
+    arguments = parser.parse_args()
+    for module, wanted in (("torch", arguments.script), ("accelerate", arguments.accelerate)):
+        if wanted and importlib.util.find_spec(module) is None:
+            print(f"not checked: {sys.executable} has no {module}")
+            return 77 if arguments.skip else 1
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    failures = 0
+    with tempfile.TemporaryDirectory() as folder:
+        if arguments.script:
+            failures += check_script(arguments.program, folder)
+        if arguments.accelerate:
+            failures += check_accelerate(arguments.program, folder)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
