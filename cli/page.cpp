@@ -105,6 +105,7 @@ std::vector<std::size_t> cells_by_worth(const std::vector<HeatmapCell>& cells) {
   }
   std::sort(worths.begin(), worths.end());
   std::vector<std::size_t> order;
+  order.reserve(worths.size());
   for (const Worth& worth : worths) order.push_back(std::get<2>(worth));
   return order;
 }

@@ -2,6 +2,7 @@
 // search around it, the same plan on more and fewer GPUs, and a run where one is named. Of a run
 // folder: the same of its plan. Of another verb's JSON: what that document says.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -35,7 +36,7 @@ Json search_of_answer(const Json& json) {
 
 // The page of a document that another verb wrote. Throws Json::exception where it lacks a key.
 Json page_of_answer(const std::string& file) {
-  const Json json = Json::parse(read_text_file(file), nullptr, false);
+  Json json = Json::parse(read_text_file(file), nullptr, false);
   const bool names_itself =
       json.is_object() && json.contains("schema") && json["schema"].is_string();
   const std::string schema = names_itself ? json["schema"].get<std::string>() : "";
@@ -87,6 +88,11 @@ ExitCode run_report(const ReportOptions& asked) {
     options.run = options.answer;
     if (!options.job.plan) options.job.plan = options.answer + "/plan.yaml";
     options.answer.clear();
+  }
+  const bool shows_page = options.html.empty() && options.output.form == Form::kText;
+  if (shows_page && ::isatty(STDOUT_FILENO) != 0) {
+    throw Error(ExitCode::kUsage,
+                "report: name a file with --html FILE, or send standard output to one");
   }
   ExitCode code = ExitCode::kOk;
   Json document;

@@ -137,6 +137,7 @@ Json memory_json(const Forecast& forecast) {
   for (std::size_t c = 0; c < kMemoryCategories; ++c) {
     if (memory.own_peak[c] == Bytes()) continue;
     std::vector<std::int64_t> values;
+    values.reserve(rows.size());
     for (std::size_t row : rows) values.push_back(memory.by_category[row][c].count());
     categories.push_back({{"name", to_string(static_cast<MemoryCategory>(c))},
                           {"peak_bytes", memory.own_peak[c].count()},

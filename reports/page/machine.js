@@ -77,8 +77,8 @@ function drawAssumptions(body) {
   const cluster = report.cluster;
   if (cluster) {
     body.append(table('Where it runs', ['', ''], [['GPUs', el('span', {}, num('/views/0/report/cluster/gpus', 'count'), ` × ${cluster.gpu_name}`)],
-      ['nodes', el('span', {}, num('/views/0/report/cluster/nodes', 'count'), ' of ', num('/views/0/report/cluster/gpus_per_node', 'count'), ` (${cluster.node})`)],
-      ['network', `${cluster.nics_per_node} × ${cluster.nic}, ${cluster.network}`]]));
+      ['nodes', el('span', {}, num('/views/0/report/cluster/nodes', 'count'), ' of ', num('/views/0/report/cluster/gpus_per_node', 'count'), ` GPUs (${cluster.node})`)],
+      ['network', cluster.nics_per_node ? `${cluster.nics_per_node} × ${cluster.nic} per node, ${cluster.network}` : cluster.network]]));
   }
   const outside = report.memory.outside || [];
   if (outside.length) {

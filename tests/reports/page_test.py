@@ -436,38 +436,35 @@ class PageTest(unittest.TestCase):
             self.check_numbers(document_of(path(verb + "_answer.html")))
 
     def test_a_run_stands_beside_its_forecast(self):
-        # As validate --html writes it, of a run that took 10 % longer in everything.
-        document = json.loads(run("report", *JOB, "--json"))
-        timeline = Timeline(document["timelines"][document["views"][0]["timeline"]])
-        kinds = [timeline.raw["sorts"][s]["kind"] for s in timeline.raw["columns"]["sort"]]
-        took = [length / 1e9 for length in timeline.raw["columns"]["length"]]
-        document["views"].append(dict(document["views"][0], label="measured"))
-        comparison = {"predicted_s": 1.0, "measured_s": 1.1}
-        document["validation"] = {
-            "view": len(document["views"]) - 1, "passed": False, "step": comparison, "step_error": -1 / 11,
-            "exposed_communication": comparison, "exposed_communication_error": -1 / 11,
-            "tolerances": {"step_error": 0.05, "exposed_communication_error": 0.05, "memory_error": 0.05},
-            "memory": [{"what": "peak", "predicted_bytes": 10, "measured_bytes": 11, "error": -1 / 11, "judged": True}],
-            "by_kind": [dict(comparison, kind="forward", count=1, error=-1 / 11)],
-            "worst": [{"id": 40, "name": timeline.name(40), "difference_s": 0.1, "cause": "it took longer"}],
-            "notes": ["a note"],
-            "scatter": {"kind": kinds, "name": [timeline.name(i) for i in range(len(kinds))],
-                        "predicted_s": took, "measured_s": [t * 1.1 for t in took]}}
-        with open(path("validated.json"), "w", encoding="utf-8") as file:
-            json.dump(document, file)
-        run("report", path("validated.json"), "--html", path("validated.html"))
+        # A real FSDP2 job on CPU ranks against a made-up profile of another machine.
+        tests = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
+        job = ["--plan", tests + "/interop/traces/plan.yaml", "--profile", tests + "/fuzz/corpus/local_profile/two_ranks.json",
+               "--run", tests + "/interop/traces/fsdp2_cpu"]
+        run("validate", *job, "--no-history", "--html", path("validated.html"), codes=(5,))
+        document = document_of(path("validated.html"))
         self.open("validated.html")
-        self.check_numbers(document)
+        shown = self.check_numbers(document)
+        self.assertIn("/validation/step/measured_s", shown)
         self.assertEqual(self.page.value("document.getElementById('passed').textContent"), "Outside tolerance")
-        dots = "document.querySelectorAll('#validation circle[data-event]')"
-        self.assertEqual(self.page.value(dots + ".length"), sum(t > 0 for t in took))
+        scatter = document["validation"]["scatter"]
+        both = [i for i, p in enumerate(scatter["predicted_s"]) if p > 0 and scatter["measured_s"][i] > 0]
+        dots = "[...document.querySelectorAll('#validation circle[data-event]')]"
+        self.assertEqual(sorted(self.page.value(dots + ".map(d => Number(d.dataset.event))")), both)
         event = self.page.value(f"Number({dots}[7].dataset.event)")
         self.page.value(f"{dots}[7].focus()")
         self.page.key("Enter")
         self.assertEqual(self.page.value("state.event"), event)
-        self.assertEqual(self.page.value("document.getElementById('event-name').textContent"), timeline.name(event))
+        self.assertEqual(self.page.value("document.getElementById('event-name').textContent"), scatter["name"][event])
+        worst = document["validation"]["worst"][0]
         self.page.click("#validation table button")
-        self.assertEqual(self.page.value("state.event"), 40)
+        self.assertEqual(self.page.value("state.event"), worst["id"])
+        self.assertEqual(self.page.value("document.getElementById('event-name').textContent"), worst["name"])
+        # The measured step can be looked at as the forecast can.
+        measured = document["validation"]["view"]
+        self.page.value(f"show({measured})")
+        self.assertEqual(self.page.value("chart.t.period"),
+                         document["timelines"][document["views"][measured]["timeline"]]["period_ns"])
+        self.check_numbers(document)
 
     def test_the_form_of_serve_asks_for_a_report(self):
         with subprocess.Popen([PROGRAM, "serve", "--port", "0"], stdout=subprocess.PIPE, text=True) as server:
