@@ -172,6 +172,7 @@ void add_search(PageDocument& page, const Job& job, const SearchResult& result, 
   Json block = {{"enumerated", result.enumerated},
                 {"rejected_memory", result.rejected_memory},
                 {"simulated", result.simulated},
+                {"pruned", result.pruned},
                 {"seconds", seconds},
                 {"best", nullptr}};
   if (result.best) {

@@ -63,7 +63,8 @@ Json sensitivity_json(const Forecast& forecast, const CostModel& costs);
 // Forecast and measurement of every event: {id, predicted_s, measured_s} in columns.
 Json scatter_json(const Forecast& forecast, const Forecast& measured);
 
-// accuracy_json with the groups of every row, so that the page can colour and filter by them.
+// accuracy_json with its rows in columns and the groups of every row, so that the page can colour
+// and filter by them. Encoding: reports/page_accuracy.cpp.
 Json accuracy_page_json(const std::vector<AccuracyRow>& rows);
 
 // Whether the page may send its form to the host it came from (foreshard serve).

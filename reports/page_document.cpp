@@ -127,14 +127,4 @@ void PageDocument::set(const std::string& block, Json value) {
 
 const Json& PageDocument::json() const { return content_->json; }
 
-Json accuracy_page_json(const std::vector<AccuracyRow>& rows) {
-  Json json = accuracy_json(rows);
-  Json& list = json["rows"];
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    Json& groups = list[i]["groups"] = Json::object();
-    for (const auto& [by, value] : rows[i].groups) groups[by] = value;
-  }
-  return json;
-}
-
 }  // namespace foreshard

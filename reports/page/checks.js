@@ -8,7 +8,7 @@ function scatter(body, data, unit, label, titles) {
   const domain = [d3.min(values) / 1.25, d3.max(values) * 1.25];
   const x = d3.scaleLog().domain(domain).range([0, f.width]), y = d3.scaleLog().domain(domain).range([f.height, 0]);
   const ticks = logTicks(domain);
-  axes(f, x, y, titles[0], titles[1], {bottom: d3.axisBottom(x).tickValues(ticks).tickFormat(v => unit(v)).tickSizeOuter(0), left: d3.axisLeft(y).tickValues(ticks).tickFormat(v => unit(v)).tickSizeOuter(0)});
+  axes(f, x, y, titles[0], titles[1], {bottom: d3.axisBottom(x).tickValues(ticks.filter((t, i) => i % Math.ceil(ticks.length * 62 / f.width) === 0)).tickFormat(v => unit(v)).tickSizeOuter(0), left: d3.axisLeft(y).tickValues(ticks).tickFormat(v => unit(v)).tickSizeOuter(0)});
   const line = (factor, dash) => f.inner.append('path').attr('fill', 'none').attr('stroke', 'var(--soft)').attr('stroke-dasharray', dash)
       .attr('d', d3.line()([[x(Math.max(domain[0], domain[0] / factor)), y(Math.max(domain[0], domain[0] * factor))], [x(Math.min(domain[1], domain[1] / factor)), y(Math.min(domain[1], domain[1] * factor))]]));
   line(1, null);
@@ -56,14 +56,35 @@ function drawValidation(body) {
 const groupColours = ['#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#8c8c8c'];
 const accuracyState = {by: null, group: null};
 
+// Rows as objects, whether they come in columns (reports/page_accuracy.cpp) or as accuracy --json has them.
+function accuracyRows(a) {
+  if (a.rows) return a.rows;
+  const c = a.columns;
+  const word = (column, i) => column.words[column.column[i]];
+  return c.id.map((id, i) => ({id, measured: c.measured[i], predicted: c.predicted[i], low: c.low[i], high: c.high[i],
+    quantity: word(c.quantity, i), reason: word(c.reason, i), scored: word(c.reason, i) === '',
+    error: c.measured[i] > 0 ? c.predicted[i] / c.measured[i] - 1 : 0,
+    groups: Object.fromEntries(Object.entries(c.groups).map(([by, column]) => [by, word(column, i)]))}));
+}
+
+// A figure of a quantity, whose unit is the end of its name.
+function quantityText(quantity) {
+  if (/_us(_|$)/.test(quantity)) return v => textOf(v / 1e6, 's');
+  if (/_s$/.test(quantity)) return v => textOf(v, 's');
+  if (/_GiB$/.test(quantity)) return v => `${significant(v, 3)} GiB`;
+  return v => significant(v, 3);
+}
+
 function drawAccuracy(body) {
   const a = doc.accuracy, s = '/accuracy/summary';
+  a.rows = accuracyRows(a);
   body.append(el('div', {class: 'cards'},
       card('Median |error|', num(`${s}/median_abs_error`, 'ratio'), el('span', {}, num(`${s}/scored`, 'count'), ' of ', num(`${s}/rows`, 'count'), ' rows scored')),
       card('90 % below', num(`${s}/p90_abs_error`, 'ratio'), 'of |predicted/measured − 1|'),
       card('Bias', num(`${s}/bias`, 'change'), 'median signed error'),
       card('Coverage', num(`${s}/coverage`, 'ratio'), 'of measurements within the 90 % interval'),
       card('Half width', num(`${s}/half_width`, 'ratio'), 'of the intervals, median')));
+  if (a.columns && a.columns.stride > 1) body.append(el('p', {class: 'note'}, 'Charts show one row of every ', num('/accuracy/columns/stride', 'count'), '; figures are of all.'));
   if (a.balanced && a.balanced.groups > 1) {
     body.append(el('p', {class: 'note'}, 'With every ', a.balanced.by, ' counting the same (', num('/accuracy/balanced/groups', 'count'), ' of them): median ',
         num('/accuracy/balanced/median_abs_error', 'ratio'), ', 90 % below ', num('/accuracy/balanced/p90_abs_error', 'ratio'), ', bias ', num('/accuracy/balanced/bias', 'change'), '.'));
@@ -90,15 +111,15 @@ function drawAccuracyCharts(host, a, quantities) {
   const chosen = row => accuracyState.group == null || groupOf(row) === accuracyState.group;
   const scored = a.rows.map((r, i) => ({...r, i, colour: groupColours[rank.has(groupOf(r)) ? rank.get(groupOf(r)) : 6]})).filter(r => r.scored && r.measured > 0 && r.predicted > 0);
   if (groups.length > 1) host.append(legend(groups.slice(0, 6).map((d, k) => [d.g.group, groupColours[k]]).concat(groups.length > 6 ? [['others', groupColours[6]]] : [])));
-  const charts = el('div', {class: 'split'});
+  const shown = quantities.filter(q => scored.some(r => r.quantity === q && chosen(r)));
+  const charts = el('div', {class: shown.length > 1 ? 'split' : null});
   host.append(charts);
-  for (const quantity of quantities) {
+  for (const quantity of shown) {
     const data = scored.filter(r => r.quantity === quantity && chosen(r));
-    if (!data.length) continue;
     const half = el('div');
     charts.append(half);
     half.append(el('h3', {}, `${quantity}: forecast against measurement`));
-    const unit = v => quantity.endsWith('_s') ? textOf(v, 's') : significant(v, 2);
+    const unit = quantityText(quantity);
     const marks = scatter(half, data, unit, `Forecasts of ${quantity} against measurements`, ['measured', 'forecast, with 90 % interval']);
     reachable(marks.attr('data-row', d => d.i), d => `${d.id}\nforecast ${unit(d.predicted)} (${unit(d.low)} to ${unit(d.high)}), measured ${unit(d.measured)}\nerror ${textOf(d.error, 'change')}`);
   }

@@ -38,7 +38,7 @@ function drawHeatmap(body) {
         return el('td', {}, i < 0 ? '' : button(cells[i], i));
       })));
   body.append(el('p', {class: 'note'}, num('/search/enumerated', 'count'), ' plans: ', num('/search/rejected_memory', 'count'), ' do not fit, ',
-      num('/search/simulated', 'count'), ' simulated in ', num('/search/seconds', 's'), '. A cell has the best step time over everything else (reshard, recompute, micro-batch); ',
+      num('/search/simulated', 'count'), ' simulated', doc.search.pruned ? [', ', num('/search/pruned', 'count'), ' ruled out by a lower bound'] : '', ' in ', num('/search/seconds', 's'), '. A cell has the best step time over everything else (reshard, recompute, micro-batch); ',
       'dark is fast, ★ the fastest. Choose a cell: verdict, plan, memory, timeline and waterfall show its plan.'));
   body.append(el('div', {class: 'scroll'}, el('table', {class: 'heat', id: 'heatmap'},
       el('thead', {}, el('tr', {}, el('th', {scope: 'col', class: 'n'}, 'shard group'), prefetches.map(p => el('th', {scope: 'col'}, p))),

@@ -90,7 +90,8 @@ function drawPlan(body) {
     body.append(el('dl', {class: 'facts'}, facts.map(([key, value]) => el('div', {}, el('dt', {}, key), el('dd', {}, value)))));
   }
   if (!yaml) return;
-  const commands = ['# with the plan in plan.yaml', 'foreshard predict  --plan plan.yaml', 'foreshard explain  --plan plan.yaml',
+  const script = plan && String(plan.runtime).startsWith('fsdp2') ? ['foreshard export   --plan plan.yaml --to fsdp2 --out train.py   # a PyTorch script of this plan'] : [];
+  const commands = ['# with the plan in plan.yaml', 'foreshard predict  --plan plan.yaml', 'foreshard explain  --plan plan.yaml', ...script,
     'foreshard validate --plan plan.yaml --run RUN   # a trace of torch.profiler, or a run folder'].join('\n');
   body.append(el('div', {class: 'tools'}, copyButton('Copy plan.yaml', () => yaml), copyButton('Copy its commands', () => commands)),
       el('details', {}, el('summary', {}, 'plan.yaml and its commands'), el('pre', {id: 'plan-yaml', tabindex: 0, 'aria-label': 'Plan as YAML'}, yaml), el('pre', {tabindex: 0, 'aria-label': 'Commands'}, commands)));

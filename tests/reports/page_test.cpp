@@ -2,6 +2,7 @@
 // tests/reports/page_test.py.
 #include "reports/page.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -165,6 +166,47 @@ TEST(PageCosts, AFactorThatIsKnownMovesNothing) {
     }
   }
   for (const Json& half : json["halved"]) EXPECT_LE(half["seconds"].get<double>(), step);
+}
+
+TEST(PageAccuracy, ColumnsAreTheRows) {
+  std::vector<AccuracyRow> rows;
+  for (int i = 0; i < 30'000; ++i) {
+    AccuracyRow row;
+    row.id = fmt::format("row {}", i);
+    row.quantity = i % 3 == 0 ? "step_time_s" : "peak_mem_alloc_GiB";
+    row.measured = 1.0 + i;
+    row.predicted = 1.1 * row.measured;
+    row.low = row.measured;
+    row.high = 1.2 * row.measured;
+    row.groups = {{"host", i % 2 == 0 ? "a" : "b"}};
+    if (i % 5 == 0) {
+      row.scored = false;
+      row.reason = "no forecast";
+    }
+    rows.push_back(row);
+  }
+  const auto word = [](const Json& column, std::size_t i) {
+    return column["words"][column["column"][i].get<std::size_t>()];
+  };
+  const auto check = [&](const std::vector<AccuracyRow>& given, std::size_t stride) {
+    const Json json = accuracy_page_json(given);
+    const Json& columns = json["columns"];
+    EXPECT_EQ(columns["stride"], stride);
+    EXPECT_EQ(json["summary"]["rows"], given.size());
+    for (std::size_t i = 0; i < columns["id"].size(); ++i) {
+      const AccuracyRow& row = given[i * stride];
+      ASSERT_EQ(columns["id"][i], row.id);
+      EXPECT_NEAR(columns["predicted"][i].get<double>(), row.predicted, 1e-5 * row.predicted);
+      EXPECT_EQ(word(columns["quantity"], i), row.quantity);
+      EXPECT_EQ(word(columns["reason"], i), row.reason);
+      EXPECT_EQ(word(columns["groups"]["host"], i), row.groups[0].second);
+    }
+    Json document = {{"schema", "foreshard.page/1"}, {"title", "t"}, {"accuracy", json}};
+    EXPECT_LT(html_page(document).size(), kMostPageBytes);
+  };
+  check(rows, 3);
+  rows.resize(100);
+  check(rows, 1);
 }
 
 std::size_t count(std::string_view text, std::string_view part) {

@@ -491,13 +491,17 @@ class PageTest(unittest.TestCase):
         document = document_of(path("accuracy.html"))
         self.open("accuracy.html")
         self.check_numbers(document)
-        scored = [r for r in document["accuracy"]["rows"] if r["scored"] and r["measured"] > 0 and r["predicted"] > 0]
+        columns = document["accuracy"]["columns"]
+        scored = [i for i, reason in enumerate(columns["reason"]["column"])
+                  if columns["reason"]["words"][reason] == "" and columns["measured"][i] > 0 and columns["predicted"][i] > 0]
+        self.assertEqual(len(scored), document["accuracy"]["summary"]["scored"])
         self.assertEqual(self.page.value("document.querySelectorAll('[data-row]').length"), len(scored))
         self.assertLess(os.path.getsize(path("accuracy.html")), 2_000_000)
         group = self.page.value("[...document.querySelectorAll('#accuracy table button')][0].textContent")
         self.page.click("#accuracy table button")
         by = self.page.value("accuracyState.by")
-        alone = [r for r in scored if r["groups"].get(by) == group]
+        grouped = columns["groups"][by]
+        alone = [i for i in scored if grouped["words"][grouped["column"][i]] == group]
         self.assertEqual(self.page.value("document.querySelectorAll('[data-row]').length"), len(alone))
 
 
