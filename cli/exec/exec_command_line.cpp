@@ -145,6 +145,7 @@ class ExecTree {
         ->check(CLI::IsMember({"cuda", "standin"}))
         ->capture_default_str();
     verb->add_option("--gpu", o->index, "Number of the GPU")->check(CLI::Range(0, 63));
+    verb->add_option("--skip", o->skip, "Leave a check out; may be repeated")->type_name("NAME");
     verb->add_option("--out", o->out, "Write one JSON document there")->type_name("FILE");
     verb->add_flag_callback(
         "--json", [o] { o->output.form = Form::kJson; }, "The same on standard output");

@@ -55,7 +55,8 @@ struct MeasureOptions {
 struct SelfCheckOptions {
   OutputOptions output;
   std::string device = "cuda";
-  int index = 0;  // of the GPU
+  int index = 0;                  // of the GPU
+  std::vector<std::string> skip;  // names of checks
   std::string out;
   std::string command;
 };

@@ -19,41 +19,52 @@ ExitCode run_self_check(const SelfCheckOptions& options) {
   set_threads(std::nullopt);
   Json rows = Json::array();
   int failed = 0;
+  Json device = nullptr;
+  Json versions;
+  for (const auto& [name, version] : engine_versions()) versions[name] = version;
+  const std::string created = utc_now();
+  std::string running;  // the check that is
+  const auto answer = [&] {
+    return Json{{"schema", "foreshard.self_check/1"},
+                {"created", created},
+                {"device", device},
+                {"versions", versions},
+                {"command", options.command},
+                {"failed", failed},
+                {"running", running},
+                {"checks", rows}};
+  };
+  // Written before and after every check: one may end the process.
   const auto add = [&](const CheckResult& r) {
+    running = r.status == CheckStatus::kRunning ? r.name : "";
+    if (r.status == CheckStatus::kRunning) {
+      if (!options.out.empty()) write_file(options.out, to_text(answer()));
+      return;
+    }
     failed += r.status == CheckStatus::kFailed ? 1 : 0;
     rows.push_back({{"check", r.name},
                     {"status", to_string(r.status)},
                     {"seconds", r.seconds},
                     {"detail", r.detail}});
     write_error(fmt::format("{:<8}{:<28}{}\n", to_string(r.status), r.name, r.detail));
+    if (!options.out.empty()) write_file(options.out, to_text(answer()));
   };
-  Json device = nullptr;
   try {
     const auto accelerator =
         options.device == "standin" ? host_accelerator() : load_accelerator(options.index);
     device = accelerator->info().name;
     add({"load", CheckStatus::kOk,
          options.device == "standin" ? "the stand-in" : "driver, LibTorch's CUDA half, plugin", 0});
-    self_check(*accelerator, add);
+    self_check(*accelerator, options.skip, add);
     engine_check(
         [&] {
           return options.device == "standin" ? host_accelerator() : load_accelerator(options.index);
         },
-        add);
+        options.skip, add);
   } catch (const std::exception& error) {
     add({"load", CheckStatus::kFailed, error.what(), 0});
   }
-  Json versions;
-  for (const auto& [name, version] : engine_versions()) versions[name] = version;
-  const Json answer = {{"schema", "foreshard.self_check/1"},
-                       {"created", utc_now()},
-                       {"device", device},
-                       {"versions", versions},
-                       {"command", options.command},
-                       {"failed", failed},
-                       {"checks", rows}};
-  if (!options.out.empty()) write_file(options.out, to_text(answer));
-  if (options.output.form == Form::kJson) write_answer(to_text(answer));
+  if (options.output.form == Form::kJson) write_answer(to_text(answer()));
   if (device.is_null()) return ExitCode::kMissingCapability;
   return failed == 0 ? ExitCode::kOk : ExitCode::kOutsideTolerance;
 }

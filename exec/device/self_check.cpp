@@ -591,7 +591,17 @@ CheckResult run(Checks& checks, const Checks::Named& named, Accelerator& device)
 }  // namespace
 
 const char* to_string(CheckStatus status) {
-  return status == CheckStatus::kOk ? "ok" : status == CheckStatus::kFailed ? "failed" : "skipped";
+  switch (status) {
+    case CheckStatus::kOk:
+      return "ok";
+    case CheckStatus::kFailed:
+      return "failed";
+    case CheckStatus::kSkipped:
+      return "skipped";
+    case CheckStatus::kRunning:
+      break;
+  }
+  return "running";
 }
 
 double largest_error(const at::Tensor& a, const at::Tensor& b) {
@@ -602,15 +612,17 @@ double largest_error(const at::Tensor& a, const at::Tensor& b) {
   return std::isfinite(error) ? error : INFINITY;
 }
 
-std::vector<CheckResult> self_check(Accelerator& accelerator,
-                                    const std::function<void(const CheckResult&)>& told) {
+void self_check(Accelerator& accelerator, const std::vector<std::string>& skipped,
+                const CheckListener& told) {
   Checks checks(accelerator);
-  std::vector<CheckResult> results;
   for (const Checks::Named& named : Checks::all()) {
-    results.push_back(run(checks, named, accelerator));
-    if (told) told(results.back());
+    if (std::find(skipped.begin(), skipped.end(), named.name) != skipped.end()) {
+      told({named.name, CheckStatus::kSkipped, "left out by --skip", 0});
+      continue;
+    }
+    told({named.name, CheckStatus::kRunning, "", 0});
+    told(run(checks, named, accelerator));
   }
-  return results;
 }
 
 }  // namespace foreshard

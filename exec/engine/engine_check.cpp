@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <exception>
@@ -130,11 +131,14 @@ std::string compare(const Run& got, const Run& wanted, double tolerance) {
 
 }  // namespace
 
-std::vector<CheckResult> engine_check(const MakeAccelerator& make,
-                                      const std::function<void(const CheckResult&)>& told) {
-  std::vector<CheckResult> results;
+void engine_check(const MakeAccelerator& make, const std::vector<std::string>& skipped,
+                  const CheckListener& told) {
   const auto check = [&](const char* name, const std::function<std::string()>& work) {
     CheckResult result{name, CheckStatus::kOk, "", 0};
+    if (std::find(skipped.begin(), skipped.end(), name) != skipped.end()) {
+      return told({name, CheckStatus::kSkipped, "left out by --skip", 0});
+    }
+    told({name, CheckStatus::kRunning, "", 0});
     const auto begin = std::chrono::steady_clock::now();
     try {
       result.detail = work();
@@ -147,8 +151,7 @@ std::vector<CheckResult> engine_check(const MakeAccelerator& make,
     }
     result.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    if (told) told(result);
-    results.push_back(std::move(result));
+    told(result);
   };
   // TF32 is off by default; sums of split products in bf16 are switched off here.
   at::globalContext().setAllowBF16ReductionCuBLAS(false);
@@ -171,7 +174,6 @@ std::vector<CheckResult> engine_check(const MakeAccelerator& make,
     plan.host_sync = HostSync::kStep;
     return compare(train(plan, make), bf16, 2e-2);
   });
-  return results;
 }
 
 }  // namespace foreshard

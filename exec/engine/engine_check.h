@@ -12,7 +12,7 @@ namespace foreshard {
 // Each rank gets an Accelerator of its own.
 using MakeAccelerator = std::function<std::unique_ptr<Accelerator>()>;
 
-std::vector<CheckResult> engine_check(const MakeAccelerator& make,
-                                      const std::function<void(const CheckResult&)>& told);
+void engine_check(const MakeAccelerator& make, const std::vector<std::string>& skipped,
+                  const CheckListener& told);
 
 }  // namespace foreshard
