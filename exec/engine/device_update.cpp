@@ -41,8 +41,7 @@ void DeviceUpdate::sum_of_squares(const at::Tensor& sum) {
 
 void DeviceUpdate::clip(const at::Tensor& sum, const at::Tensor& norm) {
   norm.copy_(sum.select(0, 0).sqrt());
-  const at::Tensor factor = norm.to(at::kDouble)
-                                .add_(1e-6)
+  const at::Tensor factor = norm.add(1e-6)  // a new tensor: the norm itself is told
                                 .reciprocal_()
                                 .mul_(*plan_.optimizer.clip_norm)
                                 .clamp_max_(1.0);
