@@ -32,33 +32,55 @@ def say(text):
 
 
 def streams_of_a_host():
-    """FSDP2 of PyTorch 2.4 and 2.5 asks torch.cuda for streams, also on a host without any."""
+    """What FSDP2 asks of a host without a GPU that its PyTorch, 2.4 to 2.7, does not have there."""
 
     class Stream:
         def __init__(self, *arguments, **options):
             pass
 
-        def wait_stream(self, other):
+        def nothing(self, *arguments, **options):
             pass
 
-        def wait_event(self, event):
-            pass
+        wait_stream = wait_event = record = wait = synchronize = nothing
 
         def record_event(self, event=None):
             return event or Stream()
 
-        def record(self, stream=None):
-            pass
+    if VERSION >= (2, 6):
+        from torch.distributed.fsdp._fully_shard import _fsdp_param_group as group
 
-        def wait(self, stream=None):
-            pass
+        for name in ("record_event", "wait_event"):  # a stream of torch.cpu has no events
+            if not hasattr(torch.cpu.Stream, name):
+                setattr(torch.cpu.Stream, name, getattr(Stream, name))
+    else:
+        from torch.distributed._composable.fsdp import _fsdp_param_group as group
 
-        def synchronize(self):
-            pass
+        torch.cuda.Stream = torch.cuda.Event = Stream
+        torch.cuda.stream = lambda stream: contextlib.nullcontext()
+        torch.cuda.current_stream = lambda device=None: Stream()
+        context = group.FSDPCommContext
+        making = "lazy_init" if hasattr(context, "lazy_init") else "init"
+        make_streams = getattr(context, making)
 
-    torch.cuda.Stream = torch.cuda.Event = Stream
-    torch.cuda.stream = lambda stream: contextlib.nullcontext()
-    torch.cuda.current_stream = lambda device=None: Stream()
+        def make(self):
+            available, torch.cuda.is_available = torch.cuda.is_available, lambda: True
+            try:
+                make_streams(self)
+            finally:
+                torch.cuda.is_available = available
+
+        setattr(context, making, make)
+    copy_out = group.foreach_all_gather_copy_out
+
+    def keep_versions(result, parameters, ranks):
+        """Parameters that are gathered again are not modified, whatever a CPU's copy says."""
+        with contextlib.ExitStack() as stack:
+            for parameter in parameters:
+                for tensor in getattr(parameter, "all_gather_outputs", ()):
+                    stack.enter_context(torch.autograd._unsafe_preserve_version_counter(tensor))
+            copy_out(result, parameters, ranks)
+
+    group.foreach_all_gather_copy_out = keep_versions
 
 
 def ranks_here():
@@ -242,7 +264,7 @@ def run(arguments):
         torch.cuda.set_device(DEVICE)
     else:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
-        if VERSION < (2, 6):
+        if VERSION < (2, 8):
             streams_of_a_host()
     dist.init_process_group("nccl" if cuda else "gloo")
     mesh = make_mesh()
