@@ -185,7 +185,8 @@ class Walk {
           drop_loss();
           note_forward(range.unit);
         }
-        forward_.push_back(range.unit);
+        // From PyTorch 2.13 on a unit of several modules has one of these for each.
+        if (forward_.empty() || forward_.back() != range.unit) forward_.push_back(range.unit);
         break;
       case Label::kPreBackward:
         phase_ = Phase::kBackward;
