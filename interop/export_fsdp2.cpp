@@ -151,6 +151,10 @@ class Script {
           "    os.environ.setdefault(_name, \"{}\")\n",
           conf);
     }
+    if (plan_.collectives.max_ctas > 0) {
+      allocator += fmt::format("os.environ.setdefault(\"NCCL_MAX_CTAS\", \"{}\")\n",
+                               plan_.collectives.max_ctas);
+    }
     std::string shard_import;
     if (plan_.units.shard_dim != 0) {
       shard_import = "from torch.distributed.tensor import Shard\n";
@@ -753,6 +757,10 @@ ImportLedger ledger_of(const Plan& plan, const ModelDims& dims) {
   }
   if (plan.loss.kind == Loss::Kind::kFused) {
     ledger.unsupported("loss: fused", "PyTorch has none; eager cross entropy stands in");
+  }
+  if (plan.collectives.kernels != CollectiveKernels::kDefault) {
+    ledger.unsupported(fmt::format("collectives.kernels: {}", to_string(plan.collectives.kernels)),
+                       "NCCL chooses; NCCL_CTA_POLICY and windows are the launcher's");
   }
   if (plan.evaluation.every) ledger.ignored("evaluation.every", "the script only trains");
   ledger.ignored("rank", "every rank runs the script");

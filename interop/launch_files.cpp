@@ -43,9 +43,14 @@ std::string direct(const Plan& plan, const std::string& program) {
 }
 
 std::string environment(const Plan& plan) {
-  const std::string conf = alloc_conf(plan.allocator);
-  if (conf.empty()) return "";
-  return fmt::format("export PYTORCH_ALLOC_CONF={0} PYTORCH_CUDA_ALLOC_CONF={0}\n", conf);
+  std::string text;
+  if (const std::string conf = alloc_conf(plan.allocator); !conf.empty()) {
+    text = fmt::format("export PYTORCH_ALLOC_CONF={0} PYTORCH_CUDA_ALLOC_CONF={0}\n", conf);
+  }
+  if (plan.collectives.max_ctas > 0) {
+    text += fmt::format("export NCCL_MAX_CTAS={}\n", plan.collectives.max_ctas);
+  }
+  return text;
 }
 
 }  // namespace

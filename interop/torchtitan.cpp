@@ -112,7 +112,10 @@ void read_parallelism(ForeignReader& reader) {
                  std::string(kWords[which]));
     }
   }
-  reader.unsupported(key("enable_fsdp_symm_mem"), "symmetric memory is not modelled");
+  if (const ConfigNode* node = reader.find(key("enable_fsdp_symm_mem"))) {
+    reader.map(key("enable_fsdp_symm_mem"), "collectives.kernels",
+               node->as_bool() ? "symmetric" : "default");
+  }
 }
 
 void read_checkpointing(ForeignReader& reader) {
