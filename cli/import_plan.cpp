@@ -70,6 +70,9 @@ void add_model(const ConfigNode& root, const std::string& path, ForeignPlan& pla
                            mapping == Mapping::kMapped ? "model" : "", key.comment, path,
                            node == nullptr ? 0 : node->key_location().line});
   }
+  const ModelSpec model = load_model_file(path);
+  plan.ledger.push_back({Mapping::kMapped, "config.json of " + model.family,
+                         fmt::format("model: {} parameters", model.parameters()), "", path, 0});
 }
 
 struct Import {
