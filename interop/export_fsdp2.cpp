@@ -558,6 +558,11 @@ def build(mesh):
     if (plan_.gradient_divide_factor) {
       each += fmt::format("        module.set_gradient_divide_factor({})\n",
                           *plan_.gradient_divide_factor);
+      if (!plan_.force_sum_reduction) {
+        each +=
+            "        if DEVICE.type == \"cpu\":  # Gloo sums, it does not multiply\n"
+            "            module.set_force_sum_reduction_for_comms(True)\n";
+      }
     }
     if (plan_.force_sum_reduction) {
       each += "        module.set_force_sum_reduction_for_comms(True)\n";
