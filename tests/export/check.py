@@ -60,6 +60,7 @@ PLANS = [
         ["units.embedding=root", "units.head=root", "batch.accumulation=2", "accumulation.mode=keep_unsharded"],
     ),
     ("experts", "mixtral", 2, ["recompute=selective", "reshard_after_forward=never"]),
+    ("torchtitan", "llama", 2, ["trainer=torchtitan"]),
     ("hsdp", "llama", 4, ["mesh.replicate=2", "optimizer.clip_norm=none", "dtype.param=bf16"]),
 ]
 
