@@ -70,23 +70,25 @@ class Chooser {
       }
     }
     Candidates all;
-    std::vector<CandidateCluster> fixed;
     for (const std::string& name : names) {
       if (name == "local") {
         throw Error(ExitCode::kUsage, "--cluster local: expected a cluster that can be rented");
       }
+      const auto machine = find_machine(catalogue, name);
+      learn(machine ? fmt::format("{}x{}", machine->machine.node.gpus, name) : name, all);
+    }
+    if (all.most_sequences == 0) throw Error(failure_->exit_code(), failure_->what());
+    for (const std::string& name : names) {
       if (const auto machine = find_machine(catalogue, name)) {
         add_sizes(*machine, all);
       } else {
         const Cluster cluster = load_cluster(name);
-        learn(name, all);
         all.clusters.push_back({cluster.gpu.key, name, cluster.gpus});
       }
     }
     // Of one machine one after the other.
     std::stable_sort(all.clusters.begin(), all.clusters.end(),
                      [](const auto& a, const auto& b) { return a.machine < b.machine; });
-    if (all.most_sequences == 0) throw Error(failure_->exit_code(), failure_->what());
     return all;
   }
 
@@ -109,8 +111,6 @@ class Chooser {
 
   void add_sizes(const NamedMachine& named, Candidates& all) {
     const Cluster& node = named.machine.node;
-    learn(fmt::format("{}x{}", node.gpus, named.name), all);
-    if (all.most_sequences == 0) return;
     const std::vector<std::int64_t> sizes =
         options_.gpus.empty() ? likely_sizes(node, flops_, terms_, all.most_sequences)
                               : parse_counts("--gpus", options_.gpus);

@@ -24,6 +24,7 @@
 #include "reports/views.h"
 #include "sim/base/spelling.h"
 #include "sim/search/deep.h"
+#include "sim/spec/plan_check.h"
 
 namespace foreshard {
 namespace {
@@ -99,8 +100,11 @@ Timed timed_search(const SearchSpace& space, const Job& job, const CostModel& co
   if (asked.deep) {
     options.memory = {};  // of other places
     const auto deep_start = std::chrono::steady_clock::now();
+    DeepStart from{timed.result.best, std::nullopt};
+    const Plan& written = job.resolved.plan;
+    if (global_batch(written) == space.global_batch) from.written = written;
     timed.deep = search_deep(with_all_knobs(space, job.cluster, fixed_keys(job)), job.model, costs,
-                             timed.result, options);
+                             from, options);
     timed.deep_seconds = seconds_since(deep_start);
   }
   return timed;

@@ -160,6 +160,7 @@ std::vector<std::int64_t> likely_sizes(const Cluster& cluster, double flops, con
                                        std::int64_t most) {
   const std::int64_t node = cluster.node.gpus;
   std::int64_t gpus = node;
+  while (gpus > most && gpus > 1) gpus /= 2;  // part of a node
   if (terms.deadline) {
     const double needed = flops / (kLikelyMfu * cluster.gpu.peak_bf16.value() * *terms.deadline);
     while (static_cast<double>(gpus) * 2 * 8 <= needed && gpus * 2 <= most) gpus *= 2;

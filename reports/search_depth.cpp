@@ -180,6 +180,10 @@ std::string deep_text(const DeepResult& deep, const Candidate* grid_best, double
                     grid_best == nullptr ? "" : ": " + changes_text(grid_best->plan, k.best->plan)),
         kTextWidth));
   }
+  if (deep.written) {
+    lines.push_back(fmt::format("  the plan as written: {} ({})",
+                                seconds_text(deep.written->seconds), gain(deep.written->seconds)));
+  }
   if (deep.layers) {
     const Candidate& c = deep.layers->candidate;
     lines.push_back(fmt::format("  per unit and layer: {} plans judged{}",
@@ -205,7 +209,8 @@ Json to_json(const DeepResult& deep, double seconds) {
                  {"rejected_memory", k.rejected_memory},
                  {"simulated", k.simulated},
                  {"best", k.best ? plan_and_time(*k.best) : Json()}}},
-               {"layers", nullptr}};
+               {"layers", nullptr},
+               {"written", deep.written ? plan_and_time(*deep.written) : Json()}};
   if (deep.layers) {
     json["layers"] = plan_and_time(deep.layers->candidate);
     json["layers"]["judged"] = deep.judged;

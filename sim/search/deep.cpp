@@ -45,6 +45,27 @@ Plan least_work(Plan plan, const LayerChoices& choices) {
   return plan;
 }
 
+std::optional<Candidate> judge_alone(const Plan& plan, const ModelSpec& model,
+                                     const CostModel& costs, double max_memory) {
+  const Cluster cluster = with_memory_limit(costs.cluster(), max_memory);
+  Judge judge(model, costs, cluster);
+  const LayerPrograms programs(model, plan);
+  Outcome outcome;
+  if (!judge.weigh(plan, programs, outcome)) return std::nullopt;
+  judge.time(plan, programs, outcome);
+  if (!judge.fit(plan, programs, outcome).fits()) return std::nullopt;
+  Candidate candidate;
+  candidate.plan = plan;
+  candidate.seconds = outcome.step.seconds();
+  candidate.tokens_per_s_per_gpu =
+      static_cast<double>(plan.batch.micro_batch * plan.batch.accumulation * plan.batch.sequence) /
+      candidate.seconds;
+  candidate.peak_allocated = outcome.peak;
+  candidate.outside_allocator = outcome.outside;
+  candidate.peak_reserved = outcome.reserved;
+  return candidate;
+}
+
 class Layers {
  public:
   Layers(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
@@ -217,9 +238,13 @@ SearchSpace with_all_knobs(SearchSpace space, const Cluster& cluster,
 }
 
 DeepResult search_deep(const SearchSpace& deep, const ModelSpec& model, const CostModel& costs,
-                       const SearchResult& grid, const SearchOptions& options) {
+                       const DeepStart& start, const SearchOptions& options) {
   DeepResult result;
-  result.best = grid.best;
+  result.best = start.grid;
+  if (start.written) {
+    result.written = judge_alone(*start.written, model, costs, options.max_memory);
+    if (result.written && is_faster(*result.written, result.best)) result.best = result.written;
+  }
   SearchOptions best_alone = options;
   best_alone.detail = SearchDetail::kBest;
   result.knobs = search(deep, model, costs, best_alone);

@@ -15,7 +15,8 @@ namespace foreshard {
 
 // What each stage found; nothing where it found nothing that fits.
 struct DeepResult {
-  std::optional<Candidate> best;      // of grid, knobs and layers
+  std::optional<Candidate> best;      // of grid, knobs, layers and the plan as written
+  std::optional<Candidate> written;   // where it fits
   SearchResult knobs;                 // counts and best of the space with knobs
   std::optional<LayerResult> layers;  // the best of all meshes that were tried
   std::int64_t judged = 0;            // plans of the per-layer stage, on all meshes
@@ -33,9 +34,16 @@ std::optional<KnobAxis> knob_axis(std::string_view key, const Plan& base);
 SearchSpace with_all_knobs(SearchSpace space, const Cluster& cluster,
                            const std::vector<std::string>& fixed);
 
-// `grid` is what search() found for `space`; `deep` is the space to go on with. Layers are
-// optimised where neither reshard nor recompute is fixed to ranges.
+// Where the depth begins: what search() found, and the plan as it was written, which may be on no
+// grid (a trainer's exceptions) and is never beaten by the answer.
+struct DeepStart {
+  std::optional<Candidate> grid;
+  std::optional<Plan> written;  // passed check(); of the space's global batch
+};
+
+// `deep` is the space to go on with. Layers are optimised where neither reshard nor recompute is
+// fixed to ranges.
 DeepResult search_deep(const SearchSpace& deep, const ModelSpec& model, const CostModel& costs,
-                       const SearchResult& grid, const SearchOptions& options);
+                       const DeepStart& start, const SearchOptions& options);
 
 }  // namespace foreshard

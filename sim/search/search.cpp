@@ -1,10 +1,10 @@
 // Places of the grid are judged in parallel into a vector indexed by their enumeration order and
 // reduced from there in one thread, so that the answer cannot depend on who finished first.
 //
-// kAll judges every place. kBest first bounds every class of places whose graphs do the same work
-// (they differ in prefetch alone), orders places by their bounds, and judges them in chunks of a
-// fixed size. Between chunks the best so far is known to everybody, so what is pruned does not
-// depend on the number of threads either.
+// kAll judges every place. kBest first weighs and bounds every class of places whose graphs do the
+// same work (they differ in prefetch alone), orders places by their bounds, and judges them in
+// chunks of a fixed size. Between chunks the best so far is known to everybody, so what is pruned
+// does not depend on the number of threads either.
 #include "sim/search/search.h"
 
 #include <oneapi/tbb/enumerable_thread_specific.h>
@@ -71,6 +71,8 @@ class Search {
     const std::vector<Time> bounds = bound_all();
     std::vector<std::size_t> order(places_.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
+    std::erase_if(order,
+                  [&](std::size_t i) { return outcomes_[i].verdict == Verdict::kDoesNotFit; });
     std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
       return std::tuple(bounds[a], a) < std::tuple(bounds[b], b);
     });
@@ -160,30 +162,70 @@ class Search {
     judges_.local().weigh(plan, programs(plan, places_[i]), outcomes_[i]);
   }
 
-  // By place, the same for all of a class. 0 where there is no room: those are rejected at once.
-  std::vector<Time> bound_all() {
+  // How early it gathers: of two plans that differ in it alone, the one with less holds no more
+  // memory (a test tries to disprove it).
+  std::int64_t depth(const Place& place) const {
+    const auto index = static_cast<std::size_t>(at(place, Axis::kPrefetch));
+    const Prefetch& prefetch = space_.prefetches[index];
+    return std::max<std::int64_t>(prefetch.forward, 0) + prefetch.backward;
+  }
+
+  bool gathers_earlier(std::size_t i, std::size_t other) const {
+    const auto prefetch = [&](std::size_t place) -> const Prefetch& {
+      return space_.prefetches[static_cast<std::size_t>(at(places_[place], Axis::kPrefetch))];
+    };
+    const std::int64_t none = 0;
+    return std::max(prefetch(i).forward, none) >= std::max(prefetch(other).forward, none) &&
+           prefetch(i).backward >= prefetch(other).backward;
+  }
+
+  // Places that differ in prefetch alone do the same work: they share a bound, and the one that
+  // gathers latest rules out all if it does not fit.
+  struct Classes {
+    std::vector<std::size_t> of;       // by place; kNoClass: no room for the states
+    std::vector<std::size_t> members;  // the one of each class that gathers latest
+  };
+
+  Classes classify() const {
     const RuntimeKind runtime = space_.base.runtime.kind;
     const bool is_alike = runtime == RuntimeKind::kFsdp2 || runtime == RuntimeKind::kNative;
-    std::map<Place, std::size_t> classes;
-    std::vector<std::size_t> representatives, class_of(places_.size());
+    std::map<Place, std::size_t> known;
+    Classes classes;
+    classes.of.assign(places_.size(), kNoClass);
     for (std::size_t i = 0; i < places_.size(); ++i) {
-      class_of[i] = kNoClass;
       if (has_no_room(plan(places_[i]))) continue;
       Place key = places_[i];
       if (is_alike) key[static_cast<std::size_t>(Axis::kPrefetch)] = 0;
-      const auto [found, is_new] = classes.emplace(key, representatives.size());
-      if (is_new) representatives.push_back(i);
-      class_of[i] = found->second;
+      const auto [found, is_new] = known.emplace(key, classes.members.size());
+      if (is_new) classes.members.push_back(i);
+      std::size_t& member = classes.members[found->second];
+      if (depth(places_[i]) < depth(places_[member])) member = i;
+      classes.of[i] = found->second;
     }
-    std::vector<Time> class_bounds(representatives.size());
-    each(0, representatives.size(), [&](std::size_t c) {
-      const Place& place = places_[representatives[c]];
-      const Plan plan = this->plan(place);
-      class_bounds[c] = judges_.local().bound(plan, programs(plan, place));
+    return classes;
+  }
+
+  // By place; 0 where it is rejected at once, verdict and all.
+  std::vector<Time> bound_all() {
+    const Classes classes = classify();
+    std::vector<Time> class_bounds(classes.members.size());
+    std::vector<char> fits(classes.members.size());
+    each(0, classes.members.size(), [&](std::size_t c) {
+      const std::size_t i = classes.members[c];
+      const Plan plan = this->plan(places_[i]);
+      const LayerPrograms& programs = this->programs(plan, places_[i]);
+      Judge& judge = judges_.local();
+      fits[c] = judge.weigh(plan, programs, outcomes_[i]);
+      if (fits[c] != 0) class_bounds[c] = judge.bound(plan, programs);
     });
     std::vector<Time> bounds(places_.size());
     for (std::size_t i = 0; i < places_.size(); ++i) {
-      if (class_of[i] != kNoClass) bounds[i] = class_bounds[class_of[i]];
+      const std::size_t c = classes.of[i];
+      if (c == kNoClass || (fits[c] == 0 && gathers_earlier(i, classes.members[c]))) {
+        outcomes_[i].verdict = Verdict::kDoesNotFit;
+      } else {
+        bounds[i] = class_bounds[c];
+      }
     }
     return bounds;
   }
@@ -297,7 +339,15 @@ class Search {
     const bool any_fits = std::any_of(outcomes_.begin(), outcomes_.end(), [](const Outcome& o) {
       return o.verdict == Verdict::kSimulated;
     });
-    if (!any_fits) each(0, places_.size(), [&](std::size_t i) { weigh(i); });
+    if (!any_fits) {
+      std::int64_t least = depth(places_.empty() ? Place{} : places_.front());
+      for (const Place& place : places_) least = std::min(least, depth(place));
+      each(0, places_.size(), [&](std::size_t i) {
+        const bool is_alone =
+            space_.shard_groups[static_cast<std::size_t>(at(places_[i], Axis::kShard))] == 1;
+        if (is_alone || depth(places_[i]) == least) weigh(i);
+      });
+    }
     std::optional<std::size_t> smallest;
     for (std::size_t i = 0; i < places_.size(); ++i) {
       if (!outcomes_[i].is_built) continue;

@@ -212,6 +212,7 @@ TEST(Sizes, AreAroundWhatTheDeadlineNeeds) {
   const Cluster cluster = round_cluster(8);  // 100 TFLOP/s
   RunTerms terms;
   EXPECT_EQ(likely_sizes(cluster, 0, terms, 64), (std::vector<std::int64_t>{8, 16, 32, 64}));
+  EXPECT_EQ(likely_sizes(cluster, 0, terms, 3), (std::vector<std::int64_t>{2}));
   terms.deadline = 1000;
   // At 40 % of the peak 1000 GPUs do 4e19 FLOP in that time: from an eighth of it on.
   const std::vector<std::int64_t> sizes = likely_sizes(cluster, 4e19, terms, 1 << 20);

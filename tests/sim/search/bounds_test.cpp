@@ -92,5 +92,21 @@ RC_GTEST_PROP(Bounds, HoldForEveryPrefetch, ()) {
   RC_ASSERT(bound <= Simulator().period(other, costs.price(other)));
 }
 
+// Search rejects all prefetches of a plan where the one that gathers latest does not fit.
+RC_GTEST_PROP(Bounds, GatheringEarlierHoldsNoLess, ()) {
+  const ModelSpec model = tiny_model(*rc::gen::inRange(1, 6));
+  const Cluster cluster = round_cluster(16);
+  Plan plan = random_plan(model, cluster);
+  RC_PRE(plan.runtime.kind == RuntimeKind::kFsdp2 || plan.runtime.kind == RuntimeKind::kNative);
+  const bool native = plan.runtime.kind == RuntimeKind::kNative;
+  plan.prefetch = native ? Prefetch{0, 0} : Prefetch{};
+  RC_PRE(!find_problem(plan, model, cluster));
+  const Bytes latest = peak_allocated(build_training_step(model, plan));
+  plan.prefetch = {*rc::gen::element<std::int64_t>(-1, 1, 2, 3),
+                   *rc::gen::inRange<std::int64_t>(1, 4)};
+  RC_PRE(!find_problem(plan, model, cluster));
+  RC_ASSERT(latest <= peak_allocated(build_training_step(model, plan)));
+}
+
 }  // namespace
 }  // namespace foreshard

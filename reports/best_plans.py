@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+"""The best plan against what a runtime and a trainer do by themselves, on published clusters:
+writes reports/best_plans.md. Usage, from the repository's root:
+
+    reports/best_plans.py [build/bin/foreshard]
+"""
+
+import json
+import subprocess
+import sys
+
+PROGRAM = sys.argv[1] if len(sys.argv) > 1 else "build/bin/foreshard"
+OUT = "reports/best_plans.md"
+
+# Model, cluster, sequence, sequences of a step, where it was published.
+JOBS = [
+    ("llama-3.1-8b", "8xh100", 8192, 8, "torchtitan, 8 H100"),
+    ("llama-3.1-8b", "128xh100", 8192, 256, "torchtitan, 128 H100"),
+    ("llama-3.1-70b", "256xh100", 8192, 512, "torchtitan, 256 H100"),
+    ("llama-2-7b", "128xa100", 4096, 256, "foundation-model-stack/fms-fsdp, 128 A100"),
+    ("llama-2-70b", "128xa100", 4096, 256, "foundation-model-stack/fms-fsdp, 128 A100"),
+    ("mpt-7b", "128xh100", 2048, 2048, "mosaicml/llm-foundry, 128 H100"),
+    ("mpt-7b", "512xh100", 2048, 2048, "mosaicml/llm-foundry, 512 H100"),
+    ("mpt-30b", "64xa100-40gb", 2048, 256, "mosaicml/llm-foundry, A100"),
+    ("gpt3-175b", "1024xh100", 2048, 1024, "NVIDIA/Megatron-LM, 1,024 H100"),
+]
+
+
+def run(arguments):
+    done = subprocess.run([PROGRAM, *arguments, "--json"], capture_output=True, text=True)
+    return json.loads(done.stdout) if done.returncode in (0, 4) and done.stdout else None
+
+
+def default_step(job, settings):
+    """The job as it comes; where it does not fit, with more recomputation."""
+    model, cluster, sequence, batch, _ = job
+    for recompute in ("none", "selective", "full"):
+        arguments = ["predict", "--model", model, "--cluster", cluster, "--sequence", str(sequence),
+                     "--set", f"batch.global={batch}", "--set", f"recompute={recompute}"]
+        for setting in settings:
+            arguments += ["--set", setting]
+        report = run(arguments)
+        if report and report["memory"]["fits"]:
+            return report["step"]["seconds"]["value"], recompute
+    return None, None
+
+
+def words(plan):
+    mesh, batch = plan["mesh"], plan["batch"]
+    prefetch = plan["prefetch"]
+    return (f"shard {mesh['shard']} x {mesh['replicate']}, reshard {plan['reshard_after_forward']}, "
+            f"prefetch {prefetch['forward']}/{prefetch['backward']}, recompute {plan['recompute']}, "
+            f"micro-batch {batch['micro_batch']} x {batch['accumulation']}")
+
+
+def cell(step, recompute, best):
+    if step is None:
+        return "does not fit"
+    return f"{step:.3f} s ({recompute}): {(best / step - 1) * 100:+.1f} %"
+
+
+def main():
+    lines = ["| job | FSDP2 as it comes | torchtitan's units | best | its plan |",
+             "|---|---|---|---|---|"]
+    slower = 0
+    for job in JOBS:
+        model, cluster, sequence, batch, source = job
+        found = run(["search", "--model", model, "--cluster", cluster, "--sequence", str(sequence),
+                     "--global-batch", str(batch)])
+        deep = run(["search", "--model", model, "--cluster", cluster, "--sequence", str(sequence),
+                    "--set", f"batch.global={batch}", "--set", "trainer=torchtitan", "--deep"])
+        best = min(answer["best"]["report"]["step"]["seconds"]["value"] for answer in (found, deep)
+                   if answer and answer["best"])
+        if best < found["best"]["report"]["step"]["seconds"]["value"]:
+            found = deep
+        runtime = default_step(job, [])
+        trainer = default_step(job, ["trainer=torchtitan"])
+        slower += any(step is not None and best > step * (1 + 1e-9) for step, _ in (runtime, trainer))
+        lines.append(f"| {model}, {cluster}, {batch} x {sequence} ({source}) | {cell(*runtime, best)} "
+                     f"| {cell(*trainer, best)} | {best:.3f} s | {words(found['best']['plan'])} |")
+    text = ("# The best plan against defaults\n\nPredicted steps at the same global batch, on the "
+            "machines of published runs. A default has micro-batch 1 and the least recomputation "
+            "that fits, which is named; the per cent are what the best plan takes more (+) or less "
+            f"(-). Slower than a default: {slower}. Written by `reports/best_plans.py`.\n\n")
+    with open(OUT, "w", encoding="utf-8") as file:
+        file.write(text + "\n".join(lines) + "\n")
+
+
+main()
