@@ -45,11 +45,24 @@ def default_step(job, settings):
     return None, None
 
 
+def policy(value):
+    """A reshard or recompute policy in words: "always, 25-33 never"."""
+    if isinstance(value, str):
+        return value
+    parts = []
+    for entry in value if isinstance(value, list) else [value]:
+        if not isinstance(entry, dict):
+            return str(value)
+        where = entry.get("units", entry.get("layers"))
+        parts.append(str(entry["value"]) if where == "all" else f"{where} {entry['value']}")
+    return ", ".join(parts)
+
+
 def words(plan):
     mesh, batch = plan["mesh"], plan["batch"]
     prefetch = plan["prefetch"]
-    return (f"shard {mesh['shard']} x {mesh['replicate']}, reshard {plan['reshard_after_forward']}, "
-            f"prefetch {prefetch['forward']}/{prefetch['backward']}, recompute {plan['recompute']}, "
+    return (f"shard {mesh['shard']} x {mesh['replicate']}, reshard {policy(plan['reshard_after_forward'])}, "
+            f"prefetch {prefetch['forward']}/{prefetch['backward']}, recompute {policy(plan['recompute'])}, "
             f"micro-batch {batch['micro_batch']} x {batch['accumulation']}")
 
 
