@@ -222,13 +222,14 @@ ExitCode run_search(const SearchCommandOptions& options) {
     write_answer(text + (ending.empty() ? "" : "\n" + ending + "\n"));
   } else {
     Json body = answer_json(timed, best ? &*best : nullptr, job, costs);
+    body["seconds"] = timed.seconds + timed.deep_seconds;
     if (best) {
       body["best"]["plan"] = to_json(*chosen);
       body["best"]["dollars_per_million_tokens"] = dollars_per_million_tokens(job, best->report);
     }
     body["pruned"] = timed.result.pruned;
     body["why"] = to_json(why);
-    if (timed.deep) body["deep"] = to_json(*timed.deep, timed.deep_seconds);
+    if (timed.deep) body["deep"] = to_json(*timed.deep);
     if (robust) body["robust"] = to_json(*robust);
     if (!ending.empty()) {
       body["infeasible"] = infeasible;

@@ -200,10 +200,9 @@ std::string deep_text(const DeepResult& deep, const Candidate* grid_best, double
   return fmt::format("{}\n", fmt::join(lines, "\n"));
 }
 
-Json to_json(const DeepResult& deep, double seconds) {
+Json to_json(const DeepResult& deep) {
   const SearchResult& k = deep.knobs;
-  Json json = {{"seconds", seconds},
-               {"knobs",
+  Json json = {{"knobs",
                 {{"enumerated", k.enumerated},
                  {"pruned", k.pruned},
                  {"rejected_memory", k.rejected_memory},

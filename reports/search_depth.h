@@ -38,6 +38,6 @@ std::string robust_text(const RobustChoice& choice, const Candidate& fastest, Co
 Json to_json(const RobustChoice& choice);
 std::string deep_text(const DeepResult& deep, const Candidate* grid_best, double seconds,
                       Color color);
-Json to_json(const DeepResult& deep, double seconds);
+Json to_json(const DeepResult& deep);
 
 }  // namespace foreshard
