@@ -258,7 +258,8 @@ def check_units(model):
 def run(arguments):
     global DEVICE, OFFLOAD_DEVICE
     cuda = torch.cuda.is_available()
-    DEVICE = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else torch.device("cpu")
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    DEVICE = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
     OFFLOAD_DEVICE = torch.device("cpu") if OFFLOADED else DEVICE
     if cuda:
         torch.cuda.set_device(DEVICE)
@@ -273,7 +274,9 @@ def run(arguments):
     initialize(model, mesh)
     optimizer, scheduler = optimizer_of(model)
     losses = []
-    recording = Recording(arguments.record, arguments.steps) if arguments.record else NoRecording(arguments.steps)
+    recording = NoRecording(arguments.steps)
+    if arguments.record:
+        recording = Recording(arguments.record, arguments.steps)
     with recording:
         for _ in range(recording.total_steps()):
             losses.append(train_step(model, optimizer, scheduler))

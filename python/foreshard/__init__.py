@@ -116,7 +116,8 @@ def schedule(plan=None, **job):
     _, text = _answer(["schedule", *_job(plan, **job), "--csv"])
     rows = list(csv.reader(io.StringIO(text)))
     names, rows = rows[0], rows[1:]
-    whole, words = {"id", "unit", "microbatch", "bytes", "flops"}, {"kind", "unit_name", "stream", "communicator"}
+    whole = {"id", "unit", "microbatch", "bytes", "flops"}
+    words = {"kind", "unit_name", "stream", "communicator"}
 
     def column(name, values):
         if name in words:
