@@ -17,6 +17,7 @@
 #include "cli/page.h"
 #include "cli/progress.h"
 #include "cli/remedy.h"
+#include "cli/search_body.h"
 #include "cli/search_space.h"
 #include "cli/search_state.h"
 #include "cli/verbs.h"
@@ -110,30 +111,10 @@ Timed timed_search(const SearchSpace& space, const Job& job, const CostModel& co
   return timed;
 }
 
-struct Best {
-  Forecast forecast;
-  Report report;
-};
-
-Best best_of(const Job& job, const Plan& plan, const CostModel& costs) {
-  Best best{forecast(job.model, plan, costs), {}};
-  best.report = report_of(job, best.forecast, costs);
-  return best;
-}
-
-std::string answer_text(const Timed& timed, const Best* best, const Job& job, Color color) {
+std::string answer_text(const Timed& timed, const BestPlan* best, const Job& job, Color color) {
   return search_text(timed.result, best == nullptr ? nullptr : &best->forecast,
                      best == nullptr ? nullptr : &best->report, job.model, job.cluster,
                      timed.seconds, color);
-}
-
-Json answer_json(const Timed& timed, const Best* best, const Job& job, const CostModel& costs) {
-  std::vector<Report> reports;
-  for (const Candidate& candidate : timed.result.pareto) {
-    reports.push_back(best_of(job, candidate.plan, costs).report);
-  }
-  return search_json(timed.result, reports, best == nullptr ? nullptr : &best->report,
-                     timed.seconds);
 }
 
 // What is named in the end: by the grid, by its depth, or by what is robust.
@@ -141,10 +122,6 @@ const Plan* chosen_plan(const Timed& timed, const std::optional<RobustChoice>& r
   if (robust) return &robust->sized.plan;
   if (timed.deep && timed.deep->best) return &timed.deep->best->plan;
   return timed.result.best ? &timed.result.best->plan : nullptr;
-}
-
-double dollars_per_million_tokens(const Job& job, const Report& report) {
-  return listed_price(job.cluster).usd_per_hour / 3600 / report.tokens_per_s_per_gpu.value * 1e6;
 }
 
 }  // namespace
@@ -167,16 +144,14 @@ ExitCode run_search(const SearchCommandOptions& options) {
   std::optional<RobustChoice> robust;
   if (options.robust) robust = choose_robust(timed.result, job.model, costs, kDraws);
   const Plan* const chosen = chosen_plan(timed, robust);
-  std::optional<Best> best;
+  std::optional<BestPlan> best;
   if (chosen != nullptr) best = best_of(job, *chosen, costs);
   // Tables are about the grid's own best, which knobs, layers or robustness may have replaced.
-  std::optional<Best> grids;
+  std::optional<BestPlan> grids;
   if (timed.result.best) {
     const bool is_same = *chosen == timed.result.best->plan;
     grids = is_same ? best : best_of(job, timed.result.best->plan, costs);
   }
-  std::vector<WhySlower> why;
-  if (grids) why = why_slower(grids->forecast, timed.result, costs);
   if (best && !options.out.empty()) {
     const std::filesystem::path folder = std::filesystem::path(options.out).parent_path();
     write_file(options.out, plan_file_text(job, best->forecast.plan, folder));
@@ -208,7 +183,10 @@ ExitCode run_search(const SearchCommandOptions& options) {
   if (options.output.form == Form::kText) {
     const Color color = color_of(options.output.color);
     std::string text = answer_text(timed, grids ? &*grids : nullptr, job, color);
-    if (timed.result.best) text += why_text(why, timed.result.best->plan, color);
+    if (grids) {
+      text += why_text(why_slower(grids->forecast, timed.result, costs), timed.result.best->plan,
+                       color);
+    }
     if (timed.deep) {
       text += deep_text(*timed.deep, timed.result.best ? &*timed.result.best : nullptr,
                         timed.deep_seconds, color);
@@ -221,14 +199,8 @@ ExitCode run_search(const SearchCommandOptions& options) {
     }
     write_answer(text + (ending.empty() ? "" : "\n" + ending + "\n"));
   } else {
-    Json body = answer_json(timed, best ? &*best : nullptr, job, costs);
-    body["seconds"] = timed.seconds + timed.deep_seconds;
-    if (best) {
-      body["best"]["plan"] = to_json(*chosen);
-      body["best"]["dollars_per_million_tokens"] = dollars_per_million_tokens(job, best->report);
-    }
-    body["pruned"] = timed.result.pruned;
-    body["why"] = to_json(why);
+    Json body = search_body(job, timed.result, best ? &*best : nullptr, costs,
+                            timed.seconds + timed.deep_seconds);
     if (timed.deep) body["deep"] = to_json(*timed.deep);
     if (robust) body["robust"] = to_json(*robust);
     if (!ending.empty()) {

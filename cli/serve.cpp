@@ -17,6 +17,7 @@
 #include "cli/full_report.h"
 #include "cli/http/service.h"
 #include "cli/output.h"
+#include "cli/search_body.h"
 #include "cli/search_space.h"
 #include "cli/verbs.h"
 #include "models/zoo.h"
@@ -175,15 +176,10 @@ class Server {
     const SearchResult result = search(space_of(job), job.model, costs, search_options());
     const double seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    const auto report = [&](const Candidate& candidate) {
-      return report_of(job, forecast(job.model, candidate.plan, costs), costs);
-    };
-    std::vector<Report> pareto;
-    for (const Candidate& candidate : result.pareto) pareto.push_back(report(candidate));
-    std::optional<Report> best;
-    if (result.best) best = report(*result.best);
+    std::optional<BestPlan> best;
+    if (result.best) best = best_of(job, result.best->plan, costs);
     return Json::parse(document("foreshard.search/1",
-                                search_json(result, pareto, best ? &*best : nullptr, seconds)));
+                                search_body(job, result, best ? &*best : nullptr, costs, seconds)));
   }
 
   Json report(const Question& question) {

@@ -31,7 +31,7 @@ constexpr std::array<const char*, kFactors> kFactorNames = {
 
 struct PricedOperation {
   std::int64_t count = 0;
-  double seconds = 0;  // of one
+  double seconds = 0;  // of all: kernels of one name differ a little
   double bytes = 0, flops = 0;
   Evidence evidence = Evidence::kAssumed;
   std::string what;
@@ -77,7 +77,7 @@ Json operations_json(const Forecast& forecast, const CostModel& costs) {
       const KernelPrice price = costs.price(kernel);
       PricedOperation& operation = by_name[words_of(kernel)];
       operation.count += rows_of_work[w];
-      operation.seconds = price.seconds;
+      operation.seconds += price.seconds * static_cast<double>(rows_of_work[w]);
       operation.bytes = static_cast<double>(kernel.bytes.count());
       operation.flops = kernel.flops.count();
       operation.evidence = price.evidence;
@@ -86,25 +86,23 @@ Json operations_json(const Forecast& forecast, const CostModel& costs) {
     }
   }
   std::vector<std::pair<std::string, PricedOperation>> list(by_name.begin(), by_name.end());
-  const auto total = [](const PricedOperation& o) {
-    return o.seconds * static_cast<double>(o.count);
-  };
-  std::stable_sort(list.begin(), list.end(),
-                   [&](const auto& a, const auto& b) { return total(a.second) > total(b.second); });
+  std::stable_sort(list.begin(), list.end(), [](const auto& a, const auto& b) {
+    return a.second.seconds > b.second.seconds;
+  });
   Json operations = Json::array();
   double rest = 0, all = 0;
   for (std::size_t i = 0; i < list.size(); ++i) {
     const auto& [name, o] = list[i];
-    all += total(o);
+    all += o.seconds;
     if (i >= kMostOperations) {
-      rest += total(o);
+      rest += o.seconds;
       continue;
     }
     operations.push_back({{"name", name},
                           {"class", o.what},
                           {"count", o.count},
-                          {"seconds", o.seconds},
-                          {"total_s", total(o)},
+                          {"seconds", o.seconds / static_cast<double>(o.count)},
+                          {"total_s", o.seconds},
                           {"flops", o.flops},
                           {"bytes", o.bytes},
                           {"evidence", to_string(o.evidence)}});

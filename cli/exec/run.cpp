@@ -106,11 +106,11 @@ ExitCode run_run(const RunCommandOptions& options) {
       throw Error(ExitCode::kMissingCapability, *problem);
     }
   }
-  if (!options.paced) check_world(plan, launch);
   if (options.paced && launch.size > 1) {
     throw Error(ExitCode::kUsage, "--paced runs one rank; leave the launcher or --spawn out");
   }
   const std::unique_ptr<Accelerator> device = open_device(options.device, job.cluster, launch);
+  if (!options.paced) check_world(plan, launch);
   const int threads = set_threads(options.threads);
 
   RunRecord record;

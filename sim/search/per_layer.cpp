@@ -9,7 +9,8 @@
 //   descent    From the fastest pattern: every single change, and every exchange at the borders of
 //              runs, that fits and is faster is taken, until none is or the judge has had enough.
 // What is reserved is asked of the result alone. Where that does not fit, the limit is lowered by
-// what is too much and the search is done again.
+// what is too much and the search is done again. A lower limit may leave out the plan that was
+// started from, so that one has the last word where it is faster.
 //
 // A step of more micro-batches than tell (judge.h) is judged by what two short ones extend to; the
 // result is simulated in full.
@@ -177,6 +178,17 @@ class LayerSearch {
   // --- large problems ---
 
   std::optional<LayerResult> search_under_limits() {
+    std::optional<LayerResult> own;
+    if (const auto combination = combination_of_frame()) own = finish(*combination);
+    auto found = search_lowering_limits();
+    if (!found || (own && own->candidate.seconds < found->candidate.seconds)) {
+      if (own) own->judged = judged_;
+      return own;
+    }
+    return found;
+  }
+
+  std::optional<LayerResult> search_lowering_limits() {
     for (int round = 0; round < kMostLimits; ++round) {
       budget_ = judged_ + choices_.most_judged;
       best_.reset();

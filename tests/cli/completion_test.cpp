@@ -50,7 +50,7 @@ TEST(Completion, Bash) {
   EXPECT_EQ(offered("foreshard predict --seq"), "<--sequence>");
   EXPECT_EQ(offered("foreshard predict --model llama-3.1-8"), "<llama-3.1-8b>");
   EXPECT_EQ(offered("foreshard predict --set mesh.sh"), "<mesh.shard=>");
-  EXPECT_EQ(offered("foreshard schema p"), "<plan>");
+  EXPECT_EQ(offered("foreshard schema pl"), "<plan>");
   EXPECT_EQ(offered("foreshard search --color al"), "<always>");
   write_temporary("my plan.yaml", "");
   EXPECT_EQ(offered("foreshard predict --plan my"), "<my plan.yaml>");

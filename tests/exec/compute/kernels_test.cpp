@@ -211,6 +211,7 @@ TEST(CrossEntropy, IsItsFormulaAndItsGradient) {
   batch.sequence = 3;
   batch.labels = at::empty({kTokens}, at::kLong);
   std::copy(labels.begin(), labels.end(), batch.labels.mutable_data_ptr<std::int64_t>());
+  batch.tokens = batch.labels;  // where they are is where results are made
   batch.loss_scale = 0.5;
   at::Tensor x = at::empty({kTokens, kVocabulary}, at::kFloat);
   std::copy(logits.begin(), logits.end(), x.mutable_data_ptr<float>());

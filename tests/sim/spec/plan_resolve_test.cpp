@@ -43,6 +43,7 @@ logits: released
 float8: none
 experts: grouped
 recompute_wraps: module
+recompute_early_stop: true
 dtype: {param: bf16, autocast: none, reduce: fp32, master: fp32, output: none}
 accumulation: {mode: reduce_each, all_reduce: each, reshard_after_backward: each, is_last_backward: each}
 frozen: none
@@ -52,6 +53,7 @@ optimizer: {kind: adamw, implementation: foreach, state: fp32, clip_norm: 1.0, l
 offload: none
 buffers: {reduce_scatter: 1}
 communicators: shared
+collectives: {kernels: default, max_ctas: 0}
 reduction: {divide_factor: none, force_sum: false}
 allocator: default
 host_sync: none
@@ -60,7 +62,7 @@ evaluation: {every: none, sequences: 16, held_back: 0.05, in_step: false}
 seed: 1
 rank: 0
 )");
-  EXPECT_EQ(plan.assumed.size(), 73U);  // all but model and cluster
+  EXPECT_EQ(plan.assumed.size(), 76U);  // all but model and cluster
   ASSERT_NE(assumed(plan, "mesh.shard"), nullptr);
   EXPECT_EQ(assumed(plan, "mesh.shard")->value, "64");
   EXPECT_EQ(assumed(plan, "mesh.shard")->why, "all 64 GPUs of the cluster");
