@@ -20,8 +20,8 @@ void write_file(const std::string& path, std::string_view text);
 void write_error(std::string_view text);
 void note(std::string_view text);
 
-// While it lives, what this thread would write to standard output and standard error is kept instead:
-// for programs that call verbs as functions (python/). Captures nest.
+// While it lives, what this thread would write to standard output and standard error is kept
+// instead: for programs that call verbs as functions (python/). Captures nest.
 class AnswerCapture {
  public:
   AnswerCapture();

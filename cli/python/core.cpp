@@ -1,5 +1,5 @@
-// The Python module's one native function: a command line of the program foreshard, executed in this
-// process. python/foreshard/__init__.py makes functions, dicts and arrays of it.
+// The Python module's one native function: a command line of the program foreshard, executed in
+// this process. python/foreshard/__init__.py makes functions, dicts and arrays of it.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
