@@ -21,27 +21,6 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-template <typename Point>
-std::vector<Point> points_of(const std::vector<MeasuredRow<Point>>& rows) {
-  std::vector<Point> points;
-  for (const auto& row : rows) points.push_back(row.point);
-  return points;
-}
-
-std::vector<FunctionPoints> by_function(const std::vector<MeasuredRow<FunctionTime>>& rows) {
-  std::vector<FunctionPoints> curves;
-  for (const auto& row : rows) {
-    const FunctionTime& p = row.point;
-    auto curve = std::find_if(curves.begin(), curves.end(), [&](const FunctionPoints& c) {
-      return c.function == p.function && c.pass == p.pass && c.fp32 == p.fp32;
-    });
-    if (curve == curves.end()) curve = curves.insert(curve, {p.function, p.pass, p.fp32, {}});
-    curve->points.push_back({p.bytes, row.spread.median});
-  }
-  for (FunctionPoints& curve : curves) curve.points = smoothed(std::move(curve.points));
-  return curves;
-}
-
 // The quartiles of the repeats: what a class may be off as a whole where it was measured.
 template <typename Point>
 void set_spread(Calibration& c, Factor factor, const std::vector<MeasuredRow<Point>>& rows) {
@@ -101,6 +80,7 @@ DeviceFit fit_device(const Measurements& measurements) {
   c.measured.gemm = std::move(gemm.points);
   c.measured.attention = std::move(attention.points);
   c.measured.functions = by_function(measurements.functions);
+  for (FunctionPoints& f : c.measured.functions) f.points = smoothed(std::move(f.points));
   set_spread(c, Factor::kGemm, measurements.gemm);
   set_spread(c, Factor::kAttention, measurements.attention);
   set_spread(c, Factor::kMemoryBound, measurements.functions);

@@ -40,27 +40,7 @@ std::vector<MeasuredRow<Point>> of_ranks(const std::vector<MeasuredRow<Point>>& 
   return picked;
 }
 
-template <typename Point>
-std::vector<Point> points_of(const std::vector<MeasuredRow<Point>>& rows) {
-  std::vector<Point> points;
-  for (const auto& row : rows) points.push_back(row.point);
-  return points;
-}
-
-// Rows of one function or collective, in the order of their first row.
-std::vector<FunctionPoints> grouped(const std::vector<MeasuredRow<FunctionTime>>& rows) {
-  std::vector<FunctionPoints> curves;
-  for (const auto& row : rows) {
-    const FunctionTime& p = row.point;
-    auto curve = std::find_if(curves.begin(), curves.end(), [&](const FunctionPoints& c) {
-      return c.function == p.function && c.pass == p.pass && c.fp32 == p.fp32;
-    });
-    if (curve == curves.end()) curve = curves.insert(curve, {p.function, p.pass, p.fp32, {}});
-    curve->points.push_back({p.bytes, row.spread.median});
-  }
-  return curves;
-}
-
+// Rows of one collective, in the order of their first row.
 std::vector<CollectivePoints> grouped(const std::vector<MeasuredRow<CollectiveTime>>& rows) {
   std::vector<CollectivePoints> curves;
   for (const auto& row : rows) {
@@ -205,7 +185,7 @@ class VariantFitter {
     require(!gemm.empty(), "matrix product (kind gemm)");
     require(!functions.empty(), "memory-bound function (kind memory)");
 
-    const std::vector<FunctionPoints> sizes = grouped(functions);
+    const std::vector<FunctionPoints> sizes = by_function(functions);
     const Gpu gpu = machine(best_rates(points_of(gemm), sizes));
     Calibration& c = variant_.calibration;
     c.gpu = "local";
@@ -313,6 +293,19 @@ class VariantFitter {
 };
 
 }  // namespace
+
+std::vector<FunctionPoints> by_function(const std::vector<MeasuredRow<FunctionTime>>& rows) {
+  std::vector<FunctionPoints> curves;
+  for (const auto& row : rows) {
+    const FunctionTime& p = row.point;
+    auto curve = std::find_if(curves.begin(), curves.end(), [&](const FunctionPoints& c) {
+      return c.function == p.function && c.pass == p.pass && c.fp32 == p.fp32;
+    });
+    if (curve == curves.end()) curve = curves.insert(curve, {p.function, p.pass, p.fp32, {}});
+    curve->points.push_back({p.bytes, row.spread.median});
+  }
+  return curves;
+}
 
 LocalFit fit_local(const Measurements& measurements) {
   std::set<std::int64_t> counts;

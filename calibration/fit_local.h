@@ -66,6 +66,9 @@ struct LocalCollectives {
 };
 LocalCollectives fit_local_collectives(const std::vector<CollectivePoints>& rows);
 
+// Rows of one function, in the order of their first row.
+std::vector<FunctionPoints> by_function(const std::vector<MeasuredRow<FunctionTime>>& rows);
+
 // Ascending sizes, each once (geometric mean of its times), and times that never fall: neighbours
 // that would are pooled to their geometric mean.
 std::vector<SizePoint> smoothed(std::vector<SizePoint> rows);

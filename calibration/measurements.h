@@ -32,6 +32,13 @@ struct MeasuredRow {
   MeasuredSeconds spread;
 };
 
+template <typename Point>
+std::vector<Point> points_of(const std::vector<MeasuredRow<Point>>& rows) {
+  std::vector<Point> points;
+  for (const auto& row : rows) points.push_back(row.point);
+  return points;
+}
+
 struct FunctionTime {
   Function function = Function::kCopy;
   Pass pass = Pass::kForward;

@@ -116,12 +116,13 @@ Json answer_json(const LocalFit& fit, const std::string& path) {
   return body;
 }
 
-std::string place_of(const LocalProfile& profile, const std::string& out) {
+// `out`, or a file in the user's data folder.
+std::string place_of(const std::string& out, const std::string& name) {
   if (!out.empty()) return out;
   const std::filesystem::path folder = profile_folder();
   std::error_code error;
   std::filesystem::create_directories(folder, error);  // write_file says where it fails
-  return (folder / (profile.id + ".json")).string();
+  return (folder / (name + ".json")).string();
 }
 
 // --- measured products of a GPU ---
@@ -170,13 +171,7 @@ ExitCode calibrate_products(const CalibrateOptions& options) {
   }
   const std::string id = std::filesystem::path(options.files.front()).stem().string();
   const CsvFit fit = fit_gemm_csv(tables, id);
-  std::string path = options.out;
-  if (path.empty()) {
-    const std::filesystem::path folder = profile_folder();
-    std::error_code error;
-    std::filesystem::create_directories(folder, error);  // write_file says where it fails
-    path = (folder / fmt::format("{}-{}.json", fit.calibration.gpu, id)).string();
-  }
+  const std::string path = place_of(options.out, fmt::format("{}-{}", fit.calibration.gpu, id));
   write_file(path, to_text(to_json(fit.calibration)));
   if (options.output.form == Form::kJson) {
     Json body = csv_json(fit, path);
@@ -191,13 +186,7 @@ ExitCode calibrate_products(const CalibrateOptions& options) {
 
 ExitCode calibrate_device(const CalibrateOptions& options, const DeviceFit& fit) {
   const Calibration& c = fit.calibration;
-  std::string path = options.out;
-  if (path.empty()) {
-    const std::filesystem::path folder = profile_folder();
-    std::error_code error;
-    std::filesystem::create_directories(folder, error);  // write_file says where it fails
-    path = (folder / fmt::format("{}.json", c.id)).string();
-  }
+  const std::string path = place_of(options.out, c.id);
   write_file(path, to_text(to_json(c)));
   if (options.output.form == Form::kJson) {
     write_answer(document("foreshard.calibrate/1", {{"profile", path},
@@ -233,7 +222,7 @@ ExitCode run_calibrate(const CalibrateOptions& options) {
   const Measurements measured = joined(parts);
   if (measured.device) return calibrate_device(options, fit_device(measured));
   const LocalFit fit = fit_local(measured);
-  const std::string path = place_of(fit.profile, options.out);
+  const std::string path = place_of(options.out, fit.profile.id);
   write_file(path, to_text(to_json(fit.profile)));
   if (options.output.form == Form::kJson) {
     write_answer(document("foreshard.calibrate/1", answer_json(fit, path)));

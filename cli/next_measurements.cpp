@@ -1,4 +1,4 @@
-// Each factor goes to the ends of its own interval while the others stay (sensitivity_json); the
+// Each factor goes to the ends of its own interval while the others stay (factor_moves); the
 // step's movement is what a measurement would take away.
 #include "cli/next_measurements.h"
 
@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <nlohmann/json.hpp>
 
 #include "cli/job.h"
@@ -16,23 +15,19 @@
 namespace foreshard {
 namespace {
 
-// By the words of sensitivity_json.
-const std::map<std::string, std::string>& commands() {
-  static const std::string kDevice = "foreshard-exec measure --device cuda";
-  static const std::map<std::string, std::string> kCommands = {
-      {"matrix products",
-       kDevice + ", or a table gpu,m,n,k,dtype,latency_us of six large products"},
-      {"attention", kDevice},
-      {"memory-bound kernels", kDevice},
-      {"collectives inside a node",
-       "all_gather_perf -b 64K -e 4G -f 2 -g 8 (nccl-tests), and reduce_scatter_perf"},
-      {"collectives between nodes",
-       "mpirun -np RANKS -N 8 all_gather_perf -b 64K -e 4G -f 2 -g 1 (nccl-tests), and "
-       "reduce_scatter_perf"},
-      {"host", kDevice},
-      {"slowdown when overlapped", kDevice},
-  };
-  return kCommands;
+std::string command_for(Factor factor) {
+  const std::string device = "foreshard-exec measure --device cuda";
+  switch (factor) {
+    case Factor::kGemm:
+      return device + ", or a table gpu,m,n,k,dtype,latency_us of six large products";
+    case Factor::kIntraNode:
+      return "all_gather_perf -b 64K -e 4G -f 2 -g 8 (nccl-tests), and reduce_scatter_perf";
+    case Factor::kInterNode:
+      return "mpirun -np RANKS -N 8 all_gather_perf -b 64K -e 4G -f 2 -g 1 (nccl-tests), and "
+             "reduce_scatter_perf";
+    default:
+      return device;
+  }
 }
 
 }  // namespace
@@ -45,15 +40,12 @@ std::vector<NextMeasurement> next_measurements(const std::string& profile, const
   options.assignments.push_back({"recompute=full"});  // fits every machine
   const Job job = load_job(options);
   const CostModel costs = cost_model(job);
-  const Json sensitivity = sensitivity_json(forecast(job.model, job.resolved.plan, costs), costs);
-  const double step = sensitivity["step_s"];
+  const Forecast usual = forecast(job.model, job.resolved.plan, costs);
+  const double step = usual.timeline.period.seconds();
   std::vector<NextMeasurement> next;
-  for (const Json& factor : sensitivity["factors"]) {
-    const std::string name = factor["factor"];
-    const auto command = commands().find(name);
-    if (command == commands().end() || step <= 0) continue;
-    const double low = factor["low_s"], high = factor["high_s"];
-    next.push_back({name, std::abs(high - low) / 2 / step, command->second});
+  for (const FactorMove& move : factor_moves(usual, costs)) {
+    next.push_back({factor_words(move.factor), std::abs(move.high - move.low) / 2 / step,
+                    command_for(move.factor)});
   }
   std::stable_sort(next.begin(), next.end(),
                    [](const auto& a, const auto& b) { return a.share > b.share; });

@@ -121,7 +121,7 @@ Color color_of(ColorChoice choice) {
                                                                     : Color::kNever;
 }
 
-std::string document(std::string_view schema, const Json& body) {
+Json document_json(std::string_view schema, const Json& body) {
   Json root;
   const auto own = body.find("schema");
   root["schema"] = own == body.end() ? Json(schema) : *own;
@@ -129,7 +129,11 @@ std::string document(std::string_view schema, const Json& body) {
   root["created"] = now();
   root["host"] = host_name();
   for (const auto& [key, value] : body.items()) root[key] = value;
-  return to_text(root);
+  return root;
+}
+
+std::string document(std::string_view schema, const Json& body) {
+  return to_text(document_json(schema, body));
 }
 
 }  // namespace foreshard

@@ -42,5 +42,7 @@ Color color_of(ColorChoice choice);
 // (UTC; SOURCE_DATE_EPOCH is honoured) and host; apart from these the same inputs give the same
 // bytes.
 std::string document(std::string_view schema, const Json& body);
+// The same, not yet as text.
+Json document_json(std::string_view schema, const Json& body);
 
 }  // namespace foreshard

@@ -146,12 +146,6 @@ ExitCode run_search(const SearchCommandOptions& options) {
   const Plan* const chosen = chosen_plan(timed, robust);
   std::optional<BestPlan> best;
   if (chosen != nullptr) best = best_of(job, *chosen, costs);
-  // Tables are about the grid's own best, which knobs, layers or robustness may have replaced.
-  std::optional<BestPlan> grids;
-  if (timed.result.best) {
-    const bool is_same = *chosen == timed.result.best->plan;
-    grids = is_same ? best : best_of(job, timed.result.best->plan, costs);
-  }
   if (best && !options.out.empty()) {
     const std::filesystem::path folder = std::filesystem::path(options.out).parent_path();
     write_file(options.out, plan_file_text(job, best->forecast.plan, folder));
@@ -181,6 +175,12 @@ ExitCode run_search(const SearchCommandOptions& options) {
   }
 
   if (options.output.form == Form::kText) {
+    // Tables are about the grid's own best, which knobs, layers or robustness may have replaced.
+    std::optional<BestPlan> grids;
+    if (timed.result.best) {
+      const bool is_same = *chosen == timed.result.best->plan;
+      grids = is_same ? best : best_of(job, timed.result.best->plan, costs);
+    }
     const Color color = color_of(options.output.color);
     std::string text = answer_text(timed, grids ? &*grids : nullptr, job, color);
     if (grids) {

@@ -166,7 +166,7 @@ class Server {
     const Answer a = answer(question.job);
     Json body = to_json(a.report);
     if (!a.shortfall.empty()) body["infeasible"] = a.infeasible;
-    return Json::parse(document("foreshard.report/1", body));
+    return document_json("foreshard.report/1", body);
   }
 
   Json search_plans(const Question& question) {
@@ -178,8 +178,8 @@ class Server {
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     std::optional<BestPlan> best;
     if (result.best) best = best_of(job, result.best->plan, costs);
-    return Json::parse(document("foreshard.search/1",
-                                search_body(job, result, best ? &*best : nullptr, costs, seconds)));
+    return document_json("foreshard.search/1",
+                         search_body(job, result, best ? &*best : nullptr, costs, seconds));
   }
 
   Json report(const Question& question) {

@@ -22,13 +22,13 @@ double step_seconds(const Job& job, const Calibration& calibration) {
 
 }  // namespace
 
-std::string stack_sentence(const JobOptions& options, const Job& job) {
+std::string stack_sentence(const JobOptions& options, const Job& job,
+                           const Calibration& calibration) {
   const std::string& own = job.document.stack;
   std::string text = own.empty() ? "none" : own;
   const RuntimeKind runtime = job.resolved.plan.runtime.kind;
   std::string effects;
-  const CostModel costs = cost_model(job);
-  const double seconds = step_seconds(job, costs.calibration());
+  const double seconds = step_seconds(job, calibration);
   for (const TrainingStack& stack : training_stacks()) {
     const bool trains =
         std::find(stack.runtimes.begin(), stack.runtimes.end(), runtime) != stack.runtimes.end();
@@ -36,9 +36,8 @@ std::string stack_sentence(const JobOptions& options, const Job& job) {
     try {
       JobOptions other = options;
       other.assignments.insert(other.assignments.begin(), {"stack=" + stack.name});
-      effects +=
-          fmt::format("{}{} {:+.1f} %", effects.empty() ? "" : ", ", stack.name,
-                      100 * (step_seconds(load_job(other), costs.calibration()) / seconds - 1));
+      effects += fmt::format("{}{} {:+.1f} %", effects.empty() ? "" : ", ", stack.name,
+                             100 * (step_seconds(load_job(other), calibration) / seconds - 1));
     } catch (const Error&) {
       continue;  // the job's own keys do not go with this stack
     }

@@ -162,21 +162,10 @@ Json explain_json(const Forecast& forecast, const Report& report) {
   Json json;
   json["schema"] = "foreshard.explain/1";
   json["report"] = to_json(report);
-  Json& bars = json["waterfall"] = Json::array();
-  for (const WaterfallBar& b : findings.bars) {
-    bars.push_back(
-        {{"what", b.what}, {"seconds", b.time.seconds()}, {"nanoseconds", b.time.nanoseconds()}});
-  }
+  json["waterfall"] = waterfall_json(findings);
   json["overlap_slowdown_s"] = findings.overlap_slowdown.seconds();
   json["launch_bound_s"] = findings.launch_bound.seconds();
-  Json& groups = json["communication"] = Json::array();
-  for (const ExposedGroup& g : findings.groups) {
-    groups.push_back({{"what", g.what},
-                      {"rows", g.rows},
-                      {"exposed_rows", g.exposed_rows},
-                      {"busy_s", g.busy.seconds()},
-                      {"exposed_s", g.exposed.seconds()}});
-  }
+  json["communication"] = communication_json(findings);
   Json& exposed = json["exposed"] = Json::array();
   for (const ExposedEvent& e : findings.exposed) {
     const Span& span = span_of(forecast, e.event);
@@ -193,14 +182,7 @@ Json explain_json(const Forecast& forecast, const Report& report) {
     exposed.push_back(std::move(entry));
   }
   Json alive = Json::array();
-  for (const LiveGroup& g : findings.alive) {
-    alive.push_back({{"category", to_string(g.category)},
-                     {"name", g.name},
-                     {"where", g.where},
-                     {"buffers", g.buffers},
-                     {"bytes", g.bytes.count()},
-                     {"since", names.of(g.since)}});
-  }
+  for (const LiveGroup& g : findings.alive) alive.push_back(to_json(g, names));
   json["memory_peak"] = {{"event", names.of(forecast.memory.peak_event)},
                          {"bytes", forecast.memory.peak.count()},
                          {"alive", std::move(alive)}};

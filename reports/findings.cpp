@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
 
@@ -140,6 +141,36 @@ std::string cause_words(const EventGraph& graph, const EventNames& names, const 
                          predecessor);
   }
   return "";
+}
+
+Json waterfall_json(const Findings& findings) {
+  Json bars = Json::array();
+  for (const WaterfallBar& b : findings.bars) {
+    bars.push_back(
+        {{"what", b.what}, {"seconds", b.time.seconds()}, {"nanoseconds", b.time.nanoseconds()}});
+  }
+  return bars;
+}
+
+Json communication_json(const Findings& findings) {
+  Json groups = Json::array();
+  for (const ExposedGroup& g : findings.groups) {
+    groups.push_back({{"what", g.what},
+                      {"rows", g.rows},
+                      {"exposed_rows", g.exposed_rows},
+                      {"busy_s", g.busy.seconds()},
+                      {"exposed_s", g.exposed.seconds()}});
+  }
+  return groups;
+}
+
+Json to_json(const LiveGroup& group, const EventNames& names) {
+  return {{"category", to_string(group.category)},
+          {"name", group.name},
+          {"where", group.where},
+          {"buffers", group.buffers},
+          {"bytes", group.bytes.count()},
+          {"since", names.of(group.since)}};
 }
 
 }  // namespace foreshard

@@ -49,6 +49,10 @@ struct Findings {
 };
 Findings find_causes(const Forecast& forecast);
 
+Json waterfall_json(const Findings& findings);
+Json communication_json(const Findings& findings);
+Json to_json(const LiveGroup& group, const EventNames& names);
+
 // "waited for all_gather_copy_in layers.3 (forward)", "the host issued it only then" ...; `next` is
 // the link behind `link`.
 std::string cause_words(const EventGraph& graph, const EventNames& names, const ChainLink& link,

@@ -57,6 +57,16 @@ class PageDocument {
 Json timeline_json(const Forecast& forecast);
 // Kernels of the step with their work, bytes and time, longest first; and the GPU's two roofs.
 Json operations_json(const Forecast& forecast, const CostModel& costs);
+// What the step would take if one latent factor were at either end of its 90 % interval while the
+// others stay where they are best known. One for each Factor, in its order.
+struct FactorMove {
+  Factor factor = Factor::kGemm;
+  double high_factor = 1;  // the low one is its inverse
+  double low = 0;          // s
+  double high = 0;         // s
+};
+std::vector<FactorMove> factor_moves(const Forecast& forecast, const CostModel& costs);
+const char* factor_words(Factor factor);  // "matrix products"
 // What the step would take if one of the machine's latent factors were at either end of its 90 %
 // interval, and if one class of work took half its time.
 Json sensitivity_json(const Forecast& forecast, const CostModel& costs);

@@ -117,36 +117,64 @@ Json operations_json(const Forecast& forecast, const CostModel& costs) {
           {"operations", std::move(operations)}};
 }
 
+namespace {
+
+// Seconds of the step under drawn factors.
+class DrawnStep {
+ public:
+  DrawnStep(const Forecast& forecast, const CostModel& costs)
+      : forecast_(forecast), costs_(costs) {}
+  double at(const FactorDraw& draw) {
+    CostTable table = costs_.price(forecast_.graph, draw);
+    table.delays = forecast_.costs.delays;
+    return simulator_.period(forecast_.graph, table).seconds();
+  }
+  // With one factor times `by`, the others at their centers.
+  double with(Factor factor, double by) {
+    FactorDraw draw = costs_.center();
+    draw[static_cast<std::size_t>(factor)] *= by;
+    return at(draw);
+  }
+
+ private:
+  const Forecast& forecast_;
+  const CostModel& costs_;
+  Simulator simulator_;
+};
+
+}  // namespace
+
+const char* factor_words(Factor factor) { return kFactorNames[static_cast<std::size_t>(factor)]; }
+
+std::vector<FactorMove> factor_moves(const Forecast& forecast, const CostModel& costs) {
+  DrawnStep step(forecast, costs);
+  std::vector<FactorMove> moves;
+  for (const Factor factor : kAllFactors) {
+    const double sd = log_sd(costs.calibration(), static_cast<std::size_t>(factor));
+    const double high = std::exp(kNinetyPercent * sd);
+    moves.push_back({factor, high, step.with(factor, 1 / high), step.with(factor, high)});
+  }
+  return moves;
+}
+
 Json sensitivity_json(const Forecast& forecast, const CostModel& costs) {
-  Simulator simulator;
-  const auto step_at = [&](const FactorDraw& draw) {
-    CostTable table = costs.price(forecast.graph, draw);
-    table.delays = forecast.costs.delays;
-    return simulator.period(forecast.graph, table).seconds();
-  };
   const Calibration& calibration = costs.calibration();
-  const FactorDraw center = costs.center();
+  DrawnStep drawn(forecast, costs);
   Json factors = Json::array(), halves = Json::array();
-  for (Factor factor : kAllFactors) {
-    const auto f = static_cast<std::size_t>(factor);
-    const double sd = log_sd(calibration, f);
-    const auto scaled = [&](double by) {
-      FactorDraw draw = center;
-      draw[f] *= by;
-      return step_at(draw);
-    };
-    const double factor_high = std::exp(kNinetyPercent * sd);
-    factors.push_back({{"factor", kFactorNames[f]},
-                       {"low_factor", 1 / factor_high},
-                       {"high_factor", factor_high},
-                       {"low_s", scaled(1 / factor_high)},
-                       {"high_s", scaled(factor_high)},
-                       {"source", calibration.spread[f].source}});
-    if (factor != Factor::kOverlap) {
-      halves.push_back({{"factor", kFactorNames[f]}, {"seconds", scaled(0.5)}});
+  for (const FactorMove& move : factor_moves(forecast, costs)) {
+    factors.push_back(
+        {{"factor", factor_words(move.factor)},
+         {"low_factor", 1 / move.high_factor},
+         {"high_factor", move.high_factor},
+         {"low_s", move.low},
+         {"high_s", move.high},
+         {"source", calibration.spread[static_cast<std::size_t>(move.factor)].source}});
+    if (move.factor != Factor::kOverlap) {
+      halves.push_back(
+          {{"factor", factor_words(move.factor)}, {"seconds", drawn.with(move.factor, 0.5)}});
     }
   }
-  const double step = step_at(center);
+  const double step = drawn.at(costs.center());
   if (calibration.knowledge && calibration.knowledge->plan_log_sd > 0) {
     const double high = std::exp(kNinetyPercent * calibration.knowledge->plan_log_sd);
     factors.push_back({{"factor", "this plan's own shape"},

@@ -29,12 +29,7 @@ Json alive_json(const Findings& findings, const EventNames& names) {
       bytes += g.bytes.count();
       continue;
     }
-    alive.push_back({{"category", to_string(g.category)},
-                     {"name", g.name},
-                     {"where", g.where},
-                     {"buffers", g.buffers},
-                     {"bytes", g.bytes.count()},
-                     {"since", names.of(g.since)}});
+    alive.push_back(to_json(g, names));
   }
   return {{"groups", std::move(alive)}, {"other_buffers", buffers}, {"other_bytes", bytes}};
 }
@@ -43,25 +38,11 @@ Json view_json(const PageView& view) {
   const Forecast& forecast = *view.forecast;
   const Findings findings = find_causes(forecast);
   const EventNames names(forecast.graph, forecast.model);
-  Json waterfall = Json::array();
-  for (const WaterfallBar& bar : findings.bars) {
-    waterfall.push_back({{"what", bar.what},
-                         {"seconds", bar.time.seconds()},
-                         {"nanoseconds", bar.time.nanoseconds()}});
-  }
-  Json groups = Json::array();
-  for (const ExposedGroup& g : findings.groups) {
-    groups.push_back({{"what", g.what},
-                      {"rows", g.rows},
-                      {"exposed_rows", g.exposed_rows},
-                      {"busy_s", g.busy.seconds()},
-                      {"exposed_s", g.exposed.seconds()}});
-  }
   return {{"label", view.label},
           {"plan_yaml", view.plan_yaml},
           {"report", to_json(*view.report)},
-          {"waterfall", std::move(waterfall)},
-          {"communication", std::move(groups)},
+          {"waterfall", waterfall_json(findings)},
+          {"communication", communication_json(findings)},
           {"overlap_slowdown_s", findings.overlap_slowdown.seconds()},
           {"launch_bound_s", findings.launch_bound.seconds()},
           {"alive_at_peak", alive_json(findings, names)},

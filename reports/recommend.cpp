@@ -6,11 +6,8 @@
 #include "reports/recommend.h"
 
 #include <fmt/format.h>
-#include <oneapi/tbb/parallel_for.h>
-#include <oneapi/tbb/task_arena.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <map>
 #include <tuple>
@@ -175,10 +172,7 @@ Recommendation recommend(const std::vector<CandidateCluster>& candidates, const 
                          const RunTerms& terms, const RecommendOptions& options) {
   std::vector<Looked> looked(candidates.size());
   std::vector<std::optional<std::int64_t>> smallest(candidates.size());
-  std::atomic<std::int64_t> done = 0;
-  std::atomic<bool> stopped = false;
   const auto judge = [&](std::size_t i) {
-    if (stopped) return;
     looked[i] = look_at(candidates[i], make, terms, options);
     if (i == 0 || candidates[i].machine != candidates[i - 1].machine) {
       try {
@@ -188,18 +182,8 @@ Recommendation recommend(const std::vector<CandidateCluster>& candidates, const 
         if (error.exit_code() == ExitCode::kInternal) throw;
       }
     }
-    const std::int64_t now = ++done;
-    if (options.progress && !options.progress(now, static_cast<std::int64_t>(candidates.size()))) {
-      stopped = true;
-    }
   };
-  oneapi::tbb::task_arena arena(options.threads > 0 ? options.threads
-                                                    : oneapi::tbb::task_arena::automatic);
-  arena.execute([&] {
-    oneapi::tbb::parallel_for(std::size_t{0}, candidates.size(), judge,
-                              oneapi::tbb::simple_partitioner());
-  });
-  if (stopped) throw Error(ExitCode::kInterrupted, "recommend was stopped");
+  judge_each(candidates.size(), {options.threads, options.progress, "recommend"}, judge);
 
   Recommendation r;
   r.terms = terms;

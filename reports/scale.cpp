@@ -2,11 +2,8 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <oneapi/tbb/parallel_for.h>
-#include <oneapi/tbb/task_arena.h>
 
 #include <algorithm>
-#include <atomic>
 #include <nlohmann/json.hpp>
 
 #include "reports/layout.h"
@@ -43,10 +40,7 @@ double dollars_per_million(const ScalePoint& point) {
 ScalingCurve scale(const std::vector<CandidateCluster>& sizes, const JobMaker& make, bool weak,
                    const RecommendOptions& options) {
   std::vector<Looked> looked(sizes.size());
-  std::atomic<std::int64_t> done = 0;
-  std::atomic<bool> stopped = false;
   const auto judge = [&](std::size_t i) {
-    if (stopped) return;
     Looked& l = looked[i];
     try {
       const std::int64_t most =
@@ -64,18 +58,8 @@ ScalingCurve scale(const std::vector<CandidateCluster>& sizes, const JobMaker& m
       l.reason = error.what();
       l.failure = error.exit_code();
     }
-    const std::int64_t now = ++done;
-    if (options.progress && !options.progress(now, static_cast<std::int64_t>(sizes.size()))) {
-      stopped = true;
-    }
   };
-  oneapi::tbb::task_arena arena(options.threads > 0 ? options.threads
-                                                    : oneapi::tbb::task_arena::automatic);
-  arena.execute([&] {
-    oneapi::tbb::parallel_for(std::size_t{0}, sizes.size(), judge,
-                              oneapi::tbb::simple_partitioner());
-  });
-  if (stopped) throw Error(ExitCode::kInterrupted, "scale was stopped");
+  judge_each(sizes.size(), {options.threads, options.progress, "scale"}, judge);
 
   ScalingCurve curve;
   curve.weak = weak;

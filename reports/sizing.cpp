@@ -3,10 +3,15 @@
 // is simulated in full.
 #include "reports/sizing.h"
 
+#include <oneapi/tbb/parallel_for.h>
+#include <oneapi/tbb/task_arena.h>
+
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 
 #include "reports/evidence.h"
+#include "sim/base/error.h"
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_profile.h"
 #include "sim/memory/outside_allocator.h"
@@ -111,6 +116,26 @@ SizedPlan size_up(const ModelSpec& model, const Plan& plan, const CostModel& cos
       inverse(rates.tokens_per_gpu * static_cast<double>(sized.cluster.gpus), sized.step);
   sized.state = state_bytes(model, plan);
   return sized;
+}
+
+void judge_each(std::size_t count, const Judging& judging,
+                const std::function<void(std::size_t)>& judge) {
+  std::atomic<std::int64_t> done = 0;
+  std::atomic<bool> stopped = false;
+  const auto work = [&](std::size_t i) {
+    if (stopped) return;
+    judge(i);
+    const std::int64_t now = ++done;
+    if (judging.progress && !judging.progress(now, static_cast<std::int64_t>(count))) {
+      stopped = true;
+    }
+  };
+  oneapi::tbb::task_arena arena(judging.threads > 0 ? judging.threads
+                                                    : oneapi::tbb::task_arena::automatic);
+  arena.execute([&] {
+    oneapi::tbb::parallel_for(std::size_t{0}, count, work, oneapi::tbb::simple_partitioner());
+  });
+  if (stopped) throw Error(ExitCode::kInterrupted, std::string(judging.who) + " was stopped");
 }
 
 std::optional<SizedPlan> best_plan(const SearchSpace& space, const ModelSpec& model,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -27,6 +28,17 @@ struct SizedPlan {
   Bytes state;  // what a checkpoint holds: stored parameters and optimizer state, of all ranks
   Fit fit;
 };
+
+// Calls `judge` for every i below `count`, on `threads` threads (0: all cores), and tells
+// `progress` how many are done; where that says no, the rest is left out and Error(kInterrupted)
+// thrown: "`who` was stopped".
+struct Judging {
+  int threads = 0;
+  std::function<bool(std::int64_t, std::int64_t)> progress;  // done and in all; may be empty
+  const char* who = "";
+};
+void judge_each(std::size_t count, const Judging& judging,
+                const std::function<void(std::size_t)>& judge);
 
 // Nothing where no plan of the space fits. With `draws` re-simulations behind the intervals.
 std::optional<SizedPlan> best_plan(const SearchSpace& space, const ModelSpec& model,

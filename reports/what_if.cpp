@@ -4,8 +4,6 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <oneapi/tbb/parallel_for.h>
-#include <oneapi/tbb/task_arena.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -52,24 +50,20 @@ std::vector<WhatIf> what_ifs(const Choice& choice, const SizedJob& job, const Ru
                              const RecommendOptions& options) {
   constexpr std::size_t kCount = std::size(kChanges);
   std::vector<WhatIf> list(kCount);
-  oneapi::tbb::task_arena arena(options.threads > 0 ? options.threads
-                                                    : oneapi::tbb::task_arena::automatic);
-  arena.execute([&] {
-    oneapi::tbb::parallel_for(std::size_t{0}, kCount, [&](std::size_t i) {
-      const Change& change = kChanges[i];
-      WhatIf& one = list[i];
-      one.property = change.property;
-      one.change = change.change;
-      Cluster cluster = job.costs.cluster();
-      if (change.is_network && cluster.nodes() == 1) return;
-      change.apply(cluster);
-      const CostModel costs(cluster, job.costs.calibration(), cost_choices(job.space.base));
-      one.sized = best_plan(job.space, job.model, costs, options.draws);
-      if (!one.sized) return;
-      one.run = forecast_run(*one.sized, choice.price, terms);
-      one.worth_per_gpu_hour =
-          choice.price.usd_per_hour * (choice.run.days.value / one.run.days.value - 1);
-    });
+  judge_each(kCount, {options.threads, {}, "what-if"}, [&](std::size_t i) {
+    const Change& change = kChanges[i];
+    WhatIf& one = list[i];
+    one.property = change.property;
+    one.change = change.change;
+    Cluster cluster = job.costs.cluster();
+    if (change.is_network && cluster.nodes() == 1) return;
+    change.apply(cluster);
+    const CostModel costs(cluster, job.costs.calibration(), cost_choices(job.space.base));
+    one.sized = best_plan(job.space, job.model, costs, options.draws);
+    if (!one.sized) return;
+    one.run = forecast_run(*one.sized, choice.price, terms);
+    one.worth_per_gpu_hour =
+        choice.price.usd_per_hour * (choice.run.days.value / one.run.days.value - 1);
   });
   std::erase_if(list, [](const WhatIf& one) { return !one.sized; });
   std::stable_sort(list.begin(), list.end(), [](const WhatIf& a, const WhatIf& b) {
