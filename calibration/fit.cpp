@@ -181,7 +181,7 @@ std::array<FactorSpread, kFactors> spreads_of(const ChipFits& own, const Catalog
     return spread[static_cast<std::size_t>(factor)];
   };
   at(Factor::kGemm) = measured_spread(gemm_biases(own_gemm.bf16), gemm, false);
-  if (own_gemm.is_borrowed) {
+  if (own_gemm.is_borrowed && !own_gemm.is_same_chip) {
     // Curves of data-centre GPUs moved to each other were off by 4 to 18 % (median), with one scale
     // out of six products by 4 to 8 %; moved to L40S by 26 to 36 %.
     constexpr double kMoved = 0.18, kAnchored = 0.10;

@@ -88,7 +88,8 @@ struct CatalogueGemm {
   GemmFit bf16;
   GemmCurve fp8;  // efficiency 0 where the GPU has no fp8
   bool is_borrowed = false;
-  bool is_anchored = false;  // borrowed, with a published rate of large products
+  bool is_anchored = false;   // borrowed, with a published rate of large products
+  bool is_same_chip = false;  // borrowed from a card of the same peak and power
   double power_exponent = 0;
 };
 // By key of the catalogue. `rows` may hold more than the published ones.

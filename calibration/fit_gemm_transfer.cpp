@@ -199,6 +199,10 @@ class Builder {
     gemm.bf16.report.errors.clear();
     gemm.is_anchored = false;
     gemm.is_borrowed = true;
+    const Gpu& its = from->node.gpu;
+    gemm.is_same_chip = machine.node.gpu.architecture == its.architecture &&
+                        machine.node.gpu.peak_bf16.value() == its.peak_bf16.value() &&
+                        machine.node.gpu.power_limit == its.power_limit;
     finish(machine, std::move(gemm));
   }
 

@@ -135,8 +135,10 @@ double distance(const Gpu& a, const Gpu& b) {
     return std::log2(gpu.peak_bf16.value() / gpu.memory_bandwidth.value());
   };
   const double size = std::log2(a.peak_bf16.value() / b.peak_bf16.value());
+  const bool both_known = a.power_limit > 0 && b.power_limit > 0;
+  const double power = both_known ? std::log2(a.power_limit / b.power_limit) - size : 0;
   return 0.1 + std::abs(place(a.architecture) - place(b.architecture)) +
-         0.25 * (std::abs(balance(a) - balance(b)) + std::abs(size));
+         0.25 * (std::abs(balance(a) - balance(b)) + std::abs(size) + std::abs(power));
 }
 
 std::string protocol_of(std::string_view source, const std::vector<Machine>& machines) {

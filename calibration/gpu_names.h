@@ -16,7 +16,7 @@ namespace foreshard {
 const Machine* match_gpu(std::string_view text, const std::vector<Machine>& machines);
 
 // How far one GPU's measurements are from another's: generations apart, then the ratio of peak to
-// bandwidth and the size. 0: the same machine.
+// bandwidth, the size and the power for it. 0: the same machine.
 double distance(const Gpu& a, const Gpu& b);
 
 // Lower case words of letters and digits; "80 GB" is one word, "80gb".

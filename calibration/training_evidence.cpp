@@ -35,21 +35,40 @@ std::vector<double> read_numbers(const ConfigNode& node) {
 
 }  // namespace
 
-LatentNames latent_names(const Cluster& cluster, std::string_view attention_kernel,
-                         std::int64_t head_dim) {
+FactorCauses causes_of(const Cluster& cluster, const Calibration& calibration,
+                       const CauseFacts& facts) {
   const std::string chip = chip_of_key(cluster.gpu.key);
   constexpr std::int64_t kWide = 96;  // between the head sizes that kernels are written for
-  LatentNames names;
-  const auto name = [&](Factor f) -> std::string& { return names[static_cast<std::size_t>(f)]; };
-  name(Factor::kGemm) = "gemm " + chip;
-  name(Factor::kAttention) =
-      fmt::format("attention {} {} {}", chip, attention_kernel, head_dim <= kWide ? 64 : 128);
-  name(Factor::kMemoryBound) = "memory_bound";
-  name(Factor::kIntraNode) = "intra_node " + chip;
-  name(Factor::kInterNode) = "inter_node";
-  name(Factor::kHost) = "host";
-  name(Factor::kOverlap) = "overlap";
-  return names;
+  FactorCauses causes;
+  const auto add = [&](Factor f, std::string name) {
+    causes[static_cast<std::size_t>(f)].push_back({std::move(name), calibration.factor(f).log_sd});
+  };
+  add(Factor::kGemm, "gemm " + chip);
+  add(Factor::kGemm, "gemm card " + cluster.gpu.key);
+  if (facts.library == GemmLibrary::kEarly && cluster.gpu.architecture == "hopper") {
+    // Products of b x 2048 x 8192 x 8192 for b of 1, 2 and 4 (pytorch/pytorch#100850): 720.3, 639
+    // and 772 TFLOP/s by cuBLAS 11.11.3, 742.7, 549.5 and 542.9 by 12.0.2. The profile of H100 says
+    // 792 on a cool chip and 677 on a hot one: the logarithms of the ratios are 0.192 or 0.034 on
+    // average, and spread by 0.155. How hot the chip ran is not said: their middle.
+    constexpr double kMean = (0.192 + 0.034) / 2, kSpread = 0.155;
+    add(Factor::kGemm, "gemm early library");
+    FactorCause& cause = causes[static_cast<std::size_t>(Factor::kGemm)].back();
+    cause.log_sd = std::hypot(cause.log_sd, kSpread);
+    cause.log_mean = kMean;
+  }
+  add(Factor::kAttention, fmt::format("attention {} {} {}", chip, facts.attention_kernel,
+                                      facts.head_dim <= kWide ? 64 : 128));
+  add(Factor::kMemoryBound, "memory_bound");
+  add(Factor::kIntraNode, "intra_node " + chip);
+  add(Factor::kInterNode, "inter_node");
+  add(Factor::kHost, "host");
+  add(Factor::kOverlap, "overlap");
+  return causes;
+}
+
+double remaining_log_sd(double log_sd, double before) {
+  const double rest = log_sd * log_sd - before * before;
+  return rest > 1e-6 ? std::sqrt(rest) : 0;
 }
 
 Json to_json(const TrainingEvidence& evidence) {
@@ -64,16 +83,18 @@ Json to_json(const TrainingEvidence& evidence) {
           {"plan_log_sd", evidence.plan_log_sd},
           {"names", evidence.names},
           {"prior_log_sd", evidence.prior_log_sd},
+          {"prior_log_mean", evidence.prior_log_mean},
           {"families", std::move(families)}};
 }
 
 TrainingEvidence read_training_evidence(const ConfigNode& root) {
-  root.allow_only({"schema", "plan_log_sd", "names", "prior_log_sd", "families"});
+  root.allow_only({"schema", "plan_log_sd", "names", "prior_log_sd", "prior_log_mean", "families"});
   TrainingEvidence evidence;
   evidence.plan_log_sd = root.at("plan_log_sd").as_double(0, 1);
   const ConfigNode names = root.at("names");
   for (const ConfigNode& name : names.elements()) evidence.names.push_back(name.as_string());
   evidence.prior_log_sd = read_numbers(root.at("prior_log_sd"));
+  evidence.prior_log_mean = read_numbers(root.at("prior_log_mean"));
   const ConfigNode families = root.at("families");
   for (const ConfigNode& node : families.elements()) {
     FamilyEvidence family;
@@ -115,50 +136,58 @@ Calibration with_kernel_spread(Calibration calibration, std::string_view attenti
 }
 
 Calibration informed(Calibration calibration, const TrainingEvidence& evidence,
-                     const LatentNames& names, const std::vector<std::string>& without) {
-  const auto size = static_cast<Eigen::Index>(evidence.names.size());
+                     const FactorCauses& causes, const std::vector<std::string>& without) {
   constexpr auto kOwn = static_cast<Eigen::Index>(kFactors);
-  // The evidence's factors, then those of the job that it does not know.
-  Eigen::MatrixXd precision = Eigen::MatrixXd::Zero(size + kOwn, size + kOwn);
-  Eigen::VectorXd information = Eigen::VectorXd::Zero(size + kOwn);
-  for (Eigen::Index i = 0; i < size; ++i) {
-    const double sd = evidence.prior_log_sd[static_cast<std::size_t>(i)];
-    precision(i, i) = 1 / (sd * sd);
-  }
-  std::array<Eigen::Index, kFactors> place{};
+  const auto known = static_cast<Eigen::Index>(evidence.names.size());
+  // The evidence's causes, then those of the job that it does not know.
+  std::vector<double> prior = evidence.prior_log_sd, prior_mean = evidence.prior_log_mean;
+  std::vector<std::pair<std::size_t, std::size_t>> parts;  // factor, place in `prior`
   for (std::size_t f = 0; f < kFactors; ++f) {
-    const std::ptrdiff_t known = index_of(evidence.names, names[f]);
-    const auto own = size + static_cast<Eigen::Index>(f);
-    place[f] = known >= 0 ? known : own;
-    const double sd = std::max(calibration.spread[f].log_sd, 1e-6);
-    precision(own, own) = 1 / (sd * sd);
+    double before = 0;
+    for (const FactorCause& cause : causes[f]) {
+      const std::ptrdiff_t at = index_of(evidence.names, cause.name);
+      if (at < 0) {
+        const double rest = remaining_log_sd(cause.log_sd, before);
+        if (rest == 0 && &cause != &causes[f].front()) continue;
+        prior.push_back(std::max(rest, 1e-6));
+        prior_mean.push_back(cause.log_mean);
+      }
+      parts.emplace_back(f, at < 0 ? prior.size() - 1 : static_cast<std::size_t>(at));
+      before = std::hypot(before, prior[parts.back().second]);
+    }
+  }
+  const auto size = static_cast<Eigen::Index>(prior.size());
+  Eigen::MatrixXd precision = Eigen::MatrixXd::Zero(size, size);
+  Eigen::VectorXd information = Eigen::VectorXd::Zero(size);
+  for (Eigen::Index i = 0; i < size; ++i) {
+    const double sd = prior[static_cast<std::size_t>(i)];
+    precision(i, i) = 1 / (sd * sd);
+    information(i) = prior_mean[static_cast<std::size_t>(i)] / (sd * sd);
   }
   FactorKnowledge knowledge;
   for (const FamilyEvidence& family : evidence.families) {
     if (std::find(without.begin(), without.end(), family.family) != without.end()) continue;
     knowledge.informed_by += (knowledge.informed_by.empty() ? "" : ", ") + family.family;
-    for (Eigen::Index i = 0; i < size; ++i) {
+    for (Eigen::Index i = 0; i < known; ++i) {
       const auto row = static_cast<std::size_t>(i);
       information(i) += family.information[row];
-      for (Eigen::Index j = 0; j < size; ++j) {
+      for (Eigen::Index j = 0; j < known; ++j) {
         precision(i, j) += family.precision[row][static_cast<std::size_t>(j)];
       }
     }
   }
-  const Eigen::MatrixXd covariance = precision.inverse();
-  const Eigen::VectorXd mean = covariance * information;
-  Eigen::MatrixXd of_job(kOwn, kOwn);
-  for (Eigen::Index a = 0; a < kOwn; ++a) {
-    knowledge.center[static_cast<std::size_t>(a)] = mean(place[static_cast<std::size_t>(a)]);
-    for (Eigen::Index b = 0; b < kOwn; ++b) {
-      of_job(a, b) =
-          covariance(place[static_cast<std::size_t>(a)], place[static_cast<std::size_t>(b)]);
-    }
+  Eigen::MatrixXd of_factors = Eigen::MatrixXd::Zero(kOwn, size);
+  for (const auto& [factor, place] : parts) {
+    of_factors(static_cast<Eigen::Index>(factor), static_cast<Eigen::Index>(place)) = 1;
   }
-  const Eigen::MatrixXd lower = of_job.llt().matrixL();
+  const Eigen::MatrixXd covariance = precision.inverse();
+  const Eigen::VectorXd mean = of_factors * (covariance * information);
+  const Eigen::MatrixXd lower = (of_factors * covariance * of_factors.transpose()).llt().matrixL();
   for (std::size_t a = 0; a < kFactors; ++a) {
+    const auto row = static_cast<Eigen::Index>(a);
+    knowledge.center[a] = mean(row);
     for (std::size_t b = 0; b <= a; ++b) {
-      knowledge.mixing[a][b] = lower(static_cast<Eigen::Index>(a), static_cast<Eigen::Index>(b));
+      knowledge.mixing[a][b] = lower(row, static_cast<Eigen::Index>(b));
     }
   }
   knowledge.plan_log_sd = evidence.plan_log_sd;

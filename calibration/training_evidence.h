@@ -12,6 +12,7 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,11 +24,31 @@
 
 namespace foreshard {
 
-// What the factors of one job are called: factors of jobs with the same name are one. "gemm a100",
+// A cause that a factor may be off by; causes of jobs with the same name are one. "gemm a100",
 // "attention a100 fa1 64", "memory_bound", "intra_node a100", "inter_node", "host", "overlap".
-using LatentNames = std::array<std::string, kFactors>;
-LatentNames latent_names(const Cluster& cluster, std::string_view attention_kernel,
-                         std::int64_t head_dim);
+struct FactorCause {
+  std::string name;
+  double log_sd = 0;    // of the factor's logarithm by this cause and those before it
+  double log_mean = 0;  // of this cause alone
+  bool operator==(const FactorCause&) const = default;
+};
+// A factor's logarithm is the sum of its causes. Products have up to three: the chip, the card
+// where its curve is borrowed, and an early library.
+using FactorCauses = std::array<std::vector<FactorCause>, kFactors>;
+
+// kEarly: of CUDA before 12.4, as PyTorch before 2.5 brings it. Says something of Hopper, whose
+// published products are of later ones.
+enum class GemmLibrary : std::uint8_t { kCurrent, kEarly };
+
+struct CauseFacts {
+  std::string attention_kernel;
+  std::int64_t head_dim = 0;
+  GemmLibrary library = GemmLibrary::kCurrent;
+};
+FactorCauses causes_of(const Cluster& cluster, const Calibration& calibration,
+                       const CauseFacts& facts);
+// What is left of `log_sd` without the causes before: 0 where they are all of it.
+double remaining_log_sd(double log_sd, double before);
 
 struct FamilyEvidence {
   std::string family;
@@ -40,6 +61,7 @@ struct TrainingEvidence {
   double plan_log_sd = 0;            // of a row's own shape, assumed in the sums
   std::vector<std::string> names;    // latent factors that some row touches, sorted
   std::vector<double> prior_log_sd;  // of each
+  std::vector<double> prior_log_mean;
   std::vector<FamilyEvidence> families;
 };
 
@@ -56,6 +78,6 @@ Calibration with_kernel_spread(Calibration calibration, std::string_view attenti
 // `calibration` with the posterior of its job's factors; families in `without` are not used. With
 // no family left it is the prior, with plan_log_sd.
 Calibration informed(Calibration calibration, const TrainingEvidence& evidence,
-                     const LatentNames& names, const std::vector<std::string>& without);
+                     const FactorCauses& causes, const std::vector<std::string>& without);
 
 }  // namespace foreshard

@@ -232,7 +232,9 @@ Exported export_deepspeed(const ExportJob& job) {
   };
   offload("offload_optimizer", plan.zero.offload_optimizer);
   if (plan.runtime.kind == RuntimeKind::kZero3) offload("offload_param", plan.zero.offload_param);
-  if (plan.mesh.replicate > 1) zero["mics_shard_size"] = plan.mesh.shard;
+  if (plan.runtime.kind == RuntimeKind::kZero3 && plan.mesh.replicate > 1) {
+    zero["mics_shard_size"] = plan.mesh.shard;
+  }
   root[kZero] = std::move(zero);
   const Optimizer& o = plan.optimizer;
   root["optimizer"] = {{"type", o.kind == Optimizer::Kind::kAdamW ? "AdamW" : "SGD"},

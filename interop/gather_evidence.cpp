@@ -28,8 +28,7 @@ constexpr double kStep = 1.05;
 
 struct Observation {
   std::string family, group;
-  LatentNames names;
-  std::array<double, kFactors> prior{};
+  FactorCauses causes;
   std::array<double, kFactors> sensitivity{};
   double residual = 0;  // log(measured / forecast)
   bool is_set = false;
@@ -42,9 +41,8 @@ Observation observe(const TrainingRow& row) {
   try {
     const TrainingJob job = training_job(row);
     const StepForecaster forecaster(job, std::nullopt);
-    seen.names = forecaster.latents();
+    seen.causes = forecaster.causes();
     for (std::size_t f = 0; f < kFactors; ++f) {
-      seen.prior[f] = forecaster.calibration().spread[f].log_sd;
       FactorDraw up = central_draw(), down = central_draw();
       up[f] = kStep;
       down[f] = 1 / kStep;
@@ -93,26 +91,61 @@ double rounded(double value) {
   return std::round(value * scale) / scale;
 }
 
+// A cause means the same in every job.
+double mean_of(const std::string& name, const std::vector<Observation>& all) {
+  for (const Observation& each : all) {
+    for (const auto& causes : each.causes) {
+      for (const FactorCause& cause : causes) {
+        if (cause.name == name) return cause.log_mean;
+      }
+    }
+  }
+  return 0;
+}
+
+// Of each cause, what the best known card leaves of its factor to it; those that leave nothing are
+// left out.
+std::map<std::string, double> priors_of(const std::vector<Observation>& all) {
+  std::map<std::string, double> priors;
+  const auto keep_least = [&](const std::string& name, double log_sd) {
+    const auto [place, is_new] = priors.emplace(name, log_sd);
+    if (!is_new) place->second = std::min(place->second, log_sd);
+  };
+  for (const Observation& each : all) {
+    for (const auto& causes : each.causes) {
+      keep_least(causes.front().name, std::max(causes.front().log_sd, 1e-6));
+    }
+  }
+  for (const Observation& each : all) {
+    for (const auto& causes : each.causes) {
+      double before = priors.at(causes.front().name);
+      for (std::size_t i = 1; i < causes.size(); ++i) {
+        const double rest = remaining_log_sd(causes[i].log_sd, before);
+        if (rest > 0) keep_least(causes[i].name, rest);
+        before = std::max(before, causes[i].log_sd);
+      }
+    }
+  }
+  return priors;
+}
+
 }  // namespace
 
 TrainingEvidence gather_evidence(const CsvTable& table) {
   const std::vector<Observation> all = observe_all(chosen(table));
   TrainingEvidence evidence;
   evidence.plan_log_sd = kPlanLogSd;
-  std::map<std::string, double> prior;
   std::map<std::string, int> group_rows;
   std::set<std::string> families;
   for (const Observation& each : all) {
     ++group_rows[each.group];
     families.insert(each.family);
-    for (std::size_t f = 0; f < kFactors; ++f) {
-      const auto [place, is_new] = prior.emplace(each.names[f], each.prior[f]);
-      if (!is_new) place->second = std::min(place->second, each.prior[f]);  // the best known card
-    }
   }
+  const std::map<std::string, double> prior = priors_of(all);
   for (const auto& [name, sd] : prior) {
     evidence.names.push_back(name);
-    evidence.prior_log_sd.push_back(rounded(std::max(sd, 1e-6)));
+    evidence.prior_log_sd.push_back(rounded(sd));
+    evidence.prior_log_mean.push_back(mean_of(name, all));
   }
   const std::size_t size = evidence.names.size();
   for (const std::string& name : families) {
@@ -125,23 +158,23 @@ TrainingEvidence gather_evidence(const CsvTable& table) {
       ++family.rows;
       double expected = kPlanLogSd * kPlanLogSd;
       for (std::size_t f = 0; f < kFactors; ++f) {
-        expected += std::pow(each.sensitivity[f] * each.prior[f], 2);
+        expected += std::pow(each.sensitivity[f] * each.causes[f].back().log_sd, 2);
       }
       const double excess = std::abs(each.residual) / (kHuber * std::sqrt(expected));
       const double weight = std::min(1.0, kIndependent / group_rows.at(each.group)) /
                             (kPlanLogSd * kPlanLogSd) / std::max(1.0, excess);
-      std::array<std::size_t, kFactors> place{};
+      std::vector<std::pair<std::size_t, double>> causes;  // place in names, sensitivity
       for (std::size_t f = 0; f < kFactors; ++f) {
-        place[f] = static_cast<std::size_t>(
-            std::lower_bound(evidence.names.begin(), evidence.names.end(), each.names[f]) -
-            evidence.names.begin());
-      }
-      for (std::size_t a = 0; a < kFactors; ++a) {
-        family.information[place[a]] += weight * each.sensitivity[a] * each.residual;
-        for (std::size_t b = 0; b < kFactors; ++b) {
-          family.precision[place[a]][place[b]] +=
-              weight * each.sensitivity[a] * each.sensitivity[b];
+        for (const FactorCause& cause : each.causes[f]) {
+          const auto place =
+              std::lower_bound(evidence.names.begin(), evidence.names.end(), cause.name);
+          if (place == evidence.names.end() || *place != cause.name) continue;
+          causes.emplace_back(place - evidence.names.begin(), each.sensitivity[f]);
         }
+      }
+      for (const auto& [a, of_a] : causes) {
+        family.information[a] += weight * of_a * each.residual;
+        for (const auto& [b, of_b] : causes) family.precision[a][b] += weight * of_a * of_b;
       }
     }
     for (double& value : family.information) value = rounded(value);

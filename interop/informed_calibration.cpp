@@ -17,8 +17,9 @@ std::int64_t head_dim_of(const ModelSpec& model) {
 
 }  // namespace
 
-LatentNames latents_of(const ModelSpec& model, const CostModel& costs) {
-  return latent_names(costs.cluster(), costs.attention_kernel(), head_dim_of(model));
+FactorCauses causes_of(const ModelSpec& model, const CostModel& costs, GemmLibrary library) {
+  return causes_of(costs.cluster(), costs.calibration(),
+                   {costs.attention_kernel(), head_dim_of(model), library});
 }
 
 Calibration profile_calibration(const Plan& plan, const Cluster& cluster) {
@@ -26,9 +27,10 @@ Calibration profile_calibration(const Plan& plan, const Cluster& cluster) {
 }
 
 Calibration informed_calibration(const ModelSpec& model, const Plan& plan, const Cluster& cluster,
-                                 const std::vector<std::string>& without) {
+                                 const std::vector<std::string>& without, GemmLibrary library) {
   const CostModel costs(cluster, profile_calibration(plan, cluster), cost_choices(plan));
-  return informed(costs.calibration(), training_evidence(), latents_of(model, costs), without);
+  return informed(costs.calibration(), training_evidence(), causes_of(model, costs, library),
+                  without);
 }
 
 }  // namespace foreshard

@@ -24,9 +24,9 @@ Quantity difference(const Quantity& a, const Quantity& b) {
 CostModel cost_model_of(const TrainingJob& job,
                         const std::optional<std::vector<std::string>>& without) {
   const Plan& plan = job.resolved.plan;
-  const Calibration calibration = without
-                                      ? informed_calibration(job.model, plan, job.cluster, *without)
-                                      : profile_calibration(plan, job.cluster);
+  const Calibration calibration =
+      without ? informed_calibration(job.model, plan, job.cluster, *without, job.library)
+              : profile_calibration(plan, job.cluster);
   return {job.cluster, calibration, cost_choices(plan)};
 }
 
@@ -34,7 +34,9 @@ CostModel cost_model_of(const TrainingJob& job,
 
 StepForecaster::StepForecaster(const TrainingJob& job,
                                const std::optional<std::vector<std::string>>& without)
-    : job_(job), costs_(cost_model_of(job, without)), latents_(latents_of(job.model, costs_)) {}
+    : job_(job),
+      costs_(cost_model_of(job, without)),
+      causes_(causes_of(job.model, costs_, job.library)) {}
 
 Report StepForecaster::report(std::int64_t micro_batch, std::int64_t accumulation,
                               int draws) const {

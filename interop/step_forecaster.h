@@ -25,7 +25,7 @@ class StepForecaster {
   Report step(int draws) const;
   double seconds(const FactorDraw& draw) const;
 
-  const LatentNames& latents() const { return latents_; }
+  const FactorCauses& causes() const { return causes_; }
   const Calibration& calibration() const { return costs_.calibration(); }
 
  private:
@@ -34,7 +34,7 @@ class StepForecaster {
 
   const TrainingJob& job_;
   CostModel costs_;
-  LatentNames latents_;
+  FactorCauses causes_;
 };
 
 }  // namespace foreshard

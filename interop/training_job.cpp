@@ -70,21 +70,40 @@ Cluster cluster_of(const TrainingRow& row) {
 
 // --- plan ---
 
+struct Version {
+  int major = 0, minor = 0;
+};
+
+std::optional<Version> torch_version(const TrainingRow& row) {
+  const std::string_view text = row.word("runtime_version");
+  Version version;
+  const char* end = text.data() + text.size();
+  const auto [dot, failure] = std::from_chars(text.data(), end, version.major);
+  if (failure != std::errc() || dot == end || *dot != '.') return std::nullopt;
+  std::from_chars(dot + 1, end, version.minor);
+  return version;
+}
+
 // PyTorch's version as far as a runtime has it: older ones are forecast as the oldest.
 std::string runtime_of(const TrainingRow& row) {
   const std::string_view runtime = row.word("runtime");
   if (runtime.empty()) throw refused("runtime is not published");
   if (runtime == "xla_fsdp") return "fsdp2";
   if (runtime.starts_with("zero") || runtime == "ddp") return std::string(runtime);
-  const std::string_view version = row.word("runtime_version");
-  int major = 0, minor = 0;
-  const char* end = version.data() + version.size();
-  const auto [dot, failure] = std::from_chars(version.data(), end, major);
-  if (failure != std::errc() || dot == end || *dot != '.') return std::string(runtime);
-  std::from_chars(dot + 1, end, minor);
+  const std::optional<Version> torch = torch_version(row);
+  if (!torch) return std::string(runtime);
   constexpr int kOldest = 4, kNewest = 15;  // of 2.x
-  minor = major < 2 ? kOldest : std::clamp(minor, kOldest, kNewest);
+  const int minor = torch->major < 2 ? kOldest : std::clamp(torch->minor, kOldest, kNewest);
   return fmt::format("{}@2.{}", runtime, minor);
+}
+
+// PyTorch 2.5 (2024-10-17) is the first whose default packages are of CUDA 12.4.
+GemmLibrary library_of(const TrainingRow& row) {
+  const std::optional<Version> torch = torch_version(row);
+  const std::string_view date = row.word("commit_date");
+  const bool is_early = torch ? torch->major < 2 || (torch->major == 2 && torch->minor < 5)
+                              : !date.empty() && date < "2024-10-17";
+  return is_early ? GemmLibrary::kEarly : GemmLibrary::kCurrent;
 }
 
 class Assignments {
@@ -195,10 +214,14 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
   const std::int64_t gpus = row.count("n_gpus");
   if (runtime == "ddp") {
     plan.add(fmt::format("mesh={{shard: 1, replicate: {}}}", gpus));
-  } else if (row.has("shard_group") && !is_zero) {
+  } else if (row.has("shard_group")) {
     const std::int64_t shard = row.count("shard_group");
-    plan.add(fmt::format("mesh={{shard: {}, replicate: {}}}", shard,
-                         row.count("replicate_group", gpus / std::max<std::int64_t>(1, shard))));
+    const bool in_groups = runtime == "zero1" && shard < gpus;
+    if (in_groups) plan.add("zero.partition_in_groups=true");
+    if (in_groups || !is_zero) {
+      plan.add(fmt::format("mesh={{shard: {}, replicate: {}}}", shard,
+                           row.count("replicate_group", gpus / std::max<std::int64_t>(1, shard))));
+    }
   }
   plan.add("host_sync=step");  // loss.item()
   if (runtime == "ddp" || is_zero) {
@@ -280,6 +303,7 @@ TrainingJob training_job(const TrainingRow& row, const std::vector<std::string>&
   Batches batches = batches_of(row);
   if (batches.whole == 0) batches = {batches.remainder, 1, 0};
   job.remainder = batches.remainder;
+  job.library = library_of(row);
   plan.add(fmt::format("batch={{sequence: {}, micro_batch: {}, accumulation: {}}}",
                        row.count("seq_len"), batches.micro_batch, batches.whole));
   add_kernels(row, plan);

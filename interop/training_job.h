@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "calibration/training_evidence.h"
 #include "interop/training_rows.h"
 #include "sim/spec/cluster.h"
 #include "sim/spec/model_spec.h"
@@ -20,6 +21,7 @@ struct TrainingJob {
   Cluster cluster;
   ResolvedPlan resolved;       // checked; accumulation counts whole micro-batches only
   std::int64_t remainder = 0;  // sequences of one smaller micro-batch behind them; 0: none
+  GemmLibrary library = GemmLibrary::kCurrent;  // by the PyTorch or the date of the row
 };
 
 // Keys that a row leaves open, and what else they may be: forecasts of these widen the interval.

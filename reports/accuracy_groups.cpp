@@ -116,7 +116,9 @@ std::vector<AccuracyRow> anchored(std::vector<AccuracyRow> rows, int count) {
     const std::size_t anchors = std::min(order.size(), static_cast<std::size_t>(count));
     double sum = 0;
     for (std::size_t i = 0; i < anchors; ++i) {
-      sum += std::log(order[i]->measured / order[i]->predicted);
+      const AccuracyRow& anchor = *order[i];
+      const double likely = std::clamp(anchor.measured, anchor.low, anchor.high);
+      sum += std::log(likely / anchor.predicted);
       order[i]->scored = false;
       order[i]->reason = "anchor of its group";
     }

@@ -16,12 +16,17 @@ Zero12::Zero12(const ModelSpec& model, const Plan& plan, const LayerPrograms& pr
                EventGraph recycled, Log keep)
     : GradientHooks(model, plan, programs, std::move(recycled), {plan.param_dtype, keep}),
       partition_(lay_out(parameters(), plan.mesh.shard, plan.zero.round_robin_gradients)),
-      alive_(parameters().size(), false) {}
+      rank_(plan.rank % plan.mesh.shard),
+      alive_(parameters().size(), false) {
+  if (plan.mesh.replicate == 1) return;
+  world_ = static_cast<std::uint8_t>(graph().communicators.size());
+  graph().communicators.push_back({"world", {plan.mesh.shard * plan.mesh.replicate, 1}, false});
+}
 
 std::int64_t Zero12::own_numel(std::int32_t p) const {
   const std::int64_t begin = partition_.offset[static_cast<std::size_t>(p)];
   if (begin < 0) return 0;
-  const std::int64_t first = plan_.rank * partition_.partition_numel;
+  const std::int64_t first = rank_ * partition_.partition_numel;
   const std::int64_t from = std::max(begin, first);
   const std::int64_t to = std::min(begin + parameter(p).numel, first + partition_.partition_numel);
   return std::max<std::int64_t>(to - from, 0);

@@ -102,6 +102,8 @@ class Zero12 final : public GradientHooks {
     std::int32_t slot = 0;
   };
   ZeroPartition partition_;
+  std::int64_t rank_ = 0;        // of this rank among those of its partition
+  std::uint8_t world_ = kShard;  // communicator of all ranks
   Bucket bucket_;
   std::vector<Slices> collectives_;  // of the bucket that is reduced
   bool ready_for_gradients_ = false;

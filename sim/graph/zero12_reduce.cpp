@@ -22,7 +22,7 @@ void Zero12::find_collectives() {
     collectives_.push_back(all);
     return;
   }
-  const std::int64_t apart = sums_in_fp32() ? plan_.rank : -1;
+  const std::int64_t apart = sums_in_fp32() ? rank_ : -1;
   const auto for_each = [&](auto take) {
     for_each_slice(partition_, parameters(), bucket_.parameters, apart, take);
   };
@@ -49,7 +49,7 @@ void Zero12::find_collectives() {
 
 void Zero12::add_slice(const ZeroSlice& slice, Slices& open) {
   open.numel += slice.numel;
-  open.own += slice.rank == plan_.rank ? slice.numel : 0;
+  open.own += slice.rank == rank_ ? slice.numel : 0;
   ++open.count;
   if (open.numel <= options().reduce_bucket_size) return;
   collectives_.push_back(std::exchange(open, Slices{open.rank, 0, 0, 0}));
@@ -70,9 +70,10 @@ void Zero12::average_tensor() {
 }
 
 EventId Zero12::collective(EventKind kind, std::int64_t bytes, Stream stream) {
-  if (stream != Stream::kCompute) return add_collective(kind, stream, bytes, kShard);
+  const std::uint8_t ranks = kind == EventKind::kAllGather ? kShard : world_;
+  if (stream != Stream::kCompute) return add_collective(kind, stream, bytes, ranks);
   wait(Stream::kAllReduce, tail(Stream::kCompute));
-  const EventId event = add_collective(kind, Stream::kAllReduce, bytes, kShard);
+  const EventId event = add_collective(kind, Stream::kAllReduce, bytes, ranks);
   wait(Stream::kCompute, event);
   return event;
 }
@@ -101,7 +102,7 @@ void Zero12::reduce(const Slices& slices) {
     log({.kind = is_reduce ? "reduce" : "all_reduce",
          .unit = untold ? "" : span_of(names),
          .bytes_in = bytes,
-         .bytes_out = is_reduce && slices.rank != plan_.rank ? 0 : bytes,
+         .bytes_out = is_reduce && slices.rank != rank_ ? 0 : bytes,
          .dtype = torch_word(wire_dtype()),
          .group = "world",
          .note = note + (is_reduce ? "dst=" + std::to_string(slices.rank) : "op=SUM")});

@@ -100,7 +100,8 @@ void Zero12::gather() {
          .bytes_in = bytes / partition_.ranks,
          .bytes_out = bytes,
          .dtype = torch_word(plan_.param_dtype),
-         .group = "world",
+         .group = group_word(plan_.rank - rank_, partition_.ranks, 1,
+                             plan_.mesh.shard * plan_.mesh.replicate),
          .note = is_bf16_optimizer() ? "in_place" : "all_gather_dp_groups in_place"});
     if (plan_.host_sync == HostSync::kStep) graph().final_host_wait = gathered;
   }
@@ -194,7 +195,7 @@ std::vector<LibraryEvent> Zero12::construction() {
 std::int64_t Zero12::averaged_gradient_bytes() const {
   if (sums_in_fp32()) return partition_.partition_numel * 4;
   if (offloads()) return 0;
-  std::int64_t bytes = partition_.padding(plan_.rank) * size_of(plan_.param_dtype);
+  std::int64_t bytes = partition_.padding(rank_) * size_of(plan_.param_dtype);
   std::int64_t own = 0, unused = 0;
   bool any_used = false;
   for (std::size_t p = 0; p < parameters().size(); ++p) {
@@ -217,7 +218,7 @@ void Zero12::list_facts(LibraryRun& run) const {
   run.words["optimizer_class"] = "DeepSpeedZeroOptimizer";
   run.facts["flat_numel.0"] = partition_.flat_numel;
   run.facts["partition_numel.0"] = partition_.partition_numel;
-  run.facts["padding_this_rank.0"] = partition_.padding(plan_.rank);
+  run.facts["padding_this_rank.0"] = partition_.padding(rank_);
   run.facts["fp32_bytes"] = partition_.partition_numel * 4;
   run.facts["bit16_bytes"] = partition_.flat_numel * param_size();
   run.facts["alignment"] = 2;

@@ -132,10 +132,15 @@ std::optional<PlanProblem> problem_of_running_ddp(const Plan& plan, const ModelS
 std::optional<PlanProblem> problem_of_zero12(const Plan& plan) {
   const ZeroOptions& zero = plan.zero;
   const bool is_stage1 = plan.runtime.kind == RuntimeKind::kZero1;
-  if (plan.mesh.replicate != 1) {
+  if (plan.mesh.replicate != 1 && !zero.partition_in_groups) {
     return missing_capability(
         "mesh.replicate", name_of(plan) + " partitions over all ranks; groups are ZeRO-3's",
         fmt::format("mesh.shard: {} and mesh.replicate: 1", plan.mesh.shard * plan.mesh.replicate));
+  }
+  if (zero.partition_in_groups && !zero.use_multi_rank_bucket_allreduce) {
+    return contradiction("zero.use_multi_rank_bucket_allreduce",
+                         "a gradient has an owner in each group, so none can be reduced to alone",
+                         "true, or zero.partition_in_groups: false");
   }
   if (Problem problem = problem_of_units(plan)) return problem;
   static constexpr const char* kStage3 = "has no ZeRO++, which is stage 3's";
@@ -152,6 +157,9 @@ std::optional<PlanProblem> problem_of_zero12(const Plan& plan) {
        "keeps the parameters on the device; stage 3 offloads them", "zero.offload_param: none"},
       {zero.offload_optimizer == ZeroOffload::kNvme, "zero.offload_optimizer",
        "offloads to the CPU; NVMe is stage 3's", "zero.offload_optimizer: cpu"},
+      {zero.partition_in_groups && !is_stage1, "zero.partition_in_groups",
+       "partitions gradients, too; InternEvo's groups are of the optimizer's states alone",
+       "zero.partition_in_groups: false"},
       {zero.zero_hpz_partition_size != 1, "zero.zero_hpz_partition_size", kStage3,
        "zero.zero_hpz_partition_size: 1"},
       {zero.zero_quantized_weights, "zero.zero_quantized_weights", kStage3,

@@ -65,6 +65,10 @@ struct ZeroOptions {
   bool reduce_scatter = true;
   bool round_robin_gradients = false;
   bool use_multi_rank_bucket_allreduce = true;
+  // Stage 1 of trainers with a ZeRO of their own (InternEvo's parallel.zero1.size): the optimizer's
+  // states are partitioned over mesh.shard and whole in each of mesh.replicate groups; gradients
+  // are all-reduced over all ranks. DeepSpeed partitions over all.
+  bool partition_in_groups = false;
   std::int64_t reduce_bucket_size = 500'000'000;
   std::int64_t allgather_bucket_size = 500'000'000;
   // Stage 3.

@@ -92,6 +92,39 @@ TEST(TrainingRows, AColumnStandsOverTheStack) {
   EXPECT_EQ(plan.kernels.norm, ModuleKernels::Norm::kCompute);
 }
 
+// shard_group of zero1 is the optimizer's: DeepSpeed's over all ranks, InternEvo's in groups.
+TEST(TrainingRows, OptimizersMayBePartitionedInGroups) {
+  Cells cells = small_run();
+  cells["runtime"] = "zero1";
+  cells["stack"] = "internevo";
+  cells["reshard"] = "never";
+  const Plan whole = training_job(row_of(cells)).resolved.plan;
+  EXPECT_EQ(whole.mesh.shard, 16);
+  EXPECT_FALSE(whole.zero.partition_in_groups);
+  cells["shard_group"] = "8";
+  cells["replicate_group"] = "2";
+  const Plan groups = training_job(row_of(cells)).resolved.plan;
+  EXPECT_EQ(groups.mesh.shard, 8);
+  EXPECT_EQ(groups.mesh.replicate, 2);
+  EXPECT_TRUE(groups.zero.partition_in_groups);
+}
+
+// PyTorch 2.5 is the first with CUDA 12.4; where no version is told, its date.
+TEST(TrainingRows, VersionOrDateTellTheLibrary) {
+  Cells cells = small_run();
+  const auto library = [&](const char* version, const char* date) {
+    cells["runtime_version"] = version;
+    cells["commit_date"] = date;
+    return training_job(row_of(cells)).library;
+  };
+  EXPECT_EQ(library("1.13", ""), GemmLibrary::kEarly);
+  EXPECT_EQ(library("2.4", "2025-01-01"), GemmLibrary::kEarly);
+  EXPECT_EQ(library("2.5", "2024-01-01"), GemmLibrary::kCurrent);
+  EXPECT_EQ(library("", "2024-03-28"), GemmLibrary::kEarly);
+  EXPECT_EQ(library("", "2025-03"), GemmLibrary::kCurrent);
+  EXPECT_EQ(library("", ""), GemmLibrary::kCurrent);
+}
+
 // 16 ranks x 4 x 3 = 192, but only 160 sequences: two whole micro-batches and one of 2.
 TEST(TrainingRows, TheLastMicroBatchMayBeSmaller) {
   Cells cells = small_run();

@@ -52,20 +52,29 @@ TEST(Accuracy, RankCorrelationCountsPairsThatDiffer) {
   EXPECT_NEAR(ranking.tau, 1.0 / 3, 1e-12);
 }
 
-// The anchor says 1.21 times; the others of its group get its square root, other groups their own.
+// The anchor says 1.0816 times; the others of its group get its square root, other groups their
+// own.
 TEST(Accuracy, AnchorsScaleTheirGroupByHalfOfWhatTheySay) {
-  const std::vector<AccuracyRow> rows = {row("A-1", "A", 1.21, 1), row("A-2", "A", 1.21, 1),
+  const std::vector<AccuracyRow> rows = {row("A-1", "A", 1.0816, 1), row("A-2", "A", 1.0816, 1),
                                          row("B-1", "B", 1, 1), row("B-2", "B", 1, 1)};
   const std::vector<AccuracyRow> result = anchored(rows, 1);
   EXPECT_NE(result[0].scored, result[1].scored);
   const AccuracyRow& other = result[0].scored ? result[0] : result[1];
-  EXPECT_NEAR(other.predicted, 1.1, 1e-12);
-  EXPECT_NEAR(other.high, 1.21, 1e-12);
+  EXPECT_NEAR(other.predicted, 1.04, 1e-12);
+  EXPECT_NEAR(other.high, 1.1 * 1.04, 1e-12);
   EXPECT_NE(result[2].scored, result[3].scored);
   EXPECT_NEAR(result[2].predicted, 1, 1e-12);
   // The same rows whatever their order.
   const std::vector<AccuracyRow> reversed(rows.rbegin(), rows.rend());
   EXPECT_EQ(anchored(reversed, 1)[3].scored, result[0].scored);
+}
+
+// The interval ends at 1.1 times the forecast: an anchor of twice the forecast says no more.
+TEST(Accuracy, AnAnchorCountsAsAtMostTheEndOfItsInterval) {
+  const std::vector<AccuracyRow> result =
+      anchored({row("A-1", "A", 2, 1), row("A-2", "A", 2, 1)}, 1);
+  const AccuracyRow& other = result[0].scored ? result[0] : result[1];
+  EXPECT_NEAR(other.predicted, std::sqrt(1.1), 1e-12);
 }
 
 TEST(Accuracy, FrozenForecastsStandInForNewOnesAndCannotBeChanged) {

@@ -166,6 +166,37 @@ TEST(Zero12, TheStepReadsOverflowAndNormOnTheHost) {
   EXPECT_EQ(waits, 2);
 }
 
+// Four ranks in groups of 2 (mesh 2 x 2): gradients are reduced over all 4, states and the gather
+// are those of a world of 2.
+TEST(Zero12, StatesMayBePartitionedInGroups) {
+  const ModelSpec model = tiny_model(2);
+  Plan plan = zero_plan(RuntimeKind::kZero1);
+  plan.mesh = {2, 1};
+  const LibraryRun pair = record(model, plan);
+  plan.mesh = {2, 2};
+  plan.zero.partition_in_groups = true;
+  const LibraryRun groups = record(model, plan);
+  EXPECT_EQ(groups.facts.at("partition_numel.0"), pair.facts.at("partition_numel.0"));
+  const EventGraph graph = build_training_step(model, plan);
+  std::int64_t reduced = 0, gathered = 0;
+  for (const Work& work : graph.works) {
+    if (work.communicator == kNoCommunicator) continue;
+    const std::int64_t size = graph.communicators[work.communicator].group.size;
+    if (work.kind == EventKind::kAllReduce) reduced += size == 4 ? 1 : 100;
+    if (work.kind == EventKind::kAllGather) gathered += size == 2 ? 1 : 100;
+  }
+  EXPECT_GT(reduced, 0);
+  EXPECT_LT(reduced, 100);
+  EXPECT_EQ(gathered, 1);
+  plan.rank = 3;  // the second of its group holds what rank 1 of a pair does
+  Plan second = plan;
+  second.mesh = {2, 1};
+  second.zero.partition_in_groups = false;
+  second.rank = 1;
+  EXPECT_EQ(record(model, plan).facts.at("padding_this_rank.0"),
+            record(model, second).facts.at("padding_this_rank.0"));
+}
+
 struct States {
   std::int64_t device = 0, host = 0;  // between steps
 };

@@ -91,6 +91,16 @@ TEST(DataParallelCheck, ZeroRefusals) {
        [](Plan& p) {
          p.mesh = {4, 2};
        }},
+      {"zero.partition_in_groups", ExitCode::kMissingCapability, "partitions gradients",
+       [](Plan& p) {
+         p.mesh = {4, 2};
+         p.zero.partition_in_groups = true;
+       }},
+      {"zero.use_multi_rank_bucket_allreduce", ExitCode::kInvalidInput, "owner in each group",
+       [](Plan& p) {
+         p.zero.partition_in_groups = true;
+         p.zero.use_multi_rank_bucket_allreduce = false;
+       }},
       {"accumulation.mode", ExitCode::kMissingCapability, "no_sync()",
        [](Plan& p) { p.accumulation = AccumulationMode::kKeepUnsharded; }},
       {"dtype.master", ExitCode::kMissingCapability, "in fp32",
