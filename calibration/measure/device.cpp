@@ -13,6 +13,7 @@
 #include "calibration/measure/bench.h"
 #include "calibration/measure/kernel_rows.h"
 #include "exec/device/device_communicators.h"
+#include "exec/device/device_seconds.h"
 #include "exec/engine/engine.h"
 #include "exec/engine/schedule.h"
 #include "sim/graph/training_step.h"
@@ -146,22 +147,10 @@ class DeviceMeasuring {
   }
 
   template <typename Work>
-  double timed(Work work) {
-    const DeviceEvent from = device_.new_event(), until = device_.new_event();
-    device_.record(from);
-    work();
-    device_.record(until);
-    device_.synchronize(until);
-    const double seconds = device_.seconds_between(from, until);
-    device_.free_event(from);
-    device_.free_event(until);
-    return seconds;
-  }
-  template <typename Work>
   BenchResult repeated(int runs, Work work) {
     work();
     std::vector<double> seconds;
-    for (int i = 0; i < runs; ++i) seconds.push_back(timed(work));
+    for (int i = 0; i < runs; ++i) seconds.push_back(device_seconds(device_, work));
     return summary_of(std::move(seconds));
   }
   at::TensorOptions options(at::ScalarType type) const {
@@ -323,7 +312,7 @@ class DeviceMeasuring {
           communicator->all_gather(whole.mutable_data_ptr(), shard, dtype);
           device_.record(until);
           device_.enter(lane_);
-          beside.push_back(timed(work));
+          beside.push_back(device_seconds(device_, work));
           device_.synchronize(until);
           gather.push_back(device_.seconds_between(from, until));
         }
@@ -352,7 +341,7 @@ class DeviceMeasuring {
     const double length = device_.is_gpu() ? 4.0 : 0.2;
     while (seconds_since(begin) < length) {
       constexpr int kProducts = 50;
-      const double seconds = timed([&] {
+      const double seconds = device_seconds(device_, [&] {
         for (int i = 0; i < kProducts; ++i) at::mm_out(c, a, b);
       });
       const AcceleratorClocks clocks = device_.clocks();

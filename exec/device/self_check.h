@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,16 @@ struct CheckResult {
 
 // Hears of each check when it begins (kRunning) and when it is done: one may end the process.
 using CheckListener = std::function<void(const CheckResult&)>;
+
+// Thrown by a check that does not apply.
+class CheckSkipped : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Runs `work`, which returns what was seen, throws CheckSkipped, or fails by another exception.
+// A name in `skipped` is left out.
+void run_check(const std::string& name, const std::vector<std::string>& skipped,
+               const std::function<std::string()>& work, const CheckListener& told);
 
 // In order, but those named in `skipped`. Never throws for what a check finds.
 void self_check(Accelerator& accelerator, const std::vector<std::string>& skipped,

@@ -5,11 +5,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <exception>
-#include <thread>
 
+#include "exec/comm/rank_threads.h"
 #include "exec/device/host_accelerator.h"
 #include "exec/engine/engine.h"
 #include "exec/engine/schedule.h"
@@ -75,43 +73,26 @@ std::vector<MicroBatch> batches_of(const Plan& plan, const ModelSpec& model, int
 Run train(const Plan& plan, const MakeAccelerator& make) {
   const ModelSpec model = small_llama();
   const EventGraph graph = build_training_step(model, plan);
-  const auto ranks = static_cast<int>(plan.mesh.world());
-  auto worlds = thread_worlds(ranks);
-  std::vector<Run> runs(static_cast<std::size_t>(ranks));
-  std::vector<std::exception_ptr> failures(static_cast<std::size_t>(ranks));
-  std::vector<std::vector<std::vector<double>>> losses(
-      kSteps, std::vector<std::vector<double>>(static_cast<std::size_t>(ranks)));
-  const auto work = [&](int rank) {
-    // The world ends with the rank, so that the others hear of a failure.
-    const std::unique_ptr<World> world = std::move(worlds[static_cast<std::size_t>(rank)]);
+  const auto ranks = static_cast<std::size_t>(plan.mesh.world());
+  std::vector<Run> runs(ranks);
+  std::vector<std::vector<std::vector<double>>> losses(kSteps,
+                                                       std::vector<std::vector<double>>(ranks));
+  for_each_rank(static_cast<int>(ranks), [&](World& world) {
+    const auto rank = static_cast<std::size_t>(world.rank());
     const std::unique_ptr<Accelerator> device = make();
-    Engine engine(model, plan, graph, *world, {.debug = true, .device = device.get()});
+    Engine engine(model, plan, graph, world, {.debug = true, .device = device.get()});
     engine.initialise();
-    Run& run = runs[static_cast<std::size_t>(rank)];
+    Run& run = runs[rank];
     for (int s = 0; s < kSteps; ++s) {
-      auto batches = batches_of(plan, model, rank, s);
+      auto batches = batches_of(plan, model, world.rank(), s);
       MeasuredStep record;
       const StepOutcome outcome = engine.step(s + 1, batches, &record);
-      losses[static_cast<std::size_t>(s)][static_cast<std::size_t>(rank)] = outcome.losses;
+      losses[static_cast<std::size_t>(s)][rank] = outcome.losses;
       const double issue = (record.spans.back().issue - record.spans.front().issue).seconds();
       run.host_us_per_row = issue / static_cast<double>(graph.rows.size()) * 1e6;
     }
     run.hash = engine.parameter_hash();
-  };
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        work(rank);
-      } catch (...) {
-        failures[static_cast<std::size_t>(rank)] = std::current_exception();
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (const std::exception_ptr& failure : failures) {
-    if (failure) std::rethrow_exception(failure);
-  }
+  });
   Run run = runs.front();
   for (const auto& step : losses) run.losses.push_back(mean_loss(plan, step));
   return run;
@@ -134,24 +115,7 @@ std::string compare(const Run& got, const Run& wanted, double tolerance) {
 void engine_check(const MakeAccelerator& make, const std::vector<std::string>& skipped,
                   const CheckListener& told) {
   const auto check = [&](const char* name, const std::function<std::string()>& work) {
-    CheckResult result{name, CheckStatus::kOk, "", 0};
-    if (std::find(skipped.begin(), skipped.end(), name) != skipped.end()) {
-      return told({name, CheckStatus::kSkipped, "left out by --skip", 0});
-    }
-    told({name, CheckStatus::kRunning, "", 0});
-    const auto begin = std::chrono::steady_clock::now();
-    try {
-      result.detail = work();
-    } catch (const c10::Error& error) {
-      result.status = CheckStatus::kFailed;
-      result.detail = error.what_without_backtrace();
-    } catch (const std::exception& error) {
-      result.status = CheckStatus::kFailed;
-      result.detail = error.what();
-    }
-    result.seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    told(result);
+    run_check(name, skipped, work, told);
   };
   // TF32 is off by default; sums of split products in bf16 are switched off here.
   at::globalContext().setAllowBF16ReductionCuBLAS(false);

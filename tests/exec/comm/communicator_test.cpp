@@ -7,7 +7,7 @@
 
 #include <bit>
 
-#include "tests/exec/comm/rank_threads.h"
+#include "exec/comm/rank_threads.h"
 
 namespace foreshard {
 namespace {

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
-#include "tests/exec/comm/rank_threads.h"
+#include "exec/comm/communicator.h"
+#include "exec/comm/rank_threads.h"
 
 namespace foreshard {
 namespace {

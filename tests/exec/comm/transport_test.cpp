@@ -7,8 +7,8 @@
 
 #include <thread>
 
+#include "exec/comm/rank_threads.h"
 #include "exec/comm/shared_transport.h"
-#include "tests/exec/comm/rank_threads.h"
 
 namespace foreshard {
 namespace {

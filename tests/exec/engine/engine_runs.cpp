@@ -5,10 +5,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <exception>
-#include <thread>
 
-#include "exec/comm/world.h"
+#include "exec/comm/rank_threads.h"
 #include "exec/device/host_accelerator.h"
 #include "exec/engine/engine.h"
 #include "exec/engine/schedule.h"
@@ -115,22 +113,19 @@ double relative_difference(const EngineRun& a, const EngineRun& b) {
 
 EngineRun run_in_threads(const ModelSpec& model, Plan plan, int steps, bool debug, Feeds feeds) {
   at::set_num_threads(1);
-  const auto ranks = static_cast<int>(plan.mesh.world());
-  auto worlds = thread_worlds(ranks);
-  std::vector<EngineRun> runs(static_cast<std::size_t>(ranks));
-  std::vector<std::vector<std::vector<double>>> losses(
-      static_cast<std::size_t>(steps),
-      std::vector<std::vector<double>>(static_cast<std::size_t>(ranks)));
-  std::vector<std::exception_ptr> failures(static_cast<std::size_t>(ranks));
-  std::vector<Pieces> first(static_cast<std::size_t>(ranks)), last(static_cast<std::size_t>(ranks));
+  const auto ranks = static_cast<std::size_t>(plan.mesh.world());
+  std::vector<EngineRun> runs(ranks);
+  std::vector<std::vector<std::vector<double>>> losses(static_cast<std::size_t>(steps),
+                                                       std::vector<std::vector<double>>(ranks));
+  std::vector<Pieces> first(ranks), last(ranks);
   const EventGraph graph = build_training_step(model, plan);
-  const auto work = [&](int rank) {
-    World& world = *worlds[static_cast<std::size_t>(rank)];
+  for_each_rank(static_cast<int>(ranks), [&](World& world) {
+    const auto rank = static_cast<std::size_t>(world.rank());
     const auto device = feeds == Feeds::kStandin ? host_accelerator() : nullptr;
     Engine engine(model, plan, graph, world, {.debug = debug, .device = device.get()});
     engine.initialise();
-    first[static_cast<std::size_t>(rank)] = pieces_of(engine, model, plan);
-    EngineRun& run = runs[static_cast<std::size_t>(rank)];
+    first[rank] = pieces_of(engine, model, plan);
+    EngineRun& run = runs[rank];
     for (int s = 0; s < steps; ++s) {
       std::vector<MicroBatch> batches;
       for (std::int64_t m = 0; m < plan.batch.accumulation; ++m) {
@@ -142,7 +137,7 @@ EngineRun run_in_threads(const ModelSpec& model, Plan plan, int steps, bool debu
         batch.labels = at::empty({batch.count()}, at::kLong);
         for (std::int64_t i = 0; i < batch.sequences; ++i) {
           const std::int64_t sample =
-              (s * microbatches_of_step(plan) + global_microbatch(plan, rank, m)) *
+              (s * microbatches_of_step(plan) + global_microbatch(plan, world.rank(), m)) *
                   batch.sequences +
               i;
           fill_sample(sample, model.vocabulary, batch.sequence,
@@ -152,33 +147,19 @@ EngineRun run_in_threads(const ModelSpec& model, Plan plan, int steps, bool debu
         batches.push_back(std::move(batch));
       }
       const StepOutcome outcome = engine.step(s + 1, batches, nullptr);
-      losses[static_cast<std::size_t>(s)][static_cast<std::size_t>(rank)] = outcome.losses;
+      losses[static_cast<std::size_t>(s)][rank] = outcome.losses;
       run.norms.push_back(outcome.gradient_norm);
     }
     run.hash = engine.parameter_hash();
     run.activations_peak = engine.activations().peak;
     run.arena = engine.units().arena_bytes();
     run.tensors_held = engine.activations().now;
-    last[static_cast<std::size_t>(rank)] = pieces_of(engine, model, plan);
-  };
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        work(rank);
-      } catch (...) {
-        failures[static_cast<std::size_t>(rank)] = std::current_exception();
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (const std::exception_ptr& failure : failures) {
-    if (failure) std::rethrow_exception(failure);
-  }
+    last[rank] = pieces_of(engine, model, plan);
+  });
   EngineRun result = runs.front();
-  for (int rank = 0; rank < plan.mesh.shard; ++rank) {
-    put_together(first[static_cast<std::size_t>(rank)], result.initial);
-    put_together(last[static_cast<std::size_t>(rank)], result.parameters);
+  for (std::size_t rank = 0; rank < static_cast<std::size_t>(plan.mesh.shard); ++rank) {
+    put_together(first[rank], result.initial);
+    put_together(last[rank], result.parameters);
   }
   for (const auto& step : losses) result.losses.push_back(mean_loss(plan, step));
   return result;

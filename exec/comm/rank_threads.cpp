@@ -1,25 +1,19 @@
-// Runs the ranks of a world as threads of the test.
-#pragma once
+#include "exec/comm/rank_threads.h"
 
 #include <exception>
-#include <functional>
+#include <memory>
 #include <numeric>
 #include <thread>
-#include <vector>
-
-#include "exec/comm/communicator.h"
-#include "exec/comm/world.h"
 
 namespace foreshard {
 
-inline std::vector<int> first_ranks(int count) {
+std::vector<int> first_ranks(int count) {
   std::vector<int> ranks(static_cast<std::size_t>(count));
   std::iota(ranks.begin(), ranks.end(), 0);
   return ranks;
 }
 
-// Calls `body` for each rank on a thread of its own, then throws what the first rank threw, if any.
-inline void for_each_rank(int size, const std::function<void(World&)>& body) {
+void for_each_rank(int size, const std::function<void(World&)>& body) {
   std::vector<std::unique_ptr<World>> worlds = thread_worlds(size);
   std::vector<std::exception_ptr> errors(worlds.size());
   std::vector<std::thread> threads;
