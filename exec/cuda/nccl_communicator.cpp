@@ -1,6 +1,11 @@
-// With config.blocking = 0 every call may return ncclInProgress: it is then polled through
-// ncclCommGetAsyncError until it is done or the time is over (NCCL's user guide, "Fault
-// Tolerance").
+// The communicator of the world is made with config.blocking = 0: calls return ncclInProgress and
+// are polled through ncclCommGetAsyncError until they are done or the time is over (NCCL's user
+// guide, "Fault Tolerance"). Its parts are made by ncclCommSplit, which is polled through the
+// whole, and are blocking themselves: every collective of a non-blocking one is launched by a
+// thread made for it (NVIDIA/nccl:src/group.cc@v2.28.9-1, ncclGroupEndInternal), tens of
+// microseconds of host each. The first collective of a part connects it to its peers and waits for
+// them; a peer that died by then closed its sockets, which ends the wait. splitShare stays 0: parts
+// run at the same time on several streams.
 #include "exec/cuda/nccl_communicator.h"
 
 #include <c10/cuda/CUDAStream.h>
@@ -10,6 +15,7 @@
 #include <chrono>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "exec/cuda/checked.h"
 
@@ -26,22 +32,25 @@ cudaStream_t current_stream() { return c10::cuda::getCurrentCUDAStream().stream(
 
 class NcclCommunicator final : public DeviceCommunicator {
  public:
-  explicit NcclCommunicator(const NcclGroup& group) : group_(group) {
+  // What a communicator is, and how long its calls may take.
+  struct Place {
+    std::string name;
+    int index = 0, size = 1;
+    double timeout_s = 60;
+  };
+
+  explicit NcclCommunicator(const NcclGroup& group)
+      : place_{group.name, group.index, group.size, group.timeout_s} {
     ncclUniqueId id;
     if (group.unique_id.size() != sizeof id.internal) {
       throw std::runtime_error("an NCCL id of " + std::to_string(group.unique_id.size()) +
                                " bytes");
     }
     std::memcpy(id.internal, group.unique_id.data(), sizeof id.internal);
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclConfig_t config = config_of(place_.name, group.max_ctas);
     config.blocking = 0;
-    config.commName = group_.name.c_str();
-    if (group_.max_ctas > 0) {
-      config.maxCTAs = group_.max_ctas;
-      config.minCTAs = 1;
-    }
     const ncclResult_t begun =
-        ncclCommInitRankConfig(&communicator_, group_.size, id, group_.index, &config);
+        ncclCommInitRankConfig(&communicator_, place_.size, id, place_.index, &config);
     try {
       settle(begun, "ncclCommInitRankConfig");
     } catch (...) {
@@ -49,9 +58,11 @@ class NcclCommunicator final : public DeviceCommunicator {
       throw;
     }
   }
+  NcclCommunicator(Place place, ncclComm_t communicator)
+      : place_(std::move(place)), communicator_(communicator) {}
 
   ~NcclCommunicator() override {
-    if (aborted_.exchange(true)) return;
+    if (communicator_ == nullptr || aborted_.exchange(true)) return;
     // A peer that is gone would keep ncclCommFinalize waiting; the watchdog aborts then.
     if (ncclCommFinalize(communicator_) == ncclSuccess || poll(Clock::now() + kFinalize)) {
       ncclCommDestroy(communicator_);
@@ -60,12 +71,29 @@ class NcclCommunicator final : public DeviceCommunicator {
     }
   }
 
-  int index() const override { return group_.index; }
-  int size() const override { return group_.size; }
+  std::unique_ptr<DeviceCommunicator> split(const CommunicatorPart& part) override {
+    ncclConfig_t config = config_of(part.name, part.max_ctas);
+    config.blocking = 1;
+    ncclComm_t communicator = nullptr;
+    try {
+      settle(ncclCommSplit(communicator_, part.colour, part.index, &communicator, &config),
+             "ncclCommSplit");
+      if (communicator == nullptr) throw std::runtime_error("ncclCommSplit: no " + part.name);
+    } catch (...) {
+      if (communicator != nullptr) ncclCommAbort(communicator);
+      abort();
+      throw;
+    }
+    return std::make_unique<NcclCommunicator>(
+        Place{part.name, part.index, part.size, place_.timeout_s}, communicator);
+  }
+
+  int index() const override { return place_.index; }
+  int size() const override { return place_.size; }
 
   void all_gather(void* whole, std::size_t shard_bytes, DType /*dtype*/) override {
     const auto* own =
-        static_cast<std::byte*>(whole) + static_cast<std::size_t>(group_.index) * shard_bytes;
+        static_cast<std::byte*>(whole) + static_cast<std::size_t>(place_.index) * shard_bytes;
     settle(ncclAllGather(own, whole, shard_bytes, ncclInt8, communicator_, current_stream()),
            "ncclAllGather");
   }
@@ -87,14 +115,14 @@ class NcclCommunicator final : public DeviceCommunicator {
         "ncclAllReduce");
   }
 
-  bool has_peers() const override { return group_.size > 1; }
+  bool has_peers() const override { return place_.size > 1; }
   std::optional<std::string> failure() override {
-    if (aborted_) return group_.name + ": aborted";
+    if (aborted_) return place_.name + ": aborted";
     ncclResult_t state = ncclSuccess;
     const ncclResult_t asked = ncclCommGetAsyncError(communicator_, &state);
     if (asked != ncclSuccess) state = asked;
     if (state == ncclSuccess || state == ncclInProgress) return std::nullopt;
-    return group_.name + ": " + ncclGetErrorString(state);
+    return place_.name + ": " + ncclGetErrorString(state);
   }
 
   void abort() noexcept override {
@@ -103,6 +131,17 @@ class NcclCommunicator final : public DeviceCommunicator {
 
  private:
   static constexpr std::chrono::seconds kFinalize{5};
+  static constexpr int kEagerPolls = 10'000;  // before the host sleeps between them
+
+  static ncclConfig_t config_of(const std::string& name, int max_ctas) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.commName = name.c_str();  // copied
+    if (max_ctas > 0) {
+      config.maxCTAs = max_ctas;
+      config.minCTAs = 1;
+    }
+    return config;
+  }
 
   // False: not settled by then, or an error.
   bool poll(Clock::time_point deadline) {
@@ -116,18 +155,19 @@ class NcclCommunicator final : public DeviceCommunicator {
   }
 
   void settle(ncclResult_t result, const char* call) {
-    if (aborted_) throw std::runtime_error(std::string(call) + ": " + group_.name + " was aborted");
+    if (aborted_) throw std::runtime_error(std::string(call) + ": " + place_.name + " was aborted");
     if (result == ncclInProgress) {
-      const auto patience = std::chrono::duration<double>(group_.timeout_s);
+      const auto patience = std::chrono::duration<double>(place_.timeout_s);
       const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(patience);
       ncclResult_t state = ncclInProgress;
-      while (state == ncclInProgress) {
+      for (int polls = 0; state == ncclInProgress; ++polls) {
         check(ncclCommGetAsyncError(communicator_, &state), call, communicator_);
         if (state != ncclInProgress) break;
+        if (polls < kEagerPolls) continue;
         if (Clock::now() > deadline) {
-          throw std::runtime_error(std::string(call) + ": " + group_.name +
+          throw std::runtime_error(std::string(call) + ": " + place_.name +
                                    " was not complete within " +
-                                   std::to_string(static_cast<int>(group_.timeout_s)) + " s");
+                                   std::to_string(static_cast<int>(place_.timeout_s)) + " s");
         }
         std::this_thread::sleep_for(std::chrono::microseconds(20));
       }
@@ -136,7 +176,7 @@ class NcclCommunicator final : public DeviceCommunicator {
     check(result, call, communicator_);
   }
 
-  NcclGroup group_;
+  Place place_;
   ncclComm_t communicator_ = nullptr;
   std::atomic<bool> aborted_ = false;
 };

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,7 +26,7 @@
 namespace foreshard {
 
 // Changes with every change of what this header declares.
-inline constexpr int kAcceleratorVersion = 1;
+inline constexpr int kAcceleratorVersion = 2;
 
 struct AcceleratorInfo {
   std::string name;  // "NVIDIA H100 80GB HBM3"; "cpu" for the stand-in
@@ -74,6 +75,14 @@ struct PacedCollective {
   int ctas = 1;
 };
 
+// A part of a communicator: every member of the whole belongs to one part, named by its colour.
+struct CommunicatorPart {
+  std::string name;
+  int colour = 0;  // not negative
+  int index = 0, size = 1;
+  int max_ctas = 0;  // 0: the library's choice
+};
+
 // Collectives over one group on the current lane. Every call returns at once; what fails later is
 // told by failure().
 class DeviceCommunicator {
@@ -93,6 +102,12 @@ class DeviceCommunicator {
   virtual bool has_peers() const { return false; }  // that can be lost
   virtual std::optional<std::string> failure() { return std::nullopt; }
   virtual void abort() noexcept {}  // from any thread
+  // A communicator of its own for a part of this one. Every member calls it equally often in the
+  // same order; the part may outlive the whole. Throws where the library has no such thing, or the
+  // members did not come in time: the whole is aborted then.
+  virtual std::unique_ptr<DeviceCommunicator> split(const CommunicatorPart& /*part*/) {
+    throw std::runtime_error("this communicator cannot be split");
+  }
 };
 
 // Of an NCCL communicator; every member gives the same id.

@@ -211,23 +211,21 @@ std::string unhex(const std::string& text) {
   return bytes;
 }
 
-std::unique_ptr<DeviceCommunicator> make_nccl(const DeviceGroup& group, int index) {
-  // Every group's first rank makes its id; all ranks see all of them. Names begin with the
-  // communicator's, which is the same on all ranks.
-  const std::string topic = "nccl/" + group.name.substr(0, group.name.find('/'));
-  const std::string own = index == 0 ? hex(group.accelerator.nccl_unique_id()) : "";
-  const std::vector<std::string> ids = group.world.gather(topic, own);
-  NcclGroup nccl;
-  nccl.unique_id = unhex(ids[static_cast<std::size_t>(group.ranks.front())]);
-  nccl.name = group.name;
-  nccl.index = index;
-  nccl.size = static_cast<int>(group.ranks.size());
-  nccl.max_ctas = group.max_ctas;
-  try {
-    return group.accelerator.nccl(nccl);
-  } catch (const std::exception& error) {
-    throw Error(ExitCode::kLaunchFailure, error.what());
-  }
+// Of the whole world; rank 0 makes the id.
+std::unique_ptr<DeviceCommunicator> nccl_world(Accelerator& accelerator, World& world) {
+  const std::string own = world.rank() == 0 ? hex(accelerator.nccl_unique_id()) : "";
+  NcclGroup whole;
+  whole.unique_id = unhex(world.gather("nccl", own).front());
+  whole.name = "world";
+  whole.index = world.rank();
+  whole.size = world.size();
+  return accelerator.nccl(whole);
+}
+
+int place_in(const DeviceGroup& group) {
+  const auto place = std::find(group.ranks.begin(), group.ranks.end(), group.world.rank());
+  FORESHARD_CHECK(place != group.ranks.end(), "a rank connects to groups it is in");
+  return static_cast<int>(place - group.ranks.begin());
 }
 
 }  // namespace
@@ -252,17 +250,48 @@ double paced_overhead(Accelerator& accelerator, int ctas) {
 }
 
 std::unique_ptr<DeviceCommunicator> make_device_communicator(const DeviceGroup& group) {
-  const auto place = std::find(group.ranks.begin(), group.ranks.end(), group.world.rank());
-  FORESHARD_CHECK(place != group.ranks.end(), "a rank connects to groups it is in");
-  const auto index = static_cast<int>(place - group.ranks.begin());
+  const int index = place_in(group);
   const auto size = static_cast<int>(group.ranks.size());
-  // NCCL's ids are gathered over all ranks, so none of them may leave early.
-  const bool nccl = !group.paced && !group.world.one_process() && group.world.size() > 1;
-  if (nccl && group.accelerator.is_gpu()) return make_nccl(group, index);
   if (size == 1) return std::make_unique<SoloCommunicator>(group.accelerator);
   if (group.paced) return std::make_unique<PacedCommunicator>(group.accelerator, index, size);
+  if (!group.world.one_process()) {
+    throw Error(ExitCode::kMissingCapability,
+                "ranks in several processes need a GPU each: the stand-in's memory is their own");
+  }
   return std::make_unique<SharedDeviceCommunicator>(group.accelerator,
                                                     group.world.connect(group.name, group.ranks));
+}
+
+std::vector<std::unique_ptr<DeviceCommunicator>> split_world(
+    DeviceCommunicator& whole, const std::vector<DeviceGroup>& groups) {
+  std::vector<std::unique_ptr<DeviceCommunicator>> parts;
+  for (const DeviceGroup& group : groups) {
+    CommunicatorPart part;
+    part.name = group.name;
+    part.colour = group.ranks.front();
+    part.index = place_in(group);
+    part.size = static_cast<int>(group.ranks.size());
+    part.max_ctas = group.max_ctas;
+    parts.push_back(whole.split(part));
+  }
+  return parts;
+}
+
+std::vector<std::unique_ptr<DeviceCommunicator>> make_device_communicators(
+    const std::vector<DeviceGroup>& groups) {
+  std::vector<std::unique_ptr<DeviceCommunicator>> made;
+  if (groups.empty()) return made;
+  const DeviceGroup& first = groups.front();
+  if (!first.paced && first.accelerator.is_gpu() && !first.world.one_process() &&
+      first.world.size() > 1) {
+    try {
+      return split_world(*nccl_world(first.accelerator, first.world), groups);
+    } catch (const std::exception& error) {
+      throw Error(ExitCode::kLaunchFailure, error.what());
+    }
+  }
+  for (const DeviceGroup& group : groups) made.push_back(make_device_communicator(group));
+  return made;
 }
 
 }  // namespace foreshard

@@ -3,7 +3,7 @@
 //   one rank          moves nothing
 //   paced             rank 0 of a plan whose other ranks are not there (PacedCollective)
 //   in one process    ranks are threads that share one device: copies and sums in rank order
-//   else              NCCL, a GPU for every rank
+//   else              NCCL, a GPU for every rank: one communicator of the world, split per group
 #pragma once
 
 #include <memory>
@@ -24,9 +24,17 @@ struct DeviceGroup {
   int max_ctas = 0;  // of NCCL's kernels; 0: its choice
 };
 
-// Every member calls it, all ranks for their groups in the same order. Throws
-// Error(kLaunchFailure).
+// Of a group whose ranks are one, paced, or in one process.
 std::unique_ptr<DeviceCommunicator> make_device_communicator(const DeviceGroup& group);
+
+// Of all groups of this rank. All ranks call it with groups of the same names in the same order,
+// and groups of one name hold every rank once. Throws Error(kLaunchFailure).
+std::vector<std::unique_ptr<DeviceCommunicator>> make_device_communicators(
+    const std::vector<DeviceGroup>& groups);
+
+// The groups as parts of `whole`, which holds every rank of the world.
+std::vector<std::unique_ptr<DeviceCommunicator>> split_world(
+    DeviceCommunicator& whole, const std::vector<DeviceGroup>& groups);
 
 // What a paced collective of no length takes between its events: launch, admission of its blocks,
 // and the second event. Requests are shortened by it. Seconds, the median of several.

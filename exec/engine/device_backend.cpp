@@ -57,12 +57,13 @@ class DeviceBackend final : public Backend {
         units_(parts.units),
         device_(accelerator),
         update_(parts.units, parts.model, parts.plan) {
+    std::vector<DeviceGroup> groups;
     for (const auto& c : graph_.communicators) {
       const RankGroup group = rank_group(c, parts.world.rank());
-      communicators_.push_back(make_device_communicator(
-          {accelerator, parts.world, group.name, group.ranks, parts.pacing != nullptr,
-           static_cast<int>(parts.plan.collectives.max_ctas)}));
+      groups.push_back({accelerator, parts.world, group.name, group.ranks, parts.pacing != nullptr,
+                        static_cast<int>(parts.plan.collectives.max_ctas)});
     }
+    communicators_ = make_device_communicators(groups);
     // Communication goes first where both wait for a place, as c10d's streams do.
     for (std::size_t s = 0; s < kStreams; ++s) lanes_[s] = accelerator.open_lane(s != 0);
     copies_ = accelerator.open_lane(false);
@@ -99,6 +100,8 @@ class DeviceBackend final : public Backend {
   }
 
   ~DeviceBackend() override {
+    // A step that nobody collected may wait for a peer that is gone.
+    if (issued_ != collected_) abort();
     try {
       device_.synchronize();
     } catch (...) {  // the device failed before; that was said then
