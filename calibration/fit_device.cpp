@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <tuple>
 
 #include "calibration/fit_local.h"
 #include "calibration/gpu_names.h"
@@ -54,6 +56,26 @@ void set_host(Calibration& c, const std::vector<MeasuredRow<HostWork>>& rows) {
   c.host.source = "measured: from the issue of a row to that of the next, launches included";
 }
 
+// Curves between GPUs, one per operation, group and nodes.
+std::vector<CollectiveSweep> sweeps_of(const Measurements& measurements) {
+  using Key = std::tuple<CollectiveOperation, std::int64_t, std::int64_t>;
+  std::map<Key, std::vector<SizePoint>> curves;
+  for (const auto& row : measurements.collectives) {
+    const CollectiveTime& t = row.point;
+    curves[{t.operation, t.group, t.nodes}].push_back({t.bytes, row.spread.median});
+  }
+  std::vector<CollectiveSweep> sweeps;
+  for (auto& [key, points] : curves) {
+    CollectiveSweep sweep;
+    std::tie(sweep.operation, sweep.ranks, sweep.nodes) = key;
+    sweep.points = smoothed(std::move(points));
+    for (SizePoint& point : sweep.points) point.seconds = rounded(point.seconds);
+    sweep.source = fmt::format("foreshard-exec measure on {}", measurements.host.name);
+    sweeps.push_back(std::move(sweep));
+  }
+  return sweeps;
+}
+
 }  // namespace
 
 DeviceFit fit_device(const Measurements& measurements) {
@@ -65,9 +87,11 @@ DeviceFit fit_device(const Measurements& measurements) {
                 fmt::format("{}: the catalogue has no GPU '{}' (foreshard machines lists them)",
                             measurements.files.front(), measurements.device->name));
   }
-  if (measurements.gemm.empty() && measurements.functions.empty()) {
+  std::vector<CollectiveSweep> sweeps = sweeps_of(measurements);
+  const bool nothing = measurements.gemm.empty() && measurements.functions.empty();
+  if (nothing && sweeps.empty()) {
     throw Error(ExitCode::kInvalidInput,
-                fmt::format("{}: no product and no memory-bound function was measured",
+                fmt::format("{}: no product, memory-bound function or collective was measured",
                             measurements.files.front()));
   }
   DeviceFit fit;
@@ -85,12 +109,17 @@ DeviceFit fit_device(const Measurements& measurements) {
   set_spread(c, Factor::kAttention, measurements.attention);
   set_spread(c, Factor::kMemoryBound, measurements.functions);
   set_host(c, measurements.host_work);
+  if (!sweeps.empty()) c.sweeps = std::move(sweeps);
   c.knowledge.reset();  // factors were known of training steps under the shipped curves
   fit.reports = gemm.reports;
   fit.reports.insert(fit.reports.end(), attention.reports.begin(), attention.reports.end());
   fit.notes.push_back(
       fmt::format("{} is {} of the catalogue", measurements.device->name, machine->key));
-  fit.notes.push_back("collectives and overlap are the shipped profile's");
+  fit.notes.push_back(c.sweeps.empty()
+                          ? std::string("collectives and overlap are the shipped profile's")
+                          : fmt::format("{} curves of collectives were measured; overlap is the "
+                                        "shipped profile's",
+                                        c.sweeps.size()));
   return fit;
 }
 

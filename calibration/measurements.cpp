@@ -114,7 +114,7 @@ void read_memory(const ConfigNode& row, std::int64_t ranks, Measurements& out) {
 
 void read_collective(const ConfigNode& row, std::int64_t ranks, Measurements& out) {
   static const auto kNames = operation_names();
-  allow(row, {"operation", "order", "group", "bytes", "seconds"});
+  allow(row, {"operation", "order", "group", "nodes", "bytes", "seconds"});
   const MeasuredSeconds spread = read_spread(row);
   CollectiveTime sample;
   sample.operation =
@@ -122,6 +122,7 @@ void read_collective(const ConfigNode& row, std::int64_t ranks, Measurements& ou
   sample.order = row.at("order").as_choice(std::span(kOrders)) == 0 ? ReductionOrder::kMicrobatch
                                                                     : ReductionOrder::kLibrary;
   sample.group = row.at("group").as_int(2, ranks < 2 ? 2 : ranks);
+  if (const ConfigNode* nodes = row.find("nodes")) sample.nodes = nodes->as_int(1, sample.group);
   sample.bytes = static_cast<double>(row.at("bytes").as_int(1, kMostBytes));
   out.collectives.push_back({ranks, sample, spread});
 }

@@ -50,6 +50,7 @@ struct CollectiveTime {
   CollectiveOperation operation = CollectiveOperation::kAllGather;
   ReductionOrder order = ReductionOrder::kMicrobatch;
   std::int64_t group = 2;
+  std::int64_t nodes = 1;  // the group's ranks are on
   double bytes = 0;
 };
 

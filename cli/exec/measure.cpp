@@ -1,6 +1,7 @@
 // foreshard-exec measure: this process starts one world after the other, of one rank and of as many
 // ranks as there are cores (or those of --spawn), and puts their rows into one document. With
-// --device cuda it measures one GPU itself and writes what it has after every part.
+// --device cuda it measures one GPU itself and writes what it has after every part; with --device
+// cuda and several ranks, the collectives between their GPUs.
 #include "calibration/measure/measure.h"
 
 #include <ATen/Functions.h>
@@ -18,11 +19,13 @@
 #include <thread>
 
 #include "calibration/measure/device.h"
+#include "calibration/measure/device_collectives.h"
 #include "cli/exec/exec_options.h"
 #include "cli/exec/ranks.h"
 #include "cli/job.h"
 #include "cli/output.h"
 #include "exec/comm/process_world.h"
+#include "exec/comm/rank_threads.h"
 #include "exec/device/host_accelerator.h"
 #include "exec/device/load_accelerator.h"
 #include "exec/launch/spawn.h"
@@ -118,6 +121,32 @@ Json read_rows(const std::filesystem::path& path) {
   return Json::parse(text.str());
 }
 
+void write_measurements(const MeasureOptions& options, const Json& document) {
+  if (options.out.empty()) return write_answer(to_text(document));
+  write_file(options.out, to_text(document));
+  note(fmt::format("wrote {}", options.out));
+}
+
+// Without `extra`.
+Json device_document(const MeasureOptions& options, const AcceleratorInfo& info,
+                     const std::string& created, const Json& rows) {
+  Json versions;
+  for (const auto& [name, version] : engine_versions()) versions[name] = version;
+  for (const auto& [name, version] : info.versions) versions[name] = version;
+  return {{"schema", "foreshard.measurements/1"},
+          {"created", created},
+          {"host", host_json()},
+          {"device",
+           {{"name", info.name},
+            {"capability", info.capability},
+            {"multiprocessors", info.multiprocessors},
+            {"memory_bytes", info.memory_bytes}}},
+          {"versions", versions},
+          {"command", options.command},
+          {"threads", set_threads(options.threads)},
+          {"rows", rows}};
+}
+
 ExitCode measure_gpu(const MeasureOptions& options) {
   set_threads(options.threads);
   DeviceMeasureRequest request;
@@ -127,24 +156,11 @@ ExitCode measure_gpu(const MeasureOptions& options) {
   request.progress = [](const std::string& what) { note(what); };
   const auto accelerator = options.device == "standin" ? host_accelerator() : load_accelerator(0);
   const AcceleratorInfo info = accelerator->info();
-  Json versions;
-  for (const auto& [name, version] : engine_versions()) versions[name] = version;
-  for (const auto& [name, version] : info.versions) versions[name] = version;
   const std::string created = utc_now();
   const auto document_of = [&](const Json& rows, const Json& extra) {
-    return Json{{"schema", "foreshard.measurements/1"},
-                {"created", created},
-                {"host", host_json()},
-                {"device",
-                 {{"name", info.name},
-                  {"capability", info.capability},
-                  {"multiprocessors", info.multiprocessors},
-                  {"memory_bytes", info.memory_bytes}}},
-                {"versions", versions},
-                {"command", options.command},
-                {"threads", set_threads(options.threads)},
-                {"rows", rows},
-                {"extra", extra}};
+    Json document = device_document(options, info, created, rows);
+    document["extra"] = extra;
+    return document;
   };
   if (!options.out.empty()) {
     request.keep = [&](const Json& rows, const Json& extra) {
@@ -156,11 +172,37 @@ ExitCode measure_gpu(const MeasureOptions& options) {
     write_error(to_text(all.extra));
     throw Error(ExitCode::kInternal, "nothing could be measured; the reasons are above");
   }
-  if (options.out.empty()) {
-    write_answer(to_text(document_of(all.rows, all.extra)));
-  } else {
-    write_file(options.out, to_text(document_of(all.rows, all.extra)));
-    note(fmt::format("wrote {}", options.out));
+  write_measurements(options, document_of(all.rows, all.extra));
+  return ExitCode::kOk;
+}
+
+// Collectives between the GPUs of the ranks; the stand-in's ranks are threads.
+ExitCode measure_gpus(const MeasureOptions& options) {
+  DeviceCollectivesRequest request;
+  request.progress = [](const std::string& what) { note(what); };
+  const std::string created = utc_now();
+  if (options.device == "standin") {
+    request.largest = std::size_t{1} << 18;
+    request.repeats = 3;
+    Json document;
+    for_each_rank(options.spawn.ranks, [&](World& world) {
+      const auto accelerator = host_accelerator();
+      const Json rows = measure_device_collectives(*accelerator, world, request);
+      if (world.rank() == 0) {
+        document = device_document(options, accelerator->info(), created, rows);
+      }
+    });
+    write_measurements(options, document);
+    return ExitCode::kOk;
+  }
+  if (const auto code = spawn_if_asked(options.spawn)) return *code;
+  const Launch launch = resolve_launch(process_environment());
+  const auto accelerator = load_accelerator(launch.local_rank);
+  const auto world = connect_processes(launch, connect_options(process_environment()));
+  request.ranks_per_node = launch.local_size;
+  const Json rows = measure_device_collectives(*accelerator, *world, request);
+  if (world->rank() == 0) {
+    write_measurements(options, device_document(options, accelerator->info(), created, rows));
   }
   return ExitCode::kOk;
 }
@@ -168,7 +210,10 @@ ExitCode measure_gpu(const MeasureOptions& options) {
 }  // namespace
 
 ExitCode run_measure(const MeasureOptions& options) {
-  if (options.device != "cpu") return measure_gpu(options);
+  if (options.device != "cpu") {
+    const bool several = options.spawn.ranks > 1 || resolve_launch(process_environment()).size > 1;
+    return several ? measure_gpus(options) : measure_gpu(options);
+  }
   if (const char* rows_file = std::getenv(kRowsVariable)) {
     return measure_as_rank(options, rows_file);
   }
@@ -203,12 +248,7 @@ ExitCode run_measure(const MeasureOptions& options) {
                        {"command", options.command},
                        {"threads", set_threads(options.threads)},
                        {"rows", std::move(rows)}};
-  if (options.out.empty()) {
-    write_answer(to_text(answer));
-  } else {
-    write_file(options.out, to_text(answer));
-    note(fmt::format("wrote {}", options.out));
-  }
+  write_measurements(options, answer);
   return ExitCode::kOk;
 }
 
