@@ -100,6 +100,11 @@ class ExecTree {
     verb->add_option("--record", o->recorded_steps, "Steps whose events are kept, the last ones")
         ->check(CLI::Range(std::int64_t{1}, std::int64_t{100'000}))
         ->capture_default_str();
+    verb->add_option("--trace", o->trace, "Write the events of a measured step (Chrome trace)")
+        ->type_name("FILE");
+    verb->add_option("--kineto", o->kineto,
+                     "Write the last two steps as LibTorch's profiler sees them: every kernel")
+        ->type_name("FILE");
     verb->add_option("--device", o->device,
                      "auto, cuda, cpu, or standin (a GPU's plan on the CPU, to try things out)")
         ->check(CLI::IsMember({"auto", "cuda", "cpu", "standin"}))
@@ -110,6 +115,8 @@ class ExecTree {
                      "Factor on those times; 0: collectives are as fast as their bytes move")
         ->check(CLI::Range(0.0, 1000.0))
         ->capture_default_str();
+    verb->add_flag("--graph", o->graph,
+                   "Record a step on the GPU and replay it (a CUDA graph): no host time per event");
     verb->add_flag("--debug", o->debug, "Fill free gradient memory with NaN and check for it");
   }
 

@@ -28,12 +28,14 @@ struct RunCommandOptions {
   std::int64_t checkpoint_every = 0;
   std::int64_t checkpoint_keep = 3;
   std::string resume;
-  std::string out;  // run folder; "": runs/<model>-<time>
+  std::string out;            // run folder; "": runs/<model>-<time>
+  std::string trace, kineto;  // files to write; "": none
   std::int64_t recorded_steps = 20;
   std::optional<int> threads;  // compute threads of a rank
   bool debug = false;
   std::string device = "auto";
   bool paced = false;
+  bool graph = false;   // steps are recorded once and replayed
   double pace = 1;      // factor on the forecast times of a paced rank's collectives
   std::string command;  // as typed, for the record
 };

@@ -2,8 +2,11 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <thread>
 #include <utility>
 
 #include "cli/exec/device.h"
@@ -75,6 +78,16 @@ void check_world(const Plan& plan, const Launch& launch) {
                        : ""));
 }
 
+// The host has nothing to do beside the optimizer of a plan that offloads: it takes its share of
+// the cores for that, unless something else is asked for.
+std::optional<int> compute_threads(const RunCommandOptions& options, const Plan& plan,
+                                   const Launch& launch) {
+  if (options.threads || plan.offload == Offload::kNone) return options.threads;
+  if (std::getenv("OMP_NUM_THREADS") != nullptr) return std::nullopt;
+  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+  return std::clamp(cores / std::max(1, launch.local_size), 1, 1024);
+}
+
 std::string run_folder(const RunCommandOptions& options, const ModelSpec& model,
                        const std::string& created) {
   if (!options.out.empty()) return options.out;
@@ -109,9 +122,16 @@ ExitCode run_run(const RunCommandOptions& options) {
   if (options.paced && launch.size > 1) {
     throw Error(ExitCode::kUsage, "--paced runs one rank; leave the launcher or --spawn out");
   }
+  if (options.graph && options.debug) {
+    throw Error(ExitCode::kUsage,
+                "--debug checks every row from the host; leave it or --graph out");
+  }
+  // Arenas stay where they are, so replayed collectives need no buffers registered for them; NCCL's
+  // doing so has slowed captured steps down (pytorch/torchtitan#2444).
+  if (options.graph) ::setenv("NCCL_GRAPH_REGISTER", "0", 0);
   const std::unique_ptr<Accelerator> device = open_device(options.device, job.cluster, launch);
   if (!options.paced) check_world(plan, launch);
-  const int threads = set_threads(options.threads);
+  const int threads = set_threads(compute_threads(options, plan, launch));
 
   RunRecord record;
   record.created = utc_now();
@@ -148,6 +168,8 @@ ExitCode run_run(const RunCommandOptions& options) {
 
   const EventGraph graph = build_training_step(job.model, plan);
   train_options.device = device.get();
+  train_options.graph = options.graph;
+  train_options.kineto = options.kineto;
   std::optional<Pacing> pacing;
   if (options.paced) {
     pacing = pacing_of(job, graph);
@@ -190,6 +212,7 @@ ExitCode run_run(const RunCommandOptions& options) {
                      record.first_step + static_cast<std::int64_t>(record.losses.size()) - 1));
   if (record.losses.empty() || record.ranks.front().timelines.empty()) return code;
   const Forecast view = measured_view(job.model, plan, graph, record);
+  if (!options.trace.empty()) write_file(options.trace, chrome_trace(view));
   Cluster machine = job.cluster;
   // Without a measured profile nobody knows the machine's peak: no MFU rather than a made-up one.
   if (machine.host_computes && job.profile_file.empty())

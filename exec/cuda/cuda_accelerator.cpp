@@ -2,12 +2,19 @@
 // operators and the engine's own kernels share streams and memory.
 //
 // Every lane has a clock of its own for paced kernels: those of one lane run one after another.
+//
+// An event is two of CUDA's. One carries the time and is what the host and other steps look at; a
+// captured record of it is a node that every replay runs (cudaEventRecordExternal). The other one
+// is made when the event is first recorded in a capture: waits in the same capture become edges by
+// it. A wait in a capture for an event recorded outside is a node too (cudaEventWaitExternal).
 #include <ATen/Context.h>
+#include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
 #include <dlfcn.h>
 #include <nvtx3/nvToolsExt.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -134,6 +141,25 @@ class CudaAccelerator final : public Accelerator {
     return static_cast<std::byte*>(memory);
   }
   void release(std::byte* memory, std::size_t /*bytes*/) noexcept override { cudaFree(memory); }
+  // Of the host's memory all but a tenth of what is free may be pinned: the system needs some.
+  std::byte* allocate_pinned(std::size_t bytes) override {
+    if (bytes == 0) return nullptr;
+    const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    const std::size_t free = static_cast<std::size_t>(sysconf(_SC_AVPHYS_PAGES)) * page;
+    void* memory = nullptr;
+    if (bytes > free / 10 * 9 ||
+        cudaHostAlloc(&memory, bytes, cudaHostAllocPortable) != cudaSuccess) {
+      cudaGetLastError();
+      throw std::runtime_error("the plan offloads " + gib(bytes) +
+                               " of this rank's states to pinned memory of the host, which has " +
+                               gib(free) + " free");
+    }
+    std::memset(memory, 0, bytes);
+    return static_cast<std::byte*>(memory);
+  }
+  void release_pinned(std::byte* memory, std::size_t /*bytes*/) noexcept override {
+    cudaFreeHost(memory);
+  }
   void copy(void* to, const void* from, std::size_t bytes) override {
     FORESHARD_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream()));
   }
@@ -141,11 +167,11 @@ class CudaAccelerator final : public Accelerator {
     FORESHARD_CUDA(cudaMemsetAsync(at, byte, bytes, stream()));
   }
   void to_device(void* to, const void* host, std::size_t bytes) override {
-    FORESHARD_CUDA(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, stream()));
+    FORESHARD_CUDA(cudaMemcpyAsync(to, host, bytes, cudaMemcpyDefault, stream()));
     FORESHARD_CUDA(cudaStreamSynchronize(stream()));
   }
   void to_host(void* host, const void* from, std::size_t bytes) override {
-    FORESHARD_CUDA(cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, stream()));
+    FORESHARD_CUDA(cudaMemcpyAsync(host, from, bytes, cudaMemcpyDefault, stream()));
     FORESHARD_CUDA(cudaStreamSynchronize(stream()));
   }
 
@@ -204,21 +230,41 @@ class CudaAccelerator final : public Accelerator {
     c10::cuda::setCurrentCUDAStream(lanes_.at(current_).stream);
   }
   DeviceEvent new_event() override {
-    cudaEvent_t event = nullptr;
-    FORESHARD_CUDA(cudaEventCreate(&event));  // with timing; spins while the host waits
-    return event;
+    auto event = std::make_unique<Event>();
+    FORESHARD_CUDA(cudaEventCreate(&event->timed));  // with timing; spins while the host waits
+    return event.release();
   }
   void free_event(DeviceEvent event) noexcept override {
-    cudaEventDestroy(static_cast<cudaEvent_t>(event));
+    const std::unique_ptr<Event> owned(static_cast<Event*>(event));
+    cudaEventDestroy(owned->timed);
+    if (owned->edge != nullptr) cudaEventDestroy(owned->edge);
   }
   void record(DeviceEvent event) override {
-    FORESHARD_CUDA(cudaEventRecord(static_cast<cudaEvent_t>(event), stream()));
+    Event& e = event_of(event);
+    if (!is_capturing()) {
+      e.capture = 0;
+      FORESHARD_CUDA(cudaEventRecord(e.timed, stream()));
+      return;
+    }
+    // The edge last: whoever waits for it has waited for the lane's last node.
+    FORESHARD_CUDA(cudaEventRecordWithFlags(e.timed, stream(), cudaEventRecordExternal));
+    if (e.edge == nullptr) {
+      FORESHARD_CUDA(cudaEventCreateWithFlags(&e.edge, cudaEventDisableTiming));
+    }
+    FORESHARD_CUDA(cudaEventRecord(e.edge, stream()));
+    e.capture = capture_;
   }
   void wait(DeviceEvent event) override {
-    FORESHARD_CUDA(cudaStreamWaitEvent(stream(), static_cast<cudaEvent_t>(event), 0));
+    const Event& e = event_of(event);
+    if (capture_open_ && e.capture == capture_) {  // also what brings a lane into the capture
+      FORESHARD_CUDA(cudaStreamWaitEvent(stream(), e.edge, cudaEventWaitDefault));
+      return;
+    }
+    FORESHARD_CUDA(cudaStreamWaitEvent(
+        stream(), e.timed, is_capturing() ? cudaEventWaitExternal : cudaEventWaitDefault));
   }
   bool done(DeviceEvent event) override {
-    const cudaError_t code = cudaEventQuery(static_cast<cudaEvent_t>(event));
+    const cudaError_t code = cudaEventQuery(event_of(event).timed);
     if (code == cudaErrorNotReady) {
       cudaGetLastError();
       return false;
@@ -227,17 +273,44 @@ class CudaAccelerator final : public Accelerator {
     return true;
   }
   void synchronize(DeviceEvent event) override {
-    FORESHARD_CUDA(cudaEventSynchronize(static_cast<cudaEvent_t>(event)));
+    FORESHARD_CUDA(cudaEventSynchronize(event_of(event).timed));
   }
   void synchronize() override { FORESHARD_CUDA(cudaDeviceSynchronize()); }
   double seconds_between(DeviceEvent from, DeviceEvent until) override {
     float ms = 0;
-    FORESHARD_CUDA(
-        cudaEventElapsedTime(&ms, static_cast<cudaEvent_t>(from), static_cast<cudaEvent_t>(until)));
+    FORESHARD_CUDA(cudaEventElapsedTime(&ms, event_of(from).timed, event_of(until).timed));
     return static_cast<double>(ms) * 1e-3;
   }
   void range_begin(const char* name) override { nvtxRangePushA(name); }
   void range_end() override { nvtxRangePop(); }
+
+  // --- many calls as one ---
+
+  // Tensors that `work` makes come from a pool that the graphs of this device share: they run one
+  // after another, and nothing lives from one to the next. What eager steps left in the cache is
+  // given back first. Only this thread's calls are watched: NCCL has threads of its own.
+  DeviceGraph capture(const std::function<void()>& work) override {
+    FORESHARD_CUDA(cudaDeviceSynchronize());
+    c10::cuda::CUDACachingAllocator::emptyCache();
+    if (pool_ == c10::cuda::MempoolId_t{0, 0}) pool_ = at::cuda::graph_pool_handle();
+    const std::size_t origin = current_;
+    auto graph = std::make_unique<at::cuda::CUDAGraph>();
+    graph->capture_begin(pool_, cudaStreamCaptureModeThreadLocal);
+    ++capture_;
+    capture_open_ = true;
+    try {
+      work();
+    } catch (...) {
+      end_capture(*graph, origin, true);
+      throw;
+    }
+    end_capture(*graph, origin, false);
+    return graph.release();
+  }
+  void replay(DeviceGraph graph) override { static_cast<at::cuda::CUDAGraph*>(graph)->replay(); }
+  void free_graph(DeviceGraph graph) noexcept override {
+    delete static_cast<at::cuda::CUDAGraph*>(graph);
+  }
 
   // --- kernels ---
 
@@ -328,6 +401,34 @@ class CudaAccelerator final : public Accelerator {
     c10::cuda::CUDAStream stream;
     unsigned long long* clock;
   };
+  struct Event {
+    cudaEvent_t timed = nullptr, edge = nullptr;
+    std::uint64_t capture = 0;  // the one it was recorded in last; 0: none
+  };
+  static Event& event_of(DeviceEvent event) { return *static_cast<Event*>(event); }
+
+  // Whether the current lane is.
+  bool is_capturing() const {
+    if (!capture_open_) return false;
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    FORESHARD_CUDA(cudaStreamIsCapturing(stream(), &status));
+    return status != cudaStreamCaptureStatusNone;
+  }
+  // After a failure the capture is invalid: ending it fails, but sets the lanes free.
+  void end_capture(at::cuda::CUDAGraph& graph, std::size_t origin, bool failed) {
+    enter(static_cast<Lane>(origin));
+    capture_open_ = false;
+    try {
+      graph.capture_end();
+    } catch (...) {
+      cudaGetLastError();
+      try {
+        c10::cuda::CUDACachingAllocator::endAllocateToPool(device_, pool_);
+      } catch (...) {  // it was ended before what failed
+      }
+      if (!failed) throw;
+    }
+  }
 
   static std::string gib(std::size_t bytes) {
     char text[32];
@@ -356,6 +457,9 @@ class CudaAccelerator final : public Accelerator {
   std::vector<LaneState> lanes_;
   std::size_t current_ = 0;
   int paced_shared_ = 0;
+  bool capture_open_ = false;
+  std::uint64_t capture_ = 0;  // number of the capture that is or was the last
+  c10::cuda::MempoolId_t pool_{0, 0};
   std::unique_ptr<Nvml> nvml_;
 };
 

@@ -13,6 +13,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -56,6 +57,8 @@ struct AcceleratorClocks {
 // An event of the device's own, made by new_event().
 using DeviceEvent = void*;
 using Lane = int;
+// Work that was recorded to be done again, as capture() gives it: a CUDA graph.
+using DeviceGraph = void*;
 
 // A collective of one rank that has no peers: moves the bytes this rank would move inside its own
 // memory, holds `ctas` multiprocessors, and lasts `nanoseconds` from when its first block runs.
@@ -144,6 +147,17 @@ class Accelerator : public RankMemory {
   virtual double seconds_between(DeviceEvent from, DeviceEvent until) = 0;
   virtual void range_begin(const char* /*name*/) {}  // NVTX
   virtual void range_end() {}
+
+  // --- many calls as one ---
+  // Records what `work` gives to the current lane, and to every lane that waits in it for an event
+  // recorded in it; nothing is done yet. `work` begins and ends on the current lane, which has then
+  // waited for all others. Memory, events and numbers that the host passes are those of this call
+  // for ever: what changes is read from the device's memory. A GPU calls `work` once, the stand-in
+  // at every replay, so it must not depend on what the host knows of the step.
+  // Throws what `work` throws, or why it cannot be recorded; the lanes work as before then.
+  virtual DeviceGraph capture(const std::function<void()>& work) = 0;
+  virtual void replay(DeviceGraph graph) = 0;  // on the current lane
+  virtual void free_graph(DeviceGraph graph) noexcept = 0;
 
   // --- kernels ---
   virtual void paced(const PacedCollective& collective) = 0;

@@ -32,6 +32,10 @@ class HostAccelerator final : public Accelerator {
   void release(std::byte* memory, std::size_t bytes) noexcept override {
     host_memory().release(memory, bytes);
   }
+  std::byte* allocate_pinned(std::size_t bytes) override { return allocate(bytes); }
+  void release_pinned(std::byte* memory, std::size_t bytes) noexcept override {
+    release(memory, bytes);
+  }
   void copy(void* to, const void* from, std::size_t bytes) override {
     std::memmove(to, from, bytes);
   }
@@ -73,6 +77,14 @@ class HostAccelerator final : public Accelerator {
   void synchronize() override {}
   double seconds_between(DeviceEvent from, DeviceEvent until) override {
     return std::chrono::duration<double>(event_of(until).time - event_of(from).time).count();
+  }
+
+  DeviceGraph capture(const std::function<void()>& work) override {
+    return new std::function<void()>(work);
+  }
+  void replay(DeviceGraph graph) override { (*static_cast<std::function<void()>*>(graph))(); }
+  void free_graph(DeviceGraph graph) noexcept override {
+    delete static_cast<std::function<void()>*>(graph);
   }
 
   void paced(const PacedCollective& c) override {

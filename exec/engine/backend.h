@@ -40,6 +40,7 @@ struct BackendParts {
   UnitSet& units;
   MemoryAccount& account;
   const Pacing* pacing = nullptr;  // none: the world's ranks are real
+  bool replays = false;            // devices: steps are replayed as one recorded whole
 };
 
 // What a reduce-scatter of a unit's gradients does with their sum.
@@ -74,6 +75,8 @@ class Backend {
   // Makes micro-batches ready; those it returns hold until the step is collected.
   virtual std::span<MicroBatch> begin_step(std::int64_t number, std::span<MicroBatch> batches) = 0;
   virtual void issue(EventId id, const std::function<void()>& row) = 0;
+  // Issues every row: calls `rows`, or does again what they did before.
+  virtual void run_rows(const std::function<void()>& rows) { rows(); }
   virtual void end_step() = 0;       // everything of the step was issued
   virtual StepResult collect() = 0;  // of the oldest step that was not
   virtual void forget_begin() = 0;   // the next step begins when it is called

@@ -12,6 +12,10 @@
 // the step's begin. Issue times are the host's own clock, put onto the device's by the moments at
 // which the first step began on both.
 //
+// A step may be recorded once per set of events and replayed (--graph): its rows, waits and events
+// become one graph that hangs between the compute lane's last row of the step before and the end
+// of the step. Rows then have one issue time.
+//
 // Tokens go to the device and losses come back on a lane of their own, which never waits: the host
 // waits for that lane, and must not wait for the step that runs.
 #include <ATen/Functions.h>
@@ -79,10 +83,15 @@ class DeviceBackend final : public Backend {
       set.uploaded = accelerator.new_event();
       set.issued.resize(graph_.rows.size());
       set.norm = zeros(at::kDouble, 1);
+      set.host_scalars = at::zeros({2}, at::TensorOptions().dtype(at::kFloat));
+      set.scalars = zeros(at::kFloat, 2);
     }
     for (DeviceEvent& event : ends_) event = accelerator.new_event();
+    for (DeviceEvent& event : joins_) event = accelerator.new_event();
+    fork_ = accelerator.new_event();
     if (std::getenv("FORESHARD_NVTX") != nullptr) names_.emplace(graph_, parts.model);
     norm_sum_ = zeros(at::kDouble, kNormDoubles);
+    host_norm_ = at::zeros({2}, at::kDouble);
     sums_.resize(graph_.units.size());
     last_of_stream_.fill(kNoEvent);
     for (std::size_t i = 0; i < graph_.rows.size(); ++i) {
@@ -112,8 +121,11 @@ class DeviceBackend final : public Backend {
         for (DeviceEvent event : {row.start, row.arrive, row.end}) free(event);
       }
       free(set.uploaded);
+      if (set.graph != nullptr) device_.free_graph(set.graph);
     }
     for (DeviceEvent event : ends_) free(event);
+    for (DeviceEvent event : joins_) free(event);
+    free(fork_);
   }
 
   int ahead() const override { return parts_.plan.host_sync == HostSync::kStep ? 0 : 1; }
@@ -127,6 +139,8 @@ class DeviceBackend final : public Backend {
     set.number = number;
     device_.enter(copies_);
     upload(set, batches);
+    set.host_scalars.copy_(step_scalars(parts_.plan, number));
+    set.scalars.copy_(set.host_scalars);
     device_.record(set.uploaded);
     device_.enter(lane(Stream::kCompute));
     if (!follows_) {
@@ -147,10 +161,25 @@ class DeviceBackend final : public Backend {
     return set.batches;
   }
 
+  // The first steps make whatever libraries make once (handles, connections, workspaces). Then one
+  // step of either set of events is recorded, and from there on replayed.
+  void run_rows(const std::function<void()>& rows) override {
+    if (!parts_.replays || issued_ < kEagerSteps) return rows();
+    Set& set = next_set();
+    device_.enter(lane(Stream::kCompute));
+    if (set.graph == nullptr) {
+      set.graph = device_.capture([this, rows] { record_rows(rows); });
+      device_.enter(lane(Stream::kCompute));
+    }
+    const auto begin = Clock::now();
+    device_.replay(set.graph);
+    std::fill(set.issued.begin(), set.issued.end(), begin);
+  }
+
   void issue(EventId id, const std::function<void()>& run) override {
     Set& set = next_set();
     const Row& row = graph_.rows[index(id)];
-    if (row.host_wait != kNoEvent) device_.synchronize(set.rows[index(row.host_wait)].end);
+    if (row.host_wait != kNoEvent) wait_for(set.rows[index(row.host_wait)].end);
     set.issued[index(id)] = Clock::now();
     const Lane own = lane(row.stream);
     if (own != current_lane_) device_.enter(own);
@@ -278,9 +307,23 @@ class DeviceBackend final : public Backend {
     pace(id, c);
     communicators_[c]->all_reduce(norm_sum_.mutable_data_ptr<double>(), index(norm_sum_.numel()));
   }
-  void grad_norm() override { update_.sum_of_squares(norm_sum_); }
-  void grad_scale() override { update_.clip(norm_sum_, next_set().norm.select(0, 0)); }
-  void optimizer(std::int64_t number) override { update_.step(number); }
+  void grad_norm() override {
+    if (!units_.offloads()) return update_.sum_of_squares(norm_sum_);
+    update_.sum_of_squares(host_norm_);
+    device_.to_device(norm_sum_.mutable_data_ptr(), host_norm_.const_data_ptr(), sizeof(double));
+  }
+  void grad_scale() override {
+    const at::Tensor norm = next_set().norm.select(0, 0);
+    if (!units_.offloads()) return update_.clip(norm_sum_, norm);
+    device_.to_host(host_norm_.mutable_data_ptr(), norm_sum_.const_data_ptr(), sizeof(double));
+    update_.clip(host_norm_, host_norm_.select(0, 1));
+    device_.to_device(norm.mutable_data_ptr(), host_norm_.select(0, 1).const_data_ptr(),
+                      sizeof(double));
+  }
+  void optimizer(std::int64_t /*number*/) override {
+    const Set& set = next_set();
+    update_.step(units_.offloads() ? set.host_scalars : set.scalars);
+  }
 
   std::int64_t add_over_shards(std::int64_t value) override {
     std::int64_t sum = 0;
@@ -305,11 +348,32 @@ class DeviceBackend final : public Backend {
     DeviceEvent uploaded = nullptr;
     std::vector<MicroBatch> batches;  // on the device
     at::Tensor norm;
+    at::Tensor host_scalars, scalars;  // the step's number and learning rate; on the device
+    DeviceGraph graph = nullptr;       // the step as it was recorded
   };
   struct Fifo {
     DeviceEvent last = nullptr;
     Lane lane = -1;
   };
+
+  // Every lane joins what the compute lane begins, and ends in it.
+  void record_rows(const std::function<void()>& rows) {
+    fifo_.assign(fifo_.size(), Fifo{});
+    current_lane_ = -1;
+    device_.enter(lane(Stream::kCompute));
+    device_.record(fork_);
+    for (std::size_t s = 1; s < kStreams; ++s) {
+      device_.enter(lanes_[s]);
+      device_.wait(fork_);
+    }
+    rows();
+    for (std::size_t s = 1; s < kStreams; ++s) {
+      device_.enter(lanes_[s]);
+      device_.record(joins_[s]);
+    }
+    device_.enter(lane(Stream::kCompute));
+    for (std::size_t s = 1; s < kStreams; ++s) device_.wait(joins_[s]);
+  }
 
   Lane lane(Stream stream) const { return lanes_[static_cast<std::size_t>(stream)]; }
   Set& next_set() { return sets_[index(issued_) % kSets]; }
@@ -394,6 +458,7 @@ class DeviceBackend final : public Backend {
   }
 
   static constexpr double kPatience = 600;  // s
+  static constexpr std::int64_t kEagerSteps = 3;
 
   BackendParts parts_;
   const EventGraph& graph_;
@@ -409,8 +474,11 @@ class DeviceBackend final : public Backend {
   std::vector<at::Tensor> sums_;  // of reduce-scatters that an accumulation takes, per unit
   std::array<EventId, kStreams> last_of_stream_{};
   at::Tensor norm_sum_;
+  at::Tensor host_norm_;                   // with offload: the sum and the norm
   std::array<DeviceEvent, kEnds> ends_{};  // of steps: their last compute row is done
   bool follows_ = false;                   // the next step begins where the last one ended
+  DeviceEvent fork_ = nullptr;             // of a recorded step
+  std::array<DeviceEvent, kStreams> joins_{};
   std::int64_t issued_ = 0, collected_ = 0;
   Clock::time_point host_zero_;      // when the first step began
   double origin_ = 0;                // when the oldest uncollected step began, from host_zero_

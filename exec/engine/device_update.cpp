@@ -7,18 +7,19 @@
 namespace foreshard {
 
 DeviceUpdate::DeviceUpdate(UnitSet& units, const ModelSpec& model, const Plan& plan) : plan_(plan) {
-  const c10::Device device = units.memory().device();
+  const c10::Device device = units.states().device();
   number_ = at::zeros({}, at::TensorOptions().dtype(at::kFloat).device(device));
+  rate_ = at::zeros_like(number_);
   const auto over = [&](void* memory, std::int64_t count) {
     return tensor_over(memory, count, at::kFloat, device);
   };
   for (UnitMemory& unit : units.all()) {
-    gradients_.push_back(over(unit.gradient, unit.shard));
+    gradients_.push_back(over(unit.stored_gradient, unit.shard));
     for (const ShardPiece& piece : pieces_of(unit)) {
       Lists& lists = decays(model, *piece.parameter) ? decayed_ : undecayed_;
       const auto offset = static_cast<std::size_t>(piece.begin) * sizeof(float);
       lists.parameters.push_back(over(unit.master + offset, piece.count));
-      lists.gradients.push_back(over(unit.gradient + piece.begin, piece.count));
+      lists.gradients.push_back(over(unit.stored_gradient + piece.begin, piece.count));
       if (plan.optimizer.kind == Optimizer::Kind::kAdamW) {
         lists.first.push_back(over(unit.moments[0] + offset, piece.count));
         lists.second.push_back(over(unit.moments[1] + offset, piece.count));
@@ -48,24 +49,33 @@ void DeviceUpdate::clip(const at::Tensor& sum, const at::Tensor& norm) {
   at::_foreach_mul_(gradients_, factor.to(at::kFloat));
 }
 
-void DeviceUpdate::update(const Lists& lists, double rate, double decay) {
+void DeviceUpdate::update(const Lists& lists, double decay) {
   if (lists.parameters.empty()) return;
   const Optimizer& o = plan_.optimizer;
   if (o.kind == Optimizer::Kind::kAdamW) {
     at::_fused_adamw_(lists.parameters, lists.gradients, lists.first, lists.second, {}, lists.steps,
-                      rate, o.beta1, o.beta2, decay, o.epsilon, false, false);
+                      rate_, o.beta1, o.beta2, decay, o.epsilon, false, false);
     return;
   }
-  if (decay != 0) at::_foreach_mul_(lists.parameters, 1 - rate * decay);
-  at::_foreach_add_(lists.parameters, lists.gradients, -rate);
+  if (decay != 0) at::_foreach_mul_(lists.parameters, rate_.mul(-decay).add_(1.0));
+  // Nobody reads the gradients after the step.
+  at::_foreach_mul_(lists.gradients, rate_.neg());
+  at::_foreach_add_(lists.parameters, lists.gradients);
 }
 
-void DeviceUpdate::step(std::int64_t number) {
-  number_.fill_(static_cast<double>(number));
-  const double rate = learning_rate(plan_.optimizer, number);
-  update(decayed_, rate, plan_.optimizer.weight_decay);
-  update(undecayed_, rate, 0);
+void DeviceUpdate::step(const at::Tensor& scalars) {
+  number_.copy_(scalars.select(0, 0));
+  rate_.copy_(scalars.select(0, 1));
+  update(decayed_, plan_.optimizer.weight_decay);
+  update(undecayed_, 0);
   if (!masters_.empty()) at::_foreach_copy_(shadows_, masters_);
+}
+
+at::Tensor step_scalars(const Plan& plan, std::int64_t number) {
+  const at::Tensor scalars = at::empty({2}, at::TensorOptions().dtype(at::kFloat));
+  scalars.mutable_data_ptr<float>()[0] = static_cast<float>(number);
+  scalars.mutable_data_ptr<float>()[1] = static_cast<float>(learning_rate(plan.optimizer, number));
+  return scalars;
 }
 
 }  // namespace foreshard

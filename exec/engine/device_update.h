@@ -22,20 +22,25 @@ class DeviceUpdate {
   // norm = sqrt(sum[0]); gradients times min(1, clip_norm / (norm + 1e-6)), as
   // torch.nn.utils.clip_grad_norm_.
   void clip(const at::Tensor& sum, const at::Tensor& norm);
-  // Step `number` from 1, then the compute-dtype shadows.
-  void step(std::int64_t number);
+  // The step, then the compute-dtype shadows. `scalars`: its number (from 1) and learning rate as
+  // step_scalars() gives them, on the device of the states: a step that is replayed finds them
+  // there.
+  void step(const at::Tensor& scalars);
 
  private:
   struct Lists {
     std::vector<at::Tensor> parameters, gradients, first, second, steps;
   };
-  void update(const Lists& lists, double rate, double decay);
+  void update(const Lists& lists, double decay);
 
   const Plan& plan_;
   std::vector<at::Tensor> gradients_;  // one per unit, whole shards
   Lists decayed_, undecayed_;
   std::vector<at::Tensor> masters_, shadows_;
-  at::Tensor number_;
+  at::Tensor number_, rate_;
 };
+
+// {number, learning rate} in fp32, on the host.
+at::Tensor step_scalars(const Plan& plan, std::int64_t number);
 
 }  // namespace foreshard

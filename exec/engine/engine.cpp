@@ -5,6 +5,7 @@
 #include "exec/engine/engine.h"
 
 #include <ATen/Functions.h>
+#include <ATen/record_function.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -45,68 +46,6 @@ RankMemory& memory_of(const Engine::Options& options) {
 
 }  // namespace
 
-std::optional<std::string> find_engine_problem(const ModelSpec& model, const Plan& plan) {
-  const auto refuse = [](std::string what, const char* nearest) {
-    return std::optional(fmt::format("{}; nearest plan: {}", what, nearest));
-  };
-  if (plan.runtime.kind != RuntimeKind::kNative) {
-    return refuse(fmt::format("the engine runs native plans, this one is {}@{}",
-                              to_string(plan.runtime.kind), plan.runtime.version),
-                  "the same with runtime: native");
-  }
-  for (const DType dtype :
-       {plan.param_dtype, plan.reduce_dtype, plan.master_dtype, plan.optimizer.state}) {
-    if (dtype == DType::kFp16) {
-      return refuse("the engine has no fp16, which needs loss scaling", "dtype.param: bf16");
-    }
-  }
-  if (plan.param_dtype == DType::kFp32 && plan.reduce_dtype != DType::kFp32) {
-    return refuse("fp32 gradients are reduced in fp32", "dtype.reduce: fp32");
-  }
-  if (plan.param_dtype == DType::kFp32 && plan.master_dtype != DType::kFp32) {
-    return refuse("fp32 parameters are stored in fp32", "dtype.master: fp32");
-  }
-  if (model.tied_embeddings &&
-      (plan.units.embedding != UnitPlacement::kRoot || plan.units.head != UnitPlacement::kRoot)) {
-    return refuse("embedding and head are one parameter (tied), which is in one unit only",
-                  "units.embedding: root and units.head: root");
-  }
-  if (model.numerics.alibi) {
-    return refuse("the engine's attention has no ALiBi",
-                  "a model with rotary or learned positions");
-  }
-  if (model.numerics.rope_scaling) {
-    return refuse("the engine does not rescale rotary frequencies (rope_scaling)",
-                  "the model without rope_scaling");
-  }
-  return std::nullopt;
-}
-
-std::optional<std::string> find_device_problem(const ModelSpec& model, const Plan& plan,
-                                               bool paced) {
-  const auto refuse = [](std::string what, const char* nearest) {
-    return std::optional(fmt::format("{}; nearest plan: {}", what, nearest));
-  };
-  if (plan.mesh.shard > 1 && plan.reduction_order == ReductionOrder::kMicrobatch) {
-    return refuse("on GPUs gradients are summed in NCCL's order", "reduction_order: library");
-  }
-  if (plan.master_dtype != DType::kFp32 || plan.optimizer.state != DType::kFp32) {
-    return refuse("the engine's optimizer on GPUs works in fp32",
-                  "dtype.master: fp32 and optimizer.state: fp32");
-  }
-  if (plan.collectives.kernels != CollectiveKernels::kDefault && !paced) {
-    return refuse("the engine registers no windows with NCCL", "collectives.kernels: default");
-  }
-  if (plan.offload != Offload::kNone) {
-    return refuse("the engine keeps parameters and states on the GPU", "offload: none");
-  }
-  if (paced && plan.mesh.world() == 1) {
-    return refuse("one rank has no peers to be paced", "mesh.shard of 2 or more");
-  }
-  static_cast<void>(model);
-  return std::nullopt;
-}
-
 Engine::Engine(const ModelSpec& model, const Plan& plan, const EventGraph& graph, World& world,
                Options options)
     : model_(model),
@@ -119,8 +58,16 @@ Engine::Engine(const ModelSpec& model, const Plan& plan, const EventGraph& graph
       units_(model, plan, graph, shard_index_, memory_of(options)),
       layers_(model, graph) {
   FORESHARD_CHECK(world.size() == plan.mesh.world(), "a world of another size than the mesh");
+  if (options.graph) {
+    if (const auto problem = find_graph_problem(plan, world)) {
+      throw Error(ExitCode::kMissingCapability, *problem);
+    }
+    FORESHARD_CHECK(!options.debug, "the checks of --debug read the device in every row");
+  }
+  find_staging();
   rotary_ = rotary_table(plan.batch.sequence, rotary_head_dim(model), model.numerics.rope_theta);
-  const BackendParts parts{model, plan, graph, world, units_, account_, options.pacing};
+  const BackendParts parts{model,  plan,     graph,          world,
+                           units_, account_, options.pacing, options.graph};
   if (options.device == nullptr) {
     install_allocator();
     backend_ = make_cpu_backend(parts);
@@ -134,6 +81,23 @@ Engine::Engine(const ModelSpec& model, const Plan& plan, const EventGraph& graph
 }
 
 Engine::~Engine() = default;
+
+// Rows that sum a unit's gradients do it where the next copy to the host reads.
+void Engine::find_staging() {
+  staging_.assign(graph_.rows.size(), -1);
+  std::vector<std::int32_t> next(graph_.units.size(), -1);
+  for (std::size_t id = graph_.rows.size(); id-- > 0;) {
+    const RowDetail& detail = graph_.details[id];
+    const EventKind kind = graph_.rows[id].kind;
+    if (detail.unit < 0) continue;
+    std::int32_t& slot = next[index(detail.unit)];
+    if (kind == EventKind::kDeviceToHost) slot = detail.buffer;
+    if (kind == EventKind::kReduceScatter || kind == EventKind::kAccumulate ||
+        kind == EventKind::kAllReduce) {
+      staging_[id] = slot;
+    }
+  }
+}
 
 std::string Engine::event_name(EventId id) const {
   return fmt::format("{} (event {} of step {})", EventNames(graph_, model_).of(id), id, number_);
@@ -176,25 +140,33 @@ void Engine::issue(std::int64_t number, std::span<MicroBatch> batches) {
                   "a step needs every micro-batch");
   const AccountScope scope(&account_);
   number_ = number;
-  for (UnitMemory& unit : units_.all()) unit.gradient_microbatch = -1;
-  EventId id = 0;
   try {
     batches_ = backend_->begin_step(number, batches);
-    for (; id < static_cast<EventId>(graph_.rows.size()); ++id) {
-      // From here on the unit's parameters are where it is gathered to.
-      const RowDetail& detail = graph_.details[index(id)];
-      if (graph_.rows[index(id)].kind == EventKind::kAllGather && detail.buffer >= 0) {
-        units_.at(detail.unit).values.attach(units_.buffer(detail.buffer));
-      }
-      backend_->issue(id, [this, id] { run_row(id); });
-    }
+    backend_->run_rows([this] { issue_rows(); });
     backend_->end_step();
   } catch (const StepStopped&) {
   } catch (...) {
-    backend_->fail(id, std::current_exception());
+    backend_->fail(issuing_, std::current_exception());
   }
+  issuing_ = kNoEvent;
   if (backend_->failed()) throw_failure();
   FORESHARD_CHECK(layers_.held() == 0, "a tensor outlives the step");
+}
+
+// A backend may keep this as the step: what differs from one step to the next is in its memory.
+void Engine::issue_rows() {
+  for (UnitMemory& unit : units_.all()) unit.gradient_microbatch = -1;
+  for (EventId id = 0; id < static_cast<EventId>(graph_.rows.size()); ++id) {
+    issuing_ = id;
+    // From here on the unit's parameters are where it is gathered to.
+    const RowDetail& detail = graph_.details[index(id)];
+    if (graph_.rows[index(id)].kind == EventKind::kAllGather && detail.buffer >= 0) {
+      units_.at(detail.unit).values.attach(units_.buffer(detail.buffer));
+    }
+    RECORD_USER_SCOPE(EventNames(graph_, model_).of(id));  // named where a profiler looks
+    backend_->issue(id, [this, id] { run_row(id); });
+  }
+  issuing_ = kNoEvent;
 }
 
 StepResult Engine::collect() {
@@ -229,6 +201,9 @@ void Engine::forget_peak() {
 void Engine::run_row(EventId id) {
   const Row& row = graph_.rows[index(id)];
   const RowDetail& detail = graph_.details[index(id)];
+  if (staging_[index(id)] >= 0) {  // what is summed goes to the host from there
+    units_.at(detail.unit).gradient = reinterpret_cast<float*>(units_.buffer(staging_[index(id)]));
+  }
   switch (row.kind) {
     case EventKind::kForward:
     case EventKind::kLoss:
@@ -253,6 +228,15 @@ void Engine::run_row(EventId id) {
       return backend_->grad_scale();
     case EventKind::kOptimizer:
       return backend_->optimizer(number_);
+    case EventKind::kHostToDevice:
+      return host_to_device(detail);
+    case EventKind::kDeviceToHost: {
+      const UnitMemory& unit = units_.at(detail.unit);
+      return units_.memory().copy(unit.stored_gradient, units_.buffer(detail.buffer),
+                                  index(unit.shard) * sizeof(float));
+    }
+    case EventKind::kHostOptimizer:
+      return host_optimizer(id);
     default:
       break;
   }
@@ -289,6 +273,27 @@ void Engine::layer_row(const RowDetail& detail, EventKind kind) {
 
 // --- collectives ---
 
+// Of offloaded parameters this rank's shard was put into place by a copy before; sums of gradients
+// come back to be added to.
+void Engine::host_to_device(const RowDetail& detail) {
+  UnitMemory& unit = units_.at(detail.unit);
+  std::byte* place = units_.buffer(detail.buffer);
+  if (graph_.buffer(detail.buffer).category == MemoryCategory::kShardedGrad) {
+    return units_.memory().copy(place, unit.stored_gradient, index(unit.shard) * sizeof(float));
+  }
+  const std::size_t bytes = index(unit.shard * size_of(plan_.param_dtype));
+  units_.memory().copy(place + index(shard_index_) * bytes, unit.shadow, bytes);
+}
+
+// The last one is the step, which scales first; an earlier one the norm.
+void Engine::host_optimizer(EventId id) {
+  for (std::size_t later = index(id) + 1; later < graph_.rows.size(); ++later) {
+    if (graph_.rows[later].kind == EventKind::kHostOptimizer) return backend_->grad_norm();
+  }
+  if (plan_.optimizer.clip_norm) backend_->grad_scale();
+  backend_->optimizer(number_);
+}
+
 // This rank's shard is put into place, then everyone's are exchanged. In backward of a unit
 // resharded to a smaller group, a piece of the unit is sent around inside that group.
 void Engine::all_gather(EventId id) {
@@ -299,9 +304,11 @@ void Engine::all_gather(EventId id) {
   const bool small = graph_.communicators[work.communicator].name == "post_forward";
   const std::size_t bytes =
       index(unit.padded() / backend_->group_size(work.communicator) * size_of(plan_.param_dtype));
-  units_.memory().copy(
-      whole + static_cast<std::size_t>(backend_->group_index(work.communicator)) * bytes,
-      small ? unit.post_forward : unit.shadow, bytes);
+  if (small || !units_.offloads()) {
+    units_.memory().copy(
+        whole + static_cast<std::size_t>(backend_->group_index(work.communicator)) * bytes,
+        small ? unit.post_forward : unit.shadow, bytes);
+  }
   backend_->all_gather(id, work.communicator, whole, bytes);
 }
 
@@ -356,7 +363,7 @@ void Engine::initialise() {
           ? 1
           : std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, 64);
   for (UnitMemory& unit : units_.all()) {
-    initialise_shard(unit, model_, plan_, units_.memory(), threads);
+    initialise_shard(unit, model_, plan_, units_.states(), threads);
   }
   backend_->sync();
 }
@@ -369,7 +376,7 @@ std::string Engine::parameter_hash() {
     const std::byte* master = unit.master;
     if (options_.device != nullptr) {
       copy.resize(index(unit.shard * size_of(plan_.master_dtype)));
-      units_.memory().to_host(copy.data(), unit.master, copy.size());
+      units_.states().to_host(copy.data(), unit.master, copy.size());
       master = copy.data();
     }
     sum += hash_shard(unit, master, model_, plan_);
@@ -387,6 +394,7 @@ void Engine::gather_now(std::int32_t u) {
   for (std::size_t id = 0; id < graph_.rows.size(); ++id) {
     if (graph_.rows[id].kind != EventKind::kAllGather || graph_.details[id].unit != u) continue;
     unit.values.attach(units_.buffer(graph_.details[id].buffer));
+    if (units_.offloads()) host_to_device(graph_.details[id]);
     all_gather(static_cast<EventId>(id));
     return;
   }

@@ -33,6 +33,9 @@ std::optional<std::string> find_engine_problem(const ModelSpec& model, const Pla
 std::optional<std::string> find_device_problem(const ModelSpec& model, const Plan& plan,
                                                bool paced);
 
+// Further ones of steps that are replayed as a whole.
+std::optional<std::string> find_graph_problem(const Plan& plan, const World& world);
+
 // A row failed. what() names this rank, the row and the cause; for a lost peer `cause` is a
 // PeerFailure.
 class StepFailure : public Error {
@@ -51,6 +54,7 @@ class Engine {
     bool debug = false;  // gradient slots are filled with NaN and checked, freed slots detached
     Accelerator* device = nullptr;   // none: a CPU rank
     const Pacing* pacing = nullptr;  // none: the world's ranks are real
+    bool graph = false;  // on a device: after some steps each is replayed as one recorded whole
   };
   // References are kept. Every rank makes its engine at the same time: communicators connect here.
   Engine(const ModelSpec& model, const Plan& plan, const EventGraph& graph, World& world,
@@ -90,6 +94,7 @@ class Engine {
   void stop(std::exception_ptr cause);
 
  private:
+  void issue_rows();
   void run_row(EventId id);
   void layer_row(const RowDetail& detail, EventKind kind);
   void backward_row(const RowDetail& detail);
@@ -97,6 +102,9 @@ class Engine {
   void reduce_scatter(EventId id);
   void accumulate(EventId id);
   void reshard(std::int32_t unit);
+  void host_to_device(const RowDetail& detail);
+  void host_optimizer(EventId id);
+  void find_staging();
   void check_gradients(UnitMemory& unit);
   void gather_now(std::int32_t unit);
   [[noreturn]] void throw_failure();
@@ -112,7 +120,10 @@ class Engine {
   LayerRunner layers_;
   RotaryTable rotary_;
   DeviceAttention attention_ = DeviceAttention::kCpu;
+  std::vector<std::int32_t>
+      staging_;  // by row: the buffer it sums gradients in; -1: the unit's own
   std::int64_t number_ = 0;
+  EventId issuing_ = kNoEvent;
   std::span<MicroBatch> batches_;
   std::unique_ptr<Backend> backend_;  // last: its threads use the others
 };

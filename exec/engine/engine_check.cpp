@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 
 #include "exec/comm/rank_threads.h"
@@ -18,6 +19,9 @@ namespace foreshard {
 namespace {
 
 constexpr int kSteps = 4;
+constexpr int kGraphSteps = 8;  // some of them before a step is recorded
+
+enum class Steps { kIssued, kReplayed };
 
 ModelSpec small_llama() {
   ModelDims dims = family_dims("llama").value();
@@ -49,6 +53,8 @@ struct Run {
   std::vector<double> losses;  // of a step, mean over all micro-batches
   std::string hash;
   double host_us_per_row = 0;
+  double issue_us = 0;  // of the last step, by the host's clock
+  double step_us = 0;   // by the device's
 };
 
 // This rank's micro-batches: token t of global sample s is a fixed function of both.
@@ -70,24 +76,32 @@ std::vector<MicroBatch> batches_of(const Plan& plan, const ModelSpec& model, int
   return batches;
 }
 
-Run train(const Plan& plan, const MakeAccelerator& make) {
+Run train(const Plan& plan, const MakeAccelerator& make, int steps = kSteps,
+          Steps how = Steps::kIssued) {
   const ModelSpec model = small_llama();
   const EventGraph graph = build_training_step(model, plan);
   const auto ranks = static_cast<std::size_t>(plan.mesh.world());
   std::vector<Run> runs(ranks);
-  std::vector<std::vector<std::vector<double>>> losses(kSteps,
+  std::vector<std::vector<std::vector<double>>> losses(static_cast<std::size_t>(steps),
                                                        std::vector<std::vector<double>>(ranks));
   for_each_rank(static_cast<int>(ranks), [&](World& world) {
     const auto rank = static_cast<std::size_t>(world.rank());
     const std::unique_ptr<Accelerator> device = make();
-    Engine engine(model, plan, graph, world, {.debug = true, .device = device.get()});
+    const bool replayed = how == Steps::kReplayed;
+    Engine engine(model, plan, graph, world,
+                  {.debug = !replayed, .device = device.get(), .graph = replayed});
     engine.initialise();
     Run& run = runs[rank];
-    for (int s = 0; s < kSteps; ++s) {
+    for (int s = 0; s < steps; ++s) {
       auto batches = batches_of(plan, model, world.rank(), s);
-      MeasuredStep record;
-      const StepOutcome outcome = engine.step(s + 1, batches, &record);
-      losses[static_cast<std::size_t>(s)][rank] = outcome.losses;
+      const auto begin = std::chrono::steady_clock::now();
+      engine.issue(s + 1, batches);
+      const auto end = std::chrono::steady_clock::now();
+      const StepResult result = engine.collect();
+      const MeasuredStep& record = result.times;
+      losses[static_cast<std::size_t>(s)][rank] = result.losses;
+      run.issue_us = std::chrono::duration<double>(end - begin).count() * 1e6;
+      run.step_us = record.duration.seconds() * 1e6;
       const double issue = (record.spans.back().issue - record.spans.front().issue).seconds();
       run.host_us_per_row = issue / static_cast<double>(graph.rows.size()) * 1e6;
     }
@@ -131,6 +145,20 @@ void engine_check(const MakeAccelerator& make, const std::vector<std::string>& s
   });
   check("engine_two_ranks_one_device",
         [&] { return compare(train(plan_of(DType::kBf16, 2), make), bf16, 2e-2); });
+  check("engine_graph", [&] {
+    const Run issued = train(plan_of(DType::kFp32, 1), make, kGraphSteps);
+    const Run replayed = train(plan_of(DType::kFp32, 1), make, kGraphSteps, Steps::kReplayed);
+    return compare(replayed, issued, 1e-4) +
+           fmt::format(
+               "; the host gave the step to the device in {:.0f} us and {:.0f} us replayed, "
+               "it took {:.0f} us and {:.0f} us",
+               issued.issue_us, replayed.issue_us, issued.step_us, replayed.step_us);
+  });
+  check("engine_offload", [&] {
+    Plan plan = plan_of(DType::kFp32, 1);
+    plan.offload = Offload::kCpu;
+    return compare(train(plan, make), fp32, 1e-4);
+  });
   check("engine_recompute_prefetch", [&] {
     Plan plan = plan_of(DType::kBf16, 1);
     plan.recompute.value = Recompute::kFull;

@@ -23,10 +23,14 @@ UnitSet::UnitSet(const ModelSpec& model, const Plan& plan, const EventGraph& gra
                  RankMemory& memory)
     : plan_(plan),
       memory_(memory),
-      gathers_(plan.mesh.shard > 1 || plan.param_dtype != plan.master_dtype),
+      pinned_(memory),
+      offloads_(plan.offload != Offload::kNone),
+      gathers_(plan.mesh.shard > 1 || plan.param_dtype != plan.master_dtype || offloads_),
       offsets_(lay_out_arena(graph)),
       persistent_(graph.persistent),
-      arena_(static_cast<std::size_t>(offsets_.size.count()), memory) {
+      arena_(static_cast<std::size_t>(offsets_.size.count()), memory),
+      host_arena_(static_cast<std::size_t>(offsets_.host_size.count()), pinned_) {
+  for (const std::int32_t id : persistent_) on_host_.push_back(graph.buffer(id).on_host);
   const auto layers = layers_of_units(model, graph);
   units_.resize(graph.units.size());
   for (std::size_t u = 0; u < units_.size(); ++u) {
@@ -47,7 +51,8 @@ std::byte* UnitSet::buffer(std::int32_t id) const {
   const auto found = std::find(persistent_.begin(), persistent_.end(), id);
   FORESHARD_CHECK(found != persistent_.end(), "a row works in a buffer that is not in the arena");
   const auto place = static_cast<std::size_t>(found - persistent_.begin());
-  return arena_.at(static_cast<std::size_t>(offsets_.offsets[place].count()));
+  const Arena& arena = on_host_[place] ? host_arena_ : arena_;
+  return arena.at(static_cast<std::size_t>(offsets_.offsets[place].count()));
 }
 
 void UnitSet::place_buffers(const EventGraph& graph) {
@@ -61,7 +66,7 @@ void UnitSet::place_buffers(const EventGraph& graph) {
         (unit.master == nullptr ? unit.master : unit.shadow) = place;
         break;
       case MemoryCategory::kShardedGrad:
-        unit.gradient = reinterpret_cast<float*>(place);
+        unit.gradient = unit.stored_gradient = reinterpret_cast<float*>(place);
         break;
       case MemoryCategory::kOptimizerState:
         unit.moments.push_back(place);

@@ -3,7 +3,8 @@
 // Runtime native, as laid out by sim/graph: flat padded unit buffers (sim/graph/flat_layout.h), one
 // shard of each on every rank. A parameter's value is a view into the unit's storage, which is
 // attached to the shard itself (one rank, one dtype), to storage of its own, or to a slot; its
-// gradient is a view into the gradient storage likewise. All of it is memory of the rank's device.
+// gradient is a view into the gradient storage likewise. All of it is memory of the rank's device,
+// but shards, states and sums of gradients of a plan that offloads them.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +30,8 @@ struct UnitMemory {
   std::int64_t first = 0;  // its first element in the flat buffer
   std::byte* master = nullptr;
   std::byte* shadow = nullptr;  // the shard in the compute dtype; master where the dtypes are equal
-  float* gradient = nullptr;    // of the shard, fp32
+  float* gradient = nullptr;    // of the shard, fp32: where it is summed
+  float* stored_gradient = nullptr;   // where the optimizer reads it: the same, or on the host
   std::vector<std::byte*> moments;    // exp_avg, exp_avg_sq
   std::byte* post_forward = nullptr;  // piece of a smaller group
   FlatStorage values, gradients;
@@ -54,7 +56,11 @@ class UnitSet {
   std::byte* buffer(std::int32_t id) const;  // of EventGraph::persistent
   bool gathers() const { return gathers_; }
   RankMemory& memory() const { return memory_; }
+  // Of shards and states: the same, or pinned memory of the host.
+  RankMemory& states() { return offloads_ ? static_cast<RankMemory&>(pinned_) : memory_; }
+  bool offloads() const { return offloads_; }
   std::int64_t arena_bytes() const { return static_cast<std::int64_t>(arena_.size()); }
+  std::int64_t host_arena_bytes() const { return static_cast<std::int64_t>(host_arena_.size()); }
 
   // The unit's gradients of `microbatch` begin in `memory`: attached, padding zeroed, nothing
   // written.
@@ -66,10 +72,13 @@ class UnitSet {
 
   const Plan& plan_;
   RankMemory& memory_;
+  PinnedMemory pinned_;
+  bool offloads_;
   bool gathers_;
   ArenaLayout offsets_;
   std::vector<std::int32_t> persistent_;
-  Arena arena_;
+  std::vector<bool> on_host_;  // by position in persistent_
+  Arena arena_, host_arena_;
   std::vector<UnitMemory> units_;
   std::vector<std::vector<Parameter>> layers_;
 };

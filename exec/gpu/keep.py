@@ -21,9 +21,10 @@ def keep(results, repository):
         raise SystemExit(f"{results}: no GPU was measured ({record.get('device')})")
     stamp = record["created"].replace(":", "").replace("-", "")
     written = []
-    raw = results / "raw.json"
-    if raw.exists():
-        to = repository / "calibration" / "measured" / record["gpu"] / f"{stamp}.json"
+    for raw, name in ((results / "raw.json", f"{stamp}.json"), (results / "collectives.json", f"{stamp}-collectives.json")):
+        if not raw.exists():
+            continue
+        to = repository / "calibration" / "measured" / record["gpu"] / name
         to.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(raw, to)
         written.append(to)

@@ -9,90 +9,25 @@ next one runs. Results are written as they come, `--bundle FILE` also packs them
 this file says what each stage proves. Needs Python 3.9, and for the GPU a Python environment with torch 2.11.
 """
 import argparse
-import array
-import datetime
-import glob
-import importlib.util
 import json
 import os
 import pathlib
-import random
 import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 
-HERE = pathlib.Path(__file__).resolve().parent
+from round_plans import EIGHT, FSDP2, ONE, PLANS, STANDIN_FSDP2, STANDIN_PLANS, plan
+from round_summary import summary
+from round_tools import (GPUS, HERE, environment, example, forecast, gpu_names, issue_us, lost_libraries, measured, now, pack,
+                         read_json, rename_device, say, tokens, torch_folder, versions, write_json)
+
 SCHEMA = "foreshard.gpu_round/1"
 
 # (name, share of the time). Most useful first: a short round cuts the tail.
-STAGES = [("environment", 2), ("self_check", 8), ("measure", 25), ("plans", 35), ("fsdp2", 25), ("ranks", 5)]
-
-# Catalogue keys (foreshard machines) by what the driver calls the GPU; the first match wins.
-GPUS = [("H200", "h200"), ("GH200", "gh200-96gb"), ("GB200", "gb200"), ("B200", "b200"), ("H100 NVL", "h100-nvl"),
-        ("H100 PCIe", "h100-pcie"), ("H100", "h100-sxm"), ("H800", "h800"), ("H20", "h20"),
-        ("A100-SXM4-80GB", "a100-80gb"), ("A100-SXM4-40GB", "a100-40gb"), ("A100 80GB PCIe", "a100-pcie-80gb"),
-        ("A100-PCIE-40GB", "a100-pcie-40gb"), ("L40S", "l40s"), ("L40", "l40"), ("L4", "l4"), ("A10", "a10"),
-        ("RTX 4090", "rtx-4090"), ("RTX 5090", "rtx-5090"), ("RTX 3090", "rtx-3090")]
-
-ONE = dict(model="tinyllama-1.1b", sequence=2048, micro_batch=4)
-EIGHT = dict(model="llama-3-8b", sequence=8192, micro_batch=1)
-
-
-def plan(name, base, gpus, pace=1, **keys):
-    return dict(base, name=name, gpus=gpus, pace=pace, set=keys)
-
-
-# The fixed set of plans, most useful first. One GPU runs rank 0 of each; more than one rank is paced.
-PLANS = [
-    plan("1b-world-1", ONE, 1),
-    plan("8b-shard-64", EIGHT, 64),
-    plan("8b-shard-64-free", EIGHT, 64, pace=0),
-    plan("8b-shard-64-free-cudnn", EIGHT, 64, pace=0, attention="cudnn"),
-    plan("1b-world-1-cudnn", ONE, 1, attention="cudnn"),
-    plan("1b-shard-8", ONE, 8),
-    plan("8b-shard-64-recompute", EIGHT, 64, recompute="full"),
-    plan("8b-shard-512", EIGHT, 512),
-    plan("8b-shard-64-prefetch-0", EIGHT, 64, **{"prefetch.forward": 0, "prefetch.backward": 0}),
-    plan("8b-shard-64-prefetch-2", EIGHT, 64, **{"prefetch.forward": 2, "prefetch.backward": 2}),
-    plan("1b-shard-64", ONE, 64),
-    plan("8b-hsdp-8x8", EIGHT, 64, **{"mesh.shard": 8, "mesh.replicate": 8}),
-    plan("1b-hsdp-8x8", ONE, 64, **{"mesh.shard": 8, "mesh.replicate": 8}),
-    plan("8b-shard-256", EIGHT, 256),
-    plan("8b-shard-64-cudnn", EIGHT, 64, attention="cudnn"),
-    plan("1b-shard-64-prefetch-0", ONE, 64, **{"prefetch.forward": 0, "prefetch.backward": 0}),
-    plan("1b-shard-64-prefetch-2", ONE, 64, **{"prefetch.forward": 2, "prefetch.backward": 2}),
-    plan("8b-shard-64-never", EIGHT, 64, reshard_after_forward="never"),
-    plan("1b-shard-64-accumulate-4", ONE, 64, **{"batch.accumulation": 4}),
-    plan("1b-shard-64-accumulate-4-kept", ONE, 64, **{"batch.accumulation": 4, "accumulation.mode": "keep_unsharded"}),
-    plan("1b-shard-64-reduce-bf16", ONE, 64, **{"dtype.reduce": "bf16"}),
-    plan("1b-shard-512", ONE, 512),
-    plan("1b-shard-8-recompute", ONE, 8, recompute="full"),
-]
-
-# The engine beside FSDP2, best of each side: collectives move their bytes in the GPU on both, and take no further time.
-BESIDE = [("1b, world 1", ["1b-world-1", "1b-world-1-cudnn"], ["1b-world-1-default", "1b-world-1-tuned"]),
-          ("8b, shard 64, free network", ["8b-shard-64-free", "8b-shard-64-free-cudnn"],
-           ["8b-world-64-default", "8b-world-64-tuned"])]
-
-# FSDP2 beside it: (name, base, world, variant, recompute).
-FSDP2 = [
-    ("1b-world-1-default", ONE, 1, "default", "none"),
-    ("8b-world-64-default", EIGHT, 64, "default", "none"),
-    ("1b-world-1-tuned", ONE, 1, "tuned", "none"),
-    ("8b-world-64-tuned", EIGHT, 64, "tuned", "none"),
-    ("1b-world-8-default", ONE, 8, "default", "none"),
-    ("8b-world-64-recompute", EIGHT, 64, "default", "full"),
-    ("8b-world-512-default", EIGHT, 512, "default", "none"),
-]
-
-TINY = dict(model=None, sequence=32, micro_batch=1)  # the stand-in's: models/examples/llama-5m.json
-STANDIN_PLANS = [plan("tiny-world-1", TINY, 1), plan("tiny-shard-8", TINY, 8),
-                 plan("tiny-hsdp-2x2", TINY, 4, **{"mesh.shard": 2, "mesh.replicate": 2})]
-STANDIN_FSDP2 = [("tiny-world-1", dict(model="tiny", sequence=32, micro_batch=1), 1, "default", "none")]
-
+STAGES = [("environment", 2), ("self_check", 8), ("measure", 23), ("collectives", 4), ("plans", 35), ("fsdp2", 23),
+          ("ranks", 5)]
 
 class Round:
     def __init__(self, args):
@@ -258,6 +193,30 @@ class Round:
             return "failed", f"{rows} rows; calibrate: {self.log_tail('calibrate')}"
         return ("ok" if status == 0 else "failed"), f"{rows} rows" + ("" if status == 0 else f", measure ended with {status}")
 
+    def gpus(self):
+        return self.args.ranks or self.record.get("gpus", 0)
+
+    def collectives(self, budget):
+        count = self.gpus()
+        if count < 2:
+            return "skipped", "one GPU: curves of NCCL need two or more"
+        raw, begin = self.out / "collectives.json", time.monotonic()
+        status, _ = self.run("collectives", [self.bin / "foreshard-exec", "measure", "--device",
+                                             "standin" if self.standin else "cuda", "--spawn", count, "--out", raw], max(20, budget))
+        if status != 0 or not raw.exists():
+            return "failed", f"exit {status}: {self.log_tail('collectives')}"
+        if self.standin:
+            rename_device(raw, "NVIDIA H100 80GB HBM3")
+        rows = len(read_json(raw)["rows"])
+        # With what one GPU measured, where that is there: one profile of the machine.
+        files = [file for file in (self.out / "raw.json", raw) if file.exists()]
+        left = max(20, budget - (time.monotonic() - begin))
+        fitted, _ = self.run("calibrate-collectives", [self.bin / "foreshard", "calibrate", *files, "--out",
+                                                       self.out / "profile.json"], left)
+        if fitted != 0:
+            return "failed", f"{rows} rows; calibrate: {self.log_tail('calibrate-collectives')}"
+        return "ok", f"{rows} rows on {count} GPUs"
+
     def profile(self):
         profile = self.out / "profile.json"
         return ["--profile", profile] if profile.exists() else []
@@ -297,10 +256,12 @@ class Round:
                    "--device", "standin" if self.standin else "cuda"]
         if p["gpus"] > 1:
             command += ["--paced", "--pace", p["pace"]]
+        if p["graph"]:
+            command += ["--graph"]
         status, report = self.answer(name, command, seconds)
         if status != 0 or report is None:
             return dict(row, status="failed", reason=f"exit {status}: {self.log_tail(name)}")
-        row.update(measured(report))
+        row.update(measured(report), graph=p["graph"], issue_us=issue_us(self.out / "logs" / f"{name}.log"))
         if p["pace"] != 1:  # of another network than the forecast's
             return dict(row, status="ok", pace=p["pace"])
         status, verdict = self.answer(name, [self.bin / "foreshard", "validate", "--plan", folder / "plan.yaml", "--run",
@@ -360,9 +321,9 @@ class Round:
         return row
 
     def ranks(self, budget):
-        count = self.args.ranks or self.record.get("gpus", 0)
+        count = self.gpus()
         if self.standin or count < 2:
-            return "skipped", "one GPU: NCCL between GPUs, its curves and real shard groups need two or more"
+            return "skipped", "one GPU: NCCL between GPUs and real shard groups need two or more"
         end = time.monotonic() + budget
         data = tokens(self.out / "tokens.bin", 2_000_000)
         done, failed = 0, []
@@ -387,223 +348,6 @@ class Round:
             done += 1
         data.unlink(missing_ok=True)
         return "ok" if done and not failed else "failed", f"{done} plans on {count} GPUs" + ("; " + "; ".join(failed) if failed else "")
-
-
-# --- pieces ---
-
-
-def now():
-    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def say(text):
-    print(f"gpu: {text}", file=sys.stderr, flush=True)
-
-
-def write_json(path, value):
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-    part.replace(path)
-
-
-def read_json(path):
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-
-
-def read_rows(path):
-    try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
-    except OSError:
-        return []
-
-
-def torch_folder():
-    """torch/lib of this Python, without importing it: that fails where a CUDA library is missing."""
-    spec = importlib.util.find_spec("torch")
-    return pathlib.Path(spec.origin).parent / "lib" if spec and spec.origin else None
-
-
-def environment(programs):
-    """Where the programs find LibTorch: this Python's, and the libraries its wheels brought."""
-    env = dict(os.environ)
-    folders = [str(programs.parent / "lib")] if (programs.parent / "lib").is_dir() else []
-    torch = torch_folder()
-    if torch:
-        folders.append(str(torch))
-        folders += sorted(glob.glob(str(torch.parents[1] / "nvidia" / "*" / "lib")))
-    old = env.get("LD_LIBRARY_PATH", "")
-    env["LD_LIBRARY_PATH"] = ":".join(folders + ([old] if old else []))
-    # A toolkit's libraries come last: they must never replace those LibTorch was built with.
-    if torch and lost_libraries(torch / "libtorch_cuda.so", env):
-        for folder in ("/usr/local/cuda/lib64", "/usr/lib/x86_64-linux-gnu"):
-            if os.path.isdir(folder):
-                env["LD_LIBRARY_PATH"] += ":" + folder
-    env.setdefault("PYTHONUNBUFFERED", "1")
-    return env
-
-
-def lost_libraries(file, env):
-    try:
-        text = subprocess.run(["ldd", str(file)], env=env, capture_output=True, text=True, timeout=60, check=False).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return sorted({line.split()[0] for line in text.splitlines() if "not found" in line})
-
-
-def gpu_names():
-    try:
-        text = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True,
-                              timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return [line.strip() for line in text.stdout.splitlines() if line.strip()] if text.returncode == 0 else []
-
-
-def versions(programs, env):
-    found = {"python": sys.version.split()[0]}
-    for program in ("foreshard", "foreshard-exec"):
-        try:
-            text = subprocess.run([str(programs / program), "--version"], env=env, capture_output=True, text=True, timeout=120,
-                                  check=False)
-            found[program] = (text.stdout or text.stderr).strip().splitlines()[0] if text.stdout or text.stderr else "?"
-        except (OSError, subprocess.TimeoutExpired) as error:
-            found[program] = str(error)
-    torch = torch_folder()
-    if torch:
-        file = torch.parent / "version.py"
-        try:
-            found["torch"] = next((line.split("'")[1] for line in file.read_text(encoding="utf-8").splitlines()
-                                   if line.startswith("__version__")), "?")
-        except (OSError, IndexError):
-            found["torch"] = "?"
-    try:
-        text = subprocess.run(["nvidia-smi", "--query-gpu=driver_version,power.limit,clocks.max.sm", "--format=csv,noheader"],
-                              capture_output=True, text=True, timeout=60, check=False)
-        if text.returncode == 0:
-            found["driver, power limit, highest clock"] = text.stdout.strip().splitlines()[0]
-    except (OSError, subprocess.TimeoutExpired, IndexError):
-        pass
-    return found
-
-
-def example():
-    """The small model of the repository, or of the carried build."""
-    for folder in (HERE.parents[1], HERE):
-        file = folder / "models" / "examples" / "llama-5m.json"
-        if file.exists():
-            return str(file)
-    raise FileNotFoundError("models/examples/llama-5m.json")
-
-
-def tokens(path, count):
-    """Random token ids as 16 bit integers, the same every time, in every vocabulary of the plans (32,000 or more;
-    256 for the small model)."""
-    most = 250 if count < 100_000 else 32_000
-    array.array("H", random.Random(1).choices(range(most), k=count)).tofile(open(path, "wb"))
-    return path
-
-
-def rename_device(path, name):
-    """The stand-in measures as a GPU of the catalogue, so that every step of the round runs."""
-    raw = read_json(path)
-    raw["device"]["name"] = name
-    write_json(path, raw)
-
-
-def value(quantity):
-    return quantity["value"] if isinstance(quantity, dict) else quantity
-
-
-def forecast(report):
-    return {"step_s": value(report["step"]["seconds"]), "tokens_per_s_per_gpu": value(report["step"]["tokens_per_s_per_gpu"]),
-            "exposed_communication_s": value(report["step"]["exposed_communication_s"]),
-            "peak_allocated_bytes": value(report["memory"]["peak_allocated_bytes"]),
-            "peak_reserved_bytes": value(report["memory"]["peak_reserved_bytes"])}
-
-
-def measured(report):
-    row = forecast(report)
-    row["mfu"] = value(report["step"]["mfu"])
-    row["losses"] = (report.get("run") or {}).get("losses", [])[:3]
-    return row
-
-
-def pack(folder, file):
-    """The results as one archive, without what is large; replaced at once."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(file.name + ".part")
-    with tarfile.open(part, "w:gz") as archive:
-        for path in sorted(folder.rglob("*")):
-            if path.is_file() and path.suffix not in (".part", ".bin") and path != part and path.stat().st_size < 4_000_000:
-                archive.add(path, pathlib.Path("results") / path.relative_to(folder))
-    part.replace(file)
-
-
-def percent(ratio):
-    return "" if ratio is None else f"{100 * ratio:+.1f} %"
-
-
-def gib(count):
-    return "" if count is None else f"{count / 2**30:.2f}"
-
-
-def summary(out, record):
-    """What a person reads first."""
-    lines = [f"# Round on {record['device']} ({record['created']})", "", f"`{record['command']}`", "",
-             "| stage | status | seconds | |", "| --- | --- | --- | --- |"]
-    for s in record["stages"]:
-        lines.append(f"| {s['name']} | {s['status']} | {s.get('seconds', '')} | {s.get('detail', '')} |")
-    checks = read_json(out / "self_check.json")
-    if checks:
-        lines += ["", "| check | status | |", "| --- | --- | --- |"]
-        lines += [f"| {c['check']} | {c['status']} | {c['detail'].replace('|', '/')} |" for c in checks["checks"]]
-    plans = read_rows(out / "plans.jsonl")
-    if plans:
-        lines += ["", "Forecast against measurement (error = forecast / measured - 1):", "",
-                  "| plan | step s | error | exposed | memory | peak GiB | tokens/s per GPU | MFU |",
-                  "| --- | --- | --- | --- | --- | --- | --- | --- |"]
-        for p in plans:
-            if p["status"] != "ok":
-                lines.append(f"| {p['name']} | {p['status']}: {p.get('reason', '').replace('|', '/')} | | | | | | |")
-                continue
-            lines.append(f"| {p['name']} | {p['step_s']:.4f} | {percent(p.get('step_error'))} | "
-                         f"{percent(p.get('exposed_communication_error'))} | {percent(p.get('memory_error'))} | "
-                         f"{gib(p['peak_allocated_bytes'])} | {p['tokens_per_s_per_gpu']:.0f} | {p['mfu']:.3f} |")
-    fsdp2 = read_rows(out / "fsdp2.jsonl")
-    if fsdp2:
-        lines += ["", "PyTorch's FSDP2 on the same GPU (its forecast holds the network of a real cluster, so steps are compared "
-                  "at world 1 only):", "",
-                  "| configuration | step s | error | tokens/s per GPU | allocated GiB | error | reserved GiB | error |",
-                  "| --- | --- | --- | --- | --- | --- | --- | --- |"]
-        for r in fsdp2:
-            if r["status"] != "ok":
-                lines.append(f"| {r['name']} | {r['status']}: {r.get('reason', '').replace('|', '/')} | | | | | | |")
-                continue
-
-            def off(key):
-                forecast_value, seen = r.get("predicted", {}).get(key), r.get(key)
-                return percent(forecast_value / seen - 1) if forecast_value and seen else ""
-
-            lines.append(f"| {r['name']} | {r['step_s']:.4f} | {off('step_s') if r['world'] == 1 else ''} | "
-                         f"{r['tokens_per_s_per_gpu']:.0f} | {gib(r.get('peak_allocated_bytes'))} | {off('peak_allocated_bytes')} | "
-                         f"{gib(r.get('peak_reserved_bytes'))} | {off('peak_reserved_bytes')} |")
-    ours = {p["name"]: p for p in plans if p["status"] == "ok"}
-    theirs = {r["name"]: r for r in fsdp2 if r["status"] == "ok"}
-    pairs = [(name, [ours[p] for p in a if p in ours], [theirs[r] for r in b if r in theirs]) for name, a, b in BESIDE]
-    if any(a and b for _, a, b in pairs):
-        lines += ["", "The engine beside FSDP2, the best of each side's attention kernels and compilation:", "",
-                  "| | tokens/s | FSDP2 | ratio | peak allocated GiB | FSDP2 | ratio |", "| --- | --- | --- | --- | --- | --- | --- |"]
-        for name, a, b in pairs:
-            if not (a and b):
-                continue
-            fast, other = (max(rows, key=lambda row: row["tokens_per_s_per_gpu"]) for rows in (a, b))
-            x, y = fast["tokens_per_s_per_gpu"], other["tokens_per_s_per_gpu"]
-            m, n = fast["peak_allocated_bytes"], other.get("peak_allocated_bytes")
-            lines.append(f"| {name} | {x:.0f} | {y:.0f} | {x / y:.2f} | {gib(m)} | {gib(n)} | {f'{m / n:.2f}' if n else ''} |")
-    return "\n".join(lines) + "\n"
 
 
 def main():

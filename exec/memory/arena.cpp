@@ -50,6 +50,10 @@ class HostMemory final : public RankMemory {
   void to_host(void* host, const void* from, std::size_t bytes) override {
     copy(host, from, bytes);
   }
+  std::byte* allocate_pinned(std::size_t bytes) override { return allocate(bytes); }
+  void release_pinned(std::byte* memory, std::size_t bytes) noexcept override {
+    release(memory, bytes);
+  }
 };
 
 }  // namespace

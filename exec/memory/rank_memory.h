@@ -15,15 +15,46 @@ class RankMemory {
   // Zeroed. Throws Error(kInfeasible) or std::runtime_error where there is not that much.
   virtual std::byte* allocate(std::size_t bytes) = 0;
   virtual void release(std::byte* memory, std::size_t bytes) noexcept = 0;
-  // In the order of what was given to the device before (its current lane); both sides are its.
+  // In the order of what was given to the device before (its current lane); both sides are its, or
+  // pinned.
   virtual void copy(void* to, const void* from, std::size_t bytes) = 0;
   virtual void fill(void* at, int byte, std::size_t bytes) = 0;
   // Done when they return.
   virtual void to_device(void* to, const void* host, std::size_t bytes) = 0;
   virtual void to_host(void* host, const void* from, std::size_t bytes) = 0;
+  // Zeroed memory of the host that copy() moves to and from the device without the host waiting.
+  // Throws as allocate().
+  virtual std::byte* allocate_pinned(std::size_t bytes) = 0;
+  virtual void release_pinned(std::byte* memory, std::size_t bytes) noexcept = 0;
 };
 
 // The memory of this process.
 RankMemory& host_memory();
+
+// Host memory that a device copies from and to: states of a rank whose plan offloads them.
+class PinnedMemory final : public RankMemory {
+ public:
+  explicit PinnedMemory(RankMemory& device) : device_(device) {}  // a reference is kept
+  c10::Device device() const override { return host_memory().device(); }
+  std::byte* allocate(std::size_t bytes) override { return device_.allocate_pinned(bytes); }
+  void release(std::byte* memory, std::size_t bytes) noexcept override {
+    device_.release_pinned(memory, bytes);
+  }
+  void copy(void* to, const void* from, std::size_t bytes) override {
+    host_memory().copy(to, from, bytes);
+  }
+  void fill(void* at, int byte, std::size_t bytes) override { host_memory().fill(at, byte, bytes); }
+  void to_device(void* to, const void* host, std::size_t bytes) override { copy(to, host, bytes); }
+  void to_host(void* host, const void* from, std::size_t bytes) override {
+    copy(host, from, bytes);
+  }
+  std::byte* allocate_pinned(std::size_t bytes) override { return allocate(bytes); }
+  void release_pinned(std::byte* memory, std::size_t bytes) noexcept override {
+    release(memory, bytes);
+  }
+
+ private:
+  RankMemory& device_;
+};
 
 }  // namespace foreshard

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <fstream>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "exec/engine/schedule.h"
 #include "exec/engine/update.h"
 #include "exec/run/control.h"
+#include "exec/run/kineto.h"
 #include "exec/run/rank_record_text.h"
 #include "exec/state/checkpoint.h"
 #include "sim/spec/plan_check.h"
@@ -55,10 +57,11 @@ class Training {
     RankRecord& own = record_.ranks.emplace_back();
     own.rank = world.rank();
     own.rss_before_init = process_memory("VmRSS:");
-    engine_.emplace(
-        model, plan, graph, world,
-        Engine::Options{
-            .debug = options.debug, .device = options.device, .pacing = options.pacing});
+    engine_.emplace(model, plan, graph, world,
+                    Engine::Options{.debug = options.debug,
+                                    .device = options.device,
+                                    .pacing = options.pacing,
+                                    .graph = options.graph});
     own.arena = Bytes(engine_->units().arena_bytes());
     own.rss_after_init = process_memory("VmRSS:");
     record_.paced = options.pacing != nullptr;
@@ -137,7 +140,7 @@ class Training {
 
   // Checkpoints read and write host memory: what lives on a device is copied there first.
   std::byte* on_host(std::byte* data, std::size_t bytes) {
-    if (options_.device == nullptr) return data;
+    if (options_.device == nullptr || engine_->units().offloads()) return data;
     Mirror& mirror = mirrors_.emplace_back(Mirror{data, std::vector<std::byte>(bytes)});
     engine_->units().memory().to_host(mirror.copy.data(), data, bytes);
     return mirror.copy.data();
@@ -191,7 +194,7 @@ class Training {
     for (const std::string& sentence : loaded.passed_over) note(sentence);
     put_on_device();
     for (UnitMemory& unit : engine_->units().all()) {
-      refresh_shadow(unit, plan_, engine_->units().memory().device());
+      refresh_shadow(unit, plan_, engine_->units().states().device());
     }
     progress_ = loaded.progress;
     if (progress_.seed != plan_.seed) {
@@ -227,8 +230,15 @@ class Training {
         data_.read_training(first + i, tokens, labels);
       }
     }
+    if (!options_.kineto.empty() && world_.rank() == 0 && !kineto_ &&
+        progress_.step + kKinetoSteps >= options_.steps) {
+      kineto_.emplace(options_.device != nullptr && options_.device->is_gpu());
+    }
     ++progress_.step;
+    const auto begin = std::chrono::steady_clock::now();
     engine_->issue(progress_.step, batches);
+    issue_seconds_.push_back(
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
     ++pending_;
     progress_.next_sample += samples_per_step_;
     while (pending_ > engine_->ahead()) collect();
@@ -315,7 +325,11 @@ class Training {
   }
 
   void finish() {
-    if (options_.device != nullptr) note_device_memory();
+    if (kineto_) kineto_->save(options_.kineto);
+    if (options_.device != nullptr) {
+      note_device_memory();
+      note_issue();
+    }
     // The shards of ranks that are not there would belong to it.
     if (options_.pacing == nullptr) record_.parameter_hash = engine_->parameter_hash();
     own().peak_rss = process_memory("VmHWM:");
@@ -338,6 +352,20 @@ class Training {
     }
   }
 
+  // What the host took to hand a step to the device: of the later half of the steps, when nothing
+  // is made any more.
+  void note_issue() {
+    if (issue_seconds_.size() < 2) return;
+    std::vector<double> later(
+        issue_seconds_.begin() + static_cast<std::ptrdiff_t>(issue_seconds_.size() / 2),
+        issue_seconds_.end());
+    std::sort(later.begin(), later.end());
+    note(fmt::format("the host issued a step in {:.1f} us{}", later[later.size() / 2] * 1e6,
+                     options_.graph ? ", replayed as one graph" : ""));
+  }
+
+  static constexpr std::int64_t kKinetoSteps = 2;
+
   struct Mirror {
     std::byte* device = nullptr;
     std::vector<std::byte> copy;
@@ -355,6 +383,8 @@ class Training {
   std::array<std::vector<MicroBatch>, 2> batches_;  // of steps of even and odd number
   int pending_ = 0;                                 // steps that were issued and not collected
   std::vector<Mirror> mirrors_;
+  std::vector<double> issue_seconds_;  // per step
+  std::optional<KinetoTrace> kineto_;
   RunProgress progress_;
 };
 

@@ -41,8 +41,11 @@ struct TrainOptions {
   std::filesystem::path resume;      // "": from the seed
   std::int64_t recorded_steps = 20;  // timelines that are kept, of the last steps
   bool debug = false;
+  std::filesystem::path
+      kineto;  // rank 0's last two steps as LibTorch's profiler sees them; "": none
   Accelerator* device = nullptr;                              // none: CPU ranks
   const Pacing* pacing = nullptr;                             // none: the world's ranks are real
+  bool graph = false;                                         // steps replayed as a whole
   std::vector<std::pair<std::string, std::string>> metadata;  // goes into checkpoints
   std::function<void(const StepReport&)> progress;            // rank 0
   std::function<void(const std::string&)> note;               // rank 0: one sentence

@@ -17,11 +17,17 @@
 //
 // With reduction_order microbatch the reduce-scatter adds every rank's contribution to the gradient
 // shard, in rank order; with library it makes a sum of its own, which an accumulation adds.
+// With offload, shards, states and gradient sums live on the host. A gather's own segment is copied
+// into its slot on a stream of its own before the gather; a unit's gradients are summed in one of
+// two slots, copied to the host, and brought back for the next micro-batch to add to. The host does
+// the norm and the step.
+//
 // With replicas, gradients are summed over micro-batches first and all-reduced once, after the last
 // one. Units that are never resharded are gathered once per step: parameters change with the
 // optimizer only. Unlike FSDP2 the embedding's unit is not gathered in backward: its gradient needs
 // no weight.
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <utility>
 #include <vector>
@@ -39,6 +45,10 @@ constexpr std::int64_t kNormBytes = 67 * 8;
 
 // Variants of kAccumulate.
 constexpr std::int32_t kAdd = 1;
+// Variants of kHostToDevice.
+constexpr std::int32_t kGradientSum = 1;
+// Where gradients are summed before they go to the host: one is copied while the next one fills.
+constexpr std::size_t kStagingSlots = 2;
 
 class Native final : public StepBuilder {
  public:
@@ -84,7 +94,10 @@ class Native final : public StepBuilder {
   std::int64_t reduce_size() const { return size_of(plan_.reduce_dtype); }
 
   // Whether parameters have to be gathered or cast at all; else the stored shard is the parameter.
-  bool gathers() const { return plan_.mesh.shard > 1 || plan_.param_dtype != plan_.master_dtype; }
+  bool gathers() const {
+    return plan_.mesh.shard > 1 || plan_.param_dtype != plan_.master_dtype || offloads();
+  }
+  bool offloads() const { return plan_.offload != Offload::kNone; }
   bool continues_sums() const { return plan_.reduction_order == ReductionOrder::kMicrobatch; }
 
   void flatten() {
@@ -99,20 +112,24 @@ class Native final : public StepBuilder {
 
   std::int64_t padded(std::int32_t u) { return state(u).shard * plan_.mesh.shard; }
 
+  // What lives between steps: with offload, on the host.
+  void hold(MemoryCategory category, std::int32_t u, std::int64_t bytes) {
+    allocate_persistent(category, u, Bytes(bytes));
+    graph().buffers.back().on_host = offloads();
+  }
+
   void arenas() {
     std::int64_t largest = 0;
     for (std::int32_t u = 0; u < count(); ++u) {
       const std::int64_t shard = state(u).shard;
-      allocate_persistent(MemoryCategory::kShardedParam, u,
-                          Bytes(shard * size_of(plan_.master_dtype)));
+      hold(MemoryCategory::kShardedParam, u, shard * size_of(plan_.master_dtype));
       if (plan_.param_dtype != plan_.master_dtype) {
-        allocate_persistent(MemoryCategory::kShardedParam, u, Bytes(shard * param_size()));
+        hold(MemoryCategory::kShardedParam, u, shard * param_size());
       }
-      allocate_persistent(MemoryCategory::kShardedGrad, u, Bytes(shard * 4));
+      hold(MemoryCategory::kShardedGrad, u, shard * 4);
       if (plan_.optimizer.kind == Optimizer::Kind::kAdamW) {
         for (int moment = 0; moment < 2; ++moment) {
-          allocate_persistent(MemoryCategory::kOptimizerState, u,
-                              Bytes(shard * size_of(plan_.optimizer.state)));
+          hold(MemoryCategory::kOptimizerState, u, shard * size_of(plan_.optimizer.state));
         }
       }
       if (!gathers()) {
@@ -153,6 +170,10 @@ class Native final : public StepBuilder {
       buffer = allocate_persistent(MemoryCategory::kUnshardedGrad, -1,
                                    Bytes(largest_gradient * reduce_size()));
     }
+    for (std::size_t i = 0; offloads() && i < kStagingSlots; ++i) {
+      staging_[i].buffer =
+          allocate_persistent(MemoryCategory::kShardedGrad, -1, Bytes(largest_shard * 4));
+    }
     // Sums in rank order need every other rank's piece.
     if (continues_sums() && plan_.mesh.shard > 1) {
       allocate_persistent(MemoryCategory::kReduceScatterOutput, -1,
@@ -188,8 +209,14 @@ class Native final : public StepBuilder {
     s.present = true;
     s.waited = false;
     if (!gathers()) return true;
-    wait(Stream::kAllGather, free_after);
     const bool small = backward_ && unit(u).reshard.kind == Reshard::Kind::kGroup;
+    if (offloads() && !small) {
+      wait(Stream::kCopyIn, free_after);
+      const EventId copied = add_unit_row(EventKind::kHostToDevice, Stream::kCopyIn, u);
+      works_in(s.storage);
+      wait(Stream::kAllGather, copied);
+    }
+    wait(Stream::kAllGather, free_after);
     s.all_gather = add_unit_row(EventKind::kAllGather, Stream::kAllGather, u, small ? 1 : 0);
     works_in(s.storage);
     return true;
@@ -323,9 +350,11 @@ class Native final : public StepBuilder {
     hook();
     release(u, row);
     if (keeps_gradients() && !last_) return;
-    wait(Stream::kReduceScatter, row);
     State& s = state(u);
     const bool adds = microbatch() > 0 && !keeps_gradients();
+    Staging& staging = staging_[next_staging_];
+    if (offloads()) take_staging_slot(u, adds);
+    wait(Stream::kReduceScatter, row);
     const bool sums_elsewhere = !continues_sums() && (adds || plan_.reduce_dtype != DType::kFp32);
     EventId last = kNoEvent;
     std::int32_t output = kNoBuffer;
@@ -348,12 +377,35 @@ class Native final : public StepBuilder {
       wait(Stream::kAllReduce, last);
       last = add_unit_row(EventKind::kAllReduce, Stream::kAllReduce, u);
     }
+    if (offloads()) {
+      wait(Stream::kAllReduce, last);
+      last = add_unit_row(EventKind::kDeviceToHost, Stream::kAllReduce, u);
+      works_in(staging.buffer);
+      staging.copied = last;
+      next_staging_ = (next_staging_ + 1) % kStagingSlots;
+    }
     s.reduced = last;
+  }
+
+  // Free once the copy that reads it is done; holds the sum of earlier micro-batches where this
+  // one's is added to it.
+  void take_staging_slot(std::int32_t u, bool adds) {
+    const Staging& staging = staging_[next_staging_];
+    if (adds) {
+      wait(Stream::kCopyIn, staging.copied);
+      wait(Stream::kCopyIn, state(u).reduced);
+      const EventId brought =
+          add_unit_row(EventKind::kHostToDevice, Stream::kCopyIn, u, kGradientSum);
+      works_in(staging.buffer);
+      wait(Stream::kReduceScatter, brought);
+    }
+    wait(Stream::kReduceScatter, staging.copied);
   }
 
   // --- optimizer ---
 
   void optimizer() {
+    if (offloads()) return host_optimizer();
     for (State& s : states_) wait(Stream::kCompute, s.reduced);
     if (plan_.optimizer.clip_norm) {
       add_step_row(EventKind::kGradNorm, Stream::kCompute);
@@ -369,6 +421,36 @@ class Native final : public StepBuilder {
       s.last_use = last;
     }
     if (plan_.host_sync == HostSync::kStep) graph().final_host_wait = last;
+  }
+
+  // Once every gradient is there. The host's work is bound by memory: what it reads and writes is
+  // the price.
+  void host_optimizer() {
+    for (State& s : states_) {
+      wait(Stream::kCompute, s.reduced);
+      host_wait(s.reduced);
+    }
+    const auto by_host = [&](std::vector<Kernel> kernels) {
+      UnitWork work;
+      work.kernels = std::move(kernels);
+      return add_row(EventKind::kHostOptimizer, Stream::kCompute,
+                     new_work(EventKind::kHostOptimizer, work), -1);
+    };
+    const UnitWork step = step_work(EventKind::kOptimizer);
+    EventId last = kNoEvent;
+    if (plan_.optimizer.clip_norm) {
+      last = by_host(step_work(EventKind::kGradNorm).kernels);
+      if (plan_.mesh.shard > 1) {
+        wait(Stream::kAllReduce, last);
+        const EventId summed = add_step_row(EventKind::kAllReduce, Stream::kAllReduce);
+        wait(Stream::kCompute, summed);
+        host_wait(summed);
+      }
+      last = by_host({step_work(EventKind::kGradScale).kernels.front(), step.kernels.front()});
+    } else {
+      last = by_host(step.kernels);
+    }
+    graph().final_host_wait = last;
   }
 
   // --- counts ---
@@ -393,6 +475,14 @@ class Native final : public StepBuilder {
       case EventKind::kAllReduce:
         work.bytes = Bytes(shard * 4);
         work.communicator = kReplicate;
+        break;
+      case EventKind::kHostToDevice:
+        work.bytes = Bytes(shard * (variant == kGradientSum ? 4 : param_size()));
+        work.launches = 1;
+        break;
+      case EventKind::kDeviceToHost:
+        work.bytes = Bytes(shard * 4);
+        work.launches = 1;
         break;
       case EventKind::kAccumulate:
         work.bytes = Bytes(shard * 4);
@@ -461,6 +551,12 @@ class Native final : public StepBuilder {
   std::vector<std::int32_t> slot_buffers_;
   std::vector<std::int32_t> gradient_buffers_;  // the ring
   std::size_t next_gradient_ = 0;
+  struct Staging {
+    std::int32_t buffer = kNoBuffer;
+    EventId copied = kNoEvent;  // the copy that reads it
+  };
+  std::array<Staging, kStagingSlots> staging_;
+  std::size_t next_staging_ = 0;
   std::deque<EventId> reducing_;  // reduce-scatters whose gradient slot is not taken again yet
   std::int32_t tokens_ = kNoBuffer;
   std::int32_t labels_ = kNoBuffer;

@@ -178,7 +178,7 @@ TEST(BadInput, MissingCapability) {
   expect_refused(kJob + "--runtime fsdp1@2.1", 6, {"2.1", "fsdp1@2."});
   expect_refused(kJob + "--runtime fsdp2@2.16", 6, {"'2.16'", "fsdp2@2.15"});
   expect_refused(kJob + "--set prefetch.forward=0", 6, {"prefetch.forward: implicit"});
-  expect_refused(kJob + "--runtime native --set offload=cpu", 6, {"offload: none"});
+  expect_refused(kJob + "--runtime native --set offload=cpu_unpinned", 6, {"offload: cpu"});
   expect_refused(kJob + "--runtime fsdp2@2.7 --set reduction.force_sum=true", 6,
                  {"came with PyTorch 2.8", "reduction.force_sum: false"});
   expect_refused(kJob + "--set surround.tensor=8", 6, {"not modelled"});

@@ -1,8 +1,12 @@
 // foreshard-exec run with plans of GPUs: on the stand-in, paced, and what it refuses.
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 
+#include "sim/base/json.h"
 #include "tests/exec/cli/run_fixture.h"
 
 namespace foreshard {
@@ -39,6 +43,52 @@ TEST_F(ExecRunTest, OneRankOnADeviceGoesOnFromACheckpoint) {
   EXPECT_EQ(rest.losses.back(), whole.losses.back());
 }
 
+TEST_F(ExecRunTest, ARecordedStepTrainsAsOneThatIsIssued) {
+  const Words device = {"--device", "standin", "--set", "dtype.param=fp32"};
+  const RunRecord issued = record("issued", gpu_plan(1, 8) + device);
+  const RunRecord replayed = record("replayed", gpu_plan(1, 8) + device + Words{"--graph"});
+  EXPECT_EQ(replayed.parameter_hash, issued.parameter_hash);
+  EXPECT_EQ(replayed.losses, issued.losses);
+  const Outcome said = run(gpu_plan(1, 8) + device + Words{"--graph"});
+  EXPECT_NE(said.output.find("replayed as one graph"), std::string::npos) << said.output;
+}
+
+TEST_F(ExecRunTest, AnOffloadedPlanTrainsAsOneOnTheDevice) {
+  const Words device = {"--device", "standin"};
+  const Words save = {"--checkpoint", path("saved")}, load = {"--resume", path("saved")};
+  const Words offload = {"--set", "offload=cpu"};
+  const RunRecord kept = record("kept", gpu_plan(1) + device);
+  record("half", gpu_plan(1, 3) + device + offload + save);
+  const RunRecord rest = record("rest", gpu_plan(1) + device + offload + load);
+  EXPECT_EQ(rest.parameter_hash, kept.parameter_hash);
+  EXPECT_EQ(rest.losses.back(), kept.losses.back());
+  EXPECT_LT(rest.ranks[0].arena, kept.ranks[0].arena);
+  const Outcome verdict = shell(std::string(FORESHARD_PROGRAM) +
+                                " validate --plan rest/plan.yaml --run rest --no-history");
+  EXPECT_TRUE(verdict.code == 0 || verdict.code == 5) << verdict.output;
+  EXPECT_NE(verdict.output.find("host_to_device"), std::string::npos) << verdict.output;
+}
+
+// Events of a step for Perfetto, and what LibTorch's profiler saw, in ranges of the same names.
+TEST_F(ExecRunTest, TracesAreWrittenOnDemand) {
+  record("traced", gpu_plan(1) + Words{"--device", "standin", "--trace", path("events.json"),
+                                       "--kineto", path("kineto.json")});
+  const auto names = [&](const char* file) {
+    std::set<std::string> found;
+    std::ifstream in(path(file));
+    const Json trace = Json::parse(in);
+    for (const Json& event : trace["traceEvents"]) {
+      if (event.contains("name")) found.insert(event["name"].get<std::string>());
+    }
+    return found;
+  };
+  const std::set<std::string> events = names("events.json"), kineto = names("kineto.json");
+  EXPECT_TRUE(kineto.contains("aten::mm")) << "no operators";
+  int both = 0;
+  for (const std::string& name : events) both += kineto.contains(name) ? 1 : 0;
+  EXPECT_GT(both, 5);
+}
+
 TEST_F(ExecRunTest, PlansOfGpusNeedADevice) {
   const auto refused = [&](const Words& words, int code, const char* said) {
     const Outcome outcome = run(words);
@@ -51,6 +101,10 @@ TEST_F(ExecRunTest, PlansOfGpusNeedADevice) {
   refused(gpu_plan(8) + Words{"--device", "standin", "--paced", "--set", "dtype.master=bf16"}, 6,
           "dtype.master: fp32");
   refused({"--device", "cuda", "--steps", "1"}, 6, "cluster of GPUs");
+  refused(gpu_plan(1) + Words{"--device", "standin", "--graph", "--set", "offload=cpu"}, 6,
+          "leave --graph out");
+  refused(gpu_plan(1) + Words{"--device", "standin", "--graph", "--debug"}, 2, "--debug");
+  refused({"--graph", "--steps", "1"}, 6, "CPU ranks compute themselves");
 }
 
 }  // namespace

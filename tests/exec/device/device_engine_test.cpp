@@ -95,6 +95,71 @@ TEST(DeviceEngine, SchedulesGiveEqualBits) {
   }
 }
 
+// Where shards, states and sums live between steps must not show either.
+TEST(DeviceEngine, OffloadGivesEqualBits) {
+  const ModelSpec model = small_model("llama");
+  for (int variant = 0; variant < 8; ++variant) {
+    Plan plan = device_plan(variant == 1 ? 1 : 2, variant == 2 ? 2 : 1);
+    if (variant == 3) plan.param_dtype = DType::kBf16;
+    if (variant == 4) plan.accumulation = AccumulationMode::kKeepUnsharded;
+    if (variant == 5) plan.reshard_after_forward.value = {Reshard::Kind::kNever, 0};
+    if (variant == 6) {
+      plan.reshard_after_forward.value = {Reshard::Kind::kGroup, 2};
+      plan.prefetch = {2, 2};
+      plan.mesh = {4, 1};
+      plan.batch.accumulation = 1;
+    }
+    if (variant == 7) {
+      plan.optimizer.clip_norm.reset();
+      plan.optimizer.kind = Optimizer::Kind::kSgd;
+    }
+    const EngineRun kept = run_in_threads(model, plan, kSteps, true, Feeds::kStandin);
+    plan.offload = Offload::kCpu;
+    const EngineRun run = run_in_threads(model, plan, kSteps, true, Feeds::kStandin);
+    EXPECT_EQ(run.hash, kept.hash) << "variant " << variant;
+    EXPECT_EQ(run.losses, kept.losses) << "variant " << variant;
+    EXPECT_EQ(run.norms, kept.norms) << "variant " << variant;
+    EXPECT_LT(run.arena, kept.arena) << "variant " << variant;
+  }
+}
+
+// What changes from step to step (tokens, the step's number, its learning rate) is read from the
+// device's memory, or a replayed step would repeat the one that was recorded.
+TEST(DeviceEngine, ReplayedStepsGiveEqualBits) {
+  const ModelSpec model = small_model("llama");
+  for (int variant = 0; variant < 4; ++variant) {
+    Plan plan = device_plan(1);
+    plan.optimizer.warmup_steps = 6;
+    if (variant == 1) plan.param_dtype = DType::kBf16;
+    if (variant == 2) plan.host_sync = HostSync::kStep;
+    if (variant == 3) {
+      plan.optimizer.kind = Optimizer::Kind::kSgd;
+      plan.recompute.value = Recompute::kFull;
+    }
+    const EngineRun eager = run_in_threads(model, plan, 9, false, Feeds::kStandin);
+    const EngineRun replayed = run_in_threads(model, plan, 9, false, Feeds::kReplayed);
+    EXPECT_EQ(replayed.hash, eager.hash) << "variant " << variant;
+    EXPECT_EQ(replayed.losses, eager.losses) << "variant " << variant;
+    EXPECT_EQ(replayed.norms, eager.norms) << "variant " << variant;
+    EXPECT_NE(eager.losses.back(), eager.losses[7]);
+  }
+}
+
+TEST(DevicePlans, WhatCannotBeRecordedIsRefused) {
+  const auto alone = std::move(thread_worlds(1).front());
+  const auto paced = paced_world(8);
+  Plan plan = device_plan(1);
+  EXPECT_FALSE(find_graph_problem(plan, *alone));
+  EXPECT_FALSE(find_graph_problem(device_plan(8), *paced));
+  plan.offload = Offload::kCpu;
+  EXPECT_NE(find_graph_problem(plan, *alone)->find("offload: none"), std::string::npos);
+  const auto threads = thread_worlds(2);
+  EXPECT_NE(find_graph_problem(device_plan(2), *threads[0])->find("share a device"),
+            std::string::npos);
+  plan = small_plan(1);
+  EXPECT_NE(find_graph_problem(plan, *alone)->find("CPU ranks"), std::string::npos);
+}
+
 TEST(DeviceEngine, ReplicasAndAccumulationTrainAsOnTheCpu) {
   const ModelSpec model = small_model("llama");
   for (const bool keeps : {false, true}) {
@@ -127,11 +192,13 @@ std::vector<MicroBatch> batches_of(const Plan& plan, const ModelSpec& model) {
   return batches;
 }
 
-PacedRun run_paced(const Plan& plan, const Pacing& pacing, const EventGraph& graph, int steps) {
+PacedRun run_paced(const Plan& plan, const Pacing& pacing, const EventGraph& graph, int steps,
+                   bool replays = false) {
   const ModelSpec model = small_model("llama");
   const auto device = host_accelerator();
   const auto world = paced_world(static_cast<int>(plan.mesh.world()));
-  Engine engine(model, plan, graph, *world, {.device = device.get(), .pacing = &pacing});
+  Engine engine(model, plan, graph, *world,
+                {.device = device.get(), .pacing = &pacing, .graph = replays});
   engine.initialise();
   std::array<std::vector<MicroBatch>, 2> batches = {batches_of(plan, model),
                                                     batches_of(plan, model)};
@@ -202,6 +269,33 @@ TEST(PacedEngine, StepsFollowEachOther) {
     }
     EXPECT_TRUE(std::isfinite(run.last.losses.front()));
     EXPECT_GT(run.last.gradient_norm, 0);
+  }
+}
+
+// A recorded step is given to the device at once, its rows run as ever.
+TEST(PacedEngine, RecordedStepsAreTimedRowByRow) {
+  const ModelSpec model = small_model("llama");
+  Plan plan = device_plan(8);
+  plan.batch.accumulation = 1;
+  const EventGraph graph = build_training_step(model, plan);
+  const Time asked = Time::ns(1'000'000);
+  const PacedRun run = run_paced(plan, all_last(graph, asked), graph, 8, true);
+  ASSERT_EQ(run.steps.size(), 8U);
+  const MeasuredStep& eager = run.steps.front();
+  EXPECT_LT(eager.spans.front().issue, eager.spans.back().issue);
+  const MeasuredStep& replayed = run.steps.back();
+  EXPECT_EQ(replayed.spans.front().issue, replayed.spans.back().issue);
+  for (std::size_t i = 0; i < graph.rows.size(); ++i) {
+    const Span& span = replayed.spans[i];
+    EXPECT_LE(span.start, span.arrive);
+    EXPECT_LE(span.arrive, span.end);
+    EXPECT_LE(span.end, replayed.duration);
+    if (i > 0) {
+      EXPECT_GE(span.start, replayed.spans[i - 1].start);
+    }
+    if (is_collective(graph.rows[i].kind)) {
+      EXPECT_GT((span.end - span.arrive).seconds(), 0.7 * asked.seconds());
+    }
   }
 }
 

@@ -121,8 +121,9 @@ EngineRun run_in_threads(const ModelSpec& model, Plan plan, int steps, bool debu
   const EventGraph graph = build_training_step(model, plan);
   for_each_rank(static_cast<int>(ranks), [&](World& world) {
     const auto rank = static_cast<std::size_t>(world.rank());
-    const auto device = feeds == Feeds::kStandin ? host_accelerator() : nullptr;
-    Engine engine(model, plan, graph, world, {.debug = debug, .device = device.get()});
+    const auto device = feeds == Feeds::kCpu ? nullptr : host_accelerator();
+    Engine engine(model, plan, graph, world,
+                  {.debug = debug, .device = device.get(), .graph = feeds == Feeds::kReplayed});
     engine.initialise();
     first[rank] = pieces_of(engine, model, plan);
     EngineRun& run = runs[rank];

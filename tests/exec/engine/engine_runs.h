@@ -38,7 +38,8 @@ struct EngineRun {
 double relative_difference(const EngineRun& a, const EngineRun& b);
 
 // Token t of sample i is a fixed function of (i, t), so every mesh sees the same samples.
-enum class Feeds { kCpu, kStandin };  // CPU ranks, or ranks that feed the stand-in for a GPU
+// CPU ranks, ranks that feed the stand-in for a GPU, or one that has it replay recorded steps.
+enum class Feeds { kCpu, kStandin, kReplayed };
 EngineRun run_in_threads(const ModelSpec& model, Plan plan, int steps, bool debug = true,
                          Feeds feeds = Feeds::kCpu);
 

@@ -63,13 +63,14 @@ std::string status_of(const Json& record, const std::string& stage) {
 
 TEST_F(GpuRoundTest, StagesRunOnTheStandinAndWriteWhatTheySee) {
   const Outcome outcome =
-      round({"--device", "standin", "--minutes", "1", "--stages",
-             "environment,self_check,measure,plans,ranks", "--bundle", path("results.tar.gz")});
+      round({"--device", "standin", "--minutes", "1", "--ranks", "2", "--stages",
+             "environment,self_check,measure,collectives,plans,ranks", "--bundle",
+             path("results.tar.gz")});
   ASSERT_EQ(outcome.code, 0) << outcome.output;
   const Json round = record();
   EXPECT_EQ(round["schema"], "foreshard.gpu_round/1");
   EXPECT_EQ(round["device"], "standin");
-  for (const char* stage : {"environment", "self_check", "measure", "plans"}) {
+  for (const char* stage : {"environment", "self_check", "measure", "collectives", "plans"}) {
     EXPECT_EQ(status_of(round, stage), "ok") << stage << outcome.output;
   }
   EXPECT_EQ(status_of(round, "ranks"), "skipped");
@@ -82,13 +83,15 @@ TEST_F(GpuRoundTest, StagesRunOnTheStandinAndWriteWhatTheySee) {
     EXPECT_GT(row["step_s"].get<double>(), 0);
     EXPECT_TRUE(row["step_error"].is_number());
     EXPECT_TRUE(row["memory_error"].is_number());
+    EXPECT_GT(row["issue_us"].get<double>(), 0);
   }
-  EXPECT_EQ(plans, 3);
+  EXPECT_EQ(plans, 5);
   const Json raw = Json::parse(text_of(folder_ / "out/raw.json"));
   EXPECT_EQ(raw["schema"], "foreshard.measurements/1");
   EXPECT_GT(raw["rows"].size(), 10U);
   const Json profile = Json::parse(text_of(folder_ / "out/profile.json"));
   EXPECT_GT(profile["measured"]["gemm"].size(), 0U);
+  EXPECT_EQ(profile["sweeps"].size(), 3U);  // of two ranks: all_gather, reduce_scatter, all_reduce
   EXPECT_GT(fs::file_size(path("results.tar.gz")), 1000U);
   EXPECT_NE(text_of(folder_ / "out/summary.md").find("tiny-shard-8"), std::string::npos);
 
@@ -97,6 +100,15 @@ TEST_F(GpuRoundTest, StagesRunOnTheStandinAndWriteWhatTheySee) {
       Child({"python3", (kScripts / "keep.py").string(), path("out"), path("repo")}).finish();
   EXPECT_NE(kept.code, 0);
   EXPECT_NE(kept.output.find("no GPU was measured"), std::string::npos) << kept.output;
+}
+
+TEST_F(GpuRoundTest, OneGpuHasNoCurvesOfCollectives) {
+  const Outcome outcome =
+      round({"--device", "standin", "--minutes", "0.5", "--stages", "environment,collectives"});
+  ASSERT_EQ(outcome.code, 0) << outcome.output;
+  EXPECT_EQ(status_of(record(), "collectives"), "skipped");
+  EXPECT_NE(outcome.output.find("curves of NCCL need two or more"), std::string::npos)
+      << outcome.output;
 }
 
 TEST_F(GpuRoundTest, AFailedStageIsRecordedAndTheNextOneRuns) {
