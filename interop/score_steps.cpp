@@ -1,12 +1,16 @@
 // A row is forecast with what other families' steps say about its machine, never with its own
-// family's. What a row leaves open is forecast with each alternative; the interval covers them all.
+// family's. What a row leaves open is forecast with each alternative. Open choices are independent:
+// the logarithms of how far each reaches to either side, and of the interval's own end, add up as
+// the root of their squares.
 #include "interop/score_steps.h"
 
 #include <fmt/format.h>
 #include <oneapi/tbb/parallel_for.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <iterator>
 
 #include "interop/step_forecaster.h"
 #include "interop/training_job.h"
@@ -24,9 +28,23 @@ struct RowForecast {
   std::string failure;
 };
 
-void widen(Quantity& quantity, const Quantity& other) {
-  quantity.low = std::min(quantity.low, other.low);
-  quantity.high = std::max(quantity.high, other.high);
+// How far the alternatives of one open choice reach from the forecast; logarithms, up >= 0 >= down.
+struct Reach {
+  double up = 0, down = 0;
+  void take(const Quantity& forecast, const Quantity& alternative) {
+    if (forecast.value <= 0 || alternative.value <= 0) return;
+    const double log = std::log(alternative.value / forecast.value);
+    up = std::max(up, log);
+    down = std::min(down, log);
+  }
+};
+
+void widen(Quantity& quantity, const Reach& reach) {
+  if (quantity.value <= 0 || quantity.low <= 0) return;
+  const double up = std::hypot(std::log(quantity.high / quantity.value), reach.up);
+  const double down = std::hypot(std::log(quantity.low / quantity.value), reach.down);
+  quantity.high = quantity.value * std::exp(up);
+  quantity.low = quantity.value * std::exp(-down);
 }
 
 RowForecast forecast_row(const TrainingRow& row) {
@@ -35,14 +53,18 @@ RowForecast forecast_row(const TrainingRow& row) {
     const TrainingJob job = training_job(row);
     const std::vector<std::string> own = {family_of(row.id)};
     result.report = StepForecaster(job, own).step(kDraws);
+    constexpr Quantity Report::*kOpen[] = {&Report::seconds, &Report::peak_allocated,
+                                           &Report::peak_reserved};
     for (const OpenChoice& open : open_choices(row)) {
+      std::array<Reach, std::size(kOpen)> reach;
       for (const std::string& assignment : open.assignments) {
         const TrainingJob other = training_job(row, {assignment});
         const Report alternative = StepForecaster(other, own).step(0);
-        widen(result.report.seconds, alternative.seconds);
-        widen(result.report.peak_allocated, alternative.peak_allocated);
-        widen(result.report.peak_reserved, alternative.peak_reserved);
+        for (std::size_t i = 0; i < reach.size(); ++i) {
+          reach[i].take(result.report.*kOpen[i], alternative.*kOpen[i]);
+        }
       }
+      for (std::size_t i = 0; i < reach.size(); ++i) widen(result.report.*kOpen[i], reach[i]);
     }
   } catch (const Error& error) {
     result.failure = error.what();
