@@ -25,10 +25,9 @@ namespace {
 constexpr std::int64_t kMostScaledGpus = 16384;
 
 std::string plan_label(const Plan& plan) {
-  return fmt::format("shard {} x replicate {}, prefetch {}, reshard {}, recompute {}, {} x {}",
-                     plan.mesh.shard, plan.mesh.replicate, words_of(plan.prefetch),
-                     reshard_words(plan), recompute_words(plan), plan.batch.micro_batch,
-                     plan.batch.accumulation);
+  return fmt::format("{}, prefetch {}, reshard {}, recompute {}, {} x {}", words_of(plan.mesh),
+                     words_of(plan.prefetch), reshard_words(plan), recompute_words(plan),
+                     plan.batch.micro_batch, plan.batch.accumulation);
 }
 
 // Views by plan.

@@ -47,7 +47,7 @@ std::vector<Variant> shard_further(const Plan& plan) {
   for (std::int64_t replicate = plan.mesh.replicate - 1; replicate >= 1; --replicate) {
     if (world % replicate != 0) continue;
     Variant variant{plan, {{"mesh.shard", std::to_string(world / replicate)}}};
-    variant.plan.mesh = {world / replicate, replicate};
+    variant.plan.mesh = {world / replicate, replicate, plan.mesh.inner};
     variant.changes.push_back({"mesh.replicate", std::to_string(replicate)});
     variants.push_back(std::move(variant));
   }

@@ -245,6 +245,7 @@ def warn_of_version():
                                  plan_.batch.documents));
     set("SHARD", plan_.mesh.shard);
     set("REPLICATE", plan_.mesh.replicate);
+    set("INNER", fmt::format("\"{}\"  # groups of consecutive ranks", to_string(plan_.mesh.inner)));
     set("SEED", plan_.seed);
     set("OFFLOADED", python(plan_.offload != Offload::kNone));
     set("GROUPS",

@@ -127,9 +127,13 @@ HEAD_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
   text += environment(plan) + launch.line + "\n";
   ExportLedger ledger;
   ledger.mapped(
-      fmt::format("mesh: {{shard: {}, replicate: {}}}", plan.mesh.shard, plan.mesh.replicate),
+      fmt::format("mesh: {{shard: {}, replicate: {}, inner: {}}}", plan.mesh.shard,
+                  plan.mesh.replicate, to_string(plan.mesh.inner)),
       fmt::format("{} ranks, {} on each of {} nodes", plan.mesh.world(), launch.ranks_per_node,
-                  launch.nodes));
+                  launch.nodes),
+      plan.mesh.inner == MeshInner::kReplicate
+          ? "ranks of a node are neighbours; the program has to make the mesh of them transposed"
+          : "");
   ledger.defaulted("port of the rendezvous", "29500", "PyTorch's usual one");
   ledger.ignored("everything else", "the program's: foreshard export --to fsdp2");
   return {text, ledger.take()};

@@ -40,6 +40,13 @@ std::vector<Leaf> leaves_of(const Plan& plan) {
 
 }  // namespace
 
+std::string words_of(const Mesh& mesh) {
+  const bool is_transposed =
+      mesh.inner == MeshInner::kReplicate && mesh.shard > 1 && mesh.replicate > 1;
+  return fmt::format("shard {} x replicate {}{}", mesh.shard, mesh.replicate,
+                     is_transposed ? " (inner)" : "");
+}
+
 std::string words_of(const Prefetch& prefetch) {
   const std::string forward =
       prefetch.forward == Prefetch::kImplicit ? "implicit" : std::to_string(prefetch.forward);

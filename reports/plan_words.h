@@ -9,6 +9,8 @@
 
 namespace foreshard {
 
+// "shard 8 x replicate 4", "... (inner)" where replicas are neighbours.
+std::string words_of(const Mesh& mesh);
 std::string words_of(const Prefetch& prefetch);  // "implicit/1": forward/backward
 std::string words_of(const Reshard& reshard);    // "always", "never", "group of 8"
 // "always, 2 exceptions" for policies with ranges.

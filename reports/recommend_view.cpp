@@ -83,12 +83,11 @@ Lines first_lines_of(const Recommendation& r, const Paint& paint) {
   if (r.terms.deadline) head += fmt::format(", in time with {}", chance_text(run.probability));
   const Interruptions& x = run.interruptions;
   Lines lines = {r.meets_terms() ? paint.green(paint.bold(head)) : paint.yellow(paint.bold(head))};
-  append(lines,
-         indented(fmt::format("plan: shard {} x replicate {}, reshard {}, prefetch {}, recompute "
-                              "{}, micro-batch {} x {}",
-                              plan.mesh.shard, plan.mesh.replicate, reshard_words(plan),
-                              words_of(plan.prefetch), recompute_words(plan),
-                              plan.batch.micro_batch, plan.batch.accumulation)));
+  append(lines, indented(fmt::format("plan: {}, reshard {}, prefetch {}, recompute "
+                                     "{}, micro-batch {} x {}",
+                                     words_of(plan.mesh), reshard_words(plan),
+                                     words_of(plan.prefetch), recompute_words(plan),
+                                     plan.batch.micro_batch, plan.batch.accumulation)));
   lines.push_back(fmt::format("  step: {} ({} .. {}, {}), MFU {}, {} exposed, {} to spare",
                               seconds_text(sized.step.value), seconds_text(sized.step.low),
                               seconds_text(sized.step.high), to_string(sized.step.evidence),

@@ -189,13 +189,13 @@ std::string deep_text(const DeepResult& deep, const Candidate* grid_best, double
     lines.push_back(fmt::format("  per unit and layer: {} plans judged{}",
                                 format_count(deep.judged),
                                 deep.layers->is_optimum ? ", all there are on its mesh" : ""));
-    lines.push_back(clipped(
-        fmt::format("    {} ({}): shard {} x replicate {}, micro-batch {} x {}, reshard {}, "
-                    "recompute {}",
-                    seconds_text(c.seconds), gain(c.seconds), c.plan.mesh.shard,
-                    c.plan.mesh.replicate, c.plan.batch.micro_batch, c.plan.batch.accumulation,
-                    reshard_words(c.plan), recompute_words(c.plan)),
-        kTextWidth));
+    lines.push_back(
+        clipped(fmt::format("    {} ({}): {}, micro-batch {} x {}, reshard {}, "
+                            "recompute {}",
+                            seconds_text(c.seconds), gain(c.seconds), words_of(c.plan.mesh),
+                            c.plan.batch.micro_batch, c.plan.batch.accumulation,
+                            reshard_words(c.plan), recompute_words(c.plan)),
+                kTextWidth));
   }
   return fmt::format("{}\n", fmt::join(lines, "\n"));
 }

@@ -28,10 +28,10 @@ void append(Lines& lines, const Lines& more) {
 
 std::string plan_in_words(const Plan& plan) {
   return fmt::format(
-      "shard {} x replicate {}, reshard {}, prefetch {}, recompute {}, micro-batch "
+      "{}, reshard {}, prefetch {}, recompute {}, micro-batch "
       "{} x {}",
-      plan.mesh.shard, plan.mesh.replicate, reshard_words(plan), words_of(plan.prefetch),
-      recompute_words(plan), plan.batch.micro_batch, plan.batch.accumulation);
+      words_of(plan.mesh), reshard_words(plan), words_of(plan.prefetch), recompute_words(plan),
+      plan.batch.micro_batch, plan.batch.accumulation);
 }
 
 // --- heatmap ---

@@ -40,9 +40,9 @@ Lines plan_lines(const Report& report, const Forecast& forecast, const Paint& pa
                          kTextWidth)));
   lines.push_back(clipped(cluster_words(report.cluster), kTextWidth));
   lines.push_back(clipped(
-      fmt::format("shard {} x replicate {} · sequence {}{} · micro-batch {} x {} accumulation = {} "
+      fmt::format("{} · sequence {}{} · micro-batch {} x {} accumulation = {} "
                   "tokens per step",
-                  plan.mesh.shard, plan.mesh.replicate, plan.batch.sequence,
+                  words_of(plan.mesh), plan.batch.sequence,
                   plan.batch.images > 0 ? fmt::format(", images {}", plan.batch.images) : "",
                   plan.batch.micro_batch, plan.batch.accumulation,
                   cardinal(sequences * static_cast<double>(plan.batch.sequence))),

@@ -30,10 +30,10 @@ Lines heading(const Validation& v, const RunRecord& record, const Paint& paint) 
                                                                record.threads == 1 ? "" : "s")
                                                  : "";
   return {
-      paint.bold(clipped(fmt::format("forecast against run · {} · {}@{} · shard {} x replicate {}",
-                                     plan.model, to_string(plan.runtime.kind), plan.runtime.version,
-                                     plan.mesh.shard, plan.mesh.replicate),
-                         kTextWidth)),
+      paint.bold(clipped(
+          fmt::format("forecast against run · {} · {}@{} · {}", plan.model,
+                      to_string(plan.runtime.kind), plan.runtime.version, words_of(plan.mesh)),
+          kTextWidth)),
       clipped(fmt::format("{}{} rank{} on {} ({}){}, {} step{}{}{}",
                           traced         ? "trace of "
                           : record.paced ? "rank 0, paced, of "

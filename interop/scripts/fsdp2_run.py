@@ -22,6 +22,11 @@ def make_mesh():
         )
     if REPLICATE > 1 or replicate > 1:
         names = ("replicate", "shard")
+        if INNER == "replicate":
+            from torch.distributed.device_mesh import DeviceMesh
+
+            ranks = torch.arange(replicate * shard).view(shard, replicate).t()
+            return DeviceMesh(DEVICE.type, ranks, mesh_dim_names=names)
         return init_device_mesh(DEVICE.type, (replicate, shard), mesh_dim_names=names)
     return init_device_mesh(DEVICE.type, (shard,), mesh_dim_names=("shard",))
 

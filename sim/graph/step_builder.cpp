@@ -126,16 +126,19 @@ Recompute StepBuilder::recompute_of(std::int32_t layer) const {
 
 void StepBuilder::add_communicators(PostForwardGroups groups) {
   std::vector<Communicator>& list = graph_.communicators;
-  list.push_back({"shard", {plan_.mesh.shard, 1}, false});
-  list.push_back({"replicate", {plan_.mesh.replicate, plan_.mesh.shard}, false});
+  const Mesh& mesh = plan_.mesh;
+  const GroupShape shards{mesh.shard, mesh.shard_stride()};
+  list.push_back({"shard", shards, false});
+  list.push_back({"replicate", {mesh.replicate, mesh.replicate_stride()}, false});
   if (plan_.communicators == Communicators::kSeparate) {
     reduce_scatter_communicator_ = static_cast<std::uint8_t>(list.size());
-    list.push_back({"reduce_scatter", {plan_.mesh.shard, 1}, false});
+    list.push_back({"reduce_scatter", shards, false});
   }
   const std::size_t first_small = list.size();
   for (const Unit& unit : graph_.units) {
     if (unit.reshard.kind != Reshard::Kind::kGroup) continue;
-    const GroupShape group{unit.reshard.group, 1};
+    // fully_shard cuts the mesh's rows: neighbours in the shard group stay together.
+    const GroupShape group{unit.reshard.group, mesh.shard_stride()};
     const bool known =
         std::any_of(list.begin() + static_cast<std::ptrdiff_t>(first_small), list.end(),
                     [&](const Communicator& c) { return c.group == group; });

@@ -178,7 +178,7 @@ bool StepBuilder::is_in(const ParameterSpec& parameter, const Module& module) co
 UnitParameter StepBuilder::sharded(std::int32_t layer, const ParameterSpec& parameter) const {
   UnitParameter p;
   const std::int64_t shards = is_ignored(parameter) ? 1 : plan_.mesh.shard;
-  const std::int64_t rank = plan_.rank % shards;
+  const std::int64_t rank = shards == 1 ? 0 : plan_.mesh.shard_index(plan_.rank);
   p.numel = parameter.numel();
   p.shard_dim = shard_dim_of(parameter, plan_.units.shard_dim, shards);
   p.stored_size = size_of(parameter.stored_as_computed ? plan_.param_dtype : plan_.master_dtype);

@@ -91,7 +91,7 @@ struct Cluster {
   std::int64_t gpus_per_node() const { return gpus < node.gpus ? gpus : node.gpus; }
 };
 
-// Ranks {first + i*stride}: shard groups have stride 1, replicate groups stride mesh.shard.
+// Ranks {first + i*stride}. Of a mesh: Mesh::shard_stride(), replicate_stride().
 struct GroupShape {
   std::int64_t size = 1;
   std::int64_t stride = 1;

@@ -51,6 +51,10 @@ const char* to_string(ZeroOffload offload) {
   return "?";
 }
 
+const char* to_string(MeshInner inner) {
+  return inner == MeshInner::kShard ? "shard" : "replicate";
+}
+
 const char* to_string(UnitPlacement placement) {
   switch (placement) {
     case UnitPlacement::kOwn:

@@ -47,10 +47,21 @@ struct Batch {
   bool operator==(const Batch&) const = default;
 };
 
+// Whose groups are of consecutive ranks, so that they lie inside the nodes as far as they fit: the
+// shard groups, as init_device_mesh(..., (replicate, shard)) lays them, or the groups of replicas,
+// whose mesh is made of the same ranks transposed.
+enum class MeshInner : std::uint8_t { kShard, kReplicate };
+const char* to_string(MeshInner inner);
+
 struct Mesh {
   std::int64_t shard = 1;
   std::int64_t replicate = 1;
+  MeshInner inner = MeshInner::kShard;
   std::int64_t world() const { return shard * replicate; }
+  // From a rank of a group to the next.
+  std::int64_t shard_stride() const { return inner == MeshInner::kShard ? 1 : replicate; }
+  std::int64_t replicate_stride() const { return inner == MeshInner::kShard ? shard : 1; }
+  std::int64_t shard_index(std::int64_t rank) const { return rank / shard_stride() % shard; }
   bool operator==(const Mesh&) const = default;
 };
 

@@ -144,7 +144,7 @@ Problem problem_of_batch(const Plan& plan, const ModelSpec& model) {
 }
 
 Problem problem_of_mesh(const Plan& plan, const Cluster& cluster) {
-  const auto& [shard, replicate] = plan.mesh;
+  const std::int64_t shard = plan.mesh.shard, replicate = plan.mesh.replicate;
   const std::int64_t world = checked_multiply(shard, replicate);
   if (world == cluster.gpus) {
     if (plan.rank >= 0 && plan.rank < world) return std::nullopt;

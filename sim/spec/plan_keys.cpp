@@ -42,6 +42,7 @@ constexpr std::array kFloat8 = {Float8::kNone, Float8::kTensorwise, Float8::kRow
                                 Float8::kRowwiseGwHp, Float8::kDelayed};
 constexpr std::array kCollectiveKernels = {
     CollectiveKernels::kDefault, CollectiveKernels::kSymmetric, CollectiveKernels::kCopyEngine};
+constexpr std::array kMeshInners = {MeshInner::kShard, MeshInner::kReplicate};
 constexpr std::array kCommunicators = {Communicators::kShared, Communicators::kSeparate};
 constexpr std::array kHostSyncs = {HostSync::kNone, HostSync::kStep};
 constexpr std::array kReductionOrders = {ReductionOrder::kMicrobatch, ReductionOrder::kLibrary};
@@ -96,6 +97,10 @@ constexpr PlanKey kKeys[] = {
     {"mesh.replicate",
      [](Node n, Document d) { d.plan.mesh.replicate = n.as_int(1, plan_limits::kMesh); },
      [](const Plan& p) { return Json(p.mesh.replicate); }},
+    {"mesh.inner", [](Node n, Document d) { d.plan.mesh.inner = read_word(n, kMeshInners); },
+     [](const Plan& p) {
+       return p.mesh.inner == MeshInner::kShard ? Json() : Json(word_of(p.mesh.inner));
+     }},
     {"units.layers_per_unit",
      [](Node n, Document d) {
        d.plan.units.layers_per_unit = n.as_int(1, plan_limits::kLayersPerUnit);

@@ -46,13 +46,15 @@ void resolve_mesh(const PlanDocument& document, const Cluster& cluster, Plan& pl
   const bool has_replicate = document.has("mesh.replicate");
   if (has_shard && has_replicate) return;
   if (!has_shard && !has_replicate && plan.runtime.kind == RuntimeKind::kDdp) {
-    plan.mesh = {1, gpus};
+    plan.mesh.shard = 1;
+    plan.mesh.replicate = gpus;
     reasons["mesh.replicate"] = fmt::format("all {} GPUs of the cluster", gpus);
     reasons["mesh.shard"] = "ddp shards nothing";
     return;
   }
   if (!has_shard && !has_replicate) {
-    plan.mesh = {gpus, 1};
+    plan.mesh.shard = gpus;
+    plan.mesh.replicate = 1;
     reasons["mesh.shard"] = fmt::format("all {} GPUs of the cluster", gpus);
     reasons["mesh.replicate"] = reasons["mesh.shard"] + " shard";
     return;

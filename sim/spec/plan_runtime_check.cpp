@@ -195,6 +195,17 @@ Problem problem_of_shard_dim(const Plan& plan, const ModelSpec& model) {
                        "always or never");
 }
 
+Problem problem_of_inner(const Plan& plan) {
+  if (plan.mesh.inner == MeshInner::kShard || plan.runtime.kind == RuntimeKind::kFsdp2) {
+    return std::nullopt;
+  }
+  return missing_capability("mesh.inner",
+                            fmt::format("{}@{} shards among consecutive ranks; fully_shard takes "
+                                        "any mesh of ranks",
+                                        to_string(plan.runtime.kind), plan.runtime.version),
+                            "mesh.inner: shard");
+}
+
 // The engine executes the decoders of models/families.h: one chain of layers on words.
 Problem problem_of_native_model(const ModelSpec& model) {
   const auto other = [](const LayerSpec& layer) {
@@ -281,6 +292,7 @@ std::optional<PlanProblem> problem_of_runtime(const Plan& plan) {
                                           to_string(plan.runtime.kind)),
                               nearest);
   };
+  if (Problem problem = problem_of_inner(plan)) return problem;
   if (plan.runtime.kind == RuntimeKind::kNative) {
     if (version != newest_version(RuntimeKind::kNative)) return unknown("native@1");
     return problem_of_native(plan);

@@ -62,6 +62,13 @@ PLANS = [
     ("experts", "mixtral", 2, ["recompute=selective", "reshard_after_forward=never"]),
     ("torchtitan", "llama", 2, ["trainer=torchtitan"]),
     ("hsdp", "llama", 4, ["mesh.replicate=2", "optimizer.clip_norm=none", "dtype.param=bf16"]),
+    ("transposed", "llama", 4, ["mesh.replicate=2", "mesh.inner=replicate"]),
+    (
+        "groups",
+        "llama",
+        4,
+        ["mesh.shard=4", "reshard_after_forward=[{units: all, value: 2}, {units: 2, value: never}]"],
+    ),
 ]
 
 

@@ -72,6 +72,7 @@ TEST(PlanConfig, ReadsEveryForm) {
   EXPECT_EQ(document_of("optimizer: {kind: sgd, implementation: fused}").plan.optimizer.kind,
             Optimizer::Kind::kSgd);
   EXPECT_EQ(document_of("buffers: {reduce_scatter: 2}").plan.reduce_scatter_buffers, 2);
+  EXPECT_EQ(document_of("mesh: {inner: replicate}").plan.mesh.inner, MeshInner::kReplicate);
   EXPECT_EQ(document_of("communicators: separate").plan.communicators, Communicators::kSeparate);
   EXPECT_EQ(document_of("host_sync: step").plan.host_sync, HostSync::kStep);
   EXPECT_EQ(document_of("surround: {tensor: 1, context: 1, pipeline: 1}").given.size(), 3U);
@@ -129,11 +130,12 @@ rank: 7
 
 TEST(PlanConfig, NamesPlaceAndNearestForMisspeltKeys) {
   EXPECT_EQ(refusal("model: a\nmesh: {shrad: 8}\n"),
-            "plan.yaml:2:8: mesh.shrad: unknown key 'shrad'; expected one of shard, replicate; did "
+            "plan.yaml:2:8: mesh.shrad: unknown key 'shrad'; expected one of shard, replicate, "
+            "inner; did "
             "you mean shard?");
   EXPECT_NE(refusal("prefetsh: {forward: 1}").find("did you mean prefetch?"), std::string::npos);
   EXPECT_NE(refusal("mesh: 8").find("plan.yaml:1:7: mesh: no mapping stands here; expected {shard: "
-                                    "..., replicate: ...}"),
+                                    "..., replicate: ..., inner: ...}"),
             std::string::npos);
   EXPECT_NE(refusal("- model").find("no plan stands here"), std::string::npos);
   EXPECT_NE(refusal("mesh: {shard: 8}\nmesh: {shard: 8}").find("again"), std::string::npos);
@@ -298,9 +300,10 @@ TEST(PlanConfig, SetSaysWhereInItsText) {
   EXPECT_EQ(set_refusal("batch.sequence=0"),
             "--set:1:16: batch.sequence: 0 is out of range; expected an integer from 1 to "
             "16,777,216, for example 8");
-  EXPECT_EQ(set_refusal("mesh={shard: 8, replicat: 2}"),
-            "--set:1:17: mesh.replicat: unknown key 'replicat'; expected one of shard, replicate; "
-            "did you mean replicate?");
+  EXPECT_EQ(
+      set_refusal("mesh={shard: 8, replicat: 2}"),
+      "--set:1:17: mesh.replicat: unknown key 'replicat'; expected one of shard, replicate, inner; "
+      "did you mean replicate?");
   EXPECT_EQ(set_refusal("mesh.shrad=8"),
             "--set:1:1: unknown key 'mesh.shrad'; expected a key of a plan such as mesh.shard; did "
             "you mean mesh.shard?");

@@ -40,6 +40,7 @@ struct Switch {
 std::vector<Switch> switches() {
   using enum UnitPlacement;
   return {
+      {"mesh.inner", 4, "mesh.inner: shard", [](Plan& p) { p.mesh.inner = MeshInner::kReplicate; }},
       {"units.layers_per_unit", 5, "units.layers_per_unit: 1",
        [](Plan& p) { p.units.layers_per_unit = 2; }},
       {"units.embedding", 5, "units.embedding: root and units.head: root",
