@@ -68,6 +68,16 @@ bool is_sensible(const SearchSpace& space, const Cluster& cluster, const Place& 
   return micro_batch > 0 && space.global_batch / cluster.gpus % micro_batch == 0;
 }
 
+// Whether a knob has another value than its first where it says nothing.
+bool repeats(const SearchSpace& space, const Place& place, const Plan& plan) {
+  for (std::size_t k = 0; k < space.knobs.size(); ++k) {
+    const KnobAxis& knob = space.knobs[k];
+    const bool is_first = place[static_cast<std::size_t>(Axis::kKnobs) + k] == 0;
+    if (!is_first && knob.matters && !knob.matters(plan)) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 SearchSpace complete(SearchSpace space, const Cluster& cluster) {
@@ -112,9 +122,11 @@ std::vector<Place> list_places(const SearchSpace& space, const ModelSpec& model,
   std::vector<Place> places;
   Place place{};
   while (true) {
-    if (is_sensible(space, cluster, place) &&
-        !find_problem(plan_at(space, cluster, place), model, cluster)) {
-      places.push_back(place);
+    if (is_sensible(space, cluster, place)) {
+      const Plan plan = plan_at(space, cluster, place);
+      if (!repeats(space, place, plan) && !find_problem(plan, model, cluster)) {
+        places.push_back(place);
+      }
     }
     std::size_t axis = kAxes;
     while (axis > 0) {

@@ -39,6 +39,16 @@ Time lower_bound(const EventGraph& graph, const CostTable& costs) {
   return std::max(compute, *std::max_element(fifo.begin(), fifo.end()));
 }
 
+Time layers_bound(const EventGraph& graph, const CostTable& costs) {
+  Time sum;
+  for (const Row& row : graph.rows) {
+    const bool is_of_layers = row.kind == EventKind::kForward || row.kind == EventKind::kLoss ||
+                              row.kind == EventKind::kRecompute || row.kind == EventKind::kBackward;
+    if (is_of_layers && row.stream == Stream::kCompute) sum += costs.works[row.work].duration;
+  }
+  return sum;
+}
+
 Time extended_bound(Time at_two, Time at_three, std::int64_t micro_batches) {
   // The larger of two sums that grow evenly: their maximum grows at least as at the beginning.
   return at_three + (at_three - at_two) * (micro_batches - 3);

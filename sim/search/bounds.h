@@ -15,6 +15,10 @@ namespace foreshard {
 
 Time lower_bound(const EventGraph& graph, const CostTable& costs);
 
+// What forward, loss, recomputation and backward take by themselves. The layers say it, so it is
+// the same for every mesh, prefetch, reshard and reduction.
+Time layers_bound(const EventGraph& graph, const CostTable& costs);
+
 // Of a step of `micro_batches` >= 3, from its bounds at 2 and 3: from the second micro-batch on all
 // are alike, so each further one adds the difference.
 Time extended_bound(Time at_two, Time at_three, std::int64_t micro_batches);

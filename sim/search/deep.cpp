@@ -1,7 +1,8 @@
 // Meshes for the per-layer stage: every shard group and micro-batch with the other keys of the best
 // plan so far. Each is bounded as if nothing were recomputed or gathered twice; those whose bound
 // is above the best so far cannot win, of the others the kMeshes with the lowest bounds are
-// optimised, the best plan's own among them.
+// optimised, the best plan's own among them. A mesh's units may be resharded to any group that
+// divides its shards; of many, kGroups are tried.
 #include "sim/search/deep.h"
 
 #include <oneapi/tbb/parallel_for.h>
@@ -18,12 +19,13 @@ namespace foreshard {
 namespace {
 
 constexpr std::size_t kMeshes = 6;
+constexpr std::size_t kGroups = 3;
 
 template <typename T, typename Set>
 KnobAxis axis_of(std::string key, T own, std::vector<T> values, Set set) {
   std::erase(values, own);
   values.insert(values.begin(), own);
-  KnobAxis axis{std::move(key), {}};
+  KnobAxis axis{std::move(key), {}, {}};
   for (const T value : values) {
     axis.values.push_back([set, value](Plan& plan) { set(plan, value); });
   }
@@ -41,8 +43,14 @@ struct Frame {
 
 Plan least_work(Plan plan, const LayerChoices& choices) {
   plan.recompute = {choices.recomputes.front(), {}};
-  plan.reshard_after_forward = {choices.reshards.back(), {}};
+  plan.reshard_after_forward = {{Reshard::Kind::kNever, 0}, {}};
   return plan;
+}
+
+bool uses(const RangedPolicy<Reshard>& policy, const Reshard& value) {
+  return policy.value == value ||
+         std::any_of(policy.ranges.begin(), policy.ranges.end(),
+                     [&](const auto& range) { return range.value == value; });
 }
 
 std::optional<Candidate> judge_alone(const Plan& plan, const ModelSpec& model,
@@ -86,9 +94,6 @@ class Layers {
     choices_.reshards = space_.reshards;
     std::stable_sort(choices_.reshards.begin(), choices_.reshards.end(),
                      [](const Reshard& a, const Reshard& b) { return order(a) < order(b); });
-    // Groups that a mesh does not have would rule out all its combinations.
-    std::erase_if(choices_.reshards,
-                  [](const Reshard& r) { return r.kind == Reshard::Kind::kGroup; });
     possible_ &= !choices_.reshards.empty();
   }
 
@@ -100,7 +105,7 @@ class Layers {
                                                        : oneapi::tbb::task_arena::automatic);
     arena.execute([&] {
       oneapi::tbb::parallel_for(std::size_t{0}, frames.size(), [&](std::size_t i) {
-        found[i] = optimise_layers(frames[i].plan, model_, costs_, choices_);
+        found[i] = optimise_layers(frames[i].plan, model_, costs_, choices_for(frames[i].plan));
       });
     });
     for (auto& layers : found) {
@@ -117,19 +122,48 @@ class Layers {
     return r.kind == Reshard::Kind::kNever ? 1 : -r.group;
   }
 
+  // Groups that a mesh does not have would rule out all its combinations. Of more than kGroups:
+  // the plan's own, those inside a node or a domain of NVLink, then the largest.
+  LayerChoices choices_for(const Plan& plan) const {
+    LayerChoices choices = choices_;
+    std::vector<Reshard> groups;
+    std::erase_if(choices.reshards, [&](const Reshard& r) {
+      if (r.kind != Reshard::Kind::kGroup) return false;
+      if (r.group < plan.mesh.shard && plan.mesh.shard % r.group == 0) groups.push_back(r);
+      return true;
+    });
+    const std::int64_t node = cluster_.gpus_per_node();
+    const auto is_usual = [&](const Reshard& r) {
+      return r.group == node || r.group == node * cluster_.node.link_domain;
+    };
+    std::stable_sort(groups.begin(), groups.end(), [&](const Reshard& a, const Reshard& b) {
+      const auto rank = [&](const Reshard& r) {
+        return std::tuple(!uses(plan.reshard_after_forward, r), !is_usual(r), -r.group);
+      };
+      return rank(a) < rank(b);
+    });
+    if (groups.size() > kGroups) groups.resize(kGroups);
+    choices.reshards.insert(choices.reshards.end(), groups.begin(), groups.end());
+    std::stable_sort(choices.reshards.begin(), choices.reshards.end(),
+                     [](const Reshard& a, const Reshard& b) { return order(a) < order(b); });
+    return choices;
+  }
+
   std::vector<Frame> frames_around(const Candidate& best) {
     Judge judge(model_, costs_, cluster_);
     std::vector<Frame> frames;
     for (const std::int64_t shard : space_.shard_groups) {
       for (const std::int64_t micro_batch : space_.micro_batches) {
         Frame frame{best.plan, Time()};
-        frame.plan.mesh = {shard, cluster_.gpus / shard};
+        frame.plan.mesh = {shard, cluster_.gpus / shard, best.plan.mesh.inner};
+        const LayerChoices choices = choices_for(frame.plan);
+        if (choices.reshards.empty()) continue;
         frame.plan.batch.micro_batch = micro_batch;
         frame.plan.batch.accumulation = space_.global_batch / cluster_.gpus / micro_batch;
         if (frame.plan.mesh == best.plan.mesh && frame.plan.batch == best.plan.batch) {
           frame.plan = best.plan;
         } else {
-          frame.plan.reshard_after_forward = {choices_.reshards.front(), {}};
+          frame.plan.reshard_after_forward = {choices.reshards.front(), {}};
         }
         const Plan least = least_work(frame.plan, choices_);
         if (find_problem(least, model_, cluster_)) continue;
@@ -158,7 +192,8 @@ class Layers {
 }  // namespace
 
 std::vector<std::string> knob_keys() {
-  return {"units.layers_per_unit",
+  return {"mesh.inner",
+          "units.layers_per_unit",
           "buffers.reduce_scatter",
           "communicators",
           "optimizer.implementation",
@@ -169,6 +204,14 @@ std::vector<std::string> knob_keys() {
 std::vector<std::string> requested_knob_keys() { return {"dtype.reduce", "accumulation.mode"}; }
 
 std::optional<KnobAxis> knob_axis(std::string_view key, const Plan& base) {
+  const auto accumulates = [](const Plan& p) { return p.batch.accumulation > 1; };
+  if (key == "mesh.inner") {
+    KnobAxis axis =
+        axis_of(std::string(key), base.mesh.inner, {MeshInner::kShard, MeshInner::kReplicate},
+                [](Plan& p, MeshInner v) { p.mesh.inner = v; });
+    axis.matters = [](const Plan& p) { return p.mesh.shard > 1 && p.mesh.replicate > 1; };
+    return axis;
+  }
   if (key == "units.layers_per_unit") {
     return axis_of<std::int64_t>(std::string(key), base.units.layers_per_unit, {1, 2, 4},
                                  [](Plan& p, std::int64_t v) { p.units.layers_per_unit = v; });
@@ -193,18 +236,22 @@ std::optional<KnobAxis> knob_axis(std::string_view key, const Plan& base) {
                    [](Plan& p, Offload v) { p.offload = v; });
   }
   if (key == "accumulation.all_reduce") {
-    return axis_of(std::string(key), base.accumulation_details.all_reduce,
-                   {When::kEach, When::kLast},
-                   [](Plan& p, When v) { p.accumulation_details.all_reduce = v; });
+    KnobAxis axis =
+        axis_of(std::string(key), base.accumulation_details.all_reduce, {When::kEach, When::kLast},
+                [](Plan& p, When v) { p.accumulation_details.all_reduce = v; });
+    axis.matters = [=](const Plan& p) { return accumulates(p) && p.mesh.replicate > 1; };
+    return axis;
   }
   if (key == "dtype.reduce") {
     return axis_of(std::string(key), base.reduce_dtype, {DType::kFp32, DType::kBf16},
                    [](Plan& p, DType v) { p.reduce_dtype = v; });
   }
   if (key == "accumulation.mode") {
-    return axis_of(std::string(key), base.accumulation,
-                   {AccumulationMode::kReduceEach, AccumulationMode::kKeepUnsharded},
-                   [](Plan& p, AccumulationMode v) { p.accumulation = v; });
+    KnobAxis axis = axis_of(std::string(key), base.accumulation,
+                            {AccumulationMode::kReduceEach, AccumulationMode::kKeepUnsharded},
+                            [](Plan& p, AccumulationMode v) { p.accumulation = v; });
+    axis.matters = accumulates;
+    return axis;
   }
   return std::nullopt;
 }
@@ -215,7 +262,10 @@ SearchSpace with_all_knobs(SearchSpace space, const Cluster& cluster,
     const bool is_there = std::find(fixed.begin(), fixed.end(), key) != fixed.end() ||
                           std::any_of(space.knobs.begin(), space.knobs.end(),
                                       [&](const KnobAxis& axis) { return axis.key == key; });
-    if (!is_there) space.knobs.push_back(*knob_axis(key, space.base));
+    // Inside one node all places are alike.
+    const bool matters =
+        key != "mesh.inner" || (cluster.nodes() > 1 && cluster.gpus_per_node() > 1);
+    if (!is_there && matters) space.knobs.push_back(*knob_axis(key, space.base));
   }
   if (space.reshards.empty()) {
     space.reshards = {{Reshard::Kind::kAlways, 0}, {Reshard::Kind::kNever, 0}};

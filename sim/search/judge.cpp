@@ -72,14 +72,31 @@ void Judge::time(const Plan& plan, const LayerPrograms& programs, Outcome& outco
   outcome.verdict = Verdict::kSimulated;
 }
 
-Time Judge::bound(const Plan& plan, const LayerPrograms& programs) {
+LayersFloor Judge::floor(const Plan& plan, const LayerPrograms& programs) {
   const auto of = [&](std::int64_t micro_batches) {
     const EventGraph& graph = build(shortened(plan, micro_batches), programs);
-    return lower_bound(graph, costs_.price(graph));
+    return layers_bound(graph, costs_.price(graph));
   };
-  const Time at_telling = of(kTelling);
+  LayersFloor floor{of(kTelling), Bytes()};
+  constexpr auto kActivations = static_cast<std::size_t>(MemoryCategory::kActivation);
+  floor.activations = replay_allocations(graph_).own_peak[kActivations];
+  if (plan.batch.accumulation > kTelling) {
+    floor.step = extended_bound(of(kTelling - 1), floor.step, plan.batch.accumulation);
+  }
+  return floor;
+}
+
+Time Judge::bound(const Plan& plan, const LayerPrograms& programs) {
+  build(shortened(plan, kTelling), programs);
+  return bound_weighed(plan, programs);
+}
+
+Time Judge::bound_weighed(const Plan& plan, const LayerPrograms& programs) {
+  const Time at_telling = lower_bound(graph_, costs_.price(graph_));
   if (plan.batch.accumulation <= kTelling) return at_telling;
-  return extended_bound(of(kTelling - 1), at_telling, plan.batch.accumulation);
+  const EventGraph& shorter = build(shortened(plan, kTelling - 1), programs);
+  return extended_bound(lower_bound(shorter, costs_.price(shorter)), at_telling,
+                        plan.batch.accumulation);
 }
 
 Fit Judge::fit(const Plan& plan, const LayerPrograms& programs, Outcome& outcome) {

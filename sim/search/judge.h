@@ -41,6 +41,14 @@ struct Outcome {
 // runtimes that keep other things whole.
 Bytes state_floor(const Plan& plan, const ModelSpec& model);
 
+// What plans of the same layer programs and micro-batches share, whatever their mesh, prefetch,
+// reshard and reductions: the time of their layers (layers_bound), and the most that activations
+// take by themselves, which is on top of what lives between steps.
+struct LayersFloor {
+  Time step;
+  Bytes activations;
+};
+
 // Micro-batches that show a step's peak and what each further one adds.
 inline constexpr std::int64_t kTelling = 3;
 
@@ -52,9 +60,12 @@ class Judge {
 
   // Peak and outside; false: no allocator could make it fit, and verdict says so.
   bool weigh(const Plan& plan, const LayerPrograms& programs, Outcome& outcome);
+  LayersFloor floor(const Plan& plan, const LayerPrograms& programs);
   // Of the plan that was weighed last.
   void time(const Plan& plan, const LayerPrograms& programs, Outcome& outcome);
   Time bound(const Plan& plan, const LayerPrograms& programs);
+  // The same of the plan that was weighed last.
+  Time bound_weighed(const Plan& plan, const LayerPrograms& programs);
   // What is reserved; asked once.
   Fit fit(const Plan& plan, const LayerPrograms& programs, Outcome& outcome);
 

@@ -4,8 +4,9 @@
 // The search of large problems works with what is allocated, under a limit:
 //   patterns   Blocks are alike, so what counts first is how many recompute, and how many units
 //              stay unsharded. For every pair of recompute values (less, more) and every number of
-//              unsharded units at the end (their gather in backward comes first): the fewest blocks
-//              with `more` that fit, by bisection, at the front, at the back or evenly spread.
+//              unsharded units at the end (their gather in backward comes first; of units resharded
+//              to a group: one, half and all): the fewest blocks with `more` that fit, by
+//              bisection, at the front, at the back or evenly spread.
 //   descent    From the fastest pattern: every single change, and every exchange at the borders of
 //              runs, that fits and is faster is taken, until none is or the judge has had enough.
 // What is reserved is asked of the result alone. Where that does not fit, the limit is lowered by
@@ -210,9 +211,15 @@ class LayerSearch {
 
   enum class Where { kFront, kBack, kSpread };
 
-  // `count` blocks have `more`, the others `less`; the last `unsharded` units have the last value.
+  // How the last `count` units are resharded; the others have the first value.
+  struct Tail {
+    std::int8_t value = 0;
+    std::size_t count = 0;
+  };
+
+  // `count` blocks have `more`, the others `less`.
   Combination pattern(std::array<std::int8_t, 2> values, Where where, std::size_t count,
-                      std::size_t unsharded) const {
+                      const Tail& tail) const {
     Combination c(size(), 0);
     for (std::size_t b = 0; b < blocks_; ++b) {
       const bool is_more = where == Where::kFront ? b < count
@@ -221,8 +228,7 @@ class LayerSearch {
                                : (b + 1) * count / blocks_ > b * count / blocks_;
       c[b] = values[is_more];
     }
-    const auto last = static_cast<std::int8_t>(choices_.reshards.size() - 1);
-    for (std::size_t u = units_ - unsharded; u < units_; ++u) c[blocks_ + u] = last;
+    for (std::size_t u = units_ - tail.count; u < units_; ++u) c[blocks_ + u] = tail.value;
     return c;
   }
 
@@ -250,36 +256,28 @@ class LayerSearch {
 
   void patterns() {
     if (const auto own = combination_of_frame()) offer(*own);
-    std::vector<std::size_t> unsharded = {0, 1, 2, 3};
-    for (std::size_t u = 4; u < units_; u = u * 3 / 2) unsharded.push_back(u);
-    std::erase_if(unsharded, [&](std::size_t u) { return u >= units_; });
-    unsharded.push_back(units_);
+    const auto last = static_cast<std::int8_t>(choices_.reshards.size() - 1);
+    std::vector<Tail> tails;
+    for (std::size_t u = 0; u < units_; u = u < 4 ? u + 1 : u * 3 / 2) tails.push_back({last, u});
+    tails.push_back({last, units_});
+    for (std::int8_t value = 1; value < last; ++value) {
+      for (const std::size_t u : {std::size_t{1}, units_ / 2, units_}) tails.push_back({value, u});
+    }
     const auto kinds = static_cast<std::int8_t>(choices_.recomputes.size());
     for (std::int8_t more = 0; more < kinds; ++more) {
       for (std::int8_t less = 0; less <= more; ++less) {
         if (less == more && more > 0) continue;
         for (const Where where : {Where::kFront, Where::kBack, Where::kSpread}) {
-          for (const std::size_t u : unsharded) {
-            fewest({less, more}, where, u);
-          }
+          for (const Tail& tail : tails) fewest({less, more}, where, tail);
         }
-      }
-    }
-    // Middle values of reshard everywhere.
-    for (std::size_t value = 1; value + 1 < choices_.reshards.size(); ++value) {
-      for (std::int8_t kind = 0; kind < kinds; ++kind) {
-        Combination c(size(), kind);
-        std::fill(c.begin() + static_cast<std::ptrdiff_t>(blocks_), c.end(),
-                  static_cast<std::int8_t>(value));
-        offer(c);
       }
     }
   }
 
   // The fewest blocks with the second value that fit.
-  void fewest(std::array<std::int8_t, 2> values, Where where, std::size_t unsharded) {
+  void fewest(std::array<std::int8_t, 2> values, Where where, const Tail& tail) {
     const auto fit_with = [&](std::size_t count) {
-      return fits(judge(pattern(values, where, count, unsharded)));
+      return fits(judge(pattern(values, where, count, tail)));
     };
     if (!fit_with(blocks_)) return;
     std::size_t low = 0, high = blocks_;
@@ -291,7 +289,7 @@ class LayerSearch {
         low = middle + 1;
       }
     }
-    offer(pattern(values, where, high, unsharded));
+    offer(pattern(values, where, high, tail));
   }
 
   void descend() {

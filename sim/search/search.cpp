@@ -1,10 +1,13 @@
 // Places of the grid are judged in parallel into a vector indexed by their enumeration order and
 // reduced from there in one thread, so that the answer cannot depend on who finished first.
 //
-// kAll judges every place. kBest first weighs and bounds every class of places whose graphs do the
-// same work (they differ in prefetch alone), orders places by their bounds, and judges them in
-// chunks of a fixed size. Between chunks the best so far is known to everybody, so what is pruned
-// does not depend on the number of threads either.
+// kAll judges every place. kBest takes the places that are left with the lowest bounds, in chunks
+// of a fixed size; between chunks the best so far is known to everybody, so what is pruned does not
+// depend on the number of threads either. There are two bounds. Families of places whose layers
+// compute the same (one graph for each) are opened in the order of what their layers take, when no
+// place with a lower bound is left; where that is above the best, they stay closed. In an open
+// family, every class of places whose graphs do the same work (they differ in prefetch alone) is
+// weighed and bounded.
 #include "sim/search/search.h"
 
 #include <oneapi/tbb/enumerable_thread_specific.h>
@@ -26,9 +29,8 @@ namespace foreshard {
 namespace {
 
 constexpr std::size_t kChunk = 64;
-constexpr std::size_t kNoClass = ~std::size_t{0};
-// A class whose member that gathers latest exceeds the GPU by more than a tenth does not fit.
-constexpr std::int64_t kNear = 10;
+// A class whose member that gathers latest exceeds the GPU by more than a twentieth does not fit.
+constexpr std::int64_t kNear = 20;
 
 class Search {
  public:
@@ -70,24 +72,30 @@ class Search {
   }
 
   SearchResult best() {
-    const std::vector<Time> bounds = bound_all();
-    std::vector<std::size_t> order(places_.size());
-    std::iota(order.begin(), order.end(), std::size_t{0});
-    std::erase_if(order,
-                  [&](std::size_t i) { return outcomes_[i].verdict == Verdict::kDoesNotFit; });
-    std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-      return std::tuple(bounds[a], a) < std::tuple(bounds[b], b);
-    });
-    for (std::size_t begin = 0; begin < order.size(); begin += kChunk) {
-      const std::size_t end = std::min(begin + kChunk, order.size());
-      // The rest is slower still.
-      if (best_ && bounds[order[begin]] > outcomes_[*best_].step) break;
-      each(begin, end, [&](std::size_t k) {
-        const std::size_t i = order[k];
-        if (!best_ || bounds[i] <= outcomes_[*best_].step) judge(i);
+    const Classes classes = classify();
+    const std::vector<Family> families = families_of(classes);
+    std::size_t next = 0;  // family to open
+    std::vector<Bounded> waiting;
+    while (next < families.size() || !waiting.empty()) {
+      const bool opens = next < families.size() &&
+                         (waiting.empty() || families[next].floor.step <= waiting[0].bound);
+      if (best_ &&
+          (opens ? families[next].floor.step : waiting[0].bound) > outcomes_[*best_].step) {
+        break;  // the rest is slower still
+      }
+      if (opens) {
+        open(families[next++], classes, waiting);
+        std::sort(waiting.begin(), waiting.end());
+        continue;
+      }
+      const std::size_t size = std::min(kChunk, waiting.size());
+      each(0, size, [&](std::size_t k) {
+        if (!best_ || waiting[k].bound <= outcomes_[*best_].step) judge(waiting[k].place);
       });
-      take_best_of({order.begin() + static_cast<std::ptrdiff_t>(begin),
-                    order.begin() + static_cast<std::ptrdiff_t>(end)});
+      std::vector<std::size_t> chunk;
+      for (std::size_t k = 0; k < size; ++k) chunk.push_back(waiting[k].place);
+      take_best_of(std::move(chunk));
+      waiting.erase(waiting.begin(), waiting.begin() + static_cast<std::ptrdiff_t>(size));
     }
     SearchResult result;
     if (best_) {
@@ -181,58 +189,101 @@ class Search {
            prefetch(i).backward >= prefetch(other).backward;
   }
 
+  bool is_fully_known() const {
+    const RuntimeKind runtime = space_.base.runtime.kind;
+    return runtime == RuntimeKind::kFsdp2 || runtime == RuntimeKind::kNative;
+  }
+
   // Places that differ in prefetch alone do the same work: they share a bound, and the one that
   // gathers latest rules out all where it is far from fitting.
   struct Classes {
-    std::vector<std::size_t> of;       // by place; kNoClass: no room for the states
-    std::vector<std::size_t> members;  // the one of each class that gathers latest
+    std::vector<std::vector<std::size_t>> places;  // of each class
+    std::vector<std::size_t> members;              // the one of each class that gathers latest
   };
 
-  Classes classify() const {
-    const RuntimeKind runtime = space_.base.runtime.kind;
-    const bool is_alike = runtime == RuntimeKind::kFsdp2 || runtime == RuntimeKind::kNative;
+  Classes classify() {
     std::map<Place, std::size_t> known;
     Classes classes;
-    classes.of.assign(places_.size(), kNoClass);
     for (std::size_t i = 0; i < places_.size(); ++i) {
-      if (has_no_room(plan(places_[i]))) continue;
+      if (has_no_room(plan(places_[i]))) {
+        outcomes_[i].verdict = Verdict::kDoesNotFit;
+        continue;
+      }
       Place key = places_[i];
-      if (is_alike) key[static_cast<std::size_t>(Axis::kPrefetch)] = 0;
+      if (is_fully_known()) key[static_cast<std::size_t>(Axis::kPrefetch)] = 0;
       const auto [found, is_new] = known.emplace(key, classes.members.size());
-      if (is_new) classes.members.push_back(i);
+      if (is_new) {
+        classes.members.push_back(i);
+        classes.places.emplace_back();
+      }
       std::size_t& member = classes.members[found->second];
       if (depth(places_[i]) < depth(places_[member])) member = i;
-      classes.of[i] = found->second;
+      classes.places[found->second].push_back(i);
     }
     return classes;
   }
 
-  // By place; 0 where it is rejected at once, verdict and all.
-  std::vector<Time> bound_all() {
-    const Classes classes = classify();
-    std::vector<Time> class_bounds(classes.members.size());
-    std::vector<char> near(classes.members.size());
-    each(0, classes.members.size(), [&](std::size_t c) {
-      const std::size_t i = classes.members[c];
+  // Classes whose layers compute the same.
+  struct Family {
+    LayersFloor floor;
+    std::vector<std::size_t> classes;
+  };
+
+  // By their floors.
+  std::vector<Family> families_of(const Classes& classes) {
+    std::map<std::pair<const LayerPrograms*, std::int16_t>, std::size_t> known;
+    std::vector<Family> families;
+    for (std::size_t c = 0; c < classes.members.size(); ++c) {
+      const Place& place = places_[classes.members[c]];
+      const auto [found, is_new] = known.emplace(
+          std::pair(&programs(plan(place), place), at(place, Axis::kMicroBatch)), families.size());
+      if (is_new) families.emplace_back();
+      families[found->second].classes.push_back(c);
+    }
+    if (!is_fully_known()) return families;
+    each(0, families.size(), [&](std::size_t f) {
+      const Place& place = places_[classes.members[families[f].classes.front()]];
+      const Plan plan = this->plan(place);
+      families[f].floor = judges_.local().floor(plan, programs(plan, place));
+    });
+    std::stable_sort(families.begin(), families.end(),
+                     [](const Family& a, const Family& b) { return a.floor.step < b.floor.step; });
+    return families;
+  }
+
+  // A place that may still be the best.
+  struct Bounded {
+    Time bound;
+    std::size_t place = 0;
+    auto operator<=>(const Bounded&) const = default;
+  };
+
+  // Adds the places of a family to those that wait; what cannot fit is rejected at once.
+  void open(const Family& family, const Classes& classes, std::vector<Bounded>& waiting) {
+    std::vector<std::optional<Time>> bounds(family.classes.size());
+    each(0, bounds.size(), [&](std::size_t k) {
+      const std::size_t i = classes.members[family.classes[k]];
       const Plan plan = this->plan(places_[i]);
+      const Bytes memory = limited_.gpu.memory;
+      if (state_floor(plan, model_) + family.floor.activations > memory) return;
       const LayerPrograms& programs = this->programs(plan, places_[i]);
       Judge& judge = judges_.local();
       const Outcome& outcome = outcomes_[i];
       judge.weigh(plan, programs, outcomes_[i]);
-      const Bytes memory = limited_.gpu.memory;
-      near[c] = outcome.peak + outcome.outside <= memory + memory / kNear;
-      if (near[c] != 0) class_bounds[c] = judge.bound(plan, programs);
+      const bool is_near = outcome.peak + outcome.outside <= memory + memory / kNear;
+      if (is_near) bounds[k] = judge.bound_weighed(plan, programs);
     });
-    std::vector<Time> bounds(places_.size());
-    for (std::size_t i = 0; i < places_.size(); ++i) {
-      const std::size_t c = classes.of[i];
-      if (c == kNoClass || (near[c] == 0 && gathers_earlier(i, classes.members[c]))) {
-        outcomes_[i].verdict = Verdict::kDoesNotFit;
-      } else {
-        bounds[i] = class_bounds[c];
+    for (std::size_t k = 0; k < bounds.size(); ++k) {
+      const std::size_t c = family.classes[k];
+      const bool is_weighed = outcomes_[classes.members[c]].is_built;
+      for (const std::size_t i : classes.places[c]) {
+        if (!bounds[k] && (!is_weighed || gathers_earlier(i, classes.members[c]))) {
+          outcomes_[i].verdict = Verdict::kDoesNotFit;
+        } else {
+          waiting.push_back({bounds[k].value_or(Time()), i});
+        }
       }
     }
-    return bounds;
   }
 
   // Fastest first, of equals with the least memory, of those the first.

@@ -31,6 +31,9 @@ namespace foreshard {
 struct KnobAxis {
   std::string key;  // dotted: "communicators"
   std::vector<std::function<void(Plan&)>> values;
+  // Whether the key says anything in a plan whose other keys are these; where it does not, only the
+  // first value is a plan. Empty: always.
+  std::function<bool(const Plan&)> matters = {};
 };
 
 // Which keys vary; the others stay as in `base`. Empty lists mean: what the key's own rule below
@@ -46,7 +49,7 @@ struct SearchSpace {
   std::vector<std::int64_t> micro_batches;  // default: divisors of the sequences per rank, up to 64
   std::vector<KnobAxis> knobs;              // none by default; at most kMostKnobs
 };
-inline constexpr std::size_t kMostKnobs = 8;
+inline constexpr std::size_t kMostKnobs = 10;
 
 // What happened to a combination.
 enum class Verdict : std::uint8_t { kSimulated, kDoesNotFit, kNotDivisible, kPruned };

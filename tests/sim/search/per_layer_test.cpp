@@ -5,22 +5,14 @@
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
 
-#include "sim/simulate/forecast.h"
-#include "sim/spec/plan_check.h"
+#include "tests/sim/search/brute_force.h"
 #include "tests/support/fixtures.h"
 
 namespace foreshard {
 namespace {
 
-struct Problem {
-  ModelSpec model;
-  Cluster cluster;
-  Plan frame;
-  LayerChoices choices;
-};
-
-Problem random_problem(int most_blocks) {
-  Problem p;
+LayerProblem random_problem(int most_blocks) {
+  LayerProblem p;
   p.model = tiny_model(*rc::gen::inRange(1, most_blocks + 1));
   p.cluster = round_cluster(*rc::gen::element<std::int64_t>(2, 8, 16));
   p.cluster.memory_outside_allocator = Bytes(0);
@@ -32,59 +24,24 @@ Problem random_problem(int most_blocks) {
   p.frame.batch = {*rc::gen::element<std::int64_t>(128, 512, 1024),
                    *rc::gen::inRange<std::int64_t>(1, 4), *rc::gen::inRange<std::int64_t>(1, 3)};
   if (*rc::gen::arbitrary<bool>()) p.choices.recomputes = {Recompute::kNone, Recompute::kFull};
-  if (p.cluster.gpus > 8 && *rc::gen::arbitrary<bool>()) {
-    p.choices.reshards.insert(p.choices.reshards.begin() + 1, {Reshard::Kind::kGroup, 8});
+  // Groups by falling size, between always and never.
+  std::vector<std::int64_t> groups;
+  for (const std::int64_t group : {8, 4, 2}) {
+    if (group < p.cluster.gpus && *rc::gen::inRange(0, 3) == 0) groups.push_back(group);
   }
+  for (const std::int64_t group : groups) {
+    p.choices.reshards.insert(p.choices.reshards.end() - 1, {Reshard::Kind::kGroup, group});
+  }
+  // Few enough to try everything twice.
+  if (groups.size() > 1) p.model = tiny_model(1);
+  if (groups.size() > 2) p.choices.recomputes = {Recompute::kNone, Recompute::kFull};
   return p;
-}
-
-struct Optimum {
-  Time step;
-  Bytes peak;
-};
-
-// Every combination, written as one range for each block and unit.
-std::optional<Optimum> brute_force(const Problem& p, const CostModel& costs) {
-  const auto blocks = static_cast<std::size_t>(p.model.block_count());
-  const auto units = static_cast<std::size_t>(unit_count(p.frame, p.model));
-  std::vector<std::size_t> at(blocks + units, 0);
-  std::optional<Optimum> best;
-  while (true) {
-    Plan plan = p.frame;
-    plan.recompute = {p.choices.recomputes.front(), {}};
-    plan.reshard_after_forward = {p.choices.reshards.front(), {}};
-    for (std::size_t i = 0; i < at.size(); ++i) {
-      const auto index = static_cast<std::int64_t>(i < blocks ? i : i - blocks);
-      if (i < blocks) {
-        plan.recompute.ranges.push_back({index, index, p.choices.recomputes[at[i]]});
-      } else {
-        plan.reshard_after_forward.ranges.push_back({index, index, p.choices.reshards[at[i]]});
-      }
-    }
-    if (!find_problem(plan, p.model, p.cluster)) {
-      const Forecast f = forecast(p.model, plan, costs);
-      const bool fits = !f.reserved.retries_for_good &&
-                        fit_in(p.cluster, f.memory.peak, f.reserved.peak, Bytes(0)).fits();
-      const Optimum found{f.timeline.period, f.memory.peak};
-      if (fits && (!best || std::tie(found.step, found.peak) < std::tie(best->step, best->peak))) {
-        best = found;
-      }
-    }
-    std::size_t i = 0;
-    while (i < at.size() &&
-           ++at[i] == (i < blocks ? p.choices.recomputes
-                                  : std::vector<Recompute>(p.choices.reshards.size()))
-                          .size()) {
-      at[i++] = 0;
-    }
-    if (i == at.size()) return best;
-  }
 }
 
 class PerLayer : public testing::Test {};
 
 void expect_optimum() {
-  const Problem p = random_problem(2);
+  const LayerProblem p = random_problem(2);
   const CostModel costs(p.cluster, round_calibration());
   const std::optional<Optimum> optimum = brute_force(p, costs);
   const auto result = optimise_layers(p.frame, p.model, costs, p.choices);
@@ -104,7 +61,7 @@ RC_GTEST_FIXTURE_PROP(PerLayer, EqualsBruteForce, ()) {
 // The search of large problems on problems whose optimum is known: it fits, is no faster than the
 // optimum, and never slower than a uniform plan.
 RC_GTEST_FIXTURE_PROP(PerLayer, SearchIsNeverWorseThanUniform, ()) {
-  Problem p = random_problem(5);
+  LayerProblem p = random_problem(5);
   const CostModel costs(p.cluster, round_calibration());
   std::optional<Time> uniform;
   for (const Recompute recompute : p.choices.recomputes) {

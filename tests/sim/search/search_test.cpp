@@ -6,6 +6,7 @@
 #include <rapidcheck/gtest.h>
 
 #include "sim/base/error.h"
+#include "sim/search/deep.h"
 #include "sim/simulate/forecast.h"
 #include "tests/support/fixtures.h"
 
@@ -75,19 +76,20 @@ RC_GTEST_PROP(SearchProperty, FindsWhatBruteForceFinds, ()) {
   RC_ASSERT(result.best->peak_allocated == best_peak);
 }
 
-// Knobs that both runtimes have, in the order that equals prefer.
-std::vector<KnobAxis> two_knobs() {
+// Knobs, in the order that equals prefer; fsdp2 alone has the last.
+std::vector<KnobAxis> some_knobs() {
   return {{"optimizer.implementation",
            {[](Plan& plan) { plan.optimizer.implementation = Optimizer::Implementation::kForeach; },
             [](Plan& plan) { plan.optimizer.implementation = Optimizer::Implementation::kFused; }}},
           {"units.layers_per_unit",
            {[](Plan& plan) { plan.units.layers_per_unit = 1; },
-            [](Plan& plan) { plan.units.layers_per_unit = 2; }}}};
+            [](Plan& plan) { plan.units.layers_per_unit = 2; }}},
+          *knob_axis("mesh.inner", Plan())};
 }
 
 RC_GTEST_PROP(SearchProperty, PruningLosesNothing, ()) {
   Problem p = random_problem();
-  if (*rc::gen::arbitrary<bool>()) p.space.knobs = two_knobs();
+  if (*rc::gen::arbitrary<bool>()) p.space.knobs = some_knobs();
   const CostModel costs(p.cluster, round_calibration());
   const SearchResult all = search(p.space, p.model, costs, on_threads(1));
   SearchOptions options = on_threads(*rc::gen::inRange(1, 3));
