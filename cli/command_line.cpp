@@ -259,6 +259,8 @@ class Tree {
                    "Also which property of the first choice is worth most");
     option(verb, "--threads", o->threads, "N", "Default: all cores; the answer is the same")
         ->check(CLI::Range(1, 4096));
+    option(verb, "--html", o->html, "FILE",
+           "Also write a report for browsers, in one file, with what --what-if says");
     add_json(verb, o->output);
   }
 
@@ -283,6 +285,7 @@ class Tree {
     verb->add_flag("--csv", o->csv, "A table of the points instead of text");
     option(verb, "--threads", o->threads, "N", "Default: all cores; the answer is the same")
         ->check(CLI::Range(1, 4096));
+    option(verb, "--html", o->html, "FILE", "Also write a report for browsers, in one file");
     add_json(verb, o->output);
   }
 

@@ -90,6 +90,7 @@ struct SearchCommandOptions {
 
 struct RecommendCommandOptions {
   JobOptions job;  // without a cluster
+  std::string html;
   OutputOptions output;
   std::vector<std::string> clusters;  // specs, machines, cluster files; empty: the whole catalogue
   std::string gpus;                   // sizes of machines: "64,128"; "": around what is needed
@@ -106,6 +107,7 @@ struct RecommendCommandOptions {
 
 struct ScaleOptions {
   JobOptions job;  // without a cluster
+  std::string html;
   OutputOptions output;
   std::string cluster;
   std::string gpus;  // "": eight sizes, doubling from one node

@@ -14,10 +14,12 @@
 #include "cli/interrupt.h"
 #include "cli/job.h"
 #include "cli/output.h"
+#include "cli/page_of_answer.h"
 #include "cli/progress.h"
 #include "cli/search_space.h"
 #include "cli/sized_jobs.h"
 #include "cli/verbs.h"
+#include "reports/page.h"
 #include "reports/what_if.h"
 #include "sim/base/unit_strings.h"
 
@@ -145,17 +147,25 @@ ExitCode run_recommend(const RecommendCommandOptions& options) {
     return !InterruptGuard::interrupted();
   };
   const Recommendation answer = recommend(candidates.clusters, std::cref(jobs), terms, how);
+  const bool asks_more = options.what_if || !options.html.empty();
   std::vector<WhatIf> changes;
-  if (options.what_if && !answer.choices.empty()) {
+  Json body = to_json(answer);
+  if (asks_more) body["what_if"] = Json::array();
+  if (asks_more && !answer.choices.empty()) {
     const Choice& first = answer.choices.front();
     const Cluster& cluster = first.sized.cluster;
-    changes = what_ifs(first, jobs({first.machine, cluster.spec, cluster.gpus}, how.most_sequences),
-                       terms, how);
+    const SizedJob job = jobs({first.machine, cluster.spec, cluster.gpus}, how.most_sequences);
+    changes = what_ifs(first, job, terms, how);
+    body["what_if"] = to_json(changes);
+    body["sensitivity"] =
+        sensitivity_json(forecast(job.model, first.sized.plan, job.costs), job.costs);
+  }
+  const std::string json = document("foreshard.recommend/1", body);
+  if (!options.html.empty()) {
+    write_answer_page(options.html, Json::parse(json), options.output.command);
   }
   if (options.output.form == Form::kJson) {
-    Json body = to_json(answer);
-    if (options.what_if) body["what_if"] = to_json(changes);
-    write_answer(document("foreshard.recommend/1", body));
+    write_answer(json);
   } else {
     const Color color = color_of(options.output.color);
     std::string text = recommend_text(answer, color);

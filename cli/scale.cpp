@@ -9,11 +9,32 @@
 #include "cli/amounts.h"
 #include "cli/interrupt.h"
 #include "cli/output.h"
+#include "cli/page_of_answer.h"
 #include "cli/progress.h"
 #include "cli/sized_jobs.h"
 #include "cli/verbs.h"
+#include "reports/page.h"
 
 namespace foreshard {
+namespace {
+
+// The answer, with what moves the step at the knee, or at the largest size.
+Json body_of(const ScalingCurve& curve, const SizedJobs& jobs, std::int64_t most_sequences) {
+  Json body = to_json(curve);
+  if (curve.points.empty()) return body;
+  const ScalePoint* at = &curve.points.back();
+  for (const ScalePoint& point : curve.points) {
+    if (point.sized.cluster.gpus == curve.knee) at = &point;
+  }
+  const SizedPlan& sized = at->sized;
+  const std::int64_t most = curve.weak ? most_sequences * sized.cluster.gpus : most_sequences;
+  const SizedJob job = jobs({curve.machine, sized.cluster.spec, sized.cluster.gpus}, most);
+  body["sensitivity"] = sensitivity_json(forecast(job.model, sized.plan, job.costs), job.costs);
+  body["sensitivity"]["gpus"] = sized.cluster.gpus;
+  return body;
+}
+
+}  // namespace
 
 ExitCode run_scale(const ScaleOptions& options) {
   const auto machine = find_machine(list_machines(), options.cluster);
@@ -53,10 +74,17 @@ ExitCode run_scale(const ScaleOptions& options) {
     return !InterruptGuard::interrupted();
   };
   const ScalingCurve curve = scale(candidates, std::cref(jobs), options.weak > 0, how);
+  std::string json;
+  if (!options.html.empty() || options.output.form == Form::kJson) {
+    json = document("foreshard.scale/1", body_of(curve, jobs, how.most_sequences));
+  }
+  if (!options.html.empty()) {
+    write_answer_page(options.html, Json::parse(json), options.output.command);
+  }
   if (options.csv) {
     write_answer(scale_csv(curve));
   } else if (options.output.form == Form::kJson) {
-    write_answer(document("foreshard.scale/1", to_json(curve)));
+    write_answer(json);
   } else {
     write_answer(scale_text(curve, color_of(options.output.color)));
   }

@@ -68,7 +68,7 @@ struct FactorMove {
 std::vector<FactorMove> factor_moves(const Forecast& forecast, const CostModel& costs);
 const char* factor_words(Factor factor);  // "matrix products"
 // What the step would take if one of the machine's latent factors were at either end of its 90 %
-// interval, and if one class of work took half its time.
+// interval, if one class of work took half its time, and on a machine changed in one property.
 Json sensitivity_json(const Forecast& forecast, const CostModel& costs);
 // Forecast and measurement of every event: {id, predicted_s, measured_s} in columns.
 Json scatter_json(const Forecast& forecast, const Forecast& measured);

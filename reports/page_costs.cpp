@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "reports/layout.h"
+#include "reports/machine_changes.h"
 #include "reports/page.h"
 #include "sim/simulate/simulate.h"
 
@@ -184,7 +185,10 @@ Json sensitivity_json(const Forecast& forecast, const CostModel& costs) {
                        {"high_s", step * high},
                        {"source", "what no factor of the machine explained in published steps"}});
   }
-  return {{"step_s", step}, {"factors", std::move(factors)}, {"halved", std::move(halves)}};
+  return {{"step_s", step},
+          {"factors", std::move(factors)},
+          {"halved", std::move(halves)},
+          {"changed", changes_json(forecast, costs)}};
 }
 
 }  // namespace foreshard

@@ -59,7 +59,7 @@ std::string escaped(std::string_view text) {
 
 // In the order in which they use each other.
 constexpr const char* kScripts[] = {"base.js",    "timeline.js", "step.js", "plans.js",
-                                    "machine.js", "checks.js",   "page.js"};
+                                    "machine.js", "checks.js",   "buy.js",  "page.js"};
 
 std::string code() {
   std::string elements;

@@ -1,5 +1,4 @@
-// The calibration stays that of the machine: what was fitted relative to a peak or a rate moves
-// with it. Prices stay too, so that dollars change with time alone.
+// Prices stay, so that dollars change with time alone.
 #include "reports/what_if.h"
 
 #include <fmt/format.h>
@@ -9,56 +8,22 @@
 #include <nlohmann/json.hpp>
 
 #include "reports/layout.h"
+#include "reports/machine_changes.h"
 #include "reports/plan_words.h"
-#include "sim/simulate/cost_choices.h"
 #include "sim/spec/plan_config.h"
 
 namespace foreshard {
-namespace {
-
-BytesPerSecond times(BytesPerSecond rate, double factor) {
-  return BytesPerSecond(rate.value() * factor);
-}
-
-struct Change {
-  const char* property;
-  const char* change;
-  bool is_network;  // means something only between nodes
-  void (*apply)(Cluster&);
-};
-
-constexpr Change kChanges[] = {
-    {"node.nic_rate", "x2", true, [](Cluster& c) { c.node.nic_rate = times(c.node.nic_rate, 2); }},
-    {"node.nics", "half the rails", true,
-     [](Cluster& c) { c.node.nics = std::max<std::int64_t>(1, c.node.nics / 2); }},
-    {"network.oversubscription", "x2", true, [](Cluster& c) { c.network.oversubscription *= 2; }},
-    {"network.oversubscription", "x4", true, [](Cluster& c) { c.network.oversubscription *= 4; }},
-    {"node.gpu_link", "x2", false, [](Cluster& c) { c.node.gpu_link = times(c.node.gpu_link, 2); }},
-    {"node.gpu_link", "x0.5", false,
-     [](Cluster& c) { c.node.gpu_link = times(c.node.gpu_link, 0.5); }},
-    {"gpu.memory", "x1.5", false, [](Cluster& c) { c.gpu.memory = c.gpu.memory * 3 / 2; }},
-    {"gpu.memory", "x0.75", false, [](Cluster& c) { c.gpu.memory = c.gpu.memory * 3 / 4; }},
-    {"gpu.memory_bandwidth", "x1.5", false,
-     [](Cluster& c) { c.gpu.memory_bandwidth = times(c.gpu.memory_bandwidth, 1.5); }},
-    {"gpu.peak_bf16", "x1.25", false,
-     [](Cluster& c) { c.gpu.peak_bf16 = FlopsPerSecond(c.gpu.peak_bf16.value() * 1.25); }},
-};
-
-}  // namespace
-
 std::vector<WhatIf> what_ifs(const Choice& choice, const SizedJob& job, const RunTerms& terms,
                              const RecommendOptions& options) {
-  constexpr std::size_t kCount = std::size(kChanges);
-  std::vector<WhatIf> list(kCount);
-  judge_each(kCount, {options.threads, {}, "what-if"}, [&](std::size_t i) {
-    const Change& change = kChanges[i];
+  const std::vector<MachineChange>& changes = machine_changes();
+  std::vector<WhatIf> list(changes.size());
+  judge_each(changes.size(), {options.threads, {}, "what-if"}, [&](std::size_t i) {
+    const MachineChange& change = changes[i];
     WhatIf& one = list[i];
     one.property = change.property;
     one.change = change.change;
-    Cluster cluster = job.costs.cluster();
-    if (change.is_network && cluster.nodes() == 1) return;
-    change.apply(cluster);
-    const CostModel costs(cluster, job.costs.calibration(), cost_choices(job.space.base));
+    if (!change.matters(job.costs.cluster())) return;
+    const CostModel costs = changed_costs(change, job.costs, job.space.base);
     one.sized = best_plan(job.space, job.model, costs, options.draws);
     if (!one.sized) return;
     one.run = forecast_run(*one.sized, choice.price, terms);

@@ -26,6 +26,9 @@ function scaled(value, steps, suffixes) {
   return `${significant(value / steps[i], 3)} ${suffixes[i]}`;
 }
 
+// "1.50 M"; "812" where there is nothing to shorten.
+function amount(value) { return scaled(value, [1e12, 1e9, 1e6, 1e3, 1], ['T', 'B', 'M', 'k', '']).trim(); }
+
 const unitText = {
   s: v => v === 0 ? '0 s' : scaled(v, [1, 1e-3, 1e-6, 1e-9], ['s', 'ms', 'µs', 'ns']),
   B: v => scaled(v, [2 ** 40, 2 ** 30, 2 ** 20, 2 ** 10, 1], ['TiB', 'GiB', 'MiB', 'KiB', 'B']),
@@ -34,6 +37,13 @@ const unitText = {
   change: v => `${v > 0 ? '+' : v < 0 ? '−' : '±'}${Math.abs(v * 100).toFixed(1)} %`,
   count: v => Math.round(v).toLocaleString('en-US'),
   usd: v => `$${significant(v, 3)}`,
+  signed_usd: v => `${v > 0 ? '+' : v < 0 ? '−' : '±'}$${significant(Math.abs(v), 3)}`,
+  dollars: v => `$${amount(v)}`,
+  amount: v => amount(v),
+  plain: v => significant(v, 2),
+  d: v => `${significant(v, 3)} d`,
+  wall: v => v === 0 ? '0 s' : scaled(v, [86400, 3600, 60, 1], ['d', 'h', 'min', 's']),
+  energy: v => scaled(v, [1e6, 1e3, 1], ['GWh', 'MWh', 'kWh']),
   flop: v => scaled(v, [1e15, 1e12, 1e9, 1e6, 1], ['PFLOP', 'TFLOP', 'GFLOP', 'MFLOP', 'FLOP']),
   flops: v => scaled(v, [1e15, 1e12, 1e9, 1], ['PFLOP/s', 'TFLOP/s', 'GFLOP/s', 'FLOP/s']),
   rate: v => scaled(v, [1e12, 1e9, 1e6, 1], ['TB/s', 'GB/s', 'MB/s', 'B/s']),

@@ -64,6 +64,16 @@ function drawTornado(body) {
   const chart2 = bars(right, half, s.step_s, 'The step when one class of work takes half its time', [Math.min(d3.min(half, d => d.low), s.step_s * 0.8), s.step_s]);
   reachable(chart2.g, d => `${d.name} in half its time\nstep ${textOf(d.p.seconds, 's')}: ${textOf(d.p.seconds / s.step_s - 1, 'change')}`);
   chart2.g.append('text').attr('x', chart2.f.width + 8).attr('y', chart2.tall / 2).attr('dy', '.35em').attr('data-path', d => `/sensitivity/halved/${d.i}/seconds`).attr('data-unit', 's').text(d => textOf(d.p.seconds, 's'));
+  if ((s.changed || []).length) {
+    const changed = s.changed.map((p, i) => ({i, p, name: `${p.property} ${p.change}`, low: Math.min(p.seconds, s.step_s), high: Math.max(p.seconds, s.step_s)}))
+        .filter(d => d.p.property !== 'gpu.memory').sort((a, b) => a.p.seconds - b.p.seconds);
+    const memory = s.changed.map((p, i) => ({p, i})).filter(d => d.p.property === 'gpu.memory');
+    body.append(el('h3', {}, 'On another machine'), el('p', {class: 'note'}, 'The same plan where one property of the machine is another.'));
+    const chart3 = bars(body, changed, s.step_s, 'The step on a machine that is changed in one property', [d3.min(changed, d => d.low), d3.max(changed, d => d.high)]);
+    reachable(chart3.g, d => `${d.name}\nstep ${textOf(d.p.seconds, 's')}: ${textOf(d.p.seconds / s.step_s - 1, 'change')}`);
+    chart3.g.append('text').attr('x', chart3.f.width + 8).attr('y', chart3.tall / 2).attr('dy', '.35em').attr('data-path', d => `/sensitivity/changed/${d.i}/seconds`).attr('data-unit', 's').text(d => textOf(d.p.seconds, 's'));
+    body.append(el('p', {class: 'small', id: 'other-memory'}, 'Memory of the GPU: ', memory.flatMap(({p, i}, k) => [k ? '; ' : '', `${p.change} `, p.fits ? 'fits with ' : 'lacks ', num(`/sensitivity/changed/${i}/margin_bytes`, p.fits ? 'B' : 'lacking'), p.fits ? ' to spare' : '']), '.'));
+  }
   body.append(el('details', {}, el('summary', {}, 'Where these intervals come from'), table('', ['class of work', '#low', '#high', '#step, low', '#step, high', 'source'], rows.map(({p, i}) => {
     const path = `/sensitivity/factors/${i}`;
     return [p.factor, num(`${path}/low_factor`, 'factor'), num(`${path}/high_factor`, 'factor'), num(`${path}/low_s`, 's'), num(`${path}/high_s`, 's'), p.source];

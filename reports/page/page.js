@@ -12,6 +12,8 @@ function drawBlocks() {
     if (first.timeline != null || first.timeline_left_out) block('timeline-block', 'Timeline', 'One step of one rank, all others do the same: its streams and the host that issues.', drawTimelineBlock, true);
     if (first.waterfall) block('waterfall', 'Where the time goes', 'Bars add up to the step exactly, in nanoseconds. Choose one to see it in the timeline.', body => { if (view().waterfall) drawWaterfall(body); }, true);
   }
+  if (has('recommend')) drawBuyBlocks();
+  if (has('scale')) drawScaleBlocks();
   if (has('search')) {
     block('search', 'Shard group and prefetch', null, drawHeatmap, true);
     if (doc.search.pareto.length) block('pareto', 'Speed against memory', null, drawPareto, true);
@@ -19,11 +21,18 @@ function drawBlocks() {
   }
   if (has('scaling') && doc.scaling.points.some(p => p.refused == null)) block('scaling', 'More and fewer GPUs', null, drawScaling);
   if (has('operations')) block('roofline', 'Operations against the roofs', null, drawRoofline);
-  if (has('sensitivity')) block('sensitivity', 'What moves the step', null, drawTornado);
+  if (has('sensitivity')) block('sensitivity', `What moves the step${sensitivityOf()}`, null, drawTornado);
   if (has('validation')) block('validation', 'Forecast against the run', null, drawValidation);
   if (has('accuracy')) block('accuracy', doc.title, 'Predicted / measured − 1 of every row; a positive error is a forecast that is too slow.', drawAccuracy);
+  if (has('recommend')) block('terms', 'What it rests on', null, drawTerms);
   if (first) block('assumptions', 'What it rests on', null, drawAssumptions);
   block('reproduce', 'Reproduce', null, drawReproduce);
+}
+
+// Whose step it is, where the page shows several.
+function sensitivityOf() {
+  if (doc.recommend) return ` of ${doc.recommend.choices[0].cluster}`;
+  return doc.scale ? ` on ${doc.sensitivity.gpus} GPUs` : '';
 }
 
 // The form of foreshard serve: a job in words, asked of the address that the page came from.
@@ -63,7 +72,7 @@ function start() {
   document.getElementById('theme').addEventListener('click', () => theme(document.documentElement.dataset.theme !== 'dark'));
   document.getElementById('bar-title').textContent = doc.title;
   drawBlocks();
-  document.getElementById('nav').append(...blocks.map((b, i) => el('a', {href: `#${b.id}`}, i === 0 ? (doc.views.length ? 'Verdict' : 'Accuracy') : b.title)));
+  document.getElementById('nav').append(...blocks.map((b, i) => el('a', {href: `#${b.id}`}, b.title !== doc.title ? b.title : b.id === 'accuracy' ? 'Accuracy' : 'Verdict')));
   if (doc.views.length > 1) {
     const select = document.getElementById('view');
     select.append(...doc.views.map((v, i) => el('option', {value: i}, v.label)));

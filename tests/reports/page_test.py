@@ -61,6 +61,14 @@ TEXT = {
     "change": lambda v: f"{'+' if v > 0 else '−' if v < 0 else '±'}{abs(v) * 100:.1f} %",
     "count": lambda v: f"{math.floor(v + 0.5):,}",
     "usd": lambda v: "$" + significant(v),
+    "signed_usd": lambda v: f"{'+' if v > 0 else '−' if v < 0 else '±'}${significant(abs(v))}",
+    "dollars": lambda v: "$" + TEXT["amount"](v),
+    "amount": lambda v: scaled(v, [(1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"), (1, "")]).strip(),
+    "plain": lambda v: significant(v, 2),
+    "d": lambda v: significant(v) + " d",
+    "wall": lambda v: "0 s" if v == 0 else scaled(v, [(86400, "d"), (3600, "h"), (60, "min"), (1, "s")]),
+    "energy": lambda v: scaled(v, [(1e6, "GWh"), (1e3, "MWh"), (1, "kWh")]),
+    "rate": lambda v: scaled(v, [(1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s"), (1, "B/s")]),
     "flop": lambda v: scaled(v, [(1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1, "FLOP")]),
     "factor": lambda v: "× " + significant(v),
     "text": str,
@@ -337,18 +345,21 @@ class PageTest(unittest.TestCase):
             self.assertNotEqual(self.page.value("document.documentElement.dataset.theme"), scheme)
         self.page.scheme("light")
 
+    # Texts of charts that cover one another.
+    OVERLAPS = """[...document.querySelectorAll('svg')].flatMap(svg => {
+        const texts = [...svg.querySelectorAll('text')].filter(t => t.textContent).map(t => ({text: t.textContent, box: t.getBoundingClientRect()}));
+        const found = [];
+        texts.forEach((a, i) => texts.slice(i + 1).forEach(b => {
+          const w = Math.min(a.box.right, b.box.right) - Math.max(a.box.left, b.box.left);
+          const h = Math.min(a.box.bottom, b.box.bottom) - Math.max(a.box.top, b.box.top);
+          if (w > 2 && h > 4) found.push(`${svg.getAttribute('aria-label')}: ${a.text} | ${b.text}`);
+        }));
+        return found; })"""
+
     def test_labels_do_not_overlap(self):
         for width in (1280, 900):
             self.open(width=width)
-            overlaps = self.page.value("""[...document.querySelectorAll('svg')].flatMap(svg => {
-                const texts = [...svg.querySelectorAll('text')].filter(t => t.textContent).map(t => ({text: t.textContent, box: t.getBoundingClientRect()}));
-                const found = [];
-                texts.forEach((a, i) => texts.slice(i + 1).forEach(b => {
-                  const w = Math.min(a.box.right, b.box.right) - Math.max(a.box.left, b.box.left);
-                  const h = Math.min(a.box.bottom, b.box.bottom) - Math.max(a.box.top, b.box.top);
-                  if (w > 2 && h > 4) found.push(`${svg.getAttribute('aria-label')}: ${a.text} | ${b.text}`);
-                }));
-                return found; })""")
+            overlaps = self.page.value(self.OVERLAPS)
             self.assertEqual(overlaps, [], width)
 
     def test_a_narrow_window_needs_no_scrolling_sideways(self):
@@ -433,6 +444,94 @@ class PageTest(unittest.TestCase):
             run("report", path(verb + ".json"), "--html", path(verb + "_answer.html"))
             self.open(verb + "_answer.html")
             self.check_numbers(document_of(path(verb + "_answer.html")))
+
+    RECOMMEND = ["recommend", "--model", "gpt2", "--tokens", "10B", "--cluster", "a100", "--gpus", "8,16,32", "--cluster",
+                 "8xh100", "--batch-tokens", "512k", "--deadline", "3d"]
+    SCALE = ["scale", "--model", "gpt2", "--cluster", "a100", "--gpus", "8,16,32,64", "--global-batch", "64"]
+
+    def check_answer_page(self, asked, name, blocks):
+        """Its numbers, names, width and schema; the page of its JSON is the same. Returns the document."""
+        answer = json.loads(run(*asked, "--json", "--html", path(name + ".html")))
+        document = document_of(path(name + ".html"))
+        self.assertEqual(document["command"].split(" --")[0], "foreshard " + name)
+        for key, value in answer.items():
+            if key not in ("schema", "tool", "created", "host", "sensitivity"):
+                self.assertEqual(document[name][key], value, key)
+        self.assertEqual(document["sensitivity"], answer["sensitivity"])
+        with open(path(name + ".json"), "w", encoding="utf-8") as file:
+            json.dump(answer, file)
+        run("report", path(name + ".json"), "--html", path(name + "_answer.html"))
+        again = document_of(path(name + "_answer.html"))
+        self.assertEqual({k: v for k, v in again.items() if k != "command"},
+                         {k: v for k, v in document.items() if k != "command"})
+        try:
+            import jsonschema
+            jsonschema.Draft7Validator(json.loads(run("schema", "page"))).validate(document)
+        except ImportError:
+            pass
+        self.open(name + ".html", width=380, height=800)
+        self.assertLessEqual(self.page.value("document.documentElement.scrollWidth"), 380)
+        for width in (900, 1280):
+            self.open(name + ".html", width=width)
+            self.assertEqual(self.page.value(self.OVERLAPS), [], width)
+        self.assertEqual(self.page.value("blocks.map(b => b.id)"), blocks)
+        self.check_numbers(document)
+        self.page.call("Accessibility.enable")
+        for node in self.page.call("Accessibility.getFullAXTree")["nodes"]:
+            properties = {p["name"]: p["value"].get("value") for p in node.get("properties", [])}
+            role = node.get("role", {}).get("value")
+            if properties.get("focusable") and role not in ("RootWebArea", "main", "generic", "LayoutTable"):
+                self.assertTrue(node.get("name", {}).get("value"), role)
+        self.page.call("Accessibility.disable")
+        return document
+
+    def test_what_to_buy(self):
+        document = self.check_answer_page(
+            self.RECOMMEND, "recommend", ["buy", "cost-time", "choices", "sizes", "worth", "sensitivity", "terms", "reproduce"])
+        choices = document["recommend"]["choices"]
+        self.assertEqual(len(choices), 4)
+        shown = self.check_numbers(document)
+        for pointer in ("/recommend/choices/0/days/value", "/recommend/choices/3/dollars/low", "/recommend/choices/1/probability",
+                        "/recommend/what_if/0/worth_usd_per_gpu_hour", "/recommend/machines/0/smallest_gpus",
+                        "/sensitivity/changed/0/seconds", "/recommend/choices/0/price/usd_per_gpu_hour/value"):
+            self.assertIn(pointer, shown)
+        meets = "Meets the terms" if choices[0]["meets_deadline"] and choices[0]["within_budget"] else "Too late"
+        self.assertEqual(self.page.value("document.getElementById('meets').textContent"), meets)
+        # The line of the chart: no other choice is both sooner and cheaper.
+        points = [(c["days"]["value"], c["dollars"]["value"]) for c in choices]
+        front = {i for i, (d, c) in enumerate(points) if not any((a, b) != (d, c) and a <= d and b <= c for a, b in points)}
+        self.assertEqual(set(self.page.value("undominated(doc.recommend.choices.map((c, i) => ({i, days: c.days.value, "
+                                             "dollars: c.dollars.value}))).map(d => d.i)")), front)
+        # A row of the table, and a mark by keyboard, show their choice.
+        self.page.click("#choices [data-choice='2']")
+        self.assertEqual(self.page.value("document.getElementById('choice-shown').textContent"), choices[2]["cluster"])
+        self.assertIn("/recommend/choices/2/step_s/value", self.check_numbers(document))
+        self.assertEqual(json.loads(self.page.value("document.querySelector('#buy pre.plan').textContent")), choices[2]["plan"])
+        self.page.value("document.querySelector('circle.choice[data-choice=\"1\"]').focus()")
+        self.page.key("Enter")
+        self.assertEqual(self.page.value("document.getElementById('choice-shown').textContent"), choices[1]["cluster"])
+
+    def test_what_would_meet_the_terms(self):
+        run(*self.RECOMMEND[:-1], "1min", "--html", path("late.html"), codes=(4,))
+        document = document_of(path("late.html"))
+        self.open("late.html")
+        self.assertEqual(self.page.value("document.getElementById('meets').textContent"), "Too late")
+        self.assertEqual(self.page.value("document.querySelectorAll('#would-meet li').length"), len(document["recommend"]["would_meet"]))
+        self.check_numbers(document)
+        run("recommend", "--model", "llama-3.1-405b", "--tokens", "1B", "--cluster", "8xa100", "--html", path("none.html"), codes=(4,))
+        self.open("none.html")
+        self.assertEqual(self.page.value("document.getElementById('meets').textContent"), "No candidate can run it")
+        self.assertEqual(self.page.value("blocks.map(b => b.id)"), ["buy", "choices", "terms", "reproduce"])
+
+    def test_how_it_scales(self):
+        document = self.check_answer_page(self.SCALE, "scale", ["scale", "curve", "shares", "points", "sensitivity", "reproduce"])
+        points, knee = document["scale"]["points"], document["scale"]["knee_gpus"]
+        rates = [p["tokens_per_s"]["value"] for p in points]
+        bends = [p["gpus"] for p, more in zip(points, [b / a for a, b in zip(rates, rates[1:])]) if more < 1.6]
+        self.assertEqual(knee, bends[0] if bends else points[-1]["gpus"])
+        self.assertEqual("Beyond" in self.page.value("document.getElementById('knee').textContent"), bool(bends))
+        self.assertEqual(self.page.value("document.querySelectorAll('circle[data-point]').length"), len(points))
+        self.assertEqual(document["sensitivity"]["gpus"], knee)
 
     def test_a_run_stands_beside_its_forecast(self):
         # A real FSDP2 job on CPU ranks against a made-up profile of another machine.
