@@ -98,25 +98,29 @@ RC_GTEST_PROP(Bounds, FloorsOfLayersHoldForEveryMesh, ()) {
   const ModelSpec model = tiny_model(*rc::gen::inRange(1, 4));
   const Cluster cluster = round_cluster(16);
   Plan plan = random_plan(model, cluster);
-  RC_PRE(plan.runtime.kind == RuntimeKind::kFsdp2 || plan.runtime.kind == RuntimeKind::kNative);
+  const bool native = *rc::gen::arbitrary<bool>();
+  plan.runtime.kind = native ? RuntimeKind::kNative : RuntimeKind::kFsdp2;
+  plan.runtime.version = newest_version(plan.runtime.kind);
+  RC_PRE(!find_problem(plan, model, cluster));
   const CostModel costs(cluster, round_calibration());
   const LayersFloor floor = Judge(model, costs, cluster).floor(plan, LayerPrograms(model, plan));
   RC_ASSERT(floor.step > Time());
   RC_ASSERT(floor.activations > Bytes());
 
   const std::int64_t shard = *rc::gen::element<std::int64_t>(1, 2, 4, 8, 16);
-  plan.mesh = {shard, 16 / shard, *rc::gen::element(MeshInner::kShard, MeshInner::kReplicate)};
+  plan.mesh = {shard, 16 / shard};
+  if (!native) plan.mesh.inner = *rc::gen::element(MeshInner::kShard, MeshInner::kReplicate);
   plan.reshard_after_forward.value.kind =
       *rc::gen::element(Reshard::Kind::kAlways, Reshard::Kind::kNever);
-  plan.prefetch = {*rc::gen::element<std::int64_t>(-1, 0, 1, 2, 3),
-                   *rc::gen::inRange<std::int64_t>(0, 4)};
+  plan.prefetch = {*rc::gen::element<std::int64_t>(-1, native ? 0 : 1, 2, 3),
+                   *rc::gen::inRange<std::int64_t>(native ? 0 : 1, 4)};
   plan.accumulation =
       *rc::gen::element(AccumulationMode::kReduceEach, AccumulationMode::kKeepUnsharded);
   plan.communicators = *rc::gen::element(Communicators::kShared, Communicators::kSeparate);
   plan.reduce_dtype = *rc::gen::element(DType::kFp32, DType::kBf16);
   plan.optimizer.implementation =
       *rc::gen::element(Optimizer::Implementation::kForeach, Optimizer::Implementation::kFused);
-  plan.offload = *rc::gen::element(Offload::kNone, Offload::kCpu);
+  if (!native) plan.offload = *rc::gen::element(Offload::kNone, Offload::kCpu);
   RC_PRE(!find_problem(plan, model, cluster));
   const EventGraph graph = build_training_step(model, plan);
   RC_ASSERT(floor.step <= Simulator().period(graph, costs.price(graph)));
