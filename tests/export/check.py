@@ -110,22 +110,86 @@ def check_script(program, folder):
     return failures
 
 
+def plugin_of(path):
+    """What `accelerate launch` makes of a file, and FullyShardedDataParallelPlugin of that: (plugin,
+    environment). The plugin of FSDP1 is None: it wants a GPU."""
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils import FullyShardedDataParallelPlugin
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    parsed = launch_command_parser().parse_args(["--config_file", path, "train.py"])
+    environment = prepare_multi_gpu_env(_validate_launch_command(parsed)[0])
+    before = dict(os.environ)
+    os.environ.update(environment)
+    try:
+        plugin = FullyShardedDataParallelPlugin() if environment.get("FSDP_VERSION") == "2" else None
+        return plugin, environment
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+# runtime, plan keys, and what Accelerate must make of them
+ACCELERATE = [
+    ("fsdp2", [], {"fsdp_version": 2, "reshard_after_forward": True, "activation_checkpointing": False}),
+    (
+        "fsdp2",
+        ["mesh.shard=8", "reshard_after_forward=never", "recompute=full", "offload=cpu"],
+        {
+            "fsdp_version": 2,
+            "reshard_after_forward": False,
+            "activation_checkpointing": True,
+            "cpu_offload": "CPUOffloadPolicy",
+            "PARALLELISM_CONFIG_DP_SHARD_SIZE": "8",
+            "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "2",
+        },
+    ),
+    ("fsdp1", [], {"FSDP_SHARDING_STRATEGY": "FULL_SHARD", "FSDP_BACKWARD_PREFETCH": "BACKWARD_PRE"}),
+    ("fsdp1", ["reshard_after_forward=never"], {"FSDP_SHARDING_STRATEGY": "SHARD_GRAD_OP"}),
+    ("fsdp1", ["mesh.shard=8"], {"FSDP_SHARDING_STRATEGY": "HYBRID_SHARD"}),
+    ("ddp", [], {}),
+    ("zero2", [], {}),
+    ("zero3", [], {}),
+]
+
+
 def check_accelerate(program, folder):
     from accelerate.commands.config.config_args import load_config_from_file
+    from accelerate.utils.deepspeed import HfDeepSpeedConfig
 
     failures = 0
-    for runtime in ("fsdp2", "fsdp1", "ddp", "zero2", "zero3"):
-        path = os.path.join(folder, f"accelerate_{runtime}.yaml")
+    for number, (runtime, keys, wanted) in enumerate(ACCELERATE):
+        path = os.path.join(folder, f"accelerate_{number}.yaml")
         job = ["--model", "llama-3.1-8b", "--cluster", "16xh100", "--runtime", runtime]
+        for key in keys:
+            job += ["--set", key]
+        name = " ".join([runtime, *keys])
         code, _, errors = run([program, "export", "--to", "accelerate", "--out", path, *job])
         try:
             if code:
                 raise RuntimeError(errors.strip())
             config = load_config_from_file(path)
             assert config.num_processes == 16, config.num_processes
-            print(f"ok accelerate {runtime}: {config.distributed_type}")
+            if wanted:
+                plugin, environment = plugin_of(path)
+                for key, value in wanted.items():
+                    made = environment.get(key) if key.isupper() else getattr(plugin, key)
+                    made = getattr(made, "name", made)  # of an enumeration
+                    if key == "cpu_offload":
+                        made = type(made).__name__
+                    assert made == value, f"{key} is {made!r} and not {value!r}"
+            if runtime.startswith("zero"):
+                settings = path + ".json"
+                code, _, errors = run([program, "export", "--to", "deepspeed", "--out", settings, *job])
+                if code:
+                    raise RuntimeError(errors.strip())
+                read = HfDeepSpeedConfig(settings)
+                assert read.get_value("zero_optimization.stage") == int(runtime[-1])
+                assert read.is_zero3() == (runtime == "zero3") and not read.is_offload()
+                assert read.get_value("train_batch_size") == 16
+            print(f"ok accelerate {name}: {config.distributed_type}")
         except Exception as error:  # whatever the parser says of the file
-            print(f"FAILED accelerate {runtime}: {error}")
+            print(f"FAILED accelerate {name}: {type(error).__name__}: {error}")
             failures += 1
     return failures
 
