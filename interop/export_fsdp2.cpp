@@ -318,6 +318,16 @@ if REHEARSAL:  # see main()
     return splits_experts() && unit.name.find(names_.experts) != std::string::npos;
   }
 
+  // An embedding's backward reads no parameters. What others read would be gone.
+  static void check_kept(const Unit& unit) {
+    if (unit.name == "embedding" || unit.reshard.kind == Reshard::Kind::kNever) return;
+    refuse("unshard_in_backward",
+           fmt::format("backward of {} reads its parameters, which reshard_after_forward freed: "
+                       "PyTorch fails (setStorage)",
+                       unit.name),
+           "unshard_in_backward: true, or reshard_after_forward: never there");
+  }
+
   std::string units() const {
     std::vector<Reshard> reshard, nested_reshard;
     std::vector<bool> unshard;
@@ -335,6 +345,7 @@ if REHEARSAL:  # see main()
         if (named) root = python(plan_.reshard_after_forward.at(0));
         continue;
       }
+      if (!plan_.unshard_in_backward.at(number)) check_kept(unit);
       (is_nested(unit) ? nested_reshard : reshard).push_back(unit.reshard);
       if (!is_nested(unit)) unshard.push_back(plan_.unshard_in_backward.at(number));
     }

@@ -38,12 +38,29 @@ TEST(Export, TheScriptIsPythonOfThisPlan) {
 TEST(Export, WhatNoScriptCanDoIsMissingCapability) {
   for (const std::string& set :
        {std::string("--set lora.rank=8"), std::string("--set float8=rowwise"),
-        std::string("--runtime zero3")}) {
+        std::string("--runtime zero3"),
+        std::string("--set 'unshard_in_backward=[{units: 2, value: false}]'")}) {
     const Outcome outcome = run("export --to fsdp2 --model llama-3.1-8b --cluster 16xh100 " + set);
     EXPECT_EQ(outcome.exit_code, 6) << set << outcome.out.substr(0, 100);
     expect_says(outcome.err, "unsupported");
     expect_says(outcome.err, "nearest plan");
   }
+}
+
+TEST(Export, TheTransposedMeshIsMadeOrSaidToBeLost) {
+  const std::string job = kJob + "--set mesh.inner=replicate";
+  const Outcome script = run("export --to fsdp2 " + job);
+  ASSERT_EQ(script.exit_code, 0) << script.err;
+  expect_says(script.out, "INNER = \"replicate\"");
+  expect_says(script.out, "torch.arange(replicate * shard).view(shard, replicate).t()");
+  for (const char* format : {"accelerate", "torchtitan"}) {
+    const Outcome other = run(std::string("export --to ") + format + " " + job);
+    ASSERT_EQ(other.exit_code, 0) << other.err;
+    const std::size_t line = other.err.find("mesh.inner");
+    ASSERT_NE(line, std::string::npos) << other.err;
+    expect_says(other.err.substr(other.err.rfind('\n', line) + 1), "unsupported");
+  }
+  expect_says(run("export --to launch " + job).err, "transposed");
 }
 
 TEST(Export, EveryFormatIsOneDocumentWithItsLedger) {
