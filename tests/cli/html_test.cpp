@@ -17,9 +17,12 @@ Json document_in(const std::string& html) {
 
 TEST(Html, AFileThatCannotBeWrittenIsNamedAndNothingIsLeft) {
   write_temporary("plain", "a file, no folder");
-  for (const char* verb : {"predict", "report", "search"}) {
+  const std::string sizes = " --gpus 8,16 --batch-tokens 512k";
+  for (const std::string& verb : {"predict" + kJob, "report" + kJob, "search" + kJob,
+                                  "recommend --model gpt2 --tokens 1B --cluster a100" + sizes,
+                                  "scale --model gpt2 --cluster a100" + sizes}) {
     for (const char* path : {"nowhere/page.html", "plain/page.html", "."}) {
-      const Outcome outcome = run(verb + kJob + " --html " + path);
+      const Outcome outcome = run(verb + " --html " + path);
       EXPECT_EQ(outcome.exit_code, 3) << verb << " " << path;
       EXPECT_EQ(outcome.out, "");
       expect_says(outcome.err, std::string(path) + ": cannot be written: ");
@@ -76,6 +79,22 @@ TEST(Html, TheCommandCanBeTypedAgain) {
 }
 
 TEST(Html, OnlyWholeAnswersBecomePages) {
+  const std::pair<std::string, std::string> verbs[] = {
+      {"recommend --model gpt2 --tokens 1B --cluster 8xa100 --batch-tokens 512k", "choices"},
+      {"scale --model gpt2 --cluster a100 --gpus 8 --batch-tokens 512k", "points"}};
+  for (const auto& [verb, key] : verbs) {
+    const std::string answer = run(verb + " --json").out;
+    write_temporary("answer.json", answer);
+    EXPECT_EQ(run("report answer.json --html page.html").exit_code, 0) << verb;
+    Json lacking = Json::parse(answer);
+    lacking.erase(key);
+    for (const std::string& part : {answer.substr(0, answer.size() / 2), lacking.dump()}) {
+      write_temporary("answer.json", part);
+      const Outcome refused = run("report answer.json --html page.html");
+      EXPECT_EQ(refused.exit_code, 3) << verb;
+      expect_says(refused.err, "answer.json: ");
+    }
+  }
   write_temporary("answer.json", run("search" + kJob + " --json").out);
   EXPECT_EQ(run("report answer.json --html page.html").exit_code, 0);
   const std::pair<std::string, std::string> bad[] = {

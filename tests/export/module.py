@@ -25,6 +25,17 @@ best = found["best"]["report"]["step"]["seconds"]["value"]
 points = foreshard.pareto(found)
 assert len(points) == len(found["pareto"]) and np.isclose(points["step_s"].min(), best)
 
+deep = foreshard.search(**JOB, threads=1, deep=True, fix={"recompute": "none", "prefetch.forward": "implicit"})
+assert deep["best"]["report"]["step"]["seconds"]["value"] <= best
+
+bought = foreshard.recommend("gpt2", tokens="10B", deadline="30d", clusters=["8xh100", "a100"], gpus=[8, 16], what_if=True)
+assert bought["meets_terms"] and len(bought["choices"]) == 3, bought["choices"]
+worth = [one["worth_usd_per_gpu_hour"] for one in bought["what_if"]]
+assert worth == sorted(worth, reverse=True)
+scaled = foreshard.scale("gpt2", "a100", gpus=[8, 16, 32], global_batch=64)
+points = foreshard.curve(scaled)
+assert list(points["gpus"]) == [8, 16, 32] and (points["tokens_per_s_low"] <= points["tokens_per_s"]).all()
+
 exported = foreshard.export("torchtitan", **JOB)
 assert "[parallelism]" in exported["text"]
 assert foreshard.launch(**JOB)["ranks"] == 16

@@ -101,7 +101,8 @@ RC_GTEST_PROP(ForeignPlanProperty, TorchTitanBringsBackWhatItHolds, ()) {
                    "batch.sequence",
                    "batch.micro_batch",
                    "batch.accumulation",
-                   "mesh.",
+                   "mesh.shard",
+                   "mesh.replicate",
                    "dtype.param",
                    "dtype.reduce",
                    "dtype.master",
@@ -119,7 +120,10 @@ RC_GTEST_PROP(ForeignPlanProperty, AccelerateBringsBackWhatItHolds, ()) {
   RandomStep step = random_step();
   Plan plan = fsdp2_of(step);
   const int runtime = *rc::gen::inRange(0, 3);
-  if (runtime == 1) plan.runtime = {RuntimeKind::kFsdp1, "2.11"};
+  if (runtime == 1) {
+    plan.runtime = {RuntimeKind::kFsdp1, "2.11"};
+    plan.mesh.inner = MeshInner::kShard;
+  }
   if (runtime == 2) {
     plan.runtime = {RuntimeKind::kZero3, "0.19"};
     plan.mesh = {plan.mesh.world(), 1};
@@ -127,7 +131,8 @@ RC_GTEST_PROP(ForeignPlanProperty, AccelerateBringsBackWhatItHolds, ()) {
   const Cluster cluster = cluster_of(plan);
   const Exported file = export_accelerate({plan, step.model, cluster});
   Strings holds = {"dtype.param"};
-  if (runtime == 0) holds.insert(holds.end(), {"mesh.", "units.blocks", "offload"});
+  if (runtime == 0)
+    holds.insert(holds.end(), {"mesh.shard", "mesh.replicate", "units.blocks", "offload"});
   if (runtime == 2) holds.insert(holds.end(), {"mesh.", "batch.accumulation"});
   expect_round_trip(plan, step.model, file, accelerate, holds);
 }

@@ -30,6 +30,7 @@ __all__ = [
     "accuracy",
     "command",
     "compare",
+    "curve",
     "explain",
     "export",
     "import_files",
@@ -39,6 +40,7 @@ __all__ = [
     "pareto",
     "predict",
     "recommend",
+    "scale",
     "schedule",
     "search",
 ]
@@ -133,15 +135,47 @@ def schedule(plan=None, **job):
     return table
 
 
-def search(plan=None, *, fix=None, global_batch=None, threads=None, **job):
+def _options(**options):
+    """--global-batch 512 of global_batch=512; a list is told as many times, True is a switch."""
+    arguments = []
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        if value is None or value is False:
+            continue
+        if value is True:
+            arguments.append(flag)
+        else:
+            for one in value if isinstance(value, (list, tuple)) else [value]:
+                arguments += [flag, one]
+    return arguments
+
+
+def search(
+    plan=None,
+    *,
+    fix=None,
+    global_batch=None,
+    objective=None,
+    max_memory=None,
+    deep=False,
+    robust=False,
+    vary=None,
+    threads=None,
+    **job,
+):
     """The fastest plan that fits, and the best trade-offs (`foreshard search`)."""
     arguments = _job(plan, **job)
     for key, value in (fix or {}).items():
         arguments += ["--fix", _assignment(key, value)]
-    if global_batch is not None:
-        arguments += ["--global-batch", global_batch]
-    if threads is not None:
-        arguments += ["--threads", threads]
+    arguments += _options(
+        global_batch=global_batch,
+        objective=objective,
+        max_memory=max_memory,
+        deep=deep,
+        robust=robust,
+        vary=vary,
+        threads=threads,
+    )
     return _document("search", *arguments)
 
 
@@ -177,13 +211,80 @@ def accuracy(*files, anchor=None):
     return _document("accuracy", *arguments)
 
 
-def recommend(plan=None, *, tokens=None, deadline=None, budget=None, **job):
-    """What to buy or rent (`foreshard recommend`), where this version has it."""
-    arguments = _job(plan, **job)
-    for flag, value in (("--tokens", tokens), ("--deadline", deadline), ("--budget", budget)):
-        if value is not None:
-            arguments += [flag, value]
-    return _document("recommend", *arguments)
+def _sizes(gpus):
+    return None if gpus is None else ",".join(str(n) for n in gpus)
+
+
+def recommend(
+    model,
+    *,
+    tokens,
+    deadline=None,
+    budget=None,
+    clusters=None,
+    gpus=None,
+    global_batch=None,
+    batch_tokens=None,
+    prices=None,
+    what_if=False,
+    threads=None,
+    **keys,
+):
+    """What to buy or rent (`foreshard recommend`). `clusters`: "64xh100", "h100", files; default: the
+    whole catalogue, in likely sizes or in those of `gpus`."""
+    arguments = _options(
+        tokens=tokens,
+        deadline=deadline,
+        budget=budget,
+        cluster=[clusters] if isinstance(clusters, str) else clusters,
+        gpus=_sizes(gpus),
+        global_batch=global_batch,
+        batch_tokens=batch_tokens,
+        prices=prices,
+        what_if=what_if,
+        threads=threads,
+    )
+    return _document("recommend", *_job(model=model, **keys), *arguments)
+
+
+def scale(
+    model,
+    cluster,
+    *,
+    gpus=None,
+    global_batch=None,
+    batch_tokens=None,
+    weak=None,
+    prices=None,
+    threads=None,
+    **keys,
+):
+    """How a job scales with the number of GPUs of a machine such as "h100" (`foreshard scale`)."""
+    arguments = _options(
+        gpus=_sizes(gpus),
+        global_batch=global_batch,
+        batch_tokens=batch_tokens,
+        weak=weak,
+        prices=prices,
+        threads=threads,
+    )
+    return _document("scale", *_job(model=model, cluster=cluster, **keys), *arguments)
+
+
+def curve(scaled):
+    """The points of scale() as a structured array: gpus, tokens_per_s and its interval, efficiency."""
+    rows = [
+        (
+            point["gpus"],
+            point["tokens_per_s"]["value"],
+            point["tokens_per_s"]["low"],
+            point["tokens_per_s"]["high"],
+            point["efficiency"],
+        )
+        for point in scaled["points"]
+    ]
+    names = ("tokens_per_s", "tokens_per_s_low", "tokens_per_s_high", "efficiency")
+    return np.array(rows, dtype=[("gpus", np.int64), *((name, np.float64) for name in names)])
 
 
 def export(to, plan=None, *, launcher=None, program=None, **job):

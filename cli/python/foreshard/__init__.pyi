@@ -47,6 +47,11 @@ def search(
     *,
     fix: Mapping[str, Any] | None = ...,
     global_batch: int | None = ...,
+    objective: str | None = ...,
+    max_memory: float | None = ...,
+    deep: bool = ...,
+    robust: bool = ...,
+    vary: Iterable[str] | None = ...,
     threads: int | None = ...,
     model: _Path | None = ...,
     cluster: _Path | None = ...,
@@ -64,13 +69,35 @@ def compare(
 ) -> _Document: ...
 def accuracy(*files: _Path, anchor: int | None = ...) -> _Document: ...
 def recommend(
-    plan: _Plan = ...,
+    model: _Path,
     *,
-    tokens: str | None = ...,
+    tokens: str | float,
     deadline: str | None = ...,
-    budget: str | None = ...,
-    **job: Any,
+    budget: str | float | None = ...,
+    clusters: str | Iterable[_Path] | None = ...,
+    gpus: Iterable[int] | None = ...,
+    global_batch: int | None = ...,
+    batch_tokens: str | int | None = ...,
+    prices: _Path | None = ...,
+    what_if: bool = ...,
+    threads: int | None = ...,
+    runtime: str | None = ...,
+    **keys: Any,
 ) -> _Document: ...
+def scale(
+    model: _Path,
+    cluster: str,
+    *,
+    gpus: Iterable[int] | None = ...,
+    global_batch: int | None = ...,
+    batch_tokens: str | int | None = ...,
+    weak: int | None = ...,
+    prices: _Path | None = ...,
+    threads: int | None = ...,
+    runtime: str | None = ...,
+    **keys: Any,
+) -> _Document: ...
+def curve(scaled: Mapping[str, Any]) -> npt.NDArray[np.void]: ...
 def export(
     to: str, plan: _Plan = ..., *, launcher: str | None = ..., program: str | None = ..., **job: Any
 ) -> _Document: ...
