@@ -16,6 +16,7 @@
 #include "exec/device/device_seconds.h"
 #include "exec/engine/engine.h"
 #include "exec/engine/schedule.h"
+#include "exec/memory/arena.h"
 #include "sim/graph/training_step.h"
 
 namespace foreshard {
@@ -265,6 +266,8 @@ class DeviceMeasuring {
     const at::Tensor a = at::empty({static_cast<std::int64_t>(most)}, options(at::kByte));
     const at::Tensor b = at::empty({static_cast<std::int64_t>(most)}, options(at::kByte));
     std::vector<std::byte> host(std::min<std::size_t>(most, std::size_t{64} << 20));
+    PinnedMemory pinned_memory(device_);
+    const Arena pinned(host.size(), pinned_memory);
     for (std::size_t bytes = std::size_t{64} << 10; bytes <= most; bytes *= 8) {
       const auto add = [&](const char* way, const BenchResult& result) {
         extra_.push_back(
@@ -277,6 +280,10 @@ class DeviceMeasuring {
           repeated(5, [&] { device_.to_device(a.mutable_data_ptr(), host.data(), bytes); }));
       add("device_to_pageable",
           repeated(5, [&] { device_.to_host(host.data(), a.const_data_ptr(), bytes); }));
+      add("pinned_to_device",
+          repeated(9, [&] { device_.copy(a.mutable_data_ptr(), pinned.at(0), bytes); }));
+      add("device_to_pinned",
+          repeated(9, [&] { device_.copy(pinned.at(0), a.const_data_ptr(), bytes); }));
     }
   }
 

@@ -80,8 +80,8 @@ class NcclCommunicator final : public DeviceCommunicator {
              "ncclCommSplit");
       if (communicator == nullptr) throw std::runtime_error("ncclCommSplit: no " + part.name);
     } catch (...) {
+      abort();  // also ends the thread that makes the part and writes where it is
       if (communicator != nullptr) ncclCommAbort(communicator);
-      abort();
       throw;
     }
     return std::make_unique<NcclCommunicator>(

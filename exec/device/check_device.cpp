@@ -155,6 +155,48 @@ std::string Checks::allocator() {
                      after.total >> 20);
 }
 
+// Work on two lanes, recorded with the events around it: nothing is done until it is replayed, and
+// every replay does it again.
+std::string Checks::graph_capture() {
+  constexpr int kReplays = 5;
+  constexpr std::int64_t kNs = 200'000;
+  const DeviceEvent fork = device_.new_event(), begin = device_.new_event(),
+                    end = device_.new_event();
+  const at::Tensor values = at::zeros({1024}, at::TensorOptions().device(on_));
+  device_.synchronize();
+  const DeviceGraph graph = device_.capture([&] {
+    device_.record(fork);
+    device_.enter(other_);
+    device_.wait(fork);
+    device_.record(begin);
+    values.add_(1.0);
+    device_.spin(kNs, 1);
+    device_.record(end);
+    device_.enter(main_);
+    device_.wait(end);
+  });
+  device_.synchronize();
+  const double recorded = values.sum().item<double>();
+  double host = 0;
+  for (int i = 0; i < kReplays; ++i) {
+    const auto before = Clock::now();
+    device_.replay(graph);
+    host = std::chrono::duration<double>(Clock::now() - before).count();
+  }
+  device_.synchronize();
+  const double sum = values.sum().item<double>();
+  const double seconds = device_.seconds_between(begin, end);
+  device_.free_graph(graph);
+  for (DeviceEvent event : {fork, begin, end}) device_.free_event(event);
+  expect(recorded == 0, "what was recorded was done at once");
+  expect(sum == 1024.0 * kReplays, fmt::format("{} replays added up to {}", kReplays, sum));
+  expect(seconds > 0.9e-9 * kNs, fmt::format("200 us of spinning took {:.1f} us", seconds * 1e6));
+  return fmt::format(
+      "{} replays of two lanes, 200 us of spinning between their events {:.1f} us, "
+      "{:.1f} us of host for the last",
+      kReplays, seconds * 1e6, host * 1e6);
+}
+
 std::string Checks::clocks() {
   const AcceleratorClocks c = device_.clocks();
   if (c.sm_mhz == 0) throw CheckSkipped("NVML tells nothing");

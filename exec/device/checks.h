@@ -58,6 +58,7 @@ class Checks {
   std::string host_cost();
   std::string allocator();
   std::string clocks();
+  std::string graph_capture();
 
   std::unique_ptr<DeviceCommunicator> paced(int ctas);
 

@@ -45,7 +45,8 @@ std::vector<Checks::Named> Checks::all() {
           {"nccl_one_rank", &Checks::nccl},
           {"host_cost", &Checks::host_cost},
           {"allocator", &Checks::allocator},
-          {"clocks", &Checks::clocks}};
+          {"clocks", &Checks::clocks},
+          {"graph_capture", &Checks::graph_capture}};
 }
 
 void Checks::expect(bool holds, const std::string& what) {

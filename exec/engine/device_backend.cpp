@@ -6,11 +6,11 @@
 //   what the row does; event `end`
 //
 // A step begins at the end of the compute lane's last row of the step before: all other lanes wait
-// for it, for the optimizer writes what gathers read. Events are made in two sets, so that one step
-// can be issued while the one before still runs; they are read when a step is collected, after its
-// last compute row is done (which waits for all else). The host then knows every time relative to
-// the step's begin. Issue times are the host's own clock, put onto the device's by the moments at
-// which the first step began on both.
+// for it, for the optimizer writes what gathers read. There are two sets of events (DeviceStep), so
+// that one step can be issued while the one before still runs; they are read when a step is
+// collected, after its last compute row is done (which waits for all else). The host then knows
+// every time relative to the step's begin. Issue times are the host's own clock, put onto the
+// device's by the moments at which the first step began on both.
 //
 // A step may be recorded once per set of events and replayed (--graph): its rows, waits and events
 // become one graph that hangs between the compute lane's last row of the step before and the end
@@ -31,6 +31,7 @@
 
 #include "exec/device/device_communicators.h"
 #include "exec/engine/backend.h"
+#include "exec/engine/device_step.h"
 #include "exec/engine/device_update.h"
 #include "reports/event_names.h"
 
@@ -47,7 +48,7 @@ double seconds_since(Clock::time_point begin) {
 
 Time time_of(double seconds) { return Time::ns(static_cast<std::int64_t>(seconds * 1e9)); }
 
-constexpr std::size_t kSets = 2;
+constexpr std::size_t kSteps = 2;
 // The norm's all-reduce moves as many bytes as the graph says (sim/graph/native.cpp, kNormBytes);
 // the sum is the first of these doubles.
 constexpr std::int64_t kNormDoubles = 67;
@@ -72,19 +73,8 @@ class DeviceBackend final : public Backend {
     for (std::size_t s = 0; s < kStreams; ++s) lanes_[s] = accelerator.open_lane(s != 0);
     copies_ = accelerator.open_lane(false);
     fifo_.resize(graph_.communicators.size());
-    for (Set& set : sets_) {
-      set.rows.resize(graph_.rows.size());
-      for (std::size_t i = 0; i < graph_.rows.size(); ++i) {
-        RowEvents& row = set.rows[i];
-        row.start = accelerator.new_event();
-        row.end = accelerator.new_event();
-        if (graph_.rows[i].communicator != kNoCommunicator) row.arrive = accelerator.new_event();
-      }
-      set.uploaded = accelerator.new_event();
-      set.issued.resize(graph_.rows.size());
-      set.norm = zeros(at::kDouble, 1);
-      set.host_scalars = at::zeros({2}, at::TensorOptions().dtype(at::kFloat));
-      set.scalars = zeros(at::kFloat, 2);
+    for (std::size_t i = 0; i < kSteps; ++i) {
+      steps_.push_back(std::make_unique<DeviceStep>(accelerator, graph_));
     }
     for (DeviceEvent& event : ends_) event = accelerator.new_event();
     for (DeviceEvent& event : joins_) event = accelerator.new_event();
@@ -116,13 +106,7 @@ class DeviceBackend final : public Backend {
     } catch (...) {  // the device failed before; that was said then
     }
     communicators_.clear();
-    for (Set& set : sets_) {
-      for (RowEvents& row : set.rows) {
-        for (DeviceEvent event : {row.start, row.arrive, row.end}) free(event);
-      }
-      free(set.uploaded);
-      if (set.graph != nullptr) device_.free_graph(set.graph);
-    }
+    steps_.clear();
     for (DeviceEvent event : ends_) free(event);
     for (DeviceEvent event : joins_) free(event);
     free(fork_);
@@ -133,15 +117,11 @@ class DeviceBackend final : public Backend {
   // --- steps ---
 
   std::span<MicroBatch> begin_step(std::int64_t number, std::span<MicroBatch> batches) override {
-    FORESHARD_CHECK(issued_ - collected_ < static_cast<std::int64_t>(kSets),
+    FORESHARD_CHECK(issued_ - collected_ < static_cast<std::int64_t>(kSteps),
                     "a step is issued before the last but one was collected");
-    Set& set = next_set();
-    set.number = number;
+    DeviceStep& step = next_step();
     device_.enter(copies_);
-    upload(set, batches);
-    set.host_scalars.copy_(step_scalars(parts_.plan, number));
-    set.scalars.copy_(set.host_scalars);
-    device_.record(set.uploaded);
+    step.upload(parts_.plan, number, batches);
     device_.enter(lane(Stream::kCompute));
     if (!follows_) {
       // Nothing runs: the moment is the same on both clocks.
@@ -152,42 +132,42 @@ class DeviceBackend final : public Backend {
       origin_ = 0;
       follows_ = true;
     }
-    device_.wait(set.uploaded);
+    device_.wait(step.uploaded);
     for (std::size_t s = 1; s < kStreams; ++s) {
       device_.enter(lanes_[s]);
       device_.wait(end_of(issued_ - 1));
     }
     current_lane_ = -1;
-    return set.batches;
+    return step.batches;
   }
 
   // The first steps make whatever libraries make once (handles, connections, workspaces). Then one
   // step of either set of events is recorded, and from there on replayed.
   void run_rows(const std::function<void()>& rows) override {
     if (!parts_.replays || issued_ < kEagerSteps) return rows();
-    Set& set = next_set();
+    DeviceStep& step = next_step();
     device_.enter(lane(Stream::kCompute));
-    if (set.graph == nullptr) {
-      set.graph = device_.capture([this, rows] { record_rows(rows); });
+    if (step.graph == nullptr) {
+      step.graph = device_.capture([this, rows] { record_rows(rows); });
       device_.enter(lane(Stream::kCompute));
     }
     const auto begin = Clock::now();
-    device_.replay(set.graph);
-    std::fill(set.issued.begin(), set.issued.end(), begin);
+    device_.replay(step.graph);
+    std::fill(step.issued.begin(), step.issued.end(), begin);
   }
 
   void issue(EventId id, const std::function<void()>& run) override {
-    Set& set = next_set();
+    DeviceStep& step = next_step();
     const Row& row = graph_.rows[index(id)];
-    if (row.host_wait != kNoEvent) wait_for(set.rows[index(row.host_wait)].end);
-    set.issued[index(id)] = Clock::now();
+    if (row.host_wait != kNoEvent) wait_for(step.rows[index(row.host_wait)].end);
+    step.issued[index(id)] = Clock::now();
     const Lane own = lane(row.stream);
     if (own != current_lane_) device_.enter(own);
     current_lane_ = own;
-    RowEvents& events = set.rows[index(id)];
+    DeviceStep::RowEvents& events = step.rows[index(id)];
     for (const EventId awaited : graph_.waits_of(id)) {
       if (graph_.rows[index(awaited)].stream != row.stream) {
-        device_.wait(set.rows[index(awaited)].end);
+        device_.wait(step.rows[index(awaited)].end);
       }
     }
     device_.record(events.start);
@@ -211,33 +191,24 @@ class DeviceBackend final : public Backend {
 
   StepResult collect() override {
     FORESHARD_CHECK(collected_ < issued_, "no step to collect");
-    Set& set = sets_[index(collected_) % kSets];
+    DeviceStep& step = *steps_[index(collected_) % kSteps];
     wait_for(end_of(collected_));
     for (const EventId last : last_of_stream_) {  // done as well, for the optimizer waits for all
-      if (last != kNoEvent) wait_for(set.rows[index(last)].end);
+      if (last != kNoEvent) wait_for(step.rows[index(last)].end);
     }
     StepResult result;
     const DeviceEvent begin = end_of(collected_ - 1);
     const auto host_zero = std::chrono::duration<double>(host_zero_.time_since_epoch()).count();
-    result.times.step = set.number;
+    result.times.step = step.number;
     result.times.begin = time_of(host_zero + origin_);
-    result.times.spans.resize(graph_.rows.size());
-    for (std::size_t i = 0; i < graph_.rows.size(); ++i) {
-      const RowEvents& events = set.rows[i];
-      Span& span = result.times.spans[i];
-      const double issued = std::chrono::duration<double>(set.issued[i] - host_zero_).count();
-      span.issue = time_of(issued - origin_);
-      span.start = time_of(device_.seconds_between(begin, events.start));
-      span.arrive = events.arrive == nullptr
-                        ? span.start
-                        : time_of(device_.seconds_between(begin, events.arrive));
-      span.end = time_of(device_.seconds_between(begin, events.end));
-    }
+    result.times.spans = step.spans(begin, host_zero_, origin_);
     const double period = device_.seconds_between(begin, end_of(collected_));
     result.times.duration = time_of(period);
     origin_ += period;
     ++collected_;
-    read_back(set, result);
+    device_.enter(copies_);
+    step.read_back(parts_.plan, result);
+    device_.enter(lane(Stream::kCompute));
     return result;
   }
 
@@ -313,7 +284,7 @@ class DeviceBackend final : public Backend {
     device_.to_device(norm_sum_.mutable_data_ptr(), host_norm_.const_data_ptr(), sizeof(double));
   }
   void grad_scale() override {
-    const at::Tensor norm = next_set().norm.select(0, 0);
+    const at::Tensor norm = next_step().norm.select(0, 0);
     if (!units_.offloads()) return update_.clip(norm_sum_, norm);
     device_.to_host(host_norm_.mutable_data_ptr(), norm_sum_.const_data_ptr(), sizeof(double));
     update_.clip(host_norm_, host_norm_.select(0, 1));
@@ -321,8 +292,8 @@ class DeviceBackend final : public Backend {
                       sizeof(double));
   }
   void optimizer(std::int64_t /*number*/) override {
-    const Set& set = next_set();
-    update_.step(units_.offloads() ? set.host_scalars : set.scalars);
+    const DeviceStep& step = next_step();
+    update_.step(units_.offloads() ? step.host_scalars : step.scalars);
   }
 
   std::int64_t add_over_shards(std::int64_t value) override {
@@ -338,19 +309,6 @@ class DeviceBackend final : public Backend {
   }
 
  private:
-  struct RowEvents {
-    DeviceEvent start = nullptr, arrive = nullptr, end = nullptr;
-  };
-  struct Set {
-    std::int64_t number = 0;
-    std::vector<RowEvents> rows;
-    std::vector<Clock::time_point> issued;
-    DeviceEvent uploaded = nullptr;
-    std::vector<MicroBatch> batches;  // on the device
-    at::Tensor norm;
-    at::Tensor host_scalars, scalars;  // the step's number and learning rate; on the device
-    DeviceGraph graph = nullptr;       // the step as it was recorded
-  };
   struct Fifo {
     DeviceEvent last = nullptr;
     Lane lane = -1;
@@ -376,7 +334,7 @@ class DeviceBackend final : public Backend {
   }
 
   Lane lane(Stream stream) const { return lanes_[static_cast<std::size_t>(stream)]; }
-  Set& next_set() { return sets_[index(issued_) % kSets]; }
+  DeviceStep& next_step() { return *steps_[index(issued_) % kSteps]; }
   at::TensorOptions options(at::ScalarType type) const {
     return at::TensorOptions().dtype(type).device(device_.device());
   }
@@ -418,43 +376,13 @@ class DeviceBackend final : public Backend {
   }
 
   std::string oldest_unfinished() {
-    const Set& set = sets_[index(collected_) % kSets];
-    for (std::size_t i = 0; i < set.rows.size(); ++i) {
-      if (!device_.done(set.rows[i].end)) {
+    const DeviceStep& step = *steps_[index(collected_) % kSteps];
+    for (std::size_t i = 0; i < step.rows.size(); ++i) {
+      if (!device_.done(step.rows[i].end)) {
         return EventNames(graph_, parts_.model).of(static_cast<EventId>(i));
       }
     }
     return "the step";
-  }
-
-  void upload(Set& set, std::span<MicroBatch> batches) {
-    if (set.batches.empty()) {
-      set.batches.assign(batches.begin(), batches.end());
-      for (MicroBatch& batch : set.batches) {
-        batch.tokens = at::empty({batch.count()}, options(at::kLong));
-        batch.labels = at::empty({batch.count()}, options(at::kLong));
-        batch.loss_sum = zeros(at::kFloat, 1);
-      }
-    }
-    for (std::size_t m = 0; m < batches.size(); ++m) {
-      set.batches[m].loss_scale = batches[m].loss_scale;
-      set.batches[m].tokens.copy_(batches[m].tokens);
-      set.batches[m].labels.copy_(batches[m].labels);
-      set.batches[m].loss_sum.zero_();
-    }
-  }
-
-  void read_back(Set& set, StepResult& result) {
-    device_.enter(copies_);
-    for (const MicroBatch& batch : set.batches) {
-      float sum = 0;
-      device_.to_host(&sum, batch.loss_sum.const_data_ptr(), sizeof sum);
-      result.losses.push_back(static_cast<double>(sum) / static_cast<double>(batch.count()));
-    }
-    if (parts_.plan.optimizer.clip_norm) {
-      device_.to_host(&result.gradient_norm, set.norm.const_data_ptr(), sizeof(double));
-    }
-    device_.enter(lane(Stream::kCompute));
   }
 
   static constexpr double kPatience = 600;  // s
@@ -470,7 +398,7 @@ class DeviceBackend final : public Backend {
   Lane copies_ = 0;
   Lane current_lane_ = -1;
   std::vector<Fifo> fifo_;  // by communicator
-  std::array<Set, kSets> sets_;
+  std::vector<std::unique_ptr<DeviceStep>> steps_;
   std::vector<at::Tensor> sums_;  // of reduce-scatters that an accumulation takes, per unit
   std::array<EventId, kStreams> last_of_stream_{};
   at::Tensor norm_sum_;

@@ -173,6 +173,19 @@ TEST(DeviceEngine, ReplicasAndAccumulationTrainAsOnTheCpu) {
               run_in_threads(model, both, kSteps), kFp32);
 }
 
+TEST(HostAccelerator, RecordedWorkIsDoneAtEveryReplay) {
+  const auto device = host_accelerator();
+  device->enter(device->open_lane(false));
+  int from = 1, to = 0;
+  const DeviceGraph graph = device->capture([&] { device->copy(&to, &from, sizeof from); });
+  EXPECT_EQ(to, 0);
+  for (from = 5; from < 8; ++from) {
+    device->replay(graph);
+    EXPECT_EQ(to, from);
+  }
+  device->free_graph(graph);
+}
+
 // --- paced ranks ---
 
 struct PacedRun {
