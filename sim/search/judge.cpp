@@ -18,17 +18,38 @@ Plan shortened(Plan plan, std::int64_t most) {
   return plan;
 }
 
+bool has_simple_state(const Plan& plan) {
+  const RuntimeKind runtime = plan.runtime.kind;
+  return (runtime == RuntimeKind::kFsdp2 || runtime == RuntimeKind::kNative) &&
+         plan.offload == Offload::kNone && plan.lora.rank == 0 && !plan.frozen.any() &&
+         plan.ignored == Ignored::kNone && plan.rank == 0;
+}
+
+// When forward ends; the root stays whole whatever the policy.
+Bytes kept_after_forward(const Plan& plan, const ModelSpec& model) {
+  const Reshard& reshard = plan.reshard_after_forward.value;
+  if (plan.mesh.shard == 1 || !plan.reshard_after_forward.ranges.empty()) return Bytes();
+  const Bytes whole(model.parameters() * size_of(plan.param_dtype));
+  if (reshard.kind == Reshard::Kind::kNever) return whole;
+  return reshard.kind == Reshard::Kind::kGroup ? whole / reshard.group : Bytes();
+}
+
 }  // namespace
 
 Bytes state_floor(const Plan& plan, const ModelSpec& model) {
-  const RuntimeKind runtime = plan.runtime.kind;
-  const bool is_simple = (runtime == RuntimeKind::kFsdp2 || runtime == RuntimeKind::kNative) &&
-                         plan.offload == Offload::kNone && plan.lora.rank == 0 &&
-                         !plan.frozen.any() && plan.ignored == Ignored::kNone && plan.rank == 0;
-  if (!is_simple) return Bytes();
+  if (!has_simple_state(plan)) return Bytes();
   std::int64_t each = size_of(plan.master_dtype);
   if (plan.optimizer.kind == Optimizer::Kind::kAdamW) each += 2 * size_of(plan.optimizer.state);
   return Bytes(model.parameters() / plan.mesh.shard * each);
+}
+
+Bytes memory_floor(const Plan& plan, const ModelSpec& model, Bytes activations) {
+  Bytes most = activations;
+  if (has_simple_state(plan)) {
+    const Bytes gradients(model.parameters() / plan.mesh.shard * size_of(plan.master_dtype));
+    most = std::max({most, gradients, kept_after_forward(plan, model)});
+  }
+  return state_floor(plan, model) + most;
 }
 
 const LayerPrograms& ProgramCache::add(const Plan& plan, std::int16_t recompute,

@@ -41,9 +41,14 @@ struct Outcome {
 // runtimes that keep other things whole.
 Bytes state_floor(const Plan& plan, const ModelSpec& model);
 
-// What plans of the same layer programs and micro-batches share, whatever their mesh, prefetch,
-// reshard and reductions: the time of their layers (layers_bound), and the most that activations
-// take by themselves, which is on top of what lives between steps.
+// A lower bound of the peak, without a graph: what lives between steps, and on top of it the most
+// of what does not live at one time with certainty: the gradients that the optimizer reads, the
+// parameters that stay gathered when forward ends, and activations.
+Bytes memory_floor(const Plan& plan, const ModelSpec& model, Bytes activations);
+
+// What plans of FSDP2 with the same layer programs and micro-batches share, whatever their mesh,
+// prefetch, reshard and reductions: the time of their layers (layers_bound), and the most that
+// activations take by themselves, which is on top of what lives between steps.
 struct LayersFloor {
   Time step;
   Bytes activations;

@@ -162,7 +162,7 @@ class Search {
   }
 
   bool has_no_room(const Plan& plan) const {
-    return state_floor(plan, model_) > limited_.gpu.memory;
+    return memory_floor(plan, model_, Bytes()) > limited_.gpu.memory;
   }
 
   // Memory of what was rejected without a graph.
@@ -240,7 +240,8 @@ class Search {
       if (is_new) families.emplace_back();
       families[found->second].classes.push_back(c);
     }
-    if (!is_fully_known()) return families;
+    // The engine's layers write gradients where the plan lets them, which costs them time.
+    if (space_.base.runtime.kind != RuntimeKind::kFsdp2) return families;
     each(0, families.size(), [&](std::size_t f) {
       const Place& place = places_[classes.members[families[f].classes.front()]];
       const Plan plan = this->plan(place);
@@ -265,7 +266,7 @@ class Search {
       const std::size_t i = classes.members[family.classes[k]];
       const Plan plan = this->plan(places_[i]);
       const Bytes memory = limited_.gpu.memory;
-      if (state_floor(plan, model_) + family.floor.activations > memory) return;
+      if (memory_floor(plan, model_, family.floor.activations) > memory) return;
       const LayerPrograms& programs = this->programs(plan, places_[i]);
       Judge& judge = judges_.local();
       const Outcome& outcome = outcomes_[i];
