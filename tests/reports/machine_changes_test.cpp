@@ -55,7 +55,7 @@ TEST(MachineChanges, GoTheWayTheyShould) {
   for (const Json& one : changes_json(made, CostModel(cluster, round_calibration()))) {
     const double seconds = one["seconds"];
     if (one["property"] == "node.nic_rate") (one["change"] == "x2" ? nic : half) = seconds;
-    if (one["property"] == "node.nics") rails = seconds;
+    if (one["change"] == "twice the rails") rails = seconds;
     if (one["property"] == "gpu.memory") {
       EXPECT_EQ(seconds, step);
     }
