@@ -551,8 +551,10 @@ def build(mesh):
     std::string text;
     const Prefetch& prefetch = plan_.prefetch;
     if (explicit_lists()) {
+      // The root is on the lists where it stands for the embedding, as the graph has it.
+      const bool lists_root = has_root() && plan_.units.embedding == UnitPlacement::kRoot;
       text += fmt::format("    order = {}[modules[0] for modules in units]\n",
-                          has_root() ? "[model] + " : "");
+                          lists_root ? "[model] + " : "");
       text += "    for i, unit in enumerate(order):\n";
       if (prefetch.forward > 0) {
         text +=

@@ -54,6 +54,24 @@ PLANS = [
         ["units.layers_per_unit=2", "prefetch.forward=1", "prefetch.backward=2", "recompute=every-2"],
     ),
     (
+        "deep lists",
+        "llama",
+        4,
+        [
+            "mesh.replicate=2",
+            "prefetch.forward=2",
+            "prefetch.backward=3",
+            "batch.accumulation=2",
+            "accumulation.all_reduce=last",
+        ],
+    ),
+    (
+        "root in lists",
+        "gpt2",
+        2,
+        ["units.embedding=root", "units.head=root", "prefetch.forward=2", "prefetch.backward=2"],
+    ),
+    (
         "accumulated",
         "gpt2",
         2,
