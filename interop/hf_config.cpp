@@ -146,6 +146,40 @@ void bound_by_window(KeyReader& keys, ModelDims& dims) {
   if (window > 0) dims.max_positions = std::min(dims.max_positions, window);
 }
 
+namespace {
+
+// {"rope_type": "llama3", "factor": 8.0, ...}; before transformers 4.43 the key was "type". What is
+// not computed, or not whole, is kOther.
+RopeScaling read_rope_scaling(const ConfigNode& node) {
+  RopeScaling scaling;
+  scaling.kind = RopeScaling::Kind::kOther;
+  if (!node.is_mapping()) return scaling;
+  const ConfigNode* type = node.find("rope_type");
+  if (type == nullptr) type = node.find("type");
+  const std::string name = type == nullptr ? "" : type->as_string();
+  if (name == "default") return {};
+  const ConfigNode* factor = node.find("factor");
+  if (factor == nullptr) return scaling;
+  if (name == "linear") {
+    scaling.kind = RopeScaling::Kind::kLinear;
+    scaling.factor = factor->as_double(1, 1e6);
+  }
+  const ConfigNode* low = node.find("low_freq_factor");
+  const ConfigNode* high = node.find("high_freq_factor");
+  const ConfigNode* original = node.find("original_max_position_embeddings");
+  if (name == "llama3" && low != nullptr && high != nullptr && original != nullptr) {
+    scaling.factor = factor->as_double(1, 1e6);
+    scaling.low_frequency_factor = low->as_double(1e-3, 1e6);
+    scaling.high_frequency_factor = high->as_double(1e-3, 1e6);
+    scaling.original_positions = original->as_int(1, kLargestHfSize);
+    const bool has_band = scaling.high_frequency_factor > scaling.low_frequency_factor;
+    if (has_band) scaling.kind = RopeScaling::Kind::kLlama3;
+  }
+  return scaling;
+}
+
+}  // namespace
+
 void read_numerics(KeyReader& keys, ModelDims& dims) {
   if (const ConfigNode* value = keys.find({"rms_norm_eps"})) {
     dims.numerics.norm_epsilon = value->as_double(0, 1);
@@ -153,7 +187,9 @@ void read_numerics(KeyReader& keys, ModelDims& dims) {
   if (const ConfigNode* value = keys.find({"rope_theta"})) {
     dims.numerics.rope_theta = value->as_double(1, 1e12);
   }
-  dims.numerics.rope_scaling = keys.find({"rope_scaling"}) != nullptr;
+  if (const ConfigNode* value = keys.find({"rope_scaling"})) {
+    dims.numerics.rope_scaling = read_rope_scaling(*value);
+  }
 }
 
 namespace {

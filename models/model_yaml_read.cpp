@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <utility>
 
@@ -19,6 +20,34 @@ namespace {
 
 using Index = std::int16_t;
 
+// A mapping, or true: there is some.
+RopeScaling read_rope_scaling(const ConfigNode& node) {
+  RopeScaling scaling;
+  if (!node.is_mapping()) {
+    if (node.as_bool()) scaling.kind = RopeScaling::Kind::kOther;
+    return scaling;
+  }
+  static constexpr std::array<std::string_view, 2> kKinds = {"linear", "llama3"};
+  node.allow_only(
+      {"kind", "factor", "low_frequency_factor", "high_frequency_factor", "original_positions"});
+  const std::size_t kind = node.at("kind", "linear or llama3").as_choice(std::span(kKinds));
+  scaling.kind = kind == 0 ? RopeScaling::Kind::kLinear : RopeScaling::Kind::kLlama3;
+  scaling.factor = node.at("factor").as_double(1, 1e6);
+  if (const ConfigNode* value = node.find("low_frequency_factor")) {
+    scaling.low_frequency_factor = value->as_double(1e-3, 1e6);
+  }
+  if (const ConfigNode* value = node.find("high_frequency_factor")) {
+    scaling.high_frequency_factor = value->as_double(1e-3, 1e6);
+  }
+  scaling.original_positions =
+      read_size(node, "original_positions", 1, 1 << 30, scaling.original_positions);
+  if (scaling.high_frequency_factor <= scaling.low_frequency_factor) {
+    throw node.error("has no band between its factors",
+                     "high_frequency_factor above low_frequency_factor");
+  }
+  return scaling;
+}
+
 Numerics read_numerics(const ConfigNode& node) {
   node.allow_only({"norm_epsilon", "rope_theta", "rope_scaling", "gelu_tanh", "alibi"});
   Numerics numerics;
@@ -28,7 +57,9 @@ Numerics read_numerics(const ConfigNode& node) {
   if (const ConfigNode* value = node.find("rope_theta")) {
     numerics.rope_theta = value->as_double(1, 1e12);
   }
-  numerics.rope_scaling = read_flag(node, "rope_scaling", false);
+  if (const ConfigNode* value = node.find("rope_scaling")) {
+    numerics.rope_scaling = read_rope_scaling(*value);
+  }
   numerics.gelu_tanh = read_flag(node, "gelu_tanh", true);
   numerics.alibi = read_flag(node, "alibi", false);
   return numerics;

@@ -270,6 +270,18 @@ std::string order_text(const ModelSpec& model, const std::vector<std::string>& k
   return text;
 }
 
+std::string rope_scaling_text(const RopeScaling& scaling) {
+  if (scaling.kind == RopeScaling::Kind::kOther) return "rope_scaling: true";
+  if (scaling.kind == RopeScaling::Kind::kLinear) {
+    return fmt::format("rope_scaling: {{kind: linear, factor: {}}}", scaling.factor);
+  }
+  return fmt::format(
+      "rope_scaling: {{kind: llama3, factor: {}, low_frequency_factor: {}, high_frequency_factor: "
+      "{}, original_positions: {}}}",
+      scaling.factor, scaling.low_frequency_factor, scaling.high_frequency_factor,
+      scaling.original_positions);
+}
+
 std::string numerics_text(const Numerics& numerics) {
   const Numerics usual;
   std::vector<std::string> parts;
@@ -278,7 +290,9 @@ std::string numerics_text(const Numerics& numerics) {
   };
   number("norm_epsilon", numerics.norm_epsilon, usual.norm_epsilon);
   number("rope_theta", numerics.rope_theta, usual.rope_theta);
-  if (numerics.rope_scaling) parts.emplace_back("rope_scaling: true");
+  if (numerics.rope_scaling.kind != RopeScaling::Kind::kNone) {
+    parts.push_back(rope_scaling_text(numerics.rope_scaling));
+  }
   if (!numerics.gelu_tanh) parts.emplace_back("gelu_tanh: false");
   if (numerics.alibi) parts.emplace_back("alibi: true");
   return parts.empty() ? "" : fmt::format("numerics: {{{}}}\n", fmt::join(parts, ", "));

@@ -30,7 +30,9 @@ struct Parameter {
 struct RotaryTable {
   at::Tensor cos, sin;
 };
-RotaryTable rotary_table(std::int64_t positions, std::int64_t head_dim, double theta);
+// Frequency i is theta^(-2i / head_dim), rescaled as `scaling` says (not kOther).
+RotaryTable rotary_table(std::int64_t positions, std::int64_t head_dim, double theta,
+                         const RopeScaling& scaling = {});
 
 struct MicroBatch {
   std::int64_t sequences = 0;

@@ -65,7 +65,8 @@ Engine::Engine(const ModelSpec& model, const Plan& plan, const EventGraph& graph
     FORESHARD_CHECK(!options.debug, "the checks of --debug read the device in every row");
   }
   find_staging();
-  rotary_ = rotary_table(plan.batch.sequence, rotary_head_dim(model), model.numerics.rope_theta);
+  rotary_ = rotary_table(plan.batch.sequence, rotary_head_dim(model), model.numerics.rope_theta,
+                         model.numerics.rope_scaling);
   const BackendParts parts{model,  plan,     graph,          world,
                            units_, account_, options.pacing, options.graph};
   if (options.device == nullptr) {

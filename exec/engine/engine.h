@@ -7,8 +7,8 @@
 // has. Nothing is decided here; what a plan means is written in sim/graph/native.cpp.
 //
 // Refused by find_engine_problem (exit 6): everything but runtime native; fp16; tied
-// embeddings outside the root unit; ALiBi and rescaled rotary frequencies, whose arithmetic is not
-// implemented.
+// embeddings outside the root unit; ALiBi and rope scalings but linear and llama3, whose arithmetic
+// is not implemented.
 #pragma once
 
 #include <deque>

@@ -36,9 +36,9 @@ std::optional<std::string> find_engine_problem(const ModelSpec& model, const Pla
     return refuse("the engine's attention has no ALiBi",
                   "a model with rotary or learned positions");
   }
-  if (model.numerics.rope_scaling) {
-    return refuse("the engine does not rescale rotary frequencies (rope_scaling)",
-                  "the model without rope_scaling");
+  if (model.numerics.rope_scaling.kind == RopeScaling::Kind::kOther) {
+    return refuse("of rope_scaling the engine knows linear and llama3",
+                  "the model with one of these, or without rope_scaling");
   }
   return std::nullopt;
 }

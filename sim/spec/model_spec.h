@@ -239,12 +239,28 @@ struct LayerInstance {
 };
 
 // Constants of the arithmetic: nothing of cost or memory follows from them.
+// How rotary frequencies are rescaled for contexts longer than those of the first training, as
+// Hugging Face's rope_scaling says (transformers:src/transformers/modeling_rope_utils.py).
+struct RopeScaling {
+  enum class Kind : std::uint8_t {
+    kNone,
+    kLinear,  // every frequency divided by factor
+    kLlama3,  // long wavelengths are, short ones are not, between them both in part
+    kOther,   // dynamic, yarn, longrope, ...: known to be there, not computed
+  };
+  Kind kind = Kind::kNone;
+  double factor = 1;
+  double low_frequency_factor = 1, high_frequency_factor = 4;  // kLlama3
+  std::int64_t original_positions = 8192;                      // kLlama3
+  bool operator==(const RopeScaling&) const = default;
+};
+
 struct Numerics {
   double norm_epsilon = 1e-5;
   double rope_theta = 10000;
-  bool rope_scaling = false;  // frequencies are rescaled for longer contexts
-  bool gelu_tanh = true;      // the tanh approximation; false: erf
-  bool alibi = false;         // attention scores carry a linear bias of position
+  RopeScaling rope_scaling;
+  bool gelu_tanh = true;  // the tanh approximation; false: erf
+  bool alibi = false;     // attention scores carry a linear bias of position
   bool operator==(const Numerics&) const = default;
 };
 

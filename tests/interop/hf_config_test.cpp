@@ -99,6 +99,25 @@ TEST(HfConfigTest, DefaultsAreHuggingFaces) {
   EXPECT_EQ(*entry(read, "something_new"), (HfKey{"something_new", KeyUse::kIgnored, "", ""}));
 }
 
+// Llama 3.1's own file, the older spelling of the key, and what is there but not computed.
+TEST(HfConfigTest, RopeScalingIsReadWhereItIsComputed) {
+  using Kind = RopeScaling::Kind;
+  const auto read = [](const std::string& value) {
+    return parse(llama("\"rope_scaling\": " + value + ",")).dims.numerics.rope_scaling;
+  };
+  const RopeScaling llama3 = read_hf_config(config("llama-3.1-8b.json")).dims.numerics.rope_scaling;
+  EXPECT_EQ(llama3, (RopeScaling{Kind::kLlama3, 8, 1, 4, 8192}));
+  EXPECT_EQ(read(R"({"type": "linear", "factor": 2.5})").kind, Kind::kLinear);
+  EXPECT_EQ(read(R"({"type": "linear", "factor": 2.5})").factor, 2.5);
+  EXPECT_EQ(read(R"({"rope_type": "default"})"), RopeScaling());
+  EXPECT_EQ(read("null"), RopeScaling());
+  for (const char* other : {R"({"rope_type": "yarn", "factor": 4.0})", R"({"type": "linear"})",
+                            R"({"rope_type": "llama3", "factor": 8.0})", R"({"a": 1})"}) {
+    EXPECT_EQ(read(other).kind, Kind::kOther) << other;
+  }
+  expect_failure(llama(R"("rope_scaling": {"type": "linear", "factor": -1},)"), "factor");
+}
+
 TEST(HfConfigTest, EveryKeyIsInTheLedgerOnce) {
   for (const std::string name :
        {"mpt-7b", "mixtral-8x7b", "deepseek-v3", "deepseek-v2-lite", "qwen1.5-moe-a2.7b",

@@ -242,5 +242,26 @@ TEST(ModelYamlTest, ChainsAreJoined) {
   EXPECT_GT(step_of(model).rows.size(), 0U);
 }
 
+TEST(ModelYamlTest, RopeScalingReadsBack) {
+  using Kind = RopeScaling::Kind;
+  const auto read = [](const std::string& scaling) {
+    return parse(std::string(kSmall) + "numerics: {rope_scaling: " + scaling + "}\n");
+  };
+  const ModelSpec llama3 = read(
+      "{kind: llama3, factor: 8, low_frequency_factor: 1, high_frequency_factor: 4, "
+      "original_positions: 4096}");
+  EXPECT_EQ(llama3.numerics.rope_scaling, (RopeScaling{Kind::kLlama3, 8, 1, 4, 4096}));
+  EXPECT_EQ(read("{kind: linear, factor: 2}").numerics.rope_scaling.factor, 2);
+  EXPECT_EQ(read("true").numerics.rope_scaling.kind, Kind::kOther);
+  EXPECT_EQ(read("false").numerics.rope_scaling, RopeScaling());
+  for (const char* scaling : {"{kind: linear, factor: 2}", "true", "{kind: llama3, factor: 3}"}) {
+    const ModelSpec model = read(scaling);
+    EXPECT_EQ(parse(to_model_yaml(model)).numerics, model.numerics) << scaling;
+  }
+  const std::string many(kSmall);
+  EXPECT_NE(failure(many + "numerics: {rope_scaling: {kind: yarn, factor: 2}}\n").find("linear"),
+            std::string::npos);
+}
+
 }  // namespace
 }  // namespace foreshard
