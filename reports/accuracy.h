@@ -59,8 +59,8 @@ RankCorrelation rank_correlation(const std::vector<AccuracyRow>& rows, double di
 // The `count` scored rows of each quantity and group of the first kind whose ids hash lowest become
 // anchors: no longer scored. Their group's other forecasts are multiplied by exp(mean(log(measured
 // / predicted)) / 2) of the anchors: half of what they say, for a single run carries an error of
-// its own shape of the same size. What lies outside the anchor's own interval is taken as that run's
-// alone: an anchor counts as at most the interval's end.
+// its own shape of the same size. What lies outside the anchor's own interval is taken as that
+// run's alone: an anchor counts as at most the interval's end.
 std::vector<AccuracyRow> anchored(std::vector<AccuracyRow> rows, int count);
 
 // Forecasts without measurements, and a hash over them, so that a later comparison with new rows is

@@ -119,15 +119,14 @@ RC_GTEST_PROP(DeepProperty, IsNeverSlowerThanItsBeginning, ()) {
   Cluster cluster = round_cluster(16);
   cluster.memory_outside_allocator = Bytes(0);
   cluster.gpu.memory = Bytes(*rc::gen::inRange<std::int64_t>(40, 400) << 20);
-  const ModelSpec model = tiny_model(*rc::gen::inRange(1, 4));
+  const ModelSpec model = tiny_model(*rc::gen::inRange(1, 3));
   const CostModel costs(cluster, round_calibration());
   SearchSpace space = space_of(cluster);
   space.prefetches = {{}};
   SearchOptions options;
   options.threads = 1;
   const SearchResult grid = search(space, model, costs, options);
-  const SearchSpace further =
-      with_all_knobs(space, cluster, {"units.layers_per_unit", "offload", "communicators"});
+  const SearchSpace further = with_all_knobs(space, cluster, {"units.layers_per_unit", "offload"});
   const DeepResult deep = search_deep(further, model, costs, {grid.best, {}}, options);
   RC_ASSERT(!grid.best || deep.best.has_value());
   if (!grid.best) return;

@@ -113,7 +113,8 @@ TEST(PlanRuntimeCheck, NativeHasNoneOfFullyShardsSwitches) {
     const std::string_view key = one.key;
     const bool is_shared = key == "units.layers_per_unit" || key == "units.head" ||
                            key == "prefetch.forward" || key == "prefetch.backward" ||
-                           key == "buffers.reduce_scatter" || key == "communicators";
+                           key == "buffers.reduce_scatter" || key == "communicators" ||
+                           key == "offload";
     const auto problem = problem_on(kNative, one.change);
     ASSERT_EQ(problem.has_value(), !is_shared) << key;
     if (!problem) continue;
