@@ -139,9 +139,7 @@ Json quantity_of(const Quantity& q) {
 
 }  // namespace
 
-Json page_json(const PageDocument& page) {
-  return Json::parse(document("foreshard.page/1", page.json()));
-}
+Json page_json(const PageDocument& page) { return document_json("foreshard.page/1", page.json()); }
 
 void write_page(const std::string& path, const PageDocument& page) {
   write_file(path, html_page(page_json(page)));

@@ -160,12 +160,10 @@ ExitCode run_recommend(const RecommendCommandOptions& options) {
     body["sensitivity"] =
         sensitivity_json(forecast(job.model, first.sized.plan, job.costs), job.costs);
   }
-  const std::string json = document("foreshard.recommend/1", body);
-  if (!options.html.empty()) {
-    write_answer_page(options.html, Json::parse(json), options.output.command);
-  }
+  const Json json = document_json("foreshard.recommend/1", body);
+  if (!options.html.empty()) write_answer_page(options.html, json, options.output.command);
   if (options.output.form == Form::kJson) {
-    write_answer(json);
+    write_answer(to_text(json));
   } else {
     const Color color = color_of(options.output.color);
     std::string text = recommend_text(answer, color);

@@ -74,17 +74,15 @@ ExitCode run_scale(const ScaleOptions& options) {
     return !InterruptGuard::interrupted();
   };
   const ScalingCurve curve = scale(candidates, std::cref(jobs), options.weak > 0, how);
-  std::string json;
+  Json json;
   if (!options.html.empty() || options.output.form == Form::kJson) {
-    json = document("foreshard.scale/1", body_of(curve, jobs, how.most_sequences));
+    json = document_json("foreshard.scale/1", body_of(curve, jobs, how.most_sequences));
   }
-  if (!options.html.empty()) {
-    write_answer_page(options.html, Json::parse(json), options.output.command);
-  }
+  if (!options.html.empty()) write_answer_page(options.html, json, options.output.command);
   if (options.csv) {
     write_answer(scale_csv(curve));
   } else if (options.output.form == Form::kJson) {
-    write_answer(json);
+    write_answer(to_text(json));
   } else {
     write_answer(scale_text(curve, color_of(options.output.color)));
   }

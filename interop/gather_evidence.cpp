@@ -91,37 +91,29 @@ double rounded(double value) {
   return std::round(value * scale) / scale;
 }
 
-// A cause means the same in every job.
-double mean_of(const std::string& name, const std::vector<Observation>& all) {
-  for (const Observation& each : all) {
-    for (const auto& causes : each.causes) {
-      for (const FactorCause& cause : causes) {
-        if (cause.name == name) return cause.log_mean;
-      }
-    }
-  }
-  return 0;
-}
+struct Prior {
+  double log_sd = 0, log_mean = 0;
+};
 
 // Of each cause, what the best known card leaves of its factor to it; those that leave nothing are
-// left out.
-std::map<std::string, double> priors_of(const std::vector<Observation>& all) {
-  std::map<std::string, double> priors;
-  const auto keep_least = [&](const std::string& name, double log_sd) {
-    const auto [place, is_new] = priors.emplace(name, log_sd);
-    if (!is_new) place->second = std::min(place->second, log_sd);
+// left out. A cause has one mean.
+std::map<std::string, Prior> priors_of(const std::vector<Observation>& all) {
+  std::map<std::string, Prior> priors;
+  const auto keep_least = [&](const FactorCause& cause, double log_sd) {
+    const auto [place, is_new] = priors.emplace(cause.name, Prior{log_sd, cause.log_mean});
+    if (!is_new) place->second.log_sd = std::min(place->second.log_sd, log_sd);
   };
   for (const Observation& each : all) {
     for (const auto& causes : each.causes) {
-      keep_least(causes.front().name, std::max(causes.front().log_sd, 1e-6));
+      keep_least(causes.front(), std::max(causes.front().log_sd, 1e-6));
     }
   }
   for (const Observation& each : all) {
     for (const auto& causes : each.causes) {
-      double before = priors.at(causes.front().name);
+      double before = priors.at(causes.front().name).log_sd;
       for (std::size_t i = 1; i < causes.size(); ++i) {
         const double rest = remaining_log_sd(causes[i].log_sd, before);
-        if (rest > 0) keep_least(causes[i].name, rest);
+        if (rest > 0) keep_least(causes[i], rest);
         before = std::max(before, causes[i].log_sd);
       }
     }
@@ -141,11 +133,10 @@ TrainingEvidence gather_evidence(const CsvTable& table) {
     ++group_rows[each.group];
     families.insert(each.family);
   }
-  const std::map<std::string, double> prior = priors_of(all);
-  for (const auto& [name, sd] : prior) {
+  for (const auto& [name, prior] : priors_of(all)) {
     evidence.names.push_back(name);
-    evidence.prior_log_sd.push_back(rounded(sd));
-    evidence.prior_log_mean.push_back(mean_of(name, all));
+    evidence.prior_log_sd.push_back(rounded(prior.log_sd));
+    evidence.prior_log_mean.push_back(prior.log_mean);
   }
   const std::size_t size = evidence.names.size();
   for (const std::string& name : families) {

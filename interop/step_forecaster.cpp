@@ -34,9 +34,9 @@ CostModel cost_model_of(const TrainingJob& job,
 
 StepForecaster::StepForecaster(const TrainingJob& job,
                                const std::optional<std::vector<std::string>>& without)
-    : job_(job),
-      costs_(cost_model_of(job, without)),
-      causes_(causes_of(job.model, costs_, job.library)) {}
+    : job_(job), costs_(cost_model_of(job, without)) {}
+
+FactorCauses StepForecaster::causes() const { return causes_of(job_.model, costs_, job_.library); }
 
 Report StepForecaster::report(std::int64_t micro_batch, std::int64_t accumulation,
                               int draws) const {

@@ -25,7 +25,7 @@ class StepForecaster {
   Report step(int draws) const;
   double seconds(const FactorDraw& draw) const;
 
-  const FactorCauses& causes() const { return causes_; }
+  FactorCauses causes() const;
   const Calibration& calibration() const { return costs_.calibration(); }
 
  private:
@@ -34,7 +34,6 @@ class StepForecaster {
 
   const TrainingJob& job_;
   CostModel costs_;
-  FactorCauses causes_;
 };
 
 }  // namespace foreshard

@@ -72,6 +72,7 @@ Cluster cluster_of(const TrainingRow& row) {
 
 struct Version {
   int major = 0, minor = 0;
+  auto operator<=>(const Version&) const = default;
 };
 
 std::optional<Version> torch_version(const TrainingRow& row) {
@@ -101,8 +102,7 @@ std::string runtime_of(const TrainingRow& row) {
 GemmLibrary library_of(const TrainingRow& row) {
   const std::optional<Version> torch = torch_version(row);
   const std::string_view date = row.word("commit_date");
-  const bool is_early = torch ? torch->major < 2 || (torch->major == 2 && torch->minor < 5)
-                              : !date.empty() && date < "2024-10-17";
+  const bool is_early = torch ? *torch < Version{2, 5} : !date.empty() && date < "2024-10-17";
   return is_early ? GemmLibrary::kEarly : GemmLibrary::kCurrent;
 }
 
@@ -211,17 +211,14 @@ void add_dtypes(Assignments& plan) {
 void add_sharding(const TrainingRow& row, Assignments& plan) {
   const std::string_view runtime = row.word("runtime");
   const bool is_zero = runtime.starts_with("zero");
-  const std::int64_t gpus = row.count("n_gpus");
+  const std::int64_t gpus = row.count("n_gpus"), shard = row.count("shard_group", gpus);
+  const bool in_groups = runtime == "zero1" && shard < gpus;
   if (runtime == "ddp") {
     plan.add(fmt::format("mesh={{shard: 1, replicate: {}}}", gpus));
-  } else if (row.has("shard_group")) {
-    const std::int64_t shard = row.count("shard_group");
-    const bool in_groups = runtime == "zero1" && shard < gpus;
+  } else if (row.has("shard_group") && (in_groups || !is_zero)) {
     if (in_groups) plan.add("zero.partition_in_groups=true");
-    if (in_groups || !is_zero) {
-      plan.add(fmt::format("mesh={{shard: {}, replicate: {}}}", shard,
-                           row.count("replicate_group", gpus / std::max<std::int64_t>(1, shard))));
-    }
+    plan.add(fmt::format("mesh={{shard: {}, replicate: {}}}", shard,
+                         row.count("replicate_group", gpus / std::max<std::int64_t>(1, shard))));
   }
   plan.add("host_sync=step");  // loss.item()
   if (runtime == "ddp" || is_zero) {

@@ -11,6 +11,11 @@ def gib(count):
     return "" if count is None else f"{count / 2**30:.2f}"
 
 
+def unfinished(row, columns):
+    """Of a case that has no figures: why."""
+    return f"| {row['name']} | {row['status']}: {row.get('reason', '').replace('|', '/')} |" + " |" * (columns - 2)
+
+
 def summary(out, record):
     """What a person reads first."""
     lines = [f"# Round on {record['device']} ({record['created']})", "", f"`{record['command']}`", "",
@@ -28,7 +33,7 @@ def summary(out, record):
                   "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"]
         for p in plans:
             if p["status"] != "ok":
-                lines.append(f"| {p['name']} | {p['status']}: {p.get('reason', '').replace('|', '/')} | | | | | | | |")
+                lines.append(unfinished(p, 9))
                 continue
             lines.append(f"| {p['name']} | {p['step_s']:.4f} | {percent(p.get('step_error'))} | "
                          f"{percent(p.get('exposed_communication_error'))} | {percent(p.get('memory_error'))} | "
@@ -41,7 +46,7 @@ def summary(out, record):
                   "| --- | --- | --- | --- | --- | --- | --- | --- |"]
         for r in fsdp2:
             if r["status"] != "ok":
-                lines.append(f"| {r['name']} | {r['status']}: {r.get('reason', '').replace('|', '/')} | | | | | | |")
+                lines.append(unfinished(r, 8))
                 continue
 
             def off(key):

@@ -15,10 +15,8 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& what) { throw Error(ExitCode::kInfeasible, what); }
 
-class HostMemory final : public RankMemory {
+class HostMemory final : public HostSideMemory {
  public:
-  c10::Device device() const override { return c10::Device(c10::DeviceType::CPU); }
-
   std::byte* allocate(std::size_t bytes) override {
     const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
     const auto available = static_cast<std::size_t>(sysconf(_SC_AVPHYS_PAGES)) * page;
@@ -42,18 +40,6 @@ class HostMemory final : public RankMemory {
     return static_cast<std::byte*>(range);
   }
   void release(std::byte* memory, std::size_t bytes) noexcept override { munmap(memory, bytes); }
-  void copy(void* to, const void* from, std::size_t bytes) override {
-    std::memcpy(to, from, bytes);
-  }
-  void fill(void* at, int byte, std::size_t bytes) override { std::memset(at, byte, bytes); }
-  void to_device(void* to, const void* host, std::size_t bytes) override { copy(to, host, bytes); }
-  void to_host(void* host, const void* from, std::size_t bytes) override {
-    copy(host, from, bytes);
-  }
-  std::byte* allocate_pinned(std::size_t bytes) override { return allocate(bytes); }
-  void release_pinned(std::byte* memory, std::size_t bytes) noexcept override {
-    release(memory, bytes);
-  }
 };
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <c10/core/Device.h>
 
 #include <cstddef>
+#include <cstring>
 
 namespace foreshard {
 
@@ -28,29 +29,30 @@ class RankMemory {
   virtual void release_pinned(std::byte* memory, std::size_t bytes) noexcept = 0;
 };
 
+// What a host's own instructions reach, wherever it comes from: the device's side is this side.
+class HostSideMemory : public RankMemory {
+ public:
+  c10::Device device() const final { return c10::Device(c10::DeviceType::CPU); }
+  void copy(void* to, const void* from, std::size_t bytes) final { std::memcpy(to, from, bytes); }
+  void fill(void* at, int byte, std::size_t bytes) final { std::memset(at, byte, bytes); }
+  void to_device(void* to, const void* host, std::size_t bytes) final { copy(to, host, bytes); }
+  void to_host(void* host, const void* from, std::size_t bytes) final { copy(host, from, bytes); }
+  std::byte* allocate_pinned(std::size_t bytes) final { return allocate(bytes); }
+  void release_pinned(std::byte* memory, std::size_t bytes) noexcept final {
+    release(memory, bytes);
+  }
+};
+
 // The memory of this process.
 RankMemory& host_memory();
 
 // Host memory that a device copies from and to: states of a rank whose plan offloads them.
-class PinnedMemory final : public RankMemory {
+class PinnedMemory final : public HostSideMemory {
  public:
   explicit PinnedMemory(RankMemory& device) : device_(device) {}  // a reference is kept
-  c10::Device device() const override { return host_memory().device(); }
   std::byte* allocate(std::size_t bytes) override { return device_.allocate_pinned(bytes); }
   void release(std::byte* memory, std::size_t bytes) noexcept override {
     device_.release_pinned(memory, bytes);
-  }
-  void copy(void* to, const void* from, std::size_t bytes) override {
-    host_memory().copy(to, from, bytes);
-  }
-  void fill(void* at, int byte, std::size_t bytes) override { host_memory().fill(at, byte, bytes); }
-  void to_device(void* to, const void* host, std::size_t bytes) override { copy(to, host, bytes); }
-  void to_host(void* host, const void* from, std::size_t bytes) override {
-    copy(host, from, bytes);
-  }
-  std::byte* allocate_pinned(std::size_t bytes) override { return allocate(bytes); }
-  void release_pinned(std::byte* memory, std::size_t bytes) noexcept override {
-    release(memory, bytes);
   }
 
  private:

@@ -16,11 +16,11 @@ Zero12::Zero12(const ModelSpec& model, const Plan& plan, const LayerPrograms& pr
                EventGraph recycled, Log keep)
     : GradientHooks(model, plan, programs, std::move(recycled), {plan.param_dtype, keep}),
       partition_(lay_out(parameters(), plan.mesh.shard, plan.zero.round_robin_gradients)),
-      rank_(plan.rank % plan.mesh.shard),
+      rank_(plan.mesh.shard_index(plan.rank)),
       alive_(parameters().size(), false) {
   if (plan.mesh.replicate == 1) return;
   world_ = static_cast<std::uint8_t>(graph().communicators.size());
-  graph().communicators.push_back({"world", {plan.mesh.shard * plan.mesh.replicate, 1}, false});
+  graph().communicators.push_back({"world", {plan.mesh.world(), 1}, false});
 }
 
 std::int64_t Zero12::own_numel(std::int32_t p) const {

@@ -100,8 +100,7 @@ void Zero12::gather() {
          .bytes_in = bytes / partition_.ranks,
          .bytes_out = bytes,
          .dtype = torch_word(plan_.param_dtype),
-         .group = group_word(plan_.rank - rank_, partition_.ranks, 1,
-                             plan_.mesh.shard * plan_.mesh.replicate),
+         .group = group_word(plan_.rank - rank_, partition_.ranks, 1, plan_.mesh.world()),
          .note = is_bf16_optimizer() ? "in_place" : "all_gather_dp_groups in_place"});
     if (plan_.host_sync == HostSync::kStep) graph().final_host_wait = gathered;
   }

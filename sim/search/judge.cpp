@@ -19,10 +19,9 @@ Plan shortened(Plan plan, std::int64_t most) {
 }
 
 bool has_simple_state(const Plan& plan) {
-  const RuntimeKind runtime = plan.runtime.kind;
-  return (runtime == RuntimeKind::kFsdp2 || runtime == RuntimeKind::kNative) &&
-         plan.offload == Offload::kNone && plan.lora.rank == 0 && !plan.frozen.any() &&
-         plan.ignored == Ignored::kNone && plan.rank == 0;
+  return is_fully_known(plan.runtime.kind) && plan.offload == Offload::kNone &&
+         plan.lora.rank == 0 && !plan.frozen.any() && plan.ignored == Ignored::kNone &&
+         plan.rank == 0;
 }
 
 // When forward ends; the root stays whole whatever the policy.

@@ -36,6 +36,12 @@ struct Outcome {
   bool is_built = false;  // peak and outside are known
 };
 
+// Runtimes whose every row and buffer is told by the plan's own keys, so that bounds may lean on
+// it.
+inline bool is_fully_known(RuntimeKind runtime) {
+  return runtime == RuntimeKind::kFsdp2 || runtime == RuntimeKind::kNative;
+}
+
 // Bytes that a rank holds between steps at the least: its part of the stored parameters and their
 // optimizer state. 0 where that is not so simple: parts that are not trained, shards on the host,
 // runtimes that keep other things whole.

@@ -189,11 +189,6 @@ class Search {
            prefetch(i).backward >= prefetch(other).backward;
   }
 
-  bool is_fully_known() const {
-    const RuntimeKind runtime = space_.base.runtime.kind;
-    return runtime == RuntimeKind::kFsdp2 || runtime == RuntimeKind::kNative;
-  }
-
   // Places that differ in prefetch alone do the same work: they share a bound, and the one that
   // gathers latest rules out all where it is far from fitting.
   struct Classes {
@@ -210,7 +205,8 @@ class Search {
         continue;
       }
       Place key = places_[i];
-      if (is_fully_known()) key[static_cast<std::size_t>(Axis::kPrefetch)] = 0;
+      if (is_fully_known(space_.base.runtime.kind))
+        key[static_cast<std::size_t>(Axis::kPrefetch)] = 0;
       const auto [found, is_new] = known.emplace(key, classes.members.size());
       if (is_new) {
         classes.members.push_back(i);
