@@ -5,8 +5,8 @@
 // with it the fixed time), for the ratio of two GPUs with the same sweep, and where there is
 // nothing else.
 //
-//   fa1, triton (of 2022 and 2023), sdpa_efficient   fa2 on A100 over published ratios, elsewhere
-//                   A100's rate per multiprocessor and cycle; math: by the bytes of its scores
+//   fa1, triton (of 2022 and 2023), sdpa_efficient   the GPU's fa2 over published ratios
+//   math            by the bytes of its scores
 //   without a mask  as H100's chart has each kernel with and without
 //   fa2 on H100     forward chart; backward is what the forward+backward chart leaves
 //   fa2 on A100     only a forward+backward chart: split with H100's ratio of the passes
@@ -186,6 +186,7 @@ class Collector {
     result_.reports.push_back(std::move(report));
     result_.curves.push_back(std::move(curve));
   }
+  const std::vector<AttentionCurve>& curves() const { return result_.curves; }
   AttentionFits take() { return std::move(result_); }
 
  private:
@@ -386,38 +387,45 @@ void add_b200(const Base& base, const std::vector<Chip>& chips, Collector& out) 
 
 // --- kernels without rows ---
 
-// Of FlashAttention-2's rates on A100: the first FlashAttention 1.7 to 3.0 times slower over both
-// passes, the Triton one 1.3 to 2.5 times, forward 1.3 to 1.5 (arXiv 2307.08691, section 4.1; its
-// introduction: FlashAttention reaches 30 to 50 % of the peak forward, 25 to 35 % backward). The
-// memory-efficient backend is of the first one's generation and instructions.
-// The middle of these ranges for both head sizes; steps say more (training_evidence.h).
+// Of FlashAttention-2's rates on A100 (arXiv 2307.08691, section 4.1: the first FlashAttention
+// is 1.7 to 3.0 times slower over both passes, the Triton one 1.3 to 2.5 times, forward 1.3 to 1.5;
+// its introduction: FlashAttention reaches 30 to 50 % of the peak forward, 25 to 35 % backward).
+//
+// fa1, head_dim 64: measured (arXiv 2205.14135, tables 18 and 19: A100, 16 x 8 heads, no mask):
+// from 8192 tokens on 65.6 TFLOP/s forward and 64.9 backward, by 128 blocks, one for each head,
+// that take two rounds of 108 multiprocessors: 110.7 and 109.5 with all of them busy, 0.355 and
+// 0.351 of the peak, where fa2 reaches 0.668 and 0.622. So 128, whose blocks are smaller (its
+// appendix E.5), is the other end of the ranges: 0.38 forward and 0.28 backward are their lower
+// halves' middles. triton (flash_attn_triton.py, which MPT ran): "forward is generally faster than
+// CUDA forward, backward generally slower, overall slightly slower" (its own header); at head_dim
+// 128, between that and the 2 times of the paper's later Triton kernel. The memory-efficient
+// backend is of fa1's generation and instructions.
 struct OldKernel {
   const char* name;
+  int head_dim;
   double forward, backward;  // times slower than fa2 on A100
 };
-constexpr OldKernel kOldKernels[] = {
-    {"fa1", 1.8, 2.4}, {"triton", 1.4, 2.0}, {"sdpa_efficient", 1.8, 2.4}};
+constexpr OldKernel kOldKernels[] = {{"fa1", 64, 1.9, 1.8},
+                                     {"fa1", 128, 2.0, 2.6},
+                                     {"fa1", 256, 2.0, 2.6},
+                                     {"triton", 64, 1.4, 2.05},
+                                     {"triton", 128, 1.4, 2.4},
+                                     {"triton", 256, 1.4, 2.4},
+                                     {"sdpa_efficient", 64, 1.9, 1.8},
+                                     {"sdpa_efficient", 128, 2.0, 2.6},
+                                     {"sdpa_efficient", 256, 2.0, 2.6}};
 constexpr const char* kOldSource =
-    "no rows; times slower than fa2, within the range of arXiv 2307.08691";
+    "times slower than fa2, within the ranges of arXiv 2307.08691 and 2205.14135";
 
-double rate_per_flop(const Gpu& gpu) {
-  return static_cast<double>(gpu.multiprocessors) * gpu.clock / gpu.peak_bf16.value();
-}
-
-// Kernels of Ampere's instructions do per multiprocessor and cycle what they do on A100.
-void add_old_kernels(const std::vector<Chip>& chips, const Gpu& gpu, Collector& out) {
-  const Gpu& a100 = chip_named("a100", chips).gpu;
-  Collector donor;
-  add_a100(fit_base(chips), a100, donor);
-  const double share = rate_per_flop(gpu) / rate_per_flop(a100);
-  for (const AttentionCurve& fa2 : donor.take().curves) {
+// Of the same instructions as fa2, so as many times slower on other GPUs as on A100.
+void add_old_kernels(Collector& out) {
+  for (const AttentionCurve& fa2 : std::vector<AttentionCurve>(out.curves())) {
+    if (fa2.kernel != "fa2") continue;
     for (const OldKernel& old : kOldKernels) {
+      if (old.head_dim != fa2.head_dim) continue;
       AttentionCurve curve = fa2;
-      curve.efficiency *= share / (fa2.pass == Pass::kForward ? old.forward : old.backward);
-      out.add(curve, old.name, static_cast<int>(fa2.head_dim), Evidence::kAssumed,
-              gpu.key == a100.key
-                  ? std::string(kOldSource)
-                  : fmt::format("{}; A100's rate per multiprocessor and cycle", kOldSource));
+      curve.efficiency /= fa2.pass == Pass::kForward ? old.forward : old.backward;
+      out.add(curve, old.name, old.head_dim, Evidence::kAssumed, kOldSource);
     }
   }
 }
@@ -535,7 +543,7 @@ AttentionFits fit_attention_of(std::string_view chip, const std::vector<Chip>& c
   if (chip == "h200") add_h200(base, chips, out);
   if (chip == "b200") add_b200(base, chips, out);
   const Gpu& gpu = chip_named(chip, chips).gpu;
-  add_old_kernels(chips, gpu, out);
+  add_old_kernels(out);
   add_math(gpu, out);
   AttentionFits fits = out.take();
   add_full(fits.curves, chips);

@@ -137,6 +137,29 @@ void read_checkpointing(ForeignReader& reader) {
              every == 1 ? "full" : fmt::format("every-{}", every));
 }
 
+void read_float8(ForeignReader& reader, const std::string& table) {
+  if (const std::string key = table + ".recipe_name"; const ConfigNode* node = reader.find(key)) {
+    static constexpr std::string_view kWords[] = {"tensorwise", "rowwise", "rowwise_with_gw_hp"};
+    static constexpr const char* kOurs[] = {"tensorwise", "rowwise", "rowwise_gw_hp"};
+    reader.map(key, "float8", kOurs[node->as_choice(kWords)]);
+  }
+  const std::string gather = table + ".enable_fsdp_float8_all_gather";
+  const ConfigNode* gathers = reader.find(gather);
+  if (gathers == nullptr || !gathers->as_bool()) return;
+  if (reader.find(table + ".recipe_name") == nullptr) {
+    reader.assume("float8", "tensorwise", "torchao's default recipe");
+  }
+  const std::string scales = table + ".precompute_float8_dynamic_scale_for_fsdp";
+  const ConfigNode* precomputed = reader.find(scales);
+  if (precomputed != nullptr && precomputed->as_bool()) {
+    reader.map(gather, "float8_all_gather", "true");
+    reader.ignore(scales, "as the forecast computes them");
+    return;
+  }
+  reader.unsupported(gather, "an all-reduce of each weight's scale before its gather");
+  reader.assume("float8_all_gather", "true", "all scales once, behind the optimizer's step");
+}
+
 void read_precision(ForeignReader& reader) {
   const std::pair<const char*, const char*> kKeys[] = {
       {"training.mixed_precision_param", "dtype.param"},
@@ -148,11 +171,7 @@ void read_precision(ForeignReader& reader) {
   if (const ConfigNode* node = reader.find("training.enable_cpu_offload")) {
     reader.map("training.enable_cpu_offload", "offload", node->as_bool() ? "cpu" : "none");
   }
-  if (const ConfigNode* node = reader.find("float8.recipe_name")) {
-    static constexpr std::string_view kWords[] = {"tensorwise", "rowwise", "rowwise_with_gw_hp"};
-    static constexpr const char* kOurs[] = {"tensorwise", "rowwise", "rowwise_gw_hp"};
-    reader.map("float8.recipe_name", "float8", kOurs[node->as_choice(kWords)]);
-  }
+  for (const std::string table : {"float8", "quantize.linear.float8"}) read_float8(reader, table);
 }
 
 void read_optimizer(ForeignReader& reader) {
@@ -358,6 +377,11 @@ warmup_steps = {}
                          : plan.float8 == Float8::kRowwise  ? "rowwise"
                                                             : "rowwise_with_gw_hp";
     text += fmt::format("\n[float8]\nrecipe_name = \"{}\"\n", recipe);
+    if (plan.float8_all_gather) {
+      text +=
+          "enable_fsdp_float8_all_gather = true\n"
+          "precompute_float8_dynamic_scale_for_fsdp = true\n";
+    }
   }
   return text;
 }

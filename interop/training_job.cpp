@@ -196,6 +196,7 @@ void add_kernels(const TrainingRow& row, Assignments& plan) {
             {"rowwise_gw_hp", "rowwise_gw_hp"},
             {"delayed", "delayed"},
             {"unspecified", "tensorwise"}});
+  if (row.count("fp8_all_gather") == 1) plan.add("float8_all_gather=true");
 }
 
 // Gathered in fp32 and trained on these GPUs: autocast to bf16.

@@ -1,6 +1,6 @@
 // Each key is one rewriting of the layers' operation lists, in the order lora (models/lora.h),
-// batch.documents, experts, attention, loss, float8, compile. Sizes are per token; T tokens, width
-// d of all heads, h heads, V vocabulary.
+// batch.documents, experts, attention, loss, float8, compile (models/compiled.h). Sizes are per
+// token; T tokens, width d of all heads, h heads, V vocabulary.
 //
 // attention (kernel's own memory in backward; aten/src/ATen/native/transformers/cuda of 2.11):
 //   flash      dq in fp32, 4d with head_dim rounded up to 32, and sum(dout * out), 4h; with fewer
@@ -28,21 +28,13 @@
 //
 // float8 (torchao/float8/float8_linear.py): a linear layer casts its input and its weight before
 // the product and again in backward, with the output's gradient; it saves what bf16 would.
-//
-// compile (torch/_functorch/partitioners.py, should_ban_recomputation): a tensor of the forward
-// that backward needs is saved unless it can be computed again inside a kernel that backward runs
-// anyhow. Not so: results of products and attention ("compute intensive"), small results of
-// reductions (1/rms) and what a product or attention reads in backward ("materialized in backward":
-// norms' outputs, the product of gate and up). So of a Llama block only silu(gate) goes; with
-// float8 the products' inputs go too, because backward reads them through a cast, which fuses. With
-// selective recompute what the policy keeps is saved only where backward needs it: the last product
-// of the MLP is not.
 #include "models/variants.h"
 
 #include <algorithm>
 #include <string>
 #include <utility>
 
+#include "models/compiled.h"
 #include "models/lora.h"
 #include "models/module_kernels.h"
 #include "sim/base/error.h"
@@ -60,10 +52,6 @@ Index add_tensor(LayerSpec& layer, TensorSpec spec) {
 
 const TensorSpec& tensor(const LayerSpec& layer, Index index) {
   return layer.tensors[static_cast<std::size_t>(index)];
-}
-
-bool contains(const Indices& list, Index index) {
-  return std::find(list.begin(), list.end(), index) != list.end();
 }
 
 // --- attention ---
@@ -251,7 +239,7 @@ Fp8Recipe recipe_of(Float8 float8) {
   return Fp8Recipe::kNone;
 }
 
-void apply_float8(LayerSpec& layer, Float8 float8) {
+void apply_float8(LayerSpec& layer, const Plan& plan) {
   for (std::size_t o = 0; o < layer.operations.size(); ++o) {
     if (layer.operations[o].kind != OperationKind::kGemm) continue;
     Operation op = std::move(layer.operations[o]);
@@ -261,85 +249,16 @@ void apply_float8(LayerSpec& layer, Float8 float8) {
           {.name = name, .per_token = per_token, .fixed = fixed, .type = ElementType::kByte});
     };
     const std::int64_t weight = checked_multiply(op.n, op.k);
-    op.fp8 = recipe_of(float8);
-    op.forward_workspace = {bytes(op.name + ".input_fp8", op.k, 0),
-                            bytes(op.name + ".weight_fp8", 0, weight)};
+    op.fp8 = recipe_of(plan.float8);
+    ParameterSpec& parameter = layer.parameters[static_cast<std::size_t>(op.parameters.front())];
+    op.fp8_weight = plan.float8_all_gather && parameter.shape.size() == 2;  // of an nn.Linear
+    parameter.gathered_in_fp8 = op.fp8_weight;
+    op.forward_workspace = {bytes(op.name + ".input_fp8", op.k, 0)};
+    if (!op.fp8_weight) op.forward_workspace.push_back(bytes(op.name + ".weight_fp8", 0, weight));
     op.backward_workspace = {bytes(op.name + ".output_grad_fp8", op.n, 0),
                              bytes(op.name + ".weight_fp8 (backward)", 0, weight),
                              bytes(op.name + ".input_fp8 (backward)", op.k, 0)};
     layer.operations[o] = std::move(op);
-  }
-}
-
-// --- compile ---
-
-// silu(a) * b is one kernel; silu(a) is never written.
-void fuse_silu(LayerSpec& layer) {
-  std::vector<Operation>& ops = layer.operations;
-  for (std::size_t s = 0; s < ops.size(); ++s) {
-    if (ops[s].function != Function::kSilu) continue;
-    const Index silu = ops[s].outputs.front();
-    const auto reads = [&](const Operation& op) { return contains(op.inputs, silu); };
-    if (std::count_if(ops.begin(), ops.end(), reads) != 1) continue;
-    Operation& product = *std::find_if(ops.begin(), ops.end(), reads);
-    if (product.function != Function::kMultiply) continue;
-    product.function = Function::kSiluMultiply;
-    std::replace(product.inputs.begin(), product.inputs.end(), silu, ops[s].inputs.front());
-    std::replace(product.saved.begin(), product.saved.end(), silu, ops[s].inputs.front());
-    ops.erase(ops.begin() + static_cast<std::ptrdiff_t>(s--));
-  }
-}
-
-// The main result of a pointwise operation or of a norm: cheap to compute again.
-bool is_recomputable(const LayerSpec& layer, Index index) {
-  const auto fuses = [](Function function) {  // kernels of their own, or random numbers
-    return function != Function::kSort && function != Function::kTopK &&
-           function != Function::kScatterAdd && function != Function::kDropout;
-  };
-  return std::any_of(layer.operations.begin(), layer.operations.end(), [&](const Operation& op) {
-    return (op.kind == OperationKind::kElementwise || op.kind == OperationKind::kNorm) &&
-           fuses(op.function) && !op.in_place && !op.view && op.outputs.front() == index;
-  });
-}
-
-// A norm whose input and statistics are saved (its own gradient needs them), or pointwise work on
-// saved tensors: computing it again needs nothing more.
-bool is_free_to_recompute(const LayerSpec& layer, Index index) {
-  const auto saved = [&](Index t) {
-    return t == 0 || std::any_of(layer.operations.begin(), layer.operations.end(),
-                                 [&](const Operation& op) { return contains(op.saved, t); });
-  };
-  const auto producer =
-      std::find_if(layer.operations.begin(), layer.operations.end(),
-                   [&](const Operation& op) { return contains(op.outputs, index); });
-  return std::all_of(producer->inputs.begin(), producer->inputs.end(), saved);
-}
-
-void compile(LayerSpec& layer, Float8 float8) {
-  fuse_silu(layer);
-  const auto fuses_in_backward = [&](const Operation& op) {
-    if (op.kind == OperationKind::kGemm) return float8 != Float8::kNone;
-    return op.kind != OperationKind::kAttention;
-  };
-  for (std::size_t t = 1; t < layer.tensors.size(); ++t) {
-    const auto index = static_cast<Index>(t);
-    if (!is_recomputable(layer, index) || index == layer.output) continue;
-    const bool dropped = std::all_of(
-        layer.operations.begin(), layer.operations.end(),
-        [&](const Operation& op) { return !contains(op.saved, index) || fuses_in_backward(op); });
-    if (!dropped || !is_free_to_recompute(layer, index)) continue;
-    for (Operation& op : layer.operations) std::erase(op.saved, index);
-  }
-  // Kept for nothing: backward needs neither the result nor anything computed from it again.
-  for (Operation& op : layer.operations) {
-    if (op.kind != OperationKind::kGemm) continue;
-    const Index result = op.outputs.front();
-    const bool needed =
-        std::any_of(layer.operations.begin(), layer.operations.end(), [&](const Operation& reader) {
-          return contains(reader.saved, result) ||
-                 (contains(reader.inputs, result) && reader.outputs.front() != layer.output);
-        });
-    if (!needed) op.kept_by_selective = false;
   }
 }
 
@@ -406,8 +325,8 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
       add_train_metrics(layer, plan);
     }
     if (layer.role != LayerRole::kBlock) continue;
-    if (plan.float8 != Float8::kNone) apply_float8(layer, plan.float8);
-    if (plan.compile != Compile::kNone) compile(layer, plan.float8);
+    if (plan.float8 != Float8::kNone) apply_float8(layer, plan);
+    if (plan.compile != Compile::kNone) compile(layer);
   }
   return model;
 }

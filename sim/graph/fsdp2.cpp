@@ -80,7 +80,7 @@ RecordedStep Fsdp2::build(StepNumber step, Log keep, std::vector<std::int32_t> s
   for (std::int32_t unit : stale) {
     Gather& gather = group(unit).gather;
     gather.pending = true;
-    gather.bytes = shape(unit).shard_numel * plan_.mesh.shard * param_size();
+    gather.bytes = shape(unit).gather_bytes * plan_.mesh.shard;
     gather.event = {kNoEvent, "all_gather", unit, true};
     gather.buffer =
         allocate_persistent(MemoryCategory::kAllGatherOutput, unit, Bytes(gather.bytes));

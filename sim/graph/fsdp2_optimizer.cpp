@@ -186,6 +186,10 @@ void Fsdp2::optimizer(StepNumber step) {
     StepBuilder::free(temporary);
   }
   if (logging_) log("optimizer_end");
+  if (plan_.float8_all_gather) {  // the scales: the greatest values of all shards (step_work)
+    wait(Stream::kAllReduce, last);
+    wait(Stream::kCompute, add_step_row(EventKind::kAllReduce, Stream::kAllReduce));
+  }
   zero_grad();
   if (plan_.host_sync == HostSync::kStep) graph().final_host_wait = last;
 }

@@ -39,8 +39,7 @@ void Fsdp2::all_gather(std::int32_t unit) {
   const bool small = !g.slices.empty();
   const std::int64_t shards = plan_.mesh.shard;
   const std::int64_t ranks = small ? s.reshard_group : shards;
-  const std::int64_t numel = small ? s.shard_numel * shards / ranks : s.shard_numel;
-  const std::int64_t bytes = numel * param_size();
+  const std::int64_t bytes = small ? s.gather_bytes * shards / ranks : s.gather_bytes;
   const bool offloaded = plan_.offload != Offload::kNone && !small;
 
   std::vector<std::int32_t> temporaries;
@@ -60,8 +59,8 @@ void Fsdp2::all_gather(std::int32_t unit) {
         temporaries.push_back(arrived);
         continue;
       }
-      temporaries.push_back(
-          allocate(MemoryCategory::kCastTemp, copies, unit, Bytes(p.shard_numel * param_size())));
+      temporaries.push_back(allocate(MemoryCategory::kCastTemp, copies, unit,
+                                     Bytes(p.shard_numel * p.gathered_size)));
       log_operator("_to_copy", copies, p.shard_numel * master_size(), plan_.master_dtype);
       StepBuilder::free(arrived);
     }
@@ -71,8 +70,8 @@ void Fsdp2::all_gather(std::int32_t unit) {
   if (!offloaded && casts_parameters() && version_.casts_one_by_one && !small) {
     for (const UnitParameter& p : s.list) {
       if (!p.casts) continue;
-      temporaries.push_back(
-          allocate(MemoryCategory::kCastTemp, copies, unit, Bytes(p.shard_numel * param_size())));
+      temporaries.push_back(allocate(MemoryCategory::kCastTemp, copies, unit,
+                                     Bytes(p.shard_numel * p.gathered_size)));
       log_operator("_to_copy", copies, p.shard_numel * master_size(), plan_.master_dtype);
     }
   } else if (!offloaded && casts_parameters() && !version_.casts_one_by_one) {
@@ -80,7 +79,7 @@ void Fsdp2::all_gather(std::int32_t unit) {
     log_operator("_foreach_copy_", copies, bytes, plan_.param_dtype);
   }
   g.gather.buffer = allocate(MemoryCategory::kAllGatherOutput, copies, unit, Bytes(bytes * ranks));
-  const std::string_view dtype = to_string(plan_.param_dtype);
+  const std::string_view dtype = s.fp8_shard_numel > 0 ? "uint8" : to_string(plan_.param_dtype);
   if (logging_) {
     log_here(
         "all_gather_copy_in",
@@ -153,7 +152,7 @@ void Fsdp2::copy_out(std::int32_t unit) {
   } else {
     std::vector<std::int32_t> temporaries;
     for (const UnitParameter& p : s.list) {
-      const Bytes bytes(p.shard_numel * plan_.mesh.shard * param_size());
+      const Bytes bytes(p.shard_numel * plan_.mesh.shard * p.gathered_size);
       g.single_parameters.push_back(
           allocate(MemoryCategory::kUnshardedParam, Stream::kCompute, unit, bytes));
       // Sharded along another dimension: a contiguous copy first, put together from there.
@@ -170,7 +169,7 @@ void Fsdp2::copy_out(std::int32_t unit) {
   }
   if (logging_) {
     log_here("all_gather_copy_out", {.bytes_in = g.gather.bytes,
-                                     .bytes_out = s.shard_numel * plan_.mesh.shard * param_size(),
+                                     .bytes_out = s.gather_bytes * plan_.mesh.shard,
                                      .dtype = to_string(plan_.param_dtype)});
   }
 }
@@ -184,14 +183,14 @@ std::int32_t Fsdp2::copy_out_alone(std::int32_t unit) {
   for (const UnitParameter& p : shape(unit).list) {
     if (p.casts) {
       const std::int32_t cast = allocate(MemoryCategory::kCommTemp, Stream::kCompute, unit,
-                                         Bytes(p.shard_numel * param_size()));
+                                         Bytes(p.shard_numel * p.gathered_size));
       log_operator("_to_copy", Stream::kCompute, p.shard_numel * master_size(), plan_.master_dtype);
       StepBuilder::free(last);
       last = cast;
     }
     g.single_parameters.push_back(allocate(MemoryCategory::kUnshardedParam, Stream::kCompute, unit,
-                                           Bytes(p.numel * param_size())));
-    log_operator("copy_", Stream::kCompute, p.numel * param_size(), plan_.param_dtype);
+                                           Bytes(p.numel * p.gathered_size)));
+    log_operator("copy_", Stream::kCompute, p.numel * p.gathered_size, plan_.param_dtype);
   }
   return last;
 }

@@ -34,6 +34,7 @@ Fsdp2::UnitWork Fsdp2::unit_work(EventKind kind, const UnitShape& s, std::int32_
   UnitWork work;
   const std::int64_t shards = plan_.mesh.shard;
   const std::int64_t padded = checked_multiply(s.shard_numel, shards);
+  const std::int64_t gathered = checked_multiply(s.gather_bytes, shards);
   const std::int64_t trained = checked_multiply(s.trained_shard_numel, shards);
   const std::int64_t p = param_size(), r = reduce_size(), o = master_size();
   switch (kind) {
@@ -54,24 +55,24 @@ Fsdp2::UnitWork Fsdp2::unit_work(EventKind kind, const UnitShape& s, std::int32_
         if (casts_parameters()) work.kernels.push_back(copy_kernel(2 * slice));
         work.kernels.push_back(copy_kernel(2 * slice));
       } else {
-        work.bytes = Bytes(s.shard_numel * p);
-        if (s.cast_numel > 0) work.kernels.push_back(copy_kernel(s.cast_shard_numel * (o + p)));
-        work.kernels.push_back(copy_kernel(2 * s.shard_numel * p));
+        work.bytes = Bytes(s.gather_bytes);
+        if (s.cast_bytes > 0) work.kernels.push_back(copy_kernel(s.cast_bytes));
+        work.kernels.push_back(copy_kernel(2 * s.gather_bytes));
       }
       break;
     case EventKind::kAllGather:
-      work.bytes = Bytes(padded * p);
+      work.bytes = Bytes(gathered);
       work.communicator =
           variant == kSmallGroup ? post_forward_communicator(s.reshard_group) : kShard;
       work.queues = variant != kSmallGroup;
       break;
     case EventKind::kAllGatherCopyOut:
-      work.bytes = Bytes(padded * p);
+      work.bytes = Bytes(gathered);
       if (variant == kSingleRank) {
-        if (s.cast_numel > 0) work.kernels.push_back(copy_kernel(s.cast_numel * (o + p)));
+        if (s.cast_bytes > 0) work.kernels.push_back(copy_kernel(s.cast_bytes));
         work.launches = (casts_parameters() ? 2 : 1) * s.parameters;
       }
-      work.kernels.push_back(copy_kernel(2 * padded * p));
+      work.kernels.push_back(copy_kernel(2 * gathered));
       if (s.cut_numel > 0) work.kernels.push_back(copy_kernel(2 * s.cut_numel * p));
       break;
     case EventKind::kReshard:
@@ -135,11 +136,16 @@ Fsdp2::UnitWork Fsdp2::unit_work(EventKind kind, const UnitShape& s, std::int32_
 }
 
 Fsdp2::UnitWork Fsdp2::step_work(EventKind kind) const {
-  std::int64_t elements = 0;
+  std::int64_t elements = 0, in_fp8 = 0;
   for (std::int32_t u = 0; u < unit_count(); ++u) {
     elements = checked_add(elements, shape(u).trained_local_numel);
+    in_fp8 = checked_add(in_fp8, shape(u).fp8_shard_numel);
   }
-  return step_work_of(kind, elements);
+  UnitWork work = step_work_of(kind, elements);
+  if (kind == EventKind::kOptimizer && in_fp8 > 0) {  // their greatest values, for the scales
+    work.kernels.push_back(memory_kernel(MemoryClass::kOptimizer, in_fp8 * master_size()));
+  }
+  return work;
 }
 
 }  // namespace foreshard

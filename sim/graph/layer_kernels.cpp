@@ -4,8 +4,9 @@
 // two-byte operand; torchao/float8/float8_linear.py and float8_ops.py, compiled, so that a cast
 // writes the layout its product wants; TransformerEngine's cast_transpose):
 //   tensorwise  amax reads 2, the cast reads 2 and writes 1; backward takes the amax of the
-//   output's
-//               gradient once and casts it for both products, the input and the weight again
+//               output's gradient once and casts it for both products, the input and the weight
+//               again. A weight that was gathered in fp8 is only transposed, for backward's
+//               product: reads 1, writes 1
 //   rowwise     amax and cast in one: reads 2, writes 1, for each product anew, for each scales
 //               along its own inner width; gw_hp: the weight's gradient stays in the compute dtype
 //   delayed     reads 2, writes 1 and its transpose 1, for which forward keeps what backward needs
@@ -146,7 +147,7 @@ void add_gemm_backward(const KernelCounts& counts, const Operation& op, Backward
   if (parts.weights) {
     if (fp8_weights && !keeps) {
       add_quantisation(op, Pass::kBackward, rows * op.n, phase);
-      add_quantisation(op, Pass::kBackward, rows * op.k, phase);
+      if (!op.shares_fp8_input) add_quantisation(op, Pass::kBackward, rows * op.k, phase);
     }
     add_gemm(counts, Pass::kBackward, {op.k, op.n, group, elements, op.groups}, phase, fp8_weights);
     if (options.gradients == GradientStorage::kFlat && options.flat_gradient != options.compute) {
@@ -157,7 +158,11 @@ void add_gemm_backward(const KernelCounts& counts, const Operation& op, Backward
   }
   if (parts.inputs) {
     add_dequantize(counts, op, Pass::kBackward, phase);
-    if (fp8 && !keeps) add_quantisation(op, Pass::kBackward, weights, phase);
+    if (op.fp8_weight) {
+      add_memory_kernel(phase, Function::kCopy, Pass::kBackward, 2 * weights);
+    } else if (fp8 && !keeps) {
+      add_quantisation(op, Pass::kBackward, weights, phase);
+    }
     add_gemm(counts, Pass::kBackward, {group, op.k, op.n, elements, op.groups}, phase, fp8);
   }
   if (parts.weights && op.parameters.size() > 1) {
@@ -179,9 +184,13 @@ void add_forward(const KernelCounts& counts, const Operation& op, LayerPhaseProg
                               (size_of(DType::kFp32) + size_of(counts.options.compute)));
       }
       if (op.fp8 != Fp8Recipe::kNone) {
-        for (const std::int64_t operand : {rows * op.k, weight_elements(counts, op)}) {
-          add_amax(op, Pass::kForward, operand, phase);
-          add_quantisation(op, Pass::kForward, operand, phase);
+        if (!op.shares_fp8_input) {
+          if (!op.amax_in_producer) add_amax(op, Pass::kForward, rows * op.k, phase);
+          add_quantisation(op, Pass::kForward, rows * op.k, phase);
+        }
+        if (!op.fp8_weight) {
+          add_amax(op, Pass::kForward, weight_elements(counts, op), phase);
+          add_quantisation(op, Pass::kForward, weight_elements(counts, op), phase);
         }
       }
       add_gemm(counts, Pass::kForward,

@@ -32,6 +32,7 @@
 #include <utility>
 
 #include "sim/base/error.h"
+#include "sim/graph/fused_region.h"
 #include "sim/graph/layer_casts.h"
 #include "sim/graph/layer_kernels.h"
 #include "sim/graph/layer_modules.h"
@@ -65,8 +66,11 @@ class Deriver {
         elements_(element_types(layer_, casts_, options)) {
     bytes_.reserve(tensors_);
     for (std::size_t t = 0; t < tensors_; ++t) {
-      bytes_.push_back(checked_multiply(
-          elements(layer_.tensors[t], options.batch, options.sequence), elements_[t].size()));
+      const TensorSpec& spec = layer_.tensors[t];
+      bytes_.push_back(spec.in_registers
+                           ? 0
+                           : checked_multiply(elements(spec, options.batch, options.sequence),
+                                              elements_[t].size()));
     }
     const std::int64_t input = has_input_buffer() ? bytes_[0] : options.waiting_bytes;
     add_slot(MemoryCategory::kActivation, input, "input");
@@ -293,7 +297,12 @@ class Deriver {
       named_[index(t)] = true;
     }
     use_workspace(op.forward_workspace, phase);
-    if (!is_alias(op)) add_forward_kernels(counts(), op, phase);
+    if (is_alias(op)) return;
+    if (op.region >= 0) {
+      region_.forward(op, bytes_, phase);
+    } else {
+      add_forward_kernels(counts(), op, phase);
+    }
   }
 
   // --- what autograd keeps ---
@@ -444,6 +453,7 @@ class Deriver {
       storages_.push_back({kWaitingSlot, 1, false});
       named_[index(layer_.joins)] = true;
     }
+    region_ = {};
     LayerPhaseProgram& phase = program_.forward;
     for (std::size_t o = 0; o < layer_.operations.size(); ++o) {
       const Operation& op = layer_.operations[o];
@@ -539,6 +549,7 @@ class Deriver {
   }
 
   void run_recompute() {
+    region_ = {};
     LayerPhaseProgram& phase = program_.recompute;
     const std::size_t stop = recompute_stop();
     for (std::size_t o = 0; o < stop; ++o) {
@@ -872,7 +883,11 @@ class Deriver {
     LayerStep step;
     step.kind = LayerStep::Kind::kSum;
     step.inputs = {slot(place), slot(gradient)};
-    add_memory_kernel(program_.backward, Function::kAdd, Pass::kBackward, 3 * bytes);
+    if (in_regions_.made_by[index(tensor)] >= 0) {
+      if (!in_regions_.runs) ++in_regions_.parts[index(tensor)];
+    } else if (!in_regions_.runs) {
+      add_memory_kernel(program_.backward, Function::kAdd, Pass::kBackward, 3 * bytes);
+    }
     Gradient& added = gradients_[static_cast<std::size_t>(gradient)];
     if (is_flat() && added.references == 1) {
       drop_gradient(place);
@@ -904,10 +919,16 @@ class Deriver {
   }
 
   void run_backward() {
+    region_ = {};
     LayerPhaseProgram& phase = program_.backward;
     program_.weight_gradients.assign(layer_.parameters.size(), kNoSlot);
     if (!needs_[index(layer_.output)]) return;
     gradient_of_.assign(tensors_, kNoSlot);
+    in_regions_.made_by.assign(tensors_, -1);
+    in_regions_.parts.assign(tensors_, 1);
+    for (const Operation& op : layer_.operations) {
+      if (op.region >= 0) in_regions_.made_by[index(op.outputs.front())] = op.region;
+    }
     gradients_.reserve(tensors_ * 3);
     if (is_loss()) {
       enter(phase, 0);
@@ -1018,11 +1039,29 @@ class Deriver {
     if (checkpointed_ && o == first_saver_) end_checkpoint();
     if (op.gradient != GradientRule::kAlias) end_step(phase, std::move(step));
     // What the norm's input gets from elsewhere is added outside of the norm.
+    in_regions_.runs = op.region >= 0;
+    if (in_regions_.runs) replace_by_region(o, first_kernel);
     const bool begins_norm = o == 0 || !layer_.operations[o - 1].eager_norm;
     if (begins_norm) mark_eager_norm(op, first_kernel, phase);
     hand_on(op, contributions);
+    in_regions_.runs = false;
     if (!begins_norm) mark_eager_norm(op, first_kernel, phase);
     exit_modules(phase, o, first_use_);
+  }
+
+  // The kernels of operation `o` since `first` are part of its region's.
+  void replace_by_region(std::size_t o, std::size_t first) {
+    const Operation& op = layer_.operations[o];
+    program_.backward.kernels.resize(first);
+    FusedRegion::Derivative derivative{in_regions_.parts[index(op.outputs.front())], saves(o), {}};
+    for (Index t : op.inputs) {
+      if (!needs_[index(t)]) continue;
+      const bool casts = elements_[index(t)] != elements_[index(op.outputs.front())];
+      derivative.gradients.push_back({t, gradient_of_[index(t)] != kNoSlot,
+                                      op.gradient == GradientRule::kAlias && !casts,
+                                      in_regions_.made_by[index(t)] == op.region});
+    }
+    region_.backward(op, derivative, bytes_, program_.backward);
   }
 
   // Checkpointing lets go of the input and of what nothing asked it for.
@@ -1188,6 +1227,12 @@ class Deriver {
   std::vector<Index> stored_;                      // to be stored next
   std::vector<LayerModule> modules_;               // ProgramOptions::hooks only
   std::vector<std::size_t> first_use_, last_use_;  // operations with weights in or below it
+  struct InRegions {
+    bool runs = false;                // the node that runs is in a region
+    std::vector<Index> made_by;       // the region that makes a tensor; -1
+    std::vector<std::int64_t> parts;  // of their gradients, which the region sums
+  } in_regions_;
+  FusedRegion region_;
   LayerProgram program_;
 };
 

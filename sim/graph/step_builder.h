@@ -22,7 +22,8 @@ struct UnitParameter {
   std::int64_t local_numel = 0;  // of Plan::rank, without padding
   std::int64_t shard_dim = 0;
   std::int64_t stored_size = 4;  // bytes of an element of the shard
-  bool casts = true;             // to the compute dtype, before its gather
+  std::int64_t gathered_size = 2;
+  bool casts = true;  // to the compute dtype, before its gather
   bool trainable = true;
 };
 
@@ -30,11 +31,12 @@ struct UnitParameter {
 struct UnitShape {
   std::vector<UnitParameter> list;
   std::int64_t numel = 0;
-  std::int64_t shard_numel = 0;  // padded elements of one rank
-  std::int64_t shard_bytes = 0;  // of shard_numel, as stored
-  std::int64_t cast_numel = 0;   // of parameters that are cast before their gather
-  std::int64_t cast_shard_numel = 0;
-  std::int64_t trained_numel = 0;  // of the parameters that are trained
+  std::int64_t shard_numel = 0;      // padded elements of one rank
+  std::int64_t shard_bytes = 0;      // of shard_numel, as stored
+  std::int64_t gather_bytes = 0;     // of shard_numel, as gathered
+  std::int64_t cast_bytes = 0;       // read and written by the casts before the gather
+  std::int64_t fp8_shard_numel = 0;  // of what is gathered in fp8
+  std::int64_t trained_numel = 0;    // of the parameters that are trained
   std::int64_t trained_shard_numel = 0;
   std::int64_t trained_local_numel = 0;
   std::int64_t cut_numel = 0;  // unpadded, of parameters sharded along another dim than 0

@@ -182,7 +182,8 @@ UnitParameter StepBuilder::sharded(std::int32_t layer, const ParameterSpec& para
   p.numel = parameter.numel();
   p.shard_dim = shard_dim_of(parameter, plan_.units.shard_dim, shards);
   p.stored_size = size_of(parameter.stored_as_computed ? plan_.param_dtype : plan_.master_dtype);
-  p.casts = p.stored_size != size_of(plan_.param_dtype) ||
+  p.gathered_size = parameter.gathered_in_fp8 ? 1 : size_of(plan_.param_dtype);
+  p.casts = p.stored_size != p.gathered_size ||
             (!parameter.stored_as_computed && plan_.param_dtype != plan_.master_dtype);
   const std::int64_t rows = parameter.shape[static_cast<std::size_t>(p.shard_dim)];
   const std::int64_t rest = p.numel / rows;
@@ -202,10 +203,9 @@ UnitShape StepBuilder::shape_of(std::int32_t unit) {
       shape.numel = checked_add(shape.numel, p.numel);
       shape.shard_numel = checked_add(shape.shard_numel, p.shard_numel);
       shape.shard_bytes = checked_add(shape.shard_bytes, p.shard_numel * p.stored_size);
-      if (p.casts) {
-        shape.cast_numel += p.numel;
-        shape.cast_shard_numel += p.shard_numel;
-      }
+      shape.gather_bytes = checked_add(shape.gather_bytes, p.shard_numel * p.gathered_size);
+      if (p.casts) shape.cast_bytes += p.shard_numel * (p.stored_size + p.gathered_size);
+      if (parameter.gathered_in_fp8) shape.fp8_shard_numel += p.shard_numel;
       if (p.shard_dim > 0) shape.cut_numel += p.numel;
       if (p.trainable) {
         shape.trained_numel += p.numel;
@@ -253,11 +253,10 @@ void StepBuilder::size_units() {
     } else {
       UnitShape shape = shape_of(u);
       shape.reshard_group = group;
-      const std::int64_t compute = size_of(plan_.param_dtype);
       std::vector<Bytes> unsharded, sharded, state;
       for (const UnitParameter& p : shape.list) {
         const std::int64_t padded = checked_multiply(p.shard_numel, plan_.mesh.shard);
-        unsharded.push_back(allocated_size(checked_multiply(padded, compute)));
+        unsharded.push_back(allocated_size(checked_multiply(padded, p.gathered_size)));
         sharded.push_back(allocated_size(checked_multiply(p.shard_numel, p.stored_size)));
         state.push_back(p.trainable ? allocated_size(checked_multiply(
                                           p.local_numel, size_of(plan_.optimizer.state)))

@@ -44,6 +44,7 @@ struct TensorSpec {
   // Elements per image of a sample, of a layer whose sequences are samples: what a tower hands to
   // the text. with_images makes per_sequence of it.
   std::int64_t per_image = 0;
+  bool in_registers = false;  // between operations of one kernel (Operation::region): no buffer
   bool operator==(const TensorSpec&) const = default;
 };
 
@@ -61,7 +62,8 @@ struct ParameterSpec {
   bool trainable = true;
   // Stored in the compute dtype, not in the plan's master dtype: no cast precedes its gather.
   bool stored_as_computed = false;
-  std::int64_t unpacked = 0;  // elements that packed blocks stand for; 0: not packed
+  bool gathered_in_fp8 = false;  // Plan::float8_all_gather
+  std::int64_t unpacked = 0;     // elements that packed blocks stand for; 0: not packed
   // 0: of the layer's own unit; k > 0: of LayerSpec::nested[k - 1] where the plan makes that a
   // unit.
   std::int8_t part = 0;
@@ -168,6 +170,11 @@ struct Operation {
   std::int64_t groups = 1;           // GEMM: so many weights share the rows evenly, in one kernel
   bool one_by_one = false;           // a kernel for each group instead of one for all
   Fp8Recipe fp8 = Fp8Recipe::kNone;  // GEMM
+  bool fp8_weight = false;           // GEMM: the weight arrives in fp8
+  bool shares_fp8_input = false;     // GEMM: an earlier one has quantised the same input
+  bool amax_in_producer = false;     // GEMM: what makes the input finds its greatest value too
+  // >= 0: one kernel runs this and the other operations of that number, forward and backward.
+  std::int16_t region = -1;
   bool packed = false;  // GEMM: parameter 0 holds 4-bit blocks, written out before each product
   bool casts_weight = false;  // GEMM: its parameters are cast from fp32 first (the last output)
   // The host waits for the outputs' values before it issues anything more (rows per expert).

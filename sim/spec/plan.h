@@ -196,9 +196,8 @@ const char* to_string(Logits logits);
 enum class ExpertKernels : std::uint8_t { kGrouped, kLoop };
 const char* to_string(ExpertKernels kernels);
 
-// Linear layers of the blocks in fp8, parameters gathered in the param dtype. torchao.float8's
-// recipes (gw_hp: the weight's gradient in the compute dtype), and TransformerEngine's delayed
-// scaling.
+// Linear layers of the blocks in fp8: torchao.float8's recipes (gw_hp: the weight's gradient in the
+// compute dtype), and TransformerEngine's delayed scaling.
 enum class Float8 : std::uint8_t { kNone, kTensorwise, kRowwise, kRowwiseGwHp, kDelayed };
 const char* to_string(Float8 recipe);
 
@@ -340,6 +339,10 @@ struct Plan {
   Loss loss;
   Logits logits = Logits::kReleased;
   Float8 float8 = Float8::kNone;
+  // Their weights are gathered in fp8, a byte per element, cast from the shard with scales that
+  // follow the optimizer's step: torchao's enable_fsdp_float8_all_gather with
+  // precompute_float8_dynamic_scale_for_fsdp (tensorwise, fsdp2). false: in the param dtype.
+  bool float8_all_gather = false;
   ExpertKernels experts = ExpertKernels::kGrouped;
   DType param_dtype = DType::kBf16;  // of parameters as they are gathered
   std::optional<DType> autocast;     // products and attention compute in it, not in param_dtype

@@ -353,6 +353,28 @@ std::vector<std::string> linear_modules(const ModelSpec& model) {
   return names;
 }
 
+// torchao/float8/fsdp_utils.py has the extension of tensorwise scaling only, and _fsdp_param.py's
+// all_gather_inputs raises NotImplementedError for one that is sharded over a smaller group.
+Problem problem_of_float8_gather(const Plan& plan) {
+  if (!plan.float8_all_gather) return std::nullopt;
+  if (plan.runtime.kind != RuntimeKind::kFsdp2) {
+    return missing_capability(
+        "float8_all_gather",
+        fmt::format("{} gathers no tensor subclasses", to_string(plan.runtime.kind)),
+        "float8_all_gather: false, or runtime: fsdp2");
+  }
+  if (plan.float8 != Float8::kTensorwise) {
+    return contradiction("float8_all_gather", "only tensorwise scaling gathers in fp8",
+                         "float8: tensorwise, or float8_all_gather: false");
+  }
+  if (reshards_to_groups(plan)) {
+    return missing_capability("reshard_after_forward",
+                              "fsdp2 does not gather in fp8 from smaller groups",
+                              "always, never, or float8_all_gather: false");
+  }
+  return std::nullopt;
+}
+
 Problem problem_of_lora(const Plan& plan, const ModelSpec& model) {
   const Lora& lora = plan.lora;
   if (lora.rank == 0) return std::nullopt;
@@ -431,6 +453,7 @@ std::optional<PlanProblem> find_problem(const Plan& plan, const ModelSpec& model
   if (plan.frozen.any()) {
     if (Problem problem = problem_of_frozen(plan, model)) return problem;
   }
+  if (Problem problem = problem_of_float8_gather(plan)) return problem;
   if (Problem problem = problem_of_lora(plan, model)) return problem;
   if (Problem problem = problem_of_documents(plan)) return problem;
   if (Problem problem = problem_of_experts(plan, model)) return problem;

@@ -168,6 +168,8 @@ constexpr PlanKey kKeys[] = {
      [](const Plan& p) { return Json(word_of(p.logits)); }},
     {"float8", [](Node n, Document d) { d.plan.float8 = read_word(n, kFloat8); },
      [](const Plan& p) { return Json(word_of(p.float8)); }},
+    {"float8_all_gather", [](Node n, Document d) { d.plan.float8_all_gather = n.as_bool(); },
+     [](const Plan& p) { return Json(p.float8_all_gather); }},
     {"experts", [](Node n, Document d) { d.plan.experts = read_word(n, kExpertKernels); },
      [](const Plan& p) { return Json(word_of(p.experts)); }},
     {"recompute_wraps",

@@ -47,15 +47,6 @@ Problem problem_of_shared_keys(const Plan& plan) {
   return first_missing(knobs, name_of(plan));
 }
 
-bool reshards_to_groups(const Plan& plan) {
-  const auto is_group = [](const Reshard& reshard) {
-    return reshard.kind == Reshard::Kind::kGroup;
-  };
-  const RangedPolicy<Reshard>& policy = plan.reshard_after_forward;
-  return is_group(policy.value) || std::any_of(policy.ranges.begin(), policy.ranges.end(),
-                                               [&](const auto& r) { return is_group(r.value); });
-}
-
 // Sources: the arguments of FullyShardedDataParallel, _exec_order_utils.py (prefetch limits of 1),
 // torch/_dynamo/variables/builder.py (2.11).
 Problem problem_of_fsdp1(const Plan& plan) {

@@ -260,6 +260,15 @@ Problem first_missing(std::span<const Knob> knobs, const std::string& runtime) {
   return std::nullopt;
 }
 
+bool reshards_to_groups(const Plan& plan) {
+  const auto is_group = [](const Reshard& reshard) {
+    return reshard.kind == Reshard::Kind::kGroup;
+  };
+  const RangedPolicy<Reshard>& policy = plan.reshard_after_forward;
+  return is_group(policy.value) || std::any_of(policy.ranges.begin(), policy.ranges.end(),
+                                               [&](const auto& r) { return is_group(r.value); });
+}
+
 bool unshards_everywhere(const Plan& plan) {
   const RangedPolicy<bool>& policy = plan.unshard_in_backward;
   return policy.value && std::all_of(policy.ranges.begin(), policy.ranges.end(),

@@ -31,6 +31,7 @@ struct Knob {
 std::optional<PlanProblem> first_missing(std::span<const Knob> knobs, const std::string& runtime);
 
 bool unshards_everywhere(const Plan& plan);  // unshard_in_backward excepts no unit
+bool reshards_to_groups(const Plan& plan);   // some unit, after forward
 
 // Whether some parameter is cut along another dimension than the first (shard_dim_of).
 bool cuts_another_dimension(const ModelSpec& model, std::int64_t wanted, std::int64_t shards);

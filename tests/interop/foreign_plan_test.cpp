@@ -89,6 +89,8 @@ Plan fsdp2_of(RandomStep& step) {
   plan.optimizer.warmup_steps = *rc::gen::inRange<std::int64_t>(0, 5);
   plan.offload = *rc::gen::element(Offload::kNone, Offload::kCpu);
   plan.compile = *rc::gen::element(Compile::kNone, Compile::kBlocks);
+  plan.float8 = *rc::gen::element(Float8::kNone, Float8::kTensorwise, Float8::kRowwise);
+  plan.float8_all_gather = plan.float8 == Float8::kTensorwise && *rc::gen::element(true, false);
   return plan;
 }
 
@@ -111,7 +113,9 @@ RC_GTEST_PROP(ForeignPlanProperty, TorchTitanBringsBackWhatItHolds, ()) {
                    "optimizer.beta",
                    "optimizer.warmup_steps",
                    "optimizer.implementation",
-                   "compile"};
+                   "compile",
+                   "float8",
+                   "float8_all_gather"};
   if (plan.optimizer.clip_norm) holds.push_back("optimizer.clip_norm");
   expect_round_trip(plan, step.model, file, titan, holds);
 }
@@ -205,6 +209,26 @@ TEST(TorchTitan, TellsOfEveryKeyWithItsLine) {
   EXPECT_EQ(entry(plan.ledger, "parallelism.tensor_parallel_degree").mapping,
             Mapping::kUnsupported);
   EXPECT_EQ(entry(plan.ledger, "job").why, "says nothing of a step's time or memory");
+}
+
+// The scales of fp8 gathers: once a step, or with an all-reduce for each weight before its gather.
+TEST(TorchTitan, ReadsFp8GathersOfBothTables) {
+  const ForeignPlan once = titan(R"([training]
+seq_len = 1024
+
+[quantize.linear.float8]
+recipe_name = "tensorwise"
+enable_fsdp_float8_all_gather = true
+precompute_float8_dynamic_scale_for_fsdp = true
+)");
+  EXPECT_EQ(once.value("float8"), "tensorwise");
+  EXPECT_EQ(once.value("float8_all_gather"), "true");
+  const ForeignPlan each = titan("[training]\nseq_len = 1024\n[float8]\nenable_fsdp_float8_all_gather = true\n");
+  EXPECT_EQ(each.value("float8"), "tensorwise");
+  EXPECT_EQ(each.value("float8_all_gather"), "true");
+  EXPECT_EQ(entry(each.ledger, "float8.enable_fsdp_float8_all_gather").mapping,
+            Mapping::kUnsupported);
+  EXPECT_FALSE(titan("[training]\nseq_len = 1024\n[float8]\nenable_fsdp_float8_all_gather = false\n").has("float8_all_gather"));
 }
 
 TEST(TorchTitan, ReadsTheSavedJsonOfTokens) {

@@ -41,6 +41,31 @@ TEST(PlanCheck, AcceptsWhatIsRight) {
   EXPECT_EQ(refused([](Plan& p) { p.prefetch = {4, 3}; }).text, "");
 }
 
+// _fsdp_param.py's all_gather_inputs raises for a tensor subclass in a smaller group.
+TEST(PlanCheck, GathersInFp8WhereTorchaoDoes) {
+  const auto gathers = [](Plan& p) {
+    p.float8 = Float8::kTensorwise;
+    p.float8_all_gather = true;
+  };
+  EXPECT_EQ(refused(gathers).text, "");
+  expect_refused(refused([&](Plan& p) {
+                   gathers(p);
+                   p.float8 = Float8::kRowwise;
+                 }),
+                 3, "float8_all_gather: only tensorwise scaling gathers in fp8");
+  expect_refused(refused([&](Plan& p) {
+                   gathers(p);
+                   p.reshard_after_forward.value = {Reshard::Kind::kGroup, 4};
+                 }),
+                 6, "reshard_after_forward: fsdp2 does not gather in fp8 from smaller groups");
+  expect_refused(refused([&](Plan& p) {
+                   gathers(p);
+                   p.runtime = {RuntimeKind::kFsdp1, "2.11"};
+                   p.mesh = {64, 1};
+                 }),
+                 6, "float8_all_gather: fsdp1 gathers no tensor subclasses");
+}
+
 TEST(PlanCheck, NamesBothProductsOfTheMeshAndWhatFits) {
   expect_refused(refused([](Plan& p) {
                    p.mesh = {8, 4};

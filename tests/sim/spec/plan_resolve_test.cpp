@@ -41,6 +41,7 @@ kernels: {norm: compute, rope: complex, residual: compute, unpads: false, train_
 loss: eager
 logits: released
 float8: none
+float8_all_gather: false
 experts: grouped
 recompute_wraps: module
 recompute_early_stop: true
@@ -62,7 +63,7 @@ evaluation: {every: none, sequences: 16, held_back: 0.05, in_step: false}
 seed: 1
 rank: 0
 )");
-  EXPECT_EQ(plan.assumed.size(), 76U);  // all but model and cluster
+  EXPECT_EQ(plan.assumed.size(), 77U);  // all but model and cluster
   ASSERT_NE(assumed(plan, "mesh.shard"), nullptr);
   EXPECT_EQ(assumed(plan, "mesh.shard")->value, "64");
   EXPECT_EQ(assumed(plan, "mesh.shard")->why, "all 64 GPUs of the cluster");

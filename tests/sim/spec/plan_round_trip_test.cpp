@@ -134,6 +134,7 @@ Plan random_plan() {
                             {Loss::Kind::kChunked, 8}});
     if (plan.loss == Loss{}) plan.logits = pick({Logits::kReleased, Logits::kHeld});
     plan.float8 = pick({Float8::kNone, Float8::kTensorwise, Float8::kRowwise});
+    if (plan.float8 == Float8::kTensorwise) plan.float8_all_gather = pick({false, true});
     if (plan.float8 == Float8::kNone) plan.lora.rank = between(0, 65536);
     plan.lora.dropout = pick({0.0, 0.05, 0.999});
     plan.lora.base = pick({Lora::Base::kMaster, Lora::Base::kParam, Lora::Base::kNf4});
@@ -157,7 +158,7 @@ Plan random_plan() {
   }
   plan.host_sync = pick({HostSync::kNone, HostSync::kStep});
   if (!is_native) add_fsdp2_switches(plan);
-  const bool has_groups = plan.units.shard_dim == 0;
+  const bool has_groups = plan.units.shard_dim == 0 && !plan.float8_all_gather;
   plan.reshard_after_forward =
       random_policy<Reshard>(unit_count(plan, small_model({.blocks = kBlocks})),
                              [&] { return random_reshard(has_groups ? plan.mesh.shard : 1); });

@@ -1,0 +1,12 @@
+// torch.compile of a layer: which operations become one kernel, and what is then saved.
+#pragma once
+
+#include "sim/spec/model_spec.h"
+
+namespace foreshard {
+
+// Precondition: the layer's operations are those that the compiler sees (module kernels, attention
+// and float8 are rewritten already). The rules and their sources stand in compiled.cpp.
+void compile(LayerSpec& layer);
+
+}  // namespace foreshard
