@@ -486,7 +486,8 @@ class Tree {
     CLI::App* verb =
         add_verb("schema", "The JSON Schema of a kind of file", "schema plan", run_schema, o);
     choice(verb->add_option("kind", o->name, "Which")->required(),
-           "plan|cluster|model|report|page|search|recommend|scale|export|import|launch");
+           "plan|cluster|model|report|explain|compare|page|search|recommend|scale|calibrate|export|"
+           "import|launch|validation|accuracy|forecasts|conformance|models|machines|doctor");
   }
 
   void add_doctor() {

@@ -25,6 +25,7 @@ TEST(Calibrate, SaysWhatToMeasureNext) {
   const std::string profile = write_temporary("profile.json", "");
   const Json answer = json_of(run("calibrate " + table + " --out " + profile + " --json"));
   ASSERT_EQ(answer["next"].size(), 7U);
+  expect_follows_its_schema(answer);
   std::map<std::string, double> shares;
   double last = 1;
   for (const Json& next : answer["next"]) {

@@ -73,6 +73,7 @@ TEST(Local, CalibrateAsJson) {
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   const auto json = json_of(outcome);
   EXPECT_EQ(json.at("schema"), "foreshard.calibrate/1");
+  expect_follows_its_schema(json);
   EXPECT_EQ(json.at("profile"), "p.json");
   ASSERT_EQ(json.at("variants").size(), 2U);
   const auto& curve = json.at("variants")[1].at("curves")[0];

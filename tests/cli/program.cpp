@@ -7,6 +7,8 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <set>
 #include <sstream>
 
 namespace foreshard {
@@ -51,6 +53,34 @@ void drop_changing(nlohmann::ordered_json& json) {
   json.erase("seconds");
 }
 
+// The kind that foreshard schema calls the documents of this name: some verbs write several, which
+// one schema describes.
+std::string kind_of(const nlohmann::ordered_json& document) {
+  static const std::map<std::string, std::string> kShared = {
+      {"slower", "explain"}, {"runtimes", "compare"}, {"model", "models"}, {"machine", "machines"}};
+  const std::string id = document.at("schema");  // foreshard.NAME/1
+  const std::size_t begin = id.find('.') + 1;
+  const std::string name = id.substr(begin, id.find('/') - begin);
+  const auto shared = kShared.find(name);
+  return shared == kShared.end() ? name : shared->second;
+}
+
+// The keys that a document of this name cannot lack: of the schema, and of those of its
+// alternatives that are about documents of this name.
+std::set<std::string> required_keys(const nlohmann::ordered_json& schema, const std::string& name) {
+  std::set<std::string> keys;
+  const nlohmann::ordered_json::json_pointer own_name("/properties/schema/const");
+  const auto add = [&](const nlohmann::ordered_json& one) {
+    if (one.value(own_name, name) != name) return;
+    for (const std::string key : one.value("required", nlohmann::ordered_json::array())) {
+      keys.insert(key);
+    }
+  };
+  add(schema);
+  for (const auto& one : schema.value("oneOf", nlohmann::ordered_json::array())) add(one);
+  return keys;
+}
+
 }  // namespace
 
 Outcome shell(const std::string& command) {
@@ -81,6 +111,26 @@ nlohmann::ordered_json json_of(const Outcome& outcome) {
   auto json = nlohmann::ordered_json::parse(outcome.out, nullptr, false);
   EXPECT_FALSE(json.is_discarded()) << outcome.out.substr(0, 500) << outcome.err;
   return json;
+}
+
+void expect_follows_its_schema(const nlohmann::ordered_json& document) {
+  const auto schema = json_of(run("schema " + kind_of(document)));
+  nlohmann::ordered_json task = {{"schema", schema}, {"documents", {document.dump()}}};
+  std::vector<bool> expected = {true};
+  for (const std::string& key : required_keys(schema, document.at("schema"))) {
+    if (!document.contains(key)) continue;  // of another alternative
+    auto without = document;
+    without.erase(key);
+    task["documents"].push_back(without.dump());
+    expected.push_back(false);
+  }
+  EXPECT_GT(expected.size(), 1U);
+  write_temporary("task.json", task.dump());
+  const Outcome judged =
+      shell("python3 '" FORESHARD_SOURCE_DIR "/tests/cli/judge_documents.py' < task.json");
+  if (judged.exit_code == 77 || judged.exit_code == 127) return;
+  ASSERT_EQ(judged.exit_code, 0) << judged.err;
+  EXPECT_EQ(json_of(judged).get<std::vector<bool>>(), expected) << document.dump(1).substr(0, 3000);
 }
 
 std::string comparable(const Outcome& outcome) {

@@ -28,6 +28,10 @@ std::string read_temporary(const std::string& name);
 
 // Exactly one JSON document. Fails the test where it is none.
 nlohmann::ordered_json json_of(const Outcome& outcome);
+// What Python's jsonschema says of the document by the schema that the program has for it
+// (foreshard schema, by the name in the document's key `schema`): that it is one, and that it is
+// none without any of the keys that the schema requires. Nothing where jsonschema is not installed.
+void expect_follows_its_schema(const nlohmann::ordered_json& document);
 // Without what may differ between two runs.
 std::string comparable(const Outcome& outcome);
 

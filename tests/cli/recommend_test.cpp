@@ -17,18 +17,6 @@ const std::string kRecommend =
     "recommend --model gpt2 --tokens 10B --cluster a100 --gpus 8,16 --cluster 8xh100 "
     "--batch-tokens 512k ";
 
-// What Python's jsonschema says of a document; true where that is not installed.
-bool is_valid(const std::string& schema, const Json& document) {
-  std::ifstream file(std::string(FORESHARD_SOURCE_DIR) + "/cli/schemas/" + schema + ".schema.json");
-  const Json task = {{"schema", Json::parse(file)}, {"documents", {document.dump()}}};
-  write_temporary("task.json", task.dump());
-  const Outcome judged = shell("python3 '" + std::string(FORESHARD_SOURCE_DIR) +
-                               "/tests/cli/judge_documents.py' < task.json");
-  if (judged.exit_code == 77 || judged.exit_code == 127) return true;
-  EXPECT_EQ(judged.exit_code, 0) << judged.err;
-  return Json::parse(judged.out) == Json::array({true});
-}
-
 void expect_quantity(const Json& q) {
   EXPECT_LE(q["low"].get<double>(), q["value"].get<double>());
   EXPECT_LE(q["value"].get<double>(), q["high"].get<double>());
@@ -56,7 +44,7 @@ TEST(Recommend, AnswersWithTheKeysThatScriptsCountOn) {
     EXPECT_NEAR(dollars, hours * price, dollars * 1e-9);
     EXPECT_FALSE(choice["price"]["date"].get<std::string>().empty());
   }
-  EXPECT_TRUE(is_valid("recommend", answer));
+  expect_follows_its_schema(answer);
 }
 
 // Each point is the forecast that predict makes of its plan.
@@ -92,7 +80,7 @@ TEST(Recommend, SaysWhatWouldMeetAnImpossibleDeadline) {
   const Outcome text = run(kRecommend + "--deadline 1min");
   expect_says(text.out, "no candidate meets the deadline");
   expect_says(text.out, "it would with --deadline");
-  EXPECT_TRUE(is_valid("recommend", answer));
+  expect_follows_its_schema(answer);
 }
 
 TEST(Recommend, ABudgetThatIsTooSmallHasRemediesToo) {
@@ -166,7 +154,7 @@ TEST(Recommend, WhatIfsAreSortedByWorth) {
     worth = one["worth_usd_per_gpu_hour"];
   }
   EXPECT_GT(answer["what_if"][0]["worth_usd_per_gpu_hour"].get<double>(), 0);
-  EXPECT_TRUE(is_valid("recommend", answer));
+  expect_follows_its_schema(answer);
 }
 
 TEST(Scale, IsACurveOfForecasts) {
@@ -180,7 +168,7 @@ TEST(Scale, IsACurveOfForecasts) {
     EXPECT_LE(point["efficiency"].get<double>(), 1.05);
   }
   EXPECT_TRUE(curve["knee_gpus"].is_number());
-  EXPECT_TRUE(is_valid("scale", curve));
+  expect_follows_its_schema(curve);
   const Outcome csv = run(asked + "--csv");
   EXPECT_EQ(lines_of(csv.out), 4U);
   EXPECT_EQ(csv.out.rfind("gpus,global_batch,step_s,", 0), 0U);
@@ -212,7 +200,7 @@ TEST(SearchInDepth, IsNeverWorseThanTheGrid) {
   EXPECT_EQ(comparable(run(asked + "--deep --threads 1")),
             comparable(run(asked + "--deep --threads 2")));
   EXPECT_FALSE(grid["why"].empty());
-  EXPECT_TRUE(is_valid("search", deep));
+  expect_follows_its_schema(deep);
 }
 
 TEST(SearchInDepth, GoesOnWhereItWasStopped) {
@@ -253,7 +241,7 @@ TEST(SearchInDepth, LimitsAndObjectives) {
   const Json robust = json_of(run(asked + "--robust"));
   EXPECT_LE(robust["robust"]["step_s"]["high"].get<double>(),
             robust["robust"]["fastest_step_s"]["high"].get<double>());
-  EXPECT_TRUE(is_valid("search", robust));
+  expect_follows_its_schema(robust);
   EXPECT_EQ(run(asked + "--max-memory 1.5").exit_code, 2);
   EXPECT_EQ(run(asked + "--objective speed").exit_code, 2);
   EXPECT_EQ(run(asked + "--deep --robust").exit_code, 2);

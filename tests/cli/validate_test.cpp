@@ -112,6 +112,7 @@ TEST(ValidateVerb, PassesARunThatDidWhatWasForecast) {
   EXPECT_FALSE(nlohmann::json::parse(read_temporary("both.json"), nullptr, false).is_discarded());
   const auto json = json_of(with_data("validate --plan plan.yaml --run good --json --no-history"));
   EXPECT_EQ(json.at("schema"), "foreshard.validation/1");
+  expect_follows_its_schema(json);
   EXPECT_EQ(json.at("passed"), true);
   EXPECT_NEAR(json.at("step_error").get<double>(), 0, 1e-6);
   EXPECT_NEAR(json.at("memory_error").get<double>(), 0, 1e-9);
@@ -190,6 +191,7 @@ TEST(ExplainVerb, TakesTheDifferenceOfARunApartExactly) {
   for (const auto& part : json.at("parts")) sum += part.at("difference_ns").get<std::int64_t>();
   EXPECT_EQ(sum, json.at("difference_ns").get<std::int64_t>());
   EXPECT_GT(sum, 0);
+  expect_follows_its_schema(json);
   const Outcome other =
       with_data("explain --run " + kTraceFolder + traced_job() + "--set units.head=own");
   EXPECT_EQ(other.exit_code, 3);

@@ -166,7 +166,7 @@ TEST(Verbs, Machines) {
 }
 
 TEST(Verbs, Schemas) {
-  for (const char* kind : {"plan", "cluster", "report"}) {
+  for (const char* kind : {"plan", "cluster", "report", "accuracy"}) {
     const auto schema = json_of(run(std::string("schema ") + kind));
     EXPECT_EQ(schema.at("$schema"), "http://json-schema.org/draft-07/schema#");
   }
