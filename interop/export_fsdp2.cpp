@@ -225,6 +225,16 @@ def warn_of_version():
     if (dims_.positions == Positions::kRotary) {
       set("ROTARY", dims_.rotary_dim > 0 ? dims_.rotary_dim : dims_.head_dim);
       set("ROPE_THETA", dims_.numerics.rope_theta);
+      const RopeScaling& scaling = dims_.numerics.rope_scaling;
+      const bool is_llama3 = scaling.kind == RopeScaling::Kind::kLlama3;
+      if (is_llama3 || scaling.kind == RopeScaling::Kind::kLinear) {
+        set("ROPE_FACTOR", scaling.factor);
+      }
+      if (is_llama3) {
+        set("ROPE_LOW", scaling.low_frequency_factor);
+        set("ROPE_HIGH", scaling.high_frequency_factor);
+        set("ROPE_POSITIONS", scaling.original_positions);
+      }
     }
     set("EPSILON", dims_.numerics.norm_epsilon);
     set("NORM_WEIGHT", dims_.embedding_scale ? "0.0  # a norm multiplies by 1 + weight" : "1.0");
@@ -756,6 +766,9 @@ ImportLedger ledger_of(const Plan& plan, const ModelDims& dims) {
     ledger.unsupported("attention with ALiBi",
                        "scaled_dot_product_attention takes no slopes: an additive mask, whose time "
                        "and memory differ from the forecast's");
+  }
+  if (dims.numerics.rope_scaling.kind == RopeScaling::Kind::kOther) {
+    ledger.unsupported("rope_scaling", "only linear and llama3 are written; left out");
   }
   if (dims.logit_softcap) {
     ledger.unsupported("attention's soft cap", "scaled_dot_product_attention has none; left out");

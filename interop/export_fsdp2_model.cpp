@@ -120,6 +120,18 @@ class LayerNorm(nn.LayerNorm):
     return result;
   }
 
+  // Rope scaling as RopeScaling (sim/spec/model_spec.h) has it.
+  std::string rescaled_frequencies() const {
+    const RopeScaling& scaling = dims_.numerics.rope_scaling;
+    if (scaling.kind == RopeScaling::Kind::kLinear) return "    frequencies /= ROPE_FACTOR\n";
+    if (scaling.kind != RopeScaling::Kind::kLlama3) return "";
+    return R"(    # Of Llama 3.1: what turns less than ROPE_LOW times in ROPE_POSITIONS is slowed by ROPE_FACTOR.
+    turns = ROPE_POSITIONS * frequencies / (2 * torch.pi)
+    kept = ((turns - ROPE_LOW) / (ROPE_HIGH - ROPE_LOW)).clamp(0, 1)
+    frequencies *= kept + (1 - kept) / ROPE_FACTOR
+)";
+  }
+
   std::string rotary_functions() const {
     if (dims_.positions == Positions::kAlibi) {
       return R"(
@@ -140,8 +152,9 @@ def angles(tokens):
     """What every pair of elements of a head turns by, [positions, pairs]."""
     positions = torch.arange(SEQUENCE, device=tokens.device) % (SEQUENCE // DOCUMENTS)
     pairs = torch.arange(0, ROTARY, 2, device=tokens.device).float()
-    return torch.outer(positions.float(), ROPE_THETA ** (-pairs / ROTARY))
-)";
+    frequencies = ROPE_THETA ** (-pairs / ROTARY)
+)" + rescaled_frequencies() +
+                         "    return torch.outer(positions.float(), frequencies)\n";
     const bool complex = plan_.kernels.rope == ModuleKernels::Rope::kComplex;
     if (complex) {
       result += R"(

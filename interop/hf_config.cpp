@@ -320,7 +320,6 @@ void read_mpt(KeyReader& keys, ModelDims& dims, std::vector<HfKey>& ledger) {
   read_common(keys, dims);
   dims.head_dim = even_head_dim(keys, dims);
   dims.ffn = checked_multiply(keys.size_or({"expansion_ratio"}, 4), dims.hidden);
-  dims.numerics.gelu_tanh = false;
   dims.max_positions = keys.size_or({"max_seq_len", "max_position_embeddings"}, 2048);
   dims.tied = keys.flag_or("tie_word_embeddings", true);
   if (!keys.flag_or("no_bias", true)) add_biases(dims);

@@ -94,7 +94,6 @@ void read_parallel(KeyReader& keys, std::string_view model_type, ModelDims& dims
   dims.head_dim = even_head_dim(keys, dims);
   dims.kv_heads = dims.heads;
   dims.max_positions = keys.size_or({"max_position_embeddings"}, 2048);
-  dims.numerics.gelu_tanh = false;
   if (!falcon) {
     dims.ffn = keys.size({"intermediate_size"});
     dims.tied = keys.flag_or("tie_word_embeddings", false);

@@ -57,6 +57,7 @@ ModelDims parallel_family(Naming naming) {
   dims.fused_qkv = true;
   dims.norm = NormKind::kLayer;
   dims.residual = naming == Naming::kNeoX ? Residual::kParallel : Residual::kParallelOfOneNorm;
+  dims.numerics.gelu_tanh = false;
   if (naming == Naming::kNeoX) add_biases(dims);
   return dims;
 }
@@ -90,6 +91,7 @@ ModelDims alibi_family(Naming naming) {
   dims.positions = Positions::kAlibi;
   dims.activation = Activation::kGelu;
   dims.fused_qkv = true;
+  dims.numerics.gelu_tanh = naming == Naming::kBloom;
   if (naming == Naming::kBloom) {
     dims.embedding_norm = true;
     add_biases(dims);

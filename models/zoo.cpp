@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <cstddef>
 #include <optional>
 #include <utility>
@@ -81,6 +82,17 @@ std::int64_t number(const Line& line, std::string_view cell, std::size_t column)
   return value;
 }
 
+double constant(const Line& line, std::string_view cell, std::size_t column) {
+  double value = 0;
+  const auto [end, code] = std::from_chars(cell.data(), cell.data() + cell.size(), value);
+  if (code != std::errc() || end != cell.data() + cell.size() || !(value > 0) ||
+      !std::isfinite(value)) {
+    fail(line, column, "\"" + std::string(cell) + "\" is not a constant",
+         "a number above 0, for example 500000");
+  }
+  return value;
+}
+
 std::string nearest(std::string_view word, std::span<const std::string_view> words) {
   const std::vector<std::string> candidates(words.begin(), words.end());
   return nearest_spelling(word, candidates);
@@ -109,9 +121,27 @@ constexpr std::array<Size, 12> kSizes = {{
     {"position_rows", [](ModelDims& d) -> std::int64_t& { return d.position_rows; }},
 }};
 
+struct Constant {
+  std::string_view word;
+  void (*apply)(double value, Numerics& numerics);
+};
+constexpr std::array<Constant, 3> kConstants = {{
+    {"rope_theta", [](double value, Numerics& n) { n.rope_theta = value; }},
+    {"norm_epsilon", [](double value, Numerics& n) { n.norm_epsilon = value; }},
+    {"rope_llama3",
+     [](double value, Numerics& n) {
+       n.rope_scaling = {.kind = RopeScaling::Kind::kLlama3,
+                         .factor = value,
+                         .low_frequency_factor = 1,
+                         .high_frequency_factor = 4,
+                         .original_positions = 8192};
+     }},
+}};
+
 [[noreturn]] void fail_trait(const Line& line, std::string_view trait) {
   std::vector<std::string_view> words(kWords.begin(), kWords.end());
   for (const Size& size : kSizes) words.push_back(size.word);
+  for (const Constant& each : kConstants) words.push_back(each.word);
   words.push_back("first_dense");
   fail(line, kTraits, "unknown trait \"" + std::string(trait) + "\"",
        "words of tied, bias, learned, two_norms, dropout and sizes such as experts=8, separated by "
@@ -119,9 +149,14 @@ constexpr std::array<Size, 12> kSizes = {{
        nearest(trait.substr(0, trait.find('=')), words));
 }
 
-void apply_size(const Line& line, std::string_view trait, ModelDims& dims) {
+void apply_value(const Line& line, std::string_view trait, ModelDims& dims) {
   const std::size_t equals = trait.find('=');
   const std::string_view word = trait.substr(0, equals);
+  const auto found = std::find_if(kConstants.begin(), kConstants.end(),
+                                  [&](const Constant& each) { return each.word == word; });
+  if (found != kConstants.end()) {
+    return found->apply(constant(line, trait.substr(equals + 1), kTraits), dims.numerics);
+  }
   const std::int64_t value = number(line, trait.substr(equals + 1), kTraits);
   if (word == "first_dense") {
     dims.moe.dense_layers.clear();
@@ -143,7 +178,7 @@ void apply_traits(const Line& line, const Cells& cells, ModelDims& dims) {
     const std::string_view trait = rest.substr(0, end);
     rest.remove_prefix(std::min(end + 1, rest.size()));
     if (trait.find('=') != std::string_view::npos) {
-      apply_size(line, trait, dims);
+      apply_value(line, trait, dims);
     } else if (trait == "tied") {
       dims.tied = true;
     } else if (trait == "bias") {

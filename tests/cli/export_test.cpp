@@ -21,7 +21,8 @@ TEST(Export, TheScriptIsPythonOfThisPlan) {
   for (const char* part :
        {"SHARD = 8\n", "REPLICATE = 2\n", "RECOMPUTE = [\"full\"] + [\"none\"]",
         "set_modules_to_forward_prefetch(order[i + 1 : i + 1 + 2])", "set_requires_gradient_sync",
-        "PARAMETERS = 8030261248", "self.self_attn.q_proj = nn.Linear"}) {
+        "PARAMETERS = 8030261248", "self.self_attn.q_proj = nn.Linear", "ROPE_THETA = 500000",
+        "ROPE_FACTOR = 8", "ROPE_POSITIONS = 8192", "frequencies *= kept"}) {
     expect_says(outcome.out, part);
   }
   // Only what the plan needs.

@@ -27,6 +27,13 @@ MODELS = {
         "num_key_value_heads": 2,
         "vocab_size": 256,
         "max_position_embeddings": 128,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
     },
     "gpt2": {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 256, "n_positions": 128},
     "mixtral": {
@@ -40,6 +47,7 @@ MODELS = {
         "max_position_embeddings": 128,
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
     },
 }
 
