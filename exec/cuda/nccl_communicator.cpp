@@ -4,8 +4,10 @@
 // whole, and are blocking themselves: every collective of a non-blocking one is launched by a
 // thread made for it (NVIDIA/nccl:src/group.cc@v2.28.9-1, ncclGroupEndInternal), tens of
 // microseconds of host each. The first collective of a part connects it to its peers and waits for
-// them; a peer that died by then closed its sockets, which ends the wait. splitShare stays 0: parts
-// run at the same time on several streams.
+// them. A peer that died by then closed its sockets, which ends the wait; for one that is stuck,
+// abort() ends it from another thread (exec/device/watched_communicator.h): ncclCommAbort sets the
+// flag that every wait of NCCL looks at before it takes the communicator apart. splitShare stays 0:
+// parts run at the same time on several streams.
 #include "exec/cuda/nccl_communicator.h"
 
 #include <c10/cuda/CUDAStream.h>

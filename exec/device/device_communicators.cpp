@@ -8,6 +8,7 @@
 #include <map>
 
 #include "exec/compute/operations.h"
+#include "exec/device/watched_communicator.h"
 #include "exec/memory/flat_storage.h"
 
 namespace foreshard {
@@ -262,8 +263,9 @@ std::unique_ptr<DeviceCommunicator> make_device_communicator(const DeviceGroup& 
                                                     group.world.connect(group.name, group.ranks));
 }
 
-std::vector<std::unique_ptr<DeviceCommunicator>> split_world(
-    DeviceCommunicator& whole, const std::vector<DeviceGroup>& groups) {
+std::vector<std::unique_ptr<DeviceCommunicator>> split_world(DeviceCommunicator& whole,
+                                                             const std::vector<DeviceGroup>& groups,
+                                                             double call_timeout_s) {
   std::vector<std::unique_ptr<DeviceCommunicator>> parts;
   for (const DeviceGroup& group : groups) {
     CommunicatorPart part;
@@ -272,7 +274,7 @@ std::vector<std::unique_ptr<DeviceCommunicator>> split_world(
     part.index = place_in(group);
     part.size = static_cast<int>(group.ranks.size());
     part.max_ctas = group.max_ctas;
-    parts.push_back(whole.split(part));
+    parts.push_back(watched(whole.split(part), part.name, call_timeout_s));
   }
   return parts;
 }

@@ -32,9 +32,15 @@ std::unique_ptr<DeviceCommunicator> make_device_communicator(const DeviceGroup& 
 std::vector<std::unique_ptr<DeviceCommunicator>> make_device_communicators(
     const std::vector<DeviceGroup>& groups);
 
-// The groups as parts of `whole`, which holds every rank of the world.
-std::vector<std::unique_ptr<DeviceCommunicator>> split_world(
-    DeviceCommunicator& whole, const std::vector<DeviceGroup>& groups);
+// How long a part's call may take: as long as a step may, for a call also waits where the device is
+// so far behind that it takes no further launches. PyTorch's process groups wait as long.
+inline constexpr double kCallTimeout = 600;  // s
+
+// The groups as parts of `whole`, which holds every rank of the world. A part is aborted where a
+// call of it takes longer than `call_timeout_s`, and the call throws.
+std::vector<std::unique_ptr<DeviceCommunicator>> split_world(DeviceCommunicator& whole,
+                                                             const std::vector<DeviceGroup>& groups,
+                                                             double call_timeout_s = kCallTimeout);
 
 // What a paced collective of no length takes between its events: launch, admission of its blocks,
 // and the second event. Requests are shortened by it. Seconds, the median of several.

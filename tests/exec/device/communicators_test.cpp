@@ -3,12 +3,19 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <functional>
 #include <map>
+#include <mutex>
 #include <set>
+#include <thread>
 
 #include "exec/comm/rank_threads.h"
 #include "exec/device/device_communicators.h"
 #include "exec/device/host_accelerator.h"
+#include "exec/device/watched_communicator.h"
 #include "exec/engine/backend.h"
 
 namespace foreshard {
@@ -94,6 +101,109 @@ TEST(SplitWorld, WhatCannotBeSplitSaysSo) {
   const CommunicatorPart part{"shard/2/0", 0, 0, 2, 0};
   Part whole(part);
   EXPECT_THROW(whole.split(part), std::runtime_error);
+}
+
+// Blocks in its first all_gather until it is aborted, as a part of NCCL does that waits for a rank
+// that is stuck; what it throws then says nothing of that.
+class Stuck final : public DeviceCommunicator {
+ public:
+  int index() const override { return 0; }
+  int size() const override { return 2; }
+  void all_gather(void*, std::size_t, DType) override {
+    std::unique_lock lock(mutex_);
+    woken_.wait(lock, [&] { return aborts_ > 0; });
+    throw std::runtime_error("unhandled system error");
+  }
+  void reduce_scatter(const void*, void*, std::size_t, DType) override { ++calls_; }
+  void all_reduce(float*, std::size_t) override { throw std::invalid_argument("own"); }
+  void all_reduce(double*, std::size_t) override { ++calls_; }
+  bool has_peers() const override { return true; }
+  void abort() noexcept override {
+    const std::lock_guard lock(mutex_);
+    ++aborts_;
+    woken_.notify_all();
+  }
+  int calls() const { return calls_; }
+  int aborts() const { return aborts_; }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable woken_;
+  std::atomic<int> aborts_ = 0, calls_ = 0;
+};
+
+std::string thrown_by(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "nothing";
+}
+
+TEST(WatchedCommunicator, ACallThatWaitsForAStuckRankIsEndedAndNamed) {
+  auto stuck = std::make_unique<Stuck>();
+  Stuck& inside = *stuck;
+  const auto part = watched(std::move(stuck), "shard/2/0", 0.2);
+  const auto begin = std::chrono::steady_clock::now();
+  const std::string said = thrown_by([&] { part->all_gather(nullptr, 0, DType::kFp32); });
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  EXPECT_EQ(said, "shard/2/0: all_gather: no answer from the other ranks within 0.2 s");
+  EXPECT_GE(took.count(), 0.2);
+  EXPECT_LT(took.count(), 10);
+  // Nothing is asked of it any more.
+  EXPECT_NE(thrown_by([&] { part->reduce_scatter(nullptr, nullptr, 0, DType::kFp32); }), "nothing");
+  EXPECT_EQ(inside.calls(), 0);
+  EXPECT_EQ(inside.aborts(), 1);
+}
+
+TEST(WatchedCommunicator, TimeBetweenCallsIsNotCounted) {
+  auto stuck = std::make_unique<Stuck>();
+  Stuck& inside = *stuck;
+  const auto part = watched(std::move(stuck), "shard/2/0", 0.1);
+  for (int k = 0; k < 6; ++k) {
+    part->reduce_scatter(nullptr, nullptr, 0, DType::kFp32);
+    std::this_thread::sleep_for(std::chrono::milliseconds(40));
+  }
+  double value = 0;
+  part->all_reduce(&value, 1);
+  EXPECT_EQ(inside.calls(), 7);
+  EXPECT_EQ(inside.aborts(), 0);
+}
+
+TEST(WatchedCommunicator, WhatACallThrowsInTimePasses) {
+  const auto part = watched(std::make_unique<Stuck>(), "shard/2/0", 60);
+  float value = 0;
+  EXPECT_EQ(thrown_by([&] { part->all_reduce(&value, 1); }), "own");
+  EXPECT_TRUE(part->has_peers());
+  EXPECT_EQ(part->size(), 2);
+}
+
+// Through the path that a job takes: a rank whose peer never makes the call is told which.
+class StuckWhole final : public DeviceCommunicator {
+ public:
+  int index() const override { return 0; }
+  int size() const override { return 1; }
+  void all_gather(void*, std::size_t, DType) override {}
+  void reduce_scatter(const void*, void*, std::size_t, DType) override {}
+  void all_reduce(float*, std::size_t) override {}
+  void all_reduce(double*, std::size_t) override {}
+  std::unique_ptr<DeviceCommunicator> split(const CommunicatorPart&) override {
+    return std::make_unique<Stuck>();
+  }
+};
+
+TEST(SplitWorld, EveryPartHasADeadline) {
+  for_each_rank(1, [](World& world) {
+    const auto device = host_accelerator();
+    StuckWhole whole;
+    const auto parts = split_world(whole, {{*device, world, "shard/1/0", {0}}}, 0.1);
+    ASSERT_EQ(parts.size(), 1U);
+    EXPECT_NE(thrown_by([&] {
+                parts[0]->all_gather(nullptr, 0, DType::kFp32);
+              }).find("shard/1/0: all_gather: no answer"),
+              std::string::npos);
+  });
 }
 
 }  // namespace
