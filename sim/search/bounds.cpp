@@ -1,17 +1,28 @@
 // Which collectives are waited for: backwards from the compute stream's last row, a row is needed
 // if a needed row waits for it or comes after it on its stream. Only these count, and what a
 // communicator does before one of them.
+//
+// What compute loses is summed collective by collective, each rounded down: so it grows evenly with
+// the micro-batches, as extended_bound() needs it.
 #include "sim/search/bounds.h"
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 #include <vector>
 
 namespace foreshard {
+namespace {
 
-Time lower_bound(const EventGraph& graph, const CostTable& costs) {
-  const std::size_t count = graph.rows.size();
+struct NeededWork {
   Time compute;
+  Time communicator;  // the busiest
+  std::vector<EventId> collectives;
+};
+
+NeededWork needed_work(const EventGraph& graph, const CostTable& costs) {
+  const std::size_t count = graph.rows.size();
+  NeededWork work;
   std::array<bool, kStreams> needed_stream{};  // a later row of it is needed
   std::array<bool, 256> needed_fifo{};
   std::array<Time, 256> fifo{};
@@ -21,12 +32,14 @@ Time lower_bound(const EventGraph& graph, const CostTable& costs) {
   for (std::size_t i = count; i-- > 0;) {
     const Row& row = graph.rows[i];
     const auto s = static_cast<std::size_t>(row.stream);
-    const bool queues = row.communicator != kNoCommunicator && is_collective(row.kind);
+    const bool is_communication = is_collective(row.kind);
+    const bool queues = row.communicator != kNoCommunicator && is_communication;
     const bool is_needed =
         needed[i] != 0 || needed_stream[s] || (queues && needed_fifo[row.communicator]);
     if (!is_needed) continue;
     const Time duration = costs.works[row.work].duration;
-    if (s == kCompute) compute += duration;
+    if (s == kCompute) work.compute += duration;
+    if (is_communication) work.collectives.push_back(static_cast<EventId>(i));
     needed_stream[s] = true;
     if (queues) {
       needed_fifo[row.communicator] = true;
@@ -36,7 +49,48 @@ Time lower_bound(const EventGraph& graph, const CostTable& costs) {
       needed[static_cast<std::size_t>(graph.waits[w])] = 1;
     }
   }
-  return std::max(compute, *std::max_element(fifo.begin(), fifo.end()));
+  work.communicator = *std::max_element(fifo.begin(), fifo.end());
+  return work;
+}
+
+// At the least, on any compute row; 0 where it does not say what it takes. In 1 / kOne.
+std::int64_t excess_of(const Cost& collective) {
+  return std::max<std::int64_t>(0, std::min(collective.takes.compute, collective.takes.memory));
+}
+
+Time lost_by_compute(const EventGraph& graph, const CostTable& costs,
+                     const std::vector<EventId>& collectives) {
+  std::array<std::int64_t, kStreams> most{};
+  for (const EventId id : collectives) {
+    const Row& row = graph.rows[static_cast<std::size_t>(id)];
+    std::int64_t& of_stream = most[static_cast<std::size_t>(row.stream)];
+    of_stream = std::max(of_stream, excess_of(costs.works[row.work]));
+  }
+  const auto together = static_cast<double>(std::accumulate(most.begin(), most.end(), 0LL));
+  if (together == 0) return Time();
+  constexpr auto kOne = static_cast<double>(Contention::kOne);
+  const double longer =
+      std::min(static_cast<double>(costs.contention.communication) / kOne, 1 + kOne / together);
+  std::int64_t lost = 0;
+  for (const EventId id : collectives) {
+    const Cost& cost = costs.works[graph.rows[static_cast<std::size_t>(id)].work];
+    const double share = longer * static_cast<double>(excess_of(cost)) / (kOne + together);
+    lost += static_cast<std::int64_t>(share * static_cast<double>(cost.duration.nanoseconds()));
+  }
+  return Time::ns(lost);
+}
+
+}  // namespace
+
+Time lower_bound(const EventGraph& graph, const CostTable& costs) {
+  const NeededWork work = needed_work(graph, costs);
+  return std::max(work.compute, work.communicator);
+}
+
+Time contended_bound(const EventGraph& graph, const CostTable& costs) {
+  const NeededWork work = needed_work(graph, costs);
+  return std::max(work.compute + lost_by_compute(graph, costs, work.collectives),
+                  work.communicator);
 }
 
 Time layers_bound(const EventGraph& graph, const CostTable& costs) {

@@ -4,6 +4,13 @@
 // slow each other down. So a step takes at least what the rows of the compute stream take by
 // themselves, and what the collectives of any one communicator take that the compute stream waits
 // for in the end.
+//
+// Those collectives cannot be hidden for nothing. Beside a set S of running collectives, of which
+// each takes e (an excess over 1, Cost::takes), a compute row loses e(S) / (1 + e(S)) of the time,
+// e(S) the sum; without a compute row, all of it is lost. With E, the sum of the largest e of each
+// stream, that is at least e / (1 + E) for each of them while it runs, and beside compute each runs
+// longer by Contention::communication. So compute loses the sum of duration x e / (1 + E), times
+// that slowdown (where it is below 1 + 1 / E, what losing all of the time amounts to).
 #pragma once
 
 #include <cstdint>
@@ -13,7 +20,11 @@
 
 namespace foreshard {
 
+// Without what hidden collectives cost: holds for every plan whose graph has these rows and more.
 Time lower_bound(const EventGraph& graph, const CostTable& costs);
+
+// With it: holds for every plan whose graph has these rows, in whatever order.
+Time contended_bound(const EventGraph& graph, const CostTable& costs);
 
 // What forward, loss, recomputation and backward take by themselves. The layers say it, so it is
 // the same for every mesh, prefetch, reshard and reduction.

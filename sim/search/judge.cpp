@@ -18,10 +18,14 @@ Plan shortened(Plan plan, std::int64_t most) {
   return plan;
 }
 
+// Whether all parameters are trained and in the shards that the mesh says.
+bool has_plain_parameters(const Plan& plan) {
+  return is_fully_known(plan.runtime.kind) && plan.lora.rank == 0 && !plan.frozen.any() &&
+         plan.ignored == Ignored::kNone && plan.rank == 0;
+}
+
 bool has_simple_state(const Plan& plan) {
-  return is_fully_known(plan.runtime.kind) && plan.offload == Offload::kNone &&
-         plan.lora.rank == 0 && !plan.frozen.any() && plan.ignored == Ignored::kNone &&
-         plan.rank == 0;
+  return has_plain_parameters(plan) && plan.offload == Offload::kNone;
 }
 
 // When forward ends; the root stays whole whatever the policy.
@@ -42,11 +46,13 @@ Bytes state_floor(const Plan& plan, const ModelSpec& model) {
   return Bytes(model.parameters() / plan.mesh.shard * each);
 }
 
-Bytes memory_floor(const Plan& plan, const ModelSpec& model, Bytes activations) {
-  Bytes most = activations;
+Bytes memory_floor(const Plan& plan, const ModelSpec& model, const LayersFloor& floor) {
+  Bytes most = floor.activations;
+  if (has_plain_parameters(plan)) {
+    most = std::max(most, kept_after_forward(plan, model) + floor.activations_at_loss);
+  }
   if (has_simple_state(plan)) {
-    const Bytes gradients(model.parameters() / plan.mesh.shard * size_of(plan.master_dtype));
-    most = std::max({most, gradients, kept_after_forward(plan, model)});
+    most = std::max(most, Bytes(model.parameters() / plan.mesh.shard * size_of(plan.master_dtype)));
   }
   return state_floor(plan, model) + most;
 }
@@ -97,9 +103,16 @@ LayersFloor Judge::floor(const Plan& plan, const LayerPrograms& programs) {
     const EventGraph& graph = build(shortened(plan, micro_batches), programs);
     return layers_bound(graph, costs_.price(graph));
   };
-  LayersFloor floor{of(kTelling), Bytes()};
+  LayersFloor floor{of(kTelling), Bytes(), Bytes()};
   constexpr auto kActivations = static_cast<std::size_t>(MemoryCategory::kActivation);
-  floor.activations = replay_allocations(graph_).own_peak[kActivations];
+  const MemoryProfile profile = replay_allocations(graph_);
+  floor.activations = profile.own_peak[kActivations];
+  const auto loss = std::find_if(graph_.rows.begin(), graph_.rows.end(),
+                                 [](const Row& row) { return row.kind == EventKind::kLoss; });
+  if (loss != graph_.rows.end() && loss != graph_.rows.begin()) {
+    const auto before = static_cast<std::size_t>(loss - graph_.rows.begin()) - 1;
+    floor.activations_at_loss = profile.by_category[before][kActivations];
+  }
   if (plan.batch.accumulation > kTelling) {
     floor.step = extended_bound(of(kTelling - 1), floor.step, plan.batch.accumulation);
   }
@@ -108,15 +121,18 @@ LayersFloor Judge::floor(const Plan& plan, const LayerPrograms& programs) {
 
 Time Judge::bound(const Plan& plan, const LayerPrograms& programs) {
   build(shortened(plan, kTelling), programs);
-  return bound_weighed(plan, programs);
+  return extended(plan, programs, lower_bound);
 }
 
 Time Judge::bound_weighed(const Plan& plan, const LayerPrograms& programs) {
-  const Time at_telling = lower_bound(graph_, costs_.price(graph_));
+  return extended(plan, programs, contended_bound);
+}
+
+Time Judge::extended(const Plan& plan, const LayerPrograms& programs, Bound* of) {
+  const Time at_telling = of(graph_, costs_.price(graph_));
   if (plan.batch.accumulation <= kTelling) return at_telling;
   const EventGraph& shorter = build(shortened(plan, kTelling - 1), programs);
-  return extended_bound(lower_bound(shorter, costs_.price(shorter)), at_telling,
-                        plan.batch.accumulation);
+  return extended_bound(of(shorter, costs_.price(shorter)), at_telling, plan.batch.accumulation);
 }
 
 Fit Judge::fit(const Plan& plan, const LayerPrograms& programs, Outcome& outcome) {

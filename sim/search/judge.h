@@ -47,18 +47,19 @@ inline bool is_fully_known(RuntimeKind runtime) {
 // runtimes that keep other things whole.
 Bytes state_floor(const Plan& plan, const ModelSpec& model);
 
-// A lower bound of the peak, without a graph: what lives between steps, and on top of it the most
-// of what does not live at one time with certainty: the gradients that the optimizer reads, the
-// parameters that stay gathered when forward ends, and activations.
-Bytes memory_floor(const Plan& plan, const ModelSpec& model, Bytes activations);
-
 // What plans of FSDP2 with the same layer programs and micro-batches share, whatever their mesh,
-// prefetch, reshard and reductions: the time of their layers (layers_bound), and the most that
-// activations take by themselves, which is on top of what lives between steps.
+// prefetch, reshard and reductions: the time of their layers (layers_bound), and the activations,
+// at their most and when forward ends, which are on top of what lives between steps.
 struct LayersFloor {
   Time step;
   Bytes activations;
+  Bytes activations_at_loss;
 };
+
+// A lower bound of the peak, without a graph: what lives between steps, and on top of it the most
+// of what does not live at one time with certainty: the gradients that the optimizer reads;
+// activations; when forward ends, activations and the parameters that stay gathered.
+Bytes memory_floor(const Plan& plan, const ModelSpec& model, const LayersFloor& floor);
 
 // Micro-batches that show a step's peak and what each further one adds.
 inline constexpr std::int64_t kTelling = 3;
@@ -74,14 +75,19 @@ class Judge {
   LayersFloor floor(const Plan& plan, const LayerPrograms& programs);
   // Of the plan that was weighed last.
   void time(const Plan& plan, const LayerPrograms& programs, Outcome& outcome);
+  // lower_bound of the plan: also of those that gather or recompute more.
   Time bound(const Plan& plan, const LayerPrograms& programs);
-  // The same of the plan that was weighed last.
+  // contended_bound of the plan that was weighed last.
   Time bound_weighed(const Plan& plan, const LayerPrograms& programs);
   // What is reserved; asked once.
   Fit fit(const Plan& plan, const LayerPrograms& programs, Outcome& outcome);
 
  private:
+  using Bound = Time(const EventGraph&, const CostTable&);
+
   const EventGraph& build(const Plan& plan, const LayerPrograms& programs);
+  // Of the plan that was built last with at most kTelling micro-batches.
+  Time extended(const Plan& plan, const LayerPrograms& programs, Bound* of);
 
   const ModelSpec& model_;
   const CostModel& costs_;

@@ -2,12 +2,13 @@
 // reduced from there in one thread, so that the answer cannot depend on who finished first.
 //
 // kAll judges every place. kBest takes the places that are left with the lowest bounds, in chunks
-// of a fixed size; between chunks the best so far is known to everybody, so what is pruned does not
-// depend on the number of threads either. There are two bounds. Families of places whose layers
+// of a fixed size, so that what is pruned does not depend on the number of threads either. Once no
+// bound is below the fastest that was simulated, it is asked what it reserves: where it stands, it
+// is the best. There are two bounds. Families of places whose layers
 // compute the same (one graph for each) are opened in the order of what their layers take, when no
 // place with a lower bound is left; where that is above the best, they stay closed. In an open
 // family, every class of places whose graphs do the same work (they differ in prefetch alone) is
-// weighed and bounded.
+// weighed and bounded; of classes that hold the same memory, one is weighed first for all.
 #include "sim/search/search.h"
 
 #include <oneapi/tbb/enumerable_thread_specific.h>
@@ -18,7 +19,7 @@
 #include <atomic>
 #include <cmath>
 #include <map>
-#include <numeric>
+#include <set>
 #include <tuple>
 
 #include "sim/base/error.h"
@@ -76,26 +77,21 @@ class Search {
     const std::vector<Family> families = families_of(classes);
     std::size_t next = 0;  // family to open
     std::vector<Bounded> waiting;
-    while (next < families.size() || !waiting.empty()) {
-      const bool opens = next < families.size() &&
-                         (waiting.empty() || families[next].floor.step <= waiting[0].bound);
-      if (best_ &&
-          (opens ? families[next].floor.step : waiting[0].bound) > outcomes_[*best_].step) {
-        break;  // the rest is slower still
-      }
+    std::set<Rank> ranked;
+    while (true) {
+      // Nothing that is not simulated yet is faster.
+      std::optional<Time> bound;
+      if (!waiting.empty()) bound = waiting[0].bound;
+      const bool opens = next < families.size() && (!bound || families[next].floor.step <= *bound);
+      if (opens) bound = families[next].floor.step;
+      take_best_below(bound, ranked);
+      if (best_ || !bound) break;
       if (opens) {
         open(families[next++], classes, waiting);
         std::sort(waiting.begin(), waiting.end());
-        continue;
+      } else {
+        judge_first(waiting, ranked);
       }
-      const std::size_t size = std::min(kChunk, waiting.size());
-      each(0, size, [&](std::size_t k) {
-        if (!best_ || waiting[k].bound <= outcomes_[*best_].step) judge(waiting[k].place);
-      });
-      std::vector<std::size_t> chunk;
-      for (std::size_t k = 0; k < size; ++k) chunk.push_back(waiting[k].place);
-      take_best_of(std::move(chunk));
-      waiting.erase(waiting.begin(), waiting.begin() + static_cast<std::ptrdiff_t>(size));
     }
     SearchResult result;
     if (best_) {
@@ -162,7 +158,7 @@ class Search {
   }
 
   bool has_no_room(const Plan& plan) const {
-    return memory_floor(plan, model_, Bytes()) > limited_.gpu.memory;
+    return memory_floor(plan, model_, LayersFloor()) > limited_.gpu.memory;
   }
 
   // Memory of what was rejected without a graph.
@@ -255,46 +251,117 @@ class Search {
     auto operator<=>(const Bounded&) const = default;
   };
 
+  // The same for classes that hold the same memory: they differ in where ranks are placed, in which
+  // communicators they share and in how the optimizer is launched, which counts little.
+  Place memory_key(const Place& place) const {
+    Place key = place;
+    key[static_cast<std::size_t>(Axis::kPrefetch)] = 0;
+    for (std::size_t k = 0; k < space_.knobs.size(); ++k) {
+      const std::string& name = space_.knobs[k].key;
+      const bool is_same =
+          name == "mesh.inner" || name == "communicators" || name == "optimizer.implementation";
+      if (is_same) key[static_cast<std::size_t>(Axis::kKnobs) + k] = 0;
+    }
+    return key;
+  }
+
+  // Of each such set the one whose optimizer holds least beside its state comes first.
+  std::vector<std::vector<std::size_t>> alike_in_memory(const Family& family,
+                                                        const Classes& classes) const {
+    std::map<Place, std::vector<std::size_t>> sets;
+    const bool known = is_fully_known(space_.base.runtime.kind);
+    for (std::size_t k = 0; k < family.classes.size(); ++k) {
+      const Place& place = places_[classes.members[family.classes[k]]];
+      std::vector<std::size_t>& set = sets[known ? memory_key(place) : place];
+      set.push_back(k);
+      const bool is_fused =
+          plan(place).optimizer.implementation == Optimizer::Implementation::kFused;
+      const Place& first = places_[classes.members[family.classes[set.front()]]];
+      const bool is_first_fused =
+          plan(first).optimizer.implementation == Optimizer::Implementation::kFused;
+      if (is_fused && !is_first_fused) std::swap(set.front(), set.back());
+    }
+    std::vector<std::vector<std::size_t>> alike;
+    for (auto& [key, set] : sets) alike.push_back(std::move(set));
+    return alike;
+  }
+
   // Adds the places of a family to those that wait; what cannot fit is rejected at once.
   void open(const Family& family, const Classes& classes, std::vector<Bounded>& waiting) {
-    std::vector<std::optional<Time>> bounds(family.classes.size());
-    each(0, bounds.size(), [&](std::size_t k) {
-      const std::size_t i = classes.members[family.classes[k]];
-      const Plan plan = this->plan(places_[i]);
-      const Bytes memory = limited_.gpu.memory;
-      if (memory_floor(plan, model_, family.floor.activations) > memory) return;
-      const LayerPrograms& programs = this->programs(plan, places_[i]);
-      Judge& judge = judges_.local();
-      const Outcome& outcome = outcomes_[i];
-      judge.weigh(plan, programs, outcomes_[i]);
-      const bool is_near = outcome.peak + outcome.outside <= memory + memory / kNear;
-      if (is_near) bounds[k] = judge.bound_weighed(plan, programs);
+    std::vector<Weighed> weighed(family.classes.size());
+    const std::vector<std::vector<std::size_t>> alike = alike_in_memory(family, classes);
+    each(0, alike.size(), [&](std::size_t s) {
+      Weighed first;
+      for (const std::size_t k : alike[s]) {
+        if (!first.is_too_much) {
+          weighed[k] = weigh_member(family, classes.members[family.classes[k]]);
+          if (k == alike[s].front()) first = weighed[k];
+        } else {
+          weighed[k] = first;
+        }
+      }
     });
-    for (std::size_t k = 0; k < bounds.size(); ++k) {
+    for (std::size_t k = 0; k < weighed.size(); ++k) {
       const std::size_t c = family.classes[k];
-      const bool is_weighed = outcomes_[classes.members[c]].is_built;
       for (const std::size_t i : classes.places[c]) {
-        if (!bounds[k] && (!is_weighed || gathers_earlier(i, classes.members[c]))) {
+        if (!weighed[k].bound &&
+            (weighed[k].is_floor_too_much || gathers_earlier(i, classes.members[c]))) {
           outcomes_[i].verdict = Verdict::kDoesNotFit;
         } else {
-          waiting.push_back({bounds[k].value_or(Time()), i});
+          waiting.push_back({weighed[k].bound.value_or(Time()), i});
         }
       }
     }
   }
 
-  // Fastest first, of equals with the least memory, of those the first.
-  auto rank(std::size_t i) const { return std::tuple(outcomes_[i].step, outcomes_[i].peak, i); }
+  // Of the member of a class.
+  struct Weighed {
+    std::optional<Time> bound;       // of its step, where something of the class may fit
+    bool is_floor_too_much = false;  // nothing that computes and keeps the same fits
+    bool is_too_much = false;        // nothing that is alike in memory fits
+  };
 
-  void take_best_of(std::vector<std::size_t> chunk) {
-    std::erase_if(chunk, [&](std::size_t i) {
-      return outcomes_[i].verdict != Verdict::kSimulated || (best_ && rank(*best_) < rank(i));
-    });
-    std::sort(chunk.begin(), chunk.end(),
-              [&](std::size_t a, std::size_t b) { return rank(a) < rank(b); });
-    const auto found =
-        std::find_if(chunk.begin(), chunk.end(), [&](std::size_t i) { return stands(i); });
-    if (found != chunk.end()) best_ = *found;
+  Weighed weigh_member(const Family& family, std::size_t i) {
+    const Plan plan = this->plan(places_[i]);
+    const Bytes memory = limited_.gpu.memory;
+    if (memory_floor(plan, model_, family.floor) > memory) return {std::nullopt, true, true};
+    const LayerPrograms& programs = this->programs(plan, places_[i]);
+    Judge& judge = judges_.local();
+    const Outcome& outcome = outcomes_[i];
+    judge.weigh(plan, programs, outcomes_[i]);
+    const Bytes far = memory + memory / kNear;
+    if (outcome.peak + outcome.outside > far) return {std::nullopt, false, outcome.peak > far};
+    return {judge.bound_weighed(plan, programs), false, false};
+  }
+
+  // Fastest first, of equals with the least memory, of those the first.
+  using Rank = std::tuple<Time, Bytes, std::size_t>;
+  Rank rank(std::size_t i) const { return {outcomes_[i].step, outcomes_[i].peak, i}; }
+
+  // The first that stands of those below the bound. `ranked`: simulated places of which nobody
+  // asked yet whether they stand.
+  void take_best_below(std::optional<Time> bound, std::set<Rank>& ranked) {
+    while (!best_ && !ranked.empty()) {
+      const auto [step, peak, place] = *ranked.begin();
+      if (bound && step >= *bound) return;
+      ranked.erase(ranked.begin());
+      if (stands(place)) best_ = place;
+    }
+  }
+
+  // A chunk of those with the lowest bounds; only what could be as fast as the first of `ranked`.
+  void judge_first(std::vector<Bounded>& waiting, std::set<Rank>& ranked) {
+    std::size_t size = std::min(kChunk, waiting.size());
+    if (!ranked.empty()) {
+      const Time fastest = std::get<Time>(*ranked.begin());
+      while (waiting[size - 1].bound > fastest) --size;
+    }
+    each(0, size, [&](std::size_t k) { judge(waiting[k].place); });
+    for (std::size_t k = 0; k < size; ++k) {
+      const std::size_t i = waiting[k].place;
+      if (outcomes_[i].verdict == Verdict::kSimulated) ranked.insert(rank(i));
+    }
+    waiting.erase(waiting.begin(), waiting.begin() + static_cast<std::ptrdiff_t>(size));
   }
 
   Fit fit_of(std::size_t i) {
