@@ -1,0 +1,104 @@
+// Every place of a search's grid and what is known of it so far. For the parts of search only.
+//
+// Places are judged in parallel into a vector indexed by their enumeration order and reduced from
+// there in one thread, so that the answer cannot depend on who finished first.
+#pragma once
+
+#include <oneapi/tbb/enumerable_thread_specific.h>
+#include <oneapi/tbb/parallel_for.h>
+#include <oneapi/tbb/task_arena.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <tuple>
+#include <vector>
+
+#include "sim/base/error.h"
+#include "sim/search/axes.h"
+#include "sim/search/judge.h"
+#include "sim/search/search.h"
+
+namespace foreshard {
+
+// Fastest first, of equals with the least memory, of those the first.
+using Rank = std::tuple<Time, Bytes, std::size_t>;
+
+class Places {
+ public:
+  // Throws Error(kInvalidInput) when the global batch fits no mesh. References are kept.
+  Places(const SearchSpace& wanted, const ModelSpec& model, const CostModel& costs,
+         const SearchOptions& options);
+
+  const SearchSpace& space() const { return space_; }
+  const SearchOptions& options() const { return options_; }
+  Bytes gpu_memory() const { return limited_.gpu.memory; }
+  std::size_t size() const { return places_.size(); }
+  const Place& operator[](std::size_t i) const { return places_[i]; }
+  Outcome& outcome(std::size_t i) { return outcomes_[i]; }
+  const Outcome& outcome(std::size_t i) const { return outcomes_[i]; }
+  Rank rank(std::size_t i) const { return {outcomes_[i].step, outcomes_[i].peak, i}; }
+
+  Plan plan(std::size_t i) const { return plan_at(space_, limited_, places_[i]); }
+  const LayerPrograms& programs(std::size_t i, const Plan& plan) const {
+    return programs_.at(plan, at(places_[i], Axis::kRecompute), at(places_[i], Axis::kMicroBatch));
+  }
+  Judge& judge() { return judges_.local(); }  // of this thread
+  Bytes floor_of_memory(const Plan& plan, const LayersFloor& floor) const {
+    return memory_floor(plan, model_, floor);
+  }
+  bool has_no_room(const Plan& plan) const {
+    return floor_of_memory(plan, LayersFloor()) > limited_.gpu.memory;
+  }
+
+  // Throws Error(kInterrupted) where options.progress stopped the search.
+  template <typename Work>
+  void each(std::size_t count, const Work& work) {
+    arena_.execute([&] {
+      oneapi::tbb::parallel_for(std::size_t{0}, count, [&](std::size_t i) {
+        if (!stopped_) work(i);
+      });
+    });
+    if (stopped_) throw Error(ExitCode::kInterrupted, "search was stopped");
+  }
+
+  // Memory and, where that may fit, time; recalled where an earlier search knew it.
+  void judge(std::size_t i);
+  // Memory of what was rejected without a graph.
+  void weigh(std::size_t i);
+  // Whether it fits with what is reserved: asked of a plan that the answer is going to name.
+  bool stands(std::size_t i);
+  // Whether what is reserved decides.
+  bool is_tight(std::size_t i) const;
+
+  // How early it gathers. Of two plans that differ in it alone, the one with less holds hardly more
+  // memory: 2 % in small models (a test tries to find more).
+  std::int64_t depth(std::size_t i) const;
+  bool gathers_earlier(std::size_t i, std::size_t other) const;
+
+  Candidate describe(std::size_t i) const;
+  std::vector<std::size_t> simulated() const;  // by rank
+  // With the smallest, which every built plan may be.
+  SearchResult counts();
+  void count_verdicts(SearchResult& result) const;
+
+ private:
+  const Prefetch& prefetch(std::size_t i) const;
+  bool recalled(std::size_t i);
+  void judge_anew(std::size_t i);
+  Fit fit_of(std::size_t i);
+
+  const ModelSpec& model_;
+  const SearchOptions& options_;
+  const Cluster limited_;
+  const SearchSpace space_;
+  const std::vector<Place> places_;
+  std::vector<Outcome> outcomes_;
+  ProgramCache programs_;
+  oneapi::tbb::enumerable_thread_specific<Judge> judges_;
+  oneapi::tbb::task_arena arena_;
+  std::atomic<std::int64_t> done_ = 0;
+  std::atomic<bool> stopped_ = false;
+};
+
+}  // namespace foreshard
