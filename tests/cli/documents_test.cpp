@@ -28,7 +28,8 @@ TEST(Documents, OfForecasts) {
   expect_document("compare", "compare --with mesh.shard=4" + kJob);
   expect_document("runtimes", "compare --runtimes fsdp2,zero3,ddp" + kJob);
   // A runtime that refuses the model stands there with its reason.
-  expect_document("runtimes", "compare --runtimes fsdp2,native --set lora.rank=8" + kJob);
+  expect_document("runtimes",
+                  "compare --runtimes fsdp2,native --model mixtral-8x7b --cluster 8xh100");
   expect_document("search", "search --global-batch 64" + kJob);
   expect_document("page", "report" + kJob);
 }

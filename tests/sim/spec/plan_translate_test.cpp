@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "models/zoo.h"
+#include "sim/base/error.h"
 #include "sim/spec/plan_check.h"
 #include "tests/sim/spec/plan_fixtures.h"
 
@@ -54,6 +56,22 @@ TEST(PlanTranslate, WhatTheOtherCannotDoIsMendedWithItsReason) {
   EXPECT_EQ(entry(t, "prefetch.backward_lists")->from, "true");
   EXPECT_EQ(entry(t, "prefetch.backward_lists")->to, "false");
   EXPECT_FALSE(entry(t, "prefetch.backward_lists")->why.empty());
+}
+
+// The engine does not route tokens to experts, and says that fsdp2 does: not what was asked for.
+TEST(PlanTranslate, ARuntimeThatNamesAnotherAsNearestIsRefused) {
+  const ModelSpec model = load_zoo_model("mixtral-8x7b");
+  const Cluster cluster = cluster_of_gpus(64);
+  const PlanDocument document =
+      document_of("model: mixtral-8x7b\ncluster: 64xh100\nbatch: {sequence: 4096}\n");
+  const Plan from = resolve(document, model, cluster).plan;
+  try {
+    translate(document, from, {RuntimeKind::kNative, ""}, model, cluster);
+    FAIL() << "translated";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::kMissingCapability);
+    EXPECT_NE(std::string(error.what()).find("softmax"), std::string::npos) << error.what();
+  }
 }
 
 TEST(PlanTranslate, OptionsOfAnotherLibraryAreDropped) {
