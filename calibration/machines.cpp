@@ -267,6 +267,19 @@ std::string_view aliases_line(std::string_view content) {
   return content.substr(begin + 1, content.find('\n', begin + 1) - begin - 1);
 }
 
+// Whether the file's line of aliases has the word.
+bool has_alias(std::string_view content, std::string_view key) {
+  constexpr std::string_view kBorders = " ,[]\"'";
+  const std::string_view line = aliases_line(content);
+  for (std::size_t at = line.find(key); at != std::string_view::npos; at = line.find(key, at + 1)) {
+    const std::size_t end = at + key.size();
+    const bool begins = at > 0 && kBorders.find(line[at - 1]) != std::string_view::npos;
+    const bool ends = end == line.size() || kBorders.find(line[end]) != std::string_view::npos;
+    if (begins && ends) return true;
+  }
+  return false;
+}
+
 // The machine called `key` or with that alias. The file of that name is looked at first, then those
 // whose line of aliases has the word: reading all takes forty times as long as reading one.
 std::optional<Machine> find_machine(std::string_view key) {
@@ -275,9 +288,7 @@ std::optional<Machine> find_machine(std::string_view key) {
     if (file.path == path) return read_machine(file);
   }
   for (const EmbeddedFile& file : calibration_files()) {
-    if (!is_machine(file) || aliases_line(file.content).find(key) == std::string_view::npos) {
-      continue;
-    }
+    if (!is_machine(file) || !has_alias(file.content, key)) continue;
     Machine machine = read_machine(file);
     if (std::find(machine.aliases.begin(), machine.aliases.end(), key) != machine.aliases.end()) {
       return machine;

@@ -153,6 +153,13 @@ std::string from_folder(const std::filesystem::path& file, const std::filesystem
                                    : relative.string();
 }
 
+// What is left once model and cluster are read.
+void complete(Job& job) {
+  job.resolved = resolve(job.document, job.model, job.cluster);
+  check(job.resolved, job.model, job.cluster);
+  job.model = with_variants(std::move(job.model), job.resolved.plan);
+}
+
 }  // namespace
 
 bool is_model_yaml(const std::filesystem::path& path) {
@@ -186,9 +193,20 @@ Job load_job(const JobOptions& options) {
   cluster_of(job.document);
   load_model_of(job);
   load_cluster_of(options, job);
-  job.resolved = resolve(job.document, job.model, job.cluster);
-  check(job.resolved, job.model, job.cluster);
-  job.model = with_variants(std::move(job.model), job.resolved.plan);
+  complete(job);
+  return job;
+}
+
+Job load_job_beside(const Job& loaded, const JobOptions& options) {
+  Job job;
+  job.document = read_document(options);
+  load_model_of(job);
+  job.cluster = loaded.cluster;
+  job.cluster_file = loaded.cluster_file;
+  job.calibration = loaded.calibration;
+  job.profile_file = loaded.profile_file;
+  job.warnings = loaded.warnings;
+  complete(job);
   return job;
 }
 
@@ -204,9 +222,7 @@ TranslatedJob translate_job(const Job& job, const std::string& runtime) {
   Translation found = translate(job.document, job.resolved.plan, to, other.model, other.cluster);
   other.document = std::move(found.document);
   translated.ledger = std::move(found.ledger);
-  other.resolved = resolve(other.document, other.model, other.cluster);
-  check(other.resolved, other.model, other.cluster);
-  other.model = with_variants(std::move(other.model), other.resolved.plan);
+  complete(other);
   return translated;
 }
 

@@ -42,6 +42,9 @@ struct Job {
 // what is not modelled.
 Job load_job(const JobOptions& options);
 
+// The same for options that name the cluster (and profile) of a job that is loaded already.
+Job load_job_beside(const Job& loaded, const JobOptions& options);
+
 // The nearest job for another runtime ("zero3", "fsdp2@2.11"), which is checked. The same runtime:
 // the job itself. Throws Error(kMissingCapability) where there is none, Error(kUsage) for a text
 // that is no runtime.

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "sim/graph/training_step.h"
 #include "sim/simulate/cost_choices.h"
 #include "sim/simulate/simulate.h"
@@ -29,15 +27,14 @@ std::string stack_sentence(const JobOptions& options, const Job& job,
   const RuntimeKind runtime = job.resolved.plan.runtime.kind;
   std::string effects;
   const double seconds = step_seconds(job, calibration);
-  for (const TrainingStack& stack : training_stacks()) {
-    const bool trains =
-        std::find(stack.runtimes.begin(), stack.runtimes.end(), runtime) != stack.runtimes.end();
-    if (!trains || stack.name == own || runtime == RuntimeKind::kNative) continue;
+  for (const TrainingStack* stack : stacks_of(runtime)) {
+    if (stack->name == own || runtime == RuntimeKind::kNative) continue;
     try {
       JobOptions other = options;
-      other.assignments.insert(other.assignments.begin(), {"stack=" + stack.name});
-      effects += fmt::format("{}{} {:+.1f} %", effects.empty() ? "" : ", ", stack.name,
-                             100 * (step_seconds(load_job(other), calibration) / seconds - 1));
+      other.assignments.insert(other.assignments.begin(), {"stack=" + stack->name});
+      const double others = step_seconds(load_job_beside(job, other), calibration);
+      effects += fmt::format("{}{} {:+.1f} %", effects.empty() ? "" : ", ", stack->name,
+                             100 * (others / seconds - 1));
     } catch (const Error&) {
       continue;  // the job's own keys do not go with this stack
     }

@@ -58,7 +58,7 @@ void summarize_time(const Forecast& forecast, const CostModel& costs, int draws,
     CostTable table = costs.price(forecast.graph, costs.draw(k));
     table.delays = forecast.costs.delays;
     const StepMetrics drawn =
-        measure_step(forecast.graph, simulator.simulate(forecast.graph, table));
+        measure_step(forecast.graph, simulator.steady_step(forecast.graph, table));
     seconds.push_back(drawn.seconds * costs.plan_draw(k));
     communication.push_back(drawn.communication);
     exposed.push_back(drawn.exposed_communication);

@@ -122,12 +122,17 @@ class FreeBlocks {
     word = filled ? word | bit : word & ~bit;
   }
 
+  bool is_place_of(std::size_t position, std::int64_t size) const {
+    return position <= sizes_.size() && (position == sizes_.size() || sizes_[position] >= size) &&
+           (position == 0 || sizes_[position - 1] < size);
+  }
+
   // Of the first size that is at least `size`. A step asks for few different ones, so the last
-  // answers are kept.
+  // answers are kept; they serve while they are right.
   std::size_t place_of(std::int64_t size) {
     const std::uint64_t hash = (static_cast<std::uint64_t>(size) >> 9) * 0x9E3779B97F4A7C15U;
     Place& known = places_[hash >> 57];
-    if (known.size != size) {
+    if (known.size != size || !is_place_of(known.position, size)) {
       known.position = static_cast<std::size_t>(
           std::lower_bound(sizes_.begin(), sizes_.end(), size) - sizes_.begin());
       known.size = size;
@@ -138,7 +143,6 @@ class FreeBlocks {
   std::uint32_t class_of(std::int64_t size) {
     const std::size_t position = place_of(size);
     if (position < sizes_.size() && sizes_[position] == size) return class_at_[position];
-    places_.fill({});
     if (sizes_.size() >= kManySizes) {
       // Rather than growing further, the size takes the place of a neighbour that has no blocks.
       for (std::size_t p = position > 0 ? position - 1 : 0; p <= position && p < sizes_.size();

@@ -469,6 +469,16 @@ const Timeline& Simulator::simulate(const EventGraph& graph, const CostTable& co
   return scratch_->timeline;
 }
 
+const Timeline& Simulator::steady_step(const EventGraph& graph, const CostTable& costs) {
+  scratch_->load(graph, costs);
+  scratch_->index_streams(graph);
+  const auto step = [&](Carry carry) {
+    return scratch_->simulate_step<Scratch::Detail::kSpans>(graph, costs, carry);
+  };
+  scratch_->timeline.period = scratch_->steady(graph, step, step);
+  return scratch_->timeline;
+}
+
 Time Simulator::period(const EventGraph& graph, const CostTable& costs) {
   scratch_->load(graph, costs);
   scratch_->index_streams(graph);

@@ -35,7 +35,9 @@ class Simulator {
   // Valid until the next call.
   const Timeline& sweep(const EventGraph& graph, const CostTable& costs);
   const Timeline& simulate(const EventGraph& graph, const CostTable& costs);
-  // simulate()'s period alone: what search asks of every plan.
+  // simulate()'s steady step alone, without first_step and steady_step: what draws are asked for.
+  const Timeline& steady_step(const EventGraph& graph, const CostTable& costs);
+  // Its period alone: what search asks of every plan.
   Time period(const EventGraph& graph, const CostTable& costs);
   // One step from an idle machine, no steady state.
   const Timeline& sweep_once(const EventGraph& graph, const CostTable& costs);

@@ -1,9 +1,13 @@
+// A stack's file is called as the stack is, and its line of runtimes says whom it is for (tests hold
+// both): so what nobody asked for is not read, which takes longer than a small forecast.
 #include "sim/spec/plan_stack.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
+#include <deque>
+#include <mutex>
 #include <span>
 
 #include "sim/base/embedded.h"
@@ -50,22 +54,65 @@ TrainingStack read_file(const EmbeddedFile& file) {
   return stack;
 }
 
+// "sim/spec/stacks/fms_fsdp.yaml" -> "fms_fsdp"
+std::string_view name_of(const EmbeddedFile& file) {
+  const std::size_t begin = file.path.rfind('/') + 1;
+  return file.path.substr(begin, file.path.rfind('.') - begin);
+}
+
+bool trains_with(const EmbeddedFile& file, RuntimeKind runtime) {
+  constexpr std::string_view kKey = "\nruntimes:";
+  const std::size_t begin = file.content.find(kKey) + kKey.size();
+  const std::string_view line = file.content.substr(begin, file.content.find('\n', begin) - begin);
+  return line.find(to_string(runtime)) != std::string_view::npos;
+}
+
+class StackFile {
+ public:
+  explicit StackFile(const EmbeddedFile& file) : file_(file) {}
+  const EmbeddedFile& file() const { return file_; }
+  const TrainingStack& stack() {
+    std::call_once(is_read_, [&] { stack_ = read_file(file_); });
+    return stack_;
+  }
+
+ private:
+  const EmbeddedFile& file_;
+  std::once_flag is_read_;
+  TrainingStack stack_;
+};
+
+std::deque<StackFile>& files() {
+  static std::deque<StackFile> all(stack_files().begin(), stack_files().end());
+  return all;
+}
+
 }  // namespace
 
 const std::vector<TrainingStack>& training_stacks() {
   static const std::vector<TrainingStack> stacks = [] {
     std::vector<TrainingStack> read;
-    for (const EmbeddedFile& file : stack_files()) read.push_back(read_file(file));
+    for (StackFile& each : files()) read.push_back(each.stack());
     return read;
   }();
   return stacks;
 }
 
+std::vector<const TrainingStack*> stacks_of(RuntimeKind runtime) {
+  std::vector<const TrainingStack*> stacks;
+  for (StackFile& each : files()) {
+    if (!trains_with(each.file(), runtime)) continue;
+    const std::vector<RuntimeKind>& all = each.stack().runtimes;
+    if (std::find(all.begin(), all.end(), runtime) != all.end()) stacks.push_back(&each.stack());
+  }
+  return stacks;
+}
+
 const TrainingStack* find_stack(std::string_view name) {
-  const std::vector<TrainingStack>& all = training_stacks();
-  const auto found = std::find_if(all.begin(), all.end(),
-                                  [&](const TrainingStack& stack) { return stack.name == name; });
-  return found == all.end() ? nullptr : &*found;
+  for (StackFile& each : files()) {
+    if (name_of(each.file()) == name) return &each.stack();
+  }
+  return nullptr;
 }
 
 std::string read_stack(const ConfigNode& node) {

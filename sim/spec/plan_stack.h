@@ -25,8 +25,10 @@ struct TrainingStack {
   std::vector<StackKey> keys;         // in the file's order
 };
 
-// By name. Throws ConfigError if a file is wrong.
+// By name. Files are read when they are asked for, once; ConfigError if one is wrong.
 const std::vector<TrainingStack>& training_stacks();
+// Those whose code trains with the runtime, by name.
+std::vector<const TrainingStack*> stacks_of(RuntimeKind runtime);
 // nullptr: no such stack.
 const TrainingStack* find_stack(std::string_view name);
 

@@ -15,6 +15,14 @@ namespace {
 TEST(PlanStack, EveryFileSetsKeysThatPlansHaveAndNamesItsSources) {
   EXPECT_GE(training_stacks().size(), 12U);
   for (const TrainingStack& stack : training_stacks()) {
+    // Found by its file's name and by the file's line of runtimes.
+    ASSERT_NE(find_stack(stack.name), nullptr) << stack.name;
+    EXPECT_EQ(find_stack(stack.name)->description, stack.description);
+    for (const RuntimeKind runtime : stack.runtimes) {
+      const std::vector<const TrainingStack*> trains = stacks_of(runtime);
+      EXPECT_TRUE(std::find(trains.begin(), trains.end(), find_stack(stack.name)) != trains.end())
+          << stack.name << " with " << to_string(runtime);
+    }
     EXPECT_FALSE(stack.description.empty()) << stack.name;
     EXPECT_FALSE(stack.keys.empty()) << stack.name;
     for (const StackKey& key : stack.keys) EXPECT_GT(key.source.size(), 10U) << key.path;
