@@ -34,9 +34,11 @@ void Fsdp2::prepare() {
     graph().units[static_cast<std::size_t>(root())].reshard = {Reshard::Kind::kNever, 0};
   }
   const auto layers = static_cast<std::int32_t>(model_.order.size());
+  std::vector<bool> visited(groups_.size());
   const auto visit = [&](std::int32_t unit) {
-    const bool known = std::find(visits_.begin(), visits_.end(), unit) != visits_.end();
-    if (!known || !version_.visits_lists_once) visits_.push_back(unit);
+    const auto u = static_cast<std::size_t>(unit);
+    if (!visited[u] || !version_.visits_lists_once) visits_.push_back(unit);
+    visited[u] = true;
   };
   bool needed = false;
   std::vector<bool> waiting;  // whether what later layers join needs a gradient
@@ -51,7 +53,10 @@ void Fsdp2::prepare() {
       needed = needed || waiting.back();
       waiting.pop_back();
     }
-    for (const ParameterSpec& parameter : spec.parameters) needed |= is_trained(l, parameter);
+    for (const ParameterSpec& parameter : spec.parameters) {
+      if (needed) break;
+      needed = is_trained(l, parameter);
+    }
     output_needs_gradient_.push_back(needed);
     if (model_.order[static_cast<std::size_t>(l)].same_as >= 0 || unit_of_layer(l) < 0) continue;
     if (unit_of_layer(l) != root()) visit(unit_of_layer(l));
@@ -71,6 +76,10 @@ void Fsdp2::prepare() {
     if (first.part == 0 || spec_of(first.layer).role == LayerRole::kEmbedding) {
       prefetch_order_.push_back(u);
     }
+  }
+  prefetch_place_.assign(groups_.size(), -1);
+  for (std::size_t i = 0; i < prefetch_order_.size(); ++i) {
+    prefetch_place_[static_cast<std::size_t>(prefetch_order_[i])] = static_cast<std::int32_t>(i);
   }
 }
 
@@ -257,10 +266,10 @@ void Fsdp2::state_pre_forward(std::int32_t unit) {
 
 void Fsdp2::prefetch_forward(std::int32_t unit) {
   if (plan_.prefetch.forward <= 0) return;
-  const auto at = std::find(prefetch_order_.begin(), prefetch_order_.end(), unit);
-  if (at == prefetch_order_.end()) return;
+  if (!is_listed(unit)) return;
   std::int64_t left = plan_.prefetch.forward;
-  for (auto target = at + 1; target != prefetch_order_.end() && left > 0; ++target, --left) {
+  auto target = prefetch_order_.begin() + prefetch_place_[static_cast<std::size_t>(unit)] + 1;
+  for (; target != prefetch_order_.end() && left > 0; ++target, --left) {
     prefetch(*target, Training::kForward, "explicit_forward");
   }
 }
@@ -371,9 +380,8 @@ void Fsdp2::state_pre_backward(std::int32_t unit) {
   group(unit).module_state = Training::kPreBackward;
   std::vector<std::int32_t> list;
   if (plan_.prefetch.backward > 1 || plan_.prefetch.backward_lists) {
-    const auto at = std::find(prefetch_order_.begin(), prefetch_order_.end(), unit);
-    if (at != prefetch_order_.end()) {
-      const std::int64_t position = at - prefetch_order_.begin();
+    if (is_listed(unit)) {
+      const std::int64_t position = prefetch_place_[static_cast<std::size_t>(unit)];
       const std::int64_t from = std::max<std::int64_t>(0, position - plan_.prefetch.backward);
       for (std::int64_t i = position; i-- > from;) {
         list.push_back(prefetch_order_[static_cast<std::size_t>(i)]);

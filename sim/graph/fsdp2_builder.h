@@ -86,7 +86,7 @@ class Fsdp2 final : public StepBuilder {
     std::int64_t all_reduce_input_bytes = 0;
     bool all_reduce_pending = false;
     std::int32_t partial = kNoBuffer;
-    std::vector<std::int32_t> post_forward;  // positions in post_forward_order_
+    std::int32_t post_forward = -1;  // its last position in post_forward_order_
     // Unsharded gradients: of which pass; casts of them, one per trained parameter.
     std::int32_t gradient_pass = -1;
     std::vector<std::int32_t> accumulated;
@@ -133,7 +133,9 @@ class Fsdp2 final : public StepBuilder {
   void log_here(std::string_view kind, HostEvent event = {});  // for the unit the host works for
   void log_operator(std::string_view name, Stream stream, std::int64_t bytes, DType dtype);
   static std::string_view name(Stream stream);
-  void see_state(std::int32_t unit) { group(unit).logged = word(group(unit).state); }
+  void see_state(std::int32_t unit) {
+    if (logging_) group(unit).logged = word(group(unit).state);
+  }
   DeviceEvent record(Stream stream, std::string_view label, std::int32_t unit) const;
   void wait_event(Stream stream, const DeviceEvent& event);
   void wait_stream(Stream stream, Stream other);
@@ -155,7 +157,7 @@ class Fsdp2 final : public StepBuilder {
   }
   // Trainers set what goes beyond the defaults for the modules that they list.
   bool is_listed(std::int32_t unit) const {
-    return std::find(prefetch_order_.begin(), prefetch_order_.end(), unit) != prefetch_order_.end();
+    return prefetch_place_[static_cast<std::size_t>(unit)] >= 0;
   }
   void enter_module(std::int32_t layer, std::int8_t part);
   void leave_module(std::int32_t layer, std::int8_t part, bool in_backward);
@@ -226,9 +228,14 @@ class Fsdp2 final : public StepBuilder {
   std::vector<Group> groups_;
   std::vector<Trained> trained_;      // in the order of Module.parameters()
   std::vector<std::int32_t> visits_;  // states in the order of named_modules, without the root
-  std::vector<std::int32_t> prefetch_order_;                        // units as a trainer lists them
+  std::vector<std::int32_t> prefetch_order_;  // units as a trainer lists them
+  std::vector<std::int32_t> prefetch_place_;  // of each unit: where it is in prefetch_order_, or -1
   std::vector<bool> input_needs_gradient_, output_needs_gradient_;  // of each layer
-  std::vector<std::int32_t> post_forward_order_;
+  struct PostForward {
+    std::int32_t unit = -1;
+    std::int32_t before = -1;  // the unit's position before this one
+  };
+  std::vector<PostForward> post_forward_order_;
   std::int32_t forward_root_ = kNoRoot;  // iter_forward_root
   HeldGather held_gather_;
   std::deque<HeldInput> held_inputs_;   // comm_ctx.reduce_scatter_state(s)
@@ -241,6 +248,7 @@ class Fsdp2 final : public StepBuilder {
   bool all_reduces_ = true;
   bool reshards_after_backward_ = true;
 
+  std::vector<std::int32_t> temporaries_;  // of all_gather; empty between two
   std::vector<std::int32_t> unpadded_, padded_again_;
   bool logging_ = false;
   std::vector<HostEvent> events_;

@@ -9,6 +9,11 @@ namespace foreshard {
 
 // Layers of one kind that are trained alike differ in their units only.
 void Fsdp2::list_trained() {
+  std::size_t all = 0;
+  for (const LayerInstance& instance : model_.order) {
+    all += model_.kinds[static_cast<std::size_t>(instance.kind)].parameters.size();
+  }
+  trained_.reserve(all);
   std::size_t begin = 0;  // of the layer before
   std::int32_t like = -1;
   for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
@@ -55,19 +60,20 @@ void Fsdp2::persistent_memory(StepNumber step) {
     allocate_persistent_parts(category, unit, parts);
     graph().buffers.back().on_host = on_host;
   };
-  std::vector<Bytes> ignored, ignored_states, counters;
-  for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
-    if (model_.order[static_cast<std::size_t>(l)].same_as >= 0) continue;
-    for (const ParameterSpec& parameter : spec_of(l).parameters) {
-      if (!is_ignored(parameter) || parameter.tied) continue;
-      ignored.push_back(allocated_size(parameter.numel() * master_size()));
+  std::vector<Bytes> ignored, ignored_states;
+  if (plan_.ignored != Ignored::kNone) {
+    for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
+      if (model_.order[static_cast<std::size_t>(l)].same_as >= 0) continue;
+      for (const ParameterSpec& parameter : spec_of(l).parameters) {
+        if (!is_ignored(parameter) || parameter.tied) continue;
+        ignored.push_back(allocated_size(parameter.numel() * master_size()));
+      }
+    }
+    for (const Trained& p : trained_) {
+      if (p.unit < 0) ignored_states.push_back(allocated_size(p.state_bytes));
     }
   }
   for (const std::int64_t bytes : resident_bytes()) ignored.push_back(allocated_size(bytes));
-  for (const Trained& p : trained_) {
-    counters.push_back(allocated_size(4));
-    if (p.unit < 0) ignored_states.push_back(allocated_size(p.state_bytes));
-  }
   if (!ignored.empty()) {
     hold(MemoryCategory::kShardedParam, -1, add_part_list(std::move(ignored)));
   }
@@ -88,7 +94,8 @@ void Fsdp2::persistent_memory(StepNumber step) {
   }
   if (!adam || step == StepNumber::kFirst) return;
   // Unless it is fused, AdamW keeps the number of steps on the host.
-  hold(MemoryCategory::kOptimizerState, -1, add_part_list(std::move(counters)));
+  hold(MemoryCategory::kOptimizerState, -1,
+       add_part_list(std::vector<Bytes>(trained_.size(), allocated_size(4))));
   graph().buffers.back().on_host = on_host || !fused;
   for (int moment = 0; moment < 2; ++moment) {
     if (!ignored_states.empty()) {
@@ -179,6 +186,7 @@ void Fsdp2::optimizer(StepNumber step) {
     graph().buffers.back().on_host = true;
     StepBuilder::free(one);
     std::vector<Bytes> sizes;
+    sizes.reserve(trained_.size());
     for (const Trained& p : trained_) sizes.push_back(allocated_size(p.state_bytes));
     std::int32_t temporary = allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
                                             add_part_list(std::move(sizes)));
@@ -232,19 +240,24 @@ void Fsdp2::create_optimizer_states() {
 // The flat gradient of a unit goes with the last of its parameters.
 void Fsdp2::zero_grad() {
   std::vector<std::int64_t> left;
+  left.reserve(groups_.size());
   for (std::int32_t u = 0; u < count(); ++u) left.push_back(shape(u).trained);
   std::vector<std::size_t> next(groups_.size(), 0);
-  for (const Trained& p : trained_) {
-    if (p.unit < 0) {
-      std::int32_t gradient = p.ignored_gradient;
+  for (std::size_t i = 0; i < trained_.size();) {
+    const std::int32_t unit = trained_[i].unit;
+    if (unit < 0) {
+      std::int32_t gradient = trained_[i++].ignored_gradient;
       StepBuilder::free(gradient);
       continue;
     }
-    Group& g = group(p.unit);
-    if (!g.host_gradients.empty()) {
-      StepBuilder::free(g.host_gradients[next[static_cast<std::size_t>(p.unit)]++]);
+    Group& g = group(unit);
+    const std::size_t first = i;
+    while (i < trained_.size() && trained_[i].unit == unit) ++i;
+    for (std::size_t k = first; k < i && !g.host_gradients.empty(); ++k) {
+      StepBuilder::free(g.host_gradients[next[static_cast<std::size_t>(unit)]++]);
     }
-    if (--left[static_cast<std::size_t>(p.unit)] == 0) StepBuilder::free(g.gradient);
+    left[static_cast<std::size_t>(unit)] -= static_cast<std::int64_t>(i - first);
+    if (left[static_cast<std::size_t>(unit)] == 0) StepBuilder::free(g.gradient);
   }
   for (Group& g : groups_) {
     g.host_gradients.clear();

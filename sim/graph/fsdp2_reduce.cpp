@@ -422,7 +422,7 @@ void Fsdp2::finalize_backward(std::int32_t unit) {
     free_gather(unit, g.gather);
     g.gather = {};
   }
-  g.post_forward.clear();
+  g.post_forward = -1;
 }
 
 }  // namespace foreshard

@@ -42,7 +42,7 @@ void Fsdp2::all_gather(std::int32_t unit) {
   const std::int64_t bytes = small ? s.gather_bytes * shards / ranks : s.gather_bytes;
   const bool offloaded = plan_.offload != Offload::kNone && !small;
 
-  std::vector<std::int32_t> temporaries;
+  std::vector<std::int32_t>& temporaries = temporaries_;
   if (offloaded) {
     add_unit_row(EventKind::kHostToDevice, copies, unit);
     for (const UnitParameter& p : s.list) {
@@ -263,8 +263,8 @@ void Fsdp2::post_forward(std::int32_t unit, bool in_backward) {
   Group& g = group(unit);
   if (!in_backward || version_.recompute_reshards) {
     reshard(unit);
-    g.post_forward.push_back(static_cast<std::int32_t>(post_forward_order_.size()));
-    post_forward_order_.push_back(unit);
+    const auto position = static_cast<std::int32_t>(post_forward_order_.size());
+    post_forward_order_.push_back({unit, std::exchange(g.post_forward, position)});
   }
   g.state = Training::kIdle;
 }
@@ -277,12 +277,11 @@ void Fsdp2::pre_backward(std::int32_t unit, bool default_prefetch) {
   g.state = Training::kPreBackward;
   unshard(unit);
   wait_for_unshard(unit);
-  if (default_prefetch && !g.post_forward.empty()) {
-    const std::int32_t target = g.post_forward.back() - 1;
-    g.post_forward.pop_back();
-    if (target >= 0) {
-      prefetch(post_forward_order_[static_cast<std::size_t>(target)], Training::kPreBackward,
-               "implicit_backward");
+  if (default_prefetch && g.post_forward >= 0) {
+    const auto position = static_cast<std::size_t>(g.post_forward);
+    g.post_forward = post_forward_order_[position].before;
+    if (position > 0) {
+      prefetch(post_forward_order_[position - 1].unit, Training::kPreBackward, "implicit_backward");
     }
   }
   see_state(unit);

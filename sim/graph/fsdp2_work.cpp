@@ -9,9 +9,9 @@ namespace foreshard {
 Fsdp2::Division Fsdp2::division(std::int32_t unit) const {
   const bool overflows = plan_.reduce_dtype == DType::kFp16;
   const std::int64_t ranks = plan_.mesh.shard * plan_.mesh.replicate;
-  const std::optional<double> factor =
-      is_listed(unit) ? plan_.gradient_divide_factor : std::nullopt;
-  if (!overflows && !(plan_.force_sum_reduction && is_listed(unit))) {
+  const bool listed = is_listed(unit);
+  const std::optional<double> factor = listed ? plan_.gradient_divide_factor : std::nullopt;
+  if (!overflows && !(plan_.force_sum_reduction && listed)) {
     if (!factor) {
       const std::string_view op = ranks == 1 && !version_.averages_alone ? "SUM" : "AVG";
       return {0, 0, op, op};

@@ -38,7 +38,7 @@ StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPr
                                 [](const LayerInstance& layer) { return layer.same_as >= 0; });
   lower_units(programs);
   groups_ = static_cast<std::int32_t>(std::max(shapes_.size(), graph_.programs.size())) + 1;
-  works_.assign(static_cast<std::size_t>(groups_) * kEventKinds * kVariants * kHookSteps, -1);
+  works_.assign(static_cast<std::size_t>(groups_) * kEventKinds * kVariants, -1);
 
   // Slots of the layer executions take the first buffer ids, micro-batch by micro-batch in forward
   // order, so that the slot after a layer's last one is the next layer's first.
@@ -164,8 +164,8 @@ EventId StepBuilder::push(EventKind kind, Stream stream, std::uint16_t work, std
   const auto id = static_cast<EventId>(graph_.rows.size());
   const auto s = static_cast<std::size_t>(stream);
   const auto bit = static_cast<std::uint8_t>(1U << s);
-  Row& row = graph_.rows.emplace_back();
   Row* const rows = graph_.rows.data();
+  Row row;
   row.kind = kind;
   row.stream = stream;
   row.work = work;
@@ -191,13 +191,15 @@ EventId StepBuilder::push(EventKind kind, Stream stream, std::uint16_t work, std
     if (queue != kNoEvent) rows[queue].wakes |= bit;
     queue = id;
   }
+  graph_.rows.push_back(row);
   // Where the actions end is where the next row's begin: finish() fills it in.
-  RowDetail& detail = graph_.details.emplace_back();
+  RowDetail detail;
   detail.unit = unit;
   detail.layer = layer;
   detail.microbatch = microbatch_;
   detail.actions_begin = static_cast<std::uint32_t>(id == 0 ? 0 : graph_.actions.size());
   detail.actions_end = detail.actions_begin;
+  graph_.details.push_back(detail);
   tails_[s] = id;
   pending_hooks_ = 0;
   return id;
@@ -379,46 +381,42 @@ std::int32_t StepBuilder::add_parts(MemoryCategory category, Stream pool, std::i
 
 // Modules of the unit that made gradients in the pass, last one first: Python drops a list from its
 // end.
-std::vector<StepBuilder::Module> StepBuilder::modules_with_gradients(std::int32_t unit,
-                                                                     std::int32_t pass) const {
+template <typename Visit>
+void StepBuilder::visit_gradients(std::int32_t unit, std::int32_t pass, const Visit& visit) const {
   const auto layers = static_cast<std::int32_t>(model_.order.size());
-  std::vector<Module> found;
   const std::vector<Module>& list = modules_of(unit);
   for (auto module = list.rbegin(); module != list.rend(); ++module) {
-    const auto execution = static_cast<std::size_t>(pass * layers + module->layer);
-    const LayerProgram& program = graph_.program(graph_.executions[execution]);
+    const std::int32_t execution = pass * layers + module->layer;
+    const LayerProgram& program =
+        graph_.program(graph_.executions[static_cast<std::size_t>(execution)]);
     const auto part = static_cast<std::size_t>(module->part);
     const bool any = part < program.free_last_gradient.size() &&
                      !program.free_last_gradient[part].actions.empty();
-    if (any) found.push_back(*module);
+    if (any && !visit(execution, static_cast<std::uint8_t>(part), program)) return;
   }
-  return found;
 }
 
 void StepBuilder::free_gradients(std::int32_t unit, std::int32_t pass) {
   using Kind = MemoryAction::Kind;
-  const auto layers = static_cast<std::int32_t>(model_.order.size());
   bool is_last = true;
-  for (const Module& module : modules_with_gradients(unit, pass)) {
-    const std::int32_t execution = pass * layers + module.layer;
-    const LayerProgram& program =
-        graph_.program(graph_.executions[static_cast<std::size_t>(execution)]);
-    const auto segment = static_cast<std::uint8_t>(module.part);
-    if (!is_last) graph_.actions.push_back({Kind::kFreeLastGradient, execution, segment});
-    if (!program.free_gradients[segment].actions.empty()) {
-      graph_.actions.push_back({Kind::kFreeGradients, execution, segment});
-    }
-    is_last = false;
-  }
+  visit_gradients(unit, pass,
+                  [&](std::int32_t execution, std::uint8_t part, const LayerProgram& program) {
+                    if (!is_last) {
+                      graph_.actions.push_back({Kind::kFreeLastGradient, execution, part});
+                    }
+                    if (!program.free_gradients[part].actions.empty()) {
+                      graph_.actions.push_back({Kind::kFreeGradients, execution, part});
+                    }
+                    is_last = false;
+                    return true;
+                  });
 }
 
 void StepBuilder::free_last_gradient(std::int32_t unit, std::int32_t pass) {
-  const auto layers = static_cast<std::int32_t>(model_.order.size());
-  const std::vector<Module> list = modules_with_gradients(unit, pass);
-  if (list.empty()) return;
-  graph_.actions.push_back({MemoryAction::Kind::kFreeLastGradient,
-                            pass * layers + list.front().layer,
-                            static_cast<std::uint8_t>(list.front().part)});
+  visit_gradients(unit, pass, [&](std::int32_t execution, std::uint8_t part, const LayerProgram&) {
+    graph_.actions.push_back({MemoryAction::Kind::kFreeLastGradient, execution, part});
+    return false;
+  });
 }
 
 std::vector<std::int32_t> StepBuilder::gradient_buffers(std::int32_t unit,

@@ -255,16 +255,28 @@ class StepBuilder {
   void size_units();
   UnitShape shape_of(std::int32_t unit);
   bool is_in(const ParameterSpec& parameter, const Module& module) const;
-  std::vector<Module> modules_with_gradients(std::int32_t unit, std::int32_t pass) const;
+  // Calls visit(execution, part, program) for modules of the unit until it returns false.
+  template <typename Visit>
+  void visit_gradients(std::int32_t unit, std::int32_t pass, const Visit& visit) const;
+  bool are_alike(std::int32_t unit, std::int32_t other) const;
   std::uint16_t work_index(EventKind kind, std::int32_t group, std::int32_t variant) {
     const std::int32_t hooks = pending_hooks_ < kHookSteps ? pending_hooks_ : kHookSteps - 1;
     const auto kinds = static_cast<std::int32_t>(kEventKinds);
     const std::int32_t place =
-        ((group * kinds + static_cast<std::int32_t>(kind)) * kVariants + variant) * kHookSteps +
-        hooks;
-    std::int32_t& index = works_[static_cast<std::size_t>(place)];
-    if (index < 0) index = add_work(kind, group, variant);
-    return static_cast<std::uint16_t>(index);
+        (group * kinds + static_cast<std::int32_t>(kind)) * kVariants + variant;
+    std::int32_t& known = works_[static_cast<std::size_t>(place)];
+    if (known < 0) known = new_hook_works();
+    const auto at = static_cast<std::size_t>(known + hooks);
+    if (hook_works_[at] < 0) {
+      const std::int32_t added = add_work(kind, group, variant);
+      hook_works_[at] = added;
+    }
+    return static_cast<std::uint16_t>(hook_works_[at]);
+  }
+  std::int32_t new_hook_works() {
+    const auto begin = static_cast<std::int32_t>(hook_works_.size());
+    hook_works_.resize(hook_works_.size() + kHookSteps, -1);
+    return begin;
   }
   std::int32_t add_work(EventKind kind, std::int32_t group, std::int32_t variant);
   EventId push(EventKind kind, Stream stream, std::uint16_t work, std::int32_t unit,
@@ -290,8 +302,9 @@ class StepBuilder {
   std::vector<std::array<std::int32_t, kPassKinds>> programs_of_layer_;
   std::vector<Recompute> recompute_of_layer_;
   std::vector<std::uint8_t> fifo_of_work_;  // communicator that rows of a Work queue on
-  std::vector<std::int32_t> works_;         // [group][kind][variant][hooks] -> Work index or -1
-  WorkIndex run_works_;                     // of add_layer_run
+  std::vector<std::int32_t> works_;  // [group][kind][variant] -> its first in hook_works_, or -1
+  std::vector<std::int32_t> hook_works_;  // by hooks: Work index or -1
+  WorkIndex run_works_;                   // of add_layer_run
   std::int32_t groups_ = 0;
 
   std::array<EventId, kStreams> tails_;

@@ -221,11 +221,24 @@ UnitShape StepBuilder::shape_of(std::int32_t unit) {
   return shape;
 }
 
+// Units of equal layers are of equal shape; what tells layers apart is their kind, the part and
+// whether they are trained.
+bool StepBuilder::are_alike(std::int32_t unit, std::int32_t other) const {
+  const auto is_frozen_block = [&](const Module& module) {
+    return block_of(module.layer) >= 0 && plan_.frozen.blocks.at(block_of(module.layer));
+  };
+  const auto same = [&](const Module& a, const Module& b) {
+    return model_.order[static_cast<std::size_t>(a.layer)].kind ==
+               model_.order[static_cast<std::size_t>(b.layer)].kind &&
+           a.part == b.part && is_frozen_block(a) == is_frozen_block(b);
+  };
+  const std::vector<Module>& a = modules_of(unit);
+  const std::vector<Module>& b = modules_of(other);
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), same);
+}
+
 void StepBuilder::size_units() {
-  // Units of equal layers are of equal shape; what tells layers apart is their kind, the part and
-  // whether they are trained.
-  using Key = std::vector<std::int64_t>;
-  std::vector<std::pair<Key, std::int32_t>> known;
+  std::vector<std::int32_t> first_of_shape;  // by shape: the unit that it was made for
   shape_of_unit_.reserve(graph_.units.size());
   for (std::int32_t u = 0; u < unit_count(); ++u) {
     Unit& unit = graph_.units[static_cast<std::size_t>(u)];
@@ -237,20 +250,13 @@ void StepBuilder::size_units() {
         [&](const auto& range) { return range.first <= u && u <= range.last; });
     if (u == root_ && !named) unit.reshard = {Reshard::Kind::kNever, 0};
     const std::int64_t group = unit.reshard.kind == Reshard::Kind::kGroup ? unit.reshard.group : 0;
-    Key key = {group};
-    for (const Module& owned : modules_of(u)) {
-      key.push_back(model_.order[static_cast<std::size_t>(owned.layer)].kind);
-      key.push_back(owned.part);
-      const bool frozen_block =
-          block_of(owned.layer) >= 0 && plan_.frozen.blocks.at(block_of(owned.layer));
-      key.push_back(frozen_block ? 1 : 0);
-    }
-    const auto same = std::find_if(known.begin(), known.end(),
-                                   [&](const auto& entry) { return entry.first == key; });
     std::int32_t index = -1;
-    if (same != known.end()) {
-      index = same->second;
-    } else {
+    for (std::size_t s = 0; s < shapes_.size() && index < 0; ++s) {
+      if (shapes_[s].reshard_group == group && are_alike(first_of_shape[s], u)) {
+        index = static_cast<std::int32_t>(s);
+      }
+    }
+    if (index < 0) {
       UnitShape shape = shape_of(u);
       shape.reshard_group = group;
       std::vector<Bytes> unsharded, sharded, state;
@@ -267,7 +273,7 @@ void StepBuilder::size_units() {
       shape.state_parts = add_part_list(std::move(state));
       index = static_cast<std::int32_t>(shapes_.size());
       shapes_.push_back(std::move(shape));
-      known.emplace_back(std::move(key), index);
+      first_of_shape.push_back(u);
     }
     shape_of_unit_.push_back(index);
     const UnitShape& shape = shapes_[static_cast<std::size_t>(index)];
