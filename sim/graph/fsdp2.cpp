@@ -15,6 +15,7 @@
 
 #include "sim/base/error.h"
 #include "sim/graph/fsdp2_builder.h"
+#include "sim/graph/fsdp2_repeat.h"
 #include "sim/graph/fsdp2_scope.h"
 #include "sim/graph/runtimes.h"
 
@@ -85,6 +86,9 @@ void Fsdp2::prepare() {
 
 RecordedStep Fsdp2::build(StepNumber step, Log keep, std::vector<std::int32_t> stale) {
   logging_ = keep == Log::kKept;
+  if (keep == Log::kNone) find_runs();
+  Repeat repeat(*this, stale.empty() ? Repeat::Groups::kUntouched : Repeat::Groups::kUsed);
+  repeat_ = &repeat;
   persistent_memory(step);
   for (std::int32_t unit : stale) {
     Gather& gather = group(unit).gather;
@@ -148,9 +152,11 @@ void Fsdp2::run_forward(bool training) {
     prefetch_forward(root());
   }
   const auto layers = static_cast<std::int32_t>(model_.order.size());
+  repeat_->begin(Repeat::Order::kForward);
   for (std::int32_t l = 0; l < layers; ++l) {
     if (spec_of(l).role == LayerRole::kLoss) continue;
     forward_layer(l);
+    l += repeat_->after(l);
   }
   if (root() >= 0) {
     post_forward(root(), /*in_backward=*/false);
@@ -332,6 +338,7 @@ void Fsdp2::run_backward() {
   log_where_ = "backward";
   const auto layers = static_cast<std::int32_t>(model_.order.size());
   bool root_hook_due = root() >= 0;
+  repeat_->begin(Repeat::Order::kBackward);
   for (std::int32_t l = layers; l-- > 0;) {
     if (spec_of(l).role == LayerRole::kLoss || !output_needs_gradient_[static_cast<std::size_t>(l)])
       continue;
@@ -351,6 +358,7 @@ void Fsdp2::run_backward() {
     run_layer(EventKind::kBackward, l);
     end_backward(l, 0);
     run_border(EventKind::kBackward, l, LayerSegment::kAfter);
+    l -= repeat_->after(l);
   }
   root_post_backward_final_callback();
   StepBuilder::free(input_tokens_);

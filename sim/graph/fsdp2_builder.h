@@ -183,6 +183,12 @@ class Fsdp2 final : public StepBuilder {
   void zero_grad();
   void clip();
 
+  // --- fsdp2_repeat.h: blocks that are written from the pattern of those before ---
+  class Repeat;
+  void find_runs();
+  template <typename Builder, typename Id, typename Fact>
+  static void visit_step(Builder& builder, const Id& id, const Fact& fact);
+
   // --- fsdp2_unshard.cpp: FSDPParamGroup ---
   void unshard(std::int32_t unit);
   void all_gather(std::int32_t unit);
@@ -248,7 +254,9 @@ class Fsdp2 final : public StepBuilder {
   bool all_reduces_ = true;
   bool reshards_after_backward_ = true;
 
-  std::vector<std::int32_t> temporaries_;  // of all_gather; empty between two
+  Repeat* repeat_ = nullptr;                       // while a step is built
+  std::vector<std::int32_t> run_begin_, run_end_;  // of each layer: of its run of like blocks
+  std::vector<std::int32_t> temporaries_;          // of all_gather; empty between two
   std::vector<std::int32_t> unpadded_, padded_again_;
   bool logging_ = false;
   std::vector<HostEvent> events_;

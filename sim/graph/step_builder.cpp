@@ -384,7 +384,7 @@ std::int32_t StepBuilder::add_parts(MemoryCategory category, Stream pool, std::i
 template <typename Visit>
 void StepBuilder::visit_gradients(std::int32_t unit, std::int32_t pass, const Visit& visit) const {
   const auto layers = static_cast<std::int32_t>(model_.order.size());
-  const std::vector<Module>& list = modules_of(unit);
+  const std::span<const Module> list = modules_of(unit);
   for (auto module = list.rbegin(); module != list.rend(); ++module) {
     const std::int32_t execution = pass * layers + module->layer;
     const LayerProgram& program =

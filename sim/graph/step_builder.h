@@ -74,8 +74,9 @@ class StepBuilder {
     bool operator==(const Module&) const = default;
   };
   // In forward order; a module that is called twice once.
-  const std::vector<Module>& modules_of(std::int32_t unit) const {
-    return modules_[static_cast<std::size_t>(unit)];
+  std::span<const Module> modules_of(std::int32_t unit) const {
+    const auto i = static_cast<std::size_t>(unit);
+    return {modules_.data() + first_module_[i], modules_.data() + first_module_[i + 1]};
   }
   const UnitShape& shape(std::int32_t unit) const {
     return shapes_[static_cast<std::size_t>(shape_of_unit_[static_cast<std::size_t>(unit)])];
@@ -239,6 +240,28 @@ class StepBuilder {
   // group.
   UnitWork step_work_of(EventKind kind, std::int64_t elements) const;
 
+  // --- layers that repeat (step_repeat.cpp) ---
+  // Whether the layer after this one is alike in all that rows are made of: a block in a unit of
+  // its own, of the same kind, shape, programs and policies, and its unit the next one.
+  bool is_like_next(std::int32_t layer) const;
+  static constexpr std::size_t kPlaceCommunicators = 8;
+  struct Place {
+    std::size_t rows = 0, waits = 0, actions = 0, buffers = 0, works = 0;  // written so far
+    std::int32_t hooks = 0;
+    // Tails and what is pending; kNoEvent: nothing.
+    std::array<EventId, kStreams + kStreams * kStreams + 3 + kPlaceCommunicators> ids;
+  };
+  Place place() const;
+  // Whether every number grows from list to list by an amount of its own. Negative ones are names
+  // of nothing and stay.
+  static bool advances(std::span<const std::int32_t> a, std::span<const std::int32_t> b,
+                       std::span<const std::int32_t> c);
+  // Whether what was written from `a` to `b` and from `b` to `c`, the present place, is one
+  // pattern.
+  bool is_pattern(const Place& a, const Place& b, const Place& c) const;
+  // Continues the pattern whose last layer lies between these.
+  void write_again(const Place& b, const Place& c, std::int32_t times);
+
   const ModelSpec& model_;
   const Plan& plan_;
 
@@ -292,8 +315,9 @@ class StepBuilder {
   std::vector<std::int32_t> unit_layers_;  // layers_of() of all units, one after the other
   std::vector<std::int32_t> first_layer_;
   std::vector<std::int32_t> unit_of_layer_;
-  std::vector<std::int32_t> first_nested_;    // of each layer: its first unit inside, or -1
-  std::vector<std::vector<Module>> modules_;  // of each unit
+  std::vector<std::int32_t> first_nested_;  // of each layer: its first unit inside, or -1
+  std::vector<Module> modules_;             // modules_of() of all units, one after the other
+  std::vector<std::int32_t> first_module_;
   std::vector<std::int32_t> block_of_layer_;
   std::vector<Bytes> part_sums_;
   std::int32_t root_ = -1;

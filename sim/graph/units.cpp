@@ -56,9 +56,10 @@ void StepBuilder::assign_layers(const LayerPrograms& programs) {
     Unit& unit = graph_.units.emplace_back();
     unit.name = std::move(name);
     unit.shards = plan_.mesh.shard;
-    modules_.emplace_back();
     return unit_count() - 1;
   };
+  std::vector<std::pair<std::int32_t, Module>> owned;  // by units, in forward order
+  owned.reserve(model_.order.size());
   const bool has_root =
       std::any_of(model_.order.begin(), model_.order.end(), [&](const LayerInstance& layer) {
         const LayerSpec& spec = model_.kinds[static_cast<std::size_t>(layer.kind)];
@@ -95,7 +96,7 @@ void StepBuilder::assign_layers(const LayerPrograms& programs) {
         for (std::size_t n = 0; n < spec.nested.size(); ++n) {
           const std::int32_t nested = new_unit(layer.name + "." + spec.nested[n]);
           if (n == 0) first_nested_[i] = nested;
-          modules_[static_cast<std::size_t>(nested)] = {{l, static_cast<std::int8_t>(n + 1)}};
+          owned.push_back({nested, {l, static_cast<std::int8_t>(n + 1)}});
         }
       }
       ++block;
@@ -112,10 +113,10 @@ void StepBuilder::assign_layers(const LayerPrograms& programs) {
         }
         if (has_table_inside(spec)) {
           first_nested_[i] = std::exchange(unit, root_);
-          modules_[static_cast<std::size_t>(first_nested_[i])] = {{l, 1}};
+          owned.push_back({first_nested_[i], {l, 1}});
           for (std::size_t n = 1; n < spec.nested.size(); ++n) {
             const std::int32_t table = new_unit(spec.nested[n]);
-            modules_[static_cast<std::size_t>(table)] = {{l, static_cast<std::int8_t>(n + 1)}};
+            owned.push_back({table, {l, static_cast<std::int8_t>(n + 1)}});
           }
         }
       } else if (tied) {
@@ -128,7 +129,7 @@ void StepBuilder::assign_layers(const LayerPrograms& programs) {
     }
     if (block_of_layer_[i] >= 0) recompute_of_layer_[i] = plan_.recompute.at(block_of_layer_[i]);
     unit_of_layer_[i] = unit;
-    if (unit >= 0 && layer.same_as < 0) modules_[static_cast<std::size_t>(unit)].push_back({l, 0});
+    if (unit >= 0 && layer.same_as < 0) owned.push_back({unit, {l, 0}});
     const auto use = [&](PassKind kind, const std::shared_ptr<const LayerProgram>& program) {
       if (program == nullptr) return;
       auto it = std::find(graph_.programs.begin(), graph_.programs.end(), program);
@@ -143,6 +144,15 @@ void StepBuilder::assign_layers(const LayerPrograms& programs) {
       use(PassKind::kLast, programs.at(l, recompute, StepMicroBatch::kLastOfSeveral));
     }
     if (plan_.evaluation.in_step) use(PassKind::kEvaluation, programs.evaluation(l));
+  }
+
+  first_module_.assign(graph_.units.size() + 1, 0);
+  for (const auto& [unit, module] : owned) ++first_module_[static_cast<std::size_t>(unit) + 1];
+  for (std::size_t u = 1; u < first_module_.size(); ++u) first_module_[u] += first_module_[u - 1];
+  modules_.resize(owned.size());
+  std::vector<std::int32_t> place(first_module_.begin(), first_module_.end() - 1);
+  for (const auto& [unit, module] : owned) {
+    modules_[static_cast<std::size_t>(place[static_cast<std::size_t>(unit)]++)] = module;
   }
 
   first_layer_.assign(graph_.units.size() + 1, 0);
@@ -232,8 +242,8 @@ bool StepBuilder::are_alike(std::int32_t unit, std::int32_t other) const {
                model_.order[static_cast<std::size_t>(b.layer)].kind &&
            a.part == b.part && is_frozen_block(a) == is_frozen_block(b);
   };
-  const std::vector<Module>& a = modules_of(unit);
-  const std::vector<Module>& b = modules_of(other);
+  const std::span<const Module> a = modules_of(unit);
+  const std::span<const Module> b = modules_of(other);
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), same);
 }
 
