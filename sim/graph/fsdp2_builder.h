@@ -183,7 +183,7 @@ class Fsdp2 final : public StepBuilder {
   void zero_grad();
   void clip();
 
-  // --- fsdp2_repeat.h: blocks that are written from the pattern of those before ---
+  // --- fsdp2_repeat.h: units that are written from the pattern of those before ---
   class Repeat;
   void find_runs();
   template <typename Builder, typename Id, typename Fact>
@@ -255,7 +255,7 @@ class Fsdp2 final : public StepBuilder {
   bool reshards_after_backward_ = true;
 
   Repeat* repeat_ = nullptr;                       // while a step is built
-  std::vector<std::int32_t> run_begin_, run_end_;  // of each layer: of its run of like blocks
+  std::vector<std::int32_t> run_begin_, run_end_;  // of each unit: of its run of like ones
   std::vector<std::int32_t> temporaries_;          // of all_gather; empty between two
   std::vector<std::int32_t> unpadded_, padded_again_;
   bool logging_ = false;

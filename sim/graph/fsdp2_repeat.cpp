@@ -6,7 +6,7 @@
 namespace foreshard {
 namespace {
 
-// Blocks that are not worth the trouble.
+// Units that are not worth the trouble.
 constexpr std::int32_t kFew = 4;
 constexpr std::int32_t kMostTries = 4;
 
@@ -59,7 +59,7 @@ void visit_group(Group& g, const Id& id, const Fact& fact) {
 
 }  // namespace
 
-// What the builder of the whole step holds between two layers.
+// What the builder of the whole step holds between two units.
 template <typename Builder, typename Id, typename Fact>
 void Fsdp2::visit_step(Builder& b, const Id& id, const Fact& fact) {
   fact(b.forward_root_);
@@ -83,31 +83,34 @@ void Fsdp2::visit_step(Builder& b, const Id& id, const Fact& fact) {
 }
 
 void Fsdp2::find_runs() {
-  const auto layers = static_cast<std::int32_t>(model_.order.size());
-  run_end_.assign(model_.order.size(), -1);
-  run_begin_.assign(model_.order.size(), -1);
-  const auto is_like_next = [&](std::int32_t layer) {
-    if (!StepBuilder::is_like_next(layer)) return false;
-    const auto i = static_cast<std::size_t>(layer);
-    const std::int32_t u = unit_of_layer(layer);
-    const auto at = static_cast<std::size_t>(u);
-    return is_listed(u) && prefetch_place_[at + 1] == prefetch_place_[at] + 1 &&
-           plan_.unshard_in_backward.at(u) == plan_.unshard_in_backward.at(u + 1) &&
-           input_needs_gradient_[i] == input_needs_gradient_[i + 1] &&
-           output_needs_gradient_[i] == output_needs_gradient_[i + 1];
+  run_end_.assign(groups_.size(), -1);
+  run_begin_.assign(groups_.size(), -1);
+  const auto needs_alike = [&](const std::vector<bool>& needs, std::int32_t unit) {
+    const std::span<const Module> modules = modules_of(unit);
+    return std::all_of(modules.begin(), modules.end(), [&](const Module& module) {
+      const auto i = static_cast<std::size_t>(module.layer);
+      return needs[i] == needs[i + modules.size()];
+    });
   };
-  for (std::int32_t begin = 0; begin < layers;) {
+  const auto is_like_next = [&](std::int32_t u) {
+    const auto at = static_cast<std::size_t>(u);
+    return StepBuilder::is_like_next(u) && is_listed(u) &&
+           prefetch_place_[at + 1] == prefetch_place_[at] + 1 &&
+           plan_.unshard_in_backward.at(u) == plan_.unshard_in_backward.at(u + 1) &&
+           needs_alike(input_needs_gradient_, u) && needs_alike(output_needs_gradient_, u);
+  };
+  for (std::int32_t begin = 0; begin < count();) {
     std::int32_t end = begin;
     while (is_like_next(end)) ++end;
-    for (std::int32_t l = begin; l <= end; ++l) {
-      run_begin_[static_cast<std::size_t>(l)] = begin;
-      run_end_[static_cast<std::size_t>(l)] = end;
+    for (std::int32_t u = begin; u <= end; ++u) {
+      run_begin_[static_cast<std::size_t>(u)] = begin;
+      run_end_[static_cast<std::size_t>(u)] = end;
     }
     begin = end + 1;
   }
 }
 
-// A layer reaches the units that it gathers ahead; one more each way shows that no more are.
+// A unit reaches those that it gathers ahead; one more each way shows that no more are.
 Fsdp2::Repeat::Repeat(Fsdp2& builder, Groups groups)
     : builder_(builder),
       reach_(2 + static_cast<std::int32_t>(std::max<std::int64_t>(
@@ -136,7 +139,7 @@ void Fsdp2::Repeat::read_group(std::int32_t unit, const Id& id, const Fact& fact
   id(position > 0 ? builder_.post_forward_order_[position - 1].unit : -1);
 }
 
-void Fsdp2::Repeat::read(std::int32_t layer, State& state) const {
+void Fsdp2::Repeat::read(std::int32_t unit, State& state) const {
   state.place = builder_.place();
   state.post_forwards = builder_.post_forward_order_.size();
   state.first_id.clear();
@@ -153,7 +156,7 @@ void Fsdp2::Repeat::read(std::int32_t layer, State& state) const {
   for (std::int32_t offset = -reach_; offset <= reach_; ++offset) {
     state.first_id.push_back(ids);
     state.last_fact = facts;
-    read_group(group_at(layer, offset), id, fact);
+    read_group(group_at(unit, offset), id, fact);
   }
   state.ids.resize(ids);
   state.facts.resize(facts);
@@ -166,12 +169,12 @@ bool Fsdp2::Repeat::is_steady() const {
          builder_.is_pattern(a.place, b.place, c.place);
 }
 
-// After how many more layers, at most `most`, the groups ahead still continue the series of those
+// After how many more units, at most `most`, the groups ahead still continue the series of those
 // nearby.
-std::int32_t Fsdp2::Repeat::reached(std::int32_t layer, std::int32_t most) const {
-  if (series_.has(group_at(layer, reach_ - 1)) && series_.has(group_at(layer, reach_ + 1))) {
+std::int32_t Fsdp2::Repeat::reached(std::int32_t unit, std::int32_t most) const {
+  if (series_.has(group_at(unit, reach_ - 1)) && series_.has(group_at(unit, reach_ + 1))) {
     const std::int32_t end = step_ > 0 ? series_.last : series_.first;
-    return std::min(most, (end - group_at(layer, reach_)) * step_);
+    return std::min(most, (end - group_at(unit, reach_)) * step_);
   }
   const State& now = states_[2];
   const std::size_t first = now.first_id.back();
@@ -184,7 +187,7 @@ std::int32_t Fsdp2::Repeat::reached(std::int32_t layer, std::int32_t most) const
     bool continues = true;
     std::size_t i = 0, f = 0;
     read_group(
-        group_at(layer, reach_ + k),
+        group_at(unit, reach_ + k),
         [&](std::int32_t id) {
           continues &= i < count && id == last[i] + k * (last[i] - before[i]);
           ++i;
@@ -198,7 +201,7 @@ std::int32_t Fsdp2::Repeat::reached(std::int32_t layer, std::int32_t most) const
   return most;
 }
 
-void Fsdp2::Repeat::move_on(std::int32_t layer, std::int32_t times) {
+void Fsdp2::Repeat::move_on(std::int32_t unit, std::int32_t times) {
   const State& before = states_[1];
   const State& now = states_[2];
   builder_.write_again(before.place, now.place, times);
@@ -209,10 +212,10 @@ void Fsdp2::Repeat::move_on(std::int32_t layer, std::int32_t times) {
     const PostForward earlier = order[order.size() - 2 * written];
     order.push_back({2 * last.unit - earlier.unit, 2 * last.before - earlier.before});
   }
-  // The groups nearby are now those around the last layer; what they leave behind stays.
+  // The groups nearby are now those around the last unit; what they leave behind stays.
   const auto ignore = [](const auto&) {};
   const auto move = [&](std::int32_t offset, std::size_t like, std::int32_t by) {
-    Group& g = builder_.group(group_at(layer, offset));
+    Group& g = builder_.group(group_at(unit, offset));
     g = nearby_[like];
     const std::int32_t* last = now.ids.data() + now.first_id[like];
     const std::int32_t* earlier = before.ids.data() + before.first_id[like];
@@ -221,13 +224,13 @@ void Fsdp2::Repeat::move_on(std::int32_t layer, std::int32_t times) {
   };
   nearby_.clear();
   for (std::int32_t offset = -reach_; offset <= reach_; ++offset) {
-    nearby_.push_back(builder_.group(group_at(layer, offset)));
+    nearby_.push_back(builder_.group(group_at(unit, offset)));
   }
   for (std::int32_t k = 1; k < times; ++k) move(k - reach_, 0, k);
   for (std::size_t i = 0; i < nearby_.size(); ++i) {
     move(static_cast<std::int32_t>(i) - reach_ + times, i, times);
   }
-  const auto [low, high] = std::minmax({group_at(layer, -reach_), group_at(layer, times - reach_)});
+  const auto [low, high] = std::minmax({group_at(unit, -reach_), group_at(unit, times - reach_)});
   series_ = {Source::kMovedOn, low, high};
   std::size_t n = 0;
   visit_step(
@@ -240,23 +243,26 @@ void Fsdp2::Repeat::move_on(std::int32_t layer, std::int32_t times) {
 }
 
 std::int32_t Fsdp2::Repeat::after(std::int32_t layer) {
-  if (builder_.run_end_.empty()) return 0;
-  const auto i = static_cast<std::size_t>(layer);
-  std::int32_t behind = layer - builder_.run_begin_[i];
-  std::int32_t ahead = builder_.run_end_[i] - layer;
+  const std::int32_t u = builder_.unit_of_layer(layer);
+  if (builder_.run_end_.empty() || u < 0) return 0;
+  std::int32_t behind = u - builder_.run_begin_[static_cast<std::size_t>(u)];
+  std::int32_t ahead = builder_.run_end_[static_cast<std::size_t>(u)] - u;
+  if (behind + ahead == 0) return 0;
+  const std::span<const Module> modules = builder_.modules_of(u);
+  if (layer != (step_ > 0 ? modules.back() : modules.front()).layer) return 0;
   if (step_ < 0) std::swap(behind, ahead);
   if (behind < reach_) read_ = 0;
-  // The last layer that is written must not reach out of the run.
+  // The last unit that is written must not reach out of the run.
   const std::int32_t most = ahead - reach_ - 1;
   if (behind < reach_ || most < kFew || read_ >= 3 + kMostTries) return 0;
   std::rotate(states_.begin(), states_.begin() + 1, states_.end());
-  read(layer, states_[2]);
+  read(u, states_[2]);
   if (++read_ < 3 || !is_steady()) return 0;
-  const std::int32_t times = reached(layer, most);
+  const std::int32_t times = reached(u, most);
   if (times < kFew) return 0;
-  move_on(layer, times);
+  move_on(u, times);
   read_ = 0;
-  return times;
+  return times * static_cast<std::int32_t>(modules.size());
 }
 
 }  // namespace foreshard

@@ -1,10 +1,9 @@
-// Writes blocks that repeat from the pattern of those before them, for the builder of runtime
-// fsdp2.
+// Writes units that repeat from the pattern of those before them, for the builder of runtime fsdp2.
 //
-// What is written for a block follows from the state it begins with. Once the state moves on by
-// constants from block to block, so does all that is written, until something comes into reach that
-// is not a block of the run: so such blocks are written from the pattern, and the state is moved on
-// as far. Steps that keep a log are written block by block; a test holds that both are the same.
+// What is written for a unit follows from the state it begins with. Once the state moves on by
+// constants from unit to unit, so does all that is written, until something comes into reach that
+// is not a unit of the run: so such units are written from the pattern, and the state is moved on
+// as far. Steps that keep a log are written unit by unit; a test holds that both are the same.
 #pragma once
 
 #include <array>
@@ -21,11 +20,11 @@ class Fsdp2::Repeat {
   Repeat(Fsdp2& builder, Groups groups);
   // Layers come in this order from now on.
   void begin(Order order);
-  // Layer `layer` was written. Returns how many of those next in order have now been written too.
+  // Layer `layer` was written. Returns how many next in order have now been written too.
   std::int32_t after(std::int32_t layer);
 
  private:
-  // What the builder holds once a layer is written: numbers of rows, buffers and units, and facts
+  // What the builder holds once a unit is written: numbers of rows, buffers and units, and facts
   // that must not change. First those of the step, then those of the groups nearby, from the one
   // that lies `reach_` behind to the one that lies `reach_` ahead.
   struct State {
@@ -37,16 +36,16 @@ class Fsdp2::Repeat {
     std::size_t last_fact = 0;          // the first of the last group
   };
 
-  std::int32_t group_at(std::int32_t layer, std::int32_t offset) const {
-    return builder_.unit_of_layer(layer) + offset * step_;
+  std::int32_t group_at(std::int32_t unit, std::int32_t offset) const {
+    return unit + offset * step_;
   }
   // Calls id() and fact() for what a group that is not reached yet will be asked for.
   template <typename Id, typename Fact>
   void read_group(std::int32_t unit, const Id& id, const Fact& fact) const;
-  void read(std::int32_t layer, State& state) const;
+  void read(std::int32_t unit, State& state) const;
   bool is_steady() const;
-  std::int32_t reached(std::int32_t layer, std::int32_t most) const;
-  void move_on(std::int32_t layer, std::int32_t times);
+  std::int32_t reached(std::int32_t unit, std::int32_t most) const;
+  void move_on(std::int32_t unit, std::int32_t times);
 
   Fsdp2& builder_;
   std::int32_t step_ = 1;

@@ -240,10 +240,10 @@ class StepBuilder {
   // group.
   UnitWork step_work_of(EventKind kind, std::int64_t elements) const;
 
-  // --- layers that repeat (step_repeat.cpp) ---
-  // Whether the layer after this one is alike in all that rows are made of: a block in a unit of
-  // its own, of the same kind, shape, programs and policies, and its unit the next one.
-  bool is_like_next(std::int32_t layer) const;
+  // --- units that repeat (step_repeat.cpp) ---
+  // Whether this unit and the next one are alike in all that rows are made of: whole blocks, those
+  // of the one behind those of the other, of the same kinds, shapes, programs and policies.
+  bool is_like_next(std::int32_t unit) const;
   static constexpr std::size_t kPlaceCommunicators = 8;
   struct Place {
     std::size_t rows = 0, waits = 0, actions = 0, buffers = 0, works = 0;  // written so far
@@ -259,7 +259,7 @@ class StepBuilder {
   // Whether what was written from `a` to `b` and from `b` to `c`, the present place, is one
   // pattern.
   bool is_pattern(const Place& a, const Place& b, const Place& c) const;
-  // Continues the pattern whose last layer lies between these.
+  // Continues the pattern whose last unit lies between these.
   void write_again(const Place& b, const Place& c, std::int32_t times);
 
   const ModelSpec& model_;

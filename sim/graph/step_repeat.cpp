@@ -1,8 +1,8 @@
-// Rows of layers that repeat.
+// Rows of units that repeat.
 //
-// A place is what the builder holds between two layers, and how much it has written. Where three
-// places in a row differ by constants, and what was written between them too, the layers in between
-// are one pattern, whose ids advance by constants from layer to layer: so those that follow are
+// A place is what the builder holds between two units, and how much it has written. Where three
+// places in a row differ by constants, and what was written between them too, the units in between
+// are one pattern, whose ids advance by constants from unit to unit: so those that follow are
 // written by adding to it. wakes are the exception: later rows set them, here as in push().
 #include <algorithm>
 
@@ -11,22 +11,32 @@
 
 namespace foreshard {
 
-bool StepBuilder::is_like_next(std::int32_t layer) const {
-  const auto i = static_cast<std::size_t>(layer);
-  if (repeats_layers_ || i + 1 >= model_.order.size()) return false;
-  const LayerSpec& spec = spec_of(layer);
-  const std::int32_t u = unit_of_layer(layer);
-  if (model_.order[i].kind != model_.order[i + 1].kind || spec.role != LayerRole::kBlock ||
-      spec.joins >= 0 || u < 0 || u == root_ || unit_of_layer(layer + 1) != u + 1) {
+bool StepBuilder::is_like_next(std::int32_t unit) const {
+  if (repeats_layers_ || unit == root_ || unit + 1 >= unit_count()) return false;
+  const auto at = static_cast<std::size_t>(unit);
+  const std::span<const Module> modules = modules_of(unit);
+  const std::span<const Module> next = modules_of(unit + 1);
+  const auto count = static_cast<std::int32_t>(modules.size());
+  if (modules.empty() || next.size() != modules.size() ||
+      shape_of_unit_[at] != shape_of_unit_[at + 1] ||
+      this->unit(unit).reshard != this->unit(unit + 1).reshard) {
     return false;
   }
-  const auto has_one_module = [&](std::int32_t unit) { return modules_of(unit).size() == 1; };
-  const auto at = static_cast<std::size_t>(u);
-  return first_nested_[i] < 0 && first_nested_[i + 1] < 0 && has_one_module(u) &&
-         has_one_module(u + 1) && shape_of_unit_[at] == shape_of_unit_[at + 1] &&
-         unit(u).reshard == unit(u + 1).reshard &&
-         programs_of_layer_[i] == programs_of_layer_[i + 1] &&
-         recompute_of_layer_[i] == recompute_of_layer_[i + 1];
+  const std::int32_t first = modules.front().layer;
+  for (std::int32_t k = 0; k < count; ++k) {
+    const auto i = static_cast<std::size_t>(first + k);
+    const auto other = i + modules.size();
+    const auto n = static_cast<std::size_t>(k);
+    const LayerSpec& spec = spec_of(first + k);
+    if (modules[n] != Module{first + k, 0} || next[n] != Module{first + count + k, 0} ||
+        spec.role != LayerRole::kBlock || spec.joins >= 0 || first_nested_[i] >= 0 ||
+        first_nested_[other] >= 0 || model_.order[i].kind != model_.order[other].kind ||
+        programs_of_layer_[i] != programs_of_layer_[other] ||
+        recompute_of_layer_[i] != recompute_of_layer_[other]) {
+      return false;
+    }
+  }
+  return true;
 }
 
 StepBuilder::Place StepBuilder::place() const {
@@ -106,9 +116,9 @@ void StepBuilder::write_again(const Place& b, const Place& c, std::int32_t times
   const auto added = static_cast<std::size_t>(times);
   const std::size_t rows = c.rows - b.rows, waits = c.waits - b.waits;
   const std::size_t actions = c.actions - b.actions, buffers = c.buffers - b.buffers;
-  // Each number from those of the two layers before.
-  const auto next = [](const auto* at, std::size_t layer) {
-    return *(at - layer) + (*(at - layer) - *(at - 2 * layer));
+  // Each number from those of the two units before.
+  const auto next = [](const auto* at, std::size_t unit) {
+    return *(at - unit) + (*(at - unit) - *(at - 2 * unit));
   };
   graph_.waits.resize(c.waits + waits * added);
   for (EventId *wait = graph_.waits.data() + c.waits, *end = wait + waits * added; wait < end;
@@ -142,11 +152,16 @@ void StepBuilder::write_again(const Place& b, const Place& c, std::int32_t times
     detail->actions_begin += static_cast<std::uint32_t>(actions);
     detail->actions_end = detail->actions_begin;
   }
-  graph_.actions.resize(c.actions + actions * added, {MemoryAction::Kind::kFree, kNoBuffer});
-  MemoryAction* action = graph_.actions.data() + c.actions;
-  for (std::size_t i = 0; i < actions * added; ++i, ++action) {
-    *action = *(action - actions);
-    action->target += action->target - (action - 2 * actions)->target;
+  graph_.actions.reserve(c.actions + actions * added);
+  std::vector<MemoryAction> unit(graph_.actions.end() - static_cast<std::ptrdiff_t>(actions),
+                                 graph_.actions.end());
+  std::vector<std::int32_t> strides(actions);
+  for (std::size_t i = 0; i < actions; ++i) {
+    strides[i] = unit[i].target - graph_.actions[b.actions - actions + i].target;
+  }
+  for (std::size_t k = 0; k < added; ++k) {
+    for (std::size_t i = 0; i < actions; ++i) unit[i].target += strides[i];
+    graph_.actions.insert(graph_.actions.end(), unit.begin(), unit.end());
   }
   graph_.buffers.resize(c.buffers + buffers * added);
   Buffer* buffer = graph_.buffers.data() + c.buffers;

@@ -154,19 +154,19 @@ Bytes peak_allocated(const EventGraph& graph) {
     if (!buffer.on_host) now += buffer.bytes.count();
   }
   std::int64_t peak = now;
-  const auto add = [&](std::int32_t id, std::int64_t sign) {
-    const Buffer buffer = id >= graph.first_own_buffer
-                              ? graph.buffers[static_cast<std::size_t>(id - graph.first_own_buffer)]
-                              : graph.buffer(id);
-    if (!buffer.on_host) now += sign * buffer.bytes.count();
-    peak = std::max(peak, now);
+  const Buffer* const own = graph.buffers.data();
+  const auto size = [&](std::int32_t id) {
+    const std::int32_t i = id - graph.first_own_buffer;
+    if (i < 0) return graph.buffer(id).bytes.count();  // a layer's, on the device
+    return own[i].on_host ? 0 : own[i].bytes.count();
   };
   using Kind = MemoryAction::Kind;
   for (const MemoryAction& action : graph.actions) {
     if (action.kind == Kind::kAllocate) {
-      add(action.target, 1);
+      now += size(action.target);
+      peak = std::max(peak, now);
     } else if (action.kind == Kind::kFree) {
-      add(action.target, -1);
+      now -= size(action.target);
     } else if (action.kind != Kind::kStore && action.kind != Kind::kKeep) {
       const LayerProgram& program =
           graph.program(graph.executions[static_cast<std::size_t>(action.target)]);

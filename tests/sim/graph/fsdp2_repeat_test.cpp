@@ -51,7 +51,7 @@ Plan random_plan(int blocks) {
   p.runtime.version = "2." + std::to_string(*rc::gen::inRange(4, 16));
   p.batch.accumulation = *rc::gen::inRange<std::int64_t>(1, 4);
   p.mesh = {*rc::gen::element<std::int64_t>(1, 2, 4, 8), *rc::gen::element<std::int64_t>(1, 2)};
-  p.units.layers_per_unit = *rc::gen::element<std::int64_t>(1, 1, 1, 2);
+  p.units.layers_per_unit = *rc::gen::element<std::int64_t>(1, 1, 2, 3);
   p.units.embedding = *rc::gen::element(UnitPlacement::kOwn, UnitPlacement::kRoot);
   p.units.head =
       *rc::gen::element(UnitPlacement::kOwn, UnitPlacement::kRoot, UnitPlacement::kWithNorm);
@@ -92,7 +92,7 @@ Plan random_plan(int blocks) {
 }
 
 RC_GTEST_PROP(Fsdp2Repeat, IsTheStepWrittenBlockByBlock, ()) {
-  const int blocks = *rc::gen::inRange(12, 40);
+  const int blocks = *rc::gen::inRange(12, 60);
   const ModelSpec model = tiny_model(blocks);
   const Plan plan = random_plan(blocks);
   if (find_problem(plan, model, round_cluster(plan.mesh.world()))) RC_DISCARD("no such plan");
