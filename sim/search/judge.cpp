@@ -32,7 +32,8 @@ bool has_simple_state(const Plan& plan) {
 Bytes kept_after_forward(const Plan& plan, const ModelSpec& model) {
   const Reshard& reshard = plan.reshard_after_forward.value;
   if (plan.mesh.shard == 1 || !plan.reshard_after_forward.ranges.empty()) return Bytes();
-  const Bytes whole(model.parameters() * size_of(plan.param_dtype));
+  const std::int64_t element = plan.float8_all_gather ? 1 : size_of(plan.param_dtype);
+  const Bytes whole(model.parameters() * element);
   if (reshard.kind == Reshard::Kind::kNever) return whole;
   return reshard.kind == Reshard::Kind::kGroup ? whole / reshard.group : Bytes();
 }
