@@ -1,5 +1,5 @@
-// A stack's file is called as the stack is, and its line of runtimes says whom it is for (tests hold
-// both): so what nobody asked for is not read, which takes longer than a small forecast.
+// A stack's file is called as the stack is, and its line of runtimes says whom it is for (tests
+// hold both): so what nobody asked for is not read, which takes longer than a small forecast.
 #include "sim/spec/plan_stack.h"
 
 #include <fmt/format.h>

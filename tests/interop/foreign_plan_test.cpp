@@ -223,12 +223,15 @@ precompute_float8_dynamic_scale_for_fsdp = true
 )");
   EXPECT_EQ(once.value("float8"), "tensorwise");
   EXPECT_EQ(once.value("float8_all_gather"), "true");
-  const ForeignPlan each = titan("[training]\nseq_len = 1024\n[float8]\nenable_fsdp_float8_all_gather = true\n");
+  const ForeignPlan each =
+      titan("[training]\nseq_len = 1024\n[float8]\nenable_fsdp_float8_all_gather = true\n");
   EXPECT_EQ(each.value("float8"), "tensorwise");
   EXPECT_EQ(each.value("float8_all_gather"), "true");
   EXPECT_EQ(entry(each.ledger, "float8.enable_fsdp_float8_all_gather").mapping,
             Mapping::kUnsupported);
-  EXPECT_FALSE(titan("[training]\nseq_len = 1024\n[float8]\nenable_fsdp_float8_all_gather = false\n").has("float8_all_gather"));
+  EXPECT_FALSE(
+      titan("[training]\nseq_len = 1024\n[float8]\nenable_fsdp_float8_all_gather = false\n")
+          .has("float8_all_gather"));
 }
 
 TEST(TorchTitan, ReadsTheSavedJsonOfTokens) {

@@ -236,7 +236,8 @@ RC_GTEST_PROP(Bounds, PlacementAndCommunicatorsHoldTheSameMemory, ()) {
   plan.optimizer.implementation =
       *rc::gen::element(Optimizer::Implementation::kForeach, Optimizer::Implementation::kLoop);
   RC_PRE(!find_problem(plan, model, cluster));
-  // A fused optimizer keeps its step counters on the device, 512 bytes each, and needs nothing else.
+  // A fused optimizer keeps its step counters on the device, 512 bytes each, and needs nothing
+  // else.
   RC_ASSERT(peak <= peak_allocated(build_training_step(model, plan)) * 21 / 20);
 }
 
