@@ -64,7 +64,7 @@ void fuse_silu(LayerSpec& layer) {
 class Saved {
  public:
   explicit Saved(LayerSpec& layer) : layer_(layer), producer_(layer.tensors.size(), nullptr) {
-    for (const Operation& op : layer.operations) {
+    for (Operation& op : layer.operations) {
       if (!op.outputs.empty()) producer_[at(op.outputs.front())] = &op;
     }
   }
@@ -72,20 +72,28 @@ class Saved {
   void drop_what_is_cheap() {
     for (std::size_t t = 1; t < layer_.tensors.size(); ++t) {
       const auto index = static_cast<Index>(t);
-      if (!is_recomputable(index) || index == layer_.output || !fuses_into_backward(index)) {
+      if (!is_saved(index) || !is_recomputable(index) || index == layer_.output ||
+          !fuses_into_backward(index)) {
         continue;
       }
-      Indices sources;
+      std::vector<Source> sources;
       if (!find_sources(index, sources)) continue;
       if (const std::int64_t more = added(sources); more > 0 && more >= size(index)) continue;
-      for (Operation& op : layer_.operations) {
-        if (std::erase(op.saved, index) == 0) continue;
-        for (const Index s : sources) insert(op.saved, s);
+      for (Operation& op : layer_.operations) std::erase(op.saved, index);
+      for (const Source& source : sources) {
+        Indices& saved = source.reader->saved;
+        if (!contains(saved, source.tensor)) saved.push_back(source.tensor);
       }
     }
   }
 
  private:
+  // Saved by the operation that reads it: later ones may find it gone.
+  struct Source {
+    Index tensor = 0;
+    Operation* reader = nullptr;
+  };
+
   static std::size_t at(Index t) { return static_cast<std::size_t>(t); }
 
   // Of a token, in halves of an fp32 element; rows of statistics are small, whatever their number.
@@ -93,13 +101,15 @@ class Saved {
     const TensorSpec& spec = layer_.tensors[at(t)];
     return (spec.per_token + spec.per_sequence) * (spec.type == ElementType::kFp32 ? 2 : 1);
   }
-  static void insert(Indices& set, Index t) {
-    if (!contains(set, t)) set.push_back(t);
-  }
   // What saving them takes beyond what is saved already.
-  std::int64_t added(const Indices& tensors) const {
+  std::int64_t added(const std::vector<Source>& sources) const {
     std::int64_t sum = 0;
-    for (const Index t : tensors) sum += is_saved(t) ? 0 : size(t);
+    Indices counted;
+    for (const Source& source : sources) {
+      if (is_saved(source.tensor) || contains(counted, source.tensor)) continue;
+      counted.push_back(source.tensor);
+      sum += size(source.tensor);
+    }
     return sum;
   }
   bool is_overwritten(Index t) const {
@@ -126,23 +136,24 @@ class Saved {
   }
   // What `t` is computed from: saved tensors, or ones that could be. A norm's statistics are saved,
   // its own gradient needs them.
-  bool find_sources(Index t, Indices& sources) const {
-    for (const Index input : producer_[at(t)]->inputs) {
-      Indices below;
+  bool find_sources(Index t, std::vector<Source>& sources) const {
+    Operation* reader = producer_[at(t)];
+    for (const Index input : reader->inputs) {
+      std::vector<Source> below;
       const bool is_deeper =
           !is_saved(input) && is_recomputable(input) && find_sources(input, below);
       if (is_deeper && added(below) < size(input)) {
-        for (const Index s : below) insert(sources, s);
+        sources.insert(sources.end(), below.begin(), below.end());
         continue;
       }
       if (!is_saved(input) && is_overwritten(input)) return false;
-      insert(sources, input);
+      sources.push_back({input, reader});
     }
     return true;
   }
 
   LayerSpec& layer_;
-  std::vector<const Operation*> producer_;  // of each tensor that is a first output
+  std::vector<Operation*> producer_;  // of each tensor that is a first output
 };
 
 // Kept for nothing: backward needs neither the result nor anything computed from it again.

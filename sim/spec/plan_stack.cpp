@@ -43,12 +43,19 @@ TrainingStack read_file(const EmbeddedFile& file) {
     stack.runtimes.push_back(read_word(runtime, kRuntimes));
   }
   for (const ConfigNode& group : root.at("keys").elements()) {
-    static constexpr std::string_view kParts[] = {"source", "set"};
+    static constexpr std::string_view kParts[] = {"source", "when", "set"};
     group.allow_only(kParts);
     const std::string source = group.at("source").as_string();
+    std::vector<std::pair<std::string, std::string>> when;
+    if (const ConfigNode* node = group.find("when")) {
+      for (const ConfigItem& item : node->items()) {
+        if (find_key(item.key) == nullptr) throw item.value.error("no key of a plan");
+        when.emplace_back(item.key, item.value.as_string());
+      }
+    }
     for (const ConfigItem& item : group.at("set").items()) {
       if (find_key(item.key) == nullptr) throw item.value.error("no key of a plan", "dotted paths");
-      stack.keys.push_back({item.key, item.value, source});
+      stack.keys.push_back({item.key, item.value, source, when});
     }
   }
   return stack;
@@ -125,12 +132,22 @@ std::string read_stack(const ConfigNode& node) {
                    nearest_spelling(name, names));
 }
 
+namespace {
+
+bool holds(const StackKey& key, const Plan& plan) {
+  return std::all_of(key.when.begin(), key.when.end(), [&](const auto& each) {
+    return find_key(each.first)->write(plan) == Json(each.second);
+  });
+}
+
+}  // namespace
+
 PlanDocument with_stack(PlanDocument document) {
   const TrainingStack* stack = find_stack(document.stack);
   if (stack == nullptr) return document;
   for (const StackKey& each : stack->keys) {
     const PlanKey& key = *find_key(each.path);
-    if (document.has(each.path)) continue;
+    if (document.has(each.path) || !holds(each, document.plan)) continue;
     if (key.belongs && !key.belongs(document.plan.runtime.kind)) continue;
     key.read(each.value, document);
     document.given.emplace(each.path, GivenKey{PlanLayer::kStack, each.value.location()});

@@ -5,6 +5,7 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "sim/base/config.h"
@@ -16,6 +17,8 @@ struct StackKey {
   std::string path;  // "kernels.norm"
   ConfigNode value;
   std::string source;
+  // Keys and the words that they must have, whoever set them: {"attention", "fa2"}.
+  std::vector<std::pair<std::string, std::string>> when;
 };
 
 struct TrainingStack {

@@ -82,6 +82,48 @@ TEST(Compiled, AnEagerNormBecomesOneKernel) {
   EXPECT_EQ(std::count_if(kernels.begin(), kernels.end(), is_norm), 2);
 }
 
+// What is saved is there when its operation runs and goes once, whatever chains stand in a block:
+// norms of queries and keys, norms behind products, norms of latents, routed experts.
+TEST(Compiled, BlocksOfEveryShapeBalance) {
+  using Kernels = ModuleKernels;
+  for (const char* name : {"llama-3-8b", "qwen3-8b", "gemma-2-2b", "deepseek-v2", "mixtral-8x7b",
+                           "gpt2", "falcon-7b", "bert-base"}) {
+    for (const Kernels::Norm norm :
+         {Kernels::Norm::kCompute, Kernels::Norm::kFp32, Kernels::Norm::kEager}) {
+      for (const Kernels::Rope rope :
+           {Kernels::Rope::kComplex, Kernels::Rope::kReal, Kernels::Rope::kFused}) {
+        for (const Recompute recompute :
+             {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+          Plan plan = plan_with(Compile::kBlocks, norm);
+          plan.kernels.rope = rope;
+          const ModelSpec model = with_variants(load_zoo_model(name, Stack::kEager), plan);
+          for (const LayerSpec& layer : model.kinds) {
+            if (layer.role != LayerRole::kBlock) continue;
+            ProgramOptions options;
+            options.sequence = 128;
+            options.recompute = recompute;
+            const LayerProgram p = build_layer_program(layer, options);
+            std::vector<int> alive(p.slots.size() + 2, 0);
+            alive[0] = 1;
+            const auto run = [&](const LayerPhaseProgram& phase) {
+              for (const std::int32_t action : phase.actions) {
+                if (action >= LayerPhaseProgram::kStore) continue;
+                int& count = alive[static_cast<std::size_t>(std::abs(action) - 1)];
+                count += action > 0 ? 1 : -1;
+                ASSERT_TRUE(count == 0 || count == 1) << name << ", " << layer.name;
+              }
+            };
+            run(p.forward);
+            run(p.recompute);
+            alive[p.slots.size() + 1] = 1;  // the gradient that arrives
+            run(p.backward);
+          }
+        }
+      }
+    }
+  }
+}
+
 // Tensorwise: of the inputs of a block's seven products four differ, all of which generated kernels
 // make but the attention's output; each of them is cast once forward and once backward (3 bytes an
 // element), which the compiler sees and eager torchao does not. Three greatest values are found

@@ -47,6 +47,17 @@ TEST(PlanStack, WhatWasWrittenStandsOverTheStack) {
   EXPECT_EQ(filled.given.at("loss").layer, PlanLayer::kFile);
 }
 
+// Its Triton kernel takes padded batches, FlashAttention does not.
+TEST(PlanStack, SomeKeysDependOnOthers) {
+  const auto unpads = [](const std::string& more) {
+    return with_stack(document_of("runtime: fsdp1\nstack: composer_2023_10\n" + more))
+        .plan.kernels.unpads;
+  };
+  EXPECT_FALSE(unpads(""));
+  EXPECT_TRUE(unpads("attention: fa2"));
+  EXPECT_FALSE(unpads("attention: fa2\nkernels: {unpads: false}"));
+}
+
 TEST(PlanStack, KeysOfOtherRuntimesAreLeftOut) {
   EXPECT_FALSE(with_stack(document_of("runtime: fsdp2\nstack: composer_2022"))
                    .has("fsdp1.backward_prefetch"));
