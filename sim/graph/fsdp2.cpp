@@ -84,7 +84,7 @@ void Fsdp2::prepare() {
   }
 }
 
-RecordedStep Fsdp2::build(StepNumber step, Log keep, std::vector<std::int32_t> stale) {
+RecordedStep Fsdp2::build(StepNumber step, Log keep, const std::vector<std::int32_t>& stale) {
   logging_ = keep == Log::kKept;
   if (keep == Log::kNone) find_runs();
   Repeat repeat(*this, stale.empty() ? Repeat::Groups::kUntouched : Repeat::Groups::kUsed);

@@ -28,7 +28,7 @@ class Fsdp2 final : public StepBuilder {
   Fsdp2(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
         EventGraph recycled);
   // `stale`: units whose gathers the step before left behind.
-  RecordedStep build(StepNumber step, Log log, std::vector<std::int32_t> stale);
+  RecordedStep build(StepNumber step, Log log, const std::vector<std::int32_t>& stale);
   std::vector<std::int32_t> pending_units() const;  // of the step that was built
 
  private:

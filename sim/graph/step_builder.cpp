@@ -263,7 +263,7 @@ EventId StepBuilder::add_step_row(EventKind kind, Stream stream) {
 
 const LayerPhaseProgram& StepBuilder::phase(EventKind kind, std::int32_t layer) const {
   const LayerExecution& execution =
-      graph_.executions[static_cast<std::size_t>(first_execution_ + layer)];
+      graph_.executions[static_cast<std::size_t>(std::int64_t{first_execution_} + layer)];
   const LayerProgram& program = *graph_.programs[execution.program];
   if (kind == EventKind::kRecompute) return program.recompute;
   return kind == EventKind::kBackward ? program.backward : program.forward;
@@ -299,7 +299,7 @@ std::uint16_t StepBuilder::layer_run_work(EventKind kind, std::int32_t layer, st
   FORESHARD_CHECK(count > 0 && first + count <= p.segments.size() && p.segments.size() < 255,
                   "a run of segments that the phase does not have");
   const LayerExecution& execution =
-      graph_.executions[static_cast<std::size_t>(first_execution_ + layer)];
+      graph_.executions[static_cast<std::size_t>(std::int64_t{first_execution_} + layer)];
   std::uint64_t key = execution.program;
   for (const std::uint64_t part : {static_cast<std::uint64_t>(kind), std::uint64_t{first},
                                    std::uint64_t{count}, static_cast<std::uint64_t>(hooks)}) {
@@ -389,7 +389,7 @@ void StepBuilder::visit_gradients(std::int32_t unit, std::int32_t pass, const Vi
     const std::int32_t execution = pass * layers + module->layer;
     const LayerProgram& program =
         graph_.program(graph_.executions[static_cast<std::size_t>(execution)]);
-    const auto part = static_cast<std::size_t>(module->part);
+    const auto part = static_cast<std::size_t>(static_cast<std::uint8_t>(module->part));
     const bool any = part < program.free_last_gradient.size() &&
                      !program.free_last_gradient[part].actions.empty();
     if (any && !visit(execution, static_cast<std::uint8_t>(part), program)) return;
@@ -425,7 +425,7 @@ std::vector<std::int32_t> StepBuilder::gradient_buffers(std::int32_t unit,
   const auto layers = static_cast<std::int32_t>(model_.order.size());
   for (const Module& owned : modules_of(unit)) {
     const LayerExecution& execution =
-        graph_.executions[static_cast<std::size_t>(pass * layers + owned.layer)];
+        graph_.executions[static_cast<std::size_t>(std::int64_t{pass} * layers + owned.layer)];
     const LayerProgram& program = graph_.program(execution);
     const std::vector<ParameterSpec>& parameters = spec_of(owned.layer).parameters;
     for (std::size_t p = 0; p < parameters.size(); ++p) {

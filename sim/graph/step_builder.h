@@ -289,7 +289,7 @@ class StepBuilder {
         (group * kinds + static_cast<std::int32_t>(kind)) * kVariants + variant;
     std::int32_t& known = works_[static_cast<std::size_t>(place)];
     if (known < 0) known = new_hook_works();
-    const auto at = static_cast<std::size_t>(known + hooks);
+    const auto at = static_cast<std::size_t>(known) + static_cast<std::size_t>(hooks);
     if (hook_works_[at] < 0) {
       const std::int32_t added = add_work(kind, group, variant);
       hook_works_[at] = added;

@@ -24,7 +24,7 @@ bool StepBuilder::is_like_next(std::int32_t unit) const {
   }
   const std::int32_t first = modules.front().layer;
   for (std::int32_t k = 0; k < count; ++k) {
-    const auto i = static_cast<std::size_t>(first + k);
+    const auto i = static_cast<std::size_t>(first) + static_cast<std::size_t>(k);
     const auto other = i + modules.size();
     const auto n = static_cast<std::size_t>(k);
     const LayerSpec& spec = spec_of(first + k);

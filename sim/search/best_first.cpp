@@ -148,6 +148,7 @@ class BestFirst {
       if (is_fused(i) && !is_fused(first)) std::swap(set.front(), set.back());
     }
     std::vector<std::vector<std::size_t>> alike;
+    alike.reserve(sets.size());
     for (auto& [key, set] : sets) alike.push_back(std::move(set));
     return alike;
   }

@@ -440,7 +440,7 @@ void Simulator::Scratch::full(const EventGraph& graph, Step&& step) {
   timeline.period = steady(graph, step, step);
   const Timeline steady_timeline = timeline;
   int k = 1;
-  while (k < kMostSteps && graph.rows.size() > 0) {
+  while (k < kMostSteps && !graph.rows.empty()) {
     ++k;
     carry = step(Carry{carry.host - carry.device, 0});
     if (carry.device == steady_timeline.period.nanoseconds()) break;

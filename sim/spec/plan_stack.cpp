@@ -123,7 +123,7 @@ const TrainingStack* find_stack(std::string_view name) {
 }
 
 std::string read_stack(const ConfigNode& node) {
-  const std::string name = node.as_string();
+  std::string name = node.as_string();
   if (name == "none") return "";
   if (find_stack(name) != nullptr) return name;
   std::vector<std::string> names = {"none"};

@@ -1,5 +1,6 @@
 // export, launch, import of trainers' files: what the program writes, and what it leaves when it
 // cannot.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -68,7 +69,7 @@ TEST(Export, EveryFormatIsOneDocumentWithItsLedger) {
   for (const std::string& format :
        {std::string("fsdp2"), std::string("accelerate"), std::string("deepspeed"),
         std::string("torchtitan"), std::string("launch")}) {
-    const Outcome outcome = run("export --json --to " + format + " " + kJob);
+    const Outcome outcome = run(fmt::format("export --json --to {} {}", format, kJob));
     ASSERT_EQ(outcome.exit_code, 0) << format << outcome.err;
     const auto json = json_of(outcome);
     EXPECT_EQ(json["schema"], "foreshard.export/1");

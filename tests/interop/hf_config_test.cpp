@@ -77,7 +77,7 @@ TEST(HfConfigTest, PublishedConfigsGiveTheZoosModels) {
 TEST(HfConfigTest, NestedTextConfig) {
   const HfConfig read = read_hf_config(config("nested-text-config.json"));
   // Llama-7B with 64 more words in embedding and head.
-  EXPECT_EQ(build_model(read.dims).parameters(), 6738415616 + 2 * 64 * 4096);
+  EXPECT_EQ(build_model(read.dims).parameters(), 6738415616 + std::int64_t{2} * 64 * 4096);
   ASSERT_NE(entry(read, "vision_config"), nullptr);
   EXPECT_EQ(entry(read, "vision_config")->use, KeyUse::kIgnored);
   EXPECT_EQ(entry(read, "text_config.hidden_size")->use, KeyUse::kMapped);

@@ -14,7 +14,7 @@ namespace foreshard {
 namespace {
 
 constexpr std::int64_t kTokens = 1024;
-constexpr std::int64_t kWide = 2 * 4096, kFfn = 2 * 14336, kStatistic = 4;
+constexpr std::int64_t kWide = 8192, kFfn = 28672, kStatistic = 4;
 
 LayerProgram block(const Plan& plan) {
   const ModelSpec model = with_variants(load_zoo_model("llama-3-8b", Stack::kEager), plan);

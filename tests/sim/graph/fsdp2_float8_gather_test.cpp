@@ -10,8 +10,9 @@ namespace foreshard {
 namespace {
 
 // llama-3-8b: d = 4096, keys of 1024, f = 14336.
-constexpr std::int64_t kLinear = 2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 14336 * 4096;
-constexpr std::int64_t kNorms = 2 * 4096;
+constexpr std::int64_t kWidth = 4096;
+constexpr std::int64_t kLinear = (2 * 4096 + 2 * 1024 + 3 * 14336) * kWidth;
+constexpr std::int64_t kNorms = 2 * kWidth;
 constexpr std::int64_t kShards = 8;
 
 Plan plan_with(bool gathers_fp8) {

@@ -65,7 +65,7 @@ struct Crowd {
   }
 };
 
-Time contended_bound_of(const ModelSpec& model, Plan plan, const CostModel& costs,
+Time contended_bound_of(const ModelSpec& model, const Plan& plan, const CostModel& costs,
                         const Crowd& crowd) {
   const EventGraph graph = build_training_step(model, plan);
   return contended_bound(graph, crowd.price(graph, costs));

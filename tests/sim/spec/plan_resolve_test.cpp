@@ -146,7 +146,7 @@ TEST(PlanResolve, PutsTheHeadWhereTheEmbeddingTakesIt) {
 }
 
 TEST(PlanResolve, ReducesAsTheVersionDoesWhereNoDtypeIsGiven) {
-  const auto reduce = [](std::string runtime) {
+  const auto reduce = [](const std::string& runtime) {
     return resolved("runtime: " + runtime + "\ndtype: {param: fp16, reduce: none, master: bf16}");
   };
   EXPECT_EQ(reduce("fsdp2@2.14").plan.reduce_dtype, DType::kFp16);
