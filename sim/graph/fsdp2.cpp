@@ -477,7 +477,7 @@ RecordedStep record_training_step(const ModelSpec& model, const Plan& plan,
   FORESHARD_CHECK(plan.runtime.kind == RuntimeKind::kFsdp2, "only fsdp2 keeps a host log");
   std::vector<std::int32_t> stale;
   if (step == StepNumber::kSteady) stale = stale_units(model, plan, programs);
-  return Fsdp2(model, plan, programs, {}).build(step, Fsdp2::Log::kKept, std::move(stale));
+  return Fsdp2(model, plan, programs, {}).build(step, Fsdp2::Log::kKept, stale);
 }
 
 }  // namespace foreshard
