@@ -394,12 +394,15 @@ void add_b200(const Base& base, const std::vector<Chip>& chips, Collector& out) 
 // fa1, head_dim 64: measured (arXiv 2205.14135, tables 18 and 19: A100, 16 x 8 heads, no mask):
 // from 8192 tokens on 65.6 TFLOP/s forward and 64.9 backward, by 128 blocks, one for each head,
 // that take two rounds of 108 multiprocessors: 110.7 and 109.5 with all of them busy, 0.355 and
-// 0.351 of the peak, where fa2 reaches 0.668 and 0.622. So 128, whose blocks are smaller (its
-// appendix E.5), is the other end of the ranges: 0.38 forward and 0.28 backward are their lower
-// halves' middles. triton (flash_attn_triton.py, which MPT ran): "forward is generally faster than
-// CUDA forward, backward generally slower, overall slightly slower" (its own header); at head_dim
-// 128, between that and the 2 times of the paper's later Triton kernel. The memory-efficient
-// backend is of fa1's generation and instructions.
+// 0.351 of the peak, where fa2 reaches 0.668 and 0.622: 1.8 times slower, the lower end of the
+// range. So 128, whose blocks are smaller (its appendix E.5), lies between that and the other end:
+// both passes 2.4 times, which is 0.385 of the peak forward and 0.276 backward.
+//
+// triton (flash_attn_triton.py, which MPT ran): "forward is generally faster than CUDA forward,
+// backward generally slower, overall slightly slower" (its own header); at head_dim 128, between
+// that and the 2 times of the paper's later Triton kernel.
+//
+// The memory-efficient backend is of fa1's generation and instructions. 256 as 128.
 struct OldKernel {
   const char* name;
   int head_dim;

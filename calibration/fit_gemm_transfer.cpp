@@ -22,6 +22,7 @@ namespace {
 constexpr std::size_t kSurface = 100;  // rows
 constexpr double kMostOfPeak = 0.9;
 constexpr double kHbmFraction = 0.85;
+
 bool is_up_to_ampere(const Gpu& gpu) {
   return gpu.architecture == "volta" || gpu.architecture == "turing" ||
          gpu.architecture == "ampere";
@@ -38,6 +39,7 @@ struct Misaligned {
   double time = 0;
   const char* source = "";
 };
+
 Misaligned misaligned(const Gpu& gpu) {
   if (is_up_to_ampere(gpu)) {
     return {2.0, "; odd widths: nanoGPT with a vocabulary of 50257 against 50304 on A100"};

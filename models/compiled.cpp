@@ -42,7 +42,8 @@ bool has_own_kernel(Function function) {
          function == Function::kScatterAdd || function == Function::kDropout;
 }
 
-// silu(a) * b is one operation; silu(a) is never written.
+// silu(a) * b is one operation, where b is: the product that makes b may stand between them, which
+// would part them in regions. silu(a) is never written.
 void fuse_silu(LayerSpec& layer) {
   std::vector<Operation>& ops = layer.operations;
   for (std::size_t s = 0; s < ops.size(); ++s) {

@@ -68,7 +68,7 @@ void FusedRegion::backward(const Operation& op, const Derivative& derivative, co
       std::all_of(derivative.gradients.begin(), derivative.gradients.end(),
                   [](const InputGradient& each) { return each.alias && !each.exists; });
   const bool sums = derivative.parts > 1;
-  if (!renames || is_made || sums) {
+  if (!renames || sums) {
     moved += (derivative.parts - (is_made ? 1 : 0)) * size(bytes, output);
   }
   bool wrote_alias = false;

@@ -28,6 +28,12 @@ const PlanKey* find_key(std::string_view path) {
   return nullptr;
 }
 
+bool holds(const StackKey& key, const Plan& plan) {
+  return std::all_of(key.when.begin(), key.when.end(), [&](const auto& each) {
+    return find_key(each.first)->write(plan) == Json(each.second);
+  });
+}
+
 // A source may stand for several keys in a row.
 TrainingStack read_file(const EmbeddedFile& file) {
   static constexpr std::string_view kNames[] = {"name", "description", "runtimes", "keys"};
@@ -131,16 +137,6 @@ std::string read_stack(const ConfigNode& node) {
   throw node.error(quote(name) + " is no stack", fmt::format("one of {}", fmt::join(names, ", ")),
                    nearest_spelling(name, names));
 }
-
-namespace {
-
-bool holds(const StackKey& key, const Plan& plan) {
-  return std::all_of(key.when.begin(), key.when.end(), [&](const auto& each) {
-    return find_key(each.first)->write(plan) == Json(each.second);
-  });
-}
-
-}  // namespace
 
 PlanDocument with_stack(PlanDocument document) {
   const TrainingStack* stack = find_stack(document.stack);
