@@ -172,9 +172,10 @@ Biases all_biases(const std::vector<ChipFits>& chips,
   return all;
 }
 
-std::array<FactorSpread, kFactors> spreads_of(const ChipFits& own, const CatalogueGemm& own_gemm,
-                                              const Biases& all) {
+std::array<FactorSpread, kFactors> spreads_of(const Machine& machine, const ChipFits& own,
+                                              const CatalogueGemm& own_gemm, const Biases& all) {
   const auto& [gemm, attention, memory] = all;
+  const bool is_amd = machine.node.gpu.architecture.starts_with("cdna");
   const bool new_chip = own.chip.name == "h200" || own.chip.name == "b200";
   std::array<FactorSpread, kFactors> spread;
   const auto at = [&](Factor factor) -> FactorSpread& {
@@ -184,13 +185,17 @@ std::array<FactorSpread, kFactors> spreads_of(const ChipFits& own, const Catalog
   if (own_gemm.is_borrowed && !own_gemm.is_same_chip) {
     // Curves of data-centre GPUs moved to each other were off by 4 to 18 % (median), with one scale
     // out of six products by 4 to 8 %; moved to L40S by 26 to 36 %.
-    constexpr double kMoved = 0.18, kAnchored = 0.10;
+    constexpr double kMoved = 0.18, kAnchored = 0.10, kOtherVendor = 0.25;
     at(Factor::kGemm) =
-        own_gemm.is_anchored
+        is_amd ? FactorSpread{kOtherVendor,
+                              "a shape of another vendor's GPU: curves moved to L40S were off by "
+                              "26 to 36 %"}
+        : own_gemm.is_anchored
             ? FactorSpread{kAnchored, "a borrowed shape with a published rate of large products"}
             : FactorSpread{kMoved, "a curve borrowed from another GPU"};
   }
   at(Factor::kAttention) = measured_spread(own.attention.log_biases, attention, new_chip);
+  if (is_amd) at(Factor::kAttention) = at(Factor::kGemm);
   at(Factor::kMemoryBound) =
       measured_spread(new_chip ? std::vector<double>{} : own.memory.log_biases, memory, new_chip);
   // Whole fabrics nobody has seen: the tables of all GPUs, each without its source.
@@ -315,7 +320,10 @@ std::vector<PublishedFit> fit_all_published() {
     const ChipFits& chip = of(chip_name(machine));
     const CatalogueGemm& own = gemm.at(machine.key);
     result.push_back(assemble(machine, chip, own, gemm.at(chip.chip.gpu.key), of("h100").chip.gpu));
-    result.back().calibration.spread = spreads_of(chip, own, biases);
+    if (machine.node.gpu.architecture.starts_with("cdna")) {
+      use_cdna_figures(result.back().calibration, machine.node.gpu, machines);
+    }
+    result.back().calibration.spread = spreads_of(machine, chip, own, biases);
   }
   return result;
 }

@@ -122,6 +122,13 @@ struct Chip {
 };
 AttentionFits fit_attention_of(std::string_view chip, const std::vector<Chip>& chips);
 
+// --- AMD (fit_cdna.cpp) ---
+
+// Curves that are H100's shares of an AMD GPU's peaks, corrected by what is public of MI300X and
+// MI355X.
+void use_cdna_figures(Calibration& calibration, const Gpu& own,
+                      const std::vector<Machine>& machines);
+
 // --- memory-bound operations (fit_memory.cpp) ---
 
 // Of a kernel timed by itself.

@@ -128,6 +128,7 @@ class Builder {
     for (const Machine& machine : machines_) {
       if (count(machine) >= kSurface) fit(machine, nullptr);
     }
+    share_rates();
     for (const Machine& machine : machines_) {
       const bool few = count(machine) > 0 && count(machine) < kSurface;
       if (few) fit(machine, relative(machine));
@@ -153,6 +154,35 @@ class Builder {
   const Machine* relative(const Machine& machine) const {
     return nearest(machine, machines_,
                    [&](const Machine& other) { return done_.contains(other.key); });
+  }
+
+  // GPUs of one chip and one power limit (H100 and H200) differ by their machines only, and the
+  // tables are of a few: in a step each is as fast as their geometric mean.
+  void share_rates() {
+    const auto is_same = [](const Gpu& a, const Gpu& b) {
+      return a.architecture == b.architecture && a.multiprocessors == b.multiprocessors &&
+             a.peak_bf16 == b.peak_bf16 && a.power_limit == b.power_limit;
+    };
+    std::map<std::string, double> shared;
+    for (const Machine& machine : machines_) {
+      if (!done_.contains(machine.key)) continue;
+      double sum = 0;
+      int count = 0;
+      for (const Machine& other : machines_) {
+        const auto found = done_.find(other.key);
+        if (found == done_.end() || !is_same(machine.node.gpu, other.node.gpu)) continue;
+        const GemmCurve& curve = found->second.bf16.curve;
+        sum += std::log(curve.efficiency * curve.sustained);
+        ++count;
+      }
+      if (count > 1) shared[machine.key] = std::exp(sum / count);
+    }
+    for (const auto& [key, rate] : shared) {
+      GemmFit& fit = done_.at(key).bf16;
+      fit.curve.sustained = rounded(std::min(1.0, rate / fit.curve.efficiency));
+      fit.curve.source += "; sustained: the mean over GPUs of the same chip and power";
+      fit.report.constants = constants_text(fit.curve);
+    }
   }
 
   void finish(const Machine& machine, CatalogueGemm gemm) {
@@ -241,7 +271,8 @@ class Builder {
     GemmCurve curve = fitted_fp8(fp8_.at(from->key), *from);
     curve.efficiency = rounded(
         std::min(kMostOfPeak, curve.efficiency * own_bf16.efficiency / its_bf16.efficiency));
-    curve.sustained = own_bf16.sustained;
+    curve.sustained =
+        rounded(std::min(1.0, own_bf16.sustained * curve.sustained / its_bf16.sustained));
     curve.evidence = Evidence::kExtrapolated;
     curve.source = fmt::format("no fp8 rows; {}'s fp8 over bf16", from->key);
     gemm.fp8 = curve;
@@ -255,7 +286,9 @@ class Builder {
     options.hbm_fraction = kHbmFraction;
     options.relative = &bf16;
     GemmCurve curve = fit_gemm(rows, machine.node.gpu, options).curve;
-    curve.sustained = bf16.sustained;
+    // By its own length: products in fp8 slow down less than those in bf16.
+    const double hottest = GemmProtocols(all_, machine.key).hottest();
+    curve.sustained = rounded(std::min(1.0, curve.sustained / hottest));
     curve.misaligned = bf16.misaligned;
     return curve;
   }

@@ -685,7 +685,9 @@ def tokens():
 )",
                          plan_.loss.chunks);
     }
-    text += "    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())\n";
+    const bool casts = plan_.loss.kind != Loss::Kind::kEagerCompute;
+    text += fmt::format("    return F.cross_entropy(logits.flatten(0, 1){}, labels.flatten())\n",
+                        casts ? ".float()" : "");
     if (plan_.loss.kind == Loss::Kind::kCompiled) {
       text += R"(
 

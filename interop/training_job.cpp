@@ -25,6 +25,18 @@ std::int64_t required(const TrainingRow& row, std::string_view column) {
   return row.count(column);
 }
 
+// A code without preset that has kernels of its own for norm, rotary embedding and loss (or for the
+// products, as fp8 with delayed scaling is TransformerEngine's) is of Megatron-Core's or Liger's
+// kind: SwiGLU, casts and residual sums are fused as well, and the products of queries, keys and
+// values, and of gate and up, are one each (megatron/core/transformer: linear_qkv, linear_fc1).
+bool is_fused_by_hand(const TrainingRow& row) {
+  const std::string_view compiled = row.word("compile");
+  const bool is_eager = compiled.empty() || compiled == "none" || compiled == "loss_only";
+  const bool is_engine = row.word("loss_impl") == "fused" || row.word("fp8") == "delayed";
+  return find_stack(row.word("stack")) == nullptr && is_eager && is_engine &&
+         row.word("norm_impl") == "rms_fused" && row.word("rope_impl") == "fused";
+}
+
 // --- model ---
 
 ModelSpec model_of(const TrainingRow& row, Stack stack) {
@@ -46,6 +58,7 @@ ModelSpec model_of(const TrainingRow& row, Stack stack) {
   const std::int64_t sequence = required(row, "seq_len");
   dims.max_positions = sequence;
   if (dims.positions == Positions::kLearned) dims.position_rows = sequence;
+  if (is_fused_by_hand(row)) dims.fused_qkv = dims.fused_gate_up = true;
   return build_model(dims, stack);
 }
 
@@ -89,7 +102,7 @@ std::optional<Version> torch_version(const TrainingRow& row) {
 std::string runtime_of(const TrainingRow& row) {
   const std::string_view runtime = row.word("runtime");
   if (runtime.empty()) throw refused("runtime is not published");
-  if (runtime == "xla_fsdp") return "fsdp2";
+  if (runtime == "xla_fsdp") return "fsdp1";  // which gathers in place, as XLA does
   if (runtime.starts_with("zero") || runtime == "ddp") return std::string(runtime);
   const std::optional<Version> torch = torch_version(row);
   if (!torch) return std::string(runtime);
@@ -133,16 +146,27 @@ bool is_before_fa2(const TrainingRow& row) {
   return row.word("runtime_version").starts_with("1.");
 }
 
-bool gathers_fp32(const TrainingRow& row) { return row.word("gather_dtype") == "fp32"; }
+bool is_ddp(const TrainingRow& row) { return row.word("runtime") == "ddp"; }
+bool is_fsdp(const TrainingRow& row) {
+  return row.word("runtime").ends_with("fsdp") || row.word("runtime").starts_with("fsdp");
+}
+
+// Stored and gathered in fp32 and trained on these GPUs: under autocast to bf16. So is DDP, which
+// gathers nothing, unless its parameters are said to be in bf16.
+bool is_under_autocast(const TrainingRow& row) {
+  const bool is_low = row.word("gather_dtype") == "bf16" || row.word("master_dtype") == "bf16";
+  return row.word("gather_dtype") == "fp32" || (is_ddp(row) && !is_low);
+}
 
 // What is likely where neither a stack nor a column says: autocast's fp32 norms and stream over
 // fp32 weights; the flash attention of the time; Llama's norm of several kernels, which PyTorch 2.9
 // fused (2025-10); recomputation of whole modules before PyTorch 2.1.
 void add_era(const TrainingRow& row, Assignments& plan) {
+  if (row.word("runtime") == "xla_fsdp") return plan.add("stack=maxtext");
   if (is_before_fa2(row)) plan.add("attention=fa1");
   const std::string_view torch = row.word("runtime_version");
   if (torch.starts_with("1.") || torch == "2.0") plan.add("recompute_early_stop=false");
-  if (gathers_fp32(row)) {
+  if (is_under_autocast(row)) {
     plan.add("kernels.norm=fp32");
     plan.add("kernels.residual=fp32");
   }
@@ -151,17 +175,30 @@ void add_era(const TrainingRow& row, Assignments& plan) {
   if (!is_gpt && row.word("commit_date") < "2025-10") plan.add("kernels.norm=eager");
 }
 
-void add_kernels(const TrainingRow& row, Assignments& plan) {
+// scaled_dot_product_attention's flash backend is FlashAttention-1 until PyTorch 2.2 (release notes
+// of 2.2). Where it was left to PyTorch, 2.5 put cuDNN first from Hopper on; 2.5.1 took that back.
+std::string_view sdpa_kernel(const TrainingRow& row, const Cluster& cluster) {
+  const std::optional<Version> torch = torch_version(row);
+  if (torch && *torch < Version{2, 2}) return "fa1";
+  const bool is_free = row.word("attention_kernel") == "sdpa";
+  const bool has_cudnn =
+      cluster.gpu.architecture == "hopper" || cluster.gpu.architecture == "blackwell";
+  return is_free && torch == Version{2, 5} && has_cudnn ? "cudnn" : "flash";
+}
+
+void add_kernels(const TrainingRow& row, const Cluster& cluster, Assignments& plan) {
   plan.map("attention_kernel", "attention",
            {{"fa1", "fa1"},
             {"fa2", "fa2"},
             {"fa3", "fa3"},
             {"triton", "triton"},
             {"cudnn", "cudnn"},
-            {"sdpa_flash", "flash"},
             {"sdpa_efficient", "efficient"},
-            {"math", "math"},
-            {"sdpa", "flash"}});
+            {"math", "math"}});
+  if (const std::string_view said = row.word("attention_kernel");
+      said == "sdpa" || said == "sdpa_flash") {
+    plan.add(fmt::format("attention={}", sdpa_kernel(row, cluster)));
+  }
   // rms_fused leaves open whether the kernel works on an fp32 copy: the stack says.
   plan.map("norm_impl", "kernels.norm",
            {{"layer_norm_eager", "fp32"},
@@ -179,7 +216,7 @@ void add_kernels(const TrainingRow& row, Assignments& plan) {
   plan.map("residual_dtype", "kernels.residual", {{"bf16", "compute"}, {"fp32", "fp32"}});
   plan.map("loss_impl", "loss",
            {{"eager_fp32", "eager"},
-            {"eager_bf16", "eager"},
+            {"eager_bf16", "eager-compute"},
             {"chunked_fp32", "chunked-8"},
             {"fused", "fused"},
             {"compiled", "compiled"}});
@@ -188,6 +225,7 @@ void add_kernels(const TrainingRow& row, Assignments& plan) {
   }
   plan.map("compile", "compile",
            {{"none", "none"}, {"block", "blocks"}, {"full", "model"}, {"loss_only", "none"}});
+  if (is_fused_by_hand(row)) plan.add("compile=blocks");  // the same kernels
   if (row.word("compile") == "loss_only" && !row.has("loss_impl")) plan.add("loss=compiled");
   plan.map("fp8", "float8",
            {{"none", "none"},
@@ -196,15 +234,27 @@ void add_kernels(const TrainingRow& row, Assignments& plan) {
             {"rowwise_gw_hp", "rowwise_gw_hp"},
             {"delayed", "delayed"},
             {"unspecified", "tensorwise"}});
-  if (row.count("fp8_all_gather") == 1) plan.add("float8_all_gather=true");
+  // TransformerEngine's own scaling by tensors, not torchao's.
+  const std::string_view fp8 = row.word("fp8");
+  if (is_fused_by_hand(row) && (fp8 == "tensorwise" || fp8 == "unspecified"))
+    plan.add("float8=current");
+  const bool is_dtensor = row.word("runtime") == "fsdp2";  // other runtimes gather no subclasses
+  if (row.count("fp8_all_gather") == 1 && is_dtensor) plan.add("float8_all_gather=true");
 }
 
-// Gathered in fp32 and trained on these GPUs: autocast to bf16.
-void add_dtypes(Assignments& plan) {
-  plan.map("gather_dtype", "dtype.param", {{"bf16", "bf16"}, {"fp32", "fp32"}});
-  plan.map("gather_dtype", "dtype.autocast", {{"bf16", "none"}, {"fp32", "bf16"}});
+// DDP's autocast is its own key, and DeepSpeed converts the model: dtype.param is what both compute
+// in. DeepSpeed's partitions are fp32.
+void add_dtypes(const TrainingRow& row, Assignments& plan) {
+  if (is_fsdp(row)) {
+    plan.map("gather_dtype", "dtype.param", {{"bf16", "bf16"}, {"fp32", "fp32"}});
+    plan.map("gather_dtype", "dtype.autocast", {{"bf16", "none"}, {"fp32", "bf16"}});
+  } else {
+    plan.add("dtype={param: bf16, autocast: none}");
+  }
   plan.map("reduction_dtype", "dtype.reduce", {{"bf16", "bf16"}, {"fp32", "fp32"}});
-  plan.map("master_dtype", "dtype.master", {{"bf16", "bf16"}, {"fp32", "fp32"}});
+  if (is_fsdp(row) || is_ddp(row)) {
+    plan.map("master_dtype", "dtype.master", {{"bf16", "bf16"}, {"fp32", "fp32"}});
+  }
   plan.map("optimizer_impl", "optimizer.implementation",
            {{"adamw_loop", "loop"}, {"adamw_foreach", "foreach"}, {"adamw_fused", "fused"}});
 }
@@ -216,20 +266,24 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
   const bool in_groups = runtime == "zero1" && shard < gpus;
   if (runtime == "ddp") {
     plan.add(fmt::format("mesh={{shard: 1, replicate: {}}}", gpus));
+    if (gpus == 1) plan.add("ddp.gradient_as_bucket_view=true");  // nothing is wrapped: no buckets
   } else if (row.has("shard_group") && (in_groups || !is_zero)) {
     if (in_groups) plan.add("zero.partition_in_groups=true");
     plan.add(fmt::format("mesh={{shard: {}, replicate: {}}}", shard,
                          row.count("replicate_group", gpus / std::max<std::int64_t>(1, shard))));
   }
-  plan.add("host_sync=step");  // loss.item()
+  if (runtime != "xla_fsdp") plan.add("host_sync=step");  // loss.item()
   if (runtime == "ddp" || is_zero) {
     plan.map("offload", is_zero ? "zero.offload_optimizer" : "offload",
              {{"none", "none"}, {"optimizer", "cpu"}, {"params", "cpu"}});
+    if (runtime == "zero3") plan.map("offload", "zero.offload_param", {{"params", "cpu"}});
     return;
   }
   const bool is_root = row.word("embedding_unit") != "own";
-  plan.add(is_root ? "units={embedding: root, head: root}"
-                   : "units={embedding: own, head: with_norm}");
+  // FSDP1's flat parameters are of one module each.
+  const std::string_view head = runtime == "fsdp2" ? "with_norm" : "own";
+  plan.add(is_root ? std::string("units={embedding: root, head: root}")
+                   : fmt::format("units={{embedding: own, head: {}}}", head));
   const std::string_view reshard = row.word("reshard");
   if (reshard == "always_except_last") {
     const std::int64_t last = row.count("n_layers") + (is_root ? 0 : 1);
@@ -241,6 +295,10 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
   }
   plan.map("offload", "offload", {{"none", "none"}, {"optimizer", "cpu"}, {"params", "cpu"}});
   if (runtime != "fsdp1") return;
+  // Dynamo supports FSDP1 only so.
+  const std::string_view compiled = row.word("compile");
+  if (compiled == "block" || compiled == "full" || is_fused_by_hand(row))
+    plan.add("fsdp1.use_orig_params=true");
   plan.map("prefetch_kind", "fsdp1.backward_prefetch",
            {{"backward_pre", "pre"}, {"backward_post", "post"}});
   plan.map("prefetch_kind", "prefetch.backward", {{"none", "0"}});
@@ -262,6 +320,7 @@ void add_recompute(const TrainingRow& row, Assignments& plan) {
             {"full", "full"},
             {"selective_op", "selective"},
             {"save_dots_except_mlp", "selective"}});
+  plan.map("recompute", "recompute_keeps", {{"save_dots_except_mlp", "dots_except_mlp"}});
 }
 
 struct Batches {
@@ -304,8 +363,8 @@ TrainingJob training_job(const TrainingRow& row, const std::vector<std::string>&
   job.library = library_of(row);
   plan.add(fmt::format("batch={{sequence: {}, micro_batch: {}, accumulation: {}}}",
                        row.count("seq_len"), batches.micro_batch, batches.whole));
-  add_kernels(row, plan);
-  add_dtypes(plan);
+  add_kernels(row, job.cluster, plan);
+  add_dtypes(row, plan);
   add_sharding(row, plan);
   add_recompute(row, plan);
   // The model returned fp32 logits and the loop kept them until pytorch/torchtitan#391.
@@ -337,13 +396,20 @@ std::vector<OpenChoice> open_choices(const TrainingRow& row) {
     if (has_stack && !is_vague) return;
     open.push_back({column, std::move(alternatives)});
   };
-  const bool early = is_before_fa2(row);
-  ask("attention_kernel", early ? std::vector<std::string>{"attention=triton", "attention=fa2"}
-                                : std::vector<std::string>{"attention=triton", "attention=fa2",
-                                                           "attention=cudnn", "attention=fa3"});
+  const bool is_xla = row.word("runtime") == "xla_fsdp";
+  if (row.word("attention_kernel") == "sdpa" || is_xla) {
+    ask("attention_kernel", {"attention=cudnn", "attention=flash"});
+  } else if (is_before_fa2(row)) {
+    ask("attention_kernel", {"attention=triton", "attention=fa2"});
+  } else {
+    ask("attention_kernel",
+        {"attention=triton", "attention=fa2", "attention=cudnn", "attention=fa3"});
+  }
+  if (row.has("fp8")) ask("fp8", {"float8=rowwise", "float8=delayed"});
+  ask("loss_impl", {"loss=fused", "loss=eager"});
+  if (is_xla) return open;  // compiled as a whole
   ask("norm_impl", {"kernels.norm=compute", "kernels.norm=fp32", "kernels.norm=eager"});
   ask("residual_dtype", {"kernels.residual=fp32", "kernels.residual=compute"});
-  ask("loss_impl", {"loss=fused", "loss=eager"});
   ask("train_metrics", {"kernels.train_metrics=2"});
   ask("optimizer_impl", {"optimizer.implementation=loop", "optimizer.implementation=fused"});
   return open;

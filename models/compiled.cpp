@@ -240,9 +240,10 @@ void share_quantised_inputs(LayerSpec& layer) {
     ops[o].shares_fp8_input = std::any_of(ops.begin(), earlier, [&](const Operation& other) {
       return other.fp8 == ops[o].fp8 && other.inputs.front() == input;
     });
-    ops[o].amax_in_producer = std::any_of(ops.begin(), earlier, [&](const Operation& other) {
-      return fuses(other) && contains(other.outputs, input);
-    });
+    ops[o].amax_in_producer = ops[o].fp8 == Fp8Recipe::kTensorwise &&
+                              std::any_of(ops.begin(), earlier, [&](const Operation& other) {
+                                return fuses(other) && contains(other.outputs, input);
+                              });
   }
 }
 

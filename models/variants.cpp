@@ -16,6 +16,8 @@
 //
 // loss:
 //   eager      logits 2V, their fp32 copy 4V, log-probabilities 4V; backward two gradients 4V: 12V
+//   eager-compute
+//              logits 2V, log-probabilities 2V; backward two gradients 2V: 8V
 //   held       the fp32 copy lives until its own gradient is made: 16V
 //   compiled   logits and logsumexp are saved, the gradient is written once: 2V + 2V
 //   (torchtitan#1033
@@ -201,8 +203,26 @@ LayerSpec chunked_loss(LayerSpec layer, std::int64_t chunks) {
   return layer;
 }
 
+// What follows the cast to fp32, on the logits as they are.
+void leave_out_cast(LayerSpec& layer) {
+  const Operation cast = layer.operations.front();
+  layer.operations.erase(layer.operations.begin());
+  for (Operation& op : layer.operations) {
+    for (Indices* list : {&op.inputs, &op.saved}) {
+      std::replace(list->begin(), list->end(), cast.outputs.front(), cast.inputs.front());
+    }
+    std::erase(op.released, cast.outputs.front());
+    for (const Index t : op.outputs) {
+      layer.tensors[static_cast<std::size_t>(t)].type = ElementType::kCompute;
+    }
+  }
+}
+
 void apply_loss(LayerSpec& layer, const Plan& plan) {
   switch (plan.loss.kind) {
+    case Loss::Kind::kEagerCompute:
+      leave_out_cast(layer);
+      return;
     case Loss::Kind::kEager:
       if (plan.logits == Logits::kHeld) {
         // The first operation is the cast; its gradient is the last to be made.
@@ -235,6 +255,8 @@ Fp8Recipe recipe_of(Float8 float8) {
       return Fp8Recipe::kRowwiseGwHp;
     case Float8::kDelayed:
       return Fp8Recipe::kDelayed;
+    case Float8::kCurrent:
+      return Fp8Recipe::kCurrent;
   }
   return Fp8Recipe::kNone;
 }
@@ -259,6 +281,34 @@ void apply_float8(LayerSpec& layer, const Plan& plan) {
                              bytes(op.name + ".weight_fp8 (backward)", 0, weight),
                              bytes(op.name + ".input_fp8 (backward)", op.k, 0)};
     layer.operations[o] = std::move(op);
+  }
+}
+
+// --- selective recompute ---
+
+// Attention's inputs and what they are made from: the products among them are attention's, and so
+// is the first that reads what it makes.
+void keep_dots_except_mlp(LayerSpec& layer) {
+  std::vector<bool> before(layer.tensors.size()), behind(layer.tensors.size());
+  const auto at = [](Index t) { return static_cast<std::size_t>(t); };
+  const auto any = [&](const Indices& list, const std::vector<bool>& marked) {
+    return std::any_of(list.begin(), list.end(), [&](Index t) { return marked[at(t)]; });
+  };
+  const auto mark = [&](const Indices& list, std::vector<bool>& marks) {
+    for (const Index t : list) marks[at(t)] = true;
+  };
+  for (auto op = layer.operations.rbegin(); op != layer.operations.rend(); ++op) {
+    const bool makes_it = any(op->outputs, before);
+    if (op->kind == OperationKind::kAttention || makes_it) mark(op->inputs, before);
+    op->kept_by_selective = op->kind == OperationKind::kGemm && makes_it;
+  }
+  for (Operation& op : layer.operations) {
+    const bool reads_it = any(op.inputs, behind);
+    if (op.kind == OperationKind::kGemm && reads_it) {
+      op.kept_by_selective = true;
+      return;
+    }
+    if (op.kind == OperationKind::kAttention || reads_it) mark(op.outputs, behind);
   }
 }
 
@@ -325,6 +375,7 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
       add_train_metrics(layer, plan);
     }
     if (layer.role != LayerRole::kBlock) continue;
+    if (plan.recompute_keeps == SelectivePolicy::kDotsExceptMlp) keep_dots_except_mlp(layer);
     if (plan.float8 != Float8::kNone) apply_float8(layer, plan);
     if (plan.compile != Compile::kNone) compile(layer);
   }

@@ -10,6 +10,7 @@
 //   rowwise     amax and cast in one: reads 2, writes 1, for each product anew, for each scales
 //               along its own inner width; gw_hp: the weight's gradient stays in the compute dtype
 //   delayed     reads 2, writes 1 and its transpose 1, for which forward keeps what backward needs
+//   current     the same behind an amax that reads 2 (TransformerEngine's Float8CurrentScaling)
 #include "sim/graph/layer_kernels.h"
 
 #include <algorithm>
@@ -55,6 +56,11 @@ std::int64_t weight_elements(const KernelCounts& counts, const Operation& op) {
   return counts.layer.parameters[index(op.parameters.front())].numel();
 }
 
+// TransformerEngine casts and transposes at once and keeps both.
+bool keeps_transposes(const Operation& op) {
+  return op.fp8 == Fp8Recipe::kDelayed || op.fp8 == Fp8Recipe::kCurrent;
+}
+
 struct Product {
   std::int64_t m = 0, n = 0, k = 0;  // of one group
   std::int64_t elements = 0;         // of the three matrices, over all groups
@@ -65,12 +71,12 @@ struct Product {
 void add_quantisation(const Operation& op, Pass pass, std::int64_t elements,
                       LayerPhaseProgram& phase) {
   constexpr std::int64_t kRead = 2, kWritten = 1;
-  const std::int64_t written = op.fp8 == Fp8Recipe::kDelayed ? 2 * kWritten : kWritten;
+  const std::int64_t written = keeps_transposes(op) ? 2 * kWritten : kWritten;
   add_memory_kernel(phase, Function::kCast, pass, checked_multiply(elements, kRead + written));
 }
 
 void add_amax(const Operation& op, Pass pass, std::int64_t elements, LayerPhaseProgram& phase) {
-  if (op.fp8 != Fp8Recipe::kTensorwise) return;
+  if (op.fp8 != Fp8Recipe::kTensorwise && op.fp8 != Fp8Recipe::kCurrent) return;
   add_memory_kernel(phase, Function::kCast, pass, checked_multiply(elements, 2));
 }
 
@@ -139,7 +145,7 @@ void add_gemm_backward(const KernelCounts& counts, const Operation& op, Backward
   const std::int64_t group = rows_of_group(counts, op);
   const bool fp8 = op.fp8 != Fp8Recipe::kNone;
   const bool fp8_weights = fp8 && op.fp8 != Fp8Recipe::kRowwiseGwHp;
-  const bool keeps = op.fp8 == Fp8Recipe::kDelayed;  // transposes written before
+  const bool keeps = keeps_transposes(op);  // written before
   if (fp8) {
     add_amax(op, Pass::kBackward, rows * op.n, phase);
     add_quantisation(op, Pass::kBackward, rows * op.n, phase);

@@ -142,8 +142,15 @@ enum class GradientRule : std::uint8_t {
 
 // A linear layer whose products run in fp8, by how it scales its operands: with one factor per
 // tensor or per row (torchao.float8; rowwise_gw_hp: the weight's gradient in the compute dtype), or
-// with factors of earlier steps (TransformerEngine's delayed scaling).
-enum class Fp8Recipe : std::uint8_t { kNone, kTensorwise, kRowwise, kRowwiseGwHp, kDelayed };
+// with factors of earlier steps or of this one (TransformerEngine's delayed and current scaling).
+enum class Fp8Recipe : std::uint8_t {
+  kNone,
+  kTensorwise,
+  kRowwise,
+  kRowwiseGwHp,
+  kDelayed,
+  kCurrent
+};
 
 // One operation of the forward pass. Tensor and parameter numbers index the layer's tables.
 struct Operation {

@@ -93,6 +93,16 @@ const char* to_string(Recompute recompute) {
   return "?";
 }
 
+const char* to_string(SelectivePolicy policy) {
+  switch (policy) {
+    case SelectivePolicy::kEverySecondMm:
+      return "every_second_mm";
+    case SelectivePolicy::kDotsExceptMlp:
+      return "dots_except_mlp";
+  }
+  return "?";
+}
+
 const char* to_string(Compile compile) {
   switch (compile) {
     case Compile::kNone:
@@ -128,8 +138,8 @@ const char* to_string(ModuleKernels::Residual residual) {
 const char* to_string(Logits logits) { return logits == Logits::kHeld ? "held" : "released"; }
 
 const char* to_string(Float8 recipe) {
-  static constexpr const char* kWords[] = {"none", "tensorwise", "rowwise", "rowwise_gw_hp",
-                                           "delayed"};
+  static constexpr const char* kWords[] = {"none",          "tensorwise", "rowwise",
+                                           "rowwise_gw_hp", "delayed",    "current"};
   return kWords[static_cast<std::size_t>(recipe)];
 }
 

@@ -130,10 +130,15 @@ struct Prefetch {
   bool operator==(const Prefetch&) const = default;
 };
 
-// Activation checkpointing per block. kSelective keeps attention and every second matrix product
-// (torchtitan's list).
+// Activation checkpointing per block. kSelective keeps what SelectivePolicy says.
 enum class Recompute : std::uint8_t { kNone, kFull, kSelective };
 const char* to_string(Recompute recompute);
+
+// What selective recompute keeps. kEverySecondMm: attention and every second matrix product
+// (torchtitan's list). kDotsExceptMlp: the products that make attention's inputs and the first that
+// reads its output, not attention itself (MaxText's remat_policy save_dot_except_mlp).
+enum class SelectivePolicy : std::uint8_t { kEverySecondMm, kDotsExceptMlp };
+const char* to_string(SelectivePolicy policy);
 
 // torch.compile: of each block by itself, as torchtitan does, or of the whole model (FSDP's hooks
 // split it at the same places).
@@ -178,10 +183,11 @@ const char* to_string(ModuleKernels::Rope rope);
 const char* to_string(ModuleKernels::Residual residual);
 
 // Cross entropy. kEager: cast to fp32, log_softmax, negative log likelihood, an operation each.
+// kEagerCompute: the same without the cast, in the logits' dtype.
 // kCompiled: one kernel forward and one backward over the logits as they are. kChunked: eager over
 // `chunks` parts of the sequence. kFused: one kernel; the gradient takes the logits' place.
 struct Loss {
-  enum class Kind : std::uint8_t { kEager, kCompiled, kChunked, kFused };
+  enum class Kind : std::uint8_t { kEager, kEagerCompute, kCompiled, kChunked, kFused };
   Kind kind = Kind::kEager;
   std::int64_t chunks = 0;  // kChunked: 2 or more
   bool operator==(const Loss&) const = default;
@@ -197,8 +203,8 @@ enum class ExpertKernels : std::uint8_t { kGrouped, kLoop };
 const char* to_string(ExpertKernels kernels);
 
 // Linear layers of the blocks in fp8: torchao.float8's recipes (gw_hp: the weight's gradient in the
-// compute dtype), and TransformerEngine's delayed scaling.
-enum class Float8 : std::uint8_t { kNone, kTensorwise, kRowwise, kRowwiseGwHp, kDelayed };
+// compute dtype), and TransformerEngine's delayed and current scaling.
+enum class Float8 : std::uint8_t { kNone, kTensorwise, kRowwise, kRowwiseGwHp, kDelayed, kCurrent };
 const char* to_string(Float8 recipe);
 
 enum class AccumulationMode : std::uint8_t { kReduceEach, kKeepUnsharded };
@@ -332,6 +338,7 @@ struct Plan {
   RangedPolicy<Reshard> reshard_after_forward;  // per unit, in forward order
   Prefetch prefetch;
   RangedPolicy<Recompute> recompute;  // per block
+  SelectivePolicy recompute_keeps = SelectivePolicy::kEverySecondMm;
   // What they make of the model: models/variants.h.
   Compile compile = Compile::kNone;
   AttentionKernel attention = AttentionKernel::kFlash;

@@ -297,6 +297,10 @@ Problem problem_of_variants(const Plan& plan) {
   if (plan.compile != Compile::kNone) return refused("compile", "none");
   if (plan.attention != AttentionKernel::kFlash) return refused("attention", "flash");
   if (plan.loss != Loss{}) return refused("loss", "eager");
+  if (plan.recompute_keeps != SelectivePolicy::kEverySecondMm) {
+    return missing_capability("recompute_keeps", "the engine keeps every second product",
+                              "recompute_keeps: every_second_mm");
+  }
   if (plan.logits != Logits::kReleased) return refused("logits", "released");
   if (plan.float8 != Float8::kNone) return refused("float8", "none");
   if (plan.autocast) return refused("dtype.autocast", "none");

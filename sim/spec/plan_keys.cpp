@@ -38,8 +38,8 @@ constexpr std::array kRopes = {ModuleKernels::Rope::kComplex, ModuleKernels::Rop
 constexpr std::array kResiduals = {ModuleKernels::Residual::kCompute,
                                    ModuleKernels::Residual::kFp32};
 constexpr std::array kLogits = {Logits::kReleased, Logits::kHeld};
-constexpr std::array kFloat8 = {Float8::kNone, Float8::kTensorwise, Float8::kRowwise,
-                                Float8::kRowwiseGwHp, Float8::kDelayed};
+constexpr std::array kFloat8 = {Float8::kNone,        Float8::kTensorwise, Float8::kRowwise,
+                                Float8::kRowwiseGwHp, Float8::kDelayed,    Float8::kCurrent};
 constexpr std::array kCollectiveKernels = {
     CollectiveKernels::kDefault, CollectiveKernels::kSymmetric, CollectiveKernels::kCopyEngine};
 constexpr std::array kMeshInners = {MeshInner::kShard, MeshInner::kReplicate};
@@ -48,6 +48,8 @@ constexpr std::array kHostSyncs = {HostSync::kNone, HostSync::kStep};
 constexpr std::array kReductionOrders = {ReductionOrder::kMicrobatch, ReductionOrder::kLibrary};
 constexpr std::array kWhens = {When::kEach, When::kLast};
 constexpr std::array kCheckpointWraps = {CheckpointWraps::kModule, CheckpointWraps::kUnit};
+constexpr std::array kSelectivePolicies = {SelectivePolicy::kEverySecondMm,
+                                           SelectivePolicy::kDotsExceptMlp};
 constexpr std::array kExpertKernels = {ExpertKernels::kGrouped, ExpertKernels::kLoop};
 constexpr std::array kLoraBases = {Lora::Base::kMaster, Lora::Base::kParam, Lora::Base::kNf4};
 constexpr std::array kIgnored = {Ignored::kNone, Ignored::kNorms};
@@ -172,6 +174,12 @@ constexpr PlanKey kKeys[] = {
      [](const Plan& p) { return Json(p.float8_all_gather); }},
     {"experts", [](Node n, Document d) { d.plan.experts = read_word(n, kExpertKernels); },
      [](const Plan& p) { return Json(word_of(p.experts)); }},
+    {"recompute_keeps",
+     [](Node n, Document d) { d.plan.recompute_keeps = read_word(n, kSelectivePolicies); },
+     [](const Plan& p) {
+       const bool usual = p.recompute_keeps == SelectivePolicy::kEverySecondMm;
+       return usual ? Json() : Json(word_of(p.recompute_keeps));
+     }},
     {"recompute_wraps",
      [](Node n, Document d) { d.plan.recompute_wraps = read_word(n, kCheckpointWraps); },
      [](const Plan& p) { return Json(word_of(p.recompute_wraps)); }},

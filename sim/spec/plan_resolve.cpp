@@ -146,6 +146,17 @@ void resolve_reduce_dtype(const PlanDocument& document, Plan& plan, Reasons& rea
       as_stored ? "none: in the stored dtype from PyTorch 2.15 on" : "none: as gradients come";
 }
 
+// torch.optim.AdamW makes its states like the parameters (zeros_like). DeepSpeed's and the engine's
+// are fp32.
+void resolve_states(const PlanDocument& document, Plan& plan, Reasons& reasons) {
+  const RuntimeKind kind = plan.runtime.kind;
+  const bool is_torch =
+      kind == RuntimeKind::kFsdp2 || kind == RuntimeKind::kFsdp1 || kind == RuntimeKind::kDdp;
+  if (!is_torch || document.has("optimizer.state")) return;
+  plan.optimizer.state = plan.master_dtype;
+  if (plan.master_dtype != DType::kFp32) reasons["optimizer.state"] = "made like the parameters";
+}
+
 }  // namespace
 
 ResolvedPlan resolve(const PlanDocument& written, const ModelSpec& model, const Cluster& cluster) {
@@ -167,6 +178,7 @@ ResolvedPlan resolve(const PlanDocument& written, const ModelSpec& model, const 
   resolve_mesh(document, cluster, plan, reasons);
   resolve_batch(document, model, plan, reasons);
   resolve_reduce_dtype(document, plan, reasons);
+  resolve_states(document, plan, reasons);
   for (const std::string_view key : apply_trainer(document, model, plan)) {
     reasons[key] = fmt::format("{}'s default", to_string(document.trainer));
   }

@@ -241,14 +241,15 @@ void read_recompute_policy(const ConfigNode& node, PlanDocument& document) {
 
 Loss read_loss(const ConfigNode& node) {
   static constexpr const char* kExpected =
-      "eager, compiled, fused or chunked-N, for example chunked-8";
+      "eager, eager-compute, compiled, fused or chunked-N, for example chunked-8";
   static constexpr std::string_view kChunked = "chunked-";
   const std::string_view text = node.text();
   if (text == "eager") return {Loss::Kind::kEager, 0};
+  if (text == "eager-compute") return {Loss::Kind::kEagerCompute, 0};
   if (text == "compiled") return {Loss::Kind::kCompiled, 0};
   if (text == "fused") return {Loss::Kind::kFused, 0};
   if (!text.starts_with(kChunked)) {
-    throw wrong_word(node, kExpected, {"eager", "compiled", "fused", "chunked-8"});
+    throw wrong_word(node, kExpected, {"eager", "eager-compute", "compiled", "fused", "chunked-8"});
   }
   const std::string_view digits = text.substr(kChunked.size());
   std::int64_t chunks = 0;
@@ -383,6 +384,8 @@ Json written(const Loss& loss) {
   switch (loss.kind) {
     case Loss::Kind::kEager:
       return "eager";
+    case Loss::Kind::kEagerCompute:
+      return "eager-compute";
     case Loss::Kind::kCompiled:
       return "compiled";
     case Loss::Kind::kChunked:

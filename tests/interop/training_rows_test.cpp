@@ -3,8 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "interop/score_steps.h"
 #include "interop/training_job.h"
@@ -137,6 +139,129 @@ TEST(TrainingRows, TheLastMicroBatchMayBeSmaller) {
   const TrainingJob small = training_job(row_of(cells));
   EXPECT_EQ(small.resolved.plan.batch.micro_batch, 2);
   EXPECT_EQ(small.remainder, 0);
+}
+
+// A run of a small Llama on 16 H100 by a code that nobody has looked at.
+Cells unknown_run(const std::string& runtime) {
+  Cells cells = small_run();
+  for (const char* column : {"stack", "recompute", "tied_embeddings", "global_batch_seqs"}) {
+    cells.erase(column);
+  }
+  cells["runtime"] = runtime;
+  cells["runtime_version"] = "2.6";
+  cells["arch"] = "llama";
+  cells["gpu"] = "h100-sxm";
+  const bool is_whole = runtime == "ddp" || runtime == "zero1" || runtime == "zero2";
+  cells["reshard"] = is_whole ? "never" : "always";
+  if (runtime == "ddp") cells["shard_group"] = "1", cells["replicate_group"] = "16";
+  return cells;
+}
+
+// Each word of the grammar alone, with every runtime: a plan comes of all but contradictions.
+TEST(TrainingRows, EveryWordOfTheGrammarBecomesAPlan) {
+  const std::map<std::string, std::vector<std::string>> words = {
+      {"arch", {"mpt", "gpt", "llama", "internlm", "qwen3"}},
+      {"attention_kernel",
+       {"fa1", "fa2", "fa3", "triton", "cudnn", "sdpa_flash", "sdpa_efficient", "math", "sdpa"}},
+      {"norm_impl",
+       {"layer_norm_eager", "layer_norm_low_precision", "rms_eager", "rms_fused", "compiled"}},
+      {"rope_impl", {"none", "complex_eager", "real_eager", "fused", "compiled"}},
+      {"residual_dtype", {"bf16", "fp32"}},
+      {"loss_impl", {"eager_fp32", "eager_bf16", "chunked_fp32", "fused", "compiled"}},
+      {"gather_dtype", {"bf16", "fp32"}},
+      {"reduction_dtype", {"bf16", "fp32"}},
+      {"master_dtype", {"fp32", "bf16"}},
+      {"optimizer_impl", {"adamw_loop", "adamw_foreach", "adamw_fused"}},
+      {"recompute", {"none", "full", "selective_op", "save_dots_except_mlp", "every_3"}},
+      {"compile", {"none", "block", "full", "loss_only"}},
+      {"fp8", {"none", "tensorwise", "rowwise", "rowwise_gw_hp", "delayed", "unspecified"}},
+      {"embedding_unit", {"root", "own"}},
+      {"prefetch_kind", {"implicit", "backward_pre", "backward_post", "none"}},
+      {"forward_prefetch", {"0", "1"}},
+      {"limit_all_gathers", {"0", "1"}},
+      {"offload", {"none", "optimizer", "params"}},
+      {"stack",
+       {"composer_2022", "composer_2023_10", "torchtitan_2024", "torchtitan_2025", "internevo",
+        "nobody_knows"}},
+  };
+  for (const char* runtime : {"fsdp1", "fsdp2", "ddp", "zero1", "zero2", "zero3", "xla_fsdp"}) {
+    for (const auto& [column, all] : words) {
+      // DDP keeps everything on the device.
+      if (column == "offload" && runtime == std::string("ddp")) continue;
+      for (const std::string& word : all) {
+        Cells cells = unknown_run(runtime);
+        cells[column] = word;
+        if (column == "fp8") cells["fp8_all_gather"] = "1";
+        EXPECT_NO_THROW((void)training_job(row_of(cells)))
+            << runtime << ' ' << column << '=' << word;
+      }
+    }
+  }
+}
+
+// XLA gathers in place, ahead, and fuses: FSDP1 with a whole model compiled.
+TEST(TrainingRows, XlaIsForecastAsMaxText) {
+  Cells cells = unknown_run("xla_fsdp");
+  cells["recompute"] = "save_dots_except_mlp";
+  const Plan plan = training_job(row_of(cells)).resolved.plan;
+  EXPECT_EQ(plan.runtime.kind, RuntimeKind::kFsdp1);
+  EXPECT_EQ(plan.compile, Compile::kModel);
+  EXPECT_EQ(plan.attention, AttentionKernel::kCudnn);
+  EXPECT_EQ(plan.prefetch.forward, 1);
+  EXPECT_FALSE(plan.fsdp1.limit_all_gathers);
+  EXPECT_EQ(plan.recompute.at(0), Recompute::kSelective);
+  EXPECT_EQ(plan.recompute_keeps, SelectivePolicy::kDotsExceptMlp);
+  cells["attention_kernel"] = "fa2";  // a column outdoes the stack
+  EXPECT_EQ(training_job(row_of(cells)).resolved.plan.attention, AttentionKernel::kFa2);
+}
+
+// DDP's parameters are fp32 under autocast unless they are said to be bf16.
+TEST(TrainingRows, DdpIsUnderAutocast) {
+  Cells cells = unknown_run("ddp");
+  EXPECT_EQ(training_job(row_of(cells)).resolved.plan.kernels.residual,
+            ModuleKernels::Residual::kFp32);
+  cells["master_dtype"] = "bf16";
+  const Plan low = training_job(row_of(cells)).resolved.plan;
+  EXPECT_EQ(low.kernels.residual, ModuleKernels::Residual::kCompute);
+  EXPECT_EQ(low.master_dtype, DType::kBf16);
+}
+
+// PyTorch's flash kernel is FlashAttention-1 before 2.2; 2.5 alone prefers cuDNN on Hopper.
+TEST(TrainingRows, VersionTellsTheAttentionOfPyTorch) {
+  const auto kernel = [](const char* word, const char* version, const char* gpu) {
+    Cells cells = unknown_run("fsdp2");
+    cells["attention_kernel"] = word;
+    cells["runtime_version"] = version;
+    cells["gpu"] = gpu;
+    return training_job(row_of(cells)).resolved.plan.attention;
+  };
+  EXPECT_EQ(kernel("sdpa", "2.1", "a100-80gb"), AttentionKernel::kFa1);
+  EXPECT_EQ(kernel("sdpa_flash", "2.0", "h100-sxm"), AttentionKernel::kFa1);
+  EXPECT_EQ(kernel("sdpa", "2.2", "h100-sxm"), AttentionKernel::kFlash);
+  EXPECT_EQ(kernel("sdpa", "2.5", "h100-sxm"), AttentionKernel::kCudnn);
+  EXPECT_EQ(kernel("sdpa_flash", "2.5", "h100-sxm"), AttentionKernel::kFlash);
+  EXPECT_EQ(kernel("sdpa", "2.5", "a100-80gb"), AttentionKernel::kFlash);
+  EXPECT_EQ(kernel("sdpa", "2.6", "h100-sxm"), AttentionKernel::kFlash);
+}
+
+// Norm, rotary embedding and loss by hand: so are SwiGLU and the joined products; fp8 is
+// TransformerEngine's.
+TEST(TrainingRows, CodesThatFuseByHandFuseMore) {
+  Cells cells = unknown_run("zero1");
+  cells["norm_impl"] = "rms_fused";
+  cells["rope_impl"] = "fused";
+  cells["loss_impl"] = "fused";
+  cells["fp8"] = "tensorwise";
+  const TrainingJob job = training_job(row_of(cells));
+  EXPECT_EQ(job.resolved.plan.compile, Compile::kBlocks);
+  EXPECT_EQ(job.resolved.plan.float8, Float8::kCurrent);
+  const LayerSpec& block = job.model.kinds[static_cast<std::size_t>(job.model.order[1].kind)];
+  const auto products =
+      std::count_if(block.operations.begin(), block.operations.end(),
+                    [](const Operation& op) { return op.kind == OperationKind::kGemm; });
+  EXPECT_EQ(products, 4);  // qkv, output, gate and up, down
+  cells["loss_impl"] = "eager_fp32";
+  EXPECT_EQ(training_job(row_of(cells)).resolved.plan.compile, Compile::kNone);
 }
 
 TEST(TrainingRows, WhatBreaksTheGrammarIsSetAsideWithItsPlace) {

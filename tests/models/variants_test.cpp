@@ -74,6 +74,7 @@ TEST(Variants, CompiledFloat8DropsTheInputsOfProducts) {
 //   tensorwise  forward: amax (2) and cast (3) of input and weight; backward: the output's gradient
 //               amax and cast, again for the weight's product, the input again, the weight again
 //   rowwise     the same casts without amax; gw_hp would leave out those of the weight's product
+//   delayed     each operand once, and its transpose with it (4); current: behind an amax
 TEST(Variants, Float8QuantisesInKernelsOfItsOwn) {
   const auto kernels = [](Float8 recipe) {
     Plan plan = plan_with(Compile::kNone);
@@ -86,12 +87,15 @@ TEST(Variants, Float8QuantisesInKernelsOfItsOwn) {
   // n x k of a block's products; the casts of an eager block without fp8 are none.
   constexpr std::int64_t kShapes[][2] = {{4096, 4096},  {1024, 4096},  {1024, 4096}, {4096, 4096},
                                          {14336, 4096}, {14336, 4096}, {4096, 14336}};
-  for (const Float8 recipe : {Float8::kTensorwise, Float8::kRowwise}) {
+  for (const Float8 recipe :
+       {Float8::kTensorwise, Float8::kRowwise, Float8::kDelayed, Float8::kCurrent}) {
+    const bool keeps = recipe == Float8::kDelayed || recipe == Float8::kCurrent;
+    const bool has_amax = recipe == Float8::kTensorwise || recipe == Float8::kCurrent;
     std::int64_t expected = 0;
     for (const auto& [n, k] : kShapes) {
       const std::int64_t input = kTokens * k, weight = n * k, gradient = kTokens * n;
-      expected += 3 * (2 * input + 2 * weight + 2 * gradient);
-      if (recipe == Float8::kTensorwise) expected += 2 * (input + weight + gradient);
+      expected += (keeps ? 4 : 6) * (input + weight + gradient);
+      if (has_amax) expected += 2 * (input + weight + gradient);
     }
     std::int64_t cast = 0, products = 0;
     for (const Kernel& kernel : kernels(recipe)) {
@@ -113,6 +117,22 @@ TEST(Variants, SelectiveRecomputeUnderCompileKeepsOnlyWhatBackwardNeeds) {
   const std::int64_t kept = 3 * kWide + kNarrow + kFfn + 4 * 32;
   EXPECT_EQ(saved(plan_with(Compile::kNone), Recompute::kSelective), kept);
   EXPECT_EQ(saved(plan_with(Compile::kBlocks), Recompute::kSelective), kept - kWide);
+}
+
+// MaxText's save_dot_except_mlp: the products in front of attention and the one behind it stay;
+// attention, gate and up run again, down does not, for backward reads none of it.
+TEST(Variants, DotsExceptMlpKeepTheProductsAroundAttention) {
+  Plan plan = plan_with(Compile::kNone);
+  plan.recompute_keeps = SelectivePolicy::kDotsExceptMlp;
+  EXPECT_EQ(saved(plan, Recompute::kSelective), 2 * kWide + 2 * kNarrow);  // q, k, v, output
+  const LayerProgram p = program(variant(plan), LayerRole::kBlock, Recompute::kSelective);
+  int products = 0, attentions = 0;
+  for (const Kernel& kernel : p.recompute.kernels) {
+    products += kernel.kind == KernelKind::kGemm;
+    attentions += kernel.kind == KernelKind::kAttention;
+  }
+  EXPECT_EQ(products, 2);
+  EXPECT_EQ(attentions, 1);
 }
 
 // Nothing is allocated or freed twice or for ever: what a phase leaves is what the next one frees.
@@ -186,11 +206,12 @@ struct LossCase {
 TEST(Variants, LossPeaks) {
   constexpr double kVocabulary = 128256;
   const LossCase cases[] = {
-      {{Loss::Kind::kEager, 0}, Logits::kReleased, 12},     // log-probabilities, two gradients
-      {{Loss::Kind::kEager, 0}, Logits::kHeld, 16},         // and the fp32 copy
-      {{Loss::Kind::kCompiled, 0}, Logits::kReleased, 4},   // logits and their gradient
-      {{Loss::Kind::kFused, 0}, Logits::kReleased, 2},      // one in the other's place
-      {{Loss::Kind::kChunked, 8}, Logits::kReleased, 6.5},  // 2 + 4 + 4/8 before backward
+      {{Loss::Kind::kEager, 0}, Logits::kReleased, 12},        // log-probabilities, two gradients
+      {{Loss::Kind::kEager, 0}, Logits::kHeld, 16},            // and the fp32 copy
+      {{Loss::Kind::kEagerCompute, 0}, Logits::kReleased, 8},  // log-probabilities, two gradients
+      {{Loss::Kind::kCompiled, 0}, Logits::kReleased, 4},      // logits and their gradient
+      {{Loss::Kind::kFused, 0}, Logits::kReleased, 2},         // one in the other's place
+      {{Loss::Kind::kChunked, 8}, Logits::kReleased, 6.5},     // 2 + 4 + 4/8 before backward
   };
   for (const LossCase& c : cases) {
     Plan plan = plan_with(Compile::kNone);

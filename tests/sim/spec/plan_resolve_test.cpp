@@ -160,6 +160,20 @@ TEST(PlanResolve, ReducesAsTheVersionDoesWhereNoDtypeIsGiven) {
   EXPECT_EQ(assumed(resolved(again), "dtype.reduce"), nullptr);
 }
 
+// zeros_like(parameter); DeepSpeed's optimizer works on fp32 partitions.
+TEST(PlanResolve, MakesOptimizerStatesLikeTheParameters) {
+  const auto state = [](const std::string& yaml) {
+    return resolved(yaml).plan.optimizer.state;
+  };
+  EXPECT_EQ(state("runtime: fsdp2@2.11"), DType::kFp32);
+  for (const std::string runtime : {"fsdp2@2.11", "fsdp1@2.11", "ddp"}) {
+    EXPECT_EQ(state("runtime: " + runtime + "\ndtype: {master: bf16}"), DType::kBf16) << runtime;
+    EXPECT_EQ(state("runtime: " + runtime + "\ndtype: {master: bf16}\noptimizer: {state: fp32}"),
+              DType::kFp32);
+  }
+  EXPECT_EQ(state("runtime: zero2"), DType::kFp32);
+}
+
 TEST(PlanResolve, SpreadsEveryK) {
   const ResolvedPlan plan = resolved("recompute: every-3");
   for (std::int64_t block = 0; block < 32; ++block) {

@@ -128,12 +128,14 @@ Plan random_plan() {
                           ModuleKernels::Rope::kFused}),
                     pick({ModuleKernels::Residual::kCompute, ModuleKernels::Residual::kFp32}),
                     pick({false, true}), between(0, 64)};
+    plan.recompute_keeps = pick({SelectivePolicy::kEverySecondMm, SelectivePolicy::kDotsExceptMlp});
     plan.loss = pick<Loss>({{Loss::Kind::kEager, 0},
+                            {Loss::Kind::kEagerCompute, 0},
                             {Loss::Kind::kCompiled, 0},
                             {Loss::Kind::kFused, 0},
                             {Loss::Kind::kChunked, 8}});
     if (plan.loss == Loss{}) plan.logits = pick({Logits::kReleased, Logits::kHeld});
-    plan.float8 = pick({Float8::kNone, Float8::kTensorwise, Float8::kRowwise});
+    plan.float8 = pick({Float8::kNone, Float8::kTensorwise, Float8::kRowwise, Float8::kCurrent});
     if (plan.float8 == Float8::kTensorwise) plan.float8_all_gather = pick({false, true});
     if (plan.float8 == Float8::kNone) plan.lora.rank = between(0, 65536);
     plan.lora.dropout = pick({0.0, 0.05, 0.999});
