@@ -8,6 +8,7 @@
 #include <map>
 
 #include "exec/compute/operations.h"
+#include "exec/device/device_seconds.h"
 #include "exec/device/watched_communicator.h"
 #include "exec/memory/flat_storage.h"
 
@@ -234,18 +235,11 @@ int place_in(const DeviceGroup& group) {
 double paced_overhead(Accelerator& accelerator, int ctas) {
   constexpr std::int64_t kRequest = 50'000;  // ns
   constexpr std::size_t kRuns = 11;
-  const DeviceEvent begin = accelerator.new_event();
-  const DeviceEvent end = accelerator.new_event();
   std::vector<double> extra;
   for (std::size_t run = 0; run < kRuns; ++run) {
-    accelerator.record(begin);
-    accelerator.spin(kRequest, ctas);
-    accelerator.record(end);
-    accelerator.synchronize(end);
-    extra.push_back(accelerator.seconds_between(begin, end) - static_cast<double>(kRequest) * 1e-9);
+    const double seconds = device_seconds(accelerator, [&] { accelerator.spin(kRequest, ctas); });
+    extra.push_back(seconds - static_cast<double>(kRequest) * 1e-9);
   }
-  accelerator.free_event(begin);
-  accelerator.free_event(end);
   std::sort(extra.begin(), extra.end());
   return std::max(0.0, extra[kRuns / 2]);
 }

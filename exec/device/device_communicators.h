@@ -42,8 +42,9 @@ std::vector<std::unique_ptr<DeviceCommunicator>> split_world(DeviceCommunicator&
                                                              const std::vector<DeviceGroup>& groups,
                                                              double call_timeout_s = kCallTimeout);
 
-// What a paced collective of no length takes between its events: launch, admission of its blocks,
-// and the second event. Requests are shortened by it. Seconds, the median of several.
+// What a paced collective of no length takes between its events on a lane that the host is ahead
+// of: admission of its blocks and the second event. Requests are shortened by it. Seconds, the
+// median of several.
 double paced_overhead(Accelerator& accelerator, int ctas);
 
 }  // namespace foreshard
