@@ -1,5 +1,8 @@
 // Symbols of the plugin are resolved against what is loaded already: the program's libtorch_cpu and
 // libc10, and the CUDA half, which is loaded globally before it. So the plugin is built without it.
+// The CUDA half lies beside libtorch_cpu, or, where that is of the build's own unpacked wheel
+// (cmake/torch_wheel.py, CPU half only), on LD_LIBRARY_PATH: that of a Python environment's torch,
+// whose needs for libtorch_cpu and libc10 are met by those that are loaded.
 #include "exec/device/load_accelerator.h"
 
 #include <dlfcn.h>
@@ -55,9 +58,20 @@ fs::path plugin_path() {
   return {};
 }
 
-void load_globally(const fs::path& library) {
-  if (dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
-    refuse(fmt::format("{} could not be loaded: {}", library.string(), linker_error()));
+void load_cuda_half() {
+  const fs::path torch = torch_folder();
+  std::error_code ignored;
+  for (const char* name : {"libc10_cuda.so", "libtorch_cuda.so"}) {
+    const fs::path beside = torch / name;
+    const bool is_beside = !torch.empty() && fs::exists(beside, ignored);
+    if (dlopen(is_beside ? beside.c_str() : name, RTLD_NOW | RTLD_GLOBAL) != nullptr) continue;
+    const std::string why = linker_error();
+    if (is_beside) refuse(fmt::format("{} could not be loaded: {}", beside.string(), why));
+    refuse(
+        fmt::format("there is no {} in {} and none on the linker's path ({}); run with the "
+                    "torch 2.11 of a Python environment "
+                    "(LD_LIBRARY_PATH=.../site-packages/torch/lib)",
+                    name, torch.string(), why));
   }
 }
 
@@ -89,17 +103,7 @@ std::unique_ptr<Accelerator> load_accelerator(int device) {
     refuse(
         fmt::format("{} is not beside the program; it is built where a CUDA toolkit is", kPlugin));
   }
-  const fs::path torch = torch_folder();
-  std::error_code ignored;
-  for (const char* name : {"libc10_cuda.so", "libtorch_cuda.so"}) {
-    if (torch.empty() || !fs::exists(torch / name, ignored)) {
-      refuse(
-          fmt::format("there is no {} in {}; run with the torch of a Python environment "
-                      "(LD_LIBRARY_PATH=.../site-packages/torch/lib)",
-                      name, torch.string()));
-    }
-    load_globally(torch / name);
-  }
+  load_cuda_half();
   void* library = dlopen(plugin.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     refuse(fmt::format("{} could not be loaded: {}", plugin.string(), linker_error()));
