@@ -61,6 +61,10 @@ ExitCode run_self_check(const SelfCheckOptions& options) {
           return options.device == "standin" ? host_accelerator() : load_accelerator(options.index);
         },
         options.skip, add);
+  } catch (const DeviceLost& lost) {  // told as one that ended the process
+    running = lost.what();
+    if (!options.out.empty()) write_file(options.out, to_text(answer()));
+    note(fmt::format("the device works no more after {}; --skip it to see the others", running));
   } catch (const std::exception& error) {
     add({"load", CheckStatus::kFailed, error.what(), 0});
   }

@@ -87,10 +87,11 @@ double largest_error(const at::Tensor& a, const at::Tensor& b) {
   return std::isfinite(error) ? error : INFINITY;
 }
 
-void run_check(const std::string& name, const std::vector<std::string>& skipped,
-               const std::function<std::string()>& work, const CheckListener& told) {
+CheckStatus run_check(const std::string& name, const std::vector<std::string>& skipped,
+                      const std::function<std::string()>& work, const CheckListener& told) {
   if (std::find(skipped.begin(), skipped.end(), name) != skipped.end()) {
-    return told({name, CheckStatus::kSkipped, "left out by --skip", 0});
+    told({name, CheckStatus::kSkipped, "left out by --skip", 0});
+    return CheckStatus::kSkipped;
   }
   told({name, CheckStatus::kRunning, "", 0});
   CheckResult result{name, CheckStatus::kOk, "", 0};
@@ -109,6 +110,7 @@ void run_check(const std::string& name, const std::vector<std::string>& skipped,
   }
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   told(result);
+  return result.status;
 }
 
 void self_check(Accelerator& accelerator, const std::vector<std::string>& skipped,
@@ -120,7 +122,13 @@ void self_check(Accelerator& accelerator, const std::vector<std::string>& skippe
       accelerator.synchronize();
       return seen;
     };
-    run_check(named.name, skipped, work, told);
+    if (run_check(named.name, skipped, work, told) != CheckStatus::kFailed) continue;
+    try {
+      accelerator.enter(checks.lane());
+      accelerator.synchronize();
+    } catch (const std::exception&) {
+      throw DeviceLost(named.name);
+    }
   }
 }
 

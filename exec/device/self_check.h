@@ -30,12 +30,18 @@ class CheckSkipped : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Runs `work`, which returns what was seen, throws CheckSkipped, or fails by another exception.
-// A name in `skipped` is left out.
-void run_check(const std::string& name, const std::vector<std::string>& skipped,
-               const std::function<std::string()>& work, const CheckListener& told);
+// After some errors of a kernel (an illegal address) every further call of the process fails: a new
+// process has to do the checks that are left. what() is the name of the check that failed last.
+class DeviceLost : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
 
-// In order, but those named in `skipped`. Never throws for what a check finds.
+// Runs `work`, which returns what was seen, throws CheckSkipped, or fails by another exception.
+// A name in `skipped` is left out. The status that was told last.
+CheckStatus run_check(const std::string& name, const std::vector<std::string>& skipped,
+                      const std::function<std::string()>& work, const CheckListener& told);
+
+// In order, but those named in `skipped`. Of what a check finds, throws DeviceLost only.
 void self_check(Accelerator& accelerator, const std::vector<std::string>& skipped,
                 const CheckListener& told);
 

@@ -113,6 +113,7 @@ Run train(const Plan& plan, const MakeAccelerator& make, int steps = kSteps,
 }
 
 std::string compare(const Run& got, const Run& wanted, double tolerance) {
+  if (wanted.losses.empty()) throw CheckSkipped("the run it is compared with did not end");
   double worst = 0;
   for (std::size_t s = 0; s < wanted.losses.size(); ++s) {
     worst = std::max(worst, std::abs(got.losses[s] / wanted.losses[s] - 1));
@@ -129,7 +130,12 @@ std::string compare(const Run& got, const Run& wanted, double tolerance) {
 void engine_check(const MakeAccelerator& make, const std::vector<std::string>& skipped,
                   const CheckListener& told) {
   const auto check = [&](const char* name, const std::function<std::string()>& work) {
-    run_check(name, skipped, work, told);
+    if (run_check(name, skipped, work, told) != CheckStatus::kFailed) return;
+    try {
+      make()->synchronize();
+    } catch (const std::exception&) {
+      throw DeviceLost(name);
+    }
   };
   // TF32 is off by default; sums of split products in bf16 are switched off here.
   at::globalContext().setAllowBF16ReductionCuBLAS(false);

@@ -12,6 +12,7 @@ namespace foreshard {
 // Each rank gets an Accelerator of its own.
 using MakeAccelerator = std::function<std::unique_ptr<Accelerator>()>;
 
+// Of what a check finds, throws DeviceLost only.
 void engine_check(const MakeAccelerator& make, const std::vector<std::string>& skipped,
                   const CheckListener& told);
 
