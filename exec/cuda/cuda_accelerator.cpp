@@ -19,6 +19,8 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <string>
 #include <vector>
 
 #include "exec/cuda/checked.h"
@@ -42,6 +44,17 @@ bool is_packed(const at::Tensor& tensor) {
 }
 bool same_kind(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() && a.numel() == b.numel();
+}
+
+// What processes can have, the cache of files included.
+std::size_t free_host_memory() {
+  std::ifstream info("/proc/meminfo");
+  for (std::string line; std::getline(info, line);) {
+    unsigned long long kib = 0;
+    if (std::sscanf(line.c_str(), "MemAvailable: %llu kB", &kib) == 1) return kib * 1024;
+  }
+  return static_cast<std::size_t>(sysconf(_SC_AVPHYS_PAGES)) *
+         static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
 }
 
 std::string dotted(int version) {
@@ -144,8 +157,7 @@ class CudaAccelerator final : public Accelerator {
   // Of the host's memory all but a tenth of what is free may be pinned: the system needs some.
   std::byte* allocate_pinned(std::size_t bytes) override {
     if (bytes == 0) return nullptr;
-    const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-    const std::size_t free = static_cast<std::size_t>(sysconf(_SC_AVPHYS_PAGES)) * page;
+    const std::size_t free = free_host_memory();
     void* memory = nullptr;
     if (bytes > free / 10 * 9 ||
         cudaHostAlloc(&memory, bytes, cudaHostAllocPortable) != cudaSuccess) {
