@@ -9,6 +9,7 @@ next one runs. Results are written as they come, `--bundle FILE` also packs them
 this file says what each stage proves. Needs Python 3.9, and for the GPU a Python environment with torch 2.11.
 """
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -24,13 +25,16 @@ from round_tools import (GPUS, HERE, environment, example, forecast, gpu_names, 
                          read_json, rename_device, say, tokens, torch_folder, versions, write_json)
 
 SCHEMA = "foreshard.gpu_round/1"
+TORCH = "2.11.0"  # whose CUDA half the programs load
+STALL = 45  # s that one check of self-check may take: libraries load and kernels are built in some
 
 # (name, share of the time). Most useful first: a short round cuts the tail.
 STAGES = [("environment", 2), ("self_check", 8), ("measure", 23), ("collectives", 4), ("plans", 35), ("fsdp2", 23),
           ("ranks", 5)]
 
 class Round:
-    def __init__(self, args):
+    def __init__(self, args, names):
+        """names: of the GPUs; the stand-in's is "standin"."""
         self.args = args
         self.out = pathlib.Path(args.out).absolute()
         self.out.mkdir(parents=True, exist_ok=True)
@@ -38,9 +42,9 @@ class Round:
         self.standin = args.device == "standin"
         self.deadline = time.monotonic() + 60 * args.minutes
         self.env = environment(self.bin)
-        self.gpu = args.gpu
-        self.record = {"schema": SCHEMA, "created": now(), "device": None, "gpu": self.gpu, "minutes": args.minutes,
-                       "command": " ".join(sys.argv), "versions": {}, "stages": []}
+        self.gpu = args.gpu or next((key for text, key in GPUS if text in names[0]), None)
+        self.record = {"schema": SCHEMA, "created": now(), "device": names[0], "gpus": len(names),
+                       "gpu": self.gpu, "minutes": args.minutes, "command": " ".join(sys.argv), "versions": {}, "stages": []}
 
     # --- files ---
 
@@ -56,8 +60,9 @@ class Round:
 
     # --- commands ---
 
-    def run(self, name, command, seconds):
-        """Output goes to logs/NAME.log. Returns (exit status, seconds); 124: stopped at its limit."""
+    def run(self, name, command, seconds, progress=None):
+        """Output goes to logs/NAME.log. Returns (exit status, seconds); 124: stopped at its limit, or STALL seconds after
+        the file `progress` was written last."""
         logs = self.out / "logs"
         logs.mkdir(exist_ok=True)
         begin = time.monotonic()
@@ -66,9 +71,8 @@ class Round:
             log.flush()
             process = subprocess.Popen([str(word) for word in command], stdout=log, stderr=subprocess.STDOUT,
                                        env=self.env, cwd=self.out, start_new_session=True)
-            try:
-                status = process.wait(max(1.0, seconds))
-            except subprocess.TimeoutExpired:
+            status = self.wait(process, begin + max(1.0, seconds), progress)
+            if status is None:
                 status = 124
                 for wanted in (signal.SIGTERM, signal.SIGKILL):
                     try:
@@ -78,6 +82,18 @@ class Round:
                     except (ProcessLookupError, subprocess.TimeoutExpired):
                         continue
         return status, time.monotonic() - begin
+
+    @staticmethod
+    def wait(process, end, progress):
+        """Its exit status; None: it is to be stopped."""
+        while time.monotonic() < end:
+            try:
+                left = end - time.monotonic()
+                return process.wait(min(1.0, left) if progress else left)
+            except subprocess.TimeoutExpired:
+                if progress and progress.exists() and time.time() - progress.stat().st_mtime > STALL:
+                    return None
+        return process.poll()
 
     def answer(self, name, command, seconds):
         """Exit status and the JSON on stdout, None where it is none."""
@@ -107,6 +123,32 @@ class Round:
             sys.exit(f"no stage {', '.join(sorted(unknown))}; there are {', '.join(name for name, _ in STAGES)}")
         chosen = [(name, share) for name, share in STAGES if name in wanted]
         self.save()
+        with self.clocks():
+            self.stages(chosen)
+        failed = [s["name"] for s in self.record["stages"] if s["status"] == "failed"]
+        print(f"results in {self.out}" + (f"; failed: {', '.join(failed)}" if failed else ""))
+        return 1 if failed else 0
+
+    @contextlib.contextmanager
+    def clocks(self):
+        """Clocks, power and memory every two seconds, to logs/clocks.csv. It also keeps the driver's state from one
+        process to the next: where nothing does, each of them begins with a second or two of it."""
+        if self.standin:
+            yield
+            return
+        (self.out / "logs").mkdir(exist_ok=True)
+        with open(self.out / "logs" / "clocks.csv", "ab") as log:
+            what = "timestamp,clocks.sm,clocks.mem,power.draw,temperature.gpu,memory.used,clocks_event_reasons.active"
+            limit = 60 * self.args.minutes + 300  # should this script be killed
+            process = subprocess.Popen(["timeout", str(limit), "nvidia-smi", "--query-gpu=" + what, "--format=csv", "--loop=2"], stdout=log,
+                                       stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+            try:
+                yield
+            finally:
+                process.terminate()
+                process.wait()
+
+    def stages(self, chosen):
         for i, (name, share) in enumerate(chosen):
             left = self.deadline - time.monotonic()
             budget = left * share / sum(s for _, s in chosen[i:])
@@ -122,9 +164,6 @@ class Round:
             stage["seconds"] = round(time.monotonic() - begin, 1)
             say(f"stage {name}: {stage['status']} ({stage['seconds']:.0f} s) {stage['detail']}")
             self.save()
-        failed = [s["name"] for s in self.record["stages"] if s["status"] == "failed"]
-        print(f"results in {self.out}" + (f"; failed: {', '.join(failed)}" if failed else ""))
-        return 1 if failed else 0
 
     def environment(self, _):
         self.run("environment", ["bash", "-c", "uname -a; nvidia-smi; nvidia-smi -q | head -200; nvcc --version; "
@@ -137,43 +176,49 @@ class Round:
                 if lost:
                     missing[file.name] = lost
         self.record["versions"] = versions(self.bin, self.env)
-        if not self.standin:
-            names = gpu_names()
-            self.record["device"] = names[0] if names else None
-            self.record["gpus"] = len(names)
-            if self.gpu is None:
-                self.gpu = next((key for text, key in GPUS if names and text in names[0]), None)
-        else:
-            self.record["device"], self.gpu = "standin", self.gpu or "h100-sxm"
-        self.record["gpu"] = self.gpu
+        torch = self.record["versions"].get("torch", "none")
+        if not self.standin and torch.split("+")[0] != TORCH:
+            return "failed", f"python3's torch is {torch}; the engine is built with {TORCH}"
         if missing:
             return "failed", f"libraries not found: {missing}"
-        if self.record["device"] is None:
-            return "failed", "nvidia-smi shows no GPU"
         if self.gpu is None:
             return "failed", f"no catalogue entry for {self.record['device']}; name one with --gpu"
         return "ok", f"{self.record['device']} as {self.gpu}"
 
     def self_check(self, budget):
-        device = ["--device", "standin"] if self.standin else []
+        device, file = ["--device", "standin"] if self.standin else [], self.out / "self_check.json"
         end = time.monotonic() + min(240, max(budget, 120))  # libraries load slowly the first time
-        lost = []  # checks that ended the process, or hung: tried no more
+        before, lost = None, {}  # rows of checks that ended the process or the device, or hung: tried no more
         while True:
+            file.unlink(missing_ok=True)
             skip = [word for name in lost for word in ("--skip", name)]
-            status, seconds = self.run("self_check", [self.bin / "foreshard-exec", "self-check", *device, *skip, "--out",
-                                                      self.out / "self_check.json"], min(90, end - time.monotonic()))
-            checks = read_json(self.out / "self_check.json")
+            status, seconds = self.run("self_check", [self.bin / "foreshard-exec", "self-check", *device, *skip, "--out", file],
+                                       end - time.monotonic(), progress=file)
+            checks = read_json(file)
             if checks is None:
+                if lost:
+                    write_json(file, before)
                 return "failed", f"exit {status} after {seconds:.0f} s: {self.log_tail('self_check')}"
-            if not checks.get("running") or len(lost) == 3 or end - time.monotonic() < 20:
+            rows, running = {c["check"]: c for c in checks["checks"]}, checks.get("running")
+            rows.update(lost)
+            if running:
+                reason = "stopped at its limit" if status == 124 else f"the process ended with {status}"
+                lost[running] = rows.setdefault(running, {"check": running, "status": "failed", "seconds": round(seconds, 1),
+                                                          "detail": reason})
+            checks["checks"] = list(rows.values())
+            checks["failed"] = sum(c["status"] == "failed" for c in checks["checks"])
+            write_json(file, checks)
+            before = checks
+            if not running or len(lost) == 4 or end - time.monotonic() < 20:
                 break
-            lost.append(checks["running"])
-        failed = lost + [c["check"] for c in checks["checks"] if c["status"] == "failed"]
+        failed = [c["check"] for c in checks["checks"] if c["status"] == "failed"]
         return ("failed" if failed else "ok",
                 f"{len(checks['checks'])} checks" + (f", failed: {', '.join(failed)}" if failed else ""))
 
     def measure(self, budget):
         raw = self.out / "raw.json"
+        for old in (raw, self.out / "profile.json"):
+            old.unlink(missing_ok=True)
         begin = time.monotonic()
         if self.standin:
             what = ["--device", "standin", "--dtype", "fp32", "--model", example(), "--tokens", "32x1"]
@@ -201,6 +246,7 @@ class Round:
         if count < 2:
             return "skipped", "one GPU: curves of NCCL need two or more"
         raw, begin = self.out / "collectives.json", time.monotonic()
+        raw.unlink(missing_ok=True)
         status, _ = self.run("collectives", [self.bin / "foreshard-exec", "measure", "--device",
                                              "standin" if self.standin else "cuda", "--spawn", count, "--out", raw], max(20, budget))
         if status != 0 or not raw.exists():
@@ -229,6 +275,7 @@ class Round:
         return words
 
     def plans(self, budget):
+        (self.out / "plans.jsonl").unlink(missing_ok=True)
         end = time.monotonic() + budget
         data = tokens(self.out / "tokens.bin", 4_400_000 if not self.standin else 20_000)
         done, failed, late = 0, [], []
@@ -278,6 +325,7 @@ class Round:
     def fsdp2(self, budget):
         if torch_folder() is None:
             return "skipped", "python3 has no torch"
+        (self.out / "fsdp2.jsonl").unlink(missing_ok=True)
         end = time.monotonic() + budget
         done, failed = 0, []
         for name, base, world, variant, recompute in STANDIN_FSDP2 if self.standin else FSDP2:
@@ -361,11 +409,12 @@ def main():
     parser.add_argument("--device", choices=["cuda", "standin"], default="cuda", help="standin: try the round on the CPU")
     parser.add_argument("--bin", default=str(HERE.parents[1] / "build" / "bin"), help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.device == "cuda" and not gpu_names():
+    names = ["standin"] if args.device == "standin" else gpu_names()
+    if not names:
         print("gpu: there is no NVIDIA GPU here (nvidia-smi shows none); --device standin tries the round on the CPU",
               file=sys.stderr)
         sys.exit(6)
-    sys.exit(Round(args).play())
+    sys.exit(Round(args, names).play())
 
 
 if __name__ == "__main__":

@@ -353,7 +353,8 @@ class Training {
   }
 
   // What the host took to hand a step to the device: of the later half of the steps, when nothing
-  // is made any more.
+  // is made any more. It waits wherever the driver's queue of launches (about a thousand) is full,
+  // so for a long step that is not replayed this is nearly the step itself.
   void note_issue() {
     if (issue_seconds_.size() < 2) return;
     std::vector<double> later(
@@ -361,7 +362,8 @@ class Training {
         issue_seconds_.end());
     std::sort(later.begin(), later.end());
     note(fmt::format("the host issued a step in {:.1f} us{}", later[later.size() / 2] * 1e6,
-                     options_.graph ? ", replayed as one graph" : ""));
+                     options_.graph ? ", replayed as one graph"
+                                    : ", with its waits for room in the device's queue"));
   }
 
   static constexpr std::int64_t kKinetoSteps = 2;

@@ -129,6 +129,60 @@ TEST_F(GpuRoundTest, AFailedStageIsRecordedAndTheNextOneRuns) {
   EXPECT_NE(text_of(folder_ / "out/plans.jsonl").find("broken"), std::string::npos);
 }
 
+// The program says which check it was in; the round goes on without it and keeps what was seen.
+TEST_F(GpuRoundTest, AChecksEndIsNotTheEndOfTheOthers) {
+  fs::create_directories(folder_ / "bin");
+  std::ofstream(folder_ / "bin/foreshard-exec") << R"(#!/bin/bash
+case " $* " in
+  *" --skip lost "*" --skip gone "*) running= code=0 ;;
+  *" --skip lost "*) running=gone code=9 ;;
+  *) running=lost code=5 ;;
+esac
+while (($#)); do
+  [[ $1 != --out ]] || out=$2
+  shift
+done
+[[ $running == lost ]] && status=failed detail='illegal address' || status=skipped detail='left out'
+printf '{"running": "%s", "checks": [{"check": "lost", "status": "%s", "detail": "%s"},
+  {"check": "fine", "status": "ok", "detail": "seen"}]}' "$running" "$status" "$detail" >"$out"
+exit $code
+)";
+  fs::permissions(folder_ / "bin/foreshard-exec", fs::perms::owner_all);
+  const Outcome outcome =
+      round({"--device", "standin", "--minutes", "0.5", "--stages", "self_check"}, folder_ / "bin");
+  EXPECT_EQ(outcome.code, 1) << outcome.output;
+  EXPECT_NE(outcome.output.find("3 checks, failed: lost, gone"), std::string::npos)
+      << outcome.output;
+  const Json checks = Json::parse(text_of(folder_ / "out/self_check.json"))["checks"];
+  ASSERT_EQ(checks.size(), 3U);
+  EXPECT_EQ(checks[0]["detail"], "illegal address");
+  EXPECT_EQ(checks[1]["status"], "ok");
+  EXPECT_EQ(checks[2]["detail"], "the process ended with 9");
+}
+
+// A stage alone knows what machine it is on, and an earlier round's results in the folder are not
+// taken for its own.
+TEST_F(GpuRoundTest, AStageAloneStandsForItself) {
+  fs::create_directories(folder_ / "out");
+  for (const char* file : {"out/self_check.json", "out/raw.json", "out/plans.jsonl"}) {
+    std::ofstream(folder_ / file) << R"({"checks": [], "rows": [], "name": "old"})"
+                                  << "\n";
+  }
+  fs::create_directories(folder_ / "bin");
+  std::ofstream(folder_ / "bin/foreshard-exec") << "#!/bin/sh\necho \"$@\" >&2\nexit 9\n";
+  fs::permissions(folder_ / "bin/foreshard-exec", fs::perms::owner_all);
+  const Outcome outcome =
+      round({"--device", "standin", "--minutes", "0.5", "--stages", "self_check,measure,plans"},
+            folder_ / "bin");
+  EXPECT_EQ(outcome.code, 1) << outcome.output;
+  for (const char* stage : {"self_check", "measure", "plans"}) {
+    EXPECT_EQ(status_of(record(), stage), "failed") << stage;
+  }
+  const std::string rows = text_of(folder_ / "out/plans.jsonl");
+  EXPECT_EQ(rows.find("old"), std::string::npos) << rows;
+  EXPECT_NE(rows.find("8xh100-sxm"), std::string::npos) << rows;
+}
+
 TEST_F(GpuRoundTest, WithoutAGpuItSaysSo) {
   if (std::system("nvidia-smi > /dev/null 2>&1") == 0) GTEST_SKIP() << "there is a GPU";
   const Outcome outcome = round({});
