@@ -2,7 +2,8 @@
 //
 //   one rank          moves nothing
 //   paced             rank 0 of a plan whose other ranks are not there (PacedCollective)
-//   in one process    ranks are threads that share one device: copies and sums in rank order
+//   in one process    ranks are threads that share one device: copies and sums in rank order. They
+//                     read each other's memory: none may give it back before all are done
 //   else              NCCL, a GPU for every rank: one communicator of the world, split per group
 #pragma once
 

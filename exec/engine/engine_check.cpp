@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <barrier>
 #include <chrono>
 #include <cmath>
 
@@ -76,6 +77,24 @@ std::vector<MicroBatch> batches_of(const Plan& plan, const ModelSpec& model, int
   return batches;
 }
 
+// Ranks that share a device read each other's memory and wait for each other's events: none gives
+// them back, whatever went wrong, before all have come so far.
+class Meeting {
+ public:
+  explicit Meeting(std::barrier<>& all) : all_(all) {}
+  ~Meeting() {
+    if (!met_) all_.arrive_and_drop();  // it had nothing to give back yet
+  }
+  void meet() {
+    met_ = true;
+    all_.arrive_and_wait();
+  }
+
+ private:
+  std::barrier<>& all_;
+  bool met_ = false;
+};
+
 Run train(const Plan& plan, const MakeAccelerator& make, int steps = kSteps,
           Steps how = Steps::kIssued) {
   const ModelSpec model = small_llama();
@@ -84,12 +103,18 @@ Run train(const Plan& plan, const MakeAccelerator& make, int steps = kSteps,
   std::vector<Run> runs(ranks);
   std::vector<std::vector<std::vector<double>>> losses(static_cast<std::size_t>(steps),
                                                        std::vector<std::vector<double>>(ranks));
+  std::barrier all(static_cast<std::ptrdiff_t>(ranks));
   for_each_rank(static_cast<int>(ranks), [&](World& world) {
     const auto rank = static_cast<std::size_t>(world.rank());
+    Meeting meeting(all);
     const std::unique_ptr<Accelerator> device = make();
     const bool replayed = how == Steps::kReplayed;
     Engine engine(model, plan, graph, world,
                   {.debug = !replayed, .device = device.get(), .graph = replayed});
+    const struct Last {  // goes before the engine
+      Meeting& meeting;
+      ~Last() { meeting.meet(); }
+    } last{meeting};
     engine.initialise();
     Run& run = runs[rank];
     for (int s = 0; s < steps; ++s) {
@@ -116,12 +141,13 @@ std::string compare(const Run& got, const Run& wanted, double tolerance) {
   if (wanted.losses.empty()) throw CheckSkipped("the run it is compared with did not end");
   double worst = 0;
   for (std::size_t s = 0; s < wanted.losses.size(); ++s) {
-    worst = std::max(worst, std::abs(got.losses[s] / wanted.losses[s] - 1));
+    const double apart = std::abs(got.losses[s] / wanted.losses[s] - 1);
+    worst = std::max(worst, std::isnan(apart) ? INFINITY : apart);
   }
   const std::string text =
       fmt::format("losses {:.4f} against {:.4f}: {:.1e} apart", fmt::join(got.losses, ", "),
                   fmt::join(wanted.losses, ", "), worst);
-  if (!(worst <= tolerance)) throw std::runtime_error(text);
+  if (worst > tolerance) throw std::runtime_error(text);
   return text;
 }
 
