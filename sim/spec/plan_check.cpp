@@ -295,7 +295,13 @@ Problem problem_of_variants(const Plan& plan) {
         fmt::format("{}: {}", key, nearest));
   };
   if (plan.compile != Compile::kNone) return refused("compile", "none");
-  if (plan.attention != AttentionKernel::kFlash) return refused("attention", "flash");
+  // On GPUs ATen's three (exec/compute/device_operations.h); CPU ranks have one.
+  const bool feeds_gpu = plan.host == HostKind::kFeedsDevice;
+  if (plan.attention != AttentionKernel::kFlash &&
+      !(feeds_gpu && (plan.attention == AttentionKernel::kCudnn ||
+                      plan.attention == AttentionKernel::kEfficient))) {
+    return refused("attention", feeds_gpu ? "flash, cudnn or efficient" : "flash");
+  }
   if (plan.loss != Loss{}) return refused("loss", "eager");
   if (plan.recompute_keeps != SelectivePolicy::kEverySecondMm) {
     return missing_capability("recompute_keeps", "the engine keeps every second product",

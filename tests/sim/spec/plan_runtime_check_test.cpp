@@ -124,6 +124,23 @@ TEST(PlanRuntimeCheck, NativeHasNoneOfFullyShardsSwitches) {
   }
 }
 
+TEST(PlanRuntimeCheck, NativeHasTheAttentionKernelsOfItsDevice) {
+  using enum AttentionKernel;
+  for (const HostKind host : {HostKind::kFeedsDevice, HostKind::kComputes}) {
+    for (const AttentionKernel kernel : {kFlash, kCudnn, kEfficient, kMath, kFa3}) {
+      const auto problem = problem_on(kNative, [&](Plan& p) {
+        p.host = host;
+        p.attention = kernel;
+      });
+      const bool has = kernel == kFlash || (host == HostKind::kFeedsDevice &&
+                                            (kernel == kCudnn || kernel == kEfficient));
+      ASSERT_EQ(problem.has_value(), !has) << to_string(kernel);
+      if (!problem) continue;
+      EXPECT_EQ(problem->key, "attention");
+    }
+  }
+}
+
 void expect_contradiction(const std::optional<PlanProblem>& problem, std::string_view key,
                           std::string_view says) {
   ASSERT_TRUE(problem.has_value()) << key;
