@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 
-from round_plans import EIGHT, FSDP2, ONE, PLANS, STANDIN_FSDP2, STANDIN_PLANS, plan
+from round_plans import EIGHT, FSDP2, ONE, PLANS, STANDIN_FSDP2, STANDIN_PLANS, fsdp2_plan, plan, words_of
 from round_summary import summary
 from round_tools import (GPUS, HERE, environment, example, forecast, gpu_names, issue_us, lost_libraries, measured, now, pack,
                          read_json, rename_device, say, tokens, torch_folder, versions, write_json)
@@ -268,11 +268,7 @@ class Round:
         return ["--profile", profile] if profile.exists() else []
 
     def job(self, p, runtime):
-        words = ["--model", p["model"] or example(), "--cluster", f"{p['gpus']}x{self.gpu}", "--runtime", runtime,
-                 "--sequence", p["sequence"], "--micro-batch", p["micro_batch"]]
-        for key, value in p["set"].items():
-            words += ["--set", f"{key}={value}"]
-        return words
+        return words_of(dict(p, model=p["model"] or example()), runtime, self.gpu)
 
     def plans(self, budget):
         (self.out / "plans.jsonl").unlink(missing_ok=True)
@@ -354,8 +350,7 @@ class Round:
         row["name"] = name
         if self.standin or row["status"] != "ok":
             return row
-        p = dict(base, gpus=world, set={"recompute": recompute, "units.head": "with_norm", "optimizer.implementation": "fused",
-                                        "attention": "cudnn" if variant == "tuned" else "flash"})
+        p = fsdp2_plan(base, world, variant, recompute)
         status, report = self.answer(log, [self.bin / "foreshard", "predict", *self.job(p, "fsdp2@2.11"), *self.profile(), "--json"], 60)
         if report:
             row["predicted"] = forecast(report)

@@ -54,6 +54,24 @@ FSDP2 = [
     ("8b-world-512-default", EIGHT, 512, "default", "none"),
 ]
 
+
+def fsdp2_plan(base, world, variant, recompute):
+    """What fsdp2_steps.py runs, as the forecast is asked for it."""
+    keys = {"recompute": recompute, "units.head": "with_norm", "optimizer.implementation": "fused", "attention": "flash"}
+    if variant == "tuned":
+        keys.update({"attention": "cudnn", "compile": "blocks", "loss": "compiled"})
+    return dict(base, gpus=world, set=keys)
+
+
+def words_of(p, runtime, gpu):
+    """The plan as words of a command."""
+    words = ["--model", p["model"], "--cluster", f"{p['gpus']}x{gpu}", "--runtime", runtime, "--sequence", p["sequence"],
+             "--micro-batch", p["micro_batch"]]
+    for key, value in p["set"].items():
+        words += ["--set", f"{key}={value}"]
+    return words
+
+
 TINY = dict(model=None, sequence=32, micro_batch=1)  # the stand-in's: models/examples/llama-5m.json
 STANDIN_PLANS = [plan("tiny-world-1", TINY, 1), plan("tiny-shard-8", TINY, 8),
                  plan("tiny-shard-8-graph", TINY, 8, graph=True), plan("tiny-shard-8-offload", TINY, 8, offload="cpu"),

@@ -183,6 +183,32 @@ TEST_F(GpuRoundTest, AStageAloneStandsForItself) {
   EXPECT_NE(rows.find("8xh100-sxm"), std::string::npos) << rows;
 }
 
+// Every plan of a GPU's round is one that the forecast takes: a key that it refuses would show
+// there for the first time.
+TEST_F(GpuRoundTest, ItsPlansAreValid) {
+  const std::string script = R"(
+import subprocess, sys
+sys.path.insert(0, sys.argv[2])
+from round_plans import BESIDE, FSDP2, PLANS, fsdp2_plan, words_of
+asked = [(p["name"], words_of(p, "native", "h100-sxm")) for p in PLANS]
+asked += [(f[0], words_of(fsdp2_plan(*f[1:]), "fsdp2@2.11", "h100-sxm")) for f in FSDP2]
+for name, words in asked:
+    command = [sys.argv[1], "predict", *map(str, words), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        print("refused:", name, done.stderr)
+names = {name for name, _ in asked}
+for _, ours, theirs in BESIDE:
+    print("unknown:" if set(ours + theirs) - names else "beside")
+)";
+  const Outcome outcome =
+      Child({"python3", "-c", script, (kBin / "foreshard").string(), kScripts.string()},
+            {{"PYTHONDONTWRITEBYTECODE", "1"}})
+          .finish();
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  EXPECT_EQ(outcome.output, "beside\nbeside\n");
+}
+
 TEST_F(GpuRoundTest, WithoutAGpuItSaysSo) {
   if (std::system("nvidia-smi > /dev/null 2>&1") == 0) GTEST_SKIP() << "there is a GPU";
   const Outcome outcome = round({});
