@@ -201,6 +201,7 @@ class Round:
                 return "failed", f"exit {status} after {seconds:.0f} s: {self.log_tail('self_check')}"
             rows, running = {c["check"]: c for c in checks["checks"]}, checks.get("running")
             rows.update(lost)
+            again = running in lost
             if running:
                 reason = "stopped at its limit" if status == 124 else f"the process ended with {status}"
                 lost[running] = rows.setdefault(running, {"check": running, "status": "failed", "seconds": round(seconds, 1),
@@ -209,7 +210,7 @@ class Round:
             checks["failed"] = sum(c["status"] == "failed" for c in checks["checks"])
             write_json(file, checks)
             before = checks
-            if not running or len(lost) == 4 or end - time.monotonic() < 20:
+            if not running or again or len(lost) == 4 or end - time.monotonic() < 20:
                 break
         failed = [c["check"] for c in checks["checks"] if c["status"] == "failed"]
         return ("failed" if failed else "ok",

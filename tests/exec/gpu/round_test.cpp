@@ -134,7 +134,7 @@ TEST_F(GpuRoundTest, AChecksEndIsNotTheEndOfTheOthers) {
   fs::create_directories(folder_ / "bin");
   std::ofstream(folder_ / "bin/foreshard-exec") << R"(#!/bin/bash
 case " $* " in
-  *" --skip lost "*" --skip gone "*) running= code=0 ;;
+  *" --skip lost --skip gone "*) running= code=0 ;;
   *" --skip lost "*) running=gone code=9 ;;
   *) running=lost code=5 ;;
 esac
@@ -165,8 +165,9 @@ exit $code
 TEST_F(GpuRoundTest, AStageAloneStandsForItself) {
   fs::create_directories(folder_ / "out");
   for (const char* file : {"out/self_check.json", "out/raw.json", "out/plans.jsonl"}) {
-    std::ofstream(folder_ / file) << R"({"checks": [], "rows": [], "name": "old"})"
-                                  << "\n";
+    std::ofstream(folder_ / file)
+        << R"({"checks": [], "rows": [], "name": "old", "status": "failed"})"
+        << "\n";
   }
   fs::create_directories(folder_ / "bin");
   std::ofstream(folder_ / "bin/foreshard-exec") << "#!/bin/sh\necho \"$@\" >&2\nexit 9\n";
