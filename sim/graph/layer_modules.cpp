@@ -55,6 +55,50 @@ std::vector<LayerModule> modules_of(const LayerSpec& layer) {
   return modules;
 }
 
+ModuleSpans::ModuleSpans(const LayerSpec& layer)
+    : modules_(modules_of(layer)),
+      first_(modules_.size(), layer.operations.size()),
+      last_(modules_.size(), 0) {
+  const auto owner_of = [&](std::int16_t parameter) {
+    const auto owner = std::find_if(modules_.begin(), modules_.end(), [&](const LayerModule& m) {
+      return std::find(m.parameters.begin(), m.parameters.end(), parameter) != m.parameters.end();
+    });
+    return owner == modules_.end() ? -1 : static_cast<int>(owner - modules_.begin());
+  };
+  for (std::size_t o = 0; o < layer.operations.size(); ++o) {
+    const std::vector<std::int16_t>& weights = layer.operations[o].parameters;
+    module_of_.push_back(weights.empty() ? std::int16_t{-1}
+                                         : static_cast<std::int16_t>(owner_of(weights.front())));
+    for (std::int16_t each : around(o)) {
+      const auto m = static_cast<std::size_t>(each);
+      first_[m] = std::min(first_[m], o);
+      last_[m] = o;
+    }
+  }
+}
+
+std::vector<std::int16_t> ModuleSpans::around(std::size_t operation) const {
+  std::vector<std::int16_t> modules;
+  if (modules_.empty()) return modules;
+  for (std::int16_t m = module_of_[operation]; m >= 0;
+       m = modules_[static_cast<std::size_t>(m)].parent) {
+    modules.push_back(m);
+  }
+  return modules;
+}
+
+std::vector<std::int16_t> ModuleSpans::beginning(std::size_t operation) const {
+  std::vector<std::int16_t> modules = around(operation);
+  std::erase_if(modules, [&](auto m) { return first_[static_cast<std::size_t>(m)] != operation; });
+  return modules;
+}
+
+std::vector<std::int16_t> ModuleSpans::ending(std::size_t operation) const {
+  std::vector<std::int16_t> modules = around(operation);
+  std::erase_if(modules, [&](auto m) { return last_[static_cast<std::size_t>(m)] != operation; });
+  return modules;
+}
+
 std::string parameter_name(const ModelSpec& model, std::int32_t layer, std::int16_t parameter) {
   const auto kind = static_cast<std::size_t>(model.order[static_cast<std::size_t>(layer)].kind);
   const std::string& name = model.kinds[kind].parameters[static_cast<std::size_t>(parameter)].name;

@@ -5,6 +5,7 @@
 // the places that LayerHook marks in a phase.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -23,6 +24,24 @@ struct LayerModule {
 // layers other than blocks only the modules that own parameters: what is around them also holds
 // other layers.
 std::vector<LayerModule> modules_of(const LayerSpec& layer);
+
+// From which operation of a layer to which each of its modules runs: those that read the weights in
+// it or below it.
+class ModuleSpans {
+ public:
+  ModuleSpans() = default;  // of a layer without modules
+  explicit ModuleSpans(const LayerSpec& layer);
+  // Modules, as in modules_of(layer), whose first (last) operation this is; inner ones first.
+  std::vector<std::int16_t> beginning(std::size_t operation) const;
+  std::vector<std::int16_t> ending(std::size_t operation) const;
+
+ private:
+  std::vector<std::int16_t> around(std::size_t operation) const;
+
+  std::vector<LayerModule> modules_;
+  std::vector<std::int16_t> module_of_;    // operations: whose weights it reads; -1: no module's
+  std::vector<std::size_t> first_, last_;  // modules
+};
 
 // "model.layers.17.self_attn.q_proj.weight".
 std::string parameter_name(const ModelSpec& model, std::int32_t layer, std::int16_t parameter);

@@ -1,0 +1,14 @@
+// The phases of a layer's program that run its operations forward.
+#pragma once
+
+#include "sim/graph/layer_program_writer.h"
+
+namespace foreshard {
+
+// Writes LayerProgram::forward and LayerProgram::saved.
+void write_forward(LayerProgramWriter& writer);
+
+// Writes LayerProgram::recompute, of a checkpointed layer; forward is written.
+void write_recompute(LayerProgramWriter& writer);
+
+}  // namespace foreshard
