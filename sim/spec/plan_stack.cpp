@@ -30,7 +30,9 @@ const PlanKey* find_key(std::string_view path) {
 
 bool holds(const StackKey& key, const Plan& plan) {
   return std::all_of(key.when.begin(), key.when.end(), [&](const auto& each) {
-    return find_key(each.first)->write(plan) == Json(each.second);
+    const Json word = find_key(each.first)->write(plan);
+    return std::any_of(each.second.begin(), each.second.end(),
+                       [&](const std::string& wanted) { return word == Json(wanted); });
   });
 }
 
@@ -52,11 +54,13 @@ TrainingStack read_file(const EmbeddedFile& file) {
     static constexpr std::string_view kParts[] = {"source", "when", "set"};
     group.allow_only(kParts);
     const std::string source = group.at("source").as_string();
-    std::vector<std::pair<std::string, std::string>> when;
+    decltype(StackKey::when) when;
     if (const ConfigNode* node = group.find("when")) {
       for (const ConfigItem& item : node->items()) {
         if (find_key(item.key) == nullptr) throw item.value.error("no key of a plan");
-        when.emplace_back(item.key, item.value.as_string());
+        std::vector<std::string>& words = when.emplace_back().second;
+        when.back().first = item.key;
+        for (const ConfigNode& word : item.value.elements()) words.push_back(word.as_string());
       }
     }
     for (const ConfigItem& item : group.at("set").items()) {
@@ -102,12 +106,9 @@ std::deque<StackFile>& files() {
 
 }  // namespace
 
-const std::vector<TrainingStack>& training_stacks() {
-  static const std::vector<TrainingStack> stacks = [] {
-    std::vector<TrainingStack> read;
-    for (StackFile& each : files()) read.push_back(each.stack());
-    return read;
-  }();
+std::vector<const TrainingStack*> training_stacks() {
+  std::vector<const TrainingStack*> stacks;
+  for (StackFile& each : files()) stacks.push_back(&each.stack());
   return stacks;
 }
 
@@ -133,7 +134,7 @@ std::string read_stack(const ConfigNode& node) {
   if (name == "none") return "";
   if (find_stack(name) != nullptr) return name;
   std::vector<std::string> names = {"none"};
-  for (const TrainingStack& stack : training_stacks()) names.push_back(stack.name);
+  for (const TrainingStack* stack : training_stacks()) names.push_back(stack->name);
   throw node.error(quote(name) + " is no stack", fmt::format("one of {}", fmt::join(names, ", ")),
                    nearest_spelling(name, names));
 }

@@ -17,8 +17,9 @@ struct StackKey {
   std::string path;  // "kernels.norm"
   ConfigNode value;
   std::string source;
-  // Keys and the words that they must have, whoever set them: {"attention", "fa2"}.
-  std::vector<std::pair<std::string, std::string>> when;
+  // Keys and the words of which they must have one, whoever set them: {"attention", {"fa1",
+  // "fa2"}}.
+  std::vector<std::pair<std::string, std::vector<std::string>>> when;
 };
 
 struct TrainingStack {
@@ -28,8 +29,8 @@ struct TrainingStack {
   std::vector<StackKey> keys;         // in the file's order
 };
 
-// By name. Files are read when they are asked for, once; ConfigError if one is wrong.
-const std::vector<TrainingStack>& training_stacks();
+// By name. Files are read when they are asked for, once, and stay; ConfigError if one is wrong.
+std::vector<const TrainingStack*> training_stacks();
 // Those whose code trains with the runtime, by name.
 std::vector<const TrainingStack*> stacks_of(RuntimeKind runtime);
 // nullptr: no such stack.
