@@ -619,10 +619,6 @@ std::vector<CommandOption> options_of(CLI::App& app) {
   return options;
 }
 
-}  // namespace
-
-namespace {
-
 // The arguments as a shell would read them again.
 std::string line_of(const std::vector<std::string>& arguments) {
   std::string line = "foreshard";
@@ -658,23 +654,26 @@ CommandTree command_tree() {
   return data;
 }
 
-CommandLine parse_command_line(std::vector<std::string> arguments) {
-  Tree tree(line_of(arguments));
+CommandLine parse(CLI::App& app, std::vector<std::string> arguments) {
   CommandLine result;
   std::reverse(arguments.begin(), arguments.end());  // as CLI11 takes them
   try {
-    tree.app().parse(std::move(arguments));
+    app.parse(std::move(arguments));
   } catch (const CLI::CallForHelp&) {
-    const std::vector<CLI::App*> parsed = tree.app().get_subcommands();
-    result.text = parsed.empty() ? tree.app().help() : parsed.front()->help("foreshard");
-    return result;
+    const std::vector<CLI::App*> parsed = app.get_subcommands();
+    result.text = parsed.empty() ? app.help() : parsed.front()->help(app.get_name());
   } catch (const CLI::CallForVersion& version) {
     result.text = std::string(version.what()) + "\n";
-    return result;
   } catch (const CLI::ParseError& error) {
-    result.usage_error = usage_error(tree.app(), error);
-    return result;
+    result.usage_error = usage_error(app, error);
   }
+  return result;
+}
+
+CommandLine parse_command_line(std::vector<std::string> arguments) {
+  Tree tree(line_of(arguments));
+  CommandLine result = parse(tree.app(), std::move(arguments));
+  if (!result.text.empty() || !result.usage_error.empty()) return result;
   if (!tree.shell().empty()) {
     result.text = completion_script(command_tree(), tree.shell());
   } else {

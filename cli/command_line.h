@@ -35,6 +35,9 @@ void add_job_flags(CLI::App* verb, JobOptions& job, const char* set_help);
 // Without --cluster.
 void add_model_flags(CLI::App* verb, JobOptions& job, const char* set_help);
 
+// Lets `app` parse. Without text and usage error, a verb was called: which one the caller knows.
+CommandLine parse(CLI::App& app, std::vector<std::string> arguments);
+
 // What was wrong with a command line, and where help is. `app` has its verbs as subcommands.
 std::string usage_error(CLI::App& app, const CLI::ParseError& error);
 

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "interop/export_fsdp2_parts.h"
 #include "models/parameter_names.h"
 #include "sim/base/embedded.h"
 #include "sim/base/error.h"
@@ -32,18 +33,6 @@ std::string_view script_part(std::string_view path) {
     if (file.path == path) return file.content;
   }
   FORESHARD_CHECK(false, "no script " + std::string(path));
-}
-
-const char* torch_dtype(DType dtype) {
-  switch (dtype) {
-    case DType::kBf16:
-      return "torch.bfloat16";
-    case DType::kFp16:
-      return "torch.float16";
-    case DType::kFp32:
-      return "torch.float32";
-  }
-  return "?";
 }
 
 const char* python(bool value) { return value ? "True" : "False"; }
@@ -67,31 +56,6 @@ std::string python_list(const std::vector<T>& values, Word word) {
   return text.empty() ? "[]" : text;
 }
 
-[[noreturn]] void refuse(std::string_view key, const std::string& what,
-                         const std::string& nearest) {
-  throw Error(
-      ExitCode::kMissingCapability,
-      fmt::format("export --to fsdp2: unsupported: {}: {}; nearest plan: {}", key, what, nearest));
-}
-
-void check_expressible(const Plan& plan) {
-  if (plan.runtime.kind != RuntimeKind::kFsdp2) {
-    refuse("runtime", fmt::format("{} is not FSDP2", to_string(plan.runtime.kind)),
-           "runtime: fsdp2");
-  }
-  if (plan.lora.rank > 0) refuse("lora.rank", "adapters need PEFT", "lora.rank: 0");
-  if (plan.float8 != Float8::kNone) refuse("float8", "fp8 needs torchao", "float8: none");
-  if (plan.batch.images > 0) refuse("batch.images", "the model reads images", "a model of words");
-  if (plan.ignored != Ignored::kNone) {
-    refuse("ignored", "nobody would average the gradients of ignored parameters", "ignored: none");
-  }
-  if (plan.frozen.tower) refuse("frozen", "there is no vision tower", "frozen: none");
-  if (plan.optimizer.state != plan.master_dtype && plan.optimizer.kind == Optimizer::Kind::kAdamW) {
-    refuse("optimizer.state", "torch.optim.AdamW keeps its state in the dtype of the parameters",
-           fmt::format("optimizer.state: {}", to_string(plan.master_dtype)));
-  }
-}
-
 class Script {
  public:
   Script(const Plan& plan, const ModelSpec& model, const ModelDims& dims)
@@ -105,7 +69,7 @@ class Script {
 
   std::string write() {
     return header() + constants() + rehearsal() + python_model(dims_, plan_) + units() +
-           sharding() + optimizer() + step() +
+           sharding() + python_step(plan_) +
            std::string(script_part("interop/scripts/fsdp2_run.py"));
   }
 
@@ -331,11 +295,12 @@ if REHEARSAL:  # see main()
   // An embedding's backward reads no parameters. What others read would be gone.
   static void check_kept(const Unit& unit) {
     if (unit.name == "embedding" || unit.reshard.kind == Reshard::Kind::kNever) return;
-    refuse("unshard_in_backward",
-           fmt::format("backward of {} reads its parameters, which reshard_after_forward freed: "
-                       "PyTorch fails (setStorage)",
-                       unit.name),
-           "unshard_in_backward: true, or reshard_after_forward: never there");
+    refuse_script(
+        "unshard_in_backward",
+        fmt::format("backward of {} reads its parameters, which reshard_after_forward freed: "
+                    "PyTorch fails (setStorage)",
+                    unit.name),
+        "unshard_in_backward: true, or reshard_after_forward: never there");
   }
 
   std::string units() const {
@@ -611,146 +576,6 @@ def build(mesh):
     return text;
   }
 
-  std::string optimizer() const {
-    const Optimizer& o = plan_.optimizer;
-    std::string how;
-    switch (o.implementation) {
-      case Optimizer::Implementation::kForeach:
-        how = ", foreach=True";
-        break;
-      case Optimizer::Implementation::kFused:
-        how = ", fused=True";
-        break;
-      case Optimizer::Implementation::kLoop:
-        how = ", foreach=False";
-        break;
-    }
-    const std::string made =
-        o.kind == Optimizer::Kind::kAdamW
-            ? fmt::format("torch.optim.AdamW(groups, lr={}, betas=({}, {}), eps={}{})",
-                          o.learning_rate, o.beta1, o.beta2, o.epsilon, how)
-            : fmt::format("torch.optim.SGD(groups, lr={}{})", o.learning_rate,
-                          o.implementation == Optimizer::Implementation::kFused ? "" : how);
-    std::string schedule = "    scheduler = None\n";
-    if (o.warmup_steps > 0 || o.decay_steps) {
-      schedule = fmt::format(R"(
-    def rate(step):
-        step += 1
-        if step < {0}:
-            return step / {0}
-        if not {1}:
-            return 1.0
-        part = min(1.0, (step - {0}) / max(1, {1}))
-        least = {2}
-        return least + (1 - least) * 0.5 * (1 + math.cos(math.pi * part))
-
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
-)",
-                             o.warmup_steps, o.decay_steps.value_or(0),
-                             o.learning_rate > 0 ? o.min_learning_rate / o.learning_rate : 0.0);
-      schedule = "    import math\n" + schedule;
-    }
-    return fmt::format(R"(
-
-# ---- one step ----
-
-
-def optimizer_of(model):
-    trained = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {{"params": [p for p in trained if p.ndim > 1], "weight_decay": {}}},
-        {{"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0}},
-    ]
-    groups = [group for group in groups if group["params"]]
-    optimizer = {}
-{}    return optimizer, scheduler
-
-
-def tokens():
-    return torch.randint(VOCABULARY, (MICRO_BATCH, SEQUENCE), device=DEVICE)
-)",
-                       o.weight_decay, made, schedule);
-  }
-
-  std::string loss_function() const {
-    std::string text = "\n\ndef loss_of(logits, labels):\n";
-    if (plan_.loss.kind == Loss::Kind::kChunked) {
-      return text +
-             fmt::format(R"(    parts = zip(logits.chunk({0}, dim=1), labels.chunk({0}, dim=1))
-    losses = [
-        F.cross_entropy(part.flatten(0, 1).float(), label.flatten(), reduction="sum")
-        for part, label in parts
-    ]
-    return sum(losses) / labels.numel()
-)",
-                         plan_.loss.chunks);
-    }
-    const bool casts = plan_.loss.kind != Loss::Kind::kEagerCompute;
-    text += fmt::format("    return F.cross_entropy(logits.flatten(0, 1){}, labels.flatten())\n",
-                        casts ? ".float()" : "");
-    if (plan_.loss.kind == Loss::Kind::kCompiled) {
-      text += R"(
-
-if torch.cuda.is_available():
-    loss_of = torch.compile(loss_of)
-)";
-    }
-    return text;
-  }
-
-  std::string step() const {
-    const AccumulationDetails& details = plan_.accumulation_details;
-    std::string before;
-    if (plan_.accumulation == AccumulationMode::kKeepUnsharded) {
-      before += "        model.set_requires_gradient_sync(last)\n";
-    }
-    if (details.all_reduce == When::kLast) {
-      before += "        model.set_requires_all_reduce(last)\n";
-    }
-    if (details.reshard_after_backward == When::kLast) {
-      before += "        model.set_reshard_after_backward(last)\n";
-    }
-    if (details.is_last_backward == When::kLast) {
-      before += "        model.set_is_last_backward(last)\n";
-    }
-    if (!before.empty()) before = "        last = micro == ACCUMULATION - 1\n" + before;
-    std::string text = loss_function();
-    text += "\n\ndef train_step(model, optimizer, scheduler):\n";
-    if (plan_.evaluation.in_step) {
-      text += "    with torch.no_grad():\n        model(tokens())\n";
-    }
-    const bool accumulates = plan_.batch.accumulation > 1;
-    text += fmt::format("    for {} in range(ACCUMULATION):\n{}", before.empty() ? "_" : "micro",
-                        before);
-    text += "        inputs, labels = tokens(), tokens()\n";
-    if (plan_.autocast) {
-      text += fmt::format(
-          "        with torch.autocast(DEVICE.type, {}):\n            logits = model(inputs)\n",
-          torch_dtype(*plan_.autocast));
-    } else {
-      text += "        logits = model(inputs)\n";
-    }
-    text += fmt::format("        loss = loss_of(logits, labels){}\n",
-                        accumulates ? " / ACCUMULATION" : "");
-    if (plan_.logits == Logits::kReleased) text += "        del logits\n";
-    text += "        loss.backward()\n";
-    if (accumulates) text += "        loss = loss.detach() * ACCUMULATION\n";
-    if (plan_.optimizer.clip_norm) {
-      text += fmt::format(
-          "    torch.nn.utils.clip_grad_norm_(\n"
-          "        [p for p in model.parameters() if p.requires_grad], {}\n    )\n",
-          *plan_.optimizer.clip_norm);
-    }
-    text += "    optimizer.step()\n";
-    if (plan_.optimizer.warmup_steps > 0 || plan_.optimizer.decay_steps) {
-      text += "    scheduler.step()\n";
-    }
-    text += "    optimizer.zero_grad()\n";
-    text += plan_.host_sync == HostSync::kStep ? "    return loss.item()\n"
-                                               : "    return loss.detach()\n";
-    return text;
-  }
-
   const Plan& plan_;
   const ModelSpec& model_;
   const ModelDims& dims_;
@@ -759,54 +584,11 @@ if torch.cuda.is_available():
   std::vector<Recompute> recompute_;
 };
 
-ImportLedger ledger_of(const Plan& plan, const ModelDims& dims) {
-  ExportLedger ledger;
-  ledger.mapped("model, batch, mesh, units, dtype, optimizer", "constants and calls of the script");
-  ledger.mapped("reshard_after_forward, unshard_in_backward, prefetch, recompute, accumulation",
-                "fully_shard's arguments and methods, per unit and layer");
-  if (dims.positions == Positions::kAlibi) {
-    ledger.unsupported("attention with ALiBi",
-                       "scaled_dot_product_attention takes no slopes: an additive mask, whose time "
-                       "and memory differ from the forecast's");
-  }
-  if (dims.numerics.rope_scaling.kind == RopeScaling::Kind::kOther) {
-    ledger.unsupported("rope_scaling", "only linear and llama3 are written; left out");
-  }
-  if (dims.logit_softcap) {
-    ledger.unsupported("attention's soft cap", "scaled_dot_product_attention has none; left out");
-  }
-  if (plan.attention >= AttentionKernel::kFa1) {
-    ledger.unsupported(fmt::format("attention: {}", to_string(plan.attention)),
-                       "PyTorch's own flash kernel stands in");
-  }
-  if (plan.kernels.rope == ModuleKernels::Rope::kFused && dims.positions == Positions::kRotary) {
-    ledger.unsupported("kernels.rope: fused", "PyTorch has none; several kernels stand in");
-  }
-  if (plan.kernels.residual == ModuleKernels::Residual::kFp32) {
-    ledger.unsupported("kernels.residual: fp32", "the stream between blocks is in dtype.param");
-  }
-  if (plan.kernels.unpads) ledger.unsupported("kernels.unpads", "no token is padded");
-  if (plan.kernels.train_metrics > 0) {
-    ledger.unsupported("kernels.train_metrics", "the script computes no metrics");
-  }
-  if (plan.loss.kind == Loss::Kind::kFused) {
-    ledger.unsupported("loss: fused", "PyTorch has none; eager cross entropy stands in");
-  }
-  if (plan.collectives.kernels != CollectiveKernels::kDefault) {
-    ledger.unsupported(fmt::format("collectives.kernels: {}", to_string(plan.collectives.kernels)),
-                       "NCCL chooses; NCCL_CTA_POLICY and windows are the launcher's");
-  }
-  if (plan.evaluation.every) ledger.ignored("evaluation.every", "the script only trains");
-  ledger.ignored("rank", "every rank runs the script");
-  ledger.ignored("cluster", "the ranks are the launcher's: foreshard export --to launch");
-  return ledger.take();
-}
-
 }  // namespace
 
 Exported export_fsdp2(const Plan& plan, const ModelSpec& model, const ModelDims& dims) {
-  check_expressible(plan);
-  return {Script(plan, model, dims).write(), ledger_of(plan, dims)};
+  check_script_can(plan);
+  return {Script(plan, model, dims).write(), script_ledger(plan, dims)};
 }
 
 }  // namespace foreshard

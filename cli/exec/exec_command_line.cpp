@@ -169,22 +169,8 @@ class ExecTree {
 
 CommandLine parse_exec_command_line(const std::vector<std::string>& arguments) {
   ExecTree tree(arguments);
-  CommandLine result;
-  std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());  // as CLI11 takes them
-  try {
-    tree.app().parse(std::move(reversed));
-  } catch (const CLI::CallForHelp&) {
-    const std::vector<CLI::App*> parsed = tree.app().get_subcommands();
-    result.text = parsed.empty() ? tree.app().help() : parsed.front()->help("foreshard-exec");
-    return result;
-  } catch (const CLI::CallForVersion& version) {
-    result.text = std::string(version.what()) + "\n";
-    return result;
-  } catch (const CLI::ParseError& error) {
-    result.usage_error = usage_error(tree.app(), error);
-    return result;
-  }
-  result.verb = tree.verb();
+  CommandLine result = parse(tree.app(), arguments);
+  if (result.text.empty() && result.usage_error.empty()) result.verb = tree.verb();
   return result;
 }
 
