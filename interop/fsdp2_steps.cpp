@@ -15,73 +15,25 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 #include <optional>
-#include <string_view>
+#include <utility>
 
+#include "interop/fsdp2_ranges.h"
+#include "interop/job_step_writer.h"
 #include "interop/trace_items.h"
 #include "sim/base/error.h"
 
 namespace foreshard {
 namespace {
 
-enum class Label : std::uint8_t {
-  kNone,
-  kRootPreForward,
-  kPreForward,
-  kPostForward,
-  kPreBackward,
-  kAllGather,
-  kCopyOut,
-  kAccumulate,  // post_backward_accumulate
-  kReshard,     // post_backward_reshard
-  kReduce,      // post_backward_reduce
-  kRootPostBackward,
-  kOptimizer,
-  kProfilerStep,
-};
+using Label = FsdpRange::Label;
 
 struct Range {
   Label label = Label::kNone;
   int unit = -1;
   std::int64_t number = -1;  // ProfilerStep#N
 };
-
-Label label_of(std::string_view text) {
-  static constexpr std::pair<std::string_view, Label> kLabels[] = {
-      {"FSDP::root_pre_forward", Label::kRootPreForward},
-      {"FSDP::pre_forward", Label::kPreForward},
-      {"FSDP::post_forward", Label::kPostForward},
-      {"FSDP::pre_backward", Label::kPreBackward},
-      {"FSDP::all_gather", Label::kAllGather},
-      {"FSDP::all_gather_copy_out", Label::kCopyOut},
-      {"FSDP::post_backward_accumulate", Label::kAccumulate},
-      {"FSDP::post_backward_reshard", Label::kReshard},
-      {"FSDP::post_backward_reduce", Label::kReduce},
-      {"FSDP::root_post_backward_callback", Label::kRootPostBackward},
-  };
-  for (const auto& [name, label] : kLabels) {
-    if (text == name) return label;
-  }
-  if (text.starts_with("Optimizer.step#")) return Label::kOptimizer;
-  if (text.starts_with("ProfilerStep#")) return Label::kProfilerStep;
-  return Label::kNone;
-}
-
-// Wrappers leave their names in the module's path.
-std::string module_name(std::string_view text) {
-  std::string name(text);
-  for (const std::string_view part : {"_checkpoint_wrapped_module", "_orig_mod"}) {
-    for (std::size_t at = name.find(part); at != std::string::npos; at = name.find(part)) {
-      const bool dot_before = at > 0 && name[at - 1] == '.';
-      const bool dot_behind = at + part.size() < name.size() && name[at + part.size()] == '.';
-      name.erase(dot_before ? at - 1 : at,
-                 part.size() + static_cast<std::size_t>(dot_before || dot_behind));
-    }
-  }
-  return name;
-}
 
 class Walk {
  public:
@@ -147,27 +99,14 @@ class Walk {
   }
 
   Range read_range(const TraceRange& range) {
-    const std::string_view text = trace_.names[range.name];
-    const std::size_t bracket = text.find(" (");
-    Range read;
-    read.label = label_of(text.substr(0, bracket));
-    if (read.label == Label::kProfilerStep) {
-      const std::string_view digits = text.substr(text.find('#') + 1);
-      std::from_chars(digits.data(), digits.data() + digits.size(), read.number);
-    }
-    const bool has_unit = read.label >= Label::kPreForward && read.label <= Label::kReduce;
-    if (!has_unit) return read;
-    std::string name;
-    if (bracket != std::string_view::npos && text.ends_with(')')) {
-      name = module_name(text.substr(bracket + 2, text.size() - bracket - 3));
-    }
+    const FsdpRange read = read_fsdp_range(trace_.names[range.name]);
+    if (!read.has_unit()) return {read.label, -1, read.number};
     auto& units = result_.units;
-    auto unit = std::find(units.begin(), units.end(), name);
+    auto unit = std::find(units.begin(), units.end(), read.unit);
     // The trace may begin in the middle of a step: the order is that of whole forwards, found
     // later.
-    if (unit == units.end()) unit = units.insert(unit, name);
-    read.unit = static_cast<int>(unit - units.begin());
-    return read;
+    if (unit == units.end()) unit = units.insert(unit, read.unit);
+    return {read.label, static_cast<int>(unit - units.begin()), read.number};
   }
 
   // --- ranges ---
@@ -182,7 +121,7 @@ class Walk {
       case Label::kPreForward:
         if (phase_ != Phase::kForward && open_.empty()) begin_forward();
         if (phase_ == Phase::kForward) {
-          drop_loss();
+          step_.drop_loss();
           note_forward(range.unit);
         }
         // From PyTorch 2.13 on a unit of several modules has one of these for each.
@@ -211,7 +150,7 @@ class Walk {
       case Label::kOptimizer:
         settle_clipping();
         phase_ = Phase::kDone;
-        step_.number = profiler_step_ + 1;
+        number_ = profiler_step_ + 1;
         break;
       case Label::kProfilerStep:
         if (range.number >= 0) profiler_step_ = range.number;
@@ -227,7 +166,7 @@ class Walk {
     if (label == Label::kRootPostBackward && phase_ == Phase::kBackward) phase_ = Phase::kAfter;
     if (label == Label::kProfilerStep && !has_optimizer_) {
       settle_clipping();
-      step_.number = ranges_[index].number + 1;
+      number_ = ranges_[index].number + 1;
       finish_step();
     }
   }
@@ -236,7 +175,7 @@ class Walk {
     if (phase_ == Phase::kDone) finish_step();
     if (phase_ == Phase::kForward) return;
     if (phase_ != Phase::kBefore) {
-      ++microbatch_;
+      step_.next_microbatch();
       leave_clipping("between micro-batches");
     }
     phase_ = Phase::kForward;
@@ -259,9 +198,7 @@ class Walk {
   // --- work ---
 
   void take(const WorkItem& item) {
-    if (step_.begin == Time() && step_.runs.empty() && step_.outside.empty()) {
-      first_work_ = item.begin;
-    }
+    if (step_.is_empty()) first_work_ = item.begin;
     last_work_ = std::max(last_work_, item.end);
     // The innermost range that says something.
     for (auto active = active_.rbegin(); active != active_.rend(); ++active) {
@@ -277,22 +214,23 @@ class Walk {
     switch (range.label) {
       case Label::kAllGather:
         active.reduced = active.reduced || collective;
-        add(active.reduced ? EventKind::kAllGather : EventKind::kAllGatherCopyIn, range.unit, item,
-            instance);
+        step_.add(active.reduced ? EventKind::kAllGather : EventKind::kAllGatherCopyIn, range.unit,
+                  item, instance);
         return true;
       case Label::kCopyOut:
-        add(EventKind::kAllGatherCopyOut, range.unit, item, instance);
+        step_.add(EventKind::kAllGatherCopyOut, range.unit, item, instance);
         return true;
       case Label::kAccumulate:
-        add(EventKind::kAccumulate, range.unit, item, instance);
+        step_.add(EventKind::kAccumulate, range.unit, item, instance);
         return true;
       case Label::kPostForward:
-        add(EventKind::kReshard, range.unit, item, instance);
+        step_.add(EventKind::kReshard, range.unit, item, instance);
         return true;
       case Label::kReduce: {
         const EventKind kind = kind_in_reduction(active, item);
         if (collective) active.blocked_until = item.end;
-        add(kind, range.unit, collective ? item : behind(active.blocked_until, item), instance);
+        step_.add(kind, range.unit, collective ? item : behind(active.blocked_until, item),
+                  instance);
         return true;
       }
       case Label::kPreForward:
@@ -300,13 +238,13 @@ class Walk {
         if (phase_ != Phase::kForward) return false;
         // A view of each input, for the hook behind backward: a CPU rank's trace has it.
         if (trace_.names[item.name] == "RegisterPostBackwardFunction") return true;
-        add_compute(EventKind::kForward, range.unit, item);
+        step_.add_compute(EventKind::kForward, range.unit, item);
         return true;
       case Label::kOptimizer:
         if (collective) {
-          add_outside("in the optimizer", item);
+          step_.add_outside("in the optimizer", item);
         } else {
-          add_compute(EventKind::kOptimizer, -1, item);
+          step_.add_compute(EventKind::kOptimizer, -1, item);
         }
         return true;
       default:
@@ -341,16 +279,16 @@ class Walk {
     if (phase_ == Phase::kAfter) {
       after_.push_back(item);
     } else if (collective) {
-      add_outside(place(), item);
+      step_.add_outside(place(), item);
     } else if (phase_ == Phase::kForward && !forward_.empty()) {
-      add_compute(EventKind::kForward, forward_.back(), item);
+      step_.add_compute(EventKind::kForward, forward_.back(), item);
     } else if (phase_ == Phase::kForward) {
-      add_compute(EventKind::kLoss, -1, item);
+      step_.add_compute(EventKind::kLoss, -1, item);
     } else if (phase_ == Phase::kBackward && !open_.empty()) {
       const bool again = item.recompute || !forward_.empty();
-      add_compute(again ? EventKind::kRecompute : EventKind::kBackward, running(), item);
+      step_.add_compute(again ? EventKind::kRecompute : EventKind::kBackward, running(), item);
     } else {
-      add_outside(place(), item);
+      step_.add_outside(place(), item);
     }
   }
 
@@ -380,63 +318,6 @@ class Walk {
         ->unit;
   }
 
-  void add(EventKind kind, int unit, const WorkItem& item, std::int64_t instance) {
-    const auto key = std::pair(kind, instance);
-    const auto found = instances_.find(key);
-    if (found == instances_.end()) {
-      instances_.emplace(key, step_.runs.size());
-      step_.runs.push_back({kind, unit, microbatch_, item.issue, item.begin, item.end, 1});
-    } else {
-      extend(step_.runs[found->second], item);
-    }
-  }
-
-  void add_compute(EventKind kind, int unit, const WorkItem& item) {
-    if (computing_) {
-      TraceRun& run = step_.runs[*computing_];
-      if (run.kind == kind && run.unit == unit && run.microbatch == microbatch_) {
-        return extend(run, item);
-      }
-    }
-    computing_ = step_.runs.size();
-    step_.runs.push_back({kind, unit, microbatch_, item.issue, item.begin, item.end, 1});
-  }
-
-  static void extend(TraceRun& run, const WorkItem& item) {
-    run.begin = std::min(run.begin, item.begin);
-    run.end = std::max(run.end, item.end);
-    ++run.pieces;
-  }
-
-  void add_outside(const char* where, const WorkItem& item) {
-    static constexpr std::array<const char*, 5> kCollectives = {
-        "work", "all_gather", "reduce_scatter", "all_reduce", "collective"};
-    const std::string what =
-        fmt::format("{} {}", kCollectives[static_cast<std::size_t>(item.collective)], where);
-    add_outside(what, 1, item.end - item.begin);
-  }
-  void add_outside(const std::string& what, int pieces, Time time) {
-    for (OutsideWork& work : step_.outside) {
-      if (work.what != what) continue;
-      work.pieces += pieces;
-      work.time += time;
-      return;
-    }
-    step_.outside.push_back({what, pieces, time});
-  }
-
-  // What was taken for the loss lay between two units of forward.
-  void drop_loss() {
-    if (!computing_) return;
-    const TraceRun run = step_.runs[*computing_];
-    if (run.kind != EventKind::kLoss || run.microbatch != microbatch_) return;
-    const std::size_t gone = *computing_;
-    step_.runs.erase(step_.runs.begin() + static_cast<std::ptrdiff_t>(gone));
-    for (auto& [key, index] : instances_) index -= index > gone ? 1 : 0;
-    computing_.reset();
-    add_outside("work in forward, between units", run.pieces, run.end - run.begin);
-  }
-
   // --- between backward and optimizer ---
 
   void settle_clipping() {
@@ -446,26 +327,28 @@ class Walk {
       return item.collective == TracedCollective::kAllReduce;
     };
     const auto reduce = std::find_if(norm, after_.end(), is_all_reduce);
-    for (auto item = after_.begin(); item != norm; ++item) add_outside("after backward", *item);
+    for (auto item = after_.begin(); item != norm; ++item) {
+      step_.add_outside("after backward", *item);
+    }
     bool scaling = false;
     for (auto item = norm; item != after_.end(); ++item) {
       if (item == reduce) {
-        add(EventKind::kAllReduce, -1, *item, kNormInstance);
+        step_.add(EventKind::kAllReduce, -1, *item, kNormInstance);
         scaling = true;
       } else if (item->collective != TracedCollective::kNone) {
-        add_outside("after backward", *item);
+        step_.add_outside("after backward", *item);
       } else {
         scaling = scaling || (reduce == after_.end() && item->scale);
         const Time since = reduce < item ? reduce->end : item->begin;
-        add_compute(scaling ? EventKind::kGradScale : EventKind::kGradNorm, -1,
-                    behind(since, *item));
+        step_.add_compute(scaling ? EventKind::kGradScale : EventKind::kGradNorm, -1,
+                          behind(since, *item));
       }
     }
     after_.clear();
   }
 
   void leave_clipping(const char* where) {
-    for (const WorkItem& item : after_) add_outside(where, item);
+    for (const WorkItem& item : after_) step_.add_outside(where, item);
     after_.clear();
   }
 
@@ -473,31 +356,29 @@ class Walk {
 
   void finish_step() {
     leave_clipping("after backward");
+    JobStep step = step_.take();
+    step.number = std::exchange(number_, 0);
     bool forward = false;
     std::optional<Time> end;
     if (!has_optimizer_) end = last_work_;
-    for (const TraceRun& run : step_.runs) {
+    for (const TraceRun& run : step.runs) {
       forward = forward || run.kind == EventKind::kForward;
       if (run.kind == EventKind::kOptimizer) end = end ? std::max(*end, run.end) : run.end;
     }
-    if (end && !step_.runs.empty()) {
-      step_.end = *end;
+    if (end && !step.runs.empty()) {
+      step.end = *end;
       const bool begins = last_end_.has_value();
-      step_.begin = begins ? *last_end_ : first_work_;
-      std::stable_sort(step_.runs.begin(), step_.runs.end(),
+      step.begin = begins ? *last_end_ : first_work_;
+      std::stable_sort(step.runs.begin(), step.runs.end(),
                        [](const TraceRun& a, const TraceRun& b) { return a.issue < b.issue; });
       if (forward) {
         whole_.push_back(begins);
-        result_.steps.push_back(std::move(step_));
+        result_.steps.push_back(std::move(step));
       }
       last_end_ = end;
     }
-    step_ = JobStep();
-    instances_.clear();
-    computing_.reset();
     forward_.clear();
     open_.clear();
-    microbatch_ = 0;
     phase_ = Phase::kBefore;
   }
 
@@ -567,12 +448,10 @@ class Walk {
   std::map<int, int> depth_;  // of units, in forward
   std::vector<int> first_forwards_;
   std::vector<WorkItem> after_;  // since the end of backward
-  int microbatch_ = 0;
   std::int64_t profiler_step_ = -1;
 
-  JobStep step_;
-  std::map<std::pair<EventKind, std::int64_t>, std::size_t> instances_;
-  std::optional<std::size_t> computing_;
+  JobStepWriter step_;
+  std::int64_t number_ = 0;  // of the step
   Time first_work_, last_work_;
   std::optional<Time> last_end_;
   std::vector<bool> whole_;  // whether a step's begin is known
