@@ -14,6 +14,9 @@ target_link_libraries(foreshard_test_support
   PRIVATE foreshard_flags)
 target_compile_definitions(foreshard_test_support
   PUBLIC FORESHARD_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+# Tests run most of their time in the libraries: for their own code -O1 is enough, and it saves a fifth
+# of their compile time.
+target_compile_options(foreshard_test_support PUBLIC $<$<CONFIG:Release>:-O1>)
 # These cost each test 1 to 2 s when they are not precompiled.
 target_precompile_headers(foreshard_test_support PRIVATE <gtest/gtest.h> <rapidcheck.h>
                           <rapidcheck/gtest.h>)
