@@ -21,6 +21,10 @@ void check_script_can(const Plan& plan) {
   }
   if (plan.lora.rank > 0) refuse_script("lora.rank", "adapters need PEFT", "lora.rank: 0");
   if (plan.float8 != Float8::kNone) refuse_script("float8", "fp8 needs torchao", "float8: none");
+  if (plan.recompute_keeps != SelectivePolicy::kEverySecondMm) {
+    refuse_script("recompute_keeps", "the script's policy is torchtitan's",
+                  "recompute_keeps: every_second_mm");
+  }
   if (plan.batch.images > 0) {
     refuse_script("batch.images", "the model reads images", "a model of words");
   }
