@@ -234,12 +234,13 @@ void add_kernels(const TrainingRow& row, const Cluster& cluster, Assignments& pl
             {"rowwise_gw_hp", "rowwise_gw_hp"},
             {"delayed", "delayed"},
             {"unspecified", "tensorwise"}});
-  // TransformerEngine's own scaling by tensors, not torchao's.
   const std::string_view fp8 = row.word("fp8");
-  if (is_fused_by_hand(row) && (fp8 == "tensorwise" || fp8 == "unspecified"))
-    plan.add("float8=current");
-  const bool is_dtensor = row.word("runtime") == "fsdp2";  // other runtimes gather no subclasses
-  if (row.count("fp8_all_gather") == 1 && is_dtensor) plan.add("float8_all_gather=true");
+  if (fp8 != "tensorwise" && fp8 != "unspecified") return;
+  if (is_fused_by_hand(row)) {
+    plan.add("float8=current");  // TransformerEngine's scaling by tensors, not torchao's
+  } else if (row.count("fp8_all_gather") == 1 && row.word("runtime") == "fsdp2") {
+    plan.add("float8_all_gather=true");  // other runtimes gather no tensor subclasses
+  }
 }
 
 // DDP's autocast is its own key, and DeepSpeed converts the model: dtype.param is what both compute

@@ -17,7 +17,7 @@
 // loss:
 //   eager      logits 2V, their fp32 copy 4V, log-probabilities 4V; backward two gradients 4V: 12V
 //   eager-compute
-//              logits 2V, log-probabilities 2V; backward two gradients 2V: 8V
+//              logits 2V, log-probabilities 2V; backward two gradients 2V: 6V
 //   held       the fp32 copy lives until its own gradient is made: 16V
 //   compiled   logits and logsumexp are saved, the gradient is written once: 2V + 2V
 //   (torchtitan#1033

@@ -24,7 +24,7 @@ GIB = 1 << 30
 GPUS = {"h100-96gb-500w": ("h100-sxm", "95.04GiB")}
 ATTENTION = {"fa1": "flash", "fa2": "flash", "fa3": "flash", "triton": "flash", "sdpa_flash": "flash",
              "sdpa": "flash", "cudnn": "cudnn", "sdpa_efficient": "efficient", "math": "math"}
-LOSS = {"eager_fp32": "eager", "eager_bf16": "eager", "chunked_fp32": "chunked-8", "fused": "fused",
+LOSS = {"eager_fp32": "eager", "eager_bf16": "eager-compute", "chunked_fp32": "chunked-8", "fused": "fused",
         "compiled": "compiled"}
 COMPILE = {"none": "none", "block": "blocks", "full": "model", "loss_only": "none"}
 RECOMPUTE = {"none": "none", "full": "full", "selective_op": "selective"}
