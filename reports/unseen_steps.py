@@ -108,7 +108,7 @@ def main():
     first = {
         row["id"]: row
         for row in json.loads(FROZEN.read_text())["forecasts"]
-        if row["quantity"] == QUANTITY
+        if row["quantity"] == QUANTITY and row["predicted"] > 0  # not refused
     }
     now = forecasts(program)
     sure = [row for row in rows if row["score"] == "yes"]
