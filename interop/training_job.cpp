@@ -182,7 +182,7 @@ std::string_view sdpa_kernel(const TrainingRow& row, const Cluster& cluster) {
   if (torch && *torch < Version{2, 2}) return "fa1";
   const bool is_free = row.word("attention_kernel") == "sdpa";
   const bool has_cudnn =
-      cluster.gpu.architecture == "hopper" || cluster.gpu.architecture == "blackwell";
+      cluster.gpu.architecture == "hopper" || cluster.gpu.architecture.starts_with("blackwell");
   return is_free && torch == Version{2, 5} && has_cudnn ? "cudnn" : "flash";
 }
 

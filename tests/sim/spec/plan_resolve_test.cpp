@@ -162,9 +162,7 @@ TEST(PlanResolve, ReducesAsTheVersionDoesWhereNoDtypeIsGiven) {
 
 // zeros_like(parameter); DeepSpeed's optimizer works on fp32 partitions.
 TEST(PlanResolve, MakesOptimizerStatesLikeTheParameters) {
-  const auto state = [](const std::string& yaml) {
-    return resolved(yaml).plan.optimizer.state;
-  };
+  const auto state = [](const std::string& yaml) { return resolved(yaml).plan.optimizer.state; };
   EXPECT_EQ(state("runtime: fsdp2@2.11"), DType::kFp32);
   for (const std::string runtime : {"fsdp2@2.11", "fsdp1@2.11", "ddp"}) {
     EXPECT_EQ(state("runtime: " + runtime + "\ndtype: {master: bf16}"), DType::kBf16) << runtime;
