@@ -37,6 +37,11 @@ bool is_fused_by_hand(const TrainingRow& row) {
          row.word("norm_impl") == "rms_fused" && row.word("rope_impl") == "fused";
 }
 
+// Such a code in fp8 is Megatron-Core's: its FSDP gathers into flat buffers, ahead, in place.
+bool is_megatron(const TrainingRow& row) {
+  return is_fused_by_hand(row) && row.has("fp8") && row.word("fp8") != "none";
+}
+
 // --- model ---
 
 ModelSpec model_of(const TrainingRow& row, Stack stack) {
@@ -102,7 +107,8 @@ std::optional<Version> torch_version(const TrainingRow& row) {
 std::string runtime_of(const TrainingRow& row) {
   const std::string_view runtime = row.word("runtime");
   if (runtime.empty()) throw refused("runtime is not published");
-  if (runtime == "xla_fsdp") return "fsdp1";  // which gathers in place, as XLA does
+  // FSDP1 gathers in place, as these do.
+  if (runtime == "xla_fsdp" || (runtime == "fsdp2" && is_megatron(row))) return "fsdp1";
   if (runtime.starts_with("zero") || runtime == "ddp") return std::string(runtime);
   const std::optional<Version> torch = torch_version(row);
   if (!torch) return std::string(runtime);
@@ -281,8 +287,9 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
     return;
   }
   const bool is_root = row.word("embedding_unit") != "own";
+  const bool is_flat = runtime != "fsdp2" || is_megatron(row);
   // FSDP1's flat parameters are of one module each.
-  const std::string_view head = runtime == "fsdp2" ? "with_norm" : "own";
+  const std::string_view head = is_flat ? "own" : "with_norm";
   plan.add(is_root ? std::string("units={embedding: root, head: root}")
                    : fmt::format("units={{embedding: own, head: {}}}", head));
   const std::string_view reshard = row.word("reshard");
@@ -295,6 +302,10 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
     plan.add(fmt::format("reshard_after_forward={}", reshard));
   }
   plan.map("offload", "offload", {{"none", "none"}, {"optimizer", "cpu"}, {"params", "cpu"}});
+  if (runtime == "fsdp2" && is_flat) {
+    plan.add("prefetch.forward=1");
+    plan.add("fsdp1={limit_all_gathers: false, use_orig_params: true}");
+  }
   if (runtime != "fsdp1") return;
   // Dynamo supports FSDP1 only so.
   const std::string_view compiled = row.word("compile");

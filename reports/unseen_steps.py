@@ -33,17 +33,18 @@ published figures that are none of these rows:
 - refused or ignored words: FSDP1 with compiled blocks or an embedding unit of its own, DDP in fp32, ZeRO with
   parameters on the host, losses in bf16, MaxText's `save_dot_except_mlp`; XLA's FSDP was told as an eager FSDP2
 - scaled_dot_product_attention before PyTorch 2.2 is FlashAttention-1, and cuDNN in 2.5 on Hopper
-- fp8: products slowed down like those in bf16 on a hot chip; their own tables say by less. Codes that fuse norm, rotary
-  embedding and loss by hand (Megatron-Core, Liger) fuse SwiGLU and casts too, and have one product for queries, keys
-  and values; TransformerEngine keeps transposes. cuDNN's backward on B200
+- fp8: products slowed down like those in bf16 on a hot chip (their own tables say by less), and narrow ones by what is
+  the amax in front of them (products alone on H100: pytorch/pytorch#143465). Codes that fuse norm, rotary embedding and
+  loss by hand (Megatron-Core, Liger) fuse SwiGLU and casts too, and have one product for queries, keys and values;
+  TransformerEngine keeps transposes; Megatron's FSDP gathers in place. cuDNN's backward on B200
 - H100 and H200 are one chip at one power and share the rate of a hot product
 - MI300X had H100's shares of its peaks in attention and bandwidth; now what is published of itself, and wide intervals
 - optimizer states of parameters in bf16 are in bf16 (memory)
 
 Still wrong: MI300X, 20 to 30 % too fast (no table of its products is public); Paxml's GPT-5B and 126M of 2023 on H100
 (network not published); torchao on a B200 "power limited" to what is not said; H100 hosts that do not say whether they
-are limited to 500 W; Megatron-FSDP, told as FSDP2, whose copies it does not have; GPT-2 124M on eight A100, 10 to
-20 % too fast.
+are limited to 500 W; NeMo and Megatron-Bridge on H100, 5 to 12 % too slow (they keep fp8 weights over micro-batches and
+add gradients up inside the product); MXFP8, told as scaling by tensors; GPT-2 124M on eight A100, 10 to 20 % too fast.
 """
 
 
