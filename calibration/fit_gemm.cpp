@@ -32,9 +32,10 @@ namespace {
 constexpr double kTera = 1e12;
 constexpr double kSustained = 0.01;  // s
 // Of the kernels in front of an fp8 product in a table that times both: TensorRT-LLM scales each
-// tensor by its own amax, a pass that reads two bytes, and a second one reads two and writes one. As
-// reductions they reach the share of the bandwidth that norms do (fit_memory.cpp). Products alone
-// (pytorch/pytorch#143465, five on H100) show that what grows with 1/n is this, not the product's.
+// tensor by its own amax, a pass that reads two bytes, and a second one reads two and writes one.
+// As reductions they reach the share of the bandwidth that norms do (fit_memory.cpp). Products
+// alone (pytorch/pytorch#143465, five on H100) show that what grows with 1/n is this, not the
+// product's.
 constexpr double kQuantisedBytes = 5;
 constexpr double kQuantiseFraction = 0.57;
 constexpr double kQuantiseOverhead = 2 * 2.5e-6;
