@@ -64,7 +64,7 @@ def quantile(weighted, q):
     rest = q * sum(weight for _, weight in weighted)
     for value, weight in weighted:
         rest -= weight
-        if rest <= 0:
+        if rest <= 1e-9:
             return value
     return weighted[-1][0]
 
