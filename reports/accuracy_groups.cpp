@@ -163,6 +163,10 @@ std::vector<AccuracyRow> with_frozen(std::vector<AccuracyRow> rows, const Json& 
     row.predicted = (*found->second)["predicted"];
     row.low = (*found->second)["low"];
     row.high = (*found->second)["high"];
+    if (row.predicted <= 0 && row.scored) {
+      row.scored = false;
+      row.reason = "could not be forecast when it was frozen";
+    }
   }
   if (!any) throw wrong("none of the rows was frozen");
   return rows;

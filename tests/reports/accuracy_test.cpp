@@ -88,6 +88,10 @@ TEST(Accuracy, FrozenForecastsStandInForNewOnesAndCannotBeChanged) {
   EXPECT_EQ(compared[1].reason, "was not frozen");
   Json forged = frozen;
   forged["forecasts"][0]["predicted"] = 1.0;
+  // A row that was refused then is no error of 100 %.
+  std::vector<AccuracyRow> refused = rows;
+  refused.front().predicted = 0;
+  EXPECT_FALSE(with_frozen(rows, frozen_forecasts(refused)).front().scored);
   EXPECT_THROW(with_frozen(rows, forged), Error);
   EXPECT_THROW(with_frozen({row("C", "C", 1, 1)}, frozen), Error);
   EXPECT_THROW(with_frozen(rows, Json::array()), Error);
