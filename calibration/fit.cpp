@@ -33,13 +33,15 @@ double root_mean_square(const std::vector<double>& values) {
   return std::sqrt(sum / static_cast<double>(values.size()));
 }
 
+bool is_amd(const Gpu& gpu) { return gpu.architecture.starts_with("cdna"); }
+
 // Attention, memory-bound work and collectives are fitted for four chips; which one a machine
 // takes.
 std::string chip_name(const Machine& machine) {
   const Gpu& gpu = machine.node.gpu;
   if (gpu.key == "h200") return "h200";
   if (gpu.architecture.starts_with("blackwell")) return "b200";
-  if (gpu.architecture == "hopper" || gpu.architecture.starts_with("cdna")) return "h100";
+  if (gpu.architecture == "hopper" || is_amd(gpu)) return "h100";
   return "a100";
 }
 
@@ -175,7 +177,7 @@ Biases all_biases(const std::vector<ChipFits>& chips,
 std::array<FactorSpread, kFactors> spreads_of(const Machine& machine, const ChipFits& own,
                                               const CatalogueGemm& own_gemm, const Biases& all) {
   const auto& [gemm, attention, memory] = all;
-  const bool is_amd = machine.node.gpu.architecture.starts_with("cdna");
+  const bool has_other_vendor = is_amd(machine.node.gpu);
   const bool new_chip = own.chip.name == "h200" || own.chip.name == "b200";
   std::array<FactorSpread, kFactors> spread;
   const auto at = [&](Factor factor) -> FactorSpread& {
@@ -187,15 +189,16 @@ std::array<FactorSpread, kFactors> spreads_of(const Machine& machine, const Chip
     // out of six products by 4 to 8 %; moved to L40S by 26 to 36 %.
     constexpr double kMoved = 0.18, kAnchored = 0.10, kOtherVendor = 0.25;
     at(Factor::kGemm) =
-        is_amd ? FactorSpread{kOtherVendor,
-                              "a shape of another vendor's GPU: curves moved to L40S were off by "
-                              "26 to 36 %"}
+        has_other_vendor
+            ? FactorSpread{kOtherVendor,
+                           "a shape of another vendor's GPU: curves moved to L40S were off by "
+                           "26 to 36 %"}
         : own_gemm.is_anchored
             ? FactorSpread{kAnchored, "a borrowed shape with a published rate of large products"}
             : FactorSpread{kMoved, "a curve borrowed from another GPU"};
   }
   at(Factor::kAttention) = measured_spread(own.attention.log_biases, attention, new_chip);
-  if (is_amd) at(Factor::kAttention) = at(Factor::kGemm);
+  if (has_other_vendor) at(Factor::kAttention) = at(Factor::kGemm);
   at(Factor::kMemoryBound) =
       measured_spread(new_chip ? std::vector<double>{} : own.memory.log_biases, memory, new_chip);
   // Whole fabrics nobody has seen: the tables of all GPUs, each without its source.
@@ -225,9 +228,8 @@ bool is_own_chip(const Machine& machine, const Chip& chip) {
 // Curves of another chip: its shares of this one's peaks and rates.
 template <typename Curve>
 void borrow(Curve& curve, const Machine& machine, const Chip& chip) {
-  const bool other_vendor = machine.node.gpu.architecture.starts_with("cdna");
-  curve.evidence =
-      weaker(curve.evidence, other_vendor ? Evidence::kAssumed : Evidence::kExtrapolated);
+  curve.evidence = weaker(curve.evidence,
+                          is_amd(machine.node.gpu) ? Evidence::kAssumed : Evidence::kExtrapolated);
   curve.source = fmt::format("no rows of its own; as {}: {}", chip.name, curve.source);
 }
 
@@ -244,9 +246,7 @@ PublishedFit assemble(const Machine& machine, const ChipFits& own, const Catalog
   c.power_exponent = gemm.power_exponent;
   c.attention = own.attention.curves;
   c.sdpa_kernel = "fa2";
-  c.sdpa_preferred = own.chip.name == "a100" || machine.node.gpu.architecture.starts_with("cdna")
-                         ? "fa2"
-                         : "cudnn";
+  c.sdpa_preferred = own.chip.name == "a100" || is_amd(machine.node.gpu) ? "fa2" : "cudnn";
   c.sdpa_source =
       "PyTorch's flash backend is FlashAttention-2; on Hopper and Blackwell it prefers cuDNN above "
       "9.15 (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp), which its packages hold from "
@@ -320,7 +320,7 @@ std::vector<PublishedFit> fit_all_published() {
     const ChipFits& chip = of(chip_name(machine));
     const CatalogueGemm& own = gemm.at(machine.key);
     result.push_back(assemble(machine, chip, own, gemm.at(chip.chip.gpu.key), of("h100").chip.gpu));
-    if (machine.node.gpu.architecture.starts_with("cdna")) {
+    if (is_amd(machine.node.gpu)) {
       use_cdna_figures(result.back().calibration, machine.node.gpu, machines);
     }
     result.back().calibration.spread = spreads_of(machine, chip, own, biases);

@@ -33,20 +33,19 @@ const Gpu& gpu_named(std::string_view key, const std::vector<Machine>& machines)
       ->node.gpu;
 }
 
-std::vector<AttentionRow> rows_of(std::string_view gpu, std::string_view source) {
-  std::vector<AttentionRow> rows;
-  for (ReadAttention& read :
-       read_attention_rows(published_table("attention_measured.csv"), list_machines())) {
+using Rows = std::vector<AttentionRow>;
+
+Rows pick(const std::vector<ReadAttention>& all, std::string_view gpu, std::string_view source) {
+  Rows picked;
+  for (const ReadAttention& read : all) {
     const bool is_own = read.problem.empty() && read.row.gpu == gpu;
-    if (is_own && read.row.source.find(source) != std::string::npos) {
-      rows.push_back(std::move(read.row));
-    }
+    if (is_own && read.row.source.find(source) != std::string::npos) picked.push_back(read.row);
   }
-  return rows;
+  return picked;
 }
 
-std::vector<AttentionRow> pick(const std::vector<AttentionRow>& rows, Pass pass, bool causal) {
-  std::vector<AttentionRow> picked;
+Rows pick(const Rows& rows, Pass pass, bool causal) {
+  Rows picked;
   const AttentionPass wanted =
       pass == Pass::kForward ? AttentionPass::kForward : AttentionPass::kBackward;
   for (const AttentionRow& row : rows) {
@@ -68,13 +67,12 @@ void scale(AttentionCurve& curve, double factor, double full_factor) {
 }
 
 // How many times as fast as the borrowed curve fa2 runs without a mask: the median row.
-double fa2_factor(const AttentionCurve& curve, const Gpu& mi300x) {
+double fa2_factor(const AttentionCurve& curve, const Rows& rows, const Gpu& mi300x) {
   std::vector<double> factors;
   AttentionCurve full = curve;
   full.efficiency = curve.full_efficiency;
   full.s_half = curve.full_s_half;
-  for (const AttentionRow& row :
-       pick(rows_of("mi300x", "flash-attention#142"), curve.pass, false)) {
+  for (const AttentionRow& row : pick(rows, curve.pass, false)) {
     factors.push_back(attention_seconds(full, row, row.flops, mi300x) / row.seconds);
   }
   std::sort(factors.begin(), factors.end());
@@ -82,8 +80,7 @@ double fa2_factor(const AttentionCurve& curve, const Gpu& mi300x) {
 }
 
 // The best kernel's curve at head_dim 128, with a mask and without.
-AttentionCurve best_of(Pass pass, const Gpu& gpu) {
-  const std::vector<AttentionRow> rows = rows_of(gpu.key, "aiter");
+AttentionCurve best_of(Pass pass, const Rows& rows, const Gpu& gpu) {
   constexpr AttentionFixed kTimedInARow{-1, 5e-6};
   AttentionCurve curve = fit_attention(pick(rows, pass, true), gpu, kTimedInARow);
   const AttentionCurve full = fit_attention(pick(rows, pass, false), gpu, {curve.c_half, 5e-6});
@@ -98,10 +95,14 @@ void use_cdna_figures(Calibration& calibration, const Gpu& own,
                       const std::vector<Machine>& machines) {
   const Gpu& mi300x = gpu_named("mi300x", machines);
   const Gpu& measured = own.architecture == "cdna4" ? gpu_named("mi355x", machines) : mi300x;
+  const std::vector<ReadAttention> all =
+      read_attention_rows(published_table("attention_measured.csv"), machines);
+  const Rows fa2_rows = pick(all, mi300x.key, "flash-attention#142");
+  const Rows best_rows = pick(all, measured.key, "aiter");
   for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
     const std::vector<AttentionCurve> borrowed = calibration.attention;
-    const double fa2 = fa2_factor(curve_named(borrowed, "fa2", pass), mi300x);
-    const AttentionCurve best = best_of(pass, measured);
+    const double fa2 = fa2_factor(curve_named(borrowed, "fa2", pass), fa2_rows, mi300x);
+    const AttentionCurve best = best_of(pass, best_rows, measured);
     for (AttentionCurve& curve : calibration.attention) {
       if (curve.pass != pass || curve.kernel == "math") continue;
       if (curve.kernel != "fa3" && curve.kernel != "cudnn") {

@@ -154,7 +154,7 @@ bool is_before_fa2(const TrainingRow& row) {
 
 bool is_ddp(const TrainingRow& row) { return row.word("runtime") == "ddp"; }
 bool is_fsdp(const TrainingRow& row) {
-  return row.word("runtime").ends_with("fsdp") || row.word("runtime").starts_with("fsdp");
+  return row.word("runtime").find("fsdp") != std::string_view::npos;
 }
 
 // Stored and gathered in fp32 and trained on these GPUs: under autocast to bf16. So is DDP, which
@@ -309,8 +309,9 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
   if (runtime != "fsdp1") return;
   // Dynamo supports FSDP1 only so.
   const std::string_view compiled = row.word("compile");
-  if (compiled == "block" || compiled == "full" || is_fused_by_hand(row))
+  if (compiled == "block" || compiled == "full" || is_fused_by_hand(row)) {
     plan.add("fsdp1.use_orig_params=true");
+  }
   plan.map("prefetch_kind", "fsdp1.backward_prefetch",
            {{"backward_pre", "pre"}, {"backward_post", "post"}});
   plan.map("prefetch_kind", "prefetch.backward", {{"none", "0"}});
