@@ -177,6 +177,13 @@ bool is_training_table(const CsvTable& table) {
   return measures && table.has("n_layers") && table.has("seq_len") && table.has("n_gpus");
 }
 
+std::vector<std::string_view> words_of(std::string_view column) {
+  for (const WordColumn& each : word_columns()) {
+    if (each.name == column) return each.words;
+  }
+  return {};
+}
+
 std::string family_of(const std::string& id) { return id.substr(0, id.find('-')); }
 
 std::vector<TrainingRow> read_training_rows(const CsvTable& table) {

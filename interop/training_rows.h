@@ -49,6 +49,9 @@ bool is_training_table(const CsvTable& table);
 
 std::vector<TrainingRow> read_training_rows(const CsvTable& table);
 
+// The words that a column may hold, `every_K` and `N` standing for numbers; none: any, or a number.
+std::vector<std::string_view> words_of(std::string_view column);
+
 // The id up to its first '-': rows of one family share a training code and its machines.
 std::string family_of(const std::string& id);
 
