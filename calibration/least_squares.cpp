@@ -103,8 +103,10 @@ Found descend(const Search& search, Eigen::VectorXd x) {
   for (int step = 0; step < kMaxSteps; ++step) {
     const Eigen::MatrixXd j = search.jacobian(x);
     const Eigen::VectorXd w = search.weights(r);
-    Eigen::MatrixXd normal = j.transpose() * w.asDiagonal() * j;
-    Eigen::VectorXd gradient = j.transpose() * (w.array() * r.array()).matrix();
+    // Lazy: Eigen's blocked products add up in an order that follows the processor's cache sizes.
+    const Eigen::MatrixXd weighted = w.asDiagonal() * j;
+    Eigen::MatrixXd normal = j.transpose().lazyProduct(weighted);
+    Eigen::VectorXd gradient = weighted.transpose().lazyProduct(r);
     // A constant at its bound that the gradient pushes outward stays there, or it spoils the
     // others.
     for (Eigen::Index i = 0; i < x.size(); ++i) {
