@@ -80,6 +80,11 @@ std::size_t CsvTable::column(std::string_view name) const {
   return static_cast<std::size_t>(std::distance(columns_.begin(), found));
 }
 
+void CsvTable::blank(std::string_view name) {
+  const std::size_t index = column(name);
+  for (std::vector<std::string>& cells : cells_) cells[index].clear();
+}
+
 bool CsvTable::has(std::string_view name) const {
   return std::find(columns_.begin(), columns_.end(), name) != columns_.end();
 }

@@ -26,6 +26,8 @@ class CsvTable {
   // Throws ConfigError where the cell is not a finite number.
   double number(std::size_t row, std::string_view column) const;
   bool empty(std::size_t row, std::string_view column) const { return text(row, column).empty(); }
+  // Empties the column's cells. Throws Error(kInvalidInput) where the table has no such column.
+  void blank(std::string_view column);
 
  private:
   std::size_t column(std::string_view name) const;

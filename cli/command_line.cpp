@@ -422,12 +422,16 @@ class Tree {
   void add_accuracy() {
     auto o = std::make_shared<AccuracyOptions>();
     CLI::App* verb = add_verb("accuracy", "How far forecasts are from measurements",
-                              "accuracy reports/published_steps.csv", run_accuracy, o);
+                              "accuracy calibration/published/training_steps.csv", run_accuracy, o);
     CLI::Option* files =
         verb->add_option("files", o->files, "Tables of measurements; their columns decide the kind")
             ->type_name("FILE");
     verb->add_flag("--history", o->history, "Of every foreshard validate on this machine")
         ->excludes(files);
+    option(verb, "--blank", o->blank, "COLUMNS",
+           "Forecast as if these columns were not published; details: stack, attention_kernel, "
+           "norm_impl, rope_impl, residual_dtype, loss_impl, train_metrics, optimizer_impl")
+        ->delimiter(',');
     option(verb, "--anchor", o->anchor, "K",
            "K rows of each group, chosen by hash, scale the forecasts of the others")
         ->check(CLI::Range(0, 1000));

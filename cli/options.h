@@ -176,6 +176,7 @@ struct AccuracyOptions {
   OutputOptions output;
   bool history = false;
   std::vector<std::string> files;  // tables of measurements
+  std::vector<std::string> blank;  // columns to forecast without; "details": the training code's
   int anchor = 0;                  // rows of each group that scale the others' forecasts
   std::string evidence;            // file to write what the first table says about factors to
   std::string freeze, frozen;      // files of forecasts to write, and to take instead

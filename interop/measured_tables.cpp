@@ -17,8 +17,10 @@ CsvTable read_table(const std::filesystem::path& path) {
   return CsvTable(read_text_file(path), path.string());
 }
 
-MeasuredTable score_table(const std::filesystem::path& path) {
-  const CsvTable table = read_table(path);
+MeasuredTable score_table(const std::filesystem::path& path,
+                          const std::vector<std::string>& blanked) {
+  CsvTable table = read_table(path);
+  for (const std::string& column : blanked) table.blank(column);
   const auto has = [&](std::initializer_list<std::string_view> columns) {
     return std::all_of(columns.begin(), columns.end(),
                        [&](std::string_view column) { return table.has(column); });

@@ -18,7 +18,10 @@ struct MeasuredTable {
 // Throws ConfigError for what cannot be read or is no table.
 CsvTable read_table(const std::filesystem::path& path);
 
-// Throws ConfigError for a file that is no table, or none that is known, naming what is missing.
-MeasuredTable score_table(const std::filesystem::path& path);
+// `blanked`: columns to forecast without, as if they were not published.
+// Throws ConfigError for a file that is no table, or none that is known, naming what is missing;
+// Error(kInvalidInput) for a blanked column that the table does not have.
+MeasuredTable score_table(const std::filesystem::path& path,
+                          const std::vector<std::string>& blanked = {});
 
 }  // namespace foreshard

@@ -4,10 +4,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <utility>
 
 #include "calibration/machines.h"
+#include "interop/likely_stack.h"
 #include "models/families.h"
 #include "models/model_dims.h"
 #include "models/variants.h"
@@ -88,21 +88,6 @@ Cluster cluster_of(const TrainingRow& row) {
 
 // --- plan ---
 
-struct Version {
-  int major = 0, minor = 0;
-  auto operator<=>(const Version&) const = default;
-};
-
-std::optional<Version> torch_version(const TrainingRow& row) {
-  const std::string_view text = row.word("runtime_version");
-  Version version;
-  const char* end = text.data() + text.size();
-  const auto [dot, failure] = std::from_chars(text.data(), end, version.major);
-  if (failure != std::errc() || dot == end || *dot != '.') return std::nullopt;
-  std::from_chars(dot + 1, end, version.minor);
-  return version;
-}
-
 // PyTorch's version as far as a runtime has it: older ones are forecast as the oldest.
 std::string runtime_of(const TrainingRow& row) {
   const std::string_view runtime = row.word("runtime");
@@ -110,7 +95,7 @@ std::string runtime_of(const TrainingRow& row) {
   // FSDP1 gathers in place, as these do.
   if (runtime == "xla_fsdp" || (runtime == "fsdp2" && is_megatron(row))) return "fsdp1";
   if (runtime.starts_with("zero") || runtime == "ddp") return std::string(runtime);
-  const std::optional<Version> torch = torch_version(row);
+  const std::optional<TorchVersion> torch = torch_version(row);
   if (!torch) return std::string(runtime);
   constexpr int kOldest = 4, kNewest = 15;  // of 2.x
   const int minor = torch->major < 2 ? kOldest : std::clamp(torch->minor, kOldest, kNewest);
@@ -119,9 +104,9 @@ std::string runtime_of(const TrainingRow& row) {
 
 // PyTorch 2.5 (2024-10-17) is the first whose default packages are of CUDA 12.4.
 GemmLibrary library_of(const TrainingRow& row) {
-  const std::optional<Version> torch = torch_version(row);
+  const std::optional<TorchVersion> torch = torch_version(row);
   const std::string_view date = row.word("commit_date");
-  const bool is_early = torch ? *torch < Version{2, 5} : !date.empty() && date < "2024-10-17";
+  const bool is_early = torch ? *torch < TorchVersion{2, 5} : !date.empty() && date < "2024-10-17";
   return is_early ? GemmLibrary::kEarly : GemmLibrary::kCurrent;
 }
 
@@ -184,12 +169,12 @@ void add_era(const TrainingRow& row, Assignments& plan) {
 // scaled_dot_product_attention's flash backend is FlashAttention-1 until PyTorch 2.2 (release notes
 // of 2.2). Where it was left to PyTorch, 2.5 put cuDNN first from Hopper on; 2.5.1 took that back.
 std::string_view sdpa_kernel(const TrainingRow& row, const Cluster& cluster) {
-  const std::optional<Version> torch = torch_version(row);
-  if (torch && *torch < Version{2, 2}) return "fa1";
+  const std::optional<TorchVersion> torch = torch_version(row);
+  if (torch && *torch < TorchVersion{2, 2}) return "fa1";
   const bool is_free = row.word("attention_kernel") == "sdpa";
   const bool has_cudnn =
       cluster.gpu.architecture == "hopper" || cluster.gpu.architecture.starts_with("blackwell");
-  return is_free && torch == Version{2, 5} && has_cudnn ? "cudnn" : "flash";
+  return is_free && torch == TorchVersion{2, 5} && has_cudnn ? "cudnn" : "flash";
 }
 
 void add_kernels(const TrainingRow& row, const Cluster& cluster, Assignments& plan) {
@@ -211,7 +196,7 @@ void add_kernels(const TrainingRow& row, const Cluster& cluster, Assignments& pl
             {"layer_norm_low_precision", "compute"},
             {"rms_eager", "eager"},
             {"compiled", "compute"}});
-  if (row.word("norm_impl") == "rms_fused" && row.word("stack") != "internevo") {
+  if (row.word("norm_impl") == "rms_fused" && likely_stack(row) != "internevo") {
     plan.add("kernels.norm=compute");
   }
   plan.map("rope_impl", "kernels.rope",
@@ -365,7 +350,7 @@ TrainingJob training_job(const TrainingRow& row, const std::vector<std::string>&
   job.model = model_of(row, Stack::kEager);
   Assignments plan(row);
   plan.add("runtime=" + runtime);
-  if (const std::string_view stack = row.word("stack"); find_stack(stack) != nullptr) {
+  if (const std::string stack = likely_stack(row); find_stack(stack) != nullptr) {
     plan.add(fmt::format("stack={}", stack));
   } else {
     add_era(row, plan);

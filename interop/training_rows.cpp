@@ -184,6 +184,16 @@ std::vector<std::string_view> words_of(std::string_view column) {
   return {};
 }
 
+std::optional<TorchVersion> torch_version(const TrainingRow& row) {
+  const std::string_view text = row.word("runtime_version");
+  TorchVersion version;
+  const char* end = text.data() + text.size();
+  const auto [dot, failure] = std::from_chars(text.data(), end, version.major);
+  if (failure != std::errc() || dot == end || *dot != '.') return std::nullopt;
+  std::from_chars(dot + 1, end, version.minor);
+  return version;
+}
+
 std::string family_of(const std::string& id) { return id.substr(0, id.find('-')); }
 
 std::vector<TrainingRow> read_training_rows(const CsvTable& table) {

@@ -15,6 +15,7 @@
 // micro_batch x grad_accum x GPUs it is right: the last micro-batch is smaller.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -51,6 +52,13 @@ std::vector<TrainingRow> read_training_rows(const CsvTable& table);
 
 // The words that a column may hold, `every_K` and `N` standing for numbers; none: any, or a number.
 std::vector<std::string_view> words_of(std::string_view column);
+
+struct TorchVersion {
+  int major = 0, minor = 0;
+  auto operator<=>(const TorchVersion&) const = default;
+};
+// Of `runtime_version`; nullopt: not published, or no x.y.
+std::optional<TorchVersion> torch_version(const TrainingRow& row);
 
 // The id up to its first '-': rows of one family share a training code and its machines.
 std::string family_of(const std::string& id);
