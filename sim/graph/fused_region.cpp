@@ -1,5 +1,9 @@
-// A region with a reduction (a norm, fused or in single operations) is priced as a norm's kernel,
-// one without as an elementwise one.
+// A region with a reduction (a norm, fused or in single operations) is priced as PyTorch's own norm
+// of the forward, one without as an elementwise one. Generated norms run at that rate: 2.0 TB/s on
+// H100 (pytorch/pytorch#141916 and #168335). Backward has no kernel of PyTorch's slow kind, but two
+// generated ones: reductions along rows and along columns do not fuse (MixOrderReduction,
+// torch/_inductor of 2.10, was the first to), so that the weight's gradient reads the arriving
+// gradient and the input again.
 #include "sim/graph/fused_region.h"
 
 #include <algorithm>
@@ -41,8 +45,7 @@ void FusedRegion::add(const Operation& op, Pass pass, std::int64_t moved,
   kernel.bytes += Bytes(moved);
   if (op.kind != OperationKind::kNorm && op.function != Function::kColumnSum) return;
   kernel.function = op.kind == OperationKind::kNorm ? op.function : Function::kRmsNorm;
-  kernel.memory_class =
-      pass == Pass::kForward ? MemoryClass::kNormForward : MemoryClass::kNormBackward;
+  kernel.memory_class = MemoryClass::kNormForward;
 }
 
 void FusedRegion::forward(const Operation& op, const Sizes& bytes, LayerPhaseProgram& phase) {
@@ -88,6 +91,7 @@ void FusedRegion::backward(const Operation& op, const Derivative& derivative, co
       moved += (each.exists ? 2 : 1) * size(bytes, each.tensor);
     }
   }
+  if (!op.parameters.empty()) moved += 2 * size(bytes, output);  // the second kernel
   add(op, Pass::kBackward, moved, phase);
 }
 

@@ -68,6 +68,14 @@ TEST(Documents, OfAccuracy) {
   EXPECT_EQ(frozen.at("schema"), "foreshard.forecasts/1");
   EXPECT_EQ(frozen.at("forecasts").size(), 3U);
   expect_follows_its_schema(frozen);
+  // Without what the rows say of their code the same code is likely, but the interval is wider.
+  const auto relative_width = [](const std::string& arguments) {
+    const auto row = json_of(run("accuracy steps.csv --json " + arguments)).at("rows").at(1);
+    return (row.at("high").get<double>() - row.at("low").get<double>()) /
+           row.at("predicted").get<double>();
+  };
+  EXPECT_GT(relative_width("--blank details"), 1.05 * relative_width(""));
+  EXPECT_EQ(run("accuracy steps.csv --blank no_such_column").exit_code, 3);
   expect_document("conformance",
                   "conform --only base '" FORESHARD_SOURCE_DIR "/tests/recordings/fsdp2'");
 }

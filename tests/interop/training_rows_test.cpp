@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "interop/likely_stack.h"
 #include "interop/score_steps.h"
 #include "interop/training_job.h"
 #include "sim/base/error.h"
@@ -92,6 +93,37 @@ TEST(TrainingRows, AColumnStandsOverTheStack) {
   EXPECT_FALSE(plan.autocast.has_value());
   EXPECT_EQ(plan.kernels.residual, ModuleKernels::Residual::kCompute);
   EXPECT_EQ(plan.kernels.norm, ModuleKernels::Norm::kCompute);
+}
+
+// MPT is llm-foundry's and InternLM InternEvo's; `generic` says that it is none.
+TEST(TrainingRows, AnArchitectureMayNameItsTrainingCode) {
+  const auto stack = [](const char* arch, const char* runtime, const char* date,
+                        const char* version) {
+    Cells cells = small_run();
+    cells["stack"] = "unknown";
+    cells["arch"] = arch;
+    cells["runtime"] = runtime;
+    cells["commit_date"] = date;
+    cells["runtime_version"] = version;
+    return likely_stack(row_of(cells));
+  };
+  EXPECT_EQ(stack("mpt", "fsdp1", "2022-12", "2.4"), "composer_2022");  // the date decides
+  EXPECT_EQ(stack("mpt", "fsdp1", "2023-02-11", ""), "composer_2023_02");
+  EXPECT_EQ(stack("mpt", "fsdp1", "2023-05-03", ""), "composer_2023_05");
+  EXPECT_EQ(stack("mpt", "fsdp1", "2024-01-06", ""), "composer_2023_10");
+  EXPECT_EQ(stack("mpt", "fsdp1", "", "2.1"), "composer_2023_10");
+  EXPECT_EQ(stack("mpt", "fsdp1", "", "2.10"), "llm_foundry");
+  EXPECT_EQ(stack("mpt", "fsdp1", "", ""), "");
+  EXPECT_EQ(stack("mpt", "fsdp2", "2023-05-03", ""), "");
+  EXPECT_EQ(stack("gpt", "fsdp1", "2023-05-03", ""), "");
+  EXPECT_EQ(stack("internlm", "zero1", "", ""), "internevo");
+  Cells cells = small_run();
+  cells["stack"] = "generic";
+  EXPECT_EQ(likely_stack(row_of(cells)), "generic");
+  // The job has the code's kernels, but they stay open: the interval is as wide as without a name.
+  cells["stack"] = "";
+  EXPECT_EQ(training_job(row_of(cells)).resolved.plan.kernels.train_metrics, 2);
+  EXPECT_FALSE(open_choices(row_of(cells)).empty());
 }
 
 // shard_group of zero1 is the optimizer's: DeepSpeed's over all ranks, InternEvo's in groups.
