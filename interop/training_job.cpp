@@ -42,6 +42,15 @@ bool is_megatron(const TrainingRow& row) {
   return is_fused_by_hand(row) && row.has("fp8") && row.word("fp8") != "none";
 }
 
+// Such a code that partitions the optimizer alone has Megatron-Core's distributed optimizer, whose
+// configurations for speed overlap the reduction (NeMo's and Megatron-Bridge's recipes).
+bool has_distributed_optimizer(const TrainingRow& row) {
+  const std::string_view norm = row.word("norm_impl");
+  return row.word("runtime") == "zero1" && find_stack(likely_stack(row)) == nullptr &&
+         row.word("optimizer_impl") == "adamw_fused" &&
+         (norm == "rms_fused" || norm == "layer_norm_low_precision");
+}
+
 // --- model ---
 
 ModelSpec model_of(const TrainingRow& row, Stack stack) {
@@ -266,6 +275,9 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
   }
   if (runtime != "xla_fsdp") plan.add("host_sync=step");  // loss.item()
   if (runtime == "ddp" || is_zero) {
+    if (has_distributed_optimizer(row) && row.word("offload") != "optimizer") {
+      plan.add("zero={gradient_buffer: true, overlap_comm: true, reduce_bucket_size: 40000000}");
+    }
     plan.map("offload", is_zero ? "zero.offload_optimizer" : "offload",
              {{"none", "none"}, {"optimizer", "cpu"}, {"params", "cpu"}});
     if (runtime == "zero3") plan.map("offload", "zero.offload_param", {{"params", "cpu"}});

@@ -40,7 +40,9 @@ LibraryStep Zero12::build(bool stepped) {
     boundary_ = m + 1 == count;
     run_forward();
     run_backward();
-    if (is_bf16_optimizer()) {
+    if (has_gradient_buffer()) {
+      end_of_buffer_pass();
+    } else if (is_bf16_optimizer()) {
       add_to_flat_gradient();
       if (boundary_) reduce_flat_gradient();
     } else if (partitions_gradients() || boundary_) {
@@ -57,12 +59,14 @@ LibraryStep Zero12::build(bool stepped) {
 
 void Zero12::gradient_ready(std::int32_t p) {
   alive_[static_cast<std::size_t>(p)] = true;
+  if (has_gradient_buffer()) return to_copy_.push_back(p);
   if (!has_hooks() || is_bf16_optimizer()) return;
   set_up_buckets();
   if (reduces_in_hooks() && (partitions_gradients() || boundary_)) add_to_bucket(p);
 }
 
 void Zero12::backward_ended(std::int32_t) {
+  if (has_gradient_buffer()) return give_to_buffer();
   if (reduces_in_hooks() && !is_bf16_optimizer()) copy_in();
 }
 

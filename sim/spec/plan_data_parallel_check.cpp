@@ -142,6 +142,14 @@ std::optional<PlanProblem> problem_of_zero12(const Plan& plan) {
                          "a gradient has an owner in each group, so none can be reduced to alone",
                          "true, or zero.partition_in_groups: false");
   }
+  if (zero.gradient_buffer &&
+      (zero.fp32_gradient_accumulation || zero.offload_optimizer != ZeroOffload::kNone)) {
+    return contradiction("zero.gradient_buffer",
+                         "is Megatron-Core's, which has neither DeepSpeed's BF16_Optimizer nor its "
+                         "offload",
+                         "false, or zero.fp32_gradient_accumulation: false and "
+                         "zero.offload_optimizer: none");
+  }
   if (Problem problem = problem_of_units(plan)) return problem;
   static constexpr const char* kStage3 = "has no ZeRO++, which is stage 3's";
   const bool no_sync = plan.accumulation == AccumulationMode::kKeepUnsharded;
@@ -160,6 +168,8 @@ std::optional<PlanProblem> problem_of_zero12(const Plan& plan) {
       {zero.partition_in_groups && !is_stage1, "zero.partition_in_groups",
        "partitions gradients, too; InternEvo's groups are of the optimizer's states alone",
        "zero.partition_in_groups: false"},
+      {zero.gradient_buffer && !is_stage1, "zero.gradient_buffer",
+       "partitions gradients, too; a buffer of all is stage 1's", "zero.gradient_buffer: false"},
       {zero.zero_hpz_partition_size != 1, "zero.zero_hpz_partition_size", kStage3,
        "zero.zero_hpz_partition_size: 1"},
       {zero.zero_quantized_weights, "zero.zero_quantized_weights", kStage3,

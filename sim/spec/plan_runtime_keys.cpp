@@ -96,6 +96,7 @@ constexpr PlanKey kKeys[] = {
     FORESHARD_FLAG(zero, round_robin_gradients, of_zero),
     FORESHARD_FLAG(zero, use_multi_rank_bucket_allreduce, of_zero),
     FORESHARD_FLAG(zero, partition_in_groups, of_zero),
+    FORESHARD_FLAG(zero, gradient_buffer, of_zero),
     FORESHARD_COUNT(zero, reduce_bucket_size, of_zero),
     FORESHARD_COUNT(zero, allgather_bucket_size, of_zero),
     FORESHARD_COUNT(zero, stage3_prefetch_bucket_size, of_zero),

@@ -267,6 +267,20 @@ TEST(TrainingRows, VersionTellsTheAttentionOfPyTorch) {
   EXPECT_EQ(kernel("sdpa", "2.6", "h100-sxm"), AttentionKernel::kFlash);
 }
 
+// Optimizers partitioned by a code of its own with fused kernels: Megatron-Core's. DeepSpeed's and
+// InternEvo's are not.
+TEST(TrainingRows, ACodeWithoutPresetMayHaveADistributedOptimizer) {
+  Cells cells = unknown_run("zero1");
+  cells["norm_impl"] = "rms_fused";
+  cells["optimizer_impl"] = "adamw_fused";
+  EXPECT_TRUE(training_job(row_of(cells)).resolved.plan.zero.gradient_buffer);
+  cells["stack"] = "deepspeed_examples";
+  EXPECT_FALSE(training_job(row_of(cells)).resolved.plan.zero.gradient_buffer);
+  cells["stack"] = "";
+  cells["offload"] = "optimizer";
+  EXPECT_FALSE(training_job(row_of(cells)).resolved.plan.zero.gradient_buffer);
+}
+
 // Norm, rotary embedding and loss by hand: so are SwiGLU and the joined products; fp8 is
 // TransformerEngine's.
 TEST(TrainingRows, CodesThatFuseByHandFuseMore) {

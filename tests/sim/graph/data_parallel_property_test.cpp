@@ -53,6 +53,10 @@ Drawn draw() {
   p.zero.use_multi_rank_bucket_allreduce = flag();
   p.zero.fp32_gradient_accumulation = flag();
   if (flag()) p.zero.offload_optimizer = ZeroOffload::kCpu;
+  if (p.runtime.kind == RuntimeKind::kZero1 && !p.zero.fp32_gradient_accumulation &&
+      p.zero.offload_optimizer == ZeroOffload::kNone) {
+    p.zero.gradient_buffer = flag();
+  }
   return drawn;
 }
 
@@ -77,9 +81,10 @@ RC_GTEST_PROP(DataParallel, EveryGradientIsReduced, ()) {
             build_training_step(drawn.model, plan).fingerprint());
   std::int64_t sent = 0;
   for (const LibraryEvent& e : run.steps[3].log) {
-    const bool reduces = e.kind == "all_reduce" || e.kind == "reduce";
-    const bool is_result =
-        e.dtype == "uint8" || e.dtype == "int32" || e.note.starts_with("scaled_global_norm");
+    const bool reduces = e.kind == "all_reduce" || e.kind == "reduce" || e.kind == "reduce_scatter";
+    const bool is_result = e.dtype == "uint8" || e.dtype == "int32" ||
+                           e.note.starts_with("scaled_global_norm") ||
+                           e.note.starts_with("grad_norm");
     if (reduces && !is_result) sent += e.bytes_in / (e.dtype == "float32" ? 4 : 2);
   }
   std::int64_t expected = drawn.model.parameters();

@@ -197,6 +197,48 @@ TEST(Zero12, StatesMayBePartitionedInGroups) {
             record(model, second).facts.at("padding_this_rank.0"));
 }
 
+// Megatron-Core's buffer: one gradient of the whole model in fp32 (4 bytes an element, twice the
+// parameters') whatever micro-batches there are, reduced in buckets of the last one beside
+// backward.
+TEST(Zero12, AGradientBufferHoldsAllMicroBatches) {
+  const ModelSpec model = tiny_model(2);
+  Plan plan = zero_plan(RuntimeKind::kZero1);
+  plan.reduce_dtype = DType::kFp32;
+  plan.batch.accumulation = 3;
+  plan.zero.overlap_comm = true;
+  plan.zero.gradient_buffer = true;
+  plan.zero.reduce_bucket_size = model.parameters() / 3;
+  const EventGraph graph = build_training_step(model, plan);
+  std::int64_t buffer = 0;
+  for (const std::int32_t id : graph.persistent) {
+    if (graph.buffer(id).category != MemoryCategory::kAccumulatedGrad) continue;
+    buffer += graph.buffer(id).bytes.count();
+  }
+  const std::int64_t padding = 2 * 4 - 1;  // to twice the ranks
+  EXPECT_GE(buffer, model.parameters() * 4);
+  EXPECT_LE(buffer, (model.parameters() + padding) * 4);
+  std::int64_t reduced = 0, buckets = 0;
+  for (const Row& row : graph.rows) {
+    if (row.kind != EventKind::kReduceScatter) continue;
+    EXPECT_EQ(row.stream, Stream::kReduceScatter);
+    reduced += graph.works[row.work].bytes.count();
+    ++buckets;
+  }
+  EXPECT_EQ(reduced, model.parameters() * 4);
+  EXPECT_GE(buckets, 2);
+  EXPECT_LE(buckets, 3);
+  // Products add to it: rows of accumulation are the zeroing alone.
+  EXPECT_EQ(std::count_if(graph.rows.begin(), graph.rows.end(),
+                          [](const Row& row) { return row.kind == EventKind::kAccumulate; }),
+            1);
+  // In bf16 it is half as large, and the shard that is stepped is copied to fp32.
+  plan.reduce_dtype = DType::kBf16;
+  const EventGraph low = build_training_step(model, plan);
+  EXPECT_EQ(std::count_if(low.rows.begin(), low.rows.end(),
+                          [](const Row& row) { return row.kind == EventKind::kAccumulate; }),
+            2);
+}
+
 struct States {
   std::int64_t device = 0, host = 0;  // between steps
 };
