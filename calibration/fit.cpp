@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "calibration/fit_fabric.h"
+#include "calibration/gpu_names.h"
 #include "calibration/least_squares.h"
 #include "calibration/machines.h"
 #include "sim/base/error.h"
@@ -32,8 +33,6 @@ double root_mean_square(const std::vector<double>& values) {
   for (const double value : values) sum += value * value;
   return std::sqrt(sum / static_cast<double>(values.size()));
 }
-
-bool is_amd(const Gpu& gpu) { return gpu.architecture.starts_with("cdna"); }
 
 // Attention, memory-bound work and collectives are fitted for four chips; which one a machine
 // takes.
@@ -153,18 +152,22 @@ FactorSpread fabric_spread(const std::vector<double>& biases) {
   return spread;
 }
 
-// What all machines together say about how far off a class may be.
+// What all machines together say about how far off a class may be; products by vendor, for their
+// libraries are a vendor's.
 struct Biases {
-  std::vector<double> gemm, attention, memory;
+  std::vector<double> gemm, gemm_amd, attention, memory;
 };
 
-Biases all_biases(const std::vector<ChipFits>& chips,
+Biases all_biases(const std::vector<ChipFits>& chips, const std::vector<Machine>& machines,
                   const std::map<std::string, CatalogueGemm, std::less<>>& gemm) {
   Biases all;
   const auto append = [](std::vector<double>& to, const std::vector<double>& from) {
     to.insert(to.end(), from.begin(), from.end());
   };
-  for (const auto& [key, fit] : gemm) append(all.gemm, gemm_biases(fit.bf16));
+  for (const Machine& machine : machines) {
+    append(is_amd(machine.node.gpu) ? all.gemm_amd : all.gemm,
+           gemm_biases(gemm.at(machine.key).bf16));
+  }
   for (const ChipFits& fits : chips) {
     append(all.attention, fits.attention.log_biases);
     if (fits.chip.name == "a100" || fits.chip.name == "h100") {
@@ -176,29 +179,31 @@ Biases all_biases(const std::vector<ChipFits>& chips,
 
 std::array<FactorSpread, kFactors> spreads_of(const Machine& machine, const ChipFits& own,
                                               const CatalogueGemm& own_gemm, const Biases& all) {
-  const auto& [gemm, attention, memory] = all;
+  const auto& [gemm, gemm_amd, attention, memory] = all;
   const bool has_other_vendor = is_amd(machine.node.gpu);
   const bool new_chip = own.chip.name == "h200" || own.chip.name == "b200";
   std::array<FactorSpread, kFactors> spread;
   const auto at = [&](Factor factor) -> FactorSpread& {
     return spread[static_cast<std::size_t>(factor)];
   };
-  at(Factor::kGemm) = measured_spread(gemm_biases(own_gemm.bf16), gemm, false);
+  at(Factor::kGemm) =
+      measured_spread(gemm_biases(own_gemm.bf16), has_other_vendor ? gemm_amd : gemm, false);
   if (own_gemm.is_borrowed && !own_gemm.is_same_chip) {
     // Curves of data-centre GPUs moved to each other were off by 4 to 18 % (median), with one scale
     // out of six products by 4 to 8 %; moved to L40S by 26 to 36 %.
-    constexpr double kMoved = 0.18, kAnchored = 0.10, kOtherVendor = 0.25;
+    constexpr double kMoved = 0.18, kAnchored = 0.10;
     at(Factor::kGemm) =
-        has_other_vendor
-            ? FactorSpread{kOtherVendor,
-                           "a shape of another vendor's GPU: curves moved to L40S were off by "
-                           "26 to 36 %"}
-        : own_gemm.is_anchored
+        own_gemm.is_anchored
             ? FactorSpread{kAnchored, "a borrowed shape with a published rate of large products"}
             : FactorSpread{kMoved, "a curve borrowed from another GPU"};
   }
   at(Factor::kAttention) = measured_spread(own.attention.log_biases, attention, new_chip);
-  if (has_other_vendor) at(Factor::kAttention) = at(Factor::kGemm);
+  if (has_other_vendor) {
+    constexpr double kOtherVendor = 0.25;
+    at(Factor::kAttention) = {kOtherVendor,
+                              "shapes of another vendor's GPU, to the scale of a few figures: "
+                              "curves moved to L40S were off by 26 to 36 %"};
+  }
   at(Factor::kMemoryBound) =
       measured_spread(new_chip ? std::vector<double>{} : own.memory.log_biases, memory, new_chip);
   // Whole fabrics nobody has seen: the tables of all GPUs, each without its source.
@@ -310,7 +315,7 @@ std::vector<PublishedFit> fit_all_published() {
   const auto gemm = fit_gemm_catalogue(gemm_rows(machines), machines);
   std::vector<ChipFits> fits;
   for (const Chip& chip : chips) fits.push_back(fit_chip(chip, chips));
-  const Biases biases = all_biases(fits, gemm);
+  const Biases biases = all_biases(fits, machines, gemm);
   const auto of = [&](std::string_view name) -> const ChipFits& {
     return *std::find_if(fits.begin(), fits.end(),
                          [&](const ChipFits& fit) { return fit.chip.name == name; });

@@ -19,7 +19,9 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <optional>
 #include <set>
+#include <utility>
 
 #include "calibration/fit.h"
 #include "calibration/least_squares.h"
@@ -39,6 +41,14 @@ constexpr double kSustained = 0.01;  // s
 constexpr double kQuantisedBytes = 5;
 constexpr double kQuantiseFraction = 0.57;
 constexpr double kQuantiseOverhead = 2 * 2.5e-6;
+// Gradients that are added up in PyTorch: two operands are read and one written, at the share of
+// the bandwidth that AMD accepts a MI300X's copy with (fit_cdna.cpp).
+constexpr double kAddedBytes = 6;
+constexpr double kAddedFraction = 0.79;
+constexpr double kAddOverhead = 2 * 2.5e-6;
+// MI300X's clock is lower in fp16 than in bf16: 654 TFLOP/s at 1115 MHz, 708 at 1207 (AMD,
+// "Measuring Max-Achievable FLOPs", part 2, 2025-02).
+constexpr double kHalfOverBf16 = 708.0 / 654;
 // A source of fewer rows says too little about its own bias.
 constexpr std::int64_t kFewestRows = 6;
 
@@ -80,19 +90,46 @@ GemmCurve with(GemmCurve curve, std::span<const double> x) {
   return curve;
 }
 
-double predicted(const GemmCurve& curve, const GemmRow& row, const Kernel& kernel, const Gpu& gpu) {
-  double seconds = burst_seconds(curve, kernel, gpu);
-  if (row.type == GemmType::kFp8 && row.quantises) {
-    seconds +=
-        kQuantisedBytes * row.m * row.k / (kQuantiseFraction * gpu.memory_bandwidth.value()) +
-        kQuantiseOverhead;
+// A row's product, or those of the input's and of the weight's gradient.
+struct Products {
+  Kernel first;
+  std::optional<Kernel> second;
+};
+
+Products products_of(const GemmRow& row) {
+  if (!row.gradients) return {kernel_of(row), std::nullopt};
+  GemmRow input = row, weight = row;
+  std::swap(input.n, input.k);
+  weight.m = row.n;
+  weight.n = row.k;
+  weight.k = row.m;
+  return {kernel_of(input), kernel_of(weight)};
+}
+
+double adding_up(const GemmRow& row, const Gpu& gpu) {
+  const double bytes = kAddedBytes * (row.m + row.n) * row.k;
+  return bytes / (kAddedFraction * gpu.memory_bandwidth.value()) + kAddOverhead;
+}
+
+double predicted(const GemmCurve& curve, const GemmRow& row, const Products& products,
+                 const Gpu& gpu) {
+  double seconds = burst_seconds(curve, products.first, gpu);
+  if (products.second) {
+    seconds += burst_seconds(curve, *products.second, gpu) + adding_up(row, gpu);
   }
+  if (row.half && gpu.architecture == "cdna3") seconds *= kHalfOverBf16;
+  const auto quantise = [&](double elements) {
+    seconds += kQuantisedBytes * elements / (kQuantiseFraction * gpu.memory_bandwidth.value()) +
+               kQuantiseOverhead;
+  };
+  if (row.type == GemmType::kFp8 && row.quantises) quantise(row.m * row.k);
+  if (row.type == GemmType::kFp8 && row.quantises_weight) quantise(row.n * row.k);
   return seconds;
 }
 
 struct Prepared {
   std::vector<GemmRow> rows;
-  std::vector<Kernel> kernels;
+  std::vector<Products> products;
   std::vector<double> seconds;  // cleared of the protocol's effect
 };
 
@@ -100,7 +137,7 @@ Prepared prepare(const std::vector<GemmRow>& rows, const GemmProtocols& protocol
   Prepared p;
   p.rows = rows;
   for (const GemmRow& row : rows) {
-    p.kernels.push_back(kernel_of(row));
+    p.products.push_back(products_of(row));
     p.seconds.push_back(row.seconds / protocols.factor(row));
   }
   return p;
@@ -121,7 +158,7 @@ GemmCurve fit_constants(const Prepared& p, const Gpu& gpu, const GemmCurve& prio
     const GemmCurve curve = with(prior, x);
     const std::size_t rows = p.rows.size();
     for (std::size_t i = 0; i < rows; ++i) {
-      out[i] = std::log(predicted(curve, p.rows[i], p.kernels[i], gpu) / p.seconds[i]);
+      out[i] = std::log(predicted(curve, p.rows[i], p.products[i], gpu) / p.seconds[i]);
     }
     for (std::size_t i = 0; i < kConstants; ++i) {
       const double value = x[i], usual = prior.*kPrior[i].constant;
@@ -135,7 +172,7 @@ GemmCurve fit_constants(const Prepared& p, const Gpu& gpu, const GemmCurve& prio
 FitError error_of(std::string what, const GemmCurve& curve, const Prepared& p, const Gpu& gpu) {
   std::vector<double> times;
   for (std::size_t i = 0; i < p.rows.size(); ++i) {
-    times.push_back(predicted(curve, p.rows[i], p.kernels[i], gpu));
+    times.push_back(predicted(curve, p.rows[i], p.products[i], gpu));
   }
   return fit_error(std::move(what), times, p.seconds);
 }
@@ -174,6 +211,7 @@ GemmProtocols::GemmProtocols(const std::vector<GemmRow>& rows, std::string_view 
   std::map<std::string, std::map<Shape, std::map<std::string, double>>> shapes;
   for (const GemmRow& row : rows) {
     if (row.gpu == without_gpu || row.type != GemmType::k16Bit) continue;
+    if (row.gradients) continue;
     shapes[row.gpu][{row.m, row.n, row.k}][row.protocol] = std::log(row.seconds);
   }
   constexpr std::size_t kFewest = 5;  // shapes of a bin
@@ -257,7 +295,7 @@ Kernel kernel_of(const GemmRow& row) {
 }
 
 double gemm_seconds(const GemmCurve& curve, const GemmRow& row, const Gpu& gpu) {
-  return predicted(curve, row, kernel_of(row), gpu);
+  return predicted(curve, row, products_of(row), gpu);
 }
 
 GemmCurve fit_gemm_curve(const std::vector<GemmRow>& rows, const Gpu& gpu,

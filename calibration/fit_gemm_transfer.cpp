@@ -5,7 +5,8 @@
 // A borrowed efficiency follows the power that the board gives each FLOP/s of its peak, by the
 // exponent that same chips on several boards show: 0.27 from A100 SXM (400 W) to A100 PCIe (300 W;
 // SimuMax lists 0.70 to 0.75 of the peak), 0.46 and 0.8 from H100 SXM (700 W, 795 TFLOP/s) to PCIe
-// (350 W, 499) and NVL (400 W, 488). No board keeps more than 0.9 of its peak.
+// (350 W, 499) and NVL (400 W, 488), 0.61 from MI300X (750 W, 708) to MI325X (1000 W, 843). No
+// board keeps more than 0.9 of its peak.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 #include "calibration/fit.h"
 #include "calibration/gpu_names.h"
 #include "calibration/least_squares.h"
+#include "sim/cost/measured.h"
 
 namespace foreshard {
 namespace {
@@ -59,9 +61,53 @@ constexpr Anchor kAnchors[] = {
     {"rtx-3090", 64, "LLMServingSim, products of Llama-8B (53 to 75 TFLOP/s)"},
     {"rtx-a6000", 100, "LLMServingSim, products of Llama-8B (76 to 113 TFLOP/s)"},
     {"a100-pcie-80gb", 225, "SimuMax configs/system/a100_pcie.json (0.70 to 0.75 of the peak)"},
-    {"mi300x", 620, "SemiAnalysis 2024-12, torch.matmul"},
     {"v100-32gb", 95, "assumed: three quarters of the peak"},
 };
+
+// Rates that the maker measured on two cards of one chip.
+struct Ratio {
+  std::string_view gpu;
+  std::string_view relative;
+  double rate;
+  const char* source;
+};
+constexpr Ratio kRatios[] = {
+    {"mi325x", "mi300x", 843.0 / 708,
+     "AMD, Measuring Max-Achievable FLOPs, part 2 (843 and 708 TFLOP/s)"},
+};
+
+// A large product in fp8 on a hot chip (square), where the rows are another generation's.
+struct Fp8Rate {
+  std::string_view gpu;
+  double size;
+  double tflops;
+  const char* source;
+};
+constexpr Fp8Rate kFp8Rates[] = {
+    {"mi355x", 8192, 3130, "AMD, FP8 GEMM Optimization on CDNA4, 2026-03: hipblaslt-bench"},
+};
+
+void use_fp8_rate(GemmCurve& curve, const Gpu& gpu) {
+  for (const Fp8Rate& rate : kFp8Rates) {
+    if (gpu.key != rate.gpu) continue;
+    GemmRow row;
+    row.m = row.n = row.k = rate.size;
+    row.type = GemmType::kFp8;
+    const Kernel kernel = kernel_of(row);
+    const double measured = kernel.flops.count() / (rate.tflops * 1e12);
+    const double factor = curve_seconds(curve, kernel, gpu) / measured;
+    curve.efficiency = rounded(std::min(kMostOfPeak, curve.efficiency * factor));
+    curve.source += fmt::format("; times {:.3f} for {} TFLOP/s of {} cubed ({})", factor,
+                                rate.tflops, rate.size, rate.source);
+  }
+}
+
+const Ratio* ratio_of(const Machine& machine, const Machine& relative) {
+  for (const Ratio& ratio : kRatios) {
+    if (machine.key == ratio.gpu && relative.key == ratio.relative) return &ratio;
+  }
+  return nullptr;
+}
 
 // Large products at one rate.
 std::vector<GemmRow> anchor_rows(const Anchor& anchor) {
@@ -113,10 +159,12 @@ const Machine* nearest(const Machine& machine, const std::vector<Machine>& machi
 class Builder {
  public:
   Builder(const std::vector<GemmRow>& rows, const std::vector<Machine>& machines)
-      : all_(rows), machines_(machines) {
+      : machines_(machines) {
     std::map<std::string, std::int64_t, std::less<>> by_source;
     for (const GemmRow& row : rows) ++by_source[row.gpu + ' ' + row.source];
     for (const GemmRow& row : rows) {
+      const Machine* machine = machine_named(row.gpu);
+      if (machine == nullptr || !is_amd(machine->node.gpu)) nvidia_.push_back(row);
       constexpr std::int64_t kFewest = 6;
       if (by_source[row.gpu + ' ' + row.source] < kFewest) continue;
       if (row.type == GemmType::k16Bit) bf16_[row.gpu].push_back(row);
@@ -147,6 +195,11 @@ class Builder {
   }
 
  private:
+  const Machine* machine_named(std::string_view key) const {
+    const auto found = std::find_if(machines_.begin(), machines_.end(),
+                                    [&](const Machine& machine) { return machine.key == key; });
+    return found == machines_.end() ? nullptr : &*found;
+  }
   std::size_t count(const Machine& machine) const {
     const auto found = bf16_.find(machine.key);
     return found == bf16_.end() ? 0 : found->second.size();
@@ -195,8 +248,14 @@ class Builder {
     done_[machine.key] = std::move(gemm);
   }
 
+  // Each of AMD's GPUs was timed by programs of its own, and those of one GPU differ by the release
+  // of the library, not by how they time.
+  GemmProtocols protocols_for(const Machine& machine) const {
+    return is_amd(machine.node.gpu) ? GemmProtocols() : GemmProtocols(nvidia_, machine.key);
+  }
+
   void fit(const Machine& machine, const Machine* from) {
-    const GemmProtocols protocols(all_, machine.key);
+    const GemmProtocols protocols = protocols_for(machine);
     GemmFitOptions options;
     options.hbm_fraction = kHbmFraction;
     options.protocols = &protocols;
@@ -237,16 +296,18 @@ class Builder {
     if (from == nullptr) return;
     CatalogueGemm gemm = sources.at(from->key);
     GemmCurve& curve = gemm.bf16.curve;
-    const double factor = power_factor(machine.node.gpu, from->node.gpu);
+    const Ratio* ratio = ratio_of(machine, *from);
+    const double factor =
+        ratio != nullptr ? ratio->rate : power_factor(machine.node.gpu, from->node.gpu);
     curve.efficiency =
         rounded(std::min(curve.efficiency * factor, std::max(kMostOfPeak, curve.efficiency)));
     curve.evidence = Evidence::kExtrapolated;
-    curve.source = fmt::format(
-        "no rows; the shape and share of the peak of {}, times {:.3f} for the power of each FLOP/s",
-        from->key, factor);
+    curve.source =
+        fmt::format("no rows; the shape and share of the peak of {}, times {:.3f} {}", from->key,
+                    factor, ratio != nullptr ? ratio->source : "for the power of each FLOP/s");
     gemm.bf16.report.rows = curve.source;
     gemm.bf16.report.errors.clear();
-    gemm.is_anchored = false;
+    gemm.is_anchored = ratio != nullptr;
     gemm.is_borrowed = true;
     const Gpu& its = from->node.gpu;
     gemm.is_same_chip = machine.node.gpu.architecture == its.architecture &&
@@ -275,6 +336,7 @@ class Builder {
         rounded(std::min(1.0, own_bf16.sustained * curve.sustained / its_bf16.sustained));
     curve.evidence = Evidence::kExtrapolated;
     curve.source = fmt::format("no fp8 rows; {}'s fp8 over bf16", from->key);
+    use_fp8_rate(curve, gpu);
     gemm.fp8 = curve;
   }
 
@@ -287,13 +349,13 @@ class Builder {
     options.relative = &bf16;
     GemmCurve curve = fit_gemm(rows, machine.node.gpu, options).curve;
     // By its own length: products in fp8 slow down less than those in bf16.
-    const double hottest = GemmProtocols(all_, machine.key).hottest();
+    const double hottest = protocols_for(machine).hottest();
     curve.sustained = rounded(std::min(1.0, curve.sustained / hottest));
     curve.misaligned = bf16.misaligned;
     return curve;
   }
 
-  const std::vector<GemmRow>& all_;
+  std::vector<GemmRow> nvidia_;
   const std::vector<Machine>& machines_;
   std::map<std::string, std::vector<GemmRow>, std::less<>> bf16_, fp8_;
   Catalogue done_;

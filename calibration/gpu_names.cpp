@@ -129,6 +129,8 @@ const Machine* match_gpu(std::string_view text, const std::vector<Machine>& mach
   return found != nullptr ? found : best_match(text, machines);
 }
 
+bool is_amd(const Gpu& gpu) { return gpu.architecture.starts_with("cdna"); }
+
 double distance(const Gpu& a, const Gpu& b) {
   if (a.key == b.key) return 0;
   const auto balance = [](const Gpu& gpu) {

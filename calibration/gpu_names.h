@@ -15,6 +15,8 @@ namespace foreshard {
 // matches. nullptr: none. Chips match before sizes: "A100 96GB" is an A100.
 const Machine* match_gpu(std::string_view text, const std::vector<Machine>& machines);
 
+bool is_amd(const Gpu& gpu);
+
 // How far one GPU's measurements are from another's: generations apart, then the ratio of peak to
 // bandwidth, the size and the power for it. 0: the same machine.
 double distance(const Gpu& a, const Gpu& b);

@@ -70,6 +70,11 @@ GemmType type_of(std::string_view dtype) {
   return GemmType::k16Bit;
 }
 
+bool is_half(std::string_view dtype) {
+  const std::string low = lower(dtype);
+  return low == "fp16" || low == "float16" || low == "half";
+}
+
 // Matches each spelling once.
 class GpuNames {
  public:
@@ -104,12 +109,16 @@ std::vector<ReadGemm> read_gemm_rows(const CsvTable& table, const std::vector<Ma
     row.gpu = names.key(cell_of(table, i, "gpu"));
     row.protocol = names.protocol(row.source);
     row.type = type_of(cell_of(table, i, "dtype"));
-    row.quantises = lower(cell_of(table, i, "notes")).find("quanti") != std::string::npos;
+    const std::string notes = lower(cell_of(table, i, "notes"));
+    row.half = is_half(cell_of(table, i, "dtype"));
+    row.quantises = notes.find("quanti") != std::string::npos;
+    row.quantises_weight = row.quantises && notes.find("weight") != std::string::npos;
+    row.gradients = lower(cell_of(table, i, "layout")).find("bwd") != std::string::npos;
     row.m = positive_of(table, i, "m");
     row.n = positive_of(table, i, "n");
     row.k = positive_of(table, i, "k");
     const double rate = positive_of(table, i, "tflops") * 1e12;
-    const double flops = 2 * row.m * row.n * row.k;
+    const double flops = (row.gradients ? 4 : 2) * row.m * row.n * row.k;
     // Rows carry rate, time or both; the rate has more digits than short times.
     row.seconds = rate > 0 ? flops / rate : positive_of(table, i, "latency_us") * 1e-6;
     if (flops == 0) {

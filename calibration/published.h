@@ -33,7 +33,12 @@ struct GemmRow {
   std::string gpu;       // key of the catalogue
   std::string protocol;  // of the source (calibration/gpu_names.h)
   GemmType type = GemmType::k16Bit;
-  bool quantises = false;  // fp8: the activations' quantisation is in the time
+  bool half = false;              // fp16, not bf16
+  bool quantises = false;         // fp8: the activations' quantisation is in the time
+  bool quantises_weight = false;  // and the weight's
+  // The time holds both gradients of a linear layer of m tokens, k inputs and n outputs, and their
+  // adding up to what was there.
+  bool gradients = false;
 };
 // Rows of a CSV in the published form. Those that cannot be read say why.
 struct ReadGemm {

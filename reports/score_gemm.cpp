@@ -13,6 +13,7 @@
 #include <tuple>
 
 #include "calibration/fit.h"
+#include "calibration/gpu_names.h"
 #include "calibration/profile.h"
 #include "calibration/published.h"
 #include "reports/score_kernels.h"
@@ -171,6 +172,7 @@ class GemmJudge {
     for (const auto& [where, rows] : published_) {
       if (where.second != GemmType::k16Bit || rows.size() < kSurface) continue;
       const Gpu& gpu = machine_of(where.first, machines_)->node.gpu;
+      if (is_amd(gpu) != is_amd(machine_of(row.gpu, machines_)->node.gpu)) continue;
       for (const GemmRow& each : rows) {
         if (each.source == row.source || size_of(each) != key.second) continue;
         const double predicted = gemm_seconds(shipped(where.first, where.second), each, gpu) *

@@ -40,7 +40,9 @@ double peak_of(const Kernel& kernel, const Gpu& gpu) {
 // Whole waves of tiles over those that are needed. Libraries split the inner width where tiles are
 // few, so that no more than a few times the needed waves are lost.
 double wave_waste(const Kernel& kernel, const Gpu& gpu) {
-  constexpr std::int64_t kRows = 128, kColumns = 256;
+  // hipBLASLt's large tiles are square: MT256x256x64 in the names of its kernels.
+  constexpr std::int64_t kColumns = 256;
+  const std::int64_t kRows = gpu.architecture.starts_with("cdna") ? 256 : 128;
   constexpr double kMost = 4;
   const std::int64_t tiles =
       kernel.groups * ((kernel.m + kRows - 1) / kRows) * ((kernel.n + kColumns - 1) / kColumns);

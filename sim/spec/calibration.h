@@ -9,7 +9,8 @@
 //                         * (1 + k_half/k) * (1 + tail*SM/(mn/128^2)) * (1 + wave*(W - 1)) * A
 //               t = (compute^blend + memory^blend)^(1/blend) + overhead, the larger of the two
 //               where blend is 0;  memory = bytes / (hbm_fraction*BW)
-//               W: whole waves of 128 x 256 tiles over the waves that are needed, at most 4
+//               W: whole waves of 128 x 256 tiles (AMD: 256 x 256) over the waves that are
+//               needed, at most 4
 //               A = 1 + misaligned*(2^h - 1)/7, h the halvings below 16 bytes to which the
 //               narrowest contiguous row is a multiple of: 1/7, 3/7 or all of it
 //               clock = (power limit of the Gpu / that of the card that was

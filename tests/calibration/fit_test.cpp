@@ -242,8 +242,9 @@ TEST(Fit, GemmErrorsOnSourcesLeftOut) {
     double median;
     double p90;
   };
-  for (const Bound& bound : {Bound{"a100-80gb", 0.09, 0.21}, Bound{"h100-sxm", 0.06, 0.13},
-                             Bound{"h200", 0.10, 0.17}, Bound{"b200", 0.06, 0.14}}) {
+  for (const Bound& bound :
+       {Bound{"a100-80gb", 0.09, 0.21}, Bound{"h100-sxm", 0.06, 0.13}, Bound{"h200", 0.10, 0.17},
+        Bound{"b200", 0.06, 0.14}, Bound{"mi300x", 0.08, 0.13}, Bound{"mi355x", 0.06, 0.12}}) {
     const CurveReport& report = report_of(bound.gpu, "GEMM bf16");
     ASSERT_GE(report.errors.size(), 3U) << bound.gpu;
     for (const FitError& error : report.errors) {

@@ -63,10 +63,46 @@ TEST(Published, RowsAreThere) {
   EXPECT_EQ(count("gb300", GemmType::k16Bit), 864);
   EXPECT_EQ(count("rtx-pro-6000", GemmType::k16Bit), 432);
   EXPECT_EQ(count("h200", GemmType::kFp8), 114);
+  EXPECT_EQ(count("mi300x", GemmType::k16Bit), 381);
+  EXPECT_EQ(count("mi300x", GemmType::kFp8), 84);
+  EXPECT_EQ(count("mi355x", GemmType::k16Bit), 185);
   EXPECT_GT(attention_rows("h100").size(), 400U);
   EXPECT_GT(memory_rows("a100").size(), 30U);
   EXPECT_GT(collective_rows("b200").size(), 150U);
   EXPECT_EQ(scaling_rows().size(), 6U);
+}
+
+TEST(Published, WhatElseAProductsTimeHolds) {
+  const CsvTable table(
+      "source,gpu,m,n,k,dtype,tflops,latency_us,layout,notes\n"
+      "s,MI300X,4096,8192,1024,bf16,500,,NN and NT (bwd),\n"
+      "s,MI300X,4096,8192,1024,bf16,,300,NN and NT (bwd),\n"
+      "s,MI300X,4096,8192,1024,fp16,500,,TN (fwd),\n"
+      "s,MI300X,4096,8192,1024,fp8,500,,TN (fwd),quantises activation and weight\n"
+      "s,MI300X,4096,8192,1024,fp8_e4m3,500,,TN (fwd),incl. activation quantisation\n",
+      "t.csv");
+  const std::vector<ReadGemm> rows = read_gemm_rows(table, list_machines());
+  const double flops = 2.0 * 4096 * 8192 * 1024;
+  EXPECT_TRUE(rows[0].row.gradients);
+  EXPECT_DOUBLE_EQ(rows[0].row.seconds, 2 * flops / 500e12);  // a rate is of both products
+  EXPECT_DOUBLE_EQ(rows[1].row.seconds, 300e-6);
+  EXPECT_FALSE(rows[2].row.gradients);
+  EXPECT_TRUE(rows[2].row.half);
+  EXPECT_FALSE(rows[0].row.half);
+  EXPECT_TRUE(rows[3].row.quantises && rows[3].row.quantises_weight);
+  EXPECT_TRUE(rows[4].row.quantises && !rows[4].row.quantises_weight);
+}
+
+// Tuned kernels of inference libraries are no products that PyTorch runs.
+TEST(Published, AmdRowsAreOfTheLibrary) {
+  const CsvTable table = published_table("gemm_measured.csv");
+  int aiter = 0;
+  for (std::size_t i = 0; i < table.rows(); ++i) {
+    if (!table.text(i, "source").starts_with("ROCm/aiter")) continue;
+    EXPECT_NE(table.text(i, "notes").find("torch"), std::string::npos) << i;
+    ++aiter;
+  }
+  EXPECT_EQ(aiter, 41);
 }
 
 // Their licences do not allow the rows in this repository.

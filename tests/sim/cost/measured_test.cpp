@@ -57,6 +57,27 @@ TEST(ShapeCorrection, PassesAndDtypesAreApart) {
   EXPECT_DOUBLE_EQ(correction.at(other).value, 1);
 }
 
+// 192 tiles of 256 x 256 are one wave and a half of 128 units, 384 tiles of 128 x 256 three.
+TEST(CurveSeconds, TilesAreHipblasltsOnAmd) {
+  GemmCurve curve;
+  curve.efficiency = 0.5;
+  curve.hbm_fraction = 1;
+  curve.wave = 0.3;
+  GemmCurve flat = curve;
+  flat.wave = 0;
+  Gpu gpu;
+  gpu.multiprocessors = 128;
+  gpu.peak_fp32 = FlopsPerSecond(1e14);
+  gpu.memory_bandwidth = BytesPerSecond(1e13);
+  const Kernel kernel = product(4096, 3072, 4096);
+  const auto waste = [&](const char* architecture) {
+    gpu.architecture = architecture;
+    return curve_seconds(curve, kernel, gpu) / curve_seconds(flat, kernel, gpu) - 1;
+  };
+  EXPECT_NEAR(waste("cdna3"), 0.3 / 3, 1e-9);
+  EXPECT_NEAR(waste("hopper"), 0, 1e-9);
+}
+
 TEST(SecondsAt, LinesBetweenPoints) {
   // 10 us + bytes / 1 GB/s up to 1 MB, then 0.5 GB/s: a cache that ends.
   const std::vector<SizePoint> points = {{1e5, 110e-6}, {1e6, 1010e-6}, {2e6, 3010e-6}};
