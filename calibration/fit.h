@@ -62,10 +62,11 @@ class GemmProtocols {
 
 struct GemmFitOptions {
   std::string name = "bf16";
-  double hbm_fraction = 0.9;                 // not fitted: hardly a row is limited by memory
-  const GemmCurve* relative = nullptr;       // towards which few rows are drawn; none: usual
-  const GemmProtocols* protocols = nullptr;  // none: rows as they are
-  const GemmCurve* start = nullptr;          // of the search; none: several
+  double hbm_fraction = 0.9;                    // not fitted: hardly a row is limited by memory
+  const GemmCurve* relative = nullptr;          // towards which few rows are drawn; none: usual
+  const GemmProtocols* protocols = nullptr;     // none: rows as they are
+  const GemmCurve* start = nullptr;             // of the search; none: several
+  const std::vector<GemmRow>* apart = nullptr;  // not fitted: what the curve is off on them
 };
 struct GemmFit {
   GemmCurve curve;

@@ -340,8 +340,13 @@ GemmFit fit_gemm(const std::vector<GemmRow>& rows, const Gpu& gpu, const GemmFit
   fit.report.rows = listed;
   fit.report.constants = constants_text(fit.curve);
   fit.report.errors.push_back(error_of("own rows", found, prepare(rows, protocols), gpu));
+  if (options.apart != nullptr && !options.apart->empty()) {
+    fit.report.errors.push_back(error_of("not fitted: " + options.apart->front().source, found,
+                                         prepare(*options.apart, protocols), gpu));
+  }
   if (sources.size() < 2) return fit;
   GemmFitOptions again = options;
+  again.apart = nullptr;
   again.start = &found;
   for (const auto& [source, count] : sources) {
     if (count < kFewestRows) continue;

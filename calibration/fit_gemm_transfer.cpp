@@ -166,7 +166,10 @@ class Builder {
       const Machine* machine = machine_named(row.gpu);
       if (machine == nullptr || !is_amd(machine->node.gpu)) nvidia_.push_back(row);
       constexpr std::int64_t kFewest = 6;
-      if (by_source[row.gpu + ' ' + row.source] < kFewest) continue;
+      if (by_source[row.gpu + ' ' + row.source] < kFewest) {
+        if (row.type == GemmType::k16Bit) apart_[row.gpu].push_back(row);
+        continue;
+      }
       if (row.type == GemmType::k16Bit) bf16_[row.gpu].push_back(row);
       if (row.type == GemmType::kFp8) fp8_[row.gpu].push_back(row);
     }
@@ -260,6 +263,10 @@ class Builder {
     options.hbm_fraction = kHbmFraction;
     options.protocols = &protocols;
     if (from != nullptr) options.relative = &done_.at(from->key).bf16.curve;
+    // AMD's libraries differ by release: a few rows of an older one say how far off a curve of
+    // others may be. NVIDIA's few are shapes chosen to show something else.
+    const auto apart = apart_.find(machine.key);
+    if (is_amd(machine.node.gpu) && apart != apart_.end()) options.apart = &apart->second;
     CatalogueGemm gemm;
     gemm.bf16 = fit_gemm(bf16_.at(machine.key), machine.node.gpu, options);
     if (from != nullptr) {
@@ -358,6 +365,7 @@ class Builder {
   std::vector<GemmRow> nvidia_;
   const std::vector<Machine>& machines_;
   std::map<std::string, std::vector<GemmRow>, std::less<>> bf16_, fp8_;
+  std::map<std::string, std::vector<GemmRow>, std::less<>> apart_;  // sources of too few rows
   Catalogue done_;
 };
 

@@ -248,6 +248,7 @@ TEST(Fit, GemmErrorsOnSourcesLeftOut) {
     const CurveReport& report = report_of(bound.gpu, "GEMM bf16");
     ASSERT_GE(report.errors.size(), 3U) << bound.gpu;
     for (const FitError& error : report.errors) {
+      if (error.what.starts_with("not fitted: ")) continue;  // an older library: fit_amd_test.cpp
       // Rows of all sizes down to one tile, and of uninitialised weights: looser.
       if (error.rows < 100 || error.what.find("vllm") != std::string::npos) {
         EXPECT_LT(error.median, 0.12) << bound.gpu << ' ' << error.what;

@@ -63,7 +63,7 @@ TEST(Published, RowsAreThere) {
   EXPECT_EQ(count("gb300", GemmType::k16Bit), 864);
   EXPECT_EQ(count("rtx-pro-6000", GemmType::k16Bit), 432);
   EXPECT_EQ(count("h200", GemmType::kFp8), 114);
-  EXPECT_EQ(count("mi300x", GemmType::k16Bit), 381);
+  EXPECT_EQ(count("mi300x", GemmType::k16Bit), 385);
   EXPECT_EQ(count("mi300x", GemmType::kFp8), 84);
   EXPECT_EQ(count("mi355x", GemmType::k16Bit), 185);
   EXPECT_GT(attention_rows("h100").size(), 400U);
