@@ -8,6 +8,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <boost/math/distributions/normal.hpp>
+#include <boost/math/distributions/students_t.hpp>
 #include <cmath>
 #include <map>
 #include <utility>
@@ -137,6 +139,19 @@ FactorSpread measured_spread(const std::vector<double>& own, const std::vector<d
   return spread;
 }
 
+// Wider where fewer than ten biases say so: by the 90 % interval of Student's t over the normal's.
+FactorSpread of_few_sources(FactorSpread spread, std::size_t biases) {
+  constexpr std::size_t kMany = 10;
+  if (biases == 0 || biases >= kMany) return spread;
+  const boost::math::students_t few(static_cast<double>(biases));
+  const double ratio =
+      boost::math::quantile(few, 0.95) / boost::math::quantile(boost::math::normal(), 0.95);
+  const double wider = std::round(100 * ratio) / 100;
+  spread.log_sd = rounded(spread.log_sd * wider);
+  spread.source += fmt::format(", times {:.2f} for so few (Student's t)", wider);
+  return spread;
+}
+
 // From the median absolute bias: single fabrics that are several times slower than their kind are
 // broken, not uncertain.
 FactorSpread fabric_spread(const std::vector<double>& biases) {
@@ -186,15 +201,17 @@ std::array<FactorSpread, kFactors> spreads_of(const Machine& machine, const Chip
   const auto at = [&](Factor factor) -> FactorSpread& {
     return spread[static_cast<std::size_t>(factor)];
   };
+  const std::vector<double>& vendor = has_other_vendor ? gemm_amd : gemm;
   at(Factor::kGemm) =
-      measured_spread(gemm_biases(own_gemm.bf16), has_other_vendor ? gemm_amd : gemm, false);
+      of_few_sources(measured_spread(gemm_biases(own_gemm.bf16), vendor, false), vendor.size());
   if (own_gemm.is_borrowed && !own_gemm.is_same_chip) {
     // Curves of data-centre GPUs moved to each other were off by 4 to 18 % (median), with one scale
     // out of six products by 4 to 8 %; moved to L40S by 26 to 36 %.
     constexpr double kMoved = 0.18, kAnchored = 0.10;
     at(Factor::kGemm) =
         own_gemm.is_anchored
-            ? FactorSpread{kAnchored, "a borrowed shape with a published rate of large products"}
+            ? FactorSpread{std::max(kAnchored, at(Factor::kGemm).log_sd),
+                           "a borrowed shape with a published rate of large products"}
             : FactorSpread{kMoved, "a curve borrowed from another GPU"};
   }
   at(Factor::kAttention) = measured_spread(own.attention.log_biases, attention, new_chip);

@@ -61,7 +61,12 @@ constexpr Anchor kAnchors[] = {
     {"rtx-3090", 64, "LLMServingSim, products of Llama-8B (53 to 75 TFLOP/s)"},
     {"rtx-a6000", 100, "LLMServingSim, products of Llama-8B (76 to 113 TFLOP/s)"},
     {"a100-pcie-80gb", 225, "SimuMax configs/system/a100_pcie.json (0.70 to 0.75 of the peak)"},
-    {"v100-32gb", 95, "assumed: three quarters of the peak"},
+    // torch.matmul of squares, the largest (8192 and 10240) or the best that is listed.
+    {"h100-pcie", 482, "zzc0721/torch-performance-test-data#95"},
+    {"h20", 142, "zzc0721/torch-performance-test-data"},
+    {"rtx-5090", 237, "zzc0721/torch-performance-test-data: 236 and 242, a D v2 232"},
+    {"t4", 42, "zzc0721/torch-performance-test-data: 41.9 and 42.7 in fp16"},
+    {"v100-32gb", 89, "zzc0721/torch-performance-test-data: a V100S in fp16"},
 };
 
 // Rates that the maker measured on two cards of one chip.
@@ -136,6 +141,11 @@ double power_factor(const Gpu& gpu, const Gpu& relative) {
   if (gpu.power_limit <= 0 || relative.power_limit <= 0) return 1;
   const auto per_peak = [](const Gpu& g) { return g.power_limit / g.peak_bf16.value(); };
   return std::pow(per_peak(gpu) / per_peak(relative), power_exponent(gpu));
+}
+
+// A card with more power for each FLOP/s keeps more of its clock when it is hot.
+double hot_share(double sustained, const Gpu& gpu, const Gpu& relative) {
+  return rounded(std::min(1.0, sustained * std::max(1.0, power_factor(gpu, relative))));
 }
 
 using Catalogue = std::map<std::string, CatalogueGemm, std::less<>>;
@@ -286,7 +296,8 @@ class Builder {
     CatalogueGemm gemm;
     gemm.bf16 = fit_gemm(anchor_rows(anchor), machine.node.gpu, options);
     GemmCurve& curve = gemm.bf16.curve;
-    curve.sustained = done_.at(from->key).bf16.curve.sustained;
+    curve.sustained =
+        hot_share(done_.at(from->key).bf16.curve.sustained, machine.node.gpu, from->node.gpu);
     curve.evidence = Evidence::kExtrapolated;
     curve.source = fmt::format("no shapes; {} TFLOP/s of large products ({}), the shape of {}",
                                anchor.tflops, anchor.source, from->key);
@@ -298,8 +309,17 @@ class Builder {
   }
 
   void borrow(const Machine& machine, const Catalogue& sources) {
-    const Machine* from = nearest(
-        machine, machines_, [&](const Machine& other) { return sources.contains(other.key); });
+    // The same chip with another limit of power comes first.
+    const auto is_chip = [&](const Machine& other) {
+      const Gpu &its = other.node.gpu, &own = machine.node.gpu;
+      return sources.contains(other.key) && its.architecture == own.architecture &&
+             its.multiprocessors == own.multiprocessors && its.peak_bf16 == own.peak_bf16;
+    };
+    const Machine* from = nearest(machine, machines_, is_chip);
+    if (from == nullptr) {
+      from = nearest(machine, machines_,
+                     [&](const Machine& other) { return sources.contains(other.key); });
+    }
     if (from == nullptr) return;
     CatalogueGemm gemm = sources.at(from->key);
     GemmCurve& curve = gemm.bf16.curve;
@@ -308,6 +328,9 @@ class Builder {
         ratio != nullptr ? ratio->rate : power_factor(machine.node.gpu, from->node.gpu);
     curve.efficiency =
         rounded(std::min(curve.efficiency * factor, std::max(kMostOfPeak, curve.efficiency)));
+    if (ratio == nullptr) {
+      curve.sustained = hot_share(curve.sustained, machine.node.gpu, from->node.gpu);
+    }
     curve.evidence = Evidence::kExtrapolated;
     curve.source =
         fmt::format("no rows; the shape and share of the peak of {}, times {:.3f} {}", from->key,

@@ -27,6 +27,30 @@ std::ptrdiff_t index_of(const std::vector<std::string>& names, std::string_view 
   return found == names.end() ? -1 : found - names.begin();
 }
 
+// How much slower products were on a chip whose published ones are of later libraries.
+struct EarlyLibrary {
+  const char* architecture;
+  const char* cause;
+  double log_mean, log_sd;
+};
+constexpr EarlyLibrary kEarlyLibraries[] = {
+    // Products of b x 2048 x 8192 x 8192 for b of 1, 2 and 4 (pytorch/pytorch#100850): 720.3, 639
+    // and 772 TFLOP/s by cuBLAS 11.11.3, 742.7, 549.5 and 542.9 by 12.0.2. The profile of H100 says
+    // 792 on a cool chip and 677 on a hot one: the logarithms of the ratios are 0.192 or 0.034 on
+    // average, and spread by 0.155. How hot the chip ran is not said: their middle.
+    {"hopper", "gemm early library", (0.192 + 0.034) / 2, 0.155},
+    // Four of 2024-10 by torch.matmul and F.linear (ROCm/TransformerEngine#73, in
+    // published/gemm_measured.csv): logarithms of 0.167, 0.067, 0.170 and 0.217 below the profile.
+    {"cdna3", "gemm early library cdna3", 0.155, 0.063},
+};
+
+const EarlyLibrary* early_library(std::string_view architecture) {
+  const auto* found =
+      std::find_if(std::begin(kEarlyLibraries), std::end(kEarlyLibraries),
+                   [&](const EarlyLibrary& each) { return architecture == each.architecture; });
+  return found == std::end(kEarlyLibraries) ? nullptr : found;
+}
+
 std::vector<double> read_numbers(const ConfigNode& node) {
   std::vector<double> numbers;
   for (const ConfigNode& each : node.elements()) numbers.push_back(each.as_double());
@@ -45,16 +69,12 @@ FactorCauses causes_of(const Cluster& cluster, const Calibration& calibration,
   };
   add(Factor::kGemm, "gemm " + chip);
   add(Factor::kGemm, "gemm card " + cluster.gpu.key);
-  if (facts.library == GemmLibrary::kEarly && cluster.gpu.architecture == "hopper") {
-    // Products of b x 2048 x 8192 x 8192 for b of 1, 2 and 4 (pytorch/pytorch#100850): 720.3, 639
-    // and 772 TFLOP/s by cuBLAS 11.11.3, 742.7, 549.5 and 542.9 by 12.0.2. The profile of H100 says
-    // 792 on a cool chip and 677 on a hot one: the logarithms of the ratios are 0.192 or 0.034 on
-    // average, and spread by 0.155. How hot the chip ran is not said: their middle.
-    constexpr double kMean = (0.192 + 0.034) / 2, kSpread = 0.155;
-    add(Factor::kGemm, "gemm early library");
+  const EarlyLibrary* early = early_library(cluster.gpu.architecture);
+  if (facts.library == GemmLibrary::kEarly && early != nullptr) {
+    add(Factor::kGemm, early->cause);
     FactorCause& cause = causes[static_cast<std::size_t>(Factor::kGemm)].back();
-    cause.log_sd = std::hypot(cause.log_sd, kSpread);
-    cause.log_mean = kMean;
+    cause.log_sd = std::hypot(cause.log_sd, early->log_sd);
+    cause.log_mean = early->log_mean;
   }
   add(Factor::kAttention, fmt::format("attention {} {} {}", chip, facts.attention_kernel,
                                       facts.head_dim <= kWide ? 64 : 128));

@@ -36,8 +36,8 @@ struct FactorCause {
 // where its curve is borrowed, and an early library.
 using FactorCauses = std::array<std::vector<FactorCause>, kFactors>;
 
-// kEarly: of CUDA before 12.4, as PyTorch before 2.5 brings it. Says something of Hopper, whose
-// published products are of later ones.
+// kEarly: of CUDA before 12.4, as PyTorch before 2.5 brings it, or of ROCm before 6.3, as PyTorch
+// before 2.7. Says something of Hopper and CDNA3, whose published products are of later ones.
 enum class GemmLibrary : std::uint8_t { kCurrent, kEarly };
 
 struct CauseFacts {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "calibration/gpu_names.h"
 #include "calibration/machines.h"
 #include "interop/likely_stack.h"
 #include "models/families.h"
@@ -111,11 +112,15 @@ std::string runtime_of(const TrainingRow& row) {
   return fmt::format("{}@2.{}", runtime, minor);
 }
 
-// PyTorch 2.5 (2024-10-17) is the first whose default packages are of CUDA 12.4.
-GemmLibrary library_of(const TrainingRow& row) {
+// PyTorch 2.5 (2024-10-17) is the first whose default packages are of CUDA 12.4, 2.7 (2025-04-23)
+// the first with packages of ROCm 6.3, which came out on 2024-12-03.
+GemmLibrary library_of(const TrainingRow& row, const Gpu& gpu) {
+  const bool amd = is_amd(gpu);
   const std::optional<TorchVersion> torch = torch_version(row);
   const std::string_view date = row.word("commit_date");
-  const bool is_early = torch ? *torch < TorchVersion{2, 5} : !date.empty() && date < "2024-10-17";
+  const TorchVersion first = amd ? TorchVersion{2, 7} : TorchVersion{2, 5};
+  const bool is_early =
+      torch ? *torch < first : !date.empty() && date < (amd ? "2024-12-03" : "2024-10-17");
   return is_early ? GemmLibrary::kEarly : GemmLibrary::kCurrent;
 }
 
@@ -370,7 +375,7 @@ TrainingJob training_job(const TrainingRow& row, const std::vector<std::string>&
   Batches batches = batches_of(row);
   if (batches.whole == 0) batches = {batches.remainder, 1, 0};
   job.remainder = batches.remainder;
-  job.library = library_of(row);
+  job.library = library_of(row, job.cluster.gpu);
   plan.add(fmt::format("batch={{sequence: {}, micro_batch: {}, accumulation: {}}}",
                        row.count("seq_len"), batches.micro_batch, batches.whole));
   add_kernels(row, job.cluster, plan);

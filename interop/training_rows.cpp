@@ -177,7 +177,7 @@ bool is_training_table(const CsvTable& table) {
   return measures && table.has("n_layers") && table.has("seq_len") && table.has("n_gpus");
 }
 
-std::vector<std::string_view> words_of(std::string_view column) {
+std::vector<std::string_view> words_of_column(std::string_view column) {
   for (const WordColumn& each : word_columns()) {
     if (each.name == column) return each.words;
   }

@@ -51,7 +51,7 @@ bool is_training_table(const CsvTable& table);
 std::vector<TrainingRow> read_training_rows(const CsvTable& table);
 
 // The words that a column may hold, `every_K` and `N` standing for numbers; none: any, or a number.
-std::vector<std::string_view> words_of(std::string_view column);
+std::vector<std::string_view> words_of_column(std::string_view column);
 
 struct TorchVersion {
   int major = 0, minor = 0;

@@ -202,7 +202,7 @@ TEST(TrainingRows, EveryWordOfTheGrammarBecomesAPlan) {
        {"arch", "attention_kernel", "norm_impl", "rope_impl", "residual_dtype", "loss_impl",
         "gather_dtype", "reduction_dtype", "master_dtype", "optimizer_impl", "recompute", "compile",
         "fp8", "embedding_unit", "prefetch_kind", "offload"}) {
-    for (const std::string_view word : words_of(column)) {
+    for (const std::string_view word : words_of_column(column)) {
       words[column].emplace_back(word == "every_K" ? "every_3" : word);
     }
     ASSERT_GE(words[column].size(), 2U) << column;
