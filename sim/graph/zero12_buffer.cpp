@@ -2,7 +2,8 @@
 // core/optimizer/distrib_optimizer.py): stage 1 with one flat gradient of the whole model.
 //
 // Backward's products add to the flat gradient themselves (gradient_accumulation_fusion), in the
-// dtype of the reduction; norms and biases, which are added to it one by one, are left out. In the
+// dtype of the reduction: they read and write it, where a product alone would write a gradient in
+// the compute dtype. Norms and biases, which are added to it one by one, count with them. In the
 // last micro-batch a bucket is scaled and reduce-scattered in place as soon as it is full, with
 // overlap_comm beside backward (overlap_grad_reduce). Each rank steps its shard, from a copy in
 // fp32 where the gradient is not, and gathers the parameters.
@@ -13,6 +14,12 @@ namespace foreshard {
 // A layer's gradients are part of the buffer once its backward has run.
 void Zero12::give_to_buffer() {
   cut();
+  std::int64_t elements = 0;
+  for (const std::int32_t p : to_copy_) elements += parameter(p).numel;
+  if (elements > 0) {
+    const std::int64_t more = 2 * size_of(wire_dtype()) - param_size();
+    add_copy(EventKind::kAccumulate, Stream::kCompute, elements * more, 0);
+  }
   for (const std::int32_t p : to_copy_) {
     std::int32_t gradient = gradient_buffer(p, pass());
     StepBuilder::free(gradient);
