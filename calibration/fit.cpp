@@ -50,8 +50,9 @@ std::vector<Chip> chips_of(const std::vector<Machine>& machines) {
   std::vector<Chip> chips;
   for (const auto& [key, name] : {std::pair{"a100-80gb", "a100"}, std::pair{"b200", "b200"},
                                   std::pair{"h100-sxm", "h100"}, std::pair{"h200", "h200"}}) {
-    const auto found = std::find_if(machines.begin(), machines.end(),
-                                    [&](const Machine& machine) { return machine.key == key; });
+    const auto found =
+        std::find_if(machines.begin(), machines.end(),
+                     [&, key = key](const Machine& machine) { return machine.key == key; });
     FORESHARD_CHECK(found != machines.end(), std::string("the catalogue lacks ") + key);
     chips.push_back({name, found->node.gpu, found->node.node});
   }

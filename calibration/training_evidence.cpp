@@ -80,8 +80,9 @@ FactorCauses causes_of(const Cluster& cluster, const Calibration& calibration,
                                       facts.head_dim <= kWide ? 64 : 128));
   add(Factor::kMemoryBound, "memory_bound");
   add(Factor::kIntraNode, "intra_node " + chip);
-  add(Factor::kInterNode, "inter_node");
-  add(Factor::kHost, "host");
+  const std::string site = facts.site.empty() ? "" : " " + facts.site;
+  add(Factor::kInterNode, "inter_node" + site);
+  add(Factor::kHost, "host" + site);
   add(Factor::kOverlap, "overlap");
   return causes;
 }

@@ -25,7 +25,8 @@
 namespace foreshard {
 
 // A cause that a factor may be off by; causes of jobs with the same name are one. "gemm a100",
-// "attention a100 fa1 64", "memory_bound", "intra_node a100", "inter_node", "host", "overlap".
+// "attention a100 fa1 64", "memory_bound", "intra_node a100", "inter_node LF", "host LF",
+// "overlap".
 struct FactorCause {
   std::string name;
   double log_sd = 0;    // of the factor's logarithm by this cause and those before it
@@ -44,6 +45,9 @@ struct CauseFacts {
   std::string attention_kernel;
   std::int64_t head_dim = 0;
   GemmLibrary library = GemmLibrary::kCurrent;
+  // Whose machines: hosts and networks are a site's own, and say nothing of another's. "": of
+  // someone who has told nothing yet.
+  std::string site = {};
 };
 FactorCauses causes_of(const Cluster& cluster, const Calibration& calibration,
                        const CauseFacts& facts);

@@ -17,9 +17,10 @@ std::int64_t head_dim_of(const ModelSpec& model) {
 
 }  // namespace
 
-FactorCauses causes_of(const ModelSpec& model, const CostModel& costs, GemmLibrary library) {
+FactorCauses causes_of(const ModelSpec& model, const CostModel& costs, GemmLibrary library,
+                       const std::string& site) {
   return causes_of(costs.cluster(), costs.calibration(),
-                   {costs.attention_kernel(), head_dim_of(model), library});
+                   {costs.attention_kernel(), head_dim_of(model), library, site});
 }
 
 Calibration profile_calibration(const Plan& plan, const Cluster& cluster) {

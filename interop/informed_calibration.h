@@ -17,7 +17,7 @@ namespace foreshard {
 // By the attention kernel that is priced, which may stand for another, and the head size of the
 // model's first attention.
 FactorCauses causes_of(const ModelSpec& model, const CostModel& costs,
-                       GemmLibrary library = GemmLibrary::kCurrent);
+                       GemmLibrary library = GemmLibrary::kCurrent, const std::string& site = "");
 
 // The profile alone, no family's steps and no plan_log_sd. Throws as load_profile().
 Calibration profile_calibration(const Plan& plan, const Cluster& cluster);

@@ -36,7 +36,9 @@ StepForecaster::StepForecaster(const TrainingJob& job,
                                const std::optional<std::vector<std::string>>& without)
     : job_(job), costs_(cost_model_of(job, without)) {}
 
-FactorCauses StepForecaster::causes() const { return causes_of(job_.model, costs_, job_.library); }
+FactorCauses StepForecaster::causes() const {
+  return causes_of(job_.model, costs_, job_.library, job_.site);
+}
 
 Report StepForecaster::report(std::int64_t micro_batch, std::int64_t accumulation,
                               int draws) const {

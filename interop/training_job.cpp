@@ -376,6 +376,7 @@ TrainingJob training_job(const TrainingRow& row, const std::vector<std::string>&
   if (batches.whole == 0) batches = {batches.remainder, 1, 0};
   job.remainder = batches.remainder;
   job.library = library_of(row, job.cluster.gpu);
+  job.site = family_of(row.id);
   plan.add(fmt::format("batch={{sequence: {}, micro_batch: {}, accumulation: {}}}",
                        row.count("seq_len"), batches.micro_batch, batches.whole));
   add_kernels(row, job.cluster, plan);

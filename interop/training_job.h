@@ -22,6 +22,7 @@ struct TrainingJob {
   ResolvedPlan resolved;       // checked; accumulation counts whole micro-batches only
   std::int64_t remainder = 0;  // sequences of one smaller micro-batch behind them; 0: none
   GemmLibrary library = GemmLibrary::kCurrent;  // by the PyTorch or the date of the row
+  std::string site;                             // whose machines: the row's family
 };
 
 // Keys that a row leaves open, and what else they may be: forecasts of these widen the interval.

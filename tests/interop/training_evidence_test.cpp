@@ -80,6 +80,25 @@ TEST(TrainingEvidence, CausesOfProductsAddUp) {
   EXPECT_NEAR(gemm_sd(measured, known, GemmLibrary::kEarly), 0.04, 1e-6);
 }
 
+// A site's host and network say nothing of another's; its kernels do.
+TEST(TrainingEvidence, HostsAndNetworksAreASitesOwn) {
+  Cluster cluster;
+  cluster.gpu.key = "a100-80gb";
+  const Calibration calibration = load_profile("a100-80gb");
+  const auto name = [&](Factor factor, const char* site) {
+    const FactorCauses causes =
+        causes_of(cluster, calibration, {"fa2", 128, GemmLibrary::kCurrent, site});
+    return causes.at(static_cast<std::size_t>(factor)).front().name;
+  };
+  EXPECT_EQ(name(Factor::kGemm, "LF"), name(Factor::kGemm, ""));
+  EXPECT_EQ(name(Factor::kHost, "LF"), "host LF");
+  EXPECT_EQ(name(Factor::kInterNode, "LF"), "inter_node LF");
+  const std::vector<std::string>& known = training_evidence().names;
+  for (const Factor factor : {Factor::kHost, Factor::kInterNode}) {
+    EXPECT_EQ(std::count(known.begin(), known.end(), name(factor, "")), 0);
+  }
+}
+
 TEST(TrainingEvidence, CardsOfOneChipShareTheirKernels) {
   Cluster forty, eighty;
   forty.gpu.key = "a100-40gb";
