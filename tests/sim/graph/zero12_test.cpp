@@ -30,7 +30,7 @@ LibraryRun record(const ModelSpec& model, const Plan& plan, std::int32_t steps =
 std::vector<LibraryEvent> collectives(const LibraryStep& step, std::string_view kind) {
   std::vector<LibraryEvent> events;
   for (const LibraryEvent& event : step.log) {
-    if (event.kind == kind && event.unit.size() > 0) events.push_back(event);
+    if (event.kind == kind && !event.unit.empty()) events.push_back(event);
   }
   return events;
 }
@@ -149,7 +149,7 @@ TEST(Zero12, TheStepReadsOverflowAndNormOnTheHost) {
     std::vector<std::pair<std::string, std::int64_t>> tail;
     bool after = false;
     for (const LibraryEvent& event : step.log) {
-      if (after && event.dtype.size() > 0) tail.emplace_back(event.dtype, event.bytes_in);
+      if (after && !event.dtype.empty()) tail.emplace_back(event.dtype, event.bytes_in);
       after |= event.kind == "engine_step";
     }
     return tail;
@@ -240,11 +240,12 @@ TEST(Zero12, AGradientBufferHoldsAllMicroBatches) {
     }
     return bytes;
   };
-  EXPECT_EQ(accumulated(graph), 3 * 6 * model.parameters() + buffer);
+  const std::int64_t elements = 3 * model.parameters();  // of all micro-batches
+  EXPECT_EQ(accumulated(graph), 6 * elements + buffer);
   // In bf16 it is half as large, and the shard that is stepped is copied to fp32.
   plan.reduce_dtype = DType::kBf16;
   EXPECT_EQ(accumulated(build_training_step(model, plan)),
-            3 * 2 * model.parameters() + buffer / 2 + 6 * (buffer / 4) / 4);
+            2 * elements + buffer / 2 + 6 * (buffer / 4) / 4);
 }
 
 struct States {
@@ -270,7 +271,7 @@ ModelSpec large_model() {
   dims.hidden = 4096;
   dims.heads = dims.kv_heads = 32;
   dims.head_dim = 128;
-  dims.ffn = 4 * 4096;
+  dims.ffn = std::int64_t{4} * 4096;
   dims.vocabulary = 50257;
   dims.max_positions = dims.position_rows = 1024;
   dims.naming = Naming::kGpt2;
@@ -307,7 +308,7 @@ TEST(Zero12, ModelStatesAreThoseOfThePaper) {
   const MemoryProfile profile2 = replay_allocations(stage2);
   const std::int64_t gradients2 =
       profile2.own_peak[static_cast<std::size_t>(MemoryCategory::kShardedGrad)].count();
-  const double excess = per_parameter(2 * 2 * 4096 * std::int64_t{16384});
+  const double excess = per_parameter(std::int64_t{2} * 2 * 4096 * 16384);
   const double states2 = per_parameter(between_steps(stage2).device + gradients2);
   EXPECT_GE(states2, 16.55);
   EXPECT_LE(states2, 16.65 + excess);
