@@ -176,7 +176,7 @@ ExitCode calibrate_products(const CalibrateOptions& options) {
   if (options.output.form == Form::kJson) {
     Json body = csv_json(fit, path);
     body["next"] = next_json(next_measurements(path, fit.calibration.gpu));
-    write_answer(document("foreshard.calibrate/1", std::move(body)));
+    write_answer(document("foreshard.calibrate/1", body));
   } else {
     write_answer(csv_text(fit, path, Paint(color_of(options.output.color))) + "\n" +
                  next_text(next_measurements(path, fit.calibration.gpu)));

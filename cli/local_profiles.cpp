@@ -25,7 +25,7 @@ std::string time_of(const std::filesystem::path& path) {
   static constexpr std::string_view kPattern = "0000-00-00T00-00-00Z";
   const std::string stem = path.stem().string();
   if (stem.size() < kPattern.size()) return "";
-  const std::string time = stem.substr(stem.size() - kPattern.size());
+  std::string time = stem.substr(stem.size() - kPattern.size());
   for (std::size_t i = 0; i < time.size(); ++i) {
     const bool is_digit = time[i] >= '0' && time[i] <= '9';
     if (kPattern[i] == '0' ? !is_digit : time[i] != kPattern[i]) return "";

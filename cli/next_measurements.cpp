@@ -16,7 +16,7 @@ namespace foreshard {
 namespace {
 
 std::string command_for(Factor factor) {
-  const std::string device = "foreshard-exec measure --device cuda";
+  std::string device = "foreshard-exec measure --device cuda";
   switch (factor) {
     case Factor::kGemm:
       return device + ", or a table gpu,m,n,k,dtype,latency_us of six large products";

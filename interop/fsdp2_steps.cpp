@@ -275,16 +275,14 @@ class Walk {
   }
 
   void take_between(const WorkItem& item) {
-    const bool collective = item.collective != TracedCollective::kNone;
+    const bool computes = item.collective == TracedCollective::kNone;
     if (phase_ == Phase::kAfter) {
       after_.push_back(item);
-    } else if (collective) {
-      step_.add_outside(place(), item);
-    } else if (phase_ == Phase::kForward && !forward_.empty()) {
+    } else if (computes && phase_ == Phase::kForward && !forward_.empty()) {
       step_.add_compute(EventKind::kForward, forward_.back(), item);
-    } else if (phase_ == Phase::kForward) {
+    } else if (computes && phase_ == Phase::kForward) {
       step_.add_compute(EventKind::kLoss, -1, item);
-    } else if (phase_ == Phase::kBackward && !open_.empty()) {
+    } else if (computes && phase_ == Phase::kBackward && !open_.empty()) {
       const bool again = item.recompute || !forward_.empty();
       step_.add_compute(again ? EventKind::kRecompute : EventKind::kBackward, running(), item);
     } else {

@@ -46,7 +46,7 @@ Report StepForecaster::report(std::int64_t micro_batch, std::int64_t accumulatio
   plan.batch.micro_batch = micro_batch;
   plan.batch.accumulation = accumulation;
   Forecast result = forecast(job_.model, plan, costs_);
-  const Report report = summarize(result, costs_, draws);
+  Report report = summarize(result, costs_, draws);
   if (!result.reserved.retries_for_good || result.costs.delays.empty()) return report;
   // Retries are a risk: of published runs at 80 to 100 % of memory about a fifth was slowed down.
   result.costs.delays.clear();

@@ -377,8 +377,9 @@ TopologyImport joined(const std::vector<TopologyImport>& parts) {
     if (all.gpus_per_node == 0) all.gpus_per_node = part.gpus_per_node;
     all.ledger.insert(all.ledger.end(), part.ledger.begin(), part.ledger.end());
     for (const auto& [key, value] : part.figures) {
-      const auto same = std::find_if(all.figures.begin(), all.figures.end(),
-                                     [&](const auto& figure) { return figure.first == key; });
+      const auto same =
+          std::find_if(all.figures.begin(), all.figures.end(),
+                       [&, name = key](const auto& figure) { return figure.first == name; });
       if (same == all.figures.end()) {
         all.figures.emplace_back(key, value);
       } else if (same->second != value) {

@@ -168,7 +168,7 @@ class Adapter {
 // bitsandbytes' block sizes of absmax and of its second quantization.
 constexpr std::int64_t kBlock = 64;
 constexpr std::int64_t kScalesBlock = 256;
-constexpr std::int64_t kTables = 4 * (256 + 16 + 1);
+constexpr std::int64_t kTables = std::int64_t{4} * (256 + 16 + 1);
 
 std::int64_t ceil_divide(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 

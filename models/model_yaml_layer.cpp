@@ -296,7 +296,7 @@ class LayerReader {
 
   Indices read_outputs(const ConfigNode& node) {
     const ConfigNode outputs = node.at("outputs", "the tensors that the operation writes");
-    const Indices numbers = listed(outputs, [&](const ConfigNode& each) {
+    Indices numbers = listed(outputs, [&](const ConfigNode& each) {
       const Index t = tensors_.find(each);
       if (state(t).is_written) {
         throw each.error(

@@ -188,7 +188,7 @@ class Rewriter {
   void add_norm(Operation op) {
     const Index input = op.inputs.front();
     const Norm norm = plan_.kernels.norm;
-    if (norm == Norm::kEager && op.function == Function::kRmsNorm) return add_eager(std::move(op));
+    if (norm == Norm::kEager && op.function == Function::kRmsNorm) return add_eager(op);
     const bool wants_fp32 = norm == Norm::kFp32;
     if (wants_fp32 != is_fp32(input) && norm != Norm::kEager) {
       replace(op, input, cast(input, wants_fp32 ? ElementType::kFp32 : ElementType::kCompute));

@@ -24,7 +24,7 @@ bool is_optimizer(EventKind kind) {
 class Cutter {
  public:
   Cutter(const EventGraph& graph, const Timeline& timeline)
-      : graph_(graph), timeline_(timeline), causes_(graph, timeline) {
+      : timeline_(timeline), causes_(graph, timeline) {
     for (std::size_t i = 0; i < graph.rows.size(); ++i) {
       const Row& row = graph.rows[i];
       const Span& span = timeline.spans[i];
@@ -113,7 +113,6 @@ class Cutter {
     return piece;
   }
 
-  const EventGraph& graph_;
   const Timeline& timeline_;
   Causes causes_;
   std::array<std::vector<EventId>, kStreams> collectives_;

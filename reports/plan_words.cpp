@@ -28,7 +28,7 @@ void flatten(const Json& value, const std::string& key, std::vector<Leaf>& leave
     return;
   }
   for (const auto& [name, child] : value.items()) {
-    flatten(child, key.empty() ? name : key + "." + name, leaves);
+    flatten(child, key.empty() ? name : fmt::format("{}.{}", key, name), leaves);
   }
 }
 

@@ -77,7 +77,7 @@ class Cut {
 };
 
 std::string sentence(const SlowPart& part) {
-  const std::string what =
+  std::string what =
       fmt::format("{}{}{}", to_string(part.kind), part.where.empty() ? "" : " ", part.where);
   switch (part.cause) {
     case SlowCause::kCompute:

@@ -17,8 +17,8 @@
 namespace foreshard {
 namespace {
 
-constexpr std::size_t kChunkBytes = std::size_t{4} << 20;  // of one piece of a reduce_scatter
-constexpr std::size_t kOneRoundBytes = 32 * 1024;          // of a whole all_reduce
+constexpr std::size_t kChunkBytes = std::size_t{4} << 20;       // of one piece of a reduce_scatter
+constexpr std::size_t kOneRoundBytes = std::size_t{32} * 1024;  // of a whole all_reduce
 
 std::size_t chunk_elements(DType wire) {
   return kChunkBytes / static_cast<std::size_t>(size_of(wire));

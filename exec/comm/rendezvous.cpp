@@ -144,7 +144,7 @@ std::vector<RankProcess> introduce(const std::shared_ptr<JobStore>& shared, cons
     for (int other = 0; other < launch.size; ++other) {
       if (!store.has(fmt::format("size/{}", other))) ranks.push_back(other);
     }
-    const std::string text = fmt::format("{} of {} did not come to {} within {} s",
+    std::string text = fmt::format("{} of {} did not come to {} within {} s",
                                          name_ranks(ranks), launch.size, at, seconds(timeout));
     store.set_once(kFailureKey, text);
     return text;

@@ -27,7 +27,7 @@ namespace foreshard {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr std::size_t kQuantum = 64 * 1024;
+constexpr std::size_t kQuantum = std::size_t{64} * 1024;
 constexpr int kLooks = 200;
 constexpr long kSleepNanoseconds = 50'000'000;
 

@@ -11,7 +11,7 @@ std::string explain(World& world, const PeerFailure& failure) {
   constexpr std::chrono::milliseconds kNearerWord{500};
   const std::string own = fmt::format("rank {}", world.rank());
   const std::string what = failure.what();
-  const std::string seen = what.starts_with(own + " ") ? what : own + ": " + what;
+  std::string seen = what.starts_with(own + " ") ? what : own + ": " + what;
   const auto announced = world.announced_failure(kNearerWord);
   if (announced) return *announced;
   world.announce_failure(seen);

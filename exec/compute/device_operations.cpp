@@ -162,8 +162,7 @@ std::vector<at::Tensor> device_silu_multiply_backward(Accelerator& device, const
 void device_add_rows(Accelerator& device, const at::Tensor& table, const at::Tensor& ids,
                      const at::Tensor& rows) {
   if (device.add_rows(table, ids, rows)) return;
-  at::Tensor target = table;
-  target.index_add_(0, ids, rows.to(table.scalar_type()));
+  table.index_add_(0, ids, rows.to(table.scalar_type()));
 }
 
 void device_cross_entropy(Accelerator& device, const at::Tensor& logits, const at::Tensor& labels,

@@ -42,7 +42,8 @@ class LayerRunner {
   void run_step(const LayerStep& step, const LayerExecution& execution,
                 const OperationContext& context, std::span<const Parameter> parameters);
   at::Tensor& slot(const LayerExecution& execution, std::int32_t slot) {
-    return slots_[static_cast<std::size_t>(execution.first_buffer + slot)];
+    return slots_[static_cast<std::size_t>(execution.first_buffer) +
+                  static_cast<std::size_t>(slot)];
   }
 
   const ModelSpec& model_;

@@ -52,7 +52,7 @@ std::string Checks::paced_duration() {
     for (const std::int64_t ns : {20'000, 100'000, 1'000'000}) {
       const double seconds = median_of(9, [&] {
         communicator->pace(ns, ctas);
-        communicator->all_gather(whole.mutable_data_ptr(), 512 * 2, DType::kBf16);
+        communicator->all_gather(whole.mutable_data_ptr(), std::size_t{512} * 2, DType::kBf16);
       });
       const double off = seconds * 1e6 - static_cast<double>(ns) * 1e-3;
       worst = std::max(worst, std::abs(off) / std::max(2.0, static_cast<double>(ns) * 1e-5));
@@ -85,7 +85,7 @@ std::string Checks::paced_beside_gemm() {
     device_.enter(other_);
     communicator->pace(kNs, 16);
     device_.record(begin);
-    communicator->all_gather(whole.mutable_data_ptr(), (1 << 20) * 2, DType::kBf16);
+    communicator->all_gather(whole.mutable_data_ptr(), std::size_t{1} << 21, DType::kBf16);
     device_.record(end);
     device_.enter(main_);
     beside.push_back(device_seconds(device_, products));

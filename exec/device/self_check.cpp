@@ -56,7 +56,7 @@ void Checks::expect(bool holds, const std::string& what) {
 std::string Checks::near(const char* what, const at::Tensor& got, const at::Tensor& wanted,
                          double tolerance) {
   const double error = largest_error(got, wanted);
-  const std::string text = fmt::format("{} {:.1e}", what, error);
+  std::string text = fmt::format("{} {:.1e}", what, error);
   expect(error <= tolerance, fmt::format("{}: more than {:.0e}", text, tolerance));
   return text;
 }

@@ -72,7 +72,7 @@ void DeviceUpdate::step(const at::Tensor& scalars) {
 }
 
 at::Tensor step_scalars(const Plan& plan, std::int64_t number) {
-  const at::Tensor scalars = at::empty({2}, at::TensorOptions().dtype(at::kFloat));
+  at::Tensor scalars = at::empty({2}, at::TensorOptions().dtype(at::kFloat));
   scalars.mutable_data_ptr<float>()[0] = static_cast<float>(number);
   scalars.mutable_data_ptr<float>()[1] = static_cast<float>(learning_rate(plan.optimizer, number));
   return scalars;

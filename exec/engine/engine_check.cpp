@@ -144,7 +144,7 @@ std::string compare(const Run& got, const Run& wanted, double tolerance) {
     const double apart = std::abs(got.losses[s] / wanted.losses[s] - 1);
     worst = std::max(worst, std::isnan(apart) ? INFINITY : apart);
   }
-  const std::string text =
+  std::string text =
       fmt::format("losses {:.4f} against {:.4f}: {:.1e} apart", fmt::join(got.losses, ", "),
                   fmt::join(wanted.losses, ", "), worst);
   if (worst > tolerance) throw std::runtime_error(text);

@@ -65,7 +65,7 @@ void fill_normal(std::uint64_t key, std::int64_t first, std::span<float> values,
     const std::int64_t element = first + static_cast<std::int64_t>(i);
     at::Philox4_32 engine(key, static_cast<std::uint64_t>(element / 4));
     float normals[4];
-    for (int pair = 0; pair < 2; ++pair) {
+    for (std::size_t pair = 0; pair < 2; ++pair) {
       const double u = (static_cast<double>(engine()) + 0.5) / 4294967296.0;
       const double v = (static_cast<double>(engine()) + 0.5) / 4294967296.0;
       const double radius = std::sqrt(-2 * std::log(u)) * deviation;

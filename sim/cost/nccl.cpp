@@ -17,7 +17,6 @@ namespace {
 constexpr NcclVersion k219{2, 19, 0};
 constexpr NcclVersion k223{2, 23, 0};
 constexpr NcclVersion k226{2, 26, 0};
-constexpr NcclVersion k227{2, 27, 0};
 constexpr NcclVersion k228{2, 28, 0};
 
 std::size_t index_of(NcclProtocol protocol) { return static_cast<std::size_t>(protocol); }

@@ -78,7 +78,7 @@ EventGraph Fsdp1::build() {
   before.free_events.erase(before.free_events.begin(),
                            before.free_events.begin() + static_cast<std::ptrdiff_t>(queue_head_));
   queue_head_ = 0;
-  begin(std::move(before));
+  begin(before);
   persistent_memory();
   run_step();
   // What the step before left is what this one leaves to the next.

@@ -205,7 +205,7 @@ std::int32_t Fsdp1::target_of_prefetch(std::int32_t unit) const {
   using BackwardPrefetch = Fsdp1Options::BackwardPrefetch;
   const Handle& h = handle(unit);
   if (h.state == Training::kForward) {
-    const auto next = static_cast<std::size_t>(h.pre_forward_index + 1);
+    const auto next = static_cast<std::size_t>(std::int64_t{h.pre_forward_index} + 1);
     if (plan_.prefetch.forward <= 0 || h.pre_forward_index < 0) return -1;
     if (next >= carried_.pre_forward_order.size()) return -1;
     const std::int32_t target = carried_.pre_forward_order[next];

@@ -26,9 +26,6 @@ Fsdp1::UnitWork Fsdp1::unit_work(EventKind kind, const UnitShape& shape,
   const auto copy = [&](std::int64_t bytes) { work.kernels.push_back(copy_kernel(bytes)); };
   switch (kind) {
     case EventKind::kHostToDevice:
-      work.bytes = Bytes(size.shard * o);
-      copy(size.shard * o);
-      break;
     case EventKind::kDeviceToHost:
       work.bytes = Bytes(size.shard * o);
       copy(size.shard * o);

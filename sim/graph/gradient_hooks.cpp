@@ -172,10 +172,10 @@ void GradientHooks::cut() {
 }
 
 std::int32_t GradientHooks::gradient_buffer(std::int32_t p, std::int32_t pass) const {
-  const auto layers = static_cast<std::int32_t>(model_.order.size());
   const EventGraph& g = graph();
+  const std::size_t before = static_cast<std::size_t>(pass) * model_.order.size();
   const LayerExecution& execution =
-      g.executions[static_cast<std::size_t>(pass * layers + parameter(p).layer)];
+      g.executions[before + static_cast<std::size_t>(parameter(p).layer)];
   const std::int32_t slot =
       g.program(execution).weight_gradients[static_cast<std::size_t>(parameter(p).index)];
   return slot < 0 ? kNoBuffer : execution.first_buffer + slot;

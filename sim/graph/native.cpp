@@ -41,7 +41,7 @@ namespace foreshard {
 namespace {
 
 // The squared norm travels as an exact sum: 67 digits of 32 bits, 64 bits each, cover every double.
-constexpr std::int64_t kNormBytes = 67 * 8;
+constexpr std::int64_t kNormBytes = std::int64_t{67} * 8;
 
 // Variants of kAccumulate.
 constexpr std::int32_t kAdd = 1;

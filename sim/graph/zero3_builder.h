@@ -142,7 +142,7 @@ class Zero3 final : public StepBuilder {
   bool logs() const { return run_ != nullptr; }
   LibraryEvent& log(std::string_view kind, std::string unit, std::string note);
   void log_collective(std::string_view kind, std::int64_t bytes_in, std::int64_t bytes_out,
-                      std::string note);
+                      const std::string& note);
   void log_boundary(std::string_view kind, std::int32_t module, std::string_view note);
   void log_gradient(std::int32_t parameter);
   void log_release(std::string unit, Parameters list);

@@ -33,7 +33,7 @@ LibraryEvent& Zero3::log(std::string_view kind, std::string unit, std::string no
 }
 
 void Zero3::log_collective(std::string_view kind, std::int64_t bytes_in, std::int64_t bytes_out,
-                           std::string note) {
+                           const std::string& note) {
   std::string whole = note_;
   append(whole, note);
   LibraryEvent& event = log(kind, unit_, std::move(whole));

@@ -16,10 +16,10 @@
 namespace foreshard {
 
 std::int32_t Zero3::gradient_buffer(std::int32_t p) {
-  const auto layers = static_cast<std::int32_t>(model_.order.size());
+  const std::size_t before = static_cast<std::size_t>(pass()) * model_.order.size();
   const Zero3Parameter& each = parameter(p);
   const LayerExecution& execution =
-      graph().executions[static_cast<std::size_t>(pass() * layers + each.layer)];
+      graph().executions[before + static_cast<std::size_t>(each.layer)];
   const std::int32_t slot =
       graph().program(execution).weight_gradients[static_cast<std::size_t>(each.index)];
   return slot < 0 ? kNoBuffer : execution.first_buffer + slot;

@@ -23,8 +23,8 @@ const char* to_string(Action action) {
 CachingAllocator::CachingAllocator(const AllocatorSettings& settings, const DeviceMemory& memory)
     : settings_(settings),
       memory_(memory),
-      free_(2 * kMostStreams),
-      unmapped_(2 * kMostStreams),
+      free_(std::size_t{2} * kMostStreams),
+      unmapped_(std::size_t{2} * kMostStreams),
       // Where the driver's ranges usually are; up to the 2^49 that FreeBlocks can hold.
       address_holes_{
           {std::int64_t{0x7f} << 40, (std::int64_t{1} << 49) - (std::int64_t{0x7f} << 40)}} {

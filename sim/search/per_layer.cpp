@@ -83,7 +83,7 @@ class LayerSearch {
     std::vector<Recompute> recomputes;
     std::vector<Reshard> reshards;
     for (std::size_t i = 0; i < size(); ++i) {
-      const auto value = static_cast<std::size_t>(c[i]);
+      const std::size_t value = static_cast<unsigned char>(c[i]);
       if (i < blocks_) {
         recomputes.push_back(choices_.recomputes[value]);
       } else {

@@ -26,7 +26,8 @@ double port_rate_of_gpu(const NodeKind& node) {
   const double slot =
       node.pcie_switches > 0 ? node.host_link.value() : std::numeric_limits<double>::infinity();
   if (node.nics >= node.gpus) {
-    return std::min(slot, rate * static_cast<double>(node.nics / node.gpus));
+    const std::int64_t own = node.nics / node.gpus;
+    return std::min(slot, rate * static_cast<double>(own));
   }
   const std::int64_t sharing = (node.gpus + node.nics - 1) / node.nics;
   return std::min(slot, rate / static_cast<double>(sharing));

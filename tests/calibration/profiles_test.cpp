@@ -28,7 +28,7 @@ void expect_same(const Json& shipped, const Json& refitted, const std::string& p
     ASSERT_EQ(shipped.size(), refitted.size()) << path;
     for (const auto& [key, value] : shipped.items()) {
       ASSERT_TRUE(refitted.contains(key)) << path << '.' << key;
-      expect_same(value, refitted.at(key), path + '.' + key);
+      expect_same(value, refitted.at(key), fmt::format("{}.{}", path, key));
     }
   } else if (shipped.is_array()) {
     ASSERT_EQ(shipped.size(), refitted.size()) << path;

@@ -21,7 +21,7 @@ std::string with_length(const std::string& header, std::uint64_t length) {
 }
 
 std::filesystem::path written(const std::string& name, const std::string& bytes) {
-  const auto path = std::filesystem::path(testing::TempDir()) / name;
+  auto path = std::filesystem::path(testing::TempDir()) / name;
   std::ofstream(path, std::ios::binary) << bytes;
   return path;
 }

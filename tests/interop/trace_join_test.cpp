@@ -44,7 +44,7 @@ struct File {
   fs::path folder, path;
 };
 
-Forecast forecast_of(Plan plan, int blocks = 3) {
+Forecast forecast_of(const Plan& plan, int blocks = 3) {
   const CostModel costs(round_cluster(plan.mesh.world()), round_calibration());
   return forecast(tiny_model(blocks), plan, costs);
 }

@@ -259,7 +259,7 @@ TEST(ExpertLoopTest, TheHostWaitsForTheRouter) {
 }
 
 TEST(BuildMixtureTest, RefusesImpossibleSizes) {
-  const auto failure = [](ModelDims dims) {
+  const auto failure = [](const ModelDims& dims) {
     try {
       build_model(dims);
     } catch (const Error& error) {

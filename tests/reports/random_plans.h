@@ -17,7 +17,7 @@ class RandomPlans {
   // A plan that check() accepts for the tiny model of `blocks` blocks on 16 GPUs.
   Plan next(int blocks) {
     for (;;) {
-      const Plan plan = draw();
+      Plan plan = draw();
       if (!find_problem(plan, tiny_model(blocks), round_cluster(16))) return plan;
     }
   }

@@ -164,7 +164,7 @@ class SchemaJudge {
     if (schema.contains("type")) judge_type(value, schema["type"], where);
     if (!schema.contains("properties")) return;
     for (const auto& [key, child] : schema["properties"].items()) {
-      if (value.contains(key)) judge(value[key], child, where + "." + key);
+      if (value.contains(key)) judge(value[key], child, std::string(where).append(".").append(key));
     }
   }
 

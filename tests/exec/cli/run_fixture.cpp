@@ -63,7 +63,7 @@ Outcome ExecRunTest::run(const Words& words, const Variables& variables) const {
   return start(words, variables).finish();
 }
 
-RunRecord ExecRunTest::record(const std::string& name, Words words,
+RunRecord ExecRunTest::record(const std::string& name, const Words& words,
                               const Variables& variables) const {
   const Outcome outcome = run(words + Words{"--out", path(name)}, variables);
   EXPECT_EQ(outcome.code, 0) << outcome.output;

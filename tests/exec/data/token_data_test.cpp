@@ -31,7 +31,7 @@ class TokenDataTest : public testing::Test {
   ~TokenDataTest() override { fs::remove_all(folder_); }
 
   fs::path write(const std::string& name, const std::string& bytes) const {
-    const fs::path path = folder_ / name;
+    fs::path path = folder_ / name;
     fs::create_directories(path.parent_path());
     std::ofstream(path, std::ios::binary) << bytes;
     return path;

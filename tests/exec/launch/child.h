@@ -17,8 +17,8 @@ class Child {
  public:
   // `program` with PATH, LD_LIBRARY_PATH, HOME, TMPDIR of the test and nothing else but
   // `environment`; it starts with no signal blocked or ignored.
-  Child(const std::vector<std::string>& program,
-        const std::map<std::string, std::string>& environment = {});
+  explicit Child(const std::vector<std::string>& program,
+                 const std::map<std::string, std::string>& environment = {});
   ~Child();  // kills it
   Child(Child&& other) noexcept;
   Child& operator=(Child&&) = delete;

@@ -107,7 +107,7 @@ inline std::vector<TestParameter> test_parameters() {
           {"block.1.w", {13, 5}}, {"block.1.b", {5}}, {"none", {0, 4}},       {"head", {17, 3}}};
 }
 
-inline TestLayout layout_of(std::vector<std::size_t> unit_sizes, std::int64_t shards) {
+inline TestLayout layout_of(const std::vector<std::size_t>& unit_sizes, std::int64_t shards) {
   const std::vector<TestParameter> parameters = test_parameters();
   TestLayout layout;
   layout.shards = shards;

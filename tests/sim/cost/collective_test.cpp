@@ -21,7 +21,7 @@ FabricSystem h100(std::int64_t nodes = 1) {
   return fabric;
 }
 
-CollectiveModel model_of(const FabricCurve& curve, std::vector<CollectiveSweep> sweeps = {},
+CollectiveModel model_of(const FabricCurve& curve, const std::vector<CollectiveSweep>& sweeps = {},
                          CollectiveSettings settings = {}) {
   return CollectiveModel(h100(), settings, curve, sweeps);
 }
