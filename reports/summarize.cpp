@@ -23,11 +23,6 @@ constexpr double kLowQuantile = 0.05;
 constexpr double kHighQuantile = 0.95;
 // The allocator's rules were recorded from PyTorch; what the recordings do not cover comes on top.
 constexpr double kAllocatedHigh = 1.02;
-// Root mean square of what forecasts of published figures were off by (reports/conformance.md, 19
-// rows), and what an interval of 90 % is in standard deviations.
-constexpr double kReservedLogSd = 0.048;
-constexpr double kStandardDeviations = 1.645;
-constexpr double kOutsideSpread = 0.3;
 // Above this share of the memory the allocator may have to give back and ask again.
 constexpr double kNearCapacity = 0.9;
 
@@ -96,11 +91,7 @@ void summarize_memory(const Forecast& forecast, const Cluster& cluster, Report& 
   const double spread = std::exp(kStandardDeviations * kReservedLogSd);
   report.peak_reserved = {reserved, std::max(allocated, std::round(reserved / spread)),
                           std::round(reserved * spread), Evidence::kInterpolated};
-  const double sd =
-      std::hypot(kReservedLogSd * reserved, kOutsideSpread / kStandardDeviations * outside);
-  const auto margin = static_cast<double>(report.fit.margin().count());
-  report.fit_probability =
-      sd > 0 ? std::erfc(-margin / (sd * std::sqrt(2.0))) / 2 : (margin >= 0 ? 1.0 : 0.0);
+  report.fit_probability = fit_probability(report.fit);
   report.outside_allocator = {outside, std::round(outside * (1 - kOutsideSpread)),
                               std::round(outside * (1 + kOutsideSpread)), Evidence::kAssumed};
   report.host_peak = memory.host_peak;
