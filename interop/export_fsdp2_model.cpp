@@ -74,7 +74,7 @@ class ModelWriter {
   std::string norm_classes() const {
     std::string result;
     const bool fp32 = plan_.kernels.norm == ModuleKernels::Norm::kFp32;
-    if (dims_.norm == NormKind::kRms || dims_.qk_norm) {
+    if (dims_.norm == NormKind::kRms || dims_.qk_norm != HeadNorm::kNone) {
       const std::string weight =
           dims_.embedding_scale ? "(1 + self.weight)" : "self.weight";  // Gemma's
       std::string body;
@@ -308,7 +308,7 @@ class Experts(nn.Module):
       init.add(names_.k, linear("HIDDEN", kv, bias));
       init.add(names_.v, linear("HIDDEN", kv, bias));
     }
-    if (dims_.qk_norm) {
+    if (dims_.qk_norm != HeadNorm::kNone) {
       init.add(names_.q_norm, "RMSNorm(HEAD_DIM)");
       init.add(names_.k_norm, "RMSNorm(HEAD_DIM)");
     }
@@ -424,7 +424,7 @@ class Block(nn.Module):
                             names_.k, names_.v);
     }
     result += "        q, k, v = (t.unflatten(-1, (-1, HEAD_DIM)) for t in (q, k, v))\n";
-    if (dims_.qk_norm) {
+    if (dims_.qk_norm != HeadNorm::kNone) {
       result +=
           fmt::format("        q, k = self.{}(q), self.{}(k)\n", names_.q_norm, names_.k_norm);
     }
@@ -583,6 +583,15 @@ std::string python_model(const ModelDims& dims, const Plan& plan) {
   if (dims.latent.kv_rank > 0) refuse(dims, "multi-head latent attention");
   if (dims.token_types > 0 || dims.dropout) refuse(dims, "token types and dropout");
   if (dims.moe.corrected) refuse(dims, "a router with correction biases");
+  if (dims.residual == Residual::kPostBranch) refuse(dims, "norms behind the branches alone");
+  if (dims.qk_norm == HeadNorm::kWhole || dims.qk_norm == HeadNorm::kUnweighted) {
+    refuse(dims, "norms of q and k that are not of each head");
+  }
+  if (dims.branch_scale || dims.logit_scale) refuse(dims, "multipliers of branches or logits");
+  if (dims.moe.fused_gate_up) refuse(dims, "experts whose gate and up are one tensor");
+  if (dims.sinks || dims.moe.bias) refuse(dims, "attention sinks and biases of experts");
+  if (!dims.unrotated_layers.empty()) refuse(dims, "layers without positions");
+  if (dims.head_bias) refuse(dims, "a head with a bias");
   return ModelWriter(dims, plan).write();
 }
 

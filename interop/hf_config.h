@@ -1,6 +1,5 @@
-// Reads a Hugging Face config.json: model_type llama, mistral, qwen2, qwen3, gemma, gemma2, phi3,
-// starcoder2, gpt2, gpt_neox, falcon, mpt, mixtral, qwen2_moe, qwen3_moe, deepseek_v2, deepseek_v3,
-// bert and roberta; and of models that read images, vit, clip and llava (interop/hf_vision.h).
+// Reads a Hugging Face config.json, as transformers 4 and 5 write it, of the families of
+// interop/hf_families.h; and of models that read images, vit, clip and llava (interop/hf_vision.h).
 //
 // Sizes must be there; what Hugging Face derives or defaults (key/value heads, head dimension,
 // context, biases, tied embeddings, sliding window) is taken from its own configuration classes
@@ -16,7 +15,6 @@
 
 #include <filesystem>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -33,9 +31,11 @@ struct HfConfig {
   ModelDims dims;                    // of a decoder, alone or read without what stands beside it
   std::optional<VisionDims> vision;  // in place of dims: a model that reads images
   std::vector<HfKey> ledger;  // mapped and defaulted in reading order, then ignored in file order
+  std::vector<std::string> notes;  // what an answer about this model says beside it
 };
 
-std::span<const std::string_view> hf_model_types();
+// Every model_type of a decoder or encoder that is read.
+std::vector<std::string_view> hf_model_types();
 
 // The model is named after the file, or after its folder where the file is called config.json.
 HfConfig read_hf_config(const std::filesystem::path& path);
@@ -43,5 +43,7 @@ HfConfig read_hf_config(const std::filesystem::path& path);
 HfConfig parse_hf_config(const ConfigNode& root, std::string_view name);
 
 ModelSpec load_hf_config(const std::filesystem::path& path, Stack stack = Stack::kEager);
+// Of a file that is read; a size that cannot be is an error of the file.
+ModelSpec build_hf_model(const HfConfig& config, Stack stack = Stack::kEager);
 
 }  // namespace foreshard

@@ -1,6 +1,8 @@
 // The ledger is written as keys are asked for; what was never asked for comes last, in file order.
 #include "interop/hf_keys.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -44,37 +46,76 @@ const ConfigNode* KeyReader::find(Spellings spellings) {
   return found;
 }
 
+void KeyReader::provide(std::string_view defaults) {
+  while (!defaults.empty()) {
+    const std::size_t end = std::min(defaults.find(' '), defaults.size());
+    const std::string_view word = defaults.substr(0, end);
+    defaults.remove_prefix(std::min(end + 1, defaults.size()));
+    const std::size_t equals = word.find('=');
+    provided_.emplace_back(word.substr(0, equals), word.substr(equals + 1));
+  }
+}
+
+const std::string* KeyReader::provided(Spellings spellings) const {
+  for (const auto& [key, value] : provided_) {
+    if (std::find(spellings.begin(), spellings.end(), key) != spellings.end()) return &value;
+  }
+  return nullptr;
+}
+
 std::int64_t KeyReader::size(Spellings spellings) {
-  const ConfigNode* value = find(spellings);
-  if (value != nullptr) return value->as_int(1, kLargestHfSize);
-  for (const auto& [key, provided] : provided_) {
-    if (std::find(spellings.begin(), spellings.end(), key) == spellings.end()) continue;
-    assume(key, std::to_string(provided));
-    return provided;
+  if (const ConfigNode* value = find(spellings)) return value->as_int(1, kLargestHfSize);
+  if (const std::string* value = provided(spellings)) {
+    assume(*spellings.begin(), *value);
+    return std::stoll(*value);
   }
   // Throws where the key is missing and where it is null.
   return node_.at(*spellings.begin(), "a size, for example 4096").as_int(1, kLargestHfSize);
 }
 
 std::int64_t KeyReader::size_or(Spellings spellings, std::int64_t fallback) {
-  const ConfigNode* value = find(spellings);
-  if (value != nullptr) return value->as_int(1, kLargestHfSize);
+  if (const ConfigNode* value = find(spellings)) return value->as_int(1, kLargestHfSize);
+  if (const std::string* value = provided(spellings)) fallback = std::stoll(*value);
   assume(*spellings.begin(), std::to_string(fallback));
   return fallback;
 }
 
+std::int64_t KeyReader::count_or(std::string_view key, std::int64_t fallback) {
+  if (const ConfigNode* value = find({key})) return value->as_int(0, kLargestHfSize);
+  if (const std::string* value = provided({key})) fallback = std::stoll(*value);
+  assume(key, std::to_string(fallback));
+  return fallback;
+}
+
 bool KeyReader::flag_or(std::string_view key, bool fallback) {
-  const ConfigNode* value = find({key});
-  if (value != nullptr) return value->as_bool();
+  if (const ConfigNode* value = find({key})) return value->as_bool();
+  if (const std::string* value = provided({key})) fallback = *value == "true";
   assume(key, fallback ? "true" : "false");
   return fallback;
 }
 
 std::string KeyReader::word_or(std::string_view key, std::string_view fallback) {
-  const ConfigNode* value = find({key});
-  if (value != nullptr) return value->as_string();
+  if (const ConfigNode* value = find({key})) return value->as_string();
+  if (const std::string* value = provided({key})) fallback = *value;
   assume(key, std::string(fallback));
   return std::string(fallback);
+}
+
+double KeyReader::number_or(std::string_view key, double fallback) {
+  if (const ConfigNode* value = find({key})) return value->as_double(0, 1e12);
+  const std::string* value = provided({key});
+  assume(key, value != nullptr ? *value : fmt::format("{}", fallback));
+  return value != nullptr ? std::stod(*value) : fallback;
+}
+
+bool KeyReader::finds_number(std::string_view key) {
+  if (const ConfigNode* value = find({key})) {
+    value->as_double(0, 1e9);
+    return true;
+  }
+  const std::string* value = node_.has(key) ? nullptr : provided({key});
+  assume(key, value != nullptr ? *value : "none");
+  return value != nullptr;
 }
 
 void KeyReader::assume(std::string_view key, std::string value, std::string comment) {

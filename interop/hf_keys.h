@@ -47,11 +47,18 @@ class KeyReader {
 
   std::int64_t size(Spellings spellings);  // 1 .. kLargestHfSize; absent is an error
   std::int64_t size_or(Spellings spellings, std::int64_t fallback);
+  std::int64_t count_or(std::string_view key, std::int64_t fallback);  // from 0
   bool flag_or(std::string_view key, bool fallback);
   std::string word_or(std::string_view key, std::string_view fallback);
 
-  // What Hugging Face's class fills in where the key, a size, is absent.
-  void provide(std::string_view key, std::int64_t value) { provided_.emplace_back(key, value); }
+  double number_or(std::string_view key, double fallback);  // above 0, at most 1e12
+
+  // What Hugging Face's class fills in where the key is absent: "key=value ...", in place of the
+  // fallbacks above.
+  void provide(std::string_view defaults);
+  bool provides(std::string_view key) const { return provided({key}) != nullptr; }
+  // Whether the key has a number, in the file or provided; null is none.
+  bool finds_number(std::string_view key);
 
   void assume(std::string_view key, std::string value, std::string comment = "");
   void comment(std::string comment);  // on the last entry
@@ -69,7 +76,9 @@ class KeyReader {
   std::string prefix_;
   std::vector<HfKey>& ledger_;
   std::vector<std::string> used_;
-  std::vector<std::pair<std::string, std::int64_t>> provided_;
+  const std::string* provided(Spellings spellings) const;
+
+  std::vector<std::pair<std::string, std::string>> provided_;
 };
 
 }  // namespace foreshard

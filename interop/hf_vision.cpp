@@ -109,11 +109,8 @@ VisionDims read_clip(KeyReader& keys, std::vector<HfKey>& ledger) {
 void provide_decoder(KeyReader& text) {
   const ConfigNode* type = text.node().find("model_type");
   const bool is_mistral = type != nullptr && type->text() == "mistral";
-  text.provide("hidden_size", 4096);
-  text.provide("intermediate_size", is_mistral ? 14336 : 11008);
-  text.provide("num_hidden_layers", 32);
-  text.provide("num_attention_heads", 32);
-  text.provide("vocab_size", 32000);
+  text.provide("hidden_size=4096 num_hidden_layers=32 num_attention_heads=32 vocab_size=32000");
+  text.provide(is_mistral ? "intermediate_size=14336" : "intermediate_size=11008");
 }
 
 VisionDims read_llava(KeyReader& keys, std::vector<HfKey>& ledger, ReadDecoder read_decoder) {

@@ -32,7 +32,40 @@ Index rotate(LayerBuilder& layer, const ModelDims& dims, std::string_view of, st
   return whole;
 }
 
+// An RMS norm of every head without weights (Llama4TextL2Norm): fused, its statistics kept.
+Index norm_unweighted(LayerBuilder& layer, const ModelDims& dims, std::string_view of,
+                      std::int64_t heads, Index input) {
+  const std::string name = std::string(of) + "_norm";
+  const Index output = layer.activation(name, heads * dims.head_dim);
+  const Index scale = layer.activation(name + "_rstd", heads, ElementType::kFp32);
+  Operation& op = layer.operation(name, OperationKind::kNorm, Function::kRmsNorm);
+  op.inputs = {input};
+  op.saved = {input, scale};
+  op.outputs = {output, scale};
+  op.released = {scale, input};
+  return output;
+}
+
 }  // namespace
+
+Index weigh_by_sinks(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
+                     Index attention) {
+  // The sum of exponentials that attention divided by lacks the sink's: what is left of the weight
+  // is sigmoid(logsumexp - sink), for every head.
+  const Index logsumexp = layer.last().outputs[1];
+  std::erase(layer.last().released, logsumexp);
+  const Index weight = layer.activation("sink_weight", dims.heads, ElementType::kFp32);
+  layer.elementwise("sink_weight", Function::kSigmoid, {logsumexp}, {weight}, weight);
+  layer.last().parameters = {layer.parameter(names.sinks, "", {dims.heads})};
+  layer.last().gradient = GradientRule::kNone;  // attention's own backward takes it
+  layer.release({logsumexp});
+  const Index weighed = layer.activation("weighed_attention", attention_width(dims));
+  layer.elementwise("weigh_attention", Function::kMultiply, {attention, weight},
+                    {attention, weight}, weighed);
+  layer.last().sums_last = true;
+  layer.release({attention, weight});
+  return weighed;
+}
 
 std::int64_t attention_width(const ModelDims& dims) {
   return dims.heads * (dims.latent.kv_rank > 0 ? dims.latent.value : dims.head_dim);
@@ -116,7 +149,7 @@ Index attend(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& n
   Index q = 0, k = 0, v = 0;
   if (dims.fused_qkv) {
     const Index qkv = project(names.qkv, "qkv", q_width + 2 * kv_width);
-    if (dims.positions != Positions::kRotary) {
+    if (dims.positions != Positions::kRotary && dims.qk_norm == HeadNorm::kNone) {
       return fused_attention(layer, dims, shape_of(dims), {qkv});
     }
     q = layer.activation("q", q_width);
@@ -128,15 +161,22 @@ Index attend(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& n
     k = project(names.k, "k", kv_width);
     v = project(names.v, "v", kv_width);
   }
-  if (dims.qk_norm) {
-    q = layer.norm(names.q_norm, "q_norm", NormKind::kRms, dims.head_dim, q, dims.heads);
-    k = layer.norm(names.k_norm, "k_norm", NormKind::kRms, dims.head_dim, k, dims.kv_heads);
+  if (dims.qk_norm == HeadNorm::kEach || dims.qk_norm == HeadNorm::kWhole) {
+    const bool whole = dims.qk_norm == HeadNorm::kWhole;
+    q = layer.norm(names.q_norm, "q_norm", dims.head_norm, whole ? q_width : dims.head_dim, q,
+                   whole ? 1 : dims.heads);
+    k = layer.norm(names.k_norm, "k_norm", dims.head_norm, whole ? kv_width : dims.head_dim, k,
+                   whole ? 1 : dims.kv_heads);
   }
   if (dims.positions == Positions::kRotary) {
     const Index plain_q = std::exchange(q, rotate(layer, dims, "q", dims.heads, q));
     const Index plain_k = std::exchange(k, rotate(layer, dims, "k", dims.kv_heads, k));
     // q and k lose their last reference when both have been rotated, k's first.
     layer.release({plain_k, plain_q});
+  }
+  if (dims.qk_norm == HeadNorm::kUnweighted) {
+    q = norm_unweighted(layer, dims, "q", dims.heads, q);
+    k = norm_unweighted(layer, dims, "k", dims.kv_heads, k);
   }
   return fused_attention(layer, dims, shape_of(dims), {q, k, v});
 }

@@ -30,6 +30,11 @@ Index rotary(LayerBuilder& layer, const Rotary& rotary, Index input);
 Index fused_attention(LayerBuilder& layer, const ModelDims& dims, const AttentionShape& shape,
                       Indices inputs);
 
+// Attention's output where each head also had a learned sink to attend to (Naming::kGptOss), right
+// behind the attention, as torchtitan's models/gpt_oss computes it.
+Index weigh_by_sinks(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
+                     Index attention);
+
 // A feed-forward layer of the given names and width (feed_forward.cpp).
 struct FeedForward {
   std::string_view gate = {}, up = {}, down = {};

@@ -87,6 +87,20 @@ void check(const ModelDims& dims) {
   if (dims.moe.experts != 0) check_experts(dims);
 }
 
+// The engine's kernels know no constants beside those of Numerics.
+void check_native(const ModelDims& dims) {
+  const char* what = dims.sinks                              ? "attention sinks"
+                     : dims.branch_scale                     ? "scaled branches"
+                     : dims.logit_scale                      ? "scaled logits"
+                     : dims.moe.bias                         ? "experts with biases"
+                     : dims.qk_norm == HeadNorm::kUnweighted ? "norms without weights"
+                                                             : nullptr;
+  if (what == nullptr) return;
+  throw Error(ExitCode::kMissingCapability, "model " + dims.name +
+                                                ": the engine has no kernel for " + what +
+                                                "; nearest plan: runtime: fsdp2");
+}
+
 }  // namespace
 
 bool has_experts(const ModelDims& dims, std::int64_t layer) {
@@ -94,8 +108,15 @@ bool has_experts(const ModelDims& dims, std::int64_t layer) {
   return dims.moe.experts > 0 && !std::binary_search(dense.begin(), dense.end(), layer);
 }
 
+BlockKind block_kind(const ModelDims& dims, std::int64_t layer) {
+  const std::vector<std::int64_t>& unrotated = dims.unrotated_layers;
+  return {.mlp = has_experts(dims, layer) ? FeedForwardKind::kExperts : FeedForwardKind::kDense,
+          .rotates = !std::binary_search(unrotated.begin(), unrotated.end(), layer)};
+}
+
 ModelSpec build_model(const ModelDims& dims, Stack stack) {
   check(dims);
+  if (stack == Stack::kNative) check_native(dims);
   ModelSpec model;
   model.name = dims.name;
   model.family = dims.family;
@@ -108,22 +129,23 @@ ModelSpec build_model(const ModelDims& dims, Stack stack) {
   model.numerics.alibi = dims.positions == Positions::kAlibi;
   model.block_prefix = parameter_names(dims).blocks;
 
-  model.kinds.reserve(6);
+  model.kinds.reserve(8);
   model.order.reserve(static_cast<std::size_t>(dims.layers) + 4);
   const auto add_kind = [&model](LayerSpec layer) {
     model.kinds.push_back(std::move(layer));
     return static_cast<std::int32_t>(model.kinds.size() - 1);
   };
   model.order.push_back({.kind = add_kind(embedding_layer(dims, stack)), .name = "embedding"});
-  std::int32_t dense = -1, mixed = -1;
+  std::vector<std::pair<BlockKind, std::int32_t>> blocks;
   for (std::int64_t i = 0; i < dims.layers; ++i) {
-    const bool is_mixed = has_experts(dims, i);
-    std::int32_t& kind = is_mixed ? mixed : dense;
-    if (kind < 0) {
-      kind = add_kind(decoder_block(
-          dims, stack, is_mixed ? FeedForwardKind::kExperts : FeedForwardKind::kDense));
+    const BlockKind kind = block_kind(dims, i);
+    auto found = std::find_if(blocks.begin(), blocks.end(),
+                              [&](const auto& block) { return block.first == kind; });
+    if (found == blocks.end()) {
+      blocks.emplace_back(kind, add_kind(decoder_block(dims, stack, kind)));
+      found = blocks.end() - 1;
     }
-    model.order.push_back({.kind = kind, .name = "layers." + std::to_string(i)});
+    model.order.push_back({.kind = found->second, .name = "layers." + std::to_string(i)});
   }
   model.order.push_back({.kind = add_kind(final_norm_layer(dims, stack)), .name = "norm"});
   model.order.push_back({.kind = add_kind(head_layer(dims, stack)), .name = "head"});

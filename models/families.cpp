@@ -4,51 +4,155 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <string>
 
 namespace foreshard {
 namespace {
 
-constexpr std::array<std::string_view, 23> kFamilies = {
-    "llama",     "mistral",     "qwen2",       "qwen3",  "internlm", "gemma",
-    "gemma2",    "phi3",        "starcoder2",  "gpt2",   "gpt3",     "opt",
-    "mpt",       "bloom",       "gpt_neox",    "falcon", "mixtral",  "qwen2_moe",
-    "qwen3_moe", "deepseek_v2", "deepseek_v3", "bert",   "roberta"};
+// --- rotary decoders: Llama's block, and what each family does differently ---
 
-// How each of them routes: config.json has the rest.
-void add_routing(std::string_view family, ModelDims& dims) {
-  Experts& moe = dims.moe;
-  if (family == "mixtral") dims.naming = Naming::kMixtral;
-  if (family == "deepseek_v2" || family == "deepseek_v3") dims.naming = Naming::kDeepSeek;
-  moe.normalized = family == "mixtral" || family == "qwen3_moe" || family == "deepseek_v3";
-  moe.shared_gate = family == "qwen2_moe";
-  moe.sigmoid = moe.corrected = family == "deepseek_v3";
-  moe.scaled = dims.naming == Naming::kDeepSeek;
+void make_gemma(ModelDims& d) {
+  d.activation = Activation::kGeGlu;
+  d.embedding_scale = true;
+}
+void make_sandwich(ModelDims& d) {
+  make_gemma(d);
+  d.naming = Naming::kGemma2;
+  d.residual = Residual::kSandwich;
+}
+void make_post_branch(ModelDims& d, HeadNorm norm) {
+  d.naming = Naming::kPostBranch;
+  d.residual = Residual::kPostBranch;
+  d.qk_norm = norm;
+}
+void make_granite(ModelDims& d) { d.embedding_scale = d.branch_scale = d.logit_scale = true; }
+void make_deepseek(ModelDims& d) {
+  d.naming = Naming::kDeepSeek;
+  d.moe.scaled = true;
+}
+void make_parallel(ModelDims& d, NormKind norm) {
+  d.norm = norm;
+  d.residual = Residual::kParallelOfOneNorm;
 }
 
-ModelDims rotary_family(std::string_view family) {
-  ModelDims dims;
-  dims.qkv_bias = family == "qwen2" || family == "internlm" || family == "qwen2_moe";
-  dims.output_bias = family == "internlm";
-  dims.qk_norm = family == "qwen3" || family == "qwen3_moe";
-  dims.fused_qkv = dims.fused_gate_up = family == "phi3";
-  if (family == "gemma" || family == "gemma2") {
-    dims.activation = Activation::kGeGlu;
-    dims.embedding_scale = true;
-  }
-  if (family == "gemma2") {
-    dims.naming = Naming::kGemma2;
-    dims.residual = Residual::kSandwich;
-    dims.logit_softcap = true;
-  }
-  if (family == "starcoder2") {
-    dims.naming = Naming::kStarcoder2;
-    dims.activation = Activation::kGelu;
-    add_biases(dims);
-  }
-  add_routing(family, dims);
-  return dims;
-}
+struct RotaryFamily {
+  std::string_view name;
+  void (*apply)(ModelDims& d);
+};
+constexpr RotaryFamily kRotary[] = {
+    {"llama", [](ModelDims&) {}},
+    {"mistral", [](ModelDims&) {}},
+    {"qwen2", [](ModelDims& d) { d.qkv_bias = true; }},
+    {"qwen3", [](ModelDims& d) { d.qk_norm = HeadNorm::kEach; }},
+    {"internlm", [](ModelDims& d) { d.qkv_bias = d.output_bias = true; }},
+    {"gemma", make_gemma},
+    {"gemma2",
+     [](ModelDims& d) {
+       make_sandwich(d);
+       d.logit_softcap = true;
+     }},
+    {"gemma3",
+     [](ModelDims& d) {
+       make_sandwich(d);
+       d.qk_norm = HeadNorm::kEach;
+     }},
+    {"phi3", [](ModelDims& d) { d.fused_qkv = d.fused_gate_up = true; }},
+    {"starcoder2",
+     [](ModelDims& d) {
+       d.naming = Naming::kStarcoder2;
+       d.activation = Activation::kGelu;
+       add_biases(d);
+     }},
+    {"olmo2", [](ModelDims& d) { make_post_branch(d, HeadNorm::kWhole); }},
+    {"olmo3", [](ModelDims& d) { make_post_branch(d, HeadNorm::kWhole); }},
+    {"exaone4", [](ModelDims& d) { make_post_branch(d, HeadNorm::kEach); }},
+    {"smollm3", [](ModelDims&) {}},
+    {"granite", make_granite},
+    {"cohere",
+     [](ModelDims& d) {
+       make_parallel(d, NormKind::kLayerWithoutBias);
+       d.head_norm = NormKind::kLayerWithoutBias;
+       d.logit_scale = true;
+     }},
+    {"phi",
+     [](ModelDims& d) {
+       d.naming = Naming::kPhi;
+       d.activation = Activation::kGelu;
+       add_biases(d);
+       make_parallel(d, NormKind::kLayer);
+       d.head_bias = true;
+     }},
+    {"stablelm", [](ModelDims& d) { d.norm = NormKind::kLayer; }},
+    {"glm", [](ModelDims& d) { d.qkv_bias = d.fused_gate_up = true; }},
+    {"glm4",
+     [](ModelDims& d) {
+       d.naming = Naming::kGlm4;
+       d.residual = Residual::kSandwich;
+       d.qkv_bias = d.fused_gate_up = true;
+     }},
+    {"seed_oss", [](ModelDims& d) { d.qkv_bias = true; }},
+    {"ernie4_5", [](ModelDims&) {}},
+    {"helium", [](ModelDims&) {}},
+    {"hunyuan_v1_dense",
+     [](ModelDims& d) {
+       d.naming = Naming::kHunYuan;
+       d.qk_norm = HeadNorm::kEach;
+     }},
+    {"mixtral",
+     [](ModelDims& d) {
+       d.naming = Naming::kMixtral;
+       d.moe.normalized = true;
+     }},
+    {"qwen2_moe", [](ModelDims& d) { d.qkv_bias = d.moe.shared_gate = true; }},
+    {"qwen3_moe",
+     [](ModelDims& d) {
+       d.qk_norm = HeadNorm::kEach;
+       d.moe.normalized = true;
+     }},
+    {"olmoe", [](ModelDims& d) { d.qk_norm = HeadNorm::kWhole; }},
+    {"granitemoe",
+     [](ModelDims& d) {
+       make_granite(d);
+       d.naming = Naming::kMixtral;
+       d.moe.normalized = d.moe.fused_gate_up = true;
+     }},
+    {"gpt_oss",
+     [](ModelDims& d) {
+       d.naming = Naming::kGptOss;
+       d.qkv_bias = d.output_bias = d.sinks = true;
+       d.moe.normalized = d.moe.bias = d.moe.fused_gate_up = true;
+     }},
+    {"llama4",
+     [](ModelDims& d) {
+       d.naming = Naming::kLlama4;
+       d.qk_norm = HeadNorm::kUnweighted;
+       d.moe.sigmoid = d.moe.fused_gate_up = true;
+     }},
+    {"deepseek_v2", make_deepseek},
+    {"deepseek_v3",
+     [](ModelDims& d) {
+       make_deepseek(d);
+       d.moe.normalized = d.moe.sigmoid = d.moe.corrected = true;
+     }},
+    {"glm4_moe",
+     [](ModelDims& d) {
+       make_deepseek(d);
+       d.moe.normalized = d.moe.sigmoid = d.moe.corrected = true;
+     }},
+};
+
+// The others, each built by a function below.
+constexpr std::string_view kOthers[] = {"gpt2",     "gpt3",   "opt",  "mpt",    "bloom",
+                                        "gpt_neox", "falcon", "bert", "roberta"};
+
+constexpr auto kFamilies = [] {
+  std::array<std::string_view, std::size(kRotary) + std::size(kOthers)> names;
+  std::size_t count = 0;
+  for (const RotaryFamily& family : kRotary) names[count++] = family.name;
+  for (const std::string_view name : kOthers) names[count++] = name;
+  return names;
+}();
 
 ModelDims parallel_family(Naming naming) {
   ModelDims dims;
@@ -109,11 +213,14 @@ void add_biases(ModelDims& dims) {
 }
 
 std::optional<ModelDims> family_dims(std::string_view family) {
-  if (std::find(kFamilies.begin(), kFamilies.end(), family) == kFamilies.end()) {
-    return std::nullopt;
-  }
   ModelDims dims;
-  if (family == "gpt2" || family == "gpt3") {
+  const auto rotary = std::find_if(std::begin(kRotary), std::end(kRotary),
+                                   [&](const RotaryFamily& each) { return each.name == family; });
+  if (rotary != std::end(kRotary)) {
+    rotary->apply(dims);
+  } else if (std::find(kFamilies.begin(), kFamilies.end(), family) == kFamilies.end()) {
+    return std::nullopt;
+  } else if (family == "gpt2" || family == "gpt3") {
     dims = learned_family(Naming::kGpt2);
     dims.conv1d = family == "gpt2";
   } else if (family == "opt") {
@@ -122,10 +229,8 @@ std::optional<ModelDims> family_dims(std::string_view family) {
     dims = alibi_family(family == "mpt" ? Naming::kMpt : Naming::kBloom);
   } else if (family == "gpt_neox" || family == "falcon") {
     dims = parallel_family(family == "falcon" ? Naming::kFalcon : Naming::kNeoX);
-  } else if (family == "bert" || family == "roberta") {
-    dims = encoder_family(family == "bert" ? Naming::kBert : Naming::kRoberta);
   } else {
-    dims = rotary_family(family);
+    dims = encoder_family(family == "bert" ? Naming::kBert : Naming::kRoberta);
   }
   dims.family = family;
   return dims;

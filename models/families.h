@@ -9,9 +9,8 @@
 
 namespace foreshard {
 
-// Decoders: "llama", "mistral", "qwen2", "qwen3", "internlm", "gemma", "gemma2", "phi3",
-// "starcoder2", "gpt2", "gpt3", "gpt_neox", "falcon", "opt", "mpt", "bloom". Mixtures of experts:
-// "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3". Encoders: "bert", "roberta".
+// Decoders, mixtures of experts and encoders: "llama", "qwen3", "gemma3", "gpt2", "mixtral",
+// "bert".
 std::span<const std::string_view> family_names();
 
 // Naming, norm, activation, positions and biases of the family; no sizes, untied. nullopt: no such

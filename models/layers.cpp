@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "models/block_parts.h"
 
@@ -54,18 +55,30 @@ Index mix(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& name
                                    .down = names.down,
                                    .ffn = dims.ffn},
                                   input);
-  const bool shared_input = dims.residual == Residual::kParallelOfOneNorm;
+  const bool shared_input =
+      dims.residual == Residual::kParallelOfOneNorm || dims.residual == Residual::kPostBranch;
   if (!shared_input) layer.release({input});
   return down;
 }
 
 // Whether the caller lets go of what it hands in.
 enum class Input : std::uint8_t { kEnds, kStays };
+// A branch times the model's constant, where it has one.
+Index scale_branch(LayerBuilder& layer, const ModelDims& dims, std::string_view name,
+                   Index branch) {
+  if (!dims.branch_scale) return branch;
+  const Index scaled =
+      layer.elementwise(name, Function::kScale, {branch}, {}, layer.activation(name, dims.hidden));
+  layer.release({branch});
+  return scaled;
+}
+
 // Attention with its output projection.
 Index attend_and_project(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
                          Index input, Input use) {
-  const Index attention = attend(layer, dims, names, input);
+  Index attention = attend(layer, dims, names, input);
   Indices held = layer.last().inputs;  // q, k, v
+  if (dims.sinks) attention = weigh_by_sinks(layer, dims, names, attention);
   const Index projected = layer.linear({.name = names.o,
                                         .result = "attention_projection",
                                         .n = dims.hidden,
@@ -148,28 +161,39 @@ LayerSpec embedding_layer(const ModelDims& dims, Stack stack) {
   return layer.finish(layer.dropout("embedding_dropout", dims, output));
 }
 
-LayerSpec decoder_block(const ModelDims& dims, Stack stack, FeedForwardKind kind) {
-  if (dims.residual == Residual::kPostNorm) return encoder_block(dims);
+LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
+  if (model.residual == Residual::kPostNorm) return encoder_block(model);
+  ModelDims dims = model;
+  if (!kind.rotates) {
+    dims.positions = Positions::kNone;
+    dims.qk_norm = model.qk_norm == HeadNorm::kUnweighted ? HeadNorm::kNone : model.qk_norm;
+  }
   const ParameterNames& names = parameter_names(dims);
-  const std::string name =
-      dims.family + (kind == FeedForwardKind::kExperts ? " expert block" : " block");
+  const std::string name = dims.family + (kind.rotates ? "" : " unrotated") +
+                           (kind.mlp == FeedForwardKind::kExperts ? " expert block" : " block");
   LayerBuilder layer(name, LayerRole::kBlock, hidden_state(dims), stack);
   if (dims.residual == Residual::kParallel || dims.residual == Residual::kParallelOfOneNorm) {
     return layer.finish(parallel_branches(layer, dims, names));
   }
-  const bool sandwich = dims.residual == Residual::kSandwich;
-  const Index norm1 = layer.norm(names.norm1, "norm1", dims.norm, dims.hidden, 0);
-  Index branch = attend_and_project(layer, dims, names, norm1, Input::kEnds);
-  if (sandwich) {
+  const bool before = dims.residual != Residual::kPostBranch;
+  const bool behind = dims.residual == Residual::kSandwich || !before;
+  const Index norm1 =
+      before ? layer.norm(names.norm1, "norm1", dims.norm, dims.hidden, 0) : Index{0};
+  Index branch =
+      attend_and_project(layer, dims, names, norm1, before ? Input::kEnds : Input::kStays);
+  if (behind) {
     branch = layer.norm(names.post_attention_norm, "post_attention_norm", dims.norm, dims.hidden,
                         branch);
   }
+  branch = scale_branch(layer, dims, "scaled_attention", branch);
   const Index middle = layer.residual_add("attention_residual", dims.hidden, 0, branch);
-  const Index norm2 = layer.norm(names.norm2, "norm2", dims.norm, dims.hidden, middle);
-  Index down = mix(layer, dims, names, kind, norm2);
-  if (sandwich) {
+  const Index norm2 =
+      before ? layer.norm(names.norm2, "norm2", dims.norm, dims.hidden, middle) : middle;
+  Index down = mix(layer, dims, names, kind.mlp, norm2);
+  if (behind) {
     down = layer.norm(names.post_mlp_norm, "post_mlp_norm", dims.norm, dims.hidden, down);
   }
+  down = scale_branch(layer, dims, "scaled_mlp", down);
   const Index output = layer.residual_add("mlp_residual", dims.hidden, middle, down);
   layer.release({down, middle});
   return layer.finish(output);
@@ -186,16 +210,27 @@ LayerSpec head_layer(const ModelDims& dims, Stack stack) {
   if (dims.bidirectional) return masked_head(dims);
   const ParameterNames& names = parameter_names(dims);
   LayerBuilder layer(dims.family + " head", LayerRole::kHead, hidden_state(dims), stack);
-  const Linear head = {
-      .name = names.head, .result = "logits", .n = dims.vocabulary, .k = dims.hidden};
+  const Linear head = {.name = names.head,
+                       .result = "logits",
+                       .n = dims.vocabulary,
+                       .k = dims.hidden,
+                       .bias = dims.head_bias};
   Index logits = 0;
   if (dims.tied) {
     const Index weight =
         layer.parameter(names.embedding, ".weight", {dims.vocabulary, dims.hidden});
     layer.last_parameter().tied = true;
-    logits = layer.matrix_product(head, 0, {weight});
+    Indices parameters = {weight};
+    if (dims.head_bias) parameters.push_back(layer.parameter(names.head, ".bias", {head.n}));
+    logits = layer.matrix_product(head, 0, std::move(parameters));
   } else {
     logits = layer.linear(head, 0);
+  }
+  if (dims.logit_scale) {
+    const Index scaled = layer.elementwise("logit_scale", Function::kScale, {logits}, {},
+                                           layer.activation("scaled_logits", dims.vocabulary));
+    layer.release({logits});
+    logits = scaled;
   }
   if (dims.logit_softcap) {
     // logits / cap, tanh, times cap: three passes, of which tanh keeps its output.

@@ -22,10 +22,16 @@ namespace foreshard {
 
 // The feed-forward layer of a block, where a model has both kinds.
 enum class FeedForwardKind : std::uint8_t { kDense, kExperts };
+// How the blocks of one model differ.
+struct BlockKind {
+  FeedForwardKind mlp = FeedForwardKind::kDense;
+  bool rotates = true;  // false: no positions in its attention
+  bool operator==(const BlockKind&) const = default;
+};
+BlockKind block_kind(const ModelDims& dims, std::int64_t layer);
 
 LayerSpec embedding_layer(const ModelDims& dims, Stack stack = Stack::kEager);
-LayerSpec decoder_block(const ModelDims& dims, Stack stack = Stack::kEager,
-                        FeedForwardKind kind = FeedForwardKind::kDense);
+LayerSpec decoder_block(const ModelDims& dims, Stack stack = Stack::kEager, BlockKind kind = {});
 LayerSpec final_norm_layer(const ModelDims& dims, Stack stack = Stack::kEager);
 // A tied head lists the embedding's weight, flagged ParameterSpec::tied.
 LayerSpec head_layer(const ModelDims& dims, Stack stack = Stack::kEager);

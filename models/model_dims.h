@@ -29,7 +29,13 @@ enum class Naming : std::uint8_t {
   kFalcon,
   kStarcoder2,
   kBert,
-  kRoberta
+  kRoberta,
+  kPostBranch,
+  kGlm4,
+  kGptOss,
+  kLlama4,
+  kPhi,
+  kHunYuan
 };
 
 enum class NormKind : std::uint8_t {
@@ -48,7 +54,7 @@ enum class Activation : std::uint8_t {
 // How positions enter the model. A learned table adds `position_rows` rows of parameters. ALiBi is
 // a bias that the attention kernel computes itself, as flash attention's alibi_slopes do: it costs
 // neither memory nor a kernel.
-enum class Positions : std::uint8_t { kRotary, kLearned, kAlibi };
+enum class Positions : std::uint8_t { kRotary, kLearned, kAlibi, kNone };
 
 // Whose kernels execute the model: PyTorch's eager modules, or the engine of exec/.
 enum class Stack : std::uint8_t { kEager, kNative };
@@ -60,10 +66,15 @@ inline Stack stack_of(RuntimeKind runtime) {
 enum class Residual : std::uint8_t {
   kPreNorm,           // x += attention(norm(x)); x += mlp(norm(x))
   kSandwich,          // a norm behind each branch too (Gemma 2)
+  kPostBranch,        // x += norm(attention(x)); x += norm(mlp(x)) (OLMo 2)
   kPostNorm,          // x = norm(x + attention(x)); x = norm(x + mlp(x)) (BERT)
   kParallel,          // x + attention(norm(x)) + mlp(norm'(x)) (GPT-NeoX)
   kParallelOfOneNorm  // x + attention(norm(x)) + mlp(norm(x)) (Falcon-7B)
 };
+
+// What is normed of q and k before they meet: nothing; each head (Qwen3); all heads as one vector
+// (OLMo 2); each head by a norm without weights (Llama 4).
+enum class HeadNorm : std::uint8_t { kNone, kEach, kWhole, kUnweighted };
 
 // A mixture of experts in place of the feed-forward layer: a router sends every token to `top_k` of
 // `experts` gated networks of width `ffn`, and perhaps all tokens through a shared one. Assumed:
@@ -78,6 +89,8 @@ struct Experts {
   bool normalized = false;      // the chosen scores are divided by their sum
   bool scaled = false;          // ... and multiplied by a factor
   bool corrected = false;       // chosen by score plus a bias that balances the load
+  bool bias = false;            // in the router and in every expert (gpt-oss)
+  bool fused_gate_up = false;   // one tensor of gate and up for all experts (gpt-oss, Llama 4)
   std::vector<std::int64_t> dense_layers = {};  // ascending; their width is ModelDims::ffn
   bool operator==(const Experts&) const = default;
 };
@@ -119,17 +132,24 @@ struct ModelDims {
   bool qkv_bias = false;
   bool output_bias = false;
   bool mlp_bias = false;
-  bool qk_norm = false;         // RMSNorm over each head of q and k (Qwen3)
-  bool embedding_norm = false;  // a norm right after the embedding (BLOOM)
-  bool conv1d = false;          // weights of the blocks are stored [in, out] (Hugging Face's GPT-2)
-  bool fused_gate_up = false;   // one matrix makes gate and up (Phi-3)
-  bool embedding_scale = false;  // embeddings times sqrt(hidden) (Gemma)
+  HeadNorm qk_norm = HeadNorm::kNone;
+  NormKind head_norm = NormKind::kRms;  // the kind of qk_norm
+  bool embedding_norm = false;          // a norm right after the embedding (BLOOM)
+  bool conv1d = false;         // weights of the blocks are stored [in, out] (Hugging Face's GPT-2)
+  bool fused_gate_up = false;  // one matrix makes gate and up (Phi-3)
+  bool embedding_scale = false;  // embeddings times a constant (Gemma: sqrt(hidden))
   bool logit_softcap = false;    // tanh(logits / cap) * cap (Gemma 2)
+  bool branch_scale = false;     // both branches of a block times a constant (Granite)
+  bool logit_scale = false;      // logits times a constant (Granite, Cohere)
+  bool head_bias = false;        // of the language model's head (GPT-J, Phi-2)
+  bool sinks = false;            // a learned logit for each head beside its scores (gpt-oss)
   bool bidirectional = false;    // an encoder: masked-language-model head, no causal mask
   bool dropout = false;          // of embeddings and branches, as BERT is trained
   Residual residual = Residual::kPreNorm;
   std::int64_t rotary_dim = 0;   // rotated part of each head; 0: all of it
   std::int64_t token_types = 0;  // rows of the table of segments (BERT); 0: none
+  // Ascending; their attention has no positions, whatever `positions` says (SmolLM3, Llama 4).
+  std::vector<std::int64_t> unrotated_layers = {};
   Experts moe;
   Latent latent;
   Numerics numerics;
@@ -140,7 +160,8 @@ struct ModelDims {
 // Whether block `layer` routes to experts.
 bool has_experts(const ModelDims& dims, std::int64_t layer);
 
-// Throws Error(kInvalidInput), naming the model and the size, where a size is not positive,
+// Throws Error(kMissingCapability) where the engine's stack has no kernel for what the model does;
+// Error(kInvalidInput), naming the model and the size, where a size is not positive,
 // kv_heads does not divide heads, a token goes to more experts than there are, or the number of
 // parameters overflows 64 bits.
 ModelSpec build_model(const ModelDims& dims, Stack stack = Stack::kEager);

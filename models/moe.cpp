@@ -10,9 +10,12 @@
 // expert's output, which runs after the routed ones, or into zeros.
 //
 // What is kept: softmax its output, top-k and the gathers their indices, products their inputs and
-// the offsets, the weighing its fp32 factors. Group-limited routing (DeepSeek's n_group) adds
-// kernels on tokens x experts only and is left out.
+// the offsets, the weighing its fp32 factors. Where one tensor holds gate and up of all experts
+// (gpt-oss, Llama 4), one product makes both. gpt-oss' clamps and Llama 4's weighing in front of
+// the experts instead of behind them are written as the plain gate and the weighing behind.
+// Group-limited routing (DeepSeek's n_group) adds kernels on tokens x experts only and is left out.
 #include <string>
+#include <utility>
 
 #include "models/block_parts.h"
 
@@ -53,8 +56,12 @@ Choice choose(LayerBuilder& layer, const Experts& moe, Index scores) {
 
 Choice route(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index input) {
   const Experts& moe = dims.moe;
-  const Index logits = layer.linear(
-      {.name = names.router, .result = "router_logits", .n = moe.experts, .k = dims.hidden}, input);
+  const Index logits = layer.linear({.name = names.router,
+                                     .result = "router_logits",
+                                     .n = moe.experts,
+                                     .k = dims.hidden,
+                                     .bias = moe.bias},
+                                    input);
   // torchtitan recomputes the router's product under selective checkpointing.
   layer.leave_off_selective();
   const Index wide = layer.activation("router_logits_fp32", moe.experts, ElementType::kFp32);
@@ -114,14 +121,16 @@ struct Rows {
 };
 
 Index grouped_product(LayerBuilder& layer, const Experts& moe, const Linear& linear, Rows input) {
-  const Index weight = layer.parameter(linear.name, "", {moe.experts, linear.n, linear.k});
+  Indices parameters = {layer.parameter(linear.name, "", {moe.experts, linear.n, linear.k})};
+  if (moe.bias)
+    parameters.push_back(layer.parameter(linear.name, "_bias", {moe.experts, linear.n}));
   const Index output = layer.activation(linear.result, moe.top_k * linear.n);
   Operation& op =
       layer.operation(std::string(linear.name), OperationKind::kGemm, Function::kMatrixProduct);
   op.inputs = {input.rows};
   op.saved = {input.rows, input.offsets};
   op.outputs = {output};
-  op.parameters = {weight};
+  op.parameters = std::move(parameters);
   op.n = linear.n;
   op.k = linear.k;
   op.rows = moe.top_k;
@@ -129,16 +138,34 @@ Index grouped_product(LayerBuilder& layer, const Experts& moe, const Linear& lin
   return output;
 }
 
-// silu(w1 x) * (w3 x), then w2.
-Index run_experts(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
-                  Rows input) {
+// Gate and up as parts of one product's result, which ends with them.
+Index fused_gate_times_up(LayerBuilder& layer, const ModelDims& dims, std::string_view name,
+                          Rows input) {
   const Experts& moe = dims.moe;
-  const auto name = [&](std::string_view matrix) {
-    return std::string(names.experts) + "." + std::string(matrix);
-  };
-  const std::string gate_name = name(names.expert_gate), up_name = name(names.expert_up),
-                    down_name = name(names.expert_down);
-  layer.begin_nested(std::string(names.experts));
+  const std::int64_t width = moe.top_k * moe.ffn;
+  const Index both = grouped_product(
+      layer, moe, {.name = name, .result = "expert_gate_up", .n = 2 * moe.ffn, .k = dims.hidden},
+      input);
+  const Index gate = layer.activation("expert_gate", width);
+  const Index up = layer.activation("expert_up", width);
+  layer.split("expert_chunk", both, {gate, up});
+  const Index silu = layer.elementwise("expert_silu", Function::kSilu, {gate}, {gate},
+                                       layer.activation("expert_silu", width));
+  const Index inner =
+      layer.elementwise("expert_silu_times_up", Function::kMultiply, {silu, up}, {silu, up},
+                        layer.activation("expert_silu_times_up", width));
+  layer.release({silu, up, gate, both});
+  return inner;
+}
+
+// silu(w1 x) * (w3 x).
+Index gate_times_up(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
+                    Rows input) {
+  const Experts& moe = dims.moe;
+  const std::string prefix = std::string(names.experts) + ".";
+  const std::string gate_name = prefix + std::string(names.expert_gate);
+  const std::string up_name = prefix + std::string(names.expert_up);
+  if (moe.fused_gate_up) return fused_gate_times_up(layer, dims, gate_name, input);
   const std::int64_t width = moe.top_k * moe.ffn;
   const Index gate = grouped_product(
       layer, moe, {.name = gate_name, .result = "expert_gate", .n = moe.ffn, .k = dims.hidden},
@@ -152,6 +179,16 @@ Index run_experts(LayerBuilder& layer, const ModelDims& dims, const ParameterNam
       layer.elementwise("expert_silu_times_up", Function::kMultiply, {silu, up}, {silu, up},
                         layer.activation("expert_silu_times_up", width));
   layer.release({silu, up});
+  return inner;
+}
+
+// Gate, up and down (w2) of the experts, which may be a unit of their own.
+Index run_experts(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
+                  Rows input) {
+  const Experts& moe = dims.moe;
+  const std::string down_name = std::string(names.experts) + "." + std::string(names.expert_down);
+  layer.begin_nested(std::string(names.experts));
+  const Index inner = gate_times_up(layer, dims, names, input);
   const Index made = grouped_product(
       layer, moe, {.name = down_name, .result = "expert_output", .n = dims.hidden, .k = moe.ffn},
       {inner, input.offsets});

@@ -179,6 +179,45 @@ constexpr ParameterNames kRobertaNames = changed(kBertNames, [](ParameterNames& 
   n.head_bias = "lm_head";
 });
 
+constexpr ParameterNames kPostBranchNames = changed(kLlamaNames, [](ParameterNames& n) {
+  n.post_attention_norm = "post_attention_layernorm";
+  n.post_mlp_norm = "post_feedforward_layernorm";
+});
+
+constexpr ParameterNames kGlm4Names = changed(kLlamaNames, [](ParameterNames& n) {
+  n.post_attention_norm = "post_self_attn_layernorm";
+  n.post_mlp_norm = "post_mlp_layernorm";
+});
+
+constexpr ParameterNames kGptOssNames = changed(kLlamaNames, [](ParameterNames& n) {
+  n.router = "mlp.router";
+  n.expert_gate = "gate_up_proj";
+});
+
+constexpr ParameterNames kLlama4Names = changed(kLlamaNames, [](ParameterNames& n) {
+  n.gate = "feed_forward.gate_proj";
+  n.up = "feed_forward.up_proj";
+  n.down = "feed_forward.down_proj";
+  n.router = "feed_forward.router";
+  n.experts = "feed_forward.experts";
+  n.expert_gate = "gate_up_proj";
+  n.shared_expert_gate = "feed_forward.shared_expert.gate_proj";
+  n.shared_expert_up = "feed_forward.shared_expert.up_proj";
+  n.shared_expert_down = "feed_forward.shared_expert.down_proj";
+});
+
+constexpr ParameterNames kPhiNames = changed(kLlamaNames, [](ParameterNames& n) {
+  n.o = "self_attn.dense";
+  n.up = "mlp.fc1";
+  n.down = "mlp.fc2";
+  n.final_norm = "model.final_layernorm";
+});
+
+constexpr ParameterNames kHunYuanNames = changed(kLlamaNames, [](ParameterNames& n) {
+  n.q_norm = "self_attn.query_layernorm";
+  n.k_norm = "self_attn.key_layernorm";
+});
+
 }  // namespace
 
 const ParameterNames& parameter_names(const ModelDims& dims) {
@@ -209,6 +248,18 @@ const ParameterNames& parameter_names(const ModelDims& dims) {
       return kBertNames;
     case Naming::kRoberta:
       return kRobertaNames;
+    case Naming::kPostBranch:
+      return kPostBranchNames;
+    case Naming::kGlm4:
+      return kGlm4Names;
+    case Naming::kGptOss:
+      return kGptOssNames;
+    case Naming::kLlama4:
+      return kLlama4Names;
+    case Naming::kPhi:
+      return kPhiNames;
+    case Naming::kHunYuan:
+      return kHunYuanNames;
   }
   return kLlamaNames;
 }

@@ -28,6 +28,7 @@ struct ParameterNames {
   std::string_view shared_expert_gate = "mlp.shared_expert.gate_proj",
                    shared_expert_up = "mlp.shared_expert.up_proj",
                    shared_expert_down = "mlp.shared_expert.down_proj";
+  std::string_view sinks = "self_attn.sinks";
   std::string_view token_types = "", head_transform = "", head_norm = "", head_bias = "";
 };
 

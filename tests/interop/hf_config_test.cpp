@@ -117,11 +117,15 @@ TEST(HfConfigTest, RopeScalingIsReadWhereItIsComputed) {
   EXPECT_EQ(read(R"({"type": "linear", "factor": 2.5})").factor, 2.5);
   EXPECT_EQ(read(R"({"rope_type": "default"})"), RopeScaling());
   EXPECT_EQ(read("null"), RopeScaling());
-  for (const char* other : {R"({"rope_type": "yarn", "factor": 4.0})", R"({"type": "linear"})",
-                            R"({"rope_type": "llama3", "factor": 8.0})", R"({"a": 1})"}) {
+  for (const char* other :
+       {R"({"rope_type": "yarn", "factor": 4.0})", R"({"type": "linear"})",
+        R"({"rope_type": "llama3", "factor": 8.0})", R"({"mrope_section": [16, 24, 24]})"}) {
     EXPECT_EQ(read(other).kind, Kind::kOther) << other;
   }
   expect_failure(llama(R"("rope_scaling": {"type": "linear", "factor": -1},)"), "factor");
+  expect_failure(llama(R"("rope_scaling": {"a": 1},)"), "rope_scaling: has no rope_type");
+  expect_failure(llama(R"("rope_scaling": {"type": "spiral"},)"),
+                 "rope_type \"spiral\" is not known");
 }
 
 TEST(HfConfigTest, EveryKeyIsInTheLedgerOnce) {
@@ -248,8 +252,11 @@ TEST(HfConfigTest, MptVariants) {
 
 TEST(HfConfigTest, UnsupportedModels) {
   expect_failure("{\"model_type\": \"mamba2\"}", "model_type \"mamba2\" is not supported");
-  expect_failure("{\"model_type\": \"mamba2\"}",
-                 "expected one of llama, mistral, qwen2, qwen3, gpt2, mpt");
+  // The nearest by name, else by the keys that are there, and the way on.
+  expect_failure("{\"model_type\": \"mamba2\"}", "the nearest is llama");
+  expect_failure("{\"model_type\": \"some_moe_2\", \"n_routed_experts\": 8}",
+                 "the nearest is glm4_moe");
+  expect_failure("{\"model_type\": \"mamba2\"}", "foreshard models NAME --yaml");
   expect_failure("{\"model_type\": \"lama\"}", "did you mean llama");
   expect_failure("{\"architectures\": [\"BertModel\"]}",
                  "architecture \"BertModel\" is not supported");

@@ -86,7 +86,7 @@ TEST(HfVisionTest, WhatIsNotModelledIsAnError) {
   expect_failure("{\"model_type\": \"llava\",\n \"vision_config\": {\"model_type\": \"siglip\"}}",
                  "2:34", "clip_vision_model");
   expect_failure("{\"model_type\": \"llava\",\n \"image_seq_length\": 577}", "2:22", "576");
-  expect_failure("{\"model_type\": \"llava\",\n \"text_config\": {\"model_type\": \"phi\"}}",
+  expect_failure("{\"model_type\": \"llava\",\n \"text_config\": {\"model_type\": \"mamba\"}}",
                  "2:32", "not supported");
 }
 

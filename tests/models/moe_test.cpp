@@ -122,7 +122,7 @@ TEST(MixtureTest, SavesWhatAutogradSaves) {
   options.batch = kBatch;
   options.sequence = kSequence;
   const auto saved = [&](const ModelDims& of, FeedForwardKind kind) {
-    return build_layer_program(decoder_block(of, Stack::kEager, kind), options)
+    return build_layer_program(decoder_block(of, Stack::kEager, {.mlp = kind}), options)
         .saved_bytes()
         .count();
   };
@@ -140,8 +140,8 @@ TEST(MixtureTest, GroupedProductsShareTheRows) {
   ProgramOptions options;
   options.batch = kBatch;
   options.sequence = kSequence;
-  const LayerProgram p =
-      build_layer_program(decoder_block(dims, Stack::kEager, FeedForwardKind::kExperts), options);
+  const LayerProgram p = build_layer_program(
+      decoder_block(dims, Stack::kEager, {.mlp = FeedForwardKind::kExperts}), options);
   const auto grouped = [](const LayerPhaseProgram& phase) {
     std::vector<Kernel> kernels;
     std::copy_if(phase.kernels.begin(), phase.kernels.end(), std::back_inserter(kernels),

@@ -289,9 +289,9 @@ ModelSpec around(const ModelDims& dims) {
   llama.vocabulary = dims.vocabulary;
   llama.max_positions = dims.max_positions;
   ModelSpec model = build_model(llama);
-  model.kinds[1] =
-      decoder_block(dims, Stack::kEager,
-                    dims.moe.experts > 0 ? FeedForwardKind::kExperts : FeedForwardKind::kDense);
+  model.kinds[1] = decoder_block(
+      dims, Stack::kEager,
+      {.mlp = dims.moe.experts > 0 ? FeedForwardKind::kExperts : FeedForwardKind::kDense});
   return model;
 }
 
