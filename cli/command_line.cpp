@@ -503,7 +503,8 @@ class Tree {
   void add_completion() {
     CLI::App* verb = app_.add_subcommand("completion", "A completion script for a shell");
     verb->footer("Example:\n  source <(foreshard completion bash)");
-    choice(verb->add_option("shell", shell_, "Which")->required(), "bash|zsh|fish");
+    choice(verb->add_option("shell", shell_, "Which; json is the tree of verbs itself")->required(),
+           "bash|zsh|fish|json");
   }
 
   CLI::App app_;
@@ -618,7 +619,10 @@ std::vector<CommandOption> options_of(CLI::App& app) {
   std::vector<CommandOption> options;
   for (const CLI::Option* option : app.get_options()) {
     if (option->get_positional()) continue;
-    options.push_back({names_of(*option), option->get_description(), hint_of(*option)});
+    const ValueHint hint = hint_of(*option);
+    const bool is_switch = hint.kind == ValueHint::Kind::kNone;
+    options.push_back({names_of(*option), option->get_description(), hint,
+                       is_switch ? "" : option->get_type_name()});
   }
   return options;
 }

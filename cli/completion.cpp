@@ -6,8 +6,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "sim/base/error.h"
+#include "sim/base/json.h"
 
 namespace foreshard {
 namespace {
@@ -263,11 +265,35 @@ std::string fish(const CommandTree& tree) {
   return text;
 }
 
+// json
+
+Json to_json(const ValueHint& hint) {
+  if (hint.kind == ValueHint::Kind::kNone) return nullptr;
+  return {{"files", hint.files}, {"words", hint.words}};
+}
+
+std::string json(const CommandTree& tree) {
+  Json verbs = Json::object();
+  for (const Command& command : tree.commands) {
+    Json options = Json::array();
+    for (const CommandOption& option : options_of(tree, command)) {
+      options.push_back({{"names", option.names},
+                         {"help", option.help},
+                         {"type", option.type},
+                         {"value", to_json(option.value)}});
+    }
+    verbs[command.name] = {
+        {"help", command.help}, {"options", options}, {"argument", to_json(command.argument)}};
+  }
+  return to_text({{"schema", "foreshard.commands/1"}, {"verbs", verbs}});
+}
+
 }  // namespace
 
 std::string completion_script(const CommandTree& tree, std::string_view shell) {
   if (shell == "bash") return bash(tree);
   if (shell == "zsh") return zsh(tree);
+  if (shell == "json") return json(tree);
   FORESHARD_CHECK(shell == "fish", "no completion for this shell");
   return fish(tree);
 }

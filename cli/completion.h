@@ -1,4 +1,4 @@
-// Shell completion, written from the option tree.
+// Shell completion and the tree of verbs as JSON, written from the option tree.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +20,7 @@ struct CommandOption {
   std::vector<std::string> names;  // "--model", "-h"
   std::string help;
   ValueHint value;
+  std::string type;  // of the value, as --help names it: "N", "KEY=VALUE"; empty for a switch
 };
 
 struct Command {
@@ -34,7 +35,7 @@ struct CommandTree {
   std::vector<Command> commands;
 };
 
-// `shell` is one of bash, zsh, fish.
+// `shell` is one of bash, zsh, fish, and json: the tree itself, for programs that call this one.
 std::string completion_script(const CommandTree& tree, std::string_view shell);
 
 }  // namespace foreshard

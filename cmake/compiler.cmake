@@ -42,3 +42,9 @@ if(FORESHARD_CCACHE)  # the sloppiness is what ccache asks for to cache with pre
   set(CMAKE_CXX_COMPILER_LAUNCHER "${CMAKE_COMMAND}" -E env
       CCACHE_SLOPPINESS=pch_defines,time_macros "${FORESHARD_CCACHE}")
 endif()
+
+# foreshard_program(<target>): a program or module that users run: without symbols that nobody links
+# against, and without sections that nothing names.
+function(foreshard_program target)
+  target_link_options(${target} PRIVATE $<$<CONFIG:Release>:LINKER:--strip-all,--gc-sections>)
+endfunction()

@@ -10,7 +10,7 @@ namespace {
 TEST(Completion, NamesEveryVerbAndOption) {
   const CommandTree tree = command_tree();
   ASSERT_GE(tree.commands.size(), 10U);
-  for (const char* name : {"bash", "zsh", "fish"}) {
+  for (const char* name : {"bash", "zsh", "fish", "json"}) {
     SCOPED_TRACE(name);
     const Outcome outcome = run(std::string("completion ") + name);
     EXPECT_EQ(outcome.exit_code, 0);

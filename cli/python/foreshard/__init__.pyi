@@ -1,5 +1,5 @@
 import os
-from typing import Any, Iterable, Mapping
+from typing import Any, Mapping, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -7,105 +7,58 @@ import numpy.typing as npt
 __version__: str
 
 _Path = str | os.PathLike[str]
-_Plan = _Path | Mapping[str, Any] | None
-_Document = dict[str, Any]
+
+class Document(dict[str, Any]):
+    def __getattr__(self, name: str) -> Any: ...
+
+class Answer(Document):
+    exit_code: int
+    notes: list[str]
+    @property
+    def verdict(self) -> str: ...
+    def _repr_html_(self) -> str: ...
 
 class ForeshardError(RuntimeError):
     exit_code: int
-    def __init__(self, message: str, exit_code: int) -> None: ...
+    answer: Answer | None
 
+class UsageError(ForeshardError): ...
+class InvalidInput(ForeshardError): ...
+class Infeasible(ForeshardError): ...
+class OutsideTolerance(ForeshardError): ...
+class MissingCapability(ForeshardError): ...
+class LaunchFailure(ForeshardError): ...
+
+class _Verb(Protocol):
+    # The options are the program's (help(foreshard.predict)); further keywords are keys of the plan.
+    def __call__(
+        self,
+        model_or_plan: _Path | Mapping[str, Any] = ...,
+        cluster: _Path = ...,
+        /,
+        *arguments: _Path,
+        check: bool = ...,
+        **options_and_keys: Any,
+    ) -> Answer: ...
+
+predict: _Verb
+explain: _Verb
+compare: _Verb
+search: _Verb
+recommend: _Verb
+scale: _Verb
+validate: _Verb
+accuracy: _Verb
+conform: _Verb
+export: _Verb
+launch: _Verb
+import_: _Verb
+models: _Verb
+machines: _Verb
+doctor: _Verb
+
+def __getattr__(name: str) -> _Verb: ...  # what verbs come later
 def command(*arguments: object) -> tuple[int, str, str]: ...
-def predict(
-    plan: _Plan = ...,
-    *,
-    model: _Path | None = ...,
-    cluster: _Path | None = ...,
-    runtime: str | None = ...,
-    profile: _Path | None = ...,
-    **keys: Any,
-) -> _Document: ...
-def explain(
-    plan: _Plan = ...,
-    *,
-    model: _Path | None = ...,
-    cluster: _Path | None = ...,
-    runtime: str | None = ...,
-    profile: _Path | None = ...,
-    **keys: Any,
-) -> _Document: ...
-def schedule(
-    plan: _Plan = ...,
-    *,
-    model: _Path | None = ...,
-    cluster: _Path | None = ...,
-    runtime: str | None = ...,
-    profile: _Path | None = ...,
-    **keys: Any,
-) -> npt.NDArray[np.void]: ...
-def search(
-    plan: _Plan = ...,
-    *,
-    fix: Mapping[str, Any] | None = ...,
-    global_batch: int | None = ...,
-    objective: str | None = ...,
-    max_memory: float | None = ...,
-    deep: bool = ...,
-    robust: bool = ...,
-    vary: Iterable[str] | None = ...,
-    threads: int | None = ...,
-    model: _Path | None = ...,
-    cluster: _Path | None = ...,
-    runtime: str | None = ...,
-    profile: _Path | None = ...,
-    **keys: Any,
-) -> _Document: ...
+def schedule(*args: Any, **keys: Any) -> npt.NDArray[np.void]: ...
 def pareto(found: Mapping[str, Any]) -> npt.NDArray[np.void]: ...
-def compare(
-    plan: _Plan = ...,
-    *,
-    with_: Mapping[str, Any] | None = ...,
-    runtimes: Iterable[str] | None = ...,
-    **job: Any,
-) -> _Document: ...
-def accuracy(*files: _Path, anchor: int | None = ...) -> _Document: ...
-def recommend(
-    model: _Path,
-    *,
-    tokens: str | float,
-    deadline: str | None = ...,
-    budget: str | float | None = ...,
-    clusters: str | Iterable[_Path] | None = ...,
-    gpus: Iterable[int] | None = ...,
-    global_batch: int | None = ...,
-    batch_tokens: str | int | None = ...,
-    prices: _Path | None = ...,
-    what_if: bool = ...,
-    threads: int | None = ...,
-    runtime: str | None = ...,
-    **keys: Any,
-) -> _Document: ...
-def scale(
-    model: _Path,
-    cluster: str,
-    *,
-    gpus: Iterable[int] | None = ...,
-    global_batch: int | None = ...,
-    batch_tokens: str | int | None = ...,
-    weak: int | None = ...,
-    prices: _Path | None = ...,
-    threads: int | None = ...,
-    runtime: str | None = ...,
-    **keys: Any,
-) -> _Document: ...
 def curve(scaled: Mapping[str, Any]) -> npt.NDArray[np.void]: ...
-def export(
-    to: str, plan: _Plan = ..., *, launcher: str | None = ..., program: str | None = ..., **job: Any
-) -> _Document: ...
-def launch(
-    plan: _Plan = ..., *, launcher: str = ..., program: str | None = ..., **job: Any
-) -> _Document: ...
-def import_files(
-    *files: _Path, model: _Path | None = ..., cluster: _Path | None = ...
-) -> _Document: ...
-def models(name: str | None = ...) -> _Document: ...
-def machines(name: str | None = ...) -> _Document: ...

@@ -1,3 +1,0 @@
-__version__: str
-
-def run(arguments: list[str]) -> tuple[int, str, str]: ...
