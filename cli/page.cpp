@@ -61,6 +61,9 @@ Json candidate_json(const Candidate& c) {
   return {{"seconds", c.seconds},
           {"tokens_per_s_per_gpu", c.tokens_per_s_per_gpu},
           {"peak_allocated_bytes", c.peak_allocated.count()},
+          {"total_bytes", c.peak_reserved.count() > 0
+                              ? Json((c.peak_reserved + c.outside_allocator).count())
+                              : Json(nullptr)},
           {"plan", plan_label(c.plan)}};
 }
 
@@ -234,6 +237,7 @@ void add_scaling(PageDocument& page, const JobOptions& options, const Job& job) 
       point["mfu"] = quantity_of(report.mfu);
       point["exposed_communication_s"] = quantity_of(report.exposed_communication);
       point["peak_allocated_bytes"] = static_cast<std::int64_t>(report.peak_allocated.value);
+      point["total_bytes"] = (report.fit.outside + report.fit.reserved).count();
       point["fits"] = report.fit.fits();
     } catch (const Error& error) {
       point["refused"] = error.what();

@@ -20,10 +20,14 @@ Json search_of_answer(const Json& json) {
     return {{"seconds", report.at("step").at("seconds").at("value")},
             {"tokens_per_s_per_gpu", report.at("step").at("tokens_per_s_per_gpu").at("value")},
             {"peak_allocated_bytes", report.at("memory").at("peak_allocated_bytes").at("value")},
+            {"total_bytes", report.at("memory").value("total_bytes", Json(nullptr))},
+            {"fit_probability", report.at("memory").value("fit_probability", Json(nullptr))},
             {"plan", ""}};
   };
   for (Json& entry : search.at("pareto")) entry = in_short(entry);
-  if (!search.at("best").is_null()) search["best"] = in_short(search["best"]);
+  for (const char* key : {"best", "riskier"}) {
+    if (search.contains(key) && search[key].is_object()) search[key] = in_short(search[key]);
+  }
   search["neighbours"] = Json::array();
   return search;
 }

@@ -171,6 +171,7 @@ ExitCode run_search(const SearchCommandOptions& options) {
     PageDocument page(page_title(job), options.output.command);
     if (best) add_forecast(page, job, best->forecast, best->report, "the best plan");
     add_search(page, job, timed.result, timed.seconds);
+    if (!ending.empty()) page.set("advice", ending);
     write_page(options.html, page);
   }
 

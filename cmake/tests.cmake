@@ -89,13 +89,16 @@ endif()
 # The HTML report in a headless Chromium; skipped, with the reason, where there is none.
 find_program(FORESHARD_PYTHON python3)
 if(FORESHARD_PYTHON)
-  add_test(NAME page_in_browser
-           COMMAND "${FORESHARD_PYTHON}" "${PROJECT_SOURCE_DIR}/tests/reports/page_test.py"
-                   "${FORESHARD_BIN_DIR}/foreshard")
+  foreach(part page page_answers page_layout)
+    add_test(NAME ${part}_in_browser
+             COMMAND "${FORESHARD_PYTHON}" "${PROJECT_SOURCE_DIR}/tests/reports/${part}_test.py"
+                     "${FORESHARD_BIN_DIR}/foreshard")
+  endforeach()
   add_test(NAME serve
            COMMAND "${FORESHARD_PYTHON}" "${PROJECT_SOURCE_DIR}/tests/cli/serve_test.py"
                    "${FORESHARD_BIN_DIR}/foreshard")
-  set_tests_properties(page_in_browser serve PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 300
+  set_tests_properties(page_in_browser page_answers_in_browser page_layout_in_browser serve PROPERTIES
+                       SKIP_RETURN_CODE 77 TIMEOUT 600
                        ENVIRONMENT "PYTHONDONTWRITEBYTECODE=1")
 endif()
 

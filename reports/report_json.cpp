@@ -114,6 +114,7 @@ Json to_json(const Report& report) {
       {"fits", report.fit.fits()},
       {"fit_probability", report.fit_probability},
       {"margin_bytes", report.fit.margin().count()},
+      {"total_bytes", (report.fit.outside + report.fit.reserved).count()},
       {"peak_event", report.peak_event.empty() ? Json(nullptr) : Json(report.peak_event)},
       {"at_peak", std::move(at_peak)},
       {"note", memory_note(report)}};

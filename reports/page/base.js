@@ -48,6 +48,7 @@ const unitText = {
   flops: v => scaled(v, [1e15, 1e12, 1e9, 1], ['PFLOP/s', 'TFLOP/s', 'GFLOP/s', 'FLOP/s']),
   rate: v => scaled(v, [1e12, 1e9, 1e6, 1], ['TB/s', 'GB/s', 'MB/s', 'B/s']),
   factor: v => `× ${significant(v, 3)}`,
+  odds: v => v > 0.995 ? '>99 %' : v < 0.005 ? '<1 %' : `${Math.round(v * 100)} %`,
   text: v => String(v),
 };
 
@@ -76,7 +77,7 @@ function el(name, attributes = {}, ...children) {
     else if (value === true) node.setAttribute(key, '');
     else if (value !== false && value != null) node.setAttribute(key, value);
   }
-  for (const child of children.flat()) {
+  for (const child of children.flat(Infinity)) {
     if (child != null) node.append(child);
   }
   return node;
@@ -85,24 +86,45 @@ function el(name, attributes = {}, ...children) {
 function table(caption, heads, rows) {
   const cell = (kind, content, number) => el(kind, {class: number ? 'n' : null, scope: kind === 'th' ? 'col' : null}, content);
   return el('div', {class: 'scroll'}, el('table', {},
-      caption ? el('caption', {}, caption) : null,
+      caption ? el('caption', {}, el('span', {}, caption)) : null,
       el('thead', {}, el('tr', {}, heads.map(h => cell('th', h.replace(/^#/, ''), h.startsWith('#'))))),
       el('tbody', {}, rows.map(r => el('tr', {}, r.map((c, i) => cell('td', c, heads[i].startsWith('#'))))))));
 }
 
 const blocks = [];
 // A block of the report: <section> with a heading, an explanation, and what `fill` puts into it. `fill`
-// runs again when another plan is shown, if `byView`.
-function block(id, title, note, fill, byView = false) {
+// runs again when the page gets another width, and with what is pushed into `whenChanged`.
+function block(id, title, note, fill, whenChanged = null) {
   const body = el('div');
-  const section = el('section', {id, 'aria-labelledby': `${id}-title`},
+  const section = el('section', {id, 'aria-labelledby': `${id}-title`, class: title === doc.title ? 'lead' : null},
       el('h2', {id: `${id}-title`}, title), note ? el('p', {class: 'note'}, note) : null, body);
   document.getElementById('content').append(section);
-  blocks.push({id, title});
-  const draw = () => { body.replaceChildren(); fill(body); };
+  const draw = () => {
+    const open = [...body.querySelectorAll('details')].map(d => d.open);
+    body.replaceChildren();
+    fill(body);
+    body.querySelectorAll('details').forEach((d, i) => { d.open = !!open[i]; });
+  };
+  blocks.push({id, title, body, draw});
   draw();
-  if (byView) drawers.push(draw);
-  return section;
+  if (whenChanged) whenChanged.push(draw);
+}
+
+// The first thing on the page: what the answer is.
+function headline(id, good, said, ...words) {
+  return el('p', {class: 'headline'}, el('span', {id, class: `verdict ${good ? 'good' : 'bad'}`}, said), el('span', {}, words));
+}
+
+// Of "does not fit: 286 GiB more than there are; it fits with ..." what comes after the headline.
+function wayOf(line) {
+  const rest = line.replace(/^(the smallest plan )?does not fit: [^;]*; /, '');
+  return rest[0].toUpperCase() + rest.slice(1);
+}
+
+// Lines that say what would help, as the command says them.
+function advice(id, lines) {
+  const list = lines.filter(line => line).map(line => typeof line === 'string' ? wayOf(line) : line);
+  return list.length ? el('div', {class: 'advice', id}, list.map(line => el('p', {}, line))) : null;
 }
 
 function legend(entries) {
@@ -171,52 +193,7 @@ function reachable(marks, text, press) {
       });
 }
 
-// --- SVG frames ---
-
-// An SVG as wide as its parent with margins; `label` says what it shows. Where the parent is too narrow
-// for marks and labels, the chart scrolls within it.
-const leastWidth = 480;
-function frame(parent, height, margin, label) {
-  const width = Math.max(leastWidth, parent.clientWidth || 1100);
-  const svg = d3.select(parent).append('div').attr('class', 'chart').append('svg').attr('viewBox', `0 0 ${width} ${height}`)
-      .attr('role', 'group').attr('aria-label', label).style('min-width', `${leastWidth}px`);
-  const inner = svg.append('g').attr('transform', `translate(${margin.left},${margin.top})`);
-  return {svg, inner, width: width - margin.left - margin.right, height: height - margin.top - margin.bottom};
-}
-
-function axes(f, x, y, xTitle, yTitle, options = {}) {
-  const bottom = options.bottom || d3.axisBottom(x).ticks(f.width / 80).tickSizeOuter(0);
-  const left = options.left || d3.axisLeft(y).ticks(5).tickSizeOuter(0);
-  f.inner.append('g').attr('class', 'grid').call(d3.axisLeft(y).tickValues(left.tickValues()).ticks(5).tickSize(-f.width).tickFormat(''));
-  f.inner.append('g').attr('class', 'axis').attr('transform', `translate(0,${f.height})`).call(bottom);
-  f.inner.append('g').attr('class', 'axis').call(left);
-  f.inner.append('text').attr('class', 'axis-title').attr('x', f.width).attr('y', f.height + 40).attr('text-anchor', 'end').text(xTitle);
-  f.inner.append('text').attr('class', 'axis-title').attr('x', 0).attr('y', -10).attr('text-anchor', 'start').text(yTitle);
-}
-
-// The axis below bars, of values in seconds; 40 pixels with its title.
-function timeAxis(f, x, height, title) {
-  const few = Math.max(2, Math.min(8, f.width / 80));
-  const [factor, unit] = x.domain()[1] >= 10 ? [1, 's'] : x.domain()[1] >= 0.01 ? [1e3, 'ms'] : [1e6, 'µs'];
-  f.inner.append('g').attr('class', 'grid').call(d3.axisBottom(x).ticks(few).tickSize(height).tickFormat(''));
-  f.inner.append('g').attr('class', 'axis').attr('transform', `translate(0,${height})`)
-      .call(d3.axisBottom(x).ticks(few).tickSizeOuter(0).tickFormat(v => +(v * factor).toPrecision(12)));
-  f.inner.append('text').attr('class', 'axis-title').attr('x', f.width).attr('y', height + 36).attr('text-anchor', 'end').text(`${title}, ${unit}`);
-}
-
-// Decimal ticks of a logarithmic axis that do not crowd: powers of ten, and 2 and 5 where there is room.
-function logTicks(domain) {
-  const decades = Math.log10(domain[1] / domain[0]);
-  const steps = decades > 4 ? [1] : decades > 1.2 ? [1, 3] : [1, 2, 5];
-  const ticks = [];
-  for (let e = Math.floor(Math.log10(domain[0])); e <= Math.ceil(Math.log10(domain[1])); ++e) {
-    for (const s of steps) {
-      const tick = s * 10 ** e;
-      if (tick >= domain[0] && tick <= domain[1]) ticks.push(tick);
-    }
-  }
-  return ticks;
-}
+// --- the view that is shown ---
 
 function view() { return doc.views[state.view]; }
 function viewPath() { return `/views/${state.view}`; }

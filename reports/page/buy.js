@@ -1,9 +1,9 @@
 'use strict';
 // Blocks of recommend (what to buy or rent) and of scale (one machine in many sizes).
 
-const buy = {choice: 0};
+const buy = {choice: 0, machine: null};
 const buyDrawers = [];  // blocks about the choice that is looked at
-const machineColours = ['c-forward', 'c-reduce', 'c-optimizer', 'c-gather', 'c-all', 'c-copy'];
+const machineColours = ['c-forward', 'c-reduce', 'c-optimizer', 'c-gather', 'c-all', 'c-loss'];  // of as many; the others are grey
 
 function policyWords(policy) {
   if (!Array.isArray(policy)) return String(policy);
@@ -31,17 +31,13 @@ function rejectedTable(list) {
       table('', ['cluster', 'why'], list.map(r => [r.cluster, r.reason])));
 }
 
-// Labels beside marks, as many as do not cover one another or what was written before.
-function labelMarks(f, items) {
-  const taken = [];
-  for (const item of items) {
-    const wide = item.text.length * 7.4 + 6;
-    const places = [[item.x + 9, item.y - 8], [item.x - wide - 5, item.y - 8], [item.x + 9, item.y + 18], [item.x - wide - 5, item.y + 18]];
-    const free = places.find(([x, y]) => x > 0 && x + wide < f.width + 10 && y > 8 && y < f.height - 4 && taken.every(t => x + wide < t.x || t.x + t.wide < x || Math.abs(y - t.y) > 17));
-    if (!free) continue;
-    taken.push({x: free[0], y: free[1], wide});
-    f.inner.append('text').attr('x', free[0]).attr('y', free[1]).text(item.text);
-  }
+// Why nothing can be chosen, and the way on.
+function drawNothing(body, model, list) {
+  const reasons = d3.rollups ? d3.rollups(list, l => l.map(r => r.cluster), r => r.reason) : d3.nest().key(r => r.reason).rollup(l => l.map(r => r.cluster)).entries(list).map(e => [e.key, e.value]);
+  const way = list.length ? `foreshard search --model ${model} --cluster ${list[list.length - 1].cluster}` : null;
+  body.append(advice('advice', [...reasons.map(([reason, clusters]) => `${clusters.slice(0, 8).join(', ')}${clusters.length > 8 ? ` and ${clusters.length - 8} more` : ''}: ${reason}.`),
+    way ? el('span', {}, 'By how much, and what would make it fit: ', el('code', {}, way)) : null,
+    'More GPUs of a machine, or machines with more memory: ask for more sizes (--gpus), or leave --cluster out and the whole catalogue is looked through.']) || '');
 }
 
 // --- recommend ---
@@ -72,35 +68,44 @@ function remedyWords(path, remedy) {
 
 function drawBuyVerdict(body) {
   const r = doc.recommend;
+  const asked = el('p', {class: 'note'}, num('/recommend/parameters', 'amount'), ' parameters, ', termsWords(), '; every candidate with its own best plan');
   if (!r.choices.length) {
-    body.append(el('p', {}, el('span', {id: 'meets', class: 'verdict bad'}, 'No candidate can run it')));
+    body.append(headline('meets', false, 'No candidate can run it'), asked);
+    drawNothing(body, r.model, r.rejected);
     return;
   }
   const c = r.choices[buy.choice], path = `/recommend/choices/${buy.choice}`;
   const verdict = meets(c) ? 'Meets the terms' : !c.meets_deadline ? 'Too late' : 'Over the budget';
-  body.append(el('p', {}, el('span', {id: 'meets', class: `verdict ${meets(c) ? 'good' : 'bad'}`}, verdict), ' ', el('strong', {id: 'choice-shown'}, c.cluster), ': ', termsWords(),
-      buy.choice ? ' · not the first choice ' : '', buy.choice ? el('button', {type: 'button', class: 'link', onclick: () => choose(0)}, `back to ${r.choices[0].cluster}`) : null));
+  const odds = c.memory.fit_probability != null || r.terms.deadline_s != null;  // the probability of a choice is of all that it has to meet
+  body.append(headline('meets', meets(c), verdict, ': ', el('strong', {id: 'choice-shown'}, c.cluster), odds ? [' with ', num(`${path}/probability`, 'odds')] : '', ', ',
+      num(`${path}/days/value`, 'd'), ', ', num(`${path}/dollars/value`, 'dollars')));
+  if (buy.choice) body.append(el('p', {}, 'Not the first choice: ', el('button', {type: 'button', class: 'link', onclick: () => choose(0)}, `back to ${r.choices[0].cluster}`)));
+  if (!r.meets_terms && r.would_meet.length) {
+    body.append(el('div', {class: 'advice'}, el('p', {}, 'The terms would be met with any one of'), el('ul', {id: 'would-meet'}, r.would_meet.map((w, i) => remedyWords(`/recommend/would_meet/${i}`, w)))));
+  }
+  body.append(asked);
   const cards = el('div', {class: 'cards'});
-  const quantity = (what, key, unit) => cards.append(card(what, num(`${path}/${key}/value`, unit), interval(`${path}/${key}`, unit)));
+  const quantity = (what, key, unit) => cards.append(card(what, num(`${path}/${key}/value`, unit), el('span', {}, interval(`${path}/${key}`, unit), ' ', evidence(`${path}/${key}`))));
   quantity('Wall clock', 'days', 'd');
   quantity('Cost', 'dollars', 'dollars');
-  if (r.terms.deadline_s != null) cards.append(card('In time', num(`${path}/probability`, 'ratio'), r.terms.budget_usd == null ? 'probability' : el('span', {}, 'within the budget ', num(`${path}/probability_within_budget`, 'ratio'))));
+  if (odds) {
+    const part = (words, key) => at(`${path}/${key}`) == null ? null : [words, num(`${path}/${key}`, 'odds')];
+    const parts = [part('fits ', 'memory/fit_probability'), part('in time ', 'probability_in_time'), r.terms.budget_usd == null ? null : part('within the budget ', 'probability_within_budget')].filter(p => p);
+    cards.append(card('Odds of all', num(`${path}/probability`, 'odds'), el('span', {}, parts.map((p, i) => i ? [', ', ...p] : p).flat())));
+  }
   quantity('Per million tokens', 'dollars_per_million_tokens', 'usd');
   quantity('MFU', 'mfu', 'ratio');
   quantity('Goodput', 'goodput', 'ratio');
   quantity('Energy', 'energy_kwh', 'energy');
   body.append(cards);
-  if (!r.meets_terms && r.would_meet.length) {
-    body.append(el('p', {}, 'The terms would be met with any one of'), el('ul', {id: 'would-meet'}, r.would_meet.map((w, i) => remedyWords(`/recommend/would_meet/${i}`, w))));
-  }
   const x = c.interruptions;
   body.append(el('dl', {class: 'facts'}, [
     ['Plan', c.plan ? planWords(c.plan) : 'in the answer as JSON; there is no room for it here'],
     ['Step', el('span', {}, num(`${path}/step_s/value`, 's'), ' (', interval(`${path}/step_s`, 's'), '), ', num(`${path}/exposed_communication`, 'ratio'), ' exposed')],
-    ['Memory', el('span', {}, num(`${path}/memory/peak_reserved_bytes`, 'B'), ' reserved, ', num(`${path}/memory/margin_bytes`, 'B'), ' to spare')],
+    ['Memory', el('span', {}, num(`${path}/memory/margin_bytes`, 'B'), ' to spare of ', num(`${path}/memory/capacity_bytes`, 'B'), ', ', num(`${path}/memory/peak_reserved_bytes`, 'B'), ' reserved')],
     ['Failures', x.mean_between_s == null ? 'none' : el('span', {}, 'one every ', num(`${path}/interruptions/mean_between_s`, 'wall'), ', ', num(`${path}/interruptions/restart_s`, 'wall'), ' to restart')],
     ['Checkpoints', x.checkpoint_interval_s == null ? 'none' : el('span', {}, num(`${path}/interruptions/checkpoint_bytes`, 'B'), ' in ', num(`${path}/interruptions/checkpoint_s`, 's'), ', every ', num(`${path}/interruptions/checkpoint_interval_s`, 'wall'))],
-    ['Price', el('span', {}, num(`${path}/price/usd_per_gpu_hour/value`, 'usd'), ` per GPU-hour (${[c.price.date, c.price.source].filter(Boolean).join(', ')})`)],
+    ['Price', el('span', {}, num(`${path}/price/usd_per_gpu_hour/value`, 'usd'), ` per GPU-hour (${[c.price.date, c.price.source].filter(Boolean).join(', ')}) `, evidence(`${path}/price/usd_per_gpu_hour`))],
   ].map(([name, value]) => el('div', {}, el('dt', {}, name), el('dd', {}, value)))));
   if (c.plan) body.append(planDetails(c.plan, c.cluster));
 }
@@ -110,12 +115,12 @@ function drawChoices(body) {
   const box = el('div', r.choices.length > 24 ? {class: 'tall', tabindex: 0, 'aria-label': 'Candidates'} : {});
   body.append(box);
   box.append(table('In the order of the answer: those that meet the terms first, then by dollars. A cluster shows its details above.',
-      ['cluster', '#days', '#90 %', '#cost', '#90 %', ...(r.terms.deadline_s != null ? ['#in time'] : []), '#per 1M tokens', '#step', '#MFU', '#goodput', '#energy', 'terms'],
+      ['cluster', '#days', '#90 %', '#cost', '#90 %', '#odds', '#to spare', '#per 1M tokens', '#step', '#MFU', '#goodput', '#energy', 'terms'],
       r.choices.map((c, i) => {
         const path = `/recommend/choices/${i}`;
         return [el('button', {type: 'button', class: 'link', 'data-choice': i, 'aria-pressed': String(i === buy.choice), onclick: () => choose(i)}, c.cluster),
           num(`${path}/days/value`, 'd'), interval(`${path}/days`, 'd'), num(`${path}/dollars/value`, 'dollars'), interval(`${path}/dollars`, 'dollars'),
-          ...(r.terms.deadline_s != null ? [num(`${path}/probability`, 'ratio')] : []), num(`${path}/dollars_per_million_tokens/value`, 'usd'), num(`${path}/step_s/value`, 's'),
+          num(`${path}/probability`, 'odds'), num(`${path}/memory/margin_bytes`, 'B'), num(`${path}/dollars_per_million_tokens/value`, 'usd'), num(`${path}/step_s/value`, 's'),
           num(`${path}/mfu/value`, 'ratio'), num(`${path}/goodput/value`, 'ratio'), num(`${path}/energy_kwh/value`, 'energy'), meets(c) ? 'met' : !c.meets_deadline ? 'too late' : 'over the budget'];
       })));
   const rejected = rejectedTable(r.rejected);
@@ -148,26 +153,44 @@ function drawCostAndTime(body) {
   const best = undominated(data);
   f.inner.append('path').datum(best).attr('fill', 'none').attr('stroke', 'var(--accent)').attr('stroke-width', 1.5).attr('d', d3.line().x(d => x(d.days)).y(d => y(d.dollars)).curve(d3.curveStepAfter));
   const g = f.inner.selectAll('g.choice').data(data).enter().append('g').attr('class', 'choice');
-  const bar = (x1, x2, y1, y2) => g.append('line').attr('stroke', 'var(--faint)').attr('x1', x1).attr('x2', x2).attr('y1', y1).attr('y2', y2);
+  const onFront = new Set(best.map(d => d.i));
+  const lit = d => onFront.has(d.i) || d.i === buy.choice;  // the others are grey
+  g.classed('lit', lit);
+  const bar = (x1, x2, y1, y2) => g.append('line').attr('x1', x1).attr('x2', x2).attr('y1', y1).attr('y2', y2);
   bar(d => x(d.c.days.low), d => x(d.c.days.high), d => y(d.dollars), d => y(d.dollars));
   bar(d => x(d.days), d => x(d.days), d => y(d.c.dollars.low), d => y(d.c.dollars.high));
-  const onFront = new Set(best.map(d => d.i));
-  const marks = g.append('circle').attr('class', 'choice').attr('data-choice', d => d.i).attr('cx', d => x(d.days)).attr('cy', d => y(d.dollars)).attr('r', d => onFront.has(d.i) ? 7 : 5)
-      .attr('fill', d => meets(d.c) ? 'var(--accent)' : 'var(--paper)').attr('stroke', 'var(--accent)').attr('stroke-width', 2).classed('chosen', d => d.i === buy.choice);
+  const tone = d => lit(d) ? 'var(--accent)' : 'var(--faint)';
+  const marks = g.append('circle').attr('class', 'choice').attr('data-choice', d => d.i).attr('cx', d => x(d.days)).attr('cy', d => y(d.dollars)).attr('r', d => lit(d) ? 6 : 3.5)
+      .attr('fill', d => meets(d.c) ? tone(d) : 'var(--paper)').attr('stroke', tone).attr('stroke-width', d => lit(d) ? 2 : 1).classed('chosen', d => d.i === buy.choice);
   reachable(marks, d => `${d.c.cluster}\n${textOf(d.days, 'd')} (${textOf(d.c.days.low, 'd')} to ${textOf(d.c.days.high, 'd')})\n${textOf(d.dollars, 'dollars')} (${textOf(d.c.dollars.low, 'dollars')} to ${textOf(d.c.dollars.high, 'dollars')})\n${meets(d.c) ? 'meets the terms' : 'does not meet the terms'}`, d => choose(d.i));
-  labelMarks(f, best.map(d => ({x: x(d.days), y: y(d.dollars), text: d.c.cluster})));
-  body.append(legend([['the line: no other choice is both sooner and cheaper', 'var(--accent)'], ...words]), el('p', {class: 'small'}, 'Filled marks meet the terms, hollow ones do not.'));
+  g.filter(lit).raise();
+  const chosen = data[buy.choice];
+  place(f, [chosen, ...best.filter(d => d !== chosen)].map(d => ({x: x(d.days), y: y(d.dollars), text: d.c.cluster})));
+  body.append(legend([['the line: no other choice is both sooner and cheaper', 'var(--accent)'], ...words]), el('p', {class: 'small'}, 'Filled marks meet the terms, hollow ones do not. Grey: something else is both sooner and cheaper; point at one to see its interval.'));
 }
+
+// The machines that are in colour: what was asked for, the choice's, and the others that nothing beats;
+// all, where the colours suffice. In this order.
+function litMachines(r) {
+  const all = [...new Set(r.choices.map(c => c.machine))];
+  if (all.length <= machineColours.length) return all;
+  const front = undominated(r.choices.map(c => ({c, days: c.days.value, dollars: c.dollars.value}))).map(d => d.c.machine);
+  return [...new Set([buy.machine, r.choices[buy.choice].machine, ...front].filter(m => m != null))].slice(0, machineColours.length);
+}
+
+// The largest size that was looked at is none.
+function isKnee(m, d) { return d.c.gpus === m.sizes.knee_gpus && d !== m.points[m.points.length - 1]; }
 
 function drawSizes(body) {
   const r = doc.recommend;
-  const machines = [...new Set(r.choices.map(c => c.machine))].map((machine, k) => ({
-    machine, colour: `var(--${machineColours[k % machineColours.length]})`, dash: ['', '6 3', '2 3'][Math.floor(k / machineColours.length) % 3],
+  const lit = litMachines(r);
+  const machines = [...new Set(r.choices.map(c => c.machine))].map(machine => ({
+    machine, lit: lit.includes(machine), colour: lit.includes(machine) ? `var(--${machineColours[lit.indexOf(machine)]})` : 'var(--faint)',
     points: r.choices.map((c, i) => ({c, i})).filter(d => d.c.machine === machine).sort((a, b) => a.c.gpus - b.c.gpus),
     sizes: r.machines.find(m => m.machine === machine) || {},
-  }));
+  })).sort((a, b) => a.lit - b.lit || lit.indexOf(b.machine) - lit.indexOf(a.machine));
   const all = r.choices;
-  const f = frame(body, 340, {top: 26, right: 24, bottom: 46, left: 86}, 'Tokens per second against the number of GPUs, one line for each machine');
+  const f = frame(body, 380, {top: 26, right: 130, bottom: 46, left: 62}, 'Tokens per second against the number of GPUs, one line for each machine');
   const gpus = d3.extent(all, c => c.gpus);
   const x = d3.scaleLog().base(2).domain(gpus[0] < gpus[1] ? gpus : [gpus[0] / 2, gpus[0] * 2]).range([0, f.width]);
   const y = d3.scaleLog().domain(padded([d3.min(all, c => c.tokens_per_s.low), d3.max(all, c => c.tokens_per_s.high)], 1.1)).range([f.height, 0]);
@@ -176,40 +199,38 @@ function drawSizes(body) {
   const ticks = d3.range(0, octaves + 1, step).map(k => x.domain()[0] * 2 ** k).filter(v => v <= x.domain()[1]);
   axes(f, x, y, 'GPUs', 'tokens/s of all GPUs', {bottom: d3.axisBottom(x).tickValues(ticks).tickFormat(v => textOf(v, 'count')).tickSizeOuter(0),
     left: d3.axisLeft(y).tickValues(logTicks(y.domain())).tickFormat(v => textOf(v, 'amount').replace(/\.0+(?= |$)/, '')).tickSizeOuter(0)});
-  const labels = [];
   for (const m of machines) {
-    f.inner.append('path').datum(m.points).attr('fill', 'none').attr('stroke', m.colour).attr('stroke-width', 2).attr('stroke-dasharray', m.dash)
+    const g = f.inner.append('g').attr('class', `machine${m.lit ? ' lit' : ''}`).attr('data-machine', m.machine).style('color', m.colour);
+    g.append('path').datum(m.points).attr('fill', 'none').attr('stroke-dasharray', lit.indexOf(m.machine) % 2 === 1 ? '7 5' : null)  // lines may coincide
         .attr('d', d3.line().x(d => x(d.c.gpus)).y(d => y(d.c.tokens_per_s.value)));
-    const marks = f.inner.append('g').selectAll('circle').data(m.points).enter().append('circle').attr('cx', d => x(d.c.gpus)).attr('cy', d => y(d.c.tokens_per_s.value))
-        .attr('r', d => d.c.gpus === m.sizes.knee_gpus ? 7 : 4).attr('fill', d => d.c.gpus === m.sizes.knee_gpus ? 'var(--paper)' : m.colour).attr('stroke', m.colour).attr('stroke-width', 2);
-    reachable(marks, d => `${d.c.cluster}\n${textOf(d.c.tokens_per_s.value, 'amount')} tokens/s, MFU ${textOf(d.c.mfu.value, 'ratio')}\n${d.c.gpus === m.sizes.knee_gpus ? 'the knee: beyond, a doubling brings less than 1.6 times as many' : ''}`, d => choose(d.i));
-    const last = m.points[m.points.length - 1];
-    labels.push({x: x(last.c.gpus) - 8, y: y(last.c.tokens_per_s.value), text: m.machine});
+    const marks = g.selectAll('circle').data(m.points).enter().append('circle').attr('cx', d => x(d.c.gpus)).attr('cy', d => y(d.c.tokens_per_s.value))
+        .attr('r', d => (isKnee(m, d) ? 6 : 3) + m.lit).classed('knee', d => isKnee(m, d));
+    reachable(marks, d => `${d.c.cluster}\n${textOf(d.c.tokens_per_s.value, 'amount')} tokens/s, MFU ${textOf(d.c.mfu.value, 'ratio')}\n${isKnee(m, d) ? 'the knee: beyond, a doubling brings less than 1.6 times as many' : ''}`, d => choose(d.i));
   }
-  labelMarks(f, labels);
-  body.append(legend(machines.map(m => [m.machine, m.colour])), el('p', {class: 'small'}, 'Each mark is a forecast with its own best plan. Rings: the knee, beyond which a doubling brings less than 1.6 times the tokens per second.'));
-  body.append(table('', ['machine', '#smallest that fits', '#knee'], r.machines.map((m, i) => {
+  place(f, [...machines].reverse().map(m => {
+    const last = m.points[m.points.length - 1].c;
+    return {x: x(last.gpus), y: y(last.tokens_per_s.value), text: m.machine, kind: m.lit ? 'direct' : 'axis-title', tone: m.lit ? m.colour : null, places: last.gpus === x.domain()[1] ? behind : m.lit ? [...behind, ...beside] : behind.slice(0, 1)};
+  }));
+  body.append(el('p', {class: 'small'}, machines.length > lit.length ? 'In colour: the machine of the choice and those that no other beats in both cost and time; choose one in the table to see it among them. ' : '',
+      'Each mark is a forecast with its own best plan. Rings: the knee, beyond which a doubling brings less than 1.6 times the tokens per second.'));
+  body.append(el('div', r.machines.length > 16 ? {class: 'tall low', tabindex: 0, 'aria-label': 'Machines'} : {}, table('', ['machine', '#smallest that fits', '#knee'], r.machines.map((m, i) => {
     const path = `/recommend/machines/${i}`;
-    return [m.machine, m.smallest_gpus == null ? 'none' : num(`${path}/smallest_gpus`, 'count'), m.knee_gpus == null ? '–' : num(`${path}/knee_gpus`, 'count')];
-  })));
+    const name = el('button', {type: 'button', class: 'link', 'aria-pressed': String(m.machine === buy.machine), onclick: () => { buy.machine = m.machine; for (const draw of buyDrawers) draw(); }}, m.machine);
+    return [name, m.smallest_gpus == null ? 'none' : num(`${path}/smallest_gpus`, 'count'), m.knee_gpus == null ? '–' : num(`${path}/knee_gpus`, 'count')];
+  }))));
 }
 
 function drawWorth(body) {
   const list = doc.recommend.what_if.map((p, i) => ({p, i, name: `${p.property} ${p.change}`, worth: p.worth_usd_per_gpu_hour}));
-  const tall = 26;
-  const f = frame(body, list.length * tall + 48, {top: 8, right: 92, bottom: 40, left: 236}, 'What a change of the machine may cost per GPU and hour');
+  const rows = rowFrame(body, list, d => d.name, 'What a change of the machine may cost per GPU and hour',
+      [{text: d => textOf(d.worth, 'signed_usd'), path: d => `/recommend/what_if/${d.i}/worth_usd_per_gpu_hour`, unit: 'signed_usd'}]);
   const ends = [Math.min(0, d3.min(list, d => d.worth)), Math.max(0, d3.max(list, d => d.worth))];
-  const x = d3.scaleLinear().domain(ends[0] < ends[1] ? ends : [-1, 1]).nice().range([0, f.width]);
-  f.inner.append('g').attr('class', 'grid').call(d3.axisBottom(x).ticks(6).tickSize(list.length * tall).tickFormat(''));
-  f.inner.append('g').attr('class', 'axis').attr('transform', `translate(0,${list.length * tall})`).call(d3.axisBottom(x).ticks(6).tickSizeOuter(0));
-  f.inner.append('text').attr('class', 'axis-title').attr('x', f.width).attr('y', list.length * tall + 36).attr('text-anchor', 'end').text('worth, USD per GPU and hour');
-  const g = f.inner.selectAll('g.row').data(list).enter().append('g').attr('class', 'row').attr('transform', (d, i) => `translate(0,${i * tall})`);
-  g.append('rect').attr('x', d => x(Math.min(0, d.worth))).attr('y', 5).attr('height', tall - 10).attr('width', d => Math.abs(x(d.worth) - x(0)))
+  const x = d3.scaleLinear().domain(ends[0] < ends[1] ? ends : [-1, 1]).nice().range([0, rows.f.width]);
+  axisBelow(rows.f, x, rows.height, 'worth, USD per GPU and hour', null);
+  rows.g.append('rect').attr('x', d => x(Math.min(0, d.worth))).attr('y', rows.top).attr('height', rows.bar).attr('width', d => Math.abs(x(d.worth) - x(0)))
       .attr('fill', d => d.worth >= 0 ? 'var(--c-optimizer)' : 'var(--c-reduce)');
-  g.append('text').attr('x', -12).attr('y', tall / 2).attr('dy', '.35em').attr('text-anchor', 'end').text(d => d.name);
-  g.append('text').attr('x', f.width + 8).attr('y', tall / 2).attr('dy', '.35em').attr('data-path', d => `/recommend/what_if/${d.i}/worth_usd_per_gpu_hour`).attr('data-unit', 'signed_usd').text(d => textOf(d.worth, 'signed_usd'));
-  f.inner.append('line').attr('x1', x(0)).attr('x2', x(0)).attr('y1', 0).attr('y2', list.length * tall).attr('stroke', 'var(--ink)');
-  reachable(g, d => `${d.name}\n${textOf(d.p.days.value, 'd')}, ${textOf(d.p.dollars.value, 'dollars')}\nstep ${textOf(d.p.step_s.value, 's')}\nworth ${textOf(d.worth, 'signed_usd')} per GPU and hour`);
+  rows.f.inner.append('line').attr('x1', x(0)).attr('x2', x(0)).attr('y1', 0).attr('y2', rows.height).attr('stroke', 'var(--ink)').lower();
+  reachable(rows.g, d => `${d.name}\n${textOf(d.p.days.value, 'd')}, ${textOf(d.p.dollars.value, 'dollars')}\nstep ${textOf(d.p.step_s.value, 's')}\nworth ${textOf(d.worth, 'signed_usd')} per GPU and hour`);
   body.append(el('details', {}, el('summary', {}, 'Days, dollars and plans'), table('The best plan is searched anew for each', ['change', '#days', '#cost', '#step', 'plan'], list.map(({p, i, name}) => {
     const path = `/recommend/what_if/${i}`;
     return [name, num(`${path}/days/value`, 'd'), num(`${path}/dollars/value`, 'dollars'), num(`${path}/step_s/value`, 's'), planWords(p.plan)];
@@ -230,15 +251,12 @@ function drawTerms(body) {
 
 function drawBuyBlocks() {
   const r = doc.recommend, any = r.choices.length > 0;
-  const follow = (id, title, note, draw) => {
-    const section = block(id, title, note, draw);
-    buyDrawers.push(() => { const body = section.lastChild; body.replaceChildren(); draw(body); });
-  };
-  follow('buy', doc.title, `${textOf(r.parameters / 1e9, 'text').slice(0, 5)} B parameters; every candidate with its own best plan`, drawBuyVerdict);
+  const follow = (id, title, note, draw) => block(id, title, note, draw, buyDrawers);
+  follow('buy', doc.title, null, drawBuyVerdict);
   if (any) {
     follow('cost-time', 'Cost against time', 'Of the whole run, with failures, checkpoints and restarts.', drawCostAndTime);
     follow('choices', 'Candidates', null, drawChoices);
-    block('sizes', 'How far it scales', null, drawSizes);
+    follow('sizes', 'How far it scales', null, drawSizes);
   } else {
     const rejected = rejectedTable(r.rejected);
     if (rejected) block('choices', 'Candidates', null, body => body.append(rejected));
@@ -250,19 +268,22 @@ function drawBuyBlocks() {
 
 function drawScaleVerdict(body) {
   const s = doc.scale;
+  const asked = el('p', {class: 'note'}, `${s.scaling === 'weak' ? 'Weak scaling: the step grows with the GPUs' : 'Strong scaling: the step stays'}; sequence ${s.sequence}; each size with its own best plan`);
   if (!s.points.length) {
-    body.append(el('p', {}, el('span', {id: 'knee', class: 'verdict bad'}, 'It fits on none of these sizes')));
+    body.append(headline('knee', false, 'It fits on none of these sizes'), asked);
+    drawNothing(body, s.model, s.rejected);
     return;
   }
   const last = s.points.length - 1;
   const knee = s.points.findIndex(p => p.gpus === s.knee_gpus);
-  const atKnee = knee < 0 ? last : knee;
+  const bends = knee >= 0 && knee < last;
+  const atKnee = bends ? knee : last;
   const cheapest = d3.scan(s.points, (a, b) => a.dollars_per_million_tokens - b.dollars_per_million_tokens);
-  const sentence = knee >= 0 && knee < last ? ['Beyond ', num('/scale/knee_gpus', 'count'), ' GPUs a doubling brings less than 1.6 times the tokens per second.'] : ['No knee: every doubling brings 1.6 times the tokens per second or more.'];
-  body.append(el('p', {id: 'knee'}, el('strong', {}, sentence)));
+  body.append(headline('knee', true, last === 0 ? 'One size' : bends ? el('span', {}, 'Scales to ', num('/scale/knee_gpus', 'count'), ' GPUs') : el('span', {}, 'No knee up to ', num(`/scale/points/${last}/gpus`, 'count'), ' GPUs'),
+      last === 0 ? '' : bends ? ': beyond, a doubling brings less than 1.6 times the tokens per second' : ': every doubling brings 1.6 times the tokens per second or more'), asked);
   const path = i => `/scale/points/${i}`;
   body.append(el('div', {class: 'cards'},
-      card(knee >= 0 && knee < last ? 'At the knee' : 'At the largest', el('span', {}, num(`${path(atKnee)}/tokens_per_s/value`, 'amount'), ''), 'tokens/s of all GPUs'),
+      card(bends ? 'At the knee' : 'At the largest', el('span', {}, num(`${path(atKnee)}/tokens_per_s/value`, 'amount'), ''), 'tokens/s of all GPUs'),
       card('Efficiency there', num(`${path(atKnee)}/efficiency`, 'ratio'), el('span', {}, 'of ', num(`${path(0)}/gpus`, 'count'), ' GPUs’ tokens/s per GPU')),
       card('MFU there', num(`${path(atKnee)}/mfu/value`, 'ratio'), interval(`${path(atKnee)}/mfu`, 'ratio')),
       card('Cheapest', num(`${path(cheapest)}/dollars_per_million_tokens`, 'usd'), el('span', {}, 'per million tokens, on ', num(`${path(cheapest)}/gpus`, 'count'), ' GPUs'))));
@@ -279,7 +300,7 @@ function kneeLine(f, x) {
   const s = doc.scale;
   if (s.knee_gpus == null || s.knee_gpus === s.points[s.points.length - 1].gpus) return;
   f.inner.append('line').attr('class', 'capacity').attr('x1', x(s.knee_gpus)).attr('x2', x(s.knee_gpus)).attr('y1', 0).attr('y2', f.height);
-  f.inner.append('text').attr('x', x(s.knee_gpus) + 6).attr('y', f.height - 8).text('knee');
+  place(f, [{x: x(s.knee_gpus), y: f.height, text: 'knee', places: [[6, -8, 'start'], [-6, -8, 'end']]}]);
 }
 
 function drawScaleCurve(body) {
@@ -338,7 +359,7 @@ function drawScaleTable(body) {
 
 function drawScaleBlocks() {
   const s = doc.scale;
-  block('scale', doc.title, `${s.scaling === 'weak' ? 'Weak scaling: the step grows with the GPUs' : 'Strong scaling: the step stays'}; sequence ${s.sequence}; each size with its own best plan`, drawScaleVerdict);
+  block('scale', doc.title, null, drawScaleVerdict);
   if (s.points.length) {
     block('curve', 'Tokens per second', null, drawScaleCurve);
     block('shares', 'What becomes of the GPUs', null, drawScaleShares);

@@ -25,11 +25,19 @@ function scatter(body, data, unit, label, titles) {
 
 function drawValidation(body) {
   const v = doc.validation, path = '/validation';
-  body.append(el('p', {}, el('span', {class: `verdict ${v.passed ? 'good' : 'bad'}`, id: 'passed'}, v.passed ? 'Within tolerance' : 'Outside tolerance')));
+  // [words, path of the error, path of what is allowed] of every figure that is judged.
+  const judged = [['step time', 'step_error', 'step_error'], ['exposed communication', 'exposed_communication_error', 'exposed_communication_error'],
+    ...(v.memory || []).map((m, i) => m.judged ? [`memory: ${m.what}`, `memory/${i}/error`, 'memory_error'] : null)]
+      .filter(j => j && at(`${path}/${j[1]}`) != null && v.tolerances[j[2]] != null).map(([words, error, allowed]) => ({words, error: `${path}/${error}`, allowed: `${path}/tolerances/${allowed}`}));
+  const isOff = j => Math.abs(at(j.error)) > at(j.allowed);
+  const off = judged.filter(isOff), named = off.length ? off : judged;
+  body.append(headline('passed', v.passed, v.passed ? 'Passed' : 'Failed', ': ',
+      named.map((j, i) => [i ? '; ' : '', `${j.words} `, num(j.error, 'change'), ' (', num(j.allowed, 'ratio'), ' allowed)']).flat()),
+  el('p', {class: 'note'}, 'The forecast against the run: errors are forecast / measured − 1.'));
   const rows = [['step time', num(`${path}/step/predicted_s`, 's'), num(`${path}/step/measured_s`, 's'), num(`${path}/step_error`, 'change'), num(`${path}/tolerances/step_error`, 'ratio')],
     ['exposed communication, of the step', num(`${path}/exposed_communication/predicted_s`, 's'), num(`${path}/exposed_communication/measured_s`, 's'),
       num(`${path}/exposed_communication_error`, 'change'), num(`${path}/tolerances/exposed_communication_error`, 'ratio')]];
-  (v.memory || []).forEach((m, i) => rows.push([`memory: ${m.what}`, num(`${path}/memory/${i}/predicted_bytes`, 'B'), num(`${path}/memory/${i}/measured_bytes`, 'B'),
+  (v.memory || []).forEach((m, i) => rows.push([`memory: ${m.what}`, num(`${path}/memory/${i}/predicted_bytes`, 'B'), m.error == null && !m.measured_bytes ? 'not measured' : num(`${path}/memory/${i}/measured_bytes`, 'B'),
     m.error == null ? '–' : num(`${path}/memory/${i}/error`, 'change'), m.judged ? num(`${path}/tolerances/memory_error`, 'ratio') : m.note || 'not judged']));
   body.append(table('', ['', '#forecast', '#measured', '#error', '#allowed'], rows));
   const split = el('div', {class: 'split wide-left'}), left = el('div'), right = el('div');
@@ -78,6 +86,9 @@ function quantityText(quantity) {
 function drawAccuracy(body) {
   const a = doc.accuracy, s = '/accuracy/summary';
   a.rows = accuracyRows(a);
+  body.append(el('p', {class: 'headline'}, el('strong', {id: 'accuracy-verdict'}, a.summary.scored ? ['Half of ', num(`${s}/scored`, 'count'), ' forecasts are within ', num(`${s}/median_abs_error`, 'ratio')] : 'No row is scored'),
+      a.summary.scored ? [', nine of ten within ', num(`${s}/p90_abs_error`, 'ratio'), '; ', num(`${s}/coverage`, 'ratio'), ' lie in their 90 % intervals'] : ''),
+  el('p', {class: 'note'}, 'Predicted / measured − 1 of every row; a positive error is a forecast that is too slow.'));
   body.append(el('div', {class: 'cards'},
       card('Median |error|', num(`${s}/median_abs_error`, 'ratio'), el('span', {}, num(`${s}/scored`, 'count'), ' of ', num(`${s}/rows`, 'count'), ' rows scored')),
       card('90 % below', num(`${s}/p90_abs_error`, 'ratio'), 'of |predicted/measured − 1|'),
@@ -146,20 +157,12 @@ function drawErrorStrips(host, groups, scored, groupOf) {
   const strips = groups.slice(0, 24).map(d => ({...d, rows: scored.filter(r => groupOf(r) === d.g.group)})).filter(d => d.rows.length);
   if (!strips.length) return;
   host.append(el('h3', {}, 'Signed errors by group'), el('p', {class: 'note'}, 'Each dot a row; the bar its group’s median. Right of the line the forecast is too slow (predicted above measured).'));
-  const tall = 24;
-  const f = frame(host, strips.length * tall + 44, {top: 4, right: 24, bottom: 40, left: 230}, 'Signed errors of the scored rows, by group');
+  const rows = rowFrame(host, strips, d => d.g.group, 'Signed errors of the scored rows, by group');
   const worst = Math.max(0.1, d3.quantile(scored.map(r => Math.abs(r.error)).sort(d3.ascending), 0.98) || 0.1);
-  const x = d3.scaleLinear().domain([-worst, worst]).range([0, f.width]).clamp(true);
-  f.inner.append('g').attr('class', 'grid').call(d3.axisBottom(x).ticks(8).tickSize(strips.length * tall).tickFormat(''));
-  f.inner.append('g').attr('class', 'axis').attr('transform', `translate(0,${strips.length * tall})`).call(d3.axisBottom(x).ticks(8).tickSizeOuter(0).tickFormat(v => textOf(v, 'change')));
-  f.inner.append('text').attr('class', 'axis-title').attr('x', f.width).attr('y', strips.length * tall + 36).attr('text-anchor', 'end').text('predicted / measured − 1');
-  f.inner.append('line').attr('x1', x(0)).attr('x2', x(0)).attr('y2', strips.length * tall).attr('stroke', 'var(--ink)');
-  strips.forEach((strip, k) => {
-    const g = f.inner.append('g').attr('transform', `translate(0,${k * tall})`);
-    const label = strip.g.group.length > 32 ? `${strip.g.group.slice(0, 31)}…` : strip.g.group;
-    g.append('text').attr('x', -12).attr('y', tall / 2).attr('dy', '.35em').attr('text-anchor', 'end').text(label);
-    const marks = g.selectAll('circle').data(strip.rows).enter().append('circle').attr('cx', d => x(d.error)).attr('cy', tall / 2).attr('r', 3.2).attr('fill', d => d.colour).attr('fill-opacity', 0.6);
-    marks.append('title').text(d => `${d.id}: ${textOf(d.error, 'change')}`);
-    g.append('rect').attr('x', x(strip.g.bias) - 1.5).attr('y', 3).attr('width', 3).attr('height', tall - 6).attr('fill', 'var(--ink)');
-  });
+  const x = d3.scaleLinear().domain([-worst, worst]).range([0, rows.f.width]).clamp(true);
+  axisBelow(rows.f, x, rows.height, 'predicted / measured − 1', v => textOf(v, 'change'));
+  rows.f.inner.append('line').attr('x1', x(0)).attr('x2', x(0)).attr('y2', rows.height).attr('stroke', 'var(--ink)').lower();
+  const marks = rows.g.selectAll('circle').data(d => d.rows).enter().append('circle').attr('cx', d => x(d.error)).attr('cy', rows.top + rows.bar / 2).attr('r', 3.2).attr('fill', d => d.colour).attr('fill-opacity', 0.6);
+  marks.append('title').text(d => `${d.id}: ${textOf(d.error, 'change')}`);
+  rows.g.append('rect').attr('x', d => x(d.g.bias) - 1.5).attr('y', rows.top - 1).attr('width', 3).attr('height', rows.bar + 2).attr('fill', 'var(--ink)');
 }

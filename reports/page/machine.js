@@ -19,13 +19,13 @@ function drawRoofline(body) {
         left: d3.axisLeft(y).tickValues(logTicks(y.domain())).tickFormat(v => textOf(v, 'flops')).tickSizeOuter(0)});
   const roof = [[Math.max(domain[0], y.domain()[0] / o.bandwidth_bytes_per_s), 0], [ridge, 0], [domain[1], 0]].map(([i]) => [x(i), y(Math.min(o.peak_flops_per_s, i * o.bandwidth_bytes_per_s))]);
   f.inner.append('path').attr('fill', 'none').attr('stroke', 'var(--ink)').attr('stroke-width', 1.5).attr('d', d3.line()(roof));
-  f.inner.append('text').attr('x', f.width).attr('y', roof[2][1] - 7).attr('text-anchor', 'end').text(`${o.peak_dtype} peak ${textOf(o.peak_flops_per_s, 'flops')}`);
-  f.inner.append('text').attr('x', (roof[0][0] + roof[1][0]) / 2 + 10).attr('y', Math.min(f.height - 8, (roof[0][1] + roof[1][1]) / 2 + 16)).text(`memory ${textOf(o.bandwidth_bytes_per_s, 'rate')}`);
   const size = d3.scaleSqrt().domain([0, d3.max(data, d => d.p.total_s)]).range([2, 22]);
   const tones = {'matrix products': 'c-forward', attention: 'c-reduce', 'memory-bound kernels': 'c-gather'};
   const marks = f.inner.selectAll('circle').data(data.sort((a, b) => b.p.total_s - a.p.total_s)).enter().append('circle').attr('cx', d => x(d.intensity)).attr('cy', d => y(d.rate))
       .attr('r', d => size(d.p.total_s)).attr('fill', d => `var(--${tones[d.p.class] || 'c-copy'})`).attr('fill-opacity', 0.65).attr('stroke', 'var(--paper)');
   reachable(marks, d => `${d.p.name}\n${textOf(d.rate, 'flops')} at ${significant(d.intensity, 3)} FLOP/B\n${textOf(d.p.count, 'count')} times ${textOf(d.p.seconds, 's')}: ${textOf(d.p.total_s, 's')} of the step, ${d.p.evidence}`);
+  place(f, [{x: f.width, y: roof[2][1], text: `${o.peak_dtype} peak ${textOf(o.peak_flops_per_s, 'flops')}`, places: [[0, -7, 'end'], [0, 18, 'end']]},
+    {x: (roof[0][0] + roof[1][0]) / 2, y: (roof[0][1] + roof[1][1]) / 2, text: `memory ${textOf(o.bandwidth_bytes_per_s, 'rate')}`}]);
   const shown = new Set(data.map(d => d.p.class));
   body.append(legend(Object.entries(tones).filter(([name]) => shown.has(name)).map(([name, tone]) => [name, `var(--${tone})`])), el('p', {class: 'note'}, 'Area of a circle: its time in the step, alone. Operations that are counted in bytes alone (norms, copies, activations) stand in the table.'));
   body.append(el('div', {class: 'tall', tabindex: 0, 'aria-label': 'Operations of the step'}, table('Longest first, priced alone', ['operation', 'class', '#times', '#each', '#in all', '#FLOP', '#bytes', 'evidence'], o.operations.map((p, i) => {
@@ -36,17 +36,15 @@ function drawRoofline(body) {
 
 // --- what is not known, and what would help ---
 
-function bars(body, rows, center, label, domain) {
-  const tall = 28;
-  const f = frame(body, rows.length * tall + 48, {top: 8, right: 86, bottom: 40, left: 210}, label);
-  const x = d3.scaleLinear().domain(domain).nice().range([0, f.width]);
-  timeAxis(f, x, rows.length * tall, 'step time');
-  const g = f.inner.selectAll('g.row').data(rows).enter().append('g').attr('class', 'row').attr('transform', (d, i) => `translate(0,${i * tall})`);
-  g.append('rect').attr('x', d => x(Math.min(d.low, center))).attr('y', 5).attr('height', tall - 10).attr('width', d => x(Math.max(center, d.low)) - x(Math.min(d.low, center))).attr('fill', 'var(--c-optimizer)');
-  g.append('rect').attr('x', d => x(Math.min(center, d.high))).attr('y', 5).attr('height', tall - 10).attr('width', d => Math.abs(x(d.high) - x(center))).attr('fill', 'var(--c-reduce)');
-  g.append('text').attr('x', -12).attr('y', tall / 2).attr('dy', '.35em').attr('text-anchor', 'end').text(d => d.name);
-  f.inner.append('line').attr('x1', x(center)).attr('x2', x(center)).attr('y1', 0).attr('y2', rows.length * tall).attr('stroke', 'var(--ink)');
-  return {f, x, g, tall};
+function bars(body, rows, center, label, values) {
+  const r = rowFrame(body, rows, d => d.name, label, values);
+  const x = d3.scaleLinear().domain([d3.min(rows, d => Math.min(d.low, center * 0.98)), d3.max(rows, d => Math.max(d.high, center * 1.02))]).nice().range([0, r.f.width]);
+  timeAxis(r.f, x, r.height, 'step time');
+  const bar = (from, to, tone) => r.g.append('rect').attr('x', d => x(from(d))).attr('y', r.top).attr('height', r.bar).attr('width', d => Math.max(0, x(to(d)) - x(from(d)))).attr('fill', `var(--${tone})`);
+  bar(d => Math.min(d.low, center), d => Math.max(center, d.low), 'c-optimizer');
+  bar(d => Math.min(center, d.high), d => Math.max(center, d.high), 'c-reduce');
+  r.f.inner.append('line').attr('x1', x(center)).attr('x2', x(center)).attr('y1', 0).attr('y2', r.height).attr('stroke', 'var(--ink)').lower();
+  return r.g;
 }
 
 function drawTornado(body) {
@@ -56,22 +54,22 @@ function drawTornado(body) {
   split.append(left, right);
   body.append(split);
   left.append(el('h3', {}, 'Which uncertainty matters'), el('p', {class: 'note'}, 'Each class of work at the ends of its own 90 % interval, the others as they are best known.'));
-  const chart = bars(left, rows, s.step_s, 'How far the step moves when one factor of the machine does', [d3.min(rows, d => d.low), d3.max(rows, d => d.high)]);
-  reachable(chart.g, d => `${d.name}\nstep ${textOf(d.p.low_s, 's')} to ${textOf(d.p.high_s, 's')}\nits work ${textOf(d.p.low_factor, 'factor')} to ${textOf(d.p.high_factor, 'factor')}\n${d.p.source}`);
-  chart.g.append('text').attr('class', 'axis-title').attr('x', chart.f.width + 8).attr('y', chart.tall / 2).attr('dy', '.35em').text(d => `±${textOf((d.high - d.low) / 2 / s.step_s, 'ratio')}`);
+  const chart = bars(left, rows, s.step_s, 'How far the step moves when one factor of the machine does',
+      [{text: d => `±${textOf((d.high - d.low) / 2 / s.step_s, 'ratio')}`, soft: true}]);
+  reachable(chart, d => `${d.name}\nstep ${textOf(d.p.low_s, 's')} to ${textOf(d.p.high_s, 's')}\nits work ${textOf(d.p.low_factor, 'factor')} to ${textOf(d.p.high_factor, 'factor')}\n${d.p.source}`);
   right.append(el('h3', {}, 'What would help'), el('p', {class: 'note'}, 'The step if one class of work took half its time: a NIC or GPU twice as fast, with the same plan.'));
   const half = s.halved.map((p, i) => ({i, p, name: p.factor, low: p.seconds, high: s.step_s})).sort((a, b) => a.low - b.low);
-  const chart2 = bars(right, half, s.step_s, 'The step when one class of work takes half its time', [Math.min(d3.min(half, d => d.low), s.step_s * 0.8), s.step_s]);
-  reachable(chart2.g, d => `${d.name} in half its time\nstep ${textOf(d.p.seconds, 's')}: ${textOf(d.p.seconds / s.step_s - 1, 'change')}`);
-  chart2.g.append('text').attr('x', chart2.f.width + 8).attr('y', chart2.tall / 2).attr('dy', '.35em').attr('data-path', d => `/sensitivity/halved/${d.i}/seconds`).attr('data-unit', 's').text(d => textOf(d.p.seconds, 's'));
+  const chart2 = bars(right, half, s.step_s, 'The step when one class of work takes half its time',
+      [{text: d => textOf(d.p.seconds, 's'), path: d => `/sensitivity/halved/${d.i}/seconds`, unit: 's'}]);
+  reachable(chart2, d => `${d.name} in half its time\nstep ${textOf(d.p.seconds, 's')}: ${textOf(d.p.seconds / s.step_s - 1, 'change')}`);
   if ((s.changed || []).length) {
     const changed = s.changed.map((p, i) => ({i, p, name: `${p.property} ${p.change}`, low: Math.min(p.seconds, s.step_s), high: Math.max(p.seconds, s.step_s)}))
         .filter(d => d.p.property !== 'gpu.memory').sort((a, b) => a.p.seconds - b.p.seconds);
     const memory = s.changed.map((p, i) => ({p, i})).filter(d => d.p.property === 'gpu.memory');
     body.append(el('h3', {}, 'On another machine'), el('p', {class: 'note'}, 'The same plan where one property of the machine is another.'));
-    const chart3 = bars(body, changed, s.step_s, 'The step on a machine that is changed in one property', [d3.min(changed, d => d.low), d3.max(changed, d => d.high)]);
-    reachable(chart3.g, d => `${d.name}\nstep ${textOf(d.p.seconds, 's')}: ${textOf(d.p.seconds / s.step_s - 1, 'change')}`);
-    chart3.g.append('text').attr('x', chart3.f.width + 8).attr('y', chart3.tall / 2).attr('dy', '.35em').attr('data-path', d => `/sensitivity/changed/${d.i}/seconds`).attr('data-unit', 's').text(d => textOf(d.p.seconds, 's'));
+    const chart3 = bars(body, changed, s.step_s, 'The step on a machine that is changed in one property',
+        [{text: d => textOf(d.p.seconds, 's'), path: d => `/sensitivity/changed/${d.i}/seconds`, unit: 's'}]);
+    reachable(chart3, d => `${d.name}\nstep ${textOf(d.p.seconds, 's')}: ${textOf(d.p.seconds / s.step_s - 1, 'change')}`);
     body.append(el('p', {class: 'small', id: 'other-memory'}, 'Memory of the GPU: ', memory.flatMap(({p, i}, k) => [k ? '; ' : '', `${p.change} `, p.fits ? 'fits with ' : 'lacks ', num(`/sensitivity/changed/${i}/margin_bytes`, p.fits ? 'B' : 'lacking'), p.fits ? ' to spare' : '']), '.'));
   }
   body.append(el('details', {}, el('summary', {}, 'Where these intervals come from'), table('', ['class of work', '#low', '#high', '#step, low', '#step, high', 'source'], rows.map(({p, i}) => {

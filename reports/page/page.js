@@ -5,25 +5,26 @@ function drawBlocks() {
   const has = key => doc[key] != null;
   const first = doc.views[0];
   if (has('form')) block('ask', 'A job', null, drawForm);
+  if (has('validation')) block('validation', doc.title, null, drawValidation);
   if (first) {
-    block('verdict', doc.title, headline(first), drawVerdict, true);
-    block('plan', 'Plan', null, drawPlan, true);
-    block('memory', 'Memory over the step', 'Of one GPU, by category. The line above the areas is the highest within each event.', drawMemory, true);
-    if (first.timeline != null || first.timeline_left_out) block('timeline-block', 'Timeline', 'One step of one rank, all others do the same: its streams and the host that issues.', drawTimelineBlock, true);
-    if (first.waterfall) block('waterfall', 'Where the time goes', 'Bars add up to the step exactly, in nanoseconds. Choose one to see it in the timeline.', body => { if (view().waterfall) drawWaterfall(body); }, true);
+    block('verdict', has('validation') ? 'The forecast' : doc.title, null, drawVerdict, drawers);
+    block('plan', 'Plan', null, drawPlan, drawers);
+    block('memory', 'Memory over the step', 'Of one GPU, by category. The line above the areas is the highest within each event.', drawMemory, drawers);
+    if (first.timeline != null || first.timeline_left_out) block('timeline-block', 'Timeline', 'One step of one rank, all others do the same: its streams and the host that issues.', drawTimelineBlock, drawers);
+    if (first.waterfall) block('waterfall', 'Where the time goes', 'Bars add up to the step exactly, in nanoseconds. Choose one to see it in the timeline.', body => { if (view().waterfall) drawWaterfall(body); }, drawers);
   }
   if (has('recommend')) drawBuyBlocks();
   if (has('scale')) drawScaleBlocks();
   if (has('search')) {
-    block('search', 'Shard group and prefetch', null, drawHeatmap, true);
-    if (doc.search.pareto.length) block('pareto', 'Speed against memory', null, drawPareto, true);
+    if (!first) block('verdict', doc.title, null, drawNoPlan);
+    block('search', 'Shard group and prefetch', null, drawHeatmap, drawers);
+    if (doc.search.pareto.length) block('pareto', 'Speed against memory', null, drawPareto, drawers);
     if (doc.search.neighbours.length) block('why', 'Why the best plan won', null, drawNeighbours);
   }
   if (has('scaling') && doc.scaling.points.some(p => p.refused == null)) block('scaling', 'More and fewer GPUs', null, drawScaling);
   if (has('operations')) block('roofline', 'Operations against the roofs', null, drawRoofline);
   if (has('sensitivity')) block('sensitivity', `What moves the step${sensitivityOf()}`, null, drawTornado);
-  if (has('validation')) block('validation', 'Forecast against the run', null, drawValidation);
-  if (has('accuracy')) block('accuracy', doc.title, 'Predicted / measured − 1 of every row; a positive error is a forecast that is too slow.', drawAccuracy);
+  if (has('accuracy')) block('accuracy', doc.title, null, drawAccuracy);
   if (has('recommend')) block('terms', 'What it rests on', null, drawTerms);
   if (first) block('assumptions', 'What it rests on', null, drawAssumptions);
   block('reproduce', 'Reproduce', null, drawReproduce);
@@ -50,8 +51,7 @@ function drawForm(body) {
       el('button', {type: 'submit'}, 'Forecast')));
 }
 
-function headline(first) {
-  const report = first.report;
+function jobWords(report) {
   const plan = report.plan, cluster = report.cluster;
   if (!plan || !cluster) return null;
   return `${textOf(report.parameters / 1e9, 'text').slice(0, 5)} B parameters on ${cluster.gpus} × ${cluster.gpu_name}, ${plan.runtime}, sequence ${plan.batch.sequence}`;
@@ -72,7 +72,7 @@ function start() {
   document.getElementById('theme').addEventListener('click', () => theme(document.documentElement.dataset.theme !== 'dark'));
   document.getElementById('bar-title').textContent = doc.title;
   drawBlocks();
-  document.getElementById('nav').append(...blocks.map((b, i) => el('a', {href: `#${b.id}`}, b.title !== doc.title ? b.title : b.id === 'accuracy' ? 'Accuracy' : 'Verdict')));
+  document.getElementById('nav').append(...blocks.map(b => el('a', {href: `#${b.id}`}, b.title !== doc.title ? b.title : 'Verdict')));
   if (doc.views.length > 1) {
     const select = document.getElementById('view');
     select.append(...doc.views.map((v, i) => el('option', {value: i}, v.label)));
@@ -87,7 +87,7 @@ function start() {
     pending = setTimeout(() => {
       if (innerWidth === width) return;
       width = innerWidth;
-      for (const draw of drawers) draw();
+      for (const b of blocks) if (b.body.querySelector('svg, canvas')) b.draw();
     }, 150);
   });
   // Paper is white, and has no hover.

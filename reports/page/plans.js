@@ -29,7 +29,7 @@ function drawHeatmap(body) {
       'aria-label': label, disabled: cell.view == null, onclick: () => show(cell.view)},
     num(`/search/heatmap/${i}/seconds`, 's'), cell.seconds === fastest ? ' ★' : '');
     b.style.background = heatColour(share);
-    b.style.color = share < 0.55 ? '#fff' : '#111';
+    b.style.color = share < 0.25 ? '#fff' : '#111';
     return b;
   };
   const rows = shards.map(shard => el('tr', {}, el('th', {scope: 'row', class: 'n'}, num(`/search/heatmap/${cells.findIndex(c => c.shard === shard)}/shard`, 'text')),
@@ -41,37 +41,44 @@ function drawHeatmap(body) {
       num('/search/simulated', 'count'), ' simulated', doc.search.pruned ? [', ', num('/search/pruned', 'count'), ' ruled out by a lower bound'] : '', ' in ', num('/search/seconds', 's'), '. A cell has the best step time over everything else (reshard, recompute, micro-batch); ',
       'dark is fast, ★ the fastest. Choose a cell: verdict, plan, memory, timeline and waterfall show its plan.'));
   body.append(el('div', {class: 'scroll'}, el('table', {class: 'heat', id: 'heatmap'},
-      el('thead', {}, el('tr', {}, el('th', {scope: 'col', class: 'n'}, 'shard group'), prefetches.map(p => el('th', {scope: 'col'}, p))),
+      el('thead', {}, el('tr', {}, el('th', {scope: 'col', class: 'n'}, 'shard group'), prefetches.map(p => el('th', {scope: 'col'}, p.split('/')[0], p.includes('/') ? ['/', el('wbr'), p.split('/')[1]] : ''))),
           ), el('tbody', {}, rows)), el('p', {class: 'small'}, 'Columns: prefetch depth forward/backward, in units ahead; implicit: the host running ahead.')));
 }
 
 // --- time against memory ---
 
+// What has to fit: reserved by the allocator, and what is outside it. Where that was not asked, of the
+// view's report.
+function totalOf(point) {
+  if (point.total_bytes != null) return point.total_bytes;
+  const memory = point.view != null && doc.views[point.view].report.memory;
+  return memory ? memory.outside_allocator_bytes.value + memory.peak_reserved_bytes.value : point.peak_allocated_bytes;
+}
+
 function drawPareto(body) {
   const points = doc.search.pareto;
   const others = doc.views.map((v, i) => ({view: i, report: v.report})).filter(v => v.report.origin !== 'measured' && v.report.memory.fits)
-      .map(v => ({view: v.view, gib: v.report.memory.peak_allocated_bytes.value / 2 ** 30, rate: v.report.step.tokens_per_s_per_gpu.value, label: doc.views[v.view].label}));
-  const f = frame(body, 300, {top: 26, right: 20, bottom: 46, left: 66}, 'Tokens per second against peak memory of the plans found');
-  const data = points.map((p, i) => ({i, gib: p.peak_allocated_bytes / 2 ** 30, rate: p.tokens_per_s_per_gpu, p}));
+      .map(v => ({view: v.view, gib: totalOf(v) / 2 ** 30, rate: v.report.step.tokens_per_s_per_gpu.value}));
+  const f = frame(body, 300, {top: 26, right: 20, bottom: 46, left: 66}, 'Tokens per second against the memory per GPU of the plans found');
+  const data = points.map((p, i) => ({i, gib: totalOf(p) / 2 ** 30, rate: p.tokens_per_s_per_gpu, p}));
   const all = data.concat(others);
   const capacity = doc.views.length && doc.views[0].report.memory.capacity_bytes / 2 ** 30;
   const x = d3.scaleLinear().domain([0, Math.max(capacity || 0, d3.max(all, d => d.gib)) * 1.03]).range([0, f.width]);
   const y = d3.scaleLinear().domain([d3.min(all, d => d.rate) * 0.94, d3.max(all, d => d.rate) * 1.04]).range([f.height, 0]);
-  axes(f, x, y, 'peak allocated, GiB per GPU', 'tokens/s per GPU');
-  if (capacity) {
-    f.inner.append('line').attr('class', 'capacity').attr('x1', x(capacity)).attr('x2', x(capacity)).attr('y1', 0).attr('y2', f.height);
-    f.inner.append('text').attr('x', x(capacity) - 6).attr('y', f.height - 8).attr('text-anchor', 'end').text('capacity');
-  }
+  axes(f, x, y, 'memory in all, GiB per GPU', 'tokens/s per GPU');
+  if (capacity) f.inner.append('line').attr('class', 'capacity').attr('x1', x(capacity)).attr('x2', x(capacity)).attr('y1', 0).attr('y2', f.height);
   f.inner.selectAll('circle.other').data(others).enter().append('circle').attr('class', 'other').attr('cx', d => x(d.gib)).attr('cy', d => y(d.rate)).attr('r', 3.5).attr('fill', 'var(--faint)');
-  f.inner.append('path').datum(data).attr('fill', 'none').attr('stroke', 'var(--accent)').attr('stroke-width', 1.5)
-      .attr('d', d3.line().x(d => x(d.gib)).y(d => y(d.rate)).curve(d3.curveStepBefore));
+  f.inner.append('path').datum([...data].sort((a, b) => a.gib - b.gib)).attr('fill', 'none').attr('stroke', 'var(--accent)').attr('stroke-width', 1.5)
+      .attr('d', d3.line().x(d => x(d.gib)).y(d => y(d.rate)).curve(d3.curveStepAfter));
   const marks = f.inner.selectAll('circle.pareto').data(data).enter().append('circle').attr('class', 'pareto').attr('cx', d => x(d.gib)).attr('cy', d => y(d.rate)).attr('r', 6)
-      .attr('fill', 'var(--accent)').attr('data-view', d => d.p.view).classed('chosen', d => d.p.view === state.view);
-  reachable(marks, d => `${d.p.plan}\n${textOf(d.p.seconds, 's')} per step, ${textOf(d.rate, 'count')} tokens/s per GPU\npeak ${textOf(d.p.peak_allocated_bytes, 'B')}`, d => show(d.p.view));
-  body.append(table('No plan is better in both than these', ['plan', '#step', '#tokens/s per GPU', '#peak allocated'], points.map((p, i) => {
+      .attr('fill', 'var(--accent)').attr('data-view', d => d.p.view).classed('chosen', d => d.p.view != null && d.p.view === state.view);
+  reachable(marks, d => `${d.p.plan}\n${textOf(d.p.seconds, 's')} per step, ${textOf(d.rate, 'count')} tokens/s per GPU\n${textOf(totalOf(d.p), 'B')} in all, ${textOf(d.p.peak_allocated_bytes, 'B')} allocated`, d => show(d.p.view));
+  place(f, [...(capacity ? [{x: x(capacity), y: f.height, text: 'capacity', places: [[-6, -8, 'end'], [-6, -26, 'end'], [-6, 16 - f.height, 'end']]}] : []),
+    ...data.map(d => ({x: x(d.gib), y: y(d.rate), text: textOf(d.p.seconds, 's')}))]);
+  body.append(table('No plan is better in both than these; marks say the step', ['plan', '#step', '#tokens/s per GPU', '#memory in all', '#allocated'], points.map((p, i) => {
     const path = `/search/pareto/${i}`;
     const name = p.view == null ? p.plan : el('button', {type: 'button', class: 'link', onclick: () => show(p.view)}, p.plan || 'show');
-    return [name, num(`${path}/seconds`, 's'), num(`${path}/tokens_per_s_per_gpu`, 'count'), num(`${path}/peak_allocated_bytes`, 'B')];
+    return [name, num(`${path}/seconds`, 's'), num(`${path}/tokens_per_s_per_gpu`, 'count'), num(`${path}/total_bytes`, 'B'), num(`${path}/peak_allocated_bytes`, 'B')];
   })));
 }
 
@@ -99,7 +106,6 @@ function drawScaling(body) {
   axes(f, x, y, 'GPUs', 'tokens/s per GPU, with 90 % interval', {bottom: d3.axisBottom(x).tickValues(points.map(d => d.p.gpus)).tickFormat(v => textOf(v, 'count')).tickSizeOuter(0)});
   const best = d3.max(points, d => d.p.tokens_per_s_per_gpu.value);
   f.inner.append('line').attr('x1', 0).attr('x2', f.width).attr('y1', y(best)).attr('y2', y(best)).attr('stroke', 'var(--soft)').attr('stroke-dasharray', '5 4');
-  f.inner.append('text').attr('class', 'axis-title').attr('x', f.width).attr('y', y(best) - 6).attr('text-anchor', 'end').text('linear scaling');
   f.inner.append('path').datum(points).attr('fill', 'var(--accent)').attr('fill-opacity', 0.18)
       .attr('d', d3.area().x(d => x(d.p.gpus)).y0(d => y(d.p.tokens_per_s_per_gpu.low)).y1(d => y(d.p.tokens_per_s_per_gpu.high)));
   f.inner.append('path').datum(points).attr('fill', 'none').attr('stroke', 'var(--accent)').attr('stroke-width', 2).attr('d', d3.line().x(d => x(d.p.gpus)).y(d => y(d.p.tokens_per_s_per_gpu.value)));
@@ -107,12 +113,13 @@ function drawScaling(body) {
       .attr('fill', d => d.p.fits ? 'var(--accent)' : 'var(--paper)').attr('stroke', 'var(--accent)').attr('stroke-width', 2);
   reachable(marks, d => `${textOf(d.p.gpus, 'count')} GPUs, shard ${d.p.shard} × replicate ${d.p.replicate}\n${textOf(d.p.seconds.value, 's')} per step, ${textOf(d.p.tokens_per_s_per_gpu.value, 'count')} tokens/s per GPU` +
       (d.p.fits ? '' : '\ndoes not fit'));
-  body.append(table('The same plan on other counts of GPUs, the batch of each GPU as it is; hollow marks do not fit', ['#GPUs', '#shard', '#replicate', '#step', '#tokens/s in all', '#tokens/s per GPU', '#exposed', '#peak allocated', ''],
+  place(f, [{x: f.width, y: y(best), kind: 'axis-title', text: 'linear scaling', places: [[0, -6, 'end'], [0, 18, 'end'], [0, 40, 'end']]}]);
+  body.append(table('The same plan on other counts of GPUs, the batch of each GPU as it is; hollow marks do not fit', ['#GPUs', '#shard', '#replicate', '#step', '#tokens/s in all', '#tokens/s per GPU', '#exposed', '#memory in all', ''],
       all.map((p, i) => {
         const path = `/scaling/points/${i}`;
         const sizes = [num(`${path}/gpus`, 'count'), num(`${path}/shard`, 'count'), num(`${path}/replicate`, 'count')];
         if (p.refused != null) return [...sizes, '–', '–', '–', '–', '–', p.refused];
         return [...sizes, num(`${path}/seconds/value`, 's'), num(`${path}/tokens_per_s`, 'count'), num(`${path}/tokens_per_s_per_gpu/value`, 'count'),
-          num(`${path}/exposed_communication_s/value`, 's'), num(`${path}/peak_allocated_bytes`, 'B'), p.fits ? '' : 'does not fit'];
+          num(`${path}/exposed_communication_s/value`, 's'), num(`${path}/total_bytes`, 'B'), p.fits ? '' : 'does not fit'];
       })));
 }

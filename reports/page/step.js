@@ -16,17 +16,50 @@ const evidenceMeaning = {
   datasheet: 'from a data sheet', assumed: 'assumed: nobody measured it',
 };
 
+// Whether a forecast fits, and how sure that is.
+function fitLine(path, report) {
+  const memory = report.memory;
+  if (memory.fits == null) return null;
+  const odds = memory.fit_probability != null && report.origin !== 'measured' ? [' with ', num(`${path}/memory/fit_probability`, 'odds')] : [];
+  if (!memory.fits) return headline('fits', false, 'Does not fit', ': ', num(`${path}/memory/margin_bytes`, 'lacking'), ' more than the ', num(`${path}/memory/capacity_bytes`, 'B'), ' per GPU that there are');
+  return headline('fits', true, el('span', {}, 'Fits', odds), ': ', num(`${path}/memory/margin_bytes`, 'B'), ' to spare of ', num(`${path}/memory/capacity_bytes`, 'B'), ' per GPU');
+}
+
+// Of a search: what was looked through, and what is faster but riskier.
+function searchWords() {
+  const s = doc.search;
+  const line = el('p', {id: 'searched'}, s.best ? 'The best of ' : 'None of ', num('/search/enumerated', 'count'), s.best ? ' plans' : ' plans fits; this is the smallest');
+  if (s.riskier) line.append('. Faster but riskier: ', s.riskier.plan, ', ', num('/search/riskier/seconds', 's'), ' per step, fits with ', num('/search/riskier/fit_probability', 'odds'));
+  line.append('.');
+  return line;
+}
+
+function drawNoPlan(body) {
+  body.append(headline('fits', false, 'No plan fits', ': ', num('/search/enumerated', 'count'), ' were tried'), advice('advice', [doc.advice, ...infeasibleWords(doc.search.infeasible)]) || '');
+}
+
+// Of an answer's JSON: what is lacking, and the change that fits.
+function infeasibleWords(infeasible) {
+  if (!infeasible || infeasible.exceeds_bytes == null) return [];
+  const lacking = `The smallest plan needs ${textOf(infeasible.exceeds_bytes, 'B')} more per GPU than there are`;
+  const way = infeasible.remedy;
+  if (!way) return [`${lacking}; nothing that was tried makes it fit.`];
+  return [`${lacking}. It fits on ${textOf(way.gpus, 'count')} GPUs with ${Object.entries(way.set).map(([key, value]) => `--set ${key}=${value}`).join(' ')}: ${textOf(way.margin_bytes, 'B')} to spare.`];
+}
+
 function drawVerdict(body) {
   const path = `${viewPath()}/report`;
   const report = view().report;
-  const memory = report.memory;
-  const parts = [];
-  if (memory.fits != null) {
-    parts.push(el('span', {id: 'fits', class: `verdict ${memory.fits ? 'good' : 'bad'}`}, memory.fits ? 'Fits' : 'Does not fit'), ' ');
-    parts.push(el('span', {}, num(`${path}/memory/margin_bytes`, memory.fits ? 'B' : 'lacking'), memory.fits ? ' to spare of ' : ' more than the ',
-        num(`${path}/memory/capacity_bytes`, 'B'), ' per GPU'));
-  }
-  body.append(el('p', {}, parts));
+  const fits = fitLine(path, report);
+  if (fits) body.append(fits);
+  const isShortfall = line => line.startsWith('does not fit');
+  const ways = [...(report.warnings || []).filter(isShortfall), state.view === 0 ? doc.advice : null];
+  const help = advice('advice', ways);
+  if (help) body.append(help);
+  const best = doc.search && doc.search.best;
+  if (doc.search && state.view === (best || doc.search.smallest || {}).view) body.append(searchWords());
+  const job = jobWords(report);
+  if (job) body.append(el('p', {class: 'note'}, job));
   const cards = el('div', {class: 'cards'});
   const quantity = (what, key, unit) => {
     const q = at(`${path}/step/${key}`);
@@ -37,9 +70,10 @@ function drawVerdict(body) {
   quantity('Tokens/s per GPU', 'tokens_per_s_per_gpu', 'count');
   quantity('MFU', 'mfu', 'ratio');
   quantity('Exposed comm.', 'exposed_communication_s', 's');
-  if (memory.peak_reserved_bytes) {
-    cards.append(card('Peak reserved', num(`${path}/memory/peak_reserved_bytes/value`, 'B'),
-        el('span', {}, num(`${path}/memory/peak_allocated_bytes/value`, 'B'), ' allocated')));
+  if (report.memory.peak_reserved_bytes) {
+    const inAll = report.memory.total_bytes != null;
+    cards.append(card(inAll ? 'Memory per GPU' : 'Peak reserved', num(`${path}/memory/${inAll ? 'total_bytes' : 'peak_reserved_bytes/value'}`, 'B'),
+        el('span', {}, num(`${path}/memory/peak_allocated_bytes/value`, 'B'), ' allocated', inAll ? ', the rest cached or outside the allocator' : '')));
   }
   if (doc.price && state.view === 0) {
     cards.append(card('Per million tokens', num('/price/usd_per_million_tokens/value', 'usd'),
@@ -53,12 +87,11 @@ function drawVerdict(body) {
     where.append('. ', limitWords());
     body.append(where);
   }
-  const best = doc.search && doc.search.best;
   if (best && best.view != null && best.view !== state.view && best.seconds < report.step.seconds.value) {
     body.append(el('p', {}, 'The search found a faster plan: ', num('/search/best/seconds', 's'), ' per step. ',
         el('button', {type: 'button', id: 'show-best', onclick: () => show(best.view)}, 'Show the best plan')));
   }
-  for (const warning of report.warnings || []) body.append(el('div', {class: 'warning'}, warning));
+  for (const warning of (report.warnings || []).filter(w => !isShortfall(w))) body.append(el('div', {class: 'warning'}, warning));
   body.append(el('p', {class: 'note'}, 'Intervals are 90 % of re-simulations in which what is not known of the machine varies; exposed communication is time in which a ' +
       'collective moves data and no kernel computes; MFU counts the model’s FLOPs against the dense peak of the parameters’ type.'));
 }
@@ -149,10 +182,11 @@ function drawMemoryChart(body, t, m, report) {
   body.append(legend([['outside the allocator', '#5b6570'], ...order.filter(c => m.categories[c].peak_bytes > m.peak_bytes / 500).map(c => [names[c], categoryColour(names[c])])]));
   const f = frame(body, 330, {top: 24, right: 14, bottom: 46, left: 62}, 'Memory of one GPU over the events of the step, by category');
   const gib = 2 ** 30;
-  const top = Math.max(report.memory.capacity_bytes || 0, outside + m.peak_bytes) * 1.06 / gib;
+  const counted = outside + (report.memory.peak_reserved_bytes ? report.memory.peak_reserved_bytes.value : 0);
+  const top = Math.max(report.memory.capacity_bytes || 0, counted, outside + m.peak_bytes) * 1.06 / gib;
   const x = d3.scaleLinear().domain([0, Math.max(1, t.n - 1)]).range([0, f.width]);
   const y = d3.scaleLinear().domain([0, top]).range([f.height, 0]);
-  axes(f, x, y, 'events of the step in the order the host issues them', 'GiB per GPU');
+  axes(f, x, y, f.width < 400 ? 'events, as the host issues them' : 'events of the step in the order the host issues them', 'GiB per GPU');
   const base = m.ids.map(() => outside);
   const area = d3.area().x((d, i) => x(m.ids[i])).curve(d3.curveStepAfter);
   f.inner.append('path').attr('d', area.y0(y(0)).y1(y(outside / gib))(m.ids)).attr('fill', '#5b6570');
@@ -163,21 +197,18 @@ function drawMemoryChart(body, t, m, report) {
   }
   f.inner.append('path').attr('fill', 'none').attr('stroke', 'var(--ink)').attr('stroke-width', 1)
       .attr('d', d3.line().x((d, i) => x(m.ids[i])).y(d => y((outside + d) / gib)).curve(d3.curveStepAfter)(m.peaks));
+  const labels = [];
   const level = (value, text, kind, dash) => {
     f.inner.append('line').attr('x1', 0).attr('x2', f.width).attr('y1', y(value / gib)).attr('y2', y(value / gib)).attr('class', kind)
         .attr('stroke', 'currentColor').attr('stroke-dasharray', dash);
-    f.inner.append('text').attr('x', 6).attr('y', y(value / gib) - 5).text(text);
+    labels.push({x: 0, y: y(value / gib), text, places: [[6, -5, 'start'], [f.width, -5, 'end'], [6, 16, 'start'], [f.width, 16, 'end']]});
   };
   if (report.memory.capacity_bytes) level(report.memory.capacity_bytes, `capacity ${textOf(report.memory.capacity_bytes, 'B')}`, 'capacity', null);
-  const reserved = report.memory.peak_reserved_bytes && outside + report.memory.peak_reserved_bytes.value;
-  if (reserved && Math.abs(y(reserved / gib) - y((report.memory.capacity_bytes || 0) / gib)) > 18) {
-    level(reserved, `reserved at most, with what is outside: ${textOf(reserved, 'B')}`, 'reserved', '5 4');
-  }
+  if (counted > outside) level(counted, `what has to fit, with caches: ${textOf(counted, 'B')}`, 'reserved', '5 4');
   const peakAt = x(m.peak_event);
   f.inner.append('circle').attr('cx', peakAt).attr('cy', y((outside + m.peak_bytes) / gib)).attr('r', 4.5).attr('fill', 'var(--ink)');
-  const flip = peakAt > f.width * 0.66;
-  f.inner.append('text').attr('x', peakAt + (flip ? -9 : 9)).attr('y', y((outside + m.peak_bytes) / gib) + 16).attr('text-anchor', flip ? 'end' : 'start')
-      .attr('id', 'peak-label').text(`peak: ${nameOf(t, m.peak_event)}`);
+  labels.push({x: peakAt, y: y((outside + m.peak_bytes) / gib), text: `peak: ${nameOf(t, m.peak_event)}`, id: 'peak-label'});
+  place(f, labels);
   const cursor = f.inner.append('line').attr('y1', 0).attr('y2', f.height).attr('stroke', 'var(--ink)').attr('visibility', 'hidden');
   const info = el('p', {class: 'small', id: 'memory-info'}, 'Point at the chart, or focus it and use the arrow keys, to see an event; click or press Enter to find it in the timeline.');
   body.append(info);
@@ -194,7 +225,7 @@ function drawMemoryChart(body, t, m, report) {
   const node = f.svg.attr('tabindex', 0).attr('id', 'memory-chart').node();
   node.addEventListener('mousemove', event => {
     const box = node.getBoundingClientRect();
-    const row = x.invert((event.clientX - box.left) * (f.width + 76) / box.width - 62);
+    const row = x.invert(event.clientX - box.left - f.margin.left);
     show(Math.max(0, Math.min(m.ids.length - 1, d3.bisectLeft(m.ids, row))));
   });
   const find = () => { if (chart.t) select(m.ids[k]); };
@@ -216,32 +247,25 @@ function drawWaterfall(body) {
   const bars = view().waterfall;
   const path = viewPath();
   const total = d3.sum(bars, b => b.seconds);
-  const rows = bars.length + 1, tall = 26;
-  const f = frame(body, rows * tall + 48, {top: 4, right: 150, bottom: 44, left: 240}, 'Where the step’s time goes; the bars add up to the step');
-  const x = d3.scaleLinear().domain([0, total]).range([0, f.width]);
-  timeAxis(f, x, rows * tall, 'time within the step');
   let before = 0;
   const data = bars.map((bar, i) => {
-    const entry = {bar, i, from: before};
+    const entry = {what: bar.what, seconds: bar.seconds, from: before, path: `${path}/waterfall/${i}/seconds`, share: textOf(bar.seconds / total, 'ratio')};
     before += bar.seconds;
     return entry;
   });
-  const row = f.inner.selectAll('g.row').data(data).enter().append('g').attr('class', 'row').attr('transform', d => `translate(0,${d.i * tall})`);
-  row.append('rect').attr('x', -240).attr('width', f.width + 390).attr('height', tall).attr('fill', 'transparent');
-  row.append('rect').attr('x', d => x(d.from)).attr('y', 4).attr('height', tall - 8).attr('width', d => Math.max(1, x(d.bar.seconds))).attr('fill', d => `var(--${barColour(d.bar.what)})`);
-  row.append('text').attr('x', -12).attr('y', tall / 2).attr('dy', '.35em').attr('text-anchor', 'end').text(d => d.bar.what);
-  row.append('text').attr('x', f.width + 12).attr('y', tall / 2).attr('dy', '.35em').attr('data-path', d => `${path}/waterfall/${d.i}/seconds`).attr('data-unit', 's').text(d => textOf(d.bar.seconds, 's'));
-  row.append('text').attr('class', 'axis-title').attr('x', f.width + 140).attr('y', tall / 2).attr('dy', '.35em').attr('text-anchor', 'end').text(d => textOf(d.bar.seconds / total, 'ratio'));
-  reachable(row, d => `${d.bar.what}\n${textOf(d.bar.seconds, 's')}, ${textOf(d.bar.seconds / total, 'ratio')} of the step`, d => {
+  data.push({what: 'the step', seconds: at(`${path}/report/step/seconds/value`), from: 0, path: `${path}/report/step/seconds/value`, share: '', whole: true});
+  const r = rowFrame(body, data, d => d.what, 'Where the step’s time goes; the bars add up to the step',
+      [{text: d => textOf(d.seconds, 's'), path: d => d.path, unit: 's'}, {text: d => d.share, soft: true}]);
+  const x = d3.scaleLinear().domain([0, total]).range([0, r.f.width]);
+  timeAxis(r.f, x, r.height, 'time within the step');
+  r.g.append('rect').attr('x', d => x(d.from)).attr('y', r.top).attr('height', r.bar).attr('width', d => d.whole ? x(total) : Math.max(1, x(d.seconds)))
+      .attr('fill', d => d.whole ? 'none' : `var(--${barColour(d.what)})`).attr('stroke', d => d.whole ? 'var(--ink)' : null);
+  reachable(r.g.filter(d => !d.whole), d => `${d.what}\n${textOf(d.seconds, 's')}, ${d.share} of the step`, d => {
     if (!chart.t) return;
-    highlightOnly(rowsOfBar(d.bar.what));
-    say(`${d.bar.what} stays bright in the timeline`);
+    highlightOnly(rowsOfBar(d.what));
+    say(`${d.what} stays bright in the timeline`);
     document.getElementById('timeline-block').scrollIntoView({block: 'nearest'});
   });
-  const sum = f.inner.append('g').attr('transform', `translate(0,${bars.length * tall})`);
-  sum.append('rect').attr('y', 4).attr('height', tall - 8).attr('width', x(total)).attr('fill', 'none').attr('stroke', 'var(--ink)');
-  sum.append('text').attr('x', -12).attr('y', tall / 2).attr('dy', '.35em').attr('text-anchor', 'end').text('the step');
-  sum.append('text').attr('x', f.width + 12).attr('y', tall / 2).attr('dy', '.35em').attr('data-path', `${path}/report/step/seconds/value`).attr('data-unit', 's').text(textOf(view().report.step.seconds.value, 's'));
   if (view().overlap_slowdown_s > 0) {
     body.append(el('p', {class: 'small'}, 'Within the bars: kernels take ', num(`${path}/overlap_slowdown_s`, 's'), ' longer because collectives run beside them',
         view().launch_bound_s > 0 ? [', ', num(`${path}/launch_bound_s`, 's'), ' because the host launches too slowly'] : '', '.'));

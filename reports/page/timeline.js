@@ -1,93 +1,18 @@
 'use strict';
-// The streams of one step: a canvas, so that 20,000 events draw in milliseconds; and the memory of the
-// same events in the order the host issues them.
+// The streams of one step: a canvas, so that 20,000 events draw in milliseconds.
 
-// Columns as reports/page_timeline.cpp writes them, made into arrays of nanoseconds. Once per timeline.
-const decoded = new Map();
-function timelineOf(viewIndex) {
-  const index = doc.views[viewIndex].timeline;
-  if (index == null) return null;
-  if (decoded.has(index)) return decoded.get(index);
-  const raw = doc.timelines[index];
-  const c = raw.columns;
-  const n = raw.events;
-  const t = {raw, n, period: raw.period_ns, issue: new Float64Array(n), start: new Float64Array(n), arrive: new Float64Array(n),
-    end: new Float64Array(n), stream: new Array(n), lanes: [], inPath: new Uint8Array(n)};
-  const streamEnd = {};
-  let issue = 0;
-  for (let i = 0; i < n; ++i) {
-    const stream = raw.sorts[c.sort[i]].stream;
-    issue += c.issue[i];
-    t.issue[i] = issue;
-    t.start[i] = (streamEnd[stream] || 0) + c.start[i];
-    t.arrive[i] = t.start[i] + c.arrive[i];
-    t.end[i] = t.arrive[i] + c.length[i];
-    streamEnd[stream] = t.end[i];
-    t.stream[i] = stream;
-  }
-  for (const i of raw.critical_path) t.inPath[i] = 1;
-  const hasHost = c.host.some(h => h > 0);
-  if (hasHost) t.lanes.push({name: 'host', ids: d3.range(n)});
-  for (const name of raw.streams) {
-    const ids = d3.range(n).filter(i => t.stream[i] === name);
-    if (ids.length) t.lanes.push({name, ids});
-  }
-  t.first = Math.min(0, d3.min(t.start), hasHost ? d3.min(t.issue) : 0);
-  t.last = Math.max(t.period, d3.max(t.end));
-  decoded.set(index, t);
-  return t;
-}
-
-const kindOf = (t, i) => t.raw.sorts[t.raw.columns.sort[i]].kind;
-const phaseOf = (t, i) => t.raw.phases[t.raw.columns.phase[i]];
-function nameOf(t, i) {
-  const c = t.raw.columns;
-  const place = t.raw.places[c.place[i]];
-  return kindOf(t, i) + (place ? ` ${place}` : '') + t.raw.tails[c.tail[i]];
-}
-function isCollective(kind) { return /^(all_gather|reduce_scatter|all_reduce|broadcast|reduce)$/.test(kind); }
-function colourOf(kind) {
-  if (kind === 'forward') return 'c-forward';
-  if (kind === 'backward') return 'c-backward';
-  if (kind === 'loss') return 'c-loss';
-  if (kind === 'recompute') return 'c-recompute';
-  if (kind === 'all_gather' || kind === 'broadcast') return 'c-gather';
-  if (kind === 'reduce_scatter' || kind === 'reduce') return 'c-reduce';
-  if (kind === 'all_reduce') return 'c-all';
-  if (/optimizer|grad_/.test(kind)) return 'c-optimizer';
-  return 'c-copy';
-}
-
-const causeWords = {
-  step_begin: () => 'ready when the step began', host: () => 'the host issued it only then',
-  stream: by => `behind ${by} on its stream`, wait: by => `waited for ${by}`,
-  communicator: by => `its communicator was busy with ${by}`,
-};
-// Why event i began when it did: itself and what bound it, back to the step's begin or the host.
-function chainOf(t, i) {
-  const c = t.raw.columns;
-  const chain = [];
-  for (let e = i; ;) {
-    const by = c.by[e] ? e - c.by[e] : null;
-    const cause = t.raw.causes[c.cause[e]];
-    chain.push({event: e, cause, by, words: (causeWords[cause.replace(/ /g, '_')] || (b => `${cause} ${b}`))(by == null ? '' : nameOf(t, by))});
-    if (by == null) return chain;
-    e = by;
-  }
-}
-
-const ms = ns => textOf(ns / 1e9, 's');
-
-// --- the canvas ---
-
-const laneHeight = 30, axisHeight = 26, labelWidth = 136;
+// Names stand to the left of their lanes, or above them where it is narrow.
+const axisHeight = 26;
+let laneHeight = 30, labelWidth = 136, laneHead = 4;
 const chart = {canvas: null, t: null, from: 0, to: 1, lane: 0, gap: null, box: null};
 
 function drawTimeline() {
   const {canvas, t} = chart;
   if (!canvas || !t) return;
   const ratio = devicePixelRatio || 1;
-  const width = canvas.clientWidth, height = t.lanes.length * laneHeight + axisHeight;
+  const width = canvas.clientWidth;
+  [laneHeight, labelWidth, laneHead] = width < narrow ? [42, 8, 20] : [30, 136, 4];
+  const height = t.lanes.length * laneHeight + axisHeight;
   canvas.style.height = `${height}px`;
   canvas.width = width * ratio;
   canvas.height = height * ratio;
@@ -114,7 +39,7 @@ function drawTimeline() {
     g.stroke();
   }
   t.lanes.forEach((lane, l) => {
-    const top = l * laneHeight + 4, tall = laneHeight - 8;
+    const top = l * laneHeight + laneHead, tall = 22;
     const host = lane.name === 'host';
     const marks = [];
     let last = -1, lastFill = null;
@@ -184,14 +109,18 @@ function drawTimeline() {
   g.textAlign = 'center';
   const ticks = d3.scaleLinear().domain([chart.from, chart.to]).ticks(width < 620 ? 4 : 8);
   const step = ticks.length > 1 ? ticks[1] - ticks[0] : 1;
+  let free = 0;  // from here on
   for (const tick of ticks) {
     const text = (tick / 1e6).toFixed(Math.max(0, Math.ceil(-Math.log10(step / 1e6))));
-    if (x(tick) > labelWidth + 10 && x(tick) < width - 40) g.fillText(text, x(tick), height - axisHeight / 2);
+    const half = g.measureText(text).width / 2;
+    if (x(tick) - half < Math.max(labelWidth, free) || x(tick) + half > width - 40) continue;
+    g.fillText(text, x(tick), height - axisHeight / 2);
+    free = x(tick) + half + 8;
   }
   g.restore();
   g.textAlign = 'left';
   g.fillStyle = soft;
-  t.lanes.forEach((lane, l) => g.fillText(lane.name, 8, l * laneHeight + laneHeight / 2));
+  t.lanes.forEach((lane, l) => g.fillText(lane.name, 8, l * laneHeight + (labelWidth < 20 ? laneHead / 2 : laneHeight / 2)));
   g.textAlign = 'right';
   g.fillText('ms', width - 10, height - axisHeight / 2);
 }
@@ -218,7 +147,7 @@ function laneOf(t, i) { return t.lanes.findIndex(lane => lane.name === t.stream[
 
 // The event that is looked at, and lines back along what bound it.
 function drawChain(g, t, x, ink) {
-  const middle = i => laneOf(t, i) * laneHeight + laneHeight / 2;
+  const top = i => laneOf(t, i) * laneHeight + laneHead, middle = i => top(i) + 11;
   const chain = chainOf(t, state.event);
   g.strokeStyle = ink;
   g.lineWidth = 1.5;
@@ -233,7 +162,7 @@ function drawChain(g, t, x, ink) {
   g.stroke();
   const i = state.event;
   g.lineWidth = 3;
-  g.strokeRect(x(t.start[i]), laneOf(t, i) * laneHeight + 3, Math.max(3, x(t.end[i]) - x(t.start[i])), laneHeight - 6);
+  g.strokeRect(x(t.start[i]), top(i) - 1, Math.max(3, x(t.end[i]) - x(t.start[i])), 24);
 }
 
 function zoom(factor, center) {
