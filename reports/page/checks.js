@@ -54,7 +54,7 @@ function drawValidation(body) {
   right.append(el('h3', {}, 'By kind'), table('', ['kind', '#events', '#forecast', '#measured', '#error'], v.by_kind.map((k, i) => [k.kind, num(`${path}/by_kind/${i}/count`, 'count'),
     num(`${path}/by_kind/${i}/predicted_s`, 's'), num(`${path}/by_kind/${i}/measured_s`, 's'), num(`${path}/by_kind/${i}/error`, 'change')])));
   body.append(el('h3', {}, 'The ten that differ most'), table('', ['event', '#measured − forecast', 'because'], v.worst.map((w, i) => [
-    chart.t ? el('button', {type: 'button', class: 'link', onclick: () => { select(w.id); document.getElementById('timeline-block').scrollIntoView(); }}, w.name) : w.name,
+    view().timeline != null ? el('button', {type: 'button', class: 'link', onclick: () => { if (!chart.t) return; select(w.id); document.getElementById('timeline-block').scrollIntoView(); }}, w.name) : w.name,
     num(`${path}/worst/${i}/difference_s`, 's'), w.cause])));
   for (const note of v.notes || []) body.append(el('p', {class: 'small'}, note));
 }

@@ -114,7 +114,7 @@ class AnswersTest(support.PageCase):
         rates = [p["tokens_per_s"]["value"] for p in points]
         bends = [p["gpus"] for p, more in zip(points, [b / a for a, b in zip(rates, rates[1:])]) if more < 1.6]
         self.assertEqual(knee, bends[0] if bends else points[-1]["gpus"])
-        self.assertEqual("Beyond" in self.page.value("document.getElementById('knee').textContent"), bool(bends))
+        self.assertEqual("Scales to" in self.page.value("document.getElementById('knee').textContent"), bool(bends))
         self.assertEqual(self.page.value("document.querySelectorAll('circle[data-point]').length"), len(points))
         self.assertEqual(document["sensitivity"]["gpus"], knee)
 
