@@ -267,7 +267,11 @@ Report summarize_run(const Forecast& view, const Cluster& cluster, const RunReco
   report.steady_step = view.timeline.steady_step;
   summarize_memory(cluster, record, report);
   report.run = RunFigures{record.losses, record.parameter_hash, tokens_per_second(record)};
-  if (!record.complete) report.warnings.emplace_back("the run was interrupted");
+  if (!record.not_finite.empty()) {
+    report.warnings.push_back("the run was stopped: " + record.not_finite);
+  } else if (!record.complete) {
+    report.warnings.emplace_back("the run was interrupted");
+  }
   return report;
 }
 

@@ -102,6 +102,7 @@ Json run_json(const RunRecord& record) {
   json["world"] = record.world;
   json["threads"] = record.threads;
   json["complete"] = record.complete;
+  if (!record.not_finite.empty()) json["not_finite"] = record.not_finite;
   json["first_step"] = record.first_step;
   json["tokens_per_step"] = record.tokens_per_step;
   json["parameter_hash"] = record.parameter_hash;

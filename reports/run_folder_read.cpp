@@ -252,6 +252,7 @@ RunRecord read_run_folder(const fs::path& folder) {
   record.world = static_cast<int>(root.at("world").as_int(1, kMostRanks));
   record.threads = static_cast<int>(root.at("threads").as_int(1, kMostRanks));
   record.complete = root.at("complete").as_bool();
+  if (root.has("not_finite")) record.not_finite = root.at("not_finite").as_string();
   record.first_step = root.at("first_step").as_int(1, kMostSteps);
   record.tokens_per_step = root.at("tokens_per_step").as_double(0, 1e18);
   record.parameter_hash = root.at("parameter_hash").as_string();

@@ -76,6 +76,7 @@ struct RunRecord {
   int world = 1;
   int threads = 1;  // compute threads of a rank; 0: not known
   bool complete = true;
+  std::string not_finite;       // where, once a loss, the norm or a parameter was not; "": all were
   std::int64_t first_step = 1;  // more than 1 after a resume
   std::vector<double> losses;   // mean over all ranks, per step
   std::vector<std::pair<std::int64_t, double>>

@@ -19,7 +19,7 @@ constexpr const char* kFooter =
     "Ranks are found in the environment of torchrun, Slurm, Open MPI or PMI; --spawn N starts "
     "them.\n"
     "Exit codes: 0 ok, 1 internal error, 2 usage, 3 invalid input, 4 does not fit, "
-    "6 missing capability, 7 launch or lost rank, 130 interrupted.\n"
+    "6 missing capability, 7 launch or lost rank, 8 no longer finite, 130 interrupted.\n"
     "Example:\n  foreshard-exec run --model models/examples/llama-5m.json --spawn 2 --data "
     "README.md "
     "--steps 20";
@@ -96,6 +96,13 @@ class ExecTree {
     verb->add_option("--resume", o->resume,
                      "Go on from a checkpoint, or from the newest of a folder")
         ->type_name("DIR");
+    verb->add_option("--accept-changes", o->accept_changes,
+                     "Go on although these change the numbers: data,seed,optimizer.epsilon")
+        ->type_name("KEYS");
+    verb->add_option("--grace", o->grace,
+                     "Time to save and end after SIGINT, SIGTERM or SIGHUP; then at once")
+        ->type_name("TIME")
+        ->capture_default_str();
     verb->add_option("--out", o->out, "Run folder; default: runs/<model>-<time>")->type_name("DIR");
     verb->add_option("--record", o->recorded_steps, "Steps whose events are kept, the last ones")
         ->check(CLI::Range(std::int64_t{1}, std::int64_t{100'000}))

@@ -1,6 +1,7 @@
 // What a command line of foreshard-exec asks for, as plain data.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -15,6 +16,7 @@ namespace foreshard {
 struct SpawnRequest {
   int ranks = 0;  // 0: this process is a rank, or the only one
   std::vector<std::string> arguments;
+  std::chrono::milliseconds grace{30'000};  // SpawnOptions::interrupt_grace
 };
 
 struct RunCommandOptions {
@@ -28,8 +30,10 @@ struct RunCommandOptions {
   std::int64_t checkpoint_every = 0;
   std::int64_t checkpoint_keep = 3;
   std::string resume;
-  std::string out;            // run folder; "": runs/<model>-<time>
-  std::string trace, kineto;  // files to write; "": none
+  std::string accept_changes;  // keys with commas between them
+  std::string grace = "30s";   // from a signal to the end at the latest
+  std::string out;             // run folder; "": runs/<model>-<time>
+  std::string trace, kineto;   // files to write; "": none
   std::int64_t recorded_steps = 20;
   std::optional<int> threads;  // compute threads of a rank
   bool debug = false;

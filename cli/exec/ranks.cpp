@@ -27,6 +27,7 @@ std::optional<ExitCode> spawn_if_asked(const SpawnRequest& request) {
   options.arguments = {"foreshard-exec"};
   options.arguments.insert(options.arguments.end(), request.arguments.begin(),
                            request.arguments.end());
+  options.interrupt_grace = request.grace;
   return static_cast<ExitCode>(spawn_ranks(request.ranks, options));
 }
 

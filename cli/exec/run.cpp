@@ -17,10 +17,13 @@
 #include "cli/output.h"
 #include "exec/comm/process_world.h"
 #include "exec/engine/engine.h"
+#include "exec/run/checkpoint_claim.h"
 #include "exec/run/train.h"
+#include "exec/state/together.h"
 #include "reports/measured.h"
 #include "reports/run_record.h"
 #include "reports/views.h"
+#include "sim/base/spelling.h"
 #include "sim/base/unit_strings.h"
 #include "sim/graph/training_step.h"
 
@@ -98,12 +101,132 @@ std::string run_folder(const RunCommandOptions& options, const ModelSpec& model,
   return fmt::format("runs/{}-{}", model.name, stamp);
 }
 
-}  // namespace
+ExitCode exit_code_of(const RunRecord& record) {
+  if (!record.not_finite.empty()) return kNotFinite;
+  return record.complete ? ExitCode::kOk : ExitCode::kInterrupted;
+}
 
-ExitCode run_run(const RunCommandOptions& options) {
-  if (const auto code = spawn_if_asked(options.spawn)) return *code;
-  const Launch launch = resolve_launch(process_environment());
+// Why a run ended before its steps were done.
+void tell_end(const RunRecord& record, const RunCommandOptions& options) {
+  if (record.complete) return;
+  if (record.not_finite.empty()) {
+    return note(
+        fmt::format("interrupted after step {}",
+                    record.first_step + static_cast<std::int64_t>(record.losses.size()) - 1));
+  }
+  write_error(fmt::format(
+      "error: {}; {}try a lower optimizer.learning_rate, more optimizer.warmup_steps, or an "
+      "optimizer.clip_norm\n",
+      record.not_finite,
+      options.checkpoint.empty()
+          ? ""
+          : "no checkpoint was saved since, those in " + options.checkpoint + " are finite; "));
+}
 
+std::chrono::seconds grace_of(const std::string& text) {
+  try {
+    const std::chrono::nanoseconds grace(parse_time(text).nanoseconds());
+    return std::max(std::chrono::seconds(1), std::chrono::ceil<std::chrono::seconds>(grace));
+  } catch (const std::invalid_argument& error) {
+    throw Error(ExitCode::kUsage, fmt::format("--grace: {}", error.what()));
+  }
+}
+
+// What is the same for every rank, and how a difference in it ends.
+void agree_on_start(const RunCommandOptions& o, World& world) {
+  Facts facts;
+  for (const auto& [name, version] : engine_versions())
+    facts.push_back({"version of " + name, version});
+  const auto flag = [&](const char* name, const auto& value) {
+    facts.push_back({name, fmt::format("{}", value)});
+  };
+  flag("--steps", o.steps);
+  flag("--tokens", o.tokens);
+  flag("--checkpoint", o.checkpoint);
+  flag("--checkpoint-every", o.checkpoint_every);
+  flag("--checkpoint-keep", o.checkpoint_keep);
+  flag("--resume", o.resume);
+  flag("--accept-changes", o.accept_changes);
+  flag("--record", o.recorded_steps);
+  flag("--debug", o.debug);
+  flag("--device", o.device);
+  flag("--graph", o.graph);
+  const char* const transport = std::getenv("FORESHARD_TRANSPORT");
+  flag("FORESHARD_TRANSPORT", transport == nullptr ? "auto" : transport);
+  agree(world, "start", facts, ExitCode::kLaunchFailure);
+}
+
+// What the job is made of, and what its numbers' last bits depend on.
+Facts job_facts(const Job& job, int threads) {
+  Facts facts = facts_of(job.model);
+  for (Fact& fact : facts_of(job.resolved.plan)) facts.push_back(std::move(fact));
+  for (const auto& [name, version] : engine_versions()) {
+    if (name == "foreshard") continue;
+    facts.push_back({"version of " + name, version, Fact::Changes::kLastBits});
+  }
+  const bool host = job.cluster.host_computes;
+  facts.push_back({"device", host ? "cpu" : "gpu", Fact::Changes::kLastBits});
+  // With offload each rank takes what its machine has.
+  if (job.resolved.plan.offload == Offload::kNone) {
+    facts.push_back({"threads", std::to_string(threads), Fact::Changes::kLastBits});
+  }
+  return facts;
+}
+
+std::vector<std::string> accepted_changes(const std::string& text, const Facts& facts) {
+  std::vector<std::string> keys = {"data"};
+  for (const Fact& fact : facts) {
+    if (fact.changes == Fact::Changes::kNumbers) keys.push_back(fact.key);
+  }
+  std::vector<std::string> accepted;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = std::min(text.find(',', at), text.size());
+    accepted.push_back(text.substr(at, end - at));
+    at = end + 1;
+    if (std::find(keys.begin(), keys.end(), accepted.back()) != keys.end()) continue;
+    const std::string nearest = nearest_spelling(accepted.back(), keys);
+    throw Error(ExitCode::kUsage,
+                fmt::format("--accept-changes: {} is no key that changes the numbers; expected "
+                            "keys with commas between them, for example data,seed{}",
+                            quote(accepted.back()),
+                            nearest.empty() ? "" : "; did you mean " + nearest + "?"));
+  }
+  return accepted;
+}
+
+void try_destinations(const RunCommandOptions& options, const std::string& folder, World& world) {
+  succeed_together(world, "destinations", [&] {
+    if (world.rank() != 0) return std::string();
+    try_folder(folder);
+    for (const std::string& file : {options.trace, options.kineto}) {
+      if (!file.empty()) try_file(file);
+    }
+    return std::string();
+  });
+}
+
+// The run folder, and the report of what was done.
+void answer(const RunCommandOptions& options, const Job& job, const EventGraph& graph,
+            const RunRecord& record, const std::string& folder) {
+  write_run_folder(folder, record);
+  tell_end(record, options);
+  if (record.losses.empty() || record.ranks.front().timelines.empty()) return;
+  const Forecast view = measured_view(job.model, job.resolved.plan, graph, record);
+  if (!options.trace.empty()) write_file(options.trace, chrome_trace(view));
+  Cluster machine = job.cluster;
+  // Without a measured profile nobody knows the machine's peak: no MFU rather than a made-up one.
+  if (machine.host_computes && job.profile_file.empty())
+    machine.gpu.peak_bf16 = machine.gpu.peak_fp32 = FlopsPerSecond();
+  const Report report = summarize_run(view, machine, record);
+  if (options.output.form == Form::kJson) {
+    write_answer(document("foreshard.report/1", to_json(report)));
+  } else {
+    write_answer(to_text(report, view, color_of(options.output.color)));
+  }
+  note(fmt::format("run folder {}", folder));
+}
+
+ExitCode run_rank(const RunCommandOptions& options, const Launch& launch, World& met) {
   JobOptions named = options.job;
   named.profile_need = ProfileNeed::kOptional;
   named.ranks = launch.size;
@@ -111,6 +234,10 @@ ExitCode run_run(const RunCommandOptions& options) {
   if (!named.plan && !named.runtime) named.runtime = "native";
   const Job job = load_job(named);
   const Plan& plan = job.resolved.plan;
+  const int threads = set_threads(compute_threads(options, plan, launch));
+  agree_on_start(options, met);
+  const Facts facts = job_facts(job, threads);
+  agree(met, "job", facts, ExitCode::kInvalidInput);
   if (const auto problem = find_engine_problem(job.model, plan)) {
     throw Error(ExitCode::kMissingCapability, *problem);
   }
@@ -119,19 +246,11 @@ ExitCode run_run(const RunCommandOptions& options) {
       throw Error(ExitCode::kMissingCapability, *problem);
     }
   }
-  if (options.paced && launch.size > 1) {
-    throw Error(ExitCode::kUsage, "--paced runs one rank; leave the launcher or --spawn out");
-  }
-  if (options.graph && options.debug) {
-    throw Error(ExitCode::kUsage,
-                "--debug checks every row from the host; leave it or --graph out");
-  }
   // Arenas stay where they are, so replayed collectives need no buffers registered for them; NCCL's
   // doing so has slowed captured steps down (pytorch/torchtitan#2444).
   if (options.graph) ::setenv("NCCL_GRAPH_REGISTER", "0", 0);
   const std::unique_ptr<Accelerator> device = open_device(options.device, job.cluster, launch);
   if (!options.paced) check_world(plan, launch);
-  const int threads = set_threads(compute_threads(options, plan, launch));
 
   RunRecord record;
   record.created = utc_now();
@@ -156,6 +275,8 @@ ExitCode run_run(const RunCommandOptions& options) {
   train_options.resume = options.resume;
   train_options.recorded_steps = options.recorded_steps;
   train_options.debug = options.debug;
+  train_options.facts = facts;
+  train_options.accept_changes = accepted_changes(options.accept_changes, facts);
   train_options.metadata = {{"plan", record.plan_yaml}, {"foreshard", FORESHARD_VERSION}};
   ProgressLine line;
   train_options.progress = [&](const StepReport& report) { line.show(report); };
@@ -163,7 +284,7 @@ ExitCode run_run(const RunCommandOptions& options) {
     line.end();
     note(sentence);
   };
-  const InterruptGuard guard;
+  const InterruptGuard guard(grace_of(options.grace));
   train_options.stop = [] { return InterruptGuard::interrupted(); };
 
   const EventGraph graph = build_training_step(job.model, plan);
@@ -185,46 +306,52 @@ ExitCode run_run(const RunCommandOptions& options) {
   if (device) {
     for (const auto& version : device->info().versions) record.versions.push_back(version);
   }
-  const auto world = options.paced
-                         ? paced_world(static_cast<int>(plan.mesh.world()))
-                         : connect_processes(launch, connect_options(process_environment()));
+  const auto paced = options.paced ? paced_world(static_cast<int>(plan.mesh.world())) : nullptr;
+  World& world = options.paced ? *paced : met;
+  try_destinations(options, folder, world);
   const bool first = launch.rank == 0;
   try {
-    record = train(job.model, plan, graph, *world, train_options, &record);
+    record = train(job.model, plan, graph, world, train_options, &record);
   } catch (const PeerFailure& failure) {
     line.end();
     if (first && !record.ranks.empty()) write_run_folder(folder, record);
     // Where this rank was belongs to the answer, even if another one was nearer to the cause.
-    std::string said = explain(*world, failure);
+    std::string said = explain(world, failure);
     if (said.find(failure.what()) == std::string::npos) said += fmt::format("; {}", failure.what());
     throw Error(ExitCode::kLaunchFailure, said);
+  }
+  line.end();
+  const ExitCode code = exit_code_of(record);
+  if (first) answer(options, job, graph, record, folder);
+  // A launcher ends the others as soon as one has failed: rank 0 is through by then.
+  if (code != ExitCode::kOk) world.gather("ended", "");
+  return code;
+}
+}  // namespace
+
+ExitCode run_run(const RunCommandOptions& options) {
+  if (options.graph && options.debug) {
+    throw Error(ExitCode::kUsage,
+                "--debug checks every row from the host; leave it or --graph out");
+  }
+  SpawnRequest spawn = options.spawn;
+  spawn.grace = grace_of(options.grace) + std::chrono::seconds(1);  // the ranks' own word first
+  if (const auto code = spawn_if_asked(spawn)) return *code;
+  handle_termination();
+  const Launch launch = resolve_launch(process_environment());
+  if (options.paced && launch.size > 1) {
+    throw Error(ExitCode::kUsage, "--paced runs one rank; leave the launcher or --spawn out");
+  }
+  // The ranks meet first: what goes wrong on one of them from here on, the others are told.
+  const auto world = connect_processes(launch, connect_options(process_environment()));
+  try {
+    return run_rank(options, launch, *world);
+  } catch (const PeerFailure& failure) {
+    throw Error(ExitCode::kLaunchFailure, explain(*world, failure));
   } catch (const Error& error) {
-    line.end();
     world->announce_failure(fmt::format("rank {}: {}", launch.rank, error.what()));
     throw;
   }
-  line.end();
-  const ExitCode code = record.complete ? ExitCode::kOk : ExitCode::kInterrupted;
-  if (!first) return code;
-  write_run_folder(folder, record);
-  if (!record.complete)
-    note(fmt::format("interrupted after step {}",
-                     record.first_step + static_cast<std::int64_t>(record.losses.size()) - 1));
-  if (record.losses.empty() || record.ranks.front().timelines.empty()) return code;
-  const Forecast view = measured_view(job.model, plan, graph, record);
-  if (!options.trace.empty()) write_file(options.trace, chrome_trace(view));
-  Cluster machine = job.cluster;
-  // Without a measured profile nobody knows the machine's peak: no MFU rather than a made-up one.
-  if (machine.host_computes && job.profile_file.empty())
-    machine.gpu.peak_bf16 = machine.gpu.peak_fp32 = FlopsPerSecond();
-  const Report report = summarize_run(view, machine, record);
-  if (options.output.form == Form::kJson) {
-    write_answer(document("foreshard.report/1", to_json(report)));
-  } else {
-    write_answer(to_text(report, view, color_of(options.output.color)));
-  }
-  note(fmt::format("run folder {}", folder));
-  return code;
 }
 
 }  // namespace foreshard

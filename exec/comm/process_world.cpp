@@ -25,6 +25,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
+constexpr milliseconds kStartedTogether{5000};
+
 [[noreturn]] void fail(const std::string& what) { throw Error(ExitCode::kLaunchFailure, what); }
 
 class LoneTransport : public Transport {
@@ -95,7 +97,7 @@ class ProcessWorld : public World {
     const std::string key = fmt::format("gather/{}/{}", topic, gathered_[topic]++);
     std::vector<int> everyone(position(size()));
     for (int other = 0; other < size(); ++other) everyone[position(other)] = other;
-    return collect(key, everyone, text, options_.timeout);
+    return collect(key, everyone, text, std::max(options_.timeout, options_.rendezvous));
   }
 
   void announce_failure(const std::string& text) override { board_.announce(text); }
@@ -126,14 +128,32 @@ class ProcessWorld : public World {
     for (const int other : ranks) keys.push_back(fmt::format("{}/{}", key, other));
     const std::string own = fmt::format("{}/{}", key, rank());
     auto texts = bounded(limit, [store = meeting_.store, own, keys, text, limit] {
+      const auto deadline = std::chrono::steady_clock::now() + limit;
       store->set(own, text);
       for (const std::string& one : keys) {
-        if (!store->wait(one, limit)) return std::vector<std::string>();
+        const auto left =
+            std::chrono::duration_cast<milliseconds>(deadline - std::chrono::steady_clock::now());
+        if (!store->wait(one, std::max(left, milliseconds(1)))) return std::vector<std::string>();
       }
       return store->get(keys);
     });
     if (texts && !texts->empty()) return *std::move(texts);
-    give_up(fmt::format("{} of {} is not complete", key, name_ranks(ranks)), limit);
+    give_up(missing(keys, ranks), limit);
+  }
+
+  // "rank 1 did not answer", of those whose key is not there.
+  std::string missing(const std::vector<std::string>& keys, const std::vector<int>& ranks) {
+    const auto there = bounded(milliseconds(0), [store = meeting_.store, keys] {
+      std::vector<bool> found;
+      for (const std::string& key : keys) found.push_back(store->has(key));
+      return found;
+    });
+    if (!there) return "the store did not answer";
+    std::vector<int> absent;
+    for (std::size_t i = 0; i < ranks.size(); ++i) {
+      if (!(*there)[i]) absent.push_back(ranks[i]);
+    }
+    return name_ranks(absent.empty() ? ranks : absent) + " did not answer";
   }
 
   // Null: not on one host, or not to be had.
@@ -218,6 +238,7 @@ ConnectOptions connect_options(const Environment& environment) {
       fail(fmt::format("FORESHARD_TIMEOUT_S={}: expected whole seconds from 1 to 86400", *timeout));
     }
     options.timeout = std::chrono::seconds(seconds);
+    options.rendezvous = std::max<milliseconds>(options.timeout, kStartedTogether);
   }
   return options;
 }

@@ -14,7 +14,7 @@ namespace foreshard {
 enum class TransportChoice { kAutomatic, kShared, kGloo };
 
 struct ConnectOptions {
-  // A rank that has not started by then, and a group that is not connected.
+  // From a rank's coming to the rendezvous until all are there; a group that is not connected.
   std::chrono::milliseconds rendezvous{60'000};
   // A peer that neither takes nor gives a byte for so long has failed. Not shorter than what one
   // rank may do alone (write a checkpoint) while the others wait for it.
@@ -27,7 +27,8 @@ struct ConnectOptions {
 };
 
 // The defaults, changed by FORESHARD_TRANSPORT (auto, shm, gloo), FORESHARD_ADDRESS and
-// FORESHARD_TIMEOUT_S (whole seconds). Throws Error(kLaunchFailure), naming the variable.
+// FORESHARD_TIMEOUT_S (whole seconds), which is for the rendezvous, too, but for the 5 s that
+// processes started together may be apart. Throws Error(kLaunchFailure), naming the variable.
 ConnectOptions connect_options(const Environment& environment);
 
 // Blocks until all ranks are there. Throws Error(kLaunchFailure) when they are not within

@@ -44,13 +44,25 @@ StoreAddress store_address(const Launch& launch) {
   return {loopback ? "127.0.0.1" : launch.master_address, launch.master_port};
 }
 
+// One limit for all of a rendezvous: the time it began with is what messages tell.
+struct Limit {
+  milliseconds whole;
+  Clock::time_point deadline = Clock::now() + whole;
+  milliseconds left() const {
+    return std::max(milliseconds(1),
+                    std::chrono::duration_cast<milliseconds>(deadline - Clock::now()));
+  }
+};
+
 std::shared_ptr<JobStore> join(const StoreAddress& address, const std::string& run_id,
-                               milliseconds timeout) {
-  const auto store = call_within(timeout, [=] { return JobStore::join(address, run_id, timeout); });
+                               const Limit& limit) {
+  const auto store = call_within(limit.left(), [address, run_id, left = limit.left()] {
+    return JobStore::join(address, run_id, left);
+  });
   if (!store) {
     fail(fmt::format(
         "what listens at {}:{} is no rendezvous store of LibTorch (no answer within {} s)",
-        address.host, address.port, seconds(timeout)));
+        address.host, address.port, seconds(limit.whole)));
   }
   return *store;
 }
@@ -64,20 +76,20 @@ void check_owner(JobStore& store) {
                   store.address().host, store.address().port, owner, store.run_id()));
 }
 
-std::shared_ptr<JobStore> enter(const Launch& launch, const ConnectOptions& options) {
+std::shared_ptr<JobStore> enter(const Launch& launch, const Limit& limit) {
   const StoreAddress address = store_address(launch);
   if (serves_store(launch)) {
     const auto where =
         all_on_this_machine(launch) ? ListenOn::kLoopback : ListenOn::kEveryInterface;
     return JobStore::serve(listen_socket(where, address.port), address, launch.run_id);
   }
-  if (!answers(address.host, address.port, options.rendezvous)) {
+  if (!answers(address.host, address.port, limit.left())) {
     fail(
         fmt::format("rank {} found nobody at {}:{} within {} s; is rank 0 running, and do "
                     "MASTER_ADDR and MASTER_PORT agree on all ranks?",
-                    launch.rank, address.host, address.port, seconds(options.rendezvous)));
+                    launch.rank, address.host, address.port, seconds(limit.whole)));
   }
-  return join(address, launch.run_id, options.rendezvous);
+  return join(address, launch.run_id, limit);
 }
 
 std::string own_address(const Launch& launch, const ConnectOptions& options) {
@@ -111,9 +123,8 @@ void await(JobStore& store, const std::string& key, Clock::time_point deadline,
 
 // Runs on a thread of its own (bounded_call.h): takes copies.
 std::vector<RankProcess> introduce(const std::shared_ptr<JobStore>& shared, const Launch& launch,
-                                   const RankProcess& own, milliseconds timeout) {
+                                   const RankProcess& own, const Limit& limit) {
   JobStore& store = *shared;
-  const auto deadline = Clock::now() + timeout;
   const std::string at = fmt::format("{}:{}", store.address().host, store.address().port);
   const std::string rank = std::to_string(launch.rank);
   check_owner(store);
@@ -125,9 +136,9 @@ std::vector<RankProcess> introduce(const std::shared_ptr<JobStore>& shared, cons
   }
   store.set("process/" + rank, write(own));
   store.set("size/" + rank, std::to_string(launch.size));
-  await(store, "size/0", deadline, [&] {
+  await(store, "size/0", limit.deadline, [&] {
     check_owner(store);  // it may not have been known before
-    return fmt::format("rank 0 did not come to {} within {} s", at, seconds(timeout));
+    return fmt::format("rank 0 did not come to {} within {} s", at, seconds(limit.whole));
   });
   const std::string size = store.get("size/0");
   if (size != std::to_string(launch.size)) {
@@ -145,11 +156,11 @@ std::vector<RankProcess> introduce(const std::shared_ptr<JobStore>& shared, cons
       if (!store.has(fmt::format("size/{}", other))) ranks.push_back(other);
     }
     std::string text = fmt::format("{} of {} did not come to {} within {} s", name_ranks(ranks),
-                                   launch.size, at, seconds(timeout));
+                                   launch.size, at, seconds(limit.whole));
     store.set_once(kFailureKey, text);
     return text;
   };
-  await(store, "ready", deadline, missing);
+  await(store, "ready", limit.deadline, missing);
   std::vector<std::string> keys;
   for (int other = 0; other < launch.size; ++other)
     keys.push_back(fmt::format("process/{}", other));
@@ -174,17 +185,16 @@ std::string name_ranks(const std::vector<int>& ranks) {
 }
 
 Meeting meet(const Launch& launch, const ConnectOptions& options) {
+  const Limit limit{options.rendezvous};
   Meeting meeting;
-  meeting.store = enter(launch, options);
-  meeting.failures = join(store_address(launch), launch.run_id, options.rendezvous);
+  meeting.store = enter(launch, limit);
+  meeting.failures = join(store_address(launch), launch.run_id, limit);
   const RankProcess own{shared_memory_domain(), ::getpid(), own_address(launch, options)};
-  constexpr milliseconds kSpare{
-      5000};  // introduce() keeps its own deadline, while the store answers
+  constexpr milliseconds kSpare{500};  // introduce() keeps the deadline while the store answers
   try {
-    auto members = call_within(options.rendezvous + kSpare,
-                               [store = meeting.store, launch, own, timeout = options.rendezvous] {
-                                 return introduce(store, launch, own, timeout);
-                               });
+    auto members = call_within(limit.left() + kSpare, [store = meeting.store, launch, own, limit] {
+      return introduce(store, launch, own, limit);
+    });
     if (!members)
       fail(fmt::format("the store at {}:{} stopped answering", launch.master_address,
                        launch.master_port));

@@ -73,6 +73,13 @@ class Engine {
   StepResult collect();
   int ahead() const { return backend_->ahead(); }
 
+  // The first row of the step just collected whose result, as far as it is told or still there, is
+  // no longer finite on this rank: a loss, a unit's gradient, the norm; kNoEvent: all are finite.
+  EventId find_not_finite(const StepResult& result);
+  // The first parameter of this rank's shards with an element that is not finite, there or in the
+  // optimizer's state: "layers.0.mlp.up_proj.weight (exp_avg)"; "" where all are. Reads them all.
+  std::string find_not_finite_parameter();
+
   // Mean loss of a micro-batch, forward only. All ranks of a shard group call it equally often.
   double evaluate(MicroBatch& batch);
 

@@ -16,7 +16,7 @@ std::vector<int> everyone(const World& world) {
 }  // namespace
 
 struct Control::Exchange {
-  std::vector<double> values;  // of all ranks: losses, then the wish to stop
+  std::vector<double> values;  // of all ranks: losses, what is not finite, the wish to stop
   std::promise<void> done;
 };
 
@@ -32,11 +32,12 @@ Control::~Control() {
 
 void Control::post(const ControlMessage& message) {
   auto exchange = std::make_shared<Exchange>();
-  const std::size_t width = losses_ + 1;
+  const std::size_t width = losses_ + 2;
   exchange->values.resize(width * static_cast<std::size_t>(communicator_.size()));
   double* own = exchange->values.data() + width * static_cast<std::size_t>(communicator_.index());
   for (std::size_t i = 0; i < losses_; ++i) own[i] = message.losses[i];
-  own[losses_] = message.stop ? 1 : 0;
+  own[losses_] = static_cast<double>(message.not_finite);
+  own[losses_ + 1] = message.stop ? 1 : 0;
   pending_.push_back(exchange);
   thread_->issue([this, exchange, width] {
     try {
@@ -52,11 +53,12 @@ std::vector<ControlMessage> Control::take() {
   const std::shared_ptr<Exchange> exchange = std::move(pending_.front());
   pending_.erase(pending_.begin());
   exchange->done.get_future().get();
-  const std::size_t width = losses_ + 1;
+  const std::size_t width = losses_ + 2;
   std::vector<ControlMessage> messages;
   for (std::size_t begin = 0; begin < exchange->values.size(); begin += width) {
     const double* values = exchange->values.data() + begin;
-    messages.push_back({std::vector<double>(values, values + losses_), values[losses_] != 0});
+    messages.push_back({std::vector<double>(values, values + losses_),
+                        static_cast<EventId>(values[losses_]), values[losses_ + 1] != 0});
   }
   return messages;
 }

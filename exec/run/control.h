@@ -1,5 +1,6 @@
-// What the ranks tell each other between steps: their micro-batches' losses and whether somebody
-// wants to stop. It travels in the background, one step behind, so that no step waits for it.
+// What the ranks tell each other between steps: their micro-batches' losses, what is not finite any
+// more, and whether somebody wants to stop. It travels in the background, one step behind, so that
+// no step waits for it.
 #pragma once
 
 #include <memory>
@@ -8,11 +9,13 @@
 #include "exec/comm/communicator.h"
 #include "exec/comm/world.h"
 #include "exec/engine/stream.h"
+#include "sim/graph/event_graph.h"
 
 namespace foreshard {
 
 struct ControlMessage {
-  std::vector<double> losses;  // of the rank's micro-batches
+  std::vector<double> losses;     // of the rank's micro-batches
+  EventId not_finite = kNoEvent;  // the step's first row whose result is not
   bool stop = false;
 };
 

@@ -4,6 +4,7 @@
 
 #include <ATen/Functions.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,10 +18,13 @@
 #include "exec/engine/engine.h"
 #include "exec/engine/schedule.h"
 #include "exec/engine/update.h"
+#include "exec/run/checkpoint_claim.h"
 #include "exec/run/control.h"
 #include "exec/run/kineto.h"
 #include "exec/run/rank_record_text.h"
 #include "exec/state/checkpoint.h"
+#include "exec/state/together.h"
+#include "reports/event_names.h"
 #include "sim/spec/plan_check.h"
 
 namespace foreshard {
@@ -43,6 +47,7 @@ class Training {
            const TrainOptions& options, RunRecord& record)
       : model_(model),
         plan_(plan),
+        graph_(graph),
         world_(world),
         options_(options),
         record_(record),
@@ -52,8 +57,11 @@ class Training {
                              .seed = plan.seed,
                              .format = options.format}),
         samples_per_step_(microbatches_of_step(plan) * plan.batch.micro_batch) {
+    Facts facts = options.facts;
+    facts.push_back(fact_of(data_.store()));
+    agree(world, "data", {facts.back()}, ExitCode::kInvalidInput);
+    job_ = identity_of(facts);
     data_.check_batch(samples_per_step_);
-    agree_on_data();
     RankRecord& own = record_.ranks.emplace_back();
     own.rank = world.rank();
     own.rss_before_init = process_memory("VmRSS:");
@@ -77,7 +85,6 @@ class Training {
     while (progress_.step < options_.steps && !stopped) {
       one_step();
       if (control_->posted() > 1) stopped = hear();
-      if (stopped) record_.complete = false;
       const bool last = stopped || progress_.step == options_.steps;
       const bool evaluates =
           plan_.evaluation.every && progress_.step % *plan_.evaluation.every == 0;
@@ -88,9 +95,12 @@ class Training {
         while (pending_ > 0) collect();
         while (control_->posted() > 0) hear();
       }
-      if (evaluates) evaluate();
-      if (saves) save();
+      if (evaluates && finite()) evaluate();
+      if ((last || saves) && finite()) check_parameters();
+      if (!finite()) stopped = true;
+      if (saves && finite()) save();
     }
+    record_.complete = !stopped;
     finish();
   }
 
@@ -99,17 +109,6 @@ class Training {
 
   void note(const std::string& sentence) const {
     if (world_.rank() == 0 && options_.note) options_.note(sentence);
-  }
-
-  void agree_on_data() {
-    const auto prints = world_.gather("data", fmt::format("{:016x}", data_.store().fingerprint()));
-    for (std::size_t rank = 1; rank < prints.size(); ++rank) {
-      if (prints[rank] != prints[0]) {
-        throw Error(ExitCode::kInvalidInput,
-                    fmt::format("rank {} reads other data than rank 0 under {}", rank,
-                                options_.data.string()));
-      }
-    }
   }
 
   void make_batches() {
@@ -188,8 +187,15 @@ class Training {
     progress_.seed = plan_.seed;
     if (options_.resume.empty()) {
       engine_->initialise();
-      return;
+    } else {
+      resume();
     }
+    for (const auto& [key, value] : options_.metadata) progress_.metadata[key] = value;
+    progress_.metadata[kJobKey] = to_text(job_);
+    if (!options_.checkpoint.empty()) claim_folder();
+  }
+
+  void resume() {
     const LoadedCheckpoint loaded = load_checkpoint(options_.resume, state(), world_);
     for (const std::string& sentence : loaded.passed_over) note(sentence);
     put_on_device();
@@ -197,19 +203,60 @@ class Training {
       refresh_shadow(unit, plan_, engine_->units().states().device());
     }
     progress_ = loaded.progress;
-    if (progress_.seed != plan_.seed) {
-      throw Error(ExitCode::kInvalidInput,
-                  fmt::format("{} was trained with seed {}, the plan says {}", loaded.path.string(),
-                              progress_.seed, plan_.seed));
-    }
+    progress_.seed = plan_.seed;
+    compare_with(loaded);
     note(fmt::format("resumed {} after step {}", loaded.path.string(), progress_.step));
     if (progress_.step >= options_.steps) {
       note(fmt::format("nothing to do: step {} of {} is done", progress_.step, options_.steps));
     }
   }
 
+  // Everything that a run of the checkpoint's numbers has to have in common with it.
+  void compare_with(const LoadedCheckpoint& loaded) const {
+    const auto text = loaded.progress.metadata.find(kJobKey);
+    JobIdentity before;  // an older program's checkpoint tells its seed only
+    if (text != loaded.progress.metadata.end()) {
+      before = job_identity_of(text->second, loaded.path.string());
+    }
+    before.values["seed"] = std::to_string(loaded.progress.seed);
+    const std::vector<FactChange> changes = changes_of(before.values, job_.values);
+    const std::vector<FactChange> refused = unaccepted(changes, options_.accept_changes);
+    if (!refused.empty()) {
+      std::vector<std::string> keys;
+      for (const FactChange& change : refused) keys.push_back(change.key);
+      throw Error(
+          ExitCode::kInvalidInput,
+          fmt::format("checkpoint {} is of a run with other numbers: {}; go on with what it "
+                      "had, or say that this may change: --accept-changes {}",
+                      loaded.path.string(), in_words(refused), fmt::join(keys, ",")));
+    }
+    if (!changes.empty()) note("changed since the checkpoint: " + in_words(changes));
+    const std::vector<FactChange> last_bits = changes_of(before.last_bits, job_.last_bits);
+    if (last_bits.empty()) return;
+    note(
+        fmt::format("changed since the checkpoint: {}; sums are made in another order, so numbers "
+                    "may differ in their last bits",
+                    in_words(last_bits)));
+  }
+
+  void claim_folder() {
+    std::int64_t bytes = 0;
+    for (const UnitMemory& unit : engine_->units().all()) {
+      const auto moments = static_cast<std::int64_t>(unit.moments.size());
+      bytes +=
+          unit.padded() * (size_of(plan_.master_dtype) + moments * size_of(plan_.optimizer.state));
+    }
+    succeed_together(world_, "checkpoint.claim", [&] {
+      if (world_.rank() == 0) {
+        claim_.emplace(ClaimOptions{options_.checkpoint, job_, options_.accept_changes,
+                                    progress_.step + 1, bytes});
+      }
+      return std::string();
+    });
+    if (claim_ && !claim_->note().empty()) note(claim_->note());
+  }
+
   void save() {
-    for (const auto& [key, value] : options_.metadata) progress_.metadata[key] = value;
     const SavedCheckpoint saved = save_checkpoint({options_.checkpoint, options_.checkpoint_keep},
                                                   state(), progress_, world_);
     for (const std::string& warning : saved.warnings) note(warning);
@@ -255,7 +302,10 @@ class Training {
     }
     own().activations_peak = Bytes(engine_->activations_peak());
     const bool wants_stop = options_.stop && options_.stop();
-    control_->post({result.losses, wants_stop});
+    // A paced rank's numbers mean nothing.
+    const EventId not_finite =
+        options_.pacing == nullptr ? engine_->find_not_finite(result) : kNoEvent;
+    control_->post({result.losses, not_finite, wants_stop});
   }
 
   std::vector<ControlMessage> take_messages() {
@@ -269,16 +319,19 @@ class Training {
     }
   }
 
-  // Takes the oldest exchange: the loss of its step. True where somebody wants to stop.
+  // Takes the oldest exchange: the loss of its step. True where the run has to stop.
   bool hear() {
     std::vector<std::vector<double>> losses;
+    std::vector<EventId> not_finite;
     bool stop = false;
     for (ControlMessage& message : take_messages()) {
       losses.push_back(std::move(message.losses));
+      not_finite.push_back(message.not_finite);
       stop |= message.stop;
     }
     const double loss = mean_loss(plan_, losses);
     record_.losses.push_back(loss);
+    note_not_finite(not_finite);
     if (world_.rank() == 0 && options_.progress) {
       StepReport report;
       report.step = record_.first_step + static_cast<std::int64_t>(record_.losses.size()) - 1;
@@ -288,7 +341,38 @@ class Training {
       report.tokens_per_s = record_.tokens_per_step / report.seconds;
       options_.progress(report);
     }
-    return stop;
+    return stop || !finite();
+  }
+
+  // --- what is no longer finite; the same on all ranks ---
+
+  bool finite() const { return record_.not_finite.empty(); }
+
+  // Of the step whose losses came last: the first row, by rank, whose result is not.
+  void note_not_finite(const std::vector<EventId>& first_rows) {
+    if (!finite()) return;
+    std::size_t rank = first_rows.size();
+    for (std::size_t r = 0; r < first_rows.size(); ++r) {
+      if (first_rows[r] == kNoEvent) continue;
+      if (rank == first_rows.size() || first_rows[r] < first_rows[rank]) rank = r;
+    }
+    if (rank == first_rows.size()) return;
+    const EventId event = first_rows[rank];
+    record_.not_finite =
+        fmt::format("step {}, rank {}: {} (event {}) is not finite",
+                    record_.first_step + static_cast<std::int64_t>(record_.losses.size()) - 1, rank,
+                    EventNames(graph_, model_).of(event), event);
+  }
+
+  void check_parameters() {
+    if (options_.pacing != nullptr) return;
+    const auto found = world_.gather("finite", engine_->find_not_finite_parameter());
+    for (std::size_t rank = 0; rank < found.size() && finite(); ++rank) {
+      if (found[rank].empty()) continue;
+      record_.not_finite =
+          fmt::format("step {}, rank {}: parameter {} after the optimizer is not finite",
+                      progress_.step, rank, found[rank]);
+    }
   }
 
   // Micro-batches of held-back sequences in turn to the ranks; all ranks do the same number.
@@ -317,6 +401,11 @@ class Training {
                   all[static_cast<std::size_t>(number % world_.size())].data() +
                       static_cast<std::size_t>(number / world_.size()) * sizeof loss,
                   sizeof loss);
+      if (!std::isfinite(loss) && finite() && options_.pacing == nullptr) {
+        record_.not_finite =
+            fmt::format("step {}, rank {}: the loss on held-back data is not finite",
+                        progress_.step, number % world_.size());
+      }
       sum += loss;
     }
     record_.evaluations.emplace_back(progress_.step, sum / static_cast<double>(count));
@@ -375,6 +464,7 @@ class Training {
 
   const ModelSpec& model_;
   const Plan& plan_;
+  const EventGraph& graph_;
   World& world_;
   const TrainOptions& options_;
   RunRecord& record_;
@@ -388,6 +478,8 @@ class Training {
   std::vector<double> issue_seconds_;  // per step
   std::optional<KinetoTrace> kineto_;
   RunProgress progress_;
+  JobIdentity job_;
+  std::optional<CheckpointClaim> claim_;  // rank 0
 };
 
 }  // namespace

@@ -14,12 +14,17 @@
 #include "exec/comm/world.h"
 #include "exec/data/token_store.h"
 #include "exec/engine/backend.h"
+#include "exec/run/facts.h"
 #include "reports/run_record.h"
+#include "sim/base/error.h"
 #include "sim/graph/event_graph.h"
 #include "sim/spec/model_spec.h"
 #include "sim/spec/plan.h"
 
 namespace foreshard {
+
+// Of a run whose loss, gradient norm or parameters are no longer finite.
+inline constexpr auto kNotFinite = static_cast<ExitCode>(8);
 
 // After a step, on rank 0.
 struct StepReport {
@@ -47,14 +52,23 @@ struct TrainOptions {
   const Pacing* pacing = nullptr;                             // none: the world's ranks are real
   bool graph = false;                                         // steps replayed as a whole
   std::vector<std::pair<std::string, std::string>> metadata;  // goes into checkpoints
-  std::function<void(const StepReport&)> progress;            // rank 0
-  std::function<void(const std::string&)> note;               // rank 0: one sentence
+  // Of plan and model, and what else the ranks were compared in (agree() of facts.h); with the data
+  // they are the job that a checkpoint belongs to.
+  Facts facts;
+  std::vector<std::string> accept_changes;  // keys of them that may differ from the checkpoint's
+  std::function<void(const StepReport&)> progress;  // rank 0
+  std::function<void(const std::string&)> note;     // rank 0: one sentence
   std::function<bool()> stop;  // asked after every step; all ranks then end after a common one
 };
 
+// Before the first step it holds the ranks' data against each other, the checkpoint's job against
+// this one (Error(kInvalidInput) names what changes the numbers and is not accepted), and claims
+// the folder of checkpoints (checkpoint_claim.h).
+//
 // The record of the whole run on rank 0, of this rank alone on the others; `complete` is false
-// where it was stopped. A lost rank or a failed step is thrown (PeerFailure, StepFailure); *partial
-// then holds what this rank has so far.
+// where it was stopped. A loss, gradient norm or parameter that is no longer finite stops it on all
+// ranks (RunRecord::not_finite), and no checkpoint is saved from then on. A lost rank or a failed
+// step is thrown (PeerFailure, StepFailure); *partial then holds what this rank has so far.
 RunRecord train(const ModelSpec& model, const Plan& plan, const EventGraph& graph, World& world,
                 const TrainOptions& options, RunRecord* partial);
 

@@ -30,6 +30,7 @@ constexpr std::string_view kStep = "step-";
 constexpr std::string_view kWriting = ".writing-";
 constexpr std::string_view kReplaced = ".replaced-";
 constexpr auto kPatience = std::chrono::seconds(30);
+constexpr auto kPatienceAtStart = std::chrono::seconds(5);
 
 [[noreturn]] void fail(const fs::path& path, const std::error_code& error) {
   throw Error(ExitCode::kInvalidInput, fmt::format("{}: {}", path.string(), error.message()));
@@ -67,6 +68,23 @@ void remove_checkpoint(const fs::path& path) {
   std::error_code error;
   fs::remove_all(out_of_sight, error);
   if (error) fail(out_of_sight, error);
+}
+
+std::string text_of(int file) {
+  char text[256];
+  const ssize_t count = ::pread(file, text, sizeof text, 0);
+  return count > 0 ? std::string(text, static_cast<std::size_t>(count)) : std::string();
+}
+
+// Who holds it. Shows a full or read-only disk, too.
+void sign(const fs::path& path, int file) {
+  char host[256] = {};
+  if (::gethostname(host, sizeof host - 1) != 0) host[0] = '?';
+  const std::string text = fmt::format("process {} on {}", ::getpid(), host);
+  if (::ftruncate(file, 0) != 0 ||
+      ::pwrite(file, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size())) {
+    throw Error(ExitCode::kInvalidInput, "cannot write " + file_error(path, errno));
+  }
 }
 
 std::optional<std::int64_t> saved_number(const fs::path& checkpoint) {
@@ -116,25 +134,28 @@ std::vector<CheckpointEntry> list_checkpoints(const fs::path& folder) {
   return readable;
 }
 
-FolderLock::FolderLock(const fs::path& folder) {
-  const fs::path path = folder / ".lock";
+FolderLock::FolderLock(const fs::path& folder, Held held) {
+  const bool training = held == Held::kWhileTraining;
+  const fs::path path = folder / (training ? ".training" : ".lock");
   descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   if (descriptor_ < 0) {
     throw Error(ExitCode::kInvalidInput, "cannot write " + file_error(path, errno));
   }
-  const auto give_up = std::chrono::steady_clock::now() + kPatience;
+  const auto give_up = std::chrono::steady_clock::now() + (training ? kPatienceAtStart : kPatience);
   while (::flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
     if (errno == EINTR) continue;
     if (errno != EWOULDBLOCK) return;
     if (std::chrono::steady_clock::now() > give_up) {
+      const std::string holder = text_of(descriptor_);
       ::close(descriptor_);
       throw Error(ExitCode::kInvalidInput,
-                  fmt::format("{}: another run is saving its checkpoints here; give each run a "
+                  fmt::format("{}: another run{} is saving its checkpoints here; give each run a "
                               "folder of its own",
-                              folder.string()));
+                              folder.string(), holder.empty() ? "" : " (" + holder + ")"));
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
+  if (training) sign(path, descriptor_);
 }
 
 FolderLock::~FolderLock() { ::close(descriptor_); }
@@ -189,9 +210,11 @@ fs::path put_in_place(const fs::path& working, std::int64_t step) {
   return target;
 }
 
-std::vector<std::string> remove_oldest(const fs::path& folder, std::int64_t keep) {
+std::vector<std::string> remove_oldest(const fs::path& folder, std::int64_t keep,
+                                       std::int64_t step) {
   std::vector<CheckpointEntry> entries = list_checkpoints(folder);
-  std::erase_if(entries, [](const CheckpointEntry& entry) { return !entry.saved; });
+  std::erase_if(entries,
+                [step](const CheckpointEntry& entry) { return !entry.saved || entry.step > step; });
   std::vector<std::string> failures;
   const std::int64_t excess = static_cast<std::int64_t>(entries.size()) - keep;
   for (std::int64_t i = 0; i < excess; ++i) {

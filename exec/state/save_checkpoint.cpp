@@ -35,12 +35,11 @@ void check_state(const TrainingState& state) {
   }
 }
 
-// What must be equal on all ranks, and then what must not be.
+// What must be equal on all ranks, and then what must not be. (Metadata is rank 0's.)
 std::string describe(const TrainingState& state, const RunProgress& progress) {
   Fingerprint hash;
   hash.add(static_cast<std::int64_t>(layout_fingerprint(state)));
   hash.add(progress.step).add(progress.next_sample).add(progress.seed);
-  for (const auto& [key, value] : progress.metadata) hash.add(key).add(value);
   return fmt::format("{}/{}.{}", hash.hex(), state.shard_index, state.replica_index);
 }
 
@@ -171,7 +170,7 @@ class Save {
     sync_folder(working_);
     put_in_place(working_, progress_.step);
     working_.clear();
-    if (target_.keep > 0) warnings_ = remove_oldest(target_.folder, target_.keep);
+    if (target_.keep > 0) warnings_ = remove_oldest(target_.folder, target_.keep, progress_.step);
   }
 
   std::vector<Outcome> do_step(const std::string& topic, const std::function<std::string()>& work) {

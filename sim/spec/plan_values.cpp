@@ -343,6 +343,20 @@ std::optional<double> read_optional_positive(const ConfigNode& node) {
   return value;
 }
 
+double read_decay(const ConfigNode& node) {
+  const double value = node.as_double(0, 1);
+  if (value < 1) return value;
+  throw node.error(quote(node.text()) + " is out of range",
+                   "a number from 0 to below 1, for example 0.95");
+}
+
+double read_epsilon(const ConfigNode& node) {
+  const double value = node.as_double(0, 1);
+  if (value >= std::numeric_limits<float>::min()) return value;  // the update is in fp32
+  throw node.error(quote(node.text()) + " is out of range",
+                   "a number from 1.2e-38, fp32's least, to 1, for example 1e-8");
+}
+
 std::optional<std::int64_t> read_optional_steps(const ConfigNode& node) {
   if (node.text() == "none") return std::nullopt;
   if (!node.is_scalar() || !looks_like_number(node.text())) {

@@ -3,12 +3,15 @@
 #include <signal.h>
 
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <random>
 #include <string>
 #include <thread>
 
+#include "exec/state/safetensors.h"
 #include "tests/exec/cli/run_fixture.h"
 
 namespace foreshard {
@@ -129,12 +132,67 @@ TEST_F(ExecFaults, AnInterruptEndsAllRanksAndKeepsWhatThereIs) {
     EXPECT_FALSE(record.parameter_hash.empty());
     // It can go on from there.
     const std::string steps = std::to_string(record.losses.size() + 1);
-    const Outcome next =
-        run(Words{"--steps", steps, "--resume", path("saved"), "--out", path("next")});
+    const Outcome next = run(
+        Words{"--steps", steps, "--resume", path("saved"), "--out", path("next")} + mesh(ranks));
     EXPECT_EQ(next.code, 0) << next.output;
     EXPECT_EQ(read_run_folder(folder_ / "next").losses.size(), 1U);
     fs::remove_all(path("run"));
     fs::remove_all(path("saved"));
+  }
+}
+
+// --- numbers that are none ---
+
+// Weight decay beyond 1 / learning rate multiplies every matrix by the same large factor per step.
+const Words kDiverges = {
+    "--set", "optimizer.kind=sgd",          "--set", "optimizer.clip_norm=none",
+    "--set", "optimizer.learning_rate=100", "--set", "optimizer.weight_decay=1000"};
+
+// Of all tensors of a checkpoint, which are fp32.
+std::int64_t not_finite_values(const fs::path& checkpoint) {
+  std::int64_t count = 0;
+  for (const auto& entry : fs::directory_iterator(checkpoint)) {
+    if (entry.path().extension() != ".safetensors") continue;
+    const SafetensorsHeader header = read_safetensors_header(entry.path());
+    std::ifstream file(entry.path(), std::ios::binary);
+    file.seekg(header.data_begin);
+    for (float value = 0; file.read(reinterpret_cast<char*>(&value), sizeof value);) {
+      if (!std::isfinite(value)) ++count;
+    }
+  }
+  return count;
+}
+
+TEST_F(ExecFaults, ANotFiniteRunStopsAndItsCheckpointsStayFinite) {
+  for (const int ranks : {1, 2}) {
+    SCOPED_TRACE(std::to_string(ranks) + " ranks");
+    const Outcome outcome = run(kDiverges + mesh(ranks) +
+                                Words{"--steps", "100", "--checkpoint", path("saved"),
+                                      "--checkpoint-every", "1", "--json"});
+    EXPECT_EQ(outcome.code, 8) << outcome.output;
+    EXPECT_TRUE(contains(outcome.output, "is not finite")) << outcome.output;
+    EXPECT_TRUE(contains(outcome.output, "rank 0")) << outcome.output;
+    EXPECT_FALSE(contains(outcome.output, "internal error")) << outcome.output;
+    const RunRecord record = read_run_folder(folder_ / "run");
+    EXPECT_FALSE(record.complete);
+    EXPECT_TRUE(record.not_finite.starts_with("step ")) << record.not_finite;
+    std::vector<fs::path> saved;
+    for (const auto& entry : fs::directory_iterator(path("saved"))) {
+      if (entry.is_directory()) saved.push_back(entry.path());
+    }
+    EXPECT_EQ(saved.size(), 3U);  // as many as are kept, of the steps before
+    for (const fs::path& checkpoint : saved) EXPECT_EQ(not_finite_values(checkpoint), 0);
+    fs::remove_all(path("run"));
+    fs::remove_all(path("saved"));
+  }
+}
+
+TEST_F(ExecFaults, SettingsThatCannotWorkAreRefusedWithTheirKey) {
+  for (const char* setting :
+       {"optimizer.beta1=1", "optimizer.beta2=1", "optimizer.epsilon=0", "optimizer.epsilon=1e-60",
+        "optimizer.learning_rate=-1", "optimizer.clip_norm=0"}) {
+    const std::string key = std::string(setting).substr(0, std::string(setting).find('='));
+    expect_refused(kOneStep + Words{"--set", setting}, 3, {key, "out of range", "expected"});
   }
 }
 

@@ -47,7 +47,7 @@ Words ExecRunTest::command(const Words& words) const {
   const auto gives = [&](const char* flag) {
     return std::find(words.begin(), words.end(), flag) != words.end();
   };
-  if (!gives("--plan")) {
+  if (!gives("--plan") && !gives("--model")) {
     all = all + Words{"--model", path("model.json"), "--sequence", "16"};
   }
   if (!gives("--data")) all = all + Words{"--data", path("text.txt")};

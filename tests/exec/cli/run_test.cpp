@@ -180,8 +180,65 @@ TEST_F(ExecRunTest, AnotherSeedIsNotResumed) {
   record("first", {"--steps", "1", "--checkpoint", path("saved")});
   const Outcome outcome = run({"--steps", "2", "--resume", path("saved"), "--set", "seed=7"});
   EXPECT_EQ(outcome.code, 3);
-  EXPECT_TRUE(contains(outcome.output, "was trained with seed 1, the plan says 7"))
-      << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "seed is 7, was 1")) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "--accept-changes seed")) << outcome.output;
+  EXPECT_EQ(run({"--steps", "2", "--resume", path("saved"), "--set", "seed=7", "--accept-changes",
+                 "seed"})
+                .code,
+            0);
+}
+
+// Each is refused with its key, goes on when it is accepted, and is told.
+TEST_F(ExecRunTest, WhatChangesTheNumbersIsNotResumedUnlessItIsAccepted) {
+  record("first", kFourPerStep + Words{"--steps", "1", "--checkpoint", path("saved")});
+  std::string text = R"({
+  "architectures": ["LlamaForCausalLM"], "model_type": "llama",
+  "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+  "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 256,
+  "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "rope_theta": 20000.0,
+  "tie_word_embeddings": false
+})";
+  const std::string other_data = write("other.txt", std::string(20'000, 'b'));
+  const Words resume = {"--steps", "2", "--resume", path("saved")};
+  const std::vector<std::pair<std::string, Words>> changes = {
+      {"data", {"--data", other_data, "--set", "batch.global=4"}},
+      {"batch.sequence", {"--set", "batch.sequence=32", "--set", "batch.global=4"}},
+      {"batch.global", {"--set", "batch.global=8"}},
+      {"optimizer.epsilon", {"--set", "optimizer.epsilon=1e-6", "--set", "batch.global=4"}},
+      {"optimizer.learning_rate",
+       {"--set", "optimizer.learning_rate=1e-3", "--set", "batch.global=4"}},
+      {"optimizer.kind", {"--set", "optimizer.kind=sgd", "--set", "batch.global=4"}},
+      {"reduction_order", {"--set", "reduction_order=library", "--set", "batch.global=4"}},
+      {"model.norm_epsilon,model.rope_theta",
+       {"--model", write("other.json", text), "--sequence", "16", "--set", "batch.global=4"}}};
+  for (const auto& [keys, words] : changes) {
+    SCOPED_TRACE(keys);
+    const Outcome refused = run(resume + words);
+    EXPECT_EQ(refused.code, 3) << refused.output;
+    EXPECT_TRUE(contains(refused.output, "--accept-changes " + keys)) << refused.output;
+    const Outcome accepted = run(resume + words + Words{"--accept-changes", keys});
+    if (keys == "optimizer.kind") continue;  // sgd has no use for the moments: the state differs
+    EXPECT_EQ(accepted.code, 0) << accepted.output;
+    EXPECT_TRUE(contains(accepted.output, "changed since the checkpoint: ")) << accepted.output;
+  }
+  const Outcome misspelt = run(resume + kFourPerStep + Words{"--accept-changes", "sed"});
+  EXPECT_EQ(misspelt.code, 2);
+  EXPECT_TRUE(contains(misspelt.output, "did you mean seed?")) << misspelt.output;
+}
+
+TEST_F(ExecRunTest, AnotherJobsCheckpointsAreLeftAlone) {
+  record("first", {"--steps", "2", "--checkpoint", path("saved")});
+  const Outcome other =
+      run({"--steps", "1", "--checkpoint", path("saved"), "--set", "optimizer.beta2=0.99"});
+  EXPECT_EQ(other.code, 3);
+  EXPECT_TRUE(contains(other.output, "checkpoints of another job: optimizer.beta2 is 0.99"))
+      << other.output;
+  // The same job from its start keeps what is further.
+  const Outcome again = run({"--steps", "1", "--checkpoint", path("saved"), "--checkpoint-keep",
+                             "1", "--out", path("again")});
+  EXPECT_EQ(again.code, 0) << again.output;
+  EXPECT_TRUE(contains(again.output, "holds step 2 of this job already")) << again.output;
+  EXPECT_TRUE(fs::exists(path("saved/step-00000002")));
 }
 
 }  // namespace

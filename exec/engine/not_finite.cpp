@@ -1,0 +1,99 @@
+// What is told of every step (losses, the norm) costs nothing to look at; gradients and parameters
+// are read only where that shows something, and before a checkpoint. A device scales its gradients
+// by the norm, so there the norm's row is the first one that still tells.
+#include <ATen/Functions.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "exec/engine/engine.h"
+#include "exec/engine/update.h"
+
+namespace foreshard {
+namespace {
+
+constexpr std::int64_t kChunk = std::int64_t{1} << 22;  // elements; bounds what isfinite() makes
+
+// The first element that is not finite; `count` where all are.
+std::int64_t first_not_finite(const at::Tensor& values) {
+  const std::int64_t count = values.numel();
+  for (std::int64_t begin = 0; begin < count; begin += kChunk) {
+    const at::Tensor finite = values.narrow(0, begin, std::min(kChunk, count - begin)).isfinite();
+    if (finite.all().item<bool>()) continue;
+    return begin + finite.to(at::kByte).argmin().item<std::int64_t>();
+  }
+  return count;
+}
+
+EventId first_row(const EventGraph& graph, EventKind kind, std::int64_t microbatch) {
+  for (std::size_t id = 0; id < graph.rows.size(); ++id) {
+    if (graph.rows[id].kind != kind) continue;
+    if (microbatch < 0 || graph.details[id].microbatch == microbatch) {
+      return static_cast<EventId>(id);
+    }
+  }
+  return kNoEvent;
+}
+
+// By unit, the row that made its gradient what the optimizer reads.
+std::vector<EventId> last_gradient_rows(const EventGraph& graph) {
+  std::vector<EventId> rows(graph.units.size(), kNoEvent);
+  for (std::size_t id = 0; id < graph.rows.size(); ++id) {
+    const EventKind kind = graph.rows[id].kind;
+    const std::int32_t unit = graph.details[id].unit;
+    if (unit >= 0 && (kind == EventKind::kReduceScatter || kind == EventKind::kAccumulate ||
+                      kind == EventKind::kAllReduce || kind == EventKind::kBackward)) {
+      rows[static_cast<std::size_t>(unit)] = static_cast<EventId>(id);
+    }
+  }
+  return rows;
+}
+
+}  // namespace
+
+EventId Engine::find_not_finite(const StepResult& result) {
+  for (std::size_t m = 0; m < result.losses.size(); ++m) {
+    if (std::isfinite(result.losses[m])) continue;
+    return first_row(graph_, EventKind::kLoss, static_cast<std::int64_t>(m));
+  }
+  if (std::isfinite(result.gradient_norm)) return kNoEvent;
+  EventId first = first_row(graph_, EventKind::kGradNorm, -1);
+  if (first == kNoEvent) first = first_row(graph_, EventKind::kHostOptimizer, -1);
+  if (options_.device != nullptr) return first;
+  const std::vector<EventId> rows = last_gradient_rows(graph_);
+  for (std::size_t u = 0; u < rows.size(); ++u) {
+    const UnitMemory& unit = units_.at(static_cast<std::int32_t>(u));
+    if (rows[u] == kNoEvent || rows[u] > first) continue;
+    const at::Tensor gradient = tensor_over(unit.gradient, unit.shard, at::kFloat);
+    if (first_not_finite(gradient) < unit.shard) first = rows[u];
+  }
+  return first;
+}
+
+std::string Engine::find_not_finite_parameter() {
+  backend_->sync();
+  const c10::Device device = units_.states().device();
+  static constexpr const char* kMoments[] = {" (exp_avg)", " (exp_avg_sq)"};
+  for (const UnitMemory& unit : units_.all()) {
+    for (std::size_t array = 0; array <= unit.moments.size(); ++array) {
+      const bool is_master = array == 0;
+      const DType dtype = is_master ? plan_.master_dtype : plan_.optimizer.state;
+      std::byte* const data = is_master ? unit.master : unit.moments[array - 1];
+      const at::Tensor values = tensor_over(data, unit.shard, scalar_type(dtype), device);
+      const std::int64_t at = first_not_finite(values);
+      if (at == unit.shard) continue;
+      std::string name = unit.name;
+      for (const ShardPiece& piece : pieces_of(unit)) {
+        if (at >= piece.begin && at < piece.begin + piece.count) {
+          name = parameter_name(model_, *piece.parameter);
+        }
+      }
+      return name + (is_master ? "" : kMoments[array - 1]);
+    }
+  }
+  return "";
+}
+
+}  // namespace foreshard
