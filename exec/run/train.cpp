@@ -257,8 +257,9 @@ class Training {
   }
 
   void save() {
-    const SavedCheckpoint saved = save_checkpoint({options_.checkpoint, options_.checkpoint_keep},
-                                                  state(), progress_, world_);
+    const SavedCheckpoint saved =
+        save_checkpoint({options_.checkpoint, options_.checkpoint_keep, progress_.step + 1},
+                        state(), progress_, world_);
     for (const std::string& warning : saved.warnings) note(warning);
     mirrors_.clear();
   }

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,8 @@ namespace foreshard {
 struct CheckpointTarget {
   std::filesystem::path folder;  // created where it does not exist
   std::int64_t keep = 0;         // newest checkpoints that stay; 0: all
+  // Those of this step and later stay, too, and are not counted: what the run has yet to reach.
+  std::int64_t spared_from = std::numeric_limits<std::int64_t>::max();
 };
 
 struct SavedCheckpoint {

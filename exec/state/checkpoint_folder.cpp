@@ -211,10 +211,11 @@ fs::path put_in_place(const fs::path& working, std::int64_t step) {
 }
 
 std::vector<std::string> remove_oldest(const fs::path& folder, std::int64_t keep,
-                                       std::int64_t step) {
+                                       std::int64_t spared_from) {
   std::vector<CheckpointEntry> entries = list_checkpoints(folder);
-  std::erase_if(entries,
-                [step](const CheckpointEntry& entry) { return !entry.saved || entry.step > step; });
+  std::erase_if(entries, [spared_from](const CheckpointEntry& entry) {
+    return !entry.saved || entry.step >= spared_from;
+  });
   std::vector<std::string> failures;
   const std::int64_t excess = static_cast<std::int64_t>(entries.size()) - keep;
   for (std::int64_t i = 0; i < excess; ++i) {

@@ -51,9 +51,9 @@ std::filesystem::path make_working_folder(const std::filesystem::path& folder, s
 // Makes `working` the checkpoint of that step, durably; there is a whole one of that name at every
 // moment if there was one before. Returns its path.
 std::filesystem::path put_in_place(const std::filesystem::path& working, std::int64_t step);
-// Removes the oldest that can be read until `keep` of those up to `step` are left: what is further
-// than the run that saves stays. Returns what could not be removed.
+// Removes the oldest that can be read until `keep` of those before step `spared_from` are left.
+// Returns what could not be removed.
 std::vector<std::string> remove_oldest(const std::filesystem::path& folder, std::int64_t keep,
-                                       std::int64_t step);
+                                       std::int64_t spared_from);
 
 }  // namespace foreshard

@@ -170,7 +170,8 @@ class Save {
     sync_folder(working_);
     put_in_place(working_, progress_.step);
     working_.clear();
-    if (target_.keep > 0) warnings_ = remove_oldest(target_.folder, target_.keep, progress_.step);
+    if (target_.keep > 0)
+      warnings_ = remove_oldest(target_.folder, target_.keep, target_.spared_from);
   }
 
   std::vector<Outcome> do_step(const std::string& topic, const std::function<std::string()>& work) {
