@@ -14,7 +14,7 @@ Answer answer(const JobOptions& options) {
   a.forecast = forecast(a.job.model, a.job.resolved.plan, costs);
   a.report = report_of(a.job, a.forecast, costs);
   a.report.assumed.insert(a.report.assumed.begin(),
-                          {"stack", stack_sentence(options, a.job, costs.calibration())});
+                          {"stack", stack_sentence(options, a.job, costs, a.report.open_stack)});
   const Fit& fit = a.report.fit;
   if (fit.fits()) return a;
   const auto remedy = find_remedy(a.job.model, a.job.resolved.plan, a.job.cluster);

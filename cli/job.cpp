@@ -155,8 +155,10 @@ std::string from_folder(const std::filesystem::path& file, const std::filesystem
 
 // What is left once model and cluster are read.
 void complete(Job& job) {
-  job.resolved = resolve(job.document, job.model, job.cluster);
+  job.open = open_stacks(job.document, job.model, job.cluster);
+  job.resolved = resolve(with_usual_stack(job.document, job.open), job.model, job.cluster);
   check(job.resolved, job.model, job.cluster);
+  job.plain_model = job.model;
   job.model = with_variants(std::move(job.model), job.resolved.plan);
 }
 
@@ -233,8 +235,25 @@ CostModel cost_model(const Job& job) {
   return CostModel(job.cluster, calibration, cost_choices(job.resolved.plan));
 }
 
+std::vector<StackCase> stack_cases(const Job& job, const Plan& plan, const CostModel& costs) {
+  if (job.open.size() < 2) return {};
+  std::vector<StackCase> cases;
+  for (StackAlternative& each : open_stacks(job.open, plan, job.plain_model, job.cluster)) {
+    ModelSpec model = with_variants(job.plain_model, each.plan);
+    // What published steps say of a machine differs by the attention kernel.
+    const bool is_priced_alike = each.plan.attention == plan.attention || job.calibration;
+    CostModel own(job.cluster,
+                  is_priced_alike ? costs.calibration()
+                                  : informed_calibration(model, each.plan, job.cluster, {}),
+                  cost_choices(each.plan));
+    cases.push_back({std::move(each.name), each.weight, std::move(model), std::move(each.plan),
+                     std::move(own)});
+  }
+  return cases;
+}
+
 Report report_of(const Job& job, const Forecast& forecast, const CostModel& costs) {
-  Report report = summarize(forecast, costs, kDraws);
+  Report report = summarize(forecast, costs, kDraws, stack_cases(job, forecast.plan, costs));
   std::vector<std::pair<std::string, std::string>> assumed;
   for (const AssumedValue& value : job.resolved.assumed) {
     assumed.emplace_back(value.key, fmt::format("{} ({})", value.value, value.why));
@@ -250,7 +269,7 @@ std::string plan_file_text(const Job& job, const Plan& plan, const std::filesyst
   Plan written = plan;
   if (!job.model_file.empty()) written.model = from_folder(job.model_file, folder);
   if (!job.cluster_file.empty()) written.cluster = from_folder(job.cluster_file, folder);
-  return to_yaml(written);
+  return job.open.empty() ? to_yaml(written) : open_yaml(job.open, written);
 }
 
 }  // namespace foreshard

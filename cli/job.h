@@ -14,6 +14,7 @@
 #include "sim/simulate/forecast.h"
 #include "sim/spec/cluster.h"
 #include "sim/spec/model_spec.h"
+#include "sim/spec/open_stack.h"
 #include "sim/spec/plan_config.h"
 #include "sim/spec/plan_translate.h"
 
@@ -22,8 +23,12 @@ namespace foreshard {
 struct Job {
   ModelSpec model;
   Cluster cluster;
-  PlanDocument document;               // what was written
-  ResolvedPlan resolved;               // and what that makes of every key; checked
+  PlanDocument document;  // what was written
+  ResolvedPlan resolved;  // and what that makes of every key; checked
+  // Where the stack is not said: who may run the job, as `resolved` is first. The model as it is
+  // without the plan's variants is theirs, too.
+  std::vector<StackAlternative> open;
+  ModelSpec plain_model;
   std::filesystem::path model_file;    // "": a zoo name
   std::filesystem::path cluster_file;  // "": a spec such as 64xh100, or local
   // What prices it, where that is not the shipped profile of its GPU: of --profile, or of `local`.
@@ -56,10 +61,15 @@ TranslatedJob translate_job(const Job& job, const std::string& runtime);
 
 CostModel cost_model(const Job& job);
 
+// The codes that may run `plan`, one of the job's, priced by `costs` as it is; none where the job
+// says its stack.
+std::vector<StackCase> stack_cases(const Job& job, const Plan& plan, const CostModel& costs);
+
 // summarize() with the job's assumed values and warnings.
 Report report_of(const Job& job, const Forecast& forecast, const CostModel& costs);
 
-// The plan as a file in `folder`: paths in it are relative to that folder.
+// The plan as a file in `folder`: paths in it are relative to that folder. Keys that the training
+// code decides, which nobody said, are left out.
 std::string plan_file_text(const Job& job, const Plan& plan, const std::filesystem::path& folder);
 
 // A Hugging Face config.json, or, if the name ends so, a model as YAML (models/model_yaml.h), which

@@ -1,5 +1,6 @@
 // Each factor goes to the ends of its own interval while the others stay (factor_moves); the
-// step's movement is what a measurement would take away.
+// step's movement is what a measurement would take away. Saying the training code takes away what
+// lies between those that it may be.
 #include "cli/next_measurements.h"
 
 #include <fmt/format.h>
@@ -46,6 +47,15 @@ std::vector<NextMeasurement> next_measurements(const std::string& profile, const
   for (const FactorMove& move : factor_moves(usual, costs)) {
     next.push_back({factor_words(move.factor), std::abs(move.high - move.low) / 2 / step,
                     command_for(move.factor)});
+  }
+  const OpenStack open =
+      summarize(usual, costs, 0, stack_cases(job, job.resolved.plan, costs)).open_stack;
+  if (!open.outcomes.empty()) {
+    const auto [least, most] = std::minmax_element(
+        open.outcomes.begin(), open.outcomes.end(),
+        [](const StackOutcome& a, const StackOutcome& b) { return a.seconds < b.seconds; });
+    next.push_back({"training code", (most->seconds - least->seconds) / 2 / step,
+                    "say it: foreshard predict --set stack=NAME"});
   }
   std::stable_sort(next.begin(), next.end(),
                    [](const auto& a, const auto& b) { return a.share > b.share; });

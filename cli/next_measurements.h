@@ -1,5 +1,6 @@
 // What to measure next on a machine: which of its latent factors leaves the most of a usual job's
-// interval open, and the command that measures it.
+// interval open, and the command that measures it; among them the training code, where a job does
+// not say it.
 #pragma once
 
 #include <string>
@@ -10,7 +11,7 @@
 namespace foreshard {
 
 struct NextMeasurement {
-  std::string factor;   // "matrix products"
+  std::string factor;   // "matrix products", "training code"
   double share = 0;     // half of its 90 % interval's effect on the step, over the step
   std::string command;  // that measures it
 };

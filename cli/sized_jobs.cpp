@@ -56,7 +56,11 @@ SizedJob SizedJobs::operator()(const CandidateCluster& candidate,
   space.global_batch = most_sequences / least * least;
   CostModel costs = cost_model(loaded);
   Price price = price_of(loaded);
-  return {std::move(loaded.model), std::move(space), std::move(costs), std::move(price)};
+  ModelSpec model = loaded.model;
+  auto cases = [costs, job = std::move(loaded)](const Plan& plan) {
+    return stack_cases(job, plan, costs);
+  };
+  return {std::move(model), std::move(space), std::move(costs), std::move(price), std::move(cases)};
 }
 
 Price SizedJobs::price_of(const Job& job) const {

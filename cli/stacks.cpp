@@ -20,26 +20,35 @@ double step_seconds(const Job& job, const Calibration& calibration) {
 
 }  // namespace
 
-std::string stack_sentence(const JobOptions& options, const Job& job,
-                           const Calibration& calibration) {
-  const std::string& own = job.document.stack;
-  std::string text = own.empty() ? "none" : own;
-  const RuntimeKind runtime = job.resolved.plan.runtime.kind;
+std::string stack_sentence(const JobOptions& options, const Job& job, const CostModel& costs,
+                           const OpenStack& open) {
+  const bool is_assumed = !job.open.empty();
+  const std::string& own = is_assumed ? job.open.front().name : job.document.stack;
   std::string effects;
-  const double seconds = step_seconds(job, calibration);
-  for (const TrainingStack* stack : stacks_of(runtime)) {
-    if (stack->name == own || runtime == RuntimeKind::kNative) continue;
-    try {
-      JobOptions other = options;
-      other.assignments.insert(other.assignments.begin(), {"stack=" + stack->name});
-      const double others = step_seconds(load_job_beside(job, other), calibration);
-      effects += fmt::format("{}{} {:+.1f} %", effects.empty() ? "" : ", ", stack->name,
-                             100 * (others / seconds - 1));
-    } catch (const Error&) {
-      continue;  // the job's own keys do not go with this stack
+  const auto add = [&](const std::string& name, double seconds, double base) {
+    effects += fmt::format("{}{} {:+.1f} %", effects.empty() ? "" : ", ", name,
+                           100 * (seconds / base - 1));
+  };
+  for (std::size_t i = 1; i < open.outcomes.size(); ++i) {
+    add(open.outcomes[i].name, open.outcomes[i].seconds, open.outcomes[0].seconds);
+  }
+  const RuntimeKind runtime = job.resolved.plan.runtime.kind;
+  if (!is_assumed && runtime != RuntimeKind::kNative) {
+    const double seconds = step_seconds(job, costs.calibration());
+    for (const TrainingStack* stack : stacks_of(runtime)) {
+      if (stack->name == own) continue;
+      try {
+        JobOptions other = options;
+        other.assignments.insert(other.assignments.begin(), {"stack=" + stack->name});
+        add(stack->name, step_seconds(load_job_beside(job, other), costs.calibration()), seconds);
+      } catch (const Error&) {
+        continue;  // the job's own keys do not go with this stack
+      }
     }
   }
-  return effects.empty() ? text : fmt::format("{}; with {}", text, effects);
+  return fmt::format("{}{}{}{}", own.empty() ? "none" : own,
+                     is_assumed ? " (not told; what most people run)" : "",
+                     effects.empty() ? "" : "; with ", effects);
 }
 
 }  // namespace foreshard

@@ -40,7 +40,7 @@ Looked look_at(const CandidateCluster& candidate, const JobMaker& make, const Ru
     looked.model = job.model.name;
     looked.parameters = job.model.parameters();
     looked.sequence = job.space.base.batch.sequence;
-    auto sized = best_plan(job.space, job.model, job.costs, options.draws);
+    auto sized = best_plan(job.space, job.model, job.costs, options.draws, job.cases);
     if (!sized) {
       looked.reason = "does not fit";
       return looked;

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "reports/open_stack.h"
 #include "sim/base/json.h"
 #include "sim/cost/cost_model.h"
 #include "sim/memory/capacity.h"
@@ -28,6 +29,8 @@ struct Quantity {
 // The 5 % and 95 % quantiles of the draws around `value`, which is always inside; without draws the
 // value alone.
 Quantity with_interval(double value, std::vector<double> draws, Evidence evidence);
+// A step's seconds with the forecast of every code inside.
+Quantity covering(Quantity seconds, const std::vector<StackOutcome>& outcomes);
 Json to_json(const Quantity& quantity);
 
 // Durations of one timeline. Communication is the union of all [arrive, end] of collectives;
@@ -83,7 +86,8 @@ struct Report {
   Quantity peak_allocated, peak_reserved, outside_allocator;  // bytes
   std::string peak_event;                                     // "backward layers.1"
   std::vector<std::pair<std::string, Bytes>> at_peak;         // category, descending
-  std::vector<std::pair<std::string, std::string>> assumed;   // key or figure, value and why
+  OpenStack open_stack;  // the figures above are of its first outcome, their intervals of all
+  std::vector<std::pair<std::string, std::string>> assumed;  // key or figure, value and why
   std::vector<std::string> warnings;
   std::optional<RunFigures> run;
 };
@@ -99,9 +103,14 @@ struct StepRates {
 };
 StepRates step_rates(const Forecast& forecast, const Cluster& cluster);
 
+// Seconds and memory of a forecast; `of`: the case that it is of, nullptr where the stack is said.
+StackOutcome outcome_of(const Forecast& forecast, const Cluster& cluster, const StackCase* of);
+
 // Intervals come from `draws` re-simulations with the latent factors of the machine drawn from
-// their spreads (0: none).
-Report summarize(const Forecast& forecast, const CostModel& costs, int draws);
+// their spreads (0: none). `cases`: the codes that may run the job, of which the forecast is the
+// first; none: its stack is said.
+Report summarize(const Forecast& forecast, const CostModel& costs, int draws,
+                 const std::vector<StackCase>& cases = {});
 Json to_json(const Report& report);
 
 }  // namespace foreshard

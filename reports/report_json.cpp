@@ -119,6 +119,7 @@ Json to_json(const Report& report) {
       {"at_peak", std::move(at_peak)},
       {"note", memory_note(report)}};
   if (report.run) json["run"] = run_json(*report.run);
+  json["open"] = open_json(report.open_stack);
   json["assumed"] = std::move(assumed);
   json["warnings"] = report.warnings;
   return json;

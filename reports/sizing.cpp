@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <deque>
 
 #include "reports/evidence.h"
 #include "sim/base/error.h"
@@ -18,6 +19,7 @@
 #include "sim/memory/reserved.h"
 #include "sim/simulate/forecast.h"
 #include "sim/simulate/simulate.h"
+#include "sim/spec/open_stack.h"
 #include "sim/spec/plan_check.h"
 
 namespace foreshard {
@@ -37,33 +39,56 @@ double period(Simulator& simulator, const EventGraph& graph, CostTable costs,
   return simulator.period(graph, costs).seconds();
 }
 
-std::vector<double> step_draws(const ModelSpec& model, const Plan& plan, const CostModel& costs,
-                               const Forecast& whole, int draws) {
-  Simulator simulator;
-  std::vector<double> seconds;
-  const auto at = [&](const EventGraph& graph, int k, const std::vector<HostDelay>& delays) {
-    return period(simulator, graph, costs.price(graph, costs.draw(k)), delays);
-  };
-  const std::int64_t accumulation = plan.batch.accumulation;
-  if (accumulation <= kShown || !whole.costs.delays.empty()) {  // `whole` is the whole step
-    for (int k = 0; k < draws; ++k) {
-      seconds.push_back(at(whole.graph, k, whole.costs.delays) * costs.plan_draw(k));
+// A step that is drawn again and again.
+class DrawnStep {
+ public:
+  // `shown`: of the step's first kShown micro-batches, or of all where the driver's calls in every
+  // step depend on the whole of it.
+  DrawnStep(const ModelSpec& model, const Plan& plan, const CostModel& costs)
+      : accumulation_(plan.batch.accumulation), costs_(costs) {
+    shown_ = forecast(model, with_accumulation(plan, kShown), costs);
+    if (accumulation_ > kShown && !shown_.costs.delays.empty()) {
+      shown_ = forecast(model, plan, costs);
     }
-    return seconds;
+    is_whole_ = accumulation_ <= kShown || !shown_.costs.delays.empty();
+    if (is_whole_) return;
+    const LayerPrograms programs(model, plan);
+    drawn_ = std::min(accumulation_, kDrawn);
+    longer_ = build_training_step(model, with_accumulation(plan, drawn_), programs);
+    shorter_ = build_training_step(model, with_accumulation(plan, drawn_ - 1), programs);
+    const EventGraph whole = build_training_step(model, plan, programs);
+    seconds_ = period(simulator_, whole, costs.price(whole), {});
   }
-  const LayerPrograms programs(model, plan);
-  const std::int64_t drawn = std::min(accumulation, kDrawn);
-  const EventGraph longer = build_training_step(model, with_accumulation(plan, drawn), programs);
-  const EventGraph shorter =
-      build_training_step(model, with_accumulation(plan, drawn - 1), programs);
-  for (int k = 0; k < draws; ++k) {
-    const double base = at(longer, k, {});
-    const double one_more = base - at(shorter, k, {});
-    seconds.push_back((base + static_cast<double>(accumulation - drawn) * one_more) *
-                      costs.plan_draw(k));
+
+  const Forecast& shown() const { return shown_; }
+  double seconds() const { return is_whole_ ? shown_.timeline.period.seconds() : seconds_; }
+  StackOutcome outcome(const StackCase* of) const {
+    StackOutcome outcome = outcome_of(shown_, costs_.cluster(), of);
+    outcome.seconds = seconds();
+    return outcome;
   }
-  return seconds;
-}
+
+  double draw(int k) {
+    const FactorDraw factors = costs_.draw(k);
+    const auto at = [&](const EventGraph& graph, const std::vector<HostDelay>& delays) {
+      return period(simulator_, graph, costs_.price(graph, factors), delays);
+    };
+    if (is_whole_) return at(shown_.graph, shown_.costs.delays) * costs_.plan_draw(k);
+    const double base = at(longer_, {});
+    const double one_more = base - at(shorter_, {});
+    return (base + static_cast<double>(accumulation_ - drawn_) * one_more) * costs_.plan_draw(k);
+  }
+
+ private:
+  std::int64_t accumulation_;
+  const CostModel& costs_;
+  Forecast shown_;
+  bool is_whole_ = true;
+  std::int64_t drawn_ = 0;
+  EventGraph longer_, shorter_;
+  double seconds_ = 0;
+  Simulator simulator_;
+};
 
 Bytes state_bytes(const ModelSpec& model, const Plan& plan) {
   std::int64_t per_parameter = size_of(plan.master_dtype);
@@ -88,27 +113,37 @@ Quantity inverse(double numerator, const Quantity& seconds) {
 
 }  // namespace
 
-SizedPlan size_up(const ModelSpec& model, const Plan& plan, const CostModel& costs, int draws) {
+SizedPlan size_up(const ModelSpec& model, const Plan& plan, const CostModel& costs, int draws,
+                  const std::vector<StackCase>& cases) {
+  std::deque<DrawnStep> codes;
+  codes.emplace_back(model, plan, costs);
+  std::vector<StackOutcome> outcomes = {codes[0].outcome(cases.empty() ? nullptr : &cases.front())};
+  for (std::size_t i = 1; i < cases.size(); ++i) {
+    codes.emplace_back(cases[i].model, cases[i].plan, cases[i].costs);
+    outcomes.push_back(codes[i].outcome(&cases[i]));
+  }
   SizedPlan sized;
   sized.cluster = costs.cluster();
   sized.plan = plan;
-  Forecast shown = forecast(model, with_accumulation(plan, kShown), costs);
-  const bool is_short = plan.batch.accumulation > kShown;
-  // Calls to the driver in every step depend on the whole of it.
-  if (is_short && !shown.costs.delays.empty()) shown = forecast(model, plan, costs);
-  double seconds = shown.timeline.period.seconds();
-  if (is_short && shown.costs.delays.empty()) {
-    Simulator simulator;
-    const EventGraph graph = build_training_step(model, plan);
-    seconds = period(simulator, graph, costs.price(graph), {});
-  }
+  Forecast shown = codes[0].shown();
   const StepMetrics metrics = measure_step(shown.graph, shown.timeline);
   sized.exposed_share = metrics.exposed_communication / metrics.seconds;
   sized.forward_share = share_of(shown.graph, shown.timeline, EventKind::kForward);
-  sized.draws = step_draws(model, plan, costs, shown, draws);
-  sized.step = with_interval(seconds, sized.draws, weigh_evidence(shown, costs).seconds);
-  sized.fit = fit_in(sized.cluster, shown.memory.peak, shown.reserved.peak,
-                     total(memory_outside(shown.graph, sized.cluster, plan.runtime)));
+  const std::vector<double> weights = weights_of(outcomes);
+  for (int k = 0; k < draws; ++k) {
+    const std::size_t of = alternative_of_draw(weights, k);
+    sized.draws.push_back(codes[of].draw(k));
+    sized.fit_draws.push_back(fit_probability(outcomes[of].fit));
+  }
+  sized.step = covering(
+      with_interval(outcomes[0].seconds, sized.draws, weigh_evidence(shown, costs).seconds),
+      outcomes);
+  sized.fit = outcomes[0].fit;
+  sized.fit_probability = fit_probability(outcomes);
+  if (outcomes.size() > 1) {
+    sized.open_stack =
+        open_stack(std::move(outcomes), sized.draws, sized.step.high - sized.step.low);
+  }
   shown.plan = plan;
   const StepRates rates = step_rates(shown, sized.cluster);
   sized.mfu = inverse(rates.model_peak_seconds, sized.step);
@@ -139,13 +174,15 @@ void judge_each(std::size_t count, const Judging& judging,
 }
 
 std::optional<SizedPlan> best_plan(const SearchSpace& space, const ModelSpec& model,
-                                   const CostModel& costs, int draws) {
+                                   const CostModel& costs, int draws, const StackCases& cases) {
   SearchOptions options;
   options.threads = 1;
   options.detail = SearchDetail::kBest;
   const SearchResult found = search(space, model, costs, options);
   if (!found.best) return std::nullopt;
-  SizedPlan sized = size_up(model, found.best->plan, costs, draws);
+  const Plan& plan = found.best->plan;
+  SizedPlan sized =
+      size_up(model, plan, costs, draws, cases ? cases(plan) : std::vector<StackCase>());
   sized.enumerated = found.enumerated;
   sized.simulated = found.simulated;
   return sized;

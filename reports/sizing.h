@@ -21,6 +21,10 @@ struct SizedPlan {
   std::int64_t simulated = 0;
   Quantity step;              // s
   std::vector<double> draws;  // s of a step, one for each draw of the machine's factors
+  // That the step fits under the code that draw k is of; a draw for a draw. `fit_probability`: all.
+  std::vector<double> fit_draws;
+  double fit_probability = 1;
+  OpenStack open_stack;  // `step` is of its first outcome, intervals and draws are of all
   Quantity mfu;
   Quantity tokens_per_s;     // of all GPUs
   double exposed_share = 0;  // of the step
@@ -40,13 +44,17 @@ struct Judging {
 void judge_each(std::size_t count, const Judging& judging,
                 const std::function<void(std::size_t)>& judge);
 
+// The codes that may run a plan of a job, the first as it is; none where the stack is said.
+using StackCases = std::function<std::vector<StackCase>(const Plan&)>;
+
 // Nothing where no plan of the space fits. With `draws` re-simulations behind the intervals.
 std::optional<SizedPlan> best_plan(const SearchSpace& space, const ModelSpec& model,
-                                   const CostModel& costs, int draws);
+                                   const CostModel& costs, int draws, const StackCases& cases = {});
 
 // The same for a given plan, which passed check(). Its step is that of predict: search's is without
-// what the driver's allocations cost.
-SizedPlan size_up(const ModelSpec& model, const Plan& plan, const CostModel& costs, int draws);
+// what the driver's allocations cost. `cases`: as of summarize().
+SizedPlan size_up(const ModelSpec& model, const Plan& plan, const CostModel& costs, int draws,
+                  const std::vector<StackCase>& cases = {});
 
 // The fewest GPUs of the cluster's kind, doubling from one GPU to a node and from there in nodes,
 // on which the plan that asks for least memory fits: everything sharded, one sequence a

@@ -1,11 +1,14 @@
 // One function turns a timeline into durations; summarize() calls it for the central forecast and
 // for every draw of the machine's latent factors, and the quantiles of the draws are the intervals.
 // Throughput and MFU are functions of the step's duration alone, so their intervals are the step's,
-// turned round.
+// turned round. Where the stack is not said, draws and memory are mixtures over the codes that may
+// run the job.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
+#include <functional>
 
 #include "reports/event_names.h"
 #include "reports/evidence.h"
@@ -14,6 +17,7 @@
 #include "sim/base/quantile.h"
 #include "sim/base/unit_strings.h"
 #include "sim/simulate/simulate.h"
+#include "sim/spec/open_stack.h"
 #include "sim/spec/plan_check.h"
 
 namespace foreshard {
@@ -45,21 +49,35 @@ double recomputed_flops(const EventGraph& graph) {
   return sum.count();
 }
 
-void summarize_time(const Forecast& forecast, const CostModel& costs, int draws, Report& report) {
+// A code that may run the job, and its forecast.
+struct Code {
+  const Forecast& forecast;
+  const CostModel& costs;
+};
+
+// `outcomes`: of the codes.
+void summarize_time(const std::vector<Code>& codes, const std::vector<StackOutcome>& outcomes,
+                    int draws, Report& report) {
+  const auto& [forecast, costs] = codes.front();
   const StepMetrics central = measure_step(forecast.graph, forecast.timeline);
+  const std::vector<double> weights = weights_of(outcomes);
   std::vector<double> seconds, communication, exposed;
   Simulator simulator;
   for (int k = 0; k < draws; ++k) {
-    CostTable table = costs.price(forecast.graph, costs.draw(k));
-    table.delays = forecast.costs.delays;
-    const StepMetrics drawn =
-        measure_step(forecast.graph, simulator.steady_step(forecast.graph, table));
-    seconds.push_back(drawn.seconds * costs.plan_draw(k));
+    const Code& code = codes[alternative_of_draw(weights, k)];
+    const EventGraph& graph = code.forecast.graph;
+    CostTable table = code.costs.price(graph, code.costs.draw(k));
+    table.delays = code.forecast.costs.delays;
+    const StepMetrics drawn = measure_step(graph, simulator.steady_step(graph, table));
+    seconds.push_back(drawn.seconds * code.costs.plan_draw(k));
     communication.push_back(drawn.communication);
     exposed.push_back(drawn.exposed_communication);
   }
   const StepEvidence evidence = weigh_evidence(forecast, costs);
-  report.seconds = with_interval(central.seconds, std::move(seconds), evidence.seconds);
+  report.seconds = covering(with_interval(central.seconds, seconds, evidence.seconds), outcomes);
+  if (codes.size() > 1) {
+    report.open_stack = open_stack(outcomes, seconds, report.seconds.high - report.seconds.low);
+  }
   report.communication =
       with_interval(central.communication, std::move(communication), evidence.communication);
   report.exposed_communication = with_interval(central.exposed_communication, std::move(exposed),
@@ -79,21 +97,41 @@ Report::DriverCalls driver_calls(const StepReserved& step, const std::vector<Hos
   return calls;
 }
 
-void summarize_memory(const Forecast& forecast, const Cluster& cluster, Report& report) {
+// From the least to the most that any code's own interval says of it.
+Quantity over_all(const std::vector<StackOutcome>& outcomes,
+                  const std::function<Quantity(const Fit&)>& own) {
+  Quantity all = own(outcomes.front().fit);
+  for (const StackOutcome& each : outcomes) {
+    const Quantity one = own(each.fit);
+    all.low = std::min(all.low, one.low);
+    all.high = std::max(all.high, one.high);
+  }
+  return all;
+}
+
+void summarize_memory(const Forecast& forecast, const Cluster& cluster,
+                      const std::vector<StackOutcome>& outcomes, Report& report) {
   const MemoryProfile& memory = forecast.memory;
   report.outside = memory_outside(forecast.graph, cluster, forecast.plan.runtime);
-  report.fit = fit_in(cluster, memory.peak, forecast.reserved.peak, total(report.outside));
-  const auto allocated = static_cast<double>(memory.peak.count());
-  const auto reserved = static_cast<double>(report.fit.reserved.count());
-  const auto outside = static_cast<double>(report.fit.outside.count());
-  report.peak_allocated = {allocated, allocated, std::round(allocated * kAllocatedHigh),
-                           Evidence::kInterpolated};
-  const double spread = std::exp(kStandardDeviations * kReservedLogSd);
-  report.peak_reserved = {reserved, std::max(allocated, std::round(reserved / spread)),
-                          std::round(reserved * spread), Evidence::kInterpolated};
-  report.fit_probability = fit_probability(report.fit);
-  report.outside_allocator = {outside, std::round(outside * (1 - kOutsideSpread)),
-                              std::round(outside * (1 + kOutsideSpread)), Evidence::kAssumed};
+  report.fit = outcomes.front().fit;
+  report.peak_allocated = over_all(outcomes, [](const Fit& fit) {
+    const auto allocated = static_cast<double>(fit.allocated.count());
+    return Quantity{allocated, allocated, std::round(allocated * kAllocatedHigh),
+                    Evidence::kInterpolated};
+  });
+  report.peak_reserved = over_all(outcomes, [](const Fit& fit) {
+    const double spread = std::exp(kStandardDeviations * kReservedLogSd);
+    const auto reserved = static_cast<double>(fit.reserved.count());
+    const auto allocated = static_cast<double>(fit.allocated.count());
+    return Quantity{reserved, std::max(allocated, std::round(reserved / spread)),
+                    std::round(reserved * spread), Evidence::kInterpolated};
+  });
+  report.outside_allocator = over_all(outcomes, [](const Fit& fit) {
+    const auto outside = static_cast<double>(fit.outside.count());
+    return Quantity{outside, std::round(outside * (1 - kOutsideSpread)),
+                    std::round(outside * (1 + kOutsideSpread)), Evidence::kAssumed};
+  });
+  report.fit_probability = fit_probability(outcomes);
   report.host_peak = memory.host_peak;
   report.first_calls = driver_calls(forecast.reserved.first, forecast.reserved.first_stalls);
   report.steady_calls = driver_calls(forecast.reserved.steady, forecast.reserved.stalls);
@@ -138,6 +176,14 @@ std::vector<std::pair<std::string, std::string>> assumed_figures(const CostModel
 }
 
 }  // namespace
+
+Quantity covering(Quantity quantity, const std::vector<StackOutcome>& outcomes) {
+  for (const StackOutcome& each : outcomes) {
+    quantity.low = std::min(quantity.low, each.seconds);
+    quantity.high = std::max(quantity.high, each.seconds);
+  }
+  return quantity;
+}
 
 Quantity with_interval(double value, std::vector<double> draws, Evidence evidence) {
   Quantity result{value, value, value, evidence};
@@ -226,10 +272,28 @@ StepRates step_rates(const Forecast& forecast, const Cluster& cluster) {
   return rates;
 }
 
-Report summarize(const Forecast& forecast, const CostModel& costs, int draws) {
+StackOutcome outcome_of(const Forecast& forecast, const Cluster& cluster, const StackCase* of) {
+  const Fit fit = fit_in(cluster, forecast.memory.peak, forecast.reserved.peak,
+                         total(memory_outside(forecast.graph, cluster, forecast.plan.runtime)));
+  return {of == nullptr ? "" : of->name, of == nullptr ? 1 : of->weight,
+          forecast.timeline.period.seconds(), fit};
+}
+
+Report summarize(const Forecast& forecast, const CostModel& costs, int draws,
+                 const std::vector<StackCase>& cases) {
+  std::vector<Code> codes = {{forecast, costs}};
+  std::vector<StackOutcome> outcomes = {
+      outcome_of(forecast, costs.cluster(), cases.empty() ? nullptr : &cases.front())};
+  std::deque<Forecast> others;
+  for (std::size_t i = 1; i < cases.size(); ++i) {
+    const StackCase& other = cases[i];
+    others.push_back(foreshard::forecast(other.model, other.plan, other.costs));
+    codes.push_back({others.back(), other.costs});
+    outcomes.push_back(outcome_of(others.back(), costs.cluster(), &other));
+  }
   Report report = describe(forecast, costs.cluster());
-  summarize_time(forecast, costs, draws, report);
-  summarize_memory(forecast, costs.cluster(), report);
+  summarize_time(codes, outcomes, draws, report);
+  summarize_memory(forecast, costs.cluster(), outcomes, report);
   report.assumed = assumed_figures(costs, report.outside);
   if (!costs.cluster().host_computes) warn_near_capacity(report);
   return report;

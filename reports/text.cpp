@@ -80,6 +80,9 @@ Lines figure_lines(const Report& report, const Paint& paint) {
         : report.run  ? "quartiles "
                       : "90 % between ") +
            spread(report.seconds, seconds_text));
+  if (const std::string open = open_stack_text(report.open_stack); !open.empty()) {
+    append(lines, wrapped(open, kTextWidth, 2));
+  }
   line("tokens/s per GPU", cardinal(report.tokens_per_s_per_gpu.value),
        fmt::format("{}; {} on all {} GPUs", spread(report.tokens_per_s_per_gpu, cardinal),
                    cardinal(report.tokens_per_s_per_gpu.value *

@@ -1,0 +1,58 @@
+// What a plan that does not say its stack leaves open: its figures under each of the training codes
+// that may run it (sim/spec/open_stack.h). Draws are of all of them, by their weights.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "sim/base/json.h"
+#include "sim/cost/cost_model.h"
+#include "sim/memory/capacity.h"
+#include "sim/spec/model_spec.h"
+#include "sim/spec/plan.h"
+
+namespace foreshard {
+
+// One of the codes, with what forecasts it.
+struct StackCase {
+  std::string name;
+  double weight = 0;  // of all cases 1
+  ModelSpec model;    // with the plan's variants
+  Plan plan;
+  CostModel costs;
+};
+
+// Its figures.
+struct StackOutcome {
+  std::string name;
+  double weight = 0;
+  double seconds = 0;  // of a step
+  Fit fit;
+};
+
+struct OpenStack {
+  std::vector<StackOutcome> outcomes;  // what most people run first; empty: the stack is said
+  // Of the step's interval, what is gone on average once the stack is said.
+  double interval_share = 0;
+};
+
+// With the draws of a step's seconds, of which number k is of outcome alternative_of_draw(k), and
+// the width of the interval that they make.
+OpenStack open_stack(std::vector<StackOutcome> outcomes, const std::vector<double>& draws,
+                     double width);
+
+std::vector<double> weights_of(const std::vector<StackOutcome>& outcomes);
+
+// That the step fits, whichever code runs it. Of cases: with the fit of the first, which is known;
+// none: that fit's own.
+double fit_probability(const std::vector<StackOutcome>& outcomes);
+double fit_probability(const std::vector<StackCase>& cases, const Fit& first);
+
+// "training code not told (--set stack=NAME narrows it): 950 ms .. 1.07 s over hf_trainer,
+// torchtitan_2025, none, lightning"; "" where it is told.
+std::string open_stack_text(const OpenStack& open);
+// {key, alternatives: [{name, weight, step_s, peak_bytes}], interval_share}; an empty list where it
+// is told.
+Json open_json(const OpenStack& open);
+
+}  // namespace foreshard
