@@ -22,12 +22,13 @@ Json search_of_answer(const Json& json) {
             {"peak_allocated_bytes", report.at("memory").at("peak_allocated_bytes").at("value")},
             {"total_bytes", report.at("memory").value("total_bytes", Json(nullptr))},
             {"fit_probability", report.at("memory").value("fit_probability", Json(nullptr))},
-            {"plan", ""}};
+            {"plan", entry.at("plan")}};
   };
   for (Json& entry : search.at("pareto")) entry = in_short(entry);
   for (const char* key : {"best", "riskier"}) {
     if (search.contains(key) && search[key].is_object()) search[key] = in_short(search[key]);
   }
+  if (!search.at("best").is_null()) search["best"]["view"] = 0;
   search["neighbours"] = Json::array();
   return search;
 }

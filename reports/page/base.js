@@ -56,6 +56,16 @@ function textOf(value, unit) {
   return value == null ? '–' : unitText[unit](value);
 }
 
+// A plan in a line: as pages have it, or from the plan of an answer.
+function planWords(plan) {
+  if (typeof plan === 'string') return plan;
+  const policy = p => !Array.isArray(p) ? String(p) : `${p[0].value}${p.length > 1 ? ` with ${p.length - 1} exception${p.length > 2 ? 's' : ''}` : ''}`;
+  const {mesh, prefetch, batch} = plan;
+  const reshard = policy(plan.reshard_after_forward);
+  return `shard ${mesh.shard} × replicate ${mesh.replicate}${mesh.inner ? ' (inner)' : ''}, reshard ${/^\d/.test(reshard) ? `to groups of ${reshard}` : reshard}, ` +
+      `prefetch ${prefetch.forward}/${prefetch.backward}, recompute ${policy(plan.recompute)}, micro-batch ${batch.micro_batch} × ${batch.accumulation}`;
+}
+
 // An element that shows the number at `path` of the document.
 function num(path, unit) {
   const span = el('span', {'data-path': path, 'data-unit': unit});

@@ -5,19 +5,6 @@ const buy = {choice: 0, machine: null};
 const buyDrawers = [];  // blocks about the choice that is looked at
 const machineColours = ['c-forward', 'c-reduce', 'c-optimizer', 'c-gather', 'c-all', 'c-loss'];  // of as many; the others are grey
 
-function policyWords(policy) {
-  if (!Array.isArray(policy)) return String(policy);
-  const more = policy.length - 1;
-  return `${policy[0].value}${more ? ` with ${more} exception${more > 1 ? 's' : ''}` : ''}`;
-}
-
-function planWords(plan) {
-  const {mesh, prefetch, batch} = plan;
-  const reshard = policyWords(plan.reshard_after_forward);
-  return `shard ${mesh.shard} × replicate ${mesh.replicate}${mesh.inner ? ' (inner)' : ''}, reshard ${/^\d/.test(reshard) ? `to groups of ${reshard}` : reshard}, ` +
-      `prefetch ${prefetch.forward}/${prefetch.backward}, recompute ${policyWords(plan.recompute)}, micro-batch ${batch.micro_batch} × ${batch.accumulation}`;
-}
-
 function planDetails(plan, place) {
   const text = JSON.stringify(plan, null, 2);
   return el('details', {}, el('summary', {}, `Plan of ${place}`),
@@ -141,15 +128,15 @@ function drawCostAndTime(body) {
   const data = r.choices.map((c, i) => ({i, c, days: c.days.value, dollars: c.dollars.value}));
   const f = frame(body, 380, {top: 26, right: 24, bottom: 46, left: 76}, 'Cost against wall clock of every choice, with 90 % intervals');
   const deadline = r.terms.deadline_s == null ? null : r.terms.deadline_s / 86400, budget = r.terms.budget_usd;
-  const extent = (key, line) => padded([d3.min(data, d => d.c[key].low), Math.max(d3.max(data, d => d.c[key].high), line || 0)], 1.15);
+  const extent = (key, line) => padded(d3.extent([...data.flatMap(d => [d.c[key].low, d.c[key].high]), ...(line > 0 ? [line] : [])]), 1.15);
   const x = d3.scaleLog().domain(extent('days', deadline)).range([0, f.width]);
   const y = d3.scaleLog().domain(extent('dollars', budget)).range([f.height, 0]);
   axes(f, x, y, 'wall clock, days', 'cost, USD', {bottom: d3.axisBottom(x).tickValues(logTicks(x.domain())).tickFormat(v => significant(v, 2)).tickSizeOuter(0),
     left: d3.axisLeft(y).tickValues(logTicks(y.domain())).tickFormat(v => textOf(v, 'dollars').replace(/\.0+(?= |$)/, '')).tickSizeOuter(0)});
   const limit = (x1, y1, x2, y2) => f.inner.append('line').attr('class', 'capacity').attr('x1', x1).attr('x2', x2).attr('y1', y1).attr('y2', y2);
   const words = [];
-  if (deadline && deadline > x.domain()[0]) { limit(x(deadline), 0, x(deadline), f.height); words.push(['deadline: to the right is too late', 'var(--bad)']); }
-  if (budget && budget > y.domain()[0]) { limit(0, y(budget), f.width, y(budget)); words.push(['budget: above is too much', 'var(--bad)']); }
+  if (deadline) { limit(x(deadline), 0, x(deadline), f.height); words.push(['deadline: to the right is too late', 'var(--bad)']); }
+  if (budget) { limit(0, y(budget), f.width, y(budget)); words.push(['budget: above is too much', 'var(--bad)']); }
   const best = undominated(data);
   f.inner.append('path').datum(best).attr('fill', 'none').attr('stroke', 'var(--accent)').attr('stroke-width', 1.5).attr('d', d3.line().x(d => x(d.days)).y(d => y(d.dollars)).curve(d3.curveStepAfter));
   const g = f.inner.selectAll('g.choice').data(data).enter().append('g').attr('class', 'choice');
@@ -209,7 +196,7 @@ function drawSizes(body) {
   }
   place(f, [...machines].reverse().map(m => {
     const last = m.points[m.points.length - 1].c;
-    return {x: x(last.gpus), y: y(last.tokens_per_s.value), text: m.machine, kind: m.lit ? 'direct' : 'axis-title', tone: m.lit ? m.colour : null, places: last.gpus === x.domain()[1] ? behind : m.lit ? [...behind, ...beside] : behind.slice(0, 1)};
+    return {x: x(last.gpus), y: y(last.tokens_per_s.value), text: m.machine, kind: m.lit ? 'direct' : 'axis-title', tone: m.lit && machines.length > 1 ? m.colour : null, places: last.gpus === x.domain()[1] ? behind : m.lit ? [...behind, ...beside] : behind.slice(0, 1)};
   }));
   body.append(el('p', {class: 'small'}, machines.length > lit.length ? 'In colour: the machine of the choice and those that no other beats in both cost and time; choose one in the table to see it among them. ' : '',
       'Each mark is a forecast with its own best plan. Rings: the knee, beyond which a doubling brings less than 1.6 times the tokens per second.'));
@@ -229,7 +216,7 @@ function drawWorth(body) {
   axisBelow(rows.f, x, rows.height, 'worth, USD per GPU and hour', null);
   rows.g.append('rect').attr('x', d => x(Math.min(0, d.worth))).attr('y', rows.top).attr('height', rows.bar).attr('width', d => Math.abs(x(d.worth) - x(0)))
       .attr('fill', d => d.worth >= 0 ? 'var(--c-optimizer)' : 'var(--c-reduce)');
-  rows.f.inner.append('line').attr('x1', x(0)).attr('x2', x(0)).attr('y1', 0).attr('y2', rows.height).attr('stroke', 'var(--ink)').lower();
+  rows.rule(x(0));
   reachable(rows.g, d => `${d.name}\n${textOf(d.p.days.value, 'd')}, ${textOf(d.p.dollars.value, 'dollars')}\nstep ${textOf(d.p.step_s.value, 's')}\nworth ${textOf(d.worth, 'signed_usd')} per GPU and hour`);
   body.append(el('details', {}, el('summary', {}, 'Days, dollars and plans'), table('The best plan is searched anew for each', ['change', '#days', '#cost', '#step', 'plan'], list.map(({p, i, name}) => {
     const path = `/recommend/what_if/${i}`;

@@ -111,18 +111,14 @@ function timeAxis(f, x, height, title) {
   axisBelow(f, x, height, `${title}, ${unit}`, v => +(v * factor).toPrecision(12));
 }
 
-// Decimal ticks of a logarithmic axis: powers of ten, and 2 and 5 where there is room.
+// Decimal ticks of a logarithmic axis: powers of ten, and as many between them as make four.
 function logTicks(domain) {
-  const decades = Math.log10(domain[1] / domain[0]);
-  const steps = decades > 4 ? [1] : decades > 1.2 ? [1, 3] : [1, 2, 5];
-  const ticks = [];
-  for (let e = Math.floor(Math.log10(domain[0])); e <= Math.ceil(Math.log10(domain[1])); ++e) {
-    for (const s of steps) {
-      const tick = s * 10 ** e;
-      if (tick >= domain[0] && tick <= domain[1]) ticks.push(tick);
-    }
+  for (const steps of [[1], [1, 3], [1, 2, 5], [1, 1.5, 2, 3, 5, 7]]) {
+    const ticks = d3.range(Math.floor(Math.log10(domain[0])), Math.ceil(Math.log10(domain[1])) + 1).flatMap(e => steps.map(s => s * 10 ** e))
+        .filter(tick => tick >= domain[0] && tick <= domain[1]);
+    if (ticks.length >= 4) return ticks;
   }
-  return ticks;
+  return d3.ticks(domain[0], domain[1], 4);
 }
 
 // --- rows of bars ---
@@ -142,5 +138,7 @@ function rowFrame(parent, data, name, label, values = []) {
       .each(function() { fit(this, above ? f.width - values.length * column : left - 14); });
   values.forEach((value, k) => g.append('text').attr('x', above ? f.width - (values.length - 1 - k) * column : f.width + (k + 1) * column - 4).attr('y', line).attr('dy', '.35em')
       .attr('text-anchor', 'end').attr('class', value.soft ? 'axis-title' : null).attr('data-path', value.path || null).attr('data-unit', value.path ? value.unit : null).text(value.text));
-  return {f, g, tall, top, bar: tall - top - 4, height: data.length * tall};
+  // An upright line through the bars, not through what is written above them.
+  const rule = x => g.append('line').attr('x1', x).attr('x2', x).attr('y1', above ? top - 3 : 0).attr('y2', tall).attr('stroke', 'var(--ink)');
+  return {f, g, rule, top, bar: tall - top - 4, height: data.length * tall};
 }

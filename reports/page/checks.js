@@ -38,7 +38,7 @@ function drawValidation(body) {
     ['exposed communication, of the step', num(`${path}/exposed_communication/predicted_s`, 's'), num(`${path}/exposed_communication/measured_s`, 's'),
       num(`${path}/exposed_communication_error`, 'change'), num(`${path}/tolerances/exposed_communication_error`, 'ratio')]];
   (v.memory || []).forEach((m, i) => rows.push([`memory: ${m.what}`, num(`${path}/memory/${i}/predicted_bytes`, 'B'), m.error == null && !m.measured_bytes ? 'not measured' : num(`${path}/memory/${i}/measured_bytes`, 'B'),
-    m.error == null ? '–' : num(`${path}/memory/${i}/error`, 'change'), m.judged ? num(`${path}/tolerances/memory_error`, 'ratio') : m.note || 'not judged']));
+    m.error == null ? '–' : num(`${path}/memory/${i}/error`, 'change'), m.judged ? num(`${path}/tolerances/memory_error`, 'ratio') : 'not judged']));
   body.append(table('', ['', '#forecast', '#measured', '#error', '#allowed'], rows));
   const split = el('div', {class: 'split wide-left'}), left = el('div'), right = el('div');
   split.append(left, right);
@@ -56,7 +56,7 @@ function drawValidation(body) {
   body.append(el('h3', {}, 'The ten that differ most'), table('', ['event', '#measured − forecast', 'because'], v.worst.map((w, i) => [
     view().timeline != null ? el('button', {type: 'button', class: 'link', onclick: () => { if (!chart.t) return; select(w.id); document.getElementById('timeline-block').scrollIntoView(); }}, w.name) : w.name,
     num(`${path}/worst/${i}/difference_s`, 's'), w.cause])));
-  for (const note of v.notes || []) body.append(el('p', {class: 'small'}, note));
+  for (const note of (v.memory || []).filter(m => m.note).map(m => `${m.what}: ${m.note}`).concat(v.notes || [])) body.append(el('p', {class: 'small'}, note));
 }
 
 // --- tables of measurements ---
@@ -161,7 +161,7 @@ function drawErrorStrips(host, groups, scored, groupOf) {
   const worst = Math.max(0.1, d3.quantile(scored.map(r => Math.abs(r.error)).sort(d3.ascending), 0.98) || 0.1);
   const x = d3.scaleLinear().domain([-worst, worst]).range([0, rows.f.width]).clamp(true);
   axisBelow(rows.f, x, rows.height, 'predicted / measured − 1', v => textOf(v, 'change'));
-  rows.f.inner.append('line').attr('x1', x(0)).attr('x2', x(0)).attr('y2', rows.height).attr('stroke', 'var(--ink)').lower();
+  rows.rule(x(0));
   const marks = rows.g.selectAll('circle').data(d => d.rows).enter().append('circle').attr('cx', d => x(d.error)).attr('cy', rows.top + rows.bar / 2).attr('r', 3.2).attr('fill', d => d.colour).attr('fill-opacity', 0.6);
   marks.append('title').text(d => `${d.id}: ${textOf(d.error, 'change')}`);
   rows.g.append('rect').attr('x', d => x(d.g.bias) - 1.5).attr('y', rows.top - 1).attr('width', 3).attr('height', rows.bar + 2).attr('fill', 'var(--ink)');

@@ -43,7 +43,7 @@ function bars(body, rows, center, label, values) {
   const bar = (from, to, tone) => r.g.append('rect').attr('x', d => x(from(d))).attr('y', r.top).attr('height', r.bar).attr('width', d => Math.max(0, x(to(d)) - x(from(d)))).attr('fill', `var(--${tone})`);
   bar(d => Math.min(d.low, center), d => Math.max(center, d.low), 'c-optimizer');
   bar(d => Math.min(center, d.high), d => Math.max(center, d.high), 'c-reduce');
-  r.f.inner.append('line').attr('x1', x(center)).attr('x2', x(center)).attr('y1', 0).attr('y2', r.height).attr('stroke', 'var(--ink)').lower();
+  r.rule(x(center));
   return r.g;
 }
 

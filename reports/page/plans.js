@@ -72,12 +72,12 @@ function drawPareto(body) {
       .attr('d', d3.line().x(d => x(d.gib)).y(d => y(d.rate)).curve(d3.curveStepAfter));
   const marks = f.inner.selectAll('circle.pareto').data(data).enter().append('circle').attr('class', 'pareto').attr('cx', d => x(d.gib)).attr('cy', d => y(d.rate)).attr('r', 6)
       .attr('fill', 'var(--accent)').attr('data-view', d => d.p.view).classed('chosen', d => d.p.view != null && d.p.view === state.view);
-  reachable(marks, d => `${d.p.plan}\n${textOf(d.p.seconds, 's')} per step, ${textOf(d.rate, 'count')} tokens/s per GPU\n${textOf(totalOf(d.p), 'B')} in all, ${textOf(d.p.peak_allocated_bytes, 'B')} allocated`, d => show(d.p.view));
+  reachable(marks, d => `${planWords(d.p.plan)}\n${textOf(d.p.seconds, 's')} per step, ${textOf(d.rate, 'count')} tokens/s per GPU\n${textOf(totalOf(d.p), 'B')} in all, ${textOf(d.p.peak_allocated_bytes, 'B')} allocated`, d => show(d.p.view));
   place(f, [...(capacity ? [{x: x(capacity), y: f.height, text: 'capacity', places: [[-6, -8, 'end'], [-6, -26, 'end'], [-6, 16 - f.height, 'end']]}] : []),
     ...data.map(d => ({x: x(d.gib), y: y(d.rate), text: textOf(d.p.seconds, 's')}))]);
   body.append(table('No plan is better in both than these; marks say the step', ['plan', '#step', '#tokens/s per GPU', '#memory in all', '#allocated'], points.map((p, i) => {
     const path = `/search/pareto/${i}`;
-    const name = p.view == null ? p.plan : el('button', {type: 'button', class: 'link', onclick: () => show(p.view)}, p.plan || 'show');
+    const name = p.view == null ? planWords(p.plan) : el('button', {type: 'button', class: 'link', onclick: () => show(p.view)}, planWords(p.plan));
     return [name, num(`${path}/seconds`, 's'), num(`${path}/tokens_per_s_per_gpu`, 'count'), num(`${path}/total_bytes`, 'B'), num(`${path}/peak_allocated_bytes`, 'B')];
   })));
 }

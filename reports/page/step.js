@@ -29,7 +29,7 @@ function fitLine(path, report) {
 function searchWords() {
   const s = doc.search;
   const line = el('p', {id: 'searched'}, s.best ? 'The best of ' : 'None of ', num('/search/enumerated', 'count'), s.best ? ' plans' : ' plans fits; this is the smallest');
-  if (s.riskier) line.append('. Faster but riskier: ', s.riskier.plan, ', ', num('/search/riskier/seconds', 's'), ' per step, fits with ', num('/search/riskier/fit_probability', 'odds'));
+  if (s.riskier) line.append('. Faster but riskier: ', planWords(s.riskier.plan), ', ', num('/search/riskier/seconds', 's'), ' per step, fits with ', num('/search/riskier/fit_probability', 'odds'));
   line.append('.');
   return line;
 }

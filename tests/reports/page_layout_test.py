@@ -98,6 +98,21 @@ class LayoutTest(support.PageCase):
         for rejected in document_of(path("recommend_none.html"))["recommend"]["rejected"]:
             self.assertIn(f"{rejected['cluster']}: {rejected['reason']}", said)
 
+    def test_a_faster_but_riskier_plan_is_named_second(self):
+        answer = json.loads(run("search", *JOB, "--json"))
+        answer["riskier"] = copy.deepcopy(answer["best"])
+        answer["riskier"]["report"]["memory"]["fit_probability"] = 0.61
+        answer["riskier"]["report"]["step"]["seconds"]["value"] *= 0.9
+        with open(path("riskier.json"), "w", encoding="utf-8") as file:
+            json.dump(answer, file)
+        run("report", path("riskier.json"), "--html", path("riskier.html"))
+        self.open("riskier.html", width=390)
+        said = self.page.value("document.getElementById('searched').textContent")
+        self.assertIn(f"{TEXT['s'](answer['riskier']['report']['step']['seconds']['value'])} per step, fits with 61 %", said)
+        self.assertIn(f"shard {answer['best']['plan']['mesh']['shard']} × replicate", said)
+        self.check_numbers(document_of(path("riskier.html")))
+        self.check_layout("riskier", 390)
+
     def test_many_machines_are_told_apart_by_grey_and_by_names(self):
         recommend = document_of(path("recommend.html"))["recommend"]
         self.open("recommend.html")
