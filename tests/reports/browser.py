@@ -51,6 +51,7 @@ class Browser:
         self.session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(domain + ".enable")
+        self.scheme("light")
 
     def close(self):
         try:
@@ -132,7 +133,8 @@ class Browser:
 
     def scheme(self, name):
         self.call("Emulation.setEmulatedMedia",
-                  features=[{"name": "prefers-color-scheme", "value": name}])
+                  features=[{"name": "prefers-color-scheme", "value": name},
+                            {"name": "prefers-reduced-motion", "value": "reduce"}])  # no scrolling goes on under a click
 
     def click_at(self, x, y):
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
