@@ -120,12 +120,14 @@ def document(artefact):
     for name in compiled_in():
         if facts := installed(name):
             parts[name] = package(name, *facts, "compiled into the programs")
+    libraries = {}
     for library in carried(artefact):
-        owner = package_of_file(library)
-        if owner is None:
+        if owner := package_of_file(library):
+            libraries.setdefault(owner, []).append(library)
+        else:
             unknown.append(library)
-            continue
-        parts[owner] = package(owner, *installed(owner), f"carried: {library}")
+    for owner, names in libraries.items():
+        parts[owner] = package(owner, *installed(owner), f"carried: {', '.join(names)}")
     if unknown:
         raise SystemExit(f"sbom: no installed package has {', '.join(unknown)}")
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ",

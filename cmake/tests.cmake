@@ -97,6 +97,13 @@ if(FORESHARD_PYTHON)
   add_test(NAME serve
            COMMAND "${FORESHARD_PYTHON}" "${PROJECT_SOURCE_DIR}/tests/cli/serve_test.py"
                    "${FORESHARD_BIN_DIR}/foreshard")
+  if(NOT FORESHARD_SANITIZE)  # whose runtime no wheel carries
+    add_test(NAME wheel
+             COMMAND "${FORESHARD_PYTHON}" "${PROJECT_SOURCE_DIR}/tests/export/wheel_test.py"
+                     "${PROJECT_BINARY_DIR}")
+    set_tests_properties(wheel PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 600
+                         ENVIRONMENT "PYTHONDONTWRITEBYTECODE=1")
+  endif()
   set_tests_properties(page_in_browser page_answers_in_browser page_layout_in_browser serve PROPERTIES
                        SKIP_RETURN_CODE 77 TIMEOUT 600
                        ENVIRONMENT "PYTHONDONTWRITEBYTECODE=1")

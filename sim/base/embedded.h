@@ -12,9 +12,20 @@
 
 namespace foreshard {
 
+// A file's bytes as they are, which the program holds packed (gzip, a ninth of them): unpacked when
+// they are first asked for, from any thread; the text lives as long as the program.
+class EmbeddedText {
+ public:
+  explicit EmbeddedText(std::string_view packed) : packed_(packed) {}
+  operator std::string_view() const;  // NOLINT(google-explicit-constructor): it is that text
+
+ private:
+  std::string_view packed_;
+};
+
 struct EmbeddedFile {
-  std::string_view path;     // relative to the repository root, with forward slashes
-  std::string_view content;  // the file's bytes as they are; lives as long as the program
+  std::string_view path;  // relative to the repository root, with forward slashes
+  EmbeddedText content;
 };
 
 }  // namespace foreshard

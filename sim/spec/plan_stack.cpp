@@ -79,8 +79,9 @@ std::string_view name_of(const EmbeddedFile& file) {
 
 bool trains_with(const EmbeddedFile& file, RuntimeKind runtime) {
   constexpr std::string_view kKey = "\nruntimes:";
-  const std::size_t begin = file.content.find(kKey) + kKey.size();
-  const std::string_view line = file.content.substr(begin, file.content.find('\n', begin) - begin);
+  const std::string_view text = file.content;
+  const std::size_t begin = text.find(kKey) + kKey.size();
+  const std::string_view line = text.substr(begin, text.find('\n', begin) - begin);
   return line.find(to_string(runtime)) != std::string_view::npos;
 }
 
