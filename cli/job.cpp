@@ -199,6 +199,16 @@ Job load_job(const JobOptions& options) {
   return job;
 }
 
+Job load_job_of(const JobOptions& options, ModelSpec model) {
+  Job job;
+  job.document = read_document(options);
+  job.model = std::move(model);
+  cluster_of(job.document);
+  load_cluster_of(options, job);
+  complete(job);
+  return job;
+}
+
 Job load_job_beside(const Job& loaded, const JobOptions& options) {
   Job job;
   job.document = read_document(options);

@@ -47,6 +47,9 @@ struct Job {
 // what is not modelled.
 Job load_job(const JobOptions& options);
 
+// The same for a model that has neither name nor file: what `options` name as model is its name.
+Job load_job_of(const JobOptions& options, ModelSpec model);
+
 // The same for options that name the cluster (and profile) of a job that is loaded already.
 Job load_job_beside(const Job& loaded, const JobOptions& options);
 

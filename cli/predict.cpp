@@ -5,47 +5,17 @@
 #include <utility>
 
 #include "cli/answer.h"
+#include "cli/explain_run.h"
 #include "cli/output.h"
 #include "cli/page.h"
-#include "cli/recording.h"
 #include "cli/verbs.h"
-#include "reports/measured.h"
 #include "reports/memory_snapshot.h"
 #include "reports/runtimes_view.h"
-#include "reports/slower.h"
 #include "reports/views.h"
 #include "sim/memory/outside_allocator.h"
 
 namespace foreshard {
 namespace {
-
-// Why a run is slower than its forecast. The median step of the first rank is what is explained.
-ExitCode explain_run(const ExplainOptions& options) {
-  const Answer a = answer(options.job);
-  const MeasuredJob recording = read_recording(options.run, a.forecast);
-  const RunRecord& record = recording.record;
-  if (a.forecast.graph.fingerprint() != record.fingerprint) {
-    throw Error(
-        ExitCode::kInvalidInput,
-        fmt::format("{}: is of another step; foreshard validate says what differs", options.run));
-  }
-  const Forecast measured =
-      measured_view(a.forecast.model, a.forecast.plan, a.forecast.graph, record);
-  const SlowStep step = why_slower(a.forecast.graph, a.forecast.timeline, measured.timeline);
-  if (options.output.form == Form::kJson) {
-    Json body = to_json(step);
-    body["rank"] = record.ranks.front().rank;
-    body["step"] = measured.timeline.steady_step;
-    if (recording.trace) body["trace"] = to_json(*recording.trace);
-    write_answer(document("foreshard.slower/1", body));
-  } else {
-    const std::string what =
-        fmt::format("step {} of rank {}", measured.timeline.steady_step, record.ranks.front().rank);
-    write_answer(slower_text(step, what, color_of(options.output.color)) +
-                 (recording.trace ? "\n" + trace_text(*recording.trace) : ""));
-  }
-  return ExitCode::kOk;
-}
 
 ExitCode write_json(const Answer& answer, std::string_view schema, Json body) {
   if (!answer.shortfall.empty()) {

@@ -10,16 +10,23 @@
 
 namespace foreshard {
 
-MeasuredJob read_recording(const std::string& path, const Forecast& forecast) {
+bool is_traced(const std::string& path) {
   std::error_code ignored;
-  const bool is_file = std::filesystem::is_regular_file(path, ignored);
-  const bool is_traces = std::filesystem::is_directory(path, ignored) && !is_run_folder(path);
-  if (!is_file && !is_traces) return {read_run_folder(path), std::nullopt};
-  TraceJoin join = join_traces(forecast, read_job_traces(path));
+  return std::filesystem::is_regular_file(path, ignored) ||
+         (std::filesystem::is_directory(path, ignored) && !is_run_folder(path));
+}
+
+MeasuredJob joined(const Forecast& forecast, const std::vector<FsdpTrace>& traces) {
+  TraceJoin join = join_traces(forecast, traces);
   MeasuredJob recording;
   recording.record = std::move(join.record);
   recording.trace = std::move(join);
   return recording;
+}
+
+MeasuredJob read_recording(const std::string& path, const Forecast& forecast) {
+  return is_traced(path) ? joined(forecast, read_job_traces(path))
+                         : MeasuredJob{read_run_folder(path), std::nullopt};
 }
 
 std::string trace_text(const TraceJoin& join) {

@@ -4,7 +4,9 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "interop/fsdp2_steps.h"
 #include "interop/trace_join.h"
 #include "sim/base/json.h"
 
@@ -14,6 +16,11 @@ struct MeasuredJob {
   RunRecord record;
   std::optional<TraceJoin> trace;  // its record moved out
 };
+
+// Whether `path` holds traces rather than a run of foreshard-exec.
+bool is_traced(const std::string& path);
+
+MeasuredJob joined(const Forecast& forecast, const std::vector<FsdpTrace>& traces);
 
 // Throws Error(kInvalidInput) as read_run_folder, read_job_traces and join_traces.
 MeasuredJob read_recording(const std::string& path, const Forecast& forecast);

@@ -44,6 +44,8 @@ class Walk {
     result_.base_nanoseconds = trace.base_nanoseconds;
     result_.device = trace.device;
     result_.of_gpu = trace.of_gpu();
+    result_.messages = work.messages;
+    result_.facts = read_facts(trace);
     for (const TraceRange& range : work.ranges) ranges_.push_back(read_range(range));
     has_optimizer_ = std::any_of(ranges_.begin(), ranges_.end(),
                                  [](const Range& r) { return r.label == Label::kOptimizer; });
@@ -51,9 +53,11 @@ class Walk {
 
   FsdpTrace walk() {
     if (result_.units.empty()) {
-      refuse(
-          "has no ranges of FSDP2 (FSDP::pre_forward ...): fully_shard of PyTorch 2.4 or later "
-          "writes them while torch.profiler records ProfilerActivity.CPU");
+      const std::string other = other_library(trace_);
+      refuse(fmt::format(
+          "{}has no ranges of FSDP2 (FSDP::pre_forward ...): fully_shard of PyTorch 2.4 or later "
+          "writes them while torch.profiler records ProfilerActivity.CPU",
+          other.empty() ? "" : fmt::format("is of {} and ", other)));
     }
     struct Point {
       Time at;
@@ -404,6 +408,7 @@ class Walk {
           "did is not told apart");
     }
     order_units();
+    note_collectives();
     for (const TraceEvent& event : trace_.events) {
       if (event.category != TraceEvent::Category::kMemory) continue;
       if (event.begin < steps.front().begin || event.begin > steps.back().end) continue;
@@ -411,6 +416,18 @@ class Walk {
       result_.peak_reserved = std::max(result_.peak_reserved, event.reserved);
     }
     return std::move(result_);
+  }
+
+  // Those of the first step, if all of them are told.
+  void note_collectives() {
+    std::vector<TracedCollectiveCall> calls;
+    for (const TraceRun& run : result_.steps.front().runs) {
+      if (!is_collective(run.kind) || run.unit < 0) continue;
+      if (run.message == 0) return;
+      const TracedMessage& message = result_.messages[run.message];
+      calls.push_back({to_string(run.kind), message.bytes(), message.group_size});
+    }
+    result_.collectives = std::move(calls);
   }
 
   // Units were numbered as the file names them; a trace may begin in backward.

@@ -14,6 +14,7 @@
 
 #include "interop/kineto.h"
 #include "interop/trace_bytes.h"
+#include "interop/trace_facts.h"
 #include "sim/graph/event_graph.h"
 
 namespace foreshard {
@@ -26,6 +27,9 @@ struct TraceRun {
   Time issue;  // by the host, of the first piece
   Time begin, end;
   int pieces = 0;
+  int products = 0;  // of them, matrix products, and attention of forward
+  int attentions = 0;
+  std::uint32_t message = 0;  // of a collective: index into FsdpTrace::messages; 0: not told
 };
 
 // Work that FSDP2 and the training step do not account for: logging, data, other libraries.
@@ -56,7 +60,10 @@ struct FsdpTrace {
   // From the file beside it that interop/record/timed.py writes; "" and none without it.
   std::string host, created;
   std::vector<std::pair<std::string, std::string>> versions;
-  std::vector<TracedCollectiveCall> collectives;  // of one step, where that file tells
+  // Of one step, where that file or the trace tells.
+  std::vector<TracedCollectiveCall> collectives;
+  std::vector<TracedMessage> messages;
+  TraceFacts facts;
   std::vector<std::string> notes;
 };
 

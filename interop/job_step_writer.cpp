@@ -13,6 +13,15 @@ void extend(TraceRun& run, const WorkItem& item) {
   run.begin = std::min(run.begin, item.begin);
   run.end = std::max(run.end, item.end);
   ++run.pieces;
+  run.products += item.products;
+  run.attentions += item.attentions;
+  if (item.message != 0) run.message = item.message;
+}
+
+TraceRun begun(EventKind kind, int unit, int microbatch, const WorkItem& item) {
+  TraceRun run{kind, unit, microbatch, item.issue, item.begin, item.end};
+  extend(run, item);
+  return run;
 }
 
 }  // namespace
@@ -20,7 +29,7 @@ void extend(TraceRun& run, const WorkItem& item) {
 void JobStepWriter::add(EventKind kind, int unit, const WorkItem& item, std::int64_t instance) {
   const auto [found, is_new] = instances_.try_emplace({kind, instance}, step_.runs.size());
   if (is_new) {
-    step_.runs.push_back({kind, unit, microbatch_, item.issue, item.begin, item.end, 1});
+    step_.runs.push_back(begun(kind, unit, microbatch_, item));
   } else {
     extend(step_.runs[found->second], item);
   }
@@ -34,7 +43,7 @@ void JobStepWriter::add_compute(EventKind kind, int unit, const WorkItem& item) 
     }
   }
   computing_ = step_.runs.size();
-  step_.runs.push_back({kind, unit, microbatch_, item.issue, item.begin, item.end, 1});
+  step_.runs.push_back(begun(kind, unit, microbatch_, item));
 }
 
 void JobStepWriter::add_outside(const char* where, const WorkItem& item) {

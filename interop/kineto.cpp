@@ -1,7 +1,8 @@
 // nlohmann's SAX parser calls the handler below for every token. It knows where it is by the depth
 // and the key: depth 1 are the keys of the file, "traceEvents" holds events at depth 3 (depth 2
-// where the file is a bare list), and an event's "args" lie one below. Times are read from the text
-// of the number, not from its double: 1.7e15 microseconds leave a double no nanoseconds.
+// where the file is a bare list), and an event's "args" lie one below. Lists among the args
+// (shapes) are kept as their text, each different one once. Times are read from the text of the
+// number, not from its double: 1.7e15 microseconds leave a double no nanoseconds.
 #include "interop/kineto.h"
 
 #include <fmt/format.h>
@@ -18,6 +19,7 @@
 #include <streambuf>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 
 #include "sim/base/error.h"
 
@@ -107,6 +109,7 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
   bool end_array() override {
+    if (std::string* list = open_list(); list != nullptr) list->push_back(']');
     path_.pop_back();
     return true;
   }
@@ -125,6 +128,9 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
   bool string(string_t& text) override {
     if (in_event()) {
       event_text(text);
+    } else if (section_ == "distributedInfo" && path_.size() == 4 && !trace_.groups.empty()) {
+      if (key_ == "pg_name") trace_.groups.back().name = text;
+      if (key_ == "pg_desc") trace_.groups.back().description = text;
     } else if (section_ == "distributedInfo" && key_ == "backend" && trace_.backend.empty()) {
       trace_.backend = text;
     } else if (section_ == "deviceProperties" && key_ == "name" && trace_.device.empty()) {
@@ -141,13 +147,22 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
     TraceEvent event;
     bool complete = false;  // ph X
     bool of_gpu = false;    // of a memory event
-    std::string category, name, collective;
+    std::string category, name, collective, shapes, types;
+    TracedMessage message;
     std::optional<std::int64_t> begin, duration;
     std::int64_t thread = kNone, stream = kNone;
   };
 
   bool open(char kind) {
     path_.push_back(kind);
+    if (std::string* list = open_list(); list != nullptr) {
+      separate(*list);
+      list->push_back('[');
+    }
+    if (kind == '{' && section_ == "distributedInfo" && path_.size() == 4) {
+      trace_.groups.emplace_back();
+    }
+    if (kind == '{' && section_ == "deviceProperties" && path_.size() == 3) ++trace_.devices;
     if (path_.size() == 1) event_depth_ = kind == '[' ? 2 : 3;
     has_events = has_events || (kind == '[' && path_.size() + 1 == event_depth_ &&
                                 (path_.size() == 1 || section_ == "traceEvents"));
@@ -162,8 +177,21 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
            (event_depth_ == 2 || section_ == "traceEvents");
   }
 
+  // The list among the event's args that is open and kept.
+  std::string* open_list() {
+    if (!in_event() || !inside_args_ || path_.size() < event_depth_ + 2) return nullptr;
+    if (path_[event_depth_ + 1] != '[') return nullptr;
+    return key_ == "Input Dims" ? &draft_.shapes : key_ == "Input type" ? &draft_.types : nullptr;
+  }
+  static void separate(std::string& list) {
+    if (!list.empty() && list.back() != '[') list.push_back(',');
+  }
+
   void number(std::int64_t whole, double value, std::string_view text) {
-    if (!in_event()) {
+    if (std::string* list = open_list(); list != nullptr) {
+      separate(*list);
+      *list += std::to_string(whole);
+    } else if (!in_event()) {
       top_number(whole);
     } else if (path_.size() == event_depth_) {
       const auto time = text.empty() ? std::optional(whole * 1000) : nanoseconds_of(text);
@@ -180,7 +208,16 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
   }
   void top_number(std::int64_t whole) {
     if (path_.size() == 1 && key_ == "baseTimeNanoseconds") trace_.base_nanoseconds = whole;
-    if (section_ != "distributedInfo" || path_.size() != 2) return;
+    if (path_.size() == 1 && key_ == "record_shapes") trace_.has_shapes = whole != 0;
+    if (section_ == "deviceProperties" && key_ == "totalGlobalMem" && trace_.device_bytes == 0) {
+      trace_.device_bytes = whole;
+    }
+    if (section_ != "distributedInfo") return;
+    if (path_.size() >= 4 && !trace_.groups.empty()) {
+      if (key_ == "pg_size") trace_.groups.back().size = whole;
+      if (key_ == "ranks") trace_.groups.back().ranks.push_back(whole);
+    }
+    if (path_.size() != 2) return;
     if (key_ == "rank") trace_.rank = whole;
     if (key_ == "world_size") trace_.world = whole;
   }
@@ -196,6 +233,12 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
       event.forward_thread = whole;
     } else if (key_ == "stream") {
       draft_.stream = whole;
+    } else if (key_ == "In msg nelems") {
+      draft_.message.in_elements = whole;
+    } else if (key_ == "Out msg nelems") {
+      draft_.message.out_elements = whole;
+    } else if (key_ == "Group size") {
+      draft_.message.group_size = whole;
     } else if (key_ == "Total Allocated") {
       event.allocated = Bytes(whole);
     } else if (key_ == "Total Reserved") {
@@ -209,9 +252,34 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
       if (key_ == "ph") draft_.complete = text == "X";
       if (key_ == "cat") draft_.category = text;
       if (key_ == "name") draft_.name = text;
-    } else if (inside_args_ && path_.size() == event_depth_ + 1 && key_ == "Collective name") {
-      draft_.collective = text;
+    } else if (inside_args_ && path_.size() == event_depth_ + 1) {
+      if (key_ == "Collective name") draft_.collective = text;
+      if (key_ == "dtype") draft_.message.dtype = text;
+      if (key_ == "Process Group Name") draft_.message.group = text;
+      if (key_ == "Process Group Ranks") draft_.message.stride = stride_of(text);
+    } else if (std::string* list = open_list(); list != nullptr) {
+      separate(*list);
+      *list += fmt::format("\"{}\"", text);
     }
+  }
+
+  // Of "[0, 8, 16]", of which a long one is cut: "[0, 8, 16, ..., 120]".
+  static std::int64_t stride_of(std::string_view text) {
+    std::vector<std::int64_t> ranks;
+    for (const char *at = text.data(), *end = at + text.size(); at < end; ++at) {
+      if (*at == '.') break;
+      std::int64_t rank = 0;
+      const auto [behind, error] = std::from_chars(at, end, rank);
+      if (error != std::errc()) continue;
+      ranks.push_back(rank);
+      at = behind;
+    }
+    if (ranks.size() < 2) return 0;
+    const std::int64_t stride = ranks[1] - ranks[0];
+    for (std::size_t i = 1; i < ranks.size(); ++i) {
+      if (ranks[i] - ranks[i - 1] != stride) return 0;
+    }
+    return stride;
   }
 
   static std::optional<TraceEvent::Category> category_of(const std::string& text) {
@@ -238,6 +306,9 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
     }
     event.name = number_of(draft_.name);
     event.collective = number_of(draft_.collective);
+    event.shapes = number_of(draft_.shapes);
+    event.types = number_of(draft_.types);
+    if (!draft_.collective.empty()) event.message = message_of(draft_.message);
     const bool on_device = event.category == TraceEvent::Category::kDevice;
     event.thread = on_device && draft_.stream != kNone ? draft_.stream : draft_.thread;
     trace_.events.push_back(event);
@@ -250,6 +321,15 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
     return entry->second;
   }
 
+  std::uint32_t message_of(const TracedMessage& message) {
+    auto& messages = trace_.messages;
+    // A step has few different ones.
+    const auto found = std::find(std::next(messages.begin()), messages.end(), message);
+    const auto place = static_cast<std::uint32_t>(found - messages.begin());
+    if (found == messages.end()) messages.push_back(message);
+    return place;
+  }
+
   KinetoTrace& trace_;
   std::string path_;  // the brackets that are open
   std::string section_, key_;
@@ -260,6 +340,16 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
 };
 
 }  // namespace
+
+std::int64_t TracedMessage::bytes() const {
+  static constexpr std::pair<std::string_view, std::int64_t> kSizes[] = {
+      {"BFloat16", 2}, {"Half", 2}, {"Byte", 1}, {"Double", 8}};
+  const std::int64_t elements = std::max(in_elements, out_elements);
+  for (const auto& [name, size] : kSizes) {
+    if (dtype == name) return elements * size;
+  }
+  return elements * 4;
+}
 
 bool KinetoTrace::of_gpu() const {
   return std::any_of(events.begin(), events.end(), [](const TraceEvent& event) {

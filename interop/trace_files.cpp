@@ -57,6 +57,7 @@ void read_beside(const fs::path& path, FsdpTrace& trace) {
     trace.versions.emplace_back(item.key, item.value.as_string());
   }
   if (const ConfigNode* calls = root.find("collectives"); calls != nullptr && !calls->is_null()) {
+    trace.collectives.clear();
     for (const ConfigNode& call : calls->elements()) {
       trace.collectives.push_back({call.at("kind").as_string(),
                                    call.at("bytes").as_int(0, kMostMemory),

@@ -7,13 +7,19 @@
 //            itself run without gradients and have no sequence number of their own.
 // collective the kernel's `Collective name`, else NCCL's kernel name, else the c10d operator that
 //            launched it (groups of one rank copy instead).
+// message    the kernel's, else that of record_param_comms inside the c10d operator, else what the
+//            shapes of that operator's tensors say.
 #include "interop/trace_items.h"
 
 #include <algorithm>
 #include <cctype>
 #include <map>
 #include <string_view>
+#include <tuple>
 #include <unordered_map>
+#include <utility>
+
+#include "interop/trace_tensors.h"
 
 namespace foreshard {
 namespace {
@@ -45,6 +51,8 @@ struct NameFacts {
   bool profiler = false;  // the profiler's own bookkeeping
   bool norm = false;
   bool scale = false;
+  bool product = false;
+  bool attention = false;
   TracedCollective collective = TracedCollective::kOther;
 };
 
@@ -58,6 +66,14 @@ NameFacts facts_of(const std::string& name) {
   facts.profiler = name.starts_with("profiler::");
   facts.norm = has("norm") && !has("rms_norm") && !has("layer_norm");
   facts.scale = has("clamp") || has("mul_");
+  static constexpr std::string_view kProducts[] = {"aten::mm", "aten::addmm", "aten::bmm",
+                                                   "aten::baddbmm", "aten::_scaled_mm"};
+  facts.product =
+      std::find(std::begin(kProducts), std::end(kProducts), name) != std::end(kProducts);
+  // The operator behind scaled_dot_product_attention, which selective recompute may find done.
+  facts.attention =
+      (name.starts_with("aten::_scaled_dot_product") || has("flash_attn") || has("FlashAttn")) &&
+      !has("ackward");
   facts.collective = collective_of(name);
   return facts;
 }
@@ -69,11 +85,14 @@ class Linker {
     for (const std::string& name : trace.names) facts_.push_back(facts_of(name));
     parents_.resize(trace.events.size(), kNoParent);
     divided_.resize(trace.events.size(), false);
+    messages_.resize(trace.events.size(), 0);
+    inside_.resize(gpu_ ? 0 : trace.events.size());
     find_parents();
   }
 
   TracedWork link() {
     TracedWork work;
+    work.messages = trace_.messages;
     gpu_ ? link_device(work) : link_host(work);
     const auto& threads = issuing_threads_;
     for (const TraceEvent& event : trace_.events) {
@@ -116,6 +135,8 @@ class Linker {
         fsdp = fsdp || facts(event(i)).fsdp;
         // What an operator has inside that must be told apart from it.
         const bool again = recomputes(i) && (parents_[i] == kNoParent || !recomputes(parents_[i]));
+        if (event(i).message != 0) tell_callers(i);
+        if (!gpu_ && (facts(event(i)).product || facts(event(i)).attention)) count_inside(i);
         const bool inner = facts(event(i)).fsdp || facts(event(i)).c10d || again;
         for (std::size_t p = parents_[i]; inner && p != kNoParent && !divided_[p];
              p = parents_[p]) {
@@ -124,6 +145,21 @@ class Linker {
       }
       if (fsdp) issuing_threads_.push_back(thread);
       order_.insert(order_.end(), list.begin(), list.end());
+    }
+  }
+
+  // The c10d operator around record_param_comms has its message too.
+  void tell_callers(std::size_t i) {
+    for (std::size_t p = i; p != kNoParent && messages_[p] == 0; p = parents_[p]) {
+      if (event(p).category == Category::kOperator) messages_[p] = event(i).message;
+    }
+  }
+
+  void count_inside(std::size_t i) {
+    const NameFacts& f = facts(event(i));
+    for (std::size_t p = i; p != kNoParent; p = parents_[p]) {
+      inside_[p].first += f.product ? 1 : 0;
+      inside_[p].second += f.attention ? 1 : 0;
     }
   }
 
@@ -140,17 +176,39 @@ class Linker {
     return false;
   }
 
-  void look_around(std::size_t i, WorkItem& item) const {
+  void look_around(std::size_t i, WorkItem& item, TracedWork& work) const {
     item.recompute = recomputes(i);
+    const std::size_t inside = i;
     for (; i != kNoParent; i = parents_[i]) {
       const TraceEvent& e = event(i);
       if (e.category != Category::kOperator) continue;
       item.norm = item.norm || facts(e).norm;
       item.scale = item.scale || facts(e).scale;
+      if (gpu_ && facts(e).product) item.products = 1;
+      if (gpu_ && facts(e).attention) item.attentions = 1;
       if (item.collective == TracedCollective::kNone && facts(e).c10d) {
         item.collective = facts(e).collective;
       }
     }
+    if (item.collective == TracedCollective::kNone || item.message != 0) return;
+    for (i = inside; i != kNoParent && item.message == 0; i = parents_[i]) {
+      item.message = messages_[i];
+      if (item.message == 0 && facts(event(i)).c10d) item.message = message_of_shapes(i, work);
+    }
+  }
+
+  // Of "c10d::_allgather_base_(output, input)", "c10d::_reduce_scatter_base_(output, input)".
+  std::uint32_t message_of_shapes(std::size_t i, TracedWork& work) const {
+    const std::vector<TracedTensor> tensors = tensors_of(trace_, event(i));
+    if (tensors.size() < 2) return 0;
+    TracedMessage message;
+    message.dtype = tensors[0].dtype;
+    message.out_elements = tensors[0].elements();
+    message.in_elements = tensors[1].elements();
+    const auto [less, more] = std::minmax(message.in_elements, message.out_elements);
+    if (less > 0) message.group_size = more / less;
+    work.messages.push_back(message);
+    return static_cast<std::uint32_t>(work.messages.size() - 1);
   }
 
   void link_device(TracedWork& work) {
@@ -181,7 +239,8 @@ class Linker {
       } else if (facts(e).nccl) {
         item.collective = facts(e).collective;
       }
-      look_around(cause->second, item);
+      item.message = e.message;
+      look_around(cause->second, item, work);
       work.items.push_back(item);
     }
   }
@@ -203,7 +262,8 @@ class Linker {
       item.issue = item.begin = e.begin;
       item.end = e.end;
       item.name = e.name;
-      look_around(i, item);
+      std::tie(item.products, item.attentions) = inside_[i];
+      look_around(i, item, work);
       work.items.push_back(item);
     }
     std::stable_sort(work.items.begin(), work.items.end(),
@@ -221,6 +281,8 @@ class Linker {
   bool gpu_;
   std::vector<NameFacts> facts_;
   std::vector<std::size_t> parents_;
+  std::vector<std::uint32_t> messages_;
+  std::vector<std::pair<int, int>> inside_;  // of CPU work: products and attention
   std::vector<bool> divided_;  // an FSDP range, a collective or recomputed work lies inside
   std::vector<std::size_t> order_;
   std::vector<std::int64_t> issuing_threads_;

@@ -29,7 +29,10 @@ struct WorkItem {
   bool recompute = false;  // an operator of forward that backward called
   bool norm = false;       // an operator around it computes a norm
   bool scale = false;      // ... clamps or multiplies in place
-  std::uint32_t name = 0;  // index into KinetoTrace::names: the kernel, or the operator
+  // Operators around it, of CPU work inside it, that are matrix products and attention of forward.
+  int products = 0, attentions = 0;
+  std::uint32_t name = 0;     // index into KinetoTrace::names: the kernel, or the operator
+  std::uint32_t message = 0;  // of a collective: index into TracedWork::messages; 0: not told
 };
 
 // A record_function range on a thread that issues work.
@@ -42,6 +45,8 @@ struct TracedWork {
   std::vector<WorkItem> items;     // by issue
   std::vector<TraceRange> ranges;  // by begin; without those of Gloo's threads
   std::size_t orphans = 0;         // device work whose launch the trace lacks
+  // The trace's, then those that only the shapes of a c10d operator tell (Gloo).
+  std::vector<TracedMessage> messages;
 };
 
 TracedWork link_work(const KinetoTrace& trace);

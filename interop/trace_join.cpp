@@ -403,7 +403,28 @@ void limit(std::vector<std::string>& sentences) {
 
 // --- the job ---
 
+void check_device(const Forecast& forecast, const FsdpTrace& trace) {
+  const bool of_gpus = forecast.plan.host == HostKind::kFeedsDevice;
+  if (of_gpus == trace.of_gpu) return;
+  if (!of_gpus) {
+    refuse(trace,
+           fmt::format("is of {}, the cluster is '{}', whose ranks compute on the host: name "
+                       "the GPUs with --cluster, for example 8xh100",
+                       trace.device.empty() ? "a GPU" : trace.device, forecast.plan.cluster));
+  }
+  refuse(trace,
+         trace.device.empty()
+             ? fmt::format("is of CPU ranks{}, whose times say nothing of '{}': name --cluster "
+                           "local, or record on the GPUs with ProfilerActivity.CUDA",
+                           trace.facts.backend.empty() ? "" : " over " + trace.facts.backend,
+                           forecast.plan.cluster)
+             : fmt::format("has no kernels of {}, so nothing tells how long they ran: record with "
+                           "ProfilerActivity.CUDA",
+                           trace.device));
+}
+
 void check_job(const Forecast& forecast, const FsdpTrace& trace) {
+  check_device(forecast, trace);
   const std::int64_t world = forecast.plan.mesh.world();
   if (trace.world > 0 && trace.world != world) {
     refuse(trace,

@@ -14,7 +14,7 @@
 #include "reports/measured.h"
 #include "reports/slower.h"
 #include "reports/validate.h"
-#include "tests/interop/cuda_trace.h"
+#include "tests/support/cuda_trace.h"
 #include "tests/support/fixtures.h"
 
 namespace foreshard {

@@ -1,6 +1,6 @@
 // The host issues a row every 10 us, far ahead of the GPU as FSDP2's host is; kernels lie where the
 // timeline has their rows, two to a row where it is long enough.
-#include "tests/interop/cuda_trace.h"
+#include "tests/support/cuda_trace.h"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -17,17 +17,25 @@ constexpr std::int64_t kTick = 10'000;  // ns of the host per row
 class Writer {
  public:
   Writer(const Forecast& forecast, const Timeline& timeline, const CudaTraceOptions& options)
-      : graph_(forecast.graph), timeline_(timeline), options_(options) {}
+      : forecast_(forecast), graph_(forecast.graph), timeline_(timeline), options_(options) {}
 
   std::string write() {
     for (std::int64_t s = 0; s <= options_.steps; ++s) step(s);
+    const std::int64_t world = forecast_.plan.mesh.world();
     json document = {
         {"schemaVersion", 1},
-        {"deviceProperties", {{{"id", 0}, {"name", "NVIDIA H100 80GB HBM3"}}}},
-        {"distributedInfo", {{"backend", "nccl"}, {"rank", options_.rank}, {"world_size", 8}}},
+        {"deviceProperties",
+         {{{"id", 0}, {"name", options_.device}, {"totalGlobalMem", 84942979072}}}},
+        {"distributedInfo",
+         {{"backend", "nccl"},
+          {"rank", options_.rank},
+          {"world_size", world},
+          {"pg_count", 1},
+          {"pg_config", {{{"pg_name", "0"}, {"pg_desc", "default_pg"}, {"pg_size", world}}}}}},
         {"displayTimeUnit", "ms"},
         {"baseTimeNanoseconds", options_.base_nanoseconds},
         {"traceEvents", events_}};
+    if (options_.shapes) document["record_shapes"] = 1;
     return document.dump();
   }
 
@@ -67,12 +75,127 @@ class Writer {
     k["args"]["stream"] = stream;
     k["args"]["device"] = 0;
     const EventKind kind = graph_.rows[i].kind;
-    if (!is_collective(kind) || !options_.named_collectives) return;
-    k["args"]["Collective name"] = kind == EventKind::kAllGather       ? "_allgather_base"
-                                   : kind == EventKind::kReduceScatter ? "_reduce_scatter_base"
-                                                                       : "allreduce";
-    k["args"]["dtype"] = "BFloat16";
-    k["args"]["Process Group Ranks"] = "[0, 1, 2, 3, 4, 5, 6, 7]";
+    if (is_collective(kind) && options_.named_collectives) k["args"].update(message(i));
+  }
+
+  static const char* scalar_type(DType dtype) {
+    return dtype == DType::kBf16 ? "BFloat16" : dtype == DType::kFp16 ? "Half" : "Float";
+  }
+
+  json message(std::size_t row) const {
+    const EventKind kind = graph_.rows[row].kind;
+    const Work& work = graph_.works[graph_.rows[row].work];
+    const GroupShape& group = graph_.communicators[work.communicator].group;
+    const bool of_unit = graph_.details[row].unit >= 0;
+    const DType dtype = kind == EventKind::kAllGather ? forecast_.plan.param_dtype
+                        : of_unit                     ? forecast_.plan.reduce_dtype
+                                                      : DType::kFp32;
+    const std::int64_t whole = work.bytes.count() / size_of(dtype);
+    const std::int64_t part = kind == EventKind::kAllReduce ? whole : whole / group.size;
+    const bool gathers = kind == EventKind::kAllGather;
+    std::string ranks;
+    for (std::int64_t r = 0; r < group.size; ++r) {
+      if (r == 30) {
+        ranks += ", ..., " + std::to_string((group.size - 1) * group.stride);
+        break;
+      }
+      ranks += (r > 0 ? ", " : "") + std::to_string(r * group.stride);
+    }
+    return {{"Collective name", gathers                             ? "_allgather_base"
+                                : kind == EventKind::kReduceScatter ? "_reduce_scatter_base"
+                                                                    : "allreduce"},
+            {"dtype", scalar_type(dtype)},
+            {"In msg nelems", gathers ? part : whole},
+            {"Out msg nelems", gathers ? whole : part},
+            {"In split size", "[]"},
+            {"Out split size", "[]"},
+            {"Group size", group.size},
+            {"Process Group Name", "1"},
+            {"Process Group Description", "mesh"},
+            {"Process Group Ranks", "[" + ranks + "]"}};
+  }
+
+  // --- record_shapes=True ---
+
+  json& operation(const char* name, std::int64_t begin, std::int64_t duration, const json& shapes) {
+    json& op = event("cpu_op", name, thread_, begin, duration);
+    json types = json::array();
+    for (const json& shape : shapes) {
+      types.push_back(!shape.empty() && shape[0].is_array() ? "TensorList" : "c10::BFloat16");
+    }
+    op["args"]["Input Dims"] = shapes;
+    op["args"]["Input type"] = types;
+    return op;
+  }
+
+  // Of the tables and of attention, which the kernels of the graph do not have.
+  void shapes_of_layer(std::size_t row, std::int64_t host) {
+    const std::int32_t l = graph_.details[row].layer;
+    if (l < 0) return;
+    const ModelSpec& model = forecast_.model;
+    const auto kind = model.order[static_cast<std::size_t>(l)].kind;
+    const LayerSpec& layer = model.kinds[static_cast<std::size_t>(kind)];
+    if (layer.role != LayerRole::kEmbedding) return;
+    const Batch& batch = forecast_.plan.batch;
+    for (const ParameterSpec& parameter : layer.parameters) {
+      if (parameter.shape.size() != 2) continue;
+      operation("aten::embedding", host, 100,
+                {parameter.shape, {batch.micro_batch, batch.sequence}, json::array()});
+      host += 120;
+    }
+  }
+
+  // Gradients of the unit's parameters, and what they are packed into.
+  void packing(std::size_t row, std::int64_t host) {
+    const std::int32_t unit = graph_.details[row].unit;
+    const ModelSpec& model = forecast_.model;
+    json gradients = json::array();
+    std::set<std::int32_t> layers;
+    for (std::size_t i = 0; i < graph_.rows.size(); ++i) {
+      const RowDetail& detail = graph_.details[i];
+      if (detail.unit == unit && detail.layer >= 0) layers.insert(detail.layer);
+    }
+    for (const std::int32_t l : layers) {
+      const auto kind = model.order[static_cast<std::size_t>(l)].kind;
+      for (const auto& parameter : model.kinds[static_cast<std::size_t>(kind)].parameters) {
+        if (!parameter.tied) gradients.push_back(parameter.shape);
+      }
+    }
+    if (gradients.empty()) return;
+    operation("fsdp::chunk_cat", host, 100,
+              {gradients, json::array(), json::array(), {forecast_.plan.mesh.shard, 1}});
+  }
+
+  // An operator and a kernel for each kernel of the graph's row.
+  void kernels(EventId row, std::int64_t host, std::int64_t begin, std::int64_t end) {
+    const auto i = static_cast<std::size_t>(row);
+    const Work& work = graph_.works[graph_.rows[i].work];
+    const std::int64_t count = std::max<std::int64_t>(work.kernels_end - work.kernels_begin, 1);
+    const std::int64_t room = 2400 / count;  // ns of the host for each
+    for (std::int64_t k = 0; k < count; ++k) {
+      const Kernel kernel_of =
+          work.kernels_begin < work.kernels_end
+              ? graph_.kernels[work.kernels_begin + static_cast<std::size_t>(k)]
+              : Kernel();
+      const std::int64_t at = host + 100 + k * room;
+      const bool backward = kernel_of.pass == Pass::kBackward;
+      const Batch& batch = forecast_.plan.batch;
+      if (kernel_of.kind == KernelKind::kGemm) {
+        operation("aten::mm", at, room - 10,
+                  {{kernel_of.m, kernel_of.k}, {kernel_of.k, kernel_of.n}});
+      } else if (kernel_of.kind == KernelKind::kAttention && !backward) {
+        const json heads = {batch.micro_batch, kernel_of.heads, batch.sequence, kernel_of.k};
+        operation("aten::_scaled_dot_product_flash_attention", at, room - 10,
+                  {heads, heads, heads});
+      }
+      kernel("void at::native::vectorized_elementwise_kernel<4, bf16>", row, at + 1,
+             begin + (end - begin) * k / count, begin + (end - begin) * (k + 1) / count);
+    }
+  }
+
+  static bool is_model(EventKind kind) {
+    return kind == EventKind::kForward || kind == EventKind::kRecompute ||
+           kind == EventKind::kBackward;
   }
 
   // The operators of a row around its launches.
@@ -106,7 +229,7 @@ class Writer {
       case EventKind::kForward:
       case EventKind::kBackward:
       case EventKind::kRecompute:
-        op = "aten::mm";
+        op = options_.shapes ? "aten::linear" : "aten::mm";
         break;
       default:
         break;
@@ -132,6 +255,11 @@ class Writer {
       operation["args"]["Sequence number"] = 41;
       operation["args"]["Fwd thread id"] = 0;
     }
+    if (options_.shapes && graph_.rows[i].kind == EventKind::kForward) shapes_of_layer(i, host);
+    if (options_.shapes && graph_.rows[i].kind == EventKind::kReduceScatterCopyIn) {
+      packing(i, host + 10);
+    }
+    if (options_.shapes && is_model(graph_.rows[i].kind)) return kernels(row, host, begin, end);
     kernel(name, row, host + 500, begin, middle);
     kernel(name, row, host + 1500, middle, end);
   }
@@ -260,6 +388,7 @@ class Writer {
     return true;
   }
 
+  const Forecast& forecast_;
   const EventGraph& graph_;
   const Timeline& timeline_;
   CudaTraceOptions options_;

@@ -1,6 +1,7 @@
 // A step's timeline written as torch.profiler would have recorded it on GPUs: FSDP2's ranges and
 // operators on the threads of forward and autograd, launches with correlations, kernels on streams,
-// NCCL's kernels with their arguments. Fields and their spelling are those of the profiler's Chrome
+// NCCL's kernels with their arguments (as a trace of ProcessGroupNCCL has them, the ranks of long
+// groups cut). Fields and their spelling are those of the profiler's Chrome
 // trace (the CPU recording beside this file, and for `kernel` and `cuda_runtime` libkineto's
 // output_json.cpp); written from a timeline, so what a reader should find is known.
 #pragma once
@@ -20,6 +21,8 @@ struct CudaTraceOptions {
   std::int64_t base_nanoseconds = 1'700'000'000'000'000'000;
   bool named_collectives = true;  // "Collective name" among a kernel's args
   bool optimizer_range = true;
+  bool shapes = false;  // record_shapes=True: an operator for each kernel, with its tensors
+  const char* device = "NVIDIA H100 80GB HBM3";
   std::int64_t peak_allocated = 0;  // as a [memory] event; 0: none
 };
 
