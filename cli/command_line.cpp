@@ -152,10 +152,13 @@ class Tree {
   void add_explain() {
     auto o = std::make_shared<ExplainOptions>();
     CLI::App* verb = add_verb("explain", "Where the time and the memory of a step go, and why",
-                              "explain --model llama-3.1-8b --cluster 64xh100", run_explain, o);
+                              "explain --model llama-3.1-8b --cluster 64xh100\n"
+                              "  foreshard explain --run rank-0.trace.json.gz",
+                              run_explain, o);
     add_job_flags(verb, o->job, kSetHelp);
     option(verb, "--run", o->run, "DIR|TRACE",
-           "Why this run is slower than forecast: as for validate");
+           "Why this run is slower than forecast: as for validate. Of a trace of torch.profiler "
+           "alone, the job is inferred, and three settings to change are named");
     add_json(verb, o->output);
   }
 
@@ -380,7 +383,7 @@ class Tree {
            "Beside --run: also write both timelines as one Chrome trace; alone: the trace to read");
     verb->add_flag_callback(
         "--no-history", [o] { o->history = false; },
-        "Do not add it to what accuracy --history tells");
+        "Do not add it to the history file in the user's data folder (accuracy --history)");
     option(verb, "--html", o->html, "FILE",
            "Also write a report for browsers: forecast and run side by side");
     add_json(verb, o->output);

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "cli/job.h"
 #include "cli/output.h"
@@ -97,48 +98,61 @@ std::string inferred_text(const InferredJob& job, const Paint& paint) {
 std::string asked_text(const std::vector<AskedKey>& asked) {
   std::string text = "the trace does not tell all of the job; add\n";
   for (const AskedKey& key : asked) {
-    const std::string line = fmt::format("  {}    {}", key.flag, key.why);
-    text += fmt::format("{}\n", fmt::join(wrapped(line, kTextWidth, 6), "\n"));
+    const std::string line = fmt::format("{}: {}", key.flag, key.why);
+    text += fmt::format("  {}\n", fmt::join(wrapped(line, kTextWidth - 2, 4), "\n  "));
   }
   return text;
 }
 
-std::string settings_text(const std::vector<TriedSetting>& tried, double seconds,
-                          const Paint& paint) {
+std::string suggestions_text(const std::vector<TriedSetting>& tried, const TriedSetting& now,
+                             const Paint& paint) {
   std::string text = paint.bold("settings to change, by the forecast") + "\n";
-  if (tried.empty()) return text + "  none that was tried makes the step shorter and fits\n";
+  if (tried.empty()) {
+    return text + "  none of those that were tried makes the step shorter or smaller, and fits\n";
+  }
   for (std::size_t i = 0; i < std::min(tried.size(), kSuggestions); ++i) {
     const TriedSetting& setting = tried[i];
-    const std::string price = setting.price == SettingPrice::kFree   ? ""
-                              : setting.price == SettingPrice::kCode ? "; other kernels"
-                                                                     : "; other roundings";
+    const Bytes freed = setting.fit.margin() - now.fit.margin();
     const std::string line = fmt::format(
-        "{}. set {}: {} ({}), {} to spare{}; {}", i + 1, fmt::join(setting.changes, ", "),
-        signed_seconds(setting.seconds - seconds), signed_percent(setting.seconds / seconds - 1),
-        bytes_text(static_cast<double>(setting.fit.margin().count())), price, setting.why);
+        "{}. set {}: {} ({}), {}{}; {}", i + 1, fmt::join(setting.changes, ", "),
+        signed_seconds(setting.seconds - now.seconds),
+        signed_percent(setting.seconds / now.seconds - 1),
+        freed == Bytes() ? "the same memory"
+                         : "memory " + signed_bytes(-static_cast<double>(freed.count())),
+        setting.price == SettingPrice::kFree   ? ""
+        : setting.price == SettingPrice::kCode ? "; other kernels"
+                                               : "; other roundings",
+        setting.why);
     text += fmt::format("  {}\n", fmt::join(wrapped(line, kTextWidth - 2, 5), "\n  "));
   }
   return text;
 }
 
 Json inferred_json(const InferredJob& job) {
-  Json keys = Json::array(), asked = Json::array();
+  Json keys = Json::array();
   for (const InferredKey& key : job.keys) {
     keys.push_back({{"key", key.key}, {"value", key.value}, {"how", key.how}});
   }
-  for (const AskedKey& key : job.asked) {
-    asked.push_back({{"key", key.key}, {"flag", key.flag}, {"why", key.why}});
-  }
-  return {{"keys", keys}, {"order_likeness", job.order}, {"asked", asked}};
+  return {{"keys", keys}, {"order_likeness", job.order}};
 }
 
-Json settings_json(const std::vector<TriedSetting>& tried, double seconds) {
+Json asked_json(const std::vector<AskedKey>& asked) {
   Json list = Json::array();
-  for (const TriedSetting& setting : tried) {
+  for (const AskedKey& key : asked) {
+    list.push_back({{"key", key.key}, {"flag", key.flag}, {"why", key.why}});
+  }
+  return list;
+}
+
+Json suggestions_json(const std::vector<TriedSetting>& tried, const TriedSetting& now) {
+  Json list = Json::array();
+  for (std::size_t i = 0; i < std::min(tried.size(), kSuggestions); ++i) {
+    const TriedSetting& setting = tried[i];
     list.push_back({{"set", setting.changes},
                     {"step_s", setting.seconds},
-                    {"gain_s", seconds - setting.seconds},
+                    {"gain_s", now.seconds - setting.seconds},
                     {"margin_bytes", setting.fit.margin().count()},
+                    {"freed_bytes", (setting.fit.margin() - now.fit.margin()).count()},
                     {"price", to_string(setting.price)},
                     {"why", setting.why}});
   }
@@ -178,23 +192,45 @@ Json json_of(const Compared& compared) {
   return body;
 }
 
+// Times of CPU ranks say nothing of GPUs; said before anything is asked for.
+void check_machine(const ExplainOptions& options, const FsdpTrace& trace) {
+  const auto& cluster = options.job.cluster;
+  if (!cluster || *cluster == "local" || trace.of_gpu || !trace.device.empty()) return;
+  throw Error(
+      ExitCode::kInvalidInput,
+      fmt::format("{}: is of CPU ranks{}: their times and overlap say nothing of '{}'; "
+                  "record on the GPUs with ProfilerActivity.CUDA, or name --cluster local",
+                  trace.file, trace.facts.backend.empty() ? "" : " over " + trace.facts.backend,
+                  *cluster));
+}
+
 ExitCode explain_trace(const ExplainOptions& options) {
   const TracedJob traced = trace_job(options);
+  const FsdpTrace& first = traced.traces.front();
+  check_machine(options, first);
   const Color color = color_of(options.output.color);
   const Paint paint(color);
   const bool json = options.output.form == Form::kJson;
-  Json body;
+  Json body = {{"inferred", inferred_json(traced.inferred)},
+               {"asked", asked_json(traced.inferred.asked)}};
   std::string text = inferred_text(traced.inferred, paint);
-  body["inferred"] = inferred_json(traced.inferred);
   if (!traced.inferred.asked.empty()) {
-    json ? write_answer(document("foreshard.slower/1", body)) : write_answer(text);
+    write_answer(json ? document("foreshard.inferred/1", body) : text);
     write_error(asked_text(traced.inferred.asked));
     return ExitCode::kUsage;
   }
-  const Job job = traced.load(traced.options);
-  Forecast made = forecast(job.model, job.resolved.plan, cost_model(job));
-  const double seconds = made.timeline.period.seconds();
-  const FsdpTrace& first = traced.traces.front();
+  const auto made_of = [&] {
+    try {
+      Job job = traced.load(traced.options);
+      Forecast made = forecast(job.model, job.resolved.plan, cost_model(job));
+      return std::pair(std::move(job), std::move(made));
+    } catch (const Error&) {  // what was read stands all the same
+      if (!json) write_answer(text);
+      throw;
+    }
+  };
+  auto [job, made] = made_of();
+  const char* schema = "foreshard.inferred/1";
   if (!first.of_gpu && !first.device.empty()) {
     // Only what the host did is in it.
     note(
@@ -202,17 +238,19 @@ ExitCode explain_trace(const ExplainOptions& options) {
                     "records them)",
                     first.file, first.device));
   } else {
+    schema = "foreshard.slower/1";
     MeasuredJob recording = joined(made, traced.traces);
     const Compared compared = compare(std::move(made), std::move(recording), options.run);
     body.update(json_of(compared));
     text += "\n" + text_of(compared, color);
   }
+  const TriedSetting now = as_it_is(job);
   const std::vector<TriedSetting> tried =
       try_settings(traced.options, job, [&](const JobOptions& with) { return traced.load(with); });
   body["inferred"]["plan"] = to_json(job.resolved.plan);
-  body["settings"] = settings_json(tried, seconds);
-  text += "\n" + settings_text(tried, seconds, paint);
-  write_answer(json ? document("foreshard.slower/1", body) : text);
+  body["suggestions"] = suggestions_json(tried, now);
+  text += "\n" + suggestions_text(tried, now, paint);
+  write_answer(json ? document(schema, body) : text);
   return ExitCode::kOk;
 }
 

@@ -37,6 +37,7 @@ std::vector<Setting> settings_of(const Plan& plan) {
       {"recompute", {"recompute=selective"}},
       {"optimizer", {"optimizer.implementation=fused"}},
       {"buffers", {"buffers.reduce_scatter=2"}},
+      {"allocator", {"allocator=expandable_segments:True"}},
       {"communicators", {"communicators=separate"}},
       {"units", {"units.layers_per_unit=1"}},
       {"units", {fmt::format("units.layers_per_unit={}", 2 * plan.units.layers_per_unit)}},
@@ -119,7 +120,7 @@ std::string what_differs(const Forecast& before, const Forecast& after) {
     words.push_back(fmt::format("{}{} ({} of work)", count, to_string(change.kind),
                                 signed_seconds(change.time.seconds())));
   }
-  return fmt::format("{}", fmt::join(words, ", "));
+  return words.empty() ? "the same events" : fmt::format("{}", fmt::join(words, ", "));
 }
 
 }  // namespace
@@ -129,11 +130,26 @@ const char* to_string(SettingPrice price) {
   return kWords[static_cast<std::size_t>(price)];
 }
 
+TriedSetting as_it_is(const Job& job) {
+  const Made made = make(job);
+  return {{}, SettingPrice::kFree, made.seconds(), made.fit, ""};
+}
+
 std::vector<TriedSetting> try_settings(const JobOptions& options, const Job& base,
                                        const std::function<Job(const JobOptions&)>& load) {
-  // Differences below what a simulation resolves are none.
-  constexpr double kLeastGain = 0.001;
+  // Below a half per cent of the step or the memory it is not worth a setting.
+  constexpr double kLeast = 0.005;
   const Made before = make(base);
+  const auto quicker = [&](double seconds) { return seconds <= before.seconds() * (1 - kLeast); };
+  const auto smaller = [&](const Fit& fit) {
+    const auto freed = static_cast<double>((fit.margin() - before.fit.margin()).count());
+    return freed >= kLeast * static_cast<double>(fit.capacity.count());
+  };
+  const auto better = [&](const TriedSetting& a, const TriedSetting& b) {
+    if (quicker(a.seconds) != quicker(b.seconds)) return quicker(a.seconds);
+    if (quicker(a.seconds)) return a.seconds < b.seconds;
+    return a.fit.margin() > b.fit.margin();
+  };
   std::map<std::string, TriedSetting> best;  // by kind
   for (const Setting& setting : settings_of(base.resolved.plan)) {
     JobOptions changed = options;
@@ -145,17 +161,16 @@ std::vector<TriedSetting> try_settings(const JobOptions& options, const Job& bas
       continue;
     }
     const Made after = make(*job);
-    if (!after.fit.fits() || after.seconds() > before.seconds() * (1 - kLeastGain)) continue;
+    const bool cheap = after.seconds() <= before.seconds() * (1 + kLeast);
+    if (!after.fit.fits() || !(quicker(after.seconds()) || (cheap && smaller(after.fit)))) continue;
+    TriedSetting tried{setting.changes, setting.price, after.seconds(), after.fit,
+                       what_differs(before.forecast, after.forecast)};
     const auto found = best.find(setting.kind);
-    if (found != best.end() && found->second.seconds <= after.seconds()) continue;
-    best[setting.kind] = {setting.changes, setting.price, after.seconds(), after.fit,
-                          what_differs(before.forecast, after.forecast)};
+    if (found == best.end() || better(tried, found->second)) best[setting.kind] = std::move(tried);
   }
   std::vector<TriedSetting> list;
   for (auto& [kind, tried] : best) list.push_back(std::move(tried));
-  std::stable_sort(list.begin(), list.end(), [](const TriedSetting& a, const TriedSetting& b) {
-    return a.seconds < b.seconds;
-  });
+  std::stable_sort(list.begin(), list.end(), better);
   return list;
 }
 

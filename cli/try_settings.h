@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/job.h"
+#include "sim/memory/capacity.h"
 
 namespace foreshard {
 
@@ -26,8 +27,12 @@ struct TriedSetting {
   std::string why;  // what differs in the step: "64 all_gathers less, ..."
 };
 
-// Those that make the step shorter and fit, what saves most first, one of each kind of change. Of
-// `base`, whose options are `options`; `load` makes a job of options.
+// The job without a change.
+TriedSetting as_it_is(const Job& job);
+
+// Those that fit and make the step shorter, what saves most first; behind them those that free
+// memory and cost next to no time, what frees most first. One of each kind of change. Of `base`,
+// whose options are `options`; `load` makes a job of options.
 std::vector<TriedSetting> try_settings(const JobOptions& options, const Job& base,
                                        const std::function<Job(const JobOptions&)>& load);
 

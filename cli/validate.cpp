@@ -54,6 +54,8 @@ HistoryRow history_row(const Job& job, const Validation& v, const RunRecord& rec
 void remember(const HistoryRow& row) {
   try {
     append_history(history_file(), row);
+    note(fmt::format("added to {} (accuracy --history reads it; --no-history leaves it)",
+                     history_file().string()));
   } catch (const Error& error) {
     note(fmt::format("not added to the history: {}", error.what()));
   }

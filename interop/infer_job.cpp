@@ -1,7 +1,7 @@
-// First what can be read without a model: machine, groups, dtypes, batch, the optimizer. Then the
-// model and its units by their sizes. With both, steps are built: the one of a plan that reshards
-// always says which units are gathered again, and those of the prefetch depths that the trace
-// suggests are held against its order.
+// First what can be read without a model (infer_readings.h), then the model and its units by their
+// sizes. With both, steps are built: the one of a plan that reshards always says which units are
+// gathered again, and those of the prefetch depths that the trace suggests are held against its
+// order.
 #include "interop/infer_job.h"
 
 #include <fmt/format.h>
@@ -10,31 +10,21 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <utility>
 
-#include "calibration/gpu_names.h"
-#include "calibration/machines.h"
 #include "interop/infer_model.h"
 #include "interop/infer_order.h"
+#include "interop/infer_readings.h"
 #include "interop/recorded_job.h"
 #include "sim/base/error.h"
 #include "sim/base/unit_strings.h"
 #include "sim/graph/training_step.h"
+#include "sim/spec/fsdp2_version.h"
 #include "sim/spec/plan_check.h"
 #include "sim/spec/plan_config.h"
 
 namespace foreshard {
 namespace {
-
-std::optional<DType> dtype_of(const std::string& traced) {
-  if (traced == "BFloat16" || traced == "c10::BFloat16") return DType::kBf16;
-  if (traced == "Half" || traced == "c10::Half") return DType::kFp16;
-  if (traced == "Float" || traced == "float") return DType::kFp32;
-  return std::nullopt;
-}
-
-std::string plural(std::int64_t count, const char* what) {
-  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
-}
 
 // All but the last, which may reduce, are alike from the second on.
 constexpr std::int64_t kComparedMicrobatches = 3;
@@ -42,28 +32,16 @@ constexpr std::int64_t kComparedMicrobatches = 3;
 class Inference {
  public:
   Inference(const FsdpTrace& trace, const std::optional<ModelSpec>& named)
-      : trace_(trace), facts_(trace.facts), step_(trace.steps.front()), named_(named) {
+      : trace_(trace), step_(trace), named_(named) {
+    JobReadings readings = read_job(step_);
+    plan_ = std::move(readings.plan);
+    how_ = std::move(readings.how);
+    job_.asked = std::move(readings.asked);
     units_.sizes.resize(trace.units.size());
     units_.has_root = !trace.units.empty() && trace.units.front().empty();
-    for (const TraceRun& run : step_.runs) {
-      microbatches_ = std::max(microbatches_, run.microbatch + 1);
-      backward_from_.try_emplace(run.microbatch, Time());
-    }
-    for (const TraceRun& run : step_.runs) {
-      const bool turns = run.kind == EventKind::kLoss || run.kind == EventKind::kBackward ||
-                         run.kind == EventKind::kRecompute;
-      Time& from = backward_from_[run.microbatch];
-      if (turns && from == Time()) from = run.issue;
-    }
   }
 
   InferredJob infer() {
-    read_ranks();
-    read_cluster();
-    read_dtypes();
-    read_batch();
-    read_optimizer();
-    read_kernels();
     read_gathers();
     find_the_model();
     read_recompute();
@@ -74,185 +52,9 @@ class Inference {
   }
 
  private:
-  // --- what is read ---
-
-  bool in_backward(const TraceRun& run) const {
-    const Time from = backward_from_.at(run.microbatch);
-    return from != Time() && run.issue >= from;
-  }
-  const TracedMessage& message(const TraceRun& run) const { return trace_.messages[run.message]; }
-
   void say(const std::string& key, std::string how) { how_.emplace(key, std::move(how)); }
   void ask(std::string key, std::string flag, std::string why) {
     job_.asked.push_back({std::move(key), std::move(flag), std::move(why)});
-  }
-
-  // Group sizes, by kind of collective.
-  std::int64_t group_of(EventKind kind, bool backward) const {
-    for (const TraceRun& run : step_.runs) {
-      if (run.kind == kind && run.unit >= 0 && in_backward(run) == backward &&
-          message(run).group_size > 0) {
-        return message(run).group_size;
-      }
-    }
-    return 0;
-  }
-
-  void read_ranks() {
-    world_ = trace_.world;
-    const char* whence = "distributedInfo";
-    for (const TracedGroup& group : facts_.groups) {
-      if (world_ < 1 || group.size > world_) world_ = std::max(world_, group.size);
-    }
-    std::int64_t shard = group_of(EventKind::kAllGather, false);
-    const std::int64_t replicate = group_of(EventKind::kAllReduce, true);
-    const bool reduces = std::any_of(step_.runs.begin(), step_.runs.end(), [](const TraceRun& r) {
-      return r.kind == EventKind::kAllReduce && r.unit >= 0;
-    });
-    if (world_ < 1) {
-      world_ = std::max<std::int64_t>(shard, 1) * std::max<std::int64_t>(replicate, 1);
-      whence = "the groups of its collectives";
-    }
-    std::string how;
-    if (shard > 0) {
-      how = fmt::format("all_gathers are of groups of {}", plural(shard, "rank"));
-    } else if (!reduces && world_ > 0) {
-      shard = world_;
-      how = "one group: no all_reduce of gradients";
-    } else if (reduces && replicate > 0 && world_ % replicate == 0) {
-      shard = world_ / replicate;
-      how = fmt::format("{} in {} groups of replicas", plural(world_, "rank"), shard);
-    } else {
-      ask("mesh.shard", "--set mesh.shard=N", "the trace does not tell the groups of collectives");
-      shard = std::max<std::int64_t>(world_, 1);
-    }
-    plan_.mesh.shard = shard;
-    plan_.mesh.replicate = replicate > 0 ? replicate : 1;
-    if (reduces && replicate == 0) {
-      plan_.mesh.replicate = std::max<std::int64_t>(world_ / shard, 1);
-    }
-    for (const TraceRun& run : step_.runs) {
-      if (run.kind != EventKind::kAllGather || in_backward(run)) continue;
-      if (plan_.mesh.replicate > 1 && message(run).stride > 1) {
-        plan_.mesh.inner = MeshInner::kReplicate;
-        say("mesh.inner", fmt::format("ranks of a shard group are {} apart", message(run).stride));
-      }
-      break;
-    }
-    say("mesh.shard", how);
-    say("mesh.replicate",
-        plan_.mesh.replicate > 1
-            ? fmt::format("all_reduces of gradients are of groups of {}", plan_.mesh.replicate)
-            : "no all_reduce of gradients");
-    if (plan_.mesh.world() != world_) {
-      throw Error(
-          ExitCode::kMissingCapability,
-          fmt::format("{}: the job has {} ranks ({}), its shard groups {} x replicas {} are {}: "
-                      "tensor, context or pipeline parallel groups are not inferred; describe one "
-                      "stage with --plan FILE",
-                      trace_.file, world_, whence, shard, plan_.mesh.replicate,
-                      plan_.mesh.world()));
-    }
-  }
-
-  void read_cluster() {
-    if (!trace_.of_gpu && trace_.device.empty()) {
-      plan_.cluster = "local";
-      say("cluster", "no GPU: the ranks compute on the host");
-      return;
-    }
-    const std::vector<Machine> machines = list_machines();
-    const Machine* machine = match_gpu(trace_.device, machines);
-    if (machine == nullptr) {
-      ask("cluster", "--cluster 64xh100",
-          trace_.device.empty()
-              ? "the trace does not name its GPU"
-              : fmt::format("GPU '{}' with {} is not in the catalogue (foreshard machines)",
-                            trace_.device, format_bytes(facts_.device_memory)));
-      return;
-    }
-    const std::string& key = machine->aliases.empty() ? machine->key : machine->aliases.front();
-    plan_.cluster = fmt::format("{}x{}", world_, key);
-    say("cluster", fmt::format("{} of {}", plural(world_, "rank"), trace_.device));
-  }
-
-  void read_dtypes() {
-    const auto of = [&](EventKind kind, const char* key, DType& into, const char* what) {
-      for (const TraceRun& run : step_.runs) {
-        if (run.kind != kind || run.unit < 0) continue;
-        const auto dtype = dtype_of(message(run).dtype);
-        if (!dtype) continue;
-        into = *dtype;
-        say(key, fmt::format("{} are in {}", what, message(run).dtype));
-        return;
-      }
-    };
-    if (plan_.cluster == "local") plan_.param_dtype = plan_.reduce_dtype = DType::kFp32;
-    of(EventKind::kAllGather, "dtype.param", plan_.param_dtype, "all_gathers");
-    of(EventKind::kReduceScatter, "dtype.reduce", plan_.reduce_dtype, "reduce_scatters");
-    if (const auto master = dtype_of(facts_.master_dtype)) {
-      plan_.master_dtype = *master;
-      say("dtype.master", "kernels of the optimizer");
-    }
-  }
-
-  void read_batch() {
-    plan_.batch.accumulation = microbatches_;
-    say("batch.accumulation",
-        fmt::format("{} before the optimizer",
-                    microbatches_ == 1 ? "one backward" : plural(microbatches_, "backward")));
-    if (facts_.sequence > 0) {
-      plan_.batch.sequence = facts_.sequence;
-      plan_.batch.micro_batch = facts_.micro_batch;
-      const std::string how =
-          fmt::format("the embedding reads [{}, {}] tokens", facts_.micro_batch, facts_.sequence);
-      say("batch.sequence", how);
-      say("batch.micro_batch", how);
-      return;
-    }
-    const char* why = facts_.has_shapes ? "no embedding with shapes is in the trace"
-                                        : "the trace has no shapes (record_shapes=True)";
-    ask("batch.sequence", "--sequence N", why);
-    ask("batch.micro_batch", "--micro-batch N", why);
-  }
-
-  void read_optimizer() {
-    const bool clips = std::any_of(step_.runs.begin(), step_.runs.end(), [](const TraceRun& run) {
-      return run.kind == EventKind::kGradNorm;
-    });
-    if (!clips) plan_.optimizer.clip_norm.reset();
-    say("optimizer.clip_norm", clips ? "norms of gradients before the optimizer"
-                                     : "no norm of gradients before the optimizer");
-    if (facts_.optimizer.empty()) return;
-    if (facts_.optimizer == "SGD") plan_.optimizer.kind = Optimizer::Kind::kSgd;
-    say("optimizer.kind", facts_.optimizer);
-    using Implementation = Optimizer::Implementation;
-    plan_.optimizer.implementation = facts_.optimizer_step == "fused"     ? Implementation::kFused
-                                     : facts_.optimizer_step == "foreach" ? Implementation::kForeach
-                                                                          : Implementation::kLoop;
-    if (facts_.optimizer_step != "loop") {
-      say("optimizer.implementation", fmt::format("{} operators", facts_.optimizer_step));
-    }
-  }
-
-  void read_kernels() {
-    if (facts_.compiled) {
-      plan_.compile = Compile::kBlocks;
-      say("compile", "kernels of Inductor");
-    }
-    static constexpr std::pair<const char*, AttentionKernel> kKernels[] = {
-        {"_flash_attention", AttentionKernel::kFlash},
-        {"_cudnn_attention", AttentionKernel::kCudnn},
-        {"_efficient_attention", AttentionKernel::kEfficient},
-        {"_attention_math", AttentionKernel::kMath},
-        {"flash_attn_3", AttentionKernel::kFa3},
-        {"flash_attn", AttentionKernel::kFa2}};
-    for (const auto& [name, kernel] : kKernels) {
-      if (facts_.attention.find(name) == std::string::npos) continue;
-      if (plan_.cluster == "local") return;  // it has one of its own
-      plan_.attention = kernel;
-      return say("attention", facts_.attention);
-    }
   }
 
   // Gathers in backward, by unit, in the first micro-batch.
@@ -261,8 +63,7 @@ class Inference {
     bool backward = false;
     for (const OrderMark& mark : order) {
       if (mark.microbatch > 0) break;
-      backward =
-          backward || mark.kind == EventKind::kBackward || mark.kind == EventKind::kRecompute;
+      backward = backward || mark.kind == EventKind::kBackward;
       const auto unit = static_cast<std::size_t>(mark.unit);
       const bool again = backward || seen_before(order, mark);
       if (mark.kind == EventKind::kAllGather && again && unit < counts.size()) ++counts[unit];
@@ -281,16 +82,17 @@ class Inference {
   }
 
   void read_gathers() {
-    for (const TraceRun& run : step_.runs) {
-      if (run.kind != EventKind::kAllGather || run.unit < 0 || in_backward(run)) continue;
+    for (const TraceRun& run : step_.runs()) {
+      if (run.kind != EventKind::kAllGather || run.unit < 0 || step_.in_backward(run)) continue;
       std::int64_t& size = units_.sizes[static_cast<std::size_t>(run.unit)];
-      size = std::max(size, std::max(message(run).in_elements, message(run).out_elements));
+      size =
+          std::max(size, std::max(step_.message(run).in_elements, step_.message(run).out_elements));
     }
-    const std::vector<OrderMark> order = order_of(step_);
+    const std::vector<OrderMark> order = order_of(trace_.steps.front());
     const std::vector<int> again = gathers_in_backward(order);
     const auto units = static_cast<std::int64_t>(again.size());
     const std::int64_t count = units - std::count(again.begin(), again.end(), 0);
-    const std::int64_t group = group_of(EventKind::kAllGather, true);
+    const std::int64_t group = step_.group_of(EventKind::kAllGather, true);
     Reshard& reshard = plan_.reshard_after_forward.value;
     if (count == 0) reshard.kind = Reshard::Kind::kNever;
     if (count > 0 && group > 0 && group < plan_.mesh.shard) {
@@ -349,10 +151,12 @@ class Inference {
       ask("model", "--model NAME|config.json",
           fmt::format("no model of the zoo has {} of {} elements{}",
                       plural(static_cast<std::int64_t>(units_.sizes.size()), "unit"), sizes_text(),
-                      facts_.has_shapes ? "" : "; shapes would tell (record_shapes=True)"));
+                      trace_.facts.has_shapes ? "" : "; shapes would tell (record_shapes=True)"));
       return;
     }
-    const std::string how = "sizes of the units";
+    const bool told = std::find(units_.sizes.begin(), units_.sizes.end(), 0) == units_.sizes.end();
+    const std::string how =
+        told ? "sizes of the units" : "number of units; their sizes are not told";
     for (const char* key : {"units.layers_per_unit", "units.embedding", "units.head"})
       say(key, how);
     if (plan_.units.blocks == UnitPlacement::kRoot) say("units.blocks", how);
@@ -378,7 +182,7 @@ class Inference {
       int products = 0, attentions = 0, pieces = 0;
     };
     std::vector<Work> forward(trace_.units.size()), again(trace_.units.size());
-    for (const TraceRun& run : step_.runs) {
+    for (const TraceRun& run : step_.runs()) {
       const bool is_forward = run.kind == EventKind::kForward;
       if (run.unit < 0 || run.microbatch > 0) continue;
       if (!is_forward && run.kind != EventKind::kRecompute) continue;
@@ -445,10 +249,11 @@ class Inference {
   }
 
   void read_accumulation() {
-    if (microbatches_ < 2) return;
+    if (step_.microbatches() < 2) return;
     const auto any = [&](EventKind kind, bool last) {
-      return std::any_of(step_.runs.begin(), step_.runs.end(), [&](const TraceRun& run) {
-        return run.kind == kind && run.unit >= 0 && (run.microbatch == microbatches_ - 1) == last;
+      return std::any_of(step_.runs().begin(), step_.runs().end(), [&](const TraceRun& run) {
+        return run.kind == kind && run.unit >= 0 &&
+               (run.microbatch == step_.microbatches() - 1) == last;
       });
     };
     if (!any(EventKind::kReduceScatter, false) && any(EventKind::kReduceScatter, true)) {
@@ -461,9 +266,10 @@ class Inference {
         say("accumulation.all_reduce", "only in the last micro-batch");
       }
     }
-    const bool later = std::any_of(step_.runs.begin(), step_.runs.end(), [](const TraceRun& run) {
-      return run.kind == EventKind::kAllGather && run.microbatch > 0;
-    });
+    const bool later =
+        std::any_of(step_.runs().begin(), step_.runs().end(), [](const TraceRun& run) {
+          return run.kind == EventKind::kAllGather && run.microbatch > 0;
+        });
     if (!later && plan_.mesh.shard > 1) {
       plan_.accumulation_details.reshard_after_backward = When::kLast;
       say("accumulation.reshard_after_backward", "only the first micro-batch gathers");
@@ -484,7 +290,7 @@ class Inference {
   }
 
   std::vector<OrderMark> traced_order() const {
-    std::vector<OrderMark> order = order_of(step_);
+    std::vector<OrderMark> order = order_of(trace_.steps.front());
     std::erase_if(order,
                   [](const OrderMark& mark) { return mark.microbatch >= kComparedMicrobatches; });
     return order;
@@ -493,6 +299,7 @@ class Inference {
   // A list of plans, PyTorch's default first; the first of those nearest to the trace is kept.
   void keep_nearest(const std::vector<Plan>& plans) {
     const std::vector<OrderMark> order = traced_order();
+    const Prefetch usual = plan_.prefetch;  // as most of the order has it
     double best = -1;
     Plan chosen = plan_;
     for (const Plan& plan : plans) {
@@ -502,7 +309,10 @@ class Inference {
       chosen = plan;
     }
     plan_ = chosen;
-    if (plan_.prefetch.backward_lists) say("prefetch.backward_lists", "order of the gathers");
+    const char* whose = "of those tried, its order of gathers is nearest to the trace's";
+    if (plan_.prefetch.forward != usual.forward) how_["prefetch.forward"] = whose;
+    if (plan_.prefetch.backward != usual.backward) how_["prefetch.backward"] = whose;
+    if (plan_.prefetch.backward_lists) say("prefetch.backward_lists", whose);
     job_.order = best;
   }
 
@@ -524,6 +334,20 @@ class Inference {
       plans.emplace_back(plan_).prefetch = {f, 1, true, false};
     }
     keep_nearest(plans);
+    if (job_.order < 1 && !how_.contains("runtime")) refine_version();
+  }
+
+  // A version whose order is the trace's, the newest of them.
+  void refine_version() {
+    const std::vector<OrderMark> order = traced_order();
+    for (std::int32_t minor = kNewestFsdp2; minor >= kOldestFsdp2; --minor) {
+      Plan plan = plan_;
+      plan.runtime.version = fmt::format("2.{}", minor);
+      if (likeness(order, order_with(plan)) < 1) continue;
+      plan_ = plan;
+      job_.order = 1;
+      return say("runtime", "the newest with this order of events");
+    }
   }
 
   // Units that are gathered again where a plan that reshards always would not, or the other way
@@ -537,7 +361,7 @@ class Inference {
     const std::vector<OrderMark> order = order_with(always);
     if (order.empty()) return;
     const std::vector<int> planned = gathers_in_backward(order);
-    const std::vector<int> traced = gathers_in_backward(order_of(step_));
+    const std::vector<int> traced = gathers_in_backward(order_of(trace_.steps.front()));
     std::vector<Reshard> units;
     for (std::size_t u = 0; u < traced.size(); ++u) {
       const bool less = traced[u] < planned[u];
@@ -580,16 +404,12 @@ class Inference {
   }
 
   const FsdpTrace& trace_;
-  const TraceFacts& facts_;
-  const JobStep& step_;
+  StepOfTrace step_;
   const std::optional<ModelSpec>& named_;
   std::optional<ModelSpec> model_;
   Plan plan_;
   InferredJob job_;
-  std::map<std::string, std::string> how_;
-  std::int64_t world_ = 0;
-  int microbatches_ = 0;
-  std::map<int, Time> backward_from_;  // by micro-batch
+  std::map<std::string, std::string> how_;  // by key
   TracedUnits units_;
   std::int64_t ahead_forward_ = 0, ahead_backward_ = 1;
 };

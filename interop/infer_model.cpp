@@ -94,9 +94,9 @@ std::vector<TensorShape> block_shapes(const ModelSpec& model) {
 
 // What the families leave open beside sizes.
 using Trait = void (*)(ModelDims&);
-constexpr std::array<Trait, 4> kTraits = {[](ModelDims&) {},
-                                          [](ModelDims& dims) { dims.qkv_bias = true; },
-                                          [](ModelDims& dims) { dims.qk_norm = true; }, add_biases};
+constexpr std::array<Trait, 4> kTraits = {
+    [](ModelDims&) {}, [](ModelDims& dims) { dims.qkv_bias = true; },
+    [](ModelDims& dims) { dims.qk_norm = HeadNorm::kEach; }, add_biases};
 
 class FromShapes {
  public:

@@ -23,8 +23,10 @@ bool is_marked(EventKind kind, std::int32_t unit) {
   }
 }
 
-void add(std::vector<OrderMark>& order, const OrderMark& mark) {
+void add(std::vector<OrderMark>& order, OrderMark mark) {
   if (!is_marked(mark.kind, mark.unit)) return;
+  // Backward begins before it asks for what is computed again.
+  if (mark.kind == EventKind::kRecompute) mark.kind = EventKind::kBackward;
   if (is_collective(mark.kind) || order.empty() || order.back() != mark) order.push_back(mark);
 }
 
@@ -62,8 +64,7 @@ std::int64_t units_ahead(const std::vector<OrderMark>& order, EventKind pass) {
   bool backward = false;
   for (const OrderMark& mark : order) {
     if (mark.microbatch > 0) break;
-    const bool of_backward =
-        mark.kind == EventKind::kBackward || mark.kind == EventKind::kRecompute;
+    const bool of_backward = mark.kind == EventKind::kBackward;
     if (of_backward && !backward) {
       backward = true;
       if (pass == EventKind::kForward) break;

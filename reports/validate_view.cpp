@@ -19,8 +19,29 @@ void append(Lines& lines, const Lines& more) {
   for (const std::string& line : more) lines.push_back("  " + line);
 }
 
+constexpr const char* kNotMeasured = "not measured";
+
 std::string verdict(double error, double allowed) {
   return std::abs(error) <= allowed ? "ok" : "OUTSIDE";
+}
+
+// What decides comes first: "not passed: step time -20.0 % (10 % allowed); memory not measured".
+std::string verdict_of(const Validation& v) {
+  std::vector<std::string> outside, within;
+  const auto judge = [&](const char* what, double error, double allowed) {
+    (std::abs(error) <= allowed ? within : outside)
+        .push_back(
+            fmt::format("{} {} ({} allowed)", what, signed_percent(error), percent_text(allowed)));
+  };
+  judge("step time", v.step_error, v.tolerances.step);
+  judge("exposed communication", v.exposed_communication_error, v.tolerances.exposed);
+  for (const MemoryComparison& m : v.memory) {
+    if (!m.judged) continue;
+    judge(m.what == "peak" ? "peak memory" : m.what.c_str(), m.bytes.error(), v.tolerances.memory);
+  }
+  return fmt::format("{}: {}{}", v.passed ? "passed" : "not passed",
+                     fmt::join(v.passed ? within : outside, ", "),
+                     v.memory_known ? "" : "; memory not measured");
 }
 
 Lines heading(const Validation& v, const RunRecord& record, const Paint& paint) {
@@ -64,7 +85,8 @@ Lines figures(const Validation& v) {
           v.tolerances.memory);
     } else {
       cells.push_back({name, bytes_text(m.bytes.predicted),
-                       m.bytes.measured > 0 ? bytes_text(m.bytes.measured) : "-", "", "", ""});
+                       m.bytes.measured > 0 ? bytes_text(m.bytes.measured) : kNotMeasured, "", "",
+                       ""});
     }
   }
   cells.push_back({"waiting for peers and communicators", seconds_text(v.waiting.predicted),
@@ -113,7 +135,11 @@ Json with_error(Json json, const Comparison& c) {
 
 std::string validation_text(const Validation& v, const RunRecord& record, Color color) {
   const Paint paint(color);
-  Lines lines = heading(v, record, paint);
+  Lines lines;
+  for (const std::string& line : wrapped(verdict_of(v), kTextWidth, 2)) {
+    lines.push_back(v.passed ? paint.green(line) : paint.red(line));
+  }
+  for (std::string& line : heading(v, record, paint)) lines.push_back(std::move(line));
   lines.emplace_back();
   append(lines, figures(v));
   lines.emplace_back();
@@ -123,7 +149,7 @@ std::string validation_text(const Validation& v, const RunRecord& record, Color 
     lines.push_back(paint.bold("events that differ most (measured - forecast)"));
     append(lines, worst(v));
   }
-  lines.emplace_back();
+  if (!v.notes.empty()) lines.emplace_back();
   for (const std::string& note : v.notes) {
     for (const std::string& line : wrapped("note: " + note, kTextWidth, 2)) {
       lines.push_back(paint.yellow(line));
@@ -132,8 +158,6 @@ std::string validation_text(const Validation& v, const RunRecord& record, Color 
   for (const MemoryComparison& m : v.memory) {
     if (!m.note.empty()) lines.push_back(paint.dim(fmt::format("{}: {}", m.what, m.note)));
   }
-  lines.push_back(v.passed ? paint.green("passed: forecast and run agree within the tolerances")
-                           : paint.red("not passed: outside the tolerances"));
   return fmt::format("{}\n", fmt::join(lines, "\n"));
 }
 
@@ -159,9 +183,11 @@ Json to_json(const Validation& v) {
   }
   Json memory = Json::array();
   for (const MemoryComparison& m : v.memory) {
-    Json entry = {{"what", m.what},
-                  {"predicted_bytes", static_cast<std::int64_t>(m.bytes.predicted)},
-                  {"measured_bytes", static_cast<std::int64_t>(m.bytes.measured)}};
+    Json entry = {
+        {"what", m.what},
+        {"predicted_bytes", static_cast<std::int64_t>(m.bytes.predicted)},
+        {"measured_bytes",
+         m.bytes.measured > 0 ? Json(static_cast<std::int64_t>(m.bytes.measured)) : Json(nullptr)}};
     entry = with_error(std::move(entry), m.bytes);
     entry["judged"] = m.judged;
     if (!m.note.empty()) entry["note"] = m.note;
@@ -174,6 +200,7 @@ Json to_json(const Validation& v) {
   json["exposed_communication_error"] = v.exposed_communication_error;
   json["memory_error"] = v.memory_known ? Json(v.memory_error) : Json(nullptr);
   json["passed"] = v.passed;
+  json["verdict"] = verdict_of(v);
   json["tolerances"] = {{"step_error", v.tolerances.step},
                         {"exposed_communication_error", v.tolerances.exposed},
                         {"memory_error", v.tolerances.memory}};

@@ -70,7 +70,9 @@ function drawVerdict(body) {
   quantity('Tokens/s per GPU', 'tokens_per_s_per_gpu', 'count');
   quantity('MFU', 'mfu', 'ratio');
   quantity('Exposed comm.', 'exposed_communication_s', 's');
-  if (report.memory.peak_reserved_bytes) {
+  if (report.origin === 'measured' && !report.memory.peak_allocated_bytes?.value) {
+    cards.append(card('Memory per GPU', 'not measured', ''));
+  } else if (report.memory.peak_reserved_bytes) {
     const inAll = report.memory.total_bytes != null;
     cards.append(card(inAll ? 'Memory per GPU' : 'Peak reserved', num(`${path}/memory/${inAll ? 'total_bytes' : 'peak_reserved_bytes/value'}`, 'B'),
         el('span', {}, num(`${path}/memory/peak_allocated_bytes/value`, 'B'), ' allocated', inAll ? ', the rest cached or outside the allocator' : '')));

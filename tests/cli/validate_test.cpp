@@ -107,7 +107,10 @@ TEST(ValidateVerb, PassesARunThatDidWhatWasForecast) {
   write_run_folder(place.folder / "good", run_of(place.plan, 1.0));
   const Outcome text = with_data("validate --plan plan.yaml --run good --trace both.json");
   EXPECT_EQ(text.exit_code, 0) << text.err << text.out;
-  EXPECT_EQ(text.err, "");
+  // Nothing is written outside the working folder without being said.
+  EXPECT_EQ(lines_of(text.err), 1U);
+  expect_says(text.err, "history.sqlite (accuracy --history reads it; --no-history leaves it)");
+  EXPECT_TRUE(text.out.starts_with("passed: step time ")) << text.out;
   for (const char* part : {"step time", "by kind", "passed", "node-7"}) expect_says(text.out, part);
   EXPECT_FALSE(nlohmann::json::parse(read_temporary("both.json"), nullptr, false).is_discarded());
   const auto json = json_of(with_data("validate --plan plan.yaml --run good --json --no-history"));
@@ -169,14 +172,17 @@ TEST(ValidateVerb, ComparesATraceOfFsdp2ByUnitAndKind) {
   const Outcome text = with_data("validate --run " + kTraceFolder + traced_job());
   EXPECT_EQ(text.exit_code, 5) << text.err;
   for (const char* part :
-       {"trace of 2 ranks on laptop", "reduce_scatter", "in the trace, not in"}) {
+       {"trace of 2 ranks on laptop", "reduce_scatter", "in the trace, not in", "not measured"}) {
     expect_says(text.out, part);
   }
+  EXPECT_TRUE(text.out.starts_with("not passed: step time -")) << text.out;
+  EXPECT_EQ(text.out.find(" 0 B"), std::string::npos) << text.out;
   const Outcome outcome =
       with_data("validate --json --trace " + kTraceFolder + "/rank-0.trace.json.gz" + traced_job());
   EXPECT_EQ(outcome.exit_code, 5);
   const auto json = json_of(outcome);
   EXPECT_TRUE(json.at("memory_error").is_null());
+  EXPECT_TRUE(json.at("memory").at(0).at("measured_bytes").is_null());
   EXPECT_EQ(json.at("passed"), false);
   EXPECT_EQ(json.at("trace").at("missing").size(), 0U);
   EXPECT_EQ(json.at("trace").at("units").at(1).at("module"), "blocks.0");
