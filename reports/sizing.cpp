@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <deque>
 
 #include "reports/evidence.h"
 #include "sim/base/error.h"
@@ -62,12 +61,6 @@ class DrawnStep {
 
   const Forecast& shown() const { return shown_; }
   double seconds() const { return is_whole_ ? shown_.timeline.period.seconds() : seconds_; }
-  StackOutcome outcome(const StackCase* of) const {
-    StackOutcome outcome = outcome_of(shown_, costs_.cluster(), of);
-    outcome.seconds = seconds();
-    return outcome;
-  }
-
   double draw(int k) {
     const FactorDraw factors = costs_.draw(k);
     const auto at = [&](const EventGraph& graph, const std::vector<HostDelay>& delays) {
@@ -89,6 +82,24 @@ class DrawnStep {
   double seconds_ = 0;
   Simulator simulator_;
 };
+
+// The step of another code that may run the job; of a long one by what a micro-batch more takes.
+StackOutcome outcome_of(const StackCase& other) {
+  constexpr std::int64_t kTelling = 3;
+  const std::int64_t accumulation = other.plan.batch.accumulation;
+  const Forecast told = forecast(other.model, with_accumulation(other.plan, kTelling), other.costs);
+  StackOutcome outcome = outcome_of(told, other.costs.cluster(), &other);
+  if (accumulation <= kTelling) return outcome;
+  Simulator simulator;
+  const auto at = [&](const EventGraph& graph) {
+    return period(simulator, graph, other.costs.price(graph), {});
+  };
+  const double one_more =
+      at(told.graph) -
+      at(build_training_step(other.model, with_accumulation(other.plan, kTelling - 1)));
+  outcome.seconds += static_cast<double>(accumulation - kTelling) * one_more;
+  return outcome;
+}
 
 Bytes state_bytes(const ModelSpec& model, const Plan& plan) {
   std::int64_t per_parameter = size_of(plan.master_dtype);
@@ -115,24 +126,23 @@ Quantity inverse(double numerator, const Quantity& seconds) {
 
 SizedPlan size_up(const ModelSpec& model, const Plan& plan, const CostModel& costs, int draws,
                   const std::vector<StackCase>& cases) {
-  std::deque<DrawnStep> codes;
-  codes.emplace_back(model, plan, costs);
-  std::vector<StackOutcome> outcomes = {codes[0].outcome(cases.empty() ? nullptr : &cases.front())};
-  for (std::size_t i = 1; i < cases.size(); ++i) {
-    codes.emplace_back(cases[i].model, cases[i].plan, cases[i].costs);
-    outcomes.push_back(codes[i].outcome(&cases[i]));
-  }
+  DrawnStep step(model, plan, costs);
+  std::vector<StackOutcome> outcomes = {
+      outcome_of(step.shown(), costs.cluster(), cases.empty() ? nullptr : &cases.front())};
+  outcomes[0].seconds = step.seconds();
+  for (std::size_t i = 1; i < cases.size(); ++i) outcomes.push_back(outcome_of(cases[i]));
   SizedPlan sized;
   sized.cluster = costs.cluster();
   sized.plan = plan;
-  Forecast shown = codes[0].shown();
+  Forecast shown = step.shown();
   const StepMetrics metrics = measure_step(shown.graph, shown.timeline);
   sized.exposed_share = metrics.exposed_communication / metrics.seconds;
   sized.forward_share = share_of(shown.graph, shown.timeline, EventKind::kForward);
   const std::vector<double> weights = weights_of(outcomes);
   for (int k = 0; k < draws; ++k) {
     const std::size_t of = alternative_of_draw(weights, k);
-    sized.draws.push_back(codes[of].draw(k));
+    // A machine's factors move every code's step by about the same share.
+    sized.draws.push_back(step.draw(k) * (outcomes[of].seconds / outcomes[0].seconds));
     sized.fit_draws.push_back(fit_probability(outcomes[of].fit));
   }
   sized.step = covering(
