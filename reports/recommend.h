@@ -30,7 +30,7 @@ struct SizedJob {
   SearchSpace space;
   CostModel costs;
   Price price;
-  StackCases cases;  // may be empty: the stack is said
+  StackCases cases = {};  // empty: the stack is said
 };
 // Of a cluster at a step of at most so many sequences. Throws Error where the job is not possible
 // there.

@@ -17,8 +17,15 @@
 namespace foreshard {
 namespace {
 
+PlanDocument named(const std::string& yaml) {
+  PlanDocument document = document_of(yaml);
+  document.plan.model = "llama-3.1-8b";
+  document.plan.cluster = "64xh100";
+  return document;
+}
+
 std::vector<StackAlternative> open(const std::string& yaml) {
-  return open_stacks(document_of(yaml), load_zoo_model("llama-3.1-8b"), round_cluster(64));
+  return open_stacks(named(yaml), load_zoo_model("llama-3.1-8b"), round_cluster(64));
 }
 
 std::vector<std::string> names(const std::vector<StackAlternative>& list) {
@@ -37,7 +44,7 @@ TEST(OpenStacks, OfEveryRuntimeThatPeopleTrainWithArePlansThatSayingSoGives) {
       SCOPED_TRACE(each.name);
       sum += each.weight;
       // The plan that saying so gives.
-      const auto said = document_of(std::string("runtime: ") + runtime + "\nstack: " + each.name);
+      const auto said = named(std::string("runtime: ") + runtime + "\nstack: " + each.name);
       EXPECT_EQ(each.plan, resolve(said, load_zoo_model("llama-3.1-8b"), round_cluster(64)).plan);
     }
     EXPECT_NEAR(sum, 1, 1e-12);
