@@ -147,13 +147,6 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     return wheel_of(build, wheel_directory)
 
 
-def build_sdist(sdist_directory, config_settings=None):
-    stem = f"{NAME}-{version()}"
-    run("git", "-C", ROOT, "archive", "--format=tar.gz", f"--prefix={stem}/", "-o",
-        pathlib.Path(sdist_directory).absolute() / f"{stem}.tar.gz", "HEAD")
-    return f"{stem}.tar.gz"
-
-
 if __name__ == "__main__":
     if len(sys.argv) != 3 or not shutil.which("objdump"):
         raise SystemExit("usage: build_wheel.py BUILD_FOLDER OUT; objdump is of the package binutils")
