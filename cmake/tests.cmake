@@ -105,7 +105,7 @@ if(FORESHARD_PYTHON)
                          ENVIRONMENT "PYTHONDONTWRITEBYTECODE=1")
   endif()
   set_tests_properties(page_in_browser page_answers_in_browser page_layout_in_browser serve PROPERTIES
-                       SKIP_RETURN_CODE 77 TIMEOUT 600
+                       SKIP_RETURN_CODE 77 TIMEOUT 1800
                        ENVIRONMENT "PYTHONDONTWRITEBYTECODE=1")
 endif()
 
