@@ -24,7 +24,7 @@ TEST(Calibrate, SaysWhatToMeasureNext) {
   const std::string table = write_temporary("products.csv", kTable);
   const std::string profile = write_temporary("profile.json", "");
   const Json answer = json_of(run("calibrate " + table + " --out " + profile + " --json"));
-  ASSERT_EQ(answer["next"].size(), 7U);
+  ASSERT_EQ(answer["next"].size(), 8U);  // seven factors and the training code
   expect_follows_its_schema(answer);
   std::map<std::string, double> shares;
   double last = 1;
