@@ -8,6 +8,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
@@ -41,6 +42,15 @@ def check_answers():
     assert foreshard.explain(**JOB).waterfall
     changed = foreshard.compare("gpt2", cluster="8xh100", with_={"recompute": "full"})
     assert changed.plan[0].key == "recompute" and "recompute none -> full" in changed.verdict
+
+    assert foreshard.compare("gpt2", "8xh100", with_={"recompute": "full"}).verdict == changed.verdict
+    with tempfile.TemporaryDirectory() as folder:
+        plans = []
+        for size in (1, 2):
+            plans.append(pathlib.Path(folder) / f"{size}.yaml")
+            plans[-1].write_text(f"model: gpt2\ncluster: 8xh100\nbatch: {{micro_batch: {size}}}\n")
+        assert foreshard.compare(files=plans).plan[0].key == "batch.micro_batch"
+        assert foreshard.predict(plan=plans[1]).plan.batch.micro_batch == 2
 
     found = foreshard.search(**JOB, threads=1, fix=FIXED)
     assert found.best.report.memory.fits and found.best.plan.recompute == "none", found.best.plan

@@ -54,7 +54,7 @@ ENDINGS = [
     ("_bytes", count_bytes), ("seconds", seconds), ("_s", seconds), ("step_s", seconds),
     ("mfu", share), ("hfu", share), ("efficiency", share), ("goodput", share), ("error", share),
     ("probability", odds), ("coverage", share), ("dollars", lambda v: f"{v:,.0f} USD"),
-    ("days", lambda v: f"{v:.3g} d"),
+    ("days", lambda v: seconds(86400 * v)),
 ]
 
 
@@ -170,6 +170,9 @@ FORMS = {
     "diagnose": of_rows(
         "causes", ("name", "probability", "test"),
         lambda d, rows: "explained" if d.get("explained") else "not explained by what is known"),
+    "doctor": of_rows(
+        "capabilities", ("name", "available", "detail"),
+        lambda d, rows: f"{sum(bool(row['available']) for row in rows)} of {len(rows)} capabilities are there"),
     "models": of_rows("models", ("name", "family", "parameters", "layers", "hidden"),
                       lambda d, rows: f"{len(rows)} models"),
     "machines": of_rows("machines", ("machine", "gpus", "nodes"), lambda d, rows: f"{len(rows)} machines"),
@@ -179,7 +182,7 @@ FORMS = {
 def of_any(d):
     rows = [(key, compact(value)) for key, value in d.items()
             if not isinstance(value, (dict, list)) and key not in ("schema", "created", "host")]
-    return d.get("schema", "answer"), [("", "")] + rows
+    return d.get("name") or d.get("machine") or d.get("schema", "answer"), [("", "")] + rows
 
 
 class Answer(Document):
@@ -224,5 +227,7 @@ class Answer(Document):
 def words(key):
     """A key as words: its unit is in the value."""
     for ending in ("_bytes", "_s"):
-        key = key[: -len(ending)] if key.endswith(ending) else key
-    return {"seconds": "step time", "mfu": "MFU", "gpus": "GPUs"}.get(key, key.replace("_", " "))
+        if key.endswith(ending) and "_per_" not in key:
+            key = key[: -len(ending)]
+    known = {"seconds": "step time", "mfu": "MFU", "gpus": "GPUs", "margin": "to spare", "days": "time"}
+    return known.get(key, key.replace("per_s", "/ s").replace("per_gpu", "/ GPU").replace("_", " "))

@@ -67,11 +67,12 @@ def arguments_of(verb, positional, keywords):
     if isinstance(plan, dict):
         keywords = {**plan, **{name: value for name, value in keywords.items() if name != "plan"}}
     has_argument = tree()[verb]["argument"] is not None
-    if "model" in options and not (has_argument and len(positional) > 1):
+    if "model" in options:
         for name, value in zip(("model", "cluster"), positional):
             if keywords.setdefault(name, value) is not value:
                 raise TypeError(f"{verb}() got {name} twice")
-        positional = positional[2:]
+        positional = tuple(positional[2:])
+        positional += tuple(keywords.pop("files", ())) if has_argument else ()
     if positional and not has_argument:
         raise TypeError(f"{verb}() takes a model and a cluster, then keywords; {positional[0]!r} is too many")
     words = [text_of(one) for one in positional]
