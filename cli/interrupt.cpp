@@ -76,7 +76,10 @@ InterruptGuard::InterruptGuard(std::chrono::seconds grace) {
   handle(SIGALRM, on_grace_over);
   guarded = true;
 }
-InterruptGuard::~InterruptGuard() { guarded = false; }
+InterruptGuard::~InterruptGuard() {
+  guarded = false;
+  ::alarm(0);
+}
 bool InterruptGuard::interrupted() { return requested; }
 
 }  // namespace foreshard

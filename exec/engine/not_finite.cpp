@@ -14,7 +14,7 @@
 namespace foreshard {
 namespace {
 
-constexpr std::int64_t kChunk = std::int64_t{1} << 22;  // elements; bounds what isfinite() makes
+constexpr std::int64_t kChunk = std::int64_t{1} << 20;  // elements; bounds what isfinite() makes
 
 // The first element that is not finite; `count` where all are.
 std::int64_t first_not_finite(const at::Tensor& values) {

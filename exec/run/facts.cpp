@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "exec/comm/rendezvous.h"
 #include "exec/engine/schedule.h"
@@ -21,23 +20,54 @@ namespace {
 
 using Changes = Fact::Changes;
 
-// Keys that change what is computed. All other keys say how: they change nothing.
-const std::set<std::string, std::less<>> kNumberKeys = {
-    "seed",           "batch.sequence", "batch.images", "batch.documents", "dtype.param",
-    "dtype.autocast", "dtype.reduce",   "dtype.master", "reduction_order"};
-// Of `optimizer`, all but how it is launched.
-constexpr std::string_view kOptimizer = "optimizer.";
-constexpr std::string_view kImplementation = "optimizer.implementation";
 // Told only where it is in use.
 constexpr std::string_view kHeldBack = "evaluation.held_back";
-// With the sequences of a step given, these say in which order gradients are summed.
-const std::set<std::string, std::less<>> kOrderKeys = {"mesh.replicate", "batch.micro_batch",
-                                                       "accumulation.mode", "accumulation"};
 
-Changes changes_of_key(const std::string& key) {
-  if (kNumberKeys.contains(key)) return Changes::kNumbers;
-  if (key.starts_with(kOptimizer) && key != kImplementation) return Changes::kNumbers;
-  return kOrderKeys.contains(key) ? Changes::kLastBits : Changes::kNothing;
+// What another value of a plan's key, or of all keys below it, changes; the first that fits. What
+// is not here changes numbers.
+struct Rule {
+  std::string_view key;
+  Changes changes;
+};
+constexpr Rule kRules[] = {
+    {"mesh.replicate", Changes::kLastBits},
+    {"mesh", Changes::kNothing},
+    {"batch.micro_batch", Changes::kLastBits},
+    {"batch.accumulation", Changes::kNothing},  // batch.global tells it
+    {"accumulation.mode", Changes::kLastBits},
+    {"accumulation", Changes::kNothing},
+    {"attention", Changes::kLastBits},
+    {"compile", Changes::kLastBits},
+    {"kernels", Changes::kLastBits},
+    {"loss", Changes::kLastBits},
+    {"experts", Changes::kLastBits},
+    {"logits", Changes::kNothing},
+    {"optimizer.implementation", Changes::kNothing},
+    {"runtime", Changes::kNothing},
+    {"units", Changes::kNothing},
+    {"reshard_after_forward", Changes::kNothing},
+    {"unshard_in_backward", Changes::kNothing},
+    {"prefetch", Changes::kNothing},
+    {"recompute", Changes::kNothing},
+    {"recompute_wraps", Changes::kNothing},
+    {"recompute_early_stop", Changes::kNothing},
+    {"offload", Changes::kNothing},
+    {"buffers", Changes::kNothing},
+    {"communicators", Changes::kNothing},
+    {"collectives", Changes::kNothing},
+    {"allocator", Changes::kNothing},
+    {"host_sync", Changes::kNothing},
+    {"evaluation", Changes::kNothing},
+    {"rank", Changes::kNothing},
+};
+
+Changes changes_of_key(std::string_view key) {
+  for (const Rule& rule : kRules) {
+    if (key == rule.key || (key.starts_with(rule.key) && key[rule.key.size()] == '.')) {
+      return rule.changes;
+    }
+  }
+  return Changes::kNumbers;
 }
 
 std::string text_of(const Json& value) {
@@ -219,7 +249,8 @@ JobIdentity identity_of(const Facts& facts) {
 }
 
 std::string to_text(const JobIdentity& identity) {
-  return Json{{"numbers", identity.values}, {"last_bits", identity.last_bits}}.dump();
+  return Json{{"id", identity.id}, {"numbers", identity.values}, {"last_bits", identity.last_bits}}
+      .dump();
 }
 
 JobIdentity job_identity_of(const std::string& text, const std::string& file) {

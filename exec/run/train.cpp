@@ -4,7 +4,6 @@
 
 #include <ATen/Functions.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,12 +17,10 @@
 #include "exec/engine/engine.h"
 #include "exec/engine/schedule.h"
 #include "exec/engine/update.h"
-#include "exec/run/checkpoint_claim.h"
 #include "exec/run/control.h"
 #include "exec/run/kineto.h"
 #include "exec/run/rank_record_text.h"
-#include "exec/state/checkpoint.h"
-#include "exec/state/together.h"
+#include "exec/run/run_state.h"
 #include "reports/event_names.h"
 #include "sim/spec/plan_check.h"
 
@@ -74,23 +71,24 @@ class Training {
     own.rss_after_init = process_memory("VmRSS:");
     record_.paced = options.pacing != nullptr;
     if (options.device != nullptr) record_.device = options.device->info().name;
+    state_.emplace(model, plan, *engine_, world, options);
     control_.emplace(world, static_cast<std::size_t>(plan.batch.accumulation));
     make_batches();
   }
 
   void run() {
-    start();
-    record_.first_step = progress_.step + 1;
+    state_->start(job_);
+    record_.first_step = progress().step + 1;
     bool stopped = false;
-    while (progress_.step < options_.steps && !stopped) {
+    while (progress().step < options_.steps && !stopped) {
       one_step();
       if (control_->posted() > 1) stopped = hear();
-      const bool last = stopped || progress_.step == options_.steps;
+      const bool last = stopped || progress().step == options_.steps;
       const bool evaluates =
-          plan_.evaluation.every && progress_.step % *plan_.evaluation.every == 0;
+          plan_.evaluation.every && progress().step % *plan_.evaluation.every == 0;
       const bool saves = !options_.checkpoint.empty() &&
                          (last || (options_.checkpoint_every > 0 &&
-                                   progress_.step % options_.checkpoint_every == 0));
+                                   progress().step % options_.checkpoint_every == 0));
       if (last || evaluates || saves) {
         while (pending_ > 0) collect();
         while (control_->posted() > 0) hear();
@@ -98,7 +96,7 @@ class Training {
       if (evaluates && finite()) evaluate();
       if ((last || saves) && finite()) check_parameters();
       if (!finite()) stopped = true;
-      if (saves && finite()) save();
+      if (saves && finite()) state_->save();
     }
     record_.complete = !stopped;
     finish();
@@ -106,10 +104,7 @@ class Training {
 
  private:
   RankRecord& own() { return record_.ranks.front(); }
-
-  void note(const std::string& sentence) const {
-    if (world_.rank() == 0 && options_.note) options_.note(sentence);
-  }
+  RunProgress& progress() { return state_->progress(); }
 
   void make_batches() {
     for (auto& batches : batches_) {
@@ -135,143 +130,14 @@ class Training {
             {batch.labels.mutable_data_ptr<std::int64_t>() + i * batch.sequence, length}};
   }
 
-  // --- state ---
-
-  // Checkpoints read and write host memory: what lives on a device is copied there first.
-  std::byte* on_host(std::byte* data, std::size_t bytes) {
-    if (options_.device == nullptr || engine_->units().offloads()) return data;
-    Mirror& mirror = mirrors_.emplace_back(Mirror{data, std::vector<std::byte>(bytes)});
-    engine_->units().memory().to_host(mirror.copy.data(), data, bytes);
-    return mirror.copy.data();
-  }
-  void put_on_device() {
-    for (const Mirror& mirror : mirrors_) {
-      engine_->units().memory().to_device(mirror.device, mirror.copy.data(), mirror.copy.size());
-    }
-    mirrors_.clear();
-  }
-
-  TrainingState state() {
-    mirrors_.clear();
-    TrainingState state;
-    state.shards = plan_.mesh.shard;
-    state.shard_index = engine_->shard_index();
-    state.replicas = plan_.mesh.replicate;
-    state.replica_index = engine_->replica();
-    for (UnitMemory& unit : engine_->units().all()) {
-      StateUnit& described = state.units.emplace_back();
-      described.name = unit.name;
-      described.shard_numel = unit.shard;
-      for (const FlatParameter& p : unit.layout.parameters) {
-        const LayerInstance& layer = model_.order[static_cast<std::size_t>(p.layer)];
-        described.parameters.push_back({parameter_name(model_, p),
-                                        model_.kinds[static_cast<std::size_t>(layer.kind)]
-                                            .parameters[static_cast<std::size_t>(p.parameter)]
-                                            .shape,
-                                        p.offset, p.numel});
-      }
-      const auto add = [&](const char* name, DType dtype, std::byte* data) {
-        const auto bytes = static_cast<std::size_t>(unit.shard * size_of(dtype));
-        described.arrays.push_back({name, dtype, {on_host(data, bytes), bytes}});
-      };
-      add("master", plan_.master_dtype, unit.master);
-      static constexpr const char* kMoments[] = {"exp_avg", "exp_avg_sq"};
-      for (std::size_t i = 0; i < unit.moments.size(); ++i) {
-        add(kMoments[i], plan_.optimizer.state, unit.moments[i]);
-      }
-    }
-    return state;
-  }
-
-  void start() {
-    progress_.seed = plan_.seed;
-    if (options_.resume.empty()) {
-      engine_->initialise();
-    } else {
-      resume();
-    }
-    for (const auto& [key, value] : options_.metadata) progress_.metadata[key] = value;
-    progress_.metadata[kJobKey] = to_text(job_);
-    if (!options_.checkpoint.empty()) claim_folder();
-  }
-
-  void resume() {
-    const LoadedCheckpoint loaded = load_checkpoint(options_.resume, state(), world_);
-    for (const std::string& sentence : loaded.passed_over) note(sentence);
-    put_on_device();
-    for (UnitMemory& unit : engine_->units().all()) {
-      refresh_shadow(unit, plan_, engine_->units().states().device());
-    }
-    progress_ = loaded.progress;
-    progress_.seed = plan_.seed;
-    compare_with(loaded);
-    note(fmt::format("resumed {} after step {}", loaded.path.string(), progress_.step));
-    if (progress_.step >= options_.steps) {
-      note(fmt::format("nothing to do: step {} of {} is done", progress_.step, options_.steps));
-    }
-  }
-
-  // Everything that a run of the checkpoint's numbers has to have in common with it.
-  void compare_with(const LoadedCheckpoint& loaded) const {
-    const auto text = loaded.progress.metadata.find(kJobKey);
-    JobIdentity before;  // an older program's checkpoint tells its seed only
-    if (text != loaded.progress.metadata.end()) {
-      before = job_identity_of(text->second, loaded.path.string());
-    }
-    before.values["seed"] = std::to_string(loaded.progress.seed);
-    const std::vector<FactChange> changes = changes_of(before.values, job_.values);
-    const std::vector<FactChange> refused = unaccepted(changes, options_.accept_changes);
-    if (!refused.empty()) {
-      std::vector<std::string> keys;
-      for (const FactChange& change : refused) keys.push_back(change.key);
-      throw Error(
-          ExitCode::kInvalidInput,
-          fmt::format("checkpoint {} is of a run with other numbers: {}; go on with what it "
-                      "had, or say that this may change: --accept-changes {}",
-                      loaded.path.string(), in_words(refused), fmt::join(keys, ",")));
-    }
-    if (!changes.empty()) note("changed since the checkpoint: " + in_words(changes));
-    const std::vector<FactChange> last_bits = changes_of(before.last_bits, job_.last_bits);
-    if (last_bits.empty()) return;
-    note(
-        fmt::format("changed since the checkpoint: {}; sums are made in another order, so numbers "
-                    "may differ in their last bits",
-                    in_words(last_bits)));
-  }
-
-  void claim_folder() {
-    std::int64_t bytes = 0;
-    for (const UnitMemory& unit : engine_->units().all()) {
-      const auto moments = static_cast<std::int64_t>(unit.moments.size());
-      bytes +=
-          unit.padded() * (size_of(plan_.master_dtype) + moments * size_of(plan_.optimizer.state));
-    }
-    succeed_together(world_, "checkpoint.claim", [&] {
-      if (world_.rank() == 0) {
-        claim_.emplace(ClaimOptions{options_.checkpoint, job_, options_.accept_changes,
-                                    progress_.step + 1, bytes});
-      }
-      return std::string();
-    });
-    if (claim_ && !claim_->note().empty()) note(claim_->note());
-  }
-
-  void save() {
-    const SavedCheckpoint saved =
-        save_checkpoint({options_.checkpoint, options_.checkpoint_keep, progress_.step + 1},
-                        state(), progress_, world_);
-    for (const std::string& warning : saved.warnings) note(warning);
-    mirrors_.clear();
-  }
-
   // --- steps ---
 
   void one_step() {
-    std::vector<MicroBatch>& batches = batches_[static_cast<std::size_t>(progress_.step % 2)];
+    std::vector<MicroBatch>& batches = batches_[static_cast<std::size_t>(progress().step % 2)];
     for (std::int64_t m = 0; m < plan_.batch.accumulation; ++m) {
       MicroBatch& batch = batches[static_cast<std::size_t>(m)];
       const std::int64_t first =
-          progress_.next_sample +
+          progress().next_sample +
           global_microbatch(plan_, world_.rank(), m) * plan_.batch.micro_batch;
       for (std::int64_t i = 0; i < batch.sequences; ++i) {
         const auto [tokens, labels] = sequence_of(batch, i);
@@ -279,16 +145,16 @@ class Training {
       }
     }
     if (!options_.kineto.empty() && world_.rank() == 0 && !kineto_ &&
-        progress_.step + kKinetoSteps >= options_.steps) {
+        progress().step + kKinetoSteps >= options_.steps) {
       kineto_.emplace(options_.device != nullptr && options_.device->is_gpu());
     }
-    ++progress_.step;
+    ++progress().step;
     const auto begin = std::chrono::steady_clock::now();
-    engine_->issue(progress_.step, batches);
+    engine_->issue(progress().step, batches);
     issue_seconds_.push_back(
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
     ++pending_;
-    progress_.next_sample += samples_per_step_;
+    progress().next_sample += samples_per_step_;
     while (pending_ > engine_->ahead()) collect();
   }
 
@@ -372,7 +238,7 @@ class Training {
       if (found[rank].empty()) continue;
       record_.not_finite =
           fmt::format("step {}, rank {}: parameter {} after the optimizer is not finite",
-                      progress_.step, rank, found[rank]);
+                      progress().step, rank, found[rank]);
     }
   }
 
@@ -405,13 +271,13 @@ class Training {
       if (!std::isfinite(loss) && finite() && options_.pacing == nullptr) {
         record_.not_finite =
             fmt::format("step {}, rank {}: the loss on held-back data is not finite",
-                        progress_.step, number % world_.size());
+                        progress().step, number % world_.size());
       }
       sum += loss;
     }
-    record_.evaluations.emplace_back(progress_.step, sum / static_cast<double>(count));
-    note(fmt::format("step {}: loss {:.4f} on {} held-back sequences", progress_.step,
-                     record_.evaluations.back().second, count * size));
+    record_.evaluations.emplace_back(progress().step, sum / static_cast<double>(count));
+    state_->note(fmt::format("step {}: loss {:.4f} on {} held-back sequences", progress().step,
+                             record_.evaluations.back().second, count * size));
   }
 
   void finish() {
@@ -451,17 +317,12 @@ class Training {
         issue_seconds_.begin() + static_cast<std::ptrdiff_t>(issue_seconds_.size() / 2),
         issue_seconds_.end());
     std::sort(later.begin(), later.end());
-    note(fmt::format("the host issued a step in {:.1f} us{}", later[later.size() / 2] * 1e6,
-                     options_.graph ? ", replayed as one graph"
-                                    : ", with its waits for room in the device's queue"));
+    state_->note(fmt::format("the host issued a step in {:.1f} us{}", later[later.size() / 2] * 1e6,
+                             options_.graph ? ", replayed as one graph"
+                                            : ", with its waits for room in the device's queue"));
   }
 
   static constexpr std::int64_t kKinetoSteps = 2;
-
-  struct Mirror {
-    std::byte* device = nullptr;
-    std::vector<std::byte> copy;
-  };
 
   const ModelSpec& model_;
   const Plan& plan_;
@@ -471,16 +332,14 @@ class Training {
   RunRecord& record_;
   TokenData data_;
   std::int64_t samples_per_step_;
+  JobIdentity job_;
   std::optional<Engine> engine_;
+  std::optional<RunState> state_;
   std::optional<Control> control_;
   std::array<std::vector<MicroBatch>, 2> batches_;  // of steps of even and odd number
   int pending_ = 0;                                 // steps that were issued and not collected
-  std::vector<Mirror> mirrors_;
-  std::vector<double> issue_seconds_;  // per step
+  std::vector<double> issue_seconds_;               // per step
   std::optional<KinetoTrace> kineto_;
-  RunProgress progress_;
-  JobIdentity job_;
-  std::optional<CheckpointClaim> claim_;  // rank 0
 };
 
 }  // namespace

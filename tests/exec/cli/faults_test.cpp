@@ -1,4 +1,5 @@
 // What the program does when it is given nonsense, loses a rank, is interrupted, or cannot write.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -11,6 +12,8 @@
 #include <string>
 #include <thread>
 
+#include "exec/run/checkpoint_claim.h"
+#include "exec/state/checkpoint_folder.h"
 #include "exec/state/safetensors.h"
 #include "tests/exec/cli/run_fixture.h"
 
@@ -99,6 +102,17 @@ TEST_F(LostRank, AKilledOneIsNamedWithTheEvent) {
   }
 }
 
+TEST_F(LostRank, AMissingOneIsNamedWithinTheLimitThatWasAskedFor) {
+  Variables first = by_hand(0, 2, free_port());
+  first["FORESHARD_TIMEOUT_S"] = "5";
+  const auto begin = Clock::now();
+  const Outcome outcome = run(kOneStep + Words{"--set", "mesh.shard=2"}, first);
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(30));  // the limit without one is 60
+  EXPECT_EQ(outcome.code, 7) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "rank 1 of 2 did not come to ")) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "within 5 s")) << outcome.output;
+}
+
 // One transport is enough here, the wait is long: tests/exec/launch/spawn_test.cpp has both.
 TEST_F(LostRank, AStoppedOneIsNamedWithTheEventAfterTheTimeout) {
   Child job = endless("gloo", 2);
@@ -115,13 +129,15 @@ TEST_F(LostRank, AStoppedOneIsNamedWithTheEventAfterTheTimeout) {
   EXPECT_TRUE(contains(outcome.output, " of step ")) << outcome.output;
 }
 
-TEST_F(ExecFaults, AnInterruptEndsAllRanksAndKeepsWhatThereIs) {
-  for (const int ranks : {1, 2}) {
-    SCOPED_TRACE(std::to_string(ranks) + " ranks");
+TEST_F(ExecFaults, ASignalEndsAllRanksAndKeepsWhatThereIs) {
+  const std::vector<std::pair<int, int>> cases = {
+      {1, SIGINT}, {1, SIGTERM}, {2, SIGINT}, {2, SIGTERM}, {2, SIGHUP}};
+  for (const auto& [ranks, signal] : cases) {
+    SCOPED_TRACE(fmt::format("{} ranks, signal {}", ranks, signal));
     Child job = start(Words{"--steps", "1000000", "--checkpoint", path("saved")} + mesh(ranks));
     ASSERT_NE(job.wait_for("step 1/"), "");
     const auto processes = ranks_of(job.process());
-    job.signal(SIGINT);
+    job.signal(signal);
     const Outcome outcome = job.finish();
     EXPECT_EQ(outcome.code, 130) << outcome.output;
     EXPECT_TRUE(contains(outcome.output, "interrupted after step ")) << outcome.output;
@@ -138,6 +154,74 @@ TEST_F(ExecFaults, AnInterruptEndsAllRanksAndKeepsWhatThereIs) {
     EXPECT_EQ(read_run_folder(folder_ / "next").losses.size(), 1U);
     fs::remove_all(path("run"));
     fs::remove_all(path("saved"));
+  }
+}
+
+// As Slurm does that ends one node's ranks: all stop after the same step.
+TEST_F(ExecFaults, ASignalToOneRankEndsAll) {
+  Child job = start(Words{"--steps", "1000000", "--checkpoint", path("saved")} + mesh(2));
+  ASSERT_NE(job.wait_for("step 1/"), "");
+  ::kill(ranks_of(job.process()).at(1), SIGTERM);
+  const Outcome outcome = job.finish();
+  EXPECT_EQ(outcome.code, 130) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "interrupted after step ")) << outcome.output;
+  EXPECT_EQ(read_run_folder(folder_ / "run").ranks.size(), 2U);
+  EXPECT_EQ(list_checkpoints(path("saved")).size(), 1U);
+}
+
+TEST_F(ExecFaults, WhoCannotEndWithinTheGraceSaysSo) {
+  Child job = start(Words{"--steps", "1000000", "--grace", "1s"} + mesh(2));
+  ASSERT_NE(job.wait_for("step 1/"), "");
+  ::kill(ranks_of(job.process()).at(1), SIGSTOP);  // rank 0 waits for it
+  job.signal(SIGTERM);
+  const Outcome outcome = job.finish();
+  EXPECT_EQ(outcome.code, 130) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "not over within --grace")) << outcome.output;
+  EXPECT_EQ(run(kOneStep + Words{"--grace", "soon"}).code, 2);
+}
+
+// --- whose folder it is ---
+
+TEST_F(ExecFaults, TwoRunsDoNotShareAFolderOfCheckpoints) {
+  const Words saves = {"--steps", "1000000", "--checkpoint", path("saved")};
+  Child job = start(saves);
+  ASSERT_NE(job.wait_for("step 1/"), "");
+  const Outcome second = run(saves + Words{"--out", path("second")});
+  EXPECT_EQ(second.code, 3) << second.output;
+  EXPECT_TRUE(contains(second.output, "another run (process " + std::to_string(job.process())))
+      << second.output;
+  // The lock of a run that was killed is none.
+  job.signal(SIGKILL);
+  job.finish();
+  const Outcome third = run({"--steps", "2", "--checkpoint", path("saved")});
+  EXPECT_EQ(third.code, 0) << third.output;
+}
+
+TEST_F(ExecFaults, DestinationsAreTriedBeforeTheFirstStep) {
+  write("file", "");
+  const std::vector<std::pair<std::string, Words>> cases = {
+      {"file/run", {"--out", path("file/run")}},
+      {"file/saved", {"--checkpoint", path("file/saved")}},
+      {"nowhere/trace.json", {"--trace", path("nowhere/trace.json")}},
+      {"nowhere/kineto.json", {"--kineto", path("nowhere/kineto.json")}}};
+  for (const auto& [name, words] : cases) {
+    for (const int ranks : {1, 2}) {
+      SCOPED_TRACE(name);
+      const Outcome outcome = run(Words{"--steps", "1000000"} + words + mesh(ranks));
+      EXPECT_EQ(outcome.code, 3) << outcome.output;
+      EXPECT_TRUE(contains(outcome.output, name)) << outcome.output;
+      EXPECT_FALSE(contains(outcome.output, "step 1/")) << outcome.output;
+      EXPECT_FALSE(fs::exists(path("run")));
+    }
+  }
+  try {
+    CheckpointClaim({.folder = path("saved"),
+                     .job = {},
+                     .accepted = {},
+                     .checkpoint_bytes = std::int64_t{1} << 60});
+    ADD_FAILURE() << "an EiB on this disk";
+  } catch (const Error& error) {
+    EXPECT_TRUE(contains(error.what(), "two checkpoints")) << error.what();
   }
 }
 
@@ -225,37 +309,64 @@ TEST_F(ExecFaults, AFullDiskUnderACheckpoint) {
   EXPECT_TRUE(contains(next.output, "after step 2")) << next.output;
 }
 
-// --- kill -9 ---
+// --- ends at any moment ---
 
-// A checkpoint after every step, so that most moments are in the middle of one. FORESHARD_KILLS=50
-// for the long form. Whatever is there must be the state after the step that it names: going on to
-// a fixed step gives the bits of the run that never stopped.
-TEST_F(ExecFaults, AKilledRunGoesOnFromItsLastWholeCheckpoint) {
+// How a round of the test below ends.
+enum class End : std::uint8_t { kAllRanks, kOneRank, kLauncher, kTerminated };
+
+std::int64_t newest_step(const fs::path& folder) {
+  const std::vector<CheckpointEntry> entries = list_checkpoints(folder);
+  return entries.empty() ? 0 : entries.back().step;
+}
+
+// A checkpoint after every step, so that most moments are in the middle of one; every third round
+// ends while the ranks find each other. FORESHARD_KILLS=200 for the long form. Nothing that was
+// saved is lost, and going on to a fixed step gives the bits of the run that never stopped.
+TEST_F(ExecFaults, ARunEndedAtAnyMomentGoesOnFromItsLastCheckpoint) {
   const char* const asked = std::getenv("FORESHARD_KILLS");
-  const int kills = asked != nullptr ? std::atoi(asked) : 5;
+  const int rounds = asked != nullptr ? std::atoi(asked) : 6;
   std::mt19937 random(20240607);
-  const auto every_step = [&](const std::string& steps) {
-    return Words{"--steps", steps, "--checkpoint", path("saved"), "--checkpoint-every", "1"};
-  };
-  ASSERT_EQ(run(every_step("1") + mesh(2)).code, 0);
-  for (int i = 0; i < kills; ++i) {
-    Child job = start(every_step("1000000") + Words{"--resume", path("saved")} + mesh(2));
-    ASSERT_NE(job.wait_for("resumed "), "") << i;
-    std::this_thread::sleep_for(std::chrono::milliseconds(20 + random() % 200));
+  const Words saves = {"--checkpoint", path("saved"), "--checkpoint-every", "1"};
+  ASSERT_EQ(run(Words{"--steps", "1"} + saves + mesh(2)).code, 0);
+  std::int64_t last = 1;
+  for (int i = 0; i < rounds; ++i) {
+    const auto end = static_cast<End>(i % 4);
+    SCOPED_TRACE(fmt::format("round {}, end {}", i, i % 4));
+    Child job = start(Words{"--steps", "1000000", "--resume", path("saved")} + saves + mesh(2));
+    const bool meeting = i % 3 == 2;
+    if (!meeting) ASSERT_NE(job.wait_for("resumed "), "");
+    std::this_thread::sleep_for(std::chrono::milliseconds(random() % (meeting ? 400 : 220)));
     const auto ranks = ranks_of(job.process());
-    for (const auto& [rank, process] : ranks) ::kill(process, SIGKILL);
-    EXPECT_EQ(job.finish().code, 7);
+    if (end == End::kLauncher) job.signal(SIGKILL);
+    if (end == End::kTerminated) job.signal(SIGTERM);
+    if (end == End::kAllRanks) {
+      for (const auto& [rank, process] : ranks) ::kill(process, SIGKILL);
+    }
+    if (end == End::kOneRank && !ranks.empty()) ::kill(ranks.begin()->second, SIGKILL);
+    if (ranks.empty()) job.signal(SIGKILL);  // it had not started any
+    const Outcome outcome = job.finish();
+    if (!ranks.empty() && end != End::kLauncher) {
+      EXPECT_EQ(outcome.code, end == End::kTerminated ? 130 : 7) << outcome.output;
+    }
+    const std::int64_t reached = newest_step(path("saved"));
+    EXPECT_GE(reached, last);
+    const std::string said = "interrupted after step ";
+    if (const std::size_t at = outcome.output.find(said); at != std::string::npos) {
+      EXPECT_EQ(std::stoll(outcome.output.substr(at + said.size())), reached) << outcome.output;
+    } else if (end == End::kTerminated && !meeting) {
+      ADD_FAILURE() << outcome.output;
+    }
+    last = reached;
   }
-  const Outcome last = run(Words{"--steps", "1", "--resume", path("saved")});
-  ASSERT_EQ(last.code, 0) << last.output;
-  const std::size_t at = last.output.find(" after step ");
-  ASSERT_NE(at, std::string::npos) << last.output;
-  const int reached = std::stoi(last.output.substr(at + 12));
-  EXPECT_GT(reached, 1);
-  const std::string steps = std::to_string(reached + 2);
+  EXPECT_GT(last, 1);
+  const std::string steps = std::to_string(last + 2);
   const RunRecord rest =
       record("rest", Words{"--steps", steps, "--resume", path("saved")} + mesh(2));
-  EXPECT_EQ(rest.parameter_hash, record("whole", Words{"--steps", steps} + mesh(2)).parameter_hash);
+  EXPECT_EQ(rest.first_step, last + 1);
+  const RunRecord whole = record("whole", Words{"--steps", steps} + mesh(2));
+  EXPECT_EQ(rest.parameter_hash, whole.parameter_hash);
+  ASSERT_EQ(rest.losses.size(), 2U);
+  EXPECT_EQ(rest.losses, std::vector<double>(whole.losses.end() - 2, whole.losses.end()));
 }
 
 }  // namespace
