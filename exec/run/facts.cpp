@@ -76,7 +76,7 @@ std::string text_of(const Json& value) {
 
 void flatten(const Json& value, const std::string& path, Facts& facts) {
   if (!value.is_object()) {
-    if (path == kHeldBack) return;
+    if (path == kHeldBack || path == "model" || path == "cluster") return;  // names of files
     facts.push_back({path, text_of(value), changes_of_key(path)});
     return;
   }

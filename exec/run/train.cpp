@@ -83,20 +83,19 @@ class Training {
     while (progress().step < options_.steps && !stopped) {
       one_step();
       if (control_->posted() > 1) stopped = hear();
-      const bool last = stopped || progress().step == options_.steps;
       const bool evaluates =
           plan_.evaluation.every && progress().step % *plan_.evaluation.every == 0;
-      const bool saves = !options_.checkpoint.empty() &&
-                         (last || (options_.checkpoint_every > 0 &&
-                                   progress().step % options_.checkpoint_every == 0));
-      if (last || evaluates || saves) {
+      const bool due = options_.checkpoint_every > 0 && !options_.checkpoint.empty() &&
+                       progress().step % options_.checkpoint_every == 0;
+      if (stopped || evaluates || due || progress().step == options_.steps) {
         while (pending_ > 0) collect();
-        while (control_->posted() > 0) hear();
+        while (control_->posted() > 0) stopped |= hear();
       }
+      const bool last = stopped || progress().step == options_.steps;
       if (evaluates && finite()) evaluate();
-      if ((last || saves) && finite()) check_parameters();
+      if ((last || due) && finite()) check_parameters();
       if (!finite()) stopped = true;
-      if (saves && finite()) state_->save();
+      if ((last || due) && finite() && !options_.checkpoint.empty()) state_->save();
     }
     record_.complete = !stopped;
     finish();

@@ -334,7 +334,9 @@ TEST_F(ExecFaults, ARunEndedAtAnyMomentGoesOnFromItsLastCheckpoint) {
     SCOPED_TRACE(fmt::format("round {}, end {}", i, i % 4));
     Child job = start(Words{"--steps", "1000000", "--resume", path("saved")} + saves + mesh(2));
     const bool meeting = i % 3 == 2;
-    if (!meeting) ASSERT_NE(job.wait_for("resumed "), "");
+    if (!meeting) {
+      ASSERT_NE(job.wait_for("resumed "), "");
+    }
     std::this_thread::sleep_for(std::chrono::milliseconds(random() % (meeting ? 400 : 220)));
     const auto ranks = ranks_of(job.process());
     if (end == End::kLauncher) job.signal(SIGKILL);
