@@ -9,6 +9,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "calibration/gpu_names.h"
+#include "calibration/machines.h"
 #include "cli/job.h"
 #include "cli/output.h"
 #include "cli/recording.h"
@@ -152,6 +154,7 @@ Json suggestions_json(const std::vector<TriedSetting>& tried, const TriedSetting
                     {"step_s", setting.seconds},
                     {"gain_s", now.seconds - setting.seconds},
                     {"margin_bytes", setting.fit.margin().count()},
+                    {"fit_probability", fit_probability(setting.fit)},
                     {"freed_bytes", (setting.fit.margin() - now.fit.margin()).count()},
                     {"price", to_string(setting.price)},
                     {"why", setting.why}});
@@ -230,6 +233,11 @@ ExitCode explain_trace(const ExplainOptions& options) {
     }
   };
   auto [job, made] = made_of();
+  const std::vector<Machine> machines = list_machines();
+  const Machine* machine = match_gpu(first.device, machines);
+  if (machine != nullptr && machine->key != job.cluster.gpu.key) {
+    note(fmt::format("the trace is of {}, the forecast of {}", first.device, job.cluster.gpu.name));
+  }
   const char* schema = "foreshard.inferred/1";
   if (!first.of_gpu && !first.device.empty()) {
     // Only what the host did is in it.

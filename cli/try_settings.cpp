@@ -140,6 +140,8 @@ std::vector<TriedSetting> try_settings(const JobOptions& options, const Job& bas
   // Below a half per cent of the step or the memory it is not worth a setting.
   constexpr double kLeast = 0.005;
   const Made before = make(base);
+  // A job that runs already at lower odds may keep them.
+  const double odds = std::min(kConfidence, fit_probability(before.fit));
   const auto quicker = [&](double seconds) { return seconds <= before.seconds() * (1 - kLeast); };
   const auto smaller = [&](const Fit& fit) {
     const auto freed = static_cast<double>((fit.margin() - before.fit.margin()).count());
@@ -162,7 +164,9 @@ std::vector<TriedSetting> try_settings(const JobOptions& options, const Job& bas
     }
     const Made after = make(*job);
     const bool cheap = after.seconds() <= before.seconds() * (1 + kLeast);
-    if (!after.fit.fits() || !(quicker(after.seconds()) || (cheap && smaller(after.fit)))) continue;
+    if (fit_probability(after.fit) < odds ||
+        !(quicker(after.seconds()) || (cheap && smaller(after.fit))))
+      continue;
     TriedSetting tried{setting.changes, setting.price, after.seconds(), after.fit,
                        what_differs(before.forecast, after.forecast)};
     const auto found = best.find(setting.kind);
