@@ -410,14 +410,17 @@ class Tree {
   void add_serve() {
     auto o = std::make_shared<ServeOptions>();
     CLI::App* verb = add_verb(
-        "serve", "Reports in a browser, and answers as JSON, for whoever asks on this machine",
+        "serve", "What to buy, how to plan, why it is slow: in a browser; and answers as JSON",
         "serve --port 8080", run_serve, o);
     option(verb, "--port", o->port, "N", "0: any that is free")
         ->check(CLI::Range(0, 65535))
         ->capture_default_str();
     option(verb, "--address", o->address, "ADDRESS",
-           "Another than this machine's own to be asked from")
+           "To be asked from other machines: one of this machine's, or 0.0.0.0")
         ->capture_default_str();
+    option(verb, "--host", o->hosts, "NAME",
+           "A name of this machine to be asked by, beside localhost; may be repeated");
+    verb->add_flag("--no-token", o->no_token, "Answer without the token of the printed link");
     option(verb, "--threads", o->threads, "N", "Of a search; default: all cores")
         ->check(CLI::Range(1, 4096));
   }
@@ -630,8 +633,9 @@ std::vector<CommandOption> options_of(CLI::App& app) {
   return options;
 }
 
-// The arguments as a shell would read them again.
-std::string line_of(const std::vector<std::string>& arguments) {
+}  // namespace
+
+std::string command_text(const std::vector<std::string>& arguments) {
   std::string line = "foreshard";
   for (const std::string& argument : arguments) {
     const bool plain =
@@ -649,8 +653,6 @@ std::string line_of(const std::vector<std::string>& arguments) {
   }
   return line;
 }
-
-}  // namespace
 
 CommandTree command_tree() {
   Tree tree;
@@ -682,7 +684,7 @@ CommandLine parse(CLI::App& app, std::vector<std::string> arguments) {
 }
 
 CommandLine parse_command_line(std::vector<std::string> arguments) {
-  Tree tree(line_of(arguments));
+  Tree tree(command_text(arguments));
   CommandLine result = parse(tree.app(), std::move(arguments));
   if (!result.text.empty() || !result.usage_error.empty()) return result;
   if (!tree.shell().empty()) {

@@ -27,6 +27,9 @@ struct CommandLine {
 // `arguments` without the program's name.
 CommandLine parse_command_line(std::vector<std::string> arguments);
 
+// "foreshard" and the arguments, as a shell would read them again.
+std::string command_text(const std::vector<std::string>& arguments);
+
 // The same tree as data.
 CommandTree command_tree();
 

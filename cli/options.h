@@ -156,7 +156,9 @@ struct ExportOptions {
 
 struct ServeOptions {
   std::string address = "127.0.0.1";
-  int port = 8080;  // 0: any that is free
+  std::vector<std::string> hosts;  // names to be asked by, beside localhost and the address
+  bool no_token = false;           // on the loopback only
+  int port = 8080;                 // 0: any that is free
   int threads = 0;  // of a search; 0: all cores
 };
 

@@ -25,18 +25,6 @@ foreshard_find("SQLite" libsqlite3-dev SQLite3)
 foreshard_find("zlib" zlib1g-dev ZLIB)
 foreshard_find("pugixml" libpugixml-dev pugixml 1.12)
 foreshard_find("toml++" libtomlplusplus-dev tomlplusplus 3.3)
-# cpp-httplib comes without a package file for CMake. The distributions compile it; the header must see the
-# definitions that they compiled it with, and those stand in the file for pkg-config. Only the verb serve
-# needs it, and is not built without.
-find_path(FORESHARD_HTTPLIB_INCLUDE httplib.h)
-find_library(FORESHARD_HTTPLIB cpp-httplib)
-set(FORESHARD_HTTPLIB_DEFINITIONS "")
-if(FORESHARD_HTTPLIB_INCLUDE AND FORESHARD_HTTPLIB)
-  cmake_path(GET FORESHARD_HTTPLIB PARENT_PATH folder)
-  file(STRINGS "${folder}/pkgconfig/cpp-httplib.pc" flags REGEX "^Cflags:")
-  string(REGEX MATCHALL "CPPHTTPLIB_[A-Z_]+" FORESHARD_HTTPLIB_DEFINITIONS "${flags}")
-endif()
-
 # A file, not a library: cmake/page.cmake puts it into the report.
 find_file(FORESHARD_D3 d3.min.js PATHS /usr/share/nodejs/d3/dist NO_DEFAULT_PATH)
 if(NOT FORESHARD_D3)

@@ -11,12 +11,6 @@ target_link_options(foreshard PRIVATE LINKER:--disable-new-dtags)
 set_target_properties(foreshard PROPERTIES ${origin})
 install(TARGETS foreshard RUNTIME_DEPENDENCY_SET foreshard_runtime
         RUNTIME DESTINATION foreshard/bin COMPONENT wheel)
-if(TARGET foreshard_http)
-  set_target_properties(foreshard_http PROPERTIES ${origin})
-  target_link_options(foreshard_http PRIVATE LINKER:--disable-new-dtags)
-  install(TARGETS foreshard_http RUNTIME_DEPENDENCY_SET foreshard_runtime
-          LIBRARY DESTINATION foreshard/bin COMPONENT wheel)
-endif()
 install(RUNTIME_DEPENDENCY_SET foreshard_runtime
         PRE_EXCLUDE_REGEXES "^(ld-linux|lib(c|m|dl|rt|pthread|resolv|util)[.]so)"
         LIBRARY DESTINATION foreshard/lib COMPONENT wheel)

@@ -77,10 +77,7 @@ Json scatter_json(const Forecast& forecast, const Forecast& measured);
 // and filter by them. Encoding: reports/page_accuracy.cpp.
 Json accuracy_page_json(const std::vector<AccuracyRow>& rows);
 
-// Whether the page may send its form to the host it came from (foreshard serve).
-enum class PageHost : std::uint8_t { kFile, kServer };
-
 // The page. `document` is a PageDocument's, or has at least `schema` and `title`.
-std::string html_page(const Json& document, PageHost host = PageHost::kFile);
+std::string html_page(const Json& document);
 
 }  // namespace foreshard

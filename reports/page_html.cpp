@@ -72,18 +72,17 @@ std::string code() {
   return elements;
 }
 
-std::string policy(PageHost host) {
+std::string policy() {
   return std::string("default-src 'none'; script-src ") + FORESHARD_PAGE_SCRIPTS + "; style-src " +
-         FORESHARD_PAGE_STYLES + "; base-uri 'none'; form-action " +
-         (host == PageHost::kServer ? "'self'" : "'none'");
+         FORESHARD_PAGE_STYLES + "; base-uri 'none'; form-action 'none'";
 }
 
 }  // namespace
 
-std::string html_page(const Json& document, PageHost host) {
+std::string html_page(const Json& document) {
   const std::string_view page = part("page.html");
   const std::pair<std::string_view, std::string> values[] = {
-      {"@POLICY@", policy(host)},
+      {"@POLICY@", policy()},
       {"@TITLE@", escaped(document.at("title").get<std::string>())},
       {"@STYLE@", std::string(part("page.css"))},
       {"@DOCUMENT@", script_safe(document)},

@@ -4,7 +4,6 @@
 function drawBlocks() {
   const has = key => doc[key] != null;
   const first = doc.views[0];
-  if (has('form')) block('ask', 'A job', null, drawForm);
   if (has('validation')) block('validation', doc.title, null, drawValidation);
   if (first) {
     block('verdict', has('validation') ? 'The forecast' : doc.title, null, drawVerdict, drawers);
@@ -36,21 +35,6 @@ function sensitivityOf() {
   return doc.scale ? ` on ${doc.sensitivity.gpus} GPUs` : '';
 }
 
-// The form of foreshard serve: a job in words, asked of the address that the page came from.
-function drawForm(body) {
-  const values = doc.form.values;
-  const field = (name, label, attributes = {}) => el('label', {}, label, el('input', {name, value: values[name] || '', ...attributes}));
-  if (doc.form.error) body.append(el('div', {class: 'warning', role: 'alert'}, doc.form.error));
-  body.append(el('form', {class: 'ask', method: 'get', action: '/'},
-      field('model', 'Model', {list: 'models', required: true, placeholder: 'llama-3.1-8b', size: 18}),
-      el('datalist', {id: 'models'}, doc.form.models.map(m => el('option', {value: m}))),
-      field('cluster', 'Cluster', {required: true, placeholder: '64xh100', size: 12}),
-      field('runtime', 'Runtime', {placeholder: 'fsdp2', size: 10}),
-      field('sequence', 'Tokens per sequence', {inputmode: 'numeric', size: 8}), field('micro_batch', 'Micro-batch', {inputmode: 'numeric', size: 6}),
-      field('accumulation', 'Accumulation', {inputmode: 'numeric', size: 6}), field('set', 'Any key of the plan', {placeholder: 'recompute=full', size: 18}),
-      el('button', {type: 'submit'}, 'Forecast')));
-}
-
 function jobWords(report) {
   const plan = report.plan, cluster = report.cluster;
   if (!plan || !cluster) return null;
@@ -65,21 +49,24 @@ function theme(dark) {
   drawTimeline();
 }
 
+// Links to the blocks, and the chooser of the plan that is shown.
+function drawNavigation() {
+  document.getElementById('bar-title').textContent = doc.title;
+  document.getElementById('nav').replaceChildren(...blocks.map(b => el('a', {href: `#${b.id}`}, b.title !== doc.title ? b.title : 'Verdict')));
+  const select = document.getElementById('view');
+  select.replaceChildren(...doc.views.map((v, i) => el('option', {value: i}, v.label)));
+  select.value = String(state.view);
+  document.getElementById('view-label').hidden = doc.views.length < 2;
+}
+
 function start() {
   const dark = matchMedia('(prefers-color-scheme: dark)');
   theme(dark.matches);
   dark.addEventListener('change', event => theme(event.matches));
   document.getElementById('theme').addEventListener('click', () => theme(document.documentElement.dataset.theme !== 'dark'));
-  document.getElementById('bar-title').textContent = doc.title;
   drawBlocks();
-  document.getElementById('nav').append(...blocks.map(b => el('a', {href: `#${b.id}`}, b.title !== doc.title ? b.title : 'Verdict')));
-  if (doc.views.length > 1) {
-    const select = document.getElementById('view');
-    select.append(...doc.views.map((v, i) => el('option', {value: i}, v.label)));
-    select.value = String(state.view);
-    select.addEventListener('change', () => show(Number(select.value)));
-    document.getElementById('view-label').hidden = false;
-  }
+  drawNavigation();
+  document.getElementById('view').addEventListener('change', event => show(Number(event.target.value)));
   let pending = null;
   let width = innerWidth;
   addEventListener('resize', () => {

@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,16 +16,19 @@ JOB = "model=llama-3.1-8b&cluster=64xh100"
 
 
 class Served:
-    """The program on a free port; `port` is where."""
+    """The program on a free port; `port` is where, `token` what lets in."""
 
     def __init__(self, *arguments):
         self.process = subprocess.Popen([PROGRAM, "serve", "--port", "0", *arguments],
                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.url = self.process.stdout.readline().strip()
-        self.port = int(self.url.rstrip("/").rsplit(":", 1)[1])
+        self.port = int(re.search(r":(\d+)/", self.url).group(1))
+        self.token = self.url.partition("token=")[2]
 
     def ask(self, path, method="GET", body=None, headers=None):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        if self.token:
+            headers = {"Authorization": "Bearer " + self.token, **(headers or {})}
         connection.request(method, path, body, headers or {})
         answer = connection.getresponse()
         text = answer.read().decode()
@@ -81,13 +85,18 @@ class ServeTest(unittest.TestCase):
         self.assertFalse(answer["memory"]["fits"])
         self.assertIn("remedy", answer["infeasible"])
 
-    def test_the_page_has_a_form_and_the_report(self):
+    def test_the_application_and_the_report(self):
         status, text = self.served.ask("/")
         self.assertEqual(status, 200)
-        self.assertIn("form-action 'self'", text)
-        status, text = self.served.ask("/?" + JOB)
+        for name in re.findall(r'(?:src|href)="(/[^"]+)"', text):
+            self.assertEqual(self.served.ask(name)[0], 200, name)
+        status, text = self.served.ask("/report?" + JOB)
         self.assertEqual(status, 200)
         self.assertIn('"heatmap"', text)
+        page = self.json("/page/explain?" + JOB)
+        self.assertEqual(page["schema"], "foreshard.page/1")
+        self.assertEqual(page["command"], "foreshard explain --model llama-3.1-8b --cluster 64xh100")
+        self.assertIn("fits", self.served.ask("/text/predict?" + JOB)[1])
 
     def test_wrong_questions_are_refused_in_words(self):
         self.refused("/api/predict?model=lama-3.1-8b&cluster=64xh100", 400, "foreshard models")
@@ -97,9 +106,7 @@ class ServeTest(unittest.TestCase):
         self.refused("/api/predict?" + JOB + "&colour=red", 400, "unknown key 'colour'")
         self.refused("/api/predict", 400, "no JSON object", method="POST", body="[1")
         self.refused("/elsewhere", 404, "/api/predict")
-        status, text = self.served.ask("/?model=nothing&cluster=64xh100")
-        self.assertEqual(status, 400)
-        self.assertIn("foreshard models", text)
+        self.refused("/page/predict?model=nothing&cluster=64xh100", 400, "foreshard models")
 
     def test_requests_reach_no_files(self):
         for name in ("/etc/passwd", "models/examples/x.json", "../x.yaml", "config.json"):
