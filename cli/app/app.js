@@ -1,8 +1,10 @@
-'use strict';
 // Asks while the form changes, and draws the answer with the blocks of the report's page. A question that
 // is outdated is cancelled: the server ends its work when the connection closes.
 
-const shown = {asking: null, timer: null, page: null};
+import {tabs} from './fields.js';
+import {asked, bodyHasFiles, bodyOf, drawAsked, known, link, linkIsWhole, open, readLink, tabOf, takeFiles} from './form.js';
+
+const shown = {tab: null, asking: null, timer: null, page: null};
 const part = id => document.getElementById(id);
 const tell = (id, content) => { part(id).replaceChildren(...[content].flat()); part(id).hidden = !content || content.length === 0; };
 
@@ -16,7 +18,7 @@ async function ask(path, verb, signal) {
 
 // --- the answer ---
 
-function present(page) {
+function present(page, isFuller = false) {
   const content = part('content');
   content.style.minHeight = `${content.offsetHeight}px`;
   for (const key of Object.keys(doc)) delete doc[key];
@@ -33,8 +35,9 @@ function present(page) {
   content.style.minHeight = '';
   tell('headline', headlineOf(page));
   part('said').hidden = false;
-  tell('command-line', page.command ? [el('pre', {id: 'command-text', tabindex: 0, 'aria-label': 'The same on the command line'}, page.command),
-    el('div', {class: 'tools'}, copyButton('Copy', () => page.command), copyButton('Copy link', () => location.href))] : []);
+  if (!isFuller) tell('command-line', page.command ? [el('pre', {id: 'command-text', tabindex: 0, 'aria-label': 'The same on the command line'}, page.command),
+    el('div', {class: 'tools'}, copyButton('Copy', () => page.command),
+      tabOf().then && !bodyHasFiles() ? el('a', {class: 'pick', id: 'full-report', target: '_blank', href: `/${tabOf().then}?${bodyOf(tabOf().then)}`}, 'Full report') : null, copyButton(linkIsWhole() ? 'Copy link' : 'Copy link without files', () => location.href))] : []);
   shown.page = page;
 }
 
@@ -113,10 +116,12 @@ async function answer(signal) {
   working('searching …');
   await new Promise(resolve => setTimeout(resolve, 400));
   signal.throwIfAborted();
-  present(await (await ask(`/page/${tab.then}`, tab.then, signal)).json());
+  present(await (await ask(`/page/${tab.then}`, tab.then, signal)).json(), true);
 }
 
 function changed() {
+  if (shown.tab !== asked.tab) clearAnswer();
+  shown.tab = asked.tab;
   history.replaceState(null, '', location.pathname + link());
   clearTimeout(shown.timer);
   if (shown.asking) shown.asking.abort();
@@ -145,13 +150,6 @@ function clearAnswer() {
   part('view-label').hidden = true;
 }
 
-function open(tab) {
-  asked.tab = tab;
-  clearAnswer();
-  drawAsked();
-  changed();
-}
-
 function onTabKey(event) {
   const names = Object.keys(tabs), step = {ArrowRight: 1, ArrowLeft: -1}[event.key];
   if (!step) return;
@@ -160,12 +158,13 @@ function onTabKey(event) {
 }
 
 async function startApp() {
+  document.addEventListener('asked', changed);
   clearAnswer();
   readLink();
   // The token is in a cookie by now; it need not stay in the history.
   history.replaceState(null, '', location.pathname + location.hash);
   const words = await fetch('/api/words', {credentials: 'same-origin'});
-  if (words.ok) known = await words.json();
+  if (words.ok) Object.assign(known, await words.json());
   drawAsked();
   part('tabs').addEventListener('keydown', onTabKey);
   part('ask').addEventListener('submit', event => event.preventDefault());

@@ -1,4 +1,3 @@
-'use strict';
 // What each tab asks: its fields as data. A field's name is the verb's option (micro_batch:
 // --micro-batch); a slider's `steps` are the values it stops at, written as the command line takes them.
 
@@ -18,7 +17,7 @@ const job = [
   {name: 'plan', label: 'Plan file', file: '.yaml,.yml,.json', pick: 'plan.yaml …', only_file: true},
 ];
 
-const tabs = {
+export const tabs = {
   buy: {
     label: 'Buy', verb: 'recommend', wait_ms: 350,
     purpose: 'Which machines, how many, and what the run costs: every candidate with its own best plan.',
@@ -41,7 +40,7 @@ const tabs = {
     ],
   },
   plan: {
-    label: 'Plan', verb: 'explain', then: 'report', wait_ms: 60,
+    label: 'Plan', verb: 'predict', then: 'report', wait_ms: 60,
     purpose: 'Whether it fits, how long a step takes, where the time goes; then the search for better plans.',
     needs: ['model', 'cluster'], or_file: 'plan',
     fields: job,

@@ -1,21 +1,24 @@
-'use strict';
 // The state of the form: words and files by field, for each tab; drawn as fields, kept in the link.
 //
 // state = {tab, words: {field: [text]}, files: {field: [{name, text | blob}]}}; tabs share the fields that
-// have one name, so that a model that was chosen for buying is there for planning.
+// have one name, so that a model that was chosen for buying is there for planning. Whoever wants to know of
+// changes listens to the document's event "asked".
 
-const asked = {tab: 'plan', words: {}, files: {}};
+import {tabs} from './fields.js';
+
+export const asked = {tab: 'plan', words: {}, files: {}};
 const mostLinkBytes = 16000;  // of a link: servers and chats cut longer ones
-let known = {};               // of /api/words: {verb: {word: {help, words}}}
+export const known = {};      // of /api/words: {verb: {word: {help, words}}}
 
-const tabOf = () => tabs[asked.tab];
+const changed = () => document.dispatchEvent(new Event('asked'));
+export const tabOf = () => tabs[asked.tab];
 const verbOptions = () => known[tabOf().verb] || {};
 // A field that the verb does not have is not shown: an older or newer server.
 const fieldsOf = tab => tabs[tab].fields.filter(f => !known[tabs[tab].verb] || known[tabs[tab].verb][f.name] || f.name === 'run');
 
 // --- the link ---
 
-function link() {
+export function link() {
   const words = new URLSearchParams();
   for (const field of fieldsOf(asked.tab)) {
     for (const value of asked.words[field.name] || []) if (value) words.append(field.name, value);
@@ -30,12 +33,12 @@ function link() {
 }
 
 // Whether the link alone says everything.
-function linkIsWhole() {
+export function linkIsWhole() {
   const files = fieldsOf(asked.tab).flatMap(f => asked.files[f.name] || []);
   return !files.length || (files.every(f => f.text != null) && link().includes('file.'));
 }
 
-function readLink() {
+export function readLink() {
   const [, tab, query] = location.hash.match(/^#(\w*)\??(.*)$/s) || [];
   const words = new URLSearchParams(tab in tabs ? query : location.search.slice(1));
   if (tab in tabs) asked.tab = tab;
@@ -75,7 +78,7 @@ async function kindOf(file) {
   return /\.ya?ml$/.test(file.name) ? 'plan' : 'run';
 }
 
-async function takeFiles(list) {
+export async function takeFiles(list) {
   for (const file of list) {
     const kind = await kindOf(file);
     if (kind === 'run') asked.tab = 'debug';
@@ -167,7 +170,13 @@ function drawField(field) {
   return box;
 }
 
-function drawAsked() {
+export function open(tab) {
+  asked.tab = tab;
+  drawAsked();
+  changed();
+}
+
+export function drawAsked() {
   const tab = tabOf();
   document.getElementById('tabs').replaceChildren(...Object.entries(tabs).map(([name, t]) => el('button', {type: 'button', role: 'tab', id: `tab-${name}`,
     'aria-selected': String(name === asked.tab), 'aria-controls': 'asked', tabindex: name === asked.tab ? 0 : -1, onclick: () => open(name)}, t.label)));
@@ -183,10 +192,11 @@ function drawAsked() {
       }}, label)));
 }
 
+export const bodyHasFiles = () => fieldsOf(asked.tab).some(f => (asked.files[f.name] || []).length);
+
 // What is asked, as the server takes it: files make it a multipart body.
-function bodyOf(verb) {
-  const hasFiles = fieldsOf(asked.tab).some(f => (asked.files[f.name] || []).length);
-  const body = hasFiles ? new FormData() : new URLSearchParams();
+export function bodyOf(verb) {
+  const body = bodyHasFiles() ? new FormData() : new URLSearchParams();
   const options = known[verb] || {};
   for (const field of fieldsOf(asked.tab)) {
     if (!options[field.name]) continue;
