@@ -2,7 +2,7 @@
 // is outdated is cancelled: the server ends its work when the connection closes.
 
 import {tabs} from './fields.js';
-import {asked, bodyHasFiles, bodyOf, drawAsked, known, link, linkIsWhole, open, readLink, tabOf, takeFiles} from './form.js';
+import {asked, bodyHasFiles, bodyOf, drawAsked, known, link, linkIsWhole, open, readLink, showTaken, tabOf, takeFiles} from './form.js';
 
 const shown = {tab: null, asking: null, timer: null, page: null};
 const part = id => document.getElementById(id);
@@ -33,11 +33,16 @@ function present(page, isFuller = false) {
   drawBlocks();
   drawNavigation();
   content.style.minHeight = '';
+  showTaken();
   tell('headline', headlineOf(page));
   part('said').hidden = false;
   if (!isFuller) tell('command-line', page.command ? [el('pre', {id: 'command-text', tabindex: 0, 'aria-label': 'The same on the command line'}, page.command),
     el('div', {class: 'tools'}, copyButton('Copy', () => page.command),
-      tabOf().then && !bodyHasFiles() ? el('a', {class: 'pick', id: 'full-report', target: '_blank', href: `/${tabOf().then}?${bodyOf(tabOf().then)}`}, 'Full report') : null, copyButton(linkIsWhole() ? 'Copy link' : 'Copy link without files', () => location.href))] : []);
+      tabOf().then && !bodyHasFiles() ? el('a', {class: 'pick', id: 'full-report', target: '_blank', href: `/${tabOf().then}?${bodyOf(tabOf().then)}`}, 'Full report') : null,
+      page.recommend && page.recommend.choices.length ? el('button', {type: 'button', id: 'plan-it', onclick: () => {
+        asked.words.cluster = [page.recommend.choices[buy.choice].cluster];
+        open('plan');
+      }}, 'Plan it') : null, copyButton(linkIsWhole() ? 'Copy link' : 'Copy link without files', () => location.href))] : []);
   shown.page = page;
 }
 
@@ -85,7 +90,7 @@ function problemOf(message) {
 
 function isAskable() {
   const tab = tabOf();
-  const has = name => (asked.words[name] || []).some(v => v) || (asked.files[name] || []).length > 0;
+  const has = key => (asked.words[key] || []).some(v => v) || (asked.files[key] || []).length > 0;
   if (tab.needs_file) return has(tab.needs_file);
   return tab.needs.every(has) || (tab.or_file && has(tab.or_file));
 }
@@ -177,7 +182,12 @@ async function startApp() {
     block.scrollIntoView();
     if (block.tabIndex === -1) block.focus({preventScroll: true});
   });
-  addEventListener('hashchange', () => { readLink(); clearAnswer(); drawAsked(); changed(); });
+  addEventListener('hashchange', () => {
+    readLink();
+    shown.tab = null;
+    drawAsked();
+    changed();
+  });
   addEventListener('dragover', event => { event.preventDefault(); document.body.classList.add('dropping'); });
   addEventListener('dragleave', () => document.body.classList.remove('dropping'));
   addEventListener('drop', event => {

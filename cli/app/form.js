@@ -1,7 +1,7 @@
 // The state of the form: words and files by field, for each tab; drawn as fields, kept in the link.
 //
-// state = {tab, words: {field: [text]}, files: {field: [{name, text | blob}]}}; tabs share the fields that
-// have one name, so that a model that was chosen for buying is there for planning. Whoever wants to know of
+// asked = {tab, words: {key: [text]}, files: {key: [{name, text | blob}]}}; tabs share the fields of one key
+// (the name, unless a field says another), so that a model that was chosen for buying is there for planning. Whoever wants to know of
 // changes listens to the document's event "asked".
 
 import {tabs} from './fields.js';
@@ -16,13 +16,17 @@ const verbOptions = () => known[tabOf().verb] || {};
 // A field that the verb does not have is not shown: an older or newer server.
 const fieldsOf = tab => tabs[tab].fields.filter(f => !known[tabs[tab].verb] || known[tabs[tab].verb][f.name] || f.name === 'run');
 
+const keyOf = field => field.key || field.name;
+const wordsOf = field => (asked.words[keyOf(field)] || []).filter(v => v).slice(0, field.many ? undefined : 1);
+const filesOf = field => asked.files[keyOf(field)] || [];
+
 // --- the link ---
 
 export function link() {
   const words = new URLSearchParams();
   for (const field of fieldsOf(asked.tab)) {
-    for (const value of asked.words[field.name] || []) if (value) words.append(field.name, value);
-    for (const file of asked.files[field.name] || []) {
+    for (const value of wordsOf(field)) words.append(field.name, value);
+    for (const file of filesOf(field)) {
       if (file.text != null) words.append(`file.${field.name}`, `${file.name}\n${file.text}`);
     }
   }
@@ -34,7 +38,7 @@ export function link() {
 
 // Whether the link alone says everything.
 export function linkIsWhole() {
-  const files = fieldsOf(asked.tab).flatMap(f => asked.files[f.name] || []);
+  const files = fieldsOf(asked.tab).flatMap(filesOf);
   return !files.length || (files.every(f => f.text != null) && link().includes('file.'));
 }
 
@@ -46,13 +50,11 @@ export function readLink() {
   if (![...words.keys()].length) return;
   asked.words = {};
   asked.files = {};
-  for (const [key, value] of words) {
-    if (!key.startsWith('file.')) {
-      (asked.words[key] ||= []).push(value);
-      continue;
-    }
-    const end = value.indexOf('\n');
-    (asked.files[key.slice(5)] ||= []).push({name: value.slice(0, end), text: value.slice(end + 1)});
+  for (const field of tabOf().fields) {
+    const key = keyOf(field);
+    if (words.has(field.name)) asked.words[key] = words.getAll(field.name);
+    const files = words.getAll(`file.${field.name}`).map(text => [text.indexOf('\n'), text]);
+    if (files.length) asked.files[key] = files.map(([end, text]) => ({name: text.slice(0, end), text: text.slice(end + 1)}));
   }
 }
 
@@ -60,11 +62,11 @@ export function readLink() {
 
 const mostTextBytes = 200000;
 
-async function addFile(field, file, several) {
+async function addFile(key, file, several) {
   const text = file.size <= mostTextBytes && !/\.gz$/.test(file.name) ? await file.text() : null;
-  const kept = several ? asked.files[field] || [] : [];
-  asked.files[field] = [...kept.filter(f => f.name !== file.name), text == null ? {name: file.name, blob: file} : {name: file.name, text}];
-  delete asked.words[field];
+  const kept = several ? asked.files[key] || [] : [];
+  asked.files[key] = [...kept.filter(f => f.name !== file.name), text == null ? {name: file.name, blob: file} : {name: file.name, text}];
+  delete asked.words[key];
 }
 
 // What a dropped file is, by what stands in it.
@@ -90,9 +92,9 @@ export async function takeFiles(list) {
 
 // --- fields ---
 
-function change(name, values) {
-  asked.words[name] = values;
-  if (values.some(v => v)) delete asked.files[name];
+function change(field, values) {
+  asked.words[keyOf(field)] = values;
+  if (values.some(v => v)) delete asked.files[keyOf(field)];
   changed();
 }
 
@@ -100,13 +102,13 @@ function fileLine(field) {
   const several = field.several || false;
   const input = el('input', {type: 'file', id: `file-${field.name}`, accept: field.file, multiple: several, 'aria-label': `${field.label}: a file`});
   input.addEventListener('change', async () => {
-    for (const file of input.files) await addFile(field.name, file, several);
+    for (const file of input.files) await addFile(keyOf(field), file, several);
     drawAsked();
     changed();
   });
-  const chips = (asked.files[field.name] || []).map(file => el('span', {class: 'chip'}, file.name,
+  const chips = filesOf(field).map(file => el('span', {class: 'chip'}, file.name,
       el('button', {type: 'button', 'aria-label': `Without ${file.name}`, onclick: () => {
-        asked.files[field.name] = asked.files[field.name].filter(f => f !== file);
+        asked.files[keyOf(field)] = filesOf(field).filter(f => f !== file);
         drawAsked();
         changed();
       }}, '×')));
@@ -128,7 +130,7 @@ function wordList(field) {
 
 function drawField(field) {
   const id = `ask-${field.name}`;
-  const values = asked.words[field.name] || [];
+  const values = wordsOf(field);
   const help = (verbOptions()[field.name] || {}).help;
   const box = el('div', {class: 'field', title: help});
   if (field.only_file) {
@@ -138,7 +140,7 @@ function drawField(field) {
   const list = wordList(field);
   const text = (value, i) => el('input', {type: 'text', id: i ? `${id}-${i}` : id, value, placeholder: field.example, spellcheck: 'false',
     list: list && list.id, 'aria-label': i ? `${field.label}, another` : null, 'data-field': field.name});
-  const inputs = (field.many ? [...values.filter(v => v), ''] : [values[0] || '']).map(text);
+  const inputs = (field.many ? [...values, ''] : [values[0] || '']).map(text);
   const lines = el('div', {class: 'lines'});
   const listen = input => input.addEventListener('input', () => {
     const all = [...lines.querySelectorAll('input[type=text]')];
@@ -149,7 +151,7 @@ function drawField(field) {
     }
     const range = box.querySelector('input[type=range]');
     if (range) range.value = nearest(field.steps, input.value);
-    change(field.name, all.map(i => i.value.trim()).filter(v => v));
+    change(field, all.map(i => i.value.trim()).filter(v => v));
   });
   for (const input of inputs) {
     listen(input);
@@ -162,7 +164,7 @@ function drawField(field) {
     range.addEventListener('input', () => {
       inputs[0].value = field.steps[range.value];
       range.setAttribute('aria-valuetext', inputs[0].value);
-      change(field.name, [inputs[0].value]);
+      change(field, [inputs[0].value]);
     });
     box.append(range);
   }
@@ -182,7 +184,10 @@ export function drawAsked() {
     'aria-selected': String(name === asked.tab), 'aria-controls': 'asked', tabindex: name === asked.tab ? 0 : -1, onclick: () => open(name)}, t.label)));
   document.getElementById('asked').setAttribute('aria-labelledby', `tab-${asked.tab}`);
   document.getElementById('purpose').textContent = tab.purpose;
-  document.getElementById('ask').replaceChildren(...fieldsOf(asked.tab).map(drawField));
+  const fields = fieldsOf(asked.tab), folded = fields.filter(f => f.more);
+  const isUsed = folded.some(f => wordsOf(f).length || filesOf(f).length);
+  document.getElementById('ask').replaceChildren(...fields.filter(f => !f.more).map(drawField),
+      el('details', {open: isUsed}, el('summary', {}, 'More'), folded.map(drawField)));
   document.getElementById('examples').replaceChildren(...(tab.examples.length ? [el('span', {class: 'small'}, 'Examples:')] : []),
       ...tab.examples.map(([label, words]) => el('button', {type: 'button', class: 'link', onclick: () => {
         asked.words = structuredClone(words);
@@ -192,7 +197,18 @@ export function drawAsked() {
       }}, label)));
 }
 
-export const bodyHasFiles = () => fieldsOf(asked.tab).some(f => (asked.files[f.name] || []).length);
+export const bodyHasFiles = () => fieldsOf(asked.tab).some(f => filesOf(f).length);
+
+// What an answer took where nothing was said stands in the empty fields.
+export function showTaken() {
+  for (const field of fieldsOf(asked.tab).filter(f => f.said)) {
+    const input = document.getElementById(`ask-${field.name}`), value = at(field.said);
+    if (value == null || !input) continue;
+    input.placeholder = String(value);
+    const range = input.closest('.field').querySelector('input[type=range]');
+    if (range && !input.value) range.value = nearest(field.steps, String(value));
+  }
+}
 
 // What is asked, as the server takes it: files make it a multipart body.
 export function bodyOf(verb) {
@@ -200,8 +216,8 @@ export function bodyOf(verb) {
   const options = known[verb] || {};
   for (const field of fieldsOf(asked.tab)) {
     if (!options[field.name]) continue;
-    for (const value of asked.words[field.name] || []) if (value) body.append(field.name, value);
-    for (const file of asked.files[field.name] || []) {
+    for (const value of wordsOf(field)) body.append(field.name, value);
+    for (const file of filesOf(field)) {
       body.append(field.name, file.blob || new Blob([file.text]), file.name);
     }
   }

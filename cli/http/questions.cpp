@@ -40,8 +40,8 @@ constexpr std::string_view kPlainTypes[] = {"",    "N",    "AMOUNT", "TIME",  "U
                                             "GPU", "LIST", "RATIO",  "STEPS", "KEY=VALUE", "KEY"};
 constexpr std::string_view kFileTypes[] = {"FILE", "DIR|TRACE"};
 // Of the server, not of who asks.
-constexpr std::string_view kOwnOptions[] = {"--help",  "--json", "--threads",   "--html",
-                                            "--trace", "--out",  "--no-history"};
+constexpr std::string_view kOwnOptions[] = {"--help",  "--json", "--threads", "--html",
+                                            "--trace", "--out",  "--resume",  "--no-history"};
 
 enum class Shape : std::uint8_t { kJsonAnswer, kTextAnswer, kPageDocument, kPage };
 
