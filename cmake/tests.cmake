@@ -104,8 +104,11 @@ if(FORESHARD_PYTHON)
     set_tests_properties(wheel PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 600
                          ENVIRONMENT "PYTHONDONTWRITEBYTECODE=1")
   endif()
-  set_tests_properties(page_in_browser page_answers_in_browser page_layout_in_browser serve PROPERTIES
-                       SKIP_RETURN_CODE 77 TIMEOUT 1800
+  add_test(NAME app_in_browser
+           COMMAND "${FORESHARD_PYTHON}" "${PROJECT_SOURCE_DIR}/tests/cli/app_test.py"
+                   "${FORESHARD_BIN_DIR}/foreshard")
+  set_tests_properties(page_in_browser page_answers_in_browser page_layout_in_browser serve
+                       app_in_browser PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 1800
                        ENVIRONMENT "PYTHONDONTWRITEBYTECODE=1")
 endif()
 

@@ -112,7 +112,7 @@ function fileLine(field) {
         drawAsked();
         changed();
       }}, '×')));
-  return [chips, el('span', {class: 'pick'}, chips.length && !several ? 'another …' : field.pick, input)];
+  return [...chips, el('span', {class: 'pick'}, chips.length && !several ? 'another …' : field.pick, input)];
 }
 
 // The stop of a slider that is nearest to what stands in the text.

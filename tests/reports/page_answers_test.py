@@ -1,10 +1,9 @@
-"""Drives the pages of other verbs (predict, search, recommend, scale, validate, accuracy, serve) in a
+"""Drives the pages of other verbs (predict, search, recommend, scale, validate, accuracy) in a
 headless Chromium. page_answers_test.py PROGRAM; exit 77 where there is no Chromium.
 """
 
 import json
 import os
-import subprocess
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -148,28 +147,6 @@ class AnswersTest(support.PageCase):
         self.assertEqual(self.page.value("chart.t.period"),
                          document["timelines"][document["views"][measured]["timeline"]]["period_ns"])
         self.check_numbers(document)
-
-    def test_the_form_of_serve_asks_for_a_report(self):
-        server = subprocess.Popen([support.PROGRAM, "serve", "--port", "0"], stdout=subprocess.PIPE, text=True)
-        self.addCleanup(server.stdout.close)
-        self.addCleanup(server.kill)
-        url = server.stdout.readline().strip()
-        self.page.size(1280, 900)
-        self.page.open(url)
-        self.page.value("document.querySelector('[name=model]').value = 'llama-3.1-8b';"
-                        "document.querySelector('[name=cluster]').value = '16xh100'")
-        self.page.events = []
-        self.page.click("form.ask button")
-        self.page.loaded()
-        self.assertIn("16xh100", self.page.value("doc.title"))
-        self.assertGreater(self.page.value("doc.views.length"), 1)
-        self.assertEqual(self.page.value("document.querySelector('[name=cluster]').value"), "16xh100")
-        self.assertTrue(all(u.startswith(url) for u in self.page.requests), self.page.requests)
-        self.page.requests.clear()
-        self.page.open("about:blank")
-        self.page.requests.clear()
-        server.terminate()
-        self.assertEqual(server.wait(timeout=20), 0)
 
     def test_accuracy_of_a_table(self):
         table = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "calibration", "published", "training_steps.csv")
