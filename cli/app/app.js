@@ -88,11 +88,12 @@ function problemOf(message) {
 
 // --- asking ---
 
+const has = key => (asked.words[key] || []).some(v => v) || (asked.files[key] || []).length > 0;
+const namesJob = tab => tab.needs.every(has) || (tab.or_file && has(tab.or_file));
+
 function isAskable() {
   const tab = tabOf();
-  const has = key => (asked.words[key] || []).some(v => v) || (asked.files[key] || []).length > 0;
-  if (tab.needs_file) return has(tab.needs_file);
-  return tab.needs.every(has) || (tab.or_file && has(tab.or_file));
+  return tab.needs_file ? has(tab.needs_file) : namesJob(tab);
 }
 
 function working(words) {
@@ -107,12 +108,14 @@ async function answer(signal) {
   part('said').hidden = false;
   if (tab.text) {
     const text = ask(`/text/${tab.text}`, tab.text, signal).then(a => a.text());
-    const page = ask(`/page/${tab.verb}`, tab.verb, signal).then(a => a.json());
+    // Without a job, it is the run that says which plan it is of.
+    const page = namesJob(tab) ? ask(`/page/${tab.verb}`, tab.verb, signal).then(a => a.json()) : null;
     const [said, drawn] = await Promise.allSettled([text, page]);
     signal.throwIfAborted();
     if (said.status === 'rejected' && drawn.status === 'rejected') throw said.reason;
     tell('text', said.value || '');
     if (drawn.value) present(drawn.value);
+    part('said').hidden = !drawn.value;
     if (said.status === 'rejected' || drawn.status === 'rejected') tell('problem', problemOf((said.reason || drawn.reason).message));
     return;
   }

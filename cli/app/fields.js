@@ -55,7 +55,7 @@ export const tabs = {
   debug: {
     label: 'Debug', verb: 'validate', text: 'explain', wait_ms: 200,
     purpose: 'Why a run is slower than it should be: a trace of torch.profiler, or a run folder’s files, against the forecast.',
-    needs_file: 'run',
+    needs_file: 'run', needs: ['model', 'cluster'], or_file: 'plan',
     fields: [{name: 'run', label: 'Trace or run folder', file: '.json,.gz,.yaml,.csv,.jsonl', pick: 'trace.json.gz …', only_file: true, several: true}, ...job],
     examples: [],
   },

@@ -225,7 +225,9 @@ class Request {
         write_file(path + "/" + plain_file_name(file->name, field), file->content);
       }
     }
+    const std::string run_plan = path + "/plan.yaml";
     if (field == "plan") check_plan(path);
+    if (std::filesystem::exists(run_plan)) check_plan(run_plan);
     add_option(known.names.front(), path);
   }
 
