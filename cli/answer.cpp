@@ -1,9 +1,11 @@
 #include "cli/answer.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "cli/remedy.h"
 #include "cli/stacks.h"
+#include "reports/layout.h"
 
 namespace foreshard {
 
@@ -16,8 +18,20 @@ Answer answer(const JobOptions& options) {
   a.report.assumed.insert(a.report.assumed.begin(),
                           {"stack", stack_sentence(options, a.job, costs, a.report.open_stack)});
   const Fit& fit = a.report.fit;
-  if (fit.fits()) return a;
-  const auto remedy = find_remedy(a.job.model, a.job.resolved.plan, a.job.cluster);
+  const Plan& plan = a.job.resolved.plan;
+  const MemoryTerms terms;
+  if (fit.fits()) {
+    if (a.report.fit_probability >= terms.confidence) return a;
+    const auto surer = free_remedy(a.job, plan, terms);
+    if (surer) {
+      a.report.warnings.insert(
+          a.report.warnings.begin(),
+          fmt::format("hardly fits: --set {} makes it sure ({})",
+                      fmt::join(surer->changes, " --set "), chance_text(surer->fit_probability)));
+    }
+    return a;
+  }
+  const RemedySearch remedy = find_remedy(a.job, plan, terms);
   a.shortfall = fmt::format("{}; {}", shortfall_text(fit), remedy_text(remedy, a.job.cluster));
   a.infeasible = remedy_json(fit, remedy);
   a.report.warnings.insert(a.report.warnings.begin(), a.shortfall);

@@ -208,6 +208,7 @@ class Tree {
     option(verb, "--max-memory", o->max_memory, "RATIO", "Of the GPU's that a plan may take")
         ->check(CLI::Range(0.01, 1.0))
         ->capture_default_str();
+    add_confidence(verb, o->confidence, "That the plan fits, at the least");
     choice(verb->add_option("--objective", o->objective, "What is best; default: time"),
            "time|memory|cost");
     verb->add_flag("--robust", o->robust, "By the high end of the step's interval");
@@ -258,6 +259,8 @@ class Tree {
         ->check(CLI::Range(1, 1'000'000'000));
     option(verb, "--pue", o->pue, "RATIO", "Power of the building over that of its servers")
         ->check(CLI::Range(1.0, 10.0));
+    add_confidence(verb, o->confidence,
+                   "That a choice fits, is in time and within the budget, at the least");
     verb->add_flag("--what-if", o->what_if,
                    "Also which property of the first choice is worth most");
     option(verb, "--threads", o->threads, "N", "Default: all cores; the answer is the same")
@@ -285,6 +288,7 @@ class Tree {
         ->excludes(sequences)
         ->excludes(tokens);
     option(verb, "--prices", o->prices, "FILE", "As of recommend");
+    add_confidence(verb, o->confidence, "That a plan fits, at the least");
     verb->add_flag("--csv", o->csv, "A table of the points instead of text");
     option(verb, "--threads", o->threads, "N", "Default: all cores; the answer is the same")
         ->check(CLI::Range(1, 4096));
@@ -353,6 +357,12 @@ class Tree {
     o->job.profile_need = ProfileNeed::kOptional;
     add_launcher(verb, *o);
     add_json(verb, o->output);
+  }
+
+  static void add_confidence(CLI::App* verb, double& confidence, const char* help) {
+    option(verb, "--confidence", confidence, "RATIO", help)
+        ->check(CLI::Range(0.01, 0.9999))
+        ->capture_default_str();
   }
 
   static void add_launcher(CLI::App* verb, ExportOptions& o) {

@@ -2,9 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <chrono>
 #include <nlohmann/json.hpp>
 
+#include "cli/job_search.h"
 #include "cli/recording.h"
 #include "cli/search_space.h"
 
@@ -28,12 +28,9 @@ void add_full_report(PageDocument& page, const Answer& a, const JobOptions& opti
   add_forecast(page, a.job, a.forecast, a.report, "the plan asked for");
   if (!run.empty()) attach_run(page, a, run);
   add_scaling(page, options, a.job);
-  const auto start = std::chrono::steady_clock::now();
-  const SearchResult result =
-      search(space_of(a.job), a.job.model, cost_model(a.job), search_options);
-  const double seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  add_search(page, without_choices(a.job), result, seconds);
+  const std::vector<JobVariant> variants = search_variants(a.job, {});
+  const JobSearch found = search_job(variants, search_options);
+  add_search(page, without_choices(variants[found.variant].job), found.result, found.seconds);
 }
 
 }  // namespace foreshard

@@ -189,6 +189,7 @@ bool is_model_file(const std::string& text, const std::filesystem::path& path) {
 
 Job load_job(const JobOptions& options) {
   Job job;
+  job.options = options;
   job.document = read_document(options);
   // Both names first: the cheap questions before the expensive answers.
   model_of(job.document);
@@ -211,6 +212,7 @@ Job load_job_of(const JobOptions& options, ModelSpec model) {
 
 Job load_job_beside(const Job& loaded, const JobOptions& options) {
   Job job;
+  job.options = options;
   job.document = read_document(options);
   load_model_of(job);
   job.cluster = loaded.cluster;
@@ -245,25 +247,28 @@ CostModel cost_model(const Job& job) {
   return CostModel(job.cluster, calibration, cost_choices(job.resolved.plan));
 }
 
-std::vector<StackCase> stack_cases(const Job& job, const Plan& plan, const CostModel& costs) {
-  if (job.open.size() < 2) return {};
-  std::vector<StackCase> cases;
-  for (StackAlternative& each : open_stacks(job.open, plan, job.plain_model, job.cluster)) {
+StackSet stack_set(const Job& job, const CostModel& costs) {
+  StackSet set;
+  if (job.open.size() < 2) return set;
+  for (const StackAlternative& each : job.open) {
     ModelSpec model = with_variants(job.plain_model, each.plan);
     // What published steps say of a machine differs by the attention kernel.
-    const bool is_priced_alike = each.plan.attention == plan.attention || job.calibration;
+    const bool is_priced_alike =
+        each.plan.attention == job.open.front().plan.attention || job.calibration;
     CostModel own(job.cluster,
                   is_priced_alike ? costs.calibration()
                                   : informed_calibration(model, each.plan, job.cluster, {}),
                   cost_choices(each.plan));
-    cases.push_back({std::move(each.name), each.weight, std::move(model), std::move(each.plan),
-                     std::move(own)});
+    set.cases.push_back({each.name, each.weight, std::move(model), each.plan, std::move(own)});
   }
-  return cases;
+  // Not the job itself: who searches may give that away.
+  set.plans_of = [open = job.open, model = job.plain_model, cluster = job.cluster](
+                     const Plan& plan) { return open_stacks(open, plan, model, cluster); };
+  return set;
 }
 
 Report report_of(const Job& job, const Forecast& forecast, const CostModel& costs) {
-  Report report = summarize(forecast, costs, kDraws, stack_cases(job, forecast.plan, costs));
+  Report report = summarize(forecast, costs, kDraws, stack_set(job, costs).of(forecast.plan));
   std::vector<std::pair<std::string, std::string>> assumed;
   for (const AssumedValue& value : job.resolved.assumed) {
     assumed.emplace_back(value.key, fmt::format("{} ({})", value.value, value.why));

@@ -21,6 +21,7 @@
 namespace foreshard {
 
 struct Job {
+  JobOptions options;  // what it was loaded of
   ModelSpec model;
   Cluster cluster;
   PlanDocument document;  // what was written
@@ -64,9 +65,9 @@ TranslatedJob translate_job(const Job& job, const std::string& runtime);
 
 CostModel cost_model(const Job& job);
 
-// The codes that may run `plan`, one of the job's, priced by `costs` as it is; none where the job
-// says its stack.
-std::vector<StackCase> stack_cases(const Job& job, const Plan& plan, const CostModel& costs);
+// The codes that may run the job's plans, priced by `costs` as they are; none where it says its
+// stack.
+StackSet stack_set(const Job& job, const CostModel& costs);
 
 // summarize() with the job's assumed values and warnings.
 Report report_of(const Job& job, const Forecast& forecast, const CostModel& costs);

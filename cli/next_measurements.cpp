@@ -49,7 +49,7 @@ std::vector<NextMeasurement> next_measurements(const std::string& profile, const
                     command_for(move.factor)});
   }
   const OpenStack open =
-      summarize(usual, costs, 0, stack_cases(job, job.resolved.plan, costs)).open_stack;
+      summarize(usual, costs, 0, stack_set(job, costs).of(job.resolved.plan)).open_stack;
   if (!open.outcomes.empty()) {
     const auto [least, most] = std::minmax_element(
         open.outcomes.begin(), open.outcomes.end(),

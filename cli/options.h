@@ -78,6 +78,7 @@ struct SearchCommandOptions {
   std::vector<std::string> fix;  // assignments; what they name does not vary
   std::optional<std::string> global_batch;
   double max_memory = 1;           // of the GPU's
+  double confidence = 0.95;        // that the plan fits
   std::string objective = "time";  // time, memory or cost
   bool robust = false;             // by the high end of the interval
   bool deep = false;               // knobs, then layers
@@ -101,6 +102,7 @@ struct RecommendCommandOptions {
   std::string restart, checkpoint_rate;
   std::int64_t evaluate_every = 0, evaluate_sequences = 1024;
   double pue = 1;
+  double confidence = 0.95;  // that a choice fits, is in time and within the budget
   bool what_if = false;
   int threads = 0;
 };
@@ -115,6 +117,7 @@ struct ScaleOptions {
   std::int64_t weak = 0;  // sequences of every GPU; 0: the step stays as it is
   bool csv = false;
   std::string prices;
+  double confidence = 0.95;  // that a plan fits
   int threads = 0;
 };
 

@@ -48,6 +48,7 @@ RunTerms terms_of(const RecommendCommandOptions& o) {
   terms.evaluate_every = o.evaluate_every;
   terms.evaluate_sequences = o.evaluate_sequences;
   terms.pue = o.pue;
+  terms.confidence = o.confidence;
   return terms;
 }
 
@@ -154,8 +155,10 @@ ExitCode run_recommend(const RecommendCommandOptions& options) {
   if (asks_more && !answer.choices.empty()) {
     const Choice& first = answer.choices.front();
     const Cluster& cluster = first.sized.cluster;
-    const SizedJob job = jobs({first.machine, cluster.spec, cluster.gpus}, how.most_sequences);
-    changes = what_ifs(first, job, terms, how);
+    const JobVariants variants =
+        jobs({first.machine, cluster.spec, cluster.gpus}, how.most_sequences);
+    const SizedJob& job = variants[first.sized.variant];
+    changes = what_ifs(first, variants, terms, how);
     body["what_if"] = to_json(changes);
     body["sensitivity"] =
         sensitivity_json(forecast(job.model, first.sized.plan, job.costs), job.costs);

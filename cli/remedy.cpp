@@ -1,5 +1,6 @@
-// A knob is a list of variants of the plan, mildest first; each is a plan with the assignments that
-// lead to it. Single knobs are tried in the order of `knobs`, then pairs of them in the same order.
+// A trial is a job with assignments over its own; its memory is asked of what is allocated first,
+// which rules most out, and then of the caching allocator. From the second micro-batch on all are
+// alike: three of them show the peak.
 #include "cli/remedy.h"
 
 #include <fmt/format.h>
@@ -10,168 +11,172 @@
 #include <utility>
 
 #include "calibration/machines.h"
+#include "reports/layout.h"
 #include "sim/base/unit_strings.h"
 #include "sim/graph/training_step.h"
+#include "sim/memory/memory_actions.h"
 #include "sim/memory/memory_profile.h"
 #include "sim/memory/outside_allocator.h"
 #include "sim/memory/reserved.h"
-#include "sim/spec/plan_check.h"
-#include "sim/spec/plan_config.h"
+#include "sim/simulate/forecast.h"
 
 namespace foreshard {
 namespace {
 
-struct Variant {
-  Plan plan;
-  std::vector<Change> changes;
-};
-using Knob = std::vector<Variant> (*)(const Plan&);
+constexpr std::int64_t kTelling = 3;
 
-std::vector<Variant> recompute_more(const Plan& plan) {
-  std::vector<Variant> variants;
-  const RangedPolicy<Recompute> full{Recompute::kFull, {}};
-  const RangedPolicy<Recompute> selective{Recompute::kSelective, {}};
-  if (plan.recompute == full) return variants;
-  for (const RangedPolicy<Recompute>& policy : {selective, full}) {
-    if (plan.recompute == policy) continue;
-    Variant variant{plan, {{"recompute", to_string(policy.value)}}};
-    variant.plan.recompute = policy;
-    variants.push_back(std::move(variant));
-  }
-  return variants;
+Assignments joined(Assignments a, const Assignments& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
 }
 
-std::vector<Variant> shard_further(const Plan& plan) {
-  std::vector<Variant> variants;
-  const std::int64_t world = plan.mesh.world();
-  for (std::int64_t replicate = plan.mesh.replicate - 1; replicate >= 1; --replicate) {
-    if (world % replicate != 0) continue;
-    Variant variant{plan, {{"mesh.shard", std::to_string(world / replicate)}}};
-    variant.plan.mesh = {world / replicate, replicate, plan.mesh.inner};
-    variant.changes.push_back({"mesh.replicate", std::to_string(replicate)});
-    variants.push_back(std::move(variant));
-  }
-  return variants;
+// With the times of a simulation where blocks come back by them.
+Bytes reserved_of(const EventGraph& graph, const Plan& plan, const Job& job) {
+  if (records_streams(graph)) return forecast(job.model, plan, cost_model(job)).reserved.peak;
+  return forecast_reserved(graph, plan, job.cluster).peak;
 }
 
-// The sequences of a step stay: what a micro-batch loses, accumulation gains.
-std::vector<Variant> shrink_micro_batch(const Plan& plan) {
-  std::vector<Variant> variants;
-  const Batch& batch = plan.batch;
-  for (std::int64_t size = batch.micro_batch / 2; size >= 1; --size) {
-    if (batch.micro_batch % size != 0) continue;
-    Variant variant{plan, {{"batch.micro_batch", std::to_string(size)}}};
-    variant.plan.batch.micro_batch = size;
-    variant.plan.batch.accumulation = batch.accumulation * (batch.micro_batch / size);
-    variant.changes.push_back(
-        {"batch.accumulation", std::to_string(variant.plan.batch.accumulation)});
-    variants.push_back(std::move(variant));
-  }
-  return variants;
-}
-
-std::vector<Variant> reshard_always(const Plan& plan) {
-  if (plan.reshard_after_forward == RangedPolicy<Reshard>{}) return {};
-  Variant variant{plan, {{"reshard_after_forward", "always"}}};
-  variant.plan.reshard_after_forward = {};
-  return {std::move(variant)};
-}
-
-std::vector<Variant> smaller_states(const Plan& plan) {
-  if (plan.optimizer.kind != Optimizer::Kind::kAdamW || plan.optimizer.state != DType::kFp32) {
-    return {};
-  }
-  Variant variant{plan, {{"optimizer.state", "bf16"}}};
-  variant.plan.optimizer.state = DType::kBf16;
-  return {std::move(variant)};
-}
-
-constexpr Knob kKnobs[] = {recompute_more, shard_further, shrink_micro_batch, reshard_always,
-                           smaller_states};
-
-class Trial {
+class Trials {
  public:
-  Trial(const ModelSpec& model, const Cluster& cluster) : model_(model), cluster_(cluster) {}
+  Trials(const Job& job, const Plan& plan, const MemoryTerms& terms)
+      : job_(job), own_(assignments_to(job, plan)), terms_(terms) {}
 
-  // The first variant that fits.
-  std::optional<Remedy> first(const std::vector<Variant>& variants) const {
-    for (const Variant& variant : variants) {
-      if (find_problem(variant.plan, model_, cluster_)) continue;
-      // From the second micro-batch on all are alike: three of them show the peak.
-      Plan shorter = variant.plan;
-      shorter.batch.accumulation = std::min<std::int64_t>(shorter.batch.accumulation, 3);
-      const EventGraph graph = build_training_step(model_, shorter);
-      const Bytes peak = peak_allocated(graph);
-      const Bytes outside = total(memory_outside(graph, cluster_, shorter.runtime));
-      if (!may_fit(cluster_, peak, outside)) continue;
-      const Fit fit = fit_in(cluster_, peak, peak_reserved(graph, shorter, cluster_), outside);
-      if (fit.fits()) return Remedy{variant.changes, cluster_.gpus, variant.plan, fit};
+  // The plan with these changes, where it holds.
+  std::optional<Remedy> with(const Assignments& changes) const { return on(job_, changes); }
+
+  // On a cluster of so many GPUs, everything sharded over them but what the plan replicates.
+  std::optional<Remedy> with(const Assignments& changes, std::int64_t gpus) const {
+    Job bigger = job_;
+    bigger.cluster.gpus = gpus;
+    const std::int64_t replicate = job_.resolved.plan.mesh.replicate;
+    const Mesh mesh = gpus % replicate == 0 ? Mesh{gpus / replicate, replicate} : Mesh{gpus, 1};
+    return on(bigger, joined({fmt::format("mesh.shard={}", mesh.shard),
+                              fmt::format("mesh.replicate={}", mesh.replicate)},
+                             changes));
+  }
+
+  std::vector<MemoryKnob> knobs() const {
+    const auto own = changed_job(job_, own_);
+    return own ? memory_knobs(*own) : std::vector<MemoryKnob>();
+  }
+
+  // All changes at their strongest, in the order of the knobs.
+  std::vector<Assignments> everything() const {
+    std::vector<Assignments> all;
+    for (const MemoryKnob& knob : knobs()) {
+      const Assignments& strongest = knob.values.back();
+      // One that does not go with those before is left out.
+      if (changed_job(job_, joined(joined(own_, flat(all)), strongest))) all.push_back(strongest);
     }
-    return std::nullopt;
+    return all;
+  }
+
+  static Assignments flat(const std::vector<Assignments>& changes) {
+    Assignments all;
+    for (const Assignments& some : changes) all.insert(all.end(), some.begin(), some.end());
+    return all;
+  }
+
+  // Without the changes that are not needed, the costliest first.
+  std::optional<Remedy> least_of(std::vector<Assignments> changes, std::int64_t gpus) const {
+    const auto tried = [&] {
+      return gpus > job_.cluster.gpus ? with(flat(changes), gpus) : with(flat(changes));
+    };
+    std::optional<Remedy> best = tried();
+    for (std::size_t i = changes.size(); best && i-- > 0;) {
+      const std::vector<Assignments> before = changes;
+      changes.erase(changes.begin() + static_cast<std::ptrdiff_t>(i));
+      if (auto without = tried()) {
+        best = std::move(without);
+      } else {
+        changes = before;
+      }
+    }
+    return best;
   }
 
  private:
-  const ModelSpec& model_;
-  const Cluster& cluster_;
+  std::optional<Remedy> on(const Job& job, const Assignments& changes) const {
+    const auto changed = changed_job(job, joined(own_, changes));
+    if (!changed) return std::nullopt;
+    const Plan& plan = changed->resolved.plan;
+    Plan shorter = plan;
+    shorter.batch.accumulation = std::min(shorter.batch.accumulation, kTelling);
+    const Cluster& cluster = job.cluster;
+    const EventGraph graph = build_training_step(changed->model, shorter);
+    const Bytes peak = peak_allocated(graph);
+    const Bytes outside = total(memory_outside(graph, cluster, plan.runtime));
+    if (!holds(fit_in(cluster, peak, peak, outside), terms_)) return std::nullopt;
+    const Fit fit = fit_in(cluster, peak, reserved_of(graph, shorter, *changed), outside);
+    if (!holds(fit, terms_)) return std::nullopt;
+    const CostModel costs = cost_model(*changed);
+    const double probability = StackOdds(stack_set(*changed, costs))(plan, fit, terms_.confidence);
+    if (probability < terms_.confidence) return std::nullopt;
+    return Remedy{changes, cluster.gpus, plan, fit, probability};
+  }
+
+  const Job& job_;
+  const Assignments own_;
+  const MemoryTerms terms_;
 };
 
-std::vector<Variant> both(const Plan& plan, Knob a, Knob b) {
-  std::vector<Variant> variants;
-  for (const Variant& first : a(plan)) {
-    for (Variant& second : b(first.plan)) {
-      second.changes.insert(second.changes.begin(), first.changes.begin(), first.changes.end());
-      variants.push_back(std::move(second));
+std::optional<Remedy> one_key(const Trials& trials, const std::vector<MemoryKnob>& knobs) {
+  for (const MemoryKnob& knob : knobs) {
+    for (const Assignments& value : knob.values) {
+      if (auto remedy = trials.with(value)) return remedy;
     }
   }
-  return variants;
+  return std::nullopt;
 }
 
-// Each knob at its end.
-Variant everything(const Plan& plan) {
-  Variant all{plan, {}};
-  for (const Knob knob : kKnobs) {
-    std::vector<Variant> variants = knob(all.plan);
-    if (variants.empty()) continue;
-    Variant& last = variants.back();
-    all.plan = std::move(last.plan);
-    all.changes.insert(all.changes.end(), last.changes.begin(), last.changes.end());
+std::optional<Remedy> two_keys(const Trials& trials, const std::vector<MemoryKnob>& knobs) {
+  for (std::size_t a = 0; a < knobs.size(); ++a) {
+    for (std::size_t b = a + 1; b < knobs.size(); ++b) {
+      // Where both at their strongest do not hold, no milder ones do.
+      if (!trials.with(joined(knobs[a].values.back(), knobs[b].values.back()))) continue;
+      for (const Assignments& first : knobs[a].values) {
+        for (const Assignments& second : knobs[b].values) {
+          if (auto remedy = trials.with(joined(first, second))) return remedy;
+        }
+      }
+    }
   }
-  return all;
+  return std::nullopt;
 }
 
-// The cluster and the shard group doubled until `variant` fits.
-std::optional<Remedy> with_more_gpus(const ModelSpec& model, Variant variant, Cluster cluster) {
+std::optional<Remedy> more_gpus(const Trials& trials, const std::vector<Assignments>& changes,
+                                const Cluster& cluster) {
   const std::int64_t most = cluster.node.nics > 0 ? kMaxGpus : cluster.node.gpus;
-  while (cluster.gpus <= most / 2) {
-    const std::int64_t doubled = cluster.gpus * 2;
+  std::int64_t gpus = cluster.gpus;
+  while (gpus <= most / 2) {
     // Part of a node grows to the whole of it.
-    cluster.gpus =
-        cluster.gpus < cluster.node.gpus ? std::min(doubled, cluster.node.gpus) : doubled;
-    const std::int64_t replicate = variant.plan.mesh.replicate;
-    variant.plan.mesh = cluster.gpus % replicate == 0 ? Mesh{cluster.gpus / replicate, replicate}
-                                                      : Mesh{cluster.gpus, 1};
-    if (auto remedy = Trial(model, cluster).first({variant})) return remedy;
+    gpus = gpus < cluster.node.gpus ? std::min(gpus * 2, cluster.node.gpus) : gpus * 2;
+    if (auto remedy = trials.least_of(changes, gpus)) return remedy;
   }
   return std::nullopt;
 }
 
 }  // namespace
 
-std::optional<Remedy> find_remedy(const ModelSpec& model, const Plan& plan,
-                                  const Cluster& cluster) {
-  const Trial trial(model, cluster);
-  for (const Knob knob : kKnobs) {
-    if (auto remedy = trial.first(knob(plan))) return remedy;
-  }
-  for (const Knob* a = std::begin(kKnobs); a != std::end(kKnobs); ++a) {
-    for (const Knob* b = a + 1; b != std::end(kKnobs); ++b) {
-      if (auto remedy = trial.first(both(plan, *a, *b))) return remedy;
-    }
-  }
-  const Variant all = everything(plan);
-  if (auto remedy = trial.first({all})) return remedy;
-  if (auto remedy = with_more_gpus(model, {plan, {}}, cluster)) return remedy;
-  return with_more_gpus(model, all, cluster);
+RemedySearch find_remedy(const Job& job, const Plan& plan, const MemoryTerms& terms) {
+  const Trials trials(job, plan, terms);
+  const std::vector<MemoryKnob> knobs = trials.knobs();
+  RemedySearch search;
+  for (const MemoryKnob& knob : knobs) search.tried.push_back(knob.key);
+  search.found = one_key(trials, knobs);
+  if (!search.found) search.found = two_keys(trials, knobs);
+  const std::vector<Assignments> all = trials.everything();
+  if (!search.found) search.found = trials.least_of(all, job.cluster.gpus);
+  if (!search.found) search.found = more_gpus(trials, {}, job.cluster);
+  if (!search.found) search.found = more_gpus(trials, all, job.cluster);
+  return search;
+}
+
+std::optional<Remedy> free_remedy(const Job& job, const Plan& plan, const MemoryTerms& terms) {
+  const Trials trials(job, plan, terms);
+  std::vector<MemoryKnob> knobs = trials.knobs();
+  std::erase_if(knobs, [](const MemoryKnob& knob) { return !knob.is_free; });
+  return one_key(trials, knobs);
 }
 
 std::string shortfall_text(const Fit& fit) {
@@ -179,32 +184,40 @@ std::string shortfall_text(const Fit& fit) {
                      format_bytes(Bytes(-fit.margin().count())), format_bytes(fit.capacity));
 }
 
-std::string remedy_text(const std::optional<Remedy>& remedy, const Cluster& cluster) {
-  if (!remedy) return "no knob and no number of GPUs makes it fit: shorten batch.sequence";
+std::string remedy_text(const RemedySearch& search, const Cluster& cluster) {
+  if (!search.found) {
+    return fmt::format(
+        "no key of the plan ({}) and no number of GPUs makes it fit: shorten batch.sequence",
+        fmt::join(search.tried, ", "));
+  }
+  const Remedy& remedy = *search.found;
   std::vector<std::string> changes;
-  if (remedy->gpus != cluster.gpus) {
-    changes.push_back(fmt::format("{} GPUs (mesh.shard={})", format_count(remedy->gpus),
-                                  remedy->plan.mesh.shard));
+  if (remedy.gpus != cluster.gpus) {
+    changes.push_back(format_count(remedy.gpus) + " GPUs");
   }
-  for (const Change& change : remedy->changes) {
-    changes.push_back(fmt::format("--set {}={}", change.key, change.value));
-  }
-  return fmt::format("it fits with {}: peak {} allocated, {} to spare", fmt::join(changes, " "),
-                     format_bytes(remedy->fit.allocated), format_bytes(remedy->fit.margin()));
+  for (const std::string& change : remedy.changes) changes.push_back("--set " + change);
+  return fmt::format("it fits with {}: {} to spare, with {}", fmt::join(changes, " "),
+                     format_bytes(remedy.fit.margin()), chance_text(remedy.fit_probability));
 }
 
-Json remedy_json(const Fit& fit, const std::optional<Remedy>& remedy) {
+Json remedy_json(const Fit& fit, const RemedySearch& search) {
   Json json;
   json["exceeds_bytes"] = -fit.margin().count();
+  json["tried"] = search.tried;
   json["remedy"] = nullptr;
-  if (!remedy) return json;
+  if (!search.found) return json;
+  const Remedy& remedy = *search.found;
   Json set = Json::object();
-  for (const Change& change : remedy->changes) set[change.key] = change.value;
-  json["remedy"] = {{"gpus", remedy->gpus},
+  for (const std::string& change : remedy.changes) {
+    const std::size_t equals = change.find('=');
+    set[change.substr(0, equals)] = change.substr(equals + 1);
+  }
+  json["remedy"] = {{"gpus", remedy.gpus},
                     {"set", set},
-                    {"plan", to_json(remedy->plan)},
-                    {"peak_allocated_bytes", remedy->fit.allocated.count()},
-                    {"margin_bytes", remedy->fit.margin().count()}};
+                    {"plan", to_json(remedy.plan)},
+                    {"peak_allocated_bytes", remedy.fit.allocated.count()},
+                    {"fit_probability", remedy.fit_probability},
+                    {"margin_bytes", remedy.fit.margin().count()}};
   return json;
 }
 

@@ -1,6 +1,6 @@
-// What would make a plan fit that does not: the first knob that does on the real model, else the
-// first pair of knobs, else the smallest number of GPUs, doubling. Only allocations are replayed;
-// nothing is timed.
+// What would make a plan fit that does not, or surely fit that hardly does: the smallest change of
+// its keys with which it holds, tried on the real model by what predict and search judge by; else
+// the smallest number of GPUs, doubling. Nothing is timed.
 #pragma once
 
 #include <cstdint>
@@ -8,35 +8,39 @@
 #include <string>
 #include <vector>
 
+#include "cli/changes.h"
+#include "cli/job.h"
 #include "sim/base/json.h"
 #include "sim/memory/capacity.h"
-#include "sim/spec/cluster.h"
-#include "sim/spec/model_spec.h"
 #include "sim/spec/plan.h"
 
 namespace foreshard {
 
-// An assignment as --set takes it.
-struct Change {
-  std::string key;
-  std::string value;
-  bool operator==(const Change&) const = default;
-};
-
 struct Remedy {
-  std::vector<Change> changes;
-  std::int64_t gpus = 0;  // of the cluster it fits; more than there are where no knob helps
+  Assignments changes;
+  std::int64_t gpus = 0;  // of the cluster it fits; more than there are where no key helps
   Plan plan;
   Fit fit;
+  double fit_probability = 0;
 };
 
-// Precondition: the plan passed check(). std::nullopt: not even all knobs on 2^20 GPUs would help.
-std::optional<Remedy> find_remedy(const ModelSpec& model, const Plan& plan, const Cluster& cluster);
+struct RemedySearch {
+  std::optional<Remedy> found;     // nothing: not even all changes on 2^20 GPUs would help
+  std::vector<std::string> tried;  // keys
+};
 
-// "does not fit: 3.12 GiB more per GPU than the 79.1 GiB there are"
+// Of the job with `plan` in place of its own. First one key (its mildest value that helps), then
+// two, then all without those that are not needed; then more GPUs, with as few of these as they
+// need.
+RemedySearch find_remedy(const Job& job, const Plan& plan, const MemoryTerms& terms);
+
+// One key that costs nothing: of a plan that fits, but is not sure to.
+std::optional<Remedy> free_remedy(const Job& job, const Plan& plan, const MemoryTerms& terms);
+
+// "3.12 GiB more per GPU than the 79.1 GiB there are"
 std::string shortfall_text(const Fit& fit);
-// "it fits with --set recompute=full: peak 66.7 GiB allocated, 7.53 GiB to spare"
-std::string remedy_text(const std::optional<Remedy>& remedy, const Cluster& cluster);
-Json remedy_json(const Fit& fit, const std::optional<Remedy>& remedy);
+// "it fits with --set recompute=full: 7.53 GiB to spare, with 98 %"
+std::string remedy_text(const RemedySearch& search, const Cluster& cluster);
+Json remedy_json(const Fit& fit, const RemedySearch& search);
 
 }  // namespace foreshard

@@ -28,7 +28,8 @@ Json body_of(const ScalingCurve& curve, const SizedJobs& jobs, std::int64_t most
   }
   const SizedPlan& sized = at->sized;
   const std::int64_t most = curve.weak ? most_sequences * sized.cluster.gpus : most_sequences;
-  const SizedJob job = jobs({curve.machine, sized.cluster.spec, sized.cluster.gpus}, most);
+  const JobVariants variants = jobs({curve.machine, sized.cluster.spec, sized.cluster.gpus}, most);
+  const SizedJob& job = variants[sized.variant];
   body["sensitivity"] = sensitivity_json(forecast(job.model, sized.plan, job.costs), job.costs);
   body["sensitivity"]["gpus"] = sized.cluster.gpus;
   return body;
@@ -50,6 +51,7 @@ ExitCode run_scale(const ScaleOptions& options) {
   const Cluster& node = machine->machine.node;
   RecommendOptions how;
   how.threads = options.threads;
+  how.confidence = options.confidence;
   const std::int64_t sequence = jobs.job(spec(node.gpus)).resolved.plan.batch.sequence;
   how.most_sequences = options.weak > 0
                            ? options.weak

@@ -2,17 +2,17 @@
 #include "sim/search/search.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 
 #include "calibration/prices.h"
 #include "cli/interrupt.h"
-#include "cli/job.h"
+#include "cli/job_search.h"
 #include "cli/output.h"
 #include "cli/page.h"
 #include "cli/progress.h"
@@ -23,7 +23,6 @@
 #include "cli/verbs.h"
 #include "reports/search_depth.h"
 #include "reports/views.h"
-#include "sim/base/spelling.h"
 #include "sim/search/deep.h"
 #include "sim/spec/plan_check.h"
 
@@ -35,93 +34,60 @@ constexpr int kDraws = 64;
 constexpr double kRobustWithin = 1.25;
 
 struct Timed {
-  SearchResult result;
-  double seconds = 0;
+  JobSearch found;
   std::optional<DeepResult> deep;
   double deep_seconds = 0;
 };
 
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-// Keys that the further axes leave alone.
-std::vector<std::string> fixed_keys(const Job& job) {
-  std::vector<std::string> keys;
-  for (const std::string& key : knob_keys()) {
-    const auto given = job.document.given.find(key);
-    if (given != job.document.given.end() && given->second.layer == PlanLayer::kSet) {
-      keys.push_back(key);
-    }
-  }
-  return keys;
-}
-
-std::vector<KnobAxis> asked_knobs(const SearchCommandOptions& options, const Plan& base) {
-  std::vector<KnobAxis> axes;
-  for (const std::string& key : options.vary) {
-    auto axis = knob_axis(key, base);
-    if (!axis) {
-      std::vector<std::string> known = knob_keys();
-      for (const std::string& more : requested_knob_keys()) known.push_back(more);
-      const std::string near = nearest_spelling(key, known);
-      throw Error(
-          ExitCode::kUsage,
-          fmt::format("--vary: {} does not vary; expected {}{}", quote(key), fmt::join(known, ", "),
-                      near.empty() ? "" : fmt::format("; did you mean {}?", near)));
-    }
-    const bool is_there = std::any_of(axes.begin(), axes.end(),
-                                      [&](const KnobAxis& known) { return known.key == key; });
-    if (!is_there) axes.push_back(std::move(*axis));
-  }
-  return axes;
-}
-
-Timed timed_search(const SearchSpace& space, const Job& job, const CostModel& costs,
-                   const SearchCommandOptions& asked) {
-  const InterruptGuard guard;
-  Progress progress("search");
+SearchOptions search_options(const SearchCommandOptions& asked) {
   SearchOptions options;
   options.threads = asked.threads;
-  options.max_memory = asked.max_memory;
+  options.fit.terms = {asked.confidence, asked.max_memory};
   options.objective = asked.objective == "memory" ? Objective::kMemory : Objective::kTime;
   if (asked.robust) options.keep_within = kRobustWithin;
-  options.progress = [&](std::int64_t done, std::int64_t all) {
-    progress.show(done, all);
-    return !InterruptGuard::interrupted();
-  };
-  std::optional<SearchState> state;
-  if (!asked.resume.empty()) {
-    state.emplace(asked.resume, search_key(space, job, costs, asked.max_memory));
-    options.memory = state->memory();
-  }
-  const auto start = std::chrono::steady_clock::now();
-  Timed timed{search(space, job.model, costs, options), 0, std::nullopt, 0};
-  timed.seconds = seconds_since(start);
-  if (asked.deep) {
-    options.memory = {};  // of other places
-    const auto deep_start = std::chrono::steady_clock::now();
-    DeepStart from{timed.result.best, std::nullopt};
-    const Plan& written = job.resolved.plan;
-    if (global_batch(written) == space.global_batch) from.written = written;
-    timed.deep = search_deep(with_all_knobs(space, job.cluster, fixed_keys(job)), job.model, costs,
-                             from, options);
-    timed.deep_seconds = seconds_since(deep_start);
-  }
-  return timed;
+  return options;
 }
 
-std::string answer_text(const Timed& timed, const BestPlan* best, const Job& job, Color color) {
-  return search_text(timed.result, best == nullptr ? nullptr : &best->forecast,
-                     best == nullptr ? nullptr : &best->report, job.model, job.cluster,
-                     timed.seconds, color);
+// States of all variants in one file: the places of one come after those of the one before.
+std::function<SearchMemory(std::size_t)> memory_of(const std::vector<JobVariant>& variants,
+                                                   SearchState& state) {
+  return [&](std::size_t v) {
+    std::size_t before = 0;
+    for (std::size_t k = 0; k < v; ++k) {
+      before += enumerate(variants[k].space, variants[k].job.model, variants[k].job.cluster).size();
+    }
+    SearchMemory memory = state.memory();
+    return SearchMemory{
+        [=](std::size_t i) { return memory.recall(before + i); },
+        [=](std::size_t i, const JudgedPlan& plan) { memory.remember(before + i, plan); }};
+  };
+}
+
+Timed timed_search(const std::vector<JobVariant>& variants, const SearchCommandOptions& asked,
+                   SearchOptions options) {
+  Timed timed;
+  std::optional<SearchState> state;
+  if (!asked.resume.empty()) state.emplace(asked.resume, search_key(variants, options.fit.terms));
+  timed.found = search_job(variants, options, state ? memory_of(variants, *state) : nullptr);
+  if (asked.deep) {
+    const auto [job, space] = variants[timed.found.variant];
+    const auto start = std::chrono::steady_clock::now();
+    DeepStart from{timed.found.result.best, std::nullopt};
+    const Plan& written = job.resolved.plan;
+    if (global_batch(written) == space.global_batch) from.written = written;
+    timed.deep = search_deep(with_all_knobs(space, job.cluster, fixed_keys(job)), job.model,
+                             cost_model(job), from, options);
+    timed.deep_seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+  return timed;
 }
 
 // What is named in the end: by the grid, by its depth, or by what is robust.
 const Plan* chosen_plan(const Timed& timed, const std::optional<RobustChoice>& robust) {
   if (robust) return &robust->sized.plan;
   if (timed.deep && timed.deep->best) return &timed.deep->best->plan;
-  return timed.result.best ? &timed.result.best->plan : nullptr;
+  return timed.found.result.best ? &timed.found.result.best->plan : nullptr;
 }
 
 }  // namespace
@@ -134,15 +100,24 @@ ExitCode run_search(const SearchCommandOptions& options) {
   }
   JobOptions job_options = options.job;
   job_options.assignments.push_back(options.fix);
-  const Job job = without_choices(load_job(job_options));
+  const Job asked = without_choices(load_job(job_options));
+  const SpaceRequest request{options.global_batch, options.vary};
+  const std::vector<JobVariant> variants = search_variants(asked, request);
+
+  const InterruptGuard guard;
+  Progress progress("search");
+  SearchOptions how = search_options(options);
+  how.progress = [&](std::int64_t done, std::int64_t all) {
+    progress.show(done, all);
+    return !InterruptGuard::interrupted();
+  };
+  const Timed timed = timed_search(variants, options, how);
+  const SearchResult& result = timed.found.result;
+  const Job job = without_choices(variants[timed.found.variant].job);
   const CostModel costs = cost_model(job);
-  SearchSpace space = space_of(job);
-  if (options.global_batch) space.global_batch = read_global_batch(*options.global_batch);
-  space.knobs = asked_knobs(options, space.base);
-  const Timed timed = timed_search(space, job, costs, options);
 
   std::optional<RobustChoice> robust;
-  if (options.robust) robust = choose_robust(timed.result, job.model, costs, kDraws);
+  if (options.robust) robust = choose_robust(result, job.model, costs, kDraws);
   const Plan* const chosen = chosen_plan(timed, robust);
   std::optional<BestPlan> best;
   if (chosen != nullptr) best = best_of(job, *chosen, costs);
@@ -150,16 +125,23 @@ ExitCode run_search(const SearchCommandOptions& options) {
     const std::filesystem::path folder = std::filesystem::path(options.out).parent_path();
     write_file(options.out, plan_file_text(job, best->forecast.plan, folder));
   }
+  SearchStory story{result,
+                    job.model,
+                    job.cluster,
+                    asked.resolved.plan,
+                    timed.found.seconds + timed.deep_seconds,
+                    options.confidence};
+  story.alternatives = find_alternatives(asked, request, result, how);
+  if (result.riskier) story.riskier = best_of(job, result.riskier->plan, costs).report;
   std::string ending;
   Json infeasible;
-  if (!best && timed.result.smallest) {
-    const Cluster limited = with_memory_limit(job.cluster, options.max_memory);
-    const Fit fit =
-        fit_in(limited, timed.result.smallest->peak_allocated, timed.result.smallest->peak_reserved,
-               timed.result.smallest->outside_allocator);
-    const auto remedy = find_remedy(job.model, timed.result.smallest->plan, limited);
-    ending = fmt::format("the smallest plan {}; {}", shortfall_text(fit),
-                         remedy_text(remedy, job.cluster));
+  if (!best && result.smallest) {
+    const Fit fit = fit_in(job.cluster, result.smallest->peak_allocated,
+                           result.smallest->peak_reserved, result.smallest->outside_allocator);
+    const RemedySearch remedy = find_remedy(job, result.smallest->plan, how.fit.terms);
+    ending =
+        fmt::format("the smallest plan {}; {}", fit_words(fit, result.smallest->fit_probability),
+                    remedy_text(remedy, job.cluster));
     infeasible = remedy_json(fit, remedy);
   } else if (!best) {
     ending = "no plan of the grid is possible";
@@ -170,7 +152,7 @@ ExitCode run_search(const SearchCommandOptions& options) {
   if (!options.html.empty()) {
     PageDocument page(page_title(job), options.output.command);
     if (best) add_forecast(page, job, best->forecast, best->report, "the best plan");
-    add_search(page, job, timed.result, timed.seconds);
+    add_search(page, job, result, timed.found.seconds);
     if (!ending.empty()) page.set("advice", ending);
     write_page(options.html, page);
   }
@@ -178,21 +160,21 @@ ExitCode run_search(const SearchCommandOptions& options) {
   if (options.output.form == Form::kText) {
     // Tables are about the grid's own best, which knobs, layers or robustness may have replaced.
     std::optional<BestPlan> grids;
-    if (timed.result.best) {
-      const bool is_same = *chosen == timed.result.best->plan;
-      grids = is_same ? best : best_of(job, timed.result.best->plan, costs);
+    if (result.best) {
+      const bool is_same = *chosen == result.best->plan;
+      grids = is_same ? best : best_of(job, result.best->plan, costs);
     }
     const Color color = color_of(options.output.color);
-    std::string text = answer_text(timed, grids ? &*grids : nullptr, job, color);
+    std::string text = search_text(story, grids ? &grids->forecast : nullptr,
+                                   grids ? &grids->report : nullptr, color);
     if (grids) {
-      text += why_text(why_slower(grids->forecast, timed.result, costs), timed.result.best->plan,
-                       color);
+      text += why_text(why_slower(grids->forecast, result, costs), result.best->plan, color);
     }
     if (timed.deep) {
-      text += deep_text(*timed.deep, timed.result.best ? &*timed.result.best : nullptr,
-                        timed.deep_seconds, color);
+      text +=
+          deep_text(*timed.deep, result.best ? &*result.best : nullptr, timed.deep_seconds, color);
     }
-    if (robust) text += robust_text(*robust, *timed.result.best, color);
+    if (robust) text += robust_text(*robust, *result.best, color);
     if (best && options.objective == "cost") {
       text += fmt::format("\n{:.3g} USD per million tokens at {:.2f} USD per GPU and hour\n",
                           dollars_per_million_tokens(job, best->report),
@@ -200,8 +182,7 @@ ExitCode run_search(const SearchCommandOptions& options) {
     }
     write_answer(text + (ending.empty() ? "" : "\n" + ending + "\n"));
   } else {
-    Json body = search_body(job, timed.result, best ? &*best : nullptr, costs,
-                            timed.seconds + timed.deep_seconds);
+    Json body = search_body(job, story, best ? &*best : nullptr, costs);
     if (timed.deep) body["deep"] = to_json(*timed.deep);
     if (robust) body["robust"] = to_json(*robust);
     if (!ending.empty()) {

@@ -23,13 +23,14 @@ double dollars_per_million_tokens(const Job& job, const Report& report) {
   return listed_price(job.cluster).usd_per_hour / 3600 / report.tokens_per_s_per_gpu.value * 1e6;
 }
 
-Json search_body(const Job& job, const SearchResult& result, const BestPlan* best,
-                 const CostModel& costs, double seconds) {
+Json search_body(const Job& job, const SearchStory& story, const BestPlan* best,
+                 const CostModel& costs) {
+  const SearchResult& result = story.result;
   std::vector<Report> reports;
   for (const Candidate& candidate : result.pareto) {
     reports.push_back(best_of(job, candidate.plan, costs).report);
   }
-  Json body = search_json(result, reports, best == nullptr ? nullptr : &best->report, seconds);
+  Json body = search_json(story, reports, best == nullptr ? nullptr : &best->report);
   if (best != nullptr) {
     body["best"]["plan"] = to_json(best->forecast.plan);
     body["best"]["dollars_per_million_tokens"] = dollars_per_million_tokens(job, best->report);

@@ -6,6 +6,7 @@
 
 #include "cli/job.h"
 #include "reports/search_depth.h"
+#include "reports/views.h"
 #include "sim/search/search.h"
 
 namespace foreshard {
@@ -23,7 +24,7 @@ std::vector<WhySlower> why_of(const Job& job, const SearchResult& result, const 
 double dollars_per_million_tokens(const Job& job, const Report& report);
 
 // `best` is what is named in the end, which may be another than the search's own.
-Json search_body(const Job& job, const SearchResult& result, const BestPlan* best,
-                 const CostModel& costs, double seconds);
+Json search_body(const Job& job, const SearchStory& story, const BestPlan* best,
+                 const CostModel& costs);
 
 }  // namespace foreshard

@@ -7,14 +7,19 @@
 #include "sim/spec/plan_check.h"
 
 namespace foreshard {
-namespace {
 
 bool is_fixed(const Job& job, std::string_view key) {
   const auto given = job.document.given.find(key);
   return given != job.document.given.end() && given->second.layer == PlanLayer::kSet;
 }
 
-}  // namespace
+std::vector<std::string> fixed_keys(const Job& job) {
+  std::vector<std::string> keys;
+  for (const auto& [key, given] : job.document.given) {
+    if (given.layer == PlanLayer::kSet) keys.push_back(key);
+  }
+  return keys;
+}
 
 std::int64_t read_global_batch(const std::string& text) {
   // Read as the plan's key is, for the same words.

@@ -4,11 +4,17 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "cli/job.h"
 #include "sim/search/search.h"
 
 namespace foreshard {
+
+// Whether an assignment (--set, --fix) names the key, and all that are named so.
+bool is_fixed(const Job& job, std::string_view key);
+std::vector<std::string> fixed_keys(const Job& job);
 
 // One value for every axis that an assignment (--set, --fix) names; what stays empty varies as
 // search.h says. The global batch is the plan's.

@@ -37,18 +37,20 @@ std::optional<std::pair<std::size_t, JudgedPlan>> parse_line(const std::string& 
 
 }  // namespace
 
-std::string search_key(const SearchSpace& space, const Job& job, const CostModel& costs,
-                       double max_memory) {
-  const Cluster& c = job.cluster;
-  std::string text = fmt::format(
-      "{} {} {} {} {}\n", job.model.name, job.model.parameters(),
-      job.model.training_flops_per_sequence(space.base.batch.sequence).count(), c.spec, max_memory);
-  text +=
-      fmt::format("{} {} {} {} {} {} {} {} {}\n", c.gpu.memory.count(), c.gpu.peak_bf16.value(),
-                  c.gpu.memory_bandwidth.value(), c.node.gpus, c.node.gpu_link.value(), c.node.nics,
-                  c.node.nic_rate.value(), c.network.oversubscription, c.degraded.size());
-  text += to_text(to_json(costs.calibration()));
-  for (const Plan& plan : enumerate(space, job.model, job.cluster)) text += to_yaml(plan);
+std::string search_key(const std::vector<JobVariant>& variants, const MemoryTerms& terms) {
+  std::string text;
+  for (const auto& [job, space] : variants) {
+    const Cluster& c = job.cluster;
+    text += fmt::format("{} {} {} {} {} {}\n", job.model.name, job.model.parameters(),
+                        job.model.training_flops_per_sequence(space.base.batch.sequence).count(),
+                        c.spec, terms.max_memory, terms.confidence);
+    text += fmt::format("{} {} {} {} {} {} {} {} {}\n", c.gpu.memory.count(),
+                        c.gpu.peak_bf16.value(), c.gpu.memory_bandwidth.value(), c.node.gpus,
+                        c.node.gpu_link.value(), c.node.nics, c.node.nic_rate.value(),
+                        c.network.oversubscription, c.degraded.size());
+    text += to_text(to_json(cost_model(job).calibration()));
+    for (const Plan& plan : enumerate(space, job.model, job.cluster)) text += to_yaml(plan);
+  }
   return Fingerprint().add(text).hex();
 }
 

@@ -11,14 +11,13 @@
 #include <mutex>
 #include <string>
 
-#include "cli/job.h"
+#include "cli/job_search.h"
 #include "sim/search/search.h"
 
 namespace foreshard {
 
 // Of everything that the outcomes of a search depend on.
-std::string search_key(const SearchSpace& space, const Job& job, const CostModel& costs,
-                       double max_memory);
+std::string search_key(const std::vector<JobVariant>& variants, const MemoryTerms& terms);
 
 class SearchState {
  public:

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cli/amounts.h"
+#include "cli/job_search.h"
 #include "cli/search_space.h"
 #include "sim/base/unit_strings.h"
 
@@ -42,25 +43,27 @@ Job SizedJobs::job(const std::string& spec) const {
   return without_choices(load_job(named));
 }
 
-SizedJob SizedJobs::operator()(const CandidateCluster& candidate,
-                               std::int64_t most_sequences) const {
-  Job loaded = job(candidate.spec);
-  SearchSpace space = space_of(loaded);
-  const std::int64_t at_once = space.micro_batches.empty() ? 1 : space.micro_batches.front();
-  const std::int64_t least = checked_multiply(candidate.gpus, at_once);
-  if (least > most_sequences) {
-    throw Error(ExitCode::kInfeasible,
-                fmt::format("a step of at most {} sequences is less than one for every GPU",
-                            format_count(most_sequences)));
+JobVariants SizedJobs::operator()(const CandidateCluster& candidate,
+                                  std::int64_t most_sequences) const {
+  const Job loaded = job(candidate.spec);
+  const Price price = price_of(loaded);
+  JobVariants variants;
+  for (auto& [variant, space] : search_variants(loaded, {})) {
+    const std::int64_t at_once = space.micro_batches.empty() ? 1 : space.micro_batches.front();
+    const std::int64_t least = checked_multiply(candidate.gpus, at_once);
+    if (least > most_sequences) {
+      throw Error(ExitCode::kInfeasible,
+                  fmt::format("a step of at most {} sequences is less than one for every GPU",
+                              format_count(most_sequences)));
+    }
+    space.global_batch = most_sequences / least * least;
+    CostModel costs = cost_model(variant);
+    ModelSpec model = variant.model;
+    StackSet stacks = stack_set(variant, costs);
+    variants.push_back(
+        {std::move(model), std::move(space), std::move(costs), price, std::move(stacks)});
   }
-  space.global_batch = most_sequences / least * least;
-  CostModel costs = cost_model(loaded);
-  Price price = price_of(loaded);
-  ModelSpec model = loaded.model;
-  auto cases = [costs, job = std::move(loaded)](const Plan& plan) {
-    return stack_cases(job, plan, costs);
-  };
-  return {std::move(model), std::move(space), std::move(costs), std::move(price), std::move(cases)};
+  return variants;
 }
 
 Price SizedJobs::price_of(const Job& job) const {

@@ -34,7 +34,7 @@ class SizedJobs {
   SizedJobs(JobOptions job, PriceList prices, std::string prices_file);
 
   Job job(const std::string& spec) const;
-  SizedJob operator()(const CandidateCluster& candidate, std::int64_t most_sequences) const;
+  JobVariants operator()(const CandidateCluster& candidate, std::int64_t most_sequences) const;
 
  private:
   Price price_of(const Job& job) const;

@@ -85,6 +85,12 @@ std::vector<std::string> wrapped(std::string_view text, std::size_t width, std::
   return lines;
 }
 
+std::vector<std::string> indented(const std::string& text) {
+  std::vector<std::string> lines = wrapped(text, kTextWidth - 2, 2);
+  for (std::string& line : lines) line.insert(0, "  ");
+  return lines;
+}
+
 std::vector<std::string> first_lines(std::vector<std::string> lines, std::size_t most) {
   if (lines.size() <= most) return lines;
   lines.resize(most);
@@ -133,6 +139,12 @@ std::string signed_percent(double ratio) { return fmt::format("{:+.1f} %", ratio
 std::string cardinal(double value) {
   if (std::abs(value) < 100) return fmt::format("{:.3g}", value);
   return format_count(static_cast<std::int64_t>(std::llround(value)));
+}
+
+std::string chance_text(double probability) {
+  if (probability > 0.995) return ">99 %";
+  if (probability < 0.005) return "<1 %";
+  return fmt::format("{:.0f} %", probability * 100);
 }
 
 }  // namespace foreshard

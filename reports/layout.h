@@ -3,13 +3,14 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "reports/views.h"
-
 namespace foreshard {
+
+enum class Color : std::uint8_t { kNever, kAlways };
 
 inline constexpr std::size_t kTextWidth = 100;
 
@@ -40,6 +41,8 @@ std::string bar(double fraction, std::size_t width);
 
 // Lines of at most `width` characters, broken at spaces; lines after the first are indented.
 std::vector<std::string> wrapped(std::string_view text, std::size_t width, std::size_t indent);
+// The same of a paragraph under a heading: every line two in, within kTextWidth.
+std::vector<std::string> indented(const std::string& text);
 // The first `most` lines; the last of them says with "…" that more followed.
 std::vector<std::string> first_lines(std::vector<std::string> lines, std::size_t most);
 
@@ -48,12 +51,13 @@ std::vector<std::string> first_lines(std::vector<std::string> lines, std::size_t
 std::vector<std::string> aligned(const std::vector<std::vector<std::string>>& rows,
                                  std::size_t left_columns = 1);
 
-std::string seconds_text(double seconds);    // "84.9 ms"
-std::string signed_seconds(double seconds);  // "+84.9 ms"
-std::string bytes_text(double bytes);        // "2.18 GiB"
-std::string signed_bytes(double bytes);      // "-2.18 GiB"
-std::string percent_text(double ratio);      // "41.3 %"
-std::string signed_percent(double ratio);    // "+4.1 %"
-std::string cardinal(double value);          // "9,714"
+std::string seconds_text(double seconds);     // "84.9 ms"
+std::string signed_seconds(double seconds);   // "+84.9 ms"
+std::string bytes_text(double bytes);         // "2.18 GiB"
+std::string signed_bytes(double bytes);       // "-2.18 GiB"
+std::string percent_text(double ratio);       // "41.3 %"
+std::string signed_percent(double ratio);     // "+4.1 %"
+std::string cardinal(double value);           // "9,714"
+std::string chance_text(double probability);  // "97 %", ">99 %", "<1 %"
 
 }  // namespace foreshard

@@ -11,6 +11,8 @@
 
 #include "reports/layout.h"
 #include "reports/report.h"
+#include "sim/base/error.h"
+#include "sim/search/judge.h"
 #include "sim/simulate/forecast.h"
 #include "sim/spec/open_stack.h"
 
@@ -48,18 +50,65 @@ double fit_probability(const std::vector<StackOutcome>& outcomes) {
   return sum;
 }
 
-double fit_probability(const std::vector<StackCase>& cases, const Fit& first) {
-  constexpr std::int64_t kTelling = 4;  // micro-batches; what is reserved is the same of more
-  if (cases.empty()) return fit_probability(first);
-  double sum = cases.front().weight * fit_probability(first);
-  for (std::size_t i = 1; i < cases.size(); ++i) {
-    const StackCase& other = cases[i];
-    Plan plan = other.plan;
-    plan.batch.accumulation = std::min(plan.batch.accumulation, kTelling);
-    const Forecast made = forecast(other.model, plan, other.costs);
-    sum += other.weight * fit_probability(outcome_of(made, other.costs.cluster(), &other).fit);
+std::vector<StackCase> StackSet::of(const Plan& plan) const {
+  std::vector<StackCase> list;
+  if (cases.empty()) return list;
+  for (StackAlternative& each : plans_of(plan)) {
+    const auto of = std::find_if(cases.begin(), cases.end(),
+                                 [&](const StackCase& c) { return c.name == each.name; });
+    FORESHARD_CHECK(of != cases.end(), "an alternative that the job does not have");
+    list.push_back({each.name, each.weight, of->model, std::move(each.plan), of->costs});
+  }
+  return list;
+}
+
+struct StackOdds::Code {
+  explicit Code(const StackCase& of)
+      : name(of.name), judge(of.model, of.costs, rule), programs(of.model) {}
+
+  const LayerPrograms& programs_of(const Plan& plan) {
+    return programs.add(plan, static_cast<std::int16_t>(plan.recompute.value),
+                        static_cast<std::int16_t>(plan.batch.micro_batch));
+  }
+
+  std::string name;
+  FitRule rule;
+  Judge judge;
+  ProgramCache programs;
+};
+
+StackOdds::StackOdds(const StackSet& set) : set_(set) {
+  for (std::size_t i = 1; i < set.cases.size(); ++i) {
+    codes_.push_back(std::make_shared<Code>(set.cases[i]));
+  }
+}
+
+double StackOdds::sum_of(const Plan& plan, const Fit& first, double enough, FitOf fit_of) {
+  if (codes_.empty()) return fit_probability(first);
+  const std::vector<StackAlternative> plans = set_.plans_of(plan);
+  double sum = plans.front().weight * fit_probability(first);
+  double open = 1 - plans.front().weight;
+  for (std::size_t i = 1; i < plans.size(); ++i) {
+    if (sum + open < enough) return sum + open;
+    const auto code = std::find_if(codes_.begin(), codes_.end(),
+                                   [&](const auto& c) { return c->name == plans[i].name; });
+    FORESHARD_CHECK(code != codes_.end(), "an alternative that the job does not have");
+    sum += plans[i].weight * fit_probability(fit_of(**code, plans[i].plan));
+    open -= plans[i].weight;
   }
   return sum;
+}
+
+double StackOdds::operator()(const Plan& plan, const Fit& first, double enough) {
+  return sum_of(plan, first, enough, [](Code& code, const Plan& own) {
+    return code.judge.fit(own, code.programs_of(own));
+  });
+}
+
+double StackOdds::at_most(const Plan& plan, const Fit& least) {
+  return sum_of(plan, least, 0, [](Code& code, const Plan& own) {
+    return code.judge.least_fit(own, code.programs_of(own));
+  });
 }
 
 std::string open_stack_text(const OpenStack& open) {

@@ -2,6 +2,8 @@
 // that may run it (sim/spec/open_stack.h). Draws are of all of them, by their weights.
 #pragma once
 
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -9,6 +11,7 @@
 #include "sim/cost/cost_model.h"
 #include "sim/memory/capacity.h"
 #include "sim/spec/model_spec.h"
+#include "sim/spec/open_stack.h"
 #include "sim/spec/plan.h"
 
 namespace foreshard {
@@ -20,6 +23,36 @@ struct StackCase {
   ModelSpec model;    // with the plan's variants
   Plan plan;
   CostModel costs;
+};
+
+// The codes that may run the plans of a job, made once: of plans that differ in what a search
+// chooses, models and costs are the same.
+struct StackSet {
+  std::vector<StackCase> cases;  // of the job's own plan, which is the first's; empty: said
+  // The same of another plan; some may not go with it.
+  std::function<std::vector<StackAlternative>(const Plan&)> plans_of = {};
+
+  std::vector<StackCase> of(const Plan& plan) const;
+};
+
+// How sure a plan is to fit, whichever code runs it, for a search that asks it of many plans. Of
+// one thread.
+class StackOdds {
+ public:
+  explicit StackOdds(const StackSet& set);
+  // `first`: the plan's fit under the first code. Where the odds are below `enough`, it may be an
+  // upper bound of them that is below it, too.
+  double operator()(const Plan& plan, const Fit& first, double enough);
+  // An upper bound, with what every code allocates for what it reserves.
+  double at_most(const Plan& plan, const Fit& least);
+
+ private:
+  struct Code;  // one of the others
+  using FitOf = Fit (*)(Code&, const Plan&);
+  double sum_of(const Plan& plan, const Fit& first, double enough, FitOf fit_of);
+
+  const StackSet& set_;
+  std::vector<std::shared_ptr<Code>> codes_;
 };
 
 // Its figures.
@@ -43,10 +76,8 @@ OpenStack open_stack(std::vector<StackOutcome> outcomes, const std::vector<doubl
 
 std::vector<double> weights_of(const std::vector<StackOutcome>& outcomes);
 
-// That the step fits, whichever code runs it. Of cases: with the fit of the first, which is known;
-// none: that fit's own.
+// That the step fits, whichever code runs it.
 double fit_probability(const std::vector<StackOutcome>& outcomes);
-double fit_probability(const std::vector<StackCase>& cases, const Fit& first);
 
 // "training code not told (--set stack=NAME narrows it): 950 ms .. 1.07 s over hf_trainer,
 // torchtitan_2025, none, lightning"; "" where it is told.

@@ -13,6 +13,7 @@
 #include <tuple>
 
 #include "calibration/machines.h"
+#include "reports/layout.h"
 #include "sim/base/error.h"
 #include "sim/base/unit_strings.h"
 
@@ -22,6 +23,7 @@ namespace {
 constexpr double kLikelyMfu = 0.4;
 constexpr int kSizes = 8;
 constexpr int kMostDoublings = 8;
+constexpr double kSecondsPerDay = 86400;
 
 struct Looked {
   std::optional<Choice> choice;
@@ -32,22 +34,38 @@ struct Looked {
   std::int64_t sequence = 0;
 };
 
+// With the plan that is fastest of those that fit with the confidence asked for. Where that is
+// enough for memory, but not for memory, time and money at once: with one that spares more.
+std::optional<Choice> choice_of(const CandidateCluster& candidate, const JobVariants& variants,
+                                const RunTerms& terms, const RecommendOptions& options) {
+  const auto with = [&](double confidence) -> std::optional<Choice> {
+    auto sized = best_plan(variants, {confidence}, options.draws);
+    if (!sized) return std::nullopt;
+    Choice choice{candidate.machine, std::move(*sized), variants.front().price, {}};
+    choice.run = forecast_run(choice.sized, choice.price, terms);
+    return choice;
+  };
+  std::optional<Choice> choice = with(terms.confidence);
+  if (!choice || choice->run.probability >= terms.confidence) return choice;
+  const double others = choice->run.probability / choice->sized.fit_probability;
+  if (others <= terms.confidence) return choice;
+  auto surer = with(terms.confidence / others);
+  return surer && surer->run.probability >= terms.confidence ? surer : choice;
+}
+
 Looked look_at(const CandidateCluster& candidate, const JobMaker& make, const RunTerms& terms,
                const RecommendOptions& options) {
   Looked looked;
   try {
-    const SizedJob job = make(candidate, options.most_sequences);
+    const JobVariants variants = make(candidate, options.most_sequences);
+    const SizedJob& job = variants.front();
     looked.model = job.model.name;
     looked.parameters = job.model.parameters();
     looked.sequence = job.space.base.batch.sequence;
-    auto sized = best_plan(job.space, job.model, job.costs, options.draws, job.cases);
-    if (!sized) {
-      looked.reason = "does not fit";
-      return looked;
-    }
-    Choice choice{candidate.machine, std::move(*sized), job.price, {}};
-    choice.run = forecast_run(choice.sized, job.price, terms);
-    if (std::isfinite(choice.run.days.high)) {
+    auto choice = choice_of(candidate, variants, terms, options);
+    if (!choice) {
+      looked.reason = fmt::format("nothing fits with {}", chance_text(terms.confidence));
+    } else if (std::isfinite(choice->run.days.high)) {
       looked.choice = std::move(choice);
     } else {
       looked.reason = "fails more often than a checkpoint takes";
@@ -62,9 +80,12 @@ Looked look_at(const CandidateCluster& candidate, const JobMaker& make, const Ru
   return looked;
 }
 
-bool comes_first(const Choice& a, const Choice& b) {
-  const auto key = [](const Choice& c) {
-    return std::tuple(!c.run.meets_deadline, c.run.dollars.value, c.sized.cluster.gpus, c.machine);
+bool comes_first(const Choice& a, const Choice& b, double confidence) {
+  const auto key = [&](const Choice& c) {
+    const bool holds = c.run.probability >= confidence;
+    const double alike = std::floor(std::log(c.run.dollars.value) / std::log1p(kAlike));
+    return std::tuple(!holds, holds ? 0.0 : -std::round(100 * c.run.probability), alike,
+                      c.assumed(), c.run.dollars.value, c.sized.cluster.gpus, c.machine);
   };
   return key(a) < key(b);
 }
@@ -108,46 +129,76 @@ std::optional<TermsRemedy> more_gpus(const Choice& fastest, const JobMaker& make
     const bool has_to_grow = gpus > options.most_sequences;
     if (has_to_grow) options.most_sequences = gpus;
     const Looked looked = look_at({fastest.machine, spec, gpus}, make, terms, options);
-    if (!looked.choice || !looked.choice->run.meets_deadline) continue;
+    if (!looked.choice || looked.choice->run.probability_in_time < terms.confidence) continue;
     const RunForecast& run = looked.choice->run;
-    return TermsRemedy{TermsRemedy::What::kGpus,  spec,
-                       static_cast<double>(gpus), has_to_grow ? options.most_sequences : 0,
-                       run.days.value * 86400,    run.dollars.value};
+    return TermsRemedy{TermsRemedy::What::kGpus,        spec,
+                       static_cast<double>(gpus),       has_to_grow ? options.most_sequences : 0,
+                       run.days.value * kSecondsPerDay, run.dollars.value};
   }
   return std::nullopt;
 }
 
+// The value nearest to `fails` with which the choice holds, to a thousandth; nothing where it does
+// not hold with `holds` either. Both above zero.
+template <typename Term>
+std::optional<double> nearest_that_holds(const Choice& choice, const RunTerms& terms, Term&& set,
+                                         std::pair<double, double> fails_holds) {
+  const auto holds = [&](double value) {
+    RunTerms other = terms;
+    set(other, value);
+    return forecast_run(choice.sized, choice.price, other).probability >= terms.confidence;
+  };
+  auto [fails, enough] = fails_holds;
+  if (!holds(enough)) return std::nullopt;
+  while (std::abs(enough / fails - 1) > 1e-3) {
+    const double middle = std::sqrt(fails * enough);
+    (holds(middle) ? enough : fails) = middle;
+  }
+  return enough;
+}
+
+// One term changed until a choice holds: the choice that needs the least change.
 std::vector<TermsRemedy> find_remedies(const Recommendation& r, const JobMaker& make,
                                        const RecommendOptions& options) {
   using What = TermsRemedy::What;
   std::vector<TermsRemedy> remedies;
   if (r.choices.empty() || r.meets_terms()) return remedies;
-  const auto add = [&](What what, const Choice& choice, double value) {
-    remedies.push_back({what, choice.sized.cluster.spec, value, 0, choice.run.days.value * 86400,
-                        choice.run.dollars.value});
+  constexpr double kFar = 1000;
+  const RunTerms& terms = r.terms;
+  const auto least_change = [&](What what, double from, double to, auto set) {
+    std::optional<TermsRemedy> best;
+    for (const Choice& c : r.choices) {
+      const auto value = nearest_that_holds(c, terms, set, {from, to});
+      if (!value) continue;
+      const bool is_nearer =
+          !best || std::abs(std::log(*value / from)) < std::abs(std::log(best->value / from));
+      if (!is_nearer) continue;
+      best = TermsRemedy{what,
+                         c.sized.cluster.spec,
+                         *value,
+                         0,
+                         c.run.days.value * kSecondsPerDay,
+                         c.run.dollars.value};
+    }
+    if (best) remedies.push_back(*best);
   };
-  const Choice& first = r.choices.front();
-  if (first.run.meets_deadline) {
-    // Sorted by dollars: the cheapest of those in time.
-    add(What::kBudget, first, first.run.dollars.value);
-  } else {
-    const Choice& fastest = *std::min_element(
-        r.choices.begin(), r.choices.end(),
-        [](const Choice& a, const Choice& b) { return a.run.days.value < b.run.days.value; });
-    add(What::kDeadline, fastest, fastest.run.days.value * 86400);
-    if (auto more = more_gpus(fastest, make, r.terms, options)) remedies.push_back(*more);
-    add(What::kTokens, fastest,
-        r.terms.tokens * *r.terms.deadline / (fastest.run.days.value * 86400));
-  }
-  if (first.run.meets_deadline && r.terms.budget) {
-    add(What::kTokens, first, r.terms.tokens * *r.terms.budget / first.run.dollars.value);
-    const auto cheapest = std::min_element(
-        r.choices.begin(), r.choices.end(),
-        [](const Choice& a, const Choice& b) { return a.run.dollars.value < b.run.dollars.value; });
-    if (cheapest->run.within_budget) {
-      add(What::kDeadline, *cheapest, cheapest->run.days.value * 86400);
+  if (terms.deadline) {
+    least_change(What::kDeadline, *terms.deadline, *terms.deadline * kFar,
+                 [](RunTerms& t, double value) { t.deadline = value; });
+    const auto by_days = [](const Choice& a, const Choice& b) {
+      return a.run.days.value < b.run.days.value;
+    };
+    const Choice& fastest = *std::min_element(r.choices.begin(), r.choices.end(), by_days);
+    if (fastest.run.probability_in_time < terms.confidence) {
+      if (auto more = more_gpus(fastest, make, terms, options)) remedies.push_back(*more);
     }
   }
+  if (terms.budget) {
+    least_change(What::kBudget, *terms.budget, *terms.budget * kFar,
+                 [](RunTerms& t, double value) { t.budget = value; });
+  }
+  least_change(What::kTokens, terms.tokens, terms.tokens / kFar,
+               [](RunTerms& t, double value) { t.tokens = value; });
   return remedies;
 }
 
@@ -176,8 +227,8 @@ Recommendation recommend(const std::vector<CandidateCluster>& candidates, const 
     looked[i] = look_at(candidates[i], make, terms, options);
     if (i == 0 || candidates[i].machine != candidates[i - 1].machine) {
       try {
-        const SizedJob job = make(candidates[i], kMaxGpus);
-        smallest[i] = smallest_that_fits(job.space, job.model, job.costs.cluster(), kMaxGpus);
+        smallest[i] =
+            smallest_that_holds(make(candidates[i], kMaxGpus), {terms.confidence}, kMaxGpus);
       } catch (const Error& error) {
         if (error.exit_code() == ExitCode::kInternal) throw;
       }
@@ -203,7 +254,8 @@ Recommendation recommend(const std::vector<CandidateCluster>& candidates, const 
       r.rejected.push_back({candidates[i].spec, candidates[i].gpus, looked[i].reason});
     }
   }
-  std::sort(r.choices.begin(), r.choices.end(), comes_first);
+  std::sort(r.choices.begin(), r.choices.end(),
+            [&](const Choice& a, const Choice& b) { return comes_first(a, b, terms.confidence); });
   r.remedies = find_remedies(r, make, options);
   return r;
 }

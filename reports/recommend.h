@@ -1,8 +1,9 @@
 // What to buy or rent: every candidate cluster with its best plan and the run on it, in order.
 //
-// Choices that meet the deadline come first, then by dollars, then by GPUs and name. What was
-// looked at and is no choice is told with the reason. The answer does not depend on the number of
-// threads.
+// Choices that hold come first: fit, in time and within the budget, all at once, with the asked
+// confidence; by dollars, of equal ones (within kAlike) the one whose price and rates are better
+// known, then by GPUs and name. The others follow by what they hold with. What was looked at and is
+// no choice is told with the reason. The answer does not depend on the number of threads.
 #pragma once
 
 #include <cstdint>
@@ -24,23 +25,21 @@ struct CandidateCluster {
   std::int64_t gpus = 0;
 };
 
-// A job on one cluster, complete but for what the search chooses.
-struct SizedJob {
-  ModelSpec model;
-  SearchSpace space;
-  CostModel costs;
-  Price price;
-  StackCases cases = {};  // empty: the stack is said
-};
 // Of a cluster at a step of at most so many sequences. Throws Error where the job is not possible
 // there.
-using JobMaker = std::function<SizedJob(const CandidateCluster&, std::int64_t most_sequences)>;
+using JobMaker = std::function<JobVariants(const CandidateCluster&, std::int64_t most_sequences)>;
+
+inline constexpr double kAlike = 0.05;  // of the dollars: two choices cost the same
 
 struct Choice {
   std::string machine;  // catalogue key
   SizedPlan sized;
   Price price;
   RunForecast run;
+  // How many of its price and its step's rates nobody measured.
+  int assumed() const {
+    return (price.evidence == Evidence::kAssumed) + (sized.step.evidence == Evidence::kAssumed);
+  }
 };
 
 struct Rejected {
@@ -78,13 +77,13 @@ struct Recommendation {
   std::vector<MachineSizes> machines;
   std::vector<TermsRemedy> remedies;  // empty where the first choice meets the terms
   bool meets_terms() const {
-    return !choices.empty() && choices.front().run.meets_deadline &&
-           choices.front().run.within_budget;
+    return !choices.empty() && choices.front().run.probability >= terms.confidence;
   }
 };
 
 struct RecommendOptions {
   int threads = 0;                  // 0: all cores
+  double confidence = kConfidence;  // of scale; recommend's is of its terms
   std::int64_t most_sequences = 0;  // of a step
   int draws = 64;
   std::function<bool(std::int64_t, std::int64_t)> progress;  // clusters done and in all

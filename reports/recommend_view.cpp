@@ -18,6 +18,7 @@ namespace {
 constexpr std::size_t kMostChoices = 20;
 constexpr std::size_t kMostRejected = 12;
 constexpr double kDay = 86400;
+constexpr double kHopeless = 0.01;  // a choice that holds with less is counted, not shown
 
 using Lines = std::vector<std::string>;
 
@@ -49,12 +50,6 @@ std::string range_text(const Quantity& q) {
   return fmt::format("{} .. {}", short_number(q.low), short_number(q.high));
 }
 
-std::string chance_text(double probability) {
-  if (probability > 0.995) return ">99 %";
-  if (probability < 0.005) return "<1 %";
-  return fmt::format("{:.0f} %", probability * 100);
-}
-
 std::string terms_text(const Recommendation& r) {
   std::string text =
       fmt::format("{} · {} parameters · {} tokens", r.model,
@@ -65,11 +60,25 @@ std::string terms_text(const Recommendation& r) {
                             format_count(r.sequence));
 }
 
-// A paragraph under a heading.
-Lines indented(const std::string& text) {
-  Lines lines = wrapped(text, kTextWidth - 2, 2);
-  for (std::string& line : lines) line.insert(0, "  ");
-  return lines;
+// Settings of the plan that were free to choose, where they are not PyTorch's defaults.
+std::string free_settings(const Plan& plan) {
+  std::string words;
+  if (plan.loss.kind == Loss::Kind::kChunked)
+    words += fmt::format(", loss chunked-{}", plan.loss.chunks);
+  if (plan.allocator.expandable_segments) words += ", expandable_segments";
+  if (plan.units.shard_dim == Units::kExpertsDim) words += ", shard_dim experts";
+  return words;
+}
+
+// "holds with 96 %: fits with 97 %, in time with >99 %, within the budget with 99 %"
+std::string odds_text(const RunTerms& terms, const Choice& c) {
+  std::string each = "fits with " + chance_text(c.sized.fit_probability);
+  if (!terms.deadline && !terms.budget) return each;
+  if (terms.deadline) each += ", in time with " + chance_text(c.run.probability_in_time);
+  if (terms.budget) {
+    each += ", within the budget with " + chance_text(c.run.probability_within_budget);
+  }
+  return fmt::format("holds with {}: {}", chance_text(c.run.probability), each);
 }
 
 Lines first_lines_of(const Recommendation& r, const Paint& paint) {
@@ -77,22 +86,29 @@ Lines first_lines_of(const Recommendation& r, const Paint& paint) {
   const RunForecast& run = c.run;
   const SizedPlan& sized = c.sized;
   const Plan& plan = sized.plan;
-  std::string head =
-      fmt::format("{}: {} d ({}), {} USD ({})", sized.cluster.spec, short_number(run.days.value),
-                  range_text(run.days), short_number(run.dollars.value), range_text(run.dollars));
-  if (r.terms.deadline) head += fmt::format(", in time with {}", chance_text(run.probability));
+  const std::string head =
+      fmt::format("{}: {} d ({}), {} USD ({}), {}", sized.cluster.spec,
+                  short_number(run.days.value), range_text(run.days),
+                  short_number(run.dollars.value), range_text(run.dollars), odds_text(r.terms, c));
   const Interruptions& x = run.interruptions;
-  Lines lines = {r.meets_terms() ? paint.green(paint.bold(head)) : paint.yellow(paint.bold(head))};
-  append(lines, indented(fmt::format("plan: {}, reshard {}, prefetch {}, recompute "
-                                     "{}, micro-batch {} x {}",
-                                     words_of(plan.mesh), reshard_words(plan),
-                                     words_of(plan.prefetch), recompute_words(plan),
-                                     plan.batch.micro_batch, plan.batch.accumulation)));
+  const std::string open = open_stack_text(sized.open_stack);
+  Lines lines;
+  for (const std::string& line : wrapped(head, kTextWidth, 2)) {
+    lines.push_back(r.meets_terms() ? paint.green(paint.bold(line))
+                                    : paint.yellow(paint.bold(line)));
+  }
+  append(lines,
+         indented(fmt::format("plan: {}, reshard {}, prefetch {}, recompute "
+                              "{}, micro-batch {} x {}{}",
+                              words_of(plan.mesh), reshard_words(plan), words_of(plan.prefetch),
+                              recompute_words(plan), plan.batch.micro_batch,
+                              plan.batch.accumulation, free_settings(plan))));
   lines.push_back(fmt::format("  step: {} ({} .. {}, {}), MFU {}, {} exposed, {} to spare",
                               seconds_text(sized.step.value), seconds_text(sized.step.low),
                               seconds_text(sized.step.high), to_string(sized.step.evidence),
                               percent_text(sized.mfu.value), percent_text(sized.exposed_share),
                               format_bytes(sized.fit.margin())));
+  if (!open.empty()) append(lines, indented(open));
   append(lines,
          indented(fmt::format(
              "goodput {}: a failure every {}, a checkpoint of {} in {} every {}, "
@@ -111,23 +127,33 @@ Lines first_lines_of(const Recommendation& r, const Paint& paint) {
 
 Lines choice_lines(const Recommendation& r, const Paint& paint) {
   std::vector<std::vector<std::string>> table = {{"  cluster", "days", "90 %", "USD", "90 %",
-                                                  "USD/1M tok", "MFU", "goodput", "MWh",
-                                                  "in time"}};
-  for (std::size_t i = 0; i < std::min(r.choices.size(), kMostChoices); ++i) {
-    const Choice& c = r.choices[i];
-    table.push_back({"  " + clipped(c.sized.cluster.spec, 22), short_number(c.run.days.value),
-                     range_text(c.run.days), short_number(c.run.dollars.value),
-                     range_text(c.run.dollars),
+                                                  "USD/1M tok", "MFU", "goodput", "MWh", "spare",
+                                                  "odds"}};
+  std::size_t hopeless = 0;
+  for (const Choice& c : r.choices) {
+    const bool is_hopeless = c.run.probability < kHopeless && &c != &r.choices.front();
+    hopeless += is_hopeless;
+    if (is_hopeless || table.size() > kMostChoices) continue;
+    const std::string mark = c.assumed() > 0 ? "*" : "";
+    table.push_back({"  " + clipped(c.sized.cluster.spec, 22) + mark,
+                     short_number(c.run.days.value), range_text(c.run.days),
+                     short_number(c.run.dollars.value), range_text(c.run.dollars),
                      fmt::format("{:.3g}", c.run.dollars_per_million_tokens.value),
                      percent_text(c.sized.mfu.value), percent_text(c.run.goodput.value),
                      short_number(c.run.energy_kwh.value / 1000),
-                     r.terms.deadline ? chance_text(c.run.probability) : "-"});
+                     format_bytes(c.sized.fit.margin()), chance_text(c.run.probability)});
   }
   Lines lines = aligned(table);
   lines.front() = paint.dim(lines.front());
-  if (r.choices.size() > kMostChoices) {
-    lines.push_back(fmt::format("  ({} more in the JSON)", r.choices.size() - kMostChoices));
+  const std::size_t more = r.choices.size() - hopeless - (table.size() - 1);
+  if (more > 0) lines.push_back(fmt::format("  ({} more in the JSON)", more));
+  if (hopeless > 0) {
+    lines.push_back(
+        fmt::format("  {} more hold with less than {:.0f} %", hopeless, 100 * kHopeless));
   }
+  const bool any_assumed = std::any_of(r.choices.begin(), r.choices.end(),
+                                       [](const Choice& c) { return c.assumed() > 0; });
+  if (any_assumed) lines.push_back("  * nobody published its price or its rates: assumed");
   return lines;
 }
 
@@ -225,6 +251,7 @@ Json choice_json(const Choice& c) {
       {"energy_kwh", to_json(run.energy_kwh)},
       {"goodput", to_json(run.goodput)},
       {"probability", run.probability},
+      {"probability_in_time", run.probability_in_time},
       {"probability_within_budget", run.probability_within_budget},
       {"meets_deadline", run.meets_deadline},
       {"within_budget", run.within_budget},
@@ -237,7 +264,8 @@ Json choice_json(const Choice& c) {
         {"peak_allocated_bytes", sized.fit.allocated.count()},
         {"peak_reserved_bytes", sized.fit.reserved.count()},
         {"outside_allocator_bytes", sized.fit.outside.count()},
-        {"margin_bytes", sized.fit.margin().count()}}},
+        {"margin_bytes", sized.fit.margin().count()},
+        {"fit_probability", sized.fit_probability}}},
       {"price",
        {{"usd_per_gpu_hour", to_json(price)}, {"date", c.price.date}, {"source", c.price.source}}},
       {"interruptions",
@@ -248,6 +276,7 @@ Json choice_json(const Choice& c) {
          std::isfinite(run.checkpoint_interval) ? Json(run.checkpoint_interval) : Json()},
         {"restart_s", x.restart},
         {"evaluation_share", run.evaluation_share}}},
+      {"open", open_json(sized.open_stack)},
       {"plans", {{"enumerated", sized.enumerated}, {"simulated", sized.simulated}}}};
   return json;
 }
@@ -275,9 +304,10 @@ std::string recommend_text(const Recommendation& r, Color color) {
     lines.push_back(paint.red("no candidate can run it"));
   } else {
     if (!r.meets_terms()) {
-      lines.push_back(paint.red(r.choices.front().run.meets_deadline
-                                    ? "no candidate is in time within the budget"
-                                    : "no candidate meets the deadline"));
+      const std::string sure = chance_text(r.terms.confidence);
+      lines.push_back(paint.red(fmt::format("no candidate fits{}{} with {}",
+                                            r.terms.deadline ? ", is in time" : "",
+                                            r.terms.budget ? " and within the budget" : "", sure)));
       for (const TermsRemedy& remedy : r.remedies) {
         append(lines, indented("it would with " + remedy_words(remedy)));
       }
@@ -312,7 +342,8 @@ Json to_json(const Recommendation& r) {
                    {"evaluate_every_steps", r.terms.evaluate_every},
                    {"evaluate_sequences", r.terms.evaluate_sequences},
                    {"server_power_over_gpu_limit", r.terms.server_power},
-                   {"pue", r.terms.pue}};
+                   {"pue", r.terms.pue},
+                   {"confidence", r.terms.confidence}};
   json["meets_terms"] = r.meets_terms();
   Json& choices = json["choices"] = Json::array();
   for (const Choice& choice : r.choices) choices.push_back(choice_json(choice));

@@ -45,13 +45,14 @@ ScalingCurve scale(const std::vector<CandidateCluster>& sizes, const JobMaker& m
     try {
       const std::int64_t most =
           weak ? checked_multiply(options.most_sequences, sizes[i].gpus) : options.most_sequences;
-      const SizedJob job = make(sizes[i], most);
+      const JobVariants variants = make(sizes[i], most);
+      const SizedJob& job = variants.front();
       l.model = job.model.name;
       l.sequence = job.space.base.batch.sequence;
-      if (auto sized = best_plan(job.space, job.model, job.costs, options.draws)) {
+      if (auto sized = best_plan(variants, {options.confidence}, options.draws)) {
         l.point = ScalePoint{std::move(*sized), job.price};
       } else {
-        l.reason = "does not fit";
+        l.reason = fmt::format("nothing fits with {}", chance_text(options.confidence));
       }
     } catch (const Error& error) {
       if (error.exit_code() == ExitCode::kInternal) throw;
@@ -117,24 +118,26 @@ std::string scale_text(const ScalingCurve& curve, Color color) {
   }
   for (std::string& line : aligned(table)) lines.push_back(std::move(line));
   table = {{"  GPUs", "shard", "reshard", "prefetch", "recompute", "micro-batch", "to spare",
-            "USD/1M tok"}};
+            "fits", "USD/1M tok"}};
   for (const ScalePoint& point : curve.points) {
     const SizedPlan& s = point.sized;
     table.push_back({"  " + format_count(s.cluster.gpus), format_count(s.plan.mesh.shard),
                      reshard_words(s.plan), words_of(s.plan.prefetch), recompute_words(s.plan),
                      batch_words(s.plan), format_bytes(s.fit.margin()),
+                     chance_text(s.fit_probability),
                      fmt::format("{:.3g}", dollars_per_million(point))});
   }
   lines.emplace_back();
   for (std::string& line : aligned(table)) lines.push_back(std::move(line));
   lines.emplace_back();
-  if (curve.knee && curve.points.size() > 1) {
-    const bool none = *curve.knee == curve.points.back().sized.cluster.gpus;
+  if (curve.points.size() > 1) {
     lines.push_back(
-        none
-            ? fmt::format("no knee: every doubling brings {} times the tokens/s or more", kKneeGain)
-            : fmt::format("knee: beyond {} GPUs a doubling brings less than {} times the tokens/s",
-                          format_count(*curve.knee), kKneeGain));
+        curve.knee
+            ? fmt::format("knee: beyond {} GPUs a doubling brings less than {} times the tokens/s",
+                          format_count(*curve.knee), kKneeGain)
+            : fmt::format("no knee among these sizes: every doubling brings {} times the tokens/s "
+                          "or more",
+                          kKneeGain));
   }
   for (const Rejected& one : curve.rejected) {
     for (std::string& line :
@@ -164,6 +167,7 @@ Json to_json(const ScalingCurve& curve) {
                       {"mfu", to_json(s.mfu)},
                       {"exposed_communication", s.exposed_share},
                       {"margin_bytes", s.fit.margin().count()},
+                      {"fit_probability", s.fit_probability},
                       {"dollars_per_million_tokens", dollars_per_million(point)}});
   }
   Json& rejected = json["rejected"] = Json::array();

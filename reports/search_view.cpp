@@ -57,18 +57,25 @@ class Heatmap {
 
   Lines lines(const Paint& paint) const {
     if (shards_.empty()) return {};
-    const std::size_t columns = std::min(prefetches_.size(), kMostPrefetches);
-    Lines lines = {paint.bold("best step time by shard group and prefetch (forward/backward)"),
-                   "  darker is faster, - does not fit; everything else as it is best"};
+    const bool is_idle = prefetch_is_idle(result_);
+    const std::size_t columns = is_idle ? 1 : std::min(prefetches_.size(), kMostPrefetches);
+    Lines lines = {
+        paint.bold(is_idle ? "best step time by shard group; prefetch depth does not matter here"
+                           : "best step time by shard group and prefetch (forward/backward)"),
+        "  darker is faster, - does not hold; everything else as it is best"};
     std::string head = left("  shard", 10);
-    for (std::size_t p = 0; p < columns; ++p) head += right(words_of(prefetches_[p]), kCell);
+    for (std::size_t p = 0; p < columns && !is_idle; ++p) {
+      head += right(words_of(prefetches_[p]), kCell);
+    }
     lines.push_back(head);
     for (std::int64_t shard : shards_) {
       std::string line = left("  " + std::to_string(shard), 10);
-      for (std::size_t p = 0; p < columns; ++p) line += cell(shard, prefetches_[p], paint);
+      for (std::size_t p = 0; p < columns; ++p) {
+        line += cell(is_idle ? fastest_of(shard) : find(shard, prefetches_[p]), paint);
+      }
       lines.push_back(line);
     }
-    if (columns < prefetches_.size()) {
+    if (columns < prefetches_.size() && !is_idle) {
       lines.push_back(
           fmt::format("  ({} more prefetch settings in the JSON)", prefetches_.size() - columns));
     }
@@ -81,15 +88,29 @@ class Heatmap {
     if (std::find(list.begin(), list.end(), value) == list.end()) list.push_back(value);
   }
 
-  std::string cell(std::int64_t shard, const Prefetch& prefetch, const Paint& paint) const {
-    for (const HeatmapCell& cell : result_.heatmap) {
-      if (cell.shard != shard || !(cell.prefetch == prefetch)) continue;
-      if (!cell.seconds) return right("-", kCell);
-      const std::string tile = shade(*cell.seconds, fastest_, slowest_);
-      const std::string text = right(tile + tile + " " + seconds_text(*cell.seconds), kCell);
-      return *cell.seconds == fastest_ ? paint.green(text) : text;
+  const HeatmapCell* find(std::int64_t shard, const Prefetch& prefetch) const {
+    const auto found = std::find_if(
+        result_.heatmap.begin(), result_.heatmap.end(),
+        [&](const HeatmapCell& c) { return c.shard == shard && c.prefetch == prefetch; });
+    return found == result_.heatmap.end() ? nullptr : &*found;
+  }
+
+  // Of the shard group's cells; one that does not hold where none does.
+  const HeatmapCell* fastest_of(std::int64_t shard) const {
+    const HeatmapCell* fastest = nullptr;
+    for (const HeatmapCell& c : result_.heatmap) {
+      if (c.shard != shard || (fastest != nullptr && !c.seconds)) continue;
+      if (fastest == nullptr || !fastest->seconds || *c.seconds < *fastest->seconds) fastest = &c;
     }
-    return right("", kCell);
+    return fastest;
+  }
+
+  std::string cell(const HeatmapCell* cell, const Paint& paint) const {
+    if (cell == nullptr) return right("", kCell);
+    if (!cell->seconds) return right("-", kCell);
+    const std::string tile = shade(*cell->seconds, fastest_, slowest_);
+    const std::string text = right(tile + tile + " " + seconds_text(*cell->seconds), kCell);
+    return *cell->seconds == fastest_ ? paint.green(text) : text;
   }
 
   const SearchResult& result_;
@@ -101,22 +122,27 @@ class Heatmap {
 
 // --- the answer ---
 
-Lines best_lines(const SearchResult& result, const Report* report, const Cluster& cluster,
-                 const Paint& paint) {
+Lines best_lines(const SearchStory& story, const Report* report, const Paint& paint) {
+  const SearchResult& result = story.result;
+  const std::string sure = chance_text(story.confidence);
   if (!result.best) {
-    Lines lines = {paint.red("no plan fits " + cluster_words(cluster))};
-    if (!result.smallest) return lines;
-    const Fit fit = fit_in(cluster, result.smallest->peak_allocated, result.smallest->peak_reserved,
-                           result.smallest->outside_allocator);
-    append(lines,
-           wrapped(fmt::format("  the smallest needs {} more than the GPU's {}: {}",
-                               format_bytes(Bytes() - fit.margin()), format_bytes(fit.capacity),
-                               plan_in_words(result.smallest->plan)),
-                   kTextWidth, 2));
+    Lines lines = {
+        paint.red(fmt::format("no plan fits {} with {}", cluster_words(story.cluster), sure))};
+    if (!result.smallest || result.riskier) return lines;
+    const Fit fit = fit_in(story.cluster, result.smallest->peak_allocated,
+                           result.smallest->peak_reserved, result.smallest->outside_allocator);
+    append(lines, wrapped(fmt::format("  the smallest {}: {}",
+                                      fit_words(fit, result.smallest->fit_probability),
+                                      plan_in_words(result.smallest->plan)),
+                          kTextWidth, 2));
     return lines;
   }
   const Candidate& best = *result.best;
-  Lines lines = {paint.bold("best plan"), "  " + clipped(plan_in_words(best.plan), kTextWidth - 2)};
+  Lines lines = {
+      paint.bold(fmt::format("best plan: fits with {}", chance_text(best.fit_probability))),
+      "  " + clipped(plan_in_words(best.plan), kTextWidth - 2)};
+  const std::string settings = settings_words(story.base, best.plan);
+  if (!settings.empty()) append(lines, indented("with" + settings));
   std::string figures = fmt::format("  {} per step, {} tokens/s per GPU, peak {} allocated",
                                     seconds_text(best.seconds), cardinal(best.tokens_per_s_per_gpu),
                                     format_bytes(best.peak_allocated));
@@ -154,7 +180,8 @@ std::string changes(const Plan& best, const Plan& other) {
   std::string text;
   std::string mapping;
   for (const PlanDifference& d : plan_differences(best, other)) {
-    const bool follows = d.key == "mesh.replicate" || d.key == "batch.accumulation";
+    const bool follows =
+        d.key == "mesh.replicate" || d.key == "batch.accumulation" || d.key == "allocator";
     if (follows && !text.empty()) continue;
     const std::string own = d.key.substr(0, d.key.find('.') + 1);
     const bool joins = !own.empty() && own == mapping;
@@ -168,6 +195,7 @@ std::string changes(const Plan& best, const Plan& other) {
 std::vector<std::string> step_cells(const Candidate& best, const Candidate& other) {
   if (other.verdict == Verdict::kDoesNotFit) return {"does not fit", ""};
   if (other.verdict == Verdict::kNotDivisible) return {"not divisible", ""};
+  if (other.verdict == Verdict::kPruned) return {"slower by its bound", ""};
   const double change = best.seconds > 0 ? other.seconds / best.seconds - 1 : 0;
   if (std::abs(change) < kSmallestChange) return {"as fast", ""};
   return {signed_seconds(other.seconds - best.seconds), signed_percent(change)};
@@ -216,17 +244,20 @@ Json prefetch_json(const Prefetch& prefetch) {
 
 }  // namespace
 
-std::string search_text(const SearchResult& result, const Forecast* best, const Report* best_report,
-                        const ModelSpec& model, const Cluster& cluster, double seconds,
+std::string search_text(const SearchStory& story, const Forecast* best, const Report* best_report,
                         Color color) {
+  const SearchResult& result = story.result;
   const Paint paint(color);
-  Lines lines = {paint.bold(clipped(model.name, kTextWidth)),
-                 clipped(cluster_words(cluster), kTextWidth),
-                 fmt::format("{} plans: {} do not fit, {} simulated, in {}",
-                             format_count(result.enumerated), format_count(result.rejected_memory),
-                             format_count(result.simulated), seconds_text(seconds)),
-                 ""};
-  append(lines, best_lines(result, best_report, cluster, paint));
+  std::string counts =
+      fmt::format("{} plans: {} do not fit, {} simulated", format_count(result.enumerated),
+                  format_count(result.rejected_memory), format_count(result.simulated));
+  if (result.pruned > 0) {
+    counts += fmt::format(", {} slower by their bounds", format_count(result.pruned));
+  }
+  Lines lines = {paint.bold(clipped(story.model.name, kTextWidth)),
+                 clipped(cluster_words(story.cluster), kTextWidth),
+                 fmt::format("{}, in {}", counts, seconds_text(story.seconds)), ""};
+  append(lines, best_lines(story, best_report, paint));
   if (best != nullptr) {
     std::vector<WaterfallBar> bars = waterfall(best->graph, best->timeline);
     std::stable_sort(bars.begin(), bars.end(),
@@ -238,6 +269,10 @@ std::string search_text(const SearchResult& result, const Forecast* best, const 
     }
     lines.push_back(clipped(where, kTextWidth));
   }
+  if (best_report != nullptr && !best_report->open_stack.outcomes.empty()) {
+    append(lines, indented(open_stack_text(best_report->open_stack)));
+  }
+  append(lines, advice_lines(result, story.alternatives, story.base, paint));
   const Lines map = Heatmap(result).lines(paint);
   if (!map.empty()) lines.emplace_back();
   append(lines, map);
@@ -246,19 +281,24 @@ std::string search_text(const SearchResult& result, const Forecast* best, const 
   return fmt::format("{}\n", fmt::join(lines, "\n"));
 }
 
-Json search_json(const SearchResult& result, const std::vector<Report>& pareto_reports,
-                 const Report* best_report, double seconds) {
+Json search_json(const SearchStory& story, const std::vector<Report>& pareto_reports,
+                 const Report* best_report) {
+  const SearchResult& result = story.result;
   Json json;
   json["schema"] = "foreshard.search/1";
   json["enumerated"] = result.enumerated;
   json["rejected_memory"] = result.rejected_memory;
   json["simulated"] = result.simulated;
-  json["seconds"] = seconds;
-  json["best"] = nullptr;
-  if (result.best) {
-    json["best"] = {{"plan", to_json(result.best->plan)}, {"report", nullptr}};
-    if (best_report != nullptr) json["best"]["report"] = to_json(*best_report);
-  }
+  json["seconds"] = story.seconds;
+  json["confidence"] = story.confidence;
+  const auto named = [](const std::optional<Candidate>& candidate, const Report* report) -> Json {
+    if (!candidate) return nullptr;
+    return {{"plan", to_json(candidate->plan)},
+            {"report", report == nullptr ? Json(nullptr) : to_json(*report)}};
+  };
+  json["best"] = named(result.best, best_report);
+  json["riskier"] = named(result.riskier, story.riskier ? &*story.riskier : nullptr);
+  json["alternatives"] = to_json(story.alternatives);
   Json& pareto = json["pareto"] = Json::array();
   for (std::size_t i = 0; i < result.pareto.size(); ++i) {
     Json entry = {{"plan", to_json(result.pareto[i].plan)}, {"report", nullptr}};

@@ -24,7 +24,7 @@
 namespace foreshard {
 namespace {
 
-constexpr std::int64_t kDrawn = 6;  // micro-batches of the longer of the two
+constexpr std::int64_t kDrawn = 3;  // micro-batches of the longer of the two
 constexpr std::int64_t kShown = 4;  // of the step whose memory and composition are told
 
 Plan with_accumulation(Plan plan, std::int64_t most) {
@@ -183,18 +183,37 @@ void judge_each(std::size_t count, const Judging& judging,
   if (stopped) throw Error(ExitCode::kInterrupted, std::string(judging.who) + " was stopped");
 }
 
-std::optional<SizedPlan> best_plan(const SearchSpace& space, const ModelSpec& model,
-                                   const CostModel& costs, int draws, const StackCases& cases) {
+std::optional<SizedPlan> best_plan(const JobVariants& variants, const MemoryTerms& terms,
+                                   int draws) {
   SearchOptions options;
   options.threads = 1;
   options.detail = SearchDetail::kBest;
-  const SearchResult found = search(space, model, costs, options);
-  if (!found.best) return std::nullopt;
-  const Plan& plan = found.best->plan;
-  SizedPlan sized =
-      size_up(model, plan, costs, draws, cases ? cases(plan) : std::vector<StackCase>());
-  sized.enumerated = found.enumerated;
-  sized.simulated = found.simulated;
+  options.fit.terms = terms;
+  options.fit.keeps_riskier = false;
+  const SizedJob* of = nullptr;
+  std::optional<Candidate> best;
+  std::int64_t enumerated = 0, simulated = 0;
+  // The last first, each for what is not slower: of equally fast ones the first wins.
+  for (std::size_t v = variants.size(); v-- > 0;) {
+    const SizedJob& job = variants[v];
+    if (best) options.faster_than = best->seconds * (1 + options.tie);
+    StackOdds odds(job.stacks);
+    options.fit.probability = std::ref(odds);
+    options.fit.at_most = [&](const Plan& plan, const Fit& least) {
+      return odds.at_most(plan, least);
+    };
+    const SearchResult found = search(job.space, job.model, job.costs, options);
+    enumerated += found.enumerated;
+    simulated += found.simulated;
+    if (!found.best) continue;
+    best = found.best;
+    of = &job;
+  }
+  if (!best) return std::nullopt;
+  SizedPlan sized = size_up(of->model, best->plan, of->costs, draws, of->stacks.of(best->plan));
+  sized.variant = static_cast<std::size_t>(of - variants.data());
+  sized.enumerated = enumerated;
+  sized.simulated = simulated;
   return sized;
 }
 
@@ -207,7 +226,7 @@ std::optional<std::int64_t> knee_of(std::vector<std::pair<std::int64_t, double>>
     const double doublings = std::log2(static_cast<double>(more) / static_cast<double>(less));
     if (faster / slower < std::pow(kKneeGain, doublings)) return less;
   }
-  return curve.back().first;
+  return std::nullopt;
 }
 
 std::int64_t next_size(std::int64_t gpus, const Cluster& cluster) {
@@ -215,9 +234,11 @@ std::int64_t next_size(std::int64_t gpus, const Cluster& cluster) {
   return gpus < node ? std::min(gpus * 2, node) : gpus * 2;
 }
 
-std::optional<std::int64_t> smallest_that_fits(const SearchSpace& space, const ModelSpec& model,
-                                               const Cluster& of, std::int64_t most) {
-  Cluster cluster = of;
+namespace {
+
+// Whether the plan that asks for least memory holds on a cluster.
+bool least_holds(const SizedJob& job, const Cluster& cluster, const MemoryTerms& terms) {
+  const SearchSpace& space = job.space;
   Plan plan = space.base;
   plan.batch.micro_batch = space.micro_batches.empty() ? 1 : space.micro_batches.front();
   plan.batch.accumulation = 1;
@@ -226,19 +247,41 @@ std::optional<std::int64_t> smallest_that_fits(const SearchSpace& space, const M
   plan.recompute = space.recomputes.empty() ? RangedPolicy<Recompute>{Recompute::kFull, {}}
                                             : space.recomputes.front();
   plan.prefetch = space.prefetches.empty() ? Prefetch{} : space.prefetches.front();
+  const std::int64_t shard = space.shard_groups.empty() ? cluster.gpus : space.shard_groups.front();
+  if (cluster.gpus % shard != 0) return false;
+  plan.mesh = {shard, cluster.gpus / shard};
+  std::vector<AllocatorSettings> allocators = space.allocators;
+  if (allocators.empty()) allocators = {plan.allocator};
+  // Experts that are sharded along another dimension where that is free to choose.
+  for (const KnobAxis& knob : space.knobs) {
+    if (knob.key == "units.shard_dim" && knob.matters(plan)) knob.values.back()(plan);
+  }
+  if (find_problem(plan, job.model, cluster)) return false;
+  const EventGraph graph = build_training_step(job.model, plan);
+  const Bytes peak = peak_allocated(graph);
+  const Bytes outside = total(memory_outside(graph, cluster, plan.runtime));
+  if (!holds(fit_in(cluster, peak, peak, outside), terms)) return false;
+  return std::any_of(allocators.begin(), allocators.end(), [&](const AllocatorSettings& allocator) {
+    plan.allocator = allocator;
+    if (find_problem(plan, job.model, cluster)) return false;
+    const Bytes reserved = forecast_reserved(graph, plan, cluster).peak;
+    return holds(fit_in(cluster, peak, reserved, outside), terms);
+  });
+}
+
+}  // namespace
+
+std::optional<std::int64_t> smallest_that_holds(const JobVariants& variants,
+                                                const MemoryTerms& terms, std::int64_t most) {
+  Cluster cluster = variants.front().costs.cluster();
   const bool is_single = cluster.node.nics == 0;
   for (std::int64_t gpus = 1; gpus <= most; gpus = next_size(gpus, cluster)) {
     if (is_single && gpus > cluster.node.gpus) break;
     cluster.gpus = gpus;
-    const std::int64_t shard = space.shard_groups.empty() ? gpus : space.shard_groups.front();
-    if (gpus % shard != 0) continue;
-    plan.mesh = {shard, gpus / shard};
-    if (find_problem(plan, model, cluster)) continue;
-    const EventGraph graph = build_training_step(model, plan);
-    const Bytes peak = peak_allocated(graph);
-    const Bytes outside = total(memory_outside(graph, cluster, plan.runtime));
-    if (!may_fit(cluster, peak, outside)) continue;
-    if (fit_in(cluster, peak, peak_reserved(graph, plan, cluster), outside).fits()) return gpus;
+    const bool is_enough = std::any_of(variants.begin(), variants.end(), [&](const SizedJob& job) {
+      return least_holds(job, cluster, terms);
+    });
+    if (is_enough) return gpus;
   }
   return std::nullopt;
 }

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "calibration/prices.h"
 #include "reports/report.h"
 #include "sim/cost/cost_model.h"
 #include "sim/search/search.h"
@@ -17,6 +18,7 @@ namespace foreshard {
 struct SizedPlan {
   Cluster cluster;
   Plan plan;
+  std::size_t variant = 0;      // of the JobVariants that were searched
   std::int64_t enumerated = 0;  // by the search that found it
   std::int64_t simulated = 0;
   Quantity step;              // s
@@ -31,7 +33,22 @@ struct SizedPlan {
   double forward_share = 0;  // of the step, in forward work
   Bytes state;  // what a checkpoint holds: stored parameters and optimizer state, of all ranks
   Fit fit;
+
+  double fit_probability_of(std::size_t draw) const {
+    return draw < fit_draws.size() ? fit_draws[draw] : fit_probability;
+  }
 };
+
+// A job on one cluster, complete but for what the search chooses. Jobs that differ in what costs
+// nothing to change (another implementation of the loss) are searched together: variants.
+struct SizedJob {
+  ModelSpec model;
+  SearchSpace space;
+  CostModel costs;
+  Price price;
+  StackSet stacks = {};
+};
+using JobVariants = std::vector<SizedJob>;  // one at the least: the job as it was asked for
 
 // Calls `judge` for every i below `count`, on `threads` threads (0: all cores), and tells
 // `progress` how many are done; where that says no, the rest is left out and Error(kInterrupted)
@@ -44,12 +61,10 @@ struct Judging {
 void judge_each(std::size_t count, const Judging& judging,
                 const std::function<void(std::size_t)>& judge);
 
-// The codes that may run a plan of a job, the first as it is; none where the stack is said.
-using StackCases = std::function<std::vector<StackCase>(const Plan&)>;
-
-// Nothing where no plan of the space fits. With `draws` re-simulations behind the intervals.
-std::optional<SizedPlan> best_plan(const SearchSpace& space, const ModelSpec& model,
-                                   const CostModel& costs, int draws, const StackCases& cases = {});
+// The fastest plan of all variants that holds; nothing where none does. With `draws` re-simulations
+// behind the intervals.
+std::optional<SizedPlan> best_plan(const JobVariants& variants, const MemoryTerms& terms,
+                                   int draws);
 
 // The same for a given plan, which passed check(). Its step is that of predict: search's is without
 // what the driver's allocations cost. `cases`: as of summarize().
@@ -57,13 +72,13 @@ SizedPlan size_up(const ModelSpec& model, const Plan& plan, const CostModel& cos
                   const std::vector<StackCase>& cases = {});
 
 // The fewest GPUs of the cluster's kind, doubling from one GPU to a node and from there in nodes,
-// on which the plan that asks for least memory fits: everything sharded, one sequence a
-// micro-batch, full recompute (keys that `space` fixes stay). Nothing: not even on `most`.
-std::optional<std::int64_t> smallest_that_fits(const SearchSpace& space, const ModelSpec& model,
-                                               const Cluster& cluster, std::int64_t most);
+// on which a plan that asks for least memory holds: everything sharded, one sequence a
+// micro-batch, full recompute (keys that the spaces fix stay). Nothing: not even on `most`.
+std::optional<std::int64_t> smallest_that_holds(const JobVariants& variants,
+                                                const MemoryTerms& terms, std::int64_t most);
 
 // Of GPUs and tokens/s, in any order: the last size up to which every doubling brought kKneeGain
-// times the tokens/s or more. Nothing of fewer than two sizes.
+// times the tokens/s or more. Nothing where all doublings did: there is no knee among the sizes.
 inline constexpr double kKneeGain = 1.6;  // 80 % of what twice as many could bring
 std::optional<std::int64_t> knee_of(std::vector<std::pair<std::int64_t, double>> curve);
 

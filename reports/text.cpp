@@ -29,6 +29,17 @@ void append(Lines& lines, const Lines& more) {
   lines.insert(lines.end(), more.begin(), more.end());
 }
 
+// The answer before its reasons.
+std::string verdict(const Report& report, const Paint& paint) {
+  const Fit& fit = report.fit;
+  const std::string words = fit_words(fit, report.fit_probability);
+  if (!fit.fits()) return paint.red(paint.bold(words));
+  const std::string spare = fmt::format("{}: {} of {} to spare", words, format_bytes(fit.margin()),
+                                        format_bytes(fit.capacity));
+  const bool is_sure = report.fit_probability >= kConfidence;
+  return paint.bold(is_sure ? paint.green(spare) : paint.yellow(spare));
+}
+
 Lines plan_lines(const Report& report, const Forecast& forecast, const Paint& paint) {
   const Plan& plan = report.plan;
   const double sequences = static_cast<double>(global_batch(plan));
@@ -179,14 +190,6 @@ Lines run_lines(const RunFigures& run, const Paint& paint) {
   return lines;
 }
 
-// Where it is in doubt.
-std::string probability_text(const Report& report) {
-  constexpr double kSure = 0.99;
-  const double p = report.fit_probability;
-  if (p >= kSure || p <= 1 - kSure) return {};
-  return fmt::format(" (it fits with a probability of {:.0f} %)", 100 * p);
-}
-
 Lines memory_lines(const Report& report, const Paint& paint) {
   if (report.run) return measured_memory_lines(report, paint);
   std::vector<NamedAmount> categories;
@@ -241,14 +244,6 @@ Lines memory_lines(const Report& report, const Paint& paint) {
                   100.0 * static_cast<double>(sharding.padding.count()) /
                       static_cast<double>(std::max<std::int64_t>(1, sharding.per_gpu.count()))),
       kTextWidth));
-  const Bytes margin = fit.margin();
-  const std::string verdict =
-      fit.fits()
-          ? fmt::format("fits: {} of {} to spare{}", format_bytes(margin),
-                        format_bytes(fit.capacity), probability_text(report))
-          : fmt::format("does not fit: {} more than the GPU's {}{}", format_bytes(Bytes() - margin),
-                        format_bytes(fit.capacity), probability_text(report));
-  lines.push_back("  " + (fit.fits() ? paint.green(verdict) : paint.red(verdict)));
   return lines;
 }
 
@@ -289,7 +284,9 @@ Lines warning_lines(const Report& report, const Paint& paint) {
 
 std::string to_text(const Report& report, const Forecast& forecast, Color color) {
   const Paint paint(color);
-  Lines lines = plan_lines(report, forecast, paint);
+  Lines lines;
+  if (!report.run) lines.push_back(verdict(report, paint));
+  append(lines, plan_lines(report, forecast, paint));
   lines.emplace_back();
   append(lines, figure_lines(report, paint));
   append(lines, time_lines(forecast, paint));

@@ -1,7 +1,8 @@
-// The run is forecast once for every draw of the step and every slice of the failure rate's
-// distribution: slices of equal probability, each by its middle. Checkpoints are set once, by the
-// central rate. Where failures fall is a normal scatter around each (sim/search/goodput.h): exact
-// in the probabilities, by three points in the interval.
+// The run is forecast once for every draw of the step and every slice of the distributions of the
+// failure rate and of the price: slices of equal probability, each by its middle. Whether the plan
+// fits is drawn with the step: who asks for all at once gets all of one draw. Checkpoints are set
+// once, by the central rate. Where failures fall is a normal scatter around each
+// (sim/search/goodput.h): exact in the probabilities, by three points in the interval.
 #include "reports/training_run.h"
 
 #include <algorithm>
@@ -25,6 +26,13 @@ double normal_cdf(double z) { return 0.5 * std::erfc(-z / std::sqrt(2.0)); }
 double chance_below(const WallTime& wall, double limit) {
   if (!std::isfinite(wall.mean)) return 0;
   return wall.sd > 0 ? normal_cdf((limit - wall.mean) / wall.sd) : wall.mean <= limit;
+}
+
+// A price at a number of standard deviations; its range is taken for a 90 % interval.
+double price_at(const Price& price, double z) {
+  const double end = z < 0 ? price.low : price.high;
+  if (end <= 0 || price.usd_per_hour <= 0) return price.usd_per_hour;
+  return price.usd_per_hour * std::pow(end / price.usd_per_hour, std::abs(z) / kStandardDeviations);
 }
 
 // Independent relative errors of two factors of a product.
@@ -83,13 +91,16 @@ RunForecast forecast_run(const SizedPlan& sized, const Price& price, const RunTe
   run.interruptions = interruptions_of(sized, terms, terms.failures.per_gpu_day);
   run.checkpoint_interval = checkpoint_interval(run.interruptions);
 
-  const double usd_per_second = gpus * price.usd_per_hour / 3600;
   const double deadline = terms.deadline.value_or(std::numeric_limits<double>::infinity());
-  const double affordable = terms.budget && usd_per_second > 0
-                                ? *terms.budget / usd_per_second
-                                : std::numeric_limits<double>::infinity();
+  // Seconds that the budget lasts, by slices of the price.
+  std::vector<double> affordable = {std::numeric_limits<double>::infinity()};
+  if (terms.budget) affordable.clear();
+  for (const double z : kSlices) {
+    const double usd_per_second = gpus * price_at(price, z) / 3600;
+    if (terms.budget && usd_per_second > 0) affordable.push_back(*terms.budget / usd_per_second);
+  }
   std::vector<double> days, shares;
-  double in_time = 0, in_budget = 0;
+  double in_time = 0, in_budget = 0, all = 0;
   std::size_t count = 0;
   const auto work_of = [&](double step) { return step * run.steps * (1 + run.evaluation_share); };
   std::vector<double> steps = sized.draws;
@@ -99,16 +110,25 @@ RunForecast forecast_run(const SizedPlan& sized, const Price& price, const RunTe
         sized, terms, terms.failures.per_gpu_day * std::exp(terms.failures.log_sd * z));
     const double share = goodput(x, run.checkpoint_interval) / (1 + run.evaluation_share);
     shares.push_back(share);
-    for (const double step : steps) {
-      const WallTime wall = wall_time(work_of(step), x, run.checkpoint_interval);
+    for (std::size_t k = 0; k < steps.size(); ++k) {
+      const WallTime wall = wall_time(work_of(steps[k]), x, run.checkpoint_interval);
       in_time += chance_below(wall, deadline);
-      in_budget += chance_below(wall, affordable);
+      double pays = 0, both = 0;
+      for (const double seconds : affordable) {
+        pays += chance_below(wall, seconds);
+        both += chance_below(wall, std::min(deadline, seconds));
+      }
+      const auto slices = static_cast<double>(affordable.size());
+      in_budget += pays / slices;
+      all += both / slices * sized.fit_probability_of(k);
       ++count;
       for (const double s : kScatter) days.push_back((wall.mean + s * wall.sd) / kDay);
     }
   }
-  run.probability = terms.deadline ? in_time / static_cast<double>(count) : 1;
-  run.probability_within_budget = terms.budget ? in_budget / static_cast<double>(count) : 1;
+  const auto draws = static_cast<double>(count);
+  run.probability = all / draws;
+  run.probability_in_time = terms.deadline ? in_time / draws : 1;
+  run.probability_within_budget = terms.budget ? in_budget / draws : 1;
 
   const WallTime central =
       wall_time(work_of(sized.step.value), run.interruptions, run.checkpoint_interval);

@@ -24,8 +24,9 @@ FailureRate published_failure_rate();
 
 struct RunTerms {
   double tokens = 0;
-  std::optional<double> deadline;  // s
-  std::optional<double> budget;    // USD
+  std::optional<double> deadline;   // s
+  std::optional<double> budget;     // USD
+  double confidence = kConfidence;  // that a choice fits, is in time and within the budget
   FailureRate failures = published_failure_rate();
   // Of one GPU when all write or read a checkpoint: BLOOM wrote 2.3 TB from 384 GPUs in 40 s
   // (bigscience-workshop/bigscience, chronicles of the 176B run).
@@ -46,13 +47,16 @@ struct RunForecast {
   Quantity gpu_hours;
   Quantity dollars;
   Quantity dollars_per_million_tokens;
-  Quantity energy_kwh;                   // value 0: the GPU's power is not known
-  double probability = 1;                // to meet the deadline
-  double probability_within_budget = 1;  // at the listed price
-  Interruptions interruptions;           // at the central rate, restart with reading
-  double checkpoint_interval = 0;        // s of training
-  double evaluation_share = 0;           // of training time
-  bool meets_deadline = true;            // the central forecast does
+  Quantity energy_kwh;  // value 0: the GPU's power is not known
+  // Of all draws of the step, the failures and the price: that the plan fits, the run is in time
+  // and it is within the budget; then each alone.
+  double probability = 1;
+  double probability_in_time = 1;
+  double probability_within_budget = 1;
+  Interruptions interruptions;     // at the central rate, restart with reading
+  double checkpoint_interval = 0;  // s of training
+  double evaluation_share = 0;     // of training time
+  bool meets_deadline = true;      // the central forecast does
   bool within_budget = true;
 };
 

@@ -1,15 +1,15 @@
 // The views of a forecast that a user sees: text, waterfall, differences, trace, table.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "reports/report.h"
+#include "reports/search_advice.h"
 #include "sim/search/search.h"
 
 namespace foreshard {
-
-enum class Color : std::uint8_t { kNever, kAlways };
 
 // At most 40 lines: the plan in one line, step, memory, where time and memory go, assumptions,
 // warnings.
@@ -55,11 +55,22 @@ std::string chrome_trace(const Forecast& predicted, const Forecast& measured);
 // id,kind,unit,unit_name,microbatch,stream,communicator,bytes,flops,issue_s,start_s,arrive_s,end_s
 std::string schedule_csv(const EventGraph& graph, const Timeline& timeline);
 
-// Heatmap shard group x prefetch, best plan, Pareto, why it won in numbers.
-std::string search_text(const SearchResult& result, const Forecast* best, const Report* best_report,
-                        const ModelSpec& model, const Cluster& cluster, double seconds,
+// A search and what its answer is told with.
+struct SearchStory {
+  const SearchResult& result;
+  const ModelSpec& model;
+  const Cluster& cluster;
+  const Plan& base;  // around which was searched
+  double seconds = 0;
+  double confidence = kConfidence;
+  std::vector<Alternative> alternatives = {};
+  std::optional<Report> riskier = {};
+};
+// Best plan with its odds, what is riskier, heatmap shard group x prefetch, Pareto, why it won in
+// numbers. `best`: its forecast and report; null where nothing holds.
+std::string search_text(const SearchStory& story, const Forecast* best, const Report* best_report,
                         Color color);
-Json search_json(const SearchResult& result, const std::vector<Report>& pareto_reports,
-                 const Report* best_report, double seconds);
+Json search_json(const SearchStory& story, const std::vector<Report>& pareto_reports,
+                 const Report* best_report);
 
 }  // namespace foreshard

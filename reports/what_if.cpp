@@ -13,8 +13,8 @@
 #include "sim/spec/plan_config.h"
 
 namespace foreshard {
-std::vector<WhatIf> what_ifs(const Choice& choice, const SizedJob& job, const RunTerms& terms,
-                             const RecommendOptions& options) {
+std::vector<WhatIf> what_ifs(const Choice& choice, const JobVariants& variants,
+                             const RunTerms& terms, const RecommendOptions& options) {
   const std::vector<MachineChange>& changes = machine_changes();
   std::vector<WhatIf> list(changes.size());
   judge_each(changes.size(), {options.threads, {}, "what-if"}, [&](std::size_t i) {
@@ -22,9 +22,10 @@ std::vector<WhatIf> what_ifs(const Choice& choice, const SizedJob& job, const Ru
     WhatIf& one = list[i];
     one.property = change.property;
     one.change = change.change;
-    if (!change.matters(job.costs.cluster())) return;
-    const CostModel costs = changed_costs(change, job.costs, job.space.base);
-    one.sized = best_plan(job.space, job.model, costs, options.draws);
+    if (!change.matters(variants.front().costs.cluster())) return;
+    JobVariants changed = variants;
+    for (SizedJob& job : changed) job.costs = changed_costs(change, job.costs, job.space.base);
+    one.sized = best_plan(changed, {terms.confidence}, options.draws);
     if (!one.sized) return;
     one.run = forecast_run(*one.sized, choice.price, terms);
     one.worth_per_gpu_hour =

@@ -21,8 +21,8 @@ struct WhatIf {
 
 // Of the machine as bought: faster and slower networks, links, memory and arithmetic. The best plan
 // is searched anew for each. The largest worth first.
-std::vector<WhatIf> what_ifs(const Choice& choice, const SizedJob& job, const RunTerms& terms,
-                             const RecommendOptions& options);
+std::vector<WhatIf> what_ifs(const Choice& choice, const JobVariants& variants,
+                             const RunTerms& terms, const RecommendOptions& options);
 
 std::string what_if_text(const std::vector<WhatIf>& list, const Choice& choice, Color color);
 Json to_json(const std::vector<WhatIf>& list);

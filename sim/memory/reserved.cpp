@@ -12,6 +12,7 @@
 #include <span>
 
 #include "sim/base/error.h"
+#include "sim/base/hash.h"
 #include "sim/memory/memory_actions.h"
 #include "sim/memory/memory_profile.h"
 #include "sim/memory/outside_allocator.h"
@@ -420,13 +421,34 @@ ReservedForecast forecast_reserved(const EventGraph& graph, const Plan& plan,
   return std::move(limited.forecast);
 }
 
-Bytes peak_reserved(const EventGraph& graph, const Plan& plan, const Cluster& cluster,
-                    const RowTimes* times) {
-  const ReservedForecast found = forecast_reserved(graph, plan, cluster, times);
-  if (!found.retries_for_good) return found.peak;
-  return settle(graph, plan.allocator, DeviceMemory::unlimited(),
-                {library_buffers(cluster, plan.runtime), times})
-      .forecast.peak;
+ReservedMemory::Answer ReservedMemory::ask(const EventGraph& graph, const Plan& plan,
+                                           const Cluster& cluster) {
+  const Log log = flatten(graph);
+  Fingerprint hash;
+  const auto add = [&](const auto& values) {
+    const auto size = values.size() * sizeof(*values.data());
+    hash.add(std::string_view(reinterpret_cast<const char*>(values.data()), size));
+  };
+  add(log.actions);
+  add(log.bytes);
+  add(log.stream);
+  add(log.before);
+  add(log.states);
+  // What is allocated beside the log, and before which of its actions.
+  const LibraryBuffers library = library_buffers(cluster, plan.runtime);
+  for (const LibraryBlock& block : library_blocks(graph, library)) {
+    hash.add(block.bytes).add(block.stream);
+    hash.add(log.row_begin[static_cast<std::size_t>(block.row)]);
+  }
+  if (log.optimizer != kNoEvent) hash.add(log.row_begin[static_cast<std::size_t>(log.optimizer)]);
+  hash.add(alloc_conf(plan.allocator));
+  const Bytes outside = total(memory_outside(graph, cluster, plan.runtime));
+  const auto [known, is_new] = known_.try_emplace({hash.value(), cluster.gpu.memory - outside});
+  if (is_new) {
+    const ReservedForecast forecast = forecast_reserved(graph, plan, cluster);
+    known->second = {forecast.peak, !forecast.stalls.empty()};
+  }
+  return known->second;
 }
 
 TracedStep trace_step(const EventGraph& graph, const AllocatorSettings& settings,

@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -161,10 +162,19 @@ struct ReservedForecast {
 ReservedForecast forecast_reserved(const EventGraph& graph, const Plan& plan,
                                    const Cluster& cluster, const RowTimes* times = nullptr);
 
-// Its peak; what the allocator would like to have where it would retry for good: search names no
-// such plan.
-Bytes peak_reserved(const EventGraph& graph, const Plan& plan, const Cluster& cluster,
-                    const RowTimes* times = nullptr);
+// What of it a choice asks for, remembered: plans that differ in prefetch or communicators alone
+// often allocate the same in the same order. For runtimes that record no streams.
+class ReservedMemory {
+ public:
+  struct Answer {
+    Bytes peak;
+    bool stalls = false;  // in a steady step the driver is asked
+  };
+  Answer ask(const EventGraph& graph, const Plan& plan, const Cluster& cluster);
+
+ private:
+  std::map<std::pair<std::uint64_t, Bytes>, Answer> known_;  // by log and what is available
+};
 
 // What happens in the step after `steps_before` others; with none before, including what is
 // allocated before the first step.

@@ -98,6 +98,7 @@ SearchSpace complete(SearchSpace space, const Cluster& cluster) {
                     (below > 0 ? std::to_string(below) + " and " : std::string()) +
                     std::to_string(below + cluster.gpus));
   }
+  if (space.allocators.empty()) space.allocators = {space.base.allocator};
   if (space.micro_batches.empty()) {
     const std::int64_t per_rank = space.global_batch / cluster.gpus;
     for (std::int64_t m = 1; m <= std::min(per_rank, kLargestMicroBatch); ++m) {
@@ -135,6 +136,25 @@ std::vector<Place> list_places(const SearchSpace& space, const ModelSpec& model,
       place[axis] = 0;
       if (axis == 0) return places;
     }
+  }
+}
+
+std::optional<std::int16_t> usual_value(const SearchSpace& space, std::size_t axis) {
+  const auto index_of = [](const auto& values, const auto& value) -> std::optional<std::int16_t> {
+    const auto found = std::find(values.begin(), values.end(), value);
+    if (found == values.end()) return std::nullopt;
+    return static_cast<std::int16_t>(found - values.begin());
+  };
+  if (axis >= static_cast<std::size_t>(Axis::kKnobs)) return std::int16_t{0};
+  switch (static_cast<Axis>(axis)) {
+    case Axis::kShard:
+      return index_of(space.shard_groups, space.base.mesh.shard);
+    case Axis::kReshard:
+      return index_of(space.reshards, space.base.reshard_after_forward.value);
+    case Axis::kPrefetch:
+      return index_of(space.prefetches, space.base.prefetch);
+    default:
+      return std::nullopt;
   }
 }
 

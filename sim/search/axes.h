@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "sim/search/search.h"
@@ -21,6 +22,10 @@ SearchSpace complete(SearchSpace space, const Cluster& cluster);
 // All places whose plans are possible, the last axis first. Of a completed space.
 std::vector<Place> list_places(const SearchSpace& space, const ModelSpec& model,
                                const Cluster& cluster);
+
+// The index of the base's value on an axis that ties are settled on; nothing on the others
+// (micro-batch, recompute) and where the base's value is not among the axis' own.
+std::optional<std::int16_t> usual_value(const SearchSpace& space, std::size_t axis);
 
 Plan plan_at(const SearchSpace& space, const Cluster& cluster, const Place& place);
 

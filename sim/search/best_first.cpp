@@ -1,6 +1,6 @@
 // Places are taken by a lower bound of their step, in chunks of a fixed size, so that what is
 // pruned does not depend on the number of threads. Once no bound is below the fastest that was
-// simulated, that one is asked what it reserves; where it stands, it is the best.
+// simulated, that one is assessed in full; where it holds, it is the best.
 //
 // There are two bounds. Families of places whose layers compute the same (one graph for each) are
 // opened in the order of what their layers take, when no place with a lower bound is left; where
@@ -39,8 +39,8 @@ class BestFirst {
       if (!waiting.empty()) bound = waiting[0].bound;
       const bool opens = next < families.size() && (!bound || families[next].floor.step <= *bound);
       if (opens) bound = families[next].floor.step;
-      const std::optional<std::size_t> best = best_below(bound, ranked);
-      if (best || !bound) return best;
+      const std::optional<std::size_t> best = places_.first_that_holds(ranked, bound);
+      if (best || !bound || places_.is_too_slow(*bound)) return best;
       if (opens) {
         open(families[next++], classes, waiting);
         std::sort(waiting.begin(), waiting.end());
@@ -201,18 +201,6 @@ class BestFirst {
     return {judge.bound_weighed(plan, programs), false, false};
   }
 
-  // The first that stands of those below the bound. `ranked`: simulated places of which nobody
-  // asked yet whether they stand.
-  std::optional<std::size_t> best_below(std::optional<Time> bound, std::set<Rank>& ranked) {
-    while (!ranked.empty()) {
-      const auto [step, peak, place] = *ranked.begin();
-      if (bound && step >= *bound) return std::nullopt;
-      ranked.erase(ranked.begin());
-      if (places_.stands(place)) return place;
-    }
-    return std::nullopt;
-  }
-
   // A chunk of those with the lowest bounds; only what could be as fast as the first of `ranked`.
   void judge_first(std::vector<Bounded>& waiting, std::set<Rank>& ranked) {
     std::size_t size = std::min(kChunk, waiting.size());
@@ -232,19 +220,34 @@ class BestFirst {
   const bool is_known_;  // what bounds lean on
 };
 
+// Ties go to the base's values: axis by axis, where the plan is as fast with the base's and holds.
+std::size_t with_usual_values(Places& places, std::size_t best) {
+  const Time fastest = places.outcome(best).step;
+  const auto as_fast = fastest + Time::seconds(fastest.seconds() * places.options().tie);
+  for (std::size_t axis = kAxes; axis-- > 0;) {
+    const std::optional<std::int16_t> usual = usual_value(places.space(), axis);
+    if (!usual || places[best][axis] == *usual) continue;
+    Place place = places[best];
+    place[axis] = *usual;
+    const std::optional<std::size_t> other = places.find(place);
+    if (!other) continue;
+    Outcome& outcome = places.outcome(*other);
+    if (outcome.verdict == Verdict::kPruned) places.judge(*other);
+    const bool may = outcome.verdict == Verdict::kSimulated && outcome.step <= as_fast;
+    std::set<Rank> alone = {places.rank(*other)};
+    if (may && places.first_that_holds(alone, std::nullopt) && outcome.step <= as_fast) {
+      best = *other;
+    }
+  }
+  return best;
+}
+
 }  // namespace
 
-SearchResult find_best(Places& places) {
-  SearchResult result;
-  if (const std::optional<std::size_t> best = BestFirst(places).run()) {
-    result.enumerated = static_cast<std::int64_t>(places.size());
-    result.best = places.describe(*best);
-    result.pareto = {*result.best};
-  } else {
-    result = places.counts();
-  }
-  places.count_verdicts(result);
-  return result;
+std::optional<std::size_t> find_best(Places& places) {
+  const std::optional<std::size_t> best = BestFirst(places).run();
+  if (!best) return std::nullopt;
+  return with_usual_values(places, *best);
 }
 
 }  // namespace foreshard

@@ -1,10 +1,14 @@
-// A search for the best plan alone: SearchDetail::kBest. For search.cpp only.
+// A search for the best plan alone. For search.cpp only.
 #pragma once
+
+#include <cstddef>
+#include <optional>
 
 #include "sim/search/places.h"
 
 namespace foreshard {
 
-SearchResult find_best(Places& places);
+// Its place; nothing where no plan holds.
+std::optional<std::size_t> find_best(Places& places);
 
 }  // namespace foreshard

@@ -13,6 +13,7 @@
 
 #include "sim/search/axes.h"
 #include "sim/search/judge.h"
+#include "sim/search/knobs.h"
 #include "sim/spec/plan_check.h"
 
 namespace foreshard {
@@ -20,17 +21,6 @@ namespace {
 
 constexpr std::size_t kMeshes = 6;
 constexpr std::size_t kGroups = 3;
-
-template <typename T, typename Set>
-KnobAxis axis_of(std::string key, T own, std::vector<T> values, Set set) {
-  std::erase(values, own);
-  values.insert(values.begin(), own);
-  KnobAxis axis{std::move(key), {}, {}};
-  for (const T value : values) {
-    axis.values.push_back([set, value](Plan& plan) { set(plan, value); });
-  }
-  return axis;
-}
 
 bool is_faster(const Candidate& a, const std::optional<Candidate>& b) {
   return !b || std::tuple(a.seconds, a.peak_allocated) < std::tuple(b->seconds, b->peak_allocated);
@@ -54,14 +44,14 @@ bool uses(const RangedPolicy<Reshard>& policy, const Reshard& value) {
 }
 
 std::optional<Candidate> judge_alone(const Plan& plan, const ModelSpec& model,
-                                     const CostModel& costs, double max_memory) {
-  const Cluster cluster = with_memory_limit(costs.cluster(), max_memory);
-  Judge judge(model, costs, cluster);
+                                     const CostModel& costs, const SearchOptions& options) {
+  Judge judge(model, costs, options.fit);
   const LayerPrograms programs(model, plan);
   Outcome outcome;
   if (!judge.weigh(plan, programs, outcome)) return std::nullopt;
   judge.time(plan, programs, outcome);
-  if (!judge.fit(plan, programs, outcome).fits()) return std::nullopt;
+  if (!judge.assess(plan, programs, outcome)) return std::nullopt;
+  judge.add_stalls(plan, outcome);
   Candidate candidate;
   candidate.plan = plan;
   candidate.seconds = outcome.step.seconds();
@@ -71,6 +61,7 @@ std::optional<Candidate> judge_alone(const Plan& plan, const ModelSpec& model,
   candidate.peak_allocated = outcome.peak;
   candidate.outside_allocator = outcome.outside;
   candidate.peak_reserved = outcome.reserved;
+  candidate.fit_probability = outcome.fit_probability;
   return candidate;
 }
 
@@ -78,12 +69,12 @@ class Layers {
  public:
   Layers(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
          const SearchOptions& options)
-      : cluster_(with_memory_limit(costs.cluster(), options.max_memory)),
+      : cluster_(costs.cluster()),
         space_(complete(space, cluster_)),
         model_(model),
         costs_(costs),
         options_(options) {
-    choices_.max_memory = options.max_memory;
+    choices_.fit = options.fit;
     choices_.recomputes.clear();
     for (const auto& recompute : space_.recomputes) {
       possible_ &= recompute.ranges.empty();
@@ -150,7 +141,7 @@ class Layers {
   }
 
   std::vector<Frame> frames_around(const Candidate& best) {
-    Judge judge(model_, costs_, cluster_);
+    Judge judge(model_, costs_, options_.fit);
     std::vector<Frame> frames;
     for (const std::int64_t shard : space_.shard_groups) {
       for (const std::int64_t micro_batch : space_.micro_batches) {
@@ -191,71 +182,6 @@ class Layers {
 
 }  // namespace
 
-std::vector<std::string> knob_keys() {
-  return {"mesh.inner",
-          "units.layers_per_unit",
-          "buffers.reduce_scatter",
-          "communicators",
-          "optimizer.implementation",
-          "offload",
-          "accumulation.all_reduce"};
-}
-
-std::vector<std::string> requested_knob_keys() { return {"dtype.reduce", "accumulation.mode"}; }
-
-std::optional<KnobAxis> knob_axis(std::string_view key, const Plan& base) {
-  const auto accumulates = [](const Plan& p) { return p.batch.accumulation > 1; };
-  if (key == "mesh.inner") {
-    KnobAxis axis =
-        axis_of(std::string(key), base.mesh.inner, {MeshInner::kShard, MeshInner::kReplicate},
-                [](Plan& p, MeshInner v) { p.mesh.inner = v; });
-    axis.matters = [](const Plan& p) { return p.mesh.shard > 1 && p.mesh.replicate > 1; };
-    return axis;
-  }
-  if (key == "units.layers_per_unit") {
-    return axis_of<std::int64_t>(std::string(key), base.units.layers_per_unit, {1, 2, 4},
-                                 [](Plan& p, std::int64_t v) { p.units.layers_per_unit = v; });
-  }
-  if (key == "buffers.reduce_scatter") {
-    return axis_of<std::int64_t>(std::string(key), base.reduce_scatter_buffers, {1, 2},
-                                 [](Plan& p, std::int64_t v) { p.reduce_scatter_buffers = v; });
-  }
-  if (key == "communicators") {
-    return axis_of(std::string(key), base.communicators,
-                   {Communicators::kShared, Communicators::kSeparate},
-                   [](Plan& p, Communicators v) { p.communicators = v; });
-  }
-  if (key == "optimizer.implementation") {
-    using Implementation = Optimizer::Implementation;
-    return axis_of(std::string(key), base.optimizer.implementation,
-                   {Implementation::kForeach, Implementation::kFused},
-                   [](Plan& p, Implementation v) { p.optimizer.implementation = v; });
-  }
-  if (key == "offload") {
-    return axis_of(std::string(key), base.offload, {Offload::kNone, Offload::kCpu},
-                   [](Plan& p, Offload v) { p.offload = v; });
-  }
-  if (key == "accumulation.all_reduce") {
-    KnobAxis axis =
-        axis_of(std::string(key), base.accumulation_details.all_reduce, {When::kEach, When::kLast},
-                [](Plan& p, When v) { p.accumulation_details.all_reduce = v; });
-    axis.matters = [=](const Plan& p) { return accumulates(p) && p.mesh.replicate > 1; };
-    return axis;
-  }
-  if (key == "dtype.reduce") {
-    return axis_of(std::string(key), base.reduce_dtype, {DType::kFp32, DType::kBf16},
-                   [](Plan& p, DType v) { p.reduce_dtype = v; });
-  }
-  if (key == "accumulation.mode") {
-    KnobAxis axis = axis_of(std::string(key), base.accumulation,
-                            {AccumulationMode::kReduceEach, AccumulationMode::kKeepUnsharded},
-                            [](Plan& p, AccumulationMode v) { p.accumulation = v; });
-    axis.matters = accumulates;
-    return axis;
-  }
-  return std::nullopt;
-}
-
 SearchSpace with_all_knobs(SearchSpace space, const Cluster& cluster,
                            const std::vector<std::string>& fixed) {
   for (const std::string& key : knob_keys()) {
@@ -292,7 +218,7 @@ DeepResult search_deep(const SearchSpace& deep, const ModelSpec& model, const Co
   DeepResult result;
   result.best = start.grid;
   if (start.written) {
-    result.written = judge_alone(*start.written, model, costs, options.max_memory);
+    result.written = judge_alone(*start.written, model, costs, options);
     if (result.written && is_faster(*result.written, result.best)) result.best = result.written;
   }
   SearchOptions best_alone = options;

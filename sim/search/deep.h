@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "sim/search/per_layer.h"
@@ -21,13 +20,6 @@ struct DeepResult {
   std::optional<LayerResult> layers;  // the best of all meshes that were tried
   std::int64_t judged = 0;            // plans of the per-layer stage, on all meshes
 };
-
-// Keys that all_knobs() varies, and those that change what is computed and are varied on request.
-std::vector<std::string> knob_keys();
-std::vector<std::string> requested_knob_keys();
-
-// The axis of one of these keys, its first value that of `base`.
-std::optional<KnobAxis> knob_axis(std::string_view key, const Plan& base);
 
 // `space` with every knob of knob_keys() that is not in `fixed`, prefetch up to 3 ahead and every
 // group of whole nodes or powers of two to reshard to. Lists that are there stay.

@@ -1,30 +1,34 @@
-// What is named is asked whether it stands: Pareto plans in the order of their time, neighbours and
-// cells of the heatmap where what is reserved may decide. One that does not is rejected then, and
-// the next takes its place.
+// What is named is asked whether it holds: Pareto plans in the order of their time, neighbours and
+// cells of the heatmap where what is reserved may decide. One that does not is passed over, and the
+// next takes its place.
 #include "sim/search/every_place.h"
 
 #include <map>
-#include <optional>
 #include <utility>
 
 namespace foreshard {
 namespace {
 
-using Order = std::vector<std::size_t>;
+constexpr auto kFirstKnob = static_cast<std::size_t>(Axis::kKnobs);
 
-// Fills result.pareto; returns the best by the objective.
-std::optional<std::size_t> pareto(Places& places, const Order& fastest, SearchResult& result) {
-  std::optional<std::size_t> best;
-  std::optional<Bytes> least;
-  for (const std::size_t i : fastest) {
-    if ((least && places.outcome(i).peak >= *least) || !places.stands(i)) continue;
-    if (!best || places.options().objective == Objective::kMemory) best = i;
-    least = places.outcome(i).peak;
-    result.pareto.push_back(places.describe(i));
-  }
-  return best;
+bool holds(Places& places, std::size_t i) {
+  const std::optional<bool> surely = places.surely_holds(i);
+  return surely ? *surely : places.holds(i);
 }
 
+// Fastest first, each with less memory than the one before.
+std::vector<std::size_t> pareto(Places& places) {
+  std::vector<std::size_t> list;
+  std::set<Rank> ranked = places.simulated();
+  while (const auto next = places.first_that_holds(ranked, std::nullopt)) {
+    list.push_back(*next);
+    const Bytes least = places.outcome(*next).peak;
+    std::erase_if(ranked, [&](const Rank& rank) { return std::get<Bytes>(rank) >= least; });
+  }
+  return list;
+}
+
+// The best plan with one key changed, knobs too.
 std::vector<Candidate> neighbours(Places& places, std::size_t best) {
   std::vector<Candidate> list;
   for (std::size_t i = 0; i < places.size(); ++i) {
@@ -33,22 +37,23 @@ std::vector<Candidate> neighbours(Places& places, std::size_t best) {
       changed += places[i][axis] != places[best][axis];
     }
     if (changed != 1) continue;
+    if (places.outcome(i).verdict == Verdict::kPruned) places.judge(i);
     places.weigh(i);
-    if (places.is_tight(i)) places.stands(i);
+    holds(places, i);
     list.push_back(places.describe(i));
   }
   return list;
 }
 
-std::vector<HeatmapCell> heatmap(Places& places, const Order& fastest) {
+std::vector<HeatmapCell> heatmap(Places& places, const std::set<Rank>& fastest) {
   std::map<std::pair<std::int16_t, std::int16_t>, std::optional<std::size_t>> cells;
   const auto cell_of = [&](std::size_t i) -> std::optional<std::size_t>& {
     return cells[{at(places[i], Axis::kShard), at(places[i], Axis::kPrefetch)}];
   };
   for (std::size_t i = 0; i < places.size(); ++i) cell_of(i);
-  for (const std::size_t i : fastest) {
+  for (const auto& [step, peak, i] : fastest) {
     auto& cell = cell_of(i);
-    if (!cell && (!places.is_tight(i) || places.stands(i))) cell = i;
+    if (!cell && holds(places, i)) cell = i;
   }
   std::vector<HeatmapCell> map;
   for (const auto& [key, i] : cells) {
@@ -62,32 +67,40 @@ std::vector<HeatmapCell> heatmap(Places& places, const Order& fastest) {
   return map;
 }
 
-std::vector<Candidate> close_to(const Candidate& best, const Places& places, const Order& fastest) {
+std::vector<Candidate> close_to(const Candidate& best, const Places& places,
+                                const std::set<Rank>& fastest) {
   std::vector<Candidate> list;
-  for (const std::size_t i : fastest) {
+  for (const auto& [step, peak, i] : fastest) {
     const Candidate close = places.describe(i);
     if (close.seconds > places.options().keep_within * best.seconds) break;
-    if (places.outcome(i).verdict == Verdict::kSimulated) list.push_back(close);
+    if (places.surely_holds(i) != false) list.push_back(close);
   }
   return list;
 }
 
 }  // namespace
 
-SearchResult judge_every_place(Places& places) {
-  places.each(places.size(), [&](std::size_t i) { places.judge(i); });
-  SearchResult result = places.counts();
-  const Order fastest = places.simulated();
-  if (const auto best = pareto(places, fastest, result)) {
-    result.best = places.describe(*best);
-    result.neighbours = neighbours(places, *best);
-  }
+void judge_grid(Places& places, std::optional<std::size_t> best) {
+  const Place knobs = best ? places[*best] : Place{};
+  places.each(places.size(), [&](std::size_t i) {
+    const bool is_of_grid =
+        std::equal(places[i].begin() + kFirstKnob, places[i].end(), knobs.begin() + kFirstKnob);
+    if (is_of_grid && places.outcome(i).verdict == Verdict::kPruned) places.judge(i);
+  });
+}
+
+std::optional<std::size_t> smallest_that_holds(Places& places) {
+  const std::vector<std::size_t> list = pareto(places);
+  if (list.empty()) return std::nullopt;
+  return list.back();
+}
+
+void fill_tables(Places& places, std::size_t best, SearchResult& result) {
+  for (const std::size_t i : pareto(places)) result.pareto.push_back(places.describe(i));
+  result.neighbours = neighbours(places, best);
+  const std::set<Rank> fastest = places.simulated();
   result.heatmap = heatmap(places, fastest);
-  if (result.best && places.options().keep_within > 0) {
-    result.close = close_to(*result.best, places, fastest);
-  }
-  places.count_verdicts(result);
-  return result;
+  if (places.options().keep_within > 0) result.close = close_to(*result.best, places, fastest);
 }
 
 }  // namespace foreshard

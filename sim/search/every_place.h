@@ -1,10 +1,17 @@
-// A search that judges every place: SearchDetail::kAll. For search.cpp only.
+// The tables of a search: SearchDetail::kAll. For search.cpp only.
 #pragma once
 
 #include "sim/search/places.h"
 
 namespace foreshard {
 
-SearchResult judge_every_place(Places& places);
+// Judges every place of the grid whose knobs are as those of `best` (without one: as the base's).
+void judge_grid(Places& places, std::optional<std::size_t> best);
+
+// The one that holds with the least memory, of all places that were simulated.
+std::optional<std::size_t> smallest_that_holds(Places& places);
+
+// Pareto plans, neighbours, heatmap and what is close to the best, of the places that were judged.
+void fill_tables(Places& places, std::size_t best, SearchResult& result);
 
 }  // namespace foreshard

@@ -86,9 +86,11 @@ const EventGraph& Judge::build(const Plan& plan, const LayerPrograms& programs) 
 bool Judge::weigh(const Plan& plan, const LayerPrograms& programs, Outcome& outcome) {
   const EventGraph& graph = build(shortened(plan, kTelling), programs);
   outcome.peak = peak_allocated(graph);
-  outcome.outside = total(memory_outside(graph, limited_, plan.runtime));
+  outcome.outside = total(memory_outside(graph, costs_.cluster(), plan.runtime));
   outcome.is_built = true;
-  if (may_fit(limited_, outcome.peak, outcome.outside)) return true;
+  // As if the allocator cached nothing.
+  const Fit least = fit_in(costs_.cluster(), outcome.peak, outcome.peak, outcome.outside);
+  if (rule_.keeps_riskier ? fits(least, rule_.terms) : holds(least, rule_.terms)) return true;
   outcome.verdict = Verdict::kDoesNotFit;
   return false;
 }
@@ -136,19 +138,44 @@ Time Judge::extended(const Plan& plan, const LayerPrograms& programs, Bound* of)
   return extended_bound(of(shorter, costs_.price(shorter)), at_telling, plan.batch.accumulation);
 }
 
-Fit Judge::fit(const Plan& plan, const LayerPrograms& programs, Outcome& outcome) {
-  if (outcome.reserved == Bytes()) {
-    // From the second micro-batch on all are alike: three of them show what is reserved.
-    const Plan shorter = shortened(plan, kTelling);
-    const EventGraph& graph = build(shorter, programs);
-    if (records_streams(graph)) {
-      const RowTimes times = row_times(simulate(graph, costs_.price(graph)));
-      outcome.reserved = peak_reserved(graph, plan, limited_, &times);
-    } else {
-      outcome.reserved = peak_reserved(graph, plan, limited_);
-    }
-  }
-  return fit_in(limited_, outcome.peak, outcome.reserved, outcome.outside);
+ReservedMemory::Answer Judge::reserved_of(const Plan& plan) {
+  if (!records_streams(graph_)) return reserved_.ask(graph_, plan, costs_.cluster());
+  const ReservedForecast reserved = forecast(model_, shortened(plan, kTelling), costs_).reserved;
+  return {reserved.peak, !reserved.stalls.empty()};
+}
+
+Fit Judge::least_fit(const Plan& plan, const LayerPrograms& programs) {
+  const EventGraph& graph = build(shortened(plan, kTelling), programs);
+  const Bytes outside = total(memory_outside(graph, costs_.cluster(), plan.runtime));
+  const Bytes peak = peak_allocated(graph);
+  return fit_in(costs_.cluster(), peak, peak, outside);
+}
+
+Fit Judge::fit(const Plan& plan, const LayerPrograms& programs) {
+  const Fit least = least_fit(plan, programs);
+  return fit_in(costs_.cluster(), least.allocated, reserved_of(plan).peak, least.outside);
+}
+
+bool Judge::assess(const Plan& plan, const LayerPrograms& programs, Outcome& outcome,
+                   double enough) {
+  // From the second micro-batch on all are alike: three of them show what is reserved.
+  build(shortened(plan, kTelling), programs);
+  const ReservedMemory::Answer reserved = reserved_of(plan);
+  outcome.reserved = reserved.peak;
+  outcome.stalls = reserved.stalls;
+  const Fit fit = fit_of(outcome);
+  outcome.fit_probability =
+      rule_.probability ? rule_.probability(plan, fit, enough) : fit_probability(fit);
+  outcome.is_assessed = true;
+  if (!fits(fit, rule_.terms)) outcome.verdict = Verdict::kDoesNotFit;
+  return outcome.verdict == Verdict::kSimulated &&
+         outcome.fit_probability >= rule_.terms.confidence;
+}
+
+void Judge::add_stalls(const Plan& plan, Outcome& outcome) {
+  if (!outcome.stalls || outcome.verdict != Verdict::kSimulated) return;
+  outcome.step = forecast(model_, plan, costs_).timeline.period;
+  outcome.stalls = false;
 }
 
 }  // namespace foreshard

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "sim/graph/training_step.h"
+#include "sim/memory/reserved.h"
 #include "sim/search/axes.h"
 #include "sim/simulate/simulate.h"
 
@@ -32,8 +33,13 @@ struct Outcome {
   Time step;
   Bytes peak;
   Bytes outside;
-  Bytes reserved;         // 0: not asked yet
   bool is_built = false;  // peak and outside are known
+  // Of a plan that was assessed.
+  bool is_assessed = false;
+  Bytes reserved;
+  bool stalls = false;  // the driver's calls in every step are not in `step` yet
+  double fit_probability = 0;
+  std::size_t allocator = 0;  // of SearchSpace::allocators
 };
 
 // Runtimes whose every row and buffer is told by the plan's own keys, so that bounds may lean on
@@ -67,8 +73,8 @@ inline constexpr std::int64_t kTelling = 3;
 // Scratch of one thread.
 class Judge {
  public:
-  Judge(const ModelSpec& model, const CostModel& costs, const Cluster& limited)
-      : model_(model), costs_(costs), limited_(limited) {}
+  Judge(const ModelSpec& model, const CostModel& costs, const FitRule& rule)
+      : model_(model), costs_(costs), rule_(rule) {}
 
   // Peak and outside; false: no allocator could make it fit, and verdict says so.
   bool weigh(const Plan& plan, const LayerPrograms& programs, Outcome& outcome);
@@ -79,10 +85,22 @@ class Judge {
   Time bound(const Plan& plan, const LayerPrograms& programs);
   // contended_bound of the plan that was weighed last.
   Time bound_weighed(const Plan& plan, const LayerPrograms& programs);
-  // What is reserved; asked once.
-  Fit fit(const Plan& plan, const LayerPrograms& programs, Outcome& outcome);
+  // What predict says of the plan's memory: what is reserved, and how sure it is that this fits, as
+  // FitRule::probability of `enough`. Returns whether it holds.
+  bool assess(const Plan& plan, const LayerPrograms& programs, Outcome& outcome, double enough = 0);
+  // The fit alone, of a plan that nothing is known of; and as if nothing were cached.
+  Fit fit(const Plan& plan, const LayerPrograms& programs);
+  Fit least_fit(const Plan& plan, const LayerPrograms& programs);
+  // And of its step: with what the driver's calls cost, of a plan that was assessed.
+  void add_stalls(const Plan& plan, Outcome& outcome);
+  Fit fit_of(const Outcome& outcome) const {
+    return fit_in(costs_.cluster(), outcome.peak, outcome.reserved, outcome.outside);
+  }
 
  private:
+  // Of the graph that was built last.
+  ReservedMemory::Answer reserved_of(const Plan& plan);
+
   using Bound = Time(const EventGraph&, const CostTable&);
 
   const EventGraph& build(const Plan& plan, const LayerPrograms& programs);
@@ -91,8 +109,9 @@ class Judge {
 
   const ModelSpec& model_;
   const CostModel& costs_;
-  const Cluster& limited_;
+  const FitRule& rule_;
   Simulator simulator_;
+  ReservedMemory reserved_;
   EventGraph graph_;
 };
 

@@ -29,6 +29,7 @@ namespace foreshard {
 namespace {
 
 constexpr int kMostLimits = 8;
+constexpr std::int64_t kLeastStep = 100;  // by which a limit is lowered, of it
 
 using Combination = std::vector<std::int8_t>;  // blocks, then units
 
@@ -47,12 +48,11 @@ class LayerSearch {
         model_(model),
         costs_(costs),
         choices_(choices),
-        cluster_(with_memory_limit(costs.cluster(), choices.max_memory)),
         blocks_(static_cast<std::size_t>(model.block_count())),
         units_(static_cast<std::size_t>(unit_count(frame, model))),
         programs_(model, with_every_mode(frame)),
-        judge_(model, costs_, cluster_),
-        limit_(cluster_.gpu.memory) {}
+        judge_(model, costs_, choices.fit),
+        limit_(costs.cluster().gpu.memory) {}
 
   std::optional<LayerResult> run() {
     return combinations() <= choices_.try_all_up_to ? try_all() : search_under_limits();
@@ -99,7 +99,7 @@ class LayerSearch {
     if (const auto known = known_.find(c); known != known_.end()) return known->second;
     Judged judged;
     const Plan plan = plan_of(c);
-    if (!find_problem(plan, model_, cluster_)) {
+    if (!find_problem(plan, model_, costs_.cluster())) {
       ++judged_;
       Outcome outcome;
       judge_.weigh(plan, programs_, outcome);
@@ -143,13 +143,16 @@ class LayerSearch {
       if (i == 0) break;
     }
     std::sort(ranked.begin(), ranked.end());
+    // What the driver is asked for makes some slower than they were ranked.
+    std::optional<LayerResult> best;
     for (const auto& [step, peak, combination] : ranked) {
+      if (best && best->candidate.seconds <= step.seconds()) break;
       auto result = finish(combination);
       if (!result) continue;
       result->is_optimum = true;
-      return result;
+      if (!best || result->candidate.seconds < best->candidate.seconds) best = std::move(result);
     }
-    return std::nullopt;
+    return best;
   }
 
   // Simulated in full and asked what it reserves; nothing where that does not fit.
@@ -158,11 +161,12 @@ class LayerSearch {
     Outcome outcome;
     if (!judge_.weigh(plan, programs_, outcome)) return std::nullopt;
     judge_.time(plan, programs_, outcome);
-    const Fit fit = judge_.fit(plan, programs_, outcome);
-    if (!fit.fits()) {
-      too_much_ = Bytes() - fit.margin();
+    if (!judge_.assess(plan, programs_, outcome)) {
+      const Bytes room = foreshard::room(costs_.cluster(), outcome.outside, choices_.fit.terms);
+      too_much_ = std::max(outcome.reserved - room, limit_ / kLeastStep);
       return std::nullopt;
     }
+    judge_.add_stalls(plan, outcome);
     LayerResult result;
     result.candidate.plan = plan;
     result.candidate.seconds = outcome.step.seconds();
@@ -172,6 +176,7 @@ class LayerSearch {
     result.candidate.peak_allocated = outcome.peak;
     result.candidate.outside_allocator = outcome.outside;
     result.candidate.peak_reserved = outcome.reserved;
+    result.candidate.fit_probability = outcome.fit_probability;
     result.judged = judged_;
     return result;
   }
@@ -352,7 +357,6 @@ class LayerSearch {
   const ModelSpec& model_;
   const CostModel& costs_;
   const LayerChoices& choices_;
-  const Cluster cluster_;
   const std::size_t blocks_;
   const std::size_t units_;
   const LayerPrograms programs_;

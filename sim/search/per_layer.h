@@ -23,7 +23,7 @@ struct LayerChoices {
   std::vector<Reshard> reshards = {{Reshard::Kind::kAlways, 0}, {Reshard::Kind::kNever, 0}};
   std::int64_t try_all_up_to = 4096;  // combinations
   std::int64_t most_judged = 3000;    // plans of a search
-  double max_memory = 1;              // SearchOptions::max_memory
+  FitRule fit;
 };
 
 struct LayerResult {

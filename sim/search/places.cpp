@@ -3,22 +3,35 @@
 #include <algorithm>
 #include <optional>
 
+#include "sim/spec/plan_check.h"
+
 namespace foreshard {
 
 Places::Places(const SearchSpace& wanted, const ModelSpec& model, const CostModel& costs,
                const SearchOptions& options)
     : model_(model),
       options_(options),
-      limited_(with_memory_limit(costs.cluster(), options.max_memory)),
-      space_(complete(wanted, limited_)),
-      places_(list_places(space_, model, limited_)),
+      cluster_(costs.cluster()),
+      memory_(room(cluster_, Bytes(),
+                   {options.fit.keeps_riskier ? 0 : options.fit.terms.confidence,
+                    options.fit.terms.max_memory})),
+      limit_(options.faster_than ? std::optional(Time::seconds(*options.faster_than))
+                                 : std::nullopt),
+      space_(complete(wanted, cluster_)),
+      places_(list_places(space_, model, cluster_)),
       outcomes_(places_.size()),
       programs_(model),
-      judges_([&model, &costs, this] { return Judge(model, costs, limited_); }),
+      judges_([&model, &costs, this] { return Judge(model, costs, options_.fit); }),
       arena_(options.threads > 0 ? options.threads : oneapi::tbb::task_arena::automatic) {
   for (std::size_t i = 0; i < places_.size(); ++i) {
     programs_.add(plan(i), at(places_[i], Axis::kRecompute), at(places_[i], Axis::kMicroBatch));
   }
+}
+
+Plan Places::plan(std::size_t i) const {
+  Plan plan = plan_at(space_, cluster_, places_[i]);
+  plan.allocator = space_.allocators[outcomes_[i].allocator];
+  return plan;
 }
 
 bool Places::recalled(std::size_t i) {
@@ -63,21 +76,82 @@ void Places::weigh(std::size_t i) {
   judges_.local().weigh(plan, programs(i, plan), outcomes_[i]);
 }
 
-Fit Places::fit_of(std::size_t i) {
-  const Plan plan = this->plan(i);
-  return judges_.local().fit(plan, programs(i, plan), outcomes_[i]);
+Fit Places::fit_with(std::size_t i, Bytes reserved) const {
+  return fit_in(cluster_, outcomes_[i].peak, reserved, outcomes_[i].outside);
 }
 
-bool Places::stands(std::size_t i) {
-  Outcome& outcome = outcomes_[i];
-  if (outcome.verdict == Verdict::kSimulated && !fit_of(i).fits()) {
-    outcome.verdict = Verdict::kDoesNotFit;
+std::optional<bool> Places::surely_holds(std::size_t i) const {
+  const Outcome& outcome = outcomes_[i];
+  if (outcome.is_assessed) {
+    return outcome.verdict == Verdict::kSimulated &&
+           outcome.fit_probability >= options_.fit.terms.confidence;
   }
-  return outcome.verdict == Verdict::kSimulated;
+  if (outcome.verdict != Verdict::kSimulated) return false;
+  // No allocator reserves less than is allocated.
+  if (!foreshard::holds(fit_with(i, outcome.peak), options_.fit.terms)) return false;
+  const auto allocated = static_cast<double>(outcome.peak.count());
+  const Bytes usual(static_cast<std::int64_t>(allocated * (1 + kLittleCache)));
+  if (foreshard::holds(fit_with(i, usual), options_.fit.terms)) return true;
+  return std::nullopt;
 }
 
-bool Places::is_tight(std::size_t i) const {
-  return outcomes_[i].peak > (limited_.gpu.memory - outcomes_[i].outside) * 9 / 10;
+bool Places::may_hold(std::size_t i) const {
+  const Outcome& outcome = outcomes_[i];
+  if (outcome.is_assessed || !options_.fit.at_most) return true;
+  return options_.fit.at_most(plan(i), fit_with(i, outcome.peak)) >= options_.fit.terms.confidence;
+}
+
+// With the first setting of the allocator with which it holds; of several that do not, the surest.
+void Places::assess(std::size_t i) {
+  Outcome& outcome = outcomes_[i];
+  const Outcome before = outcome;
+  const MemoryTerms& terms = options_.fit.terms;
+  const bool may_hold = foreshard::holds(fit_with(i, outcome.peak), terms);
+  // Of the first that does not hold the odds are told.
+  const double enough = riskier_ || !options_.fit.keeps_riskier ? terms.confidence : 0;
+  for (std::size_t a = 0; a < space_.allocators.size(); ++a) {
+    Outcome tried = before;
+    tried.allocator = a;
+    Plan plan = plan_at(space_, cluster_, places_[i]);
+    plan.allocator = space_.allocators[a];
+    if (a > 0 && find_problem(plan, model_, cluster_)) continue;
+    const bool holds = judges_.local().assess(plan, programs(i, plan), tried, enough);
+    if (a == 0 || holds || tried.fit_probability > outcome.fit_probability) outcome = tried;
+    if (holds || (!may_hold && outcome.verdict == Verdict::kSimulated)) return;
+  }
+}
+
+bool Places::holds(std::size_t i) {
+  if (!outcomes_[i].is_assessed && outcomes_[i].verdict == Verdict::kSimulated) assess(i);
+  return *surely_holds(i);
+}
+
+std::optional<std::size_t> Places::first_that_holds(std::set<Rank>& ranked,
+                                                    std::optional<Time> bound) {
+  while (!ranked.empty()) {
+    const auto [step, peak, i] = *ranked.begin();
+    if ((bound && step >= *bound) || (limit_ && step >= *limit_)) return std::nullopt;
+    ranked.erase(ranked.begin());
+    const bool needs_sure = riskier_ || !options_.fit.keeps_riskier;
+    if (needs_sure && (surely_holds(i) == false || !may_hold(i))) continue;
+    const bool is_sure = holds(i);
+    if (outcomes_[i].verdict != Verdict::kSimulated) continue;
+    if (!is_sure && needs_sure) continue;
+    judges_.local().add_stalls(plan(i), outcomes_[i]);
+    if (outcomes_[i].step > step) {  // by what the driver is asked for: others may be faster
+      ranked.insert(rank(i));
+      continue;
+    }
+    if (is_sure) return i;
+    if (!riskier_) riskier_ = i;
+  }
+  return std::nullopt;
+}
+
+std::optional<std::size_t> Places::find(const Place& place) const {
+  const auto found = std::lower_bound(places_.begin(), places_.end(), place);
+  if (found == places_.end() || *found != place) return std::nullopt;
+  return static_cast<std::size_t>(found - places_.begin());
 }
 
 const Prefetch& Places::prefetch(std::size_t i) const {
@@ -102,32 +176,33 @@ Candidate Places::describe(std::size_t i) const {
   c.peak_allocated = outcome.peak;
   c.outside_allocator = outcome.outside;
   c.peak_reserved = outcome.reserved;
+  c.fit_probability = outcome.fit_probability;
   if (outcome.verdict == Verdict::kSimulated) {
     c.seconds = outcome.step.seconds();
     c.tokens_per_s_per_gpu = static_cast<double>(space_.global_batch * c.plan.batch.sequence) /
-                             (c.seconds * static_cast<double>(limited_.gpus));
+                             (c.seconds * static_cast<double>(cluster_.gpus));
   }
   return c;
 }
 
-std::vector<std::size_t> Places::simulated() const {
-  std::vector<std::size_t> fastest;
+std::set<Rank> Places::simulated() const {
+  std::set<Rank> ranked;
   for (std::size_t i = 0; i < places_.size(); ++i) {
-    if (outcomes_[i].verdict == Verdict::kSimulated) fastest.push_back(i);
+    if (outcomes_[i].verdict == Verdict::kSimulated) ranked.insert(rank(i));
   }
-  std::sort(fastest.begin(), fastest.end(),
-            [&](std::size_t a, std::size_t b) { return rank(a) < rank(b); });
-  return fastest;
+  return ranked;
 }
 
 SearchResult Places::counts() {
   SearchResult result;
   result.enumerated = static_cast<std::int64_t>(places_.size());
-  // Where nothing fits, the smallest may be among what was rejected without a graph.
-  const bool any_fits = std::any_of(outcomes_.begin(), outcomes_.end(), [](const Outcome& o) {
-    return o.verdict == Verdict::kSimulated;
+  // Where nothing holds, the smallest may be among what was rejected without a graph.
+  const bool any_holds = std::any_of(outcomes_.begin(), outcomes_.end(), [&](const Outcome& o) {
+    return o.verdict == Verdict::kSimulated && o.is_assessed &&
+           o.fit_probability >= options_.fit.terms.confidence;
   });
-  if (!any_fits && !places_.empty()) {
+  if (any_holds || limit_) return result;
+  if (!places_.empty()) {
     std::int64_t least = depth(0);
     for (std::size_t i = 0; i < places_.size(); ++i) least = std::min(least, depth(i));
     each(places_.size(), [&](std::size_t i) {
@@ -142,7 +217,7 @@ SearchResult Places::counts() {
     if (!smallest || outcomes_[i].peak < outcomes_[*smallest].peak) smallest = i;
   }
   if (smallest) {
-    fit_of(*smallest);
+    if (!outcomes_[*smallest].is_assessed) assess(*smallest);
     result.smallest = describe(*smallest);
   }
   return result;

@@ -11,6 +11,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <set>
 #include <tuple>
 #include <vector>
 
@@ -24,6 +26,9 @@ namespace foreshard {
 // Fastest first, of equals with the least memory, of those the first.
 using Rank = std::tuple<Time, Bytes, std::size_t>;
 
+// Of allocated memory, what a caching allocator reserves beside it where it caches little.
+inline constexpr double kLittleCache = 0.1;
+
 class Places {
  public:
   // Throws Error(kInvalidInput) when the global batch fits no mesh. References are kept.
@@ -32,14 +37,15 @@ class Places {
 
   const SearchSpace& space() const { return space_; }
   const SearchOptions& options() const { return options_; }
-  Bytes gpu_memory() const { return limited_.gpu.memory; }
+  // The most that a plan may reserve, with nothing outside, to fit.
+  Bytes gpu_memory() const { return memory_; }
   std::size_t size() const { return places_.size(); }
   const Place& operator[](std::size_t i) const { return places_[i]; }
   Outcome& outcome(std::size_t i) { return outcomes_[i]; }
   const Outcome& outcome(std::size_t i) const { return outcomes_[i]; }
   Rank rank(std::size_t i) const { return {outcomes_[i].step, outcomes_[i].peak, i}; }
 
-  Plan plan(std::size_t i) const { return plan_at(space_, limited_, places_[i]); }
+  Plan plan(std::size_t i) const;
   const LayerPrograms& programs(std::size_t i, const Plan& plan) const {
     return programs_.at(plan, at(places_[i], Axis::kRecompute), at(places_[i], Axis::kMicroBatch));
   }
@@ -48,7 +54,7 @@ class Places {
     return memory_floor(plan, model_, floor);
   }
   bool has_no_room(const Plan& plan) const {
-    return floor_of_memory(plan, LayersFloor()) > limited_.gpu.memory;
+    return floor_of_memory(plan, LayersFloor()) > memory_;
   }
 
   // Throws Error(kInterrupted) where options.progress stopped the search.
@@ -66,10 +72,17 @@ class Places {
   void judge(std::size_t i);
   // Memory of what was rejected without a graph.
   void weigh(std::size_t i);
-  // Whether it fits with what is reserved: asked of a plan that the answer is going to name.
-  bool stands(std::size_t i);
-  // Whether what is reserved decides.
-  bool is_tight(std::size_t i) const;
+  // Whether it holds, assessed in full once: asked of a plan that the answer is going to name. Its
+  // step may get longer by that.
+  bool holds(std::size_t i);
+  // Whether it fits and is sure enough whatever is reserved, as far as that may be told without
+  // asking; nothing where what is reserved decides.
+  std::optional<bool> surely_holds(std::size_t i) const;
+  // The first of `ranked`, simulated places, that holds and whose step is below the bound. What was
+  // looked at is taken out; the first that fits but does not hold is the riskier choice.
+  std::optional<std::size_t> first_that_holds(std::set<Rank>& ranked, std::optional<Time> bound);
+  // The number of a place; nothing where it is none of the grid.
+  std::optional<std::size_t> find(const Place& place) const;
 
   // How early it gathers. Of two plans that differ in it alone, the one with less holds hardly more
   // memory: 2 % in small models (a test tries to find more).
@@ -77,8 +90,11 @@ class Places {
   bool gathers_earlier(std::size_t i, std::size_t other) const;
 
   Candidate describe(std::size_t i) const;
-  std::vector<std::size_t> simulated() const;  // by rank
-  // With the smallest, which every built plan may be.
+  std::set<Rank> simulated() const;
+  // Whether no step of at least this is an answer.
+  bool is_too_slow(Time bound) const { return limit_ && bound >= *limit_; }
+  const std::optional<std::size_t>& riskier() const { return riskier_; }
+  // With the smallest, which every built plan may be, where nothing holds.
   SearchResult counts();
   void count_verdicts(SearchResult& result) const;
 
@@ -86,11 +102,16 @@ class Places {
   const Prefetch& prefetch(std::size_t i) const;
   bool recalled(std::size_t i);
   void judge_anew(std::size_t i);
-  Fit fit_of(std::size_t i);
+  void assess(std::size_t i);
+  // By the rule's upper bound.
+  bool may_hold(std::size_t i) const;
+  Fit fit_with(std::size_t i, Bytes reserved) const;
 
   const ModelSpec& model_;
-  const SearchOptions& options_;
-  const Cluster limited_;
+  const SearchOptions options_;
+  const Cluster cluster_;
+  const Bytes memory_;
+  const std::optional<Time> limit_;  // of a step, by options.faster_than
   const SearchSpace space_;
   const std::vector<Place> places_;
   std::vector<Outcome> outcomes_;
@@ -99,6 +120,7 @@ class Places {
   oneapi::tbb::task_arena arena_;
   std::atomic<std::int64_t> done_ = 0;
   std::atomic<bool> stopped_ = false;
+  std::optional<std::size_t> riskier_;
 };
 
 }  // namespace foreshard

@@ -1,7 +1,7 @@
 // What a search looks at: places.h. How: every_place.h, best_first.h.
 #include "sim/search/search.h"
 
-#include <cmath>
+#include <optional>
 
 #include "sim/search/axes.h"
 #include "sim/search/best_first.h"
@@ -9,12 +9,6 @@
 #include "sim/search/places.h"
 
 namespace foreshard {
-
-Cluster with_memory_limit(Cluster cluster, double max_memory) {
-  const auto all = static_cast<double>(cluster.gpu.memory.count());
-  cluster.gpu.memory = Bytes(static_cast<std::int64_t>(std::floor(all * max_memory)));
-  return cluster;
-}
 
 std::vector<Plan> enumerate(const SearchSpace& space, const ModelSpec& model,
                             const Cluster& cluster) {
@@ -29,9 +23,24 @@ std::vector<Plan> enumerate(const SearchSpace& space, const ModelSpec& model,
 SearchResult search(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
                     const SearchOptions& options) {
   Places places(space, model, costs, options);
-  const bool has_to_see_all =
-      options.detail == SearchDetail::kAll || options.objective == Objective::kMemory;
-  return has_to_see_all ? judge_every_place(places) : find_best(places);
+  std::optional<std::size_t> best, riskier;
+  if (options.objective == Objective::kTime) {
+    best = find_best(places);
+    riskier = places.riskier();
+    if (options.detail == SearchDetail::kAll) judge_grid(places, best);
+  } else {
+    places.each(places.size(), [&](std::size_t i) { places.judge(i); });
+    best = smallest_that_holds(places);
+  }
+  SearchResult result = places.counts();
+  if (best) result.best = places.describe(*best);
+  if (best && options.detail == SearchDetail::kAll) fill_tables(places, *best, result);
+  if (best && options.detail == SearchDetail::kBest) result.pareto = {*result.best};
+  const bool is_faster =
+      riskier && (!best || places.outcome(*riskier).step < places.outcome(*best).step);
+  if (is_faster) result.riskier = places.describe(*riskier);
+  places.count_verdicts(result);
+  return result;
 }
 
 }  // namespace foreshard

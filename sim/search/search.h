@@ -4,13 +4,13 @@
 //
 // Enumeration order is fixed and results do not depend on the number of threads. Search adds no
 // modelling: it calls build_training_step, peak_allocated, CostModel::price and simulate for every
-// plan, and peak_reserved for those that the answer names: best, Pareto plans and the smallest;
-// neighbours and the heatmap's where they come within a tenth of the GPU's memory. One that does
-// not fit with its segments is rejected there, and the next takes its place.
+// plan, and forecast's functions for those that the answer names, which are assessed in full: what
+// they reserve, what asking the driver for it costs them, and how sure it is that they fit. One
+// that does not hold (sim/memory/capacity.h) is passed over, and the next takes its place.
 //
-// Plans are looked at in the order of a lower bound of their step (sim/search/bounds.h). One whose
-// bound shows that it cannot be part of the answer is pruned: with kBest before its graph is built,
-// with kAll before it is simulated.
+// The best plan is looked for in the order of a lower bound of the step (sim/search/bounds.h). One
+// whose bound shows that it cannot be part of the answer is pruned. With kAll the plans whose knobs
+// are as the best plan's are then judged one and all, for the tables.
 #pragma once
 
 #include <cstdint>
@@ -48,6 +48,9 @@ struct SearchSpace {
   std::vector<RangedPolicy<Recompute>> recomputes;  // default: none, selective, full
   std::vector<std::int64_t> micro_batches;  // default: divisors of the sequences per rank, up to 64
   std::vector<KnobAxis> knobs;              // none by default; at most kMostKnobs
+  // Settings of the caching allocator, which change no row: where a plan does not hold with one,
+  // the next is tried. Default: the base's alone.
+  std::vector<AllocatorSettings> allocators;
 };
 inline constexpr std::size_t kMostKnobs = 10;
 
@@ -60,7 +63,8 @@ struct Candidate {
   double tokens_per_s_per_gpu = 0;
   Bytes peak_allocated;
   Bytes outside_allocator;
-  Bytes peak_reserved;  // 0 where it was not asked
+  Bytes peak_reserved;         // 0 where it was not asked
+  double fit_probability = 0;  // where peak_reserved was asked
   Verdict verdict = Verdict::kSimulated;
 };
 
@@ -77,9 +81,10 @@ struct SearchResult {
   std::int64_t enumerated = 0;
   std::int64_t rejected_memory = 0;
   std::int64_t simulated = 0;
-  std::int64_t pruned = 0;  // could not be part of the answer by their lower bound
-  std::optional<Candidate> best;
-  std::optional<Candidate> smallest;  // least memory of all, when nothing fits
+  std::int64_t pruned = 0;            // could not be part of the answer by their lower bound
+  std::optional<Candidate> best;      // of those that hold; ties go to the base's values
+  std::optional<Candidate> riskier;   // fits by the forecast and is faster, but is not sure enough
+  std::optional<Candidate> smallest;  // least memory of all, when nothing holds
   std::vector<Candidate> pareto;      // kAll: time and memory, fastest first; kBest: the best alone
   std::vector<Candidate> neighbours;  // kAll: the best plan with one key changed, for "why it won"
   std::vector<HeatmapCell> heatmap;   // kAll: shard groups x prefetches, in enumeration order
@@ -110,6 +115,18 @@ struct SearchMemory {
   std::function<void(std::size_t, const JudgedPlan&)> remember;
 };
 
+// What a plan's memory has to meet, and who says how sure it is that it fits where more is known
+// than the plan's own forecast (what it leaves open): optional, called by one thread at a time;
+// where the odds are below `enough`, the answer may be an upper bound that is below it, too.
+struct FitRule {
+  MemoryTerms terms;
+  bool keeps_riskier = true;  // plans that fit, but not surely, are looked at: for the riskier one
+  std::function<double(const Plan&, const Fit&, double enough)> probability;
+  // An upper bound of it, of a fit that reserves what is allocated: told without replaying the
+  // allocator. Optional.
+  std::function<double(const Plan&, const Fit& least)> at_most;
+};
+
 struct SearchOptions {
   int threads = 0;  // 0: all cores
   // Called now and then, from any thread, with plans done and plans in all; returning false stops
@@ -117,7 +134,12 @@ struct SearchOptions {
   std::function<bool(std::int64_t, std::int64_t)> progress;
   SearchDetail detail = SearchDetail::kAll;
   Objective objective = Objective::kTime;
-  double max_memory = 1;  // of the GPU's, that reserved memory and what is outside may take
+  FitRule fit;
+  // Of the best plan's step: plans this close are as fast, and the one with the base's values wins.
+  double tie = 5e-4;
+  // Plans that are not faster than this (s) are no answer, as if they did not hold: of a search
+  // beside another. With it, no smallest plan is looked for.
+  std::optional<double> faster_than;
   double keep_within = 0;
   SearchMemory memory;  // optional
 };
@@ -129,8 +151,5 @@ std::vector<Plan> enumerate(const SearchSpace& space, const ModelSpec& model,
 
 SearchResult search(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
                     const SearchOptions& options);
-
-// The cluster as a search with this limit sees it: a GPU of which the rest is not there.
-Cluster with_memory_limit(Cluster cluster, double max_memory);
 
 }  // namespace foreshard

@@ -65,7 +65,12 @@ SearchResult found() {
   slower.plan = with_recompute();
   slower.seconds = 0.012;
   slower.peak_allocated = Bytes(std::int64_t{3} << 30);
+  best.fit_probability = 0.97;
   result.best = best;
+  Candidate risky = best;
+  risky.seconds = 0.009;
+  risky.fit_probability = 0.62;
+  result.riskier = risky;
   result.pareto = {best, slower};
   result.neighbours = {slower};
   result.heatmap = {{4, {1, 1}, std::nullopt}, {8, {1, 1}, 0.010}};
@@ -74,10 +79,17 @@ SearchResult found() {
 
 TEST(SearchView, ShowsTheMapTheBestPlanAndWhyItWon) {
   const SearchResult result = found();
-  const std::string text =
-      search_text(result, nullptr, nullptr, tiny_model(2), round_cluster(8), 0.5, Color::kNever);
-  for (const char* says : {"12 plans: 2 do not fit, 10 simulated", "recompute full", "+2.00 ms",
-                           "+20.0 %", "-1.00 GiB", "10.0 ms", "██", "1/1"}) {
+  const ModelSpec model = tiny_model(2);
+  const Cluster cluster = round_cluster(8);
+  const Plan base = tiny_plan();
+  const SearchStory story{
+      result, model, cluster, base, 0.5, 0.95, {{{"compile=blocks"}, *result.riskier}}};
+  const std::string text = search_text(story, nullptr, nullptr, Color::kNever);
+  for (const char* says :
+       {"best plan: fits with 97 %", "riskier: 9.00 ms (-10.0 %), fits with 62 %",
+        "with --set compile=blocks also: 9.00 ms (-10.0 %), fits with 62 %",
+        "prefetch depth does not matter here", "12 plans: 2 do not fit, 10 simulated",
+        "recompute full", "+2.00 ms", "+20.0 %", "-1.00 GiB", "10.0 ms", "██"}) {
     EXPECT_NE(text.find(says), std::string::npos) << says << "\n" << text;
   }
 }
@@ -85,7 +97,15 @@ TEST(SearchView, ShowsTheMapTheBestPlanAndWhyItWon) {
 TEST(SearchView, JsonHasTheKeysThatScriptsCountOn) {
   const SearchResult result = found();
   const Told told = tell(tiny_plan());
-  const Json json = search_json(result, {told.report, told.report}, &told.report, 0.5);
+  const ModelSpec model = tiny_model(2);
+  const Cluster cluster = round_cluster(8);
+  const Plan base = tiny_plan();
+  SearchStory story{result, model, cluster, base, 0.5};
+  story.riskier = told.report;
+  const Json json = search_json(story, {told.report, told.report}, &told.report);
+  EXPECT_EQ(json["confidence"], 0.95);
+  EXPECT_EQ(json["riskier"]["report"]["schema"], "foreshard.report/1");
+  EXPECT_TRUE(json["best"]["report"]["memory"].contains("fit_probability"));
   EXPECT_EQ(json["enumerated"], 12);
   EXPECT_EQ(json["rejected_memory"], 2);
   EXPECT_EQ(json["simulated"], 10);
@@ -103,11 +123,15 @@ TEST(SearchView, SaysHowFarTheSmallestPlanIsFromFitting) {
   result.smallest = found().best;
   result.smallest->peak_allocated = Bytes(std::int64_t{100} << 30);
   result.smallest->verdict = Verdict::kDoesNotFit;
-  const std::string text =
-      search_text(result, nullptr, nullptr, tiny_model(2), round_cluster(8), 0.5, Color::kNever);
+  result.smallest->peak_reserved = result.smallest->peak_allocated;
+  const ModelSpec model = tiny_model(2);
+  const Cluster cluster = round_cluster(8);
+  const Plan base = tiny_plan();
+  const SearchStory story{result, model, cluster, base, 0.5};
+  const std::string text = search_text(story, nullptr, nullptr, Color::kNever);
   EXPECT_NE(text.find("no plan fits"), std::string::npos) << text;
-  EXPECT_NE(text.find("more than the GPU's 80.0 GiB"), std::string::npos) << text;
-  EXPECT_TRUE(search_json(result, {}, nullptr, 0.5)["best"].is_null());
+  EXPECT_NE(text.find("does not fit: 20.0 GiB more than there is"), std::string::npos) << text;
+  EXPECT_TRUE(search_json(story, {}, nullptr)["best"].is_null());
 }
 
 }  // namespace

@@ -143,8 +143,6 @@ TEST(ForecastReserved, RetriesInsteadOfOutgrowingTheGpu) {
     if (tight.retries_for_good) {
       EXPECT_GT(tight.steady.retries, 0);
       EXPECT_GT(tight.stalls.size(), 0U);
-      // Search names no plan that retries in every step.
-      EXPECT_EQ(peak_reserved(graph, plan, cluster), roomy.peak);
     }
   }
 }

@@ -46,10 +46,11 @@ inline std::optional<Optimum> brute_force(const LayerProblem& p, const CostModel
     }
     if (!find_problem(plan, p.model, p.cluster)) {
       const Forecast f = forecast(p.model, plan, costs);
-      const bool fits = !f.reserved.retries_for_good &&
-                        fit_in(p.cluster, f.memory.peak, f.reserved.peak, Bytes(0)).fits();
+      const bool is_sure =
+          holds(fit_in(p.cluster, f.memory.peak, f.reserved.peak, Bytes(0)), p.choices.fit.terms);
       const Optimum found{f.timeline.period, f.memory.peak};
-      if (fits && (!best || std::tie(found.step, found.peak) < std::tie(best->step, best->peak))) {
+      if (is_sure &&
+          (!best || std::tie(found.step, found.peak) < std::tie(best->step, best->peak))) {
         best = found;
       }
     }

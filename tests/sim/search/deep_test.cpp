@@ -133,7 +133,7 @@ RC_GTEST_PROP(DeepProperty, IsNeverSlowerThanItsBeginning, ()) {
   RC_ASSERT(deep.best->seconds <= grid.best->seconds);
   const Forecast f = forecast(model, deep.best->plan, costs);
   RC_ASSERT(f.timeline.period.seconds() == deep.best->seconds);
-  RC_ASSERT(fit_in(cluster, f.memory.peak, f.reserved.peak, Bytes(0)).fits());
+  RC_ASSERT(holds(fit_in(cluster, f.memory.peak, f.reserved.peak, Bytes(0)), MemoryTerms()));
 }
 
 }  // namespace

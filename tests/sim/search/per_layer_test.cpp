@@ -71,8 +71,8 @@ RC_GTEST_FIXTURE_PROP(PerLayer, SearchIsNeverWorseThanUniform, ()) {
       plan.reshard_after_forward = {reshard, {}};
       if (find_problem(plan, p.model, p.cluster)) continue;
       const Forecast f = forecast(p.model, plan, costs);
-      if (f.reserved.retries_for_good) continue;
-      if (!fit_in(p.cluster, f.memory.peak, f.reserved.peak, Bytes(0)).fits()) continue;
+      const Fit fit = fit_in(p.cluster, f.memory.peak, f.reserved.peak, Bytes(0));
+      if (!holds(fit, p.choices.fit.terms)) continue;
       if (!uniform || f.timeline.period < *uniform) {
         uniform = f.timeline.period;
         p.frame = plan;

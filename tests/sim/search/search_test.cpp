@@ -5,8 +5,12 @@
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
 
+#include <algorithm>
+#include <optional>
+#include <tuple>
+
 #include "sim/base/error.h"
-#include "sim/search/deep.h"
+#include "sim/search/knobs.h"
 #include "sim/simulate/forecast.h"
 #include "tests/support/fixtures.h"
 
@@ -34,46 +38,84 @@ Problem random_problem() {
   return p;
 }
 
+// No two plans count as equally fast, as brute force sees it.
 SearchOptions on_threads(int threads) {
   SearchOptions options;
   options.threads = threads;
+  options.tie = 0;
   return options;
 }
 
-RC_GTEST_PROP(SearchProperty, FindsWhatBruteForceFinds, ()) {
-  const Problem p = random_problem();
-  const CostModel costs(p.cluster, round_calibration());
-  const SearchResult result = search(p.space, p.model, costs, on_threads(1));
-  const std::vector<Plan> plans = enumerate(p.space, p.model, p.cluster);
-  RC_ASSERT(result.enumerated == static_cast<std::int64_t>(plans.size()));
-  const Plan* best = nullptr;
-  Time best_time;
-  Bytes best_peak;
-  std::int64_t fitting = 0;
-  for (const Plan& plan : plans) {
-    const Forecast f = forecast(p.model, plan, costs);
-    // Search names no plan whose every step retries.
-    if (f.reserved.retries_for_good) continue;
-    if (!fit_in(p.cluster, f.memory.peak, f.reserved.peak, *p.cluster.memory_outside_allocator)
-             .fits()) {
-      continue;
+// What predict says of a plan.
+struct Known {
+  Plan plan;
+  Time step;
+  Fit fit;
+};
+
+// Of every plan of the space, with the first setting of the allocator with which it holds, or the
+// surest.
+std::vector<Known> forecast_all(const Problem& p, const CostModel& costs,
+                                const MemoryTerms& terms) {
+  std::vector<Known> known;
+  std::vector<AllocatorSettings> allocators = p.space.allocators;
+  if (allocators.empty()) allocators = {p.space.base.allocator};
+  for (Plan plan : enumerate(p.space, p.model, p.cluster)) {
+    std::optional<Known> chosen;
+    for (const AllocatorSettings& allocator : allocators) {
+      plan.allocator = allocator;
+      const Forecast f = forecast(p.model, plan, costs);
+      const Fit fit =
+          fit_in(p.cluster, f.memory.peak, f.reserved.peak, *p.cluster.memory_outside_allocator);
+      if (chosen && holds(chosen->fit, terms)) continue;
+      if (!chosen || fit_probability(fit) > fit_probability(chosen->fit)) {
+        chosen = {plan, f.timeline.period, fit};
+      }
     }
-    ++fitting;
-    const bool better = best == nullptr || f.timeline.period < best_time ||
-                        (f.timeline.period == best_time && f.memory.peak < best_peak);
-    if (!better) continue;
-    best = &plan;
-    best_time = f.timeline.period;
-    best_peak = f.memory.peak;
+    known.push_back(*chosen);
   }
-  // Plans that the answer does not name are not asked what they reserve.
-  RC_ASSERT(result.simulated >= fitting);
-  RC_ASSERT(result.simulated + result.rejected_memory == result.enumerated);
-  RC_ASSERT(result.best.has_value() == (best != nullptr));
-  if (best == nullptr) return;
-  RC_ASSERT(result.best->plan == *best);
-  RC_ASSERT(result.best->seconds == best_time.seconds());
-  RC_ASSERT(result.best->peak_allocated == best_peak);
+  return known;
+}
+
+RC_GTEST_PROP(SearchProperty, FindsWhatBruteForceFinds, ()) {
+  Problem p = random_problem();
+  if (*rc::gen::arbitrary<bool>()) {
+    AllocatorSettings expandable;
+    expandable.expandable_segments = true;
+    p.space.allocators = {AllocatorSettings(), expandable};
+  }
+  const CostModel costs(p.cluster, round_calibration());
+  SearchOptions options = on_threads(1);
+  options.fit.terms.confidence = *rc::gen::element(0.5, 0.8, 0.95);
+  const MemoryTerms& terms = options.fit.terms;
+  const SearchResult result = search(p.space, p.model, costs, options);
+  std::optional<Known> best;
+  std::optional<Time> fastest;  // of those that fit by the forecast
+  for (const Known& known : forecast_all(p, costs, terms)) {
+    if (fits(known.fit, terms)) fastest = std::min(fastest.value_or(known.step), known.step);
+    if (!holds(known.fit, terms)) continue;
+    const auto key = [](const Known& k) { return std::tuple(k.step, k.fit.allocated); };
+    if (!best || key(known) < key(*best)) best = known;
+  }
+  RC_ASSERT(result.simulated + result.rejected_memory + result.pruned == result.enumerated);
+  RC_ASSERT(result.best.has_value() == best.has_value());
+  if (result.riskier) {
+    const Fit fit = fit_in(p.cluster, result.riskier->peak_allocated, result.riskier->peak_reserved,
+                           result.riskier->outside_allocator);
+    RC_ASSERT(fits(fit, terms) && !holds(fit, terms));
+    RC_ASSERT(result.riskier->fit_probability == fit_probability(fit));
+    RC_ASSERT(!best || result.riskier->seconds <= best->step.seconds());
+  }
+  if (fastest && (!best || *fastest < best->step)) {
+    RC_ASSERT(result.riskier.has_value());
+    RC_ASSERT(result.riskier->seconds == fastest->seconds());
+  }
+  if (!best) return;
+  RC_ASSERT(result.best->plan == best->plan);
+  RC_ASSERT(result.best->seconds == best->step.seconds());
+  RC_ASSERT(result.best->peak_allocated == best->fit.allocated);
+  RC_ASSERT(result.best->peak_reserved == best->fit.reserved);
+  RC_ASSERT(result.best->fit_probability == fit_probability(best->fit));
 }
 
 // Knobs, in the order that equals prefer; fsdp2 alone has the last.
@@ -107,11 +149,34 @@ RC_GTEST_PROP(SearchProperty, PruningLosesNothing, ()) {
   RC_ASSERT(best.best->seconds == all.best->seconds);
 }
 
+// A plan with the base's values wins where it is as fast, and no value of the answer can be taken
+// back to the base's without the plan getting slower or unsure.
+RC_GTEST_PROP(SearchProperty, TiesGoToTheUsualValues, ()) {
+  Problem p = random_problem();
+  p.space.knobs = some_knobs();
+  const CostModel costs(p.cluster, round_calibration());
+  SearchOptions options = on_threads(1);
+  const SearchResult strict = search(p.space, p.model, costs, options);
+  options.tie = 0.01;
+  const SearchResult usual = search(p.space, p.model, costs, options);
+  RC_ASSERT(strict.best.has_value() == usual.best.has_value());
+  if (!strict.best) return;
+  const double limit = strict.best->seconds * (1 + options.tie) + 1e-9;
+  RC_ASSERT(usual.best->seconds <= limit);
+  RC_ASSERT(usual.best->fit_probability >= options.fit.terms.confidence);
+  for (const Candidate& n : usual.neighbours) {
+    const bool is_back = n.plan.prefetch == p.space.base.prefetch &&
+                         usual.best->plan.prefetch != p.space.base.prefetch;
+    if (!is_back || n.verdict != Verdict::kSimulated || n.peak_reserved == Bytes()) continue;
+    RC_ASSERT(n.seconds > limit || n.fit_probability < options.fit.terms.confidence);
+  }
+}
+
 RC_GTEST_PROP(SearchProperty, ObjectivesAndLimitsHold, ()) {
   const Problem p = random_problem();
   const CostModel costs(p.cluster, round_calibration());
   SearchOptions options = on_threads(1);
-  options.max_memory = 0.6;
+  options.fit.terms.max_memory = 0.6;
   const SearchResult fast = search(p.space, p.model, costs, options);
   options.objective = Objective::kMemory;
   const SearchResult small = search(p.space, p.model, costs, options);

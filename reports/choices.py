@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""What search chooses, over models x clusters x batches: how sure each winner is to fit, whether
+predict says the same of it, and what is said where nothing holds. Writes reports/choices.md.
+Usage, from the repository's root:
+
+    reports/choices.py [build/bin/foreshard]
+"""
+
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+
+PROGRAM = sys.argv[1] if len(sys.argv) > 1 else "build/bin/foreshard"
+OUT = "reports/choices.md"
+
+MODELS = ["llama-3.1-8b", "llama-2-13b", "llama-3.1-70b", "llama-3.1-405b", "mixtral-8x7b", "qwen2.5-7b",
+          "gpt3-175b", "mpt-30b"]
+CLUSTERS = ["8xh100", "64xh100", "512xh100", "64xb200", "64xa100-40gb", "64xmi300x", "16xh200"]
+SEQUENCES_PER_GPU = [1, 4, 8, 32]
+CONFIDENCE = 0.95
+
+
+def ask(arguments):
+    done = subprocess.run([PROGRAM, *arguments, "--json"], capture_output=True, text=True)
+    if done.returncode not in (0, 4):
+        sys.exit(f"{' '.join(arguments)}: exit {done.returncode}: {done.stderr}")
+    return done.returncode, json.loads(done.stdout)
+
+
+def figures(report):
+    memory = report["memory"]
+    return (report["step"]["seconds"]["value"], memory["peak_reserved_bytes"]["value"], memory["fits"],
+            memory["fit_probability"])
+
+
+def main():
+    winners, differing, without_a_way, none, riskier = [], [], [], 0, []
+    searches, seconds = 0, []
+    with tempfile.TemporaryDirectory() as folder:
+        plan = os.path.join(folder, "best.yaml")
+        for model, cluster, each in itertools.product(MODELS, CLUSTERS, SEQUENCES_PER_GPU):
+            searches += 1
+            gpus = int(cluster.split("x")[0])
+            name = f"{model} on {cluster}, {each} sequences a GPU"
+            code, found = ask(["search", "--model", model, "--cluster", cluster, "--global-batch",
+                               str(gpus * each), "--out", plan])
+            seconds.append(found["seconds"])
+            if found["best"] is None:
+                none += 1
+                remedy = found["infeasible"]["remedy"]
+                if code != 4 or remedy is None:
+                    without_a_way.append(name)
+                elif remedy["fit_probability"] < CONFIDENCE:
+                    without_a_way.append(name + ": " + json.dumps(remedy["set"]))
+                continue
+            best = figures(found["best"]["report"])
+            winners.append((best[3], name))
+            _, predicted = ask(["predict", "--plan", plan])
+            if figures(predicted) != best:
+                differing.append(f"{name}: {best} {figures(predicted)}")
+            if found["riskier"]:
+                bold = figures(found["riskier"]["report"])
+                riskier.append((1 - bold[0] / best[0], bold[3], name))
+    least, where = min(winners)
+    lines = ["# What search chooses", "",
+             "Searches over models x clusters x batches, and `predict --plan` of each winner. "
+             "Written by `reports/choices.py`.", "",
+             "| what | |", "|---|---|",
+             f"| searches | {searches} |",
+             f"| winners | {len(winners)} |",
+             f"| winners that fit with 95 % or more | {sum(p >= CONFIDENCE for p, _ in winners)} |",
+             f"| the least sure | {100 * least:.1f} % ({where}) |",
+             f"| of which predict says another step, memory or probability | {len(differing)} |",
+             f"| nothing holds | {none} |",
+             f"| of which without a way | {len(without_a_way)} |",
+             f"| a faster plan that is riskier is named | {len(riskier)} |"]
+    if riskier:
+        gains = [gain for gain, _, _ in riskier]
+        lines += [f"| which gains, median and most | {100 * statistics.median(gains):.1f} %, "
+                  f"{100 * max(gains):.1f} % |",
+                  f"| and fits with, median | {100 * statistics.median(p for _, p, _ in riskier):.0f} % |"]
+    lines += [f"| seconds of a search, median and most | {statistics.median(seconds):.2f}, {max(seconds):.2f} |"]
+    for what, list_ in (("predict says another", differing), ("no way is named", without_a_way)):
+        if list_:
+            lines += ["", f"{what}:", ""] + [f"- {one}" for one in list_]
+    with open(OUT, "w", encoding="utf-8") as file:
+        file.write("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+main()

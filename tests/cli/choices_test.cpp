@@ -1,0 +1,148 @@
+// One rule judges: what search chooses is what predict says of it, and a "no" means that no change
+// of the keys that are tried would help.
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+#include <rapidcheck/gtest.h>
+
+#include <set>
+
+#include "cli/changes.h"
+#include "cli/job_search.h"
+#include "cli/remedy.h"
+#include "cli/search_body.h"
+#include "cli/search_space.h"
+#include "sim/memory/outside_allocator.h"
+#include "tests/cli/program.h"
+
+namespace foreshard {
+namespace {
+
+JobOptions random_job() {
+  JobOptions options;
+  options.model =
+      *rc::gen::element<std::string>("gpt2", "llama-3.2-1b", "llama-2-7b", "qwen2.5-7b", "mpt-7b");
+  options.cluster = std::to_string(*rc::gen::element(4, 8, 16)) +
+                    *rc::gen::element<std::string>("xh100", "xa100-40gb", "xl40s", "xmi300x");
+  options.runtime = *rc::gen::element<std::string>("fsdp2", "fsdp2", "fsdp1", "ddp", "zero3");
+  options.sequence = *rc::gen::element<std::string>("512", "1024");
+  options.assignments.push_back({});
+  return options;
+}
+
+// predict of the best, the riskier and the Pareto plans: the same step, memory and odds.
+RC_GTEST_PROP(ChoicesProperty, PredictAgreesWithSearch, ()) {
+  const JobOptions options = random_job();
+  const Job asked = load_job(options);
+  const std::int64_t batch = asked.cluster.gpus * *rc::gen::element<std::int64_t>(1, 4, 8);
+  const std::vector<JobVariant> variants = search_variants(asked, {std::to_string(batch), {}});
+  SearchOptions how;
+  how.threads = 1;
+  how.fit.terms.confidence = *rc::gen::element(0.6, 0.95);
+  const JobSearch found = search_job(variants, how);
+  const Job& job = variants[found.variant].job;
+  std::vector<Candidate> named = found.result.pareto;
+  if (found.result.best) named.push_back(*found.result.best);
+  if (found.result.riskier) named.push_back(*found.result.riskier);
+  for (const Candidate& c : named) {
+    const auto predicted = changed_job(job, assignments_to(job, c.plan));
+    RC_ASSERT(predicted.has_value());
+    RC_ASSERT(predicted->resolved.plan == c.plan);
+    const BestPlan told = best_of(*predicted, predicted->resolved.plan, cost_model(*predicted));
+    RC_ASSERT(told.report.seconds.value == c.seconds);
+    RC_ASSERT(told.report.fit.fits());
+    RC_ASSERT(told.report.fit.reserved == c.peak_reserved);
+    RC_ASSERT(told.report.fit_probability == c.fit_probability);
+  }
+  if (found.result.best) {
+    RC_ASSERT(found.result.best->fit_probability >= how.fit.terms.confidence);
+  }
+}
+
+// Every combination of the strongest changes, by brute force, on the GPUs that are there.
+bool any_combination_holds(const Job& job) {
+  const std::vector<MemoryKnob> knobs = memory_knobs(job);
+  for (std::size_t mask = 1; mask < std::size_t{1} << knobs.size(); ++mask) {
+    Assignments changes;
+    for (std::size_t k = 0; k < knobs.size(); ++k) {
+      if ((mask >> k & 1) == 0) continue;
+      const Assignments& value = knobs[k].values.back();
+      changes.insert(changes.end(), value.begin(), value.end());
+    }
+    const auto other = changed_job(job, changes);
+    if (!other) continue;
+    const Plan& plan = other->resolved.plan;
+    const Forecast f = forecast(other->model, plan, cost_model(*other));
+    const Fit fit = fit_in(other->cluster, f.memory.peak, f.reserved.peak,
+                           total(memory_outside(f.graph, other->cluster, plan.runtime)));
+    if (holds(fit, MemoryTerms())) return true;
+  }
+  return false;
+}
+
+TEST(Choices, ANoIsANo) {
+  struct Case {
+    const char* model;
+    const char* cluster;
+  };
+  int helped = 0, in_vain = 0;
+  for (const Case& c : {Case{"llama-2-13b", "2xa100-40gb"}, Case{"mixtral-8x7b", "16xh100"},
+                        Case{"llama-3.1-70b", "8xh100"}, Case{"qwen2.5-7b", "2xl40s"}}) {
+    SCOPED_TRACE(c.model);
+    JobOptions options;
+    options.model = c.model;
+    options.cluster = c.cluster;
+    options.sequence = "2048";
+    options.assignments.push_back({});
+    const Job job = load_job(options);
+    const RemedySearch remedy = find_remedy(job, job.resolved.plan, MemoryTerms());
+    const bool is_possible = any_combination_holds(job);
+    const bool is_found = remedy.found && remedy.found->gpus == job.cluster.gpus;
+    EXPECT_EQ(is_found, is_possible);
+    ++(is_possible ? helped : in_vain);
+    if (!is_found) continue;
+    // Each of its changes is needed.
+    std::set<std::string> keys;
+    for (const std::string& change : remedy.found->changes) keys.insert(change);
+    EXPECT_EQ(keys.size(), remedy.found->changes.size());
+  }
+  EXPECT_GT(helped, 0);
+}
+
+TEST(Choices, RiskIsNamedAndConfidenceDecides) {
+  const std::string job =
+      "search --model llama-3.1-8b --cluster 64xh100 --global-batch 256 --json --fix "
+      "batch.sequence=8192";
+  const auto sure = json_of(run(job));
+  const auto bold = json_of(run(job + " --confidence 0.55"));
+  const auto odds = [](const auto& answer) {
+    return answer.at("best").at("report").at("memory").at("fit_probability").template get<double>();
+  };
+  const auto step = [](const auto& answer) {
+    return answer.at("best")
+        .at("report")
+        .at("step")
+        .at("seconds")
+        .at("value")
+        .template get<double>();
+  };
+  EXPECT_GE(odds(sure), 0.95);
+  EXPECT_GE(odds(bold), 0.55);
+  EXPECT_LE(step(bold), step(sure));
+  if (!sure.at("riskier").is_null()) {
+    const auto& report = sure.at("riskier").at("report");
+    EXPECT_LT(report.at("memory").at("fit_probability").get<double>(), 0.95);
+    EXPECT_TRUE(report.at("memory").at("fits").get<bool>());
+  }
+  expect_follows_its_schema(sure);
+}
+
+TEST(Choices, NothingHoldsIsExitFourWithTheWay) {
+  const Outcome outcome = run("search --model llama-3.1-405b --cluster 8xh100 --json");
+  EXPECT_EQ(outcome.exit_code, 4);
+  const auto answer = json_of(outcome);
+  EXPECT_TRUE(answer.at("best").is_null());
+  EXPECT_GE(answer.at("infeasible").at("tried").size(), 3U);
+}
+
+}  // namespace
+}  // namespace foreshard
