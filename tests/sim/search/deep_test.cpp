@@ -5,6 +5,7 @@
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
 
+#include "sim/search/knobs.h"
 #include "tests/sim/search/brute_force.h"
 #include "tests/support/fixtures.h"
 
