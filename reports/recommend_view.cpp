@@ -306,8 +306,8 @@ std::string recommend_text(const Recommendation& r, Color color) {
     if (!r.meets_terms()) {
       const std::string sure = chance_text(r.terms.confidence);
       lines.push_back(paint.red(fmt::format("no candidate fits{}{} with {}",
-                                            r.terms.deadline ? ", is in time" : "",
-                                            r.terms.budget ? " and within the budget" : "", sure)));
+                                            r.terms.deadline ? " and is in time" : "",
+                                            r.terms.budget ? " and is within the budget" : "", sure)));
       for (const TermsRemedy& remedy : r.remedies) {
         append(lines, indented("it would with " + remedy_words(remedy)));
       }

@@ -39,7 +39,10 @@ nlohmann::ordered_json expect_remedy(const std::string& job) {
 }
 
 TEST(Infeasible, OneKnob) {
-  const auto remedy = expect_remedy("--model llama-3.1-8b --cluster 8xh100 --micro-batch 4");
+  // Less than full recompute of a plan that is otherwise as small as it gets for free.
+  const auto remedy = expect_remedy(
+      "--model llama-3.1-8b --cluster 8xh100 --micro-batch 4 --set loss=chunked-8 "
+      "--set allocator=expandable_segments:True --set stack=torchtitan_2025");
   EXPECT_EQ(remedy.at("set").size(), 1U);
   EXPECT_EQ(remedy.at("set").at("recompute"), "full");
 }
@@ -65,11 +68,11 @@ TEST(Infeasible, TwoKnobs) {
 
 TEST(Infeasible, MoreGpus) {
   const Outcome outcome =
-      run("predict --model llama-3.1-405b --cluster 8xh100 --sequence 4096 --json");
+      run("predict --model llama-3.1-405b --cluster 1xh100 --sequence 4096 --json");
   EXPECT_EQ(outcome.exit_code, 4);
   const auto remedy = json_of(outcome).at("infeasible").at("remedy");
   const std::string gpus = std::to_string(remedy.at("gpus").get<int>());
-  EXPECT_GT(remedy.at("gpus").get<int>(), 8);
+  EXPECT_GT(remedy.at("gpus").get<int>(), 1);
   const Outcome bigger = run("predict --model llama-3.1-405b --sequence 4096 --json --cluster " +
                              gpus + "xh100" + flags_of(remedy));
   EXPECT_EQ(bigger.exit_code, 0) << bigger.err;
@@ -85,7 +88,7 @@ TEST(Infeasible, TextNamesTheRemedyWithin40Lines) {
   const Outcome outcome = run("predict --model llama-2-70b --cluster 8xh100");
   EXPECT_EQ(outcome.exit_code, 4);
   expect_says(outcome.out, "does not fit: ");
-  expect_says(outcome.out, "it fits with 16 GPUs");
+  expect_says(outcome.out, "--set offload=cpu");
   EXPECT_LE(lines_of(outcome.out), 40U);
 }
 
