@@ -112,7 +112,8 @@ class Trials {
     const CostModel costs = cost_model(*changed);
     const double probability = StackOdds(stack_set(*changed, costs))(plan, fit, terms_.confidence);
     if (probability < terms_.confidence) return std::nullopt;
-    return Remedy{changes, cluster.gpus, plan, fit, probability};
+    return Remedy{changes, cluster.gpus, plan,
+                  fit,     probability,  replay_allocations(graph).host_peak};
   }
 
   const Job& job_;
@@ -196,8 +197,13 @@ std::string remedy_text(const RemedySearch& search, const Cluster& cluster) {
     changes.push_back(format_count(remedy.gpus) + " GPUs");
   }
   for (const std::string& change : remedy.changes) changes.push_back("--set " + change);
-  return fmt::format("it fits with {}: {} to spare, with {}", fmt::join(changes, " "),
-                     format_bytes(remedy.fit.margin()), chance_text(remedy.fit_probability));
+  std::string text =
+      fmt::format("it fits with {}: {} to spare, with {}", fmt::join(changes, " "),
+                  format_bytes(remedy.fit.margin()), chance_text(remedy.fit_probability));
+  if (remedy.plan.offload != Offload::kNone) {
+    text += fmt::format("; {} of the host's memory per GPU", format_bytes(remedy.host_peak));
+  }
+  return text;
 }
 
 Json remedy_json(const Fit& fit, const RemedySearch& search) {
@@ -217,7 +223,8 @@ Json remedy_json(const Fit& fit, const RemedySearch& search) {
                     {"plan", to_json(remedy.plan)},
                     {"peak_allocated_bytes", remedy.fit.allocated.count()},
                     {"fit_probability", remedy.fit_probability},
-                    {"margin_bytes", remedy.fit.margin().count()}};
+                    {"margin_bytes", remedy.fit.margin().count()},
+                    {"host_peak_bytes", remedy.host_peak.count()}};
   return json;
 }
 

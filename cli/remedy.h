@@ -22,6 +22,7 @@ struct Remedy {
   Plan plan;
   Fit fit;
   double fit_probability = 0;
+  Bytes host_peak;  // of the host's memory, per rank; how much there is nobody says
 };
 
 struct RemedySearch {

@@ -70,8 +70,18 @@ TEST(OpenStackReport, OddsAreTheMeanOfTheCodesOdds) {
   EXPECT_NEAR(fit_probability({{"usual", 0.75, 1, tight}, {"other", 0.25, 1, roomy}}),
               0.75 * 0.5 + 0.25 * sure, 1e-9);
   const TwoCodes codes(0);
-  EXPECT_DOUBLE_EQ(fit_probability(codes.cases, codes.alone(0, 0).fit),
-                   codes.report(0).fit_probability);
+  const StackSet set{codes.cases, [&](const Plan&) {
+                       std::vector<StackAlternative> plans;
+                       for (const StackCase& c : codes.cases) {
+                         plans.push_back({c.name, c.weight, c.plan});
+                       }
+                       return plans;
+                     }};
+  StackOdds odds(set);
+  const Fit first = codes.alone(0, 0).fit;
+  EXPECT_DOUBLE_EQ(odds(tiny_plan(), first, 0), codes.report(0).fit_probability);
+  const Fit least{first.capacity, first.outside, first.allocated, first.allocated};
+  EXPECT_GE(odds.at_most(tiny_plan(), least), odds(tiny_plan(), first, 0));
 }
 
 TEST(OpenStackReport, WhatAllCodesShareIsNoShareOfTheirs) {
