@@ -4,7 +4,7 @@
 import {tabs} from './fields.js';
 import {asked, bodyHasFiles, bodyOf, drawAsked, known, link, linkIsWhole, open, readLink, showTaken, tabOf, takeFiles} from './form.js';
 
-const shown = {tab: null, asking: null, timer: null, page: null};
+const shown = {tab: null, asking: null, timer: null};
 const part = id => document.getElementById(id);
 const tell = (id, content) => { part(id).replaceChildren(...[content].flat()); part(id).hidden = !content || content.length === 0; };
 
@@ -36,14 +36,17 @@ function present(page, isFuller = false) {
   showTaken();
   tell('headline', headlineOf(page));
   part('said').hidden = false;
-  if (!isFuller) tell('command-line', page.command ? [el('pre', {id: 'command-text', tabindex: 0, 'aria-label': 'The same on the command line'}, page.command),
-    el('div', {class: 'tools'}, copyButton('Copy', () => page.command),
+  if (!isFuller && page.command) showCommand(page.command);
+}
+
+function showCommand(command) {
+  tell('command-line', [el('pre', {id: 'command-text', tabindex: 0, 'aria-label': 'The same on the command line'}, command),
+    el('div', {class: 'tools'}, copyButton('Copy', () => command),
       tabOf().then && !bodyHasFiles() ? el('a', {class: 'pick', id: 'full-report', target: '_blank', href: `/${tabOf().then}?${bodyOf(tabOf().then)}`}, 'Full report') : null,
-      page.recommend && page.recommend.choices.length ? el('button', {type: 'button', id: 'plan-it', onclick: () => {
-        asked.words.cluster = [page.recommend.choices[buy.choice].cluster];
+      doc.recommend && doc.recommend.choices.length ? el('button', {type: 'button', id: 'plan-it', onclick: () => {
+        asked.words.cluster = [doc.recommend.choices[buy.choice].cluster];
         open('plan');
-      }}, 'Plan it') : null, copyButton(linkIsWhole() ? 'Copy link' : 'Copy link without files', () => location.href))] : []);
-  shown.page = page;
+      }}, 'Plan it') : null, copyButton(linkIsWhole() ? 'Copy link' : 'Copy link without files', () => location.href))]);
 }
 
 const percent = p => p > 0.99 ? '>99 %' : p < 0.01 ? '<1 %' : `${Math.round(p * 100)} %`;
@@ -107,14 +110,15 @@ async function answer(signal) {
   working('…');
   part('said').hidden = false;
   if (tab.text) {
-    const text = ask(`/text/${tab.text}`, tab.text, signal).then(a => a.text());
+    const text = ask(`/text/${tab.text}`, tab.text, signal).then(async a => ({text: await a.text(), command: JSON.parse(a.headers.get('Foreshard-Command'))}));
     // Without a job, it is the run that says which plan it is of.
     const page = namesJob(tab) ? ask(`/page/${tab.verb}`, tab.verb, signal).then(a => a.json()) : null;
     const [said, drawn] = await Promise.allSettled([text, page]);
     signal.throwIfAborted();
     if (said.status === 'rejected' && drawn.status === 'rejected') throw said.reason;
-    tell('text', said.value || '');
+    tell('text', said.value ? said.value.text : '');
     if (drawn.value) present(drawn.value);
+    if (said.value) showCommand(said.value.command);
     part('said').hidden = !drawn.value;
     if (said.status === 'rejected' || drawn.status === 'rejected') tell('problem', problemOf((said.reason || drawn.reason).message));
     return;

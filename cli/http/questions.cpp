@@ -281,7 +281,11 @@ bool has_option(const AskedVerb& verb, std::string_view name) {
   return false;
 }
 
-std::string answer_text(std::vector<std::string> arguments) {
+struct Said {
+  std::string answer, notes;
+};
+
+Said said(std::vector<std::string> arguments) {
   const CommandLine line = parse_command_line(std::move(arguments));
   if (!line.verb) {  // "foreshard predict: what is wrong", and where help is
     std::string what = line.usage_error.substr(0, line.usage_error.find('\n'));
@@ -291,7 +295,7 @@ std::string answer_text(std::vector<std::string> arguments) {
   }
   AnswerCapture capture;
   line.verb();
-  return std::move(capture.answer);
+  return {std::move(capture.answer), std::move(capture.errors)};
 }
 
 HttpAnswer answer_of(const Way& way, const std::vector<std::string>& asked, int threads) {
@@ -300,10 +304,12 @@ HttpAnswer answer_of(const Way& way, const std::vector<std::string>& asked, int 
   if (has_option(*way.verb, "--no-history")) arguments.push_back("--no-history");
   const bool is_json = way.form == Shape::kJsonAnswer || way.form == Shape::kPageDocument;
   if (is_json) arguments.push_back("--json");
-  std::string text = answer_text(std::move(arguments));
+  auto [text, notes] = said(std::move(arguments));
   if (way.form == Shape::kPage) return {200, "text/html; charset=utf-8", std::move(text), ""};
-  if (way.form == Shape::kTextAnswer)
+  if (way.form == Shape::kTextAnswer) {
+    if (!notes.empty()) text += "\n" + notes;
     return {200, "text/plain; charset=utf-8", std::move(text), ""};
+  }
   return {200, "application/json", std::move(text), ""};
 }
 
@@ -338,10 +344,10 @@ HttpAnswer answer_question(const HttpQuestion& question, int threads) {
     }
     answer = answer_of(way, request.arguments(), threads);
     if (way.form == Shape::kPageDocument) {
-      const Json said = Json::parse(answer.body);
-      Json page = page_of_answer(said, command);
+      const Json json = Json::parse(answer.body);
+      Json page = page_of_answer(json, command);
       page["command"] = command;
-      if (said.contains("infeasible")) page["infeasible"] = said["infeasible"];
+      if (json.contains("infeasible")) page["infeasible"] = json["infeasible"];
       answer.body = to_text(page);
     }
   } catch (const std::bad_alloc&) {
