@@ -86,8 +86,18 @@ if(benches)
     RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
 endif()
 
-# The HTML report in a headless Chromium; skipped, with the reason, where there is none.
+# README.md and docs/: short, linked, and printing what they show (`tests/docs_test.py --help`).
 find_program(FORESHARD_PYTHON python3)
+if(FORESHARD_PYTHON)
+  set(docs_test "${FORESHARD_PYTHON}" "${PROJECT_SOURCE_DIR}/tests/docs_test.py")
+  add_test(NAME docs_links COMMAND ${docs_test})
+  if(NOT FORESHARD_SANITIZE)  # which rounds differently and takes minutes
+    add_test(NAME docs_blocks COMMAND ${docs_test} "${FORESHARD_BIN_DIR}/foreshard")
+    set_tests_properties(docs_blocks PROPERTIES TIMEOUT 1800)
+  endif()
+endif()
+
+# The HTML report in a headless Chromium; skipped, with the reason, where there is none.
 if(FORESHARD_PYTHON)
   foreach(part page page_answers page_layout)
     add_test(NAME ${part}_in_browser
