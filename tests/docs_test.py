@@ -64,6 +64,7 @@ def check_blocks(program, write):
     count = 0
     for page in pages():
         lines = page.read_text().split("\n")
+        before = differs
         for first, last, command in reversed(list(blocks(lines))):
             count += 1
             shown, today = lines[first:last], printed(command, program)
@@ -73,7 +74,7 @@ def check_blocks(program, write):
             lines[first:last] = today
             sys.stdout.writelines(f"{line}\n" for line in difflib.unified_diff(
                 shown, today, f"{page.relative_to(ROOT)}:{first}", command, n=0, lineterm=""))
-        if write:
+        if write and differs > before:
             page.write_text("\n".join(lines))
     print(f"{count} blocks, {differs} {'rewritten' if write else 'differ: tests/docs_test.py PROGRAM --write'}"
           if differs else f"{count} blocks print what is shown")
