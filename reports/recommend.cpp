@@ -53,6 +53,18 @@ std::optional<Choice> choice_of(const CandidateCluster& candidate, const JobVari
   return surer && surer->run.probability >= terms.confidence ? surer : choice;
 }
 
+// Of a run whose every FLOP is done at the dense peak: no plan is faster.
+double least_seconds(const SizedJob& job, const RunTerms& terms) {
+  const std::int64_t sequence = job.space.base.batch.sequence;
+  const double flops = job.model.training_flops_per_sequence(sequence).count() /
+                       static_cast<double>(sequence) * terms.tokens;
+  const Cluster& cluster = job.costs.cluster();
+  const Gpu& gpu = cluster.gpu;
+  const double peak =
+      std::max({gpu.peak_bf16.value(), gpu.peak_fp8.value(), gpu.peak_fp32.value()});
+  return flops / (static_cast<double>(cluster.gpus) * peak);
+}
+
 Looked look_at(const CandidateCluster& candidate, const JobMaker& make, const RunTerms& terms,
                const RecommendOptions& options) {
   Looked looked;
@@ -62,6 +74,10 @@ Looked look_at(const CandidateCluster& candidate, const JobMaker& make, const Ru
     looked.model = job.model.name;
     looked.parameters = job.model.parameters();
     looked.sequence = job.space.base.batch.sequence;
+    if (terms.deadline && least_seconds(job, terms) > *terms.deadline) {
+      looked.reason = "late even at the GPUs' peak";
+      return looked;
+    }
     auto choice = choice_of(candidate, variants, terms, options);
     if (!choice) {
       looked.reason = fmt::format("nothing fits with {}", chance_text(terms.confidence));

@@ -102,7 +102,7 @@ std::string run_folder(const RunCommandOptions& options, const ModelSpec& model,
 }
 
 ExitCode exit_code_of(const RunRecord& record) {
-  if (!record.not_finite.empty()) return kNotFinite;
+  if (!record.not_finite.empty()) return ExitCode::kNotFinite;
   return record.complete ? ExitCode::kOk : ExitCode::kInterrupted;
 }
 

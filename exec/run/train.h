@@ -16,15 +16,11 @@
 #include "exec/engine/backend.h"
 #include "exec/run/facts.h"
 #include "reports/run_record.h"
-#include "sim/base/error.h"
 #include "sim/graph/event_graph.h"
 #include "sim/spec/model_spec.h"
 #include "sim/spec/plan.h"
 
 namespace foreshard {
-
-// Of a run whose loss, gradient norm or parameters are no longer finite.
-inline constexpr auto kNotFinite = static_cast<ExitCode>(8);
 
 // After a step, on rank 0.
 struct StepReport {

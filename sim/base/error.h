@@ -20,6 +20,7 @@ enum class ExitCode : int {
   kOutsideTolerance = 5,
   kMissingCapability = 6,
   kLaunchFailure = 7,
+  kNotFinite = 8,  // a run whose loss, gradient norm or parameters are no longer finite
   kInterrupted = 130,
 };
 

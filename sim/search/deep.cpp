@@ -43,28 +43,6 @@ bool uses(const RangedPolicy<Reshard>& policy, const Reshard& value) {
                      [&](const auto& range) { return range.value == value; });
 }
 
-std::optional<Candidate> judge_alone(const Plan& plan, const ModelSpec& model,
-                                     const CostModel& costs, const SearchOptions& options) {
-  Judge judge(model, costs, options.fit);
-  const LayerPrograms programs(model, plan);
-  Outcome outcome;
-  if (!judge.weigh(plan, programs, outcome)) return std::nullopt;
-  judge.time(plan, programs, outcome);
-  if (!judge.assess(plan, programs, outcome)) return std::nullopt;
-  judge.add_stalls(plan, outcome);
-  Candidate candidate;
-  candidate.plan = plan;
-  candidate.seconds = outcome.step.seconds();
-  candidate.tokens_per_s_per_gpu =
-      static_cast<double>(plan.batch.micro_batch * plan.batch.accumulation * plan.batch.sequence) /
-      candidate.seconds;
-  candidate.peak_allocated = outcome.peak;
-  candidate.outside_allocator = outcome.outside;
-  candidate.peak_reserved = outcome.reserved;
-  candidate.fit_probability = outcome.fit_probability;
-  return candidate;
-}
-
 class Layers {
  public:
   Layers(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
@@ -218,7 +196,7 @@ DeepResult search_deep(const SearchSpace& deep, const ModelSpec& model, const Co
   DeepResult result;
   result.best = start.grid;
   if (start.written) {
-    result.written = judge_alone(*start.written, model, costs, options);
+    result.written = judge_plan(*start.written, model, costs, options.fit);
     if (result.written && is_faster(*result.written, result.best)) result.best = result.written;
   }
   SearchOptions best_alone = options;

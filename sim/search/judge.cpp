@@ -178,4 +178,26 @@ void Judge::add_stalls(const Plan& plan, Outcome& outcome) {
   outcome.stalls = false;
 }
 
+std::optional<Candidate> judge_plan(const Plan& plan, const ModelSpec& model,
+                                    const CostModel& costs, const FitRule& rule) {
+  Judge judge(model, costs, rule);
+  const LayerPrograms programs(model, plan);
+  Outcome outcome;
+  if (!judge.weigh(plan, programs, outcome)) return std::nullopt;
+  judge.time(plan, programs, outcome);
+  if (!judge.assess(plan, programs, outcome)) return std::nullopt;
+  judge.add_stalls(plan, outcome);
+  Candidate candidate;
+  candidate.plan = plan;
+  candidate.seconds = outcome.step.seconds();
+  candidate.tokens_per_s_per_gpu =
+      static_cast<double>(plan.batch.micro_batch * plan.batch.accumulation * plan.batch.sequence) /
+      candidate.seconds;
+  candidate.peak_allocated = outcome.peak;
+  candidate.outside_allocator = outcome.outside;
+  candidate.peak_reserved = outcome.reserved;
+  candidate.fit_probability = outcome.fit_probability;
+  return candidate;
+}
+
 }  // namespace foreshard

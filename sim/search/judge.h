@@ -115,4 +115,8 @@ class Judge {
   EventGraph graph_;
 };
 
+// A plan of no grid, which passed check(): nothing where it does not hold.
+std::optional<Candidate> judge_plan(const Plan& plan, const ModelSpec& model,
+                                    const CostModel& costs, const FitRule& rule);
+
 }  // namespace foreshard

@@ -148,15 +148,17 @@ SearchSpace with_free_knobs(SearchSpace space, const ModelSpec& model,
   for (const std::string& key : free_knob_keys()) {
     if (is_fixed(key) || !is_read(key, space.base.runtime.kind)) continue;
     KnobAxis axis = *knob_axis(key, space.base);
-    if (key == "units.shard_dim") {
-      std::vector<ParameterSpec> stacks = stacks_of_experts(model);
-      if (stacks.empty()) continue;
-      axis.matters = [stacks = std::move(stacks)](const Plan& p) {
-        return std::any_of(stacks.begin(), stacks.end(), [&](const ParameterSpec& parameter) {
-          return shard_dim_of(parameter, Units::kExpertsDim, p.mesh.shard) > 0;
-        });
-      };
+    if (key != "units.shard_dim") {
+      space.finish.push_back(std::move(axis));
+      continue;
     }
+    std::vector<ParameterSpec> stacks = stacks_of_experts(model);
+    if (stacks.empty()) continue;
+    axis.matters = [stacks = std::move(stacks)](const Plan& p) {
+      return std::any_of(stacks.begin(), stacks.end(), [&](const ParameterSpec& parameter) {
+        return shard_dim_of(parameter, Units::kExpertsDim, p.mesh.shard) > 0;
+      });
+    };
     space.knobs.push_back(std::move(axis));
   }
   const bool has_cache =

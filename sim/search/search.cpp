@@ -7,6 +7,7 @@
 #include "sim/search/best_first.h"
 #include "sim/search/every_place.h"
 #include "sim/search/places.h"
+#include "sim/spec/plan_check.h"
 
 namespace foreshard {
 
@@ -19,6 +20,25 @@ std::vector<Plan> enumerate(const SearchSpace& space, const ModelSpec& model,
   }
   return plans;
 }
+
+namespace {
+
+Candidate finished(Candidate best, const SearchSpace& space, const ModelSpec& model,
+                   const CostModel& costs, const SearchOptions& options) {
+  if (options.objective != Objective::kTime) return best;
+  for (const KnobAxis& knob : space.finish) {
+    for (const auto& set : knob.values) {
+      Plan plan = best.plan;
+      set(plan);
+      if (plan == best.plan || find_problem(plan, model, costs.cluster())) continue;
+      const auto other = judge_plan(plan, model, costs, options.fit);
+      if (other && other->seconds < best.seconds * (1 - options.tie)) best = *other;
+    }
+  }
+  return best;
+}
+
+}  // namespace
 
 SearchResult search(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
                     const SearchOptions& options) {
@@ -33,7 +53,7 @@ SearchResult search(const SearchSpace& space, const ModelSpec& model, const Cost
     best = smallest_that_holds(places);
   }
   SearchResult result = places.counts();
-  if (best) result.best = places.describe(*best);
+  if (best) result.best = finished(places.describe(*best), space, model, costs, options);
   if (best && options.detail == SearchDetail::kAll) fill_tables(places, *best, result);
   if (best && options.detail == SearchDetail::kBest) result.pareto = {*result.best};
   const bool is_faster =

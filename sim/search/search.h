@@ -48,6 +48,8 @@ struct SearchSpace {
   std::vector<RangedPolicy<Recompute>> recomputes;  // default: none, selective, full
   std::vector<std::int64_t> micro_batches;  // default: divisors of the sequences per rank, up to 64
   std::vector<KnobAxis> knobs;              // none by default; at most kMostKnobs
+  // Knobs that count little: their values are tried on the best plan alone, one after the other.
+  std::vector<KnobAxis> finish;
   // Settings of the caching allocator, which change no row: where a plan does not hold with one,
   // the next is tried. Default: the base's alone.
   std::vector<AllocatorSettings> allocators;

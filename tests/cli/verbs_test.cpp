@@ -113,8 +113,8 @@ TEST(Verbs, SearchKeepsWhatIsFixed) {
       run("search --json --global-batch 256 --fix mesh.shard=16 --fix prefetch.backward=2 "
           "--fix recompute=selective --set batch.micro_batch=2 --set reshard_after_forward=always" +
           kJob));
-  // Forward prefetch, the reduce-scatter's buffers and the loss vary.
-  EXPECT_EQ(json.at("enumerated"), 3 * 2 * 2);
+  // Forward prefetch and the loss vary.
+  EXPECT_EQ(json.at("enumerated"), 3 * 2);
   const auto plan = json.at("best").at("plan");
   EXPECT_EQ(plan.at("mesh"), (nlohmann::ordered_json{{"shard", 16}, {"replicate", 4}}));
   EXPECT_EQ(plan.at("prefetch").at("backward"), 2);
