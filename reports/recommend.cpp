@@ -74,7 +74,7 @@ Looked look_at(const CandidateCluster& candidate, const JobMaker& make, const Ru
     looked.model = job.model.name;
     looked.parameters = job.model.parameters();
     looked.sequence = job.space.base.batch.sequence;
-    if (terms.deadline && least_seconds(job, terms) > *terms.deadline) {
+    if (!candidate.is_largest && terms.deadline && least_seconds(job, terms) > *terms.deadline) {
       looked.reason = "late even at the GPUs' peak";
       return looked;
     }
@@ -240,7 +240,11 @@ Recommendation recommend(const std::vector<CandidateCluster>& candidates, const 
   std::vector<Looked> looked(candidates.size());
   std::vector<std::optional<std::int64_t>> smallest(candidates.size());
   const auto judge = [&](std::size_t i) {
-    looked[i] = look_at(candidates[i], make, terms, options);
+    CandidateCluster candidate = candidates[i];
+    // Of every machine one size is a choice even where no size is in time: for what would be.
+    candidate.is_largest =
+        i + 1 == candidates.size() || candidates[i + 1].machine != candidate.machine;
+    looked[i] = look_at(candidate, make, terms, options);
     if (i == 0 || candidates[i].machine != candidates[i - 1].machine) {
       try {
         smallest[i] =

@@ -23,6 +23,7 @@ struct CandidateCluster {
   std::string machine;  // what it is listed under: a catalogue key
   std::string spec;     // what --cluster takes: "512xh100", a file
   std::int64_t gpus = 0;
+  bool is_largest = true;  // of its machine: it is looked at whatever the deadline
 };
 
 // Of a cluster at a step of at most so many sequences. Throws Error where the job is not possible

@@ -71,7 +71,7 @@ TEST(Recommend, SaysWhatWouldMeetAnImpossibleDeadline) {
   EXPECT_EQ(outcome.exit_code, 4);
   const Json answer = json_of(outcome);
   EXPECT_FALSE(answer["meets_terms"].get<bool>());
-  EXPECT_EQ(answer["choices"].size(), 3U);
+  EXPECT_FALSE(answer["choices"].empty());
   ASSERT_FALSE(answer["would_meet"].empty());
   EXPECT_EQ(answer["would_meet"][0]["change"], "deadline_s");
   const double deadline = answer["would_meet"][0]["to"];

@@ -206,7 +206,7 @@ TEST(Recommend, SaysWhatWouldMeetADeadline) {
   terms.deadline = least * 0.9;
   const Recommendation late = recommend(round_candidates(), round_job, terms, options_of(1));
   EXPECT_FALSE(late.meets_terms());
-  EXPECT_EQ(late.choices.size(), 3U);  // the answer is still there
+  EXPECT_FALSE(late.choices.empty());  // the answer is still there
   using What = TermsRemedy::What;
   bool has_more_gpus = false;
   for (const TermsRemedy& remedy : late.remedies) {
