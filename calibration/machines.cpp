@@ -6,13 +6,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
 #include <functional>
 #include <optional>
 #include <span>
 #include <system_error>
 
+#include "calibration/cluster_names.h"
 #include "sim/base/config.h"
 #include "sim/base/embedded.h"
 #include "sim/base/error.h"
@@ -297,30 +297,55 @@ std::optional<Machine> find_machine(std::string_view key) {
   return std::nullopt;
 }
 
+// Every key and alias with its key, without reading the figures.
+std::vector<std::pair<std::string, std::string>> machine_words() {
+  std::vector<std::pair<std::string, std::string>> words;
+  for (const EmbeddedFile& file : calibration_files()) {
+    if (!is_machine(file)) continue;
+    std::string key(file.path.substr(kFolder.size()));
+    key.resize(key.size() - std::string_view(".yaml").size());
+    words.emplace_back(key, key);
+    std::string_view rest = aliases_line(file.content);
+    rest.remove_prefix(std::min(rest.find('[') + 1, rest.size()));
+    while (!rest.empty()) {
+      const std::size_t end = std::min(rest.find_first_of(",]"), rest.size());
+      std::string_view word = rest.substr(0, end);
+      word.remove_prefix(std::min(word.find_first_not_of(" \"'"), word.size()));
+      word = word.substr(0, word.find_last_not_of(" \"'") + 1);
+      if (!word.empty()) words.emplace_back(word, key);
+      rest.remove_prefix(std::min(end + 1, rest.size()));
+    }
+  }
+  return words;
+}
+
 struct Known {
-  std::string list;     // "a100-40gb, a100-80gb (a100), ..."
+  std::string list;     // "h100-sxm, h100-nvl, ...": those that begin alike
   std::string nearest;  // "" when nothing is near
 };
 
 // Of machines that differ in as many letters the one that begins alike: h10 means h100, not a10.
 Known known_machines(std::string_view wrong) {
-  std::vector<std::string> words;
-  std::vector<std::string> shown;
-  for (const Machine& machine : list_machines()) {
-    words.push_back(machine.key);
-    words.insert(words.end(), machine.aliases.begin(), machine.aliases.end());
-    const auto plain =
-        std::find_if(machine.aliases.begin(), machine.aliases.end(),
-                     [](const std::string& alias) { return alias.find('-') == std::string::npos; });
-    shown.push_back(plain == machine.aliases.end() ? machine.key
-                                                   : fmt::format("{} ({})", machine.key, *plain));
-  }
+  constexpr std::ptrdiff_t kMostShown = 6;
+  std::vector<std::string> words = cluster_words();
   const auto alike = [&](const std::string& word) {
-    return std::mismatch(word.begin(), word.end(), wrong.begin(), wrong.end()).first - word.begin();
+    const auto same = [](char a, char b) {
+      return a == (b >= 'A' && b <= 'Z' ? b - 'A' + 'a' : b);
+    };
+    return std::mismatch(word.begin(), word.end(), wrong.begin(), wrong.end(), same).first -
+           word.begin();
   };
   std::stable_sort(words.begin(), words.end(),
                    [&](const std::string& x, const std::string& y) { return alike(x) > alike(y); });
-  return {fmt::format("{}", fmt::join(shown, ", ")), nearest_spelling(wrong, words)};
+  std::string nearest = nearest_spelling(wrong, words);
+  const std::ptrdiff_t most = words.empty() ? 0 : alike(words.front());
+  const auto end = std::find_if(words.begin(), words.end(), [&](const std::string& word) {
+    return alike(word) < std::max<std::ptrdiff_t>(most, 1);
+  });
+  words.erase(std::min(end, words.begin() + kMostShown), words.end());
+  if (words.empty()) words = {"h100", "h200", "b200", "a100", "mi300x", "p5.48xlarge"};
+  return {fmt::format("{}; foreshard machines lists all", fmt::join(words, ", ")),
+          std::move(nearest)};
 }
 
 // Why `gpus` of nodes of `per_node` is not a cluster, "" where it is.
@@ -335,44 +360,53 @@ std::string count_problem(std::int64_t gpus, std::int64_t per_node) {
   throw Error(ExitCode::kInvalidInput, fmt::format("cluster '{}': {}", spec, why));
 }
 
-// `64xh100` split at its x, or nothing where `spec` is not a count, an x and a word.
-struct CountAndKey {
-  std::string_view count;
-  std::string_view key;
-};
-std::optional<CountAndKey> split_spec(std::string_view spec) {
-  std::size_t start = !spec.empty() && (spec[0] == '-' || spec[0] == '+') ? 1 : 0;
-  std::size_t digits = start;
-  while (digits < spec.size() && spec[digits] >= '0' && spec[digits] <= '9') ++digits;
-  if (digits == start || digits >= spec.size() || (spec[digits] != 'x' && spec[digits] != 'X')) {
-    return std::nullopt;
+// The cloud's own network in place of the catalogue's usual one.
+void put_instance(const Instance& instance, Cluster& cluster) {
+  NodeKind& node = cluster.node;
+  node.key = instance.name;
+  node.gpus = instance.gpus;
+  node.nics = instance.nics;
+  node.nic_rate = instance.nic_rate;
+  node.nic_name = instance.nic_name;
+  for (auto& [path, source] : cluster.sources) {
+    for (const char* changed :
+         {"node.key", "node.gpus", "node.nics", "node.nic_rate", "node.nic_name"}) {
+      if (path == changed) source = instance.source;
+    }
   }
-  return CountAndKey{spec.substr(0, digits), spec.substr(digits + 1)};
+  finish(cluster);
 }
 
-Cluster from_catalogue(std::string_view spec, const CountAndKey& parts) {
-  std::int64_t gpus = 0;
-  const auto [end, failure] =
-      std::from_chars(parts.count.data(), parts.count.data() + parts.count.size(), gpus);
-  if (failure != std::errc() || end != parts.count.data() + parts.count.size() || gpus < 1 ||
-      gpus > kMaxGpus) {
-    fail_spec(spec, fmt::format("the count must be 1 to {}", kMaxGpus));
+std::optional<ClusterName> cluster_name(std::string_view text) {
+  std::vector<std::string> words;
+  for (const auto& [word, key] : machine_words()) words.push_back(word);
+  return read_cluster_name(text, words, kMaxGpus);
+}
+
+Cluster from_catalogue(std::string_view spec, const ClusterName& name) {
+  const bool is_instance = name.instance.has_value();
+  std::optional<Machine> machine = find_machine(is_instance ? name.instance->machine : name.name);
+  FORESHARD_CHECK(machine.has_value(), "a name of the catalogue without a machine");
+  Cluster cluster = std::move(machine->node);
+  if (is_instance) put_instance(*name.instance, cluster);
+  if (!name.count && !is_instance) {
+    fail_spec(spec,
+              fmt::format("says no count; did you mean {}x{}?", cluster.node.gpus, name.name));
   }
-  std::optional<Machine> machine = find_machine(parts.key);
-  if (!machine) {
-    const Known known = known_machines(parts.key);
-    fail_spec(spec, fmt::format("unknown machine '{}'{}; known: {}", parts.key,
-                                known.nearest.empty()
-                                    ? ""
-                                    : fmt::format("; did you mean {}x{}?", gpus, known.nearest),
-                                known.list));
+  const std::int64_t count = name.count.value_or(1);
+  const std::int64_t each = name.counts_nodes ? cluster.node.gpus : 1;
+  if (count < 1 || count > kMaxGpus / each) {
+    fail_spec(spec, fmt::format("the count must be 1 to {}", kMaxGpus / each));
   }
-  if (const std::string why = count_problem(gpus, machine->node.node.gpus); !why.empty()) {
+  cluster.gpus = count * each;
+  if (const std::string why = count_problem(cluster.gpus, cluster.node.gpus); !why.empty()) {
     fail_spec(spec, why);
   }
-  Cluster cluster = std::move(machine->node);
-  cluster.gpus = gpus;
-  cluster.spec = std::string(spec);
+  // As it would be written next time: instances are counted, GPUs of the catalogue are.
+  cluster.spec = is_instance && cluster.gpus % cluster.node.gpus == 0
+                     ? fmt::format("{}x{}", cluster.gpus / cluster.node.gpus, name.name)
+                 : is_instance ? fmt::format("{} gpus of {}", cluster.gpus, name.name)
+                               : fmt::format("{}x{}", cluster.gpus, name.name);
   return cluster;
 }
 
@@ -421,7 +455,7 @@ Cluster from_file(const ConfigNode& root, std::string_view file_name) {
     std::optional<Machine> machine = find_machine(key->as_string());
     if (!machine) {
       const Known known = known_machines(key->as_string());
-      throw key->error("unknown machine", "one of " + known.list, known.nearest);
+      throw key->error("unknown machine", "such as " + known.list, known.nearest);
     }
     cluster = std::move(machine->node);
     missing = FigureReader::Missing::kKeep;
@@ -463,23 +497,65 @@ std::vector<Machine> list_machines() {
   return machines;
 }
 
+std::vector<std::string> cluster_words() {
+  std::vector<std::string> words;
+  for (const auto& [word, key] : machine_words()) words.push_back(word);
+  for (const Instance& instance : list_instances()) words.push_back(instance.name);
+  return words;
+}
+
+std::optional<Machine> machine_named(std::string_view text) {
+  const std::optional<ClusterName> name = cluster_name(text);
+  if (!name || name->count) return std::nullopt;
+  std::optional<Machine> machine =
+      find_machine(name->instance ? name->instance->machine : name->name);
+  if (!machine) return std::nullopt;
+  Cluster& node = machine->node;
+  if (name->instance) {
+    put_instance(*name->instance, node);
+    node.gpus = name->instance->gpus;
+  }
+  node.spec = fmt::format("{}x{}", name->instance ? 1 : node.gpus, name->name);
+  return machine;
+}
+
+bool is_cluster_file(std::string_view spec, const std::filesystem::path& seen) {
+  if (spec.find('/') != std::string_view::npos || spec.ends_with(".yaml") ||
+      spec.ends_with(".yml")) {
+    return true;
+  }
+  std::error_code ignored;
+  return !cluster_name(spec) && std::filesystem::exists(seen, ignored);
+}
+
 Cluster load_cluster(std::string_view spec) {
   if (spec.empty()) fail_spec(spec, fmt::format("is empty; expected {}", kSpecExample));
   const std::filesystem::path path{std::string(spec)};
-  std::error_code ignored;
-  const bool looks_like_file = spec.find('/') != std::string_view::npos ||
-                               spec.ends_with(".yaml") || spec.ends_with(".yml") ||
-                               std::filesystem::exists(path, ignored);
-  if (looks_like_file) return from_file(read_yaml_file(path), spec);
-  if (const std::optional<CountAndKey> parts = split_spec(spec)) {
-    return from_catalogue(spec, *parts);
+  if (is_cluster_file(spec, path)) return from_file(read_yaml_file(path), spec);
+  if (const std::optional<ClusterName> name = cluster_name(spec))
+    return from_catalogue(spec, *name);
+  // The part behind a count is what was misspelt.
+  std::size_t begin = std::min(spec.find_first_not_of("0123456789+- "), spec.size());
+  const std::string_view count = spec.substr(0, begin);
+  if (begin > 0 && begin < spec.size() && (spec[begin] == 'x' || spec[begin] == 'X')) ++begin;
+  const std::string_view word = spec.substr(begin);
+  const Known known = known_machines(word);
+  const std::string number(count.substr(0, count.find(' ')));
+  if (count.starts_with('-') || count.starts_with('+')) {
+    fail_spec(spec, fmt::format("the count must be 1 to {}", kMaxGpus));
   }
-  const Known known = known_machines(spec);
-  fail_spec(
-      spec,
-      fmt::format("expected {}{}; machines: {}", kSpecExample,
-                  known.nearest.empty() ? "" : fmt::format("; did you mean 8x{}?", known.nearest),
-                  known.list));
+  if (number.empty() || word.empty()) {
+    fail_spec(
+        spec,
+        fmt::format("expected {}{}; such as {}", kSpecExample,
+                    known.nearest.empty() ? "" : fmt::format("; did you mean 8x{}?", known.nearest),
+                    known.list));
+  }
+  fail_spec(spec, fmt::format("unknown machine '{}'{}; such as {}", word,
+                              known.nearest.empty()
+                                  ? ""
+                                  : fmt::format("; did you mean {}x{}?", number, known.nearest),
+                              known.list));
 }
 
 Cluster parse_cluster(std::string_view yaml, std::string_view file_name) {

@@ -1,7 +1,8 @@
 // The machine catalogue (calibration/machines/*.yaml, built into the program) and cluster specs.
 //
-// A spec is `64xh100` (GPUs in the catalogue's usual nodes and network) or the path of a cluster
-// file: `gpus` and either `machine` (a catalogue key) with any figure overridden, or every figure:
+// A spec is `64xh100` (GPUs in the catalogue's usual nodes and network), `8xp5.48xlarge` (instances
+// of a cloud), either as calibration/cluster_names.h reads it, or the path of a cluster file:
+// `gpus` and either `machine` (a catalogue key) with any figure overridden, or every figure:
 //
 //     gpus: 64
 //     machine: h100-sxm
@@ -13,6 +14,8 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,8 +35,19 @@ struct Machine {
 // The catalogue, by key. Throws ConfigError if a catalogue file is wrong.
 std::vector<Machine> list_machines();
 
+// Every word that a cluster's name may hold: keys, aliases, instance types.
+std::vector<std::string> cluster_words();
+
+// The machine that a name without a count means, `node` being one node of it; of an instance type
+// with the cloud's network.
+std::optional<Machine> machine_named(std::string_view text);
+
+// Whether the spec is a path, which lies at `seen`: it has a slash, ends in .yaml or .yml, or names
+// no cluster and is there.
+bool is_cluster_file(std::string_view spec, const std::filesystem::path& seen);
+
 // Throws ConfigError where a file is wrong, Error(kInvalidInput) where the spec is: unknown key
-// (with the nearest and the list), count not in 1..kMaxGpus, or larger than a node and not whole
+// (with the nearest ones), count not in 1..kMaxGpus, or larger than a node and not whole
 // nodes.
 Cluster load_cluster(std::string_view spec);
 

@@ -70,7 +70,7 @@ void write(const std::vector<AccuracyRow>& rows, const std::string& title, Shown
   if (output.form == Form::kJson) {
     write_answer(document("foreshard.accuracy/1", accuracy_json(rows)));
   } else {
-    write_answer(accuracy_text(rows, title, shown, color_of(output.color)));
+    write_text(accuracy_text(rows, title, shown, color_of(output.color)));
   }
 }
 

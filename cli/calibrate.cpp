@@ -178,8 +178,8 @@ ExitCode calibrate_products(const CalibrateOptions& options) {
     body["next"] = next_json(next_measurements(path, fit.calibration.gpu));
     write_answer(document("foreshard.calibrate/1", body));
   } else {
-    write_answer(csv_text(fit, path, Paint(color_of(options.output.color))) + "\n" +
-                 next_text(next_measurements(path, fit.calibration.gpu)));
+    write_text(csv_text(fit, path, Paint(color_of(options.output.color))) + "\n" +
+               next_text(next_measurements(path, fit.calibration.gpu)));
   }
   return ExitCode::kOk;
 }
@@ -206,7 +206,7 @@ ExitCode calibrate_device(const CalibrateOptions& options, const DeviceFit& fit)
                                              c.measured.gemm.size(), c.measured.attention.size(),
                                              c.measured.functions.size());
   for (const std::string& line : fit.notes) text += "  " + paint.yellow(line) + "\n";
-  write_answer(text + fmt::format("\nwritten to {}; use it with --profile {}\n", path, path));
+  write_text(text + fmt::format("\nwritten to {}; use it with --profile {}\n", path, path));
   return ExitCode::kOk;
 }
 
@@ -227,7 +227,7 @@ ExitCode run_calibrate(const CalibrateOptions& options) {
   if (options.output.form == Form::kJson) {
     write_answer(document("foreshard.calibrate/1", answer_json(fit, path)));
   } else {
-    write_answer(answer_text(fit, path, Paint(color_of(options.output.color))));
+    write_text(answer_text(fit, path, Paint(color_of(options.output.color))));
   }
   return ExitCode::kOk;
 }

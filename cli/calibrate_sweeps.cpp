@@ -160,7 +160,7 @@ ExitCode calibrate_sweeps(const CalibrateOptions& options) {
       "  all_gather_perf -b 64K -e 4G -f 2      reduce_scatter_perf -b 64K -e 4G -f 2\n"
       "written to {}; use it with --profile {}\n\n",
       path, path);
-  write_answer(text + next_text(next_measurements(path, machine.gpu.key)));
+  write_text(text + next_text(next_measurements(path, machine.gpu.key)));
   return ExitCode::kOk;
 }
 

@@ -11,10 +11,12 @@
 #include <memory>
 #include <utility>
 
+#include "calibration/machines.h"
 #include "cli/output.h"
 #include "cli/verbs.h"
 #include "models/zoo.h"
 #include "sim/base/spelling.h"
+#include "sim/spec/plan_check.h"
 #include "sim/spec/plan_config.h"
 
 namespace foreshard {
@@ -237,7 +239,8 @@ class Tree {
            "the whole catalogue");
     option(verb, "--gpus", o->gpus, "LIST", "Sizes to look at of machines without one: 64,128,256");
     option(verb, "--tokens", o->tokens, "AMOUNT", "To train on: 1T, 300B")->required();
-    option(verb, "--deadline", o->deadline, "TIME", "Wall clock to finish in: 30d");
+    option(verb, "--deadline", o->deadline, "TIME",
+           "Wall clock to finish in: 30d, 4w; a bare number is days");
     option(verb, "--budget", o->budget, "USD", "For all GPU-hours: 2M");
     CLI::Option* sequences = option(verb, "--global-batch", o->global_batch, "N",
                                     "Sequences per step over all ranks, at most");
@@ -250,7 +253,7 @@ class Tree {
            "Failures per GPU and day that stop the job; default: published, 4.7e-4")
         ->check(CLI::Range(0.0, 1000.0));
     option(verb, "--restart", o->restart, "TIME",
-           "From a failure until the job runs again; default: 10min");
+           "From a failure until the job runs again, with its unit; default: 10min");
     option(verb, "--checkpoint-rate", o->checkpoint_rate, "RATE",
            "Of one GPU to storage; default: 150MB/s");
     option(verb, "--evaluate-every", o->evaluate_every, "STEPS", "Default: no evaluation")
@@ -481,10 +484,13 @@ class Tree {
 
   void add_models() {
     auto o = std::make_shared<ModelsOptions>();
-    CLI::App* verb = add_verb("models", "The models known by name, or one in full",
-                              "models llama-3.1-8b", run_models, o);
+    CLI::App* verb =
+        add_verb("models", "The models known by name, those of a family, or one in full",
+                 "models qwen3", run_models, o);
     CLI::Option* name =
-        verb->add_option("model", o->name, "Name, config.json or model.yaml")->type_name("MODEL");
+        verb->add_option("model", o->name,
+                         "Name or part of one, org/name, config.json or its folder, or model.yaml")
+            ->type_name("MODEL");
     verb->add_flag("--yaml", o->as_yaml, "Write the model as YAML, to change and give to --model")
         ->needs(name);
     add_json(verb, o->output);
@@ -573,6 +579,24 @@ std::string unexpected(CLI::App& app, CLI::App* verb, const std::string& word) {
   return text.ends_with("?") ? text : fmt::format("{}; expected {}", text, fmt::join(known, ", "));
 }
 
+// Every runtime, without and with its newest version.
+std::vector<std::string> runtime_words() {
+  std::vector<std::string> words, versions;
+  for (int kind = 0; kind <= static_cast<int>(RuntimeKind::kZero3); ++kind) {
+    const auto runtime = static_cast<RuntimeKind>(kind);
+    words.emplace_back(to_string(runtime));
+    versions.push_back(fmt::format("{}@{}", to_string(runtime), newest_version(runtime)));
+  }
+  words.insert(words.end(), versions.begin(), versions.end());
+  return words;
+}
+
+std::string runtimes_help() {
+  std::vector<std::string> words = runtime_words();
+  words.resize(words.size() / 2);
+  return fmt::format("Who runs the plan: {}; with a version: fsdp2@2.11", fmt::join(words, ", "));
+}
+
 }  // namespace
 
 void add_job_flags(CLI::App* verb, JobOptions& job, const char* set_help) {
@@ -584,9 +608,10 @@ void add_job_flags(CLI::App* verb, JobOptions& job, const char* set_help) {
 void add_model_flags(CLI::App* verb, JobOptions& job, const char* set_help) {
   option(verb, "--plan", job.plan, "FILE", "Plan as YAML (foreshard schema plan)");
   option(verb, "--model", job.model, "MODEL",
-         "Model by name (foreshard models), a Hugging Face config.json, or a model.yaml");
-  option(verb, "--runtime", job.runtime, "fsdp2|fsdp2@2.11|native", "Who runs the plan");
-  option(verb, "--sequence", job.sequence, "N", "Tokens per sequence");
+         "By name (foreshard models) or org/name, a Hugging Face config.json or its folder, or a "
+         "model.yaml");
+  option(verb, "--runtime", job.runtime, "RUNTIME", runtimes_help().c_str());
+  option(verb, "--sequence", job.sequence, "N", "Tokens per sequence: 8192, 8k");
   option(verb, "--micro-batch", job.micro_batch, "N", "Sequences per rank and micro-batch");
   option(verb, "--accumulation", job.accumulation, "N", "Micro-batches per step");
   job.assignments.resize(1);
@@ -622,6 +647,12 @@ ValueHint hint_of(const CLI::Option& option) {
   if (type == "MODEL") {
     hint.files = true;
     hint.words = zoo_names();
+  } else if (type == "CLUSTER") {
+    // Nodes of every machine and instance type, ready to be changed.
+    for (const std::string& word : cluster_words()) hint.words.push_back("8x" + word);
+    hint.words.emplace_back("local");
+  } else if (type == "RUNTIME") {
+    hint.words = runtime_words();
   } else if (type == "KEY=VALUE") {
     for (const std::string& key : plan_keys()) hint.words.push_back(key + "=");
   } else if (type.find('|') != std::string::npos) {

@@ -48,7 +48,7 @@ ExitCode run_conform(const ConformOptions& options) {
   if (options.output.form == Form::kJson) {
     write_answer(document("foreshard.conformance/1", conformance_json(results)));
   } else {
-    write_answer(conformance_text(results, options.verbose, color_of(options.output.color)));
+    write_text(conformance_text(results, options.verbose, color_of(options.output.color)));
   }
   return summarize(results).passed ? ExitCode::kOk : ExitCode::kOutsideTolerance;
 }

@@ -92,7 +92,7 @@ ExitCode run_doctor(const DoctorOptions& options) {
       text += fmt::format("{:<4} {:<24} {}\n", finding.is_there ? "ok" : "--", finding.name,
                           finding.what);
     }
-    write_answer(text);
+    write_text(text);
     return ExitCode::kOk;
   }
   Json capabilities = Json::array();

@@ -12,12 +12,12 @@
 #include "calibration/gpu_names.h"
 #include "calibration/machines.h"
 #include "cli/job.h"
+#include "cli/model_name.h"
 #include "cli/output.h"
 #include "cli/recording.h"
 #include "cli/try_settings.h"
 #include "interop/infer_job.h"
 #include "interop/trace_files.h"
-#include "models/zoo.h"
 #include "reports/layout.h"
 #include "reports/measured.h"
 #include "reports/slower.h"
@@ -41,8 +41,7 @@ struct TracedJob {
 
 std::optional<ModelSpec> named_model(const JobOptions& options) {
   if (!options.model) return std::nullopt;
-  return is_model_file(*options.model, *options.model) ? load_model_file(*options.model)
-                                                       : load_zoo_model(*options.model);
+  return load_model(find_model(*options.model, *options.model)).model;
 }
 
 // The flags that stand for keys of their own.
@@ -93,7 +92,7 @@ std::string inferred_text(const InferredJob& job, const Paint& paint) {
   std::vector<std::vector<std::string>> rows;
   std::vector<std::string> lines = {paint.bold("the job, as the trace shows it")};
   for (const InferredKey& key : job.keys) rows.push_back({"  " + key.key, key.value, key.how});
-  for (std::string& line : aligned(rows, 3)) lines.push_back(clipped(line, 2 * kTextWidth));
+  for (std::string& line : aligned(rows, 3)) lines.push_back(std::move(line));
   return fmt::format("{}\n", fmt::join(lines, "\n"));
 }
 
@@ -218,7 +217,7 @@ ExitCode explain_trace(const ExplainOptions& options) {
                {"asked", asked_json(traced.inferred.asked)}};
   std::string text = inferred_text(traced.inferred, paint);
   if (!traced.inferred.asked.empty()) {
-    write_answer(json ? document("foreshard.inferred/1", body) : text);
+    json ? write_answer(document("foreshard.inferred/1", body)) : write_text(text);
     write_error(asked_text(traced.inferred.asked));
     return ExitCode::kUsage;
   }
@@ -228,7 +227,7 @@ ExitCode explain_trace(const ExplainOptions& options) {
       Forecast made = forecast(job.model, job.resolved.plan, cost_model(job));
       return std::pair(std::move(job), std::move(made));
     } catch (const Error&) {  // what was read stands all the same
-      if (!json) write_answer(text);
+      if (!json) write_text(text);
       throw;
     }
   };
@@ -258,7 +257,7 @@ ExitCode explain_trace(const ExplainOptions& options) {
   body["inferred"]["plan"] = to_json(job.resolved.plan);
   body["suggestions"] = suggestions_json(tried, now);
   text += "\n" + suggestions_text(tried, now, paint);
-  write_answer(json ? document(schema, body) : text);
+  json ? write_answer(document(schema, body)) : write_text(text);
   return ExitCode::kOk;
 }
 

@@ -21,25 +21,16 @@
 namespace foreshard {
 namespace {
 
-std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return text;
-}
-
 // What the model's Python is written from; none for models that are no decoder of words.
 std::optional<ModelDims> dims_of(const Job& job) {
-  if (job.model_file.empty()) {
-    const std::string name = lower(job.document.plan.model);
-    for (const ZooEntry& entry : zoo()) {
-      if (lower(entry.dims.name) == name) return entry.dims;
-    }
-    return std::nullopt;
+  if (job.model_config) {
+    if (job.model_config->vision) return std::nullopt;
+    return job.model_config->dims;
   }
-  if (is_model_yaml(job.model_file)) return std::nullopt;
-  HfConfig config = read_hf_config(job.model_file);
-  if (config.vision) return std::nullopt;
-  return std::move(config.dims);
+  for (const ZooEntry& entry : zoo()) {
+    if (job.model_file.empty() && entry.dims.name == job.model.name) return entry.dims;
+  }
+  return std::nullopt;
 }
 
 Launcher launcher_of(const ExportOptions& options) {

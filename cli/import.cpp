@@ -63,7 +63,7 @@ ExitCode run_import(const ImportOptions& options) {
     text += "# " + ledger.substr(at, end - at) + "\n";
     at = end + 1;
   }
-  write_answer(text);
+  write_text(text);
   return ExitCode::kOk;
 }
 

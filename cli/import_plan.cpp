@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/job.h"
+#include "cli/model_name.h"
 #include "cli/output.h"
 #include "interop/accelerate.h"
 #include "interop/deepspeed.h"
@@ -70,7 +71,7 @@ void add_model(const ConfigNode& root, const std::string& path, ForeignPlan& pla
                            mapping == Mapping::kMapped ? "model" : "", key.comment, path,
                            node == nullptr ? 0 : node->key_location().line});
   }
-  const ModelSpec model = load_model_file(path);
+  const ModelSpec model = build_hf_model(config);
   plan.ledger.push_back({Mapping::kMapped, "config.json of " + model.family,
                          fmt::format("model: {} parameters", model.parameters()), "", path, 0});
 }
@@ -122,9 +123,7 @@ Import read_all(const ImportOptions& options) {
 }
 
 // The model that its name means.
-ModelSpec load_model(const std::string& name) {
-  return is_model_file(name, name) ? load_model_file(name) : load_zoo_model(name);
-}
+ModelSpec named_model(const std::string& name) { return load_model(find_model(name, name)).model; }
 
 }  // namespace
 
@@ -151,7 +150,7 @@ ExitCode import_training_files(const ImportOptions& options) {
                               "beside it",
                               *import.weights));
     }
-    const ImportLedger found = check_stored(read_safetensors(*import.weights), load_model(name));
+    const ImportLedger found = check_stored(read_safetensors(*import.weights), named_model(name));
     plan.ledger.insert(plan.ledger.end(), found.begin(), found.end());
   }
   document_of(PlanDocument{}, plan);  // throws for a value that is none of the key's
@@ -171,7 +170,7 @@ ExitCode import_training_files(const ImportOptions& options) {
     answer += "# " + ledger.substr(at, end - at) + "\n";
     at = end + 1;
   }
-  write_answer(answer);
+  write_text(answer);
   return ExitCode::kOk;
 }
 

@@ -4,18 +4,18 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <system_error>
 #include <utility>
 
 #include "calibration/local_profile.h"
 #include "calibration/machines.h"
 #include "calibration/profile.h"
+#include "cli/amounts.h"
 #include "cli/local_profiles.h"
-#include "interop/hf_config.h"
+#include "cli/model_name.h"
 #include "interop/informed_calibration.h"
-#include "models/model_yaml.h"
 #include "models/variants.h"
-#include "models/zoo.h"
 #include "sim/simulate/cost_choices.h"
 #include "sim/spec/plan_check.h"
 
@@ -24,11 +24,6 @@ namespace {
 
 // Re-simulations behind the intervals of a report.
 constexpr int kDraws = 64;  // 20 ms for 96 layers
-
-bool exists(const std::filesystem::path& path) {
-  std::error_code ignored;
-  return std::filesystem::exists(path, ignored);
-}
 
 // What a key of the plan names, seen from where it was written: paths in a plan file are relative
 // to that file.
@@ -65,7 +60,9 @@ PlanDocument read_document(const JobOptions& options) {
   flag("--model", "model", options.model);
   flag("--cluster", "cluster", options.cluster);
   flag("--runtime", "runtime", options.runtime);
-  flag("--sequence", "batch.sequence", options.sequence);
+  std::optional<std::string> sequence = options.sequence;
+  if (sequence) sequence = sequence_length(*sequence);
+  flag("--sequence", "batch.sequence", sequence);
   flag("--micro-batch", "batch.micro_batch", options.micro_batch);
   flag("--accumulation", "batch.accumulation", options.accumulation);
   for (const auto& group : options.assignments) document = apply(std::move(document), group);
@@ -75,11 +72,19 @@ PlanDocument read_document(const JobOptions& options) {
 void load_model_of(Job& job) {
   const std::string text = model_of(job.document);
   const std::string seen = as_seen_from_plan(job.document, "model", text);
-  const bool is_file = is_model_file(text, seen);
-  if (is_file) job.model_file = seen;
+  const ModelName name = find_model(text, seen);
   const Stack stack =
       stack_of(job.document.has("runtime") ? job.document.plan.runtime.kind : Plan().runtime.kind);
-  job.model = is_file ? load_model_file(seen, stack) : load_zoo_model(text, stack);
+  LoadedModel loaded = load_model(name, stack);
+  job.model = std::move(loaded.model);
+  job.model_config = std::move(loaded.config);
+  // The cache's snapshots come and go; the id names them.
+  if (!name.is_cached) job.model_file = name.file;
+  for (std::string& text : loaded.notes) {
+    const bool is_said = std::find(job.warnings.begin(), job.warnings.end(), text) !=
+                         job.warnings.end();  // by the job that this one translates
+    if (!is_said) job.warnings.push_back(std::move(text));
+  }
 }
 
 std::int64_t local_ranks(const PlanDocument& document, const JobOptions& options) {
@@ -134,8 +139,7 @@ void load_cluster_of(const JobOptions& options, Job& job) {
   const std::string text = cluster_of(job.document);
   if (text == "local") return load_local(options, job);
   const std::string seen = as_seen_from_plan(job.document, "cluster", text);
-  const bool is_file = text.find('/') != std::string::npos || text.ends_with(".yaml") ||
-                       text.ends_with(".yml") || exists(seen);
+  const bool is_file = is_cluster_file(text, seen);
   if (is_file) job.cluster_file = seen;
   job.cluster = load_cluster(is_file ? seen : text);
   if (options.profile) {
@@ -163,29 +167,6 @@ void complete(Job& job) {
 }
 
 }  // namespace
-
-bool is_model_yaml(const std::filesystem::path& path) {
-  return path.extension() == ".yaml" || path.extension() == ".yml";
-}
-
-ModelSpec load_model_file(const std::filesystem::path& path, Stack stack) {
-  if (!is_model_yaml(path)) return load_hf_config(path, stack);
-  ModelSpec model = load_model_yaml(path);
-  if (stack == Stack::kEager) return model;
-  throw Error(ExitCode::kMissingCapability,
-              fmt::format("{}: the engine has kernels for the families that are built in, not for "
-                          "operations from a file; nearest plan: runtime: fsdp2",
-                          path.string()));
-}
-
-bool is_model_file(const std::string& text, const std::filesystem::path& path) {
-  std::error_code ignored;
-  const std::filesystem::file_status status = std::filesystem::status(path, ignored);
-  if (std::filesystem::is_directory(status)) return !is_zoo_model(text);
-  // The looks of a file without the file: the error then says so.
-  return std::filesystem::exists(status) || text.ends_with(".json") || is_model_yaml(path) ||
-         text.starts_with("/") || text.starts_with("./") || text.starts_with("../");
-}
 
 Job load_job(const JobOptions& options) {
   Job job;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cli/options.h"
+#include "interop/hf_config.h"
 #include "models/model_dims.h"
 #include "reports/report.h"
 #include "sim/cost/cost_model.h"
@@ -30,8 +31,9 @@ struct Job {
   // without the plan's variants is theirs, too.
   std::vector<StackAlternative> open;
   ModelSpec plain_model;
-  std::filesystem::path model_file;    // "": a zoo name
-  std::filesystem::path cluster_file;  // "": a spec such as 64xh100, or local
+  std::filesystem::path model_file;      // "": a name of the zoo or of the hub's cache
+  std::optional<HfConfig> model_config;  // where the model was read from one
+  std::filesystem::path cluster_file;    // "": a spec such as 64xh100, or local
   // What prices it, where that is not the shipped profile of its GPU: of --profile, or of `local`.
   std::optional<Calibration> calibration;
   std::filesystem::path profile_file;  // "": a shipped profile, or round figures
@@ -75,14 +77,5 @@ Report report_of(const Job& job, const Forecast& forecast, const CostModel& cost
 // The plan as a file in `folder`: paths in it are relative to that folder. Keys that the training
 // code decides, which nobody said, are left out.
 std::string plan_file_text(const Job& job, const Plan& plan, const std::filesystem::path& folder);
-
-// A Hugging Face config.json, or, if the name ends so, a model as YAML (models/model_yaml.h), which
-// the engine's stack cannot execute: Error(kMissingCapability).
-ModelSpec load_model_file(const std::filesystem::path& path, Stack stack = Stack::kEager);
-bool is_model_yaml(const std::filesystem::path& path);
-
-// Whether a model argument is a file, which lies at `path`: it names one or looks like the name of
-// one. Else it is a zoo name.
-bool is_model_file(const std::string& text, const std::filesystem::path& path);
 
 }  // namespace foreshard

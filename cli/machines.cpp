@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "calibration/cluster_names.h"
 #include "cli/output.h"
 #include "cli/verbs.h"
 #include "sim/base/unit_strings.h"
@@ -139,22 +140,37 @@ std::string machines_text(const std::vector<Machine>& machines) {
         fmt::format("{:.2f}", c.gpu.price_per_hour), c.node.gpus, format_bandwidth(c.node.gpu_link),
         fmt::format("{} x {}", c.node.nics, format_bandwidth(c.node.nic_rate)));
   }
-  return text +
-         "\nGPUs and network per node, rates per direction; prices are lists of a date, yours to "
-         "replace (gpu.price_per_hour).\nA cluster: --cluster 64xh100, or a file "
-         "(foreshard schema cluster).\nEvery figure with its source: foreshard machines h100-sxm\n";
+  return text;
 }
 
-// One full node of a catalogue key, or any cluster that --cluster takes.
+// One full node of a machine, or any cluster that --cluster takes.
 Cluster machine_or_cluster(const std::string& name) {
-  for (const Machine& machine : list_machines()) {
-    if (machine.key == name ||
-        std::find(machine.aliases.begin(), machine.aliases.end(), name) != machine.aliases.end()) {
-      return machine.node;
-    }
-  }
+  if (const auto machine = machine_named(name)) return machine->node;
   return load_cluster(name);
 }
+
+std::string instances_text(const std::vector<Instance>& instances) {
+  std::string text = fmt::format("\n{:<30} {:<14} {:>5} {:>17}  {}\n", "instance type", "machine",
+                                 "GPUs", "network", "");
+  for (const Instance& i : instances) {
+    text += fmt::format("{:<30} {:<14} {:>5} {:>17}  {}\n", i.name, i.machine, i.gpus,
+                        fmt::format("{} x {}", i.nics, format_bandwidth(i.nic_rate)), i.nic_name);
+  }
+  return text;
+}
+
+Json to_json(const Instance& instance) {
+  return {{"name", instance.name},         {"also", instance.also},
+          {"machine", instance.machine},   {"gpus", instance.gpus},
+          {"nics", instance.nics},         {"nic_rate_bytes_per_s", instance.nic_rate.value()},
+          {"nic_name", instance.nic_name}, {"source", instance.source}};
+}
+
+constexpr const char* kHowToName =
+    "\nGPUs and network per node, rates per direction; prices are lists of a date, yours to "
+    "replace (gpu.price_per_hour).\nA cluster: --cluster 64xh100, --cluster \"8 nodes of "
+    "p5.48xlarge\", or a file (foreshard schema cluster).\nEvery figure with its source: foreshard "
+    "machines h100-sxm\n";
 
 }  // namespace
 
@@ -169,13 +185,14 @@ ExitCode run_machines(const MachinesOptions& options) {
     if (options.dot) {
       write_answer(to_dot(build_topology(cluster)));
     } else {
-      write_answer(is_json ? document("foreshard.machine/1", to_json(cluster)) : to_text(cluster));
+      is_json ? write_answer(document("foreshard.machine/1", to_json(cluster)))
+              : write_text(to_text(cluster));
     }
     return ExitCode::kOk;
   }
   const std::vector<Machine> machines = list_machines();
   if (!is_json) {
-    write_answer(machines_text(machines));
+    write_text(machines_text(machines) + instances_text(list_instances()) + kHowToName);
     return ExitCode::kOk;
   }
   Json list = Json::array();
@@ -184,7 +201,9 @@ ExitCode run_machines(const MachinesOptions& options) {
     json["aliases"] = machine.aliases;
     list.push_back(json);
   }
-  write_answer(document("foreshard.machines/1", {{"machines", list}}));
+  Json instances = Json::array();
+  for (const Instance& instance : list_instances()) instances.push_back(to_json(instance));
+  write_answer(document("foreshard.machines/1", {{"machines", list}, {"instances", instances}}));
   return ExitCode::kOk;
 }
 

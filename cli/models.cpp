@@ -1,6 +1,7 @@
 // models: the zoo as a table, or one model in full: its sizes with their source and, for a
 // config.json, what became of every key.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -8,13 +9,15 @@
 #include <utility>
 #include <vector>
 
-#include "cli/job.h"
+#include "cli/model_name.h"
 #include "cli/output.h"
 #include "cli/verbs.h"
 #include "interop/hf_config.h"
 #include "models/model_yaml.h"
+#include "models/names.h"
 #include "models/vision_zoo.h"
 #include "models/zoo.h"
+#include "sim/base/spelling.h"
 #include "sim/base/unit_strings.h"
 
 namespace foreshard {
@@ -93,10 +96,13 @@ std::string vision_text(const std::vector<VisionEntry>& entries) {
                         entry.dims.family, format_count(entry.parameters), t.layers, t.hidden,
                         t.image, t.patches(), layers > 0 ? std::to_string(layers) : "");
   }
-  return text +
-         "\nAny other model: --model path/to/config.json, or a model.yaml such as\n"
-         "foreshard models NAME --yaml writes.\n";
+  return text;
 }
+
+constexpr const char* kOtherModels =
+    "\nAny other model: --model path/to/config.json or its folder, an id in this machine's "
+    "Hugging\n"
+    "Face cache, or a model.yaml such as foreshard models NAME --yaml writes.\n";
 
 // One model in full: its sizes with their source, and for a config.json what became of every key.
 struct OneModel {
@@ -106,21 +112,38 @@ struct OneModel {
   std::vector<HfKey> keys;
 };
 
-OneModel one_model(const std::string& name) {
-  if (is_model_file(name, name)) {
-    ModelSpec model = load_model_file(name);
-    if (is_model_yaml(name)) return {std::nullopt, std::move(model), "", {}};
-    HfConfig config = read_hf_config(name);
-    if (config.vision) return {std::nullopt, std::move(model), "", config.ledger};
-    return {config.dims, std::move(model), "", config.ledger};
+OneModel one_model(const std::string& text) {
+  LoadedModel loaded = load_model(find_model(text, text));
+  OneModel one{
+      std::nullopt, std::move(loaded.model), fmt::format("{}", fmt::join(loaded.notes, "; ")), {}};
+  if (loaded.config) {
+    one.keys = loaded.config->ledger;
+    if (!loaded.config->vision) one.dims = loaded.config->dims;
+    return one;
   }
-  ModelSpec model = load_zoo_model(name);  // knows what to say to a misspelt name
+  const auto add_note = [&](const std::string& note) {
+    if (!note.empty()) one.note += (one.note.empty() ? "" : "; ") + note;
+  };
   for (const ZooEntry& entry : zoo()) {
-    if (entry.dims.name == model.name) return {entry.dims, std::move(model), entry.note, {}};
+    if (entry.dims.name != one.model.name) continue;
+    one.dims = entry.dims;
+    add_note(entry.note);
   }
-  const std::optional<VisionEntry> entry = find_vision_model(name);
-  FORESHARD_CHECK(entry.has_value(), "a model that is not in the zoo");
-  return {std::nullopt, std::move(model), entry->note, {}};
+  if (const auto entry = find_vision_model(one.model.name)) add_note(entry->note);
+  return one;
+}
+
+// The part of the catalogue that a text which names no model names in part.
+std::vector<std::string> names_meant(const std::string& text) {
+  if (text.find('/') != std::string::npos || published_name(text)) return {};
+  return zoo_names_with(text);
+}
+
+template <typename Entry>
+void keep(std::vector<Entry>& entries, const std::vector<std::string>& names) {
+  std::erase_if(entries, [&](const Entry& entry) {
+    return std::find(names.begin(), names.end(), entry.dims.name) == names.end();
+  });
 }
 
 Json sizes_of(const OneModel& one) {
@@ -222,19 +245,30 @@ std::string to_text(const OneModel& one) {
 
 ExitCode run_models(const ModelsOptions& options) {
   const bool is_json = options.output.form == Form::kJson;
-  if (!options.name.empty()) {
+  const std::vector<std::string> meant = names_meant(options.name);
+  if (!options.name.empty() && meant.empty()) {
     const OneModel one = one_model(options.name);
     if (options.as_yaml) {
       write_answer(to_model_yaml(one.model));
       return ExitCode::kOk;
     }
-    write_answer(is_json ? document("foreshard.model/1", to_json(one)) : to_text(one));
+    is_json ? write_answer(document("foreshard.model/1", to_json(one))) : write_text(to_text(one));
     return ExitCode::kOk;
   }
-  const std::vector<ZooEntry> entries = zoo();
-  const std::vector<VisionEntry> vision = vision_zoo();
+  if (options.as_yaml) {
+    throw Error(ExitCode::kUsage,
+                fmt::format("--yaml writes one model; {} is part of {}: {}", quote(options.name),
+                            meant.size(), fmt::join(meant, ", ")));
+  }
+  std::vector<ZooEntry> entries = zoo();
+  std::vector<VisionEntry> vision = vision_zoo();
+  if (!meant.empty()) {
+    keep(entries, meant);
+    keep(vision, meant);
+  }
   if (!is_json) {
-    write_answer(models_text(entries) + vision_text(vision));
+    write_text((entries.empty() ? "" : models_text(entries)) +
+               (vision.empty() ? "" : vision_text(vision)) + kOtherModels);
     return ExitCode::kOk;
   }
   Json models = Json::array();

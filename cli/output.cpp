@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -17,6 +18,7 @@
 #include <system_error>
 #include <utility>
 
+#include "reports/layout.h"
 #include "sim/base/error.h"
 
 namespace foreshard {
@@ -59,6 +61,19 @@ std::string now() {
                      utc.tm_mday, utc.tm_hour, utc.tm_min, utc.tm_sec);
 }
 
+// Of standard output in characters; 0 where it is no terminal, or none that says its width.
+std::size_t terminal_width() {
+  if (::isatty(STDOUT_FILENO) == 0) return 0;
+  std::size_t columns = 0;
+  if (const char* variable = std::getenv("COLUMNS")) {
+    const std::string_view text = variable;
+    const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), columns);
+    if (failure == std::errc() && end == text.data() + text.size() && columns > 0) return columns;
+  }
+  winsize size{};
+  return ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+}
+
 thread_local AnswerCapture* capture = nullptr;  // the innermost of this thread
 
 }  // namespace
@@ -73,6 +88,11 @@ void write_answer(std::string_view text) {
   }
   const int error = write_all(STDOUT_FILENO, text);
   if (error != 0 && error != EPIPE) fail("standard output", error);
+}
+
+void write_text(std::string_view text) {
+  const std::size_t width = capture == nullptr ? terminal_width() : 0;
+  write_answer(width > 0 ? fitted(text, width) : std::string(text));
 }
 
 // A regular file appears whole or stays as it was: the text goes to a file beside it, which then

@@ -14,6 +14,9 @@
 namespace foreshard {
 
 void write_answer(std::string_view text);
+// Text for people: on a terminal it follows the width (COLUMNS, else the terminal's own); in a pipe
+// and in a file it is as it is, nothing cut.
+void write_text(std::string_view text);
 void write_file(const std::string& path, std::string_view text);
 
 // To standard error as it is; and as one line after the program's name.

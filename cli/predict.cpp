@@ -49,7 +49,7 @@ ExitCode run_predict(const PredictOptions& options) {
   if (options.output.form == Form::kJson) {
     return write_json(a, "foreshard.report/1", to_json(a.report));
   }
-  write_answer(to_text(a.report, a.forecast, color_of(options.output.color)));
+  write_text(to_text(a.report, a.forecast, color_of(options.output.color)));
   return a.exit_code();
 }
 
@@ -72,7 +72,7 @@ ExitCode run_explain(const ExplainOptions& options) {
     return write_json(a, "foreshard.explain/1", explain_json(a.forecast, a.report));
   }
   const std::string text = explain_text(a.forecast, a.report, color_of(options.output.color));
-  write_answer(text + (a.shortfall.empty() ? "" : "\n" + a.shortfall + "\n"));
+  write_text(text + (a.shortfall.empty() ? "" : "\n" + a.shortfall + "\n"));
   return a.exit_code();
 }
 
@@ -101,7 +101,7 @@ ExitCode compare_runtimes(const CompareOptions& options) {
     }
   }
   if (options.output.form == Form::kText) {
-    write_answer(runtimes_text(forecasts, color_of(options.output.color)));
+    write_text(runtimes_text(forecasts, color_of(options.output.color)));
   } else {
     write_answer(document("foreshard.runtimes/1", runtimes_json(forecasts)));
   }

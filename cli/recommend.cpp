@@ -29,12 +29,12 @@ namespace {
 RunTerms terms_of(const RecommendCommandOptions& o) {
   RunTerms terms;
   terms.tokens = parse_amount("--tokens", o.tokens, "1T");
-  if (!o.deadline.empty()) terms.deadline = parse_duration("--deadline", o.deadline);
+  if (!o.deadline.empty()) terms.deadline = parse_days("--deadline", o.deadline);
   if (!o.budget.empty()) terms.budget = parse_amount("--budget", o.budget, "2M");
   if (o.failures_per_gpu_day >= 0) {
     terms.failures = {o.failures_per_gpu_day, 0, "--failures"};
   }
-  if (!o.restart.empty()) terms.restart = parse_duration("--restart", o.restart);
+  if (!o.restart.empty()) terms.restart = parse_duration("--restart", o.restart, "10min");
   if (!o.checkpoint_rate.empty()) {
     try {
       terms.checkpoint_rate = parse_bandwidth(o.checkpoint_rate);
@@ -77,12 +77,12 @@ class Chooser {
       if (name == "local") {
         throw Error(ExitCode::kUsage, "--cluster local: expected a cluster that can be rented");
       }
-      const auto machine = find_machine(catalogue, name);
-      learn(machine ? fmt::format("{}x{}", machine->machine.node.gpus, name) : name, all);
+      const auto machine = find_machine(name);
+      learn(machine ? machine->machine.node.spec : name, all);
     }
     if (all.most_sequences == 0) throw Error(failure_->exit_code(), failure_->what());
     for (const std::string& name : names) {
-      if (const auto machine = find_machine(catalogue, name)) {
+      if (const auto machine = find_machine(name)) {
         add_sizes(*machine, all);
       } else {
         const Cluster cluster = load_cluster(name);
@@ -118,7 +118,7 @@ class Chooser {
         options_.gpus.empty() ? likely_sizes(node, flops_, terms_, all.most_sequences)
                               : parse_counts("--gpus", options_.gpus);
     for (const std::int64_t gpus : sizes) {
-      all.clusters.push_back({named.machine.key, fmt::format("{}x{}", gpus, named.name), gpus});
+      all.clusters.push_back({named.machine.key, named.spec(gpus), gpus});
     }
   }
 
@@ -171,7 +171,7 @@ ExitCode run_recommend(const RecommendCommandOptions& options) {
     const Color color = color_of(options.output.color);
     std::string text = recommend_text(answer, color);
     if (!changes.empty()) text += what_if_text(changes, answer.choices.front(), color);
-    write_answer(text);
+    write_text(text);
   }
   return answer.meets_terms() ? ExitCode::kOk : ExitCode::kInfeasible;
 }

@@ -59,10 +59,10 @@ ExitCode run_report(const ReportOptions& asked) {
   const std::string text =
       options.output.form == Form::kJson ? to_text(document) : html_page(document);
   if (options.html.empty()) {
-    write_answer(text);
+    write_text(text);
   } else if (options.output.form == Form::kJson) {
     write_file(options.html, html_page(document));
-    write_answer(text);
+    write_text(text);
   } else {
     write_file(options.html, text);
     write_answer(fmt::format("{}: {:.2f} MB, opens in any browser without a network\n",

@@ -38,7 +38,7 @@ Json body_of(const ScalingCurve& curve, const SizedJobs& jobs, std::int64_t most
 }  // namespace
 
 ExitCode run_scale(const ScaleOptions& options) {
-  const auto machine = find_machine(list_machines(), options.cluster);
+  const auto machine = find_machine(options.cluster);
   if (!machine) {
     throw Error(ExitCode::kInvalidInput,
                 fmt::format("--cluster {}: expected a machine without a count, such as h100 "
@@ -47,7 +47,7 @@ ExitCode run_scale(const ScaleOptions& options) {
   }
   const PriceList prices = options.prices.empty() ? PriceList() : read_prices(options.prices);
   const SizedJobs jobs(options.job, prices, options.prices);
-  const auto spec = [&](std::int64_t gpus) { return fmt::format("{}x{}", gpus, machine->name); };
+  const auto spec = [&](std::int64_t gpus) { return machine->spec(gpus); };
   const Cluster& node = machine->machine.node;
   RecommendOptions how;
   how.threads = options.threads;
@@ -86,7 +86,7 @@ ExitCode run_scale(const ScaleOptions& options) {
   } else if (options.output.form == Form::kJson) {
     write_answer(to_text(json));
   } else {
-    write_answer(scale_text(curve, color_of(options.output.color)));
+    write_text(scale_text(curve, color_of(options.output.color)));
   }
   return curve.points.empty() ? ExitCode::kInfeasible : ExitCode::kOk;
 }

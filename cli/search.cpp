@@ -180,7 +180,7 @@ ExitCode run_search(const SearchCommandOptions& options) {
                           dollars_per_million_tokens(job, best->report),
                           listed_price(job.cluster).usd_per_hour);
     }
-    write_answer(text + (ending.empty() ? "" : "\n" + ending + "\n"));
+    write_text(text + (ending.empty() ? "" : "\n" + ending + "\n"));
   } else {
     Json body = search_body(job, story, best ? &*best : nullptr, costs);
     if (timed.deep) body["deep"] = to_json(*timed.deep);

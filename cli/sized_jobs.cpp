@@ -15,15 +15,18 @@ namespace {
 constexpr double kDefaultBatchTokens = 4 * 1024 * 1024;
 }  // namespace
 
-std::optional<NamedMachine> find_machine(const std::vector<Machine>& catalogue,
-                                         const std::string& name) {
-  for (const Machine& machine : catalogue) {
-    const auto& aliases = machine.aliases;
-    if (machine.key == name || std::find(aliases.begin(), aliases.end(), name) != aliases.end()) {
-      return NamedMachine{machine, name};
-    }
-  }
-  return std::nullopt;
+std::optional<NamedMachine> find_machine(const std::string& name) {
+  std::optional<Machine> machine = machine_named(name);
+  if (!machine) return std::nullopt;
+  return NamedMachine{std::move(*machine)};
+}
+
+std::string NamedMachine::spec(std::int64_t gpus) const {
+  // The word behind the x: an instance type counts nodes.
+  const std::string& one = machine.node.spec;
+  const std::string word = one.substr(one.find('x') + 1);
+  const bool is_instance = machine.node.node.key == word;
+  return fmt::format("{}x{}", is_instance ? gpus / machine.node.node.gpus : gpus, word);
 }
 
 std::int64_t most_sequences(const std::optional<std::string>& global_batch,

@@ -13,13 +13,12 @@
 
 namespace foreshard {
 
-// A machine of the catalogue by any of its names.
+// A machine of the catalogue or a cloud's instance type, by any of its names.
 struct NamedMachine {
   Machine machine;
-  std::string name;  // as it was written
+  std::string spec(std::int64_t gpus) const;  // of so many, whole nodes where an instance is named
 };
-std::optional<NamedMachine> find_machine(const std::vector<Machine>& catalogue,
-                                         const std::string& name);
+std::optional<NamedMachine> find_machine(const std::string& name);
 
 // Sequences of a step: --global-batch, or --batch-tokens over `sequence`, or as many as make 4 Mi
 // tokens, which is Llama 2's step (arXiv 2307.09288, section 2.2); at least 1.

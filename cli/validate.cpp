@@ -104,8 +104,8 @@ ExitCode run_validate(const ValidateOptions& options) {
     write_answer(document("foreshard.validation/1", json));
   } else {
     const Color color = color_of(options.output.color);
-    write_answer(validation_text(v, record, color) +
-                 (recording.trace ? "\n" + trace_text(*recording.trace) : ""));
+    write_text(validation_text(v, record, color) +
+               (recording.trace ? "\n" + trace_text(*recording.trace) : ""));
   }
   return v.passed ? ExitCode::kOk : ExitCode::kOutsideTolerance;
 }

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "models/families.h"
+#include "models/names.h"
 #include "models/vision_zoo.h"
 #include "sim/base/error.h"
 #include "sim/base/spelling.h"
@@ -143,6 +144,7 @@ constexpr std::array<Constant, 3> kConstants = {{
   for (const Size& size : kSizes) words.push_back(size.word);
   for (const Constant& each : kConstants) words.push_back(each.word);
   words.push_back("first_dense");
+  words.push_back("unrotated_every");
   fail(line, kTraits, "unknown trait \"" + std::string(trait) + "\"",
        "words of tied, bias, learned, two_norms, dropout and sizes such as experts=8, separated by "
        "single spaces",
@@ -163,6 +165,11 @@ void apply_value(const Line& line, std::string_view trait, ModelDims& dims) {
     for (std::int64_t i = 0; i < std::min(value, dims.layers); ++i) {
       dims.moe.dense_layers.push_back(i);
     }
+    return;
+  }
+  if (word == "unrotated_every") {
+    for (std::int64_t i = value - 1; i < dims.layers; i += value)
+      dims.unrotated_layers.push_back(i);
     return;
   }
   const auto size = std::find_if(kSizes.begin(), kSizes.end(),
@@ -317,11 +324,7 @@ ModelSpec load_zoo_model(std::string_view name, Stack stack) {
   if (const std::optional<VisionEntry> entry = find_vision_model(name)) {
     return build_vision_model(entry->dims, stack);
   }
-  const std::vector<std::string> names = zoo_names();
-  std::string message = "unknown model \"" + std::string(name) + "\"";
-  const std::string meant = nearest_spelling(name, names);
-  if (!meant.empty()) message += "; did you mean " + meant + "?";
-  throw Error(ExitCode::kInvalidInput, message + "; \"foreshard models\" lists them");
+  throw Error(ExitCode::kInvalidInput, unknown_model(name));
 }
 
 }  // namespace foreshard

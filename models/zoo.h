@@ -2,7 +2,8 @@
 //
 // Columns: the sizes of ModelDims; `traits`, words of tied, bias, learned, two_norms, dropout,
 // sizes as experts=8 (of experts, top_k, expert_ffn, shared_ffn, first_dense, q_rank, kv_rank,
-// nope, rope, value, rotary_dim, token_types, position_rows) and constants of the arithmetic as its
+// nope, rope, value, rotary_dim, token_types, position_rows; unrotated_every=4: every fourth layer
+// has no positions) and constants of the arithmetic as its
 // config.json has them (rope_theta, norm_epsilon; rope_llama3=8: rope_scaling of rope_type llama3
 // and factor 8 with low_freq_factor 1, high_freq_factor 4 and original_max_position_embeddings
 // 8192, which are those of every Llama), separated by single spaces; without a constant: that of
@@ -39,8 +40,8 @@ std::span<const EmbeddedFile> models_files();
 // All entries in the order of the file.
 std::vector<ZooEntry> zoo();
 
-// Letter case is free. Throws Error(kInvalidInput) for an unknown name, with the nearest one.
-// Parses one line only.
+// Letter case is free; models/names.h knows what else a name may be. Throws Error(kInvalidInput)
+// for an unknown name, with those that begin alike. Parses one line only.
 ModelSpec load_zoo_model(std::string_view name, Stack stack = Stack::kEager);
 bool is_zoo_model(std::string_view name);
 // Of decoders (zoo()), then of models that read images (models/vision_zoo.h), which the engine's

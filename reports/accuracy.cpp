@@ -103,8 +103,7 @@ void add_unscored(const std::vector<AccuracyRow>& rows, std::vector<std::string>
                    [](const auto& a, const auto& b) { return a.second > b.second; });
   constexpr std::size_t kMostReasons = 12;
   for (std::size_t i = 0; i < std::min(reasons.size(), kMostReasons); ++i) {
-    lines.push_back(clipped(
-        fmt::format("  not scored: {} x {}", reasons[i].second, reasons[i].first), kTextWidth));
+    lines.push_back(fmt::format("  not scored: {} x {}", reasons[i].second, reasons[i].first));
   }
 }
 
@@ -205,7 +204,7 @@ Json accuracy_json(const std::vector<AccuracyRow>& rows) {
 std::string accuracy_text(const std::vector<AccuracyRow>& rows, const std::string& title,
                           ShownRows shown, Color color) {
   const Paint paint(color);
-  std::vector<std::string> lines = {paint.bold(clipped(title, kTextWidth))};
+  std::vector<std::string> lines = {paint.bold(title)};
   if (rows.empty()) {
     lines.emplace_back("  no rows yet; every foreshard validate adds one");
     return fmt::format("{}\n", fmt::join(lines, "\n"));
@@ -214,13 +213,13 @@ std::string accuracy_text(const std::vector<AccuracyRow>& rows, const std::strin
       {"", "rows", "scored", "median |e|", "p90 |e|", "bias", "coverage", "half width"},
       cells_of("all", summarize_accuracy(pointers(rows)))};
   if (const BalancedSummary b = summarize_balanced(rows); b.groups > 1) {
-    table.push_back({clipped(fmt::format("balanced over {} groups", b.groups), 40), "", "",
+    table.push_back({fmt::format("balanced over {} groups", b.groups), "", "",
                      percent_text(b.median_abs_error), percent_text(b.p90_abs_error),
                      signed_percent(b.bias), "", ""});
   }
   for (const Group& group : groups_of(rows)) {
-    table.push_back(cells_of(clipped(fmt::format("{} {}", group.by, group.value), 40),
-                             summarize_accuracy(group.rows)));
+    table.push_back(
+        cells_of(fmt::format("{} {}", group.by, group.value), summarize_accuracy(group.rows)));
   }
   for (const std::string& line : aligned(table)) lines.push_back("  " + line);
   if (const RankCorrelation r = rank_correlation(rows, kRankedDifference); r.pairs > 0) {
@@ -233,7 +232,7 @@ std::string accuracy_text(const std::vector<AccuracyRow>& rows, const std::strin
   const bool worst = shown == ShownRows::kWorst;
   table = {{worst ? "worst" : "newest", "forecast", "measured", "error"}};
   for (const AccuracyRow* row : shown_rows(rows, shown)) {
-    table.push_back({clipped(worst ? row->id + " " + row->quantity : row->id, 60),
+    table.push_back({worst ? row->id + " " + row->quantity : row->id,
                      quantity_text(*row, row->predicted), quantity_text(*row, row->measured),
                      row->scored ? signed_percent(row->error()) : row->reason});
   }

@@ -131,7 +131,7 @@ std::string compare_text(const Forecast& a, const Report& ra, const Forecast& b,
   } else {
     std::vector<std::vector<std::string>> table = {{"plan", "A", "B"}};
     for (const PlanDifference& d : differences) {
-      table.push_back({"  " + d.key, clipped(d.a, 30), clipped(d.b, 30)});
+      table.push_back({"  " + d.key, d.a, d.b});
     }
     add_table(aligned(table));
   }

@@ -75,7 +75,7 @@ Lines chain_lines(const Forecast& forecast, const EventNames& names, const Expos
     const std::string text =
         fmt::format("{} at {}: {}", i == 0 ? "it began" : names.of(link.event) + " began",
                     format_time(begin), cause_words(forecast.graph, names, link, next));
-    lines.push_back(clipped("     " + text, kTextWidth));
+    lines.push_back("     " + text);
   }
   if (e.chain.size() > shown) {
     const bool host = e.chain.back().cause == Cause::kHost;
@@ -94,11 +94,9 @@ Lines event_lines(const Forecast& forecast, const Findings& findings, const Even
   for (std::size_t i = 0; i < std::min(findings.exposed.size(), kMostEvents); ++i) {
     const ExposedEvent& e = findings.exposed[i];
     const Span& span = span_of(forecast, e.event);
-    lines.push_back(
-        clipped(fmt::format("  {}  {}: {} exposed of {}; held up {}", i + 1, names.of(e.event),
-                            format_time(e.exposed), format_time(span.end - span.arrive),
-                            e.held_up == kNoEvent ? "the step's end" : names.of(e.held_up)),
-                kTextWidth));
+    lines.push_back(fmt::format("  {}  {}: {} exposed of {}; held up {}", i + 1, names.of(e.event),
+                                format_time(e.exposed), format_time(span.end - span.arrive),
+                                e.held_up == kNoEvent ? "the step's end" : names.of(e.held_up)));
     append(lines, chain_lines(forecast, names, e));
   }
   return lines;

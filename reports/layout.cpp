@@ -15,6 +15,25 @@ bool continues(char byte) { return (static_cast<unsigned char>(byte) & 0xC0U) ==
 
 std::string spaces(std::size_t count) { return std::string(count, ' '); }
 
+// The first `width` characters, the last of them "…"; codes of colours are kept.
+std::string beginning(std::string_view line, std::size_t width) {
+  std::string result;
+  std::size_t characters = 0;
+  bool is_coloured = false;
+  for (std::size_t i = 0; i < line.size(); ++i) {
+    if (line[i] == '\x1b') {
+      const std::size_t end = std::min(line.find('m', i), line.size() - 1);
+      result += line.substr(i, end - i + 1);
+      is_coloured = true;
+      i = end;
+      continue;
+    }
+    if (!continues(line[i]) && ++characters == width) break;
+    result += line[i];
+  }
+  return result + "…" + (is_coloured ? "\x1b[0m" : "");
+}
+
 }  // namespace
 
 std::string Paint::code(std::string_view number, std::string_view text) const {
@@ -44,17 +63,6 @@ std::string right(std::string_view text, std::size_t width) {
   return spaces(width > used ? width - used : 0) + std::string(text);
 }
 
-std::string clipped(std::string_view text, std::size_t width) {
-  if (display_width(text) <= width) return std::string(text);
-  std::string result;
-  std::size_t characters = 0;
-  for (char byte : text) {
-    if (!continues(byte) && characters++ + 1 == width) break;
-    result += byte;
-  }
-  return result + "…";
-}
-
 std::string bar(double fraction, std::size_t width) {
   static constexpr std::array<const char*, 8> kParts = {"", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
   const double cells = std::clamp(fraction, 0.0, 1.0) * static_cast<double>(width);
@@ -78,8 +86,7 @@ std::vector<std::string> wrapped(std::string_view text, std::size_t width, std::
       fresh = true;
     }
     if (!fresh) lines.back() += ' ';
-    const std::size_t taken = display_width(lines.back());
-    lines.back() += clipped(word, std::max<std::size_t>(width - std::min(taken, width), 1));
+    lines.back() += word;
     fresh = false;
   }
   return lines;
@@ -91,11 +98,32 @@ std::vector<std::string> indented(const std::string& text) {
   return lines;
 }
 
-std::vector<std::string> first_lines(std::vector<std::string> lines, std::size_t most) {
-  if (lines.size() <= most) return lines;
-  lines.resize(most);
-  if (!lines.empty()) lines.back() = clipped(lines.back(), kTextWidth - 2) + " …";
-  return lines;
+std::string fitted(std::string_view text, std::size_t width) {
+  constexpr std::size_t kNarrowest = 20;
+  width = std::max(width, kNarrowest);
+  std::string result;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    const std::string_view line = text.substr(0, end);
+    const bool ends = end < text.size();
+    text.remove_prefix(ends ? end + 1 : end);
+    const std::size_t indent = std::min(line.find_first_not_of(' '), line.size());
+    const bool is_table = line.find("  ", indent) != std::string_view::npos;
+    if (display_width(line) <= width) {
+      result += line;
+    } else if (is_table) {
+      result += beginning(line, width);
+    } else {
+      const std::size_t room = width - std::min(indent, width / 2);
+      bool is_first = true;
+      for (const std::string& part : wrapped(line, room, 2)) {
+        result += (is_first ? "" : "\n") + spaces(width - room) + part;
+        is_first = false;
+      }
+    }
+    if (ends) result += '\n';
+  }
+  return result;
 }
 
 std::vector<std::string> aligned(const std::vector<std::vector<std::string>>& rows,

@@ -12,6 +12,7 @@ namespace foreshard {
 
 enum class Color : std::uint8_t { kNever, kAlways };
 
+// Of paragraphs. Nothing is cut: a longer line is the terminal's to fit (fitted).
 inline constexpr std::size_t kTextWidth = 100;
 
 // Wraps text in ANSI codes where colours are wanted.
@@ -33,18 +34,17 @@ class Paint {
 std::size_t display_width(std::string_view utf8);             // without ANSI codes
 std::string left(std::string_view text, std::size_t width);   // padded on the right
 std::string right(std::string_view text, std::size_t width);  // padded on the left
-// At most `width` characters; a cut text ends in "…".
-std::string clipped(std::string_view text, std::size_t width);
-
 // A bar of fraction * width cells, in eighths of a cell; at least one eighth where fraction > 0.
 std::string bar(double fraction, std::size_t width);
 
-// Lines of at most `width` characters, broken at spaces; lines after the first are indented.
+// Lines of at most `width` characters, broken at spaces; lines after the first are indented. A word
+// that is longer stands on a line of its own.
 std::vector<std::string> wrapped(std::string_view text, std::size_t width, std::size_t indent);
 // The same of a paragraph under a heading: every line two in, within kTextWidth.
 std::vector<std::string> indented(const std::string& text);
-// The first `most` lines; the last of them says with "…" that more followed.
-std::vector<std::string> first_lines(std::vector<std::string> lines, std::size_t most);
+// For a terminal: sentences that are longer than `width` are wrapped, rows of tables (two spaces
+// between words) cut, their last character being "…".
+std::string fitted(std::string_view text, std::size_t width);
 
 // Columns of cells as wide as the widest, two spaces between them: the first `left_columns` start
 // on the left, the others end on the right.

@@ -135,9 +135,9 @@ Lines choice_lines(const Recommendation& r, const Paint& paint) {
     hopeless += is_hopeless;
     if (is_hopeless || table.size() > kMostChoices) continue;
     const std::string mark = c.assumed() > 0 ? "*" : "";
-    table.push_back({"  " + clipped(c.sized.cluster.spec, 22) + mark,
-                     short_number(c.run.days.value), range_text(c.run.days),
-                     short_number(c.run.dollars.value), range_text(c.run.dollars),
+    table.push_back({"  " + c.sized.cluster.spec + mark, short_number(c.run.days.value),
+                     range_text(c.run.days), short_number(c.run.dollars.value),
+                     range_text(c.run.dollars),
                      fmt::format("{:.3g}", c.run.dollars_per_million_tokens.value),
                      percent_text(c.sized.mfu.value), percent_text(c.run.goodput.value),
                      short_number(c.run.energy_kwh.value / 1000),
@@ -305,9 +305,9 @@ std::string recommend_text(const Recommendation& r, Color color) {
   } else {
     if (!r.meets_terms()) {
       const std::string sure = chance_text(r.terms.confidence);
-      lines.push_back(paint.red(fmt::format("no candidate fits{}{} with {}",
-                                            r.terms.deadline ? " and is in time" : "",
-                                            r.terms.budget ? " and is within the budget" : "", sure)));
+      lines.push_back(paint.red(
+          fmt::format("no candidate fits{}{} with {}", r.terms.deadline ? " and is in time" : "",
+                      r.terms.budget ? " and is within the budget" : "", sure)));
       for (const TermsRemedy& remedy : r.remedies) {
         append(lines, indented("it would with " + remedy_words(remedy)));
       }

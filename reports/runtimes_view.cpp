@@ -138,7 +138,7 @@ std::string runtimes_text(const Forecasts& forecasts, Color color) {
     if (f.ledger.empty()) continue;
     Table table = {{fmt::format("{} against {}", f.name, forecasts.front().name), "", ""}};
     for (const LedgerEntry& entry : f.ledger) {
-      table.push_back({"  " + entry.what, clipped(entry.from, 36), clipped(entry.to, 36)});
+      table.push_back({"  " + entry.what, entry.from, entry.to});
     }
     std::vector<std::string> block = aligned(table, 3);
     lines.emplace_back();

@@ -99,7 +99,7 @@ ScalingCurve scale(const std::vector<CandidateCluster>& sizes, const JobMaker& m
 std::string scale_text(const ScalingCurve& curve, Color color) {
   const Paint paint(color);
   std::vector<std::string> lines = {
-      paint.bold(clipped(curve.model, kTextWidth)),
+      paint.bold(curve.model),
       fmt::format("{} · {} scaling · sequence {} · efficiency against the smallest", curve.machine,
                   curve.weak ? "weak" : "strong", format_count(curve.sequence)),
       ""};

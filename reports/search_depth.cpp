@@ -121,10 +121,9 @@ std::string why_text(const std::vector<WhySlower>& list, const Plan& best, Color
     for (const auto& [what, seconds] : why.because) {
       reasons.push_back(fmt::format("{} {}", what, signed_seconds(seconds)));
     }
-    lines.push_back(clipped(
+    lines.push_back(
         fmt::format("  {}: {}", changes_text(best, why.candidate.plan),
-                    reasons.empty() ? "the same" : fmt::format("{}", fmt::join(reasons, ", "))),
-        kTextWidth));
+                    reasons.empty() ? "the same" : fmt::format("{}", fmt::join(reasons, ", "))));
   }
   return fmt::format("{}\n", fmt::join(lines, "\n"));
 }
@@ -149,8 +148,8 @@ std::string robust_text(const RobustChoice& choice, const Candidate& fastest, Co
   const std::string differs = changes_text(fastest.plan, choice.sized.plan);
   return fmt::format("\n{}\n  {}: {} ({} .. {}); the fastest: {} ({} .. {}); {} plans considered\n",
                      paint.bold("robust over the interval"),
-                     differs.empty() ? "the fastest plan is it" : clipped(differs, 60),
-                     seconds_text(step.value), seconds_text(step.low), seconds_text(step.high),
+                     differs.empty() ? "the fastest plan is it" : differs, seconds_text(step.value),
+                     seconds_text(step.low), seconds_text(step.high),
                      seconds_text(choice.fastest.value), seconds_text(choice.fastest.low),
                      seconds_text(choice.fastest.high), choice.considered);
 }
@@ -175,10 +174,9 @@ std::string deep_text(const DeepResult& deep, const Candidate* grid_best, double
                   format_count(k.enumerated), format_count(k.pruned),
                   format_count(k.rejected_memory), format_count(k.simulated)));
   if (k.best) {
-    lines.push_back(clipped(
-        fmt::format("    {} ({}){}", seconds_text(k.best->seconds), gain(k.best->seconds),
-                    grid_best == nullptr ? "" : ": " + changes_text(grid_best->plan, k.best->plan)),
-        kTextWidth));
+    lines.push_back(fmt::format(
+        "    {} ({}){}", seconds_text(k.best->seconds), gain(k.best->seconds),
+        grid_best == nullptr ? "" : ": " + changes_text(grid_best->plan, k.best->plan)));
   }
   if (deep.written) {
     lines.push_back(fmt::format("  the plan as written: {} ({})",
@@ -189,13 +187,11 @@ std::string deep_text(const DeepResult& deep, const Candidate* grid_best, double
     lines.push_back(fmt::format("  per unit and layer: {} plans judged{}",
                                 format_count(deep.judged),
                                 deep.layers->is_optimum ? ", all there are on its mesh" : ""));
-    lines.push_back(
-        clipped(fmt::format("    {} ({}): {}, micro-batch {} x {}, reshard {}, "
-                            "recompute {}",
-                            seconds_text(c.seconds), gain(c.seconds), words_of(c.plan.mesh),
-                            c.plan.batch.micro_batch, c.plan.batch.accumulation,
-                            reshard_words(c.plan), recompute_words(c.plan)),
-                kTextWidth));
+    lines.push_back(fmt::format(
+        "    {} ({}): {}, micro-batch {} x {}, reshard {}, "
+        "recompute {}",
+        seconds_text(c.seconds), gain(c.seconds), words_of(c.plan.mesh), c.plan.batch.micro_batch,
+        c.plan.batch.accumulation, reshard_words(c.plan), recompute_words(c.plan)));
   }
   return fmt::format("{}\n", fmt::join(lines, "\n"));
 }

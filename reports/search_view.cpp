@@ -140,7 +140,7 @@ Lines best_lines(const SearchStory& story, const Report* report, const Paint& pa
   const Candidate& best = *result.best;
   Lines lines = {
       paint.bold(fmt::format("best plan: fits with {}", chance_text(best.fit_probability))),
-      "  " + clipped(plan_in_words(best.plan), kTextWidth - 2)};
+      "  " + plan_in_words(best.plan)};
   const std::string settings = settings_words(story.base, best.plan);
   if (!settings.empty()) append(lines, indented("with" + settings));
   std::string figures = fmt::format("  {} per step, {} tokens/s per GPU, peak {} allocated",
@@ -150,7 +150,7 @@ Lines best_lines(const SearchStory& story, const Report* report, const Paint& pa
     figures += fmt::format(", MFU {}, {} to spare", percent_text(report->mfu.value),
                            format_bytes(report->fit.margin()));
   }
-  lines.push_back(paint.green(clipped(figures, kTextWidth)));
+  lines.push_back(paint.green(figures));
   return lines;
 }
 
@@ -212,7 +212,7 @@ Lines neighbour_lines(const SearchResult& result, const Paint& paint) {
       ++left_out;
       continue;
     }
-    std::vector<std::string> cells = {"  " + clipped(changes(best.plan, n.plan), 48)};
+    std::vector<std::string> cells = {"  " + changes(best.plan, n.plan)};
     for (std::string& cell : step_cells(best, n)) cells.push_back(std::move(cell));
     const auto bytes = [](const Candidate& c) {
       return static_cast<double>(c.peak_allocated.count());
@@ -254,8 +254,7 @@ std::string search_text(const SearchStory& story, const Forecast* best, const Re
   if (result.pruned > 0) {
     counts += fmt::format(", {} slower by their bounds", format_count(result.pruned));
   }
-  Lines lines = {paint.bold(clipped(story.model.name, kTextWidth)),
-                 clipped(cluster_words(story.cluster), kTextWidth),
+  Lines lines = {paint.bold(story.model.name), cluster_words(story.cluster),
                  fmt::format("{}, in {}", counts, seconds_text(story.seconds)), ""};
   append(lines, best_lines(story, best_report, paint));
   if (best != nullptr) {
@@ -267,7 +266,7 @@ std::string search_text(const SearchStory& story, const Forecast* best, const Re
       where += fmt::format("{} {} {}", i == 0 ? "" : ",", bars[i].what,
                            percent_text(bars[i].time.seconds() / best->timeline.period.seconds()));
     }
-    lines.push_back(clipped(where, kTextWidth));
+    lines.push_back(where);
   }
   if (best_report != nullptr && !best_report->open_stack.outcomes.empty()) {
     append(lines, indented(open_stack_text(best_report->open_stack)));

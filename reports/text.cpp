@@ -1,9 +1,11 @@
 // The answer on one screen of 40 lines. Every block has its budget of lines, assumed values get
-// what is left; a block that needs more says so, and the JSON form has everything.
+// what is left and say how many more there are, and the JSON form has everything; no line is cut,
+// and warnings are given whole.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "reports/event_names.h"
 #include "reports/layout.h"
@@ -15,13 +17,12 @@
 namespace foreshard {
 namespace {
 
-constexpr std::size_t kMostLines = 40;
+constexpr std::size_t kMostLines = 40;  // unless warnings take more
 constexpr std::size_t kBarWidth = 40;
 constexpr std::size_t kNameWidth = 34;
 constexpr std::size_t kMostBars = 9;
 constexpr std::size_t kMostCategories = 7;
 constexpr double kSmallestShare = 0.0005;
-constexpr std::size_t kMostWarningLines = 6;
 
 using Lines = std::vector<std::string>;
 
@@ -44,20 +45,17 @@ Lines plan_lines(const Report& report, const Forecast& forecast, const Paint& pa
   const Plan& plan = report.plan;
   const double sequences = static_cast<double>(global_batch(plan));
   Lines lines;
+  lines.push_back(paint.bold(fmt::format("{} · {:.3g} B parameters · {}@{}", forecast.model.name,
+                                         static_cast<double>(report.parameters) * 1e-9,
+                                         to_string(plan.runtime.kind), plan.runtime.version)));
+  lines.push_back(cluster_words(report.cluster));
   lines.push_back(
-      paint.bold(clipped(fmt::format("{} · {:.3g} B parameters · {}@{}", forecast.model.name,
-                                     static_cast<double>(report.parameters) * 1e-9,
-                                     to_string(plan.runtime.kind), plan.runtime.version),
-                         kTextWidth)));
-  lines.push_back(clipped(cluster_words(report.cluster), kTextWidth));
-  lines.push_back(clipped(
       fmt::format("{} · sequence {}{} · micro-batch {} x {} accumulation = {} "
                   "tokens per step",
                   words_of(plan.mesh), plan.batch.sequence,
                   plan.batch.images > 0 ? fmt::format(", images {}", plan.batch.images) : "",
                   plan.batch.micro_batch, plan.batch.accumulation,
-                  cardinal(sequences * static_cast<double>(plan.batch.sequence))),
-      kTextWidth));
+                  cardinal(sequences * static_cast<double>(plan.batch.sequence))));
   // Runtimes that hold the model whole gather nothing in a pass.
   const RuntimeKind kind = plan.runtime.kind;
   const bool gathers =
@@ -65,10 +63,9 @@ Lines plan_lines(const Report& report, const Forecast& forecast, const Paint& pa
   const std::string gathering = gathers ? fmt::format("prefetch {} · reshard {} · ",
                                                       words_of(plan.prefetch), reshard_words(plan))
                                         : "";
-  lines.push_back(clipped(
-      fmt::format("{}recompute {} · {} parameters, {} reduction", gathering, recompute_words(plan),
-                  to_string(plan.param_dtype), to_string(plan.reduce_dtype)),
-      kTextWidth));
+  lines.push_back(fmt::format("{}recompute {} · {} parameters, {} reduction", gathering,
+                              recompute_words(plan), to_string(plan.param_dtype),
+                              to_string(plan.reduce_dtype)));
   return lines;
 }
 
@@ -82,8 +79,7 @@ std::string spread(const Quantity& q, Format&& format) {
 Lines figure_lines(const Report& report, const Paint& paint) {
   Lines lines;
   const auto line = [&](const char* name, const std::string& value, const std::string& rest) {
-    lines.push_back(left(name, 16) + paint.bold(right(value, 10)) + "   " +
-                    clipped(rest, kTextWidth - 29));
+    lines.push_back(left(name, 16) + paint.bold(right(value, 10)) + "   " + rest);
   };
   const bool has_interval = report.seconds.low != report.seconds.high;
   line("step time", seconds_text(report.seconds.value),
@@ -199,8 +195,7 @@ Lines memory_lines(const Report& report, const Paint& paint) {
   categories = largest(categories, kMostCategories);
   const Fit& fit = report.fit;
   const auto capacity = static_cast<double>(fit.capacity.count());
-  Lines lines = {
-      "", paint.bold(clipped("memory per GPU at the peak: " + report.peak_event, kTextWidth))};
+  Lines lines = {"", paint.bold("memory per GPU at the peak: " + report.peak_event)};
   const auto line = [&](const std::string& name, double bytes, const std::string& cells) {
     lines.push_back("  " + left(name, kNameWidth) + right(bytes_text(bytes), 8) +
                     right(percent_text(capacity > 0 ? bytes / capacity : 0), 8) + "  " + cells);
@@ -211,48 +206,45 @@ Lines memory_lines(const Report& report, const Paint& paint) {
   const auto used = static_cast<double>((fit.outside + fit.reserved).count());
   const std::string cells = bar(capacity > 0 ? used / capacity : 0, kBarWidth);
   line("in all, with cache and context", used, fit.fits() ? paint.green(cells) : paint.red(cells));
-  lines.push_back(
-      clipped(fmt::format("  {} allocated + {} cached by the allocator + {} outside it",
-                          format_bytes(fit.allocated), format_bytes(fit.reserved - fit.allocated),
-                          format_bytes(fit.outside)),
-              kTextWidth));
+  lines.push_back(fmt::format(
+      "  {} allocated + {} cached by the allocator + {} outside it", format_bytes(fit.allocated),
+      format_bytes(fit.reserved - fit.allocated), format_bytes(fit.outside)));
   if (!report.outside.empty()) {
     std::vector<std::string> items;
     for (const OutsideItem& item : report.outside) {
       items.push_back(format_bytes(item.bytes) + " " + item.name);
     }
-    lines.push_back(clipped("  outside: " + fmt::format("{}", fmt::join(items, ", ")), kTextWidth));
+    lines.push_back("  outside: " + fmt::format("{}", fmt::join(items, ", ")));
   }
   if (report.host_peak >= Bytes(1 << 20)) {  // less than that is step counters
     lines.push_back(fmt::format("  host memory: {} per rank", format_bytes(report.host_peak)));
   }
   if (const Report::DriverCalls& calls = report.steady_calls; calls.retries > 0) {
-    lines.push_back(clipped(
-        fmt::format(
-            "  short of memory: {} retries a step, {} cudaMalloc, {} cudaFree, {} of the host{}",
-            calls.retries, calls.allocs, calls.frees, format_time(Time::seconds(calls.seconds)),
-            report.driver_calls_repeat ? "" : "; no two steps alike"),
-        kTextWidth));
+    lines.push_back(fmt::format(
+        "  short of memory: {} retries a step, {} cudaMalloc, {} cudaFree, {} of the host{}",
+        calls.retries, calls.allocs, calls.frees, format_time(Time::seconds(calls.seconds)),
+        report.driver_calls_repeat ? "" : "; no two steps alike"));
   }
   // Decimal, as the claims about sharding are ("280 MB instead of 140 GB").
   constexpr double kMega = 1e6, kGiga = 1e9;
   const Sharding& sharding = report.sharding;
-  lines.push_back(clipped(
+  lines.push_back(
       fmt::format("  parameters in {}: {:.1f} GB whole, {:.1f} MB per GPU ({:.2f} % padding)",
                   to_string(sharding.dtype), static_cast<double>(sharding.whole.count()) / kGiga,
                   static_cast<double>(sharding.per_gpu.count()) / kMega,
                   100.0 * static_cast<double>(sharding.padding.count()) /
-                      static_cast<double>(std::max<std::int64_t>(1, sharding.per_gpu.count()))),
-      kTextWidth));
+                      static_cast<double>(std::max<std::int64_t>(1, sharding.per_gpu.count()))));
   return lines;
 }
 
-// Keys and values without their reasons; a key that shares its mapping with the one before is
-// written without it.
+// Keys and values without their reasons, as many as `most` lines hold; a key that shares its
+// mapping with the one before is written without it.
 Lines assumed_lines(const Report& report, std::size_t most, const Paint& paint) {
   if (report.assumed.empty() || most < 2) return {};
   std::string text = "assumed:";
   std::string mapping;
+  Lines lines;
+  std::size_t shown = 0;
   for (const auto& [key, value] : report.assumed) {
     const std::size_t dot = key.find('.');
     const std::string own = dot == std::string::npos ? "" : key.substr(0, dot + 1);
@@ -260,22 +252,24 @@ Lines assumed_lines(const Report& report, std::size_t most, const Paint& paint) 
     if (text.back() != ':') text += joins ? "," : ";";
     text += " " + (joins ? key.substr(dot + 1) : key) + " " + value.substr(0, value.find(" ("));
     mapping = own;
+    ++shown;
+    const std::size_t rest = report.assumed.size() - shown;
+    const std::string more = rest > 0 ? fmt::format("; and {} more (--json)", rest) : "";
+    Lines longer = wrapped(text + more, kTextWidth, 2);
+    if (longer.size() > most - 1) break;
+    lines = std::move(longer);
   }
-  Lines lines = {""};
-  for (const std::string& line : first_lines(wrapped(text, kTextWidth, 2), most - 1)) {
-    lines.push_back(paint.dim(line));
-  }
+  for (std::string& line : lines) line = paint.dim(line);
+  lines.insert(lines.begin(), "");
   return lines;
 }
 
 Lines warning_lines(const Report& report, const Paint& paint) {
-  Lines all;
-  for (const std::string& warning : report.warnings) {
-    append(all, wrapped("warning: " + warning, kTextWidth, 2));
-  }
   Lines lines;
-  for (const std::string& line : first_lines(std::move(all), kMostWarningLines)) {
-    lines.push_back(paint.yellow(line));
+  for (const std::string& warning : report.warnings) {
+    for (const std::string& line : wrapped("warning: " + warning, kTextWidth, 2)) {
+      lines.push_back(paint.yellow(line));
+    }
   }
   return lines;
 }
@@ -293,7 +287,8 @@ std::string to_text(const Report& report, const Forecast& forecast, Color color)
   append(lines, memory_lines(report, paint));
   if (report.run) append(lines, run_lines(*report.run, paint));
   const Lines warned = warning_lines(report, paint);
-  append(lines, assumed_lines(report, kMostLines - lines.size() - warned.size(), paint));
+  const std::size_t taken = lines.size() + warned.size();
+  append(lines, assumed_lines(report, kMostLines - std::min(taken, kMostLines), paint));
   append(lines, warned);
   return fmt::format("{}\n", fmt::join(lines, "\n"));
 }

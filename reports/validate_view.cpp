@@ -51,19 +51,17 @@ Lines heading(const Validation& v, const RunRecord& record, const Paint& paint) 
                                                                record.threads == 1 ? "" : "s")
                                                  : "";
   return {
-      paint.bold(clipped(
-          fmt::format("forecast against run · {} · {}@{} · {}", plan.model,
-                      to_string(plan.runtime.kind), plan.runtime.version, words_of(plan.mesh)),
-          kTextWidth)),
-      clipped(fmt::format("{}{} rank{} on {} ({}){}, {} step{}{}{}",
-                          traced         ? "trace of "
-                          : record.paced ? "rank 0, paced, of "
-                                         : "",
-                          record.world, record.world == 1 ? "" : "s", record.host,
-                          record.device.empty() ? record.cpu : record.device,
-                          record.device.empty() ? threads : "", v.steps, v.steps == 1 ? "" : "s",
-                          record.created.empty() ? "" : ", ", record.created),
-              kTextWidth),
+      paint.bold(fmt::format("forecast against run · {} · {}@{} · {}", plan.model,
+                             to_string(plan.runtime.kind), plan.runtime.version,
+                             words_of(plan.mesh))),
+      fmt::format("{}{} rank{} on {} ({}){}, {} step{}{}{}",
+                  traced         ? "trace of "
+                  : record.paced ? "rank 0, paced, of "
+                                 : "",
+                  record.world, record.world == 1 ? "" : "s", record.host,
+                  record.device.empty() ? record.cpu : record.device,
+                  record.device.empty() ? threads : "", v.steps, v.steps == 1 ? "" : "s",
+                  record.created.empty() ? "" : ", ", record.created),
   };
 }
 
@@ -110,10 +108,8 @@ Lines kinds(const Validation& v) {
 
 Lines worst(const Validation& v) {
   Cells cells;
-  constexpr std::size_t kNameWidth = 36;
   for (const EventComparison& e : v.worst) {
-    cells.push_back({clipped(e.name, kNameWidth),
-                     signed_seconds(e.seconds.measured - e.seconds.predicted), e.cause});
+    cells.push_back({e.name, signed_seconds(e.seconds.measured - e.seconds.predicted), e.cause});
   }
   // The cause on the left of its column: nothing stands behind it.
   std::size_t longest = 0;

@@ -11,8 +11,8 @@
 
 namespace foreshard {
 
-// At most 40 lines: the plan in one line, step, memory, where time and memory go, assumptions,
-// warnings.
+// At most 40 lines, unless warnings take more: the plan in one line, step, memory, where time and
+// memory go, assumptions, warnings.
 std::string to_text(const Report& report, const Forecast& forecast, Color color);
 
 // One bar of the waterfall; the seconds of all bars add up to the step exactly (in ns).

@@ -22,7 +22,7 @@
 #include "calibration/measure/device_collectives.h"
 #include "cli/exec/exec_options.h"
 #include "cli/exec/ranks.h"
-#include "cli/job.h"
+#include "cli/model_name.h"
 #include "cli/output.h"
 #include "exec/comm/process_world.h"
 #include "exec/comm/rank_threads.h"
@@ -58,8 +58,7 @@ ModelSpec usual_model(std::int64_t hidden) {
 std::vector<MeasuredJob> jobs_of(const MeasureOptions& options) {
   std::vector<ModelSpec> models;
   for (const std::string& name : options.models) {
-    models.push_back(is_model_file(name, name) ? load_hf_config(name, Stack::kNative)
-                                               : load_zoo_model(name, Stack::kNative));
+    models.push_back(load_model(find_model(name, name), Stack::kNative).model);
   }
   if (models.empty() && options.device == "cuda") {
     for (const char* name : {"llama-3.2-1b", "llama-3.1-8b"}) {

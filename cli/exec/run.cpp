@@ -221,7 +221,7 @@ void answer(const RunCommandOptions& options, const Job& job, const EventGraph& 
   if (options.output.form == Form::kJson) {
     write_answer(document("foreshard.report/1", to_json(report)));
   } else {
-    write_answer(to_text(report, view, color_of(options.output.color)));
+    write_text(to_text(report, view, color_of(options.output.color)));
   }
   note(fmt::format("run folder {}", folder));
 }

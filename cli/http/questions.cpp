@@ -36,8 +36,9 @@ constexpr AskedVerb kVerbs[] = {{"predict", HttpLane::kQuick},  {"explain", Http
                                 {"validate", HttpLane::kLong},  {"report", HttpLane::kLong}};
 
 // Values that name nothing on the machine; "": a flag.
-constexpr std::string_view kPlainTypes[] = {"",    "N",    "AMOUNT", "TIME",  "USD",       "RATE",
-                                            "GPU", "LIST", "RATIO",  "STEPS", "KEY=VALUE", "KEY"};
+constexpr std::string_view kPlainTypes[] = {"",          "N",   "AMOUNT", "TIME",  "USD",
+                                            "RATE",      "GPU", "LIST",   "RATIO", "STEPS",
+                                            "KEY=VALUE", "KEY", "RUNTIME"};
 constexpr std::string_view kFileTypes[] = {"FILE", "DIR|TRACE"};
 // Of the server, not of who asks.
 constexpr std::string_view kOwnOptions[] = {"--help",  "--json", "--threads", "--html",

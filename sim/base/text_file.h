@@ -8,9 +8,9 @@
 
 namespace foreshard {
 
-// Stops behind `most` bytes, at the end of the block that passes them, so that an endless device
-// ends too; whoever gave a limit refuses what is longer. Pipes are read like files. Throws
-// ConfigError where there is no such file, it is a directory, or it cannot be read.
+// Stops behind `most` bytes, at the end of the block that passes them; whoever gave a limit refuses
+// what is longer. Throws ConfigError where there is no such file, it is no regular one (a
+// directory, a pipe, a device), or it cannot be read.
 std::string read_text_file(const std::filesystem::path& path,
                            std::size_t most = std::numeric_limits<std::size_t>::max());
 

@@ -56,7 +56,7 @@ constexpr std::array kFlopRateUnits = {
 
 constexpr std::array kTimeUnits = {
     Unit{"ns", 1},     Unit{"us", 1e3},   Unit{"ms", 1e6},    Unit{"s", 1e9},
-    Unit{"min", 6e10}, Unit{"h", 3.6e12}, Unit{"d", 8.64e13},
+    Unit{"min", 6e10}, Unit{"h", 3.6e12}, Unit{"d", 8.64e13}, Unit{"w", 7 * 8.64e13},
 };
 
 constexpr std::array kPowerUnits = {Unit{"W", 1}, Unit{"kW", 1e3}};

@@ -32,6 +32,15 @@ TEST(Completion, TreeIsWhatHelpSays) {
   }
 }
 
+TEST(Completion, HelpAndWordsNameEveryRuntime) {
+  const std::string help = run("predict --help").out;
+  const std::string offers = run("completion bash").out;
+  for (const char* runtime : {"fsdp2", "native", "fsdp1", "ddp", "zero1", "zero2", "zero3"}) {
+    expect_says(help, runtime);
+    expect_says(offers, runtime);
+  }
+}
+
 // What bash offers for a command line, whose last word is being typed.
 std::string offered(const std::string& words) {
   write_temporary("complete.sh",
@@ -50,6 +59,10 @@ TEST(Completion, Bash) {
   EXPECT_EQ(offered("foreshard predict --seq"), "<--sequence>");
   EXPECT_EQ(offered("foreshard predict --model llama-3.1-8"), "<llama-3.1-8b>");
   EXPECT_EQ(offered("foreshard predict --set mesh.sh"), "<mesh.shard=>");
+  EXPECT_EQ(offered("foreshard predict --cluster 8xh20"),
+            "<8xh20><8xh20-96gb><8xh20-sxm><8xh200><8xh200-sxm><8xh200-sxm-141gb>");
+  EXPECT_EQ(offered("foreshard predict --cluster 8xp5.4"), "<8xp5.48xlarge>");
+  EXPECT_EQ(offered("foreshard predict --runtime zero3"), "<zero3><zero3@0.19>");
   EXPECT_EQ(offered("foreshard schema pl"), "<plan>");
   EXPECT_EQ(offered("foreshard search --color al"), "<always>");
   write_temporary("my plan.yaml", "");

@@ -63,6 +63,74 @@ TEST(Naming, AFolderCalledLikeAModelDoesNotHideIt) {
   EXPECT_EQ(plan_of("--model gpt2 --cluster 8xh100").at("model"), "gpt2");
 }
 
+constexpr const char* kSmallConfig =
+    R"({"model_type": "gpt2", "n_layer": 4, "n_embd": 256, "n_head": 4, "n_positions": 512,
+        "vocab_size": 1000})";
+
+TEST(Naming, NamesOfTheCatalogueWinOverFiles) {
+  write_temporary("opt-125m", kSmallConfig);
+  write_temporary("llama-3.1-8b/config.json", kSmallConfig);
+  write_temporary("64xh100", "gpus: 8\nmachine: a100-80gb\n");
+  EXPECT_EQ(json_of(run("models opt-125m --json")).at("parameters"), 125239296);
+  EXPECT_EQ(json_of(run("models llama-3.1-8b --json")).at("parameters"), 8030261248);
+  EXPECT_EQ(json_of(run("models ./opt-125m --json")).at("vocabulary"), 1000);
+  EXPECT_EQ(json_of(run("models ./llama-3.1-8b --json")).at("vocabulary"), 1000);
+  EXPECT_EQ(plan_of("--model gpt2 --cluster 64xh100").at("mesh").at("shard"), 64);
+}
+
+TEST(Naming, ModelsByRepositoryFolderAndCache) {
+  const Outcome variant =
+      run("predict --model meta-llama/Llama-3.1-8B-Instruct --cluster 64xh100 --json");
+  ASSERT_EQ(variant.exit_code, 0) << variant.err;
+  EXPECT_EQ(json_of(variant).at("plan").at("model"), "meta-llama/Llama-3.1-8B-Instruct");
+  EXPECT_NE(variant.out.find("has the sizes of llama-3.1-8b"), std::string::npos);
+  const Outcome same = run("predict --model LLAMA_3.1_8B --cluster 64xh100 --json");
+  EXPECT_EQ(json_of(same).at("fingerprint"), json_of(variant).at("fingerprint"));
+  EXPECT_EQ(same.out.find("has the sizes of"), std::string::npos);
+
+  write_temporary("some/model/config.json", kSmallConfig);
+  for (const char* name : {"some/model", "some/model/", "./some/model", "some/model/config.json"}) {
+    EXPECT_EQ(json_of(run(std::string("models --json ") + name)).at("vocabulary"), 1000) << name;
+  }
+  const std::string repository = "cache/models--Acme--Foo-7B-Chat/";
+  write_temporary(repository + "refs/main", "abc123\n");
+  write_temporary(repository + "snapshots/abc123/config.json", kSmallConfig);
+  write_temporary(repository + "snapshots/older/config.json", "{}");
+  const Outcome cached =
+      shell("HF_HUB_CACHE=cache \"$F\" predict --model acme/foo-7b-chat --cluster 8xh100");
+  EXPECT_EQ(cached.exit_code, 0) << cached.err;
+  EXPECT_EQ(cached.out.find("foo-7b-chat"), 0U) << cached.out;
+  const Outcome absent =
+      shell("HF_HUB_CACHE=cache \"$F\" predict --model acme/bar-7b --cluster 8xh100");
+  EXPECT_EQ(absent.exit_code, 3);
+  EXPECT_NE(absent.err.find("not in the Hugging Face cache"), std::string::npos) << absent.err;
+}
+
+TEST(Naming, PartsOfNamesListModels) {
+  const auto models = json_of(run("models qwen3 --json")).at("models");
+  EXPECT_EQ(models.size(), 8U);
+  for (const auto& model : models) {
+    EXPECT_EQ(model.at("name").get<std::string>().find("qwen3"), 0U);
+  }
+  const Outcome none = run("models nothing-of-the-kind");
+  EXPECT_EQ(none.exit_code, 3);
+  EXPECT_NE(run("models llama-3-9b").err.find("llama-3 comes as llama-3-8b, llama-3-70b;"),
+            std::string::npos);
+  EXPECT_EQ(run("models qwen --yaml").exit_code, 2);
+}
+
+TEST(Naming, WhatIsNoFileIsRefusedAtOnce) {
+  const Outcome pipe = shell("mkfifo pipe.json pipe.yaml && \"$F\" models pipe.json");
+  EXPECT_EQ(pipe.exit_code, 3);
+  EXPECT_NE(pipe.err.find("pipe.json: is a pipe or a device"), std::string::npos) << pipe.err;
+  EXPECT_EQ(run("predict --plan pipe.yaml").exit_code, 3);
+  EXPECT_EQ(run("predict --plan /dev/zero").exit_code, 3);
+  write_temporary("empty/readme", "");
+  const Outcome folder = run("models ./empty");
+  EXPECT_EQ(folder.exit_code, 3);
+  EXPECT_NE(folder.err.find("without a config.json"), std::string::npos) << folder.err;
+}
+
 TEST(Naming, PlansAreYamlOrJson) {
   write_temporary("p.json",
                   R"({"model": "gpt2", "cluster": "8xh100", "batch": {"micro_batch": 2}})");

@@ -1,6 +1,10 @@
 // Standard output, standard error, colours, pipes and signals.
 #include <gtest/gtest.h>
 
+#include <sstream>
+#include <string>
+
+#include "reports/layout.h"
 #include "tests/cli/program.h"
 
 namespace foreshard {
@@ -60,6 +64,22 @@ TEST(Output, InterruptStopsASearch) {
   EXPECT_EQ(outcome.exit_code, 130);
   EXPECT_EQ(outcome.out, "");
   expect_says(outcome.err, "stopped");
+}
+
+// A terminal of 60 columns (script makes one), and a pipe.
+TEST(Output, FollowsTheTerminalsWidthAndCutsNothingInAPipe) {
+  const std::string verb = "predict --model llama-3.1-8b --cluster 8xh100 --color never";
+  const Outcome narrow = shell("export F; COLUMNS=60 script -qec '\"$F\" " + verb +
+                               "' /dev/null </dev/null | tr -d '\\r'");
+  ASSERT_EQ(narrow.exit_code, 0) << narrow.err;
+  EXPECT_NE(narrow.out.find("llama-3.1-8b"), std::string::npos) << narrow.out;
+  std::istringstream lines(narrow.out);
+  for (std::string line; std::getline(lines, line);) {
+    EXPECT_LE(display_width(line), 60U) << line;
+  }
+  const Outcome piped = shell("COLUMNS=60 \"$F\" " + verb + " | cat");
+  EXPECT_EQ(piped.out, run(verb).out);
+  EXPECT_EQ(piped.out.find("…"), std::string::npos) << piped.out;
 }
 
 }  // namespace

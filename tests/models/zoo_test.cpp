@@ -68,8 +68,8 @@ TEST(ZooTest, NamesIgnoreCaseAndMistakesNameTheNearest) {
   } catch (const Error& error) {
     EXPECT_EQ(error.exit_code(), ExitCode::kInvalidInput);
     EXPECT_EQ(std::string(error.what()),
-              "unknown model \"lama-3.1-8b\"; did you mean llama-3.1-8b?; \"foreshard models\" "
-              "lists them");
+              "unknown model 'lama-3.1-8b'; did you mean llama-3.1-8b?; \"foreshard models\" lists "
+              "those that are known, a path such as ./config.json names any other");
   }
   EXPECT_THROW(load_zoo_model(""), Error);
 }
