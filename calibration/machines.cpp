@@ -13,10 +13,12 @@
 #include <system_error>
 
 #include "calibration/cluster_names.h"
+#include "calibration/machine_limits.h"
 #include "sim/base/config.h"
 #include "sim/base/embedded.h"
 #include "sim/base/error.h"
 #include "sim/base/spelling.h"
+#include "sim/spec/hardware_check.h"
 
 namespace foreshard {
 
@@ -126,8 +128,9 @@ void read_gpu(FigureReader& reader, const ConfigNode& gpu, Gpu& out) {
   const auto optional = [&](std::string_view key, std::string_view expected, auto read) {
     if (gpu.is_mapping() && gpu.has(key)) figure(key, expected, read);
   };
-  optional("architecture", "a name such as hopper",
-           [&](const ConfigNode& v) { out.architecture = read_name(v); });
+  optional("architecture", "a name such as hopper", [&](const ConfigNode& v) {
+    out.architecture = gpu_architectures()[v.as_choice(gpu_architectures())];
+  });
   optional("clock", "the boost clock, such as 1980MHz",
            [&](const ConfigNode& v) { out.clock = v.as_frequency(); });
   optional("peak_fp8", "a rate such as 1979TFLOP/s, 0TFLOP/s where there is none",
@@ -450,6 +453,7 @@ Cluster from_file(const ConfigNode& root, std::string_view file_name) {
   root.allow_only(
       {"gpus", "machine", "gpu", "node", "network", "degraded", "memory_outside_allocator"});
   Cluster cluster;
+  std::optional<Cluster> catalogue;
   auto missing = FigureReader::Missing::kError;
   if (const ConfigNode* key = root.find("machine")) {
     std::optional<Machine> machine = find_machine(key->as_string());
@@ -457,6 +461,7 @@ Cluster from_file(const ConfigNode& root, std::string_view file_name) {
       const Known known = known_machines(key->as_string());
       throw key->error("unknown machine", "such as " + known.list, known.nearest);
     }
+    catalogue = machine->node;
     cluster = std::move(machine->node);
     missing = FigureReader::Missing::kKeep;
   }
@@ -472,6 +477,7 @@ Cluster from_file(const ConfigNode& root, std::string_view file_name) {
     throw root.error("names no machine", "machine: with a key of the catalogue, such as h100-sxm");
   }
   read_figures(root, missing, cluster);
+  check_physics(root, cluster, catalogue ? &*catalogue : nullptr);
   const ConfigNode gpus = root.at("gpus", "how many GPUs, such as 64");
   cluster.gpus = gpus.as_int(1, kMaxGpus);
   if (const std::string why = count_problem(cluster.gpus, cluster.node.gpus); !why.empty()) {

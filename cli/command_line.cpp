@@ -618,6 +618,8 @@ void add_model_flags(CLI::App* verb, JobOptions& job, const char* set_help) {
   option(verb, "--set", job.assignments[0], "KEY=VALUE", set_help);
   option(verb, "--profile", job.profile, "FILE",
          "Measured costs of the machine (foreshard calibrate); default: shipped, or the newest");
+  verb->add_flag("--accept-profile", job.accept_profile,
+                 "Take a --profile of another GPU than the cluster's; the report says so");
 }
 
 std::string usage_error(CLI::App& app, const CLI::ParseError& error) {

@@ -16,6 +16,7 @@
 #include "cli/model_name.h"
 #include "interop/informed_calibration.h"
 #include "models/variants.h"
+#include "reports/sanity.h"
 #include "sim/simulate/cost_choices.h"
 #include "sim/spec/plan_check.h"
 
@@ -135,6 +136,16 @@ void load_local(const JobOptions& options, Job& job) {
   }
 }
 
+// A profile of another GPU prices nothing of this one.
+void check_profile(const JobOptions& options, const Job& job) {
+  if (options.accept_profile || job.calibration->gpu == job.cluster.gpu.key) return;
+  throw Error(ExitCode::kInvalidInput,
+              fmt::format("{}: gpu: the profile is of {}, the cluster's GPU is {}; expected a "
+                          "profile of {}, none for the shipped one, or --accept-profile",
+                          job.profile_file.string(), job.calibration->gpu, job.cluster.gpu.key,
+                          job.cluster.gpu.key));
+}
+
 void load_cluster_of(const JobOptions& options, Job& job) {
   const std::string text = cluster_of(job.document);
   if (text == "local") return load_local(options, job);
@@ -145,7 +156,23 @@ void load_cluster_of(const JobOptions& options, Job& job) {
   if (options.profile) {
     job.profile_file = *options.profile;
     job.calibration = read_calibration(read_json_file(job.profile_file));
+    check_profile(options, job);
   }
+}
+
+// A user's profile may make steps faster than the hardware; everything else that cannot be is ours.
+void check_sense(const Job& job, const Forecast& forecast, const Report& report) {
+  const std::string nonsense = find_nonsense(report, forecast);
+  if (nonsense.empty()) return;
+  if (job.calibration && !job.cluster.host_computes) {
+    throw Error(ExitCode::kInvalidInput,
+                fmt::format("{}: the profile makes {}; expected one that was measured on {}",
+                            job.profile_file.string(), nonsense, job.cluster.gpu.name));
+  }
+  throw Error(ExitCode::kInternal,
+              fmt::format("internal error: the forecast says what cannot be: {}; please report it "
+                          "with the command and its files",
+                          nonsense));
 }
 
 // How a plan file in `folder` names `file`.
@@ -254,10 +281,16 @@ Report report_of(const Job& job, const Forecast& forecast, const CostModel& cost
   for (const AssumedValue& value : job.resolved.assumed) {
     assumed.emplace_back(value.key, fmt::format("{} ({})", value.value, value.why));
   }
+  if (job.calibration && !job.cluster.host_computes &&
+      job.calibration->gpu != job.cluster.gpu.key) {
+    assumed.emplace_back("profile", fmt::format("{}, measured on {} (--accept-profile)",
+                                                job.profile_file.string(), job.calibration->gpu));
+  }
   report.assumed.insert(report.assumed.begin(), assumed.begin(), assumed.end());
   const std::vector<std::string> texts = warnings(forecast.plan, job.model, job.cluster);
   report.warnings.insert(report.warnings.begin(), texts.begin(), texts.end());
   report.warnings.insert(report.warnings.begin(), job.warnings.begin(), job.warnings.end());
+  check_sense(job, forecast, report);
   return report;
 }
 

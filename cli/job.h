@@ -45,7 +45,8 @@ struct Job {
 // newest profile in the user's data folder; without one, and where none is needed, round figures
 // that are all assumed.
 //
-// Throws ConfigError or Error(kInvalidInput) for wrong input, Error(kUsage) where model or cluster
+// Throws ConfigError or Error(kInvalidInput) for wrong input (a profile of another GPU is such),
+// Error(kUsage) where model or cluster
 // are not named, Error(kMissingCapability) for `local` without the profile that it needs and for
 // what is not modelled.
 Job load_job(const JobOptions& options);
@@ -71,7 +72,8 @@ CostModel cost_model(const Job& job);
 // stack.
 StackSet stack_set(const Job& job, const CostModel& costs);
 
-// summarize() with the job's assumed values and warnings.
+// summarize() with the job's assumed values and warnings. Throws Error(kInternal) where the report
+// says what cannot be (reports/sanity.h), Error(kInvalidInput) where a user's profile does.
 Report report_of(const Job& job, const Forecast& forecast, const CostModel& costs);
 
 // The plan as a file in `folder`: paths in it are relative to that folder. Keys that the training

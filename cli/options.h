@@ -38,6 +38,7 @@ struct JobOptions {
   // variant.
   std::vector<std::vector<std::string>> assignments;
   std::optional<std::string> profile;  // FILE; none: the GPU's shipped one, the newest of `local`
+  bool accept_profile = false;         // of another GPU than the cluster's
   ProfileNeed profile_need = ProfileNeed::kRequired;
   // Ranks of `local` where the plan gives no whole mesh: the launcher's. None: what the mesh says,
   // or one.
@@ -162,7 +163,7 @@ struct ServeOptions {
   std::vector<std::string> hosts;  // names to be asked by, beside localhost and the address
   bool no_token = false;           // on the loopback only
   int port = 8080;                 // 0: any that is free
-  int threads = 0;  // of a search; 0: all cores
+  int threads = 0;                 // of a search; 0: all cores
 };
 
 struct ValidateOptions {

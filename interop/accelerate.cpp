@@ -23,7 +23,7 @@ struct Ranks {
 Ranks read_ranks(ForeignReader& reader) {
   Ranks ranks;
   if (const ConfigNode* n = reader.find("num_machines")) ranks.machines = n->as_int(1);
-  if (const ConfigNode* n = reader.find("num_processes")) ranks.all = n->as_int(-1);
+  if (const ConfigNode* n = reader.find("num_processes")) ranks.all = n->as_int(1);
   return ranks;
 }
 

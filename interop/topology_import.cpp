@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <limits>
 #include <map>
 #include <regex>
 #include <set>
@@ -143,7 +144,8 @@ int links_of(const Matrix& matrix) {
       if (found == matrix.cells.at(a).end() || !found->second.starts_with("NV")) continue;
       int count = 0;
       const std::string& text = found->second;
-      std::from_chars(text.data() + 2, text.data() + text.size(), count);
+      const auto parsed = std::from_chars(text.data() + 2, text.data() + text.size(), count);
+      if (parsed.ec == std::errc::result_out_of_range) count = std::numeric_limits<int>::max();
       links = std::max(links, count);
     }
   }
@@ -173,6 +175,12 @@ void add_links(const Matrix& matrix, Importer& importer) {
     return;
   }
   const std::string what = fmt::format("NV{}", links);
+  // Blackwell has 18 (NVIDIA's data sheets); four times as many leave room for what comes.
+  constexpr int kMostLinks = 72;
+  if (links > kMostLinks) {
+    importer.fail(line, fmt::format("{} NVLinks of one GPU", links),
+                  fmt::format("NV1 to NV{}", kMostLinks));
+  }
   // 25 GB/s a link and direction to Hopper, 50 from Blackwell (NVIDIA's data sheets).
   if (links == 12) {
     importer.out.machine = "a100-80gb";

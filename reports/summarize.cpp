@@ -49,6 +49,20 @@ double recomputed_flops(const EventGraph& graph) {
   return sum.count();
 }
 
+// Of a step of all ranks. Parts that are frozen from the front on have no backward at all, which
+// only the graph knows.
+double model_flops(const Forecast& forecast) {
+  const Plan& plan = forecast.plan;
+  const double flops = forecast.model.training_flops_per_sequence(plan.batch.sequence).count() *
+                       static_cast<double>(global_batch(plan));
+  if (!plan.frozen.any()) return flops;
+  Flops done;
+  for (const Row& row : forecast.graph.rows) {
+    if (row.kind != EventKind::kRecompute) done += forecast.graph.works[row.work].flops;
+  }
+  return std::min(flops, done.count() * static_cast<double>(plan.mesh.world()));
+}
+
 // A code that may run the job, and its forecast.
 struct Code {
   const Forecast& forecast;
@@ -261,8 +275,7 @@ StepRates step_rates(const Forecast& forecast, const Cluster& cluster) {
   const Plan& plan = forecast.plan;
   const auto world = static_cast<double>(plan.mesh.world());
   const auto sequences = static_cast<double>(global_batch(plan));
-  const double flops =
-      forecast.model.training_flops_per_sequence(plan.batch.sequence).count() * sequences;
+  const double flops = model_flops(forecast);
   const double peak = world * peak_flops(cluster, plan.compute_dtype());
   const auto at_peak = [&](double count) { return peak > 0 ? count / peak : 0; };
   StepRates rates;

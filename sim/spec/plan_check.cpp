@@ -13,6 +13,7 @@
 #include "sim/base/spelling.h"
 #include "sim/base/unit_strings.h"
 #include "sim/spec/fsdp2_version.h"
+#include "sim/spec/hardware_check.h"
 #include "sim/spec/plan_runtime_check.h"
 
 namespace foreshard {
@@ -470,6 +471,7 @@ std::optional<PlanProblem> find_problem(const Plan& plan, const ModelSpec& model
   if (Problem problem = problem_of_experts(plan, model)) return problem;
   if (Problem problem = problem_of_tying(plan, model)) return problem;
   if (Problem problem = problem_of_variants(plan)) return problem;
+  if (Problem problem = problem_of_hardware(plan, cluster)) return problem;
   return problem_of_running(plan, model);
 }
 

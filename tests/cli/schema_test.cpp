@@ -369,7 +369,7 @@ TEST(Schema, ClusterJudgesAsTheReader) {
       R"({"gpus": 64, "machine": "h100", "node": {"nics": 4, "nic_rate": "200Gbit/s"},
           "network": {"oversubscription": 2}, "memory_outside_allocator": "2GiB"})",
       R"({"gpus": 64, "machine": "h100",
-          "node": {"nic_rate": {"value": "1.6Tbit/s", "source": "a quote"}}})",
+          "node": {"nic_rate": {"value": "0.4Tbit/s", "source": "a quote"}}})",
   };
   Texts bad = {
       R"([])",
@@ -390,6 +390,7 @@ TEST(Schema, ClusterJudgesAsTheReader) {
       R"({"gpus": 64, "machine": "h100", "node": {"nic_rate": {"source": "a quote"}}})",
       R"({"gpus": 64, "machine": "h100", "node": {"link_latency": "600"}})",
       R"({"gpus": 64, "machine": "h100", "gpu": {"peak_bf16": "989TFLOPS"}})",
+      R"({"gpus": 64, "machine": "h100", "gpu": {"architecture": "hoper"}})",
       R"({"gpus": 64, "machine": "h100", "network": {"kind": "torus"}})",
       R"({"gpus": 64, "machine": "h100", "network": {"oversubscription": 0.5}})",
       R"({"gpus": 64, "machine": "h100", "memory_outside_allocator": "2 G"})",

@@ -55,6 +55,7 @@ Cluster round_cluster(std::int64_t gpus) {
   cluster.gpu.multiprocessors = 100;
   cluster.gpu.peak_bf16 = FlopsPerSecond(100e12);
   cluster.gpu.peak_fp32 = FlopsPerSecond(10e12);
+  cluster.gpu.peak_fp8 = FlopsPerSecond(200e12);
   cluster.gpu.memory = Bytes(std::int64_t{80} << 30);
   cluster.gpu.memory_bandwidth = BytesPerSecond(1e12);
   cluster.node.key = "round-node";

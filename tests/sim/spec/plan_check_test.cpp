@@ -22,7 +22,9 @@ Plan good_plan() {
 Refusal refused(const std::function<void(Plan&)>& change, const SmallModel& model = {}) {
   Plan plan = good_plan();
   change(plan);
-  return refusal_of([&] { check(plan, small_model(model), cluster_of_gpus(64)); });
+  Cluster cluster = cluster_of_gpus(64);
+  cluster.gpu.peak_fp8 = FlopsPerSecond(2e15);
+  return refusal_of([&] { check(plan, small_model(model), cluster); });
 }
 
 void expect_refused(const Refusal& refusal, int exit_code, std::string_view says) {

@@ -145,7 +145,7 @@ Plan random_plan() {
     plan.batch.documents = pick({std::int64_t{1}, plan.batch.sequence});
     plan.experts = pick({ExpertKernels::kGrouped, ExpertKernels::kLoop});
   }
-  plan.param_dtype = dtype();
+  plan.param_dtype = plan.float8 == Float8::kNone ? dtype() : pick({DType::kBf16, DType::kFp16});
   plan.reduce_dtype = dtype();
   plan.master_dtype = dtype();
   plan.accumulation = pick({AccumulationMode::kReduceEach, AccumulationMode::kKeepUnsharded});
@@ -172,7 +172,8 @@ Plan random_plan() {
 RC_GTEST_PROP(PlanRoundTrip, YamlAndJsonReadBackAsThePlan, ()) {
   const Plan plan = random_plan();
   const ModelSpec model = small_model({.blocks = kBlocks});
-  const Cluster cluster = cluster_of_gpus(plan.mesh.world());
+  Cluster cluster = cluster_of_gpus(plan.mesh.world());
+  cluster.gpu.peak_fp8 = FlopsPerSecond(2e15);
   check(plan, model, cluster);
   const std::string yaml = to_yaml(plan);
   const ResolvedPlan from_yaml = resolve(document_of(yaml), model, cluster);

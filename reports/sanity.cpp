@@ -1,0 +1,103 @@
+// Every rule compares the report with what follows without any price: figures of the plan, the
+// model, the graph's products and the cluster's data sheet.
+#include "reports/sanity.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "sim/base/unit_strings.h"
+#include "sim/search/judge.h"
+
+namespace foreshard {
+namespace {
+
+constexpr double kRounding = 1e-3;  // spans are whole nanoseconds
+
+struct Figure {
+  const char* name;
+  const Quantity& is;
+};
+
+bool is_ordered(const Quantity& q) {
+  return std::isfinite(q.low) && std::isfinite(q.value) && std::isfinite(q.high) &&
+         q.low <= q.value && q.value <= q.high;
+}
+
+double peak_of(const Kernel& kernel, const Gpu& gpu) {
+  if (kernel.fp8) return gpu.peak_fp8.value();
+  return kernel.fp32 ? gpu.peak_fp32.value() : gpu.peak_bf16.value();
+}
+
+// Seconds of one rank's products and attention at the peaks; all ranks do the same.
+double roofline(const EventGraph& graph, const Gpu& gpu) {
+  std::vector<double> of_work(graph.works.size());
+  for (std::size_t w = 0; w < graph.works.size(); ++w) {
+    for (std::size_t k = graph.works[w].kernels_begin; k < graph.works[w].kernels_end; ++k) {
+      const Kernel& kernel = graph.kernels[k];
+      const double peak = peak_of(kernel, gpu);
+      if (peak > 0) of_work[w] += kernel.flops.count() / peak;
+    }
+  }
+  double sum = 0;
+  for (const Row& row : graph.rows) sum += of_work[row.work];
+  return sum;
+}
+
+// MFU counts products at the peak of the compute dtype, which those in fp8 may exceed.
+double most_mfu(const Plan& plan, const Gpu& gpu) {
+  if (plan.float8 == Float8::kNone || gpu.peak_bf16.value() <= 0) return 1;
+  return std::max(1.0, gpu.peak_fp8.value() / gpu.peak_bf16.value());
+}
+
+std::string nonsense_of_figures(const Report& report) {
+  const Figure figures[] = {
+      {"step_time", report.seconds},
+      {"tokens_per_s_per_gpu", report.tokens_per_s_per_gpu},
+      {"mfu", report.mfu},
+      {"hfu", report.hfu},
+      {"communication", report.communication},
+      {"exposed_communication", report.exposed_communication},
+      {"peak_allocated", report.peak_allocated},
+      {"peak_reserved", report.peak_reserved},
+      {"outside_allocator", report.outside_allocator},
+  };
+  for (const auto& [name, is] : figures) {
+    if (is_ordered(is) && is.low >= 0) continue;
+    return fmt::format("{} is {} between {} and {}", name, is.value, is.low, is.high);
+  }
+  if (report.seconds.low <= 0) return fmt::format("a step of {} s", report.seconds.low);
+  if (report.peak_allocated.value <= 0) return "a step without memory";
+  if (!(report.fit_probability >= 0 && report.fit_probability <= 1)) {
+    return fmt::format("fits with a probability of {}", report.fit_probability);
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string find_nonsense(const Report& report, const Forecast& forecast) {
+  if (std::string text = nonsense_of_figures(report); !text.empty()) return text;
+  const Bytes states = state_floor(forecast.plan, forecast.model);
+  if (report.fit.allocated < states) {
+    return fmt::format("{} of memory, less than the {} of the states between steps",
+                       format_bytes(report.fit.allocated), format_bytes(states));
+  }
+  const Cluster& cluster = report.cluster;
+  if (cluster.host_computes) return "";
+  const double most = most_mfu(forecast.plan, cluster.gpu);
+  if (report.mfu.value > most * (1 + kRounding)) {
+    return fmt::format("MFU {:.1f} %, above {:.0f} %", 100 * report.mfu.value, 100 * most);
+  }
+  const double least = roofline(forecast.graph, cluster.gpu);
+  if (report.seconds.value < least * (1 - kRounding)) {
+    return fmt::format("a step of {}, though its products take {} at the GPU's peaks",
+                       format_time(Time::seconds(report.seconds.value)),
+                       format_time(Time::seconds(least)));
+  }
+  return "";
+}
+
+}  // namespace foreshard
