@@ -117,8 +117,6 @@ constexpr Range kRanges[] = {
      "100kB/s to 10TB/s, such as 25GB/s"},
 };
 
-// PCIe carries what NCCL counts for it and a third more: 32 GB/s of 4.0 x16, which it counts as 24.
-constexpr double kRawOverCounted = 4.0 / 3;
 // nvidia-smi's least power limits: 200 of 700 W (H100 SXM), 100 of 400 W (A100 SXM), 100 of 350 W
 // (RTX 3090). Below a fifth no limit of the driver lies.
 constexpr double kLeastPower = 0.2;
@@ -132,6 +130,9 @@ struct Pair {
   const char* expected;
 };
 
+// Ports are sold that their slot binds, by a generation of PCIe or two; not by more.
+constexpr double kFasterThanSlot = 4;
+
 constexpr Pair kPairs[] = {
     {{"node", "nic_rate"},
      [](const Cluster& c) { return c.node.nic_rate.value(); },
@@ -139,9 +140,9 @@ constexpr Pair kPairs[] = {
        const bool is_told = std::any_of(c.sources.begin(), c.sources.end(), [](const auto& source) {
          return source.first == "node.host_link";
        });
-       return is_told ? kRawOverCounted * c.node.host_link.value() : kNoLimit;
+       return is_told ? kFasterThanSlot * c.node.host_link.value() : kNoLimit;
      },
-     "a port is no faster than the PCIe slot it is in (node.host_link)",
+     "no port is so much faster than the PCIe slot it is in (node.host_link)",
      "a lower rate of one port, or the host_link of the slot, such as 96GB/s"},
     {{"node", "gpu_link"},
      [](const Cluster& c) { return c.node.gpu_link.value(); },

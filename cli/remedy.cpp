@@ -107,7 +107,7 @@ class Trials {
     const Bytes peak = peak_allocated(graph);
     const Bytes outside = total(memory_outside(graph, cluster, plan.runtime));
     if (!holds(fit_in(cluster, peak, peak, outside), terms_)) return std::nullopt;
-    const Fit fit = fit_in(cluster, peak, reserved_of(graph, shorter, *changed), outside);
+    const Fit fit = fit_in(cluster, peak, reserved_of(graph, plan, *changed), outside);
     if (!holds(fit, terms_)) return std::nullopt;
     const CostModel costs = cost_model(*changed);
     const double probability = StackOdds(stack_set(*changed, costs))(plan, fit, terms_.confidence);

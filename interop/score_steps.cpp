@@ -11,6 +11,7 @@
 #include <array>
 #include <cmath>
 #include <iterator>
+#include <optional>
 
 #include "calibration/training_evidence.h"
 #include "interop/step_forecaster.h"
@@ -76,7 +77,13 @@ RowForecast forecast_row(const TrainingRow& row) {
     for (const OpenChoice& open : open_choices(row)) {
       std::array<Reach, std::size(kOpen)> reach;
       for (const std::string& assignment : open.assignments) {
-        const TrainingJob other = training_job(row, {assignment});
+        std::optional<TrainingJob> possible;
+        try {
+          possible = training_job(row, {assignment});
+        } catch (const ConfigError&) {
+          continue;  // the row's hardware has no such kernel
+        }
+        const TrainingJob& other = *possible;
         const Report alternative = StepForecaster(other, own).step(0);
         for (std::size_t i = 0; i < reach.size(); ++i) {
           reach[i].take(result.report.*kOpen[i], alternative.*kOpen[i]);

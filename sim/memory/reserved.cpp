@@ -410,6 +410,8 @@ ReservedForecast forecast_reserved(const EventGraph& graph, const Plan& plan,
   const bool is_lower_bound = times == nullptr && records_streams(graph);
   Settled wanted = settle(graph, plan.allocator, DeviceMemory::unlimited(), inputs);
   wanted.forecast.is_lower_bound = is_lower_bound;
+  // What no allocator can serve (far more than any GPU has) is wanted all the same.
+  wanted.forecast.peak = std::max(wanted.forecast.peak, peak_allocated(graph));
   const Bytes available = cluster.gpu.memory - total(memory_outside(graph, cluster, plan.runtime));
   if (wanted.forecast.peak <= available || peak_allocated(graph) > available) {
     return std::move(wanted.forecast);

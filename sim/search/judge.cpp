@@ -140,7 +140,8 @@ Time Judge::extended(const Plan& plan, const LayerPrograms& programs, Bound* of)
 
 ReservedMemory::Answer Judge::reserved_of(const Plan& plan) {
   if (!records_streams(graph_)) return reserved_.ask(graph_, plan, costs_.cluster());
-  const ReservedForecast reserved = forecast(model_, shortened(plan, kTelling), costs_).reserved;
+  // By the times of the whole step, as predict's.
+  const ReservedForecast reserved = forecast(model_, plan, costs_).reserved;
   return {reserved.peak, !reserved.stalls.empty()};
 }
 

@@ -99,7 +99,7 @@ TEST(Naming, ModelsByRepositoryFolderAndCache) {
   const Outcome cached =
       shell("HF_HUB_CACHE=cache \"$F\" predict --model acme/foo-7b-chat --cluster 8xh100");
   EXPECT_EQ(cached.exit_code, 0) << cached.err;
-  EXPECT_EQ(cached.out.find("foo-7b-chat"), 0U) << cached.out;
+  EXPECT_NE(cached.out.find("\nfoo-7b-chat"), std::string::npos) << cached.out;
   const Outcome absent =
       shell("HF_HUB_CACHE=cache \"$F\" predict --model acme/bar-7b --cluster 8xh100");
   EXPECT_EQ(absent.exit_code, 3);

@@ -123,7 +123,6 @@ TEST(Recommend, RefusesWhatIsWrong) {
       {"--tokens 0", 2, {"--tokens", "'0'", "above zero", "1T"}},
       {"--tokens -1T", 2, {"--tokens"}},
       {"--tokens 1Q", 2, {"--tokens", "'1Q'"}},
-      {"--tokens 1T --deadline 30", 2, {"--deadline", "'30'"}},
       {"--tokens 1T --deadline 0d", 2, {"--deadline", "above zero"}},
       {"--tokens 1T --budget none", 2, {"--budget"}},
       {"--tokens 1T --gpus 8,,16", 2, {"--gpus"}},
