@@ -85,7 +85,7 @@ def check_arrays(found, scaled):
 
 def check_refusals():
     error = refused(foreshard.InvalidInput, foreshard.predict, "llama-3.1-9b", cluster="16xh100")
-    assert error.exit_code == 3 and "did you mean" in str(error), error
+    assert error.exit_code == 3 and "llama-3.1-8b" in str(error), error
     error = refused(foreshard.InvalidInput, foreshard.predict, **JOB, meshh={"shard": 8})
     assert "did you mean mesh" in str(error), error
     error = refused(foreshard.Infeasible, foreshard.predict, "llama-3.1-405b", "8xh100")
