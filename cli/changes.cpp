@@ -118,6 +118,15 @@ MemoryKnob smaller_states(const Job& job) {
   return knob;
 }
 
+MemoryKnob reduce_in_bf16(const Job& job) {
+  const Plan& plan = job.resolved.plan;
+  MemoryKnob knob{"dtype.reduce", {}, false};
+  if (plan.reduce_dtype == DType::kFp32 && plan.param_dtype == DType::kBf16) {
+    knob.values = {{"dtype.reduce=bf16"}};
+  }
+  return knob;
+}
+
 }  // namespace
 
 std::optional<Job> changed_job(const Job& job, const Assignments& assignments) {
@@ -172,7 +181,8 @@ std::vector<MemoryKnob> memory_knobs(const Job& job) {
                                    shard_experts(job),       reshard_always(job),
                                    shard_further(job),       shrink_micro_batch(job),
                                    recompute_more(job),      compile_blocks(job),
-                                   smaller_states(job),      offload(job)};
+                                   smaller_states(job),      offload(job),
+                                   reduce_in_bf16(job)};
   std::erase_if(knobs, [](const MemoryKnob& knob) { return knob.values.empty(); });
   return knobs;
 }
