@@ -17,8 +17,8 @@ struct OrderMark {
   bool operator==(const OrderMark&) const = default;
 };
 
-// Gathers, forward, backward (with what it recomputes) and reductions of units; work in a row on one
-// unit is one mark.
+// Gathers, forward, backward (with what it recomputes) and reductions of units; work in a row on
+// one unit is one mark.
 std::vector<OrderMark> order_of(const JobStep& step);
 std::vector<OrderMark> order_of(const EventGraph& graph);
 
