@@ -20,12 +20,6 @@ inline Fit fit_in(const Cluster& cluster, Bytes peak_allocated, Bytes peak_reser
   return {cluster.gpu.memory, outside, peak_allocated, peak_reserved};
 }
 
-// False: no allocator could make it fit. What search asks of every plan; reserved memory takes
-// a hundred times as long to tell and is asked of the plans that are left in the end.
-inline bool may_fit(const Cluster& cluster, Bytes peak_allocated, Bytes outside) {
-  return fit_in(cluster, peak_allocated, peak_allocated, outside).fits();
-}
-
 // What forecasts of memory are off by. Reserved: the root mean square of 19 published figures
 // (reports/conformance.md), of the logarithm. Outside the allocator: half of a 90 % interval, of
 // what is forecast; assumed.
