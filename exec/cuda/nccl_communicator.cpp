@@ -1,13 +1,15 @@
 // The communicator of the world is made with config.blocking = 0: calls return ncclInProgress and
 // are polled through ncclCommGetAsyncError until they are done or the time is over (NCCL's user
-// guide, "Fault Tolerance"). Its parts are made by ncclCommSplit, which is polled through the
-// whole, and are blocking themselves: every collective of a non-blocking one is launched by a
-// thread made for it (NVIDIA/nccl:src/group.cc@v2.28.9-1, ncclGroupEndInternal), tens of
-// microseconds of host each. The first collective of a part connects it to its peers and waits for
-// them. A peer that died by then closed its sockets, which ends the wait; for one that is stuck,
-// abort() ends it from another thread (exec/device/watched_communicator.h): ncclCommAbort sets the
-// flag that every wait of NCCL looks at before it takes the communicator apart. splitShare stays 0:
-// parts run at the same time on several streams.
+// guide, "Fault Tolerance"). Its parts are made by ncclCommSplit, whose thread stores the part when
+// it is made: the whole's state says nothing of it (NVIDIA/nccl:src/init.cc@v2.28.9-1,
+// ncclCommInitChildComm; src/group.cc sets the state of the part). They are blocking themselves:
+// every collective of a non-blocking one is launched by a thread made for it
+// (ncclGroupEndInternal), tens of microseconds of host each. The first collective of a part
+// connects it to its peers and waits for them. A peer that died by then closed its sockets, which
+// ends the wait; for one that is stuck, abort() ends it from another thread
+// (exec/device/watched_communicator.h): ncclCommAbort sets the flag that every wait of NCCL looks
+// at before it takes the communicator apart. splitShare stays 0: parts run at the same time on
+// several streams.
 #include "exec/cuda/nccl_communicator.h"
 
 #include <c10/cuda/CUDAStream.h>
@@ -80,7 +82,10 @@ class NcclCommunicator final : public DeviceCommunicator {
     try {
       settle(ncclCommSplit(communicator_, part.colour, part.index, &communicator, &config),
              "ncclCommSplit");
-      if (communicator == nullptr) throw std::runtime_error("ncclCommSplit: no " + part.name);
+      wait_for("ncclCommSplit", [&] {
+        return std::atomic_ref(communicator).load(std::memory_order_acquire) != nullptr;
+      });
+      wait_for("ncclCommSplit", [&] { return is_settled(communicator, "ncclCommSplit"); });
     } catch (...) {
       abort();  // also ends the thread that makes the part and writes where it is
       if (communicator != nullptr) ncclCommAbort(communicator);
@@ -159,23 +164,36 @@ class NcclCommunicator final : public DeviceCommunicator {
   void settle(ncclResult_t result, const char* call) {
     if (aborted_) throw std::runtime_error(std::string(call) + ": " + place_.name + " was aborted");
     if (result == ncclInProgress) {
-      const auto patience = std::chrono::duration<double>(place_.timeout_s);
-      const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(patience);
-      ncclResult_t state = ncclInProgress;
-      for (int polls = 0; state == ncclInProgress; ++polls) {
-        check(ncclCommGetAsyncError(communicator_, &state), call, communicator_);
-        if (state != ncclInProgress) break;
-        if (polls < kEagerPolls) continue;
-        if (Clock::now() > deadline) {
-          throw std::runtime_error(std::string(call) + ": " + place_.name +
-                                   " was not complete within " +
-                                   std::to_string(static_cast<int>(place_.timeout_s)) + " s");
-        }
-        std::this_thread::sleep_for(std::chrono::microseconds(20));
-      }
-      result = state;
+      wait_for(call, [&] { return is_settled(communicator_, call); });
+    } else {
+      check(result, call, communicator_);
     }
-    check(result, call, communicator_);
+  }
+
+  // Throws where it ended with an error.
+  static bool is_settled(ncclComm_t communicator, const char* call) {
+    ncclResult_t state = ncclInProgress;
+    check(ncclCommGetAsyncError(communicator, &state), call, communicator);
+    if (state == ncclInProgress) return false;
+    check(state, call, communicator);
+    return true;
+  }
+
+  template <typename Done>
+  void wait_for(const char* call, Done done) {
+    const auto patience = std::chrono::duration<double>(place_.timeout_s);
+    const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(patience);
+    for (int polls = 0; !done(); ++polls) {
+      if (polls < kEagerPolls) continue;
+      if (aborted_ || Clock::now() > deadline) {
+        throw std::runtime_error(
+            std::string(call) + ": " + place_.name +
+            (aborted_ ? " was aborted"
+                      : " was not complete within " +
+                            std::to_string(static_cast<int>(place_.timeout_s)) + " s"));
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
   }
 
   Place place_;
