@@ -12,6 +12,8 @@ import sys
 import tarfile
 import tempfile
 
+from round_tools import unpack
+
 KEPT = ["round.json", "summary.md", "self_check.json", "plans.jsonl", "fsdp2.jsonl", "profile.json"]
 
 
@@ -44,12 +46,12 @@ def main():
     repository = pathlib.Path(sys.argv[2]) if len(sys.argv) == 3 else pathlib.Path(__file__).resolve().parents[2]
     with tempfile.TemporaryDirectory() as scratch:
         if results.is_file():
-            with tarfile.open(results) as archive:
-                for member in archive.getmembers():
-                    if member.name.startswith("/") or ".." in pathlib.PurePosixPath(member.name).parts or not member.isfile():
-                        raise SystemExit(f"{results}: no archive of a round: {member.name}")
-                archive.extractall(scratch)
-            results = pathlib.Path(scratch) / "results"
+            folder = pathlib.Path(scratch) / "results"
+            try:
+                unpack(results, folder)
+            except (ValueError, OSError, tarfile.TarError) as error:
+                raise SystemExit(str(error)) from None
+            results = folder
         for path in keep(results, repository):
             print(path)
 

@@ -45,11 +45,17 @@ for program in foreshard foreshard-exec; do
   done < <(ldd "$bin/$program")
 done
 cp "$root"/exec/gpu/*.py "$root/exec/gpu/README.md" "$out/exec/gpu/"
+PYTHONDONTWRITEBYTECODE=1 python3 - "$root/exec/gpu" "$bin" >"$out/build.json" <<'FACTS'
+import json, pathlib, sys
+sys.path.insert(0, sys.argv[1])
+from round_machine import build_facts
+print(json.dumps(build_facts(pathlib.Path(sys.argv[2])), indent=1))
+FACTS
 cp "$root/interop/record/timed.py" "$out/interop/record/"
 cp "$root/models/examples/llama-5m.json" "$out/models/examples/"
 cat >"$out/run.sh" <<'RUN'
 #!/usr/bin/env bash
-# The round on this machine's GPU: ./run.sh [--minutes N] [--out DIR] [--bundle FILE.tar.gz] [--stages NAME,...]
+# The round on this machine's GPU: ./run.sh [--minutes N] [--out DIR] [--bundle FILE.tar.gz] [--resume] [--stages NAME,...]
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 exec python3 "$here/exec/gpu/round.py" --bin "$here/bin" "$@"
 RUN

@@ -1,50 +1,59 @@
 #!/usr/bin/env python3
 """The round on a GPU: everything that one machine with an NVIDIA GPU can tell, in stages.
 
-    ./x gpu [--minutes N] [--ranks N] [--out DIR] [--stages NAME,...]      in the repository
+    ./x gpu [--minutes N] [--out DIR] [--resume] [--stages NAME,...] [--only NAME,...]      in the repository
     ./run.sh ...                                                           in a carried build (./x gpu --pack FILE)
 
 Each stage has a share of the time; what one leaves goes to the later ones. A stage that fails is recorded, and the
-next one runs. Results are written as they come, `--bundle FILE` also packs them after every stage. README.md beside
-this file says what each stage proves. Needs Python 3.9, and for the GPU a Python environment with torch 2.11.
+next one runs. Results are written as they come, `--bundle FILE` also packs them after every row. However the round
+ends, `--resume` goes on with it: what is finished is kept. README.md beside this file says what each stage proves, and
+has the calls of a visit to a machine that is lent for minutes. Needs Python 3.9, and for the GPU a Python environment
+with torch 2.11.
 """
 import argparse
 import contextlib
-import json
+import difflib
+import fcntl
 import os
+
 import pathlib
-import shutil
 import signal
-import subprocess
 import sys
+import tarfile
 import time
 
-from round_plans import EIGHT, FSDP2, ONE, PLANS, STANDIN_FSDP2, STANDIN_PLANS, fsdp2_plan, plan, words_of
+from round_cases import Cases
+from round_machine import (CLOCKS, GPUS, build_facts, environment, gpu_in_use, gpu_names, lost_libraries, machine_problem,
+                           other_build, torch_folder, versions, warm)
+from round_plans import EIGHT, FSDP2, ONE, PLANS, STANDIN_FSDP2, STANDIN_PLANS, plan
+from round_process import Commands, end
 from round_summary import summary
-from round_tools import (GPUS, HERE, environment, example, forecast, gpu_names, issue_us, lost_libraries, measured, now, pack,
-                         read_json, rename_device, say, tokens, torch_folder, versions, write_json)
+from round_tools import (HERE, add_row, example, now, pack, read_json, read_rows, rename_device, say, tokens, unpack, write_json,
+                         write_rows)
 
 SCHEMA = "foreshard.gpu_round/1"
-TORCH = "2.11.0"  # whose CUDA half the programs load
-STALL = 45  # s that one check of self-check may take: libraries load and kernels are built in some
 
 # (name, share of the time). Most useful first: a short round cuts the tail.
 STAGES = [("environment", 2), ("self_check", 8), ("measure", 23), ("collectives", 4), ("plans", 35), ("fsdp2", 23),
           ("ranks", 5)]
+ROWS = {"plans": "plans.jsonl", "fsdp2": "fsdp2.jsonl", "ranks": "plans.jsonl"}  # stages of cases
+SHORTEST = 15  # s, under which no case is begun
 
-class Round:
-    def __init__(self, args, names):
+class Round(Cases, Commands):
+    def __init__(self, args, names, build):
         """names: of the GPUs; the stand-in's is "standin"."""
-        self.args = args
-        self.out = pathlib.Path(args.out).absolute()
-        self.out.mkdir(parents=True, exist_ok=True)
-        self.bin = pathlib.Path(args.bin).absolute()
+        out = pathlib.Path(args.out).absolute()
+        self.args, self.bin = args, pathlib.Path(args.bin).absolute()
+        Commands.__init__(self, out, environment(self.bin))
         self.standin = args.device == "standin"
         self.deadline = time.monotonic() + 60 * args.minutes
-        self.env = environment(self.bin)
         self.gpu = args.gpu or next((key for text, key in GPUS if text in names[0]), None)
-        self.record = {"schema": SCHEMA, "created": now(), "device": names[0], "gpus": len(names),
-                       "gpu": self.gpu, "minutes": args.minutes, "command": " ".join(sys.argv), "versions": {}, "stages": []}
+        earlier = read_json(out / "round.json") if args.resume else None
+        self.record = earlier or {"schema": SCHEMA, "created": now(), "device": names[0], "gpus": len(names), "gpu": self.gpu,
+                                  "build": build, "versions": {}, "visits": [], "stages": []}
+        command = " ".join(sys.argv)
+        self.record.update(minutes=args.minutes, command=command, process=os.getpid())
+        self.record["visits"].append({"created": now(), "minutes": args.minutes, "command": command})
 
     # --- files ---
 
@@ -54,114 +63,64 @@ class Round:
         if self.args.bundle:
             pack(self.out, pathlib.Path(self.args.bundle))
 
-    def row(self, file, row):
-        with open(self.out / file, "a", encoding="utf-8") as out:
-            out.write(json.dumps(row) + "\n")
-
-    # --- commands ---
-
-    def run(self, name, command, seconds, progress=None):
-        """Output goes to logs/NAME.log. Returns (exit status, seconds); 124: stopped at its limit, or STALL seconds after
-        the file `progress` was written last."""
-        logs = self.out / "logs"
-        logs.mkdir(exist_ok=True)
-        begin = time.monotonic()
-        with open(logs / f"{name}.log", "ab") as log:
-            log.write(("\n$ " + " ".join(map(str, command)) + "\n").encode())
-            log.flush()
-            process = subprocess.Popen([str(word) for word in command], stdout=log, stderr=subprocess.STDOUT,
-                                       env=self.env, cwd=self.out, start_new_session=True)
-            status = self.wait(process, begin + max(1.0, seconds), progress)
-            if status is None:
-                status = 124
-                for wanted in (signal.SIGTERM, signal.SIGKILL):
-                    try:
-                        os.killpg(process.pid, wanted)
-                        process.wait(5)
-                        break
-                    except (ProcessLookupError, subprocess.TimeoutExpired):
-                        continue
-        return status, time.monotonic() - begin
-
-    @staticmethod
-    def wait(process, end, progress):
-        """Its exit status; None: it is to be stopped."""
-        while time.monotonic() < end:
-            try:
-                left = end - time.monotonic()
-                return process.wait(min(1.0, left) if progress else left)
-            except subprocess.TimeoutExpired:
-                if progress and progress.exists() and time.time() - progress.stat().st_mtime > STALL:
-                    return None
-        return process.poll()
-
-    def answer(self, name, command, seconds):
-        """Exit status and the JSON on stdout, None where it is none."""
-        file = self.out / "logs" / f"{name}.json"
-        script = 'out=$1; shift; exec "$@" >"$out"'
-        status, _ = self.run(name, ["bash", "-c", script, "-", file, *command], seconds)
-        try:
-            return status, json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return status, None
-        finally:
-            file.unlink(missing_ok=True)
-
-    def log_tail(self, name, lines=4):
-        try:
-            text = (self.out / "logs" / f"{name}.log").read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return ""
-        return " | ".join(line.strip() for line in text.strip().splitlines()[-lines:])[-600:]
-
     # --- stages ---
 
     def play(self):
-        wanted = self.args.stages.split(",") if self.args.stages else [name for name, _ in STAGES]
-        unknown = set(wanted) - {name for name, _ in STAGES}
-        if unknown:
-            sys.exit(f"no stage {', '.join(sorted(unknown))}; there are {', '.join(name for name, _ in STAGES)}")
-        chosen = [(name, share) for name, share in STAGES if name in wanted]
-        self.save()
+        self.record.pop("ended", None)
         with self.clocks():
-            self.stages(chosen)
+            self.stages([(name, share) for name, share in STAGES if name in self.args.stages])
+        self.record["ended"] = now()
+        self.save()
         failed = [s["name"] for s in self.record["stages"] if s["status"] == "failed"]
-        print(f"results in {self.out}" + (f"; failed: {', '.join(failed)}" if failed else ""))
+        print(f"results in {self.out}" + (f"; failed: {', '.join(failed)}" if failed else ""), flush=True)
         return 1 if failed else 0
 
     @contextlib.contextmanager
     def clocks(self):
-        """Clocks, power and memory every two seconds, to logs/clocks.csv. It also keeps the driver's state from one
+        """Clocks, power and temperature twice a second, to logs/clocks.csv. It also keeps the driver's state from one
         process to the next: where nothing does, each of them begins with a second or two of it."""
+        (self.out / "logs").mkdir(exist_ok=True)
         if self.standin:
             yield
             return
-        (self.out / "logs").mkdir(exist_ok=True)
         with open(self.out / "logs" / "clocks.csv", "ab") as log:
-            what = "timestamp,clocks.sm,clocks.mem,power.draw,temperature.gpu,memory.used,clocks_event_reasons.active"
-            limit = 60 * self.args.minutes + 300  # should this script be killed
-            process = subprocess.Popen(["timeout", str(limit), "nvidia-smi", "--query-gpu=" + what, "--format=csv", "--loop=2"], stdout=log,
-                                       stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+            process = self.start(["nvidia-smi", "--query-gpu=" + CLOCKS, "--format=csv", "--loop-ms=500"], log)
             try:
                 yield
             finally:
-                process.terminate()
-                process.wait()
+                end(process)
+
+    def stage(self, name):
+        """Its entry in the record, made where there is none."""
+        found = next((s for s in self.record["stages"] if s["name"] == name), None)
+        if found is None:
+            found = {"name": name}
+            self.record["stages"].append(found)
+        return found
+
+    def finished(self, name):
+        """Whether an earlier visit has done it: a stage of cases goes on with those that are left."""
+        status = next((s["status"] for s in self.record["stages"] if s["name"] == name), None)
+        if name in ROWS:
+            return status in ("ok", "failed") and not self.left(name)
+        return name != "environment" and status in (("ok", "failed") if name == "self_check" else ("ok",))
 
     def stages(self, chosen):
+        chosen = [(name, share) for name, share in chosen if not self.finished(name)]
         for i, (name, share) in enumerate(chosen):
             left = self.deadline - time.monotonic()
             budget = left * share / sum(s for _, s in chosen[i:])
-            begin = time.monotonic()
-            stage = {"name": name, "status": "running", "budget_s": round(budget, 1)}
-            self.record["stages"].append(stage)
+            begin, stage = time.monotonic(), self.stage(name)
+            spent = stage.get("seconds", 0)
+            stage.update(status="running", budget_s=round(budget, 1))
             say(f"stage {name}: {budget:.0f} s")
             self.save()
             try:
                 stage["status"], stage["detail"] = getattr(self, name)(budget)
             except Exception as error:  # a stage must not end the round
                 stage["status"], stage["detail"] = "failed", f"{type(error).__name__}: {error}"
-            stage["seconds"] = round(time.monotonic() - begin, 1)
+            finally:
+                stage["seconds"] = round(spent + time.monotonic() - begin, 1)
             say(f"stage {name}: {stage['status']} ({stage['seconds']:.0f} s) {stage['detail']}")
             self.save()
 
@@ -176,24 +135,23 @@ class Round:
                 if lost:
                     missing[file.name] = lost
         self.record["versions"] = versions(self.bin, self.env)
-        torch = self.record["versions"].get("torch", "none")
-        if not self.standin and torch.split("+")[0] != TORCH:
-            return "failed", f"python3's torch is {torch}; the engine is built with {TORCH}"
         if missing:
             return "failed", f"libraries not found: {missing}"
         if self.gpu is None:
             return "failed", f"no catalogue entry for {self.record['device']}; name one with --gpu"
-        return "ok", f"{self.record['device']} as {self.gpu}"
+        count, seconds = warm(self.bin, self.env)
+        return "ok", f"{self.record['device']} as {self.gpu}; {count / 2**30:.1f} GiB of libraries read in {seconds:.1f} s"
 
     def self_check(self, budget):
-        device, file = ["--device", "standin"] if self.standin else [], self.out / "self_check.json"
-        end = time.monotonic() + min(240, max(budget, 120))  # libraries load slowly the first time
+        file = self.out / "self_check.json"
+        until = time.monotonic() + min(240, max(budget, 120))  # libraries load slowly the first time
         before, lost = None, {}  # rows of checks that ended the process or the device, or hung: tried no more
         while True:
             file.unlink(missing_ok=True)
             skip = [word for name in lost for word in ("--skip", name)]
+            device = self.device() if self.standin else []
             status, seconds = self.run("self_check", [self.bin / "foreshard-exec", "self-check", *device, *skip, "--out", file],
-                                       end - time.monotonic(), progress=file)
+                                       until - time.monotonic(), progress=file)
             checks = read_json(file)
             if checks is None:
                 if lost:
@@ -210,7 +168,7 @@ class Round:
             checks["failed"] = sum(c["status"] == "failed" for c in checks["checks"])
             write_json(file, checks)
             before = checks
-            if not running or again or len(lost) == 4 or end - time.monotonic() < 20:
+            if not running or again or len(lost) == 4 or until - time.monotonic() < 20:
                 break
         failed = [c["check"] for c in checks["checks"] if c["status"] == "failed"]
         return ("failed" if failed else "ok",
@@ -222,12 +180,11 @@ class Round:
             old.unlink(missing_ok=True)
         begin = time.monotonic()
         if self.standin:
-            what = ["--device", "standin", "--dtype", "fp32", "--model", example(), "--tokens", "32x1"]
+            what = ["--dtype", "fp32", "--model", example(), "--tokens", "32x1"]
         else:
-            what = ["--device", "cuda", "--model", "tinyllama-1.1b", "--model", "llama-3-8b", "--tokens", "8192x1",
-                    "--tokens", "2048x4"]
-        status, _ = self.run("measure", [self.bin / "foreshard-exec", "measure", *what, "--budget", max(5, budget - 60),
-                                         "--out", raw], max(20, budget))
+            what = ["--model", "tinyllama-1.1b", "--model", "llama-3-8b", "--tokens", "8192x1", "--tokens", "2048x4"]
+        status, _ = self.run("measure", [self.bin / "foreshard-exec", "measure", *self.device(), *what, "--budget",
+                                         max(5, budget - 60), "--out", raw], max(20, budget))
         if not raw.exists():
             return "failed", f"exit {status}: {self.log_tail('measure')}"
         left = max(20, budget - (time.monotonic() - begin))
@@ -248,8 +205,8 @@ class Round:
             return "skipped", "one GPU: curves of NCCL need two or more"
         raw, begin = self.out / "collectives.json", time.monotonic()
         raw.unlink(missing_ok=True)
-        status, _ = self.run("collectives", [self.bin / "foreshard-exec", "measure", "--device",
-                                             "standin" if self.standin else "cuda", "--spawn", count, "--out", raw], max(20, budget))
+        status, _ = self.run("collectives", [self.bin / "foreshard-exec", "measure", *self.device(), "--spawn", count, "--out",
+                                             raw], max(20, budget))
         if status != 0 or not raw.exists():
             return "failed", f"exit {status}: {self.log_tail('collectives')}"
         if self.standin:
@@ -264,154 +221,187 @@ class Round:
             return "failed", f"{rows} rows; calibrate: {self.log_tail('calibrate-collectives')}"
         return "ok", f"{rows} rows on {count} GPUs"
 
-    def profile(self):
-        profile = self.out / "profile.json"
-        return ["--profile", profile] if profile.exists() else []
+    # --- stages of cases ---
 
-    def job(self, p, runtime):
-        return words_of(dict(p, model=p["model"] or example()), runtime, self.gpu)
+    def cases(self, stage):
+        """{name: case} of those that are wanted."""
+        if stage == "plans":
+            found = {p["name"]: p for p in (STANDIN_PLANS if self.standin else PLANS)}
+        elif stage == "fsdp2":
+            found = {case[0]: case for case in (STANDIN_FSDP2 if self.standin else FSDP2)}
+        else:
+            count = self.gpus()
+            found = {} if self.standin or count < 2 else {
+                p["name"]: p for p in (plan(f"1b-real-{count}", ONE, count), plan(f"8b-real-{count}", EIGHT, count))}
+        return {name: case for name, case in found.items() if not self.args.only or name in self.args.only}
+
+    def left(self, stage):
+        """Names of its cases that have no row yet."""
+        rows = {row["name"] for row in read_rows(self.out / ROWS[stage]) if row["status"] != "late"}
+        return [name for name in self.cases(stage) if name not in rows]
+
+    def play_cases(self, stage, budget, one):
+        """A row for each case that has none, one(case, seconds)."""
+        file, cases = self.out / ROWS[stage], self.cases(stage)
+        wanted = self.left(stage) if self.args.resume or stage == "ranks" else list(cases)
+        write_rows(file, [row for row in read_rows(file) if row["name"] not in wanted] if self.args.resume or stage == "ranks" else [])
+        until = time.monotonic() + budget
+        for name in wanted:
+            left = until - time.monotonic()
+            if left >= SHORTEST:
+                add_row(file, one(cases[name], left))
+                self.save()
+        rows = {row["name"]: row for row in read_rows(file) if row["name"] in cases}
+        groups = [(f"failed: {{}}", [n for n, r in rows.items() if r["status"] not in ("ok", "late")]),
+                  ("validate refused: {}", [n for n, r in rows.items() if "reason" in r.get("validation", r) and r["status"] == "ok"]),
+                  ("no time for: {}", [n for n in cases if n not in rows or rows[n]["status"] == "late"])]
+        done = sum(row["status"] == "ok" for row in rows.values())
+        return ("ok" if done and not groups[0][1] and not groups[1][1] else "failed",
+                ", ".join([f"{done} of {len(cases)}"] + [text.format(", ".join(names)) for text, names in groups if names]))
 
     def plans(self, budget):
-        (self.out / "plans.jsonl").unlink(missing_ok=True)
-        end = time.monotonic() + budget
         data = tokens(self.out / "tokens.bin", 4_400_000 if not self.standin else 20_000)
-        done, failed, late = 0, [], []
-        for p in STANDIN_PLANS if self.standin else PLANS:
-            left = end - time.monotonic()
-            if left < 15:
-                late.append(p["name"])
-                continue
-            row = self.one_plan(p, data, min(left, 150))
-            self.row("plans.jsonl", row)
-            done += row["status"] == "ok"
-            failed += [p["name"]] if row["status"] != "ok" else []
-            self.save()
-        data.unlink(missing_ok=True)
-        return ("ok" if done and not failed else "failed",
-                f"{done} plans" + (f", failed: {', '.join(failed)}" if failed else "")
-                + (f", no time for: {', '.join(late)}" if late else ""))
-
-    def one_plan(self, p, data, seconds):
-        name, folder = "plan-" + p["name"], self.out / "runs" / p["name"]
-        row = {"name": p["name"], "model": p["model"] or "llama-5m", "gpus": p["gpus"], "set": p["set"]}
-        steps = 12 if p["gpus"] <= 64 else 10
-        command = [self.bin / "foreshard-exec", "run", *self.job(p, "native"), *self.profile(), "--data", data,
-                   "--tokens", "u16", "--steps", steps, "--record", 6, "--out", folder, "--json",
-                   "--device", "standin" if self.standin else "cuda"]
-        if p["gpus"] > 1:
-            command += ["--paced", "--pace", p["pace"]]
-        if p["graph"]:
-            command += ["--graph"]
-        status, report = self.answer(name, command, seconds)
-        if status != 0 or report is None:
-            return dict(row, status="failed", reason=f"exit {status}: {self.log_tail(name)}")
-        row.update(measured(report), graph=p["graph"], issue_us=issue_us(self.out / "logs" / f"{name}.log"))
-        if p["pace"] != 1:  # of another network than the forecast's
-            return dict(row, status="ok", pace=p["pace"])
-        status, verdict = self.answer(name, [self.bin / "foreshard", "validate", "--plan", folder / "plan.yaml", "--run",
-                                             folder, *self.profile(), "--no-history", "--json"], 60)
-        if verdict is None:
-            return dict(row, status="failed", reason=f"validate: exit {status}: {self.log_tail(name)}")
-        for key in ("step_error", "exposed_communication_error", "memory_error", "passed", "by_kind"):
-            row[key] = verdict.get(key)
-        for file in folder.glob("timeline-rank-*.csv"):  # kept small: what was measured stands in the row
-            if file.stat().st_size > 400_000:
-                file.unlink()
-        return dict(row, status="ok")
+        return self.play_cases("plans", budget, lambda p, seconds: self.one_plan(p, data, seconds))
 
     def fsdp2(self, budget):
         if torch_folder() is None:
             return "skipped", "python3 has no torch"
-        (self.out / "fsdp2.jsonl").unlink(missing_ok=True)
-        end = time.monotonic() + budget
-        done, failed = 0, []
-        for name, base, world, variant, recompute in STANDIN_FSDP2 if self.standin else FSDP2:
-            left = end - time.monotonic()
-            if left < 20:
-                failed.append(f"{name} (no time)")
-                continue
-            row = self.one_fsdp2(name, base, world, variant, recompute, min(left, 180))
-            self.row("fsdp2.jsonl", row)
-            done += row["status"] == "ok"
-            failed += [name] if row["status"] != "ok" else []
-            self.save()
-        return "ok" if done and not failed else "failed", f"{done} configurations" + (f", not: {', '.join(failed)}" if failed else "")
-
-    def one_fsdp2(self, name, base, world, variant, recompute, seconds):
-        log, file, trace = "fsdp2-" + name, self.out / "logs" / f"{name}.row.json", self.out / "recordings" / name
-        command = [sys.executable, HERE / "fsdp2_steps.py", "--model", base["model"], "--sequence", base["sequence"],
-                   "--micro-batch", base["micro_batch"], "--world", world, "--variant", variant, "--recompute", recompute,
-                   "--device", "cpu" if self.standin else "cuda", "--out", file]
-        if world == 1 and variant == "default":
-            command += ["--record", trace]
-        file.parent.mkdir(exist_ok=True)
-        status, spent = self.run(log, command, seconds)
-        row = read_json(file) or {"status": "failed", "reason": f"exit {status} after {spent:.0f} s: {self.log_tail(log)}"}
-        file.unlink(missing_ok=True)
-        row["name"] = name
-        if self.standin or row["status"] != "ok":
-            return row
-        p = fsdp2_plan(base, world, variant, recompute)
-        status, report = self.answer(log, [self.bin / "foreshard", "predict", *self.job(p, "fsdp2@2.11"), *self.profile(), "--json"], 60)
-        if report:
-            row["predicted"] = forecast(report)
-        if trace.exists():
-            status, verdict = self.answer(log, [self.bin / "foreshard", "validate", *self.job(p, "fsdp2@2.11"), "--run", trace,
-                                                *self.profile(), "--no-history", "--json"], 90)
-            if verdict:
-                row["validation"] = {k: verdict.get(k) for k in ("step_error", "exposed_communication_error", "memory_error",
-                                                                 "passed", "by_kind")}
-            shutil.rmtree(trace, ignore_errors=True)
-        return row
+        return self.play_cases("fsdp2", budget, self.one_fsdp2)
 
     def ranks(self, budget):
-        count = self.gpus()
-        if self.standin or count < 2:
+        if not self.cases("ranks"):
             return "skipped", "one GPU: NCCL between GPUs and real shard groups need two or more"
-        end = time.monotonic() + budget
-        data = tokens(self.out / "tokens.bin", 2_000_000)
-        done, failed = 0, []
-        for base, label in ((ONE, "1b"), (EIGHT, "8b")):
-            p = plan(f"{label}-real-{count}", base, count)
-            name, folder = "ranks-" + p["name"], self.out / "runs" / p["name"]
-            left = end - time.monotonic()
-            if left < 20:
-                break
-            command = [self.bin / "foreshard-exec", "run", *self.job(p, "native"), *self.profile(), "--data", data, "--tokens",
-                       "u16", "--steps", 12, "--record", 6, "--out", folder, "--json", "--device", "cuda", "--spawn", count]
-            status, report = self.answer(name, command, left)
-            if status != 0 or report is None:
-                failed.append(f"{p['name']}: exit {status}: {self.log_tail(name)}")
-                continue
-            row = dict(name=p["name"], model=p["model"], gpus=count, set={}, status="ok", **measured(report))
-            _, verdict = self.answer(name, [self.bin / "foreshard", "validate", "--plan", folder / "plan.yaml", "--run", folder,
-                                            *self.profile(), "--no-history", "--json"], 60)
-            for key in ("step_error", "exposed_communication_error", "memory_error", "passed", "by_kind"):
-                row[key] = (verdict or {}).get(key)
-            self.row("plans.jsonl", row)
-            done += 1
-        data.unlink(missing_ok=True)
-        return "ok" if done and not failed else "failed", f"{done} plans on {count} GPUs" + ("; " + "; ".join(failed) if failed else "")
+        data = tokens(self.out / "tokens.bin", 4_400_000)
+        return self.play_cases("ranks", budget, lambda p, seconds: self.one_real_plan(p, data, seconds))
 
+# --- what is refused before anything runs ----------------------------------------------------------------------------
+
+def refuse(code, text):
+    print(f"gpu: {text}", file=sys.stderr)
+    sys.exit(code)
+
+def known(what, text, names):
+    """The names of a list that the user wrote."""
+    wanted = [word for word in (text or "").split(",") if word]
+    for word in wanted:
+        if word not in names:
+            near = difflib.get_close_matches(word, names, 1, 0.5)
+            refuse(2, f"there is no {what} {word}" + (f"; did you mean {near[0]}?" if near else f"; there are {', '.join(names)}"))
+    return wanted
+
+def choose(args):
+    """args.stages and args.only as lists; of --only follow the stages that have them."""
+    plans, fsdp2 = (STANDIN_PLANS, STANDIN_FSDP2) if args.device == "standin" else (PLANS, FSDP2)
+    of = {"plans": [p["name"] for p in plans], "fsdp2": [case[0] for case in fsdp2]}
+    args.only = known("plan or configuration", args.only, of["plans"] + of["fsdp2"])
+    args.stages = known("stage", args.stages, [name for name, _ in STAGES])
+    if not args.stages:
+        args.stages = [name for name, _ in STAGES if not args.only or name == "environment" or set(of.get(name, [])) & set(args.only)]
+
+def resume(args, build, device):
+    """Brings the results to go on with to args.out, and refuses those of another build or GPU."""
+    out = pathlib.Path(args.out).absolute()
+    if isinstance(args.resume, str) and not (out / "round.json").exists():
+        try:
+            unpack(pathlib.Path(args.resume), out)
+        except (OSError, ValueError, tarfile.TarError) as error:
+            refuse(3, f"{args.resume}: no bundle of a round ({error}); expected what --bundle wrote")
+    record = read_json(out / "round.json")
+    if record is None:
+        return
+    problem = other_build(record, build)
+    if problem is None and record.get("device") != device:
+        problem = f"they are of {record.get('device')}, this is {device}"
+    if problem:
+        refuse(3, f"results in {args.out} are not gone on with: {problem}; take another --out for new ones")
+
+def alone(out):
+    """Takes the folder, which two rounds that write there would each spoil for the other; None where a round has it."""
+    out.mkdir(parents=True, exist_ok=True)
+    lock = os.open(out, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        return None
+    return lock
+
+# --- in the background -----------------------------------------------------------------------------------------------
+
+def in_background(out):
+    """True in a process of its own, which outlives the command; False in the one that goes on waiting."""
+    if os.fork():
+        return False
+    os.setsid()
+    (out / "logs").mkdir(exist_ok=True)
+    log = os.open(out / "logs" / "round.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    return True
+
+def poll(args, out):
+    """Waits for the end of the round that has the folder, args.poll seconds at most; says where it is, and packs."""
+    until = time.monotonic() + args.poll
+    while (lock := alone(out)) is None and time.monotonic() < until:
+        time.sleep(min(0.2, max(0.0, until - time.monotonic())))
+    record = read_json(out / "round.json") or {"stages": []}  # none yet: it has only begun
+    for stage in record["stages"]:
+        print(f"{stage['name']}: {stage['status']} ({stage.get('seconds', 0):.0f} s) {stage.get('detail', '')}")
+    if args.bundle:
+        pack(out, pathlib.Path(args.bundle))
+    if lock is None:
+        print(f"the round goes on in the background (kill -- -{record.get('process')} ends it)")
+        return 0
+    if "ended" not in record:
+        print("the round was cut; the same command goes on with it")
+        return 1
+    return 1 if any(stage["status"] == "failed" for stage in record["stages"]) else 0
+
+def stop(number, _):
+    sys.exit(130 if number == signal.SIGINT else 128 + number)
 
 def main():
     parser = argparse.ArgumentParser(prog="./x gpu", description="The round on a GPU, in stages.")
     parser.add_argument("--minutes", type=float, default=9.0, help="for everything (default 9)")
     parser.add_argument("--ranks", type=int, help="GPUs for real shard groups; default: all")
     parser.add_argument("--out", default="gpu-round", help="folder for results (default gpu-round)")
+    parser.add_argument("--resume", nargs="?", const=True, metavar="BUNDLE",
+                        help="go on with the results in --out (or in BUNDLE, where --out has none): what is finished is kept")
     parser.add_argument("--stages", help="only these: " + ",".join(name for name, _ in STAGES))
-    parser.add_argument("--bundle", help="pack the results into this .tar.gz after every stage")
+    parser.add_argument("--only", help="only these plans and configurations (round_plans.py)")
+    parser.add_argument("--bundle", help="pack the results into this .tar.gz after every row")
+    parser.add_argument("--poll", type=float, metavar="SECONDS",
+                        help="in the background, and wait for its end at most so long; called again, wait on (or go on, with --resume)")
     parser.add_argument("--gpu", help="key of the machine catalogue; default: by the GPU's name")
     parser.add_argument("--device", choices=["cuda", "standin"], default="cuda", help="standin: try the round on the CPU")
     parser.add_argument("--bin", default=str(HERE.parents[1] / "build" / "bin"), help=argparse.SUPPRESS)
     args = parser.parse_args()
+    choose(args)
+    out = pathlib.Path(args.out).absolute()
+    lock = alone(out)
+    if lock is None:
+        if args.poll is not None:
+            sys.exit(poll(args, out))
+        refuse(2, f"another round writes to {args.out}; --poll waits for it, another --out is a round of its own")
     names = ["standin"] if args.device == "standin" else gpu_names()
     if not names:
-        print("gpu: there is no NVIDIA GPU here (nvidia-smi shows none); --device standin tries the round on the CPU",
-              file=sys.stderr)
-        sys.exit(6)
-    sys.exit(Round(args, names).play())
-
+        refuse(6, "there is no NVIDIA GPU here (nvidia-smi shows none); --device standin tries the round on the CPU")
+    build = build_facts(pathlib.Path(args.bin).absolute())
+    problem = None if args.device == "standin" else machine_problem(build)
+    if problem:
+        refuse(6, problem)
+    holder = None if args.device == "standin" else gpu_in_use()
+    if holder:
+        refuse(6, f"the GPU is in use by {holder}; figures beside another's work would mislead: end it, or wait for it")
+    if args.resume:
+        resume(args, build, names[0])
+    if args.poll is not None and not in_background(out):
+        os.close(lock)  # the other process has it
+        sys.exit(poll(args, out))
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, stop)
+    sys.exit(Round(args, names, build).play())
 
 if __name__ == "__main__":
     main()

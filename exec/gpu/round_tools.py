@@ -1,25 +1,16 @@
-"""Pieces of the round: files, programs and their libraries, what the machine is."""
+"""Files of the round: rows, records, the bundle; what is read of a report."""
 import array
 import datetime
-import glob
-import importlib.util
 import json
 import os
 import pathlib
 import random
 import re
-import subprocess
 import sys
 import tarfile
 
 HERE = pathlib.Path(__file__).resolve().parent
-
-# Catalogue keys (foreshard machines) by what the driver calls the GPU; the first match wins.
-GPUS = [("GH200", "gh200-96gb"), ("H200", "h200"), ("GB200", "gb200"), ("B200", "b200"), ("H100 NVL", "h100-nvl"),
-        ("H100 PCIe", "h100-pcie"), ("H100", "h100-sxm"), ("H800", "h800"), ("H20", "h20"),
-        ("A100-SXM4-80GB", "a100-80gb"), ("A100-SXM4-40GB", "a100-40gb"), ("A100 80GB PCIe", "a100-pcie-80gb"),
-        ("A100-PCIE-40GB", "a100-pcie-40gb"), ("L40S", "l40s"), ("L40", "l40"), ("L4", "l4"), ("A10", "a10"),
-        ("RTX 4090", "rtx-4090"), ("RTX 5090", "rtx-5090"), ("RTX 3090", "rtx-3090"), ("standin", "h100-sxm")]
+LARGEST = 16 << 20  # bytes of a bundle: what a machine that is lent for minutes gives back as one file
 
 
 def now():
@@ -43,80 +34,40 @@ def read_json(path):
         return None
 
 
+# --- rows: one line of JSON each ---
+
+
 def read_rows(path):
+    """Its rows; a line that was cut off while it was written is none."""
     try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
-
-
-def torch_folder():
-    """torch/lib of this Python, without importing it: that fails where a CUDA library is missing."""
-    spec = importlib.util.find_spec("torch")
-    return pathlib.Path(spec.origin).parent / "lib" if spec and spec.origin else None
-
-
-def environment(programs):
-    """Where the programs find LibTorch: this Python's, and the libraries its wheels brought."""
-    env = dict(os.environ)
-    folders = [str(programs.parent / "lib")] if (programs.parent / "lib").is_dir() else []
-    torch = torch_folder()
-    if torch:
-        folders.append(str(torch))
-        folders += sorted(glob.glob(str(torch.parents[1] / "nvidia" / "*" / "lib")))
-    old = env.get("LD_LIBRARY_PATH", "")
-    env["LD_LIBRARY_PATH"] = ":".join(folders + ([old] if old else []))
-    # A toolkit's libraries come last: they must never replace those LibTorch was built with.
-    if torch and lost_libraries(torch / "libtorch_cuda.so", env):
-        for folder in ("/usr/local/cuda/lib64", "/usr/lib/x86_64-linux-gnu"):
-            if os.path.isdir(folder):
-                env["LD_LIBRARY_PATH"] += ":" + folder
-    env.setdefault("PYTHONUNBUFFERED", "1")
-    return env
-
-
-def lost_libraries(file, env):
-    try:
-        text = subprocess.run(["ldd", str(file)], env=env, capture_output=True, text=True, timeout=60, check=False).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return sorted({line.split()[0] for line in text.splitlines() if "not found" in line})
-
-
-def gpu_names():
-    try:
-        text = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True,
-                              timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return [line.strip() for line in text.stdout.splitlines() if line.strip()] if text.returncode == 0 else []
-
-
-def versions(programs, env):
-    found = {"python": sys.version.split()[0]}
-    for program in ("foreshard", "foreshard-exec"):
+    rows = []
+    for line in lines:
         try:
-            text = subprocess.run([str(programs / program), "--version"], env=env, capture_output=True, text=True, timeout=120,
-                                  check=False)
-            found[program] = (text.stdout or text.stderr).strip().splitlines()[0] if text.stdout or text.stderr else "?"
-        except (OSError, subprocess.TimeoutExpired) as error:
-            found[program] = str(error)
-    torch = torch_folder()
-    if torch:
-        file = torch.parent / "version.py"
-        try:
-            found["torch"] = next((line.split("'")[1] for line in file.read_text(encoding="utf-8").splitlines()
-                                   if line.startswith("__version__")), "?")
-        except (OSError, IndexError):
-            found["torch"] = "?"
+            rows.append(json.loads(line))
+        except ValueError:
+            continue
+    return rows
+
+
+def write_rows(path, rows):
+    part = path.with_suffix(".part")
+    part.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    part.replace(path)
+
+
+def add_row(path, row):
+    """In one write, so that whoever ends this process ends it before or after the row."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        text = subprocess.run(["nvidia-smi", "--query-gpu=driver_version,power.limit,clocks.max.sm", "--format=csv,noheader"],
-                              capture_output=True, text=True, timeout=60, check=False)
-        if text.returncode == 0:
-            found["driver, power limit, highest clock"] = text.stdout.strip().splitlines()[0]
-    except (OSError, subprocess.TimeoutExpired, IndexError):
-        pass
-    return found
+        os.write(file, (json.dumps(row) + "\n").encode())
+    finally:
+        os.close(file)
+
+
+# --- what the programs are given and say ---
 
 
 def example():
@@ -131,8 +82,11 @@ def example():
 def tokens(path, count):
     """Random token ids as 16 bit integers, the same every time, in every vocabulary of the plans (32,000 or more;
     256 for the small model)."""
+    if path.exists() and path.stat().st_size == 2 * count:
+        return path
     most = 250 if count < 100_000 else 32_000
-    array.array("H", random.Random(1).choices(range(most), k=count)).tofile(open(path, "wb"))
+    with open(path, "wb") as file:
+        array.array("H", random.Random(1).choices(range(most), k=count)).tofile(file)
     return path
 
 
@@ -143,22 +97,39 @@ def rename_device(path, name):
     write_json(path, raw)
 
 
-def value(quantity):
-    return quantity["value"] if isinstance(quantity, dict) else quantity
+def quantities(report):
+    """Of a report: what is forecast or measured, each {value, low, high, ...}."""
+    step, memory = report["step"], report["memory"]
+    return {"step_s": step["seconds"], "tokens_per_s_per_gpu": step["tokens_per_s_per_gpu"],
+            "exposed_communication_s": step["exposed_communication_s"], "mfu": step["mfu"],
+            "peak_allocated_bytes": memory["peak_allocated_bytes"], "peak_reserved_bytes": memory["peak_reserved_bytes"]}
 
 
-def forecast(report):
-    return {"step_s": value(report["step"]["seconds"]), "tokens_per_s_per_gpu": value(report["step"]["tokens_per_s_per_gpu"]),
-            "exposed_communication_s": value(report["step"]["exposed_communication_s"]),
-            "peak_allocated_bytes": value(report["memory"]["peak_allocated_bytes"]),
-            "peak_reserved_bytes": value(report["memory"]["peak_reserved_bytes"])}
-
-
-def measured(report):
-    row = forecast(report)
-    row["mfu"] = value(report["step"]["mfu"])
+def measured(report, folder):
+    """Of a run's report and its folder: the row's figures."""
+    row = {key: q["value"] if isinstance(q, dict) else q for key, q in quantities(report).items()}
     row["losses"] = (report.get("run") or {}).get("losses", [])[:3]
+    ranks = (read_json(folder / "run.json") or {}).get("ranks") or [{}]
+    for key in ("device_reserved_bytes", "device_used_bytes"):
+        if ranks[0].get(key):
+            row[key] = ranks[0][key]
     return row
+
+
+JUDGED = ("step_s", "exposed_communication_s", "peak_allocated_bytes", "peak_reserved_bytes")
+
+
+def judged(report, row, keys):
+    """A forecast beside what was measured: each of `keys` with {value, low, high}, and where the row has it its error and
+    whether the interval holds it."""
+    found = {"fingerprint": report["fingerprint"]}
+    for key, q in quantities(report).items():
+        if key not in JUDGED:
+            continue
+        found[key] = {k: q[k] for k in ("value", "low", "high")}
+        if key in keys and row.get(key):
+            found[key].update(error=q["value"] / row[key] - 1, hit=q["low"] <= row[key] <= q["high"])
+    return found
 
 
 def issue_us(log):
@@ -170,12 +141,38 @@ def issue_us(log):
     return float(found[-1]) if found else None
 
 
+# --- the bundle ---
+
+
 def pack(folder, file):
-    """The results as one archive, without what is large; replaced at once."""
+    """The results as one archive of at most LARGEST bytes, without what is large; replaced at once. Packed fast: it is
+    made after every row, while the GPU waits."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(file.name + ".part")
-    with tarfile.open(part, "w:gz") as archive:
-        for path in sorted(folder.rglob("*")):
-            if path.is_file() and path.suffix not in (".part", ".bin") and path != part and path.stat().st_size < 4_000_000:
+    part = file.with_name(f"{file.name}.{os.getpid()}.part")
+    limit = 4_000_000
+    while True:
+        with tarfile.open(part, "w:gz", compresslevel=1) as archive:
+            for path in sorted(folder.rglob("*")):
+                if path.suffix in (".part", ".bin") or not path.is_file() or path.stat().st_size > limit:
+                    continue
                 archive.add(path, pathlib.Path("results") / path.relative_to(folder))
+        if part.stat().st_size <= LARGEST or limit < 1000:
+            break
+        limit //= 2
     part.replace(file)
+
+
+def unpack(file, folder):
+    """Results out of a bundle; ValueError where it is none."""
+    part = folder.with_name(folder.name + ".part")
+    with tarfile.open(file) as archive:
+        for member in archive.getmembers():
+            words = pathlib.PurePosixPath(member.name).parts
+            if member.name.startswith("/") or ".." in words or words[:1] != ("results",) or not member.isfile():
+                raise ValueError(f"{file}: no archive of a round: {member.name}")
+        archive.extractall(part)
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in (part / "results").iterdir():
+        path.replace(folder / path.name)
+    (part / "results").rmdir()
+    part.rmdir()

@@ -84,6 +84,16 @@ TEST_F(GpuRoundTest, StagesRunOnTheStandinAndWriteWhatTheySee) {
     EXPECT_TRUE(row["step_error"].is_number());
     EXPECT_TRUE(row["memory_error"].is_number());
     EXPECT_GT(row["issue_us"].get<double>(), 0);
+    for (const char* profile : {"blind", "calibrated"}) {
+      const Json& forecast = row["forecast"][profile];
+      EXPECT_EQ(forecast["fingerprint"].get<std::string>().size(), 16U);
+      for (const char* key : {"step_s", "peak_allocated_bytes", "peak_reserved_bytes"}) {
+        const Json& q = forecast[key];
+        const double seen = row[key];
+        EXPECT_EQ(q["hit"], q["low"].get<double>() <= seen && seen <= q["high"].get<double>());
+        EXPECT_NEAR(q["error"], q["value"].get<double>() / seen - 1, 1e-9);
+      }
+    }
   }
   EXPECT_EQ(plans, 5);
   const Json raw = Json::parse(text_of(folder_ / "out/raw.json"));
