@@ -252,11 +252,11 @@ class Round(Cases, Commands):
                 add_row(file, one(cases[name], left))
                 self.save()
         rows = {row["name"]: row for row in read_rows(file) if row["name"] in cases}
-        groups = [(f"failed: {{}}", [n for n, r in rows.items() if r["status"] not in ("ok", "late")]),
+        groups = [("failed: {}", [n for n, r in rows.items() if r["status"] not in ("ok", "late")]),
                   ("validate refused: {}", [n for n, r in rows.items() if "reason" in r.get("validation", r) and r["status"] == "ok"]),
                   ("no time for: {}", [n for n in cases if n not in rows or rows[n]["status"] == "late"])]
         done = sum(row["status"] == "ok" for row in rows.values())
-        return ("ok" if done and not groups[0][1] and not groups[1][1] else "failed",
+        return ("failed" if groups[0][1] or groups[1][1] else "ok" if done else "skipped",
                 ", ".join([f"{done} of {len(cases)}"] + [text.format(", ".join(names)) for text, names in groups if names]))
 
     def plans(self, budget):
