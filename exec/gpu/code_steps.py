@@ -1,0 +1,360 @@
+#!/usr/bin/env python3
+"""Steps of codes that no preset was made from: transformers' models under Accelerate and plain PyTorch, on one GPU.
+
+    python3 code_steps.py --out codes.jsonl [--only NAME,...] [--seconds 300]
+
+Each case is a process forked before CUDA starts. It writes one row: the step (median of eight), the same code on
+64 tokens (what the host needs for a step: nothing else is left), peaks of the allocator, and one profiled step's
+kernels by name. `configs/NAME/config.json` beside the rows is what `foreshard predict --model` is given,
+`predict` of a row the other words (reports/gpu_codes.py joins the two). A world above 1 is rank 0 of it over the
+fake process group, as in fsdp2_steps.py: collectives move their bytes inside the GPU.
+
+Needs torch 2.11, transformers 5 and accelerate 1.13 or newer; random weights and tokens.
+"""
+import argparse
+import collections
+import json
+import os
+import pathlib
+import signal
+import statistics
+import sys
+import time
+
+# Asking whether there is a GPU must not start CUDA before a fork.
+os.environ.update(PYTORCH_NVML_BASED_CUDA_CHECK="1", HF_HUB_OFFLINE="1", TORCH_NCCL_ENABLE_MONITORING="0",
+                  TOKENIZERS_PARALLELISM="false")
+
+HOST_TOKENS = 64
+WARMUP, STEPS = 3, 8
+
+LLAMA_1B = ("Llama", dict(hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
+                          num_key_value_heads=8, head_dim=64, vocab_size=128256, max_position_embeddings=8192,
+                          tie_word_embeddings=True))
+LLAMA_8B = ("Llama", dict(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
+                          num_key_value_heads=8, vocab_size=128256, max_position_embeddings=8192))
+QWEN2 = ("Qwen2", dict(hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12,
+                       num_key_value_heads=2, vocab_size=151936, tie_word_embeddings=True))
+GPT2 = ("GPT2", dict(n_embd=1024, n_layer=24, n_head=16, vocab_size=50257, n_positions=1024))
+BERT = ("Bert", dict(hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16,
+                     vocab_size=30522))
+NEOX = ("GPTNeoX", dict(hidden_size=2048, intermediate_size=8192, num_hidden_layers=24, num_attention_heads=16,
+                        vocab_size=50304, max_position_embeddings=2048))
+PHI3 = ("Phi3", dict(hidden_size=3072, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
+                     num_key_value_heads=32, vocab_size=32064, pad_token_id=0))
+MISTRAL = ("Mistral", dict(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
+                           num_key_value_heads=8, vocab_size=32000, sliding_window=None, max_position_embeddings=8192))
+QWEN3 = ("Qwen3", dict(hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
+                       num_key_value_heads=8, head_dim=128, vocab_size=151936, tie_word_embeddings=True))
+QWEN3_MOE = ("Qwen3Moe", dict(hidden_size=2048, intermediate_size=6144, moe_intermediate_size=768, num_hidden_layers=8,
+                              num_attention_heads=32, num_key_value_heads=4, head_dim=128, num_experts=64,
+                              num_experts_per_tok=8, vocab_size=151936))
+GEMMA2 = ("Gemma2", dict(hidden_size=2304, intermediate_size=9216, num_hidden_layers=13, num_attention_heads=8,
+                         num_key_value_heads=4, head_dim=256, vocab_size=256000))
+FALCON = ("Falcon", dict(hidden_size=2048, num_hidden_layers=24, num_attention_heads=32, vocab_size=50304,
+                         new_decoder_architecture=False, multi_query=True, parallel_attn=True, bias=False))
+OPT = ("OPT", dict(hidden_size=2048, ffn_dim=8192, num_hidden_layers=24, num_attention_heads=32, vocab_size=50272,
+                   word_embed_proj_dim=2048))
+STARCODER2 = ("Starcoder2", dict(hidden_size=3072, intermediate_size=12288, num_hidden_layers=15, num_attention_heads=24,
+                                 num_key_value_heads=2, vocab_size=49152, sliding_window=None))
+
+
+def case(name, model, sequence, batch, **more):
+    """loop: trainer (as Trainer.compute_loss: outputs dropped, the number of items given) or loop (outputs held);
+    plain: no FSDP, `dtype` parameters. checkpoint: gradient checkpointing. predict: words beyond model and sizes."""
+    return dict(name=name, model=model, sequence=sequence, batch=batch, **{**dict(
+        world=1, loop="trainer", checkpoint=False, accumulation=1, attention="sdpa", optimizer="adamw", fused=True,
+        plain=None, compiled=False, lora=False, task="clm", predict=[]), **more})
+
+
+# Most telling first: a short run cuts the tail. None of them set a constant of the forecast.
+CASES = [
+    case("llama-1b", LLAMA_1B, 2048, 4),
+    case("gpt2-medium", GPT2, 1024, 8),
+    case("qwen2-1.5b", QWEN2, 4096, 1),
+    case("llama-8b-64-checkpointed", LLAMA_8B, 4096, 2, world=64, checkpoint=True),
+    case("neox-1.4b", NEOX, 2048, 4),
+    case("bert-large", BERT, 512, 32, task="mlm", plain="bfloat16"),
+    case("qwen3-0.6b-checkpointed", QWEN3, 4096, 4, checkpoint=True),
+    case("qwen3-moe-64", QWEN3_MOE, 2048, 2, world=8),
+    case("phi3-64", PHI3, 4096, 1, world=8),
+    case("llama-1b-loop-foreach", LLAMA_1B, 2048, 2, loop="loop", fused=False),
+    case("mistral-7b-64", MISTRAL, 8192, 1, world=64, checkpoint=True),
+    case("gemma2-64", GEMMA2, 2048, 2, world=8, attention="eager"),
+    case("falcon-1b", FALCON, 2048, 2),
+    case("opt-1.3b", OPT, 2048, 2),
+    case("starcoder2-64", STARCODER2, 4096, 1, world=8, loop="loop"),
+    case("llama-1b-eager", LLAMA_1B, 1024, 4, attention="eager"),
+    case("llama-1b-plain-bf16", LLAMA_1B, 2048, 4, plain="bfloat16"),
+    case("llama-1b-plain-fp32", LLAMA_1B, 1024, 2, plain="float32"),
+    case("llama-1b-accumulate-4", LLAMA_1B, 1024, 2, accumulation=4),
+    case("llama-1b-compiled", LLAMA_1B, 2048, 4, compiled=True),
+    case("llama-8b-64-lora", LLAMA_8B, 4096, 1, world=64, checkpoint=True, lora=True),
+]
+
+
+def prepare(c):
+    """Model, optimizer and the step's function."""
+    import torch
+    import transformers
+    kind, shape = c["model"]
+    config = getattr(transformers, kind + "Config")(**shape, attn_implementation=c["attention"])
+    cls = getattr(transformers, kind + ("ForMaskedLM" if c["task"] == "mlm" else "LMHeadModel" if kind == "GPT2" else "ForCausalLM"))
+    config.architectures = [cls.__name__]
+    config.use_cache = False
+    dtype = getattr(torch, c["plain"]) if c["plain"] else torch.float32
+    with torch.device("meta"):
+        model = cls._from_config(config, dtype=dtype)
+    model.to_empty(device="cuda")
+    model.tie_weights()
+    refill(model, config)
+    if c["lora"]:
+        from peft import LoraConfig, get_peft_model
+        model = get_peft_model(model, LoraConfig(r=16, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"], task_type="CAUSAL_LM"))
+    if c["checkpoint"]:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.train()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-6, fused=c["fused"] or None)
+    if c["plain"]:
+        loop = Plain(torch.compile(model) if c["compiled"] else model, optimizer)
+    else:
+        loop = accelerated(c, model, optimizer)
+    return config, loop
+
+
+def refill(model, config):
+    """Weights as a fresh initialisation has them, without its time on the host; buffers by transformers' own code."""
+    import torch
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.fill_(1.0) if p.ndim == 1 and name.endswith("weight") else p.zero_() if p.ndim == 1 else p.normal_(0, 0.02)
+        fresh = {}
+        for name, buffer in model.named_buffers():
+            if "inv_freq" in name:
+                size = buffer.numel() * 2
+                theta = getattr(config, "rope_theta", None) or 1e4
+                fresh[name] = 1.0 / theta ** (torch.arange(0, size, 2, device="cuda").float() / size)
+            elif "position_ids" in name:
+                fresh[name] = torch.arange(buffer.numel(), device="cuda").view_as(buffer)
+            else:
+                fresh[name] = torch.zeros_like(buffer)
+            buffer.copy_(fresh[name])
+
+
+class Plain:
+    def __init__(self, model, optimizer):
+        self.model, self.optimizer = model, optimizer
+
+    def accumulate(self):
+        import contextlib
+        return contextlib.nullcontext()
+
+    def backward(self, loss):
+        loss.backward()
+
+    def clip(self):
+        import torch
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+
+
+class Accelerated(Plain):
+    def __init__(self, accelerator, model, optimizer):
+        super().__init__(model, optimizer)
+        self.accelerator = accelerator
+
+    def accumulate(self):
+        return self.accelerator.accumulate(self.model)
+
+    def backward(self, loss):
+        self.accelerator.backward(loss)
+
+    def clip(self):
+        if self.accelerator.sync_gradients:
+            self.accelerator.clip_grad_norm_(self.model.parameters(), 1.0)
+
+
+def accelerated(c, model, optimizer):
+    import torch
+    from accelerate import Accelerator, FullyShardedDataParallelPlugin
+    from torch.distributed.fsdp import FSDPModule
+
+    import fsdp2_steps
+    os.environ.update(RANK="0", WORLD_SIZE=str(c["world"]), LOCAL_RANK="0", LOCAL_WORLD_SIZE="8", MASTER_ADDR="127.0.0.1",
+                      MASTER_PORT="0", ACCELERATE_USE_FSDP="true", FSDP_VERSION="2")  # as `accelerate launch` leaves them
+    torch.cuda.set_device(0)
+    fsdp2_steps.make_group(c["world"], "cuda")
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="transformer_based_wrap",
+                                            cpu_ram_efficient_loading=False)
+    more = {}
+    if c["compiled"]:
+        from accelerate.utils import TorchDynamoPlugin
+        more["dynamo_plugin"] = TorchDynamoPlugin(backend="inductor", use_regional_compilation=True)
+    accelerator = Accelerator(mixed_precision="bf16", fsdp_plugin=plugin, gradient_accumulation_steps=c["accumulation"], **more)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    if not any(isinstance(m, FSDPModule) for m in model.modules()):
+        raise RuntimeError("Accelerate did not shard the model")
+    if c["world"] > 1:
+        fsdp2_steps.wire(model)
+    return Accelerated(accelerator, model, optimizer)
+
+
+def step_of(c, loop, vocabulary, sequence, batch):
+    import torch
+    data = [torch.randint(vocabulary, (batch, sequence), device="cuda") for _ in range(4)]
+    items = torch.tensor(batch * sequence, device="cuda")
+    more = dict(num_items_in_batch=items) if c["loop"] == "trainer" and c["task"] == "clm" else {}
+
+    def step(turn=[0]):
+        for _ in range(c["accumulation"]):
+            with loop.accumulate():
+                ids = data[turn[0] % 4]
+                turn[0] += 1
+                outputs = loop.model(input_ids=ids, labels=ids, **more)
+                loss = outputs.loss
+                if c["loop"] == "trainer":
+                    del outputs
+                loop.backward(loss)
+                if not c["plain"]:
+                    loop.clip()
+                    loop.optimizer.step()
+                    loop.optimizer.zero_grad()
+        if c["plain"]:
+            loop.clip()
+            loop.optimizer.step()
+            loop.optimizer.zero_grad()
+    return step
+
+
+def kernels_of(step):
+    """[name, count, us] of one step's kernels and copies, most time first."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+    with profile(activities=[ProfilerActivity.CUDA]) as prof:
+        step()
+        torch.cuda.synchronize()
+    found = collections.defaultdict(lambda: [0, 0.0])
+    for event in prof.profiler.kineto_results.events():
+        if "CUDA" in str(event.device_type()):
+            row = found[event.name()[:160]]
+            row[0] += 1
+            row[1] += event.duration_ns() / 1e3
+    rows = [[name, count, round(us, 1)] for name, (count, us) in found.items()]
+    return sorted(rows, key=lambda row: -row[2])
+
+
+def run(c, folder):
+    import gc
+
+    import torch
+
+    import fsdp2_steps
+    torch.manual_seed(0)
+    row = {"name": c["name"], "case": {k: v for k, v in c.items() if k not in ("name", "model")}, "torch": torch.__version__}
+    config, loop = prepare(c)
+    config.save_pretrained(folder / "configs" / c["name"])
+    row["parameters"] = sum(p.numel() for p in loop.model.parameters())
+    gc.collect()
+    torch.cuda.empty_cache()
+    step = step_of(c, loop, config.vocab_size, c["sequence"], c["batch"])
+    for _ in range(WARMUP):
+        step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    times = fsdp2_steps.timed_steps(step, STEPS, "cuda")
+    stats = torch.cuda.memory_stats()
+    row.update(step_s=statistics.median(times), steps_s=[round(t, 6) for t in times],
+               peak_allocated_bytes=stats["allocated_bytes.all.peak"], peak_requested_bytes=stats["requested_bytes.all.peak"],
+               peak_reserved_bytes=stats["reserved_bytes.all.peak"], retries=stats["num_alloc_retries"],
+               device_used_bytes=torch.cuda.mem_get_info()[1] - torch.cuda.mem_get_info()[0])
+    row["kernels"] = kernels_of(step)
+    row["kernels_s"] = round(sum(k[2] for k in row["kernels"]) / 1e6, 6)
+    row["launches"] = sum(k[1] for k in row["kernels"])
+    row["kernels"] = row["kernels"][:70]
+    small = step_of(c, loop, config.vocab_size, HOST_TOKENS, 1)
+    if not c["compiled"]:
+        small()
+        begin = time.perf_counter()
+        small_times = fsdp2_steps.timed_steps(small, 5, "cuda")
+        row.update(host_step_s=statistics.median(small_times), host_wall_s=(time.perf_counter() - begin) / 5)
+    row["status"] = "ok"
+    return row
+
+
+def forked(c, folder, seconds):
+    """The row of a case that runs in a child."""
+    file = folder / f"{c['name']}.part"
+    log = folder / "logs"
+    log.mkdir(exist_ok=True)
+    begin = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        output = os.open(log / f"{c['name']}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        try:
+            row = run(c, folder)
+        except BaseException as error:  # the child's only way to say it
+            import traceback
+            traceback.print_exc()
+            row = {"name": c["name"], "status": "failed", "reason": f"{type(error).__name__}: {error}"[:600]}
+        file.write_text(json.dumps(row), encoding="utf-8")
+        sys.stdout.flush()
+        os._exit(0)
+    end = begin + seconds
+    while time.monotonic() < end:
+        if os.waitpid(child, os.WNOHANG)[0]:
+            break
+        time.sleep(0.05)
+    else:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    try:
+        row = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        row = {"name": c["name"], "status": "failed", "reason": f"no row after {time.monotonic() - begin:.0f} s"}
+    file.unlink(missing_ok=True)
+    return dict(row, seconds=round(time.monotonic() - begin, 1))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", required=True, help="file of rows, one JSON object a line")
+    parser.add_argument("--only", help="names of cases")
+    parser.add_argument("--seconds", type=float, default=300, help="for all; what does not begin by then is left out")
+    parser.add_argument("--list", action="store_true")
+    args = parser.parse_args()
+    cases = [c for c in CASES if not args.only or c["name"] in args.only.split(",")]
+    if args.list:
+        print("\n".join(c["name"] for c in cases))
+        return 0
+    end = time.monotonic() + args.seconds
+    out = pathlib.Path(args.out).absolute()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+    import accelerate  # noqa: F401  what every child would import again
+    import transformers
+    import torch._dynamo  # noqa: F401
+    for kind in {c["model"][0] for c in cases}:
+        getattr(transformers, kind + "Config")
+        getattr(transformers, kind + ("LMHeadModel" if kind == "GPT2" else "ForMaskedLM" if kind == "Bert" else "ForCausalLM"))
+    if any(c["lora"] for c in cases):
+        import peft  # noqa: F401
+    import fsdp2_steps  # noqa: F401
+    bad = 0
+    for c in cases:
+        left = end - time.monotonic()
+        if left < 8:
+            print(f"{c['name']}: no time", flush=True)
+            continue
+        row = forked(c, out.parent, min(left, 60))
+        with open(out, "a", encoding="utf-8") as rows:
+            rows.write(json.dumps(row) + "\n")
+        bad += row["status"] != "ok"
+        print(c["name"], row["status"], row.get("reason", ""), *(f"{k}={row[k]:.6g}" for k in (
+            "step_s", "host_step_s", "kernels_s", "launches", "peak_allocated_bytes", "peak_reserved_bytes", "seconds") if k in row), flush=True)
+    return 4 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
