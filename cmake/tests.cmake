@@ -86,8 +86,16 @@ if(benches)
     RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
 endif()
 
-# README.md and docs/: short, linked, and printing what they show (`tests/docs_test.py --help`).
+# The round on a GPU, as its README says to run it, on the stand-in; cut off; and what it refuses.
 find_program(FORESHARD_PYTHON python3)
+if(FORESHARD_PYTHON AND TARGET foreshard_exec AND NOT FORESHARD_SANITIZE)  # which rounds spend minutes in
+  add_test(NAME gpu_visits
+           COMMAND "${FORESHARD_PYTHON}" "${PROJECT_SOURCE_DIR}/tests/exec/gpu/visits_test.py"
+                   "${FORESHARD_BIN_DIR}")
+  set_tests_properties(gpu_visits PROPERTIES TIMEOUT 1800 ENVIRONMENT "PYTHONDONTWRITEBYTECODE=1")
+endif()
+
+# README.md and docs/: short, linked, and printing what they show (`tests/docs_test.py --help`).
 if(FORESHARD_PYTHON)
   set(docs_test "${FORESHARD_PYTHON}" "${PROJECT_SOURCE_DIR}/tests/docs_test.py")
   add_test(NAME docs_links COMMAND ${docs_test})
