@@ -12,6 +12,10 @@
 namespace foreshard {
 namespace {
 
+// A table of measurements has thousands of rows and tens of columns; a cell costs some 40 bytes.
+constexpr std::size_t kMostCells = 2'000'000;
+constexpr std::size_t kMostColumns = 1'000;
+
 std::vector<std::string> split_line(std::string_view line, const Location& where) {
   std::vector<std::string> fields(1);
   bool quoted = false;
@@ -29,6 +33,10 @@ std::vector<std::string> split_line(std::string_view line, const Location& where
         closed = true;
       }
     } else if (c == ',') {
+      if (fields.size() == kMostColumns) {
+        throw ConfigError(where, "the row has too many fields",
+                          fmt::format("at most {}", kMostColumns));
+      }
       fields.emplace_back();
       closed = false;
     } else if (c == '"' && fields.back().empty() && !closed) {
@@ -64,6 +72,9 @@ CsvTable::CsvTable(std::string_view text, std::string file_name)
     } else if (fields.size() != columns_.size()) {
       throw ConfigError(where, fmt::format("{} fields", fields.size()),
                         fmt::format("{} as in the header", columns_.size()));
+    } else if ((lines_.size() + 1) * columns_.size() > kMostCells) {
+      throw ConfigError(where, "the table has too many cells",
+                        fmt::format("at most {} in all", kMostCells));
     } else {
       cells_.push_back(std::move(fields));
       lines_.push_back(line_number);
@@ -75,7 +86,7 @@ CsvTable::CsvTable(std::string_view text, std::string file_name)
 std::size_t CsvTable::column(std::string_view name) const {
   const auto found = std::find(columns_.begin(), columns_.end(), name);
   if (found == columns_.end()) {
-    throw Error(ExitCode::kInvalidInput, fmt::format("{} has no column '{}'", file_name_, name));
+    throw ConfigError({file_name_, 1, 1, ""}, fmt::format("has no column '{}'", name));
   }
   return static_cast<std::size_t>(std::distance(columns_.begin(), found));
 }

@@ -1,7 +1,7 @@
 // A table of comma separated values: a header line, fields quoted with " where they hold a comma or
 // a quote, no line breaks inside fields. Lines end with LF, CR LF or CR, in any mixture; empty ones
-// are skipped, as is a byte order mark. Strict: a ragged row or a number that is none is a
-// ConfigError.
+// are skipped, as is a byte order mark. Strict: a ragged row, a number that is none, more than
+// 1,000 columns or 2,000,000 cells are a ConfigError.
 #pragma once
 
 #include <cstddef>
@@ -10,6 +10,8 @@
 #include <vector>
 
 namespace foreshard {
+
+inline constexpr std::size_t kMaxTableBytes = std::size_t{32} << 20;
 
 class CsvTable {
  public:
@@ -21,12 +23,12 @@ class CsvTable {
   bool has(std::string_view column) const;
   // In the file; the header is line 1.
   int line(std::size_t row) const { return lines_[row]; }
-  // Throws Error(kInvalidInput) where the table has no such column.
+  // Throws ConfigError where the table has no such column.
   const std::string& text(std::size_t row, std::string_view column) const;
   // Throws ConfigError where the cell is not a finite number.
   double number(std::size_t row, std::string_view column) const;
   bool empty(std::size_t row, std::string_view column) const { return text(row, column).empty(); }
-  // Empties the column's cells. Throws Error(kInvalidInput) where the table has no such column.
+  // Empties the column's cells. Throws ConfigError where the table has no such column.
   void blank(std::string_view column);
 
  private:

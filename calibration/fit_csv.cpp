@@ -13,11 +13,59 @@
 #include "calibration/profile.h"
 #include "calibration/published.h"
 #include "sim/base/error.h"
+#include "sim/base/unit_strings.h"
 
 namespace foreshard {
 namespace {
 
 constexpr std::size_t kFolds = 6;
+
+// What no honest table has. Data sheets give peaks at the boost clock, and rates are printed with
+// two or three digits; the slowest large products of the published tables reach a quarter of it,
+// and a fit of theirs misses half of its rows by a few per cent.
+constexpr double kAbovePeak = 1.05;
+constexpr double kLeastOfPeak = 0.02;
+constexpr double kLargeFlops = 1e11;
+constexpr double kMostMedianError = 0.5;
+
+double rate_of(const GemmRow& row) { return 2 * row.m * row.n * row.k / row.seconds; }
+
+// Which line of which table a row is.
+struct Placed {
+  GemmRow row;
+  std::string place;
+};
+
+// The rows that a GPU of this peak can have made; the others are noted.
+std::vector<GemmRow> below_peak(const std::vector<Placed>& placed, const Gpu& gpu,
+                                std::vector<std::string>& notes) {
+  std::vector<GemmRow> rows;
+  double best = 0;
+  for (const auto& [row, place] : placed) {
+    if (rate_of(row) > kAbovePeak * gpu.peak_bf16.value()) {
+      notes.push_back(fmt::format("{}: {}, above the {} of {}", place,
+                                  format_flop_rate(FlopsPerSecond(rate_of(row))),
+                                  format_flop_rate(gpu.peak_bf16), gpu.key));
+      continue;
+    }
+    if (2 * row.m * row.n * row.k >= kLargeFlops) best = std::max(best, rate_of(row));
+    rows.push_back(row);
+  }
+  if (2 * rows.size() < placed.size()) {
+    throw Error(ExitCode::kInvalidInput,
+                fmt::format("{}; and {} of {} rows in all: is tflops in TFLOP/s, latency_us in us?",
+                            notes.back(), placed.size() - rows.size(), placed.size()));
+  }
+  if (best > 0 && best < kLeastOfPeak * gpu.peak_bf16.value()) {
+    throw Error(
+        ExitCode::kInvalidInput,
+        fmt::format("{}: the best of the large products reaches {}, {:.2g} % of {}'s peak: is "
+                    "tflops in TFLOP/s, latency_us in us?",
+                    placed.front().place, format_flop_rate(FlopsPerSecond(best)),
+                    100 * best / gpu.peak_bf16.value(), gpu.key));
+  }
+  return rows;
+}
 
 // Every sixth row from the fit of the others.
 FitError left_out(const std::vector<GemmRow>& rows, const Gpu& gpu, const GemmFitOptions& options) {
@@ -47,7 +95,7 @@ bool is_gemm_table(const CsvTable& table) {
 CsvFit fit_gemm_csv(const std::vector<CsvTable>& tables, const std::string& id) {
   const std::vector<Machine> machines = list_machines();
   CsvFit fit;
-  std::vector<GemmRow> rows;
+  std::vector<Placed> placed;
   std::set<std::string> gpus;
   for (const CsvTable& table : tables) {
     const std::vector<ReadGemm> read = read_gemm_rows(table, machines);
@@ -59,10 +107,10 @@ CsvFit fit_gemm_csv(const std::vector<CsvTable>& tables, const std::string& id) 
         continue;
       }
       gpus.insert(read[i].row.gpu);
-      rows.push_back(read[i].row);
+      placed.push_back({read[i].row, fmt::format("{}:{}", table.file_name(), table.line(i))});
     }
   }
-  if (rows.empty()) {
+  if (placed.empty()) {
     throw Error(ExitCode::kInvalidInput,
                 fmt::format("no row is a 16 bit product of a known GPU{}{}",
                             fit.notes.empty() ? "" : "; the first: ",
@@ -76,6 +124,7 @@ CsvFit fit_gemm_csv(const std::vector<CsvTable>& tables, const std::string& id) 
   const auto machine = std::find_if(machines.begin(), machines.end(),
                                     [&](const Machine& m) { return m.key == *gpus.begin(); });
   const Gpu& gpu = machine->node.gpu;
+  const std::vector<GemmRow> rows = below_peak(placed, gpu, fit.notes);
   Calibration& c = fit.calibration;
   c = load_profile(gpu.key);
   const GemmCurve shipped = c.gemm_bf16;
@@ -83,6 +132,14 @@ CsvFit fit_gemm_csv(const std::vector<CsvTable>& tables, const std::string& id) 
   options.hbm_fraction = shipped.hbm_fraction;
   options.relative = &shipped;
   GemmFit found = fit_gemm(rows, gpu, options);
+  if (!found.report.errors.empty() && found.report.errors.front().median > kMostMedianError) {
+    throw Error(
+        ExitCode::kInvalidInput,
+        fmt::format("{}: the fit misses half of its {} rows by more than {:.0f} %: they are "
+                    "not products of one {}, timed alone",
+                    tables.front().file_name(), rows.size(),
+                    100 * found.report.errors.front().median, gpu.key));
+  }
   found.curve.sustained = shipped.sustained;
   found.curve.misaligned = shipped.misaligned;
   found.report.constants = constants_text(found.curve);

@@ -20,7 +20,8 @@ struct CsvFit {
 // True where the table has the columns of products.
 bool is_gemm_table(const CsvTable& table);
 
-// Throws Error(kInvalidInput) where no 16 bit row can be read or rows are of several GPUs.
+// Throws Error(kInvalidInput) where no 16 bit row can be read, rows are of several GPUs, most are
+// faster than its peak, or no curve fits them.
 CsvFit fit_gemm_csv(const std::vector<CsvTable>& tables, const std::string& id);
 
 }  // namespace foreshard

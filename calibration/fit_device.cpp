@@ -12,6 +12,7 @@
 #include "calibration/least_squares.h"
 #include "calibration/profile.h"
 #include "sim/base/error.h"
+#include "sim/base/unit_strings.h"
 
 namespace foreshard {
 namespace {
@@ -21,6 +22,25 @@ constexpr double kFloor = 0.02;  // the GPU of a run is never quite the one that
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];
+}
+
+// Data sheets give peaks at the boost clock. fp32 products may run on tensor cores (TF32), which
+// are slower than those of 16 bit.
+constexpr double kAbovePeak = 1.05;
+
+// Throws where a product was faster than this GPU can be.
+void check_rates(const Measurements& measurements, const Gpu& gpu) {
+  for (const auto& row : measurements.gemm) {
+    const GemmPoint& p = row.point;
+    const double flops =
+        2 * static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
+    if (flops / p.seconds <= kAbovePeak * gpu.peak_bf16.value()) continue;
+    throw ConfigError({measurements.files.front(), 0, 0, ""},
+                      fmt::format("a product of {} x {} x {} ran at {}, above the {} of {}", p.m,
+                                  p.n, p.k, format_flop_rate(FlopsPerSecond(flops / p.seconds)),
+                                  format_flop_rate(gpu.peak_bf16), gpu.key),
+                      "measurements of the GPU that device.name says");
+  }
 }
 
 // The quartiles of the repeats: what a class may be off as a whole where it was measured.
@@ -94,6 +114,7 @@ DeviceFit fit_device(const Measurements& measurements) {
                 fmt::format("{}: no product, memory-bound function or collective was measured",
                             measurements.files.front()));
   }
+  check_rates(measurements, machine->node.gpu);
   DeviceFit fit;
   Calibration& c = fit.calibration;
   c = load_profile(machine->key);

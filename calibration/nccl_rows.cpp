@@ -8,8 +8,8 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <cmath>
-#include <regex>
 
 #include "sim/base/error.h"
 
@@ -87,19 +87,65 @@ struct Ports {
   double rate = 0;   // Gbit/s of one; 0: not said
 };
 
-Ports ports_of(const std::string& network) {
-  // "8x400Gb", "8 x 400 Gbit/s", "2x Slingshot-11 200Gb", "4*100G": at most one short word between.
-  static const std::regex kMany(
-      R"((\d+)\s*[x*]\s*(?:[a-z][a-z0-9./-]*(?:-\d+)?\s+){0,3}(\d+(?:\.\d+)?)\s*(t|g)(?:b|i|e|p|\b))");
-  static const std::regex kOne(R"((\d+(?:\.\d+)?)\s*(t|g)(?:b|i|e|p|\b))");
-  std::smatch found;
-  if (std::regex_search(network, found, kMany)) {
-    const double scale = found[3] == "t" ? 1000 : 1;
-    return {std::stod(found[1]), std::stod(found[2]) * scale};
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+bool is_letter(char c) { return c >= 'a' && c <= 'z'; }
+
+template <typename Is>
+std::size_t skip(std::string_view text, std::size_t at, Is is) {
+  while (at < text.size() && is(text[at])) ++at;
+  return at;
+}
+std::size_t skip_spaces(std::string_view text, std::size_t at) {
+  return skip(text, at, [](char c) { return c == ' ' || c == '\t'; });
+}
+
+// The number that a text is; NaN where it is none.
+double number_of(std::string_view text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size() ? value : std::nan("");
+}
+
+// Gbit/s of "400gb", "1.6 tbit/s", "100g" at a place; 0 where none stands there.
+double rate_at(std::string_view text, std::size_t begin) {
+  std::size_t end = skip(text, begin, is_digit);
+  if (end == begin) return 0;
+  if (end + 1 < text.size() && text[end] == '.' && is_digit(text[end + 1])) {
+    end = skip(text, end + 1, is_digit);
   }
-  if (std::regex_search(network, found, kOne)) {
-    const double scale = found[2] == "t" ? 1000 : 1;
-    return {0, std::stod(found[1]) * scale};
+  const std::size_t unit = skip_spaces(text, end);
+  if (unit >= text.size() || (text[unit] != 't' && text[unit] != 'g')) return 0;
+  const char next = unit + 1 < text.size() ? text[unit + 1] : ' ';
+  const bool is_word = is_letter(next) || is_digit(next) || next == '_';
+  if (is_word && std::string_view("biep").find(next) == std::string_view::npos) return 0;
+  return number_of(text.substr(begin, end - begin)) * (text[unit] == 't' ? 1000 : 1);
+}
+
+// "8x400gb", "8 x 400 gbit/s", "2x slingshot-11 200gb", "4*100g": at most three words between.
+Ports many_ports_at(std::string_view text, std::size_t begin) {
+  const std::size_t digits = skip(text, begin, is_digit);
+  std::size_t at = skip_spaces(text, digits);
+  if (digits == begin || at >= text.size() || (text[at] != 'x' && text[at] != '*')) return {};
+  at = skip_spaces(text, at + 1);
+  for (int words = 0; words < 3 && at < text.size() && is_letter(text[at]); ++words) {
+    const std::size_t end = skip(text, at, [](char c) {
+      return is_letter(c) || is_digit(c) || c == '.' || c == '/' || c == '-';
+    });
+    at = skip_spaces(text, end);
+    if (at == end) return {};
+  }
+  const double rate = rate_at(text, at);
+  return rate > 0 ? Ports{number_of(text.substr(begin, digits - begin)), rate} : Ports{};
+}
+
+Ports ports_of(std::string_view network) {
+  constexpr std::size_t kLongest = 1000;  // every place is tried
+  network = network.substr(0, kLongest);
+  for (std::size_t at = 0; at < network.size(); ++at) {
+    if (const Ports found = many_ports_at(network, at); found.rate > 0) return found;
+  }
+  for (std::size_t at = 0; at < network.size(); ++at) {
+    if (const double rate = rate_at(network, at); rate > 0) return {0, rate};
   }
   return {};
 }
@@ -127,9 +173,19 @@ std::int64_t domains_of(const NcclPlace& place, const Family& family, const std:
 }
 
 std::string repository_of(const std::string& source) {
-  static const std::regex kGithub(R"(^(?:https?://)?(?:github(?:\.com)?[:/])([^/:]+/[^/:@#]+))");
-  std::smatch found;
-  if (std::regex_search(source, found, kGithub)) return found[1];
+  std::string_view rest = source;
+  for (const std::string_view scheme : {"https://", "http://"}) {
+    if (rest.starts_with(scheme)) rest.remove_prefix(scheme.size());
+  }
+  for (const std::string_view host : {"github.com:", "github.com/", "github:", "github/"}) {
+    if (!rest.starts_with(host)) continue;
+    rest.remove_prefix(host.size());
+    const std::size_t slash = rest.find_first_of("/:");
+    if (slash == 0 || slash == std::string_view::npos || rest[slash] != '/') break;
+    const std::size_t end = std::min(rest.find_first_of("/:@#", slash + 1), rest.size());
+    if (end > slash + 1) return std::string(rest.substr(0, end));
+    break;
+  }
   return source;
 }
 
@@ -164,14 +220,7 @@ std::string cell(const CsvTable& table, std::size_t row, std::string_view column
 
 // NaN where the cell is empty or no number.
 double value(const CsvTable& table, std::size_t row, std::string_view column) {
-  const std::string text = cell(table, row, column);
-  try {
-    std::size_t used = 0;
-    const double found = std::stod(text, &used);
-    return used == text.size() ? found : std::nan("");
-  } catch (const std::exception&) {
-    return std::nan("");
-  }
+  return number_of(cell(table, row, column));
 }
 
 // A fabric cannot be thousands of times off: such rows are of another unit.
@@ -253,8 +302,8 @@ PlacedSystem place_system(const NcclPlace& place) {
 std::vector<NcclRow> nccl_rows(const CsvTable& table) {
   for (const char* column : {"bytes", "collective", "n_gpus"}) {
     if (!table.has(column)) {
-      throw Error(ExitCode::kInvalidInput,
-                  fmt::format("{} has no column '{}'", table.file_name(), column));
+      throw ConfigError({table.file_name(), 1, 1, ""}, fmt::format("has no column '{}'", column),
+                        "bytes, collective, n_gpus and time_us_oop or busbw_GBps");
     }
   }
   std::vector<NcclRow> rows;

@@ -122,7 +122,9 @@ PriceList parse_prices(std::string_view csv, const std::string& file_name) {
   return list;
 }
 
-PriceList read_prices(const std::string& path) { return parse_prices(read_text_file(path), path); }
+PriceList read_prices(const std::string& path) {
+  return parse_prices(read_text_file(path, kMaxTableBytes), path);
+}
 
 Price listed_price(const Cluster& cluster) {
   Price price;

@@ -5,7 +5,6 @@
 #include <fmt/ranges.h>
 
 #include <filesystem>
-#include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
 
@@ -16,6 +15,7 @@
 #include "interop/gather_evidence.h"
 #include "interop/measured_tables.h"
 #include "reports/history.h"
+#include "sim/base/json_document.h"
 
 namespace foreshard {
 namespace {
@@ -49,14 +49,6 @@ Scored score(const std::vector<std::string>& files, const std::vector<std::strin
     std::move(table.problems.begin(), table.problems.end(), std::back_inserter(scored.problems));
   }
   return scored;
-}
-
-Json read_frozen(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) throw ConfigError({path, 0, 0, ""}, "cannot be read", "the file of accuracy --freeze");
-  Json json = Json::parse(file, nullptr, false);
-  if (json.is_discarded()) throw ConfigError({path, 0, 0, ""}, "is no JSON document");
-  return json;
 }
 
 void write_accuracy_page(const AccuracyOptions& options, const std::vector<AccuracyRow>& rows) {
@@ -103,7 +95,12 @@ ExitCode run_accuracy(const AccuracyOptions& options) {
                      frozen["hash"].get<std::string>()));
   }
   if (!options.frozen.empty()) {
-    scored.rows = with_frozen(std::move(scored.rows), read_frozen(options.frozen));
+    try {
+      scored.rows = with_frozen(std::move(scored.rows), read_json_document(options.frozen));
+    } catch (const Json::exception& error) {
+      throw ConfigError({options.frozen, 0, 0, ""}, fmt::format("is not whole: {}", error.what()),
+                        "the file of accuracy --freeze");
+    }
   }
   if (options.anchor > 0) scored.rows = anchored(std::move(scored.rows), options.anchor);
   if (!options.html.empty()) write_accuracy_page(options, scored.rows);

@@ -21,6 +21,7 @@
 #include "reports/layout.h"
 #include "sim/base/quantile.h"
 #include "sim/base/text_file.h"
+#include "sim/base/unit_strings.h"
 
 namespace foreshard {
 namespace {
@@ -75,6 +76,29 @@ Quality quality_of(const Cluster& machine, const Calibration& base, const Collec
   return quality;
 }
 
+// Bus bandwidths that no link has: NVLink SHARP adds up inside the switch and shows up to twice the
+// link's rate; the slowest fabric of the published sweeps (TCP without RDMA) a hundredth.
+constexpr double kAboveLink = 2.5;
+constexpr double kLeastOfLink = 1e-3;
+
+// Throws where the sweep is of another unit, or of another GPU than it says.
+void check_sense(const Cluster& machine, const CollectiveSweep& sweep) {
+  double best = 0;
+  for (const SizePoint& point : sweep.points) {
+    best = std::max(best, busbw_factor(sweep.operation, static_cast<double>(sweep.ranks)) *
+                              point.bytes / point.seconds);
+  }
+  const double link = machine.node.gpu_link.value();
+  const bool is_small = sweep.points.back().bytes < 1e6;  // latencies alone
+  if (best <= kAboveLink * link && (is_small || best >= kLeastOfLink * link)) return;
+  throw Error(
+      ExitCode::kInvalidInput,
+      fmt::format("{}: the best bus bandwidth of {} is {}, the link of {} has {}: another "
+                  "unit, or another GPU?",
+                  sweep.source, to_string(sweep.operation), format_bandwidth(BytesPerSecond(best)),
+                  machine.gpu.key, format_bandwidth(machine.node.gpu_link)));
+}
+
 // The catalogue's machine of a device name.
 std::string machine_of(const std::string& device, const std::string& asked) {
   if (!asked.empty()) return asked;
@@ -93,7 +117,7 @@ bool are_nccl_tests(const std::vector<std::string>& files) {
   for (const std::string& file : files) {
     std::error_code ignored;
     if (!std::filesystem::is_regular_file(file, ignored)) continue;  // read_measurements says why
-    logs += looks_like_nccl_tests(read_text_file(file)) ? 1 : 0;
+    logs += looks_like_nccl_tests(read_text_start(file, kNcclTestsHead)) ? 1 : 0;
   }
   if (logs != 0 && logs != files.size()) {
     throw Error(ExitCode::kInvalidInput,
@@ -108,7 +132,7 @@ ExitCode calibrate_sweeps(const CalibrateOptions& options) {
   std::string device;
   NcclVersion version;
   for (const std::string& file : options.files) {
-    NcclTests tests = parse_nccl_tests(read_text_file(file), file);
+    NcclTests tests = parse_nccl_tests(read_text_file(file, kMaxNcclTestsBytes), file);
     if (device.empty()) device = tests.gpu;
     version = tests.version;
     for (CollectiveSweep& sweep : tests.sweeps) sweeps.push_back(std::move(sweep));
@@ -121,6 +145,7 @@ ExitCode calibrate_sweeps(const CalibrateOptions& options) {
       {"sweep", "ranks", "nodes", "sizes", "profile alone", "points left out"}};
   Json list = Json::array();
   for (const CollectiveSweep& sweep : sweeps) {
+    check_sense(machine, sweep);
     const Quality quality = quality_of(machine, profile, sweep, version);
     rows.push_back({to_string(sweep.operation), std::to_string(sweep.ranks),
                     std::to_string(sweep.nodes), std::to_string(quality.points),

@@ -19,7 +19,7 @@ ExitCode report_failure() {
     note(error.what());
     return error.exit_code();
   } catch (const std::bad_alloc&) {
-    note("the plan is too large for the memory of this machine");
+    note("not enough memory: what was asked for needs more than this process may have");
     return ExitCode::kInternal;
   } catch (const std::exception& error) {
     note(std::string("internal error: ") + error.what());

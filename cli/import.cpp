@@ -17,8 +17,11 @@ namespace foreshard {
 namespace {
 
 TopologyImport read_topology(const std::string& file) {
-  const std::string text = read_text_file(file);
-  switch (topology_format(text)) {
+  const std::string head = read_text_start(file, kNcclTestsHead);
+  const TopologyFormat format = topology_format(head);
+  const std::string text =
+      format == TopologyFormat::kNone ? "" : read_text_file(file, kMaxTopologyBytes);
+  switch (format) {
     case TopologyFormat::kNvidiaSmi:
       return parse_nvidia_smi_topo(text, file);
     case TopologyFormat::kNcclXml:
@@ -28,9 +31,9 @@ TopologyImport read_topology(const std::string& file) {
     case TopologyFormat::kNone:
       break;
   }
-  if (looks_like_nccl_tests(text)) {
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("{} is a log of nccl-tests: foreshard calibrate {}", file, file));
+  if (looks_like_nccl_tests(head)) {
+    throw ConfigError({file, 1, 0, ""}, "is a log of nccl-tests",
+                      fmt::format("a machine; of this: foreshard calibrate {}", file));
   }
   throw ConfigError(
       {file, 1, 0, ""}, "is of no known form",

@@ -169,10 +169,7 @@ void check_sense(const Job& job, const Forecast& forecast, const Report& report)
                 fmt::format("{}: the profile makes {}; expected one that was measured on {}",
                             job.profile_file.string(), nonsense, job.cluster.gpu.name));
   }
-  throw Error(ExitCode::kInternal,
-              fmt::format("internal error: the forecast says what cannot be: {}; please report it "
-                          "with the command and its files",
-                          nonsense));
+  refuse_nonsense(nonsense);
 }
 
 // How a plan file in `folder` names `file`.

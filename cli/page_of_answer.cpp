@@ -52,7 +52,9 @@ void add_answer(Json& page, const char* block, Json answer) {
 
 }  // namespace
 
-Json page_of_answer(const Json& json, const std::string& file) {
+namespace {
+
+Json page_of_document(const Json& json, const std::string& file) {
   const bool names_itself =
       json.is_object() && json.contains("schema") && json["schema"].is_string();
   const std::string schema = names_itself ? json["schema"].get<std::string>() : "";
@@ -74,7 +76,7 @@ Json page_of_answer(const Json& json, const std::string& file) {
     add_report(json.at("report"), "forecast");
     page["views"][0]["waterfall"] = json.at("waterfall");
   } else if (schema == "foreshard.search/1") {
-    if (!json.at("best").is_null()) add_report(json["best"]["report"], "best plan");
+    if (!json.at("best").is_null()) add_report(json.at("best").at("report"), "best plan");
     page["search"] = search_of_answer(json);
   } else if (schema == "foreshard.validation/1") {
     add_report(json.at("predicted"), "forecast");
@@ -98,17 +100,25 @@ Json page_of_answer(const Json& json, const std::string& file) {
                     json.at("machine").get<std::string>());
     add_answer(page, "scale", json);
   } else {
-    throw Error(
-        ExitCode::kInvalidInput,
-        fmt::format("{}: is no answer that can be shown; expected one JSON document of "
-                    "predict, explain, search, recommend, scale, validate, accuracy or report, "
-                    "with --json",
-                    file));
+    throw ConfigError({file, 1, 1, ""}, "is no answer that can be shown",
+                      "one JSON document of predict, explain, search, recommend, scale, validate, "
+                      "accuracy or report, with --json");
   }
   for (const char* key : {"tool", "created", "host"}) {
     if (json.contains(key)) page[key] = json[key];
   }
   return page;
+}
+
+}  // namespace
+
+Json page_of_answer(const Json& json, const std::string& file) {
+  try {
+    return page_of_document(json, file);
+  } catch (const Json::exception& error) {
+    throw ConfigError({file, 1, 1, ""},
+                      fmt::format("is no whole answer of foreshard: {}", error.what()));
+  }
 }
 
 void write_answer_page(const std::string& path, const Json& answer, const std::string& command) {

@@ -7,8 +7,8 @@
 
 namespace foreshard {
 
-// `file` is what errors name, and the title of what has none. Throws Error(kInvalidInput) where the
-// document is no answer that can be shown, Json::exception where it lacks a key.
+// `file` is what errors name, and the title of what has none. Throws ConfigError where the document
+// is no answer that can be shown, or lacks a key.
 Json page_of_answer(const Json& answer, const std::string& file);
 
 // The file of --html of a verb whose page says what its document does.

@@ -12,8 +12,8 @@ namespace foreshard {
 
 bool is_traced(const std::string& path) {
   std::error_code ignored;
-  return std::filesystem::is_regular_file(path, ignored) ||
-         (std::filesystem::is_directory(path, ignored) && !is_run_folder(path));
+  // A pipe, too: the reader of traces says what is wrong with it.
+  return std::filesystem::exists(path, ignored) && !is_run_folder(path);
 }
 
 MeasuredJob joined(const Forecast& forecast, const std::vector<FsdpTrace>& traces) {

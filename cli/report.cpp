@@ -14,7 +14,7 @@
 #include "cli/page_of_answer.h"
 #include "cli/progress.h"
 #include "cli/verbs.h"
-#include "sim/base/text_file.h"
+#include "sim/base/json_document.h"
 
 namespace foreshard {
 ExitCode run_report(const ReportOptions& asked) {
@@ -33,13 +33,7 @@ ExitCode run_report(const ReportOptions& asked) {
   ExitCode code = ExitCode::kOk;
   Json document;
   if (!options.answer.empty()) {
-    try {
-      document = page_of_answer(Json::parse(read_text_file(options.answer), nullptr, false),
-                                options.answer);
-    } catch (const Json::exception& error) {
-      throw Error(ExitCode::kInvalidInput, fmt::format("{}: is no whole answer of foreshard: {}",
-                                                       options.answer, error.what()));
-    }
+    document = page_of_answer(read_json_document(options.answer), options.answer);
   } else {
     const Answer a = answer(options.job);
     PageDocument page(page_title(a.job), options.output.command);

@@ -1,15 +1,16 @@
 // A line of the file: number of the plan, verdict (0 simulated, 1 does not fit), step in ns, peak
-// and outside in bytes.
+// and outside in bytes, and the hash of the search's key and these figures: a line that was edited,
+// or comes from the state of another search, does not have it.
 #include "cli/search_state.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "calibration/profile.h"
 #include "sim/base/hash.h"
@@ -19,23 +20,76 @@
 namespace foreshard {
 namespace {
 
-constexpr std::string_view kSchema = "foreshard.search_state/1";
+constexpr std::string_view kSchema = "foreshard.search_state/2";
+constexpr std::string_view kAnySchema = "foreshard.search_state/";
+constexpr std::size_t kMaxStateBytes = std::size_t{256} << 20;  // of some 4,000,000 plans
 
-std::optional<std::pair<std::size_t, JudgedPlan>> parse_line(const std::string& line) {
-  std::istringstream fields(line);
-  std::size_t number = 0;
-  int verdict = 0;
-  std::int64_t step = 0, peak = 0, outside = 0;
-  std::string rest;
-  if (!(fields >> number >> verdict >> step >> peak >> outside) || (fields >> rest)) {
-    return std::nullopt;
-  }
-  if (verdict < 0 || verdict > 1 || step < 0 || peak < 0 || outside < 0) return std::nullopt;
-  return std::pair(number, JudgedPlan{verdict == 0 ? Verdict::kSimulated : Verdict::kDoesNotFit,
-                                      Time::ns(step), Bytes(peak), Bytes(outside)});
+std::string figures_of(std::size_t number, const JudgedPlan& plan) {
+  return fmt::format("{} {} {} {} {}", number, plan.verdict == Verdict::kSimulated ? 0 : 1,
+                     plan.step.nanoseconds(), plan.peak_allocated.count(),
+                     plan.outside_allocator.count());
+}
+
+std::string seal_of(std::string_view figures, std::string_view key) {
+  return Fingerprint().add(key).add(figures).hex();
+}
+
+// The next of the words that blanks separate; -1 where it is no number.
+std::int64_t take_number(std::string_view& text) {
+  const std::size_t end = std::min(text.find(' '), text.size());
+  std::int64_t value = -1;
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + end, value);
+  const bool is_number = error == std::errc() && stop == text.data() + end;
+  text.remove_prefix(std::min(end + 1, text.size()));
+  return is_number ? value : -1;
 }
 
 }  // namespace
+
+SearchRecord parse_search_state(std::string_view text, const std::string& file,
+                                std::string_view key) {
+  const std::string_view first = text.substr(0, text.find('\n'));
+  if (!first.starts_with(kAnySchema)) {
+    throw ConfigError({file, 1, 1, ""}, "is no state of a search",
+                      fmt::format("a file that --resume wrote, beginning {}", kSchema));
+  }
+  if (!first.starts_with(fmt::format("{} ", kSchema))) {
+    throw ConfigError({file, 1, 1, ""}, "is the state of a search of another version",
+                      fmt::format("{}, or a new file", kSchema));
+  }
+  if (first != fmt::format("{} {}", kSchema, key)) {
+    throw ConfigError({file, 1, 1, ""}, "is of another search",
+                      "the same job, axes and profile, or a new file");
+  }
+  SearchRecord record;
+  int line = 0;
+  while (true) {
+    const std::size_t end = text.find('\n', record.whole_bytes);
+    if (end == std::string_view::npos) return record;  // a line that was cut off is left out
+    const std::string_view content = text.substr(record.whole_bytes, end - record.whole_bytes);
+    record.whole_bytes = end + 1;
+    if (++line == 1) continue;
+    const std::size_t seal = content.rfind(' ');
+    std::string_view rest = content.substr(0, seal);
+    const auto number = static_cast<std::size_t>(take_number(rest));
+    const std::int64_t verdict = take_number(rest);
+    const std::int64_t step = take_number(rest);
+    const std::int64_t peak = take_number(rest);
+    const std::int64_t outside = take_number(rest);
+    const JudgedPlan plan{verdict == 0 ? Verdict::kSimulated : Verdict::kDoesNotFit, Time::ns(step),
+                          Bytes(peak), Bytes(outside)};
+    const std::string figures = figures_of(number, plan);
+    const bool is_plan = std::min({step, peak, outside}) >= 0 && (verdict == 0 || verdict == 1) &&
+                         content.substr(0, seal) == figures;
+    if (!is_plan || seal == std::string_view::npos ||
+        content.substr(seal + 1) != seal_of(figures, key)) {
+      throw ConfigError({file, line, 1, ""},
+                        is_plan ? "was edited: its hash does not fit" : "is no judged plan",
+                        "a line as --resume wrote it; without it the plan is judged again");
+    }
+    record.known.emplace(number, plan);
+  }
+}
 
 std::string search_key(const std::vector<JobVariant>& variants, const MemoryTerms& terms) {
   std::string text;
@@ -54,11 +108,9 @@ std::string search_key(const std::vector<JobVariant>& variants, const MemoryTerm
   return Fingerprint().add(text).hex();
 }
 
-SearchState::SearchState(const std::string& path, const std::string& key) {
+SearchState::SearchState(const std::string& path, const std::string& key) : key_(key) {
   std::error_code ignored;
-  const bool is_there =
-      std::filesystem::exists(path, ignored) && std::filesystem::file_size(path, ignored) > 0;
-  if (is_there) read(path, key);
+  const bool is_there = std::filesystem::exists(path, ignored) && read(path);
   file_ = std::fopen(path.c_str(), is_there ? "a" : "w");
   if (file_ == nullptr) {
     throw Error(ExitCode::kInvalidInput,
@@ -71,33 +123,14 @@ SearchState::~SearchState() {
   if (file_ != nullptr) std::fclose(file_);
 }
 
-void SearchState::read(const std::string& path, const std::string& key) {
-  std::istringstream text(read_text_file(path));
-  std::string line;
-  std::getline(text, line);
-  if (!line.starts_with(kSchema)) {
-    throw ConfigError({path, 1, 1, ""}, "is no state of a search",
-                      fmt::format("a file that --resume wrote, beginning {}", kSchema));
-  }
-  if (line != fmt::format("{} {}", kSchema, key)) {
-    throw ConfigError({path, 1, 1, ""}, "is of another search",
-                      "the same job, axes and profile, or a new file");
-  }
-  int number = 1;
-  while (std::getline(text, line)) {
-    ++number;
-    const bool is_cut = text.eof();
-    const auto parsed = parse_line(line);
-    if (parsed && !is_cut) {
-      known_.insert(*parsed);
-    } else if (!is_cut) {
-      throw ConfigError({path, number, 1, ""}, "is no judged plan",
-                        "number, verdict, step in ns, peak and outside in bytes");
-    } else if (!line.empty()) {
-      // The rest of the line follows on a line of its own.
-      std::filesystem::resize_file(path, std::filesystem::file_size(path) - line.size());
-    }
-  }
+bool SearchState::read(const std::string& path) {
+  const std::string text = read_text_file(path, kMaxStateBytes);
+  if (text.empty()) return false;
+  SearchRecord record = parse_search_state(text, path, key_);
+  known_ = std::move(record.known);
+  // What goes on being written follows on a line of its own.
+  if (record.whole_bytes < text.size()) std::filesystem::resize_file(path, record.whole_bytes);
+  return record.whole_bytes > 0;
 }
 
 SearchMemory SearchState::memory() {
@@ -109,9 +142,8 @@ SearchMemory SearchState::memory() {
   };
   memory.remember = [this](std::size_t number, const JudgedPlan& plan) {
     const std::lock_guard<std::mutex> guard(mutex_);
-    fmt::print(file_, "{} {} {} {} {}\n", number, plan.verdict == Verdict::kSimulated ? 0 : 1,
-               plan.step.nanoseconds(), plan.peak_allocated.count(),
-               plan.outside_allocator.count());
+    const std::string figures = figures_of(number, plan);
+    fmt::print(file_, "{} {}\n", figures, seal_of(figures, key_));
   };
   return memory;
 }

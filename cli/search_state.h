@@ -1,8 +1,9 @@
 // What a search has judged so far, in a file that grows with every plan: a search that was stopped
 // goes on where it was.
 //
-// The first line names the search by a hash of all its plans and of what prices them. A file of
-// another search is refused; a last line that was cut off is left out.
+// The first line names the search by a hash of all its plans and of what prices them, and every
+// other has a hash of itself. A file of another search, or one that was edited, is refused; a last
+// line that was cut off is left out.
 #pragma once
 
 #include <cstdio>
@@ -10,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 
 #include "cli/job_search.h"
 #include "sim/search/search.h"
@@ -18,6 +20,16 @@ namespace foreshard {
 
 // Of everything that the outcomes of a search depend on.
 std::string search_key(const std::vector<JobVariant>& variants, const MemoryTerms& terms);
+
+struct SearchRecord {
+  std::map<std::size_t, JudgedPlan> known;
+  std::size_t whole_bytes = 0;  // without a last line that was cut off
+};
+
+// What such a file says. Throws ConfigError, with the line, for what the search of `key` did not
+// write.
+SearchRecord parse_search_state(std::string_view text, const std::string& file,
+                                std::string_view key);
 
 class SearchState {
  public:
@@ -32,8 +44,9 @@ class SearchState {
   std::size_t known() const { return known_.size(); }
 
  private:
-  void read(const std::string& path, const std::string& key);
+  bool read(const std::string& path);  // false: has nothing yet
 
+  std::string key_;
   std::map<std::size_t, JudgedPlan> known_;
   std::mutex mutex_;
   std::FILE* file_ = nullptr;

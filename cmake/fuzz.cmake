@@ -11,12 +11,16 @@ add_library(foreshard_fuzz_state STATIC
   exec/state/training_state.cpp)
 target_link_libraries(foreshard_fuzz_state PUBLIC foreshard_sim PRIVATE foreshard_flags)
 
+# What the server reads needs none of its library either.
+add_library(foreshard_fuzz_http STATIC cli/http/form.cpp)
+target_link_libraries(foreshard_fuzz_http PUBLIC foreshard_sim PRIVATE foreshard_flags)
+
 file(GLOB fuzzers CONFIGURE_DEPENDS tests/fuzz/*_fuzz.cpp)
 foreach(source IN LISTS fuzzers)
   cmake_path(GET source STEM name)
   add_executable(${name} ${source})
   target_link_libraries(${name} PRIVATE foreshard_cli foreshard_reports foreshard_interop
-                                        foreshard_fuzz_state foreshard_flags)
+                                        foreshard_fuzz_state foreshard_fuzz_http foreshard_flags)
   target_link_options(${name} PRIVATE -fsanitize=fuzzer)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/fuzzers")
 endforeach()

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "sim/base/spelling.h"
+#include "sim/base/text_file.h"
 
 namespace foreshard {
 
@@ -140,11 +141,12 @@ CsvFile read_csv_file(const std::filesystem::path& path) {
   const auto fail = [&](const std::string& what) {
     throw ConfigError({path.string(), 0, 0, ""}, what);
   };
+  expect_regular_file(path);
   const std::unique_ptr<gzFile_s, int (*)(gzFile)> file(gzopen(path.c_str(), "rb"), &gzclose);
   if (file == nullptr) fail("cannot be read");
   std::string text;
   constexpr std::size_t kBlock = 256 << 10;
-  constexpr std::size_t kLargest = std::size_t{1} << 30;  // more is no recording
+  constexpr std::size_t kLargest = std::size_t{256} << 20;  // more is no recording
   while (true) {
     const std::size_t before = text.size();
     text.resize(before + kBlock);
@@ -156,7 +158,7 @@ CsvFile read_csv_file(const std::filesystem::path& path) {
     }
     text.resize(before + static_cast<std::size_t>(count));
     if (count == 0) break;
-    if (text.size() > kLargest) fail("is larger than 1 GiB");
+    if (text.size() > kLargest) refuse_too_large(path, kLargest);
   }
   return CsvFile(text, path.string());
 }

@@ -99,7 +99,7 @@ class Walk {
   };
 
   [[noreturn]] void refuse(const std::string& what) const {
-    throw Error(ExitCode::kInvalidInput, fmt::format("{}: {}", trace_.file, what));
+    throw ConfigError({trace_.file, 0, 0, ""}, what);
   }
 
   Range read_range(const TraceRange& range) {

@@ -32,16 +32,17 @@ RopeScaling read_scaling(const ConfigNode& node) {
   }
   if (name == "default") return {};
   const ConfigNode* factor = node.find("factor");
-  if (factor == nullptr) return scaling;
+  if (factor == nullptr || factor->is_null()) return scaling;
+  const double stretch = factor->as_double(1, 1e6);  // of whatever type
   if (name == "linear") {
     scaling.kind = RopeScaling::Kind::kLinear;
-    scaling.factor = factor->as_double(1, 1e6);
+    scaling.factor = stretch;
   }
   const ConfigNode* low = node.find("low_freq_factor");
   const ConfigNode* high = node.find("high_freq_factor");
   const ConfigNode* original = node.find("original_max_position_embeddings");
   if (name == "llama3" && low != nullptr && high != nullptr && original != nullptr) {
-    scaling.factor = factor->as_double(1, 1e6);
+    scaling.factor = stretch;
     scaling.low_frequency_factor = low->as_double(1e-3, 1e6);
     scaling.high_frequency_factor = high->as_double(1e-3, 1e6);
     scaling.original_positions = original->as_int(1, kLargestHfSize);

@@ -68,7 +68,7 @@ std::optional<fs::path> config_in(const fs::path& repository) {
   constexpr std::size_t kLongestCommit = 100;
   const fs::path reference = repository / "refs" / "main";
   if (is_file(reference)) {
-    std::string commit = read_text_file(reference, kLongestCommit);
+    std::string commit = read_text_start(reference, kLongestCommit + 1);
     commit = commit.substr(0, commit.find_first_of("\r\n \t"));
     const bool plain = commit.size() <= kLongestCommit && !commit.empty() &&
                        commit.find_first_of("/\\.") == std::string::npos;

@@ -13,18 +13,25 @@
 #include <charconv>
 #include <cmath>
 #include <istream>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <streambuf>
 #include <string_view>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 
 #include "sim/base/error.h"
+#include "sim/base/json_document.h"
+#include "sim/base/text_file.h"
 
 namespace foreshard {
 namespace {
+
+// What is kept of an event is about as much as its text.
+constexpr std::size_t kMaxTraceBytes = std::size_t{4} << 30;
 
 // zlib reads a file that is not compressed as it is.
 class ZlibBuffer : public std::streambuf {
@@ -46,14 +53,22 @@ class ZlibBuffer : public std::streambuf {
     int code = Z_OK;
     const char* words = gzerror(file_, &code);
     // A gzip stream without its end is reported only once its bytes have run out.
-    if (count < 0 || (count == 0 && code != Z_OK && code != Z_STREAM_END)) failure_ = words;
+    if (count < 0 || (count == 0 && code != Z_OK && code != Z_STREAM_END)) {
+      failure_ = fmt::format("the compressed file is damaged: {}", words);
+    }
     if (count <= 0) return traits_type::eof();
+    read_ += static_cast<std::size_t>(count);
+    if (read_ > kMaxTraceBytes) {
+      failure_ = fmt::format("is larger than {} GiB unpacked", kMaxTraceBytes >> 30);
+      return traits_type::eof();
+    }
     setg(block_.data(), block_.data(), block_.data() + count);
     return traits_type::to_int_type(block_[0]);
   }
 
  private:
   gzFile file_;
+  std::size_t read_ = 0;
   std::array<char, std::size_t{1} << 16> block_{};
   std::string failure_;
 };
@@ -119,10 +134,9 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
     key_ = name;
     return true;
   }
-  bool parse_error(std::size_t position, const std::string& /*token*/,
+  bool parse_error(std::size_t /*position*/, const std::string& /*token*/,
                    const nlohmann::json::exception& error) override {
-    const std::string_view words = error.what();
-    failure = fmt::format("byte {}: {}", position, words.substr(words.find(']') + 2));
+    failure = json_failure(error.what());
     return false;
   }
   bool string(string_t& text) override {
@@ -139,7 +153,7 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
 
-  std::string failure;
+  JsonFailure failure;
   bool has_events = false;  // the list was there
 
  private:
@@ -322,12 +336,12 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
   }
 
   std::uint32_t message_of(const TracedMessage& message) {
-    auto& messages = trace_.messages;
-    // A step has few different ones.
-    const auto found = std::find(std::next(messages.begin()), messages.end(), message);
-    const auto place = static_cast<std::uint32_t>(found - messages.begin());
-    if (found == messages.end()) messages.push_back(message);
-    return place;
+    const auto [entry, is_new] = message_numbers_.emplace(
+        std::tuple(message.dtype, message.group, message.in_elements, message.out_elements,
+                   message.group_size, message.stride),
+        static_cast<std::uint32_t>(trace_.messages.size()));
+    if (is_new) trace_.messages.push_back(message);
+    return entry->second;
   }
 
   KinetoTrace& trace_;
@@ -337,6 +351,10 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
   bool inside_args_ = false;
   Draft draft_;
   std::unordered_map<std::string, std::uint32_t> numbers_;
+  std::map<
+      std::tuple<std::string, std::string, std::int64_t, std::int64_t, std::int64_t, std::int64_t>,
+      std::uint32_t>
+      message_numbers_;
 };
 
 }  // namespace
@@ -359,10 +377,9 @@ bool KinetoTrace::of_gpu() const {
 
 KinetoTrace read_kineto(const std::filesystem::path& path) {
   const auto refuse = [&](const std::string& what) {
-    throw Error(ExitCode::kInvalidInput, fmt::format("{}: {}", path.string(), what));
+    throw ConfigError({path.string(), 0, 0, ""}, what);
   };
-  std::error_code ignored;
-  if (!std::filesystem::is_regular_file(path, ignored)) refuse("there is no such file");
+  expect_regular_file(path);
   ZlibBuffer buffer(path);
   if (!buffer.is_open()) refuse("cannot be read");
   KinetoTrace trace;
@@ -370,8 +387,11 @@ KinetoTrace read_kineto(const std::filesystem::path& path) {
   Handler handler(trace);
   std::istream stream(&buffer);
   const bool whole = nlohmann::json::sax_parse(stream, &handler);
-  if (!buffer.failure().empty()) refuse("the compressed file is damaged: " + buffer.failure());
-  if (!whole) refuse("is not whole JSON: " + handler.failure);
+  if (!buffer.failure().empty()) refuse(buffer.failure());
+  if (!whole) {
+    throw ConfigError({path.string(), handler.failure.line, handler.failure.column, ""},
+                      "is not whole JSON: " + handler.failure.reason);
+  }
   if (!handler.has_events) {
     refuse("has no traceEvents; torch.profiler's export_chrome_trace writes them");
   }

@@ -14,7 +14,7 @@
 
 namespace foreshard {
 CsvTable read_table(const std::filesystem::path& path) {
-  return CsvTable(read_text_file(path), path.string());
+  return CsvTable(read_text_file(path, kMaxTableBytes), path.string());
 }
 
 MeasuredTable score_table(const std::filesystem::path& path,

@@ -12,7 +12,6 @@
 #include <cmath>
 #include <map>
 #include <optional>
-#include <regex>
 #include <set>
 
 #include "sim/base/config.h"
@@ -46,6 +45,52 @@ std::optional<double> number_of(const std::string& word) {
   return value;
 }
 
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+bool is_space(char c) { return std::isspace(static_cast<unsigned char>(c)) != 0; }
+
+template <typename Is>
+std::size_t skip(std::string_view text, std::size_t at, Is is) {
+  while (at < text.size() && is(text[at])) ++at;
+  return at;
+}
+
+// Bytes of the launcher's mark that the text begins with: "[1,0]<stdout>: ", "0: ", or "node-3: "
+// where a comment or a row follows.
+std::size_t launcher_mark(std::string_view text) {
+  if (text.empty()) return 0;
+  if (text[0] == '[') {
+    std::size_t at = text.find(']');
+    if (at == std::string_view::npos) return 0;
+    ++at;
+    if (at < text.size() && text[at] == '<') {
+      const std::size_t end = skip(text, at + 1, [](char c) { return c >= 'a' && c <= 'z'; });
+      if (end > at + 1 && end < text.size() && text[end] == '>') at = end + 1;
+    }
+    if (at < text.size() && text[at] == ':') ++at;
+    return skip(text, at, is_space);
+  }
+  const bool is_number = is_digit(text[0]);
+  if (!is_number && std::isalpha(static_cast<unsigned char>(text[0])) == 0) return 0;
+  const std::size_t colon = skip(text, 0, [&](char c) {
+    return is_number ? is_digit(c)
+                     : std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '.' ||
+                           c == '-';
+  });
+  if (colon >= text.size() || text[colon] != ':') return 0;
+  const std::size_t end = skip(text, colon + 1, is_space);
+  if (end == colon + 1) return 0;
+  const bool follows = end < text.size() && (text[end] == '#' || is_digit(text[end]));
+  return is_number || follows ? end : 0;
+}
+
+// Of a line: up to two marks, not beyond a '#'.
+std::size_t launcher_prefix(std::string_view line) {
+  const std::size_t begin = skip(line, 0, is_space);
+  std::size_t at = begin;
+  for (int i = 0; i < 2; ++i) at += launcher_mark(line.substr(at));
+  return at == begin || at > line.find('#') ? 0 : at;
+}
+
 // The operation in "all_gather_perf" or a path that ends so.
 std::optional<CollectiveOperation> operation_in(const std::string& text) {
   std::optional<CollectiveOperation> found;
@@ -67,6 +112,40 @@ std::optional<CollectiveOperation> operation_in(const std::string& text) {
     if (at != std::string::npos && (!found || at + 4 >= where)) found = operation, where = at;
   }
   return found;
+}
+
+bool is_count(const std::string& word) {
+  return !word.empty() && std::all_of(word.begin(), word.end(), is_digit);
+}
+
+struct Device {
+  std::string host;
+  std::string name;
+};
+
+// "Rank 0 Group 0 Pid 1234 on host device 0 [0x1b] NVIDIA H100", in any case.
+std::optional<Device> device_in(std::string_view text, const Words& words) {
+  std::size_t at = 0;
+  const auto word = [&](std::string_view wanted) {
+    const bool same =
+        at < words.size() && words[at].size() == wanted.size() &&
+        std::equal(wanted.begin(), wanted.end(), words[at].begin(),
+                   [](char a, char b) { return a == std::tolower(static_cast<unsigned char>(b)); });
+    at += same ? 1 : 0;
+    return same;
+  };
+  const auto count = [&] { return at < words.size() && is_count(words[at]) && ++at != 0; };
+  while (at < words.size() && !word("rank")) ++at;
+  if (!count()) return std::nullopt;
+  if (word("group") && !count()) return std::nullopt;
+  if (!word("pid") || !count() || !word("on") || at >= words.size()) return std::nullopt;
+  Device device{words[at++], ""};
+  if (!word("device") || !count()) return std::nullopt;
+  if (at >= words.size() || words[at][0] != '[') return std::nullopt;
+  const std::size_t close = text.find(']');
+  if (close == std::string_view::npos) return std::nullopt;
+  device.name = text.substr(skip(text, close + 1, is_space));
+  return device;
 }
 
 struct Row {
@@ -182,15 +261,7 @@ class Reader {
   }
 
   void read_line(std::string_view raw, int line) {
-    static const std::regex kPrefix(
-        R"(^\s*(?:\[[^\]]*\](?:<[a-z]+>)?:?\s*|\d+:\s+|[A-Za-z][\w.-]*:\s+(?=[#\d])){1,2})");
-    std::string text(raw);
-    std::smatch found;
-    const std::size_t mark = text.find('#');
-    if (std::regex_search(text, found, kPrefix) && found.length() > 0 &&
-        (mark == std::string::npos || found.length() <= static_cast<std::ptrdiff_t>(mark))) {
-      text.erase(0, static_cast<std::size_t>(found.length()));
-    }
+    const std::string_view text = raw.substr(launcher_prefix(raw));
     const Words words = words_of(text);
     if (words.empty()) return;
     if (words[0][0] == '#') {
@@ -199,7 +270,7 @@ class Reader {
       read_row(words, line);
     } else {
       if (ignored_++ == 0) {
-        first_ignored_ = text.substr(0, 80);
+        first_ignored_ = std::string(text.substr(0, 80));
         ignored_line_ = line;
       }
     }
@@ -219,26 +290,27 @@ class Reader {
     tests_.back().line = line;
   }
 
-  void read_comment(const std::string& text, int line) {
+  void read_comment(std::string_view text, int line) {
     const Words words = words_of(text);
     if (words.empty()) return;
-    static const std::regex kLibrary(R"(nccl-library=(\d+))");
-    static const std::regex kDevice(
-        R"(Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*))",
-        std::regex::icase);
-    std::smatch found;
-    if (std::regex_search(text, found, kDevice)) {
+    constexpr std::string_view kLibrary = "nccl-library=";
+    const std::size_t library = text.find(kLibrary);
+    const std::size_t number = library + kLibrary.size();
+    if (const auto device = device_in(text, words)) {
       Test& here = test(line);
       ++here.ranks;
-      here.hosts.insert(found[2]);
-      set_gpu(found[3]);
+      here.hosts.insert(device->host);
+      set_gpu(device->name);
     } else if (text.find("Collective test starting") != std::string::npos) {
       begin(line);
-      tests_.back().operation = operation_in(text);
+      tests_.back().operation = operation_in(std::string(text));
       note(Mapping::kMapped, words.back(), "the operation", "", line);
-    } else if (std::regex_search(text, found, kLibrary)) {
-      out_.version = parse_nccl_version(std::string(found[1]));
-      note(Mapping::kMapped, found[0], "the version of NCCL", "", line);
+    } else if (library != std::string_view::npos && number < text.size() &&
+               is_digit(text[number])) {
+      const std::size_t end = skip(text, number, is_digit);
+      out_.version = parse_nccl_version(text.substr(number, end - number));
+      note(Mapping::kMapped, std::string(text.substr(library, end - library)),
+           "the version of NCCL", "", line);
     } else if (words[0] == "nThread") {
       begin(line);
       note(Mapping::kIgnored, "settings of the test", "", "", line);
@@ -366,16 +438,17 @@ class Reader {
 }  // namespace
 
 bool looks_like_nccl_tests(std::string_view text) {
-  const std::string head(text.substr(0, 1 << 16));
+  const std::string head(text.substr(0, kNcclTestsHead));
   if (head.find_first_not_of(" \t\r\n") == std::string::npos) return false;
   if (head[head.find_first_not_of(" \t\r\n")] == '{') {
     return head.find("\"alg_bw\"") != std::string::npos ||
            (head.find("\"nccl_version\"") != std::string::npos &&
             head.find("\"results\"") != std::string::npos);
   }
-  static const std::regex kMarks(
-      R"(nThread|nccl-tests version|Collective test starting|algbw|Using devices)");
-  return std::regex_search(head, kMarks);
+  constexpr const char* kMarks[] = {"nThread", "nccl-tests version", "Collective test starting",
+                                    "algbw", "Using devices"};
+  return std::any_of(std::begin(kMarks), std::end(kMarks),
+                     [&](const char* mark) { return head.find(mark) != std::string::npos; });
 }
 
 NcclTests parse_nccl_tests(std::string_view text, std::string_view file_name) {

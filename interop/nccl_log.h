@@ -6,6 +6,7 @@
 // how many ranks) is an error that names file and line.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,7 +27,11 @@ struct NcclTests {
 // Throws ConfigError. `file_name` is what errors and the ledger call the text.
 NcclTests parse_nccl_tests(std::string_view text, std::string_view file_name);
 
-// Whether a text may be one: told by its first lines, so that other files get their own errors.
+inline constexpr std::size_t kMaxNcclTestsBytes = std::size_t{16} << 20;  // a sweep has kilobytes
+
+// Whether a text may be one: told by its first kNcclTestsHead bytes, so that other files get their
+// own errors.
+inline constexpr std::size_t kNcclTestsHead = 1 << 16;
 bool looks_like_nccl_tests(std::string_view text);
 
 }  // namespace foreshard

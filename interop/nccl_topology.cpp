@@ -15,15 +15,31 @@
 namespace foreshard {
 namespace {
 
-int line_of(std::string_view text, std::ptrdiff_t offset) {
-  const auto end = static_cast<std::size_t>(std::max<std::ptrdiff_t>(0, offset));
-  const std::string_view before = text.substr(0, std::min(end, text.size()));
-  return 1 + static_cast<int>(std::count(before.begin(), before.end(), '\n'));
-}
+// NCCL's own nest to system > cpu > pci > pci > pci > gpu > nvlink.
+constexpr int kMaxDepth = 64;
+
+// Lines of places in a text that are asked for in its order, in one pass over it.
+class Lines {
+ public:
+  explicit Lines(std::string_view text) : text_(text) {}
+  int at(std::ptrdiff_t offset) {
+    const std::size_t end =
+        std::min(static_cast<std::size_t>(std::max<std::ptrdiff_t>(0, offset)), text_.size());
+    if (end < at_) at_ = 0, line_ = 1;
+    for (; at_ < end; ++at_) line_ += text_[at_] == '\n' ? 1 : 0;
+    return line_;
+  }
+
+ private:
+  std::string_view text_;
+  std::size_t at_ = 0;
+  int line_ = 1;
+};
 
 class XmlImport {
  public:
-  XmlImport(std::string_view text, std::string_view file) : text_(text), file_(file) {}
+  XmlImport(std::string_view text, std::string_view file)
+      : text_(text), lines_(text), file_(file) {}
 
   TopologyImport run() {
     pugi::xml_document document;
@@ -31,12 +47,12 @@ class XmlImport {
     if (!parsed) {
       note(Mapping::kIgnored, "the rest of the file", "",
            std::string("not well-formed from here: ") + parsed.description(),
-           line_of(text_, parsed.offset));
+           lines_.at(parsed.offset));
     }
-    collect(document);
+    collect(document, 0);
     if (gpus_ == 0) {
-      throw ConfigError({file_, parsed ? 1 : line_of(text_, parsed.offset), 0, ""},
-                        "has no gpu element", "a dump of NCCL_TOPO_DUMP_FILE");
+      fail(parsed ? 1 : lines_.at(parsed.offset), "has no gpu element",
+           "a dump of NCCL_TOPO_DUMP_FILE");
     }
     const std::size_t hosts = std::max<std::size_t>(1, hosts_.size());
     if (gpus_ % static_cast<std::int64_t>(hosts) != 0) {
@@ -62,10 +78,27 @@ class XmlImport {
     note(Mapping::kMapped, std::move(what), fmt::format("{}: {}", key, value), "", line);
   }
 
-  void collect(const pugi::xml_node& node) {
+  [[noreturn]] void fail(int line, const std::string& what, const std::string& expected) const {
+    throw ConfigError({file_, line, 0, ""}, what, expected);
+  }
+  // An attribute that is a number of at most `most`; 0 where it is missing or no number.
+  double bounded(const pugi::xml_node& node, const char* name, double most, int line) const {
+    const double value = node.attribute(name).as_double();
+    if (value <= most) return std::max(0.0, value);
+    fail(line,
+         fmt::format("{} of {} is \"{}\"", name, node.name(),
+                     std::string_view(node.attribute(name).value()).substr(0, 40)),
+         fmt::format("a number of at most {}", most));
+  }
+
+  void collect(const pugi::xml_node& node, int depth) {
     for (const pugi::xml_node& child : node.children()) {
       const std::string name = child.name();
-      const int line = line_of(text_, child.offset_debug());
+      const int line = lines_.at(child.offset_debug());
+      if (depth == kMaxDepth) {
+        fail(line, "the elements are nested too deeply",
+             fmt::format("at most {} levels", kMaxDepth));
+      }
       if (name == "cpu" && *child.attribute("host_hash").value() != '\0') {
         hosts_.insert(child.attribute("host_hash").value());
       } else if (name == "gpu") {
@@ -75,24 +108,28 @@ class XmlImport {
       } else if (name == "pcilink" || name == "c2c") {
         note(Mapping::kIgnored, name, "", "no figure of a cluster file", line);
       }
-      collect(child);
+      collect(child, depth + 1);
     }
   }
 
   void add_gpu(const pugi::xml_node& gpu, int line) {
     if (gpus_++ == 0) first_gpu_ = line;
-    sm_ = std::max(sm_, gpu.attribute("sm").as_int());
+    sm_ = std::max(sm_, static_cast<int>(bounded(gpu, "sm", 1'000, line)));
     int links = 0;
     for (const pugi::xml_node& link : gpu.children("nvlink")) {
-      links += link.attribute("count").as_int();
+      links += static_cast<int>(bounded(link, "count", kMostLinks, line));
+      if (links > kMostLinks) {
+        fail(line, fmt::format("{} NVLinks of one GPU", links),
+             fmt::format("at most {}", kMostLinks));
+      }
       const std::string target = link.attribute("tclass").value();
       switch_ = switch_ || target == "0x068000";
     }
     fewest_ = gpus_ == 1 ? links : std::min(fewest_, links);
     most_ = std::max(most_, links);
     const pugi::xml_node slot = gpu.parent();
-    const double lanes = slot.attribute("link_width").as_double();
-    const double speed = slot.attribute("link_speed").as_double();  // "16.0 GT/s PCIe"
+    const double lanes = bounded(slot, "link_width", 32, line);     // PCIe has up to x32
+    const double speed = bounded(slot, "link_speed", 1'000, line);  // "16.0 GT/s PCIe"
     if (lanes > 0 && speed > 0) slot_ = std::max(slot_, slot_rate(speed) * lanes / 80);
   }
 
@@ -109,7 +146,8 @@ class XmlImport {
 
   void add_net(const pugi::xml_node& net, int line) {
     const std::string name = net.attribute("name").value();
-    const double speed = net.attribute("speed").as_double() / 1000;  // Gbit/s
+    constexpr double kFastest = 16e6;  // Mbit/s, as the limit of node.nic_rate
+    const double speed = bounded(net, "speed", kFastest, line) / 1000;  // Gbit/s
     const bool is_port = speed > 0 && net.attribute("keep").as_int(1) != 0;
     if (!is_port) {
       note(Mapping::kIgnored, "net " + name, "", "without a speed, or not kept by NCCL", line);
@@ -118,7 +156,7 @@ class XmlImport {
     ++ports_[speed];
     if (port_line_ == 0) port_line_ = line;
     port_name_ = name;
-    latency_ = std::max(latency_, net.attribute("latency").as_double());
+    latency_ = std::max(latency_, bounded(net, "latency", 1e6, line));
   }
 
   void add_gpus() {
@@ -180,6 +218,7 @@ class XmlImport {
   }
 
   std::string_view text_;
+  Lines lines_;
   std::string file_;
   TopologyImport out_;
   std::set<std::string> hosts_;

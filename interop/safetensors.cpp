@@ -33,7 +33,7 @@ std::uint64_t header_length(std::string_view bytes) {
 
 void read_header(const fs::path& path, StoredModel& model) {
   const std::string file = path.string();
-  const std::string start = read_text_file(path, kPrefix);
+  const std::string start = read_text_start(path, kPrefix);
   if (start.size() < kPrefix) {
     throw ConfigError({file, 0, 0, ""}, "is cut off before the length of its header",
                       "a safetensors file, or its first kilobytes");
@@ -43,7 +43,7 @@ void read_header(const fs::path& path, StoredModel& model) {
     throw ConfigError({file, 0, 0, ""}, fmt::format("says that its header has {} bytes", length),
                       "2 to 100000000, as safetensors writes");
   }
-  const std::string bytes = read_text_file(path, kPrefix + length);
+  const std::string bytes = read_text_start(path, kPrefix + length);
   if (bytes.size() < kPrefix + length) {
     throw ConfigError(
         {file, 0, 0, ""},

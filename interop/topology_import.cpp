@@ -13,42 +13,55 @@
 #include <charconv>
 #include <limits>
 #include <map>
-#include <regex>
 #include <set>
-#include <sstream>
 
 #include "sim/base/error.h"
+#include "sim/base/units.h"
 
 namespace foreshard {
 namespace {
 
 using Words = std::vector<std::string>;
 
-Words words_of(const std::string& line) {
-  std::istringstream in(line);
+bool is_space(char c) { return std::isspace(static_cast<unsigned char>(c)) != 0; }
+
+Words words_of(std::string_view line) {
   Words words;
-  for (std::string word; in >> word;) words.push_back(word);
+  for (std::size_t at = 0; at < line.size();) {
+    if (is_space(line[at])) {
+      ++at;
+      continue;
+    }
+    const std::size_t begin = at;
+    while (at < line.size() && !is_space(line[at])) ++at;
+    words.emplace_back(line.substr(begin, at - begin));
+  }
   return words;
+}
+
+// nvidia-smi underlines its header: without "\x1b[4m" and the like.
+std::string without_colours(std::string_view line) {
+  std::string plain;
+  for (std::size_t at = 0; at < line.size(); ++at) {
+    if (line.substr(at, 2) == "\x1b[") {
+      const std::size_t end = line.find_first_not_of("0123456789;", at + 2);
+      if (end != std::string_view::npos && line[end] == 'm') {
+        at = end;
+        continue;
+      }
+    }
+    plain.push_back(line[at]);
+  }
+  return plain;
 }
 
 std::vector<std::string> lines_of(std::string_view text) {
   std::vector<std::string> lines;
-  std::string line;
-  static const std::regex kColours("\x1b\\[[0-9;]*m");  // nvidia-smi underlines its header
-  const auto finish = [&] {
-    const bool has_colours = line.find('\x1b') != std::string::npos;
-    lines.push_back(has_colours ? std::regex_replace(line, kColours, "") : line);
-    line.clear();
-  };
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '\r' && i + 1 < text.size() && text[i + 1] == '\n') continue;
-    if (text[i] == '\n' || text[i] == '\r') {
-      finish();
-    } else {
-      line.push_back(text[i]);
-    }
+  for (std::size_t at = 0; at <= text.size();) {
+    const std::size_t end = std::min(text.find_first_of("\r\n", at), text.size());
+    lines.push_back(without_colours(text.substr(at, end - at)));
+    at = end + (text.substr(end).starts_with("\r\n") ? 2 : 1);
   }
-  finish();
   return lines;
 }
 
@@ -175,8 +188,6 @@ void add_links(const Matrix& matrix, Importer& importer) {
     return;
   }
   const std::string what = fmt::format("NV{}", links);
-  // Blackwell has 18 (NVIDIA's data sheets); four times as many leave room for what comes.
-  constexpr int kMostLinks = 72;
   if (links > kMostLinks) {
     importer.fail(line, fmt::format("{} NVLinks of one GPU", links),
                   fmt::format("NV1 to NV{}", kMostLinks));
@@ -237,9 +248,19 @@ void add_ports(const Matrix& matrix, Importer& importer) {
 
 // --- Slurm ---
 
-// "n[1-3,7],m4" as names.
-std::vector<std::string> expanded(const std::string& list, int line, const Importer& importer) {
+constexpr std::size_t kLongestName = 256;    // of a host: DNS allows 253
+constexpr std::size_t kMostNames = 100'000;  // of a file; the largest clusters have 10,000 nodes
+
+// "n[1-3,7],m4" as names; `left` is what the file may still name.
+std::vector<std::string> expanded(const std::string& list, int line, const Importer& importer,
+                                  std::size_t& left) {
   std::vector<std::string> names;
+  const auto take_one = [&] {
+    if (left-- == 0) {
+      importer.fail(line, fmt::format("the file names more than {} nodes", kMostNames),
+                    "the nodes of one cluster");
+    }
+  };
   std::size_t at = 0;
   while (at < list.size()) {
     std::size_t end = at;
@@ -252,13 +273,21 @@ std::vector<std::string> expanded(const std::string& list, int line, const Impor
     at = end + 1;
     const std::size_t open = part.find('[');
     if (open == std::string::npos) {
-      if (!part.empty()) names.push_back(part);
+      if (!part.empty()) take_one(), names.push_back(part);
       continue;
     }
     const std::size_t close = part.find(']', open);
-    if (close == std::string::npos) importer.fail(line, "a list is cut off: " + part, "n[1-16]");
-    std::istringstream ranges(part.substr(open + 1, close - open - 1));
-    for (std::string range; std::getline(ranges, range, ',');) {
+    if (close == std::string::npos) {
+      importer.fail(line, "a list is cut off: " + part.substr(0, kLongestName), "n[1-16]");
+    }
+    if (part.size() - (close - open) > kLongestName) {
+      importer.fail(line, "a name is too long", fmt::format("at most {} bytes", kLongestName));
+    }
+    const std::string ranges = part.substr(open + 1, close - open - 1);
+    for (std::size_t begin = 0; begin < ranges.size();) {
+      const std::size_t comma = std::min(ranges.find(',', begin), ranges.size());
+      const std::string range = ranges.substr(begin, comma - begin);
+      begin = comma + 1;
       int first = 0;
       int last = 0;
       const std::size_t dash = range.find('-');
@@ -266,10 +295,11 @@ std::vector<std::string> expanded(const std::string& list, int line, const Impor
       const std::string high = dash == std::string::npos ? low : range.substr(dash + 1);
       const auto a = std::from_chars(low.data(), low.data() + low.size(), first);
       const auto b = std::from_chars(high.data(), high.data() + high.size(), last);
-      if (a.ec != std::errc() || b.ec != std::errc() || last < first || last - first > 1'000'000) {
-        importer.fail(line, "is no range of nodes: " + range, "[1-16]");
+      if (a.ec != std::errc() || b.ec != std::errc() || first < 0 || last < first) {
+        importer.fail(line, "is no range of nodes: " + range.substr(0, kLongestName), "[1-16]");
       }
       for (int i = first; i <= last; ++i) {
+        take_one();
         names.push_back(fmt::format("{}{}{}", part.substr(0, open), i, part.substr(close + 1)));
       }
     }
@@ -315,6 +345,7 @@ TopologyImport parse_slurm_topology(std::string_view text, std::string_view file
   std::map<std::string, std::string> parent;
   int leaves = 0;
   int first_line = 0;
+  std::size_t left = kMostNames;
   for (std::size_t i = 0; i < lines.size(); ++i) {
     const int line = static_cast<int>(i) + 1;
     std::string content = lines[i].substr(0, lines[i].find('#'));
@@ -335,7 +366,7 @@ TopologyImport parse_slurm_topology(std::string_view text, std::string_view file
       importer.note(Mapping::kIgnored, "LinkSpeed", "", "Slurm itself reads no unit from it", line);
     }
     if (!below.empty()) {
-      const std::vector<std::string> names = expanded(below, line, importer);
+      const std::vector<std::string> names = expanded(below, line, importer, left);
       largest = std::max(largest, names.size());
       nodes.insert(names.begin(), names.end());
       ++leaves;
@@ -343,7 +374,7 @@ TopologyImport parse_slurm_topology(std::string_view text, std::string_view file
       continue;
     }
     above[name] = line;
-    for (const std::string& child : expanded(switches, line, importer)) parent[child] = name;
+    for (const std::string& child : expanded(switches, line, importer, left)) parent[child] = name;
   }
   if (leaves == 0) {
     importer.fail(1, "has no switch with nodes", "SwitchName=leaf1 Nodes=n[1-16]");
@@ -363,16 +394,34 @@ TopologyImport parse_slurm_topology(std::string_view text, std::string_view file
   return std::move(importer.out);
 }
 
+namespace {
+
+// "<name", blanks after the bracket allowed; of `cpu` as a whole word, which others begin with.
+bool has_element(std::string_view text, std::string_view name) {
+  for (std::size_t at = text.find('<'); at != std::string_view::npos; at = text.find('<', at + 1)) {
+    const std::size_t word = std::min(text.find_first_not_of(" \t\r\n", at + 1), text.size());
+    const std::string_view rest = text.substr(word);
+    if (!rest.starts_with(name)) continue;
+    if (name != "cpu" || (rest.size() > name.size() && is_space(rest[name.size()]))) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
 TopologyFormat topology_format(std::string_view text) {
-  const std::string head(text.substr(0, 1 << 16));
-  if (std::regex_search(head, std::regex(R"(<\s*system|<\s*cpu\s|<\s*graphs)"))) {
-    return TopologyFormat::kNcclXml;
+  const std::string_view head = text.substr(0, 1 << 16);
+  for (const std::string_view name : {"system", "cpu", "graphs"}) {
+    if (has_element(head, name)) return TopologyFormat::kNcclXml;
   }
-  if (std::regex_search(head, std::regex(R"((^|\n)\s*switchname\s*=)", std::regex::icase))) {
-    return TopologyFormat::kSlurm;
-  }
-  if (std::regex_search(head, std::regex(R"((^|\n)\s*(\x1b\[[0-9;]*m)?\s*GPU0\s)"))) {
-    return TopologyFormat::kNvidiaSmi;
+  for (const std::string& line : lines_of(head)) {
+    const Words words = words_of(line.substr(0, kLongestName));
+    if (words.empty()) continue;
+    std::string first = words[0] + (words.size() > 1 && words[1][0] == '=' ? "=" : "");
+    if (first == "GPU0") return TopologyFormat::kNvidiaSmi;
+    std::transform(first.begin(), first.end(), first.begin(),
+                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    if (first.starts_with("switchname=")) return TopologyFormat::kSlurm;
   }
   return TopologyFormat::kNone;
 }
@@ -411,7 +460,7 @@ std::string cluster_file(const TopologyImport& import, std::string_view machine,
   const std::int64_t count = nodes > 0 ? nodes : std::max<std::int64_t>(1, import.nodes);
   std::string text;
   if (import.gpus_per_node > 0) {
-    text += fmt::format("gpus: {}\n", count * import.gpus_per_node);
+    text += fmt::format("gpus: {}\n", checked_multiply(count, import.gpus_per_node));
   } else {
     throw Error(ExitCode::kInvalidInput,
                 "nothing here tells the GPUs of a node; add the output of nvidia-smi topo -m or "

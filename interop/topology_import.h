@@ -8,6 +8,7 @@
 // is read as far as it goes where that is enough, else it is a ConfigError with file and line.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -26,6 +27,11 @@ struct TopologyImport {
   std::vector<std::pair<std::string, std::string>> figures;
   ImportLedger ledger;
 };
+
+// Of one GPU: Blackwell has 18 (NVIDIA's data sheets); four times as many leave room for what
+// comes.
+inline constexpr int kMostLinks = 72;
+inline constexpr std::size_t kMaxTopologyBytes = std::size_t{2} << 20;  // a node has kilobytes
 
 // `file_name` is what errors and the ledger call the text. Throw ConfigError.
 TopologyImport parse_nvidia_smi_topo(std::string_view text, std::string_view file_name);

@@ -140,7 +140,7 @@ std::optional<std::int64_t> number_in(std::string_view name) {
 std::string shown(const std::string& module) { return module.empty() ? "(root)" : module; }
 
 [[noreturn]] void refuse(const FsdpTrace& trace, const std::string& what) {
-  throw Error(ExitCode::kInvalidInput, fmt::format("{}: {}", trace.file, what));
+  throw ConfigError({trace.file, 0, 0, ""}, what);
 }
 
 // Of each unit of the trace, that of the plan.

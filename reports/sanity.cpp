@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <vector>
 
+#include "sim/base/error.h"
 #include "sim/base/unit_strings.h"
 #include "sim/search/judge.h"
 
@@ -19,6 +21,16 @@ constexpr double kRounding = 1e-3;  // spans are whole nanoseconds
 struct Figure {
   const char* name;
   const Quantity& is;
+};
+
+// What no price changes, of a step or of its beginning.
+struct Bounded {
+  const Forecast& forecast;
+  const Plan& plan;
+  const Cluster& cluster;
+  const Quantity& seconds;
+  const Quantity& mfu;
+  Bytes allocated;
 };
 
 bool is_ordered(const Quantity& q) {
@@ -52,6 +64,14 @@ double most_mfu(const Plan& plan, const Gpu& gpu) {
   return std::max(1.0, gpu.peak_fp8.value() / gpu.peak_bf16.value());
 }
 
+std::string unordered(std::span<const Figure> figures) {
+  for (const auto& [name, is] : figures) {
+    if (is_ordered(is) && is.low >= 0) continue;
+    return fmt::format("{} is {} between {} and {}", name, is.value, is.low, is.high);
+  }
+  return "";
+}
+
 std::string nonsense_of_figures(const Report& report) {
   const Figure figures[] = {
       {"step_time", report.seconds},
@@ -64,10 +84,7 @@ std::string nonsense_of_figures(const Report& report) {
       {"peak_reserved", report.peak_reserved},
       {"outside_allocator", report.outside_allocator},
   };
-  for (const auto& [name, is] : figures) {
-    if (is_ordered(is) && is.low >= 0) continue;
-    return fmt::format("{} is {} between {} and {}", name, is.value, is.low, is.high);
-  }
+  if (std::string text = unordered(figures); !text.empty()) return text;
   if (report.seconds.low <= 0) return fmt::format("a step of {} s", report.seconds.low);
   if (report.peak_allocated.value <= 0) return "a step without memory";
   if (!(report.fit_probability >= 0 && report.fit_probability <= 1)) {
@@ -76,28 +93,52 @@ std::string nonsense_of_figures(const Report& report) {
   return "";
 }
 
+std::string beyond_bounds(const Bounded& is) {
+  const Bytes states = state_floor(is.plan, is.forecast.model);
+  if (is.allocated < states) {
+    return fmt::format("{} of memory, less than the {} of the states between steps",
+                       format_bytes(is.allocated), format_bytes(states));
+  }
+  const Cluster& cluster = is.cluster;
+  if (cluster.host_computes) return "";
+  const double most = most_mfu(is.plan, cluster.gpu);
+  if (is.mfu.value > most * (1 + kRounding)) {
+    return fmt::format("MFU {:.1f} %, above {:.0f} %", 100 * is.mfu.value, 100 * most);
+  }
+  const double least = roofline(is.forecast.graph, cluster.gpu);
+  if (is.seconds.value < least * (1 - kRounding)) {
+    return fmt::format("a step of {}, though its products take {} at the GPU's peaks",
+                       format_time(Time::seconds(is.seconds.value)),
+                       format_time(Time::seconds(least)));
+  }
+  return "";
+}
+
 }  // namespace
 
 std::string find_nonsense(const Report& report, const Forecast& forecast) {
   if (std::string text = nonsense_of_figures(report); !text.empty()) return text;
-  const Bytes states = state_floor(forecast.plan, forecast.model);
-  if (report.fit.allocated < states) {
-    return fmt::format("{} of memory, less than the {} of the states between steps",
-                       format_bytes(report.fit.allocated), format_bytes(states));
+  return beyond_bounds(
+      {forecast, forecast.plan, report.cluster, report.seconds, report.mfu, report.fit.allocated});
+}
+
+std::string find_nonsense(const SizedPlan& sized, const Forecast& shown) {
+  const Figure figures[] = {
+      {"step_time", sized.step}, {"mfu", sized.mfu}, {"tokens_per_s", sized.tokens_per_s}};
+  if (std::string text = unordered(figures); !text.empty()) return text;
+  if (sized.step.low <= 0) return fmt::format("a step of {} s", sized.step.low);
+  if (!(sized.fit_probability >= 0 && sized.fit_probability <= 1)) {
+    return fmt::format("fits with a probability of {}", sized.fit_probability);
   }
-  const Cluster& cluster = report.cluster;
-  if (cluster.host_computes) return "";
-  const double most = most_mfu(forecast.plan, cluster.gpu);
-  if (report.mfu.value > most * (1 + kRounding)) {
-    return fmt::format("MFU {:.1f} %, above {:.0f} %", 100 * report.mfu.value, 100 * most);
-  }
-  const double least = roofline(forecast.graph, cluster.gpu);
-  if (report.seconds.value < least * (1 - kRounding)) {
-    return fmt::format("a step of {}, though its products take {} at the GPU's peaks",
-                       format_time(Time::seconds(report.seconds.value)),
-                       format_time(Time::seconds(least)));
-  }
-  return "";
+  return beyond_bounds(
+      {shown, sized.plan, sized.cluster, sized.step, sized.mfu, sized.fit.allocated});
+}
+
+void refuse_nonsense(const std::string& nonsense) {
+  throw Error(ExitCode::kInternal,
+              fmt::format("internal error: the forecast says what cannot be: {}; please report it "
+                          "with the command and its files",
+                          nonsense));
 }
 
 }  // namespace foreshard

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "reports/report.h"
+#include "reports/sizing.h"
 
 namespace foreshard {
 
@@ -13,5 +14,11 @@ namespace foreshard {
 // products at the peaks of their units, less memory than the states between steps. CPU ranks have a
 // measured rate for a peak, which bounds nothing.
 std::string find_nonsense(const Report& report, const Forecast& forecast);
+
+// The same of a plan of recommend and scale. `shown` is its step, or the first micro-batches of it.
+std::string find_nonsense(const SizedPlan& sized, const Forecast& shown);
+
+// What an answer that cannot be is refused with: an internal error that asks for a report.
+[[noreturn]] void refuse_nonsense(const std::string& nonsense);
 
 }  // namespace foreshard

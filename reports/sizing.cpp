@@ -9,8 +9,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <string>
 
 #include "reports/evidence.h"
+#include "reports/sanity.h"
 #include "sim/base/error.h"
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_profile.h"
@@ -160,6 +162,7 @@ SizedPlan size_up(const ModelSpec& model, const Plan& plan, const CostModel& cos
   sized.tokens_per_s =
       inverse(rates.tokens_per_gpu * static_cast<double>(sized.cluster.gpus), sized.step);
   sized.state = state_bytes(model, plan);
+  if (const std::string text = find_nonsense(sized, shown); !text.empty()) refuse_nonsense(text);
   return sized;
 }
 

@@ -5,26 +5,24 @@
 namespace foreshard {
 namespace {
 
-// At most a block more than the largest text that any reader takes.
-std::string read_text(const std::filesystem::path& path) {
-  return read_text_file(path, kMaxJsonBytes);
-}
+// A byte order mark does not count.
+constexpr std::size_t kMark = 3;
 
 }  // namespace
 
 ConfigNode read_yaml_file(const std::filesystem::path& path) {
-  return parse_yaml(read_text(path), path.string());
+  return parse_yaml(read_text_file(path, kMaxYamlBytes + kMark), path.string());
 }
 
 ConfigNode read_json_file(const std::filesystem::path& path) {
-  return parse_json(read_text(path), path.string());
+  return parse_json(read_text_file(path, kMaxJsonBytes + kMark), path.string());
 }
 
 ConfigNode read_config_file(const std::filesystem::path& path) {
   const std::filesystem::path extension = path.extension();
   if (extension == ".json") return read_json_file(path);
   if (extension == ".yaml" || extension == ".yml") return read_yaml_file(path);
-  const std::string text = read_text(path);
+  const std::string text = read_text_file(path, kMaxJsonBytes + kMark);
   const std::size_t first = text.find_first_not_of(" \t\r\n\xEF\xBB\xBF");
   const bool is_json = first != std::string::npos && text[first] == '{';
   return is_json ? parse_json(text, path.string()) : parse_yaml(text, path.string());

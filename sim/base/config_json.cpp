@@ -11,6 +11,7 @@
 
 #include "sim/base/config.h"
 #include "sim/base/config_tree.h"
+#include "sim/base/json_document.h"
 #include "sim/base/spelling.h"
 
 namespace foreshard {
@@ -112,7 +113,7 @@ class JsonHandler final : public nlohmann::json_sax<nlohmann::json> {
       throw ConfigError(builder_.location(mark), "something follows the JSON value",
                         "one value per file");
     }
-    throw ConfigError(builder_.location(mark), "not valid JSON: " + reason(message));
+    throw ConfigError(builder_.location(mark), "not valid JSON: " + json_failure(message).reason);
   }
 
   ConfigNode finish() { return builder_.finish(); }
@@ -134,22 +135,6 @@ class JsonHandler final : public nlohmann::json_sax<nlohmann::json> {
     cursor_.skip(1);
     builder_.end();
     return true;
-  }
-
-  // "[json.exception.parse_error.101] parse error at line 1, column 5: syntax error while parsing
-  // value - invalid literal; last read: '...'" without the prefix, on one line and not too long.
-  static std::string reason(std::string_view message) {
-    for (const std::string_view prefix : {"] ", ": ", " - "}) {
-      const std::size_t found = message.find(prefix);
-      if (found != std::string_view::npos) message.remove_prefix(found + prefix.size());
-    }
-    const std::size_t last_read = message.find("; last read: ");
-    std::string result(message.substr(0, last_read));
-    if (const std::size_t found = message.find("; expected "); found != std::string_view::npos) {
-      if (last_read != std::string_view::npos) result += message.substr(found);
-    }
-    std::erase_if(result, [](char c) { return static_cast<unsigned char>(c) < 0x20; });
-    return result.size() > 200 ? result.substr(0, 200) + "..." : result;
   }
 
   std::string_view text_;

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "sim/base/error.h"
+#include "sim/cost/nccl_tables.h"
 
 namespace foreshard {
 namespace {
@@ -53,6 +54,60 @@ CollectiveOperation operation_of(EventKind collective) {
     default:
       return CollectiveOperation::kAllReduce;
   }
+}
+
+// What a hop of the cluster takes longer than one of NCCL's table, seconds. The catalogue's
+// machines have the table's own (the ring's hop of the LL protocol), a cluster file may say
+// otherwise.
+struct LatencyGap {
+  NcclSystem system;
+  double inside = 0;
+  double between = 0;
+};
+
+LatencyGap latency_gap(const Cluster& cluster, const GroupShape& group, NcclVersion version) {
+  constexpr std::size_t kLowLatency = 0;
+  const auto beyond = [&](Time latency, NcclHop hop) {
+    if (latency == Time()) return 0.0;  // nobody says
+    const double usual = nccl_hop(NcclAlgorithm::kRing, hop, {})[kLowLatency] * 1e3;
+    return as_double(latency.nanoseconds() - std::llround(usual)) * 1e-9;
+  };
+  const NodeKind& node = cluster.node;
+  LatencyGap gap{fabric_system(cluster, group_link(cluster, group), version).system};
+  // The catalogue's AMD nodes have the figure of PCIe.
+  const bool is_amd = node.gpu_link_name.find("Infinity") != std::string::npos;
+  gap.inside =
+      beyond(node.link_latency, gap.system.nvlink && !is_amd ? NcclHop::kNvlink : NcclHop::kPci);
+  if (gap.system.nodes > 1) gap.between = beyond(node.nic_latency, NcclHop::kNetwork);
+  return gap;
+}
+
+// With the gap at every hop that the algorithm makes one after the other, as NCCL counts them
+// (src/graph/tuning.cc@v2.28.9-1). NCCL does not see the difference, so its choice stays.
+CollectivePrice with_gap(CollectivePrice price, const LatencyGap& gap,
+                         CollectiveOperation operation) {
+  if (gap.inside == 0 && gap.between == 0) return price;
+  const double passes = operation == CollectiveOperation::kAllReduce ? 2 : 1;
+  const double nodes = as_double(gap.system.nodes);
+  const double others = as_double(gap.system.ranks_per_node - 1);
+  double inside = std::min(1.0, others);
+  double between = std::floor(std::log2(nodes));
+  if (price.algorithm == NcclAlgorithm::kRing) {
+    between = passes * (nodes - 1);
+    inside = passes * as_double(gap.system.ranks() - 1) - between;
+  } else if (price.algorithm == NcclAlgorithm::kTree) {
+    between *= 2;
+    inside = 2 * others;
+  } else if (price.algorithm == NcclAlgorithm::kNvls) {
+    between = nodes > 1 ? 1 : 0;
+  } else if (price.algorithm == NcclAlgorithm::kNvlsTree) {
+    between *= 2;
+  }
+  const double more = inside * gap.inside + between * gap.between;
+  const double before = std::exchange(price.seconds, std::max(price.seconds + more, 1e-9));
+  price.busbw *= before / price.seconds;
+  price.evidence = weaker(price.evidence, Evidence::kExtrapolated);
+  return price;
 }
 
 // The power of the card that was measured against the one that is asked about.
@@ -340,14 +395,18 @@ std::optional<CollectivePrice> CostModel::collective(EventKind collective, Bytes
                                                      const GroupShape& group) const {
   const std::optional<CollectiveModel> model = collective_model(group);
   if (!model) return std::nullopt;
-  return model->price(operation_of(collective), as_double(bytes.count()));
+  const CollectiveOperation operation = operation_of(collective);
+  const CollectivePrice price = model->price(operation, as_double(bytes.count()));
+  // A sweep of the cluster itself was measured with its latencies.
+  if (!calibration_.sweeps.empty()) return price;
+  return with_gap(price, latency_gap(cluster_, group, choices_.collectives.version), operation);
 }
 
 KernelPrice CostModel::price(EventKind collective, Bytes bytes, const GroupShape& group) const {
-  const std::optional<CollectiveModel> model = collective_model(group);
-  if (!model) return curve_price(collective, bytes, group);
-  const CollectivePrice found = model->price(operation_of(collective), as_double(bytes.count()));
-  return {found.seconds, model->factor(), found.evidence};
+  const std::optional<CollectivePrice> found = this->collective(collective, bytes, group);
+  if (!found) return curve_price(collective, bytes, group);
+  const bool is_between = group_link(cluster_, group).nodes > 1;
+  return {found->seconds, is_between ? Factor::kInterNode : Factor::kIntraNode, found->evidence};
 }
 
 KernelPrice CostModel::curve_price(EventKind collective, Bytes bytes,
@@ -422,8 +481,12 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
   const double slowest = cluster_.host_computes ? 1 : slowest_of(cluster_.gpus);
   std::vector<std::optional<CollectiveModel>> models;
   models.reserve(graph.communicators.size());
-  for (const Communicator& communicator : graph.communicators) {
-    models.push_back(collective_model(communicator.group));
+  std::vector<LatencyGap> gaps(graph.communicators.size());
+  for (std::size_t i = 0; i < graph.communicators.size(); ++i) {
+    const GroupShape& group = graph.communicators[i].group;
+    models.push_back(collective_model(group));
+    if (!models[i] || !calibration_.sweeps.empty()) continue;
+    gaps[i] = latency_gap(cluster_, group, choices_.collectives.version);
   }
   for (const Work& work : graph.works) {
     double seconds = 0;
@@ -434,7 +497,9 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
     Evidence evidence = Evidence::kMeasured;
     if (is_collective(work.kind) && models[work.communicator]) {
       const CollectiveModel& model = *models[work.communicator];
-      const CollectivePrice p = model.price(operation_of(work.kind), as_double(work.bytes.count()));
+      const CollectiveOperation operation = operation_of(work.kind);
+      const CollectivePrice p = with_gap(model.price(operation, as_double(work.bytes.count())),
+                                         gaps[work.communicator], operation);
       seconds = last = p.seconds * scale(model.factor());
       evidence = weaker(evidence, p.evidence);
       if (calibration_.contention.memory > 0) {

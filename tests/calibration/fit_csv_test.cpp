@@ -58,5 +58,32 @@ TEST(FitCsv, OddRowsAreNamed) {
       Error);
 }
 
+std::string refusal(const std::string& text) {
+  try {
+    fit_gemm_csv({CsvTable(text, "h20.csv")}, "ours");
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::kInvalidInput);
+    return error.what();
+  }
+  return "";
+}
+
+TEST(FitCsv, AbsurdTablesAreRefused) {
+  // One row that is faster than the GPU can be is left out and named.
+  const std::string fast = "NVIDIA H20,4096,4096,4096,bf16,0.5\n";
+  const CsvFit fit = fit_gemm_csv({CsvTable(rows_of(1, 6) + fast, "h20.csv")}, "ours");
+  EXPECT_NE(fit.notes.front().find("h20.csv:8: 275 PFLOP/s, above the 148 TFLOP/s of h20"),
+            std::string::npos)
+      << fit.notes.front();
+  // Milliseconds as microseconds, nanoseconds as microseconds, and no order at all.
+  EXPECT_NE(refusal(rows_of(1000, 6)).find("6 of 6 rows in all: is tflops"), std::string::npos);
+  EXPECT_NE(refusal(rows_of(0.001, 6)).find("of h20's peak: is tflops"), std::string::npos);
+  std::string noise = "gpu,m,n,k,dtype,latency_us\n";
+  for (int i = 0; i < 12; ++i) {
+    noise += fmt::format("NVIDIA H20,8192,8192,8192,bf16,{}\n", i % 2 == 0 ? 8e3 : 3e5);
+  }
+  EXPECT_NE(refusal(noise).find("misses half of its 12 rows"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace foreshard

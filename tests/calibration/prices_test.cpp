@@ -30,7 +30,7 @@ TEST(Prices, EveryMachineHasOneWithARangeAndADate) {
 TEST(Prices, RangesAreOfTheCataloguesPrices) {
   const std::string path =
       std::string(FORESHARD_SOURCE_DIR) + "/calibration/published/price_ranges.csv";
-  const CsvTable table(read_text_file(path), path);
+  const CsvTable table(read_text_file(path, kMaxTableBytes), path);
   const std::vector<Machine> machines = list_machines();
   ASSERT_EQ(table.rows(), machines.size());
   for (std::size_t row = 0; row < table.rows(); ++row) {

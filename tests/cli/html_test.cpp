@@ -98,8 +98,8 @@ TEST(Html, OnlyWholeAnswersBecomePages) {
   write_temporary("answer.json", run("search" + kJob + " --json").out);
   EXPECT_EQ(run("report answer.json --html page.html").exit_code, 0);
   const std::pair<std::string, std::string> bad[] = {
-      {read_temporary("answer.json").substr(0, 3000), "no answer that can be shown"},
-      {"", "no answer that can be shown"},
+      {read_temporary("answer.json").substr(0, 3000), "not valid JSON"},
+      {"", "the file is empty"},
       {"[1, 2]", "no answer that can be shown"},
       {"{\"schema\": 5}", "no answer that can be shown"},
       {"{\"schema\": \"foreshard.machines/1\"}", "expected one JSON document of predict"},

@@ -139,6 +139,73 @@ TEST(Nonsense, SettingsThatCannotBe) {
   for (const Nonsense& job : jobs) expect_refused(job);
 }
 
+// A config.json of a Llama with one thing in it that cannot be, or that nobody knows how to train.
+TEST(Nonsense, ModelsThatCannotBe) {
+  const std::string base =
+      R"({"model_type": "llama", "hidden_size": 512, "intermediate_size": 1536,)"
+      R"( "num_hidden_layers": 2, "num_attention_heads": 8, "vocab_size": 1024,)"
+      R"( "max_position_embeddings": 2048,)";
+  struct Line {
+    const char* text;
+    const char* says;
+    const char* fix;
+  };
+  const std::vector<Line> lines = {
+      {R"("quantization_config": {"quant_method": "gptq", "bits": 4}})",
+       "quantization_config.quant_method", "lora.base=nf4"},
+      {R"("quantization_config": {"bits": 4}})", "quantization_config", "unquantised model"},
+      {R"("quantization_config": "int8"})", "quantization_config", "unquantised model"},
+      {R"("rope_scaling": {"rope_type": "banana", "factor": 8}})", "rope_scaling.rope_type",
+       "llama3"},
+      {R"("rope_scaling": {"type": "yarn", "factor": -8}})", "rope_scaling.factor", "from 1 to"},
+      {R"("rope_scaling": {"factor": 8}})", "rope_scaling", "rope_type, such as"},
+      {R"("rope_scaling": "yes"})", "rope_scaling", "rope_type, factor, ... or null"},
+      {R"("head_dim": 63})", "head_dim", "an even head dimension"},
+      {R"("head_dim": 0})", "head_dim", "an integer from 1"},
+      {R"("head_dim": 64.5})", "head_dim", "an integer from 1"},
+  };
+  for (const Line& line : lines) {
+    write_temporary("model.json", base + line.text);
+    expect_refused({"predict --model ./model.json --cluster 8xh100", 3, line.says, line.fix});
+    if (HasFailure()) std::cerr << line.text << "\n";
+  }
+}
+
+TEST(Nonsense, MeasurementsThatCannotBe) {
+  write_temporary("fast.csv", "gpu,m,n,k,dtype,tflops\nH100,4096,4096,4096,bf16,7e5\n");
+  expect_refused({"calibrate fast.csv --out p.json", 3, "fast.csv:2", "is tflops in TFLOP/s"});
+  write_temporary("slow.csv", "gpu,m,n,k,dtype,tflops\nH100,8192,8192,8192,bf16,0.7\n");
+  expect_refused({"calibrate slow.csv --out p.json", 3, "slow.csv:2", "is tflops in TFLOP/s"});
+  write_temporary("all_gather_perf.log",
+                  "# Rank 0 Pid 1 on a device 0 [0x1] NVIDIA H100\n"
+                  "# Rank 1 Pid 2 on a device 1 [0x2] NVIDIA H100\n"
+                  "# size count type redop root time algbw busbw\n"
+                  "1073741824 268435456 float none -1 10.0 107374.18 53687.09\n");
+  expect_refused(
+      {"calibrate all_gather_perf.log --out p.json", 3, "all_gather_perf.log:4", "another unit"});
+  write_temporary("nccl.xml",
+                  "<system><cpu host_hash=\"0x1\"><pci><gpu sm=\"90\"><nvlink "
+                  "count=\"1000000000\"/></gpu></pci></cpu></system>");
+  expect_refused({"import nccl.xml", 3, "nccl.xml:1: count of nvlink", "at most 72"});
+}
+
+// Ten microseconds more for each hop of a ring of 16 are seen in the step.
+TEST(Nonsense, LatenciesAreNotIgnored) {
+  const auto communication = [](const char* figure) {
+    write_temporary("latency.yaml", std::string("gpus: 16\nmachine: h100-sxm\n") + figure);
+    return json_of(run(on("latency.yaml", "batch.sequence=512") + " --json"))
+        .at("step")
+        .at("communication_s")
+        .at("value")
+        .get<double>();
+  };
+  const double usual = communication("");
+  EXPECT_EQ(communication("node: {link_latency: 600ns, nic_latency: 2700ns}\n"), usual);
+  EXPECT_GT(communication("node: {link_latency: 10us}\n"), usual + 1e-4);
+  EXPECT_GT(communication("node: {nic_latency: 100us}\n"), usual + 1e-4);
+  EXPECT_LT(communication("node: {nic_latency: 1us}\n"), usual);
+}
+
 // Every MFU is of work that is done: 107 % before frozen blocks were left out.
 TEST(Nonsense, FrozenBlocksAreNoWork) {
   const nlohmann::ordered_json answer =

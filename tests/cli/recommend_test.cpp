@@ -225,6 +225,16 @@ TEST(SearchInDepth, GoesOnWhereItWasStopped) {
   write_temporary("broken.txt", state.substr(0, state.find('\n') + 1) + "1 2 x\n");
   expect_says(run(asked + "--resume broken.txt").err, "broken.txt:2:1: is no judged plan");
   EXPECT_EQ(run(asked + "--resume none/state.txt").exit_code, 3);
+  // A figure that was edited: the step of the second plan, and a line of another search's state.
+  std::string edited = state;
+  const std::size_t figure = edited.find(' ', edited.find('\n') + 1) + 3;
+  edited[figure] = edited[figure] == '9' ? '8' : '9';
+  write_temporary("edited.txt", edited);
+  expect_says(run(asked + "--resume edited.txt").err, "edited.txt:2:1: was edited");
+  // What follows a header without its end is a line of its own.
+  write_temporary("begun.txt", state.substr(0, state.find('\n')));
+  EXPECT_EQ(comparable(run(asked + "--resume begun.txt")), whole);
+  EXPECT_EQ(lines_of(read_temporary("begun.txt")), lines_of(state));
 }
 
 TEST(SearchInDepth, LimitsAndObjectives) {

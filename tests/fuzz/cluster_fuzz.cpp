@@ -1,4 +1,5 @@
 // Cluster files and cluster specs: any bytes end in a Cluster or an Error, never in a crash.
+// seeds: calibration/machines
 #include <cstddef>
 #include <cstdint>
 #include <string_view>

@@ -1,4 +1,5 @@
 // Any bytes give a model or an Error for bad input: no crash, no overflow, no other exception.
+// seeds: tests/interop/configs
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

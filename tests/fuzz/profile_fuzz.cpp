@@ -1,4 +1,5 @@
 // Calibration profiles: any bytes end in a Calibration or an Error, never in a crash.
+// seeds: calibration/profiles
 #include <cstddef>
 #include <cstdint>
 #include <string_view>

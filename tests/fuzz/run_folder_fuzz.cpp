@@ -3,14 +3,10 @@
 //
 // The input is the files one after another, each behind a line "== name". Lengths and hashes in
 // run.json are set right here, else nothing behind them would be reached.
-#include <unistd.h>
-
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -19,40 +15,21 @@
 #include "reports/run_folder.h"
 #include "reports/run_record.h"
 #include "sim/base/error.h"
+#include "tests/fuzz/scratch.h"
 
 namespace {
 
 using namespace foreshard;
 namespace fs = std::filesystem;
 
-// In memory where that can be had; one per process, for fuzzers run side by side.
-const fs::path& scratch() {
-  static const fs::path folder = [] {
-    const fs::path base = fs::is_directory("/dev/shm") ? "/dev/shm" : fs::temp_directory_path();
-    return base / ("foreshard-fuzz-" + std::to_string(getpid()));
-  }();
-  static const int registered = std::atexit([] { fs::remove_all(scratch()); });
-  (void)registered;
-  return folder;
-}
-
+// What a run folder holds; other files are left out.
 std::map<std::string, std::string> split(std::string_view text) {
-  std::map<std::string, std::string> files;
-  std::string* file = nullptr;
-  while (!text.empty()) {
-    const std::size_t end = std::min(text.find('\n'), text.size() - 1);
-    const std::string_view line = text.substr(0, end + 1);
-    text.remove_prefix(end + 1);
-    if (line.starts_with("== ")) {
-      std::string name(line.substr(3, line.size() - 4));
-      const bool is_plain = name == kRunFile || name == kPlanFile || name == kModelFile ||
-                            name == kStepsFile || name == timeline_file(0) ||
-                            name == timeline_file(1);
-      file = is_plain ? &files[name] : nullptr;
-    } else if (file != nullptr) {
-      *file += line;
-    }
-  }
+  std::map<std::string, std::string> files = split_files(text);
+  std::erase_if(files, [](const auto& file) {
+    const std::string& name = file.first;
+    return name != kRunFile && name != kPlanFile && name != kModelFile && name != kStepsFile &&
+           name != timeline_file(0) && name != timeline_file(1);
+  });
   return files;
 }
 
@@ -76,7 +53,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const fs::path folder = scratch() / "run";
   fs::remove_all(folder);
   fs::create_directories(folder);
-  for (const auto& [name, text] : files) std::ofstream(folder / name, std::ios::binary) << text;
+  for (const auto& [name, text] : files) in_scratch("run/" + name, text);
   RunRecord record;
   try {
     record = read_run_folder(folder);

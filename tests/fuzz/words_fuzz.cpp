@@ -1,0 +1,45 @@
+// Words of a command line: any bytes are an amount, a time, counts, a unit string, a cluster or a
+// model, or are refused.
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+
+#include "calibration/machines.h"
+#include "cli/amounts.h"
+#include "models/names.h"
+#include "sim/base/unit_strings.h"
+#include "sim/spec/plan_config.h"
+#include "tests/fuzz/scratch.h"
+
+namespace {
+
+template <typename Read>
+void unit(Read read) {
+  try {
+    read();
+  } catch (const std::invalid_argument&) {
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace foreshard;
+  const std::string text(reinterpret_cast<const char*>(data), size);
+  expect_answer_or_refusal([&] { parse_amount("--tokens", text, "1T"); });
+  expect_answer_or_refusal([&] { parse_days("--deadline", text); });
+  expect_answer_or_refusal([&] { parse_duration("--restart", text, "10min"); });
+  expect_answer_or_refusal([&] { parse_counts("--gpus", text); });
+  sequence_length(text);
+  unit([&] { parse_bytes(text); });
+  unit([&] { parse_bandwidth(text); });
+  unit([&] { parse_flop_rate(text); });
+  unit([&] { parse_time(text); });
+  unit([&] { parse_power(text); });
+  unit([&] { parse_price(text); });
+  published_name(text);
+  if (text.find_first_of("/.") == std::string::npos) {  // those would be files
+    expect_answer_or_refusal([&] { load_cluster(text); });
+  }
+  return 0;
+}
