@@ -92,7 +92,7 @@ TEST(Html, OnlyWholeAnswersBecomePages) {
       write_temporary("answer.json", part);
       const Outcome refused = run("report answer.json --html page.html");
       EXPECT_EQ(refused.exit_code, 3) << verb;
-      expect_says(refused.err, "answer.json: ");
+      expect_says(refused.err, "answer.json:");
     }
   }
   write_temporary("answer.json", run("search" + kJob + " --json").out);
