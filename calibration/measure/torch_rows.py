@@ -265,14 +265,27 @@ def gemms(rows):
                 rows.gemm.append(dict(source=rows.source, gpu=rows.gpu, m=m, n=n, k=k, dtype=dtype, tflops=round(2 * m * n * k / time / 1e12, 1),
                                       latency_us=f"{time * 1e6:.3f}", layout=layout))
     torch.backends.cuda.matmul.allow_tf32 = False
+    # Widths that are no multiple of 16 bytes, in the three products of a linear layer.
+    m, k = 8192, 1024
+    for n in (50304, 50260, 50258, 50257):
+        x, w, g = randn(m, k), randn(n, k), randn(m, n)
+        for layout, call in (("TN", lambda _: x @ w.t()), ("NN", lambda _: g @ w), ("NT", lambda _: g.t() @ x)):
+            time = seconds(call, [0, 0])
+            shape = dict(TN=(m, n, k), NN=(m, k, n), NT=(n, k, m))[layout]
+            rows.gemm.append(dict(source=rows.source, gpu=rows.gpu, **dict(zip("mnk", shape)), dtype="bf16", tflops=round(2 * m * n * k / time / 1e12, 1),
+                                  latency_us=f"{time * 1e6:.3f}", layout=layout))
+        x = w = g = None
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", required=True)
+    parser.add_argument("--only", help="parts: elementwise, norms, losses, optimizers, fsdp_copies, indexed, attention, gemms")
     args = parser.parse_args()
     rows = Rows()
     for part in (elementwise, norms, losses, optimizers, fsdp_copies, indexed, attention, gemms):
+        if args.only and part.__name__ not in args.only.split(","):
+            continue
         try:
             part(rows)
         except Exception as error:

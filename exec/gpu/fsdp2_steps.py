@@ -8,8 +8,8 @@ padding, buffers and streams over the fake process group; collectives move their
 each (all-gather: the own shard into every slot; reduce-scatter: the own slice) instead of over links. So its memory is
 that of a real rank, its time that of the rank with a network that is as fast as the GPU's memory.
 
---variant default: PyTorch as it comes (flash attention, eager). tuned: cuDNN attention and torch.compile per block,
-loss included. --record DIR leaves a trace for `foreshard validate`. Random tokens and weights.
+--variant default: PyTorch as it comes (its own choice of the attention kernel, eager). flash: FlashAttention-2. tuned:
+cuDNN attention and torch.compile per block, loss included. --record DIR leaves a trace for `foreshard validate`. Random tokens and weights.
 """
 import argparse
 import contextlib
@@ -32,6 +32,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "interop" /
 MODELS = {
     "tinyllama-1.1b": (2048, 22, 32, 4, 64, 5632, 32000, 1e4),
     "llama-2-7b": (4096, 32, 32, 32, 128, 11008, 32000, 1e4),
+    "llama-3.2-3b": (3072, 28, 24, 8, 128, 8192, 128256, 5e5),
     "llama-3-8b": (4096, 32, 32, 8, 128, 14336, 128256, 5e5),
     "tiny": (64, 2, 4, 2, 16, 128, 256, 1e4),
 }
@@ -163,7 +164,7 @@ def build(args, device):
 
 
 def attention(args, device):
-    if device != "cuda":
+    if device != "cuda" or args.variant == "default":
         return contextlib.nullcontext()
     from torch.nn.attention import SDPBackend, sdpa_kernel
     tuned = args.variant == "tuned" and torch.cuda.get_device_capability()[0] >= 9
@@ -237,7 +238,7 @@ def main():
     parser.add_argument("--sequence", type=int, required=True)
     parser.add_argument("--micro-batch", type=int, default=1)
     parser.add_argument("--world", type=int, default=1)
-    parser.add_argument("--variant", choices=["default", "tuned"], default="default")
+    parser.add_argument("--variant", choices=["default", "flash", "tuned"], default="default")
     parser.add_argument("--recompute", choices=["none", "full"], default="none")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--warmup", type=int, default=3)

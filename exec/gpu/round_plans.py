@@ -2,6 +2,10 @@
 
 ONE = dict(model="tinyllama-1.1b", sequence=2048, micro_batch=4)
 EIGHT = dict(model="llama-3-8b", sequence=8192, micro_batch=1)
+# Models and shapes that `measure` never saw.
+THREE = dict(model="llama-3.2-3b", sequence=4096, micro_batch=2)
+SEVEN = dict(model="llama-2-7b", sequence=4096, micro_batch=2)
+GPT2 = dict(model="gpt2-large", sequence=1024, micro_batch=8)
 
 
 def plan(name, base, gpus, pace=1, graph=False, **keys):
@@ -15,23 +19,28 @@ PLANS = [
     plan("8b-shard-64-free", EIGHT, 64, pace=0),
     plan("8b-shard-64-free-cudnn", EIGHT, 64, pace=0, attention="cudnn"),
     plan("1b-world-1-cudnn", ONE, 1, attention="cudnn"),
-    plan("1b-world-1-graph", ONE, 1, graph=True),
-    plan("1b-shard-8", ONE, 8),
+    plan("3b-shard-16", THREE, 16),
+    plan("7b-shard-32-cudnn", SEVEN, 32, attention="cudnn"),
+    plan("gpt2-large-world-1", GPT2, 1),
+    plan("8b-shard-64-cudnn", EIGHT, 64, attention="cudnn"),
     plan("8b-shard-64-recompute", EIGHT, 64, recompute="full"),
-    plan("8b-shard-512", EIGHT, 512),
     plan("8b-shard-64-graph", EIGHT, 64, graph=True),
+    plan("1b-world-1-graph", ONE, 1, graph=True),
     plan("8b-shard-64-offload", EIGHT, 64, offload="cpu"),
     plan("8b-shard-64-prefetch-0", EIGHT, 64, **{"prefetch.forward": 0, "prefetch.backward": 0}),
+    plan("1b-shard-8", ONE, 8),
+    plan("8b-shard-512", EIGHT, 512),
+    plan("8b-hsdp-8x8", EIGHT, 64, **{"mesh.shard": 8, "mesh.replicate": 8}),
+    plan("1b-shard-64-accumulate-4", ONE, 64, **{"batch.accumulation": 4}),
+    plan("3b-shard-16-free", THREE, 16, pace=0),
+    plan("1b-world-1-again", ONE, 1),
     plan("8b-shard-64-prefetch-2", EIGHT, 64, **{"prefetch.forward": 2, "prefetch.backward": 2}),
     plan("1b-shard-64", ONE, 64),
-    plan("8b-hsdp-8x8", EIGHT, 64, **{"mesh.shard": 8, "mesh.replicate": 8}),
     plan("1b-hsdp-8x8", ONE, 64, **{"mesh.shard": 8, "mesh.replicate": 8}),
     plan("8b-shard-256", EIGHT, 256),
-    plan("8b-shard-64-cudnn", EIGHT, 64, attention="cudnn"),
+    plan("8b-shard-64-never", EIGHT, 64, reshard_after_forward="never"),
     plan("1b-shard-64-prefetch-0", ONE, 64, **{"prefetch.forward": 0, "prefetch.backward": 0}),
     plan("1b-shard-64-prefetch-2", ONE, 64, **{"prefetch.forward": 2, "prefetch.backward": 2}),
-    plan("8b-shard-64-never", EIGHT, 64, reshard_after_forward="never"),
-    plan("1b-shard-64-accumulate-4", ONE, 64, **{"batch.accumulation": 4}),
     plan("1b-shard-64-accumulate-4-kept", ONE, 64, **{"batch.accumulation": 4, "accumulation.mode": "keep_unsharded"}),
     plan("1b-shard-64-reduce-bf16", ONE, 64, **{"dtype.reduce": "bf16"}),
     plan("1b-shard-512", ONE, 512),
@@ -41,7 +50,8 @@ PLANS = [
 # The engine beside FSDP2, best of each side: collectives move their bytes in the GPU on both, and take no further time.
 BESIDE = [("1b, world 1", ["1b-world-1", "1b-world-1-cudnn"], ["1b-world-1-default", "1b-world-1-tuned"]),
           ("8b, shard 64, free network", ["8b-shard-64-free", "8b-shard-64-free-cudnn"],
-           ["8b-world-64-default", "8b-world-64-tuned"])]
+           ["8b-world-64-default", "8b-world-64-tuned"]),
+          ("3b, shard 16, free network", ["3b-shard-16-free"], ["3b-world-16-default"])]
 
 # FSDP2 beside it: (name, base, world, variant, recompute).
 FSDP2 = [
@@ -49,15 +59,20 @@ FSDP2 = [
     ("8b-world-64-default", EIGHT, 64, "default", "none"),
     ("1b-world-1-tuned", ONE, 1, "tuned", "none"),
     ("8b-world-64-tuned", EIGHT, 64, "tuned", "none"),
-    ("1b-world-8-default", ONE, 8, "default", "none"),
+    ("1b-world-1-flash", ONE, 1, "flash", "none"),
+    ("8b-world-64-flash", EIGHT, 64, "flash", "none"),
+    ("3b-world-16-default", THREE, 16, "default", "none"),
     ("8b-world-64-recompute", EIGHT, 64, "default", "full"),
+    ("1b-world-8-default", ONE, 8, "default", "none"),
     ("8b-world-512-default", EIGHT, 512, "default", "none"),
 ]
 
 
 def fsdp2_plan(base, world, variant, recompute):
     """What fsdp2_steps.py runs, as the forecast is asked for it."""
-    keys = {"recompute": recompute, "units.head": "with_norm", "optimizer.implementation": "fused", "attention": "flash"}
+    keys = {"stack": "none", "recompute": recompute, "units.head": "with_norm", "optimizer.implementation": "fused"}
+    if variant == "flash":
+        keys["attention"] = "fa2"
     if variant == "tuned":
         keys.update({"attention": "cudnn", "compile": "blocks", "loss": "compiled"})
     return dict(base, gpus=world, set=keys)

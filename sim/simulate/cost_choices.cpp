@@ -8,10 +8,12 @@
 namespace foreshard {
 namespace {
 
-// Versions of fsdp2 and fsdp1 are PyTorch's; of the other runtimes the newest is taken.
+// The engine runs the flash backend's kernel; PyTorch chooses, by its version: of the runtimes that
+// are not PyTorch's own the newest is taken.
 std::string attention_kernel(const Plan& plan) {
   if (plan.attention == AttentionKernel::kEfficient) return "sdpa_efficient";
   if (plan.attention != AttentionKernel::kFlash) return to_string(plan.attention);
+  if (plan.runtime.kind == RuntimeKind::kNative) return "sdpa_flash";
   const bool is_fsdp =
       plan.runtime.kind == RuntimeKind::kFsdp2 || plan.runtime.kind == RuntimeKind::kFsdp1;
   if (!is_fsdp) return "";
