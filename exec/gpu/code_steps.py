@@ -93,13 +93,18 @@ CASES = [
 ]
 
 
+def class_of(transformers, c):
+    kind = c["model"][0]
+    return getattr(transformers, kind + ("ForMaskedLM" if c["task"] == "mlm" else "LMHeadModel" if kind == "GPT2" else "ForCausalLM"))
+
+
 def prepare(c):
     """Model, optimizer and the step's function."""
     import torch
     import transformers
     kind, shape = c["model"]
     config = getattr(transformers, kind + "Config")(**shape, attn_implementation=c["attention"])
-    cls = getattr(transformers, kind + ("ForMaskedLM" if c["task"] == "mlm" else "LMHeadModel" if kind == "GPT2" else "ForCausalLM"))
+    cls = class_of(transformers, c)
     config.architectures = [cls.__name__]
     config.use_cache = False
     dtype = getattr(torch, c["plain"]) if c["plain"] else torch.float32
@@ -281,8 +286,8 @@ def run(c, folder):
     return row
 
 
-def forked(c, folder, seconds):
-    """The row of a case that runs in a child."""
+def forked(c, folder, seconds, run):
+    """The row of a case, run(c, folder), which runs in a child."""
     file = folder / f"{c['name']}.part"
     log = folder / "logs"
     log.mkdir(exist_ok=True)
@@ -328,8 +333,12 @@ def main():
     if args.list:
         print("\n".join(c["name"] for c in cases))
         return 0
-    end = time.monotonic() + args.seconds
-    out = pathlib.Path(args.out).absolute()
+    return run_all(cases, pathlib.Path(args.out).absolute(), args.seconds, run)
+
+
+def run_all(cases, out, seconds, run):
+    """Appends the row of each case to the file `out`; 4 where one failed."""
+    end = time.monotonic() + seconds
     out.parent.mkdir(parents=True, exist_ok=True)
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
     import accelerate  # noqa: F401  what every child would import again
@@ -337,7 +346,8 @@ def main():
     import torch._dynamo  # noqa: F401
     for kind in {c["model"][0] for c in cases}:
         getattr(transformers, kind + "Config")
-        getattr(transformers, kind + ("LMHeadModel" if kind == "GPT2" else "ForMaskedLM" if kind == "Bert" else "ForCausalLM"))
+    for c in cases:
+        class_of(transformers, c)
     if any(c["lora"] for c in cases):
         import peft  # noqa: F401
     import fsdp2_steps  # noqa: F401
@@ -347,7 +357,7 @@ def main():
         if left < 8:
             print(f"{c['name']}: no time", flush=True)
             continue
-        row = forked(c, out.parent, min(left, 60))
+        row = forked(c, out.parent, min(left, 60), run)
         with open(out, "a", encoding="utf-8") as rows:
             rows.write(json.dumps(row) + "\n")
         bad += row["status"] != "ok"
