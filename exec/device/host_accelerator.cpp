@@ -1,13 +1,11 @@
 #include "exec/device/host_accelerator.h"
 
-#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <stdexcept>
 #include <thread>
-#include <vector>
 
-#include "exec/comm/sum.h"
+#include "exec/device/paced_move.h"
 #include "exec/memory/allocator.h"
 #include "sim/base/error.h"
 
@@ -89,7 +87,7 @@ class HostAccelerator final : public Accelerator {
 
   void paced(const PacedCollective& c) override {
     const auto end = Clock::now() + std::chrono::nanoseconds(c.nanoseconds);
-    move(c);
+    paced_move(c);
     std::this_thread::sleep_until(end);
   }
   void spin(std::int64_t nanoseconds, int /*ctas*/) override {
@@ -102,30 +100,6 @@ class HostAccelerator final : public Accelerator {
   }
 
  private:
-  static void move(const PacedCollective& c) {
-    const std::size_t bytes = c.shard_elements * static_cast<std::size_t>(size_of(c.dtype));
-    auto* whole = static_cast<std::byte*>(c.whole);
-    if (c.kind == PacedCollective::Kind::kAllGather) {
-      const std::byte* own = whole + static_cast<std::size_t>(c.index) * bytes;
-      for (int p = 0; p < c.ranks; ++p) {
-        if (p != c.index) std::memcpy(whole + static_cast<std::size_t>(p) * bytes, own, bytes);
-      }
-    } else if (c.kind == PacedCollective::Kind::kReduceScatter) {
-      std::vector<const void*> pieces;
-      for (int p = 0; p < c.ranks; ++p) {
-        pieces.push_back(whole + static_cast<std::size_t>(p) * bytes);
-      }
-      std::vector<float> sum(c.shard_elements);
-      add_in_order(pieces, c.dtype, c.shard_elements, sum.data(), FirstPiece::kCopied);
-      if (c.dtype == DType::kFp32) {
-        std::memcpy(c.shard, sum.data(), bytes);
-      } else {
-        auto* to = static_cast<c10::BFloat16*>(c.shard);
-        std::copy(sum.begin(), sum.end(), to);
-      }
-    }
-  }
-
   Lane lanes_ = 0;
 };
 

@@ -217,6 +217,8 @@ class Native final : public StepBuilder {
       wait(Stream::kAllGather, copied);
     }
     wait(Stream::kAllGather, free_after);
+    // What a smaller group is sent was kept by the unit's reshard.
+    if (small && s.last_use != free_after) wait(Stream::kAllGather, s.last_use);
     s.all_gather = add_unit_row(EventKind::kAllGather, Stream::kAllGather, u, small ? 1 : 0);
     works_in(s.storage);
     return true;

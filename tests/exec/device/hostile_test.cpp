@@ -1,0 +1,435 @@
+// The engine's device half on a stand-in as hostile as a GPU: the same bits as on the one that does
+// everything at once, whatever the order; and faults that are planted are found.
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <functional>
+#include <iostream>
+
+#include "exec/device/device_communicators.h"
+#include "exec/device/host_accelerator.h"
+#include "exec/device/hostile_accelerator.h"
+#include "exec/engine/engine.h"
+#include "sim/graph/training_step.h"
+#include "tests/exec/engine/engine_runs.h"
+
+namespace foreshard {
+namespace {
+
+Plan device_plan(std::int64_t shard, std::int64_t replicate = 1) {
+  Plan plan = small_plan(shard, replicate);
+  plan.host = HostKind::kFeedsDevice;
+  plan.reduction_order = ReductionOrder::kLibrary;
+  plan.batch.accumulation = 2;
+  return plan;
+}
+
+struct Trained {
+  std::string hash;
+  std::vector<double> losses, norms;
+  bool operator==(const Trained&) const = default;
+};
+void PrintTo(const Trained& t, std::ostream* out) {
+  *out << t.hash << testing::PrintToString(t.losses) << testing::PrintToString(t.norms);
+}
+
+// Rank 0 of the plan alone, its collectives paced.
+Trained train(Accelerator& device, const ModelSpec& model, const Plan& plan,
+              const EventGraph& graph, int steps, bool replays = false) {
+  at::set_num_threads(1);
+  Pacing pacing;
+  pacing.durations.resize(graph.rows.size());
+  pacing.ctas.assign(graph.rows.size(), 1);
+  const auto world = plan.mesh.world() > 1 ? paced_world(static_cast<int>(plan.mesh.world()))
+                                           : std::move(thread_worlds(1).front());
+  Engine engine(
+      model, plan, graph, *world,
+      {.device = &device, .pacing = plan.mesh.world() > 1 ? &pacing : nullptr, .graph = replays});
+  engine.initialise();
+  Trained outcome;
+  int pending = 0;
+  const auto collect = [&] {
+    const StepResult result = engine.collect();
+    outcome.losses.insert(outcome.losses.end(), result.losses.begin(), result.losses.end());
+    outcome.norms.push_back(result.gradient_norm);
+    --pending;
+  };
+  for (int s = 0; s < steps; ++s) {
+    std::vector<MicroBatch> batches(static_cast<std::size_t>(plan.batch.accumulation));
+    for (std::size_t m = 0; m < batches.size(); ++m) {
+      MicroBatch& batch = batches[m];
+      batch.sequences = plan.batch.micro_batch;
+      batch.sequence = plan.batch.sequence;
+      batch.loss_scale = 1.0 / static_cast<double>(batches.size());
+      batch.tokens = at::empty({batch.count()}, at::kLong);
+      batch.labels = at::empty({batch.count()}, at::kLong);
+      for (std::int64_t i = 0; i < batch.sequences; ++i) {
+        fill_sample(s * 100 + static_cast<std::int64_t>(m) * batch.sequences + i, model.vocabulary,
+                    batch.sequence,
+                    batch.tokens.mutable_data_ptr<std::int64_t>() + i * batch.sequence,
+                    batch.labels.mutable_data_ptr<std::int64_t>() + i * batch.sequence);
+      }
+    }
+    engine.issue(s + 1, batches);
+    ++pending;
+    while (pending > engine.ahead()) collect();
+  }
+  while (pending > 0) collect();
+  outcome.hash = engine.parameter_hash();
+  return outcome;
+}
+
+struct Case {
+  const char* name;
+  const char* family = "llama";
+  std::int64_t shard = 8, replicate = 1;
+  bool replays = false;
+  void (*change)(Plan&) = [](Plan&) {};
+};
+
+class HostileEngine : public testing::TestWithParam<Case> {};
+
+TEST_P(HostileEngine, TrainsWithTheSameBits) {
+  const Case& c = GetParam();
+  const ModelSpec model = small_model(c.family);
+  Plan plan = device_plan(c.shard, c.replicate);
+  c.change(plan);
+  const EventGraph graph = build_training_step(model, plan);
+  const int steps = c.replays ? 6 : 3;
+  const Trained usual = train(*host_accelerator(), model, plan, graph, steps, c.replays);
+  for (std::uint64_t seed = 0; seed < 4; ++seed) {
+    const auto device = hostile_accelerator(std::make_shared<HostileGpu>(seed));
+    EXPECT_EQ(train(*device, model, plan, graph, steps, c.replays), usual) << "seed " << seed;
+  }
+}
+
+const Case kCases[] = {
+    {"llama"},
+    {"alone", "llama", 1},
+    {"gpt2", "gpt2"},
+    {"qwen3", "qwen3"},
+    {"replicas", "llama", 1, 8},
+    {"hsdp", "llama", 4, 2},
+    {"bf16", "llama", 8, 1, false, [](Plan& p) { p.param_dtype = DType::kBf16; }},
+    {"reduced_in_bf16", "llama", 8, 1, false,
+     [](Plan& p) { p.param_dtype = p.reduce_dtype = DType::kBf16; }},
+    {"prefetch_none", "llama", 8, 1, false,
+     [](Plan& p) {
+       p.prefetch = {0, 0};
+     }},
+    {"prefetch_two", "llama", 8, 1, false,
+     [](Plan& p) {
+       p.prefetch = {2, 2};
+     }},
+    {"never", "llama", 8, 1, false,
+     [](Plan& p) {
+       p.reshard_after_forward.value = {Reshard::Kind::kNever, 0};
+     }},
+    {"group", "llama", 8, 1, false,
+     [](Plan& p) {
+       p.reshard_after_forward.value = {Reshard::Kind::kGroup, 2};
+     }},
+    {"recompute", "llama", 8, 1, false, [](Plan& p) { p.recompute.value = Recompute::kFull; }},
+    {"host_sync", "llama", 8, 1, false, [](Plan& p) { p.host_sync = HostSync::kStep; }},
+    {"kept", "llama", 8, 1, false,
+     [](Plan& p) { p.accumulation = AccumulationMode::kKeepUnsharded; }},
+    {"sgd", "llama", 8, 1, false, [](Plan& p) { p.optimizer.kind = Optimizer::Kind::kSgd; }},
+    {"offload", "llama", 8, 1, false, [](Plan& p) { p.offload = Offload::kCpu; }},
+    {"replayed", "llama", 8, 1, true},
+    {"replayed_alone", "llama", 1, 1, true},
+    {"replayed_recompute", "gpt2", 8, 1, true,
+     [](Plan& p) { p.recompute.value = Recompute::kFull; }},
+};
+INSTANTIATE_TEST_SUITE_P(Hostile, HostileEngine, testing::ValuesIn(kCases),
+                         [](const auto& c) { return c.param.name; });
+
+// --- planted faults ---
+
+// What the planted fault did, empty where nobody noticed: refused, or other bits.
+std::string noticed(const Trained& usual, const std::function<Trained()>& faulty) {
+  try {
+    return faulty() == usual ? "" : "other bits";
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+using Pair = std::pair<EventKind, EventKind>;  // rows of the first kind wait for some of the second
+
+// The step without those waits.
+EventGraph without(EventGraph graph, const Pair& pair) {
+  std::vector<EventId> waits;
+  for (std::size_t i = 0; i < graph.rows.size(); ++i) {
+    const auto begin = static_cast<std::uint32_t>(waits.size());
+    for (const EventId awaited : graph.waits_of(static_cast<EventId>(i))) {
+      if (Pair{graph.rows[i].kind, graph.rows[static_cast<std::size_t>(awaited)].kind} != pair) {
+        waits.push_back(awaited);
+      }
+    }
+    graph.rows[i].waits_begin = begin;
+    graph.rows[i].wait_count = static_cast<decltype(Row::wait_count)>(waits.size() - begin);
+  }
+  graph.waits = std::move(waits);
+  return graph;
+}
+
+// Rows that no longer wait for what they need: each kind of need that a step has.
+TEST(HostileFaults, MissingWaitsAreFound) {
+  using enum EventKind;
+  struct Faulty {
+    void (*change)(Plan&);
+    std::vector<Pair> pairs;
+  };
+  const Faulty cases[] = {
+      {[](Plan&) {},
+       {{kAllGather, kForward},  // into the slot of a unit that is still used
+        {kForward, kAllGather},
+        {kBackward, kAllGather},
+        {kBackward, kReduceScatter},  // into gradients that are still sent
+        {kReduceScatter, kBackward},
+        {kGradNorm, kAccumulate},
+        {kAllReduce, kGradNorm},
+        {kGradScale, kAllReduce}}},
+      {[](Plan& p) {
+         p.mesh = {4, 2};
+       },
+       {{kAllReduce, kAccumulate}, {kGradNorm, kAllReduce}}},
+      {[](Plan& p) {
+         p.reshard_after_forward.value = {Reshard::Kind::kGroup, 2};
+       },
+       {{kAllGather, kReshard}}},
+      {[](Plan& p) { p.offload = Offload::kCpu; },
+       {{kAllGather, kHostToDevice},
+        {kHostToDevice, kForward},
+        {kHostToDevice, kDeviceToHost},
+        {kReduceScatter, kHostToDevice},
+        {kReduceScatter, kDeviceToHost},
+        {kDeviceToHost, kReduceScatter},
+        {kDeviceToHost, kAccumulate}}},
+  };
+  const ModelSpec model = small_model("llama");
+  int planted = 0, found = 0;
+  for (const Faulty& c : cases) {
+    Plan plan = device_plan(8);
+    c.change(plan);
+    const EventGraph whole = build_training_step(model, plan);
+    const Trained usual = train(*host_accelerator(), model, plan, whole, 2);
+    for (const Pair& pair : c.pairs) {
+      const EventGraph faulty = without(whole, pair);
+      ASSERT_LT(faulty.waits.size(), whole.waits.size());
+      const auto device = hostile_accelerator(std::make_shared<HostileGpu>(0));
+      const std::string notice =
+          noticed(usual, [&] { return train(*device, model, plan, faulty, 2); });
+      EXPECT_NE(notice, "") << to_string(pair.first) << " without waiting for "
+                            << to_string(pair.second);
+      ++planted;
+      found += notice.empty() ? 0 : 1;
+    }
+  }
+  std::cout << "missing waits: " << found << " of " << planted << " found\n";
+}
+
+// Every single wait of a step is forgotten once. What the clocks do not refuse then orders nothing
+// that is in memory: the bits are the same in whatever order.
+TEST(HostileFaults, EveryWaitIsFoundOrOrdersNothing) {
+  const ModelSpec model = small_model("llama");
+  const Plan plan = device_plan(8);
+  const EventGraph graph = build_training_step(model, plan);
+  const Trained usual = train(*host_accelerator(), model, plan, graph, 3);
+  const auto whole = std::make_shared<HostileGpu>(0);
+  train(*hostile_accelerator(whole), model, plan, graph, 3);
+  int found = 0, ordered_otherwise = 0, orders_nothing = 0;
+  for (std::int64_t w = whole->waits() / 3; w < 2 * whole->waits() / 3; ++w) {
+    const auto run = [&](std::uint64_t seed) {
+      const auto gpu = std::make_shared<HostileGpu>(seed);
+      gpu->forget_wait(w);
+      const auto device = hostile_accelerator(gpu);
+      const std::string notice =
+          noticed(usual, [&] { return train(*device, model, plan, graph, 3); });
+      if (notice.empty() && seed == 0) ++(gpu->was_needed() ? orders_nothing : ordered_otherwise);
+      return notice;
+    };
+    if (const std::string notice = run(0); !notice.empty()) {
+      EXPECT_NE(notice.find("no wait orders them"), std::string::npos) << notice;
+      ++found;
+    } else {
+      EXPECT_EQ(run(2), "") << "wait " << w;
+    }
+  }
+  EXPECT_GT(found, 40);
+  std::cout << "waits of a step: " << found << " found, " << ordered_otherwise
+            << " ordered otherwise, " << orders_nothing << " order nothing in memory\n";
+}
+
+// Two lanes that use one device, as a step's do.
+struct Lanes {
+  explicit Lanes(std::uint64_t seed = 0)
+      : device(hostile_accelerator(std::make_shared<HostileGpu>(seed))),
+        a(device->open_lane(false)),
+        b(device->open_lane(false)),
+        event(device->new_event()) {
+    device->enter(a);
+  }
+  ~Lanes() { device->free_event(event); }
+
+  // Lane `to` waits for what lane `from` has; it is the current one then.
+  void hand_over(Lane from, Lane to) const {
+    device->enter(from);
+    device->record(event);
+    device->enter(to);
+    device->wait(event);
+  }
+  at::Tensor tensor(std::int64_t count = 1024) const {
+    return at::zeros({count}, at::TensorOptions().device(device->device()));
+  }
+
+  std::unique_ptr<Accelerator> device;
+  Lane a, b;
+  DeviceEvent event;
+};
+
+std::string refusal(const std::function<void()>& work) {
+  try {
+    work();
+    return "";
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+// Each frees what another lane still uses; with `waits` it does as it should.
+TEST(HostileFaults, EarlyFreesAreFound) {
+  using Scenario = void (*)(const Lanes&, bool waits);
+  const std::pair<const char*, Scenario> scenarios[] = {
+      {"an activation that another lane reads",
+       [](const Lanes& l, bool waits) {
+         at::Tensor kept = l.tensor();
+         {
+           const at::Tensor x = l.tensor();
+           l.hand_over(l.a, l.b);
+           kept = x.mul(2);
+         }
+         waits ? l.hand_over(l.b, l.a) : l.device->enter(l.a);
+         l.tensor();
+       }},
+      {"the sum of a reduce-scatter that another lane accumulates",
+       [](const Lanes& l, bool waits) {
+         const at::Tensor whole = l.tensor(), gradient = l.tensor(128);
+         {
+           const at::Tensor sum = at::empty({128}, gradient.options());
+           l.device->paced({.kind = PacedCollective::Kind::kReduceScatter,
+                            .whole = whole.mutable_data_ptr(),
+                            .shard = sum.mutable_data_ptr(),
+                            .shard_elements = 128,
+                            .dtype = DType::kFp32,
+                            .ranks = 8});
+           l.hand_over(l.a, l.b);
+           gradient.add_(sum);
+         }
+         waits ? l.hand_over(l.b, l.a) : l.device->enter(l.a);
+         l.tensor();
+       }},
+      {"a tensor that is gone when its address is used",
+       [](const Lanes& l, bool waits) {
+         const at::Tensor to = l.tensor();
+         at::Tensor from = l.tensor();
+         const void* const address = from.const_data_ptr();
+         if (!waits) from = at::Tensor();
+         l.device->copy(to.mutable_data_ptr(), address, 4096);
+       }},
+      {"an arena that is released before what is given to it",
+       [](const Lanes& l, bool waits) {
+         std::byte* const arena = l.device->allocate(4096);
+         if (!waits) l.device->release(arena, 4096);
+         l.device->fill(arena, 0, 4096);
+         if (waits) l.device->release(arena, 4096);
+       }},
+      {"a tensor of a recorded step that another lane reads",
+       [](const Lanes& l, bool waits) {
+         const at::Tensor kept = l.tensor();
+         const DeviceGraph graph = l.device->capture([&] {
+           {
+             const at::Tensor x = l.tensor();
+             l.hand_over(l.a, l.b);
+             kept.add_(x);
+           }
+           if (waits) l.hand_over(l.b, l.a);
+           l.device->enter(l.a);
+           l.tensor();
+           l.hand_over(l.b, l.a);
+         });
+         const std::string problem = refusal([&] { l.device->replay(graph); });
+         l.device->free_graph(graph);
+         if (!problem.empty()) throw std::runtime_error(problem);
+       }},
+  };
+  int found = 0;
+  for (const auto& [name, scenario] : scenarios) {
+    EXPECT_EQ(refusal([&] { scenario(Lanes(), true); }), "") << name;
+    const std::string problem = refusal([&] { scenario(Lanes(), false); });
+    EXPECT_NE(problem.find("freed"), std::string::npos) << name << ": " << problem;
+    found += problem.empty() ? 0 : 1;
+  }
+  std::cout << "early frees: " << found << " of " << std::size(scenarios) << " found\n";
+}
+
+TEST(HostileFaults, WhatACaptureForbidsIsFound) {
+  const std::pair<const char*, std::function<void(const Lanes&, const at::Tensor&)>> calls[] = {
+      {"wait for the device", [](const Lanes& l, auto&) { l.device->synchronize(); }},
+      {"wait for an event", [](const Lanes& l, auto&) { l.device->synchronize(l.event); }},
+      {"ask for an event", [](const Lanes& l, auto&) { l.device->done(l.event); }},
+      {"read a number", [](const Lanes&, auto& x) { x.sum().template item<float>(); }},
+      {"read memory",
+       [](const Lanes& l, auto& x) {
+         float value = 0;
+         l.device->to_host(&value, x.const_data_ptr(), sizeof value);
+       }},
+      {"copy from the host", [](const Lanes&, auto& x) { x.copy_(at::ones({1024})); }},
+      {"allocate", [](const Lanes& l, auto&) { l.device->allocate(4096); }},
+      {"pin", [](const Lanes& l, auto&) { l.device->allocate_pinned(4096); }},
+      {"capture", [](const Lanes& l, auto&) { l.device->capture([] {}); }},
+      {"leave a lane behind",
+       [](const Lanes& l, auto& x) {
+         l.hand_over(l.a, l.b);
+         x.add_(1);
+       }},
+  };
+  int found = 0;
+  for (const auto& [name, call] : calls) {
+    const Lanes l;
+    const at::Tensor x = l.tensor();
+    l.device->record(l.event);
+    const std::string problem = refusal([&] {
+      l.device->free_graph(l.device->capture([&] {
+        x.add_(1);
+        call(l, x);
+      }));
+    });
+    EXPECT_NE(problem.find("captur"), std::string::npos) << name << ": " << problem;
+    found += problem.empty() ? 0 : 1;
+    // What was captured is not done, and the lanes work as before.
+    x.add_(1);
+    EXPECT_EQ(x.sum().item<float>(), 1024) << name;
+  }
+  std::cout << "illegal calls in a capture: " << found << " of " << std::size(calls) << " found\n";
+}
+
+// A host cannot read what is the device's; here the system says so, as it does not end a program
+// for a pointer that it is given.
+TEST(HostileFaults, TheHostReadsNoDeviceMemory) {
+  const Lanes l;
+  const at::Tensor x = l.tensor();
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::tmpfile(), &std::fclose);
+  EXPECT_EQ(::write(::fileno(file.get()), x.const_data_ptr(), 4), -1);
+  EXPECT_EQ(errno, EFAULT);
+  float value = -1;
+  l.device->to_host(&value, x.const_data_ptr(), sizeof value);
+  EXPECT_EQ(value, 0);
+}
+
+}  // namespace
+}  // namespace foreshard
