@@ -8,10 +8,11 @@
 //   fa1, triton (of 2022 and 2023), sdpa_efficient   the GPU's fa2 over published ratios
 //   math            by the bytes of its scores
 //   without a mask  as H100's chart has each kernel with and without
-//   fa2 on H100     forward chart; backward is what the forward+backward chart leaves
+//   fa2, cudnn on H100   PyTorch 2.11's, timed (calibration/measure/torch_rows.py); fa2 forward and
+//                   head_dim 256: charts, backward what the forward+backward chart leaves
 //   fa2 on A100     only a forward+backward chart: split with H100's ratio of the passes
 //   fa3 on H100     forward chart; backward: ThunderKittens' chart of FlashAttention-3, head_dim
-//   128 cudnn, triton   forward chart on H100; backward with the ratio of fa3 and fa2 H200 H100
+//   128 triton      forward chart on H100; backward with the ratio of fa2. H200: H100
 //   times the ratio of the two GPUs' sweeps B200            cudnn from the sweep of trtllm-gen;
 //   fa2, whose instructions are older than the
 //                   chip, at H100's rate per multiprocessor
@@ -31,6 +32,7 @@ namespace {
 
 constexpr double kBackwardFlops = 2.5;  // of forward's
 constexpr int kHeadDims[] = {64, 128, 256};
+constexpr std::size_t kFewest = 4;       // rows of one kernel and pass that make a curve
 constexpr double kChartOverhead = 5e-6;  // s; see AttentionFixed: it only shifts s0 by a few tokens
 
 double fill(const AttentionRow& row, const Gpu& gpu) {
@@ -197,6 +199,7 @@ constexpr const char* kForwardChart = "flash3_fp16_fwd";
 constexpr const char* kBothChart = "fwd_bwd_benchmark";
 constexpr const char* kSweep = "aiconfigurator";
 constexpr const char* kKittens = "ThunderKittens";
+constexpr const char* kOwn = "calibration/measure/torch_rows.py";
 
 // The curves that all chips draw on, fitted once.
 struct Base {
@@ -279,6 +282,14 @@ void add_h100(const Base& base, const Gpu& gpu, Collector& out) {
               "no rows; backward over forward as for head_dim 128");
       continue;
     }
+    const Rows own = pick(rows, kOwn, "fa2", d, AttentionPass::kBackward);
+    if (own.size() >= kFewest) {
+      const AttentionCurve backward = fit_attention(own, gpu, {base.fa2_c_half, -1});
+      out.add(backward, "fa2", d, Evidence::kMeasured, "PyTorch 2.11's, timed (torch_rows.py)",
+              {error_on("own rows", backward, own, gpu),
+               error_on_both("chart of both passes", base.forward.at(d), backward, both, gpu)});
+      continue;
+    }
     std::vector<FitError> errors = {
         error_on_both("own rows, both passes", base.forward.at(d), base.backward.at(d), both, gpu)};
     errors.push_back(error_on_both("from forward and head_dim 128's ratio", base.forward.at(d),
@@ -291,6 +302,19 @@ void add_h100(const Base& base, const Gpu& gpu, Collector& out) {
     for (const int d : kHeadDims) {
       const Rows chart = pick(rows, kForwardChart, kernel, d, AttentionPass::kForward);
       if (chart.empty()) continue;
+      if (const Rows own = pick(rows, kOwn, kernel, d, AttentionPass::kForward);
+          own.size() >= kFewest) {
+        const Rows back = pick(rows, kOwn, kernel, d, AttentionPass::kBackward);
+        const AttentionCurve ahead = fit_attention(own, gpu, {base.fa3_c_half, -1});
+        const AttentionCurve backward = fit_attention(back, gpu, {base.fa3_c_half, -1});
+        const std::string source = "PyTorch 2.11's, timed (torch_rows.py)";
+        out.add(ahead, kernel, d, Evidence::kMeasured, source,
+                {error_on("own rows", ahead, own, gpu),
+                 error_on("flash3_fp16_fwd.png", ahead, chart, gpu)});
+        out.add(backward, kernel, d, Evidence::kMeasured, source,
+                {error_on("own rows", backward, back, gpu)});
+        continue;
+      }
       // Another kernel than the Triton flash attention that training codes of 2022 and 2023 ran.
       const char* name = kernel == std::string_view("triton") ? "triton_2024" : kernel;
       const AttentionCurve forward = fit_attention(chart, gpu, {base.fa3_c_half, kChartOverhead});

@@ -43,6 +43,18 @@ void check_rates(const Measurements& measurements, const Gpu& gpu) {
   }
 }
 
+// A kernel of the device takes the same time again and again: where the quartiles are far apart
+// some repeats hold a wait for the host, and the lower one is the kernel's.
+std::vector<MeasuredRow<FunctionTime>> without_waits(std::vector<MeasuredRow<FunctionTime>> rows) {
+  constexpr double kFarApart = 1.5;
+  for (MeasuredRow<FunctionTime>& row : rows) {
+    if (row.spread.low > 0 && row.spread.high > kFarApart * row.spread.low) {
+      row.spread.median = row.spread.low;
+    }
+  }
+  return rows;
+}
+
 // The quartiles of the repeats: what a class may be off as a whole where it was measured.
 template <typename Point>
 void set_spread(Calibration& c, Factor factor, const std::vector<MeasuredRow<Point>>& rows) {
@@ -121,10 +133,14 @@ DeviceFit fit_device(const Measurements& measurements) {
   c.id = fmt::format("{}-{}", machine->key, measurements.created);
   const Gpu& gpu = machine->node.gpu;
   LocalGemm gemm = fit_local_gemm(points_of(measurements.gemm), gpu);
-  LocalAttention attention = fit_local_attention(points_of(measurements.attention), gpu);
+  std::vector<AttentionPoint> rows = points_of(measurements.attention);
+  for (AttentionPoint& point : rows) {
+    if (point.kernel.empty() || point.kernel == "flash") point.kernel = c.sdpa_kernel;
+  }
+  LocalAttention attention = fit_local_attention(rows, gpu);
   c.measured.gemm = std::move(gemm.points);
   c.measured.attention = std::move(attention.points);
-  c.measured.functions = by_function(measurements.functions);
+  c.measured.functions = by_function(without_waits(measurements.functions));
   for (FunctionPoints& f : c.measured.functions) f.points = smoothed(std::move(f.points));
   set_spread(c, Factor::kGemm, measurements.gemm);
   set_spread(c, Factor::kAttention, measurements.attention);

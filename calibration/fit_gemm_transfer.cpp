@@ -30,24 +30,32 @@ bool is_up_to_ampere(const Gpu& gpu) {
          gpu.architecture == "ampere";
 }
 
-// Time added where rows have an odd number of 2-byte elements.
-// Since Hopper: a SwiGLU of inner width 10922 (rows of 4-byte multiples) ran at 273 TFLOP/s on
-// H100, one of 10944 at 398: 0.46 more time at 3/7 of the term.
+// Time added where rows are no multiples of 16 bytes (GemmCurve::misaligned).
+// Hopper and Blackwell: measured (cuBLAS 13.0): the means of the three products of a layer; what is
+// not aligned falls to kernels older than the chip. Before cuBLAS 12.8 aligned products ran on such
+// kernels, too: a SwiGLU of inner width 10922 (rows of 4-byte multiples) at 273 TFLOP/s, one of
+// 10944 at 398; so on other chips since Ampere, with each halving twice as bad.
 // Before: nanoGPT's step of GPT-2 on A100 (12 x 1,024 tokens, 135 ms: its README of 2022-12-29) was
 // a quarter faster with a vocabulary of 50304 instead of 50257 (Karpathy, 2023-02-03,
 // x.com/karpathy/status/1621578354024677377: "goes down a different kernel path"): 27 ms more than
 // the 13 ms of the head's three products when aligned.
 struct Misaligned {
-  double time = 0;
+  std::array<double, 3> times{};
   const char* source = "";
 };
 
 Misaligned misaligned(const Gpu& gpu) {
   if (is_up_to_ampere(gpu)) {
-    return {2.0, "; odd widths: nanoGPT with a vocabulary of 50257 against 50304 on A100"};
+    return {{2.0 / 7, 6.0 / 7, 2.0},
+            "; odd widths: nanoGPT with a vocabulary of 50257 against 50304 on A100"};
   }
-  return {1.1,
-          "; odd widths: SwiGLU of width 10922 against 10944 on H100, 273 against 398 TFLOP/s"};
+  if (gpu.architecture != "hopper" && gpu.architecture != "blackwell") {
+    return {{1.1 / 7, 3.3 / 7, 1.1},
+            "; odd widths: SwiGLU of width 10922 against 10944 on H100, 273 against 398 TFLOP/s"};
+  }
+  return {{1.8, 1.7, 4.6},
+          "; widths 50260, 50258 and 50257 against 50304 on H100 with cuBLAS 13.0: 233 to 281, 248 "
+          "to 281 and 97 to 149 against 666 to 753 TFLOP/s (calibration/measure/torch_rows.py)"};
 }
 
 // Rates of large products where no shapes are public.
@@ -254,7 +262,9 @@ class Builder {
   void finish(const Machine& machine, CatalogueGemm gemm) {
     gemm.power_exponent = power_exponent(machine.node.gpu);
     const Misaligned odd = misaligned(machine.node.gpu);
-    gemm.bf16.curve.misaligned = odd.time;
+    for (std::size_t i = 0; i < odd.times.size(); ++i) {
+      gemm.bf16.curve.misaligned[i] = rounded(odd.times[i]);
+    }
     gemm.bf16.curve.source += odd.source;
     gemm.bf16.report.evidence = gemm.bf16.curve.evidence;
     gemm.bf16.report.constants = constants_text(gemm.bf16.curve);

@@ -236,7 +236,7 @@ LocalAttention fit_local_attention(const std::vector<AttentionPoint>& rows, cons
   LocalAttention result;
   result.points = merged(rows, [](const AttentionPoint& p) {
     return std::tuple(p.fp32, p.pass, p.causal, p.batch, p.sequence, p.heads, p.kv_heads,
-                      p.head_dim);
+                      p.head_dim, p.kernel);
   });
   for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
     const auto of_pass = [&](const AttentionPoint& p) { return p.pass == pass; };

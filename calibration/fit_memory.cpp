@@ -1,23 +1,27 @@
 // t = bytes/(f*BW) + t0 per class. Which rows stand for what PyTorch runs in a class:
 //
-//   elementwise    one kernel over contiguous tensors: residual add (vidur), fused SwiGLU (Liger).
-//                  Left out: torch's SwiGLU rows (chunks of one tensor, several kernels) and vLLM's
-//                  SiLU*mul and RMSNorm (serving kernels).
-//   norm forward   torch's fused RMSNorm on H100. A100 has Liger's only: times H100's torch over
-//   Liger. norm backward  H100: torch forward+backward less forward and the sum() and expand in the
-//   timed
-//                  region (two passes, elementwise). A100: Liger's backward.
-//   eager norm     Hugging Face's RMSNorm of several operations, A100; the rows count the input and
+// H100's are PyTorch 2.11's own kernels, timed one after the other (calibration/measure/
+// torch_rows.py), beside what was published; A100's what was published.
+//
+//   elementwise    one kernel over contiguous tensors: sums, products, activations; residual add
+//                  (vidur), fused SwiGLU (Liger). Left out: torch's SwiGLU rows (chunks of one
+//                  tensor, several kernels) and vLLM's SiLU*mul and RMSNorm (serving kernels).
+//   norm forward   torch's fused RMSNorm and LayerNorm on H100. A100 has Liger's only: times H100's
+//                  torch over Liger.
+//   norm backward  H100: torch's. A100: Liger's backward.
+//   eager norm     Hugging Face's RMSNorm of several operations; the rows count the input and
 //                  the result (with both gradients in backward), the event graph what each kernel
-//                  reads and writes. H100: what A100 loses against elementwise kernels.
+//                  reads and writes.
 //   generated      Liger's forward, a Triton kernel as Inductor writes them and as fast: 65.7 and
 //   norm           65.5 us, 35.2 and 34.4 us, 11.5 and 11.3 us side by side on H100
 //                  (pytorch/pytorch#141916). B200: its own compiled ones.
-//   loss           eager cross entropy, A100 (huggingface). The rows count 12 B per fp32 logit; the
+//   loss           eager cross entropy (huggingface). The rows count 12 B per fp32 logit; the
 //                  event graph counts every operand of log_softmax and nll_loss, 32 B, and so does
-//                  the curve. H100: A100's times the ratio that Liger's kernel shows per logit.
-//   optimizer,     no public rows: they stream like elementwise kernels.
-//   copy
+//                  the curve.
+//   optimizer      fused AdamW and foreach products; A100: what H100 loses against elementwise
+//   copy           FSDP2's copy-out and copy-in (torch.ops.fsdp); A100: likewise
+//   strided        rotate_half and the products of rotary embeddings over transposed and broadcast
+//                  tensors; A100: likewise
 //
 // The classes of H200 and B200 are H100's fractions.
 #include <fmt/format.h>
@@ -83,22 +87,11 @@ Rows joined(Rows a, const Rows& b) {
 }
 
 Rows elementwise_rows(const Rows& rows) {
-  return joined(beyond_cache(pick(rows, "residual add")), pick(rows, "SwiGLU forward (liger)"));
-}
-
-// Backward alone: forward+backward less forward of the same size and two elementwise passes.
-Rows torch_norm_backward(const Rows& rows, const MemoryCurve& elementwise, const Gpu& gpu) {
-  Rows result;
-  for (const MemoryRow& both : pick(rows, "RMSNorm fwd+bwd (torch)")) {
-    for (const MemoryRow& forward : pick(rows, "RMSNorm forward (torch)")) {
-      // Forward moves x and y, both passes together five tensors.
-      if (std::abs(forward.bytes / 2 - both.bytes / 5) > 1) continue;
-      const double rest =
-          both.seconds - forward.seconds - memory_seconds(elementwise, forward.bytes, gpu);
-      result.push_back({both.source, "RMSNorm backward (torch)", both.bytes * 3 / 5, rest});
-    }
+  Rows all = joined(beyond_cache(pick(rows, "residual add")), pick(rows, "SwiGLU forward (liger)"));
+  for (const char* operation : {"add (torch)", "multiply (torch)", "silu ", "gelu ", "tanh "}) {
+    all = joined(std::move(all), beyond_cache(pick(rows, operation)));
   }
-  return result;
+  return all;
 }
 
 // As the event graph counts it.
@@ -116,15 +109,6 @@ Rows eager_norm(const Rows& rows, Pass pass) {
     row.bytes *= forward ? kEagerForwardOverCounted : kEagerBackwardOverCounted;
   }
   return result;
-}
-
-// Seconds per logit of Liger's cross entropy at the largest vocabulary.
-double liger_seconds_per_logit(const Rows& rows, double bytes_per_logit) {
-  const Rows liger = pick(rows, "cross entropy fwd+bwd (liger)");
-  const auto largest =
-      std::max_element(liger.begin(), liger.end(),
-                       [](const MemoryRow& a, const MemoryRow& b) { return a.bytes < b.bytes; });
-  return largest->seconds / (largest->bytes / bytes_per_logit);
 }
 
 MemoryCurve scaled(MemoryCurve curve, double factor) {
@@ -152,7 +136,8 @@ class Collector {
                                              "generated norm",
                                              "loss",
                                              "optimizer",
-                                             "copy"};
+                                             "copy",
+                                             "strided"};
     CurveReport report;
     report.curve = fmt::format("memory-bound: {}", kNames[static_cast<std::size_t>(which)]);
     report.rows = curve.source;
@@ -184,11 +169,30 @@ void add_generated_norm(const Rows& rows, const Gpu& gpu, Collector& out) {
           "RMSNorm forward (liger)", liger);
 }
 
-void add_streams(Collector& out) {
-  out.add(MemoryClass::kOptimizer, out.curve(MemoryClass::kElementwise), Evidence::kAssumed,
-          "no public micro-measurement of AdamW; as elementwise");
-  out.add(MemoryClass::kCopy, out.curve(MemoryClass::kElementwise), Evidence::kAssumed,
-          "no public micro-measurement of FSDP's copies; as elementwise");
+struct StreamClass {
+  MemoryClass which;
+  std::vector<const char*> operations;
+  const char* source;
+};
+const std::vector<StreamClass>& stream_classes() {
+  static const std::vector<StreamClass> kClasses = {
+      {MemoryClass::kOptimizer,
+       {"AdamW (fused)", "foreach multiply (torch)"},
+       "fused AdamW and foreach products"},
+      {MemoryClass::kCopy,
+       {"all_gather copy-out (fsdp)", "reduce_scatter copy-in (fsdp)"},
+       "FSDP2's copies"},
+      {MemoryClass::kStrided,
+       {"rotate half (torch)", "multiply broadcast strided (torch)"},
+       "rotate_half and products over transposed tensors"}};
+  return kClasses;
+}
+Rows rows_of(const StreamClass& stream, const Rows& rows) {
+  Rows picked;
+  for (const char* operation : stream.operations) {
+    picked = joined(std::move(picked), pick(rows, operation));
+  }
+  return picked;
 }
 
 struct EagerClass {
@@ -204,7 +208,7 @@ constexpr EagerClass kEagerClasses[] = {
 void add_elementwise(const Rows& rows, const Gpu& gpu, Collector& out) {
   const Rows own = elementwise_rows(rows);
   out.add(MemoryClass::kElementwise, fit_memory(own, gpu), Evidence::kMeasured,
-          "residual add (vidur), SwiGLU forward (Liger)", own);
+          "residual add (vidur), SwiGLU forward (Liger), PyTorch's elementwise kernels", own);
   // Each operation from the others'.
   for (const char* operation : {"residual add", "SwiGLU forward (liger)"}) {
     const Rows held = pick(own, operation);
@@ -225,33 +229,31 @@ void add_elementwise(const Rows& rows, const Gpu& gpu, Collector& out) {
 
 MemoryFits fit_h100(const std::vector<Chip>& chips) {
   const Gpu& gpu = chip_named("h100", chips).gpu;
-  const Gpu& a100 = chip_named("a100", chips).gpu;
   const Rows rows = memory_rows("h100");
-  const Rows a = memory_rows("a100");
   Collector out(gpu);
   add_elementwise(rows, gpu, out);
-  const Rows forward = pick(rows, "RMSNorm forward (torch)");
+  const Rows forward =
+      joined(pick(rows, "RMSNorm forward (torch)"), pick(rows, "LayerNorm forward (torch)"));
   out.add(MemoryClass::kNormForward, fit_memory(forward, gpu), Evidence::kMeasured,
-          "RMSNorm forward (torch), Liger-Kernel's benchmark", forward);
+          "RMSNorm and LayerNorm forward (torch)", forward);
   out.compare(error_on("another kernel: RMSNorm forward (liger)",
                        out.curve(MemoryClass::kNormForward), pick(rows, "RMSNorm forward (liger)"),
                        gpu));
-  const Rows backward = torch_norm_backward(rows, out.curve(MemoryClass::kElementwise), gpu);
+  const Rows backward = pick(rows, "Norm backward alone (torch)");
   out.add(MemoryClass::kNormBackward, fit_memory(backward, gpu), Evidence::kMeasured,
-          "RMSNorm fwd+bwd (torch) less forward, Liger-Kernel's benchmark", backward);
-  const double stream = out.curve(MemoryClass::kElementwise).fraction /
-                        fit_memory(elementwise_rows(a), a100).fraction;
+          "RMSNorm and LayerNorm backward (torch)", backward);
   for (const EagerClass& eager : kEagerClasses) {
-    out.add(eager.which, scaled(fit_memory(eager_norm(a, eager.pass), a100), stream),
-            Evidence::kExtrapolated,
-            std::string(eager.rows) + " on A100, times H100's elementwise kernels over A100's");
+    const Rows own = eager_norm(rows, eager.pass);
+    out.add(eager.which, fit_memory(own, gpu), Evidence::kMeasured, eager.rows, own);
   }
   add_generated_norm(rows, gpu, out);
-  const double ratio = liger_seconds_per_logit(a, 12) * a100.memory_bandwidth.value() /
-                       (liger_seconds_per_logit(rows, 6) * gpu.memory_bandwidth.value());
-  out.add(MemoryClass::kLoss, scaled(fit_memory(eager_loss(a), a100), ratio),
-          Evidence::kExtrapolated, "eager cross entropy on A100, times H100 over A100 of Liger's");
-  add_streams(out);
+  const Rows loss = eager_loss(rows);
+  out.add(MemoryClass::kLoss, fit_memory(loss, gpu), Evidence::kMeasured,
+          "cross entropy fwd+bwd (huggingface), 32 B per logit", loss);
+  for (const StreamClass& stream : stream_classes()) {
+    const Rows own = rows_of(stream, rows);
+    out.add(stream.which, fit_memory(own, gpu), Evidence::kMeasured, stream.source, own);
+  }
   return out.take();
 }
 
@@ -278,7 +280,13 @@ MemoryFits fit_a100(const std::vector<Chip>& chips) {
   const Rows loss = eager_loss(rows);
   out.add(MemoryClass::kLoss, fit_memory(loss, gpu), Evidence::kMeasured,
           "cross entropy fwd+bwd (huggingface), 32 B per logit", loss);
-  add_streams(out);
+  for (const StreamClass& stream : stream_classes()) {
+    const double share = fit_memory(rows_of(stream, h), h100).fraction /
+                         fit_memory(elementwise_rows(h), h100).fraction;
+    out.add(stream.which, scaled(out.curve(MemoryClass::kElementwise), share),
+            Evidence::kExtrapolated,
+            fmt::format("{} on H100, times A100's elementwise kernels over H100's", stream.source));
+  }
   return out.take();
 }
 

@@ -73,11 +73,19 @@ GemmPoint read_gemm(const ConfigNode& node) {
 }
 
 AttentionPoint read_attention(const ConfigNode& node) {
-  node.allow_only(
-      {"pass", "dtype", "causal", "batch", "sequence", "heads", "kv_heads", "head_dim", "seconds"});
-  return {read_pass(node),         is_fp32(node),           node.at("causal").as_bool(),
-          count(node, "batch"),    count(node, "sequence"), count(node, "heads"),
-          count(node, "kv_heads"), count(node, "head_dim"), seconds(node.at("seconds"))};
+  node.allow_only({"pass", "dtype", "causal", "batch", "sequence", "heads", "kv_heads", "head_dim",
+                   "seconds", "kernel"});
+  const ConfigNode* kernel = node.find("kernel");
+  return {read_pass(node),
+          is_fp32(node),
+          node.at("causal").as_bool(),
+          count(node, "batch"),
+          count(node, "sequence"),
+          count(node, "heads"),
+          count(node, "kv_heads"),
+          count(node, "head_dim"),
+          seconds(node.at("seconds")),
+          kernel == nullptr ? "" : kernel->as_string()};
 }
 
 FunctionPoints read_function(const ConfigNode& node) {
@@ -129,6 +137,7 @@ Json to_json(const MeasuredPoints& points) {
                                 {"kv_heads", p.kv_heads},
                                 {"head_dim", p.head_dim},
                                 {"seconds", p.seconds}});
+    if (!p.kernel.empty()) out["attention"].back()["kernel"] = p.kernel;
   }
   for (const FunctionPoints& p : points.functions) {
     Json curve = {{"function", to_string(p.function)},

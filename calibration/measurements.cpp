@@ -87,14 +87,15 @@ void read_gemm(const ConfigNode& row, std::int64_t ranks, Measurements& out) {
 
 void read_attention(const ConfigNode& row, std::int64_t ranks, Measurements& out) {
   allow(row, {"pass", "dtype", "batch", "sequence", "heads", "kv_heads", "head_dim", "causal",
-              "seconds"});
+              "seconds", "kernel"});
   const MeasuredSeconds spread = read_spread(row);
-  out.attention.push_back(
-      {ranks,
-       {read_pass(row), is_fp32(row), row.at("causal").as_bool(), count(row, "batch"),
-        count(row, "sequence"), count(row, "heads"), count(row, "kv_heads"),
-        row.at("head_dim").as_int(1, kLargestHead), spread.median},
-       spread});
+  const ConfigNode* kernel = row.find("kernel");
+  out.attention.push_back({ranks,
+                           {read_pass(row), is_fp32(row), row.at("causal").as_bool(),
+                            count(row, "batch"), count(row, "sequence"), count(row, "heads"),
+                            count(row, "kv_heads"), row.at("head_dim").as_int(1, kLargestHead),
+                            spread.median, kernel == nullptr ? "" : kernel->as_string()},
+                           spread});
 }
 
 void read_memory(const ConfigNode& row, std::int64_t ranks, Measurements& out) {

@@ -36,7 +36,8 @@ constexpr std::array<std::string_view, kMemoryClasses> kMemoryClassNames = {"ele
                                                                             "generated_norm",
                                                                             "loss",
                                                                             "optimizer",
-                                                                            "copy"};
+                                                                            "copy",
+                                                                            "strided"};
 constexpr std::array<std::string_view, kFactors> kFactorNames = {
     "gemm", "attention", "memory_bound", "intra_node", "inter_node", "host", "overlap"};
 
@@ -49,6 +50,7 @@ MemoryClass older_class(MemoryClass which) {
   switch (which) {
     case MemoryClass::kEagerNormForward:
     case MemoryClass::kEagerNormBackward:
+    case MemoryClass::kStrided:
       return MemoryClass::kElementwise;
     case MemoryClass::kGeneratedNorm:
       return MemoryClass::kNormForward;
@@ -79,7 +81,9 @@ Json gemm_json(const GemmCurve& c) {
                                                 {"wave", c.wave},
                                                 {"blend", c.blend},
                                                 {"slowdown", c.slowdown},
-                                                {"misaligned", c.misaligned}}) {
+                                                {"misaligned_8", c.misaligned[0]},
+                                                {"misaligned_4", c.misaligned[1]},
+                                                {"misaligned_2", c.misaligned[2]}}) {
     if (value > 0) numbers.emplace_back(name, value);
   }
   return curve_json(numbers, c.evidence, c.source);
@@ -177,7 +181,9 @@ GemmCurve read_gemm(const ConfigNode& node) {
       .number_if_there("wave", 0, 1, c.wave)
       .number_if_there("blend", 0, 100, c.blend)
       .number_if_there("slowdown", 0, 1, c.slowdown)
-      .number_if_there("misaligned", 0, 10, c.misaligned)
+      .number_if_there("misaligned_8", 0, 20, c.misaligned[0])
+      .number_if_there("misaligned_4", 0, 20, c.misaligned[1])
+      .number_if_there("misaligned_2", 0, 20, c.misaligned[2])
       .evidence(c.evidence, c.source);
   return c;
 }

@@ -73,7 +73,7 @@ ExitCode run_validate(const ValidateOptions& options) {
   const Job job = load_job(options.job);
   const std::string run = options.run.empty() ? options.trace : options.run;
   const CostModel costs = cost_model(job);
-  const Forecast made = forecast(job.model, job.resolved.plan, costs);
+  Forecast made = forecast(job.model, job.resolved.plan, costs);
   const MeasuredJob recording = read_recording(run, made);
   const RunRecord& record = recording.record;
   if (made.graph.fingerprint() != record.fingerprint) {
@@ -82,7 +82,9 @@ ExitCode run_validate(const ValidateOptions& options) {
         fmt::format("{}: {}", run,
                     mismatch_sentence(made, plan_of(record, run, job), record, FORESHARD_VERSION)));
   }
-  const Report predicted = report_of(job, made, costs);
+  const CostModel prices = record.paced ? costs.of_one_gpu() : costs;
+  if (record.paced) made = forecast(job.model, job.resolved.plan, prices);
+  const Report predicted = report_of(job, made, prices);
   const Validation v =
       validate(made, predicted, record,
                {options.max_step_error, options.max_exposed_error, options.max_memory_error});

@@ -76,6 +76,7 @@ MemoryClass class_of(std::string_view operation) {
   }
   if (has("entropy") || has("loss") || has("softmax")) return MemoryClass::kLoss;
   if (has("adam") || has("optim") || has("sgd")) return MemoryClass::kOptimizer;
+  if (has("rotate") || has("strided") || has("transpose")) return MemoryClass::kStrided;
   if (has("copy") || has("cast") || has("stream") || has("memcpy")) return MemoryClass::kCopy;
   return MemoryClass::kElementwise;
 }

@@ -23,6 +23,7 @@ namespace foreshard {
 namespace {
 
 constexpr std::int64_t kBlocks = 2;
+constexpr int kHopper = 90;  // from which on cuDNN's attention is the faster one
 
 using Clock = std::chrono::steady_clock;
 
@@ -74,7 +75,8 @@ class EventCollector final : public StepObserver {
     device_.record(pool_[used_]);
     return pool_[used_++];
   }
-  static constexpr std::int64_t kHeadStart = 2'000'000;  // ns: the host's for a hundred launches
+  // ns: the host's for a whole step of few_blocks, of some hundred launches and as many stamps
+  static constexpr std::int64_t kHeadStart = 20'000'000;
   Accelerator& device_;
   std::vector<DeviceEvent> pool_;
   std::size_t used_ = 0;
@@ -104,9 +106,12 @@ class DeviceMeasuring {
   DeviceMeasurements run() {
     fixed_memory("context");
     for (const MeasuredJob& job : request_.jobs) {
-      part(fmt::format("layers of {} at {} x {} tokens", job.model.name, job.micro_batch,
-                       job.sequence),
-           [&] { layers(job); });
+      const std::string name = fmt::format("layers of {} at {} x {} tokens", job.model.name,
+                                           job.micro_batch, job.sequence);
+      part(name, [&] { layers(job, AttentionKernel::kFlash); });
+      if (device_.info().capability >= kHopper) {
+        part(name + ", cudnn", [&] { layers(job, AttentionKernel::kCudnn); });
+      }
     }
     part("copies", [&] { copies(); });
     part("contention", [&] { contention(); });
@@ -171,9 +176,11 @@ class DeviceMeasuring {
 
   // --- kernels of layers, and host work ---
 
-  void layers(const MeasuredJob& job) {
+  // Of another kernel than flash only attention itself is new.
+  void layers(const MeasuredJob& job, AttentionKernel attention) {
     const MeasuredJob shortened{few_blocks(job.model, kBlocks), job.sequence, job.micro_batch};
-    const Plan plan = plan_of(shortened, request_.dtype);
+    Plan plan = plan_of(shortened, request_.dtype);
+    plan.attention = attention;
     const EventGraph graph = build_training_step(shortened.model, plan);
     const auto alone = std::move(thread_worlds(1).front());
     Engine engine(shortened.model, plan, graph, *alone, {.device = &device_});
@@ -204,9 +211,13 @@ class DeviceMeasuring {
     }
     engine.observe(nullptr);
     for (const auto& [key, samples] : times.samples()) {
+      const bool is_attention = samples.kernel.function == Function::kAttention;
       if (samples.kernel.function == Function::kArange) continue;
+      if (!is_attention && attention != AttentionKernel::kFlash) continue;
       rows_.push_back(kernel_row(samples, 1, request_.dtype, shortened));
+      if (is_attention && device_.is_gpu()) rows_.back()["kernel"] = to_string(attention);
     }
+    if (attention != AttentionKernel::kFlash) return;
     host.write(rows_, extra_);
     const AcceleratorMemory m = device_.memory();
     rows_.push_back({{"kind", "memory_outside"},

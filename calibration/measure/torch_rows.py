@@ -225,7 +225,7 @@ def indexed(rows):
 
 def attention(rows):
     from torch.nn.attention import SDPBackend, sdpa_kernel
-    backends = {"fa2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION, "sdpa_efficient": SDPBackend.EFFICIENT_ATTENTION}
+    backends = {"FlashAttention-2": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION, "sdpa_efficient": SDPBackend.EFFICIENT_ATTENTION}
     for batch, length, heads, kv, dim in ((4, 2048, 32, 32, 64), (1, 8192, 32, 32, 64), (8, 1024, 16, 16, 64), (2, 4096, 32, 32, 128), (1, 8192, 32, 32, 128),
                                           (1, 8192, 32, 8, 128), (4, 2048, 32, 32, 128), (8, 512, 16, 16, 64), (1, 4096, 12, 12, 128), (1, 16384, 32, 32, 128)):
         for causal in (True, False) if length <= 2048 else (True,):

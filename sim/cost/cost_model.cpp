@@ -242,7 +242,17 @@ CostModel::CostModel(const Cluster& cluster, const Calibration& calibration, Cos
     }
   };
   learn(calibration_.measured.gemm, gemm_);
-  learn(calibration_.measured.attention, attention_);
+  std::vector<AttentionPoint> attention = calibration_.measured.attention;
+  std::erase_if(attention, [&](const AttentionPoint& point) {
+    return !point.kernel.empty() && point.kernel != choices_.attention_kernel;
+  });
+  learn(attention, attention_);
+}
+
+CostModel CostModel::of_one_gpu() const {
+  CostModel alone = *this;
+  alone.choices_.one_gpu = true;
+  return alone;
 }
 
 FactorDraw CostModel::draw(int k) const {
@@ -478,7 +488,7 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
     return static_cast<std::int32_t>(
         std::llround(static_cast<double>(Contention::kOne) * (factor - 1) * overlap));
   };
-  const double slowest = cluster_.host_computes ? 1 : slowest_of(cluster_.gpus);
+  const double slowest = cluster_.host_computes || choices_.one_gpu ? 1 : slowest_of(cluster_.gpus);
   std::vector<std::optional<CollectiveModel>> models;
   models.reserve(graph.communicators.size());
   std::vector<LatencyGap> gaps(graph.communicators.size());

@@ -45,6 +45,7 @@ struct CostChoices {
   std::string attention_kernel;
   ReductionOrder order = ReductionOrder::kLibrary;
   DType compute = DType::kFp32;  // of memory-bound kernels, with measured points
+  bool one_gpu = false;  // whatever the cluster: of a paced rank, which waits for no slower GPU
   CollectiveSettings collectives;
 };
 
@@ -76,6 +77,8 @@ class CostModel {
   FactorDraw center() const;
   // What draw k multiplies a whole step with (FactorKnowledge::plan_log_sd).
   double plan_draw(int k) const;
+  // The same prices for one GPU that runs a rank by itself.
+  CostModel of_one_gpu() const;
   const Cluster& cluster() const { return cluster_; }
   const std::string& attention_kernel() const { return choices_.attention_kernel; }
   const Calibration& calibration() const { return calibration_; }

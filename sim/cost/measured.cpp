@@ -74,8 +74,8 @@ double gemm_seconds(const GemmCurve& curve, const Kernel& kernel, const Gpu& gpu
     compute *= 1 + curve.tail * as_double(gpu.multiprocessors) * kTile * kTile / (groups * m * n);
   }
   if (curve.wave > 0) compute *= 1 + curve.wave * (wave_waste(kernel, gpu) - 1);
-  if (curve.misaligned > 0) {
-    compute *= 1 + curve.misaligned * static_cast<double>((1 << halvings(kernel)) - 1) / 7;
+  if (const int h = halvings(kernel); h > 0) {
+    compute *= 1 + curve.misaligned[static_cast<std::size_t>(std::min(h, 3) - 1)];
   }
   const double memory =
       as_double(kernel.bytes.count()) / (curve.hbm_fraction * gpu.memory_bandwidth.value());

@@ -29,6 +29,8 @@ MemoryClass class_of(Function function, Pass pass) {
     case Function::kNegativeLogLikelihood:
     case Function::kCrossEntropy:
       return MemoryClass::kLoss;
+    case Function::kRotary:
+      return MemoryClass::kStrided;
     default:
       return MemoryClass::kElementwise;
   }

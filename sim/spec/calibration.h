@@ -11,8 +11,8 @@
 //               where blend is 0;  memory = bytes / (hbm_fraction*BW)
 //               W: whole waves of 128 x 256 tiles (AMD: 256 x 256) over the waves that are
 //               needed, at most 4
-//               A = 1 + misaligned*(2^h - 1)/7, h the halvings below 16 bytes to which the
-//               narrowest contiguous row is a multiple of: 1/7, 3/7 or all of it
+//               A = 1 + misaligned[h - 1], h the halvings below 16 bytes to which the narrowest
+//               contiguous row is a multiple of: 8, 4 or 2 bytes
 //               clock = (power limit of the Gpu / that of the card that was
 //               measured)^power_exponent A single product on a cool chip: sustained is 1, but
 //               compute takes 1 + slowdown*log2(2mnk/1e12) times as long above 1 TFLOP
@@ -66,9 +66,11 @@ struct GemmCurve {
   double overhead = 0;            // s
   double m_half = 0, n_half = 0;  // as k_half
   double wave = 0;                // weight of the last, partly filled wave
-  double blend = 0;       // exponent by which compute and memory add up; 0: they overlap wholly
-  double slowdown = 0;    // of one long product, per doubling beyond 1 TFLOP
-  double misaligned = 0;  // time added where a contiguous row has an odd number of elements
+  double blend = 0;     // exponent by which compute and memory add up; 0: they overlap wholly
+  double slowdown = 0;  // of one long product, per doubling beyond 1 TFLOP
+  // Time added, over the time of an aligned product, where the narrowest contiguous row is a
+  // multiple of 8, 4 or 2 bytes only.
+  std::array<double, 3> misaligned{};
   Evidence evidence = Evidence::kAssumed;
   std::string source;  // measurement files and their rows
 };
@@ -99,9 +101,10 @@ enum class MemoryClass : std::uint8_t {
   kGeneratedNorm,  // of a compiler, both passes
   kLoss,
   kOptimizer,
-  kCopy
+  kCopy,
+  kStrided  // an elementwise kernel over transposed, broadcast or half tensors
 };
-inline constexpr std::size_t kMemoryClasses = 9;
+inline constexpr std::size_t kMemoryClasses = 10;
 
 struct MemoryCurve {
   double fraction = 0;        // of data-sheet bandwidth
@@ -215,6 +218,7 @@ struct AttentionPoint {
   bool causal = true;
   std::int64_t batch = 0, sequence = 0, heads = 0, kv_heads = 0, head_dim = 0;
   double seconds = 0;
+  std::string kernel = {};  // AttentionCurve::kernel, of which alone it says something; "": of any
   bool operator==(const AttentionPoint&) const = default;
 };
 

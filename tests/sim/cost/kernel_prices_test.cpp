@@ -98,15 +98,16 @@ TEST(KernelPrices, ClocksFollowThePowerLimit) {
 
 TEST(KernelPrices, OddWidthsCostMore) {
   Calibration c = calibration();
-  c.gemm_bf16.misaligned = 0.7;
+  c.gemm_bf16.misaligned = {0.1, 0.3, 0.7};
   const CostModel costs(cluster(), c);
   const double even = costs.price(product(8192, 8192, 8192)).seconds;
-  // Rows of 8194 elements are multiples of 4 bytes, of 8193 of 2: 3/7 and all of the term.
+  // Rows of 8196 elements are multiples of 8 bytes, of 8194 of 4, of 8193 of 2.
   const auto per_flop = [&](std::int64_t n) {
     const Kernel kernel = product(8192, n, 8192);
     return costs.price(kernel).seconds / static_cast<double>(n) * 8192 / even;
   };
   EXPECT_NEAR(per_flop(8200), 1, 1e-9);
+  EXPECT_NEAR(per_flop(8196), 1.1, 1e-9);
   EXPECT_NEAR(per_flop(8194), 1.3, 1e-9);
   EXPECT_NEAR(per_flop(8193), 1.7, 1e-9);
   // Rows of the output are n wide: an odd number of them costs nothing.
