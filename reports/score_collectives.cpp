@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 #include <tuple>
 
 #include "calibration/fit_fabric.h"
@@ -34,11 +35,22 @@ SizeClass size_class(double bytes) {
 
 bool is_inside(FabricKind kind) { return kind == FabricKind::kNvlink || kind == FabricKind::kPcie; }
 
-// Curves without one source, made when first asked for.
+bool is_gather(CollectiveOperation operation) {
+  return operation == CollectiveOperation::kAllGather ||
+         operation == CollectiveOperation::kReduceScatter;
+}
+
+// Curves without one source, made when first asked for. Of all sources that nobody published they
+// are the same.
 class Curves {
  public:
+  Curves() {
+    for (const NcclRow& row : published_nccl_rows()) published_.insert(row.source);
+  }
+
   const FabricCurve& without(const std::string& source, const NcclRow& row) {
-    const auto key = std::make_pair(source, row.system.generation);
+    const auto key =
+        std::make_pair(published_.contains(source) ? source : "", row.system.generation);
     auto found = made_.find(key);
     if (found == made_.end()) {
       const auto use = [&](const NcclRow& r) { return r.source != source; };
@@ -49,8 +61,20 @@ class Curves {
   }
 
  private:
+  std::set<std::string> published_;
   std::map<std::pair<std::string, GpuGeneration>, std::vector<FabricCurve>> made_;
 };
+
+// Rows of gathers that can be used, by fabric.
+using KnownRows = std::map<std::string, std::vector<const NcclRow*>>;
+
+KnownRows by_fabric(const std::vector<NcclRow>& rows) {
+  KnownRows known;
+  for (const NcclRow& row : rows) {
+    if (row.problem.empty() && is_gather(*row.collective)) known[row.fabric].push_back(&row);
+  }
+  return known;
+}
 
 CollectivePrice price_of(const NcclRow& row, const FabricCurve& curve,
                          const std::vector<CollectiveSweep>& sweeps) {
@@ -58,21 +82,13 @@ CollectivePrice price_of(const NcclRow& row, const FabricCurve& curve,
   return model.price(*row.collective, row.bytes);
 }
 
-bool is_gather(CollectiveOperation operation) {
-  return operation == CollectiveOperation::kAllGather ||
-         operation == CollectiveOperation::kReduceScatter;
-}
-
 // The sweep of the other of all_gather and reduce_scatter on the row's fabric.
-std::vector<CollectiveSweep> other_sweep(const NcclRow& row, const std::vector<NcclRow>& known) {
-  if (!is_gather(*row.collective)) return {};
+std::vector<CollectiveSweep> other_sweep(const NcclRow& row, const KnownRows& known) {
+  const auto fabric = known.find(row.fabric);
+  if (!is_gather(*row.collective) || fabric == known.end()) return {};
   std::map<double, std::vector<double>> seconds;
-  for (const NcclRow& other : known) {
-    if (!other.problem.empty() || other.fabric != row.fabric || !is_gather(*other.collective) ||
-        *other.collective == *row.collective) {
-      continue;
-    }
-    seconds[other.bytes].push_back(other.seconds);
+  for (const NcclRow* other : fabric->second) {
+    if (*other->collective != *row.collective) seconds[other->bytes].push_back(other->seconds);
   }
   if (seconds.size() < 2) return {};
   CollectiveSweep sweep;
@@ -94,11 +110,12 @@ class Residuals {
   Residuals() {
     Curves curves;
     const std::vector<NcclRow>& rows = published_nccl_rows();
+    const KnownRows known = by_fabric(rows);
     for (const NcclRow& row : rows) {
       const double form = price_of(row, curves.without(row.source, row), {}).seconds;
       all_.push_back(
           {row.source, row.kind, size_class(row.bytes), std::abs(std::log(form / row.seconds))});
-      const std::vector<CollectiveSweep> sweep = other_sweep(row, rows);
+      const std::vector<CollectiveSweep> sweep = other_sweep(row, known);
       if (sweep.empty()) continue;
       const double swept = price_of(row, curves.without(row.source, row), sweep).seconds;
       swept_.push_back(
@@ -176,8 +193,9 @@ AccuracyRow blank_row(const NcclRow& row) {
   return out;
 }
 
-std::vector<AccuracyRow> score(const CsvTable& table, const std::vector<NcclRow>& known) {
-  Curves curves;
+std::vector<AccuracyRow> score(const CsvTable& table, const std::vector<NcclRow>& rows) {
+  thread_local Curves curves;  // of the published rows alone
+  const KnownRows known = by_fabric(rows);
   static const Residuals residuals;  // of the published rows alone
   std::vector<AccuracyRow> scored;
   for (const NcclRow& row : nccl_rows(table)) {
