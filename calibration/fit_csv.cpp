@@ -111,10 +111,10 @@ CsvFit fit_gemm_csv(const std::vector<CsvTable>& tables, const std::string& id) 
     }
   }
   if (placed.empty()) {
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("no row is a 16 bit product of a known GPU{}{}",
-                            fit.notes.empty() ? "" : "; the first: ",
-                            fit.notes.empty() ? "" : fit.notes.front()));
+    throw ConfigError({tables.front().file_name(), 1, 0, ""},
+                      fmt::format("no row is a 16 bit product of a known GPU{}{}",
+                                  fit.notes.empty() ? "" : "; the first: ",
+                                  fit.notes.empty() ? "" : fit.notes.front()));
   }
   if (gpus.size() > 1) {
     throw Error(

@@ -66,7 +66,7 @@ const ConfigNode* ForeignReader::find(std::string_view path, std::string_view ot
 
 void ForeignReader::note(Mapping mapping, std::string_view path, const std::string& to,
                          const std::string& why) {
-  told_.emplace_back(path);
+  told_.emplace(path);
   const ConfigNode* node = at(path);
   ImportEntry entry{mapping, std::string(path), to, why, root_.location().file, 0};
   if (node != nullptr) {
@@ -114,6 +114,8 @@ void ForeignReader::number(std::string_view path, std::string_view key) {
 }
 
 void ForeignReader::finish(const std::vector<std::string>& quiet) {
+  constexpr int kMostUnknown = 1'000;  // each is compared with all that are known
+  int unknown = 0;
   const auto begins = [](std::string_view path, std::string_view with) {
     return path == with ||
            (path.starts_with(with) && path.size() > with.size() && path[with.size()] == '.');
@@ -127,7 +129,7 @@ void ForeignReader::finish(const std::vector<std::string>& quiet) {
           const auto is_in = [&](const std::vector<std::string>& list) {
             return std::find(list.begin(), list.end(), path) != list.end();
           };
-          if (is_in(told_)) continue;
+          if (told_.contains(path)) continue;
           const bool is_quiet = std::any_of(quiet.begin(), quiet.end(),
                                             [&](const auto& q) { return begins(path, q); });
           if (is_quiet) {
@@ -139,6 +141,10 @@ void ForeignReader::finish(const std::vector<std::string>& quiet) {
                                  [&](const auto& k) { return begins(k, path); })) {
             walk(item.value, path);
           } else {
+            if (++unknown > kMostUnknown) {
+              throw item.value.error("the file has too many keys that nobody knows",
+                                     fmt::format("the settings of {}", plan_.format));
+            }
             const std::string near = nearest_spelling(path, known);
             note(Mapping::kIgnored, path, "",
                  near.empty() ? "unknown key" : fmt::format("unknown key; did you mean {}?", near));

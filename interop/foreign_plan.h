@@ -7,6 +7,7 @@
 #pragma once
 
 #include <functional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -65,7 +66,7 @@ class ForeignReader {
   ConfigNode root_;
   ForeignPlan& plan_;
   std::vector<std::string> asked_;  // paths
-  std::vector<std::string> told_;   // of them, those with an entry
+  std::set<std::string> told_;      // of them, those with an entry
 };
 
 // A whole true, false or number as text; "auto" is none.

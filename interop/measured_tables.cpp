@@ -1,5 +1,7 @@
 #include "interop/measured_tables.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <initializer_list>
 #include <string_view>
@@ -20,6 +22,11 @@ CsvTable read_table(const std::filesystem::path& path) {
 MeasuredTable score_table(const std::filesystem::path& path,
                           const std::vector<std::string>& blanked) {
   CsvTable table = read_table(path);
+  constexpr std::size_t kMostRows = 20'000;  // each is forecast
+  if (table.rows() > kMostRows) {
+    throw ConfigError({path.string(), table.line(kMostRows), 1, ""}, "the table has too many rows",
+                      fmt::format("at most {}", kMostRows));
+  }
   for (const std::string& column : blanked) table.blank(column);
   const auto has = [&](std::initializer_list<std::string_view> columns) {
     return std::all_of(columns.begin(), columns.end(),

@@ -382,7 +382,7 @@ class Reader {
       if (!test.rows.empty()) add_sweep(test);
     }
     if (out_.sweeps.empty()) {
-      fail(0, "has no row of nccl-tests", "lines of size, count, type ... time, algbw, busbw");
+      fail(1, "has no row of nccl-tests", "lines of size, count, type ... time, algbw, busbw");
     }
     return std::move(out_);
   }

@@ -197,10 +197,11 @@ StoredModel read_safetensors(const fs::path& path) {
   }
   const ConfigNode root = read_json_file(path);
   const ConfigNode map = root.at("weight_map", "the files of the model's tensors");
-  std::vector<std::string> files;
+  std::vector<std::string> files;  // in the order of the index
+  std::set<std::string> seen;
   for (const ConfigItem& item : map.items()) {
     const std::string file = item.value.as_string();
-    if (std::find(files.begin(), files.end(), file) == files.end()) files.push_back(file);
+    if (seen.insert(file).second) files.push_back(file);
   }
   for (const std::string& file : files) {
     const fs::path part = path.parent_path() / file;

@@ -450,21 +450,28 @@ TopologyImport joined(const std::vector<TopologyImport>& parts) {
   return all;
 }
 
+namespace {
+
+Location place_of(const TopologyImport& import) {
+  return {import.ledger.empty() ? "" : import.ledger.front().file, 1, 0, ""};
+}
+
+}  // namespace
+
 std::string cluster_file(const TopologyImport& import, std::string_view machine,
                          std::int64_t nodes) {
   const std::string key = machine.empty() ? import.machine : std::string(machine);
   if (key.empty()) {
-    throw Error(ExitCode::kInvalidInput,
-                "nothing here tells the GPU; name a machine of the catalogue with --machine KEY");
+    throw ConfigError(place_of(import), "nothing here tells the GPU",
+                      "a machine of the catalogue with --machine KEY");
   }
   const std::int64_t count = nodes > 0 ? nodes : std::max<std::int64_t>(1, import.nodes);
   std::string text;
   if (import.gpus_per_node > 0) {
     text += fmt::format("gpus: {}\n", checked_multiply(count, import.gpus_per_node));
   } else {
-    throw Error(ExitCode::kInvalidInput,
-                "nothing here tells the GPUs of a node; add the output of nvidia-smi topo -m or "
-                "NCCL's topology");
+    throw ConfigError(place_of(import), "nothing here tells the GPUs of a node",
+                      "the output of nvidia-smi topo -m or NCCL's topology beside it");
   }
   text += fmt::format("machine: {}\n", key);
   for (const char* section : {"node", "network"}) {

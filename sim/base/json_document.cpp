@@ -14,6 +14,7 @@ namespace foreshard {
 namespace {
 
 constexpr int kMaxDepth = 64;
+constexpr int kMaxValues = 2'000'000;  // of keys, too; the largest answers have some 100,000
 
 // The number behind `word` in the text; 0 where there is none.
 int number_behind(std::string_view text, std::string_view word) {
@@ -47,10 +48,17 @@ Json parse_json_document(std::string_view text, const std::string& file_name) {
   if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) {
     throw ConfigError({file_name, 0, 0, ""}, "the file is empty");
   }
+  int values = 0;
   const auto bounded = [&](int depth, Json::parse_event_t /*event*/, Json& /*parsed*/) {
-    if (depth <= kMaxDepth) return true;
-    throw ConfigError({file_name, 0, 0, ""}, "the values are nested too deeply",
-                      fmt::format("at most {} levels", kMaxDepth));
+    if (depth > kMaxDepth) {
+      throw ConfigError({file_name, 0, 0, ""}, "the values are nested too deeply",
+                        fmt::format("at most {} levels", kMaxDepth));
+    }
+    if (++values > kMaxValues) {
+      throw ConfigError({file_name, 0, 0, ""}, "the file has too many values",
+                        fmt::format("at most {}", kMaxValues));
+    }
+    return true;
   };
   try {
     return Json::parse(text, bounded);

@@ -14,7 +14,8 @@ namespace foreshard {
 
 inline constexpr std::size_t kMaxDocumentBytes = std::size_t{64} << 20;
 
-// Throws ConfigError with line and column where the text is no JSON, or nested deeper than 64.
+// Throws ConfigError with line and column where the text is no JSON, and where it is nested deeper
+// than 64 or has more than 2,000,000 keys and values.
 Json parse_json_document(std::string_view text, const std::string& file_name);
 // The same of a file of at most kMaxDocumentBytes.
 Json read_json_document(const std::filesystem::path& path);

@@ -335,7 +335,7 @@ TEST_F(ExecFaults, ARunEndedAtAnyMomentGoesOnFromItsLastCheckpoint) {
     Child job = start(Words{"--steps", "1000000", "--resume", path("saved")} + saves + mesh(2));
     const bool meeting = i % 3 == 2;
     if (!meeting) {
-      ASSERT_NE(job.wait_for("resumed "), "");
+      if (job.wait_for("resumed ").empty()) FAIL() << job.finish().output;
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(random() % (meeting ? 400 : 220)));
     const auto ranks = ranks_of(job.process());

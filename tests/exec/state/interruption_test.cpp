@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "exec/state/checkpoint.h"
+#include "exec/state/checkpoint_folder.h"
 #include "tests/exec/state/checkpoint_fixture.h"
 
 namespace foreshard {
@@ -173,7 +174,14 @@ TEST_F(InterruptionTest, AKilledRunLeavesItsLastWholeCheckpoint) {
   const char* const asked = std::getenv("FORESHARD_KILLS");
   const int kills = asked != nullptr ? std::atoi(asked) : 5;
   const TestLayout layout = large_layout();
+  // Moments are drawn in saves of this machine as it is now.
+  const auto begin = std::chrono::steady_clock::now();
   ASSERT_EQ(save(folder_, layout, 0), Strings(2));
+  const auto one_save = std::chrono::steady_clock::now() - begin;
+  const auto newest = [&] {
+    const std::vector<CheckpointEntry> entries = list_checkpoints(folder_);
+    return entries.empty() ? 0 : entries.back().step;
+  };
   std::mt19937 random(20240607);
   std::int64_t last = 0;
   for (int i = 0; i < kills; ++i) {
@@ -184,7 +192,11 @@ TEST_F(InterruptionTest, AKilledRunLeavesItsLastWholeCheckpoint) {
         if (save(folder_, layout, step, 2) != Strings(2)) return 1;
       }
     });
-    std::this_thread::sleep_for(std::chrono::microseconds(20000 + random() % 150000));
+    // Every fourth child gets further than the one before it.
+    while (i % 4 == 3 && newest() <= last && ::waitpid(child, nullptr, WNOHANG) == 0) {
+      std::this_thread::sleep_for(one_save / 8);
+    }
+    std::this_thread::sleep_for(one_save * static_cast<int>(random() % 300) / 100);
     ::kill(child, SIGKILL);
     const int status = wait_for(child);
     EXPECT_TRUE(WIFSIGNALED(status)) << "the child could not save";
