@@ -80,6 +80,7 @@ std::vector<JobVariant> search_variants(const Job& job, const SpaceRequest& requ
 JobSearch search_job(const std::vector<JobVariant>& variants, const SearchOptions& options,
                      const std::function<SearchMemory(std::size_t)>& memory_of) {
   const auto start = std::chrono::steady_clock::now();
+  const auto replays = std::make_shared<ReservedMemory>();
   const auto result_of = [&](std::size_t v, SearchDetail detail, std::optional<double> limit) {
     const JobVariant& variant = variants[v];
     SearchOptions own = options;
@@ -88,8 +89,9 @@ JobSearch search_job(const std::vector<JobVariant>& variants, const SearchOption
     const CostModel costs = cost_model(variant.job);
     if (memory_of) own.memory = memory_of(v);
     const StackSet stacks = stack_set(variant.job, costs);
-    StackOdds odds(stacks);
+    StackOdds odds(stacks, replays);
     own.fit.probability = std::ref(odds);
+    own.fit.replays = replays;
     own.fit.at_most = [&](const Plan& plan, const Fit& least) { return odds.at_most(plan, least); };
     return search(variant.space, variant.job.model, costs, own);
   };

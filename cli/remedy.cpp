@@ -17,7 +17,7 @@
 #include "sim/memory/memory_actions.h"
 #include "sim/memory/memory_profile.h"
 #include "sim/memory/outside_allocator.h"
-#include "sim/memory/reserved.h"
+#include "sim/memory/reserved_forecast.h"
 #include "sim/simulate/forecast.h"
 
 namespace foreshard {

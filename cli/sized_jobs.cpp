@@ -64,7 +64,7 @@ JobVariants SizedJobs::operator()(const CandidateCluster& candidate,
     ModelSpec model = variant.model;
     StackSet stacks = stack_set(variant, costs);
     variants.push_back(
-        {std::move(model), std::move(space), std::move(costs), price, std::move(stacks)});
+        {std::move(model), std::move(space), std::move(costs), price, std::move(stacks), replays_});
   }
   return variants;
 }

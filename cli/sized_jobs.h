@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -41,6 +42,7 @@ class SizedJobs {
   JobOptions job_;
   PriceList prices_;
   std::string prices_file_;
+  std::shared_ptr<ReservedMemory> replays_ = std::make_shared<ReservedMemory>();
 };
 
 }  // namespace foreshard

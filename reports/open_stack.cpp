@@ -63,8 +63,11 @@ std::vector<StackCase> StackSet::of(const Plan& plan) const {
 }
 
 struct StackOdds::Code {
-  explicit Code(const StackCase& of)
-      : name(of.name), judge(of.model, of.costs, rule), programs(of.model) {}
+  Code(const StackCase& of, std::shared_ptr<ReservedMemory> replays)
+      : name(of.name),
+        rule({.terms = {}, .probability = {}, .at_most = {}, .replays = std::move(replays)}),
+        judge(of.model, of.costs, rule),
+        programs(of.model) {}
 
   const LayerPrograms& programs_of(const Plan& plan) {
     return programs.add(plan, static_cast<std::int16_t>(plan.recompute.value),
@@ -77,9 +80,9 @@ struct StackOdds::Code {
   ProgramCache programs;
 };
 
-StackOdds::StackOdds(const StackSet& set) : set_(set) {
+StackOdds::StackOdds(const StackSet& set, std::shared_ptr<ReservedMemory> replays) : set_(set) {
   for (std::size_t i = 1; i < set.cases.size(); ++i) {
-    codes_.push_back(std::make_shared<Code>(set.cases[i]));
+    codes_.push_back(std::make_shared<Code>(set.cases[i], replays));
   }
 }
 

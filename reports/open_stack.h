@@ -10,6 +10,7 @@
 #include "sim/base/json.h"
 #include "sim/cost/cost_model.h"
 #include "sim/memory/capacity.h"
+#include "sim/memory/reserved_forecast.h"
 #include "sim/spec/model_spec.h"
 #include "sim/spec/open_stack.h"
 #include "sim/spec/plan.h"
@@ -39,7 +40,8 @@ struct StackSet {
 // one thread.
 class StackOdds {
  public:
-  explicit StackOdds(const StackSet& set);
+  // `replays`: of the allocator, as FitRule's.
+  explicit StackOdds(const StackSet& set, std::shared_ptr<ReservedMemory> replays = nullptr);
   // `first`: the plan's fit under the first code. Where the odds are below `enough`, it may be an
   // upper bound of them that is below it, too.
   double operator()(const Plan& plan, const Fit& first, double enough);

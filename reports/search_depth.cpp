@@ -98,7 +98,7 @@ std::optional<RobustChoice> choose_robust(const SearchResult& result, const Mode
   for (const Candidate& candidate : result.close) {
     // The high end is never below the central forecast, so the rest cannot be better.
     if (choice && candidate.seconds > choice->sized.step.high) break;
-    SizedPlan sized = size_up(model, candidate.plan, costs, draws);
+    SizedPlan sized = size_up(model, candidate.plan, costs, {draws});
     if (!sized.fit.fits()) continue;
     ++considered;
     if (!choice) {

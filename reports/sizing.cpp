@@ -17,7 +17,7 @@
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_profile.h"
 #include "sim/memory/outside_allocator.h"
-#include "sim/memory/reserved.h"
+#include "sim/memory/reserved_forecast.h"
 #include "sim/simulate/forecast.h"
 #include "sim/simulate/simulate.h"
 #include "sim/spec/open_stack.h"
@@ -45,11 +45,12 @@ class DrawnStep {
  public:
   // `shown`: of the step's first kShown micro-batches, or of all where the driver's calls in every
   // step depend on the whole of it.
-  DrawnStep(const ModelSpec& model, const Plan& plan, const CostModel& costs)
+  DrawnStep(const ModelSpec& model, const Plan& plan, const CostModel& costs,
+            ReservedMemory* replays)
       : accumulation_(plan.batch.accumulation), costs_(costs) {
-    shown_ = forecast(model, with_accumulation(plan, kShown), costs);
+    shown_ = forecast(model, with_accumulation(plan, kShown), costs, replays);
     if (accumulation_ > kShown && !shown_.costs.delays.empty()) {
-      shown_ = forecast(model, plan, costs);
+      shown_ = forecast(model, plan, costs, replays);
     }
     is_whole_ = accumulation_ <= kShown || !shown_.costs.delays.empty();
     if (is_whole_) return;
@@ -86,10 +87,11 @@ class DrawnStep {
 };
 
 // The step of another code that may run the job; of a long one by what a micro-batch more takes.
-StackOutcome outcome_of(const StackCase& other) {
+StackOutcome outcome_of(const StackCase& other, ReservedMemory* replays) {
   constexpr std::int64_t kTelling = 3;
   const std::int64_t accumulation = other.plan.batch.accumulation;
-  const Forecast told = forecast(other.model, with_accumulation(other.plan, kTelling), other.costs);
+  const Forecast told =
+      forecast(other.model, with_accumulation(other.plan, kTelling), other.costs, replays);
   StackOutcome outcome = outcome_of(told, other.costs.cluster(), &other);
   if (accumulation <= kTelling) return outcome;
   Simulator simulator;
@@ -126,13 +128,16 @@ Quantity inverse(double numerator, const Quantity& seconds) {
 
 }  // namespace
 
-SizedPlan size_up(const ModelSpec& model, const Plan& plan, const CostModel& costs, int draws,
-                  const std::vector<StackCase>& cases) {
-  DrawnStep step(model, plan, costs);
+SizedPlan size_up(const ModelSpec& model, const Plan& plan, const CostModel& costs,
+                  const Sizing& sizing) {
+  const std::vector<StackCase>& cases = sizing.cases;
+  DrawnStep step(model, plan, costs, sizing.replays);
   std::vector<StackOutcome> outcomes = {
       outcome_of(step.shown(), costs.cluster(), cases.empty() ? nullptr : &cases.front())};
   outcomes[0].seconds = step.seconds();
-  for (std::size_t i = 1; i < cases.size(); ++i) outcomes.push_back(outcome_of(cases[i]));
+  for (std::size_t i = 1; i < cases.size(); ++i) {
+    outcomes.push_back(outcome_of(cases[i], sizing.replays));
+  }
   SizedPlan sized;
   sized.cluster = costs.cluster();
   sized.plan = plan;
@@ -141,7 +146,7 @@ SizedPlan size_up(const ModelSpec& model, const Plan& plan, const CostModel& cos
   sized.exposed_share = metrics.exposed_communication / metrics.seconds;
   sized.forward_share = share_of(shown.graph, shown.timeline, EventKind::kForward);
   const std::vector<double> weights = weights_of(outcomes);
-  for (int k = 0; k < draws; ++k) {
+  for (int k = 0; k < sizing.draws; ++k) {
     const std::size_t of = alternative_of_draw(weights, k);
     // A machine's factors move every code's step by about the same share.
     sized.draws.push_back(step.draw(k) * (outcomes[of].seconds / outcomes[0].seconds));
@@ -200,8 +205,9 @@ std::optional<SizedPlan> best_plan(const JobVariants& variants, const MemoryTerm
   for (std::size_t v = variants.size(); v-- > 0;) {
     const SizedJob& job = variants[v];
     if (best) options.faster_than = best->seconds * (1 + options.tie);
-    StackOdds odds(job.stacks);
+    StackOdds odds(job.stacks, job.replays);
     options.fit.probability = std::ref(odds);
+    options.fit.replays = job.replays;
     options.fit.at_most = [&](const Plan& plan, const Fit& least) {
       return odds.at_most(plan, least);
     };
@@ -213,7 +219,8 @@ std::optional<SizedPlan> best_plan(const JobVariants& variants, const MemoryTerm
     of = &job;
   }
   if (!best) return std::nullopt;
-  SizedPlan sized = size_up(of->model, best->plan, of->costs, draws, of->stacks.of(best->plan));
+  const Sizing sizing{draws, of->stacks.of(best->plan), of->replays.get()};
+  SizedPlan sized = size_up(of->model, best->plan, of->costs, sizing);
   sized.variant = static_cast<std::size_t>(of - variants.data());
   sized.enumerated = enumerated;
   sized.simulated = simulated;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -47,6 +48,8 @@ struct SizedJob {
   CostModel costs;
   Price price;
   StackSet stacks = {};
+  // Of the allocator, shared by all jobs that may allocate alike.
+  std::shared_ptr<ReservedMemory> replays = std::make_shared<ReservedMemory>();
 };
 using JobVariants = std::vector<SizedJob>;  // one at the least: the job as it was asked for
 
@@ -67,9 +70,14 @@ std::optional<SizedPlan> best_plan(const JobVariants& variants, const MemoryTerm
                                    int draws);
 
 // The same for a given plan, which passed check(). Its step is that of predict: search's is without
-// what the driver's allocations cost. `cases`: as of summarize().
-SizedPlan size_up(const ModelSpec& model, const Plan& plan, const CostModel& costs, int draws,
-                  const std::vector<StackCase>& cases = {});
+// what the driver's allocations cost.
+struct Sizing {
+  int draws = 64;
+  std::vector<StackCase> cases = {};  // as of summarize()
+  ReservedMemory* replays = nullptr;  // as of forecast()
+};
+SizedPlan size_up(const ModelSpec& model, const Plan& plan, const CostModel& costs,
+                  const Sizing& sizing);
 
 // The fewest GPUs of the cluster's kind, doubling from one GPU to a node and from there in nodes,
 // on which a plan that asks for least memory holds: everything sharded, one sequence a

@@ -14,8 +14,6 @@
 #include "sim/base/error.h"
 #include "sim/base/hash.h"
 #include "sim/memory/memory_actions.h"
-#include "sim/memory/memory_profile.h"
-#include "sim/memory/outside_allocator.h"
 
 namespace foreshard {
 namespace {
@@ -304,6 +302,29 @@ int ReservedReplay::step() const { return state_->step; }
 EventId ReservedReplay::row() const { return state_->row; }
 const std::vector<HostStall>& ReservedReplay::stalls() const { return state_->stalls; }
 std::size_t ReservedReplay::actions_per_step() const { return state_->log.actions.size(); }
+ReservedReplay::Identity ReservedReplay::identity() const {
+  const Log& log = state_->log;
+  Fingerprint hash;
+  const auto add = [](Fingerprint& to, const auto& values) {
+    const auto size = values.size() * sizeof(*values.data());
+    to.add(std::string_view(reinterpret_cast<const char*>(values.data()), size));
+  };
+  add(hash, log.actions);
+  add(hash, log.bytes);
+  add(hash, log.stream);
+  add(hash, log.before);
+  add(hash, log.states);
+  // What is allocated beside the log, and before which of its actions.
+  for (const LibraryBlock& block : log.library) {
+    hash.add(block.bytes).add(block.stream);
+    hash.add(log.row_begin[static_cast<std::size_t>(block.row)]);
+  }
+  if (log.optimizer != kNoEvent) hash.add(log.row_begin[static_cast<std::size_t>(log.optimizer)]);
+  hash.add(alloc_conf(state_->allocator.settings()));
+  Fingerprint rows;
+  add(rows, log.row_begin);
+  return {hash.value(), rows.value()};
+}
 const CachingAllocator& ReservedReplay::allocator() const { return state_->allocator; }
 
 StepReserved ReservedReplay::run_step() {
@@ -363,94 +384,6 @@ ReservedProfile replay_reserved(const EventGraph& graph, const AllocatorSettings
   profile.stats = replay.allocator().stats();
   profile.segments = replay.allocator().snapshot();
   return profile;
-}
-
-namespace {
-
-// Until a step neither takes memory from the driver nor gives any back.
-struct Settled {
-  ReservedForecast forecast;  // peak: of the settled step, else of all
-  bool settles = false;       // there is such a step
-  bool out_of_memory = false;
-};
-
-Settled settle(const EventGraph& graph, const AllocatorSettings& settings,
-               const DeviceMemory& memory, const ReplayInputs& inputs) {
-  ReservedReplay replay(graph, settings, memory, inputs);
-  Settled result;
-  ReservedForecast& found = result.forecast;
-  found.repeats = false;
-  while (!replay.out_of_memory() && replay.step() < kMostReplayedSteps && !found.repeats) {
-    const StepReserved step = replay.run_step();
-    if (replay.step() == 1) {
-      found.first = step;
-      found.first_stalls = replay.stalls();
-    }
-    result.settles = replay.step() > 1 && step.device_allocs == 0 && step.device_frees == 0;
-    found.repeats = result.settles ||
-                    (replay.step() > 2 && step == found.steady && replay.stalls() == found.stalls);
-    found.steady = step;
-    found.stalls = replay.stalls();
-    found.peak = result.settles ? step.peak_reserved : std::max(found.peak, step.peak_reserved);
-  }
-  result.out_of_memory = replay.out_of_memory();
-  return result;
-}
-
-}  // namespace
-
-ReservedForecast forecast_reserved(const EventGraph& graph, const Plan& plan,
-                                   const Cluster& cluster, const RowTimes* times) {
-  if (plan.runtime.kind == RuntimeKind::kNative || cluster.host_computes) {
-    ReservedForecast laid_out;
-    laid_out.peak = peak_allocated(graph);
-    return laid_out;
-  }
-  const ReplayInputs inputs(library_buffers(cluster, plan.runtime), times);
-  const bool is_lower_bound = times == nullptr && records_streams(graph);
-  Settled wanted = settle(graph, plan.allocator, DeviceMemory::unlimited(), inputs);
-  wanted.forecast.is_lower_bound = is_lower_bound;
-  // What no allocator can serve (far more than any GPU has) is wanted all the same.
-  wanted.forecast.peak = std::max(wanted.forecast.peak, peak_allocated(graph));
-  const Bytes available = cluster.gpu.memory - total(memory_outside(graph, cluster, plan.runtime));
-  if (wanted.forecast.peak <= available || peak_allocated(graph) > available) {
-    return std::move(wanted.forecast);
-  }
-  Settled limited = settle(graph, plan.allocator, {cluster.gpu.memory, available}, inputs);
-  limited.forecast.is_lower_bound = is_lower_bound;
-  if (limited.out_of_memory) return std::move(wanted.forecast);
-  limited.forecast.retries_for_good = !limited.settles;
-  return std::move(limited.forecast);
-}
-
-ReservedMemory::Answer ReservedMemory::ask(const EventGraph& graph, const Plan& plan,
-                                           const Cluster& cluster) {
-  const Log log = flatten(graph);
-  Fingerprint hash;
-  const auto add = [&](const auto& values) {
-    const auto size = values.size() * sizeof(*values.data());
-    hash.add(std::string_view(reinterpret_cast<const char*>(values.data()), size));
-  };
-  add(log.actions);
-  add(log.bytes);
-  add(log.stream);
-  add(log.before);
-  add(log.states);
-  // What is allocated beside the log, and before which of its actions.
-  const LibraryBuffers library = library_buffers(cluster, plan.runtime);
-  for (const LibraryBlock& block : library_blocks(graph, library)) {
-    hash.add(block.bytes).add(block.stream);
-    hash.add(log.row_begin[static_cast<std::size_t>(block.row)]);
-  }
-  if (log.optimizer != kNoEvent) hash.add(log.row_begin[static_cast<std::size_t>(log.optimizer)]);
-  hash.add(alloc_conf(plan.allocator));
-  const Bytes outside = total(memory_outside(graph, cluster, plan.runtime));
-  const auto [known, is_new] = known_.try_emplace({hash.value(), cluster.gpu.memory - outside});
-  if (is_new) {
-    const ReservedForecast forecast = forecast_reserved(graph, plan, cluster);
-    known->second = {forecast.peak, !forecast.stalls.empty()};
-  }
-  return known->second;
 }
 
 TracedStep trace_step(const EventGraph& graph, const AllocatorSettings& settings,

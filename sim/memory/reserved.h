@@ -15,7 +15,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -124,6 +123,12 @@ class ReservedReplay {
   // Rows of the last step with stalls, ascending.
   const std::vector<HostStall>& stalls() const;
   std::size_t actions_per_step() const;
+  // Of what is replayed: hashes of what is allocated and freed, in which order, under which
+  // settings, and of where rows begin in it. Times and the device's memory are not in it.
+  struct Identity {
+    std::uint64_t log = 0, rows = 0;
+  };
+  Identity identity() const;
   const CachingAllocator& allocator() const;
 
  private:
@@ -138,43 +143,6 @@ inline constexpr int kMostReplayedSteps = 8;
 
 ReservedProfile replay_reserved(const EventGraph& graph, const AllocatorSettings& settings,
                                 const DeviceMemory& memory, const ReplayInputs& inputs = {});
-
-// What a plan's ranks take from the driver, and what asking for it costs them.
-struct ReservedForecast {
-  Bytes peak;
-  StepReserved first, steady;
-  std::vector<HostStall> first_stalls, stalls;  // of step 1 and of a steady step
-  // Streams were recorded on blocks, and the replay had no times to tell when they come back.
-  bool is_lower_bound = false;
-  // Memory is so short that every step gives cached segments back and asks for others; `steady` is
-  // then the last of kMostReplayedSteps, or one that the next repeats.
-  bool retries_for_good = false;
-  bool repeats = true;
-};
-
-// By whoever allocates there:
-//   Native plans, whose buffers are laid out once, and CPU ranks, which have no such cache: what is
-//     allocated.
-//   PyTorch's runtimes: the caching allocator's segments with the plan's settings, cuBLAS'
-//     workspaces among them. Where they would outgrow the GPU, but the allocator gives cached
-//     segments back and gets along: what it holds then, which fits. Else what it would like to
-//     have.
-ReservedForecast forecast_reserved(const EventGraph& graph, const Plan& plan,
-                                   const Cluster& cluster, const RowTimes* times = nullptr);
-
-// What of it a choice asks for, remembered: plans that differ in prefetch or communicators alone
-// often allocate the same in the same order. For runtimes that record no streams.
-class ReservedMemory {
- public:
-  struct Answer {
-    Bytes peak;
-    bool stalls = false;  // in a steady step the driver is asked
-  };
-  Answer ask(const EventGraph& graph, const Plan& plan, const Cluster& cluster);
-
- private:
-  std::map<std::pair<std::uint64_t, Bytes>, Answer> known_;  // by log and what is available
-};
 
 // What happens in the step after `steps_before` others; with none before, including what is
 // allocated before the first step.

@@ -6,7 +6,7 @@
 #include "sim/memory/memory_actions.h"
 #include "sim/memory/memory_profile.h"
 #include "sim/memory/outside_allocator.h"
-#include "sim/memory/reserved.h"
+#include "sim/memory/reserved_forecast.h"
 #include "sim/search/bounds.h"
 #include "sim/simulate/forecast.h"
 
@@ -139,9 +139,9 @@ Time Judge::extended(const Plan& plan, const LayerPrograms& programs, Bound* of)
 }
 
 ReservedMemory::Answer Judge::reserved_of(const Plan& plan) {
-  if (!records_streams(graph_)) return reserved_.ask(graph_, plan, costs_.cluster());
+  if (!records_streams(graph_)) return reserved_->ask(graph_, plan, costs_.cluster());
   // By the times of the whole step, as predict's.
-  const ReservedForecast reserved = forecast(model_, plan, costs_).reserved;
+  const ReservedForecast reserved = forecast(model_, plan, costs_, reserved_.get()).reserved;
   return {reserved.peak, !reserved.stalls.empty()};
 }
 
@@ -175,17 +175,19 @@ bool Judge::assess(const Plan& plan, const LayerPrograms& programs, Outcome& out
 
 void Judge::add_stalls(const Plan& plan, Outcome& outcome) {
   if (!outcome.stalls || outcome.verdict != Verdict::kSimulated) return;
-  outcome.step = forecast(model_, plan, costs_).timeline.period;
+  outcome.step = forecast(model_, plan, costs_, reserved_.get()).timeline.period;
   outcome.stalls = false;
 }
 
 std::optional<Candidate> judge_plan(const Plan& plan, const ModelSpec& model,
-                                    const CostModel& costs, const FitRule& rule) {
+                                    const CostModel& costs, const FitRule& rule, double limit) {
   Judge judge(model, costs, rule);
   const LayerPrograms programs(model, plan);
   Outcome outcome;
   if (!judge.weigh(plan, programs, outcome)) return std::nullopt;
   judge.time(plan, programs, outcome);
+  // The driver's calls only add to it.
+  if (outcome.step.seconds() >= limit) return std::nullopt;
   if (!judge.assess(plan, programs, outcome)) return std::nullopt;
   judge.add_stalls(plan, outcome);
   Candidate candidate;

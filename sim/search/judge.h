@@ -1,13 +1,14 @@
 // One plan of a search: its memory, its bound, its time. For the parts of search only.
 #pragma once
 
+#include <limits>
 #include <map>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "sim/graph/training_step.h"
-#include "sim/memory/reserved.h"
+#include "sim/memory/reserved_forecast.h"
 #include "sim/search/axes.h"
 #include "sim/simulate/simulate.h"
 
@@ -74,7 +75,10 @@ inline constexpr std::int64_t kTelling = 3;
 class Judge {
  public:
   Judge(const ModelSpec& model, const CostModel& costs, const FitRule& rule)
-      : model_(model), costs_(costs), rule_(rule) {}
+      : model_(model),
+        costs_(costs),
+        rule_(rule),
+        reserved_(rule.replays ? rule.replays : std::make_shared<ReservedMemory>()) {}
 
   // Peak and outside; false: no allocator could make it fit, and verdict says so.
   bool weigh(const Plan& plan, const LayerPrograms& programs, Outcome& outcome);
@@ -111,12 +115,14 @@ class Judge {
   const CostModel& costs_;
   const FitRule& rule_;
   Simulator simulator_;
-  ReservedMemory reserved_;
+  std::shared_ptr<ReservedMemory> reserved_;
   EventGraph graph_;
 };
 
-// A plan of no grid, which passed check(): nothing where it does not hold.
+// A plan of no grid, which passed check(): nothing where it does not hold, or is not faster than
+// `limit` (s).
 std::optional<Candidate> judge_plan(const Plan& plan, const ModelSpec& model,
-                                    const CostModel& costs, const FitRule& rule);
+                                    const CostModel& costs, const FitRule& rule,
+                                    double limit = std::numeric_limits<double>::infinity());
 
 }  // namespace foreshard

@@ -31,8 +31,9 @@ Candidate finished(Candidate best, const SearchSpace& space, const ModelSpec& mo
       Plan plan = best.plan;
       set(plan);
       if (plan == best.plan || find_problem(plan, model, costs.cluster())) continue;
-      const auto other = judge_plan(plan, model, costs, options.fit);
-      if (other && other->seconds < best.seconds * (1 - options.tie)) best = *other;
+      const double limit = best.seconds * (1 - options.tie);
+      const auto other = judge_plan(plan, model, costs, options.fit, limit);
+      if (other && other->seconds < limit) best = *other;
     }
   }
   return best;

@@ -15,6 +15,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,6 +23,7 @@
 #include "sim/base/units.h"
 #include "sim/cost/cost_model.h"
 #include "sim/memory/capacity.h"
+#include "sim/memory/reserved_forecast.h"
 #include "sim/spec/model_spec.h"
 #include "sim/spec/plan.h"
 
@@ -120,6 +122,7 @@ struct SearchMemory {
 // What a plan's memory has to meet, and who says how sure it is that it fits where more is known
 // than the plan's own forecast (what it leaves open): optional, called by one thread at a time;
 // where the odds are below `enough`, the answer may be an upper bound that is below it, too.
+// `replays`: of the allocator, shared with other searches; null: a search's own.
 struct FitRule {
   MemoryTerms terms;
   bool keeps_riskier = true;  // plans that fit, but not surely, are looked at: for the riskier one
@@ -127,6 +130,7 @@ struct FitRule {
   // An upper bound of it, of a fit that reserves what is allocated: told without replaying the
   // allocator. Optional.
   std::function<double(const Plan&, const Fit& least)> at_most;
+  std::shared_ptr<ReservedMemory> replays;
 };
 
 struct SearchOptions {

@@ -33,7 +33,8 @@ RowTimes row_times(const Timeline& timeline) {
   return times;
 }
 
-Forecast forecast(const ModelSpec& model, const Plan& plan, const CostModel& costs) {
+Forecast forecast(const ModelSpec& model, const Plan& plan, const CostModel& costs,
+                  ReservedMemory* replays) {
   Forecast result;
   result.model = model;
   result.plan = plan;
@@ -42,7 +43,8 @@ Forecast forecast(const ModelSpec& model, const Plan& plan, const CostModel& cos
   result.costs = costs.price(result.graph);
   Simulator simulator;
   if (!records_streams(result.graph)) {
-    result.reserved = forecast_reserved(result.graph, plan, costs.cluster());
+    result.reserved = replays != nullptr ? replays->forecast(result.graph, plan, costs.cluster())
+                                         : forecast_reserved(result.graph, plan, costs.cluster());
     result.costs.delays = delays_of(result.reserved.stalls);
     result.timeline = simulator.simulate(result.graph, result.costs);
   } else {

@@ -5,7 +5,7 @@
 #include "sim/cost/cost_model.h"
 #include "sim/graph/event_graph.h"
 #include "sim/memory/memory_profile.h"
-#include "sim/memory/reserved.h"
+#include "sim/memory/reserved_forecast.h"
 #include "sim/simulate/timeline.h"
 #include "sim/spec/model_spec.h"
 #include "sim/spec/plan.h"
@@ -23,7 +23,9 @@ struct Forecast {
 };
 
 // Precondition: check(plan, model, costs.cluster()) passed.
-Forecast forecast(const ModelSpec& model, const Plan& plan, const CostModel& costs);
+// `replays`: of the allocator, where several forecasts may share them.
+Forecast forecast(const ModelSpec& model, const Plan& plan, const CostModel& costs,
+                  ReservedMemory* replays = nullptr);
 
 // What the replay of reserved memory asks of a timeline.
 RowTimes row_times(const Timeline& timeline);

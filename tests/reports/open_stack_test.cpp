@@ -96,7 +96,7 @@ TEST(OpenStackReport, WhatAllCodesShareIsNoShareOfTheirs) {
 TEST(OpenStackReport, SizingDrawsTheSameMixture) {
   const TwoCodes codes(0.1);
   const StackCase& first = codes.cases.front();
-  const SizedPlan sized = size_up(first.model, first.plan, first.costs, 64, codes.cases);
+  const SizedPlan sized = size_up(first.model, first.plan, first.costs, {64, codes.cases});
   const Report report = codes.report(64);
   EXPECT_DOUBLE_EQ(sized.step.value, report.seconds.value);
   EXPECT_NEAR(sized.step.low / report.seconds.low, 1, 0.02);

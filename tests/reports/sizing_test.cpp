@@ -17,7 +17,7 @@ TEST(SizeUp, IntervalsAreOfAllMicroBatches) {
     Plan plan = tiny_plan();
     plan.batch = {128, 2, accumulation};
     const ModelSpec model = tiny_model(2);
-    const SizedPlan sized = size_up(model, plan, costs, 64);
+    const SizedPlan sized = size_up(model, plan, costs, {64});
     const double step = forecast(model, plan, costs).timeline.period.seconds();
     EXPECT_DOUBLE_EQ(sized.step.value, step);
     const double middle = (sized.step.low + sized.step.high) / 2;
