@@ -110,6 +110,7 @@ class Backward {
       accumulate({input, summed_over_copies(op, incoming.front())});
       free_dying();
       drop_saved(graph_.saves(o));
+      end_checkpoint_at(o);
       return;
     }
     writer_.enter(part_in_backward(op));
@@ -134,7 +135,7 @@ class Backward {
       for (std::int32_t each : incoming) drop(each);
     }
     if (!unpacked) drop_saved(saved);
-    if (graph_.is_checkpointed() && o == graph_.first_saver()) end_checkpoint();
+    end_checkpoint_at(o);
     if (op.gradient != GradientRule::kAlias) writer_.end_step(std::move(step));
     // What the norm's input gets from elsewhere is added outside of the norm.
     regions_.runs = op.region >= 0;
@@ -344,8 +345,10 @@ class Backward {
     if (input) writer_.unrefer(0);
   }
 
-  // Checkpointing lets go of the input and of what nothing asked it for.
-  void end_checkpoint() {
+  // With the first node that saved anything, which may be a cast that changes nothing,
+  // checkpointing lets go of the input and of what nothing asked it for.
+  void end_checkpoint_at(std::size_t o) {
+    if (!graph_.is_checkpointed() || o != graph_.first_saver()) return;
     writer_.unrefer(graph_.checkpoint_input());
     if (!graph_.is_flat()) writer_.drop_kept();
   }

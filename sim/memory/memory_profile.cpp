@@ -55,7 +55,7 @@ class Replay {
     profile_.by_category.reserve(graph_.rows.size());
     for_each_action(graph_, *this);
     end_row();
-    FORESHARD_CHECK(now_ == profile_.at_start, "a buffer outlives the step");
+    FORESHARD_CHECK(now_ == profile_.at_start, "outlives the step: " + left_alive());
     return std::move(profile_);
   }
 
@@ -84,6 +84,13 @@ class Replay {
 
  private:
   static constexpr EventId kDead = -2;
+
+  std::string left_alive() const {
+    for (std::int32_t b = 0; b < graph_.buffer_count(); ++b) {
+      if (alive_[static_cast<std::size_t>(b)].since >= 0) return graph_.buffer_name(b);
+    }
+    return "nothing, but something was freed that lived before it";
+  }
 
   void run_until_stop() {
     for (std::int32_t buffer : graph_.persistent) allocate(buffer);

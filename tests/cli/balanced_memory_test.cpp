@@ -1,0 +1,57 @@
+// Whatever combination of words a job is made of: every buffer of its step is allocated once and
+// freed once, and step after step the caching allocator finds it so.
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+#include <rapidcheck/gtest.h>
+
+#include "cli/job.h"
+#include "sim/base/error.h"
+#include "sim/graph/training_step.h"
+#include "sim/memory/memory_profile.h"
+#include "sim/memory/reserved.h"
+
+namespace foreshard {
+namespace {
+
+JobOptions random_job() {
+  const auto one_of = [](std::initializer_list<const char*> words) {
+    return std::string(*rc::gen::elementOf(std::vector<const char*>(words)));
+  };
+  JobOptions job;
+  job.model = one_of({"qwen2.5-0.5b", "gpt2", "llama-3.2-1b", "olmoe-1b-7b"});
+  job.cluster = "8xb200";
+  job.runtime = one_of({"fsdp2", "fsdp1", "ddp", "zero1", "zero2", "zero3", "native"});
+  job.sequence = "512";
+  job.accumulation = one_of({"1", "2", "3"});
+  auto& set = job.assignments.emplace_back();
+  const auto draw = [&](const std::string& key, std::initializer_list<const char*> words) {
+    if (*rc::gen::arbitrary<bool>()) set.push_back(key + "=" + one_of(words));
+  };
+  draw("stack", {"none", "hf_trainer", "lightning", "torchtitan_2025"});
+  draw("dtype.param", {"fp32", "bf16"});
+  draw("dtype.autocast", {"bf16", "none"});
+  draw("attention", {"flash", "cudnn", "math", "efficient"});
+  draw("recompute", {"none", "selective", "full"});
+  draw("compile", {"none", "blocks"});
+  draw("loss", {"eager", "fused", "compiled", "chunked-8"});
+  draw("float8", {"none", "rowwise", "tensorwise"});
+  return job;
+}
+
+RC_GTEST_PROP(BalancedMemoryProperty, EveryBufferIsFreedOnce, ()) {
+  const JobOptions options = random_job();
+  std::optional<Job> job;
+  try {
+    job = load_job(options);
+  } catch (const Error& error) {
+    RC_ASSERT(error.exit_code() != ExitCode::kInternal);  // else: words that contradict each other
+    RC_DISCARD("refused");
+  }
+  const EventGraph graph = build_training_step(job->model, job->resolved.plan);
+  RC_ASSERT(replay_allocations(graph).peak == peak_allocated(graph));
+  ReservedReplay replay(graph, job->resolved.plan.allocator, DeviceMemory::unlimited());
+  for (int step = 0; step < 2; ++step) replay.run_step();
+}
+
+}  // namespace
+}  // namespace foreshard
