@@ -15,13 +15,22 @@ namespace {
 class Replay {
  public:
   explicit Replay(const EventGraph& graph)
-      : graph_(graph), alive_(static_cast<std::size_t>(graph.buffer_count())) {}
+      : graph_(graph), alive_(static_cast<std::size_t>(graph.buffer_count())) {
+    // All by id: an execution's slots have no table of their own.
+    buffers_.reserve(alive_.size());
+    for (const LayerExecution& e : graph.executions) {
+      for (const Slot& slot : graph.program(e).slots) {
+        buffers_.push_back({slot.category, Stream::kCompute, e.unit, slot.bytes, -1, false});
+      }
+    }
+    buffers_.insert(buffers_.end(), graph.buffers.begin(), graph.buffers.end());
+  }
 
   void allocate(std::int32_t id) {
     if (stopped_) return;
     Alive& alive = alive_[static_cast<std::size_t>(id)];
     FORESHARD_CHECK(alive.since == kDead, "buffer " + std::to_string(id) + " is allocated twice");
-    const Buffer buffer = graph_.buffer(id);
+    const Buffer& buffer = buffers_[static_cast<std::size_t>(id)];
     alive = {row_, buffer.category};
     count(buffer, buffer.category, 1);
   }
@@ -32,14 +41,14 @@ class Replay {
     FORESHARD_CHECK(alive.since != kDead,
                     "buffer " + std::to_string(id) + " is freed but not alive");
     alive.since = kDead;
-    count(graph_.buffer(id), alive.category, -1);
+    count(buffers_[static_cast<std::size_t>(id)], alive.category, -1);
   }
 
   void store(std::int32_t id, MemoryCategory stored) {
     if (stopped_) return;
     Alive& alive = alive_[static_cast<std::size_t>(id)];
     FORESHARD_CHECK(alive.since != kDead, "a buffer is stored that is not alive");
-    const Buffer buffer = graph_.buffer(id);
+    const Buffer& buffer = buffers_[static_cast<std::size_t>(id)];
     if (buffer.on_host || stored == alive.category) return;
     categories_[static_cast<std::size_t>(alive.category)] -= buffer.bytes;
     alive.category = stored;
@@ -132,6 +141,7 @@ class Replay {
   };
   const EventGraph& graph_;
   MemoryProfile profile_;
+  std::vector<Buffer> buffers_;
   std::vector<Alive> alive_;
   std::array<Bytes, kStreams> pools_{};
   Bytes host_;

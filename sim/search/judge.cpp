@@ -1,6 +1,8 @@
 #include "sim/search/judge.h"
 
 #include <algorithm>
+#include <array>
+#include <numeric>
 
 #include "sim/base/error.h"
 #include "sim/memory/memory_actions.h"
@@ -27,6 +29,80 @@ bool has_plain_parameters(const Plan& plan) {
 bool has_simple_state(const Plan& plan) {
   return has_plain_parameters(plan) && plan.offload == Offload::kNone;
 }
+
+// With what the caching allocator reserves at the least: every stream has segments of its own, so
+// their peaks add up. Where that is more than there is, it gives some back while the step runs;
+// then no more than the peak is certain.
+Fit least_fit_of(const EventGraph& graph, const Plan& plan, const Cluster& cluster) {
+  const Bytes peak = peak_allocated(graph);
+  const Bytes outside = total(memory_outside(graph, cluster, plan.runtime));
+  const Fit allocated = fit_in(cluster, peak, peak, outside);
+  if (plan.runtime.kind == RuntimeKind::kNative || cluster.host_computes) return allocated;
+  std::array<Bytes, kStreams> now{}, most{};
+  const auto add = [&](std::int32_t id, std::int64_t sign) {
+    const std::int32_t own = id - graph.first_own_buffer;
+    const Buffer b = own < 0 ? graph.buffer(id) : graph.buffers[static_cast<std::size_t>(own)];
+    if (b.on_host) return;
+    const auto pool = static_cast<std::size_t>(b.pool);
+    now[pool] += b.bytes * sign;
+    most[pool] = std::max(most[pool], now[pool]);
+  };
+  constexpr auto kLayers = static_cast<std::size_t>(Stream::kCompute);
+  for (const std::int32_t buffer : graph.persistent) add(buffer, 1);
+  using Kind = MemoryAction::Kind;
+  for (const MemoryAction& action : graph.actions) {
+    if (action.kind == Kind::kAllocate || action.kind == Kind::kFree) {
+      add(action.target, action.kind == Kind::kAllocate ? 1 : -1);
+    } else if (action.kind != Kind::kStore && action.kind != Kind::kKeep) {
+      const LayerExecution& e = graph.executions[static_cast<std::size_t>(action.target)];
+      const MemorySwing swing = swing_of(phase_of(graph.program(e), action), action);
+      most[kLayers] = std::max(most[kLayers], now[kLayers] + Bytes(swing.peak));
+      now[kLayers] += Bytes(swing.net);
+    }
+  }
+  const Fit pools =
+      fit_in(cluster, peak, std::accumulate(most.begin(), most.end(), Bytes()), outside);
+  return pools.fits() ? pools : allocated;
+}
+
+// What activations hold together, of a graph whose buffers are all replayed.
+class ActivationLevel {
+ public:
+  explicit ActivationLevel(const EventGraph& graph)
+      : bytes_(static_cast<std::size_t>(graph.buffer_count())) {
+    const auto of = [](MemoryCategory category, Bytes bytes) {
+      return category == MemoryCategory::kActivation ? bytes.count() : 0;
+    };
+    auto next = bytes_.begin();
+    for (const LayerExecution& e : graph.executions) {
+      for (const Slot& slot : graph.program(e).slots) *next++ = of(slot.category, slot.bytes);
+    }
+    for (const Buffer& b : graph.buffers) *next++ = b.on_host ? 0 : of(b.category, b.bytes);
+    loss_ = static_cast<EventId>(
+        std::find_if(graph.rows.begin(), graph.rows.end(),
+                     [](const Row& row) { return row.kind == EventKind::kLoss; }) -
+        graph.rows.begin());
+    for (const std::int32_t buffer : graph.persistent) allocate(buffer);
+    for_each_action(graph, *this);
+  }
+
+  void row(EventId id) {
+    if (id == loss_) at_loss = Bytes(now_);
+  }
+  void allocate(std::int32_t id) {
+    now_ += bytes_[static_cast<std::size_t>(id)];
+    peak = std::max(peak, Bytes(now_));
+  }
+  void free(std::int32_t id) { now_ -= bytes_[static_cast<std::size_t>(id)]; }
+  void store(std::int32_t, MemoryCategory) {}  // gradients
+
+  Bytes peak, at_loss;
+
+ private:
+  std::vector<std::int64_t> bytes_;  // by buffer; 0: not an activation
+  std::int64_t now_ = 0;
+  EventId loss_ = kNoEvent;
+};
 
 // When forward ends; the root stays whole whatever the policy.
 Bytes kept_after_forward(const Plan& plan, const ModelSpec& model) {
@@ -85,8 +161,10 @@ const EventGraph& Judge::build(const Plan& plan, const LayerPrograms& programs) 
 
 bool Judge::weigh(const Plan& plan, const LayerPrograms& programs, Outcome& outcome) {
   const EventGraph& graph = build(shortened(plan, kTelling), programs);
-  outcome.peak = peak_allocated(graph);
-  outcome.outside = total(memory_outside(graph, costs_.cluster(), plan.runtime));
+  const Fit pools = least_fit_of(graph, plan, costs_.cluster());
+  outcome.peak = pools.allocated;
+  outcome.outside = pools.outside;
+  outcome.least_reserved = pools.reserved;
   outcome.is_built = true;
   // As if the allocator cached nothing.
   const Fit least = fit_in(costs_.cluster(), outcome.peak, outcome.peak, outcome.outside);
@@ -106,16 +184,9 @@ LayersFloor Judge::floor(const Plan& plan, const LayerPrograms& programs) {
     const EventGraph& graph = build(shortened(plan, micro_batches), programs);
     return layers_bound(graph, costs_.price(graph));
   };
-  LayersFloor floor{of(kTelling), Bytes(), Bytes()};
-  constexpr auto kActivations = static_cast<std::size_t>(MemoryCategory::kActivation);
-  const MemoryProfile profile = replay_allocations(graph_);
-  floor.activations = profile.own_peak[kActivations];
-  const auto loss = std::find_if(graph_.rows.begin(), graph_.rows.end(),
-                                 [](const Row& row) { return row.kind == EventKind::kLoss; });
-  if (loss != graph_.rows.end() && loss != graph_.rows.begin()) {
-    const auto before = static_cast<std::size_t>(loss - graph_.rows.begin()) - 1;
-    floor.activations_at_loss = profile.by_category[before][kActivations];
-  }
+  const Time step = of(kTelling);
+  const ActivationLevel activations(graph_);
+  LayersFloor floor{step, activations.peak, activations.at_loss};
   if (plan.batch.accumulation > kTelling) {
     floor.step = extended_bound(of(kTelling - 1), floor.step, plan.batch.accumulation);
   }
@@ -146,10 +217,7 @@ ReservedMemory::Answer Judge::reserved_of(const Plan& plan) {
 }
 
 Fit Judge::least_fit(const Plan& plan, const LayerPrograms& programs) {
-  const EventGraph& graph = build(shortened(plan, kTelling), programs);
-  const Bytes outside = total(memory_outside(graph, costs_.cluster(), plan.runtime));
-  const Bytes peak = peak_allocated(graph);
-  return fit_in(costs_.cluster(), peak, peak, outside);
+  return least_fit_of(build(shortened(plan, kTelling), programs), plan, costs_.cluster());
 }
 
 Fit Judge::fit(const Plan& plan, const LayerPrograms& programs) {

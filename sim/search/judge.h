@@ -34,7 +34,8 @@ struct Outcome {
   Time step;
   Bytes peak;
   Bytes outside;
-  bool is_built = false;  // peak and outside are known
+  Bytes least_reserved;   // no allocator reserves less
+  bool is_built = false;  // these three are known
   // Of a plan that was assessed.
   bool is_assessed = false;
   Bytes reserved;

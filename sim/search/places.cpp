@@ -43,6 +43,7 @@ bool Places::recalled(std::size_t i) {
   outcome.step = known->step;
   outcome.peak = known->peak_allocated;
   outcome.outside = known->outside_allocator;
+  outcome.least_reserved = known->peak_allocated;
   outcome.is_built = known->peak_allocated > Bytes();
   return true;
 }
@@ -87,8 +88,7 @@ std::optional<bool> Places::surely_holds(std::size_t i) const {
            outcome.fit_probability >= options_.fit.terms.confidence;
   }
   if (outcome.verdict != Verdict::kSimulated) return false;
-  // No allocator reserves less than is allocated.
-  if (!foreshard::holds(fit_with(i, outcome.peak), options_.fit.terms)) return false;
+  if (!foreshard::holds(fit_with(i, outcome.least_reserved), options_.fit.terms)) return false;
   const auto allocated = static_cast<double>(outcome.peak.count());
   const Bytes usual(static_cast<std::int64_t>(allocated * (1 + kLittleCache)));
   if (foreshard::holds(fit_with(i, usual), options_.fit.terms)) return true;
@@ -98,7 +98,8 @@ std::optional<bool> Places::surely_holds(std::size_t i) const {
 bool Places::may_hold(std::size_t i) const {
   const Outcome& outcome = outcomes_[i];
   if (outcome.is_assessed || !options_.fit.at_most) return true;
-  return options_.fit.at_most(plan(i), fit_with(i, outcome.peak)) >= options_.fit.terms.confidence;
+  const Fit least = fit_with(i, outcome.least_reserved);
+  return options_.fit.at_most(plan(i), least) >= options_.fit.terms.confidence;
 }
 
 // With the first setting of the allocator with which it holds; of several that do not, the surest.

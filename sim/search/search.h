@@ -127,7 +127,7 @@ struct FitRule {
   MemoryTerms terms;
   bool keeps_riskier = true;  // plans that fit, but not surely, are looked at: for the riskier one
   std::function<double(const Plan&, const Fit&, double enough)> probability;
-  // An upper bound of it, of a fit that reserves what is allocated: told without replaying the
+  // An upper bound of it, of a fit that reserves what is certain: told without replaying the
   // allocator. Optional.
   std::function<double(const Plan&, const Fit& least)> at_most;
   std::shared_ptr<ReservedMemory> replays;

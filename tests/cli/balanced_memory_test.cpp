@@ -25,16 +25,16 @@ JobOptions random_job() {
   job.accumulation = one_of({"1", "2", "3"});
   auto& set = job.assignments.emplace_back();
   const auto draw = [&](const std::string& key, std::initializer_list<const char*> words) {
-    if (*rc::gen::arbitrary<bool>()) set.push_back(key + "=" + one_of(words));
+    set.push_back(key + "=" + one_of(words));
   };
   draw("stack", {"none", "hf_trainer", "lightning", "torchtitan_2025"});
   draw("dtype.param", {"fp32", "bf16"});
-  draw("dtype.autocast", {"bf16", "none"});
   draw("attention", {"flash", "cudnn", "math", "efficient"});
   draw("recompute", {"none", "selective", "full"});
   draw("compile", {"none", "blocks"});
   draw("loss", {"eager", "fused", "compiled", "chunked-8"});
-  draw("float8", {"none", "rowwise", "tensorwise"});
+  if (*rc::gen::arbitrary<bool>()) draw("dtype.autocast", {"bf16", "none"});
+  if (*rc::gen::arbitrary<bool>()) draw("float8", {"rowwise", "tensorwise"});
   return job;
 }
 

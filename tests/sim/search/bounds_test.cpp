@@ -220,6 +220,21 @@ RC_GTEST_PROP(Bounds, FloorsOfLayersHoldForEveryMesh, ()) {
   RC_ASSERT(memory_floor(plan, model, floor) <= peak_allocated(graph));
 }
 
+// What is passed over without a replay of the allocator would not have held.
+RC_GTEST_PROP(Bounds, TheAllocatorReservesWhatThePoolsHold, ()) {
+  const ModelSpec model = tiny_model(*rc::gen::inRange(1, 6));
+  Cluster cluster = round_cluster(16);
+  const Plan plan = random_plan(model, cluster);
+  RC_PRE(!find_problem(plan, model, cluster));
+  const CostModel costs(cluster, round_calibration());
+  const FitRule rule;
+  Judge judge(model, costs, rule);
+  const LayerPrograms programs(model, plan);
+  const Fit least = judge.least_fit(plan, programs);
+  RC_ASSERT(least.reserved >= least.allocated);
+  RC_ASSERT(least.reserved <= judge.fit(plan, programs).reserved);
+}
+
 // Search weighs one of the plans that differ in this alone.
 RC_GTEST_PROP(Bounds, PlacementAndCommunicatorsHoldTheSameMemory, ()) {
   const ModelSpec model = tiny_model(*rc::gen::inRange(1, 6));
