@@ -4,7 +4,7 @@
 
 #include "sim/graph/training_step.h"
 #include "sim/simulate/cost_choices.h"
-#include "sim/simulate/simulate.h"
+#include "sim/simulate/folded.h"
 #include "sim/spec/plan_stack.h"
 
 namespace foreshard {
@@ -12,10 +12,16 @@ namespace {
 
 // Without what the allocator asks of the driver, which takes longer to tell than the rest.
 double step_seconds(const Job& job, const Calibration& calibration) {
-  const EventGraph graph = build_training_step(job.model, job.resolved.plan);
-  const CostModel costs(job.cluster, calibration, cost_choices(job.resolved.plan));
+  Plan plan = job.resolved.plan;
+  const std::int64_t all = plan.batch.accumulation;
+  const CostModel costs(job.cluster, calibration, cost_choices(plan));
+  EventGraph graph;
+  const auto step = [&](std::int64_t micro_batches) -> const EventGraph& {
+    plan.batch.accumulation = micro_batches;
+    return graph = build_training_step(job.model, plan);
+  };
   Simulator simulator;
-  return simulator.period(graph, costs.price(graph)).seconds();
+  return folded_period(simulator, costs, all, step).seconds();
 }
 
 }  // namespace

@@ -18,6 +18,7 @@
 #include "sim/memory/memory_profile.h"
 #include "sim/memory/outside_allocator.h"
 #include "sim/memory/reserved_forecast.h"
+#include "sim/simulate/folded.h"
 #include "sim/simulate/forecast.h"
 #include "sim/simulate/simulate.h"
 #include "sim/spec/open_stack.h"
@@ -58,8 +59,12 @@ class DrawnStep {
     drawn_ = std::min(accumulation_, kDrawn);
     longer_ = build_training_step(model, with_accumulation(plan, drawn_), programs);
     shorter_ = build_training_step(model, with_accumulation(plan, drawn_ - 1), programs);
-    const EventGraph whole = build_training_step(model, plan, programs);
-    seconds_ = period(simulator_, whole, costs.price(whole), {});
+    EventGraph graph;
+    const auto step = [&](std::int64_t micro_batches) -> const EventGraph& {
+      return graph = build_training_step(model, with_accumulation(plan, micro_batches), programs,
+                                         std::move(graph));
+    };
+    seconds_ = folded_period(simulator_, costs, accumulation_, step).seconds();
   }
 
   const Forecast& shown() const { return shown_; }

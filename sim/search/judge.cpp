@@ -10,6 +10,7 @@
 #include "sim/memory/outside_allocator.h"
 #include "sim/memory/reserved_forecast.h"
 #include "sim/search/bounds.h"
+#include "sim/simulate/folded.h"
 #include "sim/simulate/forecast.h"
 
 namespace foreshard {
@@ -174,9 +175,17 @@ bool Judge::weigh(const Plan& plan, const LayerPrograms& programs, Outcome& outc
 }
 
 void Judge::time(const Plan& plan, const LayerPrograms& programs, Outcome& outcome) {
-  if (plan.batch.accumulation > kTelling) build(plan, programs);
-  outcome.step = simulator_.period(graph_, costs_.price(graph_));
+  outcome.step = plan.batch.accumulation > kTelling
+                     ? period(plan, programs)
+                     : simulator_.period(graph_, costs_.price(graph_));
   outcome.verdict = Verdict::kSimulated;
+}
+
+Time Judge::period(const Plan& plan, const LayerPrograms& programs) {
+  return folded_period(simulator_, costs_, plan.batch.accumulation,
+                       [&](std::int64_t micro_batches) -> const EventGraph& {
+                         return build(shortened(plan, micro_batches), programs);
+                       });
 }
 
 LayersFloor Judge::floor(const Plan& plan, const LayerPrograms& programs) {

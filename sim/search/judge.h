@@ -109,6 +109,8 @@ class Judge {
   using Bound = Time(const EventGraph&, const CostTable&);
 
   const EventGraph& build(const Plan& plan, const LayerPrograms& programs);
+  // The period of the plan's step, by one of fewer micro-batches where that shows it.
+  Time period(const Plan& plan, const LayerPrograms& programs);
   // Of the plan that was built last with at most kTelling micro-batches.
   Time extended(const Plan& plan, const LayerPrograms& programs, Bound* of);
 

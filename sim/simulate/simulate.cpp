@@ -75,6 +75,12 @@ struct Simulator::Scratch {
   std::size_t next_delay = 0;
   std::size_t done = 0;         // rows that have ended
   std::int64_t latest_end = 0;  // of those
+  // Where a step stands for more micro-batches than its graph has (Fold::kRuns).
+  RepeatedRows repeats;
+  std::int64_t more = 0;                      // runs that are not laid out
+  std::int64_t host_of_run = 0;               // its work
+  bool shows_runs = true;                     // every step so far showed that they repeat
+  std::vector<std::int64_t> standing, stood;  // where streams stand in a run, relative to it
 
   void load(const EventGraph& graph, const CostTable& table) {
     FORESHARD_CHECK(table.works.size() == graph.works.size(), "costs of another graph");
@@ -91,6 +97,7 @@ struct Simulator::Scratch {
     }
     timeline.spans.resize(graph.rows.size());
     delays = table.delays;
+    more = 0;
   }
 
   void count_host_work(const EventGraph& graph) {
@@ -112,7 +119,8 @@ struct Simulator::Scratch {
   // kSpans: the host's clock and every span. kDevice: the end of the step alone, with a host that
   // is always ahead.
   enum class Detail { kSpans, kDevice };
-  template <Detail detail>
+  enum class Fold { kNone, kRuns };
+  template <Detail detail, Fold fold = Fold::kNone>
   Carry simulate_step(const EventGraph& graph, const CostTable& table, Carry carry);
   void index_streams(const EventGraph& graph);
   bool host_issues(const EventGraph& graph, std::size_t& next, std::int64_t& host);
@@ -214,10 +222,11 @@ bool Simulator::Scratch::host_issues(const EventGraph& graph, std::size_t& next,
   return next > first;
 }
 
-template <Simulator::Scratch::Detail detail>
+template <Simulator::Scratch::Detail detail, Simulator::Scratch::Fold fold>
 Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable& table,
                                         Carry carry) {
   constexpr bool kSpans = detail == Detail::kSpans;
+  constexpr bool kFolds = fold == Fold::kRuns;
   constexpr std::uint32_t kComputeBit = 1U << kCompute;
   constexpr std::uint32_t kAllStreams = (1U << kStreams) - 1;
   std::fill(end.begin(), end.end(), kUnknown);
@@ -263,6 +272,9 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
   std::uint32_t running = 0;         // ... whose head is at work
   std::uint32_t look = kAllStreams;  // ... whose head may have become startable
 
+  bool host_bound = false;  // some row waited for the host since the last run was reached
+  std::optional<std::int64_t> run_time;  // of a run that the next one repeats
+
   auto finish = [&](std::size_t s, std::int64_t ended) {
     Head& head = heads[s];
     const EventId id = head.row;
@@ -296,6 +308,7 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
     if (ready == kUnknown) return;
     std::int64_t start = ready;
     if constexpr (kSpans) start = std::max(spans[id].issue.nanoseconds(), ready);
+    if constexpr (kSpans && kFolds) host_bound |= start > ready;
     const std::int64_t arrive = queues ? std::max(start, fifo[row.communicator]) : start;
     if constexpr (kSpans) {
       spans[id].start = Time::ns(start);
@@ -307,6 +320,7 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
     if (s != kCompute && !collective) {
       std::int64_t ended = arrive + duration;
       if constexpr (kSpans) ended = std::max(ended, floor[static_cast<std::size_t>(id)]);
+      if constexpr (kSpans && kFolds) host_bound |= ended > arrive + duration;
       finish(s, ended);
       return;
     }
@@ -335,7 +349,9 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
     head.rate = rate;
     head.when = now + ceil_divide(head.work, rate);
     if constexpr (kSpans) {
-      head.when = std::max(head.when, floor[static_cast<std::size_t>(head.row)]);
+      const std::int64_t least = floor[static_cast<std::size_t>(head.row)];
+      if constexpr (kFolds) host_bound |= head.when < least;
+      head.when = std::max(head.when, least);
     }
   };
 
@@ -360,12 +376,69 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
     return std::max<std::int64_t>(1, kOne * kOne / (kOne + excess));
   };
 
+  // Where all streams stand, relative to the run of rows that the compute stream has reached: what
+  // decides how it goes on. What ended in the past decides nothing any more. Empty where a stream
+  // already looks beyond the runs.
+  const auto stand = [&](EventId run) {
+    std::vector<std::int64_t>& list = standing;
+    list.clear();
+    const auto ahead = [&](std::int64_t time) {
+      return time == kUnknown ? -1 : std::max<std::int64_t>(0, time - now);
+    };
+    EventId oldest = run - repeats.rows;
+    for (std::size_t s = 0; s < kStreams; ++s) {
+      const Head& head = heads[s];
+      const bool is_at_work = ((scheduled | running) >> s & 1U) != 0;
+      const bool is_beyond = head.row == kNoEvent || head.row >= repeats.end();
+      if (is_beyond && is_at_work) return list.clear();
+      list.push_back(is_beyond ? -1 : head.row - run);
+      list.push_back(ahead(head.tail));
+      if (!is_beyond) oldest = std::min(oldest, head.row);
+      if (!is_at_work) continue;
+      const bool runs = (running >> s & 1U) != 0;
+      const std::int64_t left =
+          runs ? std::max<std::int64_t>(0, head.work - (now - head.since) * head.rate) : head.work;
+      list.insert(list.end(), {runs, left, runs ? head.rate : 0, runs ? 0 : head.when - now});
+    }
+    for (std::size_t c = 0; c < graph.communicators.size(); ++c) {
+      const EventId next = queue[c];
+      list.push_back(ahead(fifo[c]));
+      list.push_back(next == kNoEvent || next >= repeats.end() ? -1 : next - run);
+    }
+    list.push_back(run - oldest);
+    for (EventId row = std::max(oldest, 0); row < repeats.end(); ++row) {
+      const std::int64_t ended = ahead(end[static_cast<std::size_t>(row)]);
+      if (ended != 0 && (ended > 0 || row < run)) list.insert(list.end(), {row - run, ended});
+    }
+  };
+  EventId next_run = kNoEvent;
+  std::int64_t run_began = 0;
+  if constexpr (kFolds) {
+    standing.clear();
+    next_run = repeats.begin;
+    while (rows[next_run].stream != Stream::kCompute) ++next_run;
+  }
+  const auto reach_run = [&] {
+    stood.swap(standing);
+    stand(next_run);
+    const bool repeated = !standing.empty() && standing == stood && !host_bound;
+    // A host that is not slower than the device stays ahead of it.
+    if (repeated && host_of_run <= now - run_began) run_time = now - run_began;
+    host_bound = false;
+    run_began = now;
+    next_run += repeats.rows;
+    if (run_time || next_run >= repeats.end()) next_run = kNoEvent;
+  };
+
   if constexpr (kSpans) host_issues(graph, issued, host);
   while (true) {
     while (look != 0) {
       const auto s = static_cast<std::size_t>(std::countr_zero(look));
       look &= look - 1;
       if (((scheduled | running) >> s & 1U) == 0) resolve(s);
+    }
+    if constexpr (kFolds) {
+      if (next_run != kNoEvent && heads[kCompute].row == next_run) reach_run();
     }
     if constexpr (kSpans) {
       if (issued < static_cast<std::size_t>(count) && host_issues(graph, issued, host)) {
@@ -407,10 +480,17 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
       }
     }
   }
-  if (graph.final_host_wait != kNoEvent) {
-    host = std::max(host, end[static_cast<std::size_t>(graph.final_host_wait)]);
+  std::int64_t not_laid_out = 0;
+  if constexpr (kFolds) {
+    shows_runs &= run_time.has_value() && !host_bound;
+    not_laid_out = more * run_time.value_or(0);
+    host += more * host_of_run;
   }
-  return {host, heads[kCompute].tail};
+  if (graph.final_host_wait != kNoEvent) {
+    const std::int64_t awaited = end[static_cast<std::size_t>(graph.final_host_wait)];
+    host = std::max(host, awaited + not_laid_out);
+  }
+  return {host, heads[kCompute].tail + not_laid_out};
 }
 
 // See Note [The steady step].
@@ -418,6 +498,7 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
 template <typename Ahead, typename Step>
 Time Simulator::Scratch::steady(const EventGraph& graph, Ahead&& ahead, Step&& step) {
   count_host_work(graph);
+  host_work += more * host_of_run;
   if (!host_waits) {
     const std::int64_t period = ahead(Carry{-host_work - last_kernel, 0}).device;
     if (period >= host_work) return Time::ns(period);
@@ -490,6 +571,30 @@ Time Simulator::period(const EventGraph& graph, const CostTable& costs) {
       [&](Carry carry) {
         return scratch_->simulate_step<Scratch::Detail::kSpans>(graph, costs, carry);
       });
+}
+
+std::optional<Time> Simulator::period(const EventGraph& graph, const CostTable& costs,
+                                      const RepeatedRows& repeats, std::int64_t more) {
+  using enum Scratch::Detail;
+  using enum Scratch::Fold;
+  Scratch& s = *scratch_;
+  const bool waits_inside = std::any_of(graph.rows.begin(), graph.rows.end(),
+                                        [](const Row& row) { return row.host_wait != kNoEvent; });
+  if (repeats.count == 0 || !costs.delays.empty() || waits_inside) return std::nullopt;
+  s.load(graph, costs);
+  s.index_streams(graph);
+  s.repeats = repeats;
+  s.more = more;
+  s.host_of_run = 0;
+  for (EventId row = repeats.begin; row < repeats.begin + repeats.rows; ++row) {
+    const FlatCost& c = s.costs[graph.rows[static_cast<std::size_t>(row)].work];
+    s.host_of_run += c.before + c.during;
+  }
+  s.shows_runs = true;
+  const Time period = s.steady(
+      graph, [&](Carry carry) { return s.simulate_step<kDevice, kRuns>(graph, costs, carry); },
+      [&](Carry carry) { return s.simulate_step<kSpans, kRuns>(graph, costs, carry); });
+  return s.shows_runs ? std::optional(period) : std::nullopt;
 }
 
 const Timeline& Simulator::sweep_once(const EventGraph& graph, const CostTable& costs) {

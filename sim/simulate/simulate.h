@@ -18,9 +18,11 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "sim/cost/cost_table.h"
 #include "sim/graph/event_graph.h"
+#include "sim/simulate/repeats.h"
 #include "sim/simulate/timeline.h"
 
 namespace foreshard {
@@ -39,6 +41,10 @@ class Simulator {
   const Timeline& steady_step(const EventGraph& graph, const CostTable& costs);
   // Its period alone: what search asks of every plan.
   Time period(const EventGraph& graph, const CostTable& costs);
+  // The same of the step in which `repeats` (find_repeats) come `more` times more than the graph
+  // has them; nothing where its rows do not show that, or where the host has its say.
+  std::optional<Time> period(const EventGraph& graph, const CostTable& costs,
+                             const RepeatedRows& repeats, std::int64_t more);
   // One step from an idle machine, no steady state.
   const Timeline& sweep_once(const EventGraph& graph, const CostTable& costs);
   const Timeline& simulate_once(const EventGraph& graph, const CostTable& costs);

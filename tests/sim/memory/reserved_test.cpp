@@ -1,5 +1,5 @@
 // What whole steps reserve, through the allocator.
-#include "sim/memory/reserved.h"
+#include "sim/memory/reserved_forecast.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>

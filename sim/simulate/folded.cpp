@@ -1,0 +1,33 @@
+// A few micro-batches are tried first, then some more, for steps that settle late.
+#include "sim/simulate/folded.h"
+
+#include <array>
+
+#include "sim/simulate/repeats.h"
+
+namespace foreshard {
+namespace {
+constexpr std::array<std::int64_t, 2> kLaidOut = {6, 24};
+}  // namespace
+
+Time folded_period(Simulator& simulator, const CostModel& costs, std::int64_t micro_batches,
+                   const StepOf& step) {
+  for (const std::int64_t laid_out : kLaidOut) {
+    if (micro_batches <= laid_out) break;
+    const EventGraph& graph = step(laid_out);
+    const auto period =
+        simulator.period(graph, costs.price(graph), find_repeats(graph), micro_batches - laid_out);
+    if (period) return *period;
+  }
+  const auto in_full = [&](std::int64_t count) {
+    const EventGraph& graph = step(count);
+    return simulator.period(graph, costs.price(graph));
+  };
+  if (micro_batches <= kMostInFull) return in_full(micro_batches);
+  const Time most = in_full(kMostInFull);
+  const Time half = most - in_full(kMostInFull / 2);
+  const auto halves = static_cast<double>(micro_batches - kMostInFull) / (kMostInFull / 2.0);
+  return most + Time::seconds(halves * half.seconds());
+}
+
+}  // namespace foreshard
