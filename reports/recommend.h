@@ -100,6 +100,8 @@ Recommendation recommend(const std::vector<CandidateCluster>& candidates, const 
 std::vector<std::int64_t> likely_sizes(const Cluster& cluster, double flops, const RunTerms& terms,
                                        std::int64_t most);
 
+// Three digits: "1.04 M", "812", "12.3 k".
+std::string short_number(double value);
 std::string recommend_text(const Recommendation& recommendation, Color color);
 Json to_json(const Recommendation& recommendation);
 

@@ -26,18 +26,6 @@ void append(Lines& lines, const Lines& more) {
   lines.insert(lines.end(), more.begin(), more.end());
 }
 
-// Three digits: "1.04 M", "812", "12.3 k".
-std::string short_number(double value) {
-  static constexpr const char* kSuffixes[] = {"", " k", " M", " B", " T"};
-  std::size_t suffix = 0;
-  while (std::abs(value) >= 999.5 && suffix + 1 < std::size(kSuffixes)) {
-    value /= 1000;
-    ++suffix;
-  }
-  const int digits = value == 0 || std::abs(value) >= 99.95 ? 0 : std::abs(value) >= 9.995 ? 1 : 2;
-  return fmt::format("{:.{}f}{}", value, digits, kSuffixes[suffix]);
-}
-
 std::string days_text(double seconds) {
   const double days = seconds / kDay;
   if (days >= 1) return fmt::format("{} d", short_number(days));
@@ -295,6 +283,17 @@ Json remedy_json(const TermsRemedy& remedy) {
 }
 
 }  // namespace
+
+std::string short_number(double value) {
+  static constexpr const char* kSuffixes[] = {"", " k", " M", " B", " T"};
+  std::size_t suffix = 0;
+  while (std::abs(value) >= 999.5 && suffix + 1 < std::size(kSuffixes)) {
+    value /= 1000;
+    ++suffix;
+  }
+  const int digits = value == 0 || std::abs(value) >= 99.95 ? 0 : std::abs(value) >= 9.995 ? 1 : 2;
+  return fmt::format("{:.{}f}{}", value, digits, kSuffixes[suffix]);
+}
 
 std::string recommend_text(const Recommendation& r, Color color) {
   const Paint paint(color);

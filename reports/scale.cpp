@@ -139,6 +139,11 @@ std::string scale_text(const ScalingCurve& curve, Color color) {
                           "or more",
                           kKneeGain));
   }
+  // The same codes at every size; the figures of the largest.
+  if (!curve.points.empty()) {
+    const std::string open = open_stack_text(curve.points.back().sized.open_stack);
+    for (std::string& line : wrapped(open, kTextWidth, 2)) lines.push_back(std::move(line));
+  }
   for (const Rejected& one : curve.rejected) {
     for (std::string& line :
          wrapped(fmt::format("no point: {}: {}", one.cluster, one.reason), kTextWidth, 2)) {
@@ -168,6 +173,7 @@ Json to_json(const ScalingCurve& curve) {
                       {"exposed_communication", s.exposed_share},
                       {"margin_bytes", s.fit.margin().count()},
                       {"fit_probability", s.fit_probability},
+                      {"open", open_json(s.open_stack)},
                       {"dollars_per_million_tokens", dollars_per_million(point)}});
   }
   Json& rejected = json["rejected"] = Json::array();

@@ -92,13 +92,16 @@ std::vector<WhySlower> why_slower(const Forecast& best, const SearchResult& resu
 }
 
 std::optional<RobustChoice> choose_robust(const SearchResult& result, const ModelSpec& model,
-                                          const CostModel& costs, int draws) {
+                                          const CostModel& costs, const StackSet& stacks,
+                                          int draws) {
+  ReservedMemory replays;
   std::optional<RobustChoice> choice;
   std::int64_t considered = 0;
   for (const Candidate& candidate : result.close) {
     // The high end is never below the central forecast, so the rest cannot be better.
     if (choice && candidate.seconds > choice->sized.step.high) break;
-    SizedPlan sized = size_up(model, candidate.plan, costs, {draws});
+    SizedPlan sized =
+        size_up(model, candidate.plan, costs, {draws, stacks.of(candidate.plan), &replays});
     if (!sized.fit.fits()) continue;
     ++considered;
     if (!choice) {

@@ -29,8 +29,10 @@ struct RobustChoice {
   Quantity fastest;  // step of the plan that is fastest in the central forecast
   std::int64_t considered = 0;
 };
+// `stacks`: the codes that may run the job.
 std::optional<RobustChoice> choose_robust(const SearchResult& result, const ModelSpec& model,
-                                          const CostModel& costs, int draws);
+                                          const CostModel& costs, const StackSet& stacks,
+                                          int draws);
 
 std::string why_text(const std::vector<WhySlower>& list, const Plan& best, Color color);
 Json to_json(const std::vector<WhySlower>& list);

@@ -24,7 +24,12 @@ std::vector<WhatIf> what_ifs(const Choice& choice, const JobVariants& variants,
     one.change = change.change;
     if (!change.matters(variants.front().costs.cluster())) return;
     JobVariants changed = variants;
-    for (SizedJob& job : changed) job.costs = changed_costs(change, job.costs, job.space.base);
+    for (SizedJob& job : changed) {
+      job.costs = changed_costs(change, job.costs, job.space.base);
+      for (StackCase& code : job.stacks.cases) {
+        code.costs = changed_costs(change, code.costs, code.plan);
+      }
+    }
     one.sized = best_plan(changed, {terms.confidence}, options.draws);
     if (!one.sized) return;
     one.run = forecast_run(*one.sized, choice.price, terms);
@@ -51,7 +56,7 @@ std::string what_if_text(const std::vector<WhatIf>& list, const Choice& choice, 
     const double share = largest > 0 ? std::abs(one.worth_per_gpu_hour) / largest : 0;
     table.push_back({"  " + one.property, one.change, fmt::format("{:.3g}", one.run.days.value),
                      signed_percent(one.run.days.value / choice.run.days.value - 1),
-                     fmt::format("{:.3g} k", one.run.dollars.value / 1000),
+                     short_number(one.run.dollars.value),
                      fmt::format("{:+.3f}", one.worth_per_gpu_hour), left(bar(share, 20), 20)});
   }
   for (std::string& line : aligned(table, 2)) lines.push_back(std::move(line));
