@@ -154,17 +154,17 @@ class CudaAccelerator final : public Accelerator {
     return static_cast<std::byte*>(memory);
   }
   void release(std::byte* memory, std::size_t /*bytes*/) noexcept override { cudaFree(memory); }
-  // Of the host's memory all but a tenth of what is free may be pinned: the system needs some.
   std::byte* allocate_pinned(std::size_t bytes) override {
     if (bytes == 0) return nullptr;
-    const std::size_t free = free_host_memory();
     void* memory = nullptr;
-    if (bytes > free / 10 * 9 ||
-        cudaHostAlloc(&memory, bytes, cudaHostAllocPortable) != cudaSuccess) {
+    const cudaError_t code = cudaHostAlloc(&memory, bytes, cudaHostAllocPortable);
+    if (code != cudaSuccess) {
       cudaGetLastError();
       throw std::runtime_error("the plan offloads " + gib(bytes) +
-                               " of this rank's states to pinned memory of the host, which has " +
-                               gib(free) + " free");
+                               " of this rank's states to pinned memory of the host, which it "
+                               "does not give (" +
+                               cudaGetErrorString(code) + "); " + gib(free_host_memory()) +
+                               " are free");
     }
     std::memset(memory, 0, bytes);
     return static_cast<std::byte*>(memory);
@@ -201,7 +201,8 @@ class CudaAccelerator final : public Accelerator {
     info.versions = {{"cuda_driver", dotted(driver)},
                      {"cuda_runtime", dotted(runtime)},
                      {"nccl", nccl_version()},
-                     {"cudnn", std::to_string(at::detail::getCUDAHooks().versionRuntimeCuDNN())}};
+                     {"cudnn", std::to_string(at::detail::getCUDAHooks().versionRuntimeCuDNN())},
+                     {"paced_block", paced_block_text()}};
     info.globaltimer_step_ns = clock_step_ns();
     return info;
   }
@@ -232,7 +233,8 @@ class CudaAccelerator final : public Accelerator {
     LaneState lane{c10::cuda::getStreamFromPool(high_priority, device_), nullptr};
     void* clock = nullptr;
     FORESHARD_CUDA(cudaMalloc(&clock, 2 * sizeof(unsigned long long)));
-    FORESHARD_CUDA(cudaMemset(clock, 0, 2 * sizeof(unsigned long long)));
+    // On the lane itself: the lanes do not wait for the default stream.
+    FORESHARD_CUDA(cudaMemsetAsync(clock, 0, 2 * sizeof(unsigned long long), lane.stream.stream()));
     lane.clock = static_cast<unsigned long long*>(clock);
     lanes_.push_back(lane);
     return static_cast<Lane>(lanes_.size()) - 1;
@@ -306,23 +308,27 @@ class CudaAccelerator final : public Accelerator {
     c10::cuda::CUDACachingAllocator::emptyCache();
     if (pool_ == c10::cuda::MempoolId_t{0, 0}) pool_ = at::cuda::graph_pool_handle();
     const std::size_t origin = current_;
-    auto graph = std::make_unique<at::cuda::CUDAGraph>();
-    graph->capture_begin(pool_, cudaStreamCaptureModeThreadLocal);
+    auto graph = std::make_unique<Graph>();
+    graph->captured.capture_begin(pool_, cudaStreamCaptureModeThreadLocal);
     ++capture_;
     capture_open_ = true;
     try {
       work();
     } catch (...) {
-      end_capture(*graph, origin, true);
+      end_capture(graph->captured, origin, true);
       throw;
     }
-    end_capture(*graph, origin, false);
+    end_capture(graph->captured, origin, false);
+    // Kernels keep the priorities of the lanes they were captured on.
+    FORESHARD_CUDA(cudaGraphInstantiateWithFlags(
+        &graph->program, graph->captured.raw_cuda_graph(),
+        cudaGraphInstantiateFlagAutoFreeOnLaunch | cudaGraphInstantiateFlagUseNodePriority));
     return graph.release();
   }
-  void replay(DeviceGraph graph) override { static_cast<at::cuda::CUDAGraph*>(graph)->replay(); }
-  void free_graph(DeviceGraph graph) noexcept override {
-    delete static_cast<at::cuda::CUDAGraph*>(graph);
+  void replay(DeviceGraph graph) override {
+    FORESHARD_CUDA(cudaGraphLaunch(static_cast<Graph*>(graph)->program, stream()));
   }
+  void free_graph(DeviceGraph graph) noexcept override { delete static_cast<Graph*>(graph); }
 
   // --- kernels ---
 
@@ -413,6 +419,17 @@ class CudaAccelerator final : public Accelerator {
     c10::cuda::CUDAStream stream;
     unsigned long long* clock;
   };
+  // LibTorch keeps the graph and the memory of its tensors; it would start every node with the
+  // priority of the lane that replays.
+  struct Graph {
+    at::cuda::CUDAGraph captured{/*keep_graph=*/true};
+    cudaGraphExec_t program = nullptr;
+    ~Graph() {
+      if (program == nullptr) return;
+      cudaDeviceSynchronize();  // it may still run
+      cudaGraphExecDestroy(program);
+    }
+  };
   struct Event {
     cudaEvent_t timed = nullptr, edge = nullptr;
     std::uint64_t capture = 0;  // the one it was recorded in last; 0: none
@@ -440,6 +457,17 @@ class CudaAccelerator final : public Accelerator {
       }
       if (!failed) throw;
     }
+  }
+
+  // What a block of a paced collective, as compiled for this GPU, holds of a multiprocessor.
+  std::string paced_block_text() const {
+    PacedBlock block;
+    check(paced_block(&block, paced_shared_), "paced_block");
+    return std::to_string(block.registers) + " of " +
+           std::to_string(properties_.regsPerMultiprocessor) + " registers, " +
+           std::to_string(block.shared_bytes >> 10) + " of " +
+           std::to_string(properties_.sharedMemPerMultiprocessor >> 10) + " KiB shared, " +
+           std::to_string(block.per_multiprocessor) + " at once";
   }
 
   static std::string gib(std::size_t bytes) {

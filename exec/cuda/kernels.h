@@ -18,10 +18,16 @@ enum class Type { kFp32, kBf16 };
 // which move the bytes and then hold their multiprocessors until `nanoseconds` after the first of
 // them began. `clock` is two 64 bit words of zeros, zeros again when the kernel is done.
 inline constexpr int kPacedThreads = 640;
-// Shared memory that each block holds, so that no product or attention kernel (which want most of a
-// multiprocessor's on Hopper) runs beside it there, as none does beside NCCL's, which hold nearly
-// all registers. Kernels that use no shared memory still may.
+// Shared memory that each block holds. With nearly all registers, which it holds too, that is what a
+// block of NCCL leaves: 96 registers for each of 640 threads, of 65,536 on a multiprocessor
+// (nccl/makefiles/common.mk, -maxrregcount=96).
 inline constexpr int kPacedSharedBytes = 96 * 1024;
+// What one block holds, as compiled for this GPU.
+struct PacedBlock {
+  int registers = 0, shared_bytes = 0, per_multiprocessor = 0;
+  int spilled_bytes = 0;  // of a thread
+};
+cudaError_t paced_block(PacedBlock* block, int shared_bytes);
 struct PacedLaunch {
   int ctas = 1;
   int shared_bytes = 0;  // at most kPacedSharedBytes

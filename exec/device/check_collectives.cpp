@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "exec/compute/operations.h"
 #include "exec/device/checks.h"
@@ -94,12 +95,32 @@ std::string Checks::paced_beside_gemm() {
   }
   std::sort(beside.begin(), beside.end());
   std::sort(gathers.begin(), gathers.end());
+  // With a block on every multiprocessor: what does not fit beside one waits for its end, as a
+  // product does; small blocks of elementwise kernels do fit, as beside NCCL's.
+  const int everywhere = device_.info().multiprocessors;
+  const auto covered = [&](const std::function<void()>& work) {
+    device_.synchronize();
+    device_.enter(other_);
+    device_.spin(kNs, everywhere);
+    device_.enter(main_);
+    device_.record(begin);
+    work();
+    device_.record(end);
+    device_.synchronize();
+    return device_.seconds_between(begin, end) * 1e6;
+  };
+  at::Tensor sum = at::empty_like(c);
+  const auto add = [&] { at::add_out(sum, c, c); };
+  const double add_alone = median_of(5, add) * 1e6, add_covered = covered(add);
+  const double product_covered = covered([&] { at::mm_out(c, a, b); });
   device_.free_event(begin);
   device_.free_event(end);
   return fmt::format(
       "4 products {:.0f} us alone, {:.0f} us beside 16 blocks (x{:.2f}); a gather of {} us took "
-      "{:.1f} us",
-      alone * 1e6, beside[2] * 1e6, beside[2] / alone, kNs / 1000, gathers[2] * 1e6);
+      "{:.1f} us; with blocks of {} us everywhere an addition of {:.0f} us took {:.0f} us, a "
+      "product of {:.0f} us {:.0f} us",
+      alone * 1e6, beside[2] * 1e6, beside[2] / alone, kNs / 1000, gathers[2] * 1e6, kNs / 1000,
+      add_alone, add_covered, alone * 1e6 / 4, product_covered);
 }
 
 std::string Checks::nccl() {

@@ -6,6 +6,8 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <functional>
+#include <vector>
 
 #include "exec/compute/device_operations.h"
 #include "exec/compute/operations.h"
@@ -103,10 +105,53 @@ std::string Checks::rms_norm() {
 }
 
 std::string Checks::layer_norm() {
-  const at::Tensor x = randn({64, 512}), w = randn({512}), b = randn({512});
-  auto [y, mean, rstd] = at::native_layer_norm(put(x), {512}, put(w), put(b), 1e-5);
-  auto [wanted, m, r] = at::native_layer_norm(x, {512}, w, b, 1e-5);
-  return near("y", y, wanted, 1e-5);
+  const at::Tensor x = randn({64, 512}), w = randn({512}), b = randn({512}), dy = randn({64, 512});
+  const auto both = [&](const std::function<at::Tensor(const at::Tensor&)>& as) {
+    auto [y, mean, rstd] = at::native_layer_norm(as(x), {512}, as(w), as(b), 1e-5);
+    auto [dx, dw, db] = at::native_layer_norm_backward(as(dy), as(x), {512}, mean, rstd, as(w),
+                                                       as(b), {true, true, true});
+    return std::vector<at::Tensor>{y, dx, dw, db};
+  };
+  const auto got = both([&](const at::Tensor& t) { return put(t); });
+  const auto got16 = both([&](const at::Tensor& t) { return put_bf16(t); });
+  const auto wanted = both([](const at::Tensor& t) { return t; });
+  const auto wanted16 = both([&](const at::Tensor& t) { return rounded(t); });
+  std::string text;
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    static constexpr const char* kNames[] = {"y", ", dx", ", dw", ", db"};
+    text += near(kNames[i], got[i], wanted[i], 1e-5);
+    near(kNames[i], got16[i], wanted16[i], 2e-2);
+  }
+  return text;
+}
+
+// As GPT-2 has it (the tanh form) and exact.
+std::string Checks::gelu() {
+  const at::Tensor x = randn({64, 512}), dy = randn({64, 512});
+  std::string text;
+  for (const char* kind : {"tanh", "none"}) {
+    text += near(kind, at::gelu(put(x), kind), at::gelu(x, kind), 1e-5) + ", ";
+    text +=
+        near("dx", at::gelu_backward(put(dy), put(x), kind), at::gelu_backward(dy, x, kind), 1e-5) +
+        "; ";
+    near("bf16", at::gelu(put_bf16(x), kind), at::gelu(rounded(x), kind), 1e-2);
+  }
+  return text.substr(0, text.size() - 2);
+}
+
+// A product with a bias and the bias's gradient, both as the engine does them.
+std::string Checks::bias() {
+  const at::Tensor x = randn({128, 64}), w = randn({64, 96}), b = randn({96});
+  at::Tensor out = at::empty({128, 96}, at::TensorOptions().device(on_));
+  at::addmm_out(out, put(b), put(x), put(w));
+  at::Tensor out16 = at::empty({128, 96}, out.options().dtype(at::kBFloat16));
+  at::addmm_out(out16, put_bf16(b), put_bf16(x), put_bf16(w));
+  at::Tensor sums = at::empty({96}, out.options());
+  at::sum_out(sums, put_bf16(x.narrow(1, 0, 1).expand({128, 96})), 0, false, at::kFloat);
+  const at::Tensor column = rounded(x.narrow(1, 0, 1)).expand({128, 96}).sum(0);
+  return fmt::format("{}, {}, {}", near("y", out, at::addmm(b, x, w), 1e-5),
+                     near("bf16", out16, at::addmm(rounded(b), rounded(x), rounded(w)), 1e-2),
+                     near("sums", sums, column, 1e-5));
 }
 
 std::string Checks::rotate() {

@@ -46,6 +46,8 @@ class Checks {
   std::string efficient();
   std::string rms_norm();
   std::string layer_norm();
+  std::string gelu();
+  std::string bias();
   std::string rotate();
   std::string silu();
   std::string add_rows();

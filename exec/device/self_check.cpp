@@ -33,6 +33,8 @@ std::vector<Checks::Named> Checks::all() {
           {"attention_efficient", &Checks::efficient},
           {"rms_norm", &Checks::rms_norm},
           {"layer_norm", &Checks::layer_norm},
+          {"gelu", &Checks::gelu},
+          {"bias", &Checks::bias},
           {"rotate", &Checks::rotate},
           {"silu_multiply", &Checks::silu},
           {"add_rows", &Checks::add_rows},

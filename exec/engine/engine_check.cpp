@@ -24,19 +24,22 @@ constexpr int kGraphSteps = 8;  // some of them before a step is recorded
 
 enum class Steps { kIssued, kReplayed };
 
-ModelSpec small_llama() {
-  ModelDims dims = family_dims("llama").value();
+// "gpt2": LayerNorm and products with biases, GELU, learned positions, and a table that is the
+// head.
+ModelSpec small_model(const std::string& family) {
+  ModelDims dims = family_dims(family).value();
   dims.name = "self check";
   dims.source = "foreshard-exec self-check";
   dims.layers = 3;
   dims.hidden = 256;
   dims.heads = 4;
-  dims.kv_heads = 2;
+  dims.kv_heads = dims.fused_qkv ? 4 : 2;
   dims.head_dim = 64;
   dims.ffn = 640;
   dims.vocabulary = 512;
   dims.max_positions = 128;
   dims.position_rows = 128;
+  dims.tied = family == "gpt2";
   return build_model(dims, Stack::kNative);
 }
 
@@ -95,9 +98,10 @@ class Meeting {
   bool met_ = false;
 };
 
-Run train(const Plan& plan, const MakeAccelerator& make, int steps = kSteps,
-          Steps how = Steps::kIssued) {
-  const ModelSpec model = small_llama();
+Run train(Plan plan, const MakeAccelerator& make, int steps = kSteps, Steps how = Steps::kIssued,
+          const std::string& family = "llama") {
+  const ModelSpec model = small_model(family);
+  if (model.tied_embeddings) plan.units.embedding = plan.units.head = UnitPlacement::kRoot;
   const EventGraph graph = build_training_step(model, plan);
   const auto ranks = static_cast<std::size_t>(plan.mesh.world());
   std::vector<Run> runs(ranks);
@@ -174,6 +178,13 @@ void engine_check(const MakeAccelerator& make, const std::vector<std::string>& s
     bf16 = train(plan_of(DType::kBf16, 1), make);
     return compare(bf16, train(plan_of(DType::kBf16, 1), host_accelerator), 2e-2) +
            fmt::format(", {:.1f} us of host per row", bf16.host_us_per_row);
+  });
+  check("engine_gpt2", [&] {
+    const auto run = [&](DType dtype, const MakeAccelerator& where) {
+      return train(plan_of(dtype, 1), where, kSteps, Steps::kIssued, "gpt2");
+    };
+    return compare(run(DType::kFp32, make), run(DType::kFp32, host_accelerator), 1e-4) + "; bf16 " +
+           compare(run(DType::kBf16, make), run(DType::kBf16, host_accelerator), 2e-2);
   });
   check("engine_two_ranks_one_device",
         [&] { return compare(train(plan_of(DType::kBf16, 2), make), bf16, 2e-2); });
