@@ -184,7 +184,7 @@ class Round(Cases, Commands):
         else:
             what = ["--model", "tinyllama-1.1b", "--model", "llama-3-8b", "--tokens", "8192x1", "--tokens", "2048x4"]
         status, _ = self.run("measure", [self.bin / "foreshard-exec", "measure", *self.device(), *what, "--budget",
-                                         max(5, budget - 60), "--out", raw], max(20, budget))
+                                         max(5, 0.8 * budget), "--out", raw], max(20, budget))
         if not raw.exists():
             return "failed", f"exit {status}: {self.log_tail('measure')}"
         left = max(20, budget - (time.monotonic() - begin))
