@@ -44,7 +44,8 @@ void check_rates(const Measurements& measurements, const Gpu& gpu) {
 }
 
 // A kernel of the device takes the same time again and again: where the quartiles are far apart
-// some repeats hold a wait for the host, and the lower one is the kernel's.
+// some repeats hold a wait, for the host or for what a layer's first kernel needs, and the lower
+// one is the kernel's.
 std::vector<MeasuredRow<FunctionTime>> without_waits(std::vector<MeasuredRow<FunctionTime>> rows) {
   constexpr double kFarApart = 1.5;
   for (MeasuredRow<FunctionTime>& row : rows) {

@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""reports/gpu.md: what rounds on GPUs said, from the rows that reports/validation keeps.
+
+    reports/gpu.py [build/bin/foreshard]
+
+Forecasts of rows were computed before their case ran and stand in the rows. Steps of codes (codes.jsonl) are forecast
+by the program that is given, with the words of reports/gpu_codes.py.
+"""
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+
+PROGRAM = sys.argv[1] if len(sys.argv) > 1 else "build/bin/foreshard"
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "exec" / "gpu"))
+from round_plans import BESIDE  # noqa: E402
+from round_tools import read_rows  # noqa: E402
+
+
+def percent(x):
+    return f"{100 * x:.1f} %"
+
+
+def of_errors(rows, kind, quantity):
+    """How many, median and largest error, how many were inside the 90 % interval."""
+    found = [f["error"] for r in rows if (f := (r.get("forecast") or {}).get(kind, {}).get(quantity, {})).get("error") is not None]
+    hits = sum(bool(r["forecast"][kind][quantity].get("hit")) for r in rows
+               if (r.get("forecast") or {}).get(kind, {}).get(quantity, {}).get("error") is not None)
+    sizes = [abs(x) for x in found]
+    return f"{len(found)}: {percent(statistics.median(sizes))}, {percent(max(sizes))}; {hits}" if found else ""
+
+
+def main():
+    lines = ["# What GPUs said", "", "Written by `reports/gpu.py` from `reports/validation/` (raw rows with date, versions, command and clocks; how they",
+             "came about: [exec/gpu/README.md](../exec/gpu/README.md)). **Measured** unless it says forecast.", "",
+             "## Forecasts before the run", "",
+             "Of steps whose forecast was computed before they ran, with the profile that was shipped then: rows: median and largest error; rows inside",
+             "the 90 % interval. Engine: plans of 1B to 8B models on 1 to 512 ranks, of which one GPU runs rank 0, collectives paced as forecast. The forecast",
+             "holds what it says of the slowest of that many GPUs (2 to 4 %), which one GPU does not show. FSDP2: steps at world 1, memory at 1 to 512.",
+             "The first round's rows set constants of the profile that the later ones were forecast with; the H200 had no say in anything.", "",
+             "| round | engine: step | allocated | reserved | FSDP2: step | allocated | reserved |", "| --- | --- | --- | --- | --- | --- | --- |"]
+    folders = sorted(p for p in (ROOT / "reports" / "validation").iterdir() if p.is_dir())
+    for folder in folders:
+        plans = [r for r in read_rows(folder / "plans.jsonl") if r["status"] == "ok"]
+        fsdp2 = [r for r in read_rows(folder / "fsdp2.jsonl") if r["status"] == "ok"]
+        cells = [of_errors(rows, "blind", q) for rows in (plans, fsdp2) for q in ("step_s", "peak_allocated_bytes", "peak_reserved_bytes")]
+        lines.append(f"| {folder.name} | " + " | ".join(cells) + " |")
+    lines += ["", "## The engine beside PyTorch's FSDP2", "",
+              "Same GPU, same round; collectives move their bytes inside the GPU on both sides. Best attention kernel of each side; *tuned*: cuDNN attention and",
+              "`torch.compile` per block, loss included; *default*: PyTorch 2.11 as it comes, which chooses cuDNN's attention here.", "",
+              "| round | | engine tokens/s | FSDP2 default | tuned | engine over default | over tuned | GiB: engine | default | tuned |",
+              "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"]
+    for folder in folders:
+        plans = {r["name"]: r for r in read_rows(folder / "plans.jsonl") if r["status"] == "ok"}
+        fsdp2 = {r["name"]: r for r in read_rows(folder / "fsdp2.jsonl") if r["status"] == "ok"}
+        for name, ours, theirs in BESIDE:
+            mine = [plans[p] for p in ours if p in plans]
+            other = {v: next((fsdp2[t] for t in theirs if t in fsdp2 and t.endswith(v)), None) for v in ("default", "tuned")}
+            if not mine or not any(other.values()):
+                continue
+            best = max(mine, key=lambda row: row["tokens_per_s_per_gpu"])
+            speed, gib = best["tokens_per_s_per_gpu"], 2**30
+            def cell(row, show):
+                return show(row) if row else ""
+            lines.append(f"| {folder.name} | {name} | {speed:.0f} | " + " | ".join(
+                [cell(other[v], lambda r: f"{r['tokens_per_s_per_gpu']:.0f}") for v in other]
+                + [cell(other[v], lambda r: f"{speed / r['tokens_per_s_per_gpu']:.2f}") for v in other]
+                + [f"{best['peak_allocated_bytes'] / gib:.1f}"]
+                + [cell(other[v], lambda r: f"{r['peak_allocated_bytes'] / gib:.1f}") for v in other]) + " |")
+    lines += ["", "## Codes that no preset was made from", "",
+              "Models of transformers under Accelerate's FSDP2, and plain PyTorch, one GPU as rank 0 (`exec/gpu/code_steps.py`), forecast by this program from",
+              "their config.json and the words of somebody who knows the script (`reports/gpu_codes.py`). The GPU's machines differ: the first H100's host needed",
+              "twice as long for a launch as the H200's. `y`: the measured step is inside the 90 % interval.", ""]
+    for folder in folders:
+        if (folder / "codes" / "codes.jsonl").exists():
+            gpu = "h200" if folder.name.startswith("h200") else "h100"
+            text = subprocess.run([sys.executable, ROOT / "reports" / "gpu_codes.py", folder / "codes", PROGRAM, gpu], capture_output=True, text=True,
+                                  check=True).stdout
+            lines += [f"{folder.name}" + (", cases that nobody had looked at when they ran:" if "101920Z" in folder.name else ":"), "", "```",
+                      text.rstrip(), "```", ""]
+    (ROOT / "reports" / "gpu.md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
