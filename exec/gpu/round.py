@@ -12,23 +12,20 @@ with torch 2.11.
 """
 import argparse
 import contextlib
-import difflib
-import fcntl
 import os
-
 import pathlib
 import signal
 import sys
-import tarfile
 import time
 
 from round_cases import Cases
 from round_machine import (CLOCKS, GPUS, build_facts, environment, gpu_in_use, gpu_names, lost_libraries, machine_problem,
-                           other_build, torch_folder, versions, warm)
+                           torch_folder, versions, warm)
 from round_plans import EIGHT, FSDP2, ONE, PLANS, STANDIN_FSDP2, STANDIN_PLANS, plan
 from round_process import Commands, end
+from round_start import alone, choose, in_background, poll, refuse, resume, stop
 from round_summary import summary
-from round_tools import (HERE, add_row, example, now, pack, read_json, read_rows, rename_device, say, tokens, unpack, write_json,
+from round_tools import (HERE, add_row, example, now, pack, read_json, read_rows, rename_device, say, tokens, write_json,
                          write_rows)
 
 SCHEMA = "foreshard.gpu_round/1"
@@ -38,6 +35,7 @@ STAGES = [("environment", 2), ("self_check", 8), ("measure", 23), ("collectives"
           ("ranks", 5)]
 ROWS = {"plans": "plans.jsonl", "fsdp2": "fsdp2.jsonl", "ranks": "plans.jsonl"}  # stages of cases
 SHORTEST = 15  # s, under which no case is begun; the stand-in's are small
+
 
 class Round(Cases, Commands):
     def __init__(self, args, names, build):
@@ -274,92 +272,6 @@ class Round(Cases, Commands):
         data = tokens(self.out / "tokens.bin", 4_400_000)
         return self.play_cases("ranks", budget, lambda p, seconds: self.one_real_plan(p, data, seconds))
 
-# --- what is refused before anything runs ----------------------------------------------------------------------------
-
-def refuse(code, text):
-    print(f"gpu: {text}", file=sys.stderr)
-    sys.exit(code)
-
-def known(what, text, names):
-    """The names of a list that the user wrote."""
-    wanted = [word for word in (text or "").split(",") if word]
-    for word in wanted:
-        if word not in names:
-            near = difflib.get_close_matches(word, names, 1, 0.5)
-            refuse(2, f"there is no {what} {word}" + (f"; did you mean {near[0]}?" if near else f"; there are {', '.join(names)}"))
-    return wanted
-
-def choose(args):
-    """args.stages and args.only as lists; of --only follow the stages that have them."""
-    plans, fsdp2 = (STANDIN_PLANS, STANDIN_FSDP2) if args.device == "standin" else (PLANS, FSDP2)
-    of = {"plans": [p["name"] for p in plans], "fsdp2": [case[0] for case in fsdp2]}
-    args.only = known("plan or configuration", args.only, of["plans"] + of["fsdp2"])
-    args.stages = known("stage", args.stages, [name for name, _ in STAGES])
-    if not args.stages:
-        args.stages = [name for name, _ in STAGES if not args.only or name == "environment" or set(of.get(name, [])) & set(args.only)]
-
-def resume(args, build, device):
-    """Brings the results to go on with to args.out, and refuses those of another build or GPU."""
-    out = pathlib.Path(args.out).absolute()
-    if isinstance(args.resume, str) and not (out / "round.json").exists():
-        try:
-            unpack(pathlib.Path(args.resume), out)
-        except (OSError, ValueError, tarfile.TarError) as error:
-            refuse(3, f"{args.resume}: no bundle of a round ({str(error).splitlines()[0]}); expected what --bundle wrote")
-    record = read_json(out / "round.json")
-    if record is None:
-        return
-    problem = other_build(record, build)
-    if problem is None and record.get("device") != device:
-        problem = f"they are of {record.get('device')}, this is {device}"
-    if problem:
-        refuse(3, f"results in {args.out} are not gone on with: {problem}; take another --out for new ones")
-
-def alone(out):
-    """Takes the folder, which two rounds that write there would each spoil for the other; None where a round has it."""
-    out.mkdir(parents=True, exist_ok=True)
-    lock = os.open(out, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        return None
-    return lock
-
-# --- in the background -----------------------------------------------------------------------------------------------
-
-def in_background(out):
-    """True in a process of its own, which outlives the command; False in the one that goes on waiting."""
-    if os.fork():
-        return False
-    os.setsid()
-    (out / "logs").mkdir(exist_ok=True)
-    log = os.open(out / "logs" / "round.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    return True
-
-def poll(args, out):
-    """Waits for the end of the round that has the folder, args.poll seconds at most; says where it is, and packs."""
-    until = time.monotonic() + args.poll
-    while (lock := alone(out)) is None and time.monotonic() < until:
-        time.sleep(min(0.2, max(0.0, until - time.monotonic())))
-    record = read_json(out / "round.json") or {"stages": []}  # none yet: it has only begun
-    for stage in record["stages"]:
-        print(f"{stage['name']}: {stage['status']} ({stage.get('seconds', 0):.0f} s) {stage.get('detail', '')}")
-    if args.bundle:
-        pack(out, pathlib.Path(args.bundle))
-    if lock is None:
-        print(f"the round goes on in the background (kill -- -{record.get('process')} ends it)")
-        return 0
-    if "ended" not in record:
-        print("the round was cut; the same command goes on with it")
-        return 1
-    return 1 if any(stage["status"] == "failed" for stage in record["stages"]) else 0
-
-def stop(number, _):
-    sys.exit(130 if number == signal.SIGINT else 128 + number)
 
 def main():
     parser = argparse.ArgumentParser(prog="./x gpu", description="The round on a GPU, in stages.")
@@ -377,7 +289,7 @@ def main():
     parser.add_argument("--device", choices=["cuda", "standin"], default="cuda", help="standin: try the round on the CPU")
     parser.add_argument("--bin", default=str(HERE.parents[1] / "build" / "bin"), help=argparse.SUPPRESS)
     args = parser.parse_args()
-    choose(args)
+    choose(args, [name for name, _ in STAGES])
     out = pathlib.Path(args.out).absolute()
     lock = alone(out)
     if lock is None:
@@ -402,6 +314,7 @@ def main():
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, stop)
     sys.exit(Round(args, names, build).play())
+
 
 if __name__ == "__main__":
     main()
