@@ -172,6 +172,13 @@ std::vector<Assignments> costly_assignments(const Job& job) {
     both.push_back("float8=tensorwise");
     list.push_back(std::move(both));
   }
+  // The engine runs the flash backend unless it is told; it rounds otherwise than cuDNN's kernel,
+  // which PyTorch chooses by itself.
+  const Plan& plan = job.resolved.plan;
+  if (plan.runtime.kind == RuntimeKind::kNative && plan.attention == AttentionKernel::kFlash &&
+      !is_fixed(job, "attention") && cost_model(job).calibration().sdpa_preferred == "cudnn") {
+    list.push_back({"attention=cudnn"});
+  }
   add(offload(job));
   return list;
 }
