@@ -6,6 +6,7 @@
 
 #include "cli/output.h"
 #include "cli/verbs.h"
+#include "interop/hf_cases.h"
 #include "interop/recorded_job.h"
 #include "sim/base/spelling.h"
 
@@ -13,9 +14,8 @@ namespace foreshard {
 namespace {
 
 // An id that no folder has is a misspelt one.
-void check_only(const std::vector<const RecordingFolder*>& folders,
+void check_only(const std::vector<const RecordingFolder*>& folders, std::vector<std::string> known,
                 const std::vector<std::string>& only) {
-  std::vector<std::string> known;
   for (const RecordingFolder* folder : folders) {
     for (std::size_t row = 0; row < folder->size(); ++row) known.push_back(folder->id(row));
     for (const SkippedRecording& skipped : folder->skipped()) known.push_back(skipped.id);
@@ -34,13 +34,21 @@ void check_only(const std::vector<const RecordingFolder*>& folders,
 ExitCode run_conform(const ConformOptions& options) {
   RecordingLibrary library;
   std::vector<const RecordingFolder*> folders;
+  std::vector<ConformanceFolder> results;
+  std::vector<std::string> cases;
   for (const std::string& path : options.folders) {
+    const std::vector<std::filesystem::path> of_cases = find_hf_cases(path);
+    for (const std::filesystem::path& folder : of_cases) {
+      results.push_back(conform_hf_cases(folder, options.only));
+      for (const Conformance& row : results.back().rows) cases.push_back(row.id);
+      if (results.back().rows.empty()) results.pop_back();
+    }
+    if (!of_cases.empty()) continue;
     for (const std::filesystem::path& folder : find_recordings(path)) {
       folders.push_back(&library.open(folder));
     }
   }
-  check_only(folders, options.only);
-  std::vector<ConformanceFolder> results;
+  check_only(folders, std::move(cases), options.only);
   for (const RecordingFolder* folder : folders) {
     results.push_back(conform_folder(library, *folder, options.only));
     if (results.back().rows.empty()) results.pop_back();

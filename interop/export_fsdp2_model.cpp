@@ -581,7 +581,7 @@ std::string python_model(const ModelDims& dims, const Plan& plan) {
     refuse(dims, "an encoder and its masked-language-model head");
   }
   if (dims.latent.kv_rank > 0) refuse(dims, "multi-head latent attention");
-  if (dims.token_types > 0 || dims.dropout) refuse(dims, "token types and dropout");
+  if (dims.token_types > 0) refuse(dims, "token types");
   if (dims.moe.corrected) refuse(dims, "a router with correction biases");
   if (dims.residual == Residual::kPostBranch) refuse(dims, "norms behind the branches alone");
   if (dims.qk_norm == HeadNorm::kWhole || dims.qk_norm == HeadNorm::kUnweighted) {

@@ -22,6 +22,27 @@ void read_common(KeyReader& keys, ModelDims& dims) {
   dims.vocabulary = keys.size({"vocab_size"});
 }
 
+void read_dropouts(KeyReader& keys, const Dropouts& usual, ModelDims& dims) {
+  const auto drops = [&](KeyReader::Spellings spellings, bool otherwise) {
+    bool found = false, any = false;
+    for (const std::string_view spelling : spellings) {
+      const ConfigNode* value = keys.find({spelling});
+      if (value == nullptr) continue;
+      found = true;
+      any = value->as_double(0, 1) > 0 || any;
+    }
+    if (found) return any;
+    if (otherwise) keys.assume(*spellings.begin(), "0.1");
+    return otherwise;
+  };
+  dims.dropout = drops({"resid_pdrop", "hidden_dropout_prob", "hidden_dropout", "residual_dropout",
+                        "dropout"},
+                       usual.branches);
+  dims.attention_dropout = drops(
+      {"attention_dropout", "attn_pdrop", "attention_probs_dropout_prob"}, usual.attention);
+  dims.embedding_dropout = drops({"embd_pdrop", "embedding_dropout"}, usual.embedding);
+}
+
 std::int64_t even_head_dim(KeyReader& keys, const ModelDims& dims) {
   if (dims.hidden % dims.heads != 0) {
     throw keys.node().error("the hidden size " + std::to_string(dims.hidden) +
@@ -51,13 +72,15 @@ void bound_by_window(KeyReader& keys, ModelDims& dims) {
   std::int64_t window = 0;
   if (const ConfigNode* value = keys.find({"sliding_window"})) {
     window = value->as_int(1, kLargestHfSize);
-    keys.comment("attention is full causal up to the window; longer sequences are not modelled");
+    keys.comment("full causal up to the window, beyond it a mask as scaled_dot_product_attention takes it");
   } else if (!keys.node().has("sliding_window")) {
     window = 4096;
     keys.assume("sliding_window", std::to_string(window),
-                "attention is full causal up to the window; longer sequences are not modelled");
+                "full causal up to the window, beyond it a mask as scaled_dot_product_attention takes it");
   }
-  if (window > 0) dims.max_positions = std::min(dims.max_positions, window);
+  if (window == 0) return;
+  dims.window = window;
+  dims.max_positions = std::min(dims.max_positions, window);
 }
 
 namespace {

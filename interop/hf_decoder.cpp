@@ -123,14 +123,21 @@ void read_windows(KeyReader& keys, const Words& words, ModelDims& dims) {
   const bool any = std::any_of(types.begin(), types.end(),
                                [](const std::string& type) { return type != "full_attention"; });
   const bool named = keys.node().has("sliding_window");
+  if (any) {
+    for (std::size_t i = 0; i < types.size() && i < static_cast<std::size_t>(dims.layers); ++i) {
+      if (types[i] != "full_attention") dims.windowed_layers.push_back(static_cast<std::int64_t>(i));
+    }
+  }
   if (words.has("window_if_used")) {
     if (keys.flag_or("use_sliding_window", false) || any) bound_by_window(keys, dims);
   } else if (words.has("window") || (words.has("window_if_named") && named)) {
     bound_by_window(keys, dims);
   } else if (words.has("window_in_some")) {
     for (const std::string_view key : {"sliding_window", "attention_chunk_size"}) {
-      if (keys.find({key}) == nullptr) continue;
-      keys.comment("some layers attend within it; they are priced as full causal attention");
+      const ConfigNode* value = keys.find({key});
+      if (value == nullptr) continue;
+      keys.comment("some layers attend within it; they are priced as full attention");
+      if (any) dims.window = value->as_int(1, kLargestHfSize);
     }
   }
   if (!words.has("rotary_in_windows") || !any) return;
@@ -193,6 +200,7 @@ void read_decoder(KeyReader& keys, const HfFamily& family, ModelDims& dims) {
   const Words words(family.reads);
   read_common(keys, dims);
   read_heads(keys, dims);
+  read_dropouts(keys, {}, dims);
   dims.ffn = keys.size({"intermediate_size", "ffn_dim", "ffn_hidden_size"});
   dims.max_positions = keys.size_or({"max_position_embeddings", "n_positions"}, 2048);
   dims.tied = keys.flag_or("tie_word_embeddings", false);
@@ -201,7 +209,10 @@ void read_decoder(KeyReader& keys, const HfFamily& family, ModelDims& dims) {
   read_biases(keys, words, dims);
   read_head_norms(keys, words, dims);
   if (words.has("partial_rotary")) read_rotary_part(keys, rope.partial, dims);
-  if (words.has("softcap")) dims.logit_softcap = keys.finds_number("final_logit_softcapping");
+  if (words.has("softcap")) {
+    dims.logit_softcap = keys.finds_number("final_logit_softcapping");
+    dims.attention_softcap = keys.finds_number("attn_logit_softcapping");
+  }
   if (words.has("multipliers")) read_multipliers(keys);
   if (words.has("parallel_residual") && keys.flag_or("use_parallel_residual", false)) {
     dims.residual = Residual::kParallelOfOneNorm;

@@ -38,7 +38,7 @@ constexpr HfFamily kFamilies[] = {
      "num_key_value_heads=16 head_dim=256 max_position_embeddings=8192 tie_word_embeddings=true"},
     {"gemma2", "gemma2", HfReader::kDecoder, "attention_bias softcap window",
      "num_key_value_heads=4 head_dim=256 max_position_embeddings=8192 tie_word_embeddings=true "
-     "final_logit_softcapping=30 sliding_window=4096"},
+     "final_logit_softcapping=30 attn_logit_softcapping=50 sliding_window=4096"},
     {"gemma3", "gemma3", HfReader::kDecoder, "attention_bias softcap window_in_some",
      "num_key_value_heads=4 head_dim=256 max_position_embeddings=131072 tie_word_embeddings=true",
      "vocab_size=262208 hidden_size=2304 intermediate_size=9216 num_hidden_layers=26 "

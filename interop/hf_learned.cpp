@@ -16,7 +16,9 @@ void read_gpt2(KeyReader& keys, ModelDims& dims) {
   dims.max_positions = dims.position_rows =
       keys.size_or({"n_positions", "max_position_embeddings"}, 1024);
   dims.tied = keys.flag_or("tie_word_embeddings", true);
+  read_dropouts(keys, {true, true, true}, dims);
   const std::string activation = keys.word_or("activation_function", "gelu_new");
+  dims.numerics.gelu_new = activation == "gelu_new";
   if (activation == "relu") {
     dims.activation = Activation::kRelu;
   } else if (activation == "gelu") {
@@ -34,6 +36,7 @@ void read_opt(KeyReader& keys, ModelDims& dims) {
   dims.ffn = keys.size({"ffn_dim", "intermediate_size"});
   dims.max_positions = keys.size_or({"max_position_embeddings"}, 2048);
   dims.position_rows = dims.max_positions + 2;  // OPTLearnedPositionalEmbedding
+  read_dropouts(keys, {.branches = true}, dims);
   dims.tied = keys.flag_or("tie_word_embeddings", true);
   if (!keys.flag_or("enable_bias", true)) {
     dims.qkv_bias = dims.output_bias = dims.mlp_bias = false;
@@ -54,6 +57,7 @@ void read_opt(KeyReader& keys, ModelDims& dims) {
   if (activation.starts_with("gelu")) {
     dims.activation = Activation::kGelu;
     dims.numerics.gelu_tanh = activation != "gelu";
+    dims.numerics.gelu_new = activation == "gelu_new";
   } else if (activation != "relu") {
     keys.refuse("activation_function", "activation \"" + activation + "\" is not supported",
                 "relu or gelu");
@@ -65,6 +69,7 @@ void read_bloom(KeyReader& keys, ModelDims& dims) {
   dims.kv_heads = dims.heads;
   dims.head_dim = even_head_dim(keys, dims);
   dims.ffn = checked_multiply(4, dims.hidden);
+  read_dropouts(keys, {}, dims);
   // ALiBi has no table; the length is that of the first training.
   dims.max_positions = keys.size_or({"seq_length", "max_position_embeddings"}, 2048);
   dims.tied = keys.flag_or("tie_word_embeddings", true);

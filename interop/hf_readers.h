@@ -20,6 +20,12 @@ namespace foreshard {
 // --- shared (hf_config.cpp, hf_rope.cpp) ---
 // Layers, hidden size, heads and vocabulary, under all their spellings.
 void read_common(KeyReader& keys, ModelDims& dims);
+// Dropout of branches, of the embedding and of attention's probabilities, under all their
+// spellings; `usual` is the family's where there is none.
+struct Dropouts {
+  bool branches = false, embedding = false, attention = false;  // of 0.1
+};
+void read_dropouts(KeyReader& keys, const Dropouts& usual, ModelDims& dims);
 std::int64_t even_head_dim(KeyReader& keys, const ModelDims& dims);  // hidden / heads
 void check_kv_heads(KeyReader& keys, const ModelDims& dims);
 void check_layer_count(KeyReader& keys, const ModelDims& dims);  // before layers are listed

@@ -22,6 +22,7 @@ void read_parallel(KeyReader& keys, ModelDims& dims) {
   dims.head_dim = even_head_dim(keys, dims);
   dims.kv_heads = dims.heads;
   dims.max_positions = keys.size_or({"max_position_embeddings"}, 2048);
+  read_dropouts(keys, {}, dims);
   if (!falcon) {
     dims.ffn = keys.size({"intermediate_size"});
     dims.tied = keys.flag_or("tie_word_embeddings", false);
@@ -44,6 +45,7 @@ void read_parallel(KeyReader& keys, ModelDims& dims) {
     return;
   }
   if (keys.flag_or("multi_query", true)) dims.kv_heads = 1;
+  dims.broadcast_kv = true;
   if (!keys.flag_or("parallel_attn", true)) dims.residual = Residual::kPreNorm;
 }
 
@@ -64,9 +66,8 @@ void read_encoder(KeyReader& keys, ModelDims& dims) {
     keys.refuse("position_embedding_type", "\"" + kind + "\" is not supported", "absolute");
   }
   expect_activation(keys, "hidden_act", "gelu", "gelu");
-  const ConfigNode* dropout = keys.find({"hidden_dropout_prob"});
-  if (dropout == nullptr) keys.assume("hidden_dropout_prob", "0.1");
-  dims.dropout = dropout == nullptr || dropout->as_double(0, 1) > 0;
+  read_dropouts(keys, {.branches = true, .attention = true}, dims);
+  dims.embedding_dropout = dims.dropout;
 }
 
 }  // namespace foreshard

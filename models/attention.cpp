@@ -12,7 +12,11 @@ AttentionShape shape_of(const ModelDims& dims) {
   return {.heads = dims.heads,
           .kv_heads = dims.kv_heads,
           .head_dim = dims.head_dim,
-          .causal = !dims.bidirectional};
+          .causal = !dims.bidirectional,
+          .dropout = dims.attention_dropout,
+          .softcap = dims.attention_softcap,
+          .broadcasts = dims.broadcast_kv,
+          .window = dims.window};
 }
 
 // Rotates the first rotary_dim elements of every head.

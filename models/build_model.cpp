@@ -110,8 +110,12 @@ bool has_experts(const ModelDims& dims, std::int64_t layer) {
 
 BlockKind block_kind(const ModelDims& dims, std::int64_t layer) {
   const std::vector<std::int64_t>& unrotated = dims.unrotated_layers;
+  const std::vector<std::int64_t>& windowed = dims.windowed_layers;
   return {.mlp = has_experts(dims, layer) ? FeedForwardKind::kExperts : FeedForwardKind::kDense,
-          .rotates = !std::binary_search(unrotated.begin(), unrotated.end(), layer)};
+          .rotates = !std::binary_search(unrotated.begin(), unrotated.end(), layer),
+          .windowed = dims.window > 0 &&
+                      (windowed.empty() ||
+                       std::binary_search(windowed.begin(), windowed.end(), layer))};
 }
 
 ModelSpec build_model(const ModelDims& dims, Stack stack) {

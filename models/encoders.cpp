@@ -28,14 +28,14 @@ LayerSpec encoder_block(const ModelDims& dims) {
                                         .bias = dims.output_bias},
                                        attention);
   held.push_back(attention);
-  const Index dropped = layer.dropout("attention_dropout", dims, projected);
+  const Index dropped = layer.dropout("attention_dropout", dims.dropout, projected);
   const Index sum = layer.residual_add("attention_residual", dims.hidden, dropped, 0);
   const Index middle = layer.norm(names.norm1, "norm1", dims.norm, dims.hidden, sum);
   held.insert(held.end(), {sum, dropped});
   layer.release(held);
   const Index down =
       feed_forward(layer, dims, {.up = names.up, .down = names.down, .ffn = dims.ffn}, middle);
-  const Index thinned = layer.dropout("mlp_dropout", dims, down);
+  const Index thinned = layer.dropout("mlp_dropout", dims.dropout, down);
   const Index total = layer.residual_add("mlp_residual", dims.hidden, thinned, middle);
   const Index output = layer.norm(names.norm2, "norm2", dims.norm, dims.hidden, total);
   layer.release({total, thinned, middle});

@@ -131,8 +131,8 @@ Index LayerBuilder::residual_add(std::string_view name, std::int64_t width, Inde
   return output;
 }
 
-Index LayerBuilder::dropout(std::string_view name, const ModelDims& dims, Index input) {
-  if (!dims.dropout) return input;
+Index LayerBuilder::dropout(std::string_view name, bool drops, Index input) {
+  if (!drops || is_native()) return input;
   const std::int64_t per_token = width(input);
   const Index output = activation(name, per_token);
   const Index mask = activation(std::string(name) + "_mask", per_token, ElementType::kByte);

@@ -71,7 +71,7 @@ class LayerBuilder {
              Index input, std::int64_t groups = 1);
   Index residual_add(std::string_view name, std::int64_t width, Index residual, Index branch);
   // Training-time dropout where the model has it: keeps a mask of one byte per element.
-  Index dropout(std::string_view name, const ModelDims& dims, Index input);
+  Index dropout(std::string_view name, bool drops, Index input);
 
   // Python's names end with the last operation (the engine lets go of everything after its last
   // use).

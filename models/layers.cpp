@@ -100,9 +100,11 @@ Index parallel_branches(LayerBuilder& layer, const ModelDims& dims, const Parame
   const Index norm1 = layer.norm(names.norm1, "norm1", dims.norm, dims.hidden, 0);
   const Index norm2 =
       one_norm ? norm1 : layer.norm(names.norm2, "norm2", dims.norm, dims.hidden, 0);
-  const Index attention =
+  Index attention =
       attend_and_project(layer, dims, names, norm1, one_norm ? Input::kStays : Input::kEnds);
-  const Index down = mix(layer, dims, names, FeedForwardKind::kDense, norm2);
+  attention = layer.dropout("attention_dropout", dims.dropout, attention);
+  Index down = mix(layer, dims, names, FeedForwardKind::kDense, norm2);
+  down = layer.dropout("mlp_dropout", dims.dropout, down);
   const Index both = layer.residual_add("branches", dims.hidden, down, attention);
   layer.release({down});
   const Index output = layer.residual_add("residual", dims.hidden, both, 0);
@@ -158,7 +160,7 @@ LayerSpec embedding_layer(const ModelDims& dims, Stack stack) {
   if (dims.embedding_norm) {
     output = layer.norm(names.embedding_norm, "embedding_norm", dims.norm, dims.hidden, output);
   }
-  return layer.finish(layer.dropout("embedding_dropout", dims, output));
+  return layer.finish(layer.dropout("embedding_dropout", dims.embedding_dropout, output));
 }
 
 LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
@@ -168,8 +170,10 @@ LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
     dims.positions = Positions::kNone;
     dims.qk_norm = model.qk_norm == HeadNorm::kUnweighted ? HeadNorm::kNone : model.qk_norm;
   }
+  if (!kind.windowed) dims.window = 0;
   const ParameterNames& names = parameter_names(dims);
   const std::string name = dims.family + (kind.rotates ? "" : " unrotated") +
+                           (kind.windowed && !dims.windowed_layers.empty() ? " windowed" : "") +
                            (kind.mlp == FeedForwardKind::kExperts ? " expert block" : " block");
   LayerBuilder layer(name, LayerRole::kBlock, hidden_state(dims), stack);
   if (dims.residual == Residual::kParallel || dims.residual == Residual::kParallelOfOneNorm) {
@@ -186,6 +190,7 @@ LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
                         branch);
   }
   branch = scale_branch(layer, dims, "scaled_attention", branch);
+  branch = layer.dropout("attention_dropout", dims.dropout, branch);
   const Index middle = layer.residual_add("attention_residual", dims.hidden, 0, branch);
   const Index norm2 =
       before ? layer.norm(names.norm2, "norm2", dims.norm, dims.hidden, middle) : middle;
@@ -194,6 +199,7 @@ LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
     down = layer.norm(names.post_mlp_norm, "post_mlp_norm", dims.norm, dims.hidden, down);
   }
   down = scale_branch(layer, dims, "scaled_mlp", down);
+  down = layer.dropout("mlp_dropout", dims.dropout, down);
   const Index output = layer.residual_add("mlp_residual", dims.hidden, middle, down);
   layer.release({down, middle});
   return layer.finish(output);
@@ -252,11 +258,14 @@ LayerSpec loss_layer(const ModelDims& dims, Stack stack) {
   LayerBuilder layer("cross entropy", LayerRole::kLoss,
                      {.name = "logits", .per_token = dims.vocabulary}, stack);
   if (stack == Stack::kNative) return native_loss(layer, dims);
-  const Index wide = layer.activation("logits_fp32", dims.vocabulary, ElementType::kFp32);
-  layer.elementwise("logits_to_fp32", Function::kCast, {0}, {}, wide);
-
-  const Index probabilities =
-      layer.activation("log_probabilities", dims.vocabulary, ElementType::kFp32);
+  // BertForMaskedLM gives the logits to CrossEntropyLoss as they are.
+  const ElementType type = dims.bidirectional ? ElementType::kCompute : ElementType::kFp32;
+  Index wide = 0;
+  if (!dims.bidirectional) {
+    wide = layer.activation("logits_fp32", dims.vocabulary, ElementType::kFp32);
+    layer.elementwise("logits_to_fp32", Function::kCast, {0}, {}, wide);
+  }
+  const Index probabilities = layer.activation("log_probabilities", dims.vocabulary, type);
   Operation& softmax =
       layer.operation("log_softmax", OperationKind::kSoftmaxLoss, Function::kLogSoftmax);
   softmax.inputs = {wide};
@@ -270,7 +279,8 @@ LayerSpec loss_layer(const ModelDims& dims, Stack stack) {
   nll.inputs = {probabilities};
   nll.outputs = {loss, weight};
   nll.saved = {probabilities, weight};
-  nll.released = {wide, 0};
+  nll.released = {wide};
+  if (wide != 0) nll.released.push_back(0);
   return layer.finish(loss);
 }
 

@@ -144,7 +144,13 @@ struct ModelDims {
   bool head_bias = false;        // of the language model's head (GPT-J, Phi-2)
   bool sinks = false;            // a learned logit for each head beside its scores (gpt-oss)
   bool bidirectional = false;    // an encoder: masked-language-model head, no causal mask
-  bool dropout = false;          // of embeddings and branches, as BERT is trained
+  bool dropout = false;            // of branches, as BERT is trained
+  bool embedding_dropout = false;  // of what the embedding layer makes
+  bool attention_dropout = false;  // of attention's probabilities
+  bool attention_softcap = false;  // scores are capped (Gemma 2)
+  bool broadcast_kv = false;       // one key head is broadcast to all (Falcon)
+  std::int64_t window = 0;         // > 0: positions that each attends to, in these layers:
+  std::vector<std::int64_t> windowed_layers = {};  // ascending; empty: all
   Residual residual = Residual::kPreNorm;
   std::int64_t rotary_dim = 0;   // rotated part of each head; 0: all of it
   std::int64_t token_types = 0;  // rows of the table of segments (BERT); 0: none

@@ -40,8 +40,12 @@ std::size_t at(Index t) { return static_cast<std::size_t>(t); }
 
 class Rewriter {
  public:
-  Rewriter(LayerSpec layer, const Plan& plan)
-      : old_(std::move(layer)), plan_(plan), layer_(old_), renamed_(old_.tensors.size()) {
+  Rewriter(LayerSpec layer, const Plan& plan, const Numerics& numerics)
+      : old_(std::move(layer)),
+        plan_(plan),
+        numerics_(numerics),
+        layer_(old_),
+        renamed_(old_.tensors.size()) {
     layer_.operations.clear();
     for (std::size_t t = 0; t < renamed_.size(); ++t) renamed_[t] = static_cast<Index>(t);
     const bool fp32_stream = plan.kernels.residual == ModuleKernels::Residual::kFp32;
@@ -69,6 +73,7 @@ class Rewriter {
     return old_.role == LayerRole::kBlock || old_.role == LayerRole::kFinalNorm ||
            old_.role == LayerRole::kInner;
   }
+
   // What the final norm hands to the head.
   bool fp32_norm_output() const {
     return plan_.kernels.norm == Norm::kFp32 && plan_.autocast.has_value();
@@ -153,6 +158,8 @@ class Rewriter {
       case OperationKind::kAttention:
         return add_attention(std::move(op));
       case OperationKind::kSoftmaxLoss:
+        // Autocast's log_softmax makes fp32 of what it reads.
+        if (plan_.autocast) layer_.tensors[at(op.outputs.front())].type = ElementType::kFp32;
         return push(std::move(op));
       default:
         break;
@@ -160,6 +167,10 @@ class Rewriter {
     if (is_rotary_cast(o) || skip_rotary(o)) return;
     if (op.function == Function::kRotary && plan_.kernels.rope != Rope::kComplex) {
       return add_rotary(o);
+    }
+    if (op.function == Function::kGelu && numerics_.gelu_new &&
+        plan_.kernels.activation == ModuleKernels::Activation::kEager) {
+      return add_gelu_new(op);
     }
     if (is_loss_cast(op)) {  // log_softmax takes a dtype
       renamed_[at(old_.operations[o].outputs.front())] = op.inputs.front();
@@ -244,6 +255,49 @@ class Rewriter {
     }
   }
 
+  // 0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * pow(x, 3)))), an operation each; autocast's
+  // pow makes fp32. (transformers/activations.py, NewGELUActivation)
+  void add_gelu_new(const Operation& op) {
+    const Index input = op.inputs.front();
+    const std::string base = name(op.outputs.front());
+    const auto made = [&](const char* what, Index of) {
+      return like(of, base + what, layer_.tensors[at(of)].type);
+    };
+    const auto push_pass = [&](const char* what, Function function, Indices inputs, Indices saved) {
+      const Index output = made(what, inputs.back());
+      Operation step = pass(base + what, function, std::move(inputs), output);
+      step.saved = std::move(saved);
+      push(std::move(step));
+      return output;
+    };
+    const auto release = [&](Index t) { layer_.operations.back().released.push_back(t); };
+    const Index half = push_pass("_half", Function::kScale, {input}, {});
+    const bool widens = plan_.autocast.has_value() && !is_fp32(input);
+    const Index base_of_cube = widens ? cast(input, ElementType::kFp32) : input;
+    const Index cube =
+        push_pass("_pow", Function::kScale, {base_of_cube}, {base_of_cube});
+    layer_.operations.back().backward_temporaries = {made("_square", base_of_cube)};
+    const Index scaled = push_pass("_scaled_cube", Function::kScale, {cube}, {});
+    release(cube);
+    const Index sum = push_pass("_inner", Function::kAdd, {input, scaled}, {});
+    layer_.operations.back().gradient = GradientRule::kAlias;
+    release(scaled);
+    const Index angle = push_pass("_scaled_inner", Function::kScale, {sum}, {});
+    release(sum);
+    const Index tanh = push_pass("_tanh", Function::kTanh, {angle}, {});
+    layer_.operations.back().saved = {tanh};
+    release(angle);
+    const Index plus_one = push_pass("_plus_one", Function::kScale, {tanh}, {});
+    release(tanh);
+    const Index output = op.outputs.front();
+    layer_.tensors[at(output)].type = layer_.tensors[at(plus_one)].type;
+    Operation product = pass(base, Function::kMultiply, {half, plus_one}, output);
+    product.saved = {half, plus_one};
+    product.released = {half, plus_one};
+    product.released.insert(product.released.end(), op.released.begin(), op.released.end());
+    push(std::move(product));
+  }
+
   void add_attention(Operation op) {
     if (!plan_.kernels.unpads) return push(std::move(op));
     for (const Index t : Indices(op.inputs)) {
@@ -321,6 +375,7 @@ class Rewriter {
 
   const LayerSpec old_;
   const Plan& plan_;
+  const Numerics& numerics_;
   LayerSpec layer_;
   std::vector<Index> renamed_;
   std::vector<bool> fp32_;
@@ -352,7 +407,7 @@ ModelSpec with_module_kernels(ModelSpec model, const Plan& plan) {
   ModuleKernels plain;
   plain.train_metrics = plan.kernels.train_metrics;
   if (plan.kernels == plain && !plan.autocast) return model;
-  for (LayerSpec& layer : model.kinds) layer = Rewriter(std::move(layer), plan).run();
+  for (LayerSpec& layer : model.kinds) layer = Rewriter(std::move(layer), plan, model.numerics).run();
   return model;
 }
 

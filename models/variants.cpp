@@ -2,17 +2,17 @@
 // batch.documents, experts, attention, loss, float8, compile (models/compiled.h). Sizes are per
 // token; T tokens, width d of all heads, h heads, V vocabulary.
 //
-// attention (kernel's own memory in backward; aten/src/ATen/native/transformers/cuda of 2.11):
+// attention (models/attention_kernels.h; kernel's own memory in backward;
+// aten/src/ATen/native/transformers/cuda of 2.11):
 //   flash      dq in fp32, 4d with head_dim rounded up to 32, and sum(dout * out), 4h; with fewer
 //              heads of keys than of queries dk and dv of all heads, 2d each (flash_attn/
 //              flash_api.cpp, mha_bwd)
 //   efficient  dq in fp32, 4d, and delta, 4h (attention_backward.cu); keys and values are repeated
 //              for every head first, 2d each, and saved so
 //   cudnn      its workspace is cuDNN's secret: taken as flash's (assumed)
-//   math       everything in fp32 (attention.cpp, _scaled_dot_product_attention_math, since 2.5):
-//   saves
-//              scaled q and k and v, 4d each, and the probabilities twice (softmax and its masked
-//              copy), 4hS each; forward also holds the scores, backward two gradients of that size
+//   math       everything in fp32: saves scaled q and k and v of every head, 4d each, and the
+//              softmax, 4hS; forward holds three of that size, backward three more
+//   eager      saves q, k and v of every head, 2d each, the softmax, 4hS, and its cast, 2hS
 //
 // loss:
 //   eager      logits 2V, their fp32 copy 4V, log-probabilities 4V; backward two gradients 4V: 12V
@@ -36,10 +36,13 @@
 #include <string>
 #include <utility>
 
+#include "models/attention_kernels.h"
 #include "models/compiled.h"
 #include "models/lora.h"
 #include "models/module_kernels.h"
+#include "models/transformers_moe.h"
 #include "sim/base/error.h"
+#include "sim/spec/plan_check.h"
 
 namespace foreshard {
 namespace {
@@ -54,96 +57,6 @@ Index add_tensor(LayerSpec& layer, TensorSpec spec) {
 
 const TensorSpec& tensor(const LayerSpec& layer, Index index) {
   return layer.tensors[static_cast<std::size_t>(index)];
-}
-
-// --- attention ---
-
-// Width of the kernel's fp32 accumulator of dq.
-std::int64_t accumulator_width(const AttentionShape& shape) {
-  constexpr std::int64_t kRounding = 32;
-  return shape.heads * ((shape.head_dim + kRounding - 1) / kRounding * kRounding);
-}
-
-void add_flash_workspace(LayerSpec& layer, Operation& op) {
-  const AttentionShape& shape = op.attention;
-  op.backward_workspace.push_back(add_tensor(layer, {.name = "dq_accumulator",
-                                                     .per_token = accumulator_width(shape),
-                                                     .type = ElementType::kFp32}));
-  op.backward_workspace.push_back(add_tensor(
-      layer, {.name = "softmax_d", .per_token = shape.heads, .type = ElementType::kFp32}));
-}
-
-// Keys and values of every query head, as tensors of their own, in front of operation `at`.
-void repeat_keys_and_values(LayerSpec& layer, std::size_t at) {
-  const AttentionShape shape = layer.operations[at].attention;
-  if (shape.kv_heads == shape.heads || layer.operations[at].inputs.size() != 3) return;
-  for (const std::size_t input : {std::size_t{1}, std::size_t{2}}) {
-    const Index narrow = layer.operations[at].inputs[input];
-    Operation repeat;
-    repeat.name = tensor(layer, narrow).name + "_repeat";
-    repeat.kind = OperationKind::kElementwise;
-    repeat.function = Function::kCopy;
-    repeat.part = layer.operations[at].part;
-    repeat.inputs = {narrow};
-    repeat.outputs = {
-        add_tensor(layer, {.name = repeat.name, .per_token = shape.heads * shape.head_dim})};
-    Operation& attention = layer.operations[at];
-    attention.inputs[input] = repeat.outputs.front();
-    std::replace(attention.saved.begin(), attention.saved.end(), narrow, repeat.outputs.front());
-    layer.operations.insert(layer.operations.begin() + static_cast<std::ptrdiff_t>(at),
-                            std::move(repeat));
-    ++at;
-  }
-  layer.operations[at].attention.kv_heads = shape.heads;
-}
-
-void use_math(LayerSpec& layer, Operation& op, std::int64_t sequence) {
-  const AttentionShape& shape = op.attention;
-  const std::int64_t width = shape.heads * shape.head_dim;
-  const std::int64_t values = shape.heads * shape.values();
-  const std::int64_t scores = checked_multiply(shape.heads, sequence);
-  const auto fp32 = [&](const char* name, std::int64_t per_token) {
-    return add_tensor(layer, {.name = name, .per_token = per_token, .type = ElementType::kFp32});
-  };
-  op.saved = {fp32("scaled_q", width), fp32("scaled_k", width), fp32("v_fp32", values),
-              fp32("softmax", scores), fp32("probabilities", scores)};
-  op.outputs = {op.outputs.front()};
-  op.outputs.insert(op.outputs.end(), op.saved.begin(), op.saved.end());
-  op.outputs.push_back(fp32("scores", scores));
-  op.outputs.push_back(fp32("attention_fp32", values));
-  op.released = {};
-  op.backward_workspace = {fp32("probabilities.grad", scores), fp32("scores.grad", scores),
-                           fp32("q_fp32.grad", width), fp32("k_fp32.grad", width),
-                           fp32("v_fp32.grad", values)};
-  op.kept_by_selective =
-      false;  // no attention operator, but products that the policy does not name
-}
-
-void apply_attention(LayerSpec& layer, const Plan& plan) {
-  for (std::size_t o = 0; o < layer.operations.size(); ++o) {
-    if (layer.operations[o].kind != OperationKind::kAttention) continue;
-    const bool repeats =
-        plan.attention == AttentionKernel::kEfficient || plan.attention == AttentionKernel::kMath;
-    if (repeats) {
-      const std::size_t before = layer.operations.size();
-      repeat_keys_and_values(layer, o);
-      o += layer.operations.size() - before;
-    }
-    Operation op = std::move(layer.operations[o]);
-    const AttentionShape shape = op.attention;
-    if (plan.attention == AttentionKernel::kMath) {
-      use_math(layer, op, layer.domain.length(plan.batch.sequence));
-    } else {
-      add_flash_workspace(layer, op);
-      if (shape.kv_heads != shape.heads) {
-        for (const char* name : {"dk_expanded", "dv_expanded"}) {
-          op.backward_workspace.push_back(
-              add_tensor(layer, {.name = name, .per_token = shape.heads * shape.head_dim}));
-        }
-      }
-    }
-    layer.operations[o] = std::move(op);
-  }
 }
 
 // --- loss ---
@@ -346,6 +259,20 @@ void loop_over_experts(LayerSpec& layer) {
   ops.insert(ops.begin() + at + 1, std::move(join));
 }
 
+// --- units ---
+
+// What the first operation with parameters reads becomes a module of its own (Units::table_alone).
+void separate_table(LayerSpec& layer, const Units& units) {
+  if (!layer.nested.empty() || !splits_table(units, layer)) return;
+  const auto table = std::find_if(layer.operations.begin(), layer.operations.end(),
+                                  [](const Operation& op) { return !op.parameters.empty(); });
+  const std::string& name =
+      layer.parameters[static_cast<std::size_t>(table->parameters.front())].name;
+  layer.nested = {name.substr(0, name.rfind('.'))};
+  table->part = 1;
+  for (const Index p : table->parameters) layer.parameters[static_cast<std::size_t>(p)].part = 1;
+}
+
 // --- packed documents ---
 
 // A fused kernel over the documents of a sequence skips what lies between them (flash attention's
@@ -360,11 +287,16 @@ void pack(ModelSpec& model, std::int64_t documents) {
 }  // namespace
 
 ModelSpec with_variants(ModelSpec model, const Plan& plan) {
+  if (plan.units.table_alone) {
+    for (LayerSpec& layer : model.kinds) separate_table(layer, plan.units);
+  }
   if (plan.batch.images > 0) model = with_images(std::move(model), plan.batch.images);
   if (plan.lora.rank > 0) model = with_adapters(std::move(model), plan);
   if (plan.batch.documents > 1) pack(model, plan.batch.documents);
   if (plan.experts == ExpertKernels::kLoop) {
     for (LayerSpec& layer : model.kinds) loop_over_experts(layer);
+  } else if (plan.experts == ExpertKernels::kTransformers) {
+    for (LayerSpec& layer : model.kinds) use_transformers_experts(layer);
   }
   if (plan.runtime.kind == RuntimeKind::kNative || plan.host == HostKind::kComputes) return model;
   model = with_module_kernels(std::move(model), plan);

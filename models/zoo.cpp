@@ -195,7 +195,7 @@ void apply_traits(const Line& line, const Cells& cells, ModelDims& dims) {
     } else if (trait == "two_norms") {
       dims.residual = Residual::kParallel;
     } else if (trait == "dropout") {
-      dims.dropout = true;
+      dims.dropout = dims.embedding_dropout = dims.attention_dropout = true;
     } else {
       fail_trait(line, trait);
     }

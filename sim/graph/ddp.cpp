@@ -5,6 +5,9 @@
 // The first iteration has one bucket per dtype, so that nothing overlaps; buckets are assigned anew
 // at the next forward, in the order in which gradients were ready. static_graph counts hooks in the
 // first iteration, reduces when backward is done, and rebuilds an iteration later.
+// A job of one rank is not wrapped (Accelerate's prepare_model, Lightning's single-device strategy):
+// no buckets, no broadcasts.
+//
 // find_unused_parameters has its buckets from the start, marks what backward will not reach with
 // the first gradient, and reduces a map of what was used.
 #include <algorithm>
@@ -60,14 +63,14 @@ LibraryStep Ddp::build(DdpState& state) {
 }
 
 void Ddp::pre_forward(DdpState& state) {
-  delays_ = options().static_graph && state.reductions == 0;
+  delays_ = !alone() && options().static_graph && state.reductions == 0;
   const std::int64_t needed = options().static_graph ? 2 : 1;
-  if (rebuilds() && !state.rebuilt && state.reductions >= needed) {
+  if (!alone() && rebuilds() && !state.rebuilt && state.reductions >= needed) {
     rebuild();
     state.rebuilt = true;
   }
   // _sync_buffers, unless the forward before was under no_sync().
-  if (options().broadcast_buffers && model_.buffer_elements > 0 && state.synchronised) {
+  if (!alone() && options().broadcast_buffers && model_.buffer_elements > 0 && state.synchronised) {
     const std::int64_t bytes = model_.buffer_elements * size_of(plan_.master_dtype);
     wait(kReducing, tail(Stream::kCompute));
     wait(Stream::kCompute, add_collective(EventKind::kBroadcast, kReducing, bytes, kReplicate));
@@ -154,7 +157,7 @@ void Ddp::prepare_reduction() {
 }
 
 void Ddp::gradient_ready(std::int32_t p) {
-  if (!synchronises_ || delays_) return;
+  if (alone() || !synchronises_ || delays_) return;
   if (!std::exchange(marked_unused_, true)) {
     for (const std::int32_t other : unused_) mark_ready(other);
   }

@@ -43,6 +43,7 @@ std::vector<std::int32_t> Ddp::unused() const {
 }
 
 std::vector<DdpBucket> Ddp::buckets_of(bool rebuilt) const {
+  if (alone()) return {};
   std::vector<std::int64_t> limits = {bucket_cap()};
   if (!options().bucket_cap_mb) limits.insert(limits.begin(), kFirstBucketBytes);
   if (rebuilt) {

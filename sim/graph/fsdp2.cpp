@@ -158,18 +158,30 @@ void Fsdp2::run_forward(bool training) {
     forward_layer(l);
     l += repeat_->after(l);
   }
+  const std::int32_t last = layers - 1;
+  const bool has_loss = spec_of(last).role == LayerRole::kLoss;
+  const bool inside = has_loss && training && plan_.loss_in_forward;
+  if (inside) compute_loss(last);
   if (root() >= 0) {
     post_forward(root(), /*in_backward=*/false);
     group(root()).module_state = Training::kIdle;
   }
   end_root_forward(kRootState);
-  const std::int32_t last = layers - 1;
-  if (spec_of(last).role != LayerRole::kLoss) return;
+  if (!has_loss) return;
   if (!training) return add_phase(EventKind::kForward, last, Segments::kInside);
-  log_where_ = "loss";
-  add_layer_row(EventKind::kLoss, last);
-  if (logging_) log("loss");
+  if (!inside) compute_loss(last);
+  // The root's hook sits on the loss where its forward returns that.
+  if (inside && root() >= 0) {
+    log_where_ = "backward";
+    state_pre_backward(root());
+  }
   add_phase(EventKind::kBackward, last, Segments::kInside);
+}
+
+void Fsdp2::compute_loss(std::int32_t layer) {
+  log_where_ = "loss";
+  add_layer_row(EventKind::kLoss, layer);
+  if (logging_) log("loss");
 }
 
 void Fsdp2::forward_layer(std::int32_t layer) {
@@ -337,7 +349,7 @@ void Fsdp2::cast_root_output() {
 void Fsdp2::run_backward() {
   log_where_ = "backward";
   const auto layers = static_cast<std::int32_t>(model_.order.size());
-  bool root_hook_due = root() >= 0;
+  bool root_hook_due = root() >= 0 && !plan_.loss_in_forward;
   repeat_->begin(Repeat::Order::kBackward);
   for (std::int32_t l = layers; l-- > 0;) {
     if (spec_of(l).role == LayerRole::kLoss || !output_needs_gradient_[static_cast<std::size_t>(l)])

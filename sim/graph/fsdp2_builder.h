@@ -163,6 +163,7 @@ class Fsdp2 final : public StepBuilder {
   void leave_module(std::int32_t layer, std::int8_t part, bool in_backward);
   void begin_backward(std::int32_t layer, std::int8_t part);
   void end_backward(std::int32_t layer, std::int8_t part);
+  void compute_loss(std::int32_t layer);
   void run_backward();
   void run_layer(EventKind kind, std::int32_t layer);
   void run_border(EventKind kind, std::int32_t layer, std::int8_t part);

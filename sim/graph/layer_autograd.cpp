@@ -1,6 +1,6 @@
 // An operation has a node in autograd's graph, and saves, only where one of its inputs or weights
-// needs a gradient and a gradient of the layer's output reaches it; a matrix product and a lookup
-// save their input only for the weight's gradient. A name ends where Operation::released says, else
+// needs a gradient and a gradient of the layer's output reaches it; a matrix product, a lookup and
+// the product of an eager norm with its weight save their input only for the weight's gradient. A name ends where Operation::released says, else
 // after the last use.
 #include "sim/graph/layer_autograd.h"
 
@@ -126,7 +126,9 @@ const LayerAutograd::Indices& LayerAutograd::saves(std::size_t o) const {
   static const Indices kNothing;
   const Operation& op = operation(o);
   if (!node_[o]) return kNothing;
-  const bool for_weight = op.kind == OperationKind::kGemm || op.kind == OperationKind::kEmbedding;
+  const bool for_weight = op.kind == OperationKind::kGemm ||
+                          op.kind == OperationKind::kEmbedding ||
+                          (op.eager_norm && !op.parameters.empty());
   return for_weight && !trains_[o] ? kNothing : op.saved;
 }
 

@@ -120,8 +120,28 @@ void add_gemm(const KernelCounts& counts, Pass pass, const Product& product,
   phase.flops += kernel.flops;
 }
 
+// One of attention's products by itself: of every head, rows of the sequence times rows of it.
+// Backward has two of the same size.
+void add_head_product(const KernelCounts& counts, const Operation& op, Pass pass,
+                      LayerPhaseProgram& phase) {
+  const std::int64_t rows = counts.options.sequence;
+  const std::int64_t groups = checked_multiply(counts.options.batch, op.attention.heads);
+  const std::int16_t out = op.outputs.front();
+  const bool fp32 = counts.layer.tensors[index(out)].type == ElementType::kFp32;
+  const std::int64_t width = fp32 ? size_of(DType::kFp32) : size_of(counts.options.compute);
+  const std::int64_t elements =
+      (total_bytes(counts, op.inputs) + counts.bytes[index(out)]) / std::max<std::int64_t>(1, width);
+  for (int product = pass == Pass::kForward ? 1 : 2; product > 0; --product) {
+    add_gemm(counts, pass, {rows, rows, op.attention.head_dim, elements, groups}, phase);
+    Kernel& kernel = phase.kernels.back();
+    kernel.fp32 = kernel.fp32 || fp32;
+    kernel.bytes = Bytes(checked_multiply(elements, width));
+  }
+}
+
 void add_attention(const KernelCounts& counts, const Operation& op, Pass pass,
                    LayerPhaseProgram& phase) {
+  if (op.function == Function::kMatrixProduct) return add_head_product(counts, op, pass, phase);
   Kernel kernel;
   kernel.kind = KernelKind::kAttention;
   kernel.function = Function::kAttention;

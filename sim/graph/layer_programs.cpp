@@ -104,8 +104,10 @@ void find_borders(const Plan& plan, LayerRole role, std::int64_t block, std::int
       variant.ends_unit = (block + 1) % units.layers_per_unit == 0 || block + 1 == blocks;
       return;
     case LayerRole::kFinalNorm:
+      variant.ends_unit = units.head == UnitPlacement::kNorm;
       variant.begins_unit =
-          units.head == UnitPlacement::kWithNorm && units.embedding != UnitPlacement::kWithHead;
+          variant.ends_unit ||
+          (units.head == UnitPlacement::kWithNorm && units.embedding != UnitPlacement::kWithHead);
       return;
     case LayerRole::kHead:
       variant.begins_unit =

@@ -108,7 +108,9 @@ void StepBuilder::assign_layers(const LayerPrograms& programs) {
         if (tied && spec.tower) {
           unit = new_unit(layer.name);
         } else {
-          unit = new_unit(tied ? "embedding+norm+head" : spec.tower ? layer.name : "embedding");
+          const bool has_norm = plan_.units.head == UnitPlacement::kWithNorm;
+          const std::string tied_name = has_norm ? "embedding+norm+head" : "embedding+head";
+          unit = new_unit(tied ? tied_name : spec.tower ? layer.name : "embedding");
           if (tied) tied_unit = unit;
         }
         if (has_table_inside(spec)) {
@@ -122,7 +124,8 @@ void StepBuilder::assign_layers(const LayerPrograms& programs) {
       } else if (tied) {
         unit = tied_unit;
       } else if (spec.role == LayerRole::kFinalNorm) {
-        unit = norm_unit = new_unit("norm+head");
+        const bool alone = plan_.units.head == UnitPlacement::kNorm;
+        unit = norm_unit = new_unit(alone ? "norm" : "norm+head");
       } else {
         unit = plan_.units.head == UnitPlacement::kWithNorm ? norm_unit : new_unit("head");
       }

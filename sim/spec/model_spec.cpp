@@ -156,6 +156,10 @@ Flops forward_flops(const Operation& operation, std::int64_t batch, std::int64_t
   }
   if (operation.kind == OperationKind::kAttention) {
     const AttentionShape& shape = operation.attention;
+    if (operation.function == Function::kMatrixProduct) {
+      return Flops(2.0 * b * static_cast<double>(shape.heads) * s * s *
+                   static_cast<double>(shape.head_dim));
+    }
     const double documents = static_cast<double>(shape.documents);
     const double full = 2.0 * b * static_cast<double>(shape.heads) * s * (s / documents) *
                         static_cast<double>(shape.head_dim + shape.values());

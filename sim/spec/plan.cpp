@@ -65,6 +65,8 @@ const char* to_string(UnitPlacement placement) {
       return "with_norm";
     case UnitPlacement::kWithHead:
       return "with_head";
+    case UnitPlacement::kNorm:
+      return "norm";
   }
   return "?";
 }
@@ -117,7 +119,8 @@ const char* to_string(Compile compile) {
 
 const char* to_string(AttentionKernel kernel) {
   static constexpr const char* kWords[] = {"flash", "cudnn", "efficient", "math",
-                                           "fa1",   "fa2",   "fa3",       "triton"};
+                                           "fa1",   "fa2",   "fa3",       "triton",
+                                           "eager"};
   return kWords[static_cast<std::size_t>(kernel)];
 }
 
@@ -133,6 +136,10 @@ const char* to_string(ModuleKernels::Rope rope) {
 
 const char* to_string(ModuleKernels::Residual residual) {
   return residual == ModuleKernels::Residual::kFp32 ? "fp32" : "compute";
+}
+
+const char* to_string(ModuleKernels::Activation activation) {
+  return activation == ModuleKernels::Activation::kEager ? "eager" : "fused";
 }
 
 const char* to_string(Logits logits) { return logits == Logits::kHeld ? "held" : "released"; }
@@ -168,7 +175,8 @@ const char* to_string(Lora::Base base) {
 }
 
 const char* to_string(ExpertKernels kernels) {
-  return kernels == ExpertKernels::kLoop ? "loop" : "grouped";
+  static constexpr const char* kWords[] = {"grouped", "loop", "transformers"};
+  return kWords[static_cast<std::size_t>(kernels)];
 }
 
 const char* to_string(Ignored ignored) { return ignored == Ignored::kNone ? "none" : "norms"; }

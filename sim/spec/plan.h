@@ -44,6 +44,7 @@ struct Batch {
   std::int64_t accumulation = 1;  // micro-batches per step
   std::int64_t images = 0;        // per sample, of models whose samples have images
   std::int64_t documents = 1;  // packed into each sequence, equally long; none attends to another
+  bool padded = false;  // sequences of a batch differ in length, and a mask says which positions count
   bool operator==(const Batch&) const = default;
 };
 
@@ -67,9 +68,10 @@ struct Mesh {
 
 // Where the parameters outside the blocks go. kOwn: a unit of its own. kRoot: the unit of the whole
 // model, gathered first. kWithNorm (head only): final norm and head form one unit, as torchtitan
-// groups them; with kOwn the norm stays in the root. kWithHead (embedding only): embedding, final
-// norm and head form one unit, which tied weights need outside the root.
-enum class UnitPlacement : std::uint8_t { kOwn, kRoot, kWithNorm, kWithHead };
+// groups them; with kOwn the norm stays in the root. kNorm (head only): the norm alone is a unit, the
+// head stays in the root. kWithHead (embedding only): embedding and head form one unit, with the
+// final norm unless `head` is kOwn, which tied weights need outside the root.
+enum class UnitPlacement : std::uint8_t { kOwn, kRoot, kWithNorm, kWithHead, kNorm };
 const char* to_string(UnitPlacement placement);
 
 struct Units {
@@ -84,6 +86,9 @@ struct Units {
   // the weights of experts fewer than the shards, of which most ranks would hold padding only.
   static constexpr std::int64_t kExpertsDim = -1;
   std::int64_t shard_dim = 0;
+  // The embedding's unit holds the table of tokens (or the product that reads patches) alone; what
+  // else the layer has (positions, types of tokens, a norm) stays in the root.
+  bool table_alone = false;
   bool operator==(const Units&) const = default;
 };
 
@@ -147,7 +152,8 @@ const char* to_string(Compile compile);
 
 // Which kernel computes attention. The first four are scaled_dot_product_attention's backends
 // (kFlash: whichever flash kernel it picks); the others are named by training codes:
-// FlashAttention 1 to 3, and flash attention in Triton (2022-23).
+// FlashAttention 1 to 3, flash attention in Triton (2022-23), and kEager: a model's own products and
+// softmax (transformers' attn_implementation="eager").
 enum class AttentionKernel : std::uint8_t {
   kFlash,
   kCudnn,
@@ -156,7 +162,8 @@ enum class AttentionKernel : std::uint8_t {
   kFa1,
   kFa2,
   kFa3,
-  kTriton
+  kTriton,
+  kEager
 };
 const char* to_string(AttentionKernel kernel);
 
@@ -171,9 +178,13 @@ struct ModuleKernels {
   // two products and a sum. kFused: one kernel.
   enum class Rope : std::uint8_t { kComplex, kReal, kFused };
   enum class Residual : std::uint8_t { kCompute, kFp32 };  // dtype of the stream between blocks
+  // Activation functions: one kernel each, or as their modules are written (kEager: gelu_new is
+  // seven operations; models/activations.h).
+  enum class Activation : std::uint8_t { kFused, kEager };
   Norm norm = Norm::kCompute;
   Rope rope = Rope::kComplex;
   Residual residual = Residual::kCompute;
+  Activation activation = Activation::kFused;
   bool unpads = false;             // tokens are packed before attention and padded behind it
   std::int64_t train_metrics = 0;  // more passes of cross entropy over the logits, without gradient
   // Blocks are one loop over stacked tensors (jax.lax.scan): what backward needs of a block is
@@ -185,6 +196,7 @@ struct ModuleKernels {
 const char* to_string(ModuleKernels::Norm norm);
 const char* to_string(ModuleKernels::Rope rope);
 const char* to_string(ModuleKernels::Residual residual);
+const char* to_string(ModuleKernels::Activation activation);
 
 // Cross entropy. kEager: cast to fp32, log_softmax, negative log likelihood, an operation each.
 // kEagerCompute: the same without the cast, in the logits' dtype.
@@ -197,13 +209,15 @@ struct Loss {
   bool operator==(const Loss&) const = default;
 };
 
-// kHeld: the model returns fp32 logits and the training loop keeps them while backward runs.
+// kHeld: the training loop keeps the logits that the model returned while backward runs: in fp32, or
+// with Plan::loss_in_forward as the head made them.
 enum class Logits : std::uint8_t { kReleased, kHeld };
 const char* to_string(Logits logits);
 
 // How the products of experts are launched. kGrouped: one grouped product for all. kLoop: one after
 // the other, for which the host reads the rows of each expert (torchtitan without use_grouped_mm).
-enum class ExpertKernels : std::uint8_t { kGrouped, kLoop };
+// kTransformers: grouped products as transformers.integrations.moe surrounds them.
+enum class ExpertKernels : std::uint8_t { kGrouped, kLoop, kTransformers };
 const char* to_string(ExpertKernels kernels);
 
 // Linear layers of the blocks in fp8: torchao.float8's recipes (gw_hp: the weight's gradient in the
@@ -349,6 +363,9 @@ struct Plan {
   ModuleKernels kernels;
   Loss loss;
   Logits logits = Logits::kReleased;
+  // The model computes its loss itself (transformers' forward with labels): before the root's
+  // post-forward hook, not behind it.
+  bool loss_in_forward = false;
   Float8 float8 = Float8::kNone;
   // Their weights are gathered in fp8, a byte per element, cast from the shard with scales that
   // follow the optimizer's step: torchao's enable_fsdp_float8_all_gather with

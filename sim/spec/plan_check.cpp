@@ -180,10 +180,10 @@ Problem problem_of_units(const Plan& plan, const ModelSpec& model) {
                                      blocks, model.name),
                          fmt::format("an integer from 1 to {}", blocks));
   }
-  const auto& [layers, embedding, head, block, experts, every, dimension] = plan.units;
+  const auto& [layers, embedding, head, block, experts, every, dimension, table] = plan.units;
   using enum UnitPlacement;
-  if (embedding == kWithNorm) {
-    return contradiction("units.embedding", "with_norm is for the head only",
+  if (embedding == kWithNorm || embedding == kNorm) {
+    return contradiction("units.embedding", fmt::format("{} is for the head only", to_string(embedding)),
                          "own, root or with_head");
   }
   if (head == kWithHead) {
@@ -193,12 +193,14 @@ Problem problem_of_units(const Plan& plan, const ModelSpec& model) {
   const bool has_norm =
       std::any_of(model.kinds.begin(), model.kinds.end(),
                   [](const LayerSpec& kind) { return kind.role == LayerRole::kFinalNorm; });
-  if (head == kWithNorm && !has_norm) {
+  if ((head == kWithNorm || head == kNorm) && !has_norm) {
     return contradiction("units.head", fmt::format("{} has no final norm", model.name),
                          "own or root");
   }
-  if (embedding == kWithHead && head == kRoot) {
-    return contradiction("units.head", "root contradicts units.embedding with_head", "with_norm");
+  if (embedding == kWithHead && (head == kRoot || head == kNorm)) {
+    return contradiction("units.head",
+                         fmt::format("{} contradicts units.embedding with_head", to_string(head)),
+                         "with_norm");
   }
   if (block != kOwn && block != kRoot) {
     return contradiction("units.blocks", "blocks are units or in the root", "own or root");

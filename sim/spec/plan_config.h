@@ -47,6 +47,8 @@ using GivenKeys = std::map<std::string, GivenKey, std::less<>>;  // by dotted pa
 // Whose habits fill what nobody wrote (sim/spec/trainer.h).
 enum class Trainer : std::uint8_t { kNone, kTorchtitan, kAccelerate, kLlmFoundry, kFairscale };
 const char* to_string(Trainer trainer);
+// Of Accelerate 1: "1.13", "1.13.2" -> 13; nothing for other text.
+std::optional<std::int32_t> trainer_minor(std::string_view version);
 
 // A partly filled plan. A field of `plan` counts only where its key is in `given`.
 struct PlanDocument {
@@ -55,6 +57,7 @@ struct PlanDocument {
   std::optional<std::int64_t> recompute_every;  // K of `recompute: every-K`
   bool reduce_dtype_is_none = false;            // dtype.reduce: none, PyTorch's default
   Trainer trainer = Trainer::kNone;
+  std::string trainer_version;  // "": the newest
   std::string stack;  // "": none (sim/spec/plan_stack.h)
   GivenKeys given;
   std::string file;  // "" where there is none

@@ -1,12 +1,17 @@
 // One table lists every key with the function that reads it and the one that writes it.
 #include "sim/spec/plan_keys.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string>
 #include <vector>
 
+#include "sim/base/spelling.h"
 #include "sim/spec/plan_check.h"
 #include "sim/spec/plan_stack.h"
 #include "sim/spec/plan_values.h"
@@ -19,7 +24,7 @@ constexpr std::array kEmbeddingPlacements = {UnitPlacement::kOwn, UnitPlacement:
                                              UnitPlacement::kWithHead};
 constexpr std::array kBlockPlacements = {UnitPlacement::kOwn, UnitPlacement::kRoot};
 constexpr std::array kHeadPlacements = {UnitPlacement::kOwn, UnitPlacement::kRoot,
-                                        UnitPlacement::kWithNorm};
+                                        UnitPlacement::kWithNorm, UnitPlacement::kNorm};
 constexpr std::array kAccumulationModes = {AccumulationMode::kReduceEach,
                                            AccumulationMode::kKeepUnsharded};
 constexpr std::array kOptimizers = {Optimizer::Kind::kAdamW, Optimizer::Kind::kSgd};
@@ -30,13 +35,16 @@ constexpr std::array kCompiles = {Compile::kNone, Compile::kBlocks, Compile::kMo
 constexpr std::array kAttentionKernels = {AttentionKernel::kFlash,     AttentionKernel::kCudnn,
                                           AttentionKernel::kEfficient, AttentionKernel::kMath,
                                           AttentionKernel::kFa1,       AttentionKernel::kFa2,
-                                          AttentionKernel::kFa3,       AttentionKernel::kTriton};
+                                          AttentionKernel::kFa3,       AttentionKernel::kTriton,
+                                          AttentionKernel::kEager};
 constexpr std::array kNorms = {ModuleKernels::Norm::kCompute, ModuleKernels::Norm::kFp32,
                                ModuleKernels::Norm::kEager};
 constexpr std::array kRopes = {ModuleKernels::Rope::kComplex, ModuleKernels::Rope::kReal,
                                ModuleKernels::Rope::kFused};
 constexpr std::array kResiduals = {ModuleKernels::Residual::kCompute,
                                    ModuleKernels::Residual::kFp32};
+constexpr std::array kActivations = {ModuleKernels::Activation::kFused,
+                                     ModuleKernels::Activation::kEager};
 constexpr std::array kLogits = {Logits::kReleased, Logits::kHeld};
 constexpr std::array kFloat8 = {Float8::kNone,        Float8::kTensorwise, Float8::kRowwise,
                                 Float8::kRowwiseGwHp, Float8::kDelayed,    Float8::kCurrent};
@@ -50,7 +58,8 @@ constexpr std::array kWhens = {When::kEach, When::kLast};
 constexpr std::array kCheckpointWraps = {CheckpointWraps::kModule, CheckpointWraps::kUnit};
 constexpr std::array kSelectivePolicies = {SelectivePolicy::kEverySecondMm,
                                            SelectivePolicy::kDotsExceptMlp};
-constexpr std::array kExpertKernels = {ExpertKernels::kGrouped, ExpertKernels::kLoop};
+constexpr std::array kExpertKernels = {ExpertKernels::kGrouped, ExpertKernels::kLoop,
+                                       ExpertKernels::kTransformers};
 constexpr std::array kLoraBases = {Lora::Base::kMaster, Lora::Base::kParam, Lora::Base::kNf4};
 constexpr std::array kIgnored = {Ignored::kNone, Ignored::kNorms};
 constexpr std::array kOffloads = {Offload::kNone, Offload::kCpu, Offload::kCpuUnpinned};
@@ -59,6 +68,26 @@ constexpr std::array kTrainers = {Trainer::kTorchtitan, Trainer::kAccelerate, Tr
 
 using Node = const ConfigNode&;
 using Document = PlanDocument&;
+
+// "accelerate" or "accelerate@1.13".
+void read_trainer(Node n, Document d) {
+  const std::string text = n.as_string();
+  const std::size_t at = text.find('@');
+  std::vector<std::string> words;
+  for (const Trainer trainer : kTrainers) words.emplace_back(to_string(trainer));
+  const auto word = std::find(words.begin(), words.end(), text.substr(0, at));
+  if (word == words.end()) {
+    throw n.error(quote(text) + " is no trainer", fmt::format("one of {}", fmt::join(words, ", ")),
+                  nearest_spelling(text.substr(0, at), words));
+  }
+  d.trainer = kTrainers[static_cast<std::size_t>(word - words.begin())];
+  d.trainer_version = at == std::string::npos ? "" : text.substr(at + 1);
+  if (at == std::string::npos) return;
+  if (d.trainer != Trainer::kAccelerate || !trainer_minor(d.trainer_version)) {
+    throw n.error(quote(text) + " is no version of a trainer that is told apart",
+                  "accelerate@1.13, accelerate@1.15, or the name alone");
+  }
+}
 
 constexpr PlanKey kKeys[] = {
     {"model",
@@ -73,7 +102,7 @@ constexpr PlanKey kKeys[] = {
      [](const Plan& p) { return Json(p.cluster); }},
     {"runtime", [](Node n, Document d) { d.plan.runtime = read_runtime(n); },
      [](const Plan& p) { return written(p.runtime); }},
-    {"trainer", [](Node n, Document d) { d.trainer = read_word(n, kTrainers); }, nullptr},
+    {"trainer", read_trainer, nullptr},
     {"stack", [](Node n, Document d) { d.stack = read_stack(n); }, nullptr},
     {"batch.sequence",
      [](Node n, Document d) { d.plan.batch.sequence = n.as_int(1, plan_limits::kSequence); },
@@ -92,6 +121,8 @@ constexpr PlanKey kKeys[] = {
     {"batch.documents",
      [](Node n, Document d) { d.plan.batch.documents = n.as_int(1, plan_limits::kSequence); },
      [](const Plan& p) { return Json(p.batch.documents); }},
+    {"batch.padded", [](Node n, Document d) { d.plan.batch.padded = n.as_bool(); },
+     [](const Plan& p) { return p.batch.padded ? Json(true) : Json(); }},
     {"batch.global",
      [](Node n, Document d) { d.global_batch = n.as_int(1, plan_limits::kGlobalBatch); }, nullptr},
     {"mesh.shard", [](Node n, Document d) { d.plan.mesh.shard = n.as_int(1, plan_limits::kMesh); },
@@ -126,6 +157,8 @@ constexpr PlanKey kKeys[] = {
      [](const Plan& p) {
        return p.units.shard_dim == Units::kExpertsDim ? Json("experts") : Json(p.units.shard_dim);
      }},
+    {"units.table_alone", [](Node n, Document d) { d.plan.units.table_alone = n.as_bool(); },
+     [](const Plan& p) { return p.units.table_alone ? Json(true) : Json(); }},
     {"reshard_after_forward",
      [](Node n, Document d) { d.plan.reshard_after_forward = read_reshard_policy(n); },
      [](const Plan& p) { return written(p.reshard_after_forward); }},
@@ -159,6 +192,12 @@ constexpr PlanKey kKeys[] = {
     {"kernels.residual",
      [](Node n, Document d) { d.plan.kernels.residual = read_word(n, kResiduals); },
      [](const Plan& p) { return Json(word_of(p.kernels.residual)); }},
+    {"kernels.activation",
+     [](Node n, Document d) { d.plan.kernels.activation = read_word(n, kActivations); },
+     [](const Plan& p) {
+       const bool usual = p.kernels.activation == ModuleKernels::Activation::kFused;
+       return usual ? Json() : Json(word_of(p.kernels.activation));
+     }},
     {"kernels.unpads", [](Node n, Document d) { d.plan.kernels.unpads = n.as_bool(); },
      [](const Plan& p) { return Json(p.kernels.unpads); }},
     {"kernels.train_metrics",
@@ -170,6 +209,8 @@ constexpr PlanKey kKeys[] = {
      [](const Plan& p) { return written(p.loss); }},
     {"logits", [](Node n, Document d) { d.plan.logits = read_word(n, kLogits); },
      [](const Plan& p) { return Json(word_of(p.logits)); }},
+    {"loss_in_forward", [](Node n, Document d) { d.plan.loss_in_forward = n.as_bool(); },
+     [](const Plan& p) { return p.loss_in_forward ? Json(true) : Json(); }},
     {"float8", [](Node n, Document d) { d.plan.float8 = read_word(n, kFloat8); },
      [](const Plan& p) { return Json(word_of(p.float8)); }},
     {"float8_all_gather", [](Node n, Document d) { d.plan.float8_all_gather = n.as_bool(); },

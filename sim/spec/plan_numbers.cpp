@@ -6,6 +6,15 @@
 
 namespace foreshard {
 
+bool splits_table(const Units& units, const LayerSpec& layer) {
+  if (layer.role != LayerRole::kEmbedding) return false;
+  if (!layer.nested.empty() || !units.table_alone) return !layer.nested.empty();
+  for (const Operation& op : layer.operations) {
+    if (!op.parameters.empty()) return op.parameters.size() < layer.parameters.size();
+  }
+  return false;
+}
+
 bool in_root(const Units& units, LayerRole role) {
   const bool tied_unit = units.embedding == UnitPlacement::kWithHead;
   switch (role) {
@@ -14,9 +23,10 @@ bool in_root(const Units& units, LayerRole role) {
     case LayerRole::kBlock:
       return units.blocks == UnitPlacement::kRoot;
     case LayerRole::kFinalNorm:
-      return units.head != UnitPlacement::kWithNorm && !tied_unit;
+      return units.head != UnitPlacement::kWithNorm && units.head != UnitPlacement::kNorm;
     case LayerRole::kHead:
-      return units.head == UnitPlacement::kRoot && !tied_unit;
+      return (units.head == UnitPlacement::kRoot || units.head == UnitPlacement::kNorm) &&
+             !tied_unit;
     case LayerRole::kInner:
       return true;
     case LayerRole::kLoss:
@@ -53,9 +63,8 @@ bool splits_block(const Units& units, std::int64_t block) {
 bool has_root_unit(const Plan& plan, const ModelSpec& model) {
   return std::any_of(model.order.begin(), model.order.end(), [&](const LayerInstance& layer) {
     const LayerSpec& spec = model.kinds[static_cast<std::size_t>(layer.kind)];
-    // What an embedding adds to the rows of its table stays in the root.
-    const bool is_split = spec.role == LayerRole::kEmbedding && !spec.nested.empty();
-    return !spec.parameters.empty() && (is_split || in_root(plan.units, spec.role));
+    return !spec.parameters.empty() &&
+           (splits_table(plan.units, spec) || in_root(plan.units, spec.role));
   });
 }
 
@@ -87,6 +96,7 @@ std::int64_t unit_count(const Plan& plan, const ModelSpec& model) {
     if (spec.role == LayerRole::kBlock) {
       ++blocks;
     } else if (spec.role == LayerRole::kEmbedding ||
+               (spec.role == LayerRole::kFinalNorm && plan.units.head == UnitPlacement::kNorm) ||
                (spec.role == LayerRole::kHead &&
                 plan.units.embedding != UnitPlacement::kWithHead)) {
       ++others;  // the norm is in the head's unit, or both in the embedding's

@@ -119,9 +119,10 @@ void resolve_batch(const PlanDocument& document, const ModelSpec& model, Plan& p
 
 void resolve_units(const PlanDocument& document, const ModelSpec& model, Plan& plan,
                    Reasons& reasons) {
-  if (plan.units.embedding == UnitPlacement::kWithHead && !document.has("units.head")) {
+  if (plan.units.embedding == UnitPlacement::kWithHead) {
+    if (document.has("units.head") || reasons.count("units.head") > 0) return;
     plan.units.head = UnitPlacement::kWithNorm;
-    reasons.try_emplace("units.head", "in the unit of the embedding");
+    reasons["units.head"] = "in the unit of the embedding";
     return;
   }
   if (!model.tied_embeddings) return;

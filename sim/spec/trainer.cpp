@@ -6,7 +6,14 @@
 //   of tokens). Selective checkpointing and fused AdamW are defaults of its configuration.
 // - accelerate, src/accelerate/utils/fsdp_utils.py, fsdp2_prepare_model: fully_shard of each module
 //   that the wrapping policy names (the blocks of a transformer), then of the model, all with the
-//   same reshard_after_forward, which is True unless told otherwise. So the root's is given too.
+//   same reshard_after_forward, which is True unless told otherwise. Until 1.13 the root's is given
+//   too. From 1.14 on (read at 1.15) get_input_embeddings() is a unit, and so is the list of the last
+//   norm among the base model's children and get_output_embeddings(), which is never resharded; tied
+//   weights join that list; the root takes what is left, with PyTorch's default.
+// - accelerate, src/accelerate/utils/dataclasses.py, set_mixed_precision: parameters, reductions and
+//   outputs in one dtype; the forward of a model that fully_shard prepared runs without autocast.
+//   Accelerator.accumulate is set_requires_gradient_sync(False) but for the last micro-batch.
+// - transformers 5: a model that is given labels computes its loss in its forward.
 // - accelerate, src/accelerate/utils/dataclasses.py, FullyShardedDataParallelPlugin with
 // fsdp_version
 //   1: FULL_SHARD, no backward prefetch, no forward prefetch, use_orig_params false; of mixed
@@ -26,6 +33,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 
 #include "sim/base/error.h"
 #include "sim/spec/fsdp2_version.h"
@@ -112,6 +120,58 @@ void fsdp1(const PlanDocument& document, Plan& plan, Habits& habits) {
   habits.fill("dtype.reduce", plan.reduce_dtype, plan.param_dtype);
 }
 
+bool has_products(const LayerSpec& layer) {
+  return std::any_of(layer.operations.begin(), layer.operations.end(),
+                     [](const Operation& op) { return op.kind == OperationKind::kGemm; });
+}
+
+// The units of Accelerate from 1.14 on. What stands before an encoder's head is no child of the base
+// model, nor is any norm under PEFT's wrapper; a classifier is no output embedding.
+void wrap_ends(const ModelSpec& model, Plan& plan, Habits& habits) {
+  const bool has_norm =
+      plan.lora.rank == 0 &&
+      std::any_of(model.kinds.begin(), model.kinds.end(), [](const LayerSpec& layer) {
+        return layer.role == LayerRole::kFinalNorm && !has_products(layer);
+      });
+  const bool has_words = model.vocabulary > 0;
+  habits.fill("units.blocks", plan.units.blocks, UnitPlacement::kOwn);
+  habits.fill("units.table_alone", plan.units.table_alone, true);
+  habits.fill("units.embedding", plan.units.embedding,
+              model.tied_embeddings ? UnitPlacement::kWithHead : UnitPlacement::kOwn);
+  habits.fill("units.head", plan.units.head,
+              !has_words ? (has_norm ? UnitPlacement::kNorm : UnitPlacement::kRoot)
+              : has_norm ? UnitPlacement::kWithNorm
+                         : UnitPlacement::kOwn);
+  const std::int64_t first = has_root_unit(plan, model) ? 1 : 0;
+  const std::int64_t last = unit_count(plan, model) - 1;
+  const std::int64_t tail = plan.units.embedding == UnitPlacement::kWithHead ? first : last;
+  RangedPolicy<Reshard> reshard;
+  if (plan.units.head != UnitPlacement::kRoot) {
+    reshard.ranges.push_back({tail, tail, {Reshard::Kind::kNever, 0}});
+  }
+  habits.fill("reshard_after_forward", plan.reshard_after_forward, reshard);
+}
+
+void accelerate(const PlanDocument& document, const ModelSpec& model, Plan& plan, Habits& habits) {
+  constexpr std::int32_t kUnitsOfEnds = 14;
+  const bool ends = trainer_minor(document.trainer_version).value_or(kUnitsOfEnds) >= kUnitsOfEnds;
+  const auto minor = fsdp2_minor(plan.runtime.version);
+  if (ends && minor && fsdp2_version(*minor).module_lists) {
+    wrap_ends(model, plan, habits);
+  } else {
+    wrap_blocks(plan, habits);
+    RangedPolicy<Reshard> reshard;
+    if (has_root_unit(plan, model)) reshard.ranges.push_back({0, 0, Reshard{}});
+    habits.fill("reshard_after_forward", plan.reshard_after_forward, reshard);
+  }
+  habits.fill("dtype.reduce", plan.reduce_dtype, plan.param_dtype);
+  if (plan.param_dtype != DType::kFp32) {
+    habits.fill("dtype.output", plan.output_dtype, plan.param_dtype);
+  }
+  habits.fill("accumulation.mode", plan.accumulation, AccumulationMode::kKeepUnsharded);
+  habits.fill("loss_in_forward", plan.loss_in_forward, true);
+}
+
 bool trains_with(Trainer trainer, RuntimeKind kind) {
   if (kind == RuntimeKind::kFsdp1) return trainer != Trainer::kTorchtitan;
   return kind == RuntimeKind::kFsdp2 && trainer != Trainer::kFairscale;
@@ -133,6 +193,15 @@ const char* to_string(Trainer trainer) {
       return "fairscale";
   }
   return "?";
+}
+
+std::optional<std::int32_t> trainer_minor(std::string_view version) {
+  if (!version.starts_with("1.")) return std::nullopt;
+  std::int32_t minor = 0;
+  const char* const end = version.data() + version.size();
+  const auto [at, failure] = std::from_chars(version.data() + 2, end, minor);
+  if (failure != std::errc() || (at != end && *at != '.')) return std::nullopt;
+  return minor;
 }
 
 std::vector<std::string_view> apply_trainer(const PlanDocument& document, const ModelSpec& model,
@@ -158,13 +227,9 @@ std::vector<std::string_view> apply_trainer(const PlanDocument& document, const 
     case Trainer::kTorchtitan:
       torchtitan(document, model, plan, habits);
       break;
-    case Trainer::kAccelerate: {
-      wrap_blocks(plan, habits);
-      RangedPolicy<Reshard> reshard;
-      if (has_root_unit(plan, model)) reshard.ranges.push_back({0, 0, Reshard{}});
-      habits.fill("reshard_after_forward", plan.reshard_after_forward, reshard);
+    case Trainer::kAccelerate:
+      accelerate(document, model, plan, habits);
       break;
-    }
     case Trainer::kLlmFoundry:
       wrap_blocks(plan, habits);
       habits.fill("reshard_after_forward", plan.reshard_after_forward, RangedPolicy<Reshard>{});
