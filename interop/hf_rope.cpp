@@ -96,7 +96,7 @@ void read_rotary_part(KeyReader& keys, std::optional<double> given, ModelDims& d
                 "no element of a head of " + std::to_string(dims.head_dim) + " is rotated",
                 "a fraction of the head dimension");
   }
-  dims.rotary_dim = rotated == dims.head_dim ? 0 : rotated;
+  dims.rotary_dim = rotated;
 }
 
 void check_rotary(KeyReader& keys, const ModelDims& dims) {

@@ -22,10 +22,15 @@ AttentionShape shape_of(const ModelDims& dims) {
 // Rotates the first rotary_dim elements of every head.
 Index rotate(LayerBuilder& layer, const ModelDims& dims, std::string_view of, std::int64_t heads,
              Index input) {
-  if (dims.rotary_dim == 0 || dims.rotary_dim == dims.head_dim) {
-    return rotary(layer, {of, heads * dims.head_dim, dims.head_dim}, input);
-  }
   const std::string name(of);
+  if (dims.rotary_dim == 0 || dims.rotary_dim == dims.head_dim) {
+    const Index done = rotary(layer, {of, heads * dims.head_dim, dims.head_dim}, input);
+    if (dims.rotary_dim == 0 || layer.is_native()) return done;
+    // Code that may leave a part as it is concatenates an empty one, too.
+    const Index whole = layer.concatenate(name + "_rotated_whole", {done});
+    layer.release({done});
+    return whole;
+  }
   const std::int64_t rotated = heads * dims.rotary_dim;
   const Index turned = layer.activation(name + "_turned", rotated);
   const Index passed = layer.activation(name + "_passed", heads * dims.head_dim - rotated);

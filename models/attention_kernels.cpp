@@ -245,17 +245,19 @@ void add_workspace(LayerSpec& layer, Operation& op) {
   }
 }
 
-// What made the tensor put several next to each other.
+// What made the tensor put several next to each other, or one next to nothing.
 bool is_concatenated(const LayerSpec& layer, Index t) {
   return std::any_of(layer.operations.begin(), layer.operations.end(), [&](const Operation& op) {
-    return !op.view && op.function == Function::kCopy && op.inputs.size() > 1 &&
+    return !op.view && op.function == Function::kCopy && op.gradient == GradientRule::kAlias &&
            op.outputs.front() == t;
   });
 }
 
 std::vector<Operation> fused(LayerSpec& layer, Operation op, const Plan& plan, bool masked) {
   const bool efficient = dispatched(plan, op.attention, masked) == AttentionKernel::kEfficient;
-  const bool by_heads = op.inputs.size() == 3 && is_concatenated(layer, op.inputs.front());
+  // (transformers' code; others concatenate rows of heads.)
+  const bool by_heads = plan.kernels.rope == ModuleKernels::Rope::kReal && op.inputs.size() == 3 &&
+                        is_concatenated(layer, op.inputs.front());
   Written out(layer, op, plan);
   if (efficient && op.inputs.size() == 3) {
     for (const std::size_t input : {std::size_t{1}, std::size_t{2}}) {

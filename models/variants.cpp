@@ -138,8 +138,10 @@ void apply_loss(LayerSpec& layer, const Plan& plan) {
       return;
     case Loss::Kind::kEager:
       if (plan.logits == Logits::kHeld) {
-        // The first operation is the cast; its gradient is the last to be made.
-        layer.operations.front().saved.push_back(layer.operations.front().outputs.front());
+        // The first operation is the cast; its gradient is the last to be made. (What is held beyond
+        // it, of logits as they are, is the runtime's.)
+        Operation& first = layer.operations.front();
+        first.saved.push_back(plan.loss_in_forward ? first.inputs.front() : first.outputs.front());
       }
       return;
     case Loss::Kind::kCompiled:
@@ -273,6 +275,26 @@ void separate_table(LayerSpec& layer, const Units& units) {
   for (const Index p : table->parameters) layer.parameters[static_cast<std::size_t>(p)].part = 1;
 }
 
+// A masked head's bias is a parameter of two modules. Where one of them is in a unit, the root keeps
+// the other's name: gathered with it, without a gradient.
+void split_head_bias(ModelSpec& model, const Units& units) {
+  const auto find = [&](LayerRole role) {
+    return std::find_if(model.kinds.begin(), model.kinds.end(),
+                        [&](const LayerSpec& layer) { return layer.role == role; });
+  };
+  const auto head = find(LayerRole::kHead), transform = find(LayerRole::kFinalNorm);
+  if (head == model.kinds.end() || transform == model.kinds.end()) return;
+  if (units.head != UnitPlacement::kOwn || head->parameters.size() < 2) return;
+  const bool has_product = std::any_of(
+      transform->operations.begin(), transform->operations.end(),
+      [](const Operation& op) { return op.kind == OperationKind::kGemm; });
+  if (!has_product) return;
+  ParameterSpec bias = head->parameters.back();
+  bias.name += " (root's)";
+  bias.trainable = false;
+  transform->parameters.push_back(std::move(bias));
+}
+
 // --- packed documents ---
 
 // A fused kernel over the documents of a sequence skips what lies between them (flash attention's
@@ -289,6 +311,7 @@ void pack(ModelSpec& model, std::int64_t documents) {
 ModelSpec with_variants(ModelSpec model, const Plan& plan) {
   if (plan.units.table_alone) {
     for (LayerSpec& layer : model.kinds) separate_table(layer, plan.units);
+    split_head_bias(model, plan.units);
   }
   if (plan.batch.images > 0) model = with_images(std::move(model), plan.batch.images);
   if (plan.lora.rank > 0) model = with_adapters(std::move(model), plan);

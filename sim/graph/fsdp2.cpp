@@ -120,6 +120,7 @@ RecordedStep Fsdp2::build(StepNumber step, Log keep, const std::vector<std::int3
   log_microbatch_ = -1;
   if (plan_.optimizer.clip_norm) clip();
   optimizer(step);
+  StepBuilder::free(held_logits_);
   if (logging_) log("step_end");
   return {finish(), std::move(events_), std::move(padded_again_)};
 }
@@ -152,16 +153,20 @@ void Fsdp2::run_forward(bool training) {
     prefetch_forward(root());
   }
   const auto layers = static_cast<std::int32_t>(model_.order.size());
+  const std::int32_t last = layers - 1;
+  const bool has_loss = spec_of(last).role == LayerRole::kLoss;
+  const bool inside = has_loss && training && plan_.loss_in_forward;
+  loss_is_inside_ = inside;
   repeat_->begin(Repeat::Order::kForward);
   for (std::int32_t l = 0; l < layers; ++l) {
     if (spec_of(l).role == LayerRole::kLoss) continue;
     forward_layer(l);
     l += repeat_->after(l);
   }
-  const std::int32_t last = layers - 1;
-  const bool has_loss = spec_of(last).role == LayerRole::kLoss;
-  const bool inside = has_loss && training && plan_.loss_in_forward;
-  if (inside) compute_loss(last);
+  if (inside) {
+    compute_loss(last);
+    drop_head_inputs();
+  }
   if (root() >= 0) {
     post_forward(root(), /*in_backward=*/false);
     group(root()).module_state = Training::kIdle;
@@ -176,6 +181,26 @@ void Fsdp2::run_forward(bool training) {
     state_pre_backward(root());
   }
   add_phase(EventKind::kBackward, last, Segments::kInside);
+  if (inside && plan_.logits == Logits::kHeld) hold_logits(last);
+}
+
+// The loop's name for what the model returned; it ends when the next forward has returned, or with
+// the step.
+void Fsdp2::hold_logits(std::int32_t layer) {
+  StepBuilder::free(held_logits_);
+  const std::int64_t count = elements(spec_of(layer).tensors.front(), plan_.batch.micro_batch,
+                                      plan_.batch.sequence);
+  held_logits_ = allocate(MemoryCategory::kActivation, Stream::kCompute, -1,
+                          Bytes(checked_multiply(count, size_of(plan_.compute_dtype()))));
+}
+
+// A model that computes its loss holds the name of what went into its head till then; its base model
+// has returned, and so let go of what went into the norm.
+void Fsdp2::drop_head_inputs() {
+  for (std::int32_t l = 1; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
+    if (spec_of(l).role != LayerRole::kHead) continue;
+    run_border(EventKind::kForward, l, LayerSegment::kAfter);
+  }
 }
 
 void Fsdp2::compute_loss(std::int32_t layer) {
@@ -192,7 +217,8 @@ void Fsdp2::forward_layer(std::int32_t layer) {
   const LayerRole role = spec_of(layer).role;
   // One function calls norm and head: what went into the norm is let go of after the head. Where
   // the head is the root's, its output is cast with the root's hooks.
-  if (role == LayerRole::kFinalNorm) return;
+  if (role == LayerRole::kFinalNorm && !loss_is_inside_) return;
+  if (role == LayerRole::kHead && loss_is_inside_) return;
   const bool root_casts = role == LayerRole::kHead && plan_.output_dtype && in_root_unit(layer);
   if (!root_casts) run_border(EventKind::kForward, layer, LayerSegment::kAfter);
   if (role == LayerRole::kHead && layer > 0) {
@@ -336,7 +362,7 @@ void Fsdp2::end_root_forward(std::int32_t state) {
 }
 
 void Fsdp2::cast_root_output() {
-  if (!plan_.output_dtype) return;
+  if (!plan_.output_dtype || loss_is_inside_) return;
   for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
     if (spec_of(l).role == LayerRole::kHead && in_root_unit(l)) {
       run_border(EventKind::kForward, l, LayerSegment::kAfter);

@@ -46,9 +46,10 @@ class Habits {
  public:
   explicit Habits(const PlanDocument& document) : document_(document) {}
 
+  // The first value that is filled in stays.
   template <typename T, typename U>
   void fill(std::string_view key, T& field, const U& value) {
-    if (document_.has(key)) return;
+    if (document_.has(key) || std::find(keys_.begin(), keys_.end(), key) != keys_.end()) return;
     field = value;
     keys_.push_back(key);
   }
@@ -120,20 +121,27 @@ void fsdp1(const PlanDocument& document, Plan& plan, Habits& habits) {
   habits.fill("dtype.reduce", plan.reduce_dtype, plan.param_dtype);
 }
 
-bool has_products(const LayerSpec& layer) {
-  return std::any_of(layer.operations.begin(), layer.operations.end(),
-                     [](const Operation& op) { return op.kind == OperationKind::kGemm; });
+// "model.norm.weight" is one, "model.decoder.final_layer_norm.weight" is not.
+bool is_child_of_base(const LayerSpec& layer) {
+  if (layer.parameters.empty()) return false;
+  const std::string& name = layer.parameters.front().name;
+  return std::count(name.begin(), name.end(), '.') == 2;
 }
 
-// The units of Accelerate from 1.14 on. What stands before an encoder's head is no child of the base
-// model, nor is any norm under PEFT's wrapper; a classifier is no output embedding.
+bool reads_images(const LayerSpec& layer) {
+  return layer.role == LayerRole::kEmbedding && layer.tensors.front().type != ElementType::kInt64;
+}
+
+// The units of Accelerate from 1.14 on. The last norm counts where it is a child of the base model,
+// which none is under PEFT's wrapper; a classifier is no output embedding.
 void wrap_ends(const ModelSpec& model, Plan& plan, Habits& habits) {
   const bool has_norm =
       plan.lora.rank == 0 &&
       std::any_of(model.kinds.begin(), model.kinds.end(), [](const LayerSpec& layer) {
-        return layer.role == LayerRole::kFinalNorm && !has_products(layer);
+        return layer.role == LayerRole::kFinalNorm && is_child_of_base(layer);
       });
-  const bool has_words = model.vocabulary > 0;
+  const bool has_words =
+      std::none_of(model.kinds.begin(), model.kinds.end(), reads_images) || model.image_tokens > 0;
   habits.fill("units.blocks", plan.units.blocks, UnitPlacement::kOwn);
   habits.fill("units.table_alone", plan.units.table_alone, true);
   habits.fill("units.embedding", plan.units.embedding,
@@ -159,6 +167,11 @@ void accelerate(const PlanDocument& document, const ModelSpec& model, Plan& plan
   if (ends && minor && fsdp2_version(*minor).module_lists) {
     wrap_ends(model, plan, habits);
   } else {
+    // _no_split_modules names the embeddings of images as well.
+    if (std::any_of(model.kinds.begin(), model.kinds.end(), reads_images)) {
+      habits.fill("units.embedding", plan.units.embedding, UnitPlacement::kOwn);
+      habits.fill("units.head", plan.units.head, UnitPlacement::kRoot);
+    }
     wrap_blocks(plan, habits);
     RangedPolicy<Reshard> reshard;
     if (has_root_unit(plan, model)) reshard.ranges.push_back({0, 0, Reshard{}});
