@@ -225,8 +225,9 @@ class Rewriter {
     const Index square = like(wide, base + "_square", ElementType::kFp32);
     Operation pow = pass(base + "_pow", Function::kMultiply, {wide}, square);
     pow.saved = {wide};
-    // pow_backward multiplies the exponent by another power first.
-    pow.backward_workspace = {like(wide, base + "_pow_times_two", ElementType::kFp32)};
+    // pow_backward: another power, and the exponent times it.
+    pow.backward_workspace = {like(wide, base + "_power", ElementType::kFp32),
+                              like(wide, base + "_times_exponent", ElementType::kFp32)};
     push(std::move(pow));
     const Index mean = row("_mean_square");
     Operation average = pass(base + "_mean", Function::kColumnSum, {square}, mean);

@@ -37,6 +37,7 @@
 #include <utility>
 
 #include "models/attention_kernels.h"
+#include "models/column_sums.h"
 #include "models/compiled.h"
 #include "models/lora.h"
 #include "models/module_kernels.h"
@@ -329,6 +330,7 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
       apply_loss(layer, plan);
       add_train_metrics(layer, plan);
     }
+    if (plan.compile == Compile::kNone) add_column_sums(layer, plan);
     if (plan.compile == Compile::kModel) pad_products(layer);
     if (layer.role != LayerRole::kBlock) continue;
     if (plan.recompute_keeps == SelectivePolicy::kDotsExceptMlp) keep_dots_except_mlp(layer);

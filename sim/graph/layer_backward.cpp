@@ -209,11 +209,14 @@ class Backward {
     return graph_.tensor(input).per_token == 0 && graph_.tensor(op.outputs.front()).per_token > 0;
   }
 
+  // Their kernels return the input's gradient first: norms; a product with a bias (addmm).
+  bool makes_inputs_first(const Operation& op) const {
+    return op.kind == OperationKind::kNorm || (op.parameters.size() > 1 && !graph_.is_flat());
+  }
+
   Contributions differentiate(std::size_t o, std::int32_t incoming) {
     const Operation& op = graph_.operation(o);
-    // Their kernels return the input's gradient first: norms; a product with a bias (addmm).
-    const bool inputs_first =
-        op.kind == OperationKind::kNorm || (op.parameters.size() > 1 && !graph_.is_flat());
+    const bool inputs_first = makes_inputs_first(op);
     Contributions contributions;
     if (!inputs_first) weights_.make(op);
     if (op.gradient != GradientRule::kNone) {
@@ -228,7 +231,7 @@ class Backward {
       contributions = input_gradients(op, incoming);
     }
     if (inputs_first) weights_.make(op);
-    if (contributions.empty()) writer_.use_workspace(op.backward_workspace);
+    if (contributions.empty() || inputs_first) writer_.use_workspace(op.backward_workspace);
     add_backward_kernels(graph_.counts(), op, {graph_.trains(o), !contributions.empty()},
                          writer_.phase());
     return contributions;
@@ -266,7 +269,7 @@ class Backward {
       std::int64_t bytes = graph_.bytes(wide ? op.outputs.front() : t);
       if (!wide) bytes = bytes / graph_.element(t).size() * made_element(op, t).size();
       contributions.push_back({t, make_gradient_of(t, bytes)});
-      if (t == last) writer_.use_workspace(op.backward_workspace);
+      if (t == last && !makes_inputs_first(op)) writer_.use_workspace(op.backward_workspace);
       for (std::int32_t slot : temporaries) writer_.free(slot);
     }
     return contributions;
