@@ -96,9 +96,9 @@ void add_adapters(const ConfigNode& lora, bool stored_as_computed, Assignments& 
 
 PlanDocument document_of(const ConfigNode& node, const ConfigNode& versions) {
   static constexpr std::string_view kKnown[] = {
-      "config", "world", "rank", "seq",  "batch",     "accum", "precision", "attn",  "gc",
-      "loop",   "clip",  "opt",  "mask", "fsdp",      "hsdp",  "dtype",     "steps", "cudnn",
-      "task",   "hold",  "lora", "history", "use_cache", "gc_reentrant"};
+      "config", "world", "rank", "seq",  "batch", "accum",   "precision", "attn",
+      "gc",     "loop",  "clip", "opt",  "mask",  "fsdp",    "hsdp",      "dtype",
+      "steps",  "cudnn", "task", "hold", "lora",  "history", "use_cache", "gc_reentrant"};
   for (const ConfigItem& item : node.items()) {
     if (item.value.is_null() ||
         std::find(std::begin(kKnown), std::end(kKnown), item.key) != std::end(kKnown)) {
@@ -133,8 +133,10 @@ PlanDocument document_of(const ConfigNode& node, const ConfigNode& versions) {
   const bool holds = words.word("loop", "accelerate") == "accelerate" && words.flag("hold", true);
   if (holds) plan.add("logits", "held");
   if (const ConfigNode* mesh = words.find("hsdp")) {
-    plan.add("mesh.replicate", mesh->elements()[0].as_int(1));
-    plan.add("mesh.shard", mesh->elements()[1].as_int(1));
+    const auto sides = mesh->elements();
+    if (sides.size() != 2) throw mesh->error("no mesh stands here", "[replicate, shard]");
+    plan.add("mesh.replicate", sides[0].as_int(1));
+    plan.add("mesh.shard", sides[1].as_int(1));
   }
   if (const ConfigNode* options = words.find("fsdp")) add_fsdp(*options, plan);
   if (const ConfigNode* lora = words.find("lora")) {
@@ -173,6 +175,10 @@ std::vector<Call> recorded_calls(const ConfigNode& list) {
   std::vector<Call> calls;
   for (const ConfigNode& row : list.elements()) {
     const auto cells = row.elements();
+    constexpr std::size_t kCells = 6;
+    if (cells.size() < kCells) {
+      throw row.error("no collective stands here", "[kind, unit, bytes, bytes, dtype, ranks, ...]");
+    }
     Call call;
     call.kind = cells[0].as_string();
     constexpr std::string_view kFunctional = "functional_";
@@ -189,7 +195,8 @@ std::vector<Call> recorded_calls(const ConfigNode& list) {
 std::vector<Call> forecast_calls(const RecordedStep& step, const Plan& plan) {
   std::vector<Call> calls;
   for (const HostEvent& event : step.log) {
-    if (event.kind != "all_gather" && event.kind != "reduce_scatter" && event.kind != "all_reduce") {
+    if (event.kind != "all_gather" && event.kind != "reduce_scatter" &&
+        event.kind != "all_reduce") {
       continue;
     }
     Call call{std::string(event.kind), std::string(event.dtype), event.group_size, event.bytes_in,
@@ -235,11 +242,10 @@ void compare_peaks(const std::string& file, std::int64_t seen, std::int64_t told
   row.memory_identical = seen == told;
   row.memory_within_tolerance = row.worst_peak_error <= Conformance::kMemoryTolerance;
   if (row.memory_within_tolerance) return;
-  row.differences.push_back({Difference::What::kMemory,
-                             fmt::format("{}: peak of {} bytes recorded, {} forecast ({:+.2f} %)",
-                                         file, seen, told,
-                                         100.0 * static_cast<double>(told - seen) /
-                                             static_cast<double>(seen))});
+  row.differences.push_back(
+      {Difference::What::kMemory,
+       fmt::format("{}: peak of {} bytes recorded, {} forecast ({:+.2f} %)", file, seen, told,
+                   100.0 * static_cast<double>(told - seen) / static_cast<double>(seen))});
 }
 
 Conformance conform_case(const std::filesystem::path& file) {
@@ -261,7 +267,9 @@ Conformance conform_case(const std::filesystem::path& file) {
     const RecordedStep step = record_training_step(model, plan, programs, StepNumber::kSteady);
     compare_calls(file.string(), recorded_calls(result.at("collectives")),
                   forecast_calls(step, plan), row);
-    const auto steps = result.at("steps").elements();
+    const ConfigNode listed = result.at("steps");
+    const auto steps = listed.elements();
+    if (steps.empty()) throw listed.error("no step stands here", "the peaks of the last step");
     const std::int64_t seen = steps.back().at("requested").as_int(0) - kWorkspaces;
     compare_peaks(file.string(), seen, peak_allocated(build_training_step(model, plan)).count(),
                   row);

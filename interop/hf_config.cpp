@@ -35,11 +35,11 @@ void read_dropouts(KeyReader& keys, const Dropouts& usual, ModelDims& dims) {
     if (otherwise) keys.assume(*spellings.begin(), "0.1");
     return otherwise;
   };
-  dims.dropout = drops({"resid_pdrop", "hidden_dropout_prob", "hidden_dropout", "residual_dropout",
-                        "dropout"},
-                       usual.branches);
-  dims.attention_dropout = drops(
-      {"attention_dropout", "attn_pdrop", "attention_probs_dropout_prob"}, usual.attention);
+  dims.dropout =
+      drops({"resid_pdrop", "hidden_dropout_prob", "hidden_dropout", "residual_dropout", "dropout"},
+            usual.branches);
+  dims.attention_dropout =
+      drops({"attention_dropout", "attn_pdrop", "attention_probs_dropout_prob"}, usual.attention);
   dims.embedding_dropout = drops({"embd_pdrop", "embedding_dropout"}, usual.embedding);
 }
 
@@ -72,11 +72,13 @@ void bound_by_window(KeyReader& keys, ModelDims& dims) {
   std::int64_t window = 0;
   if (const ConfigNode* value = keys.find({"sliding_window"})) {
     window = value->as_int(1, kLargestHfSize);
-    keys.comment("full causal up to the window, beyond it a mask as scaled_dot_product_attention takes it");
+    keys.comment(
+        "full causal up to the window, beyond it a mask as scaled_dot_product_attention takes it");
   } else if (!keys.node().has("sliding_window")) {
     window = 4096;
-    keys.assume("sliding_window", std::to_string(window),
-                "full causal up to the window, beyond it a mask as scaled_dot_product_attention takes it");
+    keys.assume(
+        "sliding_window", std::to_string(window),
+        "full causal up to the window, beyond it a mask as scaled_dot_product_attention takes it");
   }
   if (window == 0) return;
   dims.window = window;

@@ -125,7 +125,8 @@ void read_windows(KeyReader& keys, const Words& words, ModelDims& dims) {
   const bool named = keys.node().has("sliding_window");
   if (any) {
     for (std::size_t i = 0; i < types.size() && i < static_cast<std::size_t>(dims.layers); ++i) {
-      if (types[i] != "full_attention") dims.windowed_layers.push_back(static_cast<std::int64_t>(i));
+      if (types[i] != "full_attention")
+        dims.windowed_layers.push_back(static_cast<std::int64_t>(i));
     }
   }
   if (words.has("window_if_used")) {

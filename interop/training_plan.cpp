@@ -117,7 +117,7 @@ void add_kernels(const TrainingRow& row, const Cluster& cluster, Assignments& pl
             {"triton", "triton"},
             {"cudnn", "cudnn"},
             {"sdpa_efficient", "efficient"},
-            {"math", "math"}});
+            {"math", "eager"}});  // a model's own products, not PyTorch's fallback
   if (const std::string_view said = row.word("attention_kernel");
       said == "sdpa" || said == "sdpa_flash") {
     plan.add(fmt::format("attention={}", sdpa_kernel(row, cluster)));
@@ -280,6 +280,10 @@ void add_dated_habits(const TrainingRow& row, Assignments& plan) {
   if (row.word("stack") == "torchtitan_2024" && row.word("loss_impl") == "eager_fp32" &&
       row.word("commit_date") < "2024-06-12") {
     plan.add("logits=held");
+  }
+  // Until transformers 5 (2025-12) checkpoints were reentrant.
+  if (row.word("stack") == "hf_trainer" && row.word("commit_date") < "2025-12") {
+    plan.add("recompute_early_stop=false");
   }
   // Switched off by pytorch/torchtitan#1580.
   if (row.word("stack") == "torchtitan_2025" && row.word("commit_date") < "2025-08-18") {

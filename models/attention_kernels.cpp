@@ -6,9 +6,9 @@
 //
 // By operations, math (aten/src/ATen/native/transformers/attention.cpp,
 // _scaled_dot_product_attention_math): in fp32, q and k each times the root of the scale, their
-// product, the causal mask added in place, _safe_softmax (a softmax, where rows are not all masked),
-// the product with v, and casts of both results. Saved: scaled q, scaled k of every head, v of every
-// head, and the softmax.
+// product, the causal mask added in place, _safe_softmax (a softmax, where rows are not all
+// masked), the product with v, and casts of both results. Saved: scaled q, scaled k of every head,
+// v of every head, and the softmax.
 //
 // By operations, eager (transformers' eager_attention_forward): product, scale, perhaps a cap, the
 // mask, a softmax in fp32 of an fp32 copy, a cast, dropout, the product with v. Saved: q (a copy of
@@ -159,7 +159,13 @@ std::vector<Operation> math(LayerSpec& layer, const Operation& op, const Plan& p
     k = out.scale("scaled_k", out.repeat("k_repeat", k, shape.head_dim));
   }
   const Index v = out.repeat("v_repeat", out.cast("v_fp32", qkv[2], kFp32), shape.values());
-  const Index scores = out.product({q, k}, shape.head_dim, out.scores("scores", kFp32));
+  Index scores = out.product({q, k}, shape.head_dim, out.scores("scores", kFp32));
+  if (shape.causal || plan.batch.padded) {
+    scores =
+        out.pass("masked_scores", Function::kAdd, {scores}, out.scores("masked_scores", kFp32));
+    out.last().in_place = true;
+    out.last().gradient = GradientRule::kAlias;
+  }
   const Index softmax = out.softmax(scores);
   out.last().forward_workspace = {out.scores("softmax_unmasked", kFp32),
                                   out.scores("masked_rows", ElementType::kByte)};
@@ -200,8 +206,8 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
     scores = out.scale("capped_scores", tanh);
   }
   if (shape.causal || plan.batch.padded) {
-    scores = out.pass("masked_scores", Function::kAdd, {scores},
-                      out.scores("masked_scores", kCompute));
+    scores =
+        out.pass("masked_scores", Function::kAdd, {scores}, out.scores("masked_scores", kCompute));
     out.last().gradient = GradientRule::kAlias;
   }
   const Index softmax = out.softmax(out.cast("scores_fp32", scores, ElementType::kFp32));
@@ -217,9 +223,9 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
     probabilities = kept;
   }
   const Index values = rows("v_heads", v, repeats);
-  const Index made = out.product({probabilities, values}, shape.values(),
-                                 out.activation("attention_heads", shape.heads * shape.values(),
-                                                kCompute));
+  const Index made =
+      out.product({probabilities, values}, shape.values(),
+                  out.activation("attention_heads", shape.heads * shape.values(), kCompute));
   out.pass("attention_rows", Function::kCopy, {made}, op.outputs.front());
   out.release({made, k, v, keys, values, q, probabilities});
   return out.take();
@@ -304,9 +310,10 @@ void apply_attention(LayerSpec& layer, const Plan& plan) {
     const std::int64_t sequence = layer.domain.length(plan.batch.sequence);
     const bool masked = is_masked(plan, op.attention, sequence);
     const AttentionKernel kernel = dispatched(plan, op.attention, masked);
-    std::vector<Operation> made = kernel == AttentionKernel::kMath    ? math(layer, op, plan)
-                                  : kernel == AttentionKernel::kEager ? eager(layer, op, plan)
-                                                        : fused(layer, std::move(op), plan, masked);
+    std::vector<Operation> made = kernel == AttentionKernel::kMath ? math(layer, op, plan)
+                                  : kernel == AttentionKernel::kEager
+                                      ? eager(layer, op, plan)
+                                      : fused(layer, std::move(op), plan, masked);
     layer.operations.insert(layer.operations.begin() + static_cast<std::ptrdiff_t>(o),
                             std::make_move_iterator(made.begin()),
                             std::make_move_iterator(made.end()));

@@ -113,9 +113,9 @@ BlockKind block_kind(const ModelDims& dims, std::int64_t layer) {
   const std::vector<std::int64_t>& windowed = dims.windowed_layers;
   return {.mlp = has_experts(dims, layer) ? FeedForwardKind::kExperts : FeedForwardKind::kDense,
           .rotates = !std::binary_search(unrotated.begin(), unrotated.end(), layer),
-          .windowed = dims.window > 0 &&
-                      (windowed.empty() ||
-                       std::binary_search(windowed.begin(), windowed.end(), layer))};
+          .windowed =
+              dims.window > 0 &&
+              (windowed.empty() || std::binary_search(windowed.begin(), windowed.end(), layer))};
 }
 
 ModelSpec build_model(const ModelDims& dims, Stack stack) {

@@ -322,7 +322,8 @@ class LayerReader {
   }
 
   static AttentionShape read_attention(const ConfigNode& node) {
-    node.allow_only({"heads", "kv_heads", "head_dim", "value_dim", "documents", "causal"});
+    node.allow_only({"heads", "kv_heads", "head_dim", "value_dim", "documents", "causal", "dropout",
+                     "softcap", "broadcasts", "window"});
     constexpr std::int64_t kMost = 1 << 20;
     AttentionShape shape;
     shape.heads = node.at("heads", "a number of heads, for example 32").as_int(1, kMost);
@@ -331,6 +332,10 @@ class LayerReader {
     shape.value_dim = read_size(node, "value_dim", 0, kMost, 0);
     shape.documents = read_size(node, "documents", 1, kMost, 1);
     shape.causal = read_flag(node, "causal", true);
+    shape.dropout = read_flag(node, "dropout", false);
+    shape.softcap = read_flag(node, "softcap", false);
+    shape.broadcasts = read_flag(node, "broadcasts", false);
+    shape.window = read_size(node, "window", 0, std::int64_t{1} << 40, 0);
     if (shape.heads % shape.kv_heads != 0) {
       throw node.at("kv_heads")
           .error(

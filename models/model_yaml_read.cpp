@@ -49,7 +49,7 @@ RopeScaling read_rope_scaling(const ConfigNode& node) {
 }
 
 Numerics read_numerics(const ConfigNode& node) {
-  node.allow_only({"norm_epsilon", "rope_theta", "rope_scaling", "gelu_tanh", "alibi"});
+  node.allow_only({"norm_epsilon", "rope_theta", "rope_scaling", "gelu_tanh", "gelu_new", "alibi"});
   Numerics numerics;
   if (const ConfigNode* value = node.find("norm_epsilon")) {
     numerics.norm_epsilon = value->as_double(0, 1);
@@ -61,6 +61,7 @@ Numerics read_numerics(const ConfigNode& node) {
     numerics.rope_scaling = read_rope_scaling(*value);
   }
   numerics.gelu_tanh = read_flag(node, "gelu_tanh", true);
+  numerics.gelu_new = read_flag(node, "gelu_new", false);
   numerics.alibi = read_flag(node, "alibi", false);
   return numerics;
 }

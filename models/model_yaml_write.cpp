@@ -215,6 +215,10 @@ class LayerText {
     if (!shape.causal) text += ", causal: false";
     if (shape.value_dim > 0) text += fmt::format(", value_dim: {}", shape.value_dim);
     if (shape.documents != 1) text += fmt::format(", documents: {}", shape.documents);
+    if (shape.dropout) text += ", dropout: true";
+    if (shape.softcap) text += ", softcap: true";
+    if (shape.broadcasts) text += ", broadcasts: true";
+    if (shape.window > 0) text += fmt::format(", window: {}", shape.window);
     parts.push_back(text + "}");
   }
 
@@ -294,6 +298,7 @@ std::string numerics_text(const Numerics& numerics) {
     parts.push_back(rope_scaling_text(numerics.rope_scaling));
   }
   if (!numerics.gelu_tanh) parts.emplace_back("gelu_tanh: false");
+  if (numerics.gelu_new) parts.emplace_back("gelu_new: true");
   if (numerics.alibi) parts.emplace_back("alibi: true");
   return parts.empty() ? "" : fmt::format("numerics: {{{}}}\n", fmt::join(parts, ", "));
 }

@@ -277,8 +277,7 @@ class Rewriter {
     const Index half = push_pass("_half", Function::kScale, {input}, {});
     const bool widens = plan_.autocast.has_value() && !is_fp32(input);
     const Index base_of_cube = widens ? cast(input, ElementType::kFp32) : input;
-    const Index cube =
-        push_pass("_pow", Function::kScale, {base_of_cube}, {base_of_cube});
+    const Index cube = push_pass("_pow", Function::kScale, {base_of_cube}, {base_of_cube});
     layer_.operations.back().backward_temporaries = {made("_square", base_of_cube)};
     const Index scaled = push_pass("_scaled_cube", Function::kScale, {cube}, {});
     release(cube);
@@ -410,7 +409,8 @@ ModelSpec with_module_kernels(ModelSpec model, const Plan& plan) {
   ModuleKernels plain;
   plain.train_metrics = plan.kernels.train_metrics;
   if (plan.kernels == plain && !plan.autocast) return model;
-  for (LayerSpec& layer : model.kinds) layer = Rewriter(std::move(layer), plan, model.numerics).run();
+  for (LayerSpec& layer : model.kinds)
+    layer = Rewriter(std::move(layer), plan, model.numerics).run();
   return model;
 }
 

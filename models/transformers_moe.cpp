@@ -1,10 +1,10 @@
 // transformers 5: the router's softmax in fp32 and its top-k cast back
 // (models/qwen3_moe/modeling_qwen3_moe.py, Qwen3MoeTopKRouter), then
 // integrations/moe.py, grouped_mm_experts_forward: experts sorted, tokens and weights gathered in
-// that order, one grouped product for gate and up, silu(gate) * up on its halves, one for down, times
-// the weights, gathered back and summed over the experts of a token, all in the compute dtype. Kept:
-// softmax its output, top-k and the gathers their indices, products their inputs, the weighing both
-// of its factors. What a shared expert makes is added behind.
+// that order, one grouped product for gate and up, silu(gate) * up on its halves, one for down,
+// times the weights, gathered back and summed over the experts of a token, all in the compute
+// dtype. Kept: softmax its output, top-k and the gathers their indices, products their inputs, the
+// weighing both of its factors. What a shared expert makes is added behind.
 //
 // The layer's operations from the router's logits to the sum stand in for each other: those of the
 // shared expert stay, weights of gate and up become one.
@@ -45,12 +45,10 @@ class Rewriter {
     const auto shared_end = named("expert_output_to_fp32");
     layer_.operations.assign(std::make_move_iterator(old.begin()), std::make_move_iterator(begin));
     const Index logits = begin->inputs.front();
-    const bool normalizes = std::any_of(begin, end, [](const Operation& op) {
-      return op.name == "normalize";
-    });
-    const Operation& topk = *std::find_if(begin, end, [](const Operation& op) {
-      return op.function == Function::kTopK;
-    });
+    const bool normalizes =
+        std::any_of(begin, end, [](const Operation& op) { return op.name == "normalize"; });
+    const Operation& topk = *std::find_if(
+        begin, end, [](const Operation& op) { return op.function == Function::kTopK; });
     top_k_ = layer_.tensors[at(topk.outputs.front())].per_token;
     hidden_ = last->n;
     route(logits, old[static_cast<std::size_t>(begin - old.begin()) + 1].function, normalizes);
@@ -138,8 +136,7 @@ class Rewriter {
         push("gather_weights", Function::kGather, {weights_, order_}, sorted_weights_);
     weights.saved = {order_};
     weights.backward_temporaries = {tensor("weight_zeros", top_k_)};
-    layer_.tensors.push_back(
-        {.name = "offsets", .fixed = 1024, .type = ElementType::kByte});
+    layer_.tensors.push_back({.name = "offsets", .fixed = 1024, .type = ElementType::kByte});
     offsets_ = static_cast<Index>(layer_.tensors.size() - 1);
     constant("offsets", Function::kSort, {sorted}, offsets_);
   }
@@ -160,7 +157,8 @@ class Rewriter {
     up.parameters = {place(gate)};
     layer_.operations.push_back(up);
     part_ = up.part;
-    const Index left = tensor("expert_gate", top_k_ * ffn), right = tensor("expert_up", top_k_ * ffn);
+    const Index left = tensor("expert_gate", top_k_ * ffn),
+                right = tensor("expert_up", top_k_ * ffn);
     Operation& split = push("expert_chunk", Function::kCopy, {both}, left);
     split.outputs.push_back(right);
     split.view = true;
@@ -183,8 +181,7 @@ class Rewriter {
 
   void combine(Index sum) {
     const Index weighed = tensor("weighed_rows", top_k_ * hidden_);
-    Operation& weigh =
-        push("weigh_rows", Function::kMultiply, {made_, sorted_weights_}, weighed);
+    Operation& weigh = push("weigh_rows", Function::kMultiply, {made_, sorted_weights_}, weighed);
     weigh.saved = {made_, sorted_weights_};
     weigh.sums_last = true;
     const Index back = tensor("place_of_row", top_k_, ElementType::kInt64);

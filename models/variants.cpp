@@ -37,12 +37,12 @@
 #include <utility>
 
 #include "models/attention_kernels.h"
-#include "models/column_sums.h"
 #include "models/compiled.h"
 #include "models/lora.h"
 #include "models/module_kernels.h"
 #include "models/transformers_moe.h"
 #include "sim/base/error.h"
+#include "sim/graph/column_sums.h"
 #include "sim/spec/plan_check.h"
 
 namespace foreshard {
@@ -139,8 +139,8 @@ void apply_loss(LayerSpec& layer, const Plan& plan) {
       return;
     case Loss::Kind::kEager:
       if (plan.logits == Logits::kHeld) {
-        // The first operation is the cast; its gradient is the last to be made. (What is held beyond
-        // it, of logits as they are, is the runtime's.)
+        // The first operation is the cast; its gradient is the last to be made. (What is held
+        // beyond it, of logits as they are, is the runtime's.)
         Operation& first = layer.operations.front();
         first.saved.push_back(plan.loss_in_forward ? first.inputs.front() : first.outputs.front());
       }
@@ -276,8 +276,8 @@ void separate_table(LayerSpec& layer, const Units& units) {
   for (const Index p : table->parameters) layer.parameters[static_cast<std::size_t>(p)].part = 1;
 }
 
-// A masked head's bias is a parameter of two modules. Where one of them is in a unit, the root keeps
-// the other's name: gathered with it, without a gradient.
+// A masked head's bias is a parameter of two modules. Where one of them is in a unit, the root
+// keeps the other's name: gathered with it, without a gradient.
 void split_head_bias(ModelSpec& model, const Units& units) {
   const auto find = [&](LayerRole role) {
     return std::find_if(model.kinds.begin(), model.kinds.end(),
@@ -286,14 +286,37 @@ void split_head_bias(ModelSpec& model, const Units& units) {
   const auto head = find(LayerRole::kHead), transform = find(LayerRole::kFinalNorm);
   if (head == model.kinds.end() || transform == model.kinds.end()) return;
   if (units.head != UnitPlacement::kOwn || head->parameters.size() < 2) return;
-  const bool has_product = std::any_of(
-      transform->operations.begin(), transform->operations.end(),
-      [](const Operation& op) { return op.kind == OperationKind::kGemm; });
+  const bool has_product =
+      std::any_of(transform->operations.begin(), transform->operations.end(),
+                  [](const Operation& op) { return op.kind == OperationKind::kGemm; });
   if (!has_product) return;
   ParameterSpec bias = head->parameters.back();
   bias.name += " (root's)";
   bias.trainable = false;
   transform->parameters.push_back(std::move(bias));
+}
+
+// --- gradients that are sums ---
+
+// Of biases, and of the weights of eager norms, for which the product of every row is made first.
+void add_column_sums(LayerSpec& layer) {
+  for (Operation& op : layer.operations) {
+    const bool is_bias =
+        op.kind == OperationKind::kGemm && op.parameters.size() == 2 && op.groups == 1;
+    const bool is_weight = op.eager_norm && !op.parameters.empty();
+    if (!is_bias && !is_weight) continue;
+    const ParameterSpec& summed = layer.parameters[static_cast<std::size_t>(op.parameters.back())];
+    if (!summed.trainable || summed.shape.size() != 1) continue;
+    const std::int64_t columns = summed.shape.front();
+    TensorSpec product = tensor(layer, op.outputs.front());
+    const std::int64_t rows = std::max<std::int64_t>(1, product.per_token / columns);
+    product.name = op.name + " of each row";
+    if (is_weight) op.backward_workspace.push_back(add_tensor(layer, std::move(product)));
+    op.backward_workspace.push_back(add_tensor(layer, {.name = std::string(kColumnSums),
+                                                       .per_token = rows,
+                                                       .fixed = columns,
+                                                       .type = ElementType::kByte}));
+  }
 }
 
 // --- packed documents ---
@@ -330,7 +353,7 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
       apply_loss(layer, plan);
       add_train_metrics(layer, plan);
     }
-    if (plan.compile == Compile::kNone) add_column_sums(layer, plan);
+    if (plan.compile == Compile::kNone) add_column_sums(layer);
     if (plan.compile == Compile::kModel) pad_products(layer);
     if (layer.role != LayerRole::kBlock) continue;
     if (plan.recompute_keeps == SelectivePolicy::kDotsExceptMlp) keep_dots_except_mlp(layer);

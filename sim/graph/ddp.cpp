@@ -5,8 +5,8 @@
 // The first iteration has one bucket per dtype, so that nothing overlaps; buckets are assigned anew
 // at the next forward, in the order in which gradients were ready. static_graph counts hooks in the
 // first iteration, reduces when backward is done, and rebuilds an iteration later.
-// A job of one rank is not wrapped (Accelerate's prepare_model, Lightning's single-device strategy):
-// no buckets, no broadcasts.
+// A bucket_cap_mb of 0 is a model that is not wrapped, as trainers leave it on one rank
+// (Accelerate's prepare_model, Lightning's single-device strategy): no buckets, no broadcasts.
 //
 // find_unused_parameters has its buckets from the start, marks what backward will not reach with
 // the first gradient, and reduces a map of what was used.

@@ -46,7 +46,7 @@ class Ddp final : public GradientHooks {
 
  private:
   const DdpOptions& options() const { return plan_.ddp; }
-  bool alone() const { return plan_.mesh.world() == 1; }
+  bool alone() const { return options().bucket_cap_mb == 0.0; }
   bool finds_unused() const { return options().find_unused_parameters && !options().static_graph; }
   // The compute dtype by autocast, or by copies of the parameters.
   bool casts() const { return plan_.param_dtype != plan_.master_dtype; }

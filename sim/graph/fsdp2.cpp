@@ -188,14 +188,14 @@ void Fsdp2::run_forward(bool training) {
 // the step.
 void Fsdp2::hold_logits(std::int32_t layer) {
   StepBuilder::free(held_logits_);
-  const std::int64_t count = elements(spec_of(layer).tensors.front(), plan_.batch.micro_batch,
-                                      plan_.batch.sequence);
+  const std::int64_t count =
+      elements(spec_of(layer).tensors.front(), plan_.batch.micro_batch, plan_.batch.sequence);
   held_logits_ = allocate(MemoryCategory::kActivation, Stream::kCompute, -1,
                           Bytes(checked_multiply(count, size_of(plan_.compute_dtype()))));
 }
 
-// A model that computes its loss holds the name of what went into its head till then; its base model
-// has returned, and so let go of what went into the norm.
+// A model that computes its loss holds the name of what went into its head till then; its base
+// model has returned, and so let go of what went into the norm.
 void Fsdp2::drop_head_inputs() {
   for (std::int32_t l = 1; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
     if (spec_of(l).role != LayerRole::kHead) continue;

@@ -238,7 +238,7 @@ class Fsdp2 final : public StepBuilder {
   std::vector<Trained> trained_;      // in the order of Module.parameters()
   std::vector<std::int32_t> visits_;  // states in the order of named_modules, without the root
   std::int32_t held_logits_ = kNoBuffer;
-  bool loss_is_inside_ = false;  // of the root's forward, which runs
+  bool loss_is_inside_ = false;               // of the root's forward, which runs
   std::vector<std::int32_t> prefetch_order_;  // units as a trainer lists them
   std::vector<std::int32_t> prefetch_place_;  // of each unit: where it is in prefetch_order_, or -1
   std::vector<bool> input_needs_gradient_, output_needs_gradient_;  // of each layer

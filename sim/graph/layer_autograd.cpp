@@ -1,10 +1,12 @@
 // An operation has a node in autograd's graph, and saves, only where one of its inputs or weights
 // needs a gradient and a gradient of the layer's output reaches it; a matrix product, a lookup and
-// the product of an eager norm with its weight save their input only for the weight's gradient. A name ends where Operation::released says, else
-// after the last use.
+// the product of an eager norm with its weight save their input only for the weight's gradient. A
+// name ends where Operation::released says, else after the last use.
 #include "sim/graph/layer_autograd.h"
 
 #include <algorithm>
+
+#include "sim/graph/column_sums.h"
 
 namespace foreshard {
 
@@ -16,10 +18,15 @@ LayerAutograd::LayerAutograd(const LayerSpec& layer, const ProgramOptions& optio
   bytes_.reserve(tensors());
   for (std::size_t t = 0; t < tensors(); ++t) {
     const TensorSpec& spec = layer_.tensors[t];
-    bytes_.push_back(spec.in_registers
-                         ? 0
-                         : checked_multiply(elements(spec, options.batch, options.sequence),
-                                            elements_[t].size()));
+    if (spec.in_registers) {
+      bytes_.push_back(0);
+    } else if (spec.name == kColumnSums) {
+      const std::int64_t tokens = checked_multiply(options.batch, options.sequence);
+      bytes_.push_back(column_sum_bytes(checked_multiply(tokens, spec.per_token), spec.fixed));
+    } else {
+      bytes_.push_back(
+          checked_multiply(elements(spec, options.batch, options.sequence), elements_[t].size()));
+    }
   }
   find_releases();
   find_border();
@@ -126,8 +133,7 @@ const LayerAutograd::Indices& LayerAutograd::saves(std::size_t o) const {
   static const Indices kNothing;
   const Operation& op = operation(o);
   if (!node_[o]) return kNothing;
-  const bool for_weight = op.kind == OperationKind::kGemm ||
-                          op.kind == OperationKind::kEmbedding ||
+  const bool for_weight = op.kind == OperationKind::kGemm || op.kind == OperationKind::kEmbedding ||
                           (op.eager_norm && !op.parameters.empty());
   return for_weight && !trains_[o] ? kNothing : op.saved;
 }

@@ -120,22 +120,28 @@ void add_gemm(const KernelCounts& counts, Pass pass, const Product& product,
   phase.flops += kernel.flops;
 }
 
-// One of attention's products by itself: of every head, rows of the sequence times rows of it.
-// Backward has two of the same size.
+// One of attention's products by itself, a batched product over all heads: each row of the sequence
+// times all of them (scores: the inner width is the head's), or of the heads' features. Backward
+// has one of each kind where scores are made or read.
 void add_head_product(const KernelCounts& counts, const Operation& op, Pass pass,
                       LayerPhaseProgram& phase) {
   const std::int64_t rows = counts.options.sequence;
-  const std::int64_t groups = checked_multiply(counts.options.batch, op.attention.heads);
+  const std::int64_t heads = checked_multiply(counts.options.batch, op.attention.heads);
+  const std::int64_t all = checked_multiply(heads, rows);
   const std::int16_t out = op.outputs.front();
   const bool fp32 = counts.layer.tensors[index(out)].type == ElementType::kFp32;
-  const std::int64_t width = fp32 ? size_of(DType::kFp32) : size_of(counts.options.compute);
+  const std::int64_t element = fp32 ? size_of(DType::kFp32) : size_of(counts.options.compute);
   const std::int64_t elements =
-      (total_bytes(counts, op.inputs) + counts.bytes[index(out)]) / std::max<std::int64_t>(1, width);
-  for (int product = pass == Pass::kForward ? 1 : 2; product > 0; --product) {
-    add_gemm(counts, pass, {rows, rows, op.attention.head_dim, elements, groups}, phase);
+      (total_bytes(counts, op.inputs) + counts.bytes[index(out)]) / element;
+  const bool makes_scores = counts.bytes[index(out)] > counts.bytes[index(op.inputs.front())];
+  for (int product = 0; product < (pass == Pass::kForward ? 1 : 2); ++product) {
+    // Backward of scores has no such product; that of the other makes the scores' gradient.
+    const bool inner = pass == Pass::kForward ? makes_scores : !makes_scores && product == 0;
+    const std::int64_t width = op.attention.head_dim;
+    add_gemm(counts, pass, {all, inner ? rows : width, inner ? width : rows, elements, 1}, phase);
     Kernel& kernel = phase.kernels.back();
     kernel.fp32 = kernel.fp32 || fp32;
-    kernel.bytes = Bytes(checked_multiply(elements, width));
+    kernel.bytes = Bytes(checked_multiply(elements, element));
   }
 }
 

@@ -105,9 +105,8 @@ void find_borders(const Plan& plan, LayerRole role, std::int64_t block, std::int
       return;
     case LayerRole::kFinalNorm:
       variant.ends_unit = units.head == UnitPlacement::kNorm;
-      variant.begins_unit =
-          variant.ends_unit ||
-          (units.head == UnitPlacement::kWithNorm && units.embedding != UnitPlacement::kWithHead);
+      variant.begins_unit = variant.ends_unit || (units.head == UnitPlacement::kWithNorm &&
+                                                  units.embedding != UnitPlacement::kWithHead);
       return;
     case LayerRole::kHead:
       variant.begins_unit =

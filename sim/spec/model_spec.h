@@ -128,9 +128,10 @@ struct AttentionShape {
   bool causal = true;
   std::int64_t value_dim = 0;  // of each head's values; 0: head_dim
   std::int64_t documents = 1;  // packed into a sequence, equally long; none attends to another
-  bool dropout = false;     // of the probabilities
-  bool softcap = false;     // scores are capped: cap * tanh(score / cap)
-  bool broadcasts = false;  // fewer kv_heads are broadcast to the heads, not given as groups of them
+  bool dropout = false;        // of the probabilities
+  bool softcap = false;        // scores are capped: cap * tanh(score / cap)
+  bool broadcasts =
+      false;  // fewer kv_heads are broadcast to the heads, not given as groups of them
   std::int64_t window = 0;  // > 0: of positions that each attends to, where a sequence is longer
   std::int64_t values() const { return value_dim > 0 ? value_dim : head_dim; }
   bool operator==(const AttentionShape&) const = default;

@@ -66,7 +66,7 @@ const char* to_string(UnitPlacement placement) {
     case UnitPlacement::kWithHead:
       return "with_head";
     case UnitPlacement::kNorm:
-      return "norm";
+      return "norm_only";
   }
   return "?";
 }
@@ -118,9 +118,8 @@ const char* to_string(Compile compile) {
 }
 
 const char* to_string(AttentionKernel kernel) {
-  static constexpr const char* kWords[] = {"flash", "cudnn", "efficient", "math",
-                                           "fa1",   "fa2",   "fa3",       "triton",
-                                           "eager"};
+  static constexpr const char* kWords[] = {"flash", "cudnn", "efficient", "math", "fa1",
+                                           "fa2",   "fa3",   "triton",    "eager"};
   return kWords[static_cast<std::size_t>(kernel)];
 }
 

@@ -44,7 +44,8 @@ struct Batch {
   std::int64_t accumulation = 1;  // micro-batches per step
   std::int64_t images = 0;        // per sample, of models whose samples have images
   std::int64_t documents = 1;  // packed into each sequence, equally long; none attends to another
-  bool padded = false;  // sequences of a batch differ in length, and a mask says which positions count
+  bool padded =
+      false;  // sequences of a batch differ in length, and a mask says which positions count
   bool operator==(const Batch&) const = default;
 };
 
@@ -68,9 +69,9 @@ struct Mesh {
 
 // Where the parameters outside the blocks go. kOwn: a unit of its own. kRoot: the unit of the whole
 // model, gathered first. kWithNorm (head only): final norm and head form one unit, as torchtitan
-// groups them; with kOwn the norm stays in the root. kNorm (head only): the norm alone is a unit, the
-// head stays in the root. kWithHead (embedding only): embedding and head form one unit, with the
-// final norm unless `head` is kOwn, which tied weights need outside the root.
+// groups them; with kOwn the norm stays in the root. kNorm (head only): the norm alone is a unit,
+// the head stays in the root. kWithHead (embedding only): embedding and head form one unit, with
+// the final norm unless `head` is kOwn, which tied weights need outside the root.
 enum class UnitPlacement : std::uint8_t { kOwn, kRoot, kWithNorm, kWithHead, kNorm };
 const char* to_string(UnitPlacement placement);
 
@@ -152,8 +153,8 @@ const char* to_string(Compile compile);
 
 // Which kernel computes attention. The first four are scaled_dot_product_attention's backends
 // (kFlash: whichever flash kernel it picks); the others are named by training codes:
-// FlashAttention 1 to 3, flash attention in Triton (2022-23), and kEager: a model's own products and
-// softmax (transformers' attn_implementation="eager").
+// FlashAttention 1 to 3, flash attention in Triton (2022-23), and kEager: a model's own products
+// and softmax (transformers' attn_implementation="eager").
 enum class AttentionKernel : std::uint8_t {
   kFlash,
   kCudnn,
@@ -209,8 +210,8 @@ struct Loss {
   bool operator==(const Loss&) const = default;
 };
 
-// kHeld: the training loop keeps the logits that the model returned while backward runs: in fp32, or
-// with Plan::loss_in_forward as the head made them.
+// kHeld: the training loop keeps the logits that the model returned while backward runs: in fp32,
+// or with Plan::loss_in_forward as the head made them.
 enum class Logits : std::uint8_t { kReleased, kHeld };
 const char* to_string(Logits logits);
 

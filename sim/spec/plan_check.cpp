@@ -183,7 +183,8 @@ Problem problem_of_units(const Plan& plan, const ModelSpec& model) {
   const auto& [layers, embedding, head, block, experts, every, dimension, table] = plan.units;
   using enum UnitPlacement;
   if (embedding == kWithNorm || embedding == kNorm) {
-    return contradiction("units.embedding", fmt::format("{} is for the head only", to_string(embedding)),
+    return contradiction("units.embedding",
+                         fmt::format("{} is for the head only", to_string(embedding)),
                          "own, root or with_head");
   }
   if (head == kWithHead) {

@@ -58,8 +58,8 @@ std::optional<PlanProblem> find_problem(const Plan& plan, const ModelSpec& model
 // sentence each.
 std::vector<std::string> warnings(const Plan& plan, const ModelSpec& model, const Cluster& cluster);
 
-// Whether the layer is an embedding whose table of tokens is a unit while the rest of it stays in the
-// root (LayerSpec::nested, or Units::table_alone).
+// Whether the layer is an embedding whose table of tokens is a unit while the rest of it stays in
+// the root (LayerSpec::nested, or Units::table_alone).
 bool splits_table(const Units& units, const LayerSpec& layer);
 
 // Whether layers of this role are left to the unit of the whole model.

@@ -58,7 +58,7 @@ struct PlanDocument {
   bool reduce_dtype_is_none = false;            // dtype.reduce: none, PyTorch's default
   Trainer trainer = Trainer::kNone;
   std::string trainer_version;  // "": the newest
-  std::string stack;  // "": none (sim/spec/plan_stack.h)
+  std::string stack;            // "": none (sim/spec/plan_stack.h)
   GivenKeys given;
   std::string file;  // "" where there is none
 

@@ -32,11 +32,10 @@ constexpr std::array kImplementations = {Optimizer::Implementation::kForeach,
                                          Optimizer::Implementation::kFused,
                                          Optimizer::Implementation::kLoop};
 constexpr std::array kCompiles = {Compile::kNone, Compile::kBlocks, Compile::kModel};
-constexpr std::array kAttentionKernels = {AttentionKernel::kFlash,     AttentionKernel::kCudnn,
-                                          AttentionKernel::kEfficient, AttentionKernel::kMath,
-                                          AttentionKernel::kFa1,       AttentionKernel::kFa2,
-                                          AttentionKernel::kFa3,       AttentionKernel::kTriton,
-                                          AttentionKernel::kEager};
+constexpr std::array kAttentionKernels = {
+    AttentionKernel::kFlash, AttentionKernel::kCudnn,  AttentionKernel::kEfficient,
+    AttentionKernel::kMath,  AttentionKernel::kFa1,    AttentionKernel::kFa2,
+    AttentionKernel::kFa3,   AttentionKernel::kTriton, AttentionKernel::kEager};
 constexpr std::array kNorms = {ModuleKernels::Norm::kCompute, ModuleKernels::Norm::kFp32,
                                ModuleKernels::Norm::kEager};
 constexpr std::array kRopes = {ModuleKernels::Rope::kComplex, ModuleKernels::Rope::kReal,
@@ -194,10 +193,7 @@ constexpr PlanKey kKeys[] = {
      [](const Plan& p) { return Json(word_of(p.kernels.residual)); }},
     {"kernels.activation",
      [](Node n, Document d) { d.plan.kernels.activation = read_word(n, kActivations); },
-     [](const Plan& p) {
-       const bool usual = p.kernels.activation == ModuleKernels::Activation::kFused;
-       return usual ? Json() : Json(word_of(p.kernels.activation));
-     }},
+     [](const Plan& p) { return Json(word_of(p.kernels.activation)); }},
     {"kernels.unpads", [](Node n, Document d) { d.plan.kernels.unpads = n.as_bool(); },
      [](const Plan& p) { return Json(p.kernels.unpads); }},
     {"kernels.train_metrics",

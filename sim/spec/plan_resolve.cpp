@@ -147,6 +147,14 @@ void resolve_reduce_dtype(const PlanDocument& document, Plan& plan, Reasons& rea
       as_stored ? "none: in the stored dtype from PyTorch 2.15 on" : "none: as gradients come";
 }
 
+// Trainers wrap a model that runs on several ranks (accelerate/accelerator.py, prepare_model).
+void resolve_buckets(const PlanDocument& document, Plan& plan, Reasons& reasons) {
+  if (plan.runtime.kind != RuntimeKind::kDdp || plan.mesh.world() > 1) return;
+  if (document.has("ddp.bucket_cap_mb") || plan.ddp.zero_redundancy_optimizer) return;
+  plan.ddp.bucket_cap_mb = 0;
+  reasons["ddp.bucket_cap_mb"] = "one rank: the model is not wrapped";
+}
+
 // torch.optim.AdamW makes its states like the parameters (zeros_like). DeepSpeed's and the engine's
 // are fp32.
 void resolve_states(const PlanDocument& document, Plan& plan, Reasons& reasons) {
@@ -178,6 +186,7 @@ ResolvedPlan resolve(const PlanDocument& written, const ModelSpec& model, const 
   resolve_dtypes(document, cluster, plan, reasons);
   resolve_mesh(document, cluster, plan, reasons);
   resolve_batch(document, model, plan, reasons);
+  resolve_buckets(document, plan, reasons);
   resolve_reduce_dtype(document, plan, reasons);
   resolve_states(document, plan, reasons);
   for (const std::string_view key : apply_trainer(document, model, plan)) {

@@ -70,7 +70,10 @@ constexpr PlanKey kKeys[] = {
     {"fsdp1.gradients_in_place", read_flag<&Plan::fsdp1, &Fsdp1Options::gradients_in_place>,
      [](const Plan& p) { return p.fsdp1.gradients_in_place ? Json(true) : Json(); }, of_fsdp1},
     {"ddp.bucket_cap_mb",
-     [](Node n, Document d) { d.plan.ddp.bucket_cap_mb = read_optional_positive(n); },
+     [](Node n, Document d) {
+       const bool none = n.is_scalar() && n.text() == "0";  // no buckets
+       d.plan.ddp.bucket_cap_mb = none ? 0.0 : read_optional_positive(n);
+     },
      [](const Plan& p) { return written(p.ddp.bucket_cap_mb); }, of_ddp},
     FORESHARD_FLAG(ddp, static_graph, of_ddp),
     FORESHARD_FLAG(ddp, find_unused_parameters, of_ddp),

@@ -7,10 +7,11 @@
 // - accelerate, src/accelerate/utils/fsdp_utils.py, fsdp2_prepare_model: fully_shard of each module
 //   that the wrapping policy names (the blocks of a transformer), then of the model, all with the
 //   same reshard_after_forward, which is True unless told otherwise. Until 1.13 the root's is given
-//   too. From 1.14 on (read at 1.15) get_input_embeddings() is a unit, and so is the list of the last
-//   norm among the base model's children and get_output_embeddings(), which is never resharded; tied
-//   weights join that list; the root takes what is left, with PyTorch's default.
-// - accelerate, src/accelerate/utils/dataclasses.py, set_mixed_precision: parameters, reductions and
+//   too. From 1.14 on (read at 1.15) get_input_embeddings() is a unit, and so is the list of the
+//   last norm among the base model's children and get_output_embeddings(), which is never
+//   resharded; tied weights join that list; the root takes what is left, with PyTorch's default.
+// - accelerate, src/accelerate/utils/dataclasses.py, set_mixed_precision: parameters, reductions
+// and
 //   outputs in one dtype; the forward of a model that fully_shard prepared runs without autocast.
 //   Accelerator.accumulate is set_requires_gradient_sync(False) but for the last micro-batch.
 // - transformers 5: a model that is given labels computes its loss in its forward.
@@ -129,7 +130,8 @@ bool is_child_of_base(const LayerSpec& layer) {
 }
 
 bool reads_images(const LayerSpec& layer) {
-  return layer.role == LayerRole::kEmbedding && layer.tensors.front().type != ElementType::kInt64;
+  return layer.role == LayerRole::kEmbedding && !layer.tensors.empty() &&
+         layer.tensors.front().type != ElementType::kInt64;
 }
 
 // The units of Accelerate from 1.14 on. The last norm counts where it is a child of the base model,

@@ -37,7 +37,7 @@ prefetch: {forward: implicit, backward: 1, backward_lists: false, async_unshard:
 recompute: none
 compile: none
 attention: flash
-kernels: {norm: compute, rope: complex, residual: compute, unpads: false, train_metrics: 0}
+kernels: {norm: compute, rope: complex, residual: compute, activation: fused, unpads: false, train_metrics: 0}
 loss: eager
 logits: released
 float8: none
@@ -63,7 +63,7 @@ evaluation: {every: none, sequences: 16, held_back: 0.05, in_step: false}
 seed: 1
 rank: 0
 )");
-  EXPECT_EQ(plan.assumed.size(), 77U);  // all but model and cluster
+  EXPECT_EQ(plan.assumed.size(), 78U);  // all but model and cluster
   ASSERT_NE(assumed(plan, "mesh.shard"), nullptr);
   EXPECT_EQ(assumed(plan, "mesh.shard")->value, "64");
   EXPECT_EQ(assumed(plan, "mesh.shard")->why, "all 64 GPUs of the cluster");

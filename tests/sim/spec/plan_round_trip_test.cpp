@@ -127,9 +127,13 @@ Plan random_plan() {
                     pick({ModuleKernels::Rope::kComplex, ModuleKernels::Rope::kReal,
                           ModuleKernels::Rope::kFused}),
                     pick({ModuleKernels::Residual::kCompute, ModuleKernels::Residual::kFp32}),
+                    pick({ModuleKernels::Activation::kFused, ModuleKernels::Activation::kEager}),
                     pick({false, true}),
                     between(0, 64),
                     pick({false, true})};
+    plan.loss_in_forward = pick({false, true});
+    plan.units.table_alone = pick({false, true});
+    plan.batch.padded = pick({false, true});
     plan.recompute_keeps = pick({SelectivePolicy::kEverySecondMm, SelectivePolicy::kDotsExceptMlp});
     plan.loss = pick<Loss>({{Loss::Kind::kEager, 0},
                             {Loss::Kind::kEagerCompute, 0},

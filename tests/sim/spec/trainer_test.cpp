@@ -63,7 +63,7 @@ TEST(Trainer, LeavesWhatTheUserSays) {
 
 TEST(Trainer, AccelerateAndLlmFoundryWrapBlocksOnly) {
   for (const bool is_tied : {false, true}) {
-    const ResolvedPlan accelerate = resolved("trainer: accelerate", {.is_tied = is_tied});
+    const ResolvedPlan accelerate = resolved("trainer: accelerate@1.13", {.is_tied = is_tied});
     EXPECT_EQ(accelerate.plan.units.embedding, kRoot);
     EXPECT_EQ(accelerate.plan.units.head, kRoot);
     EXPECT_EQ(unit_count(accelerate.plan, small_model()), 33);
@@ -76,6 +76,27 @@ TEST(Trainer, AccelerateAndLlmFoundryWrapBlocksOnly) {
     if (is_tied) continue;
     EXPECT_EQ(why(accelerate, "units.embedding"), "accelerate's default");
   }
+}
+
+TEST(Trainer, AccelerateMakesUnitsOfTheEndsFromItsFourteenthVersionOn) {
+  for (const char* version : {"", "@1.14", "@1.15.0"}) {
+    const Plan plan = resolved(std::string("trainer: accelerate") + version).plan;
+    EXPECT_EQ(plan.units.embedding, kOwn) << version;
+    EXPECT_TRUE(plan.units.table_alone) << version;
+    EXPECT_EQ(plan.reduce_dtype, plan.param_dtype) << version;
+    EXPECT_EQ(plan.output_dtype, plan.param_dtype) << version;
+    EXPECT_EQ(plan.accumulation, AccumulationMode::kKeepUnsharded) << version;
+    EXPECT_TRUE(plan.loss_in_forward) << version;
+    const std::int64_t last = unit_count(plan, small_model()) - 1;
+    EXPECT_EQ(plan.reshard_after_forward.at(last).kind, Reshard::Kind::kNever) << version;
+    EXPECT_EQ(plan.reshard_after_forward.at(last - 1).kind, Reshard::Kind::kAlways) << version;
+  }
+  const Plan fp32 = resolved("trainer: accelerate\ndtype: {param: fp32}").plan;
+  EXPECT_EQ(fp32.reduce_dtype, DType::kFp32);
+  EXPECT_EQ(fp32.output_dtype, std::nullopt);
+  const Refusal refused = refusal_of([] { resolved("trainer: accelerate@banana"); });
+  EXPECT_EQ(refused.exit_code, 3);
+  EXPECT_NE(refused.text.find("accelerate@1.13"), std::string::npos) << refused.text;
 }
 
 TEST(Trainer, WritesWhatItFilled) {

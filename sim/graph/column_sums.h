@@ -1,0 +1,17 @@
+// Buffers of the reductions that make gradients of biases and of eager norms' weights.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace foreshard {
+
+// A workspace of this name is such a buffer: its `per_token` rows for each token are summed over
+// `fixed` columns. (Not linear in the tokens, which a TensorSpec's sizes are.)
+inline constexpr std::string_view kColumnSums = "column sums";
+
+// Bytes that PyTorch's sum over `rows` of `columns` elements takes beside its result: 0 where a
+// block of threads sums a column by itself.
+std::int64_t column_sum_bytes(std::int64_t rows, std::int64_t columns);
+
+}  // namespace foreshard
