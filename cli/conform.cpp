@@ -29,6 +29,18 @@ void check_only(const std::vector<const RecordingFolder*>& folders, std::vector<
   }
 }
 
+// The folders with an index; there need be none where there are cases.
+std::vector<std::filesystem::path> recordings_of(
+    const std::filesystem::path& path, const std::vector<std::filesystem::path>& of_cases) {
+  if (of_cases == std::vector<std::filesystem::path>{path}) return {};
+  try {
+    return find_recordings(path);
+  } catch (const Error&) {
+    if (of_cases.empty()) throw;
+    return {};
+  }
+}
+
 }  // namespace
 
 ExitCode run_conform(const ConformOptions& options) {
@@ -43,8 +55,7 @@ ExitCode run_conform(const ConformOptions& options) {
       for (const Conformance& row : results.back().rows) cases.push_back(row.id);
       if (results.back().rows.empty()) results.pop_back();
     }
-    if (!of_cases.empty()) continue;
-    for (const std::filesystem::path& folder : find_recordings(path)) {
+    for (const std::filesystem::path& folder : recordings_of(path, of_cases)) {
       folders.push_back(&library.open(folder));
     }
   }

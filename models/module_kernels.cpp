@@ -9,7 +9,8 @@
 //                         norm is given x.float(). The result stays fp32 under autocast, else it
 //                         is cast back (type_as).
 //   eager                 x.float(), pow(2), mean, x * rsqrt, type_as, times weight (Llama's
-//                         RMSNorm). LayerNorms have no such form and stay one kernel.
+//                         RMSNorm; Gemma's is times 1 + weight in fp32 and then type_as).
+//                         LayerNorms have no such form and stay one kernel.
 // kernels.rope real       rotate_half (a copy), two products with tables, a sum; fused: one kernel.
 // kernels.unpads          index_first_axis and pad_input of flash-attn 1 and 2: rows are copied
 //                         out of the padded batch before attention and into zeros behind it.
@@ -40,10 +41,11 @@ std::size_t at(Index t) { return static_cast<std::size_t>(t); }
 
 class Rewriter {
  public:
-  Rewriter(LayerSpec layer, const Plan& plan, const Numerics& numerics)
+  Rewriter(LayerSpec layer, const Plan& plan, const ModelSpec& model)
       : old_(std::move(layer)),
         plan_(plan),
-        numerics_(numerics),
+        numerics_(model.numerics),
+        weighs_in_fp32_(model.family.starts_with("gemma")),
         layer_(old_),
         renamed_(old_.tensors.size()) {
     layer_.operations.clear();
@@ -244,15 +246,24 @@ class Rewriter {
     product.sums_last = true;
     if (wide != input) product.released = {wide};
     push(std::move(product));
-    const Index narrow = cast(scaled, ElementType::kCompute);
     Operation weigh = op;  // its parameter is the weight
     weigh.kind = OperationKind::kElementwise;
     weigh.function = Function::kMultiply;
-    weigh.inputs = weigh.saved = {narrow};
-    weigh.outputs = {op.outputs.front()};
+    const Index factor = weighs_in_fp32_ ? scaled : cast(scaled, ElementType::kCompute);
+    weigh.inputs = weigh.saved = {factor};
     weigh.released = {scaled};
     std::erase_if(weigh.parameters, [&](Index p) { return p != op.parameters.front(); });
-    push(std::move(weigh));
+    if (weighs_in_fp32_) {
+      const Index weighed = like(scaled, base + "_weighed", ElementType::kFp32);
+      weigh.outputs = {weighed};
+      push(std::move(weigh));
+      Operation narrow = pass(base + "_cast", Function::kCast, {weighed}, op.outputs.front());
+      narrow.released = {weighed};
+      push(std::move(narrow));
+    } else {
+      weigh.outputs = {op.outputs.front()};
+      push(std::move(weigh));
+    }
     for (std::size_t o = first; o < layer_.operations.size(); ++o) {
       layer_.operations[o].eager_norm = true;
     }
@@ -378,6 +389,7 @@ class Rewriter {
   const LayerSpec old_;
   const Plan& plan_;
   const Numerics& numerics_;
+  const bool weighs_in_fp32_;
   LayerSpec layer_;
   std::vector<Index> renamed_;
   std::vector<bool> fp32_;
@@ -409,8 +421,7 @@ ModelSpec with_module_kernels(ModelSpec model, const Plan& plan) {
   ModuleKernels plain;
   plain.train_metrics = plan.kernels.train_metrics;
   if (plan.kernels == plain && !plan.autocast) return model;
-  for (LayerSpec& layer : model.kinds)
-    layer = Rewriter(std::move(layer), plan, model.numerics).run();
+  for (LayerSpec& layer : model.kinds) layer = Rewriter(std::move(layer), plan, model).run();
   return model;
 }
 

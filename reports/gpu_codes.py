@@ -24,7 +24,7 @@ def words(row, folder, gpu):
             "ddp" if plain else "fsdp2@2.11", "--sequence", str(c["sequence"]), "--micro-batch", str(c["batch"])]
     keys = {"stack": "hf_trainer", "host_sync": "none"}
     if c["attention"] == "eager":
-        keys["attention"] = "math"
+        keys["attention"] = "eager"
     if c["checkpoint"]:
         keys.update({"recompute": "full", "recompute_early_stop": "true"})
     if c["accumulation"] > 1:
@@ -38,8 +38,10 @@ def words(row, folder, gpu):
         keys["trainer"] = "accelerate"
     if c["compiled"]:
         keys["compile"] = "blocks"
-    if c["lora"]:
-        keys.update({"lora.rank": 16, "lora.targets": "[q_proj, k_proj, v_proj, o_proj]"})
+    if c["loop"] == "loop":
+        keys["logits"] = "held"
+    if c["lora"]:  # the base in fp32, as the script makes it
+        keys.update({"lora.rank": 16, "lora.base": "master", "lora.targets": "[q_proj, k_proj, v_proj, o_proj]"})
     keys.update(dict(pair.split("=") for pair in c.get("predict", [])))
     for key, value in keys.items():
         said += ["--set", f"{key}={value}"]
