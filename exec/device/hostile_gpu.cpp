@@ -2,24 +2,18 @@
 // off, one after another, in the order that the seed says, until what it waits for is done; nothing
 // else runs them. Orders are held twice: by the queues, for what is computed, and by vector clocks,
 // for what is refused.
-//
-// A capture keeps what lanes are given instead of queueing it. A replay queues it on lanes of the
-// graph's own, behind what the replaying lane has, and before what it gets next: as a graph on a
-// GPU, it is ordered with no other lane's work.
 #include "exec/device/hostile_gpu.h"
-
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <cstring>
 #include <stdexcept>
 #include <thread>
 #include <utility>
 
+#include "exec/device/hostile_parts.h"
+
 namespace foreshard {
 namespace {
 
-constexpr std::size_t kAlignment = 512;
 constexpr auto kPatience = std::chrono::seconds(60);  // for what another thread issues
 
 std::size_t index(HostileLane lane) { return static_cast<std::size_t>(lane); }
@@ -28,112 +22,22 @@ std::size_t index(HostileLane lane) { return static_cast<std::size_t>(lane); }
 
 }  // namespace
 
-struct HostileGpu::Event {
-  std::shared_ptr<Mark> mark;
-};
-
-struct HostileGpu::Block {
-  std::byte* memory = nullptr;
-  std::size_t bytes = 0;
-  HostileLane lane = 0;
-  bool in_graph = false;  // stays there until the graph is gone
-  bool returned = false;
-};
-
-namespace {
-
-struct CapturedCall {
-  enum class Kind : std::uint8_t { kWork, kRecord, kWait } kind = Kind::kWork;
-  HostileLane lane = 0;  // of the graph
-  std::string name;
-  std::vector<Extent> extents;
-  std::function<void()> work;
-  HostileGpu::Event* event = nullptr;
-};
-
-}  // namespace
-
-struct HostileGpu::Graph {
-  HostileLane first = 0;  // its lane that begins and ends it
-  std::vector<CapturedCall> calls;
-  std::vector<Block*> blocks;
-};
-
-struct HostileGpu::Capture {
-  std::thread::id thread;
-  HostileLane origin = 0;
-  std::map<HostileLane, HostileLane> lanes;   // those that have joined: the graph's
-  std::map<HostileLane, VectorClock> clocks;  // within the capture
-  std::map<Event*, VectorClock> events;       // recorded in it
-  std::map<HostileLane, std::vector<Block*>> given_back;
-  std::unique_ptr<Graph> graph;
-};
-
 HostileGpu::HostileGpu(std::uint64_t seed, std::size_t bytes)
-    : draw_(seed), draws_anew_(seed % 3 == 2), goes_on_early_(seed % 4 == 3), bytes_(bytes) {
-  const int file = ::memfd_create("hostile-gpu", MFD_CLOEXEC);
-  if (file < 0 || ::ftruncate(file, static_cast<off_t>(bytes)) != 0) fail("no memory for a GPU");
-  void* body = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
-  void* face = ::mmap(nullptr, bytes, PROT_NONE, MAP_SHARED | MAP_NORESERVE, file, 0);
-  ::close(file);
-  if (body == MAP_FAILED || face == MAP_FAILED) fail("no addresses for a GPU");
-  body_ = static_cast<std::byte*>(body);
-  face_ = static_cast<std::byte*>(face);
-  free_[face_] = bytes;
-}
+    : draw_(seed), draws_anew_(seed % 3 == 2), goes_on_early_(seed % 4 == 3), memory_(bytes) {}
 
-HostileGpu::~HostileGpu() {
-  ::munmap(body_, bytes_);
-  ::munmap(face_, bytes_);
-}
+HostileGpu::~HostileGpu() = default;
 
 // --- memory ---
 
-bool HostileGpu::holds(const void* memory) const {
-  const auto* at = static_cast<const std::byte*>(memory);
-  return at >= face_ && at < face_ + bytes_;
-}
-
-std::byte* HostileGpu::body(const void* memory) const {
-  auto* at = const_cast<std::byte*>(static_cast<const std::byte*>(memory));
-  return holds(memory) ? body_ + (at - face_) : at;
-}
-
+bool HostileGpu::holds(const void* memory) const { return memory_.holds(memory); }
+std::byte* HostileGpu::body(const void* memory) const { return memory_.body(memory); }
 std::byte* HostileGpu::memory_of(const Block* block) const { return block->memory; }
 
-// First fit; what another had there is forgotten.
+// What another had there is forgotten.
 std::byte* HostileGpu::take(std::size_t bytes) {
-  const std::size_t size = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  for (auto it = free_.begin(); it != free_.end(); ++it) {
-    if (it->second < size) continue;
-    std::byte* const memory = it->first;
-    const std::size_t rest = it->second - size;
-    free_.erase(it);
-    if (rest > 0) free_[memory + size] = rest;
-    taken_[memory] = size;
-    accesses_.forget(memory, size);
-    return memory;
-  }
-  fail("out of memory");
-}
-
-void HostileGpu::put(std::byte* memory) {
-  const auto it = taken_.find(memory);
-  if (it == taken_.end()) return;
-  auto own = free_.emplace(memory, it->second).first;
-  taken_.erase(it);
-  if (const auto next = std::next(own);
-      next != free_.end() && own->first + own->second == next->first) {
-    own->second += next->second;
-    free_.erase(next);
-  }
-  if (own != free_.begin()) {
-    const auto before = std::prev(own);
-    if (before->first + before->second == own->first) {
-      before->second += own->second;
-      free_.erase(own);
-    }
-  }
+  std::byte* const memory = memory_.take(bytes);
+  accesses_.forget(memory, bytes);
+  return memory;
 }
 
 std::byte* HostileGpu::allocate(std::size_t bytes) {
@@ -151,7 +55,7 @@ void HostileGpu::release(std::byte* memory) noexcept {
     run_all(lock);
   } catch (...) {  // whoever waits for that work is told
   }
-  put(memory);
+  memory_.put(memory);
 }
 
 HostileGpu::Block* HostileGpu::lend(std::size_t bytes, HostileLane lane) {
@@ -172,7 +76,7 @@ HostileGpu::Block* HostileGpu::lend(std::size_t bytes, HostileLane lane) {
 void HostileGpu::give_back(Block* block) noexcept {
   const std::lock_guard lock(mutex_);
   block->returned = true;
-  if (block->memory != nullptr) freed_[block->memory] = block->bytes;
+  if (block->memory != nullptr) memory_.mark_freed(block->memory, block->bytes);
   if (block->in_graph) {
     if (capture_ != nullptr && is_captured(block->lane)) {
       capture_->given_back[block->lane].push_back(block);
@@ -192,13 +96,13 @@ void HostileGpu::spoil(HostileLane lane) {
   auto blocks =
       std::exchange(captured ? capture_->given_back[lane] : lanes_[index(lane)].given_back, {});
   for (Block* block : blocks) {
-    freed_.erase(block->memory);
+    memory_.unmark_freed(block->memory);
     std::byte* const at = body(block->memory);
     const Extent extent{block->memory, block->bytes, true};
     const auto work = [this, block, at, captured] {
       std::memset(at, 0xFF, block->bytes);
       if (captured) return;
-      put(block->memory);
+      memory_.put(block->memory);
       delete block;
     };
     const std::string name = "memory that was freed and given again";
@@ -269,14 +173,8 @@ void HostileGpu::push_wait(HostileLane lane, const std::shared_ptr<Mark>& mark) 
 // Work that is given memory which nobody holds any more.
 void HostileGpu::check_alive(HostileLane lane, const std::string& name,
                              const std::vector<Extent>& extents) const {
-  const auto overlaps = [](const auto& blocks, const Extent& extent) {
-    const auto after = blocks.lower_bound(const_cast<std::byte*>(extent.begin + extent.bytes));
-    return after != blocks.begin() &&
-           std::prev(after)->first + std::prev(after)->second > extent.begin;
-  };
   for (const Extent& extent : extents) {
-    if (extent.bytes == 0 || !holds(extent.begin)) continue;
-    if (overlaps(freed_, extent) || overlaps(free_, extent)) {
+    if (extent.bytes > 0 && memory_.is_freed(extent.begin, extent.bytes)) {
       fail(name + " on lane " + std::to_string(lane) + (extent.writes ? " writes" : " reads") +
            " memory that was freed");
     }
@@ -448,80 +346,6 @@ void HostileGpu::run_all(std::unique_lock<std::mutex>& lock) {
     return true;
   });
   for (const LaneState& lane : lanes_) host_.join(lane.clock);
-}
-
-// --- graphs ---
-
-HostileGpu::Graph* HostileGpu::capture(HostileLane lane, const std::function<void()>& work) {
-  synchronize();
-  {
-    const std::lock_guard lock(mutex_);
-    if (capture_ != nullptr) fail("work is captured already");
-    capture_ = std::make_unique<Capture>();
-    capture_->thread = std::this_thread::get_id();
-    capture_->origin = lane;
-    capture_->graph = std::make_unique<Graph>();
-    capture_->graph->first = capture_->lanes[lane] = add_lane();
-  }
-  std::exception_ptr failure;
-  try {
-    work();
-  } catch (...) {
-    failure = std::current_exception();
-  }
-  const std::lock_guard lock(mutex_);
-  const std::unique_ptr<Capture> capture = std::move(capture_);
-  for (const auto& [joined, clock] : capture->clocks) {
-    if (failure == nullptr && clock.of(joined) > capture->clocks[lane].of(joined)) {
-      failure = std::make_exception_ptr(
-          std::runtime_error("a capture ends while its work on lane " + std::to_string(joined) +
-                             " is not waited for"));
-    }
-  }
-  if (failure == nullptr) return capture->graph.release();
-  for (Block* block : capture->graph->blocks) {
-    block->in_graph = false;
-    if (block->returned) lanes_[index(block->lane)].given_back.push_back(block);
-  }
-  std::rethrow_exception(failure);
-}
-
-void HostileGpu::replay(HostileLane lane, Graph* graph) {
-  not_in_capture("a replay");
-  const std::lock_guard lock(mutex_);
-  push_wait(graph->first, push_mark(lane));
-  for (const CapturedCall& call : graph->calls) {
-    switch (call.kind) {
-      case CapturedCall::Kind::kWork:
-        push_work(call.lane, call.name, call.extents, call.work);
-        break;
-      case CapturedCall::Kind::kRecord:
-        call.event->mark = push_mark(call.lane);
-        break;
-      case CapturedCall::Kind::kWait:
-        push_wait(call.lane, call.event->mark);
-        break;
-    }
-  }
-  push_wait(lane, push_mark(graph->first));
-  some_progress();
-}
-
-void HostileGpu::free_graph(Graph* graph) noexcept {
-  std::unique_lock lock(mutex_);
-  try {
-    run_all(lock);
-  } catch (...) {  // whoever waits for that work is told
-  }
-  for (Block* block : graph->blocks) {
-    block->in_graph = false;
-    if (block->returned) {
-      freed_.erase(block->memory);
-      put(block->memory);
-      delete block;
-    }
-  }
-  delete graph;
 }
 
 }  // namespace foreshard

@@ -32,6 +32,7 @@
 #include <vector>
 
 #include "exec/device/access_log.h"
+#include "exec/device/hostile_memory.h"
 
 namespace foreshard {
 
@@ -117,7 +118,6 @@ class HostileGpu {
                    const std::vector<Extent>& extents) const;
   void spoil(HostileLane lane);
   std::byte* take(std::size_t bytes);
-  void put(std::byte* memory);
   HostileLane add_lane();
 
   bool is_runnable(const LaneState& lane) const;
@@ -133,11 +133,7 @@ class HostileGpu {
   bool draws_anew_ = false;     // which lane goes on; else always the first that can, by rank
   bool goes_on_early_ = false;  // some work is done while the host still issues
   std::vector<std::uint64_t> rank_;
-  std::byte* face_ = nullptr;  // without access
-  std::byte* body_ = nullptr;
-  std::size_t bytes_ = 0;
-  std::map<std::byte*, std::size_t> free_, taken_;
-  std::map<const std::byte*, std::size_t> freed_;  // by tensors; the lane has not got it again yet
+  HostileMemory memory_;
   std::vector<LaneState> lanes_;
   VectorClock host_;
   AccessLog accesses_;

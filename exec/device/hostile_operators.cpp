@@ -13,15 +13,14 @@
 #include "exec/device/hostile_operators.h"
 
 #include <ATen/Functions.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/from_blob.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
 #include <optional>
-#include <set>
 #include <stdexcept>
 #include <utility>
+
+#include "exec/device/hostile_arguments.h"
 
 namespace foreshard {
 
@@ -31,8 +30,6 @@ HostilePlace& hostile_place() {
 }
 
 namespace {
-
-const c10::Device kDevice(c10::DeviceType::PrivateUse1, 0);
 
 HostilePlace& place() {
   if (hostile_place().gpu == nullptr) {
@@ -63,7 +60,7 @@ at::Tensor make(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType t
   auto lent = std::make_unique<Lent>(Lent{place().gpu, nullptr});
   lent->block = lent->gpu->lend(bytes, place().lane);
   void* const memory = lent->gpu->memory_of(lent->block);
-  at::DataPtr data(memory, lent.release(), &give_back, kDevice);
+  at::DataPtr data(memory, lent.release(), &give_back, kHostileDevice);
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
                                                        std::move(data), nullptr, false);
   at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
@@ -100,129 +97,6 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage storage, std::int64_t offs
   impl->set_storage_offset(offset);
   impl->set_sizes_and_strides(sizes, strides);
   return self;
-}
-
-// --- arguments as a kernel has them ---
-
-struct Shape {
-  void* memory = nullptr;
-  std::vector<std::int64_t> sizes, strides;
-  at::ScalarType type = at::kFloat;
-
-  auto operator<=>(const Shape&) const = default;
-
-  explicit Shape(const at::Tensor& t)
-      : memory(const_cast<void*>(t.const_data_ptr())),
-        sizes(t.sizes().vec()),
-        strides(t.strides().vec()),
-        type(t.scalar_type()) {}
-
-  at::Tensor over(void* bytes) const {
-    return at::from_blob(bytes, sizes, strides, at::TensorOptions().dtype(type));
-  }
-  at::Tensor zeros() const {
-    return at::empty_strided(sizes, strides, at::TensorOptions().dtype(type)).zero_();
-  }
-  Extent extent(bool writes) const {
-    std::int64_t elements = 1;
-    for (std::size_t d = 0; d < sizes.size(); ++d) {
-      if (sizes[d] == 0) return {};
-      elements += (sizes[d] - 1) * strides[d];
-    }
-    return {static_cast<std::byte*>(memory),
-            static_cast<std::size_t>(elements) * c10::elementSize(type), writes};
-  }
-};
-
-bool is_ours(const at::Tensor& t) { return t.defined() && t.device() == kDevice; }
-
-// An argument without the tensors it holds: those of the device as shapes, copies of the host's
-// scalars.
-struct Argument {
-  c10::IValue value;                         // where it holds no tensor of the device
-  std::vector<std::optional<Shape>> shapes;  // else, nullopt: undefined
-  bool is_list = false, is_optional_list = false;
-  bool writes = false;
-};
-
-std::vector<at::Tensor> tensors_of(const c10::IValue& value) {
-  if (value.isTensor()) return {value.toTensor()};
-  if (value.isTensorList()) return value.toTensorVector();
-  std::vector<at::Tensor> found;
-  if (value.isList()) {
-    for (const c10::IValue& one : value.toListRef()) {
-      if (!one.isNone() && !one.isTensor()) return {};
-      found.push_back(one.isTensor() ? one.toTensor() : at::Tensor());
-    }
-  }
-  return found;
-}
-
-Argument argument_of(const c10::OperatorHandle& op, const c10::IValue& value, bool writes) {
-  Argument argument;
-  const std::vector<at::Tensor> tensors = tensors_of(value);
-  bool ours = false;
-  for (const at::Tensor& t : tensors) ours = ours || is_ours(t);
-  for (const at::Tensor& t : tensors) {
-    // A kernel takes a scalar of the host as a number; other tensors of the host it cannot reach.
-    if (t.defined() && !is_ours(t) && (t.dim() > 0 || ours)) {
-      throw std::runtime_error(c10::toString(op.operator_name()) +
-                               " on the device is given a tensor of the host");
-    }
-  }
-  if (!ours) {
-    argument.value =
-        value.isTensor() && value.toTensor().defined() ? value.toTensor().clone() : value;
-    return argument;
-  }
-  argument.writes = writes;
-  argument.is_list = !value.isTensor();
-  argument.is_optional_list = argument.is_list && !value.isTensorList();
-  for (const at::Tensor& t : tensors) {
-    t.defined() ? argument.shapes.emplace_back(Shape(t)) : argument.shapes.emplace_back();
-  }
-  return argument;
-}
-
-using Make = std::function<at::Tensor(const Shape&)>;
-
-// The same shape is the same tensor, as it was: kernels look for arguments that are one.
-std::vector<c10::IValue> stack_of(const std::vector<Argument>& arguments, const Make& tensor_of) {
-  std::map<Shape, at::Tensor> made;
-  const auto get = [&](const std::optional<Shape>& shape) {
-    if (!shape) return at::Tensor();
-    const auto [it, added] = made.try_emplace(*shape);
-    if (added) it->second = tensor_of(*shape);
-    return it->second;
-  };
-  std::vector<c10::IValue> stack;
-  for (const Argument& a : arguments) {
-    if (a.shapes.empty()) {
-      stack.push_back(a.value);
-    } else if (!a.is_list) {
-      stack.emplace_back(get(a.shapes.front()));
-    } else if (a.is_optional_list) {
-      c10::List<std::optional<at::Tensor>> list;
-      for (const auto& shape : a.shapes) {
-        list.push_back(shape ? std::optional<at::Tensor>(get(shape)) : std::nullopt);
-      }
-      stack.emplace_back(std::move(list));
-    } else {
-      c10::List<at::Tensor> list;
-      for (const auto& shape : a.shapes) list.push_back(get(shape));
-      stack.emplace_back(std::move(list));
-    }
-  }
-  return stack;
-}
-
-void call(const c10::OperatorHandle& op, std::vector<c10::IValue>& stack) {
-  // Those that name a device name the host's.
-  const auto& arguments = op.schema().arguments();
-  for (std::size_t i = 0; i < arguments.size() && i < stack.size(); ++i) {
-    if (stack[i].isDevice()) stack[i] = c10::Device(c10::DeviceType::CPU);
-  }
-  op.callBoxed(&stack);
 }
 
 // --- operators ---
@@ -277,22 +151,12 @@ bool reads_on_host(const c10::FunctionSchema& schema) {
   return false;
 }
 
-std::vector<Extent> extents_of(const std::vector<Argument>& arguments) {
-  std::vector<Extent> extents;
-  for (const Argument& a : arguments) {
-    for (const auto& shape : a.shapes) {
-      if (shape) extents.push_back(shape->extent(a.writes));
-    }
-  }
-  return extents;
-}
-
 // A result without memory gets what the operator would give it.
 void resize(const c10::OperatorHandle& op, std::vector<Argument>& arguments, std::size_t i,
             const at::Tensor& result) {
   std::vector<c10::IValue> made = stack_of(arguments, [](const Shape& s) { return s.zeros(); });
   const at::Tensor like = made[i].toTensor();
-  call(op, made);
+  call_on_host(op, made);
   const at::Tensor whole = make(like.sizes(), like.strides(), like.scalar_type());
   result.unsafeGetTensorImpl()->set_storage_keep_dtype(c10::Storage(whole.storage()));
   result.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides());
@@ -319,7 +183,7 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (reads_on_host(schema)) {
     gpu->issue_and_wait(where.lane, name, extents_of(arguments), [&] {
       std::vector<c10::IValue> own = stack_of(arguments, on_device);
-      call(op, own);
+      call_on_host(op, own);
       stack->insert(stack->end(), own.begin(), own.end());
     });
     return;
@@ -334,7 +198,7 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     }
     gpu->issue(where.lane, name, extents_of(arguments), [op, arguments, on_device] {
       std::vector<c10::IValue> own = stack_of(arguments, on_device);
-      call(op, own);
+      call_on_host(op, own);
     });
     std::size_t written = 0;
     for (std::size_t r = 0; r < results; ++r, ++written) {
@@ -345,7 +209,7 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
 
   std::vector<c10::IValue> made = stack_of(arguments, [](const Shape& s) { return s.zeros(); });
-  call(op, made);
+  call_on_host(op, made);
   std::vector<std::optional<Shape>> targets;
   std::vector<Extent> extents = extents_of(arguments);
   for (const c10::IValue& result : made) {
@@ -363,7 +227,7 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
   gpu->issue(where.lane, name, std::move(extents), [op, arguments, targets, on_device] {
     std::vector<c10::IValue> own = stack_of(arguments, on_device);
-    call(op, own);
+    call_on_host(op, own);
     for (std::size_t r = 0; r < targets.size(); ++r) {
       if (targets[r]) on_device(*targets[r]).copy_(own[r].toTensor());
     }
