@@ -11,8 +11,9 @@
 // v of every head, and the softmax.
 //
 // By operations, eager (transformers' eager_attention_forward): product, scale, perhaps a cap, the
-// mask, a softmax in fp32 of an fp32 copy, a cast, dropout, the product with v. Saved: q (a copy of
-// rows by heads where there are several sequences), repeated k and v, the softmax, its cast.
+// mask, a softmax in fp32 of an fp32 copy and a cast (or of the scores as they are), dropout, the
+// product with v. Saved: q (a copy of rows by heads where there are several sequences), repeated k
+// and v, the softmax, its cast.
 //
 // A fused kernel returns heads as its queries lie. Queries that were concatenated lie head by head,
 // and so do products of heads: their result is copied to rows for the projection.
@@ -110,11 +111,11 @@ class Written {
     last().attention.causal = false;
     return output;
   }
-  Index softmax(Index input) {
-    const Index output = scores("softmax", ElementType::kFp32);
+  Index softmax(Index input, ElementType type) {
+    const Index output = scores("softmax", type);
     pass("softmax", Function::kSoftmax, {input}, output);
     last().saved = {output};
-    last().backward_workspace = {scores("softmax_times_grad", ElementType::kFp32)};
+    last().backward_workspace = {scores("softmax_times_grad", type)};
     return output;
   }
   void release(const Indices& tensors) {
@@ -166,7 +167,7 @@ std::vector<Operation> math(LayerSpec& layer, const Operation& op, const Plan& p
     out.last().in_place = true;
     out.last().gradient = GradientRule::kAlias;
   }
-  const Index softmax = out.softmax(scores);
+  const Index softmax = out.softmax(scores, kFp32);
   out.last().forward_workspace = {out.scores("softmax_unmasked", kFp32),
                                   out.scores("masked_rows", ElementType::kByte)};
   const std::int64_t width = shape.heads * shape.values();
@@ -181,7 +182,15 @@ std::vector<Operation> math(LayerSpec& layer, const Operation& op, const Plan& p
   return out.take();
 }
 
-std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& plan) {
+// Whose own attention takes its softmax in fp32; the others take it as scores are (read at
+// transformers 5.17, models/FAMILY/modeling_FAMILY.py).
+bool softmax_is_fp32(std::string_view family) {
+  static constexpr std::string_view kAsScores[] = {"gpt2", "bert", "roberta", "falcon"};
+  return std::find(std::begin(kAsScores), std::end(kAsScores), family) == std::end(kAsScores);
+}
+
+std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& plan,
+                             std::string_view family) {
   const AttentionShape& shape = op.attention;
   constexpr ElementType kCompute = ElementType::kCompute;
   Written out(layer, op, plan);
@@ -210,9 +219,16 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
         out.pass("masked_scores", Function::kAdd, {scores}, out.scores("masked_scores", kCompute));
     out.last().gradient = GradientRule::kAlias;
   }
-  const Index softmax = out.softmax(out.cast("scores_fp32", scores, ElementType::kFp32));
-  Index probabilities = out.cast("probabilities", softmax, kCompute);
-  out.release({scores, softmax});
+  Index probabilities = 0;
+  if (softmax_is_fp32(family)) {
+    const Index softmax =
+        out.softmax(out.cast("scores_fp32", scores, ElementType::kFp32), ElementType::kFp32);
+    probabilities = out.cast("probabilities", softmax, kCompute);
+    out.release({scores, softmax});
+  } else {
+    probabilities = out.softmax(scores, kCompute);
+    out.release({scores});
+  }
   if (shape.dropout) {
     const Index mask = out.scores("probabilities_mask", ElementType::kByte);
     const Index kept = out.scores("kept_probabilities", kCompute);
@@ -302,7 +318,7 @@ std::vector<Operation> fused(LayerSpec& layer, Operation op, const Plan& plan, b
 
 }  // namespace
 
-void apply_attention(LayerSpec& layer, const Plan& plan) {
+void apply_attention(LayerSpec& layer, const Plan& plan, std::string_view family) {
   for (std::size_t o = 0; o < layer.operations.size(); ++o) {
     if (layer.operations[o].kind != OperationKind::kAttention) continue;
     Operation op = std::move(layer.operations[o]);
@@ -312,7 +328,7 @@ void apply_attention(LayerSpec& layer, const Plan& plan) {
     const AttentionKernel kernel = dispatched(plan, op.attention, masked);
     std::vector<Operation> made = kernel == AttentionKernel::kMath ? math(layer, op, plan)
                                   : kernel == AttentionKernel::kEager
-                                      ? eager(layer, op, plan)
+                                      ? eager(layer, op, plan, family)
                                       : fused(layer, std::move(op), plan, masked);
     layer.operations.insert(layer.operations.begin() + static_cast<std::ptrdiff_t>(o),
                             std::make_move_iterator(made.begin()),

@@ -278,7 +278,8 @@ void separate_table(LayerSpec& layer, const Units& units) {
 
 // A masked head's bias is a parameter of two modules. Where one of them is in a unit, the root
 // keeps the other's name: gathered with it, without a gradient.
-void split_head_bias(ModelSpec& model, const Units& units) {
+void split_head_bias(ModelSpec& model, const Plan& plan) {
+  const Units& units = plan.units;
   const auto find = [&](LayerRole role) {
     return std::find_if(model.kinds.begin(), model.kinds.end(),
                         [&](const LayerSpec& layer) { return layer.role == role; });
@@ -294,6 +295,13 @@ void split_head_bias(ModelSpec& model, const Units& units) {
   bias.name += " (root's)";
   bias.trainable = false;
   transform->parameters.push_back(std::move(bias));
+  // The optimizer has the root's name, so that nobody lets go of the other's gradient, nor of the
+  // unit's flat one, which it is a view of (Accelerate 1.15 with BertForMaskedLM).
+  const ParameterSpec& table = head->parameters.front();
+  const std::int64_t rows = (table.shape.front() + plan.mesh.shard - 1) / plan.mesh.shard;
+  const std::int64_t columns = table.numel() / table.shape.front() + 1;
+  head->resident_bytes +=
+      checked_multiply(checked_multiply(rows, columns), size_of(plan.master_dtype));
 }
 
 // --- gradients that are sums ---
@@ -335,7 +343,7 @@ void pack(ModelSpec& model, std::int64_t documents) {
 ModelSpec with_variants(ModelSpec model, const Plan& plan) {
   if (plan.units.table_alone) {
     for (LayerSpec& layer : model.kinds) separate_table(layer, plan.units);
-    split_head_bias(model, plan.units);
+    split_head_bias(model, plan);
   }
   if (plan.batch.images > 0) model = with_images(std::move(model), plan.batch.images);
   if (plan.lora.rank > 0) model = with_adapters(std::move(model), plan);
@@ -348,7 +356,7 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
   if (plan.runtime.kind == RuntimeKind::kNative || plan.host == HostKind::kComputes) return model;
   model = with_module_kernels(std::move(model), plan);
   for (LayerSpec& layer : model.kinds) {
-    apply_attention(layer, plan);
+    apply_attention(layer, plan, model.family);
     if (layer.role == LayerRole::kLoss) {
       apply_loss(layer, plan);
       add_train_metrics(layer, plan);

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Forecasts against what transformers with Accelerate, PEFT and FSDP2 did on PyTorch's own allocator: a table.
 
-    reports/hf_cases.py DIR [build/bin/foreshard] [--json FILE]
+    reports/hf_cases.py tests/hf_cases [build/bin/foreshard] [--json FILE]
 
 A file of DIR is a case: `case` (what was run), `config` (of the model; or its folder's name) and `result` (peaks,
 reserved bytes and collectives of the last step). Each is forecast from the model's config.json and what somebody who

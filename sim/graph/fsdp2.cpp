@@ -172,6 +172,7 @@ void Fsdp2::run_forward(bool training) {
     group(root()).module_state = Training::kIdle;
   }
   end_root_forward(kRootState);
+  StepBuilder::free(held_logits_);  // of the micro-batch before
   if (!has_loss) return;
   if (!training) return add_phase(EventKind::kForward, last, Segments::kInside);
   if (!inside) compute_loss(last);
@@ -187,7 +188,6 @@ void Fsdp2::run_forward(bool training) {
 // The loop's name for what the model returned; it ends when the next forward has returned, or with
 // the step.
 void Fsdp2::hold_logits(std::int32_t layer) {
-  StepBuilder::free(held_logits_);
   const std::int64_t count =
       elements(spec_of(layer).tensors.front(), plan_.batch.micro_batch, plan_.batch.sequence);
   held_logits_ = allocate(MemoryCategory::kActivation, Stream::kCompute, -1,
