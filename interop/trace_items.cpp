@@ -11,6 +11,8 @@
 //            shapes of that operator's tensors say.
 #include "interop/trace_items.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cctype>
 #include <map>
@@ -20,12 +22,15 @@
 #include <utility>
 
 #include "interop/trace_tensors.h"
+#include "sim/base/error.h"
 
 namespace foreshard {
 namespace {
 
 using Category = TraceEvent::Category;
 constexpr std::size_t kNoParent = static_cast<std::size_t>(-1);
+constexpr std::size_t kMaxDepth =
+    1'000;  // as Python's recursion; parents are walked for each event
 
 // "_allgather_base", "c10d::_reduce_scatter_base_", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)".
 TracedCollective collective_of(std::string_view name) {
@@ -132,6 +137,10 @@ class Linker {
         while (!open.empty() && event(open.back()).end <= event(i).begin) open.pop_back();
         if (!open.empty()) parents_[i] = open.back();
         open.push_back(i);
+        if (open.size() > kMaxDepth) {
+          throw ConfigError({trace_.file, 0, 0, ""}, "the events are nested too deeply",
+                            fmt::format("at most {} calls inside each other", kMaxDepth));
+        }
         fsdp = fsdp || facts(event(i)).fsdp;
         // What an operator has inside that must be told apart from it.
         const bool again = recomputes(i) && (parents_[i] == kNoParent || !recomputes(parents_[i]));
