@@ -117,9 +117,9 @@ CsvFit fit_gemm_csv(const std::vector<CsvTable>& tables, const std::string& id) 
                                   fit.notes.empty() ? "" : fit.notes.front()));
   }
   if (gpus.size() > 1) {
-    throw Error(
-        ExitCode::kInvalidInput,
-        fmt::format("rows of several GPUs ({}); expected one profile's", fmt::join(gpus, ", ")));
+    throw ConfigError({tables.front().file_name(), 1, 0, ""},
+                      fmt::format("rows of several GPUs ({})", fmt::join(gpus, ", ")),
+                      "one profile's");
   }
   const auto machine = std::find_if(machines.begin(), machines.end(),
                                     [&](const Machine& m) { return m.key == *gpus.begin(); });

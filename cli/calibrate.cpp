@@ -163,10 +163,8 @@ ExitCode calibrate_products(const CalibrateOptions& options) {
   for (const std::string& file : options.files) {
     tables.push_back(read_table(file));
     if (!is_gemm_table(tables.back())) {
-      throw Error(ExitCode::kInvalidInput,
-                  file +
-                      ": no table of products; expected columns gpu, m, n, k, dtype and tflops or "
-                      "latency_us");
+      throw ConfigError({file, 1, 0, ""}, "no table of products",
+                        "columns gpu, m, n, k, dtype and tflops or latency_us");
     }
   }
   const std::string id = std::filesystem::path(options.files.front()).stem().string();

@@ -70,10 +70,28 @@ PlanDocument read_document(const JobOptions& options) {
   return document;
 }
 
+// What is wrong with a name is said where the plan file names it.
+template <typename Read>
+auto told_in_plan(const PlanDocument& document, const char* key, Read read) {
+  try {
+    return read();
+  } catch (const ConfigError&) {
+    throw;
+  } catch (const Error& error) {
+    const auto given = document.given.find(key);
+    if (error.exit_code() != ExitCode::kInvalidInput || given == document.given.end() ||
+        given->second.layer != PlanLayer::kFile) {
+      throw;
+    }
+    throw ConfigError(given->second.location, error.what());
+  }
+}
+
 void load_model_of(Job& job) {
   const std::string text = model_of(job.document);
   const std::string seen = as_seen_from_plan(job.document, "model", text);
-  const ModelName name = find_model(text, seen);
+  const ModelName name =
+      told_in_plan(job.document, "model", [&] { return find_model(text, seen); });
   const Stack stack =
       stack_of(job.document.has("runtime") ? job.document.plan.runtime.kind : Plan().runtime.kind);
   LoadedModel loaded = load_model(name, stack);
@@ -152,7 +170,8 @@ void load_cluster_of(const JobOptions& options, Job& job) {
   const std::string seen = as_seen_from_plan(job.document, "cluster", text);
   const bool is_file = is_cluster_file(text, seen);
   if (is_file) job.cluster_file = seen;
-  job.cluster = load_cluster(is_file ? seen : text);
+  job.cluster =
+      told_in_plan(job.document, "cluster", [&] { return load_cluster(is_file ? seen : text); });
   if (options.profile) {
     job.profile_file = *options.profile;
     job.calibration = read_calibration(read_json_file(job.profile_file));

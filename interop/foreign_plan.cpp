@@ -184,7 +184,19 @@ std::string plan_text(const ForeignPlan& plan,
 
 PlanDocument document_of(PlanDocument base, const ForeignPlan& plan) {
   for (const auto& [key, value] : plan.keys) {
-    base = apply_set(std::move(base), fmt::format("{}={}", key, value));
+    try {
+      base = apply_set(std::move(base), fmt::format("{}={}", key, value));
+    } catch (const ConfigError& error) {
+      // Said of the trainer's own key and line.
+      const auto entry = std::find_if(
+          plan.ledger.begin(), plan.ledger.end(),
+          [&, name = key](const auto& each) { return each.to.starts_with(name + ": "); });
+      if (entry == plan.ledger.end()) throw;
+      const std::string_view text = error.what();
+      const std::string_view reason = text.substr(std::min(text.find(": "), text.size() - 2) + 2);
+      throw ConfigError({entry->file, entry->line, 0, ""},
+                        fmt::format("{}: {}", entry->what, reason));
+    }
   }
   return base;
 }
