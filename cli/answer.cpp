@@ -6,15 +6,39 @@
 #include "cli/remedy.h"
 #include "cli/stacks.h"
 #include "reports/layout.h"
+#include "reports/long_step.h"
+#include "sim/simulate/folded.h"
 
 namespace foreshard {
 
-Answer answer(const JobOptions& options) {
+namespace {
+
+// Of two forecasts, of a few micro-batches and of fewer.
+void answer_by_few(Answer& a, const CostModel& costs) {
+  const Plan& whole = a.job.resolved.plan;
+  const auto of = [&](std::int64_t micro_batches) {
+    Plan plan = whole;
+    plan.batch.accumulation = micro_batches;
+    return forecast(a.job.model, plan, costs);
+  };
+  a.forecast = of(kLaidOut);
+  const Forecast fewer = of(kFewer);
+  a.report = long_step_report({report_of(a.job, a.forecast, costs), report_of(a.job, fewer, costs)},
+                              a.job.model, whole, costs);
+}
+
+}  // namespace
+
+Answer answer(const JobOptions& options, Rows rows) {
   Answer a;
   a.job = load_job(options);
   const CostModel costs = cost_model(a.job);
-  a.forecast = forecast(a.job.model, a.job.resolved.plan, costs);
-  a.report = report_of(a.job, a.forecast, costs);
+  if (rows == Rows::kFew && a.job.resolved.plan.batch.accumulation > kMostLaidOut) {
+    answer_by_few(a, costs);
+  } else {
+    a.forecast = forecast(a.job.model, a.job.resolved.plan, costs);
+    a.report = report_of(a.job, a.forecast, costs);
+  }
   a.report.assumed.insert(a.report.assumed.begin(),
                           {"stack", stack_sentence(options, a.job, costs, a.report.open_stack)});
   const Fit& fit = a.report.fit;

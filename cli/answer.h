@@ -1,6 +1,7 @@
 // The forecast that a job's options ask for, and what is said where it does not fit.
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -21,7 +22,11 @@ struct Answer {
   ExitCode exit_code() const { return shortfall.empty() ? ExitCode::kOk : ExitCode::kInfeasible; }
 };
 
+// Whether the forecast has every row of the step, or, of a step of many
+// micro-batches, few of them: what its figures need (reports/long_step.h).
+enum class Rows : std::uint8_t { kAll, kFew };
+
 // Throws as load_job.
-Answer answer(const JobOptions& options);
+Answer answer(const JobOptions& options, Rows rows = Rows::kAll);
 
 }  // namespace foreshard

@@ -29,7 +29,9 @@ ExitCode write_json(const Answer& answer, std::string_view schema, Json body) {
 }  // namespace
 
 ExitCode run_predict(const PredictOptions& options) {
-  const Answer a = answer(options.job);
+  const bool shows_rows = !options.trace.empty() || !options.csv.empty() ||
+                          !options.memory_snapshot.empty() || !options.html.empty();
+  const Answer a = answer(options.job, shows_rows ? Rows::kAll : Rows::kFew);
   if (!options.trace.empty()) write_file(options.trace, chrome_trace(a.forecast));
   if (!options.csv.empty()) {
     write_file(options.csv, schedule_csv(a.forecast.graph, a.forecast.timeline));

@@ -18,6 +18,7 @@
 #include "sim/memory/memory_profile.h"
 #include "sim/memory/outside_allocator.h"
 #include "sim/memory/reserved_forecast.h"
+#include "sim/simulate/folded.h"
 #include "sim/simulate/forecast.h"
 
 namespace foreshard {
@@ -32,7 +33,9 @@ Assignments joined(Assignments a, const Assignments& b) {
 
 // With the times of a simulation where blocks come back by them.
 Bytes reserved_of(const EventGraph& graph, const Plan& plan, const Job& job) {
-  if (records_streams(graph)) return forecast(job.model, plan, cost_model(job)).reserved.peak;
+  Plan few = plan;
+  few.batch.accumulation = laid_out_of(few.batch.accumulation);
+  if (records_streams(graph)) return forecast(job.model, few, cost_model(job)).reserved.peak;
   return forecast_reserved(graph, plan, job.cluster).peak;
 }
 

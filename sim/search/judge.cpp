@@ -221,7 +221,8 @@ Time Judge::extended(const Plan& plan, const LayerPrograms& programs, Bound* of)
 ReservedMemory::Answer Judge::reserved_of(const Plan& plan) {
   if (!records_streams(graph_)) return reserved_->ask(graph_, plan, costs_.cluster());
   // By the times of the whole step, as predict's.
-  const ReservedForecast reserved = forecast(model_, plan, costs_, reserved_.get()).reserved;
+  const Plan few = shortened(plan, laid_out_of(plan.batch.accumulation));
+  const ReservedForecast reserved = forecast(model_, few, costs_, reserved_.get()).reserved;
   return {reserved.peak, !reserved.stalls.empty()};
 }
 
@@ -252,7 +253,16 @@ bool Judge::assess(const Plan& plan, const LayerPrograms& programs, Outcome& out
 
 void Judge::add_stalls(const Plan& plan, Outcome& outcome) {
   if (!outcome.stalls || outcome.verdict != Verdict::kSimulated) return;
-  outcome.step = forecast(model_, plan, costs_, reserved_.get()).timeline.period;
+  const auto period = [&](std::int64_t micro_batches) {
+    const Plan few = shortened(plan, micro_batches);
+    return forecast(model_, few, costs_, reserved_.get()).timeline.period;
+  };
+  const std::int64_t all = plan.batch.accumulation;
+  outcome.step = period(laid_out_of(all));
+  if (all > kMostLaidOut) {
+    outcome.step =
+        Time::seconds(of_whole_step(outcome.step.seconds(), period(kFewer).seconds(), all));
+  }
   outcome.stalls = false;
 }
 

@@ -7,12 +7,12 @@
 
 namespace foreshard {
 namespace {
-constexpr std::array<std::int64_t, 2> kLaidOut = {6, 24};
+constexpr std::array<std::int64_t, 2> kTried = {6, 24};
 }  // namespace
 
 Time folded_period(Simulator& simulator, const CostModel& costs, std::int64_t micro_batches,
                    const StepOf& step) {
-  for (const std::int64_t laid_out : kLaidOut) {
+  for (const std::int64_t laid_out : kTried) {
     if (micro_batches <= laid_out) break;
     const EventGraph& graph = step(laid_out);
     const auto period =

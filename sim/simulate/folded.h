@@ -20,4 +20,16 @@ inline constexpr std::int64_t kMostInFull = 192;
 Time folded_period(Simulator& simulator, const CostModel& costs, std::int64_t micro_batches,
                    const StepOf& step);
 
+// Micro-batches of a graph that tells a step's memory, first step and rows: all of up to
+// kMostLaidOut, kLaidOut of more. What one more adds is told against a graph of kFewer of them.
+inline constexpr std::int64_t kMostLaidOut = 64, kLaidOut = 16, kFewer = 8;
+inline std::int64_t laid_out_of(std::int64_t micro_batches) {
+  return micro_batches > kMostLaidOut ? kLaidOut : micro_batches;
+}
+// Of the whole step, by those of kLaidOut and kFewer micro-batches: of a figure that grows evenly.
+inline double of_whole_step(double laid_out, double fewer, std::int64_t micro_batches) {
+  const double one_more = (laid_out - fewer) / static_cast<double>(kLaidOut - kFewer);
+  return laid_out + static_cast<double>(micro_batches - kLaidOut) * one_more;
+}
+
 }  // namespace foreshard
