@@ -251,17 +251,22 @@ if REHEARSAL:  # see main()
   std::string unit_entries() const {
     const std::string embedding = [&] {
       std::vector<std::string> modules = {fmt::format("model.{}", names_.embedding)};
-      if (dims_.positions == Positions::kLearned) {
+      const bool whole = !plan_.units.table_alone;
+      if (whole && dims_.positions == Positions::kLearned) {
         modules.push_back(fmt::format("model.{}", names_.positions));
       }
-      if (dims_.embedding_norm) modules.push_back(fmt::format("model.{}", names_.embedding_norm));
+      if (whole && dims_.embedding_norm) {
+        modules.push_back(fmt::format("model.{}", names_.embedding_norm));
+      }
       return fmt::format("{}", fmt::join(modules, ", "));
     }();
     const std::string norm = fmt::format("model.{}", names_.final_norm);
     const std::string head = fmt::format("model.{}", names_.head);
     const Units& units = plan_.units;
     std::string text;
-    if (units.embedding == UnitPlacement::kWithHead) {
+    if (units.embedding == UnitPlacement::kWithHead && units.head == UnitPlacement::kOwn) {
+      text += fmt::format("    units.append([{}, {}])\n", embedding, head);
+    } else if (units.embedding == UnitPlacement::kWithHead) {
       text += fmt::format("    units.append([{}, {}, {}])\n", embedding, norm, head);
     } else if (units.embedding == UnitPlacement::kOwn) {
       text += fmt::format("    units.append([{}])\n", embedding);
@@ -277,8 +282,10 @@ if REHEARSAL:  # see main()
     }
     if (units.head == UnitPlacement::kWithNorm && units.embedding != UnitPlacement::kWithHead) {
       text += fmt::format("    units.append([{}, {}])\n", norm, head);
-    } else if (units.head == UnitPlacement::kOwn) {
+    } else if (units.head == UnitPlacement::kOwn && units.embedding != UnitPlacement::kWithHead) {
       text += fmt::format("    units.append([{}])\n", head);
+    } else if (units.head == UnitPlacement::kNorm) {
+      text += fmt::format("    units.append([{}])\n", norm);
     }
     return text;
   }
