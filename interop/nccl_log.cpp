@@ -412,6 +412,11 @@ class Reader {
            fmt::format("{} on {}", sweep.ranks, sweep.nodes),
            "no '# Rank' lines: from busbw over algbw, 8 a node", line);
     }
+    if (sweep.nodes < 1) {
+      sweep.nodes = std::max<std::int64_t>(1, sweep.ranks / 8);
+      note(Mapping::kDefaulted, "nodes", std::to_string(sweep.nodes),
+           "the devices name no host: 8 a node", line);
+    }
     std::map<double, std::vector<double>> seconds;
     for (const Row& row : test.rows) seconds[row.bytes].push_back(row.microseconds / 1e6);
     for (auto& [bytes, all] : seconds) {

@@ -157,5 +157,18 @@ TEST(NcclLog, RefusesOtherFiles) {
   EXPECT_FALSE(looks_like_nccl_tests("{\"schema\": \"foreshard.measurements/1\"}"));
 }
 
+// As nccl-tests on one host may write it, and a fuzzer found: no rank says where it is.
+TEST(NcclLog, DevicesWithoutAHostAreOnOneNode) {
+  const NcclTests tests = parse_nccl_tests(
+      R"({"args": ["all_gather_perf"], "config": {"devices": [{"device_info": "NVIDIA H100"},)"
+      R"( {"device_info": "NVIDIA H100"}]}, "results": [{"size": 1048576,)"
+      R"( "out_of_place": {"time": 50.0, "alg_bw": 20.97, "bus_bw": 10.5}}]})",
+      "log.json");
+  ASSERT_EQ(tests.sweeps.size(), 1U);
+  EXPECT_EQ(tests.sweeps[0].ranks, 2);
+  EXPECT_EQ(tests.sweeps[0].nodes, 1);
+  EXPECT_GT(count(tests.ledger, Mapping::kDefaulted), 0);
+}
+
 }  // namespace
 }  // namespace foreshard
