@@ -39,8 +39,15 @@ const TensorSpec& tensor(const LayerSpec& layer, Index index) {
   return layer.tensors[static_cast<std::size_t>(index)];
 }
 
+// Kernels of packages of their own take the window's length and skip what lies outside of it.
+bool takes_windows(AttentionKernel kernel) {
+  using enum AttentionKernel;
+  return kernel == kFa1 || kernel == kFa2 || kernel == kFa3 || kernel == kTriton;
+}
+
 bool is_masked(const Plan& plan, const AttentionShape& shape, std::int64_t sequence) {
-  return plan.batch.padded || (shape.window > 0 && sequence >= shape.window);
+  const bool is_outside = shape.window > 0 && sequence >= shape.window;
+  return plan.batch.padded || (is_outside && !takes_windows(plan.attention));
 }
 
 AttentionKernel dispatched(const Plan& plan, const AttentionShape& shape, bool masked) {
@@ -299,6 +306,7 @@ std::vector<Operation> fused(LayerSpec& layer, Operation op, const Plan& plan, b
     op.saved.push_back(mask);
     op.released.push_back(mask);
     op.attention.causal = false;
+    op.attention.window = 0;
   }
   add_workspace(layer, op);
   std::vector<Operation> operations = out.take();

@@ -147,6 +147,18 @@ Flops ModelSpec::training_flops_per_sequence(std::int64_t sequence) const {
   return sum;
 }
 
+namespace {
+
+// Of the pairs of positions that attention without a window has, a causal one's half of the square
+// or a full one's all of it.
+double share_in_window(double positions, double window) {
+  if (window <= 0 || window >= positions) return 1;
+  const double outside = 1 - window / positions;
+  return 1 - outside * outside;
+}
+
+}  // namespace
+
 Flops forward_flops(const Operation& operation, std::int64_t batch, std::int64_t sequence) {
   const double b = static_cast<double>(batch);
   const double s = static_cast<double>(sequence);
@@ -163,7 +175,8 @@ Flops forward_flops(const Operation& operation, std::int64_t batch, std::int64_t
     const double documents = static_cast<double>(shape.documents);
     const double full = 2.0 * b * static_cast<double>(shape.heads) * s * (s / documents) *
                         static_cast<double>(shape.head_dim + shape.values());
-    return Flops(shape.causal ? full / 2 : full);
+    return Flops((shape.causal ? full / 2 : full) *
+                 share_in_window(s / documents, static_cast<double>(shape.window)));
   }
   return Flops();
 }

@@ -225,6 +225,22 @@ Problem problem_of_native_model(const ModelSpec& model) {
                             "runtime: fsdp2");
 }
 
+// The engine attends to all positions before; up to a window's length that is the same.
+Problem problem_of_windows(const Plan& plan, const ModelSpec& model) {
+  for (const LayerSpec& layer : model.kinds) {
+    for (const Operation& op : layer.operations) {
+      const std::int64_t window = op.attention.window;
+      if (window == 0 || window >= plan.batch.sequence) continue;
+      return missing_capability(
+          "batch.sequence",
+          fmt::format("the engine attends to all positions before, {} of {} within a window of {}",
+                      layer.name, model.name, window),
+          fmt::format("batch.sequence: {}, or runtime: fsdp2", window));
+    }
+  }
+  return std::nullopt;
+}
+
 // What the engine has no kernels for (exec/compute/operations.h): the first such operation.
 Problem problem_of_engine_operations(const ModelSpec& model) {
   using enum Function;
@@ -325,6 +341,7 @@ std::optional<PlanProblem> problem_of_runtime(const Plan& plan) {
 std::optional<PlanProblem> problem_of_running(const Plan& plan, const ModelSpec& model) {
   if (plan.runtime.kind == RuntimeKind::kNative) {
     if (Problem problem = problem_of_native_model(model)) return problem;
+    if (Problem problem = problem_of_windows(plan, model)) return problem;
     return problem_of_engine_operations(model);
   }
   if (plan.runtime.kind != RuntimeKind::kFsdp2) return problem_of_running_library(plan, model);
