@@ -1,10 +1,11 @@
 // transformers 5: the router's softmax in fp32 and its top-k cast back
-// (models/qwen3_moe/modeling_qwen3_moe.py, Qwen3MoeTopKRouter), then
-// integrations/moe.py, grouped_mm_experts_forward: experts sorted, tokens and weights gathered in
-// that order, one grouped product for gate and up, silu(gate) * up on its halves, one for down,
-// times the weights, gathered back and summed over the experts of a token, all in the compute
-// dtype. Kept: softmax its output, top-k and the gathers their indices, products their inputs, the
-// weighing both of its factors. What a shared expert makes is added behind.
+// (models/qwen3_moe/modeling_qwen3_moe.py, Qwen3MoeTopKRouter), then integrations/moe.py,
+// grouped_mm_experts_forward: experts sorted, tokens and weights gathered in that order, one grouped
+// product for gate and up, silu(gate) * up on its halves, one for down, times the weights, gathered
+// back and summed over the experts of a token, all in the compute dtype; what goes into a product
+// and comes out has the rows of other ranks' experts set to zero. Kept: softmax its output, top-k and
+// the gathers their indices, products their inputs, the weighing both of its factors. What a shared
+// expert makes is added behind.
 //
 // The layer's operations from the router's logits to the sum stand in for each other: those of the
 // shared expert stay, weights of gate and up become one.
@@ -94,6 +95,14 @@ class Rewriter {
     return output;
   }
 
+  // Rows of experts that other ranks have are set to zero, in place: none without expert
+  // parallelism.
+  Index masked(const std::string& name, Index rows) {
+    const Index output = tensor(name, layer_.tensors[at(rows)].per_token);
+    push(name, Function::kScale, {rows}, output).in_place = true;
+    return output;
+  }
+
   void route(Index logits, Function score, bool normalizes) {
     const std::int64_t experts = layer_.tensors[at(logits)].per_token;
     const Index wide = tensor("router_logits_fp32", experts, ElementType::kFp32);
@@ -131,6 +140,7 @@ class Rewriter {
     Operation& rows = push("gather_rows", Function::kGather, {input, tokens}, rows_);
     rows.saved = {tokens};
     rows.backward_temporaries = {tensor("row_zeros", hidden_)};
+    rows_ = masked("masked_rows", rows_);
     sorted_weights_ = tensor("sorted_weights", top_k_);
     Operation& weights =
         push("gather_weights", Function::kGather, {weights_, order_}, sorted_weights_);
@@ -152,11 +162,12 @@ class Rewriter {
     up.inputs = {rows_};
     up.saved = {rows_, offsets_};
     up.released = {};
-    const Index both = tensor("expert_gate_up", top_k_ * 2 * ffn);
-    up.outputs = {both};
+    const Index gate_up = tensor("expert_gate_up", top_k_ * 2 * ffn);
+    up.outputs = {gate_up};
     up.parameters = {place(gate)};
     layer_.operations.push_back(up);
     part_ = up.part;
+    const Index both = masked("masked_gate_up", gate_up);
     const Index left = tensor("expert_gate", top_k_ * ffn),
                 right = tensor("expert_up", top_k_ * ffn);
     Operation& split = push("expert_chunk", Function::kCopy, {both}, left);
@@ -169,13 +180,14 @@ class Rewriter {
     times.saved = {silu, right};
     times.released = {silu, left, right, both};
     Operation down = last;
-    made_ = tensor("expert_output", top_k_ * hidden_);
+    const Index output = tensor("expert_output", top_k_ * hidden_);
     down.inputs = {product};
     down.saved = {product, offsets_};
-    down.outputs = {made_};
+    down.outputs = {output};
     down.released = {product};
     down.parameters = {place(last.parameters.front())};
     layer_.operations.push_back(down);
+    made_ = masked("masked_output", output);
     part_ = 0;
   }
 

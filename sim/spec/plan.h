@@ -180,7 +180,7 @@ struct ModuleKernels {
   enum class Rope : std::uint8_t { kComplex, kReal, kFused };
   enum class Residual : std::uint8_t { kCompute, kFp32 };  // dtype of the stream between blocks
   // Activation functions: one kernel each, or as their modules are written (kEager: gelu_new is
-  // seven operations; models/activations.h).
+  // seven operations; models/module_kernels.cpp).
   enum class Activation : std::uint8_t { kFused, kEager };
   Norm norm = Norm::kCompute;
   Rope rope = Rope::kComplex;
