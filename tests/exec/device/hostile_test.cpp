@@ -4,13 +4,17 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <array>
+#include <barrier>
 #include <functional>
 #include <iostream>
 
+#include "exec/comm/rank_threads.h"
 #include "exec/device/device_communicators.h"
 #include "exec/device/host_accelerator.h"
 #include "exec/device/hostile_accelerator.h"
 #include "exec/engine/engine.h"
+#include "exec/engine/schedule.h"
 #include "sim/graph/training_step.h"
 #include "tests/exec/engine/engine_runs.h"
 
@@ -32,6 +36,22 @@ struct Trained {
 };
 void PrintTo(const Trained& t, std::ostream* out) {
   *out << t.hash << testing::PrintToString(t.losses) << testing::PrintToString(t.norms);
+}
+
+// Micro-batch `number` of all there are.
+MicroBatch batch_of(const ModelSpec& model, const Plan& plan, std::int64_t number, double scale) {
+  MicroBatch batch;
+  batch.sequences = plan.batch.micro_batch;
+  batch.sequence = plan.batch.sequence;
+  batch.loss_scale = scale;
+  batch.tokens = at::empty({batch.count()}, at::kLong);
+  batch.labels = at::empty({batch.count()}, at::kLong);
+  for (std::int64_t i = 0; i < batch.sequences; ++i) {
+    fill_sample(number * batch.sequences + i, model.vocabulary, batch.sequence,
+                batch.tokens.mutable_data_ptr<std::int64_t>() + i * batch.sequence,
+                batch.labels.mutable_data_ptr<std::int64_t>() + i * batch.sequence);
+  }
+  return batch;
 }
 
 // Rank 0 of the plan alone, its collectives paced.
@@ -58,18 +78,8 @@ Trained train(Accelerator& device, const ModelSpec& model, const Plan& plan,
   for (int s = 0; s < steps; ++s) {
     std::vector<MicroBatch> batches(static_cast<std::size_t>(plan.batch.accumulation));
     for (std::size_t m = 0; m < batches.size(); ++m) {
-      MicroBatch& batch = batches[m];
-      batch.sequences = plan.batch.micro_batch;
-      batch.sequence = plan.batch.sequence;
-      batch.loss_scale = 1.0 / static_cast<double>(batches.size());
-      batch.tokens = at::empty({batch.count()}, at::kLong);
-      batch.labels = at::empty({batch.count()}, at::kLong);
-      for (std::int64_t i = 0; i < batch.sequences; ++i) {
-        fill_sample(s * 100 + static_cast<std::int64_t>(m) * batch.sequences + i, model.vocabulary,
-                    batch.sequence,
-                    batch.tokens.mutable_data_ptr<std::int64_t>() + i * batch.sequence,
-                    batch.labels.mutable_data_ptr<std::int64_t>() + i * batch.sequence);
-      }
+      batches[m] = batch_of(model, plan, s * 100 + static_cast<std::int64_t>(m),
+                            1.0 / static_cast<double>(batches.size()));
     }
     engine.issue(s + 1, batches);
     ++pending;
@@ -88,9 +98,9 @@ struct Case {
   void (*change)(Plan&) = [](Plan&) {};
 };
 
-class HostileEngine : public testing::TestWithParam<Case> {};
+class HostilePlans : public testing::TestWithParam<Case> {};
 
-TEST_P(HostileEngine, TrainsWithTheSameBits) {
+TEST_P(HostilePlans, TrainsWithTheSameBits) {
   const Case& c = GetParam();
   const ModelSpec model = small_model(c.family);
   Plan plan = device_plan(c.shard, c.replicate);
@@ -141,8 +151,40 @@ const Case kCases[] = {
     {"replayed_recompute", "gpt2", 8, 1, true,
      [](Plan& p) { p.recompute.value = Recompute::kFull; }},
 };
-INSTANTIATE_TEST_SUITE_P(Hostile, HostileEngine, testing::ValuesIn(kCases),
+INSTANTIATE_TEST_SUITE_P(Hostile, HostilePlans, testing::ValuesIn(kCases),
                          [](const auto& c) { return c.param.name; });
+
+// Ranks in threads that share the device read each other's memory behind each other's events.
+TEST(HostileEngine, RanksThatShareADeviceTrainWithTheSameBits) {
+  const ModelSpec model = small_model("llama");
+  const Plan plan = device_plan(2);
+  const EngineRun usual = run_in_threads(model, plan, 2, false, Feeds::kStandin);
+  const EventGraph graph = build_training_step(model, plan);
+  for (std::uint64_t seed = 0; seed < 3; ++seed) {
+    const auto gpu = std::make_shared<HostileGpu>(seed);
+    std::barrier all(2);
+    std::array<std::string, 2> hashes;
+    for_each_rank(2, [&](World& world) {
+      const auto device = hostile_accelerator(gpu);
+      Engine engine(model, plan, graph, world, {.device = device.get()});
+      engine.initialise();
+      for (int s = 0; s < 2; ++s) {
+        std::vector<MicroBatch> batches(static_cast<std::size_t>(plan.batch.accumulation));
+        for (std::size_t m = 0; m < batches.size(); ++m) {
+          batches[m] =
+              batch_of(model, plan,
+                       s * microbatches_of_step(plan) +
+                           global_microbatch(plan, world.rank(), static_cast<std::int64_t>(m)),
+                       1.0 / static_cast<double>(microbatches_of_step(plan)));
+        }
+        engine.step(s + 1, batches, nullptr);
+      }
+      hashes[static_cast<std::size_t>(world.rank())] = engine.parameter_hash();
+      all.arrive_and_wait();  // nobody gives back what another may still read
+    });
+    EXPECT_EQ(hashes[0], usual.hash) << "seed " << seed;
+  }
+}
 
 // --- planted faults ---
 
