@@ -16,6 +16,7 @@
 
 #include "calibration/fit_fabric.h"
 #include "calibration/gpu_names.h"
+#include "calibration/host_calls.h"
 #include "calibration/least_squares.h"
 #include "calibration/machines.h"
 #include "sim/base/error.h"
@@ -80,13 +81,13 @@ std::vector<double> gemm_biases(const GemmFit& fit) {
   return biases;
 }
 
-HostCurve host_curve() {
+HostCurve host_curve(std::string_view machine) {
   // Between the ends of the published range, in the logarithm.
   constexpr double kFastestOperation = 5e-6;
   constexpr double kSlowestOperation = 25e-6;
   constexpr double kFastestHook = 5e-5;
   constexpr double kSlowestHook = 1e-3;
-  HostCurve host;
+  HostCurve host = published_host_calls(machine);
   host.per_launch = rounded(std::sqrt(kFastestOperation * kSlowestOperation));
   host.per_hook = rounded(std::sqrt(kFastestHook * kSlowestHook));
   host.evidence = Evidence::kAssumed;
@@ -280,7 +281,7 @@ PublishedFit assemble(const Machine& machine, const ChipFits& own, const Catalog
   c.inter_node = own.collective.inter_node;
   c.fabrics = fit_fabrics(generation_of(machine.key), published_nccl_rows(),
                           [](const NcclRow&) { return true; });
-  c.host = host_curve();
+  c.host = host_curve(machine.key);
   c.contention = contention_curve(machine.node, h100);
   if (!is_amd(machine.node.gpu)) give_less_bandwidth(c.memory, machine.node.gpu, own.chip.gpu);
   if (!is_own_chip(machine, own.chip)) {

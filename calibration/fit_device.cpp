@@ -80,7 +80,7 @@ void set_host(Calibration& c, const std::vector<MeasuredRow<HostWork>>& rows) {
     if (work.point == HostWork::kCollective) collective.push_back(work.spread.median);
   }
   if (row.empty()) return;
-  c.host = {};
+  c.host.per_hook = c.host.per_launch = 0;
   c.host.per_row = rounded(median(row));
   // A collective's row costs what it costs, not that of a row on top.
   c.host.per_collective =

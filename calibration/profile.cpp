@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "calibration/fabric_json.h"
+#include "calibration/host_calls.h"
 #include "calibration/measured_json.h"
 #include "sim/base/embedded.h"
 #include "sim/base/error.h"
@@ -124,7 +125,13 @@ Json host_json(const HostCurve& c) {
   NamedNumbers numbers = {{"per_hook_s", c.per_hook}, {"per_launch_s", c.per_launch}};
   if (c.per_row > 0) numbers.emplace_back("per_row_s", c.per_row);
   if (c.per_collective > 0) numbers.emplace_back("per_collective_s", c.per_collective);
-  return curve_json(numbers, c.evidence, c.source);
+  Json out = curve_json(numbers, c.evidence, c.source);
+  if (c.calls != HostCurve().calls) {
+    out["python"] = curve_json(
+        {{"processor", c.processor}, {"per_driver_launch_s", c.per_driver_launch}},
+        c.processor_evidence, c.processor_source);
+  }
+  return out;
 }
 
 bool is_empty(const MeasuredPoints& points) {
@@ -231,7 +238,17 @@ CollectiveCurve read_collective(const ConfigNode& node) {
 
 HostCurve read_host(const ConfigNode& node) {
   HostCurve c;
-  CurveReader(node)
+  const ConfigNode* python = node.find("python");
+  if (python != nullptr) {
+    c.calls = published_host_calls("").calls;
+    CurveReader(*python)
+        .number("processor", 0.01, 100, c.processor)
+        .number("per_driver_launch_s", 0, kLongest, c.per_driver_launch)
+        .evidence(c.processor_evidence, c.processor_source);
+  }
+  CurveReader reader(node);
+  if (python != nullptr) reader.knows("python");
+  reader
       .number("per_hook_s", 0, kLongest, c.per_hook)
       .number("per_launch_s", 0, kLongest, c.per_launch)
       .number_if_there("per_row_s", 0, kLongest, c.per_row)

@@ -63,6 +63,17 @@ Lines group_lines(const Findings& findings, const Report& report, const Paint& p
   return lines;
 }
 
+Lines host_lines(const HostFindings& host, Time step, const Paint& paint) {
+  Lines lines = {paint.bold(fmt::format(
+      "host: busy for {} (forward {}, backward {}, optimizer {}); the GPU waits {} for it",
+      format_time(host.all()), format_time(host.busy[0]), format_time(host.busy[1]),
+      format_time(host.busy[2]), format_time(host.held_up)))};
+  if (!host.binds(step)) return lines;
+  lines.push_back("  the host binds this step; what would help:");
+  for (const std::string& remedy : host.remedies) lines.push_back("    " + remedy);
+  return lines;
+}
+
 // The chain of one event, one link per line, its tail in one line.
 Lines chain_lines(const Forecast& forecast, const EventNames& names, const ExposedEvent& e) {
   Lines lines;
@@ -149,6 +160,8 @@ std::string explain_text(const Forecast& forecast, const Report& report, Color c
   Lines lines = waterfall_lines(findings, forecast.timeline.period, paint);
   lines.emplace_back();
   append(lines, group_lines(findings, report, paint));
+  lines.emplace_back();
+  append(lines, host_lines(findings.host, forecast.timeline.period, paint));
   append(lines, event_lines(forecast, findings, names, paint));
   append(lines, memory_lines(forecast, findings, names, paint));
   return fmt::format("{}\n", fmt::join(lines, "\n"));
@@ -163,6 +176,7 @@ Json explain_json(const Forecast& forecast, const Report& report) {
   json["waterfall"] = waterfall_json(findings);
   json["overlap_slowdown_s"] = findings.overlap_slowdown.seconds();
   json["launch_bound_s"] = findings.launch_bound.seconds();
+  json["host_work"] = host_json(findings.host, forecast.timeline.period);
   json["communication"] = communication_json(findings);
   Json& exposed = json["exposed"] = Json::array();
   for (const ExposedEvent& e : findings.exposed) {

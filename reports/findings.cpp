@@ -115,6 +115,7 @@ Findings find_causes(const Forecast& forecast) {
   findings.groups = group(forecast, findings.exposed, names);
   findings.alive = live_groups(forecast);
   add_excess(forecast, findings);
+  findings.host = host_findings(forecast);
   return findings;
 }
 

@@ -4,8 +4,10 @@
 #include <string>
 #include <vector>
 
+#include "reports/attribution.h"
 #include "reports/event_names.h"
 #include "reports/views.h"
+#include "sim/cost/host_calls.h"
 
 namespace foreshard {
 
@@ -36,6 +38,19 @@ struct LiveGroup {
   EventId since = kNoEvent;  // of the oldest
 };
 
+// What the host of a step does.
+struct HostFindings {
+  std::array<Time, kPhases> busy;  // by the phase it issues
+  Time held_up;                    // of the step, in which the GPU waits for the host
+  std::array<HostCounts, kPhases> calls{};
+  std::array<std::int64_t, kPhases> launches{};
+  std::vector<std::string> remedies;  // what would shorten a step that the host binds
+  Time all() const;
+  bool binds(Time step) const;  // it holds up a twentieth of the step or more
+};
+
+HostFindings host_findings(const Forecast& forecast);
+
 struct Findings {
   std::vector<WaterfallBar> bars;
   std::vector<ExposedGroup> groups;   // in the order of their first rows
@@ -46,11 +61,13 @@ struct Findings {
   // the forecast has no costs.
   Time overlap_slowdown;
   Time launch_bound;
+  HostFindings host;
 };
 Findings find_causes(const Forecast& forecast);
 
 Json waterfall_json(const Findings& findings);
 Json communication_json(const Findings& findings);
+Json host_json(const HostFindings& host, Time step);
 Json to_json(const LiveGroup& group, const EventNames& names);
 
 // "waited for all_gather_copy_in layers.3 (forward)", "the host issued it only then" ...; `next` is

@@ -12,6 +12,7 @@
 
 #include "reports/event_names.h"
 #include "reports/evidence.h"
+#include "reports/findings.h"
 #include "reports/intervals.h"
 #include "reports/report.h"
 #include "sim/base/quantile.h"
@@ -162,13 +163,18 @@ void summarize_memory(const Forecast& forecast, const Cluster& cluster,
 
 // Figures of the machine that nobody has measured.
 std::vector<std::pair<std::string, std::string>> assumed_figures(const CostModel& costs,
-                                                                 const OutsideItems& outside) {
+                                                                 const OutsideItems& outside,
+                                                                 const HostCode& host) {
   const Calibration& c = costs.calibration();
   std::vector<std::pair<std::string, std::string>> list;
   const auto why = [](const std::string& source) {
     return source.empty() ? std::string() : " (" + source + ")";
   };
-  if (c.host.evidence == Evidence::kAssumed) {
+  if (host.python && c.host.calls != HostCurve().calls) {
+    list.emplace_back("host", fmt::format("takes {:.3g} times as long as the processor that "
+                                          "PyTorch's calls were timed on{}",
+                                          c.host.processor, why(c.host.processor_source)));
+  } else if (c.host.evidence == Evidence::kAssumed) {
     list.emplace_back(
         "host",
         fmt::format("{} per hook, {} per launch{}", format_time(Time::seconds(c.host.per_hook)),
@@ -250,6 +256,16 @@ void warn_near_capacity(Report& report) {
       100 * used / capacity));
 }
 
+// A step that waits for its host is not made faster by a faster GPU.
+void warn_of_host(const Forecast& forecast, Report& report) {
+  const HostFindings host = host_findings(forecast);
+  if (host.remedies.empty()) return;
+  report.warnings.push_back(
+      fmt::format("the host binds this step: the GPU waits {} for it. What helps: {} "
+                  "(foreshard explain has the rest)",
+                  format_time(host.held_up), host.remedies.front()));
+}
+
 Report describe(const Forecast& forecast, const Cluster& cluster) {
   Report report;
   report.fingerprint = forecast.graph.fingerprint();
@@ -307,7 +323,8 @@ Report summarize(const Forecast& forecast, const CostModel& costs, int draws,
   Report report = describe(forecast, costs.cluster());
   summarize_time(codes, outcomes, draws, report);
   summarize_memory(forecast, costs.cluster(), outcomes, report);
-  report.assumed = assumed_figures(costs, report.outside);
+  report.assumed = assumed_figures(costs, report.outside, forecast.graph.host);
+  warn_of_host(forecast, report);
   if (!costs.cluster().host_computes) warn_near_capacity(report);
   return report;
 }

@@ -66,6 +66,7 @@ FIT = [
     case("bloom-12", "Bloom", 12, attention="eager"),
     case("roberta-12-plain-bf16", "Roberta", 12, task="mlm", plain="bfloat16"),
     case("granite-8-lora", "Granite", 8, lora=True),
+    case("granite-8-compiled", "Granite", 8, compiled=True),
     case("granitemoe-4", "GraniteMoe", 4, dict(num_local_experts=8, num_experts_per_tok=2)),
 ]
 GPU = ("granite-16", "granite-16-plain-bf16", "granite-4", "granite-8-accumulate-3", "phi-12", "granite-16-world8",
@@ -239,7 +240,7 @@ def main():
     args = parser.parse_args()
     by_name = {c["name"]: c for c in FIT}
     cases = {"fit": FIT, "codes": code_steps.CASES, "gpu": [by_name[name] for name in GPU]}[args.set]
-    cases = [c for c in cases if not c["compiled"] and (not args.only or c["name"] in args.only.split(","))]
+    cases = [c for c in cases if not args.only or c["name"] in args.only.split(",")]
     globals()["LONGEST"] = args.longest
     out = pathlib.Path(args.out).absolute()
     return code_steps.run_all(cases, out, args.seconds, lambda c, folder: run(c, folder, args.count))

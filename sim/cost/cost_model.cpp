@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "sim/base/error.h"
+#include "sim/cost/host_calls.h"
 #include "sim/cost/nccl_tables.h"
 
 namespace foreshard {
@@ -536,10 +537,9 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
       evidence = weaker(evidence, p.evidence);
     }
     Cost cost;
-    const double fixed = calibration_.host.per_row +
-                         (is_collective(work.kind) ? calibration_.host.per_collective : 0);
-    cost.before = Time::seconds(calibration_.host.per_hook * host * work.hooks + fixed * host);
-    cost.during = Time::seconds(calibration_.host.per_launch * host * work.launches + on_host);
+    const HostSeconds issues = host_seconds(graph, work, calibration_.host);
+    cost.before = Time::seconds(issues.before * host);
+    cost.during = Time::seconds(issues.during * host + on_host);
     cost.duration = Time::seconds(seconds);
     cost.last_kernel = Time::seconds(std::min(last, seconds));
     cost.takes = takes;

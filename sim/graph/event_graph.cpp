@@ -53,6 +53,7 @@ void EventGraph::clear() {
   communicators.clear();
   units.clear();
   final_host_wait = kNoEvent;
+  host = {};
   first_own_buffer = 0;
   buffers.clear();
   parts.clear();

@@ -89,6 +89,7 @@ struct Work {
   std::uint8_t communicator = kNoCommunicator;
   std::uint16_t hooks = 0;     // FSDP hook calls of the host before it enqueues
   std::uint16_t launches = 0;  // kernels the host enqueues
+  std::uint32_t tensors = 0;   // parameters that the host goes through one by one for it
   std::uint32_t kernels_begin = 0;
   std::uint32_t kernels_end = 0;
   Bytes bytes;  // collectives: the whole unsharded buffer, as nccl-tests; copies: bytes written
@@ -195,6 +196,15 @@ struct Unit {
   Reshard reshard;
 };
 
+// Who issues the rows of a step.
+struct HostCode {
+  bool python = false;    // an interpreter and autograd, call by call; else the engine
+  bool compiled = false;  // its layers by torch.compile
+  bool dtensors = false;  // its parameters are DTensors outside of forward and backward
+  bool reducer = false;   // its gradients are reduced by DDP's reducer, in C++
+  bool operator==(const HostCode&) const = default;
+};
+
 struct EventGraph {
   static constexpr int kSchema = 1;
 
@@ -206,6 +216,7 @@ struct EventGraph {
   std::vector<Communicator> communicators;
   std::vector<Unit> units;
   EventId final_host_wait = kNoEvent;  // the host awaits its end before the next step
+  HostCode host;                       // what issues the rows
 
   // Memory: ids below first_own_buffer belong to the slots of `executions`, the others are
   // `buffers`.

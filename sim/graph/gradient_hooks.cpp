@@ -193,7 +193,7 @@ EventId GradientHooks::add_known(EventKind kind, Stream stream, std::int64_t byt
   UnitWork work;
   work.bytes = Bytes(bytes);
   work.communicator = communicator;
-  work.launches = launches;
+  work.launches = work.tensors = launches;
   if (communicator == kNoCommunicator) {
     work.bytes = Bytes(bytes / 2);
     work.kernels = {copy_kernel(bytes)};

@@ -31,6 +31,10 @@ StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPr
                          EventGraph recycled)
     : model_(model), plan_(plan), graph_(std::move(recycled)) {
   graph_.clear();
+  graph_.host.python = plan.runtime.kind != RuntimeKind::kNative;
+  graph_.host.compiled = plan.compile != Compile::kNone;
+  graph_.host.reducer = plan.runtime.kind == RuntimeKind::kDdp;
+  graph_.host.dtensors = plan.runtime.kind == RuntimeKind::kFsdp2;
   FORESHARD_CHECK(programs.serve(plan), "layer programs of another batch shape");
   tails_.fill(kNoEvent);
   communicator_tails_.fill(kNoEvent);
@@ -215,6 +219,7 @@ std::int32_t StepBuilder::add_work(EventKind kind, const UnitWork& cost, Flops f
   work.kernels_end = static_cast<std::uint32_t>(graph_.kernels.size());
   work.launches = static_cast<std::uint16_t>(std::clamp<std::int64_t>(
       std::max(cost.launches, static_cast<std::int64_t>(cost.kernels.size())), 1, 65535));
+  work.tensors = static_cast<std::uint32_t>(cost.tensors);
   work.bytes = cost.bytes;
   work.flops = flops;
   FORESHARD_CHECK(graph_.works.size() < 65535, "more works than a row can name");
@@ -224,10 +229,18 @@ std::int32_t StepBuilder::add_work(EventKind kind, const UnitWork& cost, Flops f
 }
 
 std::int32_t StepBuilder::add_work(EventKind kind, std::int32_t group, std::int32_t variant) {
-  if (group == groups_ - 1) return add_work(kind, step_work(kind), Flops());
+  if (group == groups_ - 1) {
+    UnitWork work = step_work(kind);
+    for (const std::int32_t shape : shape_of_unit_) {
+      work.tensors += shapes_[static_cast<std::size_t>(shape)].trained;
+    }
+    return add_work(kind, work, Flops());
+  }
   if (!is_layer_kind(kind)) {
-    return add_work(kind, unit_work(kind, shapes_[static_cast<std::size_t>(group)], variant),
-                    Flops());
+    const UnitShape& shape = shapes_[static_cast<std::size_t>(group)];
+    UnitWork work = unit_work(kind, shape, variant);
+    work.tensors = shape.parameters;
+    return add_work(kind, work, Flops());
   }
   const LayerProgram& program = *graph_.programs[static_cast<std::size_t>(group)];
   UnitWork work;

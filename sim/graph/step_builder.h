@@ -214,6 +214,7 @@ class StepBuilder {
     Bytes bytes;
     std::vector<Kernel> kernels;
     std::int64_t launches = 0;  // 0: one per kernel
+    std::int64_t tensors = 0;   // parameters that the host goes through one by one
     bool queues = true;         // false: a communicator of the unit's own, nothing queues on it
   };
   virtual ~StepBuilder() = default;

@@ -31,6 +31,32 @@ const char* to_string(CollectiveOperation operation) {
   return kNames[static_cast<std::size_t>(operation)];
 }
 
+const char* to_string(HostCall call) {
+  static constexpr std::array<const char*, kHostCalls> kNames = {"pass",
+                                                                 "forward_product",
+                                                                 "forward_attention",
+                                                                 "forward_operation",
+                                                                 "backward_product",
+                                                                 "backward_attention",
+                                                                 "backward_operation",
+                                                                 "recomputed",
+                                                                 "compiled",
+                                                                 "hook",
+                                                                 "unit_row",
+                                                                 "unit_tensor",
+                                                                 "reduced_row",
+                                                                 "collective",
+                                                                 "bucket_row",
+                                                                 "bucket_tensor",
+                                                                 "clipped_tensor",
+                                                                 "clipped_shard",
+                                                                 "updated_tensor",
+                                                                 "updated_shard",
+                                                                 "updated_operation",
+                                                                 "step"};
+  return kNames[static_cast<std::size_t>(call)];
+}
+
 const char* to_string(FabricKind kind) {
   static constexpr std::array<const char*, kFabricKinds> kNames = {
       "nvlink", "pcie", "rdma", "efa", "slingshot", "tcp_offload", "tcp"};

@@ -155,13 +155,51 @@ struct FabricCurve {
   std::string source;
 };
 
+// What the host of an eager Python step calls, by what it is called for; counted by
+// sim/cost/host_calls.h. Their seconds are fitted to steps whose kernels take no time
+// (calibration/evidence/host_calls.json).
+enum class HostCall : std::uint8_t {
+  kPass,              // once per micro-batch: masks, positions, the loss, the engine's start
+  kForwardProduct,    // a module around a matrix product, its views and its autograd node
+  kForwardAttention,  // an attention kernel, with the views and masks around it
+  kForwardOperation,  // any other operation
+  kBackwardProduct,   // the same of backward: one kernel each
+  kBackwardAttention,
+  kBackwardOperation,
+  kRecomputed,  // on top, per operation that runs a second time under checkpointing
+  kCompiled,    // instead of the above: a kernel of a compiled block
+  kHook,        // of the sharding runtime, around a unit's forward or backward
+  kUnitRow,     // a copy of a whole unit into or out of a collective's buffer
+  kUnitTensor,  // and per parameter of it
+  kReducedRow,  // the copy into a reduction's buffer, with what awaits its end
+  kCollective,
+  kBucketRow,         // DDP's reducer, in C++: a bucket's all-reduce
+  kBucketTensor,      // and per gradient in it
+  kClippedTensor,     // norm and scaling, per parameter
+  kClippedShard,      // on top where it is a DTensor
+  kUpdatedTensor,     // optimizer.step and zero_grad, per parameter
+  kUpdatedShard,      // on top where it is a DTensor
+  kUpdatedOperation,  // an operation of a for-each optimizer, per parameter
+  kStep               // once a step
+};
+inline constexpr std::size_t kHostCalls = 22;
+const char* to_string(HostCall call);  // "forward_product"
+
 struct HostCurve {
-  double per_hook = 0;    // s of host work before enqueuing, per FSDP hook call
+  // Rows of the engine, and of a machine that was measured itself.
+  double per_hook = 0;    // s of host work before enqueuing, per hook call
   double per_launch = 0;  // s per kernel launch
   double per_row = 0;  // s before every event, and what a collective takes on top: only where the
   double per_collective = 0;  // machine was measured itself
   Evidence evidence = Evidence::kAssumed;
   std::string source;
+  // Rows that Python issues: s of each call on the processor that the calls were fitted on, how
+  // many times as long this machine's takes, and what the driver takes per launch.
+  std::array<double, kHostCalls> calls{};
+  double processor = 1;
+  double per_driver_launch = 0;
+  Evidence processor_evidence = Evidence::kAssumed;
+  std::string processor_source;
 };
 
 // Slowdown factors (>= 1) while compute and collectives run at the same time. Where `memory` is

@@ -1,0 +1,91 @@
+#include "sim/cost/host_calls.h"
+
+#include <gtest/gtest.h>
+
+#include "sim/cost/cost_model.h"
+#include "sim/graph/training_step.h"
+#include "tests/support/fixtures.h"
+
+namespace foreshard {
+namespace {
+
+std::int64_t of(const HostCounts& counts, HostCall call) {
+  return counts[static_cast<std::size_t>(call)];
+}
+
+HostCounts of_step(const EventGraph& graph) {
+  HostCounts sum{};
+  for (const Row& row : graph.rows) {
+    const HostCounts counts = host_calls(graph, graph.works[row.work]);
+    for (std::size_t c = 0; c < kHostCalls; ++c) sum[c] += counts[c];
+  }
+  return sum;
+}
+
+HostCounts of_step(const ModelSpec& model, const Plan& plan) {
+  return of_step(build_training_step(model, plan));
+}
+
+TEST(HostCalls, ParametersAreClippedAndUpdatedOnceWhateverTheAccumulation) {
+  const ModelSpec model = tiny_model(2);
+  Plan plan = tiny_plan();
+  std::int64_t parameters = 0;
+  for (const LayerInstance& layer : model.order) {
+    parameters += static_cast<std::int64_t>(
+        model.kinds[static_cast<std::size_t>(layer.kind)].parameters.size());
+  }
+  const HostCounts once = of_step(model, plan);
+  EXPECT_EQ(of(once, HostCall::kUpdatedTensor), parameters);
+  EXPECT_EQ(of(once, HostCall::kStep), 1);
+  plan.batch.accumulation = 3;
+  const HostCounts thrice = of_step(model, plan);
+  EXPECT_EQ(of(thrice, HostCall::kUpdatedTensor), parameters);
+  for (HostCall call : {HostCall::kForwardProduct, HostCall::kForwardAttention,
+                        HostCall::kBackwardProduct, HostCall::kHook}) {
+    EXPECT_EQ(of(thrice, call), 3 * of(once, call)) << to_string(call);
+  }
+}
+
+TEST(HostCalls, CheckpointingIssuesTheForwardOfItsBlocksAgain) {
+  Plan plan = tiny_plan();
+  const HostCounts kept = of_step(tiny_model(2), plan);
+  plan.recompute = {Recompute::kFull, {}};
+  const HostCounts again = of_step(tiny_model(2), plan);
+  EXPECT_EQ(of(kept, HostCall::kRecomputed), 0);
+  EXPECT_EQ(of(again, HostCall::kForwardAttention), 2 * of(kept, HostCall::kForwardAttention));
+  EXPECT_EQ(of(again, HostCall::kBackwardProduct), of(kept, HostCall::kBackwardProduct));
+}
+
+TEST(HostCalls, OnlyShardsOfFsdp2AreDTensors) {
+  Plan plan = tiny_plan();
+  EXPECT_EQ(of(of_step(tiny_model(2), plan), HostCall::kUpdatedShard),
+            of(of_step(tiny_model(2), plan), HostCall::kUpdatedTensor));
+  plan.runtime.kind = RuntimeKind::kFsdp1;
+  EXPECT_EQ(of(of_step(tiny_model(2), plan), HostCall::kUpdatedShard), 0);
+}
+
+TEST(HostCalls, TheEngineCallsNothingOfPython) {
+  Plan plan = tiny_plan();
+  plan.runtime = {RuntimeKind::kNative, "1"};
+  EXPECT_EQ(of_step(tiny_model(2), plan), HostCounts{});
+}
+
+TEST(HostCalls, SecondsFollowTheProcessorAndTheDriver) {
+  const EventGraph graph = build_training_step(tiny_model(2), tiny_plan());
+  HostCurve curve;
+  curve.calls.fill(1e-5);
+  curve.processor = 2;
+  curve.per_driver_launch = 3e-6;
+  for (const Work& work : graph.works) {
+    const HostCounts counts = host_calls(graph, work);
+    std::int64_t all = 0;
+    for (const std::int64_t count : counts) all += count;
+    const HostSeconds seconds = host_seconds(graph, work, curve);
+    EXPECT_DOUBLE_EQ(seconds.before, 2e-5 * work.hooks);
+    EXPECT_NEAR(seconds.before + seconds.during,
+                2e-5 * static_cast<double>(all) + 3e-6 * work.launches, 1e-12);
+  }
+}
+
+}  // namespace
+}  // namespace foreshard
