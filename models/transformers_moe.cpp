@@ -1,11 +1,11 @@
 // transformers 5: the router's softmax in fp32 and its top-k cast back
 // (models/qwen3_moe/modeling_qwen3_moe.py, Qwen3MoeTopKRouter), then integrations/moe.py,
-// grouped_mm_experts_forward: experts sorted, tokens and weights gathered in that order, one grouped
-// product for gate and up, silu(gate) * up on its halves, one for down, times the weights, gathered
-// back and summed over the experts of a token, all in the compute dtype; what goes into a product
-// and comes out has the rows of other ranks' experts set to zero. Kept: softmax its output, top-k and
-// the gathers their indices, products their inputs, the weighing both of its factors. What a shared
-// expert makes is added behind.
+// grouped_mm_experts_forward: experts sorted, tokens and weights gathered in that order, one
+// grouped product for gate and up, silu(gate) * up on its halves, one for down, times the weights,
+// gathered back and summed over the experts of a token, all in the compute dtype; what goes into a
+// product and comes out has the rows of other ranks' experts set to zero. Kept: softmax its output,
+// top-k and the gathers their indices, products their inputs, the weighing both of its factors.
+// What a shared expert makes is added behind.
 //
 // The layer's operations from the router's logits to the sum stand in for each other: those of the
 // shared expert stay, weights of gate and up become one.
@@ -38,7 +38,13 @@ class Rewriter {
     const auto begin = named("router_to_fp32");
     const auto end = named("scatter_add");
     const auto first = std::find_if(old.begin(), old.end(), is_grouped);
-    if (begin == old.end() || end == old.end() || first == old.end()) {
+    // Experts with biases, or with one weight for gate and up as it is (gpt-oss, Llama 4), stay as
+    // models/moe.cpp wrote them.
+    const bool has_three_weights = std::count_if(old.begin(), old.end(), is_grouped) == 3 &&
+                                   std::none_of(old.begin(), old.end(), [&](const Operation& op) {
+                                     return is_grouped(op) && op.parameters.size() != 1;
+                                   });
+    if (begin == old.end() || end == old.end() || !has_three_weights) {
       layer_.operations = std::move(old);
       return;
     }
