@@ -32,7 +32,6 @@ PLANS = [
     plan("8b-shard-512", EIGHT, 512),
     plan("8b-hsdp-8x8", EIGHT, 64, **{"mesh.shard": 8, "mesh.replicate": 8}),
     plan("1b-shard-64-accumulate-4", ONE, 64, **{"batch.accumulation": 4}),
-    plan("3b-shard-16-free", THREE, 16, pace=0),
     plan("1b-world-1-again", ONE, 1),
     plan("8b-shard-64-prefetch-2", EIGHT, 64, **{"prefetch.forward": 2, "prefetch.backward": 2}),
     plan("1b-shard-64", ONE, 64),
@@ -50,8 +49,7 @@ PLANS = [
 # The engine beside FSDP2, best of each side: collectives move their bytes in the GPU on both, and take no further time.
 BESIDE = [("1b, world 1", ["1b-world-1", "1b-world-1-cudnn"], ["1b-world-1-default", "1b-world-1-tuned"]),
           ("8b, shard 64, free network", ["8b-shard-64-free", "8b-shard-64-free-cudnn"],
-           ["8b-world-64-default", "8b-world-64-tuned"]),
-          ("3b, shard 16, free network", ["3b-shard-16-free"], ["3b-world-16-default"])]
+           ["8b-world-64-default", "8b-world-64-tuned"])]
 
 # FSDP2 beside it: (name, base, world, variant, recompute).
 FSDP2 = [
@@ -61,7 +59,6 @@ FSDP2 = [
     ("8b-world-64-tuned", EIGHT, 64, "tuned", "none"),
     ("1b-world-1-flash", ONE, 1, "flash", "none"),
     ("8b-world-64-flash", EIGHT, 64, "flash", "none"),
-    ("3b-world-16-default", THREE, 16, "default", "none"),
     ("8b-world-64-recompute", EIGHT, 64, "default", "full"),
     ("1b-world-8-default", ONE, 8, "default", "none"),
     ("8b-world-512-default", EIGHT, 512, "default", "none"),
