@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <fstream>
 #include <initializer_list>
+#include <set>
+#include <sstream>
 
 #include "tests/cli/program.h"
 
@@ -214,8 +216,17 @@ TEST(SearchInDepth, GoesOnWhereItWasStopped) {
   // Cut in the middle of a line, as a stopped program leaves it.
   write_temporary("state.txt", state.substr(0, state.size() / 2));
   EXPECT_EQ(comparable(run(asked + "--resume state.txt")), whole);
-  EXPECT_EQ(lines_of(read_temporary("state.txt")), lines_of(state));
+  // The same plans stand there; one that two passes asked about may stand there twice.
+  const auto plans_of = [](const std::string& text) {
+    std::set<std::string> plans;
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) plans.insert(line);
+    return plans;
+  };
+  const std::string again = read_temporary("state.txt");
+  EXPECT_EQ(plans_of(again), plans_of(state));
   EXPECT_EQ(comparable(run(asked + "--resume state.txt")), whole);
+  EXPECT_EQ(read_temporary("state.txt"), again);
 
   const Outcome other = run(asked + "--max-memory 0.5 --resume state.txt");
   EXPECT_EQ(other.exit_code, 3);
