@@ -127,9 +127,9 @@ Json host_json(const HostCurve& c) {
   if (c.per_collective > 0) numbers.emplace_back("per_collective_s", c.per_collective);
   Json out = curve_json(numbers, c.evidence, c.source);
   if (c.calls != HostCurve().calls) {
-    out["python"] = curve_json(
-        {{"processor", c.processor}, {"per_driver_launch_s", c.per_driver_launch}},
-        c.processor_evidence, c.processor_source);
+    out["python"] =
+        curve_json({{"processor", c.processor}, {"per_driver_launch_s", c.per_driver_launch}},
+                   c.processor_evidence, c.processor_source);
   }
   return out;
 }
@@ -248,8 +248,7 @@ HostCurve read_host(const ConfigNode& node) {
   }
   CurveReader reader(node);
   if (python != nullptr) reader.knows("python");
-  reader
-      .number("per_hook_s", 0, kLongest, c.per_hook)
+  reader.number("per_hook_s", 0, kLongest, c.per_hook)
       .number("per_launch_s", 0, kLongest, c.per_launch)
       .number_if_there("per_row_s", 0, kLongest, c.per_row)
       .number_if_there("per_collective_s", 0, kLongest, c.per_collective)

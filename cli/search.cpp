@@ -117,7 +117,8 @@ ExitCode run_search(const SearchCommandOptions& options) {
   const CostModel costs = cost_model(job);
 
   std::optional<RobustChoice> robust;
-  if (options.robust) robust = choose_robust(result, job.model, costs, stack_set(job, costs), kDraws);
+  if (options.robust)
+    robust = choose_robust(result, job.model, costs, stack_set(job, costs), kDraws);
   const Plan* const chosen = chosen_plan(timed, robust);
   std::optional<BestPlan> best;
   if (chosen != nullptr) best = best_of(job, *chosen, costs);

@@ -18,8 +18,8 @@ enum class Type { kFp32, kBf16 };
 // which move the bytes and then hold their multiprocessors until `nanoseconds` after the first of
 // them began. `clock` is two 64 bit words of zeros, zeros again when the kernel is done.
 inline constexpr int kPacedThreads = 640;
-// Shared memory that each block holds. With nearly all registers, which it holds too, that is what a
-// block of NCCL leaves: 96 registers for each of 640 threads, of 65,536 on a multiprocessor
+// Shared memory that each block holds. With nearly all registers, which it holds too, that is what
+// a block of NCCL leaves: 96 registers for each of 640 threads, of 65,536 on a multiprocessor
 // (nccl/makefiles/common.mk, -maxrregcount=96).
 inline constexpr int kPacedSharedBytes = 96 * 1024;
 // What one block holds, as compiled for this GPU.

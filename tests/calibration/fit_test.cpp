@@ -265,8 +265,8 @@ TEST(Fit, GemmErrorsOnSourcesLeftOut) {
 TEST(Fit, SustainedRateComesFromLongProducts) {
   // A100's long products lose nothing; what is lost comes from the hotter way of timing.
   EXPECT_NEAR(fit_of("a100-80gb").calibration.gemm_bf16.sustained, 0.96, 0.03);
-  // The hottest way keeps 0.83; products inside layers take 0.84 of its time, at clocks that a whole
-  // step lowers by another 2 to 4 %.
+  // The hottest way keeps 0.83; products inside layers take 0.84 of its time, at clocks that a
+  // whole step lowers by another 2 to 4 %.
   EXPECT_NEAR(fit_of("h100-sxm").calibration.gemm_bf16.sustained, 0.83 / 0.84 * 0.97, 0.04);
 }
 

@@ -1,5 +1,5 @@
-// Words of a command line: any bytes are an amount, a time, counts or a unit string, or are refused.
-// Names of clusters are cluster_fuzz's.
+// Words of a command line: any bytes are an amount, a time, counts or a unit string, or are
+// refused. Names of clusters are cluster_fuzz's.
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>

@@ -1,6 +1,4 @@
 // What whole steps reserve, through the allocator.
-#include "sim/memory/reserved_forecast.h"
-
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
@@ -8,6 +6,7 @@
 #include <algorithm>
 
 #include "sim/memory/memory_profile.h"
+#include "sim/memory/reserved_forecast.h"
 #include "tests/support/generators.h"
 
 namespace foreshard {
