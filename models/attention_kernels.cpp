@@ -24,20 +24,13 @@
 #include <utility>
 #include <vector>
 
+#include "models/layer_tensors.h"
+
 namespace foreshard {
 namespace {
 
 using Index = std::int16_t;
 using Indices = std::vector<Index>;
-
-Index add_tensor(LayerSpec& layer, TensorSpec spec) {
-  layer.tensors.push_back(std::move(spec));
-  return static_cast<Index>(layer.tensors.size() - 1);
-}
-
-const TensorSpec& tensor(const LayerSpec& layer, Index index) {
-  return layer.tensors[static_cast<std::size_t>(index)];
-}
 
 // Kernels of packages of their own take the window's length and skip what lies outside of it.
 bool takes_windows(AttentionKernel kernel) {

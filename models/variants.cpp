@@ -38,6 +38,7 @@
 
 #include "models/attention_kernels.h"
 #include "models/compiled.h"
+#include "models/layer_tensors.h"
 #include "models/lora.h"
 #include "models/module_kernels.h"
 #include "models/transformers_moe.h"
@@ -50,15 +51,6 @@ namespace {
 
 using Index = std::int16_t;
 using Indices = std::vector<Index>;
-
-Index add_tensor(LayerSpec& layer, TensorSpec spec) {
-  layer.tensors.push_back(std::move(spec));
-  return static_cast<Index>(layer.tensors.size() - 1);
-}
-
-const TensorSpec& tensor(const LayerSpec& layer, Index index) {
-  return layer.tensors[static_cast<std::size_t>(index)];
-}
 
 // --- loss ---
 
