@@ -7,7 +7,7 @@ is refused: it measured no GPU.
 """
 import json
 import pathlib
-import shutil
+import re
 import sys
 import tarfile
 import tempfile
@@ -15,6 +15,12 @@ import tempfile
 from round_tools import unpack
 
 KEPT = ["round.json", "summary.md", "self_check.json", "plans.jsonl", "fsdp2.jsonl", "profile.json"]
+
+
+def copy(file, to):
+    """Without the folders of the machine that it was written on: commands name programs and files alone."""
+    text = re.sub(r"""(?<![\w./])/(?:[\w.+-]+/)+(?=[\w])""", "", file.read_text(encoding="utf-8"))
+    to.write_text(text, encoding="utf-8")
 
 
 def keep(results, repository):
@@ -28,13 +34,13 @@ def keep(results, repository):
             continue
         to = repository / "calibration" / "measured" / record["gpu"] / name
         to.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(raw, to)
+        copy(raw, to)
         written.append(to)
     folder = repository / "reports" / "validation" / f"{record['gpu']}-{stamp}"
     folder.mkdir(parents=True, exist_ok=True)
     for name in KEPT:
         if (results / name).exists():
-            shutil.copyfile(results / name, folder / name)
+            copy(results / name, folder / name)
             written.append(folder / name)
     return written
 
