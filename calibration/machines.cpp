@@ -18,7 +18,7 @@
 #include "sim/base/embedded.h"
 #include "sim/base/error.h"
 #include "sim/base/spelling.h"
-#include "sim/spec/hardware_check.h"
+#include "sim/spec/checks/hardware_check.h"
 
 namespace foreshard {
 

@@ -8,7 +8,7 @@
 #include <initializer_list>
 #include <span>
 
-#include "calibration/least_squares.h"
+#include "calibration/fit/least_squares.h"
 #include "sim/base/config.h"
 #include "sim/base/error.h"
 

@@ -1,7 +1,7 @@
 // Calibration profiles as files: calibration/profiles/<gpu>.json, built into the program.
 //
-// The shipped ones are the results of fit_published (calibration/fit.h) and nothing else; a test
-// refits and compares. Schema and units: calibration/README.md. Profiles of machines that were
+// The shipped ones are the results of fit_published (calibration/fit/fit.h) and nothing else; a
+// test refits and compares. Schema and units: calibration/README.md. Profiles of machines that were
 // measured themselves hold such a calibration with its `measured` points
 // (calibration/local_profile.h).
 #pragma once

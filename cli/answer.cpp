@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "cli/remedy.h"
-#include "cli/stacks.h"
-#include "reports/layout.h"
-#include "reports/long_step.h"
+#include "cli/verbs/stacks.h"
+#include "planner/remedy.h"
+#include "reports/sizing/long_step.h"
+#include "reports/view/layout.h"
 #include "sim/simulate/folded.h"
 
 namespace foreshard {

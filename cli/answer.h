@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "cli/job.h"
+#include "planner/job.h"
 #include "reports/report.h"
 
 namespace foreshard {
@@ -23,7 +23,7 @@ struct Answer {
 };
 
 // Whether the forecast has every row of the step, or, of a step of many
-// micro-batches, few of them: what its figures need (reports/long_step.h).
+// micro-batches, few of them: what its figures need (reports/sizing/long_step.h).
 enum class Rows : std::uint8_t { kAll, kFew };
 
 // Throws as load_job.

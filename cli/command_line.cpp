@@ -13,10 +13,10 @@
 
 #include "calibration/machines.h"
 #include "cli/output.h"
-#include "cli/verbs.h"
+#include "cli/verbs/verbs.h"
 #include "models/zoo.h"
 #include "sim/base/spelling.h"
-#include "sim/spec/plan_check.h"
+#include "sim/spec/checks/plan_check.h"
 #include "sim/spec/plan_config.h"
 
 namespace foreshard {

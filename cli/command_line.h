@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cli/completion.h"
-#include "cli/options.h"
+#include "planner/options.h"
 #include "sim/base/error.h"
 
 namespace CLI {

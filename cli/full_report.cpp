@@ -4,9 +4,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "cli/job_search.h"
 #include "cli/recording.h"
-#include "cli/search_space.h"
+#include "planner/job_search.h"
+#include "planner/search_space.h"
 
 namespace foreshard {
 namespace {

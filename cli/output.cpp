@@ -18,7 +18,7 @@
 #include <system_error>
 #include <utility>
 
-#include "reports/layout.h"
+#include "reports/view/layout.h"
 #include "sim/base/error.h"
 
 namespace foreshard {

@@ -7,8 +7,8 @@
 #include <string>
 #include <string_view>
 
-#include "cli/options.h"
-#include "reports/views.h"
+#include "planner/options.h"
+#include "reports/view/views.h"
 #include "sim/base/json.h"
 
 namespace foreshard {

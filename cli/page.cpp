@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "cli/output.h"
-#include "reports/measured.h"
-#include "reports/plan_words.h"
-#include "sim/spec/plan_check.h"
+#include "reports/validate/measured.h"
+#include "reports/view/plan_words.h"
+#include "sim/spec/checks/plan_check.h"
 #include "sim/spec/plan_config.h"
 
 namespace foreshard {

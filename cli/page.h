@@ -4,10 +4,10 @@
 #include <string>
 
 #include "cli/answer.h"
-#include "cli/job.h"
-#include "reports/page.h"
-#include "reports/run_record.h"
-#include "reports/validate.h"
+#include "planner/job.h"
+#include "reports/page/page.h"
+#include "reports/validate/run_record.h"
+#include "reports/validate/validate.h"
 #include "sim/search/search.h"
 
 namespace foreshard {

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "cli/output.h"
-#include "reports/page.h"
+#include "reports/page/page.h"
 #include "sim/base/error.h"
 
 namespace foreshard {

@@ -5,8 +5,8 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "interop/trace_files.h"
-#include "reports/layout.h"
+#include "interop/traces/trace_files.h"
+#include "reports/view/layout.h"
 
 namespace foreshard {
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "interop/fsdp2_steps.h"
-#include "interop/trace_join.h"
+#include "interop/traces/fsdp2_steps.h"
+#include "interop/traces/trace_join.h"
 #include "sim/base/json.h"
 
 namespace foreshard {

@@ -35,7 +35,7 @@ function(foreshard_page target)
                "${FORESHARD_D3}")
   foreshard_embed(${target} page_files reports/page/*.html reports/page/*.css reports/page/*.js
                   "${FORESHARD_D3}")
-  set_source_files_properties("${PROJECT_SOURCE_DIR}/reports/page_html.cpp" PROPERTIES
+  set_source_files_properties("${PROJECT_SOURCE_DIR}/reports/page/page_html.cpp" PROPERTIES
     COMPILE_DEFINITIONS
       "FORESHARD_PAGE_SCRIPTS=\"${hashes}\";FORESHARD_PAGE_STYLES=\"${style}\"")
 endfunction()

@@ -4,7 +4,7 @@
 #include <string_view>
 #include <utility>
 
-#include "models/layers.h"
+#include "models/layers/layers.h"
 #include "models/model_dims.h"
 #include "models/parameter_names.h"
 

@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "models/layer_writer.h"
-#include "models/layers.h"
-#include "models/vision_layers.h"
+#include "models/layers/layer_writer.h"
+#include "models/layers/layers.h"
+#include "models/layers/vision_layers.h"
 #include "sim/base/error.h"
 
 namespace foreshard {

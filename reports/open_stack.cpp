@@ -9,8 +9,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "reports/layout.h"
 #include "reports/report.h"
+#include "reports/view/layout.h"
 #include "sim/base/error.h"
 #include "sim/search/judge.h"
 #include "sim/simulate/forecast.h"

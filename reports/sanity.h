@@ -5,7 +5,7 @@
 #include <string>
 
 #include "reports/report.h"
-#include "reports/sizing.h"
+#include "reports/sizing/sizing.h"
 
 namespace foreshard {
 

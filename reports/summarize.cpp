@@ -10,16 +10,16 @@
 #include <deque>
 #include <functional>
 
-#include "reports/event_names.h"
-#include "reports/evidence.h"
-#include "reports/findings.h"
-#include "reports/intervals.h"
+#include "reports/accuracy/evidence.h"
+#include "reports/accuracy/intervals.h"
 #include "reports/report.h"
+#include "reports/view/event_names.h"
+#include "reports/view/findings.h"
 #include "sim/base/quantile.h"
 #include "sim/base/unit_strings.h"
 #include "sim/simulate/simulate.h"
+#include "sim/spec/checks/plan_check.h"
 #include "sim/spec/open_stack.h"
-#include "sim/spec/plan_check.h"
 
 namespace foreshard {
 namespace {

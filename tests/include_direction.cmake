@@ -9,8 +9,9 @@ set(arrows_calibration sim)
 set(arrows_reports sim calibration)
 set(arrows_exec sim models reports)
 set(arrows_interop sim models calibration reports)
-set(arrows_cli sim models calibration reports exec interop)
-set(folders sim models calibration reports exec interop cli)
+set(arrows_planner sim models calibration reports interop)
+set(arrows_cli sim models calibration reports exec interop planner)
+set(folders sim models calibration reports exec interop planner cli)
 
 # inside sim/: a lower floor never includes a higher one
 set(floors base spec graph cost memory simulate search)

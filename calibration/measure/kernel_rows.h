@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "calibration/measure/measure.h"
-#include "sim/graph/layer_program.h"
+#include "sim/graph/layers/layer_program.h"
 
 namespace foreshard {
 

@@ -4,10 +4,10 @@
 #include <memory>
 #include <string>
 
-#include "cli/job.h"
 #include "exec/device/accelerator.h"
 #include "exec/engine/backend.h"
 #include "exec/launch/launch.h"
+#include "planner/job.h"
 
 namespace foreshard {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/options.h"
+#include "planner/options.h"
 #include "sim/base/error.h"
 
 namespace foreshard {

@@ -22,15 +22,15 @@
 #include "calibration/measure/device_collectives.h"
 #include "cli/exec/exec_options.h"
 #include "cli/exec/ranks.h"
-#include "cli/model_name.h"
 #include "cli/output.h"
 #include "exec/comm/process_world.h"
 #include "exec/comm/rank_threads.h"
 #include "exec/device/host_accelerator.h"
 #include "exec/device/load_accelerator.h"
 #include "exec/launch/spawn.h"
-#include "interop/hf_config.h"
+#include "interop/hf/hf_config.h"
 #include "models/zoo.h"
+#include "planner/model_name.h"
 
 namespace foreshard {
 namespace {

@@ -1,4 +1,4 @@
-// Executes the phases of layer executions (sim/graph/layer_program.h) step by step.
+// Executes the phases of layer executions (sim/graph/layers/layer_program.h) step by step.
 //
 // It decides nothing: which tensors exist, which operation reads which, and when each is let go of
 // are the program's, the same that the memory forecast replays. Tensors are held by slot; a slot's

@@ -13,7 +13,7 @@
 
 #include "exec/compute/device_operations.h"
 #include "exec/compute/kernels.h"
-#include "models/layers.h"
+#include "models/layers/layers.h"
 #include "sim/base/error.h"
 
 namespace foreshard {

@@ -20,7 +20,7 @@
 #include "exec/engine/events.h"
 #include "exec/engine/unit_memory.h"
 #include "exec/memory/allocator.h"
-#include "reports/run_record.h"
+#include "reports/validate/run_record.h"
 #include "sim/graph/event_graph.h"
 
 namespace foreshard {

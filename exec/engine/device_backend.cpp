@@ -33,7 +33,7 @@
 #include "exec/engine/backend.h"
 #include "exec/engine/device_step.h"
 #include "exec/engine/device_update.h"
-#include "reports/event_names.h"
+#include "reports/view/event_names.h"
 
 namespace foreshard {
 namespace {

@@ -15,7 +15,7 @@
 
 #include "exec/compute/device_operations.h"
 #include "exec/engine/update.h"
-#include "reports/event_names.h"
+#include "reports/view/event_names.h"
 
 namespace foreshard {
 namespace {

@@ -23,7 +23,7 @@
 #include "exec/engine/backend.h"
 #include "exec/engine/unit_memory.h"
 #include "exec/memory/allocator.h"
-#include "reports/run_record.h"
+#include "reports/validate/run_record.h"
 
 namespace foreshard {
 

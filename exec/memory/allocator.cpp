@@ -14,7 +14,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "sim/graph/layer_program.h"
+#include "sim/graph/layers/layer_program.h"
 
 namespace foreshard {
 namespace {

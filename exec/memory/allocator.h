@@ -2,7 +2,7 @@
 // fit, neighbours merged, nothing ever given back. A step that repeats then touches the same pages
 // again, without page faults, and its highest use is known to the byte.
 //
-// Sizes are rounded up to 512 bytes as the forecast counts them (sim/graph/layer_program.h).
+// Sizes are rounded up to 512 bytes as the forecast counts them (sim/graph/layers/layer_program.h).
 #pragma once
 
 #include <cstdint>

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "reports/run_record.h"
+#include "reports/validate/run_record.h"
 
 namespace foreshard {
 

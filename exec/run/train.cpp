@@ -21,8 +21,8 @@
 #include "exec/run/kineto.h"
 #include "exec/run/rank_record_text.h"
 #include "exec/run/run_state.h"
-#include "reports/event_names.h"
-#include "sim/spec/plan_check.h"
+#include "reports/view/event_names.h"
+#include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
 namespace {

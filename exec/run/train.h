@@ -15,7 +15,7 @@
 #include "exec/data/token_store.h"
 #include "exec/engine/backend.h"
 #include "exec/run/facts.h"
-#include "reports/run_record.h"
+#include "reports/validate/run_record.h"
 #include "sim/graph/event_graph.h"
 #include "sim/spec/model_spec.h"
 #include "sim/spec/plan.h"

@@ -64,7 +64,7 @@ function drawValidation(body) {
 const groupColours = ['#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#8c8c8c'];
 const accuracyState = {by: null, group: null};
 
-// Rows as objects, whether they come in columns (reports/page_accuracy.cpp) or as accuracy --json has them.
+// Rows as objects, whether they come in columns (reports/page/page_accuracy.cpp) or as accuracy --json has them.
 function accuracyRows(a) {
   if (a.rows) return a.rows;
   const c = a.columns;

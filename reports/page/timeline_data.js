@@ -1,7 +1,7 @@
 'use strict';
 // The events of one step: their columns decoded, their names, and why each began when it did.
 
-// Columns as reports/page_timeline.cpp writes them, made into arrays of nanoseconds. Once per timeline.
+// Columns as reports/page/page_timeline.cpp writes them, made into arrays of nanoseconds. Once per timeline.
 const decoded = new Map();
 function timelineOf(viewIndex) {
   const index = doc.views[viewIndex].timeline;

@@ -14,7 +14,7 @@
 #include <span>
 #include <vector>
 
-#include "sim/graph/layer_program.h"
+#include "sim/graph/layers/layer_program.h"
 #include "sim/spec/calibration.h"
 #include "sim/spec/cluster.h"
 

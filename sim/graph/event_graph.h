@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "sim/base/units.h"
-#include "sim/graph/layer_program.h"
+#include "sim/graph/layers/layer_program.h"
 #include "sim/spec/cluster.h"
 #include "sim/spec/plan.h"
 

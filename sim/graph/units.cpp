@@ -9,7 +9,7 @@
 
 #include "sim/base/error.h"
 #include "sim/graph/step_builder.h"
-#include "sim/spec/plan_check.h"
+#include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "sim/base/error.h"
-#include "sim/spec/plan_check.h"
+#include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
 namespace {

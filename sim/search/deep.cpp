@@ -14,7 +14,7 @@
 #include "sim/search/axes.h"
 #include "sim/search/judge.h"
 #include "sim/search/knobs.h"
-#include "sim/spec/plan_check.h"
+#include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
 namespace {

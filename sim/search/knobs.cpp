@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "sim/spec/plan_check.h"
+#include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
 namespace {

@@ -23,7 +23,7 @@
 #include <tuple>
 
 #include "sim/search/judge.h"
-#include "sim/spec/plan_check.h"
+#include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "sim/spec/plan_check.h"
+#include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
 

@@ -7,7 +7,7 @@
 #include "sim/search/best_first.h"
 #include "sim/search/every_place.h"
 #include "sim/search/places.h"
-#include "sim/spec/plan_check.h"
+#include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
 

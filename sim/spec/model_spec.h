@@ -13,8 +13,8 @@
 //
 // A layer is written as the list of operations that the forward executes, in order. Which tensors
 // live until backward is not decided here by formula: every operation names what its gradient needs
-// (`saved`), and sim/graph/layer_program.h derives allocations, frees and the backward pass from
-// that, as autograd does.
+// (`saved`), and sim/graph/layers/layer_program.h derives allocations, frees and the backward pass
+// from that, as autograd does.
 //
 // Sources: operation order and saved tensors of a Llama block as recorded from PyTorch 2.11
 // (tests/recordings); FLOPs are 2*m*n*k for a matrix product and 2*B*h*S^2*(head_dim + value_dim)

@@ -15,8 +15,8 @@
 #include <sstream>
 
 #include "sim/base/embedded.h"
+#include "sim/spec/checks/plan_check.h"
 #include "sim/spec/fsdp2_version.h"
-#include "sim/spec/plan_check.h"
 #include "sim/spec/plan_keys.h"
 #include "sim/spec/plan_values.h"
 

@@ -1,7 +1,7 @@
 // The words of a plan's enumerations; the rules that check() applies are in plan_check.cpp.
 #include "sim/spec/plan.h"
 
-#include "sim/spec/plan_check.h"
+#include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
 

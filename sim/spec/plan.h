@@ -180,7 +180,7 @@ struct ModuleKernels {
   enum class Rope : std::uint8_t { kComplex, kReal, kFused };
   enum class Residual : std::uint8_t { kCompute, kFp32 };  // dtype of the stream between blocks
   // Activation functions: one kernel each, or as their modules are written (kEager: gelu_new is
-  // seven operations; models/module_kernels.cpp).
+  // seven operations; models/layers/module_kernels.cpp).
   enum class Activation : std::uint8_t { kFused, kEager };
   Norm norm = Norm::kCompute;
   Rope rope = Rope::kComplex;
@@ -358,7 +358,7 @@ struct Plan {
   Prefetch prefetch;
   RangedPolicy<Recompute> recompute;  // per block
   SelectivePolicy recompute_keeps = SelectivePolicy::kEverySecondMm;
-  // What they make of the model: models/variants.h.
+  // What they make of the model: models/layers/variants.h.
   Compile compile = Compile::kNone;
   AttentionKernel attention = AttentionKernel::kFlash;
   ModuleKernels kernels;
@@ -386,7 +386,7 @@ struct Plan {
   AccumulationMode accumulation = AccumulationMode::kReduceEach;
   AccumulationDetails accumulation_details;
   Frozen frozen;
-  Lora lora;  // what it makes of the model: models/lora.h
+  Lora lora;  // what it makes of the model: models/layers/lora.h
   Ignored ignored = Ignored::kNone;
   Offload offload = Offload::kNone;
   std::optional<double> gradient_divide_factor;  // none: the number of ranks

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "sim/base/spelling.h"
-#include "sim/spec/plan_check.h"
+#include "sim/spec/checks/plan_check.h"
 #include "sim/spec/plan_stack.h"
 #include "sim/spec/plan_values.h"
 

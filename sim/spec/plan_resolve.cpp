@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "sim/spec/checks/plan_check.h"
 #include "sim/spec/fsdp2_version.h"
-#include "sim/spec/plan_check.h"
 #include "sim/spec/plan_config.h"
 #include "sim/spec/plan_keys.h"
 #include "sim/spec/plan_stack.h"

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <utility>
 
-#include "sim/spec/plan_check.h"
+#include "sim/spec/checks/plan_check.h"
 #include "sim/spec/plan_keys.h"
 
 namespace foreshard {

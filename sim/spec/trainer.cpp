@@ -37,8 +37,8 @@
 #include <charconv>
 
 #include "sim/base/error.h"
+#include "sim/spec/checks/plan_check.h"
 #include "sim/spec/fsdp2_version.h"
-#include "sim/spec/plan_check.h"
 
 namespace foreshard {
 namespace {

@@ -15,7 +15,7 @@
 #include "sim/memory/outside_allocator.h"
 #include "sim/search/deep.h"
 #include "sim/simulate/simulate.h"
-#include "sim/spec/plan_check.h"
+#include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
 namespace {

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "calibration/fit.h"
+#include "calibration/fit/fit.h"
 #include "calibration/machines.h"
 #include "sim/cost/measured.h"
 

@@ -5,7 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "calibration/fit_local.h"
+#include "calibration/fit/fit_local.h"
 #include "sim/base/error.h"
 #include "sim/cost/cost_model.h"
 #include "tests/calibration/synthetic.h"

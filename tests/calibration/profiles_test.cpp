@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "calibration/fit.h"
+#include "calibration/fit/fit.h"
 #include "calibration/machines.h"
 #include "calibration/profile.h"
 #include "sim/base/error.h"

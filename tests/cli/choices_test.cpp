@@ -6,11 +6,11 @@
 #include <random>
 #include <set>
 
-#include "cli/changes.h"
-#include "cli/job_search.h"
-#include "cli/remedy.h"
-#include "cli/search_body.h"
-#include "cli/search_space.h"
+#include "cli/verbs/search_body.h"
+#include "planner/changes.h"
+#include "planner/job_search.h"
+#include "planner/remedy.h"
+#include "planner/search_space.h"
 #include "sim/memory/outside_allocator.h"
 #include "tests/cli/program.h"
 

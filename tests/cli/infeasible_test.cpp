@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "calibration/machines.h"
-#include "cli/remedy.h"
 #include "models/zoo.h"
+#include "planner/remedy.h"
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_profile.h"
 #include "tests/cli/program.h"

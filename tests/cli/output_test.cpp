@@ -4,7 +4,7 @@
 #include <sstream>
 #include <string>
 
-#include "reports/layout.h"
+#include "reports/view/layout.h"
 #include "tests/cli/program.h"
 
 namespace foreshard {

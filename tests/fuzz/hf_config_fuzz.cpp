@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "interop/hf_config.h"
+#include "interop/hf/hf_config.h"
 #include "sim/base/error.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
-#include "calibration/fit_local.h"
+#include "calibration/fit/fit_local.h"
 #include "calibration/local_profile.h"
 #include "sim/base/error.h"
 

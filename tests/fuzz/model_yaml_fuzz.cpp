@@ -6,8 +6,8 @@
 #include <string_view>
 
 #include "calibration/machines.h"
-#include "models/model_yaml.h"
-#include "models/variants.h"
+#include "models/layers/variants.h"
+#include "models/yaml/model_yaml.h"
 #include "sim/base/error.h"
 #include "sim/graph/training_step.h"
 #include "sim/spec/plan_config.h"

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstdlib>
 
-#include "interop/nccl_log.h"
+#include "interop/network/nccl_log.h"
 #include "tests/fuzz/scratch.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

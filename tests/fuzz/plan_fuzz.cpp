@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "sim/spec/plan_check.h"
+#include "sim/spec/checks/plan_check.h"
 #include "sim/spec/plan_config.h"
 #include "tests/sim/spec/plan_fixtures.h"
 

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <filesystem>
 
-#include "interop/library_recordings.h"
-#include "interop/recordings.h"
+#include "interop/recordings/library_recordings.h"
+#include "interop/recordings/recordings.h"
 #include "tests/fuzz/scratch.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

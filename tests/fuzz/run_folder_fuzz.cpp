@@ -12,8 +12,8 @@
 #include <string>
 #include <string_view>
 
-#include "reports/run_folder.h"
-#include "reports/run_record.h"
+#include "reports/validate/run_folder.h"
+#include "reports/validate/run_record.h"
 #include "sim/base/error.h"
 #include "tests/fuzz/scratch.h"
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstdlib>
 
-#include "cli/search_state.h"
+#include "planner/search_state.h"
 #include "sim/base/hash.h"
 #include "tests/fuzz/scratch.h"
 

@@ -5,12 +5,12 @@
 #include <cstdint>
 
 #include "calibration/csv_table.h"
+#include "calibration/fit/nccl_rows.h"
 #include "calibration/machines.h"
-#include "calibration/nccl_rows.h"
 #include "calibration/prices.h"
 #include "calibration/published.h"
-#include "interop/score_steps.h"
-#include "interop/training_rows.h"
+#include "interop/steps/score_steps.h"
+#include "interop/steps/training_rows.h"
 #include "tests/fuzz/scratch.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

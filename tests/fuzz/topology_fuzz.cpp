@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "calibration/machines.h"
-#include "interop/topology_import.h"
+#include "interop/network/topology_import.h"
 #include "tests/fuzz/scratch.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

@@ -3,9 +3,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "interop/fsdp2_steps.h"
-#include "interop/infer_job.h"
-#include "interop/kineto.h"
+#include "interop/traces/fsdp2_steps.h"
+#include "interop/traces/infer_job.h"
+#include "interop/traces/kineto.h"
 #include "tests/fuzz/scratch.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

@@ -3,11 +3,11 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "interop/accelerate.h"
-#include "interop/deepspeed.h"
-#include "interop/foreign_plan.h"
-#include "interop/toml_config.h"
-#include "interop/torchtitan.h"
+#include "interop/frameworks/accelerate.h"
+#include "interop/frameworks/deepspeed.h"
+#include "interop/frameworks/foreign_plan.h"
+#include "interop/frameworks/toml_config.h"
+#include "interop/frameworks/torchtitan.h"
 #include "tests/fuzz/scratch.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "interop/safetensors.h"
+#include "interop/hf/safetensors.h"
 #include "models/zoo.h"
 #include "tests/fuzz/scratch.h"
 

@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "cli/amounts.h"
+#include "planner/amounts.h"
 #include "sim/base/unit_strings.h"
 #include "tests/fuzz/scratch.h"
 

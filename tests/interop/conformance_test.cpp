@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "interop/recorded_job.h"
+#include "interop/recordings/recorded_job.h"
 
 namespace foreshard {
 namespace {

@@ -10,7 +10,7 @@
 #include <set>
 #include <string>
 
-#include "interop/hf_config.h"
+#include "interop/hf/hf_config.h"
 #include "sim/base/error.h"
 
 namespace foreshard {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "interop/training_rows.h"
+#include "interop/steps/training_rows.h"
 
 namespace foreshard {
 

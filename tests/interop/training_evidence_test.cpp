@@ -10,11 +10,11 @@
 #include <nlohmann/json.hpp>
 
 #include "calibration/profile.h"
-#include "interop/gather_evidence.h"
-#include "interop/measured_tables.h"
-#include "interop/score_steps.h"
-#include "interop/step_forecaster.h"
-#include "interop/training_job.h"
+#include "interop/steps/gather_evidence.h"
+#include "interop/steps/measured_tables.h"
+#include "interop/steps/score_steps.h"
+#include "interop/steps/step_forecaster.h"
+#include "interop/steps/training_job.h"
 
 namespace foreshard {
 namespace {

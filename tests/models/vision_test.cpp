@@ -13,13 +13,13 @@
 #include <vector>
 
 #include "calibration/machines.h"
-#include "models/variants.h"
+#include "models/layers/variants.h"
 #include "models/vision_zoo.h"
 #include "models/zoo.h"
 #include "sim/base/error.h"
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_actions.h"
-#include "sim/spec/plan_check.h"
+#include "sim/spec/checks/plan_check.h"
 #include "sim/spec/plan_config.h"
 
 namespace foreshard {

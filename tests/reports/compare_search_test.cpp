@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "reports/views.h"
+#include "reports/view/views.h"
 #include "tests/reports/random_plans.h"
 
 namespace foreshard {

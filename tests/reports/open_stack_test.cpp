@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "reports/report.h"
-#include "reports/sizing.h"
+#include "reports/sizing/sizing.h"
 #include "tests/support/fixtures.h"
 
 namespace foreshard {

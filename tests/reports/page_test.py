@@ -15,7 +15,7 @@ import page_support as support  # noqa: E402
 from page_support import JOB, TEXT, document_of, path, run  # noqa: E402
 
 
-# --- the timeline's columns, decoded a second time (encoding: reports/page_timeline.cpp) ---
+# --- the timeline's columns, decoded a second time (encoding: reports/page/page_timeline.cpp) ---
 
 class Timeline:
     def __init__(self, raw):

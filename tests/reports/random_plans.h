@@ -5,7 +5,7 @@
 #include <random>
 
 #include "sim/simulate/forecast.h"
-#include "sim/spec/plan_check.h"
+#include "sim/spec/checks/plan_check.h"
 #include "tests/support/fixtures.h"
 
 namespace foreshard {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "reports/run_record.h"
+#include "reports/validate/run_record.h"
 
 namespace foreshard {
 

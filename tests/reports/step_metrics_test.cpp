@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "reports/intervals.h"
+#include "reports/accuracy/intervals.h"
 #include "reports/report.h"
 #include "tests/reports/hand_made.h"
 #include "tests/reports/random_plans.h"

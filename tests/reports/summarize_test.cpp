@@ -6,9 +6,9 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "reports/evidence.h"
-#include "reports/views.h"
-#include "sim/spec/plan_check.h"
+#include "reports/accuracy/evidence.h"
+#include "reports/view/views.h"
+#include "sim/spec/checks/plan_check.h"
 #include "tests/reports/random_plans.h"
 
 namespace foreshard {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "reports/run_record.h"
+#include "reports/validate/run_record.h"
 #include "tests/exec/launch/child.h"
 
 namespace foreshard {

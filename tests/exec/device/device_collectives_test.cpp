@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <tuple>
 
-#include "calibration/fit_device.h"
+#include "calibration/fit/fit_device.h"
 #include "calibration/measurements.h"
 #include "exec/comm/rank_threads.h"
 #include "exec/device/host_accelerator.h"

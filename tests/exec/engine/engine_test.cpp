@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "sim/spec/plan_check.h"
+#include "sim/spec/checks/plan_check.h"
 #include "sim/spec/plan_config.h"
 #include "tests/exec/engine/engine_runs.h"
 

@@ -8,7 +8,7 @@
 
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_profile.h"
-#include "sim/spec/plan_check.h"
+#include "sim/spec/checks/plan_check.h"
 #include "tests/exec/engine/engine_runs.h"
 
 namespace foreshard {

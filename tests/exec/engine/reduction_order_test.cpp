@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "sim/spec/plan_check.h"
+#include "sim/spec/checks/plan_check.h"
 #include "tests/exec/engine/engine_runs.h"
 
 namespace foreshard {

@@ -2,7 +2,7 @@
 // other one.
 #include <gtest/gtest.h>
 
-#include "models/variants.h"
+#include "models/layers/variants.h"
 #include "models/zoo.h"
 #include "sim/graph/training_step.h"
 

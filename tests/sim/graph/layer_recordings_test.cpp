@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "models/families.h"
-#include "models/layers.h"
-#include "models/lora.h"
+#include "models/layers/layers.h"
+#include "models/layers/lora.h"
 #include "models/recorded.h"
 #include "sim/graph/training_step.h"
 

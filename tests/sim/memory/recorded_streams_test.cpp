@@ -8,7 +8,7 @@
 #include "sim/memory/reserved_forecast.h"
 #include "sim/simulate/forecast.h"
 #include "sim/simulate/simulate.h"
-#include "sim/spec/plan_check.h"
+#include "sim/spec/checks/plan_check.h"
 #include "tests/support/fixtures.h"
 
 namespace foreshard {

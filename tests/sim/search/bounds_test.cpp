@@ -9,7 +9,7 @@
 #include "sim/memory/memory_profile.h"
 #include "sim/search/judge.h"
 #include "sim/simulate/simulate.h"
-#include "sim/spec/plan_check.h"
+#include "sim/spec/checks/plan_check.h"
 #include "tests/support/fixtures.h"
 
 namespace foreshard {

@@ -10,7 +10,7 @@
 #include "sim/memory/capacity.h"
 #include "sim/search/per_layer.h"
 #include "sim/simulate/forecast.h"
-#include "sim/spec/plan_check.h"
+#include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
 

@@ -7,7 +7,7 @@
 
 #include "models/zoo.h"
 #include "sim/base/error.h"
-#include "sim/spec/plan_check.h"
+#include "sim/spec/checks/plan_check.h"
 #include "tests/sim/spec/plan_fixtures.h"
 
 namespace foreshard {

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "sim/graph/training_step.h"
-#include "sim/spec/plan_check.h"
+#include "sim/spec/checks/plan_check.h"
 #include "tests/support/fixtures.h"
 
 namespace foreshard {

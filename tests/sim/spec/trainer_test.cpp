@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "sim/spec/plan_check.h"
+#include "sim/spec/checks/plan_check.h"
 #include "tests/sim/spec/plan_fixtures.h"
 
 namespace foreshard {

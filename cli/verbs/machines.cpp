@@ -1,0 +1,210 @@
+// machines: the catalogue as a table, or one machine or cluster with the source of every figure, or
+// as a graph. A figure is listed once, with its key in a file, its key in JSON and its value for
+// both.
+#include "calibration/machines.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "calibration/cluster_names.h"
+#include "cli/output.h"
+#include "cli/verbs/verbs.h"
+#include "sim/base/unit_strings.h"
+#include "sim/spec/topology.h"
+
+namespace foreshard {
+namespace {
+
+// A figure of a cluster.
+struct Figure {
+  std::string_view path;
+  std::string_view json_key;
+  std::string text;
+  Json value;
+};
+
+std::vector<Figure> figures(const Cluster& c) {
+  const auto rate = [](std::string_view path, std::string_view key, BytesPerSecond r) {
+    return Figure{path, key, format_bandwidth(r), r.value()};
+  };
+  const auto peak = [](std::string_view path, std::string_view key, FlopsPerSecond r) {
+    return Figure{path, key, format_flop_rate(r), r.value()};
+  };
+  const auto size = [](std::string_view path, std::string_view key, Bytes b) {
+    return Figure{path, key, format_bytes(b), b.count()};
+  };
+  const auto time = [](std::string_view path, std::string_view key, Time t) {
+    return Figure{path, key, format_time(t), t.seconds()};
+  };
+  const auto count = [](std::string_view path, std::string_view key, std::int64_t n) {
+    return Figure{path, key, format_count(n), n};
+  };
+  const auto number = [](std::string_view path, std::string_view key, std::string text, double n) {
+    return Figure{path, key, std::move(text), n};
+  };
+  const auto word = [](std::string_view path, std::string_view key, const std::string& text) {
+    return Figure{path, key, text, text};
+  };
+  std::vector<Figure> list = {
+      word("gpu.name", "name", c.gpu.name),
+      count("gpu.multiprocessors", "multiprocessors", c.gpu.multiprocessors),
+      peak("gpu.peak_bf16", "peak_bf16_flop_per_s", c.gpu.peak_bf16),
+      peak("gpu.peak_fp32", "peak_fp32_flop_per_s", c.gpu.peak_fp32),
+      size("gpu.memory", "memory_bytes", c.gpu.memory),
+      rate("gpu.memory_bandwidth", "memory_bandwidth_bytes_per_s", c.gpu.memory_bandwidth),
+      word("gpu.architecture", "architecture", c.gpu.architecture),
+      number("gpu.clock", "clock_hz", fmt::format("{:.0f} MHz", c.gpu.clock / 1e6), c.gpu.clock),
+      peak("gpu.peak_fp8", "peak_fp8_flop_per_s", c.gpu.peak_fp8),
+      number("gpu.power_limit", "power_limit_w", fmt::format("{:g} W", c.gpu.power_limit),
+             c.gpu.power_limit),
+      number("gpu.price_per_hour", "price_usd_per_hour",
+             fmt::format("{:.2f} USD", c.gpu.price_per_hour), c.gpu.price_per_hour),
+      word("node.key", "key", c.node.key),
+      count("node.gpus", "gpus", c.node.gpus),
+      rate("node.gpu_link", "gpu_link_bytes_per_s", c.node.gpu_link),
+      word("node.gpu_link_name", "gpu_link_name", c.node.gpu_link_name),
+      count("node.nics", "nics", c.node.nics),
+      rate("node.nic_rate", "nic_rate_bytes_per_s", c.node.nic_rate),
+      word("node.nic_name", "nic_name", c.node.nic_name),
+      time("node.link_latency", "link_latency_s", c.node.link_latency),
+      time("node.nic_latency", "nic_latency_s", c.node.nic_latency),
+      rate("node.host_link", "host_link_bytes_per_s", c.node.host_link),
+      rate("node.host_memory_bandwidth", "host_memory_bandwidth_bytes_per_s",
+           c.node.host_memory_bandwidth),
+      rate("node.storage_bandwidth", "storage_bandwidth_bytes_per_s", c.node.storage_bandwidth),
+      word("network.kind", "kind", c.network.kind),
+      count("network.nodes_per_leaf", "nodes_per_leaf", c.network.nodes_per_leaf),
+      {"network.oversubscription", "oversubscription",
+       fmt::format("{}", c.network.oversubscription), c.network.oversubscription},
+  };
+  if (c.memory_outside_allocator) {
+    list.push_back(size("memory_outside_allocator", "memory_outside_allocator_bytes",
+                        *c.memory_outside_allocator));
+  }
+  return list;
+}
+
+std::string source_of(const Cluster& cluster, std::string_view path) {
+  const auto found = std::find_if(cluster.sources.begin(), cluster.sources.end(),
+                                  [&](const auto& source) { return source.first == path; });
+  return found == cluster.sources.end() ? "" : found->second;
+}
+
+Json to_json(const Cluster& cluster) {
+  Json json = {{"machine", cluster.gpu.key}, {"gpus", cluster.gpus}, {"nodes", cluster.nodes()}};
+  Json sources = Json::object();
+  for (const Figure& figure : figures(cluster)) {
+    const std::size_t dot = figure.path.find('.');
+    Json& section =
+        dot == std::string_view::npos ? json : json[std::string(figure.path.substr(0, dot))];
+    section[std::string(figure.json_key)] = figure.value;
+    sources[std::string(figure.path)] = source_of(cluster, figure.path);
+  }
+  json["sources"] = sources;
+  return json;
+}
+
+std::string to_text(const Cluster& cluster) {
+  std::string text =
+      fmt::format("{}: {} GPUs in {} nodes; rates are per direction\n\n", cluster.spec,
+                  format_count(cluster.gpus), format_count(cluster.nodes()));
+  for (const Figure& figure : figures(cluster)) {
+    text += fmt::format("{:<26} {:<22} {}\n", figure.path, figure.text,
+                        source_of(cluster, figure.path));
+  }
+  return text;
+}
+
+// The first: the list of all would fill the line.
+std::string shown_alias(const Machine& machine) {
+  if (machine.aliases.empty()) return "";
+  return machine.aliases.front() + (machine.aliases.size() > 1 ? ", ..." : "");
+}
+
+std::string machines_text(const std::vector<Machine>& machines) {
+  std::string text =
+      fmt::format("{:<16} {:<16} {:>9} {:>14} {:>14} {:>10} {:>7} {:>10} {:>5} {:>10} {:>15}\n",
+                  "machine", "also", "memory", "bf16 dense", "fp8 dense", "bandwidth", "power",
+                  "USD/hour", "GPUs", "link", "network");
+  for (const Machine& machine : machines) {
+    const Cluster& c = machine.node;
+    text += fmt::format(
+        "{:<16} {:<16} {:>9} {:>14} {:>14} {:>10} {:>7} {:>10} {:>5} {:>10} {:>15}\n", machine.key,
+        shown_alias(machine), format_bytes(c.gpu.memory), format_flop_rate(c.gpu.peak_bf16),
+        c.gpu.peak_fp8.value() > 0 ? format_flop_rate(c.gpu.peak_fp8) : "-",
+        format_bandwidth(c.gpu.memory_bandwidth), fmt::format("{:g} W", c.gpu.power_limit),
+        fmt::format("{:.2f}", c.gpu.price_per_hour), c.node.gpus, format_bandwidth(c.node.gpu_link),
+        fmt::format("{} x {}", c.node.nics, format_bandwidth(c.node.nic_rate)));
+  }
+  return text;
+}
+
+// One full node of a machine, or any cluster that --cluster takes.
+Cluster machine_or_cluster(const std::string& name) {
+  if (const auto machine = machine_named(name)) return machine->node;
+  return load_cluster(name);
+}
+
+std::string instances_text(const std::vector<Instance>& instances) {
+  std::string text = fmt::format("\n{:<30} {:<14} {:>5} {:>17}  {}\n", "instance type", "machine",
+                                 "GPUs", "network", "");
+  for (const Instance& i : instances) {
+    text += fmt::format("{:<30} {:<14} {:>5} {:>17}  {}\n", i.name, i.machine, i.gpus,
+                        fmt::format("{} x {}", i.nics, format_bandwidth(i.nic_rate)), i.nic_name);
+  }
+  return text;
+}
+
+Json to_json(const Instance& instance) {
+  return {{"name", instance.name},         {"also", instance.also},
+          {"machine", instance.machine},   {"gpus", instance.gpus},
+          {"nics", instance.nics},         {"nic_rate_bytes_per_s", instance.nic_rate.value()},
+          {"nic_name", instance.nic_name}, {"source", instance.source}};
+}
+
+constexpr const char* kHowToName =
+    "\nGPUs and network per node, rates per direction; prices are lists of a date, yours to "
+    "replace (gpu.price_per_hour).\nA cluster: --cluster 64xh100, --cluster \"8 nodes of "
+    "p5.48xlarge\", or a file (foreshard schema cluster).\nEvery figure with its source: foreshard "
+    "machines h100-sxm\n";
+
+}  // namespace
+
+ExitCode run_machines(const MachinesOptions& options) {
+  const bool is_json = options.output.form == Form::kJson;
+  if (options.dot && options.name.empty()) {
+    throw Error(ExitCode::kUsage,
+                "--dot needs a machine or a cluster: foreshard machines 16xh100 --dot");
+  }
+  if (!options.name.empty()) {
+    const Cluster cluster = machine_or_cluster(options.name);
+    if (options.dot) {
+      write_answer(to_dot(build_topology(cluster)));
+    } else {
+      is_json ? write_answer(document("foreshard.machine/1", to_json(cluster)))
+              : write_text(to_text(cluster));
+    }
+    return ExitCode::kOk;
+  }
+  const std::vector<Machine> machines = list_machines();
+  if (!is_json) {
+    write_text(machines_text(machines) + instances_text(list_instances()) + kHowToName);
+    return ExitCode::kOk;
+  }
+  Json list = Json::array();
+  for (const Machine& machine : machines) {
+    Json json = to_json(machine.node);
+    json["aliases"] = machine.aliases;
+    list.push_back(json);
+  }
+  Json instances = Json::array();
+  for (const Instance& instance : list_instances()) instances.push_back(to_json(instance));
+  write_answer(document("foreshard.machines/1", {{"machines", list}, {"instances", instances}}));
+  return ExitCode::kOk;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,68 @@
+// The verb that writes all that is known of a job into one HTML file. Of a job: its forecast, the
+// search around it, the same plan on more and fewer GPUs, and a run where one is named. Of a run
+// folder: the same of its plan. Of another verb's JSON: what that document says.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "cli/full_report.h"
+#include "cli/interrupt.h"
+#include "cli/output.h"
+#include "cli/page_of_answer.h"
+#include "cli/progress.h"
+#include "cli/verbs/verbs.h"
+#include "sim/base/json_document.h"
+
+namespace foreshard {
+ExitCode run_report(const ReportOptions& asked) {
+  ReportOptions options = asked;
+  std::error_code ignored;
+  if (std::filesystem::is_directory(options.answer, ignored)) {  // a run, with its plan in it
+    options.run = options.answer;
+    if (!options.job.plan) options.job.plan = options.answer + "/plan.yaml";
+    options.answer.clear();
+  }
+  const bool shows_page = options.html.empty() && options.output.form == Form::kText;
+  if (shows_page && ::isatty(STDOUT_FILENO) != 0) {
+    throw Error(ExitCode::kUsage,
+                "report: name a file with --html FILE, or send standard output to one");
+  }
+  ExitCode code = ExitCode::kOk;
+  Json document;
+  if (!options.answer.empty()) {
+    document = page_of_answer(read_json_document(options.answer), options.answer);
+  } else {
+    const Answer a = answer(options.job);
+    PageDocument page(page_title(a.job), options.output.command);
+    const InterruptGuard guard;
+    Progress progress("search");
+    SearchOptions search_options;
+    search_options.threads = options.threads;
+    search_options.progress = [&](std::int64_t done, std::int64_t all) {
+      progress.show(done, all);
+      return !InterruptGuard::interrupted();
+    };
+    add_full_report(page, a, options.job, options.run, search_options);
+    document = page_json(page);
+    code = a.exit_code();
+    if (!a.shortfall.empty()) note(a.shortfall);
+  }
+  const std::string text =
+      options.output.form == Form::kJson ? to_text(document) : html_page(document);
+  if (options.html.empty()) {
+    write_text(text);
+  } else if (options.output.form == Form::kJson) {
+    write_file(options.html, html_page(document));
+    write_text(text);
+  } else {
+    write_file(options.html, text);
+    write_answer(fmt::format("{}: {:.2f} MB, opens in any browser without a network\n",
+                             options.html, static_cast<double>(text.size()) / 1e6));
+  }
+  return code;
+}
+
+}  // namespace foreshard

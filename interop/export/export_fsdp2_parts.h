@@ -1,0 +1,27 @@
+// Parts of the exported FSDP2 script (export_fsdp2.h) that do not ask for its units.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "interop/export/export_ledger.h"
+#include "models/model_dims.h"
+#include "sim/spec/plan.h"
+
+namespace foreshard {
+
+// "torch.bfloat16"
+const char* torch_dtype(DType dtype);
+
+// The optimizer, the loss and the function train_step.
+std::string python_step(const Plan& plan);
+
+// Throws Error(kMissingCapability), with the nearest plan, for what the script cannot do.
+void check_script_can(const Plan& plan);
+[[noreturn]] void refuse_script(std::string_view key, const std::string& what,
+                                const std::string& nearest);
+
+// What the script does of the plan, and what it does in another way.
+ImportLedger script_ledger(const Plan& plan, const ModelDims& dims);
+
+}  // namespace foreshard

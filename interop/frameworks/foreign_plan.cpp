@@ -1,0 +1,274 @@
+#include "interop/frameworks/foreign_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+
+#include "sim/base/spelling.h"
+#include "sim/spec/plan_keys.h"
+
+namespace foreshard {
+
+std::string ForeignPlan::value(std::string_view key) const {
+  for (const auto& [name, text] : keys) {
+    if (name == key) return text;
+  }
+  return "";
+}
+
+bool ForeignPlan::has(std::string_view key) const {
+  return std::any_of(keys.begin(), keys.end(), [&](const auto& k) { return k.first == key; });
+}
+
+std::string shown(const ConfigNode& node) {
+  switch (node.kind()) {
+    case ConfigNode::Kind::kNull:
+      return "null";
+    case ConfigNode::Kind::kScalar:
+      return std::string(node.text().substr(0, 60));
+    case ConfigNode::Kind::kSequence:
+      return "[...]";
+    case ConfigNode::Kind::kMapping:
+      return "{...}";
+  }
+  return "";
+}
+
+// --- reading ---
+
+const ConfigNode* ForeignReader::at(std::string_view path) {
+  ConfigNode node = root_;
+  while (true) {
+    const std::size_t dot = path.find('.');
+    if (!node.is_mapping()) return nullptr;
+    const ConfigNode* next = node.find(path.substr(0, dot));
+    if (next == nullptr) return nullptr;
+    if (dot == std::string_view::npos) return next;
+    node = *next;
+    path.remove_prefix(dot + 1);
+  }
+}
+
+const ConfigNode* ForeignReader::find(std::string_view path, std::string_view otherwise) {
+  asked_.emplace_back(path);
+  const ConfigNode* node = at(path);
+  if (node == nullptr || node->is_null()) return nullptr;
+  if (node->is_scalar() && node->text() == "auto") {
+    note(Mapping::kDefaulted, path, std::string(otherwise), "\"auto\": the trainer fills it in");
+    return nullptr;
+  }
+  return node;
+}
+
+void ForeignReader::note(Mapping mapping, std::string_view path, const std::string& to,
+                         const std::string& why) {
+  told_.emplace(path);
+  const ConfigNode* node = at(path);
+  ImportEntry entry{mapping, std::string(path), to, why, root_.location().file, 0};
+  if (node != nullptr) {
+    entry.what += ": " + shown(*node);
+    entry.line = node->key_location().line;
+  }
+  plan_.ledger.push_back(std::move(entry));
+}
+
+void ForeignReader::map(std::string_view path, std::string_view key, const std::string& value) {
+  note(Mapping::kMapped, path, fmt::format("{}: {}", key, value), "");
+  plan_.keys.emplace_back(key, value);
+}
+
+void ForeignReader::assume(std::string_view key, const std::string& value, const std::string& why) {
+  plan_.ledger.push_back(
+      {Mapping::kDefaulted, fmt::format("{}: {}", key, value), "", why, root_.location().file, 0});
+  plan_.keys.emplace_back(key, value);
+}
+
+void ForeignReader::ignore(std::string_view path, const std::string& why) {
+  asked_.emplace_back(path);
+  if (at(path) != nullptr) note(Mapping::kIgnored, path, "", why);
+}
+
+void ForeignReader::unsupported(std::string_view path, const std::string& why) {
+  asked_.emplace_back(path);
+  if (at(path) != nullptr) note(Mapping::kUnsupported, path, "", why);
+}
+
+void ForeignReader::integer(std::string_view path, std::string_view key, std::int64_t least) {
+  if (const ConfigNode* node = find(path)) {
+    map(path, key, fmt::format("{}", node->as_int(least)));
+  }
+}
+
+void ForeignReader::flag(std::string_view path, std::string_view key) {
+  if (const ConfigNode* node = find(path)) map(path, key, node->as_bool() ? "true" : "false");
+}
+
+void ForeignReader::number(std::string_view path, std::string_view key) {
+  if (const ConfigNode* node = find(path)) {
+    map(path, key, yaml_value(Json(node->as_double())));
+  }
+}
+
+void ForeignReader::finish(const std::vector<std::string>& quiet) {
+  constexpr int kMostUnknown = 1'000;  // each is compared with all that are known
+  int unknown = 0;
+  const auto begins = [](std::string_view path, std::string_view with) {
+    return path == with ||
+           (path.starts_with(with) && path.size() > with.size() && path[with.size()] == '.');
+  };
+  std::vector<std::string> known = asked_;
+  known.insert(known.end(), quiet.begin(), quiet.end());
+  const std::function<void(const ConfigNode&, const std::string&)> walk =
+      [&](const ConfigNode& node, const std::string& above) {
+        for (const ConfigItem& item : node.items()) {
+          const std::string path = above.empty() ? item.key : above + "." + item.key;
+          const auto is_in = [&](const std::vector<std::string>& list) {
+            return std::find(list.begin(), list.end(), path) != list.end();
+          };
+          if (told_.contains(path)) continue;
+          const bool is_quiet = std::any_of(quiet.begin(), quiet.end(),
+                                            [&](const auto& q) { return begins(path, q); });
+          if (is_quiet) {
+            note(Mapping::kIgnored, path, "", "says nothing of a step's time or memory");
+          } else if (is_in(asked_)) {
+            note(Mapping::kIgnored, path, "", "as it is by default");
+          } else if (item.value.is_mapping() &&
+                     std::any_of(known.begin(), known.end(),
+                                 [&](const auto& k) { return begins(k, path); })) {
+            walk(item.value, path);
+          } else {
+            if (++unknown > kMostUnknown) {
+              throw item.value.error("the file has too many keys that nobody knows",
+                                     fmt::format("the settings of {}", plan_.format));
+            }
+            const std::string near = nearest_spelling(path, known);
+            note(Mapping::kIgnored, path, "",
+                 near.empty() ? "unknown key" : fmt::format("unknown key; did you mean {}?", near));
+          }
+        }
+      };
+  if (root_.is_mapping()) walk(root_, "");
+}
+
+std::string plan_text(const ForeignPlan& plan,
+                      const std::vector<std::pair<std::string, std::string>>& beside) {
+  std::vector<std::string> order;
+  std::map<std::string, std::vector<std::pair<std::string, std::string>>> groups;
+  const auto add = [&](const std::string& key, const std::string& value) {
+    const std::size_t dot = key.find('.');
+    const std::string top = key.substr(0, dot);
+    if (!groups.contains(top)) order.push_back(top);
+    groups[top].emplace_back(dot == std::string::npos ? "" : key.substr(dot + 1), value);
+  };
+  for (const auto& [key, value] : beside) add(key, value);
+  for (const auto& [key, value] : plan.keys) add(key, value);
+  std::string text;
+  for (const std::string& top : order) {
+    const auto& members = groups[top];
+    if (members.size() == 1 && members.front().first.empty()) {
+      text += fmt::format("{}: {}\n", top, members.front().second);
+      continue;
+    }
+    text += top + ": {";
+    for (std::size_t i = 0; i < members.size(); ++i) {
+      text += fmt::format("{}{}: {}", i == 0 ? "" : ", ", members[i].first, members[i].second);
+    }
+    text += "}\n";
+  }
+  return text;
+}
+
+PlanDocument document_of(PlanDocument base, const ForeignPlan& plan) {
+  for (const auto& [key, value] : plan.keys) {
+    try {
+      base = apply_set(std::move(base), fmt::format("{}={}", key, value));
+    } catch (const ConfigError& error) {
+      // Said of the trainer's own key and line.
+      const auto entry = std::find_if(
+          plan.ledger.begin(), plan.ledger.end(),
+          [&, name = key](const auto& each) { return each.to.starts_with(name + ": "); });
+      if (entry == plan.ledger.end()) throw;
+      const std::string_view text = error.what();
+      const std::string_view reason = text.substr(std::min(text.find(": "), text.size() - 2) + 2);
+      throw ConfigError({entry->file, entry->line, 0, ""},
+                        fmt::format("{}: {}", entry->what, reason));
+    }
+  }
+  return base;
+}
+
+// --- the way back ---
+
+namespace {
+
+struct Difference {
+  std::string key, is, back;
+};
+
+std::vector<Difference> differences(const Plan& plan, const Plan& back) {
+  std::vector<Difference> list;
+  for (const PlanKey& key : plan_key_table()) {
+    if (key.write == nullptr || key.path == "model" || key.path == "cluster") continue;
+    if (key.belongs != nullptr && !key.belongs(plan.runtime.kind)) continue;
+    const std::string is = yaml_value(key.write(plan)), was = yaml_value(key.write(back));
+    if (is != was) list.push_back({std::string(key.path), is, was});
+  }
+  return list;
+}
+
+struct Reading {
+  ForeignPlan foreign;
+  std::vector<Difference> lost;
+  std::string failure;  // why it cannot be completed; "" where it can
+};
+
+Reading read_back(const ExportJob& job, ForeignPlan foreign) {
+  Reading reading{std::move(foreign), {}, ""};
+  PlanDocument base;
+  base.plan.model = job.plan.model;
+  base.plan.cluster = job.plan.cluster;
+  base.given["model"] = base.given["cluster"] = {PlanLayer::kSet, {}};
+  try {
+    const Plan back =
+        resolve(document_of(std::move(base), reading.foreign), job.model, job.cluster).plan;
+    reading.lost = differences(job.plan, back);
+  } catch (const Error& error) {
+    reading.failure = error.what();
+  }
+  return reading;
+}
+
+}  // namespace
+
+Exported exported_as(const ExportJob& job, const std::vector<std::string>& texts,
+                     const std::function<ForeignPlan(const std::string&)>& read) {
+  std::optional<Reading> best;
+  std::string text;
+  for (const std::string& candidate : texts) {
+    Reading reading = read_back(job, read(candidate));
+    const auto rank = [](const Reading& r) { return std::pair(!r.failure.empty(), r.lost.size()); };
+    if (best && rank(*best) <= rank(reading)) continue;
+    best = std::move(reading);
+    text = candidate;
+  }
+  FORESHARD_CHECK(best.has_value(), "no text to export");
+  ExportLedger ledger;
+  for (const ImportEntry& entry : best->foreign.ledger) {
+    if (entry.mapping == Mapping::kMapped) ledger.mapped(entry.to, entry.what);
+  }
+  if (!best->failure.empty()) {
+    ledger.unsupported("plan", "the file does not read back as a plan: " + best->failure);
+  }
+  for (const Difference& lost : best->lost) {
+    ledger.unsupported(fmt::format("{}: {}", lost.key, lost.is),
+                       fmt::format("{} has no key for it here; read back it is {}",
+                                   best->foreign.format, lost.back));
+  }
+  return {text, ledger.take()};
+}
+
+}  // namespace foreshard

@@ -1,0 +1,402 @@
+#include "interop/frameworks/torchtitan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <vector>
+
+#include "interop/frameworks/toml_config.h"
+#include "sim/base/spelling.h"
+#include "sim/spec/plan_keys.h"
+
+namespace foreshard {
+namespace {
+
+struct Flavor {
+  std::string_view model, flavor, zoo;
+};
+// torchtitan/models/*/__init__.py: the flavors that are published models.
+constexpr std::array kFlavors = {
+    Flavor{"llama3", "8B", "llama-3.1-8b"},      Flavor{"llama3", "70B", "llama-3.1-70b"},
+    Flavor{"llama3", "405B", "llama-3.1-405b"},  Flavor{"qwen3", "0.6B", "qwen3-0.6b"},
+    Flavor{"qwen3", "1.7B", "qwen3-1.7b"},       Flavor{"qwen3", "4B", "qwen3-4b"},
+    Flavor{"qwen3", "8B", "qwen3-8b"},           Flavor{"qwen3", "14B", "qwen3-14b"},
+    Flavor{"qwen3", "32B", "qwen3-32b"},         Flavor{"deepseek_v3", "671B", "deepseek-v3"},
+    Flavor{"qwen3", "30B-A3B", "qwen3-30b-a3b"}, Flavor{"qwen3", "235B-A22B", "qwen3-235b-a22b"}};
+
+std::string dtype_of(const ConfigNode& node) {
+  static constexpr std::string_view kWords[] = {"bfloat16", "float32", "float16"};
+  static constexpr const char* kOurs[] = {"bf16", "fp32", "fp16"};
+  return kOurs[node.as_choice(kWords)];
+}
+
+void read_model(ForeignReader& reader) {
+  std::string model, flavor, path = "model.name";
+  for (const char* key : {"model.name", "model_spec.name"}) {
+    if (const ConfigNode* node = reader.find(key)) {
+      model = node->as_string();
+      path = key;
+    }
+  }
+  for (const char* key : {"model.flavor", "model_spec.flavor", "model_spec.size"}) {
+    if (const ConfigNode* node = reader.find(key)) flavor = node->as_string();
+  }
+  if (model.empty()) return;
+  for (const Flavor& known : kFlavors) {
+    if (known.model == model && known.flavor == flavor) {
+      return reader.map(path, "model", std::string(known.zoo));
+    }
+  }
+  reader.unsupported(path, fmt::format("flavor {} of {} is no model that is known by name: give "
+                                       "--model",
+                                       flavor.empty() ? "?" : flavor, model));
+}
+
+void read_batch(ForeignReader& reader) {
+  std::optional<std::int64_t> sequence;
+  for (const char* key : {"training.seq_len", "training.max_context_length"}) {
+    if (const ConfigNode* node = reader.find(key)) {
+      sequence = node->as_int(1);
+      reader.integer(key, "batch.sequence");
+    }
+  }
+  for (const char* key : {"training.local_batch_size", "training.batch_size"}) {
+    reader.integer(key, "batch.micro_batch");
+  }
+  const auto tokens = [&](const char* path, const char* key) {
+    const ConfigNode* node = reader.find(path);
+    if (node == nullptr || node->as_int(-1) < 1) return;
+    if (!sequence || node->as_int() % *sequence != 0) {
+      return reader.unsupported(path, "tokens that are no whole sequences of max_context_length");
+    }
+    reader.map(path, key, fmt::format("{}", node->as_int() / *sequence));
+  };
+  tokens("training.num_tokens_per_microbatch_per_dp_rank", "batch.micro_batch");
+  tokens("training.num_tokens_per_train_step", "batch.global");
+  if (const ConfigNode* node = reader.find("training.global_batch_size");
+      node != nullptr && node->as_int(-1) > 0) {
+    reader.integer("training.global_batch_size", "batch.global");
+  }
+}
+
+void read_parallelism(ForeignReader& reader) {
+  const auto key = [](const char* name) { return fmt::format("parallelism.{}", name); };
+  reader.integer(key("data_parallel_replicate_degree"), "mesh.replicate");
+  if (const ConfigNode* node = reader.find(key("data_parallel_shard_degree"))) {
+    if (node->as_int(-1) > 0) {
+      reader.integer(key("data_parallel_shard_degree"), "mesh.shard");
+    } else {
+      reader.ignore(key("data_parallel_shard_degree"), "the rest of the ranks, as by default");
+    }
+  }
+  for (const char* name :
+       {"tensor_parallel_degree", "pipeline_parallel_degree", "context_parallel_degree",
+        "expert_parallel_degree", "expert_tensor_parallel_degree"}) {
+    const ConfigNode* node = reader.find(key(name));
+    if (node != nullptr && node->as_int(1) > 1) {
+      reader.unsupported(key(name),
+                         "only data parallelism is modelled: the forecast leaves it out");
+    }
+  }
+  if (const ConfigNode* node = reader.find(key("fsdp_reshard_after_forward"))) {
+    static constexpr std::string_view kWords[] = {"default", "always", "never"};
+    const std::size_t which = node->as_choice(kWords);
+    if (which == 0) {
+      reader.ignore(key("fsdp_reshard_after_forward"), "as the trainer does by default");
+    } else {
+      reader.map(key("fsdp_reshard_after_forward"), "reshard_after_forward",
+                 std::string(kWords[which]));
+    }
+  }
+  if (const ConfigNode* node = reader.find(key("enable_fsdp_symm_mem"))) {
+    reader.map(key("enable_fsdp_symm_mem"), "collectives.kernels",
+               node->as_bool() ? "symmetric" : "default");
+  }
+}
+
+void read_checkpointing(ForeignReader& reader) {
+  const ConfigNode* mode = reader.find("activation_checkpoint.mode");
+  const ConfigNode* option = reader.find("activation_checkpoint.selective_ac_option");
+  if (mode == nullptr) return;
+  static constexpr std::string_view kWords[] = {"none", "full", "selective"};
+  const std::size_t which = mode->as_choice(kWords);
+  if (which < 2 || option == nullptr || option->text() == "op") {
+    return reader.map("activation_checkpoint.mode", "recompute", std::string(kWords[which]));
+  }
+  const std::string text(option->text());
+  std::int64_t every = 0;
+  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), every);
+  if (code != std::errc() || end != text.data() + text.size() || every < 1) {
+    throw option->error(quote(text) + " is neither op nor a number of layers", "op or 2");
+  }
+  reader.map("activation_checkpoint.selective_ac_option", "recompute",
+             every == 1 ? "full" : fmt::format("every-{}", every));
+}
+
+void read_float8(ForeignReader& reader, const std::string& table) {
+  if (const std::string key = table + ".recipe_name"; const ConfigNode* node = reader.find(key)) {
+    static constexpr std::string_view kWords[] = {"tensorwise", "rowwise", "rowwise_with_gw_hp"};
+    static constexpr const char* kOurs[] = {"tensorwise", "rowwise", "rowwise_gw_hp"};
+    reader.map(key, "float8", kOurs[node->as_choice(kWords)]);
+  }
+  const std::string gather = table + ".enable_fsdp_float8_all_gather";
+  const ConfigNode* gathers = reader.find(gather);
+  if (gathers == nullptr || !gathers->as_bool()) return;
+  if (reader.find(table + ".recipe_name") == nullptr) {
+    reader.assume("float8", "tensorwise", "torchao's default recipe");
+  }
+  const std::string scales = table + ".precompute_float8_dynamic_scale_for_fsdp";
+  const ConfigNode* precomputed = reader.find(scales);
+  if (precomputed != nullptr && precomputed->as_bool()) {
+    reader.map(gather, "float8_all_gather", "true");
+    reader.ignore(scales, "as the forecast computes them");
+    return;
+  }
+  reader.unsupported(gather, "an all-reduce of each weight's scale before its gather");
+  reader.assume("float8_all_gather", "true", "all scales once, behind the optimizer's step");
+}
+
+void read_precision(ForeignReader& reader) {
+  const std::pair<const char*, const char*> kKeys[] = {
+      {"training.mixed_precision_param", "dtype.param"},
+      {"training.mixed_precision_reduce", "dtype.reduce"},
+      {"training.dtype", "dtype.master"}};
+  for (const auto& [path, key] : kKeys) {
+    if (const ConfigNode* node = reader.find(path)) reader.map(path, key, dtype_of(*node));
+  }
+  if (const ConfigNode* node = reader.find("training.enable_cpu_offload")) {
+    reader.map("training.enable_cpu_offload", "offload", node->as_bool() ? "cpu" : "none");
+  }
+  for (const std::string table : {"float8", "quantize.linear.float8"}) read_float8(reader, table);
+}
+
+void read_optimizer(ForeignReader& reader) {
+  if (const ConfigNode* name = reader.find("optimizer.name")) {
+    if (name->as_string() == "AdamW" || name->as_string() == "Adam") {
+      reader.map("optimizer.name", "optimizer.kind", "adamw");
+    } else {
+      reader.unsupported("optimizer.name", "only AdamW is modelled for this trainer");
+    }
+  }
+  reader.number("optimizer.lr", "optimizer.learning_rate");
+  reader.number("optimizer.beta1", "optimizer.beta1");
+  reader.number("optimizer.beta2", "optimizer.beta2");
+  reader.number("optimizer.eps", "optimizer.epsilon");
+  reader.number("optimizer.weight_decay", "optimizer.weight_decay");
+  if (const ConfigNode* node = reader.find("optimizer.implementation")) {
+    static constexpr std::string_view kWords[] = {"foreach", "fused", "for-loop"};
+    static constexpr const char* kOurs[] = {"foreach", "fused", "loop"};
+    reader.map("optimizer.implementation", "optimizer.implementation",
+               kOurs[node->as_choice(kWords)]);
+  }
+  reader.integer("lr_scheduler.warmup_steps", "optimizer.warmup_steps", 0);
+  reader.number("training.max_norm", "optimizer.clip_norm");
+}
+
+}  // namespace
+
+bool looks_like_torchtitan(const ConfigNode& root) {
+  return root.is_mapping() && (root.has("parallelism") || root.has("training"));
+}
+
+ForeignPlan read_torchtitan(const ConfigNode& root) {
+  ForeignPlan plan;
+  plan.format = "TorchTitan";
+  if (!looks_like_torchtitan(root)) {
+    throw root.error("this has neither [training] nor [parallelism]",
+                     "TorchTitan's TOML, or the JSON that it saves");
+  }
+  ForeignReader reader(root, plan);
+  reader.assume("runtime", "fsdp2", "TorchTitan shards with fully_shard");
+  reader.assume("trainer", "torchtitan", "the file is TorchTitan's");
+  read_model(reader);
+  read_batch(reader);
+  read_parallelism(reader);
+  read_precision(reader);
+  read_checkpointing(reader);
+  if (const ConfigNode* node = reader.find("compile.enable")) {
+    reader.map("compile.enable", "compile", node->as_bool() ? "blocks" : "none");
+    const ConfigNode* parts = reader.find("compile.components");
+    bool of_loss = node->as_bool() && parts == nullptr;
+    if (parts != nullptr && parts->is_sequence()) {
+      for (const ConfigNode& part : parts->elements()) {
+        of_loss = of_loss || (node->as_bool() && part.text() == "loss");
+      }
+    }
+    if (parts != nullptr) {
+      reader.map("compile.components", "loss", of_loss ? "compiled" : "eager");
+    } else if (of_loss) {
+      reader.assume("loss", "compiled", "compile.components: model and loss by default");
+    }
+  }
+  read_optimizer(reader);
+  reader.finish({"job",
+                 "profiling",
+                 "metrics",
+                 "checkpoint",
+                 "comm",
+                 "debug",
+                 "fault_tolerance",
+                 "experimental",
+                 "validation",
+                 "memory_estimation",
+                 "model.tokenizer_path",
+                 "model.hf_assets_path",
+                 "model.tokenizer",
+                 "model.converters",
+                 "model.print_after_conversion",
+                 "training.steps",
+                 "training.dataset",
+                 "training.dataset_path",
+                 "training.gc_freq",
+                 "training.gc_debug",
+                 "training.seed",
+                 "training.deterministic",
+                 "lr_scheduler",
+                 "optimizer.early_step_in_backward",
+                 "dump_folder",
+                 "description",
+                 "activation_checkpoint",
+                 "compile",
+                 "float8",
+                 "quantize",
+                 "dataloader",
+                 "tokenizer",
+                 "model_spec",
+                 "parallelism.enable_async_tensor_parallel",
+                 "parallelism.pipeline_parallel_schedule",
+                 "parallelism.pipeline_parallel_microbatch_size",
+                 "parallelism.context_parallel_rotate_method",
+                 "parallelism.disable_loss_parallel",
+                 "parallelism.enable_compiled_autograd"});
+  return plan;
+}
+
+// --- the way back ---
+
+namespace {
+
+const char* torch_name(DType dtype) {
+  return dtype == DType::kBf16 ? "bfloat16" : dtype == DType::kFp16 ? "float16" : "float32";
+}
+
+std::string recompute_lines(const Plan& plan) {
+  const auto written = [&] {
+    for (const PlanKey& key : plan_key_table()) {
+      if (key.path == "recompute") return key.write(plan);
+    }
+    return Json();
+  }();
+  std::string mode = "none", option = "op";
+  if (written.is_string()) {
+    mode = written.get<std::string>();
+    if (mode.starts_with("every-")) {
+      option = mode.substr(6);
+      mode = "selective";
+    }
+  }
+  return fmt::format("[activation_checkpoint]\nmode = \"{}\"\nselective_ac_option = \"{}\"\n", mode,
+                     option);
+}
+
+// As TOML and Python write it.
+std::string number(double value) {
+  const std::string text = fmt::format("{}", value);
+  return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
+}
+
+std::string text_of(const ExportJob& job, const char* reshard) {
+  const Plan& plan = job.plan;
+  const Optimizer& o = plan.optimizer;
+  std::string model = "# model: none of TorchTitan's flavors; name yours\n";
+  for (const Flavor& flavor : kFlavors) {
+    if (flavor.zoo == plan.model) {
+      model = fmt::format("[model]\nname = \"{}\"\nflavor = \"{}\"\n", flavor.model, flavor.flavor);
+    }
+  }
+  const char* implementation = o.implementation == Optimizer::Implementation::kFused ? "fused"
+                               : o.implementation == Optimizer::Implementation::kForeach
+                                   ? "foreach"
+                                   : "for-loop";
+  std::string text = fmt::format(
+      R"({}
+[training]
+local_batch_size = {}
+global_batch_size = {}
+seq_len = {}
+max_norm = {}
+dtype = "{}"
+mixed_precision_param = "{}"
+mixed_precision_reduce = "{}"
+enable_cpu_offload = {}
+seed = {}
+
+[parallelism]
+data_parallel_replicate_degree = {}
+data_parallel_shard_degree = {}
+fsdp_reshard_after_forward = "{}"
+tensor_parallel_degree = 1
+pipeline_parallel_degree = 1
+context_parallel_degree = 1
+
+{}
+[compile]
+enable = {}
+)",
+      model, plan.batch.micro_batch,
+      plan.batch.micro_batch * plan.batch.accumulation * plan.mesh.world(), plan.batch.sequence,
+      number(o.clip_norm.value_or(1e9)), torch_name(plan.master_dtype),
+      torch_name(plan.param_dtype), torch_name(plan.reduce_dtype), plan.offload == Offload::kCpu,
+      plan.seed, plan.mesh.replicate, plan.mesh.shard, reshard, recompute_lines(plan),
+      plan.compile == Compile::kBlocks);
+  if (plan.compile == Compile::kBlocks) {
+    text += fmt::format("components = [\"model\"{}]\n",
+                        plan.loss.kind == Loss::Kind::kCompiled ? ", \"loss\"" : "");
+  }
+  text += fmt::format(R"(
+[optimizer]
+name = "AdamW"
+lr = {}
+beta1 = {}
+beta2 = {}
+eps = {}
+weight_decay = {}
+implementation = "{}"
+
+[lr_scheduler]
+warmup_steps = {}
+)",
+                      number(o.learning_rate), number(o.beta1), number(o.beta2), number(o.epsilon),
+                      number(o.weight_decay), implementation, o.warmup_steps);
+  if (plan.float8 != Float8::kNone && plan.float8 != Float8::kDelayed &&
+      plan.float8 != Float8::kCurrent) {
+    const char* recipe = plan.float8 == Float8::kTensorwise ? "tensorwise"
+                         : plan.float8 == Float8::kRowwise  ? "rowwise"
+                                                            : "rowwise_with_gw_hp";
+    text += fmt::format("\n[float8]\nrecipe_name = \"{}\"\n", recipe);
+    if (plan.float8_all_gather) {
+      text +=
+          "enable_fsdp_float8_all_gather = true\n"
+          "precompute_float8_dynamic_scale_for_fsdp = true\n";
+    }
+  }
+  return text;
+}
+
+}  // namespace
+
+Exported export_torchtitan(const ExportJob& job) {
+  FORESHARD_CHECK(job.plan.runtime.kind == RuntimeKind::kFsdp2, "a plan of FSDP2");
+  std::vector<std::string> texts;
+  for (const char* reshard : {"default", "always", "never"}) texts.push_back(text_of(job, reshard));
+  const auto read = [](const std::string& text) {
+    return read_torchtitan(parse_toml(text, "torchtitan.toml"));
+  };
+  return exported_as(job, texts, read);
+}
+
+}  // namespace foreshard

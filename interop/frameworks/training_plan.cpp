@@ -1,0 +1,332 @@
+// Columns become assignments of a plan's keys, in the words that a user would write.
+#include "interop/frameworks/training_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "interop/steps/likely_stack.h"
+#include "sim/spec/plan_stack.h"
+
+namespace foreshard {
+namespace {
+
+// A code that fuses by hand, in fp8, is Megatron-Core's: its FSDP gathers into flat buffers, ahead,
+// in place.
+bool is_megatron(const TrainingRow& row) {
+  return is_fused_by_hand(row) && row.has("fp8") && row.word("fp8") != "none";
+}
+
+// One without preset that partitions the optimizer alone has Megatron-Core's distributed optimizer,
+// whose configurations for speed overlap the reduction (NeMo's and Megatron-Bridge's recipes).
+bool has_distributed_optimizer(const TrainingRow& row) {
+  const std::string_view norm = row.word("norm_impl");
+  return row.word("runtime") == "zero1" && find_stack(likely_stack(row)) == nullptr &&
+         row.word("optimizer_impl") == "adamw_fused" &&
+         (norm == "rms_fused" || norm == "layer_norm_low_precision");
+}
+
+// DDP has no offload. An optimizer on the host beside it (torchao's CPUOffloadOptimizer on one GPU)
+// takes gradients down and brings parameters up, which is what ZeRO-2's does.
+std::string_view told_runtime(const TrainingRow& row) {
+  const std::string_view runtime = row.word("runtime"), offload = row.word("offload");
+  return runtime == "ddp" && (offload == "optimizer" || offload == "params") ? "zero2" : runtime;
+}
+
+// PyTorch's version as far as a runtime has it: older ones are forecast as the oldest.
+std::string runtime_of(const TrainingRow& row) {
+  const std::string_view runtime = told_runtime(row);
+  // FSDP1 gathers in place, as these do.
+  if (runtime == "xla_fsdp" || (runtime == "fsdp2" && is_megatron(row))) return "fsdp1";
+  if (runtime.starts_with("zero") || runtime == "ddp") return std::string(runtime);
+  const std::optional<TorchVersion> torch = torch_version(row);
+  if (!torch) return std::string(runtime);
+  constexpr int kOldest = 4, kNewest = 15;  // of 2.x
+  const int minor = torch->major < 2 ? kOldest : std::clamp(torch->minor, kOldest, kNewest);
+  return fmt::format("{}@2.{}", runtime, minor);
+}
+
+class Assignments {
+ public:
+  explicit Assignments(const TrainingRow& row) : row_(row) {}
+
+  void add(std::string assignment) { list_.push_back(std::move(assignment)); }
+  // The words of `column` as values of `key`.
+  void map(std::string_view column, std::string_view key,
+           std::initializer_list<std::pair<std::string_view, std::string_view>> words) {
+    const std::string_view said = row_.word(column);
+    for (const auto& [word, value] : words) {
+      if (word == said) add(fmt::format("{}={}", key, value));
+    }
+  }
+  std::vector<std::string> list() && { return std::move(list_); }
+
+ private:
+  const TrainingRow& row_;
+  std::vector<std::string> list_;
+};
+
+bool is_ddp(const TrainingRow& row) { return told_runtime(row) == "ddp"; }
+bool is_fsdp(const TrainingRow& row) {
+  return row.word("runtime").find("fsdp") != std::string_view::npos;
+}
+
+// Stored and gathered in fp32 and trained on these GPUs: under autocast to bf16. So is DDP, which
+// gathers nothing, unless its parameters are said to be in bf16.
+bool is_under_autocast(const TrainingRow& row) {
+  const bool is_low = row.word("gather_dtype") == "bf16" || row.word("master_dtype") == "bf16";
+  return row.word("gather_dtype") == "fp32" || (is_ddp(row) && !is_low);
+}
+
+// What is likely where neither a stack nor a column says: autocast's fp32 norms and stream over
+// fp32 weights; the flash attention of the time; Llama's norm of several kernels, which PyTorch 2.9
+// fused (2025-10); recomputation of whole modules before PyTorch 2.1.
+void add_era(const TrainingRow& row, Assignments& plan) {
+  if (row.word("runtime") == "xla_fsdp") return plan.add("stack=maxtext");
+  if (is_before_fa2(row)) plan.add("attention=fa1");
+  const std::optional<TorchVersion> torch = torch_version(row);
+  if (torch && *torch < TorchVersion{2, 1}) plan.add("recompute_early_stop=false");
+  if (is_under_autocast(row)) {
+    plan.add("kernels.norm=fp32");
+    plan.add("kernels.residual=fp32");
+  }
+  const std::string_view arch = row.word("arch");
+  const bool is_gpt = arch == "mpt" || arch == "gpt";
+  if (!is_gpt && row.word("commit_date") < "2025-10") plan.add("kernels.norm=eager");
+}
+
+// scaled_dot_product_attention's flash backend is FlashAttention-1 until PyTorch 2.2 (release notes
+// of 2.2). Where it was left to PyTorch, 2.5 put cuDNN first from Hopper on; 2.5.1 took that back.
+std::string_view sdpa_kernel(const TrainingRow& row, const Cluster& cluster) {
+  const std::optional<TorchVersion> torch = torch_version(row);
+  if (torch && *torch < TorchVersion{2, 2}) return "fa1";
+  const bool is_free = row.word("attention_kernel") == "sdpa";
+  const bool has_cudnn =
+      cluster.gpu.architecture == "hopper" || cluster.gpu.architecture.starts_with("blackwell");
+  return is_free && torch == TorchVersion{2, 5} && has_cudnn ? "cudnn" : "flash";
+}
+
+void add_kernels(const TrainingRow& row, const Cluster& cluster, Assignments& plan) {
+  plan.map("attention_kernel", "attention",
+           {{"fa1", "fa1"},
+            {"fa2", "fa2"},
+            {"fa3", "fa3"},
+            {"triton", "triton"},
+            {"cudnn", "cudnn"},
+            {"sdpa_efficient", "efficient"},
+            {"math", "eager"}});  // a model's own products, not PyTorch's fallback
+  if (const std::string_view said = row.word("attention_kernel");
+      said == "sdpa" || said == "sdpa_flash") {
+    plan.add(fmt::format("attention={}", sdpa_kernel(row, cluster)));
+  }
+  // rms_fused leaves open whether the kernel works on an fp32 copy: the stack says.
+  plan.map("norm_impl", "kernels.norm",
+           {{"layer_norm_eager", "fp32"},
+            {"layer_norm_low_precision", "compute"},
+            {"rms_eager", "eager"},
+            {"compiled", "compute"}});
+  if (row.word("norm_impl") == "rms_fused" && likely_stack(row) != "internevo") {
+    plan.add("kernels.norm=compute");
+  }
+  plan.map("rope_impl", "kernels.rope",
+           {{"complex_eager", "complex"},
+            {"real_eager", "real"},
+            {"fused", "fused"},
+            {"compiled", "real"}});
+  plan.map("residual_dtype", "kernels.residual", {{"bf16", "compute"}, {"fp32", "fp32"}});
+  plan.map("loss_impl", "loss",
+           {{"eager_fp32", "eager"},
+            {"eager_bf16", "eager-compute"},
+            {"chunked_fp32", "chunked-8"},
+            {"fused", "fused"},
+            {"compiled", "compiled"}});
+  if (row.has("train_metrics")) {
+    plan.add(fmt::format("kernels.train_metrics={}", row.count("train_metrics")));
+  }
+  plan.map("compile", "compile",
+           {{"none", "none"}, {"block", "blocks"}, {"full", "model"}, {"loss_only", "none"}});
+  if (is_fused_by_hand(row)) plan.add("compile=blocks");  // the same kernels
+  if (row.word("compile") == "loss_only" && !row.has("loss_impl")) plan.add("loss=compiled");
+  plan.map("fp8", "float8",
+           {{"none", "none"},
+            {"tensorwise", "tensorwise"},
+            {"rowwise", "rowwise"},
+            {"rowwise_gw_hp", "rowwise_gw_hp"},
+            {"delayed", "delayed"},
+            {"unspecified", "tensorwise"}});
+  const std::string_view fp8 = row.word("fp8");
+  if (fp8 != "tensorwise" && fp8 != "unspecified") return;
+  if (is_fused_by_hand(row)) {
+    plan.add("float8=current");  // TransformerEngine's scaling by tensors, not torchao's
+  } else if (row.count("fp8_all_gather") == 1 && row.word("runtime") == "fsdp2") {
+    plan.add("float8_all_gather=true");  // other runtimes gather no tensor subclasses
+  }
+}
+
+// DDP's autocast is its own key, and DeepSpeed converts the model: dtype.param is what both compute
+// in. DeepSpeed's partitions are fp32.
+void add_dtypes(const TrainingRow& row, Assignments& plan) {
+  if (is_fsdp(row)) {
+    plan.map("gather_dtype", "dtype.param", {{"bf16", "bf16"}, {"fp32", "fp32"}});
+    plan.map("gather_dtype", "dtype.autocast", {{"bf16", "none"}, {"fp32", "bf16"}});
+  } else {
+    plan.add("dtype={param: bf16, autocast: none}");
+  }
+  plan.map("reduction_dtype", "dtype.reduce", {{"bf16", "bf16"}, {"fp32", "fp32"}});
+  if (is_fsdp(row) || is_ddp(row)) {
+    plan.map("master_dtype", "dtype.master", {{"bf16", "bf16"}, {"fp32", "fp32"}});
+  }
+  plan.map("optimizer_impl", "optimizer.implementation",
+           {{"adamw_loop", "loop"}, {"adamw_foreach", "foreach"}, {"adamw_fused", "fused"}});
+}
+
+void add_sharding(const TrainingRow& row, Assignments& plan) {
+  const std::string_view runtime = told_runtime(row);
+  const bool is_zero = runtime.starts_with("zero");
+  const std::int64_t gpus = row.count("n_gpus"), shard = row.count("shard_group", gpus);
+  const bool in_groups = runtime == "zero1" && shard < gpus;
+  if (runtime == "ddp") {
+    plan.add(fmt::format("mesh={{shard: 1, replicate: {}}}", gpus));
+    if (gpus == 1) plan.add("ddp.gradient_as_bucket_view=true");  // nothing is wrapped: no buckets
+  } else if (row.has("shard_group") && (in_groups || !is_zero)) {
+    if (in_groups) plan.add("zero.partition_in_groups=true");
+    plan.add(fmt::format("mesh={{shard: {}, replicate: {}}}", shard,
+                         row.count("replicate_group", gpus / std::max<std::int64_t>(1, shard))));
+  }
+  if (runtime != "xla_fsdp") plan.add("host_sync=step");  // loss.item()
+  if (runtime == "ddp" || is_zero) {
+    const std::string_view offload = row.word("offload");
+    if (has_distributed_optimizer(row) && (offload.empty() || offload == "none")) {
+      plan.add("zero={gradient_buffer: true, overlap_comm: true, reduce_bucket_size: 40000000}");
+    }
+    plan.map("offload", is_zero ? "zero.offload_optimizer" : "offload",
+             {{"none", "none"}, {"optimizer", "cpu"}, {"params", "cpu"}});
+    if (runtime == "zero3") plan.map("offload", "zero.offload_param", {{"params", "cpu"}});
+    return;
+  }
+  const bool is_flat = runtime != "fsdp2" || is_megatron(row);
+  // FSDP1's flat parameters are of one module each, and so were FSDP2's units until PyTorch 2.5. A
+  // table that is head as well is in one unit with it: there, the root's.
+  const std::optional<TorchVersion> torch = torch_version(row);
+  const bool is_single = is_flat || (torch && *torch < TorchVersion{2, 5});
+  const bool is_tied = row.count("tied_embeddings") == 1;
+  const bool is_root = row.word("embedding_unit") != "own" || (is_tied && is_single);
+  const std::string_view head = is_single ? "own" : "with_norm";
+  if (is_root) {
+    plan.add("units={embedding: root, head: root}");
+  } else if (is_tied) {
+    plan.add("units={embedding: with_head, head: with_norm}");
+  } else {
+    plan.add(fmt::format("units={{embedding: own, head: {}}}", head));
+  }
+  const std::string_view reshard = row.word("reshard");
+  if (reshard == "always_except_last") {
+    // The unit that holds the head; tied, it is the first, for the embedding is in it.
+    const std::int64_t last = is_root   ? row.count("n_layers")
+                              : is_tied ? 0
+                                        : row.count("n_layers") + 1;
+    plan.add(fmt::format(
+        "reshard_after_forward=[{{units: all, value: always}}, {{units: {}, value: never}}]",
+        last));
+  } else if (!reshard.empty()) {
+    // What is told as FSDP1 has no smaller groups: gathered again from all.
+    const bool is_group = reshard.find_first_not_of("0123456789") == std::string_view::npos;
+    const bool told_as_fsdp1 = is_flat && runtime != "fsdp1";
+    plan.add(
+        fmt::format("reshard_after_forward={}", is_group && told_as_fsdp1 ? "always" : reshard));
+  }
+  plan.map("offload", "offload", {{"none", "none"}, {"optimizer", "cpu"}, {"params", "cpu"}});
+  if (runtime == "fsdp2" && is_flat) {
+    plan.add("prefetch.forward=1");
+    plan.add("fsdp1={limit_all_gathers: false, use_orig_params: true, gradients_in_place: true}");
+  }
+  if (runtime == "fsdp2") return;
+  // Dynamo supports FSDP1 only so.
+  const std::string_view compiled = row.word("compile");
+  if (compiled == "block" || compiled == "full" || is_fused_by_hand(row)) {
+    plan.add("fsdp1.use_orig_params=true");
+  }
+  if (runtime != "fsdp1") return;
+  plan.map("prefetch_kind", "fsdp1.backward_prefetch",
+           {{"backward_pre", "pre"}, {"backward_post", "post"}});
+  plan.map("prefetch_kind", "prefetch.backward", {{"none", "0"}});
+  if (row.count("forward_prefetch") == 1) plan.add("prefetch.forward=1");
+  if (row.has("limit_all_gathers")) {
+    plan.add(fmt::format("fsdp1.limit_all_gathers={}",
+                         row.count("limit_all_gathers") == 1 ? "true" : "false"));
+  }
+}
+
+void add_recompute(const TrainingRow& row, Assignments& plan) {
+  const std::string_view said = row.word("recompute");
+  if (said.starts_with("every_")) {
+    plan.add(fmt::format("recompute=every-{}", said.substr(6)));
+    return;
+  }
+  plan.map("recompute", "recompute",
+           {{"none", "none"},
+            {"full", "full"},
+            {"selective_op", "selective"},
+            {"save_dots_except_mlp", "selective"}});
+  plan.map("recompute", "recompute_keeps", {{"save_dots_except_mlp", "dots_except_mlp"}});
+}
+
+// What a preset's code did until some day.
+void add_dated_habits(const TrainingRow& row, Assignments& plan) {
+  // The model returned fp32 logits and the loop kept them until pytorch/torchtitan#391.
+  if (row.word("stack") == "torchtitan_2024" && row.word("loss_impl") == "eager_fp32" &&
+      row.word("commit_date") < "2024-06-12") {
+    plan.add("logits=held");
+  }
+  // Until transformers 5 (2025-12) checkpoints were reentrant.
+  if (row.word("stack") == "hf_trainer" && row.word("commit_date") < "2025-12") {
+    plan.add("recompute_early_stop=false");
+  }
+  // Switched off by pytorch/torchtitan#1580.
+  if (row.word("stack") == "torchtitan_2025" && row.word("commit_date") < "2025-08-18") {
+    plan.add("recompute_early_stop=true");
+  }
+}
+
+}  // namespace
+
+// A code without preset that has kernels of its own for norm, rotary embedding and loss (or for the
+// products, as fp8 with delayed scaling is TransformerEngine's) is of Megatron-Core's or Liger's
+// kind: SwiGLU, casts and residual sums are fused as well, and the products of queries, keys and
+// values, and of gate and up, are one each (megatron/core/transformer: linear_qkv, linear_fc1).
+bool is_fused_by_hand(const TrainingRow& row) {
+  const std::string_view compiled = row.word("compile");
+  const bool is_eager = compiled.empty() || compiled == "none" || compiled == "loss_only";
+  const bool is_engine = row.word("loss_impl") == "fused" || row.word("fp8") == "delayed";
+  return find_stack(row.word("stack")) == nullptr && is_eager && is_engine &&
+         row.word("norm_impl") == "rms_fused" && row.word("rope_impl") == "fused";
+}
+
+// FlashAttention-2 came out on 2023-07-17 (Dao-AILab/flash-attention, v2.0.0).
+bool is_before_fa2(const TrainingRow& row) {
+  const std::string_view date = row.word("commit_date");
+  if (!date.empty()) return date < "2023-07-17";
+  const std::optional<TorchVersion> torch = torch_version(row);
+  return torch && torch->major < 2;
+}
+
+std::vector<std::string> plan_assignments(const TrainingRow& row, const Cluster& cluster) {
+  Assignments plan(row);
+  plan.add("runtime=" + runtime_of(row));
+  if (const std::string stack = likely_stack(row); find_stack(stack) != nullptr) {
+    plan.add(fmt::format("stack={}", stack));
+  } else {
+    add_era(row, plan);
+  }
+  add_kernels(row, cluster, plan);
+  add_dtypes(row, plan);
+  add_sharding(row, plan);
+  add_recompute(row, plan);
+  add_dated_habits(row, plan);
+  return std::move(plan).list();
+}
+
+}  // namespace foreshard

@@ -1,0 +1,199 @@
+// The row of the family (hf_families.h) names the function that says in Hugging Face's words what
+// the dimensions are; KeyReader looks keys up and writes the ledger. Here stand what those
+// functions share, the choice among them, and what a whole file has beside its decoder.
+#include "interop/hf/hf_config.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "interop/hf/hf_families.h"
+#include "interop/hf/hf_keys.h"
+#include "interop/hf/hf_readers.h"
+#include "interop/hf/hf_vision.h"
+#include "models/families.h"
+#include "sim/base/error.h"
+
+namespace foreshard {
+
+void read_common(KeyReader& keys, ModelDims& dims) {
+  dims.layers = keys.size({"num_hidden_layers", "n_layer", "n_layers"});
+  dims.hidden = keys.size({"hidden_size", "n_embd", "n_embed", "d_model"});
+  dims.heads = keys.size({"num_attention_heads", "n_head", "n_heads"});
+  dims.vocabulary = keys.size({"vocab_size"});
+}
+
+void read_dropouts(KeyReader& keys, const Dropouts& usual, ModelDims& dims) {
+  const auto drops = [&](KeyReader::Spellings spellings, bool otherwise) {
+    bool found = false, any = false;
+    for (const std::string_view spelling : spellings) {
+      const ConfigNode* value = keys.find({spelling});
+      if (value == nullptr) continue;
+      found = true;
+      any = value->as_double(0, 1) > 0 || any;
+    }
+    if (found) return any;
+    if (otherwise) keys.assume(*spellings.begin(), "0.1");
+    return otherwise;
+  };
+  dims.dropout =
+      drops({"resid_pdrop", "hidden_dropout_prob", "hidden_dropout", "residual_dropout", "dropout"},
+            usual.branches);
+  dims.attention_dropout =
+      drops({"attention_dropout", "attn_pdrop", "attention_probs_dropout_prob"}, usual.attention);
+  dims.embedding_dropout = drops({"embd_pdrop", "embedding_dropout"}, usual.embedding);
+}
+
+std::int64_t even_head_dim(KeyReader& keys, const ModelDims& dims) {
+  if (dims.hidden % dims.heads != 0) {
+    throw keys.node().error("the hidden size " + std::to_string(dims.hidden) +
+                                " is not divisible by " + std::to_string(dims.heads) + " heads",
+                            "a head_dim, or a hidden size that is a multiple of the heads");
+  }
+  return dims.hidden / dims.heads;
+}
+
+void check_kv_heads(KeyReader& keys, const ModelDims& dims) {
+  if (dims.heads % dims.kv_heads != 0) {
+    throw keys.node().error(std::to_string(dims.kv_heads) + " key/value heads do not divide " +
+                                std::to_string(dims.heads) + " heads",
+                            "num_key_value_heads that divides num_attention_heads");
+  }
+}
+
+void check_layer_count(KeyReader& keys, const ModelDims& dims) {
+  constexpr std::int64_t kMostLayers = 100'000;
+  if (dims.layers > kMostLayers) {
+    throw keys.node().error(std::to_string(dims.layers) + " layers are too many",
+                            "at most " + std::to_string(kMostLayers));
+  }
+}
+
+void bound_by_window(KeyReader& keys, ModelDims& dims) {
+  std::int64_t window = 0;
+  if (const ConfigNode* value = keys.find({"sliding_window"})) {
+    window = value->as_int(1, kLargestHfSize);
+    keys.comment(
+        "full causal up to the window, beyond it a mask as scaled_dot_product_attention takes it");
+  } else if (!keys.node().has("sliding_window")) {
+    window = 4096;
+    keys.assume(
+        "sliding_window", std::to_string(window),
+        "full causal up to the window, beyond it a mask as scaled_dot_product_attention takes it");
+  }
+  if (window == 0) return;
+  dims.window = window;
+  dims.max_positions = std::min(dims.max_positions, window);
+}
+
+namespace {
+
+ModelDims read_text_model(KeyReader& keys, const ConfigNode* outer_type,
+                          std::vector<HfKey>& ledger) {
+  const HfFamily& family = hf_family_of(keys, outer_type);
+  ModelDims dims = family_dims(family.family).value();
+  keys.provide(family.defaults);
+  if (outer_type != nullptr) keys.provide(family.nested);
+  switch (family.reader) {
+    case HfReader::kDecoder:
+      read_decoder(keys, family, dims);
+      break;
+    case HfReader::kGpt2:
+      read_gpt2(keys, dims);
+      break;
+    case HfReader::kOpt:
+      read_opt(keys, dims);
+      break;
+    case HfReader::kBloom:
+      read_bloom(keys, dims);
+      break;
+    case HfReader::kMpt:
+      read_mpt(keys, dims, ledger);
+      break;
+    case HfReader::kParallel:
+      read_parallel(keys, dims);
+      break;
+    case HfReader::kEncoder:
+      read_encoder(keys, dims);
+      break;
+    case HfReader::kLatent:
+      read_latent(keys, dims);
+      break;
+  }
+  check_rotary(keys, dims);
+  return dims;
+}
+
+std::string name_of(const std::filesystem::path& path) {
+  if (path.stem() != "config") return path.stem().string();
+  const std::string folder = path.parent_path().filename().string();
+  return folder.empty() || folder == "." || folder == ".." ? "config.json" : folder;
+}
+
+}  // namespace
+
+std::vector<std::string_view> hf_model_types() {
+  std::vector<std::string_view> types;
+  for (const HfFamily& family : hf_families()) types.push_back(family.model_type);
+  return types;
+}
+
+HfConfig parse_hf_config(const ConfigNode& root, std::string_view name) {
+  if (!root.is_mapping()) {
+    throw root.error("this is not a JSON object", "the object of a Hugging Face config.json");
+  }
+  HfConfig config;
+  KeyReader outer(root, "", config.ledger);
+  const ConfigNode* type = root.find("model_type");
+  const auto types = hf_vision_types();
+  if (type != nullptr && type->is_scalar() &&
+      std::find(types.begin(), types.end(), type->text()) != types.end()) {
+    config.vision = read_hf_vision(outer, config.ledger, read_text_model);
+    outer.ignore_rest();
+    config.vision->name = name;
+    config.vision->source = root.location().file;
+    return config;
+  }
+  const std::string stored = read_quantization(outer);
+  if (!stored.empty()) config.notes.push_back(stored);
+  if (const ConfigNode* text = outer.find({"text_config"})) {
+    KeyReader inner(*text, "text_config.", config.ledger);
+    // The whole model's head is tied as the whole model says.
+    if (const ConfigNode* tied = root.find("tie_word_embeddings"); tied && !tied->is_null()) {
+      inner.provide(tied->as_bool() ? "tie_word_embeddings=true" : "tie_word_embeddings=false");
+    }
+    config.dims = read_text_model(inner, type, config.ledger);
+    inner.ignore_rest();
+  } else {
+    config.dims = read_text_model(outer, nullptr, config.ledger);
+  }
+  if (root.has("vision_config")) {
+    config.notes.push_back("the language model alone: the vision tower is left out");
+  }
+  outer.ignore_rest();
+  config.dims.name = name;
+  config.dims.source = root.location().file;
+  return config;
+}
+
+HfConfig read_hf_config(const std::filesystem::path& path) {
+  return parse_hf_config(read_json_file(path), name_of(path));
+}
+
+ModelSpec build_hf_model(const HfConfig& config, Stack stack) {
+  try {
+    return config.vision ? build_vision_model(*config.vision, stack)
+                         : build_model(config.dims, stack);
+  } catch (const ConfigError&) {
+    throw;
+  } catch (const Error& error) {
+    if (error.exit_code() != ExitCode::kInvalidInput) throw;
+    const std::string& file = config.vision ? config.vision->source : config.dims.source;
+    throw ConfigError({.file = file, .line = 1, .column = 1, .key_path = ""}, error.what());
+  }
+}
+
+ModelSpec load_hf_config(const std::filesystem::path& path, Stack stack) {
+  return build_hf_model(read_hf_config(path), stack);
+}
+
+}  // namespace foreshard

@@ -1,0 +1,226 @@
+// Rotary decoders, dense or of experts: what all have, then the words of the family's row
+// (HfFamily::reads):
+//
+//   attention_bias    biases of q, k, v and o; qkv_bias: the same key, without o;
+//                     use_qkv_bias, attention_out_bias, mlp_bias, use_bias (all): keys of that name
+//   window            attention within sliding_window in every layer: it bounds the sequence
+//   window_if_named   ... where the key is there; window_if_used: where use_sliding_window or
+//                     layer_types say so
+//   window_in_some    some layers attend to all: windows are priced as full attention
+//   unrotated         no_rope_layers, no_rope_layer_interval: layers without positions
+//   rotary_in_windows layers that attend to all have no positions
+//   experts           as wide as intermediate_size, in every layer; sparse_experts: Qwen's keys;
+//                     late_experts: DeepSeek's; interleaved_experts: Llama 4's
+//   softcap, partial_rotary, multipliers, use_qk_norm, parallel_residual, norm_topk_prob
+//   plain_heads       a qk_layernorm is refused
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "interop/hf/hf_families.h"
+#include "interop/hf/hf_readers.h"
+#include "sim/base/error.h"
+
+namespace foreshard {
+namespace {
+
+class Words {
+ public:
+  explicit Words(std::string_view words) : words_(words) {}
+  bool has(std::string_view word) const {
+    for (std::size_t at = words_.find(word); at != std::string_view::npos;
+         at = words_.find(word, at + 1)) {
+      const std::size_t end = at + word.size();
+      const bool begins = at == 0 || words_[at - 1] == ' ';
+      if (begins && (end == words_.size() || words_[end] == ' ')) return true;
+    }
+    return false;
+  }
+
+ private:
+  std::string_view words_;
+};
+
+// A dense model_type with experts is another model.
+void refuse_experts(KeyReader& keys) {
+  for (const std::string_view key : {"num_local_experts", "num_experts", "n_routed_experts"}) {
+    const ConfigNode* value = keys.find({key});
+    if (value != nullptr && value->as_int(0, kLargestHfSize) > 1) {
+      throw value->error("mixtures of experts are not supported in a dense model_type",
+                         "mixtral, qwen2_moe, qwen3_moe, deepseek_v2 or deepseek_v3");
+    }
+  }
+}
+
+void read_heads(KeyReader& keys, ModelDims& dims) {
+  // Null is stored by configurations that leave a size to the reader.
+  const bool null_dim = keys.node().has("head_dim"),
+             null_kv = keys.node().has("num_key_value_heads");
+  if (const ConfigNode* value = keys.find({"head_dim", "attention_head_dim"})) {
+    dims.head_dim = value->as_int(1, kLargestHfSize);
+  } else if (!null_dim && keys.provides("head_dim")) {
+    dims.head_dim = keys.size({"head_dim"});
+  } else {
+    dims.head_dim = even_head_dim(keys, dims);
+    keys.assume("head_dim", std::to_string(dims.head_dim));
+  }
+  if (const ConfigNode* value = keys.find({"num_key_value_heads", "num_kv_heads"})) {
+    dims.kv_heads = value->as_int(1, kLargestHfSize);
+  } else if (!null_kv && keys.provides("num_key_value_heads")) {
+    dims.kv_heads = keys.size({"num_key_value_heads"});
+  } else {
+    dims.kv_heads = dims.heads;
+    keys.assume("num_key_value_heads", std::to_string(dims.heads));
+  }
+  check_kv_heads(keys, dims);
+}
+
+void read_activation(KeyReader& keys, ModelDims& dims) {
+  const bool gelu = dims.activation != Activation::kSwiGlu;
+  std::string_view key = "hidden_act";
+  if (dims.activation == Activation::kGeGlu) {
+    keys.find({"hidden_act"});  // hidden_activation comes before it
+    key = "hidden_activation";
+  }
+  const std::string word = keys.word_or(key, gelu ? "gelu_pytorch_tanh" : "silu");
+  const bool is_known = gelu ? word.starts_with("gelu") : word == "silu" || word == "swish";
+  if (is_known) return;
+  keys.refuse(key, "activation \"" + word + "\" is not supported",
+              gelu ? "gelu_pytorch_tanh" : "silu");
+}
+
+void read_biases(KeyReader& keys, const Words& words, ModelDims& dims) {
+  if (words.has("attention_bias")) {
+    dims.qkv_bias = dims.output_bias = keys.flag_or("attention_bias", false);
+  }
+  if (words.has("qkv_bias")) dims.qkv_bias = keys.flag_or("attention_bias", false);
+  if (words.has("use_qkv_bias")) dims.qkv_bias = keys.flag_or("use_qkv_bias", false);
+  if (words.has("attention_out_bias")) dims.output_bias = keys.flag_or("attention_out_bias", false);
+  if (words.has("mlp_bias")) dims.mlp_bias = keys.flag_or("mlp_bias", false);
+  if (words.has("use_bias")) {
+    dims.qkv_bias = dims.output_bias = dims.mlp_bias = keys.flag_or("use_bias", false);
+  }
+}
+
+// layer_types, which must be of the known words and, where `layers` counts, one for each layer.
+std::vector<std::string> layer_types(KeyReader& keys) {
+  std::vector<std::string> result;
+  const ConfigNode* types = keys.find({"layer_types"});
+  if (types == nullptr) return result;
+  for (const ConfigNode& type : types->elements()) {
+    const std::string word = type.as_string();
+    if (word != "full_attention" && word != "sliding_attention" && word != "chunked_attention") {
+      throw type.error("layers of type \"" + word + "\" are not supported",
+                       "full_attention, sliding_attention or chunked_attention");
+    }
+    result.push_back(word);
+  }
+  return result;
+}
+
+void read_windows(KeyReader& keys, const Words& words, ModelDims& dims) {
+  const std::vector<std::string> types = layer_types(keys);
+  const bool any = std::any_of(types.begin(), types.end(),
+                               [](const std::string& type) { return type != "full_attention"; });
+  const bool named = keys.node().has("sliding_window");
+  if (any) {
+    for (std::size_t i = 0; i < types.size() && i < static_cast<std::size_t>(dims.layers); ++i) {
+      if (types[i] != "full_attention")
+        dims.windowed_layers.push_back(static_cast<std::int64_t>(i));
+    }
+  }
+  if (words.has("window_if_used")) {
+    if (keys.flag_or("use_sliding_window", false) || any) bound_by_window(keys, dims);
+  } else if (words.has("window") || (words.has("window_if_named") && named)) {
+    bound_by_window(keys, dims);
+  } else if (words.has("window_in_some")) {
+    for (const std::string_view key : {"sliding_window", "attention_chunk_size"}) {
+      const ConfigNode* value = keys.find({key});
+      if (value == nullptr) continue;
+      keys.comment("some layers attend within it; they are priced as full attention");
+      if (any) dims.window = value->as_int(1, kLargestHfSize);
+    }
+  }
+  if (!words.has("rotary_in_windows") || !any) return;
+  for (std::size_t i = 0; i < types.size() && i < static_cast<std::size_t>(dims.layers); ++i) {
+    if (types[i] == "full_attention") dims.unrotated_layers.push_back(static_cast<std::int64_t>(i));
+  }
+}
+
+void read_unrotated(KeyReader& keys, ModelDims& dims) {
+  check_layer_count(keys, dims);
+  const std::int64_t interval = keys.size_or({"no_rope_layer_interval"}, 4);
+  const ConfigNode* list = keys.find({"no_rope_layers"});
+  const auto listed = list == nullptr ? std::size_t{0} : list->elements().size();
+  // An empty list is stored by Llama 4's configurations for the class's own pattern.
+  if (listed > 0 && listed < static_cast<std::size_t>(dims.layers)) {
+    throw list->error("there are " + std::to_string(dims.layers) + " layers",
+                      "a 1 (rotary) or 0 (none) for each layer");
+  }
+  for (std::int64_t i = 0; i < dims.layers; ++i) {
+    const bool rotates = listed > 0
+                             ? list->elements()[static_cast<std::size_t>(i)].as_int(0, 1) == 1
+                             : (i + 1) % interval != 0;
+    if (!rotates) dims.unrotated_layers.push_back(i);
+  }
+}
+
+void read_head_norms(KeyReader& keys, const Words& words, ModelDims& dims) {
+  if (words.has("plain_heads")) {
+    keys.refuse_if_set("qk_layernorm", "norms of queries and keys are not supported");
+  }
+  if (!words.has("use_qk_norm")) return;
+  const bool norms = keys.flag_or("use_qk_norm", false);
+  if (!norms) dims.qk_norm = HeadNorm::kNone;
+  // Cohere's norms have weights for each element of each head.
+  const bool whole = dims.head_norm != NormKind::kRms;
+  if (norms && dims.qk_norm == HeadNorm::kNone) {
+    dims.qk_norm = whole ? HeadNorm::kWhole : HeadNorm::kEach;
+  }
+}
+
+// A multiplier of 1 is multiplied by as well, as transformers does.
+void read_multipliers(KeyReader& keys) {
+  for (const std::string_view key :
+       {"embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"}) {
+    keys.number_or(key, 1);
+  }
+}
+
+void read_mixture(KeyReader& keys, const Words& words, ModelDims& dims) {
+  if (words.has("experts")) return read_plain_experts(keys, words.has("norm_topk_prob"), dims);
+  if (words.has("sparse_experts")) return read_sparse_experts(keys, dims);
+  if (words.has("late_experts")) return read_late_experts(keys, dims);
+  if (words.has("interleaved_experts")) return read_interleaved_experts(keys, dims);
+  refuse_experts(keys);
+}
+
+}  // namespace
+
+void read_decoder(KeyReader& keys, const HfFamily& family, ModelDims& dims) {
+  const Words words(family.reads);
+  read_common(keys, dims);
+  read_heads(keys, dims);
+  read_dropouts(keys, {}, dims);
+  dims.ffn = keys.size({"intermediate_size", "ffn_dim", "ffn_hidden_size"});
+  dims.max_positions = keys.size_or({"max_position_embeddings", "n_positions"}, 2048);
+  dims.tied = keys.flag_or("tie_word_embeddings", false);
+  const RopeKeys rope = read_numerics(keys, dims);
+  read_activation(keys, dims);
+  read_biases(keys, words, dims);
+  read_head_norms(keys, words, dims);
+  if (words.has("partial_rotary")) read_rotary_part(keys, rope.partial, dims);
+  if (words.has("softcap")) {
+    dims.logit_softcap = keys.finds_number("final_logit_softcapping");
+    dims.attention_softcap = keys.finds_number("attn_logit_softcapping");
+  }
+  if (words.has("multipliers")) read_multipliers(keys);
+  if (words.has("parallel_residual") && keys.flag_or("use_parallel_residual", false)) {
+    dims.residual = Residual::kParallelOfOneNorm;
+  }
+  if (words.has("unrotated")) read_unrotated(keys, dims);
+  read_windows(keys, words, dims);
+  read_mixture(keys, words, dims);
+}
+
+}  // namespace foreshard

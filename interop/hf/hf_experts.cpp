@@ -1,0 +1,144 @@
+// Which layers have experts is decided as the implementations do: Qwen counts every
+// decoder_sparse_step-th layer that mlp_only_layers does not name, DeepSeek every moe_layer_freq-th
+// from first_k_dense_replace on.
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "interop/hf/hf_readers.h"
+#include "sim/base/error.h"
+
+namespace foreshard {
+namespace {
+
+// How many experts there are and how many of them a token goes to.
+void read_counts(KeyReader& keys, ModelDims& dims) {
+  dims.moe.experts = keys.size({"num_local_experts", "num_experts", "n_routed_experts"});
+  const ConfigNode* value =
+      keys.find({"num_experts_per_tok", "num_experts_per_token", "experts_per_token"});
+  dims.moe.top_k =
+      value != nullptr ? value->as_int(1, kLargestHfSize) : keys.size({"num_experts_per_tok"});
+  if (dims.moe.top_k > dims.moe.experts) {
+    throw(value != nullptr ? *value : keys.node())
+        .error("every token goes to " + std::to_string(dims.moe.top_k) + " of " +
+                   std::to_string(dims.moe.experts) + " experts",
+               "at most the number of experts");
+  }
+}
+
+template <typename IsDense>
+void list_dense_layers(ModelDims& dims, IsDense is_dense) {
+  dims.moe.dense_layers.clear();
+  for (std::int64_t i = 0; i < dims.layers; ++i) {
+    if (is_dense(i)) dims.moe.dense_layers.push_back(i);
+  }
+}
+
+std::vector<std::int64_t> named_layers(KeyReader& keys, std::string_view key,
+                                       const ModelDims& dims) {
+  std::vector<std::int64_t> layers;
+  if (const ConfigNode* list = keys.find({key})) {
+    for (const ConfigNode& layer : list->elements()) {
+      layers.push_back(layer.as_int(0, dims.layers - 1));
+    }
+  }
+  return layers;
+}
+
+void read_ranks(KeyReader& keys, ModelDims& dims) {
+  Latent& latent = dims.latent;
+  if (const ConfigNode* rank = keys.find({"q_lora_rank"})) {
+    latent.q_rank = rank->as_int(1, kLargestHfSize);
+  } else if (!keys.node().has("q_lora_rank")) {
+    latent.q_rank = 1536;
+    keys.assume("q_lora_rank", "1536");
+  } else {
+    keys.assume("q_lora_rank", "none", "queries come from the hidden state");
+  }
+  latent.kv_rank = keys.size_or({"kv_lora_rank"}, 512);
+  latent.nope = keys.size_or({"qk_nope_head_dim"}, 128);
+  latent.rope = keys.size_or({"qk_rope_head_dim"}, 64);
+  latent.value = keys.size_or({"v_head_dim"}, 128);
+  dims.head_dim = latent.nope + latent.rope;
+}
+
+void check_choice(KeyReader& keys, std::string_view key, std::string_view expected) {
+  const ConfigNode* value = keys.find({key});
+  if (value == nullptr || value->as_string() == expected) return;
+  throw value->error("\"" + value->as_string() + "\" is not supported", std::string(expected));
+}
+
+}  // namespace
+
+void read_plain_experts(KeyReader& keys, bool says_normalized, ModelDims& dims) {
+  check_layer_count(keys, dims);
+  read_counts(keys, dims);
+  dims.moe.ffn = dims.ffn;
+  if (says_normalized) dims.moe.normalized = keys.flag_or("norm_topk_prob", false);
+}
+
+void read_sparse_experts(KeyReader& keys, ModelDims& dims) {
+  check_layer_count(keys, dims);
+  Experts& moe = dims.moe;
+  read_counts(keys, dims);
+  moe.ffn = keys.size({"moe_intermediate_size"});
+  moe.normalized = keys.flag_or("norm_topk_prob", false);
+  if (moe.shared_gate) moe.shared_ffn = keys.size({"shared_expert_intermediate_size"});
+  const std::int64_t step = keys.size_or({"decoder_sparse_step"}, 1);
+  const std::vector<std::int64_t> named = named_layers(keys, "mlp_only_layers", dims);
+  list_dense_layers(dims, [&](std::int64_t i) {
+    return (i + 1) % step != 0 || std::find(named.begin(), named.end(), i) != named.end();
+  });
+}
+
+void read_late_experts(KeyReader& keys, ModelDims& dims) {
+  check_layer_count(keys, dims);
+  Experts& moe = dims.moe;
+  read_counts(keys, dims);
+  moe.ffn = keys.size({"moe_intermediate_size"});
+  moe.shared_ffn = checked_multiply(keys.count_or("n_shared_experts", 1), moe.ffn);
+  moe.normalized = keys.flag_or("norm_topk_prob", false);
+  check_choice(keys, "scoring_func", moe.sigmoid ? "sigmoid" : "softmax");
+  const std::int64_t first = keys.count_or("first_k_dense_replace", 0);
+  const std::int64_t every = keys.size_or({"moe_layer_freq"}, 1);
+  list_dense_layers(dims, [&](std::int64_t i) { return i < first || i % every != 0; });
+  if (keys.find({"num_nextn_predict_layers"}) != nullptr) {
+    keys.comment("layers of multi-token prediction are left out");
+  }
+}
+
+void read_interleaved_experts(KeyReader& keys, ModelDims& dims) {
+  check_layer_count(keys, dims);
+  read_counts(keys, dims);
+  dims.moe.ffn = dims.moe.shared_ffn = dims.ffn;  // intermediate_size is the experts'
+  dims.ffn = keys.size_or({"intermediate_size_mlp"}, 16384);
+  const std::int64_t step = keys.size_or({"interleave_moe_layer_step"}, 1);
+  const bool listed = keys.node().has("moe_layers") && !keys.node().at("moe_layers").is_null();
+  const std::vector<std::int64_t> named = named_layers(keys, "moe_layers", dims);
+  list_dense_layers(dims, [&](std::int64_t i) {
+    return listed ? std::find(named.begin(), named.end(), i) == named.end() : (i + 1) % step != 0;
+  });
+}
+
+void read_latent(KeyReader& keys, ModelDims& dims) {
+  read_common(keys, dims);
+  check_layer_count(keys, dims);
+  read_ranks(keys, dims);
+  dims.kv_heads = keys.size_or({"num_key_value_heads"}, dims.heads);
+  if (dims.kv_heads != dims.heads) {
+    keys.refuse("num_key_value_heads", "latent attention has keys and values of every head",
+                std::to_string(dims.heads));
+  }
+  dims.ffn = keys.size({"intermediate_size"});
+  dims.max_positions = keys.size_or({"max_position_embeddings"}, 2048);
+  dims.tied = keys.flag_or("tie_word_embeddings", false);
+  dims.qkv_bias = dims.output_bias = keys.flag_or("attention_bias", false);
+  read_numerics(keys, dims);
+  const std::string activation = keys.word_or("hidden_act", "silu");
+  if (activation != "silu") {
+    keys.refuse("hidden_act", "activation \"" + activation + "\" is not supported", "silu");
+  }
+  read_late_experts(keys, dims);
+}
+
+}  // namespace foreshard

@@ -1,0 +1,228 @@
+// Defaults are those of configuration_*.py of transformers 4.5x and 5.x. Class names follow the
+// model_type in transformers ("qwen2_moe": Qwen2MoeForCausalLM), so there is no table of them.
+#include "interop/hf/hf_families.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+#include <vector>
+
+#include "sim/base/error.h"
+#include "sim/base/spelling.h"
+
+namespace foreshard {
+namespace {
+
+constexpr std::string_view kQwenVl = "num_key_value_heads=8 max_position_embeddings=32768";
+
+constexpr HfFamily kFamilies[] = {
+    // --- rotary decoders ---
+    {"llama", "llama", HfReader::kDecoder, "attention_bias mlp_bias"},
+    {"mistral", "mistral", HfReader::kDecoder, "window",
+     "num_key_value_heads=8 max_position_embeddings=131072 sliding_window=4096"},
+    {"ministral", "mistral", HfReader::kDecoder, "window_in_some",
+     "num_key_value_heads=8 max_position_embeddings=131072"},
+    {"ministral3", "mistral", HfReader::kDecoder, "window_if_named",
+     "num_key_value_heads=8 head_dim=128 max_position_embeddings=262144"},
+    {"qwen2", "qwen2", HfReader::kDecoder, "window_if_used",
+     "num_key_value_heads=32 max_position_embeddings=32768"},
+    {"qwen2_vl", "qwen2", HfReader::kDecoder, "window_if_used", kQwenVl},
+    {"qwen2_5_vl", "qwen2", HfReader::kDecoder, "window_if_used", kQwenVl},
+    {"qwen3", "qwen3", HfReader::kDecoder, "attention_bias window_if_used",
+     "num_key_value_heads=32 head_dim=128 max_position_embeddings=32768"},
+    {"qwen3_vl", "qwen3", HfReader::kDecoder, "attention_bias",
+     "num_key_value_heads=32 head_dim=128 max_position_embeddings=128000"},
+    {"gemma", "gemma", HfReader::kDecoder, "attention_bias",
+     "num_key_value_heads=16 head_dim=256 max_position_embeddings=8192 tie_word_embeddings=true"},
+    {"gemma2", "gemma2", HfReader::kDecoder, "attention_bias softcap window",
+     "num_key_value_heads=4 head_dim=256 max_position_embeddings=8192 tie_word_embeddings=true "
+     "final_logit_softcapping=30 attn_logit_softcapping=50 sliding_window=4096"},
+    {"gemma3", "gemma3", HfReader::kDecoder, "attention_bias softcap window_in_some",
+     "num_key_value_heads=4 head_dim=256 max_position_embeddings=131072 tie_word_embeddings=true",
+     "vocab_size=262208 hidden_size=2304 intermediate_size=9216 num_hidden_layers=26 "
+     "num_attention_heads=8"},
+    {"phi3", "phi3", HfReader::kDecoder, "partial_rotary window_if_named",
+     "max_position_embeddings=4096"},
+    {"phi", "phi", HfReader::kDecoder, "partial_rotary plain_heads",
+     "partial_rotary_factor=0.5 hidden_act=gelu_new"},
+    {"starcoder2", "starcoder2", HfReader::kDecoder, "use_bias window_if_named",
+     "num_key_value_heads=2 max_position_embeddings=4096 tie_word_embeddings=true use_bias=true "
+     "hidden_act=gelu_pytorch_tanh"},
+    {"olmo2", "olmo2", HfReader::kDecoder, "attention_bias"},
+    {"olmo3", "olmo3", HfReader::kDecoder, "attention_bias window_in_some"},
+    {"exaone4", "exaone4", HfReader::kDecoder, "rotary_in_windows window_in_some",
+     "num_key_value_heads=32"},
+    {"smollm3", "smollm3", HfReader::kDecoder, "attention_bias mlp_bias unrotated window_in_some",
+     "num_key_value_heads=4 max_position_embeddings=32768 tie_word_embeddings=true"},
+    {"granite", "granite", HfReader::kDecoder, "attention_bias mlp_bias multipliers"},
+    {"cohere", "cohere", HfReader::kDecoder, "attention_bias use_qk_norm",
+     "max_position_embeddings=8192 tie_word_embeddings=true"},
+    {"cohere2", "cohere", HfReader::kDecoder, "attention_bias rotary_in_windows window_in_some",
+     "max_position_embeddings=8192 tie_word_embeddings=true"},
+    {"stablelm", "stablelm", HfReader::kDecoder,
+     "use_qkv_bias plain_heads partial_rotary parallel_residual",
+     "num_key_value_heads=32 max_position_embeddings=4096 partial_rotary_factor=0.25"},
+    {"glm", "glm", HfReader::kDecoder, "qkv_bias partial_rotary",
+     "num_key_value_heads=2 head_dim=128 max_position_embeddings=131072 attention_bias=true "
+     "partial_rotary_factor=0.5"},
+    {"glm4", "glm4", HfReader::kDecoder, "qkv_bias partial_rotary",
+     "num_key_value_heads=2 head_dim=128 max_position_embeddings=131072 attention_bias=true "
+     "partial_rotary_factor=0.5"},
+    {"seed_oss", "seed_oss", HfReader::kDecoder, "qkv_bias attention_out_bias mlp_bias",
+     "num_key_value_heads=8 head_dim=128 max_position_embeddings=524288 attention_bias=true"},
+    {"ernie4_5", "ernie4_5", HfReader::kDecoder, "use_bias",
+     "num_key_value_heads=2 head_dim=128 max_position_embeddings=131072 tie_word_embeddings=true"},
+    {"helium", "helium", HfReader::kDecoder, "qkv_bias mlp_bias",
+     "num_key_value_heads=20 head_dim=128 max_position_embeddings=4096"},
+    {"hunyuan_v1_dense", "hunyuan_v1_dense", HfReader::kDecoder, "attention_bias"},
+    // --- of experts ---
+    {"mixtral", "mixtral", HfReader::kDecoder, "experts window_if_named",
+     "num_key_value_heads=8 max_position_embeddings=131072 num_local_experts=8 "
+     "num_experts_per_tok=2"},
+    {"qwen2_moe", "qwen2_moe", HfReader::kDecoder, "sparse_experts window_if_used",
+     "num_key_value_heads=16 max_position_embeddings=32768 num_experts=60 num_experts_per_tok=4 "
+     "moe_intermediate_size=1408 shared_expert_intermediate_size=5632"},
+    {"qwen3_moe", "qwen3_moe", HfReader::kDecoder, "attention_bias sparse_experts window_if_used",
+     "num_key_value_heads=4 max_position_embeddings=32768 num_experts=128 num_experts_per_tok=8 "
+     "moe_intermediate_size=768"},
+    {"qwen3_vl_moe", "qwen3_moe", HfReader::kDecoder, "attention_bias sparse_experts",
+     "num_key_value_heads=16 max_position_embeddings=128000 num_experts=60 num_experts_per_tok=4 "
+     "moe_intermediate_size=1408 norm_topk_prob=true"},
+    {"olmoe", "olmoe", HfReader::kDecoder, "attention_bias experts norm_topk_prob",
+     "max_position_embeddings=4096 num_experts=64 num_experts_per_tok=8"},
+    {"granitemoe", "granitemoe", HfReader::kDecoder, "attention_bias experts multipliers",
+     "num_local_experts=8 num_experts_per_tok=2"},
+    {"gpt_oss", "gpt_oss", HfReader::kDecoder, "attention_bias experts window_in_some",
+     "num_key_value_heads=8 head_dim=64 max_position_embeddings=131072 attention_bias=true "
+     "num_local_experts=128 num_experts_per_tok=4"},
+    {"llama4", "llama4", HfReader::kDecoder,
+     "attention_bias unrotated use_qk_norm interleaved_experts window_in_some",
+     "num_key_value_heads=8 head_dim=128 max_position_embeddings=131072 use_qk_norm=true "
+     "num_local_experts=16 num_experts_per_tok=1",
+     "vocab_size=202048 hidden_size=5120 intermediate_size=8192 num_hidden_layers=48 "
+     "num_attention_heads=40"},
+    {"glm4_moe", "glm4_moe", HfReader::kDecoder, "qkv_bias partial_rotary use_qk_norm late_experts",
+     "num_key_value_heads=8 max_position_embeddings=131072 partial_rotary_factor=0.5 "
+     "n_routed_experts=128 num_experts_per_tok=8 moe_intermediate_size=1408 n_shared_experts=1 "
+     "norm_topk_prob=true first_k_dense_replace=1"},
+    {"deepseek_v2", "deepseek_v2", HfReader::kLatent, "late_experts",
+     "n_routed_experts=64 moe_intermediate_size=1407 n_shared_experts=2 norm_topk_prob=false "
+     "first_k_dense_replace=0"},
+    {"deepseek_v3", "deepseek_v3", HfReader::kLatent, "late_experts",
+     "max_position_embeddings=4096 n_routed_experts=256 num_experts_per_tok=8 "
+     "moe_intermediate_size=2048 n_shared_experts=1 norm_topk_prob=true first_k_dense_replace=3"},
+    // --- with keys of their own ---
+    {"gpt2", "gpt2", HfReader::kGpt2},
+    {"opt", "opt", HfReader::kOpt},
+    {"bloom", "bloom", HfReader::kBloom},
+    {"mpt", "mpt", HfReader::kMpt},
+    {"gpt_neox", "gpt_neox", HfReader::kParallel},
+    {"falcon", "falcon", HfReader::kParallel},
+    {"bert", "bert", HfReader::kEncoder},
+    {"roberta", "roberta", HfReader::kEncoder},
+};
+
+constexpr std::array<std::string_view, 4> kHeads = {"ForCausalLM", "LMHeadModel",
+                                                    "ForConditionalGeneration", "ForMaskedLM"};
+
+// Letters and digits in lower case: "GPTNeoX" and "gpt_neox" are one word.
+std::string plain(std::string_view word) {
+  std::string result;
+  for (const char c : word) {
+    if (c >= 'A' && c <= 'Z') result += static_cast<char>(c - 'A' + 'a');
+    if ((c >= 'a' && c <= 'z') || (c >= '0' && c <= '9')) result += c;
+  }
+  return result;
+}
+
+// A decoder inside another model says so in its type: "gemma3_text".
+std::string_view without_text(std::string_view model_type) {
+  constexpr std::string_view kText = "_text";
+  return model_type.ends_with(kText) ? model_type.substr(0, model_type.size() - kText.size())
+                                     : model_type;
+}
+
+const HfFamily* find_family(std::string_view model_type) {
+  const std::string wanted = plain(without_text(model_type));
+  const auto found = std::find_if(std::begin(kFamilies), std::end(kFamilies),
+                                  [&](const HfFamily& f) { return plain(f.model_type) == wanted; });
+  return found == std::end(kFamilies) ? nullptr : found;
+}
+
+// The class's name without its head; empty where it has none that is modelled.
+std::string_view stem_of(std::string_view architecture) {
+  for (const std::string_view head : kHeads) {
+    if (architecture.ends_with(head)) {
+      return architecture.substr(0, architecture.size() - head.size());
+    }
+  }
+  return {};
+}
+
+// What the keys look like, where the name says nothing.
+std::string_view family_by_keys(const ConfigNode& node) {
+  constexpr std::pair<std::string_view, std::string_view> kSigns[] = {
+      {"kv_lora_rank", "deepseek_v3"},  {"num_local_experts", "mixtral"},
+      {"n_routed_experts", "glm4_moe"}, {"num_experts", "qwen3_moe"},
+      {"type_vocab_size", "bert"},      {"n_embd", "gpt2"},
+      {"num_key_value_heads", "llama"}};
+  for (const auto& [key, family] : kSigns) {
+    if (node.has(key)) return family;
+  }
+  return "llama";
+}
+
+[[noreturn]] void refuse(const ConfigNode& where, const std::string& what, std::string_view word,
+                         const ConfigNode& node) {
+  std::vector<std::string> names;
+  for (const HfFamily& family : kFamilies) names.emplace_back(family.model_type);
+  const std::string meant = nearest_spelling(without_text(word), names);
+  throw where.error(
+      what,
+      fmt::format(
+          "a family that is read; the nearest is {}: name it as model_type if the blocks are "
+          "the same, else describe them: foreshard models NAME --yaml writes a model.yaml "
+          "to start from",
+          meant.empty() ? family_by_keys(node) : std::string_view(meant)),
+      meant);
+}
+
+}  // namespace
+
+std::span<const HfFamily> hf_families() { return kFamilies; }
+
+const HfFamily& hf_family_of(KeyReader& keys, const ConfigNode* fallback) {
+  const ConfigNode* named = nullptr;
+  if (const ConfigNode* list = keys.find({"architectures"}); list && !list->elements().empty()) {
+    named = &list->elements().front();
+  }
+  const std::string architecture = named == nullptr ? "" : named->as_string();
+  const std::string_view stem = stem_of(architecture);
+  const ConfigNode* type = keys.find({"model_type"});
+  if (type == nullptr) type = fallback;
+  if (type == nullptr && named == nullptr) {
+    throw keys.node().error("neither model_type nor architectures says which model this is",
+                            "model_type, for example \"llama\"");
+  }
+  const std::string word = type != nullptr ? type->as_string() : std::string(stem);
+  const HfFamily* family = find_family(word);
+  if (family == nullptr && type != nullptr) {
+    refuse(*type, "model_type \"" + word + "\" is not supported", word, keys.node());
+  }
+  const bool masked = architecture.ends_with("ForMaskedLM");
+  const bool is_encoder = family != nullptr && family->reader == HfReader::kEncoder;
+  if (named != nullptr &&
+      (family == nullptr || stem.empty() || find_family(stem) != family || masked != is_encoder)) {
+    const std::string what =
+        type == nullptr
+            ? "architecture \"" + architecture + "\" is not supported"
+            : "architecture \"" + architecture + "\" of model_type " + word + " is not supported";
+    if (family == nullptr) refuse(*named, what, stem, keys.node());
+    throw named->error(what, "the language model with its head, for example LlamaForCausalLM");
+  }
+  return *family;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,140 @@
+// Decoders with learned positions or ALiBi, whose keys are their own: gpt2, opt, bloom, mpt.
+#include <string>
+
+#include "interop/hf/hf_readers.h"
+#include "models/families.h"
+#include "sim/base/error.h"
+
+namespace foreshard {
+
+void read_gpt2(KeyReader& keys, ModelDims& dims) {
+  read_common(keys, dims);
+  keys.refuse_if_set("add_cross_attention", "cross attention is not supported");
+  dims.kv_heads = dims.heads;
+  dims.head_dim = even_head_dim(keys, dims);
+  dims.ffn = keys.size_or({"n_inner", "intermediate_size"}, 4 * dims.hidden);
+  dims.max_positions = dims.position_rows =
+      keys.size_or({"n_positions", "max_position_embeddings"}, 1024);
+  dims.tied = keys.flag_or("tie_word_embeddings", true);
+  read_dropouts(keys, {true, true, true}, dims);
+  const std::string activation = keys.word_or("activation_function", "gelu_new");
+  dims.numerics.gelu_new = activation == "gelu_new";
+  if (activation == "relu") {
+    dims.activation = Activation::kRelu;
+  } else if (activation == "gelu") {
+    dims.numerics.gelu_tanh = false;
+  } else if (activation.rfind("gelu", 0) != 0) {
+    keys.refuse("activation_function", "activation \"" + activation + "\" is not supported",
+                "gelu_new, gelu or relu");
+  }
+}
+
+void read_opt(KeyReader& keys, ModelDims& dims) {
+  read_common(keys, dims);
+  dims.kv_heads = dims.heads;
+  dims.head_dim = even_head_dim(keys, dims);
+  dims.ffn = keys.size({"ffn_dim", "intermediate_size"});
+  dims.max_positions = keys.size_or({"max_position_embeddings"}, 2048);
+  dims.position_rows = dims.max_positions + 2;  // OPTLearnedPositionalEmbedding
+  read_dropouts(keys, {.branches = true}, dims);
+  dims.tied = keys.flag_or("tie_word_embeddings", true);
+  if (!keys.flag_or("enable_bias", true)) {
+    dims.qkv_bias = dims.output_bias = dims.mlp_bias = false;
+  }
+  // opt-350m: projections around narrower embeddings, norms behind the branches, none at the end.
+  if (keys.size_or({"word_embed_proj_dim"}, dims.hidden) != dims.hidden) {
+    keys.refuse("word_embed_proj_dim", "projections of the embeddings are not supported",
+                std::to_string(dims.hidden) + ", the hidden size");
+  }
+  if (!keys.flag_or("do_layer_norm_before", true)) {
+    keys.refuse("do_layer_norm_before", "norms behind the branches are not supported", "true");
+  }
+  if (!keys.flag_or("layer_norm_elementwise_affine", true)) {
+    keys.refuse("layer_norm_elementwise_affine", "norms without weights are not supported", "true");
+  }
+  keys.refuse_if_set("_remove_final_layer_norm", "a model without its last norm is not supported");
+  const std::string activation = keys.word_or("activation_function", "relu");
+  if (activation.starts_with("gelu")) {
+    dims.activation = Activation::kGelu;
+    dims.numerics.gelu_tanh = activation != "gelu";
+    dims.numerics.gelu_new = activation == "gelu_new";
+  } else if (activation != "relu") {
+    keys.refuse("activation_function", "activation \"" + activation + "\" is not supported",
+                "relu or gelu");
+  }
+}
+
+void read_bloom(KeyReader& keys, ModelDims& dims) {
+  read_common(keys, dims);
+  dims.kv_heads = dims.heads;
+  dims.head_dim = even_head_dim(keys, dims);
+  dims.ffn = checked_multiply(4, dims.hidden);
+  read_dropouts(keys, {}, dims);
+  // ALiBi has no table; the length is that of the first training.
+  dims.max_positions = keys.size_or({"seq_length", "max_position_embeddings"}, 2048);
+  dims.tied = keys.flag_or("tie_word_embeddings", true);
+  keys.refuse_if_set("apply_residual_connection_post_layernorm",
+                     "residuals behind the norms are not supported");
+  if (const ConfigNode* epsilon = keys.find({"layer_norm_epsilon"})) {
+    dims.numerics.norm_epsilon = epsilon->as_double(0, 1);
+  }
+}
+
+// attn_config of MPT: positions and the number of key/value heads.
+void read_mpt_attention(KeyReader& keys, KeyReader& attention, ModelDims& dims) {
+  attention.refuse_if_set("rope", "rotary positions of an mpt model are not supported");
+  attention.refuse_if_set("qk_ln", "norms of queries and keys of an mpt model are not supported");
+  attention.refuse_if_set("prefix_lm", "prefix attention is not supported");
+  if (!attention.flag_or("alibi", true)) {
+    if (!keys.flag_or("learned_pos_emb", true)) {
+      throw keys.node().error("the model has neither ALiBi nor learned positions",
+                              "attn_config.alibi or learned_pos_emb");
+    }
+    dims.positions = Positions::kLearned;
+    dims.position_rows = dims.max_positions;
+  }
+  const std::string type = attention.word_or("attn_type", "multihead_attention");
+  if (type == "multihead_attention") {
+    dims.kv_heads = dims.heads;
+  } else if (type == "multiquery_attention") {
+    dims.kv_heads = 1;
+  } else if (type == "grouped_query_attention") {
+    dims.kv_heads = attention.size({"kv_n_heads"});
+  } else {
+    attention.refuse("attn_type", "attention \"" + type + "\" is not supported",
+                     "multihead_attention, multiquery_attention or grouped_query_attention");
+  }
+  check_kv_heads(keys, dims);
+}
+
+void read_mpt(KeyReader& keys, ModelDims& dims, std::vector<HfKey>& ledger) {
+  read_common(keys, dims);
+  dims.head_dim = even_head_dim(keys, dims);
+  dims.ffn = checked_multiply(keys.size_or({"expansion_ratio"}, 4), dims.hidden);
+  dims.max_positions = keys.size_or({"max_seq_len", "max_position_embeddings"}, 2048);
+  dims.tied = keys.flag_or("tie_word_embeddings", true);
+  if (!keys.flag_or("no_bias", true)) add_biases(dims);
+  const std::string norm = keys.word_or("norm_type", "low_precision_layernorm");
+  if (norm != "low_precision_layernorm" && norm != "layernorm") {
+    keys.refuse("norm_type", "norm \"" + norm + "\" is not supported",
+                "low_precision_layernorm or layernorm");
+  }
+  if (const ConfigNode* node = keys.find({"ffn_config"})) {
+    KeyReader ffn(*node, "ffn_config.", ledger);
+    const std::string type = ffn.word_or("ffn_type", "mptmlp");
+    if (type != "mptmlp") {
+      ffn.refuse("ffn_type", "feed-forward \"" + type + "\" is not supported", "mptmlp");
+    }
+    ffn.ignore_rest();
+  }
+  if (const ConfigNode* node = keys.find({"attn_config"})) {
+    KeyReader attention(*node, "attn_config.", ledger);
+    read_mpt_attention(keys, attention, dims);
+    attention.ignore_rest();
+  } else {
+    keys.assume("attn_config", "", "multi-head attention with ALiBi");
+    dims.kv_heads = dims.heads;
+  }
+}
+
+}  // namespace foreshard

@@ -1,0 +1,75 @@
+// How the keys of each group of model types become ModelDims; internal to interop/.
+//
+// Defaults are those of transformers' configuration classes, where a key is absent or null
+// (hf_families.cpp, or beside the key).
+// Every failure is a ConfigError at the value.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "interop/hf/hf_families.h"
+#include "interop/hf/hf_keys.h"
+#include "models/model_dims.h"
+
+namespace foreshard {
+
+// --- shared (hf_config.cpp, hf_rope.cpp) ---
+// Layers, hidden size, heads and vocabulary, under all their spellings.
+void read_common(KeyReader& keys, ModelDims& dims);
+// Dropout of branches, of the embedding and of attention's probabilities, under all their
+// spellings; `usual` is the family's where there is none.
+struct Dropouts {
+  bool branches = false, embedding = false, attention = false;  // of 0.1
+};
+void read_dropouts(KeyReader& keys, const Dropouts& usual, ModelDims& dims);
+std::int64_t even_head_dim(KeyReader& keys, const ModelDims& dims);  // hidden / heads
+void check_kv_heads(KeyReader& keys, const ModelDims& dims);
+void check_layer_count(KeyReader& keys, const ModelDims& dims);  // before layers are listed
+// Attention is modelled as full causal: right up to the window, so that bounds the sequence.
+void bound_by_window(KeyReader& keys, ModelDims& dims);
+// Norms' epsilon and rotary frequencies: rope_theta and rope_scaling, or rope_parameters of
+// transformers 5, which may differ by type of layer (that of full attention is taken). A rope_type
+// that is unknown is refused.
+struct RopeKeys {
+  std::optional<double> partial;  // partial_rotary_factor of rope_parameters
+};
+RopeKeys read_numerics(KeyReader& keys, ModelDims& dims);
+// The part of every head that is rotated: partial_rotary_factor (`spelling`), which rope_parameters
+// may hold.
+void read_rotary_part(KeyReader& keys, std::optional<double> given, ModelDims& dims,
+                      std::string_view spelling = "partial_rotary_factor");
+// Rotated elements come in pairs. Throws where their number is odd.
+void check_rotary(KeyReader& keys, const ModelDims& dims);
+// quantization_config of the released weights: training starts from the same parameters in the
+// plan's dtypes where the format is that of a release (fp8, mxfp4); adapters on packed weights and
+// what is unknown are refused. The comment to print, or "".
+std::string read_quantization(KeyReader& keys);
+
+// --- one per HfReader ---
+void read_decoder(KeyReader& keys, const HfFamily& family, ModelDims& dims);
+void read_gpt2(KeyReader& keys, ModelDims& dims);
+void read_opt(KeyReader& keys, ModelDims& dims);
+void read_bloom(KeyReader& keys, ModelDims& dims);
+void read_mpt(KeyReader& keys, ModelDims& dims, std::vector<HfKey>& ledger);
+// gpt_neox, falcon.
+void read_parallel(KeyReader& keys, ModelDims& dims);
+// bert, roberta.
+void read_encoder(KeyReader& keys, ModelDims& dims);
+// deepseek_v2, deepseek_v3. The layers of multi-token prediction are left out.
+void read_latent(KeyReader& keys, ModelDims& dims);
+
+// --- experts, which come on top of a decoder (hf_experts.cpp) ---
+// As wide as intermediate_size, in every layer (Mixtral).
+void read_plain_experts(KeyReader& keys, bool says_normalized, ModelDims& dims);
+// In every decoder_sparse_step-th layer that mlp_only_layers does not name (Qwen).
+void read_sparse_experts(KeyReader& keys, ModelDims& dims);
+// From first_k_dense_replace on, beside shared ones (DeepSeek).
+void read_late_experts(KeyReader& keys, ModelDims& dims);
+// In every interleave_moe_layer_step-th layer, or those of moe_layers (Llama 4).
+void read_interleaved_experts(KeyReader& keys, ModelDims& dims);
+
+}  // namespace foreshard

@@ -1,0 +1,73 @@
+// Decoders with parallel branches, and encoders.
+#include <string>
+
+#include "interop/hf/hf_readers.h"
+#include "sim/base/error.h"
+
+namespace foreshard {
+namespace {
+
+void expect_activation(KeyReader& keys, std::string_view key, std::string_view prefix,
+                       std::string_view fallback) {
+  const std::string activation = keys.word_or(key, fallback);
+  if (activation.rfind(prefix, 0) == 0) return;
+  keys.refuse(key, "activation \"" + activation + "\" is not supported", std::string(fallback));
+}
+
+}  // namespace
+
+void read_parallel(KeyReader& keys, ModelDims& dims) {
+  const bool falcon = dims.naming == Naming::kFalcon;
+  read_common(keys, dims);
+  dims.head_dim = even_head_dim(keys, dims);
+  dims.kv_heads = dims.heads;
+  dims.max_positions = keys.size_or({"max_position_embeddings"}, 2048);
+  read_dropouts(keys, {}, dims);
+  if (!falcon) {
+    dims.ffn = keys.size({"intermediate_size"});
+    dims.tied = keys.flag_or("tie_word_embeddings", false);
+    dims.qkv_bias = dims.output_bias = keys.flag_or("attention_bias", true);
+    if (!keys.flag_or("use_parallel_residual", true)) dims.residual = Residual::kPreNorm;
+    expect_activation(keys, "hidden_act", "gelu", "gelu");
+    const RopeKeys rope = read_numerics(keys, dims);
+    keys.provide("rotary_pct=0.25");
+    return read_rotary_part(keys, rope.partial, dims, "rotary_pct");
+  }
+  dims.ffn = keys.size_or({"ffn_hidden_size"}, checked_multiply(4, dims.hidden));
+  dims.tied = keys.flag_or("tie_word_embeddings", true);
+  dims.qkv_bias = dims.output_bias = dims.mlp_bias = keys.flag_or("bias", false);
+  if (keys.flag_or("alibi", false)) dims.positions = Positions::kAlibi;
+  if (keys.flag_or("new_decoder_architecture", false)) {
+    dims.kv_heads = keys.size_or({"num_kv_heads", "n_head_kv"}, dims.heads);
+    check_kv_heads(keys, dims);
+    const std::int64_t norms = keys.size_or({"num_ln_in_parallel_attn"}, 2);
+    if (norms == 2) dims.residual = Residual::kParallel;
+    return;
+  }
+  if (keys.flag_or("multi_query", true)) dims.kv_heads = 1;
+  dims.broadcast_kv = true;
+  if (!keys.flag_or("parallel_attn", true)) dims.residual = Residual::kPreNorm;
+}
+
+void read_encoder(KeyReader& keys, ModelDims& dims) {
+  const bool roberta = dims.naming == Naming::kRoberta;
+  read_common(keys, dims);
+  dims.head_dim = even_head_dim(keys, dims);
+  dims.kv_heads = dims.heads;
+  dims.ffn = keys.size({"intermediate_size"});
+  dims.position_rows = keys.size_or({"max_position_embeddings"}, 512);
+  // RoBERTa's positions begin behind the one of padding.
+  dims.max_positions = dims.position_rows - (roberta ? 2 : 0);
+  dims.token_types = keys.size_or({"type_vocab_size"}, 2);
+  dims.tied = keys.flag_or("tie_word_embeddings", true);
+  keys.refuse_if_set("is_decoder", "an encoder with a causal mask is not supported");
+  const std::string kind = keys.word_or("position_embedding_type", "absolute");
+  if (kind != "absolute") {
+    keys.refuse("position_embedding_type", "\"" + kind + "\" is not supported", "absolute");
+  }
+  expect_activation(keys, "hidden_act", "gelu", "gelu");
+  read_dropouts(keys, {.branches = true, .attention = true}, dims);
+  dims.embedding_dropout = dims.dropout;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,505 @@
+// Option by option, in the order in which the recorder's run_ddp, run_fsdp1 and run_zero use them.
+// What is left out has the library's default, which Plan's options have too. An option that no plan
+// has is an error, so that nothing is compared that was not understood.
+//
+// Sharding strategies are meshes (sim/spec/runtime_options.h). Without no_sync() every micro-batch
+// reduces; the recorder calls it for DDP always and for FSDP1 unless told otherwise; DeepSpeed has
+// rules of its own.
+#include "interop/recordings/library_recordings.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <utility>
+
+#include "interop/recordings/recorded_job.h"
+#include "models/recorded_library.h"
+#include "sim/base/config.h"
+#include "sim/base/spelling.h"
+#include "sim/graph/training_step.h"
+#include "sim/spec/checks/plan_check.h"
+
+namespace foreshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::int64_t kLargest = 1'000'000'000'000;
+
+std::string cell(const RecordingFolder& folder, std::size_t row, std::string_view column) {
+  const CsvFile& index = folder.index();
+  return std::string(index.text(row, index.at(column)));
+}
+
+ConfigNode json_cell(const RecordingFolder& folder, std::size_t row, std::string_view column) {
+  const std::string text = cell(folder, row, column);
+  return parse_json(text.empty() ? "{}" : text,
+                    fmt::format("{} {} {}", folder.index().name(), folder.id(row), column));
+}
+
+ConfigNode read_configs(const RecordingFolder& folder) {
+  std::error_code ignored;
+  fs::path file = folder.path() / "configs.json";
+  if (!fs::is_regular_file(file, ignored)) {
+    file = fs::weakly_canonical(folder.path(), ignored).parent_path() / "configs.json";
+  }
+  return read_json_file(file);
+}
+
+// What configs.json says of a configuration, else its "defaults".
+class Config {
+ public:
+  Config(const ConfigNode& root, const std::string& id) : root_(root) {
+    for (const ConfigNode& config : root.at("configs").elements()) {
+      if (config.at("id").as_string() == id) own_ = config;
+    }
+    if (const ConfigNode* defaults = root.find("defaults")) defaults_ = *defaults;
+  }
+  std::optional<ConfigNode> find(std::string_view key) const {
+    for (const ConfigNode* node : {&own_, &defaults_}) {
+      if (!node->is_mapping()) continue;
+      if (const ConfigNode* found = node->find(key)) return *found;
+    }
+    return std::nullopt;
+  }
+  std::int64_t number(std::string_view key, std::int64_t otherwise) const {
+    const auto found = find(key);
+    return found ? found->as_int(0, kLargest) : otherwise;
+  }
+  bool flag(std::string_view key, bool otherwise) const {
+    const auto found = find(key);
+    return found ? found->as_bool() : otherwise;
+  }
+  ConfigNode model(const std::string& name) const { return root_.at("models").at(name); }
+
+ private:
+  ConfigNode root_, own_, defaults_;
+};
+
+LibraryModel model_of(const ConfigNode& node) {
+  LibraryModel model;
+  const auto number = [&](const char* key, std::int64_t& value) {
+    if (const ConfigNode* found = node.find(key)) value = found->as_int(0, kLargest);
+  };
+  const auto flag = [&](const char* key, bool& value) {
+    if (const ConfigNode* found = node.find(key)) value = found->as_bool();
+  };
+  node.allow_only({"arch", "L", "d", "h", "kv", "f", "V", "P", "tied", "unused", "buffer"});
+  model.arch = node.at("arch").as_string();
+  number("L", model.layers);
+  number("d", model.dim);
+  number("h", model.heads);
+  number("kv", model.kv_heads);
+  number("f", model.ffn);
+  number("V", model.vocab);
+  number("P", model.positions);
+  number("buffer", model.buffer);
+  flag("tied", model.tied);
+  flag("unused", model.unused);
+  return model;
+}
+
+[[noreturn]] void unknown(const std::string& option, const ConfigNode& value) {
+  throw Error(ExitCode::kMissingCapability,
+              fmt::format("{}: no plan has the option {}{}", value.location().file, option,
+                          value.is_scalar() ? " = " + std::string(value.text()) : ""));
+}
+
+DType dtype_of(const std::string& option, const ConfigNode& value) {
+  const std::string word = value.as_string();
+  if (word == "float32") return DType::kFp32;
+  if (word == "bfloat16") return DType::kBf16;
+  if (word == "float16") return DType::kFp16;
+  unknown(option, value);
+}
+
+void set_dtypes(Plan& plan, DType dtype) {
+  plan.param_dtype = plan.reduce_dtype = plan.master_dtype = dtype;
+}
+
+void apply_ddp(const ConfigNode& options, std::int64_t world, Plan& plan) {
+  plan.runtime = {RuntimeKind::kDdp, newest_version(RuntimeKind::kDdp)};
+  plan.mesh = {1, world};
+  set_dtypes(plan, DType::kFp32);
+  for (const ConfigItem& item : options.items()) {
+    const ConfigNode& value = item.value;
+    if (item.key == "model_dtype") {
+      set_dtypes(plan, dtype_of(item.key, value));
+    } else if (item.key == "membership") {
+      continue;  // of the recorder alone
+    } else if (item.key == "bucket_cap_mb") {
+      if (!value.is_null()) plan.ddp.bucket_cap_mb = value.as_double(0, 1e9);
+    } else if (item.key == "static_graph") {
+      plan.ddp.static_graph = value.as_bool();
+    } else if (item.key == "find_unused_parameters") {
+      plan.ddp.find_unused_parameters = value.as_bool();
+    } else if (item.key == "gradient_as_bucket_view") {
+      plan.ddp.gradient_as_bucket_view = value.as_bool();
+    } else if (item.key == "broadcast_buffers") {
+      plan.ddp.broadcast_buffers = value.as_bool();
+    } else if (item.key == "norms_fp32") {
+      plan.ddp.norms_fp32 = value.as_bool();
+    } else {
+      unknown(item.key, value);
+    }
+  }
+}
+
+Mesh fsdp1_mesh(const ConfigNode& options, std::int64_t world, Plan& plan) {
+  const ConfigNode strategy = options.at("strategy");
+  const std::size_t choice = strategy.as_choice(
+      {"FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2", "NO_SHARD"});
+  plan.reshard_after_forward.value.kind =
+      choice == 1 || choice == 3 ? Reshard::Kind::kNever : Reshard::Kind::kAlways;
+  if (choice == 4) return {1, world};
+  const ConfigNode* size = options.find("shard_size");
+  if (choice < 2) return {world, 1};
+  if (size == nullptr) unknown("strategy without shard_size", strategy);
+  const std::int64_t shard = size->as_int(1, world);
+  if (world % shard != 0) throw size->error("the ranks do not divide into such groups");
+  plan.fsdp1.hybrid_shard = shard == 1 || shard == world;
+  return {shard, world / shard};
+}
+
+void apply_fsdp1(const ConfigNode& options, std::int64_t world, Plan& plan) {
+  plan.runtime = {RuntimeKind::kFsdp1, newest_version(RuntimeKind::kFsdp1)};
+  plan.mesh = fsdp1_mesh(options, world, plan);
+  set_dtypes(plan, DType::kFp32);
+  for (const ConfigItem& item : options.items()) {
+    const ConfigNode& value = item.value;
+    if (item.key == "strategy" || item.key == "shard_size" || item.key == "wrap") {
+      continue;
+    } else if (item.key == "backward_prefetch") {
+      if (value.is_null()) {
+        plan.prefetch.backward = 0;
+      } else if (value.as_choice({"BACKWARD_PRE", "BACKWARD_POST"}) == 1) {
+        plan.fsdp1.backward_prefetch = Fsdp1Options::BackwardPrefetch::kPost;
+      }
+    } else if (item.key == "forward_prefetch") {
+      plan.prefetch.forward = value.as_bool() ? 1 : Prefetch::kImplicit;
+    } else if (item.key == "limit_all_gathers") {
+      plan.fsdp1.limit_all_gathers = value.as_bool();
+    } else if (item.key == "use_orig_params") {
+      plan.fsdp1.use_orig_params = value.as_bool();
+    } else if (item.key == "cpu_offload") {
+      plan.offload = value.as_bool() ? Offload::kCpu : Offload::kNone;
+    } else if (item.key == "mp") {
+      value.allow_only({"param_dtype", "reduce_dtype", "buffer_dtype", "keep_low_precision_grads",
+                        "cast_forward_inputs", "cast_root_forward_inputs"});
+      if (const ConfigNode* param = value.find("param_dtype")) {
+        plan.param_dtype = plan.reduce_dtype = dtype_of("mp.param_dtype", *param);
+      }
+      if (const ConfigNode* reduce = value.find("reduce_dtype")) {
+        plan.reduce_dtype = dtype_of("mp.reduce_dtype", *reduce);
+      }
+      if (const ConfigNode* keep = value.find("keep_low_precision_grads")) {
+        plan.fsdp1.keep_low_precision_grads = keep->as_bool();
+      }
+    } else {
+      unknown(item.key, value);
+    }
+  }
+}
+
+ZeroOffload offload_of(const ConfigNode& value, Plan& plan) {
+  if (value.is_null()) return ZeroOffload::kNone;
+  if (const ConfigNode* pinned = value.find("pin_memory")) plan.zero.pin_memory = pinned->as_bool();
+  constexpr std::array kPlaces = {ZeroOffload::kNone, ZeroOffload::kCpu, ZeroOffload::kNvme};
+  return kPlaces[value.at("device").as_choice({"none", "cpu", "nvme"})];
+}
+
+// _REMOVED_ZERO_CONFIG_KEYS of deepspeed/runtime/config.py (0.19.8), with what comes nearest.
+[[noreturn]] void refuse_removed(const ConfigItem& item) {
+  const bool is_mics = item.key.starts_with("mics_");
+  throw Error(ExitCode::kMissingCapability,
+              fmt::format("{}: zero.{}: {} has been removed from DeepSpeed; the nearest is {}",
+                          item.value.location().file, item.key, is_mics ? "MiCS" : "LoCo-Zero++",
+                          is_mics ? "zero_hpz_partition_size (ZeRO++ hpZ), whose gathers stay "
+                                    "inside small groups"
+                                  : "zero_quantized_gradients without error feedback"));
+}
+
+void apply_zero_option(const ConfigItem& item, Plan& plan) {
+  ZeroOptions& zero = plan.zero;
+  struct Count {
+    const char* key;
+    std::int64_t* value;
+  };
+  struct Flag {
+    const char* key;
+    bool* value;
+  };
+  const Count counts[] = {
+      {"reduce_bucket_size", &zero.reduce_bucket_size},
+      {"allgather_bucket_size", &zero.allgather_bucket_size},
+      {"stage3_prefetch_bucket_size", &zero.stage3_prefetch_bucket_size},
+      {"stage3_max_live_parameters", &zero.stage3_max_live_parameters},
+      {"stage3_max_reuse_distance", &zero.stage3_max_reuse_distance},
+      {"stage3_param_persistence_threshold", &zero.stage3_param_persistence_threshold},
+      {"stage3_model_persistence_threshold", &zero.stage3_model_persistence_threshold},
+      {"sub_group_size", &zero.sub_group_size},
+      {"zero_hpz_partition_size", &zero.zero_hpz_partition_size}};
+  const Flag flags[] = {
+      {"contiguous_gradients", &zero.contiguous_gradients},
+      {"reduce_scatter", &zero.reduce_scatter},
+      {"round_robin_gradients", &zero.round_robin_gradients},
+      {"use_multi_rank_bucket_allreduce", &zero.use_multi_rank_bucket_allreduce},
+      {"stage3_use_all_reduce_for_fetch_params", &zero.stage3_use_all_reduce_for_fetch_params},
+      {"zero_quantized_weights", &zero.zero_quantized_weights},
+      {"zero_quantized_gradients", &zero.zero_quantized_gradients}};
+  for (const Count& count : counts) {
+    if (item.key != count.key) continue;
+    *count.value = item.value.as_int(0, ZeroOptions::kUnlimited);
+    return;
+  }
+  for (const Flag& flag : flags) {
+    if (item.key != flag.key) continue;
+    *flag.value = item.value.as_bool();
+    return;
+  }
+  if (item.key.starts_with("mics_") || item.key == "zeropp_loco_param") refuse_removed(item);
+  if (item.key == "overlap_comm") {
+    zero.overlap_comm = item.value.as_bool();
+  } else if (item.key == "offload_optimizer") {
+    zero.offload_optimizer = offload_of(item.value, plan);
+  } else if (item.key == "offload_param") {
+    zero.offload_param = offload_of(item.value, plan);
+  } else if (item.key != "stage") {
+    unknown("zero." + item.key, item.value);
+  }
+}
+
+void apply_zero(const ConfigNode& options, std::int64_t world, Plan& plan) {
+  const ConfigNode zero = options.at("zero");
+  const std::int64_t stage = zero.at("stage").as_int(1, 3);
+  constexpr std::array kStages = {RuntimeKind::kZero1, RuntimeKind::kZero2, RuntimeKind::kZero3};
+  const RuntimeKind kind = kStages[static_cast<std::size_t>(stage - 1)];
+  plan.runtime = {kind, newest_version(kind)};
+  plan.mesh = {world, 1};
+  plan.param_dtype = plan.reduce_dtype = DType::kBf16;
+  plan.master_dtype = DType::kFp32;
+  std::optional<ConfigNode> communication, accumulation;
+  for (const ConfigItem& item : options.items()) {
+    const ConfigNode& value = item.value;
+    if (item.key == "zero") {
+      for (const ConfigItem& option : value.items()) apply_zero_option(option, plan);
+    } else if (item.key == "precision") {
+      constexpr std::array kPrecisions = {DType::kBf16, DType::kFp16, DType::kFp32};
+      plan.param_dtype = plan.reduce_dtype = kPrecisions[value.as_choice({"bf16", "fp16", "fp32"})];
+    } else if (item.key == "clip") {
+      const double norm = value.as_double(0);
+      if (norm > 0) plan.optimizer.clip_norm = norm;
+    } else if (item.key == "communication_data_type") {
+      communication = value;
+    } else if (item.key == "loss_scale") {
+      continue;  // no event depends on it
+    } else if (item.key == "leaf_blocks") {
+      plan.zero.leaf_blocks = value.as_bool();
+    } else if (item.key == "data_types") {
+      value.allow_only({"grad_accum_dtype"});
+      if (const ConfigNode* dtype = value.find("grad_accum_dtype"); dtype && !dtype->is_null()) {
+        plan.zero.fp32_gradient_accumulation = dtype->as_string() == "fp32";
+        accumulation = *dtype;
+      }
+    } else {
+      unknown(item.key, value);
+    }
+  }
+  const bool is_known = !accumulation || plan.zero.fp32_gradient_accumulation ||
+                        accumulation->as_string() == to_string(plan.param_dtype);
+  if (!is_known) unknown("data_types.grad_accum_dtype", *accumulation);
+  if (!communication || communication->is_null()) return;
+  constexpr std::array kDtypes = {DType::kBf16, DType::kFp16, DType::kFp32};
+  plan.reduce_dtype = kDtypes[communication->as_choice({"bf16", "fp16", "fp32"})];
+}
+
+// {"a": {"b": 1}, "c": [1, 2]} to a.b, c.0, c.1.
+void flatten(const ConfigNode& node, const std::string& path, LibraryRecording& recording) {
+  const auto below = [&](const std::string& key) { return path.empty() ? key : path + "." + key; };
+  if (node.is_mapping()) {
+    for (const ConfigItem& item : node.items()) flatten(item.value, below(item.key), recording);
+  } else if (node.is_sequence()) {
+    std::size_t i = 0;
+    for (const ConfigNode& element : node.elements()) {
+      flatten(element, below(std::to_string(i++)), recording);
+    }
+  } else if (node.is_scalar()) {
+    const std::string_view text = node.text();
+    std::int64_t value = 0;
+    const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
+    const bool is_number =
+        !node.is_quoted() && failure == std::errc() && end == text.data() + text.size();
+    if (is_number) {
+      recording.facts[path] = value;
+    } else {
+      recording.words[path] = std::string(text);
+    }
+  }
+}
+
+std::vector<std::string> split(std::string_view text, char separator) {
+  std::vector<std::string> parts;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find(separator), text.size());
+    parts.emplace_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return parts;
+}
+
+Conformance conform_row(const RecordingFolder& folder, std::size_t row) {
+  Conformance result;
+  result.id = folder.id(row);
+  if (cell(folder, row, "status") != "ok") {
+    const std::string error = cell(folder, row, "error");
+    result.state = Conformance::State::kNotRecorded;
+    result.counted = false;
+    result.reason = error.empty() ? "status " + cell(folder, row, "status") : error;
+    return result;
+  }
+  const LibraryRecording recording = read_library_recording(folder, row);
+  try {
+    const LibraryJob job = read_library_job(folder, row);
+    check(job.plan, job.model, recorded_cluster(job.plan));
+    const LayerPrograms programs(job.model, job.plan);
+    LibraryRun run = record_library_run(job.model, job.plan, programs, job.watch);
+    // DDP's membership of buckets is recorded on demand.
+    const ConfigNode options = json_cell(folder, row, "options");
+    const ConfigNode* membership = options.find("membership");
+    if (membership != nullptr && !membership->as_bool()) run.buckets.clear();
+    return conform(recording, run);
+  } catch (const ConfigError&) {
+    throw;
+  } catch (const Error& error) {
+    result.state = Conformance::State::kNotForecast;
+    result.version = recording.version;
+    result.reason = error.what();
+    return result;
+  }
+}
+
+}  // namespace
+
+bool has_library_recordings(const RecordingFolder& folder) {
+  const auto lib = folder.index().find("lib");
+  if (!lib || folder.size() == 0) return false;
+  return folder.index().text(0, *lib) != "fsdp2" && folder.index().find("options").has_value();
+}
+
+LibraryJob read_library_job(const RecordingFolder& folder, std::size_t row) {
+  const ConfigNode root = read_configs(folder);
+  const Config config(root, folder.id(row));
+  const ConfigNode options = json_cell(folder, row, "options");
+  const std::int64_t world = folder.index().integer(row, folder.index().at("world"));
+  const std::string lib = cell(folder, row, "lib");
+  LibraryJob job;
+  LibraryModel model = model_of(config.model(cell(folder, row, "model")));
+  Plan& plan = job.plan;
+  plan.optimizer.kind = Optimizer::Kind::kSgd;
+  plan.optimizer.clip_norm = std::nullopt;
+  plan.accumulation = AccumulationMode::kKeepUnsharded;
+  if (lib == "ddp") {
+    apply_ddp(options, world, plan);
+    if (model.arch != "gpt") plan.ddp.norms_fp32 = false;  // of nn.LayerNorm, not of RMSNorm
+  } else if (lib == "fsdp1") {
+    apply_fsdp1(options, world, plan);
+    if (!config.flag("no_sync", true)) plan.accumulation = AccumulationMode::kReduceEach;
+    if (const ConfigNode* wrap = options.find("wrap")) {
+      wrap->as_choice({"blocks", "blocks+emb", "sub", "flat"});
+      model.wrap = wrap->as_string();
+    }
+    plan.units.experts = model.wrap == "sub" ? UnitPlacement::kOwn : UnitPlacement::kRoot;
+    plan.units.blocks = model.wrap == "flat" ? UnitPlacement::kRoot : UnitPlacement::kOwn;
+    plan.units.embedding = model.wrap == "blocks+emb" ? UnitPlacement::kOwn : UnitPlacement::kRoot;
+    plan.units.head = UnitPlacement::kRoot;
+  } else if (lib == "zero") {
+    apply_zero(options, world, plan);
+    plan.accumulation = AccumulationMode::kReduceEach;
+  } else {
+    throw Error(ExitCode::kMissingCapability, "recordings of " + lib + " are not forecast");
+  }
+  if (lib != "fsdp1") plan.units.embedding = plan.units.head = UnitPlacement::kRoot;
+  plan.batch.micro_batch = config.number("B", 1);
+  plan.batch.sequence = config.number("S", 8);
+  plan.batch.accumulation = folder.index().integer(row, folder.index().at("accum"));
+  plan.rank = folder.index().integer(row, folder.index().at("rank"));
+  plan.model = model.arch;
+  job.model = build_library_model(model);
+  job.watch.steps = static_cast<std::int32_t>(config.number("steps", 3));
+  if (const auto units = config.find("units")) {
+    const bool owners = units->as_choice({"blocks", "modules"}) == 1;
+    if (owners) job.watch.modules = LibraryWatch::Modules::kOwners;
+  }
+  return job;
+}
+
+LibraryRecording read_library_recording(const RecordingFolder& folder, std::size_t row) {
+  LibraryRecording recording;
+  recording.id = folder.id(row);
+  const Config config(read_configs(folder), recording.id);
+  const auto table = [&](const char* name) {
+    const CsvFile* file = folder.table(name);
+    if (file == nullptr) {
+      throw Error(ExitCode::kInvalidInput,
+                  fmt::format("{}: has no {}.csv", folder.path().string(), name));
+    }
+    return file;
+  };
+  const CsvFile& events = *table("events");
+  recording.events_file = events.name();
+  for (const std::size_t r : folder.rows("events", recording.id)) {
+    LibraryRecordedEvent& event = recording.events.emplace_back();
+    const auto number = [&](const char* column) { return events.integer(r, events.at(column)); };
+    const auto text = [&](const char* column) {
+      return std::string(events.text(r, events.at(column)));
+    };
+    event.step = number("step");
+    event.microbatch = number("micro");
+    event.seq = number("seq");
+    event.kind = text("kind");
+    event.unit = text("unit");
+    event.bytes_in = number("bytes_in");
+    event.bytes_out = number("bytes_out");
+    event.dtype = text("dtype");
+    event.group = text("group");
+    event.note = text("note");
+  }
+  if (const auto whole = config.find("full_steps")) {
+    for (const ConfigNode& step : whole->elements()) recording.whole_steps.insert(step.as_int());
+  } else {
+    recording.whole_steps.insert(folder.index().integer(row, folder.index().at("steps")));
+  }
+  const CsvFile& buckets = *table("buckets");
+  recording.buckets_file = buckets.name();
+  for (const std::size_t r : folder.rows("buckets", recording.id)) {
+    LibraryBucket& bucket = recording.buckets.emplace_back();
+    const auto text = [&](const char* column) {
+      return std::string(buckets.text(r, buckets.at(column)));
+    };
+    bucket.phase = text("phase");
+    bucket.index = buckets.integer(r, buckets.at("index"));
+    bucket.kind = text("kind");
+    bucket.bytes = buckets.integer(r, buckets.at("bytes"));
+    bucket.dtype = text("dtype");
+    bucket.extra = text("extra");
+    bucket.parameters = split(text("params"), ';');
+  }
+  flatten(json_cell(folder, row, "facts"), "", recording);
+  return recording;
+}
+
+ConformanceFolder conform_library_folder(const RecordingFolder& folder,
+                                         const std::vector<std::string>& only) {
+  ConformanceFolder result;
+  result.path = folder.path().string();
+  for (std::size_t row = 0; row < folder.size(); ++row) {
+    const std::string id = folder.id(row);
+    if (!only.empty() && std::find(only.begin(), only.end(), id) == only.end()) continue;
+    result.rows.push_back(conform_row(folder, row));
+  }
+  return result;
+}
+
+}  // namespace foreshard

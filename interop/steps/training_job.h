@@ -1,0 +1,40 @@
+// What a row of a table of training steps ran: its model, cluster and plan.
+//
+// Nothing is fitted and no measured column is read. A published column decides its plan keys;
+// others are those of the row's stack (sim/spec/plan_stack.h), then the program's defaults.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "calibration/training_evidence.h"
+#include "interop/steps/training_rows.h"
+#include "sim/spec/cluster.h"
+#include "sim/spec/model_spec.h"
+#include "sim/spec/plan_config.h"
+
+namespace foreshard {
+
+struct TrainingJob {
+  ModelSpec model;  // with the plan's variants
+  Cluster cluster;
+  ResolvedPlan resolved;       // checked; accumulation counts whole micro-batches only
+  std::int64_t remainder = 0;  // sequences of one smaller micro-batch behind them; 0: none
+  GemmLibrary library = GemmLibrary::kCurrent;  // by the PyTorch or the date of the row
+  std::string site;                             // whose machines: the row's family
+};
+
+// Keys that a row leaves open, and what else they may be: forecasts of these widen the interval.
+struct OpenChoice {
+  std::string column;
+  std::vector<std::string> assignments;  // "attention=fa1", each an alternative
+};
+
+// `set`: assignments over everything the row says. Throws Error with the reason why the row cannot
+// be forecast.
+TrainingJob training_job(const TrainingRow& row, const std::vector<std::string>& set = {});
+
+std::vector<OpenChoice> open_choices(const TrainingRow& row);
+
+}  // namespace foreshard

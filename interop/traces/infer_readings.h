@@ -1,0 +1,46 @@
+// What a trace says of its job before the model is known: machine, groups, dtypes, batch, optimizer
+// and chosen kernels.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "interop/traces/fsdp2_steps.h"
+#include "interop/traces/infer_job.h"
+#include "sim/spec/plan.h"
+
+namespace foreshard {
+
+// The first whole step of a trace.
+class StepOfTrace {
+ public:
+  explicit StepOfTrace(const FsdpTrace& trace);
+
+  const FsdpTrace& trace() const { return trace_; }
+  const std::vector<TraceRun>& runs() const { return trace_.steps.front().runs; }
+  int microbatches() const { return static_cast<int>(backward_from_.size()); }
+  bool in_backward(const TraceRun& run) const;
+  // Of a collective; empty where it is not told.
+  const TracedMessage& message(const TraceRun& run) const;
+  // Ranks of the groups of a unit's collectives; 0: not told.
+  std::int64_t group_of(EventKind kind, bool backward) const;
+
+ private:
+  const FsdpTrace& trace_;
+  std::map<int, Time> backward_from_;  // by micro-batch; zero: it has none
+};
+
+struct JobReadings {
+  Plan plan;                               // with what was read
+  std::map<std::string, std::string> how;  // by key of the plan: what says so
+  std::vector<AskedKey> asked;
+};
+
+// Throws Error(kMissingCapability) where the job has groups of ranks that no plan here has.
+JobReadings read_job(const StepOfTrace& step);
+
+// "1 unit", "3 units".
+std::string plural(std::int64_t count, const char* what);
+
+}  // namespace foreshard

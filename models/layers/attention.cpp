@@ -1,0 +1,193 @@
+// Attention as PyTorch executes it. A fused projection is read as one tensor where nothing is done
+// to its parts; else its parts are views.
+#include <string>
+#include <utility>
+
+#include "models/layers/block_parts.h"
+
+namespace foreshard {
+namespace {
+
+AttentionShape shape_of(const ModelDims& dims) {
+  return {.heads = dims.heads,
+          .kv_heads = dims.kv_heads,
+          .head_dim = dims.head_dim,
+          .causal = !dims.bidirectional,
+          .dropout = dims.attention_dropout,
+          .softcap = dims.attention_softcap,
+          .broadcasts = dims.broadcast_kv,
+          .window = dims.window};
+}
+
+// Rotates the first rotary_dim elements of every head.
+Index rotate(LayerBuilder& layer, const ModelDims& dims, std::string_view of, std::int64_t heads,
+             Index input) {
+  const std::string name(of);
+  if (dims.rotary_dim == 0 || dims.rotary_dim == dims.head_dim) {
+    const Index done = rotary(layer, {of, heads * dims.head_dim, dims.head_dim}, input);
+    if (dims.rotary_dim == 0 || layer.is_native()) return done;
+    // Code that may leave a part as it is concatenates an empty one, too.
+    const Index whole = layer.concatenate(name + "_rotated_whole", {done});
+    layer.release({done});
+    return whole;
+  }
+  const std::int64_t rotated = heads * dims.rotary_dim;
+  const Index turned = layer.activation(name + "_turned", rotated);
+  const Index passed = layer.activation(name + "_passed", heads * dims.head_dim - rotated);
+  layer.split(name + "_split", input, {turned, passed});
+  const Index done = rotary(layer, {of, rotated, dims.rotary_dim}, turned);
+  const Index whole = layer.concatenate(name + "_rotated_whole", {done, passed});
+  layer.release({turned, passed, done});
+  return whole;
+}
+
+// An RMS norm of every head without weights (Llama4TextL2Norm): fused, its statistics kept.
+Index norm_unweighted(LayerBuilder& layer, const ModelDims& dims, std::string_view of,
+                      std::int64_t heads, Index input) {
+  const std::string name = std::string(of) + "_norm";
+  const Index output = layer.activation(name, heads * dims.head_dim);
+  const Index scale = layer.activation(name + "_rstd", heads, ElementType::kFp32);
+  Operation& op = layer.operation(name, OperationKind::kNorm, Function::kRmsNorm);
+  op.inputs = {input};
+  op.saved = {input, scale};
+  op.outputs = {output, scale};
+  op.released = {scale, input};
+  return output;
+}
+
+}  // namespace
+
+Index weigh_by_sinks(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
+                     Index attention) {
+  // The sum of exponentials that attention divided by lacks the sink's: what is left of the weight
+  // is sigmoid(logsumexp - sink), for every head.
+  const Index logsumexp = layer.last().outputs[1];
+  std::erase(layer.last().released, logsumexp);
+  const Index weight = layer.activation("sink_weight", dims.heads, ElementType::kFp32);
+  layer.elementwise("sink_weight", Function::kSigmoid, {logsumexp}, {weight}, weight);
+  layer.last().parameters = {layer.parameter(names.sinks, "", {dims.heads})};
+  layer.last().gradient = GradientRule::kNone;  // attention's own backward takes it
+  layer.release({logsumexp});
+  const Index weighed = layer.activation("weighed_attention", attention_width(dims));
+  layer.elementwise("weigh_attention", Function::kMultiply, {attention, weight},
+                    {attention, weight}, weighed);
+  layer.last().sums_last = true;
+  layer.release({attention, weight});
+  return weighed;
+}
+
+std::int64_t attention_width(const ModelDims& dims) {
+  return dims.heads * (dims.latent.kv_rank > 0 ? dims.latent.value : dims.head_dim);
+}
+
+// Complex multiplication by a table, in fp32: cast, multiply, cast back. The product's gradient
+// clones the conjugated table, head_dim / 2 complex numbers per position.
+Index rotary(LayerBuilder& layer, const Rotary& rotary, Index input) {
+  const std::string name(rotary.of);
+  if (layer.is_native()) {
+    const Index output = layer.activation(name + "_rotated", rotary.width);
+    layer.elementwise(name + "_rotary", Function::kRotary, {input}, {}, output);
+    layer.last().in_place = true;
+    layer.last().attention.head_dim = rotary.head_dim;
+    return output;
+  }
+  const Index wide = layer.activation(name + "_fp32", rotary.width, ElementType::kFp32);
+  layer.elementwise(name + "_to_fp32", Function::kCast, {input}, {}, wide);
+
+  const Index table = layer.tensor({.name = name + "_rotary_conjugate",
+                                    .per_position = rotary.head_dim,
+                                    .type = ElementType::kFp32});
+  const Index product = layer.activation(name + "_rotated_fp32", rotary.width, ElementType::kFp32);
+  layer.elementwise(name + "_rotary", Function::kRotary, {wide}, {}, product);
+  layer.last().backward_temporaries = {table};
+
+  const Index output = layer.activation(name + "_rotated", rotary.width);
+  layer.elementwise(name + "_from_fp32", Function::kCast, {product}, {}, output);
+  layer.last().released = {wide, product};
+  return output;
+}
+
+Index fused_attention(LayerBuilder& layer, const ModelDims& dims, const AttentionShape& shape,
+                      Indices inputs) {
+  const Index output = layer.activation("attention", attention_width(dims));
+  const Index logsumexp = layer.activation("logsumexp", shape.heads, ElementType::kFp32);
+  Indices outputs = {output, logsumexp};
+  if (!layer.is_native()) {  // the engine's attention draws no random numbers
+    outputs.push_back(layer.tensor({.name = "rng_state", .fixed = 16, .type = ElementType::kByte}));
+    outputs.push_back(layer.tensor({.name = "rng_unused", .fixed = 8, .type = ElementType::kByte}));
+  }
+  Indices temporaries;
+  Indices saved;
+  if (inputs.size() == 1) {
+    // Fused projection: q, k and v are views of one tensor; their gradients are made apart and then
+    // concatenated.
+    saved = inputs;
+    const std::int64_t kv_width = shape.kv_heads * shape.head_dim;
+    temporaries = {layer.activation("q_gradient", shape.heads * shape.head_dim),
+                   layer.activation("k_gradient", kv_width),
+                   layer.activation("v_gradient", kv_width)};
+  } else {
+    saved = {inputs[1], inputs[0], inputs[2]};  // freed in the order key, query, value
+  }
+  saved.insert(saved.end(), {logsumexp, output});
+  saved.insert(saved.end(), outputs.begin() + 2, outputs.end());
+  Operation& op = layer.operation("attention", OperationKind::kAttention, Function::kAttention);
+  if (!layer.is_native()) op.released.assign(outputs.rbegin(), outputs.rend() - 1);
+  op.inputs = std::move(inputs);
+  op.outputs = std::move(outputs);
+  op.saved = std::move(saved);
+  op.backward_temporaries = std::move(temporaries);
+  op.attention = shape;
+  op.kept_by_selective = true;
+  return output;
+}
+
+Index attend(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index input) {
+  if (dims.latent.kv_rank > 0) return attend_latent(layer, dims, names, input);
+  const std::int64_t q_width = dims.heads * dims.head_dim;
+  const std::int64_t kv_width = dims.kv_heads * dims.head_dim;
+  const auto project = [&](std::string_view module, std::string_view result, std::int64_t n) {
+    return layer.linear({.name = module,
+                         .result = result,
+                         .n = n,
+                         .k = dims.hidden,
+                         .bias = dims.qkv_bias,
+                         .conv1d = dims.conv1d},
+                        input);
+  };
+  Index q = 0, k = 0, v = 0;
+  if (dims.fused_qkv) {
+    const Index qkv = project(names.qkv, "qkv", q_width + 2 * kv_width);
+    if (dims.positions != Positions::kRotary && dims.qk_norm == HeadNorm::kNone) {
+      return fused_attention(layer, dims, shape_of(dims), {qkv});
+    }
+    q = layer.activation("q", q_width);
+    k = layer.activation("k", kv_width);
+    v = layer.activation("v", kv_width);
+    layer.split("split", qkv, {q, k, v});
+  } else {
+    q = project(names.q, "q", q_width);
+    k = project(names.k, "k", kv_width);
+    v = project(names.v, "v", kv_width);
+  }
+  if (dims.qk_norm == HeadNorm::kEach || dims.qk_norm == HeadNorm::kWhole) {
+    const bool whole = dims.qk_norm == HeadNorm::kWhole;
+    q = layer.norm(names.q_norm, "q_norm", dims.head_norm, whole ? q_width : dims.head_dim, q,
+                   whole ? 1 : dims.heads);
+    k = layer.norm(names.k_norm, "k_norm", dims.head_norm, whole ? kv_width : dims.head_dim, k,
+                   whole ? 1 : dims.kv_heads);
+  }
+  if (dims.positions == Positions::kRotary) {
+    const Index plain_q = std::exchange(q, rotate(layer, dims, "q", dims.heads, q));
+    const Index plain_k = std::exchange(k, rotate(layer, dims, "k", dims.kv_heads, k));
+    // q and k lose their last reference when both have been rotated, k's first.
+    layer.release({plain_k, plain_q});
+  }
+  if (dims.qk_norm == HeadNorm::kUnweighted) {
+    q = norm_unweighted(layer, dims, "q", dims.heads, q);
+    k = norm_unweighted(layer, dims, "k", dims.kv_heads, k);
+  }
+  return fused_attention(layer, dims, shape_of(dims), {q, k, v});
+}
+
+}  // namespace foreshard

@@ -1,0 +1,53 @@
+// The modules that a block is made of; internal to models/. Each appends its operations and returns
+// the number of the tensor that it hands on.
+#pragma once
+
+#include "models/layers/layer_builder.h"
+#include "models/model_dims.h"
+#include "models/parameter_names.h"
+
+namespace foreshard {
+
+// Projections, norms of q and k, rotary embedding and the attention itself; everything but the
+// output projection (attention.cpp).
+Index attend(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index input);
+// The same for multi-head latent attention (mla.cpp).
+Index attend_latent(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
+                    Index input);
+
+// The width of what attention hands to the output projection.
+std::int64_t attention_width(const ModelDims& dims);
+
+// Rotary embedding of `width` elements per token: complex fp32 arithmetic.
+struct Rotary {
+  std::string_view of;  // "q"
+  std::int64_t width = 0;
+  std::int64_t head_dim = 0;  // of the table
+};
+Index rotary(LayerBuilder& layer, const Rotary& rotary, Index input);
+
+// Fused attention of {q, k, v} or of one fused projection.
+Index fused_attention(LayerBuilder& layer, const ModelDims& dims, const AttentionShape& shape,
+                      Indices inputs);
+
+// Attention's output where each head also had a learned sink to attend to (Naming::kGptOss), right
+// behind the attention, as torchtitan's models/gpt_oss computes it.
+Index weigh_by_sinks(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
+                     Index attention);
+
+// A feed-forward layer of the given names and width (feed_forward.cpp).
+struct FeedForward {
+  std::string_view gate = {}, up = {}, down = {};
+  std::int64_t ffn = 0;
+};
+Index feed_forward(LayerBuilder& layer, const ModelDims& dims, const FeedForward& mlp, Index input);
+
+// Router, experts, shared experts (moe.cpp).
+Index mixture(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index input);
+
+// Block, head and what precedes it of an encoder (encoders.cpp).
+LayerSpec encoder_block(const ModelDims& dims);
+LayerSpec masked_head_transform(const ModelDims& dims);
+LayerSpec masked_head(const ModelDims& dims);
+
+}  // namespace foreshard

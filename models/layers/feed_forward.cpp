@@ -1,0 +1,78 @@
+// Gated (three matrices, or two with gate and up in one) or plain (two matrices).
+#include <string_view>
+
+#include "models/layers/block_parts.h"
+
+namespace foreshard {
+namespace {
+
+Index expand(LayerBuilder& layer, const ModelDims& dims, const Linear& linear, Index input) {
+  Linear complete = linear;
+  complete.k = dims.hidden;
+  complete.bias = dims.mlp_bias;
+  complete.conv1d = dims.conv1d;
+  return layer.linear(complete, input);
+}
+
+// gate and up -> activation(gate) * up.
+Index gated(LayerBuilder& layer, const ModelDims& dims, const FeedForward& mlp, Index input) {
+  const bool gelu = dims.activation == Activation::kGeGlu;
+  const Function function = gelu ? Function::kGelu : Function::kSilu;
+  const std::string_view name = gelu ? "gelu" : "silu";
+  const std::string_view product = gelu ? "gelu_times_up" : "silu_times_up";
+  if (dims.fused_gate_up) {
+    const Index both =
+        expand(layer, dims, {.name = mlp.gate, .result = "gate_up", .n = 2 * mlp.ffn}, input);
+    const Index gate = layer.activation("gate", mlp.ffn);
+    const Index up = layer.activation("up", mlp.ffn);
+    layer.split("chunk", both, {gate, up});
+    const Index activated =
+        layer.elementwise(name, function, {gate}, {gate}, layer.activation(name, mlp.ffn));
+    layer.elementwise(product, Function::kMultiply, {up, activated}, {up, activated},
+                      layer.activation(product, mlp.ffn));
+    layer.hold({gate, up, both});
+    return layer.last().outputs.front();
+  }
+  const Index gate = expand(layer, dims, {.name = mlp.gate, .result = "gate", .n = mlp.ffn}, input);
+  if (layer.is_native() && !gelu) {
+    const Index up = expand(layer, dims, {.name = mlp.up, .result = "up", .n = mlp.ffn}, input);
+    return layer.elementwise("silu_times_up", Function::kSiluMultiply, {gate, up}, {gate, up},
+                             layer.activation("silu_times_up", mlp.ffn));
+  }
+  const Index activated =
+      layer.elementwise(name, function, {gate}, {gate}, layer.activation(name, mlp.ffn));
+  const Index up = expand(layer, dims, {.name = mlp.up, .result = "up", .n = mlp.ffn}, input);
+  return layer.elementwise(product, Function::kMultiply, {activated, up}, {activated, up},
+                           layer.activation(product, mlp.ffn));
+}
+
+Index plain(LayerBuilder& layer, const ModelDims& dims, const FeedForward& mlp, Index input) {
+  const bool gelu = dims.activation == Activation::kGelu;
+  const std::string_view name = gelu ? "gelu" : "relu";
+  const Index up = expand(layer, dims, {.name = mlp.up, .result = "up", .n = mlp.ffn}, input);
+  const Index activated = layer.activation(name, mlp.ffn);
+  return layer.elementwise(name, gelu ? Function::kGelu : Function::kRelu, {up},
+                           {gelu ? up : activated}, activated);
+}
+
+}  // namespace
+
+Index feed_forward(LayerBuilder& layer, const ModelDims& dims, const FeedForward& mlp,
+                   Index input) {
+  const bool is_gated =
+      dims.activation == Activation::kSwiGlu || dims.activation == Activation::kGeGlu;
+  const Index activated =
+      is_gated ? gated(layer, dims, mlp, input) : plain(layer, dims, mlp, input);
+  const Index down = layer.linear({.name = mlp.down,
+                                   .result = "down",
+                                   .n = dims.hidden,
+                                   .k = mlp.ffn,
+                                   .bias = dims.mlp_bias,
+                                   .conv1d = dims.conv1d},
+                                  activated);
+  layer.release({activated});
+  layer.release(layer.held());
+  return down;
+}
+
+}  // namespace foreshard

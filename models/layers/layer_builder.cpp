@@ -1,0 +1,160 @@
+// Each function appends to the layer's tables; what an operation keeps for backward is listed in
+// `saved`, in the order in which autograd lets go of it.
+#include "models/layers/layer_builder.h"
+
+#include <utility>
+
+namespace foreshard {
+
+LayerBuilder::LayerBuilder(std::string name, LayerRole role, TensorSpec input, Stack stack)
+    : stack_(stack) {
+  layer_.name = std::move(name);
+  layer_.role = role;
+  layer_.tensors.push_back(std::move(input));
+}
+
+Index LayerBuilder::tensor(TensorSpec spec) {
+  layer_.tensors.push_back(std::move(spec));
+  return static_cast<Index>(layer_.tensors.size() - 1);
+}
+
+Index LayerBuilder::activation(std::string_view name, std::int64_t per_token, ElementType type) {
+  return tensor({.name = std::string(name), .per_token = per_token, .type = type});
+}
+
+Index LayerBuilder::parameter(std::string_view module, std::string_view suffix,
+                              std::vector<std::int64_t> shape) {
+  layer_.parameters.push_back(
+      {.name = std::string(module).append(suffix), .shape = std::move(shape), .part = part_});
+  return static_cast<Index>(layer_.parameters.size() - 1);
+}
+
+Operation& LayerBuilder::operation(std::string name, OperationKind kind, Function function) {
+  Operation& operation = layer_.operations.emplace_back();
+  operation.name = std::move(name);
+  operation.kind = kind;
+  operation.function = function;
+  operation.part = part_;
+  return operation;
+}
+
+Index LayerBuilder::elementwise(std::string_view name, Function function, Indices inputs,
+                                Indices saved, Index output) {
+  Operation& op = operation(std::string(name), OperationKind::kElementwise, function);
+  op.inputs = std::move(inputs);
+  op.saved = std::move(saved);
+  op.outputs = {output};
+  return output;
+}
+
+Index LayerBuilder::constant(std::string_view name, Function function, Indices inputs,
+                             Index output) {
+  elementwise(name, function, std::move(inputs), {}, output);
+  last().gradient = GradientRule::kNone;
+  return output;
+}
+
+void LayerBuilder::split(std::string_view name, Index input, Indices outputs) {
+  Operation& op = operation(std::string(name), OperationKind::kElementwise, Function::kCopy);
+  op.inputs = {input};
+  op.outputs = std::move(outputs);
+  op.view = true;
+}
+
+Index LayerBuilder::concatenate(std::string_view name, Indices inputs) {
+  std::int64_t sum = 0;
+  for (const Index t : inputs) sum += width(t);
+  const Index output = activation(name, sum);
+  elementwise(name, Function::kCopy, std::move(inputs), {}, output);
+  last().gradient = GradientRule::kAlias;
+  return output;
+}
+
+Index LayerBuilder::linear(const Linear& linear, Index input) {
+  Indices parameters = {
+      parameter(linear.name, ".weight",
+                linear.conv1d ? std::vector{linear.k, linear.n} : std::vector{linear.n, linear.k})};
+  if (linear.bias) parameters.push_back(parameter(linear.name, ".bias", {linear.n}));
+  const Index output = matrix_product(linear, input, std::move(parameters));
+  last().transposed_weight = linear.conv1d;
+  return output;
+}
+
+Index LayerBuilder::matrix_product(const Linear& linear, Index input, Indices parameters) {
+  const Index output = activation(linear.result, linear.n);
+  Operation& op =
+      operation(std::string(linear.name), OperationKind::kGemm, Function::kMatrixProduct);
+  op.inputs = op.saved = {input};
+  op.outputs = {output};
+  op.parameters = std::move(parameters);
+  op.n = linear.n;
+  op.k = linear.k;
+  // Only aten::mm counts; with a bias it is aten::addmm (but the engine's runs as one product).
+  const bool counts = op.parameters.size() == 1 || is_native();
+  op.kept_by_selective = counts && matrix_products_++ % 2 == 0;
+  return output;
+}
+
+void LayerBuilder::leave_off_selective() {
+  if (last().parameters.size() == 1 || is_native()) --matrix_products_;
+  last().kept_by_selective = false;
+}
+
+Index LayerBuilder::norm(std::string_view name, std::string_view result, NormKind kind,
+                         std::int64_t width, Index input, std::int64_t groups) {
+  const std::string base(result);
+  const Index output = activation(base, width * groups);
+  Indices outputs = {output};
+  if (kind != NormKind::kRms) {
+    outputs.push_back(activation(base + "_mean", groups, ElementType::kFp32));
+  }
+  outputs.push_back(activation(base + "_rstd", groups, ElementType::kFp32));
+  Indices parameters = {parameter(name, ".weight", {width})};
+  layer_.parameters.back().is_norm = true;
+  if (kind == NormKind::kLayer) parameters.push_back(parameter(name, ".bias", {width}));
+  Operation& op = operation(std::string(name), OperationKind::kNorm,
+                            kind == NormKind::kRms ? Function::kRmsNorm : Function::kLayerNorm);
+  op.inputs = {input};
+  op.saved = {input};
+  op.saved.insert(op.saved.end(), outputs.begin() + 1, outputs.end());
+  if (!is_native()) op.released.assign(outputs.begin() + 1, outputs.end());
+  op.outputs = std::move(outputs);
+  op.parameters = std::move(parameters);
+  return output;
+}
+
+Index LayerBuilder::residual_add(std::string_view name, std::int64_t width, Index residual,
+                                 Index branch) {
+  const Index output = activation(name, width);
+  elementwise(name, Function::kAdd, {residual, branch}, {}, output);
+  last().gradient = GradientRule::kAlias;
+  return output;
+}
+
+Index LayerBuilder::dropout(std::string_view name, bool drops, Index input) {
+  if (!drops || is_native()) return input;
+  const std::int64_t per_token = width(input);
+  const Index output = activation(name, per_token);
+  const Index mask = activation(std::string(name) + "_mask", per_token, ElementType::kByte);
+  elementwise(name, Function::kDropout, {input}, {mask}, output);
+  last().outputs.push_back(mask);
+  last().released = {mask, input};
+  return output;
+}
+
+void LayerBuilder::release(const Indices& tensors) {
+  if (is_native()) return;
+  last().released.insert(last().released.end(), tensors.begin(), tensors.end());
+}
+
+void LayerBuilder::begin_nested(std::string module) {
+  layer_.nested.push_back(std::move(module));
+  part_ = static_cast<std::int8_t>(layer_.nested.size());
+}
+
+LayerSpec LayerBuilder::finish(Index output) {
+  layer_.output = output;
+  return std::move(layer_);
+}
+
+}  // namespace foreshard

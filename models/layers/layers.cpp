@@ -1,0 +1,287 @@
+// Each kind of layer from its modules (models/layers/block_parts.h), with where Python's names end.
+#include "models/layers/layers.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "models/layers/block_parts.h"
+
+namespace foreshard {
+namespace {
+
+// The engine's loss: a few rows of logits at a time become log-probabilities in fp32, then their
+// own gradient, which takes the logits' place.
+LayerSpec native_loss(LayerBuilder& layer, const ModelDims& dims) {
+  const Index loss = layer.tensor({.name = "loss", .fixed = 1, .type = ElementType::kFp32});
+  const Index rows = layer.tensor({.name = "log_probability_rows",
+                                   .fixed = loss_rows(dims.vocabulary) * dims.vocabulary,
+                                   .type = ElementType::kFp32});
+  Operation& op =
+      layer.operation("cross_entropy", OperationKind::kSoftmaxLoss, Function::kCrossEntropy);
+  op.inputs = op.saved = {0};
+  op.outputs = {loss, rows};
+  op.in_place = true;
+  return layer.finish(loss);
+}
+
+TensorSpec hidden_state(const ModelDims& dims) {
+  return {.name = "input", .per_token = dims.hidden};
+}
+
+// Rows for the segment that each token belongs to.
+Index add_token_types(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
+                      Index tokens) {
+  const Index types =
+      layer.tensor({.name = "token_type_ids", .per_token = 1, .type = ElementType::kInt64});
+  layer.constant("zeros", Function::kCopy, {}, types);
+  const Index rows = layer.activation("token_type_embedding", dims.hidden);
+  Operation& lookup = layer.operation(std::string(names.token_types), OperationKind::kEmbedding,
+                                      Function::kEmbedding);
+  lookup.inputs = lookup.saved = {types};
+  lookup.outputs = {rows};
+  lookup.gradient = GradientRule::kNone;
+  lookup.parameters = {
+      layer.parameter(names.token_types, ".weight", {dims.token_types, dims.hidden})};
+  return layer.residual_add("token_type_sum", dims.hidden, tokens, rows);
+}
+
+Index mix(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
+          FeedForwardKind kind, Index input) {
+  if (kind == FeedForwardKind::kExperts) return mixture(layer, dims, names, input);
+  const Index down = feed_forward(layer, dims,
+                                  {.gate = dims.fused_gate_up ? names.gate_up : names.gate,
+                                   .up = names.up,
+                                   .down = names.down,
+                                   .ffn = dims.ffn},
+                                  input);
+  const bool shared_input =
+      dims.residual == Residual::kParallelOfOneNorm || dims.residual == Residual::kPostBranch;
+  if (!shared_input) layer.release({input});
+  return down;
+}
+
+// Whether the caller lets go of what it hands in.
+enum class Input : std::uint8_t { kEnds, kStays };
+// A branch times the model's constant, where it has one.
+Index scale_branch(LayerBuilder& layer, const ModelDims& dims, std::string_view name,
+                   Index branch) {
+  if (!dims.branch_scale) return branch;
+  const Index scaled =
+      layer.elementwise(name, Function::kScale, {branch}, {}, layer.activation(name, dims.hidden));
+  layer.release({branch});
+  return scaled;
+}
+
+// Attention with its output projection.
+Index attend_and_project(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
+                         Index input, Input use) {
+  Index attention = attend(layer, dims, names, input);
+  Indices held = layer.last().inputs;  // q, k, v
+  if (dims.sinks) attention = weigh_by_sinks(layer, dims, names, attention);
+  const Index projected = layer.linear({.name = names.o,
+                                        .result = "attention_projection",
+                                        .n = dims.hidden,
+                                        .k = attention_width(dims),
+                                        .bias = dims.output_bias,
+                                        .conv1d = dims.conv1d},
+                                       attention);
+  const Indices locals = layer.held();
+  held.insert(held.end(), locals.begin(), locals.end());
+  held.push_back(attention);
+  if (use == Input::kEnds) held.push_back(input);
+  layer.release(held);
+  return projected;
+}
+
+// Both branches read the block's input; their sum and the input meet at the end.
+Index parallel_branches(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names) {
+  const bool one_norm = dims.residual == Residual::kParallelOfOneNorm;
+  const Index norm1 = layer.norm(names.norm1, "norm1", dims.norm, dims.hidden, 0);
+  const Index norm2 =
+      one_norm ? norm1 : layer.norm(names.norm2, "norm2", dims.norm, dims.hidden, 0);
+  Index attention =
+      attend_and_project(layer, dims, names, norm1, one_norm ? Input::kStays : Input::kEnds);
+  attention = layer.dropout("attention_dropout", dims.dropout, attention);
+  Index down = mix(layer, dims, names, FeedForwardKind::kDense, norm2);
+  down = layer.dropout("mlp_dropout", dims.dropout, down);
+  const Index both = layer.residual_add("branches", dims.hidden, down, attention);
+  layer.release({down});
+  const Index output = layer.residual_add("residual", dims.hidden, both, 0);
+  layer.release({both, attention});
+  if (one_norm) layer.release({norm1});
+  return output;
+}
+
+}  // namespace
+
+std::int64_t loss_rows(std::int64_t vocabulary) {
+  constexpr std::int64_t kElements = std::int64_t{1} << 20;
+  return std::max<std::int64_t>(1, kElements / vocabulary);
+}
+
+LayerSpec embedding_layer(const ModelDims& dims, Stack stack) {
+  const ParameterNames& names = parameter_names(dims);
+  // The batch's token ids live through the whole step, so that the lookup need not keep them.
+  LayerBuilder layer(dims.family + " embedding", LayerRole::kEmbedding,
+                     {.name = "token_ids", .per_token = 1, .type = ElementType::kInt64}, stack);
+  Index output = layer.activation("token_embedding", dims.hidden);
+  Operation& tokens = layer.operation(std::string(names.embedding), OperationKind::kEmbedding,
+                                      Function::kEmbedding);
+  tokens.inputs = {0};
+  tokens.outputs = {output};
+  tokens.gradient = GradientRule::kNone;
+  tokens.parameters = {layer.parameter(names.embedding, ".weight", {dims.vocabulary, dims.hidden})};
+
+  Index positions = 0;
+  if (dims.positions == Positions::kLearned) {
+    positions = layer.parameter(names.positions, ".weight", {dims.position_rows, dims.hidden});
+  }
+  if (dims.token_types > 0) output = add_token_types(layer, dims, names, output);
+  if (dims.positions == Positions::kLearned) {
+    const Index ids =
+        layer.tensor({.name = "position_ids", .per_position = 1, .type = ElementType::kInt64});
+    layer.elementwise("arange", Function::kArange, {}, {}, ids);
+    layer.last().gradient = GradientRule::kNone;
+    const Index rows = layer.tensor({.name = "position_embedding", .per_position = dims.hidden});
+    Operation& lookup = layer.operation(std::string(names.positions), OperationKind::kEmbedding,
+                                        Function::kEmbedding);
+    lookup.inputs = lookup.saved = {ids};
+    lookup.outputs = {rows};
+    lookup.gradient = GradientRule::kNone;
+    lookup.parameters = {positions};
+    // The rows' gradient is the sum over the batch, a [S, hidden] temporary that is left out here.
+    output = layer.residual_add("embedding_sum", dims.hidden, output, rows);
+  }
+  if (dims.embedding_scale) {
+    output = layer.elementwise("embedding_scale", Function::kScale, {output}, {},
+                               layer.activation("scaled_embedding", dims.hidden));
+  }
+  if (dims.embedding_norm) {
+    output = layer.norm(names.embedding_norm, "embedding_norm", dims.norm, dims.hidden, output);
+  }
+  return layer.finish(layer.dropout("embedding_dropout", dims.embedding_dropout, output));
+}
+
+LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
+  if (model.residual == Residual::kPostNorm) return encoder_block(model);
+  ModelDims dims = model;
+  if (!kind.rotates) {
+    dims.positions = Positions::kNone;
+    dims.qk_norm = model.qk_norm == HeadNorm::kUnweighted ? HeadNorm::kNone : model.qk_norm;
+  }
+  if (!kind.windowed) dims.window = 0;
+  const ParameterNames& names = parameter_names(dims);
+  const std::string name = dims.family + (kind.rotates ? "" : " unrotated") +
+                           (kind.windowed && !dims.windowed_layers.empty() ? " windowed" : "") +
+                           (kind.mlp == FeedForwardKind::kExperts ? " expert block" : " block");
+  LayerBuilder layer(name, LayerRole::kBlock, hidden_state(dims), stack);
+  if (dims.residual == Residual::kParallel || dims.residual == Residual::kParallelOfOneNorm) {
+    return layer.finish(parallel_branches(layer, dims, names));
+  }
+  const bool before = dims.residual != Residual::kPostBranch;
+  const bool behind = dims.residual == Residual::kSandwich || !before;
+  const Index norm1 =
+      before ? layer.norm(names.norm1, "norm1", dims.norm, dims.hidden, 0) : Index{0};
+  Index branch =
+      attend_and_project(layer, dims, names, norm1, before ? Input::kEnds : Input::kStays);
+  if (behind) {
+    branch = layer.norm(names.post_attention_norm, "post_attention_norm", dims.norm, dims.hidden,
+                        branch);
+  }
+  branch = scale_branch(layer, dims, "scaled_attention", branch);
+  branch = layer.dropout("attention_dropout", dims.dropout, branch);
+  const Index middle = layer.residual_add("attention_residual", dims.hidden, 0, branch);
+  const Index norm2 =
+      before ? layer.norm(names.norm2, "norm2", dims.norm, dims.hidden, middle) : middle;
+  Index down = mix(layer, dims, names, kind.mlp, norm2);
+  if (behind) {
+    down = layer.norm(names.post_mlp_norm, "post_mlp_norm", dims.norm, dims.hidden, down);
+  }
+  down = scale_branch(layer, dims, "scaled_mlp", down);
+  down = layer.dropout("mlp_dropout", dims.dropout, down);
+  const Index output = layer.residual_add("mlp_residual", dims.hidden, middle, down);
+  layer.release({down, middle});
+  return layer.finish(output);
+}
+
+LayerSpec final_norm_layer(const ModelDims& dims, Stack stack) {
+  if (dims.bidirectional) return masked_head_transform(dims);
+  LayerBuilder layer(dims.family + " norm", LayerRole::kFinalNorm, hidden_state(dims), stack);
+  return layer.finish(
+      layer.norm(parameter_names(dims).final_norm, "final_norm", dims.norm, dims.hidden, 0));
+}
+
+LayerSpec head_layer(const ModelDims& dims, Stack stack) {
+  if (dims.bidirectional) return masked_head(dims);
+  const ParameterNames& names = parameter_names(dims);
+  LayerBuilder layer(dims.family + " head", LayerRole::kHead, hidden_state(dims), stack);
+  const Linear head = {.name = names.head,
+                       .result = "logits",
+                       .n = dims.vocabulary,
+                       .k = dims.hidden,
+                       .bias = dims.head_bias};
+  Index logits = 0;
+  if (dims.tied) {
+    const Index weight =
+        layer.parameter(names.embedding, ".weight", {dims.vocabulary, dims.hidden});
+    layer.last_parameter().tied = true;
+    Indices parameters = {weight};
+    if (dims.head_bias) parameters.push_back(layer.parameter(names.head, ".bias", {head.n}));
+    logits = layer.matrix_product(head, 0, std::move(parameters));
+  } else {
+    logits = layer.linear(head, 0);
+  }
+  if (dims.logit_scale) {
+    const Index scaled = layer.elementwise("logit_scale", Function::kScale, {logits}, {},
+                                           layer.activation("scaled_logits", dims.vocabulary));
+    layer.release({logits});
+    logits = scaled;
+  }
+  if (dims.logit_softcap) {
+    // logits / cap, tanh, times cap: three passes, of which tanh keeps its output.
+    const auto pass = [&](std::string_view name, Function function, Index input) {
+      const Index output =
+          layer.elementwise(name, function, {input}, {}, layer.activation(name, dims.vocabulary));
+      layer.release({input});
+      return output;
+    };
+    const Index divided = pass("softcap_divide", Function::kScale, logits);
+    const Index capped = pass("softcap_tanh", Function::kTanh, divided);
+    layer.last().saved = {capped};
+    logits = pass("softcap_multiply", Function::kScale, capped);
+  }
+  return layer.finish(logits);
+}
+
+LayerSpec loss_layer(const ModelDims& dims, Stack stack) {
+  LayerBuilder layer("cross entropy", LayerRole::kLoss,
+                     {.name = "logits", .per_token = dims.vocabulary}, stack);
+  if (stack == Stack::kNative) return native_loss(layer, dims);
+  // BertForMaskedLM gives the logits to CrossEntropyLoss as they are.
+  const ElementType type = dims.bidirectional ? ElementType::kCompute : ElementType::kFp32;
+  Index wide = 0;
+  if (!dims.bidirectional) {
+    wide = layer.activation("logits_fp32", dims.vocabulary, ElementType::kFp32);
+    layer.elementwise("logits_to_fp32", Function::kCast, {0}, {}, wide);
+  }
+  const Index probabilities = layer.activation("log_probabilities", dims.vocabulary, type);
+  Operation& softmax =
+      layer.operation("log_softmax", OperationKind::kSoftmaxLoss, Function::kLogSoftmax);
+  softmax.inputs = {wide};
+  softmax.outputs = softmax.saved = {probabilities};
+
+  const Index loss = layer.tensor({.name = "loss", .fixed = 1, .type = ElementType::kFp32});
+  const Index weight =
+      layer.tensor({.name = "total_weight", .fixed = 1, .type = ElementType::kFp32});
+  Operation& nll =
+      layer.operation("nll_loss", OperationKind::kSoftmaxLoss, Function::kNegativeLogLikelihood);
+  nll.inputs = {probabilities};
+  nll.outputs = {loss, weight};
+  nll.saved = {probabilities, weight};
+  nll.released = {wide};
+  if (wide != 0) nll.released.push_back(0);
+  return layer.finish(loss);
+}
+
+}  // namespace foreshard

@@ -1,0 +1,211 @@
+// A layer is rewritten operation by operation. Behind a target come the adapter's two products, the
+// scaling and the sum; what read the target's output reads the sum. Names that ended with the
+// target end with the sum, because the adapter reads the same input.
+#include "models/layers/lora.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sim/base/error.h"
+#include "sim/spec/checks/plan_check.h"
+
+namespace foreshard {
+namespace {
+
+using Index = std::int16_t;
+using Indices = std::vector<Index>;
+
+std::size_t index(Index t) { return static_cast<std::size_t>(t); }
+
+bool is_target(const Lora& lora, const LayerSpec& layer, const Operation& op) {
+  if (!takes_adapter(layer, op)) return false;
+  return std::any_of(lora.targets.begin(), lora.targets.end(), [&](const std::string& target) {
+    if (target == Lora::kAllLinear) return layer.role != LayerRole::kHead;
+    return is_module(op.name, target);
+  });
+}
+
+class Adapter {
+ public:
+  Adapter(LayerSpec layer, const Lora& lora) : lora_(lora), layer_(std::move(layer)) {}
+
+  LayerSpec run() {
+    std::vector<Operation> operations = std::exchange(layer_.operations, {});
+    renamed_.resize(layer_.tensors.size());
+    for (std::size_t t = 0; t < renamed_.size(); ++t) renamed_[t] = static_cast<Index>(t);
+    for (Operation& op : operations) {
+      for (Indices* list : {&op.inputs, &op.saved, &op.released}) {
+        for (Index& t : *list) t = renamed_[index(t)];
+      }
+      const bool target = is_target(lora_, layer_, op);
+      layer_.operations.push_back(std::move(op));
+      if (target) adapt();
+    }
+    layer_.output = renamed_[index(layer_.output)];
+    order_parameters();
+    return std::move(layer_);
+  }
+
+ private:
+  Index tensor(std::string name, std::int64_t per_token, ElementType type = ElementType::kCompute) {
+    layer_.tensors.push_back({.name = std::move(name), .per_token = per_token, .type = type});
+    return static_cast<Index>(layer_.tensors.size() - 1);
+  }
+  Operation& add(std::string name, OperationKind kind, Function function, std::int8_t part) {
+    Operation& op = layer_.operations.emplace_back();
+    op.name = std::move(name);
+    op.kind = kind;
+    op.function = function;
+    op.part = part;
+    return op;
+  }
+
+  Index product(const std::string& name, std::int8_t part, Index input, std::int64_t n) {
+    const std::int64_t k = layer_.tensors[index(input)].per_token;
+    const Index output = tensor(name, n);
+    layer_.parameters.push_back({.name = name + ".default.weight", .shape = {n, k}, .part = part});
+    Operation& op = add(name, OperationKind::kGemm, Function::kMatrixProduct, part);
+    op.inputs = op.saved = {input};
+    op.outputs = {output};
+    op.parameters = {static_cast<Index>(layer_.parameters.size() - 1)};
+    op.n = n;
+    op.k = k;
+    return output;
+  }
+
+  // Behind the operation added last.
+  void adapt() {
+    const std::string name = layer_.operations.back().name;
+    const std::int8_t part = layer_.operations.back().part;
+    const Index base = layer_.operations.back().outputs.front();
+    const std::int64_t width = layer_.operations.back().n;
+    Index input = layer_.operations.back().inputs.front();
+    Indices released = std::exchange(layer_.operations.back().released, {});
+    // "base_layer" stands between the module's name and its parameters'.
+    for (const Index p : layer_.operations.back().parameters) {
+      ParameterSpec& parameter = layer_.parameters[index(p)];
+      if (parameter.tied) continue;
+      const std::size_t dot = parameter.name.rfind('.');
+      if (dot != std::string::npos) parameter.name.insert(dot, ".base_layer");
+      base_of_.push_back({p, layer_.parameters.size()});
+    }
+    if (lora_.dropout > 0) input = drop(name, part, input);
+    const Index low = product(name + ".lora_A", part, input, lora_.rank);
+    const Index high = product(name + ".lora_B", part, low, width);
+    layer_.operations.back().released = {low};
+    const Index scaled = tensor(name + ".scaled", width);
+    Operation& scale = add(name + ".scaling", OperationKind::kElementwise, Function::kScale, part);
+    scale.inputs = {high};
+    scale.outputs = {scaled};
+    scale.released = {high};
+    const Index sum = tensor(name + ".sum", width);
+    Operation& total = add(name + ".sum", OperationKind::kElementwise, Function::kAdd, part);
+    total.inputs = {base, scaled};
+    total.outputs = {sum};
+    total.gradient = GradientRule::kAlias;
+    total.released = {base, scaled};
+    if (lora_.dropout > 0) total.released.push_back(input);
+    total.released.insert(total.released.end(), released.begin(), released.end());
+    renamed_[index(base)] = sum;
+  }
+
+  Index drop(const std::string& name, std::int8_t part, Index input) {
+    const std::int64_t width = layer_.tensors[index(input)].per_token;
+    const Index output = tensor(name + ".dropout", width);
+    const Index mask = tensor(name + ".dropout_mask", width, ElementType::kByte);
+    Operation& op = add(name + ".dropout", OperationKind::kElementwise, Function::kDropout, part);
+    op.inputs = {input};
+    op.outputs = {output, mask};
+    op.saved = {mask};
+    op.released = {mask};
+    return output;
+  }
+
+  // Module.parameters() lists a module's base before its adapter, and both where the module is.
+  void order_parameters() {
+    std::vector<std::size_t> order;
+    const std::size_t count = layer_.parameters.size();
+    std::vector<bool> listed(count, false);
+    const auto list = [&](std::size_t p) {
+      if (!listed[p]) order.push_back(p);
+      listed[p] = true;
+    };
+    for (std::size_t p = 0; p < count; ++p) {
+      list(p);
+      for (std::size_t b = 0; b < base_of_.size(); ++b) {
+        const bool last_of_module =
+            base_of_[b].base == static_cast<Index>(p) &&
+            (b + 1 == base_of_.size() || base_of_[b + 1].adapter != base_of_[b].adapter);
+        if (!last_of_module) continue;
+        list(base_of_[b].adapter);
+        list(base_of_[b].adapter + 1);
+      }
+    }
+    std::vector<ParameterSpec> parameters;
+    std::vector<Index> place(count);
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      place[order[i]] = static_cast<Index>(i);
+      parameters.push_back(std::move(layer_.parameters[order[i]]));
+    }
+    layer_.parameters = std::move(parameters);
+    for (Operation& op : layer_.operations) {
+      for (Index& p : op.parameters) p = place[index(p)];
+    }
+  }
+
+  struct Base {
+    Index base = 0;
+    std::size_t adapter = 0;  // lora_A; lora_B follows
+  };
+  const Lora& lora_;
+  LayerSpec layer_;
+  std::vector<Index> renamed_;
+  std::vector<Base> base_of_;
+};
+
+// bitsandbytes' block sizes of absmax and of its second quantization.
+constexpr std::int64_t kBlock = 64;
+constexpr std::int64_t kScalesBlock = 256;
+constexpr std::int64_t kTables = std::int64_t{4} * (256 + 16 + 1);
+
+std::int64_t ceil_divide(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+// Every product's weight of the layer becomes 4-bit blocks.
+void pack_weights(LayerSpec& layer, DType storage) {
+  if (layer.role == LayerRole::kHead) return;
+  for (Operation& op : layer.operations) {
+    if (op.kind != OperationKind::kGemm) continue;
+    ParameterSpec& weight = layer.parameters[index(op.parameters.front())];
+    if (weight.trainable || weight.tied) continue;
+    const std::int64_t count = weight.numel();
+    const std::int64_t per_element = 2 * size_of(storage);
+    weight.unpacked = count;
+    weight.shape = {ceil_divide(count, per_element), 1};
+    const std::int64_t scales = ceil_divide(count, kBlock);
+    layer.resident_bytes += scales + 4 * ceil_divide(scales, kScalesBlock) + kTables;
+    op.packed = true;
+    layer.tensors.push_back({.name = op.name + ".dequantized", .fixed = count});
+    const auto written = static_cast<Index>(layer.tensors.size() - 1);
+    op.forward_workspace.push_back(written);
+    op.backward_workspace.push_back(written);
+  }
+}
+
+}  // namespace
+
+ModelSpec with_adapters(ModelSpec model, const Plan& plan) {
+  FORESHARD_CHECK(plan.lora.rank > 0, "adapters without a rank");
+  for (LayerSpec& layer : model.kinds) {
+    for (ParameterSpec& parameter : layer.parameters) {
+      parameter.trainable = false;
+      parameter.stored_as_computed = plan.lora.base != Lora::Base::kMaster;
+    }
+    layer = Adapter(std::move(layer), plan.lora).run();
+    if (plan.lora.base == Lora::Base::kNf4) pack_weights(layer, plan.param_dtype);
+  }
+  return model;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,428 @@
+// A layer is written anew, operation by operation; where a cast or a copy goes in, later operations
+// read its result instead. The dtype of every tensor is known on the way: of the stream as the plan
+// says, of a result that of its first input, of a sum the wider one.
+//
+// kernels.residual fp32   What enters and leaves blocks is fp32; sums promote, as PyTorch's do.
+// kernels.norm compute    On the compute dtype: an fp32 input is cast first (composer's
+//                         LPLayerNorm).
+//   fp32                  On fp32: autocast lists layer_norm among fp32 operations; apex' fused
+//                         norm is given x.float(). The result stays fp32 under autocast, else it
+//                         is cast back (type_as).
+//   eager                 x.float(), pow(2), mean, x * rsqrt, type_as, times weight (Llama's
+//                         RMSNorm; Gemma's is times 1 + weight in fp32 and then type_as).
+//                         LayerNorms have no such form and stay one kernel.
+// kernels.rope real       rotate_half (a copy), two products with tables, a sum; fused: one kernel.
+// kernels.unpads          index_first_axis and pad_input of flash-attn 1 and 2: rows are copied
+//                         out of the padded batch before attention and into zeros behind it.
+// dtype.autocast          Products cast their fp32 input, and their fp32 weight in each use: a
+//                         view of a flat parameter is no leaf, so autocast's cache does not keep
+//                         it (aten/src/ATen/autocast_mode.cpp, cached_cast). The cast is saved for
+//                         backward like any argument.
+// kernels.train_metrics   log_softmax and nll_loss over the logits once more for each, under
+//                         autocast with an fp32 result, kept by nobody.
+// Under autocast the loss's log_softmax itself makes fp32 of bf16 logits (a dtype argument, no cast
+// before it): autocast_mode.h, fp32_set_opt_dtype.
+#include "models/layers/module_kernels.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace foreshard {
+namespace {
+
+using Index = std::int16_t;
+using Indices = std::vector<Index>;
+using Norm = ModuleKernels::Norm;
+using Rope = ModuleKernels::Rope;
+
+std::size_t at(Index t) { return static_cast<std::size_t>(t); }
+
+class Rewriter {
+ public:
+  Rewriter(LayerSpec layer, const Plan& plan, const ModelSpec& model)
+      : old_(std::move(layer)),
+        plan_(plan),
+        numerics_(model.numerics),
+        weighs_in_fp32_(model.family.starts_with("gemma")),
+        layer_(old_),
+        renamed_(old_.tensors.size()) {
+    layer_.operations.clear();
+    for (std::size_t t = 0; t < renamed_.size(); ++t) renamed_[t] = static_cast<Index>(t);
+    const bool fp32_stream = plan.kernels.residual == ModuleKernels::Residual::kFp32;
+    if (fp32_stream && streams_in()) layer_.tensors[0].type = ElementType::kFp32;
+    if (old_.role == LayerRole::kHead && fp32_norm_output()) {
+      layer_.tensors[0].type = ElementType::kFp32;
+    }
+  }
+
+  LayerSpec run() {
+    for (std::size_t o = 0; o < old_.operations.size(); ++o) {
+      Operation op = old_.operations[o];
+      for (Indices* list : {&op.inputs, &op.saved, &op.released}) {
+        for (Index& t : *list) t = renamed_[at(t)];
+      }
+      add(o, std::move(op));
+    }
+    finish_stream();
+    layer_.output = renamed_[at(old_.output)];
+    return std::move(layer_);
+  }
+
+ private:
+  bool streams_in() const {
+    return old_.role == LayerRole::kBlock || old_.role == LayerRole::kFinalNorm ||
+           old_.role == LayerRole::kInner;
+  }
+
+  // What the final norm hands to the head.
+  bool fp32_norm_output() const {
+    return plan_.kernels.norm == Norm::kFp32 && plan_.autocast.has_value();
+  }
+
+  // --- tensors ---
+
+  Index tensor(TensorSpec spec) {
+    layer_.tensors.push_back(std::move(spec));
+    fp32_.resize(layer_.tensors.size(), false);
+    return static_cast<Index>(layer_.tensors.size() - 1);
+  }
+  Index like(Index t, const std::string& name, ElementType type) {
+    TensorSpec spec = layer_.tensors[at(t)];
+    spec.name = name;
+    spec.type = type;
+    return tensor(std::move(spec));
+  }
+  const std::string& name(Index t) const { return layer_.tensors[at(t)].name; }
+
+  bool is_fp32(Index t) const {
+    return layer_.tensors[at(t)].type == ElementType::kFp32 ||
+           (at(t) < fp32_.size() && fp32_[at(t)]);
+  }
+  bool is_float(Index t) const {
+    const ElementType type = layer_.tensors[at(t)].type;
+    return type == ElementType::kCompute || type == ElementType::kFp32;
+  }
+
+  // As sim/graph/layers/layer_casts.cpp gives results their dtype.
+  void note_outputs(const Operation& op) {
+    fp32_.resize(layer_.tensors.size(), false);
+    if (op.function == Function::kCast || op.kind == OperationKind::kEmbedding) return;
+    bool wide = false;
+    const bool promotes = op.function == Function::kAdd || op.function == Function::kMultiply;
+    for (const Index t : op.inputs) {
+      if (!is_float(t)) continue;
+      wide = wide || is_fp32(t);
+      if (!promotes) break;
+    }
+    for (const Index t : op.outputs) {
+      if (layer_.tensors[at(t)].type == ElementType::kCompute) fp32_[at(t)] = wide;
+    }
+  }
+
+  void push(Operation op) {
+    note_outputs(op);
+    layer_.operations.push_back(std::move(op));
+  }
+
+  Operation pass(const std::string& name, Function function, Indices inputs, Index output) const {
+    Operation op;
+    op.name = name;
+    op.kind = OperationKind::kElementwise;
+    op.function = function;
+    op.part = part_;
+    op.inputs = std::move(inputs);
+    op.outputs = {output};
+    return op;
+  }
+
+  Index cast(Index t, ElementType type) {
+    const Index to = like(t, name(t) + (type == ElementType::kFp32 ? "_fp32" : "_cast"), type);
+    push(pass(name(to), Function::kCast, {t}, to));
+    return to;
+  }
+  // `of` is what operations read from here on instead of `t`, when it is of the compute dtype.
+  void replace(Operation& op, Index from, Index to) const {
+    for (Indices* list : {&op.inputs, &op.saved})
+      std::replace(list->begin(), list->end(), from, to);
+  }
+
+  // --- operations ---
+
+  void add(std::size_t o, Operation op) {
+    part_ = op.part;
+    switch (op.kind) {
+      case OperationKind::kNorm:
+        return add_norm(std::move(op));
+      case OperationKind::kGemm:
+        return add_product(std::move(op));
+      case OperationKind::kAttention:
+        return add_attention(std::move(op));
+      case OperationKind::kSoftmaxLoss:
+        // Autocast's log_softmax makes fp32 of what it reads.
+        if (plan_.autocast) layer_.tensors[at(op.outputs.front())].type = ElementType::kFp32;
+        return push(std::move(op));
+      default:
+        break;
+    }
+    if (is_rotary_cast(o) || skip_rotary(o)) return;
+    if (op.function == Function::kRotary && plan_.kernels.rope != Rope::kComplex) {
+      return add_rotary(o);
+    }
+    if (op.function == Function::kGelu && numerics_.gelu_new &&
+        plan_.kernels.activation == ModuleKernels::Activation::kEager) {
+      return add_gelu_new(op);
+    }
+    if (is_loss_cast(op)) {  // log_softmax takes a dtype
+      renamed_[at(old_.operations[o].outputs.front())] = op.inputs.front();
+      return;
+    }
+    push(std::move(op));
+  }
+
+  void add_product(Operation op) {
+    for (const Index t : Indices(op.inputs)) {
+      if (is_fp32(t)) replace(op, t, cast(t, ElementType::kCompute));
+    }
+    // Of adapters and experts alike.
+    if (plan_.autocast && plan_.param_dtype != *plan_.autocast && !op.packed) {
+      op.casts_weight = true;
+      std::int64_t elements = 0;
+      for (const Index p : op.parameters) elements += layer_.parameters[at(p)].numel();
+      const Index copy = tensor({.name = op.name + ".weight_cast", .fixed = elements});
+      op.outputs.push_back(copy);
+      op.saved.push_back(copy);
+      op.released.push_back(copy);
+    }
+    push(std::move(op));
+  }
+
+  void add_norm(Operation op) {
+    const Index input = op.inputs.front();
+    const Norm norm = plan_.kernels.norm;
+    if (norm == Norm::kEager && op.function == Function::kRmsNorm) return add_eager(op);
+    const bool wants_fp32 = norm == Norm::kFp32;
+    if (wants_fp32 != is_fp32(input) && norm != Norm::kEager) {
+      replace(op, input, cast(input, wants_fp32 ? ElementType::kFp32 : ElementType::kCompute));
+    }
+    const Index output = op.outputs.front();
+    const bool casts_back = wants_fp32 && !plan_.autocast;
+    push(std::move(op));
+    if (casts_back) renamed_[at(output)] = cast(output, ElementType::kCompute);
+  }
+
+  // Each operation keeps what its derivative reads: pow its base, the products both factors.
+  void add_eager(const Operation& op) {
+    const Index input = op.inputs.front();
+    const std::size_t first = layer_.operations.size();
+    const Index wide = is_fp32(input) ? input : cast(input, ElementType::kFp32);
+    const std::int64_t groups = layer_.tensors[at(op.outputs.back())].per_token;  // of the rstd
+    const auto row = [&](const char* what) {
+      return tensor({.name = name(op.outputs.front()) + what,
+                     .per_token = groups,
+                     .type = ElementType::kFp32});
+    };
+    const std::string base = name(op.outputs.front());
+    const Index square = like(wide, base + "_square", ElementType::kFp32);
+    Operation pow = pass(base + "_pow", Function::kMultiply, {wide}, square);
+    pow.saved = {wide};
+    // pow_backward: another power, and the exponent times it.
+    pow.backward_workspace = {like(wide, base + "_power", ElementType::kFp32),
+                              like(wide, base + "_times_exponent", ElementType::kFp32)};
+    push(std::move(pow));
+    const Index mean = row("_mean_square");
+    Operation average = pass(base + "_mean", Function::kColumnSum, {square}, mean);
+    average.released = {square};
+    push(std::move(average));
+    const Index rstd = row("_rsqrt");
+    Operation rsqrt = pass(base + "_rsqrt", Function::kScale, {mean}, rstd);
+    rsqrt.saved = {rstd};
+    rsqrt.released = {mean};
+    push(std::move(rsqrt));
+    const Index scaled = like(wide, base + "_normalized", ElementType::kFp32);
+    Operation product = pass(base + "_multiply", Function::kMultiply, {wide, rstd}, scaled);
+    product.saved = {wide, rstd};
+    product.sums_last = true;
+    if (wide != input) product.released = {wide};
+    push(std::move(product));
+    Operation weigh = op;  // its parameter is the weight
+    weigh.kind = OperationKind::kElementwise;
+    weigh.function = Function::kMultiply;
+    const Index factor = weighs_in_fp32_ ? scaled : cast(scaled, ElementType::kCompute);
+    weigh.inputs = weigh.saved = {factor};
+    weigh.released = {scaled};
+    std::erase_if(weigh.parameters, [&](Index p) { return p != op.parameters.front(); });
+    if (weighs_in_fp32_) {
+      const Index weighed = like(scaled, base + "_weighed", ElementType::kFp32);
+      weigh.outputs = {weighed};
+      push(std::move(weigh));
+      Operation narrow = pass(base + "_cast", Function::kCast, {weighed}, op.outputs.front());
+      narrow.released = {weighed};
+      push(std::move(narrow));
+    } else {
+      weigh.outputs = {op.outputs.front()};
+      push(std::move(weigh));
+    }
+    for (std::size_t o = first; o < layer_.operations.size(); ++o) {
+      layer_.operations[o].eager_norm = true;
+    }
+  }
+
+  // 0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * pow(x, 3)))), an operation each; autocast's
+  // pow makes fp32. (transformers/activations.py, NewGELUActivation)
+  void add_gelu_new(const Operation& op) {
+    const Index input = op.inputs.front();
+    const std::string base = name(op.outputs.front());
+    const auto made = [&](const char* what, Index of) {
+      return like(of, base + what, layer_.tensors[at(of)].type);
+    };
+    const auto push_pass = [&](const char* what, Function function, Indices inputs, Indices saved) {
+      const Index output = made(what, inputs.back());
+      Operation step = pass(base + what, function, std::move(inputs), output);
+      step.saved = std::move(saved);
+      push(std::move(step));
+      return output;
+    };
+    const auto release = [&](Index t) { layer_.operations.back().released.push_back(t); };
+    const Index half = push_pass("_half", Function::kScale, {input}, {});
+    const bool widens = plan_.autocast.has_value() && !is_fp32(input);
+    const Index base_of_cube = widens ? cast(input, ElementType::kFp32) : input;
+    const Index cube = push_pass("_pow", Function::kScale, {base_of_cube}, {base_of_cube});
+    layer_.operations.back().backward_temporaries = {made("_square", base_of_cube)};
+    const Index scaled = push_pass("_scaled_cube", Function::kScale, {cube}, {});
+    release(cube);
+    const Index sum = push_pass("_inner", Function::kAdd, {input, scaled}, {});
+    layer_.operations.back().gradient = GradientRule::kAlias;
+    release(scaled);
+    const Index angle = push_pass("_scaled_inner", Function::kScale, {sum}, {});
+    release(sum);
+    const Index tanh = push_pass("_tanh", Function::kTanh, {angle}, {});
+    layer_.operations.back().saved = {tanh};
+    release(angle);
+    const Index plus_one = push_pass("_plus_one", Function::kScale, {tanh}, {});
+    release(tanh);
+    const Index output = op.outputs.front();
+    layer_.tensors[at(output)].type = layer_.tensors[at(plus_one)].type;
+    Operation product = pass(base, Function::kMultiply, {half, plus_one}, output);
+    product.saved = {half, plus_one};
+    product.released = {half, plus_one};
+    product.released.insert(product.released.end(), op.released.begin(), op.released.end());
+    push(std::move(product));
+  }
+
+  void add_attention(Operation op) {
+    if (!plan_.kernels.unpads) return push(std::move(op));
+    for (const Index t : Indices(op.inputs)) {
+      const Index packed = like(t, name(t) + "_unpadded", layer_.tensors[at(t)].type);
+      Operation gather = pass(name(t) + "_unpad", Function::kGather, {t}, packed);
+      gather.backward_temporaries = {packed};
+      push(std::move(gather));
+      replace(op, t, packed);
+    }
+    const Index output = op.outputs.front();
+    push(std::move(op));
+    const Index padded = like(output, "attention_padded", layer_.tensors[at(output)].type);
+    push(pass("pad_input", Function::kScatterAdd, {output}, padded));
+    renamed_[at(output)] = padded;
+  }
+
+  // --- rotary embedding: cast, rotate, cast back (models/layers/attention.cpp) ---
+
+  const Operation* rotary_near(std::size_t o, int distance) const {
+    const auto n = static_cast<std::ptrdiff_t>(o) + distance;
+    if (n < 0 || n >= static_cast<std::ptrdiff_t>(old_.operations.size())) return nullptr;
+    const Operation& op = old_.operations[static_cast<std::size_t>(n)];
+    return op.function == Function::kRotary ? &op : nullptr;
+  }
+  bool is_rotary_cast(std::size_t o) const {
+    if (plan_.kernels.rope == Rope::kComplex) return false;
+    const Operation& op = old_.operations[o];
+    const Operation* next = rotary_near(o, 1);
+    return op.function == Function::kCast && next != nullptr &&
+           next->inputs.front() == op.outputs.front();
+  }
+  bool skip_rotary(std::size_t o) const {
+    if (plan_.kernels.rope == Rope::kComplex) return false;
+    const Operation& op = old_.operations[o];
+    const Operation* before = rotary_near(o, -1);
+    return op.function == Function::kCast && before != nullptr &&
+           before->outputs.front() == op.inputs.front();
+  }
+  void add_rotary(std::size_t o) {
+    const Operation& to_fp32 = old_.operations[o - 1];
+    const Operation& back = old_.operations[o + 1];
+    const Index input = renamed_[at(to_fp32.inputs.front())];
+    const Index output = back.outputs.front();
+    const std::string base = name(output);
+    if (plan_.kernels.rope == Rope::kFused) {
+      push(pass(base, Function::kRotary, {input}, output));
+      return;
+    }
+    const auto made = [&](const char* what) {
+      return like(input, base + what, ElementType::kCompute);
+    };
+    const Index half = made("_half"), cosine = made("_cos"), sine = made("_sin");
+    push(pass(base + "_rotate_half", Function::kCopy, {input}, half));
+    push(pass(base + "_times_cos", Function::kMultiply, {input}, cosine));
+    push(pass(base + "_times_sin", Function::kMultiply, {half}, sine));
+    Operation sum = pass(base + "_sum", Function::kAdd, {cosine, sine}, output);
+    sum.gradient = GradientRule::kAlias;
+    sum.released = {half, cosine, sine};
+    push(std::move(sum));
+  }
+
+  // --- ends ---
+
+  // An embedding of fp32 weights makes fp32; else the first sum or norm behind it would.
+  void finish_stream() {
+    if (plan_.kernels.residual != ModuleKernels::Residual::kFp32) return;
+    if (old_.role != LayerRole::kEmbedding) return;
+    TensorSpec& output = layer_.tensors[at(renamed_[at(old_.output)])];
+    if (output.type == ElementType::kCompute) output.type = ElementType::kFp32;
+  }
+
+  bool is_loss_cast(const Operation& op) const {
+    return plan_.autocast && old_.role == LayerRole::kLoss && op.function == Function::kCast;
+  }
+
+  const LayerSpec old_;
+  const Plan& plan_;
+  const Numerics& numerics_;
+  const bool weighs_in_fp32_;
+  LayerSpec layer_;
+  std::vector<Index> renamed_;
+  std::vector<bool> fp32_;
+  std::int8_t part_ = 0;
+};
+
+}  // namespace
+
+void add_train_metrics(LayerSpec& loss, const Plan& plan) {
+  for (std::int64_t m = 0; m < plan.kernels.train_metrics; ++m) {
+    TensorSpec result = loss.tensors.front();
+    result.name = "metric_log_probabilities";
+    if (plan.autocast) result.type = ElementType::kFp32;
+    loss.tensors.push_back(std::move(result));
+    const auto output = static_cast<Index>(loss.tensors.size() - 1);
+    Operation op;
+    op.name = "train_metric";
+    op.kind = OperationKind::kSoftmaxLoss;
+    op.function = Function::kLogSoftmax;
+    op.inputs = {0};
+    op.outputs = op.released = {output};
+    op.gradient = GradientRule::kNone;
+    // Logits are there until the loss lets go of them.
+    loss.operations.insert(loss.operations.begin() + m, std::move(op));
+  }
+}
+
+ModelSpec with_module_kernels(ModelSpec model, const Plan& plan) {
+  ModuleKernels plain;
+  plain.train_metrics = plan.kernels.train_metrics;
+  if (plan.kernels == plain && !plan.autocast) return model;
+  for (LayerSpec& layer : model.kinds) layer = Rewriter(std::move(layer), plan, model).run();
+  return model;
+}
+
+}  // namespace foreshard

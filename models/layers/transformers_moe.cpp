@@ -1,0 +1,242 @@
+// transformers 5: the router's softmax in fp32 and its top-k cast back
+// (models/qwen3_moe/modeling_qwen3_moe.py, Qwen3MoeTopKRouter), then integrations/moe.py,
+// grouped_mm_experts_forward: experts sorted, tokens and weights gathered in that order, one
+// grouped product for gate and up, silu(gate) * up on its halves, one for down, times the weights,
+// gathered back and summed over the experts of a token, all in the compute dtype; what goes into a
+// product and comes out has the rows of other ranks' experts set to zero. Kept: softmax its output,
+// top-k and the gathers their indices, products their inputs, the weighing both of its factors.
+// What a shared expert makes is added behind.
+//
+// The layer's operations from the router's logits to the sum stand in for each other: those of the
+// shared expert stay, weights of gate and up become one.
+#include "models/layers/transformers_moe.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace foreshard {
+namespace {
+
+using Index = std::int16_t;
+using Indices = std::vector<Index>;
+
+std::size_t at(Index t) { return static_cast<std::size_t>(t); }
+
+class Rewriter {
+ public:
+  explicit Rewriter(LayerSpec& layer) : layer_(layer) {}
+
+  void run() {
+    std::vector<Operation> old = std::exchange(layer_.operations, {});
+    const auto named = [&](std::string_view name) {
+      return std::find_if(old.begin(), old.end(),
+                          [&](const Operation& op) { return op.name == name; });
+    };
+    const auto is_grouped = [](const Operation& op) { return op.groups > 1; };
+    const auto begin = named("router_to_fp32");
+    const auto end = named("scatter_add");
+    const auto first = std::find_if(old.begin(), old.end(), is_grouped);
+    // Experts with biases, or with one weight for gate and up as it is (gpt-oss, Llama 4), stay as
+    // models/layers/moe.cpp wrote them.
+    const bool has_three_weights = std::count_if(old.begin(), old.end(), is_grouped) == 3 &&
+                                   std::none_of(old.begin(), old.end(), [&](const Operation& op) {
+                                     return is_grouped(op) && op.parameters.size() != 1;
+                                   });
+    if (begin == old.end() || end == old.end() || !has_three_weights) {
+      layer_.operations = std::move(old);
+      return;
+    }
+    const auto last = std::find_if(old.rbegin(), old.rend(), is_grouped).base() - 1;
+    const auto shared_end = named("expert_output_to_fp32");
+    layer_.operations.assign(std::make_move_iterator(old.begin()), std::make_move_iterator(begin));
+    const Index logits = begin->inputs.front();
+    const bool normalizes =
+        std::any_of(begin, end, [](const Operation& op) { return op.name == "normalize"; });
+    const Operation& topk = *std::find_if(
+        begin, end, [](const Operation& op) { return op.function == Function::kTopK; });
+    top_k_ = layer_.tensors[at(topk.outputs.front())].per_token;
+    hidden_ = last->n;
+    route(logits, old[static_cast<std::size_t>(begin - old.begin()) + 1].function, normalizes);
+    gather(named("gather_rows")->inputs.front());
+    compute(*first, *last);
+    const bool shares = (last + 1)->name != "zeros_like";
+    const Index output = end->outputs.front();
+    const Index sum = shares ? tensor("routed_output", hidden_) : output;
+    combine(sum);
+    if (shares) {
+      for (auto op = last + 1; op != shared_end; ++op) {
+        for (Index& p : op->parameters) p = place(p);
+        layer_.operations.push_back(std::move(*op));
+      }
+      const Index made = layer_.operations.back().outputs.front();
+      Operation& add = push("add_shared", Function::kAdd, {sum, made}, output);
+      add.gradient = GradientRule::kAlias;
+      add.released = {sum, made};
+    }
+    Indices& released = layer_.operations.back().released;
+    released.insert(released.end(), end->released.begin(), end->released.end());
+    layer_.operations.insert(layer_.operations.end(), std::make_move_iterator(end + 1),
+                             std::make_move_iterator(old.end()));
+  }
+
+ private:
+  Index tensor(const std::string& name, std::int64_t per_token,
+               ElementType type = ElementType::kCompute) {
+    layer_.tensors.push_back({.name = name, .per_token = per_token, .type = type});
+    return static_cast<Index>(layer_.tensors.size() - 1);
+  }
+  Operation& push(const std::string& name, Function function, Indices inputs, Index output) {
+    Operation& op = layer_.operations.emplace_back();
+    op.name = name;
+    op.function = function;
+    op.part = part_;
+    op.inputs = std::move(inputs);
+    op.outputs = {output};
+    return op;
+  }
+  Index constant(const std::string& name, Function function, Indices inputs, Index output) {
+    push(name, function, std::move(inputs), output).gradient = GradientRule::kNone;
+    return output;
+  }
+
+  // Rows of experts that other ranks have are set to zero, in place: none without expert
+  // parallelism.
+  Index masked(const std::string& name, Index rows) {
+    const Index output = tensor(name, layer_.tensors[at(rows)].per_token);
+    push(name, Function::kScale, {rows}, output).in_place = true;
+    return output;
+  }
+
+  void route(Index logits, Function score, bool normalizes) {
+    const std::int64_t experts = layer_.tensors[at(logits)].per_token;
+    const Index wide = tensor("router_logits_fp32", experts, ElementType::kFp32);
+    push("router_to_fp32", Function::kCast, {logits}, wide);
+    const Index scores = tensor("router_scores", experts, ElementType::kFp32);
+    push("router_scores", score, {wide}, scores).saved = {scores};
+    const Index best = tensor("chosen_scores", top_k_, ElementType::kFp32);
+    expert_ = tensor("expert", top_k_, ElementType::kInt64);
+    Operation& topk = push("topk", Function::kTopK, {scores}, best);
+    topk.outputs.push_back(expert_);
+    topk.saved = {expert_};
+    topk.backward_temporaries = {tensor("topk_zeros", experts, ElementType::kFp32)};
+    Index chosen = best;
+    if (normalizes) {
+      const Index sum = tensor("score_sum", 1, ElementType::kFp32);
+      push("score_sum", Function::kAdd, {best}, sum).gradient = GradientRule::kAlias;
+      const Index normalized = tensor("normalized_scores", top_k_, ElementType::kFp32);
+      Operation& divide = push("normalize", Function::kMultiply, {best, sum}, normalized);
+      divide.saved = {best, sum};
+      divide.sums_last = true;
+      chosen = normalized;
+    }
+    weights_ = tensor("expert_weights", top_k_);
+    push("weights_cast", Function::kCast, {chosen}, weights_);
+  }
+
+  void gather(Index input) {
+    const Index sorted = tensor("sorted_experts", top_k_, ElementType::kInt64);
+    order_ = tensor("order", top_k_, ElementType::kInt64);
+    constant("sort", Function::kSort, {expert_}, sorted);
+    layer_.operations.back().outputs.push_back(order_);
+    const Index tokens = tensor("token_of_row", top_k_, ElementType::kInt64);
+    constant("floor_divide", Function::kCopy, {order_}, tokens);
+    rows_ = tensor("rows", top_k_ * hidden_);
+    Operation& rows = push("gather_rows", Function::kGather, {input, tokens}, rows_);
+    rows.saved = {tokens};
+    rows.backward_temporaries = {tensor("row_zeros", hidden_)};
+    rows_ = masked("masked_rows", rows_);
+    sorted_weights_ = tensor("sorted_weights", top_k_);
+    Operation& weights =
+        push("gather_weights", Function::kGather, {weights_, order_}, sorted_weights_);
+    weights.saved = {order_};
+    weights.backward_temporaries = {tensor("weight_zeros", top_k_)};
+    layer_.tensors.push_back({.name = "offsets", .fixed = 1024, .type = ElementType::kByte});
+    offsets_ = static_cast<Index>(layer_.tensors.size() - 1);
+    constant("offsets", Function::kSort, {sorted}, offsets_);
+  }
+
+  // Gate and up of `first`'s parameters, down of `last`'s.
+  void compute(const Operation& first, const Operation& last) {
+    const Index gate = first.parameters.front();
+    const std::int64_t ffn = last.k;
+    if (first.n == ffn) join(gate);
+    Operation up = first;
+    up.name = "experts.gate_up_proj";
+    up.n = 2 * ffn;
+    up.inputs = {rows_};
+    up.saved = {rows_, offsets_};
+    up.released = {};
+    const Index gate_up = tensor("expert_gate_up", top_k_ * 2 * ffn);
+    up.outputs = {gate_up};
+    up.parameters = {place(gate)};
+    layer_.operations.push_back(up);
+    part_ = up.part;
+    const Index both = masked("masked_gate_up", gate_up);
+    const Index left = tensor("expert_gate", top_k_ * ffn),
+                right = tensor("expert_up", top_k_ * ffn);
+    Operation& split = push("expert_chunk", Function::kCopy, {both}, left);
+    split.outputs.push_back(right);
+    split.view = true;
+    const Index silu = tensor("expert_silu", top_k_ * ffn);
+    push("expert_silu", Function::kSilu, {left}, silu).saved = {left};
+    const Index product = tensor("expert_silu_times_up", top_k_ * ffn);
+    Operation& times = push("expert_silu_times_up", Function::kMultiply, {silu, right}, product);
+    times.saved = {silu, right};
+    times.released = {silu, left, right, both};
+    Operation down = last;
+    const Index output = tensor("expert_output", top_k_ * hidden_);
+    down.inputs = {product};
+    down.saved = {product, offsets_};
+    down.outputs = {output};
+    down.released = {product};
+    down.parameters = {place(last.parameters.front())};
+    layer_.operations.push_back(down);
+    made_ = masked("masked_output", output);
+    part_ = 0;
+  }
+
+  void combine(Index sum) {
+    const Index weighed = tensor("weighed_rows", top_k_ * hidden_);
+    Operation& weigh = push("weigh_rows", Function::kMultiply, {made_, sorted_weights_}, weighed);
+    weigh.saved = {made_, sorted_weights_};
+    weigh.sums_last = true;
+    const Index back = tensor("place_of_row", top_k_, ElementType::kInt64);
+    constant("invert", Function::kScatterAdd, {order_}, back);
+    const Index placed = tensor("placed_rows", top_k_ * hidden_);
+    Operation& gathered = push("place_rows", Function::kGather, {weighed, back}, placed);
+    gathered.saved = {back};
+    gathered.backward_temporaries = {tensor("placed_zeros", top_k_ * hidden_)};
+    gathered.released = {weighed};
+    Operation& total = push("sum_rows", Function::kAdd, {placed}, sum);
+    total.released = {placed, made_, rows_, sorted_weights_, weights_, order_, expert_, offsets_};
+  }
+
+  // The gate's weight takes in the one behind it.
+  void join(Index gate) {
+    ParameterSpec& weight = layer_.parameters[at(gate)];
+    weight.shape[1] *= 2;
+    removed_ = static_cast<Index>(gate + 1);
+    layer_.parameters.erase(layer_.parameters.begin() + removed_);
+    for (Operation& op : layer_.operations) {
+      for (Index& p : op.parameters) p = place(p);
+    }
+  }
+  Index place(Index p) const {
+    return removed_ >= 0 && p > removed_ ? static_cast<Index>(p - 1) : p;
+  }
+
+  LayerSpec& layer_;
+  std::int64_t top_k_ = 1, hidden_ = 0;
+  Index expert_ = 0, weights_ = 0, sorted_weights_ = 0, order_ = 0, rows_ = 0, offsets_ = 0,
+        made_ = 0;
+  Index removed_ = -1;
+  std::int8_t part_ = 0;
+};
+
+}  // namespace
+
+void use_transformers_experts(LayerSpec& layer) { Rewriter(layer).run(); }
+
+}  // namespace foreshard

@@ -1,0 +1,367 @@
+// Each key is one rewriting of the layers' operation lists, in the order lora
+// (models/layers/lora.h), batch.documents, experts, attention, loss, float8, compile
+// (models/layers/compiled.h). Sizes are per token; T tokens, width d of all heads, h heads, V
+// vocabulary.
+//
+// attention (models/layers/attention_kernels.h; kernel's own memory in backward;
+// aten/src/ATen/native/transformers/cuda of 2.11):
+//   flash      dq in fp32, 4d with head_dim rounded up to 32, and sum(dout * out), 4h; with fewer
+//              heads of keys than of queries dk and dv of all heads, 2d each (flash_attn/
+//              flash_api.cpp, mha_bwd)
+//   efficient  dq in fp32, 4d, and delta, 4h (attention_backward.cu); keys and values are repeated
+//              for every head first, 2d each, and saved so
+//   cudnn      its workspace is cuDNN's secret: taken as flash's (assumed)
+//   math       everything in fp32: saves scaled q and k and v of every head, 4d each, and the
+//              softmax, 4hS; forward holds three of that size, backward three more
+//   eager      saves q, k and v of every head, 2d each, the softmax, 4hS, and its cast, 2hS
+//
+// loss:
+//   eager      logits 2V, their fp32 copy 4V, log-probabilities 4V; backward two gradients 4V: 12V
+//   eager-compute
+//              logits 2V, log-probabilities 2V; backward two gradients 2V: 6V
+//   held       the fp32 copy lives until its own gradient is made: 16V
+//   compiled   logits and logsumexp are saved, the gradient is written once: 2V + 2V
+//   (torchtitan#1033
+//              found it below any number of chunks)
+//   fused      the gradient takes the logits' place: 2V
+//   chunked-N  log-probabilities of all chunks are saved, fp32 copies and gradients are of one
+//   chunk:
+//              2V + 4V + 4V/N forward, then 4V + 8V/N, then the chunks' gradients and their
+//              concatenation, 2V + 2V (torchtitan#996)
+//
+// float8 (torchao/float8/float8_linear.py): a linear layer casts its input and its weight before
+// the product and again in backward, with the output's gradient; it saves what bf16 would.
+#include "models/layers/variants.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "models/layers/attention_kernels.h"
+#include "models/layers/compiled.h"
+#include "models/layers/layer_tensors.h"
+#include "models/layers/lora.h"
+#include "models/layers/module_kernels.h"
+#include "models/layers/transformers_moe.h"
+#include "sim/base/error.h"
+#include "sim/graph/layers/column_sums.h"
+#include "sim/spec/checks/plan_check.h"
+
+namespace foreshard {
+namespace {
+
+using Index = std::int16_t;
+using Indices = std::vector<Index>;
+
+// --- loss ---
+
+Operation cross_entropy(std::string name) {
+  Operation op;
+  op.name = std::move(name);
+  op.kind = OperationKind::kSoftmaxLoss;
+  op.function = Function::kCrossEntropy;
+  return op;
+}
+
+LayerSpec one_kernel_loss(LayerSpec layer, bool in_place) {
+  layer.tensors.resize(1);
+  const Index loss = add_tensor(layer, {.name = "loss", .fixed = 1, .type = ElementType::kFp32});
+  const Index logsumexp =
+      add_tensor(layer, {.name = "logsumexp", .per_token = 1, .type = ElementType::kFp32});
+  Operation op = cross_entropy("cross_entropy");
+  op.inputs = {0};
+  op.outputs = {loss, logsumexp};
+  op.saved = {0, logsumexp};
+  op.in_place = in_place;
+  layer.operations = {std::move(op)};
+  layer.output = loss;
+  return layer;
+}
+
+// One operation for all chunks, whose temporaries are of one, behind one that stands for the views
+// of the logits: its gradient is the concatenation of the chunks'.
+LayerSpec chunked_loss(LayerSpec layer, std::int64_t chunks) {
+  layer.tensors.resize(1);
+  const std::int64_t vocabulary = layer.tensors.front().per_token;
+  const std::int64_t part = (vocabulary + chunks - 1) / chunks;
+  const auto fp32 = [&](const char* name, std::int64_t per_token) {
+    return add_tensor(layer, {.name = name, .per_token = per_token, .type = ElementType::kFp32});
+  };
+  const Index views = add_tensor(layer, {.name = "views", .fixed = 1});
+  const Index loss = add_tensor(layer, {.name = "loss", .fixed = 1, .type = ElementType::kFp32});
+  const Index probabilities = fp32("log_probabilities", vocabulary);
+
+  Operation split;
+  split.name = "chunk";
+  split.function = Function::kCopy;  // backward concatenates
+  split.inputs = {0};
+  split.outputs = {views};
+  split.backward_workspace = {
+      add_tensor(layer, {.name = "chunk gradients", .per_token = vocabulary})};
+
+  Operation op = cross_entropy("cross_entropy");
+  op.inputs = {views};
+  op.outputs = {loss, probabilities, fp32("chunk_fp32", part)};
+  op.saved = {probabilities};
+  op.backward_workspace = {fp32("nll.grad", part), fp32("log_softmax.grad", part)};
+  op.released = {0};
+  layer.operations = {std::move(split), std::move(op)};
+  layer.output = loss;
+  return layer;
+}
+
+// What follows the cast to fp32, on the logits as they are.
+void leave_out_cast(LayerSpec& layer) {
+  const Operation cast = layer.operations.front();
+  layer.operations.erase(layer.operations.begin());
+  for (Operation& op : layer.operations) {
+    for (Indices* list : {&op.inputs, &op.saved}) {
+      std::replace(list->begin(), list->end(), cast.outputs.front(), cast.inputs.front());
+    }
+    std::erase(op.released, cast.outputs.front());
+    for (const Index t : op.outputs) {
+      layer.tensors[static_cast<std::size_t>(t)].type = ElementType::kCompute;
+    }
+  }
+}
+
+void apply_loss(LayerSpec& layer, const Plan& plan) {
+  switch (plan.loss.kind) {
+    case Loss::Kind::kEagerCompute:
+      leave_out_cast(layer);
+      return;
+    case Loss::Kind::kEager:
+      if (plan.logits == Logits::kHeld) {
+        // The first operation is the cast; its gradient is the last to be made. (What is held
+        // beyond it, of logits as they are, is the runtime's.)
+        Operation& first = layer.operations.front();
+        first.saved.push_back(plan.loss_in_forward ? first.inputs.front() : first.outputs.front());
+      }
+      return;
+    case Loss::Kind::kCompiled:
+      layer = one_kernel_loss(std::move(layer), false);
+      return;
+    case Loss::Kind::kFused:
+      layer = one_kernel_loss(std::move(layer), true);
+      return;
+    case Loss::Kind::kChunked:
+      layer = chunked_loss(std::move(layer), plan.loss.chunks);
+      return;
+  }
+}
+
+// --- float8 ---
+
+Fp8Recipe recipe_of(Float8 float8) {
+  switch (float8) {
+    case Float8::kNone:
+      break;
+    case Float8::kTensorwise:
+      return Fp8Recipe::kTensorwise;
+    case Float8::kRowwise:
+      return Fp8Recipe::kRowwise;
+    case Float8::kRowwiseGwHp:
+      return Fp8Recipe::kRowwiseGwHp;
+    case Float8::kDelayed:
+      return Fp8Recipe::kDelayed;
+    case Float8::kCurrent:
+      return Fp8Recipe::kCurrent;
+  }
+  return Fp8Recipe::kNone;
+}
+
+void apply_float8(LayerSpec& layer, const Plan& plan) {
+  for (std::size_t o = 0; o < layer.operations.size(); ++o) {
+    if (layer.operations[o].kind != OperationKind::kGemm) continue;
+    Operation op = std::move(layer.operations[o]);
+    const auto bytes = [&](const std::string& name, std::int64_t per_token, std::int64_t fixed) {
+      return add_tensor(
+          layer,
+          {.name = name, .per_token = per_token, .fixed = fixed, .type = ElementType::kByte});
+    };
+    const std::int64_t weight = checked_multiply(op.n, op.k);
+    op.fp8 = recipe_of(plan.float8);
+    ParameterSpec& parameter = layer.parameters[static_cast<std::size_t>(op.parameters.front())];
+    op.fp8_weight = plan.float8_all_gather && parameter.shape.size() == 2;  // of an nn.Linear
+    parameter.gathered_in_fp8 = op.fp8_weight;
+    op.forward_workspace = {bytes(op.name + ".input_fp8", op.k, 0)};
+    if (!op.fp8_weight) op.forward_workspace.push_back(bytes(op.name + ".weight_fp8", 0, weight));
+    op.backward_workspace = {bytes(op.name + ".output_grad_fp8", op.n, 0),
+                             bytes(op.name + ".weight_fp8 (backward)", 0, weight),
+                             bytes(op.name + ".input_fp8 (backward)", op.k, 0)};
+    layer.operations[o] = std::move(op);
+  }
+}
+
+// --- selective recompute ---
+
+// Attention's inputs and what they are made from: the products among them are attention's, and so
+// is the first that reads what it makes.
+void keep_dots_except_mlp(LayerSpec& layer) {
+  std::vector<bool> before(layer.tensors.size()), behind(layer.tensors.size());
+  const auto at = [](Index t) { return static_cast<std::size_t>(t); };
+  const auto any = [&](const Indices& list, const std::vector<bool>& marked) {
+    return std::any_of(list.begin(), list.end(), [&](Index t) { return marked[at(t)]; });
+  };
+  const auto mark = [&](const Indices& list, std::vector<bool>& marks) {
+    for (const Index t : list) marks[at(t)] = true;
+  };
+  for (auto op = layer.operations.rbegin(); op != layer.operations.rend(); ++op) {
+    const bool makes_it = any(op->outputs, before);
+    if (op->kind == OperationKind::kAttention || makes_it) mark(op->inputs, before);
+    op->kept_by_selective = op->kind == OperationKind::kGemm && makes_it;
+  }
+  for (Operation& op : layer.operations) {
+    const bool reads_it = any(op.inputs, behind);
+    if (op.kind == OperationKind::kGemm && reads_it) {
+      op.kept_by_selective = true;
+      return;
+    }
+    if (op.kind == OperationKind::kAttention || reads_it) mark(op.outputs, behind);
+  }
+}
+
+// --- experts ---
+
+// torchtitan's _run_experts_for_loop: the rows of each expert are read by the host (tolist), every
+// expert's kernels are launched by themselves, and their outputs concatenated.
+void loop_over_experts(LayerSpec& layer) {
+  std::vector<Operation>& ops = layer.operations;
+  const auto is_grouped = [](const Operation& op) { return op.groups > 1; };
+  const auto first = std::find_if(ops.begin(), ops.end(), is_grouped);
+  if (first == ops.end() || first == ops.begin()) return;
+  const auto last = std::find_if(ops.rbegin(), ops.rend(), is_grouped).base() - 1;
+  (first - 1)->host_reads = true;
+  for (auto op = first; op <= last; ++op) {
+    op->groups = first->groups;
+    op->one_by_one = true;
+  }
+  const Index made = last->outputs.front();
+  Operation join;
+  join.name = "concatenate_experts";
+  join.function = Function::kCopy;
+  join.part = last->part;
+  join.inputs = {made};
+  join.gradient = GradientRule::kAlias;  // views
+  join.released = std::exchange(last->released, {});
+  const auto at = last - ops.begin();
+  const TensorSpec spec = tensor(layer, made);
+  join.outputs = {add_tensor(layer, spec)};
+  for (auto op = ops.begin() + at + 1; op != ops.end(); ++op) {
+    for (Indices* list : {&op->inputs, &op->saved, &op->released}) {
+      std::replace(list->begin(), list->end(), made, join.outputs.front());
+    }
+  }
+  ops.insert(ops.begin() + at + 1, std::move(join));
+}
+
+// --- units ---
+
+// What the first operation with parameters reads becomes a module of its own (Units::table_alone).
+void separate_table(LayerSpec& layer, const Units& units) {
+  if (!layer.nested.empty() || !splits_table(units, layer)) return;
+  const auto table = std::find_if(layer.operations.begin(), layer.operations.end(),
+                                  [](const Operation& op) { return !op.parameters.empty(); });
+  const std::string& name =
+      layer.parameters[static_cast<std::size_t>(table->parameters.front())].name;
+  layer.nested = {name.substr(0, name.rfind('.'))};
+  table->part = 1;
+  for (const Index p : table->parameters) layer.parameters[static_cast<std::size_t>(p)].part = 1;
+}
+
+// A masked head's bias is a parameter of two modules. Where one of them is in a unit, the root
+// keeps the other's name: gathered with it, without a gradient.
+void split_head_bias(ModelSpec& model, const Plan& plan) {
+  const Units& units = plan.units;
+  const auto find = [&](LayerRole role) {
+    return std::find_if(model.kinds.begin(), model.kinds.end(),
+                        [&](const LayerSpec& layer) { return layer.role == role; });
+  };
+  const auto head = find(LayerRole::kHead), transform = find(LayerRole::kFinalNorm);
+  if (head == model.kinds.end() || transform == model.kinds.end()) return;
+  if (units.head != UnitPlacement::kOwn || head->parameters.size() < 2) return;
+  const bool has_product =
+      std::any_of(transform->operations.begin(), transform->operations.end(),
+                  [](const Operation& op) { return op.kind == OperationKind::kGemm; });
+  if (!has_product) return;
+  ParameterSpec bias = head->parameters.back();
+  bias.name += " (root's)";
+  bias.trainable = false;
+  transform->parameters.push_back(std::move(bias));
+  // The optimizer has the root's name, so that nobody lets go of the other's gradient, nor of the
+  // unit's flat one, which it is a view of (Accelerate 1.15 with BertForMaskedLM).
+  const ParameterSpec& table = head->parameters.front();
+  const std::int64_t rows = (table.shape.front() + plan.mesh.shard - 1) / plan.mesh.shard;
+  const std::int64_t columns = table.numel() / table.shape.front() + 1;
+  head->resident_bytes +=
+      checked_multiply(checked_multiply(rows, columns), size_of(plan.master_dtype));
+}
+
+// --- gradients that are sums ---
+
+// Of biases, and of the weights of eager norms, for which the product of every row is made first.
+void add_column_sums(LayerSpec& layer) {
+  for (Operation& op : layer.operations) {
+    const bool is_bias =
+        op.kind == OperationKind::kGemm && op.parameters.size() == 2 && op.groups == 1;
+    const bool is_weight = op.eager_norm && !op.parameters.empty();
+    if (!is_bias && !is_weight) continue;
+    const ParameterSpec& summed = layer.parameters[static_cast<std::size_t>(op.parameters.back())];
+    if (!summed.trainable || summed.shape.size() != 1) continue;
+    const std::int64_t columns = summed.shape.front();
+    TensorSpec product = tensor(layer, op.outputs.front());
+    const std::int64_t rows = std::max<std::int64_t>(1, product.per_token / columns);
+    product.name = op.name + " of each row";
+    if (is_weight) op.backward_workspace.push_back(add_tensor(layer, std::move(product)));
+    op.backward_workspace.push_back(add_tensor(layer, {.name = std::string(kColumnSums),
+                                                       .per_token = rows,
+                                                       .fixed = columns,
+                                                       .type = ElementType::kByte}));
+  }
+}
+
+// --- packed documents ---
+
+// A fused kernel over the documents of a sequence skips what lies between them (flash attention's
+// cu_seqlens, FlexAttention's document mask); everything else is as before. Positions start again
+// with every document, which costs nothing.
+void pack(ModelSpec& model, std::int64_t documents) {
+  for (LayerSpec& layer : model.kinds) {
+    for (Operation& op : layer.operations) op.attention.documents = documents;
+  }
+}
+
+}  // namespace
+
+ModelSpec with_variants(ModelSpec model, const Plan& plan) {
+  if (plan.units.table_alone) {
+    for (LayerSpec& layer : model.kinds) separate_table(layer, plan.units);
+    split_head_bias(model, plan);
+  }
+  if (plan.batch.images > 0) model = with_images(std::move(model), plan.batch.images);
+  if (plan.lora.rank > 0) model = with_adapters(std::move(model), plan);
+  if (plan.batch.documents > 1) pack(model, plan.batch.documents);
+  if (plan.experts == ExpertKernels::kLoop) {
+    for (LayerSpec& layer : model.kinds) loop_over_experts(layer);
+  } else if (plan.experts == ExpertKernels::kTransformers) {
+    for (LayerSpec& layer : model.kinds) use_transformers_experts(layer);
+  }
+  if (plan.runtime.kind == RuntimeKind::kNative || plan.host == HostKind::kComputes) return model;
+  model = with_module_kernels(std::move(model), plan);
+  for (LayerSpec& layer : model.kinds) {
+    apply_attention(layer, plan, model.family);
+    if (layer.role == LayerRole::kLoss) {
+      apply_loss(layer, plan);
+      add_train_metrics(layer, plan);
+    }
+    if (plan.compile == Compile::kNone) add_column_sums(layer);
+    if (plan.compile == Compile::kModel) pad_products(layer);
+    if (layer.role != LayerRole::kBlock) continue;
+    if (plan.recompute_keeps == SelectivePolicy::kDotsExceptMlp) keep_dots_except_mlp(layer);
+    if (plan.float8 != Float8::kNone) apply_float8(layer, plan);
+    if (plan.compile != Compile::kNone) compile(layer);
+  }
+  return model;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,207 @@
+// The blocks are the decoder's of models/layers/layers.h under other names, without a causal mask.
+#include "models/layers/vision_layers.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "models/layers/layers.h"
+#include "sim/base/error.h"
+
+namespace foreshard {
+namespace {
+
+using Index = LayerWriter::Index;
+
+// --- blocks ---
+
+using Names = std::vector<std::pair<std::string_view, std::string_view>>;
+
+// What decoder_block calls them, and what they are called here.
+const Names& block_names(std::string_view family) {
+  static const Names kVit = {{"self_attn_layer_norm", "layernorm_before"},
+                             {"self_attn.q_proj", "attention.attention.query"},
+                             {"self_attn.k_proj", "attention.attention.key"},
+                             {"self_attn.v_proj", "attention.attention.value"},
+                             {"self_attn.out_proj", "attention.output.dense"},
+                             {"final_layer_norm", "layernorm_after"},
+                             {"fc1", "intermediate.dense"},
+                             {"fc2", "output.dense"}};
+  static const Names kClip = {{"self_attn_layer_norm", "layer_norm1"},
+                              {"final_layer_norm", "layer_norm2"},
+                              {"fc1", "mlp.fc1"},
+                              {"fc2", "mlp.fc2"}};
+  return family == "vit" ? kVit : kClip;
+}
+
+void rename(LayerSpec& layer, const Names& names) {
+  const auto renamed = [&](const std::string& name) {
+    for (const auto& [from, to] : names) {
+      if (name == from) return std::string(to);
+      if (name.starts_with(from) && name[from.size()] == '.') {
+        return std::string(to).append(name.substr(from.size()));
+      }
+    }
+    return name;
+  };
+  for (ParameterSpec& parameter : layer.parameters) parameter.name = renamed(parameter.name);
+  for (Operation& op : layer.operations) op.name = renamed(op.name);
+}
+
+// x * sigmoid(1.702 x) in place of gelu(x), as PyTorch's elementary operations: the scaled input is
+// forgotten at once, the sigmoid's result and the input are kept.
+void use_quick_gelu(LayerSpec& layer) {
+  const auto at = std::find_if(layer.operations.begin(), layer.operations.end(),
+                               [](const Operation& op) { return op.function == Function::kGelu; });
+  FORESHARD_CHECK(at != layer.operations.end(), "a block without gelu");
+  const Index input = at->inputs.front();
+  const Index output = at->outputs.front();
+  const std::int64_t width = layer.tensors[static_cast<std::size_t>(input)].per_token;
+  const auto add = [&](const char* name) {
+    layer.tensors.push_back({.name = name, .per_token = width});
+    return static_cast<Index>(layer.tensors.size() - 1);
+  };
+  const Index scaled = add("scaled");
+  const Index sigmoid = add("sigmoid");
+  Operation scale;
+  scale.name = "quick_gelu_scale";
+  scale.function = Function::kScale;
+  scale.inputs = {input};
+  scale.outputs = {scaled};
+  Operation squash;
+  squash.name = "quick_gelu_sigmoid";
+  squash.function = Function::kGelu;
+  squash.inputs = {scaled};
+  squash.outputs = squash.saved = {sigmoid};
+  Operation product;
+  product.name = "quick_gelu";
+  product.function = Function::kMultiply;
+  product.inputs = product.saved = {input, sigmoid};
+  product.outputs = {output};
+  *at = std::move(product);
+  const auto place = layer.operations.insert(at, std::move(squash));
+  layer.operations.insert(place, std::move(scale));
+}
+
+}  // namespace
+
+LayerSpec encoder_block(const BlockDims& sizes, std::string_view family, Mask mask) {
+  ModelDims dims;
+  dims.family = sizes.name;
+  dims.hidden = sizes.hidden;
+  dims.heads = dims.kv_heads = sizes.heads;
+  dims.head_dim = sizes.hidden / sizes.heads;
+  dims.ffn = sizes.ffn;
+  dims.naming = Naming::kOpt;
+  dims.norm = NormKind::kLayer;
+  dims.activation = Activation::kGelu;
+  dims.positions = Positions::kLearned;
+  dims.qkv_bias = dims.output_bias = dims.mlp_bias = true;
+  LayerSpec layer = decoder_block(dims);
+  rename(layer, block_names(family));
+  if (sizes.quick_gelu) use_quick_gelu(layer);
+  for (Operation& op : layer.operations) {
+    if (op.kind == OperationKind::kAttention) op.attention.causal = mask == Mask::kCausal;
+  }
+  return layer;
+}
+
+Domain domain_of(const Place& place, std::int64_t positions) {
+  return {.positions = positions, .of_images = place.of_images};
+}
+
+LayerSpec tower_block(const VisionDims& dims, const Place& place) {
+  const TowerDims& tower = dims.tower;
+  LayerSpec layer = encoder_block({place.tower ? "vision" : dims.family, tower.hidden, tower.heads,
+                                   tower.ffn, tower.quick_gelu},
+                                  dims.family, Mask::kNone);
+  layer.domain = domain_of(place, tower.positions());
+  layer.tower = place.tower;
+  return layer;
+}
+
+// --- embeddings ---
+
+Index lookup(LayerWriter& layer, const std::string& module, std::vector<std::int64_t> shape,
+             TensorSpec rows) {
+  const Index output = layer.tensor(std::move(rows));
+  Operation& op =
+      layer.operation(module, OperationKind::kEmbedding, Function::kEmbedding, {}, {output});
+  op.gradient = GradientRule::kNone;
+  op.parameters = {layer.parameter(module + ".weight", std::move(shape))};
+  return output;
+}
+
+Index add(LayerWriter& layer, TensorSpec sum, LayerWriter::Indices inputs) {
+  const Index output = layer.tensor(std::move(sum));
+  Operation& op = layer.operation(layer.layer().tensors.back().name, OperationKind::kElementwise,
+                                  Function::kAdd, std::move(inputs), {output});
+  op.gradient = GradientRule::kAlias;
+  return output;
+}
+
+LayerSpec patch_embedding(const VisionDims& dims, const Place& place) {
+  const TowerDims& tower = dims.tower;
+  const bool vit = dims.family == "vit";
+  const std::int64_t hidden = tower.hidden;
+  const std::int64_t pixels = tower.channels * tower.patch * tower.patch;
+  LayerWriter layer(place.tower ? "vision embedding" : dims.family + " embedding",
+                    LayerRole::kEmbedding, domain_of(place, tower.patches()),
+                    {.name = "pixel_values", .per_token = pixels, .type = ElementType::kFp32});
+  layer.layer().tower = place.tower;
+  const auto cast = layer.tensor({.name = "pixels", .per_token = pixels});
+  layer.operation("pixels_to_dtype", OperationKind::kElementwise, Function::kCast, {0}, {cast})
+      .gradient = GradientRule::kNone;
+
+  const std::string conv = vit ? "vit.embeddings.patch_embeddings.projection"
+                               : "vision_model.embeddings.patch_embedding";
+  const Index patches = layer.tensor({.name = "patches", .per_token = hidden});
+  Operation& product =
+      layer.operation(conv, OperationKind::kGemm, Function::kMatrixProduct, {cast}, {patches});
+  product.saved = {cast};
+  product.n = hidden;
+  product.k = pixels;
+  product.parameters = {
+      layer.parameter(conv + ".weight", {hidden, tower.channels, tower.patch, tower.patch})};
+  if (vit) product.parameters.push_back(layer.parameter(conv + ".bias", {hidden}));
+
+  // One position more than patches.
+  const auto sequence = [&](std::string name) {
+    return TensorSpec{.name = std::move(name), .per_token = hidden, .per_sequence = hidden};
+  };
+  const Index tokens = layer.tensor(sequence("tokens"));
+  Operation& cat = layer.operation("class_token", OperationKind::kElementwise, Function::kCopy,
+                                   {patches}, {tokens});
+  cat.parameters = {vit ? layer.parameter("vit.embeddings.cls_token", {1, 1, hidden})
+                        : layer.parameter("vision_model.embeddings.class_embedding", {hidden})};
+  if (vit) {
+    const Index sum = add(layer, sequence("embedding_sum"), {tokens});
+    layer.layer().operations.back().parameters = {
+        layer.parameter("vit.embeddings.position_embeddings", {1, tower.positions(), hidden})};
+    return layer.finish(sum);
+  }
+  const Index rows =
+      lookup(layer, "vision_model.embeddings.position_embedding", {tower.positions(), hidden},
+             {.name = "position_embedding", .fixed = tower.positions() * hidden});
+  const Index sum = add(layer, sequence("embedding_sum"), {tokens, rows});
+  return layer.finish(
+      layer.layer_norm("vision_model.pre_layrnorm", sequence("pre_norm"), hidden, sum));
+}
+
+// The position that classifies or is compared, as a view: its gradient is the others' zeros and its
+// own.
+Index class_token(LayerWriter& layer, const TowerDims& tower) {
+  const Index token = layer.tensor({.name = "class_token", .per_token = tower.hidden});
+  const Index rest =
+      layer.tensor({.name = "other_tokens", .per_token = tower.patches() * tower.hidden});
+  layer.operation("select", OperationKind::kElementwise, Function::kCopy, {0}, {token, rest}).view =
+      true;
+  return token;
+}
+
+TensorSpec whole_sequence(const TowerDims& tower) {
+  return {.name = "input", .per_token = tower.positions() * tower.hidden};
+}
+
+}  // namespace foreshard

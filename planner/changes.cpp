@@ -1,0 +1,197 @@
+#include "planner/changes.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "planner/search_space.h"
+#include "reports/view/plan_words.h"
+#include "sim/spec/plan_values.h"
+
+namespace foreshard {
+namespace {
+
+// torchtune's CEWithChunkedOutputLoss and torchao's take so many parts.
+constexpr const char* kChunkedLoss = "loss=chunked-8";
+
+bool is_whole(const Loss& loss) {
+  return loss.kind == Loss::Kind::kEager || loss.kind == Loss::Kind::kEagerCompute;
+}
+
+// PyTorch's kernels and its caching allocator.
+bool is_pytorch_on_gpus(const Job& job) {
+  return job.resolved.plan.runtime.kind != RuntimeKind::kNative && !job.cluster.host_computes;
+}
+
+MemoryKnob expandable_segments(const Job& job) {
+  const AllocatorSettings& allocator = job.resolved.plan.allocator;
+  MemoryKnob knob{"allocator", {}, true};
+  if (!is_pytorch_on_gpus(job) || allocator.expandable_segments) return knob;
+  AllocatorSettings expandable = allocator;
+  expandable.expandable_segments = true;
+  knob.values = {{"allocator=" + written(expandable).get<std::string>()}};
+  return knob;
+}
+
+MemoryKnob chunked_loss(const Job& job) {
+  MemoryKnob knob{"loss", {}, true};
+  if (is_pytorch_on_gpus(job) && is_whole(job.resolved.plan.loss)) knob.values = {{kChunkedLoss}};
+  return knob;
+}
+
+MemoryKnob shard_experts(const Job& job) {
+  MemoryKnob knob{"units.shard_dim", {}, true};
+  const bool has_experts = job.model.active_parameters() < job.model.parameters();
+  if (has_experts && job.resolved.plan.units.shard_dim == 0) {
+    knob.values = {{"units.shard_dim=experts"}};
+  }
+  return knob;
+}
+
+MemoryKnob reshard_always(const Job& job) {
+  MemoryKnob knob{"reshard_after_forward", {}, false};
+  if (job.resolved.plan.reshard_after_forward != RangedPolicy<Reshard>{}) {
+    knob.values = {{"reshard_after_forward=always"}};
+  }
+  return knob;
+}
+
+MemoryKnob shard_further(const Job& job) {
+  const Mesh& mesh = job.resolved.plan.mesh;
+  MemoryKnob knob{"mesh.shard", {}, false};
+  for (std::int64_t replicate = mesh.replicate - 1; replicate >= 1; --replicate) {
+    if (mesh.world() % replicate != 0) continue;
+    knob.values.push_back({fmt::format("mesh.shard={}", mesh.world() / replicate),
+                           fmt::format("mesh.replicate={}", replicate)});
+  }
+  return knob;
+}
+
+// The sequences of a step stay: what a micro-batch loses, accumulation gains.
+MemoryKnob shrink_micro_batch(const Job& job) {
+  const Batch& batch = job.resolved.plan.batch;
+  MemoryKnob knob{"batch.micro_batch", {}, false};
+  for (std::int64_t size = batch.micro_batch / 2; size >= 1; --size) {
+    if (batch.micro_batch % size != 0) continue;
+    knob.values.push_back(
+        {fmt::format("batch.micro_batch={}", size),
+         fmt::format("batch.accumulation={}", batch.accumulation * (batch.micro_batch / size))});
+  }
+  return knob;
+}
+
+MemoryKnob recompute_more(const Job& job) {
+  const RangedPolicy<Recompute>& own = job.resolved.plan.recompute;
+  MemoryKnob knob{"recompute", {}, false};
+  for (const Recompute more : {Recompute::kSelective, Recompute::kFull}) {
+    if (own == RangedPolicy<Recompute>{Recompute::kFull, {}}) break;
+    if (own != RangedPolicy<Recompute>{more, {}}) {
+      knob.values.push_back({fmt::format("recompute={}", to_string(more))});
+    }
+  }
+  return knob;
+}
+
+MemoryKnob compile_blocks(const Job& job) {
+  MemoryKnob knob{"compile", {}, false};
+  if (is_pytorch_on_gpus(job) && job.resolved.plan.compile == Compile::kNone) {
+    knob.values = {{"compile=blocks"}};
+  }
+  return knob;
+}
+
+MemoryKnob offload(const Job& job) {
+  MemoryKnob knob{"offload", {}, false};
+  if (job.resolved.plan.offload == Offload::kNone && !job.cluster.host_computes) {
+    knob.values = {{"offload=cpu"}};
+  }
+  return knob;
+}
+
+MemoryKnob smaller_states(const Job& job) {
+  const Optimizer& optimizer = job.resolved.plan.optimizer;
+  MemoryKnob knob{"optimizer.state", {}, false};
+  if (optimizer.kind == Optimizer::Kind::kAdamW && optimizer.state == DType::kFp32) {
+    knob.values = {{"optimizer.state=bf16"}};
+  }
+  return knob;
+}
+
+MemoryKnob reduce_in_bf16(const Job& job) {
+  const Plan& plan = job.resolved.plan;
+  MemoryKnob knob{"dtype.reduce", {}, false};
+  if (plan.reduce_dtype == DType::kFp32 && plan.param_dtype == DType::kBf16) {
+    knob.values = {{"dtype.reduce=bf16"}};
+  }
+  return knob;
+}
+
+}  // namespace
+
+std::optional<Job> changed_job(const Job& job, const Assignments& assignments) {
+  JobOptions other = job.options;
+  other.assignments.push_back(assignments);
+  try {
+    return load_job_beside(job, other);
+  } catch (const Error& error) {
+    if (error.exit_code() == ExitCode::kInternal) throw;
+    return std::nullopt;
+  }
+}
+
+Assignments assignments_to(const Job& job, const Plan& plan) {
+  Assignments assignments;
+  for (const PlanDifference& d : plan_differences(job.resolved.plan, plan)) {
+    assignments.push_back(d.key + "=" + d.b);
+  }
+  return assignments;
+}
+
+std::vector<Job> free_variants(const Job& job) {
+  std::vector<Job> variants;
+  if (is_fixed(job, "loss")) return variants;
+  for (const Assignments& assignments : chunked_loss(job).values) {
+    if (auto other = changed_job(job, assignments)) variants.push_back(std::move(*other));
+  }
+  return variants;
+}
+
+std::vector<Assignments> costly_assignments(const Job& job) {
+  std::vector<Assignments> list;
+  const auto add = [&](const MemoryKnob& knob) {
+    if (is_fixed(job, knob.key)) return;
+    list.insert(list.end(), knob.values.begin(), knob.values.end());
+  };
+  add(compile_blocks(job));
+  const bool has_fp8 = job.cluster.gpu.peak_fp8.value() > 0;
+  if (has_fp8 && !list.empty() && !is_fixed(job, "float8") &&
+      job.resolved.plan.float8 == Float8::kNone) {
+    // torchao's recipe is meant for compiled code: the casts are kernels of their own else.
+    Assignments both = list.front();
+    both.push_back("float8=tensorwise");
+    list.push_back(std::move(both));
+  }
+  // The engine runs the flash backend unless it is told; it rounds otherwise than cuDNN's kernel,
+  // which PyTorch chooses by itself.
+  const Plan& plan = job.resolved.plan;
+  if (plan.runtime.kind == RuntimeKind::kNative && plan.attention == AttentionKernel::kFlash &&
+      !is_fixed(job, "attention") && cost_model(job).calibration().sdpa_preferred == "cudnn") {
+    list.push_back({"attention=cudnn"});
+  }
+  add(offload(job));
+  return list;
+}
+
+std::vector<MemoryKnob> memory_knobs(const Job& job) {
+  std::vector<MemoryKnob> knobs = {expandable_segments(job), chunked_loss(job),
+                                   shard_experts(job),       reshard_always(job),
+                                   shard_further(job),       shrink_micro_batch(job),
+                                   recompute_more(job),      compile_blocks(job),
+                                   smaller_states(job),      offload(job),
+                                   reduce_in_bf16(job)};
+  std::erase_if(knobs, [](const MemoryKnob& knob) { return knob.values.empty(); });
+  return knobs;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,123 @@
+#include "planner/model_name.h"
+
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <system_error>
+#include <utility>
+
+#include "interop/hf/hub_cache.h"
+#include "models/names.h"
+#include "models/yaml/model_yaml.h"
+#include "models/zoo.h"
+#include "sim/base/spelling.h"
+
+namespace foreshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+// "~/models" as the shell would have written it, had it not been quoted or behind a "=".
+fs::path without_tilde(const std::string& text, const fs::path& seen) {
+  const std::string home = environment("HOME");
+  return text.starts_with("~/") && !home.empty() ? fs::path(home) / text.substr(2) : seen;
+}
+
+bool is_there(const fs::path& path) {
+  std::error_code ignored;
+  return fs::exists(path, ignored);
+}
+
+bool is_written_as_path(const std::string& text) {
+  for (const char* end : {".json", ".yaml", ".yml", "/"}) {
+    if (text.ends_with(end)) return true;
+  }
+  for (const char* begin : {"/", "./", "../", "~/"}) {
+    if (text.starts_with(begin)) return true;
+  }
+  return text == "." || text == "..";
+}
+
+ModelName from_path(const fs::path& path) {
+  std::error_code ignored;
+  if (!fs::is_directory(path, ignored)) return {.file = path};
+  const fs::path config = path / "config.json";
+  if (!is_there(config)) {
+    throw Error(
+        ExitCode::kInvalidInput,
+        fmt::format("{}: is a directory without a config.json; expected a model's folder or "
+                    "the file itself",
+                    path.string()));
+  }
+  // "." has a name only once it is spelled out.
+  const fs::path whole = fs::weakly_canonical(path, ignored);
+  return {.file = config, .title = whole.filename().string()};
+}
+
+}  // namespace
+
+std::vector<fs::path> hub_cache_folders() {
+  if (const std::string cache = environment("HF_HUB_CACHE"); !cache.empty()) return {cache};
+  if (const std::string home = environment("HF_HOME"); !home.empty()) {
+    return {fs::path(home) / "hub"};
+  }
+  std::string cache = environment("XDG_CACHE_HOME");
+  if (cache.empty() && !environment("HOME").empty()) cache = environment("HOME") + "/.cache";
+  if (cache.empty()) return {};
+  return {fs::path(cache) / "huggingface" / "hub"};
+}
+
+bool is_model_yaml(const fs::path& path) {
+  return path.extension() == ".yaml" || path.extension() == ".yml";
+}
+
+ModelName find_model(const std::string& text, const fs::path& seen) {
+  const fs::path path = without_tilde(text, seen);
+  const bool has_slash = text.find('/') != std::string::npos;
+  if (is_written_as_path(text) || (has_slash && is_there(path))) return from_path(path);
+  if (is_zoo_model(text)) return {.zoo = text};
+  if (const auto published = published_name(text)) {
+    ModelName name{.zoo = published->zoo};
+    if (published->is_variant) {
+      name.notes.push_back(fmt::format("model {} has the sizes of {}, which is forecast",
+                                       quote(text), published->zoo));
+    }
+    return name;
+  }
+  for (const fs::path& folder : hub_cache_folders()) {
+    if (const auto config = cached_config(folder, text)) {
+      return {.file = *config, .title = text.substr(text.find('/') + 1), .is_cached = true};
+    }
+  }
+  if (is_there(path)) return from_path(path);
+  std::string message = unknown_model(text);
+  if (has_slash) message += "; its config.json is not in the Hugging Face cache of this machine";
+  throw Error(ExitCode::kInvalidInput, message);
+}
+
+LoadedModel load_model(const ModelName& name, Stack stack) {
+  if (!name.zoo.empty()) return {load_zoo_model(name.zoo, stack), std::nullopt, name.notes};
+  if (is_model_yaml(name.file)) {
+    ModelSpec model = load_model_yaml(name.file);
+    if (stack == Stack::kEager) return {std::move(model), std::nullopt, name.notes};
+    throw Error(ExitCode::kMissingCapability,
+                fmt::format("{}: the engine has kernels for the families that are built in, not "
+                            "for operations from a file; nearest plan: runtime: fsdp2",
+                            name.file.string()));
+  }
+  HfConfig config = name.title.empty() ? read_hf_config(name.file)
+                                       : parse_hf_config(read_json_file(name.file), name.title);
+  LoadedModel loaded{build_hf_model(config, stack), std::nullopt, name.notes};
+  for (const std::string& note : config.notes) {
+    loaded.notes.push_back(fmt::format("model {}: {}", loaded.model.name, note));
+  }
+  loaded.config = std::move(config);
+  return loaded;
+}
+
+}  // namespace foreshard

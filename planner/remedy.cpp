@@ -1,0 +1,234 @@
+// A trial is a job with assignments over its own; its memory is asked of what is allocated first,
+// which rules most out, and then of the caching allocator. From the second micro-batch on all are
+// alike: three of them show the peak.
+#include "planner/remedy.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "calibration/machines.h"
+#include "reports/view/layout.h"
+#include "sim/base/unit_strings.h"
+#include "sim/graph/training_step.h"
+#include "sim/memory/memory_actions.h"
+#include "sim/memory/memory_profile.h"
+#include "sim/memory/outside_allocator.h"
+#include "sim/memory/reserved_forecast.h"
+#include "sim/simulate/folded.h"
+#include "sim/simulate/forecast.h"
+
+namespace foreshard {
+namespace {
+
+constexpr std::int64_t kTelling = 3;
+
+Assignments joined(Assignments a, const Assignments& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+// With the times of a simulation where blocks come back by them.
+Bytes reserved_of(const EventGraph& graph, const Plan& plan, const Job& job) {
+  Plan few = plan;
+  few.batch.accumulation = laid_out_of(few.batch.accumulation);
+  if (records_streams(graph)) return forecast(job.model, few, cost_model(job)).reserved.peak;
+  return forecast_reserved(graph, plan, job.cluster).peak;
+}
+
+class Trials {
+ public:
+  Trials(const Job& job, const Plan& plan, const MemoryTerms& terms)
+      : job_(job), own_(assignments_to(job, plan)), terms_(terms) {}
+
+  // The plan with these changes, where it holds.
+  std::optional<Remedy> with(const Assignments& changes) const { return on(job_, changes); }
+
+  // On a cluster of so many GPUs, everything sharded over them but what the plan replicates.
+  std::optional<Remedy> with(const Assignments& changes, std::int64_t gpus) const {
+    Job bigger = job_;
+    bigger.cluster.gpus = gpus;
+    const std::int64_t replicate = job_.resolved.plan.mesh.replicate;
+    const Mesh mesh = gpus % replicate == 0 ? Mesh{gpus / replicate, replicate} : Mesh{gpus, 1};
+    return on(bigger, joined({fmt::format("mesh.shard={}", mesh.shard),
+                              fmt::format("mesh.replicate={}", mesh.replicate)},
+                             changes));
+  }
+
+  std::vector<MemoryKnob> knobs() const {
+    const auto own = changed_job(job_, own_);
+    return own ? memory_knobs(*own) : std::vector<MemoryKnob>();
+  }
+
+  // All changes at their strongest, in the order of the knobs.
+  std::vector<Assignments> everything() const {
+    std::vector<Assignments> all;
+    for (const MemoryKnob& knob : knobs()) {
+      const Assignments& strongest = knob.values.back();
+      // One that does not go with those before is left out.
+      if (changed_job(job_, joined(joined(own_, flat(all)), strongest))) all.push_back(strongest);
+    }
+    return all;
+  }
+
+  static Assignments flat(const std::vector<Assignments>& changes) {
+    Assignments all;
+    for (const Assignments& some : changes) all.insert(all.end(), some.begin(), some.end());
+    return all;
+  }
+
+  // Without the changes that are not needed, the costliest first.
+  std::optional<Remedy> least_of(std::vector<Assignments> changes, std::int64_t gpus) const {
+    const auto tried = [&] {
+      return gpus > job_.cluster.gpus ? with(flat(changes), gpus) : with(flat(changes));
+    };
+    std::optional<Remedy> best = tried();
+    for (std::size_t i = changes.size(); best && i-- > 0;) {
+      const std::vector<Assignments> before = changes;
+      changes.erase(changes.begin() + static_cast<std::ptrdiff_t>(i));
+      if (auto without = tried()) {
+        best = std::move(without);
+      } else {
+        changes = before;
+      }
+    }
+    return best;
+  }
+
+ private:
+  std::optional<Remedy> on(const Job& job, const Assignments& changes) const {
+    const auto changed = changed_job(job, joined(own_, changes));
+    if (!changed) return std::nullopt;
+    const Plan& plan = changed->resolved.plan;
+    Plan shorter = plan;
+    shorter.batch.accumulation = std::min(shorter.batch.accumulation, kTelling);
+    const Cluster& cluster = job.cluster;
+    const EventGraph graph = build_training_step(changed->model, shorter);
+    const Bytes peak = peak_allocated(graph);
+    const Bytes outside = total(memory_outside(graph, cluster, plan.runtime));
+    if (!holds(fit_in(cluster, peak, peak, outside), terms_)) return std::nullopt;
+    const Fit fit = fit_in(cluster, peak, reserved_of(graph, plan, *changed), outside);
+    if (!holds(fit, terms_)) return std::nullopt;
+    const CostModel costs = cost_model(*changed);
+    const double probability = StackOdds(stack_set(*changed, costs))(plan, fit, terms_.confidence);
+    if (probability < terms_.confidence) return std::nullopt;
+    return Remedy{changes, cluster.gpus, plan,
+                  fit,     probability,  replay_allocations(graph).host_peak};
+  }
+
+  const Job& job_;
+  const Assignments own_;
+  const MemoryTerms terms_;
+};
+
+std::optional<Remedy> one_key(const Trials& trials, const std::vector<MemoryKnob>& knobs) {
+  for (const MemoryKnob& knob : knobs) {
+    for (const Assignments& value : knob.values) {
+      if (auto remedy = trials.with(value)) return remedy;
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<Remedy> two_keys(const Trials& trials, const std::vector<MemoryKnob>& knobs) {
+  for (std::size_t a = 0; a < knobs.size(); ++a) {
+    for (std::size_t b = a + 1; b < knobs.size(); ++b) {
+      // Where both at their strongest do not hold, no milder ones do.
+      if (!trials.with(joined(knobs[a].values.back(), knobs[b].values.back()))) continue;
+      for (const Assignments& first : knobs[a].values) {
+        for (const Assignments& second : knobs[b].values) {
+          if (auto remedy = trials.with(joined(first, second))) return remedy;
+        }
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<Remedy> more_gpus(const Trials& trials, const std::vector<Assignments>& changes,
+                                const Cluster& cluster) {
+  const std::int64_t most = cluster.node.nics > 0 ? kMaxGpus : cluster.node.gpus;
+  std::int64_t gpus = cluster.gpus;
+  while (gpus <= most / 2) {
+    // Part of a node grows to the whole of it.
+    gpus = gpus < cluster.node.gpus ? std::min(gpus * 2, cluster.node.gpus) : gpus * 2;
+    if (auto remedy = trials.least_of(changes, gpus)) return remedy;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+RemedySearch find_remedy(const Job& job, const Plan& plan, const MemoryTerms& terms) {
+  const Trials trials(job, plan, terms);
+  const std::vector<MemoryKnob> knobs = trials.knobs();
+  RemedySearch search;
+  for (const MemoryKnob& knob : knobs) search.tried.push_back(knob.key);
+  search.found = one_key(trials, knobs);
+  if (!search.found) search.found = two_keys(trials, knobs);
+  const std::vector<Assignments> all = trials.everything();
+  if (!search.found) search.found = trials.least_of(all, job.cluster.gpus);
+  if (!search.found) search.found = more_gpus(trials, {}, job.cluster);
+  if (!search.found) search.found = more_gpus(trials, all, job.cluster);
+  return search;
+}
+
+std::optional<Remedy> free_remedy(const Job& job, const Plan& plan, const MemoryTerms& terms) {
+  const Trials trials(job, plan, terms);
+  std::vector<MemoryKnob> knobs = trials.knobs();
+  std::erase_if(knobs, [](const MemoryKnob& knob) { return !knob.is_free; });
+  return one_key(trials, knobs);
+}
+
+std::string shortfall_text(const Fit& fit) {
+  return fmt::format("does not fit: {} more per GPU than the {} there are",
+                     format_bytes(Bytes(-fit.margin().count())), format_bytes(fit.capacity));
+}
+
+std::string remedy_text(const RemedySearch& search, const Cluster& cluster) {
+  if (!search.found) {
+    return fmt::format(
+        "no key of the plan ({}) and no number of GPUs makes it fit: shorten batch.sequence",
+        fmt::join(search.tried, ", "));
+  }
+  const Remedy& remedy = *search.found;
+  std::vector<std::string> changes;
+  if (remedy.gpus != cluster.gpus) {
+    changes.push_back(format_count(remedy.gpus) + " GPUs");
+  }
+  for (const std::string& change : remedy.changes) changes.push_back("--set " + change);
+  std::string text =
+      fmt::format("it fits with {}: {} to spare, with {}", fmt::join(changes, " "),
+                  format_bytes(remedy.fit.margin()), chance_text(remedy.fit_probability));
+  if (remedy.plan.offload != Offload::kNone) {
+    text += fmt::format("; {} of the host's memory per GPU", format_bytes(remedy.host_peak));
+  }
+  return text;
+}
+
+Json remedy_json(const Fit& fit, const RemedySearch& search) {
+  Json json;
+  json["exceeds_bytes"] = -fit.margin().count();
+  json["tried"] = search.tried;
+  json["remedy"] = nullptr;
+  if (!search.found) return json;
+  const Remedy& remedy = *search.found;
+  Json set = Json::object();
+  for (const std::string& change : remedy.changes) {
+    const std::size_t equals = change.find('=');
+    set[change.substr(0, equals)] = change.substr(equals + 1);
+  }
+  json["remedy"] = {{"gpus", remedy.gpus},
+                    {"set", set},
+                    {"plan", to_json(remedy.plan)},
+                    {"peak_allocated_bytes", remedy.fit.allocated.count()},
+                    {"fit_probability", remedy.fit_probability},
+                    {"margin_bytes", remedy.fit.margin().count()},
+                    {"host_peak_bytes", remedy.host_peak.count()}};
+  return json;
+}
+
+}  // namespace foreshard

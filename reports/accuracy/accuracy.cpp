@@ -1,0 +1,243 @@
+#include "reports/accuracy/accuracy.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "reports/view/layout.h"
+#include "sim/base/quantile.h"
+
+namespace foreshard {
+namespace {
+
+constexpr std::size_t kMostTextRows = 20;
+constexpr double kRankedDifference = 0.05;
+
+struct Group {
+  std::string by;
+  std::string value;
+  std::vector<const AccuracyRow*> rows;
+};
+
+// In the order in which they are first met, kind after kind.
+std::vector<Group> groups_of(const std::vector<AccuracyRow>& rows) {
+  std::vector<Group> groups;
+  for (const AccuracyRow& row : rows) {
+    for (const auto& group : row.groups) {
+      const std::string& by = group.first;
+      const std::string& value = group.second;
+      const auto found = std::find_if(groups.begin(), groups.end(), [&](const Group& g) {
+        return g.by == by && g.value == value;
+      });
+      if (found == groups.end()) {
+        groups.push_back({by, value, {&row}});
+      } else {
+        found->rows.push_back(&row);
+      }
+    }
+  }
+  std::stable_sort(groups.begin(), groups.end(),
+                   [](const Group& a, const Group& b) { return a.by < b.by; });
+  return groups;
+}
+
+void add_summary(const AccuracySummary& s, Json& json) {
+  json["rows"] = s.rows;
+  json["scored"] = s.scored;
+  json["median_abs_error"] = s.median_abs_error;
+  json["p90_abs_error"] = s.p90_abs_error;
+  json["bias"] = s.bias;
+  json["coverage"] = s.coverage;
+  json["half_width"] = s.half_width;
+}
+
+std::vector<std::string> cells_of(const std::string& name, const AccuracySummary& s) {
+  return {name,
+          std::to_string(s.rows),
+          std::to_string(s.scored),
+          percent_text(s.median_abs_error),
+          percent_text(s.p90_abs_error),
+          signed_percent(s.bias),
+          percent_text(s.coverage),
+          percent_text(s.half_width)};
+}
+
+std::string quantity_text(const AccuracyRow& row, double value) {
+  if (row.quantity.ends_with("GiB")) return fmt::format("{:.2f} GiB", value);
+  return seconds_text(row.quantity.find("_us") == std::string::npos ? value : value * 1e-6);
+}
+
+std::vector<const AccuracyRow*> shown_rows(const std::vector<AccuracyRow>& rows, ShownRows shown) {
+  std::vector<const AccuracyRow*> all;
+  if (shown == ShownRows::kNewest) {
+    for (auto row = rows.rbegin(); row != rows.rend(); ++row) all.push_back(&*row);
+  } else {
+    for (const AccuracyRow& row : rows) {
+      if (row.scored) all.push_back(&row);
+    }
+    std::stable_sort(all.begin(), all.end(), [](const AccuracyRow* a, const AccuracyRow* b) {
+      return std::abs(a->error()) > std::abs(b->error());
+    });
+  }
+  all.resize(std::min(all.size(), kMostTextRows));
+  return all;
+}
+
+// How many rows each reason leaves out, the most frequent first.
+void add_unscored(const std::vector<AccuracyRow>& rows, std::vector<std::string>& lines) {
+  std::vector<std::pair<std::string, int>> reasons;
+  for (const AccuracyRow& row : rows) {
+    if (row.scored) continue;
+    const auto found = std::find_if(reasons.begin(), reasons.end(),
+                                    [&](const auto& each) { return each.first == row.reason; });
+    if (found == reasons.end()) {
+      reasons.emplace_back(row.reason, 1);
+    } else {
+      ++found->second;
+    }
+  }
+  std::stable_sort(reasons.begin(), reasons.end(),
+                   [](const auto& a, const auto& b) { return a.second > b.second; });
+  constexpr std::size_t kMostReasons = 12;
+  for (std::size_t i = 0; i < std::min(reasons.size(), kMostReasons); ++i) {
+    lines.push_back(fmt::format("  not scored: {} x {}", reasons[i].second, reasons[i].first));
+  }
+}
+
+bool is_time(double seconds) { return std::isfinite(seconds) && seconds > 0; }
+
+}  // namespace
+
+std::vector<const AccuracyRow*> pointers(const std::vector<AccuracyRow>& rows) {
+  std::vector<const AccuracyRow*> all;
+  for (const AccuracyRow& row : rows) all.push_back(&row);
+  return all;
+}
+
+AccuracySummary summarize_accuracy(const std::vector<const AccuracyRow*>& rows) {
+  AccuracySummary s;
+  s.rows = static_cast<int>(rows.size());
+  std::vector<double> errors, sizes, widths;
+  int covered = 0;
+  for (const AccuracyRow* row : rows) {
+    if (!row->scored) continue;
+    errors.push_back(row->error());
+    sizes.push_back(std::abs(row->error()));
+    widths.push_back((row->high - row->low) / 2 / row->predicted);
+    covered += row->low <= row->measured && row->measured <= row->high;
+  }
+  if (errors.empty()) return s;
+  s.scored = static_cast<int>(errors.size());
+  std::sort(sizes.begin(), sizes.end());
+  s.median_abs_error = quantile(sizes, 0.5);
+  s.p90_abs_error = quantile(sizes, 0.9);
+  s.bias = quartiles(std::move(errors)).median;
+  s.coverage = static_cast<double>(covered) / s.scored;
+  s.half_width = quartiles(std::move(widths)).median;
+  return s;
+}
+
+std::vector<AccuracyRow> accuracy_rows(const std::vector<HistoryRow>& history) {
+  std::vector<AccuracyRow> rows;
+  for (const HistoryRow& h : history) {
+    AccuracyRow row;
+    row.id = fmt::format("{} {} {}", h.created, h.model, h.fingerprint);
+    row.line = h.id;
+    row.quantity = "step_time_s";
+    row.measured = h.measured_s;
+    row.predicted = h.predicted_s;
+    row.low = h.low_s;
+    row.high = h.high_s;
+    row.groups = {{"host", h.host}, {"model", h.model}, {"profile", h.profile}};
+    if (!is_time(h.measured_s) || !is_time(h.predicted_s) || !is_time(h.low_s) ||
+        !is_time(h.high_s)) {
+      row.scored = false;
+      row.reason = "its times are not positive numbers";
+      for (double* value : {&row.measured, &row.predicted, &row.low, &row.high}) *value = 0;
+    }
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+Json accuracy_json(const std::vector<AccuracyRow>& rows) {
+  Json summary;
+  add_summary(summarize_accuracy(pointers(rows)), summary);
+  Json groups = Json::array();
+  for (const Group& group : groups_of(rows)) {
+    Json entry = {{"by", group.by}, {"group", group.value}};
+    add_summary(summarize_accuracy(group.rows), entry);
+    groups.push_back(std::move(entry));
+  }
+  Json list = Json::array();
+  for (const AccuracyRow& row : rows) {
+    list.push_back({{"id", row.id},
+                    {"line", row.line},
+                    {"quantity", row.quantity},
+                    {"measured", row.measured},
+                    {"predicted", row.predicted},
+                    {"low", row.low},
+                    {"high", row.high},
+                    {"error", row.error()},
+                    {"scored", row.scored},
+                    {"reason", row.reason}});
+  }
+  const BalancedSummary balanced = summarize_balanced(rows);
+  const RankCorrelation ranking = rank_correlation(rows, kRankedDifference);
+  Json json;
+  json["summary"] = std::move(summary);
+  json["balanced"] = {{"by", balanced.by},
+                      {"groups", balanced.groups},
+                      {"median_abs_error", balanced.median_abs_error},
+                      {"p90_abs_error", balanced.p90_abs_error},
+                      {"bias", balanced.bias}};
+  json["ranking"] = {
+      {"difference", kRankedDifference}, {"pairs", ranking.pairs}, {"tau", ranking.tau}};
+  json["groups"] = std::move(groups);
+  json["rows"] = std::move(list);
+  return json;
+}
+
+std::string accuracy_text(const std::vector<AccuracyRow>& rows, const std::string& title,
+                          ShownRows shown, Color color) {
+  const Paint paint(color);
+  std::vector<std::string> lines = {paint.bold(title)};
+  if (rows.empty()) {
+    lines.emplace_back("  no rows yet; every foreshard validate adds one");
+    return fmt::format("{}\n", fmt::join(lines, "\n"));
+  }
+  std::vector<std::vector<std::string>> table = {
+      {"", "rows", "scored", "median |e|", "p90 |e|", "bias", "coverage", "half width"},
+      cells_of("all", summarize_accuracy(pointers(rows)))};
+  if (const BalancedSummary b = summarize_balanced(rows); b.groups > 1) {
+    table.push_back({fmt::format("balanced over {} groups", b.groups), "", "",
+                     percent_text(b.median_abs_error), percent_text(b.p90_abs_error),
+                     signed_percent(b.bias), "", ""});
+  }
+  for (const Group& group : groups_of(rows)) {
+    table.push_back(
+        cells_of(fmt::format("{} {}", group.by, group.value), summarize_accuracy(group.rows)));
+  }
+  for (const std::string& line : aligned(table)) lines.push_back("  " + line);
+  if (const RankCorrelation r = rank_correlation(rows, kRankedDifference); r.pairs > 0) {
+    lines.push_back(
+        fmt::format("  order of pairs that differ by more than {}: tau {:.3f} ({} pairs)",
+                    percent_text(kRankedDifference), r.tau, r.pairs));
+  }
+  add_unscored(rows, lines);
+  lines.emplace_back();
+  const bool worst = shown == ShownRows::kWorst;
+  table = {{worst ? "worst" : "newest", "forecast", "measured", "error"}};
+  for (const AccuracyRow* row : shown_rows(rows, shown)) {
+    table.push_back({worst ? row->id + " " + row->quantity : row->id,
+                     quantity_text(*row, row->predicted), quantity_text(*row, row->measured),
+                     row->scored ? signed_percent(row->error()) : row->reason});
+  }
+  for (const std::string& line : aligned(table)) lines.push_back("  " + line);
+  return fmt::format("{}\n", fmt::join(lines, "\n"));
+}
+
+}  // namespace foreshard

@@ -1,0 +1,85 @@
+// How well forecasts were: rows of predicted against measured, summarised in all and by group.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "reports/validate/history.h"
+#include "reports/view/views.h"
+#include "sim/base/json.h"
+
+namespace foreshard {
+
+struct AccuracyRow {
+  std::string id;
+  std::int64_t line = 0;
+  std::string quantity;  // "step_time_s"
+  double measured = 0;
+  double predicted = 0, low = 0, high = 0;
+  std::vector<std::pair<std::string, std::string>> groups;  // what it counts in: "host", its value
+  bool scored = true;
+  std::string reason;  // why it is not
+  double error() const { return measured > 0 ? predicted / measured - 1 : 0; }
+};
+
+// Of the scored rows; 0 where there are none.
+struct AccuracySummary {
+  int rows = 0;
+  int scored = 0;
+  double median_abs_error = 0;
+  double p90_abs_error = 0;
+  double bias = 0;        // median signed error
+  double coverage = 0;    // share of measurements within low .. high
+  double half_width = 0;  // median of (high - low) / 2 / predicted
+};
+AccuracySummary summarize_accuracy(const std::vector<const AccuracyRow*>& rows);
+std::vector<const AccuracyRow*> pointers(const std::vector<AccuracyRow>& rows);
+
+// Every group of the first kind of each row's groups counts the same, whatever its rows: quantiles
+// of |error| and of the signed error with weights 1 / (scored rows of the group).
+struct BalancedSummary {
+  std::string by;  // "family x gpu"; "": rows without groups
+  int groups = 0;  // with scored rows
+  double median_abs_error = 0;
+  double p90_abs_error = 0;
+  double bias = 0;
+};
+BalancedSummary summarize_balanced(const std::vector<AccuracyRow>& rows);
+
+// Kendall's tau of forecasts against measurements over the pairs of scored rows, of one quantity
+// and one group of the first kind, whose measurements differ by more than `difference` (0.05: 5 %).
+struct RankCorrelation {
+  std::int64_t pairs = 0;
+  double tau = 0;
+};
+RankCorrelation rank_correlation(const std::vector<AccuracyRow>& rows, double difference);
+
+// The `count` scored rows of each quantity and group of the first kind whose ids hash lowest become
+// anchors: no longer scored. Their group's other forecasts are multiplied by exp(mean(log(measured
+// / predicted)) / 2) of the anchors: half of what they say, for a single run carries an error of
+// its own shape of the same size. What lies outside the anchor's own interval is taken as that
+// run's alone: an anchor counts as at most the interval's end.
+std::vector<AccuracyRow> anchored(std::vector<AccuracyRow> rows, int count);
+
+// Forecasts without measurements, and a hash over them, so that a later comparison with new rows is
+// provably blind. Schema foreshard.forecasts/1.
+Json frozen_forecasts(const std::vector<AccuracyRow>& rows);
+// `rows` with the forecasts that were frozen, by id, line and quantity; rows that were not frozen
+// are not scored. Throws Error(kInvalidInput) where the hash does not fit or no row was frozen.
+std::vector<AccuracyRow> with_frozen(std::vector<AccuracyRow> rows, const Json& frozen);
+
+// One row per validation; `line` is its id. Rows whose times are no positive finite numbers are not
+// scored.
+std::vector<AccuracyRow> accuracy_rows(const std::vector<HistoryRow>& history);
+
+// DESIGN section 11: summary, groups, rows; and balanced, ranking.
+Json accuracy_json(const std::vector<AccuracyRow>& rows);
+
+// Which rows the text shows below the groups.
+enum class ShownRows : std::uint8_t { kNewest, kWorst };
+std::string accuracy_text(const std::vector<AccuracyRow>& rows, const std::string& title,
+                          ShownRows shown, Color color);
+
+}  // namespace foreshard

@@ -1,0 +1,266 @@
+// A row is forecast from the first of these that has rows enough, in the form of
+// calibration/fit/micro_attention.h:
+//   1  the same GPU, kernel, head size, pass and mask, of another source of the same program
+//   2  its own source without the row's family: heads, or the sequence where all rows have the same
+//      heads (the GPU has no other source of this kind)
+//   3  the same on the same GPU by another program
+//   4  the same kernel on the nearest GPU that has it, by the same program first, moved by the two
+//      GPUs' peaks and bandwidths
+// else the curves of the shipped profile for the kernel PyTorch runs there. (Serving programs time
+// kernels with paged caches, charts dense ones: they agree only to 20 %.)
+//
+// Intervals: the 90 % quantile of the fit's own residuals times 1.3, and the distance between
+// programs or GPUs on top where the row is of another.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <optional>
+#include <tuple>
+
+#include "calibration/fit/micro_attention.h"
+#include "calibration/gpu_names.h"
+#include "calibration/profile.h"
+#include "calibration/published.h"
+#include "reports/accuracy/score_kernels.h"
+#include "reports/accuracy/score_rows.h"
+#include "sim/cost/cost_model.h"
+
+namespace foreshard {
+namespace {
+
+constexpr std::size_t kFolds = 6;
+constexpr double kResidualsToForecast = 1.3;
+// Standard deviations of the logarithm: the same kernel timed by another program, and moved to
+// another GPU (H100 to H200 2.6 to 7.4 % median, B200 to GB200 and B300 7.6 to 9.3 %).
+constexpr double kOtherProgram = 0.12;
+constexpr double kOtherGpu = 0.10;
+constexpr double kProfile = 0.20;
+
+const char* pass_word(AttentionPass pass) {
+  return pass == AttentionPass::kForward    ? "fwd"
+         : pass == AttentionPass::kBackward ? "bwd"
+                                            : "fwd+bwd";
+}
+
+std::string program_of(const AttentionRow& row) {
+  return row.protocol.substr(0, row.protocol.find(' '));
+}
+
+struct Fitted {
+  MicroAttention model;
+  double residual = 0;  // 90 % quantile of the logarithms
+};
+
+class AttentionJudge {
+ public:
+  AttentionJudge() {
+    const CsvTable table = published_table("attention_measured.csv");
+    for (ReadAttention& read : read_attention_rows(table, machines_)) {
+      if (read.problem.empty()) published_.push_back(std::move(read.row));
+    }
+  }
+  const std::vector<Machine>& machines() const { return machines_; }
+
+  AccuracyRow score(AccuracyRow out, AttentionRow row) {
+    const Gpu& gpu = machine_of(row.gpu, machines_)->node.gpu;
+    if (row.kernel.empty()) row.kernel = usual_kernel(row);
+    out.groups.emplace_back("kernel", fmt::format("{} {}", row.kernel, pass_word(row.pass)));
+    const Choice choice = choose(row, gpu);
+    std::string absurd = absurdity(row.seconds, choice.seconds, row.flops, gpu.peak_bf16);
+    if (!absurd.empty()) return set_aside(std::move(out), std::move(absurd));
+    out.groups.emplace_back("rule", choice.rule);
+    return with_forecast(std::move(out), row.seconds, choice.seconds, choice.half);
+  }
+
+ private:
+  struct Choice {
+    double seconds = 0;
+    double half = 0;
+    const char* rule = "";
+  };
+  using Filter = std::function<bool(const AttentionRow&)>;
+
+  static bool same_kind(const AttentionRow& a, const AttentionRow& b) {
+    return a.kernel == b.kernel && a.head_dim == b.head_dim && a.pass == b.pass &&
+           a.causal == b.causal;
+  }
+
+  Choice choose(const AttentionRow& row, const Gpu& gpu) {
+    constexpr std::size_t kEnough = 12, kFew = 5;
+    const std::string program = program_of(row);
+    const auto here = [&](const AttentionRow& each) {
+      return each.gpu == row.gpu && same_kind(each, row);
+    };
+    const auto key = [&](int rule, std::string_view where) {
+      return fmt::format("{} {} {} {} {} {} {} {}", rule, where, row.gpu, row.kernel, row.head_dim,
+                         pass_word(row.pass), row.causal, row.source);
+    };
+    const auto priced = [&](const Fitted& fit, double spread, const char* rule) {
+      return Choice{attention_seconds(fit.model, row, gpu),
+                    std::hypot(kResidualsToForecast * fit.residual, kNinetyPercent * spread), rule};
+    };
+    if (const auto fit = fitted(key(1, ""), gpu, kEnough, [&](const AttentionRow& each) {
+          return here(each) && each.source != row.source && program_of(each) == program;
+        })) {
+      return priced(*fit, 0, "source left out");
+    }
+    if (const std::optional<std::size_t> fold = own_fold(row)) {
+      if (const auto fit =
+              fitted(key(2, std::to_string(*fold)), gpu, kFew - 1, [&](const AttentionRow& each) {
+                return here(each) && each.source == row.source && fold_in(each) != *fold;
+              })) {
+        return priced(*fit, 0, "shapes left out");
+      }
+    }
+    if (const auto fit = fitted(key(3, ""), gpu, kFew, [&](const AttentionRow& each) {
+          return here(each) && each.source != row.source;
+        })) {
+      return priced(*fit, kOtherProgram, "another program");
+    }
+    if (const auto moved = moved_fit(row, gpu, kFew, key(4, program))) {
+      return priced(*moved, kOtherGpu, "another GPU");
+    }
+    return {profile_seconds(row, gpu), kNinetyPercent * kProfile, "profile"};
+  }
+
+  // Rows of the row's own source and kind; heads tell families apart, else the sequence.
+  std::optional<std::size_t> own_fold(const AttentionRow& row) {
+    bool known = false;
+    for (const AttentionRow& each : published_) {
+      known = known || (each.source == row.source && each.gpu == row.gpu && same_kind(each, row));
+    }
+    if (!known) return std::nullopt;
+    return fold_in(row);
+  }
+  std::size_t fold_in(const AttentionRow& row) {
+    const std::string kind = fmt::format("{} {} {} {} {} {}", row.source, row.gpu, row.kernel,
+                                         row.head_dim, pass_word(row.pass), row.causal);
+    auto found = by_heads_.find(kind);
+    if (found == by_heads_.end()) {
+      bool differ = false;
+      const AttentionRow* first = nullptr;
+      for (const AttentionRow& each : published_) {
+        if (each.source != row.source || each.gpu != row.gpu || !same_kind(each, row)) continue;
+        if (first == nullptr) first = &each;
+        differ = differ || each.heads != first->heads || each.kv_heads != first->kv_heads;
+      }
+      found = by_heads_.emplace(kind, differ).first;
+    }
+    return found->second ? fold_of(row.heads, row.kv_heads, kFolds)
+                         : fold_of(row.sequence, row.batch, kFolds);
+  }
+
+  std::optional<Fitted> fitted(const std::string& key, const Gpu& gpu, std::size_t fewest,
+                               const Filter& filter) {
+    if (const auto found = fits_.find(key); found != fits_.end()) return found->second;
+    std::vector<AttentionRow> rows;
+    for (const AttentionRow& each : published_) {
+      if (filter(each)) rows.push_back(each);
+    }
+    std::optional<Fitted> result;
+    if (rows.size() >= fewest) {
+      Fitted fit{fit_micro_attention(rows, gpu), 0};
+      std::vector<double> logs;
+      for (const AttentionRow& each : rows) {
+        logs.push_back(std::log(attention_seconds(fit.model, each, gpu) / each.seconds));
+      }
+      // A handful of rows fits better than it forecasts.
+      constexpr double kLeast = 0.04;
+      fit.residual = std::max(kLeast, log_quantile(logs, 0.9));
+      result = fit;
+    }
+    return fits_.emplace(key, result).first->second;
+  }
+
+  std::optional<Fitted> moved_fit(const AttentionRow& row, const Gpu& gpu, std::size_t fewest,
+                                  const std::string& key) {
+    for (const bool same_program : {true, false}) {
+      std::vector<std::pair<double, const Machine*>> others;
+      for (const Machine& other : machines_) {
+        if (other.key != row.gpu) others.emplace_back(distance(gpu, other.node.gpu), &other);
+      }
+      std::stable_sort(others.begin(), others.end(),
+                       [](const auto& a, const auto& b) { return a.first < b.first; });
+      for (const auto& [far, other] : others) {
+        const std::string name = fmt::format("{} {} {}", key, same_program, other->key);
+        const auto fit =
+            fitted(name, other->node.gpu, fewest, [&, machine = other](const AttentionRow& each) {
+              return each.gpu == machine->key && same_kind(each, row) &&
+                     each.source != row.source &&
+                     (!same_program || program_of(each) == program_of(row));
+            });
+        if (fit) return fit;
+      }
+    }
+    return std::nullopt;
+  }
+
+  // What most published rows of the GPU run, else what PyTorch runs there.
+  std::string usual_kernel(const AttentionRow& row) {
+    std::map<std::string, int> counts;
+    for (const AttentionRow& each : published_) {
+      if (each.gpu == row.gpu && !each.kernel.empty()) ++counts[each.kernel];
+    }
+    const auto most =
+        std::max_element(counts.begin(), counts.end(),
+                         [](const auto& a, const auto& b) { return a.second < b.second; });
+    return most == counts.end() ? load_profile(row.gpu).sdpa_preferred : most->first;
+  }
+
+  double profile_seconds(const AttentionRow& row, const Gpu& gpu) {
+    const auto name = std::pair(row.gpu, row.kernel);
+    auto found = models_.find(name);
+    if (found == models_.end()) {
+      Cluster cluster;
+      cluster.gpu = gpu;
+      CostChoices choices;
+      choices.attention_kernel = row.kernel;
+      found = models_.emplace(name, CostModel(cluster, load_profile(row.gpu), choices)).first;
+    }
+    Kernel kernel;
+    kernel.kind = KernelKind::kAttention;
+    kernel.function = Function::kAttention;
+    kernel.causal = row.causal;
+    kernel.m = static_cast<std::int64_t>(row.batch);
+    kernel.n = static_cast<std::int64_t>(row.sequence);
+    kernel.k = row.head_dim;
+    kernel.heads = static_cast<std::int64_t>(row.heads);
+    const bool both = row.pass == AttentionPass::kBoth;
+    double seconds = 0;
+    constexpr double kBackwardShare = 2.5 / 3.5;
+    for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+      const bool is_backward = pass == Pass::kBackward;
+      if (!both && is_backward != (row.pass == AttentionPass::kBackward)) continue;
+      kernel.pass = pass;
+      kernel.flops =
+          Flops(row.flops * (both ? (is_backward ? kBackwardShare : 1 - kBackwardShare) : 1));
+      seconds += found->second.price(kernel).seconds;
+    }
+    return seconds;
+  }
+
+  std::vector<Machine> machines_ = list_machines();
+  std::vector<AttentionRow> published_;
+  std::map<std::string, std::optional<Fitted>> fits_;
+  std::map<std::string, bool> by_heads_;
+  std::map<std::pair<std::string, std::string>, CostModel> models_;
+};
+
+}  // namespace
+
+std::vector<AccuracyRow> score_attention(const CsvTable& table) {
+  AttentionJudge judge;
+  std::vector<AccuracyRow> rows;
+  const std::vector<ReadAttention> read = read_attention_rows(table, judge.machines());
+  for (std::size_t i = 0; i < read.size(); ++i) {
+    AccuracyRow row = begin_row(table, i);
+    row.groups = {{"gpu", read[i].row.gpu}, {"source", read[i].row.source}};
+    rows.push_back(read[i].problem.empty() ? judge.score(std::move(row), read[i].row)
+                                           : set_aside(std::move(row), read[i].problem));
+  }
+  return rows;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,30 @@
+// How well single kernels are forecast: rows of published files of products, attention and
+// memory-bound operations, each by constants that its own source had no part in.
+//
+// Every row of the table comes back, in its order. `quantity` is latency_us (from tflops where the
+// cell is empty); groups: gpu, source, dtype (or kernel), size. A row of a source that is among the
+// published ones is forecast by a fit without that source; where the GPU has no other, by one
+// without the row's shape family (products: n and k; attention: heads; memory-bound: size). The
+// "rule" group says which. GPUs and kernels are matched as free text; a kernel that no name fits
+// takes the GPU's usual one. Rows that hold no usable figures are not scored and say why.
+//
+// low .. high are 90 % intervals: from the errors of the fit on its rows, and from how far sources
+// and GPUs are apart where the row is of another.
+#pragma once
+
+#include <vector>
+
+#include "calibration/csv_table.h"
+#include "reports/accuracy/accuracy.h"
+
+namespace foreshard {
+
+// Columns m, n, k, tflops, latency_us and, where there, source, gpu, dtype, notes, id.
+std::vector<AccuracyRow> score_gemm(const CsvTable& table);
+// Columns batch, seqlen, heads, head_dim, tflops, latency_us and, where there, source, gpu, kernel,
+// pass, causal, kv_heads, dtype, id.
+std::vector<AccuracyRow> score_attention(const CsvTable& table);
+// Columns op, latency_us, bytes_counted and, where there, source, gpu, shape, dtype, gbs, id.
+std::vector<AccuracyRow> score_memory_bound(const CsvTable& table);
+
+}  // namespace foreshard

@@ -1,0 +1,81 @@
+// The graph of a step does not depend on the machine's rates, so the step is priced anew and not
+// built anew; what it allocates stays.
+#include "reports/sizing/machine_changes.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "sim/memory/capacity.h"
+#include "sim/memory/outside_allocator.h"
+#include "sim/simulate/cost_choices.h"
+#include "sim/simulate/simulate.h"
+
+namespace foreshard {
+namespace {
+
+BytesPerSecond times(BytesPerSecond rate, double factor) {
+  return BytesPerSecond(rate.value() * factor);
+}
+
+bool always(const Cluster&) { return true; }
+bool has_network(const Cluster& c) { return c.nodes() > 1; }
+bool has_rails(const Cluster& c) { return has_network(c) && c.node.nics > 1; }
+bool is_tapered(const Cluster& c) { return has_network(c) && c.network.oversubscription > 1; }
+
+}  // namespace
+
+const std::vector<MachineChange>& machine_changes() {
+  static const std::vector<MachineChange> kChanges = {
+      {"node.nic_rate", "x2", has_network,
+       [](Cluster& c) { c.node.nic_rate = times(c.node.nic_rate, 2); }},
+      {"node.nic_rate", "x0.5", has_network,
+       [](Cluster& c) { c.node.nic_rate = times(c.node.nic_rate, 0.5); }},
+      {"node.nics", "twice the rails", has_network, [](Cluster& c) { c.node.nics *= 2; }},
+      {"node.nics", "half the rails", has_rails,
+       [](Cluster& c) { c.node.nics = std::max<std::int64_t>(1, c.node.nics / 2); }},
+      {"network.oversubscription", "none", is_tapered,
+       [](Cluster& c) { c.network.oversubscription = 1; }},
+      {"network.oversubscription", "x2", has_network,
+       [](Cluster& c) { c.network.oversubscription *= 2; }},
+      {"network.oversubscription", "x4", has_network,
+       [](Cluster& c) { c.network.oversubscription *= 4; }},
+      {"node.gpu_link", "x2", always,
+       [](Cluster& c) { c.node.gpu_link = times(c.node.gpu_link, 2); }},
+      {"node.gpu_link", "x0.5", always,
+       [](Cluster& c) { c.node.gpu_link = times(c.node.gpu_link, 0.5); }},
+      {"gpu.memory", "x2", always, [](Cluster& c) { c.gpu.memory = c.gpu.memory * 2; }},
+      {"gpu.memory", "x1.5", always, [](Cluster& c) { c.gpu.memory = c.gpu.memory * 3 / 2; }},
+      {"gpu.memory", "x0.75", always, [](Cluster& c) { c.gpu.memory = c.gpu.memory * 3 / 4; }},
+      {"gpu.memory_bandwidth", "x1.5", always,
+       [](Cluster& c) { c.gpu.memory_bandwidth = times(c.gpu.memory_bandwidth, 1.5); }},
+      {"gpu.peak_bf16", "x1.25", always,
+       [](Cluster& c) { c.gpu.peak_bf16 = FlopsPerSecond(c.gpu.peak_bf16.value() * 1.25); }},
+  };
+  return kChanges;
+}
+
+CostModel changed_costs(const MachineChange& change, const CostModel& costs, const Plan& plan) {
+  Cluster cluster = costs.cluster();
+  change.apply(cluster);
+  return {cluster, costs.calibration(), cost_choices(plan)};
+}
+
+Json changes_json(const Forecast& made, const CostModel& costs) {
+  Json list = Json::array();
+  for (const MachineChange& change : machine_changes()) {
+    if (!change.matters(costs.cluster())) continue;
+    const CostModel other = changed_costs(change, costs, made.plan);
+    CostTable table = other.price(made.graph);
+    table.delays = made.costs.delays;
+    const Fit fit = fit_in(other.cluster(), made.memory.peak, made.reserved.peak,
+                           total(memory_outside(made.graph, other.cluster(), made.plan.runtime)));
+    list.push_back({{"property", change.property},
+                    {"change", change.change},
+                    {"seconds", Simulator().period(made.graph, table).seconds()},
+                    {"fits", fit.fits()},
+                    {"margin_bytes", fit.margin().count()}});
+  }
+  return list;
+}
+
+}  // namespace foreshard

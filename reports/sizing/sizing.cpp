@@ -1,0 +1,304 @@
+// From the second micro-batch of a step on all are alike, so a step of many micro-batches is drawn
+// on two shorter ones and what one more of them takes: the difference of the two. The central value
+// is simulated in full.
+#include "reports/sizing/sizing.h"
+
+#include <oneapi/tbb/parallel_for.h>
+#include <oneapi/tbb/task_arena.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <string>
+
+#include "reports/accuracy/evidence.h"
+#include "reports/sanity.h"
+#include "sim/base/error.h"
+#include "sim/graph/training_step.h"
+#include "sim/memory/memory_profile.h"
+#include "sim/memory/outside_allocator.h"
+#include "sim/memory/reserved_forecast.h"
+#include "sim/simulate/folded.h"
+#include "sim/simulate/forecast.h"
+#include "sim/simulate/simulate.h"
+#include "sim/spec/checks/plan_check.h"
+#include "sim/spec/open_stack.h"
+
+namespace foreshard {
+namespace {
+
+constexpr std::int64_t kDrawn = 3;  // micro-batches of the longer of the two
+constexpr std::int64_t kShown = 4;  // of the step whose memory and composition are told
+
+Plan with_accumulation(Plan plan, std::int64_t most) {
+  plan.batch.accumulation = std::min(plan.batch.accumulation, most);
+  return plan;
+}
+
+double period(Simulator& simulator, const EventGraph& graph, CostTable costs,
+              const std::vector<HostDelay>& delays) {
+  costs.delays = delays;
+  return simulator.period(graph, costs).seconds();
+}
+
+// A step that is drawn again and again.
+class DrawnStep {
+ public:
+  // `shown`: of the step's first kShown micro-batches, or of all where the driver's calls in every
+  // step depend on the whole of it.
+  DrawnStep(const ModelSpec& model, const Plan& plan, const CostModel& costs,
+            ReservedMemory* replays)
+      : accumulation_(plan.batch.accumulation), costs_(costs) {
+    shown_ = forecast(model, with_accumulation(plan, kShown), costs, replays);
+    if (accumulation_ > kShown && !shown_.costs.delays.empty()) {
+      shown_ = forecast(model, plan, costs, replays);
+    }
+    is_whole_ = accumulation_ <= kShown || !shown_.costs.delays.empty();
+    if (is_whole_) return;
+    const LayerPrograms programs(model, plan);
+    drawn_ = std::min(accumulation_, kDrawn);
+    longer_ = build_training_step(model, with_accumulation(plan, drawn_), programs);
+    shorter_ = build_training_step(model, with_accumulation(plan, drawn_ - 1), programs);
+    EventGraph graph;
+    const auto step = [&](std::int64_t micro_batches) -> const EventGraph& {
+      return graph = build_training_step(model, with_accumulation(plan, micro_batches), programs,
+                                         std::move(graph));
+    };
+    seconds_ = folded_period(simulator_, costs, accumulation_, step).seconds();
+  }
+
+  const Forecast& shown() const { return shown_; }
+  double seconds() const { return is_whole_ ? shown_.timeline.period.seconds() : seconds_; }
+  double draw(int k) {
+    const FactorDraw factors = costs_.draw(k);
+    const auto at = [&](const EventGraph& graph, const std::vector<HostDelay>& delays) {
+      return period(simulator_, graph, costs_.price(graph, factors), delays);
+    };
+    if (is_whole_) return at(shown_.graph, shown_.costs.delays) * costs_.plan_draw(k);
+    const double base = at(longer_, {});
+    const double one_more = base - at(shorter_, {});
+    return (base + static_cast<double>(accumulation_ - drawn_) * one_more) * costs_.plan_draw(k);
+  }
+
+ private:
+  std::int64_t accumulation_;
+  const CostModel& costs_;
+  Forecast shown_;
+  bool is_whole_ = true;
+  std::int64_t drawn_ = 0;
+  EventGraph longer_, shorter_;
+  double seconds_ = 0;
+  Simulator simulator_;
+};
+
+// The step of another code that may run the job; of a long one by what a micro-batch more takes.
+StackOutcome outcome_of(const StackCase& other, ReservedMemory* replays) {
+  constexpr std::int64_t kTelling = 3;
+  const std::int64_t accumulation = other.plan.batch.accumulation;
+  const Forecast told =
+      forecast(other.model, with_accumulation(other.plan, kTelling), other.costs, replays);
+  StackOutcome outcome = outcome_of(told, other.costs.cluster(), &other);
+  if (accumulation <= kTelling) return outcome;
+  Simulator simulator;
+  const auto at = [&](const EventGraph& graph) {
+    return period(simulator, graph, other.costs.price(graph), {});
+  };
+  const double one_more =
+      at(told.graph) -
+      at(build_training_step(other.model, with_accumulation(other.plan, kTelling - 1)));
+  outcome.seconds += static_cast<double>(accumulation - kTelling) * one_more;
+  return outcome;
+}
+
+Bytes state_bytes(const ModelSpec& model, const Plan& plan) {
+  std::int64_t per_parameter = size_of(plan.master_dtype);
+  if (plan.optimizer.kind == Optimizer::Kind::kAdamW) {
+    per_parameter += 2 * size_of(plan.optimizer.state);
+  }
+  return Bytes(model.parameters() * per_parameter);
+}
+
+double share_of(const EventGraph& graph, const Timeline& timeline, EventKind kind) {
+  Time sum;
+  for (std::size_t i = 0; i < graph.rows.size(); ++i) {
+    if (graph.rows[i].kind == kind) sum += timeline.spans[i].end - timeline.spans[i].arrive;
+  }
+  return sum.seconds() / timeline.period.seconds();
+}
+
+Quantity inverse(double numerator, const Quantity& seconds) {
+  return {numerator / seconds.value, numerator / seconds.high, numerator / seconds.low,
+          seconds.evidence};
+}
+
+}  // namespace
+
+SizedPlan size_up(const ModelSpec& model, const Plan& plan, const CostModel& costs,
+                  const Sizing& sizing) {
+  const std::vector<StackCase>& cases = sizing.cases;
+  DrawnStep step(model, plan, costs, sizing.replays);
+  std::vector<StackOutcome> outcomes = {
+      outcome_of(step.shown(), costs.cluster(), cases.empty() ? nullptr : &cases.front())};
+  outcomes[0].seconds = step.seconds();
+  for (std::size_t i = 1; i < cases.size(); ++i) {
+    outcomes.push_back(outcome_of(cases[i], sizing.replays));
+  }
+  SizedPlan sized;
+  sized.cluster = costs.cluster();
+  sized.plan = plan;
+  Forecast shown = step.shown();
+  const StepMetrics metrics = measure_step(shown.graph, shown.timeline);
+  sized.exposed_share = metrics.exposed_communication / metrics.seconds;
+  sized.forward_share = share_of(shown.graph, shown.timeline, EventKind::kForward);
+  const std::vector<double> weights = weights_of(outcomes);
+  for (int k = 0; k < sizing.draws; ++k) {
+    const std::size_t of = alternative_of_draw(weights, k);
+    // A machine's factors move every code's step by about the same share.
+    sized.draws.push_back(step.draw(k) * (outcomes[of].seconds / outcomes[0].seconds));
+    sized.fit_draws.push_back(fit_probability(outcomes[of].fit));
+  }
+  sized.step = covering(
+      with_interval(outcomes[0].seconds, sized.draws, weigh_evidence(shown, costs).seconds),
+      outcomes);
+  sized.fit = outcomes[0].fit;
+  sized.fit_probability = fit_probability(outcomes);
+  if (outcomes.size() > 1) {
+    sized.open_stack =
+        open_stack(std::move(outcomes), sized.draws, sized.step.high - sized.step.low);
+  }
+  shown.plan = plan;
+  const StepRates rates = step_rates(shown, sized.cluster);
+  sized.mfu = inverse(rates.model_peak_seconds, sized.step);
+  sized.tokens_per_s =
+      inverse(rates.tokens_per_gpu * static_cast<double>(sized.cluster.gpus), sized.step);
+  sized.state = state_bytes(model, plan);
+  if (const std::string text = find_nonsense(sized, shown); !text.empty()) refuse_nonsense(text);
+  return sized;
+}
+
+void judge_each(std::size_t count, const Judging& judging,
+                const std::function<void(std::size_t)>& judge) {
+  std::atomic<std::int64_t> done = 0;
+  std::atomic<bool> stopped = false;
+  const auto work = [&](std::size_t i) {
+    if (stopped) return;
+    judge(i);
+    const std::int64_t now = ++done;
+    if (judging.progress && !judging.progress(now, static_cast<std::int64_t>(count))) {
+      stopped = true;
+    }
+  };
+  oneapi::tbb::task_arena arena(judging.threads > 0 ? judging.threads
+                                                    : oneapi::tbb::task_arena::automatic);
+  arena.execute([&] {
+    oneapi::tbb::parallel_for(std::size_t{0}, count, work, oneapi::tbb::simple_partitioner());
+  });
+  if (stopped) throw Error(ExitCode::kInterrupted, std::string(judging.who) + " was stopped");
+}
+
+std::optional<SizedPlan> best_plan(const JobVariants& variants, const MemoryTerms& terms,
+                                   int draws) {
+  SearchOptions options;
+  options.threads = 1;
+  options.detail = SearchDetail::kBest;
+  options.fit.terms = terms;
+  options.fit.keeps_riskier = false;
+  const SizedJob* of = nullptr;
+  std::optional<Candidate> best;
+  std::int64_t enumerated = 0, simulated = 0;
+  // The last first, each for what is not slower: of equally fast ones the first wins.
+  for (std::size_t v = variants.size(); v-- > 0;) {
+    const SizedJob& job = variants[v];
+    if (best) options.faster_than = best->seconds * (1 + options.tie);
+    StackOdds odds(job.stacks, job.replays);
+    options.fit.probability = std::ref(odds);
+    options.fit.replays = job.replays;
+    options.fit.at_most = [&](const Plan& plan, const Fit& least) {
+      return odds.at_most(plan, least);
+    };
+    const SearchResult found = search(job.space, job.model, job.costs, options);
+    enumerated += found.enumerated;
+    simulated += found.simulated;
+    if (!found.best) continue;
+    best = found.best;
+    of = &job;
+  }
+  if (!best) return std::nullopt;
+  const Sizing sizing{draws, of->stacks.of(best->plan), of->replays.get()};
+  SizedPlan sized = size_up(of->model, best->plan, of->costs, sizing);
+  sized.variant = static_cast<std::size_t>(of - variants.data());
+  sized.enumerated = enumerated;
+  sized.simulated = simulated;
+  return sized;
+}
+
+std::optional<std::int64_t> knee_of(std::vector<std::pair<std::int64_t, double>> curve) {
+  if (curve.size() < 2) return std::nullopt;
+  std::sort(curve.begin(), curve.end());
+  for (std::size_t i = 1; i < curve.size(); ++i) {
+    const auto& [less, slower] = curve[i - 1];
+    const auto& [more, faster] = curve[i];
+    const double doublings = std::log2(static_cast<double>(more) / static_cast<double>(less));
+    if (faster / slower < std::pow(kKneeGain, doublings)) return less;
+  }
+  return std::nullopt;
+}
+
+std::int64_t next_size(std::int64_t gpus, const Cluster& cluster) {
+  const std::int64_t node = cluster.node.gpus;
+  return gpus < node ? std::min(gpus * 2, node) : gpus * 2;
+}
+
+namespace {
+
+// Whether the plan that asks for least memory holds on a cluster.
+bool least_holds(const SizedJob& job, const Cluster& cluster, const MemoryTerms& terms) {
+  const SearchSpace& space = job.space;
+  Plan plan = space.base;
+  plan.batch.micro_batch = space.micro_batches.empty() ? 1 : space.micro_batches.front();
+  plan.batch.accumulation = 1;
+  plan.reshard_after_forward =
+      space.reshards.empty() ? RangedPolicy<Reshard>{} : space.base.reshard_after_forward;
+  plan.recompute = space.recomputes.empty() ? RangedPolicy<Recompute>{Recompute::kFull, {}}
+                                            : space.recomputes.front();
+  plan.prefetch = space.prefetches.empty() ? Prefetch{} : space.prefetches.front();
+  const std::int64_t shard = space.shard_groups.empty() ? cluster.gpus : space.shard_groups.front();
+  if (cluster.gpus % shard != 0) return false;
+  plan.mesh = {shard, cluster.gpus / shard};
+  std::vector<AllocatorSettings> allocators = space.allocators;
+  if (allocators.empty()) allocators = {plan.allocator};
+  // Experts that are sharded along another dimension where that is free to choose.
+  for (const KnobAxis& knob : space.knobs) {
+    if (knob.key == "units.shard_dim" && knob.matters(plan)) knob.values.back()(plan);
+  }
+  if (find_problem(plan, job.model, cluster)) return false;
+  const EventGraph graph = build_training_step(job.model, plan);
+  const Bytes peak = peak_allocated(graph);
+  const Bytes outside = total(memory_outside(graph, cluster, plan.runtime));
+  if (!holds(fit_in(cluster, peak, peak, outside), terms)) return false;
+  return std::any_of(allocators.begin(), allocators.end(), [&](const AllocatorSettings& allocator) {
+    plan.allocator = allocator;
+    if (find_problem(plan, job.model, cluster)) return false;
+    const Bytes reserved = forecast_reserved(graph, plan, cluster).peak;
+    return holds(fit_in(cluster, peak, reserved, outside), terms);
+  });
+}
+
+}  // namespace
+
+std::optional<std::int64_t> smallest_that_holds(const JobVariants& variants,
+                                                const MemoryTerms& terms, std::int64_t most) {
+  Cluster cluster = variants.front().costs.cluster();
+  const bool is_single = cluster.node.nics == 0;
+  for (std::int64_t gpus = 1; gpus <= most; gpus = next_size(gpus, cluster)) {
+    if (is_single && gpus > cluster.node.gpus) break;
+    cluster.gpus = gpus;
+    const bool is_enough = std::any_of(variants.begin(), variants.end(), [&](const SizedJob& job) {
+      return least_holds(job, cluster, terms);
+    });
+    if (is_enough) return gpus;
+  }
+  return std::nullopt;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,161 @@
+// The data files first, run.json with their lengths and hashes last: a folder whose run.json does
+// not fit its files was torn or altered. Losses are in a CSV file because JSON has no NaN, which is
+// what a diverging run ends with.
+#include "reports/validate/run_folder.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <system_error>
+
+#include "reports/validate/run_folder_files.h"
+#include "reports/validate/run_record.h"
+#include "reports/view/exact_seconds.h"
+#include "sim/base/hash.h"
+#include "sim/base/json.h"
+
+namespace foreshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+void add(fmt::memory_buffer& out, std::string_view text) { out.append(text); }
+
+std::string timeline_csv(const RankRecord& rank) {
+  fmt::memory_buffer out;
+  add(out, kTimelineHeader);
+  for (const MeasuredStep& step : rank.timelines) {
+    for (std::size_t id = 0; id < step.spans.size(); ++id) {
+      const Span& span = step.spans[id];
+      fmt::format_to(std::back_inserter(out), "\n{},{},{},{},{},{}", step.step, id,
+                     exact_seconds(span.issue), exact_seconds(span.start),
+                     rank.clocks_shared ? exact_seconds(span.arrive) : "", exact_seconds(span.end));
+    }
+  }
+  add(out, "\n");
+  return fmt::to_string(out);
+}
+
+std::string steps_csv(const RunRecord& record) {
+  fmt::memory_buffer out;
+  add(out, steps_header(record));
+  std::size_t steps = record.losses.size();
+  for (const RankRecord& rank : record.ranks) steps = std::max(steps, rank.step_durations.size());
+  for (std::size_t i = 0; i < steps; ++i) {
+    fmt::format_to(std::back_inserter(out), "\n{},",
+                   record.first_step + static_cast<std::int64_t>(i));
+    if (i < record.losses.size()) add(out, fmt::format("{}", record.losses[i]));
+    for (const RankRecord& rank : record.ranks) {
+      add(out, ",");
+      if (i < rank.step_durations.size()) add(out, exact_seconds(rank.step_durations[i]));
+    }
+  }
+  add(out, "\n");
+  return fmt::to_string(out);
+}
+
+// null where it is none.
+Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
+
+Json rank_json(const RankRecord& rank) {
+  Json timelines = Json::array();
+  for (const MeasuredStep& step : rank.timelines) {
+    timelines.push_back({{"step", step.step},
+                         {"begin_s", step.begin.seconds()},
+                         {"seconds", step.duration.seconds()},
+                         {"events", step.spans.size()}});
+  }
+  return {{"rank", rank.rank},
+          {"clocks_shared", rank.clocks_shared},
+          {"rss_before_init_bytes", rank.rss_before_init.count()},
+          {"rss_after_init_bytes", rank.rss_after_init.count()},
+          {"peak_rss_bytes", rank.peak_rss.count()},
+          {"arena_bytes", rank.arena.count()},
+          {"activations_peak_bytes", rank.activations_peak.count()},
+          {"device_reserved_bytes", rank.device_reserved.count()},
+          {"device_used_bytes", rank.device_used.count()},
+          {"timelines", std::move(timelines)}};
+}
+
+Json run_json(const RunRecord& record) {
+  Json versions = Json::object();
+  for (const auto& [name, version] : record.versions) versions[name] = version;
+  Json evaluations = Json::array();
+  for (const auto& [step, loss] : record.evaluations) {
+    evaluations.push_back({{"step", step}, {"loss", number(loss)}});
+  }
+  Json ranks = Json::array();
+  for (const RankRecord& rank : record.ranks) ranks.push_back(rank_json(rank));
+  Json json;
+  json["schema"] = kRunSchema;
+  json["created"] = record.created;
+  json["host"] = record.host;
+  json["cpu"] = record.cpu;
+  json["versions"] = std::move(versions);
+  json["command"] = record.command;
+  json["fingerprint"] = record.fingerprint;
+  json["device"] = record.device;
+  json["paced"] = record.paced;
+  json["launcher"] = record.launcher;
+  json["world"] = record.world;
+  json["threads"] = record.threads;
+  json["complete"] = record.complete;
+  if (!record.not_finite.empty()) json["not_finite"] = record.not_finite;
+  json["first_step"] = record.first_step;
+  json["tokens_per_step"] = record.tokens_per_step;
+  json["parameter_hash"] = record.parameter_hash;
+  json["evaluations"] = std::move(evaluations);
+  json["ranks"] = std::move(ranks);
+  return json;
+}
+
+// Timelines of an older run with more ranks. What cannot be removed does no harm.
+void remove_others(const fs::path& folder, const std::set<std::string>& written) {
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(folder, ignored)) {
+    const std::string name = entry.path().filename().string();
+    const bool ours =
+        (name.starts_with("timeline-rank-") && name.ends_with(".csv")) || name == kModelFile;
+    if (ours && !written.contains(name)) fs::remove(entry.path(), ignored);
+  }
+}
+
+}  // namespace
+
+std::string timeline_file(int rank) { return fmt::format("timeline-rank-{}.csv", rank); }
+
+std::string steps_header(const RunRecord& record) {
+  std::string header = "step,loss";
+  for (const RankRecord& rank : record.ranks) header += fmt::format(",rank_{}_s", rank.rank);
+  return header;
+}
+
+std::string hash_of(std::string_view text) { return Fingerprint().add(text).hex(); }
+
+void write_run_folder(const fs::path& folder, const RunRecord& record) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) {
+    throw Error(ExitCode::kInvalidInput,
+                fmt::format("{}: cannot be made: {}", folder.string(), error.message()));
+  }
+  Json files = Json::array();
+  std::set<std::string> written;
+  const auto write = [&](const std::string& name, const std::string& text) {
+    write_whole_file(folder / name, text);
+    files.push_back({{"name", name}, {"bytes", text.size()}, {"hash", hash_of(text)}});
+    written.insert(name);
+  };
+  write(kPlanFile, record.plan_yaml);
+  if (!record.model_json.empty()) write(kModelFile, record.model_json);
+  write(kStepsFile, steps_csv(record));
+  for (const RankRecord& rank : record.ranks) write(timeline_file(rank.rank), timeline_csv(rank));
+  Json json = run_json(record);
+  json["files"] = std::move(files);
+  write_whole_file(folder / kRunFile, to_text(json));
+  remove_others(folder, written);
+}
+
+}  // namespace foreshard

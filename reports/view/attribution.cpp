@@ -1,0 +1,224 @@
+// A gap ends when its compute row starts. Walking back from that row, every binding predecessor
+// ends when its successor starts or arrives, so the chain covers the gap without holes until it
+// meets the row before the gap or the host. The gap is cut wherever a link of the chain or a
+// collective begins or ends; each piece then has one reason.
+#include "reports/view/attribution.h"
+
+#include <algorithm>
+
+namespace foreshard {
+namespace {
+
+std::size_t index_of(EventId event) { return static_cast<std::size_t>(event); }
+
+bool is_backward(EventKind kind) {
+  return kind == EventKind::kLoss || kind == EventKind::kRecompute || kind == EventKind::kBackward;
+}
+
+bool is_optimizer(EventKind kind) {
+  return kind == EventKind::kGradNorm || kind == EventKind::kGradScale ||
+         kind == EventKind::kOptimizer || kind == EventKind::kHostOptimizer;
+}
+
+// One gap being cut into pieces.
+class Cutter {
+ public:
+  Cutter(const EventGraph& graph, const Timeline& timeline)
+      : timeline_(timeline), causes_(graph, timeline) {
+    for (std::size_t i = 0; i < graph.rows.size(); ++i) {
+      const Row& row = graph.rows[i];
+      const Span& span = timeline.spans[i];
+      if (is_collective(row.kind) && span.end > span.arrive) {
+        collectives_[static_cast<std::size_t>(row.stream)].push_back(static_cast<EventId>(i));
+      }
+    }
+  }
+
+  // Gaps are cut in ascending order.
+  void cut(const Gap& gap, std::vector<Gap>& pieces) {
+    find_running(gap);
+    find_chain(gap);
+    std::vector<Time> moments = {gap.begin, gap.end};
+    for (EventId c : running_) add_moments(gap, span(c).arrive, span(c).end, moments);
+    for (const Link& link : chain_) add_moments(gap, link.begin, link.end, moments);
+    std::sort(moments.begin(), moments.end());
+    moments.erase(std::unique(moments.begin(), moments.end()), moments.end());
+    const std::size_t first = pieces.size();
+    for (std::size_t i = 0; i + 1 < moments.size(); ++i) {
+      Gap piece = reason_of(moments[i], gap.held_up);
+      piece.end = moments[i + 1];
+      if (pieces.size() > first && pieces.back().collective == piece.collective &&
+          pieces.back().otherwise == piece.otherwise) {
+        pieces.back().end = piece.end;
+      } else {
+        pieces.push_back(piece);
+      }
+    }
+  }
+
+ private:
+  struct Link {
+    Time begin, end;
+    EventId event = kNoEvent;  // kNoEvent: the host
+  };
+
+  const Span& span(EventId event) const { return timeline_.spans[index_of(event)]; }
+
+  static void add_moments(const Gap& gap, Time begin, Time end, std::vector<Time>& moments) {
+    for (Time t : {begin, end}) {
+      if (t > gap.begin && t < gap.end) moments.push_back(t);
+    }
+  }
+
+  void find_running(const Gap& gap) {
+    running_.clear();
+    for (std::size_t s = 0; s < kStreams; ++s) {
+      const auto& list = collectives_[s];
+      std::size_t& next = next_[s];
+      while (next < list.size() && span(list[next]).end <= gap.begin) ++next;
+      for (std::size_t i = next; i < list.size() && span(list[i]).arrive < gap.end; ++i) {
+        running_.push_back(list[i]);
+      }
+    }
+    std::sort(running_.begin(), running_.end());
+  }
+
+  void find_chain(const Gap& gap) {
+    chain_.clear();
+    EventId event = gap.held_up;
+    while (event != kNoEvent && span(event).start > gap.begin) {
+      const Causes::Binding binding = causes_.of(event);
+      if (binding.cause == Cause::kHost) chain_.push_back({gap.begin, span(event).start, kNoEvent});
+      event = binding.predecessor;
+      if (event != kNoEvent) chain_.push_back({span(event).start, span(event).end, event});
+    }
+  }
+
+  Gap reason_of(Time moment, EventId held_up) const {
+    Gap piece;
+    piece.begin = moment;
+    piece.held_up = held_up;
+    const auto link = std::find_if(chain_.begin(), chain_.end(), [&](const Link& candidate) {
+      return candidate.begin <= moment && moment < candidate.end;
+    });
+    const bool host = link != chain_.end() && link->event == kNoEvent;
+    for (EventId c : running_) {
+      if (span(c).arrive > moment || span(c).end <= moment) continue;
+      const bool binding =
+          std::any_of(chain_.begin(), chain_.end(), [&](const Link& l) { return l.event == c; });
+      if (piece.collective == kNoEvent || binding) piece.collective = c;
+      if (binding) break;
+    }
+    piece.otherwise = host && piece.collective == kNoEvent ? Cause::kHost : Cause::kStream;
+    return piece;
+  }
+
+  const Timeline& timeline_;
+  Causes causes_;
+  std::array<std::vector<EventId>, kStreams> collectives_;
+  std::array<std::size_t, kStreams> next_{};
+  std::vector<EventId> running_;
+  std::vector<Link> chain_;
+};
+
+}  // namespace
+
+const char* to_string(Phase phase) {
+  static constexpr std::array<const char*, kPhases> kNames = {"forward", "backward", "optimizer"};
+  return kNames[static_cast<std::size_t>(phase)];
+}
+
+std::vector<Phase> phases_of(const EventGraph& graph) {
+  std::vector<Phase> phases;
+  phases.reserve(graph.rows.size());
+  Phase phase = Phase::kForward;
+  std::int32_t microbatch = 0;
+  for (std::size_t i = 0; i < graph.rows.size(); ++i) {
+    const EventKind kind = graph.rows[i].kind;
+    if (graph.details[i].microbatch != microbatch) phase = Phase::kForward;
+    microbatch = graph.details[i].microbatch;
+    if (is_backward(kind)) phase = Phase::kBackward;
+    if (is_optimizer(kind)) phase = Phase::kOptimizer;
+    phases.push_back(phase);
+  }
+  return phases;
+}
+
+bool computes(const Row& row) { return row.stream == Stream::kCompute && !is_collective(row.kind); }
+
+Causes::Causes(const EventGraph& graph, const Timeline& timeline)
+    : graph_(graph), timeline_(timeline) {
+  const std::size_t count = graph.rows.size();
+  stream_predecessor_.resize(count, kNoEvent);
+  communicator_predecessor_.resize(count, kNoEvent);
+  std::array<EventId, kStreams> stream_last;
+  stream_last.fill(kNoEvent);
+  std::array<EventId, kNoCommunicator + std::size_t{1}> communicator_last;
+  communicator_last.fill(kNoEvent);
+  for (std::size_t i = 0; i < count; ++i) {
+    const Row& row = graph.rows[i];
+    const auto id = static_cast<EventId>(i);
+    EventId& on_stream = stream_last[static_cast<std::size_t>(row.stream)];
+    stream_predecessor_[i] = on_stream;
+    on_stream = id;
+    if (row.communicator == kNoCommunicator) continue;
+    communicator_predecessor_[i] = communicator_last[row.communicator];
+    communicator_last[row.communicator] = id;
+  }
+}
+
+Causes::Binding Causes::of(EventId event) const {
+  const std::size_t i = index_of(event);
+  const Span& span = timeline_.spans[i];
+  const EventId queued = communicator_predecessor_[i];
+  if (queued != kNoEvent && span.arrive > span.start &&
+      timeline_.spans[index_of(queued)].end > span.start) {
+    return {Cause::kCommunicator, queued};
+  }
+  Binding binding;
+  Time latest;  // the step's begin
+  const auto offer = [&](Cause cause, EventId predecessor) {
+    const Time end = timeline_.spans[index_of(predecessor)].end;
+    if (binding.predecessor != kNoEvent ? end <= latest : end < latest) return;
+    latest = end;
+    binding = {cause, predecessor};
+  };
+  const auto waits = graph_.waits_of(event);
+  for (auto wait = waits.rbegin(); wait != waits.rend(); ++wait) offer(Cause::kWait, *wait);
+  if (stream_predecessor_[i] != kNoEvent) offer(Cause::kStream, stream_predecessor_[i]);
+  if (span.issue > latest) return {Cause::kHost, kNoEvent};
+  return binding;
+}
+
+std::vector<Gap> compute_gaps(const EventGraph& graph, const Timeline& timeline) {
+  std::vector<Gap> pieces;
+  Cutter cutter(graph, timeline);
+  Time now;
+  const auto gap_until = [&](Time end, EventId held_up) {
+    end = std::min(end, timeline.period);
+    if (end <= now) return;
+    Gap gap;
+    gap.begin = now;
+    gap.end = end;
+    gap.held_up = held_up;
+    cutter.cut(gap, pieces);
+  };
+  for (std::size_t i = 0; i < graph.rows.size(); ++i) {
+    if (!computes(graph.rows[i])) continue;
+    gap_until(timeline.spans[i].start, static_cast<EventId>(i));
+    now = std::max(now, timeline.spans[i].end);
+  }
+  gap_until(timeline.period, kNoEvent);
+  return pieces;
+}
+
+Excess excess_of(const Span& span, const Cost& cost) {
+  Excess excess;
+  const Time beyond = span.end - span.arrive - cost.duration;
+  if (beyond <= Time()) return excess;
+  const bool by_host = span.end == span.issue + cost.during + cost.last_kernel;
+  (by_host ? excess.launches : excess.overlap) = beyond;
+  return excess;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,114 @@
+// Compute rows are added up by kind, the gaps between them by what compute_gaps() says. Both are
+// cut to [0, period], and a nanosecond in which two compute rows overlap (a measurement's marker
+// noise) counts once.
+#include <algorithm>
+#include <array>
+
+#include "reports/accuracy/intervals.h"
+#include "reports/view/attribution.h"
+
+namespace foreshard {
+namespace {
+
+enum Bar : std::size_t {
+  kForward,
+  kRecompute,
+  kBackward,
+  kLoss,
+  kCopies,
+  kAccumulation,
+  kClipping,
+  kOptimizer,
+  kExposed,  // 3 kinds x 3 phases
+  kHostWait = kExposed + 3 * kPhases,
+  kStreamWait,
+  kBars
+};
+
+Bar bar_of(EventKind kind) {
+  switch (kind) {
+    case EventKind::kForward:
+      return kForward;
+    case EventKind::kRecompute:
+      return kRecompute;
+    case EventKind::kBackward:
+      return kBackward;
+    case EventKind::kLoss:
+      return kLoss;
+    case EventKind::kAccumulate:
+      return kAccumulation;
+    case EventKind::kGradNorm:
+    case EventKind::kGradScale:
+      return kClipping;
+    case EventKind::kOptimizer:
+    case EventKind::kHostOptimizer:
+      return kOptimizer;
+    default:
+      return kCopies;
+  }
+}
+
+std::size_t exposed_bar(EventKind kind, Phase phase) {
+  const std::size_t collective = kind == EventKind::kAllGather       ? 0
+                                 : kind == EventKind::kReduceScatter ? 1
+                                                                     : 2;
+  return kExposed + collective * kPhases + static_cast<std::size_t>(phase);
+}
+
+std::string bar_name(std::size_t bar) {
+  static constexpr std::array<const char*, kExposed> kNames = {
+      "forward",           "recompute", "backward", "loss", "copies", "gradient accumulation",
+      "gradient clipping", "optimizer"};
+  static constexpr std::array<const char*, 3> kCollectives = {"all_gather", "reduce_scatter",
+                                                              "all_reduce"};
+  if (bar < kExposed) return kNames[bar];
+  if (bar == kHostWait) return "host";
+  if (bar == kStreamWait) return "stream dependency";
+  const std::size_t exposed = bar - kExposed;
+  return std::string("exposed ") + kCollectives[exposed / kPhases] + " (" +
+         to_string(static_cast<Phase>(exposed % kPhases)) + ")";
+}
+
+}  // namespace
+
+std::vector<WaterfallBar> waterfall(const EventGraph& graph, const Timeline& timeline) {
+  std::array<Time, kBars> bars{};
+  Time now;
+  for (std::size_t i = 0; i < graph.rows.size(); ++i) {
+    if (!computes(graph.rows[i])) continue;
+    const Span& span = timeline.spans[i];
+    const Time begin = std::max(now, span.start);
+    const Time end = std::min(span.end, timeline.period);
+    if (end <= begin) continue;
+    bars[bar_of(graph.rows[i].kind)] += end - begin;
+    now = end;
+  }
+  const std::vector<Phase> phases = phases_of(graph);
+  for (const Gap& gap : compute_gaps(graph, timeline)) {
+    std::size_t bar = gap.otherwise == Cause::kHost ? kHostWait : kStreamWait;
+    if (gap.collective != kNoEvent) {
+      const auto c = static_cast<std::size_t>(gap.collective);
+      bar = exposed_bar(graph.rows[c].kind, phases[c]);
+    }
+    bars[bar] += gap.end - gap.begin;
+  }
+  std::vector<WaterfallBar> result;
+  for (std::size_t bar = 0; bar < kBars; ++bar) {
+    if (bars[bar] > Time()) result.push_back({bar_name(bar), bars[bar]});
+  }
+  return result;
+}
+
+std::vector<ChainLink> cause_chain(const EventGraph& graph, const Timeline& timeline,
+                                   EventId event) {
+  const Causes causes(graph, timeline);
+  std::vector<ChainLink> chain;
+  while (event != kNoEvent) {
+    const Causes::Binding binding = causes.of(event);
+    chain.push_back({event, binding.cause});
+    event = binding.predecessor;
+  }
+  return chain;
+}
+
+}  // namespace foreshard

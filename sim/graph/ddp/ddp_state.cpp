@@ -1,0 +1,290 @@
+// What DDP holds between steps, the optimizer's step, and what a recording lists of its buckets.
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <utility>
+
+#include "sim/base/error.h"
+#include "sim/graph/ddp/ddp_builder.h"
+#include "sim/graph/runtimes.h"
+
+namespace foreshard {
+namespace {
+
+constexpr std::int64_t kDefaultCapMiB = 25;           // distributed.py, bucket_cap_mb=None
+constexpr std::int64_t kFirstBucketBytes = kMiB;      // _DEFAULT_FIRST_BUCKET_BYTES
+constexpr std::int64_t kBroadcastBytes = 250 * kMiB;  // broadcast_bucket_size
+
+}  // namespace
+
+// --- buckets ---
+
+std::int64_t Ddp::bucket_cap() const {
+  const std::optional<double>& cap = options().bucket_cap_mb;
+  return cap ? static_cast<std::int64_t>(*cap * static_cast<double>(kMiB)) : kDefaultCapMiB * kMiB;
+}
+
+std::vector<std::int32_t> Ddp::trained() const {
+  std::vector<std::int32_t> list;
+  list.reserve(parameters().size());
+  for (std::size_t p = 0; p < parameters().size(); ++p) {
+    if (parameters()[p].trained) list.push_back(static_cast<std::int32_t>(p));
+  }
+  return list;
+}
+
+std::vector<std::int32_t> Ddp::unused() const {
+  std::vector<std::int32_t> list;
+  for (std::size_t p = 0; p < parameters().size(); ++p) {
+    const Parameter& each = parameters()[p];
+    if (each.trained && !each.used) list.push_back(static_cast<std::int32_t>(p));
+  }
+  return list;
+}
+
+std::vector<DdpBucket> Ddp::buckets_of(bool rebuilt) const {
+  if (alone()) return {};
+  std::vector<std::int64_t> limits = {bucket_cap()};
+  if (!options().bucket_cap_mb) limits.insert(limits.begin(), kFirstBucketBytes);
+  if (rebuilt) {
+    std::vector<std::int32_t> order = ready_order();
+    order.insert(order.end(), unused_.begin(), unused_.end());
+    return assign_buckets(parameters(), order, limits);
+  }
+  if (rebuilds()) limits = {std::numeric_limits<std::int64_t>::max()};
+  return assign_initial_buckets(parameters(), trained(), limits);
+}
+
+void Ddp::allocate_buckets(bool persistent) {
+  const MemoryCategory category =
+      is_view() ? MemoryCategory::kUnshardedGrad : MemoryCategory::kReduceScatterInput;
+  bucket_buffers_.clear();
+  for (const DdpBucket& bucket : buckets_) {
+    const Bytes bytes(buffer_bytes(bucket));
+    bucket_buffers_.push_back(persistent ? allocate_persistent(category, -1, bytes)
+                                         : allocate(category, Stream::kCompute, -1, bytes));
+  }
+}
+
+// --- memory ---
+
+std::int64_t Ddp::own_elements() const {
+  std::int64_t elements = 0;
+  if (partition_.empty()) {
+    for (const Parameter& p : parameters()) elements += p.trained ? p.numel : 0;
+    return elements;
+  }
+  for (const std::int32_t p : partition_[static_cast<std::size_t>(plan_.rank)]) {
+    elements += parameter(p).numel;
+  }
+  return elements;
+}
+
+void Ddp::persistent_memory(bool stepped) {
+  std::vector<Bytes> stored, states, counters;
+  for (const Parameter& p : parameters()) {
+    stored.push_back(allocated_size(p.bytes()));
+    if (p.trained && partition_.empty()) {
+      states.push_back(allocated_size(p.numel * size_of(plan_.optimizer.state)));
+    }
+  }
+  for (const std::int64_t bytes : resident_bytes()) stored.push_back(allocated_size(bytes));
+  if (!partition_.empty()) {
+    for (const std::int32_t p : partition_[static_cast<std::size_t>(plan_.rank)]) {
+      states.push_back(allocated_size(parameter(p).numel * size_of(plan_.optimizer.state)));
+    }
+  }
+  counters.assign(states.size(), allocated_size(4));
+  allocate_persistent_parts(MemoryCategory::kShardedParam, -1, add_part_list(std::move(stored)));
+  allocate_buckets(/*persistent=*/true);
+  if (plan_.optimizer.kind != Optimizer::Kind::kAdamW || !stepped) return;
+  const std::int32_t parts = add_part_list(std::move(states));
+  for (int moment = 0; moment < 2; ++moment) {
+    allocate_persistent_parts(MemoryCategory::kOptimizerState, -1, parts);
+  }
+  // Unless it is fused, AdamW keeps the number of steps on the host.
+  allocate_persistent_parts(MemoryCategory::kOptimizerState, -1,
+                            add_part_list(std::move(counters)));
+  graph().buffers.back().on_host =
+      plan_.optimizer.implementation != Optimizer::Implementation::kFused;
+}
+
+// --- the optimizer ---
+
+Ddp::UnitWork Ddp::step_work(EventKind kind) const {
+  UnitWork work;
+  std::int64_t elements = 0;
+  for (const Parameter& p : parameters()) elements += p.trained ? p.numel : 0;
+  const std::int64_t master = size_of(plan_.master_dtype);
+  switch (kind) {
+    case EventKind::kGradNorm:
+      work.kernels = {memory_kernel(MemoryClass::kOptimizer, elements * master)};
+      break;
+    case EventKind::kGradScale:
+      work.kernels = {memory_kernel(MemoryClass::kOptimizer, 2 * elements * master)};
+      break;
+    case EventKind::kOptimizer:
+      work.kernels = optimizer_kernels(own_elements());
+      break;
+    default:
+      FORESHARD_CHECK(false, "not a row of the whole step");
+  }
+  return work;
+}
+
+// Gradients are alike on every rank: clipping needs no collective.
+void Ddp::optimizer(bool stepped) {
+  if (plan_.optimizer.clip_norm) {
+    add_step_row(EventKind::kGradNorm, Stream::kCompute);
+    add_step_row(EventKind::kGradScale, Stream::kCompute);
+  }
+  EventId last = add_step_row(EventKind::kOptimizer, Stream::kCompute);
+  log({.kind = "optimizer_step"});
+  const bool adam = plan_.optimizer.kind == Optimizer::Kind::kAdamW;
+  const Bytes moment(own_elements() * size_of(plan_.optimizer.state));
+  if (adam && !stepped) {
+    for (int m = 0; m < 2; ++m) {
+      allocate(MemoryCategory::kOptimizerState, Stream::kCompute, -1, moment);
+    }
+  }
+  if (adam && plan_.optimizer.implementation == Optimizer::Implementation::kForeach) {
+    std::int32_t roots = allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, moment);
+    StepBuilder::free(roots);
+  }
+  // _sync_params of ZeroRedundancyOptimizer: every parameter by itself from its owner.
+  for (std::size_t rank = 0; rank < partition_.size(); ++rank) {
+    for (const std::int32_t p : partition_[rank]) {
+      wait(Stream::kAllReduce, last);
+      add_collective(EventKind::kBroadcast, Stream::kAllReduce, parameter(p).bytes(), kReplicate);
+      log_collective("broadcast", parameter(p).bytes(), torch_word(parameter(p).dtype),
+                     "root=" + std::to_string(rank));
+    }
+  }
+  if (!partition_.empty()) {
+    last = tail(Stream::kAllReduce);
+    wait(Stream::kCompute, last);
+  }
+  for (std::size_t p = 0; p < parameters().size(); ++p) {
+    if (!parameters()[p].used || is_in_bucket_[p]) continue;
+    std::int32_t gradient = gradient_buffer(static_cast<std::int32_t>(p), 0);
+    StepBuilder::free(gradient);
+  }
+  is_in_bucket_.assign(parameters().size(), false);
+  for (std::int32_t& gradient : wide_gradients_) StepBuilder::free(gradient);
+  wide_gradients_.clear();
+  if (plan_.host_sync == HostSync::kStep) graph().final_host_wait = last;
+}
+
+// --- what a recording lists ---
+
+std::vector<LibraryEvent> Ddp::construction() {
+  take_log();
+  const std::int64_t world = plan_.mesh.replicate;
+  std::int64_t dimensions = 0;
+  std::vector<std::int32_t> all;
+  for (std::size_t p = 0; p < parameters().size(); ++p) {
+    const Parameter& each = parameters()[p];
+    all.push_back(static_cast<std::int32_t>(p));
+    const auto& shape = spec_of(each.layer).parameters[static_cast<std::size_t>(each.index)].shape;
+    dimensions += each.trained ? static_cast<std::int64_t>(shape.size()) : 0;
+  }
+  // _verify_params_across_processes: how many, then sizes and strides of each.
+  log({.kind = "all_gather",
+       .bytes_in = 8,
+       .bytes_out = 8 * world,
+       .dtype = "int64",
+       .group = "world",
+       .note = "list"});
+  log_collective("broadcast", dimensions * 2 * 8, "int64", "root=0");
+  // _sync_module_states: parameters, then buffers, in pieces of a dtype.
+  std::vector<Parameter> states = parameters();
+  if (options().broadcast_buffers && model_.buffer_elements > 0) {
+    all.push_back(static_cast<std::int32_t>(states.size()));
+    states.push_back({.dtype = plan_.master_dtype, .numel = model_.buffer_elements});
+  }
+  std::vector<DdpBucket> pieces =
+      assign_initial_buckets(states, all, std::array<std::int64_t, 1>{kBroadcastBytes});
+  std::reverse(pieces.begin(), pieces.end());
+  for (const DdpBucket& piece : pieces) {
+    log_collective("broadcast", piece.bytes, torch_word(piece.dtype), "root=0");
+  }
+  return take_log();
+}
+
+std::vector<LibraryBucket> Ddp::list_buckets(bool rebuilt) const {
+  std::vector<LibraryBucket> list;
+  const std::vector<DdpBucket> buckets = buckets_of(rebuilt);
+  for (std::size_t b = 0; b < buckets.size(); ++b) {
+    LibraryBucket& bucket = list.emplace_back();
+    bucket.index = static_cast<std::int64_t>(b);
+    bucket.kind = "ddp_bucket";
+    bucket.bytes = buckets[b].bytes;
+    bucket.dtype = torch_word(buckets[b].dtype);
+    bucket.extra =
+        "issue_order=" + std::to_string(b) + " is_last=" + (b + 1 == buckets.size() ? "1" : "0");
+    for (const std::int32_t p : buckets[b].parameters) bucket.parameters.push_back(name_of(p));
+  }
+  return list;
+}
+
+// Storage behind the gradients after backward: their own, or every bucket that one is a view of.
+std::int64_t Ddp::gradient_bytes(bool rebuilt) const {
+  std::int64_t bytes = 0;
+  for (const DdpBucket& bucket : buckets_of(rebuilt)) {
+    std::int64_t used = 0;
+    for (const std::int32_t p : bucket.parameters) {
+      used += parameter(p).used ? parameter(p).bytes() : 0;
+    }
+    bytes += is_view() && used > 0 ? bucket.bytes : used;
+  }
+  return bytes;
+}
+
+std::int64_t Ddp::parameter_bytes() const {
+  std::int64_t bytes = 0;
+  for (const Parameter& p : parameters()) bytes += p.bytes();
+  return bytes;
+}
+
+std::int64_t Ddp::unused_bytes() const {
+  std::int64_t bytes = 0;
+  for (const std::int32_t p : unused_) bytes += parameter(p).bytes();
+  return bytes;
+}
+
+// The second instance that a recording lists buckets of runs three steps of one micro-batch.
+LibraryRun record_ddp(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+                      const LibraryWatch& watch) {
+  LibraryRun run;
+  DdpState state{0, false, false, true};
+  for (std::int32_t step = 1; step <= watch.steps; ++step) {
+    Ddp ddp(model, plan, programs, {}, GradientHooks::Log::kKept);
+    if (step == 1) {
+      run.construction = ddp.construction();
+      for (std::int32_t listed = 1; listed <= 3; ++listed) {
+        const std::int32_t rebuilt = plan.ddp.static_graph ? 3 : 2;
+        if (listed == 3 && rebuilt != 3) break;
+        std::vector<LibraryBucket> buckets = ddp.list_buckets(ddp.rebuilds() && listed >= rebuilt);
+        for (LibraryBucket& bucket : buckets) {
+          bucket.phase = "step" + std::to_string(listed);
+          // delay_all_reduce does not count the buckets it reduces.
+          if (plan.ddp.static_graph && listed == 1) {
+            bucket.extra.replace(bucket.extra.find("is_last="), std::string::npos,
+                                 buckets.size() == 1 ? "is_last=1" : "is_last=0");
+            bucket.index = 0;
+          }
+          run.buckets.push_back(std::move(bucket));
+        }
+      }
+      run.facts["logging.bucket_cap_bytes"] = ddp.bucket_cap();
+      run.facts["logging.unused_parameter_size"] = ddp.unused_bytes();
+    }
+    run.steps.push_back(ddp.build(state));
+    const std::string name = "step" + std::to_string(step);
+    run.facts[name + ".param_bytes"] = ddp.parameter_bytes();
+    run.facts[name + ".grad_storage_bytes"] = ddp.gradient_bytes(state.rebuilt);
+  }
+  return run;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,262 @@
+// Forward is one row a layer. Backward walks the hooks of each layer's program; the recorder's
+// boundaries are a block's and, of other layers, those of the modules that own parameters.
+#include "sim/graph/ddp/gradient_hooks.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "sim/base/error.h"
+#include "sim/graph/layers/layer_modules.h"
+
+namespace foreshard {
+
+GradientHooks::GradientHooks(const ModelSpec& model, const Plan& plan,
+                             const LayerPrograms& programs, EventGraph recycled, Settings settings)
+    : StepBuilder(model, plan, programs, std::move(recycled)),
+      stored_(settings.stored),
+      logging_(settings.log == Log::kKept) {
+  add_communicators(PostForwardGroups::kShared);
+  list_parameters();
+}
+
+// Whether the layer is a block whose parameters are those of the one before it, which has its own.
+bool GradientHooks::repeats_parameters(std::int32_t layer) const {
+  if (layer == 0 || !is_block(layer) || plan_.frozen.any()) return false;
+  const LayerInstance& before = model_.order[static_cast<std::size_t>(layer) - 1];
+  return before.same_as < 0 && before.kind == model_.order[static_cast<std::size_t>(layer)].kind;
+}
+
+void GradientHooks::list_parameters() {
+  const auto layers = static_cast<std::int32_t>(model_.order.size());
+  first_parameter_.assign(model_.order.size(), 0);
+  first_place_.assign(model_.order.size(), 0);
+  for (std::int32_t l = 0; l < layers; ++l) {
+    const auto i = static_cast<std::size_t>(l);
+    const std::int32_t same = model_.order[i].same_as;
+    if (same >= 0) {
+      first_parameter_[i] = first_parameter_[static_cast<std::size_t>(same)];
+      first_place_[i] = first_place_[static_cast<std::size_t>(same)];
+      continue;
+    }
+    first_parameter_[i] = static_cast<std::int32_t>(parameters_.size());
+    first_place_[i] = static_cast<std::int32_t>(number_in_layer_.size());
+    if (repeats_parameters(l)) {  // those of the block before
+      const auto first = static_cast<std::size_t>(first_parameter_[i - 1]);
+      const auto place = static_cast<std::size_t>(first_place_[i - 1]);
+      const std::size_t end = parameters_.size(), last_place = number_in_layer_.size();
+      parameters_.resize(2 * end - first);
+      std::copy_n(parameters_.begin() + static_cast<std::ptrdiff_t>(first), end - first,
+                  parameters_.begin() + static_cast<std::ptrdiff_t>(end));
+      for (std::size_t p = end; p < parameters_.size(); ++p) parameters_[p].layer = l;
+      number_in_layer_.resize(2 * last_place - place);
+      std::copy_n(number_in_layer_.begin() + static_cast<std::ptrdiff_t>(place), last_place - place,
+                  number_in_layer_.begin() + static_cast<std::ptrdiff_t>(last_place));
+      continue;
+    }
+    const std::vector<ParameterSpec>& own = spec_of(l).parameters;
+    std::int16_t number = 0;
+    std::vector<bool> of_norm;  // a norm's bias too
+    if (plan_.ddp.norms_fp32) {
+      of_norm.resize(own.size(), false);
+      for (const Operation& op : spec_of(l).operations) {
+        if (op.kind != OperationKind::kNorm) continue;
+        for (const std::int16_t p : op.parameters) of_norm[static_cast<std::size_t>(p)] = true;
+      }
+    }
+    for (std::size_t p = 0; p < own.size(); ++p) {
+      number_in_layer_.push_back(own[p].tied ? std::int16_t{-1} : number);
+      if (own[p].tied) continue;
+      ++number;
+      const DType stored = !of_norm.empty() && of_norm[p] ? DType::kFp32
+                           : own[p].stored_as_computed    ? plan_.param_dtype
+                                                          : stored_;
+      parameters_.push_back(
+          {l, static_cast<std::int16_t>(p), is_trained(l, own[p]), false, stored, own[p].numel()});
+    }
+  }
+  begin_pass(0, 0);
+  ready_order_.reserve(parameters_.size());
+  for (std::int32_t l = layers; l-- > 0;) {
+    const auto i = static_cast<std::size_t>(l);
+    for (const LayerHook& hook : phase(EventKind::kBackward, l).hooks) {
+      if (hook.kind != LayerHook::Kind::kGradient) continue;
+      const std::int32_t p =
+          first_parameter_[i] + number_in_layer_[static_cast<std::size_t>(first_place_[i]) +
+                                                 static_cast<std::size_t>(hook.index)];
+      parameters_[static_cast<std::size_t>(p)].used = true;
+      ready_order_.push_back(p);
+    }
+  }
+}
+
+std::string GradientHooks::name_of(std::int32_t p) const {
+  return parameter_name(model_, parameter(p).layer, parameter(p).index);
+}
+
+// --- one micro-batch ---
+
+void GradientHooks::run_forward() {
+  const std::int64_t tokens = plan_.batch.micro_batch * plan_.batch.sequence * 8;
+  tokens_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, Bytes(tokens));
+  labels_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, Bytes(tokens));
+  for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
+    if (spec_of(l).role == LayerRole::kLoss) {
+      add_layer_row(EventKind::kLoss, l);
+      add_phase(EventKind::kBackward, l, Segments::kInside);
+      continue;
+    }
+    forward_begins(l);
+    add_layer_row(EventKind::kForward, l);
+    if (!logging_) continue;
+    if (is_block(l)) {
+      log_module("forward_begin", l, -1);
+      log_module("forward_end", l, -1);
+      continue;
+    }
+    for (const LayerHook& hook : phase(EventKind::kForward, l).hooks) {
+      if (hook.kind == LayerHook::Kind::kEnter) log_module("forward_begin", l, hook.index);
+      if (hook.kind == LayerHook::Kind::kExit) log_module("forward_end", l, hook.index);
+    }
+  }
+}
+
+void GradientHooks::run_backward() {
+  const auto last = static_cast<std::int32_t>(model_.order.size()) - 1;
+  for (std::int32_t l = last; l >= 0; --l) {
+    if (spec_of(l).role != LayerRole::kLoss) run_backward(l);
+  }
+  if (spec_of(last).role == LayerRole::kLoss) {
+    add_phase(EventKind::kBackward, last, Segments::kExit);
+  }
+  StepBuilder::free(tokens_);
+  StepBuilder::free(labels_);
+}
+
+void GradientHooks::run_backward(std::int32_t layer) {
+  if (recompute_of(layer) != Recompute::kNone) add_layer_row(EventKind::kRecompute, layer);
+  const LayerPhaseProgram& p = phase(EventKind::kBackward, layer);
+  const auto i = static_cast<std::size_t>(layer);
+  const std::int16_t* number = number_in_layer_.data() + first_place_[i];
+  if (logging_ && is_block(layer) && !p.segments.empty()) log_backward_begin(layer, -1);
+  layer_ = layer;
+  next_segment_ = 0;
+  for (const LayerHook& hook : p.hooks) {
+    segments_run_ = hook.segment;
+    if (hook.kind == LayerHook::Kind::kGradient) {
+      const std::int32_t at = first_parameter_[i] + number[hook.index];
+      if (logging_) {
+        log({.kind = "grad_ready",
+             .unit = name_of(at),
+             .bytes_in = parameter(at).bytes(),
+             .dtype = torch_word(parameter(at).dtype)});
+      }
+      gradient_ready(at);
+    } else if (logging_ && !is_block(layer)) {
+      if (hook.kind == LayerHook::Kind::kEnter) {
+        log_backward_begin(layer, hook.index);
+      } else if (spec_of(layer).role != LayerRole::kEmbedding) {
+        left_ = {layer, hook.index};
+      }
+    }
+  }
+  segments_run_ = p.segments.size();
+  cut();
+  if (logging_ && is_block(layer) && !p.segments.empty()) left_ = {layer, -1};
+  backward_ended(layer);
+}
+
+void GradientHooks::cut() {
+  if (segments_run_ <= next_segment_) return;
+  add_layer_run(EventKind::kBackward, layer_, next_segment_, segments_run_ - next_segment_);
+  next_segment_ = segments_run_;
+}
+
+std::int32_t GradientHooks::gradient_buffer(std::int32_t p, std::int32_t pass) const {
+  const EventGraph& g = graph();
+  const std::size_t before = static_cast<std::size_t>(pass) * model_.order.size();
+  const LayerExecution& execution =
+      g.executions[before + static_cast<std::size_t>(parameter(p).layer)];
+  const std::int32_t slot =
+      g.program(execution).weight_gradients[static_cast<std::size_t>(parameter(p).index)];
+  return slot < 0 ? kNoBuffer : execution.first_buffer + slot;
+}
+
+// --- rows ---
+
+EventId GradientHooks::add_known(EventKind kind, Stream stream, std::int64_t bytes,
+                                 std::int64_t launches, std::uint8_t communicator) {
+  const auto key =
+      (static_cast<std::uint64_t>(bytes) << 12 | static_cast<std::uint64_t>(launches)) *
+          static_cast<std::uint64_t>(kEventKinds) +
+      static_cast<std::uint64_t>(kind);
+  if (const std::uint16_t* known = known_.find(key)) return add_row(kind, stream, *known, -1);
+  UnitWork work;
+  work.bytes = Bytes(bytes);
+  work.communicator = communicator;
+  work.launches = work.tensors = launches;
+  if (communicator == kNoCommunicator) {
+    work.bytes = Bytes(bytes / 2);
+    work.kernels = {copy_kernel(bytes)};
+  }
+  const std::uint16_t index = new_work(kind, work);
+  known_.insert(key, index);
+  return add_row(kind, stream, index, -1);
+}
+
+EventId GradientHooks::add_copy(EventKind kind, Stream stream, std::int64_t moved,
+                                std::int64_t launches) {
+  return add_known(kind, stream, moved, launches, kNoCommunicator);
+}
+
+EventId GradientHooks::add_collective(EventKind kind, Stream stream, std::int64_t bytes,
+                                      std::uint8_t communicator) {
+  return add_known(kind, stream, bytes, 0, communicator);
+}
+
+GradientHooks::UnitWork GradientHooks::unit_work(EventKind, const UnitShape&, std::int32_t) const {
+  FORESHARD_CHECK(false, "no row belongs to a unit");
+  return {};
+}
+
+// --- the log ---
+
+void GradientHooks::log(LibraryEvent event) {
+  if (!logging_) return;
+  event.microbatch = microbatch();
+  event.actions = static_cast<std::uint32_t>(graph().actions.size());
+  events_.push_back(std::move(event));
+}
+
+void GradientHooks::log_collective(std::string_view kind, std::int64_t bytes,
+                                   std::string_view dtype, std::string note) {
+  if (!logging_) return;
+  log({.kind = kind,
+       .bytes_in = bytes,
+       .bytes_out = bytes,
+       .dtype = dtype,
+       .group = "world",
+       .note = std::move(note)});
+}
+
+// The gradient of a module's input is that of the output before it, whose hook was registered
+// first; where the sum of several embeddings lies between, it comes before theirs.
+void GradientHooks::log_backward_begin(std::int32_t layer, std::int16_t module) {
+  const std::pair<std::int32_t, std::int16_t> left = std::exchange(left_, {-1, -1});
+  const bool sums = module >= 0 && foreshard::modules_of(spec_of(layer)).size() > 1 &&
+                    spec_of(layer).role == LayerRole::kEmbedding;
+  if (left.first >= 0 && sums) log_module("backward_end", left.first, left.second);
+  log_module("backward_begin", layer, module);
+  if (left.first >= 0 && !sums) log_module("backward_end", left.first, left.second);
+}
+
+void GradientHooks::log_module(std::string_view kind, std::int32_t layer, std::int16_t module) {
+  const std::int32_t same = model_.order[static_cast<std::size_t>(layer)].same_as;
+  const std::int32_t owner = same < 0 ? layer : same;
+  LayerModule whole;
+  if (module >= 0) whole = foreshard::modules_of(spec_of(owner))[static_cast<std::size_t>(module)];
+  // A tied head's parameter carries the token table's name.
+  const bool is_tied_head = spec_of(owner).role == LayerRole::kHead && model_.tied_embeddings;
+  log({.kind = kind, .unit = is_tied_head ? "lm_head" : module_name(model_, owner, whole)});
+}
+
+}  // namespace foreshard

@@ -1,0 +1,521 @@
+// fully_shard's FSDPState, and the training loop, model and autograd around it.
+//
+// Forward: each unit's pre-forward (gather, copy-out, wrap of its inputs), its layers, its
+// post-forward (reshard, order, hooks on its outputs). A unit of several modules begins with the
+// first that runs and ends with the last.
+//
+// Backward: autograd meets a unit's hooks at its outputs (pre_backward), and a node at those of its
+// inputs that need a gradient (post_backward). Units that have none, like that of the embedding,
+// whose inputs are token ids, are left to the callback at the end of backward, root first.
+//
+// A recomputed forward inside a unit finds its hooks switched off; a unit inside the recomputed
+// module does not, and behaves as the root of a forward of its own.
+#include <algorithm>
+#include <utility>
+
+#include "sim/base/error.h"
+#include "sim/graph/fsdp2/fsdp2_builder.h"
+#include "sim/graph/fsdp2/fsdp2_repeat.h"
+#include "sim/graph/fsdp2/fsdp2_scope.h"
+#include "sim/graph/runtimes.h"
+
+namespace foreshard {
+
+Fsdp2::Fsdp2(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+             EventGraph recycled)
+    : StepBuilder(model, plan, programs, std::move(recycled)),
+      version_(fsdp2_version(fsdp2_minor(plan.runtime.version).value_or(kNewestFsdp2))),
+      groups_(static_cast<std::size_t>(unit_count())) {
+  add_communicators(PostForwardGroups::kOfEachUnit);
+  prepare();
+}
+
+void Fsdp2::prepare() {
+  if (root() >= 0 && !version_.root_may_reshard) {
+    graph().units[static_cast<std::size_t>(root())].reshard = {Reshard::Kind::kNever, 0};
+  }
+  const auto layers = static_cast<std::int32_t>(model_.order.size());
+  std::vector<bool> visited(groups_.size());
+  const auto visit = [&](std::int32_t unit) {
+    const auto u = static_cast<std::size_t>(unit);
+    if (!visited[u] || !version_.visits_lists_once) visits_.push_back(unit);
+    visited[u] = true;
+  };
+  bool needed = false;
+  std::vector<bool> waiting;  // whether what later layers join needs a gradient
+  for (std::int32_t l = 0; l < layers; ++l) {
+    const LayerSpec& spec = spec_of(l);
+    if (l > 0 && spec.role == LayerRole::kEmbedding) {
+      waiting.push_back(needed);
+      needed = false;
+    }
+    input_needs_gradient_.push_back(needed);
+    if (spec.joins >= 0) {
+      needed = needed || waiting.back();
+      waiting.pop_back();
+    }
+    for (const ParameterSpec& parameter : spec.parameters) {
+      if (needed) break;
+      needed = is_trained(l, parameter);
+    }
+    output_needs_gradient_.push_back(needed);
+    if (model_.order[static_cast<std::size_t>(l)].same_as >= 0 || unit_of_layer(l) < 0) continue;
+    if (unit_of_layer(l) != root()) visit(unit_of_layer(l));
+    for (std::size_t n = 0; n < spec.nested.size(); ++n) {
+      const std::int32_t nested = unit_of_part(l, static_cast<std::int8_t>(n + 1));
+      if (nested != unit_of_layer(l)) visit(nested);
+    }
+  }
+  list_trained();
+  // The root is on a trainer's list where it stands for the embedding.
+  if (root() >= 0 && plan_.units.embedding == UnitPlacement::kRoot) {
+    prefetch_order_.push_back(root());
+  }
+  for (std::int32_t u = 0; u < count(); ++u) {
+    if (u == root()) continue;
+    const Module& first = modules_of(u).front();
+    if (first.part == 0 || spec_of(first.layer).role == LayerRole::kEmbedding) {
+      prefetch_order_.push_back(u);
+    }
+  }
+  prefetch_place_.assign(groups_.size(), -1);
+  for (std::size_t i = 0; i < prefetch_order_.size(); ++i) {
+    prefetch_place_[static_cast<std::size_t>(prefetch_order_[i])] = static_cast<std::int32_t>(i);
+  }
+}
+
+RecordedStep Fsdp2::build(StepNumber step, Log keep, const std::vector<std::int32_t>& stale) {
+  logging_ = keep == Log::kKept;
+  if (keep == Log::kNone) find_runs();
+  Repeat repeat(*this, stale.empty() ? Repeat::Groups::kUntouched : Repeat::Groups::kUsed);
+  repeat_ = &repeat;
+  persistent_memory(step);
+  for (std::int32_t unit : stale) {
+    Gather& gather = group(unit).gather;
+    gather.pending = true;
+    gather.bytes = shape(unit).gather_bytes * plan_.mesh.shard;
+    gather.event = {kNoEvent, "all_gather", unit, true};
+    gather.buffer =
+        allocate_persistent(MemoryCategory::kAllGatherOutput, unit, Bytes(gather.bytes));
+    graph().buffers.back().pool = Stream::kCopyIn;
+  }
+  log_microbatch_ = step == StepNumber::kFirst ? 0 : -1;  // what the step before left
+  if (logging_) log("step_begin");
+  if (plan_.evaluation.in_step) {
+    input_tokens_ =
+        allocate(MemoryCategory::kInput, Stream::kCompute, -1,
+                 Bytes(input_bytes(model_, plan_.batch.micro_batch, plan_.batch.sequence)));
+    begin_pass(evaluation_pass(), 0);
+    run_forward(false);
+    StepBuilder::free(input_tokens_);
+    if (logging_) log("eval_end");
+  }
+  for (std::int32_t m = 0; m < static_cast<std::int32_t>(plan_.batch.accumulation); ++m) {
+    begin_pass(m, m);
+    log_microbatch_ = m;
+    set_flags(m);
+    run_forward(true);
+    run_backward();
+  }
+  log_microbatch_ = -1;
+  if (plan_.optimizer.clip_norm) clip();
+  optimizer(step);
+  StepBuilder::free(held_logits_);
+  if (logging_) log("step_end");
+  return {finish(), std::move(events_), std::move(padded_again_)};
+}
+
+void Fsdp2::set_flags(std::int32_t microbatch) {
+  const bool last = microbatch + 1 == static_cast<std::int32_t>(plan_.batch.accumulation);
+  const auto now = [last](When when) { return when == When::kEach || last; };
+  const bool reduces = plan_.accumulation == AccumulationMode::kReduceEach || last;
+  for (Group& g : groups_) g.reduces = reduces;
+  all_reduces_ = reduces && now(plan_.accumulation_details.all_reduce);
+  reshards_after_backward_ = now(plan_.accumulation_details.reshard_after_backward);
+  is_last_backward_ = now(plan_.accumulation_details.is_last_backward);
+}
+
+// --- forward ---
+
+void Fsdp2::run_forward(bool training) {
+  log_where_ = training ? "forward" : "eval";
+  if (training) {
+    const Batch& batch = plan_.batch;
+    input_tokens_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1,
+                             Bytes(input_bytes(model_, batch.micro_batch, batch.sequence)));
+    input_labels_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1,
+                             Bytes(label_bytes(model_, batch.micro_batch, batch.sequence)));
+  }
+  root_pre_forward(kRootState);
+  if (root() >= 0) {
+    group(root()).module_state = Training::kForward;
+    pre_forward(root());
+    prefetch_forward(root());
+  }
+  const auto layers = static_cast<std::int32_t>(model_.order.size());
+  const std::int32_t last = layers - 1;
+  const bool has_loss = spec_of(last).role == LayerRole::kLoss;
+  const bool inside = has_loss && training && plan_.loss_in_forward;
+  loss_is_inside_ = inside;
+  repeat_->begin(Repeat::Order::kForward);
+  for (std::int32_t l = 0; l < layers; ++l) {
+    if (spec_of(l).role == LayerRole::kLoss) continue;
+    forward_layer(l);
+    l += repeat_->after(l);
+  }
+  if (inside) {
+    compute_loss(last);
+    drop_head_inputs();
+  }
+  if (root() >= 0) {
+    post_forward(root(), /*in_backward=*/false);
+    group(root()).module_state = Training::kIdle;
+  }
+  end_root_forward(kRootState);
+  StepBuilder::free(held_logits_);  // of the micro-batch before
+  if (!has_loss) return;
+  if (!training) return add_phase(EventKind::kForward, last, Segments::kInside);
+  if (!inside) compute_loss(last);
+  // The root's hook sits on the loss where its forward returns that.
+  if (inside && root() >= 0) {
+    log_where_ = "backward";
+    state_pre_backward(root());
+  }
+  add_phase(EventKind::kBackward, last, Segments::kInside);
+  if (inside && plan_.logits == Logits::kHeld) hold_logits(last);
+}
+
+// The loop's name for what the model returned; it ends when the next forward has returned, or with
+// the step.
+void Fsdp2::hold_logits(std::int32_t layer) {
+  const std::int64_t count =
+      elements(spec_of(layer).tensors.front(), plan_.batch.micro_batch, plan_.batch.sequence);
+  held_logits_ = allocate(MemoryCategory::kActivation, Stream::kCompute, -1,
+                          Bytes(checked_multiply(count, size_of(plan_.compute_dtype()))));
+}
+
+// A model that computes its loss holds the name of what went into its head till then; its base
+// model has returned, and so let go of what went into the norm.
+void Fsdp2::drop_head_inputs() {
+  for (std::int32_t l = 1; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
+    if (spec_of(l).role != LayerRole::kHead) continue;
+    run_border(EventKind::kForward, l, LayerSegment::kAfter);
+  }
+}
+
+void Fsdp2::compute_loss(std::int32_t layer) {
+  log_where_ = "loss";
+  add_layer_row(EventKind::kLoss, layer);
+  if (logging_) log("loss");
+}
+
+void Fsdp2::forward_layer(std::int32_t layer) {
+  run_border(EventKind::kForward, layer, LayerSegment::kBefore);
+  enter_module(layer, 0);
+  run_layer(EventKind::kForward, layer);
+  leave_module(layer, 0, /*in_backward=*/false);
+  const LayerRole role = spec_of(layer).role;
+  // One function calls norm and head: what went into the norm is let go of after the head. Where
+  // the head is the root's, its output is cast with the root's hooks.
+  if (role == LayerRole::kFinalNorm && !loss_is_inside_) return;
+  if (role == LayerRole::kHead && loss_is_inside_) return;
+  const bool root_casts = role == LayerRole::kHead && plan_.output_dtype && in_root_unit(layer);
+  if (!root_casts) run_border(EventKind::kForward, layer, LayerSegment::kAfter);
+  if (role == LayerRole::kHead && layer > 0) {
+    run_border(EventKind::kForward, layer - 1, LayerSegment::kAfter);
+  }
+}
+
+// The hooks of a list of modules run with the first to begin and the last to end.
+void Fsdp2::enter_module(std::int32_t layer, std::int8_t part) {
+  const std::int32_t u = unit_of_part(layer, part);
+  if (u != root() && group(u).open_modules == 0) state_pre_forward(u);
+}
+
+void Fsdp2::leave_module(std::int32_t layer, std::int8_t part, bool in_backward) {
+  const std::int32_t u = unit_of_part(layer, part);
+  if (u == root()) return;
+  if (++group(u).open_modules < static_cast<std::int32_t>(modules_of(u).size())) return;
+  group(u).open_modules = 0;
+  state_post_forward(u, in_backward);
+}
+
+// The segments of a hook, if there are any.
+void Fsdp2::run_border(EventKind kind, std::int32_t layer, std::int8_t part) {
+  const LayerPhaseProgram& p = phase(kind, layer);
+  if (p.segments.size() < 2) return;
+  for (std::size_t s = 0; s < p.segments.size(); ++s) {
+    if (p.segments[s].part != part) continue;
+    const std::uint32_t kernels_begin = s == 0 ? 0 : p.segments[s - 1].kernels_end;
+    const auto segment = static_cast<std::uint8_t>(s);
+    if (p.segments[s].kernels_end > kernels_begin) {
+      add_layer_row(kind, layer, segment);
+    } else {
+      add_segment(kind, layer, segment);  // nothing but references that end
+    }
+  }
+}
+
+void Fsdp2::run_layer(EventKind kind, std::int32_t layer) {
+  const LayerPhaseProgram& p = phase(kind, layer);
+  if (p.segments.size() < 2) {
+    if (!p.segments.empty()) add_layer_row(kind, layer);
+    return;
+  }
+  for (std::size_t s = 0; s < p.segments.size(); ++s) {
+    const std::int8_t part = p.segments[s].part;
+    if (part < 0) continue;
+    const auto segment = static_cast<std::uint8_t>(s);
+    if (unit_of_part(layer, part) == unit_of_layer(layer)) {
+      add_layer_row(kind, layer, segment);
+    } else if (kind == EventKind::kBackward) {
+      begin_backward(layer, part);
+      add_layer_row(kind, layer, segment);
+      end_backward(layer, part);
+    } else {
+      enter_module(layer, part);
+      add_layer_row(kind, layer, segment);
+      leave_module(layer, part, kind == EventKind::kRecompute);
+    }
+  }
+}
+
+// A gradient arrives at the outputs of the unit's last module.
+void Fsdp2::begin_backward(std::int32_t layer, std::int8_t part) {
+  const std::int32_t u = unit_of_part(layer, part);
+  if (u != root() && modules_of(u).back() == Module{first_call(layer), part}) state_pre_backward(u);
+}
+
+// Gradients of the inputs of its first module are there, unless those need none.
+void Fsdp2::end_backward(std::int32_t layer, std::int8_t part) {
+  const std::int32_t u = unit_of_part(layer, part);
+  store_gradients(layer, part);
+  const bool inputs = part == 0 || spec_of(layer).role == LayerRole::kEmbedding
+                          ? input_needs_gradient_[static_cast<std::size_t>(layer)]
+                          : output_needs_gradient_[static_cast<std::size_t>(layer)];
+  if (u != root() && inputs && modules_of(u).front() == Module{first_call(layer), part}) {
+    post_backward(u, "autograd");
+  }
+}
+
+void Fsdp2::state_pre_forward(std::int32_t unit) {
+  Group& g = group(unit);
+  // Activation checkpointing around the unit: its parameters are there.
+  if (g.module_state == Training::kPreBackward) return;
+  g.module_state = Training::kForward;
+  root_pre_forward(unit);
+  pre_forward(unit);
+  prefetch_forward(unit);
+}
+
+void Fsdp2::prefetch_forward(std::int32_t unit) {
+  if (plan_.prefetch.forward <= 0) return;
+  if (!is_listed(unit)) return;
+  std::int64_t left = plan_.prefetch.forward;
+  auto target = prefetch_order_.begin() + prefetch_place_[static_cast<std::size_t>(unit)] + 1;
+  for (; target != prefetch_order_.end() && left > 0; ++target, --left) {
+    prefetch(*target, Training::kForward, "explicit_forward");
+  }
+}
+
+void Fsdp2::state_post_forward(std::int32_t unit, bool in_backward) {
+  Group& g = group(unit);
+  if (g.module_state == Training::kPreBackward) return;
+  post_forward(unit, in_backward);
+  g.module_state = Training::kIdle;
+  end_root_forward(unit);
+}
+
+// Gathers start when the optimizer's (or the previous micro-batch's) work is done.
+void Fsdp2::root_pre_forward(std::int32_t state) {
+  if (forward_root_ != kNoRoot) return;
+  forward_root_ = state;
+  if (logging_) log("root_pre_forward", {.unit = root_unit()});
+  pad_again();
+  wait_stream(Stream::kCopyIn, Stream::kCompute);
+  wait_stream(Stream::kAllGather, Stream::kCompute);
+}
+
+// lazy_init; see RecordedStep::padded_again.
+void Fsdp2::pad_again() {
+  for (std::int32_t& old : unpadded_) {
+    const Buffer shard = graph().buffer(old);
+    padded_again_.push_back(
+        allocate(MemoryCategory::kShardedParam, Stream::kCompute, -1, shard.bytes));
+    StepBuilder::free(old);
+  }
+  unpadded_.clear();
+}
+
+// A local name keeps the last gather's output until the outputs are cast (until 2.14).
+void Fsdp2::end_root_forward(std::int32_t state) {
+  const bool is_root = forward_root_ == state;
+  HeldGather held;
+  if (is_root && held_gather_.gather.buffer != kNoBuffer) {
+    wait_gather_streams(held_gather_.copy_out);
+    held = std::exchange(held_gather_, {});
+    if (version_.frees_gather_before_copy_out) free_gather(held.unit, held.gather);
+  }
+  if (is_root) forward_root_ = kNoRoot;
+  if (state == kRootState) cast_root_output();
+  free_gather(held.unit, held.gather);
+}
+
+void Fsdp2::cast_root_output() {
+  if (!plan_.output_dtype || loss_is_inside_) return;
+  for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
+    if (spec_of(l).role == LayerRole::kHead && in_root_unit(l)) {
+      run_border(EventKind::kForward, l, LayerSegment::kAfter);
+    }
+  }
+}
+
+// --- backward ---
+
+void Fsdp2::run_backward() {
+  log_where_ = "backward";
+  const auto layers = static_cast<std::int32_t>(model_.order.size());
+  bool root_hook_due = root() >= 0 && !plan_.loss_in_forward;
+  repeat_->begin(Repeat::Order::kBackward);
+  for (std::int32_t l = layers; l-- > 0;) {
+    if (spec_of(l).role == LayerRole::kLoss || !output_needs_gradient_[static_cast<std::size_t>(l)])
+      continue;
+    // Where the last unit casts its output, the root's hook sits on the cast one.
+    if (root_hook_due && plan_.output_dtype && !in_root_unit(l)) {
+      state_pre_backward(root());
+      root_hook_due = false;
+    }
+    run_border(EventKind::kBackward, l, LayerSegment::kBefore);
+    begin_backward(l, 0);
+    // The root's hook sits on the same output as the last unit's and was registered after it.
+    if (root_hook_due) {
+      state_pre_backward(root());
+      root_hook_due = false;
+    }
+    if (recompute_of(l) != Recompute::kNone) run_layer(EventKind::kRecompute, l);
+    run_layer(EventKind::kBackward, l);
+    end_backward(l, 0);
+    run_border(EventKind::kBackward, l, LayerSegment::kAfter);
+    l -= repeat_->after(l);
+  }
+  root_post_backward_final_callback();
+  StepBuilder::free(input_tokens_);
+  StepBuilder::free(input_labels_);
+  const std::int32_t last = layers - 1;
+  if (spec_of(last).role == LayerRole::kLoss) {
+    add_phase(EventKind::kBackward, last, Segments::kExit);
+  }
+}
+
+std::int32_t Fsdp2::first_call(std::int32_t layer) const {
+  const std::int32_t same = model_.order[static_cast<std::size_t>(layer)].same_as;
+  return same >= 0 ? same : layer;
+}
+
+// Backward of the layer's earliest call is done: autograd has stored the gradients of its weights.
+void Fsdp2::store_gradients(std::int32_t layer, std::int8_t part) {
+  if (first_call(layer) != layer) return;
+  const std::int32_t u = unit_of_part(layer, part);
+  if (u < 0 || shape(u).trained == 0) return;  // -1: no parameters, and no root
+  Group& g = group(u);
+  g.fresh_gradients = true;
+  if (g.gradient_pass < 0) g.gradient_pass = pass();
+}
+
+void Fsdp2::state_pre_backward(std::int32_t unit) {
+  group(unit).module_state = Training::kPreBackward;
+  std::vector<std::int32_t> list;
+  if (plan_.prefetch.backward > 1 || plan_.prefetch.backward_lists) {
+    if (is_listed(unit)) {
+      const std::int64_t position = prefetch_place_[static_cast<std::size_t>(unit)];
+      const std::int64_t from = std::max<std::int64_t>(0, position - plan_.prefetch.backward);
+      for (std::int64_t i = position; i-- > from;) {
+        list.push_back(prefetch_order_[static_cast<std::size_t>(i)]);
+      }
+    }
+  }
+  pre_backward(unit, list.empty());
+  for (std::int32_t target : list) prefetch(target, Training::kPreBackward, "explicit_backward");
+}
+
+void Fsdp2::root_post_backward_final_callback() {
+  Scope scope(*this, "root_post_backward", root_unit());
+  if (logging_) log_here("root_post_backward_begin");
+  std::vector<std::int32_t> states;
+  if (root() >= 0) states.push_back(root());
+  states.insert(states.end(), visits_.begin(), visits_.end());
+  const auto is_left_over = [&](const Group& g, std::int32_t u) {
+    if (version_.leftovers == Leftovers::kAll) return g.state != Training::kPostBackward;
+    if (g.unsharded) return true;
+    return version_.leftovers == Leftovers::kUnshardedOrNotGathered &&
+           !plan_.unshard_in_backward.at(u);
+  };
+  if (version_.leftovers_first) {
+    for (std::int32_t u : states) {
+      if (is_left_over(group(u), u)) post_backward(u, "root_post_backward");
+      group(u).module_state = group(u).state = Training::kIdle;
+    }
+    if (is_last_backward_) {
+      wait_last_reductions();
+      for (std::int32_t u : states) finalize_backward(u);
+    }
+  } else {
+    for (std::int32_t u : states) {
+      if (is_left_over(group(u), u)) post_backward(u, "root_post_backward");
+      group(u).module_state = group(u).state = Training::kIdle;
+      if (is_last_backward_) finalize_backward(u);
+    }
+  }
+  if (is_last_backward_) {
+    post_forward_order_.clear();
+    for (const HeldInput& held : held_inputs_) wait_event(Stream::kCompute, held.event);
+    // The list is dropped from its end, but for the one that the loop's name holds.
+    for (std::size_t i = held_inputs_.size(); i-- > 0;) {
+      if (i + 1 < held_inputs_.size()) free_input(held_inputs_[i]);
+    }
+    if (!held_inputs_.empty()) free_input(held_inputs_.back());
+    held_inputs_.clear();
+  }
+  scope.leave();
+  if (logging_) log("root_post_backward_end", {.unit = root_unit()});
+}
+
+std::vector<std::int32_t> Fsdp2::pending_units() const {
+  std::vector<std::int32_t> units;
+  for (std::int32_t u = 0; u < count(); ++u) {
+    if (groups_[static_cast<std::size_t>(u)].gather.pending) units.push_back(u);
+  }
+  return units;
+}
+
+namespace {
+
+// Until 2.5, gathers that nobody waited for serve the step after.
+std::vector<std::int32_t> stale_units(const ModelSpec& model, const Plan& plan,
+                                      const LayerPrograms& programs) {
+  if (fsdp2_version(fsdp2_minor(plan.runtime.version).value_or(kNewestFsdp2)).drops_stray_gathers) {
+    return {};
+  }
+  Fsdp2 first(model, plan, programs, {});
+  first.build(StepNumber::kFirst, Fsdp2::Log::kNone, {});
+  return first.pending_units();
+}
+
+}  // namespace
+
+EventGraph build_fsdp2(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+                       EventGraph recycled) {
+  return Fsdp2(model, plan, programs, std::move(recycled))
+      .build(StepNumber::kSteady, Fsdp2::Log::kNone, stale_units(model, plan, programs))
+      .graph;
+}
+
+RecordedStep record_training_step(const ModelSpec& model, const Plan& plan,
+                                  const LayerPrograms& programs, StepNumber step) {
+  FORESHARD_CHECK(plan.runtime.kind == RuntimeKind::kFsdp2, "only fsdp2 keeps a host log");
+  std::vector<std::int32_t> stale;
+  if (step == StepNumber::kSteady) stale = stale_units(model, plan, programs);
+  return Fsdp2(model, plan, programs, {}).build(step, Fsdp2::Log::kKept, stale);
+}
+
+}  // namespace foreshard

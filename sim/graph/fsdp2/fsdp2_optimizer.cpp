@@ -1,0 +1,268 @@
+// What lives between steps, and what happens to it at the end of one: clipping, the optimizer's
+// step, zero_grad. Parameters come in the order of Module.parameters(), whatever their units.
+#include <algorithm>
+#include <utility>
+
+#include "sim/graph/fsdp2/fsdp2_builder.h"
+
+namespace foreshard {
+
+// Layers of one kind that are trained alike differ in their units only.
+void Fsdp2::list_trained() {
+  std::size_t all = 0;
+  for (const LayerInstance& instance : model_.order) {
+    all += model_.kinds[static_cast<std::size_t>(instance.kind)].parameters.size();
+  }
+  trained_.reserve(all);
+  std::size_t begin = 0;  // of the layer before
+  std::int32_t like = -1;
+  for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
+    const LayerInstance& instance = model_.order[static_cast<std::size_t>(l)];
+    if (instance.same_as >= 0) continue;
+    const bool repeats = like >= 0 && plan_.ignored == Ignored::kNone &&
+                         model_.order[static_cast<std::size_t>(like)].kind == instance.kind &&
+                         plan_.frozen.blocks.ranges.empty() && spec_of(l).role == LayerRole::kBlock;
+    const std::size_t end = trained_.size();
+    like = l;
+    if (repeats) {
+      for (std::size_t i = begin; i < end; ++i) {
+        Trained copy = trained_[i];
+        copy.unit = unit_of_part(l, copy.part);
+        trained_.push_back(copy);
+      }
+      begin = end;
+      continue;
+    }
+    begin = end;
+    const LayerExecution& first = graph().executions[static_cast<std::size_t>(l)];
+    const std::vector<ParameterSpec>& parameters = spec_of(l).parameters;
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      const UnitParameter p = sharded(l, parameters[i]);
+      if (parameters[i].tied || !p.trainable) continue;
+      Trained& trained = trained_.emplace_back();
+      trained.state_bytes = p.local_numel * size_of(plan_.optimizer.state);
+      trained.part = parameters[i].part;
+      if (is_ignored(parameters[i])) {
+        trained.ignored_gradient = first.first_buffer + graph().program(first).weight_gradients[i];
+      } else {
+        trained.unit = unit_of_part(l, parameters[i].part);
+      }
+    }
+  }
+}
+
+// Parameters outside FSDP have no unit.
+void Fsdp2::persistent_memory(StepNumber step) {
+  const bool adam = plan_.optimizer.kind == Optimizer::Kind::kAdamW;
+  const bool on_host = plan_.offload != Offload::kNone;
+  const bool fused = plan_.optimizer.implementation == Optimizer::Implementation::kFused;
+  const auto hold = [&](MemoryCategory category, std::int32_t unit, std::int32_t parts) {
+    allocate_persistent_parts(category, unit, parts);
+    graph().buffers.back().on_host = on_host;
+  };
+  std::vector<Bytes> ignored, ignored_states;
+  if (plan_.ignored != Ignored::kNone) {
+    for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
+      if (model_.order[static_cast<std::size_t>(l)].same_as >= 0) continue;
+      for (const ParameterSpec& parameter : spec_of(l).parameters) {
+        if (!is_ignored(parameter) || parameter.tied) continue;
+        ignored.push_back(allocated_size(parameter.numel() * master_size()));
+      }
+    }
+    for (const Trained& p : trained_) {
+      if (p.unit < 0) ignored_states.push_back(allocated_size(p.state_bytes));
+    }
+  }
+  for (const std::int64_t bytes : resident_bytes()) ignored.push_back(allocated_size(bytes));
+  if (!ignored.empty()) {
+    hold(MemoryCategory::kShardedParam, -1, add_part_list(std::move(ignored)));
+  }
+  for (std::int32_t u = 0; u < count(); ++u) {
+    const auto padded = [](const UnitParameter& p) { return p.local_numel != p.shard_numel; };
+    const std::vector<UnitParameter>& list = shape(u).list;
+    if (!logging_ || std::none_of(list.begin(), list.end(), padded)) {
+      hold(MemoryCategory::kShardedParam, u, shape(u).sharded_parts);
+      continue;
+    }
+    for (const UnitParameter& p : list) {
+      const std::int32_t shard = allocate_persistent(MemoryCategory::kShardedParam, u,
+                                                     Bytes(p.shard_numel * p.stored_size));
+      graph().buffers.back().on_host = on_host;
+      if (!padded(p)) continue;
+      (step == StepNumber::kFirst ? unpadded_ : padded_again_).push_back(shard);
+    }
+  }
+  if (!adam || step == StepNumber::kFirst) return;
+  // Unless it is fused, AdamW keeps the number of steps on the host.
+  hold(MemoryCategory::kOptimizerState, -1,
+       add_part_list(std::vector<Bytes>(trained_.size(), allocated_size(4))));
+  graph().buffers.back().on_host = on_host || !fused;
+  for (int moment = 0; moment < 2; ++moment) {
+    if (!ignored_states.empty()) {
+      hold(MemoryCategory::kOptimizerState, -1, add_part_list(ignored_states));
+    }
+    for (std::int32_t u = 0; u < count(); ++u) {
+      hold(MemoryCategory::kOptimizerState, u, shape(u).state_parts);
+    }
+  }
+}
+
+// clip_grad_norm_: a norm for each gradient, stacked; what the shard group sums is the row of them
+// (before 2.9 the norm of the rank's part alone); one factor for all.
+void Fsdp2::clip() {
+  log_where_ = "clip";
+  if (logging_) log("clip_begin");
+  const auto parameters = static_cast<std::int64_t>(trained_.size());
+  const Bytes scalar(master_size());
+  const Bytes row(parameters * master_size());
+  const Bytes sent = version_.clips_one_norm ? scalar : row;
+  const auto temporary = [&](Bytes bytes) {
+    return allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, bytes);
+  };
+  add_step_row(EventKind::kGradNorm, Stream::kCompute);
+  std::int32_t norms =
+      allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
+                     add_part_list(std::vector<Bytes>(static_cast<std::size_t>(parameters),
+                                                      allocated_size(master_size()))));
+  std::int32_t stacked = temporary(row);
+  std::int32_t total = kNoBuffer, sum = kNoBuffer;
+  if (version_.clips_one_norm) {
+    total = temporary(scalar);
+    StepBuilder::free(stacked);
+    StepBuilder::free(norms);
+    sum = temporary(scalar);
+  }
+  std::int32_t powers = temporary(sent);
+  wait(Stream::kAllReduce, tail(Stream::kCompute));
+  wait(Stream::kCompute, add_step_row(EventKind::kAllReduce, Stream::kAllReduce));
+  std::int32_t reduced = temporary(sent);
+  if (logging_) {
+    log("all_reduce", {.bytes_in = sent.count(),
+                       .bytes_out = sent.count(),
+                       .dtype = to_string(plan_.master_dtype),
+                       .group = "clip",
+                       .cause = "clip"});
+  }
+  std::int32_t roots = temporary(sent);
+  StepBuilder::free(powers);
+  StepBuilder::free(reduced);
+  if (!version_.clips_one_norm) {
+    total = temporary(scalar);
+    StepBuilder::free(stacked);
+    StepBuilder::free(roots);
+    StepBuilder::free(norms);
+    sum = temporary(scalar);
+  }
+  std::int32_t reciprocal = temporary(scalar);
+  StepBuilder::free(roots);
+  std::int32_t factor = temporary(scalar);
+  StepBuilder::free(sum);
+  StepBuilder::free(reciprocal);
+  std::int32_t clamped = temporary(scalar);
+  StepBuilder::free(factor);
+  add_step_row(EventKind::kGradScale, Stream::kCompute);
+  StepBuilder::free(clamped);
+  StepBuilder::free(total);
+  if (logging_) log("clip_end");
+}
+
+void Fsdp2::optimizer(StepNumber step) {
+  log_where_ = "optimizer";
+  if (logging_) log("optimizer_begin");
+  const EventKind kind =
+      plan_.offload == Offload::kNone ? EventKind::kOptimizer : EventKind::kHostOptimizer;
+  const EventId last = add_step_row(kind, Stream::kCompute);
+  const bool adam = plan_.optimizer.kind == Optimizer::Kind::kAdamW;
+  if (adam && step == StepNumber::kFirst) create_optimizer_states();
+  // torch.optim steps tensors and DTensors together only one by one.
+  const bool loops = plan_.optimizer.implementation == Optimizer::Implementation::kLoop ||
+                     plan_.ignored != Ignored::kNone;
+  if (adam && plan_.optimizer.implementation == Optimizer::Implementation::kFused) {
+  } else if (adam && loops) {
+    step_one_by_one();
+  } else if (adam) {
+    // What the counters on the host are increased by.
+    std::int32_t one = allocate(MemoryCategory::kOptimizerState, Stream::kCompute, -1, Bytes(4));
+    graph().buffers.back().on_host = true;
+    StepBuilder::free(one);
+    std::vector<Bytes> sizes;
+    sizes.reserve(trained_.size());
+    for (const Trained& p : trained_) sizes.push_back(allocated_size(p.state_bytes));
+    std::int32_t temporary = allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
+                                            add_part_list(std::move(sizes)));
+    graph().buffers.back().on_host = plan_.offload != Offload::kNone;
+    StepBuilder::free(temporary);
+  }
+  if (logging_) log("optimizer_end");
+  if (plan_.float8_all_gather) {  // the scales: the greatest values of all shards (step_work)
+    wait(Stream::kAllReduce, last);
+    wait(Stream::kCompute, add_step_row(EventKind::kAllReduce, Stream::kAllReduce));
+  }
+  zero_grad();
+  if (plan_.host_sync == HostSync::kStep) graph().final_host_wait = last;
+}
+
+// The divisor of a parameter lives until the next one's is there.
+void Fsdp2::step_one_by_one() {
+  const bool on_host = plan_.offload != Offload::kNone;
+  std::int32_t divisor = kNoBuffer;
+  for (const Trained& p : trained_) {
+    const auto temporary = [&] {
+      const std::int32_t id =
+          allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, Bytes(p.state_bytes));
+      graph().buffers.back().on_host = on_host;
+      return id;
+    };
+    std::int32_t root = temporary();
+    const std::int32_t next = temporary();
+    StepBuilder::free(root);
+    StepBuilder::free(divisor);
+    divisor = next;
+  }
+  StepBuilder::free(divisor);
+}
+
+// Parameter by parameter, in the order of Module.parameters().
+void Fsdp2::create_optimizer_states() {
+  const bool on_host = plan_.offload != Offload::kNone;
+  const bool fused = plan_.optimizer.implementation == Optimizer::Implementation::kFused;
+  const auto create = [&](std::int64_t bytes, bool host) {
+    allocate(MemoryCategory::kOptimizerState, Stream::kCompute, -1, Bytes(bytes));
+    graph().buffers.back().on_host = host;
+  };
+  for (const Trained& p : trained_) {
+    create(4, on_host || !fused);
+    create(p.state_bytes, on_host);
+    create(p.state_bytes, on_host);
+  }
+}
+
+// The flat gradient of a unit goes with the last of its parameters.
+void Fsdp2::zero_grad() {
+  std::vector<std::int64_t> left;
+  left.reserve(groups_.size());
+  for (std::int32_t u = 0; u < count(); ++u) left.push_back(shape(u).trained);
+  std::vector<std::size_t> next(groups_.size(), 0);
+  for (std::size_t i = 0; i < trained_.size();) {
+    const std::int32_t unit = trained_[i].unit;
+    if (unit < 0) {
+      std::int32_t gradient = trained_[i++].ignored_gradient;
+      StepBuilder::free(gradient);
+      continue;
+    }
+    Group& g = group(unit);
+    const std::size_t first = i;
+    while (i < trained_.size() && trained_[i].unit == unit) ++i;
+    for (std::size_t k = first; k < i && !g.host_gradients.empty(); ++k) {
+      StepBuilder::free(g.host_gradients[next[static_cast<std::size_t>(unit)]++]);
+    }
+    left[static_cast<std::size_t>(unit)] -= static_cast<std::int64_t>(i - first);
+    if (left[static_cast<std::size_t>(unit)] == 0) StepBuilder::free(g.gradient);
+  }
+  for (Group& g : groups_) {
+    g.host_gradients.clear();
+    g.has_gradient = false;
+  }
+}
+
+}  // namespace foreshard

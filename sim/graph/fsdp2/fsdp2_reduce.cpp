@@ -1,0 +1,428 @@
+// FSDPParamGroup.post_backward, foreach_reduce and finalize_backward.
+//
+// post_backward: what is not to be reduced yet is kept, unsharded (cast to the reduce dtype if that
+// is wider; from 2.15 autograd does that). Else: reshard, give back the reduce-scatter input that
+// is still held, pack the gradients (cast and padding), reduce-scatter on its own stream, with
+// replicas all-reduce behind it, cast to the stored dtype or add to the gradient that is there. The
+// gradient of the unit's last parameter lives until all of that was issued (2.6 to 2.14).
+#include <algorithm>
+#include <utility>
+
+#include "sim/graph/fsdp2/fsdp2_builder.h"
+#include "sim/graph/fsdp2/fsdp2_scope.h"
+
+namespace foreshard {
+
+void Fsdp2::post_backward(std::int32_t unit, std::string_view cause) {
+  Group& g = group(unit);
+  const UnitShape& s = shape(unit);
+  hook();
+  Scope scope(*this, "post_backward", unit);
+  see_state(unit);
+  if (logging_) log_here("backward_end", {.cause = cause});
+  g.state = Training::kPostBackward;
+  accumulate_unsharded_grads(unit);
+  if (!g.reduces) {
+    if (reshards_after_backward_) reshard(unit);
+    keep_unsharded_grads(unit);
+    g.fresh_gradients = false;
+    return;
+  }
+  const bool any = s.trained > 0 && (g.gradient_pass >= 0 || !g.accumulated.empty());
+  if (reshards_after_backward_) reshard(unit);
+  if (version_.input_release != InputRelease::kAtReduction) release_inputs();
+  if (any) {
+    if (version_.input_release == InputRelease::kAtReduction) release_inputs();
+    if (version_.waits_own_reduction) wait_for_post_backward(unit);
+    foreach_reduce(unit);
+    g.gradient_pass = -1;
+  }
+  g.fresh_gradients = false;
+  for (HeldInput& late : late_inputs_) free_input(late);
+  late_inputs_.clear();
+}
+
+// The compute stream waits for reduce-scatters whose inputs are still held, oldest first, until one
+// more input may be allocated; then their memory may be used again.
+void Fsdp2::release_inputs() {
+  if (version_.packs_on_reduce_stream) return;
+  while (static_cast<std::int64_t>(held_inputs_.size()) >= plan_.reduce_scatter_buffers) {
+    HeldInput held = held_inputs_.front();
+    held_inputs_.pop_front();
+    wait_event(Stream::kCompute, held.event);
+    if (version_.input_release == InputRelease::kAfterPostBackward) {
+      late_inputs_.push_back(held);
+    } else {
+      free_input(held);
+    }
+  }
+}
+
+void Fsdp2::free_input(HeldInput& held) {
+  StepBuilder::free(held.buffer);
+  if (logging_) {
+    log("free_reduce_scatter_input",
+        {.unit = held.event.unit, .bytes_in = held.bytes, .cause = log_where_});
+  }
+}
+
+// Gradients of this micro-batch are added to those kept in the reduce dtype.
+void Fsdp2::accumulate_unsharded_grads(std::int32_t unit) {
+  Group& g = group(unit);
+  if (version_.autograd_accumulates || g.accumulated.empty() || g.gradient_pass < 0) return;
+  add_unit_row(EventKind::kAccumulate, Stream::kCompute, unit, kUnsharded);
+  std::vector<std::int32_t> gradients = gradient_buffers(unit, g.gradient_pass);
+  std::size_t i = 0;
+  for (const UnitParameter& p : shape(unit).list) {
+    if (!p.trainable) continue;
+    log_operator("add_", Stream::kCompute, p.numel * reduce_size(), plan_.reduce_dtype);
+    StepBuilder::free(gradients[i++]);
+  }
+  g.gradient_pass = -1;
+}
+
+void Fsdp2::keep_unsharded_grads(std::int32_t unit) {
+  Group& g = group(unit);
+  if (plan_.reduce_dtype == plan_.param_dtype || g.gradient_pass < 0) return;
+  if (version_.autograd_accumulates) {
+    if (reduce_size() <= param_size()) return;
+    for (std::int32_t buffer : gradient_buffers(unit, g.gradient_pass)) {
+      graph().actions.push_back({MemoryAction::Kind::kKeep, buffer});
+    }
+    return;
+  }
+  add_unit_row(EventKind::kAccumulate, Stream::kCompute, unit, kUnsharded);
+  std::vector<std::int32_t> gradients = gradient_buffers(unit, g.gradient_pass);
+  std::size_t i = 0;
+  for (const UnitParameter& p : shape(unit).list) {
+    if (!p.trainable) continue;
+    g.accumulated.push_back(allocate(MemoryCategory::kAccumulatedGrad, Stream::kCompute, unit,
+                                     Bytes(p.numel * reduce_size())));
+    log_operator("_to_copy", Stream::kCompute, p.numel * param_size(), plan_.param_dtype);
+    StepBuilder::free(gradients[i++]);
+  }
+  g.gradient_pass = -1;
+}
+
+// Gradients of parameters sharded along another dimension are replaced by copies in the order of
+// ranks, one after the other. What was replaced dies when its last name lets go of it: the chunks
+// of the next one replaced, and the tuples of the loop over enumerate(zip(...)), of which zip keeps
+// every second for one round more.
+void Fsdp2::rearrange_gradients(const UnitShape& shape, std::vector<std::int32_t>& gradients,
+                                std::vector<std::int32_t>& kept_names, DType dtype) {
+  struct Replaced {
+    std::int32_t buffer = kNoBuffer;
+    std::size_t tuple_until = 0;  // round of the loop
+  };
+  std::vector<Replaced> replaced;
+  std::size_t round = 0;
+  for (const UnitParameter& p : shape.list) {
+    if (!p.trainable) continue;
+    for (std::size_t r = 0; r + (p.shard_dim > 0 ? 0 : 1) < replaced.size(); ++r) {
+      if (replaced[r].tuple_until <= round) StepBuilder::free(replaced[r].buffer);
+    }
+    if (p.shard_dim > 0) {
+      std::int32_t& gradient = gradients[round];
+      const std::size_t until = round % 2 == 0 ? round + 2 : round + 1;
+      replaced.push_back({gradient, until});
+      gradient = allocate(MemoryCategory::kCommTemp, Stream::kCompute, -1,
+                          Bytes(p.numel * size_of(dtype)));
+      log_operator("cat", Stream::kCompute, p.numel * size_of(dtype), dtype);
+    }
+    ++round;
+  }
+  for (std::size_t r = 0; r + 1 < replaced.size(); ++r) StepBuilder::free(replaced[r].buffer);
+  if (version_.keeps_last_gradient) {
+    kept_names.push_back(replaced.back().buffer);
+  } else {
+    StepBuilder::free(replaced.back().buffer);
+  }
+}
+
+void Fsdp2::foreach_reduce(std::int32_t unit) {
+  Group& g = group(unit);
+  const UnitShape& s = shape(unit);
+  const Division divide = division(unit);
+  const std::int64_t shards = plan_.mesh.shard;
+  const bool wide = !g.accumulated.empty() || version_.autograd_accumulates;
+  const bool kept = !g.accumulated.empty() || g.gradient_pass != pass();
+  const bool narrowed = version_.autograd_accumulates && reduce_size() < param_size();
+  const DType gradient_dtype = (wide && kept) || narrowed ? plan_.reduce_dtype : plan_.param_dtype;
+  if (version_.partial_waits_before_pack && g.partial != kNoBuffer) {
+    Scope scope(*this, "post_backward", unit);
+    wait_stream(Stream::kReduceScatter, Stream::kCompute);
+  }
+  Scope scope(*this, "reduce", unit);
+
+  // Pack.
+  const Stream packs = version_.packs_on_reduce_stream ? Stream::kReduceScatter : Stream::kCompute;
+  const bool keeps_last = version_.keeps_last_gradient && (shards > 1 || version_.reduces_alone);
+  std::vector<std::int32_t> kept_names;  // gradients that local names hold to the end
+  const std::int32_t gradient_pass = g.gradient_pass;
+  const bool from_accumulated = !g.accumulated.empty();
+  const bool rearranges = s.trained_cut_numel > 0 && (shards > 1 || version_.reduces_alone);
+  std::vector<std::int32_t> one_by_one;
+  if (from_accumulated) {
+    one_by_one = std::exchange(g.accumulated, {});
+  } else if (rearranges) {
+    one_by_one = gradient_buffers(unit, gradient_pass);
+  }
+  if (rearranges) rearrange_gradients(s, one_by_one, kept_names, gradient_dtype);
+  if (version_.packs_on_reduce_stream) wait_stream(Stream::kReduceScatter, Stream::kCompute);
+  const EventId packed = add_unit_row(EventKind::kReduceScatterCopyIn, packs, unit,
+                                      kept && wide ? kUnsharded : kWholeGroup);
+  HeldInput held;
+  held.bytes = s.trained_shard_numel * shards * reduce_size();
+  held.buffer = allocate(MemoryCategory::kReduceScatterInput, packs, unit, Bytes(held.bytes));
+  if (logging_) {
+    log_here("reduce_scatter_copy_in", {.stream = name(packs),
+                                        .bytes_in = s.trained_numel * size_of(gradient_dtype),
+                                        .bytes_out = held.bytes,
+                                        .dtype = to_string(gradient_dtype)});
+  }
+  if (version_.packs_on_reduce_stream) wait_stream(Stream::kCompute, Stream::kReduceScatter);
+  if (!one_by_one.empty()) {
+    // Of a last parameter that was replaced, the copy goes: its name holds what was there before.
+    const auto last = std::find_if(s.list.rbegin(), s.list.rend(),
+                                   [](const UnitParameter& p) { return p.trainable; });
+    if (keeps_last && !(rearranges && last->shard_dim > 0)) {
+      kept_names.push_back(one_by_one.back());
+      one_by_one.pop_back();
+    }
+    free_from_end(one_by_one);
+    if (!keeps_last) free_all(kept_names);
+  } else {
+    free_gradients(unit, gradient_pass);
+    if (!keeps_last) free_last_gradient(unit, gradient_pass);
+  }
+  if (!version_.packs_on_reduce_stream) {
+    wait(Stream::kReduceScatter, packed);
+    if (logging_) log_here("wait", {.stream = "RS", .on = "stream D"});
+  }
+
+  // Reduce.
+  const std::int64_t output_bytes = s.trained_shard_numel * reduce_size();
+  std::int32_t output = allocate(MemoryCategory::kReduceScatterOutput, Stream::kReduceScatter, unit,
+                                 Bytes(output_bytes));
+  if (divide.before > 1) {
+    add_unit_row(EventKind::kAccumulate, Stream::kReduceScatter, unit, kDivideInput);
+    log_operator("div_", Stream::kReduceScatter, held.bytes, plan_.reduce_dtype);
+  }
+  if (shards > 1 || version_.reduces_alone) {
+    add_unit_row(EventKind::kReduceScatter, Stream::kReduceScatter, unit);
+    if (logging_) {
+      const bool separate = plan_.communicators == Communicators::kSeparate;
+      log_here("reduce_scatter", {.stream = "RS",
+                                  .bytes_in = held.bytes,
+                                  .bytes_out = output_bytes,
+                                  .dtype = to_string(plan_.reduce_dtype),
+                                  .group = separate ? "reduce_scatter" : "shard",
+                                  .group_size = shards,
+                                  .on = divide.reduce_scatter});
+    }
+  } else {
+    add_unit_row(EventKind::kAccumulate, Stream::kReduceScatter, unit, kCopyAlone);
+    std::int32_t divided = kNoBuffer;
+    if (plan_.gradient_divide_factor && is_listed(unit)) {
+      divided =
+          allocate(MemoryCategory::kShardedGrad, Stream::kReduceScatter, unit, Bytes(held.bytes));
+      log_operator("div", Stream::kReduceScatter, held.bytes, plan_.reduce_dtype);
+    }
+    log_operator("copy_", Stream::kReduceScatter, output_bytes, plan_.reduce_dtype);
+    StepBuilder::free(divided);
+  }
+  held.event = record(Stream::kReduceScatter, "reduce_scatter", unit);
+  const auto finish = [&] {
+    if (from_accumulated || rearranges) {
+      free_from_end(kept_names);
+    } else if (keeps_last) {
+      free_last_gradient(unit, gradient_pass);
+    }
+  };
+
+  Stream stream = Stream::kReduceScatter;
+  std::int32_t finished_partial = kNoBuffer;
+  if (replicated()) {
+    if (!all_reduces_) {
+      if (g.partial != kNoBuffer) {
+        add_unit_row(EventKind::kAccumulate, Stream::kReduceScatter, unit, kPartial);
+        log_operator("add_", Stream::kReduceScatter, output_bytes, plan_.reduce_dtype);
+        StepBuilder::free(output);
+      } else {
+        g.partial = output;
+      }
+      g.post_reduce = record(Stream::kReduceScatter, "post_reduce", unit);
+      finish();
+      if (version_.packs_on_reduce_stream) free_input(held);
+      if (logging_) log_here("reduce_end");
+      if (!version_.packs_on_reduce_stream) held_inputs_.push_back(held);
+      note_last_reduction(stream, g.post_reduce);
+      return;
+    }
+    if (g.partial != kNoBuffer) {
+      add_unit_row(EventKind::kAccumulate, Stream::kReduceScatter, unit, kPartial);
+      log_operator("add_", Stream::kReduceScatter, output_bytes, plan_.reduce_dtype);
+      finished_partial = std::exchange(g.partial, kNoBuffer);
+    }
+    stream = Stream::kAllReduce;
+    wait_stream(Stream::kAllReduce, Stream::kReduceScatter);
+    add_unit_row(EventKind::kAllReduce, Stream::kAllReduce, unit);
+    if (logging_) {
+      log_here("all_reduce", {.stream = "AR",
+                              .bytes_in = output_bytes,
+                              .bytes_out = output_bytes,
+                              .dtype = to_string(plan_.reduce_dtype),
+                              .group = "replicate",
+                              .group_size = plan_.mesh.replicate,
+                              .on = divide.all_reduce});
+    }
+    g.all_reduce = record(Stream::kAllReduce, "all_reduce", unit);
+    if (version_.holds_all_reduce_input) g.all_reduce_pending = true;
+  }
+  if (divide.after > 1) {
+    add_unit_row(EventKind::kAccumulate, stream, unit, kDivide);
+    log_operator("div_", stream, output_bytes, plan_.reduce_dtype);
+  }
+  store_sharded_grads(unit, output, stream);
+  g.post_reduce = record(stream, "post_reduce", unit);
+  note_last_reduction(stream, g.post_reduce);
+  finish();
+  if (version_.packs_on_reduce_stream) free_input(held);
+  if (logging_) log_here("reduce_end");
+  scope.leave();
+  if (finished_partial != kNoBuffer) {
+    StepBuilder::free(finished_partial);
+    if (logging_) {
+      log("free_partial_reduce_output",
+          {.unit = unit, .bytes_in = output_bytes, .cause = log_where_});
+    }
+  }
+  if (!version_.packs_on_reduce_stream) held_inputs_.push_back(held);
+}
+
+// The reduced gradients become the parameters' gradients, or are added to those there are.
+void Fsdp2::store_sharded_grads(std::int32_t unit, std::int32_t output, Stream stream) {
+  Group& g = group(unit);
+  const UnitShape& s = shape(unit);
+  const std::int64_t output_bytes = s.trained_shard_numel * reduce_size();
+  const bool holds = replicated() && version_.holds_all_reduce_input;
+  std::int32_t flat = output;
+  if (casts_gradients()) {
+    add_unit_row(EventKind::kAccumulate, stream, unit, g.has_gradient ? kCastAdd : kCast);
+    flat = allocate(MemoryCategory::kShardedGrad, stream, unit,
+                    Bytes(s.trained_shard_numel * master_size()));
+    log_operator("_to_copy", stream, output_bytes, plan_.reduce_dtype);
+    if (holds) {
+      g.all_reduce_input = output;
+      g.all_reduce_input_bytes = output_bytes;
+    } else {
+      StepBuilder::free(output);
+    }
+  } else if (g.has_gradient) {
+    add_unit_row(EventKind::kAccumulate, stream, unit, kAdd);
+  }
+  const bool offloaded = plan_.offload != Offload::kNone;
+  if (offloaded) {
+    add_unit_row(EventKind::kDeviceToHost, stream, unit);
+  }
+  for (const UnitParameter& p : s.list) {
+    if (!p.trainable) continue;
+    const std::int64_t local = p.local_numel * master_size();
+    std::int32_t arrived = kNoBuffer;
+    if (offloaded) {
+      const bool blocking = plan_.offload == Offload::kCpuUnpinned || g.has_gradient;
+      if (logging_) {
+        log_here("device_to_host", {.stream = name(stream),
+                                    .bytes_in = local,
+                                    .dtype = to_string(plan_.master_dtype),
+                                    .on = blocking ? "blocking" : "non_blocking"});
+      }
+      arrived = allocate(MemoryCategory::kShardedGrad, stream, unit, Bytes(local));
+      graph().buffers.back().on_host = true;
+      log_operator("clone", stream, local, plan_.master_dtype);
+      if (blocking) {
+        host_wait(tail(stream));
+      } else {
+        g.host_copies.push_back(record(stream, "post_reduce", unit));
+      }
+    }
+    if (g.has_gradient) {
+      log_operator("add_", stream, local, plan_.master_dtype);
+      StepBuilder::free(arrived);
+    } else if (offloaded) {
+      g.host_gradients.push_back(arrived);
+    }
+  }
+  if (offloaded) {
+    if (holds && !casts_gradients()) {
+      g.all_reduce_input = flat;
+      g.all_reduce_input_bytes = output_bytes;
+    } else {
+      StepBuilder::free(flat);
+    }
+  } else if (!g.has_gradient) {
+    g.gradient = flat;
+    graph().actions.push_back({MemoryAction::Kind::kStore, flat});
+  } else if (holds && !casts_gradients()) {
+    g.all_reduce_input = flat;
+    g.all_reduce_input_bytes = output_bytes;
+  } else {
+    StepBuilder::free(flat);
+  }
+  g.has_gradient = true;
+}
+
+// _wait_for_post_backward
+void Fsdp2::wait_for_post_backward(std::int32_t unit) {
+  Group& g = group(unit);
+  if (version_.end_waits == EndWaits::kPerUnit || !in_finalize_) {
+    if (g.post_reduce.recorded) wait_event(Stream::kCompute, g.post_reduce);
+    if (g.all_reduce_pending) wait_event(Stream::kCompute, g.all_reduce);
+  }
+  g.post_reduce = {};
+  g.all_reduce_pending = false;
+  if (g.all_reduce_input == kNoBuffer) return;
+  StepBuilder::free(g.all_reduce_input);
+  if (logging_) {
+    log("free_all_reduce_input",
+        {.unit = unit, .bytes_in = g.all_reduce_input_bytes, .cause = log_where_});
+  }
+}
+
+void Fsdp2::note_last_reduction(Stream stream, const DeviceEvent& event) {
+  for (auto& [known, last] : last_reductions_) {
+    if (known != stream) continue;
+    last = event;
+    return;
+  }
+  last_reductions_.emplace_back(stream, event);
+}
+
+void Fsdp2::wait_last_reductions() {
+  for (const auto& [stream, event] : last_reductions_) wait_event(Stream::kCompute, event);
+  last_reductions_.clear();
+}
+
+void Fsdp2::finalize_backward(std::int32_t unit) {
+  Group& g = group(unit);
+  Scope scope(*this, "finalize_backward", unit);
+  if (logging_) log_here("finalize_backward");
+  in_finalize_ = true;
+  if (version_.end_waits == EndWaits::kLastPerStream) wait_last_reductions();
+  wait_for_post_backward(unit);
+  in_finalize_ = false;
+  for (const DeviceEvent& copied : g.host_copies) {
+    host_wait(copied.row);
+    if (logging_) log_here("host_wait", {.on = copied.label, .on_unit = copied.unit});
+  }
+  g.host_copies.clear();
+  if (g.gather.pending && version_.drops_stray_gathers) {
+    // Gathered for nothing: nobody unsharded it in this backward.
+    if (!alone() || version_.gathers_alone) wait_event(Stream::kCompute, g.gather.event);
+    free_gather(unit, g.gather);
+    g.gather = {};
+  }
+  g.post_forward = -1;
+}
+
+}  // namespace foreshard

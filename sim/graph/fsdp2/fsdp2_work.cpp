@@ -1,0 +1,151 @@
+// What the rows of runtime fsdp2 cost, in counts.
+#include "sim/base/error.h"
+#include "sim/graph/fsdp2/fsdp2_builder.h"
+
+namespace foreshard {
+
+// _get_gradient_divide_factors. fp16 sums overflow, so that about the square root of the factor is
+// divided away before and the rest after; else NCCL divides while it sums.
+Fsdp2::Division Fsdp2::division(std::int32_t unit) const {
+  const bool overflows = plan_.reduce_dtype == DType::kFp16;
+  const std::int64_t ranks = plan_.mesh.shard * plan_.mesh.replicate;
+  const bool listed = is_listed(unit);
+  const std::optional<double> factor = listed ? plan_.gradient_divide_factor : std::nullopt;
+  if (!overflows && !(plan_.force_sum_reduction && listed)) {
+    if (!factor) {
+      const std::string_view op = ranks == 1 && !version_.averages_alone ? "SUM" : "AVG";
+      return {0, 0, op, op};
+    }
+    const bool whole = *factor == static_cast<double>(plan_.mesh.shard);
+    return {0, 0, whole ? "AVG" : "PREMUL_SUM", "SUM"};
+  }
+  const double total = factor.value_or(static_cast<double>(ranks));
+  if (!overflows) return {0, total, "SUM", "SUM"};
+  std::int64_t before = 1;
+  const auto whole = static_cast<std::int64_t>(total);
+  while (total == static_cast<double>(whole) && whole % before == 0 &&
+         total / static_cast<double>(before) > static_cast<double>(before)) {
+    before *= 2;
+  }
+  return {static_cast<double>(before), total / static_cast<double>(before), "SUM", "SUM"};
+}
+
+Fsdp2::UnitWork Fsdp2::unit_work(EventKind kind, const UnitShape& s, std::int32_t variant) const {
+  UnitWork work;
+  const std::int64_t shards = plan_.mesh.shard;
+  const std::int64_t padded = checked_multiply(s.shard_numel, shards);
+  const std::int64_t gathered = checked_multiply(s.gather_bytes, shards);
+  const std::int64_t trained = checked_multiply(s.trained_shard_numel, shards);
+  const std::int64_t p = param_size(), r = reduce_size(), o = master_size();
+  switch (kind) {
+    case EventKind::kHostToDevice:
+      work.bytes = Bytes(s.shard_bytes);
+      work.kernels = {copy_kernel(s.shard_bytes)};
+      work.launches = s.parameters;
+      break;
+    case EventKind::kDeviceToHost:
+      work.bytes = Bytes(s.trained_local_numel * o);
+      work.kernels = {copy_kernel(s.trained_local_numel * o)};
+      work.launches = s.trained;
+      break;
+    case EventKind::kAllGatherCopyIn:
+      if (variant == kSmallGroup) {
+        const std::int64_t slice = padded / s.reshard_group * p;
+        work.bytes = Bytes(slice);
+        if (casts_parameters()) work.kernels.push_back(copy_kernel(2 * slice));
+        work.kernels.push_back(copy_kernel(2 * slice));
+      } else {
+        work.bytes = Bytes(s.gather_bytes);
+        if (s.cast_bytes > 0) work.kernels.push_back(copy_kernel(s.cast_bytes));
+        work.kernels.push_back(copy_kernel(2 * s.gather_bytes));
+      }
+      break;
+    case EventKind::kAllGather:
+      work.bytes = Bytes(gathered);
+      work.communicator =
+          variant == kSmallGroup ? post_forward_communicator(s.reshard_group) : kShard;
+      work.queues = variant != kSmallGroup;
+      break;
+    case EventKind::kAllGatherCopyOut:
+      work.bytes = Bytes(gathered);
+      if (variant == kSingleRank) {
+        if (s.cast_bytes > 0) work.kernels.push_back(copy_kernel(s.cast_bytes));
+        work.launches = (casts_parameters() ? 2 : 1) * s.parameters;
+      }
+      work.kernels.push_back(copy_kernel(2 * gathered));
+      if (s.cut_numel > 0) work.kernels.push_back(copy_kernel(2 * s.cut_numel * p));
+      break;
+    case EventKind::kReshard:
+      work.bytes = Bytes(padded / s.reshard_group * p);
+      work.kernels = {copy_kernel(2 * work.bytes.count())};
+      work.launches = s.parameters;
+      break;
+    case EventKind::kReduceScatterCopyIn: {
+      const std::int64_t gradient = variant == kUnsharded ? r : p;
+      work.bytes = Bytes(trained * r);
+      if (s.trained_cut_numel > 0) {
+        work.kernels.push_back(copy_kernel(2 * s.trained_cut_numel * gradient));
+      }
+      work.kernels.push_back(copy_kernel(s.trained_numel * gradient + trained * r));
+      break;
+    }
+    case EventKind::kReduceScatter:
+      work.bytes = Bytes(trained * r);
+      work.communicator = reduce_scatter_communicator();
+      break;
+    case EventKind::kAllReduce:
+      work.bytes = Bytes(s.trained_shard_numel * r);
+      work.communicator = kReplicate;
+      break;
+    case EventKind::kAccumulate:
+      switch (variant) {
+        case kUnsharded:  // read the new gradient, read and write the kept one
+          work.bytes = Bytes(s.trained_numel * r);
+          work.kernels = {copy_kernel(s.trained_numel * (p + 2 * r))};
+          work.launches = s.trained;
+          break;
+        case kDivideInput:
+          work.bytes = Bytes(trained * r);
+          work.kernels = {copy_kernel(2 * trained * r)};
+          break;
+        case kDivide:
+          work.bytes = Bytes(s.trained_shard_numel * r);
+          work.kernels = {copy_kernel(2 * s.trained_shard_numel * r)};
+          break;
+        case kPartial:
+          work.bytes = Bytes(s.trained_shard_numel * r);
+          work.kernels = {copy_kernel(3 * s.trained_shard_numel * r)};
+          break;
+        case kCopyAlone:
+          work.bytes = Bytes(s.trained_shard_numel * r);
+          work.kernels = {copy_kernel(2 * s.trained_shard_numel * r)};
+          break;
+        default:
+          work.bytes = Bytes(s.trained_shard_numel * o);
+          if (variant != kAdd) work.kernels.push_back(copy_kernel(s.trained_shard_numel * (r + o)));
+          if (variant != kCast) {
+            work.kernels.push_back(copy_kernel(3 * s.trained_shard_numel * o));
+            work.launches = s.trained;  // one `+=` per parameter
+          }
+      }
+      break;
+    default:
+      FORESHARD_CHECK(false, "not a unit's row");
+  }
+  return work;
+}
+
+Fsdp2::UnitWork Fsdp2::step_work(EventKind kind) const {
+  std::int64_t elements = 0, in_fp8 = 0;
+  for (std::int32_t u = 0; u < unit_count(); ++u) {
+    elements = checked_add(elements, shape(u).trained_local_numel);
+    in_fp8 = checked_add(in_fp8, shape(u).fp8_shard_numel);
+  }
+  UnitWork work = step_work_of(kind, elements);
+  if (kind == EventKind::kOptimizer && in_fp8 > 0) {  // their greatest values, for the scales
+    work.kernels.push_back(memory_kernel(MemoryClass::kOptimizer, in_fp8 * master_size()));
+  }
+  return work;
+}
+
+}  // namespace foreshard

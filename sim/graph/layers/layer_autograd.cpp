@@ -1,0 +1,158 @@
+// An operation has a node in autograd's graph, and saves, only where one of its inputs or weights
+// needs a gradient and a gradient of the layer's output reaches it; a matrix product, a lookup and
+// the product of an eager norm with its weight save their input only for the weight's gradient. A
+// name ends where Operation::released says, else after the last use.
+#include "sim/graph/layers/layer_autograd.h"
+
+#include <algorithm>
+
+#include "sim/graph/layers/column_sums.h"
+
+namespace foreshard {
+
+LayerAutograd::LayerAutograd(const LayerSpec& layer, const ProgramOptions& options)
+    : casts_(with_casts(layer, options)),
+      layer_(casts_.layer ? *casts_.layer : layer),
+      options_(options),
+      elements_(element_types(layer_, casts_, options)) {
+  bytes_.reserve(tensors());
+  for (std::size_t t = 0; t < tensors(); ++t) {
+    const TensorSpec& spec = layer_.tensors[t];
+    if (spec.in_registers) {
+      bytes_.push_back(0);
+    } else if (spec.name == kColumnSums) {
+      const std::int64_t tokens = checked_multiply(options.batch, options.sequence);
+      bytes_.push_back(column_sum_bytes(checked_multiply(tokens, spec.per_token), spec.fixed));
+    } else {
+      bytes_.push_back(
+          checked_multiply(elements(spec, options.batch, options.sequence), elements_[t].size()));
+    }
+  }
+  find_releases();
+  find_border();
+  find_nodes();
+  if (options.hooks) modules_ = ModuleSpans(layer_);
+}
+
+bool LayerAutograd::is_alias(const Operation& op) const {
+  if (op.view) return true;
+  return op.function == Function::kCast && !op.outputs.empty() && !is_flat() &&
+         element(op.inputs.front()) == element(op.outputs.front());
+}
+
+bool LayerAutograd::is_cast_input(Index t) const {
+  // (A final norm's is only its call's; the head is called after that.)
+  if (layer_.operations.empty() || layer_.role == LayerRole::kFinalNorm) return false;
+  const Operation& first = layer_.operations.front();
+  return first.part == LayerSegment::kBefore && first.outputs.front() == t;
+}
+
+// Last operation that reads each tensor, moved later by `released`.
+void LayerAutograd::find_releases() {
+  std::vector<std::int32_t> last(tensors(), -1);
+  std::vector<bool> explicitly(tensors(), false);
+  releases_.resize(operations());
+  for (std::size_t o = 0; o < operations(); ++o) {
+    const Operation& op = operation(o);
+    for (Index t : op.outputs) last[at(t)] = static_cast<std::int32_t>(o);
+    for (Index t : op.inputs) last[at(t)] = static_cast<std::int32_t>(o);
+    for (Index t : op.released) explicitly[at(t)] = true;
+    releases_[o] = op.released;
+  }
+  for (std::size_t t = 0; t < tensors(); ++t) {
+    const auto tensor = static_cast<Index>(t);
+    if (explicitly[t] || last[t] < 0 || is_cast_input(tensor)) continue;
+    // The caller holds the layer's input; the native engine lets go of it like of any other.
+    if (t == 0 && !is_flat()) continue;
+    releases_[static_cast<std::size_t>(last[t])].push_back(tensor);
+  }
+}
+
+void LayerAutograd::find_border() {
+  border_ = layer_.output;
+  for (std::size_t o = operations(); o-- > 0;) {
+    const Operation& op = operation(o);
+    if (is_alias(op) &&
+        std::find(op.outputs.begin(), op.outputs.end(), border_) != op.outputs.end()) {
+      border_ = op.inputs.front();
+    }
+  }
+}
+
+// Operations that a gradient of the layer's output reaches: autograd forgets what nothing refers
+// to.
+std::vector<bool> LayerAutograd::find_reached() const {
+  std::vector<bool> reached(operations(), false);
+  std::vector<bool> wanted(tensors(), false);
+  wanted[at(layer_.output)] = true;
+  for (std::size_t o = reached.size(); o-- > 0;) {
+    const Operation& op = operation(o);
+    reached[o] =
+        std::any_of(op.outputs.begin(), op.outputs.end(), [&](Index t) { return wanted[at(t)]; });
+    if (!reached[o] || op.gradient == GradientRule::kNone) continue;
+    for (Index t : op.inputs) wanted[at(t)] = true;
+  }
+  return reached;
+}
+
+void LayerAutograd::find_nodes() {
+  needs_.assign(tensors(), false);
+  needs_[0] = options_.grad_mode && options_.input_needs_gradient && has_input_buffer();
+  if (layer_.joins >= 0) {
+    needs_[at(layer_.joins)] = options_.grad_mode && options_.joined_needs_gradient;
+  }
+  const std::vector<bool> reached = find_reached();
+  node_.assign(operations(), false);
+  trains_.assign(operations(), false);
+  is_saved_.assign(tensors(), false);
+  first_saver_ = operations();
+  for (std::size_t o = 0; o < operations(); ++o) {
+    const Operation& op = operation(o);
+    if (!reached[o]) continue;
+    trains_[o] = options_.grad_mode && std::any_of(op.parameters.begin(), op.parameters.end(),
+                                                   [&](Index p) { return !is_frozen(p); });
+    node_[o] = trains_[o] || (op.gradient != GradientRule::kNone &&
+                              std::any_of(op.inputs.begin(), op.inputs.end(),
+                                          [&](Index t) { return needs_gradient(t); }));
+    if (!node_[o]) continue;
+    if (op.view) {
+      for (Index t : op.outputs) needs_[at(t)] = true;
+    } else if (!op.outputs.empty()) {
+      needs_[at(op.outputs.front())] = true;
+    }
+    for (Index t : saves(o)) is_saved_[at(t)] = true;
+    if (inside(o) && (!saves(o).empty() || op.kind == OperationKind::kGemm)) {
+      first_saver_ = std::min(first_saver_, o);
+      last_saver_ = o;
+    }
+  }
+  checkpointed_ = options_.recompute != Recompute::kNone && first_saver_ < operations();
+}
+
+const LayerAutograd::Indices& LayerAutograd::saves(std::size_t o) const {
+  static const Indices kNothing;
+  const Operation& op = operation(o);
+  if (!node_[o]) return kNothing;
+  const bool for_weight = op.kind == OperationKind::kGemm || op.kind == OperationKind::kEmbedding ||
+                          (op.eager_norm && !op.parameters.empty());
+  return for_weight && !trains_[o] ? kNothing : op.saved;
+}
+
+std::size_t LayerAutograd::first_inside() const {
+  std::size_t o = 0;
+  while (o + 1 < operations() && !inside(o)) ++o;
+  return o;
+}
+
+LayerAutograd::Index LayerAutograd::checkpoint_input() const {
+  for (std::size_t o = 0; o < operations(); ++o) {
+    if (inside(o)) return o == 0 ? Index{0} : operation(o - 1).outputs.front();
+  }
+  return 0;
+}
+
+bool LayerAutograd::is_frozen(Index p) const {
+  return !parameter(p).trainable || (!options_.frozen.empty() && options_.frozen[at(p)]);
+}
+
+}  // namespace foreshard

@@ -1,0 +1,116 @@
+// What autograd settles about a layer before anything runs: which operations get a node in its
+// graph, what each node saves, when Python lets go of a tensor, which gradients its weights get.
+//
+// The layer is the given one with the casts at its borders written into it (layer_casts.h). Nothing
+// changes after construction; the given layer and options must outlive it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "sim/graph/layers/layer_casts.h"
+#include "sim/graph/layers/layer_kernels.h"
+#include "sim/graph/layers/layer_modules.h"
+#include "sim/graph/layers/layer_program.h"
+
+namespace foreshard {
+
+class LayerAutograd {
+ public:
+  using Index = std::int16_t;  // of a tensor or a parameter of the layer
+  using Indices = std::vector<Index>;
+
+  // Throws Error(kInvalidInput) when sizes overflow.
+  LayerAutograd(const LayerSpec& layer, const ProgramOptions& options);
+  LayerAutograd(const LayerAutograd&) = delete;
+  LayerAutograd& operator=(const LayerAutograd&) = delete;
+
+  // --- the layer ---
+
+  const LayerSpec& layer() const { return layer_; }
+  const ProgramOptions& options() const { return options_; }
+  std::size_t operations() const { return layer_.operations.size(); }
+  const Operation& operation(std::size_t o) const { return layer_.operations[o]; }
+  std::size_t tensors() const { return layer_.tensors.size(); }
+  const TensorSpec& tensor(Index t) const { return layer_.tensors[at(t)]; }
+  const ParameterSpec& parameter(Index p) const { return layer_.parameters[at(p)]; }
+  const std::vector<std::int64_t>& bytes() const { return bytes_; }  // of every tensor
+  std::int64_t bytes(Index t) const { return bytes_[at(t)]; }
+  TensorElement element(Index t) const { return elements_[at(t)]; }
+  KernelCounts counts() const { return {layer_, options_, bytes_}; }
+  const ModuleSpans& modules() const { return modules_; }  // empty without ProgramOptions::hooks
+
+  // Token ids belong to the micro-batch, not to the embedding.
+  bool has_input_buffer() const { return layer_.role != LayerRole::kEmbedding; }
+  bool is_loss() const { return layer_.role == LayerRole::kLoss; }
+  bool is_flat() const { return options_.gradients == GradientStorage::kFlat; }
+  // The output is the first input's storage.
+  bool is_alias(const Operation& op) const;
+  // The tensor whose storage the layer's output is.
+  Index border() const { return border_; }
+
+  // --- names ---
+
+  // An argument of the module, as the input itself: its call holds it.
+  bool is_cast_input(Index t) const;
+  // Tensors whose names end with the operation.
+  const Indices& releases(std::size_t o) const { return releases_[o]; }
+
+  // --- nodes ---
+
+  bool needs_gradient(Index t) const { return needs_[at(t)]; }
+  bool has_node(std::size_t o) const { return node_[o]; }
+  bool trains(std::size_t o) const { return trains_[o]; }  // a weight of it gets a gradient
+  const Indices& saves(std::size_t o) const;
+  bool is_saved(Index t) const { return is_saved_[at(t)]; }
+
+  // --- checkpointing ---
+
+  // The layer is recomputed and something in it is saved: only then is it run again.
+  bool is_checkpointed() const { return checkpointed_; }
+  // Casts at the unit's borders are outside of what is checkpointed.
+  bool inside(std::size_t o) const { return layer_.operations[o].part >= 0; }
+  std::size_t first_inside() const;
+  // What is checkpointed starts from: the layer's input or its cast.
+  Index checkpoint_input() const;
+  // Operations inside that save anything; weights count: they are saved for the input's gradient.
+  std::size_t first_saver() const { return first_saver_; }
+  std::size_t last_saver() const { return last_saver_; }
+
+  // --- gradients of weights ---
+
+  bool is_frozen(Index p) const;
+  bool is_ignored(Index p) const {  // a norm outside FSDP
+    return options_.ignores_norms && parameter(p).is_norm;
+  }
+  DType dtype_of(Index p) const { return is_ignored(p) ? options_.stored : options_.compute; }
+  DType gradient_dtype_of(Index p) const {
+    return is_ignored(p) ? options_.stored : options_.gradient_dtype.value_or(options_.compute);
+  }
+  std::int64_t gradient_bytes(Index p, DType dtype) const {
+    return checked_multiply(parameter(p).numel(), size_of(dtype));
+  }
+  std::int64_t gradient_bytes(Index p) const { return gradient_bytes(p, gradient_dtype_of(p)); }
+
+ private:
+  static std::size_t at(Index i) { return static_cast<std::size_t>(i); }
+  void find_releases();
+  void find_border();
+  void find_nodes();
+  std::vector<bool> find_reached() const;
+
+  const CastedLayer casts_;
+  const LayerSpec& layer_;
+  const ProgramOptions& options_;
+  const std::vector<TensorElement> elements_;
+  std::vector<std::int64_t> bytes_;
+  std::vector<Indices> releases_;  // operations
+  Index border_ = 0;
+  std::vector<bool> needs_, is_saved_;  // tensors
+  std::vector<bool> node_, trains_;     // operations
+  std::size_t first_saver_ = 0, last_saver_ = 0;
+  bool checkpointed_ = false;
+  ModuleSpans modules_;
+};
+
+}  // namespace foreshard

@@ -1,0 +1,491 @@
+// Backward walks the nodes in reverse, as autograd's engine does for a chain. A node allocates the
+// gradients of its weights and inputs; sums and casts that give a gradient its tensor's shape and
+// dtype follow (validate_outputs); it drops the gradient of its output, then what it had saved
+// (recomputed tensors go before, with the node's local names). Gradients that meet at a tensor are
+// added into a new buffer. Then weight gradients are stored, which is when they become the
+// parameter's: added to an earlier call's, or to the one that exists. What checkpointing holds goes
+// when the first operation's node is done.
+//
+// The native engine (GradientStorage::kFlat) lets go of everything after its last use and adds in
+// place.
+#include "sim/graph/layers/layer_backward.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sim/base/error.h"
+#include "sim/graph/layers/fused_region.h"
+#include "sim/graph/layers/layer_forward.h"
+#include "sim/graph/layers/layer_kernels.h"
+#include "sim/graph/layers/layer_weight_gradients.h"
+
+namespace foreshard {
+namespace {
+
+using Index = LayerAutograd::Index;
+using Indices = LayerAutograd::Indices;
+using Slots = LayerProgramWriter::Slots;
+
+constexpr std::int32_t kNoGradient = -1;
+
+std::size_t index(Index t) { return static_cast<std::size_t>(t); }
+
+// The part of the layer whose unit's hooks a backward node runs between.
+std::int8_t part_in_backward(const Operation& op) {
+  if (op.part == LayerSegment::kBefore) return LayerSegment::kAfter;
+  return op.part == LayerSegment::kAfter ? LayerSegment::kBefore : op.part;
+}
+
+class Backward {
+ public:
+  explicit Backward(LayerProgramWriter& writer)
+      : writer_(writer),
+        graph_(writer.graph()),
+        weights_(writer),
+        gradient_of_(graph_.tensors(), kNoGradient) {
+    regions_.made_by.assign(graph_.tensors(), -1);
+    regions_.parts.assign(graph_.tensors(), 1);
+    for (const Operation& op : graph_.layer().operations) {
+      if (op.region >= 0) regions_.made_by[index(op.outputs.front())] = op.region;
+    }
+    gradients_.reserve(graph_.tensors() * 3);
+  }
+
+  void run() {
+    begin();
+    for (std::size_t o = graph_.operations(); o-- > 0;) {
+      if (graph_.has_node(o)) run_node(o);
+    }
+    end();
+  }
+
+ private:
+  struct Gradient {
+    std::int32_t slot = LayerProgramWriter::kNoSlot;
+    std::int32_t references = 0;
+  };
+  struct Contribution {
+    Index tensor;
+    std::int32_t gradient;
+  };
+  using Contributions = std::vector<Contribution>;
+
+  // --- gradients of tensors ---
+
+  Gradient& gradient(std::int32_t g) { return gradients_[static_cast<std::size_t>(g)]; }
+
+  std::int32_t make_gradient(std::int64_t bytes, std::string name) {
+    gradients_.push_back({writer_.make_temporary(bytes, std::move(name)), 1});
+    return static_cast<std::int32_t>(gradients_.size()) - 1;
+  }
+  std::int32_t make_gradient_of(Index t, std::int64_t bytes) {
+    return make_gradient(bytes, graph_.tensor(t).name + ".grad");
+  }
+  std::int32_t share(std::int32_t g) {
+    ++gradient(g).references;
+    return g;
+  }
+  void drop(std::int32_t g) {
+    if (--gradient(g).references == 0) writer_.free(gradient(g).slot);
+  }
+
+  void add_kernel(Function function, std::int64_t bytes) {
+    add_memory_kernel(writer_.phase(), function, Pass::kBackward, bytes);
+  }
+  std::int64_t output_bytes(const Operation& op) const { return graph_.bytes(op.outputs.front()); }
+  bool casts(const Operation& op, Index input) const {
+    return graph_.element(input) != graph_.element(op.outputs.front());
+  }
+
+  // --- one node ---
+
+  void run_node(std::size_t o) {
+    const Operation& op = graph_.operation(o);
+    const std::vector<std::int32_t> incoming = take_incoming(op);
+    if (incoming.empty()) return;  // no gradient arrives: the output is not differentiated
+    if (graph_.is_alias(op) && op.outputs.size() == 1) {
+      const Index input = op.inputs.front();
+      accumulate({input, summed_over_copies(op, incoming.front())});
+      free_dying();
+      drop_saved(graph_.saves(o));
+      end_checkpoint_at(o);
+      return;
+    }
+    writer_.enter(part_in_backward(op));
+    writer_.enter_modules(graph_.modules().ending(o));
+    const std::size_t first_kernel = writer_.phase().kernels.size();
+    LayerStep step = LayerProgramWriter::begin_step(LayerStep::Kind::kBackward, o);
+    step.inputs = {gradient(incoming.front()).slot};
+    for (Index t : graph_.saves(o)) step.inputs.push_back(writer_.slot_of(t));
+    Contributions contributions = op.gradient == GradientRule::kAlias
+                                      ? hand_through(o, incoming.front())
+                                      : differentiate(o, incoming.front());
+    for (const Contribution& each : contributions) {
+      step.outputs.push_back(gradient(each.gradient).slot);
+    }
+    if (op.kind == OperationKind::kAttention && !graph_.is_flat()) drop_unneeded(contributions);
+    const Indices& saved = graph_.saves(o);
+    const bool unpacked = graph_.is_checkpointed() && graph_.inside(o) && !graph_.is_flat();
+    if (unpacked) drop_saved(Indices(saved.rbegin(), saved.rend()));
+    weights_.validate(op);
+    validate_inputs(op, contributions);
+    if (!takes_incoming(op)) {
+      for (std::int32_t each : incoming) drop(each);
+    }
+    if (!unpacked) drop_saved(saved);
+    end_checkpoint_at(o);
+    if (op.gradient != GradientRule::kAlias) writer_.end_step(std::move(step));
+    // What the norm's input gets from elsewhere is added outside of the norm.
+    regions_.runs = op.region >= 0;
+    if (regions_.runs) replace_by_region(o, first_kernel);
+    const bool begins_norm = o == 0 || !graph_.operation(o - 1).eager_norm;
+    if (begins_norm) mark_eager_norm(op, first_kernel, writer_.phase());
+    hand_on(op, contributions);
+    regions_.runs = false;
+    if (!begins_norm) mark_eager_norm(op, first_kernel, writer_.phase());
+    writer_.exit_modules(graph_.modules().beginning(o));
+  }
+
+  std::vector<std::int32_t> take_incoming(const Operation& op) {
+    std::vector<std::int32_t> incoming;
+    const std::size_t count =
+        op.view ? op.outputs.size() : std::min<std::size_t>(1, op.outputs.size());
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::int32_t g = std::exchange(gradient_of_[index(op.outputs[i])], kNoGradient);
+      if (g != kNoGradient) incoming.push_back(g);
+    }
+    return incoming;
+  }
+
+  // The gradient of an expanded view.
+  std::int32_t summed_over_copies(const Operation& op, std::int32_t incoming) {
+    const Index input = op.inputs.front();
+    const TensorSpec& wide = graph_.tensor(op.outputs.front());
+    if (!op.view || wide.per_token <= graph_.tensor(input).per_token) return incoming;
+    const std::int32_t sum = make_gradient_of(input, graph_.bytes(input));
+    add_kernel(Function::kAdd, output_bytes(op));
+    drop(incoming);
+    return sum;
+  }
+
+  // --- what a node computes ---
+
+  // A sum hands its output's gradient on, reduced for an input that is broadcast or of another
+  // dtype.
+  Contributions hand_through(std::size_t o, std::int32_t incoming) {
+    const Operation& op = graph_.operation(o);
+    Contributions contributions;
+    for (Index t : op.inputs) {
+      if (!graph_.needs_gradient(t) && !graph_.is_flat()) continue;
+      contributions.push_back({t, handed_through(op, t, incoming)});
+    }
+    if (graph_.trains(o)) {  // a parameter that is added: its gradient is summed over the batch
+      weights_.make(op);
+      add_kernel(Function::kColumnSum, output_bytes(op));
+    }
+    return contributions;
+  }
+
+  std::int32_t handed_through(const Operation& op, Index t, std::int32_t incoming) {
+    const std::int64_t bytes = graph_.bytes(t);
+    if (!graph_.is_flat() && is_broadcast(t, op)) {
+      const std::int64_t wide =
+          bytes / graph_.element(t).size() * graph_.element(op.outputs.front()).size();
+      std::int32_t sum = make_gradient_of(t, wide);
+      add_kernel(Function::kAdd, output_bytes(op));
+      if (casts(op, t)) drop(std::exchange(sum, make_gradient_of(t, bytes)));
+      return sum;
+    }
+    if (graph_.is_flat() || !casts(op, t)) return share(incoming);
+    const std::int32_t cast = make_gradient_of(t, bytes);
+    add_kernel(Function::kCast, output_bytes(op) + bytes);
+    return cast;
+  }
+
+  // In a forward operation's broadcast, an input that all sequences share.
+  bool is_broadcast(Index input, const Operation& op) const {
+    return graph_.tensor(input).per_token == 0 && graph_.tensor(op.outputs.front()).per_token > 0;
+  }
+
+  // Their kernels return the input's gradient first: norms; a product with a bias (addmm).
+  bool makes_inputs_first(const Operation& op) const {
+    return op.kind == OperationKind::kNorm || (op.parameters.size() > 1 && !graph_.is_flat());
+  }
+
+  Contributions differentiate(std::size_t o, std::int32_t incoming) {
+    const Operation& op = graph_.operation(o);
+    const bool inputs_first = makes_inputs_first(op);
+    Contributions contributions;
+    if (!inputs_first) weights_.make(op);
+    if (op.gradient != GradientRule::kNone) {
+      if (takes_incoming(op)) {
+        FORESHARD_CHECK(gradient(incoming).references == 1,
+                        "the gradient of an in-place result is shared");
+        drop(incoming);
+      } else if (op.in_place) {
+        writer_.unname(0);
+        writer_.unrefer(0);
+      }
+      contributions = input_gradients(op, incoming);
+    }
+    if (inputs_first) weights_.make(op);
+    if (contributions.empty() || inputs_first) writer_.use_workspace(op.backward_workspace);
+    add_backward_kernels(graph_.counts(), op, {graph_.trains(o), !contributions.empty()},
+                         writer_.phase());
+    return contributions;
+  }
+
+  // An in-place operation's input gradient takes the buffer of its output's (a loss' that of the
+  // input itself).
+  bool takes_incoming(const Operation& op) const {
+    return op.in_place && !graph_.is_loss() && op.gradient != GradientRule::kNone &&
+           op.gradient != GradientRule::kAlias;
+  }
+
+  Contributions input_gradients(const Operation& op, std::int32_t incoming) {
+    const auto needed = [&](Index t) {
+      // A custom function makes all of its gradients, as the attention kernels do.
+      return graph_.needs_gradient(t) || op.kind == OperationKind::kNorm ||
+             op.kind == OperationKind::kAttention || graph_.is_flat();
+    };
+    const auto is_alias = [&](Index t) {
+      return op.gradient == GradientRule::kAliasFirst && t == op.inputs.front();
+    };
+    Index last = -1;
+    for (Index t : op.inputs) {
+      if (needed(t) && !is_alias(t)) last = t;
+    }
+    Contributions contributions;
+    for (Index t : op.inputs) {
+      if (!needed(t)) continue;
+      if (is_alias(t)) {
+        contributions.push_back({t, share(incoming)});
+        continue;
+      }
+      const Slots temporaries = t == last ? make_temporaries(op) : Slots();
+      const bool wide = op.sums_last && t == op.inputs.back();
+      std::int64_t bytes = graph_.bytes(wide ? op.outputs.front() : t);
+      if (!wide) bytes = bytes / graph_.element(t).size() * made_element(op, t).size();
+      contributions.push_back({t, make_gradient_of(t, bytes)});
+      if (t == last && !makes_inputs_first(op)) writer_.use_workspace(op.backward_workspace);
+      for (std::int32_t slot : temporaries) writer_.free(slot);
+    }
+    return contributions;
+  }
+
+  Slots make_temporaries(const Operation& op) {
+    Slots slots;
+    for (Index t : op.backward_temporaries) {
+      slots.push_back(writer_.make_temporary(graph_.bytes(t), graph_.tensor(t).name));
+      add_kernel(Function::kCopy, 2 * graph_.bytes(t));
+    }
+    return slots;
+  }
+
+  // Pointwise and indexing kernels make gradients in the dtype of the one that arrives.
+  TensorElement made_element(const Operation& op, Index input) const {
+    const bool follows = op.kind == OperationKind::kElementwise && op.function != Function::kCast &&
+                         !graph_.is_flat() && !op.outputs.empty();
+    return graph_.element(follows ? op.outputs.front() : input);
+  }
+
+  // validate_outputs for inputs that are narrower than the operation's output or of another dtype.
+  void validate_inputs(const Operation& op, Contributions& contributions) {
+    if (op.gradient == GradientRule::kAlias) return;
+    for (Contribution& each : contributions) {
+      const TensorElement made = made_element(op, each.tensor);
+      const TensorElement wanted = graph_.element(each.tensor);
+      const auto replace = [&](std::int64_t bytes) {
+        const std::int32_t next = make_gradient_of(each.tensor, bytes);
+        add_kernel(Function::kAdd, output_bytes(op));
+        drop(std::exchange(each.gradient, next));
+      };
+      const std::int64_t bytes = graph_.bytes(each.tensor);
+      if (op.sums_last && each.tensor == op.inputs.back()) {
+        replace(bytes / wanted.size() * made.size());
+      }
+      if (made != wanted) replace(bytes);
+    }
+  }
+
+  // The kernels of operation `o` since `first` are part of its region's.
+  void replace_by_region(std::size_t o, std::size_t first) {
+    const Operation& op = graph_.operation(o);
+    writer_.phase().kernels.resize(first);
+    FusedRegion::Derivative derivative{
+        regions_.parts[index(op.outputs.front())], graph_.saves(o), {}};
+    for (Index t : op.inputs) {
+      if (!graph_.needs_gradient(t)) continue;
+      derivative.gradients.push_back({t, gradient_of_[index(t)] != kNoGradient,
+                                      op.gradient == GradientRule::kAlias && !casts(op, t),
+                                      regions_.made_by[index(t)] == op.region});
+    }
+    region_.backward(op, derivative, graph_.bytes(), writer_.phase());
+  }
+
+  // --- what goes with a node ---
+
+  // Results of an operator that nobody asked for go when it returns.
+  void drop_unneeded(Contributions& contributions) {
+    std::erase_if(contributions, [this](const Contribution& each) {
+      if (graph_.needs_gradient(each.tensor)) return false;
+      drop(each.gradient);
+      return true;
+    });
+  }
+
+  void drop_saved(const Indices& saved) {
+    bool input = false;  // the native engine drops it last
+    for (Index t : saved) {
+      if (t == 0 && graph_.is_flat()) {
+        input = graph_.has_input_buffer();
+      } else {
+        writer_.unrefer(t);
+      }
+    }
+    if (input) writer_.unrefer(0);
+  }
+
+  // With the first node that saved anything, which may be a cast that changes nothing,
+  // checkpointing lets go of the input and of what nothing asked it for.
+  void end_checkpoint_at(std::size_t o) {
+    if (!graph_.is_checkpointed() || o != graph_.first_saver()) return;
+    writer_.unrefer(graph_.checkpoint_input());
+    if (!graph_.is_flat()) writer_.drop_kept();
+  }
+
+  // --- after the node: gradients go where they belong ---
+
+  void hand_on(const Operation& op, const Contributions& contributions) {
+    for (const Contribution& each : contributions) {
+      if (graph_.needs_gradient(each.tensor) || graph_.is_flat()) {
+        accumulate(each);
+      } else if (gradient(each.gradient).references == 1) {
+        dying_.push_back(gradient(each.gradient).slot);
+      }
+    }
+    for (std::int32_t slot : weights_.settle(op)) dying_.push_back(slot);
+    free_dying();
+    weights_.store(op);
+  }
+
+  void free_dying() {
+    for (std::int32_t slot : std::exchange(dying_, {})) writer_.free(slot);
+  }
+
+  void accumulate(const Contribution& added) {
+    std::int32_t& place = gradient_of_[index(added.tensor)];
+    if (place == kNoGradient) {
+      place = added.gradient;
+      return;
+    }
+    const std::int64_t bytes = graph_.bytes(added.tensor);
+    LayerStep step;
+    step.kind = LayerStep::Kind::kSum;
+    step.inputs = {gradient(place).slot, gradient(added.gradient).slot};
+    if (!regions_.runs) {
+      if (regions_.made_by[index(added.tensor)] >= 0) {
+        ++regions_.parts[index(added.tensor)];
+      } else {
+        add_kernel(Function::kAdd, 3 * bytes);
+      }
+    }
+    if (graph_.is_flat() && gradient(added.gradient).references == 1) {
+      drop(std::exchange(place, added.gradient));
+    } else {
+      const std::int32_t sum = make_gradient(bytes, graph_.tensor(added.tensor).name + ".grad sum");
+      drop(std::exchange(place, sum));
+      if (graph_.is_flat()) {
+        drop(added.gradient);
+      } else if (--gradient(added.gradient).references == 0) {
+        dying_.push_back(gradient(added.gradient).slot);
+      }
+    }
+    step.outputs = {gradient(place).slot};
+    writer_.end_step(std::move(step));
+  }
+
+  // --- the layer's ends ---
+
+  void begin() {
+    const Index output = graph_.layer().output;
+    if (!graph_.is_loss()) {
+      gradients_.push_back({LayerProgramWriter::kOutputGradSlot, 1});
+      gradient_of_[index(output)] = 0;
+      return;
+    }
+    writer_.enter(0);
+    const std::int32_t ones = make_gradient(4, "loss.grad");
+    gradient_of_[index(output)] = ones;
+    if (graph_.is_flat()) return;
+    share(ones);  // made before backward and held until its end
+    writer_.program().slots[static_cast<std::size_t>(gradient(ones).slot)].category =
+        MemoryCategory::kActivation;
+  }
+
+  void end() {
+    const Index output = graph_.layer().output;
+    if (graph_.is_flat()) {
+      for (std::size_t t = 1; t < graph_.tensors(); ++t) {
+        const auto tensor = static_cast<Index>(t);
+        const bool is_result = graph_.is_loss() && tensor == output;
+        if (is_result || writer_.is_unpopped(tensor)) writer_.unrefer(tensor);
+      }
+    } else if (graph_.is_loss()) {
+      writer_.enter(LayerSegment::kAfter);
+      drop(0);
+      writer_.unname(output);
+    }
+    const Index joined = graph_.layer().joins;
+    if (graph_.needs_gradient(0) && graph_.has_input_buffer()) {
+      hand_back(0, LayerProgramWriter::kInputGradSlot);
+    }
+    if (joined >= 0 && graph_.needs_gradient(joined)) {
+      hand_back(joined, LayerProgramWriter::kWaitingGradSlot);
+    }
+  }
+
+  // The gradient of an input of the layer takes the slot that the layer before frees.
+  void hand_back(Index input, std::int32_t place) {
+    LayerPhaseProgram& phase = writer_.phase();
+    const std::int32_t last = gradient_of_[index(input)];
+    FORESHARD_CHECK(last != kNoGradient, "no gradient reaches the layer's input");
+    const Gradient& g = gradient(last);
+    FORESHARD_CHECK(g.slot != LayerProgramWriter::kOutputGradSlot && g.references == 1,
+                    "the gradient of the layer's input is not its own buffer");
+    std::replace(phase.actions.begin(), phase.actions.end(), g.slot + 1, place + 1);
+    for (LayerStep& step : phase.steps) {
+      std::replace(step.inputs.begin(), step.inputs.end(), g.slot, place);
+      std::replace(step.outputs.begin(), step.outputs.end(), g.slot, place);
+    }
+    // Its old slot holds nothing and is never allocated.
+    writer_.program().slots[static_cast<std::size_t>(g.slot)].bytes = Bytes(0);
+  }
+
+  LayerProgramWriter& writer_;
+  const LayerAutograd& graph_;
+  WeightGradients weights_;
+  std::vector<std::int32_t> gradient_of_;  // tensors, into gradients_
+  std::vector<Gradient> gradients_;
+  Slots dying_;  // they go when autograd's engine is done with the node
+  struct InRegions {
+    bool runs = false;                // the node that runs is in a region
+    std::vector<Index> made_by;       // tensors: the region that makes it; -1
+    std::vector<std::int64_t> parts;  // of their gradients, which the region sums
+  } regions_;
+  FusedRegion region_;
+};
+
+}  // namespace
+
+void write_backward(LayerProgramWriter& writer) {
+  writer.begin(writer.program().backward);
+  if (!writer.graph().is_checkpointed()) copy_stacked(writer, Pass::kBackward);
+  Backward backward(writer);
+  if (writer.graph().needs_gradient(writer.graph().layer().output)) backward.run();
+  writer.end();
+}
+
+}  // namespace foreshard

@@ -1,0 +1,188 @@
+// Forward walks the operations in order. Under recompute nothing that they save is kept but the
+// layer's input, and under selective recompute the outputs of the kept operations.
+//
+// Recompute walks them again with fresh storages, without the kept operations, and stops early like
+// PyTorch's non-reentrant checkpoint: as soon as everything that backward needs has been saved
+// again. An operation that saves only its inputs is not executed for that (the hook raises before
+// its kernel is issued).
+#include "sim/graph/layers/layer_forward.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "sim/graph/layers/fused_region.h"
+#include "sim/graph/layers/layer_kernels.h"
+
+namespace foreshard {
+namespace {
+
+using Index = LayerAutograd::Index;
+using Indices = LayerAutograd::Indices;
+
+class Forward {
+ public:
+  explicit Forward(LayerProgramWriter& writer) : writer_(writer), graph_(writer.graph()) {}
+
+  void run() {
+    for (std::size_t o = 0; o < graph_.operations(); ++o) {
+      const Operation& op = graph_.operation(o);
+      writer_.enter(op.part);
+      writer_.enter_modules(graph_.modules().beginning(o));
+      LayerStep step = LayerProgramWriter::begin_step(LayerStep::Kind::kForward, o);
+      step.inputs = writer_.slots_of(op.inputs);
+      const bool keeps = is_kept(op);
+      make_outputs(op, MemoryCategory::kActivation);
+      if (keeps) {
+        for (Index t : op.outputs) writer_.keep(t);
+      }
+      save(o);
+      for (Index t : graph_.releases(o)) {
+        if (t == graph_.layer().output && (graph_.is_loss() || graph_.is_flat())) continue;
+        writer_.unname(t);
+      }
+      step.outputs = writer_.slots_of(op.outputs);
+      writer_.end_step(std::move(step));
+      writer_.phase().segments.back().host_waits = op.host_reads;
+      const bool leaves = o + 1 == graph_.operations() || !graph_.inside(o + 1);
+      if (graph_.inside(o) && leaves && !graph_.is_checkpointed()) writer_.drop_kept();
+      writer_.exit_modules(graph_.modules().ending(o));
+    }
+    drop_arguments();
+  }
+
+  void run_again() {
+    const std::size_t stop = recompute_stop();
+    for (std::size_t o = 0; o < stop; ++o) {
+      if (!graph_.inside(o)) continue;
+      const Operation& op = graph_.operation(o);
+      const bool from_cache = is_kept(op);
+      writer_.enter(op.part);
+      writer_.enter_modules(graph_.modules().beginning(o));
+      LayerStep step = LayerProgramWriter::begin_step(LayerStep::Kind::kForward, o);
+      if (from_cache) {
+        for (Index t : op.outputs) writer_.pop(t);
+      } else {
+        step.inputs = writer_.slots_of(op.inputs);
+        make_outputs(op, MemoryCategory::kRecomputedActivation);
+        step.outputs = writer_.slots_of(op.outputs);
+      }
+      for (Index t : graph_.saves(o)) writer_.refer(t);
+      release_recomputed(o);
+      if (!from_cache) writer_.end_step(std::move(step));
+      writer_.phase().segments.back().host_waits = op.host_reads;
+      writer_.exit_modules(graph_.modules().ending(o));
+    }
+    if (stop == graph_.last_saver()) {
+      writer_.enter_modules(graph_.modules().beginning(stop));
+      // Packed before its kernel would be issued.
+      for (Index t : graph_.saves(stop)) writer_.refer(t);
+    }
+    // References that would have ended in operations not executed any more end with the early stop.
+    for (std::size_t o = stop; o < graph_.operations(); ++o) release_recomputed(o);
+  }
+
+ private:
+  // What an in-place operation makes of a kept tensor is that tensor's buffer, so it is kept too.
+  bool is_kept(const Operation& op) const {
+    const ProgramOptions& options = graph_.options();
+    if (options.recompute != Recompute::kSelective || !options.grad_mode) return false;
+    return op.kept_by_selective || (op.in_place && writer_.is_kept(op.inputs.front()));
+  }
+
+  void make_outputs(const Operation& op, MemoryCategory category) {
+    // The bytes of an in-place operation's input change their name.
+    if (op.in_place && !graph_.is_loss()) writer_.take_over(op.inputs.front());
+    for (Index t : op.outputs) {
+      if (graph_.is_alias(op)) {
+        writer_.share_storage(t, op.inputs.front());
+        if (!writer_.has_storage(t)) continue;
+      } else {
+        const std::int32_t slot = output_slot(t, category);
+        writer_.add_storage(t, slot);
+        writer_.allocate(slot);
+      }
+      writer_.name(t);
+    }
+    writer_.use_workspace(op.forward_workspace);
+    if (graph_.is_alias(op)) return;
+    if (op.region >= 0) {
+      region_.forward(op, graph_.bytes(), writer_.phase());
+    } else {
+      add_forward_kernels(graph_.counts(), op, writer_.phase());
+    }
+  }
+
+  std::int32_t output_slot(Index t, MemoryCategory category) {
+    const std::string& name = graph_.tensor(t).name;
+    const bool again = category == MemoryCategory::kRecomputedActivation;
+    if (!again && t == graph_.border() && !graph_.is_loss()) return LayerProgramWriter::kOutputSlot;
+    return writer_.add_slot(category, graph_.bytes(t), again ? name + " (recomputed)" : name);
+  }
+
+  void save(std::size_t o) {
+    if (!graph_.is_checkpointed() || !graph_.inside(o)) {
+      for (Index t : graph_.saves(o)) writer_.refer(t);
+    } else if (o == graph_.first_inside()) {
+      writer_.refer(graph_.checkpoint_input());
+    }
+  }
+
+  // The caller lets go of the layer's input, and the module of the input's cast.
+  void drop_arguments() {
+    for (std::size_t t = graph_.tensors(); t-- > 0;) {
+      const auto argument = static_cast<Index>(t);
+      if (!writer_.is_named(argument)) continue;
+      if (t != 0 && !graph_.is_cast_input(argument)) continue;
+      if (writer_.references(argument) == 1) writer_.enter(LayerSegment::kAfter);
+      writer_.unname(argument);
+    }
+  }
+
+  void release_recomputed(std::size_t o) {
+    for (Index t : graph_.releases(o)) {
+      if (t != 0) writer_.unname(t);
+    }
+  }
+
+  // Operations [0, stop) are executed again.
+  std::size_t recompute_stop() const {
+    if (!graph_.options().early_stop) return graph_.operations();
+    const std::size_t last = graph_.last_saver();
+    const Indices& outputs = graph_.operation(last).outputs;
+    const Indices& saved = graph_.saves(last);
+    const bool saves_output = std::find_first_of(saved.begin(), saved.end(), outputs.begin(),
+                                                 outputs.end()) != saved.end();
+    return saves_output ? last + 1 : last;
+  }
+
+  LayerProgramWriter& writer_;
+  const LayerAutograd& graph_;
+  FusedRegion region_;
+};
+
+}  // namespace
+
+void write_forward(LayerProgramWriter& writer) {
+  writer.begin(writer.program().forward);
+  Forward(writer).run();
+  writer.program().saved = writer.referred_slots();
+  copy_stacked(writer, Pass::kForward);
+  writer.end();
+}
+
+void write_recompute(LayerProgramWriter& writer) {
+  writer.begin(writer.program().recompute);
+  copy_stacked(writer, Pass::kForward);
+  Forward(writer).run_again();
+  writer.end();
+}
+
+// The layer's input, which the loop hands on, is kept of every layer, too.
+void copy_stacked(LayerProgramWriter& writer, Pass pass) {
+  if (!writer.graph().options().stacked) return;
+  const LayerProgram& program = writer.program();
+  const Bytes kept = program.saved_bytes() + program.slots[LayerProgramWriter::kInputSlot].bytes;
+  add_memory_kernel(writer.phase(), Function::kCopy, pass, 2 * kept.count());
+}
+
+}  // namespace foreshard

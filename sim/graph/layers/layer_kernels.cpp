@@ -1,0 +1,360 @@
+// One function per kind of kernel; sizes come from the layer's tensors at the program's batch.
+//
+// Products in fp8 are preceded by the kernels that quantise their operands (bytes per element of a
+// two-byte operand; torchao/float8/float8_linear.py and float8_ops.py, compiled, so that a cast
+// writes the layout its product wants; TransformerEngine's cast_transpose):
+//   tensorwise  amax reads 2, the cast reads 2 and writes 1; backward takes the amax of the
+//               output's gradient once and casts it for both products, the input and the weight
+//               again. A weight that was gathered in fp8 is only transposed, for backward's
+//               product: reads 1, writes 1
+//   rowwise     amax and cast in one: reads 2, writes 1, for each product anew, for each scales
+//               along its own inner width; gw_hp: the weight's gradient stays in the compute dtype
+//   delayed     reads 2, writes 1 and its transpose 1, for which forward keeps what backward needs
+//   current     the same behind an amax that reads 2 (TransformerEngine's Float8CurrentScaling)
+#include "sim/graph/layers/layer_kernels.h"
+
+#include <algorithm>
+
+namespace foreshard {
+namespace {
+
+std::size_t index(std::int16_t t) { return static_cast<std::size_t>(t); }
+
+MemoryClass class_of(Function function, Pass pass) {
+  switch (function) {
+    case Function::kRmsNorm:
+    case Function::kLayerNorm:
+      return pass == Pass::kForward ? MemoryClass::kNormForward : MemoryClass::kNormBackward;
+    case Function::kLogSoftmax:
+    case Function::kNegativeLogLikelihood:
+    case Function::kCrossEntropy:
+      return MemoryClass::kLoss;
+    case Function::kRotary:
+      return MemoryClass::kStrided;
+    default:
+      return MemoryClass::kElementwise;
+  }
+}
+
+std::int64_t total_bytes(const KernelCounts& counts, const std::vector<std::int16_t>& tensors) {
+  std::int64_t sum = 0;
+  for (std::int16_t t : tensors) sum += counts.bytes[index(t)];
+  return sum;
+}
+
+// Rows of the activations that a matrix product works on.
+std::int64_t rows_of(const KernelCounts& counts, const Operation& op) {
+  return checked_multiply(checked_multiply(counts.options.batch, counts.options.sequence), op.rows);
+}
+
+// Rows of one group: as many for each (Operation::groups), at least one.
+std::int64_t rows_of_group(const KernelCounts& counts, const Operation& op) {
+  return std::max<std::int64_t>(1, (rows_of(counts, op) + op.groups - 1) / op.groups);
+}
+
+// Elements of the weight: all experts' where each has one.
+std::int64_t weight_elements(const KernelCounts& counts, const Operation& op) {
+  if (op.packed) return checked_multiply(op.groups, checked_multiply(op.n, op.k));
+  return counts.layer.parameters[index(op.parameters.front())].numel();
+}
+
+// The width that the product runs at. A compiler pads to 16 bytes; what makes an activation writes
+// it so, and the weight is copied in front of each product that reads it.
+std::int64_t width(const KernelCounts& counts, const Operation& op, std::int64_t elements) {
+  if (!op.pads) return elements;
+  const std::int64_t step = 16 / size_of(counts.options.compute);
+  return (elements + step - 1) / step * step;
+}
+void add_padding(const KernelCounts& counts, const Operation& op, Pass pass,
+                 LayerPhaseProgram& phase) {
+  if (width(counts, op, op.n) == op.n && width(counts, op, op.k) == op.k) return;
+  add_memory_kernel(
+      phase, Function::kCopy, pass,
+      checked_multiply(2 * weight_elements(counts, op), size_of(counts.options.compute)));
+}
+
+// TransformerEngine casts and transposes at once and keeps both.
+bool keeps_transposes(const Operation& op) {
+  return op.fp8 == Fp8Recipe::kDelayed || op.fp8 == Fp8Recipe::kCurrent;
+}
+
+struct Product {
+  std::int64_t m = 0, n = 0, k = 0;  // of one group
+  std::int64_t elements = 0;         // of the three matrices, over all groups
+  std::int64_t groups = 1;
+};
+
+// Of an operand of `elements`, two bytes each, read once or twice and written once or twice.
+void add_quantisation(const Operation& op, Pass pass, std::int64_t elements,
+                      LayerPhaseProgram& phase) {
+  constexpr std::int64_t kRead = 2, kWritten = 1;
+  const std::int64_t written = keeps_transposes(op) ? 2 * kWritten : kWritten;
+  add_memory_kernel(phase, Function::kCast, pass, checked_multiply(elements, kRead + written));
+}
+
+void add_amax(const Operation& op, Pass pass, std::int64_t elements, LayerPhaseProgram& phase) {
+  if (op.fp8 != Fp8Recipe::kTensorwise && op.fp8 != Fp8Recipe::kCurrent) return;
+  add_memory_kernel(phase, Function::kCast, pass, checked_multiply(elements, 2));
+}
+
+void add_gemm(const KernelCounts& counts, Pass pass, const Product& product,
+              LayerPhaseProgram& phase, bool fp8 = false) {
+  const auto& [m, n, k, elements, groups] = product;
+  Kernel kernel;
+  kernel.kind = KernelKind::kGemm;
+  kernel.function = Function::kMatrixProduct;
+  kernel.pass = pass;
+  kernel.fp32 = counts.options.compute == DType::kFp32;
+  kernel.m = m;
+  kernel.n = n;
+  kernel.k = k;
+  kernel.groups = groups;
+  kernel.fp8 = fp8;
+  // In fp8 the operands take one byte each, the result what it takes otherwise.
+  const std::int64_t result = checked_multiply(checked_multiply(m, n), groups);
+  kernel.bytes = fp8 ? Bytes(elements - result + result * size_of(counts.options.compute))
+                     : Bytes(elements * size_of(counts.options.compute));
+  kernel.flops = Flops(2.0 * static_cast<double>(m) * static_cast<double>(n) *
+                       static_cast<double>(k) * static_cast<double>(groups));
+  phase.kernels.push_back(kernel);
+  phase.flops += kernel.flops;
+}
+
+// One of attention's products by itself, a batched product over all heads: each row of the sequence
+// times all of them (scores: the inner width is the head's), or of the heads' features. Backward
+// has one of each kind where scores are made or read.
+void add_head_product(const KernelCounts& counts, const Operation& op, Pass pass,
+                      LayerPhaseProgram& phase) {
+  const std::int64_t rows = counts.options.sequence;
+  const std::int64_t heads = checked_multiply(counts.options.batch, op.attention.heads);
+  const std::int64_t all = checked_multiply(heads, rows);
+  const std::int16_t out = op.outputs.front();
+  const bool fp32 = counts.layer.tensors[index(out)].type == ElementType::kFp32;
+  const std::int64_t element = fp32 ? size_of(DType::kFp32) : size_of(counts.options.compute);
+  const std::int64_t elements =
+      (total_bytes(counts, op.inputs) + counts.bytes[index(out)]) / element;
+  const bool makes_scores = counts.bytes[index(out)] > counts.bytes[index(op.inputs.front())];
+  for (int product = 0; product < (pass == Pass::kForward ? 1 : 2); ++product) {
+    // Backward of scores has no such product; that of the other makes the scores' gradient.
+    const bool inner = pass == Pass::kForward ? makes_scores : !makes_scores && product == 0;
+    const std::int64_t width = op.attention.head_dim;
+    add_gemm(counts, pass, {all, inner ? rows : width, inner ? width : rows, elements, 1}, phase);
+    Kernel& kernel = phase.kernels.back();
+    kernel.fp32 = kernel.fp32 || fp32;
+    kernel.bytes = Bytes(checked_multiply(elements, element));
+  }
+}
+
+void add_attention(const KernelCounts& counts, const Operation& op, Pass pass,
+                   LayerPhaseProgram& phase) {
+  if (op.function == Function::kMatrixProduct) return add_head_product(counts, op, pass, phase);
+  Kernel kernel;
+  kernel.kind = KernelKind::kAttention;
+  kernel.function = Function::kAttention;
+  kernel.pass = pass;
+  kernel.causal = op.attention.causal;
+  kernel.fp32 = counts.options.compute == DType::kFp32;
+  const AttentionShape& shape = op.attention;
+  kernel.m = checked_multiply(counts.options.batch, shape.documents);
+  kernel.n = std::max<std::int64_t>(1, counts.options.sequence / shape.documents);
+  kernel.k = shape.head_dim;
+  kernel.heads = shape.heads;
+  // Forward: q k and p v. Backward: q k again, dp = do v, dv, dq and dk.
+  const auto qk = static_cast<double>(shape.head_dim), v = static_cast<double>(shape.values());
+  const double backward_products = (3 * qk + 2 * v) / (qk + v);
+  kernel.flops = forward_flops(op, counts.options.batch, counts.options.sequence) *
+                 (pass == Pass::kForward ? 1.0 : backward_products);
+  kernel.bytes = Bytes(total_bytes(counts, op.inputs) + total_bytes(counts, op.outputs));
+  phase.kernels.push_back(kernel);
+  phase.flops += kernel.flops;
+}
+
+// Reads the blocks, writes the weight in the compute dtype.
+void add_dequantize(const KernelCounts& counts, const Operation& op, Pass pass,
+                    LayerPhaseProgram& phase) {
+  if (!op.packed) return;
+  const std::int64_t blocks = counts.layer.parameters[index(op.parameters.front())].numel();
+  add_memory_kernel(phase, Function::kDequantize, pass,
+                    checked_multiply(checked_add(blocks, weight_elements(counts, op)),
+                                     size_of(counts.options.compute)));
+}
+
+void add_gemm_backward(const KernelCounts& counts, const Operation& op, BackwardParts parts,
+                       LayerPhaseProgram& phase) {
+  const ProgramOptions& options = counts.options;
+  const std::int64_t rows = rows_of(counts, op);
+  const std::int64_t weights = weight_elements(counts, op);
+  const std::int64_t elements = rows * op.k + weights + rows * op.n;
+  const std::int64_t group = rows_of_group(counts, op);
+  const bool fp8 = op.fp8 != Fp8Recipe::kNone;
+  const bool fp8_weights = fp8 && op.fp8 != Fp8Recipe::kRowwiseGwHp;
+  const bool keeps = keeps_transposes(op);  // written before
+  if (fp8) {
+    add_amax(op, Pass::kBackward, rows * op.n, phase);
+    add_quantisation(op, Pass::kBackward, rows * op.n, phase);
+  }
+  if (parts.weights) {
+    if (fp8_weights && !keeps) {
+      add_quantisation(op, Pass::kBackward, rows * op.n, phase);
+      if (!op.shares_fp8_input) add_quantisation(op, Pass::kBackward, rows * op.k, phase);
+    }
+    add_gemm(counts, Pass::kBackward,
+             {width(counts, op, op.k), width(counts, op, op.n), group, elements, op.groups}, phase,
+             fp8_weights);
+    if (options.gradients == GradientStorage::kFlat && options.flat_gradient != options.compute) {
+      add_memory_kernel(
+          phase, Function::kCast, Pass::kBackward,
+          checked_multiply(weights, size_of(options.compute) + size_of(options.flat_gradient)));
+    }
+  }
+  if (parts.inputs) {
+    add_dequantize(counts, op, Pass::kBackward, phase);
+    if (op.fp8_weight) {
+      add_memory_kernel(phase, Function::kCopy, Pass::kBackward, 2 * weights);
+    } else if (fp8 && !keeps) {
+      add_quantisation(op, Pass::kBackward, weights, phase);
+    }
+    add_padding(counts, op, Pass::kBackward, phase);
+    add_gemm(counts, Pass::kBackward,
+             {group, width(counts, op, op.k), width(counts, op, op.n), elements, op.groups}, phase,
+             fp8);
+  }
+  if (parts.weights && op.parameters.size() > 1) {
+    // The bias: a column sum over the output's gradient.
+    add_memory_kernel(phase, Function::kColumnSum, Pass::kBackward,
+                      counts.bytes[index(op.outputs.front())]);
+  }
+}
+
+void add_forward(const KernelCounts& counts, const Operation& op, LayerPhaseProgram& phase) {
+  const std::int64_t moved = total_bytes(counts, op.inputs) + total_bytes(counts, op.outputs);
+  switch (op.kind) {
+    case OperationKind::kGemm: {
+      const std::int64_t rows = rows_of(counts, op);
+      add_dequantize(counts, op, Pass::kForward, phase);
+      if (op.casts_weight) {
+        add_memory_kernel(phase, Function::kCast, Pass::kForward,
+                          weight_elements(counts, op) *
+                              (size_of(DType::kFp32) + size_of(counts.options.compute)));
+      }
+      if (op.fp8 != Fp8Recipe::kNone) {
+        if (!op.shares_fp8_input) {
+          if (!op.amax_in_producer) add_amax(op, Pass::kForward, rows * op.k, phase);
+          add_quantisation(op, Pass::kForward, rows * op.k, phase);
+        }
+        if (!op.fp8_weight) {
+          add_amax(op, Pass::kForward, weight_elements(counts, op), phase);
+          add_quantisation(op, Pass::kForward, weight_elements(counts, op), phase);
+        }
+      }
+      add_padding(counts, op, Pass::kForward, phase);
+      add_gemm(counts, Pass::kForward,
+               {rows_of_group(counts, op), width(counts, op, op.n), width(counts, op, op.k),
+                rows * op.k + weight_elements(counts, op) + rows * op.n, op.groups},
+               phase, op.fp8 != Fp8Recipe::kNone);
+      return;
+    }
+    case OperationKind::kAttention:
+      add_attention(counts, op, Pass::kForward, phase);
+      return;
+    case OperationKind::kNorm:
+    case OperationKind::kElementwise:
+      add_memory_kernel(phase, op.function, Pass::kForward, moved);
+      return;
+    case OperationKind::kEmbedding:  // reads one row per output row
+      add_memory_kernel(phase, op.function, Pass::kForward, 2 * total_bytes(counts, op.outputs));
+      return;
+    case OperationKind::kSoftmaxLoss:
+      // In place: the logits are read, their gradient is written, all in forward.
+      add_memory_kernel(phase, op.function, Pass::kForward,
+                        op.in_place ? 2 * total_bytes(counts, op.inputs) : moved);
+      return;
+  }
+}
+
+void add_backward(const KernelCounts& counts, const Operation& op, BackwardParts parts,
+                  LayerPhaseProgram& phase) {
+  const std::int64_t output = op.outputs.empty() ? 0 : counts.bytes[index(op.outputs.front())];
+  const std::int64_t moved =
+      output + total_bytes(counts, op.saved) + total_bytes(counts, op.inputs);
+  switch (op.kind) {
+    case OperationKind::kGemm:
+      add_gemm_backward(counts, op, parts, phase);
+      return;
+    case OperationKind::kAttention:
+      add_attention(counts, op, Pass::kBackward, phase);
+      return;
+    case OperationKind::kNorm:
+      // Reads the output's gradient and the saved input, writes the input's gradient.
+      add_memory_kernel(phase, op.function, Pass::kBackward,
+                        output + 2 * total_bytes(counts, op.inputs));
+      return;
+    case OperationKind::kElementwise:
+      add_memory_kernel(phase, op.function, Pass::kBackward, moved);
+      return;
+    case OperationKind::kEmbedding: {
+      // Zero-fills the dense gradient, then scatter-adds one row per token.
+      std::int64_t table = 0;
+      for (std::int16_t p : op.parameters) {
+        table += counts.layer.parameters[index(p)].numel() * size_of(counts.options.compute);
+      }
+      add_memory_kernel(phase, op.function, Pass::kBackward, table + 3 * output);
+      return;
+    }
+    case OperationKind::kSoftmaxLoss:
+      if (!op.in_place) add_memory_kernel(phase, op.function, Pass::kBackward, moved);
+      return;
+  }
+}
+
+// A loop over the groups launches each of the operation's kernels once for every group.
+void launch_one_by_one(const Operation& op, std::size_t begin, LayerPhaseProgram& phase) {
+  if (!op.one_by_one) return;
+  const std::vector<Kernel> whole(phase.kernels.begin() + static_cast<std::ptrdiff_t>(begin),
+                                  phase.kernels.end());
+  phase.kernels.resize(begin);
+  for (Kernel kernel : whole) {
+    kernel.groups = 1;
+    kernel.bytes = Bytes(kernel.bytes.count() / op.groups);
+    kernel.flops = kernel.flops * (1.0 / static_cast<double>(op.groups));
+    phase.kernels.insert(phase.kernels.end(), static_cast<std::size_t>(op.groups), kernel);
+  }
+}
+
+}  // namespace
+
+void add_memory_kernel(LayerPhaseProgram& phase, Function function, Pass pass, std::int64_t bytes) {
+  Kernel kernel;
+  kernel.kind = KernelKind::kMemory;
+  kernel.function = function;
+  kernel.memory_class = class_of(function, pass);
+  kernel.pass = pass;
+  kernel.bytes = Bytes(bytes);
+  phase.kernels.push_back(kernel);
+}
+
+void add_forward_kernels(const KernelCounts& counts, const Operation& op,
+                         LayerPhaseProgram& phase) {
+  const std::size_t begin = phase.kernels.size();
+  add_forward(counts, op, phase);
+  launch_one_by_one(op, begin, phase);
+  mark_eager_norm(op, begin, phase);
+}
+
+void add_backward_kernels(const KernelCounts& counts, const Operation& op, BackwardParts parts,
+                          LayerPhaseProgram& phase) {
+  const std::size_t begin = phase.kernels.size();
+  add_backward(counts, op, parts, phase);
+  launch_one_by_one(op, begin, phase);
+}
+
+void mark_eager_norm(const Operation& op, std::size_t begin, LayerPhaseProgram& phase) {
+  if (!op.eager_norm) return;
+  for (std::size_t k = begin; k < phase.kernels.size(); ++k) {
+    Kernel& kernel = phase.kernels[k];
+    kernel.memory_class = kernel.pass == Pass::kForward ? MemoryClass::kEagerNormForward
+                                                        : MemoryClass::kEagerNormBackward;
+  }
+}
+
+}  // namespace foreshard

@@ -1,0 +1,115 @@
+// A module's name is what stands before the last dot of a parameter's name, an outer module's what
+// stands before an inner one's.
+#include "sim/graph/layers/layer_modules.h"
+
+#include <algorithm>
+
+#include "sim/base/error.h"
+
+namespace foreshard {
+namespace {
+
+std::string prefix_of(const ModelSpec& model, std::int32_t layer) {
+  const LayerInstance& instance = model.order[static_cast<std::size_t>(layer)];
+  const LayerSpec& spec = model.kinds[static_cast<std::size_t>(instance.kind)];
+  if (spec.role != LayerRole::kBlock) return "";
+  // A block that runs again carries the name of its weights' layer.
+  std::int32_t module = instance.same_as >= 0 ? instance.same_as : layer;
+  std::int64_t number = 0;
+  for (std::int32_t l = 0; l < module; ++l) {
+    const LayerInstance& before = model.order[static_cast<std::size_t>(l)];
+    const bool counts =
+        before.same_as < 0 &&
+        model.kinds[static_cast<std::size_t>(before.kind)].role == LayerRole::kBlock;
+    number += counts ? 1 : 0;
+  }
+  return model.block_prefix + "." + std::to_string(number);
+}
+
+std::int16_t module_at(std::vector<LayerModule>& modules, const std::string& name, bool is_block) {
+  const auto known = std::find_if(modules.begin(), modules.end(),
+                                  [&](const LayerModule& m) { return m.name == name; });
+  if (known != modules.end()) return static_cast<std::int16_t>(known - modules.begin());
+  const std::size_t dot = name.rfind('.');
+  LayerModule module;
+  module.name = name;
+  if (is_block && dot != std::string::npos) {
+    module.parent = module_at(modules, name.substr(0, dot), is_block);
+  }
+  modules.push_back(std::move(module));
+  return static_cast<std::int16_t>(modules.size() - 1);
+}
+
+}  // namespace
+
+std::vector<LayerModule> modules_of(const LayerSpec& layer) {
+  std::vector<LayerModule> modules;
+  for (std::size_t p = 0; p < layer.parameters.size(); ++p) {
+    const std::string& name = layer.parameters[p].name;
+    const std::size_t dot = name.rfind('.');
+    if (dot == std::string::npos) continue;  // the layer's own
+    const std::int16_t module =
+        module_at(modules, name.substr(0, dot), layer.role == LayerRole::kBlock);
+    modules[static_cast<std::size_t>(module)].parameters.push_back(static_cast<std::int16_t>(p));
+  }
+  return modules;
+}
+
+ModuleSpans::ModuleSpans(const LayerSpec& layer)
+    : modules_(modules_of(layer)),
+      first_(modules_.size(), layer.operations.size()),
+      last_(modules_.size(), 0) {
+  const auto owner_of = [&](std::int16_t parameter) {
+    const auto owner = std::find_if(modules_.begin(), modules_.end(), [&](const LayerModule& m) {
+      return std::find(m.parameters.begin(), m.parameters.end(), parameter) != m.parameters.end();
+    });
+    return owner == modules_.end() ? -1 : static_cast<int>(owner - modules_.begin());
+  };
+  for (std::size_t o = 0; o < layer.operations.size(); ++o) {
+    const std::vector<std::int16_t>& weights = layer.operations[o].parameters;
+    module_of_.push_back(weights.empty() ? std::int16_t{-1}
+                                         : static_cast<std::int16_t>(owner_of(weights.front())));
+    for (std::int16_t each : around(o)) {
+      const auto m = static_cast<std::size_t>(each);
+      first_[m] = std::min(first_[m], o);
+      last_[m] = o;
+    }
+  }
+}
+
+std::vector<std::int16_t> ModuleSpans::around(std::size_t operation) const {
+  std::vector<std::int16_t> modules;
+  if (modules_.empty()) return modules;
+  for (std::int16_t m = module_of_[operation]; m >= 0;
+       m = modules_[static_cast<std::size_t>(m)].parent) {
+    modules.push_back(m);
+  }
+  return modules;
+}
+
+std::vector<std::int16_t> ModuleSpans::beginning(std::size_t operation) const {
+  std::vector<std::int16_t> modules = around(operation);
+  std::erase_if(modules, [&](auto m) { return first_[static_cast<std::size_t>(m)] != operation; });
+  return modules;
+}
+
+std::vector<std::int16_t> ModuleSpans::ending(std::size_t operation) const {
+  std::vector<std::int16_t> modules = around(operation);
+  std::erase_if(modules, [&](auto m) { return last_[static_cast<std::size_t>(m)] != operation; });
+  return modules;
+}
+
+std::string parameter_name(const ModelSpec& model, std::int32_t layer, std::int16_t parameter) {
+  const auto kind = static_cast<std::size_t>(model.order[static_cast<std::size_t>(layer)].kind);
+  const std::string& name = model.kinds[kind].parameters[static_cast<std::size_t>(parameter)].name;
+  const std::string prefix = prefix_of(model, layer);
+  return prefix.empty() ? name : prefix + "." + name;
+}
+
+std::string module_name(const ModelSpec& model, std::int32_t layer, const LayerModule& module) {
+  const std::string prefix = prefix_of(model, layer);
+  if (prefix.empty()) return module.name;
+  return module.name.empty() ? prefix : prefix + "." + module.name;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,208 @@
+// Storages are counted as PyTorch's are: names, autograd's saved tensors and checkpointing's cache
+// are references alike. The layer's output is the next layer's slot, which frees it.
+#include "sim/graph/layers/layer_program_writer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "sim/base/error.h"
+
+namespace foreshard {
+
+LayerProgramWriter::LayerProgramWriter(const LayerAutograd& graph)
+    : graph_(graph),
+      storage_of_(graph.tensors(), kNoStorage),
+      named_(graph.tensors(), false),
+      kept_(graph.tensors(), false),
+      popped_(graph.tensors(), false) {
+  const bool has_input = graph.has_input_buffer();
+  const std::int64_t input = has_input ? graph.bytes(0) : graph.options().waiting_bytes;
+  add_slot(MemoryCategory::kActivation, input, "input");
+  add_slot(MemoryCategory::kBackwardTemp, input, "input.grad");
+  storages_.reserve(graph.tensors() * 2);
+  add_storage(0, kInputSlot);
+  if (has_input) name(0);
+  const Index joined = graph.layer().joins;
+  if (joined >= 0) {
+    add_storage(joined, kWaitingSlot);
+    name(joined);
+  }
+}
+
+// --- slots and actions ---
+
+std::int32_t LayerProgramWriter::add_slot(MemoryCategory category, std::int64_t bytes,
+                                          std::string name) {
+  program_.slots.push_back({category, allocated_size(bytes), std::move(name), category});
+  return static_cast<std::int32_t>(program_.slots.size()) - 1;
+}
+
+std::int32_t LayerProgramWriter::make_temporary(std::int64_t bytes, std::string name) {
+  const std::int32_t slot = add_slot(MemoryCategory::kBackwardTemp, bytes, std::move(name));
+  allocate(slot);
+  return slot;
+}
+
+void LayerProgramWriter::use_workspace(const Indices& tensors) {
+  Slots slots;
+  for (Index t : tensors) {
+    slots.push_back(make_temporary(graph_.bytes(t), graph_.tensor(t).name));
+  }
+  for (std::int32_t slot : slots) free(slot);
+}
+
+// --- segments, hooks, steps ---
+
+void LayerProgramWriter::close_segment() {
+  if (phase_->segments.empty()) return;
+  phase_->segments.back().actions_end = static_cast<std::uint32_t>(phase_->actions.size());
+  phase_->segments.back().kernels_end = static_cast<std::uint32_t>(phase_->kernels.size());
+}
+
+void LayerProgramWriter::enter(std::int8_t part) {
+  if (part > 0 && !graph_.options().split_parts) part = 0;
+  if (!phase_->segments.empty() && phase_->segments.back().part == part &&
+      !phase_->segments.back().host_waits) {
+    return;
+  }
+  close_segment();
+  phase_->segments.push_back({});
+  phase_->segments.back().part = part;
+}
+
+void LayerProgramWriter::add_hook(LayerHook::Kind kind, std::int16_t what) {
+  if (!graph_.options().hooks) return;
+  std::vector<LayerSegment>& segments = phase_->segments;
+  if (segments.empty()) segments.push_back({});
+  const std::size_t last = segments.size() - 1;
+  const bool is_empty =
+      (last == 0 ? 0 : segments[last - 1].actions_end) == phase_->actions.size() &&
+      (last == 0 ? 0 : segments[last - 1].kernels_end) == phase_->kernels.size();
+  if (!is_empty) {
+    const std::int8_t part = segments[last].part;
+    close_segment();
+    segments.push_back({});
+    segments.back().part = part;
+  }
+  phase_->hooks.push_back({kind, what, static_cast<std::uint16_t>(segments.size() - 1)});
+}
+
+void LayerProgramWriter::enter_modules(const std::vector<std::int16_t>& modules) {
+  for (auto m = modules.rbegin(); m != modules.rend(); ++m) add_hook(LayerHook::Kind::kEnter, *m);
+}
+
+void LayerProgramWriter::exit_modules(const std::vector<std::int16_t>& modules) {
+  for (std::int16_t m : modules) add_hook(LayerHook::Kind::kExit, m);
+}
+
+LayerStep LayerProgramWriter::begin_step(LayerStep::Kind kind, std::size_t operation) {
+  LayerStep step;
+  step.kind = kind;
+  step.operation = static_cast<std::int16_t>(operation);
+  return step;
+}
+
+void LayerProgramWriter::end_step(LayerStep step) {
+  step.actions_end = static_cast<std::uint32_t>(phase_->actions.size());
+  step.kernels_end = static_cast<std::uint32_t>(phase_->kernels.size());
+  phase_->steps.push_back(std::move(step));
+}
+
+// --- storages ---
+
+void LayerProgramWriter::add_storage(Index t, std::int32_t slot) {
+  storage_of_[at(t)] = static_cast<std::int32_t>(storages_.size());
+  storages_.push_back({slot, 0});
+}
+
+void LayerProgramWriter::share_storage(Index t, Index with) {
+  const bool of_batch = storage_of_[at(with)] == 0 && !graph_.has_input_buffer();
+  storage_of_[at(t)] = of_batch ? kNoStorage : storage_of_[at(with)];
+}
+
+std::int32_t LayerProgramWriter::slot_of(Index t) const {
+  return has_storage(t) ? storage(t).slot : kNoSlot;
+}
+
+LayerProgramWriter::Slots LayerProgramWriter::slots_of(const Indices& tensors) const {
+  Slots slots;
+  for (Index t : tensors) slots.push_back(slot_of(t));
+  return slots;
+}
+
+void LayerProgramWriter::refer(Index t) {
+  if (has_storage(t)) ++storage(t).references;
+}
+
+void LayerProgramWriter::unrefer(Index t) {
+  if (!has_storage(t)) return;
+  Storage& s = storage(t);
+  if (s.slot == kNoSlot || s.references == 0 || --s.references > 0 || s.slot == kOutputSlot) return;
+  free(s.slot);
+}
+
+void LayerProgramWriter::name(Index t) {
+  refer(t);
+  named_[at(t)] = true;
+}
+
+void LayerProgramWriter::unname(Index t) {
+  if (!named_[at(t)]) return;
+  named_[at(t)] = false;
+  unrefer(t);
+}
+
+void LayerProgramWriter::take_over(Index t) {
+  FORESHARD_CHECK(!graph_.is_saved(t), "an in-place input is saved");
+  free(storage(t).slot);
+  storage(t) = {};
+  storage_of_[at(t)] = kNoStorage;
+  named_[at(t)] = false;
+}
+
+LayerProgramWriter::Slots LayerProgramWriter::referred_slots() const {
+  Slots slots;
+  for (std::int32_t s : storage_of_) {
+    if (s == kNoStorage || s == 0) continue;
+    const Storage& each = storages_[static_cast<std::size_t>(s)];
+    if (each.references == 0 || each.slot == kOutputSlot || each.slot == kWaitingSlot) continue;
+    if (std::find(slots.begin(), slots.end(), each.slot) == slots.end()) slots.push_back(each.slot);
+  }
+  return slots;
+}
+
+// --- selective recompute's cache ---
+
+void LayerProgramWriter::keep(Index t) {
+  kept_[at(t)] = true;
+  refer(t);
+}
+
+void LayerProgramWriter::pop(Index t) {
+  named_[at(t)] = has_storage(t);
+  popped_[at(t)] = true;
+}
+
+// A dictionary of lists by operator, which lose their last element first.
+void LayerProgramWriter::drop_kept() {
+  std::vector<Function> operators;
+  for (const Operation& op : graph_.layer().operations) {
+    if (!op.outputs.empty() && is_kept(op.outputs.front()) &&
+        std::find(operators.begin(), operators.end(), op.function) == operators.end()) {
+      operators.push_back(op.function);
+    }
+  }
+  for (Function each : operators) {
+    for (std::size_t o = graph_.operations(); o-- > 0;) {
+      const Operation& op = graph_.operation(o);
+      if (op.function != each) continue;
+      for (std::size_t i = op.outputs.size(); i-- > 0;) {
+        const Index t = op.outputs[i];
+        if (is_unpopped(t)) unrefer(t);
+        kept_[at(t)] = false;
+      }
+    }
+  }
+}
+
+}  // namespace foreshard

@@ -1,0 +1,109 @@
+// A layer's program while it is written, one phase after the other: slots and actions, segments,
+// hooks and steps, and who refers to which storage. A storage is freed with its last reference.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "sim/graph/layers/layer_autograd.h"
+#include "sim/graph/layers/layer_program.h"
+
+namespace foreshard {
+
+class LayerProgramWriter {
+ public:
+  using Index = LayerAutograd::Index;
+  using Indices = LayerAutograd::Indices;
+  using Slots = std::vector<std::int32_t>;
+
+  static constexpr std::int32_t kNoSlot = -1;
+  static constexpr std::int32_t kInputSlot = 0;
+  static constexpr std::int32_t kInputGradSlot = 1;
+  static constexpr std::int32_t kWaitingSlot = LayerPhaseProgram::kWaiting;
+  static constexpr std::int32_t kWaitingGradSlot = kWaitingSlot + 1;
+  // Places for the next layer's slots until the number of own slots is known.
+  static constexpr std::int32_t kOutputSlot = 1 << 28;
+  static constexpr std::int32_t kOutputGradSlot = kOutputSlot + 1;
+
+  explicit LayerProgramWriter(const LayerAutograd& graph);
+  const LayerAutograd& graph() const { return graph_; }
+  LayerProgram& program() { return program_; }
+
+  // What follows is written to `phase`, a part of program(), until end() closes it.
+  void begin(LayerPhaseProgram& phase) { phase_ = &phase; }
+  void end() { close_segment(); }
+  LayerPhaseProgram& phase() { return *phase_; }
+
+  // --- slots and actions ---
+
+  std::int32_t add_slot(MemoryCategory category, std::int64_t bytes, std::string name);
+  void allocate(std::int32_t slot) { phase_->actions.push_back(slot + 1); }
+  void free(std::int32_t slot) { phase_->actions.push_back(-(slot + 1)); }
+  // A new slot of backward, allocated.
+  std::int32_t make_temporary(std::int64_t bytes, std::string name);
+  // What kernels need for themselves: allocated together and freed together.
+  void use_workspace(const Indices& tensors);
+
+  // --- segments, hooks, steps ---
+
+  void enter(std::int8_t part);
+  void add_hook(LayerHook::Kind kind, std::int16_t what);
+  // Given inner ones first, as ModuleSpans lists them.
+  void enter_modules(const std::vector<std::int16_t>& modules);
+  void exit_modules(const std::vector<std::int16_t>& modules);
+  static LayerStep begin_step(LayerStep::Kind kind, std::size_t operation);
+  void end_step(LayerStep step);
+
+  // --- storages ---
+
+  // The tensor gets a storage of its own, in the slot; nobody refers to it yet.
+  void add_storage(Index t, std::int32_t slot);
+  void share_storage(Index t, Index with);
+  bool has_storage(Index t) const { return storage_of_[at(t)] != kNoStorage; }
+  std::int32_t slot_of(Index t) const;
+  Slots slots_of(const Indices& tensors) const;
+  std::int32_t references(Index t) const { return storage(t).references; }
+  void refer(Index t);
+  void unrefer(Index t);
+  // A Python name is one reference.
+  void name(Index t);
+  void unname(Index t);
+  bool is_named(Index t) const { return named_[at(t)]; }
+  // An in-place operation's output takes the buffer of `t`, which is gone then.
+  void take_over(Index t);
+  // Slots that references keep, but for the layer's input and output.
+  Slots referred_slots() const;
+
+  // --- selective recompute's cache ---
+
+  void keep(Index t);
+  bool is_kept(Index t) const { return kept_[at(t)]; }
+  void pop(Index t);  // the cache's reference is a name's again
+  // In the cache, and nobody asked for it.
+  bool is_unpopped(Index t) const { return kept_[at(t)] && !popped_[at(t)]; }
+  void drop_kept();
+
+ private:
+  static constexpr std::int32_t kNoStorage = -1;
+  struct Storage {
+    std::int32_t slot = kNoSlot;
+    std::int32_t references = 0;
+  };
+
+  static std::size_t at(Index i) { return static_cast<std::size_t>(i); }
+  Storage& storage(Index t) { return storages_[static_cast<std::size_t>(storage_of_[at(t)])]; }
+  const Storage& storage(Index t) const {
+    return storages_[static_cast<std::size_t>(storage_of_[at(t)])];
+  }
+  void close_segment();
+
+  const LayerAutograd& graph_;
+  LayerProgram program_;
+  LayerPhaseProgram* phase_ = nullptr;
+  std::vector<Storage> storages_;
+  std::vector<std::int32_t> storage_of_;     // tensors
+  std::vector<bool> named_, kept_, popped_;  // tensors
+};
+
+}  // namespace foreshard

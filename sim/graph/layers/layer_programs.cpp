@@ -1,0 +1,393 @@
+// Which programs a plan needs: layers of one kind that are trained, frozen and called alike, and at
+// whose borders the same is cast, share one; blocks have one for each recompute mode that the plan
+// names. What later micro-batches add to and a forward without gradients are further ones.
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "sim/base/error.h"
+#include "sim/graph/training_step.h"
+#include "sim/graph/zero/zero3_trace.h"
+#include "sim/spec/checks/plan_check.h"
+#include "sim/spec/fsdp2_version.h"
+
+namespace foreshard {
+namespace {
+
+// A tied head has no weight of its own.
+bool is_frozen(const ModelSpec& model, const Plan& plan, const LayerSpec& layer,
+               std::int64_t block) {
+  const bool is_table = layer.role == LayerRole::kHead && model.tied_embeddings;
+  return is_frozen(plan.frozen, layer, block) || (is_table && plan.frozen.embedding);
+}
+
+// Freezing the embedding freezes the table of tokens, not what the model adds to its rows.
+bool is_partly_frozen(const LayerSpec& layer) {
+  return layer.role == LayerRole::kEmbedding && !layer.nested.empty();
+}
+
+std::vector<bool> frozen_parameters(const LayerSpec& layer) {
+  std::vector<bool> frozen;
+  for (const ParameterSpec& parameter : layer.parameters) {
+    frozen.push_back(!is_partly_frozen(layer) || parameter.part > 0);
+  }
+  return frozen;
+}
+
+// FSDP1: modules compute with views of the flat parameter, and these need gradients if any of its
+// parameters is trained (FlatParamHandle._use_unsharded_views; use_orig_params, without which all
+// are alike). Whether the root's has such a one:
+bool trains_in_root(const ModelSpec& model, const Plan& plan) {
+  std::int64_t block = 0;
+  for (const LayerInstance& instance : model.order) {
+    const LayerSpec& layer = model.kinds[static_cast<std::size_t>(instance.kind)];
+    const bool is_block = layer.role == LayerRole::kBlock && instance.same_as < 0;
+    const std::int64_t number = is_block ? block++ : 0;
+    if (instance.same_as >= 0 || !in_root(plan.units, layer.role)) continue;
+    if (layer.has_trainable() && !is_frozen(model, plan, layer, number)) return true;
+  }
+  return false;
+}
+
+LayerSpec with_flat_gradients(LayerSpec layer, bool is_split, bool root_trains) {
+  std::vector<bool> trains(layer.nested.size() + 1, root_trains);
+  const auto unit = [&](const ParameterSpec& p) {
+    return static_cast<std::size_t>(is_split ? p.part : 0);
+  };
+  for (const ParameterSpec& p : layer.parameters) trains[unit(p)] = trains[unit(p)] || p.trainable;
+  for (ParameterSpec& p : layer.parameters) p.trainable = trains[unit(p)];
+  return layer;
+}
+
+// Backward meets the calls of one module in reverse.
+Sharing sharing_of(const ModelSpec& model, std::size_t layer) {
+  const auto module_of = [&](std::size_t l) {
+    const std::int32_t same = model.order[l].same_as;
+    return same < 0 ? l : static_cast<std::size_t>(same);
+  };
+  const bool first_call = model.order[layer].same_as < 0;
+  bool last_call = true;
+  for (std::size_t l = layer + 1; l < model.order.size() && last_call; ++l) {
+    last_call = module_of(l) != module_of(layer);
+  }
+  if (first_call) return last_call ? Sharing::kNone : Sharing::kLastOfBackward;
+  return last_call ? Sharing::kFirstOfBackward : Sharing::kBetween;
+}
+
+// What a layer's program depends on beside the plan's setting.
+struct Variant {
+  std::int32_t kind = 0;
+  bool frozen = false;
+  bool input_needs_gradient = false;
+  bool split = false;
+  bool begins_unit = false, ends_unit = false;
+  Sharing sharing = Sharing::kNone;
+  DType arrives = DType::kBf16;
+  std::int64_t waiting_bytes = 0;  // of an embedding in the middle
+  bool joined_needs_gradient = false;
+  DType joined = DType::kBf16;
+  bool operator==(const Variant&) const = default;
+};
+
+// Whether a unit's module begins, or ends, with the layer. Modules of one list run their hooks with
+// the first and the last of them; the root casts what the head returns.
+void find_borders(const Plan& plan, LayerRole role, std::int64_t block, std::int64_t blocks,
+                  Variant& variant) {
+  const Units& units = plan.units;
+  switch (role) {
+    case LayerRole::kEmbedding:
+      variant.ends_unit = units.embedding == UnitPlacement::kOwn;
+      return;
+    case LayerRole::kBlock:
+      if (units.blocks == UnitPlacement::kRoot) return;
+      variant.begins_unit = block % units.layers_per_unit == 0;
+      variant.ends_unit = (block + 1) % units.layers_per_unit == 0 || block + 1 == blocks;
+      return;
+    case LayerRole::kFinalNorm:
+      variant.ends_unit = units.head == UnitPlacement::kNorm;
+      variant.begins_unit = variant.ends_unit || (units.head == UnitPlacement::kWithNorm &&
+                                                  units.embedding != UnitPlacement::kWithHead);
+      return;
+    case LayerRole::kHead:
+      variant.begins_unit =
+          units.head == UnitPlacement::kOwn && units.embedding != UnitPlacement::kWithHead;
+
+      variant.ends_unit = true;
+      return;
+    case LayerRole::kLoss:
+    case LayerRole::kInner:
+      return;
+  }
+}
+
+// What the layers after an embedding in the middle do not see.
+struct Waiting {
+  bool needs_gradient = false;
+  DType dtype = DType::kBf16;
+};
+
+std::int64_t output_bytes(const LayerSpec& layer, const Plan& plan, DType dtype) {
+  const std::int64_t count = elements(layer.tensors[static_cast<std::size_t>(layer.output)],
+                                      layer.domain.sequences(plan.batch.micro_batch),
+                                      layer.domain.length(plan.batch.sequence));
+  return checked_multiply(count, size_of(dtype));
+}
+
+// Every layer's; without casts the borders do not matter.
+std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
+  const bool casts = plan.output_dtype && *plan.output_dtype != plan.param_dtype;
+  const bool repeats = std::any_of(model.order.begin(), model.order.end(),
+                                   [](const LayerInstance& layer) { return layer.same_as >= 0; });
+  std::vector<Variant> variants;
+  std::vector<std::int64_t> block_of(model.order.size(), 0);
+  const std::int64_t blocks =
+      std::count_if(model.order.begin(), model.order.end(), [&](const LayerInstance& layer) {
+        return layer.same_as < 0 &&
+               model.kinds[static_cast<std::size_t>(layer.kind)].role == LayerRole::kBlock;
+      });
+  std::vector<Waiting> waiting;
+  bool trained_before = plan.runtime.kind == RuntimeKind::kNative;
+  const bool trains_root = plan.runtime.kind == RuntimeKind::kFsdp1 && trains_in_root(model, plan);
+  std::int64_t block = 0;
+  DType arrives = plan.compute_dtype();
+  for (std::size_t l = 0; l < model.order.size(); ++l) {
+    const LayerInstance& instance = model.order[l];
+    const LayerSpec& layer = model.kinds[static_cast<std::size_t>(instance.kind)];
+    const std::size_t module =
+        instance.same_as >= 0 ? static_cast<std::size_t>(instance.same_as) : l;
+    if (layer.role == LayerRole::kBlock && module == l) block_of[l] = block++;
+    Variant variant;
+    variant.kind = instance.kind;
+    variant.joined = plan.compute_dtype();
+    if (l > 0 && layer.role == LayerRole::kEmbedding) {
+      const std::int32_t before = model.order[l - 1].kind;
+      variant.waiting_bytes =
+          output_bytes(model.kinds[static_cast<std::size_t>(before)], plan, arrives);
+      waiting.push_back({std::exchange(trained_before, false), arrives});
+    }
+    if (layer.joins >= 0) {
+      FORESHARD_CHECK(!waiting.empty(), "a layer joins what does not wait");
+      variant.joined_needs_gradient = waiting.back().needs_gradient;
+      variant.joined = waiting.back().dtype;
+    }
+    variant.frozen =
+        module == l ? is_frozen(model, plan, layer, block_of[l]) : variants[module].frozen;
+    const bool in_trained_root = trains_root && in_root(plan.units, layer.role);
+    if (in_trained_root) variant.frozen = false;
+    variant.split = !layer.nested.empty() && (layer.role == LayerRole::kEmbedding
+                                                  ? plan.units.embedding != UnitPlacement::kRoot
+                                                  : splits_block(plan.units, block_of[module]));
+    variant.input_needs_gradient = trained_before;
+    // A nested table may be frozen by itself.
+    trained_before |= layer.has_trainable() && (!variant.frozen || is_partly_frozen(layer));
+    trained_before |= in_trained_root && !layer.parameters.empty();
+    if (layer.joins >= 0) {
+      trained_before |= waiting.back().needs_gradient;
+      waiting.pop_back();
+    }
+    if (repeats) variant.sharing = sharing_of(model, l);
+    variant.arrives = arrives;
+    if (casts) {
+      find_borders(plan, layer.role, block_of[module], blocks, variant);
+      const bool nested = layer.role == LayerRole::kEmbedding && !layer.nested.empty() &&
+                          plan.units.embedding == UnitPlacement::kOwn;
+      if (nested) variant.ends_unit = false;
+      if (variant.begins_unit || layer.role == LayerRole::kEmbedding) {
+        arrives = plan.compute_dtype();
+      }
+      if (variant.ends_unit || (nested && *plan.output_dtype == DType::kFp32)) {
+        arrives = *plan.output_dtype;
+      }
+    }
+    variants.push_back(variant);
+  }
+  return variants;
+}
+
+}  // namespace
+
+// Under autocast gradients are cast back to the parameters' dtype; _MixedPrecision swaps the
+// parameters themselves. Micro-batches add to the gradients that are there.
+void LayerPrograms::set_ddp(const Plan& plan, Setting& setting) {
+  const bool copies = plan.ddp.mixed_precision == DdpOptions::MixedPrecision::kParameters;
+  const bool casts = plan.param_dtype != plan.master_dtype;
+  if (casts && !copies) setting.first_gradient = setting.later_gradient = plan.master_dtype;
+  if (plan.batch.accumulation > 1) setting.existing = ExistingGradients::kAll;
+  if (!plan.ddp.norms_fp32) return;
+  setting.ignored = Ignored::kNorms;
+  setting.stored = DType::kFp32;
+}
+
+// Stage 1 adds micro-batches up in the gradients themselves; the others, and a gradient buffer,
+// take each one's away.
+void LayerPrograms::set_zero(const Plan& plan, Setting& setting) {
+  const bool is_stage1 = plan.runtime.kind == RuntimeKind::kZero1;
+  setting.existing = is_stage1 && plan.batch.accumulation > 1 && !plan.zero.gradient_buffer
+                         ? ExistingGradients::kAll
+                         : ExistingGradients::kNone;
+  setting.stored = plan.param_dtype;
+  if (is_stage1 && plan.zero.fp32_gradient_accumulation) {
+    setting.first_gradient = setting.later_gradient = DType::kFp32;
+  }
+}
+
+LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
+  Setting setting;
+  setting.runtime = plan.runtime.kind;
+  setting.sequence = plan.batch.sequence;
+  setting.micro_batch = plan.batch.micro_batch;
+  setting.compute = plan.compute_dtype();
+  setting.reduce = plan.reduce_dtype;
+  setting.stored = plan.master_dtype;
+  setting.ignored = plan.ignored;
+  setting.expert_units = splits_block(plan.units, 0) ? plan.units.experts_every : 0;
+  setting.tokens_are_a_unit = plan.units.embedding != UnitPlacement::kRoot;
+  setting.frozen = plan.frozen;
+  setting.early_stop = plan.recompute_early_stop;
+  setting.stacked = plan.kernels.scan;
+  // Autocast's casts cast gradients back.
+  if (plan.compute_dtype() != plan.param_dtype) {
+    setting.first_gradient = setting.later_gradient = plan.param_dtype;
+  }
+  if (plan.output_dtype && *plan.output_dtype != plan.param_dtype) {
+    setting.output_dtype = plan.output_dtype;
+    setting.units = plan.units;
+  }
+  // FSDP1's gradients are those of views, made anew in every micro-batch.
+  if (plan.batch.accumulation > 1 && plan.runtime.kind != RuntimeKind::kFsdp1) {
+    if (plan.ignored == Ignored::kNorms) setting.existing = ExistingGradients::kIgnored;
+    if (plan.accumulation == AccumulationMode::kKeepUnsharded &&
+        plan.reduce_dtype == plan.param_dtype) {
+      setting.existing = ExistingGradients::kAll;
+    }
+  }
+  if (plan.runtime.kind == RuntimeKind::kFsdp1 && (plan.frozen.any() || plan.lora.rank > 0)) {
+    setting.units = plan.units;  // which parameters are in one flat parameter
+  }
+  setting.evaluates = plan.evaluation.in_step;
+  if (plan.runtime.kind == RuntimeKind::kDdp) set_ddp(plan, setting);
+  if (is_zero(plan.runtime.kind)) set_zero(plan, setting);
+  if (plan.runtime.kind != RuntimeKind::kFsdp2) return setting;
+  const Fsdp2Version version =
+      fsdp2_version(fsdp2_minor(plan.runtime.version).value_or(kNewestFsdp2));
+  if (version.autograd_accumulates) {
+    const bool keeps =
+        plan.accumulation == AccumulationMode::kKeepUnsharded && plan.batch.accumulation > 1;
+    if (keeps) setting.existing = ExistingGradients::kAll;
+    const bool wider = size_of(plan.reduce_dtype) > size_of(plan.param_dtype);
+    if (!wider || keeps) setting.first_gradient = plan.reduce_dtype;
+    if (!wider) setting.later_gradient = plan.reduce_dtype;
+  }
+  return setting;
+}
+
+LayerPrograms::LayerPrograms(const ModelSpec& model, const Plan& plan)
+    : setting_(setting_of(plan)) {
+  modes_[static_cast<std::size_t>(Recompute::kNone)] = true;
+  modes_[static_cast<std::size_t>(plan.recompute.value)] = true;
+  for (const auto& range : plan.recompute.ranges) {
+    modes_[static_cast<std::size_t>(range.value)] = true;
+  }
+  std::vector<Variant> known;
+  for (const Variant& variant : variants_of(model, plan)) {
+    const auto at = std::find(known.begin(), known.end(), variant);
+    variant_of_layer_.push_back(static_cast<std::int32_t>(at - known.begin()));
+    if (at == known.end()) known.push_back(variant);
+  }
+  programs_.resize(known.size());
+  for (std::size_t v = 0; v < known.size(); ++v) {
+    const Variant& variant = known[v];
+    const LayerSpec& layer = model.kinds[static_cast<std::size_t>(variant.kind)];
+    ProgramOptions options;
+    options.batch = layer.domain.sequences(plan.batch.micro_batch);
+    options.sequence = layer.domain.length(plan.batch.sequence);
+    options.waiting_bytes = variant.waiting_bytes;
+    options.joined_dtype = variant.joined;
+    options.joined_needs_gradient = variant.joined_needs_gradient;
+    options.compute = plan.compute_dtype();
+    options.gradients = plan.runtime.kind == RuntimeKind::kNative ? GradientStorage::kFlat
+                                                                  : GradientStorage::kPerParameter;
+    options.flat_gradient = plan.reduce_dtype;
+    const bool is_table = layer.role == LayerRole::kEmbedding && !layer.tower;
+    options.tied = model.tied_embeddings && is_table ? Tying::kTokenTable : Tying::kNone;
+    options.sharing = variant.sharing;
+    if (variant.frozen) options.frozen = frozen_parameters(layer);
+    options.ignores_norms = setting_.ignored == Ignored::kNorms;
+    options.stored = setting_.stored;
+    options.input_needs_gradient = variant.input_needs_gradient;
+    options.split_parts = variant.split;
+    options.early_stop = setting_.early_stop;
+    options.stacked = setting_.stacked && layer.role == LayerRole::kBlock;
+    options.hooks = plan.runtime.kind == RuntimeKind::kDdp || is_zero(plan.runtime.kind);
+    if (setting_.output_dtype) {
+      options.arrives = variant.arrives;
+      options.output_dtype = plan.output_dtype;
+      options.begins_unit = variant.begins_unit;
+      options.ends_unit = variant.ends_unit;
+    }
+    if (plan.runtime.kind == RuntimeKind::kFsdp1 && plan.lora.rank > 0) {
+      const bool in_trained_root = in_root(plan.units, layer.role) && trains_in_root(model, plan);
+      derive(with_flat_gradients(layer, variant.split, in_trained_root), options, programs_[v]);
+    } else {
+      derive(layer, options, programs_[v]);
+    }
+  }
+  if (plan.runtime.kind == RuntimeKind::kZero3) zero3_trace_ = trace_zero3(model, plan, *this);
+}
+
+void LayerPrograms::derive(const LayerSpec& layer, ProgramOptions options,
+                           Programs& programs) const {
+  for (std::size_t mode = 0; mode < modes_.size(); ++mode) {
+    if (!modes_[mode] || (layer.role != LayerRole::kBlock && mode != 0)) continue;
+    options.recompute = static_cast<Recompute>(mode);
+    options.existing = ExistingGradients::kNone;
+    options.gradient_dtype = setting_.first_gradient;
+    programs.first[mode] =
+        std::make_shared<const LayerProgram>(build_layer_program(layer, options));
+    programs.later[mode] = programs.last[mode] = programs.first[mode];
+    if (setting_.existing == ExistingGradients::kNone) continue;
+    options.existing = setting_.existing;
+    options.gradient_dtype = setting_.later_gradient;
+    programs.later[mode] =
+        std::make_shared<const LayerProgram>(build_layer_program(layer, options));
+    programs.last[mode] = programs.later[mode];
+    if (options.sharing == Sharing::kNone || setting_.existing != ExistingGradients::kAll ||
+        options.hooks) {
+      continue;
+    }
+    options.existing =
+        options.ignores_norms ? ExistingGradients::kIgnored : ExistingGradients::kNone;
+    programs.last[mode] = std::make_shared<const LayerProgram>(build_layer_program(layer, options));
+  }
+  if (!setting_.evaluates) return;
+  options.recompute = Recompute::kNone;
+  options.grad_mode = options.stacked = false;
+  LayerSpec evaluated = layer;
+  if (layer.role == LayerRole::kLoss) evaluated.operations.clear();
+  programs.evaluation =
+      std::make_shared<const LayerProgram>(build_layer_program(evaluated, options));
+}
+
+const std::shared_ptr<const LayerProgram>& LayerPrograms::at(std::int32_t layer,
+                                                             Recompute recompute,
+                                                             StepMicroBatch micro_batch) const {
+  const Programs& programs = of(layer);
+  const Programs::Modes& modes = micro_batch == StepMicroBatch::kFirst   ? programs.first
+                                 : micro_batch == StepMicroBatch::kLater ? programs.later
+                                                                         : programs.last;
+  return modes[static_cast<std::size_t>(recompute)];
+}
+
+const std::shared_ptr<const LayerProgram>& LayerPrograms::evaluation(std::int32_t layer) const {
+  return of(layer).evaluation;
+}
+
+bool LayerPrograms::serve(const Plan& plan) const {
+  if (setting_of(plan) != setting_) return false;
+  if (!modes_[static_cast<std::size_t>(plan.recompute.value)]) return false;
+  return std::all_of(
+      plan.recompute.ranges.begin(), plan.recompute.ranges.end(),
+      [&](const auto& range) { return modes_[static_cast<std::size_t>(range.value)]; });
+}
+
+}  // namespace foreshard

@@ -1,0 +1,47 @@
+// The gradients of a layer's weights in backward: made by a node's kernel, given their parameter's
+// dtype, stored in the parameter (LayerProgram::weight_gradients) or added to what is there.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "sim/graph/layers/layer_program_writer.h"
+
+namespace foreshard {
+
+// Node by node: make, validate, then settle and store. Writes to the phase that the writer is in.
+class WeightGradients {
+ public:
+  explicit WeightGradients(LayerProgramWriter& writer);
+
+  // Those that the node's kernel returns.
+  void make(const Operation& op);
+  // Those that are sums over the incoming gradient; and every one in the dtype that autograd wants.
+  void validate(const Operation& op);
+  // What is added to an earlier call's gradient is added now, if the weights hang on the node
+  // itself. Returns the slots that go when autograd's engine is done with the node.
+  LayerProgramWriter::Slots settle(const Operation& op);
+  void store(const Operation& op);
+
+ private:
+  using Index = LayerAutograd::Index;
+  struct Fresh {  // made by the node that runs
+    Index parameter;
+    std::int32_t slot;
+  };
+
+  DType made_dtype(const Operation& op) const;
+  bool hang_on_node(const Operation& op) const;
+  std::int32_t make_slot(Index p, DType dtype, const char* suffix);
+  // Returns whether the fresh gradient's slot is to be freed.
+  bool settle(const Fresh& fresh);
+  void store(Index p);
+
+  LayerProgramWriter& writer_;
+  const LayerAutograd& graph_;
+  std::vector<Fresh> fresh_;
+  std::vector<Index> settled_;  // to be stored next
+};
+
+}  // namespace foreshard

@@ -1,0 +1,233 @@
+// What ZeRO-1 and 2 hold, DeepSpeedZeroOptimizer.step() and what a recording lists.
+//
+// The step reads its gradients twice before it uses them: a byte of overflow and the norm are
+// all-reduced, with or without clipping, and the host reads both. Then the partition's gradients
+// are concatenated and cast to fp32, the optimizer steps one flat tensor, and its result is cast
+// into the flat group, which is gathered in place by one collective.
+#include <algorithm>
+#include <utility>
+
+#include "sim/base/error.h"
+#include "sim/graph/zero/zero12_builder.h"
+
+namespace foreshard {
+
+void Zero12::persistent_memory(bool stepped) {
+  const std::int64_t own = partition_.partition_numel;
+  const auto hold = [&](MemoryCategory category, std::int64_t bytes, bool on_host) {
+    allocate_persistent(category, -1, Bytes(bytes));
+    graph().buffers.back().on_host = on_host;
+  };
+  std::int64_t frozen = 0, largest = 0;
+  for (const Parameter& p : parameters()) {
+    frozen += p.trained ? 0 : p.bytes();
+    if (p.trained) largest = std::max(largest, p.bytes());
+  }
+  hold(MemoryCategory::kUnshardedParam, partition_.flat_numel * param_size(), false);
+  if (frozen > 0) hold(MemoryCategory::kUnshardedParam, frozen, false);
+  for (const std::int64_t bytes : resident_bytes()) {
+    hold(MemoryCategory::kUnshardedParam, bytes, false);
+  }
+  hold(MemoryCategory::kShardedParam, own * 4, offloads());
+  if (plan_.optimizer.kind == Optimizer::Kind::kAdamW && stepped) {
+    for (int moment = 0; moment < 2; ++moment) {
+      hold(MemoryCategory::kOptimizerState, own * size_of(plan_.optimizer.state), offloads());
+    }
+  }
+  if (is_bf16_optimizer()) hold(MemoryCategory::kAccumulatedGrad, partition_.flat_numel * 4, false);
+  if (has_gradient_buffer()) {
+    hold(MemoryCategory::kAccumulatedGrad, partition_.flat_numel * size_of(wire_dtype()), false);
+  }
+  if (!offloads()) return;
+  hold(MemoryCategory::kShardedGrad, own * 4, true);
+  hold(MemoryCategory::kShardedParam, own * param_size(), true);  // what goes back to the device
+  hold(MemoryCategory::kCommTemp, largest, true);
+  hold(MemoryCategory::kCommTemp, largest, false);  // temp_grad_buffer_for_gpu_offload
+  if (plan_.batch.accumulation < 2) return;
+  std::int64_t accumulated = 0;
+  for (std::size_t p = 0; p < parameters().size(); ++p) {
+    if (is_own(static_cast<std::int32_t>(p))) accumulated += parameters()[p].bytes();
+  }
+  if (accumulated > 0) hold(MemoryCategory::kAccumulatedGrad, accumulated, true);
+}
+
+std::int64_t Zero12::largest_own_slice() const {
+  std::int64_t largest = 0;
+  for (std::size_t p = 0; p < parameters().size(); ++p) {
+    largest = std::max(largest, own_numel(static_cast<std::int32_t>(p)));
+  }
+  return largest;
+}
+
+// A result that every rank learns and the host reads.
+void Zero12::all_reduce_result(std::int64_t bytes, const char* dtype, const char* note) {
+  host_wait(collective(EventKind::kAllReduce, bytes, Stream::kCompute));
+  log_collective("all_reduce", bytes, dtype, note);
+}
+
+void Zero12::step(bool stepped) {
+  if (has_gradient_buffer()) return step_of_buffer(stepped);
+  if (is_bf16_optimizer()) return step_of_bf16(stepped);
+  wait(Stream::kCompute, tail(reducing()));
+  if (offloads()) host_wait(tail(reducing()));
+  const std::int64_t own = partition_.partition_numel;
+  if (sums_in_fp32() && averaged_ == kNoBuffer && !offloads()) {
+    averaged_ = allocate(MemoryCategory::kShardedGrad, Stream::kCompute, -1, Bytes(own * 4));
+  }
+  const std::int64_t averaged = sums_in_fp32() ? 4 : param_size();
+  if (plan_.param_dtype != DType::kFp32) {
+    if (!offloads()) {  // the largest and the smallest value
+      add_copy(EventKind::kGradNorm, Stream::kCompute, 2 * own * averaged, 2);
+    }
+    all_reduce_result(1, "uint8", "has_overflow op=MAX");
+  }
+  if (!offloads()) {
+    add_copy(EventKind::kGradNorm, Stream::kCompute, own * (averaged + 16), 2);
+    std::int32_t wide = allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
+                                 Bytes(largest_own_slice() * 8));
+    StepBuilder::free(wide);
+  }
+  all_reduce_result(4, "float32", "scaled_global_norm op=SUM");
+  if (offloads()) {
+    step_on_host();
+  } else {
+    step_on_device(stepped);
+  }
+  gather();
+}
+
+void Zero12::gather() {
+  const std::int64_t bytes = partition_.flat_numel * param_size();
+  if (partition_.ranks > 1) {
+    const EventId gathered = collective(EventKind::kAllGather, bytes, Stream::kCompute);
+    log({.kind = "all_gather",
+         .bytes_in = bytes / partition_.ranks,
+         .bytes_out = bytes,
+         .dtype = torch_word(plan_.param_dtype),
+         .group = group_word(plan_.rank - rank_, partition_.ranks, 1, plan_.mesh.world()),
+         .note = is_bf16_optimizer() || has_gradient_buffer() ? "in_place"
+                                                              : "all_gather_dp_groups in_place"});
+    if (plan_.host_sync == HostSync::kStep) graph().final_host_wait = gathered;
+  }
+}
+
+Zero12::UnitWork Zero12::step_work(EventKind kind) const {
+  UnitWork work;
+  const std::int64_t own = partition_.partition_numel;
+  switch (kind) {
+    case EventKind::kGradScale:
+      work.kernels = {memory_kernel(MemoryClass::kOptimizer, 8 * own)};
+      break;
+    case EventKind::kHostOptimizer:
+      work.bytes = Bytes(own * 4);
+      [[fallthrough]];
+    case EventKind::kOptimizer:
+      work.kernels = optimizer_kernels(own);
+      if (kind == EventKind::kHostOptimizer && work.kernels.size() > 1) {
+        // DeepSpeedCPUAdam is one pass over parameter, gradient and moments.
+        work.kernels = {memory_kernel(MemoryClass::kOptimizer,
+                                      own * (12 + 4 * size_of(plan_.optimizer.state)))};
+      }
+      work.kernels.push_back(memory_kernel(MemoryClass::kCopy, own * (4 + param_size())));
+      break;
+    default:
+      FORESHARD_CHECK(false, "not a row of the whole step");
+  }
+  return work;
+}
+
+void Zero12::step_on_device(bool stepped) {
+  const std::int64_t own = partition_.partition_numel;
+  const bool wide = sums_in_fp32() || plan_.param_dtype == DType::kFp32;
+  std::int32_t flat = kNoBuffer, gradient = kNoBuffer;
+  if (sums_in_fp32()) {
+    gradient = std::exchange(averaged_, kNoBuffer);
+  } else {
+    add_copy(EventKind::kGradientCopyIn, Stream::kCompute, 2 * own * param_size(), 1);
+    flat =
+        allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, Bytes(own * param_size()));
+    if (wide) {
+      gradient = std::exchange(flat, kNoBuffer);
+    } else {
+      add_copy(EventKind::kAccumulate, Stream::kCompute, own * (param_size() + 4), 1);
+      gradient = allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, Bytes(own * 4));
+      StepBuilder::free(flat);
+    }
+    StepBuilder::free(averaged_);
+    for (std::int32_t& kept : kept_) StepBuilder::free(kept);
+    kept_.clear();
+  }
+  if (plan_.optimizer.clip_norm || plan_.param_dtype == DType::kFp16) {
+    add_step_row(EventKind::kGradScale, Stream::kCompute);
+  }
+  step_partition(stepped);
+  StepBuilder::free(gradient);
+}
+
+void Zero12::step_partition(bool stepped) {
+  const EventId last = add_step_row(EventKind::kOptimizer, Stream::kCompute);
+  const bool adam = plan_.optimizer.kind == Optimizer::Kind::kAdamW;
+  const Bytes moment(partition_.partition_numel * size_of(plan_.optimizer.state));
+  for (int m = 0; m < 2 && adam && !stepped; ++m) {
+    allocate(MemoryCategory::kOptimizerState, Stream::kCompute, -1, moment);
+  }
+  if (adam && plan_.optimizer.implementation == Optimizer::Implementation::kForeach) {
+    std::int32_t roots = allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, moment);
+    StepBuilder::free(roots);
+  }
+  if (plan_.host_sync == HostSync::kStep) graph().final_host_wait = last;
+}
+
+// The host has its gradients (_wait_for_offload_copies): it scales, steps and casts, and copies the
+// result over.
+void Zero12::step_on_host() {
+  add_step_row(EventKind::kHostOptimizer, Stream::kCompute);
+  add_copy(EventKind::kHostToDevice, Stream::kCompute,
+           2 * partition_.partition_numel * param_size(), 1);
+}
+
+// --- what a recording lists ---
+
+// Each parameter by itself, as bytes.
+std::vector<LibraryEvent> Zero12::construction() {
+  take_log();
+  for (const Parameter& p : parameters()) log_collective("broadcast", p.bytes(), "uint8", "root=0");
+  return take_log();
+}
+
+// Storage behind averaged_gradients when backward is done.
+std::int64_t Zero12::averaged_gradient_bytes() const {
+  if (sums_in_fp32()) return partition_.partition_numel * 4;
+  if (offloads()) return 0;
+  std::int64_t bytes = partition_.padding(rank_) * size_of(plan_.param_dtype);
+  std::int64_t own = 0, unused = 0;
+  bool any_used = false;
+  for (std::size_t p = 0; p < parameters().size(); ++p) {
+    if (!is_own(static_cast<std::int32_t>(p))) continue;
+    own += parameters()[p].bytes();
+    unused += parameters()[p].used ? 0 : parameters()[p].bytes();
+    any_used |= parameters()[p].used;
+  }
+  // The contiguous copy has room for all; what got no gradient is zeros of its own.
+  if (is_contiguous()) return bytes + (any_used ? own : 0) + unused;
+  return bytes + own;
+}
+
+void Zero12::list_facts(LibraryRun& run) const {
+  run.facts["skipped_steps"] = 0;
+  if (has_gradient_buffer() || is_bf16_optimizer()) {
+    run.words["optimizer_class"] =
+        has_gradient_buffer() ? "DistributedOptimizer" : "BF16_Optimizer";
+    return;
+  }
+  run.words["optimizer_class"] = "DeepSpeedZeroOptimizer";
+  run.facts["flat_numel.0"] = partition_.flat_numel;
+  run.facts["partition_numel.0"] = partition_.partition_numel;
+  run.facts["padding_this_rank.0"] = partition_.padding(rank_);
+  run.facts["fp32_bytes"] = partition_.partition_numel * 4;
+  run.facts["bit16_bytes"] = partition_.flat_numel * param_size();
+  run.facts["alignment"] = 2;
+  run.facts["averaged_gradient_bytes_end_of_backward"] = averaged_gradient_bytes();
+}
+
+}  // namespace foreshard

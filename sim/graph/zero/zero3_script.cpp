@@ -1,0 +1,262 @@
+// Parameters are numbered and modules found layer by layer, blocks like the one before copied.
+#include "sim/graph/zero/zero3_script.h"
+
+#include <algorithm>
+
+#include "sim/base/error.h"
+
+namespace foreshard {
+namespace {
+
+std::string parent_name(const std::string& name) {
+  const std::size_t dot = name.rfind('.');
+  return dot == std::string::npos ? "" : name.substr(0, dot);
+}
+
+}  // namespace
+
+Zero3Script::Zero3Script(const StepBuilder& builder, const ModelSpec& model, const Plan& plan)
+    : builder_(&builder), model_(model), plan_(&plan) {
+  add_parameters();
+  add_modules();
+  write_forward();
+  write_backward();
+  builder_ = nullptr;
+  plan_ = nullptr;
+}
+
+bool Zero3Script::is_block(std::int32_t layer) const {
+  return spec_of(layer).role == LayerRole::kBlock;
+}
+
+// --- parameters and modules ---
+
+void Zero3Script::add_parameters() {
+  const auto layers = static_cast<std::int32_t>(model_.order.size());
+  std::int64_t persistent = 0;
+  std::int32_t token_table = -1;
+  bool trained_before = false;
+  for (std::int32_t l = 0; l < layers; ++l) {
+    const LayerSpec& spec = spec_of(l);
+    const std::int32_t same = model_.order[static_cast<std::size_t>(l)].same_as;
+    input_needs_gradient_.push_back(trained_before);
+    if (same >= 0) {
+      first_slot_.push_back(first_slot_[static_cast<std::size_t>(same)]);
+      continue;
+    }
+    first_slot_.push_back(static_cast<std::int32_t>(parameter_of_.size()));
+    for (std::size_t i = 0; i < spec.parameters.size(); ++i) {
+      if (spec.parameters[i].tied) {
+        parameter_of_.push_back(token_table);
+        continue;
+      }
+      if (spec.role == LayerRole::kEmbedding && i == 0) token_table = parameter_count();
+      parameter_of_.push_back(parameter_count());
+      Zero3Parameter& p = parameters.emplace_back();
+      p.numel = spec.parameters[i].numel();
+      p.size = size_of(p.numel);
+      p.layer = l;
+      p.index = static_cast<std::int16_t>(i);
+      p.trained = builder_->is_trained(l, spec.parameters[i]);
+      p.in_leaf = plan_->zero.leaf_blocks && spec.role == LayerRole::kBlock;
+      p.persists = p.numel <= plan_->zero.stage3_param_persistence_threshold &&
+                   p.numel <= plan_->zero.stage3_model_persistence_threshold - persistent;
+      if (p.persists) persistent += p.numel;
+      trained_before |= p.trained;
+    }
+  }
+}
+
+std::int32_t Zero3Script::size_of(std::int64_t numel) {
+  const auto known = std::find(sizes.begin(), sizes.end(), numel);
+  if (known == sizes.end()) sizes.push_back(numel);
+  return static_cast<std::int32_t>(std::find(sizes.begin(), sizes.end(), numel) - sizes.begin());
+}
+
+std::int32_t Zero3Script::container(const std::string& name) {
+  const auto known = std::find(containers_.begin(), containers_.end(), name);
+  if (known != containers_.end()) return static_cast<std::int32_t>(known - containers_.begin());
+  const std::int32_t parent = name.empty() ? -1 : container(parent_name(name));
+  containers_.push_back(name);
+  parents_.push_back(parent);
+  Zero3Module& module = modules.emplace_back();
+  module.is_container = true;
+  return static_cast<std::int32_t>(modules.size()) - 1;
+}
+
+// A tied head's weight carries the name of the table; its module is the head.
+std::vector<LayerModule> Zero3Script::layer_modules(std::int32_t layer) const {
+  const LayerSpec& spec = spec_of(layer);
+  std::vector<LayerModule> list = modules_of(spec);
+  for (LayerModule& module : list) {
+    const bool tied = std::any_of(
+        module.parameters.begin(), module.parameters.end(),
+        [&](std::int16_t p) { return spec.parameters[static_cast<std::size_t>(p)].tied; });
+    if (tied) module.name = "lm_head";
+  }
+  return list;
+}
+
+// All containers come first, so that the modules of a layer have consecutive numbers.
+void Zero3Script::add_modules() {
+  const auto layers = static_cast<std::int32_t>(model_.order.size());
+  container("");
+  std::vector<bool> has_first(1, false);
+  for (std::int32_t l = 0; l < layers; ++l) {
+    std::vector<std::int32_t> inside;
+    if (l > 0 && is_block(l) && is_block(l - 1)) continue;
+    if (is_block(l)) {
+      inside.push_back(block_container_ = container(parent_name(model_.block_prefix)));
+    } else {
+      for (const LayerModule& module : layer_modules(l)) {
+        inside.push_back(container(parent_name(module.name)));
+      }
+    }
+    has_first.resize(containers_.size(), false);
+    for (std::int32_t c : inside) {
+      for (; c >= 0; c = parents_[static_cast<std::size_t>(c)]) {
+        const auto at = static_cast<std::size_t>(c);
+        if (!has_first[at])
+          modules[at].has_input_gradient = input_needs_gradient_[static_cast<std::size_t>(l)];
+        has_first[at] = true;
+      }
+    }
+  }
+  owner_.assign(parameters.size(), -1);
+  for (std::int32_t l = 0; l < layers; ++l) add_layer_modules(l);
+  numel_below_.assign(modules.size(), 0);
+  for (std::int32_t p = 0; p < parameter_count(); ++p) {
+    for (std::int32_t m = owner_[static_cast<std::size_t>(p)]; m >= 0; m = parent_of(m)) {
+      numel_below_[static_cast<std::size_t>(m)] += parameter(p).numel;
+    }
+  }
+}
+
+void Zero3Script::own(std::int32_t module, std::int32_t layer, std::int16_t index) {
+  Zero3Module& m = modules[static_cast<std::size_t>(module)];
+  const std::int32_t p = parameter_of(layer, index);
+  if (m.owned == 0) m.first_owned = static_cast<std::int32_t>(owned.size());
+  owned.push_back(p);
+  ++m.owned;
+  if (owner_[static_cast<std::size_t>(p)] < 0) owner_[static_cast<std::size_t>(p)] = module;
+}
+
+// Whether what the module reads has a gradient: token ids and pixels have none.
+bool Zero3Script::is_fed_with_gradient(std::int32_t layer, const LayerModule& module) const {
+  if (module.parameters.empty() || input_needs_gradient_[static_cast<std::size_t>(layer)]) {
+    return true;
+  }
+  for (const Operation& op : spec_of(layer).operations) {
+    if (op.parameters.empty() || op.parameters.front() != module.parameters.front()) continue;
+    const bool reads_input = std::find(op.inputs.begin(), op.inputs.end(), 0) != op.inputs.end();
+    return op.kind != OperationKind::kEmbedding && !reads_input;
+  }
+  return true;
+}
+
+void Zero3Script::add_layer_modules(std::int32_t layer) {
+  const std::int32_t same = model_.order[static_cast<std::size_t>(layer)].same_as;
+  if (same >= 0) {
+    first_module_.push_back(first_module_[static_cast<std::size_t>(same)]);
+    return;
+  }
+  if (copy_layer_modules(layer)) return;
+  const LayerSpec& spec = spec_of(layer);
+  const bool block = is_block(layer);
+  const bool leaf = block && plan_->zero.leaf_blocks;
+  first_module_.push_back(static_cast<std::int32_t>(modules.size()) - (block ? 0 : 1));
+  if (block) {
+    Zero3Module& module = modules.emplace_back();
+    module.layer = layer;
+    module.is_leaf = leaf;
+    module.is_container = true;
+    module.has_input_gradient = input_needs_gradient_[static_cast<std::size_t>(layer)];
+    parents_.push_back(block_container_);
+  }
+  const std::vector<LayerModule> list = layer_modules(layer);
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    Zero3Module& module = modules.emplace_back();
+    module.layer = layer;
+    module.local = static_cast<std::int16_t>(i);
+    module.is_container = list[i].parameters.empty();
+    module.has_input_gradient = is_fed_with_gradient(layer, list[i]);
+    parents_.push_back(block ? module_of(layer, list[i].parent)
+                             : container(parent_name(list[i].name)));
+  }
+  // Parameters of one module have to stand together in `owned`.
+  for (std::size_t i = 0; i < spec.parameters.size(); ++i) {
+    const bool has_module = spec.parameters[i].name.find('.') != std::string::npos;
+    if (!leaf && has_module) continue;
+    const std::int32_t module = block ? module_of(layer, -1) : 0;
+    FORESHARD_CHECK(
+        block || modules[0].owned == 0 ||
+            modules[0].first_owned + modules[0].owned == static_cast<std::int32_t>(owned.size()),
+        "parameters of the root in several layers");
+    own(module, layer, static_cast<std::int16_t>(i));
+    if (!leaf) modules[static_cast<std::size_t>(module)].is_container = false;
+  }
+  for (std::size_t i = 0; !leaf && i < list.size(); ++i) {
+    for (const std::int16_t p : list[i].parameters) {
+      own(module_of(layer, static_cast<std::int16_t>(i)), layer, p);
+    }
+  }
+}
+
+// A block like the one before it: the same modules with other parameters.
+bool Zero3Script::copy_layer_modules(std::int32_t layer) {
+  if (layer == 0 || !repeats_modules(layer, layer - 1)) return false;
+  const std::int32_t first = first_module_[static_cast<std::size_t>(layer - 1)];
+  const auto end = static_cast<std::int32_t>(modules.size());
+  const std::int32_t parameters_apart = parameter_of(layer, 0) - parameter_of(layer - 1, 0);
+  first_module_.push_back(end);
+  for (std::int32_t m = first; m < end; ++m) {
+    Zero3Module module = modules[static_cast<std::size_t>(m)];
+    module.layer = layer;
+    const auto begin = static_cast<std::size_t>(module.first_owned);
+    module.first_owned = static_cast<std::int32_t>(owned.size());
+    for (std::size_t i = begin; i < begin + static_cast<std::size_t>(module.owned); ++i) {
+      const std::int32_t p = owned[i] + parameters_apart;
+      owned.push_back(p);
+      owner_[static_cast<std::size_t>(p)] = m + end - first;
+    }
+    modules.push_back(module);
+    const std::int32_t parent = parent_of(m);
+    parents_.push_back(parent < first ? parent : parent + end - first);
+  }
+  return true;
+}
+
+bool Zero3Script::repeats_modules(std::int32_t layer, std::int32_t like) const {
+  const LayerInstance& a = model_.order[static_cast<std::size_t>(layer)];
+  const LayerInstance& b = model_.order[static_cast<std::size_t>(like)];
+  return a.kind == b.kind && a.same_as < 0 && b.same_as < 0 && is_block(layer) &&
+         !spec_of(layer).parameters.empty() &&
+         input_needs_gradient_[static_cast<std::size_t>(layer)] ==
+             input_needs_gradient_[static_cast<std::size_t>(like)];
+}
+
+bool Zero3Script::is_above(std::int32_t module, std::int32_t parameter) const {
+  for (std::int32_t m = owner_[static_cast<std::size_t>(parameter)]; m >= 0; m = parent_of(m)) {
+    if (m == module) return true;
+  }
+  return false;
+}
+
+// --- names ---
+
+std::string Zero3Script::name_of_module(std::int32_t module) const {
+  const Zero3Module& m = modules[static_cast<std::size_t>(module)];
+  if (m.layer < 0) {
+    const std::string& name = containers_[static_cast<std::size_t>(module)];
+    return name.empty() ? "root" : name;
+  }
+  if (m.local < 0) return module_name(model_, m.layer, {});
+  const std::vector<LayerModule> list = layer_modules(m.layer);
+  return module_name(model_, m.layer, list[static_cast<std::size_t>(m.local)]);
+}
+
+std::string Zero3Script::name_of_parameter(std::int32_t p) const {
+  return parameter_name(model_, parameter(p).layer, parameter(p).index);
+}
+
+}  // namespace foreshard

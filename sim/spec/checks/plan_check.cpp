@@ -1,0 +1,493 @@
+// find_problem runs a list of small rules in the order of the plan's keys; each looks at one matter
+// and returns the first contradiction it sees. Rules about values hold for every runtime; what a
+// runtime cannot express is plan_runtime_check.cpp's.
+#include "sim/spec/checks/plan_check.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "sim/base/spelling.h"
+#include "sim/base/unit_strings.h"
+#include "sim/spec/checks/hardware_check.h"
+#include "sim/spec/checks/plan_runtime_check.h"
+#include "sim/spec/fsdp2_version.h"
+
+namespace foreshard {
+
+static_assert(kNewestFsdp2 == 15);
+const char* newest_version(RuntimeKind kind) {
+  switch (kind) {
+    case RuntimeKind::kFsdp2:
+      return "2.15";
+    case RuntimeKind::kNative:
+      return "1";
+    case RuntimeKind::kFsdp1:
+    case RuntimeKind::kDdp:
+      return "2.11";
+    case RuntimeKind::kZero1:
+    case RuntimeKind::kZero2:
+    case RuntimeKind::kZero3:
+      return "0.19";
+  }
+  return "?";
+}
+
+namespace {
+
+using Problem = std::optional<PlanProblem>;
+
+const LayerSpec& kind_of(const ModelSpec& model, const LayerInstance& layer) {
+  return model.kinds[static_cast<std::size_t>(layer.kind)];
+}
+
+// A table of positions stands beside the table of words in the embedding's layer.
+bool has_learned_positions(const ModelSpec& model) {
+  return std::any_of(model.order.begin(), model.order.end(), [&](const LayerInstance& layer) {
+    const LayerSpec& kind = kind_of(model, layer);
+    if (kind.role != LayerRole::kEmbedding) return false;
+    return std::any_of(kind.parameters.begin() + (kind.parameters.empty() ? 0 : 1),
+                       kind.parameters.end(), [&](const ParameterSpec& parameter) {
+                         return parameter.shape.size() == 2 &&
+                                parameter.shape[0] == model.max_positions;
+                       });
+  });
+}
+
+struct Bound {
+  const char* key;
+  std::int64_t value;
+  std::int64_t least;
+  std::int64_t most;
+};
+
+Problem problem_of_bounds(const Plan& plan) {
+  const std::int64_t forward = plan.prefetch.forward;
+  const std::int64_t backward = plan.prefetch.backward;
+  const Bound bounds[] = {
+      {"batch.sequence", plan.batch.sequence, 1, plan_limits::kSequence},
+      {"batch.micro_batch", plan.batch.micro_batch, 1, plan_limits::kMicroBatch},
+      {"batch.accumulation", plan.batch.accumulation, 1, plan_limits::kAccumulation},
+      {"mesh.shard", plan.mesh.shard, 1, plan_limits::kMesh},
+      {"mesh.replicate", plan.mesh.replicate, 1, plan_limits::kMesh},
+      {"units.layers_per_unit", plan.units.layers_per_unit, 1, plan_limits::kLayersPerUnit},
+      {"units.shard_dim", plan.units.shard_dim, Units::kExpertsDim, 1},
+      {"prefetch.forward", forward == Prefetch::kImplicit ? 0 : forward, 0, plan_limits::kPrefetch},
+      {"prefetch.backward", backward, 0, plan_limits::kPrefetch},
+      {"buffers.reduce_scatter", plan.reduce_scatter_buffers, 1, plan_limits::kBuffers},
+  };
+  for (const Bound& bound : bounds) {
+    if (bound.value >= bound.least && bound.value <= bound.most) continue;
+    return contradiction(bound.key, fmt::format("{} is out of range", bound.value),
+                         fmt::format("an integer from {} to {}", format_count(bound.least),
+                                     format_count(bound.most)));
+  }
+  const std::pair<const char*, std::optional<double>> positives[] = {
+      {"optimizer.clip_norm", plan.optimizer.clip_norm},
+      {"reduction.divide_factor", plan.gradient_divide_factor},
+  };
+  for (const auto& [key, value] : positives) {
+    if (!value || *value > 0) continue;
+    return contradiction(key, fmt::format("{} is out of range", *value),
+                         "a number above 0, or none");
+  }
+  return std::nullopt;
+}
+
+Problem problem_of_batch(const Plan& plan, const ModelSpec& model) {
+  try {
+    checked_multiply(checked_multiply(global_batch(plan), plan.batch.sequence), 4);
+  } catch (const Error& error) {
+    return contradiction("batch",
+                         fmt::format("the tokens of a step are too many: {}", error.what()),
+                         "sequence x micro_batch x accumulation x ranks below 2^61");
+  }
+  const std::int64_t images = plan.batch.images;
+  if (model.fixed_sequence > 0 && plan.batch.sequence != model.fixed_sequence) {
+    return contradiction("batch.sequence",
+                         fmt::format("{} runs on the {} positions that its images have, not on {}",
+                                     model.name, model.fixed_sequence, plan.batch.sequence),
+                         std::to_string(model.fixed_sequence));
+  }
+  if (images < 0 || images > plan_limits::kImages) {
+    return contradiction("batch.images", fmt::format("{} is out of range", images),
+                         fmt::format("an integer from 0 to {}", plan_limits::kImages));
+  }
+  if (model.image_tokens == 0 && images > 0) {
+    return contradiction("batch.images",
+                         fmt::format("{} has no images among its words", model.name),
+                         "a model of text and images, for example llava-1.5-7b");
+  }
+  if (model.image_tokens > 0 && images < 1) {
+    return contradiction("batch.images",
+                         fmt::format("{} needs an image in each sample: its vision tower is "
+                                     "gathered in every step",
+                                     model.name),
+                         "at least 1");
+  }
+  if (checked_multiply(images, model.image_tokens) > plan.batch.sequence) {
+    return contradiction("batch.images",
+                         fmt::format("{} images of {} positions do not fit in a sequence of {}",
+                                     images, model.image_tokens, plan.batch.sequence),
+                         fmt::format("at most {}, or a longer batch.sequence",
+                                     plan.batch.sequence / model.image_tokens));
+  }
+  if (plan.batch.sequence > model.max_positions && has_learned_positions(model)) {
+    return contradiction("batch.sequence",
+                         fmt::format("{} exceeds the {} learned positions of {}",
+                                     plan.batch.sequence, model.max_positions, model.name),
+                         fmt::format("at most {}", model.max_positions));
+  }
+  return std::nullopt;
+}
+
+Problem problem_of_mesh(const Plan& plan, const Cluster& cluster) {
+  const std::int64_t shard = plan.mesh.shard, replicate = plan.mesh.replicate;
+  const std::int64_t world = checked_multiply(shard, replicate);
+  if (world == cluster.gpus) {
+    if (plan.rank >= 0 && plan.rank < world) return std::nullopt;
+    return contradiction("rank", fmt::format("{} is none of the {} ranks", plan.rank, world),
+                         fmt::format("an integer from 0 to {}", world - 1));
+  }
+  std::vector<std::string> fitting;
+  const auto add = [&](std::int64_t s) {
+    std::string text = fmt::format("shard {} x replicate {}", s, cluster.gpus / s);
+    if (std::find(fitting.begin(), fitting.end(), text) == fitting.end()) {
+      fitting.push_back(std::move(text));
+    }
+  };
+  if (cluster.gpus % shard == 0) add(shard);
+  if (cluster.gpus % replicate == 0) add(cluster.gpus / replicate);
+  if (fitting.empty()) {
+    for (const std::int64_t divisor : nearest_divisors(cluster.gpus, shard)) add(divisor);
+  }
+  return contradiction(
+      "mesh.shard",
+      fmt::format("shard {} x replicate {} = {} ranks, but the cluster has {} GPUs", shard,
+                  replicate, world, cluster.gpus),
+      fmt::format("shard x replicate = {}, for example {}", cluster.gpus,
+                  fmt::join(fitting, " or ")));
+}
+
+Problem problem_of_units(const Plan& plan, const ModelSpec& model) {
+  const std::int64_t blocks = model.block_count();
+  if (plan.units.layers_per_unit > std::max<std::int64_t>(blocks, 1)) {
+    return contradiction("units.layers_per_unit",
+                         fmt::format("{} exceeds the {} blocks of {}", plan.units.layers_per_unit,
+                                     blocks, model.name),
+                         fmt::format("an integer from 1 to {}", blocks));
+  }
+  const auto& [layers, embedding, head, block, experts, every, dimension, table] = plan.units;
+  using enum UnitPlacement;
+  if (embedding == kWithNorm || embedding == kNorm) {
+    return contradiction("units.embedding",
+                         fmt::format("{} is for the head only", to_string(embedding)),
+                         "own, root or with_head");
+  }
+  if (head == kWithHead) {
+    return contradiction("units.head", "with_head is for the embedding only",
+                         "own, root or with_norm");
+  }
+  const bool has_norm =
+      std::any_of(model.kinds.begin(), model.kinds.end(),
+                  [](const LayerSpec& kind) { return kind.role == LayerRole::kFinalNorm; });
+  if ((head == kWithNorm || head == kNorm) && !has_norm) {
+    return contradiction("units.head", fmt::format("{} has no final norm", model.name),
+                         "own or root");
+  }
+  if (embedding == kWithHead && (head == kRoot || head == kNorm)) {
+    return contradiction("units.head",
+                         fmt::format("{} contradicts units.embedding with_head", to_string(head)),
+                         "with_norm");
+  }
+  if (block != kOwn && block != kRoot) {
+    return contradiction("units.blocks", "blocks are units or in the root", "own or root");
+  }
+  if (experts != kOwn && experts != kRoot) {
+    return contradiction("units.experts", "experts are units or in their block", "own or block");
+  }
+  return std::nullopt;
+}
+
+// `noun` is what the numbers count: "units" or "layers", of which there are `count`.
+template <typename T>
+Problem problem_of_ranges(const RangedPolicy<T>& policy, const char* key, const char* noun,
+                          std::int64_t count) {
+  for (const auto& range : policy.ranges) {
+    if (range.first < 0 || range.first > range.last) {
+      return contradiction(key, fmt::format("{} {}-{} is no range", noun, range.first, range.last),
+                           "the lower number first");
+    }
+    if (range.last >= count) {
+      return contradiction(
+          key,
+          fmt::format("{} {}-{} exceed the {} there are", noun, range.first, range.last, count),
+          fmt::format("numbers from 0 to {}", count - 1));
+    }
+  }
+  return std::nullopt;
+}
+
+Problem problem_of_reshard(const Plan& plan, const ModelSpec& model) {
+  static constexpr const char* kKey = "reshard_after_forward";
+  const std::int64_t shard = plan.mesh.shard;
+  const auto problem_of = [shard](const Reshard& reshard) -> Problem {
+    if (reshard.kind != Reshard::Kind::kGroup) return std::nullopt;
+    const std::int64_t group = reshard.group;
+    if (group > 1 && group < shard && shard % group == 0) return std::nullopt;
+    std::vector<std::int64_t> proper = nearest_divisors(shard, group);
+    std::erase_if(proper, [shard](std::int64_t d) { return d <= 1 || d >= shard; });
+    return contradiction(
+        kKey, fmt::format("a group of {} is no proper part of mesh.shard {}", group, shard),
+        proper.empty() ? "always or never"
+                       : fmt::format("a proper divisor of {}, for example {}", shard,
+                                     fmt::join(proper, " or ")),
+        group == 1 ? "never" : (group == shard ? "always" : ""));
+  };
+  if (Problem problem = problem_of(plan.reshard_after_forward.value)) return problem;
+  for (const auto& range : plan.reshard_after_forward.ranges) {
+    if (Problem problem = problem_of(range.value)) return problem;
+  }
+  if (plan.reshard_after_forward.ranges.empty()) return std::nullopt;
+  return problem_of_ranges(plan.reshard_after_forward, kKey, "units", unit_count(plan, model));
+}
+
+// Embedding and head of a tied model share one parameter, which only a unit that holds both can
+// have.
+Problem problem_of_tying(const Plan& plan, const ModelSpec& model) {
+  const bool in_root =
+      plan.units.embedding == UnitPlacement::kRoot && plan.units.head == UnitPlacement::kRoot;
+  const bool in_one_unit = plan.units.embedding == UnitPlacement::kWithHead;
+  // DDP and DeepSpeed have no units: a parameter that two modules share is one of the model's.
+  const RuntimeKind kind = plan.runtime.kind;
+  const bool has_units = kind != RuntimeKind::kDdp && !is_zero(kind);
+  if (!model.tied_embeddings || in_root || in_one_unit || !has_units) return std::nullopt;
+  return contradiction(
+      plan.units.embedding != UnitPlacement::kRoot ? "units.embedding" : "units.head",
+      fmt::format("embedding and head of {} share one parameter, which {} refuses in two units",
+                  model.name,
+                  fmt::format("{}@{}", to_string(plan.runtime.kind), plan.runtime.version)),
+      plan.runtime.kind == RuntimeKind::kFsdp2
+          ? "units.embedding=root and units.head=root, or units.embedding=with_head"
+          : "units.embedding=root and units.head=root");
+}
+
+// Keys that say which of PyTorch's kernels run; the engine has its own.
+Problem problem_of_variants(const Plan& plan) {
+  if (plan.loss.kind != Loss::Kind::kEager && plan.logits == Logits::kHeld) {
+    return contradiction("logits", "held logits are those that an eager loss was given",
+                         "loss: eager", "released");
+  }
+  const bool is_fsdp =
+      plan.runtime.kind == RuntimeKind::kFsdp2 || plan.runtime.kind == RuntimeKind::kFsdp1;
+  if (plan.autocast && !is_fsdp && plan.runtime.kind != RuntimeKind::kNative) {
+    return missing_capability("dtype.autocast",
+                              "autocast over parameters in another dtype is modelled for FSDP",
+                              "dtype.autocast: none (ddp: ddp.mixed_precision: autocast)");
+  }
+  if (plan.autocast && size_of(*plan.autocast) > size_of(plan.param_dtype)) {
+    return contradiction("dtype.autocast", "autocast computes in no wider dtype than dtype.param",
+                         "dtype.param: fp32", "none");
+  }
+  if (plan.runtime.kind != RuntimeKind::kNative) return std::nullopt;
+  const auto refused = [](const char* key, const char* nearest) {
+    return missing_capability(
+        key, fmt::format("the engine compiles nothing and has one kernel for each operation"),
+        fmt::format("{}: {}", key, nearest));
+  };
+  if (plan.compile != Compile::kNone) return refused("compile", "none");
+  // On GPUs ATen's three (exec/compute/device_operations.h); CPU ranks have one.
+  const bool feeds_gpu = plan.host == HostKind::kFeedsDevice;
+  if (plan.attention != AttentionKernel::kFlash &&
+      !(feeds_gpu && (plan.attention == AttentionKernel::kCudnn ||
+                      plan.attention == AttentionKernel::kEfficient))) {
+    return refused("attention", feeds_gpu ? "flash, cudnn or efficient" : "flash");
+  }
+  if (plan.loss != Loss{}) return refused("loss", "eager");
+  if (plan.recompute_keeps != SelectivePolicy::kEverySecondMm) {
+    return missing_capability("recompute_keeps", "the engine keeps every second product",
+                              "recompute_keeps: every_second_mm");
+  }
+  if (plan.logits != Logits::kReleased) return refused("logits", "released");
+  if (plan.float8 != Float8::kNone) return refused("float8", "none");
+  if (plan.autocast) return refused("dtype.autocast", "none");
+  if (plan.kernels.norm != ModuleKernels::Norm::kCompute) return refused("kernels.norm", "compute");
+  if (plan.kernels.rope == ModuleKernels::Rope::kReal) return refused("kernels.rope", "fused");
+  if (plan.kernels.residual != ModuleKernels::Residual::kCompute) {
+    return refused("kernels.residual", "compute");
+  }
+  if (plan.kernels.unpads) return refused("kernels.unpads", "false");
+  if (plan.kernels.scan) return refused("kernels.scan", "false");
+  if (plan.kernels.train_metrics > 0) return refused("kernels.train_metrics", "0");
+  return std::nullopt;
+}
+
+Problem problem_of_frozen(const Plan& plan, const ModelSpec& model) {
+  const Frozen& frozen = plan.frozen;
+  const std::int64_t blocks = model.block_count();
+  if (Problem problem = problem_of_ranges(frozen.blocks, "frozen", "layers", blocks)) {
+    return problem;
+  }
+  if (model.tied_embeddings && frozen.head && !frozen.embedding) {
+    return contradiction("frozen",
+                         fmt::format("embedding and head of {} share one parameter", model.name),
+                         "embedding, which freezes both");
+  }
+  const auto is_tower = [&](const LayerInstance& layer) { return kind_of(model, layer).tower; };
+  if (frozen.tower && std::none_of(model.order.begin(), model.order.end(), is_tower)) {
+    return contradiction("frozen", fmt::format("{} has no vision tower", model.name),
+                         "embedding, norm, head or numbers of blocks");
+  }
+  bool is_trained = !frozen.embedding || !frozen.norm || !frozen.head;
+  std::int64_t block = 0;
+  for (const LayerInstance& layer : model.order) {
+    const LayerSpec& kind = kind_of(model, layer);
+    const bool counts = kind.role == LayerRole::kBlock && layer.same_as < 0;
+    if (counts || kind.role == LayerRole::kInner || kind.tower) {
+      is_trained |= !kind.parameters.empty() && !is_frozen(frozen, kind, block);
+    }
+    if (kind.role == LayerRole::kBlock) ++block;
+  }
+  if (is_trained) return std::nullopt;
+  return contradiction("frozen", "no parameter is left to train", "fewer frozen layers");
+}
+
+// Names of the linear modules that adapters can stand beside: products of one weight.
+std::vector<std::string> linear_modules(const ModelSpec& model) {
+  std::vector<std::string> names;
+  for (const LayerSpec& layer : model.kinds) {
+    for (const Operation& op : layer.operations) {
+      if (!takes_adapter(layer, op)) continue;
+      const std::string name = op.name.substr(op.name.rfind('.') + 1);
+      if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+    }
+  }
+  return names;
+}
+
+// torchao/float8/fsdp_utils.py has the extension of tensorwise scaling only, and _fsdp_param.py's
+// all_gather_inputs raises NotImplementedError for one that is sharded over a smaller group.
+Problem problem_of_float8_gather(const Plan& plan) {
+  if (!plan.float8_all_gather) return std::nullopt;
+  if (plan.runtime.kind != RuntimeKind::kFsdp2) {
+    return missing_capability(
+        "float8_all_gather",
+        fmt::format("{} gathers no tensor subclasses", to_string(plan.runtime.kind)),
+        "float8_all_gather: false, or runtime: fsdp2");
+  }
+  if (plan.float8 != Float8::kTensorwise) {
+    return contradiction("float8_all_gather", "only tensorwise scaling gathers in fp8",
+                         "float8: tensorwise, or float8_all_gather: false");
+  }
+  if (reshards_to_groups(plan)) {
+    return missing_capability("reshard_after_forward",
+                              "fsdp2 does not gather in fp8 from smaller groups",
+                              "always, never, or float8_all_gather: false");
+  }
+  return std::nullopt;
+}
+
+Problem problem_of_lora(const Plan& plan, const ModelSpec& model) {
+  const Lora& lora = plan.lora;
+  if (lora.rank == 0) return std::nullopt;
+  if (plan.float8 != Float8::kNone) {
+    return contradiction("float8", "adapters' base is not cast to fp8", "none, or lora.rank: 0");
+  }
+  for (const std::string& target : lora.targets) {
+    const bool found =
+        target == Lora::kAllLinear ||
+        std::any_of(model.kinds.begin(), model.kinds.end(), [&](const LayerSpec& layer) {
+          return std::any_of(layer.operations.begin(), layer.operations.end(), [&](const auto& op) {
+            return takes_adapter(layer, op) && is_module(op.name, target);
+          });
+        });
+    if (found) continue;
+    const std::vector<std::string> names = linear_modules(model);
+    return contradiction(
+        "lora.targets", fmt::format("{} has no linear module \"{}\"", model.name, target),
+        fmt::format("of {}", fmt::join(names, ", ")), nearest_spelling(target, names));
+  }
+  return std::nullopt;
+}
+
+Problem problem_of_documents(const Plan& plan) {
+  const std::int64_t sequence = plan.batch.sequence, documents = plan.batch.documents;
+  if (documents < 1 || documents > sequence) {
+    return contradiction("batch.documents", fmt::format("{} in {} tokens", documents, sequence),
+                         fmt::format("an integer from 1 to {}", sequence));
+  }
+  if (sequence % documents == 0) return std::nullopt;
+  return contradiction(
+      "batch.documents",
+      fmt::format("{} equally long documents do not fill {} tokens", documents, sequence),
+      fmt::format("a divisor of {}, for example {}", sequence,
+                  fmt::join(nearest_divisors(sequence, documents), " or ")));
+}
+
+// Balanced routing gives every expert a row at least.
+Problem problem_of_experts(const Plan& plan, const ModelSpec& model) {
+  const std::int64_t tokens = checked_multiply(plan.batch.micro_batch, plan.batch.sequence);
+  for (const LayerSpec& layer : model.kinds) {
+    for (const Operation& op : layer.operations) {
+      if (op.groups <= 1 || checked_multiply(tokens, op.rows) >= op.groups) continue;
+      return contradiction("batch.sequence",
+                           fmt::format("{} tokens x {} are fewer rows than the {} experts of {}",
+                                       tokens, op.rows, op.groups, model.name),
+                           fmt::format("batch.micro_batch x batch.sequence of at least {}",
+                                       (op.groups + op.rows - 1) / op.rows));
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<PlanProblem> find_problem(const Plan& plan, const ModelSpec& model,
+                                        const Cluster& cluster) {
+  if (Problem problem = problem_of_bounds(plan)) return problem;
+  if (Problem problem = problem_of_runtime(plan)) return problem;
+  if (Problem problem = problem_of_batch(plan, model)) return problem;
+  if (Problem problem = problem_of_mesh(plan, cluster)) return problem;
+  if (Problem problem = problem_of_units(plan, model)) return problem;
+  if (Problem problem = problem_of_reshard(plan, model)) return problem;
+  if (!plan.unshard_in_backward.ranges.empty()) {
+    if (Problem problem = problem_of_ranges(plan.unshard_in_backward, "unshard_in_backward",
+                                            "units", unit_count(plan, model))) {
+      return problem;
+    }
+  }
+  if (!plan.recompute.ranges.empty()) {
+    if (Problem problem =
+            problem_of_ranges(plan.recompute, "recompute", "layers", model.block_count())) {
+      return problem;
+    }
+  }
+  if (plan.frozen.any()) {
+    if (Problem problem = problem_of_frozen(plan, model)) return problem;
+  }
+  if (Problem problem = problem_of_float8_gather(plan)) return problem;
+  if (Problem problem = problem_of_lora(plan, model)) return problem;
+  if (Problem problem = problem_of_documents(plan)) return problem;
+  if (Problem problem = problem_of_experts(plan, model)) return problem;
+  if (Problem problem = problem_of_tying(plan, model)) return problem;
+  if (Problem problem = problem_of_variants(plan)) return problem;
+  if (Problem problem = problem_of_hardware(plan, cluster)) return problem;
+  return problem_of_running(plan, model);
+}
+
+void throw_problem(const PlanProblem& problem, Location location) {
+  location.key_path = problem.key;
+  if (problem.exit_code == ExitCode::kInvalidInput) {
+    throw ConfigError(std::move(location), problem.what_is_wrong, problem.expected,
+                      problem.did_you_mean);
+  }
+  std::string what = problem.what_is_wrong;
+  if (!problem.did_you_mean.empty()) what += "; nearest plan: " + problem.did_you_mean;
+  // A ConfigError's text, under another exit code.
+  throw Error(problem.exit_code, ConfigError(std::move(location), what).what());
+}
+
+}  // namespace foreshard

@@ -1,0 +1,326 @@
+#include "interop/hf/hf_config.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "models/zoo.h"
+#include "sim/base/error.h"
+
+namespace foreshard {
+namespace {
+
+std::filesystem::path config(const std::string& name) {
+  return std::filesystem::path(FORESHARD_SOURCE_DIR) / "tests/interop/configs" / name;
+}
+
+// A llama config of which one line is replaced or added; `extra` ends with a comma.
+std::string llama(const std::string& extra, const std::string& hidden = "64",
+                  const std::string& heads = "4") {
+  return "{" + extra + "\n \"model_type\": \"llama\", \"hidden_size\": " + hidden +
+         ",\n \"num_attention_heads\": " + heads +
+         ", \"num_hidden_layers\": 2, \"intermediate_size\": 128,\n \"vocab_size\": 1000}";
+}
+
+HfConfig parse(const std::string& text) {
+  const ConfigNode root = parse_json(text, "config.json");
+  return parse_hf_config(root, "test");
+}
+
+std::string failure(const std::string& text) {
+  try {
+    parse(text);
+  } catch (const ConfigError& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::kInvalidInput);
+    return error.what();
+  }
+  return "no error";
+}
+
+void expect_failure(const std::string& text, const std::string& part) {
+  const std::string message = failure(text);
+  EXPECT_NE(message.find(part), std::string::npos) << message;
+}
+
+const HfKey* entry(const HfConfig& config, const std::string& key) {
+  const auto found = std::find_if(config.ledger.begin(), config.ledger.end(),
+                                  [&](const HfKey& k) { return k.key == key; });
+  return found == config.ledger.end() ? nullptr : &*found;
+}
+
+// Dropout, windows and how an activation is written are of the code that a file was trained by; the
+// zoo has the architecture.
+ModelSpec without_training(ModelSpec model) {
+  model.numerics.gelu_new = false;
+  for (LayerSpec& layer : model.kinds) {
+    for (Operation& op : layer.operations) {
+      const AttentionShape& shape = op.attention;
+      op.attention = {shape.heads, shape.kv_heads, shape.head_dim, shape.causal, shape.value_dim};
+    }
+  }
+  return model;
+}
+
+// The same model as the zoo's, from the file that its authors publish.
+TEST(HfConfigTest, PublishedConfigsGiveTheZoosModels) {
+  for (const std::string name :
+       {"llama-3.1-8b",  "mistral-7b-v0.3", "qwen2.5-0.5b",     "qwen3-0.6b",
+        "gpt2",          "mpt-7b",          "mixtral-8x7b",     "deepseek-v3",
+        "bert-base",     "falcon-7b",       "deepseek-v2-lite", "qwen1.5-moe-a2.7b",
+        "qwen3-30b-a3b", "roberta-base",    "falcon-40b",       "gemma-2b",
+        "gemma-2-2b",    "phi-4",           "pythia-6.9b",      "starcoder2-3b"}) {
+    HfConfig file = read_hf_config(config(name + ".json"));
+    const bool encoder = file.dims.bidirectional;  // trained with dropout in the zoo, too
+    if (!encoder) file.dims.dropout = file.dims.embedding_dropout = false;
+    if (file.dims.rotary_dim == file.dims.head_dim) file.dims.rotary_dim = 0;
+    ModelSpec read = build_hf_model(file);
+    const ModelSpec expected = load_zoo_model(name);
+    EXPECT_EQ(read.parameters(), expected.parameters()) << name;
+    read.source = expected.source;
+    // Files that were cut short do not say it; the library's default differs between families.
+    const bool says_epsilon =
+        std::any_of(file.ledger.begin(), file.ledger.end(), [](const auto& k) {
+          return k.key.find("eps") != std::string::npos && k.use == KeyUse::kMapped;
+        });
+    if (!says_epsilon) read.numerics.norm_epsilon = expected.numerics.norm_epsilon;
+    EXPECT_EQ(without_training(read), without_training(expected)) << name;
+  }
+}
+
+TEST(HfConfigTest, NestedTextConfig) {
+  const HfConfig read = read_hf_config(config("nested-text-config.json"));
+  // Llama-7B with 64 more words in embedding and head.
+  EXPECT_EQ(build_model(read.dims).parameters(), 6738415616 + std::int64_t{2} * 64 * 4096);
+  ASSERT_NE(entry(read, "vision_config"), nullptr);
+  EXPECT_EQ(entry(read, "vision_config")->use, KeyUse::kIgnored);
+  EXPECT_EQ(entry(read, "text_config.hidden_size")->use, KeyUse::kMapped);
+}
+
+TEST(HfConfigTest, NamedAfterFileOrFolder) {
+  EXPECT_EQ(read_hf_config(config("gpt2.json")).dims.name, "gpt2");
+  const std::filesystem::path folder =
+      std::filesystem::path(testing::TempDir()) / "hf_config_test" / "My-Model";
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder / "config.json") << llama("");
+  EXPECT_EQ(read_hf_config(folder / "config.json").dims.name, "My-Model");
+}
+
+TEST(HfConfigTest, DefaultsAreHuggingFaces) {
+  const HfConfig read = parse(llama("\"rope_theta\": 10000.0, \"something_new\": [1],"));
+  EXPECT_EQ(read.dims.kv_heads, 4);
+  EXPECT_EQ(read.dims.head_dim, 16);
+  EXPECT_EQ(read.dims.max_positions, 2048);
+  EXPECT_FALSE(read.dims.tied);
+  EXPECT_EQ(*entry(read, "num_key_value_heads"),
+            (HfKey{"num_key_value_heads", KeyUse::kDefaulted, "4", ""}));
+  EXPECT_EQ(*entry(read, "hidden_size"), (HfKey{"hidden_size", KeyUse::kMapped, "64", ""}));
+  EXPECT_EQ(*entry(read, "rope_theta"), (HfKey{"rope_theta", KeyUse::kMapped, "10000.0", ""}));
+  EXPECT_EQ(*entry(read, "something_new"), (HfKey{"something_new", KeyUse::kIgnored, "", ""}));
+}
+
+// Llama 3.1's own file, the older spelling of the key, and what is there but not computed.
+TEST(HfConfigTest, RopeScalingIsReadWhereItIsComputed) {
+  using Kind = RopeScaling::Kind;
+  const auto read = [](const std::string& value) {
+    return parse(llama("\"rope_scaling\": " + value + ",")).dims.numerics.rope_scaling;
+  };
+  const RopeScaling llama3 = read_hf_config(config("llama-3.1-8b.json")).dims.numerics.rope_scaling;
+  EXPECT_EQ(llama3, (RopeScaling{Kind::kLlama3, 8, 1, 4, 8192}));
+  EXPECT_EQ(read(R"({"type": "linear", "factor": 2.5})").kind, Kind::kLinear);
+  EXPECT_EQ(read(R"({"type": "linear", "factor": 2.5})").factor, 2.5);
+  EXPECT_EQ(read(R"({"rope_type": "default"})"), RopeScaling());
+  EXPECT_EQ(read("null"), RopeScaling());
+  for (const char* other :
+       {R"({"rope_type": "yarn", "factor": 4.0})", R"({"type": "linear"})",
+        R"({"rope_type": "llama3", "factor": 8.0})", R"({"mrope_section": [16, 24, 24]})"}) {
+    EXPECT_EQ(read(other).kind, Kind::kOther) << other;
+  }
+  expect_failure(llama(R"("rope_scaling": {"type": "linear", "factor": -1},)"), "factor");
+  expect_failure(llama(R"("rope_scaling": {"a": 1},)"), "rope_scaling: has no rope_type");
+  expect_failure(llama(R"("rope_scaling": {"type": "spiral"},)"),
+                 "rope_type \"spiral\" is not known");
+}
+
+TEST(HfConfigTest, EveryKeyIsInTheLedgerOnce) {
+  for (const std::string name :
+       {"mpt-7b", "mixtral-8x7b", "deepseek-v3", "deepseek-v2-lite", "qwen1.5-moe-a2.7b",
+        "qwen3-30b-a3b", "bert-base", "roberta-base", "gemma-2b", "gemma-2-2b", "phi-4",
+        "pythia-6.9b", "falcon-7b", "falcon-40b", "starcoder2-3b"}) {
+    const std::filesystem::path path = config(name + ".json");
+    const HfConfig read = read_hf_config(path);
+    for (const std::string& key : read_json_file(path).keys()) {
+      EXPECT_EQ(std::count_if(read.ledger.begin(), read.ledger.end(),
+                              [&](const HfKey& k) { return k.key == key; }),
+                1)
+          << name << " " << key;
+    }
+  }
+}
+
+// Small configurations of a family: the sizes that all have, and `extra`.
+std::string family(const std::string& model_type, const std::string& extra) {
+  return "{\"model_type\": \"" + model_type +
+         "\", \"hidden_size\": 64, \"num_attention_heads\": 4, \"num_hidden_layers\": 6, "
+         "\"intermediate_size\": 128, \"vocab_size\": 1000,\n" +
+         extra + "\"use_cache\": true}";
+}
+
+TEST(HfConfigTest, WhichLayersHaveExperts) {
+  const auto dense = [](const std::string& model_type, const std::string& extra) {
+    return parse(family(model_type, extra)).dims.moe.dense_layers;
+  };
+  using Layers = std::vector<std::int64_t>;
+  EXPECT_EQ(dense("mixtral", "\"num_key_value_heads\": 4,"), Layers{});
+  // Every second layer from the second on, but not the last one.
+  EXPECT_EQ(
+      dense("qwen2_moe",
+            "\"decoder_sparse_step\": 2, \"mlp_only_layers\": [5], \"num_key_value_heads\": 4,"),
+      (Layers{0, 2, 4, 5}));
+  EXPECT_EQ(dense("qwen3_moe", "\"num_key_value_heads\": 4,"), Layers{});
+  EXPECT_EQ(dense("deepseek_v3", ""), (Layers{0, 1, 2}));
+  EXPECT_EQ(dense("deepseek_v2",
+                  "\"first_k_dense_replace\": 1, \"moe_layer_freq\": 2, "
+                  "\"num_experts_per_tok\": 2,"),
+            (Layers{0, 1, 3, 5}));
+  expect_failure(family("qwen2_moe", "\"mlp_only_layers\": [6], \"num_key_value_heads\": 4,"),
+                 "mlp_only_layers");
+}
+
+TEST(HfConfigTest, ImpossibleExperts) {
+  expect_failure(
+      family("mixtral",
+             "\"num_local_experts\": 4, \"num_experts_per_tok\": 5, \"num_key_value_heads\": 4,"),
+      "config.json:2:48: num_experts_per_tok: every token goes to 5 of 4 experts");
+  expect_failure(family("mixtral", "\"num_local_experts\": 0, \"num_key_value_heads\": 4,"),
+                 "num_local_experts");
+  expect_failure(family("deepseek_v2", ""), "num_experts_per_tok");
+  expect_failure(family("deepseek_v3", "\"kv_lora_rank\": 0,"), "kv_lora_rank");
+  expect_failure(family("deepseek_v3", "\"num_key_value_heads\": 2,"),
+                 "latent attention has keys and values of every head");
+  expect_failure(family("deepseek_v3", "\"scoring_func\": \"softmax\","), "scoring_func");
+}
+
+TEST(HfConfigTest, LatentAttentionWithoutAQueryLatent) {
+  EXPECT_EQ(parse(family("deepseek_v3", "")).dims.latent.q_rank, 1536);
+  EXPECT_EQ(parse(family("deepseek_v3", "\"q_lora_rank\": null,")).dims.latent.q_rank, 0);
+}
+
+TEST(HfConfigTest, EncodersAndVariants) {
+  EXPECT_FALSE(parse(family("bert", "\"hidden_dropout_prob\": 0,")).dims.dropout);
+  EXPECT_TRUE(parse(family("bert", "")).dims.dropout);
+  EXPECT_EQ(parse(family("roberta", "\"max_position_embeddings\": 514,")).dims.max_positions, 512);
+  expect_failure(family("bert", "\"is_decoder\": true,"), "is_decoder");
+  expect_failure(family("bert", "\"hidden_act\": \"relu\","), "hidden_act");
+  EXPECT_EQ(parse(family("gpt_neox", "\"rotary_pct\": 0.5,")).dims.rotary_dim, 8);
+  EXPECT_EQ(parse(family("gpt_neox", "\"use_parallel_residual\": false,")).dims.residual,
+            Residual::kPreNorm);
+  expect_failure(family("gpt_neox", "\"rotary_pct\": 0.01,"), "no element of a head of 16");
+  EXPECT_EQ(parse(family("falcon", "\"new_decoder_architecture\": true, \"num_kv_heads\": 2,"))
+                .dims.kv_heads,
+            2);
+  EXPECT_EQ(parse(family("falcon", "\"alibi\": true,")).dims.positions, Positions::kAlibi);
+  EXPECT_FALSE(parse(family("gemma2", "\"final_logit_softcapping\": null,")).dims.logit_softcap);
+}
+
+TEST(HfConfigTest, ArchitectureNamesTheFamilyWithoutModelType) {
+  EXPECT_EQ(parse(R"({"architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_head": 4,
+                      "n_layer": 2, "vocab_size": 100})")
+                .dims.family,
+            "gpt2");
+  expect_failure("{\"hidden_size\": 64}", "neither model_type nor architectures");
+}
+
+TEST(HfConfigTest, AliasesThatDisagree) {
+  EXPECT_EQ(parse(llama("\"n_embd\": 64,")).dims.hidden, 64);
+  expect_failure(llama("\"n_embd\": 65,"), "n_embd: differs from hidden_size");
+}
+
+TEST(HfConfigTest, SlidingWindowBoundsTheSequence) {
+  const std::string mistral =
+      R"("model_type": "mistral", "hidden_size": 64, "num_attention_heads": 8,
+         "num_hidden_layers": 2, "intermediate_size": 128, "vocab_size": 1000,
+         "max_position_embeddings": 32768})";
+  EXPECT_EQ(parse("{" + mistral).dims.max_positions, 4096);
+  EXPECT_EQ(parse("{\"sliding_window\": null, " + mistral).dims.max_positions, 32768);
+  EXPECT_EQ(parse("{\"sliding_window\": 1024, " + mistral).dims.max_positions, 1024);
+}
+
+TEST(HfConfigTest, MptVariants) {
+  const std::string mpt = R"("model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 2,
+                             "vocab_size": 1000})";
+  EXPECT_EQ(parse("{" + mpt).dims.positions, Positions::kAlibi);
+  const ModelDims learned =
+      parse("{\"attn_config\": {\"alibi\": false}, \"no_bias\": false, " + mpt).dims;
+  EXPECT_EQ(learned.positions, Positions::kLearned);
+  EXPECT_EQ(learned.position_rows, 2048);
+  EXPECT_TRUE(learned.mlp_bias);
+  EXPECT_EQ(parse("{\"attn_config\": {\"attn_type\": \"grouped_query_attention\", "
+                  "\"kv_n_heads\": 2}, " +
+                  mpt)
+                .dims.kv_heads,
+            2);
+  expect_failure("{\"attn_config\": {\"rope\": true}, " + mpt, "rotary positions");
+  expect_failure("{\"attn_config\": {\"qk_ln\": true}, " + mpt, "attn_config.qk_ln");
+}
+
+TEST(HfConfigTest, UnsupportedModels) {
+  expect_failure("{\"model_type\": \"mamba2\"}", "model_type \"mamba2\" is not supported");
+  // The nearest by name, else by the keys that are there, and the way on.
+  expect_failure("{\"model_type\": \"mamba2\"}", "the nearest is llama");
+  expect_failure("{\"model_type\": \"some_moe_2\", \"n_routed_experts\": 8}",
+                 "the nearest is glm4_moe");
+  expect_failure("{\"model_type\": \"mamba2\"}", "foreshard models NAME --yaml");
+  expect_failure("{\"model_type\": \"lama\"}", "did you mean llama");
+  expect_failure("{\"architectures\": [\"BertModel\"]}",
+                 "architecture \"BertModel\" is not supported");
+  expect_failure(
+      "{\"architectures\": [\"LlamaForSequenceClassification\"], "
+      "\"model_type\": \"llama\"}",
+      "architecture \"LlamaForSequenceClassification\"");
+  expect_failure(llama("\"num_local_experts\": 8,"), "mixtures of experts are not supported");
+  expect_failure(llama("\"hidden_act\": \"gelu\","), "activation \"gelu\" is not supported");
+}
+
+TEST(HfConfigTest, BrokenFiles) {
+  expect_failure("", "config.json");
+  expect_failure("{\"model_type\": \"llama\", \"hidden_si", "config.json:1:");
+  expect_failure("not json", "config.json:1:");
+  expect_failure("[1, 2]", "this is not a JSON object");
+  expect_failure("\"text\"", "this is not a JSON object");
+  expect_failure("{\"text_config\": 3}", "text_config: this is not an object");
+  EXPECT_THROW(load_hf_config(config("absent.json")), Error);
+  EXPECT_THROW(load_hf_config(config("")), Error);  // a folder
+}
+
+TEST(HfConfigTest, ImpossibleSizes) {
+  expect_failure(llama("", "0"), "config.json:2:40: hidden_size");
+  expect_failure(llama("", "-64"), "hidden_size");
+  expect_failure(llama("", "64.5"), "hidden_size");
+  expect_failure(llama("", "\"64\""), "hidden_size");
+  expect_failure(llama("", "99999999999999999999"), "hidden_size");
+  expect_failure(llama("", "null"), "hidden_size");
+  expect_failure(llama("", "66"), "the hidden size 66 is not divisible by 4 heads");
+  EXPECT_EQ(parse(llama("\"head_dim\": 16,", "66")).dims.head_dim, 16);
+  expect_failure(llama("\"num_key_value_heads\": 3,"), "3 key/value heads do not divide 4 heads");
+  expect_failure("{\"model_type\": \"llama\"}", "num_hidden_layers");
+}
+
+TEST(HfConfigTest, Overflow) {
+  const std::filesystem::path path =
+      std::filesystem::path(testing::TempDir()) / "hf_config_overflow.json";
+  std::ofstream(path) << "{\"model_type\": \"llama\", \"hidden_size\": 1000000000, "
+                         "\"num_attention_heads\": 8, \"num_hidden_layers\": 90000, "
+                         "\"intermediate_size\": 1000000000, \"vocab_size\": 1000}";
+  try {
+    load_hf_config(path);
+    FAIL();
+  } catch (const ConfigError& error) {
+    EXPECT_NE(std::string(error.what()).find("overflows"), std::string::npos) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace foreshard

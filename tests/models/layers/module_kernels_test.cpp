@@ -1,0 +1,211 @@
+// Bytes that the kernels of a block move per token, by hand. GPT block (gpt3's family): width d,
+// MLP of 4d, projections of q, k and v in one; statistics and biases are small beside them.
+#include "models/layers/module_kernels.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <map>
+
+#include "models/families.h"
+#include "models/layers/variants.h"
+#include "models/model_dims.h"
+#include "sim/graph/layers/layer_program.h"
+
+namespace foreshard {
+namespace {
+
+constexpr std::int64_t kTokens = 1024, kWidth = 1024;
+
+ModelSpec small(const char* family) {
+  ModelDims dims = *family_dims(family);
+  dims.name = family;
+  dims.layers = 2;
+  dims.hidden = kWidth;
+  dims.heads = dims.kv_heads = 16;
+  dims.head_dim = 64;
+  dims.ffn = 4 * kWidth;
+  dims.vocabulary = 1000;
+  dims.max_positions = kTokens;
+  if (dims.positions == Positions::kLearned) dims.position_rows = kTokens;
+  return build_model(dims);
+}
+
+Plan plan_with(const ModuleKernels& kernels, bool autocast) {
+  Plan plan;
+  plan.batch.sequence = kTokens;
+  plan.kernels = kernels;
+  if (autocast) {
+    plan.param_dtype = DType::kFp32;
+    plan.autocast = DType::kBf16;
+  }
+  return plan;
+}
+
+LayerProgram block(const char* family, const Plan& plan, Recompute recompute = Recompute::kNone,
+                   LayerRole role = LayerRole::kBlock) {
+  const ModelSpec model = with_variants(small(family), plan);
+  for (const LayerSpec& layer : model.kinds) {
+    if (layer.role != role) continue;
+    ProgramOptions options;
+    options.sequence = kTokens;
+    options.recompute = recompute;
+    if (plan.autocast) options.gradient_dtype = plan.param_dtype;
+    return build_layer_program(layer, options);
+  }
+  return {};
+}
+
+// Per token and in units of the width, rounded: statistics and biases vanish.
+std::map<Function, std::int64_t> moved(const LayerPhaseProgram& phase) {
+  std::map<Function, std::int64_t> bytes;
+  for (const Kernel& kernel : phase.kernels) {
+    if (kernel.kind == KernelKind::kMemory) bytes[kernel.function] += kernel.bytes.count();
+  }
+  for (auto& [function, sum] : bytes) sum = (sum + kTokens * kWidth / 2) / (kTokens * kWidth);
+  return bytes;
+}
+
+const ModuleKernels kComposer = {
+    .norm = ModuleKernels::Norm::kFp32, .residual = ModuleKernels::Residual::kFp32, .unpads = true};
+
+// Under autocast with fp32 weights and an fp32 stream:
+//   norms  two, 4 bytes in and out: 16 d     sums  two, 4 + 2 in, 4 out: 20 d
+//   casts  of both norms' results, 4 in, 2 out: 12 d; of weights 12 d^2 elements, 6 bytes each,
+//   over
+//          all tokens: 72 d * d / tokens = 72 d
+//   gelu   2 * 4d in and out: 16 d           copies of q, k, v out of the batch: 2 * 2 * 3d = 12 d,
+//          and of the result back into it: 4 d
+TEST(ModuleKernels, AutocastBlockMovesWhatItsKernelsReadAndWrite) {
+  auto bytes = moved(block("gpt3", plan_with(kComposer, true)).forward);
+  EXPECT_EQ(bytes[Function::kLayerNorm], 16);
+  EXPECT_EQ(bytes[Function::kAdd], 20);
+  EXPECT_EQ(bytes[Function::kCast], 12 + 72);
+  EXPECT_EQ(bytes[Function::kGelu], 16);
+  EXPECT_EQ(bytes[Function::kGather], 12);
+  EXPECT_EQ(bytes[Function::kScatterAdd], 4);
+}
+
+// The copies of the weights are saved: 12 d^2 elements of two bytes, 24 d a token here. Of the
+// activations the casts instead of the norms' results.
+TEST(ModuleKernels, AutocastKeepsItsCopiesOfTheWeights) {
+  const auto saved = [](const Plan& plan) {
+    return block("gpt3", plan).saved_bytes().count() / (kTokens * kWidth);
+  };
+  const ModuleKernels fp32 = {.norm = ModuleKernels::Norm::kFp32,
+                              .residual = ModuleKernels::Residual::kFp32};
+  // norm1 and norm2's results cast 2 + 2, qkv 6, attention 2, gelu's input and result 8 + 8, the
+  // fp32 sum that norm2 reads 4; the block's input is the layer before's.
+  EXPECT_EQ(saved(plan_with(fp32, true)), 2 + 2 + 6 + 2 + 8 + 8 + 4 + 24);
+  EXPECT_EQ(saved(plan_with({}, false)), 2 + 2 + 6 + 2 + 8 + 8 + 2);
+}
+
+// x.float() 2 + 4, pow 4 + 4, mean 4, x * rsqrt 4 + 4, type_as 4 + 2, weight 2 + 2: 36 d for each
+// of two; against one kernel of 2 + 2.
+TEST(ModuleKernels, EagerRmsNormIsSixPasses) {
+  const auto total = [](const Plan& plan) {
+    std::int64_t sum = 0;
+    for (const auto& [function, bytes] : moved(block("llama", plan).forward)) sum += bytes;
+    return sum;
+  };
+  const std::int64_t fused = total(plan_with({}, false));
+  const std::int64_t eager = total(plan_with({.norm = ModuleKernels::Norm::kEager}, false));
+  EXPECT_EQ(eager - fused, 2 * (36 - 4));
+}
+
+// Forward as above. Backward: weight 2 + 2 + 2, type_as 2 + 4, x * rsqrt 4 + 4 + 4 and the sum for
+// rsqrt 4, mean 4, pow 4 + 4 + 4, the two gradients of x.float() 4 + 4 + 4, x.float() 4 + 2: 62 d.
+// calibration/fit/fit_memory.cpp counts on both.
+TEST(ModuleKernels, EagerRmsNormIsAClassOfItsOwn) {
+  const Plan plan = plan_with({.norm = ModuleKernels::Norm::kEager}, false);
+  const auto of_class = [](const LayerPhaseProgram& phase, MemoryClass which) {
+    std::int64_t sum = 0;
+    for (const Kernel& kernel : phase.kernels) {
+      if (kernel.kind == KernelKind::kMemory && kernel.memory_class == which) {
+        sum += kernel.bytes.count();
+      }
+    }
+    return (sum + kTokens * kWidth / 2) / (kTokens * kWidth);
+  };
+  const LayerProgram program = block("llama", plan);
+  EXPECT_EQ(of_class(program.forward, MemoryClass::kEagerNormForward), 2 * 36);
+  EXPECT_EQ(of_class(program.backward, MemoryClass::kEagerNormBackward), 2 * 62);
+  EXPECT_EQ(of_class(program.forward, MemoryClass::kNormForward), 0);
+}
+
+// Complex: q and k each cast 2 + 4, turned 4 + 4, cast back 4 + 2: 40 d. Real: half 2 + 2, two
+// products 2 * (2 + 2), a sum 4 + 2: 36 d. Fused: 2 + 2 each: 8 d.
+TEST(ModuleKernels, RotaryKernels) {
+  const auto total = [](ModuleKernels::Rope rope) {
+    std::int64_t sum = 0;
+    for (const auto& [function, bytes] :
+         moved(block("llama", plan_with({.rope = rope}, false)).forward)) {
+      sum += bytes;
+    }
+    return sum;
+  };
+  const std::int64_t complex = total(ModuleKernels::Rope::kComplex);
+  EXPECT_EQ(complex - total(ModuleKernels::Rope::kReal), 40 - 36);
+  EXPECT_EQ(complex - total(ModuleKernels::Rope::kFused), 40 - 8);
+}
+
+// Each reads bf16 logits and writes fp32 under autocast, 6 bytes; the loss's own log_softmax does
+// the same where eager PyTorch would cast first.
+TEST(ModuleKernels, TrainMetricsReadTheLogitsAgain) {
+  const auto logits = [](const Plan& plan) {
+    std::int64_t sum = 0;
+    for (const Kernel& kernel :
+         block("gpt3", plan, Recompute::kNone, LayerRole::kLoss).forward.kernels) {
+      if (kernel.function == Function::kLogSoftmax) sum += kernel.bytes.count();
+    }
+    return sum / (kTokens * 1000);
+  };
+  EXPECT_EQ(logits(plan_with({.train_metrics = 2}, true)), 3 * 6);
+  EXPECT_EQ(logits(plan_with({}, false)), 8);  // of an fp32 copy
+}
+
+// Nothing is allocated or freed twice or for ever: what a phase leaves is what the next one frees.
+TEST(ModuleKernels, EveryPhaseBalances) {
+  using Norm = ModuleKernels::Norm;
+  using Rope = ModuleKernels::Rope;
+  using Residual = ModuleKernels::Residual;
+  for (const char* family : {"gpt3", "llama", "qwen3", "internlm"}) {
+    for (const Norm norm : {Norm::kCompute, Norm::kFp32, Norm::kEager}) {
+      for (const Residual residual : {Residual::kCompute, Residual::kFp32}) {
+        for (const Recompute recompute :
+             {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+          const bool autocast = residual == Residual::kFp32;
+          const Plan plan = plan_with({.norm = norm,
+                                       .rope = autocast ? Rope::kReal : Rope::kFused,
+                                       .residual = residual,
+                                       .unpads = autocast},
+                                      autocast);
+          const LayerProgram p = block(family, plan, recompute);
+          std::vector<int> alive(p.slots.size() + 2, 0);
+          alive[0] = 1;  // the input
+          const auto play = [&](const LayerPhaseProgram& phase) {
+            for (const std::int32_t action : phase.actions) {
+              if (action >= LayerPhaseProgram::kStore) continue;
+              int& count = alive[static_cast<std::size_t>(std::abs(action) - 1)];
+              count += action > 0 ? 1 : -1;
+              EXPECT_TRUE(count == 0 || count == 1);
+            }
+          };
+          play(p.forward);
+          play(p.recompute);
+          alive[p.slots.size() + 1] = 1;  // the gradient that arrives
+          play(p.backward);
+          for (const auto* lists : {&p.free_gradients, &p.free_last_gradient}) {
+            for (const LayerPhaseProgram& list : *lists) play(list);
+          }
+          EXPECT_EQ(alive[1], 1);  // the input's gradient goes on
+          alive[1] = alive[p.slots.size()] = 0;
+          for (const int count : alive) EXPECT_EQ(count, 0) << family;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace foreshard

@@ -1,0 +1,240 @@
+// Saved bytes by hand for a Llama block, per token: d = 4096 (32 heads of 128), 8 heads of keys:
+// dkv = 1024, f = 14336, bf16. Eager saves n1, q, k, v, attention, h, n2 (six of 2d, two of 2dkv),
+// four of 2f (gate, silu, up, product), logsumexp 4 x 32, two 1/rms of 4: the input is the layer
+// before's.
+#include "models/layers/variants.h"
+
+#include <gtest/gtest.h>
+
+#include "models/zoo.h"
+#include "sim/graph/layers/layer_program.h"
+
+namespace foreshard {
+namespace {
+
+constexpr std::int64_t kTokens = 1024;
+constexpr std::int64_t kWide = 2 * 4096, kNarrow = 2 * 1024, kFfn = 2 * 14336;
+constexpr std::int64_t kStatistics = 4 * 32 + 2 * 4;
+constexpr std::int64_t kEager = 5 * kWide + 2 * kNarrow + 4 * kFfn + kStatistics;
+
+ModelSpec variant(const Plan& plan) {
+  return with_variants(load_zoo_model("llama-3-8b", Stack::kEager), plan);
+}
+
+Plan plan_with(Compile compile) {
+  Plan plan;
+  plan.batch.sequence = kTokens;
+  plan.compile = compile;
+  return plan;
+}
+
+LayerProgram program(const ModelSpec& model, LayerRole role,
+                     Recompute recompute = Recompute::kNone) {
+  for (const LayerSpec& layer : model.kinds) {
+    if (layer.role != role) continue;
+    ProgramOptions options;
+    options.sequence = kTokens;
+    options.recompute = recompute;
+    return build_layer_program(layer, options);
+  }
+  return {};
+}
+
+std::int64_t saved(const Plan& plan, Recompute recompute = Recompute::kNone) {
+  const LayerProgram p = program(variant(plan), LayerRole::kBlock, recompute);
+  std::int64_t per_token = 0;
+  for (std::int32_t slot : p.saved) {
+    // The seeds are there whatever the number of tokens.
+    const std::int64_t bytes = p.slots[static_cast<std::size_t>(slot)].bytes.count();
+    if (bytes > 512) per_token += bytes;
+  }
+  return per_token / kTokens;
+}
+
+TEST(Variants, EagerSavesWhatAutogradDoes) { EXPECT_EQ(saved(plan_with(Compile::kNone)), kEager); }
+
+// Products and norms that backward's products read stay; silu(gate) is computed again.
+TEST(Variants, CompiledBlocksDropWhatFusesIntoBackward) {
+  EXPECT_EQ(saved(plan_with(Compile::kBlocks)), kEager - kFfn);
+  EXPECT_EQ(saved(plan_with(Compile::kModel)), kEager - kFfn);
+}
+
+// In fp8 backward reads the products' inputs through a cast: n1, n2 and the product of gate and up
+// go too. The attention's output is read by the attention itself.
+TEST(Variants, CompiledFloat8DropsTheInputsOfProducts) {
+  Plan plan = plan_with(Compile::kBlocks);
+  plan.float8 = Float8::kTensorwise;
+  EXPECT_EQ(saved(plan), kEager - kFfn - 2 * kWide - kFfn);
+  plan.compile = Compile::kNone;
+  EXPECT_EQ(saved(plan), kEager);
+}
+
+// Bytes of the kernels that quantise, by hand per product of T tokens, n outputs and k inputs. Two
+// bytes read and one written for each cast:
+//   tensorwise  forward: amax (2) and cast (3) of input and weight; backward: the output's gradient
+//               amax and cast, again for the weight's product, the input again, the weight again
+//   rowwise     the same casts without amax; gw_hp would leave out those of the weight's product
+//   delayed     each operand once, and its transpose with it (4); current: behind an amax
+TEST(Variants, Float8QuantisesInKernelsOfItsOwn) {
+  const auto kernels = [](Float8 recipe) {
+    Plan plan = plan_with(Compile::kNone);
+    plan.float8 = recipe;
+    const LayerProgram p = program(variant(plan), LayerRole::kBlock);
+    std::vector<Kernel> all = p.forward.kernels;
+    all.insert(all.end(), p.backward.kernels.begin(), p.backward.kernels.end());
+    return all;
+  };
+  // n x k of a block's products; the casts of an eager block without fp8 are none.
+  constexpr std::int64_t kShapes[][2] = {{4096, 4096},  {1024, 4096},  {1024, 4096}, {4096, 4096},
+                                         {14336, 4096}, {14336, 4096}, {4096, 14336}};
+  for (const Float8 recipe :
+       {Float8::kTensorwise, Float8::kRowwise, Float8::kDelayed, Float8::kCurrent}) {
+    const bool keeps = recipe == Float8::kDelayed || recipe == Float8::kCurrent;
+    const bool has_amax = recipe == Float8::kTensorwise || recipe == Float8::kCurrent;
+    std::int64_t expected = 0;
+    for (const auto& [n, k] : kShapes) {
+      const std::int64_t input = kTokens * k, weight = n * k, gradient = kTokens * n;
+      expected += (keeps ? 4 : 6) * (input + weight + gradient);
+      if (has_amax) expected += 2 * (input + weight + gradient);
+    }
+    std::int64_t cast = 0, products = 0;
+    for (const Kernel& kernel : kernels(recipe)) {
+      if (kernel.function == Function::kCast) cast += kernel.bytes.count();
+      products += kernel.kind == KernelKind::kGemm && kernel.fp8;
+    }
+    for (const Kernel& kernel : kernels(Float8::kNone)) {
+      EXPECT_FALSE(kernel.fp8);
+      if (kernel.function == Function::kCast) cast -= kernel.bytes.count();
+    }
+    EXPECT_EQ(cast, expected);
+    EXPECT_EQ(products, 21);  // each forward, for the input and for the weight
+  }
+}
+
+// torchtitan's list keeps q, v, gate and down, the attention and its logsumexp. Compiled, down,
+// which backward does not read, is not kept.
+TEST(Variants, SelectiveRecomputeUnderCompileKeepsOnlyWhatBackwardNeeds) {
+  const std::int64_t kept = 3 * kWide + kNarrow + kFfn + 4 * 32;
+  EXPECT_EQ(saved(plan_with(Compile::kNone), Recompute::kSelective), kept);
+  EXPECT_EQ(saved(plan_with(Compile::kBlocks), Recompute::kSelective), kept - kWide);
+}
+
+// MaxText's save_dot_except_mlp: the products in front of attention and the one behind it stay;
+// attention, gate and up run again, down does not, for backward reads none of it.
+TEST(Variants, DotsExceptMlpKeepTheProductsAroundAttention) {
+  Plan plan = plan_with(Compile::kNone);
+  plan.recompute_keeps = SelectivePolicy::kDotsExceptMlp;
+  EXPECT_EQ(saved(plan, Recompute::kSelective), 2 * kWide + 2 * kNarrow);  // q, k, v, output
+  const LayerProgram p = program(variant(plan), LayerRole::kBlock, Recompute::kSelective);
+  int products = 0, attentions = 0;
+  for (const Kernel& kernel : p.recompute.kernels) {
+    products += kernel.kind == KernelKind::kGemm;
+    attentions += kernel.kind == KernelKind::kAttention;
+  }
+  EXPECT_EQ(products, 2);
+  EXPECT_EQ(attentions, 1);
+}
+
+// Nothing is allocated or freed twice or for ever: what a phase leaves is what the next one frees.
+TEST(Variants, EveryPhaseBalances) {
+  for (const AttentionKernel attention : {AttentionKernel::kFlash, AttentionKernel::kCudnn,
+                                          AttentionKernel::kEfficient, AttentionKernel::kMath}) {
+    for (const Compile compile : {Compile::kNone, Compile::kBlocks}) {
+      for (const Float8 float8 : {Float8::kNone, Float8::kRowwise}) {
+        for (const Recompute recompute :
+             {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+          Plan plan = plan_with(compile);
+          plan.attention = attention;
+          plan.float8 = float8;
+          const LayerProgram p = program(variant(plan), LayerRole::kBlock, recompute);
+          std::vector<int> alive(p.slots.size() + 2, 0);
+          alive[0] = 1;  // the input
+          alive[p.slots.size() + 1] = 0;
+          for (const LayerPhaseProgram* phase : {&p.forward, &p.recompute}) {
+            for (const std::int32_t action : phase->actions) {
+              alive[static_cast<std::size_t>(std::abs(action) - 1)] += action > 0 ? 1 : -1;
+            }
+          }
+          alive[p.slots.size() + 1] = 1;  // the gradient that arrives
+          std::vector<const LayerPhaseProgram*> later = {&p.backward};
+          for (const auto* lists : {&p.free_gradients, &p.free_last_gradient}) {
+            for (const LayerPhaseProgram& list : *lists) later.push_back(&list);
+          }
+          for (const LayerPhaseProgram* phase : later) {
+            for (const std::int32_t action : phase->actions) {
+              if (action >= LayerPhaseProgram::kStore) continue;
+              int& count = alive[static_cast<std::size_t>(std::abs(action) - 1)];
+              count += action > 0 ? 1 : -1;
+              EXPECT_TRUE(count == 0 || count == 1);
+            }
+          }
+          EXPECT_EQ(alive[1], 1);  // the input's gradient goes on
+          alive[1] = 0;
+          alive[p.slots.size()] = 0;  // the output is the next layer's
+          for (const int count : alive) EXPECT_EQ(count, 0);
+        }
+      }
+    }
+  }
+}
+
+// Flash attention's backward: dq in fp32 for 32 heads of 128, sum(dout * out), dk and dv of all
+// heads.
+TEST(Variants, FlashAttentionNeedsMemoryOfItsOwnInBackward) {
+  const ModelSpec plain = load_zoo_model("llama-3-8b", Stack::kEager);
+  Plan plan = plan_with(Compile::kNone);
+  const auto slots = [](const ModelSpec& model) {
+    std::int64_t bytes = 0;
+    for (const Slot& slot : program(model, LayerRole::kBlock).slots) bytes += slot.bytes.count();
+    return bytes;
+  };
+  EXPECT_EQ(slots(variant(plan)) - slots(plain), kTokens * (4 * 4096 + 4 * 32 + 2 * 2 * 4096));
+  plan.runtime.kind = RuntimeKind::kNative;
+  EXPECT_EQ(variant(plan), plain);
+  plan.runtime.kind = RuntimeKind::kFsdp2;
+  plan.host = HostKind::kComputes;
+  EXPECT_EQ(variant(plan), plain);
+}
+
+// Highest point of the loss, in bytes per logit, the 2 of the logits included, and what is left for
+// the head: 2.
+struct LossCase {
+  Loss loss;
+  Logits logits;
+  double bytes;
+};
+TEST(Variants, LossPeaks) {
+  constexpr double kVocabulary = 128256;
+  const LossCase cases[] = {
+      {{Loss::Kind::kEager, 0}, Logits::kReleased, 12},        // log-probabilities, two gradients
+      {{Loss::Kind::kEager, 0}, Logits::kHeld, 16},            // and the fp32 copy
+      {{Loss::Kind::kEagerCompute, 0}, Logits::kReleased, 6},  // log-probabilities, two gradients
+      {{Loss::Kind::kCompiled, 0}, Logits::kReleased, 4},      // logits and their gradient
+      {{Loss::Kind::kFused, 0}, Logits::kReleased, 2},         // one in the other's place
+      {{Loss::Kind::kChunked, 8}, Logits::kReleased, 6.5},     // 2 + 4 + 4/8 before backward
+  };
+  for (const LossCase& c : cases) {
+    Plan plan = plan_with(Compile::kNone);
+    plan.loss = c.loss;
+    plan.logits = c.logits;
+    const LayerProgram p = program(variant(plan), LayerRole::kLoss);
+    const std::int64_t peak =
+        std::max(p.forward.swing.peak, p.forward.swing.net + p.backward.swing.peak);
+    const double logits = 2 * kVocabulary * kTokens;
+    EXPECT_NEAR((logits + static_cast<double>(peak)) / (kVocabulary * kTokens), c.bytes, 0.001);
+    EXPECT_EQ(p.forward.swing.net + p.backward.swing.net, 0);  // logits go, their gradient stays
+  }
+}
+
+// fp32 scores of 32 heads x 1024 positions: their softmax is saved, with q, k, v in fp32; the
+// heads' result goes, its rows stay.
+TEST(Variants, MathAttentionSavesProbabilities) {
+  Plan plan = plan_with(Compile::kNone);
+  plan.attention = AttentionKernel::kMath;
+  const std::int64_t scores = 4 * 32 * kTokens;
+  // k and v are repeated for all heads; in their place and q's stand the fp32 copies.
+  EXPECT_EQ(saved(plan), kEager - kWide - 2 * kNarrow - 4 * 32 + 3 * 2 * kWide + scores);
+}
+
+}  // namespace
+}  // namespace foreshard

@@ -1,0 +1,61 @@
+// A step of many micro-batches, told by steps of few, against the same step laid out whole.
+#include "reports/sizing/long_step.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+#include <rapidcheck/gtest.h>
+
+#include <cmath>
+
+#include "sim/simulate/folded.h"
+#include "sim/simulate/forecast.h"
+#include "sim/spec/checks/plan_check.h"
+#include "tests/support/fixtures.h"
+
+namespace foreshard {
+namespace {
+
+bool is_near(double a, double b, double tolerance) {
+  return std::abs(a - b) <= tolerance * std::max(std::abs(a), std::abs(b)) + 1e-12;
+}
+
+bool is_near(const Quantity& a, const Quantity& b, double tolerance) {
+  return is_near(a.value, b.value, tolerance) && is_near(a.low, b.low, tolerance) &&
+         is_near(a.high, b.high, tolerance) && a.evidence == b.evidence;
+}
+
+RC_GTEST_PROP(LongStep, IsTheWholeStep, ()) {
+  const ModelSpec model = tiny_model(*rc::gen::inRange(1, 5));
+  const CostModel costs(round_cluster(8), round_calibration());
+  Plan plan = tiny_plan();
+  plan.runtime.kind = *rc::gen::element(RuntimeKind::kFsdp2, RuntimeKind::kDdp, RuntimeKind::kZero2,
+                                        RuntimeKind::kNative);
+  if (plan.runtime.kind == RuntimeKind::kDdp) plan.mesh = {1, 8};
+  plan.batch = {*rc::gen::element<std::int64_t>(128, 1024), *rc::gen::inRange<std::int64_t>(1, 3),
+                *rc::gen::inRange<std::int64_t>(kMostLaidOut + 1, 150)};
+  plan.host_sync = *rc::gen::element(HostSync::kNone, HostSync::kStep);
+  RC_PRE(!find_problem(plan, model, costs.cluster()));
+  const auto report = [&](std::int64_t micro_batches) {
+    Plan some = plan;
+    some.batch.accumulation = micro_batches;
+    return summarize(forecast(model, some, costs), costs, 8);
+  };
+  const Report told = long_step_report({report(kLaidOut), report(kFewer)}, model, plan, costs);
+  const Report whole = report(plan.batch.accumulation);
+  RC_ASSERT(told.seconds.value == whole.seconds.value);  // to the nanosecond
+  constexpr double kRounding = 1e-3;  // the micro-batches in which a step settles are among few
+  for (Quantity Report::*of :
+       {&Report::seconds, &Report::communication, &Report::tokens_per_s_per_gpu, &Report::mfu,
+        &Report::hfu, &Report::peak_allocated, &Report::peak_reserved}) {
+    RC_ASSERT(is_near(told.*of, whole.*of, kRounding));
+  }
+  RC_ASSERT(std::abs(told.exposed_communication.value - whole.exposed_communication.value) <=
+            kRounding * whole.seconds.value);
+  RC_ASSERT(is_near(told.first_step_seconds, whole.first_step_seconds, kRounding));
+  RC_ASSERT(told.fit.reserved == whole.fit.reserved);
+  RC_ASSERT(told.plan.batch.accumulation == whole.plan.batch.accumulation);
+  RC_ASSERT(told.fingerprint != report(kLaidOut).fingerprint);
+}
+
+}  // namespace
+}  // namespace foreshard
