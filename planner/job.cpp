@@ -16,7 +16,6 @@
 #include "planner/amounts.h"
 #include "planner/local_profiles.h"
 #include "planner/model_name.h"
-#include "reports/sanity.h"
 #include "sim/simulate/cost_choices.h"
 #include "sim/spec/checks/plan_check.h"
 
@@ -179,18 +178,6 @@ void load_cluster_of(const JobOptions& options, Job& job) {
   }
 }
 
-// A user's profile may make steps faster than the hardware; everything else that cannot be is ours.
-void check_sense(const Job& job, const Forecast& forecast, const Report& report) {
-  const std::string nonsense = find_nonsense(report, forecast);
-  if (nonsense.empty()) return;
-  if (job.calibration && !job.cluster.host_computes) {
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("{}: the profile makes {}; expected one that was measured on {}",
-                            job.profile_file.string(), nonsense, job.cluster.gpu.name));
-  }
-  refuse_nonsense(nonsense);
-}
-
 // How a plan file in `folder` names `file`.
 std::string from_folder(const std::filesystem::path& file, const std::filesystem::path& folder) {
   std::error_code error;
@@ -306,8 +293,17 @@ Report report_of(const Job& job, const Forecast& forecast, const CostModel& cost
   const std::vector<std::string> texts = warnings(forecast.plan, job.model, job.cluster);
   report.warnings.insert(report.warnings.begin(), texts.begin(), texts.end());
   report.warnings.insert(report.warnings.begin(), job.warnings.begin(), job.warnings.end());
-  check_sense(job, forecast, report);
+  const std::string nonsense = find_nonsense(report, forecast);
+  if (!nonsense.empty()) throw blamed_on_profile(NonsenseError(nonsense), job.options);
   return report;
+}
+
+Error blamed_on_profile(const NonsenseError& error, const JobOptions& options) {
+  if (!options.profile) return error;
+  return Error(ExitCode::kInvalidInput,
+               fmt::format("{}: the profile makes {}; expected one that was measured on the "
+                           "cluster's GPU",
+                           *options.profile, error.nonsense()));
 }
 
 std::string plan_file_text(const Job& job, const Plan& plan, const std::filesystem::path& folder) {

@@ -11,6 +11,7 @@
 #include "models/model_dims.h"
 #include "planner/options.h"
 #include "reports/report.h"
+#include "reports/sanity.h"
 #include "sim/cost/cost_model.h"
 #include "sim/simulate/forecast.h"
 #include "sim/spec/cluster.h"
@@ -75,6 +76,18 @@ StackSet stack_set(const Job& job, const CostModel& costs);
 // summarize() with the job's assumed values and warnings. Throws Error(kInternal) where the report
 // says what cannot be (reports/sanity.h), Error(kInvalidInput) where a user's profile does.
 Report report_of(const Job& job, const Forecast& forecast, const CostModel& costs);
+
+// A user's profile may make steps faster than the hardware: Error(kInvalidInput) that names it.
+// Everything else that cannot be is ours: the error itself.
+Error blamed_on_profile(const NonsenseError& error, const JobOptions& options);
+template <typename Answer>
+auto blame_profile(const JobOptions& options, const Answer& answer) {
+  try {
+    return answer();
+  } catch (const NonsenseError& error) {
+    throw blamed_on_profile(error, options);
+  }
+}
 
 // The plan as a file in `folder`: paths in it are relative to that folder. Keys that the training
 // code decides, which nobody said, are left out.

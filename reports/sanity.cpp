@@ -134,11 +134,11 @@ std::string find_nonsense(const SizedPlan& sized, const Forecast& shown) {
       {shown, sized.plan, sized.cluster, sized.step, sized.mfu, sized.fit.allocated});
 }
 
-void refuse_nonsense(const std::string& nonsense) {
-  throw Error(ExitCode::kInternal,
-              fmt::format("internal error: the forecast says what cannot be: {}; please report it "
-                          "with the command and its files",
-                          nonsense));
-}
+NonsenseError::NonsenseError(std::string nonsense)
+    : Error(ExitCode::kInternal,
+            fmt::format("internal error: the forecast says what cannot be: {}; please report it "
+                        "with the command and its files",
+                        nonsense)),
+      nonsense_(std::move(nonsense)) {}
 
 }  // namespace foreshard

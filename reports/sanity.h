@@ -6,6 +6,7 @@
 
 #include "reports/report.h"
 #include "reports/sizing/sizing.h"
+#include "sim/base/error.h"
 
 namespace foreshard {
 
@@ -18,7 +19,15 @@ std::string find_nonsense(const Report& report, const Forecast& forecast);
 // The same of a plan of recommend and scale. `shown` is its step, or the first micro-batches of it.
 std::string find_nonsense(const SizedPlan& sized, const Forecast& shown);
 
-// What an answer that cannot be is refused with: an internal error that asks for a report.
-[[noreturn]] void refuse_nonsense(const std::string& nonsense);
+// What an answer that cannot be is refused with: an internal error that asks for a report, unless
+// its costs are a user's (planner/job.h).
+class NonsenseError : public Error {
+ public:
+  explicit NonsenseError(std::string nonsense);
+  const std::string& nonsense() const { return nonsense_; }
+
+ private:
+  std::string nonsense_;
+};
 
 }  // namespace foreshard

@@ -147,7 +147,8 @@ ExitCode run_recommend(const RecommendCommandOptions& options) {
     progress.show(done, all);
     return !InterruptGuard::interrupted();
   };
-  const Recommendation answer = recommend(candidates.clusters, std::cref(jobs), terms, how);
+  const Recommendation answer = blame_profile(
+      options.job, [&] { return recommend(candidates.clusters, std::cref(jobs), terms, how); });
   const bool asks_more = options.what_if || !options.html.empty();
   std::vector<WhatIf> changes;
   Json body = to_json(answer);

@@ -75,7 +75,8 @@ ExitCode run_scale(const ScaleOptions& options) {
     progress.show(done, all);
     return !InterruptGuard::interrupted();
   };
-  const ScalingCurve curve = scale(candidates, std::cref(jobs), options.weak > 0, how);
+  const ScalingCurve curve = blame_profile(
+      options.job, [&] { return scale(candidates, std::cref(jobs), options.weak > 0, how); });
   Json json;
   if (!options.html.empty() || options.output.form == Form::kJson) {
     json = document_json("foreshard.scale/1", body_of(curve, jobs, how.most_sequences));

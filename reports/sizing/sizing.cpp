@@ -172,7 +172,8 @@ SizedPlan size_up(const ModelSpec& model, const Plan& plan, const CostModel& cos
   sized.tokens_per_s =
       inverse(rates.tokens_per_gpu * static_cast<double>(sized.cluster.gpus), sized.step);
   sized.state = state_bytes(model, plan);
-  if (const std::string text = find_nonsense(sized, shown); !text.empty()) refuse_nonsense(text);
+  if (const std::string text = find_nonsense(sized, shown); !text.empty())
+    throw NonsenseError(text);
   return sized;
 }
 

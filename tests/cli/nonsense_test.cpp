@@ -2,6 +2,8 @@
 // nothing on standard output that could be taken for an answer.
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -114,6 +116,21 @@ TEST(Nonsense, ProfilesOfOtherGpus) {
   const nlohmann::ordered_json answer =
       json_of(run(on("8xh100", "batch.sequence=512") + " --accept-profile --json --profile " + t4));
   expect_says(answer.dump(), "measured on t4 (--accept-profile)");
+}
+
+// Products twice as fast as the GPU's peak: whatever answers names the file.
+TEST(Nonsense, ProfilesFasterThanTheGpu) {
+  std::ifstream shipped(FORESHARD_SOURCE_DIR "/calibration/profiles/h100-sxm.json");
+  nlohmann::ordered_json profile = nlohmann::ordered_json::parse(shipped);
+  profile["gemm_bf16"]["efficiency"] = 2.0;
+  profile["gemm_bf16"]["sustained"] = 1.0;
+  const std::string file = write_temporary("fast.json", profile.dump());
+  const std::string job = " --model llama-3.1-70b --profile " + file;
+  const char* says = "fast.json: the profile makes";
+  for (const char* verb : {"recommend --cluster 64xh100 --tokens 1B --deadline 30d",
+                           "scale --cluster h100 --gpus 64"}) {
+    expect_refused({verb + job, 3, says, "measured on"});
+  }
 }
 
 TEST(Nonsense, SettingsThatCannotBe) {
