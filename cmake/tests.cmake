@@ -130,6 +130,14 @@ if(FORESHARD_PYTHON)
                        ENVIRONMENT "PYTHONDONTWRITEBYTECODE=1")
 endif()
 
+# What was edited beside a pack is packed again before it is committed.
+if(FORESHARD_PYTHON)
+  add_test(NAME packs_are_current
+           COMMAND "${FORESHARD_PYTHON}" "${PROJECT_SOURCE_DIR}/cmake/packed.py" --check
+                   "${PROJECT_SOURCE_DIR}/calibration" "${PROJECT_SOURCE_DIR}/reports"
+                   "${PROJECT_SOURCE_DIR}/tests")
+endif()
+
 add_test(NAME include_direction
          COMMAND "${CMAKE_COMMAND}" -D "ROOT=${PROJECT_SOURCE_DIR}"
                  -P "${PROJECT_SOURCE_DIR}/tests/include_direction.cmake")

@@ -31,8 +31,7 @@ TEST(ConformVerb, OneConfigurationConforms) {
 // A copy of a recording in which one row is another.
 TEST(ConformVerb, ADifferenceIsExitCode5) {
   ASSERT_EQ(shell("cp -r " + kRecordings +
-                  "/fsdp2 copy && gunzip copy/events.csv.gz && "
-                  "sed -i '/^base,2,9,/s/all_gather/broadcast/' copy/events.csv")
+                  "/fsdp2 copy && sed -i '/^base,2,9,/s/all_gather/broadcast/' copy/events.csv")
                 .exit_code,
             0);
   const Outcome outcome = run("conform --only base copy");
@@ -72,8 +71,8 @@ TEST(ConformVerb, Usage) {
 // What cannot be forecast counts as different; what the library refused does not count.
 TEST(ConformVerb, ListsWhatCannotBeCompared) {
   ASSERT_EQ(
-      shell("mkdir r && printf 'id,frozen\\nx,last_half\\n' > r/index.csv && zcat " + kRecordings +
-            "/fsdp2/events.csv.gz | sed -n '1p; s/^base,2,1,/x,2,1,/p' > r/events.csv && "
+      shell("mkdir r && printf 'id,frozen\\nx,last_half\\n' > r/index.csv && cat " + kRecordings +
+            "/fsdp2/events.csv | sed -n '1p; s/^base,2,1,/x,2,1,/p' > r/events.csv && "
             "printf 'config,reason\\ny,no such knob\\n' > r/skipped.csv")
           .exit_code,
       0);

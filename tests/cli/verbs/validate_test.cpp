@@ -178,7 +178,7 @@ TEST(ValidateVerb, ComparesATraceOfFsdp2ByUnitAndKind) {
   EXPECT_TRUE(text.out.starts_with("not passed: step time -")) << text.out;
   EXPECT_EQ(text.out.find(" 0 B"), std::string::npos) << text.out;
   const Outcome outcome =
-      with_data("validate --json --trace " + kTraceFolder + "/rank-0.trace.json.gz" + traced_job());
+      with_data("validate --json --trace " + kTraceFolder + "/rank-0.trace.json" + traced_job());
   EXPECT_EQ(outcome.exit_code, 5);
   const auto json = json_of(outcome);
   EXPECT_TRUE(json.at("memory_error").is_null());

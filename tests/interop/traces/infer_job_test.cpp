@@ -133,7 +133,7 @@ const fs::path kHost = fs::path(FORESHARD_SOURCE_DIR) / "tests/interop/traces/fs
 
 TEST(InferRealJob, ReadsReplicasSelectiveRecomputeAndPrefetch) {
   const InferredJob job =
-      infer_job(read_job_traces(kHost / "hsdp.trace.json.gz").front(), std::nullopt);
+      infer_job(read_job_traces(kHost / "hsdp.trace.json").front(), std::nullopt);
   EXPECT_EQ(asked_keys(job), std::vector<std::string>());
   ASSERT_TRUE(job.model.has_value());
   EXPECT_EQ(job.model->block_count(), 4);
@@ -164,7 +164,7 @@ TEST(InferRealJob, ReadsReplicasSelectiveRecomputeAndPrefetch) {
 }
 
 TEST(InferRealJob, ReadsSmallerGroupsOfBackwardWithoutShapes) {
-  const FsdpTrace trace = read_job_traces(kHost / "group.trace.json.gz").front();
+  const FsdpTrace trace = read_job_traces(kHost / "group.trace.json").front();
   const InferredJob job = infer_job(trace, std::nullopt);
   EXPECT_EQ(asked_keys(job),
             (std::vector<std::string>{"batch.sequence", "batch.micro_batch", "model"}));

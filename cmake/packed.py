@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+"""Packs of large tables (cmake/packed.cmake unpacks them).
+
+usage: cmake/packed.py FOLDER/NAME.tar.xz [FILE...]   packs FILEs of FOLDER (default: those that it holds),
+                                                      gzip ones unpacked, and writes FOLDER/.gitignore
+       cmake/packed.py --check FOLDER...              exit 1 where a file is not what its pack holds
+
+A file that was edited is packed again by the first form; the same files give the same bytes."""
+
+import gzip
+import io
+import lzma
+import pathlib
+import sys
+import tarfile
+
+# Of xz's strongest preset, with a window that spans all versions of a recording.
+FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 96 << 20}]
+
+
+def held(pack):
+    with tarfile.open(pack) as archive:
+        return {member.name: archive.extractfile(member).read() for member in archive if member.isfile()}
+
+
+def alike(name):
+    """Tables of one kind stand together, whatever folder they are in."""
+    path = pathlib.PurePosixPath(name)
+    return path.name, str(path.parent)
+
+
+def files_of(folder, names):
+    for name in names:
+        path = folder / name
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if file.is_file():
+                yield file
+
+
+def write(pack, names):
+    folder = pack.parent
+    contents = {}
+    for file in files_of(folder, names or held(pack)):
+        data = file.read_bytes()
+        name = file.relative_to(folder).as_posix()
+        contents[name.removesuffix(".gz")] = gzip.decompress(data) if name.endswith(".gz") else data
+    text = io.BytesIO()
+    with tarfile.open(fileobj=text, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for name in sorted(contents, key=alike):
+            member = tarfile.TarInfo(name)
+            member.size = len(contents[name])
+            archive.addfile(member, io.BytesIO(contents[name]))
+    pack.write_bytes(lzma.compress(text.getvalue(), format=lzma.FORMAT_XZ, filters=FILTERS))
+    ignored = ["# What the packs here hold (cmake/packed.py).", "/.*.unpacked"]
+    for one in sorted(folder.glob("*.tar.xz")):
+        names = held(one)
+        tops = {name.split("/")[0] + ("/" if "/" in name else "") for name in names}
+        ignored += sorted("/" + top for top in tops)
+    (folder / ".gitignore").write_text("\n".join(ignored) + "\n", encoding="utf-8")
+    print(f"{pack}: {len(contents)} files, {sum(map(len, contents.values()))} bytes in {pack.stat().st_size}")
+
+
+def check(roots):
+    stale = []
+    for root in roots:
+        for pack in sorted(pathlib.Path(root).rglob("*.tar.xz")):
+            for name, data in held(pack).items():
+                file = pack.parent / name
+                if not file.is_file() or file.read_bytes() != data:
+                    stale.append(f"{file} is not what {pack} holds: pack it again with cmake/packed.py {pack}, "
+                                 "or restore it with cmake -P cmake/packed.cmake")
+    print("\n".join(stale) or "every file is what its pack holds")
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
+        sys.exit(__doc__)
+    if sys.argv[1] == "--check":
+        sys.exit(check(sys.argv[2:]))
+    write(pathlib.Path(sys.argv[1]), sys.argv[2:])
