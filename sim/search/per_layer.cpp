@@ -143,14 +143,16 @@ class LayerSearch {
       if (i == 0) break;
     }
     std::sort(ranked.begin(), ranked.end());
-    // What the driver is asked for makes some slower than they were ranked.
+    // What the driver is asked for makes some slower than they were ranked; of equally fast ones
+    // the smaller comes first.
     std::optional<LayerResult> best;
+    const auto rank = [](const Candidate& is) { return std::tie(is.seconds, is.peak_allocated); };
     for (const auto& [step, peak, combination] : ranked) {
-      if (best && best->candidate.seconds <= step.seconds()) break;
+      if (best && rank(best->candidate) <= std::make_tuple(step.seconds(), peak)) break;
       auto result = finish(combination);
       if (!result) continue;
       result->is_optimum = true;
-      if (!best || result->candidate.seconds < best->candidate.seconds) best = std::move(result);
+      if (!best || rank(result->candidate) < rank(best->candidate)) best = std::move(result);
     }
     return best;
   }
