@@ -4,6 +4,7 @@
 #include <ATen/Functions.h>
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -72,6 +73,8 @@ class Checks {
   at::Tensor put(const at::Tensor& t) const { return t.to(on_); }
   at::Tensor put_bf16(const at::Tensor& t) const { return t.to(on_, at::kBFloat16); }
   static at::Tensor rounded(const at::Tensor& t) { return t.to(at::kBFloat16).to(at::kFloat); }
+  // A bound on a time: none on the stand-in, which shares its cores with whatever runs there.
+  double at_most(double seconds) const { return device_.is_gpu() ? seconds : HUGE_VAL; }
   static void expect(bool holds, const std::string& what);
   // "WHAT 1.2e-06"; throws where it is more than the tolerance.
   static std::string near(const char* what, const at::Tensor& got, const at::Tensor& wanted,

@@ -54,6 +54,7 @@ class Cases:
         """The row with what run(limit) adds, when it ran and the clocks meanwhile. A case that fails at a limit that only
         the round's end has set is `late`: it is tried again by the round that goes on with this one."""
         begin = time.time()
+        limit *= 20 if self.standin else 1  # cores that others use as well
         row = dict(row, **run(min(limit, seconds)))
         until = time.time()
         row.update(begin=round(begin, 1), seconds=round(until - begin, 1))
