@@ -8,6 +8,8 @@
 #include <array>
 #include <cmath>
 
+#include "sim/spec/gpu_generation.h"
+
 namespace foreshard {
 namespace {
 
@@ -64,31 +66,6 @@ const Machine* best_match(std::string_view text, const std::vector<Machine>& mac
   return best;
 }
 
-// Generations in their order; the distance between two is that of their places, with gaps where
-// tensor cores changed much. Vendors are far apart.
-double place(std::string_view architecture) {
-  struct Place {
-    std::string_view name;
-    double at;
-  };
-  static constexpr std::array kPlaces = {
-      Place{"volta", 0},
-      Place{"turing", 1},
-      Place{"ampere", 2},
-      Place{"ada", 2.5},
-      Place{"hopper", 4},
-      Place{"blackwell", 6},
-      Place{"blackwell-ultra", 6.5},
-      Place{"cdna2", 20},
-      Place{"cdna3", 22},
-      Place{"cdna4", 23},
-  };
-  for (const Place& entry : kPlaces) {
-    if (entry.name == architecture) return entry.at;
-  }
-  return 40;
-}
-
 }  // namespace
 
 std::vector<std::string> words_of(std::string_view text) {
@@ -129,7 +106,7 @@ const Machine* match_gpu(std::string_view text, const std::vector<Machine>& mach
   return found != nullptr ? found : best_match(text, machines);
 }
 
-bool is_amd(const Gpu& gpu) { return gpu.architecture.starts_with("cdna"); }
+bool is_amd(const Gpu& gpu) { return generation_of(gpu).is_amd(); }
 
 double distance(const Gpu& a, const Gpu& b) {
   if (a.key == b.key) return 0;
@@ -139,7 +116,7 @@ double distance(const Gpu& a, const Gpu& b) {
   const double size = std::log2(a.peak_bf16.value() / b.peak_bf16.value());
   const bool both_known = a.power_limit > 0 && b.power_limit > 0;
   const double power = both_known ? std::log2(a.power_limit / b.power_limit) - size : 0;
-  return 0.1 + std::abs(place(a.architecture) - place(b.architecture)) +
+  return 0.1 + std::abs(generation_of(a).place - generation_of(b).place) +
          0.25 * (std::abs(balance(a) - balance(b)) + std::abs(size) + std::abs(power));
 }
 

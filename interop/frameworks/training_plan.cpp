@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "interop/steps/likely_stack.h"
+#include "sim/spec/gpu_generation.h"
 #include "sim/spec/plan_stack.h"
 
 namespace foreshard {
@@ -104,8 +105,7 @@ std::string_view sdpa_kernel(const TrainingRow& row, const Cluster& cluster) {
   const std::optional<TorchVersion> torch = torch_version(row);
   if (torch && *torch < TorchVersion{2, 2}) return "fa1";
   const bool is_free = row.word("attention_kernel") == "sdpa";
-  const bool has_cudnn =
-      cluster.gpu.architecture == "hopper" || cluster.gpu.architecture.starts_with("blackwell");
+  const bool has_cudnn = generation_of(cluster.gpu).is_hopper_or_later();
   return is_free && torch == TorchVersion{2, 5} && has_cudnn ? "cudnn" : "flash";
 }
 

@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "sim/base/error.h"
+#include "sim/cost/nccl_tables.h"
 
 namespace foreshard {
 namespace {
@@ -106,7 +107,7 @@ FabricSystem fabric_system(const Cluster& cluster, const GroupLink& group, NcclV
   const NodeKind& node = cluster.node;
   const std::string inside = lower(node.gpu_link_name);
   s.version = version;
-  s.generation = generation_of(cluster.gpu.key);
+  s.generation = nccl_generation(cluster.gpu);
   s.nodes = group.nodes;
   s.ranks_per_node = group.ranks_per_node;
   const bool is_amd =

@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "sim/base/error.h"
+#include "sim/spec/gpu_generation.h"
 
 namespace foreshard {
 namespace {
@@ -42,7 +43,7 @@ double peak_of(const Kernel& kernel, const Gpu& gpu) {
 double wave_waste(const Kernel& kernel, const Gpu& gpu) {
   // hipBLASLt's large tiles are square: MT256x256x64 in the names of its kernels.
   constexpr std::int64_t kColumns = 256;
-  const std::int64_t kRows = gpu.architecture.starts_with("cdna") ? 256 : 128;
+  const std::int64_t kRows = generation_of(gpu).is_amd() ? 256 : 128;
   constexpr double kMost = 4;
   const std::int64_t tiles =
       kernel.groups * ((kernel.m + kRows - 1) / kRows) * ((kernel.n + kColumns - 1) / kColumns);

@@ -19,6 +19,7 @@
 
 #include "sim/cost/nccl.h"
 #include "sim/cost/nccl_tables.h"
+#include "sim/spec/gpu_generation.h"
 
 namespace foreshard {
 namespace {
@@ -115,6 +116,13 @@ GpuGeneration generation_of(std::string_view gpu) {
     return GpuGeneration::kVolta;
   }
   return GpuGeneration::kAmpere;
+}
+
+GpuGeneration nccl_generation(const Gpu& gpu) {
+  const int capability = generation_of(gpu).compute_capability;
+  if (capability >= 10) return GpuGeneration::kBlackwell;
+  if (capability == 9) return GpuGeneration::kHopper;
+  return capability == 7 ? GpuGeneration::kVolta : GpuGeneration::kAmpere;
 }
 
 double usable_link(GpuGeneration generation, double gigabytes, NcclVersion version) {

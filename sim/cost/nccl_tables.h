@@ -1,17 +1,21 @@
 // The constants of NCCL's cost model, by version (NVIDIA/nccl:src/graph/tuning.cc, search.cc).
-// Microseconds and GB/s. Only sim/cost/nccl*.cpp reads them.
+// Microseconds and GB/s.
 #pragma once
 
 #include <array>
 #include <span>
 
 #include "sim/cost/nccl.h"
+#include "sim/spec/cluster.h"
 
 namespace foreshard {
 
 using ByProtocol = std::array<double, kNcclProtocols>;  // LL, LL128, Simple
 
 enum class NcclHop : std::uint8_t { kNvlink, kPci, kNetwork };
+
+// Unknown GPUs, and other vendors', whose libraries are ports of NCCL, read as kAmpere.
+GpuGeneration nccl_generation(const Gpu& gpu);
 
 // Time before the first hop.
 ByProtocol nccl_base(NcclAlgorithm algorithm, NcclVersion version);

@@ -28,6 +28,9 @@
 #include <array>
 #include <charconv>
 
+#include "sim/cost/collective.h"
+#include "sim/spec/gpu_generation.h"
+
 namespace foreshard {
 namespace {
 
@@ -38,20 +41,9 @@ constexpr std::int64_t kLL128 = 4'915'200;
 
 // --- the context ---
 
-enum class Architecture : std::uint8_t { kAmpere, kHopper, kBlackwell, kOther };
-
-Architecture architecture_of(const Gpu& gpu) {
-  const auto is = [&](std::string_view prefix) { return gpu.key.starts_with(prefix); };
-  if (is("a100")) return Architecture::kAmpere;
-  if (is("h100") || is("h200")) return Architecture::kHopper;
-  if (is("b200") || is("b300") || is("gb200") || is("gb300")) return Architecture::kBlackwell;
-  return Architecture::kOther;
-}
-
 // Kernels are loaded when they are first used (CUDA 11.7 and later).
 OutsideItems context_items(const Gpu& gpu) {
-  const bool large = architecture_of(gpu) == Architecture::kHopper ||
-                     architecture_of(gpu) == Architecture::kBlackwell;
+  const bool large = generation_of(gpu).is_hopper_or_later();
   OutsideItem context{"cuda context", Bytes(400'000'000), SizeEvidence::kPublished,
                       "about 400 MB with lazy loading (pytorch#109888)"};
   if (large) {
@@ -101,10 +93,7 @@ Connection over_network(const NcclSettings& settings) {
 class Nccl {
  public:
   Nccl(const Cluster& cluster, NcclVersion version, const NcclSettings& settings)
-      : cluster_(cluster),
-        version_(version),
-        settings_(settings),
-        architecture_(architecture_of(cluster.gpu)) {}
+      : cluster_(cluster), version_(version), settings_(settings) {}
 
   struct Uses {
     bool moves_data = false;    // all-gather or reduce-scatter
@@ -117,9 +106,11 @@ class Nccl {
     if (shape.size <= 1) return;
     const GroupLink link = group_link(cluster_, shape);
     const bool between_nodes = link.nodes > 1;
-    const std::int64_t channels = ring_channels(link);
+    const NcclSystem system = fabric_system(cluster_, link, version_).system;
+    const NcclGraph nvls_trees = nvls_graph(system);
+    const std::int64_t channels = ring_channels(link, system);
     const bool all_at_once = version_ < NcclVersion{2, 22};
-    const bool nvls = has_nvls(link);
+    const bool nvls = nvls_trees.channels > 0;
     const std::string name = "nccl " + communicator.name;
     const bool tree = all_at_once || (uses.reduces_data && (between_nodes || !nvls)) ||
                       (uses.reduces_scalar && between_nodes);
@@ -131,8 +122,8 @@ class Nccl {
                        Bytes(tree_bytes(link, channels)), SizeEvidence::kDerived, kTransport});
     }
     if (nvls && (all_at_once || uses.reduces_data)) {
-      items.push_back({fmt::format("{}: NVLS, {} channels", name, nvls_channels(link)),
-                       Bytes(nvls_bytes(link)), SizeEvidence::kDerived,
+      items.push_back({fmt::format("{}: NVLS, {} channels", name, nvls_trees.ctas),
+                       Bytes(nvls_bytes(link, nvls_trees.ctas)), SizeEvidence::kDerived,
                        "NVIDIA/nccl:src/transport/nvls.cc v2.28.9"});
     }
   }
@@ -153,10 +144,13 @@ class Nccl {
 
   // Of ncclTopoCompute and its doubling: one node with NVSwitch 24; several nodes two per port of
   // the node, at least 4 (NVIDIA/nccl:src/graph/search.cc, connect.cc). Blackwell: 2.25 to 2.27
-  // raise the ring to the NVLS channels, since 2.28 at most 16.
-  std::int64_t ring_channels(const GroupLink& link) const {
+  // raise the ring to the NVLS channels, since 2.28 at most 16. Over PCIe a ring has what the
+  // search gives it.
+  std::int64_t ring_channels(const GroupLink& link, const NcclSystem& system) const {
     std::int64_t channels = 0;
-    if (link.nodes == 1) {
+    if (!system.nvlink) {
+      channels = ring_graph(system).ctas;
+    } else if (link.nodes == 1) {
       channels = 24;
     } else {
       const std::int64_t ports =
@@ -164,24 +158,14 @@ class Nccl {
                                         std::max<std::int64_t>(1, cluster_.node.gpus));
       channels = std::clamp<std::int64_t>(2 * ports, 4, 16);
     }
-    if (architecture_ == Architecture::kBlackwell) {
+    if (system.generation == GpuGeneration::kBlackwell && system.nvlink) {
       if (version_ >= NcclVersion{2, 28}) {
         channels = std::min<std::int64_t>(channels, 16);
       } else if (version_ >= NcclVersion{2, 25}) {
-        channels = std::max(channels, nvls_channels(link));
+        channels = std::max<std::int64_t>(channels, nvls_graph(system).ctas);
       }
     }
     return settings_.max_channels > 0 ? std::min(channels, settings_.max_channels) : channels;
-  }
-
-  // Hopper and later with NVSwitch, two ranks of a node or more (NVLSTree between nodes).
-  bool has_nvls(const GroupLink& link) const {
-    return (architecture_ == Architecture::kHopper || architecture_ == Architecture::kBlackwell) &&
-           link.ranks_per_node >= 2;
-  }
-  std::int64_t nvls_channels(const GroupLink& link) const {
-    if (architecture_ != Architecture::kBlackwell) return 16;
-    return link.nodes > 1 ? 32 : 24;
   }
 
   std::int64_t ring_bytes(const GroupLink& link, std::int64_t channels) const {
@@ -210,15 +194,14 @@ class Nccl {
   }
 
   // heads x channels x {up, down} x 8 slots of 128 KiB (NCCL_NVLS_CHUNKSIZE).
-  std::int64_t nvls_bytes(const GroupLink& link) const {
+  static std::int64_t nvls_bytes(const GroupLink& link, std::int64_t channels) {
     constexpr std::int64_t kChunk = 128 << 10, kSlots = 8, kDirections = 2;
-    return rounded(link.ranks_per_node * nvls_channels(link) * kDirections * kSlots * kChunk);
+    return rounded(link.ranks_per_node * channels * kDirections * kSlots * kChunk);
   }
 
   const Cluster& cluster_;
   const NcclVersion version_;
   const NcclSettings& settings_;
-  const Architecture architecture_;
 };
 
 // What each communicator is used for, by its number in the graph.
@@ -313,8 +296,7 @@ LibraryBuffers library_buffers(const Cluster& cluster, const Runtime& runtime) {
   // Before Hopper CUBLAS_WORKSPACE_CONFIG is :4096:2:16:8 in KiB.
   constexpr std::int64_t kSmall = (2 * 4096 + 8 * 16) << 10;
   constexpr std::int64_t kLarge = 32 * kMiB;
-  const bool large = architecture_of(cluster.gpu) == Architecture::kHopper ||
-                     architecture_of(cluster.gpu) == Architecture::kBlackwell;
+  const bool large = generation_of(cluster.gpu).is_hopper_or_later();
   const Bytes bytes(large ? kLarge : kSmall);
   constexpr const char* kSource =
       "pytorch/pytorch:aten/src/ATen/cuda/CublasHandlePool.cpp: 2 x 4096 + 8 x 16 KiB, 32 MiB from "

@@ -5,17 +5,13 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <vector>
 
 #include "sim/spec/checks/plan_runtime_check.h"
+#include "sim/spec/gpu_generation.h"
 
 namespace foreshard {
 namespace {
-
-constexpr std::array<std::string_view, 10> kArchitectures = {
-    "volta",     "turing",          "ampere", "ada",   "hopper",
-    "blackwell", "blackwell-ultra", "cdna2",  "cdna3", "cdna4"};
 
 // `flash` is whichever kernel scaled_dot_product_attention picks, and so runs everywhere.
 struct KernelSupport {
@@ -64,8 +60,6 @@ const char* nearest_kernel(std::string_view architecture) {
 
 }  // namespace
 
-std::span<const std::string_view> gpu_architectures() { return kArchitectures; }
-
 std::optional<PlanProblem> problem_of_hardware(const Plan& plan, const Cluster& cluster) {
   const Gpu& gpu = cluster.gpu;
   if (plan.float8 != Float8::kNone && gpu.peak_fp8.value() <= 0) {
@@ -80,7 +74,7 @@ std::optional<PlanProblem> problem_of_hardware(const Plan& plan, const Cluster& 
   for (const KernelSupport& support : kernel_support()) {
     if (plan.attention != support.kernel || !lacks(support, gpu.architecture)) continue;
     std::vector<std::string_view> runs;
-    for (const std::string_view each : kArchitectures) {
+    for (const std::string_view each : gpu_architectures()) {
       if (!lacks(support, each)) runs.push_back(each);
     }
     return contradiction(

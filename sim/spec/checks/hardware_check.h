@@ -3,17 +3,12 @@
 #pragma once
 
 #include <optional>
-#include <span>
-#include <string_view>
 
 #include "sim/spec/checks/plan_check.h"
 #include "sim/spec/cluster.h"
 #include "sim/spec/plan.h"
 
 namespace foreshard {
-
-// The words of Gpu::architecture, NVIDIA's in their order, then AMD's.
-std::span<const std::string_view> gpu_architectures();
 
 // float8 without fp8 units or over an fp32 computation, and attention kernels that were not built
 // for the GPU's architecture. A GPU whose architecture nobody said is taken to run every kernel.

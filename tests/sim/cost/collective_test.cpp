@@ -186,7 +186,7 @@ TEST(NetworkKind, ByWordsOfItsName) {
 
 TEST(FabricSystem, OfAGroupOfACluster) {
   Cluster cluster;
-  cluster.gpu.key = "h100-sxm";
+  cluster.gpu.architecture = "hopper";
   cluster.node.gpus = 8;
   cluster.node.gpu_link = BytesPerSecond(450e9);
   cluster.node.gpu_link_name = "NVLink4 + NVSwitch";

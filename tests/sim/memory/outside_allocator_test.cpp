@@ -16,9 +16,14 @@ namespace {
 
 constexpr std::int64_t kMiB = std::int64_t{1} << 20;
 
-Cluster cluster_of(const std::string& gpu, std::int64_t gpus) {
+// GPUs of a generation behind an NVSwitch, with its rate of NVLink.
+Cluster cluster_of(const std::string& architecture, std::int64_t gpus) {
   Cluster cluster = round_cluster(gpus);
-  cluster.gpu.key = gpu;
+  cluster.gpu.architecture = architecture;
+  const bool is_blackwell = architecture == "blackwell";
+  cluster.node.gpu_link =
+      BytesPerSecond(is_blackwell ? 900e9 : architecture == "hopper" ? 450e9 : 300e9);
+  cluster.node.gpu_link_name = "NVLink + NVSwitch";
   cluster.memory_outside_allocator.reset();
   return cluster;
 }
@@ -46,7 +51,7 @@ std::int64_t mib(const OutsideItems& items, const std::string& part) {
 
 TEST(OutsideAllocator, RingInsideANodeHasTwoNeighboursPerChannel) {
   const OutsideItems items =
-      memory_outside(graph_of({8, 1}), cluster_of("h100-sxm", 8), torch("2.11"));
+      memory_outside(graph_of({8, 1}), cluster_of("hopper", 8), torch("2.11"));
   EXPECT_EQ(mib(items, "nccl shard: ring, 24 channels"), 24 * (10 + 2));
   EXPECT_EQ(mib(items, "tree"), -1);  // connected when first used, which it never is
   EXPECT_EQ(mib(items, "NVLS"), -1);
@@ -64,10 +69,10 @@ TEST(OutsideAllocator, RingInsideANodeHasTwoNeighboursPerChannel) {
 // direction of both neighbours for the tree, and NVLS with 8 heads x 16 channels x 2 x 1 MiB.
 TEST(OutsideAllocator, OlderVersionsConnectEveryAlgorithm) {
   const EventGraph graph = graph_of({8, 1});
-  const OutsideItems h100 = memory_outside(graph, cluster_of("h100-sxm", 8), torch("2.6"));
+  const OutsideItems h100 = memory_outside(graph, cluster_of("hopper", 8), torch("2.6"));
   EXPECT_EQ(mib(h100, "shard: tree"), 24 * 12);
   EXPECT_EQ(mib(h100, "shard: NVLS, 16 channels"), 256);
-  const OutsideItems a100 = memory_outside(graph, cluster_of("a100-80gb", 8), torch("2.6"));
+  const OutsideItems a100 = memory_outside(graph, cluster_of("ampere", 8), torch("2.6"));
   EXPECT_EQ(mib(a100, "NVLS"), -1);
 }
 
@@ -76,24 +81,24 @@ TEST(OutsideAllocator, OlderVersionsConnectEveryAlgorithm) {
 // more.)
 TEST(OutsideAllocator, TwoA100sAsMeasured) {
   const OutsideItems two =
-      memory_outside(graph_of({2, 1}), cluster_of("a100-80gb", 2), torch("2.1"));
+      memory_outside(graph_of({2, 1}), cluster_of("ampere", 2), torch("2.1"));
   EXPECT_EQ(mib(two, "nccl shard"), 544);
   const OutsideItems four =
-      memory_outside(graph_of({4, 1}), cluster_of("a100-80gb", 4), torch("2.1"));
+      memory_outside(graph_of({4, 1}), cluster_of("ampere", 4), torch("2.1"));
   EXPECT_EQ(mib(four, "nccl shard"), 688 + 24 * 6);
 }
 
 // 8 nodes of 8 with a port each: 16 channels, of which each rank sends two through its port.
 TEST(OutsideAllocator, RingOverNodesHasAPortPerRank) {
   const OutsideItems items =
-      memory_outside(graph_of({64, 1}), cluster_of("h100-sxm", 64), torch("2.11"));
+      memory_outside(graph_of({64, 1}), cluster_of("hopper", 64), torch("2.11"));
   EXPECT_EQ(mib(items, "shard: ring, 16 channels"), 14 * (10 + 2) + 2 * (10 + 10));
 }
 
 // Replicas on 8 nodes, one rank each: 4 channels through the one port, ring and double tree.
 TEST(OutsideAllocator, ReplicasReduceOverTheirOwnCommunicator) {
   const OutsideItems items =
-      memory_outside(graph_of({8, 8}), cluster_of("h100-sxm", 64), torch("2.11"));
+      memory_outside(graph_of({8, 8}), cluster_of("hopper", 64), torch("2.11"));
   EXPECT_EQ(mib(items, "replicate: ring, 4 channels"), 4 * 20);
   EXPECT_EQ(mib(items, "replicate: tree, 4 channels"), 4 * 2 * 20);
   EXPECT_EQ(mib(items, "replicate: NVLS"), -1);  // one rank per node
@@ -106,7 +111,7 @@ TEST(OutsideAllocator, SmallReshardGroupsCostACommunicatorPerUnit) {
     return unit.reshard.kind == Reshard::Kind::kGroup;
   });
   ASSERT_GT(units, 3);
-  const OutsideItems items = memory_outside(graph, cluster_of("h100-sxm", 8), torch("2.7"));
+  const OutsideItems items = memory_outside(graph, cluster_of("hopper", 8), torch("2.7"));
   EXPECT_EQ(mib(items, "post_forward: ring"), units * 24 * 12);
   EXPECT_EQ(mib(items, "post_forward: state"), units * 228);
 }
@@ -116,7 +121,7 @@ TEST(OutsideAllocator, SettingsOfNccl) {
   settings.max_channels = 8;
   settings.buffer_size = kMiB;  // rounded(4096 + 524,288 + 4,915,200 + 1 MiB) = 8 MiB
   const OutsideItems items =
-      memory_outside(graph_of({8, 1}), cluster_of("h100-sxm", 8), torch("2.11"), settings);
+      memory_outside(graph_of({8, 1}), cluster_of("hopper", 8), torch("2.11"), settings);
   EXPECT_EQ(mib(items, "shard: ring, 8 channels"), 8 * (8 + 2));
 }
 
@@ -140,12 +145,35 @@ TEST(OutsideAllocator, VersionsOfNccl) {
 }
 
 TEST(LibraryBuffers, OneCublasWorkspacePerThread) {
-  const auto h100 = library_buffers(cluster_of("h100-sxm", 8), torch("2.11"));
+  const auto h100 = library_buffers(cluster_of("hopper", 8), torch("2.11"));
   ASSERT_EQ(h100.size(), 2U);
   EXPECT_EQ(h100[0].first_event, EventKind::kForward);
   EXPECT_EQ(h100[1].first_event, EventKind::kBackward);
   for (const LibraryBuffer& buffer : h100) EXPECT_EQ(buffer.bytes, Bytes(32 * kMiB));
-  EXPECT_EQ(library_buffers(cluster_of("a100-80gb", 8), torch("2.11"))[0].bytes, Bytes(8'519'680));
+  EXPECT_EQ(library_buffers(cluster_of("ampere", 8), torch("2.11"))[0].bytes, Bytes(8'519'680));
+}
+
+// What a GPU is called says nothing; what it hangs on says whether there is NVLS.
+TEST(OutsideAllocator, TheGenerationDecidesAndNotTheKey) {
+  const EventGraph graph = graph_of({8, 1});
+  Cluster h20 = cluster_of("hopper", 8);
+  h20.gpu.key = "h20";
+  const OutsideItems switched = memory_outside(graph, h20, torch("2.6"));
+  EXPECT_EQ(mib(switched, "cuda context"), 616);
+  EXPECT_EQ(mib(switched, "shard: NVLS, 16 channels"), 256);
+  EXPECT_EQ(library_buffers(h20, torch("2.11")).front().bytes, Bytes(32 * kMiB));
+  Cluster pcie = h20;
+  pcie.gpu.key = "h100-pcie";
+  pcie.node.gpu_link = BytesPerSecond(64e9);
+  pcie.node.gpu_link_name = "PCIe 5.0 x16";
+  const OutsideItems items = memory_outside(graph, pcie, torch("2.6"));
+  EXPECT_EQ(mib(items, "NVLS"), -1);
+  EXPECT_EQ(mib(items, "ring, 24 channels"), -1);
+  EXPECT_GT(mib(items, "shard: ring"), 0);
+  EXPECT_LT(mib(items, "shard: ring"), 60);
+  Cluster named = cluster_of("ampere", 8);
+  named.gpu.key = "h100-like";
+  EXPECT_EQ(mib(memory_outside(graph, named, torch("2.6")), "NVLS"), -1);
 }
 
 }  // namespace

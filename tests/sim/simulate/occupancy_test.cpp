@@ -73,7 +73,7 @@ RC_GTEST_PROP(Occupancy, WhateverIsTakenNothingIsFasterThanAlone, ()) {
 TEST(Occupancy, ASlowNetworkTakesMultiprocessorsAndLittleMemory) {
   const auto takes = [](double nic_rate) {
     Cluster cluster = round_cluster(16);
-    cluster.gpu.key = "h100-sxm";
+    cluster.gpu.architecture = "hopper";
     cluster.gpu.multiprocessors = 132;
     cluster.gpu.memory_bandwidth = BytesPerSecond(3350e9);
     cluster.node.gpu_link = BytesPerSecond(450e9);

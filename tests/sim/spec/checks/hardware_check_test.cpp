@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "sim/spec/gpu_generation.h"
+
 namespace foreshard {
 namespace {
 

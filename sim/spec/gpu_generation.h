@@ -1,0 +1,35 @@
+// What follows from a GPU's generation, the word that the catalogue states of every GPU
+// (Gpu::architecture): one row per word, which all that depends on it reads.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "sim/spec/cluster.h"
+
+namespace foreshard {
+
+enum class GpuVendor : std::uint8_t { kNvidia, kAmd, kUnknown };
+
+struct Generation {
+  std::string_view name;  // "hopper"
+  GpuVendor vendor = GpuVendor::kUnknown;
+  // Major number of CUDA's compute capability; 0 of other vendors and where nobody said.
+  int compute_capability = 0;
+  // Generations in their order; the distance between two is that of their places, with gaps where
+  // matrix units changed much. Vendors are far apart.
+  double place = 40;
+
+  bool is_amd() const { return vendor == GpuVendor::kAmd; }
+  // A context of 616 MiB, 32 MiB of cuBLAS workspaces, cuDNN's attention preferred.
+  bool is_hopper_or_later() const { return compute_capability >= 9; }
+};
+
+// The words of Gpu::architecture, NVIDIA's in their order, then AMD's.
+std::span<const std::string_view> gpu_architectures();
+
+// Of the GPU's architecture; where that is no word of the table, a generation without a name.
+const Generation& generation_of(const Gpu& gpu);
+
+}  // namespace foreshard
