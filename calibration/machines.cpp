@@ -1,5 +1,4 @@
-// Every figure is read by the same function, which takes a plain value or {value, source} and notes
-// where it came from. A cluster file is the machine's catalogue entry read first and the file's own
+// A cluster file is the machine's catalogue entry read first and the file's own
 // figures read over it; without a machine all of them must be there.
 #include "calibration/machines.h"
 
@@ -7,18 +6,18 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <functional>
 #include <optional>
 #include <span>
 #include <system_error>
 
 #include "calibration/cluster_names.h"
+#include "calibration/gpu_names.h"
+#include "calibration/machine_figures.h"
 #include "calibration/machine_limits.h"
 #include "sim/base/config.h"
 #include "sim/base/embedded.h"
 #include "sim/base/error.h"
 #include "sim/base/spelling.h"
-#include "sim/spec/checks/hardware_check.h"
 
 namespace foreshard {
 
@@ -30,221 +29,6 @@ constexpr std::string_view kFolder = "calibration/machines/";
 constexpr std::string_view kSpecExample =
     "a count and a machine, such as 64xh100, or the path of a cluster file";
 
-std::string place(const ConfigNode& node) {
-  const Location where = node.location();
-  return fmt::format("{}:{}", where.file, where.line);
-}
-
-// Reads the figures of a catalogue entry or a cluster file into one Cluster.
-class FigureReader {
- public:
-  enum class Missing { kError, kKeep };  // what to do where a figure is not there
-
-  FigureReader(Cluster& cluster, Missing missing) : cluster_(cluster), missing_(missing) {}
-
-  // The mapping `key` of `parent`, or null where it is missing and may be.
-  ConfigNode section(const ConfigNode& parent, std::string_view key) const {
-    const ConfigNode* found = parent.find(key);
-    if (found == nullptr) {
-      if (missing_ == Missing::kKeep) return ConfigNode();
-      return parent.at(key, "the figures of a machine, or machine: with a key of the catalogue");
-    }
-    if (!found->is_mapping()) {
-      throw found->error("is not a mapping", fmt::format("figures such as {}: {{...}}", key));
-    }
-    return *found;
-  }
-
-  // Calls `read` with the value of figure `key`; `path` is its name in the list of sources.
-  void figure(const ConfigNode& section, std::string_view key, std::string path,
-              std::string_view expected, const std::function<void(const ConfigNode&)>& read) {
-    const ConfigNode* found = section.is_mapping() ? section.find(key) : nullptr;
-    if (found == nullptr) {
-      if (missing_ == Missing::kKeep) return;
-      section.at(key, expected);
-      return;
-    }
-    ConfigNode value = *found;
-    std::string source = place(*found);
-    if (found->is_mapping()) {
-      found->allow_only({"value", "source"});
-      value = found->at("value", expected);
-      source = found->at("source", "where the figure comes from").as_string();
-      if (source.empty())
-        throw found->at("source").error("is empty", "where the figure comes from");
-    }
-    read(value);
-    for (auto& [name, text] : cluster_.sources) {
-      if (name == path) {
-        text = source;
-        return;
-      }
-    }
-    cluster_.sources.emplace_back(std::move(path), std::move(source));
-  }
-
- private:
-  Cluster& cluster_;
-  Missing missing_;
-};
-
-std::string read_name(const ConfigNode& value) {
-  std::string text = value.as_string();
-  if (text.empty()) throw value.error("is empty", "a name");
-  return text;
-}
-
-BytesPerSecond read_rate(const ConfigNode& value) {
-  const BytesPerSecond rate = value.as_bandwidth();
-  if (rate.value() <= 0) throw value.error("must be more than zero", "a rate such as 400Gbit/s");
-  return rate;
-}
-
-FlopsPerSecond read_peak(const ConfigNode& value) {
-  const FlopsPerSecond rate = value.as_flop_rate();
-  if (rate.value() <= 0) throw value.error("must be more than zero", "a rate such as 989TFLOP/s");
-  return rate;
-}
-
-void read_gpu(FigureReader& reader, const ConfigNode& gpu, Gpu& out) {
-  const auto figure = [&](std::string_view key, std::string_view expected, auto read) {
-    reader.figure(gpu, key, fmt::format("gpu.{}", key), expected, read);
-  };
-  figure("name", "a name such as NVIDIA H100",
-         [&](const ConfigNode& v) { out.name = read_name(v); });
-  figure("multiprocessors", "a count such as 132",
-         [&](const ConfigNode& v) { out.multiprocessors = v.as_int(1, 100'000); });
-  figure("peak_bf16", "a rate such as 989TFLOP/s",
-         [&](const ConfigNode& v) { out.peak_bf16 = read_peak(v); });
-  figure("peak_fp32", "a rate such as 67TFLOP/s",
-         [&](const ConfigNode& v) { out.peak_fp32 = read_peak(v); });
-  figure("memory", "a size such as 79.1GiB", [&](const ConfigNode& v) {
-    out.memory = v.as_bytes();
-    if (out.memory.count() <= 0) throw v.error("must be more than zero", "a size such as 79.1GiB");
-  });
-  figure("memory_bandwidth", "a rate such as 3350GB/s",
-         [&](const ConfigNode& v) { out.memory_bandwidth = read_rate(v); });
-  // What only some prices and answers need.
-  const auto optional = [&](std::string_view key, std::string_view expected, auto read) {
-    if (gpu.is_mapping() && gpu.has(key)) figure(key, expected, read);
-  };
-  optional("architecture", "a name such as hopper", [&](const ConfigNode& v) {
-    out.architecture = gpu_architectures()[v.as_choice(gpu_architectures())];
-  });
-  optional("clock", "the boost clock, such as 1980MHz",
-           [&](const ConfigNode& v) { out.clock = v.as_frequency(); });
-  optional("peak_fp8", "a rate such as 1979TFLOP/s, 0TFLOP/s where there is none",
-           [&](const ConfigNode& v) { out.peak_fp8 = v.as_flop_rate(); });
-  optional("power_limit", "a power such as 700W",
-           [&](const ConfigNode& v) { out.power_limit = v.as_power(); });
-  optional("price_per_hour", "a price such as 2.95USD/h",
-           [&](const ConfigNode& v) { out.price_per_hour = v.as_price(); });
-}
-
-void read_node(FigureReader& reader, const ConfigNode& node, NodeKind& out) {
-  const auto figure = [&](std::string_view key, std::string_view expected, auto read) {
-    reader.figure(node, key, fmt::format("node.{}", key), expected, read);
-  };
-  figure("key", "a name such as hgx-h100", [&](const ConfigNode& v) { out.key = read_name(v); });
-  figure("gpus", "GPUs of a node, such as 8",
-         [&](const ConfigNode& v) { out.gpus = v.as_int(1, 4096); });
-  figure("gpu_link", "a rate such as 450GB/s, one direction",
-         [&](const ConfigNode& v) { out.gpu_link = read_rate(v); });
-  figure("gpu_link_name", "a name such as NVLink4",
-         [&](const ConfigNode& v) { out.gpu_link_name = read_name(v); });
-  figure("nics", "network ports of a node, such as 8",
-         [&](const ConfigNode& v) { out.nics = v.as_int(0, 4096); });
-  figure("nic_rate", "a rate such as 400Gbit/s, one direction",
-         [&](const ConfigNode& v) { out.nic_rate = read_rate(v); });
-  figure("nic_name", "a name such as ConnectX-7",
-         [&](const ConfigNode& v) { out.nic_name = read_name(v); });
-  figure("link_latency", "a time such as 600ns",
-         [&](const ConfigNode& v) { out.link_latency = v.as_time(); });
-  figure("nic_latency", "a time such as 3us",
-         [&](const ConfigNode& v) { out.nic_latency = v.as_time(); });
-  const auto optional = [&](std::string_view key, BytesPerSecond& rate) {
-    if (!node.is_mapping() || !node.has(key)) return;
-    figure(key, "a rate such as 24GB/s, one direction",
-           [&](const ConfigNode& v) { rate = read_rate(v); });
-  };
-  optional("host_link", out.host_link);
-  optional("host_memory_bandwidth", out.host_memory_bandwidth);
-  optional("storage_bandwidth", out.storage_bandwidth);
-  const auto optional_count = [&](std::string_view key, std::int64_t least, std::int64_t& count) {
-    if (!node.is_mapping() || !node.has(key)) return;
-    figure(key, "a count", [&](const ConfigNode& v) { count = v.as_int(least, 4096); });
-  };
-  optional_count("link_domain", 1, out.link_domain);
-  optional_count("pcie_switches", 0, out.pcie_switches);
-}
-
-void read_network(FigureReader& reader, const ConfigNode& network, Network& out) {
-  const auto figure = [&](std::string_view key, std::string_view expected, auto read) {
-    reader.figure(network, key, fmt::format("network.{}", key), expected, read);
-  };
-  figure("kind", "rail fat tree", [&](const ConfigNode& v) {
-    v.as_choice({"rail fat tree"});
-    out.kind = "rail fat tree";
-  });
-  figure("nodes_per_leaf", "nodes on one leaf switch, such as 32",
-         [&](const ConfigNode& v) { out.nodes_per_leaf = v.as_int(1, 1'000'000); });
-  figure("oversubscription", "1 or more",
-         [&](const ConfigNode& v) { out.oversubscription = v.as_double(1, 1000); });
-}
-
-// All figures of `root` over what `cluster` already holds.
-void read_figures(const ConfigNode& root, FigureReader::Missing missing, Cluster& cluster) {
-  FigureReader reader(cluster, missing);
-  const ConfigNode gpu = reader.section(root, "gpu");
-  if (gpu.is_mapping()) {
-    gpu.allow_only({"key", "name", "multiprocessors", "peak_bf16", "peak_fp32", "memory",
-                    "memory_bandwidth", "architecture", "clock", "peak_fp8", "power_limit",
-                    "price_per_hour"});
-  }
-  read_gpu(reader, gpu, cluster.gpu);
-  const ConfigNode node = reader.section(root, "node");
-  if (node.is_mapping()) {
-    node.allow_only({"key", "gpus", "gpu_link", "gpu_link_name", "nics", "nic_rate", "nic_name",
-                     "link_latency", "nic_latency", "host_link", "host_memory_bandwidth",
-                     "storage_bandwidth", "link_domain", "pcie_switches"});
-  }
-  read_node(reader, node, cluster.node);
-  const ConfigNode network = reader.section(root, "network");
-  if (network.is_mapping()) {
-    network.allow_only({"kind", "nodes_per_leaf", "oversubscription"});
-  }
-  read_network(reader, network, cluster.network);
-  if (!root.has("memory_outside_allocator")) return;
-  reader.figure(root, "memory_outside_allocator", "memory_outside_allocator",
-                "a size such as 1.5GiB per GPU",
-                [&](const ConfigNode& v) { cluster.memory_outside_allocator = v.as_bytes(); });
-  if (*cluster.memory_outside_allocator >= cluster.gpu.memory) {
-    throw root.error(
-        fmt::format("memory_outside_allocator ({} bytes) leaves nothing of gpu.memory "
-                    "({} bytes)",
-                    cluster.memory_outside_allocator->count(), cluster.gpu.memory.count()),
-        "less than gpu.memory, such as 1.5GiB");
-  }
-}
-
-// The one text for a part (gpu., node., network.) that Gpu, NodeKind and Network carry.
-std::string joined_sources(const Cluster& cluster, std::string_view prefix) {
-  std::vector<std::string> seen;
-  for (const auto& [path, source] : cluster.sources) {
-    if (path.starts_with(prefix) && std::find(seen.begin(), seen.end(), source) == seen.end()) {
-      seen.push_back(source);
-    }
-  }
-  return fmt::format("{}", fmt::join(seen, "; "));
-}
-
-void finish(Cluster& cluster) {
-  cluster.gpu.source = joined_sources(cluster, "gpu.");
-  cluster.node.source = joined_sources(cluster, "node.");
-  cluster.network.source = joined_sources(cluster, "network.");
-  cluster.outside_source = joined_sources(cluster, "memory_outside_allocator");
-}
-
 Machine read_machine(const EmbeddedFile& file) {
   const ConfigNode root = parse_yaml(file.content, file.path);
   root.allow_only({"key", "aliases", "gpu", "node", "network", "memory_outside_allocator"});
@@ -253,15 +37,33 @@ Machine read_machine(const EmbeddedFile& file) {
   const ConfigNode aliases = root.at("aliases", "a list, [] for none");
   for (const ConfigNode& alias : aliases.elements()) machine.aliases.push_back(alias.as_string());
   machine.node.gpu.key = machine.key;
-  read_figures(root, FigureReader::Missing::kError, machine.node);
+  read_figures(root, MissingFigures::kError, machine.node);
   machine.node.gpus = machine.node.node.gpus;
   machine.node.spec = fmt::format("{}x{}", machine.node.gpus, machine.key);
-  finish(machine.node);
+  join_sources(machine.node);
   return machine;
 }
 
-bool is_machine(const EmbeddedFile& file) {
-  return file.path.starts_with(kFolder) && file.path.ends_with(".yaml");
+struct MachineFile {
+  std::string_view key;  // its name
+  const EmbeddedFile* file = nullptr;
+};
+
+// By file name, whatever folders they are in.
+std::vector<MachineFile> machine_files() {
+  constexpr std::string_view kEnding = ".yaml";
+  std::vector<MachineFile> files;
+  for (const EmbeddedFile& file : calibration_files()) {
+    if (!file.path.starts_with(kFolder) || !file.path.ends_with(kEnding)) continue;
+    std::string_view key = file.path.substr(file.path.rfind('/') + 1);
+    key.remove_suffix(kEnding.size());
+    files.push_back({key, &file});
+  }
+  std::sort(files.begin(), files.end(), [](const MachineFile& a, const MachineFile& b) {
+    // With the ending: rtx-3090-ti.yaml stands before rtx-3090.yaml.
+    return std::string(a.key) + '.' < std::string(b.key) + '.';
+  });
+  return files;
 }
 
 std::string_view aliases_line(std::string_view content) {
@@ -286,13 +88,13 @@ bool has_alias(std::string_view content, std::string_view key) {
 // The machine called `key` or with that alias. The file of that name is looked at first, then those
 // whose line of aliases has the word: reading all takes forty times as long as reading one.
 std::optional<Machine> find_machine(std::string_view key) {
-  const std::string path = fmt::format("{}{}.yaml", kFolder, key);
-  for (const EmbeddedFile& file : calibration_files()) {
-    if (file.path == path) return read_machine(file);
+  const std::vector<MachineFile> files = machine_files();
+  for (const MachineFile& each : files) {
+    if (each.key == key) return read_machine(*each.file);
   }
-  for (const EmbeddedFile& file : calibration_files()) {
-    if (!is_machine(file) || !has_alias(file.content, key)) continue;
-    Machine machine = read_machine(file);
+  for (const MachineFile& each : files) {
+    if (!has_alias(each.file->content, key)) continue;
+    Machine machine = read_machine(*each.file);
     if (std::find(machine.aliases.begin(), machine.aliases.end(), key) != machine.aliases.end()) {
       return machine;
     }
@@ -303,12 +105,9 @@ std::optional<Machine> find_machine(std::string_view key) {
 // Every key and alias with its key, without reading the figures.
 std::vector<std::pair<std::string, std::string>> machine_words() {
   std::vector<std::pair<std::string, std::string>> words;
-  for (const EmbeddedFile& file : calibration_files()) {
-    if (!is_machine(file)) continue;
-    std::string key(file.path.substr(kFolder.size()));
-    key.resize(key.size() - std::string_view(".yaml").size());
+  for (const auto& [key, file] : machine_files()) {
     words.emplace_back(key, key);
-    std::string_view rest = aliases_line(file.content);
+    std::string_view rest = aliases_line(file->content);
     rest.remove_prefix(std::min(rest.find('[') + 1, rest.size()));
     while (!rest.empty()) {
       const std::size_t end = std::min(rest.find_first_of(",]"), rest.size());
@@ -377,7 +176,7 @@ void put_instance(const Instance& instance, Cluster& cluster) {
       if (path == changed) source = instance.source;
     }
   }
-  finish(cluster);
+  join_sources(cluster);
 }
 
 std::optional<ClusterName> cluster_name(std::string_view text) {
@@ -448,13 +247,24 @@ void read_degraded(const ConfigNode& list, Cluster& cluster) {
   }
 }
 
+// Of a GPU that is not in the catalogue and says no architecture: that of the one its key or its
+// name means, where there is one.
+void name_architecture(Cluster& cluster) {
+  const std::vector<Machine> machines = list_machines();
+  const Machine* like = match_gpu(cluster.gpu.key, machines);
+  if (like == nullptr) like = match_gpu(cluster.gpu.name, machines);
+  if (like == nullptr) return;
+  cluster.gpu.architecture = like->node.gpu.architecture;
+  cluster.sources.emplace_back("gpu.architecture", "not stated; as " + like->key);
+}
+
 Cluster from_file(const ConfigNode& root, std::string_view file_name) {
   if (!root.is_mapping()) throw root.error("is not a mapping", "gpus: and machine:");
   root.allow_only(
       {"gpus", "machine", "gpu", "node", "network", "degraded", "memory_outside_allocator"});
   Cluster cluster;
   std::optional<Cluster> catalogue;
-  auto missing = FigureReader::Missing::kError;
+  auto missing = MissingFigures::kError;
   if (const ConfigNode* key = root.find("machine")) {
     std::optional<Machine> machine = find_machine(key->as_string());
     if (!machine) {
@@ -463,20 +273,22 @@ Cluster from_file(const ConfigNode& root, std::string_view file_name) {
     }
     catalogue = machine->node;
     cluster = std::move(machine->node);
-    missing = FigureReader::Missing::kKeep;
+    missing = MissingFigures::kKeep;
   }
   if (const ConfigNode* gpu = root.find("gpu"); gpu != nullptr && gpu->is_mapping()) {
     if (const ConfigNode* key = gpu->find("key")) {
       if (root.has("machine")) {
         throw key->error("machine: already names the GPU", "either machine: or gpu.key:");
       }
-      cluster.gpu.key = read_name(*key);
+      cluster.gpu.key = key->as_string();
+      if (cluster.gpu.key.empty()) throw key->error("is empty", "a name");
     }
   }
   if (cluster.gpu.key.empty()) {
     throw root.error("names no machine", "machine: with a key of the catalogue, such as h100-sxm");
   }
   read_figures(root, missing, cluster);
+  if (cluster.gpu.architecture.empty()) name_architecture(cluster);
   check_physics(root, cluster, catalogue ? &*catalogue : nullptr);
   const ConfigNode gpus = root.at("gpus", "how many GPUs, such as 64");
   cluster.gpus = gpus.as_int(1, kMaxGpus);
@@ -489,7 +301,7 @@ Cluster from_file(const ConfigNode& root, std::string_view file_name) {
   }
   if (const ConfigNode* degraded = root.find("degraded")) read_degraded(*degraded, cluster);
   cluster.spec = std::string(file_name);
-  finish(cluster);
+  join_sources(cluster);
   return cluster;
 }
 
@@ -497,9 +309,7 @@ Cluster from_file(const ConfigNode& root, std::string_view file_name) {
 
 std::vector<Machine> list_machines() {
   std::vector<Machine> machines;
-  for (const EmbeddedFile& file : calibration_files()) {
-    if (is_machine(file)) machines.push_back(read_machine(file));
-  }
+  for (const MachineFile& each : machine_files()) machines.push_back(read_machine(*each.file));
   return machines;
 }
 

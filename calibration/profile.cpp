@@ -14,17 +14,13 @@
 #include "calibration/fabric_json.h"
 #include "calibration/host_calls.h"
 #include "calibration/measured_json.h"
-#include "sim/base/embedded.h"
 #include "sim/base/error.h"
 
 namespace foreshard {
 
-std::span<const EmbeddedFile> calibration_files();
-
 namespace {
 
 constexpr std::string_view kSchema = "foreshard.profile/1";
-constexpr std::string_view kFolder = "calibration/profiles/";
 
 constexpr std::array<std::string_view, 5> kEvidence = {"measured", "interpolated", "extrapolated",
                                                        "datasheet", "assumed"};
@@ -292,9 +288,12 @@ Json to_json(const Calibration& calibration) {
   for (std::size_t i = 0; i < kMemoryClasses; ++i) {
     out["memory"][std::string(kMemoryClassNames[i])] = memory_json(c.memory[i]);
   }
-  out["intra_node"] = collective_json(c.intra_node);
-  out["inter_node"] = collective_json(c.inter_node);
-  if (!c.fabrics.empty()) out["fabrics"] = fabrics_json(c.fabrics);
+  if (c.fabrics.empty()) {
+    out["intra_node"] = collective_json(c.intra_node);
+    out["inter_node"] = collective_json(c.inter_node);
+  } else {
+    out["fabrics"] = fabrics_json(c.fabrics);
+  }
   if (!c.sweeps.empty()) out["sweeps"] = sweeps_json(c.sweeps);
   out["host"] = host_json(c.host);
   NamedNumbers contention = {{"compute", c.contention.compute},
@@ -345,9 +344,12 @@ Calibration read_calibration(const ConfigNode& root) {
     const auto which = static_cast<MemoryClass>(i);
     c.memory[i] = read_memory(given != nullptr ? *given : memory.at(name_of(older_class(which))));
   }
-  c.intra_node = read_collective(root.at("intra_node"));
-  c.inter_node = read_collective(root.at("inter_node"));
   if (const ConfigNode* fabrics = root.find("fabrics")) c.fabrics = read_fabrics(*fabrics);
+  for (const auto& [key, curve] :
+       {std::pair{"intra_node", &c.intra_node}, std::pair{"inter_node", &c.inter_node}}) {
+    // Older profiles have them beside `fabrics`, which are what is read.
+    if (c.fabrics.empty() || root.has(key)) *curve = read_collective(root.at(key));
+  }
   if (const ConfigNode* sweeps = root.find("sweeps")) c.sweeps = read_sweeps(*sweeps);
   c.host = read_host(root.at("host"));
   c.contention = read_contention(root.at("contention"));
@@ -356,22 +358,6 @@ Calibration read_calibration(const ConfigNode& root) {
   for (std::size_t i = 0; i < kFactors; ++i) c.spread[i] = read_spread(spread.at(kFactorNames[i]));
   if (const ConfigNode* points = root.find("measured")) c.measured = read_measured_points(*points);
   return c;
-}
-
-Calibration load_profile(std::string_view gpu_key) {
-  const std::string path = fmt::format("{}{}.json", kFolder, gpu_key);
-  std::vector<std::string_view> known;
-  for (const EmbeddedFile& file : calibration_files()) {
-    if (file.path == path) return parse_calibration(file.content, file.path);
-    if (file.path.starts_with(kFolder)) {
-      known.push_back(file.path.substr(kFolder.size(), file.path.rfind('.') - kFolder.size()));
-    }
-  }
-  throw Error(
-      ExitCode::kMissingCapability,
-      fmt::format("no calibration profile for GPU '{}'; there are profiles for {}; give one "
-                  "with --profile FILE",
-                  gpu_key, fmt::join(known, ", ")));
 }
 
 }  // namespace foreshard

@@ -291,33 +291,4 @@ std::vector<MemoryRow> memory_rows(std::string_view chip) {
   return rows;
 }
 
-std::vector<CollectiveRow> collective_rows(std::string_view chip) {
-  const CsvTable table = published_table("nccl_measured.csv");
-  std::vector<CollectiveRow> rows;
-  for (std::size_t i = 0; i < table.rows(); ++i) {
-    if (chip_of(table.text(i, "gpu")) != chip) continue;
-    rows.push_back({table.text(i, "id"), table.text(i, "source"), table.text(i, "collective"),
-                    table.number(i, "n_gpus"), table.number(i, "n_nodes"), table.number(i, "bytes"),
-                    table.number(i, "time_us_oop") * 1e-6});
-  }
-  return rows;
-}
-
-std::vector<CollectiveRow> scaling_rows() {
-  const CsvTable table = published_table("nccl_scaling.csv");
-  std::vector<CollectiveRow> rows;
-  for (std::size_t i = 0; i < table.rows(); ++i) {
-    CollectiveRow row{table.text(i, "id"),
-                      table.text(i, "source"),
-                      table.text(i, "collective"),
-                      table.number(i, "n_gpus"),
-                      table.number(i, "n_nodes"),
-                      table.number(i, "bytes"),
-                      0};
-    row.seconds = (row.ranks - 1) / row.ranks * row.bytes / (table.number(i, "busbw_GBps") * 1e9);
-    rows.push_back(std::move(row));
-  }
-  return rows;
-}
-
 }  // namespace foreshard

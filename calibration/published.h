@@ -83,18 +83,4 @@ struct MemoryRow {
 };
 std::vector<MemoryRow> memory_rows(std::string_view chip);
 
-struct CollectiveRow {
-  std::string table;  // "h100_hgx_10n_g8_all_gather"
-  std::string source;
-  std::string collective;  // all_gather, reduce_scatter, all_reduce
-  double ranks = 1;
-  double nodes = 1;
-  double bytes = 0;  // of the whole unsharded buffer
-  double seconds = 0;
-};
-std::vector<CollectiveRow> collective_rows(std::string_view chip);
-
-// Bus bandwidth by number of nodes at one size (nccl_scaling.csv).
-std::vector<CollectiveRow> scaling_rows();
-
 }  // namespace foreshard

@@ -21,7 +21,7 @@ target_compile_options(foreshard_test_support PUBLIC $<$<CONFIG:Release>:-O1>)
 target_precompile_headers(foreshard_test_support PRIVATE <gtest/gtest.h> <rapidcheck.h>
                           <rapidcheck/gtest.h>)
 
-set(folders sim models calibration reports interop planner cli)
+set(folders sim models calibration reports interop planner cli tools)
 if(TARGET foreshard_exec)
   list(APPEND folders exec)
   # Small programs that tests start as ranks: tests/exec/programs/<name>.cpp.

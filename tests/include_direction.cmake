@@ -11,7 +11,8 @@ set(arrows_exec sim models reports)
 set(arrows_interop sim models calibration reports)
 set(arrows_planner sim models calibration reports interop)
 set(arrows_cli sim models calibration reports exec interop planner)
-set(folders sim models calibration reports exec interop planner cli)
+set(arrows_tools sim calibration)
+set(folders sim models calibration reports exec interop planner cli tools)
 
 # inside sim/: a lower floor never includes a higher one
 set(floors base spec graph cost memory simulate search)

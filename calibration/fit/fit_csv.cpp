@@ -10,7 +10,7 @@
 #include <set>
 
 #include "calibration/fit/least_squares.h"
-#include "calibration/profile.h"
+#include "calibration/profile_store.h"
 #include "calibration/published.h"
 #include "sim/base/error.h"
 #include "sim/base/unit_strings.h"

@@ -10,7 +10,7 @@
 #include "calibration/fit/fit_local.h"
 #include "calibration/fit/least_squares.h"
 #include "calibration/gpu_names.h"
-#include "calibration/profile.h"
+#include "calibration/profile_store.h"
 #include "sim/base/error.h"
 #include "sim/base/unit_strings.h"
 

@@ -13,6 +13,7 @@
 #include "calibration/gpu_names.h"
 #include "calibration/machines.h"
 #include "calibration/profile.h"
+#include "calibration/profile_store.h"
 #include "cli/output.h"
 #include "cli/verbs/verbs.h"
 #include "interop/network/nccl_log.h"

@@ -5,22 +5,20 @@
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "calibration/machines.h"
+#include "calibration/profile_store.h"
 #include "cli/output.h"
 #include "cli/verbs/verbs.h"
 #include "interop/hf/hf_config.h"
 #include "models/zoo.h"
 #include "planner/local_profiles.h"
-#include "sim/base/embedded.h"
 #include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
-
-std::span<const EmbeddedFile> calibration_files();
 
 namespace {
 
@@ -30,14 +28,10 @@ struct Finding {
   std::string what;
 };
 
-// The names of the embedded files of a folder, without their ending.
-std::vector<std::string> names_in(std::string_view folder) {
-  std::vector<std::string> names;
-  for (const EmbeddedFile& file : calibration_files()) {
-    if (!file.path.starts_with(folder)) continue;
-    names.push_back(std::filesystem::path(file.path).stem().string());
-  }
-  return names;
+std::vector<std::string> machine_keys() {
+  std::vector<std::string> keys;
+  for (const Machine& machine : list_machines()) keys.push_back(machine.key);
+  return keys;
 }
 
 // The engine is a program beside this one.
@@ -68,11 +62,10 @@ std::vector<Finding> findings() {
                               fmt::join(hf_model_types(), ", "))});
   list.push_back(
       {"runtimes", true, fmt::format("fsdp2@{}, native", newest_version(RuntimeKind::kFsdp2))});
+  list.push_back({"machines", true, fmt::format("{}", fmt::join(machine_keys(), ", "))});
   list.push_back(
-      {"machines", true, fmt::format("{}", fmt::join(names_in("calibration/machines/"), ", "))});
-  list.push_back({"profiles", true,
-                  fmt::format("{} (fitted to published measurements)",
-                              fmt::join(names_in("calibration/profiles/"), ", "))});
+      {"profiles", true,
+       fmt::format("{} (fitted to published measurements)", fmt::join(profile_keys(), ", "))});
   const bool engine = is_engine_built();
   list.push_back(own_profile());
   list.push_back({"engine", engine,

@@ -1,6 +1,6 @@
 #include "interop/steps/informed_calibration.h"
 
-#include "calibration/profile.h"
+#include "calibration/profile_store.h"
 #include "sim/simulate/cost_choices.h"
 
 namespace foreshard {

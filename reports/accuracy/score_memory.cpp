@@ -11,7 +11,7 @@
 
 #include "calibration/fit/fit.h"
 #include "calibration/gpu_names.h"
-#include "calibration/profile.h"
+#include "calibration/profile_store.h"
 #include "calibration/published.h"
 #include "reports/accuracy/score_kernels.h"
 #include "reports/accuracy/score_rows.h"

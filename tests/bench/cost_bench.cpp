@@ -3,7 +3,7 @@
 #include <benchmark/benchmark.h>
 
 #include "calibration/machines.h"
-#include "calibration/profile.h"
+#include "calibration/profile_store.h"
 #include "sim/cost/cost_model.h"
 
 namespace foreshard {

@@ -6,7 +6,7 @@
 #include <array>
 
 #include "calibration/machines.h"
-#include "calibration/profile.h"
+#include "calibration/profile_store.h"
 #include "models/zoo.h"
 #include "sim/cost/cost_model.h"
 #include "sim/graph/training_step.h"

@@ -2,6 +2,10 @@
 // without a profile.
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
+
+#include "calibration/profile.h"
+#include "calibration/profile_store.h"
 #include "tests/calibration/synthetic.h"
 #include "tests/cli/program.h"
 
@@ -143,7 +147,7 @@ TEST(Local, WrongFilesAreRefusedWithTheirPlace) {
 
 TEST(Local, AProfileOfAGpuIsReadForItsCluster) {
   const std::string shipped =
-      std::string(FORESHARD_SOURCE_DIR) + "/calibration/profiles/h100-sxm.json";
+      write_temporary("h100-sxm.json", to_text(to_json(load_profile("h100-sxm"))));
   const std::string job = "predict --json --model gpt2 --cluster 8xh100 ";
   const Outcome named = run(job + "--profile " + shipped);
   ASSERT_EQ(named.exit_code, 0) << named.err;

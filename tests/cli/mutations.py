@@ -30,7 +30,7 @@ FORMATS = [
     ("config.json", "config.json", ["models", "./@"],
      sorted((ROOT / "tests/interop/configs").glob("*.json")), 0),
     ("profile", "profile.json", ["predict", *JOB, "--profile", "@"],
-     [ROOT / "calibration/profiles/h100-sxm.json"], 0),
+     [CORPUS / "profile/h100-sxm.json"], 0),
     ("local profile", "local.json", ["predict", "--model", "gpt2", "--cluster", "local", "--profile", "@"],
      sorted((CORPUS / "local_profile").glob("*")), 0),
     ("measurements", "raw.json", ["calibrate", "@", "--out", "out.json"],

@@ -2,11 +2,12 @@
 // nothing on standard output that could be taken for an answer.
 #include <gtest/gtest.h>
 
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "calibration/profile.h"
+#include "calibration/profile_store.h"
 #include "tests/cli/program.h"
 
 namespace foreshard {
@@ -107,7 +108,7 @@ TEST(Nonsense, MachinesThatCannotBe) {
 }
 
 TEST(Nonsense, ProfilesOfOtherGpus) {
-  const std::string t4 = std::string(FORESHARD_SOURCE_DIR) + "/calibration/profiles/t4.json";
+  const std::string t4 = write_temporary("t4.json", to_text(to_json(load_profile("t4"))));
   expect_refused({on("8xh100", "batch.sequence=512") + " --profile " + t4, 3,
                   "gpu: the profile is of t4", "--accept-profile"});
   expect_refused(
@@ -120,8 +121,7 @@ TEST(Nonsense, ProfilesOfOtherGpus) {
 
 // Products twice as fast as the GPU's peak: whatever answers names the file.
 TEST(Nonsense, ProfilesFasterThanTheGpu) {
-  std::ifstream shipped(FORESHARD_SOURCE_DIR "/calibration/profiles/h100-sxm.json");
-  nlohmann::ordered_json profile = nlohmann::ordered_json::parse(shipped);
+  Json profile = to_json(load_profile("h100-sxm"));
   profile["gemm_bf16"]["efficiency"] = 2.0;
   profile["gemm_bf16"]["sustained"] = 1.0;
   const std::string file = write_temporary("fast.json", profile.dump());

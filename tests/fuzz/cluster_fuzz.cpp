@@ -1,5 +1,5 @@
 // Cluster files and cluster specs: any bytes end in a Cluster or an Error, never in a crash.
-// seeds: calibration/machines
+// seeds: calibration/machines/hopper
 #include <cstddef>
 #include <cstdint>
 #include <string_view>

@@ -1,5 +1,4 @@
 // Calibration profiles: any bytes end in a Calibration or an Error, never in a crash.
-// seeds: calibration/profiles
 #include <cstddef>
 #include <cstdint>
 #include <string_view>

@@ -9,7 +9,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "calibration/profile.h"
+#include "calibration/profile_store.h"
 #include "interop/steps/gather_evidence.h"
 #include "interop/steps/measured_tables.h"
 #include "interop/steps/score_steps.h"

@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "calibration/profile.h"
+#include "calibration/profile_store.h"
 #include "calibration/published.h"
 #include "sim/base/error.h"
 

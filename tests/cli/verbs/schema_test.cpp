@@ -334,7 +334,7 @@ Json to_json(const ConfigNode& node) {
 
 // A cluster file with every figure, out of the catalogue's H100 entry.
 Json full_cluster() {
-  Json cluster = to_json(read_yaml_file(source_path("calibration/machines/h100-sxm.yaml")));
+  Json cluster = to_json(read_yaml_file(source_path("calibration/machines/hopper/h100-sxm.yaml")));
   cluster["gpu"]["key"] = cluster["key"];
   cluster["gpus"] = 64;
   cluster.erase("key");

@@ -1,0 +1,293 @@
+#include "tools/profiles/published_fit.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <string>
+
+#include "calibration/fit/least_squares.h"
+#include "calibration/machines.h"
+
+namespace foreshard {
+namespace {
+
+const std::vector<PublishedFit>& fits() {
+  static const std::vector<PublishedFit> all = fit_all_published();
+  return all;
+}
+
+const PublishedFit& fit_of(std::string_view gpu) {
+  for (const PublishedFit& fit : fits()) {
+    if (fit.calibration.gpu == gpu) return fit;
+  }
+  throw std::runtime_error(std::string(gpu));
+}
+
+const CurveReport& report_of(std::string_view gpu, std::string_view curve) {
+  for (const CurveReport& report : fit_of(gpu).reports) {
+    if (report.curve == curve) return report;
+  }
+  throw std::runtime_error(std::string(curve));
+}
+
+Gpu h100() { return load_cluster("8xh100").gpu; }
+
+// A factor exp(sd * noise) with a fixed sequence of noise of unit variance.
+class Noise {
+ public:
+  explicit Noise(double sd) : sd_(sd) {}
+  double next() {
+    double sum = 0;
+    for (int i = 0; i < 12; ++i) {
+      state_ = state_ * 6364136223846793005ULL + 1442695040888963407ULL;
+      sum += static_cast<double>(state_ >> 11) / 9007199254740992.0;
+    }
+    return std::exp(sd_ * (sum - 6));
+  }
+
+ private:
+  double sd_;
+  std::uint64_t state_ = 42;
+};
+
+TEST(Fit, GemmRecoversKnownConstants) {
+  const Gpu gpu = h100();
+  GemmCurve truth;
+  truth.efficiency = 0.8;
+  truth.k_half = 120;
+  truth.m_half = 40;
+  truth.n_half = 10;
+  truth.wave = 0.08;
+  truth.blend = 5;
+  truth.hbm_fraction = 0.9;
+  truth.overhead = 4e-6;
+  truth.slowdown = 0.03;
+  std::vector<GemmRow> rows;
+  Noise noise(0.02);
+  for (const double m : {1024, 2048, 4096, 8192, 16384}) {
+    for (const double n : {512, 1024, 4096, 8192, 16384}) {
+      for (const double k : {512, 1024, 4096, 8192, 16384}) {
+        GemmRow row;
+        row.source = "synthetic";
+        row.m = m;
+        row.n = n;
+        row.k = k;
+        row.seconds = gemm_seconds(truth, row, gpu) * noise.next();
+        rows.push_back(row);
+      }
+    }
+  }
+  rows[7].seconds *= 3;  // a broken row must not matter
+  GemmFitOptions options;
+  options.hbm_fraction = 0.9;
+  const GemmFit found = fit_gemm(rows, gpu, options);
+  EXPECT_NEAR(found.curve.efficiency, 0.8, 0.02);
+  EXPECT_NEAR(found.curve.k_half, 120, 25);
+  EXPECT_NEAR(found.curve.wave, 0.08, 0.03);
+  EXPECT_NEAR(found.curve.overhead, 4e-6, 1e-6);
+  EXPECT_NEAR(found.curve.slowdown, 0.03, 0.007);
+  // Of 10 ms at 0.8 of 989 TFLOP/s: 2.98 doublings beyond 1 TFLOP.
+  // Hopper: of the slowdown of long products a step sees 0.3.
+  EXPECT_NEAR(found.curve.sustained, std::pow(1 + 2.98 * 0.03, -0.3), 0.01);
+}
+
+// Six large products set the scale of a GPU whose relative is known; the shape is the relative's.
+TEST(Fit, SixLargeProductsAnchorABorrowedCurve) {
+  const Gpu gpu = h100();
+  GemmCurve relative;
+  relative.efficiency = 0.7;
+  relative.k_half = 90;
+  relative.m_half = 30;
+  relative.n_half = 10;
+  relative.wave = 0.05;
+  relative.blend = 4;
+  relative.overhead = 3e-6;
+  relative.slowdown = 0.02;
+  relative.hbm_fraction = 0.9;
+  GemmCurve truth = relative;
+  truth.efficiency = 0.5;
+  const auto row_of = [&](double m, double n, double k) {
+    GemmRow row;
+    row.source = "synthetic";
+    row.m = m;
+    row.n = n;
+    row.k = k;
+    row.seconds = gemm_seconds(truth, row, gpu);
+    return row;
+  };
+  std::vector<GemmRow> rows;
+  for (const double m : {4096, 8192, 16384}) {
+    for (const double n : {4096, 8192}) rows.push_back(row_of(m, n, 4096));
+  }
+  GemmFitOptions options;
+  options.hbm_fraction = 0.9;
+  options.relative = &relative;
+  const GemmCurve found = fit_gemm_curve(rows, gpu, options);
+  for (const double m : {512, 2048, 32768}) {
+    for (const double k : {512, 16384}) {
+      const GemmRow row = row_of(m, 2048, k);
+      EXPECT_NEAR(gemm_seconds(found, row, gpu) / row.seconds, 1, 0.03) << m << ' ' << k;
+    }
+  }
+}
+
+TEST(Fit, AttentionRecoversKnownConstants) {
+  const Gpu gpu = h100();
+  AttentionCurve truth;
+  truth.efficiency = 0.6;
+  truth.s_half = 500;
+  truth.c_half = 0.8;
+  truth.overhead = 8e-6;
+  std::vector<AttentionRow> rows;
+  Noise noise(0.01);
+  for (const double sequence : {512, 1024, 2048, 4096, 8192, 16384}) {
+    for (const double heads : {8, 16, 32, 64}) {
+      for (const double batch : {1, 4}) {
+        AttentionRow row;
+        row.batch = batch;
+        row.heads = heads;
+        row.sequence = sequence;
+        row.head_dim = 128;
+        row.flops = 2 * batch * heads * sequence * sequence * 128;
+        row.seconds = attention_seconds(truth, row, row.flops, gpu) * noise.next();
+        rows.push_back(row);
+      }
+    }
+  }
+  const AttentionCurve found = fit_attention(rows, gpu, {});
+  EXPECT_NEAR(found.efficiency, 0.6, 0.015);
+  EXPECT_NEAR(found.s_half, 500, 40);
+  EXPECT_NEAR(found.c_half, 0.8, 0.1);
+  EXPECT_NEAR(found.overhead, 8e-6, 1e-6);
+  const AttentionCurve held = fit_attention(rows, gpu, {0.8, 8e-6});
+  EXPECT_EQ(held.c_half, 0.8);
+  EXPECT_EQ(held.overhead, 8e-6);
+  EXPECT_NEAR(held.efficiency, 0.6, 0.01);
+}
+
+TEST(Fit, MemoryRecoversKnownConstants) {
+  const Gpu gpu = h100();
+  MemoryCurve truth;
+  truth.fraction = 0.8;
+  truth.overhead = 5e-6;
+  std::vector<MemoryRow> rows;
+  for (double bytes = 1e6; bytes < 1e10; bytes *= 3) {
+    rows.push_back({"synthetic", "add", bytes, memory_seconds(truth, bytes, gpu)});
+  }
+  const MemoryCurve found = fit_memory(rows, gpu);
+  EXPECT_NEAR(found.fraction, 0.8, 0.005);
+  EXPECT_NEAR(found.overhead, 5e-6, 2e-7);
+}
+
+TEST(Fit, SolverStaysInItsRanges) {
+  LeastSquares problem;
+  problem.rows = 3;
+  problem.ranges = {{0.5, 2}, {0, 1}};
+  problem.starts = {{1, 0.5}};
+  problem.residuals = [](std::span<const double> x, std::span<double> out) {
+    out[0] = x[0] - 5;  // wants more than the range has
+    out[1] = x[1] + 3;  // wants less
+    out[2] = x[0] * 0.1;
+  };
+  const std::vector<double> x = solve(problem);
+  EXPECT_DOUBLE_EQ(x[0], 2);
+  EXPECT_DOUBLE_EQ(x[1], 0);
+}
+
+// Out-of-sample errors of the shipped rows; what is reached stands in reports/calibration.md.
+TEST(Fit, GemmErrorsOnSourcesLeftOut) {
+  struct Bound {
+    const char* gpu;
+    double median;
+    double p90;
+  };
+  for (const Bound& bound :
+       {Bound{"a100-80gb", 0.09, 0.21}, Bound{"h100-sxm", 0.06, 0.13}, Bound{"h200", 0.10, 0.17},
+        Bound{"b200", 0.06, 0.14}, Bound{"mi300x", 0.08, 0.13}, Bound{"mi355x", 0.06, 0.12}}) {
+    const CurveReport& report = report_of(bound.gpu, "GEMM bf16");
+    ASSERT_GE(report.errors.size(), 3U) << bound.gpu;
+    for (const FitError& error : report.errors) {
+      if (error.what.starts_with("not fitted: ")) continue;  // an older library: fit_amd_test.cpp
+      // Rows of all sizes down to one tile, and of uninitialised weights: looser.
+      if (error.rows < 100 || error.what.find("vllm") != std::string::npos) {
+        EXPECT_LT(error.median, 0.12) << bound.gpu << ' ' << error.what;
+        continue;
+      }
+      EXPECT_LT(error.median, bound.median) << bound.gpu << ' ' << error.what;
+      EXPECT_LT(error.p90, bound.p90) << bound.gpu << ' ' << error.what;
+    }
+  }
+}
+
+TEST(Fit, SustainedRateComesFromLongProducts) {
+  // A100's long products lose nothing; what is lost comes from the hotter way of timing.
+  EXPECT_NEAR(fit_of("a100-80gb").calibration.gemm_bf16.sustained, 0.96, 0.03);
+  // The hottest way keeps 0.83; products inside layers take 0.84 of its time, at clocks that a
+  // whole step lowers by another 2 to 4 %.
+  EXPECT_NEAR(fit_of("h100-sxm").calibration.gemm_bf16.sustained, 0.83 / 0.84 * 0.97, 0.04);
+}
+
+TEST(Fit, AttentionChartsAreReproduced) {
+  for (const int head_dim : {64, 128, 256}) {
+    const std::string curve = fmt::format("attention fa2 {} forward", head_dim);
+    EXPECT_LT(report_of("h100-sxm", curve).errors.front().median, 0.03) << curve;
+  }
+  EXPECT_LT(report_of("a100-80gb", "attention fa2 128 forward").errors.front().p90, 0.03);
+  // Another run of another framework on the same chip.
+  EXPECT_LT(report_of("a100-80gb", "attention fa2 128 forward").errors.at(1).median, 0.09);
+  EXPECT_LT(report_of("h100-sxm", "attention fa3 128 forward").errors.at(1).median, 0.08);
+}
+
+// A byte of a norm takes 1/0.4 of the memory's time, 1/0.8 of which is the memory itself; with half
+// of the bandwidth for each cycle, half of what the multiprocessors add is left. More bandwidth
+// takes nothing away, and what streams stays.
+TEST(Fit, ReductionsGainWhereBandwidthIsScarce) {
+  const Gpu a100 = load_cluster("8xa100-80gb").gpu;
+  Gpu own = a100;
+  own.memory_bandwidth = BytesPerSecond(a100.memory_bandwidth.value() / 2);
+  std::array<MemoryCurve, kMemoryClasses> curves;
+  for (MemoryCurve& curve : curves) curve.fraction = 0.8;
+  const auto norm = static_cast<std::size_t>(MemoryClass::kNormForward);
+  curves[norm].fraction = 0.4;
+  give_less_bandwidth(curves, own, a100);
+  EXPECT_NEAR(curves[norm].fraction, 1 / (1 / 0.8 + 0.5 * (1 / 0.4 - 1 / 0.8)), 1e-6);
+  EXPECT_EQ(curves[static_cast<std::size_t>(MemoryClass::kElementwise)].fraction, 0.8);
+  own.memory_bandwidth = BytesPerSecond(a100.memory_bandwidth.value() * 3);
+  const double before = curves[norm].fraction;
+  give_less_bandwidth(curves, own, a100);
+  EXPECT_EQ(curves[norm].fraction, before);
+}
+
+// A compiler's norm is a Triton kernel: faster than PyTorch's own, backward above all.
+TEST(Fit, GeneratedNormsAreLigers) {
+  for (const char* gpu : {"a100-80gb", "h100-sxm"}) {
+    const auto fraction = [&](MemoryClass which) {
+      return fit_of(gpu).calibration.memory[static_cast<std::size_t>(which)].fraction;
+    };
+    EXPECT_GT(fraction(MemoryClass::kGeneratedNorm), 1.3 * fraction(MemoryClass::kNormForward));
+    EXPECT_GT(fraction(MemoryClass::kGeneratedNorm), 2 * fraction(MemoryClass::kNormBackward));
+    // One pass over memory, as an elementwise kernel is.
+    EXPECT_LT(fraction(MemoryClass::kGeneratedNorm), 1.05 * fraction(MemoryClass::kElementwise));
+  }
+}
+
+TEST(Fit, BorrowedCurvesSaySo) {
+  for (const CurveReport& report : fit_of("h200").reports) {
+    if (report.curve == "GEMM bf16") continue;
+    EXPECT_GE(report.evidence, Evidence::kExtrapolated) << report.curve;
+  }
+  for (const AttentionCurve& curve : fit_of("b200").calibration.attention) {
+    EXPECT_GE(curve.evidence, Evidence::kExtrapolated) << curve.kernel;
+  }
+  const auto spread = [](const char* gpu, Factor factor) {
+    return fit_of(gpu).calibration.factor(factor).log_sd;
+  };
+  EXPECT_GT(spread("h200", Factor::kAttention), spread("h100-sxm", Factor::kAttention));
+  EXPECT_GT(spread("b200", Factor::kMemoryBound), spread("h100-sxm", Factor::kMemoryBound));
+}
+
+}  // namespace
+}  // namespace foreshard
