@@ -142,6 +142,7 @@ SearchMemory SearchState::memory() {
   };
   memory.remember = [this](std::size_t number, const JudgedPlan& plan) {
     const std::lock_guard<std::mutex> guard(mutex_);
+    if (known_.contains(number) || !written_.insert(number).second) return;
     const std::string figures = figures_of(number, plan);
     fmt::print(file_, "{} {}\n", figures, seal_of(figures, key_));
   };

@@ -1,5 +1,5 @@
 // What a search has judged so far, in a file that grows with every plan: a search that was stopped
-// goes on where it was.
+// goes on where it was. A plan has one line, however many passes judge it.
 //
 // The first line names the search by a hash of all its plans and of what prices them, and every
 // other has a hash of itself. A file of another search, or one that was edited, is refused; a last
@@ -12,6 +12,7 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 
 #include "planner/job_search.h"
 #include "sim/search/search.h"
@@ -49,6 +50,7 @@ class SearchState {
   std::string key_;
   std::map<std::size_t, JudgedPlan> known_;
   std::mutex mutex_;
+  std::unordered_set<std::size_t> written_;  // since it was opened
   std::FILE* file_ = nullptr;
 };
 

@@ -216,15 +216,17 @@ TEST(SearchInDepth, GoesOnWhereItWasStopped) {
   // Cut in the middle of a line, as a stopped program leaves it.
   write_temporary("state.txt", state.substr(0, state.size() / 2));
   EXPECT_EQ(comparable(run(asked + "--resume state.txt")), whole);
-  // The same plans stand there; one that two passes asked about may stand there twice.
+  // The same plans stand there, each once.
   const auto plans_of = [](const std::string& text) {
-    std::set<std::string> plans;
+    std::multiset<std::string> plans;
     std::istringstream lines(text);
     for (std::string line; std::getline(lines, line);) plans.insert(line);
     return plans;
   };
   const std::string again = read_temporary("state.txt");
   EXPECT_EQ(plans_of(again), plans_of(state));
+  const std::multiset<std::string> plans = plans_of(state);
+  EXPECT_EQ(std::set<std::string>(plans.begin(), plans.end()).size(), plans.size());
   EXPECT_EQ(comparable(run(asked + "--resume state.txt")), whole);
   EXPECT_EQ(read_temporary("state.txt"), again);
 
