@@ -4,6 +4,7 @@
 #include <string_view>
 #include <utility>
 
+#include "models/layers/block_parts.h"
 #include "models/layers/layers.h"
 #include "models/model_dims.h"
 #include "models/parameter_names.h"
@@ -73,6 +74,11 @@ void check(const ModelDims& dims) {
   if (dims.positions == Positions::kLearned) {
     check_size(dims, "the number of learned positions", dims.position_rows);
   }
+  if (dims.embedding_width != 0) check_size(dims, "the embedding's width", dims.embedding_width);
+  if (!dims.final_norm && dims.embedding_width == 0) {
+    fail(dims,
+         "nothing stands between the last block and the head; expected a norm or a projection");
+  }
   if (dims.heads % dims.kv_heads != 0) {
     fail(dims, std::to_string(dims.kv_heads) + " key/value heads do not divide " +
                    std::to_string(dims.heads) + " heads");
@@ -83,16 +89,24 @@ void check(const ModelDims& dims) {
     fail(dims, std::to_string(dims.rotary_dim) + " rotated elements of heads of " +
                    std::to_string(dims.head_dim));
   }
+  if (dims.encoder_layers != 0) {
+    check_size(dims, "the number of the encoder's layers", dims.encoder_layers, kMostLayers);
+    check_size(dims, "the number of buckets of positions", dims.position_buckets);
+  }
   if (dims.latent.kv_rank != 0) check_latent(dims);
   if (dims.moe.experts != 0) check_experts(dims);
 }
 
 // The engine's kernels know no constants beside those of Numerics.
 void check_native(const ModelDims& dims) {
-  const char* what = dims.sinks                              ? "attention sinks"
-                     : dims.branch_scale                     ? "scaled branches"
-                     : dims.logit_scale                      ? "scaled logits"
-                     : dims.moe.bias                         ? "experts with biases"
+  const char* what = dims.encoder_layers > 0    ? "cross attention"
+                     : dims.sinks               ? "attention sinks"
+                     : dims.branch_scale        ? "scaled branches"
+                     : dims.logit_scale         ? "scaled logits"
+                     : dims.moe.bias            ? "experts with biases"
+                     : dims.embedding_width > 0 ? "projections of embeddings"
+                     : !dims.bidirectional && dims.residual == Residual::kPostNorm
+                         ? "norms behind the sums"
                      : dims.qk_norm == HeadNorm::kUnweighted ? "norms without weights"
                                                              : nullptr;
   if (what == nullptr) return;
@@ -118,6 +132,65 @@ BlockKind block_kind(const ModelDims& dims, std::int64_t layer) {
               (windowed.empty() || std::binary_search(windowed.begin(), windowed.end(), layer))};
 }
 
+namespace {
+
+// Appends layers to a model, each kind once.
+class Order {
+ public:
+  explicit Order(ModelSpec& model) : model_(model) {}
+  std::int32_t kind(LayerSpec layer) {
+    model_.kinds.push_back(std::move(layer));
+    return static_cast<std::int32_t>(model_.kinds.size() - 1);
+  }
+  void add(LayerSpec layer, std::string name) {
+    model_.order.push_back({.kind = kind(std::move(layer)), .name = std::move(name)});
+  }
+  // Blocks, of which the first differs.
+  template <typename Block>
+  void add_stack(std::int64_t count, const std::string& prefix, Block block) {
+    add(block(StackPlace::kFirst), prefix + "0");
+    if (count == 1) return;
+    const std::int32_t later = kind(block(StackPlace::kLater));
+    for (std::int64_t i = 1; i < count; ++i) {
+      model_.order.push_back({.kind = later, .name = prefix + std::to_string(i)});
+    }
+  }
+
+ private:
+  ModelSpec& model_;
+};
+
+void add_decoder(const ModelDims& dims, Stack stack, ModelSpec& model) {
+  Order order(model);
+  order.add(embedding_layer(dims, stack), "embedding");
+  std::vector<std::pair<BlockKind, std::int32_t>> blocks;
+  for (std::int64_t i = 0; i < dims.layers; ++i) {
+    const BlockKind kind = block_kind(dims, i);
+    auto found = std::find_if(blocks.begin(), blocks.end(),
+                              [&](const auto& block) { return block.first == kind; });
+    if (found == blocks.end()) {
+      blocks.emplace_back(kind, order.kind(decoder_block(dims, stack, kind)));
+      found = blocks.end() - 1;
+    }
+    model.order.push_back({.kind = found->second, .name = "layers." + std::to_string(i)});
+  }
+  order.add(final_norm_layer(dims, stack), "norm");
+}
+
+void add_encoder_decoder(const ModelDims& dims, ModelSpec& model) {
+  Order order(model);
+  order.add(embedding_layer(dims), "embedding");
+  order.add_stack(dims.encoder_layers, "encoder.layers.",
+                  [&](StackPlace place) { return encoding_block(dims, place); });
+  order.add(encoding_norm(dims), "encoder.norm");
+  model.order.push_back({.kind = 0, .name = "decoder.embedding", .same_as = 0});
+  order.add_stack(dims.layers, "layers.",
+                  [&](StackPlace place) { return decoding_block(dims, place); });
+  order.add(decoding_norm(dims), "norm");
+}
+
+}  // namespace
+
 ModelSpec build_model(const ModelDims& dims, Stack stack) {
   check(dims);
   if (stack == Stack::kNative) check_native(dims);
@@ -134,26 +207,15 @@ ModelSpec build_model(const ModelDims& dims, Stack stack) {
   model.block_prefix = parameter_names(dims).blocks;
 
   model.kinds.reserve(8);
-  model.order.reserve(static_cast<std::size_t>(dims.layers) + 4);
-  const auto add_kind = [&model](LayerSpec layer) {
-    model.kinds.push_back(std::move(layer));
-    return static_cast<std::int32_t>(model.kinds.size() - 1);
-  };
-  model.order.push_back({.kind = add_kind(embedding_layer(dims, stack)), .name = "embedding"});
-  std::vector<std::pair<BlockKind, std::int32_t>> blocks;
-  for (std::int64_t i = 0; i < dims.layers; ++i) {
-    const BlockKind kind = block_kind(dims, i);
-    auto found = std::find_if(blocks.begin(), blocks.end(),
-                              [&](const auto& block) { return block.first == kind; });
-    if (found == blocks.end()) {
-      blocks.emplace_back(kind, add_kind(decoder_block(dims, stack, kind)));
-      found = blocks.end() - 1;
-    }
-    model.order.push_back({.kind = found->second, .name = "layers." + std::to_string(i)});
+  model.order.reserve(static_cast<std::size_t>(dims.encoder_layers + dims.layers) + 6);
+  if (dims.encoder_layers > 0) {
+    add_encoder_decoder(dims, model);
+  } else {
+    add_decoder(dims, stack, model);
   }
-  model.order.push_back({.kind = add_kind(final_norm_layer(dims, stack)), .name = "norm"});
-  model.order.push_back({.kind = add_kind(head_layer(dims, stack)), .name = "head"});
-  model.order.push_back({.kind = add_kind(loss_layer(dims, stack)), .name = "loss"});
+  Order order(model);
+  order.add(head_layer(dims, stack), "head");
+  order.add(loss_layer(dims, stack), "loss");
 
   model.parameters();  // throws where the count overflows
   return model;

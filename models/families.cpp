@@ -143,8 +143,8 @@ constexpr RotaryFamily kRotary[] = {
 };
 
 // The others, each built by a function below.
-constexpr std::string_view kOthers[] = {"gpt2",     "gpt3",   "opt",  "mpt",    "bloom",
-                                        "gpt_neox", "falcon", "bert", "roberta"};
+constexpr std::string_view kOthers[] = {"gpt2",     "gpt3",   "opt",  "mpt",     "bloom",
+                                        "gpt_neox", "falcon", "bert", "roberta", "t5"};
 
 constexpr auto kFamilies = [] {
   std::array<std::string_view, std::size(kRotary) + std::size(kOthers)> names;
@@ -175,6 +175,16 @@ ModelDims encoder_family(Naming naming) {
   dims.embedding_norm = dims.bidirectional = true;
   dims.numerics.gelu_tanh = false;
   add_biases(dims);
+  return dims;
+}
+
+ModelDims encoder_decoder_family() {
+  ModelDims dims;
+  dims.naming = Naming::kT5;
+  dims.activation = Activation::kRelu;
+  dims.positions = Positions::kNone;
+  dims.position_buckets = 32;
+  dims.dropout = dims.embedding_dropout = dims.attention_dropout = dims.ffn_dropout = true;
   return dims;
 }
 
@@ -229,6 +239,8 @@ std::optional<ModelDims> family_dims(std::string_view family) {
     dims = alibi_family(family == "mpt" ? Naming::kMpt : Naming::kBloom);
   } else if (family == "gpt_neox" || family == "falcon") {
     dims = parallel_family(family == "falcon" ? Naming::kFalcon : Naming::kNeoX);
+  } else if (family == "t5") {
+    dims = encoder_decoder_family();
   } else {
     dims = encoder_family(family == "bert" ? Naming::kBert : Naming::kRoberta);
   }

@@ -35,7 +35,8 @@ enum class Naming : std::uint8_t {
   kGptOss,
   kLlama4,
   kPhi,
-  kHunYuan
+  kHunYuan,
+  kT5
 };
 
 enum class NormKind : std::uint8_t {
@@ -119,6 +120,10 @@ struct ModelDims {
   std::int64_t head_dim = 0;  // heads * head_dim may differ from hidden (Qwen3)
   std::int64_t ffn = 0;
   std::int64_t vocabulary = 0;
+  // Of the table's rows and of what the head reads, where projections stand between them and the
+  // blocks (opt-350m); 0: `hidden`, without projections.
+  std::int64_t embedding_width = 0;
+  bool final_norm = true;          // a norm behind the last block
   std::int64_t max_positions = 0;  // longest sequence
   std::int64_t position_rows =
       0;  // of the learned table (OPT: two more than positions); 0 without one
@@ -151,6 +156,12 @@ struct ModelDims {
   bool broadcast_kv = false;       // one key head is broadcast to all (Falcon)
   std::int64_t window = 0;         // > 0: positions that each attends to, in these layers:
   std::vector<std::int64_t> windowed_layers = {};  // ascending; empty: all
+  // > 0: so many blocks of an encoder in front, whose result every block reads (T5), and rows of
+  // the tables of relative positions that the first block of each stack has.
+  std::int64_t encoder_layers = 0;
+  std::int64_t position_buckets = 0;
+  bool ffn_dropout = false;   // of what the feed-forward layer's second product reads
+  bool output_scale = false;  // what the head reads is scaled (T5: hidden^-0.5)
   Residual residual = Residual::kPreNorm;
   std::int64_t rotary_dim = 0;   // rotated part of each head; 0: all of it
   std::int64_t token_types = 0;  // rows of the table of segments (BERT); 0: none

@@ -59,7 +59,9 @@ constexpr ParameterNames kOptNames = {.blocks = "model.decoder.layers",
                                       .up = "fc1",
                                       .down = "fc2",
                                       .final_norm = "model.decoder.final_layer_norm",
-                                      .head = "lm_head"};
+                                      .head = "lm_head",
+                                      .project_in = "model.decoder.project_in",
+                                      .project_out = "model.decoder.project_out"};
 
 constexpr ParameterNames kMptNames = {.blocks = "transformer.blocks",
                                       .embedding = "transformer.wte",
@@ -105,6 +107,12 @@ constexpr ParameterNames changed(ParameterNames names, Change change) {
   change(names);
   return names;
 }
+
+constexpr ParameterNames kT5Names = changed(kLlamaNames, [](ParameterNames& n) {
+  n.blocks = "decoder.block";
+  n.embedding = "shared";
+  n.final_norm = "decoder.final_layer_norm";
+});
 
 constexpr ParameterNames kMixtralNames = changed(kLlamaNames, [](ParameterNames& n) {
   n.router = "block_sparse_moe.gate";
@@ -258,6 +266,8 @@ const ParameterNames& parameter_names(const ModelDims& dims) {
       return kLlama4Names;
     case Naming::kPhi:
       return kPhiNames;
+    case Naming::kT5:
+      return kT5Names;
     case Naming::kHunYuan:
       return kHunYuanNames;
   }

@@ -30,6 +30,7 @@ struct ParameterNames {
                    shared_expert_down = "mlp.shared_expert.down_proj";
   std::string_view sinks = "self_attn.sinks";
   std::string_view token_types = "", head_transform = "", head_norm = "", head_bias = "";
+  std::string_view project_in = "", project_out = "";  // around ModelDims::embedding_width
 };
 
 const ParameterNames& parameter_names(const ModelDims& dims);

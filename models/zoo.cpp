@@ -100,14 +100,14 @@ std::string nearest(std::string_view word, std::span<const std::string_view> wor
 }
 
 constexpr std::size_t kTraits = 10;
-constexpr std::array<std::string_view, 5> kWords = {"tied", "bias", "learned", "two_norms",
-                                                    "dropout"};
+constexpr std::array<std::string_view, 8> kWords = {"tied",    "bias",      "learned", "two_norms",
+                                                    "dropout", "post_norm", "gated",   "scaled"};
 
 struct Size {
   std::string_view word;
   std::int64_t& (*of)(ModelDims&);
 };
-constexpr std::array<Size, 12> kSizes = {{
+constexpr std::array<Size, 15> kSizes = {{
     {"experts", [](ModelDims& d) -> std::int64_t& { return d.moe.experts; }},
     {"top_k", [](ModelDims& d) -> std::int64_t& { return d.moe.top_k; }},
     {"expert_ffn", [](ModelDims& d) -> std::int64_t& { return d.moe.ffn; }},
@@ -119,6 +119,9 @@ constexpr std::array<Size, 12> kSizes = {{
     {"value", [](ModelDims& d) -> std::int64_t& { return d.latent.value; }},
     {"rotary_dim", [](ModelDims& d) -> std::int64_t& { return d.rotary_dim; }},
     {"token_types", [](ModelDims& d) -> std::int64_t& { return d.token_types; }},
+    {"window", [](ModelDims& d) -> std::int64_t& { return d.window; }},
+    {"encoder_layers", [](ModelDims& d) -> std::int64_t& { return d.encoder_layers; }},
+    {"embedding_width", [](ModelDims& d) -> std::int64_t& { return d.embedding_width; }},
     {"position_rows", [](ModelDims& d) -> std::int64_t& { return d.position_rows; }},
 }};
 
@@ -145,8 +148,11 @@ constexpr std::array<Constant, 3> kConstants = {{
   for (const Constant& each : kConstants) words.push_back(each.word);
   words.push_back("first_dense");
   words.push_back("unrotated_every");
+  words.push_back("full_every");
   fail(line, kTraits, "unknown trait \"" + std::string(trait) + "\"",
-       "words of tied, bias, learned, two_norms, dropout and sizes such as experts=8, separated by "
+       "words of tied, bias, learned, two_norms, dropout, post_norm, gated, scaled and sizes such "
+       "as experts=8, "
+       "separated by "
        "single spaces",
        nearest(trait.substr(0, trait.find('=')), words));
 }
@@ -164,6 +170,12 @@ void apply_value(const Line& line, std::string_view trait, ModelDims& dims) {
     dims.moe.dense_layers.clear();
     for (std::int64_t i = 0; i < std::min(value, dims.layers); ++i) {
       dims.moe.dense_layers.push_back(i);
+    }
+    return;
+  }
+  if (word == "full_every") {  // the others attend within `window`
+    for (std::int64_t i = 0; i < dims.layers; ++i) {
+      if ((i + 1) % value != 0) dims.windowed_layers.push_back(i);
     }
     return;
   }
@@ -194,6 +206,14 @@ void apply_traits(const Line& line, const Cells& cells, ModelDims& dims) {
       dims.positions = Positions::kLearned;
     } else if (trait == "two_norms") {
       dims.residual = Residual::kParallel;
+    } else if (trait == "gated") {  // T5 1.1
+      dims.activation = Activation::kGeGlu;
+      dims.numerics.gelu_new = true;
+    } else if (trait == "scaled") {
+      dims.output_scale = true;
+    } else if (trait == "post_norm") {
+      dims.residual = Residual::kPostNorm;
+      dims.final_norm = false;
     } else if (trait == "dropout") {
       dims.dropout = dims.embedding_dropout = dims.attention_dropout = true;
     } else {

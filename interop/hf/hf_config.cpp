@@ -115,6 +115,9 @@ ModelDims read_text_model(KeyReader& keys, const ConfigNode* outer_type,
     case HfReader::kEncoder:
       read_encoder(keys, dims);
       break;
+    case HfReader::kEncoderDecoder:
+      read_encoder_decoder(keys, dims);
+      break;
     case HfReader::kLatent:
       read_latent(keys, dims);
       break;

@@ -6,7 +6,9 @@
 //   window            attention within sliding_window in every layer: it bounds the sequence
 //   window_if_named   ... where the key is there; window_if_used: where use_sliding_window or
 //                     layer_types say so
-//   window_in_some    some layers attend to all: windows are priced as full attention
+//   window_in_some    the layers that layer_types, or the pattern, say attend within
+//                     sliding_window, or within chunks of attention_chunk_size
+//   chunks_where_rotated   without layer_types, chunks are where positions are
 //   unrotated         no_rope_layers, no_rope_layer_interval: layers without positions
 //   rotary_in_windows layers that attend to all have no positions
 //   experts           as wide as intermediate_size, in every layer; sparse_experts: Qwen's keys;
@@ -102,6 +104,9 @@ void read_biases(KeyReader& keys, const Words& words, ModelDims& dims) {
   }
 }
 
+constexpr std::string_view kFull = "full_attention", kSliding = "sliding_attention",
+                           kChunked = "chunked_attention";
+
 // layer_types, which must be of the known words and, where `layers` counts, one for each layer.
 std::vector<std::string> layer_types(KeyReader& keys) {
   std::vector<std::string> result;
@@ -109,7 +114,7 @@ std::vector<std::string> layer_types(KeyReader& keys) {
   if (types == nullptr) return result;
   for (const ConfigNode& type : types->elements()) {
     const std::string word = type.as_string();
-    if (word != "full_attention" && word != "sliding_attention" && word != "chunked_attention") {
+    if (word != kFull && word != kSliding && word != kChunked) {
       throw type.error("layers of type \"" + word + "\" are not supported",
                        "full_attention, sliding_attention or chunked_attention");
     }
@@ -118,32 +123,72 @@ std::vector<std::string> layer_types(KeyReader& keys) {
   return result;
 }
 
-void read_windows(KeyReader& keys, const Words& words, ModelDims& dims) {
-  const std::vector<std::string> types = layer_types(keys);
-  const bool any = std::any_of(types.begin(), types.end(),
-                               [](const std::string& type) { return type != "full_attention"; });
-  const bool named = keys.node().has("sliding_window");
-  if (any) {
-    for (std::size_t i = 0; i < types.size() && i < static_cast<std::size_t>(dims.layers); ++i) {
-      if (types[i] != "full_attention")
-        dims.windowed_layers.push_back(static_cast<std::int64_t>(i));
+// What the class makes of a pattern, "LLLG" or every how many layers one attends to all; empty:
+// there is none.
+std::vector<std::string> types_of_pattern(KeyReader& keys, const ModelDims& dims) {
+  std::vector<std::string> types;
+  const KeyReader::Spellings kKeys = {"sliding_window_pattern", "_sliding_window_pattern"};
+  const ConfigNode* value = keys.find(kKeys);
+  if (value == nullptr && !keys.provides("sliding_window_pattern")) return types;
+  const std::string text = value != nullptr ? std::string(value->text()) : "";
+  if (text.find_first_not_of("LG") == std::string::npos && !text.empty()) {
+    for (std::int64_t i = 0; i < dims.layers; ++i) {
+      const char letter = text[static_cast<std::size_t>(i) % text.size()];
+      types.emplace_back(letter == 'L' ? kSliding : kFull);
     }
+    return types;
   }
+  const std::int64_t every = keys.size_or(kKeys, 1);
+  for (std::int64_t i = 0; i < dims.layers; ++i) {
+    types.emplace_back((i + 1) % every != 0 ? kSliding : kFull);
+  }
+  return types;
+}
+
+// Of those that the file does not list.
+std::vector<std::string> usual_types(KeyReader& keys, const Words& words, const ModelDims& dims) {
+  check_layer_count(keys, dims);
+  const ConfigNode* window = keys.node().find("sliding_window");
+  if (window != nullptr && window->is_null()) return {};
+  if (!words.has("chunks_where_rotated")) return types_of_pattern(keys, dims);
+  std::vector<std::string> types(static_cast<std::size_t>(dims.layers), std::string(kChunked));
+  for (const std::int64_t layer : dims.unrotated_layers) {
+    types[static_cast<std::size_t>(layer)] = kFull;
+  }
+  return types;
+}
+
+// The length of a window: of the file, else the class's; 0: null in the file, or none.
+std::int64_t window_of(KeyReader& keys) {
+  for (const std::string_view key : {"sliding_window", "attention_chunk_size"}) {
+    if (const ConfigNode* value = keys.find({key})) return value->as_int(1, kLargestHfSize);
+    if (!keys.node().has(key) && keys.provides(key)) return keys.size({key});
+  }
+  return 0;
+}
+
+void read_windows(KeyReader& keys, const Words& words, ModelDims& dims) {
+  std::vector<std::string> types = layer_types(keys);
+  if (words.has("window_in_some") && types.empty()) types = usual_types(keys, words, dims);
+  const bool any = std::any_of(types.begin(), types.end(),
+                               [](const std::string& type) { return type != kFull; });
+  const auto each_of = [&](auto is_meant, std::vector<std::int64_t>& layers) {
+    for (std::size_t i = 0; i < types.size() && i < static_cast<std::size_t>(dims.layers); ++i) {
+      if (is_meant(types[i])) layers.push_back(static_cast<std::int64_t>(i));
+    }
+  };
+  const bool named = keys.node().has("sliding_window");
   if (words.has("window_if_used")) {
     if (keys.flag_or("use_sliding_window", false) || any) bound_by_window(keys, dims);
   } else if (words.has("window") || (words.has("window_if_named") && named)) {
     bound_by_window(keys, dims);
   } else if (words.has("window_in_some")) {
-    for (const std::string_view key : {"sliding_window", "attention_chunk_size"}) {
-      const ConfigNode* value = keys.find({key});
-      if (value == nullptr) continue;
-      keys.comment("some layers attend within it; they are priced as full attention");
-      if (any) dims.window = value->as_int(1, kLargestHfSize);
-    }
+    const std::int64_t window = window_of(keys);
+    if (any) dims.window = window;
   }
-  if (!words.has("rotary_in_windows") || !any) return;
-  for (std::size_t i = 0; i < types.size() && i < static_cast<std::size_t>(dims.layers); ++i) {
-    if (types[i] == "full_attention") dims.unrotated_layers.push_back(static_cast<std::int64_t>(i));
+  if (any) each_of([](const std::string& type) { return type != kFull; }, dims.windowed_layers);
+  if (words.has("rotary_in_windows") && any) {
+    each_of([](const std::string& type) { return type == kFull; }, dims.unrotated_layers);
   }
 }
 

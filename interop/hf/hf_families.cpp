@@ -40,7 +40,8 @@ constexpr HfFamily kFamilies[] = {
      "num_key_value_heads=4 head_dim=256 max_position_embeddings=8192 tie_word_embeddings=true "
      "final_logit_softcapping=30 attn_logit_softcapping=50 sliding_window=4096"},
     {"gemma3", "gemma3", HfReader::kDecoder, "attention_bias softcap window_in_some",
-     "num_key_value_heads=4 head_dim=256 max_position_embeddings=131072 tie_word_embeddings=true",
+     "num_key_value_heads=4 head_dim=256 max_position_embeddings=131072 tie_word_embeddings=true "
+     "sliding_window=4096 sliding_window_pattern=6",
      "vocab_size=262208 hidden_size=2304 intermediate_size=9216 num_hidden_layers=26 "
      "num_attention_heads=8"},
     {"phi3", "phi3", HfReader::kDecoder, "partial_rotary window_if_named",
@@ -51,16 +52,18 @@ constexpr HfFamily kFamilies[] = {
      "num_key_value_heads=2 max_position_embeddings=4096 tie_word_embeddings=true use_bias=true "
      "hidden_act=gelu_pytorch_tanh"},
     {"olmo2", "olmo2", HfReader::kDecoder, "attention_bias"},
-    {"olmo3", "olmo3", HfReader::kDecoder, "attention_bias window_in_some"},
+    {"olmo3", "olmo3", HfReader::kDecoder, "attention_bias window_in_some",
+     "sliding_window=4096 sliding_window_pattern=4"},
     {"exaone4", "exaone4", HfReader::kDecoder, "rotary_in_windows window_in_some",
-     "num_key_value_heads=32"},
+     "num_key_value_heads=32 sliding_window=4096 sliding_window_pattern=4"},
     {"smollm3", "smollm3", HfReader::kDecoder, "attention_bias mlp_bias unrotated window_in_some",
      "num_key_value_heads=4 max_position_embeddings=32768 tie_word_embeddings=true"},
     {"granite", "granite", HfReader::kDecoder, "attention_bias mlp_bias multipliers"},
     {"cohere", "cohere", HfReader::kDecoder, "attention_bias use_qk_norm",
      "max_position_embeddings=8192 tie_word_embeddings=true"},
     {"cohere2", "cohere", HfReader::kDecoder, "attention_bias rotary_in_windows window_in_some",
-     "max_position_embeddings=8192 tie_word_embeddings=true"},
+     "max_position_embeddings=8192 tie_word_embeddings=true sliding_window=4096 "
+     "sliding_window_pattern=4"},
     {"stablelm", "stablelm", HfReader::kDecoder,
      "use_qkv_bias plain_heads partial_rotary parallel_residual",
      "num_key_value_heads=32 max_position_embeddings=4096 partial_rotary_factor=0.25"},
@@ -96,11 +99,12 @@ constexpr HfFamily kFamilies[] = {
      "num_local_experts=8 num_experts_per_tok=2"},
     {"gpt_oss", "gpt_oss", HfReader::kDecoder, "attention_bias experts window_in_some",
      "num_key_value_heads=8 head_dim=64 max_position_embeddings=131072 attention_bias=true "
-     "num_local_experts=128 num_experts_per_tok=4"},
+     "num_local_experts=128 num_experts_per_tok=4 sliding_window=128 sliding_window_pattern=2"},
     {"llama4", "llama4", HfReader::kDecoder,
-     "attention_bias unrotated use_qk_norm interleaved_experts window_in_some",
+     "attention_bias unrotated use_qk_norm interleaved_experts window_in_some "
+     "chunks_where_rotated",
      "num_key_value_heads=8 head_dim=128 max_position_embeddings=131072 use_qk_norm=true "
-     "num_local_experts=16 num_experts_per_tok=1",
+     "num_local_experts=16 num_experts_per_tok=1 attention_chunk_size=8192",
      "vocab_size=202048 hidden_size=5120 intermediate_size=8192 num_hidden_layers=48 "
      "num_attention_heads=40"},
     {"glm4_moe", "glm4_moe", HfReader::kDecoder, "qkv_bias partial_rotary use_qk_norm late_experts",
@@ -122,6 +126,10 @@ constexpr HfFamily kFamilies[] = {
     {"falcon", "falcon", HfReader::kParallel},
     {"bert", "bert", HfReader::kEncoder},
     {"roberta", "roberta", HfReader::kEncoder},
+    {"t5", "t5", HfReader::kEncoderDecoder},
+    {"mt5", "t5", HfReader::kEncoderDecoder, "",
+     "vocab_size=250112 d_ff=1024 num_layers=8 num_heads=6 feed_forward_proj=gated-gelu "
+     "tie_word_embeddings=false"},
 };
 
 constexpr std::array<std::string_view, 4> kHeads = {"ForCausalLM", "LMHeadModel",

@@ -20,6 +20,7 @@ enum class HfReader : std::uint8_t {
   kMpt,
   kParallel,
   kEncoder,
+  kEncoderDecoder,
   kLatent
 };
 

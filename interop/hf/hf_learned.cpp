@@ -41,18 +41,21 @@ void read_opt(KeyReader& keys, ModelDims& dims) {
   if (!keys.flag_or("enable_bias", true)) {
     dims.qkv_bias = dims.output_bias = dims.mlp_bias = false;
   }
-  // opt-350m: projections around narrower embeddings, norms behind the branches, none at the end.
-  if (keys.size_or({"word_embed_proj_dim"}, dims.hidden) != dims.hidden) {
-    keys.refuse("word_embed_proj_dim", "projections of the embeddings are not supported",
-                std::to_string(dims.hidden) + ", the hidden size");
-  }
+  // opt-350m: narrower embeddings between projections, norms behind the sums, none at the end.
+  const std::int64_t width = keys.size_or({"word_embed_proj_dim"}, dims.hidden);
+  if (width != dims.hidden) dims.embedding_width = width;
   if (!keys.flag_or("do_layer_norm_before", true)) {
-    keys.refuse("do_layer_norm_before", "norms behind the branches are not supported", "true");
+    dims.residual = Residual::kPostNorm;
+    dims.final_norm = false;
   }
   if (!keys.flag_or("layer_norm_elementwise_affine", true)) {
     keys.refuse("layer_norm_elementwise_affine", "norms without weights are not supported", "true");
   }
-  keys.refuse_if_set("_remove_final_layer_norm", "a model without its last norm is not supported");
+  if (keys.flag_or("_remove_final_layer_norm", false)) dims.final_norm = false;
+  if (!dims.final_norm && dims.embedding_width == 0) {
+    keys.refuse("word_embed_proj_dim", "nothing would stand between the last block and the head",
+                "a norm there (do_layer_norm_before), or embeddings narrower than hidden_size");
+  }
   const std::string activation = keys.word_or("activation_function", "relu");
   if (activation.starts_with("gelu")) {
     dims.activation = Activation::kGelu;

@@ -59,6 +59,7 @@ void read_mpt(KeyReader& keys, ModelDims& dims, std::vector<HfKey>& ledger);
 void read_parallel(KeyReader& keys, ModelDims& dims);
 // bert, roberta.
 void read_encoder(KeyReader& keys, ModelDims& dims);
+void read_encoder_decoder(KeyReader& keys, ModelDims& dims);
 // deepseek_v2, deepseek_v3. The layers of multi-token prediction are left out.
 void read_latent(KeyReader& keys, ModelDims& dims);
 

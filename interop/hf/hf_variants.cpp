@@ -70,4 +70,35 @@ void read_encoder(KeyReader& keys, ModelDims& dims) {
   dims.embedding_dropout = dims.dropout;
 }
 
+void read_encoder_decoder(KeyReader& keys, ModelDims& dims) {
+  dims.encoder_layers = keys.size_or({"num_layers"}, 6);
+  dims.layers = keys.size_or({"num_decoder_layers"}, dims.encoder_layers);
+  dims.hidden = keys.size_or({"d_model"}, 512);
+  dims.heads = dims.kv_heads = keys.size_or({"num_heads"}, 8);
+  dims.head_dim = keys.size_or({"d_kv"}, 64);
+  dims.ffn = keys.size_or({"d_ff"}, 2048);
+  dims.vocabulary = keys.size_or({"vocab_size"}, 32128);
+  dims.position_buckets = keys.size_or({"relative_attention_num_buckets"}, 32);
+  // Not a limit: positions are relative.
+  dims.max_positions = keys.size_or({"n_positions"}, 512);
+  dims.numerics.norm_epsilon = keys.number_or("layer_norm_epsilon", 1e-6);
+  // Of one table, the head's output is scaled; without, the head has a table of its own: so its
+  // checkpoints hold it, though transformers 5 ties it whatever the file says.
+  dims.tied = dims.output_scale = keys.flag_or("tie_word_embeddings", true);
+  const std::string work = keys.word_or("feed_forward_proj", "relu");
+  if (work == "gated-gelu" || work == "gated-gelu_new") {
+    dims.activation = Activation::kGeGlu;
+    dims.numerics.gelu_new = true;
+  } else if (work == "gated-silu") {
+    dims.activation = Activation::kSwiGlu;
+  } else if (work != "relu") {
+    keys.refuse("feed_forward_proj", "activation \"" + work + "\" is not supported",
+                "relu, gated-gelu or gated-silu");
+  }
+  const ConfigNode* rate = keys.find({"dropout_rate"});
+  const bool drops = rate == nullptr || rate->as_double(0, 1) > 0;
+  if (rate == nullptr) keys.assume("dropout_rate", "0.1");
+  dims.dropout = dims.embedding_dropout = dims.attention_dropout = dims.ffn_dropout = drops;
+}
+
 }  // namespace foreshard

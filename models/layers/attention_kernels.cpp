@@ -20,7 +20,9 @@
 #include "models/layers/attention_kernels.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -32,25 +34,62 @@ namespace {
 using Index = std::int16_t;
 using Indices = std::vector<Index>;
 
+// What the code of a family does beyond its operations (transformers 5.17, models/FAMILY/
+// modeling_FAMILY.py; torchtitan's models/gpt_oss and models/llama4).
+struct FamilyCode {
+  std::string_view family;
+  bool softmax_as_scores = false;  // its own attention takes the softmax in the scores' dtype
+  bool flexible = false;  // FlexAttention in place of PyTorch's other kernels: it takes windows
+  bool chunked = false;   // windows do not slide: positions attend within their own chunk
+  bool biased = false;    // scores have a bias of positions (T5)
+};
+constexpr FamilyCode kFamilyCode[] = {
+    {.family = "gpt2", .softmax_as_scores = true},
+    {.family = "bert", .softmax_as_scores = true},
+    {.family = "roberta", .softmax_as_scores = true},
+    {.family = "falcon", .softmax_as_scores = true},
+    {.family = "t5", .softmax_as_scores = true, .biased = true},
+    {.family = "gpt_oss", .flexible = true},
+    {.family = "llama4", .flexible = true, .chunked = true},
+};
+FamilyCode code_of(std::string_view family) {
+  const auto found = std::find_if(std::begin(kFamilyCode), std::end(kFamilyCode),
+                                  [&](const FamilyCode& code) { return code.family == family; });
+  return found == std::end(kFamilyCode) ? FamilyCode{} : *found;
+}
+
+// What is added to the scores. kLearned: a bias that wants its gradient, which no fused kernel of
+// PyTorch's takes. kZeros: a mask that masks nothing, given to cross attention; transformers makes
+// it want a gradient where blocks are checkpointed.
+enum class Bias : std::uint8_t { kNone, kLearned, kZeros };
+Bias bias_of(const FamilyCode& code, const Operation& op, const Plan& plan) {
+  if (!code.biased) return Bias::kNone;
+  const bool crosses = op.name.starts_with("cross");
+  return crosses && plan.recompute == RangedPolicy<Recompute>{} ? Bias::kZeros : Bias::kLearned;
+}
+
 // Kernels of packages of their own take the window's length and skip what lies outside of it.
-bool takes_windows(AttentionKernel kernel) {
+bool takes_windows(AttentionKernel kernel, const FamilyCode& code) {
   using enum AttentionKernel;
-  return kernel == kFa1 || kernel == kFa2 || kernel == kFa3 || kernel == kTriton;
+  return kernel == kFa1 || kernel == kFa2 || kernel == kFa3 || kernel == kTriton ||
+         (code.flexible && kernel == kFlash);
 }
 
-bool is_masked(const Plan& plan, const AttentionShape& shape, std::int64_t sequence) {
+bool is_masked(const Plan& plan, const FamilyCode& code, const AttentionShape& shape,
+               std::int64_t sequence) {
   const bool is_outside = shape.window > 0 && sequence >= shape.window;
-  return plan.batch.padded || (is_outside && !takes_windows(plan.attention));
+  return plan.batch.padded || (is_outside && !takes_windows(plan.attention, code));
 }
 
-AttentionKernel dispatched(const Plan& plan, const AttentionShape& shape, bool masked) {
+AttentionKernel dispatched(const Plan& plan, const AttentionShape& shape, bool masked, Bias bias) {
   using enum AttentionKernel;
   constexpr std::int64_t kWidestHead = 256;
   const AttentionKernel asked = plan.attention;
+  if (bias == Bias::kLearned && asked != kEager) return kMath;
   if (asked != kFlash && asked != kCudnn && asked != kEfficient) return asked;
   const bool groups = shape.kv_heads != shape.heads;
   if (groups && shape.broadcasts) return kMath;
-  if (masked) return kEfficient;
+  if (masked || bias == Bias::kZeros) return kEfficient;
   const bool half = plan.compute_dtype() != DType::kFp32;
   if (half && shape.head_dim <= kWidestHead) return asked;
   return groups && asked != kEfficient ? kMath : kEfficient;
@@ -59,8 +98,9 @@ AttentionKernel dispatched(const Plan& plan, const AttentionShape& shape, bool m
 // Operations in the place of one attention.
 class Written {
  public:
-  Written(LayerSpec& layer, const Operation& attention, const Plan& plan)
+  Written(LayerSpec& layer, const Operation& attention, const Plan& plan, Bias bias = Bias::kNone)
       : layer_(layer),
+        bias_(bias),
         part_(attention.part),
         shape_(attention.attention),
         sequence_(layer.domain.length(plan.batch.sequence)) {}
@@ -86,20 +126,26 @@ class Written {
     op.outputs = {output};
     return output;
   }
+  Index like(Index input, const std::string& name, ElementType type) {
+    TensorSpec spec = at(input);
+    spec.name = name;
+    spec.type = type;
+    return add_tensor(layer_, std::move(spec));
+  }
   Index scale(const std::string& name, Index input) {
-    const Index output = activation(name, at(input).per_token, at(input).type);
-    return pass(name, Function::kScale, {input}, output);
+    return pass(name, Function::kScale, {input}, like(input, name, at(input).type));
   }
   Index cast(const std::string& name, Index input, ElementType type) {
-    return pass(name, Function::kCast, {input}, activation(name, at(input).per_token, type));
+    return pass(name, Function::kCast, {input}, like(input, name, type));
   }
-  Index copy(const std::string& name, Index input, std::int64_t per_token) {
-    return pass(name, Function::kCopy, {input}, activation(name, per_token, at(input).type));
+  Index copy(const std::string& name, Index input) {
+    return pass(name, Function::kCopy, {input}, like(input, name, at(input).type));
   }
   // Of `width` features, of every head.
   Index repeat(const std::string& name, Index input, std::int64_t width) {
     if (shape_.kv_heads == shape_.heads) return input;
-    return copy(name, input, shape_.heads * width);
+    const Index output = activation(name, shape_.heads * width, at(input).type);
+    return pass(name, Function::kCopy, {input}, output);
   }
   // Rows of one sequence's heads times those of another: [S, width] x [width, S], or the other way.
   Index product(Indices inputs, std::int64_t width, Index output) {
@@ -118,13 +164,35 @@ class Written {
     last().backward_workspace = {scores("softmax_times_grad", type)};
     return output;
   }
+  // Keeps a mask of one byte per score; the caller lets go of the input.
+  Index dropout(Index probabilities) {
+    if (!shape_.dropout) return probabilities;
+    const Index mask = scores("probabilities_mask", ElementType::kByte);
+    const Index kept = scores("kept_probabilities", at(probabilities).type);
+    pass("probabilities_dropout", Function::kDropout, {probabilities}, kept);
+    last().outputs.push_back(mask);
+    last().saved = {mask};
+    release({mask, probabilities});
+    return kept;
+  }
+  // Of a learned bias of an earlier block, [1, heads, positions, positions]: the sum over the
+  // batch, then in the bias's dtype. (A block that made the bias has it among its tensors.)
+  void add_bias_gradient(const Operation& op) {
+    if (bias_ != Bias::kLearned || op.inputs.size() > 3) return;
+    for (const ElementType type : {ElementType::kFp32, ElementType::kCompute}) {
+      last().backward_workspace.push_back(
+          add_tensor(layer_, {.name = "bias.grad",
+                              .per_position = checked_multiply(shape_.heads, sequence_),
+                              .type = type}));
+    }
+  }
   void release(const Indices& tensors) {
     last().released.insert(last().released.end(), tensors.begin(), tensors.end());
   }
 
   // Views where one fused projection is read.
   Indices heads(const Indices& inputs) {
-    if (inputs.size() == 3) return inputs;
+    if (inputs.size() >= 3) return inputs;  // (behind them, perhaps a bias)
     const std::int64_t kv = shape_.kv_heads * shape_.head_dim;
     const ElementType type = at(inputs.front()).type;
     Indices parts = {activation("q", shape_.heads * shape_.head_dim, type),
@@ -141,16 +209,24 @@ class Written {
 
  private:
   LayerSpec& layer_;
+  Bias bias_;
   std::int8_t part_;
   AttentionShape shape_;
   std::int64_t sequence_;
   std::vector<Operation> operations_;
 };
 
-std::vector<Operation> math(LayerSpec& layer, const Operation& op, const Plan& plan) {
+// The terms of a sum with the bias, where the block makes it itself.
+Indices with_bias(Index scores, const Operation& op) {
+  Indices terms = {scores};
+  if (op.inputs.size() > 3) terms.push_back(op.inputs.back());
+  return terms;
+}
+
+std::vector<Operation> math(LayerSpec& layer, const Operation& op, const Plan& plan, Bias bias) {
   const AttentionShape& shape = op.attention;
   constexpr ElementType kFp32 = ElementType::kFp32;
-  Written out(layer, op, plan);
+  Written out(layer, op, plan, bias);
   const Indices qkv = out.heads(op.inputs);
   const Index q = out.scale("scaled_q", out.cast("q_fp32", qkv[0], kFp32));
   Index k = out.cast("k_fp32", qkv[1], kFp32);
@@ -161,15 +237,17 @@ std::vector<Operation> math(LayerSpec& layer, const Operation& op, const Plan& p
   }
   const Index v = out.repeat("v_repeat", out.cast("v_fp32", qkv[2], kFp32), shape.values());
   Index scores = out.product({q, k}, shape.head_dim, out.scores("scores", kFp32));
-  if (shape.causal || plan.batch.padded) {
-    scores =
-        out.pass("masked_scores", Function::kAdd, {scores}, out.scores("masked_scores", kFp32));
+  if (shape.causal || plan.batch.padded || bias != Bias::kNone) {
+    scores = out.pass("masked_scores", Function::kAdd, with_bias(scores, op),
+                      out.scores("masked_scores", kFp32));
     out.last().in_place = true;
     out.last().gradient = GradientRule::kAlias;
   }
-  const Index softmax = out.softmax(scores, kFp32);
+  Index softmax = out.softmax(scores, kFp32);
   out.last().forward_workspace = {out.scores("softmax_unmasked", kFp32),
                                   out.scores("masked_rows", ElementType::kByte)};
+  out.add_bias_gradient(op);
+  softmax = out.dropout(softmax);
   const std::int64_t width = shape.heads * shape.values();
   const Index wide =
       out.product({softmax, v}, shape.values(), out.activation("attention_fp32", width, kFp32));
@@ -182,25 +260,19 @@ std::vector<Operation> math(LayerSpec& layer, const Operation& op, const Plan& p
   return out.take();
 }
 
-// Whose own attention takes its softmax in fp32; the others take it as scores are (read at
-// transformers 5.17, models/FAMILY/modeling_FAMILY.py).
-bool softmax_is_fp32(std::string_view family) {
-  static constexpr std::string_view kAsScores[] = {"gpt2", "bert", "roberta", "falcon"};
-  return std::find(std::begin(kAsScores), std::end(kAsScores), family) == std::end(kAsScores);
-}
-
 std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& plan,
-                             std::string_view family) {
+                             const FamilyCode& code) {
   const AttentionShape& shape = op.attention;
   constexpr ElementType kCompute = ElementType::kCompute;
-  Written out(layer, op, plan);
+  const Bias bias = bias_of(code, op, plan);
+  Written out(layer, op, plan, bias);
   const Indices qkv = out.heads(op.inputs);
   const Index k = out.repeat("k_repeat", qkv[1], shape.head_dim);
   const Index v = out.repeat("v_repeat", qkv[2], shape.values());
   // A product over several sequences wants each head's rows together.
   const bool copies = plan.batch.micro_batch > 1;
   const auto rows = [&](const char* name, Index t, bool is_copy) {
-    return copies && !is_copy ? out.copy(name, t, out.at(t).per_token) : t;
+    return copies && !is_copy ? out.copy(name, t) : t;
   };
   const bool repeats = shape.kv_heads != shape.heads;
   const Index q = rows("q_heads", qkv[0], false);
@@ -214,30 +286,24 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
     out.last().saved = {tanh};
     scores = out.scale("capped_scores", tanh);
   }
-  if (shape.causal || plan.batch.padded) {
-    scores =
-        out.pass("masked_scores", Function::kAdd, {scores}, out.scores("masked_scores", kCompute));
+  const auto add_to_scores = [&](const char* name, Indices terms) {
+    scores = out.pass(name, Function::kAdd, std::move(terms), out.scores(name, kCompute));
     out.last().gradient = GradientRule::kAlias;
-  }
+  };
+  if (bias != Bias::kNone) add_to_scores("biased_scores", with_bias(scores, op));
+  if (shape.causal || plan.batch.padded) add_to_scores("masked_scores", {scores});
   Index probabilities = 0;
-  if (softmax_is_fp32(family)) {
+  if (!code.softmax_as_scores) {
     const Index softmax =
         out.softmax(out.cast("scores_fp32", scores, ElementType::kFp32), ElementType::kFp32);
     probabilities = out.cast("probabilities", softmax, kCompute);
     out.release({scores, softmax});
   } else {
     probabilities = out.softmax(scores, kCompute);
+    out.add_bias_gradient(op);
     out.release({scores});
   }
-  if (shape.dropout) {
-    const Index mask = out.scores("probabilities_mask", ElementType::kByte);
-    const Index kept = out.scores("kept_probabilities", kCompute);
-    out.pass("probabilities_dropout", Function::kDropout, {probabilities}, kept);
-    out.last().outputs.push_back(mask);
-    out.last().saved = {mask};
-    out.release({mask, probabilities});
-    probabilities = kept;
-  }
+  probabilities = out.dropout(probabilities);
   const Index values = rows("v_heads", v, repeats);
   const Index made =
       out.product({probabilities, values}, shape.values(),
@@ -275,8 +341,9 @@ bool is_concatenated(const LayerSpec& layer, Index t) {
   });
 }
 
-std::vector<Operation> fused(LayerSpec& layer, Operation op, const Plan& plan, bool masked) {
-  const bool efficient = dispatched(plan, op.attention, masked) == AttentionKernel::kEfficient;
+std::vector<Operation> fused(LayerSpec& layer, Operation op, const Plan& plan, bool masked,
+                             AttentionKernel kernel) {
+  const bool efficient = kernel == AttentionKernel::kEfficient;
   // (transformers' code; others concatenate rows of heads.)
   const bool by_heads = plan.kernels.rope == ModuleKernels::Rope::kReal && op.inputs.size() == 3 &&
                         is_concatenated(layer, op.inputs.front());
@@ -317,20 +384,39 @@ std::vector<Operation> fused(LayerSpec& layer, Operation op, const Plan& plan, b
   return operations;
 }
 
+// What a block looks up of its bias, for each pair of positions (encoder_decoder.cpp).
+void pair_positions(LayerSpec& layer, std::int64_t sequence) {
+  if (layer.role != LayerRole::kBlock) return;
+  for (TensorSpec& tensor : layer.tensors) {
+    tensor.per_position = checked_multiply(tensor.per_position, sequence);
+  }
+}
+
+// Chunks are to the kernel what packed documents are.
+void attend_in_chunks(AttentionShape& shape, std::int64_t sequence) {
+  const std::int64_t window = std::exchange(shape.window, 0);
+  if (window == 0 || window >= sequence) return;
+  shape.documents = std::max(shape.documents, (sequence + window - 1) / window);
+}
+
 }  // namespace
 
 void apply_attention(LayerSpec& layer, const Plan& plan, std::string_view family) {
+  const FamilyCode code = code_of(family);
+  if (code.biased) pair_positions(layer, layer.domain.length(plan.batch.sequence));
   for (std::size_t o = 0; o < layer.operations.size(); ++o) {
     if (layer.operations[o].kind != OperationKind::kAttention) continue;
     Operation op = std::move(layer.operations[o]);
     layer.operations.erase(layer.operations.begin() + static_cast<std::ptrdiff_t>(o));
     const std::int64_t sequence = layer.domain.length(plan.batch.sequence);
-    const bool masked = is_masked(plan, op.attention, sequence);
-    const AttentionKernel kernel = dispatched(plan, op.attention, masked);
-    std::vector<Operation> made = kernel == AttentionKernel::kMath ? math(layer, op, plan)
+    const bool masked = is_masked(plan, code, op.attention, sequence);
+    const Bias bias = bias_of(code, op, plan);
+    const AttentionKernel kernel = dispatched(plan, op.attention, masked, bias);
+    if (code.chunked && !masked) attend_in_chunks(op.attention, sequence);
+    std::vector<Operation> made = kernel == AttentionKernel::kMath ? math(layer, op, plan, bias)
                                   : kernel == AttentionKernel::kEager
-                                      ? eager(layer, op, plan, family)
-                                      : fused(layer, std::move(op), plan, masked);
+                                      ? eager(layer, op, plan, code)
+                                      : fused(layer, std::move(op), plan, masked, kernel);
     layer.operations.insert(layer.operations.begin() + static_cast<std::ptrdiff_t>(o),
                             std::make_move_iterator(made.begin()),
                             std::make_move_iterator(made.end()));

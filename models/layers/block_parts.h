@@ -45,6 +45,14 @@ Index feed_forward(LayerBuilder& layer, const ModelDims& dims, const FeedForward
 // Router, experts, shared experts (moe.cpp).
 Index mixture(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index input);
 
+// Blocks and norms of an encoder and of the decoder behind it (encoder_decoder.cpp). The first
+// block of a stack makes the bias of positions; a decoder's first joins the encoder's result.
+enum class StackPlace : std::uint8_t { kFirst, kLater };
+LayerSpec encoding_block(const ModelDims& dims, StackPlace place);
+LayerSpec decoding_block(const ModelDims& dims, StackPlace place);
+LayerSpec encoding_norm(const ModelDims& dims);
+LayerSpec decoding_norm(const ModelDims& dims);
+
 // Block, head and what precedes it of an encoder (encoders.cpp).
 LayerSpec encoder_block(const ModelDims& dims);
 LayerSpec masked_head_transform(const ModelDims& dims);

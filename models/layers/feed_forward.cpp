@@ -62,7 +62,8 @@ Index feed_forward(LayerBuilder& layer, const ModelDims& dims, const FeedForward
   const bool is_gated =
       dims.activation == Activation::kSwiGlu || dims.activation == Activation::kGeGlu;
   const Index activated =
-      is_gated ? gated(layer, dims, mlp, input) : plain(layer, dims, mlp, input);
+      layer.dropout("ffn_dropout", dims.ffn_dropout,
+                    is_gated ? gated(layer, dims, mlp, input) : plain(layer, dims, mlp, input));
   const Index down = layer.linear({.name = mlp.down,
                                    .result = "down",
                                    .n = dims.hidden,

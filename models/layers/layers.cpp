@@ -29,6 +29,11 @@ TensorSpec hidden_state(const ModelDims& dims) {
   return {.name = "input", .per_token = dims.hidden};
 }
 
+// Of a row of the table, and of what the head reads.
+std::int64_t token_width(const ModelDims& dims) {
+  return dims.embedding_width > 0 ? dims.embedding_width : dims.hidden;
+}
+
 // Rows for the segment that each token belongs to.
 Index add_token_types(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
                       Index tokens) {
@@ -125,17 +130,25 @@ LayerSpec embedding_layer(const ModelDims& dims, Stack stack) {
   // The batch's token ids live through the whole step, so that the lookup need not keep them.
   LayerBuilder layer(dims.family + " embedding", LayerRole::kEmbedding,
                      {.name = "token_ids", .per_token = 1, .type = ElementType::kInt64}, stack);
-  Index output = layer.activation("token_embedding", dims.hidden);
+  Index output = layer.activation("token_embedding", token_width(dims));
   Operation& tokens = layer.operation(std::string(names.embedding), OperationKind::kEmbedding,
                                       Function::kEmbedding);
   tokens.inputs = {0};
   tokens.outputs = {output};
   tokens.gradient = GradientRule::kNone;
-  tokens.parameters = {layer.parameter(names.embedding, ".weight", {dims.vocabulary, dims.hidden})};
+  tokens.parameters = {
+      layer.parameter(names.embedding, ".weight", {dims.vocabulary, token_width(dims)})};
 
   Index positions = 0;
   if (dims.positions == Positions::kLearned) {
     positions = layer.parameter(names.positions, ".weight", {dims.position_rows, dims.hidden});
+  }
+  if (dims.embedding_width > 0) {
+    output = layer.linear({.name = names.project_in,
+                           .result = "projected_embedding",
+                           .n = dims.hidden,
+                           .k = dims.embedding_width},
+                          output);
   }
   if (dims.token_types > 0) output = add_token_types(layer, dims, names, output);
   if (dims.positions == Positions::kLearned) {
@@ -208,29 +221,45 @@ LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
 LayerSpec final_norm_layer(const ModelDims& dims, Stack stack) {
   if (dims.bidirectional) return masked_head_transform(dims);
   LayerBuilder layer(dims.family + " norm", LayerRole::kFinalNorm, hidden_state(dims), stack);
-  return layer.finish(
-      layer.norm(parameter_names(dims).final_norm, "final_norm", dims.norm, dims.hidden, 0));
+  const ParameterNames& names = parameter_names(dims);
+  Index output = 0;
+  if (dims.final_norm) {
+    output = layer.norm(names.final_norm, "final_norm", dims.norm, dims.hidden, output);
+  }
+  if (dims.embedding_width > 0) {
+    output = layer.linear({.name = names.project_out,
+                           .result = "projected_output",
+                           .n = dims.embedding_width,
+                           .k = dims.hidden},
+                          output);
+  }
+  return layer.finish(output);
 }
 
 LayerSpec head_layer(const ModelDims& dims, Stack stack) {
   if (dims.bidirectional) return masked_head(dims);
   const ParameterNames& names = parameter_names(dims);
-  LayerBuilder layer(dims.family + " head", LayerRole::kHead, hidden_state(dims), stack);
+  LayerBuilder layer(dims.family + " head", LayerRole::kHead,
+                     {.name = "input", .per_token = token_width(dims)}, stack);
   const Linear head = {.name = names.head,
                        .result = "logits",
                        .n = dims.vocabulary,
-                       .k = dims.hidden,
+                       .k = token_width(dims),
                        .bias = dims.head_bias};
-  Index logits = 0;
+  Index input = 0, logits = 0;
+  if (dims.output_scale) {
+    input = layer.elementwise("output_scale", Function::kScale, {input}, {},
+                              layer.activation("scaled_output", token_width(dims)));
+  }
   if (dims.tied) {
     const Index weight =
-        layer.parameter(names.embedding, ".weight", {dims.vocabulary, dims.hidden});
+        layer.parameter(names.embedding, ".weight", {dims.vocabulary, token_width(dims)});
     layer.last_parameter().tied = true;
     Indices parameters = {weight};
     if (dims.head_bias) parameters.push_back(layer.parameter(names.head, ".bias", {head.n}));
-    logits = layer.matrix_product(head, 0, std::move(parameters));
+    logits = layer.matrix_product(head, input, std::move(parameters));
   } else {
-    logits = layer.linear(head, 0);
+    logits = layer.linear(head, input);
   }
   if (dims.logit_scale) {
     const Index scaled = layer.elementwise("logit_scale", Function::kScale, {logits}, {},
@@ -258,10 +287,11 @@ LayerSpec loss_layer(const ModelDims& dims, Stack stack) {
   LayerBuilder layer("cross entropy", LayerRole::kLoss,
                      {.name = "logits", .per_token = dims.vocabulary}, stack);
   if (stack == Stack::kNative) return native_loss(layer, dims);
-  // BertForMaskedLM gives the logits to CrossEntropyLoss as they are.
-  const ElementType type = dims.bidirectional ? ElementType::kCompute : ElementType::kFp32;
+  // BertForMaskedLM and T5ForConditionalGeneration give CrossEntropyLoss the logits as they are.
+  const bool as_they_are = dims.bidirectional || dims.encoder_layers > 0;
+  const ElementType type = as_they_are ? ElementType::kCompute : ElementType::kFp32;
   Index wide = 0;
-  if (!dims.bidirectional) {
+  if (!as_they_are) {
     wide = layer.activation("logits_fp32", dims.vocabulary, ElementType::kFp32);
     layer.elementwise("logits_to_fp32", Function::kCast, {0}, {}, wide);
   }

@@ -9,7 +9,8 @@
 //                         norm is given x.float(). The result stays fp32 under autocast, else it
 //                         is cast back (type_as).
 //   eager                 x.float(), pow(2), mean, x * rsqrt, type_as, times weight (Llama's
-//                         RMSNorm; Gemma's is times 1 + weight in fp32 and then type_as).
+//                         RMSNorm; Gemma's is times 1 + weight in fp32 and then type_as; T5's
+//                         multiplies x itself by rsqrt).
 //                         LayerNorms have no such form and stay one kernel.
 // kernels.rope real       rotate_half (a copy), two products with tables, a sum; fused: one kernel.
 // kernels.unpads          index_first_axis and pad_input of flash-attn 1 and 2: rows are copied
@@ -46,6 +47,7 @@ class Rewriter {
         plan_(plan),
         numerics_(model.numerics),
         weighs_in_fp32_(model.family.starts_with("gemma")),
+        normalizes_input_(model.family == "t5"),
         layer_(old_),
         renamed_(old_.tensors.size()) {
     layer_.operations.clear();
@@ -241,8 +243,10 @@ class Rewriter {
     rsqrt.released = {mean};
     push(std::move(rsqrt));
     const Index scaled = like(wide, base + "_normalized", ElementType::kFp32);
-    Operation product = pass(base + "_multiply", Function::kMultiply, {wide, rstd}, scaled);
-    product.saved = {wide, rstd};
+    const Index factor_of_rstd = normalizes_input_ ? input : wide;
+    Operation product =
+        pass(base + "_multiply", Function::kMultiply, {factor_of_rstd, rstd}, scaled);
+    product.saved = {factor_of_rstd, rstd};
     product.sums_last = true;
     if (wide != input) product.released = {wide};
     push(std::move(product));
@@ -390,6 +394,7 @@ class Rewriter {
   const Plan& plan_;
   const Numerics& numerics_;
   const bool weighs_in_fp32_;
+  const bool normalizes_input_;
   LayerSpec layer_;
   std::vector<Index> renamed_;
   std::vector<bool> fp32_;

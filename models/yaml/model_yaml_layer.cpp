@@ -139,11 +139,9 @@ class LayerReader {
     states_[0].is_written = true;
     if (const ConfigNode* joins = node_.find("joins")) {
       layer_.joins = tensors_.find(*joins);
-      const bool may = layer_.role != LayerRole::kEmbedding && layer_.role != LayerRole::kBlock;
-      if (layer_.joins == 0 || !may) {
+      if (layer_.joins == 0 || layer_.role == LayerRole::kEmbedding) {
         throw joins->error("a layer joins a second tensor to its input",
-                           "a tensor behind the first one, in a layer that is no embedding and no "
-                           "block");
+                           "a tensor behind the first one, in a layer that is no embedding");
       }
       state(layer_.joins).is_written = true;
     }

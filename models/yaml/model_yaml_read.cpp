@@ -111,11 +111,12 @@ class OrderReader {
     const auto at = names_.find(value->as_string());
     const auto fits = [&](std::int32_t l) {
       const LayerInstance& other = model_.order[static_cast<std::size_t>(l)];
-      return other.kind == kind && other.same_as < 0 &&
-             model_.kinds[static_cast<std::size_t>(kind)].role == LayerRole::kBlock;
+      const LayerRole role = model_.kinds[static_cast<std::size_t>(kind)].role;
+      const bool may = role == LayerRole::kBlock || role == LayerRole::kEmbedding;
+      return other.kind == kind && other.same_as < 0 && may;
     };
     if (at != names_.end() && fits(at->second)) return at->second;
-    throw value->error(fmt::format("{} is no earlier block of this kind with weights of its own",
+    throw value->error(fmt::format("{} is no earlier block or embedding of this kind with weights of its own",
                                    quote(value->as_string())),
                        "the name of a layer above");
   }

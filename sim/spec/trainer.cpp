@@ -122,11 +122,12 @@ void fsdp1(const PlanDocument& document, Plan& plan, Habits& habits) {
   habits.fill("dtype.reduce", plan.reduce_dtype, plan.param_dtype);
 }
 
-// "model.norm.weight" is one, "model.decoder.final_layer_norm.weight" is not.
+// "model.norm.weight" is one, "model.decoder.final_layer_norm.weight" and, of a model that is its
+// own base, "decoder.final_layer_norm.weight" are not.
 bool is_child_of_base(const LayerSpec& layer) {
   if (layer.parameters.empty()) return false;
   const std::string& name = layer.parameters.front().name;
-  return std::count(name.begin(), name.end(), '.') == 2;
+  return !name.starts_with("decoder.") && std::count(name.begin(), name.end(), '.') == 2;
 }
 
 bool reads_images(const LayerSpec& layer) {

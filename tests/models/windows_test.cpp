@@ -4,7 +4,10 @@
 #include <rapidcheck/gtest.h>
 
 #include <cmath>
+#include <string>
 
+#include "models/layers/variants.h"
+#include "models/zoo.h"
 #include "sim/spec/model_spec.h"
 
 namespace foreshard {
@@ -37,6 +40,51 @@ RC_GTEST_PROP(Windows, FlopsAreThoseOfThePairs, ()) {
   // The farthest key is a whole pair where the continuous window has half of it.
   const double rounding = is_bound ? static_cast<double>(positions) / 2 : 1e-9;
   RC_ASSERT(std::abs(counted - pairs(positions, op.attention.window)) <= rounding);
+}
+
+const AttentionShape* attention_of(const ModelSpec& model, const std::string& kind) {
+  for (const LayerSpec& layer : model.kinds) {
+    if (layer.name.find(kind) == std::string::npos || layer.role != LayerRole::kBlock) continue;
+    for (const Operation& op : layer.operations) {
+      if (op.kind == OperationKind::kAttention) return &op.attention;
+    }
+  }
+  return nullptr;
+}
+
+ModelSpec planned(const char* name, AttentionKernel kernel, std::int64_t sequence) {
+  Plan plan;
+  plan.attention = kernel;
+  plan.batch.sequence = sequence;
+  return with_variants(load_zoo_model(name), plan);
+}
+
+// gemma-3-4b: five of six layers within 1,024. Kernels that take windows compute these; PyTorch's
+// own are given a mask, and compute everything.
+TEST(Windows, OfTheCatalogueBoundSomeLayers) {
+  using enum AttentionKernel;
+  const ModelSpec fa3 = planned("gemma-3-4b", kFa3, 8192);
+  ASSERT_NE(attention_of(fa3, "windowed"), nullptr);
+  EXPECT_EQ(attention_of(fa3, "windowed")->window, 1024);
+  EXPECT_EQ(attention_of(fa3, "gemma3 block")->window, 0);
+  const ModelSpec flash = planned("gemma-3-4b", kFlash, 8192);
+  EXPECT_EQ(attention_of(flash, "windowed")->window, 0);
+  EXPECT_FALSE(attention_of(flash, "windowed")->causal);
+  EXPECT_LT(fa3.training_flops_per_sequence(8192), flash.training_flops_per_sequence(8192));
+}
+
+// FlexAttention of torchtitan takes the windows of gpt-oss and the chunks of Llama 4, which are as
+// documents of their length.
+TEST(Windows, FlexAttentionTakesWindowsAndChunks) {
+  const ModelSpec oss = planned("gpt-oss-20b", AttentionKernel::kFlash, 4096);
+  EXPECT_EQ(attention_of(oss, "windowed")->window, 128);
+  EXPECT_TRUE(attention_of(oss, "windowed")->causal);
+  const ModelSpec scout = planned("llama-4-scout", AttentionKernel::kFlash, 20000);
+  EXPECT_EQ(attention_of(scout, "windowed")->documents, 3);
+  EXPECT_EQ(attention_of(scout, "unrotated")->documents, 1);
+  EXPECT_EQ(
+      attention_of(planned("llama-4-scout", AttentionKernel::kFlash, 8192), "windowed")->documents,
+      1);
 }
 
 }  // namespace

@@ -353,6 +353,7 @@ class Backward {
   void end_checkpoint_at(std::size_t o) {
     if (!graph_.is_checkpointed() || o != graph_.first_saver()) return;
     writer_.unrefer(graph_.checkpoint_input());
+    if (graph_.layer().joins >= 0) writer_.unrefer(graph_.layer().joins);
     if (!graph_.is_flat()) writer_.drop_kept();
   }
 

@@ -124,6 +124,7 @@ class Forward {
       for (Index t : graph_.saves(o)) writer_.refer(t);
     } else if (o == graph_.first_inside()) {
       writer_.refer(graph_.checkpoint_input());
+      if (graph_.layer().joins >= 0) writer_.refer(graph_.layer().joins);  // an argument, too
     }
   }
 

@@ -248,6 +248,72 @@ TEST(HfConfigTest, SlidingWindowBoundsTheSequence) {
   EXPECT_EQ(parse("{\"sliding_window\": 1024, " + mistral).dims.max_positions, 1024);
 }
 
+// Of a file that lists nothing, the pattern that the class makes.
+TEST(HfConfigTest, WhichLayersAttendWithinAWindow) {
+  const auto dims = [](const std::string& model_type, const std::string& extra) {
+    return parse(family(model_type, extra)).dims;
+  };
+  using Layers = std::vector<std::int64_t>;
+  const ModelDims gemma = dims("gemma3", "\"sliding_window\": 512,");
+  EXPECT_EQ(gemma.window, 512);
+  EXPECT_EQ(gemma.windowed_layers, (Layers{0, 1, 2, 3, 4}));
+  EXPECT_GT(gemma.max_positions, gemma.window);  // others attend to all
+  EXPECT_EQ(dims("gemma3", "\"sliding_window_pattern\": 2,").windowed_layers, (Layers{0, 2, 4}));
+  EXPECT_EQ(dims("gemma3", "\"sliding_window\": null,").window, 0);
+  const std::string listed = R"("layer_types": ["full_attention", "sliding_attention",
+      "full_attention", "full_attention", "full_attention", "full_attention"],)";
+  EXPECT_EQ(dims("gemma3", listed).windowed_layers, Layers{1});
+  const ModelDims exaone =
+      dims("exaone4", "\"num_key_value_heads\": 4, \"sliding_window_pattern\": \"LLLG\",");
+  EXPECT_EQ(exaone.windowed_layers, (Layers{0, 1, 2, 4, 5}));
+  EXPECT_EQ(exaone.unrotated_layers, Layers{3});
+  const std::string experts = "\"num_key_value_heads\": 4, \"num_local_experts\": 8,";
+  const ModelDims oss = dims("gpt_oss", experts);
+  EXPECT_EQ(oss.window, 128);
+  EXPECT_EQ(oss.windowed_layers, (Layers{0, 2, 4}));
+  // Chunks where positions are: every fourth layer of Llama 4 has none.
+  const ModelDims llama4 = dims("llama4", experts +
+                                              "\"attention_chunk_size\": 1024, "
+                                              "\"intermediate_size_mlp\": 128,");
+  EXPECT_EQ(llama4.window, 1024);
+  EXPECT_EQ(llama4.windowed_layers, (Layers{0, 1, 2, 4, 5}));
+}
+
+TEST(HfConfigTest, OptWithNarrowEmbeddings) {
+  const std::string opt = R"("model_type": "opt", "hidden_size": 1024, "num_attention_heads": 16,
+      "num_hidden_layers": 24, "ffn_dim": 4096, "vocab_size": 50272,
+      "max_position_embeddings": 2048})";
+  const HfConfig small =
+      parse("{\"word_embed_proj_dim\": 512, \"do_layer_norm_before\": false, " + opt);
+  EXPECT_EQ(small.dims.residual, Residual::kPostNorm);
+  const ModelSpec model = build_hf_model(small);
+  EXPECT_EQ(model.parameters(), 331196416);  // of facebook/opt-350m
+  expect_failure("{\"do_layer_norm_before\": false, " + opt, "nothing would stand between");
+  try {
+    build_hf_model(small, Stack::kNative);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::kMissingCapability);
+  }
+}
+
+TEST(HfConfigTest, EncoderAndDecoder) {
+  const std::string t5 = R"("architectures": ["T5ForConditionalGeneration"], "model_type": "t5",
+      "d_model": 768, "d_kv": 64, "num_heads": 12, "num_layers": 12, "vocab_size": 32128)";
+  const auto build = [](const std::string& text) { return build_hf_model(parse(text)); };
+  EXPECT_EQ(build("{\"d_ff\": 3072, " + t5 + "}").parameters(), 222903552);  // t5-base
+  const std::string gated = "{\"d_ff\": 2048, \"feed_forward_proj\": \"gated-gelu\", " + t5;
+  const ModelSpec model = build(gated + ", \"tie_word_embeddings\": false}");
+  EXPECT_EQ(model.parameters(), 247577856);  // google/flan-t5-base
+  EXPECT_EQ(model.block_count(), 24);
+  const HfConfig shallow = parse(gated + ", \"num_decoder_layers\": 2}");
+  EXPECT_EQ(shallow.dims.layers, 2);
+  EXPECT_EQ(shallow.dims.encoder_layers, 12);
+  expect_failure("{\"feed_forward_proj\": \"tanh\", " + t5 + "}", "feed_forward_proj");
+  // The class's sizes: google/mt5-small.
+  EXPECT_EQ(build("{\"model_type\": \"mt5\"}").parameters(), 300176768);
+}
+
 TEST(HfConfigTest, MptVariants) {
   const std::string mpt = R"("model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 2,
                              "vocab_size": 1000})";
