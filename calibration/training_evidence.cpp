@@ -145,6 +145,10 @@ const TrainingEvidence& training_evidence() {
   return evidence;
 }
 
+bool has_steps(const std::string& gpu_key) {
+  return index_of(training_evidence().names, "gemm " + chip_of_key(gpu_key)) >= 0;
+}
+
 Calibration with_kernel_spread(Calibration calibration, std::string_view attention_kernel) {
   const bool is_assumed = std::any_of(
       calibration.attention.begin(), calibration.attention.end(), [&](const AttentionCurve& curve) {

@@ -75,6 +75,8 @@ Json to_json(const TrainingEvidence& evidence);
 TrainingEvidence read_training_evidence(const ConfigNode& root);
 // The file that is built in.
 const TrainingEvidence& training_evidence();
+// Whether a step of the file ran on this chip, whichever card it was.
+bool has_steps(const std::string& gpu_key);
 
 // Attention by a kernel without rows is as uncertain as the published range of its rate: 1.7 to 3.0
 // times slower than FlashAttention-2 (arXiv 2307.08691) as a 90 % interval.

@@ -13,6 +13,7 @@
 
 #include "calibration/machines.h"
 #include "cli/output.h"
+#include "cli/verbs/diagnose.h"
 #include "cli/verbs/verbs.h"
 #include "models/zoo.h"
 #include "sim/base/spelling.h"
@@ -75,6 +76,7 @@ class Tree {
     add_report();
     add_serve();
     add_accuracy();
+    add_diagnose();
     add_conform();
     add_models();
     add_machines();
@@ -467,6 +469,25 @@ class Tree {
     add_json(verb, o->output);
   }
 
+  void add_diagnose() {
+    auto o = std::make_shared<DiagnoseOptions>();
+    CLI::App* verb = add_verb(
+        "diagnose", "Why a job is slower than its forecast, or needs more memory: causes and tests",
+        "diagnose --plan plan.yaml --measured tokens/s=3120 --log train.log", run_diagnose, o);
+    add_job_flags(verb, o->job, kSetHelp);
+    option(verb, "--measured", o->measured, "KEY=VALUE",
+           "step=2.1s, tokens/s=99840 (of all GPUs), tokens/s/gpu=3120, memory=61GiB, "
+           "reserved=70GiB, retries=4; of a trace compute, communication, exposed, waiting, idle, "
+           "data; may be repeated");
+    option(verb, "--log", o->log, "FILE",
+           "Of torchtitan, transformers' Trainer, Accelerate, Megatron-LM or nanotron, or a message "
+           "that memory is at an end");
+    option(verb, "--run", o->run, "DIR|TRACE", "A trace or a run of the plan: as for validate");
+    option(verb, "--threads", o->threads, "FILE",
+           "Score the diagnosis on published threads whose cause was found");
+    add_json(verb, o->output);
+  }
+
   void add_conform() {
     auto o = std::make_shared<ConformOptions>();
     CLI::App* verb = add_verb(
@@ -513,7 +534,7 @@ class Tree {
         add_verb("schema", "The JSON Schema of a kind of file", "schema plan", run_schema, o);
     choice(verb->add_option("kind", o->name, "Which")->required(),
            "plan|cluster|model|report|explain|compare|page|search|recommend|scale|calibrate|export|"
-           "import|launch|validation|accuracy|forecasts|conformance|models|machines|doctor");
+           "import|launch|validation|accuracy|diagnosis|forecasts|conformance|models|machines|doctor");
   }
 
   void add_doctor() {

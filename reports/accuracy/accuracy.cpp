@@ -7,6 +7,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "reports/accuracy/spread.h"
 #include "reports/view/layout.h"
 #include "sim/base/quantile.h"
 
@@ -52,6 +53,10 @@ void add_summary(const AccuracySummary& s, Json& json) {
   json["bias"] = s.bias;
   json["coverage"] = s.coverage;
   json["half_width"] = s.half_width;
+  json["coverage_50"] = s.coverage_50;
+  json["coverage_80"] = s.coverage_80;
+  json["coverage_90"] = s.coverage;
+  json["crps"] = s.crps;
 }
 
 std::vector<std::string> cells_of(const std::string& name, const AccuracySummary& s) {
@@ -61,8 +66,11 @@ std::vector<std::string> cells_of(const std::string& name, const AccuracySummary
           percent_text(s.median_abs_error),
           percent_text(s.p90_abs_error),
           signed_percent(s.bias),
+          percent_text(s.coverage_50),
+          percent_text(s.coverage_80),
           percent_text(s.coverage),
-          percent_text(s.half_width)};
+          percent_text(s.half_width),
+          percent_text(s.crps)};
 }
 
 std::string quantity_text(const AccuracyRow& row, double value) {
@@ -121,13 +129,18 @@ AccuracySummary summarize_accuracy(const std::vector<const AccuracyRow*>& rows) 
   AccuracySummary s;
   s.rows = static_cast<int>(rows.size());
   std::vector<double> errors, sizes, widths;
-  int covered = 0;
+  int covered = 0, in_half = 0, in_80 = 0;
+  double crps = 0;
   for (const AccuracyRow* row : rows) {
     if (!row->scored) continue;
     errors.push_back(row->error());
     sizes.push_back(std::abs(row->error()));
     widths.push_back((row->high - row->low) / 2 / row->predicted);
     covered += row->low <= row->measured && row->measured <= row->high;
+    const Spread spread = {row->predicted, row->low, row->high};
+    in_half += covers(spread, 0.5, row->measured);
+    in_80 += covers(spread, 0.8, row->measured);
+    crps += relative_crps(spread, row->measured);
   }
   if (errors.empty()) return s;
   s.scored = static_cast<int>(errors.size());
@@ -136,6 +149,9 @@ AccuracySummary summarize_accuracy(const std::vector<const AccuracyRow*>& rows) 
   s.p90_abs_error = quantile(sizes, 0.9);
   s.bias = quartiles(std::move(errors)).median;
   s.coverage = static_cast<double>(covered) / s.scored;
+  s.coverage_50 = static_cast<double>(in_half) / s.scored;
+  s.coverage_80 = static_cast<double>(in_80) / s.scored;
+  s.crps = crps / s.scored;
   s.half_width = quartiles(std::move(widths)).median;
   return s;
 }
@@ -184,6 +200,9 @@ Json accuracy_json(const std::vector<AccuracyRow>& rows) {
                     {"error", row.error()},
                     {"scored", row.scored},
                     {"reason", row.reason}});
+    if (row.facts.empty()) continue;
+    Json& facts = list.back()["facts"] = Json::object();
+    for (const auto& [name, size] : row.facts) facts[name] = size;
   }
   const BalancedSummary balanced = summarize_balanced(rows);
   const RankCorrelation ranking = rank_correlation(rows, kRankedDifference);
@@ -210,12 +229,13 @@ std::string accuracy_text(const std::vector<AccuracyRow>& rows, const std::strin
     return fmt::format("{}\n", fmt::join(lines, "\n"));
   }
   std::vector<std::vector<std::string>> table = {
-      {"", "rows", "scored", "median |e|", "p90 |e|", "bias", "coverage", "half width"},
+      {"", "rows", "scored", "median |e|", "p90 |e|", "bias", "in 50 %", "in 80 %", "coverage",
+       "half width", "crps"},
       cells_of("all", summarize_accuracy(pointers(rows)))};
   if (const BalancedSummary b = summarize_balanced(rows); b.groups > 1) {
     table.push_back({fmt::format("balanced over {} groups", b.groups), "", "",
                      percent_text(b.median_abs_error), percent_text(b.p90_abs_error),
-                     signed_percent(b.bias), "", ""});
+                     signed_percent(b.bias), "", "", "", "", ""});
   }
   for (const Group& group : groups_of(rows)) {
     table.push_back(

@@ -19,6 +19,9 @@ struct AccuracyRow {
   double measured = 0;
   double predicted = 0, low = 0, high = 0;
   std::vector<std::pair<std::string, std::string>> groups;  // what it counts in: "host", its value
+  // What its interval rests on beside the machine (calibration/first_looks.h); empty where it has
+  // no such part.
+  std::vector<std::pair<std::string, double>> facts = {};
   bool scored = true;
   std::string reason;  // why it is not
   double error() const { return measured > 0 ? predicted / measured - 1 : 0; }
@@ -30,9 +33,11 @@ struct AccuracySummary {
   int scored = 0;
   double median_abs_error = 0;
   double p90_abs_error = 0;
-  double bias = 0;        // median signed error
-  double coverage = 0;    // share of measurements within low .. high
-  double half_width = 0;  // median of (high - low) / 2 / predicted
+  double bias = 0;                          // median signed error
+  double coverage = 0;                      // share of measurements within low .. high
+  double coverage_50 = 0, coverage_80 = 0;  // within narrower intervals of the same forecasts
+  double crps = 0;                          // mean of relative_crps()
+  double half_width = 0;                    // median of (high - low) / 2 / predicted
 };
 AccuracySummary summarize_accuracy(const std::vector<const AccuracyRow*>& rows);
 std::vector<const AccuracyRow*> pointers(const std::vector<AccuracyRow>& rows);
@@ -60,7 +65,8 @@ RankCorrelation rank_correlation(const std::vector<AccuracyRow>& rows, double di
 // anchors: no longer scored. Their group's other forecasts are multiplied by exp(mean(log(measured
 // / predicted)) / 2) of the anchors: half of what they say, for a single run carries an error of
 // its own shape of the same size. What lies outside the anchor's own interval is taken as that
-// run's alone: an anchor counts as at most the interval's end.
+// run's alone: an anchor counts as at most the interval's end. Their intervals are half as wide, as
+// logarithms.
 std::vector<AccuracyRow> anchored(std::vector<AccuracyRow> rows, int count);
 
 // Forecasts without measurements, and a hash over them, so that a later comparison with new rows is

@@ -49,6 +49,7 @@ recommend: _Verb
 scale: _Verb
 validate: _Verb
 accuracy: _Verb
+diagnose: _Verb
 conform: _Verb
 export: _Verb
 launch: _Verb

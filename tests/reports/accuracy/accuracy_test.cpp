@@ -61,7 +61,7 @@ TEST(Accuracy, AnchorsScaleTheirGroupByHalfOfWhatTheySay) {
   EXPECT_NE(result[0].scored, result[1].scored);
   const AccuracyRow& other = result[0].scored ? result[0] : result[1];
   EXPECT_NEAR(other.predicted, 1.04, 1e-12);
-  EXPECT_NEAR(other.high, 1.1 * 1.04, 1e-12);
+  EXPECT_NEAR(other.high, std::sqrt(1.1) * 1.04, 1e-12);
   EXPECT_NE(result[2].scored, result[3].scored);
   EXPECT_NEAR(result[2].predicted, 1, 1e-12);
   // The same rows whatever their order.

@@ -1,0 +1,92 @@
+#include "calibration/first_looks.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+
+#include "sim/base/embedded.h"
+#include "sim/base/error.h"
+
+namespace foreshard {
+
+std::span<const EmbeddedFile> calibration_files();
+
+namespace {
+
+constexpr const char* kFile = "calibration/evidence/first_looks.json";
+// The 95 % quantile of Student's t with 4 degrees of freedom, the shape that was fitted.
+constexpr double kNinetyFive = 2.131847;
+
+std::vector<std::pair<std::string, double>> read_slopes(const ConfigNode& node) {
+  std::vector<std::pair<std::string, double>> slopes;
+  for (const ConfigItem& item : node.items()) {
+    slopes.emplace_back(item.key, item.value.as_double(-10, 10));
+  }
+  return slopes;
+}
+
+std::vector<FirstLookFit> read_fits(const ConfigNode& node) {
+  std::vector<FirstLookFit> fits;
+  for (const ConfigNode& each : node.elements()) {
+    each.allow_only({"without", "base", "skew", "slopes", "skew_slopes"});
+    fits.push_back({each.at("without").as_string(), each.at("base").as_double(-10, 10),
+                    each.at("skew").as_double(-10, 10), read_slopes(each.at("slopes")),
+                    read_slopes(each.at("skew_slopes"))});
+  }
+  return fits;
+}
+
+double sum_of(const std::vector<std::pair<std::string, double>>& slopes, const CodeFacts& facts) {
+  double sum = 0;
+  for (const auto& [name, slope] : slopes) {
+    for (const auto& [fact, size] : facts) sum += fact == name ? slope * size : 0;
+  }
+  return sum;
+}
+
+}  // namespace
+
+FirstLooks read_first_looks(const ConfigNode& root) {
+  root.allow_only({"schema", "source", "sets", "time", "memory"});
+  FirstLooks looks;
+  const ConfigNode sets = root.at("sets");
+  for (const ConfigNode& node : sets.elements()) {
+    FirstLookSet& set = looks.sets.emplace_back();
+    set.name = node.at("set").as_string();
+    const ConfigNode families = node.at("families");
+    for (const ConfigNode& family : families.elements()) {
+      set.families.push_back(family.as_string());
+    }
+  }
+  looks.time = read_fits(root.at("time"));
+  looks.memory = read_fits(root.at("memory"));
+  return looks;
+}
+
+const FirstLooks& first_looks() {
+  static const FirstLooks looks = [] {
+    for (const EmbeddedFile& file : calibration_files()) {
+      if (file.path == kFile) return read_first_looks(parse_json(file.content, kFile));
+    }
+    throw Error(ExitCode::kInternal, fmt::format("{} is not built in", kFile));
+  }();
+  return looks;
+}
+
+LogReach code_reach(const FirstLooks& looks, const std::vector<FirstLookFit>& fits,
+                    const CodeFacts& facts, std::string_view family) {
+  const auto own = std::find_if(looks.sets.begin(), looks.sets.end(), [&](const FirstLookSet& set) {
+    return std::find(set.families.begin(), set.families.end(), family) != set.families.end();
+  });
+  const std::string without = own == looks.sets.end() ? "" : own->name;
+  const auto fit = std::find_if(fits.begin(), fits.end(),
+                                [&](const FirstLookFit& each) { return each.without == without; });
+  FORESHARD_CHECK(fit != fits.end(), "first looks without a fit");
+  const double scale = std::exp(fit->base + sum_of(fit->slopes, facts));
+  const double skew = std::exp(fit->skew + sum_of(fit->skew_slopes, facts));
+  return {kNinetyFive * scale / skew, kNinetyFive * scale * skew};
+}
+
+}  // namespace foreshard

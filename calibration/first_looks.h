@@ -1,0 +1,55 @@
+// What a training code does that no column and no key says: kernels nobody named, copies, passes
+// besides, what the loss keeps alive. How far that moves a step and its memory is known only from
+// first looks: forecasts that were frozen before anybody had read the code (reports/unseen/).
+//
+// Of each set of them the logarithms of measured over forecast were fitted by a skewed spread whose
+// scale follows from facts of the job: how well its code is described, whether anybody's steps
+// inform its chip, how short its kernels are. calibration/evidence/first_looks.json holds the fit
+// to all sets and, for a row of one of them, the fit to the others; reports/unseen/first_looks.py
+// makes it.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "sim/base/config.h"
+
+namespace foreshard {
+
+// Name and size of each fact, 0 where it does not hold; the order does not matter.
+using CodeFacts = std::vector<std::pair<std::string, double>>;
+
+// How far the 5 and the 95 % quantile are from the forecast, as logarithms; both are positive.
+struct LogReach {
+  double down = 0, up = 0;
+  bool operator==(const LogReach&) const = default;
+};
+
+// Scales of a set of first looks: exp(base + sum of slope * fact), times or over exp(skew) above
+// and below the forecast.
+struct FirstLookFit {
+  std::string without;  // the set that had no say; "": all had
+  double base = 0, skew = 0;
+  std::vector<std::pair<std::string, double>> slopes, skew_slopes;  // by fact
+};
+struct FirstLookSet {
+  std::string name;
+  std::vector<std::string> families;
+};
+struct FirstLooks {
+  std::vector<FirstLookSet> sets;
+  std::vector<FirstLookFit> time, memory;
+};
+
+// Throws ConfigError.
+FirstLooks read_first_looks(const ConfigNode& root);
+// The file that is built in.
+const FirstLooks& first_looks();
+
+// By the fit that no set with this family had a say in; "": by all.
+LogReach code_reach(const FirstLooks& looks, const std::vector<FirstLookFit>& fits,
+                    const CodeFacts& facts, std::string_view family);
+
+}  // namespace foreshard

@@ -1,0 +1,165 @@
+// The verb that says why a measured job is not as forecast.
+#include "cli/verbs/diagnose.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "cli/output.h"
+#include "cli/recording.h"
+#include "interop/logs/training_log.h"
+#include "planner/diagnose_job.h"
+#include "planner/job.h"
+#include "reports/diagnose/diagnosis.h"
+#include "reports/validate/measured.h"
+#include "reports/view/layout.h"
+#include "sim/base/config.h"
+#include "sim/base/unit_strings.h"
+
+namespace foreshard {
+namespace {
+
+// --- published threads ---
+
+struct Thread {
+  std::string source, cause;
+  std::size_t place = 0;  // of the cause among those that are named; from 1
+};
+
+std::vector<Thread> score_threads(const std::string& file) {
+  const ConfigNode root = read_yaml_file(file);
+  std::vector<Thread> threads;
+  for (const ConfigNode& node : root.elements()) {
+    node.allow_only({"source", "said", "cause", "found"});
+    Thread& thread = threads.emplace_back();
+    thread.source = node.at("source").as_string();
+    thread.cause = node.at("cause").as_string();
+    const Diagnosis named = diagnose({{}, node.at("said").as_string()}, {}, 0.1);
+    const auto found =
+        std::find_if(named.causes.begin(), named.causes.end(),
+                     [&](const DiagnosedCause& cause) { return cause.name == thread.cause; });
+    if (found == named.causes.end()) throw node.at("cause").error("is no cause that is known");
+    thread.place = static_cast<std::size_t>(found - named.causes.begin()) + 1;
+  }
+  return threads;
+}
+
+ExitCode score(const DiagnoseOptions& options) {
+  constexpr double kEnough = 0.75;
+  const std::vector<Thread> threads = score_threads(options.threads);
+  const auto within = [&](std::size_t places) {
+    const auto count = std::count_if(threads.begin(), threads.end(),
+                                     [&](const Thread& each) { return each.place <= places; });
+    return threads.empty() ? 0.0 : static_cast<double>(count) / static_cast<double>(threads.size());
+  };
+  if (options.output.form == Form::kJson) {
+    Json list = Json::array();
+    for (const Thread& each : threads) {
+      list.push_back({{"source", each.source}, {"cause", each.cause}, {"place", each.place}});
+    }
+    write_answer(
+        document("foreshard.diagnosis_score/1",
+                 {{"threads", std::move(list)}, {"first", within(1)}, {"among_three", within(3)}}));
+  } else {
+    std::string text;
+    for (const Thread& each : threads) {
+      text += fmt::format("  {:>2}  {}  {}\n", each.place, each.cause, each.source);
+    }
+    write_text(text + fmt::format("{} threads: the cause is first in {}, among three in {}\n",
+                                  threads.size(), percent_text(within(1)),
+                                  percent_text(within(3))));
+  }
+  return within(3) >= kEnough ? ExitCode::kOk : ExitCode::kOutsideTolerance;
+}
+
+// --- a job ---
+
+void take_log(const TrainingLog& log, const Plan& plan, Measured& measured) {
+  const auto tokens =
+      static_cast<double>(plan.batch.sequence * plan.batch.micro_batch * plan.batch.accumulation);
+  Signals& signals = measured.signals;
+  const auto fill = [](std::optional<double>& signal, std::optional<double> value) {
+    if (!signal && value) signal = value;
+  };
+  fill(signals.step, log.step_s);
+  if (log.tokens_per_s_per_gpu) fill(signals.step, tokens / *log.tokens_per_s_per_gpu);
+  fill(signals.memory, log.memory_bytes);
+  fill(signals.reserved, log.reserved_bytes);
+  fill(signals.data, log.data_s);
+  if (log.retries && log.steps > 0) fill(signals.retries, *log.retries / log.steps);
+  measured.words += log.words;
+  if (log.memory_growth_bytes && signals.reserved &&
+      *log.memory_growth_bytes > 0.02 * *signals.reserved) {
+    measured.words += "\nmemory grows from the first steps to the last\n";
+  }
+}
+
+void check_same_job(const TrainingLog& log, const Job& job, const std::string& file) {
+  if (!log.parameters) return;
+  const auto own = static_cast<double>(job.model.parameters());
+  if (std::abs(*log.parameters / own - 1) < 0.02) return;
+  throw ConfigError({file, log.parameters_line, 0, ""},
+                    fmt::format("is of a model of {:.0f} parameters, the plan's has {:.0f}",
+                                *log.parameters, own),
+                    "the log of the plan's own job");
+}
+
+void take_run(const std::string& run, const Forecast& right, Measured& measured) {
+  const MeasuredJob recorded = read_recording(run, right);
+  const Forecast view = measured_view(right.model, right.plan, right.graph, recorded.record);
+  const StepMetrics step = measure_step(view.graph, view.timeline);
+  Signals& signals = measured.signals;
+  signals.step = step.seconds;
+  signals.compute = step.compute;
+  signals.communication = step.communication;
+  signals.exposed = step.exposed_communication;
+  signals.waiting = step.waiting;
+  signals.idle = step.idle;
+}
+
+}  // namespace
+
+ExitCode run_diagnose(const DiagnoseOptions& options) {
+  if (!options.threads.empty()) return score(options);
+  if (options.measured.empty() && options.log.empty() && options.run.empty()) {
+    throw Error(ExitCode::kUsage,
+                "nothing was measured; expected --measured step=2.1s, tokens/s=99840 or "
+                "memory=61GiB, --log FILE or --run TRACE");
+  }
+  const Job job = load_job(options.job);
+  const Plan& plan = job.resolved.plan;
+  Measured measured{read_measured(options.measured, plan), ""};
+  std::optional<TrainingLog> log;
+  if (!options.log.empty()) {
+    log = read_training_log_file(options.log);
+    check_same_job(*log, job, options.log);
+    take_log(*log, plan, measured);
+  }
+  const CostModel costs = cost_model(job);
+  const Forecast right = forecast(job.model, plan, costs);
+  if (!options.run.empty()) take_run(options.run, right, measured);
+  const std::vector<CauseForecast> forecasts = cause_forecasts(job);
+  if (log && log->out_of_memory && !measured.signals.memory && log->out_of_memory->allocated) {
+    // What was there and what was asked for besides: at least so much was needed.
+    measured.signals.memory = *log->out_of_memory->allocated + log->out_of_memory->tried;
+  }
+  Diagnosis diagnosis =
+      diagnose(measured, forecasts, step_log_sd(report_of(job, right, costs).seconds));
+  if (log && log->out_of_memory) {
+    const OutOfMemory& memory = *log->out_of_memory;
+    diagnosis.findings = memory_findings(
+        job, forecasts.front(),
+        {memory.tried, memory.allocated.value_or(0), memory.reserved_unallocated.value_or(0)});
+  }
+  if (options.output.form == Form::kJson) {
+    write_answer(document("foreshard.diagnosis/1", to_json(diagnosis)));
+  } else {
+    write_text(diagnosis_text(diagnosis, color_of(options.output.color)));
+  }
+  return ExitCode::kOk;
+}
+
+}  // namespace foreshard

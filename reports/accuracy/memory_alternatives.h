@@ -1,0 +1,28 @@
+// What training codes keep in memory that no key of a plan says: the named part of what a forecast
+// of memory leaves open where nobody has read the code.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "sim/base/units.h"
+#include "sim/spec/model_spec.h"
+#include "sim/spec/plan.h"
+
+namespace foreshard {
+
+struct MemoryAlternative {
+  std::string name;     // "the logits in fp32 and their gradient"
+  std::string settles;  // what to find out
+  Bytes bytes;          // per GPU, that a code which does so needs more
+  double weight = 0;    // of first looks at codes without a preset, how many did so
+};
+
+// Those that are more than nothing under this plan, the largest expected bytes first.
+std::vector<MemoryAlternative> memory_alternatives(const ModelSpec& model, const Plan& plan);
+
+// How far all of them at once reach above a forecast of so many bytes, as a logarithm: the first
+// look that kept two of them was off by their sum.
+double log_reach(const std::vector<MemoryAlternative>& alternatives, Bytes forecast);
+
+}  // namespace foreshard

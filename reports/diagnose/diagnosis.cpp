@@ -1,0 +1,259 @@
+// The likelihood of a severity is the product over what was measured of Student's t with 4 degrees
+// of freedom: one figure that something else has changed besides does not rule a cause out. A cause
+// is the mean of its severities. Beside the causes stands one that nobody knows, which makes every
+// figure equally likely over a wide range: where it wins, nothing explains what was measured.
+#include "reports/diagnose/diagnosis.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <span>
+
+#include "sim/base/config.h"
+#include "sim/base/embedded.h"
+#include "sim/base/error.h"
+
+namespace foreshard {
+
+std::span<const EmbeddedFile> diagnosis_files();
+
+namespace {
+
+constexpr double kAsForecast = 30;  // of a hundred jobs that somebody asks about, nothing is wrong
+constexpr const char* kNothing = "as_forecast";
+constexpr double kPartSd = 0.03;  // of the step, of parts of it
+constexpr double kMemoryLogSd = 0.04;
+constexpr double kMostWords = 2000;  // that signs of one cause may multiply to
+
+struct Sign {
+  std::regex pattern;
+  double times = 1;
+};
+struct Cause {
+  std::string name, text, test, fix;
+  double weight = 0;
+  std::vector<Sign> signs;
+};
+
+std::vector<Cause> read_causes() {
+  const EmbeddedFile& file = diagnosis_files().front();
+  const ConfigNode root = parse_yaml(file.content, file.path);
+  std::vector<Cause> causes;
+  for (const ConfigNode& node : root.elements()) {
+    node.allow_only({"name", "text", "weight", "test", "fix", "signs"});
+    Cause& cause = causes.emplace_back();
+    cause.name = node.at("name").as_string();
+    cause.text = node.at("text").as_string();
+    cause.test = node.at("test").as_string();
+    cause.fix = node.at("fix").as_string();
+    cause.weight = node.at("weight").as_double(0, 100);
+    const ConfigNode signs = node.at("signs");
+    for (const ConfigNode& sign : signs.elements()) {
+      const std::span<const ConfigNode> parts = sign.elements();
+      if (parts.size() != 2) throw sign.error("is no sign", "[PATTERN, TIMES]");
+      cause.signs.push_back(
+          {std::regex(parts[0].as_string(), std::regex::optimize), parts[1].as_double(1, 1000)});
+    }
+  }
+  return causes;
+}
+
+const std::vector<Cause>& known_causes() {
+  static const std::vector<Cause> causes = read_causes();
+  return causes;
+}
+
+// How much likelier the words make the cause; short lines keep a pattern from reaching too far.
+double likelihood_of_words(const Cause& cause, const std::vector<std::string>& lines) {
+  double product = 1;
+  for (const Sign& sign : cause.signs) {
+    const bool is_there = std::any_of(lines.begin(), lines.end(), [&](const std::string& line) {
+      return std::regex_search(line, sign.pattern);
+    });
+    if (is_there) product *= sign.times;
+  }
+  return std::min(product, kMostWords);
+}
+
+std::vector<std::string> lines_of(const std::string& words) {
+  constexpr std::size_t kLongest = 600;  // std::regex recurses over what it reads
+  std::vector<std::string> lines(1);
+  for (const char letter : words) {
+    if (letter == '\n' || lines.back().size() >= kLongest) {
+      lines.emplace_back();
+    } else {
+      lines.back() += static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+    }
+  }
+  return lines;
+}
+
+double log_student(double z) { return -2.5 * std::log1p(z * z / 4); }
+
+struct Part {
+  std::optional<double> Signals::*field;
+  double sd;      // of the logarithm, or of the share of the step
+  double widest;  // of the same, that a cause nobody knows may make of it
+  bool is_share;
+};
+
+std::vector<Part> parts_of(double step_log_sd) {
+  std::vector<Part> parts = {{&Signals::step, step_log_sd, 1.5, false},
+                             {&Signals::memory, kMemoryLogSd, 1, false},
+                             {&Signals::reserved, 2 * kMemoryLogSd, 1, false},
+                             {&Signals::retries, 0.3, 3, false}};
+  for (std::optional<double> Signals::*field :
+       {&Signals::compute, &Signals::communication, &Signals::exposed, &Signals::waiting,
+        &Signals::idle, &Signals::data}) {
+    parts.push_back({field, kPartSd, 1, true});
+  }
+  return parts;
+}
+
+// Of what both have: how far apart, in standard deviations. `scale`: the measured step.
+std::optional<double> distance(const Part& part, const Signals& is, const Signals& would,
+                               double scale) {
+  const std::optional<double>&a = is.*part.field, &b = would.*part.field;
+  if (!a || !b) return std::nullopt;
+  if (part.is_share) {
+    // Parts of a long time are known as shares of it only.
+    return (*a - *b) / (part.sd * scale + 0.1 * std::max(*a, *b));
+  }
+  if (part.field == &Signals::retries) return (std::log1p(*a) - std::log1p(*b)) / part.sd;
+  return std::log(*a / *b) / part.sd;
+}
+
+double log_likelihood(const std::vector<Part>& parts, const Signals& is, const Signals& would) {
+  const double scale = is.step.value_or(would.step.value_or(1));
+  double sum = 0;
+  for (const Part& part : parts) {
+    if (const auto z = distance(part, is, would, scale)) sum += log_student(*z);
+  }
+  return sum;
+}
+
+// Flat over +- widest: the same number of figures, each of density sd / widest against the peak.
+double log_likelihood_of_unknown(const std::vector<Part>& parts, const Signals& is,
+                                 const Signals& would) {
+  double sum = 0;
+  for (const Part& part : parts) {
+    if (distance(part, is, would, 1)) sum += std::log(part.sd / part.widest);
+  }
+  return sum;
+}
+
+}  // namespace
+
+Diagnosis diagnose(const Measured& measured, const std::vector<CauseForecast>& forecasts,
+                   double step_log_sd) {
+  const std::vector<Part> parts = parts_of(step_log_sd);
+  std::map<std::string, std::vector<double>> logs;  // by cause, of its severities
+  double most = -1e300;
+  for (const CauseForecast& each : forecasts) {
+    const double log = log_likelihood(parts, measured.signals, each.signals);
+    logs[each.cause].push_back(log);
+    most = std::max(most, log);
+  }
+  const double unknown_log =
+      forecasts.empty()
+          ? 0
+          : log_likelihood_of_unknown(parts, measured.signals, forecasts.front().signals);
+  most = forecasts.empty() ? 0 : std::max(most, unknown_log);
+  const auto mean_of = [&](const std::string& cause) {
+    const auto found = logs.find(cause);
+    // A cause that says nothing of the figures is as likely by them as one that nobody knows.
+    if (found == logs.end()) return std::exp(unknown_log - most);
+    double sum = 0;
+    for (const double log : found->second) sum += std::exp(log - most);
+    return sum / static_cast<double>(found->second.size());
+  };
+  const std::vector<std::string> lines = lines_of(measured.words);
+  Diagnosis diagnosis;
+  double total = 0;
+  bool has_words = false;
+  for (const Cause& cause : known_causes()) {
+    const double words = likelihood_of_words(cause, lines);
+    has_words = has_words || words > 1;
+    const double odds = cause.weight * mean_of(cause.name) * words;
+    total += odds;
+    diagnosis.causes.push_back({cause.name, cause.text, odds, cause.test, cause.fix});
+  }
+  const double nothing = forecasts.empty() ? 0 : kAsForecast * mean_of(kNothing);
+  const double unknown = 3 * std::exp(unknown_log - most);
+  total += nothing + unknown;
+  for (DiagnosedCause& cause : diagnosis.causes) cause.probability /= total;
+  diagnosis.as_forecast = nothing / total;
+  std::stable_sort(diagnosis.causes.begin(), diagnosis.causes.end(),
+                   [](const auto& a, const auto& b) { return a.probability > b.probability; });
+  const bool has_figures = !forecasts.empty() && !(measured.signals == Signals());
+  diagnosis.explained = (has_figures || has_words) && unknown / total < 0.5;
+  if (!forecasts.empty()) {
+    const Signals& would = forecasts.front().signals;
+    const auto ratio = [](const std::optional<double>& is, const std::optional<double>& was) {
+      return is && was && *was > 0 ? std::optional<double>(*is / *was) : std::nullopt;
+    };
+    diagnosis.step_ratio = ratio(measured.signals.step, would.step);
+    diagnosis.memory_ratio = ratio(measured.signals.memory, would.memory);
+    if (!diagnosis.memory_ratio) {
+      diagnosis.memory_ratio = ratio(measured.signals.reserved, would.reserved);
+    }
+  }
+  return diagnosis;
+}
+
+std::string diagnosis_text(const Diagnosis& diagnosis, Color color) {
+  const Paint paint(color);
+  std::vector<std::string> lines;
+  std::string head;
+  if (diagnosis.step_ratio)
+    head += fmt::format("the step takes {:.2f} times its forecast", *diagnosis.step_ratio);
+  if (diagnosis.memory_ratio) {
+    head += fmt::format("{}memory is {:.2f} times its forecast", head.empty() ? "" : ", ",
+                        *diagnosis.memory_ratio);
+  }
+  if (!head.empty()) lines.push_back(paint.bold(head));
+  for (const std::string& finding : diagnosis.findings) lines.push_back("  " + finding);
+  if (!diagnosis.explained) lines.push_back("no cause that is known explains what was measured");
+  if (diagnosis.as_forecast > 0.5) {
+    lines.push_back(fmt::format("as forecast, with a probability of {}: nothing is wrong",
+                                percent_text(diagnosis.as_forecast)));
+  }
+  constexpr std::size_t kShown = 5;
+  constexpr double kLeast = 0.01;
+  for (std::size_t i = 0; i < std::min(kShown, diagnosis.causes.size()); ++i) {
+    const DiagnosedCause& cause = diagnosis.causes[i];
+    if (cause.probability < kLeast) break;
+    lines.push_back(fmt::format("  {:>6}  {}", percent_text(cause.probability), cause.text));
+    lines.push_back(fmt::format("          test: {}", cause.test));
+    lines.push_back(fmt::format("          fix:  {}", cause.fix));
+  }
+  return fmt::format("{}\n", fmt::join(lines, "\n"));
+}
+
+Json to_json(const Diagnosis& diagnosis) {
+  const auto number = [](const std::optional<double>& value) {
+    return value ? Json(*value) : Json();
+  };
+  Json causes = Json::array();
+  for (const DiagnosedCause& cause : diagnosis.causes) {
+    causes.push_back({{"name", cause.name},
+                      {"text", cause.text},
+                      {"probability", cause.probability},
+                      {"test", cause.test},
+                      {"fix", cause.fix}});
+  }
+  return {{"causes", std::move(causes)},
+          {"explained", diagnosis.explained},
+          {"as_forecast", diagnosis.as_forecast},
+          {"step_ratio", number(diagnosis.step_ratio)},
+          {"memory_ratio", number(diagnosis.memory_ratio)},
+          {"findings", diagnosis.findings}};
+}
+
+}  // namespace foreshard

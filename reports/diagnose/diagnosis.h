@@ -1,0 +1,67 @@
+// Why a measured job is not as forecast: a posterior over causes (reports/diagnose/causes.yaml).
+//
+// Each cause has a prior, forecasts of what would be measured under it at several severities, and
+// signs in what a log says. Figures that were not measured do not count.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "reports/view/layout.h"
+#include "sim/base/json.h"
+
+namespace foreshard {
+
+// What one looks at. Times in seconds of a step, memory in bytes; absent: not measured.
+struct Signals {
+  std::optional<double> step;           // whole
+  std::optional<double> compute;        // some kernel of compute runs
+  std::optional<double> communication;  // some collective runs
+  std::optional<double> exposed;        // of it, without compute
+  std::optional<double> waiting;        // collectives wait for other ranks
+  std::optional<double> idle;           // nothing runs
+  std::optional<double> data;           // of it, before the first kernel: the next batch
+  std::optional<double> retries;        // of the allocator, per step
+  std::optional<double> memory;         // peak that PyTorch allocated
+  std::optional<double> reserved;       // peak that it took from the driver
+  bool operator==(const Signals&) const = default;
+};
+
+// What would be measured if `cause` were the case, at one severity.
+struct CauseForecast {
+  std::string cause;  // a name of causes.yaml; "as_forecast": nothing is wrong
+  Signals signals;
+};
+
+struct Measured {
+  Signals signals;
+  std::string words;  // of the log, and of what else was said
+};
+
+struct DiagnosedCause {
+  std::string name, text;
+  double probability = 0;
+  std::string test, fix;
+};
+
+struct Diagnosis {
+  std::vector<DiagnosedCause> causes;  // the most probable first; those of causes.yaml
+  double as_forecast = 0;              // that nothing is wrong
+  bool explained = false;              // whether a cause, or none at all, fits what was measured
+  std::optional<double> step_ratio, memory_ratio;  // measured over forecast
+  std::vector<std::string> findings;               // what a message or a log says by itself
+};
+
+// `forecasts`: one of "as_forecast" first, then any number of each cause; empty where there is no
+// plan: then the words alone count. `step_log_sd`: of the forecast of a step that is right.
+Diagnosis diagnose(const Measured& measured, const std::vector<CauseForecast>& forecasts,
+                   double step_log_sd);
+
+std::string diagnosis_text(const Diagnosis& diagnosis, Color color);
+// {causes: [{name, text, probability, test, fix}], explained, as_forecast, step_ratio,
+// memory_ratio, findings}
+Json to_json(const Diagnosis& diagnosis);
+
+}  // namespace foreshard

@@ -1,0 +1,47 @@
+// What first looks say of codes that nobody has read.
+#include "calibration/first_looks.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+namespace foreshard {
+namespace {
+
+TEST(FirstLooks, EverySetHasAFitWithoutIt) {
+  const FirstLooks& looks = first_looks();
+  ASSERT_EQ(looks.sets.size(), 3U);
+  for (const auto* fits : {&looks.time, &looks.memory}) {
+    std::set<std::string> without;
+    for (const FirstLookFit& fit : *fits) without.insert(fit.without);
+    EXPECT_TRUE(without.contains(""));
+    for (const FirstLookSet& set : looks.sets) EXPECT_TRUE(without.contains(set.name)) << set.name;
+  }
+}
+
+// A row of a set is judged by the others alone.
+TEST(FirstLooks, AFamilyHasNoSayInItsOwnInterval) {
+  FirstLooks looks;
+  looks.sets = {{"one", {"AA"}}, {"two", {"BB"}}};
+  const std::vector<FirstLookFit> fits = {
+      {"", -3, 0, {}, {}}, {"one", -2, 0, {}, {}}, {"two", -1, 0, {}, {}}};
+  const double all = code_reach(looks, fits, {}, "CC").up;
+  EXPECT_GT(code_reach(looks, fits, {}, "AA").up, all);
+  EXPECT_GT(code_reach(looks, fits, {}, "BB").up, code_reach(looks, fits, {}, "AA").up);
+}
+
+TEST(FirstLooks, WhatIsDescribedLessIsWider) {
+  const FirstLooks& looks = first_looks();
+  const LogReach described = code_reach(looks, looks.time, {}, "");
+  for (const char* fact : {"no_preset", "rests_on_readings", "fp8", "chip_without_steps",
+                           "short_kernels", "unfused_attention", "zero"}) {
+    EXPECT_GT(code_reach(looks, looks.time, {{fact, 1}}, "").up, described.up) << fact;
+  }
+  EXPECT_GT(described.down, 0);
+  // A code that was not described in full is rarely faster than its description.
+  const LogReach vague = code_reach(looks, looks.time, {{"rests_on_readings", 1}}, "");
+  EXPECT_GT(vague.up, 1.5 * vague.down);
+}
+
+}  // namespace
+}  // namespace foreshard
