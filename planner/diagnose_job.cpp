@@ -22,50 +22,91 @@
 namespace foreshard {
 namespace {
 
-struct Machine {
-  const char* cause;
-  std::vector<Factor> factors;
-};
-const std::vector<Machine>& machine_causes() {
-  static const std::vector<Machine> causes = {
-      {"slow_link", {Factor::kIntraNode}},
-      {"slow_link", {Factor::kInterNode}},
-      {"slow_link", {Factor::kIntraNode, Factor::kInterNode}},
-      {"clock_cap", {Factor::kGemm, Factor::kAttention}},
-      {"clock_cap", {Factor::kGemm, Factor::kAttention, Factor::kMemoryBound}},
-      {"host_bound", {Factor::kHost}},
-  };
-  return causes;
-}
-constexpr double kSeverities[] = {1.25, 1.6, 2.2, 3.2, 5, 8};
-
-struct Changed {
-  const char* cause;
-  std::vector<std::string> changes;
-};
-
-std::vector<Changed> changes_of(const Job& job) {
-  const Plan& plan = job.resolved.plan;
-  std::vector<Changed> list = {{"eager_attention", {"attention=eager"}},
-                               {"eager_attention", {"attention=math"}},
-                               {"eager_norms", {"kernels.norm=eager"}},
-                               {"eager_norms", {"kernels.norm=eager", "compile=none"}},
-                               {"eager_norms", {"kernels.norm=eager", "kernels.residual=fp32"}},
-                               {"wider_dtype", {"dtype.param=fp32"}},
-                               {"kept_logits", {"loss=eager", "logits=held"}},
-                               {"kept_logits", {"loss=eager"}}};
-  const bool recomputes = plan.recompute.value != Recompute::kNone;
-  list.push_back({"recompute_on", {recomputes ? "recompute=none" : "recompute=full"}});
-  if (!recomputes) list.push_back({"recompute_on", {"recompute=selective"}});
-  if (plan.mesh.world() % 2 == 0) {
-    for (const std::int64_t divisor : {std::int64_t{2}, plan.mesh.shard}) {
-      if (divisor <= 1 || plan.mesh.shard % divisor != 0) continue;
-      list.push_back({"wrong_world",
-                      {fmt::format("mesh={{shard: {}, replicate: {}}}", plan.mesh.shard / divisor,
-                                   plan.mesh.replicate * divisor)}});
-    }
+// `count` severities from `least` to `most`, evenly spread as logarithms.
+std::vector<double> severities(double least, double most, int count = 9) {
+  std::vector<double> list;
+  for (int i = 0; i < count; ++i) {
+    list.push_back(least * std::pow(most / least, static_cast<double>(i) / (count - 1)));
   }
   return list;
+}
+
+void add_machine(const Job& job, std::vector<CauseCase>& list) {
+  const auto add = [&](const char* cause, const std::vector<Factor>& factors, double most) {
+    for (const double times : severities(1.1, most)) {
+      CauseCase& one = list.emplace_back(CauseCase{cause});
+      for (const Factor factor : factors) one.machine.emplace_back(factor, times);
+    }
+  };
+  // A clock at less than half is a broken card; links and hosts may be far below what they should.
+  add("clock_cap", {Factor::kGemm, Factor::kAttention}, 2.2);
+  add("clock_cap", {Factor::kGemm, Factor::kAttention, Factor::kMemoryBound}, 2.2);
+  add("host_bound", {Factor::kHost}, 12);
+  if (job.resolved.plan.mesh.world() == 1) return;
+  add("slow_link", {Factor::kIntraNode}, 12);
+  if (job.cluster.nodes() > 1) {
+    add("slow_link", {Factor::kInterNode}, 16);
+    add("slow_link", {Factor::kIntraNode, Factor::kInterNode}, 8);
+  }
+}
+
+void add_waits(const Job& job, std::vector<CauseCase>& list) {
+  for (const double share : severities(0.05, 4)) {
+    CauseCase data{"data_loader"};
+    data.waits = share;
+    data.where = &Signals::data;
+    list.push_back(data);
+    CauseCase retries{"allocator_retries"};
+    retries.waits = share;
+    retries.retries = 4;
+    list.push_back(retries);
+    if (job.resolved.plan.mesh.world() == 1) continue;
+    CauseCase rank{"slow_rank"};
+    rank.waits = share;
+    rank.where = &Signals::waiting;
+    list.push_back(rank);
+  }
+  for (const double share : {0.4, 0.7, 1.0}) {
+    CauseCase serial{"no_overlap"};
+    serial.unhidden = share;
+    list.push_back(serial);
+  }
+  for (const double times : severities(1.1, 2, 5)) {
+    CauseCase grows{"memory_growth"};
+    grows.memory = times;
+    list.push_back(grows);
+  }
+  const auto parameters = static_cast<double>(job.model.parameters());
+  for (const double bytes : {2.0, 4.0}) {
+    CauseCase copy{"second_copy"};
+    copy.more_bytes = bytes * parameters;
+    list.push_back(copy);
+    copy.more_bytes /= static_cast<double>(job.resolved.plan.mesh.shard);
+    list.push_back(copy);
+  }
+}
+
+void add_changes(const Job& job, std::vector<CauseCase>& list) {
+  const Plan& plan = job.resolved.plan;
+  const auto add = [&](const char* cause, std::vector<std::string> changes) {
+    list.push_back({cause, std::move(changes)});
+  };
+  add("eager_attention", {"attention=eager"});
+  add("eager_attention", {"attention=math"});
+  add("eager_norms", {"kernels.norm=eager"});
+  add("eager_norms", {"kernels.norm=eager", "compile=none"});
+  add("eager_norms", {"kernels.norm=eager", "kernels.residual=fp32"});
+  add("wider_dtype", {"dtype.param=fp32"});
+  add("kept_logits", {"loss=eager", "logits=held"});
+  add("kept_logits", {"loss=eager"});
+  const bool recomputes = plan.recompute.value != Recompute::kNone;
+  add("recompute_on", {recomputes ? "recompute=none" : "recompute=full"});
+  if (!recomputes) add("recompute_on", {"recompute=selective"});
+  for (const std::int64_t divisor : {std::int64_t{2}, plan.mesh.shard}) {
+    if (divisor <= 1 || plan.mesh.shard % divisor != 0) continue;
+    add("wrong_world", {fmt::format("mesh={{shard: {}, replicate: {}}}", plan.mesh.shard / divisor,
+                                    plan.mesh.replicate * divisor)});
+  }
 }
 
 Signals signals_of(const Forecast& made, const StepMetrics& step) {
@@ -83,73 +124,19 @@ Signals signals_of(const Forecast& made, const StepMetrics& step) {
   return signals;
 }
 
-Signals waits(Signals signals, double seconds, std::optional<double> Signals::*where) {
+void add_to(Signals& signals, const CauseCase& one, double step, double capacity) {
+  const double seconds = one.waits * step;
   *signals.step += seconds;
-  *(signals.*where) += seconds;
-  return signals;
-}
-
-void add_machine(const Forecast& right, const CostModel& costs, std::vector<CauseForecast>& list) {
-  Simulator simulator;
-  const Signals as_is = list.front().signals;
-  for (const Machine& machine : machine_causes()) {
-    for (const double severity : kSeverities) {
-      FactorDraw draw = costs.center();
-      for (const Factor factor : machine.factors) {
-        draw[static_cast<std::size_t>(factor)] *= severity;
-      }
-      const StepMetrics step = measure_step(
-          right.graph, simulator.steady_step(right.graph, costs.price(right.graph, draw)));
-      const Signals signals = signals_of(right, step);
-      // A link that nothing crosses, a host that is never waited for.
-      if (std::abs(std::log(*signals.step / *as_is.step)) < 0.01) continue;
-      list.push_back({machine.cause, signals});
-    }
-  }
-}
-
-void add_waits(const Job& job, std::vector<CauseForecast>& list) {
-  const Signals right = list.front().signals;
-  for (const double share : {0.08, 0.2, 0.5, 1.2, 3.0}) {
-    const double seconds = share * *right.step;
-    Signals data = waits(right, seconds, &Signals::idle);
-    data.data = seconds;
-    list.push_back({"data_loader", data});
-    if (job.resolved.plan.mesh.world() > 1) {
-      list.push_back({"slow_rank", waits(right, seconds, &Signals::waiting)});
-    }
-    Signals retries = waits(right, seconds, &Signals::idle);
-    retries.retries = 4;
-    // Near the end of memory, or it would not give back.
-    retries.reserved =
-        std::max(*right.reserved, 0.97 * static_cast<double>(job.cluster.gpu.memory.count()));
-    list.push_back({"allocator_retries", retries});
-  }
-  if (*right.communication > *right.exposed) {
-    Signals serial = right;
-    const double hidden = *right.communication - *right.exposed;
-    *serial.step += hidden;
-    serial.exposed = *right.communication;
-    list.push_back({"no_overlap", serial});
-    serial = right;
-    *serial.step += hidden / 2;
-    serial.exposed = *right.exposed + hidden / 2;
-    list.push_back({"no_overlap", serial});
-  }
-  for (const double times : {1.15, 1.4, 1.8}) {  // of memory alone
-    Signals more = right;
-    more.memory = times * *right.memory;
-    more.reserved = times * *right.reserved;
-    list.push_back({"memory_growth", more});
-  }
-  const auto parameters = static_cast<double>(job.model.parameters());
-  for (const double bytes : {2.0, 4.0}) {
-    for (const double shards : {1.0, static_cast<double>(job.resolved.plan.mesh.shard)}) {
-      Signals copy = right;
-      copy.memory = *right.memory + bytes * parameters / shards;
-      copy.reserved = *right.reserved + bytes * parameters / shards;
-      list.push_back({"second_copy", copy});
-    }
+  if (seconds > 0) *(signals.*one.where) += seconds;
+  if (one.where == &Signals::data) *signals.idle += seconds;
+  const double hidden = std::max(0.0, *signals.communication - *signals.exposed) * one.unhidden;
+  *signals.step += hidden;
+  *signals.exposed += hidden;
+  *signals.retries += one.retries;
+  // Near the end of memory, or it would not give back.
+  if (one.retries > 0) signals.reserved = std::max(*signals.reserved, 0.97 * capacity);
+  for (std::optional<double> Signals::*field : {&Signals::memory, &Signals::reserved}) {
+    signals.*field = *(signals.*field) * one.memory + one.more_bytes;
   }
 }
 
@@ -195,21 +182,59 @@ double step_log_sd(const Quantity& seconds) {
   return std::max(0.03, std::log(seconds.high / seconds.low) / 2 / kStandardDeviations);
 }
 
-std::vector<CauseForecast> cause_forecasts(const Job& job) {
-  const CostModel costs = cost_model(job);
-  const Forecast right = forecast(job.model, job.resolved.plan, costs);
-  std::vector<CauseForecast> list = {
-      {"as_forecast", signals_of(right, measure_step(right.graph, right.timeline))}};
-  add_machine(right, costs, list);
+std::vector<CauseCase> cause_cases(const Job& job) {
+  std::vector<CauseCase> list;
+  add_machine(job, list);
   add_waits(job, list);
-  for (const Changed& changed : changes_of(job)) {
-    JobOptions options = job.options;
-    options.assignments.push_back(changed.changes);
+  add_changes(job, list);
+  return list;
+}
+
+SignalsOf::SignalsOf(const Job& job)
+    : job_(job), costs_(cost_model(job)), right_(forecast(job.model, job.resolved.plan, costs_)) {}
+
+Signals SignalsOf::operator()(const std::vector<CauseCase>& at_once) const {
+  JobOptions options = job_.options;
+  std::vector<std::pair<Factor, double>> machine;
+  for (const CauseCase& one : at_once) {
+    if (!one.changes.empty()) options.assignments.push_back(one.changes);
+    machine.insert(machine.end(), one.machine.begin(), one.machine.end());
+  }
+  std::optional<CostModel> own_costs;
+  std::optional<Forecast> own;
+  if (options.assignments.size() > job_.options.assignments.size()) {
+    const Job other = load_job(options);
+    own_costs = cost_model(other);
+    own = forecast(other.model, other.resolved.plan, *own_costs);
+  }
+  const CostModel& costs = own ? *own_costs : costs_;
+  const Forecast& made = own ? *own : right_;
+  StepMetrics step = measure_step(made.graph, made.timeline);
+  if (!machine.empty()) {
+    FactorDraw draw = costs.center();
+    for (const auto& [factor, times] : machine) draw[static_cast<std::size_t>(factor)] *= times;
+    Simulator simulator;
+    const CostTable table = costs.price(made.graph, draw);
+    step = measure_step(made.graph, simulator.steady_step(made.graph, table));
+  }
+  Signals signals = signals_of(made, step);
+  const double as_made = *signals.step;
+  for (const CauseCase& one : at_once) {
+    add_to(signals, one, as_made, static_cast<double>(job_.cluster.gpu.memory.count()));
+  }
+  return signals;
+}
+
+std::vector<CauseForecast> cause_forecasts(const Job& job) {
+  const SignalsOf signals_under(job);
+  std::vector<CauseForecast> list = {{"as_forecast", signals_under({})}};
+  const Signals right = list.front().signals;
+  for (const CauseCase& one : cause_cases(job)) {
     try {
-      const Job other = load_job(options);
-      if (other.resolved.plan == job.resolved.plan) continue;
-      const Forecast made = forecast(other.model, other.resolved.plan, cost_model(other));
-      list.push_back({changed.cause, signals_of(made, measure_step(made.graph, made.timeline))});
+      const Signals signals = signals_under({one});
+      const bool is_slower = std::abs(std::log(*signals.step / *right.step)) > 0.01;
+      const bool is_larger = std::abs(std::log(*signals.memory / *right.memory)) > 0.01;
+      if (is_slower || is_larger) list.push_back({one.cause, signals});
     } catch (const Error&) {  // the plan or its runtime cannot have it
       continue;
     }

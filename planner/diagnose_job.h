@@ -2,7 +2,9 @@
 // forecast (reports/diagnose/diagnosis.h).
 #pragma once
 
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "planner/job.h"
@@ -10,9 +12,36 @@
 
 namespace foreshard {
 
-// "as_forecast" first. Causes that the plan cannot have (another dtype where it is the widest, a
-// link where there is one GPU) are not there. `load` makes a job of options; it is asked for the
-// job with other keys.
+// A cause at one severity: what differs from the job as it was forecast.
+struct CauseCase {
+  std::string cause;
+  std::vector<std::string> changes = {};                   // keys of the plan, as --set takes them
+  std::vector<std::pair<Factor, double>> machine = {};     // that a factor's time is multiplied by
+  double waits = 0;                                        // of the step, added to it
+  std::optional<double> Signals::*where = &Signals::idle;  // what the wait shows as
+  double unhidden = 0;    // share of hidden communication that is not hidden
+  double retries = 0;     // of the allocator
+  double memory = 1;      // times the forecast's
+  double more_bytes = 0;  // of memory
+};
+
+// Those that the job may have, at severities that people meet; none where there is nothing to
+// change (a link where there is one GPU).
+std::vector<CauseCase> cause_cases(const Job& job);
+
+// What would be measured with all of them at once. Throws Error where the plan cannot have it.
+class SignalsOf {
+ public:
+  explicit SignalsOf(const Job& job);
+  Signals operator()(const std::vector<CauseCase>& at_once) const;
+
+ private:
+  const Job& job_;
+  CostModel costs_;
+  Forecast right_;
+};
+
+// "as_forecast" first. Cases that change nothing are left out.
 std::vector<CauseForecast> cause_forecasts(const Job& job);
 
 // "tokens/s=3120", "step=2.1s", "memory=61GiB": what the job's own step or memory comes to. Throws

@@ -29,6 +29,7 @@ constexpr double kAsForecast = 30;  // of a hundred jobs that somebody asks abou
 constexpr const char* kNothing = "as_forecast";
 constexpr double kPartSd = 0.03;  // of the step, of parts of it
 constexpr double kMemoryLogSd = 0.04;
+constexpr double kImpossible = 0.1;
 constexpr double kMostWords = 2000;  // that signs of one cause may multiply to
 
 struct Sign {
@@ -138,12 +139,15 @@ double log_likelihood(const std::vector<Part>& parts, const Signals& is, const S
   return sum;
 }
 
-// Flat over +- widest: the same number of figures, each of density sd / widest against the peak.
+// Every figure is as forecast, or anywhere within +- widest, as likely one as the other.
 double log_likelihood_of_unknown(const std::vector<Part>& parts, const Signals& is,
                                  const Signals& would) {
+  const double scale = is.step.value_or(would.step.value_or(1));
   double sum = 0;
   for (const Part& part : parts) {
-    if (distance(part, is, would, 1)) sum += std::log(part.sd / part.widest);
+    if (const auto z = distance(part, is, would, scale)) {
+      sum += std::log((std::exp(log_student(*z)) + part.sd / part.widest) / 2);
+    }
   }
   return sum;
 }
@@ -166,9 +170,10 @@ Diagnosis diagnose(const Measured& measured, const std::vector<CauseForecast>& f
           : log_likelihood_of_unknown(parts, measured.signals, forecasts.front().signals);
   most = forecasts.empty() ? 0 : std::max(most, unknown_log);
   const auto mean_of = [&](const std::string& cause) {
+    if (forecasts.empty()) return 1.0;
     const auto found = logs.find(cause);
-    // A cause that says nothing of the figures is as likely by them as one that nobody knows.
-    if (found == logs.end()) return std::exp(unknown_log - most);
+    // The plan cannot have it, or it changes nothing there, so far as is known.
+    if (found == logs.end()) return kImpossible * std::exp(unknown_log - most);
     double sum = 0;
     for (const double log : found->second) sum += std::exp(log - most);
     return sum / static_cast<double>(found->second.size());
