@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "interop/steps/likely_stack.h"
+#include "sim/spec/fsdp2_version.h"
 #include "sim/spec/gpu_generation.h"
 #include "sim/spec/plan_stack.h"
 
@@ -45,8 +46,8 @@ std::string runtime_of(const TrainingRow& row) {
   if (runtime.starts_with("zero") || runtime == "ddp") return std::string(runtime);
   const std::optional<TorchVersion> torch = torch_version(row);
   if (!torch) return std::string(runtime);
-  constexpr int kOldest = 4, kNewest = 15;  // of 2.x
-  const int minor = torch->major < 2 ? kOldest : std::clamp(torch->minor, kOldest, kNewest);
+  const int minor =
+      torch->major < 2 ? kOldestFsdp2 : std::clamp(torch->minor, kOldestFsdp2, kNewestFsdp2);
   return fmt::format("{}@2.{}", runtime, minor);
 }
 

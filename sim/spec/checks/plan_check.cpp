@@ -18,11 +18,11 @@
 
 namespace foreshard {
 
-static_assert(kNewestFsdp2 == 15);
 const char* newest_version(RuntimeKind kind) {
+  static const std::string kFsdp2 = fmt::format("2.{}", kNewestFsdp2);
   switch (kind) {
     case RuntimeKind::kFsdp2:
-      return "2.15";
+      return kFsdp2.c_str();
     case RuntimeKind::kNative:
       return "1";
     case RuntimeKind::kFsdp1:

@@ -25,9 +25,10 @@ const AssumedValue* assumed(const ResolvedPlan& plan, std::string_view key) {
 
 TEST(PlanResolve, FillsTheDefaultsAndNamesThem) {
   const ResolvedPlan plan = resolved("model: small\ncluster: 64xh100\n");
+  const std::string newest = std::string("fsdp2@") + newest_version(RuntimeKind::kFsdp2);
   EXPECT_EQ(to_yaml(plan.plan), R"(model: small
 cluster: 64xh100
-runtime: fsdp2@2.15
+runtime: )" + newest + R"(
 batch: {sequence: 8192, micro_batch: 1, accumulation: 1, documents: 1}
 mesh: {shard: 64, replicate: 1}
 units: {layers_per_unit: 1, embedding: own, head: own, blocks: own, experts: block, shard_dim: 0}
@@ -68,14 +69,14 @@ rank: 0
   EXPECT_EQ(assumed(plan, "mesh.shard")->value, "64");
   EXPECT_EQ(assumed(plan, "mesh.shard")->why, "all 64 GPUs of the cluster");
   EXPECT_EQ(assumed(plan, "batch.sequence")->why, "min(131072 positions of the model, 8192)");
-  EXPECT_EQ(assumed(plan, "runtime")->value, "fsdp2@2.15");
+  EXPECT_EQ(assumed(plan, "runtime")->value, newest);
   EXPECT_EQ(assumed(plan, "optimizer.clip_norm")->why, "default");
   EXPECT_EQ(assumed(plan, "model"), nullptr);
 }
 
 TEST(PlanResolve, AssumesTheVersionOnly) {
   const ResolvedPlan plan = resolved("runtime: fsdp2");
-  EXPECT_EQ(plan.plan.runtime.version, "2.15");
+  EXPECT_EQ(plan.plan.runtime.version, newest_version(RuntimeKind::kFsdp2));
   ASSERT_NE(assumed(plan, "runtime"), nullptr);
   EXPECT_EQ(assumed(resolved("runtime: fsdp2@2.11"), "runtime"), nullptr);
   EXPECT_EQ(resolved("runtime: native").plan.runtime.version, "1");
