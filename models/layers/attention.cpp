@@ -68,11 +68,15 @@ Index weigh_by_sinks(LayerBuilder& layer, const ModelDims& dims, const Parameter
   layer.last().parameters = {layer.parameter(names.sinks, "", {dims.heads})};
   layer.last().gradient = GradientRule::kNone;  // attention's own backward takes it
   layer.release({logsumexp});
+  // (models/gpt_oss/model.py: sink_scale.to(output.dtype))
+  const Index narrow = layer.activation("sink_scale", dims.heads);
+  layer.elementwise("sink_scale", Function::kCast, {weight}, {}, narrow);
+  layer.release({weight});
   const Index weighed = layer.activation("weighed_attention", attention_width(dims));
-  layer.elementwise("weigh_attention", Function::kMultiply, {attention, weight},
-                    {attention, weight}, weighed);
+  layer.elementwise("weigh_attention", Function::kMultiply, {attention, narrow},
+                    {attention, narrow}, weighed);
   layer.last().sums_last = true;
-  layer.release({attention, weight});
+  layer.release({attention, narrow});
   return weighed;
 }
 

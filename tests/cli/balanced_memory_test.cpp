@@ -18,7 +18,8 @@ JobOptions random_job() {
     return std::string(*rc::gen::elementOf(std::vector<const char*>(words)));
   };
   JobOptions job;
-  job.model = one_of({"qwen2.5-0.5b", "gpt2", "llama-3.2-1b", "mixtral-8x7b"});
+  job.model = one_of({"qwen2.5-0.5b", "gpt2", "llama-3.2-1b", "mixtral-8x7b", "gpt-oss-20b",
+                      "t5-small", "gemma-3-1b"});
   job.cluster = "8xb200";
   job.runtime = one_of({"fsdp2", "fsdp1", "ddp", "zero1", "zero2", "zero3", "native"});
   job.sequence = "512";
@@ -30,7 +31,7 @@ JobOptions random_job() {
   draw("stack", {"none", "hf_trainer", "lightning", "torchtitan_2025"});
   draw("dtype.param", {"fp32", "bf16"});
   draw("attention", {"flash", "cudnn", "math", "efficient"});
-  if (*rc::gen::arbitrary<bool>()) draw("experts", {"grouped", "transformers"});
+  if (*rc::gen::arbitrary<bool>()) draw("experts", {"grouped", "loop", "transformers"});
   if (*rc::gen::arbitrary<bool>()) draw("units.shard_dim", {"0", "experts", "1"});
   draw("recompute", {"none", "selective", "full"});
   draw("compile", {"none", "blocks"});

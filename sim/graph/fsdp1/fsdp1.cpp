@@ -280,6 +280,8 @@ void Fsdp1::run_entry(const TapeEntry& entry) {
   if (log_) log_->run_inner_hooks();
   const LayerPhaseProgram& p = phase(EventKind::kBackward, l);
   if (p.segments.size() < 2) {
+    // (A forward that the host waits in has several entries.)
+    if (!entry.ends_layer) return;
     run_recompute(l);
     if (!dry_ && !p.segments.empty()) add_layer_row(EventKind::kBackward, l);
     return;
