@@ -128,12 +128,18 @@ class Tree {
         "--json", [&output] { output.form = Form::kJson; }, "One JSON document instead of text");
   }
 
+  static void add_capture(CLI::App* verb, JobOptions& job) {
+    option(verb, "--capture", job.capture, "DIR",
+           "Instead of a model and a plan: what foreshard-null wrote of a program");
+  }
+
   void add_predict() {
     auto o = std::make_shared<PredictOptions>();
     CLI::App* verb = add_verb("predict", "Step time and memory of a job",
                               "predict --model llama-3.1-8b --cluster 64xh100 --set mesh.shard=8",
                               run_predict, o);
     add_job_flags(verb, o->job, kSetHelp);
+    add_capture(verb, o->job);
     add_json(verb, o->output);
     option(verb, "--trace", o->trace, "FILE", "Also write a Chrome trace, for ui.perfetto.dev");
     option(verb, "--csv", o->csv, "FILE", "Also write every event with its times");
@@ -147,6 +153,7 @@ class Tree {
     CLI::App* verb = add_verb("schedule", "Every event of the step in the order the host issues it",
                               "schedule --model gpt2 --cluster 8xa100 --csv", run_schedule, o);
     add_job_flags(verb, o->job, kSetHelp);
+    add_capture(verb, o->job);
     o->job.profile_need = ProfileNeed::kOptional;
     verb->add_flag_callback(
         "--csv", [] {}, "As CSV, which is also the default");
@@ -160,6 +167,7 @@ class Tree {
                               "  foreshard explain --run rank-0.trace.json.gz",
                               run_explain, o);
     add_job_flags(verb, o->job, kSetHelp);
+    add_capture(verb, o->job);
     option(verb, "--run", o->run, "DIR|TRACE",
            "Why this run is slower than forecast: as for validate. Of a trace of torch.profiler "
            "alone, the job is inferred, and three settings to change are named");
@@ -410,6 +418,7 @@ class Tree {
         "report", "Forecast, search, scaling and what it rests on, for browsers, in one HTML file",
         "report --model llama-3.1-8b --cluster 64xh100 --html report.html", run_report, o);
     add_job_flags(verb, o->job, "Any key of the plan, which the search then does not vary");
+    add_capture(verb, o->job);
     verb->add_option("answer", o->answer,
                      "Instead of a job: what a verb wrote with --json, or a run folder")
         ->type_name("FILE");

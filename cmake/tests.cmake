@@ -53,6 +53,12 @@ foreach(folder IN LISTS folders)
     endif()
     set_source_files_properties(${sources} PROPERTIES
       COMPILE_DEFINITIONS "FORESHARD_PROGRAM=\"${FORESHARD_BIN_DIR}/foreshard\"")
+    if(TARGET null_step_program)
+      add_dependencies(${test} foreshard-null null_step_program)
+      set_property(SOURCE ${PROJECT_SOURCE_DIR}/tests/cli/captured_test.cpp APPEND PROPERTY
+        COMPILE_DEFINITIONS
+        "FORESHARD_NULL_STEP=\"${PROJECT_BINARY_DIR}/tests/programs/null_step_program\"")
+    endif()
   endif()
   if(folder STREQUAL "exec")
     target_link_libraries(${test} PRIVATE foreshard_engine)

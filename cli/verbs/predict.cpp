@@ -7,6 +7,7 @@
 #include "cli/answer.h"
 #include "cli/output.h"
 #include "cli/page.h"
+#include "cli/verbs/captured.h"
 #include "cli/verbs/explain_run.h"
 #include "cli/verbs/verbs.h"
 #include "reports/validate/memory_snapshot.h"
@@ -29,6 +30,7 @@ ExitCode write_json(const Answer& answer, std::string_view schema, Json body) {
 }  // namespace
 
 ExitCode run_predict(const PredictOptions& options) {
+  if (!options.job.capture.empty()) return predict_capture(options);
   const bool shows_rows = !options.trace.empty() || !options.csv.empty() ||
                           !options.memory_snapshot.empty() || !options.html.empty();
   const Answer a = answer(options.job, shows_rows ? Rows::kAll : Rows::kFew);
@@ -56,6 +58,7 @@ ExitCode run_predict(const PredictOptions& options) {
 }
 
 ExitCode run_schedule(const ScheduleOptions& options) {
+  if (!options.job.capture.empty()) return schedule_capture(options);
   const Job job = load_job(options.job);
   const Forecast made = forecast(job.model, job.resolved.plan, cost_model(job));
   const Fit fit = fit_in(job.cluster, made.memory.peak, made.reserved.peak,
@@ -68,6 +71,7 @@ ExitCode run_schedule(const ScheduleOptions& options) {
 }
 
 ExitCode run_explain(const ExplainOptions& options) {
+  if (!options.job.capture.empty()) return explain_capture(options);
   if (!options.run.empty()) return explain_run(options);
   const Answer a = answer(options.job);
   if (options.output.form == Form::kJson) {

@@ -13,11 +13,13 @@
 #include "cli/output.h"
 #include "cli/page_of_answer.h"
 #include "cli/progress.h"
+#include "cli/verbs/captured.h"
 #include "cli/verbs/verbs.h"
 #include "sim/base/json_document.h"
 
 namespace foreshard {
 ExitCode run_report(const ReportOptions& asked) {
+  if (!asked.job.capture.empty()) return report_capture(asked);
   ReportOptions options = asked;
   std::error_code ignored;
   if (std::filesystem::is_directory(options.answer, ignored)) {  // a run, with its plan in it

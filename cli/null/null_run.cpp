@@ -1,0 +1,217 @@
+// The command is a child process with the null GPU's library in LD_PRELOAD, the same library found
+// as CUDA's driver, Python's part of it in PYTHONPATH, and the environment that torchrun gives a
+// rank.
+#include "cli/null/null_run.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "calibration/capability.h"
+#include "calibration/machines.h"
+#include "cli/null/processor.h"
+#include "cli/output.h"
+#include "sim/base/error.h"
+#include "sim/base/text_file.h"
+
+namespace foreshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kNotAnswered = static_cast<int>(ExitCode::kMissingCapability);
+
+fs::path library_folder() {
+  const fs::path program = fs::read_symlink("/proc/self/exe");
+  const fs::path folder = program.parent_path() / "null";
+  if (!fs::exists(folder / "libforeshard-null.so")) {
+    throw Error(ExitCode::kMissingCapability,
+                fmt::format("{}: is not there; expected the null GPU's library beside the program "
+                            "(./x build makes both)",
+                            (folder / "libforeshard-null.so").string()));
+  }
+  return folder;
+}
+
+Cluster one_node(const std::string& gpu) {
+  const auto machine = machine_named(gpu);
+  if (!machine) {
+    throw Error(ExitCode::kUsage,
+                fmt::format("--gpu {}: no such GPU; expected one of foreshard machines", gpu));
+  }
+  return machine->node;
+}
+
+std::string gpu_variable(const Cluster& node, std::int64_t devices) {
+  const Capability c = capability_of(node.gpu);
+  return fmt::format(
+      "name={};memory={};major={};minor={};devices={};multiprocessors={};l2={};"
+      "shared_per_multiprocessor={};shared_per_block={};threads_per_multiprocessor={};"
+      "blocks_per_multiprocessor={}",
+      node.gpu.name, node.gpu.memory.count(), c.major, c.minor, devices, node.gpu.multiprocessors,
+      c.l2_bytes, c.shared_per_multiprocessor, c.shared_per_block, c.threads_per_multiprocessor,
+      c.blocks_per_multiprocessor);
+}
+
+void set(const char* name, const std::string& value) { ::setenv(name, value.c_str(), 1); }
+
+void put_before(const char* name, const std::string& value, char separator) {
+  const char* const now = std::getenv(name);
+  set(name, now == nullptr || *now == '\0' ? value : value + separator + now);
+}
+
+void set_environment(const NullOptions& options, const Cluster& node, const fs::path& library,
+                     const fs::path& out) {
+  const std::int64_t per_node = std::min(options.world, node.node.gpus);
+  set("FORESHARD_NULL_OUT", out.string());
+  set("FORESHARD_NULL_GPU", gpu_variable(node, per_node));
+  set("FORESHARD_NULL_EVENTS", options.events);
+  set("FORESHARD_NULL_PADDED", options.padded ? "1" : "0");
+  ::unsetenv("FORESHARD_NULL_PID");
+  ::unsetenv("CUDA_VISIBLE_DEVICES");
+  put_before("LD_PRELOAD", (library / "libforeshard-null.so").string(), ':');
+  put_before("LD_LIBRARY_PATH", (library / "lib").string(), ':');
+  put_before("PYTHONPATH", (library / "python").string(), ':');
+  set("TRITON_LIBCUDA_PATH", (library / "lib").string());
+  const auto number = [](std::int64_t value) { return std::to_string(value); };
+  set("RANK", number(options.rank));
+  set("WORLD_SIZE", number(options.world));
+  set("LOCAL_RANK", number(options.rank % per_node));
+  set("LOCAL_WORLD_SIZE", number(per_node));
+  set("GROUP_RANK", number(options.rank / per_node));
+  set("GROUP_WORLD_SIZE", number((options.world + per_node - 1) / per_node));
+  set("ROLE_RANK", number(options.rank));
+  set("ROLE_WORLD_SIZE", number(options.world));
+  set("MASTER_ADDR", "127.0.0.1");
+  set("MASTER_PORT", "29500");
+  set("TORCHELASTIC_RUN_ID", "foreshard-null");
+  ::setenv("OMP_NUM_THREADS", "1", 0);
+  ::setenv("HF_HUB_OFFLINE", "1", 0);
+}
+
+// What an earlier capture left in the folder, and nothing else.
+void clear(const fs::path& out) {
+  fs::create_directories(out);
+  for (const char* name :
+       {"calls.txt", "calls.txt.gz", "capture.json", "model.json", "refused.txt"}) {
+    fs::remove(out / name);
+  }
+}
+
+// The child's wait status.
+int run(const NullOptions& options, const Cluster& node, const fs::path& library,
+        const fs::path& out) {
+  const pid_t child = ::fork();
+  if (child < 0) throw Error(ExitCode::kInternal, "no process can be started");
+  if (child == 0) {
+    set_environment(options, node, library, out);
+    std::vector<char*> words;
+    for (const std::string& word : options.command)
+      words.push_back(const_cast<char*>(word.c_str()));
+    words.push_back(nullptr);
+    ::execvp(words.front(), words.data());
+    constexpr int kNotFound = 127;
+    ::_exit(kNotFound);
+  }
+  // Ctrl-C is the child's; this process ends when it has.
+  std::signal(SIGINT, SIG_IGN);
+  int status = 0;
+  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  return status;
+}
+
+int exit_status(const NullOptions& options, int status) {
+  constexpr int kNotFound = 127;
+  if (WIFEXITED(status) && WEXITSTATUS(status) == kNotFound) {
+    note(fmt::format("{} cannot be run, or a command that it runs", options.command.front()));
+  }
+  if (WIFEXITED(status)) return WEXITSTATUS(status);
+  note(
+      fmt::format("{} ended by signal {} ({}): a library may read the GPU's memory from the host, "
+                  "or call what the null GPU does not answer",
+                  options.command.front(), WTERMSIG(status), strsignal(WTERMSIG(status))));
+  return 128 + WTERMSIG(status);
+}
+
+}  // namespace
+
+NullCommandLine parse_null_command_line(std::vector<std::string> arguments) {
+  NullCommandLine line;
+  NullOptions& o = line.options;
+  CLI::App app(
+      "Runs a command on a GPU that is not there, as one rank of a world, and writes what "
+      "it asks of the GPU into a folder: foreshard predict --capture takes it.",
+      "foreshard-null");
+  app.footer(
+      "Example:\n  foreshard-null --rank 0 --world 64 --gpu h100 -- python3 train.py\n"
+      "Exit status: the command's; 6 where it made a call that is not answered (it is "
+      "named), or no call at all.");
+  app.set_version_flag("--version", std::string("foreshard-null ") + FORESHARD_VERSION);
+  app.add_option("--rank", o.rank, "Which rank the command is")->check(CLI::NonNegativeNumber);
+  app.add_option("--world", o.world, "How many ranks there are")->check(CLI::Range(1, 1 << 20));
+  app.add_option("--gpu", o.gpu, "The GPU, such as h100 (foreshard machines)")->required();
+  app.add_option("--out", o.out, "Folder of the capture")->capture_default_str();
+  app.add_option("--events", o.events, "How far the GPU is when it is asked")
+      ->check(CLI::IsMember({"done", "pending", "paced"}))
+      ->capture_default_str();
+  app.add_flag("--padded", o.padded, "Batches are padded: attention masks are not all ones");
+  app.add_option("command", o.command, "The command, after --")->required();
+  app.positionals_at_end();
+  try {
+    std::reverse(arguments.begin(), arguments.end());
+    app.parse(std::move(arguments));
+  } catch (const CLI::Success& done) {
+    line.text = done.get_name() == "CallForVersion" ? app.version() + "\n" : app.help();
+    return line;
+  } catch (const CLI::ParseError& error) {
+    line.usage_error = fmt::format("foreshard-null: {}; see foreshard-null --help\n", error.what());
+    return line;
+  }
+  if (o.rank >= o.world) {
+    line.usage_error = fmt::format("foreshard-null: --rank {}: expected a rank below --world {}\n",
+                                   o.rank, o.world);
+  }
+  return line;
+}
+
+int run_on_null_gpu(const NullOptions& options) {
+  const Cluster node = one_node(options.gpu);
+  const fs::path library = library_folder();
+  const fs::path out = fs::absolute(options.out);
+  capability_of(node.gpu);
+  clear(out);
+  const double processor = processor_ratio();
+  const auto begin = std::chrono::steady_clock::now();
+  const int status = exit_status(options, run(options, node, library, out));
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  const Json head = {{"schema", "foreshard.capture/1"},
+                     {"gpu", node.gpu.key},
+                     {"rank", options.rank},
+                     {"world", options.world},
+                     {"command", fmt::format("{}", fmt::join(options.command, " "))},
+                     {"events", options.events},
+                     {"processor", processor},
+                     {"exit_status", status},
+                     {"seconds", seconds.count()}};
+  write_file((out / "capture.json").string(), head.dump(1) + "\n");
+  if (status == 0 && !fs::exists(out / "calls.txt")) {
+    note(
+        "the command made no call to a GPU: is its PyTorch built with CUDA, and does it train on "
+        "`cuda`?");
+    return kNotAnswered;
+  }
+  return status;
+}
+
+}  // namespace foreshard

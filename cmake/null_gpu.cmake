@@ -1,0 +1,29 @@
+# The null GPU (exec/null/) and the program that runs commands on it: build/bin/foreshard-null, and
+# beside it null/: the library, the names by which programs look for CUDA's driver, and Python's part.
+# It needs neither CUDA nor its headers, LibTorch nor Python.
+file(GLOB null_sources CONFIGURE_DEPENDS exec/null/*.cpp)
+add_library(foreshard_null_gpu SHARED ${null_sources})
+target_include_directories(foreshard_null_gpu PRIVATE "${PROJECT_SOURCE_DIR}")
+target_link_libraries(foreshard_null_gpu PRIVATE foreshard_flags ${CMAKE_DL_LIBS})
+set(null_folder "${FORESHARD_BIN_DIR}/null")
+set_target_properties(foreshard_null_gpu PROPERTIES OUTPUT_NAME foreshard-null
+  LIBRARY_OUTPUT_DIRECTORY "${null_folder}" CXX_VISIBILITY_PRESET hidden)
+add_custom_command(TARGET foreshard_null_gpu POST_BUILD
+  COMMAND "${CMAKE_COMMAND}" -E make_directory "${null_folder}/lib" "${null_folder}/python"
+  COMMAND "${CMAKE_COMMAND}" -E create_symlink ../libforeshard-null.so "${null_folder}/lib/libcuda.so.1"
+  COMMAND "${CMAKE_COMMAND}" -E create_symlink ../libforeshard-null.so "${null_folder}/lib/libnvidia-ml.so.1"
+  COMMAND "${CMAKE_COMMAND}" -E copy "${PROJECT_SOURCE_DIR}/exec/null/python/sitecustomize.py"
+          "${null_folder}/python/sitecustomize.py" VERBATIM)
+
+add_executable(foreshard-null cli/foreshard_null.cpp)
+target_link_libraries(foreshard-null PRIVATE foreshard_cli foreshard_flags)
+set_target_properties(foreshard-null PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${FORESHARD_BIN_DIR}")
+add_dependencies(foreshard-null foreshard_null_gpu)
+foreshard_program(foreshard-null)
+
+if(FORESHARD_TESTS)
+  add_executable(null_step_program tests/null/step_program.cpp)
+  target_link_libraries(null_step_program PRIVATE foreshard_null_gpu foreshard_flags)
+  set_target_properties(null_step_program PROPERTIES
+    RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests/programs")
+endif()

@@ -1,0 +1,242 @@
+// cuBLAS and cuBLASLt: matrix products with their shapes; everything else by name.
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "exec/null/abi.h"
+#include "exec/null/device.h"
+#include "exec/null/log.h"
+#include "exec/null/record.h"
+
+namespace foreshard::null {
+namespace {
+
+using Handle = void*;
+
+struct Matrix {
+  int type = 0;
+  std::int64_t rows = 0, columns = 0, batch = 1;
+};
+struct Description {
+  bool a_transposed = false, b_transposed = false;
+};
+
+struct State {
+  std::mutex mutex;
+  std::map<Handle, StreamHandle> streams;
+  std::map<Handle, int> math, pointer_mode;
+  std::map<void*, Matrix> matrices;
+  std::map<void*, Description> descriptions;
+};
+State& state() {
+  static State* const s = new State;
+  return *s;
+}
+
+StreamHandle stream_of(Handle handle) {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  return s.streams[handle];
+}
+
+// `operation`: cublasOperation_t, 0 is no transposition. Row and column words are cuBLAS' own,
+// which are column-major.
+struct Shape {
+  int a_operation, b_operation;
+  std::int64_t m, n, k, batch;
+};
+
+Status product(const char* name, Handle handle, const Shape& s, int a_type, int c_type,
+               const void* c) {
+  record_product({name_id(name), stream_of(handle), s.m, s.n, s.k, s.batch, a_type, c_type,
+                  s.a_operation != 0, s.b_operation != 0, c});
+  return kSuccess;
+}
+
+constexpr int kF32 = 0, kF64 = 1, kC32 = 4, kC64 = 5;
+
+}  // namespace
+}  // namespace foreshard::null
+
+using namespace foreshard::null;
+
+#define API FORESHARD_NULL_API
+API Status cublasCreate_v2(Handle* h) { return *h = new_handle(), kSuccess; }
+API Status cublasDestroy_v2(Handle) { return kSuccess; }
+API Status cublasSetStream_v2(Handle h, StreamHandle stream) {
+  const std::lock_guard lock(state().mutex);
+  state().streams[h] = stream;
+  return kSuccess;
+}
+API Status cublasGetStream_v2(Handle h, StreamHandle* stream) {
+  return *stream = stream_of(h), kSuccess;
+}
+API Status cublasSetWorkspace_v2(Handle, void*, std::size_t) { return kSuccess; }
+API Status cublasSetMathMode(Handle h, int mode) {
+  const std::lock_guard lock(state().mutex);
+  return state().math[h] = mode, kSuccess;
+}
+API Status cublasGetMathMode(Handle h, int* mode) {
+  const std::lock_guard lock(state().mutex);
+  return *mode = state().math[h], kSuccess;
+}
+API Status cublasSetPointerMode_v2(Handle h, int mode) {
+  const std::lock_guard lock(state().mutex);
+  return state().pointer_mode[h] = mode, kSuccess;
+}
+API Status cublasGetPointerMode_v2(Handle h, int* mode) {
+  const std::lock_guard lock(state().mutex);
+  return *mode = state().pointer_mode[h], kSuccess;
+}
+API Status cublasSetAtomicsMode(Handle, int) { return kSuccess; }
+API Status cublasSetSmCountTarget(Handle, int) { return kSuccess; }
+API Status cublasGetVersion_v2(Handle, int* version) { return *version = 130100, kSuccess; }
+API Status cublasGetProperty(int which, int* value) {
+  return *value = which == 0 ? 13 : which == 1 ? 1 : 0, kSuccess;
+}
+
+API Status cublasGemmEx(Handle h, int ta, int tb, int m, int n, int k, const void*, const void*,
+                        int a_type, int, const void*, int, int, const void*, void* c, int c_type,
+                        int, int, int) {
+  return product("cublasGemmEx", h, {ta, tb, m, n, k, 1}, a_type, c_type, c);
+}
+API Status cublasGemmStridedBatchedEx(Handle h, int ta, int tb, int m, int n, int k, const void*,
+                                      const void*, int a_type, int, long long, const void*, int,
+                                      int, long long, const void*, void* c, int c_type, int,
+                                      long long, int batch, int, int) {
+  return product("cublasGemmStridedBatchedEx", h, {ta, tb, m, n, k, batch}, a_type, c_type, c);
+}
+API Status cublasGemmBatchedEx(Handle h, int ta, int tb, int m, int n, int k, const void*,
+                               const void* const*, int a_type, int, const void* const*, int, int,
+                               const void*, void* const*, int c_type, int, int batch, int, int) {
+  return product("cublasGemmBatchedEx", h, {ta, tb, m, n, k, batch}, a_type, c_type, nullptr);
+}
+API Status cublasSgemmEx(Handle h, int ta, int tb, int m, int n, int k, const void*, const void*,
+                         int a_type, int, const void*, int, int, const void*, void* c, int c_type,
+                         int) {
+  return product("cublasSgemmEx", h, {ta, tb, m, n, k, 1}, a_type, c_type, c);
+}
+#define GEMMS(letter, type)                                                                        \
+  API Status cublas##letter##gemm_v2(Handle h, int ta, int tb, int m, int n, int k, const void*,   \
+                                     const void*, int, const void*, int, const void*, void* c,     \
+                                     int) {                                                        \
+    return product("cublas" #letter "gemm", h, {ta, tb, m, n, k, 1}, type, type, c);               \
+  }                                                                                                \
+  API Status cublas##letter##gemmStridedBatched(                                                   \
+      Handle h, int ta, int tb, int m, int n, int k, const void*, const void*, int, long long,     \
+      const void*, int, long long, const void*, void* c, int, long long, int batch) {              \
+    return product("cublas" #letter "gemmStridedBatched", h, {ta, tb, m, n, k, batch}, type, type, \
+                   c);                                                                             \
+  }                                                                                                \
+  API Status cublas##letter##gemmBatched(Handle h, int ta, int tb, int m, int n, int k,            \
+                                         const void*, const void* const*, int, const void* const*, \
+                                         int, const void*, void* const*, int, int batch) {         \
+    return product("cublas" #letter "gemmBatched", h, {ta, tb, m, n, k, batch}, type, type,        \
+                   nullptr);                                                                       \
+  }                                                                                                \
+  API Status cublas##letter##gemv_v2(Handle h, int ta, int m, int n, const void*, const void*,     \
+                                     int, const void*, int, const void*, void* y, int) {           \
+    const std::int64_t rows = ta == 0 ? m : n, inner = ta == 0 ? n : m;                            \
+    return product("cublas" #letter "gemv", h, {ta, 0, rows, 1, inner, 1}, type, type, y);         \
+  }                                                                                                \
+  API Status cublas##letter##trsm_v2(Handle h, int, int, int, int, int m, int n, const void*,      \
+                                     const void*, int, void* b, int) {                             \
+    return product("cublas" #letter "trsm", h, {0, 0, m, n, m, 1}, type, type, b);                 \
+  }
+GEMMS(S, kF32)
+GEMMS(D, kF64)
+GEMMS(C, kC32)
+GEMMS(Z, kC64)
+#undef GEMMS
+
+// Dot products are read by the host or stay on the device: a product of one row and one column.
+API Status cublasDotEx(Handle h, int n, const void*, int type, int, const void*, int, int,
+                       void* result, int, int) {
+  if (!is_device(result)) std::memset(result, 0, static_cast<std::size_t>(bytes_of_type(type)));
+  return product("cublasDotEx", h, {0, 0, 1, 1, n, 1}, type, type, nullptr);
+}
+API Status cublasSdot_v2(Handle h, int n, const float*, int, const float*, int, float* result) {
+  if (!is_device(result)) *result = 0;
+  return product("cublasSdot", h, {0, 0, 1, 1, n, 1}, kF32, kF32, nullptr);
+}
+API Status cublasDdot_v2(Handle h, int n, const double*, int, const double*, int, double* result) {
+  if (!is_device(result)) *result = 0;
+  return product("cublasDdot", h, {0, 0, 1, 1, n, 1}, kF64, kF64, nullptr);
+}
+
+// ---- cuBLASLt ----
+API Status cublasLtCreate(Handle* h) { return *h = new_handle(), kSuccess; }
+API Status cublasLtDestroy(Handle) { return kSuccess; }
+API std::size_t cublasLtGetVersion() { return 130100; }
+API std::size_t cublasLtGetCudartVersion() { return 13000; }
+API Status cublasLtMatmulDescCreate(void** d, int, int) { return *d = new_handle(), kSuccess; }
+API Status cublasLtMatmulDescDestroy(void*) { return kSuccess; }
+API Status cublasLtMatmulDescSetAttribute(void* d, int which, const void* value, std::size_t) {
+  constexpr int kTransA = 3, kTransB = 4;  // cublasLtMatmulDescAttributes_t
+  if (which != kTransA && which != kTransB) return kSuccess;
+  int operation = 0;
+  std::memcpy(&operation, value, sizeof operation);
+  const std::lock_guard lock(state().mutex);
+  Description& of = state().descriptions[d];
+  (which == kTransA ? of.a_transposed : of.b_transposed) = operation != 0;
+  return kSuccess;
+}
+API Status cublasLtMatmulDescGetAttribute(void*, int, void* value, std::size_t bytes,
+                                          std::size_t* written) {
+  std::memset(value, 0, bytes);
+  if (written != nullptr) *written = bytes;
+  return kSuccess;
+}
+API Status cublasLtMatmulPreferenceCreate(void** p) { return *p = new_handle(), kSuccess; }
+API Status cublasLtMatmulPreferenceDestroy(void*) { return kSuccess; }
+API Status cublasLtMatmulPreferenceSetAttribute(void*, int, const void*, std::size_t) {
+  return kSuccess;
+}
+API Status cublasLtMatrixLayoutCreate(void** l, int type, std::uint64_t rows, std::uint64_t columns,
+                                      std::int64_t) {
+  *l = new_handle();
+  const std::lock_guard lock(state().mutex);
+  state().matrices[*l] = {type, static_cast<std::int64_t>(rows), static_cast<std::int64_t>(columns),
+                          1};
+  return kSuccess;
+}
+API Status cublasLtMatrixLayoutDestroy(void* l) {
+  const std::lock_guard lock(state().mutex);
+  state().matrices.erase(l);
+  return kSuccess;
+}
+API Status cublasLtMatrixLayoutSetAttribute(void* l, int which, const void* value, std::size_t) {
+  constexpr int kBatchCount = 5;  // cublasLtMatrixLayoutAttribute_t
+  if (which != kBatchCount) return kSuccess;
+  int batch = 1;
+  std::memcpy(&batch, value, sizeof batch);
+  const std::lock_guard lock(state().mutex);
+  state().matrices[l].batch = batch;
+  return kSuccess;
+}
+// One algorithm without workspace. cublasLtMatmulHeuristicResult_t: algorithm of 64 bytes,
+// workspace, status, waves, four ints.
+API Status cublasLtMatmulAlgoGetHeuristic(Handle, void*, void*, void*, void*, void*, void*, int,
+                                          void* results, int* count) {
+  constexpr std::size_t kResult = 96;
+  std::memset(results, 0, kResult);
+  *count = 1;
+  return kSuccess;
+}
+API Status cublasLtMatmul(Handle, void* description, const void*, const void*, void* a, const void*,
+                          void*, const void*, const void*, void*, void* d, void* d_layout,
+                          const void*, void*, std::size_t, StreamHandle stream) {
+  Matrix left, out;
+  Description how;
+  {
+    const std::lock_guard lock(state().mutex);
+    left = state().matrices[a];
+    out = state().matrices[d_layout];
+    how = state().descriptions[description];
+  }
+  const std::int64_t inner = how.a_transposed ? left.rows : left.columns;
+  record_product({name_id("cublasLtMatmul"), stream, out.rows, out.columns, inner, out.batch,
+                  left.type, out.type, how.a_transposed, how.b_transposed, d});
+  return kSuccess;
+}

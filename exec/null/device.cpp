@@ -1,0 +1,548 @@
+// Addresses start at kBase + device * kPerDevice; ranges are handed out first-fit.
+//
+// Order: each stream counts what it was given and knows how far it is done; a wait keeps
+// (own position, other stream, its position), and awaiting a position of a stream awaits what was
+// waited for below it. Under `paced` a position has a time at which it is done.
+#include "exec/null/device.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+namespace foreshard::null {
+namespace {
+
+// Two small integers side by side are no such address, nor is one that Linux maps.
+constexpr std::uint64_t kBase = std::uint64_t{0x6b4d} << 32;
+constexpr std::uint64_t kPerDevice = std::uint64_t{1} << 39;
+constexpr std::uint64_t kDevices = 16;
+constexpr std::uint64_t kPage = std::uint64_t{2} << 20;  // of the driver's small allocations
+
+std::int64_t wall_ns() {
+  timespec t{};
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return std::int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
+}
+
+enum class Pace : std::uint8_t { kDone, kPending, kPaced };
+Pace pace() {
+  static const Pace p = [] {
+    const char* said = std::getenv("FORESHARD_NULL_EVENTS");
+    const std::string_view text = said == nullptr ? "" : said;
+    return text == "pending" ? Pace::kPending : text == "paced" ? Pace::kPaced : Pace::kDone;
+  }();
+  return p;
+}
+
+struct Position {
+  std::uint64_t stream = 0;
+  std::int64_t place = 0;
+  std::int64_t ready_ns = 0;  // on the device's own clock
+};
+struct Wait {
+  std::int64_t place;
+  Position on;
+};
+struct StreamState {
+  std::int64_t given = 0;
+  std::int64_t done = 0;
+  std::int64_t ready_ns = 0;
+  std::deque<Wait> waits;
+};
+
+struct Device {
+  std::map<std::uint64_t, std::uint64_t> ranges;
+  std::uint64_t used = 0;
+};
+
+struct State {
+  std::recursive_mutex mutex;
+  Device devices[kDevices];
+  std::map<std::uint64_t, std::vector<char>> known;
+  std::map<std::uint64_t, std::uint64_t> blocks;
+  std::unordered_map<std::uint64_t, StreamState> streams;
+  std::unordered_map<std::uint64_t, Position> events;
+  std::uint64_t next_handle = 0x1000;
+};
+State& state() {
+  static State* const s = new State;
+  return *s;
+}
+thread_local int current = 0;
+
+std::uint64_t number(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
+void* pointer(std::uint64_t number) { return reinterpret_cast<void*>(number); }
+
+// The legacy default stream of a device is handle 0; each device has its own.
+std::uint64_t key(StreamHandle stream) {
+  const std::uint64_t n = number(stream);
+  return n < 3 ? n + 16 * static_cast<std::uint64_t>(current + 1) : n;
+}
+
+std::uint64_t place_range(Device& device, std::uint64_t first, std::uint64_t bytes) {
+  std::uint64_t at = first;
+  for (const auto& [begin, size] : device.ranges) {
+    if (begin - at >= bytes) break;
+    at = begin + size;
+  }
+  device.ranges[at] = bytes;
+  return at;
+}
+
+void finish(State& s, std::uint64_t stream, std::int64_t place) {
+  StreamState& of = s.streams[stream];
+  if (of.done >= place) return;
+  of.done = place;
+  while (!of.waits.empty() && of.waits.front().place <= place) {
+    const Position on = of.waits.front().on;
+    of.waits.pop_front();
+    finish(s, on.stream, on.place);
+  }
+}
+
+bool reached(State& s, const Position& p) {
+  if (pace() == Pace::kDone || p.stream == 0) return true;
+  if (s.streams[p.stream].done >= p.place) return true;
+  return pace() == Pace::kPaced && wall_ns() >= p.ready_ns;
+}
+
+int read_int(std::string_view text) { return std::atoi(std::string(text).c_str()); }
+
+// A known range that holds all of it; nullptr: none.
+const char* known_bytes(State& s, std::uint64_t at, std::uint64_t bytes) {
+  auto it = s.known.upper_bound(at);
+  if (it == s.known.begin()) return nullptr;
+  --it;
+  if (at + bytes > it->first + it->second.size()) return nullptr;
+  return it->second.data() + (at - it->first);
+}
+
+void forget_range(State& s, std::uint64_t at, std::uint64_t bytes) {
+  auto it = s.known.upper_bound(at);
+  if (it != s.known.begin()) {
+    auto before = std::prev(it);
+    if (before->first + before->second.size() > at) it = before;
+  }
+  while (it != s.known.end() && it->first < at + bytes) it = s.known.erase(it);
+}
+
+void remember(State& s, std::uint64_t at, const char* data, std::uint64_t bytes) {
+  forget_range(s, at, bytes);
+  if (bytes <= kKnownBytes) s.known[at].assign(data, data + bytes);
+}
+
+}  // namespace
+
+const Properties& properties() {
+  static const Properties p = [] {
+    Properties made;
+    const char* said = std::getenv("FORESHARD_NULL_GPU");
+    std::string_view rest = said == nullptr ? "" : said;
+    while (!rest.empty()) {
+      const std::string_view item = rest.substr(0, rest.find(';'));
+      rest.remove_prefix(std::min(rest.size(), item.size() + 1));
+      const std::size_t equals = item.find('=');
+      if (equals == std::string_view::npos) continue;
+      const std::string_view name = item.substr(0, equals), value = item.substr(equals + 1);
+      if (name == "name") made.name = value;
+      if (name == "memory") made.memory = std::strtoull(std::string(value).c_str(), nullptr, 10);
+      const std::pair<std::string_view, int*> numbers[] = {
+          {"major", &made.major},
+          {"minor", &made.minor},
+          {"devices", &made.devices},
+          {"multiprocessors", &made.multiprocessors},
+          {"l2", &made.l2_bytes},
+          {"shared_per_multiprocessor", &made.shared_per_multiprocessor},
+          {"shared_per_block", &made.shared_per_block},
+          {"threads_per_multiprocessor", &made.threads_per_multiprocessor},
+          {"blocks_per_multiprocessor", &made.blocks_per_multiprocessor}};
+      for (const auto& [known, place] : numbers) {
+        if (name == known) *place = read_int(value);
+      }
+    }
+    made.memory = made.memory / 512 * 512;
+    made.devices = std::clamp(made.devices, 1, static_cast<int>(kDevices));
+    return made;
+  }();
+  return p;
+}
+
+// Numbers: cudaDeviceAttr. Those of every compute capability: CUDA C++ Programming Guide,
+// "Technical Specifications per Compute Capability".
+int attribute(int which) {
+  const Properties& p = properties();
+  switch (which) {
+    case 1:
+    case 2:
+    case 3:
+      return 1024;  // threads per block, block x, y
+    case 4:
+      return 64;  // block z
+    case 5:
+      return 2147483647;  // grid x
+    case 6:
+    case 7:
+      return 65535;
+    case 8:
+      return 49152;  // shared memory per block without asking
+    case 9:
+      return 65536;  // constant memory
+    case 10:
+      return 32;  // warp
+    case 11:
+      return 2147483647;  // pitch
+    case 12:
+    case 82:
+      return 65536;  // registers
+    case 13:
+      return 1'830'000;  // kHz
+    case 14:
+      return 512;  // texture alignment
+    case 15:
+    case 17:
+    case 18:
+    case 20:
+    case 32:
+      return 0;
+    case 16:
+      return p.multiprocessors;
+    case 33:
+      return 1 + current;  // PCI bus
+    case 34:
+    case 50:
+      return 0;
+    case 35:
+      return 0;
+    case 36:
+      return 2'619'000;
+    case 37:
+      return 5120;
+    case 38:
+      return p.l2_bytes;
+    case 39:
+      return p.threads_per_multiprocessor;
+    case 40:
+      return 3;
+    case 75:
+      return p.major;
+    case 76:
+      return p.minor;
+    case 81:
+      return p.shared_per_multiprocessor;
+    case 84:
+    case 85:
+    case 86:
+    case 88:
+    case 89:
+    case 100:
+    case 101:
+      return 0;
+    case 97:
+      return p.shared_per_block;
+    case 102:
+    case 103:
+    case 132:
+      return 0;  // multicast, no fabric handles
+    case 106:
+      return p.blocks_per_multiprocessor;
+    case 111:
+      return p.major >= 8 ? 1024 : 0;
+    case 116:
+      return 0;  // no GPUDirect storage
+    case 128:
+      return 0;
+    default:
+      return 1;
+  }
+}
+
+void fill_properties(void* structure, const PropertyLayout& l) {
+  const Properties& p = properties();
+  auto* const base = static_cast<char*>(structure);
+  std::memset(base, 0, l.size);
+  std::strncpy(base, p.name.c_str(), 255);
+  const auto put = [&](std::size_t at, auto value) {
+    std::memcpy(base + at, &value, sizeof value);
+  };
+  put(256, std::uint64_t{0x466f726573686172});  // uuid: a device's own
+  put(264, std::uint64_t{1} + static_cast<std::uint64_t>(current));
+  put(l.total_memory, p.memory);
+  put(l.shared_per_block, std::uint64_t{49152});
+  put(l.shared_per_multiprocessor, static_cast<std::uint64_t>(p.shared_per_multiprocessor));
+  put(l.shared_optin, static_cast<std::uint64_t>(p.shared_per_block));
+  put(l.reserved_shared, static_cast<std::uint64_t>(attribute(111)));
+  put(l.const_memory, std::uint64_t{65536});
+  put(l.pitch, std::uint64_t{2147483647});
+  put(l.texture_alignment, std::uint64_t{512});
+  const std::pair<std::size_t, int> of_attributes[] = {{l.registers_per_block, 12},
+                                                       {l.warp, 10},
+                                                       {l.max_threads, 1},
+                                                       {l.max_block, 2},
+                                                       {l.max_block + 4, 3},
+                                                       {l.max_block + 8, 4},
+                                                       {l.max_grid, 5},
+                                                       {l.max_grid + 4, 6},
+                                                       {l.max_grid + 8, 7},
+                                                       {l.major, 75},
+                                                       {l.minor, 76},
+                                                       {l.multiprocessors, 16},
+                                                       {l.concurrent, 31},
+                                                       {l.bus, 33},
+                                                       {l.asynchronous, 40},
+                                                       {l.unified, 41},
+                                                       {l.l2, 38},
+                                                       {l.threads_per_multiprocessor, 39},
+                                                       {l.registers_per_multiprocessor, 82},
+                                                       {l.managed, 83},
+                                                       {l.cooperative, 95},
+                                                       {l.blocks_per_multiprocessor, 106}};
+  for (const auto& [at, which] : of_attributes) put(at, attribute(which));
+}
+
+int current_device() { return current; }
+bool set_current_device(int device) {
+  if (device < 0 || device >= properties().devices) return false;
+  current = device;
+  return true;
+}
+
+void* allocate(std::uint64_t bytes) {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  bytes = (std::max<std::uint64_t>(bytes, 1) + 511) / 512 * 512;
+  Device& device = s.devices[current];
+  if (device.used + bytes > properties().memory) return nullptr;
+  device.used += bytes;
+  return pointer(
+      place_range(device, kBase + static_cast<std::uint64_t>(current) * kPerDevice, bytes));
+}
+
+void release(const void* at) {
+  if (at == nullptr) return;
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  Device& device = s.devices[(number(at) - kBase) / kPerDevice % kDevices];
+  const auto it = device.ranges.find(number(at));
+  if (it == device.ranges.end()) return;
+  forget_range(s, it->first, it->second);
+  device.used -= it->second;
+  device.ranges.erase(it);
+}
+
+FreeMemory memory_left() {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  return {properties().memory - s.devices[current].used, properties().memory};
+}
+
+bool is_device(const void* at) {
+  return number(at) >= kBase && number(at) < kBase + kDevices * kPerDevice;
+}
+
+void* reserve_addresses(std::uint64_t bytes) {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  // Beyond what allocate() hands out: addresses, no memory.
+  static std::uint64_t next = kBase + kPerDevice * (kDevices / 2);
+  const std::uint64_t at = next;
+  next += (bytes + kPage - 1) / kPage * kPage;
+  return pointer(at);
+}
+bool take_memory(std::uint64_t bytes) {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  if (s.devices[current].used + bytes > properties().memory) return false;
+  s.devices[current].used += bytes;
+  return true;
+}
+void give_memory(std::uint64_t bytes) {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  s.devices[current].used -= std::min(s.devices[current].used, bytes);
+}
+
+bool copy_bytes(void* to, const void* from, std::uint64_t bytes) {
+  if (bytes == 0) return false;
+  if (!is_device(to) && !is_device(from)) {
+    std::memmove(to, from, bytes);
+    return false;
+  }
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  if (!is_device(from)) {
+    if (bytes <= kKnownBytes) {
+      remember(s, number(to), static_cast<const char*>(from), bytes);
+    } else {
+      forget_range(s, number(to), bytes);
+    }
+    return false;
+  }
+  const char* const known = known_bytes(s, number(from), bytes);
+  if (is_device(to)) {
+    if (known == nullptr) {
+      forget_range(s, number(to), bytes);
+    } else {
+      const std::vector<char> copy(known, known + bytes);
+      remember(s, number(to), copy.data(), bytes);
+    }
+    return false;
+  }
+  if (known == nullptr) {
+    std::memset(to, 0, bytes);
+  } else {
+    std::memcpy(to, known, bytes);
+  }
+  return known == nullptr;
+}
+
+void set_bytes(void* to, int value, std::uint64_t bytes) {
+  if (!is_device(to)) {
+    std::memset(to, value, bytes);
+    return;
+  }
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  forget_range(s, number(to), bytes);
+  if (bytes <= kKnownBytes) s.known[number(to)].assign(bytes, static_cast<char>(value));
+}
+
+void forget(const void* at, std::uint64_t bytes) {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  forget_range(s, number(at), bytes);
+}
+
+void add_block(const void* at, std::uint64_t bytes) {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  s.blocks[number(at)] = bytes;
+}
+void remove_block(const void* at) {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  const auto it = s.blocks.find(number(at));
+  if (it == s.blocks.end()) return;
+  forget_range(s, it->first, it->second);
+  s.blocks.erase(it);
+}
+
+Touched touch(const std::uint64_t* words, std::size_t count) {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  std::set<std::uint64_t> seen;
+  Touched touched;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (!is_device(pointer(words[i]))) continue;
+    auto it = s.blocks.upper_bound(words[i]);
+    if (it == s.blocks.begin()) continue;
+    --it;
+    if (words[i] >= it->first + it->second || !seen.insert(it->first).second) continue;
+    touched.bytes += it->second;
+    touched.largest = std::max(touched.largest, it->second);
+    ++touched.blocks;
+    forget_range(s, it->first, it->second);
+  }
+  return touched;
+}
+
+void* new_handle() {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  return pointer(s.next_handle += 16);
+}
+
+StreamHandle new_stream() { return new_handle(); }
+void delete_stream(StreamHandle stream) {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  s.streams.erase(key(stream));
+}
+
+void enqueue(StreamHandle stream, double nominal_seconds) {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  StreamState& of = s.streams[key(stream)];
+  ++of.given;
+  const std::int64_t now = pace() == Pace::kPaced ? wall_ns() : 0;
+  of.ready_ns = std::max(of.ready_ns, now) + static_cast<std::int64_t>(nominal_seconds * 1e9);
+}
+
+EventHandle new_event() { return new_handle(); }
+void delete_event(EventHandle event) {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  s.events.erase(number(event));
+}
+
+void record_event(EventHandle event, StreamHandle stream) {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  const std::uint64_t k = key(stream);
+  const StreamState& of = s.streams[k];
+  s.events[number(event)] = {k, of.given, of.ready_ns};
+}
+
+void wait_event(StreamHandle stream, EventHandle event) {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  const auto it = s.events.find(number(event));
+  if (it == s.events.end()) return;  // never recorded: no wait
+  StreamState& of = s.streams[key(stream)];
+  of.ready_ns = std::max(of.ready_ns, it->second.ready_ns);
+  if (pace() != Pace::kDone) of.waits.push_back({++of.given, it->second});
+}
+
+bool is_done(EventHandle event) {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  const auto it = s.events.find(number(event));
+  return it == s.events.end() || reached(s, it->second);
+}
+
+bool is_idle(StreamHandle stream) {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  const std::uint64_t k = key(stream);
+  return reached(s, {k, s.streams[k].given, s.streams[k].ready_ns});
+}
+
+void await(EventHandle event) {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  const auto it = s.events.find(number(event));
+  if (it != s.events.end()) finish(s, it->second.stream, it->second.place);
+}
+
+void await_stream(StreamHandle stream) {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  const std::uint64_t k = key(stream);
+  finish(s, k, s.streams[k].given);
+}
+
+void await_device() {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  for (auto& [k, of] : s.streams) {
+    of.done = of.given;
+    of.waits.clear();
+  }
+}
+
+double elapsed_ms(EventHandle from, EventHandle to) {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  const std::int64_t ns = s.events[number(to)].ready_ns - s.events[number(from)].ready_ns;
+  return static_cast<double>(std::max<std::int64_t>(ns, 1000)) / 1e6;
+}
+
+}  // namespace foreshard::null

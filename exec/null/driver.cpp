@@ -1,0 +1,321 @@
+// CUDA's driver, NVML and CUPTI. This library is also found as libcuda.so.1 and libnvidia-ml.so.1;
+// Triton, Inductor and PyTorch's expandable segments call the driver themselves.
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "exec/null/abi.h"
+#include "exec/null/device.h"
+#include "exec/null/log.h"
+#include "exec/null/record.h"
+#include "exec/null/unanswered.h"
+
+namespace foreshard::null {
+namespace {
+
+struct State {
+  std::mutex mutex;
+  std::map<void*, std::string> functions;        // of modules that were loaded
+  std::map<std::uint64_t, std::uint64_t> sizes;  // of memory without addresses
+};
+State& state() {
+  static State* const s = new State;
+  return *s;
+}
+
+std::string function_name(void* function) {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  const auto it = s.functions.find(function);
+  return it == s.functions.end() ? "a kernel without a name" : it->second;
+}
+
+void* context() {
+  static void* const c = new_handle();
+  return c;
+}
+
+}  // namespace
+}  // namespace foreshard::null
+
+using namespace foreshard::null;
+
+#define API FORESHARD_NULL_API
+#define DONE(name, ...) \
+  API Status name(__VA_ARGS__) { return kSuccess; }
+API Status cuInit(unsigned) { return kSuccess; }
+API Status cuDriverGetVersion(int* version) { return *version = 13000, kSuccess; }
+API Status cuDeviceGetCount(int* count) { return *count = properties().devices, kSuccess; }
+API Status cuDeviceGet(int* device, int ordinal) { return *device = ordinal, kSuccess; }
+API Status cuDeviceGetName(char* text, int length, int) {
+  std::snprintf(text, static_cast<std::size_t>(length), "%s", properties().name.c_str());
+  return kSuccess;
+}
+API Status cuDeviceGetAttribute(int* value, int which, int) {
+  return *value = attribute(which), kSuccess;
+}
+API Status cuDeviceTotalMem_v2(std::size_t* bytes, int) {
+  return *bytes = properties().memory, kSuccess;
+}
+API Status cuDeviceGetUuid(void* uuid, int) {
+  std::memset(uuid, 7, 16);
+  return kSuccess;
+}
+API Status cuDeviceComputeCapability(int* major, int* minor, int) {
+  *major = properties().major;
+  *minor = properties().minor;
+  return kSuccess;
+}
+API Status cuDevicePrimaryCtxGetState(int, unsigned* flags, int* active) {
+  if (flags != nullptr) *flags = 0;
+  if (active != nullptr) *active = 1;
+  return kSuccess;
+}
+API Status cuDevicePrimaryCtxRetain(void** c, int) { return *c = context(), kSuccess; }
+DONE(cuDevicePrimaryCtxRelease_v2, int)
+API Status cuCtxGetCurrent(void** c) { return *c = context(), kSuccess; }
+DONE(cuCtxSetCurrent, void*)
+DONE(cuCtxPushCurrent_v2, void*)
+API Status cuCtxPopCurrent_v2(void** c) { return *c = context(), kSuccess; }
+API Status cuCtxGetDevice(int* device) { return *device = current_device(), kSuccess; }
+API Status cuCtxGetApiVersion(void*, unsigned* version) { return *version = 13000, kSuccess; }
+API Status cuCtxGetLimit(std::size_t* value, int) { return *value = 0, kSuccess; }
+DONE(cuCtxSetLimit, int, std::size_t)
+API Status cuCtxSynchronize() {
+  await_device();
+  record_wait('d', nullptr);
+  return kSuccess;
+}
+API Status cuStreamGetCtx(StreamHandle, void** c) { return *c = context(), kSuccess; }
+API Status cuStreamSynchronize(StreamHandle stream) {
+  await_stream(stream);
+  record_wait('s', stream);
+  return kSuccess;
+}
+API Status cuStreamIsCapturing(StreamHandle, int* status) {
+  return *status = is_capturing() ? 1 : 0, kSuccess;
+}
+DONE(cuStreamWriteValue32_v2, StreamHandle, std::uint64_t, std::uint32_t, unsigned)
+DONE(cuStreamWaitValue32_v2, StreamHandle, std::uint64_t, std::uint32_t, unsigned)
+API Status cuGetErrorString(Status, const char** text) { return *text = "null GPU", kSuccess; }
+API Status cuGetErrorName(Status, const char** text) { return *text = "CUDA_ERROR", kSuccess; }
+API Status cuPointerGetAttribute(void* value, int which, std::uint64_t at) {
+  constexpr int kContext = 1, kMemoryType = 2, kDevicePointer = 3, kOrdinal = 9;
+  void* const pointer = reinterpret_cast<void*>(at);
+  if (which == kContext) std::memcpy(value, &pointer, 0), *static_cast<void**>(value) = context();
+  if (which == kMemoryType) *static_cast<int*>(value) = is_device(pointer) ? 2 : 1;
+  if (which == kDevicePointer) *static_cast<std::uint64_t*>(value) = at;
+  if (which == kOrdinal) *static_cast<int*>(value) = current_device();
+  return is_device(pointer) ? kSuccess : kInvalidValue;
+}
+
+// ---- modules and launches ----
+API Status cuModuleLoadData(void** module, const void*) { return *module = new_handle(), kSuccess; }
+API Status cuModuleLoadDataEx(void** module, const void*, unsigned, int*, void**) {
+  return *module = new_handle(), kSuccess;
+}
+API Status cuModuleLoad(void** module, const char*) { return *module = new_handle(), kSuccess; }
+DONE(cuModuleUnload, void*)
+API Status cuModuleGetFunction(void** function, void*, const char* name) {
+  *function = new_handle();
+  const std::lock_guard lock(state().mutex);
+  state().functions[*function] = name;
+  return kSuccess;
+}
+API Status cuModuleGetGlobal_v2(std::uint64_t* at, std::size_t* bytes, void*, const char*) {
+  *at = reinterpret_cast<std::uint64_t>(allocate(4096));
+  if (bytes != nullptr) *bytes = 4096;
+  return kSuccess;
+}
+API Status cuFuncGetAttribute(int* value, int which, void*) {
+  constexpr int kMaxThreads = 0, kRegisters = 4;
+  return *value = which == kMaxThreads ? 1024 : which == kRegisters ? 32 : 0, kSuccess;
+}
+DONE(cuFuncSetAttribute, void*, int, int)
+DONE(cuFuncSetCacheConfig, void*, int)
+API Status cuFuncGetName(const char** name, void*) { return *name = "", kSuccess; }
+API Status cuOccupancyMaxActiveBlocksPerMultiprocessor(int* count, void*, int threads,
+                                                       std::size_t) {
+  *count = threads <= 0 ? 1 : properties().threads_per_multiprocessor / threads;
+  return kSuccess;
+}
+API Status cuOccupancyMaxActiveClusters(int* count, void*, const void*) {
+  return *count = properties().multiprocessors / 2, kSuccess;
+}
+API Status cuTensorMapEncodeTiled(void* map) {
+  std::memset(map, 0, 128);
+  return kSuccess;
+}
+API Status cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
+                          unsigned by, unsigned bz, unsigned shared, StreamHandle stream,
+                          void** arguments, void**) {
+  record_launch({name_id(function_name(function)),
+                 {gx, gy, gz},
+                 {bx, by, bz},
+                 shared,
+                 stream,
+                 arguments,
+                 nullptr,
+                 false});
+  return kSuccess;
+}
+API Status cuLaunchKernelEx(const DriverLaunchConfig* c, void* function, void** arguments, void**) {
+  return cuLaunchKernel(function, c->grid_x, c->grid_y, c->grid_z, c->block_x, c->block_y,
+                        c->block_z, c->shared_bytes, c->stream, arguments, nullptr);
+}
+API Status cuLaunchCooperativeKernel(void* function, unsigned gx, unsigned gy, unsigned gz,
+                                     unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                                     StreamHandle stream, void** arguments) {
+  return cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream, arguments, nullptr);
+}
+
+// ---- memory, and addresses without it (expandable segments) ----
+API Status cuMemAlloc_v2(std::uint64_t* at, std::size_t bytes) {
+  *at = reinterpret_cast<std::uint64_t>(allocate(bytes));
+  return *at == 0 ? kMemoryAllocation : kSuccess;
+}
+API Status cuMemFree_v2(std::uint64_t at) {
+  release(reinterpret_cast<void*>(at));
+  return kSuccess;
+}
+API Status cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
+  const FreeMemory left = memory_left();
+  *free = left.free;
+  *total = left.total;
+  return kSuccess;
+}
+API Status cuMemcpyHtoDAsync_v2(std::uint64_t to, const void* from, std::size_t bytes,
+                                StreamHandle stream) {
+  copy_bytes(reinterpret_cast<void*>(to), from, bytes);
+  record_copy('h', stream, bytes, false);
+  return kSuccess;
+}
+API Status cuMemcpyDtoHAsync_v2(void* to, std::uint64_t from, std::size_t bytes,
+                                StreamHandle stream) {
+  if (copy_bytes(to, reinterpret_cast<void*>(from), bytes)) record_blind_read(bytes);
+  record_copy('d', stream, bytes, false);
+  return kSuccess;
+}
+API Status cuMemsetD8Async(std::uint64_t at, unsigned char value, std::size_t bytes,
+                           StreamHandle stream) {
+  set_bytes(reinterpret_cast<void*>(at), value, bytes);
+  record_copy('s', stream, bytes, false);
+  return kSuccess;
+}
+API Status cuMemsetD32Async(std::uint64_t at, unsigned, std::size_t count, StreamHandle stream) {
+  forget(reinterpret_cast<void*>(at), 4 * count);
+  record_copy('s', stream, 4 * count, false);
+  return kSuccess;
+}
+API Status cuMemAddressReserve(std::uint64_t* at, std::size_t bytes, std::size_t, std::uint64_t,
+                               unsigned long long) {
+  *at = reinterpret_cast<std::uint64_t>(reserve_addresses(bytes));
+  return kSuccess;
+}
+DONE(cuMemAddressFree, std::uint64_t, std::size_t)
+API Status cuMemCreate(std::uint64_t* handle, std::size_t bytes, const void*, unsigned long long) {
+  if (!take_memory(bytes)) return kMemoryAllocation;
+  *handle = reinterpret_cast<std::uint64_t>(new_handle());
+  const std::lock_guard lock(state().mutex);
+  state().sizes[*handle] = bytes;
+  return kSuccess;
+}
+API Status cuMemRelease(std::uint64_t handle) {
+  const std::lock_guard lock(state().mutex);
+  const auto it = state().sizes.find(handle);
+  if (it == state().sizes.end()) return kInvalidValue;
+  give_memory(it->second);
+  state().sizes.erase(it);
+  return kSuccess;
+}
+DONE(cuMemMap, std::uint64_t, std::size_t, std::size_t, std::uint64_t, unsigned long long)
+DONE(cuMemUnmap, std::uint64_t, std::size_t)
+DONE(cuMemSetAccess, std::uint64_t, std::size_t, const void*, std::size_t)
+API Status cuMemGetAllocationGranularity(std::size_t* bytes, const void*, int) {
+  return *bytes = std::size_t{2} << 20, kSuccess;
+}
+API Status cuMemExportToShareableHandle(void*, std::uint64_t, int, unsigned long long) {
+  return kNotSupported;
+}
+API Status cuMemImportFromShareableHandle(std::uint64_t*, void*, int) { return kNotSupported; }
+API Status cuMemGetHandleForAddressRange(void*, std::uint64_t, std::size_t, int,
+                                         unsigned long long) {
+  return kNotSupported;
+}
+API Status cuMulticastCreate(std::uint64_t*, const void*) { return kNotSupported; }
+
+API Status cuGetProcAddress_v2(const char* name, void** function, int, std::uint64_t, int* found) {
+  *function = driver_function(name);
+  if (found != nullptr) *found = 0;
+  return kSuccess;
+}
+API Status cuGetProcAddress(const char* name, void** function, int version, std::uint64_t flags) {
+  return cuGetProcAddress_v2(name, function, version, flags, nullptr);
+}
+
+// ---- NVML: how many devices there are and what they are called; clocks and counters are not
+// known.
+constexpr Status kNvmlUnknown = 3;  // NVML_ERROR_NOT_SUPPORTED
+API Status nvmlInit() { return kSuccess; }
+API Status nvmlInit_v2() { return kSuccess; }
+API Status nvmlInitWithFlags(unsigned) { return kSuccess; }
+API Status nvmlShutdown() { return kSuccess; }
+API Status nvmlDeviceGetCount_v2(unsigned* count) {
+  return *count = static_cast<unsigned>(properties().devices), kSuccess;
+}
+API Status nvmlDeviceGetCount(unsigned* count) { return nvmlDeviceGetCount_v2(count); }
+API Status nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) {
+  return *device = reinterpret_cast<void*>(std::uint64_t{index} + 1), kSuccess;
+}
+API Status nvmlDeviceGetHandleByPciBusId_v2(const char*, void** device) {
+  return *device = reinterpret_cast<void*>(std::uint64_t{1}), kSuccess;
+}
+API Status nvmlDeviceGetName(void*, char* text, unsigned length) {
+  std::snprintf(text, length, "%s", properties().name.c_str());
+  return kSuccess;
+}
+API Status nvmlDeviceGetUUID(void* device, char* text, unsigned length) {
+  std::snprintf(text, length, "GPU-00000000-0000-0000-0000-%012llx",
+                static_cast<unsigned long long>(reinterpret_cast<std::uint64_t>(device)));
+  return kSuccess;
+}
+API Status nvmlDeviceGetMemoryInfo(void*, std::uint64_t* total_free_used) {
+  const FreeMemory left = memory_left();
+  total_free_used[0] = left.total;
+  total_free_used[1] = left.free;
+  total_free_used[2] = left.total - left.free;
+  return kSuccess;
+}
+API Status nvmlDeviceGetComputeRunningProcesses_v3(void*, unsigned* count, void*) {
+  return *count = 0, kSuccess;
+}
+API Status nvmlDeviceGetNvLinkRemoteDeviceType(void*, unsigned, int* type) {
+  return *type = 2, kSuccess;  // a switch
+}
+API Status nvmlDeviceGetNvLinkRemotePciInfo_v2(void*, unsigned, void*) { return kNvmlUnknown; }
+API Status nvmlDeviceGetPowerUsage(void*, unsigned* milliwatts) {
+  *milliwatts = 0;
+  return kNvmlUnknown;
+}
+API Status nvmlDeviceGetTemperature(void*, int, unsigned*) { return kNvmlUnknown; }
+API Status nvmlDeviceGetUtilizationRates(void*, void*) { return kNvmlUnknown; }
+API Status nvmlDeviceGetClockInfo(void*, int, unsigned*) { return kNvmlUnknown; }
+API const char* nvmlErrorString(Status) { return "Not Supported"; }
+
+// ---- CUPTI: there is nothing to trace; profilers go on without the device.
+constexpr Status kCuptiNotInitialized = 15;
+#define REFUSED(name, ...) \
+  API Status name(__VA_ARGS__) { return kCuptiNotInitialized; }
+REFUSED(cuptiSubscribe, void**, void*, void*)
+REFUSED(cuptiActivityRegisterCallbacks, void*, void*)
+REFUSED(cuptiActivityEnable, int)
+REFUSED(cuptiActivityDisable, int)
+REFUSED(cuptiActivityFlushAll, unsigned)
+REFUSED(cuptiActivityRegisterTimestampCallback, void*)
+REFUSED(cuptiActivityPushExternalCorrelationId, int, std::uint64_t)
+REFUSED(cuptiActivityPopExternalCorrelationId, int, std::uint64_t*)
+REFUSED(cuptiActivitySetAttribute, int, std::size_t*, void*)
+REFUSED(cuptiFinalize)

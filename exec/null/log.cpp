@@ -1,0 +1,182 @@
+// Lines are appended to a buffer that is written out when it is large, at exit, and before the
+// process is refused anything. A forked child (data loaders, compilers' workers) writes nothing:
+// its calls are not the training process'.
+#include "exec/null/log.h"
+
+#include <fcntl.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace foreshard::null {
+namespace {
+
+constexpr std::size_t kWriteAt = std::size_t{1} << 20;
+
+std::int64_t processor_ns() {
+  timespec t{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return std::int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
+}
+
+struct State {
+  std::recursive_mutex mutex;
+  std::string buffer;
+  int file = -1;
+  bool opened = false;
+  pid_t owner = 0;
+  std::int64_t threads = 0;
+  std::unordered_map<std::string, std::int64_t> names;
+  std::unordered_map<const void*, std::int64_t> handles;
+  std::vector<std::string> graphs;
+  bool capturing = false;
+};
+// Never destroyed: libraries call while the process ends.
+State& state() {
+  static State* const s = new State;
+  return *s;
+}
+
+thread_local std::int64_t thread_number = -1;
+thread_local std::int64_t left_at = 0;  // processor time at which the recorder returned
+
+std::string folder() {
+  const char* out = std::getenv("FORESHARD_NULL_OUT");
+  return out == nullptr ? "" : out;
+}
+
+void write_all(int file, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t n = ::write(file, text.data(), text.size());
+    if (n <= 0) return;
+    text.remove_prefix(static_cast<std::size_t>(n));
+  }
+}
+
+// The first process that records has the log.
+void open_log(State& s) {
+  s.opened = true;
+  s.owner = getpid();
+  if (folder().empty()) return;
+  s.file = ::open((folder() + "/calls.txt").c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+  if (s.file >= 0) std::atexit(flush_log);
+}
+
+void append(std::string& text, std::int64_t number) {
+  char digits[24];
+  const auto end = std::to_chars(digits, digits + sizeof digits, number);
+  text.append(digits, static_cast<std::size_t>(end.ptr - digits));
+}
+
+void append_name(State& s, std::int64_t id, std::string_view text) {
+  s.buffer += "N ";
+  append(s.buffer, id);
+  s.buffer += ' ';
+  for (const char c : text) s.buffer += c == '\n' ? ' ' : c;
+  s.buffer += '\n';
+}
+
+std::string& target(State& s) { return s.capturing ? s.graphs.back() : s.buffer; }
+
+}  // namespace
+
+Line::Line(char kind) {
+  const std::int64_t now = processor_ns();
+  State& s = state();
+  s.mutex.lock();
+  if (!s.opened) open_log(s);
+  if (thread_number < 0) thread_number = s.threads++;
+  std::string& text = target(s);
+  text += kind;
+  *this << (left_at == 0 ? 0 : now - left_at) << thread_number;
+}
+
+Line& Line::operator<<(std::int64_t number) {
+  std::string& text = target(state());
+  text += ' ';
+  append(text, number);
+  return *this;
+}
+
+Line::~Line() {
+  State& s = state();
+  target(s) += '\n';
+  if (s.file < 0 || getpid() != s.owner) {
+    s.buffer.clear();
+  } else if (s.buffer.size() > kWriteAt) {
+    write_all(s.file, s.buffer);
+    s.buffer.clear();
+  }
+  s.mutex.unlock();
+  left_at = processor_ns();
+}
+
+std::int64_t name_id(std::string_view text) {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  if (!s.opened) open_log(s);
+  const auto [at, is_new] = s.names.emplace(text, static_cast<std::int64_t>(s.names.size()));
+  if (is_new) append_name(s, at->second, text);
+  return at->second;
+}
+
+std::int64_t handle_id(const void* handle) {
+  if (handle == nullptr) return 0;
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  return s.handles.emplace(handle, static_cast<std::int64_t>(s.handles.size()) + 1).first->second;
+}
+
+void begin_graph(void*) {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  s.graphs.emplace_back();
+  s.capturing = true;
+}
+
+std::int64_t end_graph() {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  s.capturing = false;
+  return static_cast<std::int64_t>(s.graphs.size()) - 1;
+}
+
+bool is_capturing() { return state().capturing; }
+
+void launch_graph(std::int64_t graph) {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  { Line('P') << graph; }
+  if (graph >= 0 && graph < static_cast<std::int64_t>(s.graphs.size())) {
+    s.buffer += s.graphs[static_cast<std::size_t>(graph)];
+  }
+}
+
+void flush_log() {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  if (s.file < 0 || getpid() != s.owner) return;
+  write_all(s.file, s.buffer);
+  s.buffer.clear();
+}
+
+void refuse(std::string_view what) {
+  flush_log();
+  const std::string text = "foreshard-null: " + std::string(what) + "\n";
+  write_all(STDERR_FILENO, text);
+  if (!folder().empty()) {
+    const int file = ::open((folder() + "/refused.txt").c_str(),
+                            O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+    if (file >= 0) write_all(file, text);
+  }
+  _exit(6);
+}
+
+}  // namespace foreshard::null

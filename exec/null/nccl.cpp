@@ -1,0 +1,196 @@
+// NCCL with one process for all ranks of a communicator: everything is done at once, and the other
+// ranks say what this one says. So what was known of a buffer is known of all ranks' copies after a
+// broadcast or a gather, and unknown after a sum.
+#include <cstdint>
+#include <cstring>
+#include <mutex>
+#include <string>
+
+#include "exec/null/abi.h"
+#include "exec/null/device.h"
+#include "exec/null/log.h"
+#include "exec/null/record.h"
+
+namespace foreshard::null {
+namespace {
+
+struct Communicator {
+  int size = 1, rank = 0;
+  std::int64_t id = 0;
+};
+
+// The process group that the next communicator of this thread belongs to, by its name.
+thread_local std::string next_group;
+thread_local int next_size = 0, next_rank = 0;
+
+// ncclDataType_t: int8, uint8, int32, uint32, int64, uint64, float16, float32, float64, bfloat16,
+// float8 (two kinds).
+std::uint64_t size_of(int type) {
+  constexpr std::uint64_t kSizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
+  return type >= 0 && type < 12 ? kSizes[type] : 1;
+}
+
+Communicator* make(int size, int rank) {
+  static std::mutex mutex;
+  static std::int64_t count = 0;
+  auto* const made = new Communicator{size, rank, 0};
+  {
+    const std::lock_guard lock(mutex);
+    made->id = ++count;
+  }
+  const std::int64_t name = name_id(next_group);
+  Line('K') << made->id << size << rank << name;
+  return made;
+}
+
+Status collective(const char* name, const void* communicator, StreamHandle stream,
+                  std::uint64_t count, int type) {
+  enqueue(stream, 1e-5);
+  const std::int64_t id = static_cast<const Communicator*>(communicator)->id;
+  const std::int64_t named = name_id(name);
+  Line('X') << handle_id(stream) << id << named << count * size_of(type) << type;
+  return kSuccess;
+}
+
+// `parts` copies of what is known of `from`, one after the other.
+void repeat(const void* from, void* to, std::uint64_t bytes, int parts) {
+  if (bytes * static_cast<std::uint64_t>(parts) > kKnownBytes) {
+    forget(to, bytes * static_cast<std::uint64_t>(parts));
+    return;
+  }
+  std::string copy(bytes, '\0');
+  if (copy_bytes(copy.data(), from, bytes)) {
+    forget(to, bytes * static_cast<std::uint64_t>(parts));
+    return;
+  }
+  std::string all;
+  for (int part = 0; part < parts; ++part) all += copy;
+  copy_bytes(to, all.data(), all.size());
+}
+
+}  // namespace
+}  // namespace foreshard::null
+
+using namespace foreshard::null;
+
+#define API FORESHARD_NULL_API
+using Comm = void*;
+struct ncclUniqueId {
+  char bytes[128];
+};
+
+// What the recorder of a process group says before it makes a communicator.
+API void foreshard_null_group(const char* name, int size, int rank) {
+  next_group = name;
+  next_size = size;
+  next_rank = rank;
+}
+
+API Status ncclGetVersion(int* version) { return *version = 22809, kSuccess; }
+API Status ncclGetUniqueId(ncclUniqueId* id) {
+  std::memset(id, 7, sizeof *id);
+  return kSuccess;
+}
+API Status ncclCommInitRankConfig(Comm* c, int size, ncclUniqueId, int rank, void*) {
+  return *c = make(size, rank), kSuccess;
+}
+API Status ncclCommInitRank(Comm* c, int size, ncclUniqueId, int rank) {
+  return *c = make(size, rank), kSuccess;
+}
+API Status ncclCommInitRankScalable(Comm* c, int size, int rank, int, void*, void*) {
+  return *c = make(size, rank), kSuccess;
+}
+API Status ncclCommInitAll(Comm* c, int count, const int*) {
+  for (int i = 0; i < count; ++i) c[i] = make(count, i);
+  return kSuccess;
+}
+// The size of a part is not said here; who makes it says so before (foreshard_null_group).
+API Status ncclCommSplit(Comm, int color, int, Comm* c, void*) {
+  constexpr int kNoColor = -1;
+  *c = color == kNoColor ? nullptr : make(next_size > 0 ? next_size : 1, next_rank);
+  return kSuccess;
+}
+API Status ncclCommShrink(Comm parent, int*, int excluded, Comm* c, void*, int) {
+  const auto* of = static_cast<const Communicator*>(parent);
+  return *c = make(of->size - excluded, of->rank), kSuccess;
+}
+API Status ncclCommGetAsyncError(Comm, int* error) { return *error = 0, kSuccess; }
+API Status ncclCommCount(Comm c, int* count) {
+  return *count = static_cast<const Communicator*>(c)->size, kSuccess;
+}
+API Status ncclCommUserRank(Comm c, int* rank) {
+  return *rank = static_cast<const Communicator*>(c)->rank, kSuccess;
+}
+API Status ncclCommCuDevice(Comm, int* device) { return *device = current_device(), kSuccess; }
+API Status ncclCommDestroy(Comm) { return kSuccess; }
+API Status ncclCommAbort(Comm) { return kSuccess; }
+API Status ncclCommRevoke(Comm, int) { return kSuccess; }
+API Status ncclCommFinalize(Comm) { return kSuccess; }
+API Status ncclCommRegister(Comm, void*, std::size_t, void**) { return kSuccess; }
+API Status ncclCommDeregister(Comm, void*) { return kSuccess; }
+API Status ncclCommWindowRegister(Comm, void*, std::size_t, void**, int) { return kSuccess; }
+API Status ncclCommWindowDeregister(Comm, void*) { return kSuccess; }
+API Status ncclCommDump(Comm, void*) { return kSuccess; }
+API Status ncclCommSuspend(Comm, int) { return kSuccess; }
+API Status ncclCommResume(Comm) { return kSuccess; }
+API Status ncclMemAlloc(void**, std::size_t) { return 1; }
+API Status ncclMemFree(void*) { return kSuccess; }
+API const char* ncclGetErrorString(Status) { return "the null GPU's NCCL"; }
+API const char* ncclGetLastError(Comm) { return ""; }
+API Status ncclGroupStart() { return kSuccess; }
+API Status ncclGroupEnd() { return kSuccess; }
+API Status ncclGroupSimulateEnd(void*) { return kSuccess; }
+API Status ncclRedOpCreatePreMulSum(int* operation, void*, int, int, Comm) {
+  return *operation = 5, kSuccess;
+}
+API Status ncclRedOpDestroy(int, Comm) { return kSuccess; }
+
+API Status ncclAllGather(const void* from, void* to, std::size_t count, int type, Comm c,
+                         StreamHandle stream) {
+  const int size = static_cast<const Communicator*>(c)->size;
+  repeat(from, to, count * size_of(type), size);
+  return collective("all_gather", c, stream, count * static_cast<std::size_t>(size), type);
+}
+API Status ncclReduceScatter(const void*, void* to, std::size_t count, int type, int, Comm c,
+                             StreamHandle stream) {
+  forget(to, count * size_of(type));
+  const int size = static_cast<const Communicator*>(c)->size;
+  return collective("reduce_scatter", c, stream, count * static_cast<std::size_t>(size), type);
+}
+API Status ncclAllReduce(const void* from, void* to, std::size_t count, int type, int operation,
+                         Comm c, StreamHandle stream) {
+  constexpr int kMax = 2, kMin = 3, kAverage = 4;  // ncclRedOp_t
+  if (operation == kMax || operation == kMin || operation == kAverage) {
+    repeat(from, to, count * size_of(type), 1);
+  } else {
+    forget(to, count * size_of(type));
+  }
+  return collective("all_reduce", c, stream, count, type);
+}
+API Status ncclBroadcast(const void* from, void* to, std::size_t count, int type, int root, Comm c,
+                         StreamHandle stream) {
+  const bool is_root = static_cast<const Communicator*>(c)->rank == root;
+  if (is_root && from != to) repeat(from, to, count * size_of(type), 1);
+  return collective("broadcast", c, stream, count, type);
+}
+API Status ncclBcast(void*, std::size_t count, int type, int, Comm c, StreamHandle stream) {
+  return collective("broadcast", c, stream, count, type);
+}
+API Status ncclReduce(const void*, void* to, std::size_t count, int type, int, int, Comm c,
+                      StreamHandle stream) {
+  forget(to, count * size_of(type));
+  return collective("reduce", c, stream, count, type);
+}
+API Status ncclSend(const void*, std::size_t count, int type, int, Comm c, StreamHandle stream) {
+  return collective("send", c, stream, count, type);
+}
+API Status ncclRecv(void* to, std::size_t count, int type, int, Comm c, StreamHandle stream) {
+  forget(to, count * size_of(type));
+  return collective("recv", c, stream, count, type);
+}
+API Status ncclAlltoAll(const void*, void* to, std::size_t count, int type, Comm c,
+                        StreamHandle stream) {
+  const auto size = static_cast<std::size_t>(static_cast<const Communicator*>(c)->size);
+  forget(to, count * size * size_of(type));
+  return collective("all_to_all", c, stream, count * size, type);
+}

@@ -1,0 +1,284 @@
+"""What the null GPU needs to know from Python, and the ranks that it plays.
+
+Python imports this at its start (foreshard-null puts the folder into PYTHONPATH). When the program
+imports a module of HOOKS, it is changed where one process cannot be a world: rendezvous, stores,
+gloo, and functions of libraries that read data which nobody computed. Nothing else is touched.
+"""
+
+import ctypes
+import importlib.abc
+import importlib.util
+import json
+import os
+import sys
+
+OUT = os.environ.get("FORESHARD_NULL_OUT", "")
+LIBRARY = ctypes.CDLL(None)
+
+
+def mark(text):
+    LIBRARY.foreshard_null_mark(text.encode())
+
+
+# ---- stores and groups ----
+
+
+def played_store(dist):
+    class Played(dist.Store):
+        """A store whose other ranks have always just said what is asked for."""
+
+        def __init__(self):
+            super().__init__()
+            self.kept = {}
+            self.world = int(os.environ.get("WORLD_SIZE", "1"))
+
+        def named(self, key):
+            # "default_pg//cuda//0" and "3/..." name the process group whose communicator is made next.
+            group = key.split("/")[0]
+            LIBRARY.foreshard_null_group(group.encode(), *SIZES.get(group, (0, 0)))
+
+        def set(self, key, value):
+            self.named(key)
+            self.kept[key] = value if isinstance(value, bytes) else str(value).encode()
+
+        def get(self, key):
+            self.named(key)
+            return self.kept.get(key, bytes(128))  # NCCL's unique id has 128 bytes
+
+        def add(self, key, amount):
+            total = int(self.kept.get(key, b"0")) + amount
+            self.kept[key] = str(total).encode()
+            return max(total, self.world)  # counters count ranks
+
+        def wait(self, keys, timeout=None):
+            pass
+
+        def check(self, keys):
+            return all(key in self.kept for key in keys)
+
+        def compare_set(self, key, expected, desired):
+            self.kept.setdefault(key, desired if isinstance(desired, bytes) else str(desired).encode())
+            return self.kept[key]
+
+        def delete_key(self, key):
+            return self.kept.pop(key, None) is not None
+
+        def num_keys(self):
+            return len(self.kept)
+
+        def set_timeout(self, timeout):
+            pass
+
+        def clone(self):
+            return self
+
+    return Played()
+
+
+SIZES = {}  # of process groups, by name
+
+
+def hook_rendezvous(module):
+    import torch.distributed as dist
+
+    store = []
+
+    def played(url, **unused):
+        if not store:
+            store.append(played_store(dist))
+        yield store[0], int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+    for scheme in ("env", "tcp", "file"):
+        module._rendezvous_handlers[scheme] = played
+
+
+def hook_groups(module):
+    made = module._new_process_group_helper
+
+    def helper(group_size, group_rank, global_ranks, backend, store, group_name, *rest, **named):
+        ranks = list(global_ranks) or list(range(group_size))
+        name = str(group_name)
+        SIZES[name] = (len(ranks), max(group_rank, 0))
+        mark("group " + " ".join([name] + [str(rank) for rank in ranks]))
+        LIBRARY.foreshard_null_group(name.encode(), *SIZES[name])
+        return made(group_size, group_rank, global_ranks, backend, store, group_name, *rest, **named)
+
+    module._new_process_group_helper = helper
+
+    def gloo(store, rank, size, *unused, **named):
+        # Gloo connects to its peers; the fake group answers for them.
+        from torch._C._distributed_c10d import FakeProcessGroup
+
+        create = getattr(FakeProcessGroup, "_create_internal", FakeProcessGroup)
+        return create(rank, size)
+
+    if hasattr(module, "ProcessGroupGloo"):
+        module.ProcessGroupGloo = type("ProcessGroupGloo", (module.ProcessGroupGloo,), {"__new__": lambda cls, *a, **k: gloo(*a, **k), "create_device": staticmethod(lambda **k: None)})
+
+    def same_from_all(objects, thing, group=None):
+        objects[:] = [thing] * len(objects)
+
+    def gathered(thing, objects=None, *unused, **named):
+        if objects is not None:
+            same_from_all(objects, thing)
+
+    module.all_gather_object = same_from_all
+    module.gather_object = gathered
+    module.broadcast_object_list = lambda objects, *a, **k: None
+    module.monitored_barrier = lambda *a, **k: None
+    for package in ("torch.distributed",):
+        if package in sys.modules:
+            for name in ("all_gather_object", "gather_object", "broadcast_object_list", "monitored_barrier"):
+                setattr(sys.modules[package], name, getattr(module, name))
+
+
+# ---- steps ----
+
+
+def hook_optimizers(module):
+    numbers = {}
+
+    def stepped(optimizer, *unused):
+        number = numbers.setdefault(id(optimizer), len(numbers))
+        mark("step %d %s" % (number, type(optimizer).__name__))
+
+    module.register_optimizer_step_post_hook(stepped)
+
+
+# ---- functions that read data: their answer for batches without padding and without packing ----
+
+
+def answers(table):
+    def hook(module):
+        for name, answer in table.items():
+            if hasattr(module, name):
+                setattr(module, name, answer)
+
+    return hook
+
+
+def padded():
+    return os.environ.get("FORESHARD_NULL_PADDED", "") == "1"
+
+
+def hook_masks(module):
+    if hasattr(module, "fast_all"):
+        module.fast_all = lambda tensor: not padded()
+    if hasattr(module, "find_packed_sequence_indices"):
+        module.find_packed_sequence_indices = lambda position_ids: None
+
+
+HOOKS = {
+    "torch.distributed.rendezvous": hook_rendezvous,
+    "torch.distributed.distributed_c10d": hook_groups,
+    "torch.optim.optimizer": hook_optimizers,
+    "transformers.masking_utils": hook_masks,
+}
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Runs a hook once its module has been executed."""
+
+    def find_spec(self, name, path, target=None):
+        hook = HOOKS.get(name)
+        if hook is None:
+            return None
+        del HOOKS[name]
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def run(module):
+            execute(module)
+            hook(module)
+
+        spec.loader.exec_module = run
+        return spec
+
+
+# ---- the program's model, for `foreshard import` ----
+
+
+def describe_model():
+    torch = sys.modules.get("torch")
+    if torch is None or not OUT:
+        return
+    import gc
+    import warnings
+
+    warnings.simplefilter("ignore")
+    modules = [m for m in gc.get_objects() if isinstance(m, torch.nn.Module)]
+    children = {id(child) for m in modules for child in m.children()}
+    roots = [m for m in modules if id(m) not in children]
+    roots.sort(key=lambda m: -sum(p.numel() for p in m.parameters()))
+    if not roots or not any(True for _ in roots[0].parameters()):
+        return
+    root = roots[0]
+
+    def whole(tensor):
+        return list(tensor.shape)
+
+    def unit(name, module):
+        state = getattr(module, "_get_fsdp_state", None)
+        group = state()._fsdp_param_group if state is not None else None
+        if group is None:
+            return None
+        policy, after = group.mp_policy, group.post_forward_mesh_info
+        return {
+            "name": name or "root",
+            "modules": getattr(group, "_module_fqn", None) or name,
+            "parameters": len(group.fsdp_params),
+            "numel": sum(p._orig_size.numel() for p in group.fsdp_params),
+            "param_dtype": str(policy.param_dtype or group.fsdp_params[0].sharded_param.dtype),
+            "reduce_dtype": str(policy.reduce_dtype or policy.param_dtype or group.fsdp_params[0].sharded_param.dtype),
+            "reshard_after_forward": after is not None,
+            "mesh": list(group.mesh_info.mesh.shape),
+        }
+
+    document = {"schema": "foreshard.capture.model/1", "class": type(root).__name__}
+    config = getattr(root, "config", None) or getattr(getattr(root, "module", None), "config", None)
+    if hasattr(config, "to_dict"):
+        document["config"] = json.loads(json.dumps(config.to_dict(), default=str))
+    document["parameters"] = [
+        {"name": n, "shape": whole(p), "dtype": str(p.dtype), "trainable": p.requires_grad} for n, p in root.named_parameters()
+    ]
+    document["units"] = [u for u in (unit(n, m) for n, m in root.named_modules()) if u is not None]
+    document["versions"] = {
+        name: getattr(sys.modules[name], "__version__", "") for name in ("torch", "transformers", "accelerate", "peft", "deepspeed") if name in sys.modules
+    }
+    optimizers = [o for o in gc.get_objects() if isinstance(o, torch.optim.Optimizer)]
+    document["optimizers"] = [
+        {"class": type(o).__name__, "fused": bool(o.defaults.get("fused")), "foreach": o.defaults.get("foreach")} for o in optimizers
+    ]
+    with open(os.path.join(OUT, "model.json"), "w") as file:
+        json.dump(document, file, indent=1)
+
+
+def at_exit():
+    if os.environ.get("FORESHARD_NULL_PID") != str(os.getpid()):
+        return
+    try:
+        describe_model()
+    except Exception as error:  # a capture without its model is one all the same
+        sys.stderr.write("foreshard-null: the model is not described: %s\n" % error)
+
+
+if OUT and hasattr(LIBRARY, "foreshard_null_mark"):
+    # The program's own process; what it starts inherits this.
+    os.environ.setdefault("FORESHARD_NULL_PID", str(os.getpid()))
+    if os.environ["FORESHARD_NULL_PID"] == str(os.getpid()):
+        import atexit
+
+        sys.meta_path.insert(0, Finder())
+        atexit.register(at_exit)
+
+# A sitecustomize of the environment itself, which this one hides.
+_here = os.path.dirname(os.path.abspath(__file__))
+for _folder in sys.path:
+    if os.path.abspath(_folder or ".") == _here:
+        continue
+    _file = os.path.join(_folder, "sitecustomize.py")
+    if os.path.isfile(_file):
+        exec(compile(open(_file).read(), _file, "exec"))
+        break

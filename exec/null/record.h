@@ -1,0 +1,60 @@
+// What a call leaves in the log, for the interfaces that make the same kinds of calls.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "exec/null/abi.h"
+
+namespace foreshard::null {
+
+struct Launch {
+  std::int64_t name = 0;  // name_id
+  Dim3 grid{1, 1, 1}, block{1, 1, 1};
+  std::uint64_t shared_bytes = 0;
+  StreamHandle stream = nullptr;
+  void** arguments = nullptr;  // addresses of the kernel's arguments, or nullptr
+  // How many words of each argument may be addresses; nullptr: one of each, as many as there are.
+  const std::vector<std::uint16_t>* words = nullptr;
+  bool counts_elements = false;  // its first argument is the number of elements, an int
+};
+void record_launch(const Launch& launch);
+// Of a kernel's mangled name: a pointer is one word, a number none, a structure as many as it has
+// (std::array<char*, 3>) or may have.
+std::vector<std::uint16_t> argument_words(const std::string& mangled);
+
+struct Product {
+  std::int64_t name = 0;
+  StreamHandle stream = nullptr;
+  std::int64_t m = 0, n = 0, k = 0, batch = 1;
+  int a_type = 0, c_type = 0;  // cudaDataType_t
+  bool a_transposed = false, b_transposed = false;
+  const void* output = nullptr;
+};
+void record_product(const Product& product);
+
+// Attention and norms of cuDNN: a name and its shape, in the order that docs/capture.md gives.
+struct LibraryCall {
+  std::string name;  // "cudnn attention_forward"
+  StreamHandle stream = nullptr;
+  std::uint64_t bytes = 0;  // read and written
+  std::vector<std::int64_t> shape;
+};
+void record_library_call(const LibraryCall& call);
+
+// `kind`: 'h' host to device, 'd' device to host, 'D' device to device, 's' set.
+void record_copy(char kind, StreamHandle stream, std::uint64_t bytes, bool host_waits);
+// The host read device memory that nobody knows; where it is in the program's source.
+void record_blind_read(std::uint64_t bytes);
+void record_wait(char what, const void* of);  // 's' stream, 'e' event, 'd' device
+
+// The innermost frames of this thread's Python code, "file:line function < file:line function";
+// "" where no interpreter runs.
+std::string python_place();
+
+// Enumerations' bytes: cudaDataType_t.
+int bytes_of_type(int cuda_data_type);
+
+}  // namespace foreshard::null

@@ -1,0 +1,415 @@
+// The CUDA runtime as PyTorch and its libraries call it: devices, streams, events, launches.
+#include <dlfcn.h>
+#include <link.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "exec/null/abi.h"
+#include "exec/null/device.h"
+#include "exec/null/log.h"
+#include "exec/null/record.h"
+#include "exec/null/unanswered.h"
+
+namespace foreshard::null {
+namespace {
+
+// Names of kernels by their host functions, which are what a launch names.
+struct Kernels {
+  struct Known {
+    std::int64_t name = -1;
+    bool counts_elements = false;
+    std::vector<std::uint16_t> words;  // argument_words
+  };
+  std::mutex mutex;
+  std::map<const void*, std::string> names;
+  std::map<const void*, Known> known;
+};
+Kernels& kernels() {
+  static Kernels* const k = new Kernels;
+  return *k;
+}
+
+const Kernels::Known& kernel(const void* function) {
+  Kernels& all = kernels();
+  const std::lock_guard lock(all.mutex);
+  Kernels::Known& known = all.known[function];
+  if (known.name < 0) {
+    const auto it = all.names.find(function);
+    const std::string name = it == all.names.end() ? "a kernel without a name" : it->second;
+    known.name = name_id(name);
+    // at::native: vectorized_, unrolled_ and plain elementwise_kernel(int N, ...)
+    known.words = argument_words(name);
+    known.counts_elements = name.find("elementwise_kernel") != std::string::npos;
+  }
+  return known;
+}
+
+Status launch(const void* function, Dim3 grid, Dim3 block, void** arguments,
+              std::size_t shared_bytes, StreamHandle stream) {
+  const Kernels::Known& known = kernel(function);
+  record_launch({known.name, grid, block, shared_bytes, stream, arguments, &known.words,
+                 known.counts_elements});
+  return kSuccess;
+}
+
+struct Configuration {
+  Dim3 grid, block;
+  std::size_t shared_bytes;
+  StreamHandle stream;
+};
+thread_local std::vector<Configuration> configurations;
+thread_local Status last_error = kSuccess;
+thread_local StreamHandle capturing_stream = nullptr;
+
+Status failed(Status status) {
+  last_error = status;
+  return status;
+}
+
+}  // namespace
+}  // namespace foreshard::null
+
+using namespace foreshard::null;
+
+// ---- registration of kernels, at the load of each library ----
+FORESHARD_NULL_API void** __cudaRegisterFatBinary(void*) {
+  patch_unanswered();
+  static void* handle = nullptr;
+  return &handle;
+}
+FORESHARD_NULL_API void __cudaRegisterFatBinaryEnd(void**) {}
+FORESHARD_NULL_API void __cudaUnregisterFatBinary(void**) {}
+FORESHARD_NULL_API void __cudaRegisterVar(void**, char*, char*, const char*, int, std::size_t, int,
+                                          int) {}
+FORESHARD_NULL_API void __cudaRegisterManagedVar(void**, void**, char*, const char*, int,
+                                                 std::size_t, int, int) {}
+FORESHARD_NULL_API char __cudaInitModule(void**) { return 1; }
+FORESHARD_NULL_API void __cudaRegisterFunction(void**, const char* host, char*, const char* name,
+                                               int, void*, void*, void*, void*, int*) {
+  Kernels& all = kernels();
+  const std::lock_guard lock(all.mutex);
+  all.names[host] = name;
+}
+FORESHARD_NULL_API unsigned __cudaPushCallConfiguration(Dim3 grid, Dim3 block,
+                                                        std::size_t shared_bytes, void* stream) {
+  configurations.push_back({grid, block, shared_bytes, stream});
+  return 0;
+}
+FORESHARD_NULL_API Status __cudaPopCallConfiguration(Dim3* grid, Dim3* block,
+                                                     std::size_t* shared_bytes, void* stream) {
+  if (configurations.empty()) return kInvalidValue;
+  const Configuration c = configurations.back();
+  configurations.pop_back();
+  *grid = c.grid;
+  *block = c.block;
+  *shared_bytes = c.shared_bytes;
+  *static_cast<void**>(stream) = c.stream;
+  return kSuccess;
+}
+FORESHARD_NULL_API Status __cudaGetKernel(void** kernel, const void* function) {
+  *kernel = const_cast<void*>(function);
+  return kSuccess;
+}
+FORESHARD_NULL_API Status __cudaLaunchKernel(void* kernel, Dim3 grid, Dim3 block, void** arguments,
+                                             std::size_t shared_bytes, StreamHandle stream) {
+  return launch(kernel, grid, block, arguments, shared_bytes, stream);
+}
+FORESHARD_NULL_API Status cudaLaunchKernel(const void* function, Dim3 grid, Dim3 block,
+                                           void** arguments, std::size_t shared_bytes,
+                                           StreamHandle stream) {
+  return launch(function, grid, block, arguments, shared_bytes, stream);
+}
+FORESHARD_NULL_API Status cudaLaunchCooperativeKernel(const void* function, Dim3 grid, Dim3 block,
+                                                      void** arguments, std::size_t shared_bytes,
+                                                      StreamHandle stream) {
+  return launch(function, grid, block, arguments, shared_bytes, stream);
+}
+FORESHARD_NULL_API Status cudaLaunchKernelExC(const LaunchConfig* c, const void* function,
+                                              void** arguments) {
+  return launch(function, c->grid, c->block, arguments, c->shared_bytes, c->stream);
+}
+FORESHARD_NULL_API Status cudaLaunchHostFunc(StreamHandle, void (*function)(void*), void* data) {
+  function(data);
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaStreamAddCallback(StreamHandle stream,
+                                                void (*function)(StreamHandle, Status, void*),
+                                                void* data, unsigned) {
+  function(stream, kSuccess, data);
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaFuncGetAttributes(FunctionAttributes* a, const void*) {
+  std::memset(a, 0, sizeof *a);
+  const int binary = properties().major * 10 + properties().minor;
+  a->max_threads = 1024;
+  a->registers = 32;
+  a->ptx_version = a->binary_version = binary;
+  a->max_dynamic_shared = 49152;
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaFuncSetAttribute(const void*, int, int) { return kSuccess; }
+FORESHARD_NULL_API Status cudaFuncSetCacheConfig(const void*, int) { return kSuccess; }
+// As many blocks as threads allow; registers and shared memory are not looked at.
+FORESHARD_NULL_API Status cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+    int* count, const void*, int threads, std::size_t, unsigned) {
+  *count = threads <= 0 ? 1 : std::max(1, properties().threads_per_multiprocessor / threads);
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* count,
+                                                                        const void* function,
+                                                                        int threads,
+                                                                        std::size_t shared) {
+  return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(count, function, threads, shared,
+                                                                0);
+}
+
+// ---- devices ----
+FORESHARD_NULL_API Status cudaGetDeviceCount(int* count) {
+  *count = properties().devices;
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaGetDevice(int* device) {
+  *device = current_device();
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaSetDevice(int device) {
+  return set_current_device(device) ? kSuccess : failed(kInvalidDevice);
+}
+FORESHARD_NULL_API Status cudaInitDevice(int, unsigned, unsigned) { return kSuccess; }
+FORESHARD_NULL_API Status cudaSetDeviceFlags(unsigned) { return kSuccess; }
+FORESHARD_NULL_API Status cudaDeviceReset() { return kSuccess; }
+FORESHARD_NULL_API Status cudaDriverGetVersion(int* version) {
+  *version = 13000;
+  return kSuccess;
+}
+// PyTorch compares it with what it was built with: the version of the runtime that is loaded.
+FORESHARD_NULL_API Status cudaRuntimeGetVersion(int* version) {
+  *version = 13000;
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, std::size_t, void* data) {
+        if (std::strstr(info->dlpi_name, "libcudart.so.12") == nullptr) return 0;
+        *static_cast<int*>(data) = 12080;
+        return 1;
+      },
+      version);
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaGetLastError() { return std::exchange(last_error, kSuccess); }
+FORESHARD_NULL_API Status cudaPeekAtLastError() { return last_error; }
+FORESHARD_NULL_API const char* cudaGetErrorString(Status error) {
+  switch (error) {
+    case kSuccess:
+      return "no error";
+    case kMemoryAllocation:
+      return "out of memory";
+    case kNotReady:
+      return "device not ready";
+    case kInvalidDevice:
+      return "invalid device ordinal";
+    default:
+      return "the null GPU refuses this";
+  }
+}
+FORESHARD_NULL_API const char* cudaGetErrorName(Status error) {
+  switch (error) {
+    case kSuccess:
+      return "cudaSuccess";
+    case kMemoryAllocation:
+      return "cudaErrorMemoryAllocation";
+    case kNotReady:
+      return "cudaErrorNotReady";
+    case kInvalidDevice:
+      return "cudaErrorInvalidDevice";
+    default:
+      return "cudaErrorNotSupported";
+  }
+}
+FORESHARD_NULL_API Status cudaGetDeviceProperties(void* p, int) {
+  fill_properties(p, kProperties13);
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaGetDeviceProperties_v2(void* p, int) {
+  fill_properties(p, kProperties12);
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaDeviceGetAttribute(int* value, int which, int) {
+  *value = attribute(which);
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaDeviceGetPCIBusId(char* text, int length, int device) {
+  std::snprintf(text, static_cast<std::size_t>(length), "0000:%02x:00.0", device + 1);
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  if (least != nullptr) *least = 0;
+  if (greatest != nullptr) *greatest = -5;
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaDeviceSynchronize() {
+  await_device();
+  record_wait('d', nullptr);
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaDeviceCanAccessPeer(int* can, int, int) {
+  *can = 1;
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaDeviceEnablePeerAccess(int, unsigned) { return kSuccess; }
+FORESHARD_NULL_API Status cudaDeviceGetLimit(std::size_t* value, int) {
+  *value = 0;
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaDeviceSetLimit(int, std::size_t) { return kSuccess; }
+FORESHARD_NULL_API Status cudaProfilerStart() { return kSuccess; }
+FORESHARD_NULL_API Status cudaProfilerStop() { return kSuccess; }
+
+// ---- streams ----
+FORESHARD_NULL_API Status cudaStreamCreateWithPriority(StreamHandle* stream, unsigned, int) {
+  *stream = new_stream();
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaStreamCreateWithFlags(StreamHandle* stream, unsigned) {
+  *stream = new_stream();
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaStreamCreate(StreamHandle* stream) {
+  *stream = new_stream();
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaStreamDestroy(StreamHandle stream) {
+  delete_stream(stream);
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaStreamQuery(StreamHandle stream) {
+  return is_idle(stream) ? kSuccess : kNotReady;
+}
+FORESHARD_NULL_API Status cudaStreamSynchronize(StreamHandle stream) {
+  if (is_capturing()) return failed(kCaptureUnsupported);
+  await_stream(stream);
+  record_wait('s', stream);
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaStreamWaitEvent(StreamHandle stream, EventHandle event, unsigned) {
+  wait_event(stream, event);
+  Line('W') << handle_id(stream) << handle_id(event);
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaStreamGetPriority(StreamHandle, int* priority) {
+  *priority = 0;
+  return kSuccess;
+}
+
+// ---- events ----
+FORESHARD_NULL_API Status cudaEventCreate(EventHandle* event) {
+  *event = new_event();
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaEventCreateWithFlags(EventHandle* event, unsigned) {
+  *event = new_event();
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaEventDestroy(EventHandle event) {
+  delete_event(event);
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaEventQuery(EventHandle event) {
+  return is_done(event) ? kSuccess : kNotReady;
+}
+FORESHARD_NULL_API Status cudaEventRecord(EventHandle event, StreamHandle stream) {
+  record_event(event, stream);
+  Line('E') << handle_id(stream) << handle_id(event);
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaEventRecordWithFlags(EventHandle event, StreamHandle stream,
+                                                   unsigned) {
+  return cudaEventRecord(event, stream);
+}
+FORESHARD_NULL_API Status cudaEventSynchronize(EventHandle event) {
+  await(event);
+  record_wait('e', event);
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaEventElapsedTime(float* ms, EventHandle from, EventHandle to) {
+  *ms = static_cast<float>(elapsed_ms(from, to));
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaEventElapsedTime_v2(float* ms, EventHandle from, EventHandle to) {
+  return cudaEventElapsedTime(ms, from, to);
+}
+
+// ---- graphs: what was captured is written again at every launch ----
+FORESHARD_NULL_API Status cudaStreamBeginCapture(StreamHandle stream, int) {
+  if (is_capturing()) return failed(kCaptureUnmatched);
+  capturing_stream = stream;
+  begin_graph(stream);
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaStreamEndCapture(StreamHandle, void** graph) {
+  if (!is_capturing()) return failed(kCaptureUnmatched);
+  capturing_stream = nullptr;
+  *graph = reinterpret_cast<void*>(end_graph() + 1);
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaStreamIsCapturing(StreamHandle, int* status) {
+  *status = is_capturing() ? 1 : 0;
+  return kSuccess;
+}
+// CUDA 12 has one argument less; what both have comes first.
+FORESHARD_NULL_API Status cudaStreamGetCaptureInfo(StreamHandle, int* status,
+                                                   unsigned long long* id, void** graph,
+                                                   const void** dependencies, const void**,
+                                                   std::size_t*) {
+  *status = is_capturing() ? 1 : 0;
+  if (id != nullptr) *id = is_capturing() ? 1 : 0;
+  if (!is_capturing()) return kSuccess;
+  if (graph != nullptr) *graph = nullptr;
+  if (dependencies != nullptr) *dependencies = nullptr;
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaStreamGetCaptureInfo_v2(StreamHandle, int* status,
+                                                      unsigned long long* id, void**, const void**,
+                                                      std::size_t*) {
+  *status = is_capturing() ? 1 : 0;
+  if (id != nullptr) *id = is_capturing() ? 1 : 0;
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaThreadExchangeStreamCaptureMode(int*) { return kSuccess; }
+FORESHARD_NULL_API Status cudaGraphInstantiate(void** executable, void* graph, unsigned long long) {
+  *executable = graph;
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaGraphInstantiateWithFlags(void** executable, void* graph,
+                                                        unsigned long long) {
+  *executable = graph;
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaGraphLaunch(void* executable, StreamHandle stream) {
+  launch_graph(reinterpret_cast<std::int64_t>(executable) - 1);
+  enqueue(stream, 1e-5);
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaGraphDestroy(void*) { return kSuccess; }
+FORESHARD_NULL_API Status cudaGraphExecDestroy(void*) { return kSuccess; }
+FORESHARD_NULL_API Status cudaGraphGetNodes(void*, void**, std::size_t* count) {
+  *count = 1;
+  return kSuccess;
+}
+
+// ---- the driver's functions, by name ----
+FORESHARD_NULL_API Status cudaGetDriverEntryPointByVersion(const char* name, void** function,
+                                                           unsigned, unsigned long long,
+                                                           int* found) {
+  *function = driver_function(name);
+  if (found != nullptr) *found = 0;
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaGetDriverEntryPoint(const char* name, void** function,
+                                                  unsigned long long, int* found) {
+  return cudaGetDriverEntryPointByVersion(name, function, 0, 0, found);
+}

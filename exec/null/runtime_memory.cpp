@@ -1,0 +1,135 @@
+// The CUDA runtime's memory.
+#include <cstdlib>
+#include <cstring>
+
+#include "exec/null/abi.h"
+#include "exec/null/device.h"
+#include "exec/null/log.h"
+#include "exec/null/record.h"
+
+namespace foreshard::null {
+namespace {
+
+Status copy(void* to, const void* from, std::uint64_t bytes, StreamHandle stream, bool waits) {
+  const char kind = is_device(to) ? (is_device(from) ? 'D' : 'h') : is_device(from) ? 'd' : 'H';
+  if (copy_bytes(to, from, bytes)) record_blind_read(bytes);
+  if (kind != 'H') record_copy(kind, stream, bytes, waits && kind != 'D');
+  return kSuccess;
+}
+
+Status set(void* to, int value, std::uint64_t bytes, StreamHandle stream) {
+  set_bytes(to, value, bytes);
+  record_copy('s', stream, bytes, false);
+  return kSuccess;
+}
+
+}  // namespace
+}  // namespace foreshard::null
+
+using namespace foreshard::null;
+
+FORESHARD_NULL_API Status cudaMalloc(void** at, std::size_t bytes) {
+  *at = allocate(bytes);
+  if (*at == nullptr) return kMemoryAllocation;
+  Line('D') << reinterpret_cast<std::uint64_t>(*at) << static_cast<std::uint64_t>(bytes);
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaFree(void* at) {
+  release(at);
+  if (at != nullptr) Line('d') << reinterpret_cast<std::uint64_t>(at);
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaMallocAsync(void** at, std::size_t bytes, StreamHandle) {
+  return cudaMalloc(at, bytes);
+}
+FORESHARD_NULL_API Status cudaFreeAsync(void* at, StreamHandle) { return cudaFree(at); }
+FORESHARD_NULL_API Status cudaMallocManaged(void** at, std::size_t bytes, unsigned) {
+  return cudaMalloc(at, bytes);
+}
+FORESHARD_NULL_API Status cudaMemGetInfo(std::size_t* free, std::size_t* total) {
+  const FreeMemory left = memory_left();
+  *free = left.free;
+  *total = left.total;
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaHostAlloc(void** at, std::size_t bytes, unsigned) {
+  *at = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+  return *at == nullptr ? kMemoryAllocation : kSuccess;
+}
+FORESHARD_NULL_API Status cudaMallocHost(void** at, std::size_t bytes) {
+  return cudaHostAlloc(at, bytes, 0);
+}
+FORESHARD_NULL_API Status cudaFreeHost(void* at) {
+  std::free(at);
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaHostRegister(void*, std::size_t, unsigned) { return kSuccess; }
+FORESHARD_NULL_API Status cudaHostUnregister(void*) { return kSuccess; }
+FORESHARD_NULL_API Status cudaHostGetDevicePointer(void** device, void* host, unsigned) {
+  *device = host;
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaHostGetFlags(unsigned* flags, void*) {
+  *flags = 0;
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaMemcpy(void* to, const void* from, std::size_t bytes, int) {
+  return copy(to, from, bytes, nullptr, true);
+}
+FORESHARD_NULL_API Status cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, int,
+                                          StreamHandle stream) {
+  return copy(to, from, bytes, stream, false);
+}
+FORESHARD_NULL_API Status cudaMemcpyPeerAsync(void* to, int, const void* from, int,
+                                              std::size_t bytes, StreamHandle stream) {
+  return copy(to, from, bytes, stream, false);
+}
+FORESHARD_NULL_API Status cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from,
+                                            std::size_t from_pitch, std::size_t width,
+                                            std::size_t height, int, StreamHandle stream) {
+  for (std::size_t row = 0; row < height; ++row) {
+    copy_bytes(static_cast<char*>(to) + row * to_pitch,
+               static_cast<const char*>(from) + row * from_pitch, width);
+  }
+  record_copy(is_device(to) ? (is_device(from) ? 'D' : 'h') : 'd', stream, width * height, false);
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaMemcpyToSymbol(const void*, const void*, std::size_t, std::size_t,
+                                             int) {
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaMemcpyToSymbolAsync(const void*, const void*, std::size_t,
+                                                  std::size_t, int, StreamHandle) {
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaMemset(void* to, int value, std::size_t bytes) {
+  return set(to, value, bytes, nullptr);
+}
+FORESHARD_NULL_API Status cudaMemsetAsync(void* to, int value, std::size_t bytes,
+                                          StreamHandle stream) {
+  return set(to, value, bytes, stream);
+}
+FORESHARD_NULL_API Status cudaGetSymbolAddress(void** at, const void* symbol) {
+  // Somewhere on the device; nobody reads it.
+  static void* const place = allocate(1 << 20);
+  *at = static_cast<char*>(place) + reinterpret_cast<std::uint64_t>(symbol) % 1024 * 16;
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaPointerGetAttributes(PointerAttributes* a, const void* at) {
+  std::memset(a, 0, sizeof *a);
+  a->type = is_device(at) ? 2 : 0;
+  a->device = current_device();
+  a->device_pointer = const_cast<void*>(at);
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaDeviceGetDefaultMemPool(void** pool, int) {
+  *pool = new_handle();
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaMemPoolSetAttribute(void*, int, void*) { return kSuccess; }
+FORESHARD_NULL_API Status cudaMemPoolGetAttribute(void*, int, void* value) {
+  std::memset(value, 0, 8);
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaMemPoolSetAccess(void*, const void*, std::size_t) { return kSuccess; }
+FORESHARD_NULL_API Status cudaMemPoolTrimTo(void*, std::size_t) { return kSuccess; }

@@ -1,0 +1,17 @@
+// Calls that the null GPU does not know.
+#pragma once
+
+namespace foreshard::null {
+
+// A function that, when it is called, names itself and ends the process with exit status 6.
+// nullptr where there is no code for this processor.
+void* refusing_function(const char* name);
+
+// Every call of the loaded libraries into CUDA's libraries that are not answered here leads to a
+// refusing function from now on. Does nothing where no library was loaded since the last time.
+void patch_unanswered();
+
+// The driver's function of that name, with or without "_v2"; a refusing one where it is unknown.
+void* driver_function(const char* name);
+
+}  // namespace foreshard::null

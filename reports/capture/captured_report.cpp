@@ -1,0 +1,309 @@
+// Host: what the capturing machine's processor took, times how much longer the target's takes
+// (HostCurve::processor), and the driver's own time per launch, which the null GPU does not have.
+// Unknown kernels: in each draw all of them take up to kUnknownFactor times as long or as short.
+#include "reports/capture/captured_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "reports/accuracy/evidence.h"
+#include "reports/view/event_names.h"
+#include "sim/base/error.h"
+#include "sim/base/unit_strings.h"
+#include "sim/simulate/simulate.h"
+
+namespace foreshard {
+namespace {
+
+constexpr int kDraws = 32;
+constexpr double kUnknownFactor = 4;
+constexpr std::size_t kMostListed = 10;
+
+// Seconds of each row's unknown kernels.
+std::vector<double> unknown_seconds(const CapturedGraph& captured, const EventGraph& graph,
+                                    const CostModel& costs) {
+  std::vector<double> seconds(graph.works.size(), 0);
+  for (std::size_t w = 0; w < graph.works.size(); ++w) {
+    const Work& work = graph.works[w];
+    for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
+      if (captured.unknown[k] >= 0) seconds[w] += costs.price(graph.kernels[k]).seconds;
+    }
+  }
+  return seconds;
+}
+
+class Pricer {
+ public:
+  Pricer(const Capture& capture, const CapturedGraph& captured, const EventGraph& graph,
+         const CostModel& costs)
+      : captured_(captured),
+        graph_(graph),
+        costs_(costs),
+        scale_(costs.calibration().host.processor / capture.processor),
+        unknown_(unknown_seconds(captured, graph, costs)) {}
+
+  CostTable price(const FactorDraw& draw, double unknown_factor) const {
+    CostTable table = costs_.price(graph_, draw);
+    const double host = draw[static_cast<std::size_t>(Factor::kHost)];
+    const double driver = costs_.calibration().host.per_driver_launch;
+    for (std::size_t w = 0; w < table.works.size(); ++w) {
+      Cost& cost = table.works[w];
+      cost.before = Time::seconds(captured_.before[w] * scale_ * host);
+      cost.during =
+          Time::seconds((captured_.during[w] * scale_ + driver * graph_.works[w].launches) * host);
+      cost.duration += Time::seconds(unknown_[w] * (unknown_factor - 1));
+    }
+    return table;
+  }
+
+ private:
+  const CapturedGraph& captured_;
+  const EventGraph& graph_;
+  const CostModel& costs_;
+  double scale_;
+  std::vector<double> unknown_;
+};
+
+// Between 1/kUnknownFactor and kUnknownFactor, spread evenly over the draws in an order of their
+// own.
+double unknown_draw(int k) {
+  const double place = (static_cast<double>((k * 13) % kDraws) + 0.5) / kDraws;
+  return std::pow(kUnknownFactor, 2 * place - 1);
+}
+
+void add_time(const Pricer& pricer, const CostModel& costs, CapturedForecast& made) {
+  const Forecast& forecast = made.forecast;
+  const StepMetrics central = measure_step(forecast.graph, forecast.timeline);
+  std::vector<double> seconds, communication, exposed;
+  Simulator simulator;
+  for (int k = 0; k < kDraws; ++k) {
+    const CostTable table = pricer.price(costs.draw(k), unknown_draw(k));
+    const StepMetrics drawn =
+        measure_step(forecast.graph, simulator.steady_step(forecast.graph, table));
+    seconds.push_back(drawn.seconds);
+    communication.push_back(drawn.communication);
+    exposed.push_back(drawn.exposed_communication);
+  }
+  const StepEvidence evidence = weigh_evidence(forecast, costs);
+  Report& report = made.report;
+  report.seconds = with_interval(central.seconds, std::move(seconds), evidence.seconds);
+  report.communication =
+      with_interval(central.communication, std::move(communication), evidence.communication);
+  report.exposed_communication = with_interval(central.exposed_communication, std::move(exposed),
+                                               evidence.exposed_communication);
+  double flops = 0;
+  for (const Work& work : forecast.graph.works) flops += work.flops.count();
+  const double peak = costs.cluster().gpu.peak_bf16.value();
+  const double at_peak = peak > 0 ? flops / peak : 0;
+  report.hfu = {at_peak / report.seconds.value, at_peak / report.seconds.high,
+                at_peak / std::max(report.seconds.low, 1e-12), report.seconds.evidence};
+  report.mfu = report.hfu;
+  report.first_step_seconds = forecast.timeline.first_step.seconds();
+  report.steady_step = forecast.timeline.steady_step;
+}
+
+void add_memory(const Cluster& cluster, CapturedForecast& made) {
+  Report& report = made.report;
+  const Forecast& forecast = made.forecast;
+  report.outside = memory_outside(forecast.graph, cluster, forecast.plan.runtime);
+  report.fit = fit_in(cluster, made.captured.peak_allocated, made.captured.run_peak_reserved,
+                      total(report.outside));
+  const auto known = [](Bytes bytes) {
+    const auto value = static_cast<double>(bytes.count());
+    return Quantity{value, value, value, Evidence::kMeasured};
+  };
+  report.peak_allocated = known(made.captured.peak_allocated);
+  report.peak_reserved = known(made.captured.run_peak_reserved);
+  const auto outside = static_cast<double>(total(report.outside).count());
+  report.outside_allocator = {outside, std::round(outside * (1 - kOutsideSpread)),
+                              std::round(outside * (1 + kOutsideSpread)), Evidence::kAssumed};
+  report.fit_probability = fit_probability(report.fit);
+  report.peak_event = event_name(forecast, forecast.memory.peak_event);
+  for (std::size_t c = 0; c < kMemoryCategories; ++c) {
+    if (forecast.memory.at_peak[c] > Bytes()) {
+      report.at_peak.emplace_back(to_string(static_cast<MemoryCategory>(c)),
+                                  forecast.memory.at_peak[c]);
+    }
+  }
+  std::stable_sort(report.at_peak.begin(), report.at_peak.end(),
+                   [](const auto& a, const auto& b) { return a.second > b.second; });
+}
+
+void add_unknown(const Capture& capture, const CostModel& costs, CapturedForecast& made) {
+  std::map<std::int32_t, UnknownKernel> by_name;
+  const EventGraph& graph = made.forecast.graph;
+  double all = 0;
+  for (std::size_t k = 0; k < graph.kernels.size(); ++k) {
+    const double seconds = costs.price(graph.kernels[k]).seconds;
+    all += seconds;
+    const std::int32_t name = made.captured.unknown[k];
+    if (name < 0) continue;
+    UnknownKernel& one = by_name[name];
+    one.name = capture.names[static_cast<std::size_t>(name)];
+    ++one.launches;
+    one.bytes += graph.kernels[k].bytes;
+    one.share += seconds;
+  }
+  for (auto& [name, one] : by_name) {
+    one.share = all > 0 ? one.share / all : 0;
+    made.unknown.push_back(std::move(one));
+  }
+  std::stable_sort(
+      made.unknown.begin(), made.unknown.end(),
+      [](const UnknownKernel& a, const UnknownKernel& b) { return a.share > b.share; });
+}
+
+void add_warnings(const Capture& capture, const Cluster& cluster, CapturedForecast& made) {
+  std::vector<std::string>& warnings = made.report.warnings;
+  if (capture.gpu != cluster.gpu.key) {
+    warnings.push_back(fmt::format(
+        "captured as on {}: which kernels libraries choose on {} may differ; foreshard-null --gpu "
+        "{} captures them",
+        capture.gpu, cluster.gpu.key, cluster.gpu.key));
+  }
+  double share = 0;
+  for (const UnknownKernel& one : made.unknown) share += one.share;
+  if (share > 0.01) {
+    warnings.push_back(
+        fmt::format("{:.0f} % of the kernels' time is of {} kernels that are priced "
+                    "by their bytes alone: the interval is wide",
+                    100 * share, made.unknown.size()));
+  }
+  if (made.captured.retained > Bytes(1 << 20)) {
+    warnings.push_back(
+        fmt::format("each step leaves {} of tensors behind: something keeps them "
+                    "across steps (outputs or losses in a list?)",
+                    format_bytes(made.captured.retained)));
+  }
+  if (made.captured.run_peak_allocated > made.captured.peak_allocated) {
+    warnings.push_back(fmt::format("before its steady step the program allocated up to {}",
+                                   format_bytes(made.captured.run_peak_allocated)));
+  }
+  for (const std::string& place : made.blind_reads) {
+    warnings.push_back("the host reads a tensor that nobody computed (zeros) at " + place);
+  }
+}
+
+// The innermost place that is not a library's.
+std::string own_place(const std::string& frames) {
+  std::string first;
+  std::size_t begin = 0;
+  while (begin < frames.size()) {
+    const std::size_t end = std::min(frames.find(" < ", begin), frames.size());
+    const std::string frame = frames.substr(begin, end - begin);
+    if (first.empty()) first = frame;
+    if (frame.find("site-packages") == std::string::npos &&
+        frame.find("/torch/") == std::string::npos) {
+      return frame;
+    }
+    begin = end + 3;
+  }
+  return first.empty() ? "a place that is not Python's" : first;
+}
+
+}  // namespace
+
+Plan captured_plan(const Capture& capture, const Cluster& cluster) {
+  Plan plan;
+  plan.model = capture.model.empty() ? "captured" : capture.model;
+  plan.cluster = cluster.spec;
+  plan.mesh.shard = capture.world;
+  for (const auto& [name, version] : capture.versions) {
+    if (name != "torch") continue;
+    const std::size_t dot = version.find('.', version.find('.') + 1);
+    plan.runtime.version = version.substr(0, dot);
+  }
+  return plan;
+}
+
+CapturedForecast forecast_capture(const Capture& capture, const Plan& plan,
+                                  const CostModel& costs) {
+  const Cluster& cluster = costs.cluster();
+  if (cluster.gpus != capture.world) {
+    throw Error(ExitCode::kInvalidInput,
+                fmt::format("{}: is of rank {} of {}, the cluster has {} GPUs; expected --cluster "
+                            "{}x{}, or a capture with --world {}",
+                            capture.path, capture.rank, capture.world, cluster.gpus, capture.world,
+                            cluster.gpu.key, cluster.gpus));
+  }
+  CapturedForecast made;
+  made.captured = capture_graph(capture);
+  Forecast& forecast = made.forecast;
+  forecast.graph = std::move(made.captured.graph);
+  forecast.plan = plan;
+  forecast.model.name = plan.model;
+  forecast.memory = replay_allocations(forecast.graph);
+  forecast.reserved.peak = made.captured.run_peak_reserved;
+  const Pricer pricer(capture, made.captured, forecast.graph, costs);
+  forecast.costs = pricer.price(costs.center(), 1);
+  Simulator simulator;
+  forecast.timeline = simulator.simulate(forecast.graph, forecast.costs);
+  for (std::size_t r = 0; r < made.captured.before.size(); ++r) {
+    made.host_seconds += made.captured.before[r] + made.captured.during[r];
+  }
+  const StepRange range = steady_step(capture);
+  for (std::size_t i = range.begin; i < range.end; ++i) {
+    const CapturedCall& call = capture.calls[i];
+    if (call.kind != CapturedCall::Kind::kBlindRead) continue;
+    const std::string place = own_place(capture.name_of(call));
+    if (std::find(made.blind_reads.begin(), made.blind_reads.end(), place) ==
+        made.blind_reads.end()) {
+      made.blind_reads.push_back(place);
+    }
+  }
+  made.report.origin = "captured";
+  made.report.fingerprint = forecast.graph.fingerprint();
+  made.report.plan = plan;
+  made.report.cluster = cluster;
+  made.report.parameters = capture.parameters;
+  add_time(pricer, costs, made);
+  add_memory(cluster, made);
+  add_unknown(capture, costs, made);
+  add_warnings(capture, cluster, made);
+  return made;
+}
+
+Json capture_json(const Capture& capture, const CapturedForecast& made) {
+  Json json = Json::object();
+  json["command"] = capture.command;
+  json["gpu"] = capture.gpu;
+  json["rank"] = capture.rank;
+  json["world"] = capture.world;
+  json["versions"] = Json::object();
+  for (const auto& [name, version] : capture.versions) json["versions"][name] = version;
+  json["events"] = made.forecast.graph.rows.size();
+  json["launches"] = made.captured.launches;
+  json["host_s"] = made.host_seconds;
+  json["run_peak_allocated_bytes"] = made.captured.run_peak_allocated.count();
+  json["retained_bytes"] = made.captured.retained.count();
+  json["unknown_kernels"] = Json::array();
+  for (const UnknownKernel& one : made.unknown) {
+    json["unknown_kernels"].push_back({{"name", one.name},
+                                       {"launches", one.launches},
+                                       {"bytes", one.bytes.count()},
+                                       {"share", one.share}});
+  }
+  json["blind_reads"] = made.blind_reads;
+  return json;
+}
+
+std::string capture_text(const Capture& capture, const CapturedForecast& made) {
+  std::string text = fmt::format(
+      "\ncaptured: rank {} of {} of `{}`, {} launches in {} events; its host takes {} "
+      "of a step\n",
+      capture.rank, capture.world, capture.command, made.captured.launches,
+      made.forecast.graph.rows.size(), format_time(Time::seconds(made.host_seconds)));
+  if (made.unknown.empty()) return text;
+  text += "kernels priced by their bytes alone, by their share of the kernels' time:\n";
+  for (std::size_t i = 0; i < std::min(made.unknown.size(), kMostListed); ++i) {
+    const UnknownKernel& one = made.unknown[i];
+    text += fmt::format("  {:5.1f} %  {} x {:.120}\n", 100 * one.share, one.launches, one.name);
+  }
+  return text;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,47 @@
+// The forecast of a captured step: priced, simulated and summarized like any other, with the host's
+// time as the capture has it and memory as the allocator said it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "reports/report.h"
+#include "sim/base/json.h"
+#include "sim/cost/cost_model.h"
+#include "sim/graph/capture/capture.h"
+#include "sim/graph/capture/capture_graph.h"
+#include "sim/simulate/forecast.h"
+
+namespace foreshard {
+
+// Kernels that no row of the kernel table knows, by name: priced by the bytes that they are given.
+struct UnknownKernel {
+  std::string name;
+  std::int64_t launches = 0;
+  Bytes bytes;
+  double share = 0;  // of the step's kernel time
+};
+
+struct CapturedForecast {
+  CapturedGraph captured;  // its graph has moved into `forecast`
+  Forecast forecast;
+  Report report;
+  double host_seconds = 0;               // of the steady step, on the machine that captured it
+  std::vector<UnknownKernel> unknown;    // by share
+  std::vector<std::string> blind_reads;  // where the steady step's host read what nobody knows
+};
+
+// `plan` says runtime and version for what they decide beside the graph: NCCL's version, the kernel
+// of attention. Throws Error(kInvalidInput) where the capture is of another number of ranks than
+// the cluster, or holds no whole step.
+CapturedForecast forecast_capture(const Capture& capture, const Plan& plan, const CostModel& costs);
+
+// What of a report's plan a capture knows.
+Plan captured_plan(const Capture& capture, const Cluster& cluster);
+
+Json capture_json(const Capture& capture, const CapturedForecast& made);
+// Some lines behind the report's.
+std::string capture_text(const Capture& capture, const CapturedForecast& made);
+
+}  // namespace foreshard

@@ -1,0 +1,492 @@
+// One pass over the step's calls, in host order.
+//
+// Rows. Launches go into the row that is open as long as they are on its stream, at most
+// kMostKernels of them; whatever orders streams closes it: an event, a wait, a collective, the host
+// waiting, a launch on another stream. A row's kind is its phase: work of the thread that made the
+// first launch is forward until backward begins, whose launches come from autograd's threads, and
+// the optimizer's after the last of these.
+//
+// Streams. The one with most launches is the compute stream; another one is named after its first
+// collective, or is a copy-in stream. Where calls of one captured stream land on different Streams,
+// a wait keeps their order.
+//
+// Events. Recording one keeps the latest row of its stream and what the stream still waits for; a
+// wait hands these to the stream's next row.
+//
+// Memory. Each block is a buffer; blocks of before the step that are freed in it, or live on, are
+// persistent. What a step leaves behind beyond what it frees (a tensor kept across steps) is freed
+// behind the last row, so that the step repeats.
+#include "sim/graph/capture/capture_graph.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <optional>
+#include <unordered_map>
+
+#include "sim/base/error.h"
+#include "sim/graph/capture/captured_kernel.h"
+
+namespace foreshard {
+namespace {
+
+using Kind = CapturedCall::Kind;
+constexpr double kSecondsPerNs = 1e-9;
+// A small copy from the host takes as long as a small kernel.
+constexpr std::int64_t kSmallCopy = 64 << 10;
+
+std::optional<EventKind> collective_kind(std::string_view name) {
+  if (name == "all_gather") return EventKind::kAllGather;
+  if (name == "reduce_scatter") return EventKind::kReduceScatter;
+  if (name == "all_reduce") return EventKind::kAllReduce;
+  if (name == "broadcast" || name == "send" || name == "recv") return EventKind::kBroadcast;
+  if (name == "reduce") return EventKind::kReduce;
+  if (name == "all_to_all") return EventKind::kAllGather;
+  return std::nullopt;
+}
+
+Stream stream_of(EventKind collective) {
+  if (collective == EventKind::kAllGather) return Stream::kAllGather;
+  if (collective == EventKind::kReduceScatter) return Stream::kReduceScatter;
+  return Stream::kAllReduce;
+}
+
+// Ranks of a process group as a shape: equally spaced, else as if they were next to each other.
+GroupShape shape_of(const std::string& ranks, std::int64_t size) {
+  std::vector<std::int64_t> list;
+  std::size_t at = 0;
+  while (at < ranks.size()) {
+    list.push_back(std::atoll(ranks.c_str() + at));
+    at = ranks.find(' ', at);
+    at = at == std::string::npos ? ranks.size() : at + 1;
+  }
+  GroupShape shape{std::max<std::int64_t>(1, size), 1};
+  if (list.size() < 2) return shape;
+  const std::int64_t stride = list[1] - list[0];
+  for (std::size_t i = 1; i < list.size(); ++i) {
+    if (list[i] - list[i - 1] != stride) return shape;
+  }
+  shape.stride = std::max<std::int64_t>(1, stride);
+  return shape;
+}
+
+class Builder {
+ public:
+  Builder(const Capture& capture, const StepRange& range, std::size_t most_kernels)
+      : capture_(capture), range_(range), most_kernels_(most_kernels) {
+    find_threads();
+    find_streams();
+    add_communicators();
+    find_memory_before();
+  }
+
+  // False: more rows than there are numbers for works.
+  bool build() {
+    for (std::size_t i = range_.begin; i < range_.end; ++i) {
+      take(i, capture_.calls[i]);
+      if (graph().works.size() > std::numeric_limits<std::uint16_t>::max()) return false;
+    }
+    close();
+    end_step();
+    return true;
+  }
+
+  CapturedGraph finish() { return std::move(made_); }
+
+ private:
+  EventGraph& graph() { return made_.graph; }
+
+  // Threads whose launches are backward's: all but the one that launched first in the run.
+  void find_threads() {
+    for (const CapturedCall& call : capture_.calls) {
+      if (call.kind == Kind::kLaunch || call.kind == Kind::kProduct) {
+        main_thread_ = call.thread;
+        break;
+      }
+    }
+    for (std::size_t i = range_.begin; i < range_.end; ++i) {
+      const CapturedCall& call = capture_.calls[i];
+      const bool works = call.kind == Kind::kLaunch || call.kind == Kind::kProduct;
+      if (works && call.thread != main_thread_) last_backward_ = i;
+    }
+  }
+
+  void find_streams() {
+    std::map<std::int64_t, std::int64_t> launches;
+    for (std::size_t i = range_.begin; i < range_.end; ++i) {
+      const CapturedCall& call = capture_.calls[i];
+      if (call.kind == Kind::kLaunch || call.kind == Kind::kProduct ||
+          call.kind == Kind::kLibrary) {
+        ++launches[call.stream];
+      }
+      const auto kind =
+          call.kind == Kind::kCollective ? collective_kind(capture_.name_of(call)) : std::nullopt;
+      if (kind) streams_.emplace(call.stream, foreshard::stream_of(*kind));
+    }
+    std::int64_t most = -1;
+    for (const auto& [stream, count] : launches) {
+      if (count > most) {
+        most = count;
+        compute_ = stream;
+      }
+    }
+    streams_[compute_] = Stream::kCompute;
+  }
+
+  void add_communicators() {
+    std::map<std::string, std::string> groups;  // ranks by name
+    for (const CapturedCall& call : capture_.calls) {
+      const std::string& name = capture_.name_of(call);
+      if (call.kind == Kind::kMark && name.starts_with("group ")) {
+        const std::size_t space = name.find(' ', 6);
+        if (space != std::string::npos) groups[name.substr(6, space - 6)] = name.substr(space + 1);
+      }
+      if (call.kind != Kind::kCommunicator) continue;
+      Communicator made;
+      made.name = name.empty() ? "world" : name;
+      const auto ranks = groups.find(name);
+      made.group = shape_of(ranks == groups.end() ? "" : ranks->second, call.values[1]);
+      communicators_[call.values[0]] = static_cast<std::uint8_t>(graph().communicators.size());
+      if (graph().communicators.size() < kNoCommunicator) graph().communicators.push_back(made);
+    }
+  }
+
+  // Blocks that live when the step begins.
+  void find_memory_before() {
+    std::map<std::int64_t, std::pair<std::int64_t, std::size_t>> alive;  // bytes, call
+    std::size_t first_launch = capture_.calls.size(), first_step_end = 0;
+    for (std::size_t i = 0; i < capture_.calls.size(); ++i) {
+      const CapturedCall& call = capture_.calls[i];
+      const bool is_step = call.kind == Kind::kMark && capture_.name_of(call).starts_with("step ");
+      if (is_step && first_step_end == 0) first_step_end = i;
+      if (call.thread != main_thread_ && call.kind == Kind::kLaunch && first_launch > i) {
+        first_launch = i;
+      }
+      if (call.kind != Kind::kMemory) continue;
+      made_.run_peak_allocated = std::max(made_.run_peak_allocated, Bytes(call.values[2]));
+      made_.run_peak_reserved = std::max(made_.run_peak_reserved, Bytes(call.values[3]));
+      if (i >= range_.begin) continue;
+      if (call.values[1] > 0) {
+        alive[call.values[0]] = {call.values[1], i};
+      } else {
+        alive.erase(call.values[0]);
+      }
+    }
+    for (const auto& [address, block] : alive) {
+      const auto& [bytes, when] = block;
+      const MemoryCategory category = when < first_launch     ? MemoryCategory::kShardedParam
+                                      : when < first_step_end ? MemoryCategory::kOptimizerState
+                                                              : MemoryCategory::kShardedGrad;
+      const std::int32_t id = new_buffer(category, 0, bytes);
+      graph().persistent.push_back(id);
+      alive_[address] = id;
+    }
+  }
+
+  std::int32_t new_buffer(MemoryCategory category, std::int64_t stream, std::int64_t bytes) {
+    Buffer buffer;
+    buffer.category = category;
+    buffer.pool = of(stream);
+    buffer.bytes = Bytes(bytes);
+    graph().buffers.push_back(buffer);
+    return static_cast<std::int32_t>(graph().buffers.size()) - 1;
+  }
+
+  Stream of(std::int64_t stream) const {
+    const auto it = streams_.find(stream);
+    return it == streams_.end() ? Stream::kCopyIn : it->second;
+  }
+
+  enum class Phase : std::uint8_t { kForward, kBackward, kOptimizer };
+  Phase phase(std::size_t i, const CapturedCall& call) const {
+    if (call.thread != main_thread_) return Phase::kBackward;
+    return last_backward_ != 0 && i > last_backward_ ? Phase::kOptimizer : Phase::kForward;
+  }
+
+  static EventKind kind_of(Phase phase) {
+    return phase == Phase::kForward    ? EventKind::kForward
+           : phase == Phase::kBackward ? EventKind::kBackward
+                                       : EventKind::kOptimizer;
+  }
+
+  void take(std::size_t i, const CapturedCall& call) {
+    host_ += static_cast<double>(call.host_ns) * kSecondsPerNs;
+    switch (call.kind) {
+      case Kind::kLaunch:
+      case Kind::kProduct:
+      case Kind::kLibrary: {
+        const Pass pass = phase(i, call) == Phase::kBackward ? Pass::kBackward : Pass::kForward;
+        const auto kernel = captured_kernel(capture_, call, pass);
+        add_kernel(phase(i, call), call, kernel->kernel, kernel->known ? -1 : call.name);
+        break;
+      }
+      case Kind::kCopy:
+        copy(i, call);
+        break;
+      case Kind::kCollective:
+        collective(i, call);
+        break;
+      case Kind::kRecordEvent:
+        close();
+        events_[call.values[0]] = {latest_of(call.stream), pending_[call.stream]};
+        break;
+      case Kind::kWaitEvent: {
+        close();
+        const auto event = events_.find(call.values[0]);
+        if (event == events_.end()) break;
+        std::vector<EventId>& waits = pending_[call.stream];
+        if (event->second.first != kNoEvent) waits.push_back(event->second.first);
+        waits.insert(waits.end(), event->second.second.begin(), event->second.second.end());
+        break;
+      }
+      case Kind::kHostWait:
+        host_wait(call);
+        break;
+      case Kind::kMemory:
+        memory(i, call);
+        break;
+      default:
+        break;
+    }
+  }
+
+  EventId latest_of(std::int64_t stream) const {
+    const auto it = latest_.find(stream);
+    return it == latest_.end() ? kNoEvent : it->second;
+  }
+
+  void add_kernel(Phase phase, const CapturedCall& call, const Kernel& kernel,
+                  std::int32_t unknown) {
+    const EventKind kind = kind_of(phase);
+    if (open_ != kNoEvent && (open_stream_ != call.stream || row(open_).kind != kind ||
+                              open_kernels_ >= most_kernels_)) {
+      close();
+    }
+    if (open_ == kNoEvent) {
+      open_ = new_row(kind, of(call.stream), call.stream, kNoCommunicator);
+      open_stream_ = call.stream;
+      open_kernels_ = 0;
+    }
+    // What the host did since the last launch is part of enqueuing this one, but for the first.
+    if (open_kernels_ > 0) made_.during.back() += std::exchange(host_, 0);
+    Work& work = graph().works.back();
+    graph().kernels.push_back(kernel);
+    made_.unknown.push_back(unknown);
+    work.kernels_end = static_cast<std::uint32_t>(graph().kernels.size());
+    if (work.launches < std::numeric_limits<std::uint16_t>::max()) ++work.launches;
+    work.flops += kernel.flops;
+    ++open_kernels_;
+    ++made_.launches;
+  }
+
+  void copy(std::size_t i, const CapturedCall& call) {
+    const auto kind = static_cast<char>(call.values[0]);
+    const std::int64_t bytes = call.values[1];
+    const bool crosses = kind == 'h' || kind == 'd';
+    if (crosses && bytes >= kSmallCopy) {
+      close();
+      new_row(kind == 'h' ? EventKind::kHostToDevice : EventKind::kDeviceToHost, of(call.stream),
+              call.stream, kNoCommunicator);
+      graph().works.back().bytes = Bytes(bytes);
+      graph().works.back().launches = 1;
+    } else {
+      Kernel kernel;
+      kernel.function = Function::kCopy;
+      kernel.memory_class = MemoryClass::kCopy;
+      kernel.bytes = Bytes(kind == 'D' ? 2 * bytes : bytes);
+      add_kernel(phase(i, call), call, kernel, -1);
+    }
+    if (call.values[2] != 0) {
+      close();
+      pending_host_wait_ = latest_of(call.stream);
+    }
+  }
+
+  void collective(std::size_t i, const CapturedCall& call) {
+    const std::optional<EventKind> kind = collective_kind(capture_.name_of(call));
+    const auto communicator = communicators_.find(call.values[0]);
+    if (!kind || communicator == communicators_.end()) return;
+    close();
+    static_cast<void>(i);
+    const EventId id =
+        new_row(*kind, foreshard::stream_of(*kind), call.stream, communicator->second);
+    Work& work = graph().works.back();
+    work.bytes = Bytes(call.values[1]);
+    work.launches = 1;
+    work.communicator = communicator->second;
+    static_cast<void>(id);
+  }
+
+  void host_wait(const CapturedCall& call) {
+    close();
+    const auto what = static_cast<char>(call.values[0]);
+    EventId on = kNoEvent;
+    if (what == 'e') {
+      const auto event = events_.find(call.values[1]);
+      if (event != events_.end()) on = event->second.first;
+    } else if (what == 's') {
+      on = latest_of(call.values[1]);
+    } else {
+      for (const auto& [stream, latest] : latest_) on = std::max(on, latest);
+    }
+    pending_host_wait_ = std::max(pending_host_wait_, on);
+  }
+
+  MemoryCategory category(Phase phase, std::int64_t stream) const {
+    if (of(stream) != Stream::kCompute) {
+      return of(stream) == Stream::kReduceScatter ? MemoryCategory::kReduceScatterInput
+                                                  : MemoryCategory::kAllGatherOutput;
+    }
+    return phase == Phase::kForward    ? MemoryCategory::kActivation
+           : phase == Phase::kBackward ? MemoryCategory::kBackwardTemp
+                                       : MemoryCategory::kOptimizerTemp;
+  }
+
+  void memory(std::size_t i, const CapturedCall& call) {
+    const std::int64_t address = call.values[0], bytes = call.values[1];
+    made_.peak_allocated = std::max(made_.peak_allocated, Bytes(call.values[2]));
+    if (bytes > 0) {
+      const std::int32_t id = new_buffer(category(phase(i, call), call.stream), call.stream, bytes);
+      alive_[address] = id;
+      actions_.emplace_back(MemoryAction::Kind::kAllocate, id);
+    } else if (const auto it = alive_.find(address); it != alive_.end()) {
+      actions_.emplace_back(MemoryAction::Kind::kFree, it->second);
+      alive_.erase(it);
+    }
+    if (open_ != kNoEvent) flush_actions();
+  }
+
+  void flush_actions() {
+    graph().actions.insert(graph().actions.end(), actions_.begin(), actions_.end());
+    actions_.clear();
+    graph().details.back().actions_end = static_cast<std::uint32_t>(graph().actions.size());
+  }
+
+  Row& row(EventId id) { return graph().rows[static_cast<std::size_t>(id)]; }
+
+  EventId new_row(EventKind kind, Stream stream, std::int64_t captured, std::uint8_t communicator) {
+    EventGraph& g = graph();
+    const auto id = static_cast<EventId>(g.rows.size());
+    Row made;
+    made.kind = kind;
+    made.stream = stream;
+    made.communicator = communicator;
+    made.work = static_cast<std::uint16_t>(g.works.size());
+    made.waits_begin = static_cast<std::uint32_t>(g.waits.size());
+    made.host_wait = std::exchange(pending_host_wait_, kNoEvent);
+    std::array<EventId, kStreams> latest;
+    latest.fill(kNoEvent);
+    std::vector<EventId>& pending = pending_[captured];
+    // The order of the captured stream, where its calls are on several streams here.
+    pending.push_back(latest_of(captured));
+    for (const EventId event : pending) {
+      if (event == kNoEvent) continue;
+      EventId& of_source = latest[static_cast<std::size_t>(row(event).stream)];
+      of_source = std::max(of_source, event);
+    }
+    pending.clear();
+    const auto bit = only(stream);
+    for (std::size_t source = 0; source < kStreams; ++source) {
+      if (latest[source] == kNoEvent || source == static_cast<std::size_t>(stream)) continue;
+      g.waits.push_back(latest[source]);
+      ++made.wait_count;
+      row(latest[source]).wakes |= bit;
+    }
+    made.wakes = bit;
+    if (communicator != kNoCommunicator) {
+      EventId& tail = communicator_tails_.try_emplace(communicator, kNoEvent).first->second;
+      if (tail != kNoEvent) row(tail).wakes |= bit;
+      tail = id;
+    }
+    Work work;
+    work.kind = kind;
+    work.kernels_begin = work.kernels_end = static_cast<std::uint32_t>(g.kernels.size());
+    RowDetail detail;
+    detail.actions_begin = detail.actions_end = static_cast<std::uint32_t>(g.actions.size());
+    g.rows.push_back(made);
+    g.works.push_back(work);
+    g.details.push_back(detail);
+    made_.before.push_back(std::exchange(host_, 0));
+    made_.during.push_back(0);
+    latest_[captured] = id;
+    flush_actions();
+    return id;
+  }
+
+  void close() { open_ = kNoEvent; }
+
+  // What the step leaves behind beyond what it takes away.
+  void end_step() {
+    EventGraph& g = graph();
+    if (g.rows.empty()) {
+      throw Error(ExitCode::kInvalidInput,
+                  capture_.path +
+                      ": the step launches nothing; expected a program that trains on "
+                      "the GPU");
+    }
+    g.final_host_wait = pending_host_wait_;
+    made_.during.back() += host_;
+    std::int64_t before = 0, after = 0;
+    for (const std::int32_t id : g.persistent) before += size(id);
+    for (const auto& [address, id] : alive_) after += size(id);
+    // The newest first; where that is too much, the difference is taken again.
+    for (auto it = alive_.rbegin(); it != alive_.rend() && after > before; ++it) {
+      if (it->second < static_cast<std::int32_t>(g.persistent.size())) continue;
+      after -= size(it->second);
+      made_.retained += Bytes(size(it->second));
+      actions_.emplace_back(MemoryAction::Kind::kFree, it->second);
+    }
+    if (after < before) {
+      made_.retained -= Bytes(before - after);
+      Buffer rest;
+      rest.bytes = Bytes(before - after);
+      g.buffers.push_back(rest);
+      actions_.emplace_back(MemoryAction::Kind::kAllocate,
+                            static_cast<std::int32_t>(g.buffers.size()) - 1);
+    }
+    flush_actions();
+  }
+
+  std::int64_t size(std::int32_t id) {
+    return graph().buffers[static_cast<std::size_t>(id)].bytes.count();
+  }
+
+  const Capture& capture_;
+  const StepRange range_;
+  const std::size_t most_kernels_;
+  CapturedGraph made_;
+  std::int32_t main_thread_ = 0;
+  std::size_t last_backward_ = 0;
+  std::int64_t compute_ = 0;
+  std::map<std::int64_t, Stream> streams_;
+  std::map<std::int64_t, std::uint8_t> communicators_;
+  std::map<std::uint8_t, EventId> communicator_tails_;
+  std::map<std::int64_t, EventId> latest_;                // by captured stream
+  std::map<std::int64_t, std::vector<EventId>> pending_;  // waits of its next row
+  std::unordered_map<std::int64_t, std::pair<EventId, std::vector<EventId>>> events_;
+  std::map<std::int64_t, std::int32_t> alive_;  // buffers by address
+  std::vector<MemoryAction> actions_;           // of the next row
+  EventId open_ = kNoEvent;
+  std::int64_t open_stream_ = 0;
+  std::size_t open_kernels_ = 0;
+  EventId pending_host_wait_ = kNoEvent;
+  double host_ = 0;  // seconds since the last row or launch
+};
+
+}  // namespace
+
+CapturedGraph capture_graph(const Capture& capture) {
+  const StepRange range = steady_step(capture);
+  for (std::size_t most = 16;; most *= 4) {
+    Builder builder(capture, range, most);
+    if (builder.build()) return builder.finish();
+    if (most > (std::size_t{1} << 20)) {
+      throw Error(ExitCode::kMissingCapability,
+                  capture.path +
+                      ": the step has more than 65,536 events; expected fewer streams "
+                      "that take turns");
+    }
+  }
+}
+
+}  // namespace foreshard

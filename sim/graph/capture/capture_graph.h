@@ -1,0 +1,31 @@
+// The steady step of a capture as an EventGraph, so that the same simulator, replay and reports
+// serve it. Rows are runs of launches on one stream between events, waits and collectives; memory
+// is the allocator's own log.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "sim/graph/capture/capture.h"
+#include "sim/graph/event_graph.h"
+
+namespace foreshard {
+
+struct CapturedGraph {
+  EventGraph graph;
+  // Of each row, seconds of the host that ran the capture: ahead of the issue, while enqueuing.
+  std::vector<double> before, during;
+  // What no row of the kernel table knows, by kernels of the graph: index into names, or -1.
+  std::vector<std::int32_t> unknown;
+  Bytes peak_allocated;      // of the steady step, as the allocator said
+  Bytes run_peak_allocated;  // of the whole run
+  Bytes run_peak_reserved;
+  Bytes retained;  // allocated in the step and still there at its end, beyond what was freed
+  std::int64_t launches = 0;
+};
+
+// Throws Error(kInvalidInput) where the capture holds no whole step (steady_step).
+CapturedGraph capture_graph(const Capture& capture);
+
+}  // namespace foreshard

@@ -1,0 +1,303 @@
+// Bytes of elementwise kernels: the number of elements is the kernel's first argument, its arrays
+// are counted in its name (std::array<char*, 3>), and the types that the name holds are theirs, in
+// equal parts.
+//
+// Attention: head size and tile are in the name (Flash_fwd_kernel_traits<64, 128, 128, ...>,
+// fmha_cutlassF_bf16_aligned_64x128), the grid is tiles of queries by batch by heads, or the other
+// way round.
+#include "sim/graph/capture/captured_kernel.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sim/base/embedded.h"
+#include "sim/base/error.h"
+
+namespace foreshard {
+
+std::span<const EmbeddedFile> kernel_class_files();
+
+namespace {
+
+enum class BytesRule : std::uint8_t { kElements, kOperands, kRows, kChunks };
+
+struct KernelClass {
+  std::string name;
+  KernelKind kind = KernelKind::kMemory;
+  Pass pass = Pass::kForward;
+  MemoryClass memory_class = MemoryClass::kElementwise;
+  BytesRule rule = BytesRule::kOperands;
+  double factor = 1;
+};
+
+MemoryClass memory_class_of(std::string_view word) {
+  constexpr std::pair<std::string_view, MemoryClass> kWords[] = {
+      {"elementwise", MemoryClass::kElementwise},
+      {"norm_forward", MemoryClass::kNormForward},
+      {"norm_backward", MemoryClass::kNormBackward},
+      {"generated_norm", MemoryClass::kGeneratedNorm},
+      {"loss", MemoryClass::kLoss},
+      {"optimizer", MemoryClass::kOptimizer},
+      {"copy", MemoryClass::kCopy},
+      {"strided", MemoryClass::kStrided}};
+  for (const auto& [known, value] : kWords) {
+    if (known == word) return value;
+  }
+  FORESHARD_CHECK(false, "kernel_classes.csv: class " + std::string(word));
+  return MemoryClass::kElementwise;
+}
+
+KernelClass parse_class(std::string_view line) {
+  std::array<std::string_view, 4> cells;
+  for (std::string_view& cell : cells) {
+    cell = line.substr(0, line.find(','));
+    line.remove_prefix(std::min(line.size(), cell.size() + 1));
+  }
+  KernelClass made;
+  made.name = cells[0];
+  if (cells[1].starts_with("attention_")) {
+    made.kind = KernelKind::kAttention;
+    made.pass = cells[1] == "attention_forward" ? Pass::kForward : Pass::kBackward;
+  } else {
+    made.memory_class = memory_class_of(cells[1]);
+  }
+  made.rule = cells[2] == "elements" ? BytesRule::kElements
+              : cells[2] == "rows"   ? BytesRule::kRows
+              : cells[2] == "chunks" ? BytesRule::kChunks
+                                     : BytesRule::kOperands;
+  made.factor = std::stod(std::string(cells[3]));
+  return made;
+}
+
+const std::vector<KernelClass>& kernel_classes() {
+  static const std::vector<KernelClass> classes = [] {
+    std::vector<KernelClass> made;
+    std::string_view rest = kernel_class_files().front().content;
+    bool header = true;
+    while (!rest.empty()) {
+      const std::string_view line = rest.substr(0, rest.find('\n'));
+      rest.remove_prefix(std::min(rest.size(), line.size() + 1));
+      if (line.empty() || line.starts_with('#')) continue;
+      if (!std::exchange(header, false)) made.push_back(parse_class(line));
+    }
+    return made;
+  }();
+  return classes;
+}
+
+const KernelClass* class_of(std::string_view name) {
+  for (const KernelClass& row : kernel_classes()) {
+    if (name.find(row.name) != std::string_view::npos) return &row;
+  }
+  return nullptr;
+}
+
+// The first number behind `text`, skipping what is no digit; 0: none.
+std::int64_t number_after(std::string_view name, std::string_view text) {
+  const std::size_t found = name.find(text);
+  if (found == std::string_view::npos) return 0;
+  std::string_view rest = name.substr(found + text.size());
+  const std::size_t digit = rest.find_first_of("0123456789");
+  if (digit == std::string_view::npos) return 0;
+  rest.remove_prefix(digit);
+  std::int64_t value = 0;
+  std::from_chars(rest.data(), rest.data() + rest.size(), value);
+  return value;
+}
+
+// The numbers of a list that follows `text`: "<64, 128, 128".
+std::vector<std::int64_t> numbers_after(std::string_view name, std::string_view text) {
+  std::vector<std::int64_t> numbers;
+  const std::size_t found = name.find(text);
+  if (found == std::string_view::npos) return numbers;
+  const char* at = name.data() + found + text.size();
+  const char* const end = name.data() + name.size();
+  while (at < end) {
+    while (at < end && (*at == ' ' || *at == ',' || *at == '<')) ++at;
+    std::int64_t value = 0;
+    const auto [next, error] = std::from_chars(at, end, value);
+    if (error != std::errc()) break;
+    numbers.push_back(value);
+    at = next;
+  }
+  return numbers;
+}
+
+// Mean bytes of an element by the types that a name holds; 0: none is named.
+double element_bytes(std::string_view name) {
+  constexpr std::pair<std::string_view, double> kTypes[] = {
+      {"BFloat16", 2}, {"bfloat16", 2}, {"Half", 2},  {"float", 4},
+      {"double", 8},   {"<long", 8},    {"(long", 8}, {"bool", 1}};
+  std::array<bool, 9> seen{};
+  // Loads and stores that cast have a half precision on one side, whatever they compute in.
+  if (name.find("WithCast") != std::string_view::npos) seen[2] = true;
+  for (const auto& [type, size] : kTypes) {
+    if (name.find(type) != std::string_view::npos) seen[static_cast<std::size_t>(size)] = true;
+  }
+  double sum = 0, count = 0;
+  for (std::size_t size = 0; size < seen.size(); ++size) {
+    if (!seen[size]) continue;
+    sum += static_cast<double>(size);
+    ++count;
+  }
+  return count > 0 ? sum / count : 0;
+}
+
+std::int64_t moved_bytes(const KernelClass& row, std::string_view name, const CapturedCall& call) {
+  const std::int64_t elements = call.values[7], operands = call.values[8];
+  const std::int64_t largest = call.values[9], blocks = call.values[10];
+  switch (row.rule) {
+    case BytesRule::kRows:
+      return blocks > 1 ? 2 * (operands - largest) : operands;
+    case BytesRule::kChunks: {
+      const std::int64_t lists = std::max<std::int64_t>(1, number_after(name, "Metadata<"));
+      const std::int64_t most = call.values[0] * 65536 * lists * 4;
+      return operands > 0 ? std::min(operands, most) : most;
+    }
+    case BytesRule::kElements: {
+      if (elements < 0) return operands;
+      std::int64_t arrays =
+          std::max(number_after(name, "array<char*,"), number_after(name, "Array<char*,"));
+      if (arrays == 0) arrays = std::clamp<std::int64_t>(blocks, 1, 3);
+      const double size = element_bytes(name);
+      return static_cast<std::int64_t>(static_cast<double>(elements * arrays) *
+                                       (size > 0 ? size : 4));
+    }
+    case BytesRule::kOperands:
+      break;
+  }
+  return operands;
+}
+
+Kernel attention(const KernelClass& row, std::string_view name, const CapturedCall& call) {
+  Kernel k;
+  k.kind = KernelKind::kAttention;
+  k.function = Function::kAttention;
+  k.pass = row.pass;
+  const std::vector<std::int64_t> traits = numbers_after(name, "kernel_traits<");
+  const auto& v = call.values;
+  if (traits.size() >= 3) {  // flash: head size, queries and keys of a tile
+    const std::int64_t tile = row.pass == Pass::kForward ? traits[1] : traits[2];
+    k.k = traits[0];
+    k.n = v[0] * tile;
+    k.m = v[1];
+    k.heads = v[2];
+    // Is_dropout, Is_causal
+    k.causal = name.find(">, false, true") != std::string_view::npos ||
+               name.find(">, true, true") != std::string_view::npos;
+  } else {  // memory-efficient: tile of queries x head size; heads, batch
+    const std::size_t aligned = name.find("aligned_");
+    const std::int64_t tile =
+        aligned == std::string_view::npos ? 64 : number_after(name.substr(aligned), "aligned_");
+    k.n = v[0] * tile;
+    k.heads = v[1];
+    k.m = v[2];
+    k.k = 64;
+  }
+  return k;
+}
+
+// Forward: two products, of which a causal mask leaves half; backward: five.
+void set_attention_flops(Kernel& k) {
+  const double pairs = static_cast<double>(k.m * k.heads) * static_cast<double>(k.n) *
+                       static_cast<double>(k.n) * (k.causal ? 0.5 : 1);
+  k.flops = Flops((k.pass == Pass::kForward ? 4 : 10) * pairs * static_cast<double>(k.k));
+}
+
+// library_types.h
+std::int64_t bytes_of_type(std::int64_t type) {
+  switch (type) {
+    case 0:
+    case 10:
+      return 4;
+    case 1:
+    case 4:
+      return 8;
+    case 2:
+    case 14:
+      return 2;
+    case 5:
+      return 16;
+    default:
+      return 1;
+  }
+}
+
+Kernel product(const CapturedCall& call) {
+  const auto& v = call.values;
+  Kernel k;
+  k.kind = KernelKind::kGemm;
+  k.function = Function::kMatrixProduct;
+  // Column-major: the rows of C are PyTorch's columns.
+  k.m = std::max<std::int64_t>(1, v[1]);
+  k.n = std::max<std::int64_t>(1, v[0]);
+  k.k = std::max<std::int64_t>(1, v[2]);
+  k.groups = std::max<std::int64_t>(1, v[3]);
+  k.fp32 = v[4] == 0 || v[4] == 1;
+  k.fp8 = v[4] == 28 || v[4] == 29;
+  k.bytes = Bytes(
+      k.groups * ((k.m * k.k + k.k * k.n) * bytes_of_type(v[4]) + k.m * k.n * bytes_of_type(v[5])));
+  k.flops = Flops(2.0 * static_cast<double>(k.m) * static_cast<double>(k.n) *
+                  static_cast<double>(k.k) * static_cast<double>(k.groups));
+  return k;
+}
+
+Kernel library_call(std::string_view name, const CapturedCall& call) {
+  const auto& v = call.values;
+  Kernel k;
+  k.bytes = Bytes(v[0]);
+  if (name.find("attention") == std::string_view::npos) {
+    k.memory_class = name.find("backward") == std::string_view::npos ? MemoryClass::kNormForward
+                                                                     : MemoryClass::kNormBackward;
+    return k;
+  }
+  k.kind = KernelKind::kAttention;
+  k.function = Function::kAttention;
+  k.pass = name.ends_with("backward") ? Pass::kBackward : Pass::kForward;
+  k.m = v[1];
+  k.heads = v[2];
+  k.n = std::max(v[3], v[4]);
+  k.k = v[5];
+  k.causal = v[6] != 0;
+  set_attention_flops(k);
+  return k;
+}
+
+}  // namespace
+
+std::optional<CapturedKernel> captured_kernel(const Capture& capture, const CapturedCall& call,
+                                              Pass pass) {
+  const std::string& name = capture.name_of(call);
+  if (call.kind == CapturedCall::Kind::kProduct) {
+    CapturedKernel made{product(call), true};
+    made.kernel.pass = pass;
+    return made;
+  }
+  if (call.kind == CapturedCall::Kind::kLibrary)
+    return CapturedKernel{library_call(name, call), true};
+  if (call.kind != CapturedCall::Kind::kLaunch) return std::nullopt;
+  const KernelClass* const row = class_of(name);
+  CapturedKernel made;
+  made.known = row != nullptr;
+  if (row == nullptr) {
+    made.kernel.bytes = Bytes(call.values[8]);
+  } else if (row->kind == KernelKind::kAttention) {
+    made.kernel = attention(*row, name, call);
+    made.kernel.bytes = Bytes(call.values[8]);
+    set_attention_flops(made.kernel);
+    return made;
+  } else {
+    made.kernel.memory_class = row->memory_class;
+    made.kernel.bytes = Bytes(static_cast<std::int64_t>(
+        row->factor * static_cast<double>(moved_bytes(*row, name, call))));
+  }
+  made.kernel.pass = pass;
+  return made;
+}
+
+}  // namespace foreshard

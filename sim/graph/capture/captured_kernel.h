@@ -1,0 +1,22 @@
+// What a captured launch costs, in counts: its class by its name (kernel_classes.csv), its shape by
+// its name, grid and operands.
+#pragma once
+
+#include <optional>
+#include <string_view>
+
+#include "sim/graph/capture/capture.h"
+#include "sim/graph/layers/layer_program.h"
+
+namespace foreshard {
+
+struct CapturedKernel {
+  Kernel kernel;
+  bool known = true;  // false: no row of the table; priced by the bytes that it is given
+};
+
+// Of a launch, a product or a library call; nothing for other calls.
+std::optional<CapturedKernel> captured_kernel(const Capture& capture, const CapturedCall& call,
+                                              Pass pass);
+
+}  // namespace foreshard

@@ -1,0 +1,153 @@
+// Captures of programs: forecasts of a kept one, and foreshard-null around a small program that
+// makes CUDA's calls itself.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <set>
+
+#include "tests/cli/program.h"
+
+namespace foreshard {
+namespace {
+
+// FSDP2 of PyTorch 2.11 as rank 0 of 8; its train.py lies beside it. What its allocator said:
+constexpr double kPeakAllocated = 3497353216;
+const std::string kCapture = FORESHARD_SOURCE_DIR "/tests/captures/fsdp2_8";
+
+TEST(Captured, AKeptCaptureIsForecast) {
+  const Outcome outcome = run("predict --json --capture " + kCapture + " --cluster 8xh100");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const auto report = json_of(outcome);
+  expect_follows_its_schema(report);
+  EXPECT_EQ(report["origin"], "captured");
+  EXPECT_EQ(report["memory"]["peak_allocated_bytes"]["value"], kPeakAllocated);
+  EXPECT_GE(report["memory"]["peak_reserved_bytes"]["value"], kPeakAllocated);
+  const double seconds = report["step"]["seconds"]["value"];
+  EXPECT_LT(report["step"]["seconds"]["low"], seconds);
+  EXPECT_GT(report["step"]["seconds"]["high"], seconds);
+  EXPECT_GT(report["capture"]["host_s"], 0);
+  EXPECT_TRUE(report["capture"]["unknown_kernels"].empty());
+  EXPECT_EQ(comparable(outcome),
+            comparable(run("predict --json --capture " + kCapture + " --cluster 8xh100")));
+}
+
+// Units of six blocks and the root: seven gathers forward, six backward (the root keeps its
+// parameters), seven reductions, and the norm of the gradients.
+TEST(Captured, TheScheduleHasEveryCollective) {
+  const Outcome outcome = run("schedule --capture " + kCapture + " --cluster 8xh100");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const auto count = [&](const std::string& kind) {
+    std::size_t rows = 0;
+    for (std::size_t at = outcome.out.find("," + kind + ","); at != std::string::npos;
+         at = outcome.out.find("," + kind + ",", at + 1)) {
+      ++rows;
+    }
+    return rows;
+  };
+  EXPECT_EQ(count("all_gather"), 2 * 13U);  // once as kind, once as stream
+  EXPECT_EQ(count("all_reduce"), 2 * 1U);
+  expect_says(outcome.out, ",reduce_scatter,");
+}
+
+TEST(Captured, AnotherMachineIsPricedAnew) {
+  const auto seconds = [](const std::string& cluster) -> double {
+    const auto report =
+        json_of(run("predict --json --capture " + kCapture + " --cluster " + cluster));
+    return report["step"]["communication_s"]["value"];
+  };
+  EXPECT_GT(seconds("8xa100"), seconds("8xh100"));
+}
+
+TEST(Captured, EveryVerbTakesIt) {
+  const std::string named = " --capture " + kCapture + " --cluster 8xh100";
+  expect_says(run("predict" + named).out, "captured: rank 0 of 8");
+  expect_says(run("explain" + named).out, "all_gather");
+  EXPECT_EQ(run("report" + named + " --html page.html").exit_code, 0);
+  expect_says(read_temporary("page.html"), "captured");
+}
+
+TEST(Captured, WrongWordsAreRefused) {
+  const Outcome ranks = run("predict --capture " + kCapture + " --cluster 16xh100");
+  EXPECT_EQ(ranks.exit_code, 3);
+  expect_says(ranks.err, "--world 16");
+  const Outcome model = run("predict --model gpt2 --capture " + kCapture + " --cluster 8xh100");
+  EXPECT_EQ(model.exit_code, 2);
+  EXPECT_EQ(run("predict --capture " + kCapture).exit_code, 2);
+  const Outcome none = run("predict --capture nowhere --cluster 8xh100");
+  EXPECT_EQ(none.exit_code, 3);
+  expect_says(none.err, "foreshard-null");
+}
+
+TEST(Captured, AWrongLineIsNamed) {
+  write_temporary("capture.json", R"({"gpu": "h100-sxm", "world": 1, "rank": 0})");
+  for (const auto& [text, line] :
+       {std::pair("N 0 kernel\nL 1 0 0 1\n", ":2:"), std::pair("Z 1 2\n", ":1:"),
+        std::pair("H 1 0 5\n", ":1:"), std::pair("N 1 late\n", ":1:"),
+        std::pair("W 1 x 2 3\n", ":1:")}) {
+    write_temporary("calls.txt", text);
+    const Outcome outcome = run("predict --capture . --cluster 1xh100");
+    EXPECT_EQ(outcome.exit_code, 3) << text;
+    expect_says(outcome.err, std::string("calls.txt") + line);
+    expect_no_crash(outcome);
+  }
+  write_temporary("calls.txt", "H 1 0 0\n");
+  EXPECT_EQ(run("predict --capture . --cluster 1xh100").exit_code, 3);
+}
+
+#ifdef FORESHARD_NULL_STEP
+Outcome null(const std::string& flags, const std::string& part) {
+  return shell("\"$(dirname \"$F\")/foreshard-null\" " + flags + " -- " FORESHARD_NULL_STEP " " +
+               part);
+}
+
+TEST(NullGpu, TheStepOfAProgramIsCapturedAndForecast) {
+  const Outcome ran = null("--rank 0 --world 8 --gpu h100 --out c", "train");
+  ASSERT_EQ(ran.exit_code, 0) << ran.out << ran.err;
+  const Outcome outcome = run("predict --json --capture c --cluster 8xh100");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const auto report = json_of(outcome);
+  constexpr double kWhole = 2 << 20;
+  EXPECT_EQ(report["memory"]["peak_allocated_bytes"]["value"], kWhole / 8 + 2 * kWhole);
+  EXPECT_EQ(report["capture"]["launches"], 3);  // a product, an addition, a small copy
+  EXPECT_EQ(report["capture"]["blind_reads"].size(), 1U);
+  const std::string rows = run("schedule --capture c --cluster 8xh100").out;
+  expect_says(rows, ",all_gather,");
+  expect_says(rows, ",2097152,");  // whole buffers, as nccl-tests counts
+  expect_says(rows, ",reduce_scatter,");
+  expect_says(rows, "2147483648");  // FLOPs of the product
+}
+
+TEST(NullGpu, AnswersAreThoseOfAGpu) {
+  for (const auto& [flags, part] : {std::pair("", "memory"), std::pair("", "done"),
+                                    std::pair("--events pending ", "pending")}) {
+    const Outcome ran = null(std::string(flags) + "--gpu a10", part);
+    EXPECT_EQ(ran.exit_code, 0) << part << ran.out << ran.err;
+  }
+  EXPECT_EQ(null("--gpu v100", "capability").exit_code, 7);
+  EXPECT_EQ(null("--gpu h200", "capability").exit_code, 9);
+}
+
+TEST(NullGpu, WhatIsNotAnsweredIsNamed) {
+  const Outcome ran = null("--gpu h100 --out c", "unanswered");
+  EXPECT_EQ(ran.exit_code, 6);
+  expect_says(ran.err, "cuNobodyKnowsThis");
+  expect_says(read_temporary("c/refused.txt"), "cuNobodyKnowsThis");
+}
+
+TEST(NullGpu, ExitStatusesAreTheCommands) {
+  const auto exits = [](const std::string& rest) {
+    return shell("\"$(dirname \"$F\")/foreshard-null\" " + rest);
+  };
+  EXPECT_EQ(exits("--gpu h100 -- sh -c 'exit 9'").exit_code, 9);
+  const Outcome idle = exits("--gpu h100 -- true");
+  EXPECT_EQ(idle.exit_code, 6);
+  expect_says(idle.err, "no call to a GPU");
+  EXPECT_EQ(exits("--gpu h999 -- true").exit_code, 2);
+  EXPECT_EQ(exits("--gpu mi300x -- true").exit_code, 6);
+  EXPECT_EQ(exits("--gpu h100 --rank 8 --world 8 -- true").exit_code, 2);
+  EXPECT_EQ(exits("--gpu h100").exit_code, 2);
+}
+#endif
+
+}  // namespace
+}  // namespace foreshard
