@@ -348,8 +348,8 @@ context_parallel_degree = 1
 enable = {}
 )",
       model, plan.batch.micro_batch,
-      plan.batch.micro_batch * plan.batch.accumulation * plan.mesh.world(), plan.batch.sequence,
-      number(o.clip_norm.value_or(1e9)), torch_name(plan.master_dtype),
+      plan.batch.micro_batch * plan.batch.accumulation * plan.mesh.data_parallel(),
+      plan.batch.sequence, number(o.clip_norm.value_or(1e9)), torch_name(plan.master_dtype),
       torch_name(plan.param_dtype), torch_name(plan.reduce_dtype), plan.offload == Offload::kCpu,
       plan.seed, plan.mesh.replicate, plan.mesh.shard, reshard, recompute_lines(plan),
       plan.compile == Compile::kBlocks);

@@ -23,7 +23,7 @@ struct Looked {
 };
 
 std::int64_t sequences_of(const Plan& plan) {
-  return plan.batch.micro_batch * plan.batch.accumulation * plan.mesh.world();
+  return plan.batch.micro_batch * plan.batch.accumulation * plan.mesh.data_parallel();
 }
 
 std::string batch_words(const Plan& plan) {

@@ -62,7 +62,7 @@ double evaluation_share(const SizedPlan& sized, const RunTerms& terms) {
   if (terms.evaluate_every <= 0) return 0;
   const Batch& batch = sized.plan.batch;
   const auto sequences =
-      static_cast<double>(batch.micro_batch * batch.accumulation * sized.plan.mesh.world());
+      static_cast<double>(batch.micro_batch * batch.accumulation * sized.plan.mesh.data_parallel());
   return sized.forward_share * static_cast<double>(terms.evaluate_sequences) / sequences /
          static_cast<double>(terms.evaluate_every);
 }

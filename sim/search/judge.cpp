@@ -110,7 +110,7 @@ Bytes kept_after_forward(const Plan& plan, const ModelSpec& model) {
   const Reshard& reshard = plan.reshard_after_forward.value;
   if (plan.mesh.shard == 1 || !plan.reshard_after_forward.ranges.empty()) return Bytes();
   const std::int64_t element = plan.float8_all_gather ? 1 : size_of(plan.param_dtype);
-  const Bytes whole(model.parameters() * element);
+  const Bytes whole(model.parameters() * element / (plan.mesh.tp * plan.mesh.ep));
   if (reshard.kind == Reshard::Kind::kNever) return whole;
   return reshard.kind == Reshard::Kind::kGroup ? whole / reshard.group : Bytes();
 }
@@ -121,7 +121,7 @@ Bytes state_floor(const Plan& plan, const ModelSpec& model) {
   if (!has_simple_state(plan)) return Bytes();
   std::int64_t each = size_of(plan.master_dtype);
   if (plan.optimizer.kind == Optimizer::Kind::kAdamW) each += 2 * size_of(plan.optimizer.state);
-  return Bytes(model.parameters() / plan.mesh.shard * each);
+  return Bytes(model.parameters() * plan.mesh.replicate / plan.mesh.world() * each);
 }
 
 Bytes memory_floor(const Plan& plan, const ModelSpec& model, const LayersFloor& floor) {
@@ -130,7 +130,8 @@ Bytes memory_floor(const Plan& plan, const ModelSpec& model, const LayersFloor& 
     most = std::max(most, kept_after_forward(plan, model) + floor.activations_at_loss);
   }
   if (has_simple_state(plan)) {
-    most = std::max(most, Bytes(model.parameters() / plan.mesh.shard * size_of(plan.master_dtype)));
+    most = std::max(most, Bytes(model.parameters() * plan.mesh.replicate / plan.mesh.world() *
+                                size_of(plan.master_dtype)));
   }
   return state_floor(plan, model) + most;
 }

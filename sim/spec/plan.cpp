@@ -51,8 +51,23 @@ const char* to_string(ZeroOffload offload) {
   return "?";
 }
 
-const char* to_string(MeshInner inner) {
-  return inner == MeshInner::kShard ? "shard" : "replicate";
+const char* to_string(ContextParallel::Rotate rotate) {
+  return rotate == ContextParallel::Rotate::kAllGather ? "allgather" : "alltoall";
+}
+const char* to_string(ContextParallel::Balance balance) {
+  return balance == ContextParallel::Balance::kHeadTail ? "headtail" : "none";
+}
+
+const char* to_string(StepFrame frame) {
+  switch (frame) {
+    case StepFrame::kPlain:
+      return "plain";
+    case StepFrame::kTorchtitan:
+      return "torchtitan";
+    case StepFrame::kTorchtitanLog:
+      return "torchtitan_log";
+  }
+  return "?";
 }
 
 const char* to_string(UnitPlacement placement) {

@@ -13,6 +13,7 @@
 #include "sim/base/units.h"
 #include "sim/spec/allocator_settings.h"
 #include "sim/spec/cluster.h"
+#include "sim/spec/mesh.h"
 #include "sim/spec/model_spec.h"
 #include "sim/spec/runtime_options.h"
 
@@ -49,23 +50,42 @@ struct Batch {
   bool operator==(const Batch&) const = default;
 };
 
-// Whose groups are of consecutive ranks, so that they lie inside the nodes as far as they fit: the
-// shard groups, as init_device_mesh(..., (replicate, shard)) lays them, or the groups of replicas,
-// whose mesh is made of the same ranks transposed.
-enum class MeshInner : std::uint8_t { kShard, kReplicate };
-const char* to_string(MeshInner inner);
-
-struct Mesh {
-  std::int64_t shard = 1;
-  std::int64_t replicate = 1;
-  MeshInner inner = MeshInner::kShard;
-  std::int64_t world() const { return shard * replicate; }
-  // From a rank of a group to the next.
-  std::int64_t shard_stride() const { return inner == MeshInner::kShard ? 1 : replicate; }
-  std::int64_t replicate_stride() const { return inner == MeshInner::kShard ? shard : 1; }
-  std::int64_t shard_index(std::int64_t rank) const { return rank / shard_stride() % shard; }
-  bool operator==(const Mesh&) const = default;
+// How a layer runs on the ranks of mesh.tp, as torchtitan's parallelize functions lay it out:
+// projections cut by columns, then by rows.
+struct TensorParallel {
+  bool sequence = true;  // norms and residuals on a part of the positions each (SequenceParallel)
+  bool loss = true;      // logits stay cut by vocabulary (loss_parallel)
+  bool operator==(const TensorParallel&) const = default;
 };
+
+// Attention over the ranks of mesh.cp (torch.distributed.tensor.experimental context_parallel).
+struct ContextParallel {
+  // How keys and values come round. kAllGather is what training in torchtitan 0.2.2 does whatever
+  // its option says.
+  enum class Rotate : std::uint8_t { kAllGather, kAllToAll };
+  // kHeadTail: each rank has a chunk from the front and one from the back, so that causal attention
+  // costs all of them the same.
+  enum class Balance : std::uint8_t { kHeadTail, kNone };
+  Rotate rotate = Rotate::kAllGather;
+  Balance balance = Balance::kHeadTail;
+  bool operator==(const ContextParallel&) const = default;
+};
+const char* to_string(ContextParallel::Rotate rotate);
+const char* to_string(ContextParallel::Balance balance);
+
+// Routing among the ranks of mesh.ep, rows (tokens times experts each goes to) of one rank and
+// layer, to and from every rank of its group. Empty: balanced.
+struct ExpertParallel {
+  std::vector<std::int64_t> sent, received;
+  bool operator==(const ExpertParallel&) const = default;
+};
+
+// What stands around forward and backward in a step. kPlain: clipping, the optimizer, zero_grad.
+// kTorchtitan: zero_grad first, then the tokens of the step are counted over all samples and read
+// by the host, and biases of routers are balanced before the optimizer (train.py, train_step).
+// kTorchtitanLog: such a step that logs its loss.
+enum class StepFrame : std::uint8_t { kPlain, kTorchtitan, kTorchtitanLog };
+const char* to_string(StepFrame frame);
 
 // Where the parameters outside the blocks go. kOwn: a unit of its own. kRoot: the unit of the whole
 // model, gathered first. kWithNorm (head only): final norm and head form one unit, as torchtitan
@@ -353,6 +373,10 @@ struct Plan {
   Runtime runtime;
   Batch batch;
   Mesh mesh;
+  TensorParallel tensor_parallel;
+  ContextParallel context_parallel;
+  ExpertParallel expert_parallel;
+  StepFrame step_frame = StepFrame::kPlain;
   Units units;
   RangedPolicy<Reshard> reshard_after_forward;  // per unit, in forward order
   Prefetch prefetch;

@@ -50,6 +50,12 @@ constexpr std::array kFloat8 = {Float8::kNone,        Float8::kTensorwise, Float
 constexpr std::array kCollectiveKernels = {
     CollectiveKernels::kDefault, CollectiveKernels::kSymmetric, CollectiveKernels::kCopyEngine};
 constexpr std::array kMeshInners = {MeshInner::kShard, MeshInner::kReplicate};
+constexpr std::array kRotates = {ContextParallel::Rotate::kAllGather,
+                                 ContextParallel::Rotate::kAllToAll};
+constexpr std::array kBalances = {ContextParallel::Balance::kHeadTail,
+                                  ContextParallel::Balance::kNone};
+constexpr std::array kStepFrames = {StepFrame::kPlain, StepFrame::kTorchtitan,
+                                    StepFrame::kTorchtitanLog};
 constexpr std::array kCommunicators = {Communicators::kShared, Communicators::kSeparate};
 constexpr std::array kHostSyncs = {HostSync::kNone, HostSync::kStep};
 constexpr std::array kReductionOrders = {ReductionOrder::kMicrobatch, ReductionOrder::kLibrary};
@@ -67,6 +73,26 @@ constexpr std::array kTrainers = {Trainer::kTorchtitan, Trainer::kAccelerate, Tr
 
 using Node = const ConfigNode&;
 using Document = PlanDocument&;
+
+// Nothing to say where a key has the value that it has without being written.
+template <typename T, typename U>
+Json unless(T usual, U value) {
+  return value == usual ? Json() : Json(value);
+}
+template <typename E, std::size_t N>
+Json unless_first(const std::array<E, N>& values, E value) {
+  return value == values.front() ? Json() : Json(word_of(value));
+}
+
+std::vector<std::int64_t> read_rows(Node n) {
+  std::vector<std::int64_t> rows;
+  for (const ConfigNode& item : n.elements())
+    rows.push_back(item.as_int(0, plan_limits::kSequence));
+  return rows;
+}
+Json written_rows(const std::vector<std::int64_t>& rows) {
+  return rows.empty() ? Json() : Json(rows);
+}
 
 // "accelerate" or "accelerate@1.13".
 void read_trainer(Node n, Document d) {
@@ -133,6 +159,32 @@ constexpr PlanKey kKeys[] = {
      [](const Plan& p) {
        return p.mesh.inner == MeshInner::kShard ? Json() : Json(word_of(p.mesh.inner));
      }},
+    {"mesh.cp", [](Node n, Document d) { d.plan.mesh.cp = n.as_int(1, plan_limits::kMesh); },
+     [](const Plan& p) { return unless(1, p.mesh.cp); }},
+    {"mesh.tp", [](Node n, Document d) { d.plan.mesh.tp = n.as_int(1, plan_limits::kMesh); },
+     [](const Plan& p) { return unless(1, p.mesh.tp); }},
+    {"mesh.ep", [](Node n, Document d) { d.plan.mesh.ep = n.as_int(1, plan_limits::kMesh); },
+     [](const Plan& p) { return unless(1, p.mesh.ep); }},
+    {"mesh.etp", [](Node n, Document d) { d.plan.mesh.etp = n.as_int(1, plan_limits::kMesh); },
+     [](const Plan& p) { return unless(1, p.mesh.etp); }},
+    {"tensor_parallel.sequence",
+     [](Node n, Document d) { d.plan.tensor_parallel.sequence = n.as_bool(); },
+     [](const Plan& p) { return unless(true, p.tensor_parallel.sequence); }},
+    {"tensor_parallel.loss", [](Node n, Document d) { d.plan.tensor_parallel.loss = n.as_bool(); },
+     [](const Plan& p) { return unless(true, p.tensor_parallel.loss); }},
+    {"context_parallel.rotate",
+     [](Node n, Document d) { d.plan.context_parallel.rotate = read_word(n, kRotates); },
+     [](const Plan& p) { return unless_first(kRotates, p.context_parallel.rotate); }},
+    {"context_parallel.balance",
+     [](Node n, Document d) { d.plan.context_parallel.balance = read_word(n, kBalances); },
+     [](const Plan& p) { return unless_first(kBalances, p.context_parallel.balance); }},
+    {"expert_parallel.sent", [](Node n, Document d) { d.plan.expert_parallel.sent = read_rows(n); },
+     [](const Plan& p) { return written_rows(p.expert_parallel.sent); }},
+    {"expert_parallel.received",
+     [](Node n, Document d) { d.plan.expert_parallel.received = read_rows(n); },
+     [](const Plan& p) { return written_rows(p.expert_parallel.received); }},
+    {"step_frame", [](Node n, Document d) { d.plan.step_frame = read_word(n, kStepFrames); },
+     [](const Plan& p) { return unless_first(kStepFrames, p.step_frame); }},
     {"units.layers_per_unit",
      [](Node n, Document d) {
        d.plan.units.layers_per_unit = n.as_int(1, plan_limits::kLayersPerUnit);

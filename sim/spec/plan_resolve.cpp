@@ -41,31 +41,44 @@ void resolve_dtypes(const PlanDocument& document, const Cluster& cluster, Plan& 
 
 void resolve_mesh(const PlanDocument& document, const Cluster& cluster, Plan& plan,
                   Reasons& reasons) {
-  const std::int64_t gpus = cluster.gpus;
+  const std::int64_t others = checked_multiply(plan.mesh.cp, plan.mesh.tp);
+  if (cluster.gpus % others != 0) {
+    const char* axis = plan.mesh.tp > 1 ? "mesh.tp" : "mesh.cp";
+    const std::int64_t value = plan.mesh.tp > 1 ? plan.mesh.tp : plan.mesh.cp;
+    throw ConfigError(location_of(document.given, axis),
+                      fmt::format("cp {} x tp {} does not divide the {} GPUs of the cluster",
+                                  plan.mesh.cp, plan.mesh.tp, cluster.gpus),
+                      fmt::format("a divisor of {}, for example {}", cluster.gpus,
+                                  fmt::join(nearest_divisors(cluster.gpus, value), " or ")));
+  }
+  const std::int64_t gpus = cluster.gpus / others;
+  const std::string left =
+      others == 1 ? "" : fmt::format(" that cp {} x tp {} leave", plan.mesh.cp, plan.mesh.tp);
   const bool has_shard = document.has("mesh.shard");
   const bool has_replicate = document.has("mesh.replicate");
   if (has_shard && has_replicate) return;
   if (!has_shard && !has_replicate && plan.runtime.kind == RuntimeKind::kDdp) {
     plan.mesh.shard = 1;
     plan.mesh.replicate = gpus;
-    reasons["mesh.replicate"] = fmt::format("all {} GPUs of the cluster", gpus);
+    reasons["mesh.replicate"] = fmt::format("all {} GPUs of the cluster{}", gpus, left);
     reasons["mesh.shard"] = "ddp shards nothing";
     return;
   }
   if (!has_shard && !has_replicate) {
     plan.mesh.shard = gpus;
     plan.mesh.replicate = 1;
-    reasons["mesh.shard"] = fmt::format("all {} GPUs of the cluster", gpus);
+    reasons["mesh.shard"] = fmt::format("all {} GPUs of the cluster{}", gpus, left);
     reasons["mesh.replicate"] = reasons["mesh.shard"] + " shard";
     return;
   }
   const char* key = has_shard ? "mesh.shard" : "mesh.replicate";
   const std::int64_t given = has_shard ? plan.mesh.shard : plan.mesh.replicate;
   if (gpus % given != 0) {
-    throw ConfigError(location_of(document.given, key),
-                      fmt::format("{} does not divide the {} GPUs of the cluster", given, gpus),
-                      fmt::format("a divisor of {}, for example {}", gpus,
-                                  fmt::join(nearest_divisors(gpus, given), " or ")));
+    throw ConfigError(
+        location_of(document.given, key),
+        fmt::format("{} does not divide the {} GPUs of the cluster{}", given, gpus, left),
+        fmt::format("a divisor of {}, for example {}", gpus,
+                    fmt::join(nearest_divisors(gpus, given), " or ")));
   }
   (has_shard ? plan.mesh.replicate : plan.mesh.shard) = gpus / given;
   reasons[has_shard ? "mesh.replicate" : "mesh.shard"] =

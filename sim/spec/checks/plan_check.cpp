@@ -73,6 +73,10 @@ Problem problem_of_bounds(const Plan& plan) {
       {"batch.accumulation", plan.batch.accumulation, 1, plan_limits::kAccumulation},
       {"mesh.shard", plan.mesh.shard, 1, plan_limits::kMesh},
       {"mesh.replicate", plan.mesh.replicate, 1, plan_limits::kMesh},
+      {"mesh.cp", plan.mesh.cp, 1, plan_limits::kMesh},
+      {"mesh.tp", plan.mesh.tp, 1, plan_limits::kMesh},
+      {"mesh.ep", plan.mesh.ep, 1, plan_limits::kMesh},
+      {"mesh.etp", plan.mesh.etp, 1, plan_limits::kMesh},
       {"units.layers_per_unit", plan.units.layers_per_unit, 1, plan_limits::kLayersPerUnit},
       {"units.shard_dim", plan.units.shard_dim, Units::kExpertsDim, 1},
       {"prefetch.forward", forward == Prefetch::kImplicit ? 0 : forward, 0, plan_limits::kPrefetch},
@@ -146,7 +150,18 @@ Problem problem_of_batch(const Plan& plan, const ModelSpec& model) {
 
 Problem problem_of_mesh(const Plan& plan, const Cluster& cluster) {
   const std::int64_t shard = plan.mesh.shard, replicate = plan.mesh.replicate;
-  const std::int64_t world = checked_multiply(shard, replicate);
+  const std::int64_t others = checked_multiply(plan.mesh.cp, plan.mesh.tp);
+  const std::int64_t world = checked_multiply(checked_multiply(shard, replicate), others);
+  if (others > 1 && world != cluster.gpus) {
+    const std::int64_t left = cluster.gpus / others;
+    return contradiction(
+        "mesh.shard",
+        fmt::format("replicate {} x shard {} x cp {} x tp {} = {} ranks, but the cluster has {} "
+                    "GPUs",
+                    replicate, shard, plan.mesh.cp, plan.mesh.tp, world, cluster.gpus),
+        fmt::format("replicate x shard x cp x tp = {}", cluster.gpus),
+        cluster.gpus % (others * replicate) == 0 ? std::to_string(left / replicate) : "");
+  }
   if (world == cluster.gpus) {
     if (plan.rank >= 0 && plan.rank < world) return std::nullopt;
     return contradiction("rank", fmt::format("{} is none of the {} ranks", plan.rank, world),
@@ -451,6 +466,7 @@ std::optional<PlanProblem> find_problem(const Plan& plan, const ModelSpec& model
   if (Problem problem = problem_of_runtime(plan)) return problem;
   if (Problem problem = problem_of_batch(plan, model)) return problem;
   if (Problem problem = problem_of_mesh(plan, cluster)) return problem;
+  if (Problem problem = problem_of_axes(plan, model)) return problem;
   if (Problem problem = problem_of_units(plan, model)) return problem;
   if (Problem problem = problem_of_reshard(plan, model)) return problem;
   if (!plan.unshard_in_backward.ranges.empty()) {

@@ -1,0 +1,173 @@
+// Which axes a runtime has, what they do not go with, and what they must divide.
+//
+// Divisors: torchtitan 0.2.2 has no replication of key/value heads (a view fails where tp does not
+// divide them), splits positions in chunks of 2 * cp, each cut by tp, and experts evenly.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <string>
+
+#include "sim/spec/fsdp2_version.h"
+#include "sim/spec/plan_runtime_check.h"
+
+namespace foreshard {
+namespace {
+
+using Problem = std::optional<PlanProblem>;
+
+constexpr std::int32_t kFirstMinor = 11;  // of PyTorch whose axes were recorded
+
+struct AskedAxis {
+  const char* key;
+  std::int64_t size;
+};
+
+std::vector<AskedAxis> asked_axes(const Plan& plan) {
+  const Mesh& mesh = plan.mesh;
+  std::vector<AskedAxis> list = {
+      {"mesh.tp", mesh.tp}, {"mesh.cp", mesh.cp}, {"mesh.ep", mesh.ep}, {"mesh.etp", mesh.etp}};
+  std::erase_if(list, [](const AskedAxis& axis) { return axis.size == 1; });
+  return list;
+}
+
+Problem problem_of_runtime_axes(const Plan& plan, const char* key) {
+  const bool is_fsdp2 = plan.runtime.kind == RuntimeKind::kFsdp2;
+  const auto minor = is_fsdp2 ? fsdp2_minor(plan.runtime.version) : std::nullopt;
+  if (minor && *minor >= kFirstMinor) return std::nullopt;
+  return missing_capability(key,
+                            fmt::format("{}@{} is modelled with the axes replicate and shard alone",
+                                        to_string(plan.runtime.kind), plan.runtime.version),
+                            fmt::format("{}: 1, or runtime: fsdp2@2.{}", key, kFirstMinor));
+}
+
+Problem problem_of_company(const Plan& plan, const char* key) {
+  const bool compiled_model = plan.compile == Compile::kModel;
+  const Knob knobs[] = {
+      {plan.mesh.inner != MeshInner::kShard, "mesh.inner", "has axes inside of shard",
+       "mesh.inner: shard"},
+      {plan.units.layers_per_unit > 1 || plan.units.blocks != UnitPlacement::kOwn,
+       "units.layers_per_unit", "makes a unit of each block", "units.layers_per_unit: 1"},
+      {plan.units.shard_dim > 0 || plan.units.table_alone, "units.shard_dim",
+       "cuts parameters along dimension 0", "units.shard_dim: 0"},
+      {reshards_to_groups(plan), "reshard_after_forward", "reshards to the whole group or not",
+       "reshard_after_forward: always"},
+      {compiled_model, "compile", "compiles blocks", "compile: blocks"},
+      {plan.float8 != Float8::kNone, "float8", "computes products in the compute dtype",
+       "float8: none"},
+      {plan.lora.rank > 0, "lora.rank", "trains every parameter", "lora.rank: 0"},
+      {plan.frozen.any(), "frozen", "trains every parameter", "frozen: none"},
+      {plan.ignored != Ignored::kNone, "ignored", "shards every parameter", "ignored: none"},
+      {plan.offload != Offload::kNone, "offload", "keeps shards on the GPU", "offload: none"},
+      {plan.batch.documents > 1, "batch.documents", "attends within whole sequences",
+       "batch.documents: 1"},
+      {plan.batch.images > 0, "batch.images", "runs on words", "batch.images: 0"},
+      {plan.loss.kind != Loss::Kind::kEager && plan.loss.kind != Loss::Kind::kCompiled, "loss",
+       "has the eager loss", "loss: eager"},
+      {plan.logits != Logits::kReleased || plan.loss_in_forward, "logits",
+       "lets go of the logits with the loss", "logits: released"},
+      {plan.output_dtype.has_value(), "dtype.output", "leaves outputs as they are",
+       "dtype.output: none"},
+      {plan.autocast.has_value(), "dtype.autocast", "computes in dtype.param",
+       "dtype.autocast: none"},
+      {plan.recompute_wraps != CheckpointWraps::kModule, "recompute_wraps",
+       "recomputes inside of units", "recompute_wraps: module"},
+      {plan.accumulation != AccumulationMode::kReduceEach, "accumulation.mode",
+       "reduces in each micro-batch", "accumulation.mode: reduce_each"},
+      {plan.evaluation.in_step, "evaluation.in_step", "evaluates between steps",
+       "evaluation.in_step: false"},
+      {plan.experts != ExpertKernels::kGrouped && plan.mesh.ep > 1, "experts",
+       "has grouped products", "experts: grouped"},
+  };
+  return first_missing(knobs, fmt::format("fsdp2@{} with {}", plan.runtime.version, key));
+}
+
+std::string nearest(std::int64_t n, std::int64_t x) {
+  return fmt::format("a divisor of {}, for example {}", n,
+                     fmt::join(nearest_divisors(n, x), " or "));
+}
+
+Problem problem_of_heads(const Plan& plan, const ModelSpec& model) {
+  for (const LayerSpec& layer : model.kinds) {
+    for (const Operation& op : layer.operations) {
+      const AttentionShape& shape = op.attention;
+      if (op.kind != OperationKind::kAttention || shape.kv_heads % plan.mesh.tp == 0) continue;
+      return contradiction("mesh.tp",
+                           fmt::format("{} does not divide the {} key/value heads of {}",
+                                       plan.mesh.tp, shape.kv_heads, model.name),
+                           nearest(shape.kv_heads, plan.mesh.tp));
+    }
+  }
+  return std::nullopt;
+}
+
+Problem problem_of_positions(const Plan& plan) {
+  const bool balances =
+      plan.mesh.cp > 1 && plan.context_parallel.balance == ContextParallel::Balance::kHeadTail;
+  const std::int64_t chunks = plan.mesh.cp * (balances ? 2 : 1);
+  const std::int64_t parts = checked_multiply(chunks, plan.mesh.tp);
+  const std::int64_t sequence = plan.batch.sequence;
+  if (sequence % parts == 0) return std::nullopt;
+  const std::int64_t below = sequence / parts * parts;
+  return contradiction(
+      "batch.sequence",
+      fmt::format("{} positions are not cut evenly into {} parts ({}cp {} x tp {})", sequence,
+                  parts, balances ? "2 x " : "", plan.mesh.cp, plan.mesh.tp),
+      below == 0 ? std::to_string(parts) : fmt::format("{} or {}", below, below + parts));
+}
+
+Problem problem_of_expert_axes(const Plan& plan, const ModelSpec& model) {
+  const Mesh& mesh = plan.mesh;
+  std::int64_t experts = 0;
+  for (const LayerSpec& layer : model.kinds) {
+    for (const Operation& op : layer.operations) experts = std::max(experts, op.groups);
+  }
+  if (mesh.ep == 1 && mesh.etp == 1) return std::nullopt;
+  if (experts <= 1) {
+    return contradiction("mesh.ep", fmt::format("{} has no experts", model.name), "1");
+  }
+  if (mesh.etp != 1 && mesh.etp != mesh.tp) {
+    return contradiction("mesh.etp", fmt::format("{} is neither 1 nor mesh.tp", mesh.etp),
+                         mesh.tp == 1 ? "1" : fmt::format("1 or {}", mesh.tp));
+  }
+  if (experts % mesh.ep != 0) {
+    return contradiction(
+        "mesh.ep",
+        fmt::format("{} does not divide the {} experts of {}", mesh.ep, experts, model.name),
+        nearest(experts, mesh.ep));
+  }
+  const std::int64_t ranks = mesh.fsdp() * mesh.tp;
+  if (ranks % (mesh.ep * mesh.etp) != 0) {
+    return contradiction("mesh.ep",
+                         fmt::format("ep {} x etp {} does not divide the {} ranks of shard, cp and "
+                                     "tp",
+                                     mesh.ep, mesh.etp, ranks),
+                         nearest(ranks / mesh.etp, mesh.ep));
+  }
+  const auto& [sent, received] = plan.expert_parallel;
+  const auto ranks_of = [&](const std::vector<std::int64_t>& rows) {
+    return rows.empty() || static_cast<std::int64_t>(rows.size()) == mesh.ep;
+  };
+  if (!ranks_of(sent) || !ranks_of(received) || sent.empty() != received.empty()) {
+    return contradiction("expert_parallel",
+                         fmt::format("{} rows sent and {} received are not those of ep {}",
+                                     sent.size(), received.size(), mesh.ep),
+                         fmt::format("{} numbers each", mesh.ep));
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<PlanProblem> problem_of_axes(const Plan& plan, const ModelSpec& model) {
+  const std::vector<AskedAxis> asked = asked_axes(plan);
+  if (asked.empty()) return std::nullopt;
+  const char* key = asked.front().key;
+  if (Problem problem = problem_of_runtime_axes(plan, key)) return problem;
+  if (Problem problem = problem_of_company(plan, key)) return problem;
+  if (Problem problem = problem_of_heads(plan, model)) return problem;
+  if (Problem problem = problem_of_positions(plan)) return problem;
+  return problem_of_expert_axes(plan, model);
+}
+
+}  // namespace foreshard

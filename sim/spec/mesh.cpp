@@ -1,0 +1,78 @@
+// Strides are products of the sizes of the axes inside.
+#include "sim/spec/mesh.h"
+
+#include "sim/base/error.h"
+
+namespace foreshard {
+
+const char* to_string(MeshInner inner) {
+  return inner == MeshInner::kShard ? "shard" : "replicate";
+}
+
+const char* to_string(MeshDim dim) {
+  switch (dim) {
+    case MeshDim::kWorld:
+      return "world";
+    case MeshDim::kBatch:
+      return "batch";
+    case MeshDim::kLoss:
+      return "loss";
+    case MeshDim::kReplicate:
+      return "replicate";
+    case MeshDim::kFsdp:
+      return "fsdp";
+    case MeshDim::kCp:
+      return "cp";
+    case MeshDim::kTp:
+      return "tp";
+    case MeshDim::kEp:
+      return "ep";
+    case MeshDim::kEfsdp:
+      return "efsdp";
+    case MeshDim::kExpertReplicate:
+      return "expert_replicate";
+    case MeshDim::kEtp:
+      return "etp";
+  }
+  return "?";
+}
+
+std::vector<MeshAxis> Mesh::axes() const {
+  if (inner == MeshInner::kReplicate)
+    return {{"shard", shard, replicate}, {"replicate", replicate, 1}};
+  return {{"replicate", replicate, fsdp() * tp},
+          {"shard", shard, cp * tp},
+          {"cp", cp, tp},
+          {"tp", tp, 1}};
+}
+
+GroupShape Mesh::group(MeshDim dim) const {
+  switch (dim) {
+    case MeshDim::kWorld:
+      return {world(), 1};
+    case MeshDim::kBatch:
+      return {replicate * shard, cp * tp};
+    case MeshDim::kLoss:
+      return {replicate * fsdp(), tp};
+    case MeshDim::kReplicate:
+      return {replicate, replicate_stride()};
+    case MeshDim::kFsdp:
+      return {fsdp(), shard_stride()};
+    case MeshDim::kCp:
+      return {cp, tp};
+    case MeshDim::kTp:
+      return {tp, 1};
+    case MeshDim::kEp:
+      return {ep, etp};
+    case MeshDim::kEfsdp:
+      return {efsdp(), ep * etp};
+    case MeshDim::kExpertReplicate:
+      return {replicate, fsdp() * tp};
+    case MeshDim::kEtp:
+      return {etp, 1};
+  }
+  FORESHARD_CHECK(false, "a group of no dimension");
+  return {};
+}
+
+}  // namespace foreshard

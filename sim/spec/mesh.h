@@ -1,0 +1,82 @@
+// The mesh: an ordered list of named axes over the ranks of a job, outer to inner, with
+// DeviceMesh's and torchtitan's names.
+//
+//   dense   replicate, shard, cp, tp          what tokens and dense weights are spread over
+//   sparse  replicate, efsdp, ep, etp         the same ranks, for the weights of experts
+//
+// efsdp = shard * cp * tp / (ep * etp), so that groups of ep are consecutive ranks that run through
+// tp, then cp, then shard (torchtitan 0.2.2 distributed/parallel_dims.py:118-165). Groups that
+// several axes make together have names of their own: fsdp (shard x cp, what parameters are sharded
+// over), batch (replicate x shard), loss (replicate x shard x cp).
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "sim/spec/cluster.h"
+
+namespace foreshard {
+
+// Whose groups are of consecutive ranks, so that they lie inside the nodes as far as they fit: the
+// shard groups, as init_device_mesh(..., (replicate, shard)) lays them, or the groups of replicas,
+// whose mesh is made of the same ranks transposed.
+enum class MeshInner : std::uint8_t { kShard, kReplicate };
+const char* to_string(MeshInner inner);
+
+// What a process group is made of, in the order in which torchtitan makes them. kWorld: all ranks.
+enum class MeshDim : std::uint8_t {
+  kWorld,
+  kBatch,
+  kLoss,
+  kReplicate,
+  kFsdp,
+  kCp,
+  kTp,
+  kEp,
+  kEfsdp,
+  kExpertReplicate,
+  kEtp
+};
+inline constexpr std::size_t kMeshDims = 11;
+// "fsdp", "tp", ...
+const char* to_string(MeshDim dim);
+
+struct MeshAxis {
+  std::string_view name;
+  std::int64_t size = 1;
+  std::int64_t stride = 1;  // from a rank of a group to the next
+  bool operator==(const MeshAxis&) const = default;
+};
+
+struct Mesh {
+  std::int64_t shard = 1;
+  std::int64_t replicate = 1;
+  MeshInner inner = MeshInner::kShard;
+  std::int64_t cp = 1;   // context parallel: ranks that share each sequence
+  std::int64_t tp = 1;   // tensor parallel
+  std::int64_t ep = 1;   // expert parallel
+  std::int64_t etp = 1;  // tensor parallel inside the experts: 1 or tp
+
+  std::int64_t world() const { return shard * replicate * cp * tp; }
+  std::int64_t fsdp() const { return shard * cp; }
+  std::int64_t efsdp() const { return fsdp() * tp / (ep * etp); }
+  // Ranks with samples of their own.
+  std::int64_t data_parallel() const { return shard * replicate; }
+  // Whether any rank shares its samples or its weights' products with another.
+  bool is_plain() const { return cp == 1 && tp == 1 && ep == 1; }
+  // Of the groups that parameters are sharded over, and of their copies.
+  std::int64_t shard_stride() const { return inner == MeshInner::kShard ? tp : replicate; }
+  std::int64_t replicate_stride() const { return inner == MeshInner::kShard ? fsdp() * tp : 1; }
+  std::int64_t shard_index(std::int64_t rank) const { return rank / shard_stride() % fsdp(); }
+  std::int64_t tp_index(std::int64_t rank) const { return rank % tp; }
+  std::int64_t cp_index(std::int64_t rank) const { return rank / tp % cp; }
+  std::int64_t efsdp_index(std::int64_t rank) const { return rank / (ep * etp) % efsdp(); }
+
+  // The dense axes, outer to inner; those of size 1 too.
+  std::vector<MeshAxis> axes() const;
+  GroupShape group(MeshDim dim) const;
+  bool operator==(const Mesh&) const = default;
+};
+
+}  // namespace foreshard
