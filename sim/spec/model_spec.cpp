@@ -186,7 +186,9 @@ std::int64_t elements(const TensorSpec& tensor, std::int64_t batch, std::int64_t
       checked_multiply(tensor.per_token, checked_multiply(batch, sequence));
   const std::int64_t by_position = checked_multiply(tensor.per_position, sequence);
   const std::int64_t by_sequence = checked_multiply(tensor.per_sequence, batch);
-  return checked_add(checked_add(by_token, by_position), checked_add(by_sequence, tensor.fixed));
+  const std::int64_t all =
+      checked_add(checked_add(by_token, by_position), checked_add(by_sequence, tensor.fixed));
+  return all / tensor.split;
 }
 
 ModelSpec with_images(ModelSpec model, std::int64_t images) {

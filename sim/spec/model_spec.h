@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "sim/base/units.h"
+#include "sim/spec/mesh.h"
 
 namespace foreshard {
 
@@ -45,6 +46,7 @@ struct TensorSpec {
   // the text. with_images makes per_sequence of it.
   std::int64_t per_image = 0;
   bool in_registers = false;  // between operations of one kernel (Operation::region): no buffer
+  std::int64_t split = 1;     // ranks that hold a part of it each: elements are divided by it
   bool operator==(const TensorSpec&) const = default;
 };
 
@@ -67,6 +69,12 @@ struct ParameterSpec {
   // 0: of the layer's own unit; k > 0: of LayerSpec::nested[k - 1] where the plan makes that a
   // unit.
   std::int8_t part = 0;
+  // On the ranks of mesh.tp: each has a part of the sum that its gradient is; backward makes the
+  // gradient of so many elements, of which the rank keeps its own (0: of its own alone); and it is
+  // one of the experts', sharded over efsdp.
+  bool partial = false;
+  std::int64_t gradient_numel = 0;
+  bool is_expert = false;
   std::int64_t numel() const;  // of the shape, tied or not
   std::int64_t count() const { return unpacked > 0 ? unpacked : numel(); }
   bool operator==(const ParameterSpec&) const = default;
@@ -157,6 +165,28 @@ enum class Fp8Recipe : std::uint8_t {
   kCurrent
 };
 
+enum class CollectiveKind : std::uint8_t {
+  kNone,
+  kAllGather,
+  kReduceScatter,
+  kAllReduce,
+  kAllToAll
+};
+
+// A collective inside a layer. It runs on its communicator's own stream, behind what was computed
+// before; compute waits for it where its result is first read, or at once.
+struct LayerCollective {
+  CollectiveKind kind = CollectiveKind::kNone;
+  MeshDim dim = MeshDim::kTp;
+  // Copies around those along another dimension than a tensor's first: chunks are put together
+  // before a reduce-scatter, and behind an all-gather (a view where there is one sequence).
+  bool packs = false;
+  bool unpacks = false;
+  bool waits = false;    // at once
+  bool maximum = false;  // all-reduce: of the greatest value, not of the sum
+  bool operator==(const LayerCollective&) const = default;
+};
+
 // One operation of the forward pass. Tensor and parameter numbers index the layer's tables.
 struct Operation {
   std::string name;
@@ -198,6 +228,9 @@ struct Operation {
   // Outer product with one value per row: the last input's gradient is first made in the width of
   // the output and then summed.
   bool sums_last = false;
+  // What moves the first input to make the first output, and the output's gradient to make the
+  // input's; without a kind the one is a view of the other.
+  LayerCollective collective, collective_backward;
   AttentionShape attention;
   GradientRule gradient = GradientRule::kOwn;
   // The first output takes the first input's buffer, and that input's gradient the buffer of the
@@ -207,6 +240,10 @@ struct Operation {
   bool transposed_weight = false;  // GEMM: parameter 0 is stored [k, n] instead of [n, k]
   bool kept_by_selective = false;  // output survives the forward under selective recompute
   std::int8_t part = 0;            // module it belongs to, as ParameterSpec::part
+  bool is_collective() const {
+    return collective.kind != CollectiveKind::kNone ||
+           collective_backward.kind != CollectiveKind::kNone;
+  }
   bool operator==(const Operation&) const = default;
 };
 

@@ -62,9 +62,12 @@ class Backward {
   }
 
  private:
+  static constexpr std::int16_t kLanded = -2;
   struct Gradient {
     std::int32_t slot = LayerProgramWriter::kNoSlot;
     std::int32_t references = 0;
+    std::int16_t flight = kLanded;                     // the launch that fills it
+    std::int32_t kept = LayerProgramWriter::kNoSlot;  // what that holds until it is waited for
   };
   struct Contribution {
     Index tensor;
@@ -105,6 +108,7 @@ class Backward {
     const Operation& op = graph_.operation(o);
     const std::vector<std::int32_t> incoming = take_incoming(op);
     if (incoming.empty()) return;  // no gradient arrives: the output is not differentiated
+    if (op.is_collective()) return communicate(o, incoming.front());
     if (graph_.is_alias(op) && op.outputs.size() == 1) {
       const Index input = op.inputs.front();
       accumulate({input, summed_over_copies(op, incoming.front())});
@@ -114,6 +118,8 @@ class Backward {
       return;
     }
     writer_.enter(part_in_backward(op));
+    if (op.gradient != GradientRule::kAlias || casts_any(op)) settle(incoming.front());
+    recompute_before(o);
     writer_.enter_modules(graph_.modules().ending(o));
     const std::size_t first_kernel = writer_.phase().kernels.size();
     LayerStep step = LayerProgramWriter::begin_step(LayerStep::Kind::kBackward, o);
@@ -146,6 +152,68 @@ class Backward {
     regions_.runs = false;
     if (!begins_norm) mark_eager_norm(op, first_kernel, writer_.phase());
     writer_.exit_modules(graph_.modules().beginning(o));
+  }
+
+  // --- collectives ---
+
+  void settle(std::int32_t g) {
+    Gradient& each = gradient(g);
+    if (each.flight == kLanded) return;
+    writer_.await(std::exchange(each.flight, kLanded));
+    const std::int32_t kept = std::exchange(each.kept, LayerProgramWriter::kNoSlot);
+    if (kept != LayerProgramWriter::kNoSlot) writer_.free(kept);
+  }
+
+  bool casts_any(const Operation& op) const {
+    return std::any_of(op.inputs.begin(), op.inputs.end(),
+                       [&](Index t) { return casts(op, t); });
+  }
+
+  // Checkpointing runs the layer again when the first node unpacks what it saved. Where nothing
+  // was communicated before, that is where backward begins.
+  void recompute_before(std::size_t o) {
+    const Operation& op = graph_.operation(o);
+    const bool unpacks = !graph_.saves(o).empty() || op.kind == OperationKind::kGemm;
+    if (recomputed_ || !graph_.is_checkpointed() || !graph_.inside(o) || !unpacks) return;
+    recomputed_ = true;
+    if (!writer_.phase().calls.empty()) writer_.recompute_here();
+  }
+
+  void communicate(std::size_t o, std::int32_t incoming) {
+    const Operation& op = graph_.operation(o);
+    const LayerCollective& collective = op.collective_backward;
+    const Index input = op.inputs.front();
+    if (collective.kind == CollectiveKind::kNone) {
+      accumulate({input, incoming});
+      return free_dying();
+    }
+    writer_.enter(part_in_backward(op));
+    settle(incoming);
+    const std::int64_t in = output_bytes(op), out = graph_.bytes(input);
+    const auto copy = [&](std::int64_t bytes) { add_kernel(Function::kCopy, 2 * bytes); };
+    std::int32_t packed = LayerProgramWriter::kNoSlot;
+    if (collective.packs) {
+      packed = writer_.make_temporary(in, graph_.tensor(input).name + ".grad packed");
+      copy(in);
+    }
+    std::int32_t made = make_gradient_of(input, out);
+    if (collective.kind == CollectiveKind::kAllReduce) copy(out);
+    const std::int16_t launch = writer_.launch(collective, in, out, graph_.element(input));
+    if (collective.waits) {
+      writer_.await(launch);
+      if (packed != LayerProgramWriter::kNoSlot) writer_.free(packed);
+      if (collective.unpacks && graph_.options().batch > 1) {
+        const std::int32_t whole = make_gradient_of(input, out);
+        copy(out);
+        drop(std::exchange(made, whole));
+      }
+    } else {
+      gradient(made).flight = launch;
+      gradient(made).kept = packed;
+    }
+    drop(incoming);
+    accumulate({input, made});
+    free_dying();
   }
 
   std::vector<std::int32_t> take_incoming(const Operation& op) {
@@ -383,6 +451,8 @@ class Backward {
       return;
     }
     const std::int64_t bytes = graph_.bytes(added.tensor);
+    settle(place);
+    settle(added.gradient);
     LayerStep step;
     step.kind = LayerStep::Kind::kSum;
     step.inputs = {gradient(place).slot, gradient(added.gradient).slot};
@@ -414,6 +484,9 @@ class Backward {
     const Index output = graph_.layer().output;
     if (!graph_.is_loss()) {
       gradients_.push_back({LayerProgramWriter::kOutputGradSlot, 1});
+      if (graph_.options().gradient_in_flight) {
+        gradients_.back().flight = LayerCall::kOfLayerBefore;
+      }
       gradient_of_[index(output)] = 0;
       return;
     }
@@ -456,6 +529,10 @@ class Backward {
     const Gradient& g = gradient(last);
     FORESHARD_CHECK(g.slot != LayerProgramWriter::kOutputGradSlot && g.references == 1,
                     "the gradient of the layer's input is not its own buffer");
+    if (g.flight >= 0) {
+      phase.open_launch = g.flight;
+      phase.open_slot = g.kept;
+    }
     std::replace(phase.actions.begin(), phase.actions.end(), g.slot + 1, place + 1);
     for (LayerStep& step : phase.steps) {
       std::replace(step.inputs.begin(), step.inputs.end(), g.slot, place);
@@ -470,6 +547,7 @@ class Backward {
   WeightGradients weights_;
   std::vector<std::int32_t> gradient_of_;  // tensors, into gradients_
   std::vector<Gradient> gradients_;
+  bool recomputed_ = false;
   Slots dying_;  // they go when autograd's engine is done with the node
   struct InRegions {
     bool runs = false;                // the node that runs is in a region

@@ -19,14 +19,6 @@ struct CastedLayer {
 
 CastedLayer with_casts(const LayerSpec& layer, const ProgramOptions& options);
 
-// Element of a tensor in one program. `dtype` says nothing where `is_float` is false.
-struct TensorElement {
-  ElementType type = ElementType::kCompute;  // kCompute: of `dtype`
-  DType dtype = DType::kFp32;
-  std::int64_t size() const;
-  bool operator==(const TensorElement&) const = default;
-};
-
 // Of every tensor: what arrives keeps its dtype until it is cast; sums and products of two dtypes
 // are in the wider one.
 std::vector<TensorElement> element_types(const LayerSpec& layer, const CastedLayer& casts,

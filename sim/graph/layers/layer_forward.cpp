@@ -28,6 +28,7 @@ class Forward {
       const Operation& op = graph_.operation(o);
       writer_.enter(op.part);
       writer_.enter_modules(graph_.modules().beginning(o));
+      settle_inputs(op);
       LayerStep step = LayerProgramWriter::begin_step(LayerStep::Kind::kForward, o);
       step.inputs = writer_.slots_of(op.inputs);
       const bool keeps = is_kept(op);
@@ -62,6 +63,7 @@ class Forward {
       if (from_cache) {
         for (Index t : op.outputs) writer_.pop(t);
       } else {
+        settle_inputs(op);
         step.inputs = writer_.slots_of(op.inputs);
         make_outputs(op, MemoryCategory::kRecomputedActivation);
         step.outputs = writer_.slots_of(op.outputs);
@@ -89,7 +91,54 @@ class Forward {
     return op.kept_by_selective || (op.in_place && writer_.is_kept(op.inputs.front()));
   }
 
+  // What an operation reads must have arrived; views do not read.
+  void settle_inputs(const Operation& op) {
+    if (graph_.is_alias(op)) return;
+    for (Index t : op.inputs) writer_.settle(t);
+  }
+
+  // Copies around the collective, its buffers, and who waits for it.
+  void communicate(const Operation& op, MemoryCategory category) {
+    const LayerCollective& collective = op.collective;
+    const Index input = op.inputs.front(), output = op.outputs.front();
+    const std::int64_t in = graph_.bytes(input), out = graph_.bytes(output);
+    const auto copy = [&](std::int64_t bytes) {
+      add_memory_kernel(writer_.phase(), Function::kCopy, Pass::kForward, 2 * bytes);
+    };
+    const auto temporary = [&](std::int64_t bytes, const char* what) {
+      const std::int32_t slot =
+          writer_.add_slot(category, bytes, graph_.tensor(output).name + what);
+      writer_.allocate(slot);
+      return slot;
+    };
+    std::int32_t packed = LayerProgramWriter::kNoSlot, raw = LayerProgramWriter::kNoSlot;
+    if (collective.packs) {
+      packed = temporary(in, " packed");
+      copy(in);
+    }
+    const bool unpacks = collective.unpacks && graph_.options().batch > 1;
+    const std::int32_t slot = output_slot(output, category);
+    if (unpacks) {
+      raw = temporary(out, " as it arrives");
+    } else {
+      writer_.allocate(slot);
+    }
+    // A functional all-reduce is one in place of a copy.
+    if (collective.kind == CollectiveKind::kAllReduce) copy(out);
+    const std::int16_t launch = writer_.launch(collective, in, out, graph_.element(output));
+    writer_.add_storage(output, slot);
+    writer_.name(output);
+    if (!collective.waits) return writer_.set_flight(output, launch, packed);
+    writer_.await(launch);
+    if (packed != LayerProgramWriter::kNoSlot) writer_.free(packed);
+    if (!unpacks) return;
+    writer_.allocate(slot);
+    copy(out);
+    writer_.free(raw);
+  }
+
   void make_outputs(const Operation& op, MemoryCategory category) {
+    if (op.collective.kind != CollectiveKind::kNone) return communicate(op, category);
     // The bytes of an in-place operation's input change their name.
     if (op.in_place && !graph_.is_loss()) writer_.take_over(op.inputs.front());
     for (Index t : op.outputs) {
@@ -168,6 +217,7 @@ void write_forward(LayerProgramWriter& writer) {
   Forward(writer).run();
   writer.program().saved = writer.referred_slots();
   copy_stacked(writer, Pass::kForward);
+  writer.leave_open(writer.graph().border());
   writer.end();
 }
 

@@ -49,6 +49,14 @@ inline Bytes allocated_size(std::int64_t bytes) {
   return Bytes(checked_add(bytes, kMask) & ~kMask);
 }
 
+// Element of a tensor in one program. `dtype` says nothing where `is_float` is false.
+struct TensorElement {
+  ElementType type = ElementType::kCompute;  // kCompute: of `dtype`
+  DType dtype = DType::kFp32;
+  std::int64_t size() const;
+  bool operator==(const TensorElement&) const = default;
+};
+
 enum class KernelKind : std::uint8_t { kGemm, kAttention, kMemory };
 
 // One kernel in counts. GEMM: m x k times k x n, `groups` times in one launch. Attention: m =
@@ -134,6 +142,21 @@ struct LayerHook {
   bool operator==(const LayerHook&) const = default;
 };
 
+// What happens between two segments: a collective of the layer is launched or waited for, or the
+// layer is run again before the rest of its backward.
+struct LayerCall {
+  enum class Kind : std::uint8_t { kLaunch, kWait, kRecompute };
+  static constexpr std::int16_t kOfLayerBefore = -1;
+  Kind kind = Kind::kLaunch;
+  LayerCollective collective;      // that is launched or waited for
+  std::uint16_t segment = 0;       // the first one that runs after it
+  std::int16_t launch = 0;         // kWait: into calls; kOfLayerBefore: what that one left open
+  std::int64_t bytes_in = 0;       // tensors of this rank
+  std::int64_t bytes_out = 0;
+  TensorElement element;           // of both
+  bool operator==(const LayerCall&) const = default;
+};
+
 struct LayerPhaseProgram {
   // slot + 1: allocate, -(slot + 1): free, kStore + slot: from now on counted as Slot::stored.
   // -(kEarlierGradient + p + 1) frees weight_gradients[p] of another execution: of the call of the
@@ -146,6 +169,10 @@ struct LayerPhaseProgram {
   std::vector<std::int32_t> actions;
   std::vector<LayerSegment> segments;  // at least one unless the phase is empty
   std::vector<LayerHook> hooks;        // in the order in which they run
+  std::vector<LayerCall> calls;        // in the order in which they are made
+  // A call whose result the next layer waits for, and the slot that is freed then; -1: none.
+  std::int16_t open_launch = -1;
+  std::int32_t open_slot = -1;
   std::vector<LayerStep> steps;  // in order; what follows the last one belongs to the phase's end
   std::vector<Kernel> kernels;
   MemorySwing swing;
@@ -222,6 +249,9 @@ struct ProgramOptions {
   // Of what a layer joins: its dtype, if not `compute`, and whether it needs a gradient.
   std::optional<DType> joined_dtype = {};
   bool joined_needs_gradient = true;
+  // The layer's input, or the gradient of its output, is still on its way when the layer before
+  // has ended.
+  bool input_in_flight = false, gradient_in_flight = false;
 };
 
 // Throws Error(kInvalidInput) when sizes overflow.

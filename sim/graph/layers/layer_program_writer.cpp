@@ -22,6 +22,7 @@ LayerProgramWriter::LayerProgramWriter(const LayerAutograd& graph)
   storages_.reserve(graph.tensors() * 2);
   add_storage(0, kInputSlot);
   if (has_input) name(0);
+  if (graph.options().input_in_flight) set_flight(0, LayerCall::kOfLayerBefore, kNoSlot);
   const Index joined = graph.layer().joins;
   if (joined >= 0) {
     add_storage(joined, kWaitingSlot);
@@ -108,11 +109,73 @@ void LayerProgramWriter::end_step(LayerStep step) {
   phase_->steps.push_back(std::move(step));
 }
 
+// --- collectives ---
+
+std::int16_t LayerProgramWriter::add_call(LayerCall call) {
+  std::vector<LayerSegment>& segments = phase_->segments;
+  if (segments.empty()) segments.push_back({});
+  const std::size_t last = segments.size() - 1;
+  const bool is_empty =
+      (last == 0 ? 0 : segments[last - 1].actions_end) == phase_->actions.size() &&
+      (last == 0 ? 0 : segments[last - 1].kernels_end) == phase_->kernels.size();
+  if (!is_empty) {
+    const std::int8_t part = segments[last].part;
+    close_segment();
+    segments.push_back({});
+    segments.back().part = part;
+  }
+  call.segment = static_cast<std::uint16_t>(segments.size() - 1);
+  phase_->calls.push_back(call);
+  return static_cast<std::int16_t>(phase_->calls.size() - 1);
+}
+
+std::int16_t LayerProgramWriter::launch(const LayerCollective& collective, std::int64_t bytes_in,
+                                        std::int64_t bytes_out, TensorElement element) {
+  LayerCall call;
+  call.collective = collective;
+  call.bytes_in = bytes_in;
+  call.bytes_out = bytes_out;
+  call.element = element;
+  return add_call(call);
+}
+
+void LayerProgramWriter::await(std::int16_t launch) {
+  LayerCall call;
+  if (launch >= 0) call = phase_->calls[static_cast<std::size_t>(launch)];
+  call.kind = LayerCall::Kind::kWait;
+  call.launch = launch;
+  add_call(call);
+}
+
+void LayerProgramWriter::recompute_here() {
+  LayerCall call;
+  call.kind = LayerCall::Kind::kRecompute;
+  add_call(call);
+}
+
+void LayerProgramWriter::set_flight(Index t, std::int16_t launch, std::int32_t kept) {
+  storage(t).flight = launch;
+  storage(t).kept = kept;
+}
+
+void LayerProgramWriter::settle(Index t) {
+  if (!has_storage(t) || storage(t).flight == kLanded) return;
+  await(std::exchange(storage(t).flight, kLanded));
+  const std::int32_t kept = std::exchange(storage(t).kept, kNoSlot);
+  if (kept != kNoSlot) free(kept);
+}
+
+void LayerProgramWriter::leave_open(Index t) {
+  if (!has_storage(t) || storage(t).flight < 0) return;
+  phase_->open_launch = std::exchange(storage(t).flight, kLanded);
+  phase_->open_slot = std::exchange(storage(t).kept, kNoSlot);
+}
+
 // --- storages ---
 
 void LayerProgramWriter::add_storage(Index t, std::int32_t slot) {
   storage_of_[at(t)] = static_cast<std::int32_t>(storages_.size());
-  storages_.push_back({slot, 0});
+  storages_.push_back({slot});
 }
 
 void LayerProgramWriter::share_storage(Index t, Index with) {

@@ -55,6 +55,19 @@ class LayerProgramWriter {
   static LayerStep begin_step(LayerStep::Kind kind, std::size_t operation);
   void end_step(LayerStep step);
 
+  // --- collectives ---
+
+  // Closes the segment that is open and returns the call's number.
+  std::int16_t launch(const LayerCollective& collective, std::int64_t bytes_in,
+                      std::int64_t bytes_out, TensorElement element);
+  void await(std::int16_t launch);
+  void recompute_here();
+  // The tensor is on its way: whoever reads its storage next waits, then `kept` is freed.
+  void set_flight(Index t, std::int16_t launch, std::int32_t kept);
+  void settle(Index t);
+  // What is still on its way when the phase ends is the next layer's to wait for.
+  void leave_open(Index t);
+
   // --- storages ---
 
   // The tensor gets a storage of its own, in the slot; nobody refers to it yet.
@@ -89,7 +102,10 @@ class LayerProgramWriter {
   struct Storage {
     std::int32_t slot = kNoSlot;
     std::int32_t references = 0;
+    std::int16_t flight = kLanded;  // the launch that fills it
+    std::int32_t kept = kNoSlot;    // what that holds until it is waited for
   };
+  static constexpr std::int16_t kLanded = -2;
 
   static std::size_t at(Index i) { return static_cast<std::size_t>(i); }
   Storage& storage(Index t) { return storages_[static_cast<std::size_t>(storage_of_[at(t)])]; }
@@ -97,6 +113,7 @@ class LayerProgramWriter {
     return storages_[static_cast<std::size_t>(storage_of_[at(t)])];
   }
   void close_segment();
+  std::int16_t add_call(LayerCall call);
 
   const LayerAutograd& graph_;
   LayerProgram program_;
