@@ -91,6 +91,7 @@ struct Experts {
   bool scaled = false;          // ... and multiplied by a factor
   bool corrected = false;       // chosen by score plus a bias that balances the load
   bool bias = false;            // in the router and in every expert (gpt-oss)
+  bool score_first = false;     // rows are weighed before the experts, not behind them
   bool fused_gate_up = false;   // one tensor of gate and up for all experts (gpt-oss, Llama 4)
   std::vector<std::int64_t> dense_layers = {};  // ascending; their width is ModelDims::ffn
   bool operator==(const Experts&) const = default;

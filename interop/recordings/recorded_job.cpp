@@ -11,6 +11,7 @@
 #include <charconv>
 #include <utility>
 
+#include "interop/recordings/axes_job.h"
 #include "interop/recordings/library_recordings.h"
 #include "interop/recordings/recorded_settings.h"
 #include "sim/base/spelling.h"
@@ -283,6 +284,9 @@ std::string recorded_unit_name(const std::string& unit, const RecordedSettings& 
     if (module == "embedding") module = gpt2 ? "wte" : "tok_embeddings";
     if (module == "norm") module = gpt2 ? "ln_f" : "norm";
     if (module == "head") module = gpt2 ? "lm_head" : "output";
+    if (const std::size_t mlp = module.find(".mlp.experts"); mlp != std::string::npos) {
+      module.replace(mlp, 4, ".moe");
+    }
     // "layers.4-7"
     const std::size_t dot = module.rfind('.');
     const std::size_t dash = module.find('-', dot == std::string::npos ? 0 : dot);
@@ -337,7 +341,7 @@ Conformance conform_row(RecordingLibrary& library, const RecordingFolder& folder
   };
   RecordedJob job;
   try {
-    job = read_recorded_job(folder, row);
+    job = has_axes(folder) ? read_axes_job(folder, row) : read_recorded_job(folder, row);
   } catch (const Error& error) {
     if (error.exit_code() == ExitCode::kInvalidInput) throw;
     return not_forecast(error);

@@ -131,6 +131,8 @@ class RecordingReader {
       pools[i] = file->find("mem_" + std::string(kPools[i]));
       recording_.events_have_pools = recording_.events_have_pools && (pools[i] || i == kHostPool);
     }
+    const auto communicator = file->find("communicator"), issue = file->find("issue");
+    recording_.events_have_communicators = communicator && issue;
     const std::vector<std::size_t>& rows = folder.rows("events", id_);
     std::vector<RecordedEvent> events;
     events.reserve(rows.size());
@@ -152,6 +154,10 @@ class RecordingReader {
       event.cause = file->text(row, c[10]);
       event.state = file->text(row, c[11]);
       event.on = file->text(row, c[12]);
+      if (communicator && issue) {
+        event.communicator = file->text(row, *communicator);
+        event.issue = file->text(row, *issue);
+      }
       for (std::size_t i = 0; i < pools.size(); ++i) {
         if (pools[i]) event.pools[i] = file->integer(row, *pools[i]);
       }

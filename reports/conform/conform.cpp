@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "reports/conform/conform_parts.h"
@@ -147,10 +148,23 @@ class Comparison {
                        at + 1);
   }
 
-  bool same_row(const Step& step, std::size_t i) const {
+  // Names of FIFOs are each side's own: what counts is which rows share one.
+  bool same_fifo(const RecordedEvent& recorded, const RecordedEvent& predicted) {
+    if (!recording_.events_have_communicators) return true;
+    if (recorded.communicator.empty() || predicted.communicator.empty()) {
+      return recorded.communicator == predicted.communicator;
+    }
+    const auto theirs = fifos_.try_emplace(recorded.communicator, predicted.communicator).first;
+    const auto ours = owners_.try_emplace(predicted.communicator, recorded.communicator).first;
+    return theirs->second == predicted.communicator && ours->second == recorded.communicator;
+  }
+
+  bool same_row(const Step& step, std::size_t i) {
     const RecordedEvent& recorded = *step.recorded[i];
     const RecordedEvent& predicted = step.predicted[i];
-    return same_order(recorded, predicted) &&
+    const bool issued_alike =
+        !recording_.events_have_communicators || recorded.issue == predicted.issue;
+    return issued_alike && same_fifo(recorded, predicted) && same_order(recorded, predicted) &&
            (!step.has_own_rows || same_microbatch(recorded, predicted));
   }
 
@@ -329,6 +343,7 @@ class Comparison {
   std::int64_t constant_;
   LoggedMemory first_memory_, steady_memory_;
   std::array<Step, 2> steps_;
+  std::map<std::string, std::string> fifos_, owners_;  // recorded to predicted and back
   Conformance result_;
 };
 

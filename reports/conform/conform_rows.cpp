@@ -38,6 +38,8 @@ std::string describe(const RecordedEvent& event) {
   add(text, event.cause);
   add(text, event.state);
   if (!event.on.empty()) add(text, fmt::format("[{}]", event.on));
+  if (!event.communicator.empty()) add(text, "on " + event.communicator);
+  add(text, event.issue);
   if (event.microbatch >= 0) add(text, fmt::format("mb{}", event.microbatch));
   return text;
 }
@@ -63,6 +65,12 @@ RecordedEvent in_recorders_words(const HostEvent& event, const std::vector<std::
   row.state = event.state;
   row.on = event.on;
   add(row.on, name_of(event.on_unit, names));
+  if (event.on_group_size > 0) {
+    add(row.on, fmt::format("{}:{}", event.on_group, event.on_group_size));
+  }
+  if (!event.splits.empty()) row.on = event.splits;
+  if (event.communicator >= 0) row.communicator = fmt::format("{}", event.communicator);
+  row.issue = event.issue;
   return row;
 }
 

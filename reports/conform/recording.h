@@ -29,6 +29,9 @@ struct RecordedEvent {
   std::string kind, unit, stream, dtype, group, cause, state, on;
   std::int64_t bytes_in = kBlank;
   std::int64_t bytes_out = kBlank;
+  // Of collectives, where the recording has axes: a name for each FIFO of its own, and how it was
+  // asked for ("functional", "c10d").
+  std::string communicator, issue;
   PoolBytes pools{};  // live after it
 };
 
@@ -82,6 +85,7 @@ struct Recording {
 
   std::vector<RecordedEvent> events;  // of step 2; of step 1 too where its order differs
   bool events_have_pools = true;
+  bool events_have_communicators = false;
   bool first_step_order_equal = true;  // step 1's events are those of step 2 but for memory
   std::vector<std::string> categories;
   std::vector<RecordedMemoryRow> memory;  // steps 1 and 2

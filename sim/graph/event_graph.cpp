@@ -34,13 +34,15 @@ const char* to_string(EventKind kind) {
                                                                   "dequantize",
                                                                   "storage_read",
                                                                   "storage_write",
-                                                                  "host_optimizer"};
+                                                                  "host_optimizer",
+                                                                  "all_to_all"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 
 const char* to_string(Stream stream) {
   static constexpr std::array<const char*, kStreams> kNames = {
-      "compute", "all_gather_copy_in", "all_gather", "reduce_scatter", "all_reduce"};
+      "compute",    "all_gather_copy_in", "all_gather",       "reduce_scatter",
+      "all_reduce", "tensor_parallel",    "context_parallel", "expert_parallel"};
   return kNames[static_cast<std::size_t>(stream)];
 }
 

@@ -54,17 +54,29 @@ enum class EventKind : std::uint8_t {
   kStorageRead,  // NVMe
   kStorageWrite,
   kHostOptimizer,  // the step on the host's cores
+  kAllToAll,
 };
-inline constexpr std::size_t kEventKinds = 26;
+inline constexpr std::size_t kEventKinds = 27;
 const char* to_string(EventKind kind);
 constexpr bool is_collective(EventKind kind) {
   return kind == EventKind::kAllGather || kind == EventKind::kReduceScatter ||
          kind == EventKind::kAllReduce || kind == EventKind::kBroadcast ||
-         kind == EventKind::kReduce;
+         kind == EventKind::kReduce || kind == EventKind::kAllToAll;
 }
 
-enum class Stream : std::uint8_t { kCompute, kCopyIn, kAllGather, kReduceScatter, kAllReduce };
-inline constexpr std::size_t kStreams = 5;
+// The last three are the streams of the communicators inside layers: of the mesh's axes tp, cp, and
+// ep with etp.
+enum class Stream : std::uint8_t {
+  kCompute,
+  kCopyIn,
+  kAllGather,
+  kReduceScatter,
+  kAllReduce,
+  kTensor,
+  kContext,
+  kExpert
+};
+inline constexpr std::size_t kStreams = 8;
 const char* to_string(Stream stream);
 // Streams as bits.
 using StreamSet = std::uint8_t;

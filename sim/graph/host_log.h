@@ -35,8 +35,17 @@ struct HostEvent {
   std::string_view on =
       {};  // operator, reduction, or what is waited for ("all_gather", "stream CI")
   std::int32_t on_unit = kNobody;  // of the event that is waited for; kRootModule too
-  std::int32_t microbatch = 0;     // -1: outside the micro-batches
-  std::uint32_t actions = 0;       // memory actions of the graph that come before it
+  // kind "wait" for a collective of an axis: whose group that is.
+  std::string_view on_group = {};
+  std::int64_t on_group_size = 0;
+  // Collectives: index into EventGraph::communicators, and how PyTorch was asked for it: "c10d", or
+  // "functional" (on the communicator's own stream, awaited later).
+  std::int32_t communicator = -1;
+  std::string_view issue = {};
+  // all_to_all: rows to and from every rank of the group.
+  std::string splits = {};
+  std::int32_t microbatch = 0;  // -1: outside the micro-batches
+  std::uint32_t actions = 0;    // memory actions of the graph that come before it
 };
 
 struct RecordedStep {

@@ -29,7 +29,7 @@ bool is_layer_kind(EventKind kind) {
 
 StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
                          EventGraph recycled)
-    : model_(model), plan_(plan), graph_(std::move(recycled)) {
+    : model_(programs.model_of(model)), plan_(plan), graph_(std::move(recycled)) {
   graph_.clear();
   graph_.host.python = plan.runtime.kind != RuntimeKind::kNative;
   graph_.host.compiled = plan.compile != Compile::kNone;
@@ -38,7 +38,7 @@ StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPr
   FORESHARD_CHECK(programs.serve(plan), "layer programs of another batch shape");
   tails_.fill(kNoEvent);
   communicator_tails_.fill(kNoEvent);
-  repeats_layers_ = std::any_of(model.order.begin(), model.order.end(),
+  repeats_layers_ = std::any_of(model_.order.begin(), model_.order.end(),
                                 [](const LayerInstance& layer) { return layer.same_as >= 0; });
   lower_units(programs);
   groups_ = static_cast<std::int32_t>(std::max(shapes_.size(), graph_.programs.size())) + 1;
@@ -46,7 +46,7 @@ StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPr
 
   // Slots of the layer executions take the first buffer ids, micro-batch by micro-batch in forward
   // order, so that the slot after a layer's last one is the next layer's first.
-  const auto layers = static_cast<std::int32_t>(model.order.size());
+  const auto layers = static_cast<std::int32_t>(model_.order.size());
   const auto steps =
       static_cast<std::int32_t>(plan.batch.accumulation) + (plan.evaluation.in_step ? 1 : 0);
   std::int64_t slots = 0;  // of one micro-batch
@@ -131,9 +131,9 @@ Recompute StepBuilder::recompute_of(std::int32_t layer) const {
 void StepBuilder::add_communicators(PostForwardGroups groups) {
   std::vector<Communicator>& list = graph_.communicators;
   const Mesh& mesh = plan_.mesh;
-  const GroupShape shards{mesh.shard, mesh.shard_stride()};
+  const GroupShape shards = mesh.group(MeshDim::kFsdp);
   list.push_back({"shard", shards, false});
-  list.push_back({"replicate", {mesh.replicate, mesh.replicate_stride()}, false});
+  list.push_back({"replicate", mesh.group(MeshDim::kReplicate), false});
   if (plan_.communicators == Communicators::kSeparate) {
     reduce_scatter_communicator_ = static_cast<std::uint8_t>(list.size());
     list.push_back({"reduce_scatter", shards, false});
@@ -147,6 +147,38 @@ void StepBuilder::add_communicators(PostForwardGroups groups) {
         std::any_of(list.begin() + static_cast<std::ptrdiff_t>(first_small), list.end(),
                     [&](const Communicator& c) { return c.group == group; });
     if (!known) list.push_back({"post_forward", group, groups == PostForwardGroups::kOfEachUnit});
+  }
+  if (!mesh.is_plain() || plan_.step_frame != StepFrame::kPlain) add_axes();
+}
+
+// Groups of one rank have none, but for those of experts (torchtitan makes a mesh of them).
+void StepBuilder::add_axes() {
+  std::vector<Communicator>& list = graph_.communicators;
+  const Mesh& mesh = plan_.mesh;
+  communicator_of_dim_.fill(kNoCommunicator);
+  std::uint8_t world = kNoCommunicator;
+  if (mesh.replicate == mesh.world()) world = kReplicate;
+  if (mesh.fsdp() == mesh.world()) world = kShard;
+  const bool has_experts = mesh.ep > 1 || mesh.etp > 1;
+  for (std::size_t d = 0; d < kMeshDims; ++d) {
+    const auto dim = static_cast<MeshDim>(d);
+    const bool of_experts = dim == MeshDim::kEp || dim == MeshDim::kEfsdp || dim == MeshDim::kEtp ||
+                            dim == MeshDim::kExpertReplicate;
+    const GroupShape group = mesh.group(dim);
+    if ((of_experts && !has_experts) || (group.size == 1 && dim != MeshDim::kEfsdp)) continue;
+    std::uint8_t& index = communicator_of_dim_[d];
+    if (group.size == mesh.world()) {
+      if (world == kNoCommunicator) {
+        world = static_cast<std::uint8_t>(list.size());
+        list.push_back({to_string(MeshDim::kWorld), group, false});
+      }
+      index = world;
+    } else if (dim == MeshDim::kFsdp || dim == MeshDim::kReplicate) {
+      index = dim == MeshDim::kFsdp ? kShard : kReplicate;
+    } else {
+      index = static_cast<std::uint8_t>(list.size());
+      list.push_back({to_string(dim), group, false});
+    }
   }
 }
 
@@ -344,6 +376,19 @@ EventId StepBuilder::add_layer_run(EventKind kind, std::int32_t layer, std::size
   graph_.actions.push_back({action, first_execution_ + layer, static_cast<std::uint8_t>(first),
                             static_cast<std::uint8_t>(count)});
   return id;
+}
+
+EventId StepBuilder::add_collective(EventKind kind, Stream stream, std::uint8_t communicator,
+                                    Bytes bytes, std::int32_t unit) {
+  const auto [it, is_new] =
+      collective_works_.try_emplace({kind, communicator, bytes.count(), pending_hooks_});
+  if (is_new) {
+    UnitWork work;
+    work.communicator = communicator;
+    work.bytes = bytes;
+    it->second = new_work(kind, work);
+  }
+  return push(kind, stream, it->second, unit, -1);
 }
 
 void StepBuilder::add_segment(EventKind kind, std::int32_t layer, std::uint8_t segment) {

@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <map>
 #include <span>
+#include <tuple>
 #include <vector>
 
 #include "sim/graph/event_graph.h"
@@ -25,6 +27,8 @@ struct UnitParameter {
   std::int64_t gathered_size = 2;
   bool casts = true;  // to the compute dtype, before its gather
   bool trainable = true;
+  bool partial = false;             // ParameterSpec::partial
+  std::int64_t gradient_numel = 0;  // as backward makes it; 0: numel
 };
 
 // What a unit's rows cost and its buffers weigh. Units of the same layers share one.
@@ -43,7 +47,10 @@ struct UnitShape {
   std::int64_t trained_cut_numel = 0;
   std::int64_t parameters = 0;
   std::int64_t trained = 0;
-  std::int64_t reshard_group = 0;  // ranks of the small group after forward; 0: none
+  std::int64_t reshard_group = 0;         // ranks of the small group after forward; 0: none
+  std::int64_t shards = 1;                // ranks that it is sharded over
+  MeshDim sharded_over = MeshDim::kFsdp;  // or kEfsdp: experts
+  bool makes_whole_gradients = false;     // ParameterSpec::partial or gradient_numel of some
   // Into EventGraph::parts: unsharded parameters in the compute dtype, shards and (trained) moments
   // in the stored ones.
   std::int32_t unsharded_parts = -1;
@@ -99,6 +106,10 @@ class StepBuilder {
   bool is_ignored(const ParameterSpec& parameter) const {
     return parameter.is_norm && plan_.ignored == Ignored::kNorms;
   }
+  // Experts of a mesh with axes of their own.
+  bool is_over_experts(const ParameterSpec& parameter) const {
+    return parameter.is_expert && (plan_.mesh.ep > 1 || plan_.mesh.etp > 1);
+  }
   UnitParameter sharded(std::int32_t layer, const ParameterSpec& parameter) const;
   // What layers keep whole on every rank beside their parameters (LayerSpec::resident_bytes).
   std::vector<std::int64_t> resident_bytes() const;
@@ -127,6 +138,9 @@ class StepBuilder {
   EventId add_row(EventKind kind, Stream stream, std::uint16_t work, std::int32_t unit) {
     return push(kind, stream, work, unit, -1);
   }
+  // A collective inside a layer or outside of all units. `bytes`: of the whole buffer.
+  EventId add_collective(EventKind kind, Stream stream, std::uint8_t communicator, Bytes bytes,
+                         std::int32_t unit);
   // Memory of one more phase of a layer, in the row added last. kExit: what ends with the hooks'
   // last segment; kInside: all else.
   enum class Segments : std::uint8_t { kInside, kExit };
@@ -228,6 +242,11 @@ class StepBuilder {
   enum class PostForwardGroups : std::uint8_t { kOfEachUnit, kShared };
   void add_communicators(PostForwardGroups groups);
   std::uint8_t reduce_scatter_communicator() const { return reduce_scatter_communicator_; }
+  // Of a group of the mesh. All that are as large as the world share one: PyTorch's DeviceMesh
+  // takes the world's process group for them (device_mesh.py, _init_one_process_group).
+  std::uint8_t communicator_of(MeshDim dim) const {
+    return communicator_of_dim_[static_cast<std::size_t>(dim)];
+  }
   std::uint8_t post_forward_communicator(std::int64_t size) const;
 
   virtual UnitWork unit_work(EventKind kind, const UnitShape& shape,
@@ -245,7 +264,7 @@ class StepBuilder {
   // Whether this unit and the next one are alike in all that rows are made of: whole blocks, those
   // of the one behind those of the other, of the same kinds, shapes, programs and policies.
   bool is_like_next(std::int32_t unit) const;
-  static constexpr std::size_t kPlaceCommunicators = 8;
+  static constexpr std::size_t kPlaceCommunicators = 14;
   struct Place {
     std::size_t rows = 0, waits = 0, actions = 0, buffers = 0, works = 0;  // written so far
     std::int32_t hooks = 0;
@@ -267,6 +286,7 @@ class StepBuilder {
   const Plan& plan_;
 
  private:
+  void add_axes();
   void lower_units(const LayerPrograms& programs);
   void assign_layers(const LayerPrograms& programs);
   std::uint32_t program_of(std::int32_t layer, std::int32_t pass) const;
@@ -337,6 +357,10 @@ class StepBuilder {
   std::array<std::uint8_t, kStreams> pending_sources_{};               // bits: which are set
   std::array<EventId, 256> communicator_tails_;
   std::uint8_t reduce_scatter_communicator_ = kShard;
+  std::array<std::uint8_t, kMeshDims> communicator_of_dim_{};
+  // Works of add_collective, by kind, communicator, bytes and hooks.
+  std::map<std::tuple<EventKind, std::uint8_t, std::int64_t, std::int32_t>, std::uint16_t>
+      collective_works_;
   EventId host_reads_ = kNoEvent;         // a row whose results the next row's issue waits for
   EventId unawaited_compute_ = kNoEvent;  // CPU ranks: a compute row the host has not waited for
   std::int32_t pending_hooks_ = 0;

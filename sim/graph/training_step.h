@@ -29,6 +29,9 @@ class LayerPrograms {
  public:
   // Derives the programs of every recompute mode that `plan` uses.
   LayerPrograms(const ModelSpec& model, const Plan& plan);
+  // What one rank computes of the model: with axes beside replicate and shard its own part of every
+  // layer (sim/graph/axes.h), else nothing of its own.
+  const ModelSpec& model_of(const ModelSpec& whole) const { return local_ ? *local_ : whole; }
   // Of ModelSpec::order[layer].
   const std::shared_ptr<const LayerProgram>& at(
       std::int32_t layer, Recompute recompute,
@@ -63,6 +66,11 @@ class LayerPrograms {
     bool evaluates = false;
     bool early_stop = true;  // of recomputations
     bool stacked = false;    // ModuleKernels::scan
+    Mesh mesh;               // where it has more axes than replicate and shard, and what follows
+    TensorParallel tensor_parallel;
+    ContextParallel context_parallel;
+    ExpertParallel expert_parallel;
+    std::int64_t rank = 0;
     bool operator==(const Setting&) const = default;
   };
   struct Programs {
@@ -80,6 +88,7 @@ class LayerPrograms {
   }
 
   Setting setting_;
+  std::shared_ptr<const ModelSpec> local_;
   std::vector<std::int32_t> variant_of_layer_;  // into programs_
   std::vector<Programs> programs_;
   std::array<bool, 3> modes_{};

@@ -55,7 +55,7 @@ void StepBuilder::assign_layers(const LayerPrograms& programs) {
   auto new_unit = [&](std::string name) {
     Unit& unit = graph_.units.emplace_back();
     unit.name = std::move(name);
-    unit.shards = plan_.mesh.shard;
+    unit.shards = plan_.mesh.fsdp();
     return unit_count() - 1;
   };
   std::vector<std::pair<std::int32_t, Module>> owned;  // by units, in forward order
@@ -190,8 +190,12 @@ bool StepBuilder::is_in(const ParameterSpec& parameter, const Module& module) co
 // one most ranks would hold padding only).
 UnitParameter StepBuilder::sharded(std::int32_t layer, const ParameterSpec& parameter) const {
   UnitParameter p;
-  const std::int64_t shards = is_ignored(parameter) ? 1 : plan_.mesh.shard;
-  const std::int64_t rank = shards == 1 ? 0 : plan_.mesh.shard_index(plan_.rank);
+  const Mesh& mesh = plan_.mesh;
+  const bool over_experts = is_over_experts(parameter);
+  const std::int64_t shards = is_ignored(parameter) ? 1 : over_experts ? mesh.efsdp() : mesh.fsdp();
+  const std::int64_t index =
+      over_experts ? mesh.efsdp_index(plan_.rank) : mesh.shard_index(plan_.rank);
+  const std::int64_t rank = shards == 1 ? 0 : index;
   p.numel = parameter.numel();
   p.shard_dim = shard_dim_of(parameter, plan_.units.shard_dim, shards);
   p.stored_size = size_of(parameter.stored_as_computed ? plan_.param_dtype : plan_.master_dtype);
@@ -204,15 +208,23 @@ UnitParameter StepBuilder::sharded(std::int32_t layer, const ParameterSpec& para
   p.shard_numel = checked_multiply(chunk, rest);
   p.local_numel = std::clamp<std::int64_t>(rows - rank * chunk, 0, chunk) * rest;
   p.trainable = is_trained(layer, parameter);
+  p.partial = parameter.partial;
+  p.gradient_numel = parameter.gradient_numel;
   return p;
 }
 
 UnitShape StepBuilder::shape_of(std::int32_t unit) {
   UnitShape shape;
+  shape.shards = plan_.mesh.fsdp();
   for (const Module& owned : modules_of(unit)) {
     for (const ParameterSpec& parameter : spec_of(owned.layer).parameters) {
       if (parameter.tied || !is_in(parameter, owned) || is_ignored(parameter)) continue;
       const UnitParameter p = sharded(owned.layer, parameter);
+      if (is_over_experts(parameter)) {
+        shape.sharded_over = MeshDim::kEfsdp;
+        shape.shards = plan_.mesh.efsdp();
+      }
+      if (p.trainable && (p.partial || p.gradient_numel > 0)) shape.makes_whole_gradients = true;
       shape.numel = checked_add(shape.numel, p.numel);
       shape.shard_numel = checked_add(shape.shard_numel, p.shard_numel);
       shape.shard_bytes = checked_add(shape.shard_bytes, p.shard_numel * p.stored_size);
@@ -274,7 +286,7 @@ void StepBuilder::size_units() {
       shape.reshard_group = group;
       std::vector<Bytes> unsharded, sharded, state;
       for (const UnitParameter& p : shape.list) {
-        const std::int64_t padded = checked_multiply(p.shard_numel, plan_.mesh.shard);
+        const std::int64_t padded = checked_multiply(p.shard_numel, shape.shards);
         unsharded.push_back(allocated_size(checked_multiply(padded, p.gathered_size)));
         sharded.push_back(allocated_size(checked_multiply(p.shard_numel, p.stored_size)));
         state.push_back(p.trainable ? allocated_size(checked_multiply(
@@ -293,6 +305,7 @@ void StepBuilder::size_units() {
     unit.parameters = shape.parameters;
     unit.numel = shape.numel;
     unit.shard_numel = shape.shard_numel;
+    unit.shards = shape.shards;
   }
 }
 

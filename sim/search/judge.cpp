@@ -108,7 +108,7 @@ class ActivationLevel {
 // When forward ends; the root stays whole whatever the policy.
 Bytes kept_after_forward(const Plan& plan, const ModelSpec& model) {
   const Reshard& reshard = plan.reshard_after_forward.value;
-  if (plan.mesh.shard == 1 || !plan.reshard_after_forward.ranges.empty()) return Bytes();
+  if (plan.mesh.fsdp() == 1 || !plan.reshard_after_forward.ranges.empty()) return Bytes();
   const std::int64_t element = plan.float8_all_gather ? 1 : size_of(plan.param_dtype);
   const Bytes whole(model.parameters() * element / (plan.mesh.tp * plan.mesh.ep));
   if (reshard.kind == Reshard::Kind::kNever) return whole;

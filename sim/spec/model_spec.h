@@ -182,8 +182,9 @@ struct LayerCollective {
   // before a reduce-scatter, and behind an all-gather (a view where there is one sequence).
   bool packs = false;
   bool unpacks = false;
-  bool waits = false;    // at once
-  bool maximum = false;  // all-reduce: of the greatest value, not of the sum
+  bool reorders = false;  // copied behind even then: another one than the second
+  bool waits = false;     // at once
+  bool maximum = false;   // all-reduce: of the greatest value, not of the sum
   bool operator==(const LayerCollective&) const = default;
 };
 

@@ -90,10 +90,11 @@ RecordedStep Fsdp2::build(StepNumber step, Log keep, const std::vector<std::int3
   Repeat repeat(*this, stale.empty() ? Repeat::Groups::kUntouched : Repeat::Groups::kUsed);
   repeat_ = &repeat;
   persistent_memory(step);
+  if (framed() && step != StepNumber::kFirst) hold_gradients();
   for (std::int32_t unit : stale) {
     Gather& gather = group(unit).gather;
     gather.pending = true;
-    gather.bytes = shape(unit).gather_bytes * plan_.mesh.shard;
+    gather.bytes = shape(unit).gather_bytes * shape(unit).shards;
     gather.event = {kNoEvent, "all_gather", unit, true};
     gather.buffer =
         allocate_persistent(MemoryCategory::kAllGatherOutput, unit, Bytes(gather.bytes));
@@ -101,6 +102,7 @@ RecordedStep Fsdp2::build(StepNumber step, Log keep, const std::vector<std::int3
   }
   log_microbatch_ = step == StepNumber::kFirst ? 0 : -1;  // what the step before left
   if (logging_) log("step_begin");
+  begin_step_frame();
   if (plan_.evaluation.in_step) {
     input_tokens_ =
         allocate(MemoryCategory::kInput, Stream::kCompute, -1,
@@ -119,7 +121,9 @@ RecordedStep Fsdp2::build(StepNumber step, Log keep, const std::vector<std::int3
   }
   log_microbatch_ = -1;
   if (plan_.optimizer.clip_norm) clip();
+  balance_routers();
   optimizer(step);
+  end_step_frame();
   StepBuilder::free(held_logits_);
   if (logging_) log("step_end");
   return {finish(), std::move(events_), std::move(padded_again_)};
@@ -205,7 +209,15 @@ void Fsdp2::drop_head_inputs() {
 
 void Fsdp2::compute_loss(std::int32_t layer) {
   log_where_ = "loss";
-  add_layer_row(EventKind::kLoss, layer);
+  if (phase(EventKind::kForward, layer).calls.empty()) {
+    add_layer_row(EventKind::kLoss, layer);
+  } else {
+    run_layer(EventKind::kLoss, layer);
+    add_row(EventKind::kLoss, Stream::kCompute,
+            layer_run_work(EventKind::kBackward, layer, 0,
+                           phase(EventKind::kBackward, layer).segments.size(), 0),
+            -1);
+  }
   if (logging_) log("loss");
 }
 
@@ -258,25 +270,59 @@ void Fsdp2::run_border(EventKind kind, std::int32_t layer, std::int8_t part) {
 
 void Fsdp2::run_layer(EventKind kind, std::int32_t layer) {
   const LayerPhaseProgram& p = phase(kind, layer);
-  if (p.segments.size() < 2) {
+  if (p.calls.empty() && p.segments.size() < 2) {
     if (!p.segments.empty()) add_layer_row(kind, layer);
     return;
   }
+  std::vector<EventId> outer = std::exchange(flights_, {});
+  flights_.assign(p.calls.size(), kNoEvent);
   for (std::size_t s = 0; s < p.segments.size(); ++s) {
-    const std::int8_t part = p.segments[s].part;
-    if (part < 0) continue;
-    const auto segment = static_cast<std::uint8_t>(s);
-    if (unit_of_part(layer, part) == unit_of_layer(layer)) {
-      add_layer_row(kind, layer, segment);
-    } else if (kind == EventKind::kBackward) {
-      begin_backward(layer, part);
-      add_layer_row(kind, layer, segment);
-      end_backward(layer, part);
-    } else {
-      enter_module(layer, part);
-      add_layer_row(kind, layer, segment);
-      leave_module(layer, part, kind == EventKind::kRecompute);
-    }
+    run_calls(kind, layer, s);
+    if (p.segments[s].part >= 0) run_part(kind, layer, s);
+  }
+  note_open(kind, layer);
+  flights_ = std::move(outer);
+}
+
+void Fsdp2::run_part(EventKind kind, std::int32_t layer, std::size_t segment) {
+  const std::int8_t part = phase(kind, layer).segments[segment].part;
+  if (unit_of_part(layer, part) == unit_of_layer(layer)) return run_segment(kind, layer, segment);
+  const bool backward = kind == EventKind::kBackward;
+  if (begins_part(kind, layer, segment)) {
+    backward ? begin_backward(layer, part) : enter_module(layer, part);
+  }
+  run_segment(kind, layer, segment);
+  if (!ends_part(kind, layer, segment)) return;
+  if (backward) {
+    end_backward(layer, part);
+  } else {
+    leave_module(layer, part, kind == EventKind::kRecompute);
+  }
+}
+
+// Collectives cut a module's run into several segments.
+bool Fsdp2::begins_part(EventKind kind, std::int32_t layer, std::size_t segment) const {
+  const std::vector<LayerSegment>& segments = phase(kind, layer).segments;
+  return segment == 0 || segments[segment - 1].part != segments[segment].part;
+}
+bool Fsdp2::ends_part(EventKind kind, std::int32_t layer, std::size_t segment) const {
+  const std::vector<LayerSegment>& segments = phase(kind, layer).segments;
+  return segment + 1 == segments.size() || segments[segment + 1].part != segments[segment].part;
+}
+
+void Fsdp2::run_segment(EventKind kind, std::int32_t layer, std::size_t segment) {
+  const LayerPhaseProgram& p = phase(kind, layer);
+  if (p.calls.empty()) {
+    add_layer_row(kind, layer, static_cast<std::uint8_t>(segment));
+    return;
+  }
+  const std::uint32_t kernels = segment == 0 ? 0 : p.segments[segment - 1].kernels_end;
+  const std::uint32_t actions = segment == 0 ? 0 : p.segments[segment - 1].actions_end;
+  if (p.segments[segment].kernels_end > kernels) {
+    const EventId row = add_layer_run(kind, layer, segment, 1);
+    if (p.segments[segment].host_waits) host_wait(row);
+  } else if (p.segments[segment].actions_end > actions) {
+    add_segment(kind, layer, static_cast<std::uint8_t>(segment));
   }
 }
 
@@ -392,7 +438,9 @@ void Fsdp2::run_backward() {
       state_pre_backward(root());
       root_hook_due = false;
     }
-    if (recompute_of(l) != Recompute::kNone) run_layer(EventKind::kRecompute, l);
+    if (recompute_of(l) != Recompute::kNone && !recomputes_inside(l)) {
+      run_layer(EventKind::kRecompute, l);
+    }
     run_layer(EventKind::kBackward, l);
     end_backward(l, 0);
     run_border(EventKind::kBackward, l, LayerSegment::kAfter);

@@ -44,6 +44,7 @@ class Fsdp2 final : public StepBuilder {
   static constexpr std::int32_t kDivideInput = 5;  // ... divide the reduce-scatter's input
   static constexpr std::int32_t kCopyAlone = 6;    // ... one rank: copy instead of reduce-scatter
   static constexpr std::int32_t kCastAdd = 7;      // ... cast and add
+  static constexpr std::int32_t kSlice = 0;        // gradient copy-in: the rank's slice
 
   enum class Training : std::uint8_t { kIdle, kForward, kPreBackward, kPostBackward };
   static std::string_view word(Training training);
@@ -90,6 +91,7 @@ class Fsdp2 final : public StepBuilder {
     // Unsharded gradients: of which pass; casts of them, one per trained parameter.
     std::int32_t gradient_pass = -1;
     std::vector<std::int32_t> accumulated;
+    std::vector<std::int32_t> whole;    // ... completed over the ranks of an axis
     std::int32_t gradient = kNoBuffer;  // sharded
     std::vector<std::int32_t> host_gradients;
     bool has_gradient = false;
@@ -118,7 +120,18 @@ class Fsdp2 final : public StepBuilder {
   std::int32_t count() const { return static_cast<std::int32_t>(groups_.size()); }
   const Fsdp2Version& version() const { return version_; }
   bool replicated() const { return plan_.mesh.replicate > 1; }
-  bool alone() const { return plan_.mesh.shard == 1; }
+  // Experts of a mesh with axes of their own have groups of their own.
+  static bool of_experts(const UnitShape& s) { return s.sharded_over == MeshDim::kEfsdp; }
+  std::uint8_t gathers_on(const UnitShape& s) const {
+    return of_experts(s) ? communicator_of(MeshDim::kEfsdp) : kShard;
+  }
+  std::uint8_t replicates_on(const UnitShape& s) const {
+    return of_experts(s) ? communicator_of(MeshDim::kExpertReplicate) : kReplicate;
+  }
+  std::string_view shard_group(std::int32_t unit) const {
+    return of_experts(shape(unit)) ? "expert_shard" : "shard";
+  }
+  bool alone(std::int32_t unit) const { return shape(unit).shards == 1; }
   bool casts_parameters() const { return plan_.param_dtype != plan_.master_dtype; }
   bool casts_gradients() const { return plan_.reduce_dtype != plan_.master_dtype; }
   std::int64_t param_size() const { return size_of(plan_.param_dtype); }
@@ -168,6 +181,40 @@ class Fsdp2 final : public StepBuilder {
   void drop_head_inputs();
   void run_backward();
   void run_layer(EventKind kind, std::int32_t layer);
+  void run_part(EventKind kind, std::int32_t layer, std::size_t segment);
+  bool begins_part(EventKind kind, std::int32_t layer, std::size_t segment) const;
+  bool ends_part(EventKind kind, std::int32_t layer, std::size_t segment) const;
+  void run_segment(EventKind kind, std::int32_t layer, std::size_t segment);
+
+  // --- fsdp2_axes.cpp: collectives of layers, and what axes add to a step ---
+  void run_calls(EventKind kind, std::int32_t layer, std::size_t segment);
+  EventId launch(const LayerCall& call, std::int32_t unit);
+  void await(const LayerCall& call, std::int32_t unit);
+  std::string splits_of(const LayerCall& call) const;
+  void note_open(EventKind kind, std::int32_t layer);
+  EventId communicate(CollectiveKind kind, MeshDim dim, std::int64_t bytes_in,
+                      std::int64_t bytes_out, HostEvent event);
+  void await_collective(EventId row, CollectiveKind kind, MeshDim dim, std::int32_t unit);
+  std::vector<std::int32_t> complete_gradients(std::int32_t unit);
+  void begin_step_frame();
+  void end_step_frame();
+  void balance_routers();
+  void hold_gradients();
+  bool recomputes_inside(std::int32_t layer) const;
+  struct Scalar {
+    std::int64_t bytes = 0;
+    std::string_view dtype, reduction;
+  };
+  void sum_and_read(MeshDim dim, const Scalar& scalar);
+  void read_on_host(const Scalar& scalar, EventId row);
+  struct ClipGroup {
+    std::int64_t parameters = 0;
+    std::vector<MeshDim> dims;  // that their gradients are cut by
+  };
+  std::vector<ClipGroup> clip_groups() const;
+  void clip_over_axes();
+  bool has_axes() const { return !plan_.mesh.is_plain(); }
+  bool framed() const { return plan_.step_frame != StepFrame::kPlain; }
   void run_border(EventKind kind, std::int32_t layer, std::int8_t part);
   std::int32_t first_call(std::int32_t layer) const;
   void store_gradients(std::int32_t layer, std::int8_t part);
@@ -259,6 +306,15 @@ class Fsdp2 final : public StepBuilder {
   bool all_reduces_ = true;
   bool reshards_after_backward_ = true;
 
+  // Collectives of the phase that runs, by their place among its calls; what the layer before left
+  // on its way: the row, the call, and the buffer that is freed once it is there.
+  struct OpenCall {
+    EventId row = kNoEvent;
+    LayerCollective collective;
+    std::int32_t buffer = kNoBuffer;
+  };
+  std::vector<EventId> flights_;
+  OpenCall open_;
   Repeat* repeat_ = nullptr;                       // while a step is built
   std::vector<std::int32_t> run_begin_, run_end_;  // of each unit: of its run of like ones
   std::vector<std::int32_t> temporaries_;          // of all_gather; empty between two

@@ -31,6 +31,10 @@ std::string_view short_name(Stream stream) {
       return "RS";
     case Stream::kAllReduce:
       return "AR";
+    case Stream::kTensor:
+    case Stream::kContext:
+    case Stream::kExpert:
+      break;
   }
   return "";
 }

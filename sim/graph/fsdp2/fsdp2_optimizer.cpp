@@ -112,6 +112,7 @@ void Fsdp2::persistent_memory(StepNumber step) {
 void Fsdp2::clip() {
   log_where_ = "clip";
   if (logging_) log("clip_begin");
+  if (has_axes() || framed()) return clip_over_axes();
   const auto parameters = static_cast<std::int64_t>(trained_.size());
   const Bytes scalar(master_size());
   const Bytes row(parameters * master_size());
@@ -198,7 +199,7 @@ void Fsdp2::optimizer(StepNumber step) {
     wait(Stream::kAllReduce, last);
     wait(Stream::kCompute, add_step_row(EventKind::kAllReduce, Stream::kAllReduce));
   }
-  zero_grad();
+  if (!framed()) zero_grad();
   if (plan_.host_sync == HostSync::kStep) graph().final_host_wait = last;
 }
 

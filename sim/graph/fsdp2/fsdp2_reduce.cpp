@@ -29,6 +29,7 @@ void Fsdp2::post_backward(std::int32_t unit, std::string_view cause) {
     return;
   }
   const bool any = s.trained > 0 && (g.gradient_pass >= 0 || !g.accumulated.empty());
+  if (any && s.makes_whole_gradients) g.whole = complete_gradients(unit);
   if (reshards_after_backward_) reshard(unit);
   if (version_.input_release != InputRelease::kAtReduction) release_inputs();
   if (any) {
@@ -143,7 +144,7 @@ void Fsdp2::foreach_reduce(std::int32_t unit) {
   Group& g = group(unit);
   const UnitShape& s = shape(unit);
   const Division divide = division(unit);
-  const std::int64_t shards = plan_.mesh.shard;
+  const std::int64_t shards = s.shards;
   const bool wide = !g.accumulated.empty() || version_.autograd_accumulates;
   const bool kept = !g.accumulated.empty() || g.gradient_pass != pass();
   const bool narrowed = version_.autograd_accumulates && reduce_size() < param_size();
@@ -161,8 +162,10 @@ void Fsdp2::foreach_reduce(std::int32_t unit) {
   const std::int32_t gradient_pass = g.gradient_pass;
   const bool from_accumulated = !g.accumulated.empty();
   const bool rearranges = s.trained_cut_numel > 0 && (shards > 1 || version_.reduces_alone);
-  std::vector<std::int32_t> one_by_one;
-  if (from_accumulated) {
+  std::vector<std::int32_t> one_by_one = std::exchange(g.whole, {});
+  const bool completed = !one_by_one.empty();
+  if (completed) {
+  } else if (from_accumulated) {
     one_by_one = std::exchange(g.accumulated, {});
   } else if (rearranges) {
     one_by_one = gradient_buffers(unit, gradient_pass);
@@ -216,9 +219,11 @@ void Fsdp2::foreach_reduce(std::int32_t unit) {
                                   .bytes_in = held.bytes,
                                   .bytes_out = output_bytes,
                                   .dtype = to_string(plan_.reduce_dtype),
-                                  .group = separate ? "reduce_scatter" : "shard",
+                                  .group = separate ? "reduce_scatter" : shard_group(unit),
                                   .group_size = shards,
-                                  .on = divide.reduce_scatter});
+                                  .on = divide.reduce_scatter,
+                                  .communicator = gathers_on(s),
+                                  .issue = "c10d"});
     }
   } else {
     add_unit_row(EventKind::kAccumulate, Stream::kReduceScatter, unit, kCopyAlone);
@@ -233,7 +238,7 @@ void Fsdp2::foreach_reduce(std::int32_t unit) {
   }
   held.event = record(Stream::kReduceScatter, "reduce_scatter", unit);
   const auto finish = [&] {
-    if (from_accumulated || rearranges) {
+    if (from_accumulated || rearranges || completed) {
       free_from_end(kept_names);
     } else if (keeps_last) {
       free_last_gradient(unit, gradient_pass);
@@ -272,9 +277,11 @@ void Fsdp2::foreach_reduce(std::int32_t unit) {
                               .bytes_in = output_bytes,
                               .bytes_out = output_bytes,
                               .dtype = to_string(plan_.reduce_dtype),
-                              .group = "replicate",
+                              .group = of_experts(s) ? "expert_replicate" : "replicate",
                               .group_size = plan_.mesh.replicate,
-                              .on = divide.all_reduce});
+                              .on = divide.all_reduce,
+                              .communicator = replicates_on(s),
+                              .issue = "c10d"});
     }
     g.all_reduce = record(Stream::kAllReduce, "all_reduce", unit);
     if (version_.holds_all_reduce_input) g.all_reduce_pending = true;
@@ -418,7 +425,7 @@ void Fsdp2::finalize_backward(std::int32_t unit) {
   g.host_copies.clear();
   if (g.gather.pending && version_.drops_stray_gathers) {
     // Gathered for nothing: nobody unsharded it in this backward.
-    if (!alone() || version_.gathers_alone) wait_event(Stream::kCompute, g.gather.event);
+    if (!alone(unit) || version_.gathers_alone) wait_event(Stream::kCompute, g.gather.event);
     free_gather(unit, g.gather);
     g.gather = {};
   }

@@ -49,7 +49,8 @@ void visit_group(Group& g, const Id& id, const Fact& fact) {
   fact(g.has_gradient);
   fact(g.open_modules);
   fact(g.fresh_gradients);
-  for (auto* list : {&g.single_parameters, &g.slices, &g.accumulated, &g.host_gradients}) {
+  for (auto* list :
+       {&g.single_parameters, &g.slices, &g.accumulated, &g.whole, &g.host_gradients}) {
     fact(list->size());
     for (auto& buffer : *list) id(buffer);
   }

@@ -28,7 +28,7 @@ void Fsdp2::unshard(std::int32_t unit) {
   }
   g.gather = {};
   g.gather.pending = true;
-  if (!alone() || version_.gathers_alone) all_gather(unit);
+  if (!alone(unit) || version_.gathers_alone) all_gather(unit);
 }
 
 void Fsdp2::all_gather(std::int32_t unit) {
@@ -37,7 +37,7 @@ void Fsdp2::all_gather(std::int32_t unit) {
   const bool async = is_async(unit) && g.state != Training::kIdle;
   const Stream copies = async ? Stream::kCompute : Stream::kCopyIn;
   const bool small = !g.slices.empty();
-  const std::int64_t shards = plan_.mesh.shard;
+  const std::int64_t shards = s.shards;
   const std::int64_t ranks = small ? s.reshard_group : shards;
   const std::int64_t bytes = small ? s.gather_bytes * shards / ranks : s.gather_bytes;
   const bool offloaded = plan_.offload != Offload::kNone && !small;
@@ -96,9 +96,11 @@ void Fsdp2::all_gather(std::int32_t unit) {
                             .bytes_in = bytes,
                             .bytes_out = bytes * ranks,
                             .dtype = dtype,
-                            .group = small ? "post_forward" : "shard",
+                            .group = small ? "post_forward" : shard_group(unit),
                             .group_size = ranks,
-                            .cause = log_cause_.empty() ? "demand" : log_cause_});
+                            .cause = log_cause_.empty() ? "demand" : log_cause_,
+                            .communicator = gathers_on(s),
+                            .issue = "c10d"});
   }
   g.gather.event = record(Stream::kAllGather, "all_gather", unit);
   g.gather.async = async;
@@ -117,7 +119,7 @@ void Fsdp2::wait_for_unshard(std::int32_t unit) {
     previous = std::exchange(held_gather_, {});
     if (version_.frees_gather_before_copy_out) free_gather(previous.unit, previous.gather);
   }
-  const bool gathered = !alone() || version_.gathers_alone;
+  const bool gathered = !alone(unit) || version_.gathers_alone;
   std::int32_t temporary = kNoBuffer;
   if (gathered) {
     copy_out(unit);
@@ -152,7 +154,7 @@ void Fsdp2::copy_out(std::int32_t unit) {
   } else {
     std::vector<std::int32_t> temporaries;
     for (const UnitParameter& p : s.list) {
-      const Bytes bytes(p.shard_numel * plan_.mesh.shard * p.gathered_size);
+      const Bytes bytes(p.shard_numel * s.shards * p.gathered_size);
       g.single_parameters.push_back(
           allocate(MemoryCategory::kUnshardedParam, Stream::kCompute, unit, bytes));
       // Sharded along another dimension: a contiguous copy first, put together from there.
@@ -162,14 +164,14 @@ void Fsdp2::copy_out(std::int32_t unit) {
     }
     for (const UnitParameter& p : s.list) {
       if (p.shard_dim == 0) continue;
-      log_operator("cat", Stream::kCompute, p.shard_numel * plan_.mesh.shard * param_size(),
+      log_operator("cat", Stream::kCompute, p.shard_numel * s.shards * param_size(),
                    plan_.param_dtype);
     }
     for (std::int32_t& temporary : temporaries) StepBuilder::free(temporary);
   }
   if (logging_) {
     log_here("all_gather_copy_out", {.bytes_in = g.gather.bytes,
-                                     .bytes_out = s.gather_bytes * plan_.mesh.shard,
+                                     .bytes_out = s.gather_bytes * s.shards,
                                      .dtype = to_string(plan_.param_dtype)});
   }
 }
@@ -222,8 +224,7 @@ void Fsdp2::keep_slices(std::int32_t unit) {
   const UnitShape& s = shape(unit);
   add_unit_row(EventKind::kReshard, Stream::kCompute, unit);
   for (std::size_t i = 0; i < s.list.size(); ++i) {
-    const std::int64_t bytes =
-        s.list[i].shard_numel * plan_.mesh.shard / s.reshard_group * param_size();
+    const std::int64_t bytes = s.list[i].shard_numel * s.shards / s.reshard_group * param_size();
     g.slices.push_back(
         allocate(MemoryCategory::kPostForwardShard, Stream::kCompute, unit, Bytes(bytes)));
     log_operator("clone", Stream::kCompute, bytes, plan_.param_dtype);

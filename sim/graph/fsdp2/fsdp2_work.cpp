@@ -8,7 +8,7 @@ namespace foreshard {
 // divided away before and the rest after; else NCCL divides while it sums.
 Fsdp2::Division Fsdp2::division(std::int32_t unit) const {
   const bool overflows = plan_.reduce_dtype == DType::kFp16;
-  const std::int64_t ranks = plan_.mesh.shard * plan_.mesh.replicate;
+  const std::int64_t ranks = shape(unit).shards * plan_.mesh.replicate;
   const bool listed = is_listed(unit);
   const std::optional<double> factor = listed ? plan_.gradient_divide_factor : std::nullopt;
   if (!overflows && !(plan_.force_sum_reduction && listed)) {
@@ -16,7 +16,7 @@ Fsdp2::Division Fsdp2::division(std::int32_t unit) const {
       const std::string_view op = ranks == 1 && !version_.averages_alone ? "SUM" : "AVG";
       return {0, 0, op, op};
     }
-    const bool whole = *factor == static_cast<double>(plan_.mesh.shard);
+    const bool whole = *factor == static_cast<double>(shape(unit).shards);
     return {0, 0, whole ? "AVG" : "PREMUL_SUM", "SUM"};
   }
   const double total = factor.value_or(static_cast<double>(ranks));
@@ -32,7 +32,7 @@ Fsdp2::Division Fsdp2::division(std::int32_t unit) const {
 
 Fsdp2::UnitWork Fsdp2::unit_work(EventKind kind, const UnitShape& s, std::int32_t variant) const {
   UnitWork work;
-  const std::int64_t shards = plan_.mesh.shard;
+  const std::int64_t shards = s.shards;
   const std::int64_t padded = checked_multiply(s.shard_numel, shards);
   const std::int64_t gathered = checked_multiply(s.gather_bytes, shards);
   const std::int64_t trained = checked_multiply(s.trained_shard_numel, shards);
@@ -63,7 +63,7 @@ Fsdp2::UnitWork Fsdp2::unit_work(EventKind kind, const UnitShape& s, std::int32_
     case EventKind::kAllGather:
       work.bytes = Bytes(gathered);
       work.communicator =
-          variant == kSmallGroup ? post_forward_communicator(s.reshard_group) : kShard;
+          variant == kSmallGroup ? post_forward_communicator(s.reshard_group) : gathers_on(s);
       work.queues = variant != kSmallGroup;
       break;
     case EventKind::kAllGatherCopyOut:
@@ -80,6 +80,10 @@ Fsdp2::UnitWork Fsdp2::unit_work(EventKind kind, const UnitShape& s, std::int32_
       work.kernels = {copy_kernel(2 * work.bytes.count())};
       work.launches = s.parameters;
       break;
+    case EventKind::kGradientCopyIn:
+      work.bytes = Bytes(s.trained_numel * p);
+      work.kernels = {copy_kernel(2 * s.trained_numel * p)};
+      break;
     case EventKind::kReduceScatterCopyIn: {
       const std::int64_t gradient = variant == kUnsharded ? r : p;
       work.bytes = Bytes(trained * r);
@@ -91,11 +95,13 @@ Fsdp2::UnitWork Fsdp2::unit_work(EventKind kind, const UnitShape& s, std::int32_
     }
     case EventKind::kReduceScatter:
       work.bytes = Bytes(trained * r);
-      work.communicator = reduce_scatter_communicator();
+      work.communicator = plan_.communicators == Communicators::kSeparate
+                              ? reduce_scatter_communicator()
+                              : gathers_on(s);
       break;
     case EventKind::kAllReduce:
       work.bytes = Bytes(s.trained_shard_numel * r);
-      work.communicator = kReplicate;
+      work.communicator = replicates_on(s);
       break;
     case EventKind::kAccumulate:
       switch (variant) {

@@ -88,7 +88,8 @@ class LayerAutograd {
     return is_ignored(p) ? options_.stored : options_.gradient_dtype.value_or(options_.compute);
   }
   std::int64_t gradient_bytes(Index p, DType dtype) const {
-    return checked_multiply(parameter(p).numel(), size_of(dtype));
+    const std::int64_t whole = parameter(p).gradient_numel;
+    return checked_multiply(whole > 0 ? whole : parameter(p).numel(), size_of(dtype));
   }
   std::int64_t gradient_bytes(Index p) const { return gradient_bytes(p, gradient_dtype_of(p)); }
 

@@ -66,7 +66,7 @@ class Backward {
   struct Gradient {
     std::int32_t slot = LayerProgramWriter::kNoSlot;
     std::int32_t references = 0;
-    std::int16_t flight = kLanded;                     // the launch that fills it
+    std::int16_t flight = kLanded;                    // the launch that fills it
     std::int32_t kept = LayerProgramWriter::kNoSlot;  // what that holds until it is waited for
   };
   struct Contribution {
@@ -165,8 +165,7 @@ class Backward {
   }
 
   bool casts_any(const Operation& op) const {
-    return std::any_of(op.inputs.begin(), op.inputs.end(),
-                       [&](Index t) { return casts(op, t); });
+    return std::any_of(op.inputs.begin(), op.inputs.end(), [&](Index t) { return casts(op, t); });
   }
 
   // Checkpointing runs the layer again when the first node unpacks what it saved. Where nothing

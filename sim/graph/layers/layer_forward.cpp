@@ -116,7 +116,7 @@ class Forward {
       packed = temporary(in, " packed");
       copy(in);
     }
-    const bool unpacks = collective.unpacks && graph_.options().batch > 1;
+    const bool unpacks = collective.reorders || (collective.unpacks && graph_.options().batch > 1);
     const std::int32_t slot = output_slot(output, category);
     if (unpacks) {
       raw = temporary(out, " as it arrives");

@@ -148,12 +148,12 @@ struct LayerCall {
   enum class Kind : std::uint8_t { kLaunch, kWait, kRecompute };
   static constexpr std::int16_t kOfLayerBefore = -1;
   Kind kind = Kind::kLaunch;
-  LayerCollective collective;      // that is launched or waited for
-  std::uint16_t segment = 0;       // the first one that runs after it
-  std::int16_t launch = 0;         // kWait: into calls; kOfLayerBefore: what that one left open
-  std::int64_t bytes_in = 0;       // tensors of this rank
+  LayerCollective collective;  // that is launched or waited for
+  std::uint16_t segment = 0;   // the first one that runs after it
+  std::int16_t launch = 0;     // kWait: into calls; kOfLayerBefore: what that one left open
+  std::int64_t bytes_in = 0;   // tensors of this rank
   std::int64_t bytes_out = 0;
-  TensorElement element;           // of both
+  TensorElement element;  // of both
   bool operator==(const LayerCall&) const = default;
 };
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "sim/base/error.h"
+#include "sim/graph/axes/rank_part.h"
 #include "sim/graph/training_step.h"
 #include "sim/graph/zero/zero3_trace.h"
 #include "sim/spec/checks/plan_check.h"
@@ -13,6 +14,8 @@
 
 namespace foreshard {
 namespace {
+
+using Index = std::int16_t;
 
 // A tied head has no weight of its own.
 bool is_frozen(const ModelSpec& model, const Plan& plan, const LayerSpec& layer,
@@ -86,6 +89,7 @@ struct Variant {
   std::int64_t waiting_bytes = 0;  // of an embedding in the middle
   bool joined_needs_gradient = false;
   DType joined = DType::kBf16;
+  bool input_in_flight = false, gradient_in_flight = false;
   bool operator==(const Variant&) const = default;
 };
 
@@ -131,6 +135,25 @@ std::int64_t output_bytes(const LayerSpec& layer, const Plan& plan, DType dtype)
                                       layer.domain.sequences(plan.batch.micro_batch),
                                       layer.domain.length(plan.batch.sequence));
   return checked_multiply(count, size_of(dtype));
+}
+
+// Whether what the layer hands on is still on its way when it has ended, and the same of the
+// gradient that its backward hands back.
+bool leaves_output(const LayerSpec& layer) {
+  return std::any_of(layer.operations.begin(), layer.operations.end(), [&](const Operation& op) {
+    return op.collective.kind != CollectiveKind::kNone && !op.collective.waits &&
+           !op.outputs.empty() && op.outputs.front() == layer.output;
+  });
+}
+bool leaves_gradient(const LayerSpec& layer) {
+  std::size_t readers = 0;
+  bool leaves = false;
+  for (const Operation& op : layer.operations) {
+    if (std::find(op.inputs.begin(), op.inputs.end(), Index{0}) == op.inputs.end()) continue;
+    ++readers;
+    leaves = op.collective_backward.kind != CollectiveKind::kNone && !op.collective_backward.waits;
+  }
+  return readers == 1 && leaves && layer.role != LayerRole::kEmbedding;
 }
 
 // Every layer's; without casts the borders do not matter.
@@ -199,6 +222,14 @@ std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
         arrives = *plan.output_dtype;
       }
     }
+    if (l > 0) {
+      const std::int32_t before = model.order[l - 1].kind;
+      variant.input_in_flight = leaves_output(model.kinds[static_cast<std::size_t>(before)]);
+    }
+    if (l + 1 < model.order.size()) {
+      const LayerSpec& next = model.kinds[static_cast<std::size_t>(model.order[l + 1].kind)];
+      variant.gradient_in_flight = next.role != LayerRole::kLoss && leaves_gradient(next);
+    }
     variants.push_back(variant);
   }
   return variants;
@@ -265,6 +296,13 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
     setting.units = plan.units;  // which parameters are in one flat parameter
   }
   setting.evaluates = plan.evaluation.in_step;
+  if (!plan.mesh.is_plain()) {
+    setting.mesh = plan.mesh;
+    setting.tensor_parallel = plan.tensor_parallel;
+    setting.context_parallel = plan.context_parallel;
+    setting.expert_parallel = plan.expert_parallel;
+    setting.rank = plan.rank;
+  }
   if (plan.runtime.kind == RuntimeKind::kDdp) set_ddp(plan, setting);
   if (is_zero(plan.runtime.kind)) set_zero(plan, setting);
   if (plan.runtime.kind != RuntimeKind::kFsdp2) return setting;
@@ -281,8 +319,12 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
   return setting;
 }
 
-LayerPrograms::LayerPrograms(const ModelSpec& model, const Plan& plan)
+LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan)
     : setting_(setting_of(plan)) {
+  if (!plan.mesh.is_plain()) {
+    local_ = std::make_shared<const ModelSpec>(part_of_rank(whole, plan));
+  }
+  const ModelSpec& model = model_of(whole);
   modes_[static_cast<std::size_t>(Recompute::kNone)] = true;
   modes_[static_cast<std::size_t>(plan.recompute.value)] = true;
   for (const auto& range : plan.recompute.ranges) {
@@ -300,7 +342,9 @@ LayerPrograms::LayerPrograms(const ModelSpec& model, const Plan& plan)
     const LayerSpec& layer = model.kinds[static_cast<std::size_t>(variant.kind)];
     ProgramOptions options;
     options.batch = layer.domain.sequences(plan.batch.micro_batch);
-    options.sequence = layer.domain.length(plan.batch.sequence);
+    options.sequence = layer.domain.length(plan.batch.sequence / plan.mesh.cp);
+    options.input_in_flight = variant.input_in_flight;
+    options.gradient_in_flight = variant.gradient_in_flight;
     options.waiting_bytes = variant.waiting_bytes;
     options.joined_dtype = variant.joined;
     options.joined_needs_gradient = variant.joined_needs_gradient;

@@ -46,8 +46,8 @@ std::optional<PlanProblem> problem_of_running_ddp(const Plan& plan, const ModelS
 // What they raise while they run.
 std::optional<PlanProblem> problem_of_running_library(const Plan& plan, const ModelSpec& model);
 
-// Axes beside replicate and shard: runtimes and keys that they do not go with yet, and sizes that do
-// not divide what they cut.
+// Axes beside replicate and shard: runtimes and keys that they do not go with yet, and sizes that
+// do not divide what they cut.
 std::optional<PlanProblem> problem_of_axes(const Plan& plan, const ModelSpec& model);
 
 // What fully_shard raises while it runs, though every knob is there.

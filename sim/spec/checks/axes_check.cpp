@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <string>
 
+#include "sim/spec/checks/plan_runtime_check.h"
 #include "sim/spec/fsdp2_version.h"
-#include "sim/spec/plan_runtime_check.h"
 
 namespace foreshard {
 namespace {

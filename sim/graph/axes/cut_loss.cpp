@@ -1,0 +1,106 @@
+// Eager operations in the order of torch 2.11 distributed/tensor/parallel/loss.py:132-155 and
+// 330-420; sizes are per token, V the rank's part of the vocabulary:
+//   forward   fp32 copy 4V, greatest 4, shifted 4V, exponentials 4V, their sum 4, logarithm 4,
+//             log-probabilities 4V (kept)
+//   backward  the gradient of the choice 4V, exponentials 4V, their sum with it 4V, times its
+//             weight 4V
+#include "sim/graph/axes/cut_loss.h"
+
+#include <string>
+#include <utility>
+
+#include "sim/graph/axes/layer_cutter.h"
+
+namespace foreshard {
+namespace {
+
+using Index = std::int16_t;
+using Indices = std::vector<Index>;
+
+class LossCutter {
+ public:
+  LossCutter(const LayerSpec& layer, const Plan& plan) : layer_(layer) {
+    const TensorSpec& logits = layer.tensors.front();
+    width_ = chunk_of(logits.per_token, plan.mesh.tp, plan.mesh.tp_index(plan.rank));
+    layer_.tensors.resize(1);
+    layer_.tensors.front().per_token = width_;
+    layer_.operations.clear();
+  }
+
+  LayerSpec run() {
+    const Index wide = fp32("logits_fp32", width_);
+    operation("logits_to_fp32", Function::kCast, {0}, wide).gradient = GradientRule::kOwn;
+    layer_.operations.back().kind = OperationKind::kElementwise;
+    const Index greatest = fp32("greatest", 1);
+    operation("amax", Function::kLogSoftmax, {wide}, greatest);
+    const Index maximum = all_reduce(greatest, "greatest_of_all", /*maximum=*/true);
+    const Index shifted = fp32("shifted", width_);
+    operation("shift", Function::kLogSoftmax, {wide, maximum}, shifted).released = {greatest};
+    const Index exponentials = fp32("exponentials", width_);
+    operation("exp", Function::kLogSoftmax, {shifted}, exponentials);
+    const Index sum = fp32("sum", 1);
+    operation("sum", Function::kLogSoftmax, {exponentials}, sum);
+    const Index total = all_reduce(sum, "sum_of_all", /*maximum=*/false);
+    const Index logarithm = fp32("logarithm", 1);
+    operation("log", Function::kLogSoftmax, {total}, logarithm).released = {sum};
+
+    const Index probabilities = fp32("log_probabilities", width_);
+    Operation& softmax =
+        operation("log_softmax", Function::kLogSoftmax, {wide, shifted, logarithm}, probabilities);
+    softmax.gradient = GradientRule::kOwn;
+    softmax.saved = {probabilities};
+    softmax.backward_workspace = {fp32("exponentials (backward)", width_)};
+    softmax.released = {shifted, maximum, total, logarithm};
+
+    const Index chosen = fp32("chosen", 1);
+    operation("choose", Function::kNegativeLogLikelihood, {probabilities}, chosen);
+    const Index chosen_of_all = all_reduce(chosen, "chosen_of_all", /*maximum=*/false);
+    const Index loss = add({.name = "loss", .fixed = 1, .type = ElementType::kFp32});
+    const Index weight = add({.name = "total_weight", .fixed = 1, .type = ElementType::kFp32});
+    Operation& nll = operation("nll_loss", Function::kNegativeLogLikelihood,
+                               {probabilities, chosen_of_all}, loss);
+    nll.gradient = GradientRule::kOwn;
+    nll.outputs.push_back(weight);
+    nll.saved = {probabilities, weight};
+    nll.released = {chosen, chosen_of_all, wide, 0};
+    layer_.output = loss;
+    return std::move(layer_);
+  }
+
+ private:
+  Index add(TensorSpec spec) {
+    layer_.tensors.push_back(std::move(spec));
+    return static_cast<Index>(layer_.tensors.size() - 1);
+  }
+  Index fp32(std::string name, std::int64_t per_token) {
+    return add({.name = std::move(name), .per_token = per_token, .type = ElementType::kFp32});
+  }
+  // Nothing to differentiate unless the caller says so.
+  Operation& operation(std::string name, Function function, Indices inputs, Index output) {
+    Operation& op = layer_.operations.emplace_back();
+    op.name = std::move(name);
+    op.kind = OperationKind::kSoftmaxLoss;
+    op.function = function;
+    op.inputs = std::move(inputs);
+    op.outputs = {output};
+    op.gradient = GradientRule::kNone;
+    return op;
+  }
+  Index all_reduce(Index from, std::string name, bool maximum) {
+    const Index result = fp32(std::move(name), 1);
+    Operation& op = operation("all_reduce", Function::kCopy, {from}, result);
+    op.collective = {.kind = CollectiveKind::kAllReduce, .waits = true, .maximum = maximum};
+    return result;
+  }
+
+  LayerSpec layer_;
+  std::int64_t width_ = 0;
+};
+
+}  // namespace
+
+LayerSpec cut_loss(const LayerSpec& layer, const Plan& plan) {
+  return LossCutter(layer, plan).run();
+}
+
+}  // namespace foreshard

@@ -1,0 +1,73 @@
+// Operations are copied one by one while the placement of every tensor is followed, as DTensor's
+// placements follow torchtitan's parallelize functions:
+//
+//   whole     every rank of tp has all of it
+//   sequence  a part of the positions each (SequenceParallel): inputs of layers, norms, residuals
+//   feature   a part of the features or heads each
+//
+// A product reads whole rows: what it reads of a sequence-parallel tensor is gathered once, where
+// the module begins. A product of whole rows is cut by columns (ColwiseParallel) and makes a
+// feature tensor; one of a feature tensor is cut by rows (RowwiseParallel) and makes a sum of which
+// each rank has a part, which is reduce-scattered back to the positions, or all-reduced without
+// sequence parallel; then every colwise product owns its input and all-reduces that one's gradient.
+// Norms on a part have a part of their weight's gradient.
+//
+// Sources: torchtitan 0.2.2 models/*/infra/parallelize.py; torch 2.11
+// distributed/tensor/parallel/style.py, loss.py; recorded in tests/recordings/nd.
+#include "sim/graph/axes/rank_part.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "sim/base/error.h"
+#include "sim/graph/axes/layer_cutter.h"
+
+namespace foreshard {
+namespace {
+
+using Index = std::int16_t;
+
+// Modules register what is inside them before the block registers its norms; a rank's shards are
+// packed and freed in that order.
+void order_as_registered(LayerSpec& layer) {
+  if (layer.role != LayerRole::kBlock) return;
+  const auto is_direct = [](const ParameterSpec& p) {
+    return std::count(p.name.begin(), p.name.end(), '.') == 1;
+  };
+  std::vector<Index> order(layer.parameters.size());
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<Index>(i);
+  std::stable_partition(order.begin(), order.end(), [&](Index i) {
+    return !is_direct(layer.parameters[static_cast<std::size_t>(i)]);
+  });
+  std::vector<ParameterSpec> sorted;
+  std::vector<Index> place(order.size());
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    place[static_cast<std::size_t>(order[i])] = static_cast<Index>(i);
+    sorted.push_back(std::move(layer.parameters[static_cast<std::size_t>(order[i])]));
+  }
+  layer.parameters = std::move(sorted);
+  for (Operation& op : layer.operations) {
+    for (Index& p : op.parameters) p = place[static_cast<std::size_t>(p)];
+  }
+}
+
+}  // namespace
+
+ModelSpec part_of_rank(const ModelSpec& model, const Plan& plan) {
+  ModelSpec part = model;
+  Placement arrives = Placement::kWhole;
+  std::vector<bool> done(part.kinds.size(), false);
+  for (const LayerInstance& instance : model.order) {
+    const auto kind = static_cast<std::size_t>(instance.kind);
+    const CutLayer cut = cut_layer(model.kinds[kind], plan, arrives);
+    arrives = cut.output;
+    if (done[kind]) continue;
+    done[kind] = true;
+    part.kinds[kind] = cut.layer;
+    order_as_registered(part.kinds[kind]);
+  }
+  return part;
+}
+
+}  // namespace foreshard

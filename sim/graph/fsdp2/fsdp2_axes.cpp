@@ -1,0 +1,350 @@
+// Collectives inside layers (tensor, context and expert parallel), and what they and torchtitan's
+// train_step add around FSDP2.
+//
+// Functional collectives run on their communicator's own stream, which first waits for what is
+// computed; compute waits for them once, where the layer's program says. FSDP's post-backward
+// completes gradients of which each rank of an axis has a part (an all-reduce that is awaited at
+// once) or of which the rank keeps a slice (a copy), before it reshards
+// (_fsdp_param.py, unsharded_grad_data; torch 2.11). Clipping sums the row of norms over every axis
+// that parameters are cut by, one after the other (torchtitan 0.2.2, clip_grad_norm_).
+#include <algorithm>
+#include <utility>
+
+#include "sim/base/error.h"
+#include "sim/graph/fsdp2/fsdp2_builder.h"
+#include "sim/graph/fsdp2/fsdp2_scope.h"
+
+namespace foreshard {
+namespace {
+
+Stream stream_of(MeshDim dim) {
+  switch (dim) {
+    case MeshDim::kTp:
+      return Stream::kTensor;
+    case MeshDim::kCp:
+      return Stream::kContext;
+    case MeshDim::kEp:
+    case MeshDim::kEtp:
+      return Stream::kExpert;
+    default:
+      return Stream::kAllReduce;  // between layers nothing else is on it
+  }
+}
+
+EventKind kind_of(CollectiveKind kind) {
+  switch (kind) {
+    case CollectiveKind::kAllGather:
+      return EventKind::kAllGather;
+    case CollectiveKind::kReduceScatter:
+      return EventKind::kReduceScatter;
+    case CollectiveKind::kAllReduce:
+      return EventKind::kAllReduce;
+    case CollectiveKind::kAllToAll:
+      return EventKind::kAllToAll;
+    case CollectiveKind::kNone:
+      break;
+  }
+  FORESHARD_CHECK(false, "no collective");
+  return EventKind::kAllReduce;
+}
+
+std::string_view awaited_word(CollectiveKind kind) {
+  switch (kind) {
+    case CollectiveKind::kAllGather:
+      return "work all_gather";
+    case CollectiveKind::kReduceScatter:
+      return "work reduce_scatter";
+    case CollectiveKind::kAllReduce:
+      return "work all_reduce";
+    case CollectiveKind::kAllToAll:
+      return "work all_to_all";
+    case CollectiveKind::kNone:
+      break;
+  }
+  return "";
+}
+
+// The recorder's words of groups.
+std::string_view group_word(MeshDim dim) {
+  switch (dim) {
+    case MeshDim::kFsdp:
+      return "shard";
+    case MeshDim::kEfsdp:
+      return "expert_shard";
+    default:
+      return to_string(dim);
+  }
+}
+
+std::string_view dtype_word(const TensorElement& element) {
+  switch (element.type) {
+    case ElementType::kCompute:
+      return to_string(element.dtype);
+    case ElementType::kFp32:
+      return "fp32";
+    case ElementType::kInt64:
+      return "int64";
+    case ElementType::kByte:
+      break;
+  }
+  return "uint8";
+}
+
+std::string_view reduction_word(const LayerCollective& collective) {
+  const bool reduces = collective.kind == CollectiveKind::kReduceScatter ||
+                       collective.kind == CollectiveKind::kAllReduce;
+  if (!reduces) return "";
+  return collective.maximum ? "MAX" : "SUM";
+}
+
+}  // namespace
+
+// --- inside layers ---
+
+EventId Fsdp2::communicate(CollectiveKind kind, MeshDim dim, std::int64_t bytes_in,
+                           std::int64_t bytes_out, HostEvent event) {
+  const Stream stream = stream_of(dim);
+  wait(stream, tail(Stream::kCompute));
+  const EventId row = add_collective(kind_of(kind), stream, communicator_of(dim),
+                                     Bytes(std::max(bytes_in, bytes_out)), event.unit);
+  if (!logging_) return row;
+  event.bytes_in = bytes_in;
+  event.bytes_out = bytes_out;
+  event.group = group_word(dim);
+  event.group_size = plan_.mesh.group(dim).size;
+  event.communicator = communicator_of(dim);
+  event.issue = "functional";
+  log(to_string(kind_of(kind)), event);
+  return row;
+}
+
+void Fsdp2::await_collective(EventId row, CollectiveKind kind, MeshDim dim, std::int32_t unit) {
+  wait(Stream::kCompute, row);
+  if (!logging_) return;
+  log("wait", {.unit = unit,
+               .on = awaited_word(kind),
+               .on_group = group_word(dim),
+               .on_group_size = plan_.mesh.group(dim).size,
+               .communicator = communicator_of(dim)});
+}
+
+void Fsdp2::run_calls(EventKind kind, std::int32_t layer, std::size_t segment) {
+  const LayerPhaseProgram& p = phase(kind, layer);
+  for (std::size_t c = 0; c < p.calls.size(); ++c) {
+    const LayerCall& call = p.calls[c];
+    if (call.segment != segment) continue;
+    switch (call.kind) {
+      case LayerCall::Kind::kLaunch:
+        flights_[c] = launch(call, unit_of_layer(layer));
+        break;
+      case LayerCall::Kind::kWait:
+        await(call, unit_of_layer(layer));
+        break;
+      case LayerCall::Kind::kRecompute:
+        run_layer(EventKind::kRecompute, layer);
+        break;
+    }
+  }
+}
+
+EventId Fsdp2::launch(const LayerCall& call, std::int32_t unit) {
+  HostEvent event;
+  event.unit = unit;
+  event.dtype = dtype_word(call.element);
+  event.on = reduction_word(call.collective);
+  event.splits = splits_of(call);
+  return communicate(call.collective.kind, call.collective.dim, call.bytes_in, call.bytes_out,
+                     std::move(event));
+}
+
+void Fsdp2::await(const LayerCall& call, std::int32_t unit) {
+  if (call.launch != LayerCall::kOfLayerBefore) {
+    return await_collective(flights_[static_cast<std::size_t>(call.launch)], call.collective.kind,
+                            call.collective.dim, unit);
+  }
+  await_collective(open_.row, open_.collective.kind, open_.collective.dim, unit);
+  StepBuilder::free(open_.buffer);
+  open_ = {};
+}
+
+// "out=" rows received from, "in=" rows sent to every rank.
+std::string Fsdp2::splits_of(const LayerCall&) const { return ""; }
+
+void Fsdp2::note_open(EventKind kind, std::int32_t layer) {
+  const LayerPhaseProgram& p = phase(kind, layer);
+  if (p.open_launch < 0) return;
+  const auto launch = static_cast<std::size_t>(p.open_launch);
+  open_ = {flights_[launch], p.calls[launch].collective, kNoBuffer};
+  if (p.open_slot >= 0) {
+    const auto layers = static_cast<std::int32_t>(model_.order.size());
+    const auto execution = static_cast<std::size_t>(pass() * layers + layer);
+    open_.buffer = graph().executions[execution].first_buffer + p.open_slot;
+  }
+}
+
+bool Fsdp2::recomputes_inside(std::int32_t layer) const {
+  const std::vector<LayerCall>& calls = phase(EventKind::kBackward, layer).calls;
+  return std::any_of(calls.begin(), calls.end(), [](const LayerCall& call) {
+    return call.kind == LayerCall::Kind::kRecompute;
+  });
+}
+
+// --- post-backward ---
+
+// In the order of the unit's parameters.
+std::vector<std::int32_t> Fsdp2::complete_gradients(std::int32_t unit) {
+  std::vector<std::int32_t> gradients = gradient_buffers(unit, group(unit).gradient_pass);
+  std::size_t i = 0;
+  for (const UnitParameter& p : shape(unit).list) {
+    if (!p.trainable) continue;
+    std::int32_t& gradient = gradients[i++];
+    if (!p.partial && p.gradient_numel == 0) continue;
+    const std::int64_t bytes = p.numel * param_size();
+    const std::int32_t own =
+        allocate(MemoryCategory::kAccumulatedGrad, Stream::kCompute, unit, Bytes(bytes));
+    if (p.partial) {
+      const EventId row =
+          communicate(CollectiveKind::kAllReduce, MeshDim::kTp, bytes, bytes,
+                      {.unit = unit, .dtype = to_string(plan_.param_dtype), .on = "SUM"});
+      await_collective(row, CollectiveKind::kAllReduce, MeshDim::kTp, unit);
+    } else {
+      add_unit_row(EventKind::kGradientCopyIn, Stream::kCompute, unit, kSlice);
+      log_operator("clone", Stream::kCompute, bytes, plan_.param_dtype);
+    }
+    StepBuilder::free(gradient);
+    gradient = own;
+  }
+  return gradients;
+}
+
+// --- around the step ---
+
+// Gradients of the step before.
+void Fsdp2::hold_gradients() {
+  for (std::int32_t u = 0; u < count(); ++u) {
+    const UnitShape& s = shape(u);
+    if (s.trained == 0) continue;
+    Group& g = group(u);
+    g.gradient = allocate_persistent(MemoryCategory::kShardedGrad, u,
+                                     Bytes(s.trained_shard_numel * master_size()));
+    graph().buffers.back().pool = replicated() ? Stream::kAllReduce : Stream::kReduceScatter;
+  }
+}
+
+// Trainer.train_step: zero_grad, then the tokens of all micro-batches, summed over all samples and
+// read by the host.
+void Fsdp2::begin_step_frame() {
+  if (!framed()) return;
+  log_where_ = "step";
+  if (logging_) log("zero_grad");
+  zero_grad();
+  if (plan_.mesh.data_parallel() == 1) return;
+  sum_and_read(MeshDim::kBatch, {8, "int64", "SUM"});
+}
+
+void Fsdp2::sum_and_read(MeshDim dim, const Scalar& scalar) {
+  const EventId row = communicate(CollectiveKind::kAllReduce, dim, scalar.bytes, scalar.bytes,
+                                  {.dtype = scalar.dtype, .on = scalar.reduction});
+  await_collective(row, CollectiveKind::kAllReduce, dim, HostEvent::kNobody);
+  read_on_host(scalar, row);
+}
+
+void Fsdp2::read_on_host(const Scalar& scalar, EventId row) {
+  host_wait(row);
+  if (logging_) {
+    log("host_wait", {.bytes_in = scalar.bytes, .dtype = scalar.dtype, .on = "item"});
+  }
+}
+
+// A step that logs: the mean and the greatest loss and the tokens so far, then the norm.
+void Fsdp2::end_step_frame() {
+  if (plan_.step_frame != StepFrame::kTorchtitanLog) return;
+  const MeshDim dim = MeshDim::kLoss;
+  if (plan_.mesh.group(dim).size > 1) {
+    sum_and_read(dim, {4, "fp32", "SUM"});
+    sum_and_read(dim, {4, "fp32", "MAX"});
+    sum_and_read(dim, {8, "int64", "SUM"});
+  } else {
+    read_on_host({4, "fp32", ""}, tail(Stream::kCompute));
+  }
+  read_on_host({4, "fp32", ""}, tail(Stream::kCompute));
+}
+
+// torchtitan's optimizer pre-hook (components/optimizer.py): the tokens of each expert of every
+// layer of experts, summed over `loss`.
+void Fsdp2::balance_routers() {}
+
+// The row of norms of all parameters that are cut by the same axes, experts first.
+void Fsdp2::clip_over_axes() {
+  const auto temporary = [&](std::int64_t bytes) {
+    return allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, Bytes(bytes));
+  };
+  add_step_row(EventKind::kGradNorm, Stream::kCompute);
+  std::int32_t total = kNoBuffer;
+  for (const ClipGroup& clipped : clip_groups()) {
+    const std::int64_t row = clipped.parameters * master_size();
+    std::int32_t norms =
+        allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
+                       add_part_list(std::vector<Bytes>(
+                           static_cast<std::size_t>(clipped.parameters), allocated_size(4))));
+    std::int32_t stacked = temporary(row);
+    std::int32_t roots = kNoBuffer;
+    for (const MeshDim dim : clipped.dims) {
+      std::int32_t powers = temporary(row);
+      std::int32_t reduced = temporary(row);
+      const EventId done = communicate(CollectiveKind::kAllReduce, dim, row, row,
+                                       {.dtype = to_string(plan_.master_dtype), .on = "SUM"});
+      await_collective(done, CollectiveKind::kAllReduce, dim, HostEvent::kNobody);
+      std::int32_t root = temporary(row);
+      StepBuilder::free(powers);
+      StepBuilder::free(reduced);
+      StepBuilder::free(roots);
+      roots = root;
+    }
+    const std::int32_t norm = temporary(master_size());
+    StepBuilder::free(stacked);
+    StepBuilder::free(roots);
+    StepBuilder::free(norms);
+    StepBuilder::free(total);
+    total = norm;
+  }
+  std::int32_t sum = temporary(4), reciprocal = temporary(4), factor = temporary(4);
+  StepBuilder::free(sum);
+  StepBuilder::free(reciprocal);
+  std::int32_t clamped = temporary(4);
+  StepBuilder::free(factor);
+  add_step_row(EventKind::kGradScale, Stream::kCompute);
+  StepBuilder::free(clamped);
+  StepBuilder::free(total);
+  if (logging_) log("clip_end");
+}
+
+std::vector<Fsdp2::ClipGroup> Fsdp2::clip_groups() const {
+  const Mesh& mesh = plan_.mesh;
+  ClipGroup experts{0, {}}, others{0, {}};
+  for (const Trained& p : trained_) {
+    const bool expert = p.unit >= 0 && of_experts(shape(p.unit));
+    ++(expert ? experts : others).parameters;
+  }
+  const auto add = [&](ClipGroup& to, MeshDim dim) {
+    if (mesh.group(dim).size > 1) to.dims.push_back(dim);
+  };
+  add(others, MeshDim::kFsdp);
+  add(others, MeshDim::kTp);
+  // Dimensions side by side become one all-reduce where a flattened mesh of just these ranks
+  // exists: torchtitan makes `loss` (tensor/_redistribute.py:251-283).
+  const bool whole = mesh.tp == 1 && mesh.replicate == 1 && mesh.etp == 1 && mesh.efsdp() > 1;
+  if (whole) {
+    add(experts, MeshDim::kLoss);
+  } else {
+    add(experts, MeshDim::kEfsdp);
+    add(experts, MeshDim::kEp);
+    add(experts, MeshDim::kEtp);
+  }
+  std::vector<ClipGroup> groups;
+  if (experts.parameters > 0) groups.push_back(std::move(experts));
+  groups.push_back(std::move(others));
+  return groups;
+}
+
+}  // namespace foreshard
