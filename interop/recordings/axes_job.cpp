@@ -135,7 +135,7 @@ void apply_recompute(const Settings& s, Plan& plan) {
   } else if (word == "selective") {
     plan.recompute.value = Recompute::kSelective;
   } else if (word == "every2") {
-    for (std::int64_t l = 0; l < s.number("layers"); l += 2) {
+    for (std::int64_t l = 1; l < s.number("layers"); l += 2) {  // every second that it counts
       plan.recompute.ranges.push_back({l, l, Recompute::kFull});
     }
   } else if (word != "none") {

@@ -104,7 +104,7 @@ class Cutter {
     const Index same = add_tensor(whole(t, " of each rank"), Placement::kWhole);
     Operation& op = move(t, same, part);
     op.view = true;
-    op.collective_backward = {.kind = CollectiveKind::kAllReduce};
+    op.collective_backward = {.kind = CollectiveKind::kAllReduce, .waits = true};
     return same;
   }
 
@@ -128,16 +128,31 @@ class Cutter {
     }
   }
 
-  // Rows of every rank's part of the vocabulary, padded to the first one's.
+  // Every rank's part of the vocabulary, padded to the first one's.
   void gather_logits() {
-    const Index cut = layer_.output;
-    TensorSpec spec = layer_.tensors[at(cut)];
-    spec.per_token = old_.tensors[at(old_.output)].per_token;
-    spec.name += " gathered";
-    const Index all = add_tensor(std::move(spec), Placement::kWhole);
-    Operation& op = move(cut, all, 0);
+    const std::int64_t all = old_.tensors[at(old_.output)].per_token;
+    const std::int64_t widest = chunk_of(all, tp_, 0);
+    const auto logits = [&](const char* suffix, std::int64_t width) {
+      TensorSpec spec = layer_.tensors[at(old_.output)];
+      spec.per_token = width;
+      spec.name += suffix;
+      return add_tensor(std::move(spec), Placement::kWhole);
+    };
+    Index cut = layer_.output;
+    if (layer_.tensors[at(cut)].per_token < widest) {
+      const Index padded = logits(" padded", widest);
+      move(cut, padded, 0);
+      cut = padded;
+    }
+    Index whole = logits(" gathered", widest * tp_);
+    Operation& op = move(cut, whole, 0);
     op.collective = {.kind = CollectiveKind::kAllGather, .reorders = true, .waits = true};
-    layer_.output = all;
+    if (widest * tp_ > all) {
+      const Index narrowed = logits(" of all", all);
+      move(whole, narrowed, 0).view = true;
+      whole = narrowed;
+    }
+    layer_.output = whole;
   }
 
   // --- operations ---

@@ -227,7 +227,8 @@ void Fsdp2::hold_gradients() {
     Group& g = group(u);
     g.gradient = allocate_persistent(MemoryCategory::kShardedGrad, u,
                                      Bytes(s.trained_shard_numel * master_size()));
-    graph().buffers.back().pool = replicated() ? Stream::kAllReduce : Stream::kReduceScatter;
+    graph().buffers.back().pool =
+        replicated() && casts_gradients() ? Stream::kAllReduce : Stream::kReduceScatter;
   }
 }
 
@@ -236,8 +237,8 @@ void Fsdp2::hold_gradients() {
 void Fsdp2::begin_step_frame() {
   if (!framed()) return;
   log_where_ = "step";
-  if (logging_) log("zero_grad");
   zero_grad();
+  if (logging_) log("zero_grad");
   if (plan_.mesh.data_parallel() == 1) return;
   sum_and_read(MeshDim::kBatch, {8, "int64", "SUM"});
 }

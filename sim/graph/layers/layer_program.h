@@ -252,6 +252,9 @@ struct ProgramOptions {
   // The layer's input, or the gradient of its output, is still on its way when the layer before
   // has ended.
   bool input_in_flight = false, gradient_in_flight = false;
+  // Parameters are DTensors while they are gathered: the recorder does not see which tensor becomes
+  // a gradient, and counts it as what it was.
+  bool wraps_gradients = false;
 };
 
 // Throws Error(kInvalidInput) when sizes overflow.

@@ -343,6 +343,7 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan)
     ProgramOptions options;
     options.batch = layer.domain.sequences(plan.batch.micro_batch);
     options.sequence = layer.domain.length(plan.batch.sequence / plan.mesh.cp);
+    options.wraps_gradients = plan.mesh.tp > 1;
     options.input_in_flight = variant.input_in_flight;
     options.gradient_in_flight = variant.gradient_in_flight;
     options.waiting_bytes = variant.waiting_bytes;

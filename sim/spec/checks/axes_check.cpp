@@ -76,6 +76,9 @@ Problem problem_of_company(const Plan& plan, const char* key) {
        "reduces in each micro-batch", "accumulation.mode: reduce_each"},
       {plan.evaluation.in_step, "evaluation.in_step", "evaluates between steps",
        "evaluation.in_step: false"},
+      {plan.mesh.cp > 1, "mesh.cp", "does not split sequences", "mesh.cp: 1"},
+      {plan.mesh.tp > 1 && plan.mesh.fsdp() * plan.mesh.replicate == 1, "mesh.shard",
+       "is torchtitan's without fully_shard, which is not modelled", "mesh.shard: 2 or more"},
       {plan.experts != ExpertKernels::kGrouped && plan.mesh.ep > 1, "experts",
        "has grouped products", "experts: grouped"},
   };
@@ -121,6 +124,11 @@ Problem problem_of_expert_axes(const Plan& plan, const ModelSpec& model) {
   std::int64_t experts = 0;
   for (const LayerSpec& layer : model.kinds) {
     for (const Operation& op : layer.operations) experts = std::max(experts, op.groups);
+  }
+  if (experts > 1 && mesh.tp * mesh.cp * mesh.ep > 1) {
+    return missing_capability(
+        "mesh.ep", "models with experts are modelled with the axes replicate and shard alone",
+        "mesh.ep: 1, mesh.tp: 1 and mesh.cp: 1");
   }
   if (mesh.ep == 1 && mesh.etp == 1) return std::nullopt;
   if (experts <= 1) {
