@@ -188,6 +188,19 @@ struct LayerCollective {
   bool operator==(const LayerCollective&) const = default;
 };
 
+// Attention over the ranks of mesh.cp: keys and values of every rank come round.
+struct RingAttention {
+  std::int64_t ranks = 1;
+  std::int64_t rank = 0;
+  bool exchanges = false;  // from neighbour to neighbour; else all are gathered at once
+  bool balanced = true;    // each rank has a chunk from the front and one from the back
+  // Steps in which the rank computes (of the others only the exchange is left) with a part of its
+  // queries; balanced causal steps all cost the same.
+  bool computes(std::int64_t step) const { return balanced || step <= rank; }
+  bool halves(std::int64_t step) const { return balanced && step > rank; }
+  bool operator==(const RingAttention&) const = default;
+};
+
 // One operation of the forward pass. Tensor and parameter numbers index the layer's tables.
 struct Operation {
   std::string name;
@@ -232,6 +245,7 @@ struct Operation {
   // What moves the first input to make the first output, and the output's gradient to make the
   // input's; without a kind the one is a view of the other.
   LayerCollective collective, collective_backward;
+  RingAttention ring;
   AttentionShape attention;
   GradientRule gradient = GradientRule::kOwn;
   // The first output takes the first input's buffer, and that input's gradient the buffer of the

@@ -160,6 +160,12 @@ class Cutter {
   void cut(const Operation& old) {
     Operation op = old;
     for (Indices* list : {&op.inputs, &op.saved}) {
+      std::replace(list->begin(), list->end(), renamed_.first, renamed_.second);
+    }
+    if (std::find(op.released.begin(), op.released.end(), renamed_.first) != op.released.end()) {
+      op.released.push_back(renamed_.second);
+    }
+    for (Indices* list : {&op.inputs, &op.saved}) {
       for (Index& t : *list) {
         if (gathered_[at(t)] != kNone && reads_whole(op)) t = gathered_[at(t)];
       }
@@ -240,7 +246,46 @@ class Cutter {
     reduce(result, part);
   }
 
+  // The rank's own positions: their part of the rotary table is gathered once and kept.
+  void rotate_own_positions(Operation& op) {
+    if (op.backward_temporaries.empty()) return;
+    TensorSpec& table = layer_.tensors[at(op.backward_temporaries.front())];
+    table.per_token = std::exchange(table.per_position, 0);
+    if (rotary_ == kNone) {
+      TensorSpec own = table;
+      own.name = "rotary of own positions";
+      rotary_ = add_tensor(std::move(own), Placement::kWhole);
+      Operation& gather = layer_.operations.emplace_back();
+      gather.name = "gather_positions";
+      gather.function = Function::kGather;
+      gather.outputs = {rotary_};
+      gather.gradient = GradientRule::kNone;
+    }
+    op.inputs.push_back(rotary_);
+    op.saved.push_back(rotary_);
+  }
+
+  // Keys and values of the other ranks of cp come round. What a step with a part of the queries
+  // leaves is merged in another order of dimensions and copied back.
+  void ring(const Operation& op) {
+    const Mesh& mesh = plan_.mesh;
+    const ContextParallel& how = plan_.context_parallel;
+    RingAttention ring{.ranks = mesh.cp,
+                       .rank = mesh.cp_index(plan_.rank),
+                       .exchanges = how.rotate == ContextParallel::Rotate::kAllToAll,
+                       .balanced = how.balance == ContextParallel::Balance::kHeadTail};
+    layer_.operations.back().ring = ring;
+    if (!ring.halves(mesh.cp - 1)) return;
+    const Index made = op.outputs.front();
+    TensorSpec spec = layer_.tensors[at(made)];
+    spec.name += " in order";
+    const Index copy = add_tensor(std::move(spec), placement_[at(made)]);
+    move(made, copy, op.part);
+    renamed_ = {made, copy};
+  }
+
   void cut_other(Operation op) {
+    if (plan_.mesh.cp > 1 && op.function == Function::kRotary) rotate_own_positions(op);
     Placement placement = Placement::kWhole;
     for (Index t : op.inputs) {
       if (placement_[at(t)] != Placement::kWhole) placement = placement_[at(t)];
@@ -256,7 +301,9 @@ class Cutter {
     if (tp_ > 1 && op.kind == OperationKind::kNorm && placement != Placement::kWhole) {
       for (Index p : op.parameters) layer_.parameters[at(p)].partial = true;
     }
+    const bool attends = op.kind == OperationKind::kAttention && plan_.mesh.cp > 1;
     layer_.operations.push_back(std::move(op));
+    if (attends) ring(Operation(layer_.operations.back()));
   }
 
   const LayerSpec& old_;
@@ -267,6 +314,8 @@ class Cutter {
   std::vector<Placement> placement_;  // of tensors
   std::vector<bool> known_;
   Indices gathered_;  // tensors: what is read of them by products
+  Index rotary_ = kNone;
+  std::pair<Index, Index> renamed_{kNone, kNone};  // later operations read the second instead
 };
 
 }  // namespace

@@ -168,7 +168,19 @@ void Fsdp2::await(const LayerCall& call, std::int32_t unit) {
 }
 
 // "out=" rows received from, "in=" rows sent to every rank.
-std::string Fsdp2::splits_of(const LayerCall&) const { return ""; }
+std::string Fsdp2::splits_of(const LayerCall& call) const {
+  if (!logging_ || call.collective.kind != CollectiveKind::kAllToAll) return "";
+  const std::int64_t ranks = plan_.mesh.cp, rank = plan_.mesh.cp_index(plan_.rank);
+  const std::int64_t count = call.bytes_in / call.element.size();
+  const auto row = [&](std::int64_t other) {
+    std::string text;
+    for (std::int64_t r = 0; r < ranks; ++r) {
+      text += (r == 0 ? "" : "/") + std::to_string(r == other ? count : 0);
+    }
+    return text;
+  };
+  return "out=" + row((rank + ranks - 1) % ranks) + " in=" + row((rank + 1) % ranks);
+}
 
 void Fsdp2::note_open(EventKind kind, std::int32_t layer) {
   const LayerPhaseProgram& p = phase(kind, layer);

@@ -19,6 +19,7 @@
 #include "sim/graph/layers/fused_region.h"
 #include "sim/graph/layers/layer_forward.h"
 #include "sim/graph/layers/layer_kernels.h"
+#include "sim/graph/layers/layer_ring.h"
 #include "sim/graph/layers/layer_weight_gradients.h"
 
 namespace foreshard {
@@ -295,7 +296,11 @@ class Backward {
         writer_.unname(0);
         writer_.unrefer(0);
       }
+      Slots ended;
+      if (op.ring.ranks > 1) ended = write_ring_backward(writer_, op);
       contributions = input_gradients(op, incoming);
+      for (const std::int32_t slot : ended) writer_.free(slot);
+      if (op.ring.ranks > 1) return contributions;
     }
     if (inputs_first) weights_.make(op);
     if (contributions.empty() || inputs_first) writer_.use_workspace(op.backward_workspace);

@@ -12,12 +12,14 @@
 
 #include "sim/graph/layers/fused_region.h"
 #include "sim/graph/layers/layer_kernels.h"
+#include "sim/graph/layers/layer_ring.h"
 
 namespace foreshard {
 namespace {
 
 using Index = LayerAutograd::Index;
 using Indices = LayerAutograd::Indices;
+using Slots = LayerProgramWriter::Slots;
 
 class Forward {
  public:
@@ -139,6 +141,8 @@ class Forward {
 
   void make_outputs(const Operation& op, MemoryCategory category) {
     if (op.collective.kind != CollectiveKind::kNone) return communicate(op, category);
+    Slots ended;
+    if (op.ring.ranks > 1) ended = write_ring_forward(writer_, op, category);
     // The bytes of an in-place operation's input change their name.
     if (op.in_place && !graph_.is_loss()) writer_.take_over(op.inputs.front());
     for (Index t : op.outputs) {
@@ -152,8 +156,9 @@ class Forward {
       }
       writer_.name(t);
     }
+    for (const std::int32_t slot : ended) writer_.free(slot);
     writer_.use_workspace(op.forward_workspace);
-    if (graph_.is_alias(op)) return;
+    if (graph_.is_alias(op) || op.ring.ranks > 1) return;
     if (op.region >= 0) {
       region_.forward(op, graph_.bytes(), writer_.phase());
     } else {

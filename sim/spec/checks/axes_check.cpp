@@ -76,7 +76,6 @@ Problem problem_of_company(const Plan& plan, const char* key) {
        "reduces in each micro-batch", "accumulation.mode: reduce_each"},
       {plan.evaluation.in_step, "evaluation.in_step", "evaluates between steps",
        "evaluation.in_step: false"},
-      {plan.mesh.cp > 1, "mesh.cp", "does not split sequences", "mesh.cp: 1"},
       {plan.mesh.tp > 1 && plan.mesh.fsdp() * plan.mesh.replicate == 1, "mesh.shard",
        "is torchtitan's without fully_shard, which is not modelled", "mesh.shard: 2 or more"},
       {plan.experts != ExpertKernels::kGrouped && plan.mesh.ep > 1, "experts",
