@@ -59,6 +59,7 @@ void make_experts(const Settings& s, ModelDims& dims) {
   moe.sigmoid = s.text("score_func") == "sigmoid";
   moe.normalized = s.flag("route_norm");
   moe.corrected = s.flag("load_balance");
+  moe.scaled = true;  // times route_scale, which may be 1
   moe.score_first = s.flag("score_before_experts");
   moe.ffn = s.number("moe_ffn");
   moe.shared_ffn = s.number("shared_experts") * moe.ffn;
@@ -192,6 +193,10 @@ RecordedJob read_axes_job(const RecordingFolder& folder, std::size_t row) {
   plan.reduce_dtype = s.dtype("reduce_dtype");
   plan.master_dtype = plan.optimizer.state = s.dtype("orig_dtype");
   plan.gradient_divide_factor = 1;
+  if (plan.mesh.ep > 1) {
+    plan.prefetch.forward = 1;
+    plan.prefetch.backward_lists = true;
+  }
   const std::string policy = s.text("reshard_policy");
   if (policy == "never") plan.reshard_after_forward.value = {Reshard::Kind::kNever, 0};
   if (policy != "always") {

@@ -1,6 +1,6 @@
 // A mixture of experts as torchtitan executes it (torchtitan/models/moe: TokenChoiceTopKRouter,
 // TokenReorderer, GroupedExperts with use_grouped_mm, score_before_experts off, which Mixtral, Qwen
-// and DeepSeek compute).
+// and DeepSeek compute, unless Experts::score_first).
 //
 // Router: logits, their fp32 copy, softmax or sigmoid, top-k (with a correction bias: of the sum,
 // the scores are gathered then), the scores divided by their sum. Reorder: rows per expert, a
@@ -228,9 +228,23 @@ Index mixture(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& 
   const std::int64_t width = moe.top_k * dims.hidden;
   const Choice choice = route(layer, dims, names, input);
   const Routed routed = reorder(layer, moe, choice);
-  const Index rows = layer.elementwise("gather_rows", Function::kGather, {input, routed.tokens},
-                                       {routed.tokens}, layer.activation("rows", width));
+  Index rows = layer.elementwise("gather_rows", Function::kGather, {input, routed.tokens},
+                                 {routed.tokens}, layer.activation("rows", width));
   layer.last().backward_temporaries = {layer.activation("row_zeros", dims.hidden)};
+  const auto weigh = [&](Index plain, const std::string& name) {
+    const Index wide = layer.activation(name + "_fp32", width, ElementType::kFp32);
+    layer.elementwise(name + "_to_fp32", Function::kCast, {plain}, {}, wide);
+    const Index weighed = layer.activation("weighed_rows_fp32", width, ElementType::kFp32);
+    layer.elementwise("weigh_rows", Function::kMultiply, {wide, routed.scores},
+                      {routed.scores, wide}, weighed);
+    layer.last().sums_last = true;
+    layer.release({wide});
+    const Index narrow = layer.activation("weighed_rows", width);
+    layer.elementwise("weighed_rows_cast", Function::kCast, {weighed}, {}, narrow);
+    layer.release({weighed, plain});
+    return narrow;
+  };
+  if (moe.score_first) rows = weigh(rows, "rows");
   const Index made = run_experts(layer, dims, names, {rows, routed.offsets});
 
   Index base = 0;
@@ -240,16 +254,7 @@ Index mixture(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& 
     base =
         layer.constant("zeros_like", Function::kCopy, {}, layer.activation("zeros", dims.hidden));
   }
-  const Index wide = layer.activation("expert_output_fp32", width, ElementType::kFp32);
-  layer.elementwise("expert_output_to_fp32", Function::kCast, {made}, {}, wide);
-  const Index weighed = layer.activation("weighed_rows_fp32", width, ElementType::kFp32);
-  layer.elementwise("weigh_rows", Function::kMultiply, {wide, routed.scores}, {routed.scores, wide},
-                    weighed);
-  layer.last().sums_last = true;
-  layer.release({wide});
-  const Index narrow = layer.activation("weighed_rows", width);
-  layer.elementwise("weighed_rows_cast", Function::kCast, {weighed}, {}, narrow);
-  layer.release({weighed, made});
+  const Index narrow = moe.score_first ? made : weigh(made, "expert_output");
   const Index output =
       layer.elementwise("scatter_add", Function::kScatterAdd, {base, routed.tokens, narrow},
                         {routed.tokens}, layer.activation("experts_output", dims.hidden));

@@ -3,7 +3,9 @@
 #include "sim/graph/axes/layer_cutter.h"
 
 #include <algorithm>
+#include <numeric>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -171,6 +173,9 @@ class Cutter {
       }
     }
     add_gathered_names(op);
+    const bool routed = plan_.mesh.ep > 1 && op.part > 0 && old_.role == LayerRole::kBlock;
+    if (routed) return cut_expert(std::move(op));
+    if (routing_.open) combine();
     switch (op.kind) {
       case OperationKind::kGemm:
         return cut_product(std::move(op));
@@ -193,11 +198,129 @@ class Cutter {
     op.released = std::move(names);
   }
 
+  // --- experts ---
+
+  Index find(std::string_view name) const {
+    for (std::size_t t = 0; t < old_.tensors.size(); ++t) {
+      if (old_.tensors[t].name == name) return static_cast<Index>(t);
+    }
+    FORESHARD_CHECK(false, "a router without the tensor");
+    return kNone;
+  }
+  Index fixed(std::string name, std::int64_t elements, ElementType type = ElementType::kCompute) {
+    return add_tensor({.name = std::move(name), .fixed = elements, .type = type},
+                      Placement::kWhole);
+  }
+  Operation& route(Index from, Index to, bool waits) {
+    Operation& op = move(from, to, routing_.part);
+    op.collective = {.kind = CollectiveKind::kAllToAll, .dim = MeshDim::kEp, .waits = waits};
+    op.collective_backward = {
+        .kind = CollectiveKind::kAllToAll, .dim = MeshDim::kEp, .waits = true};
+    // torchtitan's per-operation checkpointing keeps them, but for Qwen3's list.
+    op.kept_by_selective = !old_.name.starts_with("qwen3");
+    return op;
+  }
+
+  // Rows go to the ranks that have their experts (moe/utils.py, expert_parallel.py): how many, by
+  // an all-to-all of counts whose sums the host reads; the rows; in the order of the local experts,
+  // each one's padded to a multiple of 8.
+  void dispatch(const Operation& first) {
+    constexpr std::int64_t kAlignment = 8;
+    routing_ = {};
+    routing_.open = true;
+    routing_.part = first.part;
+    routing_.rows = first.inputs.front();
+    routing_.per_token = first.rows;
+    routing_.width = layer_.tensors[at(routing_.rows)].per_token / first.rows;
+    routing_.experts = first.groups / plan_.mesh.ep;
+    const std::int64_t tokens = plan_.batch.micro_batch * plan_.batch.sequence / plan_.mesh.cp;
+    const std::vector<std::int64_t>& received = plan_.expert_parallel.received;
+    routing_.received = received.empty()
+                            ? tokens * first.rows
+                            : std::accumulate(received.begin(), received.end(), std::int64_t{0});
+    const std::int64_t padded = routing_.received + kAlignment * routing_.experts;
+    routing_.padded = (padded + kAlignment - 1) / kAlignment * kAlignment;
+
+    const Index counts = find("rows_per_expert");
+    const Index came = fixed("rows_per_expert received", first.groups, ElementType::kInt64);
+    Operation& exchange = route(counts, came, true);
+    exchange.gradient = GradientRule::kNone;
+    const bool keeps = exchange.kept_by_selective;
+    Operation& sums =
+        move(came, fixed("splits", 2 * plan_.mesh.ep, ElementType::kInt64), first.part);
+    sums.gradient = GradientRule::kNone;
+    sums.host_reads = true;
+    sums.kept_by_selective = keeps;
+    const Index arrived = fixed("rows received", routing_.received * routing_.width);
+    route(routing_.rows, arrived, true);
+    routing_.permuted = fixed("rows permuted", routing_.padded * routing_.width);
+    const Index order = fixed("order of rows", 4 * routing_.padded, ElementType::kByte);
+    Operation& make = move(came, order, first.part);
+    make.gradient = GradientRule::kNone;
+    Operation& permute = move(arrived, routing_.permuted, first.part);
+    permute.function = Function::kGather;
+    permute.inputs.push_back(order);
+    permute.saved = {order};
+    permute.released = {arrived, order};
+    permute.backward_temporaries = {fixed("row zeros", (routing_.received + 1) * routing_.width)};
+  }
+
+  void widen(const Indices& tensors) {
+    for (Index t : tensors) {
+      if (known_[at(t)] || layer_.tensors[at(t)].per_token == 0) continue;
+      TensorSpec& spec = layer_.tensors[at(t)];
+      spec.fixed = spec.per_token / routing_.per_token * routing_.padded;
+      spec.per_token = 0;
+      known_[at(t)] = true;
+    }
+  }
+
+  void cut_expert(Operation op) {
+    if (!routing_.open) dispatch(op);
+    for (Indices* list : {&op.inputs, &op.saved, &op.released}) {
+      std::replace(list->begin(), list->end(), routing_.rows, routing_.permuted);
+    }
+    for (Indices* list : {&op.outputs, &op.saved, &op.backward_temporaries, &op.forward_workspace,
+                          &op.backward_workspace}) {
+      widen(*list);
+    }
+    for (Index p : op.parameters) {
+      ParameterSpec& weight = layer_.parameters[at(p)];
+      if (weight.is_expert) continue;
+      weight.is_expert = true;
+      weight.shape.front() = routing_.experts;
+    }
+    if (op.groups > 1) op.groups = routing_.experts;
+    routing_.made = op.outputs.front();
+    layer_.operations.push_back(std::move(op));
+  }
+
+  // Back in the order in which rows came, and back to the ranks that they came from; nobody waits
+  // before the rows are read.
+  void combine() {
+    routing_.open = false;
+    Operation& last = layer_.operations.back();
+    const Index result = routing_.made;
+    const Index own = fixed("expert rows", routing_.padded * routing_.width);
+    std::replace(last.outputs.begin(), last.outputs.end(), result, own);
+    Indices released = std::exchange(last.released, {});
+    layer_.tensors[at(result)] = old_.tensors[at(result)];
+    const Index unpermuted = fixed("rows unpermuted", (routing_.received + 1) * routing_.width);
+    Operation& back = move(own, unpermuted, routing_.part);
+    back.function = Function::kScatterAdd;
+    back.released = {own};
+    const Index sent = fixed("rows to send", routing_.received * routing_.width);
+    move(unpermuted, sent, routing_.part).view = true;
+    Operation& home = route(sent, result, false);
+    home.released = {unpermuted, sent};
+    home.released.insert(home.released.end(), released.begin(), released.end());
+  }
+
   void cut_product(Operation op) {
     const Index read = op.inputs.front();
     const Index result = op.outputs.front();
     const ParameterSpec& old_weight = old_.parameters[at(op.parameters.front())];
-    FORESHARD_CHECK(old_weight.shape.size() == 2, "a stack of weights is not cut here");
+    FORESHARD_CHECK(tp_ == 1 || old_weight.shape.size() == 2, "a stack of weights is not cut");
     ParameterSpec& weight = layer_.parameters[at(op.parameters.front())];
     if (tp_ == 1) {
       layer_.operations.push_back(std::move(op));
@@ -314,6 +437,13 @@ class Cutter {
   std::vector<Placement> placement_;  // of tensors
   std::vector<bool> known_;
   Indices gathered_;  // tensors: what is read of them by products
+  struct Routing {
+    bool open = false;
+    std::int8_t part = 0;
+    Index rows = kNone, permuted = kNone, made = kNone;
+    std::int64_t per_token = 1;  // rows of a token
+    std::int64_t width = 0, experts = 0, received = 0, padded = 0;
+  } routing_;
   Index rotary_ = kNone;
   std::pair<Index, Index> renamed_{kNone, kNone};  // later operations read the second instead
 };

@@ -121,7 +121,6 @@ RecordedStep Fsdp2::build(StepNumber step, Log keep, const std::vector<std::int3
   }
   log_microbatch_ = -1;
   if (plan_.optimizer.clip_norm) clip();
-  balance_routers();
   optimizer(step);
   end_step_frame();
   StepBuilder::free(held_logits_);
@@ -277,8 +276,11 @@ void Fsdp2::run_layer(EventKind kind, std::int32_t layer) {
   std::vector<EventId> outer = std::exchange(flights_, {});
   flights_.assign(p.calls.size(), kNoEvent);
   for (std::size_t s = 0; s < p.segments.size(); ++s) {
-    run_calls(kind, layer, s);
-    if (p.segments[s].part >= 0) run_part(kind, layer, s);
+    if (p.segments[s].part >= 0) {
+      run_part(kind, layer, s);
+    } else {
+      run_calls(kind, layer, s);
+    }
   }
   note_open(kind, layer);
   flights_ = std::move(outer);
@@ -286,11 +288,15 @@ void Fsdp2::run_layer(EventKind kind, std::int32_t layer) {
 
 void Fsdp2::run_part(EventKind kind, std::int32_t layer, std::size_t segment) {
   const std::int8_t part = phase(kind, layer).segments[segment].part;
-  if (unit_of_part(layer, part) == unit_of_layer(layer)) return run_segment(kind, layer, segment);
+  if (unit_of_part(layer, part) == unit_of_layer(layer)) {
+    run_calls(kind, layer, segment);
+    return run_segment(kind, layer, segment);
+  }
   const bool backward = kind == EventKind::kBackward;
   if (begins_part(kind, layer, segment)) {
     backward ? begin_backward(layer, part) : enter_module(layer, part);
   }
+  run_calls(kind, layer, segment);
   run_segment(kind, layer, segment);
   if (!ends_part(kind, layer, segment)) return;
   if (backward) {
@@ -320,7 +326,7 @@ void Fsdp2::run_segment(EventKind kind, std::int32_t layer, std::size_t segment)
   const std::uint32_t actions = segment == 0 ? 0 : p.segments[segment - 1].actions_end;
   if (p.segments[segment].kernels_end > kernels) {
     const EventId row = add_layer_run(kind, layer, segment, 1);
-    if (p.segments[segment].host_waits) host_wait(row);
+    if (p.segments[segment].host_waits) read_splits(row, layer, p.segments[segment].part);
   } else if (p.segments[segment].actions_end > actions) {
     add_segment(kind, layer, static_cast<std::uint8_t>(segment));
   }
@@ -361,6 +367,9 @@ void Fsdp2::prefetch_forward(std::int32_t unit) {
   auto target = prefetch_order_.begin() + prefetch_place_[static_cast<std::size_t>(unit)] + 1;
   for (; target != prefetch_order_.end() && left > 0; ++target, --left) {
     prefetch(*target, Training::kForward, "explicit_forward");
+    for (const std::int32_t nested : experts_listed(unit, *target)) {
+      prefetch(nested, Training::kForward, "explicit_forward");
+    }
   }
 }
 
@@ -483,7 +492,12 @@ void Fsdp2::state_pre_backward(std::int32_t unit) {
     }
   }
   pre_backward(unit, list.empty());
-  for (std::int32_t target : list) prefetch(target, Training::kPreBackward, "explicit_backward");
+  for (std::int32_t target : list) {
+    prefetch(target, Training::kPreBackward, "explicit_backward");
+    for (const std::int32_t nested : experts_listed(unit, target)) {
+      prefetch(nested, Training::kPreBackward, "explicit_backward");
+    }
+  }
 }
 
 void Fsdp2::root_post_backward_final_callback() {

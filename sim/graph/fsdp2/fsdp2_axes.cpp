@@ -8,6 +8,7 @@
 // (_fsdp_param.py, unsharded_grad_data; torch 2.11). Clipping sums the row of norms over every axis
 // that parameters are cut by, one after the other (torchtitan 0.2.2, clip_grad_norm_).
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "sim/base/error.h"
@@ -133,12 +134,13 @@ void Fsdp2::run_calls(EventKind kind, std::int32_t layer, std::size_t segment) {
   for (std::size_t c = 0; c < p.calls.size(); ++c) {
     const LayerCall& call = p.calls[c];
     if (call.segment != segment) continue;
+    const std::int32_t unit = unit_of_part(layer, p.segments[segment].part);
     switch (call.kind) {
       case LayerCall::Kind::kLaunch:
-        flights_[c] = launch(call, unit_of_layer(layer));
+        flights_[c] = launch(call, unit);
         break;
       case LayerCall::Kind::kWait:
-        await(call, unit_of_layer(layer));
+        await(call, unit);
         break;
       case LayerCall::Kind::kRecompute:
         run_layer(EventKind::kRecompute, layer);
@@ -167,19 +169,38 @@ void Fsdp2::await(const LayerCall& call, std::int32_t unit) {
   open_ = {};
 }
 
-// "out=" rows received from, "in=" rows sent to every rank.
+// "out=" received from, "in=" sent to every rank of the group: elements round the ring of cp, rows
+// (of counts: experts) among the ranks of ep.
 std::string Fsdp2::splits_of(const LayerCall& call) const {
   if (!logging_ || call.collective.kind != CollectiveKind::kAllToAll) return "";
-  const std::int64_t ranks = plan_.mesh.cp, rank = plan_.mesh.cp_index(plan_.rank);
-  const std::int64_t count = call.bytes_in / call.element.size();
-  const auto row = [&](std::int64_t other) {
-    std::string text;
-    for (std::int64_t r = 0; r < ranks; ++r) {
-      text += (r == 0 ? "" : "/") + std::to_string(r == other ? count : 0);
-    }
-    return text;
+  const auto text = [](const std::vector<std::int64_t>& list) {
+    std::string joined;
+    for (const std::int64_t value : list)
+      joined += (joined.empty() ? "" : "/") + std::to_string(value);
+    return joined;
   };
-  return "out=" + row((rank + ranks - 1) % ranks) + " in=" + row((rank + 1) % ranks);
+  std::vector<std::int64_t> sent, received;
+  const std::int64_t count = call.bytes_in / call.element.size();
+  if (call.collective.dim == MeshDim::kCp) {
+    const std::int64_t ranks = plan_.mesh.cp, rank = plan_.mesh.cp_index(plan_.rank);
+    sent.assign(static_cast<std::size_t>(ranks), 0);
+    received = sent;
+    sent[static_cast<std::size_t>((rank + 1) % ranks)] = count;
+    received[static_cast<std::size_t>((rank + ranks - 1) % ranks)] = count;
+  } else {
+    const bool counts = call.element.type == ElementType::kInt64;
+    const std::int64_t width = counts ? 1 : model_.hidden;
+    sent.assign(static_cast<std::size_t>(plan_.mesh.ep), count / width / plan_.mesh.ep);
+    received = sent;
+    if (!counts && !plan_.expert_parallel.sent.empty()) {
+      sent = plan_.expert_parallel.sent;
+      received = plan_.expert_parallel.received;
+      // Which way: what is sent has as many rows as the call's input.
+      const std::int64_t out = std::accumulate(sent.begin(), sent.end(), std::int64_t{0});
+      if (out != count / width) std::swap(sent, received);
+    }
+  }
+  return "out=" + text(received) + " in=" + text(sent);
 }
 
 void Fsdp2::note_open(EventKind kind, std::int32_t layer) {
@@ -285,7 +306,58 @@ void Fsdp2::end_step_frame() {
 
 // torchtitan's optimizer pre-hook (components/optimizer.py): the tokens of each expert of every
 // layer of experts, summed over `loss`.
-void Fsdp2::balance_routers() {}
+void Fsdp2::balance_routers() {
+  if (!framed() || plan_.mesh.group(MeshDim::kLoss).size == 1) return;
+  std::int64_t counts = 0;
+  for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
+    for (const Operation& op : spec_of(l).operations) {
+      if (op.name != "correct") continue;
+      const auto scores = static_cast<std::size_t>(op.inputs.front());
+      counts += spec_of(l).tensors[scores].per_token;
+    }
+  }
+  if (counts == 0) return;
+  const auto communicator = communicator_of(MeshDim::kLoss);
+  const std::int64_t bytes = counts * 4;
+  wait(Stream::kAllReduce, tail(Stream::kCompute));
+  const EventId row = add_collective(EventKind::kAllReduce, Stream::kAllReduce, communicator,
+                                     Bytes(bytes), HostEvent::kNobody);
+  wait(Stream::kCompute, row);
+  if (!logging_) return;
+  log("all_reduce", {.bytes_in = bytes,
+                     .bytes_out = bytes,
+                     .dtype = "fp32",
+                     .group = "loss",
+                     .group_size = plan_.mesh.group(MeshDim::kLoss).size,
+                     .on = "SUM",
+                     .communicator = communicator,
+                     .issue = "c10d"});
+}
+
+// Expert parallel: rows to and from every rank go to the host, which waits for the second copy.
+void Fsdp2::read_splits(EventId row, std::int32_t layer, std::int8_t part) {
+  host_wait(row);
+  if (!logging_ || plan_.mesh.ep == 1) return;
+  const std::int32_t unit = unit_of_part(layer, part);
+  const std::int64_t bytes = plan_.mesh.ep * 8;
+  for (const std::string_view how : {"non_blocking", "blocking"}) {
+    log("device_to_host", {.unit = unit, .bytes_in = bytes, .dtype = "int64", .on = how});
+  }
+  log("host_wait", {.unit = unit, .on = "device_to_host"});
+}
+
+// Where experts have a mesh of their own, torchtitan's blocks list the next block with its experts
+// (llama4/infra/parallelize.py:436-497); embedding and head list a block alone.
+std::vector<std::int32_t> Fsdp2::experts_listed(std::int32_t by, std::int32_t unit) const {
+  std::vector<std::int32_t> units;
+  if (plan_.mesh.ep == 1 || block_of(modules_of(by).front().layer) < 0) return units;
+  for (std::int32_t u = unit + 1; u < unit_count(); ++u) {
+    const Module& first = modules_of(u).front();
+    if (first.part == 0 || unit_of_layer(first.layer) != unit) break;
+    units.push_back(u);
+  }
+  return units;
+}
 
 // The row of norms of all parameters that are cut by the same axes, experts first.
 void Fsdp2::clip_over_axes() {

@@ -172,6 +172,8 @@ class Fsdp2 final : public StepBuilder {
   bool is_listed(std::int32_t unit) const {
     return prefetch_place_[static_cast<std::size_t>(unit)] >= 0;
   }
+  // Trainers set a factor for the modules that they list, and for experts with a mesh of their own.
+  bool has_factor(std::int32_t unit) const { return is_listed(unit) || of_experts(shape(unit)); }
   void enter_module(std::int32_t layer, std::int8_t part);
   void leave_module(std::int32_t layer, std::int8_t part, bool in_backward);
   void begin_backward(std::int32_t layer, std::int8_t part);
@@ -199,6 +201,8 @@ class Fsdp2 final : public StepBuilder {
   void begin_step_frame();
   void end_step_frame();
   void balance_routers();
+  void read_splits(EventId row, std::int32_t layer, std::int8_t part);
+  std::vector<std::int32_t> experts_listed(std::int32_t unit, std::int32_t target) const;
   void hold_gradients();
   bool recomputes_inside(std::int32_t layer) const;
   struct Scalar {

@@ -170,6 +170,7 @@ void Fsdp2::clip() {
 void Fsdp2::optimizer(StepNumber step) {
   log_where_ = "optimizer";
   if (logging_) log("optimizer_begin");
+  balance_routers();
   const EventKind kind =
       plan_.offload == Offload::kNone ? EventKind::kOptimizer : EventKind::kHostOptimizer;
   const EventId last = add_step_row(kind, Stream::kCompute);

@@ -228,7 +228,7 @@ void Fsdp2::foreach_reduce(std::int32_t unit) {
   } else {
     add_unit_row(EventKind::kAccumulate, Stream::kReduceScatter, unit, kCopyAlone);
     std::int32_t divided = kNoBuffer;
-    if (plan_.gradient_divide_factor && is_listed(unit)) {
+    if (plan_.gradient_divide_factor && has_factor(unit)) {
       divided =
           allocate(MemoryCategory::kShardedGrad, Stream::kReduceScatter, unit, Bytes(held.bytes));
       log_operator("div", Stream::kReduceScatter, held.bytes, plan_.reduce_dtype);

@@ -9,7 +9,7 @@ namespace foreshard {
 Fsdp2::Division Fsdp2::division(std::int32_t unit) const {
   const bool overflows = plan_.reduce_dtype == DType::kFp16;
   const std::int64_t ranks = shape(unit).shards * plan_.mesh.replicate;
-  const bool listed = is_listed(unit);
+  const bool listed = has_factor(unit);
   const std::optional<double> factor = listed ? plan_.gradient_divide_factor : std::nullopt;
   if (!overflows && !(plan_.force_sum_reduction && listed)) {
     if (!factor) {

@@ -73,7 +73,7 @@ class Forward {
       for (Index t : graph_.saves(o)) writer_.refer(t);
       release_recomputed(o);
       if (!from_cache) writer_.end_step(std::move(step));
-      writer_.phase().segments.back().host_waits = op.host_reads;
+      writer_.phase().segments.back().host_waits = op.host_reads && !from_cache;
       writer_.exit_modules(graph_.modules().ending(o));
     }
     if (stop == graph_.last_saver()) {

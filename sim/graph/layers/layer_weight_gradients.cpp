@@ -133,7 +133,7 @@ void WeightGradients::store(Index p) {
   if (exists) {
     add_memory_kernel(writer_.phase(), Function::kAdd, Pass::kBackward, 3 * made);
     writer_.free(std::exchange(slot, LayerProgramWriter::kNoSlot));
-  } else if (!graph_.is_ignored(p) && !options.wraps_gradients) {
+  } else if (!graph_.is_ignored(p) && !options.wraps_gradients && !graph_.parameter(p).is_expert) {
     program.slots[static_cast<std::size_t>(slot)].stored = MemoryCategory::kUnshardedGrad;
     writer_.phase().actions.push_back(LayerPhaseProgram::kStore + slot);
   }

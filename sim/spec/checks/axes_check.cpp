@@ -124,10 +124,9 @@ Problem problem_of_expert_axes(const Plan& plan, const ModelSpec& model) {
   for (const LayerSpec& layer : model.kinds) {
     for (const Operation& op : layer.operations) experts = std::max(experts, op.groups);
   }
-  if (experts > 1 && mesh.tp * mesh.cp * mesh.ep > 1) {
-    return missing_capability(
-        "mesh.ep", "models with experts are modelled with the axes replicate and shard alone",
-        "mesh.ep: 1, mesh.tp: 1 and mesh.cp: 1");
+  if (experts > 1 && mesh.tp > 1) {
+    return missing_capability("mesh.tp", "experts are modelled without tensor parallel",
+                              "mesh.tp: 1, perhaps with mesh.ep");
   }
   if (mesh.ep == 1 && mesh.etp == 1) return std::nullopt;
   if (experts <= 1) {
