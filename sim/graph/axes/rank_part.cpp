@@ -35,10 +35,19 @@ void order_as_registered(LayerSpec& layer) {
   const auto is_direct = [](const ParameterSpec& p) {
     return std::count(p.name.begin(), p.name.end(), '.') == 1;
   };
+  // Norms of heads come first in their module (models/qwen3/model/model.py).
+  const auto is_of_heads = [](const ParameterSpec& p) {
+    return p.is_norm && (p.name.find("q_norm") != std::string::npos ||
+                         p.name.find("k_norm") != std::string::npos);
+  };
   std::vector<Index> order(layer.parameters.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<Index>(i);
-  std::stable_partition(order.begin(), order.end(), [&](Index i) {
-    return !is_direct(layer.parameters[static_cast<std::size_t>(i)]);
+  std::stable_sort(order.begin(), order.end(), [&](Index a, Index b) {
+    const auto rank = [&](Index i) {
+      const ParameterSpec& p = layer.parameters[static_cast<std::size_t>(i)];
+      return is_direct(p) ? 2 : is_of_heads(p) ? 0 : 1;
+    };
+    return rank(a) < rank(b);
   });
   std::vector<ParameterSpec> sorted;
   std::vector<Index> place(order.size());
