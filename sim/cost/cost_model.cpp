@@ -44,6 +44,8 @@ double normal_quantile(double p) {
 
 CollectiveOperation operation_of(EventKind collective) {
   switch (collective) {
+    // An all-to-all moves as much to and from every rank as a gather of a buffer of its size.
+    case EventKind::kAllToAll:
     case EventKind::kAllGather:
       return CollectiveOperation::kAllGather;
     case EventKind::kReduceScatter:
