@@ -33,6 +33,7 @@ class Cutter {
         gathered_(layer.tensors.size(), kNone) {
     layer_.operations.clear();
     place(0, layer.role == LayerRole::kEmbedding ? Placement::kWhole : input);
+    for (const Operation& op : layer.operations) experts_ = std::max(experts_, op.groups);
   }
 
   CutLayer run() {
@@ -174,8 +175,9 @@ class Cutter {
     }
     add_gathered_names(op);
     const bool routed = plan_.mesh.ep > 1 && op.part > 0 && old_.role == LayerRole::kBlock;
+    if (!routed && routing_.open) combine();
+    if (tp_ > 1 && experts_ > 1 && cut_mixture(op)) return;
     if (routed) return cut_expert(std::move(op));
-    if (routing_.open) combine();
     switch (op.kind) {
       case OperationKind::kGemm:
         return cut_product(std::move(op));
@@ -196,6 +198,104 @@ class Cutter {
       names.push_back(t);
     }
     op.released = std::move(names);
+  }
+
+  // --- experts under tensor parallel ---
+
+  // Router and experts read all positions, gathered once where the mixture begins; its gradient is
+  // taken as it is (torchtitan 0.2.2; PR 2416 adds a reduction). What the router makes is whole,
+  // shared experts are cut as a feed-forward layer but leave a summand, and so do the experts, by
+  // columns and rows (etp, or without ep) or each for a part of the rows (etp 1); the sum is
+  // scattered. Returns whether the operation was one that is cut otherwise.
+  bool cut_mixture(Operation& op) {
+    const bool is_product = op.kind == OperationKind::kGemm;
+    if (is_product && op.groups == 1 && op.n == experts_) {
+      mixture_.input = op.inputs.front();
+      mixture_.whole = gather(mixture_.input, op.part);
+      layer_.operations.back().collective_backward = {};
+      read_whole(op);
+      place(op.outputs, Placement::kWhole);
+      layer_.operations.push_back(std::move(op));
+      return true;
+    }
+    if (mixture_.whole == kNone) return false;
+    read_whole(op);
+    const bool splits_rows = plan_.mesh.ep > 1 && plan_.mesh.etp == 1;
+    if (splits_rows) mark_rows(op);
+    if (op.function == Function::kScatterAdd) {
+      const Index result = op.outputs.front();
+      place(op.saved, Placement::kWhole);
+      const std::int8_t part = op.part;
+      layer_.operations.push_back(std::move(op));
+      reduce(result, part);
+      mixture_ = {};
+      return true;
+    }
+    if (!is_product) return false;
+    if (op.groups > 1) return plan_.mesh.ep == 1 && cut_stack(op);
+    const Index result = op.outputs.front();
+    ParameterSpec& weight = layer_.parameters[at(op.parameters.front())];
+    if (placement_[at(op.inputs.front())] == Placement::kFeature) {
+      op.k /= tp_;
+      weight.shape[1] /= tp_;
+      place(result, Placement::kWhole);
+    } else if (op.n > 1) {
+      const Index own = own_input(op.inputs.front(), op.part);
+      std::replace(op.saved.begin(), op.saved.end(), op.inputs.front(), own);
+      op.inputs.front() = own;
+      op.n /= tp_;
+      weight.shape[0] /= tp_;
+      place(result, Placement::kFeature);
+    }
+    layer_.operations.push_back(std::move(op));
+    return true;
+  }
+
+  void read_whole(Operation& op) const {
+    for (Indices* list : {&op.inputs, &op.saved}) {
+      std::replace(list->begin(), list->end(), mixture_.input, mixture_.whole);
+    }
+  }
+
+  // Routed rows are cut among the ranks of tp.
+  void mark_rows(const Operation& op) {
+    const auto is_row = [&](Index t) {
+      return std::find(mixture_.rows.begin(), mixture_.rows.end(), t) != mixture_.rows.end();
+    };
+    const bool begins = op.name == "argsort" || op.name == "histc";
+    if (op.function == Function::kScatterAdd || op.part > 0) return;
+    if (!begins && std::none_of(op.inputs.begin(), op.inputs.end(), is_row)) return;
+    for (const Indices* list : {&op.outputs, &op.saved, &op.backward_temporaries}) {
+      for (Index t : *list) {
+        if (known_[at(t)]) continue;
+        known_[at(t)] = true;
+        if (layer_.tensors[at(t)].per_token > 0) layer_.tensors[at(t)].split *= tp_;
+        mixture_.rows.push_back(t);
+      }
+    }
+  }
+
+  bool cut_stack(Operation& op) {
+    const Index read = op.inputs.front();
+    ParameterSpec& weight = layer_.parameters[at(op.parameters.front())];
+    if (placement_[at(read)] == Placement::kFeature) {
+      op.k /= tp_;
+      weight.shape[2] /= tp_;
+      place(op.outputs, Placement::kWhole);
+    } else {
+      if (mixture_.entered == kNone) {
+        mixture_.first = read;
+        mixture_.entered = own_input(read, op.part);
+      }
+      for (Indices* list : {&op.inputs, &op.saved}) {
+        std::replace(list->begin(), list->end(), mixture_.first, mixture_.entered);
+      }
+      op.n /= tp_;
+      weight.shape[1] /= tp_;
+      place(op.outputs, Placement::kFeature);
+    }
+    layer_.operations.push_back(std::move(op));
+    return true;
   }
 
   // --- experts ---
@@ -235,12 +335,18 @@ class Cutter {
     routing_.experts = first.groups / plan_.mesh.ep;
     const std::int64_t tokens = plan_.batch.micro_batch * plan_.batch.sequence / plan_.mesh.cp;
     const std::vector<std::int64_t>& received = plan_.expert_parallel.received;
+    const std::int64_t parts = plan_.mesh.etp == 1 ? tp_ : 1;
     routing_.received = received.empty()
-                            ? tokens * first.rows
+                            ? tokens * first.rows / parts
                             : std::accumulate(received.begin(), received.end(), std::int64_t{0});
     const std::int64_t padded = routing_.received + kAlignment * routing_.experts;
     routing_.padded = (padded + kAlignment - 1) / kAlignment * kAlignment;
 
+    Index rows = routing_.rows;
+    if (plan_.mesh.etp > 1) {
+      rows = own_input(rows, first.part);
+      layer_.operations.back().collective_backward.dim = MeshDim::kEtp;
+    }
     const Index counts = find("rows_per_expert");
     const Index came = fixed("rows_per_expert received", first.groups, ElementType::kInt64);
     Operation& exchange = route(counts, came, true);
@@ -252,7 +358,7 @@ class Cutter {
     sums.host_reads = true;
     sums.kept_by_selective = keeps;
     const Index arrived = fixed("rows received", routing_.received * routing_.width);
-    route(routing_.rows, arrived, true);
+    route(rows, arrived, true);
     routing_.permuted = fixed("rows permuted", routing_.padded * routing_.width);
     const Index order = fixed("order of rows", 4 * routing_.padded, ElementType::kByte);
     Operation& make = move(came, order, first.part);
@@ -265,14 +371,29 @@ class Cutter {
     permute.backward_temporaries = {fixed("row zeros", (routing_.received + 1) * routing_.width)};
   }
 
-  void widen(const Indices& tensors) {
+  void widen(const Indices& tensors, Placement placement) {
+    const std::int64_t parts = placement == Placement::kFeature ? plan_.mesh.etp : 1;
     for (Index t : tensors) {
       if (known_[at(t)] || layer_.tensors[at(t)].per_token == 0) continue;
       TensorSpec& spec = layer_.tensors[at(t)];
-      spec.fixed = spec.per_token / routing_.per_token * routing_.padded;
+      spec.fixed = spec.per_token / routing_.per_token * routing_.padded / parts;
       spec.per_token = 0;
       known_[at(t)] = true;
+      placement_[at(t)] = placement;
     }
+  }
+
+  // Of what the operation makes; products of experts are cut by columns, then by rows.
+  Placement expert_placement(Operation& op) {
+    const bool reads_features =
+        placement_[at(op.inputs.front())] == Placement::kFeature && plan_.mesh.etp > 1;
+    if (plan_.mesh.etp == 1 || op.groups == 1) {
+      return reads_features ? Placement::kFeature : Placement::kWhole;
+    }
+    (reads_features ? op.k : op.n) /= plan_.mesh.etp;
+    ParameterSpec& weight = layer_.parameters[at(op.parameters.front())];
+    weight.shape[reads_features ? 2 : 1] /= plan_.mesh.etp;
+    return reads_features ? Placement::kWhole : Placement::kFeature;
   }
 
   void cut_expert(Operation op) {
@@ -280,9 +401,10 @@ class Cutter {
     for (Indices* list : {&op.inputs, &op.saved, &op.released}) {
       std::replace(list->begin(), list->end(), routing_.rows, routing_.permuted);
     }
+    const Placement placement = expert_placement(op);
     for (Indices* list : {&op.outputs, &op.saved, &op.backward_temporaries, &op.forward_workspace,
                           &op.backward_workspace}) {
-      widen(*list);
+      widen(*list, placement);
     }
     for (Index p : op.parameters) {
       ParameterSpec& weight = layer_.parameters[at(p)];
@@ -305,6 +427,9 @@ class Cutter {
     std::replace(last.outputs.begin(), last.outputs.end(), result, own);
     Indices released = std::exchange(last.released, {});
     layer_.tensors[at(result)] = old_.tensors[at(result)];
+    if (tp_ > 1 && plan_.mesh.etp == 1) layer_.tensors[at(result)].split *= tp_;
+    placement_[at(result)] = Placement::kWhole;
+    mixture_.rows.push_back(result);
     const Index unpermuted = fixed("rows unpermuted", (routing_.received + 1) * routing_.width);
     Operation& back = move(own, unpermuted, routing_.part);
     back.function = Function::kScatterAdd;
@@ -437,6 +562,11 @@ class Cutter {
   std::vector<Placement> placement_;  // of tensors
   std::vector<bool> known_;
   Indices gathered_;  // tensors: what is read of them by products
+  std::int64_t experts_ = 1;
+  struct Mixture {
+    Index input = kNone, whole = kNone, first = kNone, entered = kNone;
+    Indices rows;
+  } mixture_;
   struct Routing {
     bool open = false;
     std::int8_t part = 0;

@@ -124,9 +124,16 @@ Problem problem_of_expert_axes(const Plan& plan, const ModelSpec& model) {
   for (const LayerSpec& layer : model.kinds) {
     for (const Operation& op : layer.operations) experts = std::max(experts, op.groups);
   }
-  if (experts > 1 && mesh.tp > 1) {
-    return missing_capability("mesh.tp", "experts are modelled without tensor parallel",
-                              "mesh.tp: 1, perhaps with mesh.ep");
+  const bool latent = std::any_of(model.kinds.begin(), model.kinds.end(), [](const LayerSpec& l) {
+    return std::any_of(l.parameters.begin(), l.parameters.end(), [](const ParameterSpec& p) {
+      return p.name.find("kv_a_") != std::string::npos;
+    });
+  });
+  if (mesh.tp > 1 && (latent || !plan.tensor_parallel.sequence) && (latent || experts > 1)) {
+    return missing_capability("mesh.tp",
+                              latent ? "latent attention is modelled without tensor parallel"
+                                     : "experts are modelled with sequence parallel",
+                              latent ? "mesh.tp: 1" : "tensor_parallel.sequence: true");
   }
   if (mesh.ep == 1 && mesh.etp == 1) return std::nullopt;
   if (experts <= 1) {
