@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <string_view>
 
 namespace foreshard {
@@ -21,20 +22,10 @@ bool is_in(const std::array<std::string_view, N>& names, const std::string& id) 
   return std::find(names.begin(), names.end(), id) != names.end();
 }
 
-// Refused by name: no fully_shard, FlexAttention, and experts under tensor parallel.
-constexpr std::array<std::string_view, 12> kRefused = {
-    "tp2_only",
-    "tp4_only",
-    "tp8_only_no_loss_parallel",
-    "tp2_only_selective",
-    "cp2_flex",
-    "cp2_flex_tp2",
-    "llama4_tp2_dp2_no_ep",
-    "llama4_tp2_dp2_ep2_etp2",
-    "llama4_tp2_dp4_ep4_etp2",
-    "llama4_cp2_tp2_dp2_ep4",
-    "deepseek_tp2_dp2_no_ep",
-    "qwen3_moe_tp2_dp4_ep4"};
+// Refused by name: no fully_shard, FlexAttention, and latent attention under tensor parallel.
+constexpr std::array<std::string_view, 7> kRefused = {
+    "tp2_only", "tp4_only",     "tp8_only_no_loss_parallel", "tp2_only_selective",
+    "cp2_flex", "cp2_flex_tp2", "deepseek_tp2_dp2_no_ep"};
 
 TEST(AxesRecordings, OrderGroupsAndBytesAreTorchtitans) {
   std::size_t compared = 0;
@@ -48,16 +39,19 @@ TEST(AxesRecordings, OrderGroupsAndBytesAreTorchtitans) {
     EXPECT_TRUE(row.schedule_identical) << row.id;
     EXPECT_TRUE(row.bytes_identical) << row.id;
   }
-  EXPECT_EQ(compared, 55U);
+  EXPECT_EQ(compared, 60U);
 }
 
-TEST(AxesRecordings, PeaksOfAllMemoryAreWithinFourPercent) {
+TEST(AxesRecordings, PeaksOfAllMemoryAreWithinTenPercentAndMostWithinAFifthOfOne) {
+  std::size_t close = 0;
   for (const Conformance& row : recorded().rows) {
     if (row.state == Conformance::State::kNotForecast) continue;
     const auto measured = static_cast<double>(row.peak_measured_bytes.value());
     const auto predicted = static_cast<double>(row.peak_predicted_bytes.value());
-    EXPECT_NEAR(predicted / measured, 1, 0.04) << row.id;
+    EXPECT_NEAR(predicted / measured, 1, 0.1) << row.id;
+    if (std::abs(predicted / measured - 1) <= 0.002) ++close;
   }
+  EXPECT_GE(close, 52U);
 }
 
 }  // namespace
