@@ -13,6 +13,7 @@
 
 #include "calibration/machines.h"
 #include "cli/output.h"
+#include "cli/verbs/ask.h"
 #include "cli/verbs/diagnose.h"
 #include "cli/verbs/verbs.h"
 #include "models/zoo.h"
@@ -76,6 +77,7 @@ class Tree {
     add_report();
     add_serve();
     add_accuracy();
+    add_ask();
     add_diagnose();
     add_conform();
     add_models();
@@ -478,6 +480,15 @@ class Tree {
     add_json(verb, o->output);
   }
 
+  void add_ask() {
+    auto o = std::make_shared<AskOptions>();
+    CLI::App* verb =
+        add_verb("ask", "Which fact narrows a forecast most per minute that it takes to find out",
+                 "ask --model llama-3.1-8b --cluster 64xh100", run_ask, o);
+    add_job_flags(verb, o->job, kSetHelp);
+    add_json(verb, o->output);
+  }
+
   void add_diagnose() {
     auto o = std::make_shared<DiagnoseOptions>();
     CLI::App* verb = add_verb(
@@ -543,7 +554,7 @@ class Tree {
         add_verb("schema", "The JSON Schema of a kind of file", "schema plan", run_schema, o);
     choice(verb->add_option("kind", o->name, "Which")->required(),
            "plan|cluster|model|report|explain|compare|page|search|recommend|scale|calibrate|export|"
-           "import|launch|validation|accuracy|diagnosis|forecasts|conformance|models|machines|doctor");
+           "import|launch|validation|accuracy|diagnosis|questions|forecasts|conformance|models|machines|doctor");
   }
 
   void add_doctor() {

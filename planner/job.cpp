@@ -14,6 +14,7 @@
 #include "interop/steps/informed_calibration.h"
 #include "models/layers/variants.h"
 #include "planner/amounts.h"
+#include "planner/code_term.h"
 #include "planner/local_profiles.h"
 #include "planner/model_name.h"
 #include "sim/simulate/cost_choices.h"
@@ -252,9 +253,11 @@ TranslatedJob translate_job(const Job& job, const std::string& runtime) {
 }
 
 CostModel cost_model(const Job& job) {
+  const Plan& plan = job.resolved.plan;
   const Calibration calibration =
       job.calibration ? *job.calibration
-                      : informed_calibration(job.model, job.resolved.plan, job.cluster, {});
+                      : with_code_term(informed_calibration(job.model, plan, job.cluster, {}), plan,
+                                       job.cluster, job.open.empty());
   return CostModel(job.cluster, calibration, cost_choices(job.resolved.plan));
 }
 
@@ -267,8 +270,10 @@ StackSet stack_set(const Job& job, const CostModel& costs) {
     const bool is_priced_alike =
         each.plan.attention == job.open.front().plan.attention || job.calibration;
     CostModel own(job.cluster,
-                  is_priced_alike ? costs.calibration()
-                                  : informed_calibration(model, each.plan, job.cluster, {}),
+                  is_priced_alike
+                      ? costs.calibration()
+                      : with_code_term(informed_calibration(model, each.plan, job.cluster, {}),
+                                       each.plan, job.cluster, false),
                   cost_choices(each.plan));
     set.cases.push_back({each.name, each.weight, std::move(model), each.plan, std::move(own)});
   }

@@ -115,6 +115,22 @@ void add_unscored(const std::vector<AccuracyRow>& rows, std::vector<std::string>
   }
 }
 
+// How many measurements lie in central intervals of each level: a forecast of honest intervals is
+// on the diagonal.
+Json reliability_json(const std::vector<AccuracyRow>& rows) {
+  Json list = Json::array();
+  for (const double level : kReliabilityLevels) {
+    int scored = 0, held = 0;
+    for (const AccuracyRow& row : rows) {
+      scored += row.scored;
+      held += row.scored && covers({row.predicted, row.low, row.high}, level, row.measured);
+    }
+    list.push_back(
+        {{"level", level}, {"covered", scored > 0 ? static_cast<double>(held) / scored : 0.0}});
+  }
+  return list;
+}
+
 bool is_time(double seconds) { return std::isfinite(seconds) && seconds > 0; }
 
 }  // namespace
@@ -215,6 +231,7 @@ Json accuracy_json(const std::vector<AccuracyRow>& rows) {
                       {"bias", balanced.bias}};
   json["ranking"] = {
       {"difference", kRankedDifference}, {"pairs", ranking.pairs}, {"tau", ranking.tau}};
+  json["reliability"] = reliability_json(rows);
   json["groups"] = std::move(groups);
   json["rows"] = std::move(list);
   return json;

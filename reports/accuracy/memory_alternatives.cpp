@@ -5,6 +5,7 @@
 #include "reports/accuracy/memory_alternatives.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 namespace foreshard {
@@ -34,20 +35,23 @@ std::vector<MemoryAlternative> memory_alternatives(const ModelSpec& model, const
   const auto parameters = static_cast<double>(model.parameters());
   const auto tokens = static_cast<double>(plan.batch.micro_batch * plan.batch.sequence);
   std::vector<MemoryAlternative> list;
-  const auto add = [&](const char* name, const char* settles, double bytes, double codes) {
-    if (bytes > 0) list.push_back({name, settles, of(bytes), codes / kCodes});
+  const auto add = [&](std::array<const char*, 3> words, double bytes, double codes) {
+    if (bytes > 0) list.push_back({words[0], words[1], words[2], of(bytes), codes / kCodes});
   };
-  add("the logits in fp32 and their gradient",
-      "which loss runs, and whether the loop keeps the outputs",
+  add({"the logits in fp32 and their gradient",
+       "which loss runs, and whether the loop keeps the outputs",
+       "--set loss=NAME, --set logits=held or released"},
       2 * 4 * tokens * static_cast<double>(model.vocabulary), 3);
   if (shards_parameters(plan)) {
-    add("a whole copy of the parameters", "whether parameters stay gathered",
+    add({"a whole copy of the parameters", "whether parameters stay gathered",
+         "--set reshard_after_forward=always or never"},
         bytes_of(plan.compute_dtype()) * parameters, 1);
   }
   const double shards = is_zero(plan.runtime.kind) || shards_parameters(plan)
                             ? static_cast<double>(plan.mesh.shard)
                             : 1;
-  add("the gradients twice", "where gradients are added up",
+  add({"the gradients twice", "where gradients are added up",
+       "--set accumulation.mode=reduce_each or keep_unsharded"},
       bytes_of(plan.reduce_dtype) * parameters / shards, 2);
   std::stable_sort(list.begin(), list.end(), [](const auto& a, const auto& b) {
     return a.weight * static_cast<double>(a.bytes.count()) >

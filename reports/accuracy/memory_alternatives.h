@@ -14,6 +14,7 @@ namespace foreshard {
 struct MemoryAlternative {
   std::string name;     // "the logits in fp32 and their gradient"
   std::string settles;  // what to find out
+  std::string set;      // the keys that say it
   Bytes bytes;          // per GPU, that a code which does so needs more
   double weight = 0;    // of first looks at codes without a preset, how many did so
 };

@@ -21,6 +21,20 @@ function scatter(body, data, unit, label, titles) {
       .attr('fill', d => d.colour).attr('fill-opacity', 0.75);
 }
 
+// How many measurements lie in the intervals of each level, against the diagonal of honest ones.
+function drawReliability(body, points) {
+  body.append(el('h3', {}, 'Do intervals hold what they say?'),
+      el('p', {class: 'note'}, 'Below the diagonal they are too narrow, above it too wide.'));
+  const f = frame(body, 320, {top: 26, right: 24, bottom: 46, left: 80}, 'Share of measurements within intervals of each level');
+  const x = d3.scaleLinear().domain([0, 1]).range([0, f.width]), y = d3.scaleLinear().domain([0, 1]).range([f.height, 0]);
+  axes(f, x, y, 'interval', 'measurements inside', {bottom: d3.axisBottom(x).ticks(5, '%').tickSizeOuter(0), left: d3.axisLeft(y).ticks(5, '%').tickSizeOuter(0)});
+  const path = (data, stroke, dash) => f.inner.append('path').attr('fill', 'none').attr('stroke', stroke).attr('stroke-dasharray', dash).attr('d', d3.line()(data.map(d => [x(d[0]), y(d[1])])));
+  path([[0, 0], [1, 1]], 'var(--soft)', '3 4');
+  path([[0, 0]].concat(points.map(p => [p.level, p.covered])), groupColours[0], null);
+  const marks = f.inner.append('g').selectAll('circle').data(points).enter().append('circle').attr('cx', p => x(p.level)).attr('cy', p => y(p.covered)).attr('r', 4).attr('fill', groupColours[0]);
+  reachable(marks, p => `${textOf(p.covered, 'ratio')} of measurements lie in intervals of ${textOf(p.level, 'ratio')}`);
+}
+
 // --- one run ---
 
 function drawValidation(body) {
@@ -112,6 +126,7 @@ function drawAccuracy(body) {
   }
   body.append(host);
   redraw();
+  if (a.reliability && a.summary.scored) drawReliability(body, a.reliability);
 }
 
 function drawAccuracyCharts(host, a, quantities) {

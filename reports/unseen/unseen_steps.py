@@ -22,9 +22,8 @@ whose source contradicts itself, are `score: flag`. The rows were collected with
 forecasts of the version of that day were then frozen (`foreshard accuracy ROWS --frozen FIRST_LOOK` compares). **No
 coefficient is fitted to these rows**, then or now, and none informs a latent factor. The first look is what a code
 that nobody here has read may expect; what it showed was set right from source code, from micro-measurements and from
-published figures that are none of these rows, so that today's figures are the optimistic end. One number is taken
-from them: how much wider the interval of a family is that no evidence is of (5 % as a standard deviation,
-interop/steps/score_steps.cpp), so that today's coverage is no test of it.
+published figures that are none of these rows, so that today's figures are the optimistic end. The width of the interval
+of a code at first sight is taken from the frozen forecasts, of a row by the other two sets alone (first_looks.py).
 """
 FIRST = """
 # The first set, 2026-11-21

@@ -49,6 +49,7 @@ recommend: _Verb
 scale: _Verb
 validate: _Verb
 accuracy: _Verb
+ask: _Verb
 diagnose: _Verb
 conform: _Verb
 export: _Verb

@@ -170,6 +170,9 @@ FORMS = {
     "diagnose": of_rows(
         "causes", ("name", "probability", "test"),
         lambda d, rows: "explained" if d.get("explained") else "not explained by what is known"),
+    "ask": of_rows(
+        "facts", ("name", "half_width", "minutes", "ask"),
+        lambda d, rows: f"+-{100 * d.get('half_width', 0):.1f} % of the step; {len(rows)} facts would narrow it"),
     "doctor": of_rows(
         "capabilities", ("name", "available", "detail"),
         lambda d, rows: f"{sum(bool(row['available']) for row in rows)} of {len(rows)} capabilities are there"),

@@ -1,0 +1,181 @@
+// What one run of one's own leaves is measured: half of the interval (reports/accuracy/
+// accuracy_groups.cpp). Minutes are assumed: what somebody takes who has the machine at hand.
+#include "planner/ask.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "calibration/training_evidence.h"
+#include "planner/code_term.h"
+#include "reports/accuracy/memory_alternatives.h"
+#include "reports/page/page.h"
+#include "reports/view/layout.h"
+#include "sim/base/unit_strings.h"
+
+namespace foreshard {
+namespace {
+
+constexpr double kNinetyPercent = 1.6449;  // standard deviations on each side
+constexpr double kAnchorLeaves = 0.5;
+
+double square(double value) { return value * value; }
+
+double reach_of_code(const Job& job, bool is_said) {
+  return code_half_width(job.resolved.plan, job.cluster, is_said);
+}
+
+Bytes sum_of(const std::vector<MemoryAlternative>& list) {
+  Bytes sum;
+  for (const MemoryAlternative& each : list) sum = sum + each.bytes;
+  return sum;
+}
+
+// Several nodes' links and one node's are measured by one program.
+bool is_link(Factor factor) { return factor == Factor::kIntraNode || factor == Factor::kInterNode; }
+
+class Asker {
+ public:
+  explicit Asker(const Job& job) : job_(job) {
+    const CostModel costs = cost_model(job);
+    const Forecast made = forecast(job.model, job.resolved.plan, costs);
+    all_.step_s = made.timeline.period.seconds();
+    moves_ = factor_moves(made, costs);
+    for (const FactorMove& move : moves_) {
+      all_.levels.machine.emplace_back(factor_words(move.factor), share(move));
+    }
+    const OpenStack open =
+        summarize(made, costs, 0, stack_set(job, costs).of(job.resolved.plan)).open_stack;
+    is_said_ = open.outcomes.empty();
+    if (!is_said_) {
+      const auto [least, most] = std::minmax_element(
+          open.outcomes.begin(), open.outcomes.end(),
+          [](const StackOutcome& a, const StackOutcome& b) { return a.seconds < b.seconds; });
+      all_.levels.codes = (most->seconds - least->seconds) / 2 / all_.step_s;
+      alternatives_ = memory_alternatives(job.model, job.resolved.plan);
+    }
+    all_.levels.code = reach_of_code(job, is_said_);
+    all_.levels.run = kNinetyPercent * training_evidence().plan_log_sd;
+    all_.half_width = all_.levels.half_width();
+    all_.memory = made.memory.peak;
+    all_.memory_above = sum_of(alternatives_);
+  }
+
+  Questions ask() {
+    if (!is_said_) {
+      Levels said = all_.levels;
+      said.codes = 0;
+      said.code = reach_of_code(job_, true);
+      add({"training code", "which training code runs the job",
+           "foreshard predict ... --set stack=NAME", 1, said.half_width(), Bytes()});
+      for (const MemoryAlternative& each : alternatives_) {
+        add({each.name, each.settles, "foreshard predict ... " + each.set, 2, all_.half_width,
+             Bytes(all_.memory_above.count() - each.bytes.count())});
+      }
+    }
+    add({"products", "six large matrix products, as a table gpu,m,n,k,dtype,latency_us",
+         "foreshard calibrate TABLE", 10, without([](Factor f) { return f == Factor::kGemm; }),
+         all_.memory_above});
+    if (job_.resolved.plan.mesh.world() > 1) {
+      add({"links",
+           "nccl-tests at two sizes: all_gather_perf and reduce_scatter_perf -b 8M -e 512M -f 64",
+           "foreshard calibrate LOG", 20, without(is_link), all_.memory_above});
+    }
+    add({"all kernels", "every kernel of the machine",
+         "foreshard-exec measure, then foreshard calibrate", 30,
+         without([](Factor) { return true; }), all_.memory_above});
+    if (all_.levels.code > 0) {
+      add({"one run", "one step of the job, or of a smaller one of the same code",
+           "foreshard accuracy ROWS --anchor 1", 20, kAnchorLeaves * all_.half_width, Bytes()});
+    }
+    std::stable_sort(all_.facts.begin(), all_.facts.end(),
+                     [](const Fact& a, const Fact& b) { return a.per_minute > b.per_minute; });
+    return all_;
+  }
+
+ private:
+  double share(const FactorMove& move) const {
+    return std::abs(move.high - move.low) / 2 / all_.step_s;
+  }
+
+  template <typename Settles>
+  double without(Settles settles) const {
+    Levels levels = all_.levels;
+    for (std::size_t i = 0; i < moves_.size(); ++i) {
+      if (settles(moves_[i].factor)) levels.machine[i].second = 0;
+    }
+    return levels.half_width();
+  }
+
+  // What narrows nothing is not asked.
+  void add(Fact fact) {
+    const double step = all_.half_width - fact.half_width;
+    const double memory =
+        static_cast<double>(all_.memory_above.count() - fact.memory_above.count()) /
+        static_cast<double>(std::max<std::int64_t>(all_.memory.count(), 1));
+    if (step < 1e-4 && memory < 1e-4) return;
+    fact.per_minute = (step + memory) / fact.minutes;
+    all_.facts.push_back(std::move(fact));
+  }
+
+  const Job& job_;
+  Questions all_;
+  std::vector<FactorMove> moves_;
+  std::vector<MemoryAlternative> alternatives_;
+  bool is_said_ = true;
+};
+
+}  // namespace
+
+double Levels::half_width() const {
+  double sum = square(codes) + square(code) + square(run);
+  for (const auto& [name, share] : machine) sum += square(share);
+  return std::sqrt(sum);
+}
+
+Questions questions(const Job& job) { return Asker(job).ask(); }
+
+std::string questions_text(const Questions& q) {
+  std::string text =
+      fmt::format("a step of {} +-{}; memory of {}, up to {} more where the code keeps it\n",
+                  seconds_text(q.step_s), percent_text(q.half_width), format_bytes(q.memory),
+                  format_bytes(q.memory_above));
+  for (const Fact& fact : q.facts) {
+    text += fmt::format("  {}: {}\n", fact.name, fact.ask);
+    text += fmt::format(
+        "    narrows the step from +-{} to +-{}, memory from {} above to {}; {:g} min: {}\n",
+        percent_text(q.half_width), percent_text(fact.half_width), format_bytes(q.memory_above),
+        format_bytes(fact.memory_above), fact.minutes, fact.command);
+  }
+  if (q.facts.empty()) text += "  nothing that is asked for would narrow it\n";
+  return text;
+}
+
+Json to_json(const Questions& q) {
+  Json machine = Json::object();
+  for (const auto& [name, share] : q.levels.machine) machine[name] = share;
+  Json facts = Json::array();
+  for (const Fact& fact : q.facts) {
+    facts.push_back({{"name", fact.name},
+                     {"ask", fact.ask},
+                     {"command", fact.command},
+                     {"minutes", fact.minutes},
+                     {"half_width", fact.half_width},
+                     {"memory_above_bytes", fact.memory_above.count()},
+                     {"per_minute", fact.per_minute}});
+  }
+  return {{"step_s", q.step_s},
+          {"half_width", q.half_width},
+          {"memory_bytes", q.memory.count()},
+          {"memory_above_bytes", q.memory_above.count()},
+          {"levels",
+           {{"machine", std::move(machine)},
+            {"codes", q.levels.codes},
+            {"code", q.levels.code},
+            {"run", q.levels.run}}},
+          {"facts", std::move(facts)}};
+}
+
+}  // namespace foreshard
