@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -43,20 +44,24 @@ struct BackendParts {
   bool replays = false;            // devices: steps are replayed as one recorded whole
 };
 
-// What a reduce-scatter of a unit's gradients does with their sum.
+// What a reduce-scatter of a unit's gradients does with their sum, as its row says.
 struct ReduceScatterCall {
   EventId event = kNoEvent;
   std::uint8_t communicator = kNoCommunicator;
-  std::int32_t unit = -1;
+  std::int64_t shard = 0;  // elements
   const std::byte* whole = nullptr;
-  bool continues = false;    // adds to the shard's gradient, in rank order
-  bool added_later = false;  // an accumulation takes it from where it is put
+  SumMode mode = SumMode::kBegin;
+  float* target = nullptr;  // of the shard; kApart: nothing
+  std::int32_t apart = -1;  // kApart: the buffer whose sum an accumulation takes
 };
 
 struct AccumulateCall {
-  std::int32_t unit = -1;
-  const std::byte* slot = nullptr;  // gradients of one rank; nullptr: what a reduce-scatter left
-  bool adds = false;                // to the gradient that is there
+  std::int64_t shard = 0;  // elements
+  const std::byte* slot =
+      nullptr;  // gradients of one rank; nullptr: the sum that was left in `apart`
+  std::int32_t apart = -1;
+  SumMode mode = SumMode::kBegin;
+  float* target = nullptr;
 };
 
 struct StepResult {
@@ -97,7 +102,8 @@ class Backend {
                           std::size_t shard_bytes) = 0;
   virtual void reduce_scatter(const ReduceScatterCall& call) = 0;
   virtual void accumulate(const AccumulateCall& call) = 0;
-  virtual void all_reduce_gradient(EventId id, std::uint8_t communicator, UnitMemory& unit) = 0;
+  virtual void all_reduce_gradient(EventId id, std::uint8_t communicator,
+                                   std::span<float> gradient) = 0;
   virtual void all_reduce_norm(EventId id, std::uint8_t communicator) = 0;
   virtual void grad_norm() = 0;
   virtual void grad_scale() = 0;

@@ -10,6 +10,7 @@
 #include <array>
 #include <chrono>
 #include <cmath>
+#include <map>
 #include <thread>
 #include <utility>
 
@@ -38,7 +39,6 @@ class CpuBackend final : public Backend {
         graph_(parts.graph),
         units_(parts.units),
         events_(parts.graph.rows.size(), parts.graph.communicators.size()),
-        sums_(parts.graph.units.size()),
         spans_(parts.graph.rows.size()) {
     for (const auto& c : graph_.communicators) {
       const RankGroup group = rank_group(c, parts.world.rank());
@@ -117,30 +117,30 @@ class CpuBackend final : public Backend {
   }
 
   void reduce_scatter(const ReduceScatterCall& call) override {
-    UnitMemory& unit = units_.at(call.unit);
-    float* target = unit.gradient;
-    if (call.added_later) {
-      sums_[index(call.unit)].resize(index(unit.shard));
-      target = sums_[index(call.unit)].data();
+    float* target = call.target;
+    if (call.mode == SumMode::kApart) {
+      apart_[call.apart].resize(index(call.shard));
+      target = apart_[call.apart].data();
     }
     paced(call.event, [&] {
       communicators_[call.communicator]->reduce_scatter(
-          call.whole, parts_.plan.reduce_dtype, index(unit.shard), target,
-          call.continues ? SumInto::kContinue : SumInto::kOverwrite);
+          call.whole, parts_.plan.reduce_dtype, index(call.shard), target,
+          call.mode == SumMode::kAdd ? SumInto::kContinue : SumInto::kOverwrite);
     });
   }
 
   void accumulate(const AccumulateCall& call) override {
-    UnitMemory& unit = units_.at(call.unit);
-    const void* source =
-        call.slot != nullptr ? static_cast<const void*>(call.slot) : sums_[index(call.unit)].data();
+    const auto left = apart_.extract(call.apart);  // gone when it was added
+    FORESHARD_CHECK(call.slot != nullptr || !left.empty(), "no reduce-scatter left a sum");
+    const void* source = call.slot != nullptr ? static_cast<const void*>(call.slot)
+                                              : static_cast<const void*>(left.mapped().data());
     const DType dtype = call.slot != nullptr ? parts_.plan.reduce_dtype : DType::kFp32;
-    call.adds ? add_to_fp32(dtype, unit.shard, source, unit.gradient)
-              : copy_to_fp32(dtype, unit.shard, source, unit.gradient);
+    call.mode == SumMode::kAdd ? add_to_fp32(dtype, call.shard, source, call.target)
+                               : copy_to_fp32(dtype, call.shard, source, call.target);
   }
 
-  void all_reduce_gradient(EventId id, std::uint8_t c, UnitMemory& unit) override {
-    paced(id, [&] { communicators_[c]->all_reduce(std::span(unit.gradient, index(unit.shard))); });
+  void all_reduce_gradient(EventId id, std::uint8_t c, std::span<float> gradient) override {
+    paced(id, [&] { communicators_[c]->all_reduce(gradient); });
   }
   void all_reduce_norm(EventId id, std::uint8_t c) override {
     paced(id, [&] { communicators_[c]->all_reduce(std::span(norm_digits_)); });
@@ -216,7 +216,8 @@ class CpuBackend final : public Backend {
   UnitSet& units_;
   std::vector<std::unique_ptr<GroupCommunicator>> communicators_;  // by number
   Events events_;
-  std::vector<std::vector<float>> sums_;  // of reduce-scatters that an accumulation adds, per unit
+  // Sums that reduce-scatters left for an accumulation, by buffer; both are of one stream.
+  std::map<std::int32_t, std::vector<float>> apart_;
   std::array<std::int64_t, ExactSum::kDigits> norm_digits_{};
   double norm_ = 0;
   std::int64_t number_ = 0;

@@ -25,6 +25,7 @@
 #include <array>
 #include <chrono>
 #include <cstdlib>
+#include <map>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -82,7 +83,6 @@ class DeviceBackend final : public Backend {
     if (std::getenv("FORESHARD_NVTX") != nullptr) names_.emplace(graph_, parts.model);
     norm_sum_ = zeros(at::kDouble, kNormDoubles);
     host_norm_ = at::zeros({2}, at::kDouble);
-    sums_.resize(graph_.units.size());
     last_of_stream_.fill(kNoEvent);
     for (std::size_t i = 0; i < graph_.rows.size(); ++i) {
       last_of_stream_[static_cast<std::size_t>(graph_.rows[i].stream)] = static_cast<EventId>(i);
@@ -242,37 +242,38 @@ class DeviceBackend final : public Backend {
   }
 
   void reduce_scatter(const ReduceScatterCall& call) override {
-    UnitMemory& unit = units_.at(call.unit);
-    void* target = unit.gradient;
-    if (call.added_later) {
-      at::Tensor& sum = sums_[index(call.unit)];
-      sum = at::empty({unit.shard}, options(scalar_type(parts_.plan.reduce_dtype)));
+    void* target = call.target;
+    const bool is_apart = call.mode == SumMode::kApart;
+    if (is_apart) {
+      at::Tensor& sum = apart_[call.apart];
+      sum = at::empty({call.shard}, options(scalar_type(parts_.plan.reduce_dtype)));
       target = sum.mutable_data_ptr();
     }
-    FORESHARD_CHECK(call.added_later || parts_.plan.reduce_dtype == DType::kFp32,
+    FORESHARD_CHECK(call.mode != SumMode::kAdd, "the library's sums begin anew");
+    FORESHARD_CHECK(is_apart || parts_.plan.reduce_dtype == DType::kFp32,
                     "gradients of another dtype are added later");
     pace(call.event, call.communicator);
-    communicators_[call.communicator]->reduce_scatter(call.whole, target, index(unit.shard),
+    communicators_[call.communicator]->reduce_scatter(call.whole, target, index(call.shard),
                                                       parts_.plan.reduce_dtype);
   }
 
   void accumulate(const AccumulateCall& call) override {
-    UnitMemory& unit = units_.at(call.unit);
-    at::Tensor gradient = tensor_over(unit.gradient, unit.shard, at::kFloat, device_.device());
+    at::Tensor gradient = tensor_over(call.target, call.shard, at::kFloat, device_.device());
     at::Tensor source;
     if (call.slot != nullptr) {
-      source = tensor_over(const_cast<std::byte*>(call.slot), unit.shard,
+      source = tensor_over(const_cast<std::byte*>(call.slot), call.shard,
                            scalar_type(parts_.plan.reduce_dtype), device_.device());
     } else {
-      source = std::move(sums_[index(call.unit)]);
-      sums_[index(call.unit)] = at::Tensor();
+      const auto left = apart_.extract(call.apart);
+      FORESHARD_CHECK(!left.empty(), "no reduce-scatter left a sum");
+      source = left.mapped();
     }
-    call.adds ? gradient.add_(source) : gradient.copy_(source);
+    call.mode == SumMode::kAdd ? gradient.add_(source) : gradient.copy_(source);
   }
 
-  void all_reduce_gradient(EventId id, std::uint8_t c, UnitMemory& unit) override {
+  void all_reduce_gradient(EventId id, std::uint8_t c, std::span<float> gradient) override {
     pace(id, c);
-    communicators_[c]->all_reduce(unit.gradient, index(unit.shard));
+    communicators_[c]->all_reduce(gradient.data(), gradient.size());
   }
   void all_reduce_norm(EventId id, std::uint8_t c) override {
     pace(id, c);
@@ -399,7 +400,7 @@ class DeviceBackend final : public Backend {
   Lane current_lane_ = -1;
   std::vector<Fifo> fifo_;  // by communicator
   std::vector<std::unique_ptr<DeviceStep>> steps_;
-  std::vector<at::Tensor> sums_;  // of reduce-scatters that an accumulation takes, per unit
+  std::map<std::int32_t, at::Tensor> apart_;  // sums that reduce-scatters left, by buffer
   std::array<EventId, kStreams> last_of_stream_{};
   at::Tensor norm_sum_;
   at::Tensor host_norm_;                   // with offload: the sum and the norm

@@ -14,12 +14,12 @@ DeviceUpdate::DeviceUpdate(UnitSet& units, const ModelSpec& model, const Plan& p
     return tensor_over(memory, count, at::kFloat, device);
   };
   for (UnitMemory& unit : units.all()) {
-    gradients_.push_back(over(unit.stored_gradient, unit.shard));
+    gradients_.push_back(over(unit.gradient, unit.shard));
     for (const ShardPiece& piece : pieces_of(unit)) {
       Lists& lists = decays(model, *piece.parameter) ? decayed_ : undecayed_;
       const auto offset = static_cast<std::size_t>(piece.begin) * sizeof(float);
       lists.parameters.push_back(over(unit.master + offset, piece.count));
-      lists.gradients.push_back(over(unit.stored_gradient + piece.begin, piece.count));
+      lists.gradients.push_back(over(unit.gradient + piece.begin, piece.count));
       if (plan.optimizer.kind == Optimizer::Kind::kAdamW) {
         lists.first.push_back(over(unit.moments[0] + offset, piece.count));
         lists.second.push_back(over(unit.moments[1] + offset, piece.count));

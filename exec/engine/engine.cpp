@@ -64,7 +64,6 @@ Engine::Engine(const ModelSpec& model, const Plan& plan, const EventGraph& graph
     }
     FORESHARD_CHECK(!options.debug, "the checks of --debug read the device in every row");
   }
-  find_staging();
   rotary_ = rotary_table(plan.batch.sequence, rotary_head_dim(model), model.numerics.rope_theta,
                          model.numerics.rope_scaling);
   const BackendParts parts{model,  plan,     graph,          world,
@@ -82,23 +81,6 @@ Engine::Engine(const ModelSpec& model, const Plan& plan, const EventGraph& graph
 }
 
 Engine::~Engine() = default;
-
-// Rows that sum a unit's gradients do it where the next copy to the host reads.
-void Engine::find_staging() {
-  staging_.assign(graph_.rows.size(), -1);
-  std::vector<std::int32_t> next(graph_.units.size(), -1);
-  for (std::size_t id = graph_.rows.size(); id-- > 0;) {
-    const RowDetail& detail = graph_.details[id];
-    const EventKind kind = graph_.rows[id].kind;
-    if (detail.unit < 0) continue;
-    std::int32_t& slot = next[index(detail.unit)];
-    if (kind == EventKind::kDeviceToHost) slot = detail.buffer;
-    if (kind == EventKind::kReduceScatter || kind == EventKind::kAccumulate ||
-        kind == EventKind::kAllReduce) {
-      staging_[id] = slot;
-    }
-  }
-}
 
 std::string Engine::event_name(EventId id) const {
   return fmt::format("{} (event {} of step {})", EventNames(graph_, model_).of(id), id, number_);
@@ -156,18 +138,20 @@ void Engine::issue(std::int64_t number, std::span<MicroBatch> batches) {
 
 // A backend may keep this as the step: what differs from one step to the next is in its memory.
 void Engine::issue_rows() {
-  for (UnitMemory& unit : units_.all()) unit.gradient_microbatch = -1;
   for (EventId id = 0; id < static_cast<EventId>(graph_.rows.size()); ++id) {
     issuing_ = id;
-    // From here on the unit's parameters are where it is gathered to.
-    const RowDetail& detail = graph_.details[index(id)];
-    if (graph_.rows[index(id)].kind == EventKind::kAllGather && detail.buffer >= 0) {
-      units_.at(detail.unit).values.attach(units_.buffer(detail.buffer));
-    }
+    attach_gathered(id);
     RECORD_USER_SCOPE(EventNames(graph_, model_).of(id));  // named where a profiler looks
     backend_->issue(id, [this, id] { run_row(id); });
   }
   issuing_ = kNoEvent;
+}
+
+// From a gather on the unit's parameters are where it is gathered to.
+void Engine::attach_gathered(EventId id) {
+  const RowDetail& detail = graph_.details[index(id)];
+  if (graph_.rows[index(id)].kind != EventKind::kAllGather || detail.buffer < 0) return;
+  units_.at(detail.unit).values.attach(units_.buffer(detail.buffer));
 }
 
 StepResult Engine::collect() {
@@ -202,18 +186,18 @@ void Engine::forget_peak() {
 void Engine::run_row(EventId id) {
   const Row& row = graph_.rows[index(id)];
   const RowDetail& detail = graph_.details[index(id)];
-  if (staging_[index(id)] >= 0) {  // what is summed goes to the host from there
-    units_.at(detail.unit).gradient = reinterpret_cast<float*>(units_.buffer(staging_[index(id)]));
-  }
   switch (row.kind) {
     case EventKind::kForward:
-    case EventKind::kLoss:
+      return layer_phase(detail, &LayerProgram::forward);
     case EventKind::kRecompute:
-      return layer_row(detail, row.kind);
+      return layer_phase(detail, &LayerProgram::recompute);
+    case EventKind::kLoss:
+      layer_phase(detail, &LayerProgram::forward);
+      return layer_phase(detail, &LayerProgram::backward);
     case EventKind::kBackward:
       return backward_row(detail);
     case EventKind::kReshard:
-      return reshard(detail.unit);
+      return reshard(detail);
     case EventKind::kAllGather:
       return all_gather(id);
     case EventKind::kReduceScatter:
@@ -222,7 +206,8 @@ void Engine::run_row(EventId id) {
       return accumulate(id);
     case EventKind::kAllReduce:
       if (detail.unit < 0) return backend_->all_reduce_norm(id, row.communicator);
-      return backend_->all_reduce_gradient(id, row.communicator, units_.at(detail.unit));
+      return backend_->all_reduce_gradient(
+          id, row.communicator, {floats(detail.other), index(units_.at(detail.unit).shard)});
     case EventKind::kGradNorm:
       return backend_->grad_norm();
     case EventKind::kGradScale:
@@ -231,13 +216,11 @@ void Engine::run_row(EventId id) {
       return backend_->optimizer(number_);
     case EventKind::kHostToDevice:
       return host_to_device(detail);
-    case EventKind::kDeviceToHost: {
-      const UnitMemory& unit = units_.at(detail.unit);
-      return units_.memory().copy(unit.stored_gradient, units_.buffer(detail.buffer),
-                                  index(unit.shard) * sizeof(float));
-    }
+    case EventKind::kDeviceToHost:
+      return units_.memory().copy(units_.buffer(detail.other), units_.buffer(detail.buffer),
+                                  index(units_.at(detail.unit).shard) * sizeof(float));
     case EventKind::kHostOptimizer:
-      return host_optimizer(id);
+      return host_optimizer(graph_.works[row.work]);
     default:
       break;
   }
@@ -245,108 +228,115 @@ void Engine::run_row(EventId id) {
 }
 
 void Engine::backward_row(const RowDetail& detail) {
-  UnitMemory& unit = units_.at(detail.unit);
-  const bool keeps = plan_.accumulation == AccumulationMode::kKeepUnsharded;
-  const std::int32_t microbatch = keeps ? 0 : detail.microbatch;
-  if (unit.gradient_microbatch != microbatch) {
-    unit.gradient_microbatch = microbatch;
-    units_.begin_gradients(unit, units_.buffer(detail.buffer), options_.debug);
+  if (detail.sum == SumMode::kBegin) {
+    units_.begin_gradients(units_.at(detail.unit), units_.buffer(detail.buffer), options_.debug);
   }
-  layer_row(detail, EventKind::kBackward);
+  layer_phase(detail, &LayerProgram::backward);
 }
 
-void Engine::layer_row(const RowDetail& detail, EventKind kind) {
+void Engine::layer_phase(const RowDetail& detail, LayerPhaseProgram LayerProgram::*phase) {
   const auto layers = static_cast<std::int32_t>(model_.order.size());
   const LayerExecution& execution =
       graph_.executions[index(detail.microbatch * layers + detail.layer)];
-  const LayerProgram& program = graph_.program(execution);
   const OperationContext context{
       model_.numerics, plan_.param_dtype, rotary_,   batches_[index(detail.microbatch)],
       nullptr,         options_.device,   attention_};
-  const auto& parameters = units_.of_layer(detail.layer);
-  const auto run = [&](const LayerPhaseProgram& phase) {
-    layers_.run(execution, phase, context, parameters);
-  };
-  if (kind == EventKind::kRecompute) run(program.recompute);
-  if (kind == EventKind::kForward || kind == EventKind::kLoss) run(program.forward);
-  if (kind == EventKind::kBackward || kind == EventKind::kLoss) run(program.backward);
+  layers_.run(execution, graph_.program(execution).*phase, context, units_.of_layer(detail.layer));
 }
 
 // --- collectives ---
 
-// Of offloaded parameters this rank's shard was put into place by a copy before; sums of gradients
+// This rank's shard of offloaded parameters goes to its place in the whole unit; sums of gradients
 // come back to be added to.
 void Engine::host_to_device(const RowDetail& detail) {
   UnitMemory& unit = units_.at(detail.unit);
   std::byte* place = units_.buffer(detail.buffer);
-  if (graph_.buffer(detail.buffer).category == MemoryCategory::kShardedGrad) {
-    return units_.memory().copy(place, unit.stored_gradient, index(unit.shard) * sizeof(float));
-  }
-  const std::size_t bytes = index(unit.shard * size_of(plan_.param_dtype));
-  units_.memory().copy(place + index(shard_index_) * bytes, unit.shadow, bytes);
+  const bool is_gradient = graph_.buffer(detail.buffer).category == MemoryCategory::kShardedGrad;
+  const std::size_t bytes =
+      index(unit.shard) * (is_gradient ? sizeof(float) : index(size_of(plan_.param_dtype)));
+  if (!is_gradient) place += index(shard_index_) * bytes;
+  units_.memory().copy(place, units_.buffer(detail.other), bytes);
 }
 
-// The last one is the step, which scales first; an earlier one the norm.
-void Engine::host_optimizer(EventId id) {
-  for (std::size_t later = index(id) + 1; later < graph_.rows.size(); ++later) {
-    if (graph_.rows[later].kind == EventKind::kHostOptimizer) return backend_->grad_norm();
+// What the row's operations are.
+void Engine::host_optimizer(const Work& work) {
+  for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
+    switch (graph_.kernels[k].function) {
+      case Function::kSumOfSquares:
+        backend_->grad_norm();
+        break;
+      case Function::kScale:
+        backend_->grad_scale();
+        break;
+      case Function::kAdamW:
+      case Function::kSgd:
+        backend_->optimizer(number_);
+        break;
+      default:
+        FORESHARD_CHECK(false, "the host's optimizer has no such operation");
+    }
   }
-  if (plan_.optimizer.clip_norm) backend_->grad_scale();
-  backend_->optimizer(number_);
 }
 
-// This rank's shard is put into place, then everyone's are exchanged. In backward of a unit
-// resharded to a smaller group, a piece of the unit is sent around inside that group.
+// This rank's piece is put into place, then everyone's are exchanged.
 void Engine::all_gather(EventId id) {
   const RowDetail& detail = graph_.details[index(id)];
   const Work& work = graph_.works[graph_.rows[index(id)].work];
   UnitMemory& unit = units_.at(detail.unit);
   std::byte* whole = units_.buffer(detail.buffer);
-  const bool small = graph_.communicators[work.communicator].name == "post_forward";
   const std::size_t bytes =
       index(unit.padded() / backend_->group_size(work.communicator) * size_of(plan_.param_dtype));
-  if (small || !units_.offloads()) {
-    units_.memory().copy(
-        whole + static_cast<std::size_t>(backend_->group_index(work.communicator)) * bytes,
-        small ? unit.post_forward : unit.shadow, bytes);
+  if (detail.other >= 0) {
+    units_.memory().copy(whole + index(backend_->group_index(work.communicator)) * bytes,
+                         units_.buffer(detail.other), bytes);
   }
   backend_->all_gather(id, work.communicator, whole, bytes);
 }
 
-void Engine::reshard(std::int32_t u) {
-  UnitMemory& unit = units_.at(u);
-  const std::int64_t group = graph_.units[index(u)].reshard.group;
+void Engine::reshard(const RowDetail& detail) {
+  const UnitMemory& unit = units_.at(detail.unit);
+  const std::int64_t group = graph_.units[index(detail.unit)].reshard.group;
   const auto bytes = index(unit.padded() / group * size_of(plan_.param_dtype));
-  const auto* whole = static_cast<const std::byte*>(unit.values.flat().const_data_ptr());
-  units_.memory().copy(unit.post_forward, whole + index(rank_ % group) * bytes, bytes);
+  units_.memory().copy(units_.buffer(detail.other),
+                       units_.buffer(detail.buffer) + index(rank_ % group) * bytes, bytes);
 }
 
 void Engine::reduce_scatter(EventId id) {
   const RowDetail& detail = graph_.details[index(id)];
   if (options_.debug) check_gradients(detail);
-  const std::size_t next = index(id) + 1;
   ReduceScatterCall call;
   call.event = id;
   call.communicator = graph_.rows[index(id)].communicator;
-  call.unit = detail.unit;
+  call.shard = units_.at(detail.unit).shard;
   call.whole = units_.buffer(detail.buffer);
-  call.continues = plan_.reduction_order == ReductionOrder::kMicrobatch &&
-                   plan_.accumulation == AccumulationMode::kReduceEach && detail.microbatch > 0;
-  call.added_later = next < graph_.rows.size() &&
-                     graph_.rows[next].kind == EventKind::kAccumulate &&
-                     graph_.details[next].unit == detail.unit;
+  call.mode = detail.sum;
+  if (detail.sum == SumMode::kApart) {
+    call.apart = detail.other;
+  } else {
+    call.target = floats(detail.other);
+  }
   backend_->reduce_scatter(call);
 }
 
+// Of one rank's own gradients, in the arena, or of a sum that a reduce-scatter left.
 void Engine::accumulate(EventId id) {
   const RowDetail& detail = graph_.details[index(id)];
-  const bool from_slot = plan_.mesh.shard == 1;
-  if (from_slot && options_.debug) check_gradients(detail);
+  const bool is_own = units_.holds(detail.buffer);
+  if (is_own && options_.debug) check_gradients(detail);
   AccumulateCall call;
-  call.unit = detail.unit;
-  call.slot = from_slot ? units_.buffer(detail.buffer) : nullptr;
-  call.adds = detail.microbatch > 0 && plan_.accumulation == AccumulationMode::kReduceEach;
+  call.shard = units_.at(detail.unit).shard;
+  if (is_own) {
+    call.slot = units_.buffer(detail.buffer);
+  } else {
+    call.apart = detail.buffer;
+  }
+  call.mode = detail.sum;
+  call.target = floats(detail.other);
   backend_->accumulate(call);
+}
+
+float* Engine::floats(std::int32_t buffer) const {
+  return reinterpret_cast<float*>(units_.buffer(buffer));
 }
 
 // Where the row reads: the unit's own view may be in the next micro-batch's slot by now.
@@ -393,16 +383,15 @@ std::string Engine::parameter_hash() {
 
 // --- evaluation ---
 
-void Engine::gather_now(std::int32_t u) {
-  UnitMemory& unit = units_.at(u);
-  if (!units_.gathers()) return;
-  // Any row that gathers the whole unit knows where to.
-  for (std::size_t id = 0; id < graph_.rows.size(); ++id) {
-    if (graph_.rows[id].kind != EventKind::kAllGather || graph_.details[id].unit != u) continue;
-    unit.values.attach(units_.buffer(graph_.details[id].buffer));
-    if (units_.offloads()) host_to_device(graph_.details[id]);
-    all_gather(static_cast<EventId>(id));
-    return;
+// The graph's own rows up to the first loss, one after the other: every dependency of a row has a
+// smaller id, and a slot is filled again only by a row behind its last use.
+void Engine::forward_rows() {
+  for (EventId id = 0; id < static_cast<EventId>(graph_.rows.size()); ++id) {
+    attach_gathered(id);
+    if (graph_.rows[index(id)].kind == EventKind::kLoss) {
+      return layer_phase(graph_.details[index(id)], &LayerProgram::forward);
+    }
+    run_row(id);
   }
 }
 
@@ -417,22 +406,9 @@ double Engine::evaluate(MicroBatch& host_batch) {
     batch.labels = batch.labels.to(device);
     batch.loss_sum = at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(device));
   }
-  const OperationContext context{model_.numerics, plan_.param_dtype, rotary_,   batch,
-                                 nullptr,         options_.device,   attention_};
-  std::int32_t gathered = -1;
-  std::vector<std::int32_t> kept;  // units with storage of their own stay where they are
-  const auto layers = static_cast<std::int32_t>(model_.order.size());
-  for (std::int32_t l = 0; l < layers; ++l) {
-    const LayerExecution& execution = graph_.executions[index(l)];
-    const std::int32_t unit = execution.unit;
-    const bool is_kept = std::find(kept.begin(), kept.end(), unit) != kept.end();
-    if (unit >= 0 && unit != gathered && !is_kept) {
-      gather_now(unit);
-      gathered = unit;
-      if (graph_.units[index(unit)].reshard.kind == Reshard::Kind::kNever) kept.push_back(unit);
-    }
-    layers_.run(execution, graph_.program(execution).forward, context, units_.of_layer(l));
-  }
+  batches_ = std::span(&batch, 1);
+  forward_rows();
+  batches_ = {};
   layers_.clear();
   if (options_.device != nullptr) {
     batch.loss = batch.loss_sum.item<double>() / static_cast<double>(batch.count());

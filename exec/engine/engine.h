@@ -103,17 +103,18 @@ class Engine {
  private:
   void issue_rows();
   void run_row(EventId id);
-  void layer_row(const RowDetail& detail, EventKind kind);
+  void layer_phase(const RowDetail& detail, LayerPhaseProgram LayerProgram::*phase);
   void backward_row(const RowDetail& detail);
   void all_gather(EventId id);
   void reduce_scatter(EventId id);
   void accumulate(EventId id);
-  void reshard(std::int32_t unit);
+  void reshard(const RowDetail& detail);
   void host_to_device(const RowDetail& detail);
-  void host_optimizer(EventId id);
-  void find_staging();
+  void host_optimizer(const Work& work);
+  float* floats(std::int32_t buffer) const;
   void check_gradients(const RowDetail& detail);
-  void gather_now(std::int32_t unit);
+  void attach_gathered(EventId id);
+  void forward_rows();
   [[noreturn]] void throw_failure();
   std::string event_name(EventId id) const;
 
@@ -127,8 +128,6 @@ class Engine {
   LayerRunner layers_;
   RotaryTable rotary_;
   DeviceAttention attention_ = DeviceAttention::kCpu;
-  std::vector<std::int32_t>
-      staging_;  // by row: the buffer it sums gradients in; -1: the unit's own
   std::int64_t number_ = 0;
   EventId issuing_ = kNoEvent;
   std::span<MicroBatch> batches_;

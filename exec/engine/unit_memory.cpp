@@ -1,6 +1,5 @@
-// Buffers of EventGraph::persistent are told apart by unit and category; where a unit has several
-// of one category they come in the order in which the builder made them (sim/graph/native.cpp,
-// arenas()).
+// Every buffer of EventGraph::persistent says whose it is and which (Buffer::role); slots, which
+// units share, are named by rows.
 #include "exec/engine/unit_memory.h"
 
 #include <algorithm>
@@ -47,6 +46,10 @@ UnitSet::UnitSet(const ModelSpec& model, const Plan& plan, const EventGraph& gra
   make_views(model);
 }
 
+bool UnitSet::holds(std::int32_t id) const {
+  return std::find(persistent_.begin(), persistent_.end(), id) != persistent_.end();
+}
+
 std::byte* UnitSet::buffer(std::int32_t id) const {
   const auto found = std::find(persistent_.begin(), persistent_.end(), id);
   FORESHARD_CHECK(found != persistent_.end(), "a row works in a buffer that is not in the arena");
@@ -61,24 +64,29 @@ void UnitSet::place_buffers(const EventGraph& graph) {
     if (buffer.unit < 0) continue;  // slots: rows name them
     UnitMemory& unit = at(buffer.unit);
     std::byte* place = this->buffer(id);
-    switch (buffer.category) {
-      case MemoryCategory::kShardedParam:
-        (unit.master == nullptr ? unit.master : unit.shadow) = place;
+    switch (buffer.role) {
+      case BufferRole::kMaster:
+        unit.master = place;
         break;
-      case MemoryCategory::kShardedGrad:
-        unit.gradient = unit.stored_gradient = reinterpret_cast<float*>(place);
+      case BufferRole::kShadow:
+        unit.shadow = place;
         break;
-      case MemoryCategory::kOptimizerState:
-        unit.moments.push_back(place);
+      case BufferRole::kGradient:
+        unit.gradient = reinterpret_cast<float*>(place);
         break;
-      case MemoryCategory::kPostForwardShard:
-        unit.post_forward = place;
+      case BufferRole::kFirstMoment:
+      case BufferRole::kSecondMoment:
+        unit.moments.resize(2);
+        unit.moments[buffer.role == BufferRole::kFirstMoment ? 0 : 1] = place;
         break;
-      default:
+      case BufferRole::kPostForward:  // rows name it
+      case BufferRole::kNone:
         break;
     }
   }
   for (UnitMemory& unit : units_) {
+    FORESHARD_CHECK(unit.master != nullptr && unit.gradient != nullptr,
+                    "the graph has no memory for the shard of unit " + unit.name);
     if (unit.shadow == nullptr) unit.shadow = unit.master;
     if (!gathers_) unit.values.attach(unit.master);
   }

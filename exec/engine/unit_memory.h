@@ -30,13 +30,10 @@ struct UnitMemory {
   std::int64_t first = 0;  // its first element in the flat buffer
   std::byte* master = nullptr;
   std::byte* shadow = nullptr;  // the shard in the compute dtype; master where the dtypes are equal
-  float* gradient = nullptr;    // of the shard, fp32: where it is summed
-  float* stored_gradient = nullptr;   // where the optimizer reads it: the same, or on the host
-  std::vector<std::byte*> moments;    // exp_avg, exp_avg_sq
-  std::byte* post_forward = nullptr;  // piece of a smaller group
+  float* gradient = nullptr;    // of the shard, fp32: where the optimizer reads it
+  std::vector<std::byte*> moments;  // exp_avg, exp_avg_sq
   FlatStorage values, gradients;
-  std::int32_t gradient_microbatch = -1;  // whose gradients the gradient storage holds
-  std::deque<bool> written;               // per parameter of `layout`: its gradient holds something
+  std::deque<bool> written;  // per parameter of `layout`: its gradient holds something
 
   std::int64_t padded() const { return layout.padded_numel(); }
 };
@@ -54,6 +51,7 @@ class UnitSet {
     return layers_[static_cast<std::size_t>(layer)];
   }
   std::byte* buffer(std::int32_t id) const;  // of EventGraph::persistent
+  bool holds(std::int32_t id) const;         // whether it is one of these
   bool gathers() const { return gathers_; }
   RankMemory& memory() const { return memory_; }
   // Of shards and states: the same, or pinned memory of the host.
@@ -62,7 +60,7 @@ class UnitSet {
   std::int64_t arena_bytes() const { return static_cast<std::int64_t>(arena_.size()); }
   std::int64_t host_arena_bytes() const { return static_cast<std::int64_t>(host_arena_.size()); }
 
-  // The unit's gradients of `microbatch` begin in `memory`: attached, padding zeroed, nothing
+  // The unit's gradients begin in `memory`: attached, padding zeroed, nothing
   // written.
   void begin_gradients(UnitMemory& unit, std::byte* memory, bool fill_with_nan);
 

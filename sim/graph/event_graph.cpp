@@ -106,6 +106,9 @@ std::string EventGraph::fingerprint() const {
     hash.add(std::int64_t{detail.unit} << 32 ^ std::int64_t{detail.layer} << 16 ^
              detail.microbatch);
     if (detail.buffer >= 0) hash.add(std::int64_t{detail.buffer});
+    // What the engine reads besides; other runtimes have nothing here.
+    if (!host.python)
+      hash.add(std::int64_t{detail.other} << 8 ^ static_cast<std::int64_t>(detail.sum));
     for (EventId w : waits_of(static_cast<EventId>(i))) hash.add(std::int64_t{w});
     for (std::uint32_t a = detail.actions_begin; a < detail.actions_end; ++a) {
       hash.add(static_cast<std::int64_t>(actions[a].segments - 1) << 48 |
@@ -126,12 +129,14 @@ std::string EventGraph::fingerprint() const {
       for (std::int64_t v : {kernel.m, kernel.n, kernel.k, kernel.heads, kernel.bytes.count()}) {
         hash.add(v);
       }
+      if (!host.python) hash.add(static_cast<std::int64_t>(kernel.function));
     }
   }
   for (const Buffer& b : buffers) {
     hash.add(static_cast<std::int64_t>(b.category) << 8 | static_cast<std::int64_t>(b.pool));
     hash.add(b.bytes.count());
     hash.add(std::int64_t{b.parts} << 1 ^ std::int64_t{b.on_host});
+    if (!host.python) hash.add(static_cast<std::int64_t>(b.role));
   }
   for (const std::vector<Bytes>& list : parts) {
     for (Bytes bytes : list) hash.add(bytes.count());
@@ -147,6 +152,13 @@ std::string EventGraph::fingerprint() const {
     }
     for (const LayerPhaseProgram* phase : {&p->forward, &p->recompute, &p->backward}) {
       for (std::int32_t action : phase->actions) hash.add(std::int64_t{action});
+      if (host.python) continue;
+      for (const LayerStep& step : phase->steps) {
+        hash.add(static_cast<std::int64_t>(step.kind) << 48 ^ std::int64_t{step.operation} << 32 ^
+                 step.actions_end);
+        for (const std::int32_t slot : step.inputs) hash.add(std::int64_t{slot});
+        for (const std::int32_t slot : step.outputs) hash.add(std::int64_t{slot});
+      }
     }
   }
   return hash.hex();

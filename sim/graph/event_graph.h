@@ -157,6 +157,13 @@ struct MemoryAction {
   bool operator==(const MemoryAction&) const = default;
 };
 
+// What a row of runtime native does where it writes gradients.
+enum class SumMode : std::uint8_t {
+  kBegin,  // overwrites what is there; of a backward: its unit's gradients begin
+  kAdd,    // adds to what is there, in rank order
+  kApart,  // a reduce-scatter's sum stays by itself, for the accumulation whose `buffer` it is
+};
+
 // Who a row belongs to and what happens to memory when the host issues it.
 struct RowDetail {
   std::int32_t unit = -1;
@@ -164,9 +171,27 @@ struct RowDetail {
   std::int32_t microbatch = 0;
   std::uint32_t actions_begin = 0;
   std::uint32_t actions_end = 0;
-  // Runtime native: the buffer a gather fills, backward writes gradients to, or a reduction reads.
+  // Runtime native: the buffer a gather or copy fills, backward writes gradients to, or a reduction
+  // reads.
   std::int32_t buffer = -1;
+  // Runtime native, the other operand: this rank's piece that a gather or a copy to the device
+  // reads
+  // (-1: it is in place), the kept slice that a reshard fills, where a reduction's sum goes, the
+  // gradient that a copy to the host fills.
+  std::int32_t other = -1;
+  SumMode sum = SumMode::kBegin;
   bool operator==(const RowDetail&) const = default;
+};
+
+// Which of a unit's memory between steps a buffer is (runtime native).
+enum class BufferRole : std::uint8_t {
+  kNone,
+  kMaster,    // of the shard, in the stored dtype
+  kShadow,    // of the shard, in the compute dtype
+  kGradient,  // of the shard, which the optimizer reads
+  kFirstMoment,
+  kSecondMoment,
+  kPostForward,  // the slice that is kept for a gather in a smaller group
 };
 
 // Where a buffer lives: a stream's pool of the caching allocator, by allocation stream.
@@ -179,6 +204,7 @@ struct Buffer {
   // EventGraph::parts; -1: a single one.
   std::int32_t parts = -1;
   bool on_host = false;  // pinned or pageable memory of the host
+  BufferRole role = BufferRole::kNone;
   bool operator==(const Buffer&) const = default;
 };
 

@@ -82,8 +82,11 @@ class Native final : public StepBuilder {
     EventId all_gather = kNoEvent;
     EventId last_use = kNoEvent;
     EventId reduced = kNoEvent;
-    std::int32_t storage = kNoBuffer;   // where it is gathered: its own or the slot it holds
-    std::int32_t gradient = kNoBuffer;  // its own buffer, or the slot of the ring it holds
+    std::int32_t piece = kNoBuffer;  // what a gather sends: the shadow, or the master
+    std::int32_t post_forward = kNoBuffer;
+    std::int32_t stored_gradient = kNoBuffer;  // of the shard
+    std::int32_t storage = kNoBuffer;          // where it is gathered: its own or the slot it holds
+    std::int32_t gradient = kNoBuffer;         // its own buffer, or the slot of the ring it holds
     bool owns_gradient = false;
   };
 
@@ -113,23 +116,29 @@ class Native final : public StepBuilder {
   std::int64_t padded(std::int32_t u) { return state(u).shard * plan_.mesh.shard; }
 
   // What lives between steps: with offload, on the host.
-  void hold(MemoryCategory category, std::int32_t u, std::int64_t bytes) {
-    allocate_persistent(category, u, Bytes(bytes));
+  std::int32_t hold(BufferRole role, std::int32_t u, std::int64_t bytes) {
+    const MemoryCategory category = role <= BufferRole::kShadow ? MemoryCategory::kShardedParam
+                                    : role == BufferRole::kGradient
+                                        ? MemoryCategory::kShardedGrad
+                                        : MemoryCategory::kOptimizerState;
+    const std::int32_t id = allocate_persistent(category, u, Bytes(bytes));
     graph().buffers.back().on_host = offloads();
+    graph().buffers.back().role = role;
+    return id;
   }
 
   void arenas() {
     std::int64_t largest = 0;
     for (std::int32_t u = 0; u < count(); ++u) {
       const std::int64_t shard = state(u).shard;
-      hold(MemoryCategory::kShardedParam, u, shard * size_of(plan_.master_dtype));
+      state(u).piece = hold(BufferRole::kMaster, u, shard * size_of(plan_.master_dtype));
       if (plan_.param_dtype != plan_.master_dtype) {
-        hold(MemoryCategory::kShardedParam, u, shard * param_size());
+        state(u).piece = hold(BufferRole::kShadow, u, shard * param_size());
       }
-      hold(MemoryCategory::kShardedGrad, u, shard * 4);
+      state(u).stored_gradient = hold(BufferRole::kGradient, u, shard * 4);
       if (plan_.optimizer.kind == Optimizer::Kind::kAdamW) {
-        for (int moment = 0; moment < 2; ++moment) {
-          hold(MemoryCategory::kOptimizerState, u, shard * size_of(plan_.optimizer.state));
+        for (const BufferRole moment : {BufferRole::kFirstMoment, BufferRole::kSecondMoment}) {
+          hold(moment, u, shard * size_of(plan_.optimizer.state));
         }
       }
       if (!gathers()) {
@@ -145,8 +154,10 @@ class Native final : public StepBuilder {
                                                 Bytes(padded(u) * reduce_size()));
       }
       if (unit(u).reshard.kind == Reshard::Kind::kGroup && !state(u).kept) {
-        allocate_persistent(MemoryCategory::kPostForwardShard, u,
-                            Bytes(padded(u) / unit(u).reshard.group * param_size()));
+        state(u).post_forward =
+            allocate_persistent(MemoryCategory::kPostForwardShard, u,
+                                Bytes(padded(u) / unit(u).reshard.group * param_size()));
+        graph().buffers.back().role = BufferRole::kPostForward;
       }
     }
     const std::int64_t ahead =
@@ -213,14 +224,14 @@ class Native final : public StepBuilder {
     if (offloads() && !small) {
       wait(Stream::kCopyIn, free_after);
       const EventId copied = add_unit_row(EventKind::kHostToDevice, Stream::kCopyIn, u);
-      works_in(s.storage);
+      works_in(s.storage, s.piece);
       wait(Stream::kAllGather, copied);
     }
     wait(Stream::kAllGather, free_after);
     // What a smaller group is sent was kept by the unit's reshard.
     if (small && s.last_use != free_after) wait(Stream::kAllGather, s.last_use);
     s.all_gather = add_unit_row(EventKind::kAllGather, Stream::kAllGather, u, small ? 1 : 0);
-    works_in(s.storage);
+    works_in(s.storage, small ? s.post_forward : offloads() ? kNoBuffer : s.piece);
     return true;
   }
 
@@ -237,8 +248,13 @@ class Native final : public StepBuilder {
     if (!state(u).kept || last_) state(u).present = false;
   }
 
-  // Which buffer the row added last fills or reads.
-  void works_in(std::int32_t buffer) { graph().details.back().buffer = buffer; }
+  // The operands of the row added last.
+  void works_in(std::int32_t buffer, std::int32_t other, SumMode sum = SumMode::kBegin) {
+    RowDetail& detail = graph().details.back();
+    detail.buffer = buffer;
+    detail.other = other;
+    detail.sum = sum;
+  }
 
   // --- forward ---
 
@@ -287,6 +303,7 @@ class Native final : public StepBuilder {
     }
     if (unit(u).reshard.kind == Reshard::Kind::kGroup) {
       row = add_unit_row(EventKind::kReshard, Stream::kCompute, u);
+      works_in(state(u).storage, state(u).post_forward);
     }
     state(u).last_use = row;
     state(u).present = false;
@@ -316,7 +333,8 @@ class Native final : public StepBuilder {
       }
       if (recompute_of(l) != Recompute::kNone) add_layer_row(EventKind::kRecompute, l);
       const EventId row = add_layer_row(EventKind::kBackward, l);
-      works_in(state(u).gradient);
+      const bool begins = l == own.back() && (microbatch() == 0 || !keeps_gradients());
+      works_in(state(u).gradient, kNoBuffer, begins ? SumMode::kBegin : SumMode::kAdd);
       state(u).last_use = row;
       if (u != root() && l == own.front()) reduce(u, row);
     }
@@ -356,33 +374,39 @@ class Native final : public StepBuilder {
     const bool adds = microbatch() > 0 && !keeps_gradients();
     Staging& staging = staging_[next_staging_];
     if (offloads()) take_staging_slot(u, adds);
+    const std::int32_t sum = offloads() ? staging.buffer : s.stored_gradient;
+    const SumMode mode = adds ? SumMode::kAdd : SumMode::kBegin;
     wait(Stream::kReduceScatter, row);
     const bool sums_elsewhere = !continues_sums() && (adds || plan_.reduce_dtype != DType::kFp32);
     EventId last = kNoEvent;
     std::int32_t output = kNoBuffer;
     if (plan_.mesh.shard > 1) {
       last = add_unit_row(EventKind::kReduceScatter, Stream::kReduceScatter, u);
-      works_in(s.gradient);
+      const std::size_t row_of_sum = graph().details.size() - 1;
+      works_in(s.gradient, sum, mode);
       if (!s.owns_gradient) reducing_.push_back(last);
       if (sums_elsewhere) {
         output = allocate(MemoryCategory::kReduceScatterOutput, Stream::kReduceScatter, u,
                           Bytes(s.shard * reduce_size()));
+        graph().details[row_of_sum].other = output;
+        graph().details[row_of_sum].sum = SumMode::kApart;
       }
     }
     if (plan_.mesh.shard == 1 || sums_elsewhere) {
       last = add_unit_row(EventKind::kAccumulate, Stream::kReduceScatter, u, adds ? kAdd : 0);
-      works_in(plan_.mesh.shard == 1 ? s.gradient : output);
+      works_in(plan_.mesh.shard == 1 ? s.gradient : output, sum, mode);
       if (plan_.mesh.shard == 1 && !s.owns_gradient) reducing_.push_back(last);
     }
     StepBuilder::free(output);
     if (plan_.mesh.replicate > 1 && last_) {
       wait(Stream::kAllReduce, last);
       last = add_unit_row(EventKind::kAllReduce, Stream::kAllReduce, u);
+      works_in(kNoBuffer, sum);
     }
     if (offloads()) {
       wait(Stream::kAllReduce, last);
       last = add_unit_row(EventKind::kDeviceToHost, Stream::kAllReduce, u);
-      works_in(staging.buffer);
+      works_in(staging.buffer, s.stored_gradient);
       staging.copied = last;
       next_staging_ = (next_staging_ + 1) % kStagingSlots;
     }
@@ -398,7 +422,7 @@ class Native final : public StepBuilder {
       wait(Stream::kCopyIn, state(u).reduced);
       const EventId brought =
           add_unit_row(EventKind::kHostToDevice, Stream::kCopyIn, u, kGradientSum);
-      works_in(staging.buffer);
+      works_in(staging.buffer, state(u).stored_gradient);
       wait(Stream::kReduceScatter, brought);
     }
     wait(Stream::kReduceScatter, staging.copied);

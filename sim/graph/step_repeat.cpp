@@ -92,6 +92,7 @@ bool StepBuilder::is_pattern(const Place& a, const Place& b, const Place& c) con
         x.work != y.work || !both(x.host_wait, y.host_wait) ||
         first.microbatch != second.microbatch || !both(first.unit, second.unit) ||
         !both(first.layer, second.layer) || first.buffer != second.buffer ||
+        first.other != second.other || first.sum != second.sum ||
         first.actions_begin - a.actions != second.actions_begin - b.actions) {
       return false;
     }

@@ -113,26 +113,31 @@ double relative_difference(const EngineRun& a, const EngineRun& b) {
 
 EngineRun run_in_threads(const ModelSpec& model, Plan plan, int steps, bool debug, Feeds feeds,
                          Time reduce_scatter) {
+  const EventGraph graph = build_training_step(model, plan);
+  Pacing pacing;
+  for (const Row& row : graph.rows) {
+    pacing.durations.push_back(row.kind == EventKind::kReduceScatter ? reduce_scatter : Time());
+  }
+  return run_graph(model, plan, graph, steps,
+                   {debug, feeds, reduce_scatter > Time() ? &pacing : nullptr});
+}
+
+EngineRun run_graph(const ModelSpec& model, const Plan& plan, const EventGraph& graph, int steps,
+                    const RanksRun& how) {
   at::set_num_threads(1);
   const auto ranks = static_cast<std::size_t>(plan.mesh.world());
   std::vector<EngineRun> runs(ranks);
   std::vector<std::vector<std::vector<double>>> losses(static_cast<std::size_t>(steps),
                                                        std::vector<std::vector<double>>(ranks));
   std::vector<Pieces> first(ranks), last(ranks);
-  const EventGraph graph = build_training_step(model, plan);
-  Pacing pacing;
-  for (const Row& row : graph.rows) {
-    pacing.durations.push_back(row.kind == EventKind::kReduceScatter ? reduce_scatter : Time());
-  }
-  const Pacing* const paced = reduce_scatter > Time() ? &pacing : nullptr;
   for_each_rank(static_cast<int>(ranks), [&](World& world) {
     const auto rank = static_cast<std::size_t>(world.rank());
-    const auto device = feeds == Feeds::kCpu ? nullptr : host_accelerator();
+    const auto device = how.feeds == Feeds::kCpu ? nullptr : host_accelerator();
     Engine engine(model, plan, graph, world,
-                  {.debug = debug,
+                  {.debug = how.debug,
                    .device = device.get(),
-                   .pacing = paced,
-                   .graph = feeds == Feeds::kReplayed});
+                   .pacing = how.pacing,
+                   .graph = how.feeds == Feeds::kReplayed});
     engine.initialise();
     first[rank] = pieces_of(engine, model, plan);
     EngineRun& run = runs[rank];

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "exec/engine/backend.h"
 #include "models/model_dims.h"
 #include "sim/base/units.h"
 #include "sim/spec/model_spec.h"
@@ -44,6 +45,14 @@ double relative_difference(const EngineRun& a, const EngineRun& b);
 enum class Feeds { kCpu, kStandin, kReplayed };
 EngineRun run_in_threads(const ModelSpec& model, Plan plan, int steps, bool debug = true,
                          Feeds feeds = Feeds::kCpu, Time reduce_scatter = {});
+// The same of a graph that somebody has at hand, unpaced.
+struct RanksRun {
+  bool debug = true;
+  Feeds feeds = Feeds::kCpu;
+  const Pacing* pacing = nullptr;
+};
+EngineRun run_graph(const ModelSpec& model, const Plan& plan, const EventGraph& graph, int steps,
+                    const RanksRun& how = {});
 
 // Micro-batches of a rank, in order, as global numbers (see sim/spec/plan.h, ReductionOrder).
 void fill_sample(std::int64_t sample, std::int64_t vocabulary, std::int64_t sequence,
