@@ -127,7 +127,7 @@ Log flatten(const EventGraph& graph) {
 }
 
 // When what a stream was given has ended, step after step of one period. A position is a row of a
-// step: step * rows + row.
+// step: step * 2^32 + row, which is asked about for every tensor, and so taken apart by shifts.
 class StreamClock {
  public:
   StreamClock(const EventGraph& graph, const RowTimes& times)
@@ -149,18 +149,19 @@ class StreamClock {
   }
 
   std::int64_t position(std::int64_t step, EventId row) const {
-    return step * static_cast<std::int64_t>(issues_.size()) + std::max(row, 0);
+    return step << kRowBits | std::max(row, 0);
   }
   // Whether the host finds, when it issues the row of `now`, that `stream` has done all that it was
   // given up to the row of `then`.
   bool has_ended(int stream, std::int64_t then, std::int64_t now) const {
-    const auto rows = static_cast<std::int64_t>(issues_.size());
-    const Time end = ends_[static_cast<std::size_t>(then % rows)][static_cast<std::size_t>(stream)];
-    return end == kLongAgo || end <= issues_[static_cast<std::size_t>(now % rows)] +
-                                         (now / rows - then / rows) * period_;
+    const Time end = ends_[row_of(then)][static_cast<std::size_t>(stream)];
+    return end == kLongAgo ||
+           end <= issues_[row_of(now)] + ((now >> kRowBits) - (then >> kRowBits)) * period_;
   }
 
  private:
+  static constexpr int kRowBits = 32;
+  static std::size_t row_of(std::int64_t position) { return static_cast<std::uint32_t>(position); }
   static constexpr Time kLongAgo = Time::ns(std::numeric_limits<std::int64_t>::min());
   Time period_;
   std::vector<Time> issues_;                      // by row
@@ -215,7 +216,9 @@ struct ReservedReplay::State {
 
   // `buffer` is what the trace names: -1 for a library's.
   CachingAllocator::BlockId take(std::int64_t bytes, std::uint8_t stream, std::int32_t buffer) {
-    if (clock) {
+    // (Blocks that wait for other streams are active without being allocated.)
+    const PoolStats& before = allocator.stats().all;
+    if (clock && before.active.current != before.allocation.current) {
       const std::int64_t now = clock->position(step, row);
       allocator.process_events(
           [&](int recorded, std::int64_t then) { return clock->has_ended(recorded, then, now); });

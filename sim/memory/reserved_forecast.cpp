@@ -1,5 +1,5 @@
-// Steps are replayed until one takes nothing from the driver and gives nothing back: first as if
-// memory never ended, then, where that is more than there is, with what there is.
+// Steps are replayed until one takes nothing from the driver and gives nothing back: as if memory
+// never ended, and, where that is more than there is, with what there is.
 //
 // What is remembered are these two series of steps, by the identity of what is replayed and by the
 // memory that there is: the first serves every GPU.
@@ -19,6 +19,7 @@ struct Settled {
   ReservedForecast forecast;  // peak: of the settled step, else of all
   bool settles = false;       // there is such a step
   bool out_of_memory = false;
+  bool ran_short = false;  // the driver had no memory for a segment, perhaps until others went back
 };
 
 Settled settle(ReservedReplay& replay) {
@@ -39,28 +40,53 @@ Settled settle(ReservedReplay& replay) {
     found.peak = result.settles ? step.peak_reserved : std::max(found.peak, step.peak_reserved);
   }
   result.out_of_memory = replay.out_of_memory();
+  const AllocatorStats& stats = replay.allocator().stats();
+  result.ran_short = result.out_of_memory || stats.num_alloc_retries > 0;
   return result;
+}
+
+// Which series is replayed first. Both are the same steps until the driver runs short, and what an
+// endless memory holds only grows: so a device's own memory, tried first, often is enough to know.
+// kEndless serves other devices, too.
+enum class Order : std::uint8_t { kEndless, kDevice };
+
+// Whose rules do not depend on how much memory there is.
+bool is_plain(const AllocatorSettings& settings) {
+  return !settings.expandable_segments && !settings.per_process_memory_fraction &&
+         settings.max_split_size == AllocatorSettings::kUnlimited;
 }
 
 // `settled(memory)`: what the steps settle to on a device of so much.
 template <typename SettledIn>
 ReservedForecast decide(const EventGraph& graph, const Plan& plan, const Cluster& cluster,
-                        const SettledIn& settled) {
+                        Order order, const SettledIn& settled) {
   if (plan.runtime.kind == RuntimeKind::kNative || cluster.host_computes) {
     ReservedForecast laid_out;
     laid_out.peak = peak_allocated(graph);
     return laid_out;
   }
-  Settled wanted = settled(DeviceMemory::unlimited());
-  // What no allocator can serve (far more than any GPU has) is wanted all the same.
   const Bytes allocated = peak_allocated(graph);
-  wanted.forecast.peak = std::max(wanted.forecast.peak, allocated);
   const Bytes available = cluster.gpu.memory - total(memory_outside(graph, cluster, plan.runtime));
-  if (wanted.forecast.peak <= available || allocated > available) return std::move(wanted.forecast);
-  Settled limited = settled(DeviceMemory{cluster.gpu.memory, available});
-  if (limited.out_of_memory) return std::move(wanted.forecast);
-  limited.forecast.retries_for_good = !limited.settles;
-  return std::move(limited.forecast);
+  const DeviceMemory device{cluster.gpu.memory, available};
+  // What no allocator can serve (far more than any GPU has) is wanted all the same.
+  const auto wanted = [&](Settled endless) {
+    endless.forecast.peak = std::max(endless.forecast.peak, allocated);
+    return std::move(endless.forecast);
+  };
+  const auto gets_along = [](Settled limited) {
+    limited.forecast.retries_for_good = !limited.settles;
+    return std::move(limited.forecast);
+  };
+  if (order == Order::kDevice && allocated <= available && is_plain(plan.allocator)) {
+    Settled limited = settled(device);
+    if (!limited.ran_short) return wanted(std::move(limited));
+    if (!limited.out_of_memory) return gets_along(std::move(limited));
+    return wanted(settled(DeviceMemory::unlimited()));
+  }
+  ReservedForecast endless = wanted(settled(DeviceMemory::unlimited()));
+  if (endless.peak <= available || allocated > available) return endless;
+  Settled limited = settled(device);
+  return limited.out_of_memory ? endless : gets_along(std::move(limited));
 }
 
 }  // namespace
@@ -68,7 +94,7 @@ ReservedForecast decide(const EventGraph& graph, const Plan& plan, const Cluster
 ReservedForecast forecast_reserved(const EventGraph& graph, const Plan& plan,
                                    const Cluster& cluster, const RowTimes* times) {
   const ReplayInputs inputs(library_buffers(cluster, plan.runtime), times);
-  return decide(graph, plan, cluster, [&](const DeviceMemory& memory) {
+  return decide(graph, plan, cluster, Order::kDevice, [&](const DeviceMemory& memory) {
     ReservedReplay replay(graph, plan.allocator, memory, inputs);
     Settled settled = settle(replay);
     settled.forecast.is_lower_bound = times == nullptr && records_streams(graph);
@@ -87,7 +113,7 @@ ReservedMemory::~ReservedMemory() = default;
 ReservedForecast ReservedMemory::recall(const EventGraph& graph, const Plan& plan,
                                         const Cluster& cluster, Rows rows) {
   const LibraryBuffers library = library_buffers(cluster, plan.runtime);
-  return decide(graph, plan, cluster, [&](const DeviceMemory& memory) {
+  return decide(graph, plan, cluster, Order::kEndless, [&](const DeviceMemory& memory) {
     ReservedReplay replay(graph, plan.allocator, memory, library);
     const ReservedReplay::Identity identity = replay.identity();
     const Key key(identity.log, memory.total, memory.available);
