@@ -11,6 +11,7 @@
 #include <system_error>
 
 #include "calibration/cluster_names.h"
+#include "calibration/cluster_nodes.h"
 #include "calibration/gpu_names.h"
 #include "calibration/machine_figures.h"
 #include "calibration/machine_limits.h"
@@ -18,6 +19,7 @@
 #include "sim/base/embedded.h"
 #include "sim/base/error.h"
 #include "sim/base/spelling.h"
+#include "sim/spec/routes.h"
 
 namespace foreshard {
 
@@ -258,21 +260,44 @@ void name_architecture(Cluster& cluster) {
   cluster.sources.emplace_back("gpu.architecture", "not stated; as " + like->key);
 }
 
+// One full node of the machine that a file names.
+Cluster machine_at(const ConfigNode& key) {
+  std::optional<Machine> machine = find_machine(key.as_string());
+  if (!machine) machine = machine_named(key.as_string());
+  if (machine) return std::move(machine->node);
+  const Known known = known_machines(key.as_string());
+  throw key.error("unknown machine", "such as " + known.list, known.nearest);
+}
+
+// The nodes of a group: the file's usual ones, or of a machine of their own, with the figures that
+// the group has.
+Cluster read_kind(const ConfigNode& group, const Cluster& usual) {
+  Cluster kind = usual;
+  if (const ConfigNode* key = group.find("machine")) kind = machine_at(*key);
+  const Cluster catalogue = kind;
+  read_figures(group, MissingFigures::kKeep, kind);
+  check_physics(group, kind, &catalogue);
+  join_sources(kind);
+  return kind;
+}
+
 Cluster from_file(const ConfigNode& root, std::string_view file_name) {
   if (!root.is_mapping()) throw root.error("is not a mapping", "gpus: and machine:");
-  root.allow_only(
-      {"gpus", "machine", "gpu", "node", "network", "degraded", "memory_outside_allocator"});
+  root.allow_only({"gpus", "machine", "gpu", "node", "network", "degraded",
+                   "memory_outside_allocator", "nodes", "switches", "links", "ranks", "rings",
+                   "background"});
+  const bool is_listed = root.has("nodes");
+  for (const char* key : {"switches", "links", "ranks", "rings", "background"}) {
+    if (!is_listed && root.has(key)) {
+      throw root.at(key).error("stands without nodes:", "nodes: [{count: 8, leaf: leaf1}, ...]");
+    }
+  }
   Cluster cluster;
   std::optional<Cluster> catalogue;
   auto missing = MissingFigures::kError;
   if (const ConfigNode* key = root.find("machine")) {
-    std::optional<Machine> machine = find_machine(key->as_string());
-    if (!machine) {
-      const Known known = known_machines(key->as_string());
-      throw key->error("unknown machine", "such as " + known.list, known.nearest);
-    }
-    catalogue = machine->node;
-    cluster = std::move(machine->node);
+    catalogue = machine_at(*key);
+    cluster = *catalogue;
     missing = MissingFigures::kKeep;
   }
   if (const ConfigNode* gpu = root.find("gpu"); gpu != nullptr && gpu->is_mapping()) {
@@ -290,6 +315,17 @@ Cluster from_file(const ConfigNode& root, std::string_view file_name) {
   read_figures(root, missing, cluster);
   if (cluster.gpu.architecture.empty()) name_architecture(cluster);
   check_physics(root, cluster, catalogue ? &*catalogue : nullptr);
+  if (is_listed) {
+    if (const ConfigNode* degraded = root.find("degraded")) {
+      throw degraded->error("stands beside nodes:", "degraded: in the group of its node");
+    }
+    const Cluster usual = cluster;
+    const KindReader kind_of = [&](const ConfigNode& group) { return read_kind(group, usual); };
+    read_layout(root, kind_of, cluster);
+    cluster.spec = std::string(file_name);
+    join_sources(cluster);
+    return with_routes(std::move(cluster));
+  }
   const ConfigNode gpus = root.at("gpus", "how many GPUs, such as 64");
   cluster.gpus = gpus.as_int(1, kMaxGpus);
   if (const std::string why = count_problem(cluster.gpus, cluster.node.gpus); !why.empty()) {
@@ -302,7 +338,7 @@ Cluster from_file(const ConfigNode& root, std::string_view file_name) {
   if (const ConfigNode* degraded = root.find("degraded")) read_degraded(*degraded, cluster);
   cluster.spec = std::string(file_name);
   join_sources(cluster);
-  return cluster;
+  return with_routes(std::move(cluster));
 }
 
 }  // namespace

@@ -342,6 +342,8 @@ class Tree {
            "Machine of the catalogue, for what they leave open");
     option(verb, "--nodes", o->nodes, "N", "How many nodes; default: as the files say, or one")
         ->check(CLI::Range(1, 262144));
+    option(verb, "--nodelist", o->nodelist, "HOSTS",
+           "Nodes of the allocation, as SLURM_JOB_NODELIST has them: \"n[1-5],m3\"");
     option(verb, "--model", o->model, "MODEL", "Of settings that do not name it");
     option(verb, "--cluster", o->cluster, "CLUSTER", "The plan's, which settings do not name");
     option(verb, "--out", o->out, "FILE", "Write the plan or cluster file there");
@@ -545,6 +547,8 @@ class Tree {
     verb->add_option("machine", o->name, "Name, cluster such as 16xh100, or cluster file")
         ->type_name("CLUSTER");
     verb->add_flag("--dot", o->dot, "The topology as Graphviz");
+    option(verb, "--topology", o->topology, "FILE",
+           "Draw a cluster file, or what other tools say of a cluster, with the load of its links");
     add_json(verb, o->output);
   }
 

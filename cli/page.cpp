@@ -15,6 +15,7 @@
 
 #include "cli/output.h"
 #include "reports/validate/measured.h"
+#include "reports/view/network_view.h"
 #include "reports/view/plan_words.h"
 #include "sim/spec/checks/plan_check.h"
 #include "sim/spec/plan_config.h"
@@ -163,6 +164,9 @@ std::size_t add_forecast(PageDocument& page, const Job& job, const Forecast& mad
     page.set("operations", operations_json(made, costs));
     page.set("sensitivity", sensitivity_json(made, costs));
     page.set("price", price_json(job.cluster.gpu, report));
+    if (job.cluster.routes) {
+      page.set("network", network_json(job.cluster, made.graph.communicators));
+    }
   }
   return view;
 }

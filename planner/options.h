@@ -146,6 +146,7 @@ struct ImportOptions {
   std::string machine;     // a catalogue key; "": as the files say
   std::int64_t nodes = 0;  // 0: as the files say, or one
   std::string out;         // of the cluster or plan file; "": standard output
+  std::string nodelist;    // hosts of an allocation, as Slurm writes them; "": all
   std::string model;       // of settings that do not name it
   std::string cluster;     // of the plan
 };
@@ -208,7 +209,8 @@ struct ModelsOptions {
 
 struct MachinesOptions {
   OutputOptions output;
-  std::string name;  // "": all
+  std::string name;      // "": all
+  std::string topology;  // a cluster file, or another tool's description of one
   bool dot = false;
 };
 

@@ -49,6 +49,7 @@ class Trials {
 
   // On a cluster of so many GPUs, everything sharded over them but what the plan replicates.
   std::optional<Remedy> with(const Assignments& changes, std::int64_t gpus) const {
+    if (job_.cluster.routes) return std::nullopt;  // of its own nodes, no more
     Job bigger = job_;
     bigger.cluster.gpus = gpus;
     const std::int64_t replicate = job_.resolved.plan.mesh.replicate;

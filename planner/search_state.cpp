@@ -16,6 +16,7 @@
 #include "sim/base/hash.h"
 #include "sim/base/text_file.h"
 #include "sim/spec/plan_config.h"
+#include "sim/spec/routes.h"
 
 namespace foreshard {
 namespace {
@@ -102,6 +103,12 @@ std::string search_key(const std::vector<JobVariant>& variants, const MemoryTerm
                         c.gpu.peak_bf16.value(), c.gpu.memory_bandwidth.value(), c.node.gpus,
                         c.node.gpu_link.value(), c.node.nics, c.node.nic_rate.value(),
                         c.network.oversubscription, c.degraded.size());
+    if (c.routes) {
+      for (const Wire& wire : c.routes->topology().wires) {
+        text += fmt::format("{} {} {} {}\n", wire.a, wire.b, wire.rate.value(),
+                            wire.latency.nanoseconds());
+      }
+    }
     text += to_text(to_json(cost_model(job).calibration()));
     for (const Plan& plan : enumerate(space, job.model, job.cluster)) text += to_yaml(plan);
   }

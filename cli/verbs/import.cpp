@@ -8,48 +8,19 @@
 #include "calibration/machines.h"
 #include "cli/output.h"
 #include "cli/verbs/import_plan.h"
+#include "cli/verbs/topology_files.h"
 #include "cli/verbs/verbs.h"
-#include "interop/network/nccl_log.h"
 #include "interop/network/topology_import.h"
-#include "sim/base/text_file.h"
 
 namespace foreshard {
-namespace {
-
-TopologyImport read_topology(const std::string& file) {
-  const std::string head = read_text_start(file, kNcclTestsHead);
-  const TopologyFormat format = topology_format(head);
-  const std::string text =
-      format == TopologyFormat::kNone ? "" : read_text_file(file, kMaxTopologyBytes);
-  switch (format) {
-    case TopologyFormat::kNvidiaSmi:
-      return parse_nvidia_smi_topo(text, file);
-    case TopologyFormat::kNcclXml:
-      return parse_nccl_topology(text, file);
-    case TopologyFormat::kSlurm:
-      return parse_slurm_topology(text, file);
-    case TopologyFormat::kNone:
-      break;
-  }
-  if (looks_like_nccl_tests(head)) {
-    throw ConfigError({file, 1, 0, ""}, "is a log of nccl-tests",
-                      fmt::format("a machine; of this: foreshard calibrate {}", file));
-  }
-  throw ConfigError(
-      {file, 1, 0, ""}, "is of no known form",
-      "nvidia-smi topo -m, NCCL's topology XML, Slurm's topology.conf, or settings of "
-      "TorchTitan, Accelerate or DeepSpeed, config.json, safetensors");
-}
-
-}  // namespace
-
 ExitCode run_import(const ImportOptions& options) {
   if (std::any_of(options.files.begin(), options.files.end(), is_training_file)) {
     return import_training_files(options);
   }
   std::vector<TopologyImport> parts;
   for (const std::string& file : options.files) parts.push_back(read_topology(file));
-  const TopologyImport all = joined(parts);
+  TopologyImport all = joined(parts);
+  if (!options.nodelist.empty()) all = allocated(std::move(all), options.nodelist);
   const std::string yaml = cluster_file(all, options.machine, options.nodes);
   parse_cluster(yaml, "the imported cluster");  // throws where the figures do not fit together
   if (!options.out.empty()) write_file(options.out, yaml);

@@ -27,9 +27,9 @@ enum class Kind { kNone, kWeights, kToml, kJson, kYaml };
 Kind kind_of(const std::string& path) {
   if (looks_like_safetensors(path)) return Kind::kWeights;
   if (path.ends_with(".toml")) return Kind::kToml;
-  if (path.ends_with(".json")) return Kind::kJson;
   const std::string text = read_text_start(path, kMaxYamlBytes);
   if (topology_format(text) != TopologyFormat::kNone) return Kind::kNone;
+  if (path.ends_with(".json")) return Kind::kJson;
   const std::size_t first = text.find_first_not_of(" \t\r\n\xEF\xBB\xBF");
   if (first != std::string::npos && text[first] == '{') return Kind::kJson;
   if (text.find("distributed_type:") != std::string::npos ||

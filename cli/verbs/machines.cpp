@@ -12,9 +12,10 @@
 
 #include "calibration/cluster_names.h"
 #include "cli/output.h"
+#include "cli/verbs/topology_files.h"
 #include "cli/verbs/verbs.h"
+#include "reports/view/network_view.h"
 #include "sim/base/unit_strings.h"
-#include "sim/spec/topology.h"
 
 namespace foreshard {
 namespace {
@@ -176,6 +177,23 @@ constexpr const char* kHowToName =
 
 ExitCode run_machines(const MachinesOptions& options) {
   const bool is_json = options.output.form == Form::kJson;
+  if (!options.topology.empty()) {
+    const Cluster cluster = cluster_of_file(options.topology, options.name);
+    const std::vector<Communicator> communicators = usual_communicators(cluster);
+    if (is_json) {
+      Json json = network_json(cluster, communicators);
+      json["spec"] = cluster.spec;
+      json["gpus"] = cluster.gpus;
+      write_answer(document("foreshard.topology/1", json));
+    } else {
+      std::string text;
+      for (const std::string& line : network_lines(cluster, communicators)) {
+        text += "// " + line + "\n";
+      }
+      write_answer(text + network_dot(cluster, communicators));
+    }
+    return ExitCode::kOk;
+  }
   if (options.dot && options.name.empty()) {
     throw Error(ExitCode::kUsage,
                 "--dot needs a machine or a cluster: foreshard machines 16xh100 --dot");
@@ -183,7 +201,7 @@ ExitCode run_machines(const MachinesOptions& options) {
   if (!options.name.empty()) {
     const Cluster cluster = machine_or_cluster(options.name);
     if (options.dot) {
-      write_answer(to_dot(build_topology(cluster)));
+      write_answer(network_dot(cluster, {}));
     } else {
       is_json ? write_answer(document("foreshard.machine/1", to_json(cluster)))
               : write_text(to_text(cluster));

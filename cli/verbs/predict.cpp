@@ -10,7 +10,9 @@
 #include "cli/verbs/captured.h"
 #include "cli/verbs/explain_run.h"
 #include "cli/verbs/verbs.h"
+#include "reports/sizing/network_changes.h"
 #include "reports/validate/memory_snapshot.h"
+#include "reports/view/network_view.h"
 #include "reports/view/runtimes_view.h"
 #include "reports/view/views.h"
 #include "sim/memory/outside_allocator.h"
@@ -74,10 +76,24 @@ ExitCode run_explain(const ExplainOptions& options) {
   if (!options.job.capture.empty()) return explain_capture(options);
   if (!options.run.empty()) return explain_run(options);
   const Answer a = answer(options.job);
+  const std::vector<Communicator>& communicators = a.forecast.graph.communicators;
+  const std::vector<NetworkChange> changes = network_changes(a.forecast, cost_model(a.job));
   if (options.output.form == Form::kJson) {
-    return write_json(a, "foreshard.explain/1", explain_json(a.forecast, a.report));
+    Json body = explain_json(a.forecast, a.report);
+    if (a.job.cluster.routes) {
+      body["network"] = network_json(a.job.cluster, communicators);
+      body["network"]["changes"] = to_json(changes);
+    }
+    return write_json(a, "foreshard.explain/1", std::move(body));
   }
-  const std::string text = explain_text(a.forecast, a.report, color_of(options.output.color));
+  std::string text = explain_text(a.forecast, a.report, color_of(options.output.color));
+  if (a.job.cluster.routes) {
+    text += "\nthe network: what binds each communicator, and what would help\n";
+    for (const std::string& line : network_lines(a.job.cluster, communicators)) {
+      text += "  " + line + "\n";
+    }
+    for (const std::string& line : network_change_lines(changes)) text += "  " + line + "\n";
+  }
   write_text(text + (a.shortfall.empty() ? "" : "\n" + a.shortfall + "\n"));
   return a.exit_code();
 }

@@ -9,7 +9,7 @@
 #include <set>
 #include <string>
 
-#include "interop/network/topology_import.h"
+#include "interop/network/topology_lines.h"
 #include "sim/base/error.h"
 
 namespace foreshard {
@@ -236,6 +236,48 @@ class XmlImport {
 };
 
 }  // namespace
+
+// graphs > graph id="0" (the ring) > channel > gpu dev: the order in which it passes a node's GPUs.
+TopologyImport parse_nccl_graphs(std::string_view xml, std::string_view file_name) {
+  Importer importer{file_name};
+  pugi::xml_document document;
+  const pugi::xml_parse_result parsed = document.load_buffer(xml.data(), xml.size());
+  constexpr int kRing = 0;
+  constexpr std::size_t kMostChannels = 64;  // NCCL's own limit
+  constexpr int kMostGpus = 1024;
+  for (const pugi::xml_node& graph : document.child("graphs").children("graph")) {
+    if (graph.attribute("id").as_int(-1) != kRing) {
+      importer.note(Mapping::kIgnored, fmt::format("graph {}", graph.attribute("id").as_int(-1)),
+                    "", "not the ring's", 0);
+      continue;
+    }
+    for (const pugi::xml_node& channel : graph.children("channel")) {
+      std::vector<int> gpus;
+      for (const pugi::xml_node& gpu : channel.children("gpu")) {
+        gpus.push_back(gpu.attribute("dev").as_int(-1));
+      }
+      std::vector<int> sorted = gpus;
+      std::sort(sorted.begin(), sorted.end());
+      for (std::size_t i = 0; i < sorted.size(); ++i) {
+        if (sorted[i] == static_cast<int>(i) && i < kMostGpus) continue;
+        importer.fail(1, "has a channel that does not pass every GPU of a node once",
+                      "a dump of NCCL_GRAPH_DUMP_FILE of whole nodes");
+      }
+      std::vector<std::vector<int>>& rings = importer.out.network.rings;
+      if (!gpus.empty() && rings.size() < kMostChannels) rings.push_back(std::move(gpus));
+    }
+  }
+  if (importer.out.network.rings.empty()) {
+    importer.fail(1, "has no ring", "a dump of NCCL_GRAPH_DUMP_FILE");
+  }
+  if (!parsed) {
+    importer.note(Mapping::kIgnored, "the rest of the file", "",
+                  std::string("not well-formed: ") + parsed.description(), 0);
+  }
+  importer.note(Mapping::kMapped, fmt::format("{} channels", importer.out.network.rings.size()),
+                "rings", "", 1);
+  return std::move(importer.out);
+}
 
 TopologyImport parse_nccl_topology(std::string_view xml, std::string_view file_name) {
   return XmlImport(xml, file_name).run();

@@ -1,400 +1,32 @@
-// nvidia-smi: the header row names the columns, every row begins with its own name. GPUs see each
-// other over NV# (the links of one GPU, bonded), else over PCIe. A port belongs to the node's
-// network where some GPU reaches it over PIX or PXB; others are the host's. GPUs that share PIX
-// ports hang on one switch.
+// Which form a file has, what several say together, and the cluster file of it.
 //
-// Slurm: "SwitchName=leaf1 Nodes=n[1-16]" is a leaf, "SwitchName=s Switches=leaf[1-4]" is above.
+// Hosts that hang on switches are written in groups of neighbours that are alike. A link whose rate
+// nobody told is as wide as all ports below it: what a network without oversubscription has.
 #include "interop/network/topology_import.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
-#include <limits>
+#include <functional>
 #include <map>
+#include <optional>
 #include <set>
 
+#include "calibration/host_list.h"
+#include "calibration/machines.h"
+#include "interop/network/topology_lines.h"
 #include "sim/base/error.h"
+#include "sim/base/spelling.h"
 #include "sim/base/units.h"
 
 namespace foreshard {
 namespace {
 
-using Words = std::vector<std::string>;
-
 bool is_space(char c) { return std::isspace(static_cast<unsigned char>(c)) != 0; }
 
-Words words_of(std::string_view line) {
-  Words words;
-  for (std::size_t at = 0; at < line.size();) {
-    if (is_space(line[at])) {
-      ++at;
-      continue;
-    }
-    const std::size_t begin = at;
-    while (at < line.size() && !is_space(line[at])) ++at;
-    words.emplace_back(line.substr(begin, at - begin));
-  }
-  return words;
-}
-
-// nvidia-smi underlines its header: without "\x1b[4m" and the like.
-std::string without_colours(std::string_view line) {
-  std::string plain;
-  for (std::size_t at = 0; at < line.size(); ++at) {
-    if (line.substr(at, 2) == "\x1b[") {
-      const std::size_t end = line.find_first_not_of("0123456789;", at + 2);
-      if (end != std::string_view::npos && line[end] == 'm') {
-        at = end;
-        continue;
-      }
-    }
-    plain.push_back(line[at]);
-  }
-  return plain;
-}
-
-std::vector<std::string> lines_of(std::string_view text) {
-  std::vector<std::string> lines;
-  for (std::size_t at = 0; at <= text.size();) {
-    const std::size_t end = std::min(text.find_first_of("\r\n", at), text.size());
-    lines.push_back(without_colours(text.substr(at, end - at)));
-    at = end + (text.substr(end).starts_with("\r\n") ? 2 : 1);
-  }
-  return lines;
-}
-
-class Importer {
- public:
-  explicit Importer(std::string_view file) : file_(file) {}
-
-  void note(Mapping mapping, std::string what, std::string to, std::string why, int line) {
-    out.ledger.push_back({mapping, std::move(what), std::move(to), std::move(why), file_, line});
-  }
-  void figure(const std::string& key, const std::string& value, std::string what, int line) {
-    out.figures.emplace_back(key, value);
-    note(Mapping::kMapped, std::move(what), fmt::format("{}: {}", key, value), "", line);
-  }
-  [[noreturn]] void fail(int line, const std::string& what, const std::string& expected) const {
-    throw ConfigError({file_, line, 0, ""}, what, expected);
-  }
-
-  TopologyImport out;
-
- private:
-  std::string file_;
-};
-
-// A word and a number: "GPU3".
-bool is_numbered(const std::string& name, std::string_view word) {
-  return name.size() > word.size() && name.starts_with(word) &&
-         std::all_of(name.begin() + static_cast<std::ptrdiff_t>(word.size()), name.end(),
-                     [](unsigned char c) { return std::isdigit(c) != 0; });
-}
-
-bool is_gpu(const std::string& name) { return is_numbered(name, "GPU"); }
-bool is_nic(const std::string& name) {
-  // Older drivers name the devices.
-  return is_numbered(name, "NIC") || name.starts_with("mlx") || name.starts_with("bnxt_re") ||
-         name.starts_with("efa_") || name.starts_with("rdma") || name.starts_with("hfi");
-}
-
-struct Matrix {
-  Words columns;
-  std::map<std::string, std::map<std::string, std::string>> cells;  // row, column
-  std::vector<std::string> gpus;
-  int header_line = 0;
-};
-
-Matrix read_matrix(const std::vector<std::string>& lines, Importer& importer) {
-  Matrix matrix;
-  for (std::size_t i = 0; i < lines.size(); ++i) {
-    const int line = static_cast<int>(i) + 1;
-    const Words words = words_of(lines[i]);
-    if (words.empty()) continue;
-    if (matrix.columns.empty()) {
-      if (!is_gpu(words[0])) continue;  // warnings ahead of the table
-      for (const std::string& word : words) {
-        if (is_gpu(word) || is_nic(word)) matrix.columns.push_back(word);
-      }
-      matrix.header_line = line;
-      continue;
-    }
-    if (words[0] == "Legend:") break;
-    if (!is_gpu(words[0]) && !is_nic(words[0])) continue;
-    if (words.size() <= matrix.columns.size()) {
-      importer.note(Mapping::kIgnored, words[0], "", "its row is cut off", line);
-      continue;
-    }
-    if (is_gpu(words[0])) matrix.gpus.push_back(words[0]);
-    for (std::size_t c = 0; c < matrix.columns.size(); ++c) {
-      matrix.cells[words[0]][matrix.columns[c]] = words[c + 1];
-    }
-  }
-  if (matrix.columns.empty()) {
-    importer.fail(1, "has no header of GPUs", "the output of nvidia-smi topo -m");
-  }
-  if (matrix.gpus.empty()) {
-    importer.fail(matrix.header_line, "is cut off behind its header", "a row for every GPU");
-  }
-  const auto gpus = std::count_if(matrix.columns.begin(), matrix.columns.end(), is_gpu);
-  if (gpus != static_cast<std::ptrdiff_t>(matrix.gpus.size())) {
-    importer.fail(
-        static_cast<int>(lines.size()),
-        fmt::format("is cut off: {} GPUs in the header, {} rows", gpus, matrix.gpus.size()),
-        "a row for every GPU");
-  }
-  return matrix;
-}
-
-// The links of the best connected pair; 0 where GPUs see each other over PCIe alone.
-int links_of(const Matrix& matrix) {
-  int links = 0;
-  for (const std::string& a : matrix.gpus) {
-    for (const std::string& b : matrix.gpus) {
-      const auto found = matrix.cells.at(a).find(b);
-      if (found == matrix.cells.at(a).end() || !found->second.starts_with("NV")) continue;
-      int count = 0;
-      const std::string& text = found->second;
-      const auto parsed = std::from_chars(text.data() + 2, text.data() + text.size(), count);
-      if (parsed.ec == std::errc::result_out_of_range) count = std::numeric_limits<int>::max();
-      links = std::max(links, count);
-    }
-  }
-  return links;
-}
-
-bool all_linked(const Matrix& matrix) {
-  for (const std::string& a : matrix.gpus) {
-    for (const std::string& b : matrix.gpus) {
-      const auto found = matrix.cells.at(a).find(b);
-      if (a != b && found != matrix.cells.at(a).end() && !found->second.starts_with("NV")) {
-        return false;
-      }
-    }
-  }
-  return true;
-}
-
-void add_links(const Matrix& matrix, Importer& importer) {
-  const int links = links_of(matrix);
-  const int line = matrix.header_line + 1;
-  if (links == 0) {
-    importer.figure("node.gpu_link_name", "PCIe", "no NVLink between GPUs", line);
-    importer.note(Mapping::kUnsupported, "rate of the slots", "node.gpu_link",
-                  "the matrix does not tell the generation of PCIe: that of the machine stands",
-                  line);
-    return;
-  }
-  const std::string what = fmt::format("NV{}", links);
-  if (links > kMostLinks) {
-    importer.fail(line, fmt::format("{} NVLinks of one GPU", links),
-                  fmt::format("NV1 to NV{}", kMostLinks));
-  }
-  // 25 GB/s a link and direction to Hopper, 50 from Blackwell (NVIDIA's data sheets).
-  if (links == 12) {
-    importer.out.machine = "a100-80gb";
-    importer.note(Mapping::kDefaulted, what, "machine: a100-80gb", "12 links: A100; 40 or 80 GB",
-                  line);
-    importer.figure("node.gpu_link", "300GB/s", what, line);
-  } else if (links == 18) {
-    importer.note(Mapping::kUnsupported, what, "machine",
-                  "18 links: H100, H200 (450GB/s) or B200 (900GB/s)", line);
-  } else if (links == 8) {
-    importer.note(Mapping::kUnsupported, what, "machine", "8 links: A800, H800 and others", line);
-  } else {
-    importer.note(Mapping::kUnsupported, what, "node.gpu_link", "links of an unknown generation",
-                  line);
-  }
-  importer.figure("node.gpu_link_name",
-                  all_linked(matrix) && matrix.gpus.size() > 4 ? "NVLink + NVSwitch" : "NVLink",
-                  what, line);
-}
-
-void add_ports(const Matrix& matrix, Importer& importer) {
-  std::vector<std::string> ports;
-  std::set<std::set<std::string>> switches;
-  for (const std::string& column : matrix.columns) {
-    if (!is_nic(column)) continue;
-    std::set<std::string> near;
-    for (const std::string& gpu : matrix.gpus) {
-      const auto found = matrix.cells.at(gpu).find(column);
-      if (found == matrix.cells.at(gpu).end()) continue;
-      if (found->second == "PIX" || found->second == "PXB") near.insert(gpu);
-    }
-    if (near.empty()) {
-      importer.note(Mapping::kIgnored, column, "",
-                    "no GPU reaches it over PCIe switches: a port "
-                    "of the host",
-                    matrix.header_line);
-      continue;
-    }
-    ports.push_back(column);
-    switches.insert(near);
-  }
-  if (ports.empty()) {
-    importer.note(Mapping::kDefaulted, "network ports", "node.nics",
-                  "none stands near a GPU: those of the machine", matrix.header_line);
-    return;
-  }
-  importer.figure("node.nics", std::to_string(ports.size()),
-                  fmt::format("{} to {}", ports.front(), ports.back()), matrix.header_line);
-  importer.figure("node.pcie_switches", std::to_string(switches.size()),
-                  "groups of GPUs over PIX and PXB", matrix.header_line);
-  importer.note(Mapping::kDefaulted, "rate of the ports", "node.nic_rate",
-                "the matrix has no rates: that of the machine", matrix.header_line);
-}
-
-// --- Slurm ---
-
-constexpr std::size_t kLongestName = 256;    // of a host: DNS allows 253
-constexpr std::size_t kMostNames = 100'000;  // of a file; the largest clusters have 10,000 nodes
-
-// "n[1-3,7],m4" as names; `left` is what the file may still name.
-std::vector<std::string> expanded(const std::string& list, int line, const Importer& importer,
-                                  std::size_t& left) {
-  std::vector<std::string> names;
-  const auto take_one = [&] {
-    if (left-- == 0) {
-      importer.fail(line, fmt::format("the file names more than {} nodes", kMostNames),
-                    "the nodes of one cluster");
-    }
-  };
-  std::size_t at = 0;
-  while (at < list.size()) {
-    std::size_t end = at;
-    int depth = 0;
-    while (end < list.size() && (list[end] != ',' || depth > 0)) {
-      depth += list[end] == '[' ? 1 : list[end] == ']' ? -1 : 0;
-      ++end;
-    }
-    const std::string part = list.substr(at, end - at);
-    at = end + 1;
-    const std::size_t open = part.find('[');
-    if (open == std::string::npos) {
-      if (!part.empty()) take_one(), names.push_back(part);
-      continue;
-    }
-    const std::size_t close = part.find(']', open);
-    if (close == std::string::npos) {
-      importer.fail(line, "a list is cut off: " + part.substr(0, kLongestName), "n[1-16]");
-    }
-    if (part.size() - (close - open) > kLongestName) {
-      importer.fail(line, "a name is too long", fmt::format("at most {} bytes", kLongestName));
-    }
-    const std::string ranges = part.substr(open + 1, close - open - 1);
-    for (std::size_t begin = 0; begin < ranges.size();) {
-      const std::size_t comma = std::min(ranges.find(',', begin), ranges.size());
-      const std::string range = ranges.substr(begin, comma - begin);
-      begin = comma + 1;
-      int first = 0;
-      int last = 0;
-      const std::size_t dash = range.find('-');
-      const std::string low = range.substr(0, dash);
-      const std::string high = dash == std::string::npos ? low : range.substr(dash + 1);
-      const auto a = std::from_chars(low.data(), low.data() + low.size(), first);
-      const auto b = std::from_chars(high.data(), high.data() + high.size(), last);
-      if (a.ec != std::errc() || b.ec != std::errc() || first < 0 || last < first) {
-        importer.fail(line, "is no range of nodes: " + range.substr(0, kLongestName), "[1-16]");
-      }
-      for (int i = first; i <= last; ++i) {
-        take_one();
-        names.push_back(fmt::format("{}{}{}", part.substr(0, open), i, part.substr(close + 1)));
-      }
-    }
-  }
-  return names;
-}
-
-std::string value_of(const Words& words, const std::string& key) {
-  for (const std::string& word : words) {
-    const std::size_t equal = word.find('=');
-    if (equal == std::string::npos || equal != key.size()) continue;
-    const bool same = std::equal(key.begin(), key.end(), word.begin(), [](char a, char b) {
-      return std::tolower(static_cast<unsigned char>(a)) ==
-             std::tolower(static_cast<unsigned char>(b));
-    });
-    if (same) return word.substr(equal + 1);
-  }
-  return "";
-}
-
-}  // namespace
-
-TopologyImport parse_nvidia_smi_topo(std::string_view text, std::string_view file_name) {
-  Importer importer{file_name};
-  const Matrix matrix = read_matrix(lines_of(text), importer);
-  importer.out.gpus_per_node = static_cast<std::int64_t>(matrix.gpus.size());
-  importer.figure("node.gpus", std::to_string(matrix.gpus.size()),
-                  fmt::format("{} to {}", matrix.gpus.front(), matrix.gpus.back()),
-                  matrix.header_line);
-  add_links(matrix, importer);
-  add_ports(matrix, importer);
-  importer.note(Mapping::kIgnored, "CPU and NUMA affinity", "", "ranks run beside their GPU",
-                matrix.header_line);
-  return std::move(importer.out);
-}
-
-TopologyImport parse_slurm_topology(std::string_view text, std::string_view file_name) {
-  Importer importer{file_name};
-  const std::vector<std::string> lines = lines_of(text);
-  std::set<std::string> nodes;
-  std::size_t largest = 0;
-  std::map<std::string, int> above;  // switch over switches, its line
-  std::map<std::string, std::string> parent;
-  int leaves = 0;
-  int first_line = 0;
-  std::size_t left = kMostNames;
-  for (std::size_t i = 0; i < lines.size(); ++i) {
-    const int line = static_cast<int>(i) + 1;
-    std::string content = lines[i].substr(0, lines[i].find('#'));
-    const Words words = words_of(content);
-    if (words.empty()) continue;
-    const std::string name = value_of(words, "SwitchName");
-    if (name.empty()) {
-      importer.note(Mapping::kUnsupported, words[0], "", "no switch of a tree", line);
-      continue;
-    }
-    const std::string below = value_of(words, "Nodes");
-    const std::string switches = value_of(words, "Switches");
-    if (below.empty() == switches.empty()) {
-      importer.fail(line, fmt::format("switch {} has neither nodes nor switches, or both", name),
-                    "Nodes=n[1-16] or Switches=leaf[1-4]");
-    }
-    if (!value_of(words, "LinkSpeed").empty()) {
-      importer.note(Mapping::kIgnored, "LinkSpeed", "", "Slurm itself reads no unit from it", line);
-    }
-    if (!below.empty()) {
-      const std::vector<std::string> names = expanded(below, line, importer, left);
-      largest = std::max(largest, names.size());
-      nodes.insert(names.begin(), names.end());
-      ++leaves;
-      if (first_line == 0) first_line = line;
-      continue;
-    }
-    above[name] = line;
-    for (const std::string& child : expanded(switches, line, importer, left)) parent[child] = name;
-  }
-  if (leaves == 0) {
-    importer.fail(1, "has no switch with nodes", "SwitchName=leaf1 Nodes=n[1-16]");
-  }
-  importer.out.nodes = static_cast<std::int64_t>(nodes.size());
-  importer.note(Mapping::kMapped, fmt::format("{} nodes", nodes.size()), "gpus",
-                "nodes times GPUs of one", first_line);
-  importer.figure("network.nodes_per_leaf", std::to_string(largest),
-                  fmt::format("{} switches with nodes", leaves), first_line);
-  for (const auto& [name, line] : above) {
-    const bool is_top = parent.find(name) == parent.end();
-    importer.note(is_top ? Mapping::kMapped : Mapping::kUnsupported, name,
-                  is_top ? "the spine" : "", is_top ? "" : "a level between leaf and spine", line);
-  }
-  importer.note(Mapping::kDefaulted, "width of the up-links", "network.oversubscription: 1",
-                "the file says nothing of it", 0);
-  return std::move(importer.out);
-}
-
-namespace {
+constexpr std::size_t kLongestWord = 256;
 
 // "<name", blanks after the bracket allowed; of `cpu` as a whole word, which others begin with.
 bool has_element(std::string_view text, std::string_view name) {
@@ -411,20 +43,107 @@ bool has_element(std::string_view text, std::string_view name) {
 
 TopologyFormat topology_format(std::string_view text) {
   const std::string_view head = text.substr(0, 1 << 16);
-  for (const std::string_view name : {"system", "cpu", "graphs"}) {
+  if (has_element(head, "graphs")) return TopologyFormat::kNcclGraphs;
+  for (const std::string_view name : {"system", "cpu"}) {
     if (has_element(head, name)) return TopologyFormat::kNcclXml;
   }
+  const std::size_t first_letter = head.find_first_not_of(" \t\r\n");
+  if (first_letter != std::string_view::npos && head[first_letter] == '{') {
+    const auto has = [&](std::string_view key) { return head.find(key) != std::string_view::npos; };
+    const bool is_nodes = has("\"items\"") && has("\"metadata\"");
+    return is_nodes || has("\"NetworkNodes\"") ? TopologyFormat::kNodeLabels
+                                               : TopologyFormat::kNone;
+  }
   for (const std::string& line : lines_of(head)) {
-    const Words words = words_of(line.substr(0, kLongestName));
+    const Words words = words_of_line(std::string_view(line).substr(0, kLongestWord));
     if (words.empty()) continue;
     std::string first = words[0] + (words.size() > 1 && words[1][0] == '=' ? "=" : "");
     if (first == "GPU0") return TopologyFormat::kNvidiaSmi;
+    if ((first == "Switch" || first == "Ca") && words.size() > 2 && words[2][0] == '"') {
+      return TopologyFormat::kIbnetdiscover;
+    }
+    for (const char* key : {"SLURM_JOB_NODELIST", "SLURM_NODELIST", "NodeList"}) {
+      if (!value_of(words, key).empty()) return TopologyFormat::kAllocation;
+    }
     std::transform(first.begin(), first.end(), first.begin(),
                    [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-    if (first.starts_with("switchname=")) return TopologyFormat::kSlurm;
+    if (first.starts_with("switchname=") || first.starts_with("blockname=")) {
+      return TopologyFormat::kSlurm;
+    }
   }
   return TopologyFormat::kNone;
 }
+
+TopologyImport parse_topology(TopologyFormat format, std::string_view text,
+                              std::string_view file_name) {
+  switch (format) {
+    case TopologyFormat::kNvidiaSmi:
+      return parse_nvidia_smi_topo(text, file_name);
+    case TopologyFormat::kNcclXml:
+      return parse_nccl_topology(text, file_name);
+    case TopologyFormat::kNcclGraphs:
+      return parse_nccl_graphs(text, file_name);
+    case TopologyFormat::kSlurm:
+      return parse_slurm_topology(text, file_name);
+    case TopologyFormat::kAllocation:
+      return parse_slurm_allocation(text, file_name);
+    case TopologyFormat::kIbnetdiscover:
+      return parse_ibnetdiscover(text, file_name);
+    case TopologyFormat::kNodeLabels:
+      return parse_node_labels(text, file_name);
+    case TopologyFormat::kNone:
+      break;
+  }
+  throw ConfigError({std::string(file_name), 1, 0, ""}, "is of no known form",
+                    "nvidia-smi topo -m, NCCL's topology or graph XML, Slurm's topology.conf, "
+                    "SLURM_JOB_NODELIST=..., ibnetdiscover, a Kubernetes node list, or settings of "
+                    "TorchTitan, Accelerate or DeepSpeed, config.json, safetensors");
+}
+
+namespace {
+
+// The figures of one host beside what all have.
+ImportedFigures different_from(const ImportedFigures& usual, const ImportedFigures& own) {
+  ImportedFigures different;
+  for (const auto& figure : own) {
+    if (std::find(usual.begin(), usual.end(), figure) == usual.end()) different.push_back(figure);
+  }
+  return different;
+}
+
+void join_network(ImportedNetwork& all, const ImportedNetwork& part) {
+  if (all.rings.empty()) all.rings = part.rings;
+  if (all.allocation.empty() && !part.allocation.empty()) {
+    all.allocation = part.allocation;
+    all.allocation_file = part.allocation_file;
+    all.allocation_line = part.allocation_line;
+  }
+  if (all.switches.empty() && !part.switches.empty()) {
+    all.switches = part.switches;
+    all.links = part.links;
+    // What was told of single nodes before stays with those of the name.
+    const std::vector<ImportedHost> told = std::exchange(all.hosts, part.hosts);
+    for (const ImportedHost& one : told) {
+      for (ImportedHost& host : all.hosts) {
+        if (host.name == one.name) host.figures = one.figures;
+      }
+    }
+    return;
+  }
+  for (const ImportedHost& host : part.hosts) {
+    const auto same = std::find_if(all.hosts.begin(), all.hosts.end(),
+                                   [&](const ImportedHost& h) { return h.name == host.name; });
+    if (!all.switches.empty()) {
+      if (same != all.hosts.end() && same->figures.empty()) same->figures = host.figures;
+      continue;
+    }
+    const bool is_other = same != all.hosts.end();  // a file of that name in another folder
+    all.hosts.push_back(host);
+    if (is_other) all.hosts.back().name += fmt::format("_{}", all.hosts.size());
+  }
+}
+
+}  // namespace
 
 TopologyImport joined(const std::vector<TopologyImport>& parts) {
   TopologyImport all;
@@ -433,13 +152,15 @@ TopologyImport joined(const std::vector<TopologyImport>& parts) {
     if (all.nodes == 0) all.nodes = part.nodes;
     if (all.gpus_per_node == 0) all.gpus_per_node = part.gpus_per_node;
     all.ledger.insert(all.ledger.end(), part.ledger.begin(), part.ledger.end());
+    join_network(all.network, part.network);
+    const bool is_a_node = part.network.hosts.size() == 1 && part.network.switches.empty();
     for (const auto& [key, value] : part.figures) {
       const auto same =
           std::find_if(all.figures.begin(), all.figures.end(),
                        [&, name = key](const auto& figure) { return figure.first == name; });
       if (same == all.figures.end()) {
         all.figures.emplace_back(key, value);
-      } else if (same->second != value) {
+      } else if (same->second != value && !is_a_node) {
         const std::string file = part.ledger.empty() ? "" : part.ledger.front().file;
         all.ledger.push_back({Mapping::kIgnored, key, "",
                               fmt::format("says {}, an earlier file {}", value, same->second), file,
@@ -447,13 +168,216 @@ TopologyImport joined(const std::vector<TopologyImport>& parts) {
       }
     }
   }
+  if (all.network.switches.empty() && all.network.hosts.size() > 1) {
+    all.nodes = static_cast<std::int64_t>(all.network.hosts.size());
+  }
   return all;
+}
+
+TopologyImport allocated(TopologyImport import, std::string_view hosts) {
+  Importer importer{"--nodelist"};
+  import.network.allocation = importer.expanded(hosts, 0, kMostHosts);
+  for (std::string& name : import.network.allocation) name = plain_name(name);
+  import.network.allocation_file = "--nodelist";
+  import.network.allocation_line = 0;
+  return import;
 }
 
 namespace {
 
 Location place_of(const TopologyImport& import) {
   return {import.ledger.empty() ? "" : import.ledger.front().file, 1, 0, ""};
+}
+
+// The sections node: and network: of the figures.
+std::string sections(const ImportedFigures& figures) {
+  std::string text;
+  for (const char* section : {"node", "network"}) {
+    bool is_open = false;
+    for (const auto& [path, value] : figures) {
+      const std::string prefix = std::string(section) + ".";
+      if (!path.starts_with(prefix)) continue;
+      if (!is_open) text += fmt::format("{}:\n", section);
+      is_open = true;
+      text += fmt::format("  {}: {}\n", path.substr(prefix.size()), value);
+    }
+  }
+  return text;
+}
+
+// The hosts in use, in the order of the allocation.
+std::vector<ImportedHost> hosts_in_use(const ImportedNetwork& network) {
+  if (network.allocation.empty()) return network.hosts;
+  std::map<std::string_view, const ImportedHost*> by_name;
+  for (const ImportedHost& host : network.hosts) by_name.emplace(host.name, &host);
+  std::vector<ImportedHost> used;
+  std::set<std::string_view> seen;
+  const Location place{network.allocation_file, network.allocation_line, 0, ""};
+  for (const std::string& name : network.allocation) {
+    const auto found = by_name.find(name);
+    if (found == by_name.end()) {
+      std::vector<std::string> known;
+      for (const ImportedHost& host : network.hosts) known.push_back(host.name);
+      throw ConfigError(place, fmt::format("allocates a node that is not there, {}", name),
+                        fmt::format("nodes of {}", network.hosts.front().file),
+                        nearest_spelling(name, known));
+    }
+    if (!seen.insert(name).second) {
+      throw ConfigError(place, fmt::format("allocates {} twice", name), "each node once");
+    }
+    used.push_back(*found->second);
+  }
+  return used;
+}
+
+// Switches and links on the way between hosts in use: up from their leaves, level by level.
+class UsedNetwork {
+ public:
+  UsedNetwork(const ImportedNetwork& network, const std::vector<ImportedHost>& hosts)
+      : network_(network), hosts_(hosts) {
+    for (const ImportedLink& link : network.links) {
+      next_[link.below].push_back(&link);
+      next_[link.above].push_back(&link);
+    }
+    for (const ImportedHost& host : hosts) {
+      for (const std::string& leaf : host.leaves) leaves_.insert(leaf);
+    }
+    check_connected();
+  }
+
+  // Ports below every switch, in a tree whose links tell no rates.
+  std::map<std::string, std::int64_t> ports_below(std::int64_t ports_of_host) const {
+    std::map<std::string, std::string> parent;
+    for (const ImportedLink& link : network_.links) parent[link.below] = link.above;
+    std::map<std::string, std::int64_t> below;
+    for (const ImportedHost& host : hosts_) {
+      const auto each = ports_of_host / static_cast<std::int64_t>(host.leaves.size());
+      for (const std::string& leaf : host.leaves) {
+        std::string at = leaf;
+        for (int steps = 0; steps < 64; ++steps) {
+          below[at] += std::max<std::int64_t>(1, each);
+          const auto up = parent.find(at);
+          if (up == parent.end()) break;
+          at = up->second;
+        }
+      }
+    }
+    return below;
+  }
+
+ private:
+  void check_connected() const {
+    if (leaves_.empty()) return;
+    std::set<std::string> reached{*leaves_.begin()};
+    std::vector<std::string> queue(reached.begin(), reached.end());
+    for (std::size_t head = 0; head < queue.size(); ++head) {
+      const auto links = next_.find(queue[head]);
+      if (links == next_.end()) continue;
+      const std::string here = queue[head];
+      for (const ImportedLink* link : links->second) {
+        const std::string& there = link->below == here ? link->above : link->below;
+        if (reached.insert(there).second) queue.push_back(there);
+      }
+    }
+    for (const ImportedHost& host : hosts_) {
+      for (const std::string& leaf : host.leaves) {
+        if (reached.contains(leaf)) continue;
+        throw ConfigError({host.file, host.line, 0, ""},
+                          fmt::format("no links lead from {} ({}) to {} ({})", leaf, host.name,
+                                      hosts_.front().leaves.front(), hosts_.front().name),
+                          "switches that join all nodes in use");
+      }
+    }
+  }
+
+  const ImportedNetwork& network_;
+  const std::vector<ImportedHost>& hosts_;
+  std::map<std::string, std::vector<const ImportedLink*>> next_;
+  std::set<std::string> leaves_;
+};
+
+std::string quoted_list(const std::vector<std::string>& names) {
+  return fmt::format("[\"{}\"]", fmt::join(names, "\", \""));
+}
+
+// One group of like hosts, as a line of nodes:.
+std::string group_line(const std::vector<ImportedHost>& hosts, std::size_t begin, std::size_t end,
+                       const ImportedFigures& usual) {
+  std::vector<std::string> names;
+  for (std::size_t i = begin; i < end; ++i) names.push_back(hosts[i].name);
+  const ImportedHost& first = hosts[begin];
+  std::string text = fmt::format("  - {{names: {}", quoted_list(names));
+  std::vector<std::string> leaves = first.leaves;
+  if (std::all_of(leaves.begin(), leaves.end(),
+                  [&](const std::string& leaf) { return leaf == leaves.front(); })) {
+    leaves.resize(std::min<std::size_t>(1, leaves.size()));
+  }
+  if (!leaves.empty()) text += ", leaf: " + quoted_list(leaves);
+  std::string node;
+  for (const auto& [key, value] : different_from(usual, first.figures)) {
+    constexpr std::string_view kNode = "node.";
+    if (!key.starts_with(kNode)) continue;
+    node += fmt::format("{}{}: {}", node.empty() ? "" : ", ", key.substr(kNode.size()), value);
+  }
+  if (!node.empty()) text += fmt::format(", node: {{{}}}", node);
+  std::string degraded;
+  for (const auto& [port, fraction] : first.degraded) {
+    degraded += fmt::format("{}{{nic: {}, fraction: {:.6g}}}", degraded.empty() ? "" : ", ", port,
+                            fraction);
+  }
+  if (!degraded.empty()) text += fmt::format(", degraded: [{}]", degraded);
+  return text + "}\n";
+}
+
+std::string nodes_section(const std::vector<ImportedHost>& hosts, const ImportedFigures& usual) {
+  std::string text = "nodes:\n";
+  for (std::size_t begin = 0; begin < hosts.size();) {
+    std::size_t end = begin + 1;
+    const auto is_like = [&](const ImportedHost& host) {
+      return host.leaves == hosts[begin].leaves && host.figures == hosts[begin].figures &&
+             host.degraded == hosts[begin].degraded;
+    };
+    while (end < hosts.size() && is_like(hosts[end])) ++end;
+    text += group_line(hosts, begin, end, usual);
+    begin = end;
+  }
+  return text;
+}
+
+// Ports of a node and the rate of one: of the figures, else of the machine.
+struct Ports {
+  std::int64_t count = 1;
+  double rate = 0;
+};
+Ports ports_of(const std::string& head) {
+  const Cluster node = parse_cluster("gpus: 1\n" + head, "the imported machine");
+  return {std::max<std::int64_t>(1, node.node.nics), node.node.nic_rate.value()};
+}
+
+std::string links_section(const ImportedNetwork& network, const std::vector<ImportedHost>& hosts,
+                          const std::string& head) {
+  const UsedNetwork used(network, hosts);
+  if (network.links.empty()) return "";
+  const bool is_told = std::all_of(network.links.begin(), network.links.end(),
+                                   [](const ImportedLink& link) { return link.rate > 0; });
+  Ports ports;
+  std::map<std::string, std::int64_t> below;
+  if (!is_told) {
+    ports = ports_of(head);
+    below = used.ports_below(ports.count);
+  }
+  std::string text = "links:\n";
+  for (const ImportedLink& link : network.links) {
+    double rate = link.rate;
+    if (rate <= 0) {
+      const auto found = below.find(link.below);
+      if (found == below.end()) continue;  // no node in use below it
+      rate = static_cast<double>(found->second) * ports.rate;
+    }
+    text += fmt::format("  - {{between: [\"{}\", \"{}\"], rate: {:.6g}GB/s}}\n", link.below,
+                        link.above, rate / 1e9);
+  }
+  return text;
 }
 
 }  // namespace
@@ -465,26 +389,37 @@ std::string cluster_file(const TopologyImport& import, std::string_view machine,
     throw ConfigError(place_of(import), "nothing here tells the GPU",
                       "a machine of the catalogue with --machine KEY");
   }
+  const ImportedNetwork& network = import.network;
+  std::string head = fmt::format("machine: {}\n", key) + sections(import.figures);
+  if (!network.rings.empty()) {
+    std::string rings;
+    for (const std::vector<int>& ring : network.rings) {
+      rings += fmt::format("  - {{gpus: [{}]}}\n", fmt::join(ring, ", "));
+    }
+    head += "rings:\n" + rings;
+  }
+  const std::string bare = fmt::format("machine: {}\n", key) + sections(import.figures);
+  if (!network.switches.empty()) {
+    const std::vector<ImportedHost> hosts = hosts_in_use(network);
+    return head + nodes_section(hosts, import.figures) +
+           fmt::format("switches: {}\n", quoted_list(network.switches)) +
+           links_section(network, hosts, bare);
+  }
+  if (network.hosts.empty() && !network.allocation.empty()) {
+    std::vector<ImportedHost> hosts;
+    for (const std::string& name : network.allocation) hosts.push_back({name, {}, {}, {}, "", 0});
+    return head + nodes_section(hosts, import.figures);
+  }
+  if (network.hosts.size() > 1) {
+    return head + nodes_section(hosts_in_use(network), import.figures);
+  }
   const std::int64_t count = nodes > 0 ? nodes : std::max<std::int64_t>(1, import.nodes);
-  std::string text;
-  if (import.gpus_per_node > 0) {
-    text += fmt::format("gpus: {}\n", checked_multiply(count, import.gpus_per_node));
-  } else {
+  if (!network.rings.empty()) return head + fmt::format("nodes: [{{count: {}}}]\n", count);
+  if (import.gpus_per_node <= 0) {
     throw ConfigError(place_of(import), "nothing here tells the GPUs of a node",
                       "the output of nvidia-smi topo -m or NCCL's topology beside it");
   }
-  text += fmt::format("machine: {}\n", key);
-  for (const char* section : {"node", "network"}) {
-    bool is_open = false;
-    for (const auto& [path, value] : import.figures) {
-      const std::string prefix = std::string(section) + ".";
-      if (!path.starts_with(prefix)) continue;
-      if (!is_open) text += fmt::format("{}:\n", section);
-      is_open = true;
-      text += fmt::format("  {}: {}\n", path.substr(prefix.size()), value);
-    }
-  }
-  return text;
+  return fmt::format("gpus: {}\n", checked_multiply(count, import.gpus_per_node)) + head;
 }
 
 }  // namespace foreshard

@@ -34,6 +34,32 @@ function drawRoofline(body) {
   }))));
 }
 
+// --- the network ---
+
+// Links between switches, and the ports that bind, by load; the nodes that hang on each switch.
+function drawNetwork(body) {
+  const n = doc.network;
+  body.append(table('', ['communicator', '#ranks', '#nodes', '#inside', '#between', 'narrowest wire'], n.communicators.map((c, i) => {
+    const path = `/network/communicators/${i}`;
+    return [c.name, num(`${path}/size`, 'count'), num(`${path}/nodes`, 'count'), num(`${path}/link_bytes_per_s`, 'rate'),
+      c.nodes > 1 ? num(`${path}/network_bytes_per_s`, 'rate') : '', c.narrowest ? `${c.narrowest.from} – ${c.narrowest.to}` : ''];
+  })));
+  const links = n.links.map((p, i) => ({p, i, name: `${p.from} – ${p.to}`})).slice(0, 40);
+  if (links.length) {
+    const r = rowFrame(body, links, d => d.name, 'How full the wires are',
+        [{text: d => textOf(d.p.used, 'ratio'), path: d => `/network/links/${d.i}/used`, unit: 'ratio'},
+          {text: d => textOf(d.p.bytes_per_s, 'rate'), path: d => `/network/links/${d.i}/bytes_per_s`, unit: 'rate', soft: true}]);
+    const x = d3.scaleLinear().domain([0, 1]).range([0, r.f.width]);
+    axisBelow(r.f, x, r.height, 'share of the wire that is used', v => textOf(v, 'ratio'));
+    r.g.append('rect').attr('y', r.top).attr('height', r.bar).attr('width', d => x(Math.min(1, d.p.used)))
+        .attr('fill', d => `hsl(${120 * (1 - Math.min(1, d.p.used))} 70% 42%)`);
+    reachable(r.g, d => `${d.name}\n${textOf(d.p.bytes_per_s, 'rate')}, ${textOf(d.p.used, 'ratio')} used`);
+  }
+  const below = d3.rollups(n.nodes, nodes => nodes, node => [...new Set(node.leaves)].join(', '));
+  body.append(el('details', {}, el('summary', {}, 'Which nodes hang where'), table('', ['switches', 'nodes'],
+      below.map(([leaf, nodes]) => [leaf, nodes.slice(0, 64).map(node => node.name).join(', ') + (nodes.length > 64 ? ', …' : '')]))));
+}
+
 // --- what is not known, and what would help ---
 
 function bars(body, rows, center, label, values) {

@@ -22,6 +22,7 @@ function drawBlocks() {
   }
   if (has('scaling') && doc.scaling.points.some(p => p.refused == null)) block('scaling', 'More and fewer GPUs', null, drawScaling);
   if (has('operations')) block('roofline', 'Operations against the roofs', null, drawRoofline);
+  if (has('network')) block('network', 'The network', 'What the slowest group of each communicator gets while all of them run, and how full that makes the wires.', drawNetwork);
   if (has('sensitivity')) block('sensitivity', `What moves the step${sensitivityOf()}`, null, drawTornado);
   if (has('accuracy')) block('accuracy', doc.title, null, drawAccuracy);
   if (has('recommend')) block('terms', 'What it rests on', null, drawTerms);

@@ -9,6 +9,8 @@
 #include "sim/memory/outside_allocator.h"
 #include "sim/simulate/cost_choices.h"
 #include "sim/simulate/simulate.h"
+#include "sim/spec/cluster_layout.h"
+#include "sim/spec/routes.h"
 
 namespace foreshard {
 namespace {
@@ -17,32 +19,49 @@ BytesPerSecond times(BytesPerSecond rate, double factor) {
   return BytesPerSecond(rate.value() * factor);
 }
 
+// Of every kind of node there is.
+template <typename Change>
+void nodes(Cluster& c, Change change) {
+  c = with_nodes(std::move(c), change);
+}
+
+void links(Cluster& c, double factor) {
+  c = with_links(std::move(c), [&](SwitchLink& link) { link.rate = times(link.rate, factor); });
+}
+
 bool always(const Cluster&) { return true; }
 bool has_network(const Cluster& c) { return c.nodes() > 1; }
 bool has_rails(const Cluster& c) { return has_network(c) && c.node.nics > 1; }
-bool is_tapered(const Cluster& c) { return has_network(c) && c.network.oversubscription > 1; }
+bool has_spine(const Cluster& c) { return has_network(c) && !c.layout; }
+bool is_tapered(const Cluster& c) { return has_spine(c) && c.network.oversubscription > 1; }
+bool has_links(const Cluster& c) { return c.layout && !c.layout->links.empty(); }
 
 }  // namespace
 
 const std::vector<MachineChange>& machine_changes() {
   static const std::vector<MachineChange> kChanges = {
       {"node.nic_rate", "x2", has_network,
-       [](Cluster& c) { c.node.nic_rate = times(c.node.nic_rate, 2); }},
+       [](Cluster& c) { nodes(c, [](NodeKind& n) { n.nic_rate = times(n.nic_rate, 2); }); }},
       {"node.nic_rate", "x0.5", has_network,
-       [](Cluster& c) { c.node.nic_rate = times(c.node.nic_rate, 0.5); }},
-      {"node.nics", "twice the rails", has_network, [](Cluster& c) { c.node.nics *= 2; }},
+       [](Cluster& c) { nodes(c, [](NodeKind& n) { n.nic_rate = times(n.nic_rate, 0.5); }); }},
+      {"node.nics", "twice the rails", has_network,
+       [](Cluster& c) { nodes(c, [](NodeKind& n) { n.nics *= 2; }); }},
       {"node.nics", "half the rails", has_rails,
-       [](Cluster& c) { c.node.nics = std::max<std::int64_t>(1, c.node.nics / 2); }},
+       [](Cluster& c) {
+         nodes(c, [](NodeKind& n) { n.nics = std::max<std::int64_t>(1, n.nics / 2); });
+       }},
       {"network.oversubscription", "none", is_tapered,
        [](Cluster& c) { c.network.oversubscription = 1; }},
-      {"network.oversubscription", "x2", has_network,
+      {"network.oversubscription", "x2", has_spine,
        [](Cluster& c) { c.network.oversubscription *= 2; }},
-      {"network.oversubscription", "x4", has_network,
+      {"network.oversubscription", "x4", has_spine,
        [](Cluster& c) { c.network.oversubscription *= 4; }},
+      {"links.rate", "x2", has_links, [](Cluster& c) { links(c, 2); }},
+      {"links.rate", "x0.5", has_links, [](Cluster& c) { links(c, 0.5); }},
       {"node.gpu_link", "x2", always,
-       [](Cluster& c) { c.node.gpu_link = times(c.node.gpu_link, 2); }},
+       [](Cluster& c) { nodes(c, [](NodeKind& n) { n.gpu_link = times(n.gpu_link, 2); }); }},
       {"node.gpu_link", "x0.5", always,
-       [](Cluster& c) { c.node.gpu_link = times(c.node.gpu_link, 0.5); }},
+       [](Cluster& c) { nodes(c, [](NodeKind& n) { n.gpu_link = times(n.gpu_link, 0.5); }); }},
       {"gpu.memory", "x2", always, [](Cluster& c) { c.gpu.memory = c.gpu.memory * 2; }},
       {"gpu.memory", "x1.5", always, [](Cluster& c) { c.gpu.memory = c.gpu.memory * 3 / 2; }},
       {"gpu.memory", "x0.75", always, [](Cluster& c) { c.gpu.memory = c.gpu.memory * 3 / 4; }},
@@ -57,6 +76,7 @@ const std::vector<MachineChange>& machine_changes() {
 CostModel changed_costs(const MachineChange& change, const CostModel& costs, const Plan& plan) {
   Cluster cluster = costs.cluster();
   change.apply(cluster);
+  cluster = with_routes(std::move(cluster));
   return {cluster, costs.calibration(), cost_choices(plan)};
 }
 

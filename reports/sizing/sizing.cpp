@@ -291,6 +291,7 @@ std::optional<std::int64_t> smallest_that_holds(const JobVariants& variants,
                                                 const MemoryTerms& terms, std::int64_t most) {
   Cluster cluster = variants.front().costs.cluster();
   const bool is_single = cluster.node.nics == 0;
+  if (cluster.routes) most = std::min(most, cluster.gpus);  // of its own nodes, no more
   for (std::int64_t gpus = 1; gpus <= most; gpus = next_size(gpus, cluster)) {
     if (is_single && gpus > cluster.node.gpus) break;
     cluster.gpus = gpus;

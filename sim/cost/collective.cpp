@@ -110,6 +110,7 @@ FabricSystem fabric_system(const Cluster& cluster, const GroupLink& group, NcclV
   s.generation = nccl_generation(cluster.gpu);
   s.nodes = group.nodes;
   s.ranks_per_node = group.ranks_per_node;
+  if (group.size != group.nodes * group.ranks_per_node) s.all_ranks = group.size;
   const bool is_amd =
       inside.find("infinity") != std::string::npos || inside.find("xgmi") != std::string::npos;
   s.nvlink = !holds(inside, {"pcie", "pci express"}) && node.gpu_link.value() > 0;
@@ -129,6 +130,7 @@ FabricSystem fabric_system(const Cluster& cluster, const GroupLink& group, NcclV
       nics >= gpus ? std::floor(nics / gpus) * ranks : ranks / std::ceil(gpus / nics);
   s.nics = ports;
   s.nic = group.network.value() / kGiga / ports;  // narrower where up-links or lost ports bind
+  if (group.tree.value() > 0) fabric.tree = group.tree.value() / group.network.value();
   if (fabric.kind == FabricKind::kEfa) s.net_latency = 75;  // aws-ofi-nccl:src/platform-aws.cpp
   return fabric;
 }
@@ -177,6 +179,10 @@ FabricTerm CollectiveModel::term(CollectiveOperation operation, double bytes) co
                   steps_of(operation, ranks_),
                   doublings_,
                   choice.channels};
+  // NCCL does not know what lies between its ports, so its choice stays.
+  if (cost.algorithm == NcclAlgorithm::kTree || cost.algorithm == NcclAlgorithm::kNvlsTree) {
+    term.transfer /= fabric_.tree;
+  }
   if (settings_.max_ctas > 0 && settings_.max_ctas < term.ctas) {
     // A block moves its channel's share and no more.
     term.transfer *= static_cast<double>(term.ctas) / settings_.max_ctas;
@@ -217,6 +223,7 @@ void CollectiveModel::add_sweeps(const std::vector<CollectiveSweep>& sweeps) {
     const double ranks = as_double(sweep.ranks);
     FabricSystem fabric = fabric_;
     fabric.system.nodes = sweep.nodes;
+    fabric.system.all_ranks = 0;
     fabric.system.ranks_per_node = std::max<std::int64_t>(1, sweep.ranks / sweep.nodes);
     if (sweep.nodes > 1) {
       fabric.system.nics *= as_double(fabric.system.ranks_per_node) / as_double(own.ranks_per_node);

@@ -37,6 +37,7 @@ FabricKind network_kind(std::string_view name);
 struct FabricSystem {
   NcclSystem system;
   FabricKind kind = FabricKind::kNvlink;
+  double tree = 1;  // GroupLink::tree over network, which is what the system has
 };
 // What NCCL sees of the group. Precondition: it has more than one rank.
 FabricSystem fabric_system(const Cluster& cluster, const GroupLink& group, NcclVersion version);

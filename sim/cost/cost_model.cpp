@@ -13,6 +13,7 @@
 #include "sim/base/error.h"
 #include "sim/cost/host_calls.h"
 #include "sim/cost/nccl_tables.h"
+#include "sim/spec/cluster_layout.h"
 
 namespace foreshard {
 namespace {
@@ -76,12 +77,13 @@ LatencyGap latency_gap(const Cluster& cluster, const GroupShape& group, NcclVers
     return as_double(latency.nanoseconds() - std::llround(usual)) * 1e-9;
   };
   const NodeKind& node = cluster.node;
-  LatencyGap gap{fabric_system(cluster, group_link(cluster, group), version).system};
+  const GroupLink link = group_link(cluster, group);
+  LatencyGap gap{fabric_system(cluster, link, version).system};
   // The catalogue's AMD nodes have the figure of PCIe.
   const bool is_amd = node.gpu_link_name.find("Infinity") != std::string::npos;
   gap.inside =
-      beyond(node.link_latency, gap.system.nvlink && !is_amd ? NcclHop::kNvlink : NcclHop::kPci);
-  if (gap.system.nodes > 1) gap.between = beyond(node.nic_latency, NcclHop::kNetwork);
+      beyond(link.link_latency, gap.system.nvlink && !is_amd ? NcclHop::kNvlink : NcclHop::kPci);
+  if (gap.system.nodes > 1) gap.between = beyond(link.network_latency, NcclHop::kNetwork);
   return gap;
 }
 
@@ -111,6 +113,15 @@ CollectivePrice with_gap(CollectivePrice price, const LatencyGap& gap,
   price.busbw *= before / price.seconds;
   price.evidence = weaker(price.evidence, Evidence::kExtrapolated);
   return price;
+}
+
+// With what other jobs leave of the links between switches added to what networks are off by.
+void add_background(const Cluster& cluster, Calibration& calibration) {
+  if (!cluster.layout) return;
+  double sd = 0;
+  for (const SwitchLink& link : cluster.layout->links) sd = std::max(sd, link.background_log_sd);
+  double& spread = calibration.spread[static_cast<std::size_t>(Factor::kInterNode)].log_sd;
+  if (sd > 0) spread = std::hypot(spread, sd);
 }
 
 // The power of the card that was measured against the one that is asked about.
@@ -230,6 +241,7 @@ CostModel::CostModel(const Cluster& cluster, const Calibration& calibration, Cos
       calibration_(calibration),
       choices_(std::move(choices)),
       prices_(std::make_shared<PriceCache>()) {
+  add_background(cluster_, calibration_);
   const double clock = clock_factor(calibration_, cluster_.gpu);
   for (FlopsPerSecond* peak : {&hot_.peak_bf16, &hot_.peak_fp32, &hot_.peak_fp8}) {
     *peak = FlopsPerSecond(peak->value() * clock);

@@ -58,7 +58,8 @@ struct NcclSystem {
   GpuGeneration generation = GpuGeneration::kHopper;
   CpuKind cpu = CpuKind::kIntel;
   std::int64_t nodes = 1;           // NVLink domains
-  std::int64_t ranks_per_node = 1;  // of this communicator
+  std::int64_t ranks_per_node = 1;  // of this communicator, in the node with the fewest
+  std::int64_t all_ranks = 0;       // 0: as many in every node
   bool nvlink = true;
   bool nvswitch = true;
   double link = 0;         // GB/s per GPU and direction as NCCL counts it: usable_link()
@@ -67,7 +68,7 @@ struct NcclSystem {
   double net_latency = 0;  // us, as the network plug-in reports it
   bool collnet = false;    // SHARP, where the network has it and the job asked for it
   bool is_sized() const { return ranks_per_node > 0 && nodes > 0; }
-  std::int64_t ranks() const { return nodes * ranks_per_node; }
+  std::int64_t ranks() const { return all_ranks > 0 ? all_ranks : nodes * ranks_per_node; }
   bool operator==(const NcclSystem&) const = default;
 };
 

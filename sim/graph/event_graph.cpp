@@ -94,6 +94,9 @@ std::string EventGraph::fingerprint() const {
     hash.add(c.name);
     hash.add(c.group.size);
     hash.add(c.group.stride);
+    if (c.group.placement != Placement::kListed) {
+      hash.add(std::string_view(to_string(c.group.placement)));
+    }
     hash.add(std::int64_t{c.per_unit});
   }
   for (std::size_t i = 0; i < rows.size(); ++i) {

@@ -149,6 +149,7 @@ void StepBuilder::add_communicators(PostForwardGroups groups) {
     if (!known) list.push_back({"post_forward", group, groups == PostForwardGroups::kOfEachUnit});
   }
   if (!mesh.is_plain() || plan_.step_frame != StepFrame::kPlain) add_axes();
+  for (Communicator& communicator : list) communicator.group.placement = plan_.placement;
 }
 
 // Groups of one rank have none, but for those of experts (torchtitan makes a mesh of them).

@@ -64,7 +64,9 @@ std::vector<std::string> knob_keys() {
           "offload",    "accumulation.all_reduce"};
 }
 
-std::vector<std::string> requested_knob_keys() { return {"dtype.reduce", "accumulation.mode"}; }
+std::vector<std::string> requested_knob_keys() {
+  return {"dtype.reduce", "accumulation.mode", "placement"};
+}
 
 std::optional<KnobAxis> knob_axis(std::string_view key, const Plan& base) {
   const auto accumulates = [](const Plan& p) { return p.batch.accumulation > 1; };
@@ -74,6 +76,11 @@ std::optional<KnobAxis> knob_axis(std::string_view key, const Plan& base) {
                 [](Plan& p, MeshInner v) { p.mesh.inner = v; });
     axis.matters = [](const Plan& p) { return p.mesh.shard > 1 && p.mesh.replicate > 1; };
     return axis;
+  }
+  if (key == "placement") {
+    return axis_of(std::string(key), base.placement,
+                   {Placement::kListed, Placement::kByLeaf, Placement::kByPod, Placement::kByRail},
+                   [](Plan& p, Placement v) { p.placement = v; });
   }
   if (key == "units.layers_per_unit") {
     return axis_of<std::int64_t>(std::string(key), base.units.layers_per_unit, {1, 2, 4},

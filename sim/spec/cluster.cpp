@@ -1,10 +1,13 @@
-// group_link: what the ring of one group gets while all groups of its shape run.
+// The closed form: what the ring of one group gets while all groups of its
+// shape run.
 //
-// A ring over several nodes uses as many channels as it has ranks in a node; channel c enters and
-// leaves every node through the ports of its c-th rank there (NCCL's rails). So of every node it
-// gets the ports of as many GPUs as it has ranks in the node, whatever the other groups do, and
-// each GPU's link carries each byte once. Only up-links of leaf switches can be narrower than that:
-// they are loaded by the hops that leave their leaf, which are counted node by node.
+// A ring over several nodes uses as many channels as it has ranks in a node;
+// channel c enters and leaves every node through the ports of its c-th rank
+// there (NCCL's rails). So of every node it gets the ports of as many GPUs as
+// it has ranks in the node, whatever the other groups do, and each GPU's link
+// carries each byte once. Only up-links of leaf switches can be narrower than
+// that: they are loaded by the hops that leave their leaf, which are counted
+// node by node.
 #include "sim/spec/cluster.h"
 
 #include <fmt/format.h>
@@ -14,23 +17,23 @@
 #include <limits>
 
 #include "sim/base/error.h"
+#include "sim/spec/routes.h"
 
 namespace foreshard {
 namespace {
 
-// One direction, of one GPU, with the ports of its node evenly handed out. Behind PCIe switches no
-// GPU reaches more than its slot.
+// One direction, of one GPU, with the ports of its node evenly handed out.
 double port_rate_of_gpu(const NodeKind& node) {
   if (node.nics == 0) return 0;
   const double rate = node.nic_rate.value();
-  const double slot =
-      node.pcie_switches > 0 ? node.host_link.value() : std::numeric_limits<double>::infinity();
-  if (node.nics >= node.gpus) {
-    const std::int64_t own = node.nics / node.gpus;
-    return std::min(slot, rate * static_cast<double>(own));
-  }
+  if (node.nics >= node.gpus) return rate * static_cast<double>(node.nics / node.gpus);
   const std::int64_t sharing = (node.gpus + node.nics - 1) / node.nics;
-  return std::min(slot, rate / static_cast<double>(sharing));
+  return rate / static_cast<double>(sharing);
+}
+
+// Behind PCIe switches no GPU reaches more than its slot.
+double slot_rate(const NodeKind& node) {
+  return node.pcie_switches > 0 ? node.host_link.value() : std::numeric_limits<double>::infinity();
 }
 
 // Nodes that one NVLink switch joins count as one.
@@ -47,40 +50,15 @@ std::int64_t domains_per_leaf(const Cluster& cluster) {
   return nodes <= 0 ? 0 : std::max<std::int64_t>(1, nodes / cluster.node.link_domain);
 }
 
-// What degraded links leave of the rate of all. Channels carry even shares, so one slow link holds
-// everybody up; over a missing port no channel runs, and the others of its node take its part.
-double left_of(const Cluster& cluster, DegradedLink::Part part) {
-  double slowest = 1;
-  std::vector<std::pair<std::int64_t, std::int64_t>> missing;  // node, ports
-  for (const DegradedLink& link : cluster.degraded) {
-    if (link.part != part) continue;
-    if (link.fraction > 0) {
-      slowest = std::min(slowest, link.fraction);
-      continue;
-    }
-    const auto same = std::find_if(missing.begin(), missing.end(),
-                                   [&](const auto& found) { return found.first == link.node; });
-    if (same == missing.end()) {
-      missing.emplace_back(link.node, 1);
-    } else {
-      ++same->second;
-    }
-  }
-  double left = 1;
-  const double all = static_cast<double>(std::max<std::int64_t>(1, cluster.node.nics));
-  for (const auto& [node, ports] : missing) {
-    left = std::min(left, (all - static_cast<double>(ports)) / all);
-  }
-  return slowest * left;
-}
-
-// How a regular group lies on the nodes: every `stride`-th node of a block, `count` of them.
+// How a regular group lies on the nodes: every `stride`-th node of a block,
+// `count` of them.
 struct NodeRing {
   std::int64_t count = 1;
   std::int64_t stride = 1;
 };
 
-// The share of the ports' rate that leaf up-links leave, 1 where no hop leaves its leaf.
+// The share of the ports' rate that leaf up-links leave, 1 where no hop leaves
+// its leaf.
 double uplink_factor(const Cluster& cluster, const NodeRing& ring) {
   const std::int64_t nodes = domains(cluster);
   const std::int64_t leaf = domains_per_leaf(cluster);
@@ -153,7 +131,7 @@ bool is_regular(const GroupShape& group, std::int64_t per_node) {
 
 }  // namespace
 
-GroupLink group_link(const Cluster& cluster, const GroupShape& group) {
+GroupLink regular_group_link(const Cluster& cluster, const GroupShape& group) {
   if (group.size < 1 || group.stride < 1 || group.size > cluster.gpus / group.stride) {
     throw Error(ExitCode::kInvalidInput,
                 fmt::format("a group of {} ranks, {} apart, does not fit {} GPUs", group.size,
@@ -162,9 +140,7 @@ GroupLink group_link(const Cluster& cluster, const GroupShape& group) {
   GroupLink result;
   result.size = group.size;
   result.link = cluster.node.gpu_link;
-  if (!cluster.degraded.empty()) {
-    result.link = BytesPerSecond(result.link.value() * left_of(cluster, DegradedLink::Part::kGpu));
-  }
+  result.link_latency = cluster.node.link_latency;
   const std::int64_t per_node = domain_gpus(cluster);
   double factor = 1;
   if (is_regular(group, per_node)) {
@@ -180,15 +156,29 @@ GroupLink group_link(const Cluster& cluster, const GroupShape& group) {
     if (worst.leaves) factor = 1 / std::max(1.0, cluster.network.oversubscription);
   }
   if (result.nodes == 1) return result;
-  double rate = port_rate_of_gpu(cluster.node);
-  if (!cluster.degraded.empty()) rate *= left_of(cluster, DegradedLink::Part::kNic);
+  const double rate = port_rate_of_gpu(cluster.node);
   if (rate <= 0) {
     throw Error(ExitCode::kInvalidInput,
                 fmt::format("a group of {} ranks spans {} nodes, which have no network port",
                             group.size, result.nodes));
   }
-  result.network = BytesPerSecond(rate * static_cast<double>(result.ranks_per_node) * factor);
+  // Up-links are as wide as ports, whatever the slots.
+  result.network = BytesPerSecond(std::min(rate * factor, slot_rate(cluster.node)) *
+                                  static_cast<double>(result.ranks_per_node));
+  result.tree = result.network;
+  result.network_latency = cluster.node.nic_latency;
   return result;
+}
+
+const char* to_string(Placement placement) {
+  static constexpr const char* kNames[] = {"listed", "by_leaf", "by_pod", "by_rail"};
+  return kNames[static_cast<std::size_t>(placement)];
+}
+
+GroupLink group_link(const Cluster& cluster, const GroupShape& group) {
+  if (cluster.routes) return cluster.routes->axis(group).slowest;
+  FORESHARD_CHECK(!cluster.layout && cluster.degraded.empty(), "a graph without routes");
+  return regular_group_link(cluster, group);
 }
 
 }  // namespace foreshard

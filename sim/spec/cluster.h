@@ -1,13 +1,13 @@
-// Where the step runs: identical nodes of identical GPUs, their links, and the network between the
-// nodes.
+// Where the step runs: nodes of GPUs, their links, and the network between the nodes.
 //
 // Ranks are numbered node by node. Every rate is per direction and carries its source in the
-// machine catalogue (calibration/machines/*.yaml). The topology as a graph (GPUs, NVSwitches, NICs,
-// leaf and spine switches) is built on demand in sim/spec/topology.h; group_link() below is its
-// closed form for regular groups, and a test holds one against the other.
+// machine catalogue (calibration/machines/*.yaml). The short form is identical nodes behind leaves
+// and a spine; a ClusterLayout lists nodes, switches and links as they are. Either is a graph
+// (sim/spec/topology.h) over which the groups of a mesh are laid (sim/spec/routes.h).
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -70,8 +70,13 @@ struct DegradedLink {
   bool operator==(const DegradedLink&) const = default;
 };
 
+struct ClusterLayout;  // sim/spec/cluster_layout.h
+class Routes;          // sim/spec/routes.h
+
 struct Cluster {
   std::string spec;  // what the user wrote: "64xh100"
+  // Of mixed nodes the GPU that sets the pace, with the least memory of all, and the kind that has
+  // it.
   Gpu gpu;
   NodeKind node;
   Network network;
@@ -80,6 +85,11 @@ struct Cluster {
   // that computes.
   bool host_computes = false;
   std::int64_t gpus = 0;  // total; the last node may be partly used
+  // Nodes, switches and links as a file lists them; null: the short form, of the fields above.
+  std::shared_ptr<const ClusterLayout> layout;
+  // Where groups lie on the graph, as far as it was asked: of a layout, and of degraded links.
+  // with_routes() (sim/spec/routes.h) makes it anew after a change.
+  std::shared_ptr<const Routes> routes;
   // Per GPU: CUDA context and NCCL buffers, subtracted from Gpu::memory. Where nobody declares or
   // measured a total it is added up for each plan (sim/memory/outside_allocator.h).
   std::optional<Bytes> memory_outside_allocator;
@@ -87,27 +97,46 @@ struct Cluster {
   // Where each figure comes from, by its key in a cluster file ("node.nic_rate"), in file order.
   std::vector<std::pair<std::string, std::string>> sources;
 
-  std::int64_t nodes() const { return (gpus + node.gpus - 1) / node.gpus; }
+  std::int64_t node_count = 0;  // of a layout
+  std::int64_t nodes() const {
+    return node_count > 0 ? node_count : (gpus + node.gpus - 1) / node.gpus;
+  }
   std::int64_t gpus_per_node() const { return gpus < node.gpus ? gpus : node.gpus; }
 };
+
+// Which GPU a rank sits on. Nodes as listed, or those of a leaf (of all that hangs together below a
+// switch) one after the other, rank by rank; or round the nodes, so that neighbours share a rail.
+enum class Placement : std::uint8_t { kListed, kByLeaf, kByPod, kByRail };
+inline constexpr std::size_t kPlacements = 4;
+const char* to_string(Placement placement);  // "by_leaf"
 
 // Ranks {first + i*stride}. Of a mesh: Mesh::shard_stride(), replicate_stride().
 struct GroupShape {
   std::int64_t size = 1;
   std::int64_t stride = 1;
+  Placement placement = Placement::kListed;  // says nothing where all nodes are alike
   bool operator==(const GroupShape&) const = default;
 };
 
-// The bottleneck one rank of the group sees when all groups of the same shape communicate at once.
+// What the slowest group gets while all groups of the shape communicate at once.
 struct GroupLink {
   std::int64_t size = 1;
   std::int64_t nodes = 1;  // nodes the group spans; NVLink domains where those join nodes
   std::int64_t ranks_per_node = 1;
   BytesPerSecond link;     // GPU link, one direction
   BytesPerSecond network;  // share of the node's NICs of this group; zero inside a node
+  // The same of NCCL's double tree, as the bus bandwidth of a ring over ports as fast; differs from
+  // `network` where links between switches bind one more than the other.
+  BytesPerSecond tree{};   // 0: as network
+  Time link_latency{};     // of a hop inside a node, on average over the ring
+  Time network_latency{};  // of a hop between nodes
 };
 
-// Throws Error(kInvalidInput) if the group does not fit the cluster.
+// By the graph; where cluster and group are regular by the closed form, which is the same. Throws
+// Error(kInvalidInput) if the group does not fit the cluster.
 GroupLink group_link(const Cluster& cluster, const GroupShape& group);
+
+// The closed form: identical nodes, and a group that is regular on them. Of others it is a bound.
+GroupLink regular_group_link(const Cluster& cluster, const GroupShape& group);
 
 }  // namespace foreshard

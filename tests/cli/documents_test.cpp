@@ -46,6 +46,10 @@ TEST(Documents, OfCatalogues) {
   expect_document("model", "models config.json");
   expect_document("machines", "machines");
   expect_document("machine", "machines 64xh100");
+  write_temporary("listed.yaml",
+                  "machine: h100\nnodes: [{names: \"a[1-5]\", leaf: l1}, {count: 3, leaf: l2}]\n"
+                  "switches: [l1, l2]\nlinks: [{between: [l1, l2], rate: 200GB/s}]\n");
+  expect_document("topology", "machines --topology listed.yaml");
   expect_document("doctor", "doctor");
 }
 

@@ -60,7 +60,8 @@ std::string kind_of(const nlohmann::ordered_json& document) {
                                                              {"inferred", "explain"},
                                                              {"runtimes", "compare"},
                                                              {"model", "models"},
-                                                             {"machine", "machines"}};
+                                                             {"machine", "machines"},
+                                                             {"topology", "machines"}};
   const std::string id = document.at("schema");  // foreshard.NAME/1
   const std::size_t begin = id.find('.') + 1;
   const std::string name = id.substr(begin, id.find('/') - begin);

@@ -6,8 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "sim/base/unit_strings.h"
 #include "sim/spec/checks/plan_check.h"
 #include "sim/spec/checks/plan_runtime_check.h"
+#include "sim/spec/cluster_layout.h"
 #include "sim/spec/fsdp2_version.h"
 
 namespace foreshard {
@@ -80,11 +82,31 @@ void add_known_defects(const Plan& plan, const Fsdp2Version& version,
   }
 }
 
+void add_mixed_nodes(const Cluster& cluster, std::vector<std::string>& texts) {
+  if (!cluster.layout) return;
+  std::int64_t slow = 0;
+  bool is_mixed = false;
+  for (const NodeGroup& group : cluster.layout->groups) {
+    if (group.gpu.key == cluster.gpu.key) slow += group.count;
+    is_mixed = is_mixed || group.gpu.key != cluster.gpu.key;
+  }
+  if (!is_mixed) return;
+  texts.push_back(fmt::format(
+      "nodes of several kinds: {} of {} have {}, which sets the pace of all, and every GPU counts "
+      "with the least memory of all, {}; foreshard explain says what leaving them out gives",
+      slow, cluster.nodes(), cluster.gpu.key, format_bytes(cluster.gpu.memory)));
+}
+
 }  // namespace
 
 std::vector<std::string> warnings(const Plan& plan, const ModelSpec& model,
-                                  const Cluster& /*cluster*/) {
+                                  const Cluster& cluster) {
   std::vector<std::string> texts;
+  add_mixed_nodes(cluster, texts);
+  if (plan.placement != Placement::kListed && !cluster.routes) {
+    texts.push_back(
+        fmt::format("placement {} has no effect: all nodes are alike", to_string(plan.placement)));
+  }
   if (model.max_positions > 0 && plan.batch.sequence > model.max_positions) {
     texts.push_back(fmt::format("batch.sequence {} exceeds the {} positions {} was made for",
                                 plan.batch.sequence, model.max_positions, model.name));

@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <string>
 
+#include "calibration/machines.h"
 #include "sim/base/error.h"
+#include "sim/spec/cluster_layout.h"
 
 namespace foreshard {
 namespace {
@@ -146,39 +148,222 @@ TEST(NcclTopology, CutOffItReadsAsFarAsItGoes) {
   }
 }
 
-TEST(SlurmTopology, CountsNodesAndLeaves) {
-  const std::string text =
-      "# a tree\nSwitchName=leaf1 Nodes=n[1-16]\nswitchname=leaf2 nodes=n[17-24,30]\n"
-      "SwitchName=spine Switches=leaf[1-2] LinkSpeed=1\n";
-  ASSERT_EQ(topology_format(text), TopologyFormat::kSlurm);
-  const TopologyImport import = parse_slurm_topology(text, "topology.conf");
+const char* const kTree =
+    "# a tree\nSwitchName=leaf1 Nodes=n[01-16]\nswitchname=leaf2 nodes=n[17-24,30]\n"
+    "SwitchName=spine Switches=leaf[1-2] LinkSpeed=1\n";
+
+TEST(SlurmTopology, BecomesNodesSwitchesAndLinks) {
+  ASSERT_EQ(topology_format(kTree), TopologyFormat::kSlurm);
+  const TopologyImport import = parse_slurm_topology(kTree, "topology.conf");
   EXPECT_EQ(import.nodes, 25);
-  EXPECT_EQ(figure(import, "network.nodes_per_leaf"), "16");
+  EXPECT_EQ(import.network.hosts.front().name, "n01");
+  EXPECT_EQ(import.network.hosts.back().leaves, std::vector<std::string>{"leaf2"});
   EXPECT_EQ(count(import, Mapping::kDefaulted), 1);  // how wide the up-links are
+  const Cluster cluster = parse_cluster(cluster_file(import, "h100-sxm", 0), "imported");
+  EXPECT_EQ(cluster.gpus, 200);
+  ASSERT_TRUE(cluster.layout);
+  // As wide as the ports below: 16 and 9 nodes of eight ports of 50 GB/s.
+  ASSERT_EQ(cluster.layout->links.size(), 2U);
+  EXPECT_NEAR(cluster.layout->links[0].rate.value(), 6400e9, 1e6);
+  EXPECT_NEAR(cluster.layout->links[1].rate.value(), 3600e9, 1e6);
+  EXPECT_NEAR(group_link(cluster, {200, 1}).network.value(), 400e9, 1);
 }
 
-TEST(SlurmTopology, SaysWhereItIsWrong) {
-  const auto line_of = [](const char* text) {
-    try {
-      parse_slurm_topology(text, "t.conf");
-    } catch (const ConfigError& error) {
-      return error.location().line;
-    }
-    return -1;
+TEST(SlurmTopology, AnAllocationTakesItsNodesInItsOrder) {
+  const std::string env = "SLURM_JOB_ID=7\nSLURM_JOB_NODELIST=n[15-18]\n";
+  ASSERT_EQ(topology_format(env), TopologyFormat::kAllocation);
+  const TopologyImport all = joined(
+      {parse_slurm_topology(kTree, "topology.conf"), parse_slurm_allocation(env, "env.txt")});
+  const Cluster cluster = parse_cluster(cluster_file(all, "h100-sxm", 0), "imported");
+  EXPECT_EQ(cluster.gpus, 32);
+  EXPECT_EQ(cluster.layout->groups.size(), 2U);
+  EXPECT_EQ(cluster.layout->groups[1].names, (std::vector<std::string>{"n17", "n18"}));
+  const TopologyImport named = allocated(parse_slurm_topology(kTree, "topology.conf"), "n[16-17]");
+  EXPECT_EQ(parse_cluster(cluster_file(named, "h100-sxm", 0), "imported").gpus, 16);
+}
+
+// Where and with which words a reader refuses.
+template <typename Read>
+std::string refusal(Read read) {
+  try {
+    read();
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+void expect_slurm(const std::string& text, const std::string& begin, const std::string& holds) {
+  const std::string said = refusal([&] { parse_slurm_topology(text, "t.conf"); });
+  EXPECT_EQ(said.rfind(begin, 0), 0U) << said;
+  EXPECT_NE(said.find(holds), std::string::npos) << said;
+}
+
+TEST(SlurmTopology, SaysWhereItIsWrongAndBetweenWhom) {
+  expect_slurm("SwitchName=a Nodes=n[1-4]\nSwitchName=b Nodes=n[5-\n", "t.conf:2", "cut off");
+  expect_slurm("SwitchName=a Nodes=n[4-1]\n", "t.conf:1", "backwards");
+  expect_slurm("SwitchName=a\n", "t.conf:1", "neither nodes nor switches");
+  expect_slurm("# nothing\n", "t.conf:1", "no switch with nodes");
+  expect_slurm("SwitchName=l Nodes=n1\nSwitchName=a Switches=b\nSwitchName=b Switches=a,l\n",
+               "t.conf:2", "a is above itself, by way of b");
+  expect_slurm("SwitchName=a Nodes=n[1-4]\nSwitchName=b Nodes=n4\n", "t.conf:2",
+               "n4 hangs on a and on b");
+  expect_slurm("SwitchName=a Nodes=n1\nSwitchName=b Switches=c\n", "t.conf:2", "not there, c");
+  expect_slurm("SwitchName=a Nodes=n1\nSwitchName=a Nodes=n2\n", "t.conf:2", "first in line 1");
+  expect_slurm("SwitchName=a Nodes=n1\nSwitchName=b Switches=a\nSwitchName=c Switches=a\n",
+               "t.conf:3", "a hangs on b and on c");
+}
+
+TEST(SlurmTopology, AllocationsThatCannotBeAreNamed) {
+  const auto said = [](const std::string& tree, const std::string& hosts) {
+    return refusal([&] {
+      cluster_file(joined({parse_slurm_topology(tree, "t.conf"),
+                           parse_slurm_allocation("SLURM_JOB_NODELIST=" + hosts, "env")}),
+                   "h100-sxm", 0);
+    });
   };
-  EXPECT_EQ(line_of("SwitchName=a Nodes=n[1-4]\nSwitchName=b Nodes=n[5-\n"), 2);
-  EXPECT_EQ(line_of("SwitchName=a Nodes=n[4-1]\n"), 1);
-  EXPECT_EQ(line_of("SwitchName=a\n"), 1);
-  EXPECT_EQ(line_of("# nothing\n"), 1);
+  const std::string apart = "SwitchName=a Nodes=n[1-2]\nSwitchName=b Nodes=m[1-2]\n";
+  EXPECT_EQ(said(apart, "n[1-2]"), "");
+  EXPECT_EQ(said(apart, "n1,m1").rfind("t.conf:2: no links lead from b (m1) to a (n1)", 0), 0U)
+      << said(apart, "n1,m1");
+  EXPECT_EQ(said(apart, "n[1-3]").rfind("env:1: allocates a node that is not there, n3", 0), 0U)
+      << said(apart, "n[1-3]");
+}
+
+TEST(SlurmTopology, BlocksLieBesideEachOther) {
+  const TopologyImport import =
+      parse_slurm_topology("BlockName=b1 Nodes=n[1-2]\nBlockName=b2 Nodes=n[3-4]\n", "t.conf");
+  const Cluster cluster = parse_cluster(cluster_file(import, "gb200", 0), "imported");
+  EXPECT_EQ(cluster.layout->links.size(), 2U);
+}
+
+// Two leaves under a spine: a1 with both ports, b1 with a slow one, b2 without its second.
+const char* const kFabric =
+    "#\n# Topology file: generated on Mon\n#\n\nvendid=0x2c9\ndevid=0xd2f0\n"
+    "switchguid=0x1(1)\nSwitch\t41 \"S-0001\"\t\t# \"MF0;leaf1:MQM8700/U1\" enhanced port 0 lid 1\n"
+    "[1]\t\"H-000a\"[1](a1) \t\t# \"a1 mlx5_0\" lid 4 4xHDR\n"
+    "[2]\t\"H-000b\"[1](b1) \t\t# \"a1 mlx5_1\" lid 5 4xHDR\n"
+    "[40]\t\"S-0003\"[1]\t\t# \"MF0;spine:MQM8700/U1\" lid 3 4xHDR\n"
+    "[41]\t\"S-0003\"[2]\t\t# \"MF0;spine:MQM8700/U1\" lid 3 4xHDR\n\n"
+    "switchguid=0x2(2)\nSwitch\t41 \"S-0002\"\t\t# \"MF0;leaf2:MQM8700/U1\" enhanced port 0 lid 2\n"
+    "[40]\t\"S-0003\"[3]\t\t# \"MF0;spine:MQM8700/U1\" lid 3 4xHDR\n\n"
+    "switchguid=0x3(3)\nSwitch\t41 \"S-0003\"\t\t# \"MF0;spine:MQM8700/U1\" enhanced port 0 lid 3\n"
+    "[1]\t\"S-0001\"[40]\t\t# \"MF0;leaf1:MQM8700/U1\" lid 1 4xHDR\n"
+    "[2]\t\"S-0001\"[41]\t\t# \"MF0;leaf1:MQM8700/U1\" lid 1 4xHDR\n"
+    "[3]\t\"S-0002\"[40]\t\t# \"MF0;leaf2:MQM8700/U1\" lid 2 4xHDR\n\n"
+    "caguid=0xa\nCa\t1 \"H-000a\"\t\t# \"a1 mlx5_0\"\n[1](a) \t\"S-0001\"[1]\t\t# lid 4 lmc 0 "
+    "\"MF0;leaf1:MQM8700/U1\" lid 1 4xHDR\n\n"
+    "caguid=0xb\nCa\t1 \"H-000b\"\t\t# \"a1 mlx5_1\"\n[1](b) \t\"S-0001\"[2]\t\t# lid 5 lmc 0 "
+    "\"MF0;leaf1:MQM8700/U1\" lid 1 4xHDR\n\n"
+    "caguid=0xc\nCa\t1 \"H-000c\"\t\t# \"b1 mlx5_0\"\n[1](c) \t\"S-0002\"[1]\t\t# lid 6 lmc 0 "
+    "\"MF0;leaf2:MQM8700/U1\" lid 2 4xHDR\n\n"
+    "caguid=0xd\nCa\t1 \"H-000d\"\t\t# \"b1 mlx5_1\"\n[1](d) \t\"S-0002\"[2]\t\t# lid 7 lmc 0 "
+    "\"MF0;leaf2:MQM8700/U1\" lid 2 4xEDR\n\n"
+    "caguid=0xe\nCa\t1 \"H-000e\"\t\t# \"b2 mlx5_0\"\n[1](e) \t\"S-0002\"[3]\t\t# lid 8 lmc 0 "
+    "\"MF0;leaf2:MQM8700/U1\" lid 2 4xHDR\n\n"
+    "caguid=0xf\nCa\t1 \"H-000f\"\t\t# \"Mellanox Technologies Aggregation Node\"\n[1](f) "
+    "\t\"S-0003\"[9]\t\t# lid 9 lmc 0 \"MF0;spine:MQM8700/U1\" lid 3 4xHDR\n";
+
+TEST(Ibnetdiscover, ReadsCablesRatesAndMissingPorts) {
+  ASSERT_EQ(topology_format(kFabric), TopologyFormat::kIbnetdiscover);
+  const TopologyImport import = parse_ibnetdiscover(kFabric, "fabric.txt");
+  EXPECT_EQ(figure(import, "node.nics"), "2");
+  EXPECT_EQ(figure(import, "node.nic_rate"), "200Gbit/s");
+  const std::string yaml = cluster_file(import, "a100-80gb", 0);
+  const Cluster cluster = parse_cluster(yaml, "imported");
+  EXPECT_EQ(cluster.nodes(), 3);
+  ASSERT_EQ(cluster.layout->links.size(), 2U);
+  EXPECT_NEAR(cluster.layout->links[0].rate.value(), 50e9, 1);  // two cables
+  EXPECT_NEAR(cluster.layout->links[1].rate.value(), 25e9, 1);
+  ASSERT_EQ(cluster.degraded.size(), 2U);
+  EXPECT_EQ(cluster.degraded[0], (DegradedLink{1, DegradedLink::Part::kNic, 1, 0.5}));
+  EXPECT_EQ(cluster.degraded[1], (DegradedLink{2, DegradedLink::Part::kNic, 1, 0}));
+}
+
+TEST(Ibnetdiscover, SaysWhereItIsWrong) {
+  const auto said = [](const std::string& text) {
+    return refusal([&] { parse_ibnetdiscover(text, "f"); });
+  };
+  EXPECT_EQ(said("nothing").rfind("f:1", 0), 0U);
+  EXPECT_EQ(said("Switch 41 \"S-1\" # \"a\"\n[1] \"S-2\"[1] # \"b\" lid 1\n").rfind("f:2", 0), 0U);
+  const std::string lost =
+      "Switch 41 \"S-1\" # \"a\"\n[1] \"S-2\"[1] # \"b\" lid 1 4xHDR\n"
+      "Ca 1 \"H-1\" # \"n1 mlx5_0\"\n[1](1) \"S-1\"[2] # lid 4xHDR\n";
+  EXPECT_NE(said(lost).find("not there, S-2"), std::string::npos) << said(lost);
+}
+
+TEST(NodeLabels, MakeATreeOfTheirLevels) {
+  const auto node = [](const char* name, const char* leaf, const char* spine) {
+    return fmt::format(
+        R"({{"metadata": {{"name": "{}", "labels": {{"network.topology.nvidia.com/leaf": "{}",
+        "network.topology.nvidia.com/spine": "{}", "nvidia.com/gpu.count": "8",
+        "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}}}}}})",
+        name, leaf, spine);
+  };
+  const std::string text =
+      fmt::format(R"({{"kind": "List", "items": [{}, {}, {}, {{"metadata": {{"name": "cpu"}}}}]}})",
+                  node("n1", "l1", "s1"), node("n2", "l2", "s1"), node("n3", "l3", "s2"));
+  ASSERT_EQ(topology_format(text), TopologyFormat::kNodeLabels);
+  const TopologyImport import = parse_node_labels(text, "nodes.json");
+  EXPECT_EQ(import.machine, "h100-sxm");
+  EXPECT_EQ(import.network.hosts.size(), 3U);
+  EXPECT_EQ(import.network.switches.size(), 6U);  // l1, s1, l2, l3, s2 and what joins s1 and s2
+  const Cluster cluster = parse_cluster(cluster_file(import, "", 0), "imported");
+  EXPECT_EQ(cluster.gpus, 24);
+  EXPECT_NEAR(group_link(cluster, {24, 1}).network.value(), 400e9, 1);
+}
+
+TEST(NodeLabels, ReadEc2Placements) {
+  const std::string text =
+      R"({"Instances": [
+        {"InstanceId": "i-1", "InstanceType": "p5.48xlarge", "NetworkNodes": ["nn-1", "nn-2", "nn-3"]},
+        {"InstanceId": "i-2", "InstanceType": "p5.48xlarge", "NetworkNodes": ["nn-1", "nn-4", "nn-5"]}]})";
+  ASSERT_EQ(topology_format(text), TopologyFormat::kNodeLabels);
+  const TopologyImport import = parse_node_labels(text, "ec2.json");
+  EXPECT_EQ(import.machine, "p5.48xlarge");
+  EXPECT_EQ(parse_cluster(cluster_file(import, "", 0), "imported").gpus, 16);
+}
+
+TEST(NcclGraphs, GiveTheOrderOfTheRing) {
+  const std::string text =
+      "<graphs version=\"1\"><graph id=\"0\" pattern=\"4\" nchannels=\"2\">"
+      "<channel><net dev=\"0\"/><gpu dev=\"0\"/><gpu dev=\"2\"/><gpu dev=\"1\"/><gpu dev=\"3\"/>"
+      "<net dev=\"0\"/></channel>"
+      "<channel><gpu dev=\"3\"/><gpu dev=\"1\"/><gpu dev=\"2\"/><gpu dev=\"0\"/></channel>"
+      "</graph><graph id=\"1\" pattern=\"1\"/></graphs>";
+  ASSERT_EQ(topology_format(text), TopologyFormat::kNcclGraphs);
+  const TopologyImport import = parse_nccl_graphs(text, "graph.xml");
+  ASSERT_EQ(import.network.rings.size(), 2U);
+  EXPECT_EQ(import.network.rings[0], (std::vector<int>{0, 2, 1, 3}));
+  const Cluster cluster = parse_cluster(
+      cluster_file(joined({parse_slurm_topology("SwitchName=s Nodes=n[1-2]\n", "t"), import}),
+                   "h100-sxm", 0),
+      "imported");
+  EXPECT_EQ(cluster.layout->rings.size(), 2U);
+  EXPECT_NE(refusal([] {
+              parse_nccl_graphs(
+                  "<graphs><graph id=\"0\"><channel><gpu dev=\"1\"/></channel></graph>"
+                  "</graphs>",
+                  "g");
+            }),
+            "");
+}
+
+TEST(TopologyImports, SeveralNodesMatricesAreSeveralNodes) {
+  const TopologyImport all = joined({parse_nvidia_smi_topo(matrix("NV12"), "n1.txt"),
+                                     parse_nvidia_smi_topo(matrix("NV12"), "n2.txt")});
+  const Cluster cluster = parse_cluster(cluster_file(all, "", 0), "imported");
+  EXPECT_EQ(cluster.gpus, 16);
+  EXPECT_EQ(cluster.layout->groups.front().names, (std::vector<std::string>{"n1", "n2"}));
 }
 
 TEST(TopologyImports, JoinWithTheFirstWinning) {
-  TopologyImport all = joined({parse_nvidia_smi_topo(matrix("NV12"), "a"),
-                               parse_slurm_topology("SwitchName=s Nodes=n[1-4]\n", "b")});
+  const TopologyImport all = joined({parse_nvidia_smi_topo(matrix("NV12"), "a"),
+                                     parse_slurm_topology("SwitchName=s Nodes=n[1-4]\n", "b")});
   EXPECT_EQ(all.nodes, 4);
-  const std::string file = cluster_file(all, "", 0);
-  EXPECT_EQ(file.substr(0, 28), "gpus: 32\nmachine: a100-80gb\n");
-  EXPECT_NE(file.find("  nodes_per_leaf: 4\n"), std::string::npos);
+  const Cluster cluster = parse_cluster(cluster_file(all, "", 0), "imported");
+  EXPECT_EQ(cluster.gpus, 32);
+  EXPECT_EQ(cluster.gpu.key, "a100-80gb");
 }
 
 TEST(TopologyFormats, OthersAreNone) {

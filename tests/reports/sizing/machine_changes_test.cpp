@@ -28,7 +28,9 @@ TEST(MachineChanges, AreForecastsOnTheChangedMachine) {
   cluster.network.oversubscription = 2;
   cluster.memory_outside_allocator = Bytes(0);
   const Json list = changes_json(forecast_on(cluster), CostModel(cluster, round_calibration()));
-  ASSERT_EQ(list.size(), machine_changes().size());
+  const auto matter = std::count_if(machine_changes().begin(), machine_changes().end(),
+                                    [&](const MachineChange& c) { return c.matters(cluster); });
+  ASSERT_EQ(static_cast<std::ptrdiff_t>(list.size()), matter);
   for (const Json& one : list) {
     const std::string name =
         one["property"].get<std::string>() + " " + one["change"].get<std::string>();

@@ -1,0 +1,39 @@
+// What the readers of machines and networks share: lines, words, and the ledger of what became of
+// them.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "interop/network/topology_import.h"
+
+namespace foreshard {
+
+using Words = std::vector<std::string>;
+Words words_of_line(std::string_view line);
+// Without the colours of a terminal; at \n, \r or both.
+std::vector<std::string> lines_of(std::string_view text);
+// "value" of key=value among the words, whatever the case of the key; "" where there is none.
+std::string value_of(const Words& words, std::string_view key);
+// For a cluster file: letters, digits and . _ - as they are, others as _.
+std::string plain_name(std::string_view name);
+
+class Importer {
+ public:
+  explicit Importer(std::string_view file) : file_(file) {}
+
+  void note(Mapping mapping, std::string what, std::string to, std::string why, int line);
+  void figure(const std::string& key, const std::string& value, std::string what, int line);
+  [[noreturn]] void fail(int line, const std::string& what, const std::string& expected) const;
+  // A list of hosts or switches as Slurm writes it.
+  std::vector<std::string> expanded(std::string_view list, int line, std::size_t most) const;
+  const std::string& file() const { return file_; }
+
+  TopologyImport out;
+
+ private:
+  std::string file_;
+};
+
+}  // namespace foreshard

@@ -1,0 +1,242 @@
+// Where only prices change, the graph of the step is priced anew
+// (reports/sizing/machine_changes.h). Without some nodes the mesh is another: the shard group stays
+// where it divides the ranks that are left, else everything is sharded over them; the step is built
+// anew.
+#include "reports/sizing/network_changes.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+
+#include "calibration/profile_store.h"
+#include "sim/base/error.h"
+#include "sim/base/unit_strings.h"
+#include "sim/simulate/cost_choices.h"
+#include "sim/simulate/simulate.h"
+#include "sim/spec/checks/plan_check.h"
+#include "sim/spec/cluster_layout.h"
+#include "sim/spec/routes.h"
+
+namespace foreshard {
+namespace {
+
+class Changes {
+ public:
+  Changes(const Forecast& made, const CostModel& costs)
+      : made_(made), costs_(costs), routes_(*costs.cluster().routes) {}
+
+  std::vector<NetworkChange> list() {
+    const double now = seconds_on(costs_.cluster(), made_.graph);
+    add("", now, costs_.cluster().gpus);
+    try_wires();
+    try_repairs();
+    try_rail();
+    try_placements();
+    try_move();
+    try_leaving_out();
+    std::erase_if(found_, [&](const NetworkChange& change) {
+      return !change.what.empty() && change.tokens_per_s < found_.front().tokens_per_s * kWorthIt &&
+             !change.what.starts_with("without ");
+    });
+    std::stable_sort(found_.begin() + 1, found_.end(),
+                     [](const NetworkChange& a, const NetworkChange& b) {
+                       return a.tokens_per_s > b.tokens_per_s;
+                     });
+    return std::move(found_);
+  }
+
+ private:
+  static constexpr double kWorthIt = 1.001;
+
+  void add(std::string what, double seconds, std::int64_t gpus) {
+    const Plan& plan = made_.plan;
+    const double tokens = static_cast<double>(gpus) * static_cast<double>(plan.batch.sequence) *
+                          static_cast<double>(plan.batch.micro_batch) *
+                          static_cast<double>(plan.batch.accumulation);
+    found_.push_back({std::move(what), seconds, gpus, tokens / seconds});
+  }
+
+  double seconds_on(const Cluster& cluster, const EventGraph& graph) const {
+    const CostModel costs(cluster, costs_.calibration(), cost_choices(made_.plan));
+    CostTable table = costs.price(graph);
+    table.delays = made_.costs.delays;
+    return Simulator().period(graph, table).seconds();
+  }
+
+  void try_cluster(const std::string& what, const Cluster& cluster) {
+    add(what, seconds_on(cluster, made_.graph), cluster.gpus);
+  }
+
+  // The narrowest wire of every communicator that is a link between switches.
+  void try_wires() {
+    std::set<std::int32_t> wires;
+    for (const Communicator& communicator : made_.graph.communicators) {
+      if (communicator.group.size < 2) continue;
+      const AxisRoute& axis = routes_.axis(communicator.group);
+      const std::int32_t wire = axis.groups[axis.slowest_group].narrowest_network.wire;
+      if (wire >= 0) wires.insert(wire);
+    }
+    const Topology& topology = routes_.topology();
+    for (const std::int32_t wire : wires) {
+      const Wire& w = topology.wires[static_cast<std::size_t>(wire)];
+      if (w.a < topology.first_switch || w.b < topology.first_switch) continue;
+      const std::int32_t a = w.a - topology.first_switch;
+      const std::int32_t b = w.b - topology.first_switch;
+      const Cluster wider = with_links(costs_.cluster(), [&](SwitchLink& link) {
+        if (link.a == a && link.b == b) link.rate = BytesPerSecond(link.rate.value() * 2);
+      });
+      try_cluster(wire_name(topology, wire) + " twice as wide", wider);
+    }
+    const Cluster all = with_links(costs_.cluster(), [](SwitchLink& link) {
+      link.rate = BytesPerSecond(link.rate.value() * 2);
+    });
+    try_cluster("all links between switches twice as wide", all);
+    const bool is_shared = std::any_of(topology.layout.links.begin(), topology.layout.links.end(),
+                                       [](const SwitchLink& link) { return link.background > 0; });
+    if (!is_shared) return;
+    try_cluster("links to ourselves",
+                with_links(costs_.cluster(), [](SwitchLink& link) { link.background = 0; }));
+  }
+
+  void try_repairs() {
+    if (costs_.cluster().degraded.empty()) return;
+    Cluster whole = costs_.cluster();
+    whole.degraded.clear();
+    try_cluster("degraded and missing links repaired", with_routes(std::move(whole)));
+  }
+
+  void try_rail() {
+    if (costs_.cluster().nodes() < 2) return;
+    Cluster twice = costs_.cluster();
+    for (DegradedLink& link : twice.degraded) {
+      if (link.part == DegradedLink::Part::kNic) link.index *= 2;  // its twin is whole
+    }
+    try_cluster("twice the rails", with_nodes(std::move(twice), [](NodeKind& n) { n.nics *= 2; }));
+  }
+
+  void try_placements() {
+    for (std::size_t p = 0; p < kPlacements; ++p) {
+      const auto placement = static_cast<Placement>(p);
+      if (placement == made_.plan.placement) continue;
+      EventGraph graph = made_.graph;
+      for (Communicator& c : graph.communicators) c.group.placement = placement;
+      add(fmt::format("placement: {}", to_string(placement)), seconds_on(costs_.cluster(), graph),
+          costs_.cluster().gpus);
+    }
+  }
+
+  // A node of the switch with the fewest to that with the most.
+  void try_move() {
+    const std::shared_ptr<const ClusterLayout>& layout = costs_.cluster().layout;
+    if (!layout) return;
+    std::map<std::vector<std::int32_t>, std::int64_t> nodes;
+    for (const NodeGroup& group : layout->groups) nodes[group.leaves] += group.count;
+    if (nodes.size() < 2) return;
+    const auto by_count = [](const auto& a, const auto& b) { return a.second < b.second; };
+    const auto fewest = std::min_element(nodes.begin(), nodes.end(), by_count);
+    const auto most = std::max_element(nodes.begin(), nodes.end(), by_count);
+    if (fewest->first == most->first) return;
+    ClusterLayout moved = *layout;
+    for (std::size_t g = 0; g < moved.groups.size(); ++g) {
+      NodeGroup& group = moved.groups[g];
+      if (group.leaves != fewest->first) continue;
+      NodeGroup one = group;
+      one.count = 1;
+      if (!one.names.empty()) one.names.resize(1);
+      one.leaves = most->first;
+      if (--group.count == 0) {
+        group = one;
+      } else {
+        if (!group.names.empty()) group.names.erase(group.names.begin());
+        group.first_in_domain += 1;
+        moved.groups.insert(moved.groups.begin() + static_cast<std::ptrdiff_t>(g), one);
+      }
+      const std::string name = one.names.empty() ? "a node" : one.names.front();
+      const auto to = static_cast<std::size_t>(most->first.front());
+      Cluster cluster = costs_.cluster();
+      const std::string leaf = moved.switches[to].name;
+      cluster.layout = std::make_shared<const ClusterLayout>(std::move(moved));
+      try_cluster(fmt::format("{} moved to {}", name, leaf.empty() ? "the other leaf" : leaf),
+                  with_routes(std::move(cluster)));
+      return;
+    }
+  }
+
+  // Without the nodes whose GPU sets the pace.
+  void try_leaving_out() {
+    const std::shared_ptr<const ClusterLayout>& layout = costs_.cluster().layout;
+    if (!layout) return;
+    const std::string slowest = costs_.cluster().gpu.key;
+    Cluster rest = costs_.cluster();
+    ClusterLayout kept = *layout;
+    std::erase_if(kept.groups, [&](const NodeGroup& g) { return g.gpu.key == slowest; });
+    if (kept.groups.empty() || kept.groups.size() == layout->groups.size()) return;
+    const NodeGroup* next = &kept.groups.front();
+    Bytes least = next->gpu.memory;
+    rest.gpus = 0;
+    for (const NodeGroup& group : kept.groups) {
+      if (group.gpu.peak_bf16 < next->gpu.peak_bf16) next = &group;
+      least = std::min(least, group.gpu.memory);
+      rest.gpus += group.count * group.kind.gpus;
+    }
+    rest.gpu = next->gpu;
+    rest.gpu.memory = least;
+    rest.node = next->kind;
+    rest.node_count = kept.nodes();
+    rest.degraded.clear();  // counted by nodes that are others now
+    rest.layout = std::make_shared<const ClusterLayout>(std::move(kept));
+    const std::int64_t left_out = costs_.cluster().nodes() - rest.nodes();
+    rest = with_routes(std::move(rest));
+    Plan plan = made_.plan;
+    const std::int64_t shard = plan.mesh.shard;
+    plan.mesh.shard = shard < made_.plan.mesh.world() && rest.gpus % shard == 0 ? shard : rest.gpus;
+    plan.mesh.replicate = rest.gpus / plan.mesh.shard;
+    if (find_problem(plan, made_.model, rest)) return;
+    const CostModel costs(rest, load_profile(rest.gpu.key), cost_choices(plan));
+    const Forecast without = forecast(made_.model, plan, costs);
+    add(fmt::format("without the {} {} of {}", left_out, left_out == 1 ? "node" : "nodes", slowest),
+        without.timeline.period.seconds(), rest.gpus);
+  }
+
+  const Forecast& made_;
+  const CostModel& costs_;
+  const Routes& routes_;
+  std::vector<NetworkChange> found_;
+};
+
+}  // namespace
+
+std::vector<NetworkChange> network_changes(const Forecast& forecast, const CostModel& costs) {
+  if (!costs.cluster().routes) return {};
+  return Changes(forecast, costs).list();
+}
+
+Json to_json(const std::vector<NetworkChange>& changes) {
+  Json list = Json::array();
+  for (const NetworkChange& change : changes) {
+    if (change.what.empty()) continue;
+    list.push_back({{"change", change.what},
+                    {"step_s", change.seconds},
+                    {"gpus", change.gpus},
+                    {"tokens_per_s", change.tokens_per_s}});
+  }
+  return list;
+}
+
+std::vector<std::string> network_change_lines(const std::vector<NetworkChange>& changes) {
+  std::vector<std::string> lines;
+  for (const NetworkChange& change : changes) {
+    if (change.what.empty()) continue;
+    const double gain = change.tokens_per_s / changes.front().tokens_per_s - 1;
+    lines.push_back(fmt::format("{}: {} a step on {} GPUs, {:+.1f} % tokens/s", change.what,
+                                format_time(Time::seconds(change.seconds)), change.gpus,
+                                100 * gain));
+  }
+  return lines;
+}
+
+}  // namespace foreshard

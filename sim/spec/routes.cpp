@@ -1,0 +1,825 @@
+// Loads are counted per wire and direction, in units of one ring's full flow. For each group they
+// are gathered in a table that is zeroed by walking back over what was touched, so a group costs
+// what it touches and a cluster its number of GPUs.
+//
+// Max-min: all groups speed up together until a wire is full; its groups stop there, the others go
+// on. Wires wait in a heap by the speed at which they fill; that only grows when groups stop, so
+// the first whose figure is up to date is the next.
+//
+// The share of a tree: what links between switches leave of it, against what the ports alone would;
+// ports bind trees and rings alike, and NCCL's table knows them.
+#include "sim/spec/routes.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+
+#include "sim/base/error.h"
+
+namespace foreshard {
+namespace {
+
+constexpr double kInfinite = std::numeric_limits<double>::infinity();
+
+std::size_t at(std::int32_t index) { return static_cast<std::size_t>(index); }
+
+// The network's switches: shortest paths between two of them.
+class SwitchPaths {
+ public:
+  struct Step {
+    std::uint32_t end = 0;  // wire and direction
+    double share = 0;
+  };
+  struct Route {
+    std::vector<Step> steps;
+    double latency = 0;  // ns
+  };
+
+  explicit SwitchPaths(const Topology& topology)
+      : topology_(topology), hops_(topology.layout.switches.size()) {
+    const auto count = topology.layout.switches.size();
+    std::vector<std::int32_t> degree(count + 1, 0);
+    const auto each_link = [&](auto&& visit) {
+      const auto first = static_cast<std::int32_t>(topology.wires.size() - links());
+      for (std::size_t i = 0; i < links(); ++i) {
+        const SwitchLink& link = topology.layout.links[i];
+        visit(link.a, link.b, static_cast<std::uint32_t>(2 * (at(first) + i)));
+        visit(link.b, link.a, static_cast<std::uint32_t>(2 * (at(first) + i) + 1));
+      }
+    };
+    each_link([&](std::int32_t a, std::int32_t, std::uint32_t) { ++degree[at(a) + 1]; });
+    for (std::size_t i = 0; i < count; ++i) degree[i + 1] += degree[i];
+    begin_ = degree;
+    neighbours_.resize(2 * links());
+    each_link([&](std::int32_t a, std::int32_t b, std::uint32_t end) {
+      neighbours_[at(degree[at(a)]++)] = {b, end};
+    });
+  }
+
+  const Route& between(std::int32_t from, std::int32_t to) {
+    const std::uint64_t key =
+        static_cast<std::uint64_t>(from) << 32 | static_cast<std::uint32_t>(to);
+    const auto found = routes_.find(key);
+    if (found != routes_.end()) return found->second;
+    return routes_.emplace(key, make(from, to)).first->second;
+  }
+
+ private:
+  struct Neighbour {
+    std::int32_t device = 0;
+    std::uint32_t end = 0;
+  };
+  static constexpr std::uint8_t kFar = 255;
+
+  std::size_t links() const { return topology_.layout.links.size(); }
+
+  std::span<const Neighbour> next(std::int32_t device) const {
+    return std::span(neighbours_)
+        .subspan(at(begin_[at(device)]), at(begin_[at(device) + 1] - begin_[at(device)]));
+  }
+
+  // Hops to `to` from everywhere.
+  const std::vector<std::uint8_t>& hops_to(std::int32_t to) {
+    std::vector<std::uint8_t>& hops = hops_[at(to)];
+    if (!hops.empty()) return hops;
+    hops.assign(hops_.size(), kFar);
+    hops[at(to)] = 0;
+    std::vector<std::int32_t> queue{to};
+    for (std::size_t head = 0; head < queue.size(); ++head) {
+      const std::uint8_t here = hops[at(queue[head])];
+      if (here + 1 >= kFar) break;
+      for (const Neighbour& n : next(queue[head])) {
+        if (hops[at(n.device)] != kFar) continue;
+        hops[at(n.device)] = static_cast<std::uint8_t>(here + 1);
+        queue.push_back(n.device);
+      }
+    }
+    return hops;
+  }
+
+  Route make(std::int32_t from, std::int32_t to) {
+    const std::vector<std::uint8_t>& hops = hops_to(to);
+    if (hops[at(from)] == kFar) {
+      throw Error(ExitCode::kInvalidInput,
+                  fmt::format("no links lead from {} to {}",
+                              device_name(topology_, topology_.first_switch + from),
+                              device_name(topology_, topology_.first_switch + to)));
+    }
+    Route route;
+    std::map<std::int32_t, double> front{{from, 1.0}};
+    for (int left = hops[at(from)]; left > 0; --left) {
+      std::map<std::int32_t, double> reached;
+      for (const auto& [device, share] : front) {
+        double rate = 0;
+        const auto nearer = [&](const Neighbour& n) { return hops[at(n.device)] == left - 1; };
+        for (const Neighbour& n : next(device)) {
+          if (nearer(n)) rate += rate_of(n.end);
+        }
+        for (const Neighbour& n : next(device)) {
+          if (!nearer(n)) continue;
+          const double part = rate > 0 ? share * rate_of(n.end) / rate : share;
+          route.steps.push_back({n.end, part});
+          route.latency +=
+              part * static_cast<double>(topology_.wires[n.end / 2].latency.nanoseconds());
+          reached[n.device] += part;
+        }
+      }
+      front = std::move(reached);
+    }
+    return route;
+  }
+
+  double rate_of(std::uint32_t end) const { return topology_.wires[end / 2].rate.value(); }
+
+  const Topology& topology_;
+  std::vector<std::int32_t> begin_;
+  std::vector<Neighbour> neighbours_;
+  std::vector<std::vector<std::uint8_t>> hops_;
+  std::unordered_map<std::uint64_t, Route> routes_;
+};
+
+struct Load {
+  std::uint32_t end = 0;
+  double flow = 0;
+};
+
+// Loads of all groups, one after the other.
+struct Loads {
+  std::vector<Load> list;
+  std::vector<std::size_t> begin{0};
+  std::span<const Load> group(std::size_t i) const {
+    return std::span(list).subspan(begin[i], begin[i + 1] - begin[i]);
+  }
+};
+
+// Adds up flows on wires for one group at a time.
+class Tally {
+ public:
+  explicit Tally(std::size_t wires) : flow_(2 * wires, 0.0) {}
+  void add(std::uint32_t end, double flow) {
+    if (flow == 0) return;
+    if (flow_[end] == 0) touched_.push_back(end);
+    flow_[end] += flow;
+  }
+  void finish(Loads& loads) {
+    for (const std::uint32_t end : touched_) {
+      loads.list.push_back({end, flow_[end]});
+      flow_[end] = 0;
+    }
+    touched_.clear();
+    loads.begin.push_back(loads.list.size());
+  }
+
+ private:
+  std::vector<double> flow_;
+  std::vector<std::uint32_t> touched_;
+};
+
+// Parents in NCCL's double binary tree (NVIDIA/nccl:src/graph/trees.cc): in the first the lowest
+// set bit goes up; the second is its mirror image of an even number of nodes, else shifted by one.
+std::int64_t parent_in_first(std::int64_t nodes, std::int64_t node) {
+  if (node == 0) return -1;
+  const std::int64_t bit = node & -node;
+  const std::int64_t up = (node ^ bit) | (bit << 1);
+  return up < nodes ? up : node ^ bit;
+}
+
+std::int64_t parent_in_second(std::int64_t nodes, std::int64_t node) {
+  if (nodes % 2 == 0) {
+    const std::int64_t up = parent_in_first(nodes, nodes - 1 - node);
+    return up < 0 ? -1 : nodes - 1 - up;
+  }
+  const std::int64_t up = parent_in_first(nodes, (node - 1 + nodes) % nodes);
+  return up < 0 ? -1 : (up + 1) % nodes;
+}
+
+class Router {
+ public:
+  explicit Router(const Topology& topology)
+      : t_(topology),
+        paths_(topology),
+        inside_(topology.wires.size()),
+        outside_(topology.wires.size()),
+        tree_(topology.wires.size()),
+        slot_of_(at(topology.domains), -1) {
+    const auto devices = [&](std::int32_t wire, DeviceKind kind) {
+      const Wire& w = topology.wires[at(wire)];
+      return topology.devices[at(w.a)].kind == kind || topology.devices[at(w.b)].kind == kind;
+    };
+    is_inside_.resize(topology.wires.size());
+    is_between_.resize(topology.wires.size());
+    for (std::int32_t w = 0; at(w) < topology.wires.size(); ++w) {
+      is_inside_[at(w)] = devices(w, DeviceKind::kNvSwitch);
+      const Wire& wire = topology.wires[at(w)];
+      is_between_[at(w)] = wire.a >= topology.first_switch && wire.b >= topology.first_switch;
+    }
+  }
+
+  AxisRoute route(const RankGroups& groups) {
+    AxisRoute result;
+    result.groups.reserve(groups.size());
+    for (std::size_t i = 0; i < groups.size(); ++i) {
+      result.groups.push_back(lay(groups.group(i)));
+      inside_.finish(inside_loads_);
+      outside_.finish(outside_loads_);
+      tree_.finish(tree_loads_);
+    }
+    fill(result, groups);
+    return result;
+  }
+
+ private:
+  // --- laying one group ---
+
+  struct Hops {
+    double latency = 0;
+    double count = 0;
+    double mean() const { return count > 0 ? latency / count : 0; }
+  };
+
+  GroupRoute lay(std::span<const std::int32_t> ranks) {
+    sort_by_domain(ranks);
+    GroupRoute made;
+    made.nodes = static_cast<std::int64_t>(domain_begin_.size()) - 1;
+    made.ranks_per_node = static_cast<std::int64_t>(ranks.size());
+    for (std::size_t d = 0; d + 1 < domain_begin_.size(); ++d) {
+      made.ranks_per_node =
+          std::min<std::int64_t>(made.ranks_per_node, domain_begin_[d + 1] - domain_begin_[d]);
+    }
+    inside_hops_ = outside_hops_ = {};
+    const auto channels =
+        made.nodes == 1 ? std::int32_t{1} : static_cast<std::int32_t>(made.ranks_per_node);
+    for (std::int32_t c = 0; c < channels; ++c) add_ring(c, channels);
+    if (made.nodes > 1) {
+      for (std::int32_t c = 0; c < channels; ++c) add_trees(c, channels);
+    }
+    made.link_latency =
+        inside_hops_.count > 0 ? inside_hops_.mean() : 2 * latency(t_.link_of[at(ranks[0])]);
+    made.network_latency = outside_hops_.mean();
+    return made;
+  }
+
+  // by_domain_: the ranks, domain by domain in the order of their first rank.
+  void sort_by_domain(std::span<const std::int32_t> ranks) {
+    std::vector<std::int32_t> counts;
+    seen_.clear();
+    for (const std::int32_t rank : ranks) {
+      const std::int32_t domain = domain_of(rank);
+      std::int32_t& slot = slot_of_[at(domain)];
+      if (slot < 0) {
+        slot = static_cast<std::int32_t>(seen_.size());
+        seen_.push_back(domain);
+        counts.push_back(0);
+      }
+      ++counts[at(slot)];
+    }
+    domain_begin_.assign(1, 0);
+    for (const std::int32_t count : counts) domain_begin_.push_back(domain_begin_.back() + count);
+    by_domain_.resize(ranks.size());
+    std::vector<std::int32_t> next(domain_begin_.begin(), domain_begin_.end() - 1);
+    for (const std::int32_t rank : ranks) {
+      by_domain_[at(next[at(slot_of_[at(domain_of(rank))])]++)] = rank;
+    }
+    for (const std::int32_t domain : seen_) slot_of_[at(domain)] = -1;
+  }
+
+  std::int32_t domain_of(std::int32_t rank) const {
+    return t_.nodes[at(t_.node_of[at(rank)])].domain;
+  }
+
+  std::span<const std::int32_t> members(std::size_t domain) const {
+    return std::span(by_domain_)
+        .subspan(at(domain_begin_[domain]), at(domain_begin_[domain + 1] - domain_begin_[domain]));
+  }
+
+  void add_ring(std::int32_t channel, std::int32_t channels) {
+    const double flow = 1.0 / channels;
+    const std::size_t domains = domain_begin_.size() - 1;
+    for (std::size_t d = 0; d < domains; ++d) {
+      const std::span<const std::int32_t> here = members(d);
+      const auto size = static_cast<std::int32_t>(here.size());
+      const auto rank_at = [&](std::int32_t i) { return here[at(order_at(here, channel, i))]; };
+      for (std::int32_t i = 0; i + 1 < size; ++i) add_inside(rank_at(i), rank_at(i + 1), flow);
+      if (size > 1) add_inside(rank_at(size - 1), rank_at(0), flow);
+      if (domains > 1) {
+        const std::span<const std::int32_t> there = members((d + 1) % domains);
+        const double hop =
+            add_network(outside_, rank_at(0), there[at(order_at(there, channel, 0))], flow);
+        outside_hops_.latency += hop;
+        outside_hops_.count += 1;
+      }
+    }
+  }
+
+  // The i-th of the members that the channel passes.
+  std::int32_t order_at(std::span<const std::int32_t> here, std::int32_t channel,
+                        std::int32_t i) const {
+    const auto size = static_cast<std::int32_t>(here.size());
+    const std::vector<RingOrder>& rings = t_.layout.rings;
+    if (!rings.empty()) {
+      const RingOrder& ring = rings[at(channel) % rings.size()];
+      const TopologyNode& node = t_.nodes[at(t_.node_of[at(here[0])])];
+      if (ring.gpus.size() == here.size() && node.gpus == size) return ring.gpus[at(i)];
+    }
+    return (channel + i) % size;
+  }
+
+  void add_inside(std::int32_t from, std::int32_t to, double flow) {
+    const std::int32_t up = t_.link_of[at(from)];
+    const std::int32_t down = t_.link_of[at(to)];
+    inside_.add(static_cast<std::uint32_t>(2 * up), flow);
+    inside_.add(static_cast<std::uint32_t>(2 * down + 1), flow);
+    inside_hops_.latency += latency(up) + latency(down);
+    inside_hops_.count += 1;
+  }
+
+  void add_trees(std::int32_t channel, std::int32_t channels) {
+    const auto nodes = static_cast<std::int64_t>(domain_begin_.size()) - 1;
+    const double flow = 0.25 / channels;  // of twice the buffer; half of it in each tree
+    const auto rank_of = [&](std::int64_t node) {
+      return members(static_cast<std::size_t>(node))[at(channel)];
+    };
+    for (std::int64_t node = 0; node < nodes; ++node) {
+      for (const std::int64_t up : {parent_in_first(nodes, node), parent_in_second(nodes, node)}) {
+        if (up < 0) continue;
+        add_network(tree_, rank_of(node), rank_of(up), flow);
+        add_network(tree_, rank_of(up), rank_of(node), flow);
+      }
+    }
+  }
+
+  // The ports of a rank: its own; where all of them are missing, the node's others.
+  struct Exit {
+    std::int32_t port = 0;
+    std::int32_t access = -1;  // of whom the port is; -1: through its owner
+  };
+  void find_exits(std::int32_t rank, std::vector<Exit>& exits) const {
+    exits.clear();
+    for (std::int32_t i = t_.access_begin[at(rank)]; i < t_.access_begin[at(rank) + 1]; ++i) {
+      exits.push_back({t_.access[at(i)].port, i});
+    }
+    if (!exits.empty()) return;
+    const TopologyNode& node = t_.nodes[at(t_.node_of[at(rank)])];
+    for (std::int32_t p = node.first_port; p < node.first_port + node.ports; ++p) {
+      if (t_.ports[at(p)].wire >= 0 && t_.ports[at(p)].owner >= 0) exits.push_back({p, -1});
+    }
+    if (exits.empty()) {
+      throw Error(ExitCode::kInvalidInput,
+                  fmt::format("rank {} ({}) has no network port", rank, device_name(t_, rank)));
+    }
+  }
+
+  // Returns the latency of the hop, ns.
+  double add_network(Tally& tally, std::int32_t from, std::int32_t to, double flow) {
+    find_exits(from, out_);
+    find_exits(to, in_);
+    // As many as the side with more: a node without a port of this rail takes them all in.
+    const std::size_t parts = std::max(out_.size(), in_.size());
+    const double part = flow / static_cast<double>(parts);
+    double hop = 0;
+    for (std::size_t i = 0; i < parts; ++i) {
+      const Exit& receiver = in_[i % in_.size()];
+      const Exit sender = on_the_rail_of(receiver, from, out_[i % out_.size()]);
+      hop += leave(tally, from, sender, part);
+      const Port& a = t_.ports[at(sender.port)];
+      const Port& b = t_.ports[at(receiver.port)];
+      tally.add(static_cast<std::uint32_t>(2 * a.wire), part);
+      tally.add(static_cast<std::uint32_t>(2 * b.wire + 1), part);
+      hop += latency(a.wire) + latency(b.wire);
+      if (a.on != b.on) {
+        const SwitchPaths::Route& route = paths_.between(a.on, b.on);
+        for (const SwitchPaths::Step& step : route.steps) tally.add(step.end, part * step.share);
+        hop += route.latency;
+      }
+      hop += enter(tally, to, receiver, part);
+    }
+    return hop / static_cast<double>(parts);
+  }
+
+  // Where a port of another rail takes the flow in, the sender goes there over NVLink (PXN) rather
+  // than over switches.
+  Exit on_the_rail_of(const Exit& receiver, std::int32_t from, const Exit& usual) const {
+    if (receiver.access >= 0) return usual;
+    const std::int32_t rail = t_.ports[at(receiver.port)].on;
+    if (t_.ports[at(usual.port)].on == rail) return usual;
+    const TopologyNode& node = t_.nodes[at(t_.node_of[at(from)])];
+    for (std::int32_t p = node.first_port; p < node.first_port + node.ports; ++p) {
+      const Port& port = t_.ports[at(p)];
+      if (port.wire >= 0 && port.owner >= 0 && port.on == rail) return {p, -1};
+    }
+    return usual;
+  }
+
+  const PortAccess& access_of_owner(const Port& port, std::int32_t index) const {
+    for (std::int32_t i = t_.access_begin[at(port.owner)];; ++i) {
+      if (t_.access[at(i)].port == index) return t_.access[at(i)];
+    }
+  }
+
+  double leave(Tally& tally, std::int32_t rank, const Exit& exit, double flow) {
+    const Port& port = t_.ports[at(exit.port)];
+    if (exit.access < 0 && port.owner != rank) {
+      inside_.add(static_cast<std::uint32_t>(2 * t_.link_of[at(rank)]), flow_inside(tally, flow));
+      inside_.add(static_cast<std::uint32_t>(2 * t_.link_of[at(port.owner)] + 1),
+                  flow_inside(tally, flow));
+    }
+    return pass(tally, exit, false, flow);
+  }
+
+  double enter(Tally& tally, std::int32_t rank, const Exit& exit, double flow) {
+    const Port& port = t_.ports[at(exit.port)];
+    if (exit.access < 0 && port.owner != rank) {
+      inside_.add(static_cast<std::uint32_t>(2 * t_.link_of[at(port.owner)]),
+                  flow_inside(tally, flow));
+      inside_.add(static_cast<std::uint32_t>(2 * t_.link_of[at(rank)] + 1),
+                  flow_inside(tally, flow));
+    }
+    return pass(tally, exit, true, flow);
+  }
+
+  // Rings alone are counted inside.
+  double flow_inside(const Tally& tally, double flow) const {
+    return &tally == &outside_ ? flow : 0;
+  }
+
+  double pass(Tally& tally, const Exit& exit, bool inward, double flow) {
+    const PortAccess& way = exit.access >= 0 ? t_.access[at(exit.access)]
+                                             : access_of_owner(t_.ports[at(exit.port)], exit.port);
+    double hop = 0;
+    for (const std::int32_t wire : {way.first, way.second}) {
+      if (wire < 0) continue;
+      tally.add(static_cast<std::uint32_t>(2 * wire + (inward ? 1 : 0)), flow);
+      hop += latency(wire);
+    }
+    return hop;
+  }
+
+  double latency(std::int32_t wire) const {
+    return static_cast<double>(t_.wires[at(wire)].latency.nanoseconds());
+  }
+
+  // --- sharing the wires ---
+
+  struct Shares {
+    std::vector<double> rate;       // per group, in flows; infinite: loads nothing
+    std::vector<std::uint32_t> by;  // wire and direction at which it stopped
+  };
+
+  template <typename Rate>
+  Shares fair_shares(const Loads& loads, Rate rate_of) const {
+    const std::size_t groups = loads.begin.size() - 1;
+    Shares shares{std::vector<double>(groups, kInfinite), std::vector<std::uint32_t>(groups, 0)};
+    if (loads.list.empty()) return shares;
+    struct WireState {
+      double left = 0;  // of its rate
+      double flow = 0;  // of groups that still speed up
+      std::uint32_t first = 0;
+      std::uint32_t count = 0;
+    };
+    std::vector<std::int32_t> index(2 * t_.wires.size(), -1);
+    std::vector<WireState> wires;
+    std::vector<std::uint32_t> ends;
+    for (const Load& load : loads.list) {
+      std::int32_t& i = index[load.end];
+      if (i < 0) {
+        i = static_cast<std::int32_t>(wires.size());
+        wires.push_back({rate_of(load.end), 0, 0, 0});
+        ends.push_back(load.end);
+      }
+      wires[at(i)].flow += load.flow;
+      ++wires[at(i)].count;
+    }
+    std::uint32_t first = 0;
+    for (WireState& wire : wires) {
+      wire.first = first;
+      first += wire.count;
+      wire.count = 0;
+    }
+    std::vector<std::uint32_t> users(loads.list.size());
+    for (std::size_t g = 0; g < groups; ++g) {
+      for (const Load& load : loads.group(g)) {
+        WireState& wire = wires[at(index[load.end])];
+        users[wire.first + wire.count++] = static_cast<std::uint32_t>(g);
+      }
+    }
+    using Entry = std::pair<double, std::uint32_t>;
+    const auto level = [&](const WireState& wire) { return wire.left / wire.flow; };
+    std::vector<Entry> heap;
+    heap.reserve(wires.size());
+    for (std::uint32_t i = 0; i < wires.size(); ++i) heap.emplace_back(level(wires[i]), i);
+    std::make_heap(heap.begin(), heap.end(), std::greater<>());
+    std::size_t running = groups;
+    constexpr double kRounding = 1e-9;
+    while (!heap.empty() && running > 0) {
+      std::pop_heap(heap.begin(), heap.end(), std::greater<>());
+      const auto [was, i] = heap.back();
+      heap.pop_back();
+      WireState& wire = wires[i];
+      double all = 0;
+      for (std::uint32_t u = wire.first; u < wire.first + wire.count; ++u) {
+        all += shares.rate[users[u]] == kInfinite ? 1 : 0;
+      }
+      if (all == 0) continue;
+      const double now = level(wire);
+      if (now > was * (1 + kRounding)) {
+        heap.emplace_back(now, i);
+        std::push_heap(heap.begin(), heap.end(), std::greater<>());
+        continue;
+      }
+      for (std::uint32_t u = wire.first; u < wire.first + wire.count; ++u) {
+        const std::uint32_t g = users[u];
+        if (shares.rate[g] != kInfinite) continue;
+        shares.rate[g] = was;
+        shares.by[g] = ends[i];
+        --running;
+        for (const Load& load : loads.group(g)) {
+          WireState& other = wires[at(index[load.end])];
+          other.flow -= load.flow;
+          other.left -= load.flow * was;
+        }
+      }
+    }
+    return shares;
+  }
+
+  static WireEnd end_of(std::uint32_t end) {
+    return {static_cast<std::int32_t>(end / 2), end % 2 == 0};
+  }
+
+  double rate_of(std::uint32_t end) const { return t_.wires[end / 2].rate.value(); }
+
+  void fill(AxisRoute& result, const RankGroups& groups) {
+    const auto rate = [&](std::uint32_t end) { return rate_of(end); };
+    const auto ports_alone = [&](std::uint32_t end) {
+      return is_between_[end / 2] ? kInfinite : rate_of(end);
+    };
+    const Shares link = fair_shares(inside_loads_, rate);
+    const Shares network = fair_shares(outside_loads_, rate);
+    const Shares ring_ports = fair_shares(outside_loads_, ports_alone);
+    const Shares tree = fair_shares(tree_loads_, rate);
+    const Shares tree_ports = fair_shares(tree_loads_, ports_alone);
+    result.used.assign(2 * t_.wires.size(), 0.0F);
+    GroupLink& slowest = result.slowest;
+    double least_link = kInfinite;
+    double least_network = kInfinite;
+    double least_tree = kInfinite;
+    double link_latency = 0;
+    double network_latency = 0;
+    slowest.ranks_per_node = std::numeric_limits<std::int64_t>::max();
+    double worst = kInfinite;
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      GroupRoute& made = result.groups[g];
+      made.link = std::isfinite(link.rate[g]) ? link.rate[g] : own_link(groups.group(g));
+      if (std::isfinite(link.rate[g])) made.narrowest_link = end_of(link.by[g]);
+      if (made.nodes > 1) {
+        made.network = network.rate[g];
+        made.narrowest_network = end_of(network.by[g]);
+        made.tree = std::isfinite(tree_ports.rate[g])
+                        ? ring_ports.rate[g] * tree.rate[g] / tree_ports.rate[g]
+                        : made.network;
+        least_network = std::min(least_network, made.network);
+        least_tree = std::min(least_tree, made.tree);
+      }
+      least_link = std::min(least_link, made.link);
+      link_latency = std::max(link_latency, made.link_latency);
+      network_latency = std::max(network_latency, made.network_latency);
+      slowest.size = std::max(slowest.size, static_cast<std::int64_t>(groups.group(g).size()));
+      slowest.nodes = std::max(slowest.nodes, made.nodes);
+      slowest.ranks_per_node = std::min(slowest.ranks_per_node, made.ranks_per_node);
+      const double pace = made.nodes > 1 ? std::min(made.network, made.link) : made.link;
+      if (pace < worst) {
+        worst = pace;
+        result.slowest_group = g;
+      }
+      use(result.used, inside_loads_.group(g), pace);
+      use(result.used, outside_loads_.group(g), pace);
+    }
+    slowest.link = BytesPerSecond(least_link);
+    if (std::isfinite(least_network)) {
+      slowest.network = BytesPerSecond(least_network);
+      slowest.tree = BytesPerSecond(least_tree);
+    }
+    slowest.link_latency = Time::ns(std::llround(link_latency));
+    slowest.network_latency = Time::ns(std::llround(network_latency));
+  }
+
+  void use(std::vector<float>& used, std::span<const Load> loads, double pace) const {
+    for (const Load& load : loads) {
+      used[load.end] += static_cast<float>(load.flow * pace / rate_of(load.end));
+    }
+  }
+
+  // Of a group that uses no link inside a node.
+  double own_link(std::span<const std::int32_t> ranks) const {
+    double least = kInfinite;
+    for (const std::int32_t rank : ranks) {
+      least = std::min(least, t_.wires[at(t_.link_of[at(rank)])].rate.value());
+    }
+    return least;
+  }
+
+  const Topology& t_;
+  SwitchPaths paths_;
+  Tally inside_;
+  Tally outside_;
+  Tally tree_;
+  Loads inside_loads_;
+  Loads outside_loads_;
+  Loads tree_loads_;
+  std::vector<bool> is_inside_;
+  std::vector<bool> is_between_;
+  std::vector<std::int32_t> slot_of_;  // per domain, of the group that is laid
+  std::vector<std::int32_t> seen_;
+  std::vector<std::int32_t> by_domain_;
+  std::vector<std::int32_t> domain_begin_;
+  std::vector<Exit> out_;
+  std::vector<Exit> in_;
+  Hops inside_hops_;
+  Hops outside_hops_;
+};
+
+// A place for every switch, by the first node that hangs on it.
+std::vector<std::int32_t> leaves_as_listed(const Topology& topology) {
+  std::vector<std::int32_t> order(topology.layout.switches.size(), -1);
+  std::int32_t next = 0;
+  for (const TopologyNode& node : topology.nodes) {
+    if (node.ports == 0) continue;
+    std::int32_t& place = order[at(topology.ports[at(node.first_port)].on)];
+    if (place < 0) place = next++;
+  }
+  return order;
+}
+
+// A place for every switch: depth first from the ones farthest from ports, so that what hangs below
+// one switch stays together.
+std::vector<std::int32_t> switches_below_each_other(const Topology& topology) {
+  const ClusterLayout& layout = topology.layout;
+  std::vector<std::vector<std::int32_t>> next(layout.switches.size());
+  for (const SwitchLink& link : layout.links) {
+    next[at(link.a)].push_back(link.b);
+    next[at(link.b)].push_back(link.a);
+  }
+  std::vector<std::int32_t> has_ports(layout.switches.size(), 0);
+  for (const Port& port : topology.ports) has_ports[at(port.on)] = 1;
+  // How far a switch is from the nearest with ports: the top of the tree is the farthest.
+  std::vector<std::int32_t> height(layout.switches.size(), -1);
+  std::vector<std::int32_t> queue;
+  for (std::int32_t s = 0; at(s) < height.size(); ++s) {
+    if (has_ports[at(s)] == 0) continue;
+    height[at(s)] = 0;
+    queue.push_back(s);
+  }
+  for (std::size_t head = 0; head < queue.size(); ++head) {
+    for (const std::int32_t n : next[at(queue[head])]) {
+      if (height[at(n)] >= 0) continue;
+      height[at(n)] = height[at(queue[head])] + 1;
+      queue.push_back(n);
+    }
+  }
+  std::vector<std::int32_t> order(layout.switches.size(), -1);
+  std::int32_t place = 0;
+  for (auto top = queue.rbegin(); top != queue.rend(); ++top) {
+    std::vector<std::int32_t> stack{*top};
+    while (!stack.empty()) {
+      const std::int32_t here = stack.back();
+      stack.pop_back();
+      if (order[at(here)] >= 0) continue;
+      order[at(here)] = place++;
+      for (auto n = next[at(here)].rbegin(); n != next[at(here)].rend(); ++n) {
+        if (order[at(*n)] < 0 && height[at(*n)] < height[at(here)]) stack.push_back(*n);
+      }
+    }
+  }
+  return order;
+}
+
+}  // namespace
+
+RankGroups tiled_groups(const GroupShape& shape, std::int64_t gpus) {
+  if (shape.size < 1 || shape.stride < 1 || shape.size > gpus / shape.stride) {
+    throw Error(ExitCode::kInvalidInput,
+                fmt::format("a group of {} ranks, {} apart, does not fit {} GPUs", shape.size,
+                            shape.stride, gpus));
+  }
+  RankGroups groups;
+  groups.begin.push_back(0);
+  const std::int64_t block = shape.size * shape.stride;
+  for (std::int64_t start = 0; start + block <= gpus; start += block) {
+    for (std::int64_t offset = 0; offset < shape.stride; ++offset) {
+      for (std::int64_t i = 0; i < shape.size; ++i) {
+        groups.ranks.push_back(static_cast<std::int32_t>(start + offset + i * shape.stride));
+      }
+      groups.begin.push_back(static_cast<std::int32_t>(groups.ranks.size()));
+    }
+  }
+  return groups;
+}
+
+std::vector<std::int32_t> placed(const Topology& topology, Placement placement) {
+  std::vector<std::int32_t> nodes(topology.nodes.size());
+  std::iota(nodes.begin(), nodes.end(), 0);
+  if (placement == Placement::kByLeaf || placement == Placement::kByPod) {
+    const std::vector<std::int32_t> order = placement == Placement::kByLeaf
+                                                ? leaves_as_listed(topology)
+                                                : switches_below_each_other(topology);
+    const auto place = [&](std::int32_t node) {
+      const TopologyNode& n = topology.nodes[at(node)];
+      return n.ports == 0 ? -1 : order[at(topology.ports[at(n.first_port)].on)];
+    };
+    std::stable_sort(nodes.begin(), nodes.end(),
+                     [&](std::int32_t a, std::int32_t b) { return place(a) < place(b); });
+  }
+  std::vector<std::int32_t> gpus;
+  gpus.reserve(static_cast<std::size_t>(topology.gpus));
+  if (placement == Placement::kByRail) {
+    for (std::int32_t local = 0; gpus.size() < static_cast<std::size_t>(topology.gpus); ++local) {
+      for (const TopologyNode& node : topology.nodes) {
+        if (local < node.gpus) gpus.push_back(node.first_gpu + local);
+      }
+    }
+    return gpus;
+  }
+  for (const std::int32_t node : nodes) {
+    const TopologyNode& n = topology.nodes[at(node)];
+    for (std::int32_t g = 0; g < n.gpus; ++g) gpus.push_back(n.first_gpu + g);
+  }
+  return gpus;
+}
+
+AxisRoute route(const Topology& topology, const RankGroups& groups) {
+  return Router(topology).route(groups);
+}
+
+AxisRoute route(const Topology& topology, const GroupShape& shape) {
+  RankGroups groups = tiled_groups(shape, topology.gpus);
+  if (shape.placement != Placement::kListed) {
+    const std::vector<std::int32_t> gpus = placed(topology, shape.placement);
+    for (std::int32_t& rank : groups.ranks) rank = gpus[at(rank)];
+  }
+  return route(topology, groups);
+}
+
+struct Routes::Memo {
+  std::mutex mutex;
+  std::optional<Topology> topology;
+  std::map<std::tuple<std::int64_t, std::int64_t, Placement>, std::unique_ptr<AxisRoute>> axes;
+
+  const Topology& of(const Cluster& cluster) {
+    if (!topology) topology = build_topology(cluster);
+    return *topology;
+  }
+};
+
+Routes::Routes(const Cluster& cluster) : cluster_(cluster), memo_(std::make_unique<Memo>()) {
+  cluster_.routes = nullptr;
+}
+
+Routes::~Routes() = default;
+
+const Topology& Routes::topology() const {
+  const std::lock_guard lock(memo_->mutex);
+  return memo_->of(cluster_);
+}
+
+const AxisRoute& Routes::axis(const GroupShape& shape) const {
+  const std::lock_guard lock(memo_->mutex);
+  std::unique_ptr<AxisRoute>& made = memo_->axes[{shape.size, shape.stride, shape.placement}];
+  if (!made) made = std::make_unique<AxisRoute>(route(memo_->of(cluster_), shape));
+  return *made;
+}
+
+Cluster with_nodes(Cluster cluster, const std::function<void(NodeKind&)>& change) {
+  change(cluster.node);
+  if (cluster.layout) {
+    ClusterLayout layout = *cluster.layout;
+    for (NodeGroup& group : layout.groups) change(group.kind);
+    cluster.layout = std::make_shared<const ClusterLayout>(std::move(layout));
+  }
+  return with_routes(std::move(cluster));
+}
+
+Cluster with_links(Cluster cluster, const std::function<void(SwitchLink&)>& change) {
+  ClusterLayout layout = layout_of(cluster);
+  for (SwitchLink& link : layout.links) change(link);
+  cluster.node_count = cluster.nodes();
+  cluster.layout = std::make_shared<const ClusterLayout>(std::move(layout));
+  return with_routes(std::move(cluster));
+}
+
+Cluster with_routes(Cluster cluster) {
+  const bool needs = cluster.layout != nullptr || !cluster.degraded.empty();
+  cluster.routes = needs ? std::make_shared<const Routes>(cluster) : nullptr;
+  return cluster;
+}
+
+}  // namespace foreshard
