@@ -120,7 +120,7 @@ class Changes {
 
   void try_placements() {
     for (std::size_t p = 0; p < kPlacements; ++p) {
-      const auto placement = static_cast<Placement>(p);
+      const auto placement = static_cast<RankPlacement>(p);
       if (placement == made_.plan.placement) continue;
       EventGraph graph = made_.graph;
       for (Communicator& c : graph.communicators) c.group.placement = placement;

@@ -94,7 +94,7 @@ std::string EventGraph::fingerprint() const {
     hash.add(c.name);
     hash.add(c.group.size);
     hash.add(c.group.stride);
-    if (c.group.placement != Placement::kListed) {
+    if (c.group.placement != RankPlacement::kListed) {
       hash.add(std::string_view(to_string(c.group.placement)));
     }
     hash.add(std::int64_t{c.per_unit});

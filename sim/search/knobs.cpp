@@ -79,8 +79,9 @@ std::optional<KnobAxis> knob_axis(std::string_view key, const Plan& base) {
   }
   if (key == "placement") {
     return axis_of(std::string(key), base.placement,
-                   {Placement::kListed, Placement::kByLeaf, Placement::kByPod, Placement::kByRail},
-                   [](Plan& p, Placement v) { p.placement = v; });
+                   {RankPlacement::kListed, RankPlacement::kByLeaf, RankPlacement::kByPod,
+                    RankPlacement::kByRail},
+                   [](Plan& p, RankPlacement v) { p.placement = v; });
   }
   if (key == "units.layers_per_unit") {
     return axis_of<std::int64_t>(std::string(key), base.units.layers_per_unit, {1, 2, 4},

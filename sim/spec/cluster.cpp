@@ -170,7 +170,7 @@ GroupLink regular_group_link(const Cluster& cluster, const GroupShape& group) {
   return result;
 }
 
-const char* to_string(Placement placement) {
+const char* to_string(RankPlacement placement) {
   static constexpr const char* kNames[] = {"listed", "by_leaf", "by_pod", "by_rail"};
   return kNames[static_cast<std::size_t>(placement)];
 }

@@ -106,15 +106,15 @@ struct Cluster {
 
 // Which GPU a rank sits on. Nodes as listed, or those of a leaf (of all that hangs together below a
 // switch) one after the other, rank by rank; or round the nodes, so that neighbours share a rail.
-enum class Placement : std::uint8_t { kListed, kByLeaf, kByPod, kByRail };
+enum class RankPlacement : std::uint8_t { kListed, kByLeaf, kByPod, kByRail };
 inline constexpr std::size_t kPlacements = 4;
-const char* to_string(Placement placement);  // "by_leaf"
+const char* to_string(RankPlacement placement);  // "by_leaf"
 
 // Ranks {first + i*stride}. Of a mesh: Mesh::shard_stride(), replicate_stride().
 struct GroupShape {
   std::int64_t size = 1;
   std::int64_t stride = 1;
-  Placement placement = Placement::kListed;  // says nothing where all nodes are alike
+  RankPlacement placement = RankPlacement::kListed;  // says nothing where all nodes are alike
   bool operator==(const GroupShape&) const = default;
 };
 

@@ -377,7 +377,7 @@ struct Plan {
   ContextParallel context_parallel;
   ExpertParallel expert_parallel;
   StepFrame step_frame = StepFrame::kPlain;
-  Placement placement = Placement::kListed;  // ranks on the cluster's nodes
+  RankPlacement placement = RankPlacement::kListed;  // ranks on the cluster's nodes
   Units units;
   RangedPolicy<Reshard> reshard_after_forward;  // per unit, in forward order
   Prefetch prefetch;

@@ -56,8 +56,8 @@ constexpr std::array kBalances = {ContextParallel::Balance::kHeadTail,
                                   ContextParallel::Balance::kNone};
 constexpr std::array kStepFrames = {StepFrame::kPlain, StepFrame::kTorchtitan,
                                     StepFrame::kTorchtitanLog};
-constexpr std::array kPlacementsOfRanks = {Placement::kListed, Placement::kByLeaf,
-                                           Placement::kByPod, Placement::kByRail};
+constexpr std::array kRankPlacementWords = {RankPlacement::kListed, RankPlacement::kByLeaf,
+                                            RankPlacement::kByPod, RankPlacement::kByRail};
 constexpr std::array kCommunicators = {Communicators::kShared, Communicators::kSeparate};
 constexpr std::array kHostSyncs = {HostSync::kNone, HostSync::kStep};
 constexpr std::array kReductionOrders = {ReductionOrder::kMicrobatch, ReductionOrder::kLibrary};
@@ -187,9 +187,9 @@ constexpr PlanKey kKeys[] = {
      [](const Plan& p) { return written_rows(p.expert_parallel.received); }},
     {"step_frame", [](Node n, Document d) { d.plan.step_frame = read_word(n, kStepFrames); },
      [](const Plan& p) { return unless_first(kStepFrames, p.step_frame); }},
-    {"placement", [](Node n, Document d) { d.plan.placement = read_word(n, kPlacementsOfRanks); },
+    {"placement", [](Node n, Document d) { d.plan.placement = read_word(n, kRankPlacementWords); },
      [](const Plan& p) {
-       return p.placement == Placement::kListed ? Json() : Json(word_of(p.placement));
+       return p.placement == RankPlacement::kListed ? Json() : Json(word_of(p.placement));
      }},
     {"units.layers_per_unit",
      [](Node n, Document d) {

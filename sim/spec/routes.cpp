@@ -725,11 +725,11 @@ RankGroups tiled_groups(const GroupShape& shape, std::int64_t gpus) {
   return groups;
 }
 
-std::vector<std::int32_t> placed(const Topology& topology, Placement placement) {
+std::vector<std::int32_t> placed(const Topology& topology, RankPlacement placement) {
   std::vector<std::int32_t> nodes(topology.nodes.size());
   std::iota(nodes.begin(), nodes.end(), 0);
-  if (placement == Placement::kByLeaf || placement == Placement::kByPod) {
-    const std::vector<std::int32_t> order = placement == Placement::kByLeaf
+  if (placement == RankPlacement::kByLeaf || placement == RankPlacement::kByPod) {
+    const std::vector<std::int32_t> order = placement == RankPlacement::kByLeaf
                                                 ? leaves_as_listed(topology)
                                                 : switches_below_each_other(topology);
     const auto place = [&](std::int32_t node) {
@@ -741,7 +741,7 @@ std::vector<std::int32_t> placed(const Topology& topology, Placement placement) 
   }
   std::vector<std::int32_t> gpus;
   gpus.reserve(static_cast<std::size_t>(topology.gpus));
-  if (placement == Placement::kByRail) {
+  if (placement == RankPlacement::kByRail) {
     for (std::int32_t local = 0; gpus.size() < static_cast<std::size_t>(topology.gpus); ++local) {
       for (const TopologyNode& node : topology.nodes) {
         if (local < node.gpus) gpus.push_back(node.first_gpu + local);
@@ -762,7 +762,7 @@ AxisRoute route(const Topology& topology, const RankGroups& groups) {
 
 AxisRoute route(const Topology& topology, const GroupShape& shape) {
   RankGroups groups = tiled_groups(shape, topology.gpus);
-  if (shape.placement != Placement::kListed) {
+  if (shape.placement != RankPlacement::kListed) {
     const std::vector<std::int32_t> gpus = placed(topology, shape.placement);
     for (std::int32_t& rank : groups.ranks) rank = gpus[at(rank)];
   }
@@ -772,7 +772,7 @@ AxisRoute route(const Topology& topology, const GroupShape& shape) {
 struct Routes::Memo {
   std::mutex mutex;
   std::optional<Topology> topology;
-  std::map<std::tuple<std::int64_t, std::int64_t, Placement>, std::unique_ptr<AxisRoute>> axes;
+  std::map<std::tuple<std::int64_t, std::int64_t, RankPlacement>, std::unique_ptr<AxisRoute>> axes;
 
   const Topology& of(const Cluster& cluster) {
     if (!topology) topology = build_topology(cluster);

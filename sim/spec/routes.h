@@ -38,7 +38,7 @@ struct RankGroups {
 RankGroups tiled_groups(const GroupShape& shape, std::int64_t gpus);
 
 // The GPU of every rank.
-std::vector<std::int32_t> placed(const Topology& topology, Placement placement);
+std::vector<std::int32_t> placed(const Topology& topology, RankPlacement placement);
 
 // A wire in one direction.
 struct WireEnd {

@@ -163,12 +163,12 @@ TEST(RoutesByHand, RanksThatAlternateLeavesCrossAtEveryHop) {
 
 TEST(RoutesByHand, PlacedByLeafTheyCrossOnce) {
   const std::string order = "ranks: [a1, b1, a2, b2, a3, b3, a4, a5]\n";
-  expect_gigabytes(network(uneven("400GB/s", order), {64, 1, Placement::kByLeaf}), 400);
+  expect_gigabytes(network(uneven("400GB/s", order), {64, 1, RankPlacement::kByLeaf}), 400);
 }
 
 TEST(RoutesByHand, PlacedByRailNeighboursAreOnOneRail) {
   // Rank r is GPU r / 8 of node r % 8, so groups of 8 neighbours are the replicate groups above.
-  expect_gigabytes(network(uneven("200GB/s"), {8, 1, Placement::kByRail}), 25);
+  expect_gigabytes(network(uneven("200GB/s"), {8, 1, RankPlacement::kByRail}), 25);
 }
 
 TEST(RoutesByHand, NodesLeftOutFreeTheUplink) {

@@ -103,7 +103,7 @@ std::vector<std::string> warnings(const Plan& plan, const ModelSpec& model,
                                   const Cluster& cluster) {
   std::vector<std::string> texts;
   add_mixed_nodes(cluster, texts);
-  if (plan.placement != Placement::kListed && !cluster.routes) {
+  if (plan.placement != RankPlacement::kListed && !cluster.routes) {
     texts.push_back(
         fmt::format("placement {} has no effect: all nodes are alike", to_string(plan.placement)));
   }

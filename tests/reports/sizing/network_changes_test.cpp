@@ -27,7 +27,7 @@ Cluster four_nodes(const std::string& uplink, const std::string& more = "") {
 
 CostModel costs_on(const Cluster& cluster) { return {cluster, load_profile("h100-sxm")}; }
 
-Forecast forecast_on(const Cluster& cluster, Placement placement = Placement::kListed) {
+Forecast forecast_on(const Cluster& cluster, RankPlacement placement = RankPlacement::kListed) {
   Plan plan = tiny_plan();
   plan.mesh = {cluster.gpus, 1};
   plan.placement = placement;
@@ -66,7 +66,7 @@ TEST(NetworkChanges, PlacementHelpsWhereRanksAlternate) {
   EXPECT_EQ(seconds_of(changes, "placement: by_leaf"),
             forecast_on(parse_cluster(two, "in order")).timeline.period.seconds());
   EXPECT_EQ(seconds_of(changes, "placement: by_leaf"),
-            forecast_on(cluster, Placement::kByLeaf).timeline.period.seconds());
+            forecast_on(cluster, RankPlacement::kByLeaf).timeline.period.seconds());
 }
 
 TEST(NetworkChanges, RepairsAndBackground) {
