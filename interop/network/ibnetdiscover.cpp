@@ -69,7 +69,7 @@ class IbReader {
   explicit IbReader(std::string_view file) : importer_(file) {}
 
   TopologyImport run(std::string_view text) {
-    const std::vector<std::string> lines = lines_of(text);
+    const std::vector<std::string> lines = text_lines(text);
     for (std::size_t i = 0; i < lines.size(); ++i) read_line(lines[i], static_cast<int>(i) + 1);
     if (switches_.empty()) {
       importer_.fail(1, "has no switch", "the output of ibnetdiscover");

@@ -181,7 +181,7 @@ void add_ports(const Matrix& matrix, Importer& importer) {
 
 TopologyImport parse_nvidia_smi_topo(std::string_view text, std::string_view file_name) {
   Importer importer{file_name};
-  const Matrix matrix = read_matrix(lines_of(text), importer);
+  const Matrix matrix = read_matrix(text_lines(text), importer);
   importer.out.gpus_per_node = static_cast<std::int64_t>(matrix.gpus.size());
   importer.figure("node.gpus", std::to_string(matrix.gpus.size()),
                   fmt::format("{} to {}", matrix.gpus.front(), matrix.gpus.back()),

@@ -25,7 +25,7 @@ class SlurmReader {
   explicit SlurmReader(std::string_view file) : importer_(file) {}
 
   TopologyImport run(std::string_view text) {
-    const std::vector<std::string> lines = lines_of(text);
+    const std::vector<std::string> lines = text_lines(text);
     for (std::size_t i = 0; i < lines.size(); ++i) {
       const int line = static_cast<int>(i) + 1;
       const Words words = words_of_line(std::string_view(lines[i]).substr(0, lines[i].find('#')));
@@ -184,7 +184,7 @@ TopologyImport parse_slurm_topology(std::string_view text, std::string_view file
 
 TopologyImport parse_slurm_allocation(std::string_view text, std::string_view file_name) {
   Importer importer{file_name};
-  const std::vector<std::string> lines = lines_of(text);
+  const std::vector<std::string> lines = text_lines(text);
   for (std::size_t i = 0; i < lines.size(); ++i) {
     const int line = static_cast<int>(i) + 1;
     const Words words = words_of_line(lines[i]);

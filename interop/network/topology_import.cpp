@@ -54,7 +54,7 @@ TopologyFormat topology_format(std::string_view text) {
     return is_nodes || has("\"NetworkNodes\"") ? TopologyFormat::kNodeLabels
                                                : TopologyFormat::kNone;
   }
-  for (const std::string& line : lines_of(head)) {
+  for (const std::string& line : text_lines(head)) {
     const Words words = words_of_line(std::string_view(line).substr(0, kLongestWord));
     if (words.empty()) continue;
     std::string first = words[0] + (words.size() > 1 && words[1][0] == '=' ? "=" : "");

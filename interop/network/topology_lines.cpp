@@ -48,7 +48,7 @@ Words words_of_line(std::string_view line) {
   return words;
 }
 
-std::vector<std::string> lines_of(std::string_view text) {
+std::vector<std::string> text_lines(std::string_view text) {
   std::vector<std::string> lines;
   for (std::size_t at = 0; at <= text.size();) {
     const std::size_t end = std::min(text.find_first_of("\r\n", at), text.size());

@@ -13,7 +13,7 @@ namespace foreshard {
 using Words = std::vector<std::string>;
 Words words_of_line(std::string_view line);
 // Without the colours of a terminal; at \n, \r or both.
-std::vector<std::string> lines_of(std::string_view text);
+std::vector<std::string> text_lines(std::string_view text);
 // "value" of key=value among the words, whatever the case of the key; "" where there is none.
 std::string value_of(const Words& words, std::string_view key);
 // For a cluster file: letters, digits and . _ - as they are, others as _.
