@@ -2,7 +2,7 @@
 """Packs of large tables (cmake/packed.cmake unpacks them).
 
 usage: cmake/packed.py FOLDER/NAME.tar.xz [FILE...]   packs FILEs of FOLDER (default: those that it holds),
-                                                      gzip ones unpacked, and writes FOLDER/.gitignore
+                                                      tables of gzip unpacked, and writes FOLDER/.gitignore
        cmake/packed.py --check FOLDER...              exit 1 where a file is not what its pack holds
 
 A file that was edited is packed again by the first form; the same files give the same bytes."""
@@ -11,6 +11,7 @@ import gzip
 import io
 import lzma
 import pathlib
+import subprocess
 import sys
 import tarfile
 
@@ -43,7 +44,8 @@ def write(pack, names):
     for file in files_of(folder, names or held(pack)):
         data = file.read_bytes()
         name = file.relative_to(folder).as_posix()
-        contents[name.removesuffix(".gz")] = gzip.decompress(data) if name.endswith(".gz") else data
+        is_table = name.endswith((".csv.gz", ".trace.json.gz"))  # others are as they are for a reason
+        contents[name.removesuffix(".gz") if is_table else name] = gzip.decompress(data) if is_table else data
     text = io.BytesIO()
     with tarfile.open(fileobj=text, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for name in sorted(contents, key=alike):
@@ -60,15 +62,26 @@ def write(pack, names):
     print(f"{pack}: {len(contents)} files, {sum(map(len, contents.values()))} bytes in {pack.stat().st_size}")
 
 
+def forgotten(root, packed):
+    """Files that git ignores beside packs and that no pack holds: nobody else would ever see them."""
+    listing = subprocess.run(["git", "ls-files", "--others", "--ignored", "--exclude-standard", "."], cwd=root,
+                             capture_output=True, text=True, check=False)
+    kept = (pathlib.Path(root) / name for name in listing.stdout.splitlines())
+    return [file for file in kept if file not in packed and not file.name.endswith((".unpacked", ".pyc"))]
+
+
 def check(roots):
     stale = []
     for root in roots:
+        packed = set()
         for pack in sorted(pathlib.Path(root).rglob("*.tar.xz")):
             for name, data in held(pack).items():
                 file = pack.parent / name
+                packed.add(file)
                 if not file.is_file() or file.read_bytes() != data:
                     stale.append(f"{file} is not what {pack} holds: pack it again with cmake/packed.py {pack}, "
                                  "or restore it with cmake -P cmake/packed.cmake")
+        stale += [f"{file} is in no pack and is not tracked: name it to cmake/packed.py" for file in forgotten(root, packed)]
     print("\n".join(stale) or "every file is what its pack holds")
     return 1 if stale else 0
 

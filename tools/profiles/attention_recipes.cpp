@@ -25,20 +25,17 @@
 
 #include "calibration/fit/least_squares.h"
 #include "sim/base/error.h"
+#include "tools/profiles/attention_fits.h"
 #include "tools/profiles/published_fit.h"
 
 namespace foreshard {
 namespace {
 
-constexpr double kBackwardFlops = 2.5;  // of forward's
+using namespace attention_fits;
+
 constexpr int kHeadDims[] = {64, 128, 256};
 constexpr std::size_t kFewest = 4;       // rows of one kernel and pass that make a curve
 constexpr double kChartOverhead = 5e-6;  // s; see AttentionFixed: it only shifts s0 by a few tokens
-
-double fill(const AttentionRow& row, const Gpu& gpu) {
-  return row.batch * row.heads * std::ceil(row.sequence / 128) /
-         static_cast<double>(gpu.multiprocessors);
-}
 
 const Chip& chip_named(std::string_view name, const std::vector<Chip>& chips) {
   for (const Chip& chip : chips) {
@@ -46,154 +43,6 @@ const Chip& chip_named(std::string_view name, const std::vector<Chip>& chips) {
   }
   throw Error(ExitCode::kInternal, fmt::format("no chip '{}'", name));
 }
-
-using Rows = std::vector<AttentionRow>;
-
-Rows pick(const Rows& rows, std::string_view source_part, std::string_view kernel, int head_dim,
-          AttentionPass pass) {
-  Rows picked;
-  for (const AttentionRow& row : rows) {
-    if (row.kernel == kernel && row.head_dim == head_dim && row.pass == pass &&
-        row.source.find(source_part) != std::string::npos) {
-      picked.push_back(row);
-    }
-  }
-  return picked;
-}
-
-double both_seconds(const AttentionCurve& forward, const AttentionCurve& backward,
-                    const AttentionRow& row, const Gpu& gpu) {
-  const double flops = row.flops / (1 + kBackwardFlops);
-  return attention_seconds(forward, row, flops, gpu) +
-         attention_seconds(backward, row, kBackwardFlops * flops, gpu);
-}
-
-// What forward+backward rows leave for backward when forward is known.
-AttentionCurve fit_backward(const Rows& rows, const AttentionCurve& forward, const Gpu& gpu) {
-  AttentionCurve backward = forward;
-  backward.pass = Pass::kBackward;
-  LeastSquares problem;
-  problem.rows = rows.size();
-  problem.ranges = {{0.05, 1}, {10, 5000}};
-  problem.starts = {{forward.efficiency * 0.8, 500}};
-  const auto with = [&](std::span<const double> x) {
-    AttentionCurve curve = backward;
-    curve.efficiency = x[0];
-    curve.s_half = x[1];
-    return curve;
-  };
-  problem.residuals = [&](std::span<const double> x, std::span<double> out) {
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      out[i] = std::log(both_seconds(forward, with(x), rows[i], gpu) / rows[i].seconds);
-    }
-  };
-  return with(solve(problem));
-}
-
-// How backward differs from forward of one kernel.
-struct PassRatio {
-  double efficiency = 1;
-  double s_half = 1;
-};
-PassRatio ratio_of(const AttentionCurve& forward, const AttentionCurve& backward) {
-  return {backward.efficiency / forward.efficiency, backward.s_half / forward.s_half};
-}
-AttentionCurve backward_of(const AttentionCurve& forward, const PassRatio& ratio) {
-  AttentionCurve backward = forward;
-  backward.pass = Pass::kBackward;
-  backward.efficiency *= ratio.efficiency;
-  backward.s_half *= ratio.s_half;
-  return backward;
-}
-
-AttentionCurve fit_split(const Rows& rows, const PassRatio& ratio, const AttentionFixed& fixed,
-                         const Gpu& gpu) {
-  LeastSquares problem;
-  problem.rows = rows.size();
-  problem.ranges = {{0.05, 1}, {10, 5000}};
-  problem.starts = {{0.6, 500}};
-  const auto with = [&](std::span<const double> x) {
-    AttentionCurve curve;
-    curve.efficiency = x[0];
-    curve.s_half = x[1];
-    curve.c_half = fixed.c_half;
-    curve.overhead = fixed.overhead;
-    return curve;
-  };
-  problem.residuals = [&](std::span<const double> x, std::span<double> out) {
-    const AttentionCurve forward = with(x);
-    const AttentionCurve backward = backward_of(forward, ratio);
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      out[i] = std::log(both_seconds(forward, backward, rows[i], gpu) / rows[i].seconds);
-    }
-  };
-  return with(solve(problem));
-}
-
-FitError error_on(std::string what, const AttentionCurve& curve, const Rows& rows, const Gpu& gpu) {
-  std::vector<double> predicted;
-  std::vector<double> measured;
-  for (const AttentionRow& row : rows) {
-    predicted.push_back(attention_seconds(curve, row, row.flops, gpu));
-    measured.push_back(row.seconds);
-  }
-  return fit_error(std::move(what), predicted, measured);
-}
-
-FitError error_on_both(std::string what, const AttentionCurve& forward,
-                       const AttentionCurve& backward, const Rows& rows, const Gpu& gpu) {
-  std::vector<double> predicted;
-  std::vector<double> measured;
-  for (const AttentionRow& row : rows) {
-    predicted.push_back(both_seconds(forward, backward, row, gpu));
-    measured.push_back(row.seconds);
-  }
-  return fit_error(std::move(what), predicted, measured);
-}
-
-// Rows such as training has: sequences from 2k and two waves of blocks on the chip.
-Rows training_like(const Rows& rows, const Gpu& gpu) {
-  Rows picked;
-  for (const AttentionRow& row : rows) {
-    if (row.sequence >= 2048 && fill(row, gpu) >= 2) picked.push_back(row);
-  }
-  return picked;
-}
-
-// Collects curves and their reports.
-class Collector {
- public:
-  void add(AttentionCurve curve, std::string kernel, int head_dim, Evidence evidence,
-           std::string source, std::vector<FitError> errors = {}) {
-    curve.kernel = std::move(kernel);
-    curve.head_dim = head_dim;
-    curve.evidence = evidence;
-    curve.source = std::move(source);
-    curve.efficiency = rounded(curve.efficiency);
-    curve.s_half = rounded(curve.s_half);
-    curve.c_half = rounded(curve.c_half);
-    curve.overhead = rounded(curve.overhead);
-    curve.full_efficiency = rounded(curve.full_efficiency);
-    CurveReport report;
-    report.curve = fmt::format("attention {} {} {}", curve.kernel, curve.head_dim,
-                               curve.pass == Pass::kForward ? "forward" : "backward");
-    report.rows = curve.source;
-    report.constants = fmt::format("e {:.3f}, s0 {:.0f}, c0 {:.2f}, t0 {:.1f} us", curve.efficiency,
-                                   curve.s_half, curve.c_half, curve.overhead * 1e6);
-    report.evidence = evidence;
-    for (const FitError& error : errors) {
-      if (&error != &errors.front()) result_.log_biases.push_back(error.log_bias);
-    }
-    report.errors = std::move(errors);
-    result_.reports.push_back(std::move(report));
-    result_.curves.push_back(std::move(curve));
-  }
-  const std::vector<AttentionCurve>& curves() const { return result_.curves; }
-  AttentionFits take() { return std::move(result_); }
-
- private:
-  AttentionFits result_;
-};
 
 constexpr const char* kForwardChart = "flash3_fp16_fwd";
 constexpr const char* kBothChart = "fwd_bwd_benchmark";
@@ -528,47 +377,6 @@ void add_full(std::vector<AttentionCurve>& curves, const std::vector<Chip>& chip
 }
 
 }  // namespace
-
-double attention_seconds(const AttentionCurve& curve, const AttentionRow& row, double flops,
-                         const Gpu& gpu) {
-  return flops / (curve.efficiency * gpu.peak_bf16.value()) * (1 + curve.s_half / row.sequence) *
-             (1 + curve.c_half / fill(row, gpu)) +
-         curve.overhead;
-}
-
-AttentionCurve fit_attention(const std::vector<AttentionRow>& rows, const Gpu& gpu,
-                             const AttentionFixed& fixed) {
-  LeastSquares problem;
-  problem.rows = rows.size();
-  problem.ranges = {{0.05, 1}, {10, 5000}};
-  problem.starts = {{0.5, 500}};
-  const bool fit_c = fixed.c_half < 0;
-  const bool fit_overhead = fixed.overhead < 0;
-  if (fit_c) {
-    problem.ranges.push_back({0, 10});
-    problem.starts[0].push_back(0.5);
-  }
-  if (fit_overhead) {
-    problem.ranges.push_back({0, 5e-5});
-    problem.starts[0].push_back(5e-6);
-  }
-  const auto with = [&](std::span<const double> x) {
-    AttentionCurve curve;
-    curve.pass = rows.front().pass == AttentionPass::kBackward ? Pass::kBackward : Pass::kForward;
-    curve.efficiency = x[0];
-    curve.s_half = x[1];
-    curve.c_half = fit_c ? x[2] : fixed.c_half;
-    curve.overhead = fit_overhead ? x.back() : fixed.overhead;
-    return curve;
-  };
-  problem.residuals = [&](std::span<const double> x, std::span<double> out) {
-    const AttentionCurve curve = with(x);
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      out[i] = std::log(attention_seconds(curve, rows[i], rows[i].flops, gpu) / rows[i].seconds);
-    }
-  };
-  return with(solve(problem));
-}
 
 AttentionFits fit_attention_of(std::string_view chip, const std::vector<Chip>& chips) {
   const Base base = fit_base(chips);

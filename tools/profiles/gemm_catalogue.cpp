@@ -58,51 +58,38 @@ Misaligned misaligned(const Gpu& gpu) {
           "to 281 and 97 to 149 against 666 to 753 TFLOP/s (calibration/measure/torch_rows.py)"};
 }
 
-// Rates of large products where no shapes are public.
-struct Anchor {
-  std::string_view gpu;
-  double tflops;
-  const char* source;
+// Rates of large products (calibration/published/large_products.csv): of GPUs without shapes, of
+// two cards of one chip by their maker (`relative`), of fp8 where the rows are another
+// generation's.
+struct LargeProducts {
+  std::string gpu;
+  std::string relative;  // empty: a rate of this GPU alone
+  bool fp8 = false;
+  double size = 0;  // fp8: of a square
+  double tflops = 0;
+  double relative_tflops = 0;
+  std::string source;
 };
-constexpr Anchor kAnchors[] = {
-    {"rtx-4090", 163, "LLMServingSim, products of Llama-8B (155 to 166 TFLOP/s)"},
-    {"rtx-3090", 64, "LLMServingSim, products of Llama-8B (53 to 75 TFLOP/s)"},
-    {"rtx-a6000", 100, "LLMServingSim, products of Llama-8B (76 to 113 TFLOP/s)"},
-    {"a100-pcie-80gb", 225, "SimuMax configs/system/a100_pcie.json (0.70 to 0.75 of the peak)"},
-    // torch.matmul of squares, the largest (8192 and 10240) or the best that is listed.
-    {"h100-pcie", 482, "zzc0721/torch-performance-test-data#95"},
-    {"h20", 142, "zzc0721/torch-performance-test-data"},
-    {"rtx-5090", 237, "zzc0721/torch-performance-test-data: 236 and 242, a D v2 232"},
-    {"t4", 42, "zzc0721/torch-performance-test-data: 41.9 and 42.7 in fp16"},
-    {"v100-32gb", 89, "zzc0721/torch-performance-test-data: a V100S in fp16"},
-};
-
-// Rates that the maker measured on two cards of one chip.
-struct Ratio {
-  std::string_view gpu;
-  std::string_view relative;
-  double rate;
-  const char* source;
-};
-constexpr Ratio kRatios[] = {
-    {"mi325x", "mi300x", 843.0 / 708,
-     "AMD, Measuring Max-Achievable FLOPs, part 2 (843 and 708 TFLOP/s)"},
-};
-
-// A large product in fp8 on a hot chip (square), where the rows are another generation's.
-struct Fp8Rate {
-  std::string_view gpu;
-  double size;
-  double tflops;
-  const char* source;
-};
-constexpr Fp8Rate kFp8Rates[] = {
-    {"mi355x", 8192, 3130, "AMD, FP8 GEMM Optimization on CDNA4, 2026-03: hipblaslt-bench"},
-};
+const std::vector<LargeProducts>& large_products() {
+  static const std::vector<LargeProducts> kRows = [] {
+    const CsvTable table = published_table("large_products.csv");
+    std::vector<LargeProducts> rows;
+    for (std::size_t i = 0; i < table.rows(); ++i) {
+      const auto number = [&](const char* column) {
+        return table.empty(i, column) ? 0 : table.number(i, column);
+      };
+      rows.push_back({table.text(i, "gpu"), table.text(i, "relative"),
+                      table.text(i, "dtype") == "fp8", number("size"), number("tflops"),
+                      number("relative_tflops"), table.text(i, "source")});
+    }
+    return rows;
+  }();
+  return kRows;
+}
 
 void use_fp8_rate(GemmCurve& curve, const Gpu& gpu) {
-  for (const Fp8Rate& rate : kFp8Rates) {
-    if (gpu.key != rate.gpu) continue;
+  for (const LargeProducts& rate : large_products()) {
+    if (!rate.fp8 || gpu.key != rate.gpu) continue;
     GemmRow row;
     row.m = row.n = row.k = rate.size;
     row.type = GemmType::kFp8;
@@ -115,15 +102,15 @@ void use_fp8_rate(GemmCurve& curve, const Gpu& gpu) {
   }
 }
 
-const Ratio* ratio_of(const Machine& machine, const Machine& relative) {
-  for (const Ratio& ratio : kRatios) {
+const LargeProducts* ratio_of(const Machine& machine, const Machine& relative) {
+  for (const LargeProducts& ratio : large_products()) {
     if (machine.key == ratio.gpu && relative.key == ratio.relative) return &ratio;
   }
   return nullptr;
 }
 
 // Large products at one rate.
-std::vector<GemmRow> anchor_rows(const Anchor& anchor) {
+std::vector<GemmRow> anchor_rows(const LargeProducts& anchor) {
   std::vector<GemmRow> rows;
   for (const double n : {4096.0, 8192.0, 12288.0}) {
     for (const double m : {4096.0, 8192.0}) {
@@ -202,7 +189,8 @@ class Builder {
       const bool few = count(machine) > 0 && count(machine) < kSurface;
       if (few) fit(machine, relative(machine));
     }
-    for (const Anchor& anchor : kAnchors) {
+    for (const LargeProducts& anchor : large_products()) {
+      if (anchor.fp8 || !anchor.relative.empty()) continue;
       for (const Machine& machine : machines_) {
         if (machine.key == anchor.gpu && !done_.contains(machine.key)) anchored(machine, anchor);
       }
@@ -297,7 +285,7 @@ class Builder {
     finish(machine, std::move(gemm));
   }
 
-  void anchored(const Machine& machine, const Anchor& anchor) {
+  void anchored(const Machine& machine, const LargeProducts& anchor) {
     const Machine* from = relative(machine);
     if (from == nullptr) return;
     GemmFitOptions options;
@@ -333,9 +321,9 @@ class Builder {
     if (from == nullptr) return;
     CatalogueGemm gemm = sources.at(from->key);
     GemmCurve& curve = gemm.bf16.curve;
-    const Ratio* ratio = ratio_of(machine, *from);
-    const double factor =
-        ratio != nullptr ? ratio->rate : power_factor(machine.node.gpu, from->node.gpu);
+    const LargeProducts* ratio = ratio_of(machine, *from);
+    const double factor = ratio != nullptr ? ratio->tflops / ratio->relative_tflops
+                                           : power_factor(machine.node.gpu, from->node.gpu);
     curve.efficiency =
         rounded(std::min(curve.efficiency * factor, std::max(kMostOfPeak, curve.efficiency)));
     if (ratio == nullptr) {

@@ -6,6 +6,7 @@
 #include "tools/profiles/published_fit.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <boost/math/distributions/normal.hpp>
@@ -316,6 +317,18 @@ std::vector<PublishedFit> fit_all_published() {
   return result;
 }
 
+namespace {
+
+// A profile a line: they are written by this program and read by another.
+std::string lines_of(const Json& store) {
+  std::vector<std::string> lines;
+  for (const Json& profile : store.at("profiles")) lines.push_back(profile.dump());
+  return fmt::format("{{\"schema\": {}, \"profiles\": [\n{}\n]}}\n", store.at("schema").dump(),
+                     fmt::join(lines, ",\n"));
+}
+
+}  // namespace
+
 std::map<std::string, std::string> profile_files(const std::vector<PublishedFit>& fits) {
   struct File {
     std::string name, whole, chip;  // `whole`: the GPU whose profile stands in full
@@ -340,7 +353,7 @@ std::map<std::string, std::string> profile_files(const std::vector<PublishedFit>
         others.push_back(calibration);
       }
     }
-    texts[file.name] = to_text(profile_store(whole, others));
+    texts[file.name] = lines_of(profile_store(whole, others));
   }
   return texts;
 }
