@@ -15,6 +15,7 @@
 #include "cli/output.h"
 #include "cli/verbs/ask.h"
 #include "cli/verbs/diagnose.h"
+#include "cli/verbs/import_capture.h"
 #include "cli/verbs/verbs.h"
 #include "models/zoo.h"
 #include "sim/base/spelling.h"
@@ -328,13 +329,13 @@ class Tree {
   }
 
   void add_import() {
-    auto o = std::make_shared<ImportOptions>();
+    auto o = std::make_shared<CaptureImportOptions>();
     CLI::App* verb =
         add_verb("import",
                  "A plan from settings of TorchTitan, Accelerate or DeepSpeed, config.json and "
                  "weights; a cluster file from nvidia-smi topo -m, NCCL's topology or Slurm's",
                  "import deepspeed.json --model llama-3.1-8b --cluster 64xh100 --out plan.yaml",
-                 run_import, o);
+                 run_any_import, o);
     verb->add_option("files", o->files, "Several of one job, or of one cluster, are joined")
         ->type_name("FILE")
         ->required();
@@ -346,7 +347,9 @@ class Tree {
            "Nodes of the allocation, as SLURM_JOB_NODELIST has them: \"n[1-5],m3\"");
     option(verb, "--model", o->model, "MODEL", "Of settings that do not name it");
     option(verb, "--cluster", o->cluster, "CLUSTER", "The plan's, which settings do not name");
-    option(verb, "--out", o->out, "FILE", "Write the plan or cluster file there");
+    option(verb, "--out", o->out, "FILE",
+           "Write the plan or cluster file there; of a capture, the model");
+    option(verb, "--plan", o->plan, "FILE", "Of a capture (foreshard-null): write its plan there");
     add_json(verb, o->output);
   }
 

@@ -11,6 +11,7 @@
 #include "models/yaml/model_yaml.h"
 #include "models/zoo.h"
 #include "sim/base/spelling.h"
+#include "sim/base/text_file.h"
 
 namespace foreshard {
 namespace {
@@ -73,7 +74,11 @@ std::vector<fs::path> hub_cache_folders() {
 }
 
 bool is_model_yaml(const fs::path& path) {
-  return path.extension() == ".yaml" || path.extension() == ".yml";
+  if (path.extension() != ".yaml" && path.extension() != ".yml") return false;
+  // A config.json by another name is JSON all the same.
+  const std::string text = fs::is_regular_file(path) ? read_text_start(path, 64) : "";
+  const std::size_t first = text.find_first_not_of(" \t\r\n");
+  return first == std::string::npos || text[first] != '{';
 }
 
 ModelName find_model(const std::string& text, const fs::path& seen) {

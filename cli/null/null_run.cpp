@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -149,6 +150,12 @@ int exit_status(const NullOptions& options, int status) {
 NullCommandLine parse_null_command_line(std::vector<std::string> arguments) {
   NullCommandLine line;
   NullOptions& o = line.options;
+  // The command's words are its own, whatever they look like.
+  const auto dashes = std::find(arguments.begin(), arguments.end(), "--");
+  if (dashes != arguments.end()) {
+    o.command.assign(dashes + 1, arguments.end());
+    arguments.erase(dashes, arguments.end());
+  }
   CLI::App app(
       "Runs a command on a GPU that is not there, as one rank of a world, and writes what "
       "it asks of the GPU into a folder: foreshard predict --capture takes it.",
@@ -166,8 +173,6 @@ NullCommandLine parse_null_command_line(std::vector<std::string> arguments) {
       ->check(CLI::IsMember({"done", "pending", "paced"}))
       ->capture_default_str();
   app.add_flag("--padded", o.padded, "Batches are padded: attention masks are not all ones");
-  app.add_option("command", o.command, "The command, after --")->required();
-  app.positionals_at_end();
   try {
     std::reverse(arguments.begin(), arguments.end());
     app.parse(std::move(arguments));
@@ -178,7 +183,11 @@ NullCommandLine parse_null_command_line(std::vector<std::string> arguments) {
     line.usage_error = fmt::format("foreshard-null: {}; see foreshard-null --help\n", error.what());
     return line;
   }
-  if (o.rank >= o.world) {
+  if (o.command.empty()) {
+    line.usage_error =
+        "foreshard-null: no command; expected one behind --, as in foreshard-null "
+        "--gpu h100 -- python3 train.py\n";
+  } else if (o.rank >= o.world) {
     line.usage_error = fmt::format("foreshard-null: --rank {}: expected a rank below --world {}\n",
                                    o.rank, o.world);
   }

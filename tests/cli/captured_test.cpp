@@ -2,8 +2,9 @@
 // makes CUDA's calls itself.
 #include <gtest/gtest.h>
 
-#include <filesystem>
-#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
 
 #include "tests/cli/program.h"
 
@@ -47,6 +48,36 @@ TEST(Captured, TheScheduleHasEveryCollective) {
   EXPECT_EQ(count("all_gather"), 2 * 13U);  // once as kind, once as stream
   EXPECT_EQ(count("all_reduce"), 2 * 1U);
   expect_says(outcome.out, ",reduce_scatter,");
+}
+
+// "all_gather 4194304", in the order of the schedule.
+std::vector<std::string> collectives(const Outcome& schedule) {
+  std::vector<std::string> found;
+  std::istringstream lines(schedule.out);
+  for (std::string line; std::getline(lines, line);) {
+    std::vector<std::string> cells;
+    std::istringstream rest(line);
+    for (std::string cell; std::getline(rest, cell, ',');) cells.push_back(cell);
+    if (cells.size() > 7 &&
+        (cells[1] == "all_gather" || cells[1] == "reduce_scatter" || cells[1] == "all_reduce")) {
+      found.push_back(cells[1] + " " + cells[7]);
+    }
+  }
+  return found;
+}
+
+// Two micro-batches of a small Llama of transformers, unit by unit, norm and head together.
+TEST(Captured, AnImportedPlanIsTheCapture) {
+  const std::string capture = FORESHARD_SOURCE_DIR "/tests/captures/llama_fsdp2_8";
+  const Outcome imported = run("import " + capture + " --out mine.yaml --plan plan.yaml");
+  ASSERT_EQ(imported.exit_code, 0) << imported.err;
+  expect_says(read_temporary("plan.yaml"), "head: with_norm");
+  const auto planned = collectives(run("schedule --plan plan.yaml"));
+  EXPECT_EQ(planned.size(), 36U);
+  EXPECT_EQ(planned, collectives(run("schedule --capture " + capture + " --cluster 8xh100")));
+  const Outcome nameless = run("import " + kCapture + " --out mine.yaml");
+  EXPECT_EQ(nameless.exit_code, 6);
+  expect_says(nameless.err, "foreshard predict --capture");
 }
 
 TEST(Captured, AnotherMachineIsPricedAnew) {

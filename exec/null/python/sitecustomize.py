@@ -219,11 +219,14 @@ def describe_model():
     def whole(tensor):
         return list(tensor.shape)
 
+    seen = set()
+
     def unit(name, module):
         state = getattr(module, "_get_fsdp_state", None)
         group = state()._fsdp_param_group if state is not None else None
-        if group is None:
+        if group is None or id(group) in seen:  # modules may share a group
             return None
+        seen.add(id(group))
         policy, after = group.mp_policy, group.post_forward_mesh_info
         return {
             "name": name or "root",

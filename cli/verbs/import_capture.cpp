@@ -1,0 +1,64 @@
+#include "cli/verbs/import_capture.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "cli/output.h"
+#include "cli/verbs/verbs.h"
+#include "interop/capture/capture_plan.h"
+#include "interop/capture/read_capture.h"
+#include "sim/base/config.h"
+#include "sim/spec/plan_config.h"
+
+namespace foreshard {
+
+namespace fs = std::filesystem;
+
+bool is_capture_folder(const std::string& path) {
+  return fs::exists(fs::path(path) / "capture.json");
+}
+
+ExitCode import_capture(const CaptureImportOptions& options) {
+  if (options.files.size() != 1) {
+    throw Error(ExitCode::kUsage, "import: expected one capture, and nothing beside it");
+  }
+  // A plan names files as seen from its own folder.
+  const std::string model = options.out.empty() ? "model.json" : options.out;
+  const fs::path seen_from = fs::path(options.plan).parent_path();
+  const fs::path named = fs::relative(fs::absolute(model), seen_from.empty() ? "." : seen_from);
+  const std::string name =
+      named.string().find('/') == std::string::npos ? "./" + named.string() : named.string();
+  const CapturedPlan made = plan_of_capture(read_capture(options.files.front()), name);
+  read_plan(parse_yaml(made.plan, "the imported plan"));  // throws where a key has no such value
+  if (!options.out.empty()) write_file(options.out, made.model);
+  if (!options.plan.empty()) write_file(options.plan, made.plan);
+  if (options.output.form == Form::kJson) {
+    write_answer(document("foreshard.import/1", {{"format", "capture"},
+                                                 {"model", made.model},
+                                                 {"plan", made.plan},
+                                                 {"ledger", ledger_json(made.ledger)}}));
+    return ExitCode::kOk;
+  }
+  std::string text = options.plan.empty() ? made.plan : "# written to " + options.plan + "\n";
+  if (!options.out.empty()) text += "# the model: " + options.out + "\n";
+  text += "\n";
+  const std::string ledger = ledger_text(made.ledger);
+  for (std::size_t at = 0; at < ledger.size();) {
+    const std::size_t end = ledger.find('\n', at);
+    text += "# " + ledger.substr(at, end - at) + "\n";
+    at = end + 1;
+  }
+  write_text(text);
+  return ExitCode::kOk;
+}
+
+ExitCode run_any_import(const CaptureImportOptions& options) {
+  const bool is_capture =
+      std::any_of(options.files.begin(), options.files.end(), is_capture_folder);
+  return is_capture ? import_capture(options) : run_import(options);
+}
+
+}  // namespace foreshard
