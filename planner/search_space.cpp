@@ -43,7 +43,7 @@ SearchSpace space_of(const Job& job) {
   if (is_fixed(job, "batch.micro_batch")) {
     space.micro_batches = {base.batch.micro_batch};
   } else if (is_fixed(job, "batch.accumulation")) {
-    const std::int64_t sequences = job.cluster.gpus * base.batch.accumulation;
+    const std::int64_t sequences = base.mesh.data_parallel() * base.batch.accumulation;
     if (space.global_batch % sequences == 0) {
       space.micro_batches = {space.global_batch / sequences};
     }

@@ -68,6 +68,12 @@ Exported export_nearest(const Job& job, const char* runtime,
 Exported exported(const ExportOptions& options, const Job& job) {
   const Plan& plan = job.resolved.plan;
   const ExportJob as_it_is{plan, job.model, job.cluster};
+  if (!plan.mesh.is_plain() && options.to != "torchtitan") {
+    throw Error(ExitCode::kMissingCapability,
+                fmt::format("export --to {}: unsupported: mesh.tp, mesh.cp and mesh.ep are written "
+                            "for torchtitan alone; nearest: --to torchtitan",
+                            options.to));
+  }
   if (options.to == "fsdp2") return export_script(job);
   if (options.to == "launch") {
     return launch_file(plan, job.cluster, launcher_of(options), options.program);

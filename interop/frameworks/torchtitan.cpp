@@ -93,14 +93,23 @@ void read_parallelism(ForeignReader& reader) {
       reader.ignore(key("data_parallel_shard_degree"), "the rest of the ranks, as by default");
     }
   }
-  for (const char* name :
-       {"tensor_parallel_degree", "pipeline_parallel_degree", "context_parallel_degree",
-        "expert_parallel_degree", "expert_tensor_parallel_degree"}) {
+  constexpr std::pair<const char*, const char*> kAxes[] = {
+      {"tensor_parallel_degree", "mesh.tp"},
+      {"context_parallel_degree", "mesh.cp"},
+      {"expert_parallel_degree", "mesh.ep"},
+      {"expert_tensor_parallel_degree", "mesh.etp"}};
+  for (const auto& [name, axis] : kAxes) {
     const ConfigNode* node = reader.find(key(name));
-    if (node != nullptr && node->as_int(1) > 1) {
-      reader.unsupported(key(name),
-                         "only data parallelism is modelled: the forecast leaves it out");
-    }
+    if (node != nullptr && node->as_int(1) > 1) reader.integer(key(name), axis);
+  }
+  const ConfigNode* stages = reader.find(key("pipeline_parallel_degree"));
+  if (stages != nullptr && stages->as_int(1) > 1) {
+    reader.unsupported(key("pipeline_parallel_degree"),
+                       "pipelines are not modelled: the forecast leaves it out");
+  }
+  if (const ConfigNode* node = reader.find(key("disable_loss_parallel"))) {
+    reader.map(key("disable_loss_parallel"), "tensor_parallel.loss",
+               node->as_bool() ? "false" : "true");
   }
   if (const ConfigNode* node = reader.find(key("fsdp_reshard_after_forward"))) {
     static constexpr std::string_view kWords[] = {"default", "always", "never"};
@@ -339,9 +348,12 @@ seed = {}
 data_parallel_replicate_degree = {}
 data_parallel_shard_degree = {}
 fsdp_reshard_after_forward = "{}"
-tensor_parallel_degree = 1
+tensor_parallel_degree = {}
+disable_loss_parallel = {}
 pipeline_parallel_degree = 1
-context_parallel_degree = 1
+context_parallel_degree = {}
+expert_parallel_degree = {}
+expert_tensor_parallel_degree = {}
 
 {}
 [compile]
@@ -351,7 +363,8 @@ enable = {}
       plan.batch.micro_batch * plan.batch.accumulation * plan.mesh.data_parallel(),
       plan.batch.sequence, number(o.clip_norm.value_or(1e9)), torch_name(plan.master_dtype),
       torch_name(plan.param_dtype), torch_name(plan.reduce_dtype), plan.offload == Offload::kCpu,
-      plan.seed, plan.mesh.replicate, plan.mesh.shard, reshard, recompute_lines(plan),
+      plan.seed, plan.mesh.replicate, plan.mesh.shard, reshard, plan.mesh.tp,
+      !plan.tensor_parallel.loss, plan.mesh.cp, plan.mesh.ep, plan.mesh.etp, recompute_lines(plan),
       plan.compile == Compile::kBlocks);
   if (plan.compile == Compile::kBlocks) {
     text += fmt::format("components = [\"model\"{}]\n",

@@ -10,16 +10,21 @@ namespace {
 
 constexpr std::int64_t kLargestMicroBatch = 64;
 
-std::vector<std::int64_t> default_shard_groups(const Cluster& cluster) {
+// Ranks with samples of their own; the base's other axes stay as they are.
+std::int64_t data_ranks(const SearchSpace& space, const Cluster& cluster) {
+  return cluster.gpus / (space.base.mesh.cp * space.base.mesh.tp);
+}
+
+std::vector<std::int64_t> default_shard_groups(const Cluster& cluster, std::int64_t ranks) {
   std::vector<std::int64_t> groups;
   const std::int64_t node = cluster.gpus_per_node();
   const std::int64_t domain = node * cluster.node.link_domain;
-  for (std::int64_t g = 1; g <= cluster.gpus; ++g) {
-    if (cluster.gpus % g != 0) continue;
+  for (std::int64_t g = 1; g <= ranks; ++g) {
+    if (ranks % g != 0) continue;
     const bool power_of_two = (g & (g - 1)) == 0;
     const bool whole_nodes_doubling = g % node == 0 && ((g / node) & (g / node - 1)) == 0;
     const bool whole_domains = domain > node && g % domain == 0;
-    if (power_of_two || whole_nodes_doubling || whole_domains || g == cluster.gpus) {
+    if (power_of_two || whole_nodes_doubling || whole_domains || g == ranks) {
       groups.push_back(g);
     }
   }
@@ -56,7 +61,7 @@ const T& get(const std::vector<T>& axis, std::int16_t i) {
 // Whether the axes' values go together, before anything is asked of the runtime.
 bool is_sensible(const SearchSpace& space, const Cluster& cluster, const Place& place) {
   const std::int64_t shard = get(space.shard_groups, at(place, Axis::kShard));
-  if (shard <= 0 || cluster.gpus % shard != 0) return false;
+  if (shard <= 0 || data_ranks(space, cluster) % shard != 0) return false;
   const Reshard& reshard = get(space.reshards, at(place, Axis::kReshard));
   if (reshard.kind == Reshard::Kind::kGroup &&
       (reshard.group >= shard || shard % reshard.group != 0)) {
@@ -65,7 +70,7 @@ bool is_sensible(const SearchSpace& space, const Cluster& cluster, const Place& 
   // With one rank per shard group nothing is gathered: resharding and prefetch change nothing.
   if (shard == 1 && (at(place, Axis::kReshard) > 0 || at(place, Axis::kPrefetch) > 0)) return false;
   const std::int64_t micro_batch = get(space.micro_batches, at(place, Axis::kMicroBatch));
-  return micro_batch > 0 && space.global_batch / cluster.gpus % micro_batch == 0;
+  return micro_batch > 0 && space.global_batch / data_ranks(space, cluster) % micro_batch == 0;
 }
 
 // Whether a knob has another value than its first where it says nothing.
@@ -82,25 +87,26 @@ bool repeats(const SearchSpace& space, const Place& place, const Plan& plan) {
 
 SearchSpace complete(SearchSpace space, const Cluster& cluster) {
   FORESHARD_CHECK(space.knobs.size() <= kMostKnobs, "too many knobs");
-  if (space.shard_groups.empty()) space.shard_groups = default_shard_groups(cluster);
+  const std::int64_t ranks = data_ranks(space, cluster);
+  if (space.shard_groups.empty()) space.shard_groups = default_shard_groups(cluster, ranks);
   if (space.reshards.empty()) space.reshards = default_reshards(cluster);
   if (space.prefetches.empty()) space.prefetches = default_prefetches(space.base);
   if (space.recomputes.empty()) {
     space.recomputes = {
         {Recompute::kNone, {}}, {Recompute::kSelective, {}}, {Recompute::kFull, {}}};
   }
-  if (space.global_batch <= 0 || space.global_batch % cluster.gpus != 0) {
-    const std::int64_t below = space.global_batch / cluster.gpus * cluster.gpus;
+  if (space.global_batch <= 0 || space.global_batch % ranks != 0) {
+    const std::int64_t below = space.global_batch / ranks * ranks;
     throw Error(ExitCode::kInvalidInput,
                 "a global batch of " + std::to_string(space.global_batch) +
-                    " sequences does not divide over " + std::to_string(cluster.gpus) +
+                    " sequences does not divide over " + std::to_string(ranks) +
                     " ranks; the nearest that do are " +
                     (below > 0 ? std::to_string(below) + " and " : std::string()) +
-                    std::to_string(below + cluster.gpus));
+                    std::to_string(below + ranks));
   }
   if (space.allocators.empty()) space.allocators = {space.base.allocator};
   if (space.micro_batches.empty()) {
-    const std::int64_t per_rank = space.global_batch / cluster.gpus;
+    const std::int64_t per_rank = space.global_batch / ranks;
     for (std::int64_t m = 1; m <= std::min(per_rank, kLargestMicroBatch); ++m) {
       if (per_rank % m == 0) space.micro_batches.push_back(m);
     }
@@ -161,12 +167,13 @@ std::optional<std::int16_t> usual_value(const SearchSpace& space, std::size_t ax
 Plan plan_at(const SearchSpace& space, const Cluster& cluster, const Place& place) {
   Plan plan = space.base;
   plan.mesh.shard = get(space.shard_groups, at(place, Axis::kShard));
-  plan.mesh.replicate = cluster.gpus / plan.mesh.shard;
+  plan.mesh.replicate = data_ranks(space, cluster) / plan.mesh.shard;
   plan.reshard_after_forward.value = get(space.reshards, at(place, Axis::kReshard));
   plan.prefetch = get(space.prefetches, at(place, Axis::kPrefetch));
   plan.recompute = get(space.recomputes, at(place, Axis::kRecompute));
   plan.batch.micro_batch = get(space.micro_batches, at(place, Axis::kMicroBatch));
-  plan.batch.accumulation = space.global_batch / cluster.gpus / plan.batch.micro_batch;
+  plan.batch.accumulation =
+      space.global_batch / data_ranks(space, cluster) / plan.batch.micro_batch;
   for (std::size_t k = 0; k < space.knobs.size(); ++k) {
     const auto value = static_cast<std::size_t>(place[static_cast<std::size_t>(Axis::kKnobs) + k]);
     space.knobs[k].values[value](plan);

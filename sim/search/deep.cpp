@@ -124,11 +124,13 @@ class Layers {
     for (const std::int64_t shard : space_.shard_groups) {
       for (const std::int64_t micro_batch : space_.micro_batches) {
         Frame frame{best.plan, Time()};
-        frame.plan.mesh = {shard, cluster_.gpus / shard, best.plan.mesh.inner};
+        const std::int64_t ranks = best.plan.mesh.data_parallel();
+        frame.plan.mesh.shard = shard;
+        frame.plan.mesh.replicate = ranks / shard;
         const LayerChoices choices = choices_for(frame.plan);
         if (choices.reshards.empty()) continue;
         frame.plan.batch.micro_batch = micro_batch;
-        frame.plan.batch.accumulation = space_.global_batch / cluster_.gpus / micro_batch;
+        frame.plan.batch.accumulation = space_.global_batch / ranks / micro_batch;
         if (frame.plan.mesh == best.plan.mesh && frame.plan.batch == best.plan.batch) {
           frame.plan = best.plan;
         } else {

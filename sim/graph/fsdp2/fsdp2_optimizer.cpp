@@ -80,7 +80,7 @@ void Fsdp2::persistent_memory(StepNumber step) {
   for (std::int32_t u = 0; u < count(); ++u) {
     const auto padded = [](const UnitParameter& p) { return p.local_numel != p.shard_numel; };
     const std::vector<UnitParameter>& list = shape(u).list;
-    if (!logging_ || framed() || std::none_of(list.begin(), list.end(), padded)) {
+    if (!logging_ || std::none_of(list.begin(), list.end(), padded)) {
       hold(MemoryCategory::kShardedParam, u, shape(u).sharded_parts);
       continue;
     }

@@ -206,8 +206,7 @@ TEST(TorchTitan, TellsOfEveryKeyWithItsLine) {
   EXPECT_EQ(unknown.mapping, Mapping::kIgnored);
   EXPECT_EQ(unknown.line, 11);
   EXPECT_EQ(unknown.why, "unknown key; did you mean training.max_norm?");
-  EXPECT_EQ(entry(plan.ledger, "parallelism.tensor_parallel_degree").mapping,
-            Mapping::kUnsupported);
+  EXPECT_EQ(plan.value("mesh.tp"), "8");
   EXPECT_EQ(entry(plan.ledger, "job").why, "says nothing of a step's time or memory");
 }
 
