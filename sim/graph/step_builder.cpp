@@ -166,6 +166,11 @@ void StepBuilder::add_axes() {
     const bool of_experts = dim == MeshDim::kEp || dim == MeshDim::kEfsdp || dim == MeshDim::kEtp ||
                             dim == MeshDim::kExpertReplicate;
     const GroupShape group = mesh.group(dim);
+    // Only what torchtitan's frame of a step sums over; a communicator that nobody uses is not
+    // made.
+    const bool of_frame = dim == MeshDim::kWorld || dim == MeshDim::kBatch || dim == MeshDim::kLoss;
+    const bool framed = plan_.step_frame != StepFrame::kPlain;
+    if (of_frame && (dim == MeshDim::kWorld || !framed)) continue;
     if ((of_experts && !has_experts) || (group.size == 1 && dim != MeshDim::kEfsdp)) continue;
     std::uint8_t& index = communicator_of_dim_[d];
     if (group.size == mesh.world()) {

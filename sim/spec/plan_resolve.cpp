@@ -130,6 +130,20 @@ void resolve_batch(const PlanDocument& document, const ModelSpec& model, Plan& p
   reasons["batch.accumulation"] = fmt::format("batch.global {} / ({})", global, rounds);
 }
 
+// Experts that ranks share are a unit of their own mesh, and torchtitan lists what to prefetch
+// (llama4/infra/parallelize.py).
+void resolve_experts(const PlanDocument& document, Plan& plan, Reasons& reasons) {
+  if (plan.mesh.ep == 1) return;
+  const auto set = [&](const char* key, auto& value, auto to) {
+    if (document.has(key) || reasons.count(key) > 0) return;
+    value = to;
+    reasons[key] = "experts are spread over mesh.ep";
+  };
+  set("units.experts", plan.units.experts, UnitPlacement::kOwn);
+  set("prefetch.forward", plan.prefetch.forward, std::int64_t{1});
+  set("prefetch.backward_lists", plan.prefetch.backward_lists, true);
+}
+
 void resolve_units(const PlanDocument& document, const ModelSpec& model, Plan& plan,
                    Reasons& reasons) {
   if (plan.units.embedding == UnitPlacement::kWithHead) {
@@ -206,6 +220,7 @@ ResolvedPlan resolve(const PlanDocument& written, const ModelSpec& model, const 
     reasons[key] = fmt::format("{}'s default", to_string(document.trainer));
   }
   resolve_units(document, model, plan, reasons);
+  resolve_experts(document, plan, reasons);
   // communication_data_type: the compute dtype unless told otherwise.
   if (is_zero(plan.runtime.kind) && !document.has("dtype.reduce")) {
     plan.reduce_dtype = plan.param_dtype;

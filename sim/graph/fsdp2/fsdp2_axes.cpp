@@ -418,7 +418,8 @@ std::vector<Fsdp2::ClipGroup> Fsdp2::clip_groups() const {
   add(others, MeshDim::kTp);
   // Dimensions side by side become one all-reduce where a flattened mesh of just these ranks
   // exists: torchtitan makes `loss` (tensor/_redistribute.py:251-283).
-  const bool whole = mesh.tp == 1 && mesh.replicate == 1 && mesh.etp == 1 && mesh.efsdp() > 1;
+  const bool whole =
+      framed() && mesh.tp == 1 && mesh.replicate == 1 && mesh.etp == 1 && mesh.efsdp() > 1;
   if (whole) {
     add(experts, MeshDim::kLoss);
   } else {

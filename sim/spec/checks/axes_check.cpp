@@ -139,6 +139,9 @@ Problem problem_of_expert_axes(const Plan& plan, const ModelSpec& model) {
   if (experts <= 1) {
     return contradiction("mesh.ep", fmt::format("{} has no experts", model.name), "1");
   }
+  if (mesh.ep > 1 && plan.units.experts != UnitPlacement::kOwn) {
+    return contradiction("units.experts", "experts that ranks share are units of their own", "own");
+  }
   if (mesh.etp != 1 && mesh.etp != mesh.tp) {
     return contradiction("mesh.etp", fmt::format("{} is neither 1 nor mesh.tp", mesh.etp),
                          mesh.tp == 1 ? "1" : fmt::format("1 or {}", mesh.tp));
