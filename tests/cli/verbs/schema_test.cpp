@@ -349,8 +349,18 @@ TEST(Schema, ClusterHasTheFiguresOfTheCatalogue) {
     for (auto& [key, figure] : cluster[part].items()) figure = "a figure";
   }
   // What the usual machines do not need stands in the schema all the same.
-  Texts keys = {"gpus",     "machine",          "memory_outside_allocator",
-                "degraded", "node.link_domain", "node.pcie_switches"};
+  Texts keys = {"gpus",
+                "machine",
+                "memory_outside_allocator",
+                "degraded",
+                "node.link_domain",
+                "node.pcie_switches",
+                "nodes",
+                "switches",
+                "links",
+                "ranks",
+                "rings",
+                "background"};
   for (const char* part : {"gpu", "node", "network"}) {
     for (const auto& [key, figure] : cluster[part].items()) {
       keys.push_back(std::string(part) + "." + key);
@@ -370,6 +380,11 @@ TEST(Schema, ClusterJudgesAsTheReader) {
           "network": {"oversubscription": 2}, "memory_outside_allocator": "2GiB"})",
       R"({"gpus": 64, "machine": "h100",
           "node": {"nic_rate": {"value": "0.4Tbit/s", "source": "a quote"}}})",
+      R"({"machine": "h100", "nodes": [{"names": "a[1-5]", "leaf": "l1"},
+          {"count": 3, "leaf": ["l1", "l2"], "degraded": [{"nic": 1, "fraction": 0}]}],
+          "switches": ["l1", {"name": "l2", "latency": "300ns"}],
+          "links": [{"between": ["l1", "l2"], "rate": "400Gbit/s", "count": 4}],
+          "ranks": ["a[1-5]"], "background": {"l1-l2": [0.1, 0.5]}})",
   };
   Texts bad = {
       R"([])",
@@ -394,6 +409,10 @@ TEST(Schema, ClusterJudgesAsTheReader) {
       R"({"gpus": 64, "machine": "h100", "network": {"kind": "torus"}})",
       R"({"gpus": 64, "machine": "h100", "network": {"oversubscription": 0.5}})",
       R"({"gpus": 64, "machine": "h100", "memory_outside_allocator": "2 G"})",
+      R"({"machine": "h100", "nodes": [{"leaf": "l1"}], "switches": ["l1"]})",
+      R"({"machine": "h100", "nodes": [{"count": 2, "on": "l1"}], "switches": ["l1"]})",
+      R"({"machine": "h100", "nodes": [{"count": 2}], "switches": ["a", "b"],
+          "links": [{"between": ["a"], "rate": "1GB/s"}]})",
   };
   // Without a machine every figure is needed but those with a default.
   for (const char* part : {"gpu", "node", "network"}) {
