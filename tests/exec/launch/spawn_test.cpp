@@ -26,8 +26,9 @@ bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
+// Within two minutes: of a machine that does other things as well.
 bool ends_soon(int process) {
-  for (int i = 0; i < 200 && ::kill(process, 0) == 0; ++i) {
+  for (int i = 0; i < 12000 && ::kill(process, 0) == 0; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   return ::kill(process, 0) != 0;

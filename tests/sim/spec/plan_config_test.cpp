@@ -131,8 +131,7 @@ rank: 7
 TEST(PlanConfig, NamesPlaceAndNearestForMisspeltKeys) {
   EXPECT_EQ(refusal("model: a\nmesh: {shrad: 8}\n"),
             "plan.yaml:2:8: mesh.shrad: unknown key 'shrad'; expected one of shard, replicate, "
-            "inner; did "
-            "you mean shard?");
+            "inner, cp, tp, ep, etp; did you mean shard?");
   EXPECT_NE(refusal("prefetsh: {forward: 1}").find("did you mean prefetch?"), std::string::npos);
   EXPECT_NE(refusal("mesh: 8").find("plan.yaml:1:7: mesh: no mapping stands here; expected {shard: "
                                     "..., replicate: ..., inner: ...}"),
@@ -302,8 +301,8 @@ TEST(PlanConfig, SetSaysWhereInItsText) {
             "16,777,216, for example 8");
   EXPECT_EQ(
       set_refusal("mesh={shard: 8, replicat: 2}"),
-      "--set:1:17: mesh.replicat: unknown key 'replicat'; expected one of shard, replicate, inner; "
-      "did you mean replicate?");
+      "--set:1:17: mesh.replicat: unknown key 'replicat'; expected one of shard, replicate, inner, "
+      "cp, tp, ep, etp; did you mean replicate?");
   EXPECT_EQ(set_refusal("mesh.shrad=8"),
             "--set:1:1: unknown key 'mesh.shrad'; expected a key of a plan such as mesh.shard; did "
             "you mean mesh.shard?");
