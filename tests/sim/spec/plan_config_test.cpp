@@ -133,8 +133,9 @@ TEST(PlanConfig, NamesPlaceAndNearestForMisspeltKeys) {
             "plan.yaml:2:8: mesh.shrad: unknown key 'shrad'; expected one of shard, replicate, "
             "inner, cp, tp, ep, etp; did you mean shard?");
   EXPECT_NE(refusal("prefetsh: {forward: 1}").find("did you mean prefetch?"), std::string::npos);
-  EXPECT_NE(refusal("mesh: 8").find("plan.yaml:1:7: mesh: no mapping stands here; expected {shard: "
-                                    "..., replicate: ..., inner: ...}"),
+  EXPECT_NE(refusal("mesh: 8").find(
+                "plan.yaml:1:7: mesh: no mapping stands here; expected {shard: "
+                "..., replicate: ..., inner: ..., cp: ..., tp: ..., ep: ..., etp: ...}"),
             std::string::npos);
   EXPECT_NE(refusal("- model").find("no plan stands here"), std::string::npos);
   EXPECT_NE(refusal("mesh: {shard: 8}\nmesh: {shard: 8}").find("again"), std::string::npos);
