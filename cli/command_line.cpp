@@ -491,6 +491,7 @@ class Tree {
         add_verb("ask", "Which fact narrows a forecast most per minute that it takes to find out",
                  "ask --model llama-3.1-8b --cluster 64xh100", run_ask, o);
     add_job_flags(verb, o->job, kSetHelp);
+    verb->add_option("file", o->job.plan, "A plan: the same as --plan")->type_name("FILE");
     add_json(verb, o->output);
   }
 
@@ -504,9 +505,10 @@ class Tree {
            "step=2.1s, tokens/s=99840 (of all GPUs), tokens/s/gpu=3120, memory=61GiB, "
            "reserved=70GiB, retries=4; of a trace compute, communication, exposed, waiting, idle, "
            "data; may be repeated");
-    option(verb, "--log", o->log, "FILE",
-           "Of torchtitan, transformers' Trainer, Accelerate, Megatron-LM or nanotron, or a message "
-           "that memory is at an end");
+    option(
+        verb, "--log", o->log, "FILE",
+        "Of torchtitan, transformers' Trainer, Accelerate, Megatron-LM or nanotron, or a message "
+        "that memory is at an end");
     option(verb, "--run", o->run, "DIR|TRACE", "A trace or a run of the plan: as for validate");
     option(verb, "--threads", o->threads, "FILE",
            "Score the diagnosis on published threads whose cause was found");
@@ -561,7 +563,8 @@ class Tree {
         add_verb("schema", "The JSON Schema of a kind of file", "schema plan", run_schema, o);
     choice(verb->add_option("kind", o->name, "Which")->required(),
            "plan|cluster|model|report|explain|compare|page|search|recommend|scale|calibrate|export|"
-           "import|launch|validation|accuracy|diagnosis|questions|forecasts|conformance|models|machines|doctor");
+           "import|launch|validation|accuracy|diagnosis|questions|forecasts|conformance|models|"
+           "machines|doctor");
   }
 
   void add_doctor() {

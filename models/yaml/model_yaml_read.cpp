@@ -116,9 +116,10 @@ class OrderReader {
       return other.kind == kind && other.same_as < 0 && may;
     };
     if (at != names_.end() && fits(at->second)) return at->second;
-    throw value->error(fmt::format("{} is no earlier block or embedding of this kind with weights of its own",
-                                   quote(value->as_string())),
-                       "the name of a layer above");
+    throw value->error(
+        fmt::format("{} is no earlier block or embedding of this kind with weights of its own",
+                    quote(value->as_string())),
+        "the name of a layer above");
   }
 
   const DeclaredNames& kinds_;

@@ -56,12 +56,9 @@ void drop_changing(nlohmann::ordered_json& json) {
 // The kind that foreshard schema calls the documents of this name: some verbs write several, which
 // one schema describes.
 std::string kind_of(const nlohmann::ordered_json& document) {
-  static const std::map<std::string, std::string> kShared = {{"slower", "explain"},
-                                                             {"inferred", "explain"},
-                                                             {"runtimes", "compare"},
-                                                             {"model", "models"},
-                                                             {"machine", "machines"},
-                                                             {"topology", "machines"}};
+  static const std::map<std::string, std::string> kShared = {
+      {"slower", "explain"}, {"inferred", "explain"}, {"runtimes", "compare"},
+      {"model", "models"},   {"machine", "machines"}, {"topology", "machines"}};
   const std::string id = document.at("schema");  // foreshard.NAME/1
   const std::size_t begin = id.find('.') + 1;
   const std::string name = id.substr(begin, id.find('/') - begin);

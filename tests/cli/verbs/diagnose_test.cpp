@@ -22,6 +22,13 @@ TEST(DiagnoseVerb, DocumentsFollowTheirSchemas) {
   expect_follows_its_schema(questions);
 }
 
+TEST(AskVerb, TakesAPlanByItsName) {
+  write_temporary("plan.yaml", "model: gpt2\ncluster: 8xa100\nruntime: fsdp2\n");
+  const Outcome named = run("ask plan.yaml --json");
+  EXPECT_EQ(named.exit_code, 0) << named.err;
+  EXPECT_GT(json_of(named).at("half_width").get<double>(), 0);
+}
+
 TEST(DiagnoseVerb, ALogNamesTheLink) {
   write_temporary("train.log",
                   "NCCL INFO Channel 00/0 : 1[0] -> 8[0] [receive] via NET/Socket/0\n"

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "interop/steps/score_steps.h"
 #include "interop/steps/training_job.h"
 #include "sim/base/error.h"
+#include "sim/base/text_file.h"
 #include "tests/interop/training_cells.h"
 
 namespace foreshard {
@@ -92,6 +94,29 @@ TEST(TrainingRows, AFamilyThatNobodyHasSeenIsLessCertain) {
   const double code = code_reach(first_looks(), first_looks().time, unseen.facts, "X").up;
   EXPECT_NEAR(upwards(unseen), std::hypot(upwards(known), code), 0.01);
   EXPECT_GT(upwards(unseen), upwards(known) + 0.01);
+}
+
+// What `ask` promises of one run: half of the interval, which still holds as many as it should. Of
+// published families whose steps have no say in their own forecasts.
+TEST(TrainingRows, OneRunHalvesTheIntervalOfPublishedFamilies) {
+  std::istringstream lines(read_text_file(
+      FORESHARD_SOURCE_DIR "/calibration/published/training_steps.csv", kMaxTableBytes));
+  std::string text, line;
+  std::getline(lines, text);
+  int kept = 0;
+  for (int i = 0; std::getline(lines, line); ++i) {
+    if (i % 7 != 0) continue;
+    text += "\n" + line;
+    ++kept;
+  }
+  ASSERT_GT(kept, 80);
+  const std::vector<AccuracyRow> rows = score_training_steps(CsvTable(text, "steps.csv"));
+  const std::vector<AccuracyRow> anchors = anchored(rows, 1);
+  const AccuracySummary before = summarize_accuracy(pointers(rows));
+  const AccuracySummary after = summarize_accuracy(pointers(anchors));
+  EXPECT_NEAR(after.half_width / before.half_width, 0.5, 0.06);
+  EXPECT_GE(after.coverage, 0.85);
+  EXPECT_LE(after.half_width, 0.055);
 }
 
 // tokens/s/GPU x GPUs x seconds = tokens: 128 x 2048 / (1000 x 16) s.

@@ -21,8 +21,9 @@ Cluster cluster_of(const std::string& architecture, std::int64_t gpus) {
   Cluster cluster = round_cluster(gpus);
   cluster.gpu.architecture = architecture;
   const bool is_blackwell = architecture == "blackwell";
-  cluster.node.gpu_link =
-      BytesPerSecond(is_blackwell ? 900e9 : architecture == "hopper" ? 450e9 : 300e9);
+  cluster.node.gpu_link = BytesPerSecond(is_blackwell               ? 900e9
+                                         : architecture == "hopper" ? 450e9
+                                                                    : 300e9);
   cluster.node.gpu_link_name = "NVLink + NVSwitch";
   cluster.memory_outside_allocator.reset();
   return cluster;
@@ -80,11 +81,9 @@ TEST(OutsideAllocator, OlderVersionsConnectEveryAlgorithm) {
 // connections. (Of four, 688 MiB at the end of the chain; here a rank in its middle: one side
 // more.)
 TEST(OutsideAllocator, TwoA100sAsMeasured) {
-  const OutsideItems two =
-      memory_outside(graph_of({2, 1}), cluster_of("ampere", 2), torch("2.1"));
+  const OutsideItems two = memory_outside(graph_of({2, 1}), cluster_of("ampere", 2), torch("2.1"));
   EXPECT_EQ(mib(two, "nccl shard"), 544);
-  const OutsideItems four =
-      memory_outside(graph_of({4, 1}), cluster_of("ampere", 4), torch("2.1"));
+  const OutsideItems four = memory_outside(graph_of({4, 1}), cluster_of("ampere", 4), torch("2.1"));
   EXPECT_EQ(mib(four, "nccl shard"), 688 + 24 * 6);
 }
 
