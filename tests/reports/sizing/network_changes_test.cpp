@@ -9,6 +9,7 @@
 
 #include "calibration/machines.h"
 #include "calibration/profile_store.h"
+#include "models/zoo.h"
 #include "sim/spec/cluster_layout.h"
 #include "tests/support/fixtures.h"
 
@@ -27,11 +28,17 @@ Cluster four_nodes(const std::string& uplink, const std::string& more = "") {
 
 CostModel costs_on(const Cluster& cluster) { return {cluster, load_profile("h100-sxm")}; }
 
+// Gathers of 2.5 GB and few tokens: the network sets the pace.
+const ModelSpec& busy_model() {
+  static const ModelSpec model = load_zoo_model("llama-3.2-1b");
+  return model;
+}
+
 Forecast forecast_on(const Cluster& cluster, RankPlacement placement = RankPlacement::kListed) {
   Plan plan = tiny_plan();
   plan.mesh = {cluster.gpus, 1};
   plan.placement = placement;
-  return forecast(tiny_model(2), plan, costs_on(cluster));
+  return forecast(busy_model(), plan, costs_on(cluster));
 }
 
 double seconds_of(const std::vector<NetworkChange>& changes, const std::string& what) {
