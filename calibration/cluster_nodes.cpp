@@ -19,6 +19,7 @@
 #include "calibration/host_list.h"
 #include "sim/base/error.h"
 #include "sim/base/spelling.h"
+#include "sim/memory/capacity.h"
 #include "sim/spec/cluster_layout.h"
 
 namespace foreshard {
@@ -433,14 +434,13 @@ class LayoutReader {
         low = mean / 2;
         high = std::min(kMost, mean * 3 / 2);
       }
-      constexpr double kNinetyPercent = 2 * 1.645;  // standard deviations between the ends
       bool found = false;
       for (SwitchLink& link : layout_.links) {
         const std::string& a = layout_.switches[static_cast<std::size_t>(link.a)].name;
         const std::string& b = layout_.switches[static_cast<std::size_t>(link.b)].name;
         if (item.key != "uplinks" && item.key != a + "-" + b && item.key != b + "-" + a) continue;
         link.background = mean;
-        link.background_log_sd = std::log((1 - low) / (1 - high)) / kNinetyPercent;
+        link.background_log_sd = std::log((1 - low) / (1 - high)) / (2 * kStandardDeviations);
         found = true;
       }
       if (!found) {

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <span>
 
+#include "calibration/training_evidence.h"
 #include "sim/base/embedded.h"
 #include "sim/base/error.h"
 
@@ -73,6 +74,17 @@ const FirstLooks& first_looks() {
     throw Error(ExitCode::kInternal, fmt::format("{} is not built in", kFile));
   }();
   return looks;
+}
+
+CodeFacts code_facts(const Plan& plan, const Cluster& cluster) {
+  CodeFacts facts;
+  if (!has_steps(cluster.gpu.key)) facts.emplace_back("chip_without_steps", 1);
+  if (plan.float8 != Float8::kNone) facts.emplace_back("fp8", 1);
+  if (is_zero(plan.runtime.kind)) facts.emplace_back("zero", 1);
+  if (plan.attention == AttentionKernel::kMath || plan.attention == AttentionKernel::kEager) {
+    facts.emplace_back("unfused_attention", 1);
+  }
+  return facts;
 }
 
 LogReach code_reach(const FirstLooks& looks, const std::vector<FirstLookFit>& fits,

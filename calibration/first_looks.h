@@ -15,11 +15,16 @@
 #include <vector>
 
 #include "sim/base/config.h"
+#include "sim/spec/cluster.h"
+#include "sim/spec/plan.h"
 
 namespace foreshard {
 
 // Name and size of each fact, 0 where it does not hold; the order does not matter.
 using CodeFacts = std::vector<std::pair<std::string, double>>;
+
+// What a plan and its GPU say of them.
+CodeFacts code_facts(const Plan& plan, const Cluster& cluster);
 
 // How far the 5 and the 95 % quantile are from the forecast, as logarithms; both are positive.
 struct LogReach {

@@ -10,6 +10,7 @@
 
 #include "sim/base/embedded.h"
 #include "sim/base/error.h"
+#include "sim/base/quantile.h"
 
 namespace foreshard {
 
@@ -155,7 +156,7 @@ Calibration with_kernel_spread(Calibration calibration, std::string_view attenti
         return curve.kernel == attention_kernel && curve.evidence == Evidence::kAssumed;
       });
   FactorSpread& spread = calibration.spread[static_cast<std::size_t>(Factor::kAttention)];
-  const double range = std::log(3.0 / 1.7) / 2 / 1.6449;
+  const double range = std::log(3.0 / 1.7) / 2 / kNinetyPercent;
   if (is_assumed) spread = {std::max(spread.log_sd, range), "the range of arXiv 2307.08691"};
   return calibration;
 }

@@ -13,12 +13,12 @@
 #include "reports/accuracy/memory_alternatives.h"
 #include "reports/page/page.h"
 #include "reports/view/layout.h"
+#include "sim/base/quantile.h"
 #include "sim/base/unit_strings.h"
 
 namespace foreshard {
 namespace {
 
-constexpr double kNinetyPercent = 1.6449;  // standard deviations on each side
 constexpr double kAnchorLeaves = 0.5;
 
 double square(double value) { return value * value; }

@@ -13,6 +13,7 @@
 #include "reports/accuracy/evidence.h"
 #include "reports/accuracy/intervals.h"
 #include "reports/report.h"
+#include "reports/report_parts.h"
 #include "reports/view/event_names.h"
 #include "reports/view/findings.h"
 #include "sim/base/quantile.h"
@@ -30,12 +31,6 @@ constexpr double kHighQuantile = 0.95;
 constexpr double kAllocatedHigh = 1.02;
 // Above this share of the memory the allocator may have to give back and ask again.
 constexpr double kNearCapacity = 0.9;
-
-// numerator / seconds
-Quantity rate(double numerator, const Quantity& seconds) {
-  const auto over = [&](double divisor) { return divisor > 0 ? numerator / divisor : 0; };
-  return {over(seconds.value), over(seconds.high), over(seconds.low), seconds.evidence};
-}
 
 double peak_flops(const Cluster& cluster, DType dtype) {
   return dtype == DType::kFp32 ? cluster.gpu.peak_fp32.value() : cluster.gpu.peak_bf16.value();
@@ -141,24 +136,15 @@ void summarize_memory(const Forecast& forecast, const Cluster& cluster,
     return Quantity{reserved, std::max(allocated, std::round(reserved / spread)),
                     std::round(reserved * spread), Evidence::kInterpolated};
   });
-  report.outside_allocator = over_all(outcomes, [](const Fit& fit) {
-    const auto outside = static_cast<double>(fit.outside.count());
-    return Quantity{outside, std::round(outside * (1 - kOutsideSpread)),
-                    std::round(outside * (1 + kOutsideSpread)), Evidence::kAssumed};
-  });
+  report.outside_allocator =
+      over_all(outcomes, [](const Fit& fit) { return outside_quantity(fit.outside); });
   report.fit_probability = fit_probability(outcomes);
   report.host_peak = memory.host_peak;
   report.first_calls = driver_calls(forecast.reserved.first, forecast.reserved.first_stalls);
   report.steady_calls = driver_calls(forecast.reserved.steady, forecast.reserved.stalls);
   report.driver_calls_repeat = forecast.reserved.repeats;
   report.peak_event = event_name(forecast, memory.peak_event);
-  for (std::size_t c = 0; c < kMemoryCategories; ++c) {
-    if (memory.at_peak[c] > Bytes()) {
-      report.at_peak.emplace_back(to_string(static_cast<MemoryCategory>(c)), memory.at_peak[c]);
-    }
-  }
-  std::stable_sort(report.at_peak.begin(), report.at_peak.end(),
-                   [](const auto& a, const auto& b) { return a.second > b.second; });
+  report.at_peak = categories_at_peak(memory);
 }
 
 // Figures of the machine that nobody has measured.
@@ -196,6 +182,29 @@ std::vector<std::pair<std::string, std::string>> assumed_figures(const CostModel
 }
 
 }  // namespace
+
+Quantity rate(double numerator, const Quantity& seconds) {
+  const auto over = [&](double divisor) { return divisor > 0 ? numerator / divisor : 0; };
+  return {over(seconds.value), over(seconds.high), over(seconds.low), seconds.evidence};
+}
+
+Quantity outside_quantity(Bytes outside) {
+  const auto bytes = static_cast<double>(outside.count());
+  return {bytes, std::round(bytes * (1 - kOutsideSpread)), std::round(bytes * (1 + kOutsideSpread)),
+          Evidence::kAssumed};
+}
+
+std::vector<std::pair<std::string, Bytes>> categories_at_peak(const MemoryProfile& memory) {
+  std::vector<std::pair<std::string, Bytes>> list;
+  for (std::size_t c = 0; c < kMemoryCategories; ++c) {
+    if (memory.at_peak[c] > Bytes()) {
+      list.emplace_back(to_string(static_cast<MemoryCategory>(c)), memory.at_peak[c]);
+    }
+  }
+  std::stable_sort(list.begin(), list.end(),
+                   [](const auto& a, const auto& b) { return a.second > b.second; });
+  return list;
+}
 
 Quantity covering(Quantity quantity, const std::vector<StackOutcome>& outcomes) {
   for (const StackOutcome& each : outcomes) {

@@ -21,6 +21,7 @@
 #include "reports/accuracy/memory_alternatives.h"
 #include "reports/report.h"
 #include "sim/base/error.h"
+#include "sim/base/quantile.h"
 #include "sim/spec/plan_stack.h"
 
 namespace foreshard {
@@ -59,7 +60,6 @@ void widen(Quantity& quantity, const Reach& reach) {
 // of reports/unseen, without MI300X) against 2.5 % of families with presets are 5.7 % apart in
 // squares.
 constexpr double kUnreadCode = 0.05;
-constexpr double kNinetyPercent = 1.6449;  // standard deviations on each side
 
 bool is_in_evidence(const std::string& family) {
   const std::vector<FamilyEvidence>& families = training_evidence().families;
@@ -79,19 +79,15 @@ CodeFacts code_facts(const TrainingRow& row, const TrainingJob& job, const Repor
   const Plan& plan = job.resolved.plan;
   const auto layers = static_cast<double>(plan.batch.accumulation * row.count("n_layers", 1));
   const std::string_view verdict = row.word("score");
-  CodeFacts facts;
+  CodeFacts facts = code_facts(plan, job.cluster);
   const auto add = [&](const char* name, double size) {
     if (size > 0) facts.emplace_back(name, size);
   };
-  add(kNoPresetFact, find_stack(likely_stack(row)) == nullptr);
+  const bool has_preset = find_stack(likely_stack(row)) != nullptr;
+  add(kNoPresetFact, !has_preset);
   add("rests_on_readings", !verdict.empty() && verdict != "yes");
-  add("fp8", plan.float8 != Float8::kNone);
-  add("chip_without_steps", !has_steps(job.cluster.gpu.key));
   add("short_kernels", std::log(kLongLayer / (report.seconds.value / layers)));
-  add("unfused_attention",
-      plan.attention == AttentionKernel::kMath || plan.attention == AttentionKernel::kEager);
-  add("zero", is_zero(plan.runtime.kind));
-  if (!facts.empty() && facts.front().first == kNoPresetFact) {
+  if (!has_preset) {
     add(kKeptFact, log_reach(memory_alternatives(job.model, plan), report.fit.allocated));
   }
   return facts;

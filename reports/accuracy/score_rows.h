@@ -10,11 +10,9 @@
 #include "calibration/csv_table.h"
 #include "calibration/machines.h"
 #include "reports/accuracy/accuracy.h"
+#include "sim/base/quantile.h"
 
 namespace foreshard {
-
-// A 90 % interval reaches so many standard deviations to each side.
-inline constexpr double kNinetyPercent = 1.6449;
 
 // Id, line and quantity of a row.
 AccuracyRow begin_row(const CsvTable& table, std::size_t row);

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "reports/accuracy/evidence.h"
+#include "reports/report_parts.h"
 #include "reports/view/event_names.h"
 #include "sim/base/error.h"
 #include "sim/base/unit_strings.h"
@@ -99,9 +100,7 @@ void add_time(const Pricer& pricer, const CostModel& costs, CapturedForecast& ma
   for (const Work& work : forecast.graph.works) flops += work.flops.count();
   const double peak = costs.cluster().gpu.peak_bf16.value();
   const double at_peak = peak > 0 ? flops / peak : 0;
-  report.hfu = {at_peak / report.seconds.value, at_peak / report.seconds.high,
-                at_peak / std::max(report.seconds.low, 1e-12), report.seconds.evidence};
-  report.mfu = report.hfu;
+  report.hfu = report.mfu = rate(at_peak, report.seconds);
   report.first_step_seconds = forecast.timeline.first_step.seconds();
   report.steady_step = forecast.timeline.steady_step;
 }
@@ -118,19 +117,10 @@ void add_memory(const Cluster& cluster, CapturedForecast& made) {
   };
   report.peak_allocated = known(made.captured.peak_allocated);
   report.peak_reserved = known(made.captured.run_peak_reserved);
-  const auto outside = static_cast<double>(total(report.outside).count());
-  report.outside_allocator = {outside, std::round(outside * (1 - kOutsideSpread)),
-                              std::round(outside * (1 + kOutsideSpread)), Evidence::kAssumed};
+  report.outside_allocator = outside_quantity(total(report.outside));
   report.fit_probability = fit_probability(report.fit);
   report.peak_event = event_name(forecast, forecast.memory.peak_event);
-  for (std::size_t c = 0; c < kMemoryCategories; ++c) {
-    if (forecast.memory.at_peak[c] > Bytes()) {
-      report.at_peak.emplace_back(to_string(static_cast<MemoryCategory>(c)),
-                                  forecast.memory.at_peak[c]);
-    }
-  }
-  std::stable_sort(report.at_peak.begin(), report.at_peak.end(),
-                   [](const auto& a, const auto& b) { return a.second > b.second; });
+  report.at_peak = categories_at_peak(forecast.memory);
 }
 
 void add_unknown(const Capture& capture, const CostModel& costs, CapturedForecast& made) {

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "reports/accuracy/evidence.h"
+#include "reports/report_parts.h"
 #include "reports/sanity.h"
 #include "sim/base/error.h"
 #include "sim/graph/training_step.h"
@@ -126,11 +127,6 @@ double share_of(const EventGraph& graph, const Timeline& timeline, EventKind kin
   return sum.seconds() / timeline.period.seconds();
 }
 
-Quantity inverse(double numerator, const Quantity& seconds) {
-  return {numerator / seconds.value, numerator / seconds.high, numerator / seconds.low,
-          seconds.evidence};
-}
-
 }  // namespace
 
 SizedPlan size_up(const ModelSpec& model, const Plan& plan, const CostModel& costs,
@@ -168,9 +164,9 @@ SizedPlan size_up(const ModelSpec& model, const Plan& plan, const CostModel& cos
   }
   shown.plan = plan;
   const StepRates rates = step_rates(shown, sized.cluster);
-  sized.mfu = inverse(rates.model_peak_seconds, sized.step);
+  sized.mfu = rate(rates.model_peak_seconds, sized.step);
   sized.tokens_per_s =
-      inverse(rates.tokens_per_gpu * static_cast<double>(sized.cluster.gpus), sized.step);
+      rate(rates.tokens_per_gpu * static_cast<double>(sized.cluster.gpus), sized.step);
   sized.state = state_bytes(model, plan);
   if (const std::string text = find_nonsense(sized, shown); !text.empty())
     throw NonsenseError(text);

@@ -8,6 +8,9 @@ namespace foreshard {
 // Linear between neighbours, of ascending values; at least one. p from 0 to 1.
 double quantile(const std::vector<double>& sorted, double p);
 
+// Standard deviations on each side of a normal's middle that hold 90 %.
+inline constexpr double kNinetyPercent = 1.6449;
+
 struct Quartiles {
   double low = 0;
   double median = 0;

@@ -234,7 +234,6 @@ std::array<FactorSpread, kFactors> spreads_of(const Machine& machine, const Chip
       fabric_log_biases(FabricKind::kRdma, published_nccl_rows());
   at(Factor::kIntraNode) = fabric_spread(kInside);
   at(Factor::kInterNode) = fabric_spread(kBetween);
-  constexpr double kNinetyPercent = 1.6449;  // standard deviations on each side
   at(Factor::kHost) = {rounded(std::log(5.0) / 2 / kNinetyPercent),
                        "5 to 25 us per operation as a 90 % interval"};
   at(Factor::kOverlap) = {
