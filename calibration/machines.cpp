@@ -10,8 +10,8 @@
 #include <span>
 #include <system_error>
 
-#include "calibration/cluster_names.h"
-#include "calibration/cluster_nodes.h"
+#include "calibration/clusters/cluster_names.h"
+#include "calibration/clusters/cluster_nodes.h"
 #include "calibration/gpu_names.h"
 #include "calibration/machine_figures.h"
 #include "calibration/machine_limits.h"
@@ -19,7 +19,7 @@
 #include "sim/base/embedded.h"
 #include "sim/base/error.h"
 #include "sim/base/spelling.h"
-#include "sim/spec/routes.h"
+#include "sim/spec/network/routes.h"
 
 namespace foreshard {
 

@@ -1,8 +1,8 @@
 // The machine catalogue (calibration/machines/*.yaml, built into the program) and cluster specs.
 //
 // A spec is `64xh100` (GPUs in the catalogue's usual nodes and network), `8xp5.48xlarge` (instances
-// of a cloud), either as calibration/cluster_names.h reads it, or the path of a cluster file:
-// `gpus` and either `machine` (a catalogue key) with any figure overridden, or every figure:
+// of a cloud), either as calibration/clusters/cluster_names.h reads it, or the path of a cluster
+// file: `gpus` and either `machine` (a catalogue key) with any figure overridden, or every figure:
 //
 //     gpus: 64
 //     machine: h100-sxm

@@ -15,8 +15,8 @@
 #include "calibration/profile.h"
 #include "sim/base/hash.h"
 #include "sim/base/text_file.h"
+#include "sim/spec/network/routes.h"
 #include "sim/spec/plan_config.h"
-#include "sim/spec/routes.h"
 
 namespace foreshard {
 namespace {

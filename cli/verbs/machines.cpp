@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "calibration/cluster_names.h"
+#include "calibration/clusters/cluster_names.h"
 #include "cli/output.h"
 #include "cli/verbs/topology_files.h"
 #include "cli/verbs/verbs.h"

@@ -11,7 +11,7 @@
 #include <map>
 #include <tuple>
 
-#include "calibration/host_list.h"
+#include "calibration/clusters/host_list.h"
 #include "interop/network/topology_lines.h"
 
 namespace foreshard {

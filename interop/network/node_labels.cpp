@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "calibration/clusters/host_list.h"
 #include "calibration/gpu_names.h"
-#include "calibration/host_list.h"
 #include "calibration/machines.h"
 #include "interop/network/topology_lines.h"
 #include "sim/base/json_document.h"

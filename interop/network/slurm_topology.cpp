@@ -7,7 +7,7 @@
 #include <map>
 #include <set>
 
-#include "calibration/host_list.h"
+#include "calibration/clusters/host_list.h"
 #include "interop/network/topology_lines.h"
 
 namespace foreshard {

@@ -14,7 +14,7 @@
 #include <optional>
 #include <set>
 
-#include "calibration/host_list.h"
+#include "calibration/clusters/host_list.h"
 #include "calibration/machines.h"
 #include "interop/network/topology_lines.h"
 #include "sim/base/error.h"

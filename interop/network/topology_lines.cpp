@@ -6,7 +6,7 @@
 #include <cctype>
 #include <stdexcept>
 
-#include "calibration/host_list.h"
+#include "calibration/clusters/host_list.h"
 #include "sim/base/error.h"
 
 namespace foreshard {

@@ -9,8 +9,8 @@
 #include "sim/memory/outside_allocator.h"
 #include "sim/simulate/cost_choices.h"
 #include "sim/simulate/simulate.h"
-#include "sim/spec/cluster_layout.h"
-#include "sim/spec/routes.h"
+#include "sim/spec/network/cluster_layout.h"
+#include "sim/spec/network/routes.h"
 
 namespace foreshard {
 namespace {

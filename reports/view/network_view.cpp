@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include "sim/base/unit_strings.h"
-#include "sim/spec/routes.h"
-#include "sim/spec/topology_dot.h"
+#include "sim/spec/network/routes.h"
+#include "sim/spec/network/topology_dot.h"
 
 namespace foreshard {
 namespace {

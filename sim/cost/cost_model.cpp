@@ -13,7 +13,7 @@
 #include "sim/base/error.h"
 #include "sim/cost/host_calls.h"
 #include "sim/cost/nccl_tables.h"
-#include "sim/spec/cluster_layout.h"
+#include "sim/spec/network/cluster_layout.h"
 
 namespace foreshard {
 namespace {

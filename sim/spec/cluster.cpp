@@ -17,7 +17,7 @@
 #include <limits>
 
 #include "sim/base/error.h"
-#include "sim/spec/routes.h"
+#include "sim/spec/network/routes.h"
 
 namespace foreshard {
 namespace {

@@ -3,7 +3,8 @@
 // Ranks are numbered node by node. Every rate is per direction and carries its source in the
 // machine catalogue (calibration/machines/*.yaml). The short form is identical nodes behind leaves
 // and a spine; a ClusterLayout lists nodes, switches and links as they are. Either is a graph
-// (sim/spec/topology.h) over which the groups of a mesh are laid (sim/spec/routes.h).
+// (sim/spec/network/topology.h) over which the groups of a mesh are laid
+// (sim/spec/network/routes.h).
 #pragma once
 
 #include <cstdint>
@@ -70,8 +71,8 @@ struct DegradedLink {
   bool operator==(const DegradedLink&) const = default;
 };
 
-struct ClusterLayout;  // sim/spec/cluster_layout.h
-class Routes;          // sim/spec/routes.h
+struct ClusterLayout;  // sim/spec/network/cluster_layout.h
+class Routes;          // sim/spec/network/routes.h
 
 struct Cluster {
   std::string spec;  // what the user wrote: "64xh100"
@@ -88,7 +89,7 @@ struct Cluster {
   // Nodes, switches and links as a file lists them; null: the short form, of the fields above.
   std::shared_ptr<const ClusterLayout> layout;
   // Where groups lie on the graph, as far as it was asked: of a layout, and of degraded links.
-  // with_routes() (sim/spec/routes.h) makes it anew after a change.
+  // with_routes() (sim/spec/network/routes.h) makes it anew after a change.
   std::shared_ptr<const Routes> routes;
   // Per GPU: CUDA context and NCCL buffers, subtracted from Gpu::memory. Where nobody declares or
   // measured a total it is added up for each plan (sim/memory/outside_allocator.h).

@@ -4,7 +4,7 @@
 #include <sys/resource.h>
 
 #include "calibration/machines.h"
-#include "sim/spec/routes.h"
+#include "sim/spec/network/routes.h"
 
 namespace foreshard {
 namespace {

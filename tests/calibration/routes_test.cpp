@@ -1,7 +1,7 @@
 // What groups get of the wires, against the closed form on regular clusters and against numbers
 // worked out by hand on others. Unless a case says otherwise a node has 8 GPUs with 450 GB/s of
 // NVLink and 8 ports of 50 GB/s, 400 in all; a ring's flow of 1 is what its bus bandwidth counts.
-#include "sim/spec/routes.h"
+#include "sim/spec/network/routes.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

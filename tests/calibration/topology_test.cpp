@@ -3,8 +3,8 @@
 
 #include "calibration/machines.h"
 #include "sim/base/error.h"
-#include "sim/spec/routes.h"
-#include "sim/spec/topology_dot.h"
+#include "sim/spec/network/routes.h"
+#include "sim/spec/network/topology_dot.h"
 
 namespace foreshard {
 namespace {

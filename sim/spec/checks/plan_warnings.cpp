@@ -9,8 +9,8 @@
 #include "sim/base/unit_strings.h"
 #include "sim/spec/checks/plan_check.h"
 #include "sim/spec/checks/plan_runtime_check.h"
-#include "sim/spec/cluster_layout.h"
 #include "sim/spec/fsdp2_version.h"
+#include "sim/spec/network/cluster_layout.h"
 
 namespace foreshard {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "calibration/machines.h"
 #include "sim/base/error.h"
-#include "sim/spec/cluster_layout.h"
+#include "sim/spec/network/cluster_layout.h"
 
 namespace foreshard {
 namespace {

@@ -10,7 +10,7 @@
 #include "calibration/machines.h"
 #include "calibration/profile_store.h"
 #include "models/zoo.h"
-#include "sim/spec/cluster_layout.h"
+#include "sim/spec/network/cluster_layout.h"
 #include "tests/support/fixtures.h"
 
 namespace foreshard {

@@ -2,7 +2,7 @@
 // then the ranks' order, which cuts groups into runs of neighbours. Everything that the graph needs
 // (both ends of every link, a way between any two nodes) is asked here, where a place in the file
 // can be named.
-#include "calibration/cluster_nodes.h"
+#include "calibration/clusters/cluster_nodes.h"
 
 #include <fmt/format.h>
 
@@ -16,11 +16,11 @@
 #include <tuple>
 #include <utility>
 
-#include "calibration/host_list.h"
+#include "calibration/clusters/host_list.h"
 #include "sim/base/error.h"
 #include "sim/base/spelling.h"
 #include "sim/memory/capacity.h"
-#include "sim/spec/cluster_layout.h"
+#include "sim/spec/network/cluster_layout.h"
 
 namespace foreshard {
 namespace {

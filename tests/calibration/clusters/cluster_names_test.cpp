@@ -1,4 +1,4 @@
-#include "calibration/cluster_names.h"
+#include "calibration/clusters/cluster_names.h"
 
 #include <gtest/gtest.h>
 

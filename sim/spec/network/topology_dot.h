@@ -4,7 +4,7 @@
 #include <span>
 #include <string>
 
-#include "sim/spec/topology.h"
+#include "sim/spec/network/topology.h"
 
 namespace foreshard {
 

@@ -8,8 +8,6 @@
 //
 // The share of a tree: what links between switches leave of it, against what the ports alone would;
 // ports bind trees and rings alike, and NCCL's table knows them.
-#include "sim/spec/routes.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,136 +15,19 @@
 #include <cmath>
 #include <limits>
 #include <map>
-#include <mutex>
 #include <numeric>
 #include <optional>
 #include <tuple>
-#include <unordered_map>
 #include <utility>
 
 #include "sim/base/error.h"
+#include "sim/spec/network/routes.h"
+#include "sim/spec/network/switch_paths.h"
 
 namespace foreshard {
 namespace {
 
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
-
-std::size_t at(std::int32_t index) { return static_cast<std::size_t>(index); }
-
-// The network's switches: shortest paths between two of them.
-class SwitchPaths {
- public:
-  struct Step {
-    std::uint32_t end = 0;  // wire and direction
-    double share = 0;
-  };
-  struct Route {
-    std::vector<Step> steps;
-    double latency = 0;  // ns
-  };
-
-  explicit SwitchPaths(const Topology& topology)
-      : topology_(topology), hops_(topology.layout.switches.size()) {
-    const auto count = topology.layout.switches.size();
-    std::vector<std::int32_t> degree(count + 1, 0);
-    const auto each_link = [&](auto&& visit) {
-      const auto first = static_cast<std::int32_t>(topology.wires.size() - links());
-      for (std::size_t i = 0; i < links(); ++i) {
-        const SwitchLink& link = topology.layout.links[i];
-        visit(link.a, link.b, static_cast<std::uint32_t>(2 * (at(first) + i)));
-        visit(link.b, link.a, static_cast<std::uint32_t>(2 * (at(first) + i) + 1));
-      }
-    };
-    each_link([&](std::int32_t a, std::int32_t, std::uint32_t) { ++degree[at(a) + 1]; });
-    for (std::size_t i = 0; i < count; ++i) degree[i + 1] += degree[i];
-    begin_ = degree;
-    neighbours_.resize(2 * links());
-    each_link([&](std::int32_t a, std::int32_t b, std::uint32_t end) {
-      neighbours_[at(degree[at(a)]++)] = {b, end};
-    });
-  }
-
-  const Route& between(std::int32_t from, std::int32_t to) {
-    const std::uint64_t key =
-        static_cast<std::uint64_t>(from) << 32 | static_cast<std::uint32_t>(to);
-    const auto found = routes_.find(key);
-    if (found != routes_.end()) return found->second;
-    return routes_.emplace(key, make(from, to)).first->second;
-  }
-
- private:
-  struct Neighbour {
-    std::int32_t device = 0;
-    std::uint32_t end = 0;
-  };
-  static constexpr std::uint8_t kFar = 255;
-
-  std::size_t links() const { return topology_.layout.links.size(); }
-
-  std::span<const Neighbour> next(std::int32_t device) const {
-    return std::span(neighbours_)
-        .subspan(at(begin_[at(device)]), at(begin_[at(device) + 1] - begin_[at(device)]));
-  }
-
-  // Hops to `to` from everywhere.
-  const std::vector<std::uint8_t>& hops_to(std::int32_t to) {
-    std::vector<std::uint8_t>& hops = hops_[at(to)];
-    if (!hops.empty()) return hops;
-    hops.assign(hops_.size(), kFar);
-    hops[at(to)] = 0;
-    std::vector<std::int32_t> queue{to};
-    for (std::size_t head = 0; head < queue.size(); ++head) {
-      const std::uint8_t here = hops[at(queue[head])];
-      if (here + 1 >= kFar) break;
-      for (const Neighbour& n : next(queue[head])) {
-        if (hops[at(n.device)] != kFar) continue;
-        hops[at(n.device)] = static_cast<std::uint8_t>(here + 1);
-        queue.push_back(n.device);
-      }
-    }
-    return hops;
-  }
-
-  Route make(std::int32_t from, std::int32_t to) {
-    const std::vector<std::uint8_t>& hops = hops_to(to);
-    if (hops[at(from)] == kFar) {
-      throw Error(ExitCode::kInvalidInput,
-                  fmt::format("no links lead from {} to {}",
-                              device_name(topology_, topology_.first_switch + from),
-                              device_name(topology_, topology_.first_switch + to)));
-    }
-    Route route;
-    std::map<std::int32_t, double> front{{from, 1.0}};
-    for (int left = hops[at(from)]; left > 0; --left) {
-      std::map<std::int32_t, double> reached;
-      for (const auto& [device, share] : front) {
-        double rate = 0;
-        const auto nearer = [&](const Neighbour& n) { return hops[at(n.device)] == left - 1; };
-        for (const Neighbour& n : next(device)) {
-          if (nearer(n)) rate += rate_of(n.end);
-        }
-        for (const Neighbour& n : next(device)) {
-          if (!nearer(n)) continue;
-          const double part = rate > 0 ? share * rate_of(n.end) / rate : share;
-          route.steps.push_back({n.end, part});
-          route.latency +=
-              part * static_cast<double>(topology_.wires[n.end / 2].latency.nanoseconds());
-          reached[n.device] += part;
-        }
-      }
-      front = std::move(reached);
-    }
-    return route;
-  }
-
-  double rate_of(std::uint32_t end) const { return topology_.wires[end / 2].rate.value(); }
-
-  const Topology& topology_;
-  std::vector<std::int32_t> begin_;
-  std::vector<Neighbour> neighbours_;
-  std::vector<std::vector<std::uint8_t>> hops_;
-  std::unordered_map<std::uint64_t, Route> routes_;
-};
 
 struct Load {
   std::uint32_t end = 0;
@@ -648,113 +529,7 @@ class Router {
   Hops outside_hops_;
 };
 
-// A place for every switch, by the first node that hangs on it.
-std::vector<std::int32_t> leaves_as_listed(const Topology& topology) {
-  std::vector<std::int32_t> order(topology.layout.switches.size(), -1);
-  std::int32_t next = 0;
-  for (const TopologyNode& node : topology.nodes) {
-    if (node.ports == 0) continue;
-    std::int32_t& place = order[at(topology.ports[at(node.first_port)].on)];
-    if (place < 0) place = next++;
-  }
-  return order;
-}
-
-// A place for every switch: depth first from the ones farthest from ports, so that what hangs below
-// one switch stays together.
-std::vector<std::int32_t> switches_below_each_other(const Topology& topology) {
-  const ClusterLayout& layout = topology.layout;
-  std::vector<std::vector<std::int32_t>> next(layout.switches.size());
-  for (const SwitchLink& link : layout.links) {
-    next[at(link.a)].push_back(link.b);
-    next[at(link.b)].push_back(link.a);
-  }
-  std::vector<std::int32_t> has_ports(layout.switches.size(), 0);
-  for (const Port& port : topology.ports) has_ports[at(port.on)] = 1;
-  // How far a switch is from the nearest with ports: the top of the tree is the farthest.
-  std::vector<std::int32_t> height(layout.switches.size(), -1);
-  std::vector<std::int32_t> queue;
-  for (std::int32_t s = 0; at(s) < height.size(); ++s) {
-    if (has_ports[at(s)] == 0) continue;
-    height[at(s)] = 0;
-    queue.push_back(s);
-  }
-  for (std::size_t head = 0; head < queue.size(); ++head) {
-    for (const std::int32_t n : next[at(queue[head])]) {
-      if (height[at(n)] >= 0) continue;
-      height[at(n)] = height[at(queue[head])] + 1;
-      queue.push_back(n);
-    }
-  }
-  std::vector<std::int32_t> order(layout.switches.size(), -1);
-  std::int32_t place = 0;
-  for (auto top = queue.rbegin(); top != queue.rend(); ++top) {
-    std::vector<std::int32_t> stack{*top};
-    while (!stack.empty()) {
-      const std::int32_t here = stack.back();
-      stack.pop_back();
-      if (order[at(here)] >= 0) continue;
-      order[at(here)] = place++;
-      for (auto n = next[at(here)].rbegin(); n != next[at(here)].rend(); ++n) {
-        if (order[at(*n)] < 0 && height[at(*n)] < height[at(here)]) stack.push_back(*n);
-      }
-    }
-  }
-  return order;
-}
-
 }  // namespace
-
-RankGroups tiled_groups(const GroupShape& shape, std::int64_t gpus) {
-  if (shape.size < 1 || shape.stride < 1 || shape.size > gpus / shape.stride) {
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("a group of {} ranks, {} apart, does not fit {} GPUs", shape.size,
-                            shape.stride, gpus));
-  }
-  RankGroups groups;
-  groups.begin.push_back(0);
-  const std::int64_t block = shape.size * shape.stride;
-  for (std::int64_t start = 0; start + block <= gpus; start += block) {
-    for (std::int64_t offset = 0; offset < shape.stride; ++offset) {
-      for (std::int64_t i = 0; i < shape.size; ++i) {
-        groups.ranks.push_back(static_cast<std::int32_t>(start + offset + i * shape.stride));
-      }
-      groups.begin.push_back(static_cast<std::int32_t>(groups.ranks.size()));
-    }
-  }
-  return groups;
-}
-
-std::vector<std::int32_t> placed(const Topology& topology, RankPlacement placement) {
-  std::vector<std::int32_t> nodes(topology.nodes.size());
-  std::iota(nodes.begin(), nodes.end(), 0);
-  if (placement == RankPlacement::kByLeaf || placement == RankPlacement::kByPod) {
-    const std::vector<std::int32_t> order = placement == RankPlacement::kByLeaf
-                                                ? leaves_as_listed(topology)
-                                                : switches_below_each_other(topology);
-    const auto place = [&](std::int32_t node) {
-      const TopologyNode& n = topology.nodes[at(node)];
-      return n.ports == 0 ? -1 : order[at(topology.ports[at(n.first_port)].on)];
-    };
-    std::stable_sort(nodes.begin(), nodes.end(),
-                     [&](std::int32_t a, std::int32_t b) { return place(a) < place(b); });
-  }
-  std::vector<std::int32_t> gpus;
-  gpus.reserve(static_cast<std::size_t>(topology.gpus));
-  if (placement == RankPlacement::kByRail) {
-    for (std::int32_t local = 0; gpus.size() < static_cast<std::size_t>(topology.gpus); ++local) {
-      for (const TopologyNode& node : topology.nodes) {
-        if (local < node.gpus) gpus.push_back(node.first_gpu + local);
-      }
-    }
-    return gpus;
-  }
-  for (const std::int32_t node : nodes) {
-    const TopologyNode& n = topology.nodes[at(node)];
-    for (std::int32_t g = 0; g < n.gpus; ++g) gpus.push_back(n.first_gpu + g);
-  }
-  return gpus;
-}
 
 AxisRoute route(const Topology& topology, const RankGroups& groups) {
   return Router(topology).route(groups);
@@ -767,59 +542,6 @@ AxisRoute route(const Topology& topology, const GroupShape& shape) {
     for (std::int32_t& rank : groups.ranks) rank = gpus[at(rank)];
   }
   return route(topology, groups);
-}
-
-struct Routes::Memo {
-  std::mutex mutex;
-  std::optional<Topology> topology;
-  std::map<std::tuple<std::int64_t, std::int64_t, RankPlacement>, std::unique_ptr<AxisRoute>> axes;
-
-  const Topology& of(const Cluster& cluster) {
-    if (!topology) topology = build_topology(cluster);
-    return *topology;
-  }
-};
-
-Routes::Routes(const Cluster& cluster) : cluster_(cluster), memo_(std::make_unique<Memo>()) {
-  cluster_.routes = nullptr;
-}
-
-Routes::~Routes() = default;
-
-const Topology& Routes::topology() const {
-  const std::lock_guard lock(memo_->mutex);
-  return memo_->of(cluster_);
-}
-
-const AxisRoute& Routes::axis(const GroupShape& shape) const {
-  const std::lock_guard lock(memo_->mutex);
-  std::unique_ptr<AxisRoute>& made = memo_->axes[{shape.size, shape.stride, shape.placement}];
-  if (!made) made = std::make_unique<AxisRoute>(route(memo_->of(cluster_), shape));
-  return *made;
-}
-
-Cluster with_nodes(Cluster cluster, const std::function<void(NodeKind&)>& change) {
-  change(cluster.node);
-  if (cluster.layout) {
-    ClusterLayout layout = *cluster.layout;
-    for (NodeGroup& group : layout.groups) change(group.kind);
-    cluster.layout = std::make_shared<const ClusterLayout>(std::move(layout));
-  }
-  return with_routes(std::move(cluster));
-}
-
-Cluster with_links(Cluster cluster, const std::function<void(SwitchLink&)>& change) {
-  ClusterLayout layout = layout_of(cluster);
-  for (SwitchLink& link : layout.links) change(link);
-  cluster.node_count = cluster.nodes();
-  cluster.layout = std::make_shared<const ClusterLayout>(std::move(layout));
-  return with_routes(std::move(cluster));
-}
-
-Cluster with_routes(Cluster cluster) {
-  const bool needs = cluster.layout != nullptr || !cluster.degraded.empty();
-  cluster.routes = needs ? std::make_shared<const Routes>(cluster) : nullptr;
-  return cluster;
 }
 
 }  // namespace foreshard

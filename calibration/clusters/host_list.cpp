@@ -1,6 +1,6 @@
 // A part between commas is plain text with bracketed lists of numbers in between; the last bracket
 // counts fastest.
-#include "calibration/host_list.h"
+#include "calibration/clusters/host_list.h"
 
 #include <fmt/format.h>
 

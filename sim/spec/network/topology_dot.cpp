@@ -1,4 +1,4 @@
-#include "sim/spec/topology_dot.h"
+#include "sim/spec/network/topology_dot.h"
 
 #include <fmt/format.h>
 

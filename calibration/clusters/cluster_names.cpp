@@ -1,7 +1,7 @@
 // The text is taken apart at spaces; words that say what is counted are noted, fillers dropped. The
 // count is looked for at the beginning, then at the end, and what is left must be a name: compared
 // by its letters and digits alone.
-#include "calibration/cluster_names.h"
+#include "calibration/clusters/cluster_names.h"
 
 #include <fmt/format.h>
 

@@ -4,7 +4,7 @@
 // A path between neighbouring nodes has four wires (GPU, port, switch, port, GPU), over which
 // NodeKind::nic_latency is spread; links between switches add what the layout says, nothing in the
 // short form: NCCL's table has one figure for a hop, however many switches it has.
-#include "sim/spec/topology.h"
+#include "sim/spec/network/topology.h"
 
 #include <fmt/format.h>
 

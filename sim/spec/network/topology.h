@@ -14,7 +14,7 @@
 
 #include "sim/base/units.h"
 #include "sim/spec/cluster.h"
-#include "sim/spec/cluster_layout.h"
+#include "sim/spec/network/cluster_layout.h"
 
 namespace foreshard {
 

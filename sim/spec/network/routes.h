@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "sim/spec/cluster.h"
-#include "sim/spec/topology.h"
+#include "sim/spec/network/topology.h"
 
 namespace foreshard {
 

@@ -61,7 +61,7 @@ struct ClusterLayout {
 };
 
 // The cluster with every kind of node changed, its own and those of its layout; and with every link
-// between switches changed. Its routes are anew (sim/spec/routes.h).
+// between switches changed. Its routes are anew (sim/spec/network/routes.h).
 Cluster with_nodes(Cluster cluster, const std::function<void(NodeKind&)>& change);
 Cluster with_links(Cluster cluster, const std::function<void(SwitchLink&)>& change);
 
