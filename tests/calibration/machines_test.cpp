@@ -10,6 +10,7 @@
 #include <string>
 
 #include "sim/base/error.h"
+#include "tests/support/temporary_folder.h"
 
 namespace foreshard {
 namespace {
@@ -160,11 +161,9 @@ TEST(Machines, ClusterFileOverridesTheCatalogue) {
 }
 
 TEST(Machines, ClusterFileFromDisk) {
-  const std::filesystem::path path =
-      std::filesystem::temp_directory_path() / "foreshard_machines_test.yaml";
-  std::ofstream(path) << "{gpus: 4, machine: b200}\n";
+  const TemporaryFolder folder;
+  const std::filesystem::path path = folder.write("cluster.yaml", "{gpus: 4, machine: b200}\n");
   const Cluster c = load_cluster(path.string());
-  std::filesystem::remove(path);
   EXPECT_EQ(c.gpu.key, "b200");
   EXPECT_EQ(c.gpus, 4);
   EXPECT_EQ(c.spec, path.string());

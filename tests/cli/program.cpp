@@ -1,7 +1,6 @@
 #include "tests/cli/program.h"
 
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -9,41 +8,17 @@
 #include <fstream>
 #include <map>
 #include <set>
-#include <sstream>
+
+#include "tests/support/temporary_folder.h"
 
 namespace foreshard {
 namespace {
 
 namespace fs = std::filesystem;
 
-// A folder that goes with the process: each test runs in a process of its own.
-class Folder {
- public:
-  Folder() : path_(fs::temp_directory_path() / ("foreshard_cli_" + std::to_string(::getpid()))) {
-    fs::create_directories(path_);
-  }
-  ~Folder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
-
-const fs::path& folder() {
-  static const Folder folder;
-  return folder.path();
-}
-
-std::string read(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
+const TemporaryFolder& folder() {
+  static const TemporaryFolder folder;
+  return folder;
 }
 
 // Keys whose values may differ between runs, wherever they stand on a line of their own.
@@ -88,25 +63,22 @@ Outcome shell(const std::string& command) {
   const fs::path out = folder() / ".out";
   const fs::path err = folder() / ".err";
   const std::string line =
-      "cd '" + folder().string() +
+      "cd '" + folder().path().string() +
       "' && F='" FORESHARD_PROGRAM "' && export XDG_DATA_HOME=\"$PWD/.data\" && { " + command +
       "\n} </dev/null >'" + out.string() + "' 2>'" + err.string() + "'";
   const int status = std::system(line.c_str());
   Outcome outcome;
   outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  outcome.out = read(out);
-  outcome.err = read(err);
+  outcome.out = content_of(out);
+  outcome.err = content_of(err);
   return outcome;
 }
 
 std::string write_temporary(const std::string& name, std::string_view content) {
-  const fs::path path = folder() / name;
-  fs::create_directories(path.parent_path());
-  std::ofstream(path, std::ios::binary) << content;
-  return path.string();
+  return folder().write(name, content).string();
 }
 
-std::string read_temporary(const std::string& name) { return read(folder() / name); }
+std::string read_temporary(const std::string& name) { return content_of(folder() / name); }
 
 nlohmann::ordered_json json_of(const Outcome& outcome) {
   auto json = nlohmann::ordered_json::parse(outcome.out, nullptr, false);

@@ -1,8 +1,6 @@
 // For fuzz targets: readers that take files, and what may come out of a reader.
 #pragma once
 
-#include <unistd.h>
-
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -11,27 +9,20 @@
 #include <string_view>
 
 #include "sim/base/error.h"
+#include "tests/support/temporary_folder.h"
 
 namespace foreshard {
 
 // In memory where that can be had; one per process, for fuzzers run side by side.
-inline const std::filesystem::path& scratch() {
+inline const TemporaryFolder& scratch() {
   namespace fs = std::filesystem;
-  static const fs::path folder = [] {
-    const fs::path base = fs::is_directory("/dev/shm") ? "/dev/shm" : fs::temp_directory_path();
-    fs::path made = base / ("foreshard-fuzz-" + std::to_string(getpid()));
-    fs::create_directories(made);
-    return made;
-  }();
-  static const int registered = std::atexit([] { fs::remove_all(scratch()); });
-  (void)registered;
+  static const TemporaryFolder folder(fs::is_directory("/dev/shm") ? fs::path("/dev/shm")
+                                                                   : fs::temp_directory_path());
   return folder;
 }
 
 inline std::filesystem::path in_scratch(const std::string& name, std::string_view content) {
-  const std::filesystem::path path = scratch() / name;
-  std::ofstream(path, std::ios::binary) << content;
-  return path;
+  return scratch().write(name, content);
 }
 
 // Files one after another in one input, each behind a line "== name". Names with a '/' are left

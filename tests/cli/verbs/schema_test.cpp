@@ -8,7 +8,6 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -16,6 +15,7 @@
 #include "models/yaml/model_yaml.h"
 #include "sim/base/config.h"
 #include "sim/spec/plan_config.h"
+#include "tests/support/temporary_folder.h"
 
 namespace foreshard {
 namespace {
@@ -38,11 +38,10 @@ struct Verdicts {
 
 // What Python's jsonschema says.
 Verdicts judge(const Json& schema, const Texts& documents) {
-  const std::string folder = testing::TempDir();
-  const std::string name = testing::UnitTest::GetInstance()->current_test_info()->name();
-  const std::string task = folder + "/" + name + ".task.json";
-  const std::string answer = folder + "/" + name + ".answer.json";
-  std::ofstream(task) << Json{{"schema", schema}, {"documents", documents}};
+  const TemporaryFolder folder;
+  const std::string task =
+      folder.write("task.json", Json{{"schema", schema}, {"documents", documents}}.dump()).string();
+  const std::string answer = (folder / "answer.json").string();
   const std::string command = "python3 '" + source_path("tests/cli/judge_documents.py") + "' < '" +
                               task + "' > '" + answer + "'";
   const int status = std::system(command.c_str());

@@ -4,7 +4,8 @@
 
 #include <algorithm>
 #include <fstream>
-#include <sstream>
+
+#include "tests/support/temporary_folder.h"
 
 namespace foreshard {
 namespace {
@@ -22,8 +23,6 @@ constexpr const char* kModel = R"({
 }  // namespace
 
 ExecRunTest::ExecRunTest() {
-  std::string name = (fs::temp_directory_path() / "foreshard-run-XXXXXX").string();
-  folder_ = ::mkdtemp(name.data());
   write("model.json", kModel);
   std::string text;
   for (int i = 0; text.size() < 20'000; ++i) {
@@ -32,14 +31,8 @@ ExecRunTest::ExecRunTest() {
   write("text.txt", text);
 }
 
-ExecRunTest::~ExecRunTest() {
-  std::error_code ignored;
-  fs::remove_all(folder_, ignored);
-}
-
 std::string ExecRunTest::write(const std::string& name, const std::string& content) const {
-  std::ofstream(folder_ / name, std::ios::binary) << content;
-  return path(name);
+  return folder_.write(name, content).string();
 }
 
 Words ExecRunTest::command(const Words& words) const {
@@ -72,7 +65,7 @@ RunRecord ExecRunTest::record(const std::string& name, const Words& words,
 
 Outcome ExecRunTest::shell(const std::string& commands) const {
   return Child({"/bin/sh", "-c",
-                "cd '" + folder_.string() +
+                "cd '" + folder_.path().string() +
                     "' && E='" FORESHARD_EXEC_PROGRAM " run --model model.json --sequence 16' && " +
                     commands})
       .finish();

@@ -10,6 +10,7 @@
 
 #include "reports/validate/run_record.h"
 #include "tests/exec/launch/child.h"
+#include "tests/support/temporary_folder.h"
 
 namespace foreshard {
 
@@ -23,7 +24,6 @@ inline bool contains(const std::string& text, const std::string& part) {
 class ExecRunTest : public testing::Test {
  protected:
   ExecRunTest();
-  ~ExecRunTest() override;
 
   // A file in this test's folder; returns its path.
   std::string write(const std::string& name, const std::string& content) const;
@@ -40,7 +40,7 @@ class ExecRunTest : public testing::Test {
   // `commands` by /bin/sh in this test's folder; "$E" is "foreshard-exec run" and the model.
   Outcome shell(const std::string& commands) const;
 
-  std::filesystem::path folder_;
+  TemporaryFolder folder_;
 };
 
 // Words that give `ranks` ranks a mesh; 2x2 as mesh(2, 2).

@@ -4,7 +4,6 @@
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -16,6 +15,7 @@
 
 #include "exec/data/shuffle.h"
 #include "sim/base/error.h"
+#include "tests/support/temporary_folder.h"
 
 namespace foreshard {
 namespace {
@@ -24,24 +24,15 @@ namespace fs = std::filesystem;
 
 class TokenDataTest : public testing::Test {
  protected:
-  TokenDataTest() {
-    std::string name = (fs::temp_directory_path() / "foreshard-data-XXXXXX").string();
-    folder_ = ::mkdtemp(name.data());
-  }
-  ~TokenDataTest() override { fs::remove_all(folder_); }
-
   fs::path write(const std::string& name, const std::string& bytes) const {
-    fs::path path = folder_ / name;
-    fs::create_directories(path.parent_path());
-    std::ofstream(path, std::ios::binary) << bytes;
-    return path;
+    return folder_.write(name, bytes);
   }
   template <typename Id>
   fs::path write_ids(const std::string& name, const std::vector<Id>& ids) const {
     return write(name, {reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(Id)});
   }
 
-  fs::path folder_;
+  TemporaryFolder folder_;
 };
 
 std::string text_of(std::size_t length) {
@@ -179,7 +170,7 @@ TEST_F(TokenDataTest, AFolderIsItsTextsByPath) {
   write("texts/.git/config", "hidden");
   write("texts/.hidden", "hidden");
   write("texts/code.o", std::string("ELF\0\0", 5));
-  fs::create_symlink(folder_, folder_ / "texts/loop");
+  fs::create_symlink(folder_.path(), folder_ / "texts/loop");
   ASSERT_EQ(::mkfifo((folder_ / "texts/pipe").c_str(), 0600), 0);
   const TokenStore store(folder_ / "texts", TokenFormat::kAuto, 256);
   std::vector<std::int64_t> tokens(4);
@@ -228,9 +219,10 @@ TEST_F(TokenDataTest, NamesWhatIsWrong) {
       contains,
       open(write("six.txt", "abcdef"), {.sequence = 4, .vocabulary = 256, .held_back = 0.1}),
       "beside the 5 tokens that are held back");
-  EXPECT_PRED2(contains,
-               open(folder_, {.sequence = 4, .vocabulary = 256, .format = TokenFormat::kU16}),
-               "is a folder, which is read as bytes, not as u16");
+  EXPECT_PRED2(
+      contains,
+      open(folder_.path(), {.sequence = 4, .vocabulary = 256, .format = TokenFormat::kU16}),
+      "is a folder, which is read as bytes, not as u16");
   const TokenData data(write("many.txt", text_of(41)), bytes);
   EXPECT_PRED2(contains, error_of([&] { data.check_batch(11); }),
                "41 tokens to train on are 10 samples of 4, fewer than the 11");

@@ -2,7 +2,6 @@
 // fails, the carried build in a folder of its own, what is kept, and that the plugin needs nothing
 // but what a GPU machine brings.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -13,6 +12,7 @@
 
 #include "sim/base/json.h"
 #include "tests/exec/cli/run_fixture.h"
+#include "tests/support/temporary_folder.h"
 
 namespace foreshard {
 namespace {
@@ -23,23 +23,8 @@ const fs::path kBin = fs::path(FORESHARD_EXEC_PROGRAM).parent_path();
 const fs::path kScripts = fs::path(FORESHARD_SOURCE_DIR) / "exec/gpu";
 const bool kHasPlugin = fs::exists(kBin / "libforeshard_cuda.so");
 
-std::string text_of(const fs::path& file) {
-  std::ifstream in(file);
-  std::ostringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
-
 class GpuRoundTest : public testing::Test {
  protected:
-  GpuRoundTest() {
-    std::string name = (fs::temp_directory_path() / "foreshard-round-XXXXXX").string();
-    folder_ = ::mkdtemp(name.data());
-  }
-  ~GpuRoundTest() override {
-    std::error_code ignored;
-    fs::remove_all(folder_, ignored);
-  }
   std::string path(const char* name) const { return (folder_ / name).string(); }
 
   Outcome round(const Words& words, const fs::path& bin = kBin) const {
@@ -49,9 +34,9 @@ class GpuRoundTest : public testing::Test {
                  {{"PYTHONDONTWRITEBYTECODE", "1"}})
         .finish();
   }
-  Json record() const { return Json::parse(text_of(folder_ / "out/round.json")); }
+  Json record() const { return Json::parse(content_of(folder_ / "out/round.json")); }
 
-  fs::path folder_;
+  TemporaryFolder folder_;
 };
 
 std::string status_of(const Json& record, const std::string& stage) {
@@ -75,7 +60,7 @@ TEST_F(GpuRoundTest, StagesRunOnTheStandinAndWriteWhatTheySee) {
   }
   EXPECT_EQ(status_of(round, "ranks"), "skipped");
 
-  std::istringstream rows(text_of(folder_ / "out/plans.jsonl"));
+  std::istringstream rows(content_of(folder_ / "out/plans.jsonl"));
   int plans = 0;
   for (std::string line; std::getline(rows, line); ++plans) {
     const Json row = Json::parse(line);
@@ -96,14 +81,14 @@ TEST_F(GpuRoundTest, StagesRunOnTheStandinAndWriteWhatTheySee) {
     }
   }
   EXPECT_EQ(plans, 5);
-  const Json raw = Json::parse(text_of(folder_ / "out/raw.json"));
+  const Json raw = Json::parse(content_of(folder_ / "out/raw.json"));
   EXPECT_EQ(raw["schema"], "foreshard.measurements/1");
   EXPECT_GT(raw["rows"].size(), 10U);
-  const Json profile = Json::parse(text_of(folder_ / "out/profile.json"));
+  const Json profile = Json::parse(content_of(folder_ / "out/profile.json"));
   EXPECT_GT(profile["measured"]["gemm"].size(), 0U);
   EXPECT_EQ(profile["sweeps"].size(), 3U);  // of two ranks: all_gather, reduce_scatter, all_reduce
   EXPECT_GT(fs::file_size(path("results.tar.gz")), 1000U);
-  EXPECT_NE(text_of(folder_ / "out/summary.md").find("tiny-shard-8"), std::string::npos);
+  EXPECT_NE(content_of(folder_ / "out/summary.md").find("tiny-shard-8"), std::string::npos);
 
   // A stand-in measured no GPU.
   const Outcome kept =
@@ -135,8 +120,8 @@ TEST_F(GpuRoundTest, AFailedStageIsRecordedAndTheNextOneRuns) {
   for (const char* stage : {"self_check", "measure", "plans"}) {
     EXPECT_EQ(status_of(round, stage), "failed");
   }
-  EXPECT_NE(text_of(folder_ / "out/plans.jsonl").find("exit 9: "), std::string::npos);
-  EXPECT_NE(text_of(folder_ / "out/plans.jsonl").find("broken"), std::string::npos);
+  EXPECT_NE(content_of(folder_ / "out/plans.jsonl").find("exit 9: "), std::string::npos);
+  EXPECT_NE(content_of(folder_ / "out/plans.jsonl").find("broken"), std::string::npos);
 }
 
 // The program says which check it was in; the round goes on without it and keeps what was seen.
@@ -163,7 +148,7 @@ exit $code
   EXPECT_EQ(outcome.code, 1) << outcome.output;
   EXPECT_NE(outcome.output.find("3 checks, failed: lost, gone"), std::string::npos)
       << outcome.output;
-  const Json checks = Json::parse(text_of(folder_ / "out/self_check.json"))["checks"];
+  const Json checks = Json::parse(content_of(folder_ / "out/self_check.json"))["checks"];
   ASSERT_EQ(checks.size(), 3U);
   EXPECT_EQ(checks[0]["detail"], "illegal address");
   EXPECT_EQ(checks[1]["status"], "ok");
@@ -189,7 +174,7 @@ TEST_F(GpuRoundTest, AStageAloneStandsForItself) {
   for (const char* stage : {"self_check", "measure", "plans"}) {
     EXPECT_EQ(status_of(record(), stage), "failed") << stage;
   }
-  const std::string rows = text_of(folder_ / "out/plans.jsonl");
+  const std::string rows = content_of(folder_ / "out/plans.jsonl");
   EXPECT_EQ(rows.find("old"), std::string::npos) << rows;
   EXPECT_NE(rows.find("8xh100-sxm"), std::string::npos) << rows;
 }
@@ -256,7 +241,7 @@ TEST_F(GpuRoundTest, TheCarriedBuildRunsInAFolderOfItsOwn) {
              "export LD_LIBRARY_PATH=$torch; "
              "foreshard-gpu/run.sh --device standin --minutes 0.5 --stages self_check --out out; "
              "readelf -d foreshard-gpu/bin/foreshard-exec | grep -i path",
-             folder_.string(), FORESHARD_EXEC_PROGRAM})
+             folder_.path().string(), FORESHARD_EXEC_PROGRAM})
           .finish();
   ASSERT_EQ(run.code, 0) << run.output;
   EXPECT_EQ(status_of(record(), "self_check"), "ok") << run.output;

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <barrier>
@@ -18,7 +17,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -28,6 +26,7 @@
 #include "exec/state/convert.h"
 #include "sim/base/error.h"
 #include "sim/base/hash.h"
+#include "tests/support/temporary_folder.h"
 
 namespace foreshard::state_test {
 
@@ -258,30 +257,19 @@ inline bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-inline std::string read_whole(const std::filesystem::path& path) {
-  std::ostringstream text;
-  text << std::ifstream(path, std::ios::binary).rdbuf();
-  return text.str();
-}
-
 inline void write_whole(const std::filesystem::path& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary) << bytes;
 }
 
 inline void flip_byte(const std::filesystem::path& path, std::size_t at) {
-  std::string bytes = read_whole(path);
+  std::string bytes = content_of(path);
   bytes.at(at) = static_cast<char>(bytes.at(at) ^ 0x10);
   write_whole(path, bytes);
 }
 
 class CheckpointTest : public testing::Test {
  protected:
-  CheckpointTest() {
-    std::string name = (std::filesystem::temp_directory_path() / "foreshard-state-XXXXXX").string();
-    root_ = ::mkdtemp(name.data());
-    folder_ = root_ / "run" / "checkpoints";
-  }
-  ~CheckpointTest() override { std::filesystem::remove_all(root_); }
+  CheckpointTest() : folder_(root_ / "run" / "checkpoints") {}
 
   // The names in the checkpoint folder, without the lock.
   std::vector<std::string> names() const {
@@ -293,7 +281,7 @@ class CheckpointTest : public testing::Test {
     return names;
   }
 
-  std::filesystem::path root_;
+  TemporaryFolder root_;
   std::filesystem::path folder_;
 };
 

@@ -160,7 +160,7 @@ std::string with_hostile_number(const std::string& text) {
 
 RC_GTEST_PROP(DamageProperty, AnAlteredIndexIsRefused, ()) {
   static const SmallRun kRun;
-  static const std::string kText = read_whole(kRun.checkpoint() / kIndexName);
+  static const std::string kText = content_of(kRun.checkpoint() / kIndexName);
   const std::string text = with_flips(kText, *rc::gen::inRange<std::size_t>(1, 4));
   if (text == kText) return;
   try {
@@ -175,7 +175,7 @@ RC_GTEST_PROP(DamageProperty, AnAlteredIndexIsRefused, ()) {
 // own.
 RC_GTEST_PROP(DamageProperty, AHostileIndexIsRefusedOrRead, ()) {
   static const SmallRun kRun;
-  static const std::string kText = read_whole(kRun.checkpoint() / kIndexName);
+  static const std::string kText = content_of(kRun.checkpoint() / kIndexName);
   const std::size_t tail = kText.rfind("  \"checksum\"");
   std::string text = *rc::gen::arbitrary<bool>()
                          ? with_hostile_number(kText.substr(0, tail))
@@ -187,7 +187,7 @@ RC_GTEST_PROP(DamageProperty, AHostileIndexIsRefusedOrRead, ()) {
 RC_GTEST_PROP(DamageProperty, AHostileHeaderIsRefusedOrRead, ()) {
   static const SmallRun kRun;
   static const std::string kShard =
-      read_whole(kRun.checkpoint() / "rank-00000-of-00002.safetensors");
+      content_of(kRun.checkpoint() / "rank-00000-of-00002.safetensors");
   static const CheckpointIndex kIndex = read_index(kRun.checkpoint());
   static const auto kFront = static_cast<std::size_t>(
       read_safetensors_header(kRun.checkpoint() / "rank-00000-of-00002.safetensors").data_begin);

@@ -9,6 +9,7 @@
 
 #include "models/zoo.h"
 #include "sim/base/error.h"
+#include "tests/support/temporary_folder.h"
 
 namespace foreshard {
 namespace {
@@ -101,11 +102,9 @@ TEST(HfConfigTest, NestedTextConfig) {
 
 TEST(HfConfigTest, NamedAfterFileOrFolder) {
   EXPECT_EQ(read_hf_config(config("gpt2.json")).dims.name, "gpt2");
-  const std::filesystem::path folder =
-      std::filesystem::path(testing::TempDir()) / "hf_config_test" / "My-Model";
-  std::filesystem::create_directories(folder);
-  std::ofstream(folder / "config.json") << llama("");
-  EXPECT_EQ(read_hf_config(folder / "config.json").dims.name, "My-Model");
+  const TemporaryFolder folder;
+  const auto path = folder.write("My-Model/config.json", llama(""));
+  EXPECT_EQ(read_hf_config(path).dims.name, "My-Model");
 }
 
 TEST(HfConfigTest, DefaultsAreHuggingFaces) {
@@ -375,11 +374,11 @@ TEST(HfConfigTest, ImpossibleSizes) {
 }
 
 TEST(HfConfigTest, Overflow) {
-  const std::filesystem::path path =
-      std::filesystem::path(testing::TempDir()) / "hf_config_overflow.json";
-  std::ofstream(path) << "{\"model_type\": \"llama\", \"hidden_size\": 1000000000, "
-                         "\"num_attention_heads\": 8, \"num_hidden_layers\": 90000, "
-                         "\"intermediate_size\": 1000000000, \"vocab_size\": 1000}";
+  const TemporaryFolder folder;
+  const auto path = folder.write("config.json",
+                                 "{\"model_type\": \"llama\", \"hidden_size\": 1000000000, "
+                                 "\"num_attention_heads\": 8, \"num_hidden_layers\": 90000, "
+                                 "\"intermediate_size\": 1000000000, \"vocab_size\": 1000}");
   try {
     load_hf_config(path);
     FAIL();

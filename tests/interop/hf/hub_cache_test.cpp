@@ -4,6 +4,8 @@
 
 #include <fstream>
 
+#include "tests/support/temporary_folder.h"
+
 namespace foreshard {
 namespace {
 
@@ -11,20 +13,12 @@ namespace fs = std::filesystem;
 
 class HubCacheTest : public testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = fs::path(testing::TempDir()) / "hub_cache_test" /
-              testing::UnitTest::GetInstance()->current_test_info()->name();
-    fs::remove_all(folder_);
-  }
-  void write(const std::string& name, const std::string& text) {
-    fs::create_directories((folder_ / name).parent_path());
-    std::ofstream(folder_ / name) << text;
-  }
+  void write(const std::string& name, const std::string& text) { folder_.write(name, text); }
   std::string found(std::string_view id) const {
-    const auto config = cached_config(folder_, id);
-    return config ? fs::relative(*config, folder_).string() : "none";
+    const auto config = cached_config(folder_.path(), id);
+    return config ? fs::relative(*config, folder_.path()).string() : "none";
   }
-  fs::path folder_;
+  TemporaryFolder folder_;
 };
 
 TEST_F(HubCacheTest, TheCommitOfMainIsTaken) {
@@ -35,7 +29,7 @@ TEST_F(HubCacheTest, TheCommitOfMainIsTaken) {
   EXPECT_EQ(found("Org/Name-7B"), expected);
   EXPECT_EQ(found("org/name-7b"), expected);
   EXPECT_EQ(found("Org/Name-8B"), "none");
-  EXPECT_EQ(cached_ids(folder_), std::vector<std::string>{"Org/Name-7B"});
+  EXPECT_EQ(cached_ids(folder_.path()), std::vector<std::string>{"Org/Name-7B"});
 }
 
 TEST_F(HubCacheTest, WithoutMainTheOnlySnapshotIs) {
@@ -43,7 +37,7 @@ TEST_F(HubCacheTest, WithoutMainTheOnlySnapshotIs) {
   EXPECT_EQ(found("a/b"), "models--a--b/snapshots/one/config.json");
   write("models--a--b/snapshots/two/config.json", "{}");
   EXPECT_EQ(found("a/b"), "none");
-  EXPECT_TRUE(cached_ids(folder_).empty());
+  EXPECT_TRUE(cached_ids(folder_.path()).empty());
 }
 
 // A reference is a commit and an id is two words: neither leads out of the folder.

@@ -10,6 +10,7 @@
 #include "models/families.h"
 #include "models/model_dims.h"
 #include "sim/base/error.h"
+#include "tests/support/temporary_folder.h"
 
 namespace foreshard {
 namespace {
@@ -20,10 +21,10 @@ std::string with_length(const std::string& header, std::uint64_t length) {
   return bytes + header;
 }
 
+// A file that stays until the process ends.
 std::filesystem::path written(const std::string& name, const std::string& bytes) {
-  auto path = std::filesystem::path(testing::TempDir()) / name;
-  std::ofstream(path, std::ios::binary) << bytes;
-  return path;
+  static const TemporaryFolder folder;
+  return folder.write(name, bytes);
 }
 
 ModelSpec tiny() {

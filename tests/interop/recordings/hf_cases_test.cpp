@@ -9,6 +9,7 @@
 #include <map>
 
 #include "sim/base/error.h"
+#include "tests/support/temporary_folder.h"
 
 namespace foreshard {
 namespace {
@@ -45,8 +46,8 @@ TEST(HfCases, CollectivesAreIdenticalAndPeaksWithinAPercent) {
 
 TEST(HfCases, AreFoundBelowAFolder) {
   EXPECT_EQ(find_hf_cases(kCases), std::vector<std::filesystem::path>{kCases});
-  const std::filesystem::path above = std::filesystem::path(testing::TempDir()) / "hf_cases_above";
-  std::filesystem::remove_all(above);
+  const TemporaryFolder folder;
+  const std::filesystem::path& above = folder.path();
   std::filesystem::create_directories(above / "some");
   std::filesystem::copy(kCases / "llama.json", above / "some");
   EXPECT_EQ(find_hf_cases(above), std::vector<std::filesystem::path>{above / "some"});
@@ -56,22 +57,16 @@ TEST(HfCases, AreFoundBelowAFolder) {
 
 class HfCaseFile : public testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = std::filesystem::path(testing::TempDir()) / "hf_case_file";
-    std::filesystem::remove_all(folder_);
-    std::filesystem::create_directories(folder_);
-  }
   // The case of llama.json with another text in the place of `old`.
   Conformance changed(const std::string& old, const std::string& text) {
-    std::ifstream in(kCases / "llama.json");
-    std::string all((std::istreambuf_iterator<char>(in)), {});
+    std::string all = content_of(kCases / "llama.json");
     const std::size_t at = all.find(old);
     EXPECT_NE(at, std::string::npos);
     all.replace(at, old.size(), text);
-    std::ofstream(folder_ / "changed.json") << all;
-    return conform_hf_cases(folder_, {}).rows.at(0);
+    folder_.write("changed.json", all);
+    return conform_hf_cases(folder_.path(), {}).rows.at(0);
   }
-  std::filesystem::path folder_;
+  TemporaryFolder folder_;
 };
 
 TEST_F(HfCaseFile, OtherBytesAndAnotherOrderAreSeen) {

@@ -3,9 +3,10 @@
 #include "interop/recordings/library_recordings.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <fstream>
+
+#include "tests/support/temporary_folder.h"
 
 namespace foreshard {
 namespace {
@@ -18,9 +19,7 @@ constexpr const char* kModels =
 
 class LibraryRecordings : public testing::Test {
  protected:
-  LibraryRecordings()
-      : root_(fs::temp_directory_path() / ("foreshard_library_" + std::to_string(::getpid()))) {
-    fs::create_directories(root_);
+  LibraryRecordings() {
     write("events.csv",
           "config,step,micro,seq,kind,unit,bytes_in,bytes_out,dtype,group,note\n"
           "a,1,0,4,all_reduce,,8,8,int32,world,op=SUM\n"
@@ -30,13 +29,7 @@ class LibraryRecordings : public testing::Test {
           "a,step1,0,ddp_bucket,2,512,float32,is_last=1,norm.weight;lm_head.weight\n");
     configure("");
   }
-  ~LibraryRecordings() override {
-    std::error_code ignored;
-    fs::remove_all(root_, ignored);
-  }
-  void write(const std::string& name, const std::string& text) {
-    std::ofstream(root_ / name, std::ios::binary) << text;
-  }
+  void write(const std::string& name, const std::string& text) { root_.write(name, text); }
   void configure(const std::string& more) { write("configs.json", kModels + more + "}]}"); }
   // One configuration of `lib` with these options (JSON).
   void record(const std::string& lib, std::string options, const std::string& facts = "{}") {
@@ -52,7 +45,7 @@ class LibraryRecordings : public testing::Test {
               lib + ",m,8,3,null,1,1,3,2," + quoted(std::move(options)) + ",ok,,2," +
               quoted(facts) + "\n");
   }
-  LibraryJob job() const { return read_library_job(RecordingFolder(root_), 0); }
+  LibraryJob job() const { return read_library_job(RecordingFolder(root_.path()), 0); }
   std::string refusal() const {
     try {
       job();
@@ -63,12 +56,12 @@ class LibraryRecordings : public testing::Test {
     return "no failure";
   }
 
-  fs::path root_;
+  TemporaryFolder root_;
 };
 
 TEST_F(LibraryRecordings, RowsBucketsAndCountsAsTheyStand) {
   record("ddp", "{}", R"({"step1": {"bytes": 7}, "sizes": [1, 2], "class": "Adam", "on": true})");
-  const RecordingFolder folder(root_);
+  const RecordingFolder folder(root_.path());
   ASSERT_TRUE(has_library_recordings(folder));
   const LibraryRecording r = read_library_recording(folder, 0);
   ASSERT_EQ(r.events.size(), 2U);
@@ -143,7 +136,7 @@ TEST_F(LibraryRecordings, WhatNoPlanHasIsNamed) {
   EXPECT_NE(refusal().find("zero.mics_shard_size: MiCS has been removed"), std::string::npos);
   EXPECT_NE(refusal().find("the nearest is zero_hpz_partition_size"), std::string::npos);
   // It is listed with its reason and counts as different.
-  const ConformanceFolder result = conform_library_folder(RecordingFolder(root_), {});
+  const ConformanceFolder result = conform_library_folder(RecordingFolder(root_.path()), {});
   ASSERT_EQ(result.rows.size(), 1U);
   EXPECT_EQ(result.rows[0].state, Conformance::State::kNotForecast);
   EXPECT_FALSE(summarize({result}).passed);

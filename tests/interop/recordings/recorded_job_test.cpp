@@ -2,9 +2,10 @@
 #include "interop/recordings/recorded_job.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <fstream>
+
+#include "tests/support/temporary_folder.h"
 
 namespace foreshard {
 namespace {
@@ -13,26 +14,17 @@ namespace fs = std::filesystem;
 
 class RecordedJobTest : public testing::Test {
  protected:
-  RecordedJobTest()
-      : root_(fs::temp_directory_path() / ("foreshard_job_" + std::to_string(::getpid()))) {
-    fs::create_directories(root_);
-  }
-  ~RecordedJobTest() override {
-    std::error_code ignored;
-    fs::remove_all(root_, ignored);
-  }
   // An index with these columns and one row.
   RecordedJob job(const std::string& columns, const std::string& row,
                   const std::string& configs = "") {
-    const fs::path folder = root_ / std::to_string(++count_);
-    fs::create_directories(folder);
-    std::ofstream(folder / "index.csv") << "id," << columns << "\nx," << row << "\n";
-    if (!configs.empty()) std::ofstream(folder / "configs.json") << configs;
-    return read_recorded_job(library_.open(folder), 0);
+    const fs::path folder = std::to_string(++count_);
+    root_.write(folder / "index.csv", "id," + columns + "\nx," + row + "\n");
+    if (!configs.empty()) root_.write(folder / "configs.json", configs);
+    return read_recorded_job(library_.open(root_ / folder), 0);
   }
   Plan plan(const std::string& columns, const std::string& row) { return job(columns, row).plan; }
 
-  fs::path root_;
+  TemporaryFolder root_;
   int count_ = 0;
   RecordingLibrary library_;
 };

@@ -3,11 +3,12 @@
 #include "interop/recordings/recordings.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 #include <zlib.h>
 
 #include <fstream>
 #include <utility>
+
+#include "tests/support/temporary_folder.h"
 
 namespace foreshard {
 namespace {
@@ -16,23 +17,9 @@ namespace fs = std::filesystem;
 
 class RecordingsTest : public testing::Test {
  protected:
-  RecordingsTest()
-      : root_(fs::temp_directory_path() / ("foreshard_recordings_" + std::to_string(::getpid()))) {
-    fs::remove_all(root_);
-    fs::create_directories(root_);
-  }
-  ~RecordingsTest() override {
-    std::error_code ignored;
-    fs::remove_all(root_, ignored);
-  }
-
-  void write(const std::string& path, const std::string& text) {
-    fs::create_directories((root_ / path).parent_path());
-    std::ofstream(root_ / path, std::ios::binary) << text;
-  }
+  void write(const std::string& path, const std::string& text) { root_.write(path, text); }
   void write_packed(const std::string& path, const std::string& text) {
-    fs::create_directories((root_ / path).parent_path());
-    gzFile file = gzopen((root_ / path).c_str(), "wb");
+    gzFile file = gzopen(root_.write(path, "").c_str(), "wb");
     gzwrite(file, text.data(), static_cast<unsigned>(text.size()));
     gzclose(file);
   }
@@ -47,15 +34,15 @@ class RecordingsTest : public testing::Test {
     } catch (const Error& error) {
       EXPECT_EQ(error.exit_code(), ExitCode::kInvalidInput);
       std::string text = error.what();
-      for (std::size_t at; (at = text.find(root_.string() + "/")) != std::string::npos;) {
-        text.erase(at, root_.string().size() + 1);
+      for (std::size_t at; (at = text.find(root_.path().string() + "/")) != std::string::npos;) {
+        text.erase(at, root_.path().string().size() + 1);
       }
       return text;
     }
     return "no failure";
   }
 
-  fs::path root_;
+  TemporaryFolder root_;
   RecordingLibrary library_;
 };
 
@@ -111,8 +98,8 @@ TEST_F(RecordingsTest, FoldersByNumberWithoutGloo) {
   write_packed("v/2.5.1/index.csv.gz", "id\nx\n");
   write("empty/readme", "nothing");
   std::vector<std::string> names;
-  for (const fs::path& path : find_recordings(root_)) {
-    names.push_back(path.lexically_relative(root_).string());
+  for (const fs::path& path : find_recordings(root_.path())) {
+    names.push_back(path.lexically_relative(root_.path()).string());
   }
   EXPECT_EQ(names, (std::vector<std::string>{"a", "v/2.4.1", "v/2.5.1", "v/2.10.0"}));
   EXPECT_EQ(find_recordings(root_ / "a").size(), 1U);

@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -17,6 +16,7 @@
 #include "sim/spec/plan_config.h"
 #include "tests/support/cuda_trace.h"
 #include "tests/support/fixtures.h"
+#include "tests/support/temporary_folder.h"
 
 namespace foreshard {
 namespace {
@@ -26,12 +26,9 @@ namespace fs = std::filesystem;
 FsdpTrace trace_of(const ModelSpec& model, const Plan& plan, const CudaTraceOptions& options = {}) {
   const CostModel costs(round_cluster(plan.mesh.world()), round_calibration());
   const Forecast made = forecast(model, plan, costs);
-  const fs::path file =
-      fs::temp_directory_path() / ("foreshard-infer-" + std::to_string(::getpid()) + ".trace.json");
-  std::ofstream(file) << cuda_trace(made, made.timeline, options);
-  FsdpTrace trace = read_job_traces(file).front();
-  fs::remove(file);
-  return trace;
+  const TemporaryFolder folder;
+  return read_job_traces(folder.write("trace.json", cuda_trace(made, made.timeline, options)))
+      .front();
 }
 
 std::string value_of(const InferredJob& job, const std::string& key) {

@@ -16,6 +16,7 @@
 #include "reports/validate/validate.h"
 #include "tests/support/cuda_trace.h"
 #include "tests/support/fixtures.h"
+#include "tests/support/temporary_folder.h"
 
 namespace foreshard {
 namespace {
@@ -26,12 +27,8 @@ const fs::path kTraces = fs::path(FORESHARD_SOURCE_DIR) / "tests/interop/traces"
 
 // A file that is gone with the test.
 struct File {
-  explicit File(std::string_view text, const char* name = "rank-0.trace.json", bool zip = false) {
-    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
-    folder = fs::temp_directory_path() /
-             (std::string("foreshard-") + test->test_suite_name() + "-" + test->name());
-    fs::create_directories(folder);
-    path = folder / name;
+  explicit File(std::string_view text, const char* name = "rank-0.trace.json", bool zip = false)
+      : path(folder / name) {
     if (zip) {
       gzFile out = gzopen(path.c_str(), "wb");
       gzwrite(out, text.data(), static_cast<unsigned>(text.size()));
@@ -40,8 +37,8 @@ struct File {
       std::ofstream(path) << text;
     }
   }
-  ~File() { fs::remove_all(folder); }
-  fs::path folder, path;
+  TemporaryFolder folder;
+  fs::path path;
 };
 
 Forecast forecast_of(const Plan& plan, int blocks = 3) {

@@ -11,6 +11,7 @@
 #include "reports/validate/pickle.h"
 #include "sim/memory/reserved.h"
 #include "tests/reports/random_plans.h"
+#include "tests/support/temporary_folder.h"
 
 namespace foreshard {
 namespace {
@@ -73,7 +74,7 @@ TEST(MemorySnapshot, PythonReadsThePeakAndTheSegmentsBack) {
     GTEST_SKIP() << "no python3 here";
   }
   RandomPlans plans(11);
-  const std::filesystem::path folder = std::filesystem::path(testing::TempDir());
+  const TemporaryFolder folder;
   for (int i = 0; i < 4; ++i) {
     const Forecast forecast = plans.next_forecast();
     const ReservedProfile profile = replay_reserved(forecast.graph, {}, DeviceMemory::unlimited());

@@ -1,28 +1,19 @@
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 #include <string>
 
 #include "sim/base/config.h"
+#include "tests/support/temporary_folder.h"
 
 namespace foreshard {
 namespace {
 
 class ConfigFile : public testing::Test {
  protected:
-  void SetUp() override {
-    const std::string name =
-        testing::UnitTest::GetInstance()->current_test_info()->name() + std::to_string(getpid());
-    folder_ = std::filesystem::temp_directory_path() / ("foreshard_" + name);
-    std::filesystem::create_directories(folder_);
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
   std::filesystem::path write(const std::string& name, const std::string& text) const {
-    std::ofstream(folder_ / name, std::ios::binary) << text;
-    return folder_ / name;
+    return folder_.write(name, text);
   }
 
   // What the error says after "FILE: ", "" where there is none.
@@ -39,7 +30,7 @@ class ConfigFile : public testing::Test {
     return "";
   }
 
-  std::filesystem::path folder_;
+  TemporaryFolder folder_;
 };
 
 TEST_F(ConfigFile, IsReadByItsExtensionElseByItsFirstByte) {
@@ -54,7 +45,7 @@ TEST_F(ConfigFile, IsReadByItsExtensionElseByItsFirstByte) {
 
 TEST_F(ConfigFile, NamesWhatIsWrongWithTheFileItself) {
   EXPECT_EQ(refusal(folder_ / "none.yaml"), "no such file");
-  EXPECT_EQ(refusal(folder_), "is a directory, not a file");
+  EXPECT_EQ(refusal(folder_.path()), "is a directory, not a file");
   EXPECT_EQ(refusal(write("empty.json", "")), "the file is empty");
   EXPECT_EQ(refusal(write("a.yaml", "a: 1") / "b.yaml"), "no such file");
   EXPECT_NE(refusal(""), "");

@@ -6,11 +6,10 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/sim/spec/plan_fixtures.h"
+#include "tests/support/temporary_folder.h"
 
 namespace foreshard {
 namespace {
-
-using testing::TempDir;
 
 std::string refusal(std::string_view yaml) {
   return refusal_of([&] { document_of(yaml); }).text;
@@ -341,11 +340,11 @@ TEST(PlanConfig, AsksForModelAndCluster) {
 }
 
 TEST(PlanConfig, ReadsFiles) {
-  const std::string path = TempDir() + "/plan.yaml";
-  std::ofstream(path) << kExample;
+  const TemporaryFolder folder;
+  const std::filesystem::path path = folder.write("plan.yaml", kExample);
   EXPECT_EQ(read_plan_file(path).plan.mesh.shard, 8);
   EXPECT_EQ(refusal_of([] { read_plan_file("no-such-plan.yaml"); }).exit_code, 3);
-  EXPECT_EQ(refusal_of([] { read_plan_file(TempDir()); }).exit_code, 3);
+  EXPECT_EQ(refusal_of([&] { read_plan_file(folder.path()); }).exit_code, 3);
 }
 
 }  // namespace
