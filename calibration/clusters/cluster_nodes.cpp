@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <numeric>
@@ -48,15 +49,16 @@ class LayoutReader {
     if (const ConfigNode* links = root_.find("links")) read_links(*links);
     if (layout_.switches.empty()) add_rails();
     if (const ConfigNode* background = root_.find("background")) read_background(*background);
-    if (const ConfigNode* ranks = root_.find("ranks")) sit(*ranks);
     if (const ConfigNode* rings = root_.find("rings")) read_rings(*rings);
-    check_ways();
-    set_pace();
     for (const auto& [place, fraction] : degraded_) {
       const auto& [node, part, index] = place;
       cluster_.degraded.push_back({node, part, index, fraction});
     }
+    const std::vector<std::int64_t> nodes = nodes_of_ranks();
     cluster_.layout = std::make_shared<const ClusterLayout>(std::move(layout_));
+    cluster_ = on_nodes(std::move(cluster_), nodes);
+    check_ways(*cluster_.layout);
+    check_count();
   }
 
  private:
@@ -116,7 +118,7 @@ class LayoutReader {
     if (const ConfigNode* degraded = element.find("degraded")) {
       read_degraded(*degraded, group, first);
     }
-    places_.push_back(element);
+    elements_.emplace(first, element);
     layout_.groups.push_back(std::move(group));
   }
 
@@ -284,13 +286,12 @@ class LayoutReader {
   // The leaves and the spine of network:, as in the short form.
   void add_rails() {
     const std::int64_t nodes = layout_.nodes();
-    for (std::size_t g = 0; g < layout_.groups.size() && nodes > 1; ++g) {
-      if (layout_.groups[g].kind.nics < 1) {
-        throw places_[g].error(fmt::format("one of {} nodes has no network port", nodes),
-                               "node: {nics: 8, ...}");
-      }
-    }
     if (nodes == 1) return;
+    for (const NodeGroup& group : layout_.groups) {
+      if (group.kind.nics >= 1) continue;
+      throw place_of(group).error(fmt::format("one of {} nodes has no network port", nodes),
+                                  "node: {nics: 8, ...}");
+    }
     const std::int64_t per_leaf = std::max<std::int64_t>(1, cluster_.network.nodes_per_leaf);
     std::int64_t rails = 0;
     for (const NodeGroup& group : layout_.groups) rails = std::max(rails, group.kind.nics);
@@ -321,10 +322,8 @@ class LayoutReader {
   template <typename Key>
   void cut_groups(Key key_of) {
     std::vector<NodeGroup> cut;
-    std::vector<ConfigNode> places;
     std::int64_t node = 0;
-    for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
-      const NodeGroup& group = layout_.groups[g];
+    for (const NodeGroup& group : layout_.groups) {
       for (std::int64_t begin = 0; begin < group.count;) {
         std::int64_t end = begin + 1;
         while (end < group.count && key_of(node + end) == key_of(node + begin)) ++end;
@@ -333,75 +332,46 @@ class LayoutReader {
         part.names.assign(group.names.begin() + begin, group.names.begin() + end);
         part.first_in_domain = (group.first_in_domain + begin) % group.kind.link_domain;
         cut.push_back(std::move(part));
-        places.push_back(places_[g]);
         begin = end;
       }
       node += group.count;
     }
     layout_.groups = std::move(cut);
-    places_ = std::move(places);
   }
 
   // --- ranks ---
 
-  void sit(const ConfigNode& ranks) {
+  std::vector<std::int64_t> nodes_of_ranks() const {
     std::vector<std::int64_t> order;
+    const ConfigNode* ranks = root_.find("ranks");
+    if (ranks == nullptr) {
+      order.resize(static_cast<std::size_t>(layout_.nodes()));
+      std::iota(order.begin(), order.end(), 0);
+      return order;
+    }
     std::vector<char> taken(static_cast<std::size_t>(layout_.nodes()), 0);
-    for (const std::string& name : host_names(ranks)) {
+    for (const std::string& name : host_names(*ranks)) {
       const auto found = node_of_.find(name);
       if (found == node_of_.end()) {
         std::vector<std::string> known;
         for (const auto& [n, index] : node_of_) known.push_back(n);
-        throw ranks.error(fmt::format("names a node that is not there, '{}'", name),
-                          "nodes of nodes:", nearest_spelling(name, known));
+        throw ranks->error(fmt::format("names a node that is not there, '{}'", name),
+                           "nodes of nodes:", nearest_spelling(name, known));
       }
       char& is_taken = taken[static_cast<std::size_t>(found->second)];
-      if (is_taken != 0) throw ranks.error(fmt::format("has {} twice", name), "each node once");
+      if (is_taken != 0) throw ranks->error(fmt::format("has {} twice", name), "each node once");
       is_taken = 1;
       order.push_back(found->second);
     }
-    std::vector<std::int64_t> first;  // of every group
-    std::int64_t all = 0;
-    for (const NodeGroup& group : layout_.groups) {
-      first.push_back(all);
-      all += group.count;
-    }
-    std::vector<NodeGroup> groups;
-    std::vector<ConfigNode> places;
-    std::map<std::int64_t, std::int64_t> seats;  // old node, new
-    for (std::size_t i = 0; i < order.size(); ++i) {
-      const auto g = static_cast<std::size_t>(
-          std::upper_bound(first.begin(), first.end(), order[i]) - first.begin() - 1);
-      const NodeGroup& from = layout_.groups[g];
-      const std::int64_t in_group = order[i] - first[g];
-      const bool follows = i > 0 && order[i] == order[i - 1] + 1 && in_group > 0;
-      if (!follows) {
-        NodeGroup part = from;
-        part.count = 0;
-        part.names.clear();
-        part.first_in_domain = (from.first_in_domain + in_group) % from.kind.link_domain;
-        groups.push_back(std::move(part));
-        places.push_back(places_[g]);
-      }
-      ++groups.back().count;
-      groups.back().names.push_back(from.names[static_cast<std::size_t>(in_group)]);
-      seats[order[i]] = static_cast<std::int64_t>(i);
-    }
-    layout_.groups = std::move(groups);
-    places_ = std::move(places);
-    std::map<DegradedPlace, double> degraded;
-    for (const auto& [place, fraction] : degraded_) {
-      const auto& [node, part, index] = place;
-      const auto seat = seats.find(node);
-      if (seat != seats.end()) degraded[{seat->second, part, index}] = fraction;
-    }
-    degraded_ = std::move(degraded);
+    return order;
   }
 
-  // As NCCL's graph dump has them: rings: [{gpus: [0, 7, 6, ...]}].
+  // As NCCL's graph dump has them: rings: [{gpus: [0, 7, 6, ...], enters: 0, leaves: 3}].
   void read_rings(const ConfigNode& rings) {
+    std::int64_t ports = 1;
+    for (const NodeGroup& group : layout_.groups) ports = std::max(ports, group.kind.nics);
     for (const ConfigNode& element : rings.elements()) {
-      element.allow_only({"gpus"});
+      element.allow_only({"gpus", "enters", "leaves"});
       const ConfigNode gpus = element.at("gpus", "the GPUs of a node in their order");
       RingOrder order;
       const auto count = static_cast<std::int64_t>(gpus.elements().size());
@@ -412,6 +382,11 @@ class LayoutReader {
         if (is_seen != 0) throw gpu.error("is there twice", "each GPU of a node once");
         is_seen = 1;
         order.gpus.push_back(static_cast<std::int32_t>(index));
+      }
+      for (const auto& [key, port] :
+           {std::pair("enters", &order.enters), std::pair("leaves", &order.leaves)}) {
+        const ConfigNode* said = element.find(key);
+        if (said != nullptr) *port = static_cast<std::int32_t>(said->as_int(0, ports - 1));
       }
       layout_.rings.push_back(std::move(order));
     }
@@ -451,11 +426,16 @@ class LayoutReader {
 
   // --- what the graph needs ---
 
+  // Where the file lists the nodes of a group.
+  const ConfigNode& place_of(const NodeGroup& group) const {
+    return std::prev(elements_.upper_bound(node_of_.at(group.names.front())))->second;
+  }
+
   // Every two nodes must reach each other, and every group must hang somewhere.
-  void check_ways() const {
-    const std::int64_t nodes = layout_.nodes();
+  void check_ways(const ClusterLayout& layout) const {
+    const std::int64_t nodes = layout.nodes();
     if (nodes == 1) return;
-    std::vector<std::int32_t> top(layout_.switches.size());
+    std::vector<std::int32_t> top(layout.switches.size());
     std::iota(top.begin(), top.end(), 0);
     const auto find = [&](std::int32_t s) {
       while (top[static_cast<std::size_t>(s)] != s) {
@@ -465,58 +445,42 @@ class LayoutReader {
       }
       return s;
     };
-    for (const SwitchLink& link : layout_.links) {
+    for (const SwitchLink& link : layout.links) {
       top[static_cast<std::size_t>(find(link.a))] = find(link.b);
     }
     std::optional<std::int32_t> first;
-    for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
-      const NodeGroup& group = layout_.groups[g];
+    for (const NodeGroup& group : layout.groups) {
       if (group.leaves.empty()) {
-        throw places_[g].error(fmt::format("{} hangs on no switch", group.names.front()),
-                               "leaf: with one of switches:");
+        throw place_of(group).error(fmt::format("{} hangs on no switch", group.names.front()),
+                                    "leaf: with one of switches:");
       }
       for (const std::int32_t leaf : group.leaves) {
         if (!first) first = leaf;
         if (find(leaf) == find(*first)) continue;
-        throw places_[g].error(
+        throw place_of(group).error(
             fmt::format("no links lead from {} ({}) to {} ({})",
-                        layout_.switches[static_cast<std::size_t>(leaf)].name, group.names.front(),
-                        layout_.switches[static_cast<std::size_t>(*first)].name,
-                        layout_.groups.front().names.front()),
+                        layout.switches[static_cast<std::size_t>(leaf)].name, group.names.front(),
+                        layout.switches[static_cast<std::size_t>(*first)].name,
+                        layout.groups.front().names.front()),
             "links: that connect all nodes");
       }
     }
   }
 
-  // The slowest GPU sets the pace, the smallest memory decides.
-  void set_pace() {
-    const NodeGroup* slowest = &layout_.groups.front();
-    Bytes least = slowest->gpu.memory;
-    std::int64_t gpus = 0;
-    for (const NodeGroup& group : layout_.groups) {
-      if (group.gpu.peak_bf16 < slowest->gpu.peak_bf16) slowest = &group;
-      least = std::min(least, group.gpu.memory);
-      gpus += group.count * group.kind.gpus;
-    }
-    cluster_.gpu = slowest->gpu;
-    cluster_.gpu.memory = least;
-    cluster_.node = slowest->kind;
-    cluster_.gpus = gpus;
-    cluster_.node_count = layout_.nodes();
-    if (const ConfigNode* said = root_.find("gpus")) {
-      const std::int64_t count = said->as_int(1, kMostGpus);
-      if (count != gpus) {
-        throw said->error(fmt::format("says {}, the ranks sit on {} GPUs", count, gpus),
-                          "no gpus: beside nodes:, or the same");
-      }
-    }
+  void check_count() const {
+    const ConfigNode* said = root_.find("gpus");
+    if (said == nullptr) return;
+    const std::int64_t count = said->as_int(1, kMostGpus);
+    if (count == cluster_.gpus) return;
+    throw said->error(fmt::format("says {}, the ranks sit on {} GPUs", count, cluster_.gpus),
+                      "no gpus: beside nodes:, or the same");
   }
 
   const ConfigNode& root_;
   const KindReader& read_kind_;
   Cluster& cluster_;
   ClusterLayout layout_;
-  std::vector<ConfigNode> places_;  // of the groups in the file
+  std::map<std::int64_t, ConfigNode> elements_;  // of nodes:, by their first node
   std::map<std::string, std::int64_t> node_of_;
   std::map<std::string, std::int32_t> switch_of_;
   using DegradedPlace = std::tuple<std::int64_t, DegradedLink::Part, std::int64_t>;

@@ -237,7 +237,8 @@ class XmlImport {
 
 }  // namespace
 
-// graphs > graph id="0" (the ring) > channel > gpu dev: the order in which it passes a node's GPUs.
+// graphs > graph id="0" (the ring) > channel > net dev, gpu dev..., net dev: the order in which it
+// passes a node's GPUs, and the ports by which it enters and leaves.
 TopologyImport parse_nccl_graphs(std::string_view xml, std::string_view file_name) {
   Importer importer{file_name};
   pugi::xml_document document;
@@ -245,6 +246,7 @@ TopologyImport parse_nccl_graphs(std::string_view xml, std::string_view file_nam
   constexpr int kRing = 0;
   constexpr std::size_t kMostChannels = 64;  // NCCL's own limit
   constexpr int kMostGpus = 1024;
+  std::vector<ImportedRing>& rings = importer.out.network.rings;
   for (const pugi::xml_node& graph : document.child("graphs").children("graph")) {
     if (graph.attribute("id").as_int(-1) != kRing) {
       importer.note(Mapping::kIgnored, fmt::format("graph {}", graph.attribute("id").as_int(-1)),
@@ -252,30 +254,29 @@ TopologyImport parse_nccl_graphs(std::string_view xml, std::string_view file_nam
       continue;
     }
     for (const pugi::xml_node& channel : graph.children("channel")) {
-      std::vector<int> gpus;
-      for (const pugi::xml_node& gpu : channel.children("gpu")) {
-        gpus.push_back(gpu.attribute("dev").as_int(-1));
+      ImportedRing ring;
+      for (const pugi::xml_node& element : channel.children()) {
+        const int device = element.attribute("dev").as_int(-1);
+        if (element.name() == std::string_view("gpu")) ring.gpus.push_back(device);
+        if (element.name() != std::string_view("net") || device >= kMostGpus) continue;
+        (ring.gpus.empty() ? ring.enters : ring.leaves) = device;
       }
-      std::vector<int> sorted = gpus;
+      std::vector<int> sorted = ring.gpus;
       std::sort(sorted.begin(), sorted.end());
       for (std::size_t i = 0; i < sorted.size(); ++i) {
         if (sorted[i] == static_cast<int>(i) && i < kMostGpus) continue;
         importer.fail(1, "has a channel that does not pass every GPU of a node once",
                       "a dump of NCCL_GRAPH_DUMP_FILE of whole nodes");
       }
-      std::vector<std::vector<int>>& rings = importer.out.network.rings;
-      if (!gpus.empty() && rings.size() < kMostChannels) rings.push_back(std::move(gpus));
+      if (!ring.gpus.empty() && rings.size() < kMostChannels) rings.push_back(std::move(ring));
     }
   }
-  if (importer.out.network.rings.empty()) {
-    importer.fail(1, "has no ring", "a dump of NCCL_GRAPH_DUMP_FILE");
-  }
+  if (rings.empty()) importer.fail(1, "has no ring", "a dump of NCCL_GRAPH_DUMP_FILE");
   if (!parsed) {
     importer.note(Mapping::kIgnored, "the rest of the file", "",
                   std::string("not well-formed: ") + parsed.description(), 0);
   }
-  importer.note(Mapping::kMapped, fmt::format("{} channels", importer.out.network.rings.size()),
-                "rings", "", 1);
+  importer.note(Mapping::kMapped, fmt::format("{} channels", rings.size()), "rings", "", 1);
   return std::move(importer.out);
 }
 

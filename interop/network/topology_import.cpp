@@ -393,8 +393,11 @@ std::string cluster_file(const TopologyImport& import, std::string_view machine,
   std::string head = fmt::format("machine: {}\n", key) + sections(import.figures);
   if (!network.rings.empty()) {
     std::string rings;
-    for (const std::vector<int>& ring : network.rings) {
-      rings += fmt::format("  - {{gpus: [{}]}}\n", fmt::join(ring, ", "));
+    for (const ImportedRing& ring : network.rings) {
+      rings += fmt::format("  - {{gpus: [{}]", fmt::join(ring.gpus, ", "));
+      if (ring.enters >= 0) rings += fmt::format(", enters: {}", ring.enters);
+      if (ring.leaves >= 0) rings += fmt::format(", leaves: {}", ring.leaves);
+      rings += "}\n";
     }
     head += "rings:\n" + rings;
   }

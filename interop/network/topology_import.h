@@ -44,11 +44,18 @@ struct ImportedLink {
   int line = 0;
 };
 
+// Of a channel, by their numbers in the node.
+struct ImportedRing {
+  std::vector<int> gpus;
+  int enters = -1;  // network port; -1: not told
+  int leaves = -1;
+};
+
 struct ImportedNetwork {
   std::vector<ImportedHost> hosts;
   std::vector<std::string> switches;
   std::vector<ImportedLink> links;
-  std::vector<std::vector<int>> rings;  // GPUs of a node in the order of a channel
+  std::vector<ImportedRing> rings;
   std::vector<std::string> allocation;  // hosts in use, in the order of their ranks; empty: all
   std::string allocation_file;
   int allocation_line = 0;

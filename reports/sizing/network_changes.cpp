@@ -1,6 +1,5 @@
 // Where only prices change, the graph of the step is priced anew
-// (reports/sizing/machine_changes.h). Without some nodes the mesh is another: the shard group stays
-// where it divides the ranks that are left, else everything is sharded over them; the step is built
+// (reports/sizing/machine_changes.h). Without some nodes the mesh is another and the step is built
 // anew.
 #include "reports/sizing/network_changes.h"
 
@@ -31,7 +30,7 @@ class Changes {
 
   std::vector<NetworkChange> list() {
     const double now = seconds_on(costs_.cluster(), made_.graph);
-    add("", now, costs_.cluster().gpus);
+    add("", now);
     try_wires();
     try_repairs();
     try_rail();
@@ -52,12 +51,13 @@ class Changes {
  private:
   static constexpr double kWorthIt = 1.001;
 
-  void add(std::string what, double seconds, std::int64_t gpus) {
-    const Plan& plan = made_.plan;
-    const double tokens = static_cast<double>(gpus) * static_cast<double>(plan.batch.sequence) *
-                          static_cast<double>(plan.batch.micro_batch) *
-                          static_cast<double>(plan.batch.accumulation);
-    found_.push_back({std::move(what), seconds, gpus, tokens / seconds});
+  void add(std::string what, double seconds) { add(std::move(what), seconds, made_.plan.mesh); }
+  void add(std::string what, double seconds, const Mesh& mesh) {
+    const auto& batch = made_.plan.batch;
+    const double tokens =
+        static_cast<double>(mesh.data_parallel()) * static_cast<double>(batch.sequence) *
+        static_cast<double>(batch.micro_batch) * static_cast<double>(batch.accumulation);
+    found_.push_back({std::move(what), seconds, mesh.world(), tokens / seconds});
   }
 
   double seconds_on(const Cluster& cluster, const EventGraph& graph) const {
@@ -68,7 +68,7 @@ class Changes {
   }
 
   void try_cluster(const std::string& what, const Cluster& cluster) {
-    add(what, seconds_on(cluster, made_.graph), cluster.gpus);
+    add(what, seconds_on(cluster, made_.graph));
   }
 
   // The narrowest wire of every communicator that is a link between switches.
@@ -124,8 +124,7 @@ class Changes {
       if (placement == made_.plan.placement) continue;
       EventGraph graph = made_.graph;
       for (Communicator& c : graph.communicators) c.group.placement = placement;
-      add(fmt::format("placement: {}", to_string(placement)), seconds_on(costs_.cluster(), graph),
-          costs_.cluster().gpus);
+      add(fmt::format("placement: {}", to_string(placement)), seconds_on(costs_.cluster(), graph));
     }
   }
 
@@ -166,46 +165,66 @@ class Changes {
     }
   }
 
-  // Without the nodes whose GPU sets the pace.
+  // Without the nodes that may hold the others back: those whose GPU sets the pace or whose memory
+  // is the least, those with degraded links, those of the switch with the fewest.
   void try_leaving_out() {
-    const std::shared_ptr<const ClusterLayout>& layout = costs_.cluster().layout;
-    if (!layout) return;
-    const std::string slowest = costs_.cluster().gpu.key;
-    Cluster rest = costs_.cluster();
-    ClusterLayout kept = *layout;
-    std::erase_if(kept.groups, [&](const NodeGroup& g) { return g.gpu.key == slowest; });
-    if (kept.groups.empty() || kept.groups.size() == layout->groups.size()) return;
-    const NodeGroup* next = &kept.groups.front();
-    Bytes least = next->gpu.memory;
-    rest.gpus = 0;
-    for (const NodeGroup& group : kept.groups) {
-      if (group.gpu.peak_bf16 < next->gpu.peak_bf16) next = &group;
-      least = std::min(least, group.gpu.memory);
-      rest.gpus += group.count * group.kind.gpus;
+    const Topology& topology = routes_.topology();
+    const Cluster& cluster = costs_.cluster();
+    std::map<std::vector<std::int32_t>, std::int64_t> by_leaves;
+    for (const NodeGroup& group : topology.layout.groups) by_leaves[group.leaves] += group.count;
+    const auto [fewest, most] =
+        std::minmax_element(by_leaves.begin(), by_leaves.end(),
+                            [](const auto& a, const auto& b) { return a.second < b.second; });
+    std::set<std::int64_t> degraded;
+    for (const DegradedLink& link : cluster.degraded) degraded.insert(link.node);
+    std::vector<std::int64_t> slow;
+    std::vector<std::int64_t> small;
+    std::vector<std::int64_t> few;
+    std::int64_t node = 0;
+    for (const NodeGroup& group : topology.layout.groups) {
+      for (std::int64_t i = 0; i < group.count; ++i, ++node) {
+        if (group.gpu.key == cluster.gpu.key) slow.push_back(node);
+        if (group.gpu.memory <= cluster.gpu.memory) small.push_back(node);
+        if (group.leaves == fewest->first) few.push_back(node);
+      }
     }
-    rest.gpu = next->gpu;
-    rest.gpu.memory = least;
-    rest.node = next->kind;
-    rest.node_count = kept.nodes();
-    rest.degraded.clear();  // counted by nodes that are others now
-    rest.layout = std::make_shared<const ClusterLayout>(std::move(kept));
-    const std::int64_t left_out = costs_.cluster().nodes() - rest.nodes();
-    rest = with_routes(std::move(rest));
+    leave_out("of " + cluster.gpu.key, slow);
+    leave_out("with the least memory", small);
+    leave_out("with degraded links", {degraded.begin(), degraded.end()});
+    if (fewest->second == most->second || fewest->first.empty()) return;
+    leave_out("of " + device_name(topology, topology.first_switch + fewest->first.front()), few);
+  }
+
+  // The shard group stays where it divides the ranks that are left, else all of them are one.
+  void leave_out(const std::string& which, const std::vector<std::int64_t>& left_out) {
+    std::vector<std::int64_t> kept;
+    for (std::int64_t node = 0; node < costs_.cluster().nodes(); ++node) {
+      if (!std::binary_search(left_out.begin(), left_out.end(), node)) kept.push_back(node);
+    }
+    if (left_out.empty() || kept.empty() || !tried_.insert(kept).second) return;
+    const Cluster rest = on_nodes(costs_.cluster(), kept);
     Plan plan = made_.plan;
-    const std::int64_t shard = plan.mesh.shard;
-    plan.mesh.shard = shard < made_.plan.mesh.world() && rest.gpus % shard == 0 ? shard : rest.gpus;
-    plan.mesh.replicate = rest.gpus / plan.mesh.shard;
+    Mesh& mesh = plan.mesh;
+    const std::int64_t inner = mesh.cp * mesh.tp;
+    if (rest.gpus % inner != 0) return;
+    const std::int64_t ranks = rest.gpus / inner;
+    if (mesh.replicate == 1 || ranks % mesh.shard != 0) mesh.shard = ranks;
+    mesh.replicate = ranks / mesh.shard;
     if (find_problem(plan, made_.model, rest)) return;
-    const CostModel costs(rest, load_profile(rest.gpu.key), cost_choices(plan));
+    const bool is_same_gpu = rest.gpu.key == costs_.cluster().gpu.key;
+    const CostModel costs(rest, is_same_gpu ? costs_.calibration() : load_profile(rest.gpu.key),
+                          cost_choices(plan));
     const Forecast without = forecast(made_.model, plan, costs);
-    add(fmt::format("without the {} {} of {}", left_out, left_out == 1 ? "node" : "nodes", slowest),
-        without.timeline.period.seconds(), rest.gpus);
+    add(fmt::format("without the {} {} {}", left_out.size(),
+                    left_out.size() == 1 ? "node" : "nodes", which),
+        without.timeline.period.seconds(), mesh);
   }
 
   const Forecast& made_;
   const CostModel& costs_;
   const Routes& routes_;
   std::vector<NetworkChange> found_;
+  std::set<std::vector<std::int64_t>> tried_;  // nodes that were kept
 };
 
 }  // namespace

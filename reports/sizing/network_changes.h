@@ -1,6 +1,6 @@
 // The same plan on a cluster whose network is another in one thing: a wire twice as wide, repaired
-// ports, a second rail, ranks placed otherwise, a node moved to another leaf, a kind of node left
-// out.
+// ports, a second rail, ranks placed otherwise, a node moved to another leaf, the nodes that hold
+// the others back left out.
 #pragma once
 
 #include <string>

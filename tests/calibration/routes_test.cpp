@@ -11,6 +11,7 @@
 
 #include "calibration/machines.h"
 #include "sim/base/error.h"
+#include "sim/spec/network/cluster_layout.h"
 
 namespace foreshard {
 namespace {
@@ -176,12 +177,50 @@ TEST(RoutesByHand, NodesLeftOutFreeTheUplink) {
   expect_gigabytes(network(uneven("100GB/s", "ranks: \"a[1-5]\"\n"), {40, 1}), 400);
 }
 
+TEST(Layout, NodesLeftOutKeepTheirNamesAndWhatTheyLack) {
+  const Cluster all = cluster_of(
+      "nodes: [{names: \"a[1-3]\", leaf: l}, {names: [b1, b2], leaf: l, machine: a100,\n"
+      "  degraded: [{node: 1, nic: 2, fraction: 0.5}]}]\nswitches: [l]\n");
+  const std::vector<std::int64_t> kept = {4, 0, 1};
+  const Cluster some = on_nodes(all, kept);
+  EXPECT_EQ(some.gpus, 24);
+  EXPECT_EQ(some.nodes(), 3);
+  EXPECT_EQ(some.gpu.key, "a100-80gb");
+  ASSERT_EQ(some.degraded.size(), 1U);
+  EXPECT_EQ(some.degraded[0], (DegradedLink{0, DegradedLink::Part::kNic, 2, 0.5}));
+  ASSERT_EQ(some.layout->groups.size(), 2U);
+  EXPECT_EQ(some.layout->groups[0].names, std::vector<std::string>{"b2"});
+  EXPECT_EQ(some.layout->groups[1].names, (std::vector<std::string>{"a1", "a2"}));
+  const std::vector<std::int64_t> fast = {0, 1, 2};
+  EXPECT_EQ(on_nodes(all, fast).gpu.key, "h100-sxm");
+  EXPECT_TRUE(on_nodes(all, fast).degraded.empty());
+}
+
 TEST(RoutesByHand, BackgroundTakesItsShareOfALink) {
   expect_gigabytes(network(uneven("400GB/s", "background: {leaf2-spine: 0.75}\n"), {64, 1}), 100);
 }
 
 std::string rails(const std::string& degraded, int nodes = 4) {
   return fmt::format("gpus: {}\ndegraded: [{}]\n", 8 * nodes, degraded);
+}
+
+TEST(RoutesByHand, RingsUseThePortsOfNcclsDump) {
+  const std::string nodes = "nodes: [{count: 2}]\n";
+  const std::string order = "gpus: [0, 1, 2, 3, 4, 5, 6, 7]";
+  // Both rings leave and enter by port 0 of eight with 50 GB/s: four channels each of 1/8.
+  const std::string one = nodes + "rings: [{" + order + ", enters: 0, leaves: 0}]\n";
+  const AxisRoute found = routed(one, {16, 1});
+  expect_gigabytes(found.slowest.network.value() / kGiga, 50);
+  // Half of the channels by port 3: 100. From GPU 7, which is not port 0's, over NVLink to GPU 0:
+  // as many flows inside as the ring that returns.
+  const std::string two = nodes + "rings: [{" + order + ", enters: 0, leaves: 0}, {" + order +
+                          ", enters: 3, leaves: 3}]\n";
+  expect_gigabytes(network(two, {16, 1}), 100);
+  expect_gigabytes(
+      routed(one, {16, 1}).slowest.link.value() / kGiga,
+      routed(nodes + "rings: [{" + order + "}]\n", {16, 1}).slowest.link.value() / kGiga);
+  // Without ports in the dump each channel leaves by that of its first GPU, here always GPU 0.
+  expect_gigabytes(network(nodes + "rings: [{" + order + "}]\n", {16, 1}), 50);
 }
 
 TEST(RoutesByHand, ADeadRailLeavesSevenPorts) {

@@ -1,10 +1,4 @@
-// Loads are counted per wire and direction, in units of one ring's full flow. For each group they
-// are gathered in a table that is zeroed by walking back over what was touched, so a group costs
-// what it touches and a cluster its number of GPUs.
-//
-// Max-min: all groups speed up together until a wire is full; its groups stop there, the others go
-// on. Wires wait in a heap by the speed at which they fill; that only grows when groups stop, so
-// the first whose figure is up to date is the next.
+// GroupLoads are counted per wire and direction, in units of one ring's full flow.
 //
 // The share of a tree: what links between switches leave of it, against what the ports alone would;
 // ports bind trees and rings alike, and NCCL's table knows them.
@@ -21,50 +15,12 @@
 #include <utility>
 
 #include "sim/base/error.h"
+#include "sim/spec/network/fair_shares.h"
 #include "sim/spec/network/routes.h"
 #include "sim/spec/network/switch_paths.h"
 
 namespace foreshard {
 namespace {
-
-constexpr double kInfinite = std::numeric_limits<double>::infinity();
-
-struct Load {
-  std::uint32_t end = 0;
-  double flow = 0;
-};
-
-// Loads of all groups, one after the other.
-struct Loads {
-  std::vector<Load> list;
-  std::vector<std::size_t> begin{0};
-  std::span<const Load> group(std::size_t i) const {
-    return std::span(list).subspan(begin[i], begin[i + 1] - begin[i]);
-  }
-};
-
-// Adds up flows on wires for one group at a time.
-class Tally {
- public:
-  explicit Tally(std::size_t wires) : flow_(2 * wires, 0.0) {}
-  void add(std::uint32_t end, double flow) {
-    if (flow == 0) return;
-    if (flow_[end] == 0) touched_.push_back(end);
-    flow_[end] += flow;
-  }
-  void finish(Loads& loads) {
-    for (const std::uint32_t end : touched_) {
-      loads.list.push_back({end, flow_[end]});
-      flow_[end] = 0;
-    }
-    touched_.clear();
-    loads.begin.push_back(loads.list.size());
-  }
-
- private:
-  std::vector<double> flow_;
-  std::vector<std::uint32_t> touched_;
-};
 
 // Parents in NCCL's double binary tree (NVIDIA/nccl:src/graph/trees.cc): in the first the lowest
 // set bit goes up; the second is its mirror image of an even number of nodes, else shifted by one.
@@ -191,28 +147,48 @@ class Router {
       const auto size = static_cast<std::int32_t>(here.size());
       const auto rank_at = [&](std::int32_t i) { return here[at(order_at(here, channel, i))]; };
       for (std::int32_t i = 0; i + 1 < size; ++i) add_inside(rank_at(i), rank_at(i + 1), flow);
-      if (size > 1) add_inside(rank_at(size - 1), rank_at(0), flow);
+      // Where NCCL's dump names no port, the ring returns to its first rank and leaves there.
+      const std::int32_t port = domains > 1 ? port_of(here, channel, &RingOrder::leaves) : -1;
+      if (size > 1 && port < 0) add_inside(rank_at(size - 1), rank_at(0), flow);
       if (domains > 1) {
         const std::span<const std::int32_t> there = members((d + 1) % domains);
-        const double hop =
-            add_network(outside_, rank_at(0), there[at(order_at(there, channel, 0))], flow);
+        const RingEnd from{rank_at(port < 0 ? 0 : size - 1), port};
+        const RingEnd to{there[at(order_at(there, channel, 0))],
+                         port_of(there, channel, &RingOrder::enters)};
+        const double hop = add_network(outside_, from, to, flow);
         outside_hops_.latency += hop;
         outside_hops_.count += 1;
       }
     }
   }
 
+  // NCCL's own ring of the channel, of a node that is in the group with all its GPUs; else null.
+  const RingOrder* ring_of(std::span<const std::int32_t> here, std::int32_t channel) const {
+    const std::vector<RingOrder>& rings = t_.layout.rings;
+    if (rings.empty()) return nullptr;
+    const RingOrder& ring = rings[at(channel) % rings.size()];
+    const TopologyNode& node = t_.nodes[at(t_.node_of[at(here[0])])];
+    const bool is_whole =
+        ring.gpus.size() == here.size() && at(static_cast<std::int32_t>(node.gpus)) == here.size();
+    return is_whole ? &ring : nullptr;
+  }
+
   // The i-th of the members that the channel passes.
   std::int32_t order_at(std::span<const std::int32_t> here, std::int32_t channel,
                         std::int32_t i) const {
-    const auto size = static_cast<std::int32_t>(here.size());
-    const std::vector<RingOrder>& rings = t_.layout.rings;
-    if (!rings.empty()) {
-      const RingOrder& ring = rings[at(channel) % rings.size()];
-      const TopologyNode& node = t_.nodes[at(t_.node_of[at(here[0])])];
-      if (ring.gpus.size() == here.size() && node.gpus == size) return ring.gpus[at(i)];
-    }
-    return (channel + i) % size;
+    const RingOrder* ring = ring_of(here, channel);
+    return ring != nullptr ? ring->gpus[at(i)]
+                           : (channel + i) % static_cast<std::int32_t>(here.size());
+  }
+
+  // Of the node, as its ring has it; -1 where that names none that is there.
+  std::int32_t port_of(std::span<const std::int32_t> here, std::int32_t channel,
+                       std::int32_t RingOrder::*port) const {
+    const RingOrder* ring = ring_of(here, channel);
+    const TopologyNode& node = t_.nodes[at(t_.node_of[at(here[0])])];
+    if (ring == nullptr || ring->*port < 0 || ring->*port >= node.ports) return -1;
+    const std::int32_t found = node.first_port + ring->*port;
+    return t_.ports[at(found)].wire >= 0 && t_.ports[at(found)].owner >= 0 ? found : -1;
   }
 
   void add_inside(std::int32_t from, std::int32_t to, double flow) {
@@ -233,19 +209,32 @@ class Router {
     for (std::int64_t node = 0; node < nodes; ++node) {
       for (const std::int64_t up : {parent_in_first(nodes, node), parent_in_second(nodes, node)}) {
         if (up < 0) continue;
-        add_network(tree_, rank_of(node), rank_of(up), flow);
-        add_network(tree_, rank_of(up), rank_of(node), flow);
+        add_network(tree_, {rank_of(node)}, {rank_of(up)}, flow);
+        add_network(tree_, {rank_of(up)}, {rank_of(node)}, flow);
       }
     }
   }
 
-  // The ports of a rank: its own; where all of them are missing, the node's others.
+  struct RingEnd {
+    std::int32_t rank = 0;
+    std::int32_t port = -1;  // that it must use; -1: as NCCL chooses
+  };
+  // The ports of a rank: the one it must use, else its own; where all of them are missing, the
+  // node's others.
   struct Exit {
     std::int32_t port = 0;
     std::int32_t access = -1;  // of whom the port is; -1: through its owner
   };
-  void find_exits(std::int32_t rank, std::vector<Exit>& exits) const {
+  void find_exits(RingEnd end, std::vector<Exit>& exits) const {
     exits.clear();
+    const std::int32_t rank = end.rank;
+    if (end.port >= 0) {
+      exits.push_back({end.port, -1});
+      for (std::int32_t i = t_.access_begin[at(rank)]; i < t_.access_begin[at(rank) + 1]; ++i) {
+        if (t_.access[at(i)].port == end.port) exits.back().access = i;
+      }
+      return;
+    }
     for (std::int32_t i = t_.access_begin[at(rank)]; i < t_.access_begin[at(rank) + 1]; ++i) {
       exits.push_back({t_.access[at(i)].port, i});
     }
@@ -261,7 +250,7 @@ class Router {
   }
 
   // Returns the latency of the hop, ns.
-  double add_network(Tally& tally, std::int32_t from, std::int32_t to, double flow) {
+  double add_network(Tally& tally, RingEnd from, RingEnd to, double flow) {
     find_exits(from, out_);
     find_exits(to, in_);
     // As many as the side with more: a node without a port of this rail takes them all in.
@@ -270,8 +259,9 @@ class Router {
     double hop = 0;
     for (std::size_t i = 0; i < parts; ++i) {
       const Exit& receiver = in_[i % in_.size()];
-      const Exit sender = on_the_rail_of(receiver, from, out_[i % out_.size()]);
-      hop += leave(tally, from, sender, part);
+      const Exit& usual = out_[i % out_.size()];
+      const Exit sender = from.port < 0 ? on_the_rail_of(receiver, from.rank, usual) : usual;
+      hop += leave(tally, from.rank, sender, part);
       const Port& a = t_.ports[at(sender.port)];
       const Port& b = t_.ports[at(receiver.port)];
       tally.add(static_cast<std::uint32_t>(2 * a.wire), part);
@@ -282,7 +272,7 @@ class Router {
         for (const SwitchPaths::Step& step : route.steps) tally.add(step.end, part * step.share);
         hop += route.latency;
       }
-      hop += enter(tally, to, receiver, part);
+      hop += enter(tally, to.rank, receiver, part);
     }
     return hop / static_cast<double>(parts);
   }
@@ -351,88 +341,6 @@ class Router {
 
   // --- sharing the wires ---
 
-  struct Shares {
-    std::vector<double> rate;       // per group, in flows; infinite: loads nothing
-    std::vector<std::uint32_t> by;  // wire and direction at which it stopped
-  };
-
-  template <typename Rate>
-  Shares fair_shares(const Loads& loads, Rate rate_of) const {
-    const std::size_t groups = loads.begin.size() - 1;
-    Shares shares{std::vector<double>(groups, kInfinite), std::vector<std::uint32_t>(groups, 0)};
-    if (loads.list.empty()) return shares;
-    struct WireState {
-      double left = 0;  // of its rate
-      double flow = 0;  // of groups that still speed up
-      std::uint32_t first = 0;
-      std::uint32_t count = 0;
-    };
-    std::vector<std::int32_t> index(2 * t_.wires.size(), -1);
-    std::vector<WireState> wires;
-    std::vector<std::uint32_t> ends;
-    for (const Load& load : loads.list) {
-      std::int32_t& i = index[load.end];
-      if (i < 0) {
-        i = static_cast<std::int32_t>(wires.size());
-        wires.push_back({rate_of(load.end), 0, 0, 0});
-        ends.push_back(load.end);
-      }
-      wires[at(i)].flow += load.flow;
-      ++wires[at(i)].count;
-    }
-    std::uint32_t first = 0;
-    for (WireState& wire : wires) {
-      wire.first = first;
-      first += wire.count;
-      wire.count = 0;
-    }
-    std::vector<std::uint32_t> users(loads.list.size());
-    for (std::size_t g = 0; g < groups; ++g) {
-      for (const Load& load : loads.group(g)) {
-        WireState& wire = wires[at(index[load.end])];
-        users[wire.first + wire.count++] = static_cast<std::uint32_t>(g);
-      }
-    }
-    using Entry = std::pair<double, std::uint32_t>;
-    const auto level = [&](const WireState& wire) { return wire.left / wire.flow; };
-    std::vector<Entry> heap;
-    heap.reserve(wires.size());
-    for (std::uint32_t i = 0; i < wires.size(); ++i) heap.emplace_back(level(wires[i]), i);
-    std::make_heap(heap.begin(), heap.end(), std::greater<>());
-    std::size_t running = groups;
-    constexpr double kRounding = 1e-9;
-    while (!heap.empty() && running > 0) {
-      std::pop_heap(heap.begin(), heap.end(), std::greater<>());
-      const auto [was, i] = heap.back();
-      heap.pop_back();
-      WireState& wire = wires[i];
-      double all = 0;
-      for (std::uint32_t u = wire.first; u < wire.first + wire.count; ++u) {
-        all += shares.rate[users[u]] == kInfinite ? 1 : 0;
-      }
-      if (all == 0) continue;
-      const double now = level(wire);
-      if (now > was * (1 + kRounding)) {
-        heap.emplace_back(now, i);
-        std::push_heap(heap.begin(), heap.end(), std::greater<>());
-        continue;
-      }
-      for (std::uint32_t u = wire.first; u < wire.first + wire.count; ++u) {
-        const std::uint32_t g = users[u];
-        if (shares.rate[g] != kInfinite) continue;
-        shares.rate[g] = was;
-        shares.by[g] = ends[i];
-        --running;
-        for (const Load& load : loads.group(g)) {
-          WireState& other = wires[at(index[load.end])];
-          other.flow -= load.flow;
-          other.left -= load.flow * was;
-        }
-      }
-    }
-    return shares;
-  }
-
   static WireEnd end_of(std::uint32_t end) {
     return {static_cast<std::int32_t>(end / 2), end % 2 == 0};
   }
@@ -442,22 +350,23 @@ class Router {
   void fill(AxisRoute& result, const RankGroups& groups) {
     const auto rate = [&](std::uint32_t end) { return rate_of(end); };
     const auto ports_alone = [&](std::uint32_t end) {
-      return is_between_[end / 2] ? kInfinite : rate_of(end);
+      return is_between_[end / 2] ? kUnbound : rate_of(end);
     };
-    const Shares link = fair_shares(inside_loads_, rate);
-    const Shares network = fair_shares(outside_loads_, rate);
-    const Shares ring_ports = fair_shares(outside_loads_, ports_alone);
-    const Shares tree = fair_shares(tree_loads_, rate);
-    const Shares tree_ports = fair_shares(tree_loads_, ports_alone);
+    const std::size_t ends = 2 * t_.wires.size();
+    const FairShares link = fair_shares(inside_loads_, ends, rate);
+    const FairShares network = fair_shares(outside_loads_, ends, rate);
+    const FairShares ring_ports = fair_shares(outside_loads_, ends, ports_alone);
+    const FairShares tree = fair_shares(tree_loads_, ends, rate);
+    const FairShares tree_ports = fair_shares(tree_loads_, ends, ports_alone);
     result.used.assign(2 * t_.wires.size(), 0.0F);
     GroupLink& slowest = result.slowest;
-    double least_link = kInfinite;
-    double least_network = kInfinite;
-    double least_tree = kInfinite;
+    double least_link = kUnbound;
+    double least_network = kUnbound;
+    double least_tree = kUnbound;
     double link_latency = 0;
     double network_latency = 0;
     slowest.ranks_per_node = std::numeric_limits<std::int64_t>::max();
-    double worst = kInfinite;
+    double worst = kUnbound;
     for (std::size_t g = 0; g < groups.size(); ++g) {
       GroupRoute& made = result.groups[g];
       made.link = std::isfinite(link.rate[g]) ? link.rate[g] : own_link(groups.group(g));
@@ -494,15 +403,15 @@ class Router {
     slowest.network_latency = Time::ns(std::llround(network_latency));
   }
 
-  void use(std::vector<float>& used, std::span<const Load> loads, double pace) const {
-    for (const Load& load : loads) {
+  void use(std::vector<float>& used, std::span<const WireLoad> loads, double pace) const {
+    for (const WireLoad& load : loads) {
       used[load.end] += static_cast<float>(load.flow * pace / rate_of(load.end));
     }
   }
 
   // Of a group that uses no link inside a node.
   double own_link(std::span<const std::int32_t> ranks) const {
-    double least = kInfinite;
+    double least = kUnbound;
     for (const std::int32_t rank : ranks) {
       least = std::min(least, t_.wires[at(t_.link_of[at(rank)])].rate.value());
     }
@@ -514,9 +423,9 @@ class Router {
   Tally inside_;
   Tally outside_;
   Tally tree_;
-  Loads inside_loads_;
-  Loads outside_loads_;
-  Loads tree_loads_;
+  GroupLoads inside_loads_;
+  GroupLoads outside_loads_;
+  GroupLoads tree_loads_;
   std::vector<bool> is_inside_;
   std::vector<bool> is_between_;
   std::vector<std::int32_t> slot_of_;  // per domain, of the group that is laid

@@ -38,24 +38,6 @@ const AxisRoute& Routes::axis(const GroupShape& shape) const {
   return *made;
 }
 
-Cluster with_nodes(Cluster cluster, const std::function<void(NodeKind&)>& change) {
-  change(cluster.node);
-  if (cluster.layout) {
-    ClusterLayout layout = *cluster.layout;
-    for (NodeGroup& group : layout.groups) change(group.kind);
-    cluster.layout = std::make_shared<const ClusterLayout>(std::move(layout));
-  }
-  return with_routes(std::move(cluster));
-}
-
-Cluster with_links(Cluster cluster, const std::function<void(SwitchLink&)>& change) {
-  ClusterLayout layout = layout_of(cluster);
-  for (SwitchLink& link : layout.links) change(link);
-  cluster.node_count = cluster.nodes();
-  cluster.layout = std::make_shared<const ClusterLayout>(std::move(layout));
-  return with_routes(std::move(cluster));
-}
-
 Cluster with_routes(Cluster cluster) {
   const bool needs = cluster.layout != nullptr || !cluster.degraded.empty();
   cluster.routes = needs ? std::make_shared<const Routes>(cluster) : nullptr;

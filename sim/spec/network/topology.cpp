@@ -317,40 +317,6 @@ class Builder {
 
 }  // namespace
 
-ClusterLayout layout_of(const Cluster& cluster) {
-  if (cluster.layout) return *cluster.layout;
-  ClusterLayout layout;
-  NodeKind kind = cluster.node;
-  kind.gpus = cluster.gpus_per_node();
-  const std::int64_t nodes = cluster.nodes();
-  if (nodes == 1) {
-    layout.groups.push_back({1, {}, cluster.gpu, kind, {}, 0});
-    return layout;
-  }
-  if (kind.nics < 1) {
-    throw Error(ExitCode::kInvalidInput, fmt::format("{} nodes without a network port", nodes));
-  }
-  const std::int64_t per_leaf = std::max<std::int64_t>(1, cluster.network.nodes_per_leaf);
-  const auto pods = static_cast<std::int32_t>((nodes + per_leaf - 1) / per_leaf);
-  const auto rails = static_cast<std::int32_t>(kind.nics);
-  const BytesPerSecond uplink(kind.nic_rate.value() * static_cast<double>(per_leaf) /
-                              std::max(1.0, cluster.network.oversubscription));
-  layout.switches.push_back({"spine", -1, 0, Time()});
-  for (std::int32_t pod = 0; pod < pods; ++pod) {
-    const std::int64_t first = pod * per_leaf;
-    NodeGroup group{std::min(per_leaf, nodes - first), {}, cluster.gpu, kind, {},
-                    first % kind.link_domain};
-    for (std::int32_t rail = 0; rail < rails; ++rail) {
-      const auto leaf = static_cast<std::int32_t>(layout.switches.size());
-      layout.switches.push_back({"", pod, rail, Time()});
-      layout.links.push_back({leaf, 0, uplink, Time(), 0});
-      group.leaves.push_back(leaf);
-    }
-    layout.groups.push_back(std::move(group));
-  }
-  return layout;
-}
-
 Topology build_topology(const Cluster& cluster) {
   return Builder(cluster, layout_of(cluster)).build();
 }

@@ -328,18 +328,23 @@ TEST(NcclGraphs, GiveTheOrderOfTheRing) {
   const std::string text =
       "<graphs version=\"1\"><graph id=\"0\" pattern=\"4\" nchannels=\"2\">"
       "<channel><net dev=\"0\"/><gpu dev=\"0\"/><gpu dev=\"2\"/><gpu dev=\"1\"/><gpu dev=\"3\"/>"
-      "<net dev=\"0\"/></channel>"
+      "<net dev=\"1\"/></channel>"
       "<channel><gpu dev=\"3\"/><gpu dev=\"1\"/><gpu dev=\"2\"/><gpu dev=\"0\"/></channel>"
       "</graph><graph id=\"1\" pattern=\"1\"/></graphs>";
   ASSERT_EQ(topology_format(text), TopologyFormat::kNcclGraphs);
   const TopologyImport import = parse_nccl_graphs(text, "graph.xml");
   ASSERT_EQ(import.network.rings.size(), 2U);
-  EXPECT_EQ(import.network.rings[0], (std::vector<int>{0, 2, 1, 3}));
+  EXPECT_EQ(import.network.rings[0].gpus, (std::vector<int>{0, 2, 1, 3}));
+  EXPECT_EQ(import.network.rings[0].enters, 0);
+  EXPECT_EQ(import.network.rings[0].leaves, 1);
+  EXPECT_EQ(import.network.rings[1].enters, -1);
   const Cluster cluster = parse_cluster(
       cluster_file(joined({parse_slurm_topology("SwitchName=s Nodes=n[1-2]\n", "t"), import}),
                    "h100-sxm", 0),
       "imported");
-  EXPECT_EQ(cluster.layout->rings.size(), 2U);
+  ASSERT_EQ(cluster.layout->rings.size(), 2U);
+  EXPECT_EQ(cluster.layout->rings[0].leaves, 1);
+  EXPECT_EQ(cluster.layout->rings[1].leaves, -1);
   EXPECT_NE(refusal([] {
               parse_nccl_graphs(
                   "<graphs><graph id=\"0\"><channel><gpu dev=\"1\"/></channel></graph>"

@@ -38,6 +38,8 @@ Forecast forecast_on(const Cluster& cluster, RankPlacement placement = RankPlace
   Plan plan = tiny_plan();
   plan.mesh = {cluster.gpus, 1};
   plan.placement = placement;
+  plan.units.embedding = UnitPlacement::kRoot;  // of a tied table
+  plan.units.head = UnitPlacement::kRoot;
   return forecast(busy_model(), plan, costs_on(cluster));
 }
 
@@ -111,6 +113,25 @@ TEST(NetworkChanges, SayWhatLeavingTheSlowKindOutGives) {
   ASSERT_NE(without, changes.end());
   EXPECT_EQ(without->gpus, 16);
   EXPECT_GT(without->tokens_per_s, 0);
+}
+
+TEST(NetworkChanges, SayWhatLeavingOutTheNodesThatHoldOthersBackGives) {
+  const std::string nodes =
+      "machine: h100\n"
+      "nodes: [{names: \"a[1-3]\", leaf: l1}, {names: [b1], leaf: l2, degraded: [{nic: 1, "
+      "fraction: "
+      "0.05}]}]\nswitches: [l1, l2]\nlinks: [{between: [l1, l2], rate: 400GB/s}]\n";
+  const Cluster cluster = parse_cluster(nodes, "four");
+  const std::vector<NetworkChange> changes =
+      network_changes(forecast_on(cluster), costs_on(cluster));
+  // Of b1 once: its leaf, which is the smaller, is the same three nodes kept.
+  EXPECT_EQ(
+      seconds_of(changes, "without the 1 node with degraded links"),
+      forecast_on(parse_cluster(nodes + "ranks: \"a[1-3]\"\n", "three")).timeline.period.seconds());
+  EXPECT_EQ(std::count_if(
+                changes.begin(), changes.end(),
+                [](const NetworkChange& change) { return change.what.starts_with("without "); }),
+            1);
 }
 
 TEST(NetworkChanges, SayNothingOfAlikeNodes) {
