@@ -8,6 +8,8 @@ target_link_libraries(foreshard_null_gpu PRIVATE foreshard_flags ${CMAKE_DL_LIBS
 set(null_folder "${FORESHARD_BIN_DIR}/null")
 set_target_properties(foreshard_null_gpu PROPERTIES OUTPUT_NAME foreshard-null
   LIBRARY_OUTPUT_DIRECTORY "${null_folder}" CXX_VISIBILITY_PRESET hidden)
+set_target_properties(foreshard_null_gpu PROPERTIES
+  LINK_DEPENDS "${PROJECT_SOURCE_DIR}/exec/null/python/sitecustomize.py")
 add_custom_command(TARGET foreshard_null_gpu POST_BUILD
   COMMAND "${CMAKE_COMMAND}" -E make_directory "${null_folder}/lib" "${null_folder}/python"
   COMMAND "${CMAKE_COMMAND}" -E create_symlink ../libforeshard-null.so "${null_folder}/lib/libcuda.so.1"
@@ -22,8 +24,11 @@ add_dependencies(foreshard-null foreshard_null_gpu)
 foreshard_program(foreshard-null)
 
 if(FORESHARD_TESTS)
-  add_executable(null_step_program tests/null/step_program.cpp)
-  target_link_libraries(null_step_program PRIVATE foreshard_null_gpu foreshard_flags)
-  set_target_properties(null_step_program PROPERTIES
-    RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests/programs")
+  foreach(program step fault)
+    add_executable(null_${program}_program tests/null/${program}_program.cpp)
+    target_include_directories(null_${program}_program PRIVATE "${PROJECT_SOURCE_DIR}")
+    target_link_libraries(null_${program}_program PRIVATE foreshard_null_gpu foreshard_flags)
+    set_target_properties(null_${program}_program PROPERTIES
+      RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests/programs")
+  endforeach()
 endif()

@@ -77,6 +77,7 @@ void set_environment(const NullOptions& options, const Cluster& node, const fs::
   set("FORESHARD_NULL_OUT", out.string());
   set("FORESHARD_NULL_GPU", gpu_variable(node, per_node));
   set("FORESHARD_NULL_EVENTS", options.events);
+  set("FORESHARD_NULL_CHECK", options.check ? "1" : "0");
   set("FORESHARD_NULL_PADDED", options.padded ? "1" : "0");
   ::unsetenv("FORESHARD_NULL_PID");
   ::unsetenv("CUDA_VISIBLE_DEVICES");
@@ -96,8 +97,14 @@ void set_environment(const NullOptions& options, const Cluster& node, const fs::
   set("MASTER_ADDR", "127.0.0.1");
   set("MASTER_PORT", "29500");
   set("TORCHELASTIC_RUN_ID", "foreshard-null");
+  // ProcessGroupNCCL's monitor asks the store, which is Python's here, until after Python has
+  // ended.
+  set("TORCH_NCCL_ENABLE_MONITORING", "0");
+  set("TORCH_NCCL_DUMP_ON_TIMEOUT", "0");
   ::setenv("OMP_NUM_THREADS", "1", 0);
   ::setenv("HF_HUB_OFFLINE", "1", 0);
+  // Checks of values that nobody computed.
+  ::setenv("TRANSFORMERS_DISABLE_TORCH_CHECK", "1", 0);
 }
 
 // What an earlier capture left in the folder, and nothing else.
@@ -130,6 +137,15 @@ int run(const NullOptions& options, const Cluster& node, const fs::path& library
   while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
   return status;
+}
+
+// A line V of calls.txt is a fault.
+bool has_faults(const fs::path& out) {
+  std::ifstream calls(out / "calls.txt");
+  for (std::string line; std::getline(calls, line);) {
+    if (line.starts_with("V ")) return true;
+  }
+  return false;
 }
 
 int exit_status(const NullOptions& options, int status) {
@@ -172,6 +188,10 @@ NullCommandLine parse_null_command_line(std::vector<std::string> arguments) {
   app.add_option("--events", o.events, "How far the GPU is when it is asked")
       ->check(CLI::IsMember({"done", "pending", "paced"}))
       ->capture_default_str();
+  app.add_flag("--check", o.check,
+               "Look for work of two streams that needs an order and has none, and for memory that "
+               "is handed out while a stream still needs it; each fault is a line on standard "
+               "error, and makes the exit status 5");
   app.add_flag("--padded", o.padded, "Batches are padded: attention masks are not all ones");
   try {
     std::reverse(arguments.begin(), arguments.end());
@@ -219,6 +239,9 @@ int run_on_null_gpu(const NullOptions& options) {
         "the command made no call to a GPU: is its PyTorch built with CUDA, and does it train on "
         "`cuda`?");
     return kNotAnswered;
+  }
+  if (status == 0 && options.check && has_faults(out)) {
+    return static_cast<int>(ExitCode::kOutsideTolerance);
   }
   return status;
 }

@@ -24,7 +24,11 @@ enum CudaError : Status {
   kNotReady = 600,
   kNotSupported = 801,
   kCaptureUnsupported = 900,
+  kCaptureInvalidated = 901,
   kCaptureUnmatched = 903,
+  kCaptureUnjoined = 904,
+  kCaptureIsolation = 905,
+  kCaptureImplicit = 906,
 };
 
 struct Dim3 {

@@ -47,10 +47,15 @@ struct Shape {
   std::int64_t m, n, k, batch;
 };
 
+// Of column-major matrices; nullptr where arrays of pointers on the device say them.
+struct Operands {
+  const void *c = nullptr, *a = nullptr, *b = nullptr;
+};
+
 Status product(const char* name, Handle handle, const Shape& s, int a_type, int c_type,
-               const void* c) {
+               const Operands& o) {
   record_product({name_id(name), stream_of(handle), s.m, s.n, s.k, s.batch, a_type, c_type,
-                  s.a_operation != 0, s.b_operation != 0, c});
+                  s.a_operation != 0, s.b_operation != 0, o.c, o.a, o.b});
   return kSuccess;
 }
 
@@ -96,53 +101,53 @@ API Status cublasGetProperty(int which, int* value) {
   return *value = which == 0 ? 13 : which == 1 ? 1 : 0, kSuccess;
 }
 
-API Status cublasGemmEx(Handle h, int ta, int tb, int m, int n, int k, const void*, const void*,
-                        int a_type, int, const void*, int, int, const void*, void* c, int c_type,
+API Status cublasGemmEx(Handle h, int ta, int tb, int m, int n, int k, const void*, const void* a,
+                        int a_type, int, const void* b, int, int, const void*, void* c, int c_type,
                         int, int, int) {
-  return product("cublasGemmEx", h, {ta, tb, m, n, k, 1}, a_type, c_type, c);
+  return product("cublasGemmEx", h, {ta, tb, m, n, k, 1}, a_type, c_type, {c, a, b});
 }
 API Status cublasGemmStridedBatchedEx(Handle h, int ta, int tb, int m, int n, int k, const void*,
-                                      const void*, int a_type, int, long long, const void*, int,
+                                      const void* a, int a_type, int, long long, const void* b, int,
                                       int, long long, const void*, void* c, int c_type, int,
                                       long long, int batch, int, int) {
-  return product("cublasGemmStridedBatchedEx", h, {ta, tb, m, n, k, batch}, a_type, c_type, c);
+  return product("cublasGemmStridedBatchedEx", h, {ta, tb, m, n, k, batch}, a_type, c_type,
+                 {c, a, b});
 }
 API Status cublasGemmBatchedEx(Handle h, int ta, int tb, int m, int n, int k, const void*,
                                const void* const*, int a_type, int, const void* const*, int, int,
                                const void*, void* const*, int c_type, int, int batch, int, int) {
-  return product("cublasGemmBatchedEx", h, {ta, tb, m, n, k, batch}, a_type, c_type, nullptr);
+  return product("cublasGemmBatchedEx", h, {ta, tb, m, n, k, batch}, a_type, c_type, {});
 }
-API Status cublasSgemmEx(Handle h, int ta, int tb, int m, int n, int k, const void*, const void*,
-                         int a_type, int, const void*, int, int, const void*, void* c, int c_type,
+API Status cublasSgemmEx(Handle h, int ta, int tb, int m, int n, int k, const void*, const void* a,
+                         int a_type, int, const void* b, int, int, const void*, void* c, int c_type,
                          int) {
-  return product("cublasSgemmEx", h, {ta, tb, m, n, k, 1}, a_type, c_type, c);
+  return product("cublasSgemmEx", h, {ta, tb, m, n, k, 1}, a_type, c_type, {c, a, b});
 }
 #define GEMMS(letter, type)                                                                        \
   API Status cublas##letter##gemm_v2(Handle h, int ta, int tb, int m, int n, int k, const void*,   \
-                                     const void*, int, const void*, int, const void*, void* c,     \
+                                     const void* a, int, const void* b, int, const void*, void* c, \
                                      int) {                                                        \
-    return product("cublas" #letter "gemm", h, {ta, tb, m, n, k, 1}, type, type, c);               \
+    return product("cublas" #letter "gemm", h, {ta, tb, m, n, k, 1}, type, type, {c, a, b});       \
   }                                                                                                \
   API Status cublas##letter##gemmStridedBatched(                                                   \
-      Handle h, int ta, int tb, int m, int n, int k, const void*, const void*, int, long long,     \
-      const void*, int, long long, const void*, void* c, int, long long, int batch) {              \
+      Handle h, int ta, int tb, int m, int n, int k, const void*, const void* a, int, long long,   \
+      const void* b, int, long long, const void*, void* c, int, long long, int batch) {            \
     return product("cublas" #letter "gemmStridedBatched", h, {ta, tb, m, n, k, batch}, type, type, \
-                   c);                                                                             \
+                   {c, a, b});                                                                     \
   }                                                                                                \
   API Status cublas##letter##gemmBatched(Handle h, int ta, int tb, int m, int n, int k,            \
                                          const void*, const void* const*, int, const void* const*, \
                                          int, const void*, void* const*, int, int batch) {         \
-    return product("cublas" #letter "gemmBatched", h, {ta, tb, m, n, k, batch}, type, type,        \
-                   nullptr);                                                                       \
+    return product("cublas" #letter "gemmBatched", h, {ta, tb, m, n, k, batch}, type, type, {});   \
   }                                                                                                \
-  API Status cublas##letter##gemv_v2(Handle h, int ta, int m, int n, const void*, const void*,     \
-                                     int, const void*, int, const void*, void* y, int) {           \
+  API Status cublas##letter##gemv_v2(Handle h, int ta, int m, int n, const void*, const void* a,   \
+                                     int, const void* x, int, const void*, void* y, int) {         \
     const std::int64_t rows = ta == 0 ? m : n, inner = ta == 0 ? n : m;                            \
-    return product("cublas" #letter "gemv", h, {ta, 0, rows, 1, inner, 1}, type, type, y);         \
+    return product("cublas" #letter "gemv", h, {ta, 0, rows, 1, inner, 1}, type, type, {y, a, x}); \
   }                                                                                                \
   API Status cublas##letter##trsm_v2(Handle h, int, int, int, int, int m, int n, const void*,      \
                                      const void*, int, void* b, int) {                             \
-    return product("cublas" #letter "trsm", h, {0, 0, m, n, m, 1}, type, type, b);                 \
+    return product("cublas" #letter "trsm", h, {0, 0, m, n, m, 1}, type, type, {b});               \
   }
 GEMMS(S, kF32)
 GEMMS(D, kF64)
@@ -154,15 +159,15 @@ GEMMS(Z, kC64)
 API Status cublasDotEx(Handle h, int n, const void*, int type, int, const void*, int, int,
                        void* result, int, int) {
   if (!is_device(result)) std::memset(result, 0, static_cast<std::size_t>(bytes_of_type(type)));
-  return product("cublasDotEx", h, {0, 0, 1, 1, n, 1}, type, type, nullptr);
+  return product("cublasDotEx", h, {0, 0, 1, 1, n, 1}, type, type, {});
 }
 API Status cublasSdot_v2(Handle h, int n, const float*, int, const float*, int, float* result) {
   if (!is_device(result)) *result = 0;
-  return product("cublasSdot", h, {0, 0, 1, 1, n, 1}, kF32, kF32, nullptr);
+  return product("cublasSdot", h, {0, 0, 1, 1, n, 1}, kF32, kF32, {});
 }
 API Status cublasDdot_v2(Handle h, int n, const double*, int, const double*, int, double* result) {
   if (!is_device(result)) *result = 0;
-  return product("cublasDdot", h, {0, 0, 1, 1, n, 1}, kF64, kF64, nullptr);
+  return product("cublasDdot", h, {0, 0, 1, 1, n, 1}, kF64, kF64, {});
 }
 
 // ---- cuBLASLt ----
@@ -224,9 +229,9 @@ API Status cublasLtMatmulAlgoGetHeuristic(Handle, void*, void*, void*, void*, vo
   *count = 1;
   return kSuccess;
 }
-API Status cublasLtMatmul(Handle, void* description, const void*, const void*, void* a, const void*,
-                          void*, const void*, const void*, void*, void* d, void* d_layout,
-                          const void*, void*, std::size_t, StreamHandle stream) {
+API Status cublasLtMatmul(Handle, void* description, const void*, const void* a_data, void* a,
+                          const void* b_data, void*, const void*, const void*, void*, void* d,
+                          void* d_layout, const void*, void*, std::size_t, StreamHandle stream) {
   Matrix left, out;
   Description how;
   {
@@ -237,6 +242,6 @@ API Status cublasLtMatmul(Handle, void* description, const void*, const void*, v
   }
   const std::int64_t inner = how.a_transposed ? left.rows : left.columns;
   record_product({name_id("cublasLtMatmul"), stream, out.rows, out.columns, inner, out.batch,
-                  left.type, out.type, how.a_transposed, how.b_transposed, d});
+                  left.type, out.type, how.a_transposed, how.b_transposed, d, a_data, b_data});
   return kSuccess;
 }

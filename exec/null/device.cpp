@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -17,6 +18,8 @@
 #include <string_view>
 #include <unordered_map>
 #include <vector>
+
+#include "exec/null/stream_capture.h"
 
 namespace foreshard::null {
 namespace {
@@ -77,16 +80,11 @@ State& state() {
   static State* const s = new State;
   return *s;
 }
+std::atomic<bool> allocator_spoke{false};
 thread_local int current = 0;
 
 std::uint64_t number(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
 void* pointer(std::uint64_t number) { return reinterpret_cast<void*>(number); }
-
-// The legacy default stream of a device is handle 0; each device has its own.
-std::uint64_t key(StreamHandle stream) {
-  const std::uint64_t n = number(stream);
-  return n < 3 ? n + 16 * static_cast<std::uint64_t>(current + 1) : n;
-}
 
 std::uint64_t place_range(Device& device, std::uint64_t first, std::uint64_t bytes) {
   std::uint64_t at = first;
@@ -141,6 +139,13 @@ void remember(State& s, std::uint64_t at, const char* data, std::uint64_t bytes)
 }  // namespace
 
 int current_device() { return current; }
+
+// The legacy default stream of a device is handle 0; each device has its own.
+std::uint64_t stream_key(StreamHandle stream) {
+  const std::uint64_t n = number(stream);
+  return n < 3 ? n + 16 * static_cast<std::uint64_t>(current + 1) : n;
+}
+
 bool set_current_device(int device) {
   if (device < 0 || device >= properties().devices) return false;
   current = device;
@@ -254,10 +259,12 @@ void forget(const void* at, std::uint64_t bytes) {
 }
 
 void add_block(const void* at, std::uint64_t bytes) {
+  allocator_spoke = true;
   State& s = state();
   const std::lock_guard lock(s.mutex);
   s.blocks[number(at)] = bytes;
 }
+bool has_allocator() { return allocator_spoke; }
 void remove_block(const void* at) {
   State& s = state();
   const std::lock_guard lock(s.mutex);
@@ -296,13 +303,14 @@ StreamHandle new_stream() { return new_handle(); }
 void delete_stream(StreamHandle stream) {
   State& s = state();
   const std::lock_guard lock(s.mutex);
-  s.streams.erase(key(stream));
+  s.streams.erase(stream_key(stream));
 }
 
 void enqueue(StreamHandle stream, double nominal_seconds) {
+  capture_work(stream);
   State& s = state();
   const std::lock_guard lock(s.mutex);
-  StreamState& of = s.streams[key(stream)];
+  StreamState& of = s.streams[stream_key(stream)];
   ++of.given;
   const std::int64_t now = pace() == Pace::kPaced ? wall_ns() : 0;
   of.ready_ns = std::max(of.ready_ns, now) + static_cast<std::int64_t>(nominal_seconds * 1e9);
@@ -318,7 +326,7 @@ void delete_event(EventHandle event) {
 void record_event(EventHandle event, StreamHandle stream) {
   State& s = state();
   const std::lock_guard lock(s.mutex);
-  const std::uint64_t k = key(stream);
+  const std::uint64_t k = stream_key(stream);
   const StreamState& of = s.streams[k];
   s.events[number(event)] = {k, of.given, of.ready_ns};
 }
@@ -328,9 +336,15 @@ void wait_event(StreamHandle stream, EventHandle event) {
   const std::lock_guard lock(s.mutex);
   const auto it = s.events.find(number(event));
   if (it == s.events.end()) return;  // never recorded: no wait
-  StreamState& of = s.streams[key(stream)];
+  StreamState& of = s.streams[stream_key(stream)];
   of.ready_ns = std::max(of.ready_ns, it->second.ready_ns);
   if (pace() != Pace::kDone) of.waits.push_back({++of.given, it->second});
+}
+
+bool is_recorded(EventHandle event) {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  return s.events.count(number(event)) != 0;
 }
 
 bool is_done(EventHandle event) {
@@ -343,7 +357,7 @@ bool is_done(EventHandle event) {
 bool is_idle(StreamHandle stream) {
   State& s = state();
   const std::lock_guard lock(s.mutex);
-  const std::uint64_t k = key(stream);
+  const std::uint64_t k = stream_key(stream);
   return reached(s, {k, s.streams[k].given, s.streams[k].ready_ns});
 }
 
@@ -357,7 +371,7 @@ void await(EventHandle event) {
 void await_stream(StreamHandle stream) {
   State& s = state();
   const std::lock_guard lock(s.mutex);
-  const std::uint64_t k = key(stream);
+  const std::uint64_t k = stream_key(stream);
   finish(s, k, s.streams[k].given);
 }
 

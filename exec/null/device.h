@@ -56,6 +56,7 @@ void forget(const void* pointer, std::uint64_t bytes);  // somebody else wrote t
 // Live blocks of PyTorch's allocator, for what kernels are given.
 void add_block(const void* pointer, std::uint64_t bytes);
 void remove_block(const void* pointer);
+bool has_allocator();  // it has said something
 // The different live blocks that the pointers among `words` lie in, which are forgotten.
 struct Touched {
   std::uint64_t bytes = 0;
@@ -68,12 +69,15 @@ Touched touch(const std::uint64_t* words, std::size_t count);
 // everything is done at once), `pending` (nothing is done before the host waits for it) or `paced`
 // (kernels take their nominal time on a clock of their own).
 StreamHandle new_stream();
+// A number of its own for each stream, the default stream of each device included.
+std::uint64_t stream_key(StreamHandle stream);
 void delete_stream(StreamHandle stream);
 void enqueue(StreamHandle stream, double nominal_seconds);
 EventHandle new_event();
 void delete_event(EventHandle event);
 void record_event(EventHandle event, StreamHandle stream);
 void wait_event(StreamHandle stream, EventHandle event);
+bool is_recorded(EventHandle event);
 bool is_done(EventHandle event);
 bool is_idle(StreamHandle stream);
 void await(EventHandle event);

@@ -211,6 +211,20 @@ std::uint64_t bytes_of(const void* tensor) {
   return state().tensors[tensor].bytes();
 }
 
+// CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS
+std::vector<Use> operands_of(const Descriptor& pack) {
+  constexpr int kDataPointers = 1001;
+  std::vector<Use> uses;
+  const auto it = pack.attributes.find(kDataPointers);
+  if (it == pack.attributes.end()) return uses;
+  for (std::size_t at = 0; at + sizeof(void*) <= it->second.bytes.size(); at += sizeof(void*)) {
+    std::uint64_t address = 0;
+    std::memcpy(&address, it->second.bytes.data() + at, sizeof address);
+    uses.push_back({address});
+  }
+  return uses;
+}
+
 Status norm(void* handle, const char* name, std::uint64_t bytes) {
   record_library_call({name, stream_of(handle), bytes, {}});
   return kSuccess;
@@ -279,8 +293,9 @@ API Status cudnnBackendGetAttribute(void* descriptor, int name, int type, std::i
   }
   return kSuccess;
 }
-API Status cudnnBackendExecute(void* handle, void* plan, void*) {
+API Status cudnnBackendExecute(void* handle, void* plan, void* pack) {
   const Descriptor* const graph = graph_of(static_cast<const Descriptor*>(plan));
+  check_work(stream_of(handle), name_id("cudnn"), operands_of(*static_cast<Descriptor*>(pack)));
   if (graph == nullptr) refuse("unanswered call cudnnBackendExecute: a plan without a graph");
   run_graph(*graph, stream_of(handle));
   return kSuccess;

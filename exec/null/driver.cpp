@@ -10,7 +10,9 @@
 #include "exec/null/abi.h"
 #include "exec/null/device.h"
 #include "exec/null/log.h"
+#include "exec/null/races.h"
 #include "exec/null/record.h"
+#include "exec/null/stream_capture.h"
 #include "exec/null/unanswered.h"
 
 namespace foreshard::null {
@@ -85,18 +87,22 @@ API Status cuCtxGetApiVersion(void*, unsigned* version) { return *version = 1300
 API Status cuCtxGetLimit(std::size_t* value, int) { return *value = 0, kSuccess; }
 DONE(cuCtxSetLimit, int, std::size_t)
 API Status cuCtxSynchronize() {
+  if (const Status status = refuse_unsafe(__func__)) return status;
   await_device();
+  order_host_all();
   record_wait('d', nullptr);
   return kSuccess;
 }
 API Status cuStreamGetCtx(StreamHandle, void** c) { return *c = context(), kSuccess; }
 API Status cuStreamSynchronize(StreamHandle stream) {
+  if (const Status status = refuse_on_captured(__func__, stream)) return status;
   await_stream(stream);
+  order_host_stream(stream);
   record_wait('s', stream);
   return kSuccess;
 }
-API Status cuStreamIsCapturing(StreamHandle, int* status) {
-  return *status = is_capturing() ? 1 : 0, kSuccess;
+API Status cuStreamIsCapturing(StreamHandle stream, int* status) {
+  return *status = is_captured(stream) ? 1 : 0, kSuccess;
 }
 DONE(cuStreamWriteValue32_v2, StreamHandle, std::uint64_t, std::uint32_t, unsigned)
 DONE(cuStreamWaitValue32_v2, StreamHandle, std::uint64_t, std::uint32_t, unsigned)
@@ -190,24 +196,24 @@ API Status cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
 API Status cuMemcpyHtoDAsync_v2(std::uint64_t to, const void* from, std::size_t bytes,
                                 StreamHandle stream) {
   copy_bytes(reinterpret_cast<void*>(to), from, bytes);
-  record_copy('h', stream, bytes, false);
+  record_copy({'h', stream, bytes, reinterpret_cast<void*>(to), from});
   return kSuccess;
 }
 API Status cuMemcpyDtoHAsync_v2(void* to, std::uint64_t from, std::size_t bytes,
                                 StreamHandle stream) {
   if (copy_bytes(to, reinterpret_cast<void*>(from), bytes)) record_blind_read(bytes);
-  record_copy('d', stream, bytes, false);
+  record_copy({'d', stream, bytes, to, reinterpret_cast<void*>(from)});
   return kSuccess;
 }
 API Status cuMemsetD8Async(std::uint64_t at, unsigned char value, std::size_t bytes,
                            StreamHandle stream) {
   set_bytes(reinterpret_cast<void*>(at), value, bytes);
-  record_copy('s', stream, bytes, false);
+  record_copy({'s', stream, bytes, reinterpret_cast<void*>(at)});
   return kSuccess;
 }
 API Status cuMemsetD32Async(std::uint64_t at, unsigned, std::size_t count, StreamHandle stream) {
   forget(reinterpret_cast<void*>(at), 4 * count);
-  record_copy('s', stream, 4 * count, false);
+  record_copy({'s', stream, 4 * count, reinterpret_cast<void*>(at)});
   return kSuccess;
 }
 API Status cuMemAddressReserve(std::uint64_t* at, std::size_t bytes, std::size_t, std::uint64_t,

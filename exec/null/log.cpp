@@ -13,6 +13,7 @@
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace foreshard::null {
@@ -34,6 +35,7 @@ struct State {
   pid_t owner = 0;
   std::int64_t threads = 0;
   std::unordered_map<std::string, std::int64_t> names;
+  std::vector<const std::string*> texts;  // of names
   std::unordered_map<const void*, std::int64_t> handles;
   std::vector<std::string> graphs;
   bool capturing = false;
@@ -123,8 +125,19 @@ std::int64_t name_id(std::string_view text) {
   const std::lock_guard lock(s.mutex);
   if (!s.opened) open_log(s);
   const auto [at, is_new] = s.names.emplace(text, static_cast<std::int64_t>(s.names.size()));
-  if (is_new) append_name(s, at->second, text);
+  if (is_new) {
+    append_name(s, at->second, text);
+    s.texts.push_back(&at->first);
+  }
   return at->second;
+}
+
+std::string name_text(std::int64_t id) {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  return id < 0 || id >= static_cast<std::int64_t>(s.texts.size())
+             ? ""
+             : *s.texts[static_cast<std::size_t>(id)];
 }
 
 std::int64_t handle_id(const void* handle) {
@@ -148,8 +161,6 @@ std::int64_t end_graph() {
   return static_cast<std::int64_t>(s.graphs.size()) - 1;
 }
 
-bool is_capturing() { return state().capturing; }
-
 void launch_graph(std::int64_t graph) {
   State& s = state();
   const std::lock_guard lock(s.mutex);
@@ -157,6 +168,15 @@ void launch_graph(std::int64_t graph) {
   if (graph >= 0 && graph < static_cast<std::int64_t>(s.graphs.size())) {
     s.buffer += s.graphs[static_cast<std::size_t>(graph)];
   }
+}
+
+void log_fault(std::string_view what) {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  const bool was_capturing = std::exchange(s.capturing, false);
+  const std::int64_t name = name_id(what);
+  { Line('V') << name; }
+  s.capturing = was_capturing;
 }
 
 void flush_log() {

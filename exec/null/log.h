@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace foreshard::null {
@@ -28,6 +29,7 @@ class Line {
 
 // The number of a name; its line is written where it is new.
 std::int64_t name_id(std::string_view text);
+std::string name_text(std::int64_t id);
 // A handle's number: small, in order of appearance, the null handle is 0.
 std::int64_t handle_id(const void* handle);
 
@@ -35,8 +37,10 @@ std::int64_t handle_id(const void* handle);
 // from there into the log whenever it is launched.
 void begin_graph(void* stream);
 std::int64_t end_graph();  // its number
-bool is_capturing();
 void launch_graph(std::int64_t graph);
+
+// A line V, of the process and not of a graph that is being captured.
+void log_fault(std::string_view what);
 
 void flush_log();
 

@@ -43,11 +43,22 @@ Communicator* make(int size, int rank) {
   return made;
 }
 
+// What this rank sends and receives, in elements.
+struct Buffers {
+  const void* from = nullptr;
+  std::uint64_t sent = 0;
+  void* to = nullptr;
+  std::uint64_t received = 0;
+};
+
 Status collective(const char* name, const void* communicator, StreamHandle stream,
-                  std::uint64_t count, int type) {
+                  std::uint64_t count, int type, const Buffers& buffers) {
   enqueue(stream, 1e-5);
   const std::int64_t id = static_cast<const Communicator*>(communicator)->id;
   const std::int64_t named = name_id(name);
+  check_work(stream, named,
+             {reads(buffers.from, buffers.sent * size_of(type)),
+              writes(buffers.to, buffers.received * size_of(type))});
   Line('X') << handle_id(stream) << id << named << count * size_of(type) << type;
   return kSuccess;
 }
@@ -147,15 +158,16 @@ API Status ncclRedOpDestroy(int, Comm) { return kSuccess; }
 
 API Status ncclAllGather(const void* from, void* to, std::size_t count, int type, Comm c,
                          StreamHandle stream) {
-  const int size = static_cast<const Communicator*>(c)->size;
-  repeat(from, to, count * size_of(type), size);
-  return collective("all_gather", c, stream, count * static_cast<std::size_t>(size), type);
+  const auto size = static_cast<std::size_t>(static_cast<const Communicator*>(c)->size);
+  repeat(from, to, count * size_of(type), static_cast<int>(size));
+  return collective("all_gather", c, stream, count * size, type, {from, count, to, count * size});
 }
-API Status ncclReduceScatter(const void*, void* to, std::size_t count, int type, int, Comm c,
+API Status ncclReduceScatter(const void* from, void* to, std::size_t count, int type, int, Comm c,
                              StreamHandle stream) {
   forget(to, count * size_of(type));
-  const int size = static_cast<const Communicator*>(c)->size;
-  return collective("reduce_scatter", c, stream, count * static_cast<std::size_t>(size), type);
+  const auto size = static_cast<std::size_t>(static_cast<const Communicator*>(c)->size);
+  return collective("reduce_scatter", c, stream, count * size, type,
+                    {from, count * size, to, count});
 }
 API Status ncclAllReduce(const void* from, void* to, std::size_t count, int type, int operation,
                          Comm c, StreamHandle stream) {
@@ -165,32 +177,35 @@ API Status ncclAllReduce(const void* from, void* to, std::size_t count, int type
   } else {
     forget(to, count * size_of(type));
   }
-  return collective("all_reduce", c, stream, count, type);
+  return collective("all_reduce", c, stream, count, type, {from, count, to, count});
 }
 API Status ncclBroadcast(const void* from, void* to, std::size_t count, int type, int root, Comm c,
                          StreamHandle stream) {
   const bool is_root = static_cast<const Communicator*>(c)->rank == root;
   if (is_root && from != to) repeat(from, to, count * size_of(type), 1);
-  return collective("broadcast", c, stream, count, type);
+  return collective("broadcast", c, stream, count, type,
+                    {is_root ? from : nullptr, count, to, count});
 }
-API Status ncclBcast(void*, std::size_t count, int type, int, Comm c, StreamHandle stream) {
-  return collective("broadcast", c, stream, count, type);
+API Status ncclBcast(void* at, std::size_t count, int type, int root, Comm c, StreamHandle stream) {
+  return ncclBroadcast(at, at, count, type, root, c, stream);
 }
-API Status ncclReduce(const void*, void* to, std::size_t count, int type, int, int, Comm c,
+API Status ncclReduce(const void* from, void* to, std::size_t count, int type, int, int, Comm c,
                       StreamHandle stream) {
   forget(to, count * size_of(type));
-  return collective("reduce", c, stream, count, type);
+  return collective("reduce", c, stream, count, type, {from, count, to, count});
 }
-API Status ncclSend(const void*, std::size_t count, int type, int, Comm c, StreamHandle stream) {
-  return collective("send", c, stream, count, type);
+API Status ncclSend(const void* from, std::size_t count, int type, int, Comm c,
+                    StreamHandle stream) {
+  return collective("send", c, stream, count, type, {from, count});
 }
 API Status ncclRecv(void* to, std::size_t count, int type, int, Comm c, StreamHandle stream) {
   forget(to, count * size_of(type));
-  return collective("recv", c, stream, count, type);
+  return collective("recv", c, stream, count, type, {nullptr, 0, to, count});
 }
-API Status ncclAlltoAll(const void*, void* to, std::size_t count, int type, Comm c,
+API Status ncclAlltoAll(const void* from, void* to, std::size_t count, int type, Comm c,
                         StreamHandle stream) {
   const auto size = static_cast<std::size_t>(static_cast<const Communicator*>(c)->size);
   forget(to, count * size * size_of(type));
-  return collective("all_to_all", c, stream, count * size, type);
+  return collective("all_to_all", c, stream, count * size, type,
+                    {from, count * size, to, count * size});
 }

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <iterator>
 #include <memory>
 #include <vector>
 
@@ -50,7 +51,32 @@ Range own_stack() {
   return live;
 }
 
-Touched operands(const Launch& launch) {
+Use::Kind kind_of(ArgumentWords::How how, bool is_first) {
+  if (how == ArgumentWords::How::kUnknown) return Use::Kind::kUnknown;
+  const bool writes =
+      how == ArgumentWords::How::kWrites || (how == ArgumentWords::How::kWritesFirst && is_first);
+  return writes ? Use::Kind::kWrites : Use::Kind::kReads;
+}
+
+std::uint64_t word_at(std::uintptr_t at) { return *reinterpret_cast<const std::uint64_t*>(at); }
+
+// Places behind those that the last block works on hold what was on the stack before.
+void add_lists(std::uintptr_t at, const ArgumentWords& said, unsigned blocks,
+               std::vector<Use>& uses) {
+  if (blocks == 0) return;
+  const auto last = *reinterpret_cast<const unsigned char*>(at + said.owners_at + blocks - 1);
+  for (std::size_t list = 0; list < said.lists; ++list) {
+    for (std::size_t tensor = 0; tensor <= last && tensor < said.words; ++tensor) {
+      const std::uint64_t word = word_at(at + 8 * (list * said.words + tensor));
+      if (!is_device(reinterpret_cast<const void*>(word))) continue;
+      constexpr std::size_t kGradients = 1;  // of an optimizer's lists: read, not written
+      uses.push_back(
+          {word, 0, kind_of(list == kGradients ? ArgumentWords::How::kUnknown : said.how, false)});
+    }
+  }
+}
+
+std::vector<Use> operands(const Launch& launch) {
   if (launch.arguments == nullptr) return {};
   const Range stack = own_stack();
   const std::size_t most =
@@ -65,45 +91,76 @@ Touched operands(const Launch& launch) {
     ++count;
   }
   std::sort(sorted.begin(), sorted.begin() + static_cast<std::ptrdiff_t>(count));
-  std::vector<std::uint64_t> words;
+  std::vector<Use> uses;
   for (std::size_t i = 0; i < count; ++i) {
-    const std::size_t wanted = launch.words == nullptr ? 1 : (*launch.words)[i];
+    const ArgumentWords said = launch.words == nullptr ? ArgumentWords{} : (*launch.words)[i];
+    if (said.lists > 0) {
+      if (stack.holds(places[i], said.owners_at + launch.grid.x)) {
+        add_lists(places[i], said, launch.grid.x, uses);
+      }
+      continue;
+    }
     const auto* const next = std::upper_bound(
         sorted.begin(), sorted.begin() + static_cast<std::ptrdiff_t>(count), places[i]);
     const std::uintptr_t bound = next == sorted.begin() + count ? stack.end : *next;
-    const std::uintptr_t end = std::min({bound, places[i] + wanted * 8, stack.end});
-    for (std::uintptr_t at = (places[i] + 7) / 8 * 8; at + 8 <= end; at += 8) {
-      const std::uint64_t word = *reinterpret_cast<const std::uint64_t*>(at);
-      if (is_device(reinterpret_cast<const void*>(word))) words.push_back(word);
+    const std::uintptr_t end = std::min({bound, places[i] + said.words * 8, stack.end});
+    const std::uintptr_t first = (places[i] + 7) / 8 * 8;
+    for (std::uintptr_t at = first; at + 8 <= end; at += 8) {
+      const std::uint64_t word = word_at(at);
+      if (!is_device(reinterpret_cast<const void*>(word))) continue;
+      uses.push_back({word, 0, kind_of(said.how, at == first), said.is_sure});
     }
   }
-  return touch(words.data(), words.size());
+  return uses;
 }
 
-std::uint16_t words_of_type(std::string_view type) {
-  constexpr std::uint16_t kMetadataWords = 512, kStructureWords = 64;
+// The structures of ATen/native/cuda/MultiTensorApply.cuh by their number of lists, "Metadata<4>":
+// addresses[lists][places], elements[places], of some a scalar or a step for each tensor, then a
+// byte for each block.
+ArgumentWords list_words(std::string_view type) {
+  constexpr std::uint16_t kPlaces[] = {110, 64, 48, 36, 30}, kScalarPlaces[] = {96, 64, 48, 36, 30};
+  const std::size_t digit = type.find_last_of("0123456789");
+  const auto lists = static_cast<std::uint16_t>(digit == type.npos ? 0 : type[digit] - '0');
+  if (lists < 1 || lists > std::size(kPlaces)) return {0};
+  const bool has_scalars = type.find("ScalarList") != type.npos;
+  const std::uint16_t places = (has_scalars ? kScalarPlaces : kPlaces)[lists - 1];
+  std::size_t owners_at = 8U * (lists + 1U) * places;
+  if (has_scalars) owners_at += (type.find("double") != type.npos ? 8U : 4U) * places;
+  const bool is_optimizer = type.find("FusedOptimizer") != type.npos;
+  if (is_optimizer) owners_at += 8U * kScalarPlaces[lists - 1];
+  return {places, is_optimizer ? ArgumentWords::How::kWrites : ArgumentWords::How::kUnknown, lists,
+          static_cast<std::uint16_t>(owners_at)};
+}
+
+ArgumentWords words_of_type(std::string_view type) {
+  using How = ArgumentWords::How;
+  constexpr std::uint16_t kStructureWords = 64;
   const std::size_t array = type.find("char*, ");
   if (array != std::string_view::npos && type.find("rray<") != std::string_view::npos) {
-    return static_cast<std::uint16_t>(std::atoi(std::string(type.substr(array + 7)).c_str()));
+    return {static_cast<std::uint16_t>(std::atoi(std::string(type.substr(array + 7)).c_str())),
+            How::kWritesFirst};
   }
-  if (type.ends_with('*')) return 1;
+  if (type.ends_with("const*")) return {1, How::kReads};
+  if (type.ends_with('*')) return {1, How::kWrites};
   for (const std::string_view number :
        {"bool", "char", "short", "int", "long", "float", "double", "c10::Half", "c10::BFloat16"}) {
-    if (type.ends_with(number) && type.find('<') == std::string_view::npos) return 0;
+    if (type.ends_with(number) && type.find('<') == std::string_view::npos) return {0};
   }
-  if (type.find("PhiloxCudaState") != std::string_view::npos) return 0;
-  if (type.find("OffsetCalculator") != std::string_view::npos) return 0;
-  if (type.find("lambda") != std::string_view::npos) return kStructureWords;
-  return type.find("Metadata") != std::string_view::npos ? kMetadataWords : kStructureWords;
+  if (type.find("PhiloxCudaState") != std::string_view::npos) return {0};
+  if (type.find("OffsetCalculator") != std::string_view::npos) return {0};
+  if (type.find("ListMetadata<") != std::string_view::npos) return list_words(type);
+  ArgumentWords structure{kStructureWords};
+  structure.is_sure = false;
+  return structure;
 }
 
 }  // namespace
 
-std::vector<std::uint16_t> argument_words(const std::string& mangled) {
+std::vector<ArgumentWords> argument_words(const std::string& mangled) {
   int status = 0;
   const std::unique_ptr<char, void (*)(void*)> text(
       abi::__cxa_demangle(mangled.c_str(), nullptr, nullptr, &status), std::free);
-  std::vector<std::uint16_t> words;
+  std::vector<ArgumentWords> words;
   if (status != 0) return words;
   // The arguments are in the last parentheses at the outermost level.
   const std::string_view name(text.get());
@@ -130,13 +187,19 @@ std::vector<std::uint16_t> argument_words(const std::string& mangled) {
     std::string_view type = list.substr(from, i - from);
     while (type.starts_with(' ')) type.remove_prefix(1);
     if (!type.empty()) words.push_back(words_of_type(type));
+    // Behind lists of tensors are functions and numbers.
+    if (words.size() > 1 && words.front().lists > 0) words.back() = {0};
     from = i + 1;
   }
   return words;
 }
 
 void record_launch(const Launch& l) {
-  const Touched touched = operands(l);
+  const std::vector<Use> uses = operands(l);
+  check_work(l.stream, l.name, uses);
+  std::vector<std::uint64_t> addresses;
+  for (const Use& use : uses) addresses.push_back(use.at);
+  const Touched touched = touch(addresses.data(), addresses.size());
   std::int64_t elements = -1;
   if (l.counts_elements && l.arguments != nullptr)
     elements = *static_cast<const int*>(l.arguments[0]);
@@ -150,8 +213,14 @@ void record_product(const Product& p) {
   const double flops = 2.0 * static_cast<double>(p.m) * static_cast<double>(p.n) *
                        static_cast<double>(p.k) * static_cast<double>(p.batch);
   enqueue(p.stream, kNominalKernel + flops / kNominalFlops);
+  const auto bytes = [&](std::int64_t elements, int type) {
+    return static_cast<std::uint64_t>(elements * p.batch * bytes_of_type(type));
+  };
   if (p.output != nullptr) {
-    forget(p.output, static_cast<std::uint64_t>(p.m * p.n * p.batch * bytes_of_type(p.c_type)));
+    forget(p.output, bytes(p.m * p.n, p.c_type));
+    check_work(p.stream, p.name,
+               {reads(p.a, bytes(p.m * p.k, p.a_type)), reads(p.b, bytes(p.k * p.n, p.a_type)),
+                writes(p.output, bytes(p.m * p.n, p.c_type))});
   }
   Line('G') << handle_id(p.stream) << p.name << p.m << p.n << p.k << p.batch << p.a_type << p.c_type
             << (p.a_transposed ? 1 : 0) << (p.b_transposed ? 1 : 0);
@@ -160,15 +229,30 @@ void record_product(const Product& p) {
 void record_library_call(const LibraryCall& call) {
   enqueue(call.stream, kNominalKernel);
   const std::int64_t name = name_id(call.name);
+  check_work(call.stream, name, call.uses);
   Line line('A');
   line << handle_id(call.stream) << name << call.bytes;
   for (const std::int64_t extent : call.shape) line << extent;
 }
 
-void record_copy(char kind, StreamHandle stream, std::uint64_t bytes, bool host_waits) {
-  enqueue(stream, kNominalKernel + static_cast<double>(bytes) / kNominalBandwidth);
-  Line('C') << handle_id(stream) << static_cast<int>(kind) << bytes << (host_waits ? 1 : 0);
-  if (host_waits) await_stream(stream);
+namespace {
+
+void note_copy(const Copy& copy, int host_waits) {
+  enqueue(copy.stream, kNominalKernel + static_cast<double>(copy.bytes) / kNominalBandwidth);
+  const char* const name = copy.kind == 's' ? "memset" : "memcpy";
+  check_work(copy.stream, name_id(name),
+             {reads(copy.from, copy.bytes), writes(copy.to, copy.bytes)});
+  Line('C') << handle_id(copy.stream) << static_cast<int>(copy.kind) << copy.bytes << host_waits;
+}
+
+}  // namespace
+
+void record_copy(const Copy& copy) { note_copy(copy, 0); }
+
+void record_copy_and_wait(const Copy& copy) {
+  note_copy(copy, 1);
+  await_stream(copy.stream);
+  order_host_stream(copy.stream);
 }
 
 void record_blind_read(std::uint64_t bytes) {

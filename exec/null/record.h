@@ -7,8 +7,21 @@
 #include <vector>
 
 #include "exec/null/abi.h"
+#include "exec/null/races.h"
 
 namespace foreshard::null {
+
+// How many words of a kernel's argument may be addresses, and what it does with what they point at.
+struct ArgumentWords {
+  enum class How : std::uint8_t { kUnknown, kReads, kWrites, kWritesFirst };
+  std::uint16_t words = 1;
+  How how = How::kUnknown;
+  // Of at::native's lists of tensors: `lists` of them, each with places for `words` addresses, and
+  // from byte `owners_at` on the list's position that each block works on.
+  std::uint16_t lists = 0;
+  std::uint16_t owners_at = 0;
+  bool is_sure = true;  // that the words are the argument's own
+};
 
 struct Launch {
   std::int64_t name = 0;  // name_id
@@ -16,14 +29,13 @@ struct Launch {
   std::uint64_t shared_bytes = 0;
   StreamHandle stream = nullptr;
   void** arguments = nullptr;  // addresses of the kernel's arguments, or nullptr
-  // How many words of each argument may be addresses; nullptr: one of each, as many as there are.
-  const std::vector<std::uint16_t>* words = nullptr;
+  const std::vector<ArgumentWords>* words = nullptr;  // nullptr: one of each, as many as there are
   bool counts_elements = false;  // its first argument is the number of elements, an int
 };
 void record_launch(const Launch& launch);
 // Of a kernel's mangled name: a pointer is one word, a number none, a structure as many as it has
-// (std::array<char*, 3>) or may have.
-std::vector<std::uint16_t> argument_words(const std::string& mangled);
+// (std::array<char*, 3>, TensorIterator's: its output comes first) or may have.
+std::vector<ArgumentWords> argument_words(const std::string& mangled);
 
 struct Product {
   std::int64_t name = 0;
@@ -31,7 +43,7 @@ struct Product {
   std::int64_t m = 0, n = 0, k = 0, batch = 1;
   int a_type = 0, c_type = 0;  // cudaDataType_t
   bool a_transposed = false, b_transposed = false;
-  const void* output = nullptr;
+  const void *output = nullptr, *a = nullptr, *b = nullptr;
 };
 void record_product(const Product& product);
 
@@ -41,11 +53,19 @@ struct LibraryCall {
   StreamHandle stream = nullptr;
   std::uint64_t bytes = 0;  // read and written
   std::vector<std::int64_t> shape;
+  std::vector<Use> uses = {};
 };
 void record_library_call(const LibraryCall& call);
 
-// `kind`: 'h' host to device, 'd' device to host, 'D' device to device, 's' set.
-void record_copy(char kind, StreamHandle stream, std::uint64_t bytes, bool host_waits);
+struct Copy {
+  char kind = 'D';  // 'h' host to device, 'd' device to host, 'D' device to device, 's' set
+  StreamHandle stream = nullptr;
+  std::uint64_t bytes = 0;
+  void* to = nullptr;
+  const void* from = nullptr;
+};
+void record_copy(const Copy& copy);
+void record_copy_and_wait(const Copy& copy);
 // The host read device memory that nobody knows; where it is in the program's source.
 void record_blind_read(std::uint64_t bytes);
 void record_wait(char what, const void* of);  // 's' stream, 'e' event, 'd' device

@@ -13,7 +13,9 @@
 #include "exec/null/abi.h"
 #include "exec/null/device.h"
 #include "exec/null/log.h"
+#include "exec/null/races.h"
 #include "exec/null/record.h"
+#include "exec/null/stream_capture.h"
 #include "exec/null/unanswered.h"
 
 namespace foreshard::null {
@@ -24,7 +26,7 @@ struct Kernels {
   struct Known {
     std::int64_t name = -1;
     bool counts_elements = false;
-    std::vector<std::uint16_t> words;  // argument_words
+    std::vector<ArgumentWords> words;  // argument_words
   };
   std::mutex mutex;
   std::map<const void*, std::string> names;
@@ -65,7 +67,6 @@ struct Configuration {
 };
 thread_local std::vector<Configuration> configurations;
 thread_local Status last_error = kSuccess;
-thread_local StreamHandle capturing_stream = nullptr;
 
 Status failed(Status status) {
   last_error = status;
@@ -212,6 +213,16 @@ FORESHARD_NULL_API const char* cudaGetErrorString(Status error) {
       return "device not ready";
     case kInvalidDevice:
       return "invalid device ordinal";
+    case kCaptureUnsupported:
+      return "operation not permitted when stream is capturing";
+    case kCaptureInvalidated:
+      return "operation failed due to a previous error during capture";
+    case kCaptureUnjoined:
+      return "capturing stream has unjoined work";
+    case kCaptureIsolation:
+      return "dependency created on uncaptured work in another stream";
+    case kCaptureImplicit:
+      return "operation would make the legacy stream depend on a capturing blocking stream";
     default:
       return "the null GPU refuses this";
   }
@@ -252,7 +263,9 @@ FORESHARD_NULL_API Status cudaDeviceGetStreamPriorityRange(int* least, int* grea
   return kSuccess;
 }
 FORESHARD_NULL_API Status cudaDeviceSynchronize() {
+  if (const Status status = refuse_unsafe(__func__)) return failed(status);
   await_device();
+  order_host_all();
   record_wait('d', nullptr);
   return kSuccess;
 }
@@ -270,33 +283,38 @@ FORESHARD_NULL_API Status cudaProfilerStart() { return kSuccess; }
 FORESHARD_NULL_API Status cudaProfilerStop() { return kSuccess; }
 
 // ---- streams ----
-FORESHARD_NULL_API Status cudaStreamCreateWithPriority(StreamHandle* stream, unsigned, int) {
+FORESHARD_NULL_API Status cudaStreamCreateWithFlags(StreamHandle* stream, unsigned flags) {
   *stream = new_stream();
+  order_stream(*stream, flags);
   return kSuccess;
 }
-FORESHARD_NULL_API Status cudaStreamCreateWithFlags(StreamHandle* stream, unsigned) {
-  *stream = new_stream();
-  return kSuccess;
+FORESHARD_NULL_API Status cudaStreamCreateWithPriority(StreamHandle* stream, unsigned flags, int) {
+  return cudaStreamCreateWithFlags(stream, flags);
 }
 FORESHARD_NULL_API Status cudaStreamCreate(StreamHandle* stream) {
-  *stream = new_stream();
-  return kSuccess;
+  return cudaStreamCreateWithFlags(stream, 0);
 }
 FORESHARD_NULL_API Status cudaStreamDestroy(StreamHandle stream) {
   delete_stream(stream);
   return kSuccess;
 }
 FORESHARD_NULL_API Status cudaStreamQuery(StreamHandle stream) {
-  return is_idle(stream) ? kSuccess : kNotReady;
+  if (const Status status = refuse_on_captured(__func__, stream)) return failed(status);
+  if (!is_idle(stream)) return kNotReady;
+  order_host_stream(stream);
+  return kSuccess;
 }
 FORESHARD_NULL_API Status cudaStreamSynchronize(StreamHandle stream) {
-  if (is_capturing()) return failed(kCaptureUnsupported);
+  if (const Status status = refuse_on_captured(__func__, stream)) return failed(status);
   await_stream(stream);
+  order_host_stream(stream);
   record_wait('s', stream);
   return kSuccess;
 }
 FORESHARD_NULL_API Status cudaStreamWaitEvent(StreamHandle stream, EventHandle event, unsigned) {
+  if (const Status status = capture_wait(stream, event)) return failed(status);
   wait_event(stream, event);
+  order_wait(stream, event);
   Line('W') << handle_id(stream) << handle_id(event);
   return kSuccess;
 }
@@ -319,10 +337,15 @@ FORESHARD_NULL_API Status cudaEventDestroy(EventHandle event) {
   return kSuccess;
 }
 FORESHARD_NULL_API Status cudaEventQuery(EventHandle event) {
-  return is_done(event) ? kSuccess : kNotReady;
+  if (const Status status = refuse_on_captured_event(__func__, event)) return failed(status);
+  if (!is_done(event)) return kNotReady;
+  order_host_event(event);
+  return kSuccess;
 }
 FORESHARD_NULL_API Status cudaEventRecord(EventHandle event, StreamHandle stream) {
   record_event(event, stream);
+  capture_record(event, stream);
+  order_record(event, stream);
   Line('E') << handle_id(stream) << handle_id(event);
   return kSuccess;
 }
@@ -331,7 +354,9 @@ FORESHARD_NULL_API Status cudaEventRecordWithFlags(EventHandle event, StreamHand
   return cudaEventRecord(event, stream);
 }
 FORESHARD_NULL_API Status cudaEventSynchronize(EventHandle event) {
+  if (const Status status = refuse_on_captured_event(__func__, event)) return failed(status);
   await(event);
+  order_host_event(event);
   record_wait('e', event);
   return kSuccess;
 }
@@ -344,42 +369,41 @@ FORESHARD_NULL_API Status cudaEventElapsedTime_v2(float* ms, EventHandle from, E
 }
 
 // ---- graphs: what was captured is written again at every launch ----
-FORESHARD_NULL_API Status cudaStreamBeginCapture(StreamHandle stream, int) {
-  if (is_capturing()) return failed(kCaptureUnmatched);
-  capturing_stream = stream;
-  begin_graph(stream);
-  return kSuccess;
+FORESHARD_NULL_API Status cudaStreamBeginCapture(StreamHandle stream, int mode) {
+  const Status status = begin_capture(stream, mode);
+  return status == kSuccess ? status : failed(status);
 }
-FORESHARD_NULL_API Status cudaStreamEndCapture(StreamHandle, void** graph) {
-  if (!is_capturing()) return failed(kCaptureUnmatched);
-  capturing_stream = nullptr;
-  *graph = reinterpret_cast<void*>(end_graph() + 1);
-  return kSuccess;
+FORESHARD_NULL_API Status cudaStreamEndCapture(StreamHandle stream, void** graph) {
+  const Status status = end_capture(stream, graph);
+  return status == kSuccess ? status : failed(status);
 }
-FORESHARD_NULL_API Status cudaStreamIsCapturing(StreamHandle, int* status) {
-  *status = is_capturing() ? 1 : 0;
+FORESHARD_NULL_API Status cudaStreamIsCapturing(StreamHandle stream, int* status) {
+  *status = is_captured(stream) ? 1 : 0;
   return kSuccess;
 }
 // CUDA 12 has one argument less; what both have comes first.
-FORESHARD_NULL_API Status cudaStreamGetCaptureInfo(StreamHandle, int* status,
+FORESHARD_NULL_API Status cudaStreamGetCaptureInfo(StreamHandle stream, int* status,
                                                    unsigned long long* id, void** graph,
                                                    const void** dependencies, const void**,
                                                    std::size_t*) {
-  *status = is_capturing() ? 1 : 0;
-  if (id != nullptr) *id = is_capturing() ? 1 : 0;
-  if (!is_capturing()) return kSuccess;
+  *status = is_captured(stream) ? 1 : 0;
+  if (id != nullptr) *id = is_captured(stream) ? 1 : 0;
+  if (!is_captured(stream)) return kSuccess;
   if (graph != nullptr) *graph = nullptr;
   if (dependencies != nullptr) *dependencies = nullptr;
   return kSuccess;
 }
-FORESHARD_NULL_API Status cudaStreamGetCaptureInfo_v2(StreamHandle, int* status,
+FORESHARD_NULL_API Status cudaStreamGetCaptureInfo_v2(StreamHandle stream, int* status,
                                                       unsigned long long* id, void**, const void**,
                                                       std::size_t*) {
-  *status = is_capturing() ? 1 : 0;
-  if (id != nullptr) *id = is_capturing() ? 1 : 0;
+  *status = is_captured(stream) ? 1 : 0;
+  if (id != nullptr) *id = is_captured(stream) ? 1 : 0;
   return kSuccess;
 }
-FORESHARD_NULL_API Status cudaThreadExchangeStreamCaptureMode(int*) { return kSuccess; }
+FORESHARD_NULL_API Status cudaThreadExchangeStreamCaptureMode(int* mode) {
+  exchange_capture_mode(mode);
+  return kSuccess;
+}
 FORESHARD_NULL_API Status cudaGraphInstantiate(void** executable, void* graph, unsigned long long) {
   *executable = graph;
   return kSuccess;

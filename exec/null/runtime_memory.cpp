@@ -5,7 +5,9 @@
 #include "exec/null/abi.h"
 #include "exec/null/device.h"
 #include "exec/null/log.h"
+#include "exec/null/races.h"
 #include "exec/null/record.h"
+#include "exec/null/stream_capture.h"
 
 namespace foreshard::null {
 namespace {
@@ -13,13 +15,15 @@ namespace {
 Status copy(void* to, const void* from, std::uint64_t bytes, StreamHandle stream, bool waits) {
   const char kind = is_device(to) ? (is_device(from) ? 'D' : 'h') : is_device(from) ? 'd' : 'H';
   if (copy_bytes(to, from, bytes)) record_blind_read(bytes);
-  if (kind != 'H') record_copy(kind, stream, bytes, waits && kind != 'D');
+  const Copy made{kind, stream, bytes, to, from};
+  if (kind == 'H') return kSuccess;
+  waits&& kind != 'D' ? record_copy_and_wait(made) : record_copy(made);
   return kSuccess;
 }
 
 Status set(void* to, int value, std::uint64_t bytes, StreamHandle stream) {
   set_bytes(to, value, bytes);
-  record_copy('s', stream, bytes, false);
+  record_copy({'s', stream, bytes, to});
   return kSuccess;
 }
 
@@ -29,12 +33,18 @@ Status set(void* to, int value, std::uint64_t bytes, StreamHandle stream) {
 using namespace foreshard::null;
 
 FORESHARD_NULL_API Status cudaMalloc(void** at, std::size_t bytes) {
+  *at = nullptr;
+  if (const Status status = refuse_unsafe(__func__)) return status;
   *at = allocate(bytes);
   if (*at == nullptr) return kMemoryAllocation;
+  if (!has_allocator()) hand_out(*at, bytes);
   Line('D') << reinterpret_cast<std::uint64_t>(*at) << static_cast<std::uint64_t>(bytes);
   return kSuccess;
 }
 FORESHARD_NULL_API Status cudaFree(void* at) {
+  if (const Status status = refuse_unsafe(__func__)) return status;
+  order_host_all();  // cudaFree waits for the device
+  if (!has_allocator()) take_back(at);
   release(at);
   if (at != nullptr) Line('d') << reinterpret_cast<std::uint64_t>(at);
   return kSuccess;
@@ -74,6 +84,7 @@ FORESHARD_NULL_API Status cudaHostGetFlags(unsigned* flags, void*) {
   return kSuccess;
 }
 FORESHARD_NULL_API Status cudaMemcpy(void* to, const void* from, std::size_t bytes, int) {
+  if (const Status status = refuse_unsafe(__func__)) return status;
   return copy(to, from, bytes, nullptr, true);
 }
 FORESHARD_NULL_API Status cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, int,
@@ -91,7 +102,8 @@ FORESHARD_NULL_API Status cudaMemcpy2DAsync(void* to, std::size_t to_pitch, cons
     copy_bytes(static_cast<char*>(to) + row * to_pitch,
                static_cast<const char*>(from) + row * from_pitch, width);
   }
-  record_copy(is_device(to) ? (is_device(from) ? 'D' : 'h') : 'd', stream, width * height, false);
+  record_copy(
+      {is_device(to) ? (is_device(from) ? 'D' : 'h') : 'd', stream, width * height, to, from});
   return kSuccess;
 }
 FORESHARD_NULL_API Status cudaMemcpyToSymbol(const void*, const void*, std::size_t, std::size_t,

@@ -13,6 +13,7 @@
 #include "exec/null/abi.h"
 #include "exec/null/device.h"
 #include "exec/null/log.h"
+#include "exec/null/races.h"
 #include "exec/null/record.h"
 
 namespace foreshard::null {
@@ -62,8 +63,10 @@ FORESHARD_NULL_API void _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE(vo
     const int index = device.index >= 0 && device.index < 16 ? device.index : 0;
     if (size > 0) {
       add_block(pointer, static_cast<std::uint64_t>(size));
+      hand_out(pointer, static_cast<std::uint64_t>(size));
     } else {
       remove_block(pointer);
+      take_back(pointer);
     }
     Line('M') << handle_id(current_streams[index]) << reinterpret_cast<std::uint64_t>(pointer)
               << size << static_cast<std::uint64_t>(allocated)

@@ -37,7 +37,7 @@ constexpr Letter kLetters[] = {
     {'M', Kind::kMemory, "svvvv"},         {'H', Kind::kMark, "n"},
     {'R', Kind::kBlindRead, "vn"},         {'P', Kind::kGraphLaunch, "v"},
     {'K', Kind::kCommunicator, "vvvn"},    {'D', Kind::kDeviceMemory, "vv"},
-    {'d', Kind::kDeviceMemory, "v"},
+    {'d', Kind::kDeviceMemory, "v"},       {'V', Kind::kFault, "n"},
 };
 
 const Letter* letter_of(char c) {

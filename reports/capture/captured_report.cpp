@@ -116,7 +116,7 @@ void add_memory(const Cluster& cluster, CapturedForecast& made) {
     return Quantity{value, value, value, Evidence::kMeasured};
   };
   report.peak_allocated = known(made.captured.peak_allocated);
-  report.peak_reserved = known(made.captured.run_peak_reserved);
+  report.peak_reserved = known(made.captured.peak_reserved);
   report.outside_allocator = outside_quantity(total(report.outside));
   report.fit_probability = fit_probability(report.fit);
   report.peak_event = event_name(forecast, forecast.memory.peak_event);
@@ -169,10 +169,13 @@ void add_warnings(const Capture& capture, const Cluster& cluster, CapturedForeca
                     "across steps (outputs or losses in a list?)",
                     format_bytes(made.captured.retained)));
   }
-  if (made.captured.run_peak_allocated > made.captured.peak_allocated) {
-    warnings.push_back(fmt::format("before its steady step the program allocated up to {}",
-                                   format_bytes(made.captured.run_peak_allocated)));
+  if (made.captured.run_peak_reserved > made.captured.peak_reserved) {
+    warnings.push_back(
+        fmt::format("before its steady step the program allocated up to {} and reserved up to {}",
+                    format_bytes(made.captured.run_peak_allocated),
+                    format_bytes(made.captured.run_peak_reserved)));
   }
+  warnings.insert(warnings.end(), made.faults.begin(), made.faults.end());
   for (const std::string& place : made.blind_reads) {
     warnings.push_back("the host reads a tensor that nobody computed (zeros) at " + place);
   }
@@ -227,13 +230,16 @@ CapturedForecast forecast_capture(const Capture& capture, const Plan& plan,
   forecast.plan = plan;
   forecast.model.name = plan.model;
   forecast.memory = replay_allocations(forecast.graph);
-  forecast.reserved.peak = made.captured.run_peak_reserved;
+  forecast.reserved.peak = made.captured.peak_reserved;
   const Pricer pricer(capture, made.captured, forecast.graph, costs);
   forecast.costs = pricer.price(costs.center(), 1);
   Simulator simulator;
   forecast.timeline = simulator.simulate(forecast.graph, forecast.costs);
   for (std::size_t r = 0; r < made.captured.before.size(); ++r) {
     made.host_seconds += made.captured.before[r] + made.captured.during[r];
+  }
+  for (const CapturedCall& call : capture.calls) {
+    if (call.kind == CapturedCall::Kind::kFault) made.faults.push_back(capture.name_of(call));
   }
   const StepRange range = steady_step(capture);
   for (std::size_t i = range.begin; i < range.end; ++i) {
@@ -269,6 +275,7 @@ Json capture_json(const Capture& capture, const CapturedForecast& made) {
   json["launches"] = made.captured.launches;
   json["host_s"] = made.host_seconds;
   json["run_peak_allocated_bytes"] = made.captured.run_peak_allocated.count();
+  json["run_peak_reserved_bytes"] = made.captured.run_peak_reserved.count();
   json["retained_bytes"] = made.captured.retained.count();
   json["unknown_kernels"] = Json::array();
   for (const UnknownKernel& one : made.unknown) {
@@ -278,6 +285,7 @@ Json capture_json(const Capture& capture, const CapturedForecast& made) {
                                        {"share", one.share}});
   }
   json["blind_reads"] = made.blind_reads;
+  json["faults"] = made.faults;
   return json;
 }
 

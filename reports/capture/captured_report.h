@@ -29,6 +29,7 @@ struct CapturedForecast {
   Report report;
   double host_seconds = 0;               // of the steady step, on the machine that captured it
   std::vector<UnknownKernel> unknown;    // by share
+  std::vector<std::string> faults;       // of the whole run, as foreshard-null said them
   std::vector<std::string> blind_reads;  // where the steady step's host read what nobody knows
 };
 

@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "reports/view/event_names.h"
@@ -23,6 +24,7 @@ constexpr std::size_t kNameWidth = 34;
 constexpr std::size_t kMostBars = 9;
 constexpr std::size_t kMostCategories = 7;
 constexpr double kSmallestShare = 0.0005;
+constexpr std::string_view kCaptured = "captured";  // Report::origin
 
 using Lines = std::vector<std::string>;
 
@@ -44,11 +46,16 @@ std::string verdict(const Report& report, const Paint& paint) {
 Lines plan_lines(const Report& report, const Forecast& forecast, const Paint& paint) {
   const Plan& plan = report.plan;
   const double sequences = static_cast<double>(global_batch(plan));
+  // Of a captured program's plan its libraries are known.
+  const bool is_captured = report.origin == kCaptured;
   Lines lines;
-  lines.push_back(paint.bold(fmt::format("{} · {:.3g} B parameters · {}@{}", forecast.model.name,
-                                         static_cast<double>(report.parameters) * 1e-9,
-                                         to_string(plan.runtime.kind), plan.runtime.version)));
+  lines.push_back(paint.bold(fmt::format(
+      "{} · {:.3g} B parameters · {}", forecast.model.name,
+      static_cast<double>(report.parameters) * 1e-9,
+      is_captured ? fmt::format("captured, PyTorch {}", plan.runtime.version)
+                  : fmt::format("{}@{}", to_string(plan.runtime.kind), plan.runtime.version))));
   lines.push_back(cluster_words(report.cluster));
+  if (is_captured) return lines;
   lines.push_back(
       fmt::format("{} · sequence {}{} · micro-batch {} x {} accumulation = {} "
                   "tokens per step",
@@ -90,11 +97,13 @@ Lines figure_lines(const Report& report, const Paint& paint) {
   if (const std::string open = open_stack_text(report.open_stack); !open.empty()) {
     append(lines, wrapped(open, kTextWidth, 2));
   }
-  line("tokens/s per GPU", cardinal(report.tokens_per_s_per_gpu.value),
-       fmt::format("{}; {} on all {} GPUs", spread(report.tokens_per_s_per_gpu, cardinal),
-                   cardinal(report.tokens_per_s_per_gpu.value *
-                            static_cast<double>(report.plan.mesh.world())),
-                   format_count(report.plan.mesh.world())));
+  if (report.origin != kCaptured) {
+    line("tokens/s per GPU", cardinal(report.tokens_per_s_per_gpu.value),
+         fmt::format("{}; {} on all {} GPUs", spread(report.tokens_per_s_per_gpu, cardinal),
+                     cardinal(report.tokens_per_s_per_gpu.value *
+                              static_cast<double>(report.plan.mesh.world())),
+                     format_count(report.plan.mesh.world())));
+  }
   const std::string hfu =
       report.hfu.value > report.mfu.value
           ? fmt::format("; {} with recomputed FLOPs", percent_text(report.hfu.value))
@@ -228,6 +237,7 @@ Lines memory_lines(const Report& report, const Paint& paint) {
   // Decimal, as the claims about sharding are ("280 MB instead of 140 GB").
   constexpr double kMega = 1e6, kGiga = 1e9;
   const Sharding& sharding = report.sharding;
+  if (sharding.whole == Bytes(0)) return lines;  // a captured program's
   lines.push_back(
       fmt::format("  parameters in {}: {:.1f} GB whole, {:.1f} MB per GPU ({:.2f} % padding)",
                   to_string(sharding.dtype), static_cast<double>(sharding.whole.count()) / kGiga,

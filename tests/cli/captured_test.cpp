@@ -165,6 +165,33 @@ TEST(NullGpu, WhatIsNotAnsweredIsNamed) {
   expect_says(read_temporary("c/refused.txt"), "cuNobodyKnowsThis");
 }
 
+// Each fault is found, named with its kind, and is not found where the program orders its streams.
+TEST(NullGpu, PlantedFaultsAreFound) {
+  const auto checked = [](const std::string& words) {
+    return shell("\"$(dirname \"$F\")/foreshard-null\" --check --gpu h100 --out c -- " +
+                 (FORESHARD_NULL_FAULT + (" " + words)));
+  };
+  std::istringstream names(shell(FORESHARD_NULL_FAULT " list").out);
+  std::size_t faults = 0;
+  for (std::string name; names >> name; ++faults) {
+    const Outcome wrong = checked(name + " wrong");
+    EXPECT_EQ(wrong.exit_code, 5) << name;
+    const bool is_capture = name.find("capture") != std::string::npos ||
+                            name.find("outside") != std::string::npos ||
+                            name.find("joined") == name.size() - 6;
+    const char* const kind = name == "freed_blocks_joined"             ? "handed out"
+                             : is_capture                              ? "capture"
+                             : name.find("free") != std::string::npos  ? "handed out"
+                             : name.find("again") != std::string::npos ? "written while"
+                                                                       : "used before it is made";
+    expect_says(wrong.err, kind);
+    const Outcome right = checked(name + " right");
+    EXPECT_EQ(right.exit_code, 0) << name << right.err;
+    EXPECT_EQ(right.err, "") << name;
+  }
+  EXPECT_EQ(faults, 18U);
+}
+
 TEST(NullGpu, ExitStatusesAreTheCommands) {
   const auto exits = [](const std::string& rest) {
     return shell("\"$(dirname \"$F\")/foreshard-null\" " + rest);

@@ -2,53 +2,15 @@
 // as PyTorch would, and checks the answers. Its argument says which part. Exit status 0: as
 // expected.
 #include <cstddef>
-#include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <string_view>
 #include <vector>
 
-extern "C" {
-struct Dim3 {
-  unsigned x, y, z;
-};
-struct UniqueId {
-  char bytes[128];
-};
-int cudaMalloc(void**, std::size_t);
-int cudaFree(void*);
-int cudaMemGetInfo(std::size_t*, std::size_t*);
-int cudaMemcpyAsync(void*, const void*, std::size_t, int, void*);
-int cudaStreamCreateWithPriority(void**, unsigned, int);
-int cudaStreamSynchronize(void*);
-int cudaStreamWaitEvent(void*, void*, unsigned);
-int cudaEventCreateWithFlags(void**, unsigned);
-int cudaEventRecord(void*, void*);
-int cudaEventQuery(void*);
-int cudaEventSynchronize(void*);
-int cudaEventElapsedTime(float*, void*, void*);
-int cudaLaunchKernel(const void*, Dim3, Dim3, void**, std::size_t, void*);
-int cudaDeviceGetAttribute(int*, int, int);
-int cudaGetDriverEntryPointByVersion(const char*, void**, unsigned, unsigned long long, int*);
-void __cudaRegisterFunction(void**, const char*, char*, const char*, int, void*, void*, void*,
-                            void*, int*);
-int cublasCreate_v2(void**);
-int cublasSetStream_v2(void*, void*);
-int cublasGemmEx(void*, int, int, int, int, int, const void*, const void*, int, int, const void*,
-                 int, int, const void*, void*, int, int, int, int);
-int ncclGetUniqueId(UniqueId*);
-int ncclCommInitRank(void**, int, UniqueId, int);
-int ncclAllGather(const void*, void*, std::size_t, int, void*, void*);
-int ncclReduceScatter(const void*, void*, std::size_t, int, int, void*, void*);
-void foreshard_null_mark(const char*);
-struct Device {
-  std::int8_t type, index;
-};
-void _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE(void*, std::int64_t, std::size_t,
-                                                           std::size_t, Device);
-}
+#include "tests/null/cuda_calls.h"
 
 namespace {
+
+using namespace foreshard::null_test;
 
 int failures = 0;
 void expect(bool condition, const char* what) {
@@ -57,49 +19,9 @@ void expect(bool condition, const char* what) {
   ++failures;
 }
 
-constexpr std::size_t kElements = 1 << 20, kBytes = 2 * kElements;
-constexpr int kHostToDevice = 1, kDeviceToHost = 2, kBf16 = 14, kNcclBf16 = 9;
-const char kernel_function = 0;
-// at::native's addition of two bf16 tensors.
-constexpr const char* kKernel =
-    "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_15CUDAFunctor_"
-    "addIN3c108BFloat16EEESt5array"
-    "IPcLm3EEEEviT0_T1_";
-
-class Allocator {
- public:
-  void* take(std::size_t bytes) {
-    void* at = nullptr;
-    cudaMalloc(&at, bytes);
-    sizes_ += bytes;
-    say(at, static_cast<std::int64_t>(bytes));
-    return at;
-  }
-  void give(void* at, std::size_t bytes) {
-    sizes_ -= bytes;
-    say(at, -static_cast<std::int64_t>(bytes));
-    cudaFree(at);
-  }
-
- private:
-  void say(void* at, std::int64_t bytes) const {
-    _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE(at, bytes, sizes_, sizes_, {1, 0});
-  }
-  std::size_t sizes_ = 0;
-};
-
-void add(void* a, void* b, void* c, void* stream) {
-  int n = kElements;
-  float scale = 1;
-  void* data[3] = {c, a, b};
-  void* arguments[3] = {&n, &scale, data};
-  cudaLaunchKernel(&kernel_function, {1024, 1, 1}, {256, 1, 1}, arguments, 0, stream);
-}
-
 // The shard is gathered on a stream of its own, two products use it, a gradient is reduced.
 void train() {
-  __cudaRegisterFunction(nullptr, &kernel_function, nullptr, kKernel, -1, nullptr, nullptr, nullptr,
-                         nullptr, nullptr);
+  register_kernel();
   UniqueId id;
   void *communicator = nullptr, *blas = nullptr, *side = nullptr, *gathered = nullptr,
        *ready = nullptr;

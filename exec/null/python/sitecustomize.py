@@ -98,22 +98,34 @@ def hook_groups(module):
     def helper(group_size, group_rank, global_ranks, backend, store, group_name, *rest, **named):
         ranks = list(global_ranks) or list(range(group_size))
         name = str(group_name)
-        SIZES[name] = (len(ranks), max(group_rank, 0))
-        mark("group " + " ".join([name] + [str(rank) for rank in ranks]))
-        LIBRARY.foreshard_null_group(name.encode(), *SIZES[name])
+        if group_rank is not None and group_rank >= 0:  # this rank is one of them
+            SIZES[name] = (len(ranks), group_rank)
+            mark("group " + " ".join([name] + [str(rank) for rank in ranks]))
+            LIBRARY.foreshard_null_group(name.encode(), *SIZES[name])
         return made(group_size, group_rank, global_ranks, backend, store, group_name, *rest, **named)
 
     module._new_process_group_helper = helper
 
-    def gloo(store, rank, size, *unused, **named):
-        # Gloo connects to its peers; the fake group answers for them.
-        from torch._C._distributed_c10d import FakeProcessGroup
+    class Gloo:
+        """Stands for a class that connects to its peers: the fake group answers for them."""
 
-        create = getattr(FakeProcessGroup, "_create_internal", FakeProcessGroup)
-        return create(rank, size)
+        def __init__(self, real):
+            self.real = real
+
+        def __call__(self, store, rank, size, *unused, **named):
+            from torch._C._distributed_c10d import FakeProcessGroup
+
+            FakeProcessGroup._set_sequence_number_for_group = lambda self: None
+            return getattr(FakeProcessGroup, "_create_internal", FakeProcessGroup)(rank, size)
+
+        def __instancecheck__(self, thing):
+            return isinstance(thing, self.real) or type(thing).__name__ == "FakeProcessGroup"
+
+        def __getattr__(self, name):
+            return (lambda *a, **k: None) if name == "create_device" else getattr(self.real, name)
 
     if hasattr(module, "ProcessGroupGloo"):
-        module.ProcessGroupGloo = type("ProcessGroupGloo", (module.ProcessGroupGloo,), {"__new__": lambda cls, *a, **k: gloo(*a, **k), "create_device": staticmethod(lambda **k: None)})
+        module.ProcessGroupGloo = Gloo(module.ProcessGroupGloo)
 
     def same_from_all(objects, thing, group=None):
         objects[:] = [thing] * len(objects)
@@ -242,7 +254,7 @@ def describe_model():
     document = {"schema": "foreshard.capture.model/1", "class": type(root).__name__}
     config = getattr(root, "config", None) or getattr(getattr(root, "module", None), "config", None)
     if hasattr(config, "to_dict"):
-        document["config"] = json.loads(json.dumps(config.to_dict(), default=str))
+        document["config"] = json.loads(json.dumps(config.to_dict(), default=str), parse_constant=str)  # JSON has no infinity
     document["parameters"] = [
         {"name": n, "shape": whole(p), "dtype": str(p.dtype), "trainable": p.requires_grad} for n, p in root.named_parameters()
     ]

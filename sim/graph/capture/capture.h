@@ -30,6 +30,7 @@ struct CapturedCall {
     kGraphLaunch,
     kCommunicator,  // number, ranks, own rank; the name is its process group's
     kDeviceMemory,  // address, bytes (0: given back)
+    kFault,         // what a race detector or CUDA's rules object to, by name
   };
   static constexpr std::size_t kValues = 11;
   Kind kind = Kind::kLaunch;

@@ -345,6 +345,7 @@ class Builder {
   void memory(std::size_t i, const CapturedCall& call) {
     const std::int64_t address = call.values[0], bytes = call.values[1];
     made_.peak_allocated = std::max(made_.peak_allocated, Bytes(call.values[2]));
+    made_.peak_reserved = std::max(made_.peak_reserved, Bytes(call.values[3]));
     if (bytes > 0) {
       const std::int32_t id = new_buffer(category(phase(i, call), call.stream), call.stream, bytes);
       alive_[address] = id;

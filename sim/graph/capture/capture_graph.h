@@ -18,8 +18,8 @@ struct CapturedGraph {
   std::vector<double> before, during;
   // What no row of the kernel table knows, by kernels of the graph: index into names, or -1.
   std::vector<std::int32_t> unknown;
-  Bytes peak_allocated;      // of the steady step, as the allocator said
-  Bytes run_peak_allocated;  // of the whole run
+  Bytes peak_allocated, peak_reserved;  // of the steady step, as the allocator said
+  Bytes run_peak_allocated;             // of the whole run
   Bytes run_peak_reserved;
   Bytes retained;  // allocated in the step and still there at its end, beyond what was freed
   std::int64_t launches = 0;

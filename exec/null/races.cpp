@@ -1,0 +1,329 @@
+// Vector clocks: of each stream, how far every stream is known to be done where its next work
+// begins. Recording an event keeps its stream's clock, a wait joins it; what the host knows joins
+// every work that it gives out later. Host threads share one clock, for queues order them; threads
+// that never give out work (watchdogs that ask events) do not add to it.
+//
+// A block is what an allocator handed out. It keeps who used it, by range; once it is taken back
+// its users are kept by address until the memory's next holder is first used, which must be
+// ordered behind all of them.
+#include "exec/null/races.h"
+
+#include <cxxabi.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+#include "exec/null/device.h"
+#include "exec/null/log.h"
+#include "exec/null/record.h"
+
+namespace foreshard::null {
+namespace {
+
+constexpr unsigned kNonBlocking = 1;  // cudaStreamNonBlocking
+constexpr std::size_t kMostTold = 100;
+
+using Clock = std::map<std::uint64_t, std::int64_t>;  // by stream
+
+void join(Clock& into, const Clock& other) {
+  for (const auto& [stream, place] : other) {
+    std::int64_t& known = into[stream];
+    known = std::max(known, place);
+  }
+}
+
+struct Access {
+  std::uint64_t begin = 0, end = 0;
+  std::uint64_t stream = 0;
+  std::int64_t place = 0;   // in the stream
+  std::int64_t name = 0;    // of the kernel
+  std::int64_t source = 0;  // name_id of python_place
+  bool writes = false;
+};
+
+struct Block {
+  std::uint64_t end = 0;
+  bool is_used = false;
+  std::vector<Access> before;  // of the memory's holders before, until it is used
+  std::vector<Access> users;
+};
+
+struct Left {
+  std::uint64_t end = 0;
+  std::vector<Access> users;
+};
+
+struct State {
+  std::mutex mutex;
+  std::unordered_map<std::uint64_t, Clock> streams;
+  std::unordered_map<std::uint64_t, Clock> events;
+  std::set<std::uint64_t> blocking;  // streams that the legacy default stream waits for
+  Clock host;
+  std::map<std::uint64_t, Block> blocks;
+  std::map<std::uint64_t, Left> left;  // of memory that nobody holds, by its begin
+  std::set<std::string> told;
+};
+State& state() {
+  static State* const s = new State;
+  return *s;
+}
+thread_local bool gives_work = false;
+
+std::uint64_t number(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
+
+bool is_legacy(std::uint64_t stream) { return stream < 0x1000; }
+
+// The clock of a stream for work that is given to it now.
+Clock& clock_of(State& s, std::uint64_t stream) {
+  Clock& clock = s.streams[stream];
+  if (is_legacy(stream)) {
+    for (const std::uint64_t other : s.blocking) join(clock, s.streams[other]);
+  } else if (s.blocking.count(stream) != 0) {
+    for (const auto& [other, of] : s.streams) {
+      if (is_legacy(other)) join(clock, of);
+    }
+  }
+  join(clock, s.host);
+  return clock;
+}
+
+bool is_before(const Access& access, const Clock& clock) {
+  const auto it = clock.find(access.stream);
+  return it != clock.end() && it->second >= access.place;
+}
+
+bool overlap(const Access& a, const Access& b) { return a.begin < b.end && b.begin < a.end; }
+
+// The first of `earlier` that is in conflict with `now`.
+const Access* conflict(const std::vector<Access>& earlier, const Access& now, const Clock& clock) {
+  for (const Access& access : earlier) {
+    if ((access.writes || now.writes) && overlap(access, now) && !is_before(access, clock)) {
+      return &access;
+    }
+  }
+  return nullptr;
+}
+
+// Whoever must be ordered behind `now` is then behind what it makes superfluous.
+void keep(std::vector<Access>& users, const Access& now, const Clock& clock) {
+  users.erase(std::remove_if(users.begin(), users.end(),
+                             [&](const Access& old) {
+                               return is_before(old, clock) && old.writes <= now.writes &&
+                                      old.begin >= now.begin && old.end <= now.end;
+                             }),
+              users.end());
+  users.push_back(now);
+}
+
+struct Fault {
+  const char* what;
+  Access earlier, now;
+  std::uint64_t bytes;
+};
+
+// Readable, without arguments, and not endless.
+std::string kernel_words(std::int64_t name) {
+  constexpr std::size_t kMost = 100;
+  std::string text = name_text(name);
+  if (text.rfind("_Z", 0) == 0) {
+    int status = 0;
+    const std::unique_ptr<char, void (*)(void*)> readable(
+        abi::__cxa_demangle(text.c_str(), nullptr, nullptr, &status), std::free);
+    if (status == 0) text = readable.get();
+  }
+  return text.size() > kMost ? text.substr(0, kMost) + "..." : text;
+}
+
+std::string words_of(const Access& access) {
+  const std::string source = name_text(access.source);
+  return kernel_words(access.name) + " on stream " +
+         std::to_string(
+             handle_id(reinterpret_cast<void*>(is_legacy(access.stream) ? 0 : access.stream))) +
+         (source.empty() ? " (a thread of autograd or of a library)" : " (" + source + ")");
+}
+
+void tell(const Fault& fault) {
+  std::string key = fault.what;
+  for (const std::int64_t part :
+       {fault.earlier.name, fault.earlier.source, fault.now.name, fault.now.source}) {
+    key += ' ' + std::to_string(part);
+  }
+  {
+    State& s = state();
+    const std::lock_guard lock(s.mutex);
+    if (s.told.size() >= kMostTold || !s.told.insert(key).second) return;
+  }
+  report_fault(std::string(fault.what) + ", " + std::to_string(fault.bytes) + " bytes: " +
+               words_of(fault.now) + " is not ordered behind " + words_of(fault.earlier));
+}
+
+Block* block_of(State& s, std::uint64_t at) {
+  auto it = s.blocks.upper_bound(at);
+  if (it == s.blocks.begin()) return nullptr;
+  --it;
+  return at < it->second.end ? &it->second : nullptr;
+}
+
+}  // namespace
+
+bool checks_races() {
+  static const bool checks = [] {
+    const char* said = std::getenv("FORESHARD_NULL_CHECK");
+    return said != nullptr && std::string_view(said) == "1";
+  }();
+  return checks;
+}
+
+Use reads(const void* at, std::uint64_t bytes) { return {number(at), bytes, Use::Kind::kReads}; }
+Use writes(const void* at, std::uint64_t bytes) { return {number(at), bytes, Use::Kind::kWrites}; }
+
+void check_work(StreamHandle stream, std::int64_t name, const std::vector<Use>& uses) {
+  if (!checks_races()) return;
+  gives_work = true;
+  // Before the lock: asking Python may wait for a thread that waits for the lock.
+  const std::int64_t source = name_id(python_place());
+  std::vector<Fault> faults;
+  State& s = state();
+  {
+    const std::lock_guard lock(s.mutex);
+    const std::uint64_t key = stream_key(stream);
+    Clock& clock = clock_of(s, key);
+    const std::int64_t place = ++clock[key];
+    // One work may use a block several times: it is judged by what was there before it.
+    std::vector<std::pair<Block*, Access>> made;
+    for (const Use& use : uses) {
+      Block* const block = block_of(s, use.at);
+      if (block == nullptr) continue;
+      if (!use.is_sure) {
+        // Somebody may have made it.
+        block->is_used = true;
+        block->before.clear();
+        continue;
+      }
+      const std::uint64_t end =
+          use.bytes == 0 ? block->end : std::min(block->end, use.at + use.bytes);
+      Access now{use.at, end, key, place, name, source, use.kind == Use::Kind::kWrites};
+      if (!block->is_used) {
+        now.writes = use.kind != Use::Kind::kReads;
+        Access any = now;
+        any.writes = true;
+        if (const Access* const with = conflict(block->before, any, clock)) {
+          faults.push_back(
+              {"memory is handed out while a stream still needs it", *with, now, end - use.at});
+        }
+      } else if (const Access* const with = conflict(block->users, now, clock)) {
+        const char* const what = !with->writes ? "memory is written while it is still read"
+                                 : now.writes  ? "memory is written twice at once"
+                                               : "a tensor is used before it is made";
+        faults.push_back({what, *with, now, end - use.at});
+      }
+      made.emplace_back(block, now);
+    }
+    for (const auto& [block, now] : made) {
+      block->is_used = true;
+      block->before.clear();
+      keep(block->users, now, clock);
+    }
+  }
+  for (const Fault& fault : faults) tell(fault);
+}
+
+void order_stream(StreamHandle stream, unsigned flags) {
+  if (!checks_races() || (flags & kNonBlocking) != 0) return;
+  const std::lock_guard lock(state().mutex);
+  state().blocking.insert(stream_key(stream));
+}
+
+void order_record(EventHandle event, StreamHandle stream) {
+  if (!checks_races()) return;
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  s.events[number(event)] = clock_of(s, stream_key(stream));
+}
+
+void order_wait(StreamHandle stream, EventHandle event) {
+  if (!checks_races()) return;
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  const auto it = s.events.find(number(event));
+  if (it != s.events.end()) join(s.streams[stream_key(stream)], it->second);
+}
+
+void order_host_event(EventHandle event) {
+  if (!checks_races() || !gives_work) return;
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  const auto it = s.events.find(number(event));
+  if (it != s.events.end()) join(s.host, it->second);
+}
+
+void order_host_stream(StreamHandle stream) {
+  if (!checks_races() || !gives_work) return;
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  join(s.host, clock_of(s, stream_key(stream)));
+}
+
+void order_host_all() {
+  if (!checks_races()) return;
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  for (const auto& [stream, clock] : s.streams) join(s.host, clock);
+}
+
+bool is_joined(StreamHandle of, StreamHandle before) {
+  if (!checks_races()) return true;
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  const std::uint64_t key = stream_key(of);
+  return s.streams[stream_key(before)][key] >= s.streams[key][key];
+}
+
+void hand_out(const void* at, std::uint64_t bytes) {
+  if (!checks_races()) return;
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  Block block;
+  block.end = number(at) + bytes;
+  const std::uint64_t begin = number(at);
+  auto it = s.left.upper_bound(begin);
+  if (it != s.left.begin() && std::prev(it)->second.end > begin) --it;
+  while (it != s.left.end() && it->first < block.end) {
+    const std::uint64_t from = it->first;
+    Left left = std::move(it->second);
+    it = s.left.erase(it);
+    block.before.insert(block.before.end(), left.users.begin(), left.users.end());
+    // What lies beside the block stays.
+    if (from < begin) s.left[from] = {begin, left.users};
+    if (left.end > block.end) it = s.left.insert_or_assign(block.end, std::move(left)).first;
+  }
+  s.blocks[begin] = std::move(block);
+}
+
+void take_back(const void* at) {
+  if (!checks_races()) return;
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  const auto it = s.blocks.find(number(at));
+  if (it == s.blocks.end()) return;
+  Block& block = it->second;
+  s.left[it->first] = {block.end, std::move(block.is_used ? block.users : block.before)};
+  s.blocks.erase(it);
+}
+
+void report_fault(std::string_view what) {
+  log_fault(what);
+  const std::string text = "foreshard-null: " + std::string(what) + "\n";
+  if (::write(STDERR_FILENO, text.data(), text.size()) < 0) return;
+}
+
+}  // namespace foreshard::null
