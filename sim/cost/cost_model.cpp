@@ -491,6 +491,34 @@ std::optional<CostModel::HostPrice> CostModel::price_on_host(const EventGraph& g
   }
 }
 
+namespace {
+
+// By the rates of its links: a ring's bytes pass all of them.
+LinkUse use_of(const GroupLink& link) {
+  const bool is_inside = link.ranks_per_node > 1;
+  double pace = std::numeric_limits<double>::infinity();
+  if (is_inside) pace = link.link.value();
+  if (link.nodes > 1) pace = std::min(pace, link.network.value());
+  const auto share = [&](bool uses_it, BytesPerSecond rate) {
+    return uses_it ? static_cast<std::int32_t>(Contention::kOne * pace / rate.value()) : 0;
+  };
+  return {share(is_inside, link.link), share(link.nodes > 1, link.network)};
+}
+
+// Of a collective that waits for hops rather than for bytes, less.
+LinkUse used_by(LinkUse most, const CollectiveModel& model, CollectiveOperation operation,
+                Bytes bytes, double seconds) {
+  constexpr double kLarge = 1 << 30;
+  const double size = as_double(bytes.count());
+  if (size >= kLarge || seconds <= 0) return most;
+  const double share =
+      std::min(1.0, size / kLarge * model.price(operation, kLarge).seconds / seconds);
+  return {static_cast<std::int32_t>(most.inside * share),
+          static_cast<std::int32_t>(most.network * share)};
+}
+
+}  // namespace
+
 CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) const {
   CostTable table;
   table.works.reserve(graph.works.size());
@@ -507,9 +535,11 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
   std::vector<std::optional<CollectiveModel>> models;
   models.reserve(graph.communicators.size());
   std::vector<LatencyGap> gaps(graph.communicators.size());
+  std::vector<LinkUse> uses;
   for (std::size_t i = 0; i < graph.communicators.size(); ++i) {
     const GroupShape& group = graph.communicators[i].group;
     models.push_back(collective_model(group));
+    uses.push_back(use_of(group_link(cluster_, group)));
     if (!models[i] || !calibration_.sweeps.empty()) continue;
     gaps[i] = latency_gap(cluster_, group, choices_.collectives.version);
   }
@@ -519,6 +549,7 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
     double on_host = 0;
     double by_memory = 0;  // of the seconds
     Occupancy takes;
+    LinkUse use;
     Evidence evidence = Evidence::kMeasured;
     if (is_collective(work.kind) && models[work.communicator]) {
       const CollectiveModel& model = *models[work.communicator];
@@ -526,6 +557,7 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
       const CollectivePrice p = with_gap(model.price(operation, as_double(work.bytes.count())),
                                          gaps[work.communicator], operation);
       seconds = last = p.seconds * scale(model.factor());
+      use = used_by(uses[work.communicator], model, operation, work.bytes, p.seconds);
       evidence = weaker(evidence, p.evidence);
       if (calibration_.contention.memory > 0) {
         const Slowdown slowdown = slowdown_of(p, cluster_.gpu, calibration_.contention);
@@ -535,6 +567,7 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
       const KernelPrice p =
           curve_price(work.kind, work.bytes, graph.communicators[work.communicator].group);
       seconds = last = p.seconds * scale(p.factor);
+      use = uses[work.communicator];
       evidence = weaker(evidence, p.evidence);
     }
     const std::optional<HostPrice> host_price = price_on_host(graph, work);
@@ -557,6 +590,7 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
     cost.duration = Time::seconds(seconds);
     cost.last_kernel = Time::seconds(std::min(last, seconds));
     cost.takes = takes;
+    cost.uses = use;
     if (seconds > 0) {
       cost.memory_share =
           static_cast<std::int32_t>(static_cast<double>(Contention::kOne) * by_memory / seconds);
@@ -567,12 +601,6 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
   const auto slowdown = [&](double factor) { return Contention::kOne + excess(factor); };
   table.contention.compute = slowdown(calibration_.contention.compute);
   table.contention.communication = slowdown(calibration_.contention.communication);
-  table.links.reserve(graph.communicators.size());
-  for (const Communicator& communicator : graph.communicators) {
-    const GroupLink link = group_link(cluster_, communicator.group);
-    const bool inside = link.ranks_per_node > 1;
-    table.links.push_back(static_cast<std::uint8_t>((inside ? 1 : 0) | (link.nodes > 1 ? 2 : 0)));
-  }
   return table;
 }
 

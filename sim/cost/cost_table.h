@@ -10,7 +10,7 @@
 
 namespace foreshard {
 
-// Slowdowns in 1/kOne; kOne means none. Collectives that share a link split it evenly.
+// Slowdowns in 1/kOne; kOne means none.
 struct Contention {
   static constexpr std::int64_t kOne = 1024;
   std::int64_t compute = kOne;        // of a compute row while a collective runs
@@ -26,6 +26,15 @@ struct Occupancy {
   bool operator==(const Occupancy&) const = default;
 };
 
+// What a collective takes of its ranks' links while it runs alone, in 1/kOne of what it could get
+// of them at most: all of the one that binds it, and less where latency does. Of links that are
+// asked for more than there is, those at the same time get max-min fair shares.
+struct LinkUse {
+  std::int32_t inside = Contention::kOne;  // links inside nodes
+  std::int32_t network = 0;
+  bool operator==(const LinkUse&) const = default;
+};
+
 struct Cost {
   Time before;       // host work ahead of the issue (hooks)
   Time during;       // host work while enqueuing (launches)
@@ -33,6 +42,7 @@ struct Cost {
   Time last_kernel;  // the end is not before the host has enqueued everything and the last kernel
                      // has run
   Occupancy takes;   // a collective
+  LinkUse uses;      // a collective
   std::int32_t memory_share =
       0;  // a compute row: of its time in kernels bound by memory, in 1/kOne
   bool operator==(const Cost&) const = default;
@@ -49,8 +59,6 @@ struct HostDelay {
 struct CostTable {
   std::vector<Cost> works;  // indexed like EventGraph::works
   Contention contention;
-  // Links each communicator uses, as bits: 1 inside the node, 2 the network.
-  std::vector<std::uint8_t> links;
   std::vector<Evidence> evidence;  // per Work, of its weakest curve
   std::vector<HostDelay> delays;   // of every step, by ascending row
 };

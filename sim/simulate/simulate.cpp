@@ -54,6 +54,7 @@ struct FlatCost {
   std::int64_t before, during, duration, last_kernel;
   // Excesses over kOne of a collective on compute rows, and how a compute row weighs them.
   std::int32_t on_compute, on_memory, memory_share;
+  LinkUse uses;
 };
 
 }  // namespace
@@ -87,13 +88,10 @@ struct Simulator::Scratch {
     costs.resize(table.works.size());
     for (std::size_t w = 0; w < costs.size(); ++w) {
       const Cost& c = table.works[w];
-      costs[w] = {c.before.nanoseconds(),
-                  c.during.nanoseconds(),
-                  c.duration.nanoseconds(),
-                  c.last_kernel.nanoseconds(),
-                  c.takes.compute,
-                  c.takes.memory,
-                  c.memory_share};
+      costs[w] = {c.before.nanoseconds(),   c.during.nanoseconds(),
+                  c.duration.nanoseconds(), c.last_kernel.nanoseconds(),
+                  c.takes.compute,          c.takes.memory,
+                  c.memory_share,           c.uses};
     }
     timeline.spans.resize(graph.rows.size());
     delays = table.delays;
@@ -232,16 +230,6 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
   std::fill(end.begin(), end.end(), kUnknown);
   next_delay = done = 0;
   latest_end = carry.device;
-  // Work per ns in 1/1024 ns of a collective. Index: whether a compute row runs; how many share a
-  // link.
-  std::int64_t communication_rate[2][kStreams + 1] = {};
-  for (std::size_t n = 1; n <= kStreams; ++n) {
-    const auto sharers = static_cast<std::int64_t>(n);
-    communication_rate[0][n] = std::max<std::int64_t>(1, kOne / sharers);
-    communication_rate[1][n] =
-        std::max<std::int64_t>(1, kOne * kOne / (table.contention.communication * sharers));
-  }
-
   struct Head {
     EventId row = kNoEvent;
     std::int64_t tail = 0;   // end of the stream's previous row
@@ -249,7 +237,7 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
     std::int64_t since = 0;  // running: when `work` was last brought up to date
     std::int64_t work = 0;   // left then, in 1/1024 ns
     std::int64_t rate = 0;
-    std::uint8_t links = 0;       // of a collective
+    LinkUse uses;                 // of a collective
     std::int32_t on_compute = 0;  // a collective's excess on compute rows bound by compute
     std::int32_t on_memory = 0;   // ... by memory
     std::int32_t memory_share = 0;
@@ -329,7 +317,7 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
     head.on_compute = cost.on_compute;
     head.on_memory = cost.on_memory;
     head.memory_share = cost.memory_share;
-    head.links = collective ? table.links[graph.works[row.work].communicator] : std::uint8_t{0};
+    head.uses = cost.uses;
     const std::uint32_t bit = 1U << s;
     if (arrive <= now) {
       head.since = now;
@@ -374,6 +362,39 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
     const std::int64_t share = heads[kCompute].memory_share;
     excess = std::max(excess, ((kOne - share) * on_compute + share * on_memory) / kOne);
     return std::max<std::int64_t>(1, kOne * kOne / (kOne + excess));
+  };
+
+  // Of the collectives at work, by what they take of one link: those that ask for less than their
+  // share get it, the others share the rest.
+  std::array<std::int64_t, kStreams> link_rate;  // in 1/kOne
+  const auto share_link = [&](std::uint32_t communicating, std::int32_t LinkUse::*link) {
+    std::int64_t left = kOne;
+    std::int64_t asked = 0;
+    std::int64_t sharers = 0;
+    for (std::uint32_t c = communicating; c != 0; c &= c - 1) {
+      const std::int64_t use = heads[static_cast<std::size_t>(std::countr_zero(c))].uses.*link;
+      asked += use;
+      sharers += use > 0 ? 1 : 0;
+    }
+    std::uint32_t open = communicating;
+    for (bool served = true; asked > left && served;) {
+      served = false;
+      for (std::uint32_t c = open; c != 0; c &= c - 1) {
+        const auto s = static_cast<std::size_t>(std::countr_zero(c));
+        const std::int64_t use = heads[s].uses.*link;
+        if (use * sharers > left) continue;
+        left -= use;
+        asked -= use;
+        sharers -= use > 0 ? 1 : 0;
+        open &= ~(1U << s);
+        served = true;
+      }
+    }
+    if (asked <= left) return;
+    for (std::uint32_t c = open; c != 0; c &= c - 1) {
+      const auto s = static_cast<std::size_t>(std::countr_zero(c));
+      link_rate[s] = std::min(link_rate[s], left / sharers * kOne / (heads[s].uses.*link));
+    }
   };
 
   // Where all streams stand, relative to the run of rows that the compute stream has reached: what
@@ -449,15 +470,16 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
     if (done == graph.rows.size()) break;
     const std::uint32_t communicating = running & ~kComputeBit;
     if ((running & kComputeBit) != 0) set_rate(kCompute, compute_rate(communicating));
-    const std::size_t computing = (running & kComputeBit) != 0;
+    const bool computing = (running & kComputeBit) != 0;
+    link_rate.fill(kOne);
+    if (std::popcount(communicating) > 1) {
+      share_link(communicating, &LinkUse::inside);
+      share_link(communicating, &LinkUse::network);
+    }
     for (std::uint32_t left = communicating; left != 0; left &= left - 1) {
       const auto s = static_cast<std::size_t>(std::countr_zero(left));
-      std::size_t sharers = 1;
-      for (std::uint32_t others = communicating & ~(1U << s); others != 0; others &= others - 1) {
-        const auto other = static_cast<std::size_t>(std::countr_zero(others));
-        sharers += (heads[other].links & heads[s].links) != 0;
-      }
-      set_rate(s, communication_rate[computing][sharers]);
+      const std::int64_t slowed = computing ? table.contention.communication : kOne;
+      set_rate(s, std::max<std::int64_t>(1, kOne * link_rate[s] / slowed));
     }
     // The next moment at which somebody starts or ends.
     std::int64_t next = kUnknown;

@@ -9,7 +9,8 @@
 // while they overlap.
 //            With all slowdowns 1 it equals sweep bit for bit; sweep is its lower bound.
 //
-// Collectives on different communicators that share a link slow each other down in any case.
+// Collectives on different communicators that ask more of a link than there is slow each other down
+// in any case.
 // Both report the steady step (see Note [The steady step] in simulate.cpp): times of a step in
 // which a host that keeps up is one whole step ahead. A Simulator keeps scratch memory, so that
 // timing thousands of plans allocates nothing; it has no other state.

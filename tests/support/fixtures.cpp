@@ -41,7 +41,6 @@ CostTable table_costs(const EventGraph& graph,
   for (std::size_t w = 0; w < graph.works.size(); ++w) {
     table.works.push_back(of(graph.works[w], unit_of_work[w]));
   }
-  table.links.assign(graph.communicators.size(), 1);
   table.evidence.assign(graph.works.size(), Evidence::kAssumed);
   return table;
 }

@@ -101,9 +101,7 @@ inline RandomStep random_step() {
     return cost;
   });
   // No two communicators share a link, so that contention is compute against communication only.
-  for (std::size_t c = 0; c < r.costs.links.size(); ++c) {
-    r.costs.links[c] = static_cast<std::uint8_t>(1U << c);
-  }
+  for (Cost& cost : r.costs.works) cost.uses = {0, 0};
   return r;
 }
 

@@ -145,7 +145,6 @@ TEST(Bounds, AHiddenCollectiveCostsWhatItTakes) {
   table.works.resize(2);
   table.works[0].duration = table.works[1].duration = Time::ns(1000);
   table.works[1].takes = {256, 256};
-  table.links = {1};
   EXPECT_EQ(lower_bound(graph, table), Time::ns(2000));
   EXPECT_EQ(contended_bound(graph, table), Time::ns(2200));
   // Rates are whole 1 / 1024: 819 instead of 819.2 for 1000 ns.

@@ -133,7 +133,9 @@ Played play(const Variant& variant) {
     }
   }
   // The vector does not model that two communicators share a link.
-  if (variant.communicators == Communicators::kSeparate) costs.links.back() = 2;
+  for (std::size_t w = 0; w < costs.works.size(); ++w) {
+    if (result.graph.works[w].communicator != 0) costs.works[w].uses = {0, Contention::kOne};
+  }
   const Timeline swept = Simulator().sweep_once(result.graph, costs);
   result.timeline = Simulator().simulate_once(result.graph, costs);
   EXPECT_EQ(swept.spans, result.timeline.spans) << "without contention both give the same times";

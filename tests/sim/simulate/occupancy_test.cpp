@@ -38,7 +38,7 @@ RC_GTEST_PROP(Occupancy, OneAtATimeItIsTheTablesFactor, ()) {
   set_memory_share(r, *rc::gen::inRange(0, kAll + 1));
   const Timeline by_work = Simulator().simulate_once(r.graph, r.costs);
   // Two collectives at once take twice as much; the table has one factor however many there are.
-  if (r.costs.links.size() <= 1) RC_ASSERT(by_table.spans == by_work.spans);
+  if (r.graph.communicators.size() <= 1) RC_ASSERT(by_table.spans == by_work.spans);
 }
 
 RC_GTEST_PROP(Occupancy, RowsBoundByMemoryDoNotFeelMultiprocessors, ()) {

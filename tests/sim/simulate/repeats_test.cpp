@@ -36,7 +36,6 @@ CostTable random_costs(const EventGraph& graph, std::uint64_t seed) {
     table.works.push_back(cost);
   }
   table.contention.communication = Contention::kOne + static_cast<std::int64_t>(seed % 300);
-  table.links.assign(graph.communicators.size(), 1);
   return table;
 }
 
