@@ -63,7 +63,7 @@ def llava(model):
 def qwen_vl(model):
     ids = with_image(model, 64)
     return {"input_ids": ids, "labels": ids, "pixel_values": torch.randn(256, 1176, device="cuda"),
-            "image_grid_thw": torch.tensor([[1, 16, 16]])}
+            "image_grid_thw": torch.tensor([[1, 16, 16]], device="cuda")}
 
 
 TOWER = dict(hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=512)

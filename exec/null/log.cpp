@@ -179,6 +179,8 @@ void log_fault(std::string_view what) {
   s.capturing = was_capturing;
 }
 
+void forget_time() { left_at = processor_ns(); }
+
 void flush_log() {
   State& s = state();
   const std::lock_guard lock(s.mutex);

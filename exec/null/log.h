@@ -42,6 +42,9 @@ void launch_graph(std::int64_t graph);
 // A line V, of the process and not of a graph that is being captured.
 void log_fault(std::string_view what);
 
+// What the thread did since its last line is the recorder's own.
+void forget_time();
+
 void flush_log();
 
 // Says on standard error what cannot be answered, notes it in the capture, and ends the process

@@ -98,4 +98,5 @@ FORESHARD_NULL_API void foreshard_null_mark(const char* text) {
   const std::int64_t name = foreshard::null::name_id(text);
   foreshard::null::Line('H') << name;
 }
+FORESHARD_NULL_API void foreshard_null_forget_time() { foreshard::null::forget_time(); }
 FORESHARD_NULL_API void foreshard_null_flush() { foreshard::null::flush_log(); }

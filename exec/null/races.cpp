@@ -190,7 +190,7 @@ void check_work(StreamHandle stream, std::int64_t name, const std::vector<Use>& 
   if (!checks_races()) return;
   gives_work = true;
   // Before the lock: asking Python may wait for a thread that waits for the lock.
-  const std::int64_t source = name_id(python_place());
+  const std::int64_t source = note_place();
   std::vector<Fault> faults;
   State& s = state();
   {

@@ -260,7 +260,16 @@ void record_blind_read(std::uint64_t bytes) {
   Line('R') << bytes << place;
 }
 
+std::int64_t note_place() {
+  static thread_local std::int64_t last = -1;
+  const std::int64_t place = name_id(python_place());
+  if (place != last) Line('U') << place;
+  last = place;
+  return place;
+}
+
 void record_wait(char what, const void* of) {
+  if (checks_races()) note_place();
   const std::int64_t id = handle_id(of);
   Line('Y') << static_cast<int>(what) << id;
 }

@@ -70,6 +70,10 @@ void record_copy_and_wait(const Copy& copy);
 void record_blind_read(std::uint64_t bytes);
 void record_wait(char what, const void* of);  // 's' stream, 'e' event, 'd' device
 
+// Under --check: a line U where this thread's Python is no longer where its last one said; name_id
+// of the place.
+std::int64_t note_place();
+
 // The innermost frames of this thread's Python code, "file:line function < file:line function";
 // "" where no interpreter runs.
 std::string python_place();

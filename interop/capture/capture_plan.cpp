@@ -4,10 +4,15 @@
 #include "interop/capture/capture_plan.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <limits>
 #include <nlohmann/json.hpp>
+#include <string_view>
+#include <utility>
 
+#include "interop/capture/capture_units.h"
 #include "sim/base/error.h"
 #include "sim/base/json_document.h"
 #include "sim/graph/capture/captured_kernel.h"
@@ -17,9 +22,22 @@ namespace {
 
 struct Steps {
   std::int64_t batch = 1, sequence = 0, micro_batches = 0;
-  std::int64_t forward = 0, recomputed = 0;  // attention calls
-  bool clips = false;                        // norms of all gradients
+  std::int64_t forward = 0, recomputed = 0;                                 // attention calls
+  std::string clip = "none";                                                // largest norm
+  std::int64_t first_reduction = std::numeric_limits<std::int64_t>::max();  // in which backward
+  std::int64_t half_products = 0, products = 0;
+  std::string attention;  // the kernel that most calls take
 };
+
+// Of a kernel of attention.
+std::string attention_word(std::string_view kernel) {
+  constexpr std::pair<std::string_view, const char*> kKernels[] = {
+      {"cudnn", "cudnn"}, {"pytorch_flash", "flash"}, {"fmha", "efficient"}, {"flash", "fa2"}};
+  for (const auto& [part, word] : kKernels) {
+    if (kernel.find(part) != kernel.npos) return word;
+  }
+  return "";
+}
 
 Steps read_steps(const Capture& capture) {
   Steps steps;
@@ -34,12 +52,27 @@ Steps read_steps(const Capture& capture) {
   bool in_backward = false;
   for (std::size_t i = range.begin; i < range.end; ++i) {
     const CapturedCall& call = capture.calls[i];
+    const std::string& name = capture.name_of(call);
+    constexpr std::string_view kClip = "clip ";
+    if (call.kind == CapturedCall::Kind::kMark && name.starts_with(kClip)) {
+      steps.clip = name.substr(kClip.size());
+    }
+    constexpr std::int64_t kNumbers = 1 << 16;  // bytes: norms and losses have fewer
+    if (call.kind == CapturedCall::Kind::kCollective && call.values[1] > kNumbers &&
+        (name == "reduce_scatter" || name == "all_reduce")) {
+      steps.first_reduction = std::min(steps.first_reduction, steps.micro_batches);
+    }
     const auto kernel = captured_kernel(capture, call, Pass::kForward);
     if (!kernel) continue;
-    steps.clips |= capture.name_of(call).find("LpNorm") != std::string::npos;
+    if (call.kind == CapturedCall::Kind::kProduct) {
+      constexpr std::int64_t kF16 = 2, kBf16 = 14;  // cudaDataType_t
+      ++steps.products;
+      steps.half_products += call.values[4] == kF16 || call.values[4] == kBf16 ? 1 : 0;
+    }
     const bool attends = kernel->kernel.kind == KernelKind::kAttention;
     const bool is_forward = attends && kernel->kernel.pass == Pass::kForward;
     if (is_forward) {
+      steps.attention = attention_word(name);
       steps.batch = kernel->kernel.m;
       steps.sequence = std::max(steps.sequence, kernel->kernel.n);
       ++(call.thread == main ? steps.forward : steps.recomputed);
@@ -55,10 +88,6 @@ Steps read_steps(const Capture& capture) {
   return steps;
 }
 
-std::string dtype_word(const std::string& torch) {
-  return torch == "torch.bfloat16" ? "bf16" : torch == "torch.float16" ? "fp16" : "fp32";
-}
-
 class Writer {
  public:
   void line(const std::string& key, const std::string& value, const std::string& what) {
@@ -68,52 +97,120 @@ class Writer {
   CapturedPlan made_;
 };
 
-bool holds(const Json& units, std::string_view word) {
-  return std::any_of(units.begin(), units.end(), [&](const Json& unit) {
-    return unit.value("name", "").find(word) != std::string::npos;
-  });
+std::string text(const Json& of, const char* key) {
+  const auto it = of.find(key);
+  return it != of.end() && it->is_string() ? it->get<std::string>() : std::string();
 }
 
-// Units named model.layers.0, model.layers.1, ...
-std::vector<Json> blocks_of(const Json& units) {
-  std::vector<Json> blocks;
-  for (const Json& unit : units) {
-    const std::string name = unit.value("name", "");
-    const std::size_t dot = name.rfind('.');
-    const bool is_block = dot != std::string::npos && dot + 1 < name.size() &&
-                          name.find_first_not_of("0123456789", dot + 1) == std::string::npos;
-    if (is_block) blocks.push_back(unit);
+// Sequences and their length where the model's forward was watched: of its tensors of words, else
+// (images, sound) of all its tensors the first extent.
+void add_batch(const Json& document, const Steps& steps, Writer& out) {
+  std::int64_t batch = steps.batch, sequence = steps.sequence;
+  std::string source = fmt::format("{} calls of attention", steps.forward);
+  const Json inputs = document.value("inputs", Json::object());
+  bool has_words = inputs.empty();
+  for (const auto& [name, tensor] : inputs.items()) {
+    const Json shape = tensor.value("shape", Json::array());
+    if (shape.empty() || has_words) continue;
+    batch = shape[0].get<std::int64_t>();
+    has_words = shape.size() == 2 && tensor.value("dtype", "") == "torch.int64";
+    if (has_words) sequence = shape[1].get<std::int64_t>();
+    source = fmt::format("{} of the model's forward", name);
   }
-  return blocks;
+  if (batch < 1) return;
+  const std::string length =
+      has_words && sequence > 0 ? fmt::format("sequence: {}, ", sequence) : std::string();
+  const char* const padded = document.value("padded", false) ? ", padded: true" : "";
+  out.line("batch",
+           fmt::format("{{{}micro_batch: {}, accumulation: {}{}}}", length, batch,
+                       std::max<std::int64_t>(1, steps.micro_batches), padded),
+           fmt::format("{} in {} backward passes", source, steps.micro_batches));
 }
 
-void add_units(const Capture& capture, const Json& units, Writer& out) {
-  std::vector<std::int64_t> mesh;
-  for (const Json& extent : units.front().value("mesh", Json::array())) {
-    mesh.push_back(extent.get<std::int64_t>());
+void add_recompute(const Json& document, const Steps& steps, Writer& out) {
+  const Json said = document.value("checkpointing", Json());
+  const bool is_said = said.is_object();
+  if (!is_said && steps.forward == 0) return;
+  const bool again = is_said || 2 * steps.recomputed >= std::max<std::int64_t>(1, steps.forward);
+  out.line("recompute", again ? "full" : "none",
+           is_said ? std::string("gradient_checkpointing_enable")
+                   : fmt::format("{} calls of attention run again", steps.recomputed));
+  if (is_said && said.value("reentrant", false)) {
+    out.line("recompute_early_stop", "false", "use_reentrant");
   }
-  const std::int64_t shard = mesh.empty() ? capture.world : mesh.back();
-  const std::int64_t replicate = mesh.size() > 1 ? mesh.front() : 1;
-  out.line("mesh", fmt::format("{{shard: {}, replicate: {}}}", shard, replicate),
-           fmt::format("{} parameter groups of fully_shard", units.size()));
-  const std::vector<Json> blocks = blocks_of(units);
-  const bool shares = std::any_of(units.begin(), units.end(), [](const Json& unit) {
-    const std::string modules = unit.value("modules", "");
-    return modules.find("norm") != std::string::npos && modules.find("head") != std::string::npos;
-  });
-  const char* const head = shares ? "with_norm" : holds(units, "head") ? "own" : "root";
-  const auto placed = [&](bool own) { return own ? "own" : "root"; };
-  out.line("units",
-           fmt::format("{{embedding: {}, head: {}, blocks: {}}}", placed(holds(units, "embed")),
-                       head, placed(!blocks.empty())),
-           "names of the parameter groups");
-  const Json& of = blocks.empty() ? units.front() : blocks.front();
-  out.line("reshard_after_forward", of.value("reshard_after_forward", true) ? "always" : "never",
-           "post_forward_mesh_info of the blocks");
-  out.line("dtype",
-           fmt::format("{{param: {}, reduce: {}}}", dtype_word(of.value("param_dtype", "")),
-                       dtype_word(of.value("reduce_dtype", ""))),
-           "mp_policy of the blocks");
+}
+
+void add_attention(const Json& document, const Steps& steps, Writer& out) {
+  const std::string said = text(document, "attention");
+  const std::string word = said == "eager" ? said : steps.attention;
+  if (!word.empty()) out.line("attention", word, said == "eager" ? said : "kernels of attention");
+}
+
+void add_adapters(const Json& document, Writer& out) {
+  const Json lora = document.value("lora", Json());
+  if (!lora.is_object()) return;
+  const Json targets = lora.value("targets", Json("all-linear"));
+  const std::string names =
+      targets.is_string()
+          ? targets.get<std::string>()
+          : fmt::format("[{}]", fmt::join(targets.get<std::vector<std::string>>(), ", "));
+  std::string base = "master";
+  for (const Json& parameter : document.value("parameters", Json::array())) {
+    if (parameter.value("trainable", true)) continue;
+    const std::string dtype = parameter.value("dtype", "");
+    base = dtype == "torch.uint8" ? "nf4" : dtype == "torch.float32" ? "master" : "param";
+    if (base == "nf4") break;
+  }
+  out.line("lora",
+           fmt::format("{{rank: {}, targets: {}, dropout: {}, base: {}}}", lora.value("rank", 0),
+                       names, lora.value("dropout", 0.0), base),
+           "peft_config");
+}
+
+void add_optimizer(const Json& document, const Steps& steps, Writer& out) {
+  const Json optimizers = document.value("optimizers", Json::array());
+  if (optimizers.empty()) return;
+  const Json& optimizer = optimizers.front();
+  const std::string name = optimizer.value("class", "");
+  const Json foreach = optimizer.value("foreach", Json());
+  const bool is_loop = foreach.is_boolean() && !foreach.get<bool>();
+  out.line("optimizer",
+           fmt::format("{{kind: {}, implementation: {}, clip_norm: {}}}",
+                       name == "SGD" ? "sgd" : "adamw",
+                       optimizer.value("fused", false) ? "fused"
+                       : is_loop                       ? "loop"
+                                                       : "foreach",
+                       steps.clip),
+           name);
+}
+
+// Of a model that no fully_shard cut: DistributedDataParallel's, or one on its own.
+void add_whole(const Capture& capture, const Json& document, const Steps& steps, Writer& out) {
+  const Json parameters = document.value("parameters", Json::array());
+  const std::string stored =
+      parameters.empty() ? "fp32" : dtype_of_torch(parameters.front().value("dtype", ""));
+  const bool casts = stored == "fp32" && 2 * steps.half_products > steps.products;
+  const bool is_replica = document.contains("ddp");
+  out.line("mesh", fmt::format("{{shard: 1, replicate: {}}}", capture.world),
+           is_replica ? "DistributedDataParallel" : "no parameter is sharded");
+  // DDP's dtype is autocast's; fsdp2 on one rank stands for a model that nothing wraps.
+  const std::string param = casts && is_replica ? "bf16" : stored;
+  std::string dtypes = fmt::format("param: {}, master: {}", param, stored);
+  if (casts && !is_replica) dtypes += ", autocast: bf16";
+  out.line("dtype", fmt::format("{{{}}}", dtypes),
+           fmt::format("{} of {} products in 16 bits, parameters in {}", steps.half_products,
+                       steps.products, stored));
+  if (!is_replica) return;
+  const Json& ddp = document.at("ddp");
+  std::vector<std::string> words = {fmt::format(
+      "mixed_precision: {}", ddp.value("parameters_cast", false) ? "parameters" : "autocast")};
+  const Json cap = ddp.value("bucket_cap_mb", Json());
+  if (cap.is_number()) words.push_back(fmt::format("bucket_cap_mb: {}", cap.get<double>()));
+  for (const char* key :
+       {"static_graph", "find_unused_parameters", "gradient_as_bucket_view", "broadcast_buffers"}) {
+    if (ddp.contains(key)) words.push_back(fmt::format("{}: {}", key, ddp.at(key).get<bool>()));
+  }
+  out.line("ddp", fmt::format("{{{}}}", fmt::join(words, ", ")), "DistributedDataParallel");
 }
 
 }  // namespace
@@ -143,37 +240,35 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
   for (const auto& [name, text] : capture.versions) {
     if (name == "torch") version = text.substr(0, text.find('.', text.find('.') + 1));
   }
-  out.line("runtime", "fsdp2@" + version, "torch " + version);
+  const char* const runtime = document.contains("ddp") ? "ddp@" : "fsdp2@";
+  out.line("runtime", runtime + version, "torch " + version);
+  out.line("stack", "hf_trainer", "a model of transformers");
   const Steps steps = read_steps(capture);
-  if (steps.sequence > 0) {
-    out.line("batch",
-             fmt::format("{{sequence: {}, micro_batch: {}, accumulation: {}}}", steps.sequence,
-                         steps.batch, std::max<std::int64_t>(1, steps.micro_batches)),
-             fmt::format("{} calls of attention in {} backward passes", steps.forward,
-                         steps.micro_batches));
-  }
+  add_batch(document, steps, out);
   const Json units = document.value("units", Json::array());
-  if (!units.empty()) {
-    add_units(capture, units, out);
+  if (units.empty()) {
+    add_whole(capture, document, steps, out);
   } else {
-    out.line("mesh", fmt::format("{{shard: 1, replicate: {}}}", capture.world),
-             "no parameter is sharded");
+    for (const UnitWords& words : words_of_units(document)) {
+      out.line(words.key, words.value, words.source);
+    }
   }
-  if (steps.forward > 0) {
-    out.line("recompute", 2 * steps.recomputed >= steps.forward ? "full" : "none",
-             fmt::format("{} calls of attention run again", steps.recomputed));
+  if (steps.micro_batches > 1) {
+    const bool each = steps.first_reduction < steps.micro_batches;
+    out.line("accumulation", fmt::format("{{mode: {}}}", each ? "reduce_each" : "keep_unsharded"),
+             each ? "every backward reduces" : "the last backward alone reduces");
   }
-  const Json optimizers = document.value("optimizers", Json::array());
-  if (!optimizers.empty()) {
-    const Json& optimizer = optimizers.front();
-    const std::string name = optimizer.value("class", "");
-    const bool fused = optimizer.value("fused", false);
-    out.line("optimizer",
-             fmt::format("{{kind: {}, implementation: {}, clip_norm: {}}}",
-                         name == "SGD" ? "sgd" : "adamw", fused ? "fused" : "foreach",
-                         steps.clips ? "1.0" : "none"),
-             name);
+  add_recompute(document, steps, out);
+  add_attention(document, steps, out);
+  if (document.contains("loss_in_forward") && runtime == std::string_view("fsdp2@")) {
+    out.line("loss_in_forward", document.value("loss_in_forward", false) ? "true" : "false",
+             "the output of the model's forward");
   }
+  if (document.value("logits_held", false)) {
+    out.line("logits", "held", "the program keeps the model's output");
+  }
+  add_adapters(document, out);
+  add_optimizer(document, steps, out);
   return std::move(out.made_);
 }
 

@@ -30,14 +30,23 @@ struct Letter {
   bool more = false;  // further values may follow
 };
 constexpr Letter kLetters[] = {
-    {'L', Kind::kLaunch, "snvvvvvvvvvvv"}, {'G', Kind::kProduct, "snvvvvvvvv"},
-    {'A', Kind::kLibrary, "snv", true},    {'C', Kind::kCopy, "svvv"},
-    {'X', Kind::kCollective, "svnvv"},     {'E', Kind::kRecordEvent, "sv"},
-    {'W', Kind::kWaitEvent, "sv"},         {'Y', Kind::kHostWait, "vv"},
-    {'M', Kind::kMemory, "svvvv"},         {'H', Kind::kMark, "n"},
-    {'R', Kind::kBlindRead, "vn"},         {'P', Kind::kGraphLaunch, "v"},
-    {'K', Kind::kCommunicator, "vvvn"},    {'D', Kind::kDeviceMemory, "vv"},
-    {'d', Kind::kDeviceMemory, "v"},       {'V', Kind::kFault, "n"},
+    {'L', Kind::kLaunch, "snvvvvvvvvvvv"},
+    {'G', Kind::kProduct, "snvvvvvvvv"},
+    {'A', Kind::kLibrary, "snv", true},
+    {'C', Kind::kCopy, "svvv"},
+    {'X', Kind::kCollective, "svnvv"},
+    {'E', Kind::kRecordEvent, "sv"},
+    {'W', Kind::kWaitEvent, "sv"},
+    {'Y', Kind::kHostWait, "vv"},
+    {'M', Kind::kMemory, "svvvv"},
+    {'H', Kind::kMark, "n"},
+    {'R', Kind::kBlindRead, "vn"},
+    {'P', Kind::kGraphLaunch, "v"},
+    {'K', Kind::kCommunicator, "vvvn"},
+    {'D', Kind::kDeviceMemory, "vv"},
+    {'d', Kind::kDeviceMemory, "v"},
+    {'V', Kind::kFault, "n"},
+    {'U', Kind::kMark, "n"},  // where Python is from here on
 };
 
 const Letter* letter_of(char c) {
@@ -148,6 +157,12 @@ class Reader {
       }
       call.name = static_cast<std::int32_t>(value);
     }
+    if (letter->letter == 'U') {
+      places_[call.thread] = call.name;
+      return;
+    }
+    const auto place = places_.find(call.thread);
+    if (place != places_.end()) call.place = place->second;
     while (letter->more && values < CapturedCall::kValues) {
       const std::optional<std::int64_t> value = number(rest);
       if (!value) break;
@@ -159,19 +174,37 @@ class Reader {
   std::string file_;
   Capture& capture_;
   int line_ = 0;
+  std::unordered_map<std::int32_t, std::int32_t> places_;  // where Python is, by thread
 };
 
 void read_model(const std::filesystem::path& path, Capture& capture) {
   if (!std::filesystem::exists(path)) return;
   const Json document = read_json_document(path);
   capture.model = document.value("class", "");
+  std::int64_t shards = 1;
+  const Json units = document.value("units", Json::array());
+  if (!units.empty()) {
+    const Json mesh = units.back().value("mesh", Json::array());
+    if (!mesh.empty() && mesh.back().is_number_integer()) shards = mesh.back().get<std::int64_t>();
+  }
   for (const Json& parameter : document.value("parameters", Json::array())) {
+    CapturedParameter read;
+    read.name = parameter.value("name", "");
     std::int64_t elements = 1;
-    for (const Json& extent : parameter.value("shape", Json::array())) {
+    const Json shape = parameter.value("shape", Json::array());
+    for (const Json& extent : shape) {
       elements *= extent.is_number_integer() ? extent.get<std::int64_t>() : 0;
     }
     capture.parameters += elements;
+    if (shape.empty() || elements == 0) continue;
+    read.rows = shape[0].get<std::int64_t>();
+    read.row_elements = elements / read.rows;
+    read.shards = shards;
+    capture.parameter_list.push_back(std::move(read));
   }
+  const Json peaks = document.value("peaks", Json::object());
+  capture.told_allocated = peaks.value("allocated", std::int64_t{0});
+  capture.told_requested = peaks.value("requested", std::int64_t{0});
   const Json versions = document.value("versions", Json::object());
   for (const auto& [name, version] : versions.items()) {
     if (version.is_string()) capture.versions.emplace_back(name, version.get<std::string>());

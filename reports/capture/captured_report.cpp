@@ -181,23 +181,6 @@ void add_warnings(const Capture& capture, const Cluster& cluster, CapturedForeca
   }
 }
 
-// The innermost place that is not a library's.
-std::string own_place(const std::string& frames) {
-  std::string first;
-  std::size_t begin = 0;
-  while (begin < frames.size()) {
-    const std::size_t end = std::min(frames.find(" < ", begin), frames.size());
-    const std::string frame = frames.substr(begin, end - begin);
-    if (first.empty()) first = frame;
-    if (frame.find("site-packages") == std::string::npos &&
-        frame.find("/torch/") == std::string::npos) {
-      return frame;
-    }
-    begin = end + 3;
-  }
-  return first.empty() ? "a place that is not Python's" : first;
-}
-
 }  // namespace
 
 Plan captured_plan(const Capture& capture, const Cluster& cluster) {
@@ -245,12 +228,14 @@ CapturedForecast forecast_capture(const Capture& capture, const Plan& plan,
   for (std::size_t i = range.begin; i < range.end; ++i) {
     const CapturedCall& call = capture.calls[i];
     if (call.kind != CapturedCall::Kind::kBlindRead) continue;
-    const std::string place = own_place(capture.name_of(call));
+    std::string place = own_place(capture.name_of(call));
+    if (place.empty()) place = "a place that is not Python's";
     if (std::find(made.blind_reads.begin(), made.blind_reads.end(), place) ==
         made.blind_reads.end()) {
       made.blind_reads.push_back(place);
     }
   }
+  made.lint = lint_capture(capture);
   made.report.origin = "captured";
   made.report.fingerprint = forecast.graph.fingerprint();
   made.report.plan = plan;
@@ -276,6 +261,10 @@ Json capture_json(const Capture& capture, const CapturedForecast& made) {
   json["host_s"] = made.host_seconds;
   json["run_peak_allocated_bytes"] = made.captured.run_peak_allocated.count();
   json["run_peak_reserved_bytes"] = made.captured.run_peak_reserved.count();
+  // Of the same moment, where the program has seen no higher peak since it last reset them.
+  json["requested_peak_bytes"] = capture.told_allocated == made.captured.peak_allocated.count()
+                                     ? Json(capture.told_requested)
+                                     : Json();
   json["retained_bytes"] = made.captured.retained.count();
   json["unknown_kernels"] = Json::array();
   for (const UnknownKernel& one : made.unknown) {
@@ -286,6 +275,7 @@ Json capture_json(const Capture& capture, const CapturedForecast& made) {
   }
   json["blind_reads"] = made.blind_reads;
   json["faults"] = made.faults;
+  json["lint"] = lint_json(made.lint);
   return json;
 }
 
@@ -295,6 +285,7 @@ std::string capture_text(const Capture& capture, const CapturedForecast& made) {
       "of a step\n",
       capture.rank, capture.world, capture.command, made.captured.launches,
       made.forecast.graph.rows.size(), format_time(Time::seconds(made.host_seconds)));
+  text += lint_text(made.lint);
   if (made.unknown.empty()) return text;
   text += "kernels priced by their bytes alone, by their share of the kernels' time:\n";
   for (std::size_t i = 0; i < std::min(made.unknown.size(), kMostListed); ++i) {

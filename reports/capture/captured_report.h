@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "reports/capture/lint.h"
 #include "reports/report.h"
 #include "sim/base/json.h"
 #include "sim/cost/cost_model.h"
@@ -27,8 +28,9 @@ struct CapturedForecast {
   CapturedGraph captured;  // its graph has moved into `forecast`
   Forecast forecast;
   Report report;
-  double host_seconds = 0;               // of the steady step, on the machine that captured it
-  std::vector<UnknownKernel> unknown;    // by share
+  double host_seconds = 0;             // of the steady step, on the machine that captured it
+  std::vector<UnknownKernel> unknown;  // by share
+  std::vector<LintFinding> lint;
   std::vector<std::string> faults;       // of the whole run, as foreshard-null said them
   std::vector<std::string> blind_reads;  // where the steady step's host read what nobody knows
 };

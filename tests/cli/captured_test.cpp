@@ -4,6 +4,7 @@
 
 #include <sstream>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "tests/cli/program.h"
@@ -66,15 +67,25 @@ std::vector<std::string> collectives(const Outcome& schedule) {
   return found;
 }
 
-// Two micro-batches of a small Llama of transformers, unit by unit, norm and head together.
+// Two micro-batches of a small Llama: unit by unit with norm and head together, and replicated with
+// its gradients reduced in the second alone. Lowered again, each plan is its capture.
 TEST(Captured, AnImportedPlanIsTheCapture) {
-  const std::string capture = FORESHARD_SOURCE_DIR "/tests/captures/llama_fsdp2_8";
-  const Outcome imported = run("import " + capture + " --out mine.yaml --plan plan.yaml");
-  ASSERT_EQ(imported.exit_code, 0) << imported.err;
-  expect_says(read_temporary("plan.yaml"), "head: with_norm");
-  const auto planned = collectives(run("schedule --plan plan.yaml"));
-  EXPECT_EQ(planned.size(), 36U);
-  EXPECT_EQ(planned, collectives(run("schedule --capture " + capture + " --cluster 8xh100")));
+  for (const auto& [name, said, count] : {std::tuple("llama_fsdp2_8", "head: with_norm", 36U),
+                                          std::tuple("llama_ddp_8", "mode: keep_unsharded", 2U)}) {
+    const std::string capture = FORESHARD_SOURCE_DIR "/tests/captures/" + std::string(name);
+    const Outcome imported = run("import " + capture + " --out mine.yaml --plan plan.yaml");
+    ASSERT_EQ(imported.exit_code, 0) << imported.err;
+    expect_says(read_temporary("plan.yaml"), said);
+    const auto planned = collectives(run("schedule --plan plan.yaml"));
+    EXPECT_EQ(planned.size(), count) << name;
+    EXPECT_EQ(planned, collectives(run("schedule --capture " + capture + " --cluster 8xh100")));
+    const auto captured = json_of(run("predict --json --capture " + capture + " --cluster 8xh100"));
+    const auto report = json_of(run("predict --json --plan plan.yaml"));
+    // cuBLAS' workspaces of two threads are the libraries' in a plan's memory.
+    const double asked = captured["capture"]["requested_peak_bytes"].get<double>() - (64 << 20);
+    EXPECT_NEAR(report["memory"]["peak_allocated_bytes"]["value"].get<double>() / asked, 1, 0.002)
+        << name;
+  }
   const Outcome nameless = run("import " + kCapture + " --out mine.yaml");
   EXPECT_EQ(nameless.exit_code, 6);
   expect_says(nameless.err, "foreshard predict --capture");
@@ -190,6 +201,47 @@ TEST(NullGpu, PlantedFaultsAreFound) {
     EXPECT_EQ(right.err, "") << name;
   }
   EXPECT_EQ(faults, 18U);
+}
+
+// A step of a program in Python, by its CUDA calls alone: mostly products in bf16, one in fp32, the
+// host waits, and something is kept that nobody gives back.
+TEST(NullGpu, FindingsNameFileAndLine) {
+  write_temporary("train.py", R"(import ctypes
+gpu = ctypes.CDLL(None)
+say = gpu._ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE
+blas, memory = ctypes.c_void_p(), ctypes.c_void_p()
+gpu.cublasCreate_v2(ctypes.byref(blas))
+gpu.cudaMalloc(ctypes.byref(memory), ctypes.c_size_t(1 << 26))
+def product(kind):
+    gpu.cublasGemmEx(blas, 0, 0, 1024, 1024, 1024, None, memory, kind, 1024, memory, kind, 1024, None, memory, kind, 1024, 0, 0)
+def step(number):
+    product(14)
+    product(14)
+    product(0)
+    size = 1 << 20
+    say(ctypes.c_void_p(memory.value + number * size), ctypes.c_int64(size), ctypes.c_size_t((number + 1) * size), ctypes.c_size_t(1 << 26), ctypes.c_int16(1))
+    gpu.cudaStreamSynchronize(None)
+    gpu.foreshard_null_mark(b"step 0 SGD")
+for number in range(3):
+    step(number)
+)");
+  const Outcome ran =
+      shell("\"$(dirname \"$F\")/foreshard-null\" --check --gpu h100 --out c -- python3 train.py");
+  ASSERT_EQ(ran.exit_code, 0) << ran.out << ran.err;
+  const Outcome outcome = run("predict --json --capture c --cluster 1xh100");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const auto report = json_of(outcome);
+  expect_follows_its_schema(report);
+  std::vector<std::string> found;
+  for (const auto& finding : report["capture"]["lint"]) {
+    const std::string place = finding["place"];
+    found.push_back(finding["rule"].get<std::string>() + place.substr(place.rfind('/') + 1));
+    EXPECT_FALSE(finding["fix"].get<std::string>().empty());
+  }
+  EXPECT_EQ(found,
+            (std::vector<std::string>{"host_waittrain.py:15 step", "fp32_producttrain.py:8 product",
+                                      "kept_tensortrain.py:14 step"}));
+  expect_says(run("predict --capture c --cluster 1xh100").out, "train.py:15 step");
 }
 
 TEST(NullGpu, ExitStatusesAreTheCommands) {

@@ -146,15 +146,81 @@ def hook_groups(module):
 
 # ---- steps ----
 
+SEEN = {}  # of the model's own forward
+
+
+def largest_model():
+    """The module that nothing holds and that has most parameters."""
+    import gc
+
+    torch = sys.modules["torch"]
+    modules = [m for m in gc.get_objects() if isinstance(m, torch.nn.Module)]
+    children = {id(child) for m in modules for child in m.children()}
+    roots = [m for m in modules if id(m) not in children]
+    roots.sort(key=lambda m: -sum(p.numel() for p in m.parameters()))
+    return roots[0] if roots and any(True for _ in roots[0].parameters()) else None
+
+
+def watch(model):
+    """What a forward is given and returns, and whether its logits still live when the optimizer steps."""
+    import weakref
+
+    is_tensor = sys.modules["torch"].is_tensor
+
+    def given(module, positional, named):
+        tensors = {**{str(i): t for i, t in enumerate(positional)}, **named}
+        SEEN["inputs"] = {n: {"shape": list(t.shape), "dtype": str(t.dtype)} for n, t in tensors.items() if is_tensor(t)}
+
+    def returned(module, positional, output):
+        SEEN["loss_in_forward"] = getattr(output, "loss", None) is not None
+        logits = getattr(output, "logits", None)
+        SEEN["logits"] = weakref.ref(logits) if is_tensor(logits) else None
+
+    model.register_forward_pre_hook(given, with_kwargs=True)
+    model.register_forward_hook(returned)
+
+
+def read_peaks():
+    stats = sys.modules["torch"].cuda.memory_stats()
+    SEEN["peaks"] = {key: stats.get(key + "_bytes.all.peak", 0) for key in ("allocated", "requested")}
+
+
+def observe():
+    model = largest_model()
+    if model is not None:
+        watch(model)
+        SEEN["document"] = described_model(model)
+
 
 def hook_optimizers(module):
     numbers = {}
 
     def stepped(optimizer, *unused):
+        mark("observed")  # what follows is not the program's time
+        if not numbers:
+            # Now, for a program's function may have ended before the process does.
+            guarded(observe)
+        elif SEEN.get("logits") is not None:
+            SEEN["logits_held"] = SEEN["logits"]() is not None
+        guarded(read_peaks)
+        if id(optimizer) not in numbers:
+            said = optimizer.defaults
+            SEEN.setdefault("optimizers", []).append({"class": type(optimizer).__name__, "fused": bool(said.get("fused")), "foreach": said.get("foreach")})
         number = numbers.setdefault(id(optimizer), len(numbers))
+        LIBRARY.foreshard_null_forget_time()
         mark("step %d %s" % (number, type(optimizer).__name__))
 
     module.register_optimizer_step_post_hook(stepped)
+
+
+def hook_clipping(module):
+    clip = module.clip_grad_norm_
+
+    def clipped(parameters, max_norm, *rest, **named):
+        mark("clip %g" % float(max_norm))
+        return clip(parameters, max_norm, *rest, **named)
+
+    module.clip_grad_norm_ = clipped
 
 
 # ---- functions that read data: their answer for batches without padding and without packing ----
@@ -184,6 +250,7 @@ HOOKS = {
     "torch.distributed.rendezvous": hook_rendezvous,
     "torch.distributed.distributed_c10d": hook_groups,
     "torch.optim.optimizer": hook_optimizers,
+    "torch.nn.utils.clip_grad": hook_clipping,
     "transformers.masking_utils": hook_masks,
 }
 
@@ -212,71 +279,116 @@ class Finder(importlib.abc.MetaPathFinder):
 # ---- the program's model, for `foreshard import` ----
 
 
-def describe_model():
-    torch = sys.modules.get("torch")
-    if torch is None or not OUT:
-        return
-    import gc
-    import warnings
+def described_unit(name, module, seen):
+    """One that fully_shard made; nothing where there is none, or modules share one that was described."""
+    state = getattr(module, "_get_fsdp_state", None)
+    group = state()._fsdp_param_group if state is not None else None
+    if group is None or id(group) in seen:
+        return None
+    seen.add(id(group))
+    policy, after, first = group.mp_policy, group.post_forward_mesh_info, group.fsdp_params[0]
+    kept = getattr(after, "shard_mesh_size", None)
+    shards = getattr(group.mesh_info, "shard_mesh_size", None)
+    return {
+        "name": name or "root",
+        "modules": getattr(group, "_module_fqn", None) or name,
+        "parameters": len(group.fsdp_params),
+        "numel": sum(p._orig_size.numel() for p in group.fsdp_params),
+        "param_dtype": str(policy.param_dtype or first.sharded_param.dtype),
+        "reduce_dtype": str(policy.reduce_dtype or policy.param_dtype or first.sharded_param.dtype),
+        "output_dtype": str(policy.output_dtype),
+        "reshard_after_forward": kept if after is not None and kept not in (None, shards) else after is not None,
+        "divide_factor": getattr(group, "gradient_divide_factor", None),
+        "offload": hasattr(group.offload_policy, "pin_memory"),
+        "pinned": bool(getattr(group.offload_policy, "pin_memory", False)),
+        "mesh": list(group.mesh_info.mesh.shape),
+    }
 
-    warnings.simplefilter("ignore")
-    modules = [m for m in gc.get_objects() if isinstance(m, torch.nn.Module)]
-    children = {id(child) for m in modules for child in m.children()}
-    roots = [m for m in modules if id(m) not in children]
-    roots.sort(key=lambda m: -sum(p.numel() for p in m.parameters()))
-    if not roots or not any(True for _ in roots[0].parameters()):
-        return
-    root = roots[0]
 
-    def whole(tensor):
-        return list(tensor.shape)
+def described_ddp(model):
+    return {
+        "bucket_cap_mb": None if getattr(model, "bucket_bytes_cap_default", False) else model.bucket_bytes_cap / 2**20,
+        **{key: bool(getattr(model, key, False)) for key in ("static_graph", "find_unused_parameters", "gradient_as_bucket_view", "broadcast_buffers")},
+        "parameters_cast": getattr(model, "mixed_precision", None) is not None,
+    }
 
+
+def name_of(model, getter):
+    try:
+        module = getattr(model, getter)()
+    except Exception:
+        return None
+    return next((n for n, m in model.named_modules() if m is module), None) if module is not None else None
+
+
+def uses_reentrant(model):
+    made = (getattr(m, "_gradient_checkpointing_func", None) for m in model.modules())
+    return any((getattr(f, "keywords", None) or {}).get("use_reentrant", False) for f in made)
+
+
+def described_adapters(model):
+    of = next(iter(model.peft_config.values()))
+    targets = of.target_modules
+    return {"rank": getattr(of, "r", 0), "targets": sorted(targets) if isinstance(targets, (set, list)) else targets, "dropout": getattr(of, "lora_dropout", 0.0)}
+
+
+def described_model(root):
+    inner = getattr(root, "module", root)
+    config = getattr(root, "config", None) or getattr(inner, "config", None)
     seen = set()
-
-    def unit(name, module):
-        state = getattr(module, "_get_fsdp_state", None)
-        group = state()._fsdp_param_group if state is not None else None
-        if group is None or id(group) in seen:  # modules may share a group
-            return None
-        seen.add(id(group))
-        policy, after = group.mp_policy, group.post_forward_mesh_info
-        return {
-            "name": name or "root",
-            "modules": getattr(group, "_module_fqn", None) or name,
-            "parameters": len(group.fsdp_params),
-            "numel": sum(p._orig_size.numel() for p in group.fsdp_params),
-            "param_dtype": str(policy.param_dtype or group.fsdp_params[0].sharded_param.dtype),
-            "reduce_dtype": str(policy.reduce_dtype or policy.param_dtype or group.fsdp_params[0].sharded_param.dtype),
-            "reshard_after_forward": after is not None,
-            "mesh": list(group.mesh_info.mesh.shape),
-        }
-
     document = {"schema": "foreshard.capture.model/1", "class": type(root).__name__}
-    config = getattr(root, "config", None) or getattr(getattr(root, "module", None), "config", None)
     if hasattr(config, "to_dict"):
-        document["config"] = json.loads(json.dumps(config.to_dict(), default=str), parse_constant=str)  # JSON has no infinity
+        # JSON has no infinity.
+        document["config"] = json.loads(json.dumps(config.to_dict(), default=str), parse_constant=str)
+        document["attention"] = getattr(config, "_attn_implementation", None)
     document["parameters"] = [
-        {"name": n, "shape": whole(p), "dtype": str(p.dtype), "trainable": p.requires_grad} for n, p in root.named_parameters()
+        {"name": n, "shape": list(p.shape), "dtype": str(p.dtype), "trainable": p.requires_grad} for n, p in root.named_parameters()
     ]
-    document["units"] = [u for u in (unit(n, m) for n, m in root.named_modules()) if u is not None]
+    document["units"] = [u for u in (described_unit(n, m, seen) for n, m in root.named_modules()) if u is not None]
+    if type(root).__name__ == "DistributedDataParallel":
+        document["ddp"] = described_ddp(root)
+    if hasattr(inner, "peft_config"):
+        document["lora"] = described_adapters(inner)
+    document["input_embeddings"] = name_of(inner, "get_input_embeddings")
+    document["output_embeddings"] = name_of(inner, "get_output_embeddings")
+    if getattr(inner, "is_gradient_checkpointing", False):
+        document["checkpointing"] = {"reentrant": uses_reentrant(inner)}
+    document["padded"] = padded()
     document["versions"] = {
         name: getattr(sys.modules[name], "__version__", "") for name in ("torch", "transformers", "accelerate", "peft", "deepspeed") if name in sys.modules
     }
-    optimizers = [o for o in gc.get_objects() if isinstance(o, torch.optim.Optimizer)]
-    document["optimizers"] = [
-        {"class": type(o).__name__, "fused": bool(o.defaults.get("fused")), "foreach": o.defaults.get("foreach")} for o in optimizers
-    ]
+    return document
+
+
+def write_model():
+    if "torch" not in sys.modules or not OUT:
+        return
+    document = SEEN.get("document")
+    if document is None:
+        root = largest_model()
+        if root is None:
+            return
+        document = described_model(root)
+    document.update({key: SEEN[key] for key in ("inputs", "loss_in_forward", "logits_held", "peaks", "optimizers") if key in SEEN})
     with open(os.path.join(OUT, "model.json"), "w") as file:
         json.dump(document, file, indent=1)
+
+
+def guarded(describe):
+    import warnings
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            describe()
+    except Exception as error:  # a capture without its model is one all the same
+        sys.stderr.write("foreshard-null: the model is not described: %s\n" % error)
 
 
 def at_exit():
     if os.environ.get("FORESHARD_NULL_PID") != str(os.getpid()):
         return
-    try:
-        describe_model()
-    except Exception as error:  # a capture without its model is one all the same
-        sys.stderr.write("foreshard-null: the model is not described: %s\n" % error)
+    guarded(write_model)
 
 
 if OUT and hasattr(LIBRARY, "foreshard_null_mark"):

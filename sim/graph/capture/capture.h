@@ -38,7 +38,14 @@ struct CapturedCall {
   std::int64_t host_ns = 0;  // processor time of the thread since its call before
   std::int64_t stream = 0;   // 0: the default stream
   std::int32_t name = -1;    // into Capture::names
+  std::int32_t place = -1;   // where Python was, into Capture::names; -1: not said
   std::array<std::int64_t, kValues> values{};
+};
+
+// Cut along dimension 0.
+struct CapturedParameter {
+  std::string name;
+  std::int64_t rows = 1, row_elements = 1, shards = 1;
 };
 
 struct Capture {
@@ -49,7 +56,11 @@ struct Capture {
   std::string command;
   std::string model;            // class of the model where Python said it
   std::int64_t parameters = 0;  // of the whole model, 0: not said
+  std::vector<CapturedParameter> parameter_list;
   std::vector<std::pair<std::string, std::string>> versions;  // of libraries
+  // Peaks that the allocator told the last optimizer step: of blocks, and of what tensors asked
+  // for.
+  std::int64_t told_allocated = 0, told_requested = 0;
   double processor = 1;            // how many times as long as the reference this host takes
   std::vector<std::string> names;  // of kernels (readable), marks, groups, places
   std::vector<CapturedCall> calls;
@@ -57,6 +68,10 @@ struct Capture {
   const std::string& name_of(const CapturedCall& call) const {
     static const std::string none;
     return call.name < 0 ? none : names[static_cast<std::size_t>(call.name)];
+  }
+  const std::string& place_of(const CapturedCall& call) const {
+    static const std::string none;
+    return call.place < 0 ? none : names[static_cast<std::size_t>(call.place)];
   }
 };
 

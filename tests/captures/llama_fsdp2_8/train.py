@@ -12,6 +12,7 @@ fully_shard([model.model.norm, model.lm_head], mesh=mesh, mp_policy=policy)
 fully_shard(model, mesh=mesh, mp_policy=policy)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 for step in range(3):
+    torch.cuda.reset_peak_memory_stats()
     for micro in range(2):
         ids = torch.ones(2, 512, dtype=torch.long, device="cuda")
         model(input_ids=ids, labels=ids).loss.backward()

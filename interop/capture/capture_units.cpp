@@ -1,0 +1,191 @@
+// A unit is known by its modules: blocks are members of a list ("model.layers.3"), the embedding
+// and the head are what the model itself calls its input and output embeddings, and a module beside
+// the head, or alone behind the blocks, is the last norm.
+#include "interop/capture/capture_units.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string_view>
+
+namespace foreshard {
+namespace {
+
+std::string text(const Json& of, const char* key) {
+  const auto it = of.find(key);
+  return it != of.end() && it->is_string() ? it->get<std::string>() : std::string();
+}
+
+std::vector<std::string> modules_of(const Json& unit) {
+  std::vector<std::string> modules;
+  const std::string list = text(unit, "modules");
+  for (std::size_t at = 0; at <= list.size() && !list.empty();) {
+    const std::size_t end = std::min(list.find(", ", at), list.size());
+    modules.push_back(list.substr(at, end - at));
+    at = end + 2;
+  }
+  return modules;
+}
+
+bool is_block(const std::string& module) {
+  const std::size_t dot = module.rfind('.');
+  return dot != std::string::npos && dot + 1 < module.size() &&
+         module.find_first_not_of("0123456789", dot + 1) == std::string::npos;
+}
+
+std::string_view last_word(std::string_view module) { return module.substr(module.rfind('.') + 1); }
+
+// `module` is `whole` or lies in it.
+bool lies_in(std::string_view module, std::string_view whole) {
+  return !whole.empty() && module.starts_with(whole) &&
+         (module.size() == whole.size() || module[whole.size()] == '.');
+}
+
+enum class Part { kBlock, kEmbedding, kTable, kHead, kNorm, kOther };
+
+class Names {
+ public:
+  explicit Names(const Json& document)
+      : input_(text(document, "input_embeddings")), output_(text(document, "output_embeddings")) {}
+
+  Part part(const std::string& module) const {
+    if (is_block(module)) return Part::kBlock;
+    const std::string_view word = last_word(module);
+    const auto says = [&](std::string_view part) { return word.find(part) != word.npos; };
+    if (module == input_ || says("patch_embed")) return Part::kTable;
+    if (module == output_ || says("head")) return Part::kHead;
+    if (lies_in(input_, module) || says("embed") || word == "wte") return Part::kEmbedding;
+    if (says("norm") || word.starts_with("ln")) return Part::kNorm;
+    return Part::kOther;
+  }
+
+ private:
+  std::string input_, output_;
+};
+
+struct Placed {
+  std::optional<std::size_t> embedding, head, norm;  // their units
+  bool table_alone = false, has_blocks = false;
+};
+
+Placed place(const Json& document, const Json& units) {
+  const Names names(document);
+  Placed placed;
+  for (std::size_t u = 0; u < units.size(); ++u) {
+    for (const std::string& module : modules_of(units[u])) {
+      const Part part = names.part(module);
+      placed.has_blocks |= part == Part::kBlock;
+      if (part == Part::kEmbedding || part == Part::kTable) {
+        placed.embedding = u;
+        placed.table_alone |= part == Part::kTable;
+      }
+      if (part == Part::kHead) placed.head = u;
+      if (part == Part::kNorm) placed.norm = u;
+    }
+  }
+  return placed;
+}
+
+std::string words_of(const Placed& p) {
+  const bool is_one = p.embedding && (p.embedding == p.head || p.embedding == p.norm);
+  const char* const head = p.head && p.norm == p.head ? "with_norm"
+                           : p.head                   ? "own"
+                           : p.norm                   ? "norm_only"
+                                                      : "root";
+  return fmt::format("{{embedding: {}, head: {}, blocks: {}, table_alone: {}}}",
+                     is_one        ? "with_head"
+                     : p.embedding ? "own"
+                                   : "root",
+                     head, p.has_blocks ? "own" : "root", p.table_alone && p.embedding.has_value());
+}
+
+std::string reshard_word(const Json& unit) {
+  const Json said = unit.value("reshard_after_forward", Json(true));
+  if (said.is_number_integer()) return std::to_string(said.get<std::int64_t>());
+  return said.is_boolean() && !said.get<bool>() ? "never" : "always";
+}
+
+// Ranges of units that say the same; what nearly all say is the default, which does not reach the
+// root: PyTorch keeps it.
+std::string reshard_words(const Json& units) {
+  const bool has_root = text(units.front(), "name") == "root";
+  std::vector<std::string> said;
+  for (const Json& unit : units) said.push_back(reshard_word(unit));
+  const std::size_t first = has_root ? 1 : 0;
+  const bool all_same = std::all_of(said.begin() + static_cast<std::ptrdiff_t>(first), said.end(),
+                                    [&](const std::string& word) { return word == said.back(); });
+  const bool keeps_root = !has_root || said.front() == "never";
+  if (all_same && keeps_root) return said.back();
+  std::vector<std::string> ranges;
+  if (!keeps_root) ranges.push_back(fmt::format("{{units: 0, value: {}}}", said.front()));
+  for (std::size_t from = first; from < said.size();) {
+    std::size_t to = from;
+    while (to + 1 < said.size() && said[to + 1] == said[from]) ++to;
+    if (said[from] != "always") {
+      const std::string which =
+          from == to ? fmt::format("{}", from) : fmt::format("{}-{}", from, to);
+      ranges.push_back(fmt::format("{{units: {}, value: {}}}", which, said[from]));
+    }
+    from = to + 1;
+  }
+  return ranges.empty() ? "always" : fmt::format("[{}]", fmt::join(ranges, ", "));
+}
+
+std::string trained_dtype(const Json& document) {
+  for (const Json& parameter : document.value("parameters", Json::array())) {
+    if (parameter.value("trainable", true)) return text(parameter, "dtype");
+  }
+  return "";
+}
+
+// `master`: PyTorch's word for what the first trained parameter is stored in.
+std::string dtype_words(const Json& unit, const std::string& master) {
+  const auto word = [&](const char* key) { return dtype_of_torch(text(unit, key)); };
+  std::vector<std::string> words = {"param: " + word("param_dtype"),
+                                    "reduce: " + word("reduce_dtype")};
+  if (!master.empty()) words.push_back("master: " + dtype_of_torch(master));
+  const std::string output = text(unit, "output_dtype");
+  if (!output.empty()) {
+    words.push_back("output: " + (output == "None" ? std::string("none") : word("output_dtype")));
+  }
+  return fmt::format("{{{}}}", fmt::join(words, ", "));
+}
+
+}  // namespace
+
+std::string dtype_of_torch(std::string_view torch) {
+  return torch == "torch.bfloat16" ? "bf16" : torch == "torch.float16" ? "fp16" : "fp32";
+}
+
+std::vector<UnitWords> words_of_units(const Json& document) {
+  const Json& units = document.at("units");
+  std::vector<std::int64_t> mesh;
+  for (const Json& extent : units.front().value("mesh", Json::array())) {
+    mesh.push_back(extent.get<std::int64_t>());
+  }
+  if (mesh.empty()) mesh.push_back(1);
+  const Json& block = *std::find_if(units.begin(), units.end() - 1,
+                                    [](const Json& unit) { return is_block(text(unit, "name")); });
+  std::vector<UnitWords> words = {
+      {"mesh",
+       fmt::format("{{shard: {}, replicate: {}}}", mesh.back(), mesh.size() > 1 ? mesh.front() : 1),
+       fmt::format("{} parameter groups of fully_shard", units.size())},
+      {"units", words_of(place(document, units)), "modules of the parameter groups"},
+      {"reshard_after_forward", reshard_words(units), "post_forward_mesh_info of each"},
+      {"dtype", dtype_words(block, trained_dtype(document)), "mp_policy of the blocks"}};
+  if (block.value("offload", false)) {
+    words.push_back({"offload", block.value("pinned", true) ? "cpu" : "cpu_unpinned",
+                     "CPUOffloadPolicy of the blocks"});
+  }
+  const Json factor = block.value("divide_factor", Json());
+  if (factor.is_number()) {
+    words.push_back({"reduction", fmt::format("{{divide_factor: {}}}", factor.get<double>()),
+                     "set_gradient_divide_factor"});
+  }
+  return words;
+}
+
+}  // namespace foreshard

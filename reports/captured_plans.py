@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+"""Plans that `foreshard import` reads off captures, lowered again and held to their captures: a table.
+
+    reports/captured_plans.py build/bin CAPTURE_FOLDER ...      e.g. what hf_captures.py --keep left
+
+Order and bytes of the collectives, and the peak of what tensors ask for (their blocks, where that is not known), less cuBLAS' workspaces, which the planner
+counts as the libraries' own.
+"""
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+from hf_cases import KINDS, same  # noqa: E402
+
+WORKSPACES = 64 << 20
+NORM = 1 << 16  # bytes: clipping's all-reduce is of one number or of one for each tensor, which is no matter here
+
+
+def answer(*words):
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True)
+    return done.stdout, done.stderr.strip().replace("\n", " | ")
+
+
+def collectives(program, *said):
+    out, _ = answer(program, "schedule", *said, "--csv")
+    lines = out.splitlines()
+    if not lines:
+        return []
+    head = lines[0].split(",")
+    kind, size = head.index("kind"), head.index("bytes")
+    rows = [(f[kind], int(f[size])) for f in (line.split(",") for line in lines[1:]) if f[kind] in KINDS]
+    return [(kind, None if kind == "all_reduce" and size < NORM else size) for kind, size in rows]
+
+
+def score(program, capture):
+    head = json.loads((capture / "capture.json").read_text())
+    cluster = f"{head['world']}x{head['gpu'].split('-')[0]}"
+    with tempfile.TemporaryDirectory() as folder:
+        plan = pathlib.Path(folder) / "plan.yaml"
+        _, error = answer(program, "import", capture, "--out", pathlib.Path(folder) / "model.json", "--plan", plan)
+        if not plan.exists():
+            return f"| {error[:150]} | | |", False
+        planned, error = answer(program, "predict", "--plan", plan, "--json")
+        if not planned:
+            return f"| {error[:150]} | | |", False
+        captured, _ = answer(program, "predict", "--capture", capture, "--cluster", cluster, "--json")
+        report = json.loads(captured)
+        # Where the program saw a higher peak before, that of its blocks.
+        here = report["capture"]["requested_peak_bytes"] or report["memory"]["peak_allocated_bytes"]["value"]
+        here -= WORKSPACES
+        peak = json.loads(planned)["memory"]["peak_allocated_bytes"]["value"] / here - 1
+        different = same(collectives(program, "--capture", capture, "--cluster", cluster), collectives(program, "--plan", plan))
+        return f"| {here / 2**20:.1f} | {100 * peak:+.3f} % | {different or 'same'} |", abs(peak) <= 2e-3 and not different
+
+
+def main():
+    program = pathlib.Path(sys.argv[1]).resolve() / "foreshard"
+    captures = [pathlib.Path(word) for word in sys.argv[2:]]
+    print("| capture | MiB | peak | collectives |\n| --- | --- | --- | --- |")
+    good = 0
+    for capture in captures:
+        row, is_good = score(program, capture)
+        good += is_good
+        print(f"| {capture.parent.name if capture.name == 'capture' else capture.name} {row}", flush=True)
+    print(f"\n{good} of {len(captures)} the same, memory within 0.2 %")
+
+
+if __name__ == "__main__":
+    main()
