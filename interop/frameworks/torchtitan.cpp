@@ -111,6 +111,10 @@ void read_parallelism(ForeignReader& reader) {
     reader.map(key("disable_loss_parallel"), "tensor_parallel.loss",
                node->as_bool() ? "false" : "true");
   }
+  if (const ConfigNode* node = reader.find(key("enable_async_tensor_parallel"))) {
+    reader.map(key("enable_async_tensor_parallel"), "tensor_parallel.async",
+               node->as_bool() ? "true" : "false");
+  }
   if (const ConfigNode* node = reader.find(key("fsdp_reshard_after_forward"))) {
     static constexpr std::string_view kWords[] = {"default", "always", "never"};
     const std::size_t which = node->as_choice(kWords);
@@ -276,7 +280,6 @@ ForeignPlan read_torchtitan(const ConfigNode& root) {
                  "dataloader",
                  "tokenizer",
                  "model_spec",
-                 "parallelism.enable_async_tensor_parallel",
                  "parallelism.pipeline_parallel_schedule",
                  "parallelism.pipeline_parallel_microbatch_size",
                  "parallelism.context_parallel_rotate_method",

@@ -31,10 +31,22 @@ bool has_distributed_optimizer(const TrainingRow& row) {
          (norm == "rms_fused" || norm == "layer_norm_low_precision");
 }
 
+// The degrees of tensor, context and expert parallelism.
+bool has_axes(const TrainingRow& row) {
+  return row.count("tp", 1) * row.count("cp", 1) * row.count("ep", 1) > 1;
+}
+
+// Over these axes Megatron-Core's distributed optimizer is told as FSDP2's that gathers once: the
+// collectives of the axes are the same, parameters stay and gradients are reduced bucket by bucket.
+bool is_told_as_kept(const TrainingRow& row) {
+  return has_axes(row) && has_distributed_optimizer(row);
+}
+
 // DDP has no offload. An optimizer on the host beside it (torchao's CPUOffloadOptimizer on one GPU)
 // takes gradients down and brings parameters up, which is what ZeRO-2's does.
 std::string_view told_runtime(const TrainingRow& row) {
   const std::string_view runtime = row.word("runtime"), offload = row.word("offload");
+  if (is_told_as_kept(row)) return "fsdp2";
   return runtime == "ddp" && (offload == "optimizer" || offload == "params") ? "zero2" : runtime;
 }
 
@@ -42,12 +54,15 @@ std::string_view told_runtime(const TrainingRow& row) {
 std::string runtime_of(const TrainingRow& row) {
   const std::string_view runtime = told_runtime(row);
   // FSDP1 gathers in place, as these do.
-  if (runtime == "xla_fsdp" || (runtime == "fsdp2" && is_megatron(row))) return "fsdp1";
+  if (runtime == "xla_fsdp" || (runtime == "fsdp2" && is_megatron(row) && !has_axes(row))) {
+    return "fsdp1";
+  }
   if (runtime.starts_with("zero") || runtime == "ddp") return std::string(runtime);
   const std::optional<TorchVersion> torch = torch_version(row);
   if (!torch) return std::string(runtime);
+  const int oldest = has_axes(row) ? kOldestFsdp2WithAxes : kOldestFsdp2;
   const int minor =
-      torch->major < 2 ? kOldestFsdp2 : std::clamp(torch->minor, kOldestFsdp2, kNewestFsdp2);
+      torch->major < 2 ? kOldestFsdp2 : std::clamp(torch->minor, oldest, kNewestFsdp2);
   return fmt::format("{}@2.{}", runtime, minor);
 }
 
@@ -197,6 +212,12 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
     plan.add(fmt::format("mesh={{shard: {}, replicate: {}}}", shard,
                          row.count("replicate_group", gpus / std::max<std::int64_t>(1, shard))));
   }
+  if (has_axes(row)) {
+    for (const char* axis : {"tp", "cp", "ep", "etp"}) {
+      if (row.count(axis, 1) > 1) plan.add(fmt::format("mesh.{}={}", axis, row.count(axis)));
+    }
+    if (row.count("async_tp") == 1) plan.add("tensor_parallel.async=true");
+  }
   if (runtime != "xla_fsdp") plan.add("host_sync=step");  // loss.item()
   if (runtime == "ddp" || is_zero) {
     const std::string_view offload = row.word("offload");
@@ -208,7 +229,7 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
     if (runtime == "zero3") plan.map("offload", "zero.offload_param", {{"params", "cpu"}});
     return;
   }
-  const bool is_flat = runtime != "fsdp2" || is_megatron(row);
+  const bool is_flat = runtime != "fsdp2" || (is_megatron(row) && !has_axes(row));
   // FSDP1's flat parameters are of one module each, and so were FSDP2's units until PyTorch 2.5. A
   // table that is head as well is in one unit with it: there, the root's.
   const std::optional<TorchVersion> torch = torch_version(row);
@@ -289,6 +310,13 @@ void add_dated_habits(const TrainingRow& row, Assignments& plan) {
   // Switched off by pytorch/torchtitan#1580.
   if (row.word("stack") == "torchtitan_2025" && row.word("commit_date") < "2025-08-18") {
     plan.add("recompute_early_stop=true");
+  }
+  // PyTorch fused its norm in 2.9; from then on torchtitan put cuDNN's attention first
+  // (models/attention.py, sdpa_kernel(set_priority=True)).
+  const std::optional<TorchVersion> torch = torch_version(row);
+  if (row.word("stack") == "torchtitan_2025" && torch && *torch >= TorchVersion{2, 9}) {
+    if (!row.has("norm_impl")) plan.add("kernels.norm=compute");
+    if (!row.has("attention_kernel")) plan.add("attention=cudnn");
   }
 }
 

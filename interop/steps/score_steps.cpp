@@ -77,7 +77,7 @@ constexpr const char* kKeptFact = "kept_besides";
 // What the spread of first looks follows from (calibration/first_looks.h).
 CodeFacts code_facts(const TrainingRow& row, const TrainingJob& job, const Report& report) {
   const Plan& plan = job.resolved.plan;
-  const auto layers = static_cast<double>(plan.batch.accumulation * row.count("n_layers", 1));
+  const auto layers = static_cast<double>(plan.batch.accumulation * std::ssize(job.model.order));
   const std::string_view verdict = row.word("score");
   CodeFacts facts = code_facts(plan, job.cluster);
   const auto add = [&](const char* name, double size) {
@@ -173,7 +173,7 @@ std::vector<Measured> measured_of(const TrainingRow& row) {
         row.has("global_batch_seqs")
             ? *row.number("global_batch_seqs")
             : static_cast<double>(row.count("micro_batch_per_gpu") * row.count("grad_accum", 1) *
-                                  row.count("n_gpus"));
+                                  ranks_with_samples(row));
     const double tokens = sequences * static_cast<double>(row.count("seq_len"));
     if (tokens > 0) {
       measured.push_back(

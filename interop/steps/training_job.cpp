@@ -12,6 +12,8 @@
 #include "models/families.h"
 #include "models/layers/variants.h"
 #include "models/model_dims.h"
+#include "models/names.h"
+#include "models/zoo.h"
 #include "sim/base/error.h"
 #include "sim/spec/checks/plan_check.h"
 #include "sim/spec/plan_stack.h"
@@ -28,7 +30,22 @@ std::int64_t required(const TrainingRow& row, std::string_view column) {
 
 // --- model ---
 
+// A model of the zoo, with as many positions as the row has.
+ModelSpec zoo_model(const TrainingRow& row, Stack stack) {
+  const std::string_view said = row.word("zoo_model");
+  const auto name = published_name(said);
+  for (const ZooEntry& entry : zoo()) {
+    if (!name || entry.dims.name != name->zoo) continue;
+    ModelDims dims = entry.dims;
+    dims.max_positions = std::max(dims.max_positions, required(row, "seq_len"));
+    if (is_fused_by_hand(row)) dims.fused_qkv = dims.fused_gate_up = true;
+    return build_model(dims, stack);
+  }
+  throw refused(unknown_model(said));
+}
+
 ModelSpec model_of(const TrainingRow& row, Stack stack) {
+  if (row.has("zoo_model")) return zoo_model(row, stack);
   std::string_view arch = row.word("arch");
   if (arch.empty()) throw refused("arch is not published");
   // LayerNorm, GELU, biases, learned positions: the ordinary GPT of gpt3's family.
@@ -91,9 +108,9 @@ Batches batches_of(const TrainingRow& row) {
   Batches batches;
   batches.micro_batch = required(row, "micro_batch_per_gpu");
   batches.whole = row.count("grad_accum", 1);
-  const std::int64_t gpus = required(row, "n_gpus");
+  const std::int64_t ranks = ranks_with_samples(row);
   if (!row.has("global_batch_seqs")) return batches;
-  const std::int64_t per_rank = (row.count("global_batch_seqs") + gpus - 1) / gpus;
+  const std::int64_t per_rank = (row.count("global_batch_seqs") + ranks - 1) / ranks;
   batches.whole = per_rank / batches.micro_batch;
   batches.remainder = per_rank % batches.micro_batch;
   return batches;
@@ -104,7 +121,11 @@ Batches batches_of(const TrainingRow& row) {
 TrainingJob training_job(const TrainingRow& row, const std::vector<std::string>& set) {
   if (!row.problem.empty()) throw Error(ExitCode::kInvalidInput, row.problem);
   TrainingJob job;
+  if (!row.refusal.empty()) throw refused(row.refusal);
   if (!row.has("runtime")) throw refused("runtime is not published");
+  if (const std::int64_t stages = row.count("pp", 1); stages > 1) {
+    throw refused(fmt::format("pp: {} pipeline stages; expected 1", stages));
+  }
   job.cluster = cluster_of(row);
   job.model = model_of(row, Stack::kEager);
   Batches batches = batches_of(row);

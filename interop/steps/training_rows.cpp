@@ -8,6 +8,8 @@
 #include <charconv>
 #include <cmath>
 
+#include "interop/steps/published_words.h"
+
 namespace foreshard {
 namespace {
 
@@ -42,6 +44,7 @@ const std::vector<WordColumn>& word_columns() {
       {"prefetch_kind", {"implicit", "backward_pre", "backward_post", "none"}},
       {"offload", {"none", "optimizer", "params"}},
       {"gpu", {}},
+      {"zoo_model", {}},
       {"score", {"yes", "flag", "no"}},
       {"score_reason", {}},
   };
@@ -74,6 +77,12 @@ constexpr NumberColumn kNumbers[] = {
     {"fp8_all_gather", 0, 1},
     {"shard_group"},
     {"replicate_group"},
+    {"tp"},
+    {"cp"},
+    {"ep"},
+    {"etp"},
+    {"pp"},
+    {"async_tp", 0, 1},
     {"forward_prefetch", 0, 1},
     {"limit_all_gathers", 0, 1},
     {"network_gbit_s_per_node", 1e-3, 1e7, false},
@@ -171,10 +180,17 @@ std::int64_t TrainingRow::count(std::string_view column, std::int64_t otherwise)
   return value ? static_cast<std::int64_t>(*value) : otherwise;
 }
 
+std::int64_t ranks_with_samples(const TrainingRow& row) {
+  const std::int64_t sharing = row.count("tp", 1) * row.count("cp", 1) * row.count("pp", 1);
+  return std::max<std::int64_t>(1, row.count("n_gpus", 1) / sharing);
+}
+
 bool is_training_table(const CsvTable& table) {
   const bool measures = table.has("step_time_s") || table.has("tokens_per_s_per_gpu") ||
                         table.has("peak_mem_reserved_GiB") || table.has("peak_mem_alloc_GiB");
-  return measures && table.has("n_layers") && table.has("seq_len") && table.has("n_gpus");
+  const bool shaped = table.has("n_layers") || table.has("zoo_model");
+  return (measures && shaped && table.has("seq_len") && table.has("n_gpus")) ||
+         is_published_table(table);
 }
 
 std::vector<std::string_view> words_of_column(std::string_view column) {
@@ -224,7 +240,12 @@ std::string family_of(const std::string& id) { return id.substr(0, id.find('-'))
 
 std::vector<TrainingRow> read_training_rows(const CsvTable& table) {
   std::vector<TrainingRow> rows;
+  const bool in_words = is_published_table(table);
   for (std::size_t i = 0; i < table.rows(); ++i) {
+    if (in_words) {
+      rows.push_back(published_row(table, i));
+      continue;
+    }
     TrainingRow row;
     row.line = table.line(i);
     row.id = table.has("id") && !table.empty(i, "id") ? table.text(i, "id")

@@ -1,7 +1,9 @@
 // Rows of a table of measured training steps: one run each, with what was run and what it took.
 //
 // Columns and their grammar (a contract; other columns are for people):
-//   shape     n_layers d_model n_heads n_kv_heads head_dim d_ff vocab tied_embeddings
+//   shape     n_layers d_model n_heads n_kv_heads head_dim d_ff vocab tied_embeddings; or
+//   zoo_model, a
+//             name of the zoo
 //   batch     seq_len micro_batch_per_gpu grad_accum global_batch_seqs
 //   cluster   gpu n_gpus gpus_per_node network_gbit_s_per_node power_limit_w
 //   code      runtime runtime_version stack arch attention_kernel norm_impl rope_impl
@@ -9,10 +11,14 @@
 //             optimizer_impl recompute compile fp8 fp8_all_gather reshard shard_group
 //             replicate_group embedding_unit prefetch_kind forward_prefetch limit_all_gathers
 //             offload
+//   axes      tp cp ep etp pp (1: not cut) async_tp; shard_group and replicate_group are then of
+//   the
+//             axes shard and replicate
 //   measured  step_time_s or tokens_per_s_per_gpu; peak_mem_alloc_GiB peak_mem_reserved_GiB
 //   verdict   score (yes, flag, no) score_reason
 // An empty cell, `unknown` or a missing column: not published. Where global_batch_seqs is less than
-// micro_batch x grad_accum x GPUs it is right: the last micro-batch is smaller.
+// micro_batch x grad_accum x GPUs it is right: the last micro-batch is smaller. Tables in the words
+// of those who publish them are read too (published_words.h).
 #pragma once
 
 #include <compare>
@@ -35,6 +41,7 @@ struct TrainingRow {
   std::map<std::string, double, std::less<>> numbers;
   // Why it cannot be run: "n_gpus: '0': expected ...". "": it can.
   std::string problem;
+  std::string refusal;  // what of it is not modelled; "": nothing that its words say
 
   bool has(std::string_view column) const {
     return words.find(column) != words.end() || numbers.find(column) != numbers.end();
@@ -45,7 +52,11 @@ struct TrainingRow {
   std::int64_t count(std::string_view column, std::int64_t otherwise = 0) const;
 };
 
-// Whether the table is one: it has n_layers, seq_len, n_gpus and a measured column.
+// Ranks that have samples of their own: GPUs over the degrees of tp, cp and pp.
+std::int64_t ranks_with_samples(const TrainingRow& row);
+
+// Whether the table is one: it has n_layers or zoo_model, seq_len, n_gpus and a measured column, or
+// is a published one.
 bool is_training_table(const CsvTable& table);
 
 std::vector<TrainingRow> read_training_rows(const CsvTable& table);

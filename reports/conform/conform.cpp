@@ -97,7 +97,6 @@ class Comparison {
 
  private:
   std::int64_t constant_bytes() const {
-    if (category_index(kOtherCategory)) return 0;  // then the graph has it
     const auto column =
         std::find(recording_.categories.begin(), recording_.categories.end(), kOtherCategory);
     if (column != recording_.categories.end() && !recording_.memory.empty()) {

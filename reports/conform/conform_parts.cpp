@@ -87,8 +87,8 @@ std::optional<std::size_t> category_index(std::string_view name) {
 
 std::int64_t category_bytes(const CategoryTotals& totals, std::string_view name,
                             std::int64_t constant) {
-  if (const auto index = category_index(name)) return totals[*index];
-  return name == kOtherCategory ? constant : 0;
+  const auto index = category_index(name);
+  return (index ? totals[*index] : 0) + (name == kOtherCategory ? constant : 0);
 }
 
 std::string unit_differences(const Recording& recording, const std::vector<Unit>& units,

@@ -16,6 +16,13 @@
 namespace foreshard {
 namespace {
 
+// What sends and receives to and from all peers reach of the GPU's links and of the ports: 348 and
+// 357 GB/s of 371 on eight and four H100, 0.90 to 0.92 of 50 GB/s per port on ten nodes with one to
+// eight GPUs each (xxrjun/nccl-tests-cluster@56089ca, benchmarks/example-cluster01, alltoall_perf
+// of 64 GiB; NCCL 2.29.2).
+constexpr double kPeersInside = 0.95;
+constexpr double kPeersBetween = 0.91;
+
 constexpr double kGiga = 1e9;
 constexpr double kMicro = 1e-6;
 
@@ -202,6 +209,10 @@ double fabric_seconds(const FabricCurve& curve, const FabricTerm& term) {
       break;
     case NcclAlgorithm::kTree:
       share = curve.tree;
+      break;
+    case NcclAlgorithm::kPointToPoint:
+      share = curve.kind == FabricKind::kNvlink || curve.kind == FabricKind::kPcie ? kPeersInside
+                                                                                   : kPeersBetween;
       break;
     default:
       more = 1 + curve.own / term.steps;

@@ -45,8 +45,8 @@ double normal_quantile(double p) {
 
 CollectiveOperation operation_of(EventKind collective) {
   switch (collective) {
-    // An all-to-all moves as much to and from every rank as a gather of a buffer of its size.
     case EventKind::kAllToAll:
+      return CollectiveOperation::kAllToAll;
     case EventKind::kAllGather:
       return CollectiveOperation::kAllGather;
     case EventKind::kReduceScatter:
@@ -58,6 +58,12 @@ CollectiveOperation operation_of(EventKind collective) {
     default:
       return CollectiveOperation::kAllReduce;
   }
+}
+
+// The ring of context parallel sends to one neighbour what an all-to-all spreads over all.
+CollectiveOperation operation_of(EventKind collective, const Communicator& communicator) {
+  const bool is_ring = collective == EventKind::kAllToAll && communicator.name == "cp";
+  return is_ring ? CollectiveOperation::kSendRecv : operation_of(collective);
 }
 
 // What a hop of the cluster takes longer than one of NCCL's table, seconds. The catalogue's
@@ -553,7 +559,8 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
     Evidence evidence = Evidence::kMeasured;
     if (is_collective(work.kind) && models[work.communicator]) {
       const CollectiveModel& model = *models[work.communicator];
-      const CollectiveOperation operation = operation_of(work.kind);
+      const CollectiveOperation operation =
+          operation_of(work.kind, graph.communicators[work.communicator]);
       const CollectivePrice p = with_gap(model.price(operation, as_double(work.bytes.count())),
                                          gaps[work.communicator], operation);
       seconds = last = p.seconds * scale(model.factor());

@@ -27,8 +27,8 @@ struct UnitParameter {
   std::int64_t gathered_size = 2;
   bool casts = true;  // to the compute dtype, before its gather
   bool trainable = true;
-  bool partial = false;             // ParameterSpec::partial
-  std::int64_t gradient_numel = 0;  // as backward makes it; 0: numel
+  bool replicated = false, partial = false;  // ParameterSpec
+  std::int64_t gradient_numel = 0;           // as backward makes it; 0: numel
 };
 
 // What a unit's rows cost and its buffers weigh. Units of the same layers share one.

@@ -67,6 +67,7 @@ class LayerPrograms {
     bool early_stop = true;  // of recomputations
     bool stacked = false;    // ModuleKernels::scan
     Mesh mesh;               // where it has more axes than replicate and shard, and what follows
+    bool divides_loss = false;
     TensorParallel tensor_parallel;
     ContextParallel context_parallel;
     ExpertParallel expert_parallel;

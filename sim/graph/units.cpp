@@ -208,6 +208,7 @@ UnitParameter StepBuilder::sharded(std::int32_t layer, const ParameterSpec& para
   p.shard_numel = checked_multiply(chunk, rest);
   p.local_numel = std::clamp<std::int64_t>(rows - rank * chunk, 0, chunk) * rest;
   p.trainable = is_trained(layer, parameter);
+  p.replicated = parameter.replicated;
   p.partial = parameter.partial;
   p.gradient_numel = parameter.gradient_numel;
   return p;

@@ -69,9 +69,10 @@ struct ParameterSpec {
   // 0: of the layer's own unit; k > 0: of LayerSpec::nested[k - 1] where the plan makes that a
   // unit.
   std::int8_t part = 0;
-  // On the ranks of mesh.tp: each has a part of the sum that its gradient is; backward makes the
-  // gradient of so many elements, of which the rank keeps its own (0: of its own alone); and it is
-  // one of the experts', sharded over efsdp.
+  // On the ranks of mesh.tp: each has all of it (replicated), and a part of the sum that its
+  // gradient is; backward makes the gradient of so many elements, of which the rank keeps its own
+  // (0: of its own alone); and it is one of the experts', sharded over efsdp.
+  bool replicated = false;
   bool partial = false;
   std::int64_t gradient_numel = 0;
   bool is_expert = false;

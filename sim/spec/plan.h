@@ -55,6 +55,9 @@ struct Batch {
 struct TensorParallel {
   bool sequence = true;  // norms and residuals on a part of the positions each (SequenceParallel)
   bool loss = true;      // logits stay cut by vocabulary (loss_parallel)
+  // Collectives and the products beside them overlap chunk by chunk (torchtitan's
+  // enable_async_tensor_parallel, Megatron-Core's tp_comm_overlap); with sequence.
+  bool async = false;
   bool operator==(const TensorParallel&) const = default;
 };
 

@@ -49,7 +49,15 @@ class LossCutter {
         operation("log_softmax", Function::kLogSoftmax, {wide, shifted, logarithm}, probabilities);
     softmax.gradient = GradientRule::kOwn;
     softmax.saved = {probabilities};
-    softmax.backward_workspace = {fp32("exponentials (backward)", width_)};
+    // Beside the exponentials: targets as they are, kept safe and shifted to the rank's part, their
+    // mask, the mask as numbers, and weights.
+    softmax.backward_workspace = {fp32("exponentials (backward)", width_),
+                                  small("safe targets", ElementType::kInt64),
+                                  small("targets of the rank", ElementType::kInt64),
+                                  small("rows", ElementType::kInt64),
+                                  small("mask", ElementType::kByte),
+                                  fp32("kept targets", 1),
+                                  fp32("weights of targets", 1)};
     softmax.released = {shifted, maximum, total, logarithm};
 
     const Index chosen = fp32("chosen", 1);
@@ -74,6 +82,9 @@ class LossCutter {
   }
   Index fp32(std::string name, std::int64_t per_token) {
     return add({.name = std::move(name), .per_token = per_token, .type = ElementType::kFp32});
+  }
+  Index small(std::string name, ElementType type) {
+    return add({.name = std::move(name), .per_token = 1, .type = type});
   }
   // Nothing to differentiate unless the caller says so.
   Operation& operation(std::string name, Function function, Indices inputs, Index output) {

@@ -38,6 +38,7 @@ class Cutter {
 
   CutLayer run() {
     for (const Operation& op : old_.operations) cut(op);
+    mark_replicated();
     Placement output = placement_[at(layer_.output)];
     if (old_.role == LayerRole::kHead && output == Placement::kFeature &&
         !plan_.tensor_parallel.loss) {
@@ -49,6 +50,14 @@ class Cutter {
 
  private:
   static constexpr Index kNone = -1;
+
+  // Of the model's own sizes: no axis cuts them.
+  void mark_replicated() {
+    for (std::size_t p = 0; tp_ > 1 && p < old_.parameters.size(); ++p) {
+      ParameterSpec& parameter = layer_.parameters[p];
+      parameter.replicated = !parameter.is_expert && parameter.shape == old_.parameters[p].shape;
+    }
+  }
 
   // --- tensors ---
 
@@ -360,14 +369,16 @@ class Cutter {
     const Index arrived = fixed("rows received", routing_.received * routing_.width);
     route(rows, arrived, true);
     routing_.permuted = fixed("rows permuted", routing_.padded * routing_.width);
-    const Index order = fixed("order of rows", 4 * routing_.padded, ElementType::kByte);
+    const Index order = fixed(kRowOrder, 4 * routing_.padded, ElementType::kByte);
     Operation& make = move(came, order, first.part);
     make.gradient = GradientRule::kNone;
     Operation& permute = move(arrived, routing_.permuted, first.part);
     permute.function = Function::kGather;
     permute.inputs.push_back(order);
     permute.saved = {order};
-    permute.released = {arrived, order};
+    permute.released = {arrived};
+    // The module holds it until its next forward, which torchtitan's frame follows.
+    if (plan_.step_frame == StepFrame::kPlain) permute.released.push_back(order);
     permute.backward_temporaries = {fixed("row zeros", (routing_.received + 1) * routing_.width)};
   }
 
@@ -461,11 +472,17 @@ class Cutter {
     Index input = read;
     if (placement_[at(read)] == Placement::kSequence) {
       input = gather(read, op.part);
-    } else if (!sequence_) {
+    } else if (!sequence_ || old_.role == LayerRole::kBlock) {  // of a latent, every rank has all
       input = own_input(read, op.part);
     }
     for (Indices* list : {&op.inputs, &op.saved})
       std::replace(list->begin(), list->end(), read, input);
+    if (const Latent latent = latent_of(result); latent.is_normed) {
+      weight.partial = latent.is_split;
+      place(result, Placement::kWhole);
+      layer_.operations.push_back(std::move(op));
+      return;
+    }
     const std::size_t rows = op.transposed_weight ? 1 : 0;
     const std::int64_t columns = chunk_of(op.n, tp_, plan_.mesh.tp_index(plan_.rank));
     op.n = columns;
@@ -477,6 +494,34 @@ class Cutter {
     placement_[at(result)] = Placement::kFeature;
     layer_.tensors[at(result)].per_token = columns;
     layer_.operations.push_back(std::move(op));
+  }
+
+  // What a product makes that is normed before the next one reads it: a latent (NoParallel, each
+  // rank makes all of it); whether a part of it goes elsewhere, so that each rank has a summand of
+  // its gradient (the rotated part of the keys, which only the rank's heads read).
+  struct Latent {
+    bool is_normed = false, is_split = false;
+  };
+  Latent latent_of(Index made) const {
+    Latent latent;
+    std::vector<bool> is_part(old_.tensors.size(), false);
+    Index normed = kNone;
+    is_part[at(made)] = true;
+    for (const Operation& op : old_.operations) {
+      const auto reads = [&](Index t) { return is_part[at(t)]; };
+      const bool reads_part = std::any_of(op.inputs.begin(), op.inputs.end(), reads);
+      if (reads_part && op.view) {
+        for (Index t : op.outputs) is_part[at(t)] = true;
+      } else if (reads_part && op.kind == OperationKind::kNorm) {
+        normed = op.outputs.front();
+      } else if (reads_part) {
+        latent.is_split = true;
+      }
+      const bool reads_normed = normed != kNone && std::find(op.inputs.begin(), op.inputs.end(),
+                                                             normed) != op.inputs.end();
+      if (reads_normed && op.kind == OperationKind::kGemm) latent.is_normed = true;
+    }
+    return latent;
   }
 
   // A masked lookup in a part of the vocabulary; the gradient is made for all of it.
@@ -538,6 +583,10 @@ class Cutter {
     for (Index t : op.inputs) {
       if (placement_[at(t)] != Placement::kWhole) placement = placement_[at(t)];
     }
+    // What all heads share is repeated for the rank's own.
+    const bool expands = op.view && old_.tensors[at(op.outputs.front())].per_token >
+                                        old_.tensors[at(op.inputs.front())].per_token;
+    if (expands && tp_ > 1) placement = Placement::kFeature;
     for (Indices* list : {&op.outputs, &op.saved, &op.backward_temporaries, &op.forward_workspace,
                           &op.backward_workspace}) {
       place(*list, placement);

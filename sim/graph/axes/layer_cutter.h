@@ -12,6 +12,9 @@ namespace foreshard {
 // Of a tensor over the ranks of mesh.tp.
 enum class Placement : std::uint8_t { kWhole, kSequence, kFeature };
 
+// The tensor that says in which order a rank's experts have the rows that came.
+inline constexpr const char* kRowOrder = "order of rows";
+
 struct CutLayer {
   LayerSpec layer;
   Placement output = Placement::kWhole;

@@ -79,4 +79,26 @@ ModelSpec part_of_rank(const ModelSpec& model, const Plan& plan) {
   return part;
 }
 
+void divide_loss(ModelSpec& model) {
+  for (LayerSpec& layer : model.kinds) {
+    const bool has_gradient_already = std::any_of(layer.operations.begin(), layer.operations.end(),
+                                                  [](const Operation& op) { return op.in_place; });
+    if (layer.role != LayerRole::kLoss || layer.operations.empty() || has_gradient_already)
+      continue;
+    const Index sum = layer.output;
+    TensorSpec divided = layer.tensors[static_cast<std::size_t>(sum)];
+    layer.tensors[static_cast<std::size_t>(sum)].name = kUndividedLoss;
+    layer.tensors.push_back(std::move(divided));
+    layer.output = static_cast<Index>(layer.tensors.size() - 1);
+    Operation op;
+    op.name = "divide";
+    op.function = Function::kScale;
+    op.inputs = {sum};
+    op.outputs = {layer.output};
+    // What goes with the loss' last operation goes with this one.
+    std::swap(op.released, layer.operations.back().released);
+    layer.operations.push_back(std::move(op));
+  }
+}
+
 }  // namespace foreshard

@@ -12,4 +12,8 @@ namespace foreshard {
 // register them (modules inside a block before the norms of the block itself).
 ModelSpec part_of_rank(const ModelSpec& model, const Plan& plan);
 
+// torchtitan's trainer sums the loss and divides it by the tokens of the step: an operation more.
+inline constexpr const char* kUndividedLoss = "undivided loss";
+void divide_loss(ModelSpec& model);
+
 }  // namespace foreshard

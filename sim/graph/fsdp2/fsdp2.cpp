@@ -142,7 +142,9 @@ void Fsdp2::set_flags(std::int32_t microbatch) {
 
 void Fsdp2::run_forward(bool training) {
   log_where_ = training ? "forward" : "eval";
-  if (training) {
+  if (training && framed()) {
+    cut_batch();
+  } else if (training) {
     const Batch& batch = plan_.batch;
     input_tokens_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1,
                              Bytes(input_bytes(model_, batch.micro_batch, batch.sequence)));
@@ -327,6 +329,9 @@ void Fsdp2::run_segment(EventKind kind, std::int32_t layer, std::size_t segment)
   if (p.segments[segment].kernels_end > kernels) {
     const EventId row = add_layer_run(kind, layer, segment, 1);
     if (p.segments[segment].host_waits) read_splits(row, layer, p.segments[segment].part);
+    if (std::exchange(permutes_rows_, false) && kind != EventKind::kBackward) {
+      replace_row_order(kind, layer);
+    }
   } else if (p.segments[segment].actions_end > actions) {
     add_segment(kind, layer, static_cast<std::uint8_t>(segment));
   }
@@ -456,11 +461,16 @@ void Fsdp2::run_backward() {
     l -= repeat_->after(l);
   }
   root_post_backward_final_callback();
-  StepBuilder::free(input_tokens_);
-  StepBuilder::free(input_labels_);
+  if (framed()) {
+    drop_batch_parts();
+  } else {
+    StepBuilder::free(input_tokens_);
+    StepBuilder::free(input_labels_);
+  }
   const std::int32_t last = layers - 1;
   if (spec_of(last).role == LayerRole::kLoss) {
     add_phase(EventKind::kBackward, last, Segments::kExit);
+    if (framed()) keep_loss(last);
   }
 }
 

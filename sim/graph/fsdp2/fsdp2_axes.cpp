@@ -1,5 +1,4 @@
-// Collectives inside layers (tensor, context and expert parallel), and what they and torchtitan's
-// train_step add around FSDP2.
+// Collectives inside layers (tensor, context and expert parallel), and what they add around FSDP2.
 //
 // Functional collectives run on their communicator's own stream, which first waits for what is
 // computed; compute waits for them once, where the layer's program says. FSDP's post-backward
@@ -160,6 +159,10 @@ EventId Fsdp2::launch(const LayerCall& call, std::int32_t unit) {
 }
 
 void Fsdp2::await(const LayerCall& call, std::int32_t unit) {
+  const bool of_rows = call.collective.dim == MeshDim::kEp &&
+                       call.collective.kind == CollectiveKind::kAllToAll &&
+                       call.element.type != ElementType::kInt64 && call.collective.waits;
+  permutes_rows_ = framed() && of_rows;
   if (call.launch != LayerCall::kOfLayerBefore) {
     return await_collective(flights_[static_cast<std::size_t>(call.launch)], call.collective.kind,
                             call.collective.dim, unit);
@@ -250,89 +253,7 @@ std::vector<std::int32_t> Fsdp2::complete_gradients(std::int32_t unit) {
   return gradients;
 }
 
-// --- around the step ---
-
-// Gradients of the step before.
-void Fsdp2::hold_gradients() {
-  for (std::int32_t u = 0; u < count(); ++u) {
-    const UnitShape& s = shape(u);
-    if (s.trained == 0) continue;
-    Group& g = group(u);
-    g.gradient = allocate_persistent(MemoryCategory::kShardedGrad, u,
-                                     Bytes(s.trained_shard_numel * master_size()));
-    graph().buffers.back().pool =
-        replicated() && casts_gradients() ? Stream::kAllReduce : Stream::kReduceScatter;
-  }
-}
-
-// Trainer.train_step: zero_grad, then the tokens of all micro-batches, summed over all samples and
-// read by the host.
-void Fsdp2::begin_step_frame() {
-  if (!framed()) return;
-  log_where_ = "step";
-  zero_grad();
-  if (logging_) log("zero_grad");
-  if (plan_.mesh.data_parallel() == 1) return;
-  sum_and_read(MeshDim::kBatch, {8, "int64", "SUM"});
-}
-
-void Fsdp2::sum_and_read(MeshDim dim, const Scalar& scalar) {
-  const EventId row = communicate(CollectiveKind::kAllReduce, dim, scalar.bytes, scalar.bytes,
-                                  {.dtype = scalar.dtype, .on = scalar.reduction});
-  await_collective(row, CollectiveKind::kAllReduce, dim, HostEvent::kNobody);
-  read_on_host(scalar, row);
-}
-
-void Fsdp2::read_on_host(const Scalar& scalar, EventId row) {
-  host_wait(row);
-  if (logging_) {
-    log("host_wait", {.bytes_in = scalar.bytes, .dtype = scalar.dtype, .on = "item"});
-  }
-}
-
-// A step that logs: the mean and the greatest loss and the tokens so far, then the norm.
-void Fsdp2::end_step_frame() {
-  if (plan_.step_frame != StepFrame::kTorchtitanLog) return;
-  const MeshDim dim = MeshDim::kLoss;
-  if (plan_.mesh.group(dim).size > 1) {
-    sum_and_read(dim, {4, "fp32", "SUM"});
-    sum_and_read(dim, {4, "fp32", "MAX"});
-    sum_and_read(dim, {8, "int64", "SUM"});
-  } else {
-    read_on_host({4, "fp32", ""}, tail(Stream::kCompute));
-  }
-  read_on_host({4, "fp32", ""}, tail(Stream::kCompute));
-}
-
-// torchtitan's optimizer pre-hook (components/optimizer.py): the tokens of each expert of every
-// layer of experts, summed over `loss`.
-void Fsdp2::balance_routers() {
-  if (!framed() || plan_.mesh.group(MeshDim::kLoss).size == 1) return;
-  std::int64_t counts = 0;
-  for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
-    for (const Operation& op : spec_of(l).operations) {
-      if (op.name != "correct") continue;
-      const auto scores = static_cast<std::size_t>(op.inputs.front());
-      counts += spec_of(l).tensors[scores].per_token;
-    }
-  }
-  if (counts == 0) return;
-  const auto communicator = communicator_of(MeshDim::kLoss);
-  const std::int64_t bytes = counts * 4;
-  wait(Stream::kAllReduce, tail(Stream::kCompute));
-  const EventId row = add_collective(EventKind::kAllReduce, Stream::kAllReduce, communicator,
-                                     Bytes(bytes), HostEvent::kNobody);
-  wait(Stream::kCompute, row);
-  if (!logging_) return;
-  log("all_reduce", {.bytes_in = bytes,
-                     .bytes_out = bytes,
-                     .dtype = "fp32",
-                     .group = "loss",
-                     .group_size = plan_.mesh.group(MeshDim::kLoss).size,
-                     .on = "SUM",
-                     .communicator = communicator,
-                     .issue = "c10d"});
-}
+// --- experts ---
 
 // Expert parallel: rows to and from every rank go to the host, which waits for the second copy.
 void Fsdp2::read_splits(EventId row, std::int32_t layer, std::int8_t part) {
@@ -372,7 +293,15 @@ void Fsdp2::clip_over_axes() {
         allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
                        add_part_list(std::vector<Bytes>(
                            static_cast<std::size_t>(clipped.parameters), allocated_size(4))));
+    // Norms that every rank of tp has whole become summands of the row.
+    std::int32_t shares =
+        clipped.replicated == 0
+            ? kNoBuffer
+            : allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
+                             add_part_list(std::vector<Bytes>(
+                                 static_cast<std::size_t>(clipped.replicated), allocated_size(4))));
     std::int32_t stacked = temporary(row);
+    StepBuilder::free(shares);
     std::int32_t roots = kNoBuffer;
     for (const MeshDim dim : clipped.dims) {
       std::int32_t powers = temporary(row);
@@ -400,16 +329,22 @@ void Fsdp2::clip_over_axes() {
   StepBuilder::free(factor);
   add_step_row(EventKind::kGradScale, Stream::kCompute);
   StepBuilder::free(clamped);
-  StepBuilder::free(total);
+  if (framed()) {
+    gradient_norm_ = total;  // which is logged
+  } else {
+    StepBuilder::free(total);
+  }
   if (logging_) log("clip_end");
 }
 
 std::vector<Fsdp2::ClipGroup> Fsdp2::clip_groups() const {
   const Mesh& mesh = plan_.mesh;
-  ClipGroup experts{0, {}}, others{0, {}};
+  ClipGroup experts, others;
   for (const Trained& p : trained_) {
     const bool expert = p.unit >= 0 && of_experts(shape(p.unit));
-    ++(expert ? experts : others).parameters;
+    ClipGroup& of = expert ? experts : others;
+    ++of.parameters;
+    of.replicated += p.replicated ? 1 : 0;
   }
   const auto add = [&](ClipGroup& to, MeshDim dim) {
     if (mesh.group(dim).size > 1) to.dims.push_back(dim);

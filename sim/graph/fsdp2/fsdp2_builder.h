@@ -104,6 +104,7 @@ class Fsdp2 final : public StepBuilder {
     std::int32_t unit = -1;        // -1: outside FSDP
     std::int64_t state_bytes = 0;  // of one moment
     std::int8_t part = 0;
+    bool replicated = false;  // ParameterSpec::replicated
     std::int32_t ignored_gradient = kNoBuffer;
   };
 
@@ -200,6 +201,16 @@ class Fsdp2 final : public StepBuilder {
   std::vector<std::int32_t> complete_gradients(std::int32_t unit);
   void begin_step_frame();
   void end_step_frame();
+  void log_step();
+  void cut_batch();
+  void drop_batch_parts();
+  void keep_loss(std::int32_t layer);
+  void hold_row_orders();
+  void replace_row_order(EventKind kind, std::int32_t layer);
+  std::int32_t slot_called(std::int32_t layer, std::string_view name) const;
+  std::int64_t whole_labels() const;
+  std::int32_t counted(std::int64_t bytes);
+  std::int32_t fetched(std::int64_t bytes);
   void balance_routers();
   void read_splits(EventId row, std::int32_t layer, std::int8_t part);
   std::vector<std::int32_t> experts_listed(std::int32_t unit, std::int32_t target) const;
@@ -213,7 +224,8 @@ class Fsdp2 final : public StepBuilder {
   void read_on_host(const Scalar& scalar, EventId row);
   struct ClipGroup {
     std::int64_t parameters = 0;
-    std::vector<MeshDim> dims;  // that their gradients are cut by
+    std::int64_t replicated = 0;  // of these, on every rank of tp
+    std::vector<MeshDim> dims;    // that their gradients are cut by
   };
   std::vector<ClipGroup> clip_groups() const;
   void clip_over_axes();
@@ -306,6 +318,12 @@ class Fsdp2 final : public StepBuilder {
   bool in_finalize_ = false;
   std::int32_t input_tokens_ = kNoBuffer;
   std::int32_t input_labels_ = kNoBuffer;
+  // Of the step's frame: tokens and labels of all micro-batches, the rank's part of one's, losses.
+  std::vector<std::int32_t> batches_, batch_parts_, losses_;
+  std::vector<std::int32_t> row_orders_;  // of layers: what the experts' module holds
+  bool permutes_rows_ = false;            // the segment that comes does
+  std::int32_t fetched_labels_ = kNoBuffer, token_count_ = kNoBuffer;
+  std::int32_t loss_weight_ = kNoBuffer, gradient_norm_ = kNoBuffer;
   bool is_last_backward_ = true;
   bool all_reduces_ = true;
   bool reshards_after_backward_ = true;

@@ -42,6 +42,7 @@ void Fsdp2::list_trained() {
       Trained& trained = trained_.emplace_back();
       trained.state_bytes = p.local_numel * size_of(plan_.optimizer.state);
       trained.part = parameters[i].part;
+      trained.replicated = p.replicated;
       if (is_ignored(parameters[i])) {
         trained.ignored_gradient = first.first_buffer + graph().program(first).weight_gradients[i];
       } else {
@@ -85,6 +86,8 @@ void Fsdp2::persistent_memory(StepNumber step) {
       continue;
     }
     for (const UnitParameter& p : list) {
+      // torchtitan's recorder counts shards that were padded among what the model holds besides.
+      if (framed() && padded(p)) continue;
       const std::int32_t shard = allocate_persistent(MemoryCategory::kShardedParam, u,
                                                      Bytes(p.shard_numel * p.stored_size));
       graph().buffers.back().on_host = on_host;

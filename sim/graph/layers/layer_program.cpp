@@ -19,6 +19,7 @@
 #include "sim/graph/layers/layer_backward.h"
 #include "sim/graph/layers/layer_forward.h"
 #include "sim/graph/layers/layer_program_writer.h"
+#include "sim/graph/layers/pipelined_products.h"
 
 namespace foreshard {
 namespace {
@@ -159,7 +160,8 @@ const char* to_string(MemoryCategory category) {
                                                                         "reduce_scatter_input",
                                                                         "reduce_scatter_output",
                                                                         "comm_temp",
-                                                                        "input"};
+                                                                        "input",
+                                                                        "other"};
   return kNames[static_cast<std::size_t>(category)];
 }
 
@@ -175,6 +177,12 @@ LayerProgram build_layer_program(const LayerSpec& layer, const ProgramOptions& o
   write_forward(writer);
   if (graph.is_checkpointed()) write_recompute(writer);
   write_backward(writer);
+  if (options.pipelines_products) {
+    LayerProgram& program = writer.program();
+    for (LayerPhaseProgram* phase : {&program.forward, &program.recompute, &program.backward}) {
+      pipeline_products(layer, *phase);
+    }
+  }
   Finisher(writer).run();
   return std::move(writer.program());
 }

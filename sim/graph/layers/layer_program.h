@@ -37,8 +37,9 @@ enum class MemoryCategory : std::uint8_t {
   kReduceScatterOutput,
   kCommTemp,  // copies of parameters and gradients that are sharded along another dimension
   kInput,
+  kOther,  // what a training loop counts and averages
 };
-inline constexpr std::size_t kMemoryCategories = 17;
+inline constexpr std::size_t kMemoryCategories = 18;
 const char* to_string(MemoryCategory category);
 
 // The caching allocator hands out multiples of 512 bytes (c10/cuda/CUDACachingAllocator.cpp,
@@ -255,6 +256,7 @@ struct ProgramOptions {
   // Parameters are DTensors while they are gathered: the recorder does not see which tensor becomes
   // a gradient, and counts it as what it was.
   bool wraps_gradients = false;
+  bool pipelines_products = false;  // TensorParallel::async
 };
 
 // Throws Error(kInvalidInput) when sizes overflow.

@@ -296,6 +296,7 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
     setting.units = plan.units;  // which parameters are in one flat parameter
   }
   setting.evaluates = plan.evaluation.in_step;
+  setting.divides_loss = plan.step_frame != StepFrame::kPlain;
   if (!plan.mesh.is_plain()) {
     setting.mesh = plan.mesh;
     setting.tensor_parallel = plan.tensor_parallel;
@@ -324,6 +325,11 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan)
   if (!plan.mesh.is_plain()) {
     local_ = std::make_shared<const ModelSpec>(part_of_rank(whole, plan));
   }
+  if (setting_.divides_loss) {
+    ModelSpec divided = model_of(whole);
+    divide_loss(divided);
+    local_ = std::make_shared<const ModelSpec>(std::move(divided));
+  }
   const ModelSpec& model = model_of(whole);
   modes_[static_cast<std::size_t>(Recompute::kNone)] = true;
   modes_[static_cast<std::size_t>(plan.recompute.value)] = true;
@@ -344,6 +350,7 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan)
     options.batch = layer.domain.sequences(plan.batch.micro_batch);
     options.sequence = layer.domain.length(plan.batch.sequence / plan.mesh.cp);
     options.wraps_gradients = plan.mesh.tp > 1;
+    options.pipelines_products = plan.mesh.tp > 1 && plan.tensor_parallel.async;
     options.input_in_flight = variant.input_in_flight;
     options.gradient_in_flight = variant.gradient_in_flight;
     options.waiting_bytes = variant.waiting_bytes;

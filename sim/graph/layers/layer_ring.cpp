@@ -1,11 +1,12 @@
 // torch 2.11 distributed/tensor/experimental/_context_parallel/_attention.py,
-// _templated_ring_attention and its backward (505-640).
+// _templated_ring_attention, its backward and _SDPAMerger, variable by variable: a buffer lives as
+// long as a name or an open collective refers to it.
 //
 // Forward: keys and values flat in one buffer; gathered at once, or exchanged with the neighbour
 // before each step and awaited behind it. A step is one call of the attention kernel; outputs are
 // merged in fp32. Backward: keys and values come round again, and gradients of both go round in
 // fp32, always from neighbour to neighbour: a step's are added to what arrived and sent on; the
-// last exchange is awaited at once.
+// last exchange is awaited at once. A step that the rank skips makes zeros in fp32.
 #include "sim/graph/layers/layer_ring.h"
 
 #include <string>
@@ -32,81 +33,105 @@ class Ring {
   }
 
   Slots forward() {
-    begin_keys();
-    Slots ended;
-    const std::int32_t sum = temporary(2 * out_, "attention fp32");
-    std::int32_t arrived = received_;
+    pack_keys();
+    const std::int32_t sum = add("attention fp32");
     for (std::int64_t step = 0; step < op_.ring.ranks; ++step) {
-      const bool sends = op_.ring.exchanges && step > 0 && step + 1 < op_.ring.ranks;
-      std::int32_t next = LayerProgramWriter::kNoSlot;
-      std::int16_t flight = launched_;
-      if (sends) {
-        next = temporary(k_ + v_, "keys and values");
-        flight = launch(CollectiveKind::kAllToAll, k_ + v_, k_ + v_, element_);
+      receive_keys(step);
+      send_keys(step);
+      if (!op_.ring.computes(step)) continue;
+      if (step > 0) free(std::exchange(packing_, {}));
+      compute(step);
+      if (step == 0) {
+        writer_.allocate(sum);
+        copy(out_ + 2 * out_);
+      } else {
+        merge(step);
       }
-      if (op_.ring.computes(step)) compute(step);
-      const bool waits = step == 0 || sends;
-      if (waits) writer_.await(flight);
-      if (step == 0) end_packing();
-      if (op_.ring.computes(step) && step > 0) merge(step);
-      if (sends) writer_.free(std::exchange(arrived, next));
     }
-    ended = {sum, arrived};
+    free(lse_);
+    // The results in the compute dtype are the operation's.
+    Slots ended = {sum, received_};
+    for (const Slots& rest : {packing_, step_out_}) {
+      ended.insert(ended.end(), rest.begin(), rest.end());
+    }
     return ended;
   }
 
   Slots backward() {
     const std::int32_t dq = temporary(2 * q_, "q.grad fp32");
-    const std::int32_t dkv = temporary(2 * (k_ + v_), "k and v.grad fp32");
-    begin_keys();
-    std::int16_t keys = launched_;
-    std::int32_t arrived = received_;
+    Slots sums = {temporary(2 * k_, "k.grad fp32"), temporary(2 * v_, "v.grad fp32")};
+    pack_keys();
     const TensorElement fp32{ElementType::kFp32, DType::kFp32};
+    const std::int64_t wide = 2 * (k_ + v_);
     std::int16_t gradients = 0;
     std::int32_t sent = LayerProgramWriter::kNoSlot, came = LayerProgramWriter::kNoSlot;
-    Slots first;
-    const std::int64_t wide = 2 * (k_ + v_);
+    std::int32_t held = LayerProgramWriter::kNoSlot, statistics = LayerProgramWriter::kNoSlot;
+    Slots made;
     for (std::int64_t step = 0; step < op_.ring.ranks; ++step) {
-      std::int32_t next = LayerProgramWriter::kNoSlot;
-      const bool sends = op_.ring.exchanges && step > 0 && step + 1 < op_.ring.ranks;
-      if (step == 1 || (op_.ring.exchanges && step > 1)) {
-        writer_.await(keys);
-        if (step == 1) end_packing();
+      receive_keys(step);
+      send_keys(step);
+      if (flat_ != LayerProgramWriter::kNoSlot) {
+        free(std::exchange(passing_, std::exchange(flat_, LayerProgramWriter::kNoSlot)));
       }
-      if (sends) {
-        next = temporary(k_ + v_, "keys and values");
-        keys = launch(CollectiveKind::kAllToAll, k_ + v_, k_ + v_, element_);
+      if (op_.ring.computes(step)) {
+        const std::int32_t half = op_.ring.halves(step) ? temporary(statistics_ / 2, "logsumexp")
+                                                        : LayerProgramWriter::kNoSlot;
+        if (step > 0) free(std::exchange(packing_, {}));
+        free(std::exchange(statistics, half));
+        free(std::exchange(made, step_gradients(step)));
+      } else {
+        replace_by_zeros(made);
       }
-      Slots made;
-      if (op_.ring.computes(step)) made = compute_backward(step);
-      free(first);
-      first = {};
-      if (step > 0) {
+      const bool adds_half = op_.ring.balanced && step > 0 && step <= op_.ring.rank;
+      if (step == 0) {
+        const Slots flattened = {temporary(2 * k_, "k.grad flat"),
+                                 temporary(2 * v_, "v.grad flat")};
+        sent = temporary(wide, "k and v.grad to send");
+        free(flattened);
+      } else {
         writer_.await(gradients);
-        writer_.free(sent);
+        free(sent);
+        free(std::exchange(sums, {}));
+        free(std::exchange(held, came));
+        if (adds_half) sums = {temporary(2 * k_, "k.grad sum"), temporary(2 * v_, "v.grad sum")};
+        sent = temporary(wide, "k and v.grad to send");
       }
-      sent = temporary(wide, "k and v.grad to send");
       copy(wide + (step > 0 ? 2 * wide : k_ + v_));
-      if (came != LayerProgramWriter::kNoSlot) writer_.free(came);
       came = temporary(wide, "k and v.grad that arrive");
       gradients = launch(CollectiveKind::kAllToAll, wide, wide, fp32);
+      if (adds_half) free(std::exchange(held, LayerProgramWriter::kNoSlot));
+      if (op_.ring.halves(step)) {
+        free(temporary(2 * q_, "q.grad sum"));  // which takes the place of the one before
+      }
       copy(3 * 2 * q_);
-      first = std::move(made);
-      if (sends) writer_.free(std::exchange(arrived, next));
     }
+    const std::int32_t query = temporary(q_, "q.grad");
+    free(dq);
     writer_.await(gradients);
-    writer_.free(sent);
+    const std::int32_t both = temporary(k_ + v_, "k and v.grad");
     copy(3 * q_ + 3 * (k_ + v_));
-    Slots ended = {dq, dkv, came, arrived};
-    ended.insert(ended.end(), first.begin(), first.end());
+    free(sent);
+    free(came);
+    free(query);  // the operation's gradients
+    free(both);
+    Slots ended = {passing_, held, received_, statistics};
+    std::erase(ended, LayerProgramWriter::kNoSlot);
+    for (const Slots& rest : {made, sums, packing_})
+      ended.insert(ended.end(), rest.begin(), rest.end());
     return ended;
   }
 
  private:
+  std::int32_t add(const char* what) {
+    return writer_.add_slot(category_, 2 * out_, op_.name + " " + what);
+  }
   std::int32_t temporary(std::int64_t bytes, const char* what) {
     const std::int32_t slot = writer_.add_slot(category_, bytes, op_.name + " " + what);
     writer_.allocate(slot);
     return slot;
+  }
+  void free(std::int32_t slot) {
+    if (slot != LayerProgramWriter::kNoSlot) writer_.free(slot);
   }
   void free(const Slots& slots) {
     for (const std::int32_t slot : slots) writer_.free(slot);
@@ -119,18 +144,32 @@ class Ring {
     return writer_.launch({.kind = kind, .dim = MeshDim::kCp}, in, out, element);
   }
 
-  // Contiguous copies of both, side by side, and the first collective.
-  void begin_keys() {
-    packing_ = {temporary(k_, "keys"), temporary(v_, "values"),
-                temporary(k_ + v_, "keys and values flat")};
-    copy(4 * (k_ + v_));
+  // Contiguous copies of both.
+  void pack_keys() {
+    packing_ = {temporary(k_, "keys"), temporary(v_, "values")};
+    copy(2 * (k_ + v_));
+  }
+  // Side by side, before every step but the last; only the first are gathered.
+  void send_keys(std::int64_t step) {
+    if (step + 1 == op_.ring.ranks) return;
+    flat_ = temporary(k_ + v_, "keys and values flat");
+    copy(2 * (k_ + v_));
     const bool exchanges = op_.ring.exchanges;
+    if (step > 0 && !exchanges) {
+      if (pass_ == Pass::kForward) free(std::exchange(flat_, LayerProgramWriter::kNoSlot));
+      return;
+    }
     const std::int64_t all = exchanges ? k_ + v_ : op_.ring.ranks * (k_ + v_);
-    received_ = temporary(all, "keys and values");
+    next_ = temporary(all, "keys and values");
     launched_ = launch(exchanges ? CollectiveKind::kAllToAll : CollectiveKind::kAllGather, k_ + v_,
                        all, element_);
   }
-  void end_packing() { free(std::exchange(packing_, {})); }
+  void receive_keys(std::int64_t step) {
+    if (step == 0 || (step > 1 && !op_.ring.exchanges)) return;
+    writer_.await(launched_);
+    if (pass_ == Pass::kForward) free(std::exchange(flat_, LayerProgramWriter::kNoSlot));
+    free(std::exchange(received_, std::exchange(next_, LayerProgramWriter::kNoSlot)));
+  }
 
   // As many products as one causal attention over the rank's own positions; without balance a later
   // step is not causal, which is twice as many.
@@ -151,28 +190,63 @@ class Ring {
     }
   }
 
+  // What the kernel makes takes the place of what it made in the step before; the first step's
+  // statistics are the merged ones.
   void compute(std::int64_t step) {
     const std::int64_t part = op_.ring.halves(step) ? 2 : 1;
-    step_out_ = {temporary(out_ / part, "step"), temporary(statistics_ / part, "step logsumexp")};
+    Slots made = {temporary(out_ / part, "step"), temporary(statistics_ / part, "step logsumexp")};
+    for (std::size_t t = 2; t < op_.outputs.size(); ++t) {
+      made.push_back(temporary(graph_.bytes(op_.outputs[t]), "step state"));
+    }
+    if (step == 0) {
+      lse_ = made[1];
+      made.erase(made.begin() + 1);
+    }
     attend(step);
-    if (step > 0) return;
-    copy(out_ + 2 * out_);
-    free(std::exchange(step_out_, {}));
+    free(std::exchange(step_out_, std::move(made)));
   }
 
-  // The step's output in fp32, its difference to the sum, and that one's share.
+  // The step's output in fp32, its difference to the sum, and that one's share; so the statistics.
+  // Halves are put together with the other half again.
   void merge(std::int64_t step) {
     const std::int64_t part = op_.ring.halves(step) ? 2 : 1;
-    const std::int64_t wide = 2 * out_ / part;
-    const Slots temporaries = {temporary(wide, "step fp32"), temporary(wide, "difference"),
-                               temporary(wide, "share"), temporary(statistics_ / part, "weight")};
+    const std::int64_t wide = 2 * out_ / part, narrow = statistics_ / part;
+    const std::int32_t block = temporary(wide, "step fp32");
+    const std::int32_t difference = temporary(narrow, "logsumexp difference");
+    const std::int32_t weight = temporary(narrow, "weight");
+    free(difference);
+    const std::int32_t change = temporary(wide, "difference"), share = temporary(wide, "share");
+    free(weight);
+    free(change);
+    const std::int32_t merged = temporary(wide, "merged");
+    free(share);
+    const std::int32_t back = temporary(narrow, "logsumexp difference");
+    const std::int32_t logarithm = temporary(narrow, "logarithm");
+    free(back);
+    const std::int32_t statistics = temporary(narrow, "merged logsumexp");
+    free(logarithm);
     for (const std::int64_t passes : {3, 3, 3, 2}) copy(passes * wide);
-    free(temporaries);
-    if (part > 1) copy(2 * 2 * out_);
-    free(std::exchange(step_out_, {}));
+    if (part > 1) {
+      const std::int32_t whole = temporary(statistics_, "logsumexp");
+      free(std::exchange(lse_, whole));
+      free(temporary(2 * out_, "attention fp32"));  // which takes the place of the one before
+      copy(2 * 2 * out_);
+      free(statistics);
+    } else {
+      free(std::exchange(lse_, statistics));
+    }
+    free(merged);  // or the one before, which is as large
+    free(block);
   }
 
-  Slots compute_backward(std::int64_t step) {
+  void replace_by_zeros(Slots& made) {
+    const std::int64_t sizes[] = {q_, k_, v_};
+    for (std::size_t i = 0; i < made.size(); ++i) {
+      free(std::exchange(made[i], temporary(2 * sizes[i], "zeros")));
+    }
+  }
+
+  Slots step_gradients(std::int64_t step) {
     const std::int64_t part = op_.ring.halves(step) ? 2 : 1;
     const std::int64_t keys = step > 0 && op_.ring.balanced && step <= op_.ring.rank ? 2 : 1;
     Slots made = {temporary(q_ / part, "q.grad of step"), temporary(k_ / keys, "k.grad of step"),
@@ -189,7 +263,10 @@ class Ring {
   std::int64_t q_ = 0, k_ = 0, v_ = 0, out_ = 0, statistics_ = 0;  // bytes
   TensorElement element_;
   Slots packing_, step_out_;
-  std::int32_t received_ = LayerProgramWriter::kNoSlot;
+  // Keys and values: flat, being sent on; those that are read; those that come next.
+  std::int32_t flat_ = LayerProgramWriter::kNoSlot, passing_ = LayerProgramWriter::kNoSlot;
+  std::int32_t received_ = LayerProgramWriter::kNoSlot, next_ = LayerProgramWriter::kNoSlot;
+  std::int32_t lse_ = LayerProgramWriter::kNoSlot;
   std::int16_t launched_ = 0;
 };
 

@@ -16,8 +16,6 @@ namespace {
 
 using Problem = std::optional<PlanProblem>;
 
-constexpr std::int32_t kFirstMinor = 11;  // of PyTorch whose axes were recorded
-
 struct AskedAxis {
   const char* key;
   std::int64_t size;
@@ -34,11 +32,12 @@ std::vector<AskedAxis> asked_axes(const Plan& plan) {
 Problem problem_of_runtime_axes(const Plan& plan, const char* key) {
   const bool is_fsdp2 = plan.runtime.kind == RuntimeKind::kFsdp2;
   const auto minor = is_fsdp2 ? fsdp2_minor(plan.runtime.version) : std::nullopt;
-  if (minor && *minor >= kFirstMinor) return std::nullopt;
-  return missing_capability(key,
-                            fmt::format("{}@{} is modelled with the axes replicate and shard alone",
-                                        to_string(plan.runtime.kind), plan.runtime.version),
-                            fmt::format("{}: 1, or runtime: fsdp2@2.{}", key, kFirstMinor));
+  if (minor && *minor >= kOldestFsdp2WithAxes) return std::nullopt;
+  return missing_capability(
+      key,
+      fmt::format("{}@{} is modelled with the axes replicate and shard alone",
+                  to_string(plan.runtime.kind), plan.runtime.version),
+      fmt::format("{}: 1, or runtime: fsdp2@2.{}", key, kOldestFsdp2WithAxes));
 }
 
 Problem problem_of_company(const Plan& plan, const char* key) {
@@ -53,8 +52,6 @@ Problem problem_of_company(const Plan& plan, const char* key) {
       {reshards_to_groups(plan), "reshard_after_forward", "reshards to the whole group or not",
        "reshard_after_forward: always"},
       {compiled_model, "compile", "compiles blocks", "compile: blocks"},
-      {plan.float8 != Float8::kNone, "float8", "computes products in the compute dtype",
-       "float8: none"},
       {plan.lora.rank > 0, "lora.rank", "trains every parameter", "lora.rank: 0"},
       {plan.frozen.any(), "frozen", "trains every parameter", "frozen: none"},
       {plan.ignored != Ignored::kNone, "ignored", "shards every parameter", "ignored: none"},
@@ -78,6 +75,11 @@ Problem problem_of_company(const Plan& plan, const char* key) {
        "evaluation.in_step: false"},
       {plan.mesh.tp > 1 && plan.mesh.fsdp() * plan.mesh.replicate == 1, "mesh.shard",
        "is torchtitan's without fully_shard, which is not modelled", "mesh.shard: 2 or more"},
+      {plan.tensor_parallel.async && !plan.tensor_parallel.sequence, "tensor_parallel.async",
+       "overlaps gathers and reduce-scatters, which are sequence parallel's",
+       "tensor_parallel.sequence: true"},
+      {plan.tensor_parallel.async && plan.compile == Compile::kNone, "tensor_parallel.async",
+       "overlaps products in compiled blocks", "compile: blocks"},
       {plan.experts != ExpertKernels::kGrouped && plan.mesh.ep > 1, "experts",
        "has grouped products", "experts: grouped"},
   };
@@ -129,11 +131,11 @@ Problem problem_of_expert_axes(const Plan& plan, const ModelSpec& model) {
       return p.name.find("kv_a_") != std::string::npos;
     });
   });
-  if (mesh.tp > 1 && (latent || !plan.tensor_parallel.sequence) && (latent || experts > 1)) {
-    return missing_capability("mesh.tp",
-                              latent ? "latent attention is modelled without tensor parallel"
+  if (mesh.tp > 1 && !plan.tensor_parallel.sequence && (latent || experts > 1)) {
+    return missing_capability("tensor_parallel.sequence",
+                              latent ? "latent attention is modelled with sequence parallel"
                                      : "experts are modelled with sequence parallel",
-                              latent ? "mesh.tp: 1" : "tensor_parallel.sequence: true");
+                              "tensor_parallel.sequence: true");
   }
   if (mesh.ep == 1 && mesh.etp == 1) return std::nullopt;
   if (experts <= 1) {

@@ -1,0 +1,299 @@
+// Words become columns by tables, the first rule that the text holds in lower case wins.
+//
+// What a runtime's word stands for is what its code does (torchtitan 0.2.2 models/llama3/infra,
+// train.py; Megatron-Core as in interop/frameworks/training_plan.cpp, whose recipes overlap tensor
+// parallel's collectives with products).
+#include "interop/steps/published_words.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <cmath>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "calibration/gpu_names.h"
+#include "models/names.h"
+#include "models/zoo.h"
+
+namespace foreshard {
+namespace {
+
+using Words = std::vector<std::pair<std::string_view, std::string_view>>;
+
+struct Rule {
+  std::string_view holds;
+  Words words;
+  std::string_view refusal;  // what is not modelled; "": it is
+};
+
+const Rule* rule_of(const std::vector<Rule>& rules, std::string_view text) {
+  const auto found = std::find_if(rules.begin(), rules.end(), [&](const Rule& rule) {
+    return text.find(rule.holds) != std::string_view::npos;
+  });
+  return found == rules.end() ? nullptr : &*found;
+}
+
+Words with(Words common, const Words& own) {
+  common.insert(common.end(), own.begin(), own.end());
+  return common;
+}
+
+const std::vector<Rule>& runtimes() {
+  static const Words titan = {
+      {"runtime", "fsdp2"},        {"stack", "torchtitan_2025"},  {"gather_dtype", "bf16"},
+      {"reduction_dtype", "fp32"}, {"master_dtype", "fp32"},      {"reshard", "always_except_last"},
+      {"embedding_unit", "own"},   {"prefetch_kind", "implicit"}, {"offload", "none"}};
+  static const Words megatron = {
+      {"stack", "generic"},       {"attention_kernel", "cudnn"},     {"norm_impl", "rms_fused"},
+      {"rope_impl", "fused"},     {"residual_dtype", "bf16"},        {"loss_impl", "fused"},
+      {"gather_dtype", "bf16"},   {"reduction_dtype", "bf16"},       {"master_dtype", "fp32"},
+      {"embedding_unit", "root"}, {"optimizer_impl", "adamw_fused"}, {"offload", "none"}};
+  static const std::vector<Rule> rules = {
+      {"torchtitan", titan, ""},
+      {"megatron-fsdp", with(megatron, {{"runtime", "fsdp2"}, {"reshard", "always"}}), ""},
+      {"megatron", with(megatron, {{"runtime", "zero1"}, {"reshard", "never"}}), ""},
+      {"nemo", with(megatron, {{"runtime", "zero1"}, {"reshard", "never"}}), ""},
+      {"maxtext", {{"runtime", "xla_fsdp"}}, ""},
+      {"zero-3", {{"runtime", "zero3"}}, ""},
+      {"zero3", {{"runtime", "zero3"}}, ""},
+      {"fsdp2", {{"runtime", "fsdp2"}}, ""},
+      {"fsdp", {{"runtime", "fsdp1"}}, ""},
+      {"ddp", {{"runtime", "ddp"}}, ""},
+  };
+  return rules;
+}
+
+const std::vector<Rule>& dtypes() {
+  static const std::vector<Rule> rules = {
+      {"deepep", {}, "DeepEP's kernels"},
+      {"fp4", {}, "products in four bits"},
+      {"rowwise_with_gw_hp", {{"fp8", "rowwise_gw_hp"}}, ""},
+      {"rowwise", {{"fp8", "rowwise"}}, ""},
+      {"tensorwise", {{"fp8", "tensorwise"}}, ""},
+      {"fp8-cs", {{"fp8", "tensorwise"}}, ""},
+      {"delayed", {{"fp8", "delayed"}}, ""},
+      {"fp8-ds", {{"fp8", "delayed"}}, ""},
+      {"fp8", {{"fp8", "unspecified"}}, ""},
+      {"float8", {{"fp8", "unspecified"}}, ""},
+      {"bf16 stored", {{"fp8", "none"}, {"master_dtype", "bf16"}}, ""},
+      {"bf16", {{"fp8", "none"}}, ""},
+  };
+  return rules;
+}
+
+const std::vector<Rule>& recomputations() {
+  static const std::vector<Rule> rules = {
+      {"recipe", {}, ""},
+      {"none", {{"recompute", "none"}}, ""},
+      {"full", {{"recompute", "full"}}, ""},
+      {"selective", {{"recompute", "selective_op"}}, ""},
+      {"memory budget", {}, "recomputation to a memory budget"},
+  };
+  return rules;
+}
+
+std::string lower(std::string_view text) {
+  std::string result(text);
+  std::transform(result.begin(), result.end(), result.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return result;
+}
+
+std::string letters_of(std::string_view text) {
+  std::string result;
+  for (const char c : lower(text)) {
+    if (std::isalnum(static_cast<unsigned char>(c)) != 0) result += c;
+  }
+  return result;
+}
+
+// Without what stands in brackets and, where that is no name, without its last word, a size
+// ("DeepSeek-V3 671B").
+std::optional<std::string> zoo_name(std::string_view text) {
+  std::string name(text.substr(0, text.find('(')));
+  while (!name.empty() && name.back() == ' ') name.pop_back();
+  for (int words = 0; words < 2 && !name.empty(); ++words) {
+    if (const auto found = published_name(name)) return found->zoo;
+    for (const std::string& each : zoo_names()) {
+      if (letters_of(each) == letters_of(name)) return each;
+    }
+    const std::size_t space = name.find_last_of(" _");
+    if (space == std::string::npos) break;
+    name.resize(space);
+  }
+  return std::nullopt;
+}
+
+// "torch 2.13.0a0" is 2.13.
+std::string torch_of(std::string_view runtime) {
+  const std::size_t at = runtime.find("torch ");
+  if (at == std::string_view::npos) return "";
+  const std::string_view version = runtime.substr(at + 6);
+  const std::size_t end = version.find_first_not_of("0123456789.");
+  const std::string_view digits = version.substr(0, end);
+  const std::size_t second = digits.find('.', digits.find('.') + 1);
+  return std::string(digits.substr(0, second));
+}
+
+// "... May 2026, ..." is 2026-05.
+std::string date_of(std::string_view text) {
+  constexpr std::string_view kMonths = "janfebmaraprmayjunjulaugsepoctnovdec";
+  const std::size_t year = text.find(" 20");
+  if (year == std::string_view::npos || year + 5 > text.size()) return "";
+  const std::string_view digits = text.substr(year + 1, 4);
+  const std::size_t word = text.find_last_of(" (", year - 1);
+  const std::string_view month = text.substr(word + 1, 3);
+  const std::size_t place = kMonths.find(month);
+  if (month.size() < 3 || place % 3 != 0 || place == std::string_view::npos) return "";
+  return fmt::format("{}-{:02}", digits, place / 3 + 1);
+}
+
+class Reader {
+ public:
+  Reader(const CsvTable& table, std::size_t index) : table_(table), index_(index) {}
+
+  TrainingRow run() {
+    row_.line = table_.line(index_);
+    const std::string runtime = cell("runtime");
+    const std::string family = runtime.substr(0, runtime.find_first_of(" -("));
+    row_.id = cell("id").empty() ? fmt::format("{}-L{}", family, row_.line) : cell("id");
+    count("n_gpus", "n_gpus");
+    count("seq", "seq_len");
+    count("micro_batch", "micro_batch_per_gpu");
+    count("global_batch", "global_batch_seqs");
+    for (const char* degree : {"tp", "cp", "pp", "ep", "etp"}) count(degree, degree);
+    for (const auto& [said, column] : {std::pair("tokens_per_s_per_gpu", "tokens_per_s_per_gpu"),
+                                       {"step_s", "step_time_s"},
+                                       {"memory_gib", "peak_mem_reserved_GiB"}}) {
+      number(said, column);
+    }
+    apply(runtimes(), "runtime", lower(runtime));
+    apply(dtypes(), "dtype", lower(cell("dtype")));
+    apply(recomputations(), "recompute", lower(cell("recompute")));
+    if (const std::string torch = torch_of(runtime); !torch.empty()) {
+      row_.words["runtime_version"] = torch;
+    }
+    if (const std::string date = date_of(lower(runtime)); !date.empty()) {
+      row_.words["commit_date"] = date;
+    }
+    add_compilation();
+    add_groups();
+    add_names();
+    return std::move(row_);
+  }
+
+ private:
+  std::string cell(std::string_view column) const {
+    return table_.has(column) ? table_.text(index_, column) : "";
+  }
+  void refuse(const std::string& why) {
+    if (row_.refusal.empty()) row_.refusal = why;
+  }
+  std::optional<double> read(const char* said) const {
+    const std::string text = cell(said);
+    double value = 0;
+    const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (text.empty() || failure != std::errc() || end != text.data() + text.size()) return {};
+    return std::isfinite(value) && value > 0 ? std::optional(value) : std::nullopt;
+  }
+  void number(const char* said, const char* column) {
+    if (const auto value = read(said)) {
+      row_.numbers[column] = *value;
+    } else if (!cell(said).empty()) {
+      row_.problem = fmt::format("{}: '{}': expected a number above 0", said, cell(said));
+    }
+  }
+  void count(const char* said, const char* column) {
+    number(said, column);
+    const auto found = row_.numbers.find(column);
+    if (found != row_.numbers.end() &&
+        (found->second != std::floor(found->second) || found->second > 1e12)) {
+      row_.problem = fmt::format("{}: '{}': expected a whole number", said, cell(said));
+    }
+  }
+  void apply(const std::vector<Rule>& rules, const char* column, const std::string& text) {
+    if (text.empty()) return;
+    const Rule* rule = rule_of(rules, text);
+    if (rule == nullptr)
+      return refuse(fmt::format("{}: '{}' is not one that is known", column, cell(column)));
+    if (!rule->refusal.empty()) {
+      return refuse(
+          fmt::format("{}: '{}': {} is not modelled", column, cell(column), rule->refusal));
+    }
+    for (const auto& [name, word] : rule->words) {
+      row_.words.insert_or_assign(std::string(name), std::string(word));
+    }
+  }
+  void add_compilation() {
+    const std::string compiled = lower(cell("compile"));
+    const bool compiles = !compiled.empty() && compiled != "no";
+    if (!compiled.empty()) row_.words["compile"] = compiles ? "block" : "none";
+    // torchtitan compiles the loss with the model.
+    if (row_.word("stack") == "torchtitan_2025") {
+      row_.words["loss_impl"] = compiles ? "compiled" : "eager_fp32";
+    }
+    const std::string async = lower(cell("async_tp"));
+    const bool overlaps = !async.empty() && async != "no" && async != "none";
+    if (overlaps && row_.count("tp", 1) > 1) row_.numbers["async_tp"] = 1;
+  }
+  // Parameters are sharded over dp_shard; an optimizer that is cut is cut over all replicas.
+  void add_groups() {
+    const std::int64_t data = ranks_with_samples(row_);
+    const auto replicate = read("dp_replicate"), shard = read("dp_shard");
+    const bool cuts_state_alone = row_.word("runtime") == "zero1" || row_.word("runtime") == "ddp";
+    const auto copies = static_cast<std::int64_t>(replicate.value_or(1));
+    row_.numbers["replicate_group"] = static_cast<double>(cuts_state_alone ? 1 : copies);
+    const auto parts = shard && !cuts_state_alone ? static_cast<std::int64_t>(*shard)
+                       : cuts_state_alone         ? data
+                                                  : data / copies;
+    row_.numbers["shard_group"] = static_cast<double>(parts);
+  }
+  void add_names() {
+    if (const auto name = zoo_name(cell("model"))) {
+      row_.words["zoo_model"] = *name;
+      // models/qwen3/model/model.py multiplies by cosines and sines, llama3's is complex.
+      if (row_.word("stack") == "torchtitan_2025" && name->starts_with("qwen")) {
+        row_.words["rope_impl"] = "real_eager";
+      }
+    } else {
+      refuse(fmt::format("model: '{}' is not in the zoo", cell("model")));
+    }
+    if (const Machine* machine = match_gpu(cell("gpu"), list_machines())) {
+      row_.words["gpu"] = machine->key;
+    } else {
+      refuse(fmt::format("gpu: '{}' is not in the catalogue", cell("gpu")));
+    }
+    // "(8/host, NV18)": GPUs of a node.
+    const std::string gpu = cell("gpu");
+    const std::size_t host = gpu.find("/host");
+    if (host == std::string::npos || host == 0) return;
+    const std::size_t from = gpu.find_last_not_of("0123456789", host - 1) + 1;
+    double per_node = 0;
+    std::from_chars(gpu.data() + from, gpu.data() + host, per_node);
+    if (per_node >= 1) row_.numbers["gpus_per_node"] = per_node;
+  }
+
+  const CsvTable& table_;
+  std::size_t index_;
+  TrainingRow row_;
+};
+
+}  // namespace
+
+bool is_published_table(const CsvTable& table) {
+  const bool measures = table.has("tokens_per_s_per_gpu") || table.has("step_s");
+  return measures && !table.has("n_layers") && table.has("model") && table.has("gpu") &&
+         table.has("n_gpus") && table.has("seq") && table.has("tp");
+}
+
+TrainingRow published_row(const CsvTable& table, std::size_t index) {
+  return Reader(table, index).run();
+}
+
+}  // namespace foreshard

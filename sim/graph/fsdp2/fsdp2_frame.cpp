@@ -1,0 +1,212 @@
+// What torchtitan's train_step puts around forward and backward (torchtitan 0.2.2 train.py).
+//
+// zero_grad drops the gradients of the step before. The batches of all micro-batches are fetched
+// and their tokens counted, summed over all samples and read by the host; batches stay until the
+// step ends, the last labels until the next fetch. Context parallel makes each rank's part of a
+// batch, and of the positions, in front of its forward. The loss is divided by the tokens
+// (scale_loss) and kept for the mean that is logged.
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "sim/graph/axes/layer_cutter.h"
+#include "sim/graph/axes/rank_part.h"
+#include "sim/graph/fsdp2/fsdp2_builder.h"
+
+namespace foreshard {
+namespace {
+
+constexpr std::int64_t kPosition = 4;  // int32
+
+}  // namespace
+
+// Gradients and labels of the step before.
+void Fsdp2::hold_gradients() {
+  for (std::int32_t u = 0; u < count(); ++u) {
+    const UnitShape& s = shape(u);
+    if (s.trained == 0) continue;
+    Group& g = group(u);
+    g.gradient = allocate_persistent(MemoryCategory::kShardedGrad, u,
+                                     Bytes(s.trained_shard_numel * master_size()));
+    graph().buffers.back().pool =
+        replicated() && casts_gradients() ? Stream::kAllReduce : Stream::kReduceScatter;
+  }
+  fetched_labels_ = allocate_persistent(MemoryCategory::kInput, -1, Bytes(whole_labels()));
+  hold_row_orders();
+}
+
+std::int32_t Fsdp2::slot_called(std::int32_t layer, std::string_view name) const {
+  const LayerExecution& execution = graph().executions[static_cast<std::size_t>(layer)];
+  const std::vector<Slot>& slots = graph().program(execution).slots;
+  const auto slot =
+      std::find_if(slots.begin(), slots.end(), [&](const Slot& each) { return each.name == name; });
+  return slot == slots.end() ? -1 : static_cast<std::int32_t>(slot - slots.begin());
+}
+
+// Of the step before: the last forward's, which checkpointing may have run again.
+void Fsdp2::hold_row_orders() {
+  for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
+    std::int32_t slot = slot_called(l, std::string(kRowOrder) + " (recomputed)");
+    if (slot < 0) slot = slot_called(l, kRowOrder);
+    if (slot < 0) continue;
+    const LayerExecution& execution = graph().executions[static_cast<std::size_t>(l)];
+    const Slot& order = graph().program(execution).slots[static_cast<std::size_t>(slot)];
+    row_orders_.resize(model_.order.size(), kNoBuffer);
+    row_orders_[static_cast<std::size_t>(l)] = allocate_persistent(order.category, -1, order.bytes);
+  }
+}
+
+void Fsdp2::replace_row_order(EventKind kind, std::int32_t layer) {
+  const bool again = kind == EventKind::kRecompute;
+  const std::int32_t slot =
+      slot_called(layer, again ? std::string(kRowOrder) + " (recomputed)" : kRowOrder);
+  if (slot < 0) return;
+  row_orders_.resize(model_.order.size(), kNoBuffer);
+  std::int32_t& held = row_orders_[static_cast<std::size_t>(layer)];
+  StepBuilder::free(held);
+  const auto layers = static_cast<std::int32_t>(model_.order.size());
+  held = graph().executions[static_cast<std::size_t>(pass() * layers + layer)].first_buffer + slot;
+}
+
+std::int64_t Fsdp2::whole_labels() const {
+  return label_bytes(model_, plan_.batch.micro_batch, plan_.batch.sequence);
+}
+
+std::int32_t Fsdp2::counted(std::int64_t bytes) {
+  return allocate(MemoryCategory::kOther, Stream::kCompute, -1, Bytes(bytes));
+}
+std::int32_t Fsdp2::fetched(std::int64_t bytes) {
+  return allocate(MemoryCategory::kInput, Stream::kCompute, -1, Bytes(bytes));
+}
+
+void Fsdp2::begin_step_frame() {
+  if (!framed()) return;
+  log_where_ = "step";
+  zero_grad();
+  if (logging_) log("zero_grad");
+  token_count_ = counted(8);
+  for (std::int64_t m = 0; m < plan_.batch.accumulation; ++m) {
+    StepBuilder::free(fetched_labels_);
+    batches_.push_back(fetched(input_bytes(model_, plan_.batch.micro_batch, plan_.batch.sequence)));
+    batches_.push_back(fetched(whole_labels()));
+    std::int32_t valid = counted(whole_labels() / 8), sum = counted(8);
+    StepBuilder::free(valid);
+    StepBuilder::free(sum);
+  }
+  if (plan_.mesh.data_parallel() == 1) {
+    loss_weight_ = counted(4);
+  } else {
+    sum_and_read(MeshDim::kBatch, {8, "int64", "SUM"});
+  }
+}
+
+// The rank's part of the batch: tokens, labels, positions, each put in the order of the balancer
+// first.
+void Fsdp2::cut_batch() {
+  const std::int64_t cp = plan_.mesh.cp;
+  if (cp == 1) return;
+  const bool balances = plan_.context_parallel.balance == ContextParallel::Balance::kHeadTail;
+  const std::int64_t row = plan_.batch.sequence * kPosition;
+  std::int32_t positions = fetched(row);
+  std::int32_t order = balances ? fetched(row) : kNoBuffer;
+  const auto cut = [&](std::int64_t whole) {
+    std::int32_t ordered = balances ? fetched(whole) : kNoBuffer;
+    batch_parts_.push_back(fetched(whole / cp));
+    StepBuilder::free(ordered);
+  };
+  cut(input_bytes(model_, plan_.batch.micro_batch, plan_.batch.sequence));
+  cut(whole_labels());
+  cut(row * plan_.batch.micro_batch);
+  StepBuilder::free(positions);
+  StepBuilder::free(order);
+}
+
+void Fsdp2::drop_batch_parts() {
+  for (std::int32_t& part : batch_parts_) StepBuilder::free(part);
+  batch_parts_.clear();
+  batch_parts_.clear();
+}
+
+void Fsdp2::sum_and_read(MeshDim dim, const Scalar& scalar) {
+  std::int32_t sum = counted(scalar.bytes);
+  const EventId row = communicate(CollectiveKind::kAllReduce, dim, scalar.bytes, scalar.bytes,
+                                  {.dtype = scalar.dtype, .on = scalar.reduction});
+  await_collective(row, CollectiveKind::kAllReduce, dim, HostEvent::kNobody);
+  read_on_host(scalar, row);
+  StepBuilder::free(sum);
+}
+
+void Fsdp2::read_on_host(const Scalar& scalar, EventId row) {
+  host_wait(row);
+  if (logging_) {
+    log("host_wait", {.bytes_in = scalar.bytes, .dtype = scalar.dtype, .on = "item"});
+  }
+}
+
+// A step that logs: the mean and the greatest loss and the tokens so far, then the norm.
+void Fsdp2::end_step_frame() {
+  if (!framed()) return;
+  std::int32_t losses = counted(4 * plan_.batch.accumulation), loss = counted(4);
+  if (plan_.step_frame == StepFrame::kTorchtitanLog) log_step();
+  StepBuilder::free(losses);
+  StepBuilder::free(token_count_);
+  batches_.pop_back();  // the last labels, until the next step fetches
+  for (std::int32_t& batch : batches_) StepBuilder::free(batch);
+  for (std::int32_t& kept : losses_) StepBuilder::free(kept);
+  StepBuilder::free(loss);
+  StepBuilder::free(loss_weight_);
+  StepBuilder::free(gradient_norm_);
+}
+
+void Fsdp2::log_step() {
+  const MeshDim dim = MeshDim::kLoss;
+  if (plan_.mesh.group(dim).size > 1) {
+    sum_and_read(dim, {4, "fp32", "SUM"});
+    sum_and_read(dim, {4, "fp32", "MAX"});
+    sum_and_read(dim, {8, "int64", "SUM"});
+  } else {
+    read_on_host({4, "fp32", ""}, tail(Stream::kCompute));
+  }
+  read_on_host({4, "fp32", ""}, tail(Stream::kCompute));
+}
+
+// The undivided loss goes where the divided one would, which stays: they are alike.
+void Fsdp2::keep_loss(std::int32_t layer) {
+  const auto layers = static_cast<std::int32_t>(model_.order.size());
+  const LayerExecution& execution =
+      graph().executions[static_cast<std::size_t>(pass() * layers + layer)];
+  const std::int32_t slot = slot_called(layer, kUndividedLoss);
+  if (slot >= 0) losses_.push_back(execution.first_buffer + slot);
+}
+
+// torchtitan's optimizer pre-hook (components/optimizer.py): the tokens of each expert of every
+// layer of experts, summed over `loss`.
+void Fsdp2::balance_routers() {
+  if (!framed() || plan_.mesh.group(MeshDim::kLoss).size == 1) return;
+  std::int64_t counts = 0;
+  for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
+    for (const Operation& op : spec_of(l).operations) {
+      if (op.name != "correct") continue;
+      const auto scores = static_cast<std::size_t>(op.inputs.front());
+      counts += spec_of(l).tensors[scores].per_token;
+    }
+  }
+  if (counts == 0) return;
+  const auto communicator = communicator_of(MeshDim::kLoss);
+  const std::int64_t bytes = counts * 4;
+  wait(Stream::kAllReduce, tail(Stream::kCompute));
+  const EventId row = add_collective(EventKind::kAllReduce, Stream::kAllReduce, communicator,
+                                     Bytes(bytes), HostEvent::kNobody);
+  wait(Stream::kCompute, row);
+  if (!logging_) return;
+  log("all_reduce", {.bytes_in = bytes,
+                     .bytes_out = bytes,
+                     .dtype = "fp32",
+                     .group = "loss",
+                     .group_size = plan_.mesh.group(MeshDim::kLoss).size,
+                     .on = "SUM",
+                     .communicator = communicator,
+                     .issue = "c10d"});
+}
+
+}  // namespace foreshard

@@ -1,0 +1,127 @@
+// Tables in the words of those who publish them: what a row becomes, and what is refused by name.
+#include "interop/steps/published_words.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "interop/steps/score_steps.h"
+#include "interop/steps/training_job.h"
+#include "sim/base/error.h"
+
+namespace foreshard {
+namespace {
+
+constexpr const char* kHeader =
+    "model,gpu,n_gpus,seq,micro_batch,global_batch,dp_replicate,dp_shard,tp,cp,pp,vp,ep,recompute,"
+    "dtype,compile,async_tp,runtime,tokens_per_s_per_gpu,step_s,tflops_per_gpu,memory_gib\n";
+
+CsvTable table(const std::string& rows) { return CsvTable(kHeader + rows, "published.csv"); }
+
+TrainingRow row(const std::string& text) {
+  const CsvTable one = table(text + "\n");
+  EXPECT_TRUE(is_training_table(one));
+  return read_training_rows(one).front();
+}
+
+const std::string kTitan =
+    "Qwen3 14B,\"B200 180GB (8/host, NV18)\",8,4096,4,16,1,4,2,1,1,,,full,"
+    "\"bf16 (fp32 stored, fp32 reduce)\",no,no,\"torchtitan May 2026, torch 2.13.0a0+git85\","
+    "1000,,,50";
+
+TEST(PublishedWords, ARowSaysItsModelMeshAndCode) {
+  const TrainingRow said = row(kTitan);
+  EXPECT_EQ(said.problem, "");
+  EXPECT_EQ(said.refusal, "");
+  EXPECT_EQ(said.id, "torchtitan-L2");
+  EXPECT_EQ(said.word("zoo_model"), "qwen3-14b");
+  EXPECT_EQ(said.word("gpu"), "b200");
+  EXPECT_EQ(said.word("runtime_version"), "2.13");
+  EXPECT_EQ(said.word("commit_date"), "2026-05");
+  EXPECT_EQ(said.word("stack"), "torchtitan_2025");
+  EXPECT_EQ(said.count("gpus_per_node"), 8);
+  EXPECT_EQ(said.count("shard_group"), 4);
+  EXPECT_EQ(ranks_with_samples(said), 4);
+  const TrainingJob job = training_job(said);
+  const Plan& plan = job.resolved.plan;
+  EXPECT_EQ(plan.mesh.shard, 4);
+  EXPECT_EQ(plan.mesh.tp, 2);
+  EXPECT_EQ(plan.batch.accumulation, 1);
+  EXPECT_EQ(plan.recompute.value, Recompute::kFull);
+  EXPECT_EQ(job.model.name, "qwen3-14b");
+}
+
+// 16 sequences of 4096 tokens in the time that eight GPUs take for 1000 tokens a second each.
+TEST(PublishedWords, TokensAreThoseOfTheGlobalBatch) {
+  const std::vector<AccuracyRow> rows = score_training_steps(table(kTitan + "\n"));
+  ASSERT_EQ(rows.size(), 2U);
+  EXPECT_TRUE(rows[0].scored) << rows[0].reason;
+  EXPECT_DOUBLE_EQ(rows[0].measured, 16.0 * 4096 / 8000);
+  EXPECT_EQ(rows[1].quantity, std::string("peak_mem_reserved_GiB"));
+  EXPECT_DOUBLE_EQ(rows[1].measured, 50);
+}
+
+struct Refused {
+  const char* from;
+  const char* to;
+  const char* reason;
+};
+
+TEST(PublishedWords, WhatIsNotModelledIsRefusedByName) {
+  for (const Refused& each :
+       {Refused{"2,1,1,,,full", "2,1,4,,,full", "pp: 4 pipeline stages"},
+        Refused{",full,", ",memory budget 0.5,", "memory budget"},
+        Refused{"bf16 (fp32 stored, fp32 reduce)", "NVFP4", "four bits"},
+        Refused{"torchtitan May", "Alpa May", "runtime: 'Alpa May"},
+        Refused{"Qwen3 14B", "Nobody 3B", "model: 'Nobody 3B' is not in the zoo"},
+        Refused{"B200 180GB", "TPU v7", "gpu: 'TPU v7"}}) {
+    std::string text = kTitan;
+    const std::size_t at = text.find(each.from);
+    ASSERT_NE(at, std::string::npos) << each.from;
+    text.replace(at, std::string(each.from).size(), each.to);
+    const std::vector<AccuracyRow> rows = score_training_steps(table(text + "\n"));
+    EXPECT_FALSE(rows[0].scored) << each.to;
+    EXPECT_NE(rows[0].reason.find(each.reason), std::string::npos) << rows[0].reason;
+  }
+}
+
+TEST(PublishedWords, NamesAreReadAsPeopleWriteThem) {
+  const auto model = [](const std::string& name) {
+    std::string text = kTitan;
+    return std::string(row(text.replace(0, 9, name)).word("zoo_model"));
+  };
+  EXPECT_EQ(model("LLAMA3_70B"), "llama-3-70b");
+  EXPECT_EQ(model("LLAMA3.1_405B"), "llama-3.1-405b");
+  EXPECT_EQ(model("GPT OSS 120B"), "gpt-oss-120b");
+  EXPECT_EQ(model("Qwen3_30B_a3B"), "qwen3-30b-a3b");
+  EXPECT_EQ(model("DeepSeekV3 (w/o MTP)"), "deepseek-v3");
+  EXPECT_EQ(model("DeepSeek-V3 671B"), "deepseek-v3");
+}
+
+// Megatron-Core's distributed optimizer over axes: parameters stay, collectives of the axes are
+// those of FSDP2's lowering, tensor parallel's run beside products.
+TEST(PublishedWords, MegatronsDistributedOptimizerOverAxesKeepsParameters) {
+  const TrainingRow said =
+      row("Qwen3_30B_a3B,DGX-H100,16,4096,1,1024,8,1,2,1,1,,8,see the recipe,BF16,no,"
+          "\"TE userbuffers, see the recipe\",\"Megatron-Bridge 26.02 (DDP, distributed "
+          "optimizer)\",1000,,,");
+  const TrainingJob job = training_job(said);
+  const Plan& plan = job.resolved.plan;
+  EXPECT_EQ(plan.runtime.kind, RuntimeKind::kFsdp2);
+  EXPECT_EQ(plan.mesh.shard, 8);
+  EXPECT_EQ(plan.mesh.tp, 2);
+  EXPECT_EQ(plan.mesh.ep, 8);
+  EXPECT_TRUE(plan.tensor_parallel.async);
+  EXPECT_EQ(plan.reshard_after_forward.value.kind, Reshard::Kind::kNever);
+}
+
+TEST(PublishedWords, ANumberThatIsNoneIsAProblemWithItsPlace) {
+  std::string text = kTitan;
+  text.replace(text.find(",4096,"), 6, ",4k,");
+  const std::vector<std::string> problems = grammar_problems(table(text + "\n"));
+  ASSERT_EQ(problems.size(), 1U);
+  EXPECT_EQ(problems[0].find("published.csv:2: seq: '4k'"), 0U) << problems[0];
+}
+
+}  // namespace
+}  // namespace foreshard
