@@ -159,6 +159,8 @@ void add_kernels(const TrainingRow& row, const Cluster& cluster, Assignments& pl
             {"chunked_fp32", "chunked-8"},
             {"fused", "fused"},
             {"compiled", "compiled"}});
+  // Over axes the loss is PyTorch's; a fused one's kernels are a compiled one's.
+  if (has_axes(row) && row.word("loss_impl") == "fused") plan.add("loss=compiled");
   if (row.has("train_metrics")) {
     plan.add(fmt::format("kernels.train_metrics={}", row.count("train_metrics")));
   }

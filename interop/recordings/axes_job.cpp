@@ -113,6 +113,28 @@ ModelDims dims_of(const Settings& s) {
   return dims;
 }
 
+// Qwen 3's blocks take the table of cosines and sines as an argument, in fp32, which FSDP's hook
+// casts for each of them (MixedPrecisionPolicy.cast_forward_inputs); rotations keep it.
+void cast_rotary_table(ModelSpec& model, const ModelDims& dims) {
+  for (LayerSpec& layer : model.kinds) {
+    if (layer.role != LayerRole::kBlock) continue;
+    const auto table = static_cast<std::int16_t>(layer.tensors.size());
+    layer.tensors.push_back(
+        {.name = "rotary table cast", .fixed = 2 * dims.max_positions * dims.head_dim});
+    for (Operation& op : layer.operations) {
+      if (op.function != Function::kRotary) continue;
+      op.inputs.push_back(table);
+      op.saved.push_back(table);
+    }
+    Operation cast;
+    cast.name = "cast_rotary";
+    cast.function = Function::kCopy;
+    cast.outputs = {table};
+    cast.gradient = GradientRule::kNone;
+    layer.operations.insert(layer.operations.begin(), std::move(cast));
+  }
+}
+
 // "[[700, 324], [700, 620]]"
 std::vector<std::int64_t> numbers_in(const std::string& text) {
   std::vector<std::int64_t> numbers;
@@ -180,6 +202,7 @@ RecordedJob read_axes_job(const RecordingFolder& folder, std::size_t row) {
   RecordedJob job;
   const ModelDims dims = dims_of(s);
   job.model = build_model(dims);
+  if (s.text("model") == "qwen3") cast_rotary_table(job.model, dims);
   Plan& plan = job.plan;
   plan.model = job.model.name;
   const std::string torch = s.text("torch");

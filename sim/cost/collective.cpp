@@ -97,6 +97,12 @@ double steps_of(CollectiveOperation operation, double ranks) {
   }
 }
 
+double peers_share(const FabricCurve& curve) {
+  if (curve.evidence == Evidence::kAssumed) return 1;  // NCCL's table as it is
+  const bool inside = curve.kind == FabricKind::kNvlink || curve.kind == FabricKind::kPcie;
+  return inside ? kPeersInside : kPeersBetween;
+}
+
 }  // namespace
 
 FabricKind network_kind(std::string_view name) {
@@ -211,8 +217,7 @@ double fabric_seconds(const FabricCurve& curve, const FabricTerm& term) {
       share = curve.tree;
       break;
     case NcclAlgorithm::kPointToPoint:
-      share = curve.kind == FabricKind::kNvlink || curve.kind == FabricKind::kPcie ? kPeersInside
-                                                                                   : kPeersBetween;
+      share = peers_share(curve);
       break;
     default:
       more = 1 + curve.own / term.steps;

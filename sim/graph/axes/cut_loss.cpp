@@ -57,20 +57,25 @@ class LossCutter {
                                   small("rows", ElementType::kInt64),
                                   small("mask", ElementType::kByte),
                                   fp32("kept targets", 1),
-                                  fp32("weights of targets", 1)};
+                                  fp32("weights of targets", 1),
+                                  scalar("gradient of the loss"),
+                                  scalar("total weight (backward)")};
     softmax.released = {shifted, maximum, total, logarithm};
 
+    // Targets that are no padding, and where in the rank's part they are.
+    const Index targets = small("safe targets", ElementType::kInt64);
+    const Index own = small("targets of the rank", ElementType::kInt64);
+    operation("targets", Function::kNegativeLogLikelihood, {}, targets).outputs.push_back(own);
     const Index chosen = fp32("chosen", 1);
     operation("choose", Function::kNegativeLogLikelihood, {probabilities}, chosen);
     const Index chosen_of_all = all_reduce(chosen, "chosen_of_all", /*maximum=*/false);
-    const Index loss = add({.name = "loss", .fixed = 1, .type = ElementType::kFp32});
-    const Index weight = add({.name = "total_weight", .fixed = 1, .type = ElementType::kFp32});
+    const Index loss = scalar("loss"), weight = scalar("total_weight");
     Operation& nll = operation("nll_loss", Function::kNegativeLogLikelihood,
                                {probabilities, chosen_of_all}, loss);
     nll.gradient = GradientRule::kOwn;
     nll.outputs.push_back(weight);
     nll.saved = {probabilities, weight};
-    nll.released = {chosen, chosen_of_all, wide, 0};
+    nll.released = {targets, own, chosen, chosen_of_all, wide, 0};
     layer_.output = loss;
     return std::move(layer_);
   }
@@ -82,6 +87,9 @@ class LossCutter {
   }
   Index fp32(std::string name, std::int64_t per_token) {
     return add({.name = std::move(name), .per_token = per_token, .type = ElementType::kFp32});
+  }
+  Index scalar(std::string name) {
+    return add({.name = std::move(name), .fixed = 1, .type = ElementType::kFp32});
   }
   Index small(std::string name, ElementType type) {
     return add({.name = std::move(name), .per_token = 1, .type = type});

@@ -111,6 +111,10 @@ class Cutter {
     return all;
   }
 
+  bool is_gathered(Index t) const {
+    return std::find(gathered_.begin(), gathered_.end(), t) != gathered_.end();
+  }
+
   // Without sequence parallel the gradient of a product's input is summed over the ranks.
   Index own_input(Index t, std::int8_t part) {
     const Index same = add_tensor(whole(t, " of each rank"), Placement::kWhole);
@@ -271,6 +275,15 @@ class Cutter {
     const auto is_row = [&](Index t) {
       return std::find(mixture_.rows.begin(), mixture_.rows.end(), t) != mixture_.rows.end();
     };
+    // What comes back is put in its place among all rows.
+    const auto came_back = [&](Index t) {
+      return std::find(mixture_.returned.begin(), mixture_.returned.end(), t) !=
+             mixture_.returned.end();
+    };
+    if (std::any_of(op.inputs.begin(), op.inputs.end(), came_back)) {
+      mixture_.returned.insert(mixture_.returned.end(), op.outputs.begin(), op.outputs.end());
+      return;
+    }
     const bool begins = op.name == "argsort" || op.name == "histc";
     if (op.function == Function::kScatterAdd || op.part > 0) return;
     if (!begins && std::none_of(op.inputs.begin(), op.inputs.end(), is_row)) return;
@@ -358,6 +371,7 @@ class Cutter {
     }
     const Index counts = find("rows_per_expert");
     const Index came = fixed("rows_per_expert received", first.groups, ElementType::kInt64);
+    const std::size_t entry = layer_.operations.size();
     Operation& exchange = route(counts, came, true);
     exchange.gradient = GradientRule::kNone;
     const bool keeps = exchange.kept_by_selective;
@@ -376,9 +390,13 @@ class Cutter {
     permute.function = Function::kGather;
     permute.inputs.push_back(order);
     permute.saved = {order};
-    permute.released = {arrived};
-    // The module holds it until its next forward, which torchtitan's frame follows.
-    if (plan_.step_frame == StepFrame::kPlain) permute.released.push_back(order);
+    permute.released = {arrived, order};
+    // The module holds it until its next forward, which torchtitan's frame follows: what is let go
+    // of before it is there is never let go of.
+    if (plan_.step_frame != StepFrame::kPlain) {
+      permute.released.pop_back();
+      layer_.operations[entry].released.push_back(order);
+    }
     permute.backward_temporaries = {fixed("row zeros", (routing_.received + 1) * routing_.width)};
   }
 
@@ -440,7 +458,7 @@ class Cutter {
     layer_.tensors[at(result)] = old_.tensors[at(result)];
     if (tp_ > 1 && plan_.mesh.etp == 1) layer_.tensors[at(result)].split *= tp_;
     placement_[at(result)] = Placement::kWhole;
-    mixture_.rows.push_back(result);
+    mixture_.returned.push_back(result);
     const Index unpermuted = fixed("rows unpermuted", (routing_.received + 1) * routing_.width);
     Operation& back = move(own, unpermuted, routing_.part);
     back.function = Function::kScatterAdd;
@@ -472,7 +490,8 @@ class Cutter {
     Index input = read;
     if (placement_[at(read)] == Placement::kSequence) {
       input = gather(read, op.part);
-    } else if (!sequence_ || old_.role == LayerRole::kBlock) {  // of a latent, every rank has all
+    } else if (!sequence_ || (old_.role == LayerRole::kBlock && !is_gathered(read))) {
+      // Of a latent every rank has all.
       input = own_input(read, op.part);
     }
     for (Indices* list : {&op.inputs, &op.saved})
@@ -614,7 +633,7 @@ class Cutter {
   std::int64_t experts_ = 1;
   struct Mixture {
     Index input = kNone, whole = kNone, first = kNone, entered = kNone;
-    Indices rows;
+    Indices rows, returned;
   } mixture_;
   struct Routing {
     bool open = false;

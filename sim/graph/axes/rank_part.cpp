@@ -83,7 +83,7 @@ void divide_loss(ModelSpec& model) {
   for (LayerSpec& layer : model.kinds) {
     const bool has_gradient_already = std::any_of(layer.operations.begin(), layer.operations.end(),
                                                   [](const Operation& op) { return op.in_place; });
-    if (layer.role != LayerRole::kLoss || layer.operations.empty() || has_gradient_already)
+    if (layer.role != LayerRole::kLoss || layer.operations.size() < 2 || has_gradient_already)
       continue;
     const Index sum = layer.output;
     TensorSpec divided = layer.tensors[static_cast<std::size_t>(sum)];
@@ -95,8 +95,11 @@ void divide_loss(ModelSpec& model) {
     op.function = Function::kScale;
     op.inputs = {sum};
     op.outputs = {layer.output};
-    // What goes with the loss' last operation goes with this one.
-    std::swap(op.released, layer.operations.back().released);
+    // The trainer holds the sum: what is let go of before it is there is never let go of. The
+    // logits go when the loss returns.
+    layer.operations.front().released.push_back(sum);
+    Operation& last = layer.operations.back();
+    if (std::erase(last.released, Index{0}) > 0) op.released = {0};
     layer.operations.push_back(std::move(op));
   }
 }

@@ -327,6 +327,7 @@ void Fsdp2::run_segment(EventKind kind, std::int32_t layer, std::size_t segment)
   const std::uint32_t kernels = segment == 0 ? 0 : p.segments[segment - 1].kernels_end;
   const std::uint32_t actions = segment == 0 ? 0 : p.segments[segment - 1].actions_end;
   if (p.segments[segment].kernels_end > kernels) {
+    begin_plain_backward();
     const EventId row = add_layer_run(kind, layer, segment, 1);
     if (p.segments[segment].host_waits) read_splits(row, layer, p.segments[segment].part);
     if (std::exchange(permutes_rows_, false) && kind != EventKind::kBackward) {
@@ -351,11 +352,12 @@ void Fsdp2::end_backward(std::int32_t layer, std::int8_t part) {
                           ? input_needs_gradient_[static_cast<std::size_t>(layer)]
                           : output_needs_gradient_[static_cast<std::size_t>(layer)];
   if (u != root() && inputs && modules_of(u).front() == Module{first_call(layer), part}) {
-    post_backward(u, "autograd");
+    if (is_wrapped()) post_backward(u, "autograd");
   }
 }
 
 void Fsdp2::state_pre_forward(std::int32_t unit) {
+  if (!is_wrapped()) return note_module("forward_begin", unit);
   Group& g = group(unit);
   // Activation checkpointing around the unit: its parameters are there.
   if (g.module_state == Training::kPreBackward) return;
@@ -379,6 +381,7 @@ void Fsdp2::prefetch_forward(std::int32_t unit) {
 }
 
 void Fsdp2::state_post_forward(std::int32_t unit, bool in_backward) {
+  if (!is_wrapped()) return note_module("forward_end", unit);
   Group& g = group(unit);
   if (g.module_state == Training::kPreBackward) return;
   post_forward(unit, in_backward);
@@ -388,7 +391,7 @@ void Fsdp2::state_post_forward(std::int32_t unit, bool in_backward) {
 
 // Gathers start when the optimizer's (or the previous micro-batch's) work is done.
 void Fsdp2::root_pre_forward(std::int32_t state) {
-  if (forward_root_ != kNoRoot) return;
+  if (forward_root_ != kNoRoot || !is_wrapped()) return;
   forward_root_ = state;
   if (logging_) log("root_pre_forward", {.unit = root_unit()});
   pad_again();
@@ -490,6 +493,10 @@ void Fsdp2::store_gradients(std::int32_t layer, std::int8_t part) {
 }
 
 void Fsdp2::state_pre_backward(std::int32_t unit) {
+  if (!is_wrapped()) {
+    plain_next_ = unit;
+    return;
+  }
   group(unit).module_state = Training::kPreBackward;
   std::vector<std::int32_t> list;
   if (plan_.prefetch.backward > 1 || plan_.prefetch.backward_lists) {
@@ -511,6 +518,7 @@ void Fsdp2::state_pre_backward(std::int32_t unit) {
 }
 
 void Fsdp2::root_post_backward_final_callback() {
+  if (!is_wrapped()) return end_plain_backward("");
   Scope scope(*this, "root_post_backward", root_unit());
   if (logging_) log_here("root_post_backward_begin");
   std::vector<std::int32_t> states;

@@ -163,6 +163,7 @@ void Fsdp2::await(const LayerCall& call, std::int32_t unit) {
                        call.collective.kind == CollectiveKind::kAllToAll &&
                        call.element.type != ElementType::kInt64 && call.collective.waits;
   permutes_rows_ = framed() && of_rows;
+  begin_plain_backward();
   if (call.launch != LayerCall::kOfLayerBefore) {
     return await_collective(flights_[static_cast<std::size_t>(call.launch)], call.collective.kind,
                             call.collective.dim, unit);
@@ -285,6 +286,7 @@ void Fsdp2::clip_over_axes() {
   const auto temporary = [&](std::int64_t bytes) {
     return allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, Bytes(bytes));
   };
+  std::vector<std::int32_t> sums = sum_plain_gradients();
   add_step_row(EventKind::kGradNorm, Stream::kCompute);
   std::int32_t total = kNoBuffer;
   for (const ClipGroup& clipped : clip_groups()) {
@@ -300,6 +302,7 @@ void Fsdp2::clip_over_axes() {
             : allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
                              add_part_list(std::vector<Bytes>(
                                  static_cast<std::size_t>(clipped.replicated), allocated_size(4))));
+    free_all(sums);
     std::int32_t stacked = temporary(row);
     StepBuilder::free(shares);
     std::int32_t roots = kNoBuffer;
@@ -327,6 +330,8 @@ void Fsdp2::clip_over_axes() {
   StepBuilder::free(reciprocal);
   std::int32_t clamped = temporary(4);
   StepBuilder::free(factor);
+  sums = sum_plain_gradients();
+  free_all(sums);
   add_step_row(EventKind::kGradScale, Stream::kCompute);
   StepBuilder::free(clamped);
   if (framed()) {

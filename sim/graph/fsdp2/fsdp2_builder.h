@@ -212,6 +212,13 @@ class Fsdp2 final : public StepBuilder {
   std::int32_t counted(std::int64_t bytes);
   std::int32_t fetched(std::int64_t bytes);
   void balance_routers();
+  bool is_wrapped() const;
+  void note_module(std::string_view kind, std::int32_t unit);
+  void begin_plain_backward();
+  void end_plain_backward(std::string_view cause);
+  void hold_plain_gradients();
+  std::vector<std::int32_t> sum_plain_gradients();
+  void step_plain_gradients();
   void read_splits(EventId row, std::int32_t layer, std::int8_t part);
   std::vector<std::int32_t> experts_listed(std::int32_t unit, std::int32_t target) const;
   void hold_gradients();
@@ -320,6 +327,9 @@ class Fsdp2 final : public StepBuilder {
   std::int32_t input_labels_ = kNoBuffer;
   // Of the step's frame: tokens and labels of all micro-batches, the rank's part of one's, losses.
   std::vector<std::int32_t> batches_, batch_parts_, losses_;
+  // Without fully_shard: whose backward runs and is about to, and gradients of the step before.
+  std::int32_t plain_unit_ = HostEvent::kNobody, plain_next_ = HostEvent::kNobody;
+  std::vector<std::int32_t> plain_gradients_;
   std::vector<std::int32_t> row_orders_;  // of layers: what the experts' module holds
   bool permutes_rows_ = false;            // the segment that comes does
   std::int32_t fetched_labels_ = kNoBuffer, token_count_ = kNoBuffer;

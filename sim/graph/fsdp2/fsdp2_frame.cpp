@@ -22,9 +22,10 @@ constexpr std::int64_t kPosition = 4;  // int32
 
 // Gradients and labels of the step before.
 void Fsdp2::hold_gradients() {
+  if (!is_wrapped()) hold_plain_gradients();
   for (std::int32_t u = 0; u < count(); ++u) {
     const UnitShape& s = shape(u);
-    if (s.trained == 0) continue;
+    if (s.trained == 0 || !is_wrapped()) continue;
     Group& g = group(u);
     g.gradient = allocate_persistent(MemoryCategory::kShardedGrad, u,
                                      Bytes(s.trained_shard_numel * master_size()));
@@ -63,7 +64,7 @@ void Fsdp2::replace_row_order(EventKind kind, std::int32_t layer) {
   if (slot < 0) return;
   row_orders_.resize(model_.order.size(), kNoBuffer);
   std::int32_t& held = row_orders_[static_cast<std::size_t>(layer)];
-  StepBuilder::free(held);
+  if (!again) StepBuilder::free(held);  // the layer's program has, else
   const auto layers = static_cast<std::int32_t>(model_.order.size());
   held = graph().executions[static_cast<std::size_t>(pass() * layers + layer)].first_buffer + slot;
 }
@@ -82,7 +83,8 @@ std::int32_t Fsdp2::fetched(std::int64_t bytes) {
 void Fsdp2::begin_step_frame() {
   if (!framed()) return;
   log_where_ = "step";
-  zero_grad();
+  free_all(plain_gradients_);
+  if (is_wrapped()) zero_grad();
   if (logging_) log("zero_grad");
   token_count_ = counted(8);
   for (std::int64_t m = 0; m < plan_.batch.accumulation; ++m) {

@@ -198,6 +198,7 @@ void Fsdp2::optimizer(StepNumber step) {
     graph().buffers.back().on_host = plan_.offload != Offload::kNone;
     StepBuilder::free(temporary);
   }
+  step_plain_gradients();
   if (logging_) log("optimizer_end");
   if (plan_.float8_all_gather) {  // the scales: the greatest values of all shards (step_work)
     wait(Stream::kAllReduce, last);

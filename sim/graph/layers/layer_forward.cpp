@@ -130,7 +130,12 @@ class Forward {
     const std::int16_t launch = writer_.launch(collective, in, out, graph_.element(output));
     writer_.add_storage(output, slot);
     writer_.name(output);
-    if (!collective.waits) return writer_.set_flight(output, launch, packed);
+    if (!collective.waits) {
+      // What is sent stays until somebody waits, too.
+      const bool sends = collective.kind == CollectiveKind::kAllToAll;
+      if (sends) writer_.refer(input);
+      return writer_.set_flight(output, launch, sends ? writer_.slot_of(input) : packed);
+    }
     writer_.await(launch);
     if (packed != LayerProgramWriter::kNoSlot) writer_.free(packed);
     if (!unpacks) return;

@@ -40,6 +40,20 @@ Problem problem_of_runtime_axes(const Plan& plan, const char* key) {
       fmt::format("{}: 1, or runtime: fsdp2@2.{}", key, kOldestFsdp2WithAxes));
 }
 
+// Without fully_shard nothing casts parameters, and gradients of micro-batches add up where they
+// are.
+Problem problem_of_plain_parameters(const Plan& plan) {
+  if (plan.mesh.tp == 1 || plan.mesh.fsdp() * plan.mesh.replicate > 1) return std::nullopt;
+  const Knob knobs[] = {
+      {plan.param_dtype != plan.master_dtype, "dtype.param", "computes in dtype.master",
+       "dtype.param: that of dtype.master, or mesh.shard: 2 or more"},
+      {plan.batch.accumulation > 1, "batch.accumulation", "is modelled with one micro-batch",
+       "batch.accumulation: 1, or mesh.shard: 2 or more"},
+  };
+  return first_missing(knobs,
+                       "mesh.tp without fully_shard (mesh.shard, mesh.cp and mesh.replicate 1)");
+}
+
 Problem problem_of_company(const Plan& plan, const char* key) {
   const bool compiled_model = plan.compile == Compile::kModel;
   const Knob knobs[] = {
@@ -73,8 +87,6 @@ Problem problem_of_company(const Plan& plan, const char* key) {
        "reduces in each micro-batch", "accumulation.mode: reduce_each"},
       {plan.evaluation.in_step, "evaluation.in_step", "evaluates between steps",
        "evaluation.in_step: false"},
-      {plan.mesh.tp > 1 && plan.mesh.fsdp() * plan.mesh.replicate == 1, "mesh.shard",
-       "is torchtitan's without fully_shard, which is not modelled", "mesh.shard: 2 or more"},
       {plan.tensor_parallel.async && !plan.tensor_parallel.sequence, "tensor_parallel.async",
        "overlaps gathers and reduce-scatters, which are sequence parallel's",
        "tensor_parallel.sequence: true"},
@@ -183,6 +195,7 @@ std::optional<PlanProblem> problem_of_axes(const Plan& plan, const ModelSpec& mo
   const char* key = asked.front().key;
   if (Problem problem = problem_of_runtime_axes(plan, key)) return problem;
   if (Problem problem = problem_of_company(plan, key)) return problem;
+  if (Problem problem = problem_of_plain_parameters(plan)) return problem;
   if (Problem problem = problem_of_heads(plan, model)) return problem;
   if (Problem problem = problem_of_positions(plan)) return problem;
   return problem_of_expert_axes(plan, model);

@@ -38,6 +38,21 @@ TEST(CollectiveModel, ACurveOfOnesIsNcclsTable) {
   }
 }
 
+// nccl-tests' alltoall_perf of 64 GiB on H100: 348 GB/s on eight GPUs of a node, 50.7 over ten
+// nodes with a port of 400 Gbit/s for each GPU, where a gather reaches 324
+// (sim/cost/collective.cpp).
+TEST(CollectiveModel, AnAllToAllBetweenNodesIsBoundByEachGpusOwnPort) {
+  FabricCurve curve;
+  curve.evidence = Evidence::kInterpolated;
+  const double bytes = 64.0 * 1024 * kMebi;
+  EXPECT_NEAR(model_of(curve).price(Op::kAllToAll, bytes).busbw, 348e9, 0.06 * 348e9);
+  FabricCurve network = curve;
+  network.kind = FabricKind::kRdma;
+  const CollectiveModel ten(h100(10), {}, network, {});
+  EXPECT_NEAR(ten.price(Op::kAllToAll, bytes).busbw, 50.7e9, 0.06 * 50.7e9);
+  EXPECT_GT(ten.price(Op::kAllGather, bytes).busbw, 5 * ten.price(Op::kAllToAll, bytes).busbw);
+}
+
 TEST(CollectiveModel, TheFormByHand) {
   // A ring of 8, Simple, 256 MiB: L = 32.2 us, S / B = 268435456 / 411.43e3 = 652.4 us.
   FabricCurve curve;

@@ -1,0 +1,82 @@
+// Tensor parallel alone: with one rank per group of shard, cp and replicate torchtitan applies no
+// fully_shard (torchtitan 0.2.2 models/llama3/infra/parallelize.py). Parameters are what the rank
+// holds and computes with; gradients stay until the next zero_grad. Nobody completes the norms'
+// gradients, of which each rank has a summand: DTensor adds them up where they are read, for the
+// norm of all gradients, for their scaling, and once more in the optimizer's step.
+//
+// The recorder sees modules begin and end in forward; in backward a unit begins with its first
+// operator, which is not the launch of a gather.
+#include <utility>
+
+#include "sim/graph/fsdp2/fsdp2_builder.h"
+
+namespace foreshard {
+
+bool Fsdp2::is_wrapped() const {
+  const Mesh& mesh = plan_.mesh;
+  return mesh.tp == 1 || mesh.fsdp() * mesh.replicate > 1;
+}
+
+void Fsdp2::note_module(std::string_view kind, std::int32_t unit) {
+  if (logging_ && log_where_ == "forward") log(kind, {.unit = unit});
+}
+
+void Fsdp2::begin_plain_backward() {
+  if (is_wrapped() || plain_next_ < 0) return;
+  const std::int32_t unit = std::exchange(plain_next_, HostEvent::kNobody);
+  end_plain_backward("first operator of the next unit");
+  plain_unit_ = unit;
+  if (logging_) log("backward_begin", {.unit = unit});
+}
+
+void Fsdp2::end_plain_backward(std::string_view cause) {
+  const std::int32_t unit = std::exchange(plain_unit_, HostEvent::kNobody);
+  if (logging_ && unit >= 0) log("backward_end", {.unit = unit, .cause = cause});
+}
+
+// As backward makes them.
+void Fsdp2::hold_plain_gradients() {
+  for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
+    const LayerExecution& execution = graph().executions[static_cast<std::size_t>(l)];
+    const LayerProgram& program = graph().program(execution);
+    for (const std::int32_t slot : program.weight_gradients) {
+      if (slot < 0) continue;
+      plain_gradients_.push_back(allocate_persistent(
+          MemoryCategory::kBackwardTemp, -1, program.slots[static_cast<std::size_t>(slot)].bytes));
+    }
+  }
+}
+
+// One after the other; the sums live until the caller has read them all.
+std::vector<std::int32_t> Fsdp2::sum_plain_gradients() {
+  std::vector<std::int32_t> sums;
+  for (std::int32_t u = 0; u < count() && !is_wrapped(); ++u) {
+    for (const UnitParameter& p : shape(u).list) {
+      if (!p.partial) continue;
+      const std::int64_t bytes = p.numel * master_size();
+      sums.push_back(allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, Bytes(bytes)));
+      const EventId row = communicate(CollectiveKind::kAllReduce, MeshDim::kTp, bytes, bytes,
+                                      {.dtype = to_string(plan_.master_dtype), .on = "SUM"});
+      await_collective(row, CollectiveKind::kAllReduce, MeshDim::kTp, HostEvent::kNobody);
+    }
+  }
+  return sums;
+}
+
+// The rank's part of a gradient that was made for the whole vocabulary is copied out.
+void Fsdp2::step_plain_gradients() {
+  if (is_wrapped()) return;
+  std::vector<std::int32_t> copies;
+  for (std::int32_t u = 0; u < count(); ++u) {
+    for (const UnitParameter& p : shape(u).list) {
+      if (p.gradient_numel == 0) continue;
+      copies.push_back(allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
+                                Bytes(p.numel * master_size())));
+    }
+  }
+  std::vector<std::int32_t> sums = sum_plain_gradients();
+  free_all(sums);
+  free_all(copies);
+}
+
+}  // namespace foreshard
