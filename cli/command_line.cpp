@@ -229,7 +229,7 @@ class Tree {
     verb->add_flag("--robust", o->robust, "By the high end of the step's interval");
     verb->add_flag("--deep", o->deep,
                    "Further knobs, and reshard per unit and recompute per layer");
-    option(verb, "--vary", o->vary, "KEY", "A further key that varies; may be repeated");
+    add_vary(verb, o->vary);
     option(verb, "--resume", o->resume, "FILE",
            "Keep what was judged there, and go on where an earlier search was stopped");
     option(verb, "--threads", o->threads, "N", "Default: all cores; the answer is the same")
@@ -260,6 +260,7 @@ class Tree {
     option(verb, "--batch-tokens", o->batch_tokens, "AMOUNT",
            "The same in tokens; default: 4 Mi tokens")
         ->excludes(sequences);
+    add_vary(verb, o->vary);
     option(verb, "--prices", o->prices, "FILE",
            "CSV machine,usd_per_gpu_hour[,low,high,date,source] instead of the catalogue's prices");
     option(verb, "--failures", o->failures_per_gpu_day, "RATE",
@@ -303,6 +304,7 @@ class Tree {
         ->check(CLI::Range(1, 1 << 20))
         ->excludes(sequences)
         ->excludes(tokens);
+    add_vary(verb, o->vary);
     option(verb, "--prices", o->prices, "FILE", "As of recommend");
     add_confidence(verb, o->confidence, "That a plan fits, at the least");
     verb->add_flag("--csv", o->csv, "A table of the points instead of text");
@@ -383,6 +385,12 @@ class Tree {
     option(verb, "--confidence", confidence, "RATIO", help)
         ->check(CLI::Range(0.01, 0.9999))
         ->capture_default_str();
+  }
+
+  static void add_vary(CLI::App* verb, std::vector<std::string>& keys) {
+    option(verb, "--vary", keys, "KEY",
+           "A further key that varies, or axes: mesh.tp, mesh.cp, mesh.ep, mesh.etp; may be "
+           "repeated; axes vary by themselves where no plan holds without");
   }
 
   static void add_launcher(CLI::App* verb, ExportOptions& o) {

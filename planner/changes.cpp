@@ -61,8 +61,8 @@ MemoryKnob shard_further(const Job& job) {
   const Mesh& mesh = job.resolved.plan.mesh;
   MemoryKnob knob{"mesh.shard", {}, false};
   for (std::int64_t replicate = mesh.replicate - 1; replicate >= 1; --replicate) {
-    if (mesh.world() % replicate != 0) continue;
-    knob.values.push_back({fmt::format("mesh.shard={}", mesh.world() / replicate),
+    if (mesh.data_parallel() % replicate != 0) continue;
+    knob.values.push_back({fmt::format("mesh.shard={}", mesh.data_parallel() / replicate),
                            fmt::format("mesh.replicate={}", replicate)});
   }
   return knob;

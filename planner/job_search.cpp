@@ -1,6 +1,10 @@
-// Every variant is searched for its best plan alone, the last first, each for what is not slower
-// than the best so far: of equally fast ones the job as it was given wins. The tables are then made
-// of the one that won.
+// Every variant is searched for its best plan alone, each for what is not slower than the best so
+// far: of equally fast ones the first wins, which is the job as it was given. The tables are then
+// made of the one that won.
+//
+// Variants over axes are made where they are asked for or needed, and taken by what their layers
+// and the collectives inside them take: the first that fits is then near the best, and most of the
+// others are given up after a graph for each of their families (sim/search/best_first.cpp).
 #include "planner/job_search.h"
 
 #include <fmt/format.h>
@@ -10,6 +14,7 @@
 #include <chrono>
 #include <utility>
 
+#include "planner/axes_variants.h"
 #include "planner/changes.h"
 #include "planner/search_space.h"
 #include "sim/base/spelling.h"
@@ -25,6 +30,8 @@ std::vector<KnobAxis> asked_knobs(const std::vector<std::string>& keys, const Pl
     if (!axis) {
       std::vector<std::string> known = knob_keys();
       for (const std::string& more : requested_knob_keys()) known.push_back(more);
+      for (const std::string& more : axis_keys()) known.push_back(more);
+      known.emplace_back(kAllAxes);
       const std::string near = nearest_spelling(key, known);
       throw Error(
           ExitCode::kUsage,
@@ -50,11 +57,11 @@ SearchSpace space_of_variant(const Job& job, const SpaceRequest& request) {
   return space;
 }
 
-void add_counts(SearchResult& all, const SearchResult& other) {
-  all.enumerated += other.enumerated;
-  all.rejected_memory += other.rejected_memory;
-  all.simulated += other.simulated;
-  all.pruned += other.pruned;
+void add_counts(SearchResult& all, const SearchResult& other, std::int64_t sign) {
+  all.enumerated += sign * other.enumerated;
+  all.rejected_memory += sign * other.rejected_memory;
+  all.simulated += sign * other.simulated;
+  all.pruned += sign * other.pruned;
 }
 
 // Which of two results without a best plan answers better: one that at least fits, else the
@@ -68,59 +75,180 @@ bool is_nearer(const SearchResult& a, const SearchResult& b) {
 
 }  // namespace
 
-std::vector<JobVariant> search_variants(const Job& job, const SpaceRequest& request) {
-  std::vector<JobVariant> variants = {{job, space_of_variant(job, request)}};
-  for (Job& other : free_variants(job)) {
-    SearchSpace space = space_of_variant(other, request);
-    variants.push_back({std::move(other), std::move(space)});
+std::vector<Plan> plans_of(const JobVariant& variant) {
+  try {
+    return enumerate(variant.space, variant.job.model, variant.job.cluster);
+  } catch (const Error& error) {
+    if (error.exit_code() != ExitCode::kInvalidInput) throw;
+    return {};
   }
+}
+
+SearchVariants search_variants(const Job& job, const SpaceRequest& request) {
+  const auto [axes, others] = split_axes(request.vary);
+  const SpaceRequest of_knobs{request.global_batch, others};
+  SearchVariants variants{{{job, space_of_variant(job, of_knobs)}}, {}};
+  const auto over_axes = [job, of_knobs, batch = variants.list[0].space.global_batch](
+                             const std::vector<std::string>& keys) {
+    std::vector<JobVariant> list;
+    for (Job& other : jobs_over_axes(job, keys, batch)) {
+      SearchSpace space = space_of_variant(other, of_knobs);
+      space.global_batch = batch;
+      // A side of the mesh that a plan file wrote was made to fit; it varies as it did.
+      if (!is_fixed(job, "mesh.shard") && !is_fixed(job, "mesh.replicate")) {
+        space.shard_groups.clear();
+      }
+      list.push_back({std::move(other), std::move(space)});
+    }
+    return list;
+  };
+  for (Job& other : free_variants(job)) {
+    SearchSpace space = space_of_variant(other, of_knobs);
+    variants.list.push_back({std::move(other), std::move(space)});
+  }
+  if (axes.empty()) {
+    variants.otherwise = [over_axes] { return over_axes(axis_keys()); };
+    return variants;
+  }
+  for (JobVariant& other : over_axes(axes)) variants.list.push_back(std::move(other));
   return variants;
 }
 
-JobSearch search_job(const std::vector<JobVariant>& variants, const SearchOptions& options,
-                     const std::function<SearchMemory(std::size_t)>& memory_of) {
-  const auto start = std::chrono::steady_clock::now();
-  const auto replays = std::make_shared<ReservedMemory>();
-  const auto result_of = [&](std::size_t v, SearchDetail detail, std::optional<double> limit) {
-    const JobVariant& variant = variants[v];
-    SearchOptions own = options;
+namespace {
+
+// The best of all variants so far.
+class VariantSearch {
+ public:
+  VariantSearch(const SearchOptions& options,
+                const std::function<SearchMemory(std::size_t)>& memory_after)
+      : options_(options), memory_after_(memory_after) {}
+
+  // With the tables where there is one alone, else for the best plan. Only what holds counts where
+  // something was looked at before. Returns whether a plan holds.
+  bool look_at(const std::vector<JobVariant>& variants) {
+    const bool is_first = looked_ == 0;
+    std::vector<std::size_t> starts;
+    for (const JobVariant& variant : variants) {
+      starts.push_back(places_);
+      if (memory_after_) places_ += plans_of(variant).size();
+    }
+    const bool is_alone = is_first && variants.size() == 1;
+    const SearchDetail detail = is_alone ? options_.detail : SearchDetail::kBest;
+    for (const std::size_t v : order_of(variants)) {
+      consider({&variants[v], looked_ + v, starts[v]}, detail, is_first);
+    }
+    looked_ += variants.size();
+    return best_.variant != nullptr && found_.best.has_value();
+  }
+
+  // Of the variant that won, with counts of all. Throws where no variant is possible.
+  JobSearch answer() {
+    if (best_.variant == nullptr) throw *failure_;
+    if (!has_detail_ && options_.detail == SearchDetail::kAll) {
+      add_counts(counts_, found_, -1);
+      found_ = search_of(best_, SearchDetail::kAll, std::nullopt);
+      add_counts(counts_, found_, 1);
+    }
+    JobSearch answer{*best_.variant, std::move(found_), 0};
+    answer.result.enumerated = counts_.enumerated;
+    answer.result.rejected_memory = counts_.rejected_memory;
+    answer.result.simulated = counts_.simulated;
+    answer.result.pruned = counts_.pruned;
+    return answer;
+  }
+
+ private:
+  struct Numbered {
+    const JobVariant* variant = nullptr;
+    std::size_t number = 0;
+    std::size_t start = 0;  // of its places
+  };
+
+  // By what their layers take where they differ in axes.
+  static std::vector<std::size_t> order_of(const std::vector<JobVariant>& variants) {
+    const bool has_axes = std::any_of(variants.begin(), variants.end(), [](const JobVariant& v) {
+      return !v.space.base.mesh.is_plain();
+    });
+    std::vector<Time> layers(variants.size());
+    for (std::size_t v = 0; has_axes && v < variants.size(); ++v) {
+      const auto& [job, space] = variants[v];
+      // Where the batch does not divide over the ranks, there is nothing to search.
+      if (space.global_batch % space.base.mesh.data_parallel() != 0) continue;
+      layers[v] = layers_of(space, job.model, cost_model(job));
+    }
+    return search_order(layers);
+  }
+
+  void consider(const Numbered& at, SearchDetail detail, bool is_first) {
+    std::optional<double> limit;
+    if (!is_first) limit = kAnyStep;
+    const bool has_limit = found_.best && options_.objective == Objective::kTime;
+    if (has_limit) {
+      const double tie = at.number < best_.number ? options_.tie : -options_.tie;
+      limit = found_.best->seconds * (1 + tie);
+    }
+    try {
+      SearchResult r = search_of(at, detail, limit);
+      add_counts(counts_, r, 1);
+      const bool wins =
+          best_.variant == nullptr ||
+          (found_.best
+               ? r.best && (has_limit || r.best->peak_allocated <= found_.best->peak_allocated)
+               : r.best || (is_first && is_nearer(r, found_)));
+      if (!wins) return;
+      found_ = std::move(r);
+      best_ = at;
+      has_detail_ = detail == options_.detail;
+    } catch (const Error& error) {
+      // A global batch that does not divide over these ranks.
+      if (error.exit_code() != ExitCode::kInvalidInput) throw;
+      failure_ = error;
+    }
+  }
+
+  SearchResult search_of(const Numbered& at, SearchDetail detail,
+                         std::optional<double> limit) const {
+    const JobVariant& variant = *at.variant;
+    SearchOptions own = options_;
     own.detail = detail;
     own.faster_than = limit;
     const CostModel costs = cost_model(variant.job);
-    if (memory_of) own.memory = memory_of(v);
+    if (memory_after_) own.memory = memory_after_(at.start);
     const StackSet stacks = stack_set(variant.job, costs);
-    StackOdds odds(stacks, replays);
+    StackOdds odds(stacks, replays_);
     own.fit.probability = std::ref(odds);
-    own.fit.replays = replays;
+    own.fit.replays = replays_;
     own.fit.at_most = [&](const Plan& plan, const Fit& least) { return odds.at_most(plan, least); };
     return search(variant.space, variant.job.model, costs, own);
-  };
-  JobSearch found;
-  std::vector<SearchResult> results(variants.size());
-  const SearchResult* best = nullptr;
-  const bool is_alone = variants.size() == 1;
-  for (std::size_t v = variants.size(); v-- > 0;) {
-    std::optional<double> limit;
-    if (best != nullptr && best->best && options.objective == Objective::kTime) {
-      limit = best->best->seconds * (1 + options.tie);
-    }
-    results[v] = result_of(v, is_alone ? options.detail : SearchDetail::kBest, limit);
-    const SearchResult& r = results[v];
-    const bool wins =
-        best == nullptr ||
-        (best->best ? r.best && (limit || r.best->peak_allocated <= best->best->peak_allocated)
-                    : r.best || is_nearer(r, *best));
-    if (!wins) continue;
-    best = &r;
-    found.variant = v;
   }
-  found.result = results[found.variant];
-  if (!is_alone && options.detail == SearchDetail::kAll) {
-    found.result = result_of(found.variant, SearchDetail::kAll, std::nullopt);
+
+  // A limit of a step (s) that rules none out: what does not hold is then no answer at all.
+  static constexpr double kAnyStep = 1e8;
+
+  const SearchOptions& options_;
+  const std::function<SearchMemory(std::size_t)>& memory_after_;
+  const std::shared_ptr<ReservedMemory> replays_ = std::make_shared<ReservedMemory>();
+  std::size_t looked_ = 0;  // variants
+  std::size_t places_ = 0;  // of them, where their memory is asked
+  Numbered best_;
+  SearchResult found_;  // of it
+  bool has_detail_ = false;
+  SearchResult counts_;
+  std::optional<Error> failure_;
+};
+
+}  // namespace
+
+JobSearch search_job(const SearchVariants& variants, const SearchOptions& options,
+                     const std::function<SearchMemory(std::size_t)>& memory_after) {
+  const auto start = std::chrono::steady_clock::now();
+  VariantSearch all(options, memory_after);
+  std::vector<JobVariant> others;
+  if (!all.look_at(variants.list) && variants.otherwise) {
+    others = variants.otherwise();
+    all.look_at(others);
   }
-  for (std::size_t v = 0; v < variants.size(); ++v) {
-    if (v != found.variant) add_counts(found.result, results[v]);
-  }
+  JobSearch found = all.answer();
   found.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return found;
 }
@@ -133,12 +261,13 @@ std::vector<Alternative> find_alternatives(const Job& job, const SpaceRequest& r
   best_alone.detail = SearchDetail::kBest;
   best_alone.memory = {};
   std::vector<Alternative> list;
+  const SpaceRequest of_knobs{request.global_batch, split_axes(request.vary).others};
   for (const std::vector<std::string>& assignments : costly_assignments(job)) {
     auto other = changed_job(job, assignments);
     if (!other) continue;
-    SearchSpace space = space_of_variant(*other, request);
+    SearchSpace space = space_of_variant(*other, of_knobs);
     const SearchResult result =
-        search_job({{std::move(*other), std::move(space)}}, best_alone).result;
+        search_job({{{std::move(*other), std::move(space)}}, {}}, best_alone).result;
     const bool is_worth =
         result.best &&
         (!found.best || result.best->seconds < found.best->seconds * (1 - kWorthNaming));

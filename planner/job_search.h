@@ -1,6 +1,6 @@
 // A search over a job and over what costs nothing to change in it. Keys that leave the model's
-// kernels alone are axes of the space (sim/search/knobs.h); of the others (loss) each value is a
-// variant: a job with a model of its own.
+// kernels alone are axes of the space (sim/search/knobs.h); of the others (loss, the axes of the
+// mesh inside a layer) each value is a variant: a job with a model of its own.
 #pragma once
 
 #include <cstddef>
@@ -21,25 +21,37 @@ struct JobVariant {
   SearchSpace space;
 };
 
+// All plans of the variant in their order; none where its global batch fits no mesh.
+std::vector<Plan> plans_of(const JobVariant& variant);
+
 // What the command line says of the space beside the job.
 struct SpaceRequest {
   std::optional<std::string> global_batch;  // as batch.global
-  std::vector<std::string> vary;            // keys of sim/search/knobs.h
+  // Keys of sim/search/knobs.h and planner/axes_variants.h, or kAllAxes.
+  std::vector<std::string> vary;
 };
 
-// The job first, then its free variants that are possible. Throws Error(kUsage) where a key of
-// `vary` does not vary.
-std::vector<JobVariant> search_variants(const Job& job, const SpaceRequest& request);
+struct SearchVariants {
+  std::vector<JobVariant> list;  // the job first
+  // More, to be made and looked at where none of the list holds; may be empty.
+  std::function<std::vector<JobVariant>()> otherwise;
+};
+
+// The job, its free variants that are possible, and those over the axes that are to vary. Where the
+// command line says nothing of axes, all that are not set are there `otherwise`. Throws
+// Error(kUsage) where a key of `vary` does not vary.
+SearchVariants search_variants(const Job& job, const SpaceRequest& request);
 
 struct JobSearch {
-  std::size_t variant = 0;  // of the best plan, of the riskier or of the smallest
-  SearchResult result;      // its own; counts are of all variants
-  double seconds = 0;       // of all
+  JobVariant chosen;    // of the best plan, of the riskier or of the smallest
+  SearchResult result;  // its own; counts are of all variants
+  double seconds = 0;   // of all
 };
 
-// `memory_of`: what an earlier search knows of a variant; may be empty.
-JobSearch search_job(const std::vector<JobVariant>& variants, const SearchOptions& options,
-                     const std::function<SearchMemory(std::size_t)>& memory_of = {});
+// `memory_after`: what an earlier search knows of the places that come after so many of the
+// variants before; may be empty. Throws Error(kInvalidInput) when the global batch fits no mesh.
+JobSearch search_job(const SearchVariants& variants, const SearchOptions& options,
+                     const std::function<SearchMemory(std::size_t)>& memory_after = {});
 
 // What could be changed beside the free choices, and what it buys: the best plan with each, where
 // that is faster than the found one or, where none was found, where one holds.

@@ -100,6 +100,7 @@ struct RecommendCommandOptions {
   std::string gpus;                   // sizes of machines: "64,128"; "": around what is needed
   std::string tokens, deadline, budget;
   std::optional<std::string> global_batch, batch_tokens;
+  std::vector<std::string> vary;     // as SearchCommandOptions::vary
   std::string prices;                // FILE
   double failures_per_gpu_day = -1;  // < 0: published
   std::string restart, checkpoint_rate;
@@ -119,6 +120,7 @@ struct ScaleOptions {
   std::optional<std::string> global_batch, batch_tokens;
   std::int64_t weak = 0;  // sequences of every GPU; 0: the step stays as it is
   bool csv = false;
+  std::vector<std::string> vary;  // as SearchCommandOptions::vary
   std::string prices;
   double confidence = 0.95;  // that a plan fits
   int threads = 0;

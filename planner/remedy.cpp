@@ -52,10 +52,11 @@ class Trials {
     if (job_.cluster.routes) return std::nullopt;  // of its own nodes, no more
     Job bigger = job_;
     bigger.cluster.gpus = gpus;
-    const std::int64_t replicate = job_.resolved.plan.mesh.replicate;
-    const Mesh mesh = gpus % replicate == 0 ? Mesh{gpus / replicate, replicate} : Mesh{gpus, 1};
-    return on(bigger, joined({fmt::format("mesh.shard={}", mesh.shard),
-                              fmt::format("mesh.replicate={}", mesh.replicate)},
+    const Mesh& own = job_.resolved.plan.mesh;
+    const std::int64_t ranks = gpus / (own.cp * own.tp);
+    const std::int64_t replicate = ranks % own.replicate == 0 ? own.replicate : 1;
+    return on(bigger, joined({fmt::format("mesh.shard={}", ranks / replicate),
+                              fmt::format("mesh.replicate={}", replicate)},
                              changes));
   }
 

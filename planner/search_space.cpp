@@ -56,7 +56,9 @@ SearchSpace space_of(const Job& job) {
          is_forward_fixed ? Depths{base.prefetch.forward} : Depths{Prefetch::kImplicit, 1, 2}) {
       for (const std::int64_t backward :
            is_backward_fixed ? Depths{base.prefetch.backward} : Depths{1, 2}) {
-        space.prefetches.push_back({forward, backward});
+        space.prefetches.push_back(base.prefetch);
+        space.prefetches.back().forward = forward;
+        space.prefetches.back().backward = backward;
       }
     }
   }

@@ -94,7 +94,8 @@ SearchRecord parse_search_state(std::string_view text, const std::string& file,
 
 std::string search_key(const std::vector<JobVariant>& variants, const MemoryTerms& terms) {
   std::string text;
-  for (const auto& [job, space] : variants) {
+  for (const JobVariant& variant : variants) {
+    const auto& [job, space] = variant;
     const Cluster& c = job.cluster;
     text += fmt::format("{} {} {} {} {} {}\n", job.model.name, job.model.parameters(),
                         job.model.training_flops_per_sequence(space.base.batch.sequence).count(),
@@ -110,7 +111,7 @@ std::string search_key(const std::vector<JobVariant>& variants, const MemoryTerm
       }
     }
     text += to_text(to_json(cost_model(job).calibration()));
-    for (const Plan& plan : enumerate(space, job.model, job.cluster)) text += to_yaml(plan);
+    for (const Plan& plan : plans_of(variant)) text += to_yaml(plan);
   }
   return Fingerprint().add(text).hex();
 }

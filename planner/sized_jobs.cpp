@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "planner/amounts.h"
-#include "planner/job_search.h"
+#include "planner/axes_variants.h"
 #include "planner/search_space.h"
 #include "sim/base/unit_strings.h"
 
@@ -37,8 +37,19 @@ std::int64_t most_sequences(const std::optional<std::string>& global_batch,
   return std::max<std::int64_t>(1, static_cast<std::int64_t>(tokens) / sequence);
 }
 
-SizedJobs::SizedJobs(JobOptions job, PriceList prices, std::string prices_file)
-    : job_(std::move(job)), prices_(std::move(prices)), prices_file_(std::move(prices_file)) {}
+std::int64_t most_gpus(const Cluster& machine, const std::vector<std::string>& vary,
+                       std::int64_t most_sequences) {
+  const bool is_shared = !split_axes(vary).axes.empty();
+  const std::int64_t domain = machine.node.gpus * machine.node.link_domain;
+  return std::min(kMaxGpus, is_shared ? checked_multiply(most_sequences, domain) : most_sequences);
+}
+
+SizedJobs::SizedJobs(JobOptions job, std::vector<std::string> vary, PriceList prices,
+                     std::string prices_file)
+    : job_(std::move(job)),
+      vary_(std::move(vary)),
+      prices_(std::move(prices)),
+      prices_file_(std::move(prices_file)) {}
 
 Job SizedJobs::job(const std::string& spec) const {
   JobOptions named = job_;
@@ -46,25 +57,47 @@ Job SizedJobs::job(const std::string& spec) const {
   return without_choices(load_job(named));
 }
 
+SizedJob SizedJobs::sized(const JobVariant& variant) const {
+  CostModel costs = cost_model(variant.job);
+  StackSet stacks = stack_set(variant.job, costs);
+  return {variant.job.model,     variant.space,     std::move(costs),
+          price_of(variant.job), std::move(stacks), replays_};
+}
+
+// One step for all variants, else their times do not compare: the most sequences that divide over
+// the most ranks with samples of their own, one for every GPU unless axes may share one.
+std::int64_t SizedJobs::sequences_of_step(const Job& job, std::int64_t most_sequences) const {
+  const Mesh& mesh = job.resolved.plan.mesh;
+  const std::vector<std::int64_t> micro_batches = space_of(job).micro_batches;
+  const std::int64_t at_once = micro_batches.empty() ? 1 : micro_batches.front();
+  std::int64_t ranks = job.cluster.gpus / (mesh.cp * mesh.tp);
+  while (!split_axes(vary_).axes.empty() && ranks > 1 &&
+         checked_multiply(ranks, at_once) > most_sequences) {
+    do --ranks;
+    while (job.cluster.gpus % ranks != 0);
+  }
+  const std::int64_t least = checked_multiply(ranks, at_once);
+  if (least > most_sequences) {
+    throw Error(ExitCode::kInfeasible,
+                fmt::format("a step of at most {} sequences is less than one for every GPU",
+                            format_count(most_sequences)));
+  }
+  return most_sequences / least * least;
+}
+
 JobVariants SizedJobs::operator()(const CandidateCluster& candidate,
                                   std::int64_t most_sequences) const {
   const Job loaded = job(candidate.spec);
-  const Price price = price_of(loaded);
-  JobVariants variants;
-  for (auto& [variant, space] : search_variants(loaded, {})) {
-    const std::int64_t at_once = space.micro_batches.empty() ? 1 : space.micro_batches.front();
-    const std::int64_t least = checked_multiply(candidate.gpus, at_once);
-    if (least > most_sequences) {
-      throw Error(ExitCode::kInfeasible,
-                  fmt::format("a step of at most {} sequences is less than one for every GPU",
-                              format_count(most_sequences)));
-    }
-    space.global_batch = most_sequences / least * least;
-    CostModel costs = cost_model(variant);
-    ModelSpec model = variant.model;
-    StackSet stacks = stack_set(variant, costs);
-    variants.push_back(
-        {std::move(model), std::move(space), std::move(costs), price, std::move(stacks), replays_});
+  const std::string batch = std::to_string(sequences_of_step(loaded, most_sequences));
+  const SearchVariants searched = search_variants(loaded, {batch, vary_});
+  const auto sized_all = [this](const std::vector<JobVariant>& list) {
+    std::vector<SizedJob> jobs;
+    for (const JobVariant& each : list) jobs.push_back(sized(each));
+    return jobs;
+  };
+  JobVariants variants{sized_all(searched.list)};
+  if (searched.otherwise) {
+    variants.otherwise = [sized_all, make = searched.otherwise] { return sized_all(make()); };
   }
   return variants;
 }

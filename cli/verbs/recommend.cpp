@@ -115,8 +115,9 @@ class Chooser {
   void add_sizes(const NamedMachine& named, Candidates& all) {
     const Cluster& node = named.machine.node;
     const std::vector<std::int64_t> sizes =
-        options_.gpus.empty() ? likely_sizes(node, flops_, terms_, all.most_sequences)
-                              : parse_counts("--gpus", options_.gpus);
+        options_.gpus.empty()
+            ? likely_sizes(node, flops_, terms_, most_gpus(node, options_.vary, all.most_sequences))
+            : parse_counts("--gpus", options_.gpus);
     for (const std::int64_t gpus : sizes) {
       all.clusters.push_back({named.machine.key, named.spec(gpus), gpus});
     }
@@ -135,7 +136,7 @@ class Chooser {
 ExitCode run_recommend(const RecommendCommandOptions& options) {
   const RunTerms terms = terms_of(options);
   const PriceList prices = options.prices.empty() ? PriceList() : read_prices(options.prices);
-  const SizedJobs jobs(options.job, prices, options.prices);
+  const SizedJobs jobs(options.job, options.vary, prices, options.prices);
   const Candidates candidates = Chooser(options, jobs, terms, prices).candidates();
 
   const InterruptGuard guard;
@@ -158,7 +159,7 @@ ExitCode run_recommend(const RecommendCommandOptions& options) {
     const Cluster& cluster = first.sized.cluster;
     const JobVariants variants =
         jobs({first.machine, cluster.spec, cluster.gpus}, how.most_sequences);
-    const SizedJob& job = variants[first.sized.variant];
+    const SizedJob job = variants.at(first.sized.variant);
     changes = what_ifs(first, variants, terms, how);
     body["what_if"] = to_json(changes);
     body["sensitivity"] =

@@ -29,7 +29,7 @@ Json body_of(const ScalingCurve& curve, const SizedJobs& jobs, std::int64_t most
   const SizedPlan& sized = at->sized;
   const std::int64_t most = curve.weak ? most_sequences * sized.cluster.gpus : most_sequences;
   const JobVariants variants = jobs({curve.machine, sized.cluster.spec, sized.cluster.gpus}, most);
-  const SizedJob& job = variants[sized.variant];
+  const SizedJob job = variants.at(sized.variant);
   body["sensitivity"] = sensitivity_json(forecast(job.model, sized.plan, job.costs), job.costs);
   body["sensitivity"]["gpus"] = sized.cluster.gpus;
   return body;
@@ -46,7 +46,7 @@ ExitCode run_scale(const ScaleOptions& options) {
                             options.cluster));
   }
   const PriceList prices = options.prices.empty() ? PriceList() : read_prices(options.prices);
-  const SizedJobs jobs(options.job, prices, options.prices);
+  const SizedJobs jobs(options.job, options.vary, prices, options.prices);
   const auto spec = [&](std::int64_t gpus) { return machine->spec(gpus); };
   const Cluster& node = machine->machine.node;
   RecommendOptions how;
@@ -56,7 +56,8 @@ ExitCode run_scale(const ScaleOptions& options) {
   how.most_sequences = options.weak > 0
                            ? options.weak
                            : most_sequences(options.global_batch, options.batch_tokens, sequence);
-  const std::int64_t largest = options.weak > 0 ? kMaxGpus : how.most_sequences;
+  const std::int64_t largest =
+      options.weak > 0 ? kMaxGpus : most_gpus(node, options.vary, how.most_sequences);
   const std::vector<std::int64_t> sizes = options.gpus.empty()
                                               ? likely_sizes(node, 0, RunTerms(), largest)
                                               : parse_counts("--gpus", options.gpus);

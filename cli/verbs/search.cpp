@@ -49,28 +49,23 @@ SearchOptions search_options(const SearchCommandOptions& asked) {
 }
 
 // States of all variants in one file: the places of one come after those of the one before.
-std::function<SearchMemory(std::size_t)> memory_of(const std::vector<JobVariant>& variants,
-                                                   SearchState& state) {
-  return [&](std::size_t v) {
-    std::size_t before = 0;
-    for (std::size_t k = 0; k < v; ++k) {
-      before += enumerate(variants[k].space, variants[k].job.model, variants[k].job.cluster).size();
-    }
-    SearchMemory memory = state.memory();
+std::function<SearchMemory(std::size_t)> memory_after(SearchState& state) {
+  return [memory = state.memory()](std::size_t before) {
     return SearchMemory{
         [=](std::size_t i) { return memory.recall(before + i); },
         [=](std::size_t i, const JudgedPlan& plan) { memory.remember(before + i, plan); }};
   };
 }
 
-Timed timed_search(const std::vector<JobVariant>& variants, const SearchCommandOptions& asked,
+Timed timed_search(const SearchVariants& variants, const SearchCommandOptions& asked,
                    SearchOptions options) {
   Timed timed;
   std::optional<SearchState> state;
-  if (!asked.resume.empty()) state.emplace(asked.resume, search_key(variants, options.fit.terms));
-  timed.found = search_job(variants, options, state ? memory_of(variants, *state) : nullptr);
+  if (!asked.resume.empty())
+    state.emplace(asked.resume, search_key(variants.list, options.fit.terms));
+  timed.found = search_job(variants, options, state ? memory_after(*state) : nullptr);
   if (asked.deep) {
-    const auto [job, space] = variants[timed.found.variant];
+    const auto& [job, space] = timed.found.chosen;
     const auto start = std::chrono::steady_clock::now();
     DeepStart from{timed.found.result.best, std::nullopt};
     const Plan& written = job.resolved.plan;
@@ -101,8 +96,8 @@ ExitCode run_search(const SearchCommandOptions& options) {
   JobOptions job_options = options.job;
   job_options.assignments.push_back(options.fix);
   const Job asked = without_choices(load_job(job_options));
-  const SpaceRequest request{options.global_batch, options.vary};
-  const std::vector<JobVariant> variants = search_variants(asked, request);
+  SpaceRequest request{options.global_batch, options.vary};
+  const SearchVariants variants = search_variants(asked, request);
 
   const InterruptGuard guard;
   Progress progress("search");
@@ -113,7 +108,11 @@ ExitCode run_search(const SearchCommandOptions& options) {
   };
   const Timed timed = timed_search(variants, options, how);
   const SearchResult& result = timed.found.result;
-  const Job job = without_choices(variants[timed.found.variant].job);
+  const Job job = without_choices(timed.found.chosen.job);
+  // Axes change what the other keys are at first; what else was chosen is told beside that.
+  const bool has_axes = !job.resolved.plan.mesh.is_plain();
+  const Job& around = has_axes ? job : asked;
+  request.global_batch = std::to_string(timed.found.chosen.space.global_batch);
   const CostModel costs = cost_model(job);
 
   std::optional<RobustChoice> robust;
@@ -129,10 +128,10 @@ ExitCode run_search(const SearchCommandOptions& options) {
   SearchStory story{result,
                     job.model,
                     job.cluster,
-                    asked.resolved.plan,
+                    around.resolved.plan,
                     timed.found.seconds + timed.deep_seconds,
                     options.confidence};
-  story.alternatives = find_alternatives(asked, request, result, how);
+  story.alternatives = find_alternatives(around, request, result, how);
   if (result.riskier) story.riskier = best_of(job, result.riskier->plan, costs).report;
   std::string ending;
   Json infeasible;

@@ -193,6 +193,24 @@ void judge_each(std::size_t count, const Judging& judging,
   if (stopped) throw Error(ExitCode::kInterrupted, std::string(judging.who) + " was stopped");
 }
 
+namespace {
+
+// By what their layers take where they differ in axes.
+std::vector<std::size_t> order_of(const std::vector<SizedJob>& jobs) {
+  const bool has_axes = std::any_of(jobs.begin(), jobs.end(), [](const SizedJob& job) {
+    return !job.space.base.mesh.is_plain();
+  });
+  std::vector<Time> layers(jobs.size());
+  for (std::size_t v = 0; has_axes && v < jobs.size(); ++v) {
+    const SizedJob& job = jobs[v];
+    if (job.space.global_batch % job.space.base.mesh.data_parallel() != 0) continue;
+    layers[v] = layers_of(job.space, job.model, job.costs);
+  }
+  return search_order(layers);
+}
+
+}  // namespace
+
 std::optional<SizedPlan> best_plan(const JobVariants& variants, const MemoryTerms& terms,
                                    int draws) {
   SearchOptions options;
@@ -201,29 +219,44 @@ std::optional<SizedPlan> best_plan(const JobVariants& variants, const MemoryTerm
   options.fit.terms = terms;
   options.fit.keeps_riskier = false;
   const SizedJob* of = nullptr;
+  std::size_t number = 0;
   std::optional<Candidate> best;
   std::int64_t enumerated = 0, simulated = 0;
-  // The last first, each for what is not slower: of equally fast ones the first wins.
-  for (std::size_t v = variants.size(); v-- > 0;) {
-    const SizedJob& job = variants[v];
-    if (best) options.faster_than = best->seconds * (1 + options.tie);
-    StackOdds odds(job.stacks, job.replays);
-    options.fit.probability = std::ref(odds);
-    options.fit.replays = job.replays;
-    options.fit.at_most = [&](const Plan& plan, const Fit& least) {
-      return odds.at_most(plan, least);
-    };
-    const SearchResult found = search(job.space, job.model, job.costs, options);
-    enumerated += found.enumerated;
-    simulated += found.simulated;
-    if (!found.best) continue;
-    best = found.best;
-    of = &job;
+  // Each for what is not slower than the best so far: of equally fast ones the first wins.
+  const auto look_at = [&](const std::vector<SizedJob>& jobs, std::size_t before) {
+    for (const std::size_t v : order_of(jobs)) {
+      const SizedJob& job = jobs[v];
+      // With axes that share a sequence it may divide all the same.
+      if (job.space.global_batch % job.space.base.mesh.data_parallel() != 0) continue;
+      if (best) {
+        const double tie = before + v < number ? options.tie : -options.tie;
+        options.faster_than = best->seconds * (1 + tie);
+      }
+      StackOdds odds(job.stacks, job.replays);
+      options.fit.probability = std::ref(odds);
+      options.fit.replays = job.replays;
+      options.fit.at_most = [&](const Plan& plan, const Fit& least) {
+        return odds.at_most(plan, least);
+      };
+      const SearchResult found = search(job.space, job.model, job.costs, options);
+      enumerated += found.enumerated;
+      simulated += found.simulated;
+      if (!found.best) continue;
+      best = found.best;
+      of = &job;
+      number = before + v;
+    }
+  };
+  look_at(variants.list, 0);
+  std::vector<SizedJob> others;
+  if (!best && variants.otherwise) {
+    others = variants.otherwise();
+    look_at(others, variants.list.size());
   }
   if (!best) return std::nullopt;
   const Sizing sizing{draws, of->stacks.of(best->plan), of->replays.get()};
   SizedPlan sized = size_up(of->model, best->plan, of->costs, sizing);
-  sized.variant = static_cast<std::size_t>(of - variants.data());
+  sized.variant = number;
   sized.enumerated = enumerated;
   sized.simulated = simulated;
   return sized;
@@ -259,9 +292,12 @@ bool least_holds(const SizedJob& job, const Cluster& cluster, const MemoryTerms&
   plan.recompute = space.recomputes.empty() ? RangedPolicy<Recompute>{Recompute::kFull, {}}
                                             : space.recomputes.front();
   plan.prefetch = space.prefetches.empty() ? Prefetch{} : space.prefetches.front();
-  const std::int64_t shard = space.shard_groups.empty() ? cluster.gpus : space.shard_groups.front();
-  if (cluster.gpus % shard != 0) return false;
-  plan.mesh = {shard, cluster.gpus / shard};
+  const std::int64_t inner = plan.mesh.cp * plan.mesh.tp;
+  const std::int64_t ranks = cluster.gpus / inner;
+  const std::int64_t shard = space.shard_groups.empty() ? ranks : space.shard_groups.front();
+  if (cluster.gpus % inner != 0 || shard == 0 || ranks % shard != 0) return false;
+  plan.mesh.shard = shard;
+  plan.mesh.replicate = ranks / shard;
   std::vector<AllocatorSettings> allocators = space.allocators;
   if (allocators.empty()) allocators = {plan.allocator};
   // Experts that are sharded along another dimension where that is free to choose.
@@ -291,9 +327,9 @@ std::optional<std::int64_t> smallest_that_holds(const JobVariants& variants,
   for (std::int64_t gpus = 1; gpus <= most; gpus = next_size(gpus, cluster)) {
     if (is_single && gpus > cluster.node.gpus) break;
     cluster.gpus = gpus;
-    const bool is_enough = std::any_of(variants.begin(), variants.end(), [&](const SizedJob& job) {
-      return least_holds(job, cluster, terms);
-    });
+    const bool is_enough =
+        std::any_of(variants.list.begin(), variants.list.end(),
+                    [&](const SizedJob& job) { return least_holds(job, cluster, terms); });
     if (is_enough) return gpus;
   }
   return std::nullopt;

@@ -19,7 +19,7 @@ namespace foreshard {
 struct SizedPlan {
   Cluster cluster;
   Plan plan;
-  std::size_t variant = 0;      // of the JobVariants that were searched
+  std::size_t variant = 0;      // of the JobVariants that were searched: their at()
   std::int64_t enumerated = 0;  // by the search that found it
   std::int64_t simulated = 0;
   Quantity step;              // s
@@ -51,7 +51,17 @@ struct SizedJob {
   // Of the allocator, shared by all jobs that may allocate alike.
   std::shared_ptr<ReservedMemory> replays = std::make_shared<ReservedMemory>();
 };
-using JobVariants = std::vector<SizedJob>;  // one at the least: the job as it was asked for
+struct JobVariants {
+  std::vector<SizedJob> list;  // one at the least: the job as it was asked for
+  // More, made and searched where none of the list holds (other axes); may be empty.
+  std::function<std::vector<SizedJob>()> otherwise = {};
+
+  const SizedJob& front() const { return list.front(); }
+  // The list's, then the others.
+  SizedJob at(std::size_t variant) const {
+    return variant < list.size() ? list[variant] : otherwise()[variant - list.size()];
+  }
+};
 
 // Calls `judge` for every i below `count`, on `threads` threads (0: all cores), and tells
 // `progress` how many are done; where that says no, the rest is left out and Error(kInterrupted)

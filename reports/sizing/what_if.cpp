@@ -23,13 +23,19 @@ std::vector<WhatIf> what_ifs(const Choice& choice, const JobVariants& variants,
     one.property = change.property;
     one.change = change.change;
     if (!change.matters(variants.front().costs.cluster())) return;
-    JobVariants changed = variants;
-    for (SizedJob& job : changed) {
-      job.costs = changed_costs(change, job.costs, job.space.base);
-      for (StackCase& code : job.stacks.cases) {
-        code.costs = changed_costs(change, code.costs, code.plan);
+    const auto changed_jobs = [&](std::vector<SizedJob> jobs) {
+      for (SizedJob& job : jobs) {
+        job.costs = changed_costs(change, job.costs, job.space.base);
+        for (StackCase& code : job.stacks.cases) {
+          code.costs = changed_costs(change, code.costs, code.plan);
+        }
       }
-    }
+      return jobs;
+    };
+    // Of a choice with axes that were not asked for, those.
+    const bool is_of_list = choice.sized.variant < variants.list.size();
+    const JobVariants changed = {changed_jobs(
+        is_of_list ? variants.list : std::vector<SizedJob>{variants.at(choice.sized.variant)})};
     one.sized = best_plan(changed, {terms.confidence}, options.draws);
     if (!one.sized) return;
     one.run = forecast_run(*one.sized, choice.price, terms);

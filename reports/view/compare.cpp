@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "reports/view/axis_costs.h"
 #include "reports/view/layout.h"
 #include "reports/view/plan_words.h"
 #include "reports/view/views.h"
@@ -36,6 +37,14 @@ std::vector<Pair> bars_of(const Forecast& a, const Forecast& b) {
   for (const WaterfallBar& bar : waterfall(b.graph, b.timeline)) {
     put(pairs, bar.what, &Pair::b, bar.time.seconds());
   }
+  return pairs;
+}
+
+// Of every communicator one of the two has.
+std::vector<Pair> exposed_of(const std::vector<AxisCost>& a, const std::vector<AxisCost>& b) {
+  std::vector<Pair> pairs;
+  for (const AxisCost& c : a) put(pairs, c.name, &Pair::a, c.exposed.seconds());
+  for (const AxisCost& c : b) put(pairs, c.name, &Pair::b, c.exposed.seconds());
   return pairs;
 }
 
@@ -137,6 +146,10 @@ std::string compare_text(const Forecast& a, const Report& ra, const Forecast& b,
   }
   add_table(metric_lines(ra, rb, paint));
   add_table(pair_lines("where the step goes", bars_of(a, b), seconds_text, signed_seconds));
+  const auto exposed = exposed_of(axis_costs(a, ra.cluster), axis_costs(b, rb.cluster));
+  if (exposed.size() > 1) {
+    add_table(pair_lines("exposed communication by axis", exposed, seconds_text, signed_seconds));
+  }
   add_table(pair_lines("memory at the peak", categories_of(ra, rb), bytes_text, signed_bytes));
   return fmt::format("{}\n", fmt::join(lines, "\n"));
 }
@@ -154,6 +167,8 @@ Json compare_json(const Forecast& a, const Report& ra, const Forecast& b, const 
     step[metric.key] = {{"a", x}, {"b", y}, {"difference", y - x}, {"ratio", relative(x, y) + 1}};
   }
   json["waterfall"] = pairs_json(bars_of(a, b), "s");
+  json["axes"] = {{"a", to_json(axis_costs(a, ra.cluster))},
+                  {"b", to_json(axis_costs(b, rb.cluster))}};
   json["memory_at_peak"] = pairs_json(categories_of(ra, rb), "bytes");
   json["a"] = to_json(ra);
   json["b"] = to_json(rb);

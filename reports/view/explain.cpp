@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "reports/view/axis_costs.h"
 #include "reports/view/findings.h"
 #include "reports/view/layout.h"
 #include "sim/base/unit_strings.h"
@@ -60,6 +61,23 @@ Lines group_lines(const Findings& findings, const Report& report, const Paint& p
     lines.push_back(fmt::format("  compute takes {} longer because the host launches too slowly",
                                 format_time(findings.launch_bound)));
   }
+  return lines;
+}
+
+// Of steps that communicate over several groups.
+Lines axis_lines(const std::vector<AxisCost>& costs, const Paint& paint) {
+  if (costs.size() < 2) return {};
+  Lines lines = {"", paint.bold("communication by axis of the mesh")};
+  std::vector<std::vector<std::string>> table = {
+      {"  communicator", "wire", "ranks", "rows", "bytes", "busy", "exposed", "hidden"}};
+  for (const AxisCost& c : costs) {
+    table.push_back({"  " + c.name, wire_words(c),
+                     c.group.stride == 1 ? std::to_string(c.group.size)
+                                         : fmt::format("{} by {}", c.group.size, c.group.stride),
+                     std::to_string(c.rows), format_bytes(c.bytes), format_time(c.busy),
+                     format_time(c.exposed), format_time(c.hidden())});
+  }
+  append(lines, aligned(table, 2));
   return lines;
 }
 
@@ -160,6 +178,7 @@ std::string explain_text(const Forecast& forecast, const Report& report, Color c
   Lines lines = waterfall_lines(findings, forecast.timeline.period, paint);
   lines.emplace_back();
   append(lines, group_lines(findings, report, paint));
+  append(lines, axis_lines(axis_costs(forecast, report.cluster), paint));
   lines.emplace_back();
   append(lines, host_lines(findings.host, forecast.timeline.period, paint));
   append(lines, event_lines(forecast, findings, names, paint));
@@ -178,6 +197,7 @@ Json explain_json(const Forecast& forecast, const Report& report) {
   json["launch_bound_s"] = findings.launch_bound.seconds();
   json["host_work"] = host_json(findings.host, forecast.timeline.period);
   json["communication"] = communication_json(findings);
+  json["axes"] = to_json(axis_costs(forecast, report.cluster));
   Json& exposed = json["exposed"] = Json::array();
   for (const ExposedEvent& e : findings.exposed) {
     const Span& span = span_of(forecast, e.event);

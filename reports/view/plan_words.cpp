@@ -43,8 +43,13 @@ std::vector<Leaf> leaves_of(const Plan& plan) {
 std::string words_of(const Mesh& mesh) {
   const bool is_transposed =
       mesh.inner == MeshInner::kReplicate && mesh.shard > 1 && mesh.replicate > 1;
-  return fmt::format("shard {} x replicate {}{}", mesh.shard, mesh.replicate,
-                     is_transposed ? " (inner)" : "");
+  std::string words = fmt::format("shard {} x replicate {}{}", mesh.shard, mesh.replicate,
+                                  is_transposed ? " (inner)" : "");
+  if (mesh.cp > 1) words += fmt::format(" x cp {}", mesh.cp);
+  if (mesh.tp > 1) words += fmt::format(" x tp {}", mesh.tp);
+  if (mesh.ep > 1) words += fmt::format(", ep {}", mesh.ep);
+  if (mesh.etp > 1) words += fmt::format(" x etp {}", mesh.etp);
+  return words;
 }
 
 std::string words_of(const Prefetch& prefetch) {

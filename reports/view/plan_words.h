@@ -9,7 +9,8 @@
 
 namespace foreshard {
 
-// "shard 8 x replicate 4", "... (inner)" where replicas are neighbours.
+// "shard 8 x replicate 4", "... (inner)" where replicas are neighbours; "... x cp 4 x tp 8, ep 64 x
+// etp 8" where there are such.
 std::string words_of(const Mesh& mesh);
 std::string words_of(const Prefetch& prefetch);  // "implicit/1": forward/backward
 std::string words_of(const Reshard& reshard);    // "always", "never", "group of 8"

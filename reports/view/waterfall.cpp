@@ -19,8 +19,8 @@ enum Bar : std::size_t {
   kAccumulation,
   kClipping,
   kOptimizer,
-  kExposed,  // 3 kinds x 3 phases
-  kHostWait = kExposed + 3 * kPhases,
+  kExposed,  // 4 kinds x 3 phases
+  kHostWait = kExposed + 4 * kPhases,
   kStreamWait,
   kBars
 };
@@ -51,6 +51,7 @@ Bar bar_of(EventKind kind) {
 std::size_t exposed_bar(EventKind kind, Phase phase) {
   const std::size_t collective = kind == EventKind::kAllGather       ? 0
                                  : kind == EventKind::kReduceScatter ? 1
+                                 : kind == EventKind::kAllToAll      ? 3
                                                                      : 2;
   return kExposed + collective * kPhases + static_cast<std::size_t>(phase);
 }
@@ -59,8 +60,8 @@ std::string bar_name(std::size_t bar) {
   static constexpr std::array<const char*, kExposed> kNames = {
       "forward",           "recompute", "backward", "loss", "copies", "gradient accumulation",
       "gradient clipping", "optimizer"};
-  static constexpr std::array<const char*, 3> kCollectives = {"all_gather", "reduce_scatter",
-                                                              "all_reduce"};
+  static constexpr std::array<const char*, 4> kCollectives = {"all_gather", "reduce_scatter",
+                                                              "all_reduce", "all_to_all"};
   if (bar < kExposed) return kNames[bar];
   if (bar == kHostWait) return "host";
   if (bar == kStreamWait) return "stream dependency";

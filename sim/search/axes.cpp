@@ -15,15 +15,18 @@ std::int64_t data_ranks(const SearchSpace& space, const Cluster& cluster) {
   return cluster.gpus / (space.base.mesh.cp * space.base.mesh.tp);
 }
 
-std::vector<std::int64_t> default_shard_groups(const Cluster& cluster, std::int64_t ranks) {
+// `inner`: ranks of the axes inside of shard.
+std::vector<std::int64_t> default_shard_groups(const Cluster& cluster, std::int64_t inner) {
   std::vector<std::int64_t> groups;
+  const std::int64_t ranks = cluster.gpus / inner;
   const std::int64_t node = cluster.gpus_per_node();
   const std::int64_t domain = node * cluster.node.link_domain;
   for (std::int64_t g = 1; g <= ranks; ++g) {
     if (ranks % g != 0) continue;
     const bool power_of_two = (g & (g - 1)) == 0;
-    const bool whole_nodes_doubling = g % node == 0 && ((g / node) & (g / node - 1)) == 0;
-    const bool whole_domains = domain > node && g % domain == 0;
+    const std::int64_t gpus = g * inner;
+    const bool whole_nodes_doubling = gpus % node == 0 && ((gpus / node) & (gpus / node - 1)) == 0;
+    const bool whole_domains = domain > node && gpus % domain == 0;
     if (power_of_two || whole_nodes_doubling || whole_domains || g == ranks) {
       groups.push_back(g);
     }
@@ -47,7 +50,10 @@ std::vector<Prefetch> default_prefetches(const Plan& base) {
   if (native) prefetches.push_back({0, 0});
   for (std::int64_t forward : {Prefetch::kImplicit, std::int64_t{1}, std::int64_t{2}}) {
     for (std::int64_t backward : {std::int64_t{1}, std::int64_t{2}}) {
-      prefetches.push_back({forward, backward});
+      Prefetch prefetch = base.prefetch;
+      prefetch.forward = forward;
+      prefetch.backward = backward;
+      prefetches.push_back(prefetch);
     }
   }
   return prefetches;
@@ -68,7 +74,8 @@ bool is_sensible(const SearchSpace& space, const Cluster& cluster, const Place& 
     return false;
   }
   // With one rank per shard group nothing is gathered: resharding and prefetch change nothing.
-  if (shard == 1 && (at(place, Axis::kReshard) > 0 || at(place, Axis::kPrefetch) > 0)) return false;
+  const bool is_whole = shard * space.base.mesh.cp == 1;
+  if (is_whole && (at(place, Axis::kReshard) > 0 || at(place, Axis::kPrefetch) > 0)) return false;
   const std::int64_t micro_batch = get(space.micro_batches, at(place, Axis::kMicroBatch));
   return micro_batch > 0 && space.global_batch / data_ranks(space, cluster) % micro_batch == 0;
 }
@@ -88,7 +95,8 @@ bool repeats(const SearchSpace& space, const Place& place, const Plan& plan) {
 SearchSpace complete(SearchSpace space, const Cluster& cluster) {
   FORESHARD_CHECK(space.knobs.size() <= kMostKnobs, "too many knobs");
   const std::int64_t ranks = data_ranks(space, cluster);
-  if (space.shard_groups.empty()) space.shard_groups = default_shard_groups(cluster, ranks);
+  if (space.shard_groups.empty())
+    space.shard_groups = default_shard_groups(cluster, cluster.gpus / ranks);
   if (space.reshards.empty()) space.reshards = default_reshards(cluster);
   if (space.prefetches.empty()) space.prefetches = default_prefetches(space.base);
   if (space.recomputes.empty()) {

@@ -89,18 +89,31 @@ Time lower_bound(const EventGraph& graph, const CostTable& costs) {
 
 Time contended_bound(const EventGraph& graph, const CostTable& costs) {
   const NeededWork work = needed_work(graph, costs);
-  return std::max(work.compute + lost_by_compute(graph, costs, work.collectives),
-                  work.communicator);
+  return std::max({work.compute + lost_by_compute(graph, costs, work.collectives),
+                   work.communicator, layers_bound(graph, costs)});
 }
 
+// The longest way along the rows of layers on the compute stream and the collectives inside of
+// layers between them. What such a collective queues behind is left out, so that every micro-batch
+// adds its own way; and so is one that follows from no row of the stream.
 Time layers_bound(const EventGraph& graph, const CostTable& costs) {
-  Time sum;
-  for (const Row& row : graph.rows) {
+  std::vector<Time> ends(graph.rows.size());
+  Time compute;
+  for (std::size_t i = 0; i < graph.rows.size(); ++i) {
+    const Row& row = graph.rows[i];
     const bool is_of_layers = row.kind == EventKind::kForward || row.kind == EventKind::kLoss ||
                               row.kind == EventKind::kRecompute || row.kind == EventKind::kBackward;
-    if (is_of_layers && row.stream == Stream::kCompute) sum += costs.works[row.work].duration;
+    const bool is_compute = row.stream == Stream::kCompute;
+    if (!is_compute && row.stream < Stream::kTensor) continue;
+    Time start = is_compute ? compute : Time();
+    for (std::uint32_t w = row.waits_begin; w < row.waits_begin + row.wait_count; ++w) {
+      start = std::max(start, ends[static_cast<std::size_t>(graph.waits[w])]);
+    }
+    const bool counts = is_compute ? is_of_layers : start > Time();
+    ends[i] = counts ? start + costs.works[row.work].duration : start;
+    if (is_compute) compute = ends[i];
   }
-  return sum;
+  return compute;
 }
 
 Time extended_bound(Time at_two, Time at_three, std::int64_t micro_batches) {

@@ -26,8 +26,9 @@ Time lower_bound(const EventGraph& graph, const CostTable& costs);
 // With it: holds for every plan whose graph has these rows, in whatever order.
 Time contended_bound(const EventGraph& graph, const CostTable& costs);
 
-// What forward, loss, recomputation and backward take by themselves. The layers say it, so it is
-// the same for every mesh, prefetch, reshard and reduction.
+// What forward, loss, recomputation and backward take, with the collectives inside of layers (axes
+// tp, cp, ep) that they wait for. The layers say it, so it is the same for every shard group,
+// prefetch, reshard and reduction.
 Time layers_bound(const EventGraph& graph, const CostTable& costs);
 
 // Of a step of `micro_batches` >= 3, from its bounds at 2 and 3: from the second micro-batch on all

@@ -186,7 +186,10 @@ SearchSpace with_all_knobs(SearchSpace space, const Cluster& cluster,
     for (const std::int64_t forward :
          {Prefetch::kImplicit, std::int64_t{1}, std::int64_t{2}, std::int64_t{3}}) {
       for (const std::int64_t backward : {1, 2, 3}) {
-        space.prefetches.push_back({forward, backward});
+        Prefetch prefetch = space.base.prefetch;
+        prefetch.forward = forward;
+        prefetch.backward = backward;
+        space.prefetches.push_back(prefetch);
       }
     }
   }

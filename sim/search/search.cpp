@@ -1,11 +1,14 @@
 // What a search looks at: places.h. How: every_place.h, best_first.h.
 #include "sim/search/search.h"
 
+#include <algorithm>
+#include <numeric>
 #include <optional>
 
 #include "sim/search/axes.h"
 #include "sim/search/best_first.h"
 #include "sim/search/every_place.h"
+#include "sim/search/judge.h"
 #include "sim/search/places.h"
 #include "sim/spec/checks/plan_check.h"
 
@@ -40,6 +43,28 @@ Candidate finished(Candidate best, const SearchSpace& space, const ModelSpec& mo
 }
 
 }  // namespace
+
+Time layers_of(const SearchSpace& space, const ModelSpec& model, const CostModel& costs) {
+  const SearchSpace whole = complete(space, costs.cluster());
+  Place place{};
+  const auto set_last = [&](Axis axis, std::size_t values) {
+    place[static_cast<std::size_t>(axis)] = static_cast<std::int16_t>(values - 1);
+  };
+  set_last(Axis::kShard, whole.shard_groups.size());
+  set_last(Axis::kMicroBatch, whole.micro_batches.size());
+  const Plan plan = plan_at(whole, costs.cluster(), place);
+  if (find_problem(plan, model, costs.cluster())) return Time();
+  const FitRule rule;
+  return Judge(model, costs, rule).floor(plan, LayerPrograms(model, plan)).step;
+}
+
+std::vector<std::size_t> search_order(const std::vector<Time>& layers) {
+  std::vector<std::size_t> order(layers.size());
+  std::iota(order.rbegin(), order.rend(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return layers[a] < layers[b]; });
+  return order;
+}
 
 SearchResult search(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
                     const SearchOptions& options) {

@@ -155,6 +155,15 @@ struct SearchOptions {
 std::vector<Plan> enumerate(const SearchSpace& space, const ModelSpec& model,
                             const Cluster& cluster);
 
+// What the layers of the space's plans take, with the collectives inside of them: of the largest
+// shard group and micro-batch, nothing recomputed; 0 where that is no plan. Tells which of several
+// spaces to search first; no bound. Throws as enumerate().
+Time layers_of(const SearchSpace& space, const ModelSpec& model, const CostModel& costs);
+
+// The numbers of spaces in the order in which to search them for their one best plan: by what
+// layers_of() says of each, of equal ones the last first.
+std::vector<std::size_t> search_order(const std::vector<Time>& layers);
+
 SearchResult search(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
                     const SearchOptions& options);
 

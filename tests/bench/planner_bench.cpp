@@ -104,6 +104,28 @@ void BM_BuildOf(benchmark::State& state) {
 }
 BENCHMARK(BM_BuildOf)->DenseRange(0, 5);
 
+// Llama 3.1 405B with every axis of a dense model: TP 8 x CP 4 x 32 shards, full recompute.
+void BM_BuildWithAxes(benchmark::State& state) {
+  const ModelSpec model = load_zoo_model("llama-3.1-405b");
+  Plan plan;
+  plan.model = model.name;
+  plan.cluster = "1024xh100";
+  plan.batch = {8192, 1, 1};
+  plan.mesh.shard = 32;
+  plan.mesh.cp = 4;
+  plan.mesh.tp = 8;
+  plan.recompute.value = Recompute::kFull;
+  const LayerPrograms programs(model, plan);
+  EventGraph graph;
+  for (auto _ : state) {
+    graph = build_training_step(model, plan, programs, std::move(graph));
+    benchmark::DoNotOptimize(graph.rows.data());
+  }
+  rows_per_second(state, graph, 1);
+  state.counters["plans/s"] = benchmark::Counter(1, benchmark::Counter::kIsIterationInvariantRate);
+}
+BENCHMARK(BM_BuildWithAxes);
+
 void BM_PeakMemory(benchmark::State& state) {
   Setting s;
   for (auto _ : state) benchmark::DoNotOptimize(peak_allocated(s.graph));

@@ -48,12 +48,12 @@ TEST(Choices, PredictAgreesWithSearch) {
     SCOPED_TRACE(*options.model + " " + *options.cluster + " " + *options.runtime);
     const Job asked = load_job(options);
     const std::int64_t batch = asked.cluster.gpus * draw.of<std::int64_t>({1, 4, 8});
-    const std::vector<JobVariant> variants = search_variants(asked, {std::to_string(batch), {}});
+    const SearchVariants variants = search_variants(asked, {std::to_string(batch), {}});
     SearchOptions how;
     how.threads = 1;
     how.fit.terms.confidence = draw.of({0.6, 0.95});
     const JobSearch found = search_job(variants, how);
-    const Job& job = variants[found.variant].job;
+    const Job& job = found.chosen.job;
     std::vector<Candidate> named = found.result.pareto;
     if (found.result.best) named.push_back(*found.result.best);
     if (found.result.riskier) named.push_back(*found.result.riskier);

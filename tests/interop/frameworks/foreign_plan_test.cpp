@@ -120,6 +120,30 @@ RC_GTEST_PROP(ForeignPlanProperty, TorchTitanBringsBackWhatItHolds, ()) {
   expect_round_trip(plan, step.model, file, titan, holds);
 }
 
+// Axes go with FSDP2 of 2.11 and later, in the compute dtype and on the GPU.
+RC_GTEST_PROP(ForeignPlanProperty, TorchTitanBringsBackEveryDegree, ()) {
+  RandomStep step = random_step();
+  Plan plan = fsdp2_of(step);
+  plan.offload = Offload::kNone;
+  plan.float8 = Float8::kNone;
+  plan.float8_all_gather = false;
+  plan.mesh.cp = *rc::gen::element<std::int64_t>(1, 2, 4);
+  plan.mesh.tp = *rc::gen::element<std::int64_t>(1, 2, 8);
+  plan.mesh.ep = *rc::gen::element<std::int64_t>(1, 2, 16);
+  plan.mesh.etp = plan.mesh.ep > 1 ? *rc::gen::element<std::int64_t>(1, plan.mesh.tp) : 1;
+  plan.tensor_parallel.loss = *rc::gen::element(true, false);
+  const Exported file = export_torchtitan({plan, step.model, cluster_of(plan)});
+  Strings holds = {"mesh.shard", "mesh.replicate", "batch.micro_batch", "tensor_parallel.loss"};
+  const std::pair<const char*, std::int64_t> axes[] = {{"mesh.cp", plan.mesh.cp},
+                                                       {"mesh.tp", plan.mesh.tp},
+                                                       {"mesh.ep", plan.mesh.ep},
+                                                       {"mesh.etp", plan.mesh.etp}};
+  for (const auto& [key, size] : axes) {
+    if (size > 1) holds.push_back(key);
+  }
+  expect_round_trip(plan, step.model, file, titan, holds);
+}
+
 RC_GTEST_PROP(ForeignPlanProperty, AccelerateBringsBackWhatItHolds, ()) {
   RandomStep step = random_step();
   Plan plan = fsdp2_of(step);

@@ -129,10 +129,10 @@ JobVariants round_job(const CandidateCluster& candidate, std::int64_t most_seque
   space.base.batch = {512, 1, 1};
   space.base.mesh = {candidate.gpus, 1};
   space.global_batch = most_sequences / candidate.gpus * candidate.gpus;
-  return {{tiny_model(2),
-           space,
-           CostModel(cluster, round_calibration()),
-           {1, 1, 1, Evidence::kDatasheet, "", ""}}};
+  return {{{tiny_model(2),
+            space,
+            CostModel(cluster, round_calibration()),
+            {1, 1, 1, Evidence::kDatasheet, "", ""}}}};
 }
 
 std::vector<CandidateCluster> round_candidates() {

@@ -1,0 +1,170 @@
+// Values are divisors: of a domain of NVLink for tp, of the ranks for cp, of the experts for ep.
+// What of the mesh they do not go with is asked of the plan check before a job is made, for most
+// combinations are none; what of the other keys, which may follow from the axes, is asked of the
+// job.
+#include "planner/axes_variants.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <tuple>
+
+#include "planner/changes.h"
+#include "planner/search_space.h"
+#include "sim/search/judge.h"
+#include "sim/spec/checks/plan_check.h"
+
+namespace foreshard {
+namespace {
+
+// Positions of a sequence that a rank of cp has at the least (assumed: what is cut finer leaves
+// products that do not fill a GPU).
+constexpr std::int64_t kFewestPositions = 2048;
+
+struct Axes {
+  std::int64_t tp = 1, cp = 1, ep = 1, etp = 1;
+};
+
+std::vector<std::int64_t> divisors(std::int64_t n) {
+  std::vector<std::int64_t> list;
+  for (std::int64_t d = 1; d <= n; ++d) {
+    if (n % d == 0) list.push_back(d);
+  }
+  return list;
+}
+
+std::int64_t experts_of(const ModelSpec& model) {
+  std::int64_t experts = 1;
+  for (const LayerSpec& layer : model.kinds) {
+    for (const Operation& op : layer.operations) experts = std::max(experts, op.groups);
+  }
+  return experts;
+}
+
+class AxesAround {
+ public:
+  AxesAround(const Job& job, const std::vector<std::string>& keys, std::int64_t global_batch)
+      : job_(job), keys_(keys), global_batch_(global_batch) {}
+
+  std::vector<Axes> list() const {
+    const Mesh& own = job_.resolved.plan.mesh;
+    const Cluster& cluster = job_.cluster;
+    const std::int64_t domain = cluster.gpus_per_node() * cluster.node.link_domain;
+    const std::int64_t sequence = job_.resolved.plan.batch.sequence;
+    std::vector<Axes> all;
+    for (const std::int64_t tp : values("mesh.tp", own.tp, std::gcd(cluster.gpus, domain))) {
+      for (const std::int64_t cp : values("mesh.cp", own.cp, cluster.gpus / tp)) {
+        if (cp > 1 && cp != own.cp && sequence / cp < kFewestPositions) continue;
+        for (const std::int64_t ep : values("mesh.ep", own.ep, experts_of(job_.model))) {
+          for (const std::int64_t etp : tensor_parts(ep, tp)) {
+            const Axes axes{tp, cp, ep, etp};
+            if (is_possible(axes)) all.push_back(axes);
+          }
+        }
+      }
+    }
+    std::stable_sort(all.begin(), all.end(), [](const Axes& a, const Axes& b) {
+      const auto size = [](const Axes& x) {
+        return std::tuple(x.tp * x.cp * x.ep, x.tp * x.cp, x.tp, x.etp);
+      };
+      return size(a) < size(b);
+    });
+    return all;
+  }
+
+  std::vector<std::string> assignments(const Axes& axes) const {
+    std::vector<std::string> list;
+    const auto add = [&](const char* key, std::int64_t value) {
+      if (varies(key)) list.push_back(fmt::format("{}={}", key, value));
+    };
+    add("mesh.tp", axes.tp);
+    add("mesh.cp", axes.cp);
+    add("mesh.ep", axes.ep);
+    add("mesh.etp", axes.etp);
+    // Sides of the mesh that a plan file writes are where a search starts; here they cannot stay.
+    const bool is_fixed_mesh = is_fixed(job_, "mesh.shard") || is_fixed(job_, "mesh.replicate");
+    const bool is_written = job_.document.has("mesh.shard") || job_.document.has("mesh.replicate");
+    if (is_written && !is_fixed_mesh)
+      list.push_back(fmt::format("mesh.shard={}", data_ranks(axes)));
+    return list;
+  }
+
+ private:
+  bool varies(std::string_view key) const {
+    return !is_fixed(job_, key) && std::find(keys_.begin(), keys_.end(), key) != keys_.end();
+  }
+
+  std::vector<std::int64_t> values(std::string_view key, std::int64_t own, std::int64_t of) const {
+    return varies(key) ? divisors(of) : std::vector<std::int64_t>{own};
+  }
+
+  std::vector<std::int64_t> tensor_parts(std::int64_t ep, std::int64_t tp) const {
+    if (!varies("mesh.etp")) return {job_.resolved.plan.mesh.etp};
+    if (ep == 1 || tp == 1) return {1};
+    return {1, tp};
+  }
+
+  std::int64_t data_ranks(const Axes& axes) const {
+    return job_.cluster.gpus / (axes.tp * axes.cp);
+  }
+
+  bool is_possible(const Axes& axes) const {
+    const std::int64_t ranks = data_ranks(axes);
+    // Experts that ranks of tp share are told apart by ep.
+    if (axes.tp > 1 && axes.ep == 1 && experts_of(job_.model) > 1) return false;
+    if (job_.cluster.gpus % (axes.tp * axes.cp) != 0 || global_batch_ % ranks != 0) return false;
+    Plan plan = job_.resolved.plan;
+    const Mesh own = plan.mesh;
+    const bool is_own =
+        axes.tp == own.tp && axes.cp == own.cp && axes.ep == own.ep && axes.etp == own.etp;
+    plan.mesh = {ranks, 1, own.inner, axes.cp, axes.tp, axes.ep, axes.etp};
+    plan.rank = 0;
+    if (axes.ep > 1) plan.units.experts = UnitPlacement::kOwn;
+    if (is_own) return false;
+    const auto problem = find_problem(plan, job_.model, job_.cluster);
+    return !problem || !(problem->key.starts_with("mesh.") || problem->key == "batch.sequence");
+  }
+
+  const Job& job_;
+  const std::vector<std::string>& keys_;
+  const std::int64_t global_batch_;
+};
+
+// Parameters and their state, spread over all GPUs whatever the axes.
+bool has_room(const Job& job) {
+  Plan plan = job.resolved.plan;
+  plan.mesh = {job.cluster.gpus, 1};
+  return state_floor(plan, job.model) <= job.cluster.gpu.memory;
+}
+
+}  // namespace
+
+std::vector<std::string> axis_keys() { return {"mesh.tp", "mesh.cp", "mesh.ep", "mesh.etp"}; }
+
+VariedKeys split_axes(const std::vector<std::string>& vary) {
+  const std::vector<std::string> axes = axis_keys();
+  VariedKeys keys;
+  for (const std::string& key : vary) {
+    if (key == kAllAxes) {
+      keys.axes = axes;
+    } else {
+      const bool is_axis = std::find(axes.begin(), axes.end(), key) != axes.end();
+      (is_axis ? keys.axes : keys.others).push_back(key);
+    }
+  }
+  return keys;
+}
+
+std::vector<Job> jobs_over_axes(const Job& job, const std::vector<std::string>& keys,
+                                std::int64_t global_batch) {
+  std::vector<Job> jobs;
+  if (job.resolved.plan.runtime.kind != RuntimeKind::kFsdp2 || !has_room(job)) return jobs;
+  const AxesAround around(job, keys, global_batch);
+  for (const Axes& axes : around.list()) {
+    if (auto other = changed_job(job, around.assignments(axes))) jobs.push_back(std::move(*other));
+  }
+  return jobs;
+}
+
+}  // namespace foreshard

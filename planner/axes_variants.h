@@ -1,0 +1,31 @@
+// Jobs that spread layers, sequences and experts over the ranks in other ways: the values of
+// mesh.tp, mesh.cp, mesh.ep and mesh.etp that a search tries.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "planner/job.h"
+
+namespace foreshard {
+
+// The keys, and the word of --vary that stands for all of them.
+std::vector<std::string> axis_keys();
+inline constexpr std::string_view kAllAxes = "axes";
+// Keys of --vary by what they are: those of axes, "axes" as all of them, and the others.
+struct VariedKeys {
+  std::vector<std::string> axes, others;
+};
+VariedKeys split_axes(const std::vector<std::string>& vary);
+
+// The job with every other combination of values of `keys` (of axis_keys(); what the command line
+// sets stays) that its runtime, model and cluster allow and over whose ranks `global_batch`
+// sequences divide, simplest first. Groups of tp stay inside a node or a domain of NVLink; the
+// ranks of a group of cp keep some positions each. Empty: none, or no rank has room for its part of
+// the parameters and their optimizer state.
+std::vector<Job> jobs_over_axes(const Job& job, const std::vector<std::string>& keys,
+                                std::int64_t global_batch);
+
+}  // namespace foreshard

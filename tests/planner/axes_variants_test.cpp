@@ -1,0 +1,184 @@
+// Which axes a search tries, and that it is never worse for trying them.
+#include "planner/axes_variants.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+#include <rapidcheck/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <tuple>
+
+#include "planner/changes.h"
+#include "planner/job_search.h"
+#include "planner/search_space.h"
+#include "sim/graph/training_step.h"
+#include "sim/search/bounds.h"
+#include "sim/simulate/simulate.h"
+#include "sim/spec/checks/plan_check.h"
+
+namespace foreshard {
+namespace {
+
+Job job_of(const std::string& model, const std::string& cluster, const std::string& sequence,
+           const std::vector<std::string>& set = {}) {
+  JobOptions options;
+  options.model = model;
+  options.cluster = cluster;
+  options.sequence = sequence;
+  options.assignments.push_back(set);
+  return load_job(options);
+}
+
+std::int64_t largest(const std::vector<Job>& jobs, std::int64_t Mesh::*axis) {
+  std::int64_t most = 1;
+  for (const Job& job : jobs) most = std::max(most, job.resolved.plan.mesh.*axis);
+  return most;
+}
+
+SearchOptions one_thread() {
+  SearchOptions options;
+  options.threads = 1;
+  options.detail = SearchDetail::kBest;
+  return options;
+}
+
+TEST(AxesVariants, AreLegalAndDifferAndShareTheBatch) {
+  for (const auto& [model, cluster, batch] :
+       {std::tuple("llama-3.1-8b", "32xh100", 16), std::tuple("qwen3-30b-a3b", "16xh100", 32),
+        std::tuple("deepseek-v2-lite", "24xa100", 24)}) {
+    SCOPED_TRACE(model);
+    const Job job = job_of(model, cluster, "8192");
+    const std::vector<Job> jobs = jobs_over_axes(job, axis_keys(), batch);
+    ASSERT_FALSE(jobs.empty());
+    std::set<std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>> seen;
+    for (const Job& other : jobs) {
+      const Mesh& mesh = other.resolved.plan.mesh;
+      EXPECT_FALSE(find_problem(other.resolved.plan, other.model, other.cluster));
+      EXPECT_EQ(mesh.world(), job.cluster.gpus);
+      EXPECT_EQ(batch % mesh.data_parallel(), 0);
+      EXPECT_LE(mesh.tp, job.cluster.gpus_per_node());
+      EXPECT_FALSE(mesh.is_plain());
+      EXPECT_TRUE(seen.emplace(mesh.tp, mesh.cp, mesh.ep, mesh.etp).second);
+    }
+  }
+}
+
+// Grouped-query attention of 8 key/value heads; a dense model; latent attention; 4,096 positions.
+TEST(AxesVariants, FollowTheModel) {
+  const auto of = [](const char* model, const char* sequence) {
+    return jobs_over_axes(job_of(model, "64xh100", sequence), axis_keys(), 64);
+  };
+  const std::vector<Job> dense = of("llama-3.1-8b", "16384");
+  EXPECT_EQ(largest(dense, &Mesh::tp), 8);
+  EXPECT_EQ(largest(dense, &Mesh::cp), 8);
+  EXPECT_EQ(largest(dense, &Mesh::ep), 1);
+  const std::vector<Job> latent = of("deepseek-v2-lite", "4096");
+  EXPECT_EQ(largest(latent, &Mesh::cp), 2);
+  EXPECT_EQ(largest(latent, &Mesh::ep), 64);
+}
+
+TEST(AxesVariants, WhatIsSetStaysAndOtherRuntimesHaveNone) {
+  const Job job = job_of("qwen3-30b-a3b", "16xh100", "4096", {"mesh.ep=8"});
+  const std::vector<Job> jobs = jobs_over_axes(job, axis_keys(), 16);
+  ASSERT_FALSE(jobs.empty());
+  for (const Job& other : jobs) EXPECT_EQ(other.resolved.plan.mesh.ep, 8);
+  for (const Job& other :
+       jobs_over_axes(job_of("qwen3-30b-a3b", "16xh100", "4096"), {"mesh.ep"}, 16)) {
+    EXPECT_EQ(other.resolved.plan.mesh.tp * other.resolved.plan.mesh.cp, 1);
+  }
+  EXPECT_TRUE(
+      jobs_over_axes(job_of("gpt2", "8xh100", "1024", {"runtime=ddp"}), axis_keys(), 8).empty());
+  EXPECT_TRUE(jobs_over_axes(job_of("llama-3.1-405b", "8xh100", "4096"), axis_keys(), 8).empty());
+}
+
+// Where the sides of the mesh are a plan file's, they give way; where they are set, they stay.
+TEST(AxesVariants, GiveWayToAMeshThatIsSet) {
+  const Job job = job_of("llama-3.2-1b", "8xh100", "4096", {"mesh.shard=2"});
+  for (const Job& other : jobs_over_axes(job, axis_keys(), 8)) {
+    EXPECT_EQ(other.resolved.plan.mesh.shard, 2);
+  }
+}
+
+TEST(AxesVariants, ABatchOfFewerSequencesThanGpusIsSharedOut) {
+  const Job job = job_of("llama-3.2-1b", "8xh100", "8192");
+  const JobSearch found = search_job(search_variants(job, {"4", {}}), one_thread());
+  ASSERT_TRUE(found.result.best);
+  const Plan& plan = found.result.best->plan;
+  EXPECT_GE(plan.mesh.tp * plan.mesh.cp, 2);
+  EXPECT_EQ(global_batch(plan), 4);
+}
+
+// Nobody who does not ask gets another answer where one holds without.
+TEST(AxesVariants, AreLeftAloneWhereAPlanHoldsWithout) {
+  const Job job = job_of("llama-3.2-1b", "8xh100", "2048");
+  const JobSearch found = search_job(search_variants(job, {"64", {}}), one_thread());
+  ASSERT_TRUE(found.result.best);
+  EXPECT_TRUE(found.result.best->plan.mesh.is_plain());
+  EXPECT_THROW(search_variants(job, {"64", {"mesh.pt"}}), Error);
+}
+
+// The winner over axes is what its own plan makes, and never slower than the winner without.
+RC_GTEST_PROP(AxesVariantsProperty, TheWinnerIsNeverWorse, ()) {
+  const auto [model, sequence] =
+      *rc::gen::element(std::pair<std::string, std::string>("llama-3.2-1b", "4096"),
+                        std::pair<std::string, std::string>("llama-3.2-3b", "16384"),
+                        std::pair<std::string, std::string>("qwen1.5-moe-a2.7b", "4096"),
+                        std::pair<std::string, std::string>("deepseek-v2-lite", "4096"));
+  const std::int64_t gpus = *rc::gen::element<std::int64_t>(4, 8, 16);
+  const std::string machine = *rc::gen::element<std::string>("h100", "a100-40gb", "l40s");
+  const std::string batch = std::to_string(gpus * *rc::gen::element<std::int64_t>(1, 2));
+  const std::vector<std::string> axes =
+      *rc::gen::element(std::vector<std::string>{"axes"}, std::vector<std::string>{"mesh.tp"},
+                        std::vector<std::string>{"mesh.cp", "mesh.ep"});
+  const Job job = job_of(model, std::to_string(gpus) + "x" + machine, sequence);
+  const SearchVariants plain = search_variants(job, {batch, {}});
+  const JobSearch without = search_job({plain.list, {}}, one_thread());
+  const JobSearch with = search_job(search_variants(job, {batch, axes}), one_thread());
+  RC_ASSERT(with.result.best || !without.result.best);
+  if (!with.result.best) return;
+  const Candidate& best = *with.result.best;
+  if (without.result.best) {
+    RC_ASSERT(best.seconds <= without.result.best->seconds * (1 + 2 * SearchOptions().tie));
+  }
+  const Job& chosen = with.chosen.job;
+  const auto predicted = changed_job(chosen, assignments_to(chosen, best.plan));
+  RC_ASSERT(predicted.has_value());
+  RC_ASSERT(predicted->resolved.plan == best.plan);
+  const Forecast made = forecast(predicted->model, best.plan, cost_model(*predicted));
+  RC_ASSERT(made.timeline.period.seconds() == best.seconds);
+  RC_ASSERT(made.reserved.peak == best.peak_reserved);
+}
+
+// What prunes axes: no step is shorter than its layers with the collectives inside of them.
+RC_GTEST_PROP(AxesVariantsProperty, NoStepUndercutsItsLayers, ()) {
+  const std::string model = *rc::gen::element<std::string>("llama-3.2-1b", "qwen1.5-moe-a2.7b");
+  const Job job = job_of(model, "16xa100", "4096");
+  const std::vector<Job> jobs = jobs_over_axes(job, axis_keys(), 16);
+  const Job& other = *rc::gen::elementOf(jobs);
+  Plan plan = other.resolved.plan;
+  plan.batch.accumulation = *rc::gen::inRange<std::int64_t>(1, 6);
+  plan.recompute.value =
+      *rc::gen::element(Recompute::kNone, Recompute::kFull, Recompute::kSelective);
+  const CostModel costs = cost_model(other);
+  const auto bounds_at = [&](std::int64_t micro_batches) {
+    Plan few = plan;
+    few.batch.accumulation = micro_batches;
+    const EventGraph graph = build_training_step(other.model, few);
+    const CostTable table = costs.price(graph);
+    RC_ASSERT(layers_bound(graph, table) <= contended_bound(graph, table));
+    return std::pair(layers_bound(graph, table), contended_bound(graph, table));
+  };
+  const EventGraph graph = build_training_step(other.model, plan);
+  const Time period = Simulator().period(graph, costs.price(graph));
+  const auto [layers, contended] = bounds_at(plan.batch.accumulation);
+  RC_ASSERT(Time() < layers);
+  RC_ASSERT(contended <= period);
+  if (plan.batch.accumulation < 3) return;
+  const auto two = bounds_at(2), three = bounds_at(3);
+  RC_ASSERT(extended_bound(two.first, three.first, plan.batch.accumulation) <= period);
+  RC_ASSERT(extended_bound(two.second, three.second, plan.batch.accumulation) <= period);
+}
+
+}  // namespace
+}  // namespace foreshard
