@@ -9,13 +9,14 @@ set(null_folder "${FORESHARD_BIN_DIR}/null")
 set_target_properties(foreshard_null_gpu PROPERTIES OUTPUT_NAME foreshard-null
   LIBRARY_OUTPUT_DIRECTORY "${null_folder}" CXX_VISIBILITY_PRESET hidden)
 set_target_properties(foreshard_null_gpu PROPERTIES
-  LINK_DEPENDS "${PROJECT_SOURCE_DIR}/exec/null/python/sitecustomize.py")
+  LINK_DEPENDS
+    "${PROJECT_SOURCE_DIR}/exec/null/python/sitecustomize.py;${PROJECT_SOURCE_DIR}/exec/null/python/foreshard_modules.py")
 add_custom_command(TARGET foreshard_null_gpu POST_BUILD
   COMMAND "${CMAKE_COMMAND}" -E make_directory "${null_folder}/lib" "${null_folder}/python"
   COMMAND "${CMAKE_COMMAND}" -E create_symlink ../libforeshard-null.so "${null_folder}/lib/libcuda.so.1"
   COMMAND "${CMAKE_COMMAND}" -E create_symlink ../libforeshard-null.so "${null_folder}/lib/libnvidia-ml.so.1"
   COMMAND "${CMAKE_COMMAND}" -E copy "${PROJECT_SOURCE_DIR}/exec/null/python/sitecustomize.py"
-          "${null_folder}/python/sitecustomize.py" VERBATIM)
+          "${PROJECT_SOURCE_DIR}/exec/null/python/foreshard_modules.py" "${null_folder}/python" VERBATIM)
 
 add_executable(foreshard-null cli/foreshard_null.cpp)
 target_link_libraries(foreshard-null PRIVATE foreshard_cli foreshard_flags)

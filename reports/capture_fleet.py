@@ -39,7 +39,7 @@ def run(program, name, variant):
         forecast = report["memory"]["peak_allocated_bytes"]["value"]
         unknown = sum(kernel["share"] for kernel in report["capture"]["unknown_kernels"])
         notes = "; ".join(f"{kernel['share']:.0%} {kernel['name'][:60]}" for kernel in report["capture"]["unknown_kernels"][:2] if kernel["share"] > 0.01)
-        notes = "; ".join([*([notes] if notes else []), *(f"reads {place}" for place in report["capture"]["blind_reads"][:2])])
+        notes = "; ".join([*([notes] if notes else []), *("reads " + place.rsplit('/', 1)[-1] for place in report["capture"]["blind_reads"][:2])])
         memory = "to the byte" if forecast == peak else f"{forecast / peak - 1:+.2%}"
         return forecast == peak, f"{report['capture']['launches']} launches, {report['step']['seconds']['value'] * 1e3:.1f} ms, peak {memory}, {unknown:.1%} unknown", notes
 

@@ -40,7 +40,7 @@ def score(program, capture):
     cluster = f"{head['world']}x{head['gpu'].split('-')[0]}"
     with tempfile.TemporaryDirectory() as folder:
         plan = pathlib.Path(folder) / "plan.yaml"
-        _, error = answer(program, "import", capture, "--out", pathlib.Path(folder) / "model.json", "--plan", plan)
+        _, error = answer(program, "import", capture, "--out", pathlib.Path(folder) / "model.yaml", "--plan", plan)
         if not plan.exists():
             return f"| {error[:150]} | | |", False
         planned, error = answer(program, "predict", "--plan", plan, "--json")

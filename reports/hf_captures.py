@@ -2,6 +2,8 @@
 """Captures of transformers with Accelerate, PEFT and FSDP2 against what PyTorch's own allocator said elsewhere: a table.
 
     reports/hf_captures.py BIN tests/hf_cases [NAME ...] [--keep FOLDER]
+    reports/hf_captures.py BIN CASES --record FOLDER      cases of one's own: files with `case` and `config` alone
+
 
 BIN has foreshard-null and foreshard. A file of the folder is a case as reports/hf_cases.py takes it; hf_train.py runs
 it under foreshard-null, and `foreshard predict|schedule --capture` are held to its `result`: bytes requested at the
@@ -33,9 +35,18 @@ def collectives(program, capture, cluster):
     return [(f[kind], int(f[size])) for f in (line.split(",") for line in lines[1:]) if f[kind] in KINDS]
 
 
+def record(file, data, program, collectives_seen, folder):
+    """The case with its result in the form of tests/hf_cases; norms' reductions have no bytes there."""
+    norm = 1 << 16
+    rows = [["functional_all_reduce" if kind == "all_reduce" and size < norm else kind, "", size, size] for kind, size in collectives_seen]
+    versions = json.loads((folder / "capture" / "model.json").read_text())["versions"]
+    return {"id": file.stem, **data, "result": {"versions": versions, "steps": [program], "collectives": rows}}
+
+
 def score(folder, file, args):
     data = json.loads(file.read_text(encoding="utf-8"))
-    case, result = data["case"], data["result"]
+    case = data["case"]
+    result = data.get("result", {"versions": {"accelerate": ""}})
     world = case.get("world", 8)
     environment = dict(os.environ)
     if result["versions"]["accelerate"].startswith("1.13") and args.accelerate:
@@ -55,6 +66,10 @@ def score(folder, file, args):
         return {"failed": f"exit {ran.returncode}: " + " | ".join(ran.stderr.strip().splitlines()[-3:])[-300:]}
     program = json.loads(next(line for line in ran.stdout.splitlines() if line.startswith("STEP"))[5:])
     cluster = f"{world}xh100"
+    if args.record:
+        args.record.mkdir(parents=True, exist_ok=True)
+        (args.record / file.name).write_text(json.dumps(record(file, data, program, collectives(args.bin / "foreshard", capture, cluster), folder)))
+        return {"failed": f"recorded, {program['requested'] / 2**20:.1f} MiB"}
     done = subprocess.run([args.bin / "foreshard", "predict", "--json", "--capture", capture, "--cluster", cluster], capture_output=True, text=True)
     if not done.stdout:
         return {"failed": "predict: " + done.stderr.strip()[-300:]}
@@ -78,6 +93,7 @@ def main():
     said.add_argument("folder", type=pathlib.Path)
     said.add_argument("names", nargs="*")
     said.add_argument("--accelerate", help="folder with accelerate 1.13, for cases of it")
+    said.add_argument("--record", type=pathlib.Path, help="where cases go with what this run said")
     said.add_argument("--keep", type=pathlib.Path, help="where the captures stay")
     args = said.parse_args()
     args.bin = args.bin.resolve()

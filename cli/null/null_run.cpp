@@ -77,6 +77,7 @@ void set_environment(const NullOptions& options, const Cluster& node, const fs::
   set("FORESHARD_NULL_OUT", out.string());
   set("FORESHARD_NULL_GPU", gpu_variable(node, per_node));
   set("FORESHARD_NULL_EVENTS", options.events);
+  set("FORESHARD_NULL_MODULES", options.modules ? "1" : "0");
   set("FORESHARD_NULL_CHECK", options.check ? "1" : "0");
   set("FORESHARD_NULL_PADDED", options.padded ? "1" : "0");
   ::unsetenv("FORESHARD_NULL_PID");
@@ -111,7 +112,7 @@ void set_environment(const NullOptions& options, const Cluster& node, const fs::
 void clear(const fs::path& out) {
   fs::create_directories(out);
   for (const char* name :
-       {"calls.txt", "calls.txt.gz", "capture.json", "model.json", "refused.txt"}) {
+       {"calls.txt", "calls.txt.gz", "capture.json", "model.json", "modules.json", "refused.txt"}) {
     fs::remove(out / name);
   }
 }
@@ -192,6 +193,9 @@ NullCommandLine parse_null_command_line(std::vector<std::string> arguments) {
                "Look for work of two streams that needs an order and has none, and for memory that "
                "is handed out while a stream still needs it; each fault is a line on standard "
                "error, and makes the exit status 5");
+  app.add_flag("--modules", o.modules,
+               "Write what each module of the model computes, for foreshard import of a model that "
+               "is not transformers'");
   app.add_flag("--padded", o.padded, "Batches are padded: attention masks are not all ones");
   try {
     std::reverse(arguments.begin(), arguments.end());

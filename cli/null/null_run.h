@@ -13,6 +13,7 @@ struct NullOptions {
   std::string gpu;              // a word of the catalogue
   std::string out = "capture";  // folder
   std::string events = "done";  // done | pending | paced: how far the GPU is when it is asked
+  bool modules = false;         // write what each module computes
   bool check = false;           // look for races between streams
   bool padded = false;          // batches have padding: masks are not all ones
   std::vector<std::string> command;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <vector>
 
 #include "cli/output.h"
 #include "cli/verbs/verbs.h"
@@ -22,16 +23,21 @@ bool is_capture_folder(const std::string& path) {
 }
 
 ExitCode import_capture(const CaptureImportOptions& options) {
-  if (options.files.size() != 1) {
-    throw Error(ExitCode::kUsage, "import: expected one capture, and nothing beside it");
+  if (!std::all_of(options.files.begin(), options.files.end(), is_capture_folder)) {
+    throw Error(ExitCode::kUsage,
+                "import: expected captures alone: one, or several of a program at other sizes");
   }
+  std::vector<Capture> captures;
+  for (const std::string& file : options.files) captures.push_back(read_capture(file));
+  const Capture first = std::move(captures.front());
+  captures.erase(captures.begin());
   // A plan names files as seen from its own folder.
   const std::string model = options.out.empty() ? "model.json" : options.out;
   const fs::path seen_from = fs::path(options.plan).parent_path();
   const fs::path named = fs::relative(fs::absolute(model), seen_from.empty() ? "." : seen_from);
   const std::string name =
       named.string().find('/') == std::string::npos ? "./" + named.string() : named.string();
-  const CapturedPlan made = plan_of_capture(read_capture(options.files.front()), name);
+  const CapturedPlan made = plan_of_capture(first, name, captures);
   read_plan(parse_yaml(made.plan, "the imported plan"));  // throws where a key has no such value
   if (!options.out.empty()) write_file(options.out, made.model);
   if (!options.plan.empty()) write_file(options.plan, made.plan);

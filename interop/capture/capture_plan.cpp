@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "interop/capture/capture_units.h"
+#include "interop/capture/module_model.h"
 #include "sim/base/error.h"
 #include "sim/base/json_document.h"
 #include "sim/graph/capture/captured_kernel.h"
@@ -184,6 +185,34 @@ void add_optimizer(const Json& document, const Steps& steps, Writer& out) {
            name);
 }
 
+std::filesystem::path modules_file(const Capture& capture) {
+  return std::filesystem::path(capture.path) / "modules.json";
+}
+
+CapturedModules modules_of(const Capture& capture) {
+  CapturedModules made;
+  made.path = modules_file(capture).string();
+  made.document = read_json_document(modules_file(capture));
+  const Json document = read_json_document(std::filesystem::path(capture.path) / "model.json");
+  const Json inputs = document.value("inputs", Json::object());
+  for (const auto& [name, tensor] : inputs.items()) {
+    const Json shape = tensor.value("shape", Json::array());
+    if (shape.empty()) continue;
+    made.batch = shape[0].get<std::int64_t>();
+    made.sequence = shape.size() > 1 && tensor.value("dtype", "") == "torch.int64"
+                        ? shape[1].get<std::int64_t>()
+                        : 1;
+    break;
+  }
+  return made;
+}
+
+std::string model_text(const Capture& capture, const std::vector<Capture>& others) {
+  std::vector<CapturedModules> all = {modules_of(capture)};
+  for (const Capture& other : others) all.push_back(modules_of(other));
+  return model_of_modules(all, capture.model);
+}
+
 // Of a model that no fully_shard cut: DistributedDataParallel's, or one on its own.
 void add_whole(const Capture& capture, const Json& document, const Steps& steps, Writer& out) {
   const Json parameters = document.value("parameters", Json::array());
@@ -191,8 +220,11 @@ void add_whole(const Capture& capture, const Json& document, const Steps& steps,
       parameters.empty() ? "fp32" : dtype_of_torch(parameters.front().value("dtype", ""));
   const bool casts = stored == "fp32" && 2 * steps.half_products > steps.products;
   const bool is_replica = document.contains("ddp");
-  out.line("mesh", fmt::format("{{shard: 1, replicate: {}}}", capture.world),
-           is_replica ? "DistributedDataParallel" : "no parameter is sharded");
+  // Of one rank nothing is said: a search may take any mesh.
+  if (capture.world > 1) {
+    out.line("mesh", fmt::format("{{shard: 1, replicate: {}}}", capture.world),
+             is_replica ? "DistributedDataParallel" : "no parameter is sharded");
+  }
   // DDP's dtype is autocast's; fsdp2 on one rank stands for a model that nothing wraps.
   const std::string param = casts && is_replica ? "bf16" : stored;
   std::string dtypes = fmt::format("param: {}, master: {}", param, stored);
@@ -215,7 +247,8 @@ void add_whole(const Capture& capture, const Json& document, const Steps& steps,
 
 }  // namespace
 
-CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_name) {
+CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_name,
+                             const std::vector<Capture>& others) {
   const std::filesystem::path file = std::filesystem::path(capture.path) / "model.json";
   if (!std::filesystem::exists(file)) {
     throw Error(ExitCode::kMissingCapability,
@@ -225,15 +258,19 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
   }
   const Json document = read_json_document(file);
   const Json config = document.value("config", Json());
-  if (!config.is_object() || !config.contains("model_type")) {
+  const bool is_known = config.is_object() && config.contains("model_type");
+  const bool has_modules = std::filesystem::exists(modules_file(capture));
+  if (!is_known && !has_modules) {
     throw Error(ExitCode::kMissingCapability,
                 fmt::format("{}: {} has no config of transformers, so its layers have no names "
-                            "here; foreshard predict --capture forecasts the step as it is",
+                            "here; capture it with foreshard-null --modules, or foreshard predict "
+                            "--capture forecasts the step as it is",
                             file.string(), capture.model));
   }
   Writer out;
-  out.made_.model = config.dump(1) + "\n";
-  out.line("model", model_name, capture.model + ".config");
+  out.made_.model = is_known ? config.dump(1) + "\n" : model_text(capture, others);
+  out.line("model", model_name,
+           is_known ? capture.model + ".config" : fmt::format("modules of {}", capture.model));
   out.line("cluster", fmt::format("{}x{}", capture.world, capture.gpu), "--world, --gpu");
   const Plan defaults;
   std::string version = defaults.runtime.version;
@@ -242,7 +279,8 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
   }
   const char* const runtime = document.contains("ddp") ? "ddp@" : "fsdp2@";
   out.line("runtime", runtime + version, "torch " + version);
-  out.line("stack", "hf_trainer", "a model of transformers");
+  out.line("stack", is_known ? "hf_trainer" : "none",
+           is_known ? "a model of transformers" : "a program of its own");
   const Steps steps = read_steps(capture);
   add_batch(document, steps, out);
   const Json units = document.value("units", Json::array());

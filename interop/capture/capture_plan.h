@@ -18,6 +18,8 @@ struct CapturedPlan {
 // Units, mesh, dtypes and policies as fully_shard made them, micro-batches, recomputation and batch
 // as the calls of the steady step show them. Throws Error(kMissingCapability) where the model is
 // none that a config.json describes.
-CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_name);
+// `others`: the same program at other sizes, for a model that modules.json describes.
+CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_name,
+                             const std::vector<Capture>& others = {});
 
 }  // namespace foreshard

@@ -91,6 +91,31 @@ TEST(Captured, AnImportedPlanIsTheCapture) {
   expect_says(nameless.err, "foreshard predict --capture");
 }
 
+// A GPT of two blocks in plain PyTorch (train.py beside its captures), of two sizes: its layers are
+// read off, alike ones once, and forecast as it was; search cuts it for eight GPUs.
+TEST(Captured, AProgramOfItsOwnIsImportedByItsModules) {
+  const std::string folder = FORESHARD_SOURCE_DIR "/tests/captures/modules_gpt/";
+  const Outcome imported =
+      run("import " + folder + "large " + folder + "small --out mine.yaml --plan plan.yaml");
+  ASSERT_EQ(imported.exit_code, 0) << imported.err;
+  const std::string model = read_temporary("mine.yaml");
+  expect_says(model, R"("name":"blocks.{}","repeat":2)");
+  expect_says(model, R"("kv_heads":4,"head_dim":64,"causal":true)");
+  const auto captured =
+      json_of(run("predict --json --capture " + folder + "large --cluster 1xh100"));
+  const auto report = json_of(run("predict --json --plan plan.yaml"));
+  expect_says(run("predict --capture " + folder + "large --cluster 1xh100").out, "0.00222 B param");
+  expect_says(run("predict --plan plan.yaml").out, "0.00222 B param");
+  // The libraries' own: two workspaces of cuBLAS, one of cuBLASLt.
+  const double asked = captured["capture"]["requested_peak_bytes"].get<double>() - (65 << 20);
+  EXPECT_NEAR(report["memory"]["peak_allocated_bytes"]["value"].get<double>() / asked, 1, 0.005);
+  EXPECT_EQ(run("search --plan plan.yaml --cluster 8xh100").exit_code, 0);
+  // Of one size, too; and a program that is another one is refused.
+  EXPECT_EQ(run("import " + folder + "small --out one.yaml").exit_code, 0);
+  const Outcome other = run("import " + folder + "small " + kCapture + " --out mine.yaml");
+  EXPECT_EQ(other.exit_code, 3) << other.err;
+}
+
 TEST(Captured, AnotherMachineIsPricedAnew) {
   const auto seconds = [](const std::string& cluster) -> double {
     const auto report =

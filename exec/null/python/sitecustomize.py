@@ -246,7 +246,30 @@ def hook_masks(module):
         module.find_packed_sequence_indices = lambda position_ids: None
 
 
+# ---- what each module computes (--modules) ----
+
+
+def hook_backward(module):
+    """The trace is over where backward begins."""
+    if os.environ.get("FORESHARD_NULL_MODULES", "") != "1":
+        return
+    import torch
+
+    sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+    import foreshard_modules
+
+    ended = foreshard_modules.start(torch, OUT)
+    backward = module.backward
+
+    def begun(*rest, **named):
+        guarded(ended)
+        return backward(*rest, **named)
+
+    module.backward = begun
+
+
 HOOKS = {
+    "torch.autograd": hook_backward,
     "torch.distributed.rendezvous": hook_rendezvous,
     "torch.distributed.distributed_c10d": hook_groups,
     "torch.optim.optimizer": hook_optimizers,
