@@ -472,7 +472,7 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
     if ((running & kComputeBit) != 0) set_rate(kCompute, compute_rate(communicating));
     const bool computing = (running & kComputeBit) != 0;
     link_rate.fill(kOne);
-    if (std::popcount(communicating) > 1) {
+    if ((communicating & (communicating - 1)) != 0) {  // more than one
       share_link(communicating, &LinkUse::inside);
       share_link(communicating, &LinkUse::network);
     }
