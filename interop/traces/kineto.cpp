@@ -75,14 +75,22 @@ class ZlibBuffer : public std::streambuf {
 
 constexpr std::int64_t kNone = -1;
 
+// 127 years: a time and a duration behind it still add up in nanoseconds.
+constexpr std::int64_t kMostMicroseconds = 4'000'000'000'000'000;
+
+template <typename Number>
+bool is_time(Number microseconds) {
+  constexpr auto kMost = static_cast<Number>(kMostMicroseconds);
+  return microseconds >= -kMost && microseconds <= kMost;
+}
+
 // Microseconds as decimal text, to nanoseconds; further decimals are cut.
 std::optional<std::int64_t> nanoseconds_of(std::string_view text) {
   const std::size_t point = text.find('.');
   std::int64_t whole = 0;
   const char* whole_end = text.data() + std::min(point, text.size());
   const auto [end, error] = std::from_chars(text.data(), whole_end, whole);
-  constexpr std::int64_t kMost = 9'000'000'000'000'000;  // * 1000 still fits
-  if (error != std::errc() || end != whole_end || std::abs(whole) > kMost) return std::nullopt;
+  if (error != std::errc() || end != whole_end || !is_time(whole)) return std::nullopt;
   std::int64_t fraction = 0;
   if (point != std::string_view::npos) {
     std::int64_t unit = 100;
@@ -208,11 +216,12 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
     } else if (!in_event()) {
       top_number(whole);
     } else if (path_.size() == event_depth_) {
-      const auto time = text.empty() ? std::optional(whole * 1000) : nanoseconds_of(text);
       // Kineto may write an exponent for a round number.
-      const auto rounded = std::isfinite(value) && std::abs(value) < 9e15
-                               ? std::optional<std::int64_t>(std::llround(value * 1000))
-                               : std::nullopt;
+      const auto rounded =
+          is_time(value) ? std::optional<std::int64_t>(std::llround(value * 1000)) : std::nullopt;
+      const auto time = !text.empty()    ? nanoseconds_of(text)
+                        : is_time(whole) ? std::optional(whole * 1000)
+                                         : std::nullopt;
       if (key_ == "ts") draft_.begin = time ? time : rounded;
       if (key_ == "dur") draft_.duration = time ? time : rounded;
       if (key_ == "tid") draft_.thread = whole;

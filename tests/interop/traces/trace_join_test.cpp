@@ -280,6 +280,12 @@ TEST(Kineto, ReadsWhatIsCompressedAndRefusesWhatIsDamaged) {
   ASSERT_EQ(trace.events.size(), 1U);
   EXPECT_EQ(trace.events[0].begin, Time::ns(1'700'000'000'000'000'123));
   EXPECT_EQ(trace.events[0].end - trace.events[0].begin, Time::ns(2500));
+  // 57 million years are no time.
+  const File late(
+      R"([{"ph": "X", "cat": "cpu_op", "name": "a", "tid": 1, "ts": 1790857026000000000, "dur": 1},
+          {"ph": "X", "cat": "cpu_op", "name": "b", "tid": 1, "ts": 17, "dur": 1}])");
+  ASSERT_EQ(read_kineto(late.path).events.size(), 1U);
+  EXPECT_EQ(read_kineto(late.path).events[0].begin, Time::ns(17'000));
 }
 
 // --- the recording of a real job ---
