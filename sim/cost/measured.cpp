@@ -24,8 +24,10 @@ constexpr double kBackwardProducts = 2.5;
 
 // Rate of a grouped product over a plain one's, for many rows in each group: between 0.9 (A100
 // PCIe: 0.65 of the peak forward, 0.67 and 0.56 backward) and 0.6 (B200: 0.44 to 0.50 from 2.5k
-// rows), both as SimuMax's configs/system files list them. Few rows cost on top what they cost a
-// plain product.
+// rows), both as SimuMax's configs/system files list them; H100: 0.68 and 0.75 (525 and 546 TFLOP/s
+// of torch._grouped_mm for 8,192 rows in 16 uneven groups, pytorch/ao#2490, where plain products of
+// these sizes have 775 and 731, gemm_measured.csv). Few rows cost on top what they cost a plain
+// product.
 constexpr double kGroupedFraction = 0.75;
 
 constexpr double kSame = 1e-9;

@@ -70,9 +70,6 @@ class Ring {
     for (std::int64_t step = 0; step < op_.ring.ranks; ++step) {
       receive_keys(step);
       send_keys(step);
-      if (flat_ != LayerProgramWriter::kNoSlot) {
-        free(std::exchange(passing_, std::exchange(flat_, LayerProgramWriter::kNoSlot)));
-      }
       if (op_.ring.computes(step)) {
         const std::int32_t half = op_.ring.halves(step) ? temporary(statistics_ / 2, "logsumexp")
                                                         : LayerProgramWriter::kNoSlot;
@@ -114,7 +111,7 @@ class Ring {
     free(came);
     free(query);  // the operation's gradients
     free(both);
-    Slots ended = {passing_, held, received_, statistics};
+    Slots ended = {flat_, held, received_, statistics};
     std::erase(ended, LayerProgramWriter::kNoSlot);
     for (const Slots& rest : {made, sums, packing_})
       ended.insert(ended.end(), rest.begin(), rest.end());
@@ -152,8 +149,9 @@ class Ring {
   // Side by side, before every step but the last; only the first are gathered.
   void send_keys(std::int64_t step) {
     if (step + 1 == op_.ring.ranks) return;
-    flat_ = temporary(k_ + v_, "keys and values flat");
+    const std::int32_t before = std::exchange(flat_, temporary(k_ + v_, "keys and values flat"));
     copy(2 * (k_ + v_));
+    if (pass_ == Pass::kBackward) free(before);  // a name, which the new one takes
     const bool exchanges = op_.ring.exchanges;
     if (step > 0 && !exchanges) {
       if (pass_ == Pass::kForward) free(std::exchange(flat_, LayerProgramWriter::kNoSlot));
@@ -163,11 +161,13 @@ class Ring {
     next_ = temporary(all, "keys and values");
     launched_ = launch(exchanges ? CollectiveKind::kAllToAll : CollectiveKind::kAllGather, k_ + v_,
                        all, element_);
+    if (pass_ == Pass::kForward) free(before);
   }
   void receive_keys(std::int64_t step) {
     if (step == 0 || (step > 1 && !op_.ring.exchanges)) return;
     writer_.await(launched_);
-    if (pass_ == Pass::kForward) free(std::exchange(flat_, LayerProgramWriter::kNoSlot));
+    const bool sends = op_.ring.exchanges && step + 1 < op_.ring.ranks;
+    if (pass_ == Pass::kForward && !sends) free(std::exchange(flat_, LayerProgramWriter::kNoSlot));
     free(std::exchange(received_, std::exchange(next_, LayerProgramWriter::kNoSlot)));
   }
 
@@ -264,7 +264,7 @@ class Ring {
   TensorElement element_;
   Slots packing_, step_out_;
   // Keys and values: flat, being sent on; those that are read; those that come next.
-  std::int32_t flat_ = LayerProgramWriter::kNoSlot, passing_ = LayerProgramWriter::kNoSlot;
+  std::int32_t flat_ = LayerProgramWriter::kNoSlot;
   std::int32_t received_ = LayerProgramWriter::kNoSlot, next_ = LayerProgramWriter::kNoSlot;
   std::int32_t lse_ = LayerProgramWriter::kNoSlot;
   std::int16_t launched_ = 0;
