@@ -113,6 +113,72 @@ ModelDims dims_of(const Settings& s) {
   return dims;
 }
 
+// torchtitan 0.2.2 puts what the experts made back in the order of the tokens, k rows each, and
+// adds these up, weighed by a batched product where scores come last (models/moe/moe.py,
+// MoE.forward).
+void combine_in_token_order(LayerSpec& layer, const ModelDims& dims) {
+  using Index = std::int16_t;
+  std::vector<Operation>& ops = layer.operations;
+  const auto named = [&](std::string_view name) {
+    return std::find_if(ops.begin(), ops.end(),
+                        [&](const Operation& op) { return op.name == name; });
+  };
+  const auto tensor = [&](std::string_view name) {
+    const auto found = std::find_if(layer.tensors.begin(), layer.tensors.end(),
+                                    [&](const TensorSpec& each) { return each.name == name; });
+    return static_cast<Index>(found - layer.tensors.begin());
+  };
+  if (named("scatter_add") == ops.end()) return;
+  const std::int64_t rows = dims.moe.top_k * dims.hidden;
+  const auto add = [&](std::string name, std::int64_t width, ElementType type) {
+    layer.tensors.push_back({.name = std::move(name), .per_token = width, .type = type});
+    return static_cast<Index>(layer.tensors.size() - 1);
+  };
+  const auto make = [&](std::string name, Function function, std::vector<Index> inputs,
+                        Index output) {
+    Operation op;
+    op.name = std::move(name);
+    op.function = function;
+    op.inputs = std::move(inputs);
+    op.outputs = {output};
+    return op;
+  };
+  Operation last = *named("scatter_add");
+  const Index narrow = last.inputs.back(), order = tensor("order"), made = tensor("expert_output");
+  const Index unsorted = add("rows in order", rows, ElementType::kCompute);
+  const Index sum = add("rows summed", dims.hidden, ElementType::kCompute);
+  std::vector<Operation> combined = {make("unsort", Function::kGather, {made}, unsorted)};
+  combined.back().saved = {order};
+  if (dims.moe.score_first) {
+    combined.push_back(make("sum_rows", Function::kAdd, {unsorted}, sum));
+  } else {
+    const Index scores = dims.moe.scaled ? tensor("scaled_scores") : tensor("chosen_scores");
+    const Index wide = add("rows in order fp32", rows, ElementType::kFp32);
+    const Index product = add("rows weighed fp32", dims.hidden, ElementType::kFp32);
+    combined.push_back(make("rows_to_fp32", Function::kCast, {unsorted}, wide));
+    combined.push_back(make("weigh_rows", Function::kMultiply, {wide, scores}, product));
+    combined.back().saved = {scores, wide};
+    combined.back().released = {wide};
+    combined.push_back(make("weighed_cast", Function::kCast, {product}, sum));
+    combined.back().released = {product};
+    for (const char* name : {"expert_output_to_fp32", "weigh_rows", "weighed_rows_cast"}) {
+      ops.erase(named(name));
+    }
+  }
+  for (Operation& op : ops) std::erase(op.released, order);
+  last.released.push_back(order);
+  std::erase(last.inputs, narrow);
+  std::erase_if(last.inputs, [&](Index t) { return t == tensor("token_of_row"); });
+  last.inputs.push_back(sum);
+  last.saved.clear();
+  std::replace(last.released.begin(), last.released.end(), narrow, unsorted);
+  last.released.push_back(made);
+  last.released.push_back(sum);
+  const auto place = named("scatter_add");
+  *place = std::move(last);
+  ops.insert(place, combined.begin(), combined.end());
+}
+
 // Qwen 3's blocks take the table of cosines and sines as an argument, in fp32, which FSDP's hook
 // casts for each of them (MixedPrecisionPolicy.cast_forward_inputs); rotations keep it.
 void cast_rotary_table(ModelSpec& model, const ModelDims& dims) {
@@ -203,6 +269,7 @@ RecordedJob read_axes_job(const RecordingFolder& folder, std::size_t row) {
   const ModelDims dims = dims_of(s);
   job.model = build_model(dims);
   if (s.text("model") == "qwen3") cast_rotary_table(job.model, dims);
+  for (LayerSpec& layer : job.model.kinds) combine_in_token_order(layer, dims);
   Plan& plan = job.plan;
   plan.model = job.model.name;
   const std::string torch = s.text("torch");

@@ -169,14 +169,19 @@ class Backward {
     return std::any_of(op.inputs.begin(), op.inputs.end(), [&](Index t) { return casts(op, t); });
   }
 
-  // Checkpointing runs the layer again when the first node unpacks what it saved. Where nothing
-  // was communicated before, that is where backward begins.
+  // Checkpointing runs the layer again when the first node unpacks what it saved. Where nothing was
+  // computed or communicated before, that is where backward begins; so it is taken of layers
+  // without collectives, whose first kernels are small.
   void recompute_before(std::size_t o) {
     const Operation& op = graph_.operation(o);
     const bool unpacks = !graph_.saves(o).empty() || op.kind == OperationKind::kGemm;
     if (recomputed_ || !graph_.is_checkpointed() || !graph_.inside(o) || !unpacks) return;
     recomputed_ = true;
-    if (!writer_.phase().calls.empty()) writer_.recompute_here();
+    const std::vector<Operation>& all = graph_.layer().operations;
+    const bool communicates = std::any_of(
+        all.begin(), all.end(), [](const Operation& each) { return each.is_collective(); });
+    const bool began = !writer_.phase().calls.empty() || !writer_.phase().kernels.empty();
+    if (communicates && began) writer_.recompute_here();
   }
 
   void communicate(std::size_t o, std::int32_t incoming) {
