@@ -18,7 +18,8 @@ inline constexpr std::string_view kOtherCategory = "other";
 
 std::optional<std::size_t> category_index(std::string_view name);
 
-// Bytes of a category by its name, 0 for one that we do not have; with `constant` for kOtherCategory.
+// Bytes of a category by its name, 0 for one that we do not have; with `constant` for
+// kOtherCategory.
 std::int64_t category_bytes(const CategoryTotals& totals, std::string_view name,
                             std::int64_t constant);
 

@@ -65,8 +65,8 @@ struct Fsdp2Version {
   InputRelease input_release = InputRelease::kAtReduction;
 };
 
-inline constexpr std::int32_t kOldestFsdp2 = 4;   // 2.4
-inline constexpr std::int32_t kNewestFsdp2 = 15;  // 2.15
+inline constexpr std::int32_t kOldestFsdp2 = 4;           // 2.4
+inline constexpr std::int32_t kNewestFsdp2 = 15;          // 2.15
 inline constexpr std::int32_t kOldestFsdp2WithAxes = 11;  // whose axes were recorded
 
 // "2.11", "2.11.0" -> 11; nothing for what is no version of PyTorch 2 that is known.
