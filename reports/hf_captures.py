@@ -35,12 +35,35 @@ def collectives(program, capture, cluster):
     return [(f[kind], int(f[size])) for f in (line.split(",") for line in lines[1:]) if f[kind] in KINDS]
 
 
-def record(file, data, program, collectives_seen, folder):
-    """The case with its result in the form of tests/hf_cases; norms' reductions have no bytes there."""
-    norm = 1 << 16
-    rows = [["functional_all_reduce" if kind == "all_reduce" and size < norm else kind, "", size, size] for kind, size in collectives_seen]
-    versions = json.loads((folder / "capture" / "model.json").read_text())["versions"]
-    return {"id": file.stem, **data, "result": {"versions": versions, "steps": [program], "collectives": rows}}
+NCCL = {2: "int32", 4: "int64", 6: "fp16", 7: "fp32", 9: "bf16"}  # ncclDataType_t
+NORM = 1 << 16  # bytes: norms and losses have fewer
+
+
+def step_collectives(capture):
+    """Of the steady step: kind, unit, bytes in, bytes out, dtype, ranks, where; the last is not known here."""
+    names, ranks, rows, steps = {}, {}, [], []
+    for line in (capture / "calls.txt").read_text().splitlines():
+        letter, *rest = line.split(" ")
+        if letter == "N":
+            names[int(rest[0])] = rest[1]
+        elif letter == "K":
+            ranks[rest[2]] = int(rest[3])
+        elif letter == "H" and names[int(rest[2])] == "step":
+            steps.append(rows)
+            rows = []
+        elif letter == "X" and names[int(rest[4])] in KINDS:
+            kind, whole, group = names[int(rest[4])], int(rest[5]), ranks[rest[3]]
+            sent = whole // group if kind == "all_gather" else whole
+            received = whole // group if kind == "reduce_scatter" else whole
+            is_norm = kind == "all_reduce" and whole < NORM
+            rows.append(["functional_all_reduce" if is_norm else kind, "", sent, received, NCCL.get(int(rest[6]), "?"), 0 if is_norm else group, ""])
+    return steps[-1]
+
+
+def record(file, data, program, capture):
+    """The case with its result in the form of tests/hf_cases."""
+    versions = json.loads((capture / "model.json").read_text())["versions"]
+    return {"id": file.stem, **data, "result": {"versions": versions, "steps": [program], "collectives": step_collectives(capture)}}
 
 
 def score(folder, file, args):
@@ -68,7 +91,7 @@ def score(folder, file, args):
     cluster = f"{world}xh100"
     if args.record:
         args.record.mkdir(parents=True, exist_ok=True)
-        (args.record / file.name).write_text(json.dumps(record(file, data, program, collectives(args.bin / "foreshard", capture, cluster), folder)))
+        (args.record / file.name).write_text(json.dumps(record(file, data, program, capture)))
         return {"failed": f"recorded, {program['requested'] / 2**20:.1f} MiB"}
     done = subprocess.run([args.bin / "foreshard", "predict", "--json", "--capture", capture, "--cluster", cluster], capture_output=True, text=True)
     if not done.stdout:

@@ -44,6 +44,27 @@ TEST(HfCases, CollectivesAreIdenticalAndPeaksWithinAPercent) {
   EXPECT_LT(errors[errors.size() / 2], 0.0005);
 }
 
+// Captured under foreshard-null, of kinds that the 48 leave out.
+TEST(HfCases, MoreCasesAreForecastAsWell) {
+  const ConformanceFolder folder = conform_hf_cases(kCases.parent_path() / "hf_cases_more", {});
+  ASSERT_EQ(folder.rows.size(), 20U);
+  std::vector<double> errors;
+  for (const Conformance& row : folder.rows) {
+    SCOPED_TRACE(row.id);
+    ASSERT_EQ(row.state, Conformance::State::kCompared) << row.reason;
+    EXPECT_TRUE(row.schedule_identical) << row.first_difference()->text;
+    EXPECT_TRUE(row.bytes_identical) << row.first_difference()->text;
+    // The README names the two that are further off.
+    const double most = row.id == "vit_fp32_gc"      ? 0.045
+                        : row.id == "gptneox_padded" ? 0.015
+                                                     : 0.003;
+    EXPECT_LT(std::abs(error_of(row)), most);
+    errors.push_back(std::abs(error_of(row)));
+  }
+  std::sort(errors.begin(), errors.end());
+  EXPECT_LT(errors[errors.size() / 2], 0.0005);
+}
+
 TEST(HfCases, AreFoundBelowAFolder) {
   EXPECT_EQ(find_hf_cases(kCases), std::vector<std::filesystem::path>{kCases});
   const TemporaryFolder folder;
