@@ -9,6 +9,8 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <oneapi/tbb/parallel_for.h>
+#include <oneapi/tbb/task_arena.h>
 
 #include <algorithm>
 #include <chrono>
@@ -134,8 +136,9 @@ class VariantSearch {
     }
     const bool is_alone = is_first && variants.size() == 1;
     const SearchDetail detail = is_alone ? options_.detail : SearchDetail::kBest;
-    for (const std::size_t v : order_of(variants)) {
-      consider({&variants[v], looked_ + v, starts[v]}, detail, is_first);
+    const std::vector<Time> layers = layers_of_all(variants);
+    for (const std::size_t v : search_order(layers)) {
+      consider({&variants[v], looked_ + v, starts[v], layers[v]}, detail, is_first);
     }
     looked_ += variants.size();
     return best_.variant != nullptr && found_.best.has_value();
@@ -162,21 +165,27 @@ class VariantSearch {
     const JobVariant* variant = nullptr;
     std::size_t number = 0;
     std::size_t start = 0;  // of its places
+    Time layers;            // no step is shorter
   };
 
-  // By what their layers take where they differ in axes.
-  static std::vector<std::size_t> order_of(const std::vector<JobVariant>& variants) {
+  // Lower bounds of their steps where they differ in axes; else 0.
+  std::vector<Time> layers_of_all(const std::vector<JobVariant>& variants) const {
     const bool has_axes = std::any_of(variants.begin(), variants.end(), [](const JobVariant& v) {
       return !v.space.base.mesh.is_plain();
     });
     std::vector<Time> layers(variants.size());
-    for (std::size_t v = 0; has_axes && v < variants.size(); ++v) {
-      const auto& [job, space] = variants[v];
-      // Where the batch does not divide over the ranks, there is nothing to search.
-      if (space.global_batch % space.base.mesh.data_parallel() != 0) continue;
-      layers[v] = layers_of(space, job.model, cost_model(job));
-    }
-    return search_order(layers);
+    if (!has_axes) return layers;
+    oneapi::tbb::task_arena arena(options_.threads > 0 ? options_.threads
+                                                       : oneapi::tbb::task_arena::automatic);
+    arena.execute([&] {
+      oneapi::tbb::parallel_for(std::size_t{0}, variants.size(), [&](std::size_t v) {
+        const auto& [job, space] = variants[v];
+        // Where the batch does not divide over the ranks, there is nothing to search.
+        if (space.global_batch % space.base.mesh.data_parallel() != 0) return;
+        layers[v] = layers_of(space, job.model, cost_model(job));
+      });
+    });
+    return layers;
   }
 
   void consider(const Numbered& at, SearchDetail detail, bool is_first) {
@@ -186,6 +195,12 @@ class VariantSearch {
     if (has_limit) {
       const double tie = at.number < best_.number ? options_.tie : -options_.tie;
       limit = found_.best->seconds * (1 + tie);
+      if (at.layers.seconds() >= *limit) {
+        const auto places = static_cast<std::int64_t>(plans_of(*at.variant).size());
+        counts_.enumerated += places;
+        counts_.pruned += places;
+        return;
+      }
     }
     try {
       SearchResult r = search_of(at, detail, limit);

@@ -195,8 +195,8 @@ void judge_each(std::size_t count, const Judging& judging,
 
 namespace {
 
-// By what their layers take where they differ in axes.
-std::vector<std::size_t> order_of(const std::vector<SizedJob>& jobs) {
+// Lower bounds of their steps where they differ in axes; else 0.
+std::vector<Time> layers_of_all(const std::vector<SizedJob>& jobs) {
   const bool has_axes = std::any_of(jobs.begin(), jobs.end(), [](const SizedJob& job) {
     return !job.space.base.mesh.is_plain();
   });
@@ -206,7 +206,7 @@ std::vector<std::size_t> order_of(const std::vector<SizedJob>& jobs) {
     if (job.space.global_batch % job.space.base.mesh.data_parallel() != 0) continue;
     layers[v] = layers_of(job.space, job.model, job.costs);
   }
-  return search_order(layers);
+  return layers;
 }
 
 }  // namespace
@@ -224,13 +224,15 @@ std::optional<SizedPlan> best_plan(const JobVariants& variants, const MemoryTerm
   std::int64_t enumerated = 0, simulated = 0;
   // Each for what is not slower than the best so far: of equally fast ones the first wins.
   const auto look_at = [&](const std::vector<SizedJob>& jobs, std::size_t before) {
-    for (const std::size_t v : order_of(jobs)) {
+    const std::vector<Time> layers = layers_of_all(jobs);
+    for (const std::size_t v : search_order(layers)) {
       const SizedJob& job = jobs[v];
       // With axes that share a sequence it may divide all the same.
       if (job.space.global_batch % job.space.base.mesh.data_parallel() != 0) continue;
       if (best) {
         const double tie = before + v < number ? options.tie : -options.tie;
         options.faster_than = best->seconds * (1 + tie);
+        if (layers[v].seconds() >= *options.faster_than) continue;
       }
       StackOdds odds(job.stacks, job.replays);
       options.fit.probability = std::ref(odds);

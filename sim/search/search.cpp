@@ -46,16 +46,20 @@ Candidate finished(Candidate best, const SearchSpace& space, const ModelSpec& mo
 
 Time layers_of(const SearchSpace& space, const ModelSpec& model, const CostModel& costs) {
   const SearchSpace whole = complete(space, costs.cluster());
-  Place place{};
-  const auto set_last = [&](Axis axis, std::size_t values) {
-    place[static_cast<std::size_t>(axis)] = static_cast<std::int16_t>(values - 1);
-  };
-  set_last(Axis::kShard, whole.shard_groups.size());
-  set_last(Axis::kMicroBatch, whole.micro_batches.size());
-  const Plan plan = plan_at(whole, costs.cluster(), place);
-  if (find_problem(plan, model, costs.cluster())) return Time();
   const FitRule rule;
-  return Judge(model, costs, rule).floor(plan, LayerPrograms(model, plan)).step;
+  Judge judge(model, costs, rule);
+  Place place{};
+  place[static_cast<std::size_t>(Axis::kShard)] =
+      static_cast<std::int16_t>(whole.shard_groups.size() - 1);
+  std::optional<Time> least;
+  for (std::size_t m = 0; m < whole.micro_batches.size(); ++m) {
+    place[static_cast<std::size_t>(Axis::kMicroBatch)] = static_cast<std::int16_t>(m);
+    const Plan plan = plan_at(whole, costs.cluster(), place);
+    if (find_problem(plan, model, costs.cluster())) return Time();
+    const Time layers = judge.floor(plan, LayerPrograms(model, plan)).step;
+    if (!least || layers < *least) least = layers;
+  }
+  return least.value_or(Time());
 }
 
 std::vector<std::size_t> search_order(const std::vector<Time>& layers) {

@@ -155,9 +155,9 @@ struct SearchOptions {
 std::vector<Plan> enumerate(const SearchSpace& space, const ModelSpec& model,
                             const Cluster& cluster);
 
-// What the layers of the space's plans take, with the collectives inside of them: of the largest
-// shard group and micro-batch, nothing recomputed; 0 where that is no plan. Tells which of several
-// spaces to search first; no bound. Throws as enumerate().
+// What the layers of the space's plans take at the least, with the collectives inside of them: of
+// every micro-batch, recomputed as the first of the space's policies says (nothing, where it is
+// free). 0 where that is not known. A lower bound of FSDP2's steps. Throws as enumerate().
 Time layers_of(const SearchSpace& space, const ModelSpec& model, const CostModel& costs);
 
 // The numbers of spaces in the order in which to search them for their one best plan: by what
