@@ -12,7 +12,8 @@
 //                         RMSNorm; Gemma's is times 1 + weight in fp32 and then type_as; T5's
 //                         multiplies x itself by rsqrt).
 //                         LayerNorms have no such form and stay one kernel.
-// kernels.rope real       rotate_half (a copy), two products with tables, a sum; fused: one kernel.
+// kernels.rope real       rotate_half (a copy), two products with tables, a sum, all of them over
+//                         heads, transposed (Operation::attention says so); fused: one kernel.
 // kernels.unpads          index_first_axis and pad_input of flash-attn 1 and 2: rows are copied
 //                         out of the padded batch before attention and into zeros behind it.
 // dtype.autocast          Products cast their fp32 input, and their fp32 weight in each use: a
@@ -367,10 +368,16 @@ class Rewriter {
       return like(input, base + what, ElementType::kCompute);
     };
     const Index half = made("_half"), cosine = made("_cos"), sine = made("_sin");
-    push(pass(base + "_rotate_half", Function::kCopy, {input}, half));
-    push(pass(base + "_times_cos", Function::kMultiply, {input}, cosine));
-    push(pass(base + "_times_sin", Function::kMultiply, {half}, sine));
-    Operation sum = pass(base + "_sum", Function::kAdd, {cosine, sine}, output);
+    const Indices& tables = old_.operations[o].backward_temporaries;
+    const auto over_heads = [&](const char* what, Function function, Indices inputs, Index to) {
+      Operation op = pass(base + what, function, std::move(inputs), to);
+      op.attention.head_dim = tables.empty() ? 1 : old_.tensors[at(tables.front())].per_position;
+      return op;
+    };
+    push(over_heads("_rotate_half", Function::kCopy, {input}, half));
+    push(over_heads("_times_cos", Function::kMultiply, {input}, cosine));
+    push(over_heads("_times_sin", Function::kMultiply, {half}, sine));
+    Operation sum = over_heads("_sum", Function::kAdd, {cosine, sine}, output);
     sum.gradient = GradientRule::kAlias;
     sum.released = {half, cosine, sine};
     push(std::move(sum));

@@ -307,6 +307,21 @@ void add_backward(const KernelCounts& counts, const Operation& op, BackwardParts
   }
 }
 
+// Elementwise kernels over heads (Operation::attention) read transposed tensors. Backward of a copy
+// of their halves fills two tensors with zeros, copies a half into each, negates one and adds them
+// up: 8 B an element of two (kernels of transformers' models on an H100, reports/validation).
+void mark_heads(const Operation& op, std::size_t begin, LayerPhaseProgram& phase) {
+  if (op.kind != OperationKind::kElementwise || op.attention.head_dim == 0) return;
+  constexpr std::int64_t kOfHalves = 4;  // times as much as one copy
+  for (std::size_t k = begin; k < phase.kernels.size(); ++k) {
+    Kernel& kernel = phase.kernels[k];
+    kernel.memory_class = MemoryClass::kStrided;
+    if (kernel.pass == Pass::kBackward && kernel.function == Function::kCopy) {
+      kernel.bytes = Bytes(checked_multiply(kOfHalves, kernel.bytes.count()));
+    }
+  }
+}
+
 // A loop over the groups launches each of the operation's kernels once for every group.
 void launch_one_by_one(const Operation& op, std::size_t begin, LayerPhaseProgram& phase) {
   if (!op.one_by_one) return;
@@ -339,6 +354,7 @@ void add_forward_kernels(const KernelCounts& counts, const Operation& op,
   add_forward(counts, op, phase);
   launch_one_by_one(op, begin, phase);
   mark_eager_norm(op, begin, phase);
+  mark_heads(op, begin, phase);
 }
 
 void add_backward_kernels(const KernelCounts& counts, const Operation& op, BackwardParts parts,
@@ -346,6 +362,7 @@ void add_backward_kernels(const KernelCounts& counts, const Operation& op, Backw
   const std::size_t begin = phase.kernels.size();
   add_backward(counts, op, parts, phase);
   launch_one_by_one(op, begin, phase);
+  mark_heads(op, begin, phase);
 }
 
 void mark_eager_norm(const Operation& op, std::size_t begin, LayerPhaseProgram& phase) {
