@@ -18,6 +18,13 @@
 namespace foreshard {
 namespace {
 
+// While a kernel streams memory on a stream of its own: it takes what it can get, as the fastest
+// collective does (collective.h).
+Slowdown slowdown_beside_copies(const ContentionCurve& curve) {
+  constexpr double kMostHeld = 0.6;  // of the bandwidth: neither side is ever starved
+  return {1 / (1 - std::min(1.0, curve.memory) * kMostHeld), 1 / (1 - kMostHeld)};
+}
+
 double as_double(std::int64_t value) { return static_cast<double>(value); }
 
 // Acklam's rational approximation of the standard normal quantile, relative error below 1.2e-9.
@@ -589,6 +596,12 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
       seconds += last;
       if (p.factor == Factor::kMemoryBound) by_memory += last;
       evidence = weaker(evidence, p.evidence);
+    }
+    // Kernels beside compute share its multiprocessors and its memory, as a collective's do.
+    if (!is_collective(work.kind) && by_memory > 0 && by_memory == seconds &&
+        calibration_.contention.memory > 0) {
+      const Slowdown slowdown = slowdown_beside_copies(calibration_.contention);
+      takes = {excess(slowdown.compute), excess(slowdown.memory)};
     }
     Cost cost;
     const HostSeconds issues = host_seconds(graph, work, calibration_.host);

@@ -1,11 +1,13 @@
 // sweep is the recurrence of the header over flat arrays.
 //
-// simulate keeps, per stream, the row at its head. Rows that cannot be slowed (copies on their own
-// streams, additions to gradients) get their times as soon as everything they wait for has one,
-// even if that lies in the future. Compute rows and collectives take part in contention: they are
-// started and ended in time order, and between two such moments every running row does work at a
-// rate that depends on who else runs. Work is counted in 1/1024 ns, so that a rate of 1 is exact
-// and no rounding accumulates. When a row ends, only the streams in its `wakes` are looked at.
+// simulate keeps, per stream, the row at its head. Rows that neither slow nor are slowed (copies
+// between host and device, what takes nothing of the GPU) get their times as soon as everything
+// they wait for has one, even if that lies in the future. Compute rows, collectives and kernels on
+// streams of their own that say what they take (copies around collectives, additions to gradients)
+// take part in contention: they are started and ended in time order, and between two such moments
+// every running row does work at a rate that depends on who else runs. Work is counted in 1/1024
+// ns, so that a rate of 1 is exact and no rounding accumulates. When a row ends, only the streams
+// in its `wakes` are looked at.
 //
 // Order never depends on contention: streams and communicators are FIFOs in issue order. So every
 // end is a monotone function of the durations, slower rows can only make a step longer, and sweep
@@ -305,7 +307,7 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
     const FlatCost& cost = costs[row.work];
     const std::int64_t duration = cost.duration;
     const bool collective = is_collective(row.kind);
-    if (s != kCompute && !collective) {
+    if (s != kCompute && !collective && cost.on_compute <= 0) {
       std::int64_t ended = arrive + duration;
       if constexpr (kSpans) ended = std::max(ended, floor[static_cast<std::size_t>(id)]);
       if constexpr (kSpans && kFolds) host_bound |= ended > arrive + duration;

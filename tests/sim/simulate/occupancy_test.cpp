@@ -69,6 +69,27 @@ RC_GTEST_PROP(Occupancy, WhateverIsTakenNothingIsFasterThanAlone, ()) {
   }
 }
 
+// Copies on streams of their own run on the same multiprocessors: what they take, compute loses,
+// however little else there is.
+RC_GTEST_PROP(Occupancy, CopiesBesideComputeTakeTheirPart, ()) {
+  RandomStep r = random_step();
+  const Timeline free = simulate(r.graph, r.costs);
+  const std::int32_t taken = *rc::gen::inRange(1, 2 * kAll);
+  for (std::size_t w = 0; w < r.costs.works.size(); ++w) {
+    if (!is_collective(r.graph.works[w].kind)) r.costs.works[w].takes = {taken, taken};
+  }
+  const Timeline shared = simulate(r.graph, r.costs);
+  const Timeline alone = sweep(r.graph, r.costs);
+  bool overlaps = false;
+  for (std::size_t i = 0; i < r.graph.rows.size(); ++i) {
+    RC_ASSERT(alone.spans[i].end <= shared.spans[i].end);
+    const Row& row = r.graph.rows[i];
+    overlaps |= row.stream != Stream::kCompute && !is_collective(row.kind) &&
+                free.spans[i].end > free.spans[i].start;
+  }
+  if (!overlaps) RC_ASSERT(shared.spans == free.spans);
+}
+
 // The same collective over a network of a tenth: its blocks stay, its share of the memory goes.
 TEST(Occupancy, ASlowNetworkTakesMultiprocessorsAndLittleMemory) {
   const auto takes = [](double nic_rate) {

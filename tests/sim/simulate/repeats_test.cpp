@@ -17,8 +17,9 @@ EventGraph with_accumulation(const RandomStep& step, std::int64_t accumulation) 
   return build_training_step(step.model, plan);
 }
 
-// Costs by kind and bytes of a work, which graphs of any length share; collectives take their part
-// of what runs beside them. No host: its clock is what ends a repetition.
+// Costs by kind and bytes of a work, which graphs of any length share; collectives and kernels on
+// streams of their own take their part of what runs beside them. No host: its clock is what ends a
+// repetition.
 CostTable random_costs(const EventGraph& graph, std::uint64_t seed) {
   CostTable table;
   for (const Work& work : graph.works) {
@@ -32,6 +33,8 @@ CostTable random_costs(const EventGraph& graph, std::uint64_t seed) {
       cost.takes = {excess, excess / 2};
     } else {
       cost.memory_share = static_cast<std::int32_t>(hash >> 40 & 1023);
+      const auto excess = static_cast<std::int32_t>(hash >> 30 & 511);
+      cost.takes = {excess / 2, excess};  // on a stream of its own
     }
     table.works.push_back(cost);
   }
