@@ -14,9 +14,11 @@
 #include "planner/diagnose_job.h"
 #include "planner/job.h"
 #include "reports/diagnose/diagnosis.h"
+#include "reports/diagnose/snapshot.h"
 #include "reports/validate/measured.h"
 #include "reports/view/layout.h"
 #include "sim/base/config.h"
+#include "sim/base/text_file.h"
 #include "sim/base/unit_strings.h"
 
 namespace foreshard {
@@ -120,14 +122,32 @@ void take_run(const std::string& run, const Forecast& right, Measured& measured)
   signals.idle = step.idle;
 }
 
+std::vector<SnapshotMemory> take_snapshots(const std::vector<std::string>& files,
+                                           Measured& measured) {
+  constexpr std::size_t kMostBytes = std::size_t{1} << 30;
+  std::vector<SnapshotMemory> snapshots;
+  for (const std::string& file : files) {
+    snapshots.push_back(read_snapshot(read_text_file(file, kMostBytes), file));
+    Signals& signals = measured.signals;
+    const auto take = [](std::optional<double>& signal, Bytes bytes) {
+      signal = std::max(signal.value_or(0), static_cast<double>(bytes.count()));
+    };
+    take(signals.memory, snapshots.back().peak);
+    take(signals.reserved, snapshots.back().reserved);
+  }
+  if (grows(snapshots)) measured.words += "\nmemory grows from snapshot to snapshot\n";
+  return snapshots;
+}
+
 }  // namespace
 
 ExitCode run_diagnose(const DiagnoseOptions& options) {
   if (!options.threads.empty()) return score(options);
-  if (options.measured.empty() && options.log.empty() && options.run.empty()) {
+  if (options.measured.empty() && options.log.empty() && options.run.empty() &&
+      options.snapshots.empty()) {
     throw Error(ExitCode::kUsage,
                 "nothing was measured; expected --measured step=2.1s, tokens/s=99840 or "
-                "memory=61GiB, --log FILE or --run TRACE");
+                "memory=61GiB, --log FILE, --run TRACE or --snapshot FILE");
   }
   const Job job = load_job(options.job);
   const Plan& plan = job.resolved.plan;
@@ -141,6 +161,7 @@ ExitCode run_diagnose(const DiagnoseOptions& options) {
   const CostModel costs = cost_model(job);
   const Forecast right = forecast(job.model, plan, costs);
   if (!options.run.empty()) take_run(options.run, right, measured);
+  const std::vector<SnapshotMemory> snapshots = take_snapshots(options.snapshots, measured);
   const std::vector<CauseForecast> forecasts = cause_forecasts(job);
   if (log && log->out_of_memory && !measured.signals.memory && log->out_of_memory->allocated) {
     // What was there and what was asked for besides: at least so much was needed.
@@ -154,6 +175,8 @@ ExitCode run_diagnose(const DiagnoseOptions& options) {
         job, forecasts.front(),
         {memory.tried, memory.allocated.value_or(0), memory.reserved_unallocated.value_or(0)});
   }
+  const std::vector<std::string> found = snapshot_findings(snapshots, right);
+  diagnosis.findings.insert(diagnosis.findings.end(), found.begin(), found.end());
   if (options.output.form == Form::kJson) {
     write_answer(document("foreshard.diagnosis/1", to_json(diagnosis)));
   } else {

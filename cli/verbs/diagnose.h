@@ -12,9 +12,10 @@ namespace foreshard {
 struct DiagnoseOptions {
   JobOptions job;
   OutputOptions output;
-  std::vector<std::string> measured;  // "tokens/s=3120"
-  std::string log, run;               // FILE; TRACE or run folder; "": none
-  std::string threads;                // FILE of published threads: score the verb itself
+  std::vector<std::string> measured;   // "tokens/s=3120"
+  std::string log, run;                // FILE; TRACE or run folder; "": none
+  std::vector<std::string> snapshots;  // of memory, FILEs in the order of time
+  std::string threads;                 // FILE of published threads: score the verb itself
 };
 
 ExitCode run_diagnose(const DiagnoseOptions& options);
