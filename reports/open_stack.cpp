@@ -12,6 +12,8 @@
 #include "reports/report.h"
 #include "reports/view/layout.h"
 #include "sim/base/error.h"
+#include "sim/base/unit_strings.h"
+#include "sim/memory/memory_alternatives.h"
 #include "sim/search/judge.h"
 #include "sim/simulate/forecast.h"
 #include "sim/spec/open_stack.h"
@@ -37,6 +39,8 @@ OpenStack open_stack(std::vector<StackOutcome> outcomes, const std::vector<doubl
   open.interval_share = std::clamp(1 - within / width, 0.0, 1.0);
   return open;
 }
+
+bool is_unread(std::string_view name) { return name == "none"; }
 
 std::vector<double> weights_of(const std::vector<StackOutcome>& outcomes) {
   std::vector<double> weights;
@@ -86,17 +90,21 @@ StackOdds::StackOdds(const StackSet& set, std::shared_ptr<ReservedMemory> replay
   }
 }
 
+Fit StackOdds::as_run(Fit fit, const StackAlternative& by) const {
+  return is_unread(by.name) ? with_alternatives(fit, set_.cases.front().model, by.plan) : fit;
+}
+
 double StackOdds::sum_of(const Plan& plan, const Fit& first, double enough, FitOf fit_of) {
   if (codes_.empty()) return fit_probability(first);
   const std::vector<StackAlternative> plans = set_.plans_of(plan);
-  double sum = plans.front().weight * fit_probability(first);
+  double sum = plans.front().weight * fit_probability(as_run(first, plans.front()));
   double open = 1 - plans.front().weight;
   for (std::size_t i = 1; i < plans.size(); ++i) {
     if (sum + open < enough) return sum + open;
     const auto code = std::find_if(codes_.begin(), codes_.end(),
                                    [&](const auto& c) { return c->name == plans[i].name; });
     FORESHARD_CHECK(code != codes_.end(), "an alternative that the job does not have");
-    sum += plans[i].weight * fit_probability(fit_of(**code, plans[i].plan));
+    sum += plans[i].weight * fit_probability(as_run(fit_of(**code, plans[i].plan), plans[i]));
     open -= plans[i].weight;
   }
   return sum;
@@ -114,6 +122,30 @@ double StackOdds::at_most(const Plan& plan, const Fit& least) {
   });
 }
 
+namespace {
+
+// "" where none of the codes is unread.
+std::string largest_besides(const OpenStack& open) {
+  for (const StackOutcome& each : open.outcomes) {
+    const KeptBesides& largest = each.fit.besides.front();  // by what is expected of it
+    if (largest.weight <= 0) continue;
+    return fmt::format("; a loop of one's own may take {} more for {}: so did {:.0f} of 100",
+                       format_bytes(largest.bytes), largest.name, 100 * largest.weight);
+  }
+  return "";
+}
+
+Json besides_json(const Fit& fit) {
+  Json list = Json::array();
+  for (const KeptBesides& each : fit.besides) {
+    if (each.weight <= 0) continue;
+    list.push_back({{"name", each.name}, {"bytes", each.bytes.count()}, {"weight", each.weight}});
+  }
+  return list;
+}
+
+}  // namespace
+
 std::string open_stack_text(const OpenStack& open) {
   if (open.outcomes.empty()) return "";
   const auto [least, most] = std::minmax_element(
@@ -121,9 +153,9 @@ std::string open_stack_text(const OpenStack& open) {
       [](const StackOutcome& a, const StackOutcome& b) { return a.seconds < b.seconds; });
   std::vector<std::string> names;
   for (const StackOutcome& each : open.outcomes) names.push_back(each.name);
-  return fmt::format("training code not told (--set stack=NAME narrows it): {} .. {} over {}",
+  return fmt::format("training code not told (--set stack=NAME narrows it): {} .. {} over {}{}",
                      seconds_text(least->seconds), seconds_text(most->seconds),
-                     fmt::join(names, ", "));
+                     fmt::join(names, ", "), largest_besides(open));
 }
 
 Json open_json(const OpenStack& open) {
@@ -134,7 +166,8 @@ Json open_json(const OpenStack& open) {
     alternatives.push_back({{"name", each.name},
                             {"weight", each.weight},
                             {"step_s", each.seconds},
-                            {"peak_bytes", (each.fit.reserved + each.fit.outside).count()}});
+                            {"peak_bytes", (each.fit.reserved + each.fit.outside).count()},
+                            {"besides", besides_json(each.fit)}});
   }
   list.push_back({{"key", "stack"},
                   {"alternatives", std::move(alternatives)},

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "sim/base/json.h"
@@ -16,6 +17,9 @@
 #include "sim/spec/plan.h"
 
 namespace foreshard {
+
+// Whether an alternative of that name is a code that nobody has read: a loop of one's own.
+bool is_unread(std::string_view name);
 
 // One of the codes, with what forecasts it.
 struct StackCase {
@@ -50,6 +54,7 @@ class StackOdds {
 
  private:
   struct Code;  // one of the others
+  Fit as_run(Fit fit, const StackAlternative& by) const;
   using FitOf = Fit (*)(Code&, const Plan&);
   double sum_of(const Plan& plan, const Fit& first, double enough, FitOf fit_of);
 

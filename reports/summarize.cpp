@@ -18,6 +18,7 @@
 #include "reports/view/findings.h"
 #include "sim/base/quantile.h"
 #include "sim/base/unit_strings.h"
+#include "sim/memory/memory_alternatives.h"
 #include "sim/simulate/simulate.h"
 #include "sim/spec/checks/plan_check.h"
 #include "sim/spec/open_stack.h"
@@ -126,15 +127,17 @@ void summarize_memory(const Forecast& forecast, const Cluster& cluster,
   report.fit = outcomes.front().fit;
   report.peak_allocated = over_all(outcomes, [](const Fit& fit) {
     const auto allocated = static_cast<double>(fit.allocated.count());
-    return Quantity{allocated, allocated, std::round(allocated * kAllocatedHigh),
+    const auto kept = static_cast<double>(kept_besides(fit, kHighQuantile).count());
+    return Quantity{allocated, allocated, std::round(allocated * kAllocatedHigh + kept),
                     Evidence::kInterpolated};
   });
   report.peak_reserved = over_all(outcomes, [](const Fit& fit) {
     const double spread = std::exp(kStandardDeviations * kReservedLogSd);
     const auto reserved = static_cast<double>(fit.reserved.count());
     const auto allocated = static_cast<double>(fit.allocated.count());
+    const auto kept = static_cast<double>(kept_besides(fit, kHighQuantile).count());
     return Quantity{reserved, std::max(allocated, std::round(reserved / spread)),
-                    std::round(reserved * spread), Evidence::kInterpolated};
+                    std::round(reserved * spread + kept), Evidence::kInterpolated};
   });
   report.outside_allocator =
       over_all(outcomes, [](const Fit& fit) { return outside_quantity(fit.outside); });
@@ -192,6 +195,14 @@ Quantity outside_quantity(Bytes outside) {
   const auto bytes = static_cast<double>(outside.count());
   return {bytes, std::round(bytes * (1 - kOutsideSpread)), std::round(bytes * (1 + kOutsideSpread)),
           Evidence::kAssumed};
+}
+
+Quantity total_memory(const Report& report) {
+  const Quantity& a = report.peak_reserved;
+  const Quantity& b = report.outside_allocator;
+  const double value = a.value + b.value;
+  return {value, value - std::hypot(a.value - a.low, b.value - b.low),
+          value + std::hypot(a.high - a.value, b.high - b.value), weaker(a.evidence, b.evidence)};
 }
 
 std::vector<std::pair<std::string, Bytes>> categories_at_peak(const MemoryProfile& memory) {
@@ -311,8 +322,11 @@ StepRates step_rates(const Forecast& forecast, const Cluster& cluster) {
 }
 
 StackOutcome outcome_of(const Forecast& forecast, const Cluster& cluster, const StackCase* of) {
-  const Fit fit = fit_in(cluster, forecast.memory.peak, forecast.reserved.peak,
-                         total(memory_outside(forecast.graph, cluster, forecast.plan.runtime)));
+  Fit fit = fit_in(cluster, forecast.memory.peak, forecast.reserved.peak,
+                   total(memory_outside(forecast.graph, cluster, forecast.plan.runtime)));
+  if (of != nullptr && is_unread(of->name)) {
+    fit = with_alternatives(fit, forecast.model, forecast.plan);
+  }
   return {of == nullptr ? "" : of->name, of == nullptr ? 1 : of->weight,
           forecast.timeline.period.seconds(), fit};
 }

@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "reports/report.h"
+#include "reports/report_parts.h"
 #include "sim/spec/plan_config.h"
 
 namespace foreshard {
@@ -114,6 +115,7 @@ Json to_json(const Report& report) {
       {"fits", report.fit.fits()},
       {"fit_probability", report.fit_probability},
       {"margin_bytes", report.fit.margin().count()},
+      {"peak_total_bytes", byte_quantity(total_memory(report))},
       {"total_bytes", (report.fit.outside + report.fit.reserved).count()},
       {"peak_event", report.peak_event.empty() ? Json(nullptr) : Json(report.peak_event)},
       {"at_peak", std::move(at_peak)},

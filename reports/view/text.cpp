@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "reports/report_parts.h"
 #include "reports/view/event_names.h"
 #include "reports/view/layout.h"
 #include "reports/view/plan_words.h"
@@ -218,6 +219,9 @@ Lines memory_lines(const Report& report, const Paint& paint) {
   lines.push_back(fmt::format(
       "  {} allocated + {} cached by the allocator + {} outside it", format_bytes(fit.allocated),
       format_bytes(fit.reserved - fit.allocated), format_bytes(fit.outside)));
+  const Quantity total = total_memory(report);
+  lines.push_back(fmt::format("  90 % between {} and {} in all", bytes_text(total.low),
+                              bytes_text(total.high)));
   if (!report.outside.empty()) {
     std::vector<std::string> items;
     for (const OutsideItem& item : report.outside) {

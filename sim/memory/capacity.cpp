@@ -1,18 +1,54 @@
-// The errors of the two parts of a forecast are normal and independent, so the margin's is.
+// The errors of the two parts of a forecast are normal and independent, so the margin's is. What a
+// code keeps besides it does or does not, each by itself: a sum over all combinations.
 #include "sim/memory/capacity.h"
 
+#include <algorithm>
 #include <cmath>
+#include <utility>
+#include <vector>
 
 namespace foreshard {
+namespace {
+
+// Bytes and probability of every combination, the fewest bytes first.
+std::vector<std::pair<Bytes, double>> combinations(const Fit& fit) {
+  std::vector<std::pair<Bytes, double>> all = {{Bytes(), 1.0}};
+  for (const KeptBesides& each : fit.besides) {
+    if (each.weight <= 0) continue;
+    const std::size_t without = all.size();
+    for (std::size_t i = 0; i < without; ++i) {
+      all.emplace_back(all[i].first + each.bytes, all[i].second * each.weight);
+      all[i].second *= 1 - each.weight;
+    }
+  }
+  std::sort(all.begin(), all.end());
+  return all;
+}
+
+}  // namespace
 
 double fit_probability(const Fit& fit) {
   const double reserved = kReservedLogSd * static_cast<double>(fit.reserved.count());
   const double outside =
       kOutsideSpread / kStandardDeviations * static_cast<double>(fit.outside.count());
   const double sd = std::hypot(reserved, outside);
-  const auto margin = static_cast<double>(fit.margin().count());
-  if (sd <= 0) return margin >= 0 ? 1.0 : 0.0;
-  return std::erfc(-margin / (sd * std::sqrt(2.0))) / 2;
+  double sum = 0;
+  for (const auto& [more, weight] : combinations(fit)) {
+    const auto margin = static_cast<double>((fit.margin() - more).count());
+    const double sure = margin >= 0 ? 1.0 : 0.0;
+    sum += weight * (sd <= 0 ? sure : std::erfc(-margin / (sd * std::sqrt(2.0))) / 2);
+  }
+  return sum;
+}
+
+Bytes kept_besides(const Fit& fit, double probability) {
+  const std::vector<std::pair<Bytes, double>> all = combinations(fit);
+  double sum = 0;
+  for (const auto& [bytes, weight] : all) {
+    sum += weight;
+    if (sum >= probability) return bytes;
+  }
+  return all.back().first;
 }
 
 bool fits(const Fit& fit, const MemoryTerms& terms) {

@@ -1,16 +1,27 @@
 // Whether a step fits a GPU, and how sure that is. One rule for predict, search and recommend.
 #pragma once
 
+#include <array>
+
 #include "sim/base/units.h"
 #include "sim/spec/cluster.h"
 
 namespace foreshard {
+
+// What a training code that nobody has read may keep in memory besides (memory_alternatives.h), and
+// which share of such codes does; 0: nothing.
+struct KeptBesides {
+  const char* name = "";
+  Bytes bytes;
+  double weight = 0;
+};
 
 struct Fit {
   Bytes capacity;   // what the driver reports
   Bytes outside;    // CUDA context, NCCL: sim/memory/outside_allocator.h
   Bytes allocated;  // predicted peak
   Bytes reserved;   // predicted peak of what is taken from the driver: forecast_reserved()
+  std::array<KeptBesides, 3> besides = {};
   Bytes margin() const { return capacity - outside - reserved; }
   bool fits() const { return margin() >= Bytes(0); }
 };
@@ -28,8 +39,11 @@ inline constexpr double kOutsideSpread = 0.3;
 // Of a normal distribution, from the mean to the 95 % quantile.
 inline constexpr double kStandardDeviations = 1.645;
 
-// That the step fits, by the error of the forecast: 0..1, 1/2 where nothing is left to spare.
+// That the step fits, by the error of the forecast and what the code may keep besides: 0..1,
+// without that 1/2 where nothing is left to spare.
 double fit_probability(const Fit& fit);
+// What it keeps besides at most, with this probability.
+Bytes kept_besides(const Fit& fit, double probability);
 
 // What a plan has to meet to be chosen.
 struct MemoryTerms {

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "reports/report.h"
+#include "reports/report_parts.h"
 #include "reports/sizing/sizing.h"
 #include "tests/support/fixtures.h"
 
@@ -82,6 +83,30 @@ TEST(OpenStackReport, OddsAreTheMeanOfTheCodesOdds) {
   EXPECT_DOUBLE_EQ(odds(tiny_plan(), first, 0), codes.report(0).fit_probability);
   const Fit least{first.capacity, first.outside, first.allocated, first.allocated};
   EXPECT_GE(odds.at_most(tiny_plan(), least), odds(tiny_plan(), first, 0));
+}
+
+// A loop of one's own may keep what no key says: search and forecast count it alike, and say it.
+TEST(OpenStackReport, ALoopOfOnesOwnMayKeepMore) {
+  TwoCodes codes(0);
+  const Report read = codes.report(0);
+  codes.cases[1].name = "none";
+  const Report unread = codes.report(0);
+  EXPECT_EQ(unread.peak_reserved.value, read.peak_reserved.value);
+  EXPECT_GT(unread.peak_reserved.high, read.peak_reserved.high);
+  EXPECT_GT(total_memory(unread).high, total_memory(read).high);
+  EXPECT_NE(open_stack_text(unread.open_stack).find("a loop of one's own may take"),
+            std::string::npos);
+  EXPECT_EQ(open_stack_text(read.open_stack).find("a loop of one's own"), std::string::npos);
+  const Json open = to_json(unread)["open"][0]["alternatives"];
+  EXPECT_TRUE(open[0]["besides"].empty());
+  EXPECT_FALSE(open[1]["besides"].empty());
+  // As large as what it may keep is, the plan fits with less.
+  const Fit& fit = unread.open_stack.outcomes[1].fit;
+  Fit tight = fit;
+  tight.capacity = fit.reserved + fit.outside + kept_besides(fit, 0.95) / 2;
+  Fit alone = tight;
+  alone.besides = {};
+  EXPECT_LT(fit_probability(tight), fit_probability(alone));
 }
 
 TEST(OpenStackReport, WhatAllCodesShareIsNoShareOfTheirs) {

@@ -2,25 +2,28 @@
 // of memory leaves open where nobody has read the code.
 #pragma once
 
-#include <string>
 #include <vector>
 
-#include "sim/base/units.h"
+#include "sim/memory/capacity.h"
 #include "sim/spec/model_spec.h"
 #include "sim/spec/plan.h"
 
 namespace foreshard {
 
 struct MemoryAlternative {
-  std::string name;     // "the logits in fp32 and their gradient"
-  std::string settles;  // what to find out
-  std::string set;      // the keys that say it
+  const char* name;     // "the logits in fp32 and their gradient"
+  const char* settles;  // what to find out
+  const char* set;      // the keys that say it
   Bytes bytes;          // per GPU, that a code which does so needs more
   double weight = 0;    // of first looks at codes without a preset, how many did so
 };
 
-// Those that are more than nothing under this plan, the largest expected bytes first.
+// Those that are more than nothing under this plan, the largest expected bytes first; at most as
+// many as a Fit holds.
 std::vector<MemoryAlternative> memory_alternatives(const ModelSpec& model, const Plan& plan);
+
+// The fit of a code that nobody has read.
+Fit with_alternatives(Fit fit, const ModelSpec& model, const Plan& plan);
 
 // How far all of them at once reach above a forecast of so many bytes, as a logarithm: the first
 // look that kept two of them was off by their sum.

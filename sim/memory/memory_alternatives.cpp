@@ -2,7 +2,7 @@
 // (reports/unseen: DL, TH, NB, MT, VN, FP, LB, AL, TY, RA, ZC), of what the difference between
 // measurement and forecast is the size of: the logits in DL, AL and RA, a whole copy of the
 // parameters in DL, whose excess is the same on 8 to 64 GPUs, a gradient held twice in NB and MT.
-#include "reports/accuracy/memory_alternatives.h"
+#include "sim/memory/memory_alternatives.h"
 
 #include <algorithm>
 #include <array>
@@ -58,6 +58,14 @@ std::vector<MemoryAlternative> memory_alternatives(const ModelSpec& model, const
            b.weight * static_cast<double>(b.bytes.count());
   });
   return list;
+}
+
+Fit with_alternatives(Fit fit, const ModelSpec& model, const Plan& plan) {
+  auto next = fit.besides.begin();
+  for (const MemoryAlternative& each : memory_alternatives(model, plan)) {
+    *next++ = {each.name, each.bytes, each.weight};
+  }
+  return fit;
 }
 
 double log_reach(const std::vector<MemoryAlternative>& alternatives, Bytes forecast) {
