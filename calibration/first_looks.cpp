@@ -31,10 +31,10 @@ std::vector<std::pair<std::string, double>> read_slopes(const ConfigNode& node) 
 std::vector<FirstLookFit> read_fits(const ConfigNode& node) {
   std::vector<FirstLookFit> fits;
   for (const ConfigNode& each : node.elements()) {
-    each.allow_only({"without", "base", "skew", "slopes", "skew_slopes"});
+    each.allow_only({"without", "base", "skew", "slopes", "skew_slopes", "shifts"});
     fits.push_back({each.at("without").as_string(), each.at("base").as_double(-10, 10),
                     each.at("skew").as_double(-10, 10), read_slopes(each.at("slopes")),
-                    read_slopes(each.at("skew_slopes"))});
+                    read_slopes(each.at("skew_slopes")), read_slopes(each.at("shifts"))});
   }
   return fits;
 }
@@ -45,6 +45,18 @@ double sum_of(const std::vector<std::pair<std::string, double>>& slopes, const C
     for (const auto& [fact, size] : facts) sum += fact == name ? slope * size : 0;
   }
   return sum;
+}
+
+const FirstLookFit& fit_for(const FirstLooks& looks, const std::vector<FirstLookFit>& fits,
+                            std::string_view family) {
+  const auto own = std::find_if(looks.sets.begin(), looks.sets.end(), [&](const FirstLookSet& set) {
+    return std::find(set.families.begin(), set.families.end(), family) != set.families.end();
+  });
+  const std::string without = own == looks.sets.end() ? "" : own->name;
+  const auto fit = std::find_if(fits.begin(), fits.end(),
+                                [&](const FirstLookFit& each) { return each.without == without; });
+  FORESHARD_CHECK(fit != fits.end(), "first looks without a fit");
+  return *fit;
 }
 
 }  // namespace
@@ -76,8 +88,10 @@ const FirstLooks& first_looks() {
   return looks;
 }
 
-CodeFacts code_facts(const Plan& plan, const Cluster& cluster) {
+CodeFacts code_facts(const Plan& plan, const Cluster& cluster, std::string_view stack) {
   CodeFacts facts;
+  facts.emplace_back(stack.empty() ? "no_preset" : fmt::format("stack {}", stack), 1);
+  if (cluster.gpu.architecture == "hopper") facts.emplace_back("hopper", 1);
   if (!has_steps(cluster.gpu.key)) facts.emplace_back("chip_without_steps", 1);
   if (plan.float8 != Float8::kNone) facts.emplace_back("fp8", 1);
   if (is_zero(plan.runtime.kind)) facts.emplace_back("zero", 1);
@@ -87,17 +101,16 @@ CodeFacts code_facts(const Plan& plan, const Cluster& cluster) {
   return facts;
 }
 
+double code_shift(const FirstLooks& looks, const std::vector<FirstLookFit>& fits,
+                  const CodeFacts& facts, std::string_view family) {
+  return sum_of(fit_for(looks, fits, family).shifts, facts);
+}
+
 LogReach code_reach(const FirstLooks& looks, const std::vector<FirstLookFit>& fits,
                     const CodeFacts& facts, std::string_view family) {
-  const auto own = std::find_if(looks.sets.begin(), looks.sets.end(), [&](const FirstLookSet& set) {
-    return std::find(set.families.begin(), set.families.end(), family) != set.families.end();
-  });
-  const std::string without = own == looks.sets.end() ? "" : own->name;
-  const auto fit = std::find_if(fits.begin(), fits.end(),
-                                [&](const FirstLookFit& each) { return each.without == without; });
-  FORESHARD_CHECK(fit != fits.end(), "first looks without a fit");
-  const double scale = std::exp(fit->base + sum_of(fit->slopes, facts));
-  const double skew = std::exp(fit->skew + sum_of(fit->skew_slopes, facts));
+  const FirstLookFit& fit = fit_for(looks, fits, family);
+  const double scale = std::exp(fit.base + sum_of(fit.slopes, facts));
+  const double skew = std::exp(fit.skew + sum_of(fit.skew_slopes, facts));
   return {kNinetyFive * scale / skew, kNinetyFive * scale * skew};
 }
 

@@ -2,11 +2,11 @@
 // besides, what the loss keeps alive. How far that moves a step and its memory is known only from
 // first looks: forecasts that were frozen before anybody had read the code (reports/unseen/).
 //
-// Of each set of them the logarithms of measured over forecast were fitted by a skewed spread whose
-// scale follows from facts of the job: how well its code is described, whether anybody's steps
-// inform its chip, how short its kernels are. calibration/evidence/first_looks.json holds the fit
-// to all sets and, for a row of one of them, the fit to the others; reports/unseen/first_looks.py
-// makes it.
+// Of each set of them the logarithms of measured over forecast were fitted by a shift and a skewed
+// spread around it, which follow from facts of the job: how well its code is described, whose code
+// it is, whether anybody's steps inform its chip, how short its kernels are.
+// calibration/evidence/first_looks.json holds the fit to all sets and, for a row of one of them,
+// the fit to the others; reports/unseen/first_looks.py makes it.
 #pragma once
 
 #include <string>
@@ -23,21 +23,21 @@ namespace foreshard {
 // Name and size of each fact, 0 where it does not hold; the order does not matter.
 using CodeFacts = std::vector<std::pair<std::string, double>>;
 
-// What a plan and its GPU say of them.
-CodeFacts code_facts(const Plan& plan, const Cluster& cluster);
+// What a plan and its GPU say of them, and the preset that the code has, "" for none.
+CodeFacts code_facts(const Plan& plan, const Cluster& cluster, std::string_view stack);
 
-// How far the 5 and the 95 % quantile are from the forecast, as logarithms; both are positive.
+// How far the 5 and the 95 % quantile are from the median, as logarithms; both are positive.
 struct LogReach {
   double down = 0, up = 0;
   bool operator==(const LogReach&) const = default;
 };
 
 // Scales of a set of first looks: exp(base + sum of slope * fact), times or over exp(skew) above
-// and below the forecast.
+// and below their median, which is above the forecast by the sum of shift * fact, a logarithm.
 struct FirstLookFit {
   std::string without;  // the set that had no say; "": all had
   double base = 0, skew = 0;
-  std::vector<std::pair<std::string, double>> slopes, skew_slopes;  // by fact
+  std::vector<std::pair<std::string, double>> slopes, skew_slopes, shifts;  // by fact
 };
 struct FirstLookSet {
   std::string name;
@@ -54,6 +54,8 @@ FirstLooks read_first_looks(const ConfigNode& root);
 const FirstLooks& first_looks();
 
 // By the fit that no set with this family had a say in; "": by all.
+double code_shift(const FirstLooks& looks, const std::vector<FirstLookFit>& fits,
+                  const CodeFacts& facts, std::string_view family);
 LogReach code_reach(const FirstLooks& looks, const std::vector<FirstLookFit>& fits,
                     const CodeFacts& facts, std::string_view family);
 

@@ -144,6 +144,8 @@ class Tree {
     add_job_flags(verb, o->job, kSetHelp);
     add_capture(verb, o->job);
     add_json(verb, o->output);
+    verb->add_flag("--ask", o->asks,
+                   "Instead: which fact narrows this forecast most (foreshard ask)");
     option(verb, "--trace", o->trace, "FILE", "Also write a Chrome trace, for ui.perfetto.dev");
     option(verb, "--csv", o->csv, "FILE", "Also write every event with its times");
     option(verb, "--memory-snapshot", o->memory_snapshot, "FILE",
@@ -518,6 +520,8 @@ class Tree {
         "Of torchtitan, transformers' Trainer, Accelerate, Megatron-LM or nanotron, or a message "
         "that memory is at an end");
     option(verb, "--run", o->run, "DIR|TRACE", "A trace or a run of the plan: as for validate");
+    option(verb, "--snapshot", o->snapshots, "FILE",
+           "A memory snapshot (torch.cuda.memory._dump_snapshot); may be repeated: of later steps");
     option(verb, "--threads", o->threads, "FILE",
            "Score the diagnosis on published threads whose cause was found");
     add_json(verb, o->output);

@@ -10,11 +10,11 @@
 
 #include "calibration/training_evidence.h"
 #include "planner/code_term.h"
-#include "reports/accuracy/memory_alternatives.h"
 #include "reports/page/page.h"
 #include "reports/view/layout.h"
 #include "sim/base/quantile.h"
 #include "sim/base/unit_strings.h"
+#include "sim/memory/memory_alternatives.h"
 
 namespace foreshard {
 namespace {
@@ -23,8 +23,8 @@ constexpr double kAnchorLeaves = 0.5;
 
 double square(double value) { return value * value; }
 
-double reach_of_code(const Job& job, bool is_said) {
-  return code_half_width(job.resolved.plan, job.cluster, is_said);
+double reach_of_code(const Job& job, std::string_view stack) {
+  return code_half_width(job.resolved.plan, job.cluster, stack);
 }
 
 Bytes sum_of(const std::vector<MemoryAlternative>& list) {
@@ -56,7 +56,7 @@ class Asker {
       all_.levels.codes = (most->seconds - least->seconds) / 2 / all_.step_s;
       alternatives_ = memory_alternatives(job.model, job.resolved.plan);
     }
-    all_.levels.code = reach_of_code(job, is_said_);
+    all_.levels.code = reach_of_code(job, told_stack(job));
     all_.levels.run = kNinetyPercent * training_evidence().plan_log_sd;
     all_.half_width = all_.levels.half_width();
     all_.memory = made.memory.peak;
@@ -67,12 +67,12 @@ class Asker {
     if (!is_said_) {
       Levels said = all_.levels;
       said.codes = 0;
-      said.code = reach_of_code(job_, true);
+      said.code = reach_of_code(job_, job_.open.front().name);
       add({"training code", "which training code runs the job",
            "foreshard predict ... --set stack=NAME", 1, said.half_width(), Bytes()});
       for (const MemoryAlternative& each : alternatives_) {
-        add({each.name, each.settles, "foreshard predict ... " + each.set, 2, all_.half_width,
-             Bytes(all_.memory_above.count() - each.bytes.count())});
+        add({each.name, each.settles, std::string("foreshard predict ... ") + each.set, 2,
+             all_.half_width, Bytes(all_.memory_above.count() - each.bytes.count())});
       }
     }
     add({"products", "six large matrix products, as a table gpu,m,n,k,dtype,latency_us",
@@ -87,6 +87,13 @@ class Asker {
          "foreshard-exec measure, then foreshard calibrate", 30,
          without([](Factor) { return true; }), all_.memory_above});
     if (all_.levels.code > 0) {
+      Levels captured = all_.levels;
+      captured.codes = captured.code = 0;
+      add({"capture", "what a step of your script asks of the GPU; recorded without one",
+           fmt::format("foreshard-null --rank 0 --world {} --gpu {} --out DIR -- COMMAND, then "
+                       "foreshard predict --capture DIR --cluster {}",
+                       job_.resolved.plan.mesh.world(), job_.cluster.gpu.key, job_.cluster.spec),
+           15, captured.half_width(), Bytes()});
       add({"one run", "one step of the job, or of a smaller one of the same code",
            "foreshard accuracy ROWS --anchor 1", 20, kAnchorLeaves * all_.half_width, Bytes()});
     }

@@ -1,25 +1,47 @@
 #include "planner/code_term.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "calibration/first_looks.h"
+#include "calibration/training_evidence.h"
 #include "sim/base/quantile.h"
 
 namespace foreshard {
+namespace {
 
-double code_half_width(const Plan& plan, const Cluster& cluster, bool is_said) {
-  if (cluster.host_computes || plan.runtime.kind == RuntimeKind::kNative) return 0;
-  CodeFacts facts = code_facts(plan, cluster);
-  if (!is_said) facts.emplace_back("no_preset", 1);
-  const LogReach reach = code_reach(first_looks(), first_looks().time, facts, "");
+// Codes whose own steps inform the costs (calibration/published/training_steps.csv, column stack).
+constexpr std::array<std::string_view, 5> kInformed = {
+    "composer_2022", "composer_2023_02", "composer_2023_05", "composer_2023_10", "internevo"};
+
+// Whether what runs is what was described, or what was fitted.
+bool leaves_nothing_open(const Plan& plan, const Cluster& cluster, std::string_view stack) {
+  if (cluster.host_computes || plan.runtime.kind == RuntimeKind::kNative) return true;
+  return has_steps(cluster.gpu.key) &&
+         std::find(kInformed.begin(), kInformed.end(), stack) != kInformed.end();
+}
+
+}  // namespace
+
+double code_half_width(const Plan& plan, const Cluster& cluster, std::string_view stack) {
+  if (leaves_nothing_open(plan, cluster, stack)) return 0;
+  const FirstLooks& looks = first_looks();
+  const LogReach reach = code_reach(looks, looks.time, code_facts(plan, cluster, stack), "");
   return (reach.up + reach.down) / 2;
 }
 
 Calibration with_code_term(Calibration calibration, const Plan& plan, const Cluster& cluster,
-                           bool is_said) {
-  if (!calibration.knowledge) return calibration;
-  double& log_sd = calibration.knowledge->plan_log_sd;
-  log_sd = std::hypot(log_sd, code_half_width(plan, cluster, is_said) / kNinetyPercent);
+                           std::string_view stack) {
+  if (!calibration.knowledge || leaves_nothing_open(plan, cluster, stack)) return calibration;
+  FactorKnowledge& known = *calibration.knowledge;
+  const FirstLooks& looks = first_looks();
+  const double slower = code_shift(looks, looks.time, code_facts(plan, cluster, stack), "");
+  for (std::size_t f = 0; f < kFactors; ++f) {
+    if (f != static_cast<std::size_t>(Factor::kOverlap)) known.center[f] += slower;
+  }
+  known.plan_log_sd =
+      std::hypot(known.plan_log_sd, code_half_width(plan, cluster, stack) / kNinetyPercent);
   return calibration;
 }
 

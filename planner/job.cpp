@@ -252,12 +252,18 @@ TranslatedJob translate_job(const Job& job, const std::string& runtime) {
   return translated;
 }
 
+std::string_view told_stack(const Job& job) {
+  if (job.open.empty()) return job.document.stack;
+  const std::string_view only = job.open.size() == 1 ? job.open.front().name : "";
+  return only == "none" ? "" : only;
+}
+
 CostModel cost_model(const Job& job) {
   const Plan& plan = job.resolved.plan;
   const Calibration calibration =
       job.calibration ? *job.calibration
                       : with_code_term(informed_calibration(job.model, plan, job.cluster, {}), plan,
-                                       job.cluster, job.open.empty());
+                                       job.cluster, told_stack(job));
   return CostModel(job.cluster, calibration, cost_choices(job.resolved.plan));
 }
 
@@ -273,7 +279,7 @@ StackSet stack_set(const Job& job, const CostModel& costs) {
                   is_priced_alike
                       ? costs.calibration()
                       : with_code_term(informed_calibration(model, each.plan, job.cluster, {}),
-                                       each.plan, job.cluster, false),
+                                       each.plan, job.cluster, ""),
                   cost_choices(each.plan));
     set.cases.push_back({each.name, each.weight, std::move(model), each.plan, std::move(own)});
   }

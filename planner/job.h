@@ -67,6 +67,9 @@ struct TranslatedJob {
 };
 TranslatedJob translate_job(const Job& job, const std::string& runtime);
 
+// The training code's preset, "" where several may run the job or it has none.
+std::string_view told_stack(const Job& job);
+
 CostModel cost_model(const Job& job);
 
 // The codes that may run the job's plans, priced by `costs` as they are; none where it says its

@@ -54,6 +54,7 @@ struct PredictOptions {
   std::string csv;
   std::string memory_snapshot;
   std::string html;
+  bool asks = false;  // which fact to find out next, instead of the forecast
 };
 
 struct ScheduleOptions {

@@ -7,6 +7,7 @@
 #include "cli/answer.h"
 #include "cli/output.h"
 #include "cli/page.h"
+#include "cli/verbs/ask.h"
 #include "cli/verbs/captured.h"
 #include "cli/verbs/explain_run.h"
 #include "cli/verbs/verbs.h"
@@ -32,6 +33,7 @@ ExitCode write_json(const Answer& answer, std::string_view schema, Json body) {
 }  // namespace
 
 ExitCode run_predict(const PredictOptions& options) {
+  if (options.asks) return run_ask({options.job, options.output});
   if (!options.job.capture.empty()) return predict_capture(options);
   const bool shows_rows = !options.trace.empty() || !options.csv.empty() ||
                           !options.memory_snapshot.empty() || !options.html.empty();

@@ -18,10 +18,10 @@
 #include "interop/steps/likely_stack.h"
 #include "interop/steps/step_forecaster.h"
 #include "interop/steps/training_job.h"
-#include "reports/accuracy/memory_alternatives.h"
 #include "reports/report.h"
 #include "sim/base/error.h"
 #include "sim/base/quantile.h"
+#include "sim/memory/memory_alternatives.h"
 #include "sim/spec/plan_stack.h"
 
 namespace foreshard {
@@ -69,7 +69,6 @@ bool is_in_evidence(const std::string& family) {
 
 // A layer of a micro-batch below it is so short that what the host does about it shows.
 constexpr double kLongLayer = 0.02;  // seconds
-constexpr const char* kNoPresetFact = "no_preset";
 // How far what such a code may keep besides reaches above the forecast's memory: a logarithm, as a
 // share of which nothing was fitted.
 constexpr const char* kKeptFact = "kept_besides";
@@ -79,12 +78,12 @@ CodeFacts code_facts(const TrainingRow& row, const TrainingJob& job, const Repor
   const Plan& plan = job.resolved.plan;
   const auto layers = static_cast<double>(plan.batch.accumulation * std::ssize(job.model.order));
   const std::string_view verdict = row.word("score");
-  CodeFacts facts = code_facts(plan, job.cluster);
+  const std::string stack = likely_stack(row);
+  const bool has_preset = find_stack(stack) != nullptr;
+  CodeFacts facts = code_facts(plan, job.cluster, has_preset ? stack : "");
   const auto add = [&](const char* name, double size) {
     if (size > 0) facts.emplace_back(name, size);
   };
-  const bool has_preset = find_stack(likely_stack(row)) != nullptr;
-  add(kNoPresetFact, !has_preset);
   add("rests_on_readings", !verdict.empty() && verdict != "yes");
   add("short_kernels", std::log(kLongLayer / (report.seconds.value / layers)));
   if (!has_preset) {
@@ -101,16 +100,28 @@ double size_of(const CodeFacts& facts, std::string_view name) {
 
 Reach reach_of(const LogReach& reach) { return {reach.up, -reach.down}; }
 
+void shift(Quantity& quantity, double log_shift) {
+  for (double* value : {&quantity.value, &quantity.low, &quantity.high}) {
+    *value *= std::exp(log_shift);
+  }
+}
+
 // A code at first sight: what the columns say, and what first looks of others were off by.
 void allow_for_code(const std::string& family, RowForecast& forecast) {
   Report& report = forecast.report;
   const FirstLooks& looks = first_looks();
+  const double slower = code_shift(looks, looks.time, forecast.facts, family);
+  const double larger = code_shift(looks, looks.memory, forecast.facts, family);
+  shift(report.seconds, slower);
   widen(report.seconds, reach_of(code_reach(looks, looks.time, forecast.facts, family)));
   const Reach memory = reach_of(code_reach(looks, looks.memory, forecast.facts, family));
   const double kept = size_of(forecast.facts, kKeptFact);
   for (Quantity Report::*peak : {&Report::peak_allocated, &Report::peak_reserved}) {
+    shift(report.*peak, larger);
     widen(report.*peak, {std::hypot(memory.up, kept), memory.down});
   }
+  forecast.facts.emplace_back("time_shift", slower);
+  forecast.facts.emplace_back("memory_shift", larger);
 }
 
 RowForecast forecast_row(const TrainingRow& row) {

@@ -1,16 +1,20 @@
 #!/usr/bin/env python3
-"""What first looks say of training codes that nobody has read: fits the spread of measured over forecast of
-the three frozen sets beside this file (the forecasts of the day before anybody had read the codes, never
-today's), writes calibration/evidence/first_looks.json and prints how well the intervals of each set hold that
-the other two make.
+"""What first looks say of training codes that nobody has read: how much longer they take, and how much more they
+hold, than their description says, and how far off a forecast of one may be. Fits the logarithm of measured over forecast
+of the three sets beside this file, writes calibration/evidence/first_looks.json, and prints of each set what the other
+two make of it: its errors before and after, and how well its intervals hold.
 
 usage: reports/unseen/first_looks.py [build/bin/foreshard] [--write]
 
-The logarithm of measured over forecast is t-distributed (4 degrees of freedom) around 0, with scales
-hypot(interval of the machine, exp(base + slopes * facts) * exp(+-skew)) above and below. Slopes have a prior: what is
-described less is wider, by exp(PRIOR) a fact, unless the looks say otherwise. INFLATION is how much wider the scales
+The logarithm is t-distributed (4 degrees of freedom) around shift = sum of shifts * facts, with scales
+hypot(interval of the machine, exp(base + slopes * facts) * exp(+-skew)) above and below. Spreads are those of the
+frozen forecasts of the day before anybody had read the codes, around the shift that these have. Shifts are of today's
+forecasts, before any shift, for mechanisms that were repaired since moved them. Slopes have a prior: what is described
+less is wider, by exp(PRIOR) a fact, unless the looks say otherwise; shifts have 0. A shift that is fitted `stack NAME`
+is that of the codes of a preset, of which there are few: its prior is narrower. INFLATION is how much wider the scales
 are than fitted: codes of another set are not of the sets that were fitted.
 """
+import csv
 import json
 import math
 import pathlib
@@ -20,112 +24,190 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 FILE = HERE.parent.parent / "calibration/evidence/first_looks.json"
 SETS = [("2026-11-21", "unseen_steps"), ("2026-11-22", "unseen_steps_second"), ("2026-11-23", "unseen_steps_third")]
+KINDS = ("time", "memory")
 FACTS = {
     "time": ["no_preset", "rests_on_readings", "fp8", "chip_without_steps", "short_kernels", "unfused_attention",
              "zero"],
-    "memory": ["rests_on_readings"],
+    "memory": ["no_preset", "rests_on_readings"],
 }
 SKEW_FACTS = {"time": ["rests_on_readings"], "memory": []}
-BASE = {"time": math.log(0.06), "memory": math.log(0.06)}
-PRIOR, PRIOR_SD, SKEW_SD = 0.6, 0.3, 0.5
-INFLATION = {"time": 1.3, "memory": 1.9}
+SHIFT_FACTS = {"time": ["rests_on_readings", "hopper"], "memory": ["no_preset"]}
+BY_STACK = {"time": True, "memory": False}
+BASE = {"time": math.log(0.06), "memory": math.log(0.04)}
+PRIOR, PRIOR_SD, SKEW_SD, SHIFT_SD, STACK_SD = 0.6, 0.3, 0.5, 0.1, 0.08
+INFLATION = {"time": 1.35, "memory": 1.6}
 NINETY_FIVE = 2.131847  # of Student's t with 4 degrees of freedom
 LEVELS = {50: 0.740697, 80: 1.533206, 90: NINETY_FIVE}
+
+
+def answer(program, stem, *more):
+    said = subprocess.run([program, "accuracy", "--json", str(HERE / f"{stem}.csv"), *more], check=True,
+                          capture_output=True, text=True)
+    return {(row["id"], row["quantity"]): row for row in json.loads(said.stdout)["rows"]}
+
+
+def error(row, kind, is_frozen):
+    """Before any shift; None where the row was not forecast."""
+    if not row or row["predicted"] <= 0 or row["measured"] <= 0:
+        return None
+    shift = 0 if is_frozen else row.get("facts", {}).get(f"{kind}_shift", 0)
+    return math.log(row["measured"] / row["predicted"]) + shift
 
 
 def read(program):
     rows = []
     for name, stem in SETS:
-        answer = subprocess.run(
-            [program, "accuracy", "--json", str(HERE / f"{stem}.csv"), "--frozen",
-             str(HERE / f"{stem}_first_look.json")], check=True, capture_output=True, text=True)
-        for row in json.loads(answer.stdout)["rows"]:
-            if row["predicted"] <= 0 or row["measured"] <= 0:
-                continue
-            kind = "time" if row["quantity"] == "step_time_s" else "memory"
-            reserved = row["quantity"].endswith("reserved_GiB")
+        with (HERE / f"{stem}.csv").open(encoding="utf-8") as lines:
+            gpus = {row["id"]: row["gpu"] for row in csv.DictReader(lines)}
+        today = answer(program, stem)
+        frozen = answer(program, stem, "--frozen", str(HERE / f"{stem}_first_look.json"))
+        for key, row in today.items():
+            kind = "time" if key[1] == "step_time_s" else "memory"
+            facts, look, family = row.get("facts", {}), frozen[key], key[0].split("-")[0]
             rows.append({
-                "set": name, "family": row["id"].split("-")[0], "id": row["id"], "kind": kind,
-                "group": (name, row["id"].split("-")[0], row["quantity"], row.get("facts", {}).get("rests_on_readings")),
-                "error": math.log(row["measured"] / row["predicted"]), "facts": row.get("facts", {}),
-                "low": machine(math.log(row["predicted"] / row["low"]), kind, reserved),
-                "high": machine(math.log(row["high"] / row["predicted"]), kind, reserved),
-            })
-    return rows
+                "set": name, "family": family, "gpu": gpus[key[0]], "kind": kind, "quantity": key[1], "facts": facts,
+                "group": (name, family, key[1], facts.get("rests_on_readings")),
+                "frozen": error(look, kind, True), "today": error(row, kind, False),
+                "machine": machine(look, kind)})
+    return [row for row in rows if row["today"] is not None]
 
 
-def machine(reach, kind, reserved):
-    """The scale of a frozen interval; of memory what recordings leave open (reports/conformance.md)."""
+def machine(look, kind):
+    """Scales below and above of a frozen interval; of memory what recordings leave open (reports/conformance.md)."""
     if kind == "memory":
-        return 0.048 if reserved else 0.006
-    return max(reach, 1e-6) / NINETY_FIVE
+        scale = 0.048 if look["quantity"].endswith("reserved_GiB") else 0.006
+        return scale, scale
+    if look["predicted"] <= 0 or look["low"] <= 0:
+        return 0.05, 0.05
+    reach = math.log(look["predicted"] / look["low"]), math.log(look["high"] / look["predicted"])
+    return tuple(max(each, 1e-6) / NINETY_FIVE for each in reach)
 
 
-def scales(row, kind, theta):
-    facts = FACTS[kind]
-    base = math.exp(theta[0] + sum(theta[1 + i] * row["facts"].get(f, 0) for i, f in enumerate(facts)))
-    skews = theta[1 + len(facts):]
-    skew = math.exp(skews[0] + sum(s * row["facts"].get(f, 0) for s, f in zip(skews[1:], SKEW_FACTS[kind])))
-    kept = row["facts"].get("kept_besides", 0) / NINETY_FIVE if kind == "memory" else 0
-    return base / skew, math.hypot(base * skew, kept)
-
-
-def loss(rows, kind, theta, weights):
-    total = ((theta[0] - BASE[kind]) / 1) ** 2 / 2
-    count = len(FACTS[kind])
-    total += sum(((slope - PRIOR) / PRIOR_SD) ** 2 / 2 for slope in theta[1:1 + count])
-    total += sum((skew / SKEW_SD) ** 2 / 2 for skew in theta[1 + count:])
-    for row, weight in zip(rows, weights):
-        down, up = scales(row, kind, theta)
-        scale = math.hypot(row["high"], up) if row["error"] > 0 else math.hypot(row["low"], down)
-        total += weight * (math.log(scale) + 2.5 * math.log1p((row["error"] / scale) ** 2 / 4))
-    return total
-
-
-def fit(rows, kind):
-    """Pattern search: one parameter after the other, with steps that shrink."""
+def weights_of(rows):
+    """Rows of a code share their error."""
     counts = {}
     for row in rows:
         counts[row["group"]] = counts.get(row["group"], 0) + 1
-    weights = [counts[row["group"]] ** -0.5 for row in rows]  # rows of a code share their error
-    theta = [BASE[kind]] + [PRIOR] * len(FACTS[kind]) + [0.0] * (1 + len(SKEW_FACTS[kind]))
-    step, best = 0.4, loss(rows, kind, theta, weights)
-    while step > 0.004:
+    return [counts[row["group"]] ** -0.5 for row in rows]
+
+
+def linear(coefficients, names, facts):
+    return sum(c * facts.get(name, 0) for c, name in zip(coefficients, names))
+
+
+def surprise(off, scale):
+    return math.log(scale) + 2.5 * math.log1p((off / scale) ** 2 / 4)
+
+
+def minimize(function, theta):
+    """Pattern search: one parameter after the other, with steps that shrink."""
+    theta, step, best = list(theta), 0.2, function(theta)
+    while step > 0.003:
         moved = False
         for i in range(len(theta)):
             for sign in (1, -1):
                 tried = theta[:i] + [theta[i] + sign * step] + theta[i + 1:]
-                value = loss(rows, kind, tried, weights)
+                value = function(tried)
                 if value < best - 1e-9:
                     theta, best, moved = tried, value, True
                     break
         if not moved:
             step /= 2
-    theta[0] += math.log(INFLATION[kind])
     return theta
 
 
-def as_json(theta, kind, without):
-    facts = FACTS[kind]
-    skews = theta[1 + len(facts):]
-    return {"without": without, "base": round(theta[0], 3), "skew": round(skews[0], 3),
-            "slopes": {f: round(v, 3) for f, v in zip(facts, theta[1:])},
-            "skew_slopes": {f: round(v, 3) for f, v in zip(SKEW_FACTS[kind], skews[1:])}}
+class Fit:
+    """Of the rows of one kind: `shifts` of today's forecasts, `frozen_shifts`, scales."""
+
+    def __init__(self, rows, kind):
+        self.kind, self.facts, self.skew_facts = kind, FACTS[kind], SKEW_FACTS[kind]
+        stacks = sorted({fact for row in rows for fact in row["facts"] if fact.startswith("stack ")})
+        self.shift_facts = SHIFT_FACTS[kind] + (stacks if BY_STACK[kind] else [])
+        looked = [row for row in rows if row["frozen"] is not None]
+        known, before = weights_of(rows), weights_of(looked)
+        count = len(self.shift_facts)
+
+        def even(shifts, scales, of, rows, weights):  # the same spread above and below
+            total = self.penalty_of_shifts(shifts) + self.penalty_of_scales(scales)
+            for row, weight in zip(rows, weights):
+                spread = math.hypot(sum(row["machine"]) / 2, math.exp(scales[0] + linear(scales[1:], self.facts, row["facts"])))
+                total += weight * surprise(row[of] - linear(shifts, self.shift_facts, row["facts"]), spread)
+            return total
+
+        start = [BASE[kind]] + [PRIOR] * len(self.facts)
+        found = minimize(lambda t: even(t[:count], t[count:], "frozen", looked, before), [0.0] * count + start)
+        self.frozen_shifts, scales = found[:count], found[count:]
+        self.shifts = minimize(lambda t: even(t, scales, "today", rows, known), [0.0] * count)
+
+        def sides(theta):
+            self.theta = theta
+            total = self.penalty_of_scales(theta[:1 + len(self.facts)])
+            total += sum((skew / SKEW_SD) ** 2 / 2 for skew in theta[1 + len(self.facts):])
+            for row, weight in zip(looked, before):
+                off = row["frozen"] - linear(self.frozen_shifts, self.shift_facts, row["facts"])
+                down, up = self.spread(row)
+                total += weight * surprise(off, up if off > 0 else down)
+            return total
+
+        self.theta = minimize(sides, scales + [0.0] * (1 + len(self.skew_facts)))
+        self.theta[0] += math.log(INFLATION[kind])
+
+    def penalty_of_shifts(self, shifts):
+        return sum((shift / (STACK_SD if name.startswith("stack ") else SHIFT_SD)) ** 2 / 2
+                   for shift, name in zip(shifts, self.shift_facts))
+
+    def penalty_of_scales(self, scales):
+        return (scales[0] - BASE[self.kind]) ** 2 / 2 + sum(((s - PRIOR) / PRIOR_SD) ** 2 / 2 for s in scales[1:])
+
+    def spread(self, row):
+        """Scales below and above, the machine's in it."""
+        count = 1 + len(self.facts)
+        base = math.exp(self.theta[0] + linear(self.theta[1:count], self.facts, row["facts"]))
+        skew = math.exp(self.theta[count] + linear(self.theta[count + 1:], self.skew_facts, row["facts"]))
+        kept = row["facts"].get("kept_besides", 0) / NINETY_FIVE if self.kind == "memory" else 0
+        return math.hypot(row["machine"][0], base / skew), math.hypot(row["machine"][1], base * skew, kept)
+
+    def as_json(self, without):
+        count = 1 + len(self.facts)
+        named = lambda names, values: {n: round(v, 3) for n, v in zip(names, values) if abs(v) >= 0.001}
+        return {"without": without, "base": round(self.theta[0], 3), "skew": round(self.theta[count], 3),
+                "slopes": named(self.facts, self.theta[1:count]),
+                "skew_slopes": named(self.skew_facts, self.theta[count + 1:]),
+                "shifts": named(self.shift_facts, self.shifts)}
+
+    def line(self, name, rows, of):
+        rows = [row for row in rows if row[of] is not None]
+        if not rows:
+            return
+        held, widths, before, after = {level: 0 for level in LEVELS}, [], [], []
+        shifts = self.shifts if of == "today" else self.frozen_shifts
+        for row in rows:
+            shift = linear(shifts, self.shift_facts, row["facts"])
+            down, up = self.spread(row)
+            for level, z in LEVELS.items():
+                held[level] += -z * down <= row[of] - shift <= z * up
+            widths.append((math.exp(NINETY_FIVE * up) - math.exp(-NINETY_FIVE * down)) / 2)
+            before.append(math.exp(-row[of]) - 1)
+            after.append(math.exp(shift - row[of]) - 1)
+        cells = [str(len(rows)), errors(rows, before), errors(rows, after)]
+        cells += [f"{100 * held[level] / len(rows):.0f}" for level in LEVELS]
+        print(f"| {name} | {' | '.join(cells)} | {100 * sorted(widths)[len(widths) // 2]:.0f} |")
 
 
-def line(name, rows, kind, theta):
-    if not rows:
-        return
-    held, widths = {level: 0 for level in LEVELS}, []
-    for row in rows:
-        down, up = scales(row, kind, theta)
-        down, up = math.hypot(row["low"], down), math.hypot(row["high"], up)
-        for level, z in LEVELS.items():
-            held[level] += -z * down <= row["error"] <= z * up
-        widths.append((math.exp(NINETY_FIVE * up) - math.exp(-NINETY_FIVE * down)) / 2)
-    widths.sort()
-    shares = " | ".join(f"{100 * held[level] / len(rows):.0f}" for level in LEVELS)
-    print(f"| {name} | {len(rows)} | {shares} | {100 * widths[len(widths) // 2]:.0f} |")
+def errors(rows, signed):
+    """Median and 90 % quantile of the size, and median: balanced over family, GPU and quantity."""
+    keys = [(row["family"], row["gpu"], row["quantity"]) for row in rows]
+    weights = [1 / keys.count(key) for key in keys]
+
+    def quantile(values, p):
+        ordered, reached = sorted(zip(values, weights)), 0
+        for value, weight in ordered:
+            reached += weight
+            if reached >= p * sum(weights):
+                return 100 * value
+        return 100 * ordered[-1][0]
+    sizes = [abs(each) for each in signed]
+    return f"{quantile(sizes, 0.5):.1f}, {quantile(sizes, 0.9):.1f}, {quantile(signed, 0.5):+.1f}"
 
 
 def main():
@@ -133,27 +215,28 @@ def main():
     rows = read(arguments[0] if arguments else "build/bin/foreshard")
     document = {
         "schema": "foreshard.first_looks/1",
-        "source": "reports/unseen/first_looks.py on the three frozen sets in reports/unseen",
+        "source": "reports/unseen/first_looks.py on the three sets in reports/unseen",
         "sets": [{"set": name, "families": sorted({r["family"] for r in rows if r["set"] == name})}
                  for name, _ in SETS],
     }
-    for kind in ("time", "memory"):
+    for kind in KINDS:
         of_kind = [row for row in rows if row["kind"] == kind]
-        fits = [as_json(fit(of_kind, kind), kind, "")]
-        print(f"\n{kind}: intervals of each set by the other two, in per cent\n")
-        print("| set | rows | in 50 % | in 80 % | in 90 % | half width |\n| --- |" + " ---: |" * 5)
+        fits = [Fit(of_kind, kind).as_json("")]
+        print(f"\n{kind}: each set by the other two, in per cent; errors are median, 90 % quantile, bias\n")
+        print("| set | rows | before | shifted | in 50 % | in 80 % | in 90 % | half width |\n| --- |" + " ---: |" * 7)
         for name, _ in SETS:
-            theta = fit([row for row in of_kind if row["set"] != name], kind)
-            fits.append(as_json(theta, kind, name))
+            fit = Fit([row for row in of_kind if row["set"] != name], kind)
+            fits.append(fit.as_json(name))
             own = [row for row in of_kind if row["set"] == name]
-            line(name, own, kind, theta)
             sure = [row for row in own if "rests_on_readings" not in row["facts"]]
-            line(f"{name}, published in full", sure, kind, theta)
-            line(f"{name}, and by a code with a preset", [r for r in sure if "no_preset" not in r["facts"]], kind, theta)
+            for of in ("frozen", "today"):
+                fit.line(f"{name}, {of}", own, of)
+                fit.line("... published in full", sure, of)
+                fit.line("... and by a code with a preset", [r for r in sure if "no_preset" not in r["facts"]], of)
         document[kind] = fits
         print("\n" + json.dumps(fits[0]))
     if "--write" in sys.argv:
-        FILE.write_text(json.dumps(document, indent=1) + "\n")
+        FILE.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -20,10 +20,11 @@ Three sets of published training steps, none of which was known when the costs w
 columns that the source leaves open are `unknown`. Rows of which more than one or two fields rest on a reading, or
 whose source contradicts itself, are `score: flag`. The rows were collected without a look at any forecast; the
 forecasts of the version of that day were then frozen (`foreshard accuracy ROWS --frozen FIRST_LOOK` compares). **No
-coefficient is fitted to these rows**, then or now, and none informs a latent factor. The first look is what a code
+coefficient of a mechanism is fitted to these rows**, then or now, and none informs a latent factor. The first look is what a code
 that nobody here has read may expect; what it showed was set right from source code, from micro-measurements and from
-published figures that are none of these rows, so that today's figures are the optimistic end. The width of the interval
-of a code at first sight is taken from the frozen forecasts, of a row by the other two sets alone (first_looks.py).
+published figures that are none of these rows, so that today's figures are the optimistic end. How much longer a
+code at first sight takes than it is described, and how wide its interval is, is fitted to these sets, of a row by the
+other two alone (first_looks.py); tables of today here are of before that.
 """
 FIRST = """
 # The first set, 2026-11-21

@@ -23,11 +23,33 @@ TEST(FirstLooks, EverySetHasAFitWithoutIt) {
 TEST(FirstLooks, AFamilyHasNoSayInItsOwnInterval) {
   FirstLooks looks;
   looks.sets = {{"one", {"AA"}}, {"two", {"BB"}}};
-  const std::vector<FirstLookFit> fits = {
-      {"", -3, 0, {}, {}}, {"one", -2, 0, {}, {}}, {"two", -1, 0, {}, {}}};
+  const std::vector<FirstLookFit> fits = {{"", -3, 0, {}, {}, {}},
+                                          {"one", -2, 0, {}, {}, {{"hopper", 0.1}}},
+                                          {"two", -1, 0, {}, {}, {{"hopper", 0.2}}}};
   const double all = code_reach(looks, fits, {}, "CC").up;
   EXPECT_GT(code_reach(looks, fits, {}, "AA").up, all);
   EXPECT_GT(code_reach(looks, fits, {}, "BB").up, code_reach(looks, fits, {}, "AA").up);
+  EXPECT_EQ(code_shift(looks, fits, {{"hopper", 1}}, "AA"), 0.1);
+  EXPECT_EQ(code_shift(looks, fits, {{"hopper", 1}}, "BB"), 0.2);
+  EXPECT_EQ(code_shift(looks, fits, {{"hopper", 1}}, "CC"), 0);
+  EXPECT_EQ(code_shift(looks, fits, {{"fp8", 1}}, "AA"), 0);
+}
+
+// Described in part, or on a chip that runs hotter in a fleet than alone: codes at first sight are
+// slower than they are described, and hold more where nobody wrote their modules down.
+TEST(FirstLooks, ShiftsAreUpwardsInEveryFit) {
+  const FirstLooks& looks = first_looks();
+  for (const FirstLookFit& fit : looks.time) {
+    const std::vector<FirstLookFit> only = {{"", fit.base, fit.skew, {}, {}, fit.shifts}};
+    EXPECT_GT(code_shift(looks, only, {{"rests_on_readings", 1}}, ""), 0) << fit.without;
+    EXPECT_GT(code_shift(looks, only, {{"hopper", 1}}, ""), 0) << fit.without;
+    EXPECT_EQ(code_shift(looks, only, {}, ""), 0) << fit.without;
+  }
+  for (const FirstLookFit& fit : looks.memory) {
+    const std::vector<FirstLookFit> only = {{"", fit.base, fit.skew, {}, {}, fit.shifts}};
+    EXPECT_GT(code_shift(looks, only, {{"no_preset", 1}}, ""), 0.05) << fit.without;
+    EXPECT_EQ(code_shift(looks, only, {{"stack hf_trainer", 1}}, ""), 0) << fit.without;
+  }
 }
 
 TEST(FirstLooks, WhatIsDescribedLessIsWider) {

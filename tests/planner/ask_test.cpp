@@ -50,6 +50,31 @@ TEST(Ask, SayingTheTrainingCodeNarrowsAsPromised) {
   EXPECT_LT(said.half_width, open.half_width);
 }
 
+// What is recorded is described in full: kernels and the machine are left.
+TEST(Ask, ACaptureLeavesTheMachineAndTheRun) {
+  const Questions q = asked({});
+  const Fact* capture = find(q, "capture");
+  ASSERT_NE(capture, nullptr);
+  Levels left = q.levels;
+  left.code = left.codes = 0;
+  EXPECT_NEAR(capture->half_width, left.half_width(), 1e-12);
+  EXPECT_EQ(capture->memory_above, Bytes());
+  EXPECT_NE(capture->command.find("--world 64 --gpu h100"), std::string::npos) << capture->command;
+}
+
+// A code whose own steps inform the costs is no first look.
+TEST(Ask, ACodeThatInformsTheCostsLeavesNothingOpen) {
+  JobOptions options;
+  options.model = "mpt-7b";
+  options.cluster = "64xa100";
+  options.runtime = "fsdp1";
+  options.assignments = {{"stack=composer_2023_05"}};
+  const Questions known = questions(load_job(options));
+  EXPECT_EQ(known.levels.code, 0);
+  options.assignments = {{"stack=fms_fsdp"}};
+  EXPECT_GT(questions(load_job(options)).levels.code, 0);
+}
+
 // What runs is what was described.
 TEST(Ask, TheEnginesOwnRuntimeHasNoCodeTerm) {
   const Questions q = asked({}, "native");

@@ -96,6 +96,19 @@ TEST(TrainingRows, AFamilyThatNobodyHasSeenIsLessCertain) {
   EXPECT_GT(upwards(unseen), upwards(known) + 0.01);
 }
 
+// Rows of which fields rest on a reading are of codes that take longer than they are described.
+TEST(TrainingRows, FirstLooksShiftWhatIsForecast) {
+  Cells cells = small_run();
+  const AccuracyRow sure = score_training_steps(table_of({cells}))[0];
+  cells["score"] = "flag";
+  const AccuracyRow read = score_training_steps(table_of({cells}))[0];
+  const FirstLooks& looks = first_looks();
+  const double slower = code_shift(looks, looks.time, read.facts, "X") -
+                        code_shift(looks, looks.time, sure.facts, "X");
+  EXPECT_GT(slower, 0.05);
+  EXPECT_NEAR(read.predicted, sure.predicted * std::exp(slower), 1e-6 * sure.predicted);
+}
+
 // What `ask` promises of one run: half of the interval, which still holds as many as it should. Of
 // published families whose steps have no say in their own forecasts.
 TEST(TrainingRows, OneRunHalvesTheIntervalOfPublishedFamilies) {
