@@ -111,8 +111,8 @@ class AxesAround {
 
   bool is_possible(const Axes& axes) const {
     const std::int64_t ranks = data_ranks(axes);
-    // Experts beside tensor parallel: blocks that are compiled and recomputed, as some of the codes
-    // that may run the job have them, are not lowered yet.
+    // Beside experts tp multiplies the combinations by six and won none of the searches of
+    // docs/axes.md: it is for who sets it.
     if (axes.tp > 1 && experts_of(job_.model) > 1) return false;
     if (job_.cluster.gpus % (axes.tp * axes.cp) != 0 || global_batch_ % ranks != 0) return false;
     Plan plan = job_.resolved.plan;

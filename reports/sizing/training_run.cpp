@@ -84,8 +84,11 @@ RunForecast forecast_run(const SizedPlan& sized, const Price& price, const RunTe
   RunForecast run;
   const auto gpus = static_cast<double>(sized.cluster.gpus);
   const Batch& batch = sized.plan.batch;
+  // Ranks of cp and tp share their sequences.
+  const Mesh& mesh = sized.plan.mesh;
+  const double data_ranks = gpus / static_cast<double>(mesh.cp * mesh.tp);
   const auto tokens_per_step =
-      static_cast<double>(batch.micro_batch * batch.accumulation * batch.sequence) * gpus;
+      static_cast<double>(batch.micro_batch * batch.accumulation * batch.sequence) * data_ranks;
   run.steps = std::ceil(terms.tokens / tokens_per_step);
   run.evaluation_share = evaluation_share(sized, terms);
   run.interruptions = interruptions_of(sized, terms, terms.failures.per_gpu_day);
