@@ -15,8 +15,8 @@ import subprocess
 import sys
 import tarfile
 
-# Of xz's strongest preset, with a window that spans all versions of a recording.
-FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 96 << 20}]
+# Of xz's strongest preset for text, with a window that spans all versions of a recording.
+FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 96 << 20, "lc": 4, "pb": 0}]
 
 
 def held(pack):
