@@ -109,7 +109,13 @@ SearchVariants search_variants(const Job& job, const SpaceRequest& request) {
     variants.list.push_back({std::move(other), std::move(space)});
   }
   if (axes.empty()) {
-    variants.otherwise = [over_axes] { return over_axes(axis_keys()); };
+    // A batch that the ranks do not divide is a mistake to be named, not to be mended by axes.
+    const std::int64_t batch = variants.list[0].space.global_batch;
+    const Mesh& mesh = job.resolved.plan.mesh;
+    const std::int64_t ranks = job.cluster.gpus / (mesh.tp * mesh.cp);
+    if (batch < ranks || batch % ranks == 0) {
+      variants.otherwise = [over_axes] { return over_axes(axis_keys()); };
+    }
     return variants;
   }
   for (JobVariant& other : over_axes(axes)) variants.list.push_back(std::move(other));

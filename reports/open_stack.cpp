@@ -129,8 +129,8 @@ std::string largest_besides(const OpenStack& open) {
   for (const StackOutcome& each : open.outcomes) {
     const KeptBesides& largest = each.fit.besides.front();  // by what is expected of it
     if (largest.weight <= 0) continue;
-    return fmt::format("; a loop of one's own may take {} more for {}: so did {:.0f} of 100",
-                       format_bytes(largest.bytes), largest.name, 100 * largest.weight);
+    return fmt::format("; {:.0f} % keep {} more ({})", 100 * largest.weight,
+                       format_bytes(largest.bytes), largest.name);
   }
   return "";
 }

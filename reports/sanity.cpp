@@ -58,6 +58,15 @@ double roofline(const EventGraph& graph, const Gpu& gpu) {
   return sum;
 }
 
+// Seconds of one rank's kernels as they are priced, without what a code adds to them.
+double priced(const Forecast& forecast) {
+  double sum = 0;
+  for (const Row& row : forecast.graph.rows) {
+    if (row.stream == Stream::kCompute) sum += forecast.costs.works[row.work].duration.seconds();
+  }
+  return sum;
+}
+
 // MFU counts products at the peak of the compute dtype, which those in fp8 may exceed.
 double most_mfu(const Plan& plan, const Gpu& gpu) {
   if (plan.float8 == Float8::kNone || gpu.peak_bf16.value() <= 0) return 1;
@@ -106,10 +115,10 @@ std::string beyond_bounds(const Bounded& is) {
     return fmt::format("MFU {:.1f} %, above {:.0f} %", 100 * is.mfu.value, 100 * most);
   }
   const double least = roofline(is.forecast.graph, cluster.gpu);
-  if (is.seconds.value < least * (1 - kRounding)) {
+  const double step = std::min(is.seconds.value, priced(is.forecast));
+  if (step < least * (1 - kRounding)) {
     return fmt::format("a step of {}, though its products take {} at the GPU's peaks",
-                       format_time(Time::seconds(is.seconds.value)),
-                       format_time(Time::seconds(least)));
+                       format_time(Time::seconds(step)), format_time(Time::seconds(least)));
   }
   return "";
 }

@@ -150,8 +150,8 @@ std::string remedy_words(const TermsRemedy& remedy) {
   switch (remedy.what) {
     case What::kDeadline:
       return fmt::format("--deadline {:.0f}d: {} needs {} and {} USD",
-                         std::ceil(remedy.seconds / kDay), remedy.cluster,
-                         days_text(remedy.seconds), short_number(remedy.dollars));
+                         std::ceil(remedy.value / kDay), remedy.cluster, days_text(remedy.seconds),
+                         short_number(remedy.dollars));
     case What::kBudget:
       return fmt::format("--budget {}: {} needs {} USD and {}", short_number(remedy.value),
                          remedy.cluster, short_number(remedy.dollars), days_text(remedy.seconds));

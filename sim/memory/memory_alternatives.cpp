@@ -38,7 +38,7 @@ std::vector<MemoryAlternative> memory_alternatives(const ModelSpec& model, const
   const auto add = [&](std::array<const char*, 3> words, double bytes, double codes) {
     if (bytes > 0) list.push_back({words[0], words[1], words[2], of(bytes), codes / kCodes});
   };
-  add({"the logits in fp32 and their gradient",
+  add({"fp32 logits and their gradient",
        "which loss runs, and whether the loop keeps the outputs",
        "--set loss=NAME, --set logits=held or released"},
       2 * 4 * tokens * static_cast<double>(model.vocabulary), 3);

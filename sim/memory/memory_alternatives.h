@@ -11,7 +11,7 @@
 namespace foreshard {
 
 struct MemoryAlternative {
-  const char* name;     // "the logits in fp32 and their gradient"
+  const char* name;     // "fp32 logits and their gradient"
   const char* settles;  // what to find out
   const char* set;      // the keys that say it
   Bytes bytes;          // per GPU, that a code which does so needs more

@@ -32,11 +32,11 @@ TEST(Capacity, WhatOneInFourCodesKeepsTakesAQuarterOfTheProbability) {
 
 TEST(Capacity, WhatIsKeptBesidesAddsUp) {
   // Each alone fits, both together do not.
-  const Fit fit = with(50, {{"one", Bytes(18 * kGiB), 0.5}, {"other", Bytes(18 * kGiB), 0.4}});
+  const Fit fit = with(50, {{"one", Bytes(20 * kGiB), 0.5}, {"other", Bytes(20 * kGiB), 0.4}});
   EXPECT_NEAR(fit_probability(fit), 1 - 0.5 * 0.4, 1e-3);
   EXPECT_EQ(kept_besides(fit, 0.25), Bytes(0));
-  EXPECT_EQ(kept_besides(fit, 0.75), Bytes(18 * kGiB));
-  EXPECT_EQ(kept_besides(fit, 0.95), Bytes(36 * kGiB));
+  EXPECT_EQ(kept_besides(fit, 0.75), Bytes(20 * kGiB));
+  EXPECT_EQ(kept_besides(fit, 0.95), Bytes(40 * kGiB));
   EXPECT_EQ(kept_besides(with(50, {}), 0.95), Bytes(0));
 }
 
