@@ -30,7 +30,7 @@ struct Occupancy {
 // of them at most: all of the one that binds it, and less where latency does. Of links that are
 // asked for more than there is, those at the same time get max-min fair shares.
 struct LinkUse {
-  std::int32_t inside = Contention::kOne;  // links inside nodes
+  std::int32_t inside = 0;  // links inside nodes
   std::int32_t network = 0;
   bool operator==(const LinkUse&) const = default;
 };
@@ -42,7 +42,7 @@ struct Cost {
   Time last_kernel;  // the end is not before the host has enqueued everything and the last kernel
                      // has run
   Occupancy takes;   // a collective
-  LinkUse uses;      // a collective
+  LinkUse uses;      // a collective; of anything else none
   std::int32_t memory_share =
       0;  // a compute row: of its time in kernels bound by memory, in 1/kOne
   bool operator==(const Cost&) const = default;

@@ -40,6 +40,7 @@ CostTable table_costs(const EventGraph& graph,
   }
   for (std::size_t w = 0; w < graph.works.size(); ++w) {
     table.works.push_back(of(graph.works[w], unit_of_work[w]));
+    if (is_collective(graph.works[w].kind)) table.works[w].uses = {Contention::kOne, 0};
   }
   table.evidence.assign(graph.works.size(), Evidence::kAssumed);
   return table;

@@ -47,9 +47,7 @@ TEST(Links, TwoThatTakeAllOfALinkHalveIt) {
   EXPECT_EQ(ends({{kAll, 0}, {kAll, 0}}), (Ends{2000, 2000}));
 }
 
-TEST(Links, OthersLinksAreNotFelt) {
-  EXPECT_EQ(ends({{kAll, 0}, {0, kAll}}), (Ends{1000, 1000}));
-}
+TEST(Links, OthersLinksAreNotFelt) { EXPECT_EQ(ends({{kAll, 0}, {0, kAll}}), (Ends{1000, 1000})); }
 
 TEST(Links, WhatFitsIsNotSlowed) {
   EXPECT_EQ(ends({{kAll / 4, kAll}, {kAll * 3 / 4, 0}}), (Ends{1000, 1000}));
@@ -61,6 +59,10 @@ TEST(Links, WhoAsksForLittleGetsIt) {
   EXPECT_EQ(ends({{kAll / 4, kAll}, {kAll, 0}}), (Ends{1000, 1250}));
 }
 
+TEST(Links, AKernelThatSaysNothingOfLinksTakesNone) {
+  EXPECT_EQ(ends({{kAll, 0}, Cost{}.uses}), (Ends{1000, 1000}));
+}
+
 TEST(Links, ThreeShareWhatTheSmallestLeaves) {
   // 1/8 is served; 7/16 for each of the others, which is 448 of 1024: 437 of 1000 ns at 1000 ns,
   // then a half each: 1000 + 2 x 562.5.
@@ -68,7 +70,8 @@ TEST(Links, ThreeShareWhatTheSmallestLeaves) {
 }
 
 TEST(Links, TheNarrowerOfTwoSetsThePace) {
-  // Both want 3/4 of the ports: a half each is 2/3 of their pace. The first alone uses links inside.
+  // Both want 3/4 of the ports: a half each is 2/3 of their pace. The first alone uses links
+  // inside.
   EXPECT_EQ(ends({{kAll, kAll * 3 / 4}, {0, kAll * 3 / 4}}), (Ends{1502, 1502}));
 }
 

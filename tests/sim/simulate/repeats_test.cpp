@@ -31,6 +31,7 @@ CostTable random_costs(const EventGraph& graph, std::uint64_t seed) {
     if (is_collective(work.kind)) {
       const auto excess = static_cast<std::int32_t>(hash >> 20 & 511);
       cost.takes = {excess, excess / 2};
+      cost.uses = {Contention::kOne, 0};
     } else {
       cost.memory_share = static_cast<std::int32_t>(hash >> 40 & 1023);
       const auto excess = static_cast<std::int32_t>(hash >> 30 & 511);
