@@ -145,12 +145,6 @@ if(FORESHARD_PYTHON)
                    "${PROJECT_SOURCE_DIR}/tests")
 endif()
 
-# The page of a plan's keys is what their schema says.
-if(FORESHARD_PYTHON)
-  add_test(NAME plan_keys_page
-           COMMAND "${FORESHARD_PYTHON}" "${PROJECT_SOURCE_DIR}/tools/plan_keys.py" --check)
-endif()
-
 add_test(NAME include_direction
          COMMAND "${CMAKE_COMMAND}" -D "ROOT=${PROJECT_SOURCE_DIR}"
                  -P "${PROJECT_SOURCE_DIR}/tests/include_direction.cmake")

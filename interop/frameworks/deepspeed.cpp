@@ -217,7 +217,7 @@ Exported export_deepspeed(const ExportJob& job) {
     return plan.runtime.kind == RuntimeKind::kZero3 ||
            (!key.starts_with("stage3_") && !key.starts_with("zero_"));
   };
-  for (const PlanKey& key : runtime_option_keys()) {
+  for (const PlanKey& key : library_keys()) {
     if (!key.path.starts_with("zero.")) continue;
     const std::string name(key.path.substr(5));
     const bool listed =

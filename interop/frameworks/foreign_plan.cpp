@@ -212,8 +212,8 @@ struct Difference {
 std::vector<Difference> differences(const Plan& plan, const Plan& back) {
   std::vector<Difference> list;
   for (const PlanKey& key : plan_key_table()) {
-    if (key.write == nullptr || key.path == "model" || key.path == "cluster") continue;
-    if (key.belongs != nullptr && !key.belongs(plan.runtime.kind)) continue;
+    if (key.path == "model" || key.path == "cluster") continue;
+    if (!key.belongs_to(plan.runtime.kind)) continue;
     const std::string is = yaml_value(key.write(plan)), was = yaml_value(key.write(back));
     if (is != was) list.push_back({std::string(key.path), is, was});
   }

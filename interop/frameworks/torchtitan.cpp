@@ -297,12 +297,7 @@ const char* torch_name(DType dtype) {
 }
 
 std::string recompute_lines(const Plan& plan) {
-  const auto written = [&] {
-    for (const PlanKey& key : plan_key_table()) {
-      if (key.path == "recompute") return key.write(plan);
-    }
-    return Json();
-  }();
+  const Json written = find_plan_key("recompute")->write(plan);
   std::string mode = "none", option = "op";
   if (written.is_string()) {
     mode = written.get<std::string>();

@@ -29,11 +29,6 @@ Fsdp2Version fsdp2_version(std::int32_t minor) {
   FORESHARD_CHECK(minor >= kOldestFsdp2 && minor <= kNewestFsdp2, "not a version of fully_shard");
   Fsdp2Version v;
   v.minor = minor;
-  v.module_lists = minor >= 5;  // 2.5.1 st:105, fs:287
-  v.later_knobs = minor >= 6;
-  v.ignored_parameters = minor >= 7;  // 2.8.0 fs:94; 2.6.0 has none
-  v.reduction_knobs = minor >= 8;
-  v.communication_knobs = minor >= 13;                // 2.13.0 fs:707, fs:758
   v.casts_one_by_one = minor <= 4;                    // 2.4.1 pa:551; 2.5.1 co:137
   v.packs_on_reduce_stream = minor <= 4;              // 2.4.1 co:171-179; 2.5.1 pg:367-371
   v.keeps_last_gradient = minor >= 6 && minor <= 14;  // 2.6.0 co:358; 2.15.0 co:578-600

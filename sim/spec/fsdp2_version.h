@@ -1,4 +1,5 @@
-// What changed in fully_shard from one PyTorch version to the next, as data.
+// What fully_shard does otherwise from one PyTorch version to the next, as data; what can be asked
+// of each is checks/capability_rows.cpp.
 //
 // Source: recordings of twelve versions (tests/recordings/README.md has the table of changes with
 // the files and lines of PyTorch); pg = _fsdp_param_group.py, st = _fsdp_state.py, co =
@@ -34,14 +35,6 @@ enum class InputRelease : std::uint8_t {
 struct Fsdp2Version {
   std::int32_t minor = 11;  // of PyTorch 2
 
-  // What can be asked for.
-  bool module_lists = true;          // fully_shard([a, b]); explicit prefetch lists
-  bool later_knobs = true;           // shard_placement_fn, set_unshard_in_backward, async unshard
-  bool ignored_parameters = true;    // ignored_params
-  bool reduction_knobs = true;       // divide factor, force_sum_reduction_for_comms
-  bool communication_knobs = false;  // reduce-scatter inputs, communicator of the reduce-scatter
-
-  // What it does.
   bool casts_one_by_one = false;        // shards are cast parameter by parameter before the copy-in
   bool packs_on_reduce_stream = false;  // reduce-scatter copy-in and its input
   bool keeps_last_gradient = true;      // of a unit, until its reduction was issued

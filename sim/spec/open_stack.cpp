@@ -84,8 +84,7 @@ void share_out(std::vector<StackAlternative>& list) {
 }
 
 Json value_of(const PlanKey& key, const Plan& plan) {
-  const bool is_there = key.write != nullptr && (!key.belongs || key.belongs(plan.runtime.kind));
-  return is_there ? key.write(plan) : Json();
+  return key.belongs_to(plan.runtime.kind) ? key.write(plan) : Json();
 }
 
 // Keys that an alternative changes of the job's own plan and the choice leaves, with its values.

@@ -65,7 +65,7 @@ void read_below(const ConfigNode& node, const std::string& prefix, PlanLayer lay
       continue;
     }
     forget_other_spelling(path, layer, document);
-    key->read(item.value, document);
+    key->read(*key, item.value, document);
     document.given.insert_or_assign(path, GivenKey{layer, item.value.location()});
   }
 }
@@ -255,7 +255,7 @@ std::string yaml_value(const Json& value) {
 Json to_json(const Plan& plan) {
   Json root = Json::object();
   for (const PlanKey& key : plan_key_table()) {
-    if (key.write == nullptr || (key.belongs && !key.belongs(plan.runtime.kind))) continue;
+    if (!key.belongs_to(plan.runtime.kind)) continue;
     const Json value = key.write(plan);
     if (value.is_null()) continue;
     const std::size_t dot = key.path.find('.');

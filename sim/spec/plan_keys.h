@@ -1,7 +1,11 @@
-// The keys of a plan file, for the parts of plan_config.h only.
+// The keys of a plan file: name, type, range, default, runtimes and one line of documentation, with
+// what reads and writes each. The reader (plan_config.h), `foreshard schema plan`
+// (plan_schema.h), docs/plan-keys.md, completion, ranges and conditions of capabilities
+// (checks/capabilities.h) are made of these rows; nothing else repeats them.
 #pragma once
 
-#include <map>
+#include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 #include <string_view>
@@ -12,19 +16,55 @@
 
 namespace foreshard {
 
+// Runtimes as bits.
+using RuntimeSet = std::uint32_t;
+template <typename... Kinds>
+constexpr RuntimeSet runtimes_of(Kinds... kinds) {
+  return ((RuntimeSet{1} << static_cast<unsigned>(kinds)) | ...);
+}
+inline constexpr RuntimeSet kEveryRuntime = ~RuntimeSet{0};
+
+// What a key takes: one of its words, or a number of its range, or what `schema` says.
+struct PlanKeyType {
+  enum class Kind : std::uint8_t { kFlag, kWords, kInteger, kNumber, kOther };
+  Kind kind = Kind::kFlag;
+  const char* (*word)(std::size_t) = nullptr;  // of `words`, also beside numbers
+  std::size_t words = 0;
+  std::int64_t least = 0;  // kInteger
+  std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  double least_number = 0;  // kNumber
+  double most_number = std::numeric_limits<double>::max();
+  bool above_least = false;  // the ends themselves are out of range
+  bool below_most = false;
+  const char* schema = nullptr;  // kOther: JSON Schema
+};
+
 struct PlanKey {
   std::string_view path;  // dotted; its prefixes are the mappings that hold it
-  void (*read)(const ConfigNode&, PlanDocument&);
-  // nullptr: another key says it; null: nothing to say.
-  Json (*write)(const Plan&);
-  bool (*belongs)(RuntimeKind) = nullptr;  // runtimes that have the key; nullptr: all
+  PlanKeyType type;
+  void (*read)(const PlanKey&, const ConfigNode&, PlanDocument&);
+  Json (*value)(const Plan&) = nullptr;  // nullptr: another key says it
+  std::string_view says;                 // the line of documentation
+  bool quiet = false;                    // not written where it is the default
+  bool open = false;                     // its default follows from the job: `says` tells it
+  RuntimeSet runtimes = kEveryRuntime;   // that have the key
+  std::string_view default_word = "";    // of a key without `value`
+
+  bool belongs_to(RuntimeKind kind) const { return (runtimes & runtimes_of(kind)) != 0; }
+  // Its value as a plan file has it; null: nothing to say.
+  Json write(const Plan& plan) const;
 };
 
 // In the order of to_yaml.
 std::span<const PlanKey> plan_key_table();
 
-// Keys of RuntimeOptions (runtime_options.h): fsdp1.*, ddp.*, zero.*; part of that table.
-std::span<const PlanKey> runtime_option_keys();
+// Those that only some runtimes have (runtime_options.h): fsdp1.*, ddp.*, zero.*.
+std::span<const PlanKey> library_keys();
+
+const PlanKey* find_plan_key(std::string_view path);  // nullptr: no such key
+
+// What a mapping of keys is about: "batch". "" where nothing is said.
+std::string_view plan_group_says(std::string_view group);
 
 // A value of to_json(Plan) as YAML on one line; for words of a plan, which need no quotes.
 std::string yaml_value(const Json& value);

@@ -230,7 +230,7 @@ ResolvedPlan resolve(const PlanDocument& written, const ModelSpec& model, const 
     plan.zero.overlap_comm = plan.runtime.kind == RuntimeKind::kZero3;
   }
   for (const PlanKey& key : plan_key_table()) {
-    if (key.write == nullptr || (key.belongs && !key.belongs(plan.runtime.kind))) continue;
+    if (!key.belongs_to(plan.runtime.kind)) continue;
     const bool is_partly_given = (key.path == "runtime" && is_version_assumed) ||
                                  (key.path == "dtype.reduce" && document.reduce_dtype_is_none);
     const auto given = document.given.find(key.path);
@@ -253,9 +253,9 @@ namespace {
 // Options of another library would be ignored silently.
 void refuse_foreign_keys(const ResolvedPlan& resolved) {
   const RuntimeKind kind = resolved.plan.runtime.kind;
-  for (const PlanKey& key : runtime_option_keys()) {
+  for (const PlanKey& key : library_keys()) {
     const auto given = resolved.given.find(key.path);
-    if (key.belongs(kind) || given == resolved.given.end()) continue;
+    if (key.belongs_to(kind) || given == resolved.given.end()) continue;
     throw ConfigError(given->second.location,
                       fmt::format("the runtime {} has no {}", to_string(kind), key.path),
                       "no such key, or the runtime that has it");

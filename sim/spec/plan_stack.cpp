@@ -21,16 +21,9 @@ std::span<const EmbeddedFile> stack_files();
 
 namespace {
 
-const PlanKey* find_key(std::string_view path) {
-  for (const PlanKey& key : plan_key_table()) {
-    if (key.path == path) return &key;
-  }
-  return nullptr;
-}
-
 bool holds(const StackKey& key, const Plan& plan) {
   return std::all_of(key.when.begin(), key.when.end(), [&](const auto& each) {
-    const Json word = find_key(each.first)->write(plan);
+    const Json word = find_plan_key(each.first)->write(plan);
     return std::any_of(each.second.begin(), each.second.end(),
                        [&](const std::string& wanted) { return word == Json(wanted); });
   });
@@ -57,14 +50,15 @@ TrainingStack read_file(const EmbeddedFile& file) {
     decltype(StackKey::when) when;
     if (const ConfigNode* node = group.find("when")) {
       for (const ConfigItem& item : node->items()) {
-        if (find_key(item.key) == nullptr) throw item.value.error("no key of a plan");
+        if (find_plan_key(item.key) == nullptr) throw item.value.error("no key of a plan");
         std::vector<std::string>& words = when.emplace_back().second;
         when.back().first = item.key;
         for (const ConfigNode& word : item.value.elements()) words.push_back(word.as_string());
       }
     }
     for (const ConfigItem& item : group.at("set").items()) {
-      if (find_key(item.key) == nullptr) throw item.value.error("no key of a plan", "dotted paths");
+      if (find_plan_key(item.key) == nullptr)
+        throw item.value.error("no key of a plan", "dotted paths");
       stack.keys.push_back({item.key, item.value, source, when});
     }
   }
@@ -144,10 +138,10 @@ PlanDocument with_stack(PlanDocument document) {
   const TrainingStack* stack = find_stack(document.stack);
   if (stack == nullptr) return document;
   for (const StackKey& each : stack->keys) {
-    const PlanKey& key = *find_key(each.path);
+    const PlanKey& key = *find_plan_key(each.path);
     if (document.has(each.path) || !holds(each, document.plan)) continue;
-    if (key.belongs && !key.belongs(document.plan.runtime.kind)) continue;
-    key.read(each.value, document);
+    if (!key.belongs_to(document.plan.runtime.kind)) continue;
+    key.read(key, each.value, document);
     document.given.emplace(each.path, GivenKey{PlanLayer::kStack, each.value.location()});
   }
   return document;

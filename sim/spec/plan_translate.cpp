@@ -71,10 +71,8 @@ std::vector<Assignment> read_nearest(std::string_view text) {
 }
 
 std::string value_of(const Plan& plan, std::string_view key) {
-  for (const PlanKey& each : plan_key_table()) {
-    if (each.path == key && each.write != nullptr) return yaml_value(each.write(plan));
-  }
-  return "";
+  const PlanKey* found = find_plan_key(key);
+  return found == nullptr || found->value == nullptr ? "" : yaml_value(found->write(plan));
 }
 
 class Translator {
@@ -145,9 +143,9 @@ class Translator {
   }
 
   void drop_foreign_keys(RuntimeKind to) {
-    for (const PlanKey& key : runtime_option_keys()) {
+    for (const PlanKey& key : library_keys()) {
       const auto given = document_.given.find(key.path);
-      if (given == document_.given.end() || key.belongs(to)) continue;
+      if (given == document_.given.end() || key.belongs_to(to)) continue;
       enter(std::string(key.path), yaml_value(key.write(from_)), "-",
             fmt::format("{} has no such option", to_string(to)));
       document_.given.erase(given);

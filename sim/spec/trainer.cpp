@@ -37,8 +37,8 @@
 #include <charconv>
 
 #include "sim/base/error.h"
+#include "sim/spec/checks/capabilities.h"
 #include "sim/spec/checks/plan_check.h"
-#include "sim/spec/fsdp2_version.h"
 
 namespace foreshard {
 namespace {
@@ -87,16 +87,15 @@ void torchtitan(const PlanDocument& document, const ModelSpec& model, Plan& plan
   habits.fill("accumulation.mode", plan.accumulation, AccumulationMode::kReduceEach);
   habits.fill("optimizer.implementation", plan.optimizer.implementation,
               Optimizer::Implementation::kFused);
-  const auto minor = fsdp2_minor(plan.runtime.version);
   const bool has_experts =
       std::any_of(model.kinds.begin(), model.kinds.end(), [](const LayerSpec& layer) {
         return std::any_of(layer.parameters.begin(), layer.parameters.end(),
                            [](const ParameterSpec& p) { return p.shape.size() > 2; });
       });
-  if (has_experts && minor && fsdp2_version(*minor).later_knobs) {
+  if (has_experts && has_capability(plan.runtime, "units.shard_dim != 0")) {
     habits.fill("units.shard_dim", plan.units.shard_dim, Units::kExpertsDim);
   }
-  if (minor && fsdp2_version(*minor).reduction_knobs) {
+  if (has_capability(plan.runtime, "reduction.divide_factor != none")) {
     habits.fill("reduction.divide_factor", plan.gradient_divide_factor, 1.0);
   }
 }
@@ -166,8 +165,7 @@ void wrap_ends(const ModelSpec& model, Plan& plan, Habits& habits) {
 void accelerate(const PlanDocument& document, const ModelSpec& model, Plan& plan, Habits& habits) {
   constexpr std::int32_t kUnitsOfEnds = 14;
   const bool ends = trainer_minor(document.trainer_version).value_or(kUnitsOfEnds) >= kUnitsOfEnds;
-  const auto minor = fsdp2_minor(plan.runtime.version);
-  if (ends && minor && fsdp2_version(*minor).module_lists) {
+  if (ends && has_capability(plan.runtime, "units.head = with_norm")) {
     wrap_ends(model, plan, habits);
   } else {
     // _no_split_modules names the embeddings of images as well.

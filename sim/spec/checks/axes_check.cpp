@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <string>
 
+#include "sim/spec/checks/capabilities.h"
 #include "sim/spec/checks/plan_runtime_check.h"
 #include "sim/spec/fsdp2_version.h"
 
@@ -40,62 +41,14 @@ Problem problem_of_runtime_axes(const Plan& plan, const char* key) {
       fmt::format("{}: 1, or runtime: fsdp2@2.{}", key, kOldestFsdp2WithAxes));
 }
 
-// Without fully_shard nothing casts parameters, and gradients of micro-batches add up where they
-// are.
-Problem problem_of_plain_parameters(const Plan& plan) {
-  if (plan.mesh.tp == 1 || plan.mesh.fsdp() * plan.mesh.replicate > 1) return std::nullopt;
-  const Knob knobs[] = {
-      {plan.param_dtype != plan.master_dtype, "dtype.param", "computes in dtype.master",
-       "dtype.param: that of dtype.master, or mesh.shard: 2 or more"},
-      {plan.batch.accumulation > 1, "batch.accumulation", "is modelled with one micro-batch",
-       "batch.accumulation: 1, or mesh.shard: 2 or more"},
-  };
-  return first_missing(knobs,
-                       "mesh.tp without fully_shard (mesh.shard, mesh.cp and mesh.replicate 1)");
-}
-
+// Without fully_shard (mesh.shard, mesh.cp and mesh.replicate 1) parameters are plain tensors.
 Problem problem_of_company(const Plan& plan, const char* key) {
-  const bool compiled_model = plan.compile == Compile::kModel;
-  const Knob knobs[] = {
-      {plan.mesh.inner != MeshInner::kShard, "mesh.inner", "has axes inside of shard",
-       "mesh.inner: shard"},
-      {plan.units.layers_per_unit > 1 || plan.units.blocks != UnitPlacement::kOwn,
-       "units.layers_per_unit", "makes a unit of each block", "units.layers_per_unit: 1"},
-      {plan.units.shard_dim > 0 || plan.units.table_alone, "units.shard_dim",
-       "cuts parameters along dimension 0", "units.shard_dim: 0"},
-      {reshards_to_groups(plan), "reshard_after_forward", "reshards to the whole group or not",
-       "reshard_after_forward: always"},
-      {compiled_model, "compile", "compiles blocks", "compile: blocks"},
-      {plan.lora.rank > 0, "lora.rank", "trains every parameter", "lora.rank: 0"},
-      {plan.frozen.any(), "frozen", "trains every parameter", "frozen: none"},
-      {plan.ignored != Ignored::kNone, "ignored", "shards every parameter", "ignored: none"},
-      {plan.offload != Offload::kNone, "offload", "keeps shards on the GPU", "offload: none"},
-      {plan.batch.documents > 1, "batch.documents", "attends within whole sequences",
-       "batch.documents: 1"},
-      {plan.batch.images > 0, "batch.images", "runs on words", "batch.images: 0"},
-      {plan.loss.kind != Loss::Kind::kEager && plan.loss.kind != Loss::Kind::kCompiled, "loss",
-       "has the eager loss", "loss: eager"},
-      {plan.logits != Logits::kReleased || plan.loss_in_forward, "logits",
-       "lets go of the logits with the loss", "logits: released"},
-      {plan.output_dtype.has_value(), "dtype.output", "leaves outputs as they are",
-       "dtype.output: none"},
-      {plan.autocast.has_value(), "dtype.autocast", "computes in dtype.param",
-       "dtype.autocast: none"},
-      {plan.recompute_wraps != CheckpointWraps::kModule, "recompute_wraps",
-       "recomputes inside of units", "recompute_wraps: module"},
-      {plan.accumulation != AccumulationMode::kReduceEach, "accumulation.mode",
-       "reduces in each micro-batch", "accumulation.mode: reduce_each"},
-      {plan.evaluation.in_step, "evaluation.in_step", "evaluates between steps",
-       "evaluation.in_step: false"},
-      {plan.tensor_parallel.async && !plan.tensor_parallel.sequence, "tensor_parallel.async",
-       "overlaps gathers and reduce-scatters, which are sequence parallel's",
-       "tensor_parallel.sequence: true"},
-      {plan.tensor_parallel.async && plan.compile == Compile::kNone, "tensor_parallel.async",
-       "overlaps products in compiled blocks", "compile: blocks"},
-      {plan.experts != ExpertKernels::kGrouped && plan.mesh.ep > 1, "experts",
-       "has grouped products", "experts: grouped"},
-  };
-  return first_missing(knobs, fmt::format("fsdp2@{} with {}", plan.runtime.version, key));
+  const std::string who = fmt::format("fsdp2@{} with {}", plan.runtime.version, key);
+  if (Problem problem = problem_of_capability(plan, Capability::Of::kAxes, who)) return problem;
+  if (plan.mesh.tp == 1 || plan.mesh.fsdp() * plan.mesh.replicate > 1) return std::nullopt;
+  return problem_of_capability(
+      plan, Capability::Of::kPlainTensors,
+      "mesh.tp without fully_shard (mesh.shard, mesh.cp and mesh.replicate 1)");
 }
 
 std::string nearest(std::int64_t n, std::int64_t x) {
@@ -195,7 +148,6 @@ std::optional<PlanProblem> problem_of_axes(const Plan& plan, const ModelSpec& mo
   const char* key = asked.front().key;
   if (Problem problem = problem_of_runtime_axes(plan, key)) return problem;
   if (Problem problem = problem_of_company(plan, key)) return problem;
-  if (Problem problem = problem_of_plain_parameters(plan)) return problem;
   if (Problem problem = problem_of_heads(plan, model)) return problem;
   if (Problem problem = problem_of_positions(plan)) return problem;
   return problem_of_expert_axes(plan, model);

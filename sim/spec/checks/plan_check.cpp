@@ -1,12 +1,13 @@
 // find_problem runs a list of small rules in the order of the plan's keys; each looks at one matter
 // and returns the first contradiction it sees. Rules about values hold for every runtime; what a
-// runtime cannot express is plan_runtime_check.cpp's.
+// runtime cannot express is capability_rows.cpp's.
 #include "sim/spec/checks/plan_check.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <string_view>
 #include <utility>
 
@@ -15,6 +16,7 @@
 #include "sim/spec/checks/hardware_check.h"
 #include "sim/spec/checks/plan_runtime_check.h"
 #include "sim/spec/fsdp2_version.h"
+#include "sim/spec/plan_keys.h"
 
 namespace foreshard {
 
@@ -57,46 +59,35 @@ bool has_learned_positions(const ModelSpec& model) {
   });
 }
 
-struct Bound {
-  const char* key;
-  std::int64_t value;
-  std::int64_t least;
-  std::int64_t most;
-};
-
-Problem problem_of_bounds(const Plan& plan) {
-  const std::int64_t forward = plan.prefetch.forward;
-  const std::int64_t backward = plan.prefetch.backward;
-  const Bound bounds[] = {
-      {"batch.sequence", plan.batch.sequence, 1, plan_limits::kSequence},
-      {"batch.micro_batch", plan.batch.micro_batch, 1, plan_limits::kMicroBatch},
-      {"batch.accumulation", plan.batch.accumulation, 1, plan_limits::kAccumulation},
-      {"mesh.shard", plan.mesh.shard, 1, plan_limits::kMesh},
-      {"mesh.replicate", plan.mesh.replicate, 1, plan_limits::kMesh},
-      {"mesh.cp", plan.mesh.cp, 1, plan_limits::kMesh},
-      {"mesh.tp", plan.mesh.tp, 1, plan_limits::kMesh},
-      {"mesh.ep", plan.mesh.ep, 1, plan_limits::kMesh},
-      {"mesh.etp", plan.mesh.etp, 1, plan_limits::kMesh},
-      {"units.layers_per_unit", plan.units.layers_per_unit, 1, plan_limits::kLayersPerUnit},
-      {"units.shard_dim", plan.units.shard_dim, Units::kExpertsDim, 1},
-      {"prefetch.forward", forward == Prefetch::kImplicit ? 0 : forward, 0, plan_limits::kPrefetch},
-      {"prefetch.backward", backward, 0, plan_limits::kPrefetch},
-      {"buffers.reduce_scatter", plan.reduce_scatter_buffers, 1, plan_limits::kBuffers},
-  };
-  for (const Bound& bound : bounds) {
-    if (bound.value >= bound.least && bound.value <= bound.most) continue;
-    return contradiction(bound.key, fmt::format("{} is out of range", bound.value),
-                         fmt::format("an integer from {} to {}", format_count(bound.least),
-                                     format_count(bound.most)));
+std::string expected_number(const PlanKeyType& type) {
+  if (type.kind == PlanKeyType::Kind::kInteger) {
+    return fmt::format("an integer from {} to {}", format_count(type.least),
+                       format_count(type.most));
   }
-  const std::pair<const char*, std::optional<double>> positives[] = {
-      {"optimizer.clip_norm", plan.optimizer.clip_norm},
-      {"reduction.divide_factor", plan.gradient_divide_factor},
-  };
-  for (const auto& [key, value] : positives) {
-    if (!value || *value > 0) continue;
-    return contradiction(key, fmt::format("{} is out of range", *value),
-                         "a number above 0, or none");
+  const std::string none = type.words == 0 ? "" : fmt::format(", or {}", type.word(0));
+  if (type.above_least) return fmt::format("a number above {}{}", type.least_number, none);
+  return fmt::format("a number from {} to {}{}{}", type.least_number,
+                     type.below_most ? "below " : "", type.most_number, none);
+}
+
+// Numbers outside of their key's range.
+Problem problem_of_bounds(const Plan& plan) {
+  using Kind = PlanKeyType::Kind;
+  for (const PlanKey& key : plan_key_table()) {
+    const PlanKeyType& type = key.type;
+    const bool is_integer = type.kind == Kind::kInteger;
+    if (key.value == nullptr || (!is_integer && type.kind != Kind::kNumber)) continue;
+    const Json value = key.value(plan);
+    if (!value.is_number()) continue;
+    const double number = value.get<double>();
+    const bool is_right =
+        is_integer
+            ? value >= type.least && value <= type.most
+            : (type.above_least ? number > type.least_number : number >= type.least_number) &&
+                  (type.below_most ? number < type.most_number : number <= type.most_number);
+    if (is_right) continue;
+    return contradiction(key.path.data(), fmt::format("{} is out of range", value.dump()),
+                         expected_number(type));
   }
   return std::nullopt;
 }
@@ -115,10 +106,6 @@ Problem problem_of_batch(const Plan& plan, const ModelSpec& model) {
                          fmt::format("{} runs on the {} positions that its images have, not on {}",
                                      model.name, model.fixed_sequence, plan.batch.sequence),
                          std::to_string(model.fixed_sequence));
-  }
-  if (images < 0 || images > plan_limits::kImages) {
-    return contradiction("batch.images", fmt::format("{} is out of range", images),
-                         fmt::format("an integer from 0 to {}", plan_limits::kImages));
   }
   if (model.image_tokens == 0 && images > 0) {
     return contradiction("batch.images",
@@ -290,53 +277,16 @@ Problem problem_of_tying(const Plan& plan, const ModelSpec& model) {
           : "units.embedding=root and units.head=root");
 }
 
-// Keys that say which of PyTorch's kernels run; the engine has its own.
+// Keys that say which kernels run.
 Problem problem_of_variants(const Plan& plan) {
   if (plan.loss.kind != Loss::Kind::kEager && plan.logits == Logits::kHeld) {
     return contradiction("logits", "held logits are those that an eager loss was given",
                          "loss: eager", "released");
   }
-  const bool is_fsdp =
-      plan.runtime.kind == RuntimeKind::kFsdp2 || plan.runtime.kind == RuntimeKind::kFsdp1;
-  if (plan.autocast && !is_fsdp && plan.runtime.kind != RuntimeKind::kNative) {
-    return missing_capability("dtype.autocast",
-                              "autocast over parameters in another dtype is modelled for FSDP",
-                              "dtype.autocast: none (ddp: ddp.mixed_precision: autocast)");
-  }
   if (plan.autocast && size_of(*plan.autocast) > size_of(plan.param_dtype)) {
     return contradiction("dtype.autocast", "autocast computes in no wider dtype than dtype.param",
                          "dtype.param: fp32", "none");
   }
-  if (plan.runtime.kind != RuntimeKind::kNative) return std::nullopt;
-  const auto refused = [](const char* key, const char* nearest) {
-    return missing_capability(
-        key, fmt::format("the engine compiles nothing and has one kernel for each operation"),
-        fmt::format("{}: {}", key, nearest));
-  };
-  if (plan.compile != Compile::kNone) return refused("compile", "none");
-  // On GPUs ATen's three (exec/compute/device_operations.h); CPU ranks have one.
-  const bool feeds_gpu = plan.host == HostKind::kFeedsDevice;
-  if (plan.attention != AttentionKernel::kFlash &&
-      !(feeds_gpu && (plan.attention == AttentionKernel::kCudnn ||
-                      plan.attention == AttentionKernel::kEfficient))) {
-    return refused("attention", feeds_gpu ? "flash, cudnn or efficient" : "flash");
-  }
-  if (plan.loss != Loss{}) return refused("loss", "eager");
-  if (plan.recompute_keeps != SelectivePolicy::kEverySecondMm) {
-    return missing_capability("recompute_keeps", "the engine keeps every second product",
-                              "recompute_keeps: every_second_mm");
-  }
-  if (plan.logits != Logits::kReleased) return refused("logits", "released");
-  if (plan.float8 != Float8::kNone) return refused("float8", "none");
-  if (plan.autocast) return refused("dtype.autocast", "none");
-  if (plan.kernels.norm != ModuleKernels::Norm::kCompute) return refused("kernels.norm", "compute");
-  if (plan.kernels.rope == ModuleKernels::Rope::kReal) return refused("kernels.rope", "fused");
-  if (plan.kernels.residual != ModuleKernels::Residual::kCompute) {
-    return refused("kernels.residual", "compute");
-  }
-  if (plan.kernels.unpads) return refused("kernels.unpads", "false");
-  if (plan.kernels.scan) return refused("kernels.scan", "false");
-  if (plan.kernels.train_metrics > 0) return refused("kernels.train_metrics", "0");
   return std::nullopt;
 }
 
@@ -381,28 +331,6 @@ std::vector<std::string> linear_modules(const ModelSpec& model) {
     }
   }
   return names;
-}
-
-// torchao/float8/fsdp_utils.py has the extension of tensorwise scaling only, and _fsdp_param.py's
-// all_gather_inputs raises NotImplementedError for one that is sharded over a smaller group.
-Problem problem_of_float8_gather(const Plan& plan) {
-  if (!plan.float8_all_gather) return std::nullopt;
-  if (plan.runtime.kind != RuntimeKind::kFsdp2) {
-    return missing_capability(
-        "float8_all_gather",
-        fmt::format("{} gathers no tensor subclasses", to_string(plan.runtime.kind)),
-        "float8_all_gather: false, or runtime: fsdp2");
-  }
-  if (plan.float8 != Float8::kTensorwise) {
-    return contradiction("float8_all_gather", "only tensorwise scaling gathers in fp8",
-                         "float8: tensorwise, or float8_all_gather: false");
-  }
-  if (reshards_to_groups(plan)) {
-    return missing_capability("reshard_after_forward",
-                              "fsdp2 does not gather in fp8 from smaller groups",
-                              "always, never, or float8_all_gather: false");
-  }
-  return std::nullopt;
 }
 
 Problem problem_of_lora(const Plan& plan, const ModelSpec& model) {
@@ -484,7 +412,6 @@ std::optional<PlanProblem> find_problem(const Plan& plan, const ModelSpec& model
   if (plan.frozen.any()) {
     if (Problem problem = problem_of_frozen(plan, model)) return problem;
   }
-  if (Problem problem = problem_of_float8_gather(plan)) return problem;
   if (Problem problem = problem_of_lora(plan, model)) return problem;
   if (Problem problem = problem_of_documents(plan)) return problem;
   if (Problem problem = problem_of_experts(plan, model)) return problem;

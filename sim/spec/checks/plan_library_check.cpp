@@ -1,4 +1,4 @@
-// What FSDP1, DDP and DeepSpeed have no knob for, or refuse themselves, runtime by runtime.
+// What FSDP1 and DDP raise once a model is there, and sizes that DeepSpeed refuses.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,104 +9,6 @@ namespace foreshard {
 namespace {
 
 using Problem = std::optional<PlanProblem>;
-
-std::string name_of(const Plan& plan) {
-  return fmt::format("{}@{}", to_string(plan.runtime.kind), plan.runtime.version);
-}
-
-// Whether a base of lora.base: param is of the adapters' dtype.
-bool has_uniform_base(const Plan& plan) {
-  return plan.lora.base == Lora::Base::kParam && plan.param_dtype == plan.master_dtype;
-}
-
-// Switches of fully_shard and of the engine that none of them has.
-Problem problem_of_shared_keys(const Plan& plan) {
-  const Knob knobs[] = {
-      {plan.units.shard_dim != 0, "units.shard_dim", "shards flat buffers", "units.shard_dim: 0"},
-      {plan.prefetch.backward_lists, "prefetch.backward_lists", "has no lists of modules",
-       "prefetch.backward_lists: false"},
-      {plan.prefetch.async_unshard, "prefetch.async_unshard", "has no such switch",
-       "prefetch.async_unshard: false"},
-      {plan.reduction_order != ReductionOrder::kLibrary, "reduction_order",
-       "sums as its communication library does; micro-batch order is the engine's",
-       "reduction_order: library"},
-      {plan.evaluation.in_step, "evaluation.in_step", "is modelled with evaluations between steps",
-       "evaluation.in_step: false"},
-      // FlatParamHandle._validate_tensors_to_flatten, of a block with adapters.
-      {plan.lora.rank > 0 && plan.runtime.kind == RuntimeKind::kFsdp1 &&
-           !plan.fsdp1.use_orig_params,
-       "fsdp1.use_orig_params",
-       "must flatten tensors with uniform `requires_grad` when `use_orig_params=False`, and "
-       "adapters lie beside a frozen base",
-       "fsdp1.use_orig_params: true"},
-      {plan.lora.rank > 0 && plan.runtime.kind == RuntimeKind::kFsdp1 &&
-           plan.lora.base != Lora::Base::kMaster && !has_uniform_base(plan),
-       "lora.base", "must flatten tensors with uniform dtype, and adapters are in dtype.master",
-       "lora.base: master"},
-  };
-  return first_missing(knobs, name_of(plan));
-}
-
-// Sources: the arguments of FullyShardedDataParallel, _exec_order_utils.py (prefetch limits of 1),
-// torch/_dynamo/variables/builder.py (2.11).
-Problem problem_of_fsdp1(const Plan& plan) {
-  static constexpr const char* kOneModule =
-      "makes a flat parameter of one module, not of a list of modules";
-  const Units& units = plan.units;
-  const AccumulationDetails details;
-  const Knob knobs[] = {
-      {units.layers_per_unit > 1 && units.blocks == UnitPlacement::kOwn, "units.layers_per_unit",
-       kOneModule, "units.layers_per_unit: 1"},
-      {units.embedding == UnitPlacement::kWithHead, "units.embedding", kOneModule,
-       "units.embedding: root and units.head: root"},
-      {units.head == UnitPlacement::kWithNorm, "units.head", kOneModule, "units.head: own"},
-      // Not PyTorch's limit: nested units are those of a block that is one.
-      {units.experts == UnitPlacement::kOwn && units.blocks == UnitPlacement::kRoot,
-       "units.experts", "is modelled with units inside of blocks that are units",
-       "units.experts: block"},
-      {reshards_to_groups(plan), "reshard_after_forward",
-       "frees whole flat parameters; groups of ranks are fully_shard's",
-       "reshard_after_forward: always"},
-      {!unshards_everywhere(plan), "unshard_in_backward", "gathers every unit in backward",
-       "unshard_in_backward: true"},
-      {plan.prefetch.forward == 0, "prefetch.forward",
-       "cannot keep the host from running ahead in forward", "prefetch.forward: implicit"},
-      {plan.prefetch.forward > 1, "prefetch.forward", "gathers one unit ahead (forward_prefetch)",
-       "prefetch.forward: 1"},
-      {plan.prefetch.backward > 1, "prefetch.backward",
-       "gathers one unit ahead (backward_prefetch)", "prefetch.backward: 1"},
-      {plan.output_dtype.has_value(), "dtype.output", "leaves the outputs as they are",
-       "dtype.output: none"},
-      {plan.accumulation_details.all_reduce != details.all_reduce, "accumulation.all_reduce",
-       "all-reduces whenever it reduces", "accumulation.all_reduce: each"},
-      {plan.accumulation_details.reshard_after_backward != details.reshard_after_backward,
-       "accumulation.reshard_after_backward",
-       "reshards under no_sync() as reshard_after_forward says",
-       "accumulation.reshard_after_backward: each"},
-      {plan.accumulation_details.is_last_backward != details.is_last_backward,
-       "accumulation.is_last_backward", "ends every backward alike",
-       "accumulation.is_last_backward: each"},
-      {plan.ignored != Ignored::kNone, "ignored", "is modelled without ignored_states",
-       "ignored: none"},
-      {plan.offload == Offload::kCpuUnpinned, "offload", "pins what it keeps on the host",
-       "offload: cpu"},
-      {plan.gradient_divide_factor.has_value(), "reduction.divide_factor",
-       "divides by the number of ranks", "reduction.divide_factor: none"},
-      {plan.force_sum_reduction, "reduction.force_sum", "always sums, and divides before and after",
-       "reduction.force_sum: false"},
-      {plan.reduce_scatter_buffers > 1, "buffers.reduce_scatter",
-       "reduces from gradients, not from buffers of its own", "buffers.reduce_scatter: 1"},
-      {plan.communicators == Communicators::kSeparate, "communicators",
-       "gathers and reduces in one process group", "communicators: shared"},
-  };
-  if (Problem problem = first_missing(knobs, name_of(plan))) return problem;
-  if (plan.compile != Compile::kNone && !plan.fsdp1.use_orig_params) {
-    return contradiction("fsdp1.use_orig_params",
-                         "Dynamo only supports FSDP with use_orig_params=True",
-                         "true, or compile: none");
-  }
-  return std::nullopt;
-}
 
 // FlatParamHandle._validate_tensors_to_flatten raises
 //   ValueError: Must flatten tensors with uniform `requires_grad` when `use_orig_params=False`
@@ -129,20 +31,62 @@ Problem problem_of_frozen_units(const Plan& plan, const ModelSpec& model) {
                        "true, or units that are frozen or trained as a whole");
 }
 
+// A parameter that no operation of its layer reads gets no gradient.
+const ParameterSpec* unused_parameter(const Plan& plan, const ModelSpec& model) {
+  for (const LayerSpec& layer : model.kinds) {
+    if (layer.operations.empty()) continue;  // not told what is read
+    for (std::size_t p = 0; p < layer.parameters.size(); ++p) {
+      const bool is_read =
+          std::any_of(layer.operations.begin(), layer.operations.end(), [&](const Operation& op) {
+            return std::find(op.parameters.begin(), op.parameters.end(),
+                             static_cast<std::int16_t>(p)) != op.parameters.end();
+          });
+      const ParameterSpec& parameter = layer.parameters[p];
+      if (!is_read && !parameter.tied && parameter.trainable && !plan.frozen.any()) {
+        return &parameter;
+      }
+    }
+  }
+  return nullptr;
+}
+
+Problem problem_of_unused_parameters(const Plan& plan, const ModelSpec& model) {
+  if (plan.ddp.find_unused_parameters || plan.ddp.static_graph) return std::nullopt;
+  const ParameterSpec* unused = unused_parameter(plan, model);
+  if (unused == nullptr) return std::nullopt;
+  return contradiction(
+      "ddp.find_unused_parameters",
+      fmt::format("{} takes no part in the loss, and DDP fails in the second step (\"Expected to "
+                  "have finished reduction in the prior iteration before starting a new one\")",
+                  unused->name),
+      "true, or ddp.static_graph: true");
+}
+
 }  // namespace
 
-std::optional<PlanProblem> problem_of_library(const Plan& plan) {
-  if (Problem problem = problem_of_shared_keys(plan)) return problem;
-  if (plan.runtime.kind == RuntimeKind::kDdp) return problem_of_ddp(plan);
-  if (plan.runtime.kind == RuntimeKind::kFsdp1) return problem_of_fsdp1(plan);
+std::optional<PlanProblem> problem_of_divisions(const Plan& plan) {
+  const ZeroOptions& zero = plan.zero;
   const int stage = zero_stage(plan.runtime.kind);
-  if (stage == 1 || stage == 2) return problem_of_zero12(plan);
-  if (stage == 3) return problem_of_zero3(plan);
+  if ((stage == 1 || stage == 2) && zero.allgather_bucket_size % 2 != 0) {
+    return contradiction("zero.allgather_bucket_size",
+                         "DeepSpeed refuses it: \"allgather_bucket_size must be a multiple of "
+                         "nccl_start_alignment_factor, 2\"",
+                         "an even number");
+  }
+  // deepspeed/utils/groups.py, _ensure_divisibility.
+  const std::int64_t secondary = zero.zero_hpz_partition_size;
+  if (stage == 3 && secondary > 1 && secondary < plan.mesh.shard &&
+      plan.mesh.shard % secondary != 0) {
+    return contradiction("zero.zero_hpz_partition_size",
+                         fmt::format("DeepSpeed refuses it: \"{} is not divisible by {}\"",
+                                     plan.mesh.shard, secondary),
+                         "a divisor of mesh.shard");
+  }
   return std::nullopt;
 }
 
 std::optional<PlanProblem> problem_of_running_library(const Plan& plan, const ModelSpec& model) {
-  if (plan.runtime.kind == RuntimeKind::kDdp) return problem_of_running_ddp(plan, model);
+  if (plan.runtime.kind == RuntimeKind::kDdp) return problem_of_unused_parameters(plan, model);
   if (plan.runtime.kind == RuntimeKind::kFsdp1) return problem_of_frozen_units(plan, model);
   return std::nullopt;
 }

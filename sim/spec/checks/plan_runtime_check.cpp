@@ -1,9 +1,6 @@
-// A knob that is asked for and not there is missing capability; the list of knobs of a runtime is
-// in the order of the plan's keys. Values that PyTorch takes and then fails on contradict each
-// other.
-//
-// Sources: what recordings of twelve versions of PyTorch refused and how (tests/recordings,
-// sim/spec/fsdp2_version.cpp); an empty list of modules to prefetch means the default prefetch.
+// Whether a version is modelled and has what is asked of it (capability_rows.cpp), then what fails
+// once a model is there: values that PyTorch takes and fails on, layers that the engine does not
+// execute.
 #include "sim/spec/checks/plan_runtime_check.h"
 
 #include <fmt/format.h>
@@ -12,10 +9,10 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <span>
 #include <utility>
 
 #include "sim/base/spelling.h"
+#include "sim/spec/checks/capabilities.h"
 #include "sim/spec/fsdp2_version.h"
 
 namespace foreshard {
@@ -33,125 +30,6 @@ std::string nearest_fsdp2(const std::string& version) {
   const bool is_older = failure == std::errc() && major < 2;
   const std::int32_t wanted = is_older ? 0 : (major == 2 ? minor : kNewestFsdp2);
   return fmt::format("fsdp2@2.{}", std::clamp(wanted, kOldestFsdp2, kNewestFsdp2));
-}
-
-Problem problem_of_fsdp2(const Plan& plan, const Fsdp2Version& has) {
-  const Units& units = plan.units;
-  const bool lists = has.module_lists;
-  const Knob knobs[] = {
-      {!lists && units.layers_per_unit > 1 && units.blocks == UnitPlacement::kOwn,
-       "units.layers_per_unit",
-       "makes a unit of one module, not of a list; lists came with PyTorch 2.5",
-       "units.layers_per_unit: 1"},
-      {!lists && units.embedding == UnitPlacement::kWithHead, "units.embedding",
-       "makes a unit of one module, not of a list; lists came with PyTorch 2.5",
-       "units.embedding: root and units.head: root"},
-      {!lists && units.head == UnitPlacement::kWithNorm, "units.head",
-       "makes a unit of one module, not of a list; lists came with PyTorch 2.5", "units.head: own"},
-      {!has.later_knobs && units.shard_dim != 0, "units.shard_dim",
-       "shards dimension 0; shard_placement_fn came with PyTorch 2.6", "units.shard_dim: 0"},
-      {!has.later_knobs && !unshards_everywhere(plan), "unshard_in_backward",
-       "gathers every unit in backward; set_unshard_in_backward came with PyTorch 2.6",
-       "unshard_in_backward: true"},
-      {plan.prefetch.forward == 0, "prefetch.forward",
-       "cannot switch forward prefetch off: the host runs ahead, and an empty list of modules "
-       "means "
-       "the default",
-       "prefetch.forward: implicit"},
-      {!lists && plan.prefetch.forward > 0, "prefetch.forward",
-       "has no lists of modules to prefetch; set_modules_to_forward_prefetch came with PyTorch 2.5",
-       "prefetch.forward: implicit"},
-      {plan.prefetch.backward == 0, "prefetch.backward",
-       "cannot switch backward prefetch off: an empty list of modules means the default",
-       "prefetch.backward: 1"},
-      {!lists && plan.prefetch.backward > 1, "prefetch.backward",
-       "has no lists of modules to prefetch; set_modules_to_backward_prefetch came with PyTorch "
-       "2.5",
-       "prefetch.backward: 1"},
-      {!lists && plan.prefetch.backward_lists, "prefetch.backward_lists",
-       "has no lists of modules to prefetch; set_modules_to_backward_prefetch came with PyTorch "
-       "2.5",
-       "prefetch.backward_lists: false"},
-      {!has.later_knobs && plan.prefetch.async_unshard, "prefetch.async_unshard",
-       "copies in on a stream of its own; _set_unshard_async_op came with PyTorch 2.6",
-       "prefetch.async_unshard: false"},
-      {!has.ignored_parameters && plan.ignored != Ignored::kNone, "ignored",
-       "shards every parameter; ignored_params came with PyTorch 2.7", "ignored: none"},
-      {!has.communication_knobs && plan.reduce_scatter_buffers > 1, "buffers.reduce_scatter",
-       "keeps one reduce-scatter input; more came with PyTorch 2.13 "
-       "(set_reduce_scatter_max_input_buffers)",
-       "buffers.reduce_scatter: 1"},
-      {!has.communication_knobs && plan.communicators == Communicators::kSeparate, "communicators",
-       "reduces on the communicator that gathers; a separate one came with PyTorch 2.13 "
-       "(set_separate_reduce_scatter_group)",
-       "communicators: shared"},
-      {!has.reduction_knobs && plan.gradient_divide_factor.has_value(), "reduction.divide_factor",
-       "divides by the number of ranks; set_gradient_divide_factor came with PyTorch 2.8",
-       "reduction.divide_factor: none"},
-      {!has.reduction_knobs && plan.force_sum_reduction, "reduction.force_sum",
-       "averages where it can; set_force_sum_reduction_for_comms came with PyTorch 2.8",
-       "reduction.force_sum: false"},
-      {plan.reduction_order != ReductionOrder::kLibrary, "reduction_order",
-       "sums as its communication library does; micro-batch order is the engine's",
-       "reduction_order: library"},
-      // Not PyTorch's limit: nested units are those of a block that is one.
-      {units.experts == UnitPlacement::kOwn && units.blocks == UnitPlacement::kRoot,
-       "units.experts", "is modelled with units inside of blocks that are units",
-       "units.experts: block"},
-  };
-  return first_missing(knobs, "fsdp2@" + plan.runtime.version);
-}
-
-Problem problem_of_native(const Plan& plan) {
-  static constexpr const char* kUnits =
-      "makes units of the embedding, of blocks and of the head, with the norm or without";
-  const Units& units = plan.units;
-  const AccumulationDetails details;
-  const Knob knobs[] = {
-      {units.embedding == UnitPlacement::kWithHead, "units.embedding", kUnits,
-       "units.embedding: root and units.head: root"},
-      {units.blocks != UnitPlacement::kOwn, "units.blocks", kUnits, "units.blocks: own"},
-      {units.experts == UnitPlacement::kOwn, "units.experts", kUnits, "units.experts: block"},
-      {units.shard_dim != 0, "units.shard_dim", "shards one flat buffer per unit",
-       "units.shard_dim: 0"},
-      {!unshards_everywhere(plan), "unshard_in_backward", "gathers what backward reads",
-       "unshard_in_backward: true"},
-      {plan.prefetch.backward_lists, "prefetch.backward_lists", "prefetches by number of units",
-       "prefetch.backward_lists: false"},
-      {plan.prefetch.async_unshard, "prefetch.async_unshard", "gathers in place, without a copy",
-       "prefetch.async_unshard: false"},
-      {plan.recompute_wraps != CheckpointWraps::kModule, "recompute_wraps",
-       "recomputes inside of units", "recompute_wraps: module"},
-      {plan.output_dtype.has_value(), "dtype.output", "leaves the outputs as they are",
-       "dtype.output: none"},
-      {plan.accumulation_details.all_reduce != details.all_reduce, "accumulation.all_reduce",
-       "reduces over shards and replicas together", "accumulation.all_reduce: each"},
-      {plan.accumulation_details.reshard_after_backward != details.reshard_after_backward,
-       "accumulation.reshard_after_backward", "reshards as reshard_after_forward says",
-       "accumulation.reshard_after_backward: each"},
-      {plan.accumulation_details.is_last_backward != details.is_last_backward,
-       "accumulation.is_last_backward", "ends every backward alike",
-       "accumulation.is_last_backward: each"},
-      {plan.lora.rank > 0, "lora.rank", "trains every parameter", "lora.rank: 0"},
-      {plan.batch.documents > 1, "batch.documents", "attends within whole sequences",
-       "batch.documents: 1"},
-      {plan.frozen.any(), "frozen", "trains every parameter", "frozen: none"},
-      {plan.ignored != Ignored::kNone, "ignored", "shards every parameter", "ignored: none"},
-      {plan.offload != Offload::kNone && plan.host == HostKind::kComputes, "offload",
-       "keeps shards where it computes: CPU ranks have one memory", "offload: none"},
-      {plan.offload == Offload::kCpuUnpinned, "offload", "pins what it keeps on the host",
-       "offload: cpu"},
-      {plan.gradient_divide_factor.has_value(), "reduction.divide_factor",
-       "divides by the number of ranks", "reduction.divide_factor: none"},
-      {plan.force_sum_reduction, "reduction.force_sum", "sums in an order of its own",
-       "reduction.force_sum: false"},
-      {plan.evaluation.in_step, "evaluation.in_step", "evaluates between steps",
-       "evaluation.in_step: false"},
-      {plan.allocator != AllocatorSettings{}, "allocator", "lays its buffers out once",
-       "allocator: default"},
-      {plan.rank != 0, "rank", "shards evenly: every rank is as rank 0", "rank: 0"},
-  };
-  return first_missing(knobs, "native@" + plan.runtime.version);
 }
 
 // fully_shard of 2.11 raises
@@ -193,17 +71,6 @@ Problem problem_of_shard_dim(const Plan& plan, const ModelSpec& model) {
                        "dimension 1 (IndexError in the copy-out), as units.shard_dim 1 and experts "
                        "fewer than the shards are",
                        "always or never");
-}
-
-Problem problem_of_inner(const Plan& plan) {
-  if (plan.mesh.inner == MeshInner::kShard || plan.runtime.kind == RuntimeKind::kFsdp2) {
-    return std::nullopt;
-  }
-  return missing_capability("mesh.inner",
-                            fmt::format("{}@{} shards among consecutive ranks; fully_shard takes "
-                                        "any mesh of ranks",
-                                        to_string(plan.runtime.kind), plan.runtime.version),
-                            "mesh.inner: shard");
 }
 
 // The engine executes the decoders of models/families.h: one chain of layers on words.
@@ -267,30 +134,6 @@ Problem problem_of_engine_operations(const ModelSpec& model) {
 
 }  // namespace
 
-Problem first_missing(std::span<const Knob> knobs, const std::string& runtime) {
-  for (const Knob& knob : knobs) {
-    if (!knob.is_asked) continue;
-    return missing_capability(knob.key, fmt::format("{} {}", runtime, knob.what_is_wrong),
-                              knob.nearest);
-  }
-  return std::nullopt;
-}
-
-bool reshards_to_groups(const Plan& plan) {
-  const auto is_group = [](const Reshard& reshard) {
-    return reshard.kind == Reshard::Kind::kGroup;
-  };
-  const RangedPolicy<Reshard>& policy = plan.reshard_after_forward;
-  return is_group(policy.value) || std::any_of(policy.ranges.begin(), policy.ranges.end(),
-                                               [&](const auto& r) { return is_group(r.value); });
-}
-
-bool unshards_everywhere(const Plan& plan) {
-  const RangedPolicy<bool>& policy = plan.unshard_in_backward;
-  return policy.value && std::all_of(policy.ranges.begin(), policy.ranges.end(),
-                                     [](const auto& range) { return range.value; });
-}
-
 bool cuts_another_dimension(const ModelSpec& model, std::int64_t wanted, std::int64_t shards) {
   return std::any_of(model.kinds.begin(), model.kinds.end(), [&](const LayerSpec& layer) {
     return std::any_of(layer.parameters.begin(), layer.parameters.end(),
@@ -310,32 +153,22 @@ PlanProblem missing_capability(std::string key, std::string what_is_wrong, std::
 }
 
 std::optional<PlanProblem> problem_of_runtime(const Plan& plan) {
-  const std::string& version = plan.runtime.version;
-  const auto unknown = [&](const std::string& nearest) {
-    return missing_capability("runtime",
-                              fmt::format("version {} of {} is not modelled", quote(version),
-                                          to_string(plan.runtime.kind)),
-                              nearest);
-  };
-  if (Problem problem = problem_of_inner(plan)) return problem;
-  if (plan.runtime.kind == RuntimeKind::kNative) {
-    if (version != newest_version(RuntimeKind::kNative)) return unknown("native@1");
-    return problem_of_native(plan);
+  const auto& [kind, version] = plan.runtime;
+  const std::string name = fmt::format("{}@{}", to_string(kind), version);
+  const bool is_fsdp2 = kind == RuntimeKind::kFsdp2;
+  // FullyShardedDataParallel has issued the same since 2.4: recordings with 2.4.1, 2.5.1, 2.6.0,
+  // 2.8.0, 2.11.0, 2.12.1, 2.13.0 and 2.15.0 are equal row by row.
+  const bool has_minors = is_fsdp2 || kind == RuntimeKind::kFsdp1;
+  const std::string newest = newest_version(kind);
+  if (has_minors ? !fsdp2_minor(version) && (is_fsdp2 || version != newest) : version != newest) {
+    return missing_capability(
+        "runtime", fmt::format("version {} of {} is not modelled", quote(version), to_string(kind)),
+        is_fsdp2 ? nearest_fsdp2(version) : fmt::format("{}@{}", to_string(kind), newest));
   }
-  if (plan.runtime.kind != RuntimeKind::kFsdp2) {
-    const char* newest = newest_version(plan.runtime.kind);
-    // FullyShardedDataParallel has issued the same since 2.4: recordings with 2.4.1, 2.5.1, 2.6.0,
-    // 2.8.0, 2.11.0, 2.12.1, 2.13.0 and 2.15.0 are equal row by row.
-    const bool is_same_fsdp1 =
-        plan.runtime.kind == RuntimeKind::kFsdp1 && fsdp2_minor(version).has_value();
-    if (version != newest && !is_same_fsdp1) {
-      return unknown(fmt::format("{}@{}", to_string(plan.runtime.kind), newest));
-    }
-    return problem_of_library(plan);
+  if (Problem problem = problem_of_capability(plan, Capability::Of::kRuntime, name)) {
+    return problem;
   }
-  const std::optional<std::int32_t> minor = fsdp2_minor(version);
-  if (!minor) return unknown(nearest_fsdp2(version));
-  return problem_of_fsdp2(plan, fsdp2_version(*minor));
+  return problem_of_divisions(plan);
 }
 
 std::optional<PlanProblem> problem_of_running(const Plan& plan, const ModelSpec& model) {
@@ -345,16 +178,7 @@ std::optional<PlanProblem> problem_of_running(const Plan& plan, const ModelSpec&
     return problem_of_engine_operations(model);
   }
   if (plan.runtime.kind != RuntimeKind::kFsdp2) return problem_of_running_library(plan, model);
-  if (Problem problem = problem_of_shard_dim(plan, model)) return problem;
-  // clip_grad_norm_ scales all gradients in one call, which plain and distributed tensors cannot
-  // share: "aten.mul_.Tensor got mixed torch.Tensor and DTensor".
-  if (plan.ignored != Ignored::kNone && plan.optimizer.clip_norm) {
-    return contradiction("optimizer.clip_norm",
-                         "clip_grad_norm_ fails on ignored parameters beside sharded ones (mixed "
-                         "torch.Tensor and DTensor)",
-                         "none, or ignored: none");
-  }
-  return std::nullopt;
+  return problem_of_shard_dim(plan, model);
 }
 
 }  // namespace foreshard

@@ -15,6 +15,7 @@
 #include "models/yaml/model_yaml.h"
 #include "sim/base/config.h"
 #include "sim/spec/plan_config.h"
+#include "sim/spec/plan_schema.h"
 #include "tests/support/temporary_folder.h"
 
 namespace foreshard {
@@ -27,6 +28,7 @@ std::string source_path(const std::string& path) {
 }
 
 Json schema(const std::string& name) {
+  if (name == "plan") return plan_schema();
   std::ifstream file(source_path("cli/schemas/" + name + ".schema.json"));
   return Json::parse(file);
 }

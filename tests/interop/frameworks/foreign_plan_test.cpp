@@ -67,8 +67,8 @@ void expect_round_trip(const Plan& plan, const ModelSpec& model, const Exported&
   base.given["model"] = {PlanLayer::kSet, {}};
   const Plan back = resolve(document_of(base, read(file.text)), model, cluster_of(plan)).plan;
   for (const PlanKey& key : plan_key_table()) {
-    if (key.write == nullptr || key.path == "model" || key.path == "cluster") continue;
-    if (key.belongs != nullptr && !key.belongs(plan.runtime.kind)) continue;
+    if (key.path == "model" || key.path == "cluster") continue;
+    if (!key.belongs_to(plan.runtime.kind)) continue;
     const std::string is = yaml_value(key.write(plan)), was = yaml_value(key.write(back));
     const bool told = is_listed(file.ledger, Mapping::kUnsupported, std::string(key.path) + ": ");
     RC_ASSERT((is == was) != told);

@@ -59,13 +59,13 @@ TEST(PlanCheck, GathersInFp8WhereTorchaoDoes) {
                    gathers(p);
                    p.reshard_after_forward.value = {Reshard::Kind::kGroup, 4};
                  }),
-                 6, "reshard_after_forward: fsdp2 does not gather in fp8 from smaller groups");
+                 6, "reshard_after_forward: fsdp2@2.15 does not gather in fp8 from smaller groups");
   expect_refused(refused([&](Plan& p) {
                    gathers(p);
                    p.runtime = {RuntimeKind::kFsdp1, "2.11"};
                    p.mesh = {64, 1};
                  }),
-                 6, "float8_all_gather: fsdp1 gathers no tensor subclasses");
+                 6, "float8_all_gather: fsdp1@2.11 gathers no tensor subclasses");
 }
 
 TEST(PlanCheck, NamesBothProductsOfTheMeshAndWhatFits) {
