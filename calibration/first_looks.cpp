@@ -92,6 +92,9 @@ CodeFacts code_facts(const Plan& plan, const Cluster& cluster, std::string_view 
   CodeFacts facts;
   facts.emplace_back(stack.empty() ? "no_preset" : fmt::format("stack {}", stack), 1);
   if (cluster.gpu.architecture == "hopper") facts.emplace_back("hopper", 1);
+  // Workstation and inference cards, and GPUs of servers that are plugged in like them.
+  if (cluster.node.gpu_link_name.starts_with("PCIe")) facts.emplace_back("pcie_card", 1);
+  if (!plan.mesh.is_plain()) facts.emplace_back("axes", 1);
   if (!has_steps(cluster.gpu.key)) facts.emplace_back("chip_without_steps", 1);
   if (plan.float8 != Float8::kNone) facts.emplace_back("fp8", 1);
   if (is_zero(plan.runtime.kind)) facts.emplace_back("zero", 1);

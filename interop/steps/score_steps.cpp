@@ -21,6 +21,7 @@
 #include "reports/report.h"
 #include "sim/base/error.h"
 #include "sim/base/quantile.h"
+#include "sim/memory/capacity.h"
 #include "sim/memory/memory_alternatives.h"
 #include "sim/spec/plan_stack.h"
 
@@ -32,6 +33,7 @@ constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
 struct RowForecast {
   Report report;
+  Fit fit;  // of the report, with what a code without a preset may keep besides
   std::string failure;
   CodeFacts facts;  // of a code at first sight
 };
@@ -130,6 +132,10 @@ RowForecast forecast_row(const TrainingRow& row) {
     const TrainingJob job = training_job(row);
     const std::vector<std::string> own = {family_of(row.id)};
     result.report = StepForecaster(job, own).step(kDraws);
+    result.fit = result.report.fit;
+    if (find_stack(likely_stack(row)) == nullptr) {
+      result.fit = with_alternatives(result.fit, job.model, job.resolved.plan);
+    }
     constexpr Quantity Report::*kOpen[] = {&Report::seconds, &Report::peak_allocated,
                                            &Report::peak_reserved};
     for (const OpenChoice& open : open_choices(row)) {
@@ -218,6 +224,18 @@ void add_groups(const TrainingRow& row, const RowForecast& forecast, AccuracyRow
   }
 }
 
+// The least reserved memory that a step is sure not to exceed.
+Bytes sure_to_reserve(Fit fit) {
+  fit.outside = Bytes();  // was not measured
+  std::int64_t too_little = 0, enough = std::int64_t{1} << 50;
+  while (enough - too_little > 1) {
+    const std::int64_t middle = too_little + (enough - too_little) / 2;
+    fit.capacity = Bytes(middle);
+    (fit_probability(fit) >= kConfidence ? enough : too_little) = middle;
+  }
+  return Bytes(enough);
+}
+
 AccuracyRow accuracy_row(const TrainingRow& row, const RowForecast& forecast,
                          const Measured& measured) {
   AccuracyRow out;
@@ -242,8 +260,13 @@ AccuracyRow accuracy_row(const TrainingRow& row, const RowForecast& forecast,
   const Report& report = forecast.report;
   if (quantity == "step_time_s") {
     take(report.seconds, 1);
+    out.fit_probability = fit_probability(forecast.fit);
   } else {
     take(quantity == "peak_mem_alloc_GiB" ? report.peak_allocated : report.peak_reserved, kGiB);
+    if (quantity == "peak_mem_reserved_GiB") {
+      out.ran_where_sure =
+          measured.value * kGiB <= static_cast<double>(sure_to_reserve(forecast.fit).count());
+    }
   }
   const std::string_view verdict = row.word("score");
   if (verdict == "no" && quantity == "step_time_s") {

@@ -10,6 +10,7 @@
 #include "reports/accuracy/spread.h"
 #include "reports/view/layout.h"
 #include "sim/base/quantile.h"
+#include "sim/memory/capacity.h"
 
 namespace foreshard {
 namespace {
@@ -172,6 +173,20 @@ AccuracySummary summarize_accuracy(const std::vector<const AccuracyRow*>& rows) 
   return s;
 }
 
+FitChecks fit_checks(const std::vector<AccuracyRow>& rows) {
+  FitChecks checks;
+  int said = 0, failed = 0;
+  for (const AccuracyRow& row : rows) {
+    checks.ran += row.fit_probability.has_value();
+    said += row.fit_probability.value_or(0) >= 0.5;
+    checks.sure += row.ran_where_sure.has_value();
+    failed += !row.ran_where_sure.value_or(true);
+  }
+  if (checks.ran > 0) checks.said_to_fit = static_cast<double>(said) / checks.ran;
+  if (checks.sure > 0) checks.would_not_have_fitted = static_cast<double>(failed) / checks.sure;
+  return checks;
+}
+
 std::vector<AccuracyRow> accuracy_rows(const std::vector<HistoryRow>& history) {
   std::vector<AccuracyRow> rows;
   for (const HistoryRow& h : history) {
@@ -216,6 +231,8 @@ Json accuracy_json(const std::vector<AccuracyRow>& rows) {
                     {"error", row.error()},
                     {"scored", row.scored},
                     {"reason", row.reason}});
+    if (row.fit_probability) list.back()["fit_probability"] = *row.fit_probability;
+    if (row.ran_where_sure) list.back()["ran_where_sure"] = *row.ran_where_sure;
     if (row.facts.empty()) continue;
     Json& facts = list.back()["facts"] = Json::object();
     for (const auto& [name, size] : row.facts) facts[name] = size;
@@ -232,6 +249,11 @@ Json accuracy_json(const std::vector<AccuracyRow>& rows) {
   json["ranking"] = {
       {"difference", kRankedDifference}, {"pairs", ranking.pairs}, {"tau", ranking.tau}};
   json["reliability"] = reliability_json(rows);
+  const FitChecks fits = fit_checks(rows);
+  json["fits"] = {{"ran", fits.ran},
+                  {"said_to_fit", fits.said_to_fit},
+                  {"sure", fits.sure},
+                  {"would_not_have_fitted", fits.would_not_have_fitted}};
   json["groups"] = std::move(groups);
   json["rows"] = std::move(list);
   return json;
@@ -263,6 +285,17 @@ std::string accuracy_text(const std::vector<AccuracyRow>& rows, const std::strin
     lines.push_back(
         fmt::format("  order of pairs that differ by more than {}: tau {:.3f} ({} pairs)",
                     percent_text(kRankedDifference), r.tau, r.pairs));
+  }
+  if (const FitChecks fits = fit_checks(rows); fits.ran > 0) {
+    lines.push_back(fmt::format("  {} steps that ran: said to fit with a half or more: {}",
+                                fits.ran, percent_text(fits.said_to_fit)));
+    if (fits.sure > 0) {
+      lines.push_back(fmt::format(
+          "  {} measured peaks, on the smallest GPU that is said to hold them with {}: {} would "
+          "not "
+          "have fitted",
+          fits.sure, percent_text(kConfidence), percent_text(fits.would_not_have_fitted)));
+    }
   }
   add_unscored(rows, lines);
   lines.emplace_back();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,6 +25,11 @@ struct AccuracyRow {
   std::vector<std::pair<std::string, double>> facts = {};
   bool scored = true;
   std::string reason;  // why it is not
+  // Of a step that ran: how sure its forecast was that it would fit.
+  std::optional<double> fit_probability = {};
+  // Of measured reserved memory: whether the plan would have run on a GPU with just so much memory
+  // that it is said to fit with kConfidence.
+  std::optional<bool> ran_where_sure = {};
   double error() const { return measured > 0 ? predicted / measured - 1 : 0; }
 };
 
@@ -41,6 +47,15 @@ struct AccuracySummary {
 };
 AccuracySummary summarize_accuracy(const std::vector<const AccuracyRow*>& rows);
 std::vector<const AccuracyRow*> pointers(const std::vector<AccuracyRow>& rows);
+
+// What forecasts say of fitting against what did, scored or not: shares, 0 where there are no rows.
+struct FitChecks {
+  int ran = 0;                       // steps that ran
+  double said_to_fit = 0;            // of these: with a half or more
+  int sure = 0;                      // reserved memory measured, on the smallest GPU that is sure
+  double would_not_have_fitted = 0;  // of these: should be 1 - kConfidence at the most
+};
+FitChecks fit_checks(const std::vector<AccuracyRow>& rows);
 
 // Every group of the first kind of each row's groups counts the same, whatever its rows: quantiles
 // of |error| and of the signed error with weights 1 / (scored rows of the group).

@@ -11,8 +11,9 @@ hypot(interval of the machine, exp(base + slopes * facts) * exp(+-skew)) above a
 frozen forecasts of the day before anybody had read the codes, around the shift that these have. Shifts are of today's
 forecasts, before any shift, for mechanisms that were repaired since moved them. Slopes have a prior: what is described
 less is wider, by exp(PRIOR) a fact, unless the looks say otherwise; shifts have 0. A shift that is fitted `stack NAME`
-is that of the codes of a preset, of which there are few: its prior is narrower. INFLATION is how much wider the scales
-are than fitted: codes of another set are not of the sets that were fitted.
+is that of the codes of a preset, of which there are few: its prior is narrower. A fact that no set has (`axes`) keeps
+its prior. INFLATION is how much wider the scales are than fitted: codes of another set are not of the sets that were
+fitted. Of time nothing is added: as fitted, 86 to 90 % of each frozen set are inside by the other two.
 """
 import csv
 import json
@@ -26,16 +27,16 @@ FILE = HERE.parent.parent / "calibration/evidence/first_looks.json"
 SETS = [("2026-11-21", "unseen_steps"), ("2026-11-22", "unseen_steps_second"), ("2026-11-23", "unseen_steps_third")]
 KINDS = ("time", "memory")
 FACTS = {
-    "time": ["no_preset", "rests_on_readings", "fp8", "chip_without_steps", "short_kernels", "unfused_attention",
-             "zero"],
+    "time": ["rests_on_readings", "chip_without_steps", "pcie_card", "short_kernels", "unfused_attention", "zero",
+             "axes"],
     "memory": ["no_preset", "rests_on_readings"],
 }
 SKEW_FACTS = {"time": ["rests_on_readings"], "memory": []}
-SHIFT_FACTS = {"time": ["rests_on_readings", "hopper"], "memory": ["no_preset"]}
+SHIFT_FACTS = {"time": ["rests_on_readings", "hopper", "pcie_card", "fp8"], "memory": ["no_preset"]}
 BY_STACK = {"time": True, "memory": False}
 BASE = {"time": math.log(0.06), "memory": math.log(0.04)}
 PRIOR, PRIOR_SD, SKEW_SD, SHIFT_SD, STACK_SD = 0.6, 0.3, 0.5, 0.1, 0.08
-INFLATION = {"time": 1.35, "memory": 1.6}
+INFLATION = {"time": 1, "memory": 1.6}
 NINETY_FIVE = 2.131847  # of Student's t with 4 degrees of freedom
 LEVELS = {50: 0.740697, 80: 1.533206, 90: NINETY_FIVE}
 

@@ -55,11 +55,13 @@ TEST(FirstLooks, ShiftsAreUpwardsInEveryFit) {
 TEST(FirstLooks, WhatIsDescribedLessIsWider) {
   const FirstLooks& looks = first_looks();
   const LogReach described = code_reach(looks, looks.time, {}, "");
-  for (const char* fact : {"no_preset", "rests_on_readings", "fp8", "chip_without_steps",
-                           "short_kernels", "unfused_attention", "zero"}) {
+  for (const char* fact : {"rests_on_readings", "chip_without_steps", "pcie_card", "short_kernels",
+                           "unfused_attention", "zero", "axes"}) {
     EXPECT_GT(code_reach(looks, looks.time, {{fact, 1}}, "").up, described.up) << fact;
   }
   EXPECT_GT(described.down, 0);
+  const LogReach memory = code_reach(looks, looks.memory, {}, "");
+  EXPECT_GT(code_reach(looks, looks.memory, {{"no_preset", 1}}, "").up, memory.up);
   // A code that was not described in full is rarely faster than its description.
   const LogReach vague = code_reach(looks, looks.time, {{"rests_on_readings", 1}}, "");
   EXPECT_GT(vague.up, 1.5 * vague.down);

@@ -3,7 +3,10 @@
 
 #include <string>
 
+#include "planner/job.h"
+#include "sim/simulate/simulate.h"
 #include "tests/cli/program.h"
+#include "tests/support/cuda_trace.h"
 
 namespace foreshard {
 namespace {
@@ -65,6 +68,54 @@ TEST(DiagnoseVerb, ALogNamesTheLink) {
                   "--set stack=torchtitan_2025"));
   EXPECT_EQ(diagnosis.at("causes").at(0).at("name"), "slow_link");
   EXPECT_GT(diagnosis.at("step_ratio").get<double>(), 1);
+}
+
+// The step of 16 GPUs, with one factor's work so many times as long, as torch.profiler writes it.
+std::string traced(Factor factor, double times) {
+  JobOptions options;
+  options.model = "llama-3.2-1b";
+  options.cluster = "16xh100";
+  options.sequence = "8192";
+  options.assignments = {{"stack=torchtitan_2025"}};
+  const Job job = load_job(options);
+  const CostModel costs = cost_model(job);
+  const Forecast made = forecast(job.model, job.resolved.plan, costs);
+  FactorDraw draw = costs.center();
+  draw[static_cast<std::size_t>(factor)] *= times;
+  const Timeline timeline = Simulator().simulate(made.graph, costs.price(made.graph, draw));
+  return write_temporary("rank-0.trace.json", cuda_trace(made, timeline));
+}
+
+nlohmann::ordered_json diagnosis_of_trace(const std::string& trace) {
+  return json_of(
+      run("diagnose --json --model llama-3.2-1b --cluster 16xh100 --sequence 8192 "
+          "--set stack=torchtitan_2025 --run " +
+          trace));
+}
+
+// Of a trace the times of compute, of collectives and of waiting are told apart.
+TEST(DiagnoseVerb, ATraceNamesWhatIsSlow) {
+  const auto as_forecast = diagnosis_of_trace(traced(Factor::kGemm, 1));
+  expect_follows_its_schema(as_forecast);
+  EXPECT_NEAR(as_forecast.at("step_ratio").get<double>(), 1, 0.02);
+  const double right = as_forecast.at("as_forecast").get<double>();
+  EXPECT_GT(right, as_forecast.at("causes").at(0).at("probability").get<double>());
+
+  const auto link = diagnosis_of_trace(traced(Factor::kInterNode, 6));
+  EXPECT_GT(link.at("step_ratio").get<double>(), 1.05);
+  EXPECT_EQ(link.at("causes").at(0).at("name"), "slow_link") << link.at("causes").dump();
+  EXPECT_LT(link.at("as_forecast").get<double>(), right);
+
+  const auto clocks = diagnosis_of_trace(traced(Factor::kGemm, 2));
+  EXPECT_GT(clocks.at("step_ratio").get<double>(), 1.05);
+  EXPECT_EQ(clocks.at("causes").at(0).at("name"), "clock_cap") << clocks.at("causes").dump();
+}
+
+TEST(DiagnoseVerb, ATraceOfAnotherJobIsRefused) {
+  const Outcome other =
+      run("diagnose --model gpt2 --cluster 8xa100 --run " + traced(Factor::kGemm, 1));
+  EXPECT_NE(other.exit_code, 0);
+  EXPECT_NE(other.err.find("rank-0.trace.json"), std::string::npos) << other.err;
 }
 
 TEST(DiagnoseVerb, AMessageOfMissingMemoryIsHeldAgainstThePlansTensors) {

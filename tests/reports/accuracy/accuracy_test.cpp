@@ -41,6 +41,24 @@ TEST(Accuracy, BalancedSummaryGivesEveryGroupTheSameWeight) {
   EXPECT_EQ(summarize_balanced(rows).groups, 2);
 }
 
+// Three steps ran, two of which were said to fit; of two peaks one is more than what was sure.
+TEST(Accuracy, FitsAreHeldAgainstWhatRan) {
+  std::vector<AccuracyRow> rows(5, row("A-1", "A", 1, 1));
+  rows[0].fit_probability = 0.5;
+  rows[1].fit_probability = 0.49;
+  rows[2].fit_probability = 1;
+  rows[2].scored = false;  // too slow to be scored, but it ran
+  rows[3].ran_where_sure = false;
+  rows[4].ran_where_sure = true;
+  const FitChecks checks = fit_checks(rows);
+  EXPECT_EQ(checks.ran, 3);
+  EXPECT_NEAR(checks.said_to_fit, 2.0 / 3, 1e-12);
+  EXPECT_EQ(checks.sure, 2);
+  EXPECT_EQ(checks.would_not_have_fitted, 0.5);
+  EXPECT_EQ(fit_checks({row("A-1", "A", 1, 1)}).said_to_fit, 0);
+  EXPECT_EQ(accuracy_json(rows).at("fits").at("ran"), 3);
+}
+
 // Pairs of A: (1, 1.04) differ by less than 5 %; (1, 2) and (1.04, 2) are in order. B has one pair,
 // in the wrong order. Pairs across groups do not count: tau = (2 - 1) / 3.
 TEST(Accuracy, RankCorrelationCountsPairsThatDiffer) {
