@@ -34,6 +34,8 @@ if(TARGET foreshard_exec)
                           RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests/programs")
     list(APPEND test_programs ${name})
   endforeach()
+  target_sources(null_engine PRIVATE tests/exec/device/planted_faults.cpp
+                                     tests/exec/engine/engine_runs.cpp)
 endif()
 foreach(folder IN LISTS folders)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS "tests/${folder}/*.cpp")
@@ -100,6 +102,15 @@ if(FORESHARD_PYTHON AND TARGET foreshard_exec AND NOT FORESHARD_SANITIZE)  # whi
            COMMAND "${FORESHARD_PYTHON}" "${PROJECT_SOURCE_DIR}/tests/exec/gpu/visits_test.py"
                    "${FORESHARD_BIN_DIR}")
   set_tests_properties(gpu_visits PROPERTIES TIMEOUT 1800 ENVIRONMENT "PYTHONDONTWRITEBYTECODE=1")
+endif()
+
+# The engine's CUDA half on the null GPU: every plan of a round, and planted faults.
+if(FORESHARD_PYTHON AND TARGET foreshard_cuda AND TARGET foreshard-null)
+  add_test(NAME engine_on_the_null_gpu
+           COMMAND "${FORESHARD_PYTHON}" "${PROJECT_SOURCE_DIR}/tests/exec/gpu/null_gpu_test.py"
+                   "${FORESHARD_BIN_DIR}" "${PROJECT_BINARY_DIR}/tests/programs/null_engine")
+  set_tests_properties(engine_on_the_null_gpu PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 1800
+                       ENVIRONMENT "PYTHONDONTWRITEBYTECODE=1")
 endif()
 
 # README.md and docs/: short, linked, and printing what they show (`tests/docs_test.py --help`).

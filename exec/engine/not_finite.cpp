@@ -20,9 +20,10 @@ constexpr std::int64_t kChunk = std::int64_t{1} << 20;  // elements; bounds what
 std::int64_t first_not_finite(const at::Tensor& values) {
   const std::int64_t count = values.numel();
   for (std::int64_t begin = 0; begin < count; begin += kChunk) {
-    const at::Tensor finite = values.narrow(0, begin, std::min(kChunk, count - begin)).isfinite();
-    if (finite.all().item<bool>()) continue;
-    return begin + finite.to(at::kByte).argmin().item<std::int64_t>();
+    const at::Tensor wrong =
+        values.narrow(0, begin, std::min(kChunk, count - begin)).isfinite().logical_not();
+    if (!wrong.any().item<bool>()) continue;
+    return begin + wrong.to(at::kByte).argmax().item<std::int64_t>();
   }
   return count;
 }

@@ -8,7 +8,6 @@
 #include <time.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -80,7 +79,6 @@ State& state() {
   static State* const s = new State;
   return *s;
 }
-std::atomic<bool> allocator_spoke{false};
 thread_local int current = 0;
 
 std::uint64_t number(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
@@ -259,12 +257,10 @@ void forget(const void* at, std::uint64_t bytes) {
 }
 
 void add_block(const void* at, std::uint64_t bytes) {
-  allocator_spoke = true;
   State& s = state();
   const std::lock_guard lock(s.mutex);
   s.blocks[number(at)] = bytes;
 }
-bool has_allocator() { return allocator_spoke; }
 void remove_block(const void* at) {
   State& s = state();
   const std::lock_guard lock(s.mutex);
@@ -282,9 +278,17 @@ Touched touch(const std::uint64_t* words, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {
     if (!is_device(pointer(words[i]))) continue;
     auto it = s.blocks.upper_bound(words[i]);
-    if (it == s.blocks.begin()) continue;
+    if (it == s.blocks.begin() || words[i] >= std::prev(it)->first + std::prev(it)->second) {
+      // Memory of cudaMalloc itself: how much of it the kernel writes is not known.
+      const Device& device = s.devices[(words[i] - kBase) / kPerDevice % kDevices];
+      const auto range = device.ranges.upper_bound(words[i]);
+      if (range != device.ranges.begin()) {
+        forget_range(s, std::prev(range)->first, std::prev(range)->second);
+      }
+      continue;
+    }
     --it;
-    if (words[i] >= it->first + it->second || !seen.insert(it->first).second) continue;
+    if (!seen.insert(it->first).second) continue;
     touched.bytes += it->second;
     touched.largest = std::max(touched.largest, it->second);
     ++touched.blocks;

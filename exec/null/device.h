@@ -56,7 +56,6 @@ void forget(const void* pointer, std::uint64_t bytes);  // somebody else wrote t
 // Live blocks of PyTorch's allocator, for what kernels are given.
 void add_block(const void* pointer, std::uint64_t bytes);
 void remove_block(const void* pointer);
-bool has_allocator();  // it has said something
 // The different live blocks that the pointers among `words` lie in, which are forgotten.
 struct Touched {
   std::uint64_t bytes = 0;

@@ -5,7 +5,12 @@
 //
 // A block is what an allocator handed out. It keeps who used it, by range; once it is taken back
 // its users are kept by address until the memory's next holder is first used, which must be
-// ordered behind all of them.
+// ordered behind all of them. Memory of cudaMalloc itself is a block until an allocator hands out
+// parts of it; its layout is the program's own, so that of a range without a known end no more
+// than its first byte is looked at.
+//
+// Work that is captured is looked at as it is captured, and again at every launch of its graph, all
+// of it on the launching stream, with the waits and records of events from outside.
 #include "exec/null/races.h"
 
 #include <cxxabi.h>
@@ -13,6 +18,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -25,6 +31,7 @@
 #include "exec/null/device.h"
 #include "exec/null/log.h"
 #include "exec/null/record.h"
+#include "exec/null/stream_capture.h"
 
 namespace foreshard::null {
 namespace {
@@ -52,6 +59,7 @@ struct Access {
 
 struct Block {
   std::uint64_t end = 0;
+  bool is_plain = false;  // of cudaMalloc
   bool is_used = false;
   std::vector<Access> before;  // of the memory's holders before, until it is used
   std::vector<Access> users;
@@ -62,8 +70,17 @@ struct Left {
   std::vector<Access> users;
 };
 
+// What a graph does at every launch.
+struct Node {
+  std::int64_t name = 0;
+  std::vector<Use> uses;
+  EventHandle waits = nullptr, records = nullptr;  // from outside
+};
+
 struct State {
   std::mutex mutex;
+  std::map<std::int64_t, std::vector<Node>> graphs;
+  std::vector<Node> captured;  // of the graph that is
   std::unordered_map<std::uint64_t, Clock> streams;
   std::unordered_map<std::uint64_t, Clock> events;
   std::set<std::uint64_t> blocking;  // streams that the legacy default stream waits for
@@ -151,6 +168,8 @@ std::string words_of(const Access& access) {
          (source.empty() ? " (a thread of autograd or of a library)" : " (" + source + ")");
 }
 
+constexpr const char* kGone = "memory is used after it was given back";
+
 void tell(const Fault& fault) {
   std::string key = fault.what;
   for (const std::int64_t part :
@@ -162,8 +181,10 @@ void tell(const Fault& fault) {
     const std::lock_guard lock(s.mutex);
     if (s.told.size() >= kMostTold || !s.told.insert(key).second) return;
   }
-  report_fault(std::string(fault.what) + ", " + std::to_string(fault.bytes) + " bytes: " +
-               words_of(fault.now) + " is not ordered behind " + words_of(fault.earlier));
+  report_fault(std::string(fault.what) + ", " + std::to_string(fault.bytes) +
+               " bytes: " + words_of(fault.now) +
+               (fault.what == kGone ? "; used before by " : " is not ordered behind ") +
+               words_of(fault.earlier));
 }
 
 Block* block_of(State& s, std::uint64_t at) {
@@ -171,6 +192,73 @@ Block* block_of(State& s, std::uint64_t at) {
   if (it == s.blocks.begin()) return nullptr;
   --it;
   return at < it->second.end ? &it->second : nullptr;
+}
+
+// Who used memory of the device last that nobody holds now.
+const Access* last_of_gone(const State& s, std::uint64_t at) {
+  if (!is_device(reinterpret_cast<const void*>(at))) return nullptr;
+  auto it = s.left.upper_bound(at);
+  if (it == s.left.begin()) return nullptr;
+  --it;
+  const Left& left = it->second;
+  return at < left.end && !left.users.empty() ? &left.users.back() : nullptr;
+}
+
+std::vector<Fault> faults_of(State& s, const Access& work, const std::vector<Use>& uses) {
+  std::vector<Fault> faults;
+  const Clock& clock = s.streams[work.stream];
+  // One work may use a block several times: it is judged by what was there before it.
+  std::vector<std::pair<Block*, Access>> made;
+  for (const Use& use : uses) {
+    Access now = work;
+    now.begin = use.at;
+    now.writes = use.kind == Use::Kind::kWrites;
+    Block* const block = block_of(s, use.at);
+    if (block == nullptr) {
+      const Access* const last = use.is_sure ? last_of_gone(s, use.at) : nullptr;
+      if (last != nullptr) faults.push_back({kGone, *last, now, use.bytes});
+      continue;
+    }
+    if (!use.is_sure) {
+      // Somebody may have made it.
+      block->is_used = true;
+      block->before.clear();
+      continue;
+    }
+    const std::uint64_t bytes = use.bytes > 0 ? use.bytes : block->is_plain ? 1 : block->end;
+    now.end = std::min(block->end, use.at + bytes);
+    if (!block->is_used) {
+      now.writes = use.kind != Use::Kind::kReads;
+      Access any = now;
+      any.writes = true;
+      if (const Access* const with = conflict(block->before, any, clock)) {
+        faults.push_back({"memory is handed out while a stream still needs it", *with, now,
+                          now.end - now.begin});
+      }
+    } else if (const Access* const with = conflict(block->users, now, clock)) {
+      const char* const what = !with->writes ? "memory is written while it is still read"
+                               : now.writes  ? "memory is written twice at once"
+                                             : "a tensor is used before it is made";
+      faults.push_back({what, *with, now, now.end - now.begin});
+    }
+    made.emplace_back(block, now);
+  }
+  for (const auto& [block, now] : made) {
+    block->is_used = true;
+    block->before.clear();
+    keep(block->users, now, clock);
+  }
+  return faults;
+}
+
+// The stream's next work.
+Access next_work(State& s, std::uint64_t stream, std::int64_t name, std::int64_t source) {
+  Access work;
+  work.stream = stream;
+  work.place = ++clock_of(s, stream)[stream];
+  work.name = name;
+  work.source = source;
+  return work;
 }
 
 }  // namespace
@@ -191,47 +279,49 @@ void check_work(StreamHandle stream, std::int64_t name, const std::vector<Use>& 
   gives_work = true;
   // Before the lock: asking Python may wait for a thread that waits for the lock.
   const std::int64_t source = note_place();
+  const bool is_of_graph = is_captured(stream);
+  std::vector<Fault> faults;
+  State& s = state();
+  {
+    const std::lock_guard lock(s.mutex);
+    faults = faults_of(s, next_work(s, stream_key(stream), name, source), uses);
+    if (is_of_graph) s.captured.push_back({name, uses, nullptr, nullptr});
+  }
+  for (const Fault& fault : faults) tell(fault);
+}
+
+void check_captured(std::int64_t graph) {
+  if (!checks_races()) return;
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  s.graphs[graph] = std::exchange(s.captured, {});
+}
+
+void check_graph(std::int64_t graph, StreamHandle stream) {
+  if (!checks_races()) return;
+  gives_work = true;
+  const std::int64_t source = note_place();
   std::vector<Fault> faults;
   State& s = state();
   {
     const std::lock_guard lock(s.mutex);
     const std::uint64_t key = stream_key(stream);
-    Clock& clock = clock_of(s, key);
-    const std::int64_t place = ++clock[key];
-    // One work may use a block several times: it is judged by what was there before it.
-    std::vector<std::pair<Block*, Access>> made;
-    for (const Use& use : uses) {
-      Block* const block = block_of(s, use.at);
-      if (block == nullptr) continue;
-      if (!use.is_sure) {
-        // Somebody may have made it.
-        block->is_used = true;
-        block->before.clear();
+    for (const Node& node : s.graphs[graph]) {
+      if (node.waits != nullptr) {
+        const auto it = s.events.find(number(node.waits));
+        if (it != s.events.end()) join(s.streams[key], it->second);
         continue;
       }
-      const std::uint64_t end =
-          use.bytes == 0 ? block->end : std::min(block->end, use.at + use.bytes);
-      Access now{use.at, end, key, place, name, source, use.kind == Use::Kind::kWrites};
-      if (!block->is_used) {
-        now.writes = use.kind != Use::Kind::kReads;
-        Access any = now;
-        any.writes = true;
-        if (const Access* const with = conflict(block->before, any, clock)) {
-          faults.push_back(
-              {"memory is handed out while a stream still needs it", *with, now, end - use.at});
-        }
-      } else if (const Access* const with = conflict(block->users, now, clock)) {
-        const char* const what = !with->writes ? "memory is written while it is still read"
-                                 : now.writes  ? "memory is written twice at once"
-                                               : "a tensor is used before it is made";
-        faults.push_back({what, *with, now, end - use.at});
+      if (node.records != nullptr) {
+        s.events[number(node.records)] = clock_of(s, key);
+        continue;
       }
-      made.emplace_back(block, now);
-    }
-    for (const auto& [block, now] : made) {
-      block->is_used = true;
-      block->before.clear();
-      keep(block->users, now, clock);
+      // What was freed within the capture is the graph's own.
+      std::vector<Use> held;
+      std::copy_if(node.uses.begin(), node.uses.end(), std::back_inserter(held),
+                   [&](const Use& use) { return block_of(s, use.at) != nullptr; });
+      std::vector<Fault> more = faults_of(s, next_work(s, key, node.name, source), held);
+      faults.insert(faults.end(), more.begin(), more.end());
     }
   }
   for (const Fault& fault : faults) tell(fault);
@@ -248,6 +338,15 @@ void order_record(EventHandle event, StreamHandle stream) {
   State& s = state();
   const std::lock_guard lock(s.mutex);
   s.events[number(event)] = clock_of(s, stream_key(stream));
+}
+
+void order_outside(StreamHandle stream, EventHandle event, Outside what) {
+  if (!checks_races() || !is_captured(stream)) return;
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  Node node;
+  (what == Outside::kWaits ? node.waits : node.records) = event;
+  s.captured.push_back(std::move(node));
 }
 
 void order_wait(StreamHandle stream, EventHandle event) {
@@ -280,21 +379,21 @@ void order_host_all() {
   for (const auto& [stream, clock] : s.streams) join(s.host, clock);
 }
 
-bool is_joined(StreamHandle of, StreamHandle before) {
-  if (!checks_races()) return true;
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  const std::uint64_t key = stream_key(of);
-  return s.streams[stream_key(before)][key] >= s.streams[key][key];
-}
-
-void hand_out(const void* at, std::uint64_t bytes) {
+void hand_out(const void* at, std::uint64_t bytes, Holder holder) {
   if (!checks_races()) return;
   State& s = state();
   const std::lock_guard lock(s.mutex);
-  Block block;
-  block.end = number(at) + bytes;
   const std::uint64_t begin = number(at);
+  if (holder == Holder::kAllocator) {
+    const Block* const around = block_of(s, begin);
+    if (around != nullptr && around->is_plain) {
+      s.blocks.erase(std::prev(s.blocks.upper_bound(begin)));
+    }
+  }
+  Block block;
+  block.end = begin + bytes;
+  // Nothing is known of who writes first in a layout that is not known.
+  block.is_plain = block.is_used = holder == Holder::kProgram;
   auto it = s.left.upper_bound(begin);
   if (it != s.left.begin() && std::prev(it)->second.end > begin) --it;
   while (it != s.left.end() && it->first < block.end) {

@@ -311,8 +311,14 @@ FORESHARD_NULL_API Status cudaStreamSynchronize(StreamHandle stream) {
   record_wait('s', stream);
   return kSuccess;
 }
-FORESHARD_NULL_API Status cudaStreamWaitEvent(StreamHandle stream, EventHandle event, unsigned) {
-  if (const Status status = capture_wait(stream, event)) return failed(status);
+constexpr unsigned kExternal = 1;  // cudaEventRecordExternal, cudaEventWaitExternal
+FORESHARD_NULL_API Status cudaStreamWaitEvent(StreamHandle stream, EventHandle event,
+                                              unsigned flags) {
+  if (flags == kExternal) {
+    order_outside(stream, event, Outside::kWaits);
+  } else if (const Status status = capture_wait(stream, event)) {
+    return failed(status);
+  }
   wait_event(stream, event);
   order_wait(stream, event);
   Line('W') << handle_id(stream) << handle_id(event);
@@ -342,16 +348,20 @@ FORESHARD_NULL_API Status cudaEventQuery(EventHandle event) {
   order_host_event(event);
   return kSuccess;
 }
-FORESHARD_NULL_API Status cudaEventRecord(EventHandle event, StreamHandle stream) {
+FORESHARD_NULL_API Status cudaEventRecordWithFlags(EventHandle event, StreamHandle stream,
+                                                   unsigned flags) {
   record_event(event, stream);
-  capture_record(event, stream);
+  if (flags == kExternal) {
+    order_outside(stream, event, Outside::kRecords);
+  } else {
+    capture_record(event, stream);
+  }
   order_record(event, stream);
   Line('E') << handle_id(stream) << handle_id(event);
   return kSuccess;
 }
-FORESHARD_NULL_API Status cudaEventRecordWithFlags(EventHandle event, StreamHandle stream,
-                                                   unsigned) {
-  return cudaEventRecord(event, stream);
+FORESHARD_NULL_API Status cudaEventRecord(EventHandle event, StreamHandle stream) {
+  return cudaEventRecordWithFlags(event, stream, 0);
 }
 FORESHARD_NULL_API Status cudaEventSynchronize(EventHandle event) {
   if (const Status status = refuse_on_captured_event(__func__, event)) return failed(status);
@@ -414,7 +424,9 @@ FORESHARD_NULL_API Status cudaGraphInstantiateWithFlags(void** executable, void*
   return kSuccess;
 }
 FORESHARD_NULL_API Status cudaGraphLaunch(void* executable, StreamHandle stream) {
-  launch_graph(reinterpret_cast<std::int64_t>(executable) - 1);
+  const std::int64_t graph = reinterpret_cast<std::int64_t>(executable) - 1;
+  check_graph(graph, stream);
+  launch_graph(graph);
   enqueue(stream, 1e-5);
   return kSuccess;
 }

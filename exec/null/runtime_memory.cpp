@@ -37,14 +37,14 @@ FORESHARD_NULL_API Status cudaMalloc(void** at, std::size_t bytes) {
   if (const Status status = refuse_unsafe(__func__)) return status;
   *at = allocate(bytes);
   if (*at == nullptr) return kMemoryAllocation;
-  if (!has_allocator()) hand_out(*at, bytes);
+  hand_out(*at, bytes, Holder::kProgram);
   Line('D') << reinterpret_cast<std::uint64_t>(*at) << static_cast<std::uint64_t>(bytes);
   return kSuccess;
 }
 FORESHARD_NULL_API Status cudaFree(void* at) {
   if (const Status status = refuse_unsafe(__func__)) return status;
   order_host_all();  // cudaFree waits for the device
-  if (!has_allocator()) take_back(at);
+  take_back(at);
   release(at);
   if (at != nullptr) Line('d') << reinterpret_cast<std::uint64_t>(at);
   return kSuccess;
@@ -63,13 +63,18 @@ FORESHARD_NULL_API Status cudaMemGetInfo(std::size_t* free, std::size_t* total) 
   return kSuccess;
 }
 FORESHARD_NULL_API Status cudaHostAlloc(void** at, std::size_t bytes, unsigned) {
+  *at = nullptr;
+  if (const Status status = refuse_unsafe(__func__)) return status;
   *at = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
-  return *at == nullptr ? kMemoryAllocation : kSuccess;
+  if (*at == nullptr) return kMemoryAllocation;
+  hand_out(*at, bytes, Holder::kProgram);  // copies from and to it are work of streams
+  return kSuccess;
 }
 FORESHARD_NULL_API Status cudaMallocHost(void** at, std::size_t bytes) {
   return cudaHostAlloc(at, bytes, 0);
 }
 FORESHARD_NULL_API Status cudaFreeHost(void* at) {
+  take_back(at);
   std::free(at);
   return kSuccess;
 }

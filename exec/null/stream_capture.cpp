@@ -81,6 +81,7 @@ Status end_capture(StreamHandle stream, void** graph) {
   captures = false;
   is_own = false;
   const std::int64_t made = end_graph();
+  check_captured(made);
   std::size_t apart = 0;
   {
     const std::lock_guard lock(s.mutex);

@@ -64,7 +64,7 @@ FORESHARD_NULL_API void _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE(vo
     const int index = device.index >= 0 && device.index < 16 ? device.index : 0;
     if (size > 0) {
       add_block(pointer, static_cast<std::uint64_t>(size));
-      hand_out(pointer, static_cast<std::uint64_t>(size));
+      hand_out(pointer, static_cast<std::uint64_t>(size), Holder::kAllocator);
     } else {
       remove_block(pointer);
       take_back(pointer);

@@ -1,0 +1,119 @@
+"""The engine's own CUDA half (exec/cuda/) on the null GPU, under its race detector.
+
+    null_gpu_test.py build/bin build/release/tests/programs/null_engine [--whole]
+
+Every plan of the GPU round (exec/gpu/round_plans.py), on the small model or with --whole as it stands there, and a rank of
+each kind of group over NCCL, must end well and without a fault; every fault that null_engine plants must be found, and
+none where it plants nothing. Needs LibTorch
+2.11 with its CUDA half: of this python3's torch, or on LD_LIBRARY_PATH; skipped (77) with the reason where there is none.
+"""
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "exec/gpu"))
+from round_plans import PLANS, plan, words_of  # noqa: E402
+from round_tools import example, tokens  # noqa: E402
+
+SKIPPED = 77
+
+
+def skip(reason):
+    print(f"skipped: {reason}")
+    sys.exit(SKIPPED)
+
+
+def cuda_half():
+    """The folder with libtorch_cuda.so."""
+    folders = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    spec = importlib.util.find_spec("torch")
+    if spec is not None and spec.origin:
+        folders.append(os.path.join(os.path.dirname(spec.origin), "lib"))
+    for folder in folders:
+        if folder and os.path.exists(os.path.join(folder, "libtorch_cuda.so")):
+            return folder
+    skip("LibTorch's CUDA half (libtorch_cuda.so) is neither in python3's torch nor on LD_LIBRARY_PATH")
+
+
+class OnNullGpu:
+    def __init__(self, bin_folder, engine, folder):
+        self.bin, self.engine, self.folder = (pathlib.Path(p).resolve() for p in (bin_folder, engine, folder))
+        torch = cuda_half()
+        self.environment = dict(os.environ, LD_LIBRARY_PATH=torch + ":" + os.environ.get("LD_LIBRARY_PATH", ""),
+                                FORESHARD_CUDA_PLUGIN=str(self.bin / "libforeshard_cuda.so"))
+        self.failed = []
+
+    def run(self, command, *flags):
+        """(exit status, output, lines of faults)."""
+        words = [self.bin / "foreshard-null", "--check", "--gpu", "h100", "--out", self.folder / "capture", *flags, "--", *command]
+        done = subprocess.run([str(w) for w in words], env=self.environment, cwd=self.folder, text=True, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, errors="replace", check=False)
+        return done.returncode, done.stdout, [line for line in done.stdout.splitlines() if line.startswith("foreshard-null: ")]
+
+    def expect(self, holds, what):
+        if not holds:
+            self.failed.append(what)
+            print("FAILED", what, flush=True)
+
+    def planted(self, how):
+        """By fault, the lines that tell of it."""
+        status, output, _ = self.run([self.engine, how])
+        if status == 6:
+            skip("the engine's CUDA half does not load: " + output.strip().splitlines()[-1])
+        found, name = {}, None
+        for line in output.splitlines():
+            if line.startswith("planted: "):
+                name = line.removeprefix("planted: ")
+                found[name] = []
+            elif name and not line.startswith("warning"):
+                found[name].append(line)
+        return found
+
+    def faults(self):
+        wrong, right = self.planted("wrong"), self.planted("right")
+        counts = {}
+        for name, lines in wrong.items():
+            # Of what PyTorch itself refuses, CUDA is not asked.
+            told = [line for line in lines if line.startswith("foreshard-null: ") or line.startswith("thrown: ") and "capture" in line]
+            kind = name.split(":")[0]
+            n, of = counts.get(kind, (0, 0))
+            counts[kind] = (n + bool(told), of + 1)
+            self.expect(told, f"{name}: not found {lines}")
+            self.expect(not right.get(name, ["no run"]), f"{name}: without the fault {right.get(name)}")
+        print("planted faults found:", ", ".join(f"{kind} {n} of {of}" for kind, (n, of) in counts.items()), flush=True)
+        self.expect(len(wrong) >= 20, f"only {len(wrong)} faults")
+
+    def round(self, is_whole):
+        data = tokens(self.folder / "tokens.bin", 20_000_000 if is_whole else 60_000)
+        small = {} if is_whole else dict(model=example(), sequence=32, micro_batch=1)
+        cases = [(dict(p, **small), ["--paced", "--pace", p["pace"]] if p["gpus"] > 1 else []) for p in PLANS]
+        tiny = dict(model=example(), sequence=32, micro_batch=1)
+        # Ranks that start each other are none of torchrun's, which the null GPU plays.
+        alone = ["env", *(word for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE") for word in ("-u", name))]
+        cases += [(plan("2 ranks over NCCL", tiny, 2), ["--spawn", 2]),
+                  (plan("2x2 ranks over NCCL", tiny, 4, **{"mesh.shard": 2, "mesh.replicate": 2}), ["--spawn", 4])]
+        for p, how in cases:
+            steps = 6 if p["graph"] else 3
+            status, output, faults = self.run(
+                [*(alone if "--spawn" in how else []), self.bin / "foreshard-exec", "run", *words_of(p, "native", "h100"), "--data", data, "--tokens", "u16", "--steps", steps,
+                 "--device", "cuda", "--out", self.folder / "run", *how, *(["--graph"] if p["graph"] else [])],
+                *(["--world", 4] if "--spawn" in how else []))
+            self.expect(status == 0 and not faults, f"{p['name']}: exit {status} {faults or output[-500:]}")
+        print(f"plans of the round: {len(cases)}, failed: {len(self.failed)}")
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        null = OnNullGpu(sys.argv[1], sys.argv[2], folder)
+        null.faults()
+        null.round("--whole" in sys.argv)
+    print(f"{len(null.failed)} failed")
+    return 1 if null.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
