@@ -337,7 +337,7 @@ class Tree {
     CLI::App* verb =
         add_verb("import",
                  "A plan from settings of TorchTitan, Accelerate or DeepSpeed, config.json and "
-                 "weights; a cluster file from nvidia-smi topo -m, NCCL's topology or Slurm's",
+                 "weights; a cluster file from nvidia-smi (-q, topo -m), NCCL's topology or Slurm's",
                  "import deepspeed.json --model llama-3.1-8b --cluster 64xh100 --out plan.yaml",
                  run_any_import, o);
     verb->add_option("files", o->files, "Several of one job, or of one cluster, are joined")

@@ -7,7 +7,9 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <optional>
 
+#include "calibration/machines.h"
 #include "calibration/training_evidence.h"
 #include "planner/code_term.h"
 #include "reports/page/page.h"
@@ -20,6 +22,23 @@ namespace foreshard {
 namespace {
 
 constexpr double kAnchorLeaves = 0.5;
+// The lowest limit that is published with steps, over the maker's: torchtitan's H100 of 500 W
+// (pytorch/torchtitan, docs/performance.md).
+constexpr double kLowLimit = 500.0 / 700.0;
+
+std::string source_of(const Cluster& cluster, std::string_view figure) {
+  for (const auto& [name, source] : cluster.sources) {
+    if (name == figure) return source;
+  }
+  return "";
+}
+
+// Whether somebody said it of these GPUs; else it is their maker's.
+bool is_limit_told(const Cluster& cluster) {
+  const std::optional<Machine> machine = machine_named(cluster.gpu.key);
+  constexpr const char* kLimit = "gpu.power_limit";
+  return !machine || source_of(cluster, kLimit) != source_of(machine->node, kLimit);
+}
 
 double square(double value) { return value * value; }
 
@@ -97,12 +116,32 @@ class Asker {
       add({"one run", "one step of the job, or of a smaller one of the same code",
            "foreshard accuracy ROWS --anchor 1", 20, kAnchorLeaves * all_.half_width, Bytes()});
     }
+    if (const double longer = longer_by_limit(); longer > 0) {
+      Fact limit = {"power limit",
+                    "what nvidia-smi says of a node's GPUs",
+                    "nvidia-smi -q > smi.txt; foreshard import smi.txt --nodes N --out "
+                    "cluster.yaml, then foreshard predict ... --cluster cluster.yaml",
+                    1,
+                    all_.half_width,
+                    all_.memory_above};
+      limit.moves = longer;
+      add(std::move(limit));
+    }
     std::stable_sort(all_.facts.begin(), all_.facts.end(),
                      [](const Fact& a, const Fact& b) { return a.per_minute > b.per_minute; });
     return all_;
   }
 
  private:
+  // By how much a step is longer at the low limit; 0 where the limit is told.
+  double longer_by_limit() const {
+    if (is_limit_told(job_.cluster)) return 0;
+    Job limited = job_;
+    limited.cluster.gpu.power_limit *= kLowLimit;
+    const Forecast made = forecast(job_.model, job_.resolved.plan, cost_model(limited));
+    return made.timeline.period.seconds() / all_.step_s - 1;
+  }
+
   double share(const FactorMove& move) const {
     return std::abs(move.high - move.low) / 2 / all_.step_s;
   }
@@ -116,13 +155,13 @@ class Asker {
     return levels.half_width();
   }
 
-  // What narrows nothing is not asked.
+  // What neither narrows nor moves anything is not asked.
   void add(Fact fact) {
     const double step = all_.half_width - fact.half_width;
     const double memory =
         static_cast<double>(all_.memory_above.count() - fact.memory_above.count()) /
         static_cast<double>(std::max<std::int64_t>(all_.memory.count(), 1));
-    if (step < 1e-4 && memory < 1e-4) return;
+    if (step < 1e-4 && memory < 1e-4 && fact.moves < 1e-4) return;
     fact.per_minute = (step + memory) / fact.minutes;
     all_.facts.push_back(std::move(fact));
   }
@@ -151,6 +190,12 @@ std::string questions_text(const Questions& q) {
                   format_bytes(q.memory_above));
   for (const Fact& fact : q.facts) {
     text += fmt::format("  {}: {}\n", fact.name, fact.ask);
+    if (fact.moves > 0) {
+      text += fmt::format(
+          "    the step would be {} longer at {} of the maker's limit; {:g} min: {}\n",
+          percent_text(fact.moves), percent_text(kLowLimit), fact.minutes, fact.command);
+      continue;
+    }
     text += fmt::format(
         "    narrows the step from +-{} to +-{}, memory from {} above to {}; {:g} min: {}\n",
         percent_text(q.half_width), percent_text(fact.half_width), format_bytes(q.memory_above),
@@ -171,7 +216,8 @@ Json to_json(const Questions& q) {
                      {"minutes", fact.minutes},
                      {"half_width", fact.half_width},
                      {"memory_above_bytes", fact.memory_above.count()},
-                     {"per_minute", fact.per_minute}});
+                     {"per_minute", fact.per_minute},
+                     {"moves", fact.moves}});
   }
   return {{"step_s", q.step_s},
           {"half_width", q.half_width},

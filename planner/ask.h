@@ -3,7 +3,8 @@
 // A step's interval is the root of the sum of squares of its levels (DESIGN section 12): each
 // latent factor of the machine, the codes that may run the job, what a code does that its
 // description leaves open, and the run. A fact takes away what it settles. Memory's upper end is
-// the forecast with all that a code may keep besides.
+// the forecast with all that a code may keep besides. What is taken from the catalogue and may be
+// otherwise (the power limit) narrows nothing, but moves the forecast: asked last.
 #pragma once
 
 #include <string>
@@ -31,6 +32,7 @@ struct Fact {
   double half_width = 0;  // of the step once it is known
   Bytes memory_above;     // that memory may be above its forecast, once it is known
   double per_minute = 0;  // narrowing of step and memory, as shares of them, over the minutes
+  double moves = 0;       // share by which the step is longer where the answer is the worse one
 };
 
 struct Questions {

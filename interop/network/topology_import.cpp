@@ -59,6 +59,13 @@ TopologyFormat topology_format(std::string_view text) {
     if (words.empty()) continue;
     std::string first = words[0] + (words.size() > 1 && words[1][0] == '=' ? "=" : "");
     if (first == "GPU0") return TopologyFormat::kNvidiaSmi;
+    // "==============NVSMI LOG==============", "| NVIDIA-SMI 550.54.15 ...", "name, power.limit
+    // [W]".
+    const bool is_query =
+        line.find("NVSMI LOG") != std::string::npos ||
+        line.find("| NVIDIA-SMI ") != std::string::npos ||
+        (line.find("name,") != std::string::npos && line.find("power.limit") != std::string::npos);
+    if (is_query) return TopologyFormat::kNvidiaSmiQuery;
     if ((first == "Switch" || first == "Ca") && words.size() > 2 && words[2][0] == '"') {
       return TopologyFormat::kIbnetdiscover;
     }
@@ -79,6 +86,8 @@ TopologyImport parse_topology(TopologyFormat format, std::string_view text,
   switch (format) {
     case TopologyFormat::kNvidiaSmi:
       return parse_nvidia_smi_topo(text, file_name);
+    case TopologyFormat::kNvidiaSmiQuery:
+      return parse_nvidia_smi_query(text, file_name);
     case TopologyFormat::kNcclXml:
       return parse_nccl_topology(text, file_name);
     case TopologyFormat::kNcclGraphs:
@@ -94,10 +103,11 @@ TopologyImport parse_topology(TopologyFormat format, std::string_view text,
     case TopologyFormat::kNone:
       break;
   }
-  throw ConfigError({std::string(file_name), 1, 0, ""}, "is of no known form",
-                    "nvidia-smi topo -m, NCCL's topology or graph XML, Slurm's topology.conf, "
-                    "SLURM_JOB_NODELIST=..., ibnetdiscover, a Kubernetes node list, or settings of "
-                    "TorchTitan, Accelerate or DeepSpeed, config.json, safetensors");
+  throw ConfigError(
+      {std::string(file_name), 1, 0, ""}, "is of no known form",
+      "nvidia-smi -q, nvidia-smi topo -m, NCCL's topology or graph XML, Slurm's topology.conf, "
+      "SLURM_JOB_NODELIST=..., ibnetdiscover, a Kubernetes node list, or settings of "
+      "TorchTitan, Accelerate or DeepSpeed, config.json, safetensors");
 }
 
 namespace {
@@ -192,7 +202,7 @@ Location place_of(const TopologyImport& import) {
 // The sections node: and network: of the figures.
 std::string sections(const ImportedFigures& figures) {
   std::string text;
-  for (const char* section : {"node", "network"}) {
+  for (const char* section : {"gpu", "node", "network"}) {
     bool is_open = false;
     for (const auto& [path, value] : figures) {
       const std::string prefix = std::string(section) + ".";

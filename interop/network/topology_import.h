@@ -2,6 +2,8 @@
 //
 //   nvidia-smi topo -m     GPUs of a node, their NVLinks, network ports and PCIe switches; several
 //                          are several nodes
+//   nvidia-smi             also -q, and --query-gpu=name,power.limit --format=csv: GPUs of a node
+//                          and their power limit
 //   NCCL's topology XML    the same with rates (NCCL_TOPO_DUMP_FILE); the order of its rings from
 //                          its graph XML (NCCL_GRAPH_DUMP_FILE)
 //   Slurm topology.conf    nodes and the tree (or blocks) of switches above them
@@ -79,6 +81,7 @@ inline constexpr std::size_t kMaxFabricBytes = std::size_t{16} << 20;   // of te
 
 // `file_name` is what errors and the ledger call the text. Throw ConfigError.
 TopologyImport parse_nvidia_smi_topo(std::string_view text, std::string_view file_name);
+TopologyImport parse_nvidia_smi_query(std::string_view text, std::string_view file_name);
 TopologyImport parse_nccl_topology(std::string_view xml, std::string_view file_name);
 TopologyImport parse_nccl_graphs(std::string_view xml, std::string_view file_name);
 TopologyImport parse_slurm_topology(std::string_view text, std::string_view file_name);
@@ -89,6 +92,7 @@ TopologyImport parse_node_labels(std::string_view json, std::string_view file_na
 enum class TopologyFormat : std::uint8_t {
   kNone,
   kNvidiaSmi,
+  kNvidiaSmiQuery,
   kNcclXml,
   kNcclGraphs,
   kSlurm,

@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
+
+#include "tests/support/temporary_folder.h"
 
 namespace foreshard {
 namespace {
@@ -29,7 +32,9 @@ TEST(Ask, EveryFactNarrowsSomethingAndTheBestComesFirst) {
   EXPECT_NEAR(q.half_width, q.levels.half_width(), 1e-12);
   for (std::size_t i = 0; i < q.facts.size(); ++i) {
     const Fact& fact = q.facts[i];
-    EXPECT_TRUE(fact.half_width < q.half_width || fact.memory_above < q.memory_above) << fact.name;
+    EXPECT_TRUE(fact.half_width < q.half_width || fact.memory_above < q.memory_above ||
+                fact.moves > 0)
+        << fact.name;
     EXPECT_LE(fact.half_width, q.half_width + 1e-12) << fact.name;
     EXPECT_GE(fact.memory_above, Bytes()) << fact.name;
     EXPECT_FALSE(fact.command.empty());
@@ -48,6 +53,27 @@ TEST(Ask, SayingTheTrainingCodeNarrowsAsPromised) {
   EXPECT_EQ(said.memory_above, code->memory_above);
   EXPECT_EQ(find(said, "training code"), nullptr);
   EXPECT_LT(said.half_width, open.half_width);
+}
+
+// The catalogue's limit may not be theirs; with a cluster file that says it the question is
+// settled.
+TEST(Ask, ThePowerLimitIsAskedUntilItIsTold) {
+  const Questions open = asked({});
+  const Fact* limit = find(open, "power limit");
+  ASSERT_NE(limit, nullptr);
+  EXPECT_EQ(limit, &open.facts.back());
+  EXPECT_GT(limit->moves, 0.05);
+  EXPECT_LT(limit->moves, 0.4);  // not all of a step is products
+  const TemporaryFolder folder;
+  const std::filesystem::path file =
+      folder.write("cluster.yaml", "gpus: 64\nmachine: h100-sxm\ngpu: {power_limit: 500W}\n");
+  JobOptions options;
+  options.model = "llama-3.1-8b";
+  options.cluster = file.string();
+  options.runtime = "fsdp2";
+  const Questions told = questions(load_job(options));
+  EXPECT_EQ(find(told, "power limit"), nullptr);
+  EXPECT_NEAR(told.step_s, open.step_s * (1 + limit->moves), 0.01 * open.step_s);
 }
 
 // What is recorded is described in full: kernels and the machine are left.

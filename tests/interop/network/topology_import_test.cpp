@@ -371,6 +371,67 @@ TEST(TopologyImports, JoinWithTheFirstWinning) {
   EXPECT_EQ(cluster.gpu.key, "a100-80gb");
 }
 
+constexpr const char* kQuery =
+    "\n==============NVSMI LOG==============\n\nAttached GPUs                             : 2\n"
+    "GPU 00000000:1B:00.0\n"
+    "    Product Name                          : NVIDIA H100 80GB HBM3\n"
+    "    Clocks Event Reasons\n"
+    "        SW Power Cap                      : Active\n"
+    "    GPU Power Readings\n"
+    "        Power Draw                        : 498.11 W\n"
+    "        Current Power Limit               : 700.00 W\n"
+    "        Enforced Power Limit              : 700.00 W\n"
+    "    Module Power Readings\n"
+    "        Current Power Limit               : 300.00 W\n"
+    "GPU 00000000:43:00.0\n"
+    "    Product Name                          : NVIDIA H100 80GB HBM3\n"
+    "    GPU Power Readings\n"
+    "        Current Power Limit               : 500.00 W\n";
+
+// The slower of two GPUs counts; the module's limit does not.
+TEST(NvidiaSmiQuery, TellsTheGpuAndItsPowerLimit) {
+  ASSERT_EQ(topology_format(kQuery), TopologyFormat::kNvidiaSmiQuery);
+  const TopologyImport import = parse_nvidia_smi_query(kQuery, "smi.txt");
+  EXPECT_EQ(import.machine, "h100-sxm");
+  EXPECT_EQ(import.gpus_per_node, 2);
+  const Cluster cluster = parse_cluster(cluster_file(import, "", 4), "imported");
+  EXPECT_EQ(cluster.gpus, 8);
+  EXPECT_EQ(cluster.gpu.power_limit, 500);
+  bool is_held = false;
+  for (const ImportEntry& entry : import.ledger) is_held |= entry.what == "SW Power Cap";
+  EXPECT_TRUE(is_held);
+}
+
+TEST(NvidiaSmiQuery, ReadsTheTableAndCsv) {
+  const std::string table =
+      "| NVIDIA-SMI 550.54.15    Driver Version: 550.54.15    CUDA Version: 12.4 |\n"
+      "|   0  NVIDIA A100-SXM4-80GB          On  |   00000000:07:00.0 Off |          0 |\n"
+      "| N/A   31C    P0             62W /  400W |       1MiB /  81920MiB |  0%  Default |\n";
+  ASSERT_EQ(topology_format(table), TopologyFormat::kNvidiaSmiQuery);
+  const TopologyImport of_table = parse_nvidia_smi_query(table, "smi.txt");
+  EXPECT_EQ(of_table.machine, "a100-80gb");
+  EXPECT_EQ(parse_cluster(cluster_file(of_table, "", 0), "imported").gpu.power_limit, 400);
+  const std::string csv =
+      "index, name, power.limit [W], enforced.power.limit [W]\n"
+      "0, NVIDIA H200, 700.00 W, 600.00 W\n1, NVIDIA H200, 700.00 W, [N/A]\n";
+  ASSERT_EQ(topology_format(csv), TopologyFormat::kNvidiaSmiQuery);
+  const TopologyImport of_csv = parse_nvidia_smi_query(csv, "smi.csv");
+  EXPECT_EQ(of_csv.machine, "h200");
+  EXPECT_EQ(parse_cluster(cluster_file(of_csv, "", 0), "imported").gpu.power_limit, 600);
+}
+
+TEST(NvidiaSmiQuery, RefusesWhatNamesNoGpuOrSeveralKinds) {
+  EXPECT_NE(refusal([] { parse_nvidia_smi_query("name, power.limit [W]\n", "smi.csv"); }), "");
+  const std::string two = "name, power.limit [W]\nNVIDIA H100, 700.00 W\nNVIDIA L4, 72.00 W\n";
+  const std::string said = refusal([&] { parse_nvidia_smi_query(two, "smi.csv"); });
+  EXPECT_NE(said.find("smi.csv:3"), std::string::npos) << said;
+  // Cut off anywhere it is read or refused, never more.
+  const std::string text = kQuery;
+  for (std::size_t size = 0; size < text.size(); ++size) {
+    refusal([&] { parse_nvidia_smi_query(text.substr(0, size), "smi.txt"); });
+  }
+}
+
 TEST(TopologyFormats, OthersAreNone) {
   EXPECT_EQ(topology_format("hello"), TopologyFormat::kNone);
   EXPECT_EQ(topology_format(""), TopologyFormat::kNone);
