@@ -19,20 +19,9 @@ import sys
 import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from hf_cases import KINDS, recorded, same  # noqa: E402
+from hf_cases import KINDS, recorded, same, scheduled  # noqa: E402
 
 TRAIN = pathlib.Path(__file__).parent / "hf_train.py"
-
-
-def collectives(program, capture, cluster):
-    done = subprocess.run([program, "schedule", "--capture", capture, "--cluster", cluster, "--csv"], capture_output=True, text=True)
-    lines = done.stdout.splitlines()
-    if not lines:
-        return []
-    head = lines[0].split(",")
-    kind, size = head.index("kind"), head.index("bytes")
-    # Norms and their likes have a few bytes; the recordings say none for them.
-    return [(f[kind], int(f[size])) for f in (line.split(",") for line in lines[1:]) if f[kind] in KINDS]
 
 
 NCCL = {2: "int32", 4: "int64", 6: "fp16", 7: "fp32", 9: "bf16"}  # ncclDataType_t
@@ -106,7 +95,7 @@ def score(folder, file, args):
         "peak": memory["peak_allocated_bytes"]["value"] - step["peak"],
         "own_peak": memory["peak_allocated_bytes"]["value"] - program["peak"],
         "reserved": memory["peak_reserved_bytes"]["value"] / step["reserved"] - 1,
-        "difference": same(on_gpu, collectives(args.bin / "foreshard", capture, cluster)),
+        "difference": same(on_gpu, scheduled(args.bin / "foreshard", ["--capture", capture, "--cluster", cluster])),
     }
 
 

@@ -78,6 +78,7 @@ def recorded(result):
 
 
 def scheduled(program, said):
+    """(kind, bytes) of a forecast; norms and their likes have a few bytes, for which recordings say none."""
     done = subprocess.run([program, "schedule", *said, "--csv"], capture_output=True, text=True)
     lines = done.stdout.splitlines()
     if not lines:

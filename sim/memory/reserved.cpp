@@ -1,8 +1,6 @@
-// The graph's log is flattened once into a list of tensors (negative: freed), so that each further
-// step is a plain loop over it. A buffer that holds a unit's parameters one by one becomes as many
-// tensors. A step is steady when the next one has the same
-// statistics; then nothing was taken from or given back to the driver that is not taken and given
-// back in every step.
+// Each step is a plain loop over the log (allocation_log.h). A step is steady when the next one has
+// the same statistics; then nothing was taken from or given back to the driver that is not taken
+// and given back in every step.
 #include "sim/memory/reserved.h"
 
 #include <algorithm>
@@ -13,118 +11,11 @@
 
 #include "sim/base/error.h"
 #include "sim/base/hash.h"
+#include "sim/memory/allocation_log.h"
 #include "sim/memory/memory_actions.h"
 
 namespace foreshard {
 namespace {
-
-// Taken in step 1 before the actions of `row` and kept.
-struct LibraryBlock {
-  std::int64_t bytes = 0;
-  std::uint8_t stream = 0;
-  EventId row = kNoEvent;
-};
-
-struct Log {
-  std::vector<std::int32_t> first;       // by buffer: its first tensor; one more than buffers
-  std::vector<std::int32_t> buffer;      // by tensor
-  std::vector<std::int32_t> actions;     // tensor: allocate, ~tensor: free
-  std::vector<StreamSet> recorded;       // by action: streams recorded on what it frees
-  std::vector<std::uint32_t> row_begin;  // into actions; one more than there are rows
-  std::vector<std::int64_t> bytes;       // by tensor
-  std::vector<std::uint8_t> stream;      // by tensor
-  std::vector<std::int32_t> before;      // persistent tensors there are from the start
-  std::vector<std::int32_t> states;      // and those that the optimizer makes in step 1
-  std::vector<LibraryBlock> library;
-  EventId optimizer = kNoEvent;
-};
-
-class Flatten {
- public:
-  explicit Flatten(Log& log) : log_(log) {}
-  void row(EventId) { log_.row_begin.push_back(static_cast<std::uint32_t>(log_.actions.size())); }
-  void allocate(std::int32_t buffer) {
-    const auto b = static_cast<std::size_t>(buffer);
-    for (std::int32_t t = log_.first[b]; t < log_.first[b + 1]; ++t) add(t, 0);
-  }
-  void free(std::int32_t buffer) { free_recorded(buffer, 0); }
-  void free_recorded(std::int32_t buffer, StreamSet streams) {
-    const auto b = static_cast<std::size_t>(buffer);
-    for (std::int32_t t = log_.first[b]; t < log_.first[b + 1]; ++t) add(~t, streams);
-  }
-  void store(std::int32_t, MemoryCategory) {}  // only its name changes
-
- private:
-  void add(std::int32_t action, StreamSet streams) {
-    log_.actions.push_back(action);
-    log_.recorded.push_back(streams);
-  }
-  Log& log_;
-};
-
-// Adds a tensor of the buffer that was begun last.
-void add_tensor(Log& log, Bytes bytes, Stream pool) {
-  log.bytes.push_back(bytes.count());
-  log.stream.push_back(static_cast<std::uint8_t>(pool));
-  log.buffer.push_back(static_cast<std::int32_t>(log.first.size()) - 1);
-}
-void begin_buffer(Log& log) { log.first.push_back(static_cast<std::int32_t>(log.bytes.size())); }
-
-std::vector<LibraryBlock> library_blocks(const EventGraph& graph, const LibraryBuffers& buffers) {
-  std::vector<LibraryBlock> blocks;
-  for (const LibraryBuffer& buffer : buffers) {
-    const auto first = std::find_if(graph.rows.begin(), graph.rows.end(), [&](const auto& row) {
-      return row.kind == buffer.first_event;
-    });
-    if (first == graph.rows.end()) continue;
-    blocks.push_back({buffer.bytes.count(), static_cast<std::uint8_t>(buffer.stream),
-                      static_cast<EventId>(first - graph.rows.begin())});
-  }
-  return blocks;
-}
-
-Log flatten(const EventGraph& graph) {
-  Log log;
-  for (const LayerExecution& e : graph.executions) {
-    for (const Slot& slot : graph.program(e).slots) {
-      begin_buffer(log);
-      add_tensor(log, slot.bytes, Stream::kCompute);
-    }
-  }
-  FORESHARD_CHECK(static_cast<std::int32_t>(log.first.size()) == graph.first_own_buffer,
-                  "slots of the executions follow each other");
-  for (const Buffer& b : graph.buffers) {
-    begin_buffer(log);
-    if (b.on_host) continue;
-    if (b.parts < 0) {
-      add_tensor(log, b.bytes, b.pool);
-    } else {
-      for (const Bytes part : graph.parts[static_cast<std::size_t>(b.parts)]) {
-        add_tensor(log, part, b.pool);
-      }
-    }
-  }
-  log.first.push_back(static_cast<std::int32_t>(log.bytes.size()));
-
-  log.row_begin.reserve(graph.rows.size() + 1);
-  Flatten visitor(log);
-  for_each_action(graph, visitor);
-  visitor.row(kNoEvent);
-  for (std::size_t row = 0; row < graph.rows.size(); ++row) {
-    const EventKind kind = graph.rows[row].kind;
-    if (kind == EventKind::kOptimizer || kind == EventKind::kHostOptimizer) {
-      log.optimizer = static_cast<EventId>(row);
-    }
-  }
-  for (const std::int32_t buffer : graph.persistent) {
-    const bool is_state = graph.buffer(buffer).category == MemoryCategory::kOptimizerState;
-    const auto b = static_cast<std::size_t>(buffer);
-    for (std::int32_t t = log.first[b]; t < log.first[b + 1]; ++t) {
-      (is_state && log.optimizer != kNoEvent ? log.states : log.before).push_back(t);
-    }
-  }
-  return log;
-}
 
 // When what a stream was given has ended, step after step of one period. A position is a row of a
 // step: step * 2^32 + row, which is asked about for every tensor, and so taken apart by shifts.
@@ -178,11 +69,14 @@ constexpr double kDeviceFreeSeconds = 1e-3;
 struct ReservedReplay::State {
   State(const EventGraph& graph, const AllocatorSettings& settings, const DeviceMemory& memory,
         const ReplayInputs& inputs)
-      : log(flatten(graph)),
+      : log(allocation_log(graph, inputs.library)),
         allocator(settings, memory),
         block_of(log.bytes.size(), CachingAllocator::kNoBlock) {
-    log.library = library_blocks(graph, inputs.library);
     if (inputs.times != nullptr && records_streams(graph)) clock.emplace(graph, *inputs.times);
+    // Ages of blocks, of which a garbage collection takes the oldest, do not repeat.
+    if (inputs.folds && !clock && settings.garbage_collection_threshold == 0) {
+      runs = log.repeated(graph);
+    }
   }
 
   void run_rows() {
@@ -191,7 +85,15 @@ struct ReservedReplay::State {
       for (const std::int32_t tensor : log.before) allocate(tensor);
       note_stall();
     }
+    Standing before;
+    std::uint32_t run = 0;
     for (std::size_t r = 0; r + 1 < log.row_begin.size() && !failed; ++r) {
+      if (run < kMostCompared && run < runs.count && log.row_begin[r] == runs.at(run)) {
+        Standing now = standing(run);
+        if (run > 0 && now == before && leave_out(run, now, r)) run = runs.count;
+        before = std::move(now);
+        ++run;
+      }
       row = static_cast<EventId>(r);
       for (const LibraryBlock& block : log.library) {
         if (step == 1 && block.row == row && !failed) take(block.bytes, block.stream, -1);
@@ -205,6 +107,60 @@ struct ReservedReplay::State {
       }
       note_stall();
     }
+  }
+
+  // What decides how a run goes on: which blocks are allocated and where, as long as the segments
+  // are the same ones, since what is free beside them is always joined.
+  struct Standing {
+    struct Live {
+      std::int64_t action = 0;  // that allocated it, from the run's first
+      std::int64_t address = 0, size = 0;
+      bool operator==(const Live&) const = default;
+    };
+    std::vector<Live> live;  // of what was allocated since the first run began
+    std::int64_t calls = 0;  // to the driver
+    bool operator==(const Standing&) const = default;
+  };
+  static constexpr std::uint32_t kMostCompared = 6;
+
+  Standing standing(std::uint32_t run) const {
+    const AllocatorStats& stats = allocator.stats();
+    Standing now{{}, stats.num_device_alloc + stats.num_device_free + stats.num_alloc_retries};
+    for (std::uint32_t i = runs.begin; i < runs.at(run); ++i) {
+      if (log.actions[i] < 0) continue;
+      const auto tensor = static_cast<std::size_t>(log.actions[i]);
+      const CachingAllocator::BlockId block = block_of[tensor];
+      if (block == CachingAllocator::kNoBlock) continue;
+      now.live.push_back({static_cast<std::int64_t>(i) - runs.at(run), allocator.address_of(block),
+                          allocator.size_of(block)});
+    }
+    return now;
+  }
+
+  // The runs from this one on: what is allocated in its place stands where it stands now. `r`
+  // becomes the row behind them.
+  bool leave_out(std::uint32_t run, const Standing& now, std::size_t& r) {
+    if (traced != nullptr) return false;
+    const auto end = std::lower_bound(log.row_begin.begin(), log.row_begin.end(), runs.end());
+    const auto behind = static_cast<std::size_t>(end - log.row_begin.begin());
+    const bool takes = std::any_of(log.library.begin(), log.library.end(), [&](const auto& block) {
+      return block.row >= static_cast<EventId>(r) && block.row < static_cast<EventId>(behind);
+    });
+    if (behind + 1 >= log.row_begin.size() || (step == 1 && takes)) return false;
+    std::vector<CachingAllocator::BlockId> blocks;
+    const auto tensor_of = [&](const Standing::Live& live, std::uint32_t from) {
+      return static_cast<std::size_t>(log.actions[static_cast<std::size_t>(from + live.action)]);
+    };
+    for (const Standing::Live& live : now.live) {
+      CachingAllocator::BlockId& block = block_of[tensor_of(live, runs.at(run))];
+      blocks.push_back(block);
+      block = CachingAllocator::kNoBlock;
+    }
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      block_of[tensor_of(now.live[i], runs.end())] = blocks[i];
+    }
+    r = behind;
+    return true;
   }
 
   void allocate(std::int32_t tensor) {
@@ -279,7 +235,8 @@ struct ReservedReplay::State {
     seen = now;
   }
 
-  Log log;
+  AllocationLog log;
+  AllocationLog::Runs runs;
   CachingAllocator allocator;
   std::optional<StreamClock> clock;
   std::vector<CachingAllocator::BlockId> block_of;  // by tensor
@@ -306,7 +263,7 @@ EventId ReservedReplay::row() const { return state_->row; }
 const std::vector<HostStall>& ReservedReplay::stalls() const { return state_->stalls; }
 std::size_t ReservedReplay::actions_per_step() const { return state_->log.actions.size(); }
 ReservedReplay::Identity ReservedReplay::identity() const {
-  const Log& log = state_->log;
+  const AllocationLog& log = state_->log;
   Fingerprint hash;
   const auto add = [](Fingerprint& to, const auto& values) {
     const auto size = values.size() * sizeof(*values.data());

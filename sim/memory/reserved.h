@@ -44,6 +44,7 @@ struct ReplayInputs {
       : library(std::move(buffers)), times(row_times) {}
   LibraryBuffers library;
   const RowTimes* times = nullptr;  // null: nothing is waited for
+  bool folds = true;  // micro-batches that repeat are replayed until they do, and then left out
 };
 
 // Host work of a row beyond its own: the driver was asked for memory or given some back.

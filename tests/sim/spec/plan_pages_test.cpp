@@ -120,21 +120,18 @@ std::string capabilities_page() {
       "exit 6, the reason and the nearest plan; with exit 3 where the library has the knob and "
       "fails (*fails*).\nWhat depends on the model or the GPU is in "
       "[refusals.md](refusals.md).\n";
-  for (const RuntimeKind kind : kRuntimes) {
-    text += fmt::format(
-        "\n## {}\n\n| a plan that asks for | is refused: it | instead | has it from |\n"
-        "| --- | --- | --- | --- |\n",
-        to_string(kind));
-    for (const Capability& each : capability_table()) {
-      if ((each.runtimes & runtimes_of(kind)) == 0) continue;
-      const char* beside = each.of == Capability::Of::kAxes           ? " (with mesh.tp, cp or ep)"
-                           : each.of == Capability::Of::kPlainTensors ? " (with mesh.tp alone)"
-                                                                      : "";
-      const std::string since =
-          each.since == kNotYet ? "" : fmt::format("2.{}: {}", each.since, each.came);
-      text += fmt::format("| `{}`{} | {}{} | `{}` | {} |\n", each.asked, beside,
-                          each.fails ? "*fails*: " : "", cell(each.says), each.nearest, since);
-    }
+  text +=
+      "\n| runtimes | a plan that asks for | is refused: it | instead | has it from |\n"
+      "| --- | --- | --- | --- | --- |\n";
+  for (const Capability& each : capability_table()) {
+    const char* beside = each.of == Capability::Of::kAxes           ? " with mesh.tp, cp or ep"
+                         : each.of == Capability::Of::kPlainTensors ? " with mesh.tp alone"
+                                                                    : "";
+    const std::string since =
+        each.since == kNotYet ? "" : fmt::format("2.{}: {}", each.since, each.came);
+    text += fmt::format("| {}{} | `{}` | {}{} | `{}` | {} |\n", runtimes_text(each.runtimes),
+                        beside, each.asked, each.fails ? "*fails*: " : "", cell(each.says),
+                        each.nearest, since);
   }
   return text;
 }
