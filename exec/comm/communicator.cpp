@@ -67,8 +67,15 @@ void GroupCommunicator::all_gather(void* whole, std::size_t shard_bytes) {
   transport_->exchange(sends_, receives_);
 }
 
-void GroupCommunicator::reduce_scatter(const void* whole, DType wire, std::size_t elements,
-                                       float* shard, SumInto into) {
+void GroupCommunicator::all_gather(const void* own, void* whole, std::size_t shard_bytes) {
+  std::memcpy(static_cast<std::byte*>(whole) + static_cast<std::size_t>(index()) * shard_bytes, own,
+              shard_bytes);
+  all_gather(whole, shard_bytes);
+}
+
+template <typename Add>
+void GroupCommunicator::exchange_shards(const void* whole, DType wire, std::size_t elements,
+                                        const Add& add) {
   const auto* base = static_cast<const std::byte*>(whole);
   const auto width = static_cast<std::size_t>(size_of(wire));
   const std::size_t chunk = std::min(elements, chunk_elements(wire));
@@ -92,9 +99,39 @@ void GroupCommunicator::reduce_scatter(const void* whole, DType wire, std::size_
       next += chunk * width;
     }
     transport_->exchange(sends_, receives_);
-    add_in_order(pieces, wire, count, shard + begin,
-                 into == SumInto::kContinue ? FirstPiece::kAdded : FirstPiece::kCopied);
+    add(pieces, begin, count);
   }
+}
+
+void GroupCommunicator::reduce_scatter(const void* whole, DType wire, std::size_t elements,
+                                       float* shard, SumInto into) {
+  exchange_shards(
+      whole, wire, elements, [&](const auto& pieces, std::size_t begin, std::size_t count) {
+        add_in_order(pieces, wire, count, shard + begin,
+                     into == SumInto::kContinue ? FirstPiece::kAdded : FirstPiece::kCopied);
+      });
+}
+
+void GroupCommunicator::reduce_scatter_in_pairs(const void* whole, DType dtype,
+                                                std::size_t elements, void* shard) {
+  exchange_shards(
+      whole, dtype, elements, [&](const auto& pieces, std::size_t begin, std::size_t count) {
+        add_in_pairs(
+            pieces, dtype, count,
+            static_cast<std::byte*>(shard) + begin * static_cast<std::size_t>(size_of(dtype)));
+      });
+}
+
+// Of few values: norm weights and biases.
+void GroupCommunicator::all_reduce_in_pairs(void* values, DType dtype, std::size_t elements) {
+  if (size() == 1 || elements == 0) return;
+  const auto ranks = static_cast<std::size_t>(size());
+  const std::size_t bytes = elements * static_cast<std::size_t>(size_of(dtype));
+  std::byte* all = scratch(ranks * bytes);
+  all_gather(values, all, bytes);
+  std::vector<const void*> pieces;
+  for (std::size_t rank = 0; rank < ranks; ++rank) pieces.push_back(all + rank * bytes);
+  add_in_pairs(pieces, dtype, elements, values);
 }
 
 void GroupCommunicator::all_reduce(std::span<float> values) {

@@ -36,6 +36,11 @@ class GroupCommunicator {
   // `shard` holds `elements` floats outside `whole`.
   void reduce_scatter(const void* whole, DType wire, std::size_t elements, float* shard,
                       SumInto into);
+  // The same where `own`, this rank's shard, lies elsewhere.
+  void all_gather(const void* own, void* whole, std::size_t shard_bytes);
+  // Sums in pairs (add_in_pairs), of fp32 or bf16: `shard` holds `elements` elements of the dtype.
+  void reduce_scatter_in_pairs(const void* whole, DType dtype, std::size_t elements, void* shard);
+  void all_reduce_in_pairs(void* values, DType dtype, std::size_t elements);
   // Sum in rank order on every rank, in place.
   void all_reduce(std::span<float> values);
   // Exact, so in any order.
@@ -48,6 +53,10 @@ class GroupCommunicator {
 
  private:
   std::byte* scratch(std::size_t bytes);
+  // Pieces of this rank's shard of `whole`, by rank, chunk after chunk:
+  // add(pieces, first element, elements).
+  template <typename Add>
+  void exchange_shards(const void* whole, DType wire, std::size_t elements, const Add& add);
 
   std::unique_ptr<Transport> transport_;
   std::vector<Outgoing> sends_;

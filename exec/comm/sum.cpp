@@ -5,6 +5,7 @@
 #include "exec/comm/sum.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstring>
 
@@ -85,7 +86,54 @@ void add_blocks(std::span<const void* const> pieces, std::size_t elements, float
   }
 }
 
+// Rounded to nearest even, as a narrower tensor would hold it.
+void round_to_bf16(float* values, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    std::uint32_t word;
+    std::memcpy(&word, values + i, sizeof word);
+    const bool is_number = (word & 0x7fffffffU) <= 0x7f800000U;
+    word = is_number ? (word + 0x7fffU + ((word >> 16) & 1U)) & 0xffff0000U : word | 0x00400000U;
+    std::memcpy(values + i, &word, sizeof word);
+  }
+}
+
+template <typename Wire>
+void halve(std::span<const void* const> pieces, std::size_t begin, std::size_t count, float* sum) {
+  if (pieces.size() == 1) {
+    const auto* at = static_cast<const std::byte*>(pieces.front()) + begin * Wire::kBytes;
+    return take<Wire, FirstPiece::kCopied>(at, count, sum);
+  }
+  const std::size_t half = pieces.size() / 2;
+  std::array<float, kBlock> right;
+  halve<Wire>(pieces.first(half), begin, count, sum);
+  halve<Wire>(pieces.subspan(half), begin, count, right.data());
+  take<Fp32, FirstPiece::kAdded>(reinterpret_cast<const std::byte*>(right.data()), count, sum);
+  if constexpr (Wire::kBytes == 2) round_to_bf16(sum, count);
+}
+
 }  // namespace
+
+void add_in_pairs(std::span<const void* const> pieces, DType wire, std::size_t elements,
+                  void* sum) {
+  FORESHARD_CHECK(wire == DType::kFp32 || wire == DType::kBf16, "sums are of fp32 or bf16");
+  FORESHARD_CHECK((pieces.size() & (pieces.size() - 1)) == 0,
+                  "sums in pairs are of a power of two");
+  std::array<float, kBlock> block;
+  for (std::size_t begin = 0; begin < elements; begin += kBlock) {
+    const std::size_t count = std::min(kBlock, elements - begin);
+    if (wire == DType::kFp32) {
+      halve<Fp32>(pieces, begin, count, static_cast<float*>(sum) + begin);
+      continue;
+    }
+    halve<Bf16>(pieces, begin, count, block.data());
+    for (std::size_t i = 0; i < count; ++i) {
+      std::uint32_t word;
+      std::memcpy(&word, &block[i], sizeof word);
+      const auto half = static_cast<std::uint16_t>(word >> 16);
+      std::memcpy(static_cast<std::byte*>(sum) + (begin + i) * sizeof half, &half, sizeof half);
+    }
+  }
+}
 
 void add_in_order(std::span<const void* const> pieces, DType wire, std::size_t elements, float* sum,
                   FirstPiece first) {

@@ -17,4 +17,8 @@ enum class FirstPiece { kCopied, kAdded };
 void add_in_order(std::span<const void* const> pieces, DType wire, std::size_t elements, float* sum,
                   FirstPiece first);
 
+// sum = ((pieces[0] + pieces[1]) + (pieces[2] + pieces[3])) ...: a power of two of them, in halves,
+// every sum rounded to `wire`, in which `sum` is, too. None overlaps it.
+void add_in_pairs(std::span<const void* const> pieces, DType wire, std::size_t elements, void* sum);
+
 }  // namespace foreshard

@@ -8,12 +8,21 @@
 
 namespace foreshard {
 
-LayerRunner::LayerRunner(const ModelSpec& model, const EventGraph& graph)
-    : model_(model), slots_(static_cast<std::size_t>(graph.first_own_buffer)) {}
+LayerRunner::LayerRunner(const ModelSpec& model, const EventGraph& graph, SlicesOfPart slices)
+    : model_(model),
+      slices_of_(std::move(slices)),
+      slots_(static_cast<std::size_t>(graph.first_own_buffer)) {}
 
 void LayerRunner::run(const LayerExecution& execution, const LayerPhaseProgram& phase,
-                      const OperationContext& context, std::span<const Parameter> parameters) {
-  std::size_t done = 0;
+                      SegmentRun segments, const OperationContext& context,
+                      std::span<const Parameter> parameters) {
+  if (phase.segments.empty()) return;
+  const std::size_t last =
+      segments.count == SegmentRun::kAll ? phase.segments.size() : segments.first + segments.count;
+  const LayerSegment before =
+      segments.first == 0 ? LayerSegment() : phase.segments[segments.first - 1];
+  const LayerSegment& end = phase.segments[last - 1];
+  std::size_t done = before.actions_end;
   const auto free_up_to = [&](std::size_t end) {
     for (; done < end; ++done) {
       const std::int32_t action = phase.actions[done];
@@ -22,8 +31,22 @@ void LayerRunner::run(const LayerExecution& execution, const LayerPhaseProgram& 
   };
   OperationContext observed = context;
   observed.clock = observer_;
-  std::size_t kernels = 0;
+  const std::vector<Slices>* const slices =
+      slices_of_.empty() ? nullptr : &slices_of_[kind_of(execution)];
+  std::size_t kernels = before.kernels_end;
   for (const LayerStep& step : phase.steps) {
+    const bool is_behind =
+        step.actions_end > before.actions_end || step.kernels_end > before.kernels_end;
+    const bool is_inside =
+        step.actions_end <= end.actions_end && step.kernels_end <= end.kernels_end;
+    if (!is_inside || (segments.first > 0 && !is_behind)) continue;
+    if (!computes(step, execution)) {
+      free_up_to(step.actions_end);
+      continue;
+    }
+    if (slices != nullptr && step.kind != LayerStep::Kind::kSum) {
+      observed.slices = (*slices)[static_cast<std::size_t>(step.operation)];
+    }
     if (observer_ != nullptr) {
       observer_->begin(std::span(phase.kernels).subspan(kernels, step.kernels_end - kernels));
     }
@@ -32,7 +55,23 @@ void LayerRunner::run(const LayerExecution& execution, const LayerPhaseProgram& 
     kernels = step.kernels_end;
     free_up_to(step.actions_end);
   }
-  free_up_to(phase.actions.size());
+  free_up_to(end.actions_end);
+}
+
+std::size_t LayerRunner::kind_of(const LayerExecution& execution) const {
+  return static_cast<std::size_t>(model_.order[static_cast<std::size_t>(execution.layer)].kind);
+}
+
+const Operation& LayerRunner::operation_of(const LayerStep& step,
+                                           const LayerExecution& execution) const {
+  return model_.kinds[kind_of(execution)].operations[static_cast<std::size_t>(step.operation)];
+}
+
+// Collectives are rows of their own; a view and what it is of share a slot.
+bool LayerRunner::computes(const LayerStep& step, const LayerExecution& execution) const {
+  if (step.kind == LayerStep::Kind::kSum) return true;
+  const Operation& operation = operation_of(step, execution);
+  return !operation.is_collective() && !(operation.view && step.kind == LayerStep::Kind::kForward);
 }
 
 void LayerRunner::run_step(const LayerStep& step, const LayerExecution& execution,
@@ -47,9 +86,7 @@ void LayerRunner::run_step(const LayerStep& step, const LayerExecution& executio
     const bool into_second = step.outputs[0] == step.inputs[1];
     outputs = {into_second ? inputs[1].add_(inputs[0]) : inputs[0].add(inputs[1])};
   } else {
-    const LayerInstance& layer = model_.order[static_cast<std::size_t>(execution.layer)];
-    const Operation& operation = model_.kinds[static_cast<std::size_t>(layer.kind)]
-                                     .operations[static_cast<std::size_t>(step.operation)];
+    const Operation& operation = operation_of(step, execution);
     if (step.kind == LayerStep::Kind::kForward) {
       outputs = run_forward(operation, context, parameters, inputs);
     } else {

@@ -23,15 +23,24 @@ class StepObserver : public KernelClock {
   virtual void end() = 0;
 };
 
+// Segments of a phase, one after the other.
+struct SegmentRun {
+  std::size_t first = 0, count = 0;
+  static constexpr std::size_t kAll = static_cast<std::size_t>(-1);
+};
+
 class LayerRunner {
  public:
   void observe(StepObserver* observer) { observer_ = observer; }
-  // References are kept.
-  LayerRunner(const ModelSpec& model, const EventGraph& graph);
+  // References are kept. `slices`: of the model's operations; none: one of each.
+  LayerRunner(const ModelSpec& model, const EventGraph& graph, SlicesOfPart slices = {});
 
-  // `phase` belongs to the program of `execution`.
-  void run(const LayerExecution& execution, const LayerPhaseProgram& phase,
+  // `phase` belongs to the program of `execution`; `parameters` to its layer.
+  void run(const LayerExecution& execution, const LayerPhaseProgram& phase, SegmentRun segments,
            const OperationContext& context, std::span<const Parameter> parameters);
+
+  // A tensor of a layer by its number in the EventGraph.
+  at::Tensor& tensor(std::int32_t buffer) { return slots_[static_cast<std::size_t>(buffer)]; }
 
   // Lets go of everything, as after an evaluation, which has no backward.
   void clear();
@@ -41,6 +50,9 @@ class LayerRunner {
  private:
   void run_step(const LayerStep& step, const LayerExecution& execution,
                 const OperationContext& context, std::span<const Parameter> parameters);
+  std::size_t kind_of(const LayerExecution& execution) const;
+  const Operation& operation_of(const LayerStep& step, const LayerExecution& execution) const;
+  bool computes(const LayerStep& step, const LayerExecution& execution) const;
   at::Tensor& slot(const LayerExecution& execution, std::int32_t slot) {
     return slots_[static_cast<std::size_t>(execution.first_buffer) +
                   static_cast<std::size_t>(slot)];
@@ -48,6 +60,7 @@ class LayerRunner {
 
   const ModelSpec& model_;
   StepObserver* observer_ = nullptr;
+  SlicesOfPart slices_of_;
   std::vector<at::Tensor> slots_;
 };
 

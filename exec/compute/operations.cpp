@@ -15,6 +15,7 @@
 #include "exec/compute/kernels.h"
 #include "models/layers/layers.h"
 #include "sim/base/error.h"
+#include "sim/graph/axes/cut_loss.h"
 
 namespace foreshard {
 namespace {
@@ -114,9 +115,106 @@ void put_rows(const Parameter& parameter, const at::Tensor& gradient, const at::
   }
 }
 
+// --- slices ---
+
+// make(first), ..., added as ((0 + 1) + (2 + 3)): a power of two of them.
+template <typename Make>
+at::Tensor sum_in_pairs(std::int64_t first, std::int64_t count, const Make& make) {
+  if (count == 1) return make(first);
+  at::Tensor left = sum_in_pairs(first, count / 2, make);
+  return left.add_(sum_in_pairs(first + count / 2, count / 2, make));
+}
+
+at::Tensor slice(const at::Tensor& t, std::int64_t dim, std::int64_t j, std::int64_t count) {
+  const std::int64_t width = t.size(dim) / count;
+  return t.narrow(dim, j * width, width);
+}
+
+// Gradients over the rows of each slice, in the dtype in which ranks add theirs.
+void put_slices(const Parameter& parameter, const Tensors& summands) {
+  const at::ScalarType dtype = parameter.gradient.scalar_type();
+  put_made(parameter,
+           sum_in_pairs(0, static_cast<std::int64_t>(summands.size()), [&](std::int64_t j) {
+             return summands[static_cast<std::size_t>(j)].to(dtype);
+           }));
+}
+
 // --- matrix product ---
 
+// Slice j of the columns (of the terms) that a product makes (adds), of its weight as stored.
+at::Tensor columns_of(const Call& c, const at::Tensor& weight, std::int64_t j) {
+  return slice(weight, c.operation.transposed_weight ? 1 : 0, j, c.context.slices.columns);
+}
+at::Tensor terms_of(const Call& c, const at::Tensor& weight, std::int64_t j) {
+  return slice(weight, c.operation.transposed_weight ? 0 : 1, j, c.context.slices.terms);
+}
+
+Tensors product_in_slices(const Call& c, const at::Tensor& x) {
+  const at::Tensor& weight = c.parameter(0).value;
+  const auto right = [&](const at::Tensor& w) { return c.operation.transposed_weight ? w : w.t(); };
+  const std::int64_t terms = c.context.slices.terms, columns = c.context.slices.columns;
+  if (terms > 1) {
+    return {sum_in_pairs(0, terms, [&](std::int64_t j) {
+      at::Tensor out = c.empty(c.operation.n);
+      return at::mm_out(out, slice(x, 1, j, terms), right(terms_of(c, weight, j)));
+    })};
+  }
+  at::Tensor out = c.empty(c.operation.n);
+  for (std::int64_t j = 0; j < columns; ++j) {
+    at::Tensor place = slice(out, 1, j, columns);
+    const at::Tensor w = right(columns_of(c, weight, j));
+    if (c.operation.parameters.size() > 1) {
+      at::addmm_out(place, slice(c.parameter(1).value, 0, j, columns), x, w);
+    } else {
+      at::mm_out(place, x, w);
+    }
+  }
+  return {out};
+}
+
+void weight_in_slices(const Call& c, const at::Tensor& place, const at::Tensor& dy,
+                      const at::Tensor& x) {
+  const bool transposed = c.operation.transposed_weight;
+  const std::int64_t terms = c.context.slices.terms, columns = c.context.slices.columns;
+  for (std::int64_t j = 0; j < std::max(terms, columns); ++j) {
+    at::Tensor to = terms > 1 ? terms_of(c, place, j) : columns_of(c, place, j);
+    const at::Tensor left = terms > 1 ? dy : slice(dy, 1, j, columns);
+    const at::Tensor right = terms > 1 ? slice(x, 1, j, terms) : x;
+    transposed ? at::mm_out(to, right.t(), left) : at::mm_out(to, left.t(), right);
+  }
+}
+
+at::Tensor input_in_slices(const Call& c, const at::Tensor& dy) {
+  const at::Tensor& weight = c.parameter(0).value;
+  const auto right = [&](const at::Tensor& w) { return c.operation.transposed_weight ? w.t() : w; };
+  const std::int64_t terms = c.context.slices.terms, columns = c.context.slices.columns;
+  const std::int64_t count = std::max(terms, columns);
+  at::Tensor out = terms > 1
+                       ? c.empty(c.operation.k)
+                       : at::empty({columns * c.context.batch.count(), c.operation.k}, c.options());
+  for (std::int64_t j = 0; j < count; ++j) {
+    at::Tensor place = slice(out, terms > 1 ? 1 : 0, j, count);
+    const at::Tensor left = terms > 1 ? dy : slice(dy, 1, j, columns);
+    at::mm_out(place, left, right(terms > 1 ? terms_of(c, weight, j) : columns_of(c, weight, j)));
+  }
+  return out;
+}
+
+bool is_in_slices(const Call& c) {
+  return c.context.slices.columns > 1 || c.context.slices.terms > 1;
+}
+
+// Of a tensor that products in slices read.
+Tensors sum_of_slices(const Call& c, const at::Tensor& dy) {
+  const std::int64_t count = c.context.slices.columns;
+  const at::Tensor each = dy.view({count, -1, dy.size(1)});
+  return {sum_in_pairs(0, count / 2, [&](std::int64_t pair) {
+    return at::add(each.select(0, 2 * pair), each.select(0, 2 * pair + 1));
+  })};
+}
+
 Tensors matrix_product(const Call& c, Inputs in) {
+  if (is_in_slices(c)) return product_in_slices(c, in[0]);
   const at::Tensor& weight = c.parameter(0).value;
   at::Tensor out = c.empty(c.operation.n);
   const at::Tensor right = c.operation.transposed_weight ? weight : weight.t();
@@ -132,13 +230,18 @@ Tensors matrix_product_backward(const Call& c, const at::Tensor& dy, Inputs save
   const at::Tensor& x = saved[0];
   const Parameter& weight = c.parameter(0);
   put_gradient(c, weight, dy.scalar_type(), [&](at::Tensor place) {
+    if (is_in_slices(c)) return weight_in_slices(c, place, dy, x);
     c.operation.transposed_weight ? at::mm_out(place, x.t(), dy) : at::mm_out(place, dy.t(), x);
   });
   std::vector<at::Tensor> gradients;
   if (c.operation.gradient == GradientRule::kOwn) {
     c.mark();
-    gradients.push_back(c.empty(c.operation.k));
-    at::mm_out(gradients[0], dy, c.operation.transposed_weight ? weight.value.t() : weight.value);
+    if (is_in_slices(c)) {
+      gradients.push_back(input_in_slices(c, dy));
+    } else {
+      gradients.push_back(c.empty(c.operation.k));
+      at::mm_out(gradients[0], dy, c.operation.transposed_weight ? weight.value.t() : weight.value);
+    }
   }
   if (c.operation.parameters.size() > 1) {
     c.mark();
@@ -233,7 +336,44 @@ Tensors rms_norm_forward(const Call& c, Inputs in) {
   return {out, rstd};
 }
 
+// Of the rows of each slice by themselves: the input's gradient, and summands of the weights'.
+template <typename Backward>
+Tensors norm_backward_in_slices(const Call& c, const at::Tensor& dy, Inputs saved,
+                                const Backward& backward) {
+  at::Tensor dx = at::empty_like(dy);
+  std::vector<Tensors> summands(c.operation.parameters.size());
+  for (std::int64_t j = 0; j < c.context.slices.rows; ++j) {
+    Tensors of_slice;
+    for (const at::Tensor& t : saved) of_slice.push_back(slice(t, 0, j, c.context.slices.rows));
+    const Tensors made = backward(slice(dy, 0, j, c.context.slices.rows), of_slice);
+    slice(dx, 0, j, c.context.slices.rows).copy_(made[0]);
+    for (std::size_t p = 0; p < summands.size(); ++p) summands[p].push_back(made[p + 1]);
+  }
+  for (std::size_t p = 0; p < summands.size(); ++p) put_slices(c.parameter(p), summands[p]);
+  return {dx};
+}
+
+Tensors rms_norm_of_slice(const Call& c, const at::Tensor& dy, Inputs saved) {
+  const at::Tensor& value = c.parameter(0).value;
+  if (c.context.device != nullptr) {
+    auto [dx, weight] = device_rms_norm_backward(dy, saved[0], value, saved[1]);
+    return {dx, weight};
+  }
+  at::Tensor dx = at::empty_like(dy);
+  at::Tensor weight = at::empty({value.numel()}, c.options().dtype(at::kFloat));
+  rms_norm_backward(c.context.compute, norm_rows(c, dy), dy.const_data_ptr(),
+                    saved[0].const_data_ptr(), value.const_data_ptr(),
+                    saved[1].const_data_ptr<float>(), dx.mutable_data_ptr(),
+                    weight.mutable_data_ptr<float>());
+  return {dx, weight};
+}
+
 Tensors rms_norm_backward_of(const Call& c, const at::Tensor& dy, Inputs saved) {
+  if (c.context.slices.rows > 1) {
+    return norm_backward_in_slices(c, dy, saved, [&](const at::Tensor& d, const Tensors& s) {
+      return rms_norm_of_slice(c, d, s);
+    });
+  }
   if (c.context.device != nullptr) {
     auto [dx, weight] = device_rms_norm_backward(dy, saved[0], c.parameter(0).value, saved[1]);
     put_made(c.parameter(0), weight);
@@ -264,6 +404,13 @@ Tensors layer_norm_forward(const Call& c, Inputs in) {
 Tensors layer_norm_backward(const Call& c, const at::Tensor& dy, Inputs saved) {
   const std::int64_t width = c.parameter(0).value.numel();
   const bool has_bias = c.operation.parameters.size() > 1;
+  if (c.context.slices.rows > 1) {
+    return norm_backward_in_slices(c, dy, saved, [&](const at::Tensor& d, const Tensors& s) {
+      auto [dx, weight, bias] = at::native_layer_norm_backward(
+          d, s[0], {width}, s[1], s[2], c.parameter(0).value, bias_of(c), {true, true, has_bias});
+      return Tensors{dx, weight, bias};
+    });
+  }
   auto [dx, weight, bias] =
       at::native_layer_norm_backward(dy, saved[0], {width}, saved[1], saved[2],
                                      c.parameter(0).value, bias_of(c), {true, true, has_bias});
@@ -314,7 +461,19 @@ Tensors silu_multiply_backward(const Call& c, const at::Tensor& dy, Inputs saved
 
 const char* gelu_kind(const Call& c) { return c.context.numerics.gelu_tanh ? "tanh" : "none"; }
 
+// Of the tokens that this rank has `rows` of: where they stand in their sequences.
+at::Tensor positions_of(const Call& c, std::int64_t rows) {
+  const MicroBatch& batch = c.context.batch;
+  const at::Tensor own = at::arange(rows, batch.tokens.options());
+  return own.add_(rows < batch.count() ? c.context.part.index * rows : 0)
+      .remainder_(batch.sequence);
+}
+
 Tensors add(const Call& c, Inputs in) {
+  if (in.size() == 1) return {at::add(in[0], c.parameter(0).value)};  // a bias
+  if (c.context.part.count > 1 && in[1].size(0) != in[0].size(0)) {
+    return {at::add(in[0], in[1].index_select(0, positions_of(c, in[0].size(0))))};
+  }
   at::Tensor out = at::empty_like(in[0]);
   if (in[1].size(0) == in[0].size(0)) {
     at::add_out(out, in[0], in[1]);
@@ -324,6 +483,24 @@ Tensors add(const Call& c, Inputs in) {
     at::add_out(shaped, in[0].view(shaped.sizes()), in[1].unsqueeze(0));
   }
   return {out};
+}
+
+void put_bias(const Call& c, const at::Tensor& dy) {
+  const std::int64_t count = c.context.slices.rows;
+  if (count == 1) return put_column_sums(c, c.parameter(0), dy);
+  Tensors summands;
+  for (std::int64_t j = 0; j < count; ++j) {
+    at::Tensor& sums =
+        summands.emplace_back(at::empty({dy.size(1)}, dy.options().dtype(at::kFloat)));
+    const at::Tensor rows = slice(dy, 0, j, count);
+    if (c.context.device != nullptr) {
+      at::sum_out(sums, rows, 0, /*keepdim=*/false, at::kFloat);
+    } else {
+      column_sums(dtype_of(rows), {rows.size(0), rows.size(1)}, rows.const_data_ptr(),
+                  sums.mutable_data_ptr<float>());
+    }
+  }
+  put_slices(c.parameter(0), summands);
 }
 
 // --- embedding ---
@@ -336,8 +513,14 @@ Tensors embedding(const Call& c) {
     return {table.narrow(0, 0, c.context.batch.sequence).clone()};
   }
   at::Tensor out = c.empty(table.size(1));
-  at::index_select_out(out, table, 0, c.context.batch.tokens);
-  return {out};
+  if (c.context.part.count == 1) {
+    at::index_select_out(out, table, 0, c.context.batch.tokens);
+    return {out};
+  }
+  // Rows of other ranks are zero here.
+  const at::Tensor own = c.context.batch.tokens.sub(c.context.part.index * table.size(0));
+  at::index_select_out(out, table, 0, own.clamp(0, table.size(0) - 1));
+  return {out.masked_fill_(own.lt(0).logical_or_(own.ge(table.size(0))).unsqueeze(1), 0)};
 }
 
 // Where the table holds gradients already (a tied head's), rows are added to them.
@@ -348,8 +531,38 @@ void put_rows_on_device(const Call& c, const Parameter& parameter, const at::Ten
   device_add_rows(*c.context.device, parameter.gradient, ids, gradient);
 }
 
+void put_some_rows(const Call& c, const Parameter& parameter, const at::Tensor& dy,
+                   const at::Tensor& ids) {
+  c.context.device != nullptr ? put_rows_on_device(c, parameter, dy, ids)
+                              : put_rows(parameter, dy, ids);
+}
+
+// Of the rows that this rank has: of its part of the vocabulary, or of its tokens' positions.
+void embedding_backward_of_part(const Call& c, const at::Tensor& dy) {
+  const Parameter& table = c.parameter(0);
+  if (!looks_up_positions(c)) {
+    const std::int64_t rows = table.gradient.size(0);
+    const at::Tensor own = c.context.batch.tokens.sub(c.context.part.index * rows);
+    const at::Tensor places = own.ge(0).logical_and_(own.lt(rows)).nonzero().squeeze(1);
+    return put_some_rows(c, table, dy.index_select(0, places), own.index_select(0, places));
+  }
+  const at::Tensor positions = positions_of(c, dy.size(0));
+  Tensors summands;
+  for (std::int64_t j = 0; j < c.context.slices.rows; ++j) {
+    bool written = false;
+    const Parameter summand{table.value, at::empty_like(table.gradient), &written};
+    put_some_rows(c, summand, slice(dy, 0, j, c.context.slices.rows),
+                  slice(positions, 0, j, c.context.slices.rows));
+    summands.push_back(summand.gradient);
+  }
+  put_slices(table, summands);
+}
+
 void embedding_backward(const Call& c, const at::Tensor& dy) {
   const MicroBatch& batch = c.context.batch;
+  if (c.context.part.count > 1 || c.context.slices.rows > 1) {
+    return embedding_backward_of_part(c, dy);
+  }
   if (c.context.device != nullptr) {
     return put_rows_on_device(
         c, c.parameter(0), dy,
@@ -364,9 +577,84 @@ void embedding_backward(const Call& c, const at::Tensor& dy) {
 
 // --- loss ---
 
+// The slices' parts of a vocabulary: visit(slice, rows of tokens, what of the slice's logits and
+// where in it their labels stand) for a few rows at a time.
+struct SliceRows {
+  std::int64_t number = 0;  // of the slice, on this rank
+  std::int64_t begin = 0, count = 0;
+  at::Tensor logits;  // [count, width], a view
+  at::Tensor labels;  // [count, 1], clamped to the slice
+  at::Tensor absent;  // [count]: the label is of another slice
+};
+template <typename Visit>
+void for_rows_of_slices(const Call& c, const at::Tensor& logits, const Visit& visit) {
+  const std::int64_t slices = c.context.slices.columns, tokens = logits.size(0);
+  const std::int64_t width = logits.size(1) / slices, chunk = loss_rows(width);
+  for (std::int64_t j = 0; j < slices; ++j) {
+    const std::int64_t offset = (c.context.part.index * slices + j) * width;
+    for (std::int64_t begin = 0; begin < tokens; begin += chunk) {
+      const std::int64_t count = std::min(chunk, tokens - begin);
+      const at::Tensor own = c.context.batch.labels.narrow(0, begin, count).sub(offset);
+      visit(SliceRows{j, begin, count, slice(logits, 1, j, slices).narrow(0, begin, count),
+                      own.clamp(0, width - 1).unsqueeze(1), own.lt(0).logical_or_(own.ge(width))});
+    }
+  }
+}
+
+// [slices, 3 * tokens]: of every token its greatest logit, the sum of exponentials from there, and
+// the label's logit (0 where another slice has it).
+Tensors slice_statistics(const Call& c, Inputs in) {
+  const std::int64_t tokens = in[0].size(0);
+  at::Tensor all = at::empty({c.context.slices.columns, kSliceStatistics * tokens},
+                             c.options().dtype(at::kFloat));
+  for_rows_of_slices(c, in[0], [&](const SliceRows& rows) {
+    const at::Tensor own = all.select(0, rows.number).view({kSliceStatistics, tokens});
+    const auto place = [&](std::int64_t which) {
+      return own.select(0, which).narrow(0, rows.begin, rows.count);
+    };
+    at::Tensor values = rows.logits.to(at::kFloat, false, /*copy=*/true);
+    place(2).copy_(values.gather(1, rows.labels).squeeze(1).masked_fill_(rows.absent, 0));
+    const at::Tensor greatest = values.amax(1);
+    place(0).copy_(greatest);
+    place(1).copy_(values.sub_(greatest.unsqueeze(1)).exp_().sum(1));
+  });
+  return {all};
+}
+
+// From the statistics of all slices the loss, and the gradient in place of this rank's logits.
+Tensors cross_entropy_of_slices(const Call& c, Inputs in) {
+  MicroBatch& batch = c.context.batch;
+  const std::int64_t tokens = in[0].size(0);
+  const at::Tensor all = in[1].view({-1, kSliceStatistics, tokens});
+  const at::Tensor greatest = all.select(1, 0).amax(0);
+  at::Tensor sum = at::zeros_like(greatest), chosen = at::zeros_like(greatest);
+  for (std::int64_t j = 0; j < all.size(0); ++j) {
+    const at::Tensor own = all.select(0, j);
+    sum.add_(own.select(0, 0).sub(greatest).exp_().mul_(own.select(0, 1)));
+    chosen.add_(own.select(0, 2));
+  }
+  const at::Tensor norm = sum.log_().add_(greatest);
+  const at::Tensor loss = norm.sub(chosen).sum(at::kDouble);
+  if (c.context.device != nullptr) {
+    batch.loss_sum.add_(loss);
+  } else {
+    batch.loss = loss.item<double>() / static_cast<double>(tokens);
+  }
+  const double scale = batch.loss_scale / static_cast<double>(tokens);
+  for_rows_of_slices(c, in[0], [&](const SliceRows& rows) {
+    at::Tensor values = rows.logits.to(at::kFloat, false, /*copy=*/true);
+    values.sub_(norm.narrow(0, rows.begin, rows.count).unsqueeze(1)).exp_();
+    values.scatter_add_(1, rows.labels, rows.absent.to(at::kFloat).sub_(1).unsqueeze(1));
+    at::Tensor place = rows.logits;
+    place.copy_(values.mul_(scale));
+  });
+  return {at::Tensor(), at::Tensor()};
+}
+
 // Rows of logits become log-probabilities, give their share of the loss, and are overwritten with
 // their gradient: (probability - [is label]) * scale.
 Tensors cross_entropy(const Call& c, Inputs in) {
+  if (in.size() > 1) return cross_entropy_of_slices(c, in);
   const at::Tensor& logits = in[0];
   MicroBatch& batch = c.context.batch;
   const std::int64_t vocabulary = logits.size(1);
@@ -482,6 +770,8 @@ std::vector<at::Tensor> run_forward(const Operation& operation, const OperationC
       return embedding(call);
     case Function::kArange:
       return {at::Tensor()};
+    case Function::kLogSoftmax:
+      return slice_statistics(call, inputs);
     case Function::kCrossEntropy:
       return cross_entropy(call, inputs);
     default:
@@ -524,6 +814,11 @@ std::vector<at::Tensor> run_backward(const Operation& operation, const Operation
       return {};
     case Function::kArange:
       return {};
+    case Function::kCopy:
+      return sum_of_slices(call, gradient);
+    case Function::kAdd:
+      put_bias(call, gradient);
+      return {gradient};
     case Function::kCrossEntropy:
       return {saved[0]};  // the gradient stands where the logits were
     default:

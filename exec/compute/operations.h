@@ -1,9 +1,11 @@
 // The operations of a layer (sim/spec/model_spec.h, Stack::kNative) as ATen calls: forward, and the
 // gradient of each, with no autograd in between.
 //
-// Activations are [tokens, width], tokens of a micro-batch sequence by sequence. Results are new
-// tensors unless the operation is in place. Gradients of parameters are written where Parameter
-// says.
+// Activations are [tokens, width], tokens of a micro-batch sequence by sequence (all, or the
+// rank's run of them). Slices of widths are computed one by one and summed in pairs (Slices of
+// sim/graph/axes/rank_part.h): gradients of what several slices read are [slices * tokens, width].
+// Results are new tensors unless the operation is in place. Gradients of parameters are written
+// where Parameter says.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,6 +14,7 @@
 #include <vector>
 
 #include "exec/device/accelerator.h"
+#include "sim/graph/axes/rank_part.h"
 #include "sim/spec/model_spec.h"
 #include "sim/spec/plan.h"
 
@@ -55,11 +58,19 @@ class KernelClock {
   virtual void mark() = 0;  // a kernel of the operation that runs has ended, another begins
 };
 
+// A rank's place among those of mesh.tp: part `index` of the vocabulary, and of the tokens where
+// each has a part of them.
+struct PartOfLayer {
+  std::int64_t index = 0, count = 1;
+};
+
 struct OperationContext {
   const Numerics& numerics;
   DType compute;
   const RotaryTable& rotary;
   MicroBatch& batch;
+  PartOfLayer part;
+  Slices slices;  // of the operation
   KernelClock* clock = nullptr;
   Accelerator* device = nullptr;  // none: tensors are a CPU rank's
   DeviceAttention attention = DeviceAttention::kCpu;

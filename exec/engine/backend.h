@@ -64,6 +64,15 @@ struct AccumulateCall {
   float* target = nullptr;
 };
 
+// A collective of activations or their gradients over the ranks of mesh.tp: an all-gather, or a
+// reduce-scatter in pairs, of rows.
+struct LayerCollectiveCall {
+  EventId event = kNoEvent;
+  EventKind kind = EventKind::kAllGather;
+  std::uint8_t communicator = kNoCommunicator;
+  at::Tensor in, out;
+};
+
 struct StepResult {
   MeasuredStep times;
   std::vector<double> losses;  // of the micro-batches
@@ -104,16 +113,19 @@ class Backend {
   virtual void accumulate(const AccumulateCall& call) = 0;
   virtual void all_reduce_gradient(EventId id, std::uint8_t communicator,
                                    std::span<float> gradient) = 0;
+  virtual void layer_collective(const LayerCollectiveCall& call) = 0;
+  // Summands of gradients, in the reduce dtype, in pairs.
+  virtual void all_reduce_partial(EventId id, std::uint8_t communicator, std::byte* values,
+                                  std::int64_t count) = 0;
   virtual void all_reduce_norm(EventId id, std::uint8_t communicator) = 0;
   virtual void grad_norm() = 0;
   virtual void grad_scale() = 0;
   virtual void optimizer(std::int64_t number) = 0;
-  // Sum over the shard group.
+  // Sum over the ranks that hold one replica.
   virtual std::int64_t add_over_shards(std::int64_t value) = 0;
 };
 
-// Of the group that communicator `c` is for this rank: shard groups are consecutive ranks,
-// replicate groups a stride of mesh.shard.
+// Of the group that communicator `c` is for this rank.
 struct RankGroup {
   std::string name;
   std::vector<int> ranks;

@@ -142,13 +142,32 @@ class CpuBackend final : public Backend {
   void all_reduce_gradient(EventId id, std::uint8_t c, std::span<float> gradient) override {
     paced(id, [&] { communicators_[c]->all_reduce(gradient); });
   }
+  void layer_collective(const LayerCollectiveCall& call) override {
+    GroupCommunicator& communicator = *communicators_[call.communicator];
+    paced(call.event, [&] {
+      if (call.kind == EventKind::kAllGather) {
+        return communicator.all_gather(call.in.const_data_ptr(), call.out.mutable_data_ptr(),
+                                       call.in.nbytes());
+      }
+      communicator.reduce_scatter_in_pairs(
+          call.in.const_data_ptr(),
+          call.in.scalar_type() == at::kFloat ? DType::kFp32 : DType::kBf16,
+          index(call.out.numel()), call.out.mutable_data_ptr());
+    });
+  }
+  void all_reduce_partial(EventId id, std::uint8_t c, std::byte* values,
+                          std::int64_t count) override {
+    paced(id, [&] {
+      communicators_[c]->all_reduce_in_pairs(values, parts_.plan.reduce_dtype, index(count));
+    });
+  }
   void all_reduce_norm(EventId id, std::uint8_t c) override {
     paced(id, [&] { communicators_[c]->all_reduce(std::span(norm_digits_)); });
   }
 
   void grad_norm() override {
     ExactSum sum;
-    for (const UnitMemory& unit : units_.all()) add_squares(unit.gradient, unit.shard, sum);
+    for (const UnitMemory& unit : units_.all()) add_squares(unit.gradient, unit.counted, sum);
     norm_digits_ = sum.digits();
   }
 
@@ -171,7 +190,13 @@ class CpuBackend final : public Backend {
   }
 
   std::int64_t add_over_shards(std::int64_t value) override {
-    communicators_.front()->all_reduce(std::span(&value, 1));  // the shard group holds them all
+    communicators_.front()->all_reduce(std::span(&value, 1));  // the shard group
+    for (std::size_t c = 0; c < communicators_.size() && parts_.plan.mesh.tp > 1; ++c) {
+      const GroupShape& group = graph_.communicators[c].group;
+      if (group.stride != 1 || group.size != parts_.plan.mesh.tp) continue;
+      communicators_[c]->all_reduce(std::span(&value, 1));
+      break;
+    }
     return value;
   }
 

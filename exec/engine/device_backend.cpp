@@ -275,6 +275,24 @@ class DeviceBackend final : public Backend {
     pace(id, c);
     communicators_[c]->all_reduce(gradient.data(), gradient.size());
   }
+  void layer_collective(const LayerCollectiveCall& call) override {
+    pace(call.event, call.communicator);
+    DeviceCommunicator& communicator = *communicators_[call.communicator];
+    const DType dtype = call.in.scalar_type() == at::kFloat ? DType::kFp32 : DType::kBf16;
+    if (call.kind != EventKind::kAllGather) {
+      return communicator.reduce_scatter(call.in.const_data_ptr(), call.out.mutable_data_ptr(),
+                                         index(call.out.numel()), dtype);
+    }
+    auto* whole = static_cast<std::byte*>(call.out.mutable_data_ptr());
+    device_.copy(whole + index(communicator.index()) * call.in.nbytes(),
+                 static_cast<const std::byte*>(call.in.const_data_ptr()), call.in.nbytes());
+    communicator.all_gather(whole, call.in.nbytes(), dtype);
+  }
+  void all_reduce_partial(EventId id, std::uint8_t c, std::byte* values,
+                          std::int64_t count) override {
+    pace(id, c);
+    communicators_[c]->all_reduce(reinterpret_cast<float*>(values), index(count));
+  }
   void all_reduce_norm(EventId id, std::uint8_t c) override {
     pace(id, c);
     communicators_[c]->all_reduce(norm_sum_.mutable_data_ptr<double>(), index(norm_sum_.numel()));
@@ -299,10 +317,10 @@ class DeviceBackend final : public Backend {
 
   std::int64_t add_over_shards(std::int64_t value) override {
     std::int64_t sum = 0;
-    const std::int64_t first =
-        parts_.world.rank() / parts_.plan.mesh.shard * parts_.plan.mesh.shard;
+    const std::int64_t ranks = parts_.plan.mesh.shard * parts_.plan.mesh.tp;
+    const std::int64_t first = parts_.world.rank() / ranks * ranks;
     const auto texts = parts_.world.gather("add over shards", std::to_string(value));
-    for (std::int64_t r = first; r < first + parts_.plan.mesh.shard; ++r) {
+    for (std::int64_t r = first; r < first + ranks; ++r) {
       sum = static_cast<std::int64_t>(static_cast<std::uint64_t>(sum) +
                                       static_cast<std::uint64_t>(std::stoll(texts[index(r)])));
     }

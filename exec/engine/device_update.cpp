@@ -15,6 +15,7 @@ DeviceUpdate::DeviceUpdate(UnitSet& units, const ModelSpec& model, const Plan& p
   };
   for (UnitMemory& unit : units.all()) {
     gradients_.push_back(over(unit.gradient, unit.shard));
+    if (unit.counted > 0) counted_.push_back(over(unit.gradient, unit.counted));
     for (const ShardPiece& piece : pieces_of(unit)) {
       Lists& lists = decays(model, *piece.parameter) ? decayed_ : undecayed_;
       const auto offset = static_cast<std::size_t>(piece.begin) * sizeof(float);
@@ -35,7 +36,7 @@ DeviceUpdate::DeviceUpdate(UnitSet& units, const ModelSpec& model, const Plan& p
 }
 
 void DeviceUpdate::sum_of_squares(const at::Tensor& sum) {
-  const std::vector<at::Tensor> norms = at::_foreach_norm(gradients_, 2);
+  const std::vector<at::Tensor> norms = at::_foreach_norm(counted_, 2);
   const at::Tensor squares = at::stack(norms).to(at::kDouble).square().sum();
   sum.select(0, 0).copy_(squares);
 }

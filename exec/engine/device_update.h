@@ -35,6 +35,7 @@ class DeviceUpdate {
 
   const Plan& plan_;
   std::vector<at::Tensor> gradients_;  // one per unit, whole shards
+  std::vector<at::Tensor> counted_;    // what of them the norm takes from this rank
   Lists decayed_, undecayed_;
   std::vector<at::Tensor> masters_, shadows_;
   at::Tensor number_, rate_;

@@ -16,6 +16,7 @@
 #include "exec/compute/device_operations.h"
 #include "exec/engine/update.h"
 #include "reports/view/event_names.h"
+#include "sim/graph/axes/rank_part.h"
 
 namespace foreshard {
 namespace {
@@ -49,14 +50,17 @@ RankMemory& memory_of(const Engine::Options& options) {
 Engine::Engine(const ModelSpec& model, const Plan& plan, const EventGraph& graph, World& world,
                Options options)
     : model_(model),
+      part_(cuts_layers(plan) ? std::optional(part_of_rank(model, plan)) : std::nullopt),
       plan_(plan),
       graph_(graph),
       rank_(world.rank()),
-      shard_index_(static_cast<int>(world.rank() % plan.mesh.shard)),
-      replica_(static_cast<int>(world.rank() / plan.mesh.shard)),
+      part_index_(static_cast<int>(plan.mesh.tp_index(rank_))),
+      shard_index_(static_cast<int>(plan.mesh.shard_index(rank_))),
+      replica_(static_cast<int>(rank_ / (plan.mesh.shard * plan.mesh.tp))),
       options_(options),
-      units_(model, plan, graph, shard_index_, memory_of(options)),
-      layers_(model, graph) {
+      units_(part_ ? *part_ : model, plan, graph, shard_index_, memory_of(options)),
+      layers_(part_ ? *part_ : model, graph, part_ ? slices_of_part(model, plan) : SlicesOfPart()) {
+  if (part_) units_.set_cuts(model, *part_, part_index_);
   FORESHARD_CHECK(world.size() == plan.mesh.world(), "a world of another size than the mesh");
   if (options.graph) {
     if (const auto problem = find_graph_problem(plan, world)) {
@@ -142,7 +146,13 @@ void Engine::issue_rows() {
     issuing_ = id;
     attach_gathered(id);
     RECORD_USER_SCOPE(EventNames(graph_, model_).of(id));  // named where a profiler looks
-    backend_->issue(id, [this, id] { run_row(id); });
+    if (is_in_layer(graph_.details[index(id)])) {
+      const LayerCollectiveCall call = layer_collective(id);
+      backend_->issue(id, [this, call] { backend_->layer_collective(call); });
+      layer_row(id, Passes::kAll);  // tensors that end behind it
+    } else {
+      backend_->issue(id, [this, id] { run_row(id); });
+    }
   }
   issuing_ = kNoEvent;
 }
@@ -150,7 +160,8 @@ void Engine::issue_rows() {
 // From a gather on the unit's parameters are where it is gathered to.
 void Engine::attach_gathered(EventId id) {
   const RowDetail& detail = graph_.details[index(id)];
-  if (graph_.rows[index(id)].kind != EventKind::kAllGather || detail.buffer < 0) return;
+  const bool of_unit = graph_.rows[index(id)].kind == EventKind::kAllGather && detail.buffer >= 0;
+  if (!of_unit || is_in_layer(detail)) return;
   units_.at(detail.unit).values.attach(units_.buffer(detail.buffer));
 }
 
@@ -188,14 +199,12 @@ void Engine::run_row(EventId id) {
   const RowDetail& detail = graph_.details[index(id)];
   switch (row.kind) {
     case EventKind::kForward:
-      return layer_phase(detail, &LayerProgram::forward);
     case EventKind::kRecompute:
-      return layer_phase(detail, &LayerProgram::recompute);
     case EventKind::kLoss:
-      layer_phase(detail, &LayerProgram::forward);
-      return layer_phase(detail, &LayerProgram::backward);
+      return layer_row(id, Passes::kAll);
     case EventKind::kBackward:
-      return backward_row(detail);
+      begin_gradients(detail);
+      return layer_row(id, Passes::kAll);
     case EventKind::kReshard:
       return reshard(detail);
     case EventKind::kAllGather:
@@ -206,6 +215,13 @@ void Engine::run_row(EventId id) {
       return accumulate(id);
     case EventKind::kAllReduce:
       if (detail.unit < 0) return backend_->all_reduce_norm(id, row.communicator);
+      if (detail.buffer >= 0) {
+        const FlatUnit& layout = units_.at(detail.unit).layout;
+        return backend_->all_reduce_partial(
+            id, row.communicator,
+            units_.buffer(detail.buffer) + layout.partial_offset * size_of(plan_.reduce_dtype),
+            layout.partial_numel);
+      }
       return backend_->all_reduce_gradient(
           id, row.communicator, {floats(detail.other), index(units_.at(detail.unit).shard)});
     case EventKind::kGradNorm:
@@ -227,21 +243,58 @@ void Engine::run_row(EventId id) {
   FORESHARD_CHECK(false, fmt::format("the engine does no {}", to_string(row.kind)));
 }
 
-void Engine::backward_row(const RowDetail& detail) {
-  if (detail.sum == SumMode::kBegin) {
-    units_.begin_gradients(units_.at(detail.unit), units_.buffer(detail.buffer), options_.debug);
-  }
-  layer_phase(detail, &LayerProgram::backward);
+void Engine::begin_gradients(const RowDetail& detail) {
+  if (detail.sum != SumMode::kBegin) return;
+  units_.begin_gradients(units_.at(detail.unit), units_.buffer(detail.buffer), options_.debug);
 }
 
-void Engine::layer_phase(const RowDetail& detail, LayerPhaseProgram LayerProgram::*phase) {
-  const auto layers = static_cast<std::int32_t>(model_.order.size());
-  const LayerExecution& execution =
-      graph_.executions[index(detail.microbatch * layers + detail.layer)];
-  const OperationContext context{
-      model_.numerics, plan_.param_dtype, rotary_,   batches_[index(detail.microbatch)],
-      nullptr,         options_.device,   attention_};
-  layers_.run(execution, graph_.program(execution).*phase, context, units_.of_layer(detail.layer));
+// Whatever of layers the row's actions name.
+void Engine::layer_row(EventId id, Passes passes) {
+  const RowDetail& detail = graph_.details[index(id)];
+  for (std::uint32_t a = detail.actions_begin; a < detail.actions_end; ++a) {
+    const MemoryAction& action = graph_.actions[a];
+    const LayerPhaseProgram LayerProgram::*phase = nullptr;
+    if (action.kind == MemoryAction::Kind::kForward) phase = &LayerProgram::forward;
+    if (action.kind == MemoryAction::Kind::kRecompute) phase = &LayerProgram::recompute;
+    if (action.kind == MemoryAction::Kind::kBackward) phase = &LayerProgram::backward;
+    const bool skipped = passes == Passes::kForward && phase != &LayerProgram::forward;
+    if (phase == nullptr || skipped) continue;
+    const LayerExecution& execution = graph_.executions[index(action.target)];
+    const OperationContext context{model_.numerics,
+                                   plan_.param_dtype,
+                                   rotary_,
+                                   batches_[index(execution.microbatch)],
+                                   {part_index_, plan_.mesh.tp},
+                                   {},
+                                   nullptr,
+                                   options_.device,
+                                   attention_};
+    const SegmentRun segments = action.segment == MemoryAction::kWhole
+                                    ? SegmentRun{0, SegmentRun::kAll}
+                                    : SegmentRun{action.segment, action.segments};
+    layers_.run(execution, graph_.program(execution).*phase, segments, context,
+                units_.of_layer(execution.layer));
+  }
+}
+
+bool Engine::is_in_layer(const RowDetail& detail) const {
+  return detail.other >= 0 && detail.other < graph_.first_own_buffer;
+}
+
+// What it works on, and where its result is from now on.
+LayerCollectiveCall Engine::layer_collective(EventId id) {
+  const Row& row = graph_.rows[index(id)];
+  const RowDetail& detail = graph_.details[index(id)];
+  LayerCollectiveCall call{id, row.kind, row.communicator, layers_.tensor(detail.other), {}};
+  std::vector<std::int64_t> shape = call.in.sizes().vec();
+  if (row.kind == EventKind::kAllGather) {
+    shape[0] *= plan_.mesh.tp;
+  } else {
+    shape[0] /= plan_.mesh.tp;
+  }
+  call.out = at::empty(shape, call.in.options());
+  layers_.tensor(detail.buffer) = call.out;
+  return call;
 }
 
 // --- collectives ---
@@ -388,11 +441,24 @@ std::string Engine::parameter_hash() {
 void Engine::forward_rows() {
   for (EventId id = 0; id < static_cast<EventId>(graph_.rows.size()); ++id) {
     attach_gathered(id);
-    if (graph_.rows[index(id)].kind == EventKind::kLoss) {
-      return layer_phase(graph_.details[index(id)], &LayerProgram::forward);
+    if (is_in_layer(graph_.details[index(id)])) {
+      backend_->layer_collective(layer_collective(id));
+      layer_row(id, Passes::kForward);
+    } else if (graph_.rows[index(id)].kind == EventKind::kLoss) {
+      layer_row(id, Passes::kForward);
+      if (ends_loss(id)) return;
+    } else {
+      run_row(id);
     }
-    run_row(id);
   }
+}
+
+// Its gradient stands there when the loss does.
+bool Engine::ends_loss(EventId id) const {
+  const RowDetail& detail = graph_.details[index(id)];
+  return std::any_of(
+      graph_.actions.begin() + detail.actions_begin, graph_.actions.begin() + detail.actions_end,
+      [](const MemoryAction& action) { return action.kind == MemoryAction::Kind::kBackward; });
 }
 
 double Engine::evaluate(MicroBatch& host_batch) {

@@ -90,6 +90,7 @@ class Engine {
   UnitSet& units() { return units_; }
   int shard_index() const { return shard_index_; }
   int replica() const { return replica_; }
+  int part_index() const { return part_index_; }  // on mesh.tp
   // Highest sum of the bytes of tensors in the allocator, in any step.
   std::int64_t activations_peak();
   const MemoryAccount& activations() const { return account_; }
@@ -103,8 +104,12 @@ class Engine {
  private:
   void issue_rows();
   void run_row(EventId id);
-  void layer_phase(const RowDetail& detail, LayerPhaseProgram LayerProgram::*phase);
-  void backward_row(const RowDetail& detail);
+  enum class Passes : std::uint8_t { kAll, kForward };
+  void layer_row(EventId id, Passes passes);
+  bool ends_loss(EventId id) const;
+  void begin_gradients(const RowDetail& detail);
+  bool is_in_layer(const RowDetail& detail) const;
+  LayerCollectiveCall layer_collective(EventId id);
   void all_gather(EventId id);
   void reduce_scatter(EventId id);
   void accumulate(EventId id);
@@ -119,9 +124,10 @@ class Engine {
   std::string event_name(EventId id) const;
 
   const ModelSpec& model_;
+  const std::optional<ModelSpec> part_;  // what this rank computes, where that is not the model
   const Plan& plan_;
   const EventGraph& graph_;
-  const int rank_, shard_index_, replica_;
+  const int rank_, part_index_, shard_index_, replica_;
   const Options options_;
   MemoryAccount account_;
   UnitSet units_;

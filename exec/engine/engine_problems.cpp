@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "exec/engine/engine.h"
+#include "sim/spec/reduction_order.h"
 
 namespace foreshard {
 
@@ -48,12 +49,16 @@ std::optional<std::string> find_device_problem(const ModelSpec& model, const Pla
   const auto refuse = [](std::string what, const char* nearest) {
     return std::optional(fmt::format("{}; nearest plan: {}", what, nearest));
   };
-  if (plan.mesh.shard > 1 && plan.reduction_order == ReductionOrder::kMicrobatch) {
+  if ((plan.mesh.shard > 1 || plan.mesh.tp > 1) && is_microbatch_order(plan.reduction_order)) {
     return refuse("on GPUs gradients are summed in NCCL's order", "reduction_order: library");
   }
   if (plan.master_dtype != DType::kFp32 || plan.optimizer.state != DType::kFp32) {
     return refuse("the engine's optimizer on GPUs works in fp32",
                   "dtype.master: fp32 and optimizer.state: fp32");
+  }
+  if (plan.mesh.tp > 1 && plan.reduce_dtype != DType::kFp32) {
+    return refuse("with tensor parallelism gradients are summed in fp32 on GPUs",
+                  "dtype.reduce: fp32");
   }
   if (plan.collectives.kernels != CollectiveKernels::kDefault && !paced) {
     return refuse("the engine registers no windows with NCCL", "collectives.kernels: default");

@@ -3,7 +3,8 @@
 // Micro-batches of a step are numbered globally in the order in which their gradients are summed
 // (ReductionOrder, sim/spec/plan.h). reduce_each: rank s of replica r has, as its m-th, number
 // (r * accumulation + m) * shard + s. keep_unsharded: every rank sums its own first, so number
-// rank * accumulation + m.
+// rank * accumulation + m. Ranks of mesh.tp share their samples: rank and shard are counted without
+// them.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +15,14 @@
 namespace foreshard {
 
 inline std::int64_t microbatches_of_step(const Plan& plan) {
-  return plan.mesh.world() * plan.batch.accumulation;
+  return plan.mesh.data_parallel() * plan.batch.accumulation;
 }
 
-inline std::int64_t global_microbatch(const Plan& plan, std::int64_t rank, std::int64_t m) {
+// Of the ranks that have samples of their own.
+inline std::int64_t data_rank(const Plan& plan, std::int64_t rank) { return rank / plan.mesh.tp; }
+
+inline std::int64_t global_microbatch(const Plan& plan, std::int64_t world_rank, std::int64_t m) {
+  const std::int64_t rank = data_rank(plan, world_rank);
   if (plan.accumulation == AccumulationMode::kKeepUnsharded) {
     return rank * plan.batch.accumulation + m;
   }

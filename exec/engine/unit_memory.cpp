@@ -38,6 +38,8 @@ UnitSet::UnitSet(const ModelSpec& model, const Plan& plan, const EventGraph& gra
     unit.layout = flatten(model, layers[u], plan);
     unit.shard = unit.layout.shard_numel;
     unit.first = unit.shard * shard_index;
+    unit.counted = unit.shard;
+    unit.cuts.resize(unit.layout.parameters.size());
     unit.values = FlatStorage(unit.padded(), scalar_type(plan.param_dtype), memory.device());
     unit.gradients = FlatStorage(unit.padded(), scalar_type(plan.reduce_dtype), memory.device());
     unit.written.assign(unit.layout.parameters.size(), false);
@@ -118,6 +120,25 @@ void UnitSet::make_views(const ModelSpec& model) {
     for (std::size_t p = 0; p < layers_[l].size(); ++p) {
       if (kind_of(l).parameters[p].tied) layers_[l][p] = *table;
     }
+  }
+}
+
+void UnitSet::set_cuts(const ModelSpec& whole, const ModelSpec& part, std::int64_t index) {
+  for (UnitMemory& unit : units_) {
+    for (std::size_t p = 0; p < unit.layout.parameters.size(); ++p) {
+      const FlatParameter& flat = unit.layout.parameters[p];
+      const auto kind =
+          static_cast<std::size_t>(part.order[static_cast<std::size_t>(flat.layer)].kind);
+      const auto number = static_cast<std::size_t>(flat.parameter);
+      const std::vector<std::int64_t>& shape = whole.kinds[kind].parameters[number].shape;
+      const std::vector<std::int64_t>& own = part.kinds[kind].parameters[number].shape;
+      if (own == shape) continue;
+      const std::int64_t dimension = own[0] != shape[0] ? 0 : 1;
+      const auto d = static_cast<std::size_t>(dimension);
+      unit.cuts[p] = cut_of(shape, dimension, shape[d] / own[d], index);
+    }
+    if (index == 0) continue;
+    unit.counted = std::clamp<std::int64_t>(unit.layout.partial_offset - unit.first, 0, unit.shard);
   }
 }
 

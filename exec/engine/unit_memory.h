@@ -16,6 +16,7 @@
 #include "exec/compute/operations.h"
 #include "exec/memory/arena.h"
 #include "exec/memory/flat_storage.h"
+#include "exec/memory/parameter_cut.h"
 #include "exec/memory/rank_memory.h"
 #include "sim/graph/event_graph.h"
 #include "sim/graph/flat_layout.h"
@@ -26,8 +27,10 @@ namespace foreshard {
 struct UnitMemory {
   std::string name;
   FlatUnit layout;
-  std::int64_t shard = 0;  // elements of this rank's shard
-  std::int64_t first = 0;  // its first element in the flat buffer
+  std::vector<ParameterCut> cuts;  // of the parameters of `layout`
+  std::int64_t counted = 0;        // of the shard: what no other rank of mesh.tp counts, too
+  std::int64_t shard = 0;          // elements of this rank's shard
+  std::int64_t first = 0;          // its first element in the flat buffer
   std::byte* master = nullptr;
   std::byte* shadow = nullptr;  // the shard in the compute dtype; master where the dtypes are equal
   float* gradient = nullptr;    // of the shard, fp32: where the optimizer reads it
@@ -59,6 +62,9 @@ class UnitSet {
   bool offloads() const { return offloads_; }
   std::int64_t arena_bytes() const { return static_cast<std::int64_t>(arena_.size()); }
   std::int64_t host_arena_bytes() const { return static_cast<std::int64_t>(host_arena_.size()); }
+
+  // The units are of part `index` of mesh.tp of a whole model.
+  void set_cuts(const ModelSpec& whole, const ModelSpec& part, std::int64_t index);
 
   // The unit's gradients begin in `memory`: attached, padding zeroed, nothing
   // written.

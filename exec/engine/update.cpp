@@ -151,11 +151,14 @@ void update_converted(UnitMemory& unit, const Plan& plan, const ShardPiece& piec
 
 std::vector<ShardPiece> pieces_of(const UnitMemory& unit) {
   std::vector<ShardPiece> pieces;
-  for (const FlatParameter& p : unit.layout.parameters) {
+  for (std::size_t i = 0; i < unit.layout.parameters.size(); ++i) {
+    const FlatParameter& p = unit.layout.parameters[i];
     const std::int64_t end = p.offset + (p.numel + kBlock - 1) / kBlock * kBlock;
     const std::int64_t from = std::max(p.offset, unit.first);
     const std::int64_t until = std::min(end, unit.first + unit.shard);
-    if (from < until) pieces.push_back({&p, from - unit.first, until - from, from - p.offset});
+    if (from < until) {
+      pieces.push_back({&p, from - unit.first, until - from, from - p.offset, unit.cuts[i]});
+    }
   }
   return pieces;
 }
@@ -189,7 +192,14 @@ void initialise_shard(UnitMemory& unit, const ModelSpec& model, const Plan& plan
       const double deviation = is_residual_projection(layer, piece.parameter->parameter)
                                    ? kDeviation * residual
                                    : kDeviation;
-      fill_normal_in_parallel(key.value(), piece.first, real, deviation, threads);
+      for (std::size_t done = 0; done < inside;) {
+        const std::int64_t at = piece.first + static_cast<std::int64_t>(done);
+        const auto run =
+            static_cast<std::size_t>(piece.cut.run(at, static_cast<std::int64_t>(inside - done)));
+        fill_normal_in_parallel(key.value(), piece.cut.whole(at), real.subspan(done, run),
+                                deviation, threads);
+        done += run;
+      }
     } else if (is_norm_weight(layer, piece.parameter->parameter)) {
       std::fill(real.begin(), real.end(), 1.0F);
     }
@@ -268,9 +278,9 @@ std::uint64_t hash_shard(const UnitMemory& unit, const std::byte* master, const 
     Fingerprint name;
     name.add(parameter_name(model, *piece.parameter));
     const auto* bytes = reinterpret_cast<const char*>(master + piece.begin * size);
-    for (std::int64_t i = 0; i < piece.count; i += kBlock) {
+    for (std::int64_t i = 0; i < piece.count && piece.begin + i < unit.counted; i += kBlock) {
       Fingerprint block;
-      block.add(static_cast<std::int64_t>(name.value())).add(piece.first + i);
+      block.add(static_cast<std::int64_t>(name.value())).add(piece.cut.whole(piece.first + i));
       block.add(std::string_view(bytes + i * size, static_cast<std::size_t>(kBlock * size)));
       sum += block.value();
     }

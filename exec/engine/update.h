@@ -22,6 +22,7 @@ struct ShardPiece {
   std::int64_t begin = 0;  // in the shard
   std::int64_t count = 0;
   std::int64_t first = 0;  // element of the parameter at `begin`
+  ParameterCut cut;
 };
 std::vector<ShardPiece> pieces_of(const UnitMemory& unit);
 // Weight decay is for parameters with two or more dimensions.

@@ -13,7 +13,9 @@
 #include "sim/base/config.h"
 #include "sim/base/hash.h"
 #include "sim/base/json.h"
+#include "sim/graph/axes/rank_part.h"
 #include "sim/spec/plan_config.h"
+#include "sim/spec/reduction_order.h"
 
 namespace foreshard {
 namespace {
@@ -32,6 +34,7 @@ struct Rule {
 constexpr Rule kRules[] = {
     {"mesh.replicate", Changes::kLastBits},
     {"mesh", Changes::kNothing},
+    {"tensor_parallel", Changes::kNothing},  // its slices are told as they result
     {"batch.micro_batch", Changes::kLastBits},
     {"batch.accumulation", Changes::kNothing},  // batch.global tells it
     {"accumulation.mode", Changes::kLastBits},
@@ -166,7 +169,7 @@ std::size_t most_common(const std::vector<std::string>& texts) {
 Facts facts_of(const Plan& plan) {
   Facts facts;
   flatten(to_json(plan), "", facts);
-  if (plan.reduction_order != ReductionOrder::kMicrobatch ||
+  if (!is_microbatch_order(plan.reduction_order) ||
       plan.accumulation == AccumulationMode::kKeepUnsharded) {
     for (Fact& fact : facts) {
       if (fact.key == "mesh.shard") fact.changes = Changes::kLastBits;
@@ -174,6 +177,8 @@ Facts facts_of(const Plan& plan) {
   }
   const std::int64_t sequences = microbatches_of_step(plan) * plan.batch.micro_batch;
   facts.push_back({"batch.global", std::to_string(sequences), Changes::kNumbers});
+  const std::int64_t slices = slices_of_rank(plan) * plan.mesh.tp;
+  facts.push_back({"slices", std::to_string(slices), Changes::kLastBits});
   // It takes its sequences from the end of the training data.
   facts.push_back({std::string(kHeldBack),
                    fmt::format("{}", plan.evaluation.every ? plan.evaluation.held_back : 0.0),

@@ -40,17 +40,23 @@ TrainingState RunState::state() {
   state.shard_index = engine_.shard_index();
   state.replicas = plan_.mesh.replicate;
   state.replica_index = engine_.replica();
+  state.parts = plan_.mesh.tp;
+  state.part_index = engine_.part_index();
   for (UnitMemory& unit : engine_.units().all()) {
     StateUnit& described = state.units.emplace_back();
     described.name = unit.name;
     described.shard_numel = unit.shard;
-    for (const FlatParameter& p : unit.layout.parameters) {
+    for (std::size_t i = 0; i < unit.layout.parameters.size(); ++i) {
+      const FlatParameter& p = unit.layout.parameters[i];
       const LayerInstance& layer = model_.order[static_cast<std::size_t>(p.layer)];
       described.parameters.push_back({parameter_name(model_, p),
                                       model_.kinds[static_cast<std::size_t>(layer.kind)]
                                           .parameters[static_cast<std::size_t>(p.parameter)]
                                           .shape,
                                       p.offset, p.numel});
+      if (unit.cuts[i].row == 0) continue;
+      described.parameters.back().parts = plan_.mesh.tp;
+      described.parameters.back().cut = unit.cuts[i].row == p.numel ? 0 : 1;
     }
     const auto add = [&](const char* name, DType dtype, std::byte* data) {
       const auto bytes = static_cast<std::size_t>(unit.shard * size_of(dtype));
@@ -125,8 +131,8 @@ void RunState::claim_folder() {
   std::int64_t bytes = 0;
   for (const UnitMemory& unit : engine_.units().all()) {
     const auto moments = static_cast<std::int64_t>(unit.moments.size());
-    bytes +=
-        unit.padded() * (size_of(plan_.master_dtype) + moments * size_of(plan_.optimizer.state));
+    bytes += unit.padded() * plan_.mesh.tp *
+             (size_of(plan_.master_dtype) + moments * size_of(plan_.optimizer.state));
   }
   succeed_together(world_, "checkpoint.claim", [&] {
     if (world_.rank() == 0) {

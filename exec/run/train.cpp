@@ -247,11 +247,12 @@ class Training {
     const std::int64_t sequences =
         std::min(plan_.evaluation.sequences, data_.held_back_samples()) / size * size;
     const std::int64_t count = std::max<std::int64_t>(1, sequences / size);
-    const std::int64_t rounds = (count + world_.size() - 1) / world_.size();
+    const std::int64_t ranks = plan_.mesh.data_parallel();  // those of mesh.tp share theirs
+    const std::int64_t rounds = (count + ranks - 1) / ranks;
     MicroBatch batch = empty_batch();
     std::string mine;
     for (std::int64_t round = 0; round < rounds; ++round) {
-      const std::int64_t number = (round * world_.size() + world_.rank()) % count;
+      const std::int64_t number = (round * ranks + data_rank(plan_, world_.rank())) % count;
       for (std::int64_t i = 0; i < size; ++i) {
         const auto [tokens, labels] = sequence_of(batch, i);
         data_.read_held_back((number * size + i) % data_.held_back_samples(), tokens, labels);
@@ -264,13 +265,13 @@ class Training {
     for (std::int64_t number = 0; number < count; ++number) {
       double loss = 0;
       std::memcpy(&loss,
-                  all[static_cast<std::size_t>(number % world_.size())].data() +
-                      static_cast<std::size_t>(number / world_.size()) * sizeof loss,
+                  all[static_cast<std::size_t>(number % ranks * plan_.mesh.tp)].data() +
+                      static_cast<std::size_t>(number / ranks) * sizeof loss,
                   sizeof loss);
       if (!std::isfinite(loss) && finite() && options_.pacing == nullptr) {
         record_.not_finite =
             fmt::format("step {}, rank {}: the loss on held-back data is not finite",
-                        progress().step, number % world_.size());
+                        progress().step, number % ranks * plan_.mesh.tp);
       }
       sum += loss;
     }

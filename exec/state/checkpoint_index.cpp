@@ -45,10 +45,15 @@ std::uint64_t text_checksum(std::string_view text, std::size_t position) {
 Json to_json(const StateUnit& unit, std::int64_t shards) {
   Json parameters = Json::array();
   for (const StateParameter& parameter : unit.parameters) {
-    parameters.push_back({{"name", parameter.name},
-                          {"shape", parameter.shape},
-                          {"offset", parameter.offset},
-                          {"numel", parameter.numel}});
+    Json written = {{"name", parameter.name},
+                    {"shape", parameter.shape},
+                    {"offset", parameter.offset},
+                    {"numel", parameter.numel}};
+    if (parameter.parts > 1) {
+      written["parts"] = parameter.parts;
+      written["cut"] = parameter.cut;
+    }
+    parameters.push_back(std::move(written));
   }
   Json arrays = Json::array();
   for (const StateArray& array : unit.arrays) {
@@ -77,13 +82,17 @@ std::uint64_t parse_hex(const ConfigNode& node, std::string_view digits) {
 }
 
 StateParameter read_parameter(const ConfigNode& node) {
-  node.allow_only({"name", "shape", "offset", "numel"});
+  node.allow_only({"name", "shape", "offset", "numel", "parts", "cut"});
   StateParameter parameter;
   parameter.name = node.at("name").as_string();
   const ConfigNode shape = node.at("shape");
   for (const ConfigNode& extent : shape.elements()) parameter.shape.push_back(extent.as_int(0));
   parameter.offset = node.at("offset").as_int(0);
   parameter.numel = node.at("numel").as_int(0);
+  if (node.find("parts")) {
+    parameter.parts = node.at("parts").as_int(2, kMaxShards);
+    parameter.cut = node.at("cut").as_int(0, 1);
+  }
   return parameter;
 }
 
@@ -152,6 +161,8 @@ std::string tensor_name(const StateUnit& unit, const StateArray& array) {
 }
 
 std::string index_text(const CheckpointIndex& index) {
+  Json mesh = {{"shard", index.shards}, {"replicate", index.replicas}};
+  if (index.parts > 1) mesh["tp"] = index.parts;
   Json units = Json::array();
   for (const StateUnit& unit : index.units) units.push_back(to_json(unit, index.shards));
   Json files = Json::array();
@@ -162,7 +173,7 @@ std::string index_text(const CheckpointIndex& index) {
                              {"seed", index.progress.seed},
                              {"saved", index.saved},
                              {"metadata", Json(index.progress.metadata)},
-                             {"mesh", {{"shard", index.shards}, {"replicate", index.replicas}}},
+                             {"mesh", std::move(mesh)},
                              {"block_bytes", kChecksumBlock},
                              {"units", std::move(units)},
                              {"files", std::move(files)},
@@ -195,14 +206,22 @@ CheckpointIndex parse_index(std::string_view text, const std::string& file_name)
   index.saved = root.at("saved").as_int(0);
   index.shards = root.at("mesh").at("shard").as_int(1, kMaxShards);
   index.replicas = root.at("mesh").at("replicate").as_int(1);
+  if (root.at("mesh").find("tp")) index.parts = root.at("mesh").at("tp").as_int(2, kMaxShards);
   root.at("block_bytes").as_int(kChecksumBlock, kChecksumBlock);
   const ConfigNode units = root.at("units");
   for (const ConfigNode& node : units.elements()) index.units.push_back(read_unit(node));
   const ConfigNode files = root.at("files");
   for (const ConfigNode& node : files.elements()) index.files.push_back(read_file(node));
-  if (static_cast<std::int64_t>(index.files.size()) != index.shards) {
-    throw files.error(
-        fmt::format("are {}, but there are {} shards", index.files.size(), index.shards));
+  if (static_cast<std::int64_t>(index.files.size()) != index.shards * index.parts) {
+    throw files.error(fmt::format("are {}, but there are {} shards", index.files.size(),
+                                  index.shards * index.parts));
+  }
+  for (const StateUnit& unit : index.units) {
+    for (const StateParameter& parameter : unit.parameters) {
+      if (parameter.parts == 1 || parameter.parts == index.parts) continue;
+      throw units.error(fmt::format("parameter {} has {} parts, but mesh.tp is {}",
+                                    quote(parameter.name), parameter.parts, index.parts));
+    }
   }
   const std::string fault = find_layout_fault(index.shards, index.units);
   if (!fault.empty()) throw units.error(fault);

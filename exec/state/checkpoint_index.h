@@ -26,8 +26,9 @@ struct CheckpointIndex {
   std::int64_t saved = 0;  // counts the saves into the folder: a higher number is newer
   std::int64_t shards = 1;
   std::int64_t replicas = 1;
+  std::int64_t parts = 1;             // ranks of mesh.tp
   std::vector<StateUnit> units;       // arrays without data
-  std::vector<CheckpointFile> files;  // of shard 0, 1, ...
+  std::vector<CheckpointFile> files;  // of shard 0, 1, ... of part 0, 1, ...
   std::uint64_t checksum = 0;         // of the text
 };
 

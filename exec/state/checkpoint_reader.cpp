@@ -1,6 +1,7 @@
-// A range of a parameter is a range of its unit's buffer, which the shards cut into pieces, one
-// file each. The pieces of a file are sorted by their place in it and read front to back, so that
-// each block is read and verified once and one block per rank is in memory.
+// A range of a parameter is cut into runs that one part has (tensor parallel), each a range of its
+// unit's buffer, which the shards cut into pieces, one file each. The pieces of a file are sorted
+// by their place in it and read front to back, so that each block is read and verified once and one
+// block per rank is in memory.
 
 #include "exec/state/checkpoint_reader.h"
 
@@ -9,6 +10,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "exec/memory/parameter_cut.h"
 #include "exec/state/block_reader.h"
 #include "exec/state/convert.h"
 #include "sim/base/error.h"
@@ -111,17 +113,20 @@ std::vector<std::vector<CheckpointReader::Piece>> CheckpointReader::cut(
     const std::int64_t size = size_of(range.dtype);
     std::span<std::byte> rest = range.to;
     const std::int64_t count = static_cast<std::int64_t>(rest.size()) / size;
-    FORESHARD_CHECK(
-        range.first >= 0 && count <= parameter.numel && range.first <= parameter.numel - count,
-        "a range beyond the end of parameter " + range.parameter);
-    std::int64_t element = parameter.offset + range.first;
+    const std::int64_t numel = parameter.numel * parameter.parts;
+    FORESHARD_CHECK(range.first >= 0 && count <= numel && range.first <= numel - count,
+                    "a range beyond the end of parameter " + range.parameter);
+    const ParameterCut part = cut_of(parameter.shape, parameter.cut, parameter.parts, 0);
+    std::int64_t element = range.first;
     while (!rest.empty()) {
-      const std::int64_t shard = element / unit.shard_numel;
-      const std::int64_t first = element % unit.shard_numel;
-      const std::int64_t take =
-          std::min(static_cast<std::int64_t>(rest.size()) / size, unit.shard_numel - first);
+      const PlaceInParts at = place_in_parts(part, element);
+      const std::int64_t in_unit = parameter.offset + at.element;
+      const std::int64_t shard = in_unit / unit.shard_numel;
+      const std::int64_t first = in_unit % unit.shard_numel;
+      const std::int64_t left = static_cast<std::int64_t>(rest.size()) / size;
+      const std::int64_t take = std::min(part.run(at.element, left), unit.shard_numel - first);
       const auto bytes = static_cast<std::size_t>(take * size);
-      pieces[static_cast<std::size_t>(shard)].push_back(
+      pieces[static_cast<std::size_t>(at.part * index_.shards + shard)].push_back(
           {&unit, array, first, range.dtype, rest.first(bytes)});
       rest = rest.subspan(bytes);
       element += take;

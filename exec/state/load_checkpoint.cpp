@@ -10,6 +10,7 @@
 #include <optional>
 #include <set>
 
+#include "exec/memory/parameter_cut.h"
 #include "exec/state/checkpoint.h"
 #include "exec/state/checkpoint_reader.h"
 #include "exec/state/together.h"
@@ -83,11 +84,18 @@ std::vector<StateRange> ranges_of(const TrainingState& state) {
       const std::int64_t to =
           std::min(begin + unit.shard_numel, parameter.offset + parameter.numel);
       if (from >= to) continue;
+      const ParameterCut part =
+          cut_of(parameter.shape, parameter.cut, parameter.parts, state.part_index);
       for (const StateArray& array : unit.arrays) {
         const std::int64_t size = size_of(array.dtype);
-        ranges.push_back({parameter.name, array.name, from - parameter.offset, array.dtype,
-                          array.data.subspan(static_cast<std::size_t>((from - begin) * size),
-                                             static_cast<std::size_t>((to - from) * size))});
+        for (std::int64_t at = from; at < to;) {
+          const std::int64_t own = at - parameter.offset;
+          const std::int64_t run = part.run(own, to - at);
+          ranges.push_back({parameter.name, array.name, part.whole(own), array.dtype,
+                            array.data.subspan(static_cast<std::size_t>((at - begin) * size),
+                                               static_cast<std::size_t>(run * size))});
+          at += run;
+        }
       }
     }
   }

@@ -40,7 +40,7 @@ std::string describe(const TrainingState& state, const RunProgress& progress) {
   Fingerprint hash;
   hash.add(static_cast<std::int64_t>(layout_fingerprint(state)));
   hash.add(progress.step).add(progress.next_sample).add(progress.seed);
-  return fmt::format("{}/{}.{}", hash.hex(), state.shard_index, state.replica_index);
+  return fmt::format("{}/{}.{}", hash.hex(), state.file_index(), state.replica_index);
 }
 
 void check_ranks_agree(const std::vector<Outcome>& ranks, std::int64_t shards) {
@@ -121,13 +121,13 @@ class Save {
     const std::string& of_first = begun[0].text;
     const fs::path working = target_.folder / of_first.substr(of_first.find('\n') + 1);
     const std::vector<Outcome> written = do_step("checkpoint.write", [&] {
-      check_ranks_agree(begun, state_.shards);
+      check_ranks_agree(begun, state_.files());
       if (state_.replica_index != 0) return std::string();
-      const fs::path path = working / file_name(state_.shard_index, state_.shards);
-      return to_message(state_.shard_index, write_shard(path, state_));
+      const fs::path path = working / file_name(state_.file_index(), state_.files());
+      return to_message(state_.file_index(), write_shard(path, state_));
     });
     do_step("checkpoint.commit", [&] {
-      if (world_.rank() == 0) commit(files_of(written, state_.shards));
+      if (world_.rank() == 0) commit(files_of(written, state_.files()));
       return std::string();
     });
     return {target_.folder / checkpoint_name(progress_.step), std::move(warnings_)};
@@ -161,6 +161,7 @@ class Save {
     index.saved = saved_;
     index.shards = state_.shards;
     index.replicas = state_.replicas;
+    index.parts = state_.parts;
     index.units = state_.units;
     index.files = std::move(files);
     const std::string text = index_text(index);

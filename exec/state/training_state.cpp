@@ -20,7 +20,13 @@ std::string find_unit_fault(std::int64_t shards, const StateUnit& unit) {
   const std::int64_t whole = checked_multiply(shards, unit.shard_numel);
   std::vector<const StateParameter*> ordered;
   for (const StateParameter& parameter : unit.parameters) {
-    if (parameter.offset < 0 || parameter.numel != numel_of(parameter.shape)) {
+    const bool is_cut_evenly =
+        parameter.parts == 1 ||
+        (parameter.parts > 1 && parameter.cut >= 0 && parameter.cut <= 1 &&
+         static_cast<std::size_t>(parameter.cut) < parameter.shape.size() &&
+         parameter.shape[static_cast<std::size_t>(parameter.cut)] % parameter.parts == 0);
+    if (parameter.offset < 0 || !is_cut_evenly ||
+        checked_multiply(parameter.numel, parameter.parts) != numel_of(parameter.shape)) {
       return fmt::format("parameter {} has offset {} and {} elements, which its shape denies",
                          quote(parameter.name), parameter.offset, parameter.numel);
     }
@@ -86,11 +92,11 @@ std::string find_layout_fault(std::int64_t shards, const std::vector<StateUnit>&
 
 std::uint64_t layout_fingerprint(const TrainingState& state) {
   Fingerprint hash;
-  hash.add(state.shards).add(state.replicas);
+  hash.add(state.shards).add(state.replicas).add(state.parts);
   for (const StateUnit& unit : state.units) {
     hash.add(unit.name).add(unit.shard_numel);
     for (const StateParameter& parameter : unit.parameters) {
-      hash.add(parameter.name).add(parameter.offset).add(parameter.numel);
+      hash.add(parameter.name).add(parameter.offset).add(parameter.numel).add(parameter.cut);
       for (const std::int64_t extent : parameter.shape) hash.add(extent);
     }
     for (const StateArray& array : unit.arrays) hash.add(array.name).add(to_string(array.dtype));

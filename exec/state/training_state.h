@@ -2,7 +2,8 @@
 //
 // A unit is one flat buffer per state array ("master", "exp_avg", ...), padded to a multiple of the
 // number of shards; shard r holds elements [r * shard_numel, (r + 1) * shard_numel) of it. All
-// ranks describe the same units; only the bytes differ. With replicas, shard r is there once per
+// ranks describe the same units; only the bytes differ. With tensor parallelism the parameters of a
+// unit are the rank's parts. With replicas, shard r is there once per
 // replica.
 #pragma once
 
@@ -21,7 +22,10 @@ struct StateParameter {
   std::string name;  // unique in the model
   std::vector<std::int64_t> shape;
   std::int64_t offset = 0;  // elements from the start of the unit's buffer
-  std::int64_t numel = 0;   // the product of `shape`
+  std::int64_t numel = 0;   // of a part: the product of `shape` over `parts`
+  // Tensor parallel: evenly cut along a dimension, each rank of mesh.tp has a part; 1: all of it.
+  std::int64_t parts = 1;
+  std::int64_t cut = 0;  // the dimension
 };
 
 struct StateArray {
@@ -43,6 +47,11 @@ struct TrainingState {
   std::int64_t shard_index = 0;
   std::int64_t replicas = 1;
   std::int64_t replica_index = 0;  // replica 0 writes
+  std::int64_t parts = 1;          // ranks of mesh.tp, each with units of its own
+  std::int64_t part_index = 0;
+  // A file for every shard of every part.
+  std::int64_t files() const { return shards * parts; }
+  std::int64_t file_index() const { return part_index * shards + shard_index; }
   std::vector<StateUnit> units;
 };
 

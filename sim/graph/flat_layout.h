@@ -28,6 +28,9 @@ struct FlatParameter {
 struct FlatUnit {
   std::vector<FlatParameter> parameters;
   std::int64_t shard_numel = 0;  // of one rank; the same grid whatever the number of shards
+  // Those whose gradient the ranks of mesh.tp have summands of lie together, behind all others.
+  std::int64_t partial_offset = 0;
+  std::int64_t partial_numel = 0;
   std::int64_t shards = 1;
   std::int64_t padded_numel() const { return shard_numel * shards; }
 };

@@ -26,6 +26,11 @@
 // one. Units that are never resharded are gathered once per step: parameters change with the
 // optimizer only. Unlike FSDP2 the embedding's unit is not gathered in backward: its gradient needs
 // no weight.
+//
+// With tensor parallelism a layer's collectives are rows between its parts, on a stream and a
+// communicator of their own, and compute waits for each at once. A rank's part of the tokens is a
+// run of rows, so nothing is copied around them. What every rank of tp has whole lies at the end of
+// its unit; the summands of these gradients are all-reduced in one row before the unit's reduction.
 #include <algorithm>
 #include <array>
 #include <deque>
@@ -36,6 +41,7 @@
 #include "sim/graph/flat_layout.h"
 #include "sim/graph/runtimes.h"
 #include "sim/graph/step_builder.h"
+#include "sim/spec/reduction_order.h"
 
 namespace foreshard {
 namespace {
@@ -45,6 +51,8 @@ constexpr std::int64_t kNormBytes = std::int64_t{67} * 8;
 
 // Variants of kAccumulate.
 constexpr std::int32_t kAdd = 1;
+// Variants of kAllReduce.
+constexpr std::int32_t kPartial = 2;
 // Variants of kHostToDevice.
 constexpr std::int32_t kGradientSum = 1;
 // Where gradients are summed before they go to the host: one is copied while the next one fills.
@@ -88,6 +96,7 @@ class Native final : public StepBuilder {
     std::int32_t storage = kNoBuffer;          // where it is gathered: its own or the slot it holds
     std::int32_t gradient = kNoBuffer;         // its own buffer, or the slot of the ring it holds
     bool owns_gradient = false;
+    std::int64_t partial = 0;  // flat elements whose gradient the ranks of tp have summands of
   };
 
   std::int32_t count() const { return static_cast<std::int32_t>(states_.size()); }
@@ -101,12 +110,14 @@ class Native final : public StepBuilder {
     return plan_.mesh.shard > 1 || plan_.param_dtype != plan_.master_dtype || offloads();
   }
   bool offloads() const { return plan_.offload != Offload::kNone; }
-  bool continues_sums() const { return plan_.reduction_order == ReductionOrder::kMicrobatch; }
+  bool continues_sums() const { return is_microbatch_order(plan_.reduction_order); }
 
   void flatten() {
     auto& listed = graph().units;
     for (std::int32_t u = 0; u < count(); ++u) {
-      state(u).shard = foreshard::flatten(model_, layers_of(u), plan_).shard_numel;
+      const FlatUnit flat = foreshard::flatten(model_, layers_of(u), plan_);
+      state(u).shard = flat.shard_numel;
+      state(u).partial = flat.partial_numel;
       state(u).kept = unit(u).reshard.kind == Reshard::Kind::kNever || u == root();
       state(u).owns_gradient = keeps_gradients() || u == root();
       listed[static_cast<std::size_t>(u)].shard_numel = state(u).shard;
@@ -271,7 +282,7 @@ class Native final : public StepBuilder {
     for (std::int32_t l = 0; l < layers; ++l) {
       const std::int32_t u = unit_of_layer(l);
       if (u < 0) {
-        add_layer_row(EventKind::kLoss, l);
+        run_layer(EventKind::kLoss, l);
         add_phase(EventKind::kBackward, l, Segments::kInside);
         add_phase(EventKind::kBackward, l, Segments::kExit);
         continue;
@@ -287,7 +298,7 @@ class Native final : public StepBuilder {
         }
         use(u);
       }
-      const EventId row = add_layer_row(EventKind::kForward, l);
+      const EventId row = run_layer(EventKind::kForward, l);
       if (u == root()) {
         state(u).last_use = row;
       } else if (l == own.back()) {
@@ -331,16 +342,99 @@ class Native final : public StepBuilder {
       if (u == root() && l == own.back() && !keeps_gradients()) {
         wait(Stream::kCompute, state(u).reduced);
       }
-      if (recompute_of(l) != Recompute::kNone) add_layer_row(EventKind::kRecompute, l);
-      const EventId row = add_layer_row(EventKind::kBackward, l);
-      const bool begins = l == own.back() && (microbatch() == 0 || !keeps_gradients());
-      works_in(state(u).gradient, kNoBuffer, begins ? SumMode::kBegin : SumMode::kAdd);
+      if (recompute_of(l) != Recompute::kNone) run_layer(EventKind::kRecompute, l);
+      begins_ = l == own.back() && (microbatch() == 0 || !keeps_gradients());
+      const EventId row = run_layer(EventKind::kBackward, l);
       state(u).last_use = row;
       if (u != root() && l == own.front()) reduce(u, row);
     }
     if (root() >= 0) reduce(root(), state(root()).last_use);
     StepBuilder::free(tokens_);
     StepBuilder::free(labels_);
+  }
+
+  // --- layers, with the collectives between their parts ---
+
+  // The layer's last row on the compute stream.
+  EventId run_layer(EventKind kind, std::int32_t l) {
+    const LayerPhaseProgram& p = phase(kind, l);
+    if (p.calls.empty()) {
+      const EventId row = add_layer_row(kind, l);
+      write_gradients(kind, l);
+      return row;
+    }
+    std::vector<EventId> launched(p.calls.size(), kNoEvent);
+    EventId last = kNoEvent;
+    std::size_t step = 0;
+    for (std::size_t s = 0; s < p.segments.size(); ++s) {
+      for (std::size_t c = 0; c < p.calls.size(); ++c) {
+        const LayerCall& call = p.calls[c];
+        if (call.segment != s) continue;
+        if (call.kind == LayerCall::Kind::kLaunch) {
+          launched[c] = communicate(call, next_collective(p, l, step));
+        } else {
+          wait(Stream::kCompute, launched[static_cast<std::size_t>(call.launch)]);
+        }
+      }
+      const LayerSegment before = s == 0 ? LayerSegment() : p.segments[s - 1];
+      if (p.segments[s].kernels_end > before.kernels_end) {
+        last = add_layer_run(kind, l, s, 1);
+        write_gradients(kind, l);
+      } else if (p.segments[s].actions_end > before.actions_end) {
+        add_segment(kind, l, static_cast<std::uint8_t>(s));
+      }
+    }
+    return last;
+  }
+
+  // Of the row added last: where backward writes to, which the first one of a unit begins.
+  void write_gradients(EventKind kind, std::int32_t l) {
+    if (kind != EventKind::kBackward) return;
+    const bool begins = std::exchange(begins_, false);
+    works_in(state(unit_of_layer(l)).gradient, kNoBuffer, begins ? SumMode::kBegin : SumMode::kAdd);
+  }
+
+  // Launches and collectives among the steps come in one order.
+  RowDetail next_collective(const LayerPhaseProgram& p, std::int32_t l, std::size_t& step) const {
+    const auto moves = [&](const LayerStep& each) {
+      if (each.kind == LayerStep::Kind::kSum) return false;
+      const Operation& op = spec_of(l).operations[static_cast<std::size_t>(each.operation)];
+      return (each.kind == LayerStep::Kind::kForward ? op.collective : op.collective_backward)
+                 .kind != CollectiveKind::kNone;
+    };
+    while (step < p.steps.size() && !moves(p.steps[step])) ++step;
+    FORESHARD_CHECK(step < p.steps.size(), "a launch without its step");
+    const LayerStep& found = p.steps[step++];
+    const auto layers = static_cast<std::int32_t>(model_.order.size());
+    const auto execution = static_cast<std::size_t>(pass() * layers + l);
+    const std::int32_t first = graph().executions[execution].first_buffer;
+    RowDetail detail;
+    detail.layer = l;
+    detail.buffer = first + found.outputs.front();
+    detail.other = first + found.inputs.front();
+    return detail;
+  }
+
+  EventId communicate(const LayerCall& call, const RowDetail& operands) {
+    wait(Stream::kTensor, tail(Stream::kCompute));
+    const EventId row = add_collective(
+        kind_of(call.collective.kind), Stream::kTensor, communicator_of(call.collective.dim),
+        Bytes(std::max(call.bytes_in, call.bytes_out)), unit_of_layer(operands.layer));
+    graph().details.back().layer = operands.layer;
+    works_in(operands.buffer, operands.other);
+    return row;
+  }
+
+  static EventKind kind_of(CollectiveKind kind) {
+    switch (kind) {
+      case CollectiveKind::kAllGather:
+        return EventKind::kAllGather;
+      case CollectiveKind::kReduceScatter:
+        return EventKind::kReduceScatter;
+      default:
+        FORESHARD_CHECK(kind == CollectiveKind::kAllReduce, "no collective of the engine's");
+        return EventKind::kAllReduce;
+    }
   }
 
   void begin_backward(std::int32_t u) {
@@ -376,6 +470,11 @@ class Native final : public StepBuilder {
     if (offloads()) take_staging_slot(u, adds);
     const std::int32_t sum = offloads() ? staging.buffer : s.stored_gradient;
     const SumMode mode = adds ? SumMode::kAdd : SumMode::kBegin;
+    if (s.partial > 0) {
+      wait(Stream::kTensor, row);
+      row = add_unit_row(EventKind::kAllReduce, Stream::kTensor, u, kPartial);
+      works_in(s.gradient, kNoBuffer);
+    }
     wait(Stream::kReduceScatter, row);
     const bool sums_elsewhere = !continues_sums() && (adds || plan_.reduce_dtype != DType::kFp32);
     EventId last = kNoEvent;
@@ -439,6 +538,13 @@ class Native final : public StepBuilder {
         wait(Stream::kAllReduce, tail(Stream::kCompute));
         wait(Stream::kCompute, add_step_row(EventKind::kAllReduce, Stream::kAllReduce));
       }
+      if (plan_.mesh.tp > 1) {
+        wait(Stream::kTensor, tail(Stream::kCompute));
+        wait(Stream::kTensor, tail(Stream::kAllReduce));
+        wait(Stream::kCompute,
+             add_collective(EventKind::kAllReduce, Stream::kTensor, communicator_of(MeshDim::kTp),
+                            Bytes(kNormBytes), -1));
+      }
       add_step_row(EventKind::kGradScale, Stream::kCompute);
     }
     const EventId last = add_step_row(EventKind::kOptimizer, Stream::kCompute);
@@ -483,7 +589,7 @@ class Native final : public StepBuilder {
 
   UnitWork unit_work(EventKind kind, const UnitShape& shape, std::int32_t variant) const override {
     UnitWork work;
-    const std::int64_t shard = flat_shard(shape);
+    const std::int64_t shard = state_of(shape).shard;
     const std::int64_t whole = checked_multiply(shard, plan_.mesh.shard);
     switch (kind) {
       case EventKind::kAllGather:
@@ -499,6 +605,11 @@ class Native final : public StepBuilder {
         work.communicator = reduce_scatter_communicator();
         break;
       case EventKind::kAllReduce:
+        if (variant == kPartial) {
+          work.bytes = Bytes(state_of(shape).partial * reduce_size());
+          work.communicator = communicator_of(MeshDim::kTp);
+          break;
+        }
         work.bytes = Bytes(shard * 4);
         work.communicator = kReplicate;
         break;
@@ -564,12 +675,12 @@ class Native final : public StepBuilder {
   }
 
   // Units of one shape have one flat layout.
-  std::int64_t flat_shard(const UnitShape& wanted) const {
+  const State& state_of(const UnitShape& wanted) const {
     for (std::size_t u = 0; u < states_.size(); ++u) {
-      if (&shape(static_cast<std::int32_t>(u)) == &wanted) return states_[u].shard;
+      if (&shape(static_cast<std::int32_t>(u)) == &wanted) return states_[u];
     }
     FORESHARD_CHECK(false, "unknown unit shape");
-    return 0;
+    return states_.front();
   }
 
   std::vector<State> states_;
@@ -588,6 +699,7 @@ class Native final : public StepBuilder {
   std::int32_t labels_ = kNoBuffer;
   bool backward_ = false;
   bool last_ = false;
+  bool begins_ = false;  // the next row of backward is the first that writes its unit's gradients
 };
 
 }  // namespace

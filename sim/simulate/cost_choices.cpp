@@ -4,6 +4,7 @@
 
 #include "sim/memory/outside_allocator.h"
 #include "sim/spec/fsdp2_version.h"
+#include "sim/spec/reduction_order.h"
 
 namespace foreshard {
 namespace {
@@ -25,7 +26,8 @@ std::string attention_kernel(const Plan& plan) {
 
 CostChoices cost_choices(const Plan& plan) {
   CostChoices choices;
-  choices.order = plan.reduction_order;
+  choices.order = is_microbatch_order(plan.reduction_order) ? ReductionOrder::kMicrobatch
+                                                            : ReductionOrder::kLibrary;
   choices.compute = plan.compute_dtype();
   choices.attention_kernel = attention_kernel(plan);
   choices.collectives.version = nccl_of(plan.runtime);

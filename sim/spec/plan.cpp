@@ -2,6 +2,7 @@
 #include "sim/spec/plan.h"
 
 #include "sim/spec/checks/plan_check.h"
+#include "sim/spec/reduction_order.h"
 
 namespace foreshard {
 
@@ -218,7 +219,9 @@ const char* to_string(ReductionOrder order) {
     case ReductionOrder::kLibrary:
       return "library";
   }
-  return "?";
+  return slices_of(order) == 2   ? "microbatch_2"
+         : slices_of(order) == 4 ? "microbatch_4"
+                                 : "microbatch_8";
 }
 
 void check(const Plan& plan, const ModelSpec& model, const Cluster& cluster) {

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "sim/spec/plan_key_rows.h"
+#include "sim/spec/reduction_order.h"
 
 namespace foreshard {
 namespace {
@@ -35,7 +36,8 @@ constexpr std::array kCollectiveKernels = {
     CollectiveKernels::kDefault, CollectiveKernels::kSymmetric, CollectiveKernels::kCopyEngine};
 constexpr std::array kCommunicators = {Communicators::kShared, Communicators::kSeparate};
 constexpr std::array kHostSyncs = {HostSync::kNone, HostSync::kStep};
-constexpr std::array kReductionOrders = {ReductionOrder::kMicrobatch, ReductionOrder::kLibrary};
+constexpr std::array kReductionOrders = {ReductionOrder::kMicrobatch, ReductionOrder::kLibrary,
+                                         kMicrobatch2, kMicrobatch4, kMicrobatch8};
 constexpr std::array kWhens = {When::kEach, When::kLast};
 constexpr std::array kCheckpointWraps = {CheckpointWraps::kModule, CheckpointWraps::kUnit};
 constexpr std::array kSelectivePolicies = {SelectivePolicy::kEverySecondMm,
@@ -260,7 +262,9 @@ constexpr PlanKey kKeys[] = {
         "In which order gradients are summed. microbatch: in global micro-batch order, the same "
         "bits for any mesh.shard (the engine's default on CPU ranks); each replica sums its own "
         "share first, and with accumulation.mode keep_unsharded each rank does, so the bits are "
-        "those of that number of replicas, or ranks. library: as the communication library sums."),
+        "those of that number of replicas, or ranks. microbatch_2, _4, _8: the same, with products "
+        "and sums over tokens in so many slices that are added in pairs: the same bits for any "
+        "mesh.tp that divides it, too (native). library: as the communication library sums."),
     FORESHARD_KEY("evaluation.every", or_number<kNone>(count(1, plan_limits::kSteps)),
                   d.plan.evaluation.every = read_optional_steps(n), written(p.evaluation.every),
                   "Steps between evaluations."),

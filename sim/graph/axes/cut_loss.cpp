@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "sim/graph/axes/layer_cutter.h"
+#include "sim/graph/axes/rank_part.h"
 
 namespace foreshard {
 namespace {
@@ -117,6 +118,42 @@ class LossCutter {
 };
 
 }  // namespace
+
+// Rows of slices are worked on in fp32 a few at a time (the native loss' own workspace).
+LayerSpec cut_native_loss(const LayerSpec& whole, const Plan& plan) {
+  LayerSpec layer = whole;
+  Operation entropy = layer.operations.front();
+  const std::int64_t slices = slices_of_rank(plan);
+  layer.tensors.front().per_token /= plan.mesh.tp;
+  layer.operations.clear();
+  const auto statistics = [&](const char* name, std::int64_t count) {
+    layer.tensors.push_back(
+        {.name = name, .per_token = kSliceStatistics * count, .type = ElementType::kFp32});
+    return static_cast<Index>(layer.tensors.size() - 1);
+  };
+  const Index own = statistics("slice_statistics", slices);
+  Operation& op = layer.operations.emplace_back();
+  op.name = "slice_statistics";
+  op.kind = OperationKind::kSoftmaxLoss;
+  op.function = Function::kLogSoftmax;
+  op.inputs = {0};
+  op.outputs = {own};
+  op.gradient = GradientRule::kNone;
+  Index all = own;
+  if (plan.mesh.tp > 1) {
+    all = statistics("statistics_of_all_slices", slices * plan.mesh.tp);
+    Operation& gather = layer.operations.emplace_back();
+    gather.name = "all_gather";
+    gather.function = Function::kCopy;
+    gather.inputs = {own};
+    gather.outputs = {all};
+    gather.collective = {.kind = CollectiveKind::kAllGather, .waits = true};
+    gather.gradient = GradientRule::kNone;
+  }
+  entropy.inputs.push_back(all);
+  layer.operations.push_back(std::move(entropy));
+  return layer;
+}
 
 LayerSpec cut_loss(const LayerSpec& layer, const Plan& plan) {
   return LossCutter(layer, plan).run();

@@ -27,6 +27,8 @@ class Cutter {
         plan_(plan),
         tp_(plan.mesh.tp),
         sequence_(plan.tensor_parallel.sequence),
+        native_(plan.runtime.kind == RuntimeKind::kNative),
+        slices_(static_cast<std::int16_t>(slices_of_rank(plan))),
         layer_(layer),
         placement_(layer.tensors.size(), Placement::kWhole),
         known_(layer.tensors.size(), false),
@@ -45,7 +47,8 @@ class Cutter {
       gather_logits();
       output = Placement::kWhole;
     }
-    return {std::move(layer_), output};
+    sliced_.resize(layer_.operations.size());
+    return {std::move(layer_), std::move(sliced_), output};
   }
 
  private:
@@ -100,15 +103,36 @@ class Cutter {
   // All positions of a sequence-parallel tensor, where a module that multiplies begins.
   Index gather(Index t, std::int8_t part) {
     if (gathered_[at(t)] != kNone) return gathered_[at(t)];
-    const Index all = add_tensor(whole(t, " gathered"), Placement::kWhole);
+    Index all = t;
+    if (tp_ > 1) {
+      all = add_tensor(whole(t, " gathered"), Placement::kWhole);
+      Operation& op = move(t, all, part);
+      op.collective = {.kind = CollectiveKind::kAllGather, .unpacks = !native_, .waits = true};
+      // A block's modules take their inputs apart themselves (PrepareModuleInput), and wait there.
+      const bool waits = native_ || old_.role == LayerRole::kBlock;
+      op.collective_backward = {
+          .kind = CollectiveKind::kReduceScatter, .packs = !native_, .waits = waits};
+    }
+    if (slices_ > 1) all = view_of_slices(all, part);
     gathered_[at(t)] = all;
-    Operation& op = move(t, all, part);
-    op.collective = {.kind = CollectiveKind::kAllGather, .unpacks = true, .waits = true};
-    // A block's modules take their inputs apart themselves (PrepareModuleInput), and wait there.
-    const bool waits = old_.role == LayerRole::kBlock;
-    op.collective_backward = {
-        .kind = CollectiveKind::kReduceScatter, .packs = true, .waits = waits};
     return all;
+  }
+
+  // Of the operation added last.
+  Slices& of_last() {
+    sliced_.resize(layer_.operations.size());
+    return sliced_.back();
+  }
+  // Every slice of the products that read it has a gradient of it; they are summed here.
+  Index view_of_slices(Index t, std::int8_t part) {
+    TensorSpec spec = layer_.tensors[at(t)];
+    spec.name += " of each slice";
+    spec.per_token *= slices_;
+    const Index each = add_tensor(std::move(spec), Placement::kWhole);
+    Operation& op = move(t, each, part);
+    op.view = true;
+    of_last().columns = slices_;
+    return each;
   }
 
   bool is_gathered(Index t) const {
@@ -126,6 +150,7 @@ class Cutter {
 
   // The last operation's output, of which each rank has a summand, becomes `result`.
   void reduce(Index result, std::int8_t part) {
+    if (tp_ == 1) return place(result, Placement::kSequence);
     Operation& product = layer_.operations.back();
     const Index partial = add_tensor(layer_.tensors[at(result)], Placement::kWhole);
     layer_.tensors[at(partial)].name += " (summand)";
@@ -136,12 +161,35 @@ class Cutter {
     op.released = {partial};
     op.released.insert(op.released.end(), released.begin(), released.end());
     if (sequence_) {
-      op.collective = {.kind = CollectiveKind::kReduceScatter, .packs = true};
-      op.collective_backward = {.kind = CollectiveKind::kAllGather, .unpacks = true, .waits = true};
+      // The engine's parts are rows of tokens, which need no copies.
+      op.collective = {.kind = CollectiveKind::kReduceScatter, .packs = !native_, .waits = native_};
+      op.collective_backward = {
+          .kind = CollectiveKind::kAllGather, .unpacks = !native_, .waits = true};
       op.kept_by_selective = true;
     } else {
       op.collective = {.kind = CollectiveKind::kAllReduce};
     }
+  }
+
+  // The bias is added once, to the sum.
+  void reduce_and_add(Index result, Index bias, std::int8_t part) {
+    TensorSpec spec = layer_.tensors[at(result)];
+    spec.name += " without bias";
+    const Index sum = add_tensor(std::move(spec), Placement::kWhole);
+    known_[at(sum)] = false;
+    Operation& product = layer_.operations.back();
+    std::replace(product.outputs.begin(), product.outputs.end(), result, sum);
+    Indices released = std::exchange(product.released, {});
+    reduce(sum, part);
+    place(result, placement_[at(sum)]);
+    Operation& op = move(sum, result, part);
+    op.function = Function::kAdd;
+    op.gradient = GradientRule::kAlias;
+    op.parameters = {bias};
+    of_last().rows = slices_;
+    op.released = {sum};
+    op.released.insert(op.released.end(), released.begin(), released.end());
+    layer_.parameters[at(bias)].partial = tp_ > 1;
   }
 
   // Every rank's part of the vocabulary, padded to the first one's.
@@ -470,22 +518,38 @@ class Cutter {
     home.released.insert(home.released.end(), released.begin(), released.end());
   }
 
+  bool cuts() const { return tp_ > 1 || slices_ > 1; }
+
+  // Sums in pairs hold one summand of each level.
+  void add_workspace_of_slices(Operation& op) {
+    for (std::int16_t left = slices_; left > 1; left /= 2) {
+      TensorSpec spec = old_.tensors[at(op.outputs.front())];
+      spec.name += " (slices)";
+      op.forward_workspace.push_back(add_tensor(std::move(spec), Placement::kWhole));
+    }
+  }
+
   void cut_product(Operation op) {
     const Index read = op.inputs.front();
     const Index result = op.outputs.front();
     const ParameterSpec& old_weight = old_.parameters[at(op.parameters.front())];
     FORESHARD_CHECK(tp_ == 1 || old_weight.shape.size() == 2, "a stack of weights is not cut");
     ParameterSpec& weight = layer_.parameters[at(op.parameters.front())];
-    if (tp_ == 1) {
+    if (!cuts()) {
       layer_.operations.push_back(std::move(op));
       return;
     }
     if (placement_[at(read)] == Placement::kFeature) {  // by rows of the input
       op.k /= tp_;
+      if (slices_ > 1) add_workspace_of_slices(op);
       weight.shape[op.transposed_weight ? 0 : 1] /= tp_;
       const std::int8_t part = op.part;
+      const bool biased = native_ && op.parameters.size() > 1;
+      const Index bias = biased ? op.parameters.back() : kNone;
+      if (biased) op.parameters.pop_back();
       layer_.operations.push_back(std::move(op));
-      return reduce(result, part);
+      of_last().terms = slices_;
+      return biased ? reduce_and_add(result, bias, part) : reduce(result, part);
     }
     Index input = read;
     if (placement_[at(read)] == Placement::kSequence) {
@@ -513,6 +577,7 @@ class Cutter {
     placement_[at(result)] = Placement::kFeature;
     layer_.tensors[at(result)].per_token = columns;
     layer_.operations.push_back(std::move(op));
+    of_last().columns = slices_;
   }
 
   // What a product makes that is normed before the next one reads it: a latent (NoParallel, each
@@ -543,15 +608,24 @@ class Cutter {
     return latent;
   }
 
+  // Every rank has all rows, which its own tokens read.
+  void look_up_positions(Operation op) {
+    layer_.parameters[at(op.parameters.front())].partial = tp_ > 1;
+    layer_.operations.push_back(std::move(op));
+    of_last().rows = slices_;
+  }
+
   // A masked lookup in a part of the vocabulary; the gradient is made for all of it.
   void cut_lookup(Operation op) {
+    if (native_ && op.inputs.front() != 0) return look_up_positions(std::move(op));
     if (tp_ == 1) {
+      if (cuts()) place(op.outputs, Placement::kSequence);
       layer_.operations.push_back(std::move(op));
       return;
     }
     const Index result = op.outputs.front();
     ParameterSpec& table = layer_.parameters[at(op.parameters.front())];
-    table.gradient_numel = table.numel();
+    if (!native_) table.gradient_numel = table.numel();
     table.shape[0] = chunk_of(table.shape[0], tp_, plan_.mesh.tp_index(plan_.rank));
     const std::int8_t part = op.part;
     layer_.operations.push_back(std::move(op));
@@ -614,11 +688,13 @@ class Cutter {
       op.attention.heads /= tp_;
       op.attention.kv_heads /= tp_;
     }
-    if (tp_ > 1 && op.kind == OperationKind::kNorm && placement != Placement::kWhole) {
-      for (Index p : op.parameters) layer_.parameters[at(p)].partial = true;
+    const bool is_norm = op.kind == OperationKind::kNorm && placement != Placement::kWhole;
+    for (std::size_t p = 0; is_norm && p < op.parameters.size(); ++p) {
+      layer_.parameters[at(op.parameters[p])].partial = tp_ > 1;
     }
     const bool attends = op.kind == OperationKind::kAttention && plan_.mesh.cp > 1;
     layer_.operations.push_back(std::move(op));
+    if (is_norm) of_last().rows = slices_;
     if (attends) ring(Operation(layer_.operations.back()));
   }
 
@@ -626,6 +702,9 @@ class Cutter {
   const Plan& plan_;
   const std::int64_t tp_;
   const bool sequence_;
+  const bool native_;
+  const std::int16_t slices_;   // of the rank
+  std::vector<Slices> sliced_;  // of the operations
   LayerSpec layer_;
   std::vector<Placement> placement_;  // of tensors
   std::vector<bool> known_;
@@ -655,7 +734,13 @@ std::int64_t chunk_of(std::int64_t all, std::int64_t parts, std::int64_t index) 
 
 CutLayer cut_layer(const LayerSpec& layer, const Plan& plan, Placement input) {
   if (layer.role == LayerRole::kLoss && input == Placement::kFeature) {
-    return {cut_loss(layer, plan), Placement::kWhole};
+    if (plan.runtime.kind != RuntimeKind::kNative) {
+      return {cut_loss(layer, plan), {}, Placement::kWhole};
+    }
+    CutLayer loss{cut_native_loss(layer, plan), {}, Placement::kWhole};
+    loss.slices.assign(loss.layer.operations.size(),
+                       {.columns = static_cast<std::int16_t>(slices_of_rank(plan))});
+    return loss;
   }
   return Cutter(layer, plan, input).run();
 }

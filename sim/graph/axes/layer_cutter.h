@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
+#include "sim/graph/axes/rank_part.h"
 #include "sim/spec/model_spec.h"
 #include "sim/spec/plan.h"
 
@@ -17,6 +19,7 @@ inline constexpr const char* kRowOrder = "order of rows";
 
 struct CutLayer {
   LayerSpec layer;
+  std::vector<Slices> slices;  // of its operations
   Placement output = Placement::kWhole;
 };
 

@@ -22,6 +22,7 @@
 
 #include "sim/base/error.h"
 #include "sim/graph/axes/layer_cutter.h"
+#include "sim/spec/reduction_order.h"
 
 namespace foreshard {
 namespace {
@@ -61,22 +62,42 @@ void order_as_registered(LayerSpec& layer) {
   }
 }
 
+// visit(kind, its cut), of each kind once.
+template <typename Visit>
+void cut_kinds(const ModelSpec& model, const Plan& plan, const Visit& visit) {
+  Placement arrives = Placement::kWhole;
+  std::vector<bool> done(model.kinds.size(), false);
+  for (const LayerInstance& instance : model.order) {
+    const auto kind = static_cast<std::size_t>(instance.kind);
+    CutLayer cut = cut_layer(model.kinds[kind], plan, arrives);
+    arrives = cut.output;
+    if (!done[kind]) visit(kind, std::move(cut));
+    done[kind] = true;
+  }
+}
+
 }  // namespace
+
+std::int64_t slices_of_rank(const Plan& plan) {
+  return std::max(slices_of(plan.reduction_order) / plan.mesh.tp, std::int64_t{1});
+}
+
+bool cuts_layers(const Plan& plan) { return !plan.mesh.is_plain() || slices_of_rank(plan) > 1; }
 
 ModelSpec part_of_rank(const ModelSpec& model, const Plan& plan) {
   ModelSpec part = model;
-  Placement arrives = Placement::kWhole;
-  std::vector<bool> done(part.kinds.size(), false);
-  for (const LayerInstance& instance : model.order) {
-    const auto kind = static_cast<std::size_t>(instance.kind);
-    const CutLayer cut = cut_layer(model.kinds[kind], plan, arrives);
-    arrives = cut.output;
-    if (done[kind]) continue;
-    done[kind] = true;
-    part.kinds[kind] = cut.layer;
-    order_as_registered(part.kinds[kind]);
-  }
+  cut_kinds(model, plan, [&](std::size_t kind, CutLayer cut) {
+    part.kinds[kind] = std::move(cut.layer);
+    if (plan.runtime.kind != RuntimeKind::kNative) order_as_registered(part.kinds[kind]);
+  });
   return part;
+}
+
+SlicesOfPart slices_of_part(const ModelSpec& model, const Plan& plan) {
+  SlicesOfPart slices(model.kinds.size());
+  cut_kinds(model, plan,
+            [&](std::size_t kind, CutLayer cut) { slices[kind] = std::move(cut.slices); });
+  return slices;
 }
 
 void divide_loss(ModelSpec& model) {

@@ -112,7 +112,7 @@ class Backward {
     if (op.is_collective()) return communicate(o, incoming.front());
     if (graph_.is_alias(op) && op.outputs.size() == 1) {
       const Index input = op.inputs.front();
-      accumulate({input, summed_over_copies(op, incoming.front())});
+      accumulate({input, summed_over_copies(o, incoming.front())});
       free_dying();
       drop_saved(graph_.saves(o));
       end_checkpoint_at(o);
@@ -143,7 +143,9 @@ class Backward {
     }
     if (!unpacked) drop_saved(saved);
     end_checkpoint_at(o);
-    if (op.gradient != GradientRule::kAlias) writer_.end_step(std::move(step));
+    if (op.gradient != GradientRule::kAlias || graph_.trains(o)) {
+      writer_.end_step(std::move(step));
+    }
     // What the norm's input gets from elsewhere is added outside of the norm.
     regions_.runs = op.region >= 0;
     if (regions_.runs) replace_by_region(o, first_kernel);
@@ -153,6 +155,15 @@ class Backward {
     regions_.runs = false;
     if (!begins_norm) mark_eager_norm(op, first_kernel, writer_.phase());
     writer_.exit_modules(graph_.modules().beginning(o));
+  }
+
+  // Of a node that makes a gradient of one input alone, whose incoming one ends with it.
+  void end_step_of(std::size_t o, std::int32_t incoming, std::int32_t made) {
+    LayerStep step = LayerProgramWriter::begin_step(LayerStep::Kind::kBackward, o);
+    step.inputs = {gradient(incoming).slot};
+    step.outputs = {gradient(made).slot};
+    drop(incoming);
+    writer_.end_step(std::move(step));
   }
 
   // --- collectives ---
@@ -181,7 +192,8 @@ class Backward {
     const bool communicates = std::any_of(
         all.begin(), all.end(), [](const Operation& each) { return each.is_collective(); });
     const bool began = !writer_.phase().calls.empty() || !writer_.phase().kernels.empty();
-    if (communicates && began) writer_.recompute_here();
+    // The engine recomputes before backward begins.
+    if (communicates && began && !graph_.is_flat()) writer_.recompute_here();
   }
 
   void communicate(std::size_t o, std::int32_t incoming) {
@@ -216,7 +228,7 @@ class Backward {
       gradient(made).flight = launch;
       gradient(made).kept = packed;
     }
-    drop(incoming);
+    end_step_of(o, incoming, made);
     accumulate({input, made});
     free_dying();
   }
@@ -233,13 +245,14 @@ class Backward {
   }
 
   // The gradient of an expanded view.
-  std::int32_t summed_over_copies(const Operation& op, std::int32_t incoming) {
+  std::int32_t summed_over_copies(std::size_t o, std::int32_t incoming) {
+    const Operation& op = graph_.operation(o);
     const Index input = op.inputs.front();
     const TensorSpec& wide = graph_.tensor(op.outputs.front());
     if (!op.view || wide.per_token <= graph_.tensor(input).per_token) return incoming;
     const std::int32_t sum = make_gradient_of(input, graph_.bytes(input));
     add_kernel(Function::kAdd, output_bytes(op));
-    drop(incoming);
+    end_step_of(o, incoming, sum);
     return sum;
   }
 
@@ -325,7 +338,7 @@ class Backward {
     const auto needed = [&](Index t) {
       // A custom function makes all of its gradients, as the attention kernels do.
       return graph_.needs_gradient(t) || op.kind == OperationKind::kNorm ||
-             op.kind == OperationKind::kAttention || graph_.is_flat();
+             op.kind == OperationKind::kAttention || (graph_.is_flat() && !graph_.is_loss());
     };
     const auto is_alias = [&](Index t) {
       return op.gradient == GradientRule::kAliasFirst && t == op.inputs.front();

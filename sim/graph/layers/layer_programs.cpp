@@ -297,12 +297,14 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
   }
   setting.evaluates = plan.evaluation.in_step;
   setting.divides_loss = plan.step_frame != StepFrame::kPlain;
-  if (!plan.mesh.is_plain()) {
+  if (cuts_layers(plan)) {
     setting.mesh = plan.mesh;
     setting.tensor_parallel = plan.tensor_parallel;
     setting.context_parallel = plan.context_parallel;
     setting.expert_parallel = plan.expert_parallel;
-    setting.rank = plan.rank;
+    // The engine's parts are alike on all ranks, but for the slices that they are computed in.
+    const bool is_native = plan.runtime.kind == RuntimeKind::kNative;
+    setting.rank = is_native ? slices_of_rank(plan) : plan.rank;
   }
   if (plan.runtime.kind == RuntimeKind::kDdp) set_ddp(plan, setting);
   if (is_zero(plan.runtime.kind)) set_zero(plan, setting);
@@ -322,7 +324,7 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
 
 LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan)
     : setting_(setting_of(plan)) {
-  if (!plan.mesh.is_plain()) {
+  if (cuts_layers(plan)) {
     local_ = std::make_shared<const ModelSpec>(part_of_rank(whole, plan));
   }
   if (setting_.divides_loss) {
@@ -349,7 +351,7 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan)
     ProgramOptions options;
     options.batch = layer.domain.sequences(plan.batch.micro_batch);
     options.sequence = layer.domain.length(plan.batch.sequence / plan.mesh.cp);
-    options.wraps_gradients = plan.mesh.tp > 1;
+    options.wraps_gradients = plan.mesh.tp > 1 && plan.runtime.kind != RuntimeKind::kNative;
     options.pipelines_products = plan.mesh.tp > 1 && plan.tensor_parallel.async;
     options.input_in_flight = variant.input_in_flight;
     options.gradient_in_flight = variant.gradient_in_flight;

@@ -11,6 +11,7 @@
 #include "sim/spec/checks/capabilities.h"
 #include "sim/spec/checks/plan_runtime_check.h"
 #include "sim/spec/fsdp2_version.h"
+#include "sim/spec/reduction_order.h"
 
 namespace foreshard {
 namespace {
@@ -31,24 +32,95 @@ std::vector<AskedAxis> asked_axes(const Plan& plan) {
 }
 
 Problem problem_of_runtime_axes(const Plan& plan, const char* key) {
+  const bool is_native = plan.runtime.kind == RuntimeKind::kNative;
+  if (is_native && std::string_view(key) == "mesh.tp") return std::nullopt;
   const bool is_fsdp2 = plan.runtime.kind == RuntimeKind::kFsdp2;
   const auto minor = is_fsdp2 ? fsdp2_minor(plan.runtime.version) : std::nullopt;
   if (minor && *minor >= kOldestFsdp2WithAxes) return std::nullopt;
   return missing_capability(
       key,
-      fmt::format("{}@{} is modelled with the axes replicate and shard alone",
-                  to_string(plan.runtime.kind), plan.runtime.version),
+      fmt::format("{}@{} is modelled with the axes replicate{} alone", to_string(plan.runtime.kind),
+                  plan.runtime.version, is_native ? ", shard and tp" : " and shard"),
       fmt::format("{}: 1, or runtime: fsdp2@2.{}", key, kOldestFsdp2WithAxes));
 }
 
 // Without fully_shard (mesh.shard, mesh.cp and mesh.replicate 1) parameters are plain tensors.
 Problem problem_of_company(const Plan& plan, const char* key) {
-  const std::string who = fmt::format("fsdp2@{} with {}", plan.runtime.version, key);
+  const std::string who =
+      fmt::format("{}@{} with {}", to_string(plan.runtime.kind), plan.runtime.version, key);
   if (Problem problem = problem_of_capability(plan, Capability::Of::kAxes, who)) return problem;
+  if (plan.runtime.kind == RuntimeKind::kNative) return std::nullopt;
   if (plan.mesh.tp == 1 || plan.mesh.fsdp() * plan.mesh.replicate > 1) return std::nullopt;
   return problem_of_capability(
       plan, Capability::Of::kPlainTensors,
       "mesh.tp without fully_shard (mesh.shard, mesh.cp and mesh.replicate 1)");
+}
+
+// The greatest power of two below `parts` that cuts `width` into parts of whole blocks; at least 1.
+std::int64_t nearest_parts(std::int64_t width, std::int64_t parts, std::int64_t block) {
+  do {
+    parts /= 2;
+  } while (parts > 1 && width % (parts * block) != 0);
+  return std::max<std::int64_t>(parts, 1);
+}
+
+// The engine's tensor parallelism cuts every width into parts of whole blocks of 32 elements, the
+// grid of the gradients' norm, and adds sums of ranks in pairs.
+Problem problem_of_native(const Plan& plan, const ModelSpec& model) {
+  constexpr std::int64_t kBlock = 32;
+  const std::int64_t named = slices_of(plan.reduction_order);
+  const bool by_order = named > plan.mesh.tp;
+  const char* const kKey = by_order ? "reduction_order" : "mesh.tp";
+  const std::int64_t parts = std::max(named, plan.mesh.tp);
+  if ((parts & (parts - 1)) != 0) {
+    std::int64_t below = 1;
+    while (below * 2 < parts) below *= 2;
+    return contradiction(
+        kKey, fmt::format("{} is no power of two: the engine adds the ranks' sums in pairs", parts),
+        fmt::format("{} or {}", below, 2 * below));
+  }
+  const auto nearest_word = [&](std::int64_t count) {
+    if (!by_order) return std::to_string(count);
+    return count > 1 ? fmt::format("microbatch_{}", count) : std::string("microbatch");
+  };
+  if (named > 1 && plan.mesh.tp > named) {
+    return contradiction("reduction_order",
+                         fmt::format("{} slices are fewer than mesh.tp {}", named, plan.mesh.tp),
+                         "microbatch, or one of as many slices");
+  }
+  const std::int64_t tokens = checked_multiply(plan.batch.sequence, plan.batch.micro_batch);
+  if (tokens % parts != 0) {
+    return contradiction(
+        kKey, fmt::format("{} tokens of a micro-batch are not cut into {} parts", tokens, parts),
+        nearest_word(nearest_parts(tokens, parts, 1)));
+  }
+  for (const LayerSpec& layer : model.kinds) {
+    for (const Operation& op : layer.operations) {
+      if (op.kind == OperationKind::kAttention && op.inputs.size() == 1) {
+        return missing_capability(
+            kKey, "the engine does not cut one projection for queries, keys and values",
+            "a model with a projection each, or mesh.tp: 1");
+      }
+      if (op.kind == OperationKind::kNorm &&
+          layer.tensors[static_cast<std::size_t>(op.outputs.front())].per_token != model.hidden) {
+        return missing_capability(kKey, "the engine does not cut norms of heads",
+                                  "a model without them, or mesh.tp: 1");
+      }
+      if (op.groups > 1) {
+        return missing_capability(kKey, "the engine has no experts", "mesh.tp: 1");
+      }
+      if (op.kind != OperationKind::kGemm) continue;
+      for (const auto& [what, width] : {std::pair("columns", op.n), std::pair("features", op.k)}) {
+        if (width % checked_multiply(parts, kBlock) == 0) continue;
+        return contradiction(
+            kKey,
+            fmt::format("the {} {} of {} of {} are not cut into {} parts of whole blocks of {}",
+                        width, what, op.name, model.name, parts, kBlock),
+            nearest_word(nearest_parts(width, parts, kBlock)));
+      }
+    }
+  }
+  return std::nullopt;
 }
 
 std::string nearest(std::int64_t n, std::int64_t x) {
@@ -144,12 +216,17 @@ Problem problem_of_expert_axes(const Plan& plan, const ModelSpec& model) {
 
 std::optional<PlanProblem> problem_of_axes(const Plan& plan, const ModelSpec& model) {
   const std::vector<AskedAxis> asked = asked_axes(plan);
+  const bool is_native = plan.runtime.kind == RuntimeKind::kNative;
+  if (asked.empty() && is_native && slices_of(plan.reduction_order) > 1) {
+    return problem_of_native(plan, model);
+  }
   if (asked.empty()) return std::nullopt;
   const char* key = asked.front().key;
   if (Problem problem = problem_of_runtime_axes(plan, key)) return problem;
   if (Problem problem = problem_of_company(plan, key)) return problem;
   if (Problem problem = problem_of_heads(plan, model)) return problem;
   if (Problem problem = problem_of_positions(plan)) return problem;
+  if (is_native) return problem_of_native(plan, model);
   return problem_of_expert_axes(plan, model);
 }
 

@@ -363,6 +363,22 @@ constexpr Capability kRows[] = {
                    "overlaps products in compiled blocks", "compile: blocks"),
     FORESHARD_AXES("experts != grouped, mesh.ep > 1", "has grouped products", "experts: grouped"),
 #undef FORESHARD_AXES
+#define FORESHARD_AXES(asked, says, nearest) \
+  { kOfNative, asked, says, nearest, kNotYet, "", false, Of::kAxes }
+    FORESHARD_AXES("tensor_parallel.sequence = false", "cuts norms and residuals by tokens",
+                   "tensor_parallel.sequence: true"),
+    FORESHARD_AXES("tensor_parallel.loss = false", "leaves logits cut by vocabulary",
+                   "tensor_parallel.loss: true"),
+    FORESHARD_AXES("tensor_parallel.async = true", "waits for each collective",
+                   "tensor_parallel.async: false"),
+    FORESHARD_AXES("offload != none", "keeps shards where it computes", "offload: none"),
+    FORESHARD_AXES("reshard_after_forward > 0", "reshards to the whole group or not",
+                   "reshard_after_forward: always"),
+    FORESHARD_AXES("accumulation.mode != reduce_each", "reduces in each micro-batch",
+                   "accumulation.mode: reduce_each"),
+    FORESHARD_AXES("step_frame != plain", "has a step and nothing around it",
+                   "step_frame: plain"),
+#undef FORESHARD_AXES
     // Without fully_shard nothing casts parameters, and gradients of micro-batches add up where
     // they are.
     {kOfFsdp2, "dtype.param != dtype.master", "computes in dtype.master",

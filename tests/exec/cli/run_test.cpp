@@ -143,6 +143,43 @@ TEST_F(ExecRunTest, ResumesOnAnyNumberOfRanks) {
   }
 }
 
+// In processes, with evaluations, and from checkpoints that other meshes left.
+TEST_F(ExecRunTest, RanksOfTensorParallelismHaveTheSameBitsAndCheckpoints) {
+  const std::string model = write("wide.json", R"({
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama",
+    "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 256,
+    "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+    "tie_word_embeddings": false
+  })");
+  const Words words = kFourPerStep + Words{"--model",    model,
+                                           "--sequence", "16",
+                                           "--set",      "reduction_order=microbatch_4",
+                                           "--set",      "optimizer.clip_norm=1",
+                                           "--set",      "evaluation.every=2"};
+  const auto cut = [](int tp, int shard) {
+    return Words{"--set",   "mesh.tp=" + std::to_string(tp),
+                 "--set",   "mesh.shard=" + std::to_string(shard),
+                 "--spawn", std::to_string(tp * shard)};
+  };
+  const RunRecord whole = record("whole", words + Words{"--steps", "4"});
+  ASSERT_EQ(whole.losses.size(), 4U);
+  expect_same(record("tp2", words + Words{"--steps", "4"} + cut(2, 2)), whole);
+  const std::vector<double> second_half(whole.losses.begin() + 2, whole.losses.end());
+  const std::pair<Words, Words> meshes[] = {
+      {cut(2, 2), mesh(1)}, {mesh(2), cut(4, 1)}, {cut(4, 1), cut(2, 1)}};
+  int next = 0;
+  for (const auto& [before, after] : meshes) {
+    const std::string saved = path("saved" + std::to_string(next++));
+    record("half", words + before + Words{"--steps", "2", "--checkpoint", saved});
+    const RunRecord rest = record("rest", words + after + Words{"--steps", "4", "--resume", saved});
+    EXPECT_EQ(rest.parameter_hash, whole.parameter_hash);
+    EXPECT_EQ(rest.losses, second_half);
+    ASSERT_EQ(rest.evaluations.size(), 1U);
+    EXPECT_EQ(rest.evaluations.back(), whole.evaluations.back());
+  }
+}
+
 TEST_F(ExecRunTest, ARunWhoseStepsAreDoneSaysSo) {
   record("first", {"--steps", "3", "--checkpoint", path("saved")});
   const Outcome outcome = run({"--steps", "3", "--resume", path("saved")});

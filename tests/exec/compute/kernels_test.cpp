@@ -219,7 +219,7 @@ TEST(CrossEntropy, IsItsFormulaAndItsGradient) {
   operation.function = Function::kCrossEntropy;
   const Numerics numerics;
   const RotaryTable rotary;
-  const OperationContext context{numerics, DType::kFp32, rotary, batch};
+  const OperationContext context{numerics, DType::kFp32, rotary, batch, {}, {}};
   const std::vector<at::Tensor> inputs = {x};
   run_forward(operation, context, {}, inputs);
   EXPECT_NEAR(batch.loss, formula(wide(logits))[0], 1e-6);

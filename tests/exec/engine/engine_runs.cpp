@@ -66,21 +66,26 @@ void fill_sample(std::int64_t sample, std::int64_t vocabulary, std::int64_t sequ
 
 namespace {
 
-// What one rank's shard holds of every parameter; rank 0's replica is the one that counts.
-using Piece = std::pair<std::int64_t, std::vector<float>>;  // first element, values
-using Pieces = std::map<std::string, Piece>;
+// What one rank holds of every parameter; rank 0's replica is the one that counts.
+struct Piece {
+  std::int64_t first = 0;  // element of the whole parameter
+  std::vector<float> values;
+};
+using Pieces = std::multimap<std::string, Piece>;
 
 Pieces pieces_of(Engine& engine, const ModelSpec& model, const Plan& plan) {
   Pieces pieces;
   if (plan.master_dtype != DType::kFp32) return pieces;
   for (const UnitMemory& unit : engine.units().all()) {
-    const auto* values = reinterpret_cast<const float*>(unit.master);
-    for (const FlatParameter& p : unit.layout.parameters) {
-      const std::int64_t from = std::max(p.offset, unit.first);
-      const std::int64_t until = std::min(p.offset + p.numel, unit.first + unit.shard);
-      if (from >= until) continue;
-      pieces[parameter_name(model, p)] = {
-          from - p.offset, {values + (from - unit.first), values + (until - unit.first)}};
+    for (const ShardPiece& piece : foreshard::pieces_of(unit)) {
+      const auto* values = reinterpret_cast<const float*>(unit.master) + piece.begin;
+      const std::int64_t count = std::min(piece.count, piece.parameter->numel - piece.first);
+      for (std::int64_t i = 0; i < count;) {
+        const std::int64_t run = piece.cut.run(piece.first + i, count - i);
+        pieces.emplace(parameter_name(model, *piece.parameter),
+                       Piece{piece.cut.whole(piece.first + i), {values + i, values + i + run}});
+        i += run;
+      }
     }
   }
   return pieces;
@@ -89,9 +94,9 @@ Pieces pieces_of(Engine& engine, const ModelSpec& model, const Plan& plan) {
 void put_together(const Pieces& pieces, std::map<std::string, std::vector<float>>& whole) {
   for (const auto& [name, piece] : pieces) {
     std::vector<float>& values = whole[name];
-    const auto end = static_cast<std::size_t>(piece.first) + piece.second.size();
+    const auto end = static_cast<std::size_t>(piece.first) + piece.values.size();
     values.resize(std::max(values.size(), end));
-    std::copy(piece.second.begin(), piece.second.end(), values.begin() + piece.first);
+    std::copy(piece.values.begin(), piece.values.end(), values.begin() + piece.first);
   }
 }
 
@@ -172,7 +177,8 @@ EngineRun run_graph(const ModelSpec& model, const Plan& plan, const EventGraph& 
     last[rank] = pieces_of(engine, model, plan);
   });
   EngineRun result = runs.front();
-  for (std::size_t rank = 0; rank < static_cast<std::size_t>(plan.mesh.shard); ++rank) {
+  const std::int64_t holders = plan.mesh.shard * plan.mesh.tp;
+  for (std::size_t rank = 0; rank < static_cast<std::size_t>(holders); ++rank) {
     put_together(first[rank], result.initial);
     put_together(last[rank], result.parameters);
   }

@@ -1,0 +1,148 @@
+// Tensor parallelism of the engine: ranks of mesh.tp train what one rank trains, and with it no
+// other knob of a plan changes a bit.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "models/families.h"
+#include "sim/spec/reduction_order.h"
+#include "tests/exec/engine/engine_runs.h"
+
+namespace foreshard {
+namespace {
+
+constexpr int kSteps = 3;
+
+// Widths that 4 ranks cut into whole blocks.
+ModelSpec wide_model() {
+  ModelDims dims = family_dims("llama").value();
+  dims.name = "wide llama";
+  dims.source = "tests";
+  dims.layers = 3;
+  dims.hidden = 128;
+  dims.heads = 8;
+  dims.kv_heads = 4;
+  dims.head_dim = 32;
+  dims.ffn = 384;
+  dims.vocabulary = 256;
+  dims.max_positions = 64;
+  dims.position_rows = 64;
+  return build_model(dims, Stack::kNative);
+}
+
+// 4 micro-batches of 2 x 32 tokens over all ranks.
+Plan plan_of(std::int64_t tp, std::int64_t shard = 1) {
+  Plan plan = small_plan(shard);
+  plan.mesh.tp = tp;
+  plan.optimizer.clip_norm = 1.0;
+  return plan;
+}
+
+void expect_near(const EngineRun& run, const EngineRun& reference, double tolerance) {
+  ASSERT_EQ(run.losses.size(), reference.losses.size());
+  for (std::size_t s = 0; s < run.losses.size(); ++s) {
+    EXPECT_NEAR(run.losses[s] / reference.losses[s], 1, tolerance) << "loss of step " << s;
+    EXPECT_NEAR(run.norms[s] / reference.norms[s], 1, 10 * tolerance) << "norm of step " << s;
+  }
+  EXPECT_LT(relative_difference(run, reference), 100 * tolerance);
+}
+
+void expect_same(const EngineRun& run, const EngineRun& reference) {
+  EXPECT_EQ(run.hash, reference.hash);
+  EXPECT_EQ(run.losses, reference.losses);
+  EXPECT_EQ(run.norms, reference.norms);
+}
+
+TEST(TensorParallel, RanksTrainWhatOneRankTrains) {
+  const ModelSpec model = wide_model();
+  const EngineRun reference = run_in_threads(model, plan_of(1), kSteps);
+  ASSERT_GT(reference.norms.front(), 0);
+  for (const std::int64_t tp : {2, 4}) {
+    SCOPED_TRACE("tp " + std::to_string(tp));
+    const EngineRun run = run_in_threads(model, plan_of(tp), kSteps);
+    EXPECT_EQ(run.initial, reference.initial);
+    expect_near(run, reference, 1e-5);
+    EXPECT_EQ(run.tensors_held, 0);
+    EXPECT_LT(run.arena, reference.arena * 3 / 4);
+  }
+}
+
+// The order names the slices: one rank computes in the same ones.
+void check_bits(DType param, DType reduce) {
+  const ModelSpec model = wide_model();
+  std::vector<EngineRun> runs;
+  for (const std::int64_t tp : {1, 2, 4}) {
+    Plan plan = plan_of(tp);
+    plan.reduction_order = kMicrobatch4;
+    plan.param_dtype = param;
+    plan.reduce_dtype = reduce;
+    runs.push_back(run_in_threads(model, plan, kSteps));
+  }
+  expect_same(runs[1], runs[0]);
+  expect_same(runs[2], runs[0]);
+  Plan plain = plan_of(1);
+  plain.param_dtype = param;
+  plain.reduce_dtype = reduce;
+  EXPECT_NE(run_in_threads(model, plain, kSteps).hash, runs[0].hash);
+}
+
+TEST(TensorParallel, BitsAreThoseOfOneRankThatComputesInTheSameSlices) {
+  check_bits(DType::kFp32, DType::kFp32);
+}
+
+TEST(TensorParallel, SlicesGiveTheSameBitsInBf16) {
+  check_bits(DType::kBf16, DType::kFp32);
+  check_bits(DType::kBf16, DType::kBf16);
+}
+
+TEST(TensorParallel, InBf16) {
+  const ModelSpec model = wide_model();
+  Plan one = plan_of(1), two = plan_of(2);
+  one.param_dtype = two.param_dtype = DType::kBf16;
+  expect_near(run_in_threads(model, two, kSteps), run_in_threads(model, one, kSteps), 2e-3);
+}
+
+TEST(TensorParallel, NoOtherKnobChangesABit) {
+  const ModelSpec model = wide_model();
+  const EngineRun reference = run_in_threads(model, plan_of(2), kSteps);
+  const std::vector<std::pair<const char*, std::function<void(Plan&)>>> knobs = {
+      {"shard 2", [](Plan& plan) { plan = plan_of(2, 2); }},
+      {"recompute full", [](Plan& plan) { plan.recompute.value = Recompute::kFull; }},
+      {"recompute selective", [](Plan& plan) { plan.recompute.value = Recompute::kSelective; }},
+      {"reshard never",
+       [](Plan& plan) {
+         plan = plan_of(2, 2);
+         plan.reshard_after_forward.value = {Reshard::Kind::kNever, 0};
+       }},
+      {"shard 2, recompute, prefetch 2",
+       [](Plan& plan) {
+         plan = plan_of(2, 2);
+         plan.recompute.value = Recompute::kFull;
+         plan.prefetch = {2, 2};
+         plan.communicators = Communicators::kSeparate;
+       }},
+      {"both in the root",
+       [](Plan& plan) { plan.units.embedding = plan.units.head = UnitPlacement::kRoot; }},
+  };
+  for (const auto& [name, set] : knobs) {
+    SCOPED_TRACE(name);
+    Plan plan = plan_of(2);
+    set(plan);
+    expect_same(run_in_threads(model, plan, kSteps), reference);
+  }
+}
+
+TEST(TensorParallel, FeedsADevice) {
+  const ModelSpec model = wide_model();
+  Plan plan = plan_of(2);
+  plan.host = HostKind::kFeedsDevice;
+  plan.reduction_order = ReductionOrder::kLibrary;
+  const EngineRun run = run_in_threads(model, plan, kSteps, true, Feeds::kStandin);
+  expect_near(run, run_in_threads(model, plan_of(2), kSteps), 1e-5);
+}
+
+}  // namespace
+}  // namespace foreshard

@@ -1,0 +1,79 @@
+// Which axes a runtime has, and what they must divide.
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "models/families.h"
+#include "sim/spec/checks/plan_check.h"
+#include "tests/support/fixtures.h"
+
+namespace foreshard {
+namespace {
+
+ModelSpec engine_model(std::int64_t vocabulary) {
+  ModelDims dims = family_dims("llama").value();
+  dims.name = "small";
+  dims.source = "tests";
+  dims.layers = 2;
+  dims.hidden = 256;
+  dims.heads = dims.kv_heads = 8;
+  dims.head_dim = 32;
+  dims.ffn = 768;
+  dims.vocabulary = vocabulary;
+  dims.max_positions = dims.position_rows = 64;
+  return build_model(dims, Stack::kNative);
+}
+
+std::optional<PlanProblem> problem_of(const std::function<void(Plan&)>& change,
+                                      std::int64_t vocabulary = 512) {
+  Plan plan = tiny_plan();
+  plan.runtime = {RuntimeKind::kNative, newest_version(RuntimeKind::kNative)};
+  plan.mesh = {2, 1};
+  plan.mesh.tp = 4;
+  plan.batch.sequence = 64;
+  change(plan);
+  return find_problem(plan, engine_model(vocabulary), round_cluster(8));
+}
+
+TEST(AxesCheck, TheEngineHasTensorParallelism) {
+  const auto problem = problem_of([](Plan&) {});
+  EXPECT_FALSE(problem) << problem->key << ": " << problem->what_is_wrong;
+}
+
+TEST(AxesCheck, TheEngineHasNoOtherAxis) {
+  const auto problem = problem_of([](Plan& plan) {
+    plan.mesh.tp = 1;
+    plan.mesh.cp = 4;
+  });
+  ASSERT_TRUE(problem);
+  EXPECT_EQ(problem->key, "mesh.cp");
+  EXPECT_EQ(problem->exit_code, ExitCode::kMissingCapability);
+}
+
+TEST(AxesCheck, WidthsAreCutIntoWholeBlocks) {
+  const auto problem = problem_of([](Plan&) {}, 512 + 64);  // 64 is 2 x 32
+  ASSERT_TRUE(problem);
+  EXPECT_EQ(problem->key, "mesh.tp");
+  EXPECT_NE(problem->what_is_wrong.find("576 columns of lm_head"), std::string::npos)
+      << problem->what_is_wrong;
+  EXPECT_EQ(problem->expected, "2");
+  EXPECT_FALSE(problem_of(
+      [](Plan& plan) {
+        plan.mesh.tp = 2;
+        plan.mesh.shard = 4;
+      },
+      512 + 64));
+}
+
+TEST(AxesCheck, LogitsStayCut) {
+  const auto problem = problem_of([](Plan& plan) {
+    plan.mesh = {1, 1};
+    plan.mesh.tp = 8;
+    plan.tensor_parallel.loss = false;
+  });
+  ASSERT_TRUE(problem);
+  EXPECT_EQ(problem->key, "tensor_parallel.loss");
+}
+
+}  // namespace
+}  // namespace foreshard
