@@ -76,12 +76,13 @@ struct RankCorrelation {
 };
 RankCorrelation rank_correlation(const std::vector<AccuracyRow>& rows, double difference);
 
-// The `count` scored rows of each quantity and group of the first kind whose ids hash lowest become
-// anchors: no longer scored. Their group's other forecasts are multiplied by exp(mean(log(measured
-// / predicted)) / 2) of the anchors: half of what they say, for a single run carries an error of
-// its own shape of the same size. What lies outside the anchor's own interval is taken as that
-// run's alone: an anchor counts as at most the interval's end. Their intervals are half as wide, as
-// logarithms.
+// Of each quantity and group of the first kind `count` scored rows become anchors, no longer
+// scored: those in the middle of equal parts of the group ordered by forecast, as somebody chooses
+// a run who has the forecasts and no measurement; of equal forecasts by a hash of the id. Their
+// group's other forecasts are multiplied by exp(mean(log(measured / predicted)) / 2) of the
+// anchors: half of what they say, for a single run carries an error of its own shape of the same
+// size. What lies outside the anchor's own interval is taken as that run's alone: an anchor counts
+// as at most the interval's end. Their intervals are half as wide, as logarithms.
 std::vector<AccuracyRow> anchored(std::vector<AccuracyRow> rows, int count);
 
 // Forecasts without measurements, and a hash over them, so that a later comparison with new rows is

@@ -120,21 +120,24 @@ std::vector<AccuracyRow> anchored(std::vector<AccuracyRow> rows, int count) {
   for (auto& [key, members] : groups) {
     std::vector<AccuracyRow*> order = members;
     std::stable_sort(order.begin(), order.end(), [](const AccuracyRow* a, const AccuracyRow* b) {
-      return std::make_tuple(order_of(*a), a->line) < std::make_tuple(order_of(*b), b->line);
+      return std::make_tuple(a->predicted, order_of(*a), a->line) <
+             std::make_tuple(b->predicted, order_of(*b), b->line);
     });
     const std::size_t anchors = std::min(order.size(), static_cast<std::size_t>(count));
+    if (anchors == 0) continue;
     double sum = 0;
     for (std::size_t i = 0; i < anchors; ++i) {
-      const AccuracyRow& anchor = *order[i];
+      AccuracyRow& anchor = *order[(2 * i + 1) * order.size() / (2 * anchors)];
       const double likely = std::clamp(anchor.measured, anchor.low, anchor.high);
       sum += std::log(likely / anchor.predicted);
-      order[i]->scored = false;
-      order[i]->reason = "anchor of its group";
+      anchor.scored = false;
+      anchor.reason = "anchor of its group";
     }
-    const double scale = anchors > 0 ? std::exp(sum / static_cast<double>(anchors) / 2) : 1;
-    for (std::size_t i = anchors; i < order.size(); ++i) {
-      for (double* value : {&order[i]->predicted, &order[i]->low, &order[i]->high}) *value *= scale;
-      if (anchors > 0) narrow(*order[i]);
+    const double scale = std::exp(sum / static_cast<double>(anchors) / 2);
+    for (AccuracyRow* row : order) {
+      if (!row->scored) continue;
+      for (double* value : {&row->predicted, &row->low, &row->high}) *value *= scale;
+      narrow(*row);
     }
   }
   return rows;

@@ -82,6 +82,17 @@ TEST(Accuracy, AnchorsScaleTheirGroupByHalfOfWhatTheySay) {
   EXPECT_NEAR(other.high, std::sqrt(1.1) * 1.04, 1e-12);
   EXPECT_NE(result[2].scored, result[3].scored);
   EXPECT_NEAR(result[2].predicted, 1, 1e-12);
+  // The run in the middle of the forecasts, or those in the middle of each half.
+  std::vector<AccuracyRow> five;
+  for (const double predicted : {3.0, 1.0, 5.0, 2.0, 4.0}) {
+    five.push_back(row(std::to_string(predicted), "A", predicted, predicted));
+  }
+  const std::vector<AccuracyRow> one = anchored(five, 1), two = anchored(five, 2);
+  for (std::size_t i = 0; i < five.size(); ++i) {
+    const double predicted = five[i].predicted;
+    EXPECT_EQ(one[i].scored, predicted != 3) << predicted;
+    EXPECT_EQ(two[i].scored, predicted != 2 && predicted != 4) << predicted;
+  }
   // The same rows whatever their order.
   const std::vector<AccuracyRow> reversed(rows.rbegin(), rows.rend());
   EXPECT_EQ(anchored(reversed, 1)[3].scored, result[0].scored);
