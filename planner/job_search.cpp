@@ -9,8 +9,6 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <oneapi/tbb/parallel_for.h>
-#include <oneapi/tbb/task_arena.h>
 
 #include <algorithm>
 #include <chrono>
@@ -21,6 +19,7 @@
 #include "planner/search_space.h"
 #include "sim/base/spelling.h"
 #include "sim/search/knobs.h"
+#include "sim/search/variant_floors.h"
 
 namespace foreshard {
 namespace {
@@ -142,7 +141,7 @@ class VariantSearch {
     }
     const bool is_alone = is_first && variants.size() == 1;
     const SearchDetail detail = is_alone ? options_.detail : SearchDetail::kBest;
-    const std::vector<Time> layers = layers_of_all(variants);
+    const std::vector<Time> layers = floors_of(variants);
     for (const std::size_t v : search_order(layers)) {
       consider({&variants[v], looked_ + v, starts[v], layers[v]}, detail, is_first);
     }
@@ -174,24 +173,14 @@ class VariantSearch {
     Time layers;            // no step is shorter
   };
 
-  // Lower bounds of their steps where they differ in axes; else 0.
-  std::vector<Time> layers_of_all(const std::vector<JobVariant>& variants) const {
-    const bool has_axes = std::any_of(variants.begin(), variants.end(), [](const JobVariant& v) {
-      return !v.space.base.mesh.is_plain();
-    });
-    std::vector<Time> layers(variants.size());
-    if (!has_axes) return layers;
-    oneapi::tbb::task_arena arena(options_.threads > 0 ? options_.threads
-                                                       : oneapi::tbb::task_arena::automatic);
-    arena.execute([&] {
-      oneapi::tbb::parallel_for(std::size_t{0}, variants.size(), [&](std::size_t v) {
-        const auto& [job, space] = variants[v];
-        // Where the batch does not divide over the ranks, there is nothing to search.
-        if (space.global_batch % space.base.mesh.data_parallel() != 0) return;
-        layers[v] = layers_of(space, job.model, cost_model(job));
-      });
-    });
-    return layers;
+  std::vector<Time> floors_of(const std::vector<JobVariant>& variants) const {
+    std::vector<const SearchSpace*> spaces;
+    for (const JobVariant& variant : variants) spaces.push_back(&variant.space);
+    const auto layers = [&](std::size_t v) {
+      const auto& [job, space] = variants[v];
+      return layers_of(space, job.model, cost_model(job));
+    };
+    return variant_floors(spaces, layers, options_.threads);
   }
 
   void consider(const Numbered& at, SearchDetail detail, bool is_first) {

@@ -19,6 +19,7 @@
 #include "sim/memory/memory_profile.h"
 #include "sim/memory/outside_allocator.h"
 #include "sim/memory/reserved_forecast.h"
+#include "sim/search/variant_floors.h"
 #include "sim/simulate/folded.h"
 #include "sim/simulate/forecast.h"
 #include "sim/simulate/simulate.h"
@@ -195,18 +196,13 @@ void judge_each(std::size_t count, const Judging& judging,
 
 namespace {
 
-// Lower bounds of their steps where they differ in axes; else 0.
-std::vector<Time> layers_of_all(const std::vector<SizedJob>& jobs) {
-  const bool has_axes = std::any_of(jobs.begin(), jobs.end(), [](const SizedJob& job) {
-    return !job.space.base.mesh.is_plain();
-  });
-  std::vector<Time> layers(jobs.size());
-  for (std::size_t v = 0; has_axes && v < jobs.size(); ++v) {
-    const SizedJob& job = jobs[v];
-    if (job.space.global_batch % job.space.base.mesh.data_parallel() != 0) continue;
-    layers[v] = layers_of(job.space, job.model, job.costs);
-  }
-  return layers;
+std::vector<Time> floors_of(const std::vector<SizedJob>& jobs) {
+  std::vector<const SearchSpace*> spaces;
+  for (const SizedJob& job : jobs) spaces.push_back(&job.space);
+  const auto layers = [&](std::size_t v) {
+    return layers_of(jobs[v].space, jobs[v].model, jobs[v].costs);
+  };
+  return variant_floors(spaces, layers, 1);
 }
 
 }  // namespace
@@ -224,7 +220,7 @@ std::optional<SizedPlan> best_plan(const JobVariants& variants, const MemoryTerm
   std::int64_t enumerated = 0, simulated = 0;
   // Each for what is not slower than the best so far: of equally fast ones the first wins.
   const auto look_at = [&](const std::vector<SizedJob>& jobs, std::size_t before) {
-    const std::vector<Time> layers = layers_of_all(jobs);
+    const std::vector<Time> layers = floors_of(jobs);
     for (const std::size_t v : search_order(layers)) {
       const SizedJob& job = jobs[v];
       // With axes that share a sequence it may divide all the same.

@@ -45,17 +45,9 @@ std::vector<Reshard> default_reshards(const Cluster& cluster) {
 }
 
 std::vector<Prefetch> default_prefetches(const Plan& base) {
-  std::vector<Prefetch> prefetches;
+  std::vector<Prefetch> prefetches = prefetches_of(base, {Prefetch::kImplicit, 1, 2}, {1, 2});
   const bool native = base.runtime.kind == RuntimeKind::kNative;
-  if (native) prefetches.push_back({0, 0});
-  for (std::int64_t forward : {Prefetch::kImplicit, std::int64_t{1}, std::int64_t{2}}) {
-    for (std::int64_t backward : {std::int64_t{1}, std::int64_t{2}}) {
-      Prefetch prefetch = base.prefetch;
-      prefetch.forward = forward;
-      prefetch.backward = backward;
-      prefetches.push_back(prefetch);
-    }
-  }
+  if (native) prefetches.insert(prefetches.begin(), Prefetch{0, 0});
   return prefetches;
 }
 
@@ -91,6 +83,19 @@ bool repeats(const SearchSpace& space, const Place& place, const Plan& plan) {
 }
 
 }  // namespace
+
+std::vector<Prefetch> prefetches_of(const Plan& base, std::initializer_list<std::int64_t> forward,
+                                    std::initializer_list<std::int64_t> backward) {
+  std::vector<Prefetch> prefetches;
+  for (const std::int64_t f : forward) {
+    for (const std::int64_t b : backward) {
+      Prefetch& prefetch = prefetches.emplace_back(base.prefetch);
+      prefetch.forward = f;
+      prefetch.backward = b;
+    }
+  }
+  return prefetches;
+}
 
 SearchSpace complete(SearchSpace space, const Cluster& cluster) {
   FORESHARD_CHECK(space.knobs.size() <= kMostKnobs, "too many knobs");

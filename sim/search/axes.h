@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <vector>
 
@@ -14,6 +15,10 @@ namespace foreshard {
 enum class Axis : std::uint8_t { kShard, kReshard, kPrefetch, kRecompute, kMicroBatch, kKnobs };
 inline constexpr std::size_t kAxes = static_cast<std::size_t>(Axis::kKnobs) + kMostKnobs;
 using Place = std::array<std::int16_t, kAxes>;  // index on every axis; knobs from kKnobs on
+
+// The base's prefetches with these depths, forward by forward.
+std::vector<Prefetch> prefetches_of(const Plan& base, std::initializer_list<std::int64_t> forward,
+                                    std::initializer_list<std::int64_t> backward);
 
 // The space with every empty list filled. Throws Error(kInvalidInput) when the global batch fits no
 // mesh.

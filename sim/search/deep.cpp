@@ -183,15 +183,7 @@ SearchSpace with_all_knobs(SearchSpace space, const Cluster& cluster,
     }
   }
   if (space.prefetches.empty()) {
-    for (const std::int64_t forward :
-         {Prefetch::kImplicit, std::int64_t{1}, std::int64_t{2}, std::int64_t{3}}) {
-      for (const std::int64_t backward : {1, 2, 3}) {
-        Prefetch prefetch = space.base.prefetch;
-        prefetch.forward = forward;
-        prefetch.backward = backward;
-        space.prefetches.push_back(prefetch);
-      }
-    }
+    space.prefetches = prefetches_of(space.base, {Prefetch::kImplicit, 1, 2, 3}, {1, 2, 3});
   }
   return space;
 }

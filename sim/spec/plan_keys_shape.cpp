@@ -95,7 +95,7 @@ constexpr PlanKey kKeys[] = {
         Json(p.cluster), "GPUs and their kind (foreshard machines) or the path of a cluster file.",
         .open = true),
     FORESHARD_KEY("runtime", kRuntimeName, d.plan.runtime = read_runtime(n), written(p.runtime),
-                  "Who runs the plan, with its version: of PyTorch for fsdp2 (2.4 to 2.15, a patch "
+                  "Who runs the plan, with its version: of PyTorch for fsdp2 (from 2.4 on, a patch "
                   "number may follow), fsdp1 and ddp (2.11), of DeepSpeed for zero1 to zero3 "
                   "(0.19). Default: fsdp2, its newest version that is modelled."),
     {.path = "trainer",
