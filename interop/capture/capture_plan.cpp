@@ -8,12 +8,15 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <utility>
 
 #include "interop/capture/capture_units.h"
 #include "interop/capture/module_model.h"
+#include "interop/frameworks/deepspeed.h"
+#include "sim/base/config.h"
 #include "sim/base/error.h"
 #include "sim/base/json_document.h"
 #include "sim/graph/capture/captured_kernel.h"
@@ -245,6 +248,65 @@ void add_whole(const Capture& capture, const Json& document, const Steps& steps,
   out.line("ddp", fmt::format("{{{}}}", fmt::join(words, ", ")), "DistributedDataParallel");
 }
 
+// What FullyShardedDataParallel has and fully_shard has not.
+void add_flat(const Json& flat, Writer& out) {
+  const std::string prefetch = text(flat, "backward_prefetch");
+  const bool is_post = prefetch == "BACKWARD_POST";
+  out.line("prefetch",
+           fmt::format("{{forward: {}, backward: {}}}",
+                       flat.value("forward_prefetch", false) ? "1" : "implicit",
+                       prefetch.empty() ? 0 : 1),
+           "forward_prefetch, backward_prefetch");
+  out.line("fsdp1",
+           fmt::format("{{backward_prefetch: {}, limit_all_gathers: {}, use_orig_params: {}}}",
+                       is_post ? "post" : "pre", flat.value("limit_all_gathers", true),
+                       flat.value("use_orig_params", false)),
+           "FullyShardedDataParallel");
+}
+
+// What DeepSpeed's own configuration says, but for what the run shows.
+void add_deepspeed(const Capture& capture, const Json& config, Writer& out) {
+  const ForeignPlan said = read_deepspeed(parse_json(config.dump(1), "DeepSpeed's configuration"));
+  std::map<std::string, std::vector<std::string>> groups;
+  // Its optimizer has the parameters in fp32 wherever the model's are in 16 bits.
+  groups["dtype"] = {"master: fp32"};
+  const bool is_sharded = said.value("runtime") != "ddp";
+  if (!said.has("mesh.shard")) {
+    groups["mesh"] = {fmt::format("shard: {}", is_sharded ? capture.world : 1),
+                      fmt::format("replicate: {}", is_sharded ? 1 : capture.world)};
+  }
+  for (const auto& [key, value] : said.keys) {
+    const std::size_t dot = key.find('.');
+    const std::string group = key.substr(0, dot);
+    if (dot == std::string::npos || group == "batch" || group == "optimizer") continue;
+    groups[group].push_back(fmt::format("{}: {}", key.substr(dot + 1), value));
+  }
+  for (const auto& [group, words] : groups) {
+    out.line(group, fmt::format("{{{}}}", fmt::join(words, ", ")), "DeepSpeed's configuration");
+  }
+}
+
+// The runtime that the program trains with, and its version.
+std::string runtime_words(const Capture& capture, const Json& document) {
+  const auto version = [&](std::string_view of, const std::string& otherwise) {
+    for (const auto& [name, text] : capture.versions) {
+      if (name == of) return text.substr(0, text.find('.', text.find('.') + 1));
+    }
+    return otherwise;
+  };
+  if (document.contains("deepspeed")) {
+    const Json zero = document.at("deepspeed").value("zero_optimization", Json::object());
+    const std::int64_t stage = zero.value("stage", 0);
+    if (stage > 0) return fmt::format("zero{}@{}", stage, version("deepspeed", "0.19"));
+  }
+  const bool is_replica = document.contains("ddp") || document.contains("deepspeed");
+  return fmt::format("{}@{}",
+                     is_replica                   ? "ddp"
+                     : document.contains("fsdp1") ? "fsdp1"
+                                                  : "fsdp2",
+                     version("torch", Plan().runtime.version));
+}
+
 }  // namespace
 
 CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_name,
@@ -272,25 +334,23 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
   out.line("model", model_name,
            is_known ? capture.model + ".config" : fmt::format("modules of {}", capture.model));
   out.line("cluster", fmt::format("{}x{}", capture.world, capture.gpu), "--world, --gpu");
-  const Plan defaults;
-  std::string version = defaults.runtime.version;
-  for (const auto& [name, text] : capture.versions) {
-    if (name == "torch") version = text.substr(0, text.find('.', text.find('.') + 1));
-  }
-  const char* const runtime = document.contains("ddp") ? "ddp@" : "fsdp2@";
-  out.line("runtime", runtime + version, "torch " + version);
+  const std::string runtime = runtime_words(capture, document);
+  out.line("runtime", runtime, "versions of torch and DeepSpeed");
   out.line("stack", is_known ? "hf_trainer" : "none",
            is_known ? "a model of transformers" : "a program of its own");
   const Steps steps = read_steps(capture);
   add_batch(document, steps, out);
   const Json units = document.value("units", Json::array());
-  if (units.empty()) {
+  if (document.contains("deepspeed")) {
+    add_deepspeed(capture, document.at("deepspeed"), out);
+  } else if (units.empty()) {
     add_whole(capture, document, steps, out);
   } else {
     for (const UnitWords& words : words_of_units(document)) {
       out.line(words.key, words.value, words.source);
     }
   }
+  if (document.contains("fsdp1")) add_flat(document.at("fsdp1"), out);
   if (steps.micro_batches > 1) {
     const bool each = steps.first_reduction < steps.micro_batches;
     out.line("accumulation", fmt::format("{{mode: {}}}", each ? "reduce_each" : "keep_unsharded"),
@@ -298,7 +358,7 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
   }
   add_recompute(document, steps, out);
   add_attention(document, steps, out);
-  if (document.contains("loss_in_forward") && runtime == std::string_view("fsdp2@")) {
+  if (document.contains("loss_in_forward") && runtime.starts_with("fsdp")) {
     out.line("loss_in_forward", document.value("loss_in_forward", false) ? "true" : "false",
              "the output of the model's forward");
   }

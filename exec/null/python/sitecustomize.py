@@ -328,6 +328,43 @@ def described_unit(name, module, seen):
     }
 
 
+def described_flat_unit(name, module):
+    """One of FullyShardedDataParallel, as one of fully_shard."""
+    strategy, precision = module.sharding_strategy.name, module.mixed_precision
+    handle = module._handle
+    stored = str(handle.flat_param.dtype)
+    replicas = module._inter_node_pg.size() if hasattr(module, "_inter_node_pg") else 1
+    shards = 1 if strategy == "NO_SHARD" else module.process_group.size()
+    compute = str(precision.param_dtype or stored)
+    return {
+        "name": name or "root",
+        "modules": name,
+        "parameters": len(handle.flat_param._fqns),
+        "numel": sum(handle.flat_param._numels),
+        "param_dtype": compute,
+        "reduce_dtype": str(precision.reduce_dtype or compute),
+        "output_dtype": "None",
+        # The root keeps its parameters for the backward.
+        "reshard_after_forward": bool(name) and strategy in ("FULL_SHARD", "HYBRID_SHARD"),
+        "offload": bool(module.cpu_offload.offload_params),
+        "mesh": [module.process_group.size(), 1] if strategy == "NO_SHARD" else [replicas, shards] if replicas > 1 else [shards],
+    }
+
+
+def described_fsdp1(root, document):
+    flat = [(n, m) for n, m in root.named_modules() if type(m).__name__ == "FullyShardedDataParallel" and m._handle is not None]
+    if not flat:
+        return
+    document["units"] = [described_flat_unit(".".join(w for w in n.split(".") if w != "_fsdp_wrapped_module"), m) for n, m in flat]
+    first = flat[0][1]
+    document["fsdp1"] = {
+        "backward_prefetch": getattr(first.backward_prefetch, "name", None),
+        "forward_prefetch": bool(first.forward_prefetch),
+        "limit_all_gathers": bool(first.limit_all_gathers),
+        "use_orig_params": bool(first._use_orig_params),
+    }
+
+
 def described_ddp(model):
     return {
         "bucket_cap_mb": None if getattr(model, "bucket_bytes_cap_default", False) else model.bucket_bytes_cap / 2**20,
@@ -357,7 +394,7 @@ def described_adapters(model):
 
 def described_model(root):
     inner = getattr(root, "module", root)
-    config = getattr(root, "config", None) or getattr(inner, "config", None)
+    config = next((c for c in (getattr(m, "config", None) for m in (root, inner)) if hasattr(c, "to_dict")), None)
     seen = set()
     document = {"schema": "foreshard.capture.model/1", "class": type(root).__name__}
     if hasattr(config, "to_dict"):
@@ -368,6 +405,9 @@ def described_model(root):
         {"name": n, "shape": list(p.shape), "dtype": str(p.dtype), "trainable": p.requires_grad} for n, p in root.named_parameters()
     ]
     document["units"] = [u for u in (described_unit(n, m, seen) for n, m in root.named_modules()) if u is not None]
+    described_fsdp1(root, document)
+    if type(root).__name__ == "DeepSpeedEngine":
+        document["deepspeed"] = root._config._param_dict
     if type(root).__name__ == "DistributedDataParallel":
         document["ddp"] = described_ddp(root)
     if hasattr(inner, "peft_config"):

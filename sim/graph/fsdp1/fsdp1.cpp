@@ -146,14 +146,27 @@ void Fsdp1::run_forward() {
   if (log_) log_->begin_pass();
   root_pre_forward();
   if (root() >= 0) pre_forward(root());
+  const std::int32_t loss = static_cast<std::int32_t>(model_.order.size()) - 1;
+  const bool has_loss = !dry_ && loss != last_layer_;
+  loss_is_inside_ = has_loss && plan_.loss_in_forward;
   for (std::int32_t l = 0; l <= last_layer_; ++l) forward_layer(l);
+  if (loss_is_inside_) {
+    add_layer_row(EventKind::kLoss, loss);
+    // The model holds the name of what went into its head till then.
+    if (spec_of(last_layer_).role == LayerRole::kHead) {
+      run_border(EventKind::kForward, last_layer_, LayerSegment::kAfter);
+    }
+  }
   if (root() >= 0) {
     post_forward(root(), is_trained_below(last_layer_));
     if (log_) log_->register_unit_hook(last_layer_);
   }
-  const std::int32_t loss = static_cast<std::int32_t>(model_.order.size()) - 1;
-  if (dry_ || loss == last_layer_) return;
-  add_layer_row(EventKind::kLoss, loss);
+  if (!has_loss) return;
+  if (!loss_is_inside_) {
+    add_layer_row(EventKind::kLoss, loss);
+  } else if (root() >= 0) {
+    pre_backward(root());  // its hook sits on the loss, too
+  }
   add_phase(EventKind::kBackward, loss, Segments::kInside);
 }
 
@@ -168,9 +181,10 @@ void Fsdp1::forward_layer(std::int32_t layer) {
     post_forward(u, is_trained_below(layer));
     if (log_) log_->register_unit_hook(layer);
   }
-  // One function calls norm and head: what went into the norm is let go of after the head.
+  // One function calls norm and head: what went into the norm is let go of after the head. A model
+  // that computes its loss has a base model that has returned by then.
   const LayerRole role = spec_of(layer).role;
-  if (role == LayerRole::kFinalNorm) return;
+  if (role == (loss_is_inside_ ? LayerRole::kHead : LayerRole::kFinalNorm)) return;
   run_border(EventKind::kForward, layer, LayerSegment::kAfter);
   if (role == LayerRole::kHead && layer > 0) {
     run_border(EventKind::kForward, layer - 1, LayerSegment::kAfter);
