@@ -156,8 +156,8 @@ def inside_the_node():
         "tutorial).", command,
         "not by itself. With fp32 gradients and one micro-batch the all-reduce between nodes moves "
         "as many bytes through a node's port as gathering twice in bf16 and reducing once in fp32, "
-        "and it is exposed at the end of backward. It wins where gradients are bf16 or where "
-        "several micro-batches share one all-reduce.\n\n" +
+        "and it is exposed at the end of backward. With bf16 gradients both take as "
+        "long. It wins where several micro-batches share one all-reduce.\n\n" +
         table(["64 x A100, one 100 Gbit/s port a node", "shard 64", "shard 8", "change"], rows))
 
 
