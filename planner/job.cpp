@@ -110,8 +110,9 @@ std::int64_t local_ranks(const PlanDocument& document, const JobOptions& options
   const bool has_shard = document.has("mesh.shard");
   const bool has_replicate = document.has("mesh.replicate");
   if (options.ranks && !(has_shard && has_replicate)) return *options.ranks;
-  return checked_multiply(has_shard ? document.plan.mesh.shard : 1,
-                          has_replicate ? document.plan.mesh.replicate : 1);
+  const std::int64_t copies = checked_multiply(has_shard ? document.plan.mesh.shard : 1,
+                                               has_replicate ? document.plan.mesh.replicate : 1);
+  return checked_multiply(copies, document.has("mesh.tp") ? document.plan.mesh.tp : 1);
 }
 
 LocalProfile local_profile(const JobOptions& options, Job& job) {
