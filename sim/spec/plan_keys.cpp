@@ -1,11 +1,11 @@
-// The rows of plan_keys_*.cpp as one table.
+// The rows of keys/ as one table.
 #include "sim/spec/plan_keys.h"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "sim/spec/plan_key_rows.h"
+#include "sim/spec/keys/key_rows.h"
 
 namespace foreshard {
 namespace {

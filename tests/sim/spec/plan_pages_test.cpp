@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "sim/spec/checks/capabilities.h"
+#include "sim/spec/keys/plan_schema.h"
 #include "sim/spec/plan_keys.h"
-#include "sim/spec/plan_schema.h"
 
 namespace foreshard {
 namespace {
@@ -106,7 +106,7 @@ std::string keys_page() {
                         cell(taken(entry, schema["definitions"])), usual, since_text(key),
                         cell(key.says));
   }
-  return "# Keys of a plan\n\nThe table of `sim/spec/plan_keys_*.cpp`, which reader and `foreshard "
+  return "# Keys of a plan\n\nThe table of `sim/spec/keys/`, which reader and `foreshard "
          "schema plan` are made of (the test `PlanPages` writes this page);\nwhat the keys mean "
          "together is in [plan.md](plan.md).\n\n| key | takes | default | runtimes | |\n"
          "| --- | --- | --- | --- | --- |\n" +

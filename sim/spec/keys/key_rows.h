@@ -1,4 +1,4 @@
-// How rows of the table of plan keys are written; for plan_keys_*.cpp only.
+// How rows of the table of plan keys are written; for the rows beside it only.
 #pragma once
 
 #include <array>

@@ -3,7 +3,7 @@
 #include <limits>
 #include <vector>
 
-#include "sim/spec/plan_key_rows.h"
+#include "sim/spec/keys/key_rows.h"
 #include "sim/spec/reduction_order.h"
 
 namespace foreshard {
@@ -254,7 +254,7 @@ constexpr PlanKey kKeys[] = {
     FORESHARD_KEY("allocator", kAllocatorSettings, d.plan.allocator = read_allocator(n),
                   written(p.allocator),
                   "PYTORCH_ALLOC_CONF of the ranks: what PyTorch's caching allocator is told."),
-    // fsdp1.*, ddp.*, zero.* stand here (plan_keys_library.cpp).
+    // fsdp1.*, ddp.*, zero.* stand here (library_keys.cpp).
     FORESHARD_WORD("host_sync", host_sync, kHostSyncs,
                    "step: the host waits for the device once per step, as loss.item() does."),
     FORESHARD_WORD(

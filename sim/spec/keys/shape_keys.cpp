@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "sim/base/spelling.h"
-#include "sim/spec/plan_key_rows.h"
+#include "sim/spec/keys/key_rows.h"
 #include "sim/spec/plan_stack.h"
 
 namespace foreshard {

@@ -1,5 +1,5 @@
 // The keys that only one family of runtimes has, under the library's own names.
-#include "sim/spec/plan_key_rows.h"
+#include "sim/spec/keys/key_rows.h"
 
 namespace foreshard {
 namespace {
