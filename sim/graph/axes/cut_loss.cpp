@@ -6,6 +6,7 @@
 //             weight 4V
 #include "sim/graph/axes/cut_loss.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -124,7 +125,12 @@ LayerSpec cut_native_loss(const LayerSpec& whole, const Plan& plan) {
   LayerSpec layer = whole;
   Operation entropy = layer.operations.front();
   const std::int64_t slices = slices_of_rank(plan);
+  const std::int64_t width = layer.tensors.front().per_token / (plan.mesh.tp * slices);
   layer.tensors.front().per_token /= plan.mesh.tp;
+  // As many elements as of whole rows, but not more rows than there are.
+  const std::int64_t tokens = plan.batch.micro_batch * plan.batch.sequence;
+  TensorSpec& rows = layer.tensors[static_cast<std::size_t>(entropy.outputs.back())];
+  rows.fixed = std::min(std::max(rows.fixed / width, std::int64_t{1}), tokens) * width;
   layer.operations.clear();
   const auto statistics = [&](const char* name, std::int64_t count) {
     layer.tensors.push_back(
