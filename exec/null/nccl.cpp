@@ -209,3 +209,17 @@ API Status ncclAlltoAll(const void* from, void* to, std::size_t count, int type,
   return collective("all_to_all", c, stream, count * size, type,
                     {from, count * size, to, count * size});
 }
+
+// Of NCCL 2.29 and 2.30: PyTorch from 2.15 on links to them, and its own code for training does not
+// call them.
+#define FORESHARD_REFUSED(name) \
+  API Status name() { refuse("unanswered call " #name ": exec/null/nccl.cpp"); }
+FORESHARD_REFUSED(ncclCommGetUniqueId)
+FORESHARD_REFUSED(ncclCommGrow)
+FORESHARD_REFUSED(ncclCommMemStats)
+FORESHARD_REFUSED(ncclGetLsaMultimemDevicePointer)
+FORESHARD_REFUSED(ncclGetPeerDevicePointer)
+FORESHARD_REFUSED(ncclPutSignal)
+FORESHARD_REFUSED(ncclSignal)
+FORESHARD_REFUSED(ncclWaitSignal)
+FORESHARD_REFUSED(ncclWinGetUserPtr)

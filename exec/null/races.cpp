@@ -215,7 +215,8 @@ std::vector<Fault> faults_of(State& s, const Access& work, const std::vector<Use
     now.writes = use.kind == Use::Kind::kWrites;
     Block* const block = block_of(s, use.at);
     if (block == nullptr) {
-      const Access* const last = use.is_sure ? last_of_gone(s, use.at) : nullptr;
+      // Of kernels' lists of tensors, the places behind the last hold what was there before.
+      const Access* const last = use.bytes > 0 ? last_of_gone(s, use.at) : nullptr;
       if (last != nullptr) faults.push_back({kGone, *last, now, use.bytes});
       continue;
     }

@@ -309,7 +309,8 @@ def described_unit(name, module, seen):
     if group is None or id(group) in seen:
         return None
     seen.add(id(group))
-    policy, after, first = group.mp_policy, group.post_forward_mesh_info, group.fsdp_params[0]
+    policy = getattr(group, "mp_policy", None) or state()._mp_policy  # 2.15: the state's
+    after, first = group.post_forward_mesh_info, group.fsdp_params[0]
     kept = getattr(after, "shard_mesh_size", None)
     shards = getattr(group.mesh_info, "shard_mesh_size", None)
     return {
