@@ -243,8 +243,9 @@ std::vector<CauseForecast> cause_forecasts(const Job& job) {
 }
 
 Signals read_measured(const std::vector<std::string>& assignments, const Plan& plan) {
-  const auto tokens =
-      static_cast<double>(plan.batch.sequence * plan.batch.micro_batch * plan.batch.accumulation);
+  // Of a step; ranks of cp and tp share theirs.
+  const auto tokens = static_cast<double>(plan.batch.sequence * plan.batch.micro_batch *
+                                          plan.batch.accumulation * plan.mesh.data_parallel());
   Signals signals;
   for (const std::string& said : assignments) {
     const std::size_t at = said.find('=');
@@ -259,9 +260,9 @@ Signals read_measured(const std::vector<std::string>& assignments, const Plan& p
                  size != std::end(kBytes)) {
         signals.*size->field = static_cast<double>(parse_bytes(text).count());
       } else if (key == "tokens/s/gpu" || key == "tps") {
-        signals.step = tokens / positive(said, text);
+        signals.step = tokens / static_cast<double>(plan.mesh.world()) / positive(said, text);
       } else if (key == "tokens/s") {
-        signals.step = tokens * static_cast<double>(plan.mesh.world()) / positive(said, text);
+        signals.step = tokens / positive(said, text);
       } else if (key == "retries") {
         signals.retries = positive(said, text);
       } else {

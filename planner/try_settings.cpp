@@ -56,11 +56,12 @@ std::vector<Setting> settings_of(const Plan& plan) {
                         {fmt::format("batch.micro_batch={}", 2 * plan.batch.micro_batch),
                          fmt::format("batch.accumulation={}", plan.batch.accumulation / 2)}});
   }
-  for (std::int64_t shard = plan.mesh.world() / 2; shard > 1; shard /= 2) {
-    if (plan.mesh.world() % shard != 0 || shard == plan.mesh.shard) continue;
-    settings.push_back({"mesh",
-                        {fmt::format("mesh.shard={}", shard),
-                         fmt::format("mesh.replicate={}", plan.mesh.world() / shard)}});
+  const std::int64_t ranks = plan.mesh.data_parallel();  // cp and tp stay as they are
+  for (std::int64_t shard = ranks / 2; shard > 1; shard /= 2) {
+    if (ranks % shard != 0 || shard == plan.mesh.shard) continue;
+    settings.push_back(
+        {"mesh",
+         {fmt::format("mesh.shard={}", shard), fmt::format("mesh.replicate={}", ranks / shard)}});
   }
   return settings;
 }

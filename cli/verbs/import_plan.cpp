@@ -7,6 +7,7 @@
 #include "cli/output.h"
 #include "interop/frameworks/accelerate.h"
 #include "interop/frameworks/deepspeed.h"
+#include "interop/frameworks/megatron.h"
 #include "interop/frameworks/toml_config.h"
 #include "interop/frameworks/torchtitan.h"
 #include "interop/hf/hf_config.h"
@@ -32,9 +33,9 @@ Kind kind_of(const std::string& path) {
   if (path.ends_with(".json")) return Kind::kJson;
   const std::size_t first = text.find_first_not_of(" \t\r\n\xEF\xBB\xBF");
   if (first != std::string::npos && text[first] == '{') return Kind::kJson;
-  if (text.find("distributed_type:") != std::string::npos ||
-      text.find("compute_environment:") != std::string::npos) {
-    return Kind::kYaml;
+  for (const char* key :
+       {"distributed_type:", "compute_environment:", "tensor_model_parallel_size:"}) {
+    if (text.find(key) != std::string::npos) return Kind::kYaml;
   }
   return Kind::kNone;
 }
@@ -47,6 +48,7 @@ bool is_hf_config(const ConfigNode& root) {
 ForeignPlan read_json_plan(const ConfigNode& root) {
   if (looks_like_torchtitan(root)) return read_torchtitan(root);
   if (looks_like_accelerate(root)) return read_accelerate(root);
+  if (looks_like_megatron(root)) return read_megatron(root);
   for (const char* key : {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu",
                           "gradient_accumulation_steps", "bf16", "fp16"}) {
     if (root.is_mapping() && root.has(key)) return read_deepspeed(root);
@@ -96,7 +98,8 @@ Import read_all(const ImportOptions& options) {
     if (kind == Kind::kToml) {
       plan = read_torchtitan(read_toml_file(path));
     } else if (kind == Kind::kYaml) {
-      plan = read_accelerate(read_yaml_file(path));
+      const ConfigNode root = read_yaml_file(path);
+      plan = looks_like_megatron(root) ? read_megatron(root) : read_accelerate(root);
     } else if (kind == Kind::kJson) {
       const ConfigNode root = parse_json(read_text_file(path, kMaxJsonBytes), path);
       if (is_hf_config(root)) {

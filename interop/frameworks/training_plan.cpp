@@ -36,9 +36,8 @@ bool has_axes(const TrainingRow& row) {
   return row.count("tp", 1) * row.count("cp", 1) * row.count("ep", 1) > 1;
 }
 
-// Over these axes Megatron-Core's distributed optimizer is told as FSDP2's that gathers once: the
-// collectives of the axes are the same, parameters stay and gradients are reduced bucket by bucket.
-bool is_told_as_kept(const TrainingRow& row) {
+// Over these axes Megatron-Core's distributed optimizer is runtime megatron.
+bool is_megatron_core(const TrainingRow& row) {
   return has_axes(row) && has_distributed_optimizer(row);
 }
 
@@ -46,7 +45,7 @@ bool is_told_as_kept(const TrainingRow& row) {
 // takes gradients down and brings parameters up, which is what ZeRO-2's does.
 std::string_view told_runtime(const TrainingRow& row) {
   const std::string_view runtime = row.word("runtime"), offload = row.word("offload");
-  if (is_told_as_kept(row)) return "fsdp2";
+  if (is_megatron_core(row)) return "megatron";
   return runtime == "ddp" && (offload == "optimizer" || offload == "params") ? "zero2" : runtime;
 }
 
@@ -57,7 +56,9 @@ std::string runtime_of(const TrainingRow& row) {
   if (runtime == "xla_fsdp" || (runtime == "fsdp2" && is_megatron(row) && !has_axes(row))) {
     return "fsdp1";
   }
-  if (runtime.starts_with("zero") || runtime == "ddp") return std::string(runtime);
+  if (runtime.starts_with("zero") || runtime == "ddp" || runtime == "megatron") {
+    return std::string(runtime);
+  }
   const std::optional<TorchVersion> torch = torch_version(row);
   if (!torch) return std::string(runtime);
   const int oldest = has_axes(row) ? kOldestFsdp2WithAxes : kOldestFsdp2;
@@ -221,6 +222,7 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
     if (row.count("async_tp") == 1) plan.add("tensor_parallel.async=true");
   }
   if (runtime != "xla_fsdp") plan.add("host_sync=step");  // loss.item()
+  if (runtime == "megatron") return;
   if (runtime == "ddp" || is_zero) {
     const std::string_view offload = row.word("offload");
     if (has_distributed_optimizer(row) && (offload.empty() || offload == "none")) {

@@ -295,7 +295,11 @@ RecordedJob read_axes_job(const RecordingFolder& folder, std::size_t row) {
   }
   apply_recompute(s, plan);
   if (s.text("attention") == "cudnn") plan.attention = AttentionKernel::kCudnn;
-  if (s.text("attn_type") != "sdpa") s.unknown("attn_type");
+  if (s.text("attn_type") == "flex") {
+    plan.attention = AttentionKernel::kFlex;
+  } else if (s.text("attn_type") != "sdpa") {
+    s.unknown("attn_type");
+  }
   const std::string optimizer = s.text("optimizer");
   if (optimizer == "adamw_fused") {
     plan.optimizer.implementation = Optimizer::Implementation::kFused;

@@ -66,8 +66,8 @@ Lines plan_lines(const Report& report, const Forecast& forecast, const Paint& pa
                   cardinal(sequences * static_cast<double>(plan.batch.sequence))));
   // Runtimes that hold the model whole gather nothing in a pass.
   const RuntimeKind kind = plan.runtime.kind;
-  const bool gathers =
-      kind != RuntimeKind::kDdp && kind != RuntimeKind::kZero1 && kind != RuntimeKind::kZero2;
+  const bool gathers = kind != RuntimeKind::kDdp && kind != RuntimeKind::kMegatron &&
+                       kind != RuntimeKind::kZero1 && kind != RuntimeKind::kZero2;
   const std::string gathering = gathers ? fmt::format("prefetch {} · reshard {} · ",
                                                       words_of(plan.prefetch), reshard_words(plan))
                                         : "";

@@ -17,6 +17,8 @@ EventGraph build_zero12(const ModelSpec& model, const Plan& plan, const LayerPro
                         EventGraph recycled);
 EventGraph build_zero3(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
                        EventGraph recycled);
+EventGraph build_megatron(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+                          EventGraph recycled);
 EventGraph build_native(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
                         EventGraph recycled);
 

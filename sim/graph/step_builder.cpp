@@ -399,9 +399,9 @@ EventId StepBuilder::add_collective(EventKind kind, Stream stream, std::uint8_t 
 
 void StepBuilder::add_segment(EventKind kind, std::int32_t layer, std::uint8_t segment) {
   using Kind = MemoryAction::Kind;
-  const Kind action = kind == EventKind::kRecompute ? Kind::kRecompute
-                      : kind == EventKind::kForward ? Kind::kForward
-                                                    : Kind::kBackward;
+  const Kind action = kind == EventKind::kRecompute  ? Kind::kRecompute
+                      : kind == EventKind::kBackward ? Kind::kBackward
+                                                     : Kind::kForward;
   graph_.actions.push_back({action, first_execution_ + layer, segment});
 }
 

@@ -19,6 +19,8 @@ EventGraph build_training_step(const ModelSpec& model, const Plan& plan,
       return build_fsdp1(model, plan, programs, std::move(recycled));
     case RuntimeKind::kDdp:
       return build_ddp(model, plan, programs, std::move(recycled));
+    case RuntimeKind::kMegatron:
+      return build_megatron(model, plan, programs, std::move(recycled));
     case RuntimeKind::kZero1:
     case RuntimeKind::kZero2:
       return build_zero12(model, plan, programs, std::move(recycled));
@@ -43,6 +45,7 @@ LibraryRun record_library_run(const ModelSpec& model, const Plan& plan,
       return record_zero3(model, plan, programs, watch);
     case RuntimeKind::kFsdp2:
     case RuntimeKind::kNative:
+    case RuntimeKind::kMegatron:
       break;
   }
   FORESHARD_CHECK(false, "the runtime keeps another log");

@@ -71,6 +71,7 @@ class LayerPrograms {
     TensorParallel tensor_parallel;
     ContextParallel context_parallel;
     ExpertParallel expert_parallel;
+    bool attends_to_all = false;  // FlexAttention over mesh.cp
     std::int64_t rank = 0;
     bool operator==(const Setting&) const = default;
   };

@@ -250,8 +250,9 @@ const char* to_string(SizeEvidence evidence) {
 }
 
 NcclVersion nccl_of(const Runtime& runtime) {
-  // DeepSpeed's version does not tell PyTorch's: the one it was recorded with.
-  const bool is_torchs = runtime.kind != RuntimeKind::kNative && !is_zero(runtime.kind);
+  // DeepSpeed's and Megatron-Core's do not tell PyTorch's: the one they were recorded or read with.
+  const bool is_torchs = runtime.kind != RuntimeKind::kNative &&
+                         runtime.kind != RuntimeKind::kMegatron && !is_zero(runtime.kind);
   const int minor = is_torchs ? minor_of(runtime.version) : 11;
   if (minor < 0) return kShipped.back().nccl;
   NcclVersion nccl = kShipped.front().nccl;

@@ -173,7 +173,9 @@ Flops forward_flops(const Operation& operation, std::int64_t batch, std::int64_t
                    static_cast<double>(shape.head_dim));
     }
     const double documents = static_cast<double>(shape.documents);
-    const double full = 2.0 * b * static_cast<double>(shape.heads) * s * (s / documents) *
+    const double pairs = s * static_cast<double>(shape.query_ranks) *
+                         (s * static_cast<double>(shape.key_ranks) / documents);
+    const double full = 2.0 * b * static_cast<double>(shape.heads) * pairs *
                         static_cast<double>(shape.head_dim + shape.values());
     return Flops((shape.causal ? full / 2 : full) *
                  share_in_window(s / documents, static_cast<double>(shape.window)));

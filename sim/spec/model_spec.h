@@ -142,6 +142,8 @@ struct AttentionShape {
   bool broadcasts =
       false;  // fewer kv_heads are broadcast to the heads, not given as groups of them
   std::int64_t window = 0;  // > 0: of positions that each attends to, where a sequence is longer
+  // Context parallel: times as many positions as the layer's own, of queries, of keys and values.
+  std::int64_t query_ranks = 1, key_ranks = 1;
   std::int64_t values() const { return value_dim > 0 ? value_dim : head_dim; }
   bool operator==(const AttentionShape&) const = default;
 };
@@ -186,6 +188,7 @@ struct LayerCollective {
   bool reorders = false;  // copied behind even then: another one than the second
   bool waits = false;     // at once
   bool maximum = false;   // all-reduce: of the greatest value, not of the sum
+  bool beside = false;    // of Operation::gathers and reduces: its overlap is written as it is
   bool operator==(const LayerCollective&) const = default;
 };
 
@@ -195,6 +198,8 @@ struct RingAttention {
   std::int64_t rank = 0;
   bool exchanges = false;  // from neighbour to neighbour; else all are gathered at once
   bool balanced = true;    // each rank has a chunk from the front and one from the back
+  // Gradients of keys and values go round in the compute dtype (TransformerEngine), not in fp32.
+  bool narrow = false;
   // Steps in which the rank computes (of the others only the exchange is left) with a part of its
   // queries; balanced causal steps all cost the same.
   bool computes(std::int64_t step) const { return balanced || step <= rank; }
@@ -224,6 +229,7 @@ struct Operation {
   std::vector<std::int16_t> forward_workspace, backward_workspace;
   std::int64_t n = 0, k = 0;         // GEMM: output and inner width; m is the number of tokens
   std::int64_t rows = 1;             // GEMM: times as many rows (a token goes to several experts)
+  std::int64_t split = 1;            // GEMM: of as many ranks, each multiplies its part of the rows
   std::int64_t groups = 1;           // GEMM: so many weights share the rows evenly, in one kernel
   bool one_by_one = false;           // a kernel for each group instead of one for all
   Fp8Recipe fp8 = Fp8Recipe::kNone;  // GEMM
@@ -243,6 +249,10 @@ struct Operation {
   // Outer product with one value per row: the last input's gradient is first made in the width of
   // the output and then summed.
   bool sums_last = false;
+  // GEMM of Megatron-Core's ColumnParallelLinear: the first input is gathered before the product
+  // and nothing of that kept, so that it is gathered again beside the product that makes the
+  // input's gradient; that one is reduced beside the product that makes the weight's.
+  LayerCollective gathers, reduces;
   // What moves the first input to make the first output, and the output's gradient to make the
   // input's; without a kind the one is a view of the other.
   LayerCollective collective, collective_backward;

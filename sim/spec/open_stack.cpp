@@ -35,9 +35,9 @@ struct StackUsage {
 
 std::vector<StackUsage> read_usage() {
   static constexpr std::string_view kKeys[] = {"trainer", "runtimes", "before", "of_100", "source"};
-  static constexpr std::array kRuntimes = {RuntimeKind::kFsdp2, RuntimeKind::kFsdp1,
-                                           RuntimeKind::kDdp,   RuntimeKind::kZero1,
-                                           RuntimeKind::kZero2, RuntimeKind::kZero3};
+  static constexpr std::array kRuntimes = {
+      RuntimeKind::kFsdp2, RuntimeKind::kFsdp1, RuntimeKind::kDdp,     RuntimeKind::kZero1,
+      RuntimeKind::kZero2, RuntimeKind::kZero3, RuntimeKind::kMegatron};
   const EmbeddedFile& file = stack_usage_files().front();
   const ConfigNode root = parse_yaml(file.content, file.path);
   std::vector<StackUsage> list;

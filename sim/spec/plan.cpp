@@ -30,6 +30,8 @@ const char* to_string(RuntimeKind kind) {
       return "fsdp1";
     case RuntimeKind::kDdp:
       return "ddp";
+    case RuntimeKind::kMegatron:
+      return "megatron";
     case RuntimeKind::kZero1:
       return "zero1";
     case RuntimeKind::kZero2:
@@ -53,7 +55,15 @@ const char* to_string(ZeroOffload offload) {
 }
 
 const char* to_string(ContextParallel::Rotate rotate) {
-  return rotate == ContextParallel::Rotate::kAllGather ? "allgather" : "alltoall";
+  switch (rotate) {
+    case ContextParallel::Rotate::kAllGather:
+      return "allgather";
+    case ContextParallel::Rotate::kAllToAll:
+      return "alltoall";
+    case ContextParallel::Rotate::kUlysses:
+      return "ulysses";
+  }
+  return "?";
 }
 const char* to_string(ContextParallel::Balance balance) {
   return balance == ContextParallel::Balance::kHeadTail ? "headtail" : "none";
@@ -134,8 +144,8 @@ const char* to_string(Compile compile) {
 }
 
 const char* to_string(AttentionKernel kernel) {
-  static constexpr const char* kWords[] = {"flash", "cudnn", "efficient", "math", "fa1",
-                                           "fa2",   "fa3",   "triton",    "eager"};
+  static constexpr const char* kWords[] = {"flash", "cudnn", "efficient", "math",  "fa1",
+                                           "fa2",   "fa3",   "triton",    "eager", "flex"};
   return kWords[static_cast<std::size_t>(kernel)];
 }
 

@@ -23,7 +23,16 @@ enum class DType : std::uint8_t { kBf16, kFp16, kFp32 };
 std::int64_t size_of(DType dtype);
 const char* to_string(DType dtype);
 
-enum class RuntimeKind : std::uint8_t { kFsdp2, kNative, kFsdp1, kDdp, kZero1, kZero2, kZero3 };
+enum class RuntimeKind : std::uint8_t {
+  kFsdp2,
+  kNative,
+  kFsdp1,
+  kDdp,
+  kMegatron,
+  kZero1,
+  kZero2,
+  kZero3
+};
 const char* to_string(RuntimeKind kind);
 constexpr bool is_zero(RuntimeKind kind) { return kind >= RuntimeKind::kZero1; }
 // 1 to 3 of runtime zero1 to zero3, else 0.
@@ -33,8 +42,8 @@ constexpr int zero_stage(RuntimeKind kind) {
 
 struct Runtime {
   RuntimeKind kind = RuntimeKind::kFsdp2;
-  // Of PyTorch for fsdp2, fsdp1 and ddp, of DeepSpeed for zero1 to zero3; of the plan semantics for
-  // native ("1").
+  // Of PyTorch for fsdp2, fsdp1 and ddp, of DeepSpeed for zero1 to zero3, of Megatron-Core for
+  // megatron; of the plan semantics for native ("1").
   std::string version = "2.15";
   bool operator==(const Runtime&) const = default;
 };
@@ -61,11 +70,14 @@ struct TensorParallel {
   bool operator==(const TensorParallel&) const = default;
 };
 
-// Attention over the ranks of mesh.cp (torch.distributed.tensor.experimental context_parallel).
+// Attention over the ranks of mesh.cp (torch.distributed.tensor.experimental context_parallel;
+// Megatron-Core's cp_comm_type).
 struct ContextParallel {
   // How keys and values come round. kAllGather is what training in torchtitan 0.2.2 does whatever
-  // its option says.
-  enum class Rotate : std::uint8_t { kAllGather, kAllToAll };
+  // its option says. kUlysses: none do; each rank attends with a part of the heads over all
+  // positions, and an all-to-all in front and behind changes what is cut (DeepSpeed-Ulysses;
+  // Megatron-Core's a2a).
+  enum class Rotate : std::uint8_t { kAllGather, kAllToAll, kUlysses };
   // kHeadTail: each rank has a chunk from the front and one from the back, so that causal attention
   // costs all of them the same.
   enum class Balance : std::uint8_t { kHeadTail, kNone };
@@ -77,9 +89,14 @@ const char* to_string(ContextParallel::Rotate rotate);
 const char* to_string(ContextParallel::Balance balance);
 
 // Routing among the ranks of mesh.ep, rows (tokens times experts each goes to) of one rank and
-// layer, to and from every rank of its group. Empty: balanced.
+// layer, to and from every rank of its group. Empty: as `zipf` and `counts` say.
 struct ExpertParallel {
   std::vector<std::int64_t> sent, received;
+  // How tokens choose: the i-th expert is chosen in proportion to i^-zipf (0: all alike), or to its
+  // count, one for each expert. The plan's forecast is that of the rank whose experts receive most,
+  // for which all others wait.
+  double zipf = 0;
+  std::vector<std::int64_t> counts;
   bool operator==(const ExpertParallel&) const = default;
 };
 
@@ -176,8 +193,8 @@ const char* to_string(Compile compile);
 
 // Which kernel computes attention. The first four are scaled_dot_product_attention's backends
 // (kFlash: whichever flash kernel it picks); the others are named by training codes:
-// FlashAttention 1 to 3, flash attention in Triton (2022-23), and kEager: a model's own products
-// and softmax (transformers' attn_implementation="eager").
+// FlashAttention 1 to 3, flash attention in Triton (2022-23), kEager: a model's own products and
+// softmax (transformers' attn_implementation="eager"), and FlexAttention.
 enum class AttentionKernel : std::uint8_t {
   kFlash,
   kCudnn,
@@ -187,7 +204,8 @@ enum class AttentionKernel : std::uint8_t {
   kFa2,
   kFa3,
   kTriton,
-  kEager
+  kEager,
+  kFlex  // torch.nn.attention.flex_attention, compiled
 };
 const char* to_string(AttentionKernel kernel);
 
@@ -431,6 +449,7 @@ struct Plan {
   Fsdp1Options fsdp1;
   DdpOptions ddp;
   ZeroOptions zero;
+  MegatronOptions megatron;
   std::int64_t seed = 1;  // of the initial parameters and the order of the data
   HostKind host = HostKind::kFeedsDevice;
 

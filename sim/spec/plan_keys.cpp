@@ -39,6 +39,9 @@ constexpr std::pair<std::string_view, std::string_view> kGroups[] = {
     {"zero",
      "\"zero_optimization\" of a DeepSpeed configuration (runtimes zero1, zero2, zero3); sizes are "
      "elements."},
+    {"megatron",
+     "Megatron-Core's DistributedDataParallelConfig beside its distributed optimizer (runtime "
+     "megatron)."},
     {"evaluation", "Loss on held-back data."},
     {"surround", "Sizes of parallelism around the plan; only 1 is modelled yet."},
 };

@@ -133,7 +133,7 @@ void resolve_batch(const PlanDocument& document, const ModelSpec& model, Plan& p
 // Experts that ranks share are a unit of their own mesh, and torchtitan lists what to prefetch
 // (llama4/infra/parallelize.py).
 void resolve_experts(const PlanDocument& document, Plan& plan, Reasons& reasons) {
-  if (plan.mesh.ep == 1) return;
+  if (plan.mesh.ep == 1 || plan.runtime.kind == RuntimeKind::kMegatron) return;
   const auto set = [&](const char* key, auto& value, auto to) {
     if (document.has(key) || reasons.count(key) > 0) return;
     value = to;

@@ -33,8 +33,8 @@ bool holds(const StackKey& key, const Plan& plan) {
 TrainingStack read_file(const EmbeddedFile& file) {
   static constexpr std::string_view kNames[] = {"name", "description", "runtimes", "keys"};
   static constexpr std::array kRuntimes = {
-      RuntimeKind::kFsdp2, RuntimeKind::kNative, RuntimeKind::kFsdp1, RuntimeKind::kDdp,
-      RuntimeKind::kZero1, RuntimeKind::kZero2,  RuntimeKind::kZero3};
+      RuntimeKind::kFsdp2,    RuntimeKind::kNative, RuntimeKind::kFsdp1, RuntimeKind::kDdp,
+      RuntimeKind::kMegatron, RuntimeKind::kZero1,  RuntimeKind::kZero2, RuntimeKind::kZero3};
   const ConfigNode root = parse_yaml(file.content, file.path);
   root.allow_only(kNames);
   TrainingStack stack;

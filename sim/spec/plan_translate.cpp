@@ -34,6 +34,9 @@ Nature nature_of(RuntimeKind kind) {
               "a unit at a time, in place", "reduce-scatter of a unit, divided before and after"};
     case RuntimeKind::kDdp:
       return {"whole on every rank", "whole", "whole", "none", "all-reduce of a bucket"};
+    case RuntimeKind::kMegatron:
+      return {"16 bits whole, fp32 sharded", "whole, in one buffer", "sharded",
+              "a bucket at a time, beside the next forward", "reduce-scatter of a bucket"};
     case RuntimeKind::kZero1:
       return {"16 bits whole, fp32 sharded", "whole", "sharded", "all at once after the step",
               "all-reduce of a bucket"};

@@ -166,10 +166,10 @@ Json written_ranges(const RangedPolicy<T>& policy, const char* noun, const T& ot
 
 Runtime read_runtime(const ConfigNode& node) {
   static constexpr RuntimeKind kRuntimes[] = {
-      RuntimeKind::kFsdp2, RuntimeKind::kFsdp1, RuntimeKind::kDdp,   RuntimeKind::kZero1,
-      RuntimeKind::kZero2, RuntimeKind::kZero3, RuntimeKind::kNative};
+      RuntimeKind::kFsdp2, RuntimeKind::kFsdp1, RuntimeKind::kDdp,      RuntimeKind::kZero1,
+      RuntimeKind::kZero2, RuntimeKind::kZero3, RuntimeKind::kMegatron, RuntimeKind::kNative};
   static constexpr std::string_view kExpected =
-      "fsdp2, fsdp2@2.11, fsdp1, ddp, zero1, zero2, zero3 or native";
+      "fsdp2, fsdp2@2.11, fsdp1, ddp, zero1, zero2, zero3, megatron or native";
   const std::string text = node.as_string();
   const std::size_t at = text.find('@');
   const std::string name = text.substr(0, at);

@@ -100,4 +100,14 @@ struct ZeroOptions {
   bool operator==(const ZeroOptions&) const = default;
 };
 
+// Megatron-Core's DistributedDataParallelConfig beside its distributed optimizer. Defaults are
+// those of its recipes for speed (Megatron-Bridge), which switch both on.
+struct MegatronOptions {
+  bool overlap_grad_reduce = true;   // a bucket is reduced beside backward as soon as it is full
+  bool overlap_param_gather = true;  // parameters are gathered bucket by bucket beside forward
+  // Elements of a bucket; 0: max(40 M, 1 M x ranks that a buffer is sharded over).
+  std::int64_t bucket_size = 0;
+  bool operator==(const MegatronOptions&) const = default;
+};
+
 }  // namespace foreshard

@@ -4,6 +4,8 @@
 //             log-probabilities 4V (kept)
 //   backward  the gradient of the choice 4V, exponentials 4V, their sum with it 4V, times its
 //             weight 4V
+// Megatron-Core's (core/tensor_parallel/cross_entropy.py of 0.20) works on one fp32 copy in place,
+// which becomes the softmax that it keeps and then the gradient.
 #include "sim/graph/axes/cut_loss.h"
 
 #include <algorithm>
@@ -27,6 +29,31 @@ class LossCutter {
     layer_.tensors.resize(1);
     layer_.tensors.front().per_token = width_;
     layer_.operations.clear();
+  }
+
+  LayerSpec run_in_place() {
+    const Index wide = fp32("logits_fp32", width_);
+    operation("float", Function::kLogSoftmax, {0}, wide).gradient = GradientRule::kOwn;
+    layer_.operations.back().released = {0};
+    const Index greatest = fp32("logits_max", 1);
+    operation("max", Function::kLogSoftmax, {wide}, greatest);
+    const Index maximum = all_reduce(greatest, "logits_max of all", /*maximum=*/true);
+    // What is read and written counts twice.
+    const Index chosen = fp32("predicted_logits", 1);
+    operation("subtract", Function::kLogSoftmax, {wide, wide, maximum}, chosen);
+    const Index sum = fp32("sum_exp_logits", 1);
+    operation("exp", Function::kLogSoftmax, {wide, wide, wide}, sum);
+    const Index chosen_of_all = all_reduce(chosen, "predicted_logits of all", /*maximum=*/false);
+    const Index total = all_reduce(sum, "sum_exp_logits of all", /*maximum=*/false);
+    const Index loss = scalar("loss");
+    Operation& divide =
+        operation("divide", Function::kLogSoftmax, {wide, total, chosen_of_all}, loss);
+    divide.gradient = GradientRule::kOwn;
+    divide.in_place = true;
+    divide.saved = {wide};
+    divide.released = {maximum, chosen_of_all, total, greatest, chosen, sum};
+    layer_.output = loss;
+    return std::move(layer_);
   }
 
   LayerSpec run() {
@@ -162,7 +189,8 @@ LayerSpec cut_native_loss(const LayerSpec& whole, const Plan& plan) {
 }
 
 LayerSpec cut_loss(const LayerSpec& layer, const Plan& plan) {
-  return LossCutter(layer, plan).run();
+  LossCutter cutter(layer, plan);
+  return plan.runtime.kind == RuntimeKind::kMegatron ? cutter.run_in_place() : cutter.run();
 }
 
 }  // namespace foreshard

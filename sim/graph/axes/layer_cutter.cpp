@@ -11,6 +11,7 @@
 
 #include "sim/base/error.h"
 #include "sim/graph/axes/cut_loss.h"
+#include "sim/graph/axes/received_rows.h"
 
 namespace foreshard {
 namespace {
@@ -29,6 +30,7 @@ class Cutter {
         sequence_(plan.tensor_parallel.sequence),
         native_(plan.runtime.kind == RuntimeKind::kNative),
         slices_(static_cast<std::int16_t>(slices_of_rank(plan))),
+        megatron_(plan.runtime.kind == RuntimeKind::kMegatron),
         layer_(layer),
         placement_(layer.tensors.size(), Placement::kWhole),
         known_(layer.tensors.size(), false),
@@ -161,13 +163,15 @@ class Cutter {
     op.released = {partial};
     op.released.insert(op.released.end(), released.begin(), released.end());
     if (sequence_) {
-      // The engine's parts are rows of tokens, which need no copies.
-      op.collective = {.kind = CollectiveKind::kReduceScatter, .packs = !native_, .waits = native_};
+      // The engine's parts are rows of tokens, Megatron-Core's first dimension is positions:
+      // neither needs copies.
+      const bool by_rows = native_ || megatron_;
+      op.collective = {.kind = CollectiveKind::kReduceScatter, .packs = !by_rows, .waits = by_rows};
       op.collective_backward = {
-          .kind = CollectiveKind::kAllGather, .unpacks = !native_, .waits = true};
+          .kind = CollectiveKind::kAllGather, .unpacks = !by_rows, .waits = true};
       op.kept_by_selective = true;
     } else {
-      op.collective = {.kind = CollectiveKind::kAllReduce};
+      op.collective = {.kind = CollectiveKind::kAllReduce, .waits = megatron_};
     }
   }
 
@@ -237,7 +241,7 @@ class Cutter {
     add_gathered_names(op);
     const bool routed = plan_.mesh.ep > 1 && op.part > 0 && old_.role == LayerRole::kBlock;
     if (!routed && routing_.open) combine();
-    if (tp_ > 1 && experts_ > 1 && cut_mixture(op)) return;
+    if (tp_ > 1 && experts_ > 1 && !megatron_ && cut_mixture(op)) return;
     if (routed) return cut_expert(std::move(op));
     switch (op.kind) {
       case OperationKind::kGemm:
@@ -404,11 +408,9 @@ class Cutter {
     routing_.width = layer_.tensors[at(routing_.rows)].per_token / first.rows;
     routing_.experts = first.groups / plan_.mesh.ep;
     const std::int64_t tokens = plan_.batch.micro_batch * plan_.batch.sequence / plan_.mesh.cp;
-    const std::vector<std::int64_t>& received = plan_.expert_parallel.received;
     const std::int64_t parts = plan_.mesh.etp == 1 ? tp_ : 1;
-    routing_.received = received.empty()
-                            ? tokens * first.rows / parts
-                            : std::accumulate(received.begin(), received.end(), std::int64_t{0});
+    routing_.received = received_rows(plan_.expert_parallel, {plan_.mesh.ep, first.groups},
+                                      tokens * first.rows / parts);
     const std::int64_t padded = routing_.received + kAlignment * routing_.experts;
     routing_.padded = (padded + kAlignment - 1) / kAlignment * kAlignment;
 
@@ -505,7 +507,7 @@ class Cutter {
     Indices released = std::exchange(last.released, {});
     layer_.tensors[at(result)] = old_.tensors[at(result)];
     if (tp_ > 1 && plan_.mesh.etp == 1) layer_.tensors[at(result)].split *= tp_;
-    placement_[at(result)] = Placement::kWhole;
+    placement_[at(result)] = megatron_ && tp_ > 1 ? Placement::kSequence : Placement::kWhole;
     mixture_.returned.push_back(result);
     const Index unpermuted = fixed("rows unpermuted", (routing_.received + 1) * routing_.width);
     Operation& back = move(own, unpermuted, routing_.part);
@@ -551,8 +553,24 @@ class Cutter {
       of_last().terms = slices_;
       return biased ? reduce_and_add(result, bias, part) : reduce(result, part);
     }
+    // Megatron-Core's router and down projections to latents run on the rank's own positions
+    // (core/transformer/moe/router.py, multi_latent_attention.py).
+    const bool is_router = op.n == experts_ && experts_ > 1 && old_.role == LayerRole::kBlock;
+    if (megatron_ && placement_[at(read)] == Placement::kSequence &&
+        (is_router || latent_of(result).is_normed)) {
+      op.split = tp_;
+      weight.partial = true;
+      place(op.outputs, Placement::kSequence);
+      place(op.saved, Placement::kSequence);
+      layer_.operations.push_back(std::move(op));
+      return;
+    }
     Index input = read;
-    if (placement_[at(read)] == Placement::kSequence) {
+    if (megatron_) {
+      if (sequence_) op.gathers = {.kind = CollectiveKind::kAllGather, .beside = true};
+      op.reduces = {.kind = sequence_ ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce,
+                    .beside = true};
+    } else if (placement_[at(read)] == Placement::kSequence) {
       input = gather(read, op.part);
     } else if (!sequence_ || (old_.role == LayerRole::kBlock && !is_gathered(read))) {
       // Of a latent every rank has all.
@@ -625,7 +643,7 @@ class Cutter {
     }
     const Index result = op.outputs.front();
     ParameterSpec& table = layer_.parameters[at(op.parameters.front())];
-    if (!native_) table.gradient_numel = table.numel();
+    if (!native_ && !megatron_) table.gradient_numel = table.numel();
     table.shape[0] = chunk_of(table.shape[0], tp_, plan_.mesh.tp_index(plan_.rank));
     const std::int8_t part = op.part;
     layer_.operations.push_back(std::move(op));
@@ -659,7 +677,8 @@ class Cutter {
     RingAttention ring{.ranks = mesh.cp,
                        .rank = mesh.cp_index(plan_.rank),
                        .exchanges = how.rotate == ContextParallel::Rotate::kAllToAll,
-                       .balanced = how.balance == ContextParallel::Balance::kHeadTail};
+                       .balanced = how.balance == ContextParallel::Balance::kHeadTail,
+                       .narrow = megatron_};
     layer_.operations.back().ring = ring;
     if (!ring.halves(mesh.cp - 1)) return;
     const Index made = op.outputs.front();
@@ -679,7 +698,13 @@ class Cutter {
     // What all heads share is repeated for the rank's own.
     const bool expands = op.view && old_.tensors[at(op.outputs.front())].per_token >
                                         old_.tensors[at(op.inputs.front())].per_token;
-    if (expands && tp_ > 1) placement = Placement::kFeature;
+    if (expands && tp_ > 1) {
+      if (placement == Placement::kSequence) {
+        const Index own = op.inputs.front();
+        std::replace(op.inputs.begin(), op.inputs.end(), own, gather(own, op.part));
+      }
+      placement = Placement::kFeature;
+    }
     for (Indices* list : {&op.outputs, &op.saved, &op.backward_temporaries, &op.forward_workspace,
                           &op.backward_workspace}) {
       place(*list, placement);
@@ -693,9 +718,82 @@ class Cutter {
       layer_.parameters[at(op.parameters[p])].partial = tp_ > 1;
     }
     const bool attends = op.kind == OperationKind::kAttention && plan_.mesh.cp > 1;
+    const auto rotate = plan_.context_parallel.rotate;
+    if (attends && rotate == ContextParallel::Rotate::kUlysses) {
+      return attend_with_heads(std::move(op));
+    }
+    const bool gathers = megatron_ && rotate == ContextParallel::Rotate::kAllGather;
+    if (attends && (gathers || plan_.attention == AttentionKernel::kFlex)) {
+      return attend_to_all(std::move(op));
+    }
     layer_.operations.push_back(std::move(op));
     if (is_norm) of_last().rows = slices_;
     if (attends) ring(Operation(layer_.operations.back()));
+  }
+
+  void replace_read(Operation& op, Index from, Index to) {
+    for (Indices* list : {&op.inputs, &op.saved})
+      std::replace(list->begin(), list->end(), from, to);
+    if (std::find(op.released.begin(), op.released.end(), from) != op.released.end()) {
+      op.released.push_back(to);
+    }
+  }
+
+  // FlexAttention's context parallel (torch 2.11 experimental/_context_parallel/_attention.py,
+  // _ContextParallel._flex_input_fn: keys, then values are gathered along the positions), and
+  // TransformerEngine's cp_comm_type all_gather.
+  void attend_to_all(Operation op) {
+    for (const std::size_t i : {std::size_t{1}, std::size_t{2}}) {
+      const Index own = op.inputs[i];
+      TensorSpec spec = layer_.tensors[at(own)];
+      spec.per_token *= plan_.mesh.cp;
+      spec.name += " of all ranks";
+      const Index all = add_tensor(std::move(spec), placement_[at(own)]);
+      Operation& gather = move(own, all, op.part);
+      gather.collective = {
+          .kind = CollectiveKind::kAllGather, .dim = MeshDim::kCp, .reorders = true, .waits = true};
+      gather.collective_backward = {.kind = CollectiveKind::kReduceScatter,
+                                    .dim = MeshDim::kCp,
+                                    .packs = true,
+                                    .waits = true};
+      replace_read(op, own, all);
+    }
+    op.attention.key_ranks = plan_.mesh.cp;
+    layer_.operations.push_back(std::move(op));
+  }
+
+  // DeepSpeed-Ulysses (deepspeed/sequence/layer.py of 0.19, DistributedAttention) and
+  // Megatron-Core's cp_comm_type a2a: queries, keys, values and the result change between parts of
+  // the positions and parts of the heads, each by an all-to-all with copies in front and behind.
+  void attend_with_heads(Operation op) {
+    const LayerCollective exchange{.kind = CollectiveKind::kAllToAll,
+                                   .dim = MeshDim::kCp,
+                                   .packs = true,
+                                   .reorders = true,
+                                   .waits = true};
+    const auto change = [&](Index from, const char* suffix) {
+      TensorSpec spec = layer_.tensors[at(from)];
+      spec.name += suffix;
+      return add_tensor(std::move(spec), placement_[at(from)]);
+    };
+    const std::int8_t part = op.part;
+    for (const Index own : Indices(op.inputs)) {
+      const Index heads = change(own, " by heads");
+      Operation& there = move(own, heads, part);
+      there.collective = there.collective_backward = exchange;
+      replace_read(op, own, heads);
+    }
+    const Index result = op.outputs.front();
+    const Index heads = change(result, " by heads");
+    for (Indices* list : {&op.outputs, &op.saved}) {
+      std::replace(list->begin(), list->end(), result, heads);
+    }
+    op.attention.heads /= plan_.mesh.cp;
+    op.attention.kv_heads /= plan_.mesh.cp;
+    op.attention.query_ranks = op.attention.key_ranks = plan_.mesh.cp;
+    layer_.operations.push_back(std::move(op));
+    Operation& back = move(heads, result, part);
+    back.collective = back.collective_backward = exchange;
   }
 
   const LayerSpec& old_;
@@ -705,6 +803,7 @@ class Cutter {
   const bool native_;
   const std::int16_t slices_;   // of the rank
   std::vector<Slices> sliced_;  // of the operations
+  const bool megatron_;  // Megatron-Core's linear layers, with positions as the first dimension
   LayerSpec layer_;
   std::vector<Placement> placement_;  // of tensors
   std::vector<bool> known_;

@@ -12,6 +12,10 @@
 // sequence parallel; then every colwise product owns its input and all-reduces that one's gradient.
 // Norms on a part have a part of their weight's gradient.
 //
+// Megatron-Core's linear layers gather what they read themselves, once more in backward, and keep
+// the part (Operation::gathers; core/tensor_parallel/layers.py of 0.20,
+// LinearWithGradAccumulationAndAsyncCommunication); products of one input are one.
+//
 // Sources: torchtitan 0.2.2 models/*/infra/parallelize.py; torch 2.11
 // distributed/tensor/parallel/style.py, loss.py; recorded in tests/recordings/nd.
 #include "sim/graph/axes/rank_part.h"
@@ -21,6 +25,7 @@
 #include <utility>
 
 #include "sim/base/error.h"
+#include "sim/graph/axes/fused_columns.h"
 #include "sim/graph/axes/layer_cutter.h"
 #include "sim/spec/reduction_order.h"
 
@@ -66,10 +71,12 @@ void order_as_registered(LayerSpec& layer) {
 template <typename Visit>
 void cut_kinds(const ModelSpec& model, const Plan& plan, const Visit& visit) {
   Placement arrives = Placement::kWhole;
+  const bool is_megatron = plan.runtime.kind == RuntimeKind::kMegatron;
   std::vector<bool> done(model.kinds.size(), false);
   for (const LayerInstance& instance : model.order) {
     const auto kind = static_cast<std::size_t>(instance.kind);
-    CutLayer cut = cut_layer(model.kinds[kind], plan, arrives);
+    const LayerSpec& layer = model.kinds[kind];
+    CutLayer cut = cut_layer(is_megatron ? fuse_columns(layer) : layer, plan, arrives);
     arrives = cut.output;
     if (!done[kind]) visit(kind, std::move(cut));
     done[kind] = true;
@@ -82,7 +89,10 @@ std::int64_t slices_of_rank(const Plan& plan) {
   return std::max(slices_of(plan.reduction_order) / plan.mesh.tp, std::int64_t{1});
 }
 
-bool cuts_layers(const Plan& plan) { return !plan.mesh.is_plain() || slices_of_rank(plan) > 1; }
+bool cuts_layers(const Plan& plan) {
+  return !plan.mesh.is_plain() || slices_of_rank(plan) > 1 ||
+         plan.runtime.kind == RuntimeKind::kMegatron;
+}
 
 ModelSpec part_of_rank(const ModelSpec& model, const Plan& plan) {
   ModelSpec part = model;

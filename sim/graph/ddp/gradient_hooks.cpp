@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "sim/base/error.h"
+#include "sim/graph/layer_collectives.h"
 #include "sim/graph/layers/layer_modules.h"
 
 namespace foreshard {
@@ -96,17 +97,17 @@ std::string GradientHooks::name_of(std::int32_t p) const {
 // --- one micro-batch ---
 
 void GradientHooks::run_forward() {
-  const std::int64_t tokens = plan_.batch.micro_batch * plan_.batch.sequence * 8;
+  const std::int64_t tokens = plan_.batch.micro_batch * plan_.batch.sequence / plan_.mesh.cp * 8;
   tokens_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, Bytes(tokens));
   labels_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, Bytes(tokens));
   for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
     if (spec_of(l).role == LayerRole::kLoss) {
-      add_layer_row(EventKind::kLoss, l);
+      compute_loss(l);
       add_phase(EventKind::kBackward, l, Segments::kInside);
       continue;
     }
     forward_begins(l);
-    add_layer_row(EventKind::kForward, l);
+    run_layer(EventKind::kForward, l);
     if (!logging_) continue;
     if (is_block(l)) {
       log_module("forward_begin", l, -1);
@@ -133,7 +134,8 @@ void GradientHooks::run_backward() {
 }
 
 void GradientHooks::run_backward(std::int32_t layer) {
-  if (recompute_of(layer) != Recompute::kNone) add_layer_row(EventKind::kRecompute, layer);
+  if (recompute_of(layer) != Recompute::kNone) run_layer(EventKind::kRecompute, layer);
+  flights_.clear();
   const LayerPhaseProgram& p = phase(EventKind::kBackward, layer);
   const auto i = static_cast<std::size_t>(layer);
   const std::int16_t* number = number_in_layer_.data() + first_place_[i];
@@ -167,8 +169,78 @@ void GradientHooks::run_backward(std::int32_t layer) {
 
 void GradientHooks::cut() {
   if (segments_run_ <= next_segment_) return;
-  add_layer_run(EventKind::kBackward, layer_, next_segment_, segments_run_ - next_segment_);
+  run_segments(EventKind::kBackward, layer_, next_segment_, segments_run_ - next_segment_);
   next_segment_ = segments_run_;
+}
+
+void GradientHooks::run_layer(EventKind kind, std::int32_t layer) {
+  const LayerPhaseProgram& p = phase(kind, layer);
+  if (p.calls.empty()) {
+    add_layer_row(kind, layer);
+    return;
+  }
+  flights_.clear();
+  run_segments(kind, layer, 0, p.segments.size());
+}
+
+// Between two collectives one row.
+void GradientHooks::run_segments(EventKind kind, std::int32_t layer, std::size_t first,
+                                 std::size_t count) {
+  const LayerPhaseProgram& p = phase(kind, layer);
+  if (p.calls.empty()) {
+    add_layer_run(kind, layer, first, count);
+    return;
+  }
+  const auto calls_at = [&](std::size_t segment) {
+    return std::any_of(p.calls.begin(), p.calls.end(),
+                       [&](const LayerCall& call) { return call.segment == segment; });
+  };
+  const std::size_t end = first + count;
+  for (std::size_t begin = first; begin < end;) {
+    run_calls(kind, layer, begin);
+    std::size_t next = begin + 1;
+    while (next < end && !p.segments[next - 1].host_waits && !calls_at(next)) ++next;
+    const std::uint32_t before = begin == 0 ? 0 : p.segments[begin - 1].kernels_end;
+    if (p.segments[next - 1].kernels_end > before) {
+      const EventId row = add_layer_run(kind, layer, begin, next - begin);
+      if (p.segments[next - 1].host_waits) host_wait(row);
+    } else {
+      for (std::size_t s = begin; s < next; ++s) {
+        add_segment(kind, layer, static_cast<std::uint8_t>(s));
+      }
+    }
+    begin = next;
+  }
+}
+
+void GradientHooks::run_calls(EventKind kind, std::int32_t layer, std::size_t segment) {
+  const LayerPhaseProgram& p = phase(kind, layer);
+  flights_.resize(p.calls.size(), kNoEvent);
+  for (std::size_t c = 0; c < p.calls.size(); ++c) {
+    const LayerCall& call = p.calls[c];
+    if (call.segment != segment) continue;
+    if (call.kind == LayerCall::Kind::kWait) {
+      wait(Stream::kCompute, flights_[static_cast<std::size_t>(call.launch)]);
+      continue;
+    }
+    const Stream stream = stream_of(call.collective.dim);
+    wait(stream, tail(Stream::kCompute));
+    flights_[c] = StepBuilder::add_collective(kind_of(call.collective.kind), stream,
+                                              communicator_of(call.collective.dim),
+                                              Bytes(std::max(call.bytes_in, call.bytes_out)), -1);
+  }
+}
+
+void GradientHooks::compute_loss(std::int32_t layer) {
+  if (phase(EventKind::kForward, layer).calls.empty()) {
+    add_layer_row(EventKind::kLoss, layer);
+    return;
+  }
+  run_layer(EventKind::kLoss, layer);
+  add_row(EventKind::kLoss, Stream::kCompute,
+          layer_run_work(EventKind::kBackward, layer, 0,
+                         phase(EventKind::kBackward, layer).segments.size(), 0),
+          -1);
 }
 
 std::int32_t GradientHooks::gradient_buffer(std::int32_t p, std::int32_t pass) const {

@@ -58,6 +58,8 @@ class GradientHooks : public StepBuilder {
   virtual void forward_begins(std::int32_t /*layer*/) {}
   virtual void backward_ended(std::int32_t /*layer*/) {}
   void cut();
+  // A phase of a layer that nothing cuts: one row, or one between each two of its collectives.
+  void run_layer(EventKind kind, std::int32_t layer);
   // The buffer of the gradient that pass `pass` stored; kNoBuffer where it was added to another.
   std::int32_t gradient_buffer(std::int32_t parameter, std::int32_t pass) const;
 
@@ -79,6 +81,9 @@ class GradientHooks : public StepBuilder {
   void list_parameters();
   bool repeats_parameters(std::int32_t layer) const;
   void run_backward(std::int32_t layer);
+  void run_segments(EventKind kind, std::int32_t layer, std::size_t first, std::size_t count);
+  void run_calls(EventKind kind, std::int32_t layer, std::size_t segment);
+  void compute_loss(std::int32_t layer);
   void log_backward_begin(std::int32_t layer, std::int16_t module);
   void log_module(std::string_view kind, std::int32_t layer, std::int16_t module);
   bool is_block(std::int32_t layer) const { return block_of(layer) >= 0; }
@@ -90,6 +95,7 @@ class GradientHooks : public StepBuilder {
   std::vector<std::int16_t> number_in_layer_;  // of its parameters, from first_place_ on
   std::vector<std::int32_t> first_place_;
   std::vector<std::int32_t> ready_order_;
+  std::vector<EventId> flights_;  // of the calls of the phase that runs
   WorkIndex known_;
   std::int32_t layer_ = -1;  // whose backward runs
   std::size_t next_segment_ = 0, segments_run_ = 0;

@@ -10,43 +10,12 @@
 #include <numeric>
 #include <utility>
 
-#include "sim/base/error.h"
 #include "sim/graph/fsdp2/fsdp2_builder.h"
 #include "sim/graph/fsdp2/fsdp2_scope.h"
+#include "sim/graph/layer_collectives.h"
 
 namespace foreshard {
 namespace {
-
-Stream stream_of(MeshDim dim) {
-  switch (dim) {
-    case MeshDim::kTp:
-      return Stream::kTensor;
-    case MeshDim::kCp:
-      return Stream::kContext;
-    case MeshDim::kEp:
-    case MeshDim::kEtp:
-      return Stream::kExpert;
-    default:
-      return Stream::kAllReduce;  // between layers nothing else is on it
-  }
-}
-
-EventKind kind_of(CollectiveKind kind) {
-  switch (kind) {
-    case CollectiveKind::kAllGather:
-      return EventKind::kAllGather;
-    case CollectiveKind::kReduceScatter:
-      return EventKind::kReduceScatter;
-    case CollectiveKind::kAllReduce:
-      return EventKind::kAllReduce;
-    case CollectiveKind::kAllToAll:
-      return EventKind::kAllToAll;
-    case CollectiveKind::kNone:
-      break;
-  }
-  FORESHARD_CHECK(false, "no collective");
-  return EventKind::kAllReduce;
-}
 
 std::string_view awaited_word(CollectiveKind kind) {
   switch (kind) {

@@ -36,6 +36,8 @@ class LayerAutograd {
   const ParameterSpec& parameter(Index p) const { return layer_.parameters[at(p)]; }
   const std::vector<std::int64_t>& bytes() const { return bytes_; }  // of every tensor
   std::int64_t bytes(Index t) const { return bytes_[at(t)]; }
+  // Of a tensor that ranks share, of all its parts.
+  std::int64_t whole_bytes(Index t) const { return checked_multiply(bytes(t), tensor(t).split); }
   TensorElement element(Index t) const { return elements_[at(t)]; }
   KernelCounts counts() const { return {layer_, options_, bytes_}; }
   const ModuleSpans& modules() const { return modules_; }  // empty without ProgramOptions::hooks
@@ -87,7 +89,13 @@ class LayerAutograd {
   DType gradient_dtype_of(Index p) const {
     return is_ignored(p) ? options_.stored : options_.gradient_dtype.value_or(options_.compute);
   }
+  // Its gradient is added where it is kept, by the product that makes it.
+  bool has_fused_gradient(Index p) const {
+    return options_.fused_gradients && layer_.role != LayerRole::kEmbedding &&
+           parameter(p).shape.size() >= 2 && !parameter(p).tied;
+  }
   std::int64_t gradient_bytes(Index p, DType dtype) const {
+    if (has_fused_gradient(p)) return 0;
     const std::int64_t whole = parameter(p).gradient_numel;
     return checked_multiply(whole > 0 ? whole : parameter(p).numel(), size_of(dtype));
   }

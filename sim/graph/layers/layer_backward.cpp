@@ -193,7 +193,8 @@ class Backward {
         all.begin(), all.end(), [](const Operation& each) { return each.is_collective(); });
     const bool began = !writer_.phase().calls.empty() || !writer_.phase().kernels.empty();
     // The engine recomputes before backward begins.
-    if (communicates && began && !graph_.is_flat()) writer_.recompute_here();
+    const bool first = graph_.is_flat() || graph_.options().recomputes_first;
+    if (communicates && began && !first) writer_.recompute_here();
   }
 
   void communicate(std::size_t o, std::int32_t incoming) {
@@ -219,7 +220,7 @@ class Backward {
     if (collective.waits) {
       writer_.await(launch);
       if (packed != LayerProgramWriter::kNoSlot) writer_.free(packed);
-      if (collective.unpacks && graph_.options().batch > 1) {
+      if (collective.reorders || (collective.unpacks && graph_.options().batch > 1)) {
         const std::int32_t whole = make_gradient_of(input, out);
         copy(out);
         drop(std::exchange(made, whole));
@@ -300,8 +301,49 @@ class Backward {
     return op.kind == OperationKind::kNorm || (op.parameters.size() > 1 && !graph_.is_flat());
   }
 
+  // A product whose input's parts are on several ranks: gathered again beside the product that
+  // makes the input's gradient, which is reduced beside the one that makes the weight's.
+  Contributions differentiate_parts(std::size_t o) {
+    const Operation& op = graph_.operation(o);
+    const Index input = op.inputs.front();
+    const std::int64_t part = graph_.bytes(input), whole = graph_.whole_bytes(input);
+    const TensorElement element = graph_.element(input);
+    const bool trains = graph_.trains(o), needed = graph_.needs_gradient(input);
+    const bool gathers = trains && op.gathers.kind != CollectiveKind::kNone;
+    std::int32_t all = LayerProgramWriter::kNoSlot, partial = LayerProgramWriter::kNoSlot;
+    std::int16_t gathered = 0, reduced = 0;
+    if (gathers) {
+      all = writer_.make_temporary(whole, graph_.tensor(input).name + " gathered");
+      gathered = writer_.launch(op.gathers, part, whole, element);
+    }
+    Contributions contributions;
+    if (needed) {
+      const bool scatters = op.reduces.kind == CollectiveKind::kReduceScatter;
+      if (scatters) {
+        partial = writer_.make_temporary(whole, graph_.tensor(input).name + ".grad summand");
+      } else {
+        contributions.push_back({input, make_gradient_of(input, part)});
+      }
+      add_backward_kernels(graph_.counts(), op, {false, true}, writer_.phase());
+      if (gathers) writer_.await(gathered);
+      if (scatters) contributions.push_back({input, make_gradient_of(input, part)});
+      reduced = writer_.launch(op.reduces, scatters ? whole : part, part, element);
+    } else if (gathers) {
+      writer_.await(gathered);
+    }
+    if (trains) {
+      weights_.make(op);
+      add_backward_kernels(graph_.counts(), op, {true, false}, writer_.phase());
+    }
+    if (needed) writer_.await(reduced);
+    if (partial != LayerProgramWriter::kNoSlot) writer_.free(partial);
+    if (all != LayerProgramWriter::kNoSlot) writer_.free(all);
+    return contributions;
+  }
+
   Contributions differentiate(std::size_t o, std::int32_t incoming) {
     const Operation& op = graph_.operation(o);
+    if (op.reduces.kind != CollectiveKind::kNone) return differentiate_parts(o);
     const bool inputs_first = makes_inputs_first(op);
     Contributions contributions;
     if (!inputs_first) weights_.make(op);
@@ -311,8 +353,8 @@ class Backward {
                         "the gradient of an in-place result is shared");
         drop(incoming);
       } else if (op.in_place) {
-        writer_.unname(0);
-        writer_.unrefer(0);
+        writer_.unname(op.inputs.front());
+        writer_.unrefer(op.inputs.front());
       }
       Slots ended;
       if (op.ring.ranks > 1) ended = write_ring_backward(writer_, op);

@@ -164,11 +164,28 @@ class Forward {
     for (const std::int32_t slot : ended) writer_.free(slot);
     writer_.use_workspace(op.forward_workspace);
     if (graph_.is_alias(op) || op.ring.ranks > 1) return;
+    const std::int16_t launched = gather_input(op, category);
     if (op.region >= 0) {
       region_.forward(op, graph_.bytes(), writer_.phase());
     } else {
       add_forward_kernels(graph_.counts(), op, writer_.phase());
     }
+    if (launched < 0) return;
+    if (graph_.options().pipelines_products) writer_.await(launched);
+    writer_.free(std::exchange(whole_input_, LayerProgramWriter::kNoSlot));
+  }
+
+  // All of a product's input, for the product alone; where products are pipelined, both run chunk
+  // by chunk and what follows waits for both.
+  std::int16_t gather_input(const Operation& op, MemoryCategory category) {
+    if (op.gathers.kind == CollectiveKind::kNone) return -1;
+    const Index input = op.inputs.front();
+    const std::int64_t in = graph_.bytes(input), out = graph_.whole_bytes(input);
+    whole_input_ = writer_.add_slot(category, out, graph_.tensor(input).name + " gathered");
+    writer_.allocate(whole_input_);
+    const std::int16_t launched = writer_.launch(op.gathers, in, out, graph_.element(input));
+    if (!graph_.options().pipelines_products) writer_.await(launched);
+    return launched;
   }
 
   std::int32_t output_slot(Index t, MemoryCategory category) {
@@ -218,6 +235,7 @@ class Forward {
   LayerProgramWriter& writer_;
   const LayerAutograd& graph_;
   FusedRegion region_;
+  std::int32_t whole_input_ = LayerProgramWriter::kNoSlot;
 };
 
 }  // namespace

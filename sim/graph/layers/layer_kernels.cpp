@@ -44,7 +44,8 @@ std::int64_t total_bytes(const KernelCounts& counts, const std::vector<std::int1
 
 // Rows of the activations that a matrix product works on.
 std::int64_t rows_of(const KernelCounts& counts, const Operation& op) {
-  return checked_multiply(checked_multiply(counts.options.batch, counts.options.sequence), op.rows);
+  const std::int64_t tokens = checked_multiply(counts.options.batch, counts.options.sequence);
+  return std::max<std::int64_t>(1, checked_multiply(tokens, op.rows) / op.split);
 }
 
 // Rows of one group: as many for each (Operation::groups), at least one.
@@ -156,7 +157,7 @@ void add_attention(const KernelCounts& counts, const Operation& op, Pass pass,
   kernel.fp32 = counts.options.compute == DType::kFp32;
   const AttentionShape& shape = op.attention;
   kernel.m = checked_multiply(counts.options.batch, shape.documents);
-  kernel.n = std::max<std::int64_t>(1, counts.options.sequence / shape.documents);
+  kernel.n = std::max<std::int64_t>(1, counts.options.sequence * shape.key_ranks / shape.documents);
   kernel.k = shape.head_dim;
   kernel.heads = shape.heads;
   // Forward: q k and p v. Backward: q k again, dp = do v, dv, dq and dk.
@@ -189,7 +190,8 @@ void add_gemm_backward(const KernelCounts& counts, const Operation& op, Backward
   const bool fp8 = op.fp8 != Fp8Recipe::kNone;
   const bool fp8_weights = fp8 && op.fp8 != Fp8Recipe::kRowwiseGwHp;
   const bool keeps = keeps_transposes(op);  // written before
-  if (fp8) {
+  // (Of a product that is differentiated in two parts, with the first.)
+  if (fp8 && (parts.inputs || op.reduces.kind == CollectiveKind::kNone)) {
     add_amax(op, Pass::kBackward, rows * op.n, phase);
     add_quantisation(op, Pass::kBackward, rows * op.n, phase);
   }
@@ -302,7 +304,10 @@ void add_backward(const KernelCounts& counts, const Operation& op, BackwardParts
       return;
     }
     case OperationKind::kSoftmaxLoss:
-      if (!op.in_place) add_memory_kernel(phase, op.function, Pass::kBackward, moved);
+      // (In place of the logits it was made in forward.)
+      if (!op.in_place || op.inputs.front() != 0) {
+        add_memory_kernel(phase, op.function, Pass::kBackward, moved);
+      }
       return;
   }
 }

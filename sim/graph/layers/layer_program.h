@@ -257,6 +257,11 @@ struct ProgramOptions {
   // a gradient, and counts it as what it was.
   bool wraps_gradients = false;
   bool pipelines_products = false;  // TensorParallel::async
+  // Products add to the gradients of their weights where those are kept (Megatron-Core's
+  // main_grad): no tensor of them comes and goes.
+  bool fused_gradients = false;
+  // A recomputation is over before backward begins (Megatron-Core's CheckpointFunction).
+  bool recomputes_first = false;
 };
 
 // Throws Error(kInvalidInput) when sizes overflow.

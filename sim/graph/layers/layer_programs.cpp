@@ -302,12 +302,17 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
     setting.tensor_parallel = plan.tensor_parallel;
     setting.context_parallel = plan.context_parallel;
     setting.expert_parallel = plan.expert_parallel;
+    setting.attends_to_all = plan.attention == AttentionKernel::kFlex;
     // The engine's parts are alike on all ranks, but for the slices that they are computed in.
     const bool is_native = plan.runtime.kind == RuntimeKind::kNative;
     setting.rank = is_native ? slices_of_rank(plan) : plan.rank;
   }
   if (plan.runtime.kind == RuntimeKind::kDdp) set_ddp(plan, setting);
   if (is_zero(plan.runtime.kind)) set_zero(plan, setting);
+  if (plan.runtime.kind == RuntimeKind::kMegatron) {
+    setting.stored = plan.param_dtype;
+    setting.early_stop = false;
+  }
   if (plan.runtime.kind != RuntimeKind::kFsdp2) return setting;
   const Fsdp2Version version =
       fsdp2_version(fsdp2_minor(plan.runtime.version).value_or(kNewestFsdp2));
@@ -324,6 +329,7 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
 
 LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan)
     : setting_(setting_of(plan)) {
+  const bool is_megatron = plan.runtime.kind == RuntimeKind::kMegatron;
   if (cuts_layers(plan)) {
     local_ = std::make_shared<const ModelSpec>(part_of_rank(whole, plan));
   }
@@ -351,7 +357,8 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan)
     ProgramOptions options;
     options.batch = layer.domain.sequences(plan.batch.micro_batch);
     options.sequence = layer.domain.length(plan.batch.sequence / plan.mesh.cp);
-    options.wraps_gradients = plan.mesh.tp > 1 && plan.runtime.kind != RuntimeKind::kNative;
+    options.wraps_gradients =
+        plan.mesh.tp > 1 && plan.runtime.kind != RuntimeKind::kNative && !is_megatron;
     options.pipelines_products = plan.mesh.tp > 1 && plan.tensor_parallel.async;
     options.input_in_flight = variant.input_in_flight;
     options.gradient_in_flight = variant.gradient_in_flight;
@@ -372,7 +379,9 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan)
     options.split_parts = variant.split;
     options.early_stop = setting_.early_stop;
     options.stacked = setting_.stacked && layer.role == LayerRole::kBlock;
-    options.hooks = plan.runtime.kind == RuntimeKind::kDdp || is_zero(plan.runtime.kind);
+    options.hooks =
+        plan.runtime.kind == RuntimeKind::kDdp || is_megatron || is_zero(plan.runtime.kind);
+    options.fused_gradients = options.recomputes_first = is_megatron;
     if (setting_.output_dtype) {
       options.arrives = variant.arrives;
       options.output_dtype = plan.output_dtype;

@@ -61,8 +61,9 @@ class Ring {
     const std::int32_t dq = temporary(2 * q_, "q.grad fp32");
     Slots sums = {temporary(2 * k_, "k.grad fp32"), temporary(2 * v_, "v.grad fp32")};
     pack_keys();
-    const TensorElement fp32{ElementType::kFp32, DType::kFp32};
-    const std::int64_t wide = 2 * (k_ + v_);
+    const TensorElement element =
+        op_.ring.narrow ? element_ : TensorElement{ElementType::kFp32, DType::kFp32};
+    const std::int64_t wide = (op_.ring.narrow ? 1 : 2) * (k_ + v_);
     std::int16_t gradients = 0;
     std::int32_t sent = LayerProgramWriter::kNoSlot, came = LayerProgramWriter::kNoSlot;
     std::int32_t held = LayerProgramWriter::kNoSlot, statistics = LayerProgramWriter::kNoSlot;
@@ -95,7 +96,7 @@ class Ring {
       }
       copy(wide + (step > 0 ? 2 * wide : k_ + v_));
       came = temporary(wide, "k and v.grad that arrive");
-      gradients = launch(CollectiveKind::kAllToAll, wide, wide, fp32);
+      gradients = launch(CollectiveKind::kAllToAll, wide, wide, element);
       if (adds_half) free(std::exchange(held, LayerProgramWriter::kNoSlot));
       if (op_.ring.halves(step)) {
         free(temporary(2 * q_, "q.grad sum"));  // which takes the place of the one before

@@ -17,7 +17,10 @@ class Pipeline {
 
   void run() {
     for (LayerCall& call : phase_.calls) {
-      if (call.collective.dim != MeshDim::kTp || call.launch == LayerCall::kOfLayerBefore) continue;
+      if (call.collective.dim != MeshDim::kTp || call.collective.beside ||
+          call.launch == LayerCall::kOfLayerBefore) {
+        continue;
+      }
       const bool waits = call.kind == LayerCall::Kind::kWait;
       if (waits && call.collective.kind == CollectiveKind::kAllGather) wait_behind_products(call);
       const bool launches = call.kind == LayerCall::Kind::kLaunch;

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "sim/base/error.h"
+#include "sim/graph/layer_collectives.h"
 #include "sim/graph/zero/zero3_builder.h"
 
 namespace foreshard {
@@ -18,8 +19,8 @@ Zero3::Zero3(const ModelSpec& model, const Plan& plan, const LayerPrograms& prog
              EventGraph recycled)
     : StepBuilder(model, plan, programs, std::move(recycled)) {
   add_communicators(PostForwardGroups::kShared);
-  small_group_ = std::min(plan.zero.zero_hpz_partition_size, plan.mesh.shard);
-  if (small_group_ > 1 && small_group_ < plan.mesh.shard) {
+  small_group_ = std::min(plan.zero.zero_hpz_partition_size, plan.mesh.fsdp());
+  if (small_group_ > 1 && small_group_ < plan.mesh.fsdp()) {
     small_communicator_ = static_cast<std::uint8_t>(graph().communicators.size());
     graph().communicators.push_back({"secondary", {small_group_, 1}, false});
   }
@@ -68,14 +69,15 @@ void Zero3::run_step() {
   if (small_group_ > 1) secondary_.assign(count, kNoBuffer);
   fetched_now_.reserve(count);
   for (const std::int64_t numel : script_->sizes) {
-    partitions_.push_back(foreshard::partition_of(numel, plan_.mesh.shard));
+    partitions_.push_back(foreshard::partition_of(numel, plan_.mesh.fsdp()));
   }
   list_sub_groups();
   persistent_memory();
   for (std::int32_t m = 0; m < static_cast<std::int32_t>(plan_.batch.accumulation); ++m) {
     begin_pass(m, m);
     const Bytes tokens(checked_multiply(
-        checked_multiply(plan_.batch.micro_batch, plan_.batch.sequence), std::int64_t{8}));
+        checked_multiply(plan_.batch.micro_batch, plan_.batch.sequence / plan_.mesh.cp),
+        std::int64_t{8}));
     tokens_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, tokens);
     labels_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, tokens);
     if (trace_ != nullptr) {
@@ -244,7 +246,45 @@ void Zero3::move_to(const Zero3Place& place) {
   target_ = place.segment;
 }
 
+// Between two collectives inside the layer a run of its own.
 void Zero3::run_segments() {
+  const LayerPhaseProgram& p = phase(phase_, layer_);
+  const auto calls_at = [&](auto segment) {
+    return std::any_of(p.calls.begin(), p.calls.end(), [&](const LayerCall& call) {
+      return call.segment == static_cast<std::size_t>(segment);
+    });
+  };
+  while (done_ < target_) {
+    if (calls_at(done_)) {
+      close_run();
+      communicate();
+    }
+    auto next = static_cast<std::uint16_t>(done_ + 1);
+    while (next < target_ && !calls_at(next)) ++next;
+    run_to(next);
+  }
+}
+
+// DeepSpeed-Ulysses' all-to-alls, at segment done_.
+void Zero3::communicate() {
+  const LayerPhaseProgram& p = phase(phase_, layer_);
+  flights_.resize(p.calls.size(), kNoEvent);
+  for (std::size_t c = 0; c < p.calls.size(); ++c) {
+    const LayerCall& call = p.calls[c];
+    if (call.segment != static_cast<std::size_t>(done_)) continue;
+    if (call.kind == LayerCall::Kind::kWait) {
+      wait(Stream::kCompute, flights_[static_cast<std::size_t>(call.launch)]);
+      continue;
+    }
+    const Stream stream = stream_of(call.collective.dim);
+    wait(stream, tail(Stream::kCompute));
+    flights_[c] =
+        add_collective(kind_of(call.collective.kind), stream, communicator_of(call.collective.dim),
+                       Bytes(std::max(call.bytes_in, call.bytes_out)), -1);
+  }
+}
+
+void Zero3::run_to(std::uint16_t end) {
   using Kind = MemoryAction::Kind;
   if (run_row_ == kNoEvent) {
     run_first_ = done_;
@@ -258,8 +298,8 @@ void Zero3::run_segments() {
                                                        : Kind::kForward;
   const auto layers = static_cast<std::int32_t>(model_.order.size());
   graph().actions.push_back({action, pass() * layers + layer_, static_cast<std::uint8_t>(done_),
-                             static_cast<std::uint8_t>(target_ - done_)});
-  done_ = target_;
+                             static_cast<std::uint8_t>(end - done_)});
+  done_ = end;
 }
 
 void Zero3::price_run() {

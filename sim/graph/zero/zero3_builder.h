@@ -86,6 +86,8 @@ class Zero3 final : public StepBuilder {
     if (target_ > done_ && layer_ >= 0) run_segments();
   }
   void run_segments();
+  void run_to(std::uint16_t end);
+  void communicate();
   void close_run() {
     if (run_row_ != kNoEvent) price_run();
   }
@@ -116,7 +118,7 @@ class Zero3 final : public StepBuilder {
   }
   void see_gathers();
   std::int64_t group_size(bool small_group) const {
-    return small_group ? small_group_ : plan_.mesh.shard;
+    return small_group ? small_group_ : plan_.mesh.fsdp();
   }
 
   // --- zero3_reduce.cpp ---
@@ -192,6 +194,7 @@ class Zero3 final : public StepBuilder {
   EventKind phase_ = EventKind::kForward;
   std::int32_t layer_ = -1;
   std::uint16_t done_ = 0, target_ = 0, run_first_ = 0;
+  std::vector<EventId> flights_;  // of the calls of the phase that runs
   EventId run_row_ = kNoEvent;
   std::int32_t run_hooks_ = 0;
   std::uint16_t placeholder_ = 0;

@@ -27,7 +27,7 @@ Zero3Coordinator::Zero3Coordinator(const Zero3Script& script, const Plan& plan)
     buffered_.assign(count, false);
     for (const Zero3Parameter& p : script.parameters) {
       swaps_.push_back(
-          goes_to_nvme(partition_of(p.numel, plan.mesh.shard) * size_of(plan.param_dtype)));
+          goes_to_nvme(partition_of(p.numel, plan.mesh.fsdp()) * size_of(plan.param_dtype)));
     }
   }
   list_.reserve(count);

@@ -21,7 +21,7 @@ namespace foreshard {
 std::int64_t Zero3::shard_numel(Parameters group, bool small_group) const {
   std::int64_t sum = 0;
   for (const std::int32_t p : group) sum += partition_of(p);
-  return small_group ? sum * (plan_.mesh.shard / small_group_) : sum;
+  return small_group ? sum * (plan_.mesh.fsdp() / small_group_) : sum;
 }
 
 void Zero3::gather(Parameters list) {
@@ -206,7 +206,7 @@ void Zero3::let_go(Parameters list) {
 // copied, and the host waits for it.
 void Zero3::keep_secondary(std::int32_t p) {
   close_run();
-  const std::int64_t bytes = partition_of(p) * plan_.mesh.shard / small_group_ * param_size();
+  const std::int64_t bytes = partition_of(p) * plan_.mesh.fsdp() / small_group_ * param_size();
   host_awaits(add_bytes(EventKind::kReshard, Stream::kCompute, 3 * bytes, unit_of(p)));
   at(secondary_, p) =
       allocate(MemoryCategory::kPostForwardShard, Stream::kCompute, unit_of(p), Bytes(bytes));
@@ -217,14 +217,14 @@ void Zero3::keep_secondary(std::int32_t p) {
 // there again.
 void Zero3::gather_persistent() {
   if (logs()) note_ = "_post_step";
-  for (std::int32_t p = 0; p < script_->parameter_count() && plan_.mesh.shard > 1; ++p) {
+  for (std::int32_t p = 0; p < script_->parameter_count() && plan_.mesh.fsdp() > 1; ++p) {
     if (!parameter(p).persists) continue;
-    const std::int64_t whole = partition_of(p) * plan_.mesh.shard * param_size();
+    const std::int64_t whole = partition_of(p) * plan_.mesh.fsdp() * param_size();
     fetch_from_host({&p, 1});
     wait(Stream::kAllGather, tail(Stream::kCompute));
     const EventId gathered = add(EventKind::kAllGather, Stream::kAllGather,
                                  work_of(EventKind::kAllGather, whole, kShard), unit_of(p));
-    if (logs()) log_collective("all_gather", whole / plan_.mesh.shard, whole, "");
+    if (logs()) log_collective("all_gather", whole / plan_.mesh.fsdp(), whole, "");
     graph().final_host_wait = gathered;
     if (persistent_.empty()) {
       allocate(MemoryCategory::kUnshardedParam, Stream::kCompute, unit_of(p), Bytes(whole));

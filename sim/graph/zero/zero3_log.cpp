@@ -98,8 +98,8 @@ std::string Zero3::span_of(Parameters list) const {
 }
 
 std::string Zero3::group_of(bool small_group) const {
-  const std::int64_t size = small_group ? small_group_ : plan_.mesh.shard;
-  return group_word(plan_.rank / size * size, size, 1, plan_.mesh.shard);
+  const std::int64_t size = small_group ? small_group_ : plan_.mesh.fsdp();
+  return group_word(plan_.rank / size * size, size, 1, plan_.mesh.fsdp());
 }
 
 void Zero3::log_gather(Parameters list, Cause cause, std::int32_t module, Pass pass) {
@@ -169,8 +169,8 @@ void Zero3::record_construction(Zero3Run& run, const Plan& plan) {
   std::int64_t partitions = 0, persistent = 0, count = 0;
   for (std::int32_t p = 0; p < script.parameter_count(); ++p) {
     const Zero3Parameter& each = script.parameter(p);
-    const std::int64_t partition = foreshard::partition_of(each.numel, plan.mesh.shard);
-    add("all_gather", partition * size, partition * plan.mesh.shard * size,
+    const std::int64_t partition = foreshard::partition_of(each.numel, plan.mesh.fsdp());
+    add("all_gather", partition * size, partition * plan.mesh.fsdp() * size,
         torch_word(plan.param_dtype), "");
     LibraryBucket& bucket = record.buckets.emplace_back();
     bucket.phase = "init";
@@ -179,7 +179,7 @@ void Zero3::record_construction(Zero3Run& run, const Plan& plan) {
     bucket.bytes = partition * size;
     bucket.dtype = torch_word(plan.param_dtype);
     bucket.extra = fmt::format("numel={} partition_numel={} padded_numel={} persist={}", each.numel,
-                               partition, partition * plan.mesh.shard, each.persists ? 1 : 0);
+                               partition, partition * plan.mesh.fsdp(), each.persists ? 1 : 0);
     bucket.parameters = {run.parameters[static_cast<std::size_t>(p)]};
     partitions += partition;
     persistent += each.persists ? each.numel : 0;
@@ -196,7 +196,7 @@ void Zero3::record_construction(Zero3Run& run, const Plan& plan) {
   std::int64_t open = 0;
   for (const Zero3Parameter& each : script.parameters) {
     if (open == 0) ++record.facts["n_sub_groups"];
-    open += foreshard::partition_of(each.numel, plan.mesh.shard);
+    open += foreshard::partition_of(each.numel, plan.mesh.fsdp());
     if (open >= plan.zero.sub_group_size) open = 0;
   }
   record.facts["ipg_buffer_bytes"] = plan.zero.contiguous_gradients

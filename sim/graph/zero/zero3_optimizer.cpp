@@ -80,11 +80,11 @@ void Zero3::persistent_memory() {
   const auto keep = [&](std::int32_t p) {
     at(gathered_, p) =
         allocate_persistent(MemoryCategory::kUnshardedParam, unit_of(p),
-                            Bytes(partition_of(p) * plan_.mesh.shard * param_size()));
+                            Bytes(partition_of(p) * plan_.mesh.fsdp() * param_size()));
     persistent_.resize(script_->parameters.size(), kNoBuffer);
     at(persistent_, p) = at(gathered_, p);
   };
-  if (plan_.mesh.shard == 1) return;
+  if (plan_.mesh.fsdp() == 1) return;
   if (trace_ != nullptr) {
     for (const std::int32_t p : trace_->list(trace_->at_start)) keep(p);
     return;

@@ -79,9 +79,9 @@ void Zero3::flush() {
   } else if (plan_.zero.zero_quantized_gradients) {
     quantized_reduce(bucket_);
   } else {
-    const std::int64_t bytes = partitions * plan_.mesh.shard * size;
+    const std::int64_t bytes = partitions * plan_.mesh.fsdp() * size;
     const bool straight =
-        bucket_.size() == 1 && parameter(bucket_.front()).numel % plan_.mesh.shard == 0;
+        bucket_.size() == 1 && parameter(bucket_.front()).numel % plan_.mesh.fsdp() == 0;
     // Concatenation, then the division in place.
     add_bytes(EventKind::kReduceScatterCopyIn, reduces_, (straight ? 2 : 4) * bytes, unit);
     if (!straight) {
@@ -134,7 +134,7 @@ void Zero3::store_partitions(std::int64_t elements) {
 // reduced as usual, one by one. The two hops are priced as reduce-scatters of their payloads:
 // assumed, an all-to-all moves the same bytes over the same links.
 void Zero3::quantized_reduce(std::span<const std::int32_t> bucket) {
-  const std::int64_t world = plan_.mesh.shard;
+  const std::int64_t world = plan_.mesh.fsdp();
   for (const std::int32_t p : bucket) {
     const Zero3Parameter& each = parameter(p);
     const auto& shape = spec_of(each.layer).parameters[static_cast<std::size_t>(each.index)].shape;

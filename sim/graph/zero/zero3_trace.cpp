@@ -105,7 +105,7 @@ Zero3Trace::Zero3Trace(const StepBuilder& builder, const ModelSpec& model, const
       recompute_(plan.recompute),
       frozen_(plan.frozen),
       accumulation_(plan.batch.accumulation),
-      ranks_(plan.zero.offload_param == ZeroOffload::kNvme ? plan.mesh.shard : 0) {
+      ranks_(plan.zero.offload_param == ZeroOffload::kNvme ? plan.mesh.fsdp() : 0) {
   Zero3Coordinator coordinator(script, plan);
   if (plan.batch.accumulation > 1) coordinator.rehearse();
   coordinator.start_complete();
@@ -142,7 +142,7 @@ Zero3Trace::Zero3Trace(const StepBuilder& builder, const ModelSpec& model, const
 
 bool Zero3Trace::serves(const Plan& plan) const {
   return plan.zero == zero_ && plan.recompute == recompute_ && plan.frozen == frozen_ &&
-         plan.batch.accumulation == accumulation_ && (ranks_ == 0 || ranks_ == plan.mesh.shard);
+         plan.batch.accumulation == accumulation_ && (ranks_ == 0 || ranks_ == plan.mesh.fsdp());
 }
 
 std::shared_ptr<const Zero3Trace> trace_zero3(const ModelSpec& model, const Plan& plan,

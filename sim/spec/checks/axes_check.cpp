@@ -34,6 +34,15 @@ std::vector<AskedAxis> asked_axes(const Plan& plan) {
 Problem problem_of_runtime_axes(const Plan& plan, const char* key) {
   const bool is_native = plan.runtime.kind == RuntimeKind::kNative;
   if (is_native && std::string_view(key) == "mesh.tp") return std::nullopt;
+  if (plan.runtime.kind == RuntimeKind::kMegatron) return std::nullopt;
+  // DeepSpeed-Ulysses.
+  const bool shares_heads = plan.context_parallel.rotate == ContextParallel::Rotate::kUlysses;
+  if (plan.runtime.kind == RuntimeKind::kZero3 && plan.mesh.tp == 1 && plan.mesh.ep == 1) {
+    if (shares_heads) return std::nullopt;
+    return missing_capability("context_parallel.rotate",
+                              fmt::format("zero3@{} has DeepSpeed-Ulysses", plan.runtime.version),
+                              "context_parallel.rotate: ulysses");
+  }
   const bool is_fsdp2 = plan.runtime.kind == RuntimeKind::kFsdp2;
   const auto minor = is_fsdp2 ? fsdp2_minor(plan.runtime.version) : std::nullopt;
   if (minor && *minor >= kOldestFsdp2WithAxes) return std::nullopt;
@@ -49,8 +58,10 @@ Problem problem_of_company(const Plan& plan, const char* key) {
   const std::string who =
       fmt::format("{}@{} with {}", to_string(plan.runtime.kind), plan.runtime.version, key);
   if (Problem problem = problem_of_capability(plan, Capability::Of::kAxes, who)) return problem;
-  if (plan.runtime.kind == RuntimeKind::kNative) return std::nullopt;
-  if (plan.mesh.tp == 1 || plan.mesh.fsdp() * plan.mesh.replicate > 1) return std::nullopt;
+  const bool is_fsdp2 = plan.runtime.kind == RuntimeKind::kFsdp2;
+  if (!is_fsdp2 || plan.mesh.tp == 1 || plan.mesh.fsdp() * plan.mesh.replicate > 1) {
+    return std::nullopt;
+  }
   return problem_of_capability(
       plan, Capability::Of::kPlainTensors,
       "mesh.tp without fully_shard (mesh.shard, mesh.cp and mesh.replicate 1)");
@@ -128,11 +139,23 @@ std::string nearest(std::int64_t n, std::int64_t x) {
                      fmt::join(nearest_divisors(n, x), " or "));
 }
 
+// Ulysses gives each rank of cp a part of the heads that tp leaves.
 Problem problem_of_heads(const Plan& plan, const ModelSpec& model) {
+  const bool shares_heads =
+      plan.mesh.cp > 1 && plan.context_parallel.rotate == ContextParallel::Rotate::kUlysses;
+  const std::int64_t ranks = plan.mesh.tp * (shares_heads ? plan.mesh.cp : 1);
   for (const LayerSpec& layer : model.kinds) {
     for (const Operation& op : layer.operations) {
       const AttentionShape& shape = op.attention;
-      if (op.kind != OperationKind::kAttention || shape.kv_heads % plan.mesh.tp == 0) continue;
+      if (op.kind != OperationKind::kAttention || shape.kv_heads % ranks == 0) continue;
+      if (shape.kv_heads % plan.mesh.tp == 0) {
+        const std::int64_t left = shape.kv_heads / plan.mesh.tp;
+        return contradiction("mesh.cp",
+                             fmt::format("{} does not divide the {} key/value heads of {} that tp "
+                                         "{} leaves, which ulysses shares",
+                                         plan.mesh.cp, left, model.name, plan.mesh.tp),
+                             nearest(left, plan.mesh.cp));
+      }
       return contradiction("mesh.tp",
                            fmt::format("{} does not divide the {} key/value heads of {}",
                                        plan.mesh.tp, shape.kv_heads, model.name),
@@ -174,11 +197,18 @@ Problem problem_of_expert_axes(const Plan& plan, const ModelSpec& model) {
                                      : "experts are modelled with sequence parallel",
                               "tensor_parallel.sequence: true");
   }
+  const bool is_megatron = plan.runtime.kind == RuntimeKind::kMegatron;
+  if (is_megatron && mesh.tp > 1 && experts > 1 && (mesh.ep == 1 || mesh.etp > 1)) {
+    return missing_capability(mesh.etp > 1 ? "mesh.etp" : "mesh.ep",
+                              fmt::format("{}@{} is modelled with whole experts, spread over ranks",
+                                          to_string(plan.runtime.kind), plan.runtime.version),
+                              mesh.etp > 1 ? "mesh.etp: 1" : "mesh.ep: 2");
+  }
   if (mesh.ep == 1 && mesh.etp == 1) return std::nullopt;
   if (experts <= 1) {
     return contradiction("mesh.ep", fmt::format("{} has no experts", model.name), "1");
   }
-  if (mesh.ep > 1 && plan.units.experts != UnitPlacement::kOwn) {
+  if (mesh.ep > 1 && plan.units.experts != UnitPlacement::kOwn && !is_megatron) {
     return contradiction("units.experts", "experts that ranks share are units of their own", "own");
   }
   if (mesh.etp != 1 && mesh.etp != mesh.tp) {
@@ -199,7 +229,15 @@ Problem problem_of_expert_axes(const Plan& plan, const ModelSpec& model) {
                                      mesh.ep, mesh.etp, ranks),
                          nearest(ranks / mesh.etp, mesh.ep));
   }
-  const auto& [sent, received] = plan.expert_parallel;
+  const std::vector<std::int64_t>& sent = plan.expert_parallel.sent;
+  const std::vector<std::int64_t>& received = plan.expert_parallel.received;
+  const std::vector<std::int64_t>& counts = plan.expert_parallel.counts;
+  if (!counts.empty() && static_cast<std::int64_t>(counts.size()) != experts) {
+    return contradiction("expert_parallel.counts",
+                         fmt::format("{} counts are not those of the {} experts of {}",
+                                     counts.size(), experts, model.name),
+                         fmt::format("{} numbers", experts));
+  }
   const auto ranks_of = [&](const std::vector<std::int64_t>& rows) {
     return rows.empty() || static_cast<std::int64_t>(rows.size()) == mesh.ep;
   };

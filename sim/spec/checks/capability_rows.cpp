@@ -7,10 +7,12 @@
 // _exec_order_utils.py (prefetch limits of 1), _flat_param.py (_validate_tensors_to_flatten),
 // torch/_dynamo/variables/builder.py (2.11). ddp: torch/nn/parallel/distributed.py and reducer.cpp
 // (2.11). zero1 to zero3: DeepSpeed 0.19.8, deepspeed/runtime/config.py, engine.py,
-// zero/stage_1_and_2.py, zero/stage3.py; groups of replicas were MiCS', "MiCS ZeRO-3 sharding has
-// been removed". float8: torchao/float8/fsdp_utils.py has the extension of tensorwise scaling only,
-// and _fsdp_param.py's all_gather_inputs raises NotImplementedError for one that is sharded over a
-// smaller group. native: exec/.
+// zero/stage_1_and_2.py, zero/stage3.py; megatron: Megatron-Core 0.20,
+// core/distributed/distributed_data_parallel_config.py, core/optimizer/distrib_optimizer.py; groups
+// of replicas were MiCS', "MiCS ZeRO-3 sharding has been removed". float8:
+// torchao/float8/fsdp_utils.py has the extension of tensorwise scaling only, and _fsdp_param.py's
+// all_gather_inputs raises NotImplementedError for one that is sharded over a smaller group.
+// native: exec/.
 #include "sim/spec/checks/capabilities.h"
 
 namespace foreshard {
@@ -27,8 +29,10 @@ constexpr RuntimeSet kOfZero1 = runtimes_of(kZero1);
 constexpr RuntimeSet kOfZero2 = runtimes_of(kZero2);
 constexpr RuntimeSet kOfZero3 = runtimes_of(kZero3);
 constexpr RuntimeSet kOfZero12 = kOfZero1 | kOfZero2;
-constexpr RuntimeSet kWithoutUnits = kOfDdp | kOfZero12;
-constexpr RuntimeSet kOfLibraries = kOfFsdp1 | kOfDdp | kOfZero12 | kOfZero3;
+constexpr RuntimeSet kOfMegatron = runtimes_of(kMegatron);
+constexpr RuntimeSet kWithoutUnits = kOfDdp | kOfZero12 | kOfMegatron;
+constexpr RuntimeSet kOfLibraries = kOfFsdp1 | kOfDdp | kOfZero12 | kOfZero3 | kOfMegatron;
+constexpr RuntimeSet kWithAxes = kOfFsdp2 | kOfZero3 | kOfMegatron;
 
 constexpr std::string_view kOneModule = "makes a unit of one module, not of a list";
 constexpr std::string_view kLists = "lists of modules";
@@ -255,7 +259,15 @@ constexpr Capability kRows[] = {
     {kWithoutUnits, "accumulation.is_last_backward != each", kNoSync,
      "accumulation.is_last_backward: each"},
 
-    {kOfDdp, "offload != none", "keeps everything on the device", "offload: none"},
+    {kOfDdp | kOfMegatron, "offload != none", "keeps everything on the device", "offload: none"},
+    {kOfMegatron, "dtype.master != fp32", "keeps its shard of the parameters in fp32",
+     "dtype.master: fp32"},
+    {kOfMegatron, "lora.rank > 0", "is modelled with every parameter trained", "lora.rank: 0"},
+    {kOfMegatron, "tensor_parallel.loss = false", "computes the loss over logits cut by vocabulary",
+     "tensor_parallel.loss: true"},
+    {kOfMegatron, "step_frame != plain", "has a frame of its own", "step_frame: plain"},
+    {kOfMegatron, "accumulation.mode != reduce_each", "reduces in the last micro-batch always",
+     "accumulation.mode: reduce_each"},
     // Not PyTorch's limit.
     {kOfDdp,
      "ddp.gradient_as_bucket_view = true, ddp.mixed_precision = parameters, dtype.param != "
@@ -326,7 +338,7 @@ constexpr Capability kRows[] = {
 
 // Axes beside replicate and shard.
 #define FORESHARD_AXES(asked, says, nearest) \
-  { kOfFsdp2, asked, says, nearest, kNotYet, "", false, Of::kAxes }
+  { kWithAxes, asked, says, nearest, kNotYet, "", false, Of::kAxes }
     FORESHARD_AXES("mesh.inner != shard", "has axes inside of shard", "mesh.inner: shard"),
     FORESHARD_AXES("units.layers_per_unit > 1", "makes a unit of each block",
                    "units.layers_per_unit: 1"),
@@ -359,8 +371,8 @@ constexpr Capability kRows[] = {
     FORESHARD_AXES("tensor_parallel.async = true, tensor_parallel.sequence = false",
                    "overlaps gathers and reduce-scatters, which are sequence parallel's",
                    "tensor_parallel.sequence: true"),
-    FORESHARD_AXES("tensor_parallel.async = true, compile = none",
-                   "overlaps products in compiled blocks", "compile: blocks"),
+    {kOfFsdp2, "tensor_parallel.async = true, compile = none",
+     "overlaps products in compiled blocks", "compile: blocks", kNotYet, "", false, Of::kAxes},
     FORESHARD_AXES("experts != grouped, mesh.ep > 1", "has grouped products", "experts: grouped"),
 #undef FORESHARD_AXES
 #define FORESHARD_AXES(asked, says, nearest) \

@@ -30,6 +30,8 @@ const char* newest_version(RuntimeKind kind) {
     case RuntimeKind::kFsdp1:
     case RuntimeKind::kDdp:
       return "2.11";
+    case RuntimeKind::kMegatron:
+      return "0.20";
     case RuntimeKind::kZero1:
     case RuntimeKind::kZero2:
     case RuntimeKind::kZero3:
@@ -263,9 +265,11 @@ Problem problem_of_tying(const Plan& plan, const ModelSpec& model) {
   const bool in_root =
       plan.units.embedding == UnitPlacement::kRoot && plan.units.head == UnitPlacement::kRoot;
   const bool in_one_unit = plan.units.embedding == UnitPlacement::kWithHead;
-  // DDP and DeepSpeed have no units: a parameter that two modules share is one of the model's.
+  // DDP, Megatron-Core and DeepSpeed have no units: a parameter that two modules share is one of
+  // the model's.
   const RuntimeKind kind = plan.runtime.kind;
-  const bool has_units = kind != RuntimeKind::kDdp && !is_zero(kind);
+  const bool has_units =
+      kind != RuntimeKind::kDdp && kind != RuntimeKind::kMegatron && !is_zero(kind);
   if (!model.tied_embeddings || in_root || in_one_unit || !has_units) return std::nullopt;
   return contradiction(
       plan.units.embedding != UnitPlacement::kRoot ? "units.embedding" : "units.head",

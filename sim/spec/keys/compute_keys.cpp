@@ -17,10 +17,11 @@ constexpr std::array kImplementations = {Optimizer::Implementation::kForeach,
                                          Optimizer::Implementation::kFused,
                                          Optimizer::Implementation::kLoop};
 constexpr std::array kCompiles = {Compile::kNone, Compile::kBlocks, Compile::kModel};
-constexpr std::array kAttentionKernels = {
-    AttentionKernel::kFlash, AttentionKernel::kCudnn,  AttentionKernel::kEfficient,
-    AttentionKernel::kMath,  AttentionKernel::kFa1,    AttentionKernel::kFa2,
-    AttentionKernel::kFa3,   AttentionKernel::kTriton, AttentionKernel::kEager};
+constexpr std::array kAttentionKernels = {AttentionKernel::kFlash,     AttentionKernel::kCudnn,
+                                          AttentionKernel::kEfficient, AttentionKernel::kMath,
+                                          AttentionKernel::kFa1,       AttentionKernel::kFa2,
+                                          AttentionKernel::kFa3,       AttentionKernel::kTriton,
+                                          AttentionKernel::kEager,     AttentionKernel::kFlex};
 constexpr std::array kNorms = {ModuleKernels::Norm::kCompute, ModuleKernels::Norm::kFp32,
                                ModuleKernels::Norm::kEager};
 constexpr std::array kRopes = {ModuleKernels::Rope::kComplex, ModuleKernels::Rope::kReal,

@@ -12,6 +12,8 @@ constexpr RuntimeSet kDdp = runtimes_of(RuntimeKind::kDdp);
 constexpr RuntimeSet kZero =
     runtimes_of(RuntimeKind::kZero1, RuntimeKind::kZero2, RuntimeKind::kZero3);
 
+constexpr RuntimeSet kMegatron = runtimes_of(RuntimeKind::kMegatron);
+
 constexpr std::array kZeroOffloads = {ZeroOffload::kNone, ZeroOffload::kCpu, ZeroOffload::kNvme};
 constexpr std::array kPreOrPost = {"pre", "post"};
 constexpr std::array kMixedPrecisions = {"autocast", "parameters"};
@@ -150,6 +152,18 @@ constexpr PlanKey kKeys[] = {
                    .runtimes = kZero),
     FORESHARD_FLAG("zero.fp32_gradient_accumulation", zero.fp32_gradient_accumulation,
                    "data_types.grad_accum_dtype: fp32.", .runtimes = kZero),
+    FORESHARD_FLAG("megatron.overlap_grad_reduce", megatron.overlap_grad_reduce,
+                   "A bucket of gradients is reduced beside backward as soon as it is full; else "
+                   "all are when backward is done.",
+                   .runtimes = kMegatron),
+    FORESHARD_FLAG("megatron.overlap_param_gather", megatron.overlap_param_gather,
+                   "Parameters are gathered bucket by bucket beside the next forward; else all are "
+                   "behind the optimizer.",
+                   .runtimes = kMegatron),
+    FORESHARD_COUNT("megatron.bucket_size", megatron.bucket_size, 0, ZeroOptions::kUnlimited,
+                    "Elements of a bucket. 0: the greater of 40 million and a million for each "
+                    "rank that gradients are sharded over.",
+                    .runtimes = kMegatron),
 };
 
 }  // namespace

@@ -21,7 +21,8 @@ constexpr std::array kHeadPlacements = {UnitPlacement::kOwn, UnitPlacement::kRoo
                                         UnitPlacement::kWithNorm, UnitPlacement::kNorm};
 constexpr std::array kMeshInners = {MeshInner::kShard, MeshInner::kReplicate};
 constexpr std::array kRotates = {ContextParallel::Rotate::kAllGather,
-                                 ContextParallel::Rotate::kAllToAll};
+                                 ContextParallel::Rotate::kAllToAll,
+                                 ContextParallel::Rotate::kUlysses};
 constexpr std::array kBalances = {ContextParallel::Balance::kHeadTail,
                                   ContextParallel::Balance::kNone};
 constexpr std::array kStepFrames = {StepFrame::kPlain, StepFrame::kTorchtitan,
@@ -36,7 +37,7 @@ constexpr std::array kImplicit = {"implicit"};
 
 constexpr PlanKeyType kName = other(R"({"type": "string", "minLength": 1})");
 constexpr PlanKeyType kRuntimeName = other(R"({"type": "string",
-    "pattern": "^(fsdp2|fsdp1|ddp|zero1|zero2|zero3|native)(@[0-9]+(\\.[0-9]+)*)?$",
+    "pattern": "^(fsdp2|fsdp1|ddp|zero1|zero2|zero3|megatron|native)(@[0-9]+(\\.[0-9]+)*)?$",
     "examples": ["fsdp2@2.11", "zero3@0.19", "native"]})");
 constexpr PlanKeyType kTrainerName = other(R"({"type": "string",
     "pattern": "^(torchtitan|accelerate(@1\\.[0-9]+(\\.[0-9]+)?)?|llm-foundry|fairscale|none)$",
@@ -97,7 +98,8 @@ constexpr PlanKey kKeys[] = {
     FORESHARD_KEY("runtime", kRuntimeName, d.plan.runtime = read_runtime(n), written(p.runtime),
                   "Who runs the plan, with its version: of PyTorch for fsdp2 (from 2.4 on, a patch "
                   "number may follow), fsdp1 and ddp (2.11), of DeepSpeed for zero1 to zero3 "
-                  "(0.19). Default: fsdp2, its newest version that is modelled."),
+                  "(0.19), of Megatron-Core for megatron (0.20). Default: fsdp2, its newest "
+                  "version that is modelled."),
     {.path = "trainer",
      .type = kTrainerName,
      .read = read_trainer,
@@ -169,8 +171,9 @@ constexpr PlanKey kKeys[] = {
         "enable_async_tensor_parallel, Megatron-Core's tp_comm_overlap); in compiled blocks.",
         .quiet = true),
     FORESHARD_WORD("context_parallel.rotate", context_parallel.rotate, kRotates,
-                   "How keys and values come round. torchtitan 0.2.2 trains with allgather "
-                   "whatever its option says.",
+                   "How keys and values come round; ulysses: none do, an all-to-all changes "
+                   "between parts of the positions and parts of the heads. torchtitan 0.2.2 "
+                   "trains with allgather whatever its option says.",
                    .quiet = true),
     FORESHARD_WORD(
         "context_parallel.balance", context_parallel.balance, kBalances,
@@ -181,6 +184,15 @@ constexpr PlanKey kKeys[] = {
                   .quiet = true, .open = true),
     FORESHARD_KEY("expert_parallel.received", kRows, d.plan.expert_parallel.received = read_rows(n),
                   Json(p.expert_parallel.received), "Rows received from each rank of the group.",
+                  .quiet = true, .open = true),
+    FORESHARD_NUMBER("expert_parallel.zipf", expert_parallel.zipf, number(0, 10),
+                     "The i-th expert is chosen in proportion to i^-zipf; 0: all alike. The "
+                     "forecast is that of the rank whose experts receive most, for which the "
+                     "others wait.",
+                     .quiet = true),
+    FORESHARD_KEY("expert_parallel.counts", kRows, d.plan.expert_parallel.counts = read_rows(n),
+                  Json(p.expert_parallel.counts),
+                  "Rows of each expert, as counted: experts are chosen in proportion to them.",
                   .quiet = true, .open = true),
     FORESHARD_WORD("step_frame", step_frame, kStepFrames,
                    "What stands around forward and backward: plain, or torchtitan's train_step "

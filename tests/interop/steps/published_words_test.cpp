@@ -98,21 +98,21 @@ TEST(PublishedWords, NamesAreReadAsPeopleWriteThem) {
   EXPECT_EQ(model("DeepSeek-V3 671B"), "deepseek-v3");
 }
 
-// Megatron-Core's distributed optimizer over axes: parameters stay, collectives of the axes are
-// those of FSDP2's lowering, tensor parallel's run beside products.
-TEST(PublishedWords, MegatronsDistributedOptimizerOverAxesKeepsParameters) {
+// Megatron-Core's distributed optimizer over axes is its own runtime; tensor parallel's collectives
+// run beside products.
+TEST(PublishedWords, MegatronsDistributedOptimizerOverAxesIsRuntimeMegatron) {
   const TrainingRow said =
       row("Qwen3_30B_a3B,DGX-H100,16,4096,1,1024,8,1,2,1,1,,8,see the recipe,BF16,no,"
           "\"TE userbuffers, see the recipe\",\"Megatron-Bridge 26.02 (DDP, distributed "
           "optimizer)\",1000,,,");
   const TrainingJob job = training_job(said);
   const Plan& plan = job.resolved.plan;
-  EXPECT_EQ(plan.runtime.kind, RuntimeKind::kFsdp2);
+  EXPECT_EQ(plan.runtime.kind, RuntimeKind::kMegatron);
   EXPECT_EQ(plan.mesh.shard, 8);
   EXPECT_EQ(plan.mesh.tp, 2);
   EXPECT_EQ(plan.mesh.ep, 8);
   EXPECT_TRUE(plan.tensor_parallel.async);
-  EXPECT_EQ(plan.reshard_after_forward.value.kind, Reshard::Kind::kNever);
+  EXPECT_TRUE(plan.megatron.overlap_grad_reduce);
 }
 
 TEST(PublishedWords, ANumberThatIsNoneIsAProblemWithItsPlace) {

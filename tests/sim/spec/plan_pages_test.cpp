@@ -19,9 +19,9 @@
 namespace foreshard {
 namespace {
 
-constexpr RuntimeKind kRuntimes[] = {RuntimeKind::kFsdp2, RuntimeKind::kFsdp1, RuntimeKind::kDdp,
-                                     RuntimeKind::kZero1, RuntimeKind::kZero2, RuntimeKind::kZero3,
-                                     RuntimeKind::kNative};
+constexpr RuntimeKind kRuntimes[] = {
+    RuntimeKind::kFsdp2, RuntimeKind::kFsdp1, RuntimeKind::kDdp,      RuntimeKind::kZero1,
+    RuntimeKind::kZero2, RuntimeKind::kZero3, RuntimeKind::kMegatron, RuntimeKind::kNative};
 
 std::string cell(std::string_view text) {
   std::string out;

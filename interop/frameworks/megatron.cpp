@@ -1,0 +1,170 @@
+// Most settings are keys of the plan under another name: a table. Both codes name the degrees alike
+// (core/model_parallel_config.py), each has its own places for batch, optimizer and overlaps.
+#include "interop/frameworks/megatron.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <string>
+#include <string_view>
+
+namespace foreshard {
+namespace {
+
+enum class Value : std::uint8_t { kCount, kFlag, kNumber };
+
+struct Setting {
+  const char* path;
+  const char* key;
+  Value value;
+};
+
+constexpr Setting kSettings[] = {
+    {"model.seq_length", "batch.sequence", Value::kCount},
+    {"model.encoder_seq_length", "batch.sequence", Value::kCount},
+    {"train.micro_batch_size", "batch.micro_batch", Value::kCount},
+    {"train.global_batch_size", "batch.global", Value::kCount},
+    {"model.micro_batch_size", "batch.micro_batch", Value::kCount},
+    {"model.global_batch_size", "batch.global", Value::kCount},
+    {"model.tensor_model_parallel_size", "mesh.tp", Value::kCount},
+    {"model.context_parallel_size", "mesh.cp", Value::kCount},
+    {"model.expert_model_parallel_size", "mesh.ep", Value::kCount},
+    {"model.expert_tensor_parallel_size", "mesh.etp", Value::kCount},
+    {"ddp.num_distributed_optimizer_instances", "mesh.replicate", Value::kCount},
+    {"ddp.overlap_grad_reduce", "megatron.overlap_grad_reduce", Value::kFlag},
+    {"ddp.overlap_param_gather", "megatron.overlap_param_gather", Value::kFlag},
+    {"ddp.bucket_size", "megatron.bucket_size", Value::kCount},
+    {"model.optim.overlap_grad_sync", "megatron.overlap_grad_reduce", Value::kFlag},
+    {"model.optim.overlap_param_sync", "megatron.overlap_param_gather", Value::kFlag},
+    {"comm_overlap.tp_comm_overlap", "tensor_parallel.async", Value::kFlag},
+    {"model.ub_tp_comm_overlap", "tensor_parallel.async", Value::kFlag},
+    {"optimizer.lr", "optimizer.learning_rate", Value::kNumber},
+    {"optimizer.min_lr", "optimizer.min_learning_rate", Value::kNumber},
+    {"optimizer.adam_beta1", "optimizer.beta1", Value::kNumber},
+    {"optimizer.adam_beta2", "optimizer.beta2", Value::kNumber},
+    {"optimizer.adam_eps", "optimizer.epsilon", Value::kNumber},
+    {"optimizer.weight_decay", "optimizer.weight_decay", Value::kNumber},
+    {"model.optim.lr", "optimizer.learning_rate", Value::kNumber},
+    {"model.optim.weight_decay", "optimizer.weight_decay", Value::kNumber},
+};
+
+void read_clipping(ForeignReader& reader) {
+  for (const char* path : {"optimizer.clip_grad", "trainer.gradient_clip_val"}) {
+    const ConfigNode* node = reader.find(path);
+    if (node == nullptr) continue;
+    const double value = node->as_double(0);
+    reader.map(path, "optimizer.clip_norm", value > 0 ? fmt::format("{}", value) : "none");
+  }
+}
+
+// Without tp nothing is cut by sequence; false is the codes' default.
+void read_sequence_parallel(ForeignReader& reader) {
+  const ConfigNode* tp = reader.find("model.tensor_model_parallel_size");
+  const ConfigNode* sequence = reader.find("model.sequence_parallel");
+  const bool cuts = tp != nullptr && tp->as_int(1) > 1;
+  if (sequence != nullptr) {
+    reader.map("model.sequence_parallel", "tensor_parallel.sequence",
+               sequence->as_bool() || !cuts ? "true" : "false");
+  } else if (cuts) {
+    reader.assume("tensor_parallel.sequence", "false", "no sequence_parallel: off");
+  }
+}
+
+void read_recompute(ForeignReader& reader) {
+  for (const char* path :
+       {"model.recompute_granularity", "model.activations_checkpoint_granularity"}) {
+    const ConfigNode* node = reader.find(path);
+    if (node == nullptr) continue;
+    if (node->as_string() == "full") {
+      reader.map(path, "recompute", "full");
+    } else if (node->as_string() == "selective") {
+      // core_attn: what flash attention never keeps.
+      reader.map(path, "recompute", "none");
+    } else {
+      throw node->error("is no granularity of recomputation", "full or selective");
+    }
+  }
+}
+
+// transformer_config.py: p2p, all_gather, a2a, a2a+p2p; of every layer or of each.
+void read_context_parallel(ForeignReader& reader) {
+  const ConfigNode* node = reader.find("model.cp_comm_type");
+  if (node == nullptr || !node->is_scalar()) return;
+  const std::string word = node->as_string();
+  if (word == "a2a+p2p") {
+    return reader.unsupported("model.cp_comm_type", "rings of groups are not modelled");
+  }
+  static constexpr std::string_view kWords[] = {"p2p", "all_gather", "a2a"};
+  static constexpr const char* kOurs[] = {"alltoall", "allgather", "ulysses"};
+  reader.map("model.cp_comm_type", "context_parallel.rotate", kOurs[node->as_choice(kWords)]);
+}
+
+void read_dtypes(ForeignReader& reader) {
+  for (const char* path : {"mixed_precision", "trainer.precision"}) {
+    const ConfigNode* node = reader.find(path);
+    if (node == nullptr || !node->is_scalar()) continue;
+    std::string word(node->text());
+    std::transform(word.begin(), word.end(), word.begin(),
+                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    const bool fp16 = word.find("fp16") != std::string::npos || word.starts_with("16");
+    const bool fp32 = word.starts_with("32") || word.starts_with("fp32");
+    reader.map(path, "dtype.param", fp16 ? "fp16" : fp32 ? "fp32" : "bf16");
+  }
+  if (const ConfigNode* wide = reader.find("ddp.grad_reduce_in_fp32")) {
+    reader.map("ddp.grad_reduce_in_fp32", "dtype.reduce", wide->as_bool() ? "fp32" : "bf16");
+  }
+}
+
+void refuse_what_is_missing(ForeignReader& reader) {
+  for (const char* path :
+       {"model.pipeline_model_parallel_size", "model.virtual_pipeline_model_parallel_size"}) {
+    const ConfigNode* node = reader.find(path);
+    if (node != nullptr && node->as_int(1) > 1) {
+      reader.unsupported(path, "pipeline stages are not modelled: the whole model on each rank");
+    }
+  }
+  const ConfigNode* sharded = reader.find("ddp.use_distributed_optimizer");
+  if (sharded != nullptr && !sharded->as_bool()) {
+    reader.unsupported("ddp.use_distributed_optimizer", "the optimizer is modelled distributed");
+  }
+  if (const ConfigNode* fsdp = reader.find("ddp.use_megatron_fsdp");
+      fsdp != nullptr && fsdp->as_bool()) {
+    reader.unsupported("ddp.use_megatron_fsdp", "runtime fsdp2 is the nearest");
+  }
+}
+
+}  // namespace
+
+bool looks_like_megatron(const ConfigNode& root) {
+  const ConfigNode* model = root.is_mapping() ? root.find("model") : nullptr;
+  return model != nullptr && model->is_mapping() && model->has("tensor_model_parallel_size");
+}
+
+ForeignPlan read_megatron(const ConfigNode& root) {
+  ForeignPlan plan;
+  plan.format = "Megatron";
+  if (!looks_like_megatron(root)) {
+    throw root.error("has no model.tensor_model_parallel_size",
+                     "settings of Megatron-Bridge or NeMo");
+  }
+  ForeignReader reader(root, plan);
+  reader.assume("runtime", "megatron", "Megatron-Core's distributed optimizer");
+  for (const Setting& each : kSettings) {
+    if (each.value == Value::kCount) reader.integer(each.path, each.key);
+    if (each.value == Value::kFlag) reader.flag(each.path, each.key);
+    if (each.value == Value::kNumber) reader.number(each.path, each.key);
+  }
+  read_sequence_parallel(reader);
+  read_context_parallel(reader);
+  read_recompute(reader);
+  read_dtypes(reader);
+  read_clipping(reader);
+  refuse_what_is_missing(reader);
+  reader.finish({"checkpoint", "dataset", "dist", "exp_manager", "logger", "model", "name",
+                 "optimizer", "profiling", "rng", "run", "scheduler", "tokenizer", "train",
+                 "trainer"});
+  return plan;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,107 @@
+// The first product of an input takes in the later ones: all that they read is there already.
+#include "sim/graph/axes/fused_columns.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+namespace foreshard {
+namespace {
+
+using Index = std::int16_t;
+using Indices = std::vector<Index>;
+
+std::size_t at(Index i) { return static_cast<std::size_t>(i); }
+
+bool is_plain_product(const LayerSpec& layer, const Operation& op) {
+  return op.kind == OperationKind::kGemm && op.groups == 1 && op.rows == 1 && !op.packed &&
+         op.inputs.size() == 1 && op.outputs.size() == 1 &&
+         layer.parameters[at(op.parameters.front())].shape.size() == 2 &&
+         std::none_of(op.parameters.begin(), op.parameters.end(),
+                      [&](Index p) { return layer.parameters[at(p)].tied; });
+}
+
+bool go_together(const Operation& a, const Operation& b) {
+  return a.inputs == b.inputs && a.k == b.k && a.part == b.part && a.fp8 == b.fp8 &&
+         a.transposed_weight == b.transposed_weight && a.parameters.size() == b.parameters.size();
+}
+
+// Weights and biases of `from` become the last rows of those of `into`.
+void append_rows(LayerSpec& layer, const Operation& from, const Operation& into) {
+  for (std::size_t i = 0; i < from.parameters.size(); ++i) {
+    const ParameterSpec& rows = layer.parameters[at(from.parameters[i])];
+    ParameterSpec& all = layer.parameters[at(into.parameters[i])];
+    const std::size_t dim = i == 0 && from.transposed_weight ? 1 : 0;
+    all.shape[dim] += rows.shape[dim];
+  }
+}
+
+void erase_parameters(LayerSpec& layer, Indices gone) {
+  std::sort(gone.begin(), gone.end());
+  for (auto p = gone.rbegin(); p != gone.rend(); ++p) {
+    layer.parameters.erase(layer.parameters.begin() + *p);
+  }
+  for (Operation& op : layer.operations) {
+    for (Index& p : op.parameters) {
+      p = static_cast<Index>(p - (std::lower_bound(gone.begin(), gone.end(), p) - gone.begin()));
+    }
+  }
+}
+
+// Products like operation `first` behind it are taken out; what they were the last to name is let
+// go of by the operation that now stands there.
+std::vector<Operation> take_out_like(LayerSpec& layer, std::size_t first) {
+  std::vector<Operation> taken;
+  for (std::size_t o = first + 1; o < layer.operations.size();) {
+    Operation& op = layer.operations[o];
+    if (!is_plain_product(layer, op) || !go_together(layer.operations[first], op)) {
+      ++o;
+      continue;
+    }
+    if (o + 1 < layer.operations.size()) {
+      Indices& released = layer.operations[o + 1].released;
+      released.insert(released.end(), op.released.begin(), op.released.end());
+    }
+    taken.push_back(std::move(op));
+    layer.operations.erase(layer.operations.begin() + static_cast<std::ptrdiff_t>(o));
+  }
+  return taken;
+}
+
+}  // namespace
+
+LayerSpec fuse_columns(LayerSpec layer) {
+  Indices gone;
+  for (std::size_t o = 0; o < layer.operations.size(); ++o) {
+    if (!is_plain_product(layer, layer.operations[o])) continue;
+    const std::vector<Operation> others = take_out_like(layer, o);
+    if (others.empty()) continue;
+    Operation& product = layer.operations[o];
+    Operation split;
+    split.name = product.name + "_split";
+    split.function = Function::kCopy;
+    split.view = true;
+    split.part = product.part;
+    split.outputs = product.outputs;
+    TensorSpec wide = layer.tensors[at(product.outputs.front())];
+    for (const Operation& other : others) {
+      append_rows(layer, other, product);
+      gone.insert(gone.end(), other.parameters.begin(), other.parameters.end());
+      product.n += other.n;
+      wide.per_token += layer.tensors[at(other.outputs.front())].per_token;
+      wide.name += "_" + layer.tensors[at(other.outputs.front())].name;
+      split.outputs.push_back(other.outputs.front());
+    }
+    layer.tensors.push_back(std::move(wide));
+    split.inputs = {static_cast<Index>(layer.tensors.size() - 1)};
+    product.outputs = split.inputs;
+    split.released = split.inputs;
+    layer.operations.insert(layer.operations.begin() + static_cast<std::ptrdiff_t>(o) + 1,
+                            std::move(split));
+  }
+  erase_parameters(layer, std::move(gone));
+  return layer;
+}
+
+}  // namespace foreshard

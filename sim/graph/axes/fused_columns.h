@@ -1,0 +1,13 @@
+// Products of one input that a library runs as one: Megatron-Core's linear_qkv and linear_fc1
+// (core/transformer/attention.py, mlp.py).
+#pragma once
+
+#include "sim/spec/model_spec.h"
+
+namespace foreshard {
+
+// The products of a layer that read the same tensor become one, whose weight is theirs below each
+// other and whose result is split into theirs (views).
+LayerSpec fuse_columns(LayerSpec layer);
+
+}  // namespace foreshard

@@ -1,0 +1,182 @@
+// One step: forward and backward of each micro-batch, then finalize_model_grads and the optimizer.
+#include <algorithm>
+#include <utility>
+
+#include "sim/base/error.h"
+#include "sim/graph/megatron/megatron_builder.h"
+#include "sim/graph/runtimes.h"
+
+namespace foreshard {
+
+Megatron::Megatron(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+                   EventGraph recycled)
+    : GradientHooks(model, plan, programs, std::move(recycled), {plan.param_dtype, Log::kNone}) {
+  std::vector<Communicator>& list = graph().communicators;
+  const auto known = std::find_if(list.begin(), list.end(), [&](const Communicator& each) {
+    return each.group.size == plan.mesh.world();
+  });
+  world_ = static_cast<std::uint8_t>(known - list.begin());
+  if (known == list.end()) list.push_back({"world", {plan.mesh.world(), 1}, false});
+  lay_out();
+}
+
+EventGraph Megatron::build() {
+  persistent_memory();
+  const auto count = static_cast<std::int32_t>(plan_.batch.accumulation);
+  for (const FlatBuffer& buffer : buffers_) {  // zero_grad_buffer
+    add_copy(EventKind::kAccumulate, Stream::kCompute, buffer.numel * gradient_size(), 1);
+  }
+  for (std::int32_t m = 0; m < count; ++m) {
+    begin_pass(m, m);
+    first_ = m == 0;
+    last_ = m + 1 == count;
+    run_forward();
+    run_backward();
+  }
+  finalize_gradients();
+  step();
+  return finish();
+}
+
+// _forward_pre_hook: a module waits for the buckets that its parameters are in.
+void Megatron::forward_begins(std::int32_t layer) {
+  if (!first_ || !options().overlap_param_gather) return;
+  const auto l = static_cast<std::size_t>(layer);
+  if (model_.order[l].same_as >= 0) return;
+  for (std::int32_t p = first_of_layer_[l]; p < first_of_layer_[l + 1]; ++p) {
+    finish_param_sync(place_of_[static_cast<std::size_t>(p)]);
+  }
+}
+
+void Megatron::gradient_ready(std::int32_t p) { ready_.push_back(p); }
+
+// A product that adds to the buffer reads and writes it, where its kernel was counted with one
+// write in the compute dtype; other gradients are tensors that are added one by one.
+void Megatron::backward_ended(std::int32_t) {
+  cut();
+  std::int64_t fused = 0, added = 0, launches = 0;
+  for (const std::int32_t p : ready_) {
+    const Parameter& each = parameter(p);
+    std::int32_t gradient = gradient_buffer(p, pass());
+    if (gradient == kNoBuffer || graph().buffer(gradient).bytes == Bytes(0)) {
+      fused += each.numel;
+    } else {
+      added += each.numel;
+      ++launches;
+    }
+  }
+  if (fused > 0) {
+    const std::int64_t more = 2 * gradient_size() - param_size();
+    add_copy(EventKind::kAccumulate, Stream::kCompute, fused * more, 0);
+  }
+  if (added > 0) {
+    const std::int64_t moved = added * (2 * gradient_size() + param_size());
+    add_copy(EventKind::kAccumulate, Stream::kCompute, moved, launches);
+  }
+  for (const std::int32_t p : std::exchange(ready_, {})) {
+    std::int32_t gradient = gradient_buffer(p, pass());
+    StepBuilder::free(gradient);
+    const Place place = place_of_[static_cast<std::size_t>(p)];
+    FlatBuffer& buffer = buffers_[static_cast<std::size_t>(place.buffer)];
+    Bucket& bucket = buffer.buckets[static_cast<std::size_t>(place.bucket)];
+    const bool full = last_ && --bucket.missing == 0;
+    if (full && options().overlap_grad_reduce) reduce(buffer, bucket);
+  }
+}
+
+// finalize_model_grads: what was not reduced beside backward is now; then gradients of which each
+// rank of tp has a part (_allreduce_non_tensor_model_parallel_grads).
+void Megatron::finalize_gradients() {
+  for (FlatBuffer& buffer : buffers_) {
+    for (Bucket& bucket : buffer.buckets) {
+      const bool reduced = options().overlap_grad_reduce && bucket.missing == 0;
+      if (!reduced) reduce(buffer, bucket);
+    }
+  }
+  wait(Stream::kCompute, tail(Stream::kReduceScatter));
+  reduce_replicated_gradients();
+}
+
+// Put side by side, summed over tp, put back.
+void Megatron::reduce_replicated_gradients() {
+  if (plan_.mesh.tp == 1) return;
+  std::int64_t numel = 0, count = 0;
+  for (const Parameter& p : parameters()) {
+    const ParameterSpec& spec = spec_of(p.layer).parameters[static_cast<std::size_t>(p.index)];
+    if (!p.used || !spec.partial) continue;
+    numel += p.numel;
+    ++count;
+  }
+  if (count == 0) return;
+  const std::int64_t bytes = numel * gradient_size();
+  add_copy(EventKind::kGradientCopyIn, Stream::kCompute, 2 * bytes, 1);
+  std::int32_t flat = allocate(MemoryCategory::kCommTemp, Stream::kCompute, -1, Bytes(bytes));
+  wait(Stream::kTensor, tail(Stream::kCompute));
+  wait(Stream::kCompute,
+       StepBuilder::add_collective(EventKind::kAllReduce, Stream::kTensor,
+                                   communicator_of(MeshDim::kTp), Bytes(bytes), -1));
+  add_copy(EventKind::kGradientCopyOut, Stream::kCompute, 2 * bytes, count);
+  StepBuilder::free(flat);
+}
+
+std::int64_t Megatron::shard_numel() const {
+  std::int64_t sum = 0;
+  for (const FlatBuffer& buffer : buffers_) sum += buffer.shard_numel();
+  return sum;
+}
+
+// DistributedOptimizer.step: the norm, which the host reads (get_grad_norm_fp32, .item()),
+// clipping, FusedAdam on the fp32 shard and its cast into the parameters.
+void Megatron::step() {
+  const std::int64_t own = shard_numel();
+  std::int32_t wide = kNoBuffer;
+  if (gradient_size() != 4) {
+    add_copy(EventKind::kAccumulate, Stream::kCompute, own * (gradient_size() + 4), 1);
+    wide = allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, Bytes(own * 4));
+  }
+  if (plan_.optimizer.clip_norm) {
+    add_copy(EventKind::kGradNorm, Stream::kCompute, own * 4, 1);
+    wait(Stream::kAllReduce, tail(Stream::kCompute));
+    const EventId norm = StepBuilder::add_collective(EventKind::kAllReduce, Stream::kAllReduce,
+                                                     world_, Bytes(4), -1);
+    wait(Stream::kCompute, norm);
+    host_wait(norm);
+    add_step_row(EventKind::kGradScale, Stream::kCompute);
+  }
+  EventId last = add_step_row(EventKind::kOptimizer, Stream::kCompute);
+  StepBuilder::free(wide);
+  if (!options().overlap_param_gather) {
+    for (FlatBuffer& buffer : buffers_) {
+      for (auto bucket = buffer.buckets.rbegin(); bucket != buffer.buckets.rend(); ++bucket) {
+        gather(buffer, *bucket);
+        if (bucket->gathered != kNoEvent) last = bucket->gathered;
+      }
+    }
+    wait(Stream::kCompute, last);
+  }
+  if (plan_.host_sync == HostSync::kStep) graph().final_host_wait = last;
+}
+
+Megatron::UnitWork Megatron::step_work(EventKind kind) const {
+  UnitWork work;
+  const std::int64_t own = shard_numel();
+  switch (kind) {
+    case EventKind::kGradScale:
+      work.kernels = {memory_kernel(MemoryClass::kOptimizer, 8 * own)};
+      break;
+    case EventKind::kOptimizer:
+      work.kernels = optimizer_kernels(own);
+      work.kernels.push_back(memory_kernel(MemoryClass::kCopy, own * (4 + param_size())));
+      break;
+    default:
+      FORESHARD_CHECK(false, "not a row of the whole step");
+  }
+  return work;
+}
+
+EventGraph build_megatron(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+                          EventGraph recycled) {
+  return Megatron(model, plan, programs, std::move(recycled)).build();
+}
+
+}  // namespace foreshard

@@ -1,0 +1,132 @@
+// Flat buffers and their buckets. A parameter begins at a multiple of 64 elements, a bucket ends at
+// one of lcm(ranks, 128), so that every rank's shard is aligned (param_and_grad_buffer.py,
+// _ParamAndGradBuffer.__init__ of 0.20). Without overlap_grad_reduce a buffer is one bucket
+// (distributed_data_parallel.py).
+#include <algorithm>
+#include <numeric>
+
+#include "sim/graph/megatron/megatron_builder.h"
+
+namespace foreshard {
+namespace {
+
+std::int64_t padded(std::int64_t numel, std::int64_t multiple) {
+  return (numel + multiple - 1) / multiple * multiple;
+}
+
+}  // namespace
+
+bool Megatron::is_expert(std::int32_t p) const {
+  const Parameter& each = parameter(p);
+  return is_over_experts(spec_of(each.layer).parameters[static_cast<std::size_t>(each.index)]);
+}
+
+std::int64_t Megatron::bucket_size(const FlatBuffer& buffer) const {
+  if (options().bucket_size > 0) return options().bucket_size;
+  return std::max<std::int64_t>(40'000'000, 1'000'000 * buffer.ranks);
+}
+
+void Megatron::lay_out() {
+  const Mesh& mesh = plan_.mesh;
+  place_of_.assign(parameters().size(), {});
+  first_of_layer_.assign(model_.order.size() + 1, 0);
+  for (const Parameter& p : parameters()) ++first_of_layer_[static_cast<std::size_t>(p.layer) + 1];
+  std::partial_sum(first_of_layer_.begin(), first_of_layer_.end(), first_of_layer_.begin());
+  FlatBuffer& dense = buffers_.emplace_back();
+  dense.shards = mesh.is_plain() ? kShard : communicator_of(MeshDim::kFsdp);
+  dense.ranks = mesh.fsdp();
+  if (mesh.replicate > 1) {
+    dense.replicas = mesh.is_plain() ? kReplicate : communicator_of(MeshDim::kReplicate);
+  }
+  lay_out(dense, 0);
+  FlatBuffer experts;
+  experts.ranks = mesh.efsdp();
+  experts.shards = communicator_of(MeshDim::kEfsdp);
+  if (mesh.replicate > 1) experts.replicas = communicator_of(MeshDim::kExpertReplicate);
+  lay_out(experts, 1);
+  if (!experts.buckets.empty()) buffers_.push_back(std::move(experts));
+}
+
+void Megatron::lay_out(FlatBuffer& buffer, std::int32_t number) {
+  const std::int64_t limit = bucket_size(buffer);
+  const std::int64_t multiple = std::lcm(buffer.ranks, std::int64_t{128});
+  bool open = false;
+  for (auto p = static_cast<std::int32_t>(parameters().size()); p-- > 0;) {
+    const Parameter& each = parameter(p);
+    if (!each.trained || is_expert(p) != (number == 1)) continue;
+    if (!open) buffer.buckets.emplace_back();
+    open = true;
+    Bucket& bucket = buffer.buckets.back();
+    bucket.numel = padded(bucket.numel, 64) + each.numel;
+    ++bucket.parameters;
+    bucket.missing += each.used ? 1 : 0;
+    place_of_[static_cast<std::size_t>(p)] = {number,
+                                              static_cast<std::int32_t>(buffer.buckets.size()) - 1};
+    open = !options().overlap_grad_reduce || bucket.numel < limit;
+  }
+  for (Bucket& bucket : buffer.buckets) {
+    bucket.numel = padded(bucket.numel, multiple);
+    buffer.numel += bucket.numel;
+  }
+}
+
+void Megatron::persistent_memory() {
+  const auto hold = [&](MemoryCategory category, std::int64_t bytes) {
+    allocate_persistent(category, -1, Bytes(bytes));
+  };
+  std::int64_t frozen = 0;
+  for (const Parameter& p : parameters()) frozen += p.trained ? 0 : p.bytes();
+  if (frozen > 0) hold(MemoryCategory::kUnshardedParam, frozen);
+  for (const std::int64_t bytes : resident_bytes()) hold(MemoryCategory::kUnshardedParam, bytes);
+  for (const FlatBuffer& buffer : buffers_) {
+    hold(MemoryCategory::kUnshardedParam, buffer.numel * param_size());
+    hold(MemoryCategory::kAccumulatedGrad, buffer.numel * gradient_size());
+    hold(MemoryCategory::kShardedParam, buffer.shard_numel() * 4);
+    if (plan_.optimizer.kind != Optimizer::Kind::kAdamW) continue;
+    for (int moment = 0; moment < 2; ++moment) {
+      hold(MemoryCategory::kOptimizerState, buffer.shard_numel() * size_of(plan_.optimizer.state));
+    }
+  }
+}
+
+// start_param_sync
+void Megatron::gather(FlatBuffer& buffer, Bucket& bucket) {
+  if (bucket.dispatched) return;
+  bucket.dispatched = true;
+  if (buffer.ranks == 1) return;
+  wait(Stream::kAllGather, tail(Stream::kCompute));
+  bucket.gathered =
+      StepBuilder::add_collective(EventKind::kAllGather, Stream::kAllGather, buffer.shards,
+                                  Bytes(bucket.numel * param_size()), -1);
+}
+
+// Waits for the bucket's gather and sends the next one's, that of the bucket before it in the
+// buffer, on its way.
+void Megatron::finish_param_sync(Place place) {
+  FlatBuffer& buffer = buffers_[static_cast<std::size_t>(place.buffer)];
+  Bucket& bucket = buffer.buckets[static_cast<std::size_t>(place.bucket)];
+  gather(buffer, bucket);
+  if (bucket.gathered == kNoEvent) return;
+  wait(Stream::kCompute, std::exchange(bucket.gathered, kNoEvent));
+  if (place.bucket > 0) {
+    gather(buffer, buffer.buckets[static_cast<std::size_t>(place.bucket) - 1]);
+  }
+}
+
+// start_grad_sync; with several instances of the optimizer each shard is summed over them.
+void Megatron::reduce(FlatBuffer& buffer, Bucket& bucket) {
+  const std::int64_t bytes = bucket.numel * gradient_size();
+  const std::int64_t ranks = plan_.mesh.fsdp() * plan_.mesh.replicate;
+  if (ranks > 1) add_copy(EventKind::kGradScale, Stream::kCompute, 2 * bytes, 1);
+  bucket.missing = 0;
+  wait(Stream::kReduceScatter, tail(Stream::kCompute));
+  if (buffer.ranks > 1) {
+    StepBuilder::add_collective(EventKind::kReduceScatter, Stream::kReduceScatter, buffer.shards,
+                                Bytes(bytes), -1);
+  }
+  if (buffer.replicas == kNoCommunicator) return;
+  StepBuilder::add_collective(EventKind::kAllReduce, Stream::kReduceScatter, buffer.replicas,
+                              Bytes(bytes / buffer.ranks), -1);
+}
+
+}  // namespace foreshard

@@ -1,0 +1,79 @@
+// The builder of runtime megatron: Megatron-Core's DistributedDataParallel with its distributed
+// optimizer (0.20, core/distributed/param_and_grad_buffer.py, core/optimizer/distrib_optimizer.py).
+//
+// Every rank holds its part of the model (tp, ep) in the compute dtype and one flat gradient of it
+// in the dtype of the reduction, in a buffer each: of the dense parameters, which are sharded over
+// shard x cp, and of experts, sharded over efsdp. Parameters lie in a buffer in the reverse of
+// their order, cut into buckets. Backward's products add to the buffer themselves
+// (gradient_accumulation_fusion); in the last micro-batch a bucket is scaled and reduce-scattered
+// when all of it is there. Each rank steps its shard from fp32 copies; the next forward gathers
+// parameters bucket by bucket, each while the one before it computes.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "sim/graph/ddp/gradient_hooks.h"
+
+namespace foreshard {
+
+class Megatron final : public GradientHooks {
+ public:
+  Megatron(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+           EventGraph recycled);
+  EventGraph build();
+
+ private:
+  struct Bucket {
+    std::int64_t numel = 0;       // padded
+    std::int32_t parameters = 0;  // in it
+    std::int32_t missing = 0;     // without a gradient in this micro-batch
+    EventId gathered = kNoEvent;
+    bool dispatched = false;  // its gather
+  };
+  struct FlatBuffer {
+    std::uint8_t shards = kNoCommunicator;  // what it is reduced and gathered over
+    std::uint8_t replicas =
+        kNoCommunicator;  // of the optimizer (num_distributed_optimizer_instances)
+    std::int64_t ranks = 1;
+    std::vector<Bucket> buckets;
+    std::int64_t numel = 0;
+    std::int64_t shard_numel() const { return numel / ranks; }
+  };
+  struct Place {
+    std::int32_t buffer = 0, bucket = 0;
+  };
+
+  const MegatronOptions& options() const { return plan_.megatron; }
+  std::int64_t param_size() const { return size_of(plan_.param_dtype); }
+  std::int64_t gradient_size() const { return size_of(plan_.reduce_dtype); }
+  std::int64_t bucket_size(const FlatBuffer& buffer) const;
+  bool is_expert(std::int32_t parameter) const;
+  std::int64_t shard_numel() const;  // of this rank, all buffers
+
+  // --- megatron_buffers.cpp ---
+  void lay_out();
+  void lay_out(FlatBuffer& buffer, std::int32_t number);
+  void persistent_memory();
+  void gather(FlatBuffer& buffer, Bucket& bucket);
+  void finish_param_sync(Place place);
+  void reduce(FlatBuffer& buffer, Bucket& bucket);
+
+  // --- megatron.cpp ---
+  void forward_begins(std::int32_t layer) override;
+  void gradient_ready(std::int32_t parameter) override;
+  void backward_ended(std::int32_t layer) override;
+  void finalize_gradients();
+  void reduce_replicated_gradients();
+  void step();
+  UnitWork step_work(EventKind kind) const override;
+
+  std::vector<FlatBuffer> buffers_;  // dense parameters, experts
+  std::vector<Place> place_of_;      // parameters
+  std::vector<std::int32_t> ready_;  // gradients of the layer whose backward runs
+  std::vector<std::int32_t> first_of_layer_;
+  std::uint8_t world_ = kNoCommunicator;
+  bool first_ = true, last_ = true;  // micro-batch
+};
+
+}  // namespace foreshard

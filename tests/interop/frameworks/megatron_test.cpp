@@ -1,0 +1,81 @@
+// Megatron-Bridge's and NeMo's settings become a plan of runtime megatron.
+#include "interop/frameworks/megatron.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+
+#include "sim/base/config.h"
+#include "sim/base/error.h"
+
+namespace foreshard {
+namespace {
+
+ForeignPlan read(const std::string& text) { return read_megatron(parse_yaml(text, "job.yaml")); }
+
+TEST(ReadMegatron, BridgesDegreesAndOverlaps) {
+  const ForeignPlan plan = read(R"(
+model:
+  tensor_model_parallel_size: 4
+  context_parallel_size: 2
+  sequence_parallel: true
+  cp_comm_type: a2a
+  seq_length: 8192
+  recompute_granularity: full
+train: {micro_batch_size: 1, global_batch_size: 128}
+ddp: {overlap_grad_reduce: true, overlap_param_gather: false, grad_reduce_in_fp32: false}
+comm_overlap: {tp_comm_overlap: true}
+optimizer: {clip_grad: 1.0, lr: 0.0003}
+mixed_precision: bf16_mixed
+)");
+  EXPECT_EQ(plan.value("runtime"), "megatron");
+  EXPECT_EQ(plan.value("mesh.tp"), "4");
+  EXPECT_EQ(plan.value("mesh.cp"), "2");
+  EXPECT_EQ(plan.value("context_parallel.rotate"), "ulysses");
+  EXPECT_EQ(plan.value("batch.global"), "128");
+  EXPECT_EQ(plan.value("recompute"), "full");
+  EXPECT_EQ(plan.value("megatron.overlap_param_gather"), "false");
+  EXPECT_EQ(plan.value("tensor_parallel.async"), "true");
+  EXPECT_EQ(plan.value("dtype.reduce"), "bf16");
+  EXPECT_EQ(plan.value("dtype.param"), "bf16");
+  EXPECT_NO_THROW(document_of(PlanDocument{}, plan));
+}
+
+TEST(ReadMegatron, NemosPlaces) {
+  const ForeignPlan plan = read(R"(
+trainer: {precision: bf16, devices: 8, num_nodes: 2, gradient_clip_val: 1.0}
+model:
+  micro_batch_size: 2
+  global_batch_size: 64
+  tensor_model_parallel_size: 2
+  expert_model_parallel_size: 8
+  encoder_seq_length: 4096
+  optim: {lr: 1.0e-4, overlap_grad_sync: false}
+)");
+  EXPECT_EQ(plan.value("mesh.ep"), "8");
+  EXPECT_EQ(plan.value("batch.sequence"), "4096");
+  EXPECT_EQ(plan.value("megatron.overlap_grad_reduce"), "false");
+  EXPECT_EQ(plan.value("tensor_parallel.sequence"), "false");  // off unless said
+  EXPECT_NO_THROW(document_of(PlanDocument{}, plan));
+}
+
+TEST(ReadMegatron, StagesAreSaidNotToBeModelled) {
+  const ForeignPlan plan = read(R"(
+model: {tensor_model_parallel_size: 1, pipeline_model_parallel_size: 8}
+)");
+  const auto entry = std::find_if(plan.ledger.begin(), plan.ledger.end(), [](const auto& each) {
+    return each.mapping == Mapping::kUnsupported;
+  });
+  ASSERT_NE(entry, plan.ledger.end());
+  EXPECT_TRUE(entry->what.starts_with("model.pipeline_model_parallel_size"));
+}
+
+TEST(ReadMegatron, BadInputIsNamed) {
+  EXPECT_THROW(read("model: {hidden_size: 4}"), ConfigError);
+  EXPECT_THROW(read("model: {tensor_model_parallel_size: zero}"), ConfigError);
+  EXPECT_THROW(read("model: {tensor_model_parallel_size: 2, cp_comm_type: ring}"), ConfigError);
+}
+
+}  // namespace
+}  // namespace foreshard

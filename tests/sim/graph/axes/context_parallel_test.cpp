@@ -1,0 +1,125 @@
+// Forms of context parallelism that no recording has, and how rows are shared among experts.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <numeric>
+#include <vector>
+
+#include "sim/graph/axes/received_rows.h"
+#include "sim/graph/training_step.h"
+#include "sim/memory/memory_profile.h"
+#include "tests/support/fixtures.h"
+
+namespace foreshard {
+namespace {
+
+using Rotate = ContextParallel::Rotate;
+
+Plan cp_plan(RuntimeKind kind, const char* version, Rotate rotate) {
+  Plan plan = tiny_plan();
+  plan.runtime = {kind, version};
+  plan.batch = {512, 1, 1};
+  plan.mesh = {2, 1};
+  plan.mesh.cp = 4;
+  plan.context_parallel.rotate = rotate;
+  return plan;
+}
+
+struct Sum {
+  int count = 0;
+  std::int64_t bytes = 0;
+};
+
+Sum all_to_alls(const EventGraph& graph) {
+  Sum sum;
+  for (const Row& row : graph.rows) {
+    if (row.kind != EventKind::kAllToAll) continue;
+    ++sum.count;
+    sum.bytes += graph.works[row.work].bytes.count();
+  }
+  return sum;
+}
+
+double attention_flops(const EventGraph& graph) {
+  double sum = 0;
+  for (const Row& row : graph.rows) {
+    const Work& work = graph.works[row.work];
+    for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
+      if (graph.kernels[k].kind == KernelKind::kAttention) sum += graph.kernels[k].flops.count();
+    }
+  }
+  return sum;
+}
+
+// Queries, keys, values there and the result back, forward; their gradients the other way.
+TEST(Ulysses, EveryRuntimeExchangesHeadsEightTimesABlock) {
+  const ModelSpec model = tiny_model(3);
+  const std::int64_t positions = 512 / 4, d = 512, kv = 256;
+  const std::int64_t block = 2 * positions * 2 * (2 * d + 2 * kv);
+  for (const Plan& plan : {cp_plan(RuntimeKind::kFsdp2, "2.11", Rotate::kUlysses),
+                           cp_plan(RuntimeKind::kZero3, "0.19", Rotate::kUlysses),
+                           cp_plan(RuntimeKind::kMegatron, "0.20", Rotate::kUlysses)}) {
+    const EventGraph graph = build_training_step(model, plan);
+    const Sum sum = all_to_alls(graph);
+    EXPECT_EQ(sum.count, 3 * 8) << to_string(plan.runtime.kind);
+    EXPECT_EQ(sum.bytes, 3 * block) << to_string(plan.runtime.kind);
+    EXPECT_EQ(replay_allocations(graph).peak, peak_allocated(graph));
+  }
+}
+
+// A rank's share of attention is the same whatever comes round.
+TEST(ContextParallel, FormsShareAttentionEvenly) {
+  const ModelSpec model = tiny_model(2);
+  Plan alone = cp_plan(RuntimeKind::kFsdp2, "2.11", Rotate::kAllGather);
+  alone.mesh = {8, 1};
+  const double all = attention_flops(build_training_step(model, alone));
+  Plan flex = cp_plan(RuntimeKind::kFsdp2, "2.11", Rotate::kAllGather);
+  flex.attention = AttentionKernel::kFlex;
+  for (const Plan& plan : {cp_plan(RuntimeKind::kFsdp2, "2.11", Rotate::kAllGather),
+                           cp_plan(RuntimeKind::kFsdp2, "2.11", Rotate::kAllToAll),
+                           cp_plan(RuntimeKind::kFsdp2, "2.11", Rotate::kUlysses), flex,
+                           cp_plan(RuntimeKind::kMegatron, "0.20", Rotate::kAllGather)}) {
+    EXPECT_NEAR(attention_flops(build_training_step(model, plan)) / (all / 4), 1, 1e-9)
+        << to_string(plan.context_parallel.rotate);
+  }
+}
+
+// TransformerEngine's ring sends gradients of keys and values in the compute dtype, PyTorch's in
+// fp32.
+TEST(ContextParallel, MegatronsRingIsNarrower) {
+  const ModelSpec model = tiny_model(1);
+  const Sum torch = all_to_alls(
+      build_training_step(model, cp_plan(RuntimeKind::kFsdp2, "2.11", Rotate::kAllToAll)));
+  const Sum megatron = all_to_alls(
+      build_training_step(model, cp_plan(RuntimeKind::kMegatron, "0.20", Rotate::kAllToAll)));
+  EXPECT_EQ(torch.count, megatron.count);
+  const std::int64_t keys = 2 * (512 / 4) * 256 * 2;
+  EXPECT_EQ(torch.bytes - megatron.bytes, 4 * keys);
+}
+
+TEST(ReceivedRows, TheFullestRankDecides) {
+  EXPECT_EQ(received_rows({}, {4, 8}, 1000), 1000);
+  ExpertParallel counted;
+  counted.counts = {1, 1, 1, 1, 1, 1, 5, 5};
+  EXPECT_EQ(received_rows(counted, {4, 8}, 1600), 4000);  // 10 of 16 of 6400
+  ExpertParallel listed;
+  listed.received = {10, 20, 30, 40};
+  listed.sent = {25, 25, 25, 25};
+  EXPECT_EQ(received_rows(listed, {4, 8}, 100), 100);
+}
+
+TEST(ReceivedRows, SteeperIsFuller) {
+  std::int64_t before = 1000;
+  for (const double zipf : {0.1, 0.5, 1.0, 2.0}) {
+    ExpertParallel how;
+    how.zipf = zipf;
+    const std::int64_t rows = received_rows(how, {8, 64}, 1000);
+    EXPECT_GT(rows, before) << zipf;
+    EXPECT_LE(rows, 8000);
+    before = rows;
+  }
+}
+
+}  // namespace
+}  // namespace foreshard

@@ -1,0 +1,275 @@
+// Megatron-Core: which collectives a layer makes and how many bytes, derived here; what a rank
+// holds against Megatron's own report of theoretical memory; buckets.
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+#include <rapidcheck/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <map>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "models/zoo.h"
+#include "sim/base/error.h"
+#include "sim/graph/training_step.h"
+#include "sim/memory/memory_profile.h"
+#include "tests/support/fixtures.h"
+#include "tests/support/generators.h"
+
+namespace foreshard {
+namespace {
+
+Plan megatron_plan() {
+  Plan plan = tiny_plan();
+  plan.runtime = {RuntimeKind::kMegatron, "0.20"};
+  plan.batch = {128, 2, 1};
+  plan.mesh = {4, 1};
+  plan.units.embedding = plan.units.head = UnitPlacement::kRoot;
+  plan.optimizer.clip_norm = 1.0;
+  return plan;
+}
+
+struct Sent {
+  std::int64_t count = 0, bytes = 0;
+  bool operator==(const Sent&) const = default;
+};
+
+// Of one micro-batch, by communicator and kind.
+std::map<std::pair<std::string, EventKind>, Sent> sent(const EventGraph& graph) {
+  std::map<std::pair<std::string, EventKind>, Sent> sums;
+  for (const Row& row : graph.rows) {
+    if (!is_collective(row.kind)) continue;
+    const Work& work = graph.works[row.work];
+    Sent& sum = sums[{graph.communicators[work.communicator].name, row.kind}];
+    ++sum.count;
+    sum.bytes += work.bytes.count();
+  }
+  return sums;
+}
+
+// Forward of a block gathers in front of linear_qkv and linear_fc1 and scatters behind linear_proj
+// and linear_fc2; backward gathers the gradients of the latter and, once more, what the former
+// read, whose gradients it scatters: 6 gathers and 4 scatters of T*d. The embedding scatters and
+// the output layer gathers forward; backward the one gathers, the other gathers and scatters.
+TEST(Megatron, ABlockGathersSixTimesAndScattersFour) {
+  Plan plan = megatron_plan();
+  plan.mesh.tp = 2;
+  for (const int blocks : {1, 3}) {
+    const auto sums = sent(build_training_step(tiny_model(blocks), plan));
+    const std::int64_t positions = 2 * 128, whole = positions * 512 * 2;
+    EXPECT_EQ(sums.at({"tp", EventKind::kAllGather}),
+              (Sent{6 * blocks + 3, (6 * blocks + 3) * whole}));
+    EXPECT_EQ(sums.at({"tp", EventKind::kReduceScatter}),
+              (Sent{4 * blocks + 2, (4 * blocks + 2) * whole}));
+    // The loss: the greatest logit, the chosen one and the sum, in fp32; then the gradients of all
+    // norms at once, in the dtype of the buffer.
+    const std::int64_t norms = (2 * blocks + 1) * 512;
+    EXPECT_EQ(sums.at({"tp", EventKind::kAllReduce}),
+              (Sent{4, 3 * positions * 4 + norms * size_of(plan.reduce_dtype)}));
+  }
+}
+
+// Without sequence parallel: each of the two row-parallel layers sums forward, each of the two
+// column-parallel ones the gradient of its input.
+TEST(Megatron, WithoutSequenceParallelEachLinearLayerIsSummedOnce) {
+  Plan plan = megatron_plan();
+  plan.mesh.tp = 4;
+  plan.tensor_parallel.sequence = false;
+  const auto sums = sent(build_training_step(tiny_model(2), plan));
+  EXPECT_FALSE(sums.contains({"tp", EventKind::kAllGather}));
+  EXPECT_FALSE(sums.contains({"tp", EventKind::kReduceScatter}));
+  // The embedding, the output layer's input; three of the loss.
+  EXPECT_EQ(sums.at({"tp", EventKind::kAllReduce}).count, 4 * 2 + 2 + 3);
+}
+
+// Every element of the buffer is reduced once a step and gathered once, whatever the buckets.
+TEST(Megatron, BucketsHoldEveryParameterOnce) {
+  const ModelSpec model = tiny_model(4);
+  for (const std::int64_t bucket : {std::int64_t{0}, std::int64_t{100'000}, std::int64_t{1}}) {
+    Plan plan = megatron_plan();
+    plan.batch.accumulation = 3;
+    plan.megatron.bucket_size = bucket;
+    const auto sums = sent(build_training_step(model, plan));
+    const Sent reduced = sums.at({"shard", EventKind::kReduceScatter});
+    const Sent gathered = sums.at({"shard", EventKind::kAllGather});
+    EXPECT_EQ(reduced.count, gathered.count);
+    EXPECT_EQ(reduced.bytes / size_of(plan.reduce_dtype), gathered.bytes / 2);
+    const std::int64_t numel = gathered.bytes / 2;
+    EXPECT_GE(numel, model.parameters());
+    EXPECT_LE(numel, model.parameters() + gathered.count * 128 + 64 * 64);
+    EXPECT_EQ(reduced.count == 1, bucket == 0);
+    if (bucket == 1) {
+      EXPECT_GT(reduced.count, 4 * 6);
+    }
+  }
+}
+
+// Overlap changes when, not what.
+TEST(Megatron, OverlapsChangeNoBytes) {
+  Plan plan = megatron_plan();
+  plan.mesh = {8, 1};
+  plan.megatron.bucket_size = 500'000;
+  const EventGraph both = build_training_step(tiny_model(3), plan);
+  plan.megatron.overlap_param_gather = false;
+  const EventGraph late = build_training_step(tiny_model(3), plan);
+  EXPECT_EQ(sent(both).at({"shard", EventKind::kAllGather}),
+            sent(late).at({"shard", EventKind::kAllGather}));
+  const auto first = [](const EventGraph& graph, EventKind kind) {
+    std::size_t i = 0;
+    while (graph.rows[i].kind != kind) ++i;
+    return i;
+  };
+  EXPECT_LT(first(both, EventKind::kAllGather), first(both, EventKind::kOptimizer));
+  EXPECT_GT(first(late, EventKind::kAllGather), first(late, EventKind::kOptimizer));
+}
+
+// compute_weight_and_optimizer_memory (megatron/training/theoretical_memory_usage.py, 0.20): 6
+// bytes a parameter of the rank and 12 of each it steps; what tp cuts and what it does not.
+double theoretical_states(const ModelSpec& model, const Plan& plan) {
+  double cut = 0, whole = 0;
+  for (const LayerInstance& layer : model.order) {
+    for (const ParameterSpec& p : model.kinds[static_cast<std::size_t>(layer.kind)].parameters) {
+      (p.is_norm ? whole : cut) += p.tied ? 0.0 : static_cast<double>(p.numel());
+    }
+  }
+  const auto ranks = static_cast<double>(plan.mesh.fsdp());
+  return (cut / static_cast<double>(plan.mesh.tp) + whole) * (6 + 12 / ranks);
+}
+
+TEST(Megatron, StatesAreThoseOfMegatronsOwnReport) {
+  const ModelSpec model = load_zoo_model("llama-3.1-8b");
+  for (const auto& [tp, shard] : {std::pair{1, 8}, {2, 32}, {8, 1}, {4, 16}}) {
+    Plan plan = megatron_plan();
+    plan.mesh.shard = shard;
+    plan.mesh.tp = tp;
+    plan.batch = {2048, 1, 1};
+    const EventGraph graph = build_training_step(model, plan);
+    double held = 0;
+    for (const std::int32_t id : graph.persistent) {
+      held += static_cast<double>(graph.buffer(id).bytes.count());
+    }
+    EXPECT_NEAR(held / theoretical_states(model, plan), 1, 0.001) << tp << " x " << shard;
+  }
+}
+
+// What a block keeps with sequence parallel, every tensor cut by tp: its input, both normed inputs
+// and the sum between (2 d each), queries and the attention's output (2 d), keys and values, the
+// statistics of both norms and of attention (fp32), fc1's output and the product behind it.
+TEST(Megatron, WhatABlockKeepsIsCutByTensorParallel) {
+  const ModelSpec model = tiny_model(2);
+  const std::int64_t positions = 2 * 128, d = 512, kv = 256, ffn = 1536, heads = 8;
+  for (const std::int64_t tp : {1, 2, 4}) {
+    Plan plan = megatron_plan();
+    plan.mesh.tp = tp;
+    plan.compile = Compile::kNone;
+    const LayerPrograms programs(model, plan);
+    const auto& block = *programs.at(1, Recompute::kNone);
+    const std::int64_t least =
+        positions / tp * (2 * (4 * d + 2 * d + 2 * kv + 3 * ffn) + 4 * (2 + heads));
+    EXPECT_GE(block.saved_bytes().count() + block.slots.front().bytes.count(), least) << tp;
+    // Eager kernels keep silu's output as well, and views their whole.
+    const std::int64_t most = least + positions / tp * 2 * (2 * d + 2 * kv + 2 * ffn) + 16 * 512;
+    EXPECT_LE(block.saved_bytes().count() + block.slots.front().bytes.count(), most) << tp;
+  }
+}
+
+// One fp32 copy of the rank's part of the logits, beside them in the compute dtype: 6 bytes each at
+// the peak (core/tensor_parallel/cross_entropy.py works in place).
+TEST(Megatron, TheLossHoldsSixBytesOfEachLogit) {
+  for (const std::int64_t tp : {2, 4}) {
+    Plan plan = megatron_plan();
+    plan.mesh.tp = tp;
+    const ModelSpec model = tiny_model(1);
+    const LayerPrograms programs(model, plan);
+    const auto last = static_cast<std::int32_t>(model.order.size()) - 1;
+    const LayerProgram& loss = *programs.at(last, Recompute::kNone);
+    const std::int64_t logits = 2 * 128 * 4096 / tp;
+    const std::int64_t logits_bytes = loss.slots.front().bytes.count();
+    EXPECT_EQ(logits_bytes, 2 * logits);
+    const std::int64_t slack = 64 * 1024;
+    EXPECT_LE(std::abs(loss.forward.swing.peak - 4 * logits), slack);
+    // Then the gradient takes the copy's place, and is cast.
+    const std::int64_t most = loss.forward.swing.net + loss.backward.swing.peak;
+    EXPECT_LE(std::abs(most - 4 * logits), slack);
+  }
+}
+
+TEST(Megatron, RecomputationEndsBeforeBackwardBegins) {
+  Plan plan = megatron_plan();
+  plan.mesh.tp = 2;
+  plan.recompute.value = Recompute::kFull;
+  const EventGraph graph = build_training_step(tiny_model(2), plan);
+  bool in_backward = false;
+  for (std::size_t i = 0; i < graph.rows.size(); ++i) {
+    const std::int32_t layer = graph.details[i].layer;
+    if (graph.rows[i].kind == EventKind::kBackward && layer == 2) in_backward = true;
+    if (graph.rows[i].kind == EventKind::kRecompute && layer == 2) {
+      EXPECT_FALSE(in_backward);
+    }
+  }
+  // Two gathers and two scatters more of each block.
+  const auto sums = sent(graph);
+  EXPECT_EQ(sums.at({"tp", EventKind::kAllGather}).count, 8 * 2 + 3);
+  EXPECT_EQ(sums.at({"tp", EventKind::kReduceScatter}).count, 6 * 2 + 2);
+}
+
+TEST(Megatron, ExpertsAreReducedOverTheirOwnRanks) {
+  const ModelSpec model = load_zoo_model("qwen3-30b-a3b");
+  Plan plan = megatron_plan();
+  plan.batch = {1024, 1, 1};
+  plan.mesh = {16, 1};
+  plan.mesh.ep = 8;
+  const EventGraph graph = build_training_step(model, plan);
+  const auto sums = sent(graph);
+  EXPECT_TRUE(sums.contains({"efsdp", EventKind::kReduceScatter}));
+  EXPECT_TRUE(sums.contains({"ep", EventKind::kAllToAll}));
+  // Rows out and back, forward and backward, and counts once: of 48 blocks.
+  EXPECT_EQ(sums.at({"ep", EventKind::kAllToAll}).count, 5 * 48);
+  // With tp each rank routes its own positions: rows are cut, nothing is gathered for them.
+  plan.mesh = {8, 1};
+  plan.mesh.tp = 2;
+  plan.mesh.ep = 8;
+  const auto cut = sent(build_training_step(model, plan));
+  EXPECT_LT(cut.at({"ep", EventKind::kAllToAll}).bytes * 2,
+            sums.at({"ep", EventKind::kAllToAll}).bytes + 5 * 48 * 128 * 16);
+  // Attention alone gathers: qkv forward and backward, proj's gradient; embedding and head 3.
+  EXPECT_EQ(cut.at({"tp", EventKind::kAllGather}).count, 3 * 48 + 3);
+}
+
+RC_GTEST_PROP(MegatronProperty, RowsPointBackAndBuffersAreFreedOnce, ()) {
+  const RandomStep r = random_step();
+  Plan plan;
+  plan.model = r.plan.model;
+  plan.runtime = {RuntimeKind::kMegatron, "0.20"};
+  plan.recompute = r.plan.recompute;
+  plan.recompute.value = *rc::gen::element(Recompute::kNone, Recompute::kFull);
+  plan.recompute.ranges.clear();
+  plan.batch = {*rc::gen::element<std::int64_t>(16, 64), *rc::gen::inRange<std::int64_t>(1, 4),
+                *rc::gen::inRange<std::int64_t>(1, 4)};
+  plan.mesh.shard = *rc::gen::element<std::int64_t>(1, 2, 6);
+  plan.mesh.replicate = *rc::gen::element<std::int64_t>(1, 2);
+  std::int64_t heads = 1;
+  for (const LayerSpec& layer : r.model.kinds) {
+    for (const Operation& op : layer.operations) heads = std::max(heads, op.attention.kv_heads);
+  }
+  plan.mesh.tp = heads % 2 == 0 ? *rc::gen::element<std::int64_t>(1, 2) : 1;
+  plan.tensor_parallel.sequence = *rc::gen::arbitrary<bool>();
+  plan.units.embedding = plan.units.head = UnitPlacement::kRoot;
+  plan.reduce_dtype = *rc::gen::element(DType::kBf16, DType::kFp32);
+  plan.optimizer = r.plan.optimizer;
+  plan.megatron.overlap_grad_reduce = *rc::gen::arbitrary<bool>();
+  plan.megatron.overlap_param_gather = *rc::gen::arbitrary<bool>();
+  plan.megatron.bucket_size = *rc::gen::element<std::int64_t>(0, 1, 5000);
+  const EventGraph graph = build_training_step(r.model, plan);
+  for (std::size_t i = 0; i < graph.rows.size(); ++i) {
+    const auto id = static_cast<EventId>(i);
+    for (const EventId waited : graph.waits_of(id)) RC_ASSERT(waited >= 0 && waited < id);
+    RC_ASSERT(graph.rows[i].host_wait < id);
+  }
+  RC_ASSERT(replay_allocations(graph).peak == peak_allocated(graph));
+}
+
+}  // namespace
+}  // namespace foreshard
