@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "models/families.h"
+#include "sim/graph/training_step.h"
+#include "sim/memory/memory_profile.h"
 #include "sim/spec/reduction_order.h"
 #include "tests/exec/engine/engine_runs.h"
 
@@ -132,6 +134,23 @@ TEST(TensorParallel, NoOtherKnobChangesABit) {
     Plan plan = plan_of(2);
     set(plan);
     expect_same(run_in_threads(model, plan, kSteps), reference);
+  }
+}
+
+TEST(TensorParallel, MemoryIsTheForecast) {
+  const ModelSpec model = wide_model();
+  for (const std::int64_t tp : {2, 4}) {
+    for (const Recompute recompute : {Recompute::kNone, Recompute::kFull}) {
+      SCOPED_TRACE("tp " + std::to_string(tp) + ", recompute " + to_string(recompute));
+      Plan plan = plan_of(tp);
+      plan.batch = {64, 10, 2};
+      plan.recompute.value = recompute;
+      const MemoryProfile forecast = replay_allocations(build_training_step(model, plan));
+      const EngineRun run = run_in_threads(model, plan, 1, false);
+      EXPECT_EQ(run.arena, forecast.at_start.count());
+      const auto predicted = static_cast<double>((forecast.peak - forecast.at_start).count());
+      EXPECT_NEAR(static_cast<double>(run.activations_peak) / predicted, 1, 0.02);
+    }
   }
 }
 
