@@ -506,28 +506,23 @@ std::optional<CostModel::HostPrice> CostModel::price_on_host(const EventGraph& g
 
 namespace {
 
-// By the rates of its links: a ring's bytes pass all of them.
-LinkUse use_of(const GroupLink& link) {
-  const bool is_inside = link.ranks_per_node > 1;
-  double pace = std::numeric_limits<double>::infinity();
-  if (is_inside) pace = link.link.value();
-  if (link.nodes > 1) pace = std::min(pace, link.network.value());
-  const auto share = [&](bool uses_it, BytesPerSecond rate) {
-    return uses_it ? static_cast<std::int32_t>(Contention::kOne * pace / rate.value()) : 0;
-  };
-  return {share(is_inside, link.link), share(link.nodes > 1, link.network)};
+LinkUse part_of(const LinkShares& most, double part) {
+  LinkUse use{};
+  for (std::size_t k = 0; k < kSharedLinks; ++k) {
+    use[k] = static_cast<std::int32_t>(most[k] * part * static_cast<double>(Contention::kOne));
+  }
+  return use;
 }
 
-// Of a collective that waits for hops rather than for bytes, less.
-LinkUse used_by(LinkUse most, const CollectiveModel& model, CollectiveOperation operation,
+// What a collective of `bytes` fills of the links that a large one fills to `most`: less, where it
+// waits for hops.
+LinkUse used_by(const LinkShares& most, const CollectiveModel& model, CollectiveOperation operation,
                 Bytes bytes, double seconds) {
   constexpr double kLarge = 1 << 30;
   const double size = as_double(bytes.count());
-  if (size >= kLarge || seconds <= 0) return most;
-  const double share =
-      std::min(1.0, size / kLarge * model.price(operation, kLarge).seconds / seconds);
-  return {static_cast<std::int32_t>(most.inside * share),
-          static_cast<std::int32_t>(most.network * share)};
+  if (size >= kLarge || seconds <= 0) return part_of(most, 1);
+  const double large = model.price(operation, kLarge).seconds;
+  return part_of(most, std::min(1.0, size / kLarge * large / seconds));
 }
 
 }  // namespace
@@ -548,21 +543,22 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
   std::vector<std::optional<CollectiveModel>> models;
   models.reserve(graph.communicators.size());
   std::vector<LatencyGap> gaps(graph.communicators.size());
-  std::vector<LinkUse> uses;
+  std::vector<GroupShape> groups;
   for (std::size_t i = 0; i < graph.communicators.size(); ++i) {
     const GroupShape& group = graph.communicators[i].group;
     models.push_back(collective_model(group));
-    uses.push_back(use_of(group_link(cluster_, group)));
+    groups.push_back(group);
     if (!models[i] || !calibration_.sweeps.empty()) continue;
     gaps[i] = latency_gap(cluster_, group, choices_.collectives.version);
   }
+  const std::vector<LinkShares> links = shared_links(cluster_, groups);
   for (const Work& work : graph.works) {
     double seconds = 0;
     double last = 0;
     double on_host = 0;
     double by_memory = 0;  // of the seconds
     Occupancy takes;
-    LinkUse use;
+    LinkUse use{};
     Evidence evidence = Evidence::kMeasured;
     if (is_collective(work.kind) && models[work.communicator]) {
       const CollectiveModel& model = *models[work.communicator];
@@ -571,7 +567,7 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
       const CollectivePrice p = with_gap(model.price(operation, as_double(work.bytes.count())),
                                          gaps[work.communicator], operation);
       seconds = last = p.seconds * scale(model.factor());
-      use = used_by(uses[work.communicator], model, operation, work.bytes, p.seconds);
+      use = used_by(links[work.communicator], model, operation, work.bytes, p.seconds);
       evidence = weaker(evidence, p.evidence);
       if (calibration_.contention.memory > 0) {
         const Slowdown slowdown = slowdown_of(p, cluster_.gpu, calibration_.contention);
@@ -581,7 +577,7 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
       const KernelPrice p =
           curve_price(work.kind, work.bytes, graph.communicators[work.communicator].group);
       seconds = last = p.seconds * scale(p.factor);
-      use = uses[work.communicator];
+      use = part_of(links[work.communicator], 1);
       evidence = weaker(evidence, p.evidence);
     }
     const std::optional<HostPrice> host_price = price_on_host(graph, work);

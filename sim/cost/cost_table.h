@@ -2,11 +2,13 @@
 // What simulate() needs from a CostModel, a table of constants in a test, or a measurement.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
 #include "sim/base/units.h"
 #include "sim/spec/calibration.h"
+#include "sim/spec/network/shared_links.h"
 
 namespace foreshard {
 
@@ -26,14 +28,10 @@ struct Occupancy {
   bool operator==(const Occupancy&) const = default;
 };
 
-// What a collective takes of its ranks' links while it runs alone, in 1/kOne of what it could get
-// of them at most: all of the one that binds it, and less where latency does. Of links that are
-// asked for more than there is, those at the same time get max-min fair shares.
-struct LinkUse {
-  std::int32_t inside = 0;  // links inside nodes
-  std::int32_t network = 0;
-  bool operator==(const LinkUse&) const = default;
-};
+// What a collective takes of the links that communicators share while it runs alone, in 1/kOne of
+// their rates; less where latency binds it. Of links that are asked for more than there is, those at
+// the same time get max-min fair shares.
+using LinkUse = std::array<std::int32_t, kSharedLinks>;
 
 struct Cost {
   Time before;       // host work ahead of the issue (hooks)
@@ -42,7 +40,7 @@ struct Cost {
   Time last_kernel;  // the end is not before the host has enqueued everything and the last kernel
                      // has run
   Occupancy takes;   // a collective
-  LinkUse uses;      // a collective; of anything else none
+  LinkUse uses{};    // a collective; of anything else none
   std::int32_t memory_share =
       0;  // a compute row: of its time in kernels bound by memory, in 1/kOne
   bool operator==(const Cost&) const = default;

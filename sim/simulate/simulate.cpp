@@ -56,7 +56,7 @@ struct FlatCost {
   std::int64_t before, during, duration, last_kernel;
   // Excesses over kOne of a collective on compute rows, and how a compute row weighs them.
   std::int32_t on_compute, on_memory, memory_share;
-  LinkUse uses;
+  LinkUse uses{};
 };
 
 }  // namespace
@@ -239,7 +239,7 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
     std::int64_t since = 0;  // running: when `work` was last brought up to date
     std::int64_t work = 0;   // left then, in 1/1024 ns
     std::int64_t rate = 0;
-    LinkUse uses;                 // of a collective
+    LinkUse uses{};               // of a collective
     std::int32_t on_compute = 0;  // a collective's excess on compute rows bound by compute
     std::int32_t on_memory = 0;   // ... by memory
     std::int32_t memory_share = 0;
@@ -369,12 +369,12 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
   // Of the collectives at work, by what they take of one link: those that ask for less than their
   // share get it, the others share the rest.
   std::array<std::int64_t, kStreams> link_rate;  // in 1/kOne
-  const auto share_link = [&](std::uint32_t communicating, std::int32_t LinkUse::*link) {
+  const auto share_link = [&](std::uint32_t communicating, std::size_t link) {
     std::int64_t left = kOne;
     std::int64_t asked = 0;
     std::int64_t sharers = 0;
     for (std::uint32_t c = communicating; c != 0; c &= c - 1) {
-      const std::int64_t use = heads[static_cast<std::size_t>(std::countr_zero(c))].uses.*link;
+      const std::int64_t use = heads[static_cast<std::size_t>(std::countr_zero(c))].uses[link];
       asked += use;
       sharers += use > 0 ? 1 : 0;
     }
@@ -383,7 +383,7 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
       served = false;
       for (std::uint32_t c = open; c != 0; c &= c - 1) {
         const auto s = static_cast<std::size_t>(std::countr_zero(c));
-        const std::int64_t use = heads[s].uses.*link;
+        const std::int64_t use = heads[s].uses[link];
         if (use * sharers > left) continue;
         left -= use;
         asked -= use;
@@ -395,7 +395,7 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
     if (asked <= left) return;
     for (std::uint32_t c = open; c != 0; c &= c - 1) {
       const auto s = static_cast<std::size_t>(std::countr_zero(c));
-      link_rate[s] = std::min(link_rate[s], left / sharers * kOne / (heads[s].uses.*link));
+      link_rate[s] = std::min(link_rate[s], left / sharers * kOne / heads[s].uses[link]);
     }
   };
 
@@ -475,8 +475,7 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
     const bool computing = (running & kComputeBit) != 0;
     link_rate.fill(kOne);
     if ((communicating & (communicating - 1)) != 0) {  // more than one
-      share_link(communicating, &LinkUse::inside);
-      share_link(communicating, &LinkUse::network);
+      for (std::size_t link = 0; link < kSharedLinks; ++link) share_link(communicating, link);
     }
     for (std::uint32_t left = communicating; left != 0; left &= left - 1) {
       const auto s = static_cast<std::size_t>(std::countr_zero(left));

@@ -17,6 +17,7 @@
 #include <limits>
 
 #include "sim/base/error.h"
+#include "sim/spec/network/fair_shares.h"
 #include "sim/spec/network/routes.h"
 
 namespace foreshard {
@@ -33,7 +34,7 @@ double port_rate_of_gpu(const NodeKind& node) {
 
 // Behind PCIe switches no GPU reaches more than its slot.
 double slot_rate(const NodeKind& node) {
-  return node.pcie_switches > 0 ? node.host_link.value() : std::numeric_limits<double>::infinity();
+  return node.pcie_switches > 0 ? node.host_link.value() : kUnbound;
 }
 
 // Nodes that one NVLink switch joins count as one.
@@ -57,12 +58,12 @@ struct NodeRing {
   std::int64_t stride = 1;
 };
 
-// The share of the ports' rate that leaf up-links leave, 1 where no hop leaves
-// its leaf.
+// What leaf up-links carry over the ports' rate; no end of it where they are as
+// wide as ports or no hop leaves its leaf.
 double uplink_factor(const Cluster& cluster, const NodeRing& ring) {
   const std::int64_t nodes = domains(cluster);
   const std::int64_t leaf = domains_per_leaf(cluster);
-  if (cluster.network.oversubscription <= 1 || leaf <= 0 || nodes <= leaf) return 1;
+  if (cluster.network.oversubscription <= 1 || leaf <= 0 || nodes <= leaf) return kUnbound;
   const std::int64_t block = ring.count * ring.stride;
   const std::int64_t used = nodes / block * block;
   std::vector<std::int64_t> leaving(static_cast<std::size_t>((nodes + leaf - 1) / leaf), 0);
@@ -76,9 +77,8 @@ double uplink_factor(const Cluster& cluster, const NodeRing& ring) {
   }
   const std::int64_t most = std::max(*std::max_element(leaving.begin(), leaving.end()),
                                      *std::max_element(entering.begin(), entering.end()));
-  if (most == 0) return 1;
-  return std::min(1.0, static_cast<double>(leaf) / cluster.network.oversubscription /
-                           static_cast<double>(most));
+  if (most == 0) return kUnbound;
+  return static_cast<double>(leaf) / cluster.network.oversubscription / static_cast<double>(most);
 }
 
 // The worst of all groups that do not lie evenly on the nodes.
@@ -142,7 +142,7 @@ GroupLink regular_group_link(const Cluster& cluster, const GroupShape& group) {
   result.link = cluster.node.gpu_link;
   result.link_latency = cluster.node.link_latency;
   const std::int64_t per_node = domain_gpus(cluster);
-  double factor = 1;
+  double factor = kUnbound;
   if (is_regular(group, per_node)) {
     result.ranks_per_node =
         std::min(group.size, std::max<std::int64_t>(1, per_node / group.stride));
@@ -162,9 +162,15 @@ GroupLink regular_group_link(const Cluster& cluster, const GroupShape& group) {
                 fmt::format("a group of {} ranks spans {} nodes, which have no network port",
                             group.size, result.nodes));
   }
-  // Up-links are as wide as ports, whatever the slots.
-  result.network = BytesPerSecond(std::min(rate * factor, slot_rate(cluster.node)) *
-                                  static_cast<double>(result.ranks_per_node));
+  const auto of_the_node = [&](double of_a_gpu) {
+    return BytesPerSecond(of_a_gpu * static_cast<double>(result.ranks_per_node));
+  };
+  result.ports = of_the_node(std::min(rate, slot_rate(cluster.node)));
+  result.network = result.ports;
+  if (factor < kUnbound) {  // up-links are as wide as ports, whatever the slots
+    result.uplinks = of_the_node(rate * factor);
+    result.network = std::min(result.ports, result.uplinks);
+  }
   result.tree = result.network;
   result.network_latency = cluster.node.nic_latency;
   return result;

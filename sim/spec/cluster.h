@@ -126,6 +126,10 @@ struct GroupLink {
   std::int64_t ranks_per_node = 1;
   BytesPerSecond link;     // GPU link, one direction
   BytesPerSecond network;  // share of the node's NICs of this group; zero inside a node
+  // Of the closed form, what `network` is the smaller of: the ports, and what links between
+  // switches carry of this shape (0: no end of it).
+  BytesPerSecond ports{};
+  BytesPerSecond uplinks{};
   // The same of NCCL's double tree, as the bus bandwidth of a ring over ports as fast; differs from
   // `network` where links between switches bind one more than the other.
   BytesPerSecond tree{};   // 0: as network

@@ -12,7 +12,9 @@ namespace foreshard {
 struct Routes::Memo {
   std::mutex mutex;
   std::optional<Topology> topology;
-  std::map<std::tuple<std::int64_t, std::int64_t, RankPlacement>, std::unique_ptr<AxisRoute>> axes;
+  using Key = std::tuple<std::int64_t, std::int64_t, RankPlacement>;
+  std::map<Key, std::unique_ptr<AxisRoute>> axes;
+  std::map<std::vector<Key>, std::vector<LinkShares>> shared;
 
   const Topology& of(const Cluster& cluster) {
     if (!topology) topology = build_topology(cluster);
@@ -36,6 +38,19 @@ const AxisRoute& Routes::axis(const GroupShape& shape) const {
   std::unique_ptr<AxisRoute>& made = memo_->axes[{shape.size, shape.stride, shape.placement}];
   if (!made) made = std::make_unique<AxisRoute>(route(memo_->of(cluster_), shape));
   return *made;
+}
+
+std::vector<LinkShares> Routes::shared(std::span<const GroupShape> shapes) const {
+  std::vector<Memo::Key> key;
+  std::vector<const AxisRoute*> axes;
+  for (const GroupShape& shape : shapes) {
+    key.emplace_back(shape.size, shape.stride, shape.placement);
+    axes.push_back(&axis(shape));
+  }
+  const std::lock_guard lock(memo_->mutex);
+  const auto [made, is_new] = memo_->shared.try_emplace(std::move(key));
+  if (is_new) made->second = shared_links(axes);
+  return made->second;
 }
 
 Cluster with_routes(Cluster cluster) {

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "sim/spec/cluster.h"
+#include "sim/spec/network/shared_links.h"
 #include "sim/spec/network/topology.h"
 
 namespace foreshard {
@@ -80,6 +81,8 @@ class Routes {
   // Made when first asked for.
   const Topology& topology() const;
   const AxisRoute& axis(const GroupShape& shape) const;
+  // What shared_links() finds; search asks it for the same axes again and again.
+  std::vector<LinkShares> shared(std::span<const GroupShape> shapes) const;
 
  private:
   struct Memo;
