@@ -130,8 +130,8 @@ class VariantSearch {
                 const std::function<SearchMemory(std::size_t)>& memory_after)
       : options_(options), memory_after_(memory_after) {}
 
-  // With the tables where there is one alone, else for the best plan. Only what holds counts where
-  // something was looked at before. Returns whether a plan holds.
+  // With the tables where there is one alone, else for the best plan. Where something was looked at
+  // before, what does not even fit is no answer. Returns whether a plan holds.
   bool look_at(const std::vector<JobVariant>& variants) {
     const bool is_first = looked_ == 0;
     std::vector<std::size_t> starts;
@@ -204,7 +204,7 @@ class VariantSearch {
           best_.variant == nullptr ||
           (found_.best
                ? r.best && (has_limit || r.best->peak_allocated <= found_.best->peak_allocated)
-               : r.best || (is_first && is_nearer(r, found_)));
+               : r.best || is_nearer(r, found_));
       if (!wins) return;
       found_ = std::move(r);
       best_ = at;

@@ -293,17 +293,18 @@ Report describe(const Forecast& forecast, const Cluster& cluster) {
   report.cluster = cluster;
   report.parameters = forecast.model.parameters();
   report.sharding.dtype = forecast.plan.param_dtype;
-  std::int64_t whole = 0, shard = 0;
+  std::int64_t whole = 0, shard = 0, padding = 0;
   for (const Unit& unit : forecast.graph.units) {
     whole += unit.numel;
     shard += unit.shard_numel;
+    padding += unit.shard_numel - unit.numel / unit.shards;  // spread evenly: numel / shards
   }
+  // A unit is a rank's part where layers are cut, too.
+  if (!forecast.plan.mesh.is_plain()) whole = report.parameters;
   const std::int64_t size = size_of(forecast.plan.param_dtype);
   report.sharding.whole = Bytes(whole * size);
   report.sharding.per_gpu = Bytes(shard * size);
-  // Spread evenly, every GPU would hold whole / shards.
-  report.sharding.padding =
-      Bytes((shard * forecast.plan.mesh.shard - whole) / forecast.plan.mesh.shard * size);
+  report.sharding.padding = Bytes(padding * size);
   return report;
 }
 

@@ -17,13 +17,26 @@ Bytes of(double bytes) { return Bytes(static_cast<std::int64_t>(bytes)); }
 
 double bytes_of(DType dtype) { return dtype == DType::kFp32 ? 4 : 2; }
 
+// Of the whole model, what the ranks of one tensor and expert parallel group have together before
+// they shard it, per rank.
+double parameters_of_rank(const ModelSpec& model, const Mesh& mesh) {
+  double dense = 0;
+  double experts = 0;
+  for (const LayerInstance& layer : model.order) {
+    for (const ParameterSpec& p : model.kinds[static_cast<std::size_t>(layer.kind)].parameters) {
+      if (!p.tied) (p.is_expert ? experts : dense) += static_cast<double>(p.count());
+    }
+  }
+  return dense / static_cast<double>(mesh.tp) + experts / static_cast<double>(mesh.ep * mesh.etp);
+}
+
 // Whether a rank holds its part of the parameters alone between a layer's uses.
 bool shards_parameters(const Plan& plan) {
   switch (plan.runtime.kind) {
     case RuntimeKind::kFsdp2:
     case RuntimeKind::kFsdp1:
     case RuntimeKind::kZero3:
-      return plan.mesh.shard > 1;
+      return plan.mesh.fsdp() > 1;
     default:
       return false;
   }
@@ -32,24 +45,26 @@ bool shards_parameters(const Plan& plan) {
 }  // namespace
 
 std::vector<MemoryAlternative> memory_alternatives(const ModelSpec& model, const Plan& plan) {
-  const auto parameters = static_cast<double>(model.parameters());
-  const auto tokens = static_cast<double>(plan.batch.micro_batch * plan.batch.sequence);
+  const Mesh& mesh = plan.mesh;
+  const double parameters = parameters_of_rank(model, mesh);
+  const double tokens = static_cast<double>(plan.batch.micro_batch * plan.batch.sequence) /
+                        static_cast<double>(mesh.cp);
+  const double vocabulary = static_cast<double>(model.vocabulary) /
+                            static_cast<double>(plan.tensor_parallel.loss ? mesh.tp : 1);
   std::vector<MemoryAlternative> list;
   const auto add = [&](std::array<const char*, 3> words, double bytes, double codes) {
     if (bytes > 0) list.push_back({words[0], words[1], words[2], of(bytes), codes / kCodes});
   };
-  add({"fp32 logits and their gradient",
-       "which loss runs, and whether the loop keeps the outputs",
+  add({"fp32 logits and their gradient", "which loss runs, and whether the loop keeps the outputs",
        "--set loss=NAME, --set logits=held or released"},
-      2 * 4 * tokens * static_cast<double>(model.vocabulary), 3);
+      2 * 4 * tokens * vocabulary, 3);
   if (shards_parameters(plan)) {
     add({"a whole copy of the parameters", "whether parameters stay gathered",
          "--set reshard_after_forward=always or never"},
         bytes_of(plan.compute_dtype()) * parameters, 1);
   }
-  const double shards = is_zero(plan.runtime.kind) || shards_parameters(plan)
-                            ? static_cast<double>(plan.mesh.shard)
-                            : 1;
+  const double shards =
+      is_zero(plan.runtime.kind) || shards_parameters(plan) ? static_cast<double>(mesh.fsdp()) : 1;
   add({"the gradients twice", "where gradients are added up",
        "--set accumulation.mode=reduce_each or keep_unsharded"},
       bytes_of(plan.reduce_dtype) * parameters / shards, 2);
@@ -63,6 +78,8 @@ std::vector<MemoryAlternative> memory_alternatives(const ModelSpec& model, const
 Fit with_alternatives(Fit fit, const ModelSpec& model, const Plan& plan) {
   auto next = fit.besides.begin();
   for (const MemoryAlternative& each : memory_alternatives(model, plan)) {
+    // The weights are of codes that trained: one that no GPU here holds is not what trains this.
+    if (each.bytes > fit.capacity) continue;
     *next++ = {each.name, each.bytes, each.weight};
   }
   return fit;

@@ -22,7 +22,8 @@ struct MemoryAlternative {
 // many as a Fit holds.
 std::vector<MemoryAlternative> memory_alternatives(const ModelSpec& model, const Plan& plan);
 
-// The fit of a code that nobody has read.
+// The fit of a code that nobody has read; without what the GPU could not hold were there nothing
+// else.
 Fit with_alternatives(Fit fit, const ModelSpec& model, const Plan& plan);
 
 // How far all of them at once reach above a forecast of so many bytes, as a logarithm: the first
