@@ -45,7 +45,7 @@ std::vector<std::unique_ptr<DeviceCommunicator>> split_world(DeviceCommunicator&
 
 // What a paced collective of no length takes between its events on a lane that the host is ahead
 // of: admission of its blocks and the second event. Requests are shortened by it. Seconds, the
-// median of several.
+// least of several.
 double paced_overhead(Accelerator& accelerator, int ctas);
 
 }  // namespace foreshard

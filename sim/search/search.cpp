@@ -87,7 +87,8 @@ SearchResult search(const SearchSpace& space, const ModelSpec& model, const Cost
   if (best && options.detail == SearchDetail::kAll) fill_tables(places, *best, result);
   if (best && options.detail == SearchDetail::kBest) result.pareto = {*result.best};
   const bool is_faster =
-      riskier && (!best || places.outcome(*riskier).step < places.outcome(*best).step);
+      riskier && (!best || places.outcome(*riskier).step.seconds() <
+                               places.outcome(*best).step.seconds() * (1 - options.tie));
   if (is_faster) result.riskier = places.describe(*riskier);
   places.count_verdicts(result);
   return result;

@@ -165,6 +165,33 @@ Problem problem_of_heads(const Plan& plan, const ModelSpec& model) {
   return std::nullopt;
 }
 
+// Ranks of cp send keys and values round and merge what they attend to by its logsumexp: one kernel
+// that reads them apart and leaves it.
+Problem problem_of_attention(const Plan& plan, const ModelSpec& model) {
+  if (plan.mesh.cp == 1) return std::nullopt;
+  for (const LayerSpec& layer : model.kinds) {
+    const auto is_cut = [](const Operation& op) {
+      return op.kind == OperationKind::kAttention && op.inputs.size() == 3 &&
+             op.outputs.size() >= 2;
+    };
+    const auto is_other = [&](const Operation& op) {
+      return op.kind == OperationKind::kAttention && !is_cut(op);
+    };
+    const auto& operations = layer.operations;
+    if (std::none_of(operations.begin(), operations.end(), is_other) &&
+        (layer.role != LayerRole::kBlock ||
+         std::any_of(operations.begin(), operations.end(), is_cut))) {
+      continue;
+    }
+    return missing_capability("mesh.cp",
+                              fmt::format("attention of {} is no kernel that reads queries, keys "
+                                          "and values apart and leaves its logsumexp",
+                                          model.name),
+                              "mesh.cp: 1");
+  }
+  return std::nullopt;
+}
+
 Problem problem_of_positions(const Plan& plan) {
   const bool balances =
       plan.mesh.cp > 1 && plan.context_parallel.balance == ContextParallel::Balance::kHeadTail;
@@ -263,6 +290,7 @@ std::optional<PlanProblem> problem_of_axes(const Plan& plan, const ModelSpec& mo
   if (Problem problem = problem_of_runtime_axes(plan, key)) return problem;
   if (Problem problem = problem_of_company(plan, key)) return problem;
   if (Problem problem = problem_of_heads(plan, model)) return problem;
+  if (Problem problem = problem_of_attention(plan, model)) return problem;
   if (Problem problem = problem_of_positions(plan)) return problem;
   if (is_native) return problem_of_native(plan, model);
   return problem_of_expert_axes(plan, model);

@@ -75,5 +75,22 @@ TEST(AxesCheck, LogitsStayCut) {
   EXPECT_EQ(problem->key, "tensor_parallel.loss");
 }
 
+TEST(AxesCheck, ContextParallelNeedsAttentionThatReadsKeysAndValuesApart) {
+  Plan plan = tiny_plan();
+  plan.mesh.shard = 4;
+  plan.mesh.cp = 2;
+  ModelSpec model = tiny_model(2);
+  EXPECT_FALSE(find_problem(plan, model, round_cluster(8)));
+  for (LayerSpec& layer : model.kinds) {
+    for (Operation& op : layer.operations) {
+      if (op.kind == OperationKind::kAttention) op.inputs.resize(1);
+    }
+  }
+  const auto fused = find_problem(plan, model, round_cluster(8));
+  ASSERT_TRUE(fused);
+  EXPECT_EQ(fused->key, "mesh.cp");
+  EXPECT_EQ(fused->exit_code, ExitCode::kMissingCapability);
+}
+
 }  // namespace
 }  // namespace foreshard
