@@ -334,12 +334,12 @@ class Tree {
 
   void add_import() {
     auto o = std::make_shared<CaptureImportOptions>();
-    CLI::App* verb =
-        add_verb("import",
-                 "A plan from settings of TorchTitan, Accelerate or DeepSpeed, config.json and "
-                 "weights; a cluster file from nvidia-smi (-q, topo -m), NCCL's topology or Slurm's",
-                 "import deepspeed.json --model llama-3.1-8b --cluster 64xh100 --out plan.yaml",
-                 run_any_import, o);
+    CLI::App* verb = add_verb(
+        "import",
+        "A plan from settings of TorchTitan, Accelerate or DeepSpeed, config.json and "
+        "weights; a cluster file from nvidia-smi (-q, topo -m), NCCL's topology or Slurm's",
+        "import deepspeed.json --model llama-3.1-8b --cluster 64xh100 --out plan.yaml",
+        run_any_import, o);
     verb->add_option("files", o->files, "Several of one job, or of one cluster, are joined")
         ->type_name("FILE")
         ->required();

@@ -73,14 +73,14 @@ void check_world(const Plan& plan, const Launch& launch) {
       launch.launcher == "none"
           ? "one was started; start them with --spawn " + std::to_string(ranks)
           : fmt::format("{} started {}", launch.launcher, launch.size);
-  throw Error(ExitCode::kLaunchFailure,
-              fmt::format("the plan has shard {} x replicate {}{} = {} ranks, but {}",
-                          plan.mesh.shard, plan.mesh.replicate,
-                          plan.mesh.tp > 1 ? fmt::format(" x tp {}", plan.mesh.tp) : "", ranks,
-                          started) +
-                  (plan.host == HostKind::kFeedsDevice && launch.size == 1
-                       ? "; --paced runs rank 0 alone, its collectives as long as forecast"
-                       : ""));
+  throw Error(
+      ExitCode::kLaunchFailure,
+      fmt::format("the plan has shard {} x replicate {}{} = {} ranks, but {}", plan.mesh.shard,
+                  plan.mesh.replicate,
+                  plan.mesh.tp > 1 ? fmt::format(" x tp {}", plan.mesh.tp) : "", ranks, started) +
+          (plan.host == HostKind::kFeedsDevice && launch.size == 1
+               ? "; --paced runs rank 0 alone, its collectives as long as forecast"
+               : ""));
 }
 
 // The host has nothing to do beside the optimizer of a plan that offloads: it takes its share of

@@ -29,8 +29,8 @@ struct Occupancy {
 };
 
 // What a collective takes of the links that communicators share while it runs alone, in 1/kOne of
-// their rates; less where latency binds it. Of links that are asked for more than there is, those at
-// the same time get max-min fair shares.
+// their rates; less where latency binds it. Of links that are asked for more than there is, those
+// at the same time get max-min fair shares.
 using LinkUse = std::array<std::int32_t, kSharedLinks>;
 
 struct Cost {

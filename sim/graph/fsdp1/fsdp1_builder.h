@@ -194,7 +194,7 @@ class Fsdp1 final : public StepBuilder {
   bool syncs_gradients_ = true;
   bool recomputing_ = false;
   bool dry_ = false;
-  bool loss_is_inside_ = false;  // plan_.loss_in_forward
+  bool loss_is_inside_ = false;   // plan_.loss_in_forward
   std::int32_t last_layer_ = -1;  // before the loss
   std::int32_t input_tokens_ = kNoBuffer;
   std::int32_t input_labels_ = kNoBuffer;

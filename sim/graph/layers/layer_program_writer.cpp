@@ -202,7 +202,8 @@ void LayerProgramWriter::unrefer(Index t) {
   Storage& s = storage(t);
   if (s.slot == kNoSlot || s.references == 0 || --s.references > 0 || s.slot == kOutputSlot) return;
   free(s.slot);
-  // Of a tensor that nobody waited for (a recomputation stopped before), what was sent goes with it.
+  // Of a tensor that nobody waited for (a recomputation stopped before), what was sent goes with
+  // it.
   s.flight = kLanded;
   if (const std::int32_t kept = std::exchange(s.kept, kNoSlot); kept != kNoSlot) free(kept);
 }

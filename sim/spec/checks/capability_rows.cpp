@@ -388,8 +388,7 @@ constexpr Capability kRows[] = {
                    "reshard_after_forward: always"),
     FORESHARD_AXES("accumulation.mode != reduce_each", "reduces in each micro-batch",
                    "accumulation.mode: reduce_each"),
-    FORESHARD_AXES("step_frame != plain", "has a step and nothing around it",
-                   "step_frame: plain"),
+    FORESHARD_AXES("step_frame != plain", "has a step and nothing around it", "step_frame: plain"),
 #undef FORESHARD_AXES
     // Without fully_shard nothing casts parameters, and gradients of micro-batches add up where
     // they are.
