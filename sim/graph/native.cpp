@@ -416,25 +416,10 @@ class Native final : public StepBuilder {
   }
 
   EventId communicate(const LayerCall& call, const RowDetail& operands) {
-    wait(Stream::kTensor, tail(Stream::kCompute));
-    const EventId row = add_collective(
-        kind_of(call.collective.kind), Stream::kTensor, communicator_of(call.collective.dim),
-        Bytes(std::max(call.bytes_in, call.bytes_out)), unit_of_layer(operands.layer));
+    const EventId row = launch_call(call, unit_of_layer(operands.layer));
     graph().details.back().layer = operands.layer;
     works_in(operands.buffer, operands.other);
     return row;
-  }
-
-  static EventKind kind_of(CollectiveKind kind) {
-    switch (kind) {
-      case CollectiveKind::kAllGather:
-        return EventKind::kAllGather;
-      case CollectiveKind::kReduceScatter:
-        return EventKind::kReduceScatter;
-      default:
-        FORESHARD_CHECK(kind == CollectiveKind::kAllReduce, "no collective of the engine's");
-        return EventKind::kAllReduce;
-    }
   }
 
   void begin_backward(std::int32_t u) {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "sim/base/error.h"
+#include "sim/graph/layer_collectives.h"
 
 namespace foreshard {
 namespace {
@@ -395,6 +396,27 @@ EventId StepBuilder::add_collective(EventKind kind, Stream stream, std::uint8_t 
     it->second = new_work(kind, work);
   }
   return push(kind, stream, it->second, unit, -1);
+}
+
+EventId StepBuilder::launch_call(const LayerCall& call, std::int32_t unit) {
+  const Stream stream = stream_of(call.collective.dim);
+  wait(stream, tail(Stream::kCompute));
+  return add_collective(kind_of(call.collective.kind), stream, communicator_of(call.collective.dim),
+                        Bytes(std::max(call.bytes_in, call.bytes_out)), unit);
+}
+
+void StepBuilder::launch_and_wait(const LayerPhaseProgram& phase, std::size_t segment,
+                                  std::vector<EventId>& flights) {
+  flights.resize(phase.calls.size(), kNoEvent);
+  for (std::size_t c = 0; c < phase.calls.size(); ++c) {
+    const LayerCall& call = phase.calls[c];
+    if (call.segment != segment) continue;
+    if (call.kind == LayerCall::Kind::kWait) {
+      wait(Stream::kCompute, flights[static_cast<std::size_t>(call.launch)]);
+    } else {
+      flights[c] = launch_call(call, -1);
+    }
+  }
 }
 
 void StepBuilder::add_segment(EventKind kind, std::int32_t layer, std::uint8_t segment) {

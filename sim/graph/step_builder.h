@@ -141,6 +141,12 @@ class StepBuilder {
   // A collective inside a layer or outside of all units. `bytes`: of the whole buffer.
   EventId add_collective(EventKind kind, Stream stream, std::uint8_t communicator, Bytes bytes,
                          std::int32_t unit);
+  // A collective between the parts of a layer, on its axis' stream, behind what is computed.
+  EventId launch_call(const LayerCall& call, std::int32_t unit);
+  // All of the phase at one segment: launches, of no unit, whose rows `flights` has by call, and
+  // compute's waits for them.
+  void launch_and_wait(const LayerPhaseProgram& phase, std::size_t segment,
+                       std::vector<EventId>& flights);
   // Memory of one more phase of a layer, in the row added last. kExit: what ends with the hooks'
   // last segment; kInside: all else.
   enum class Segments : std::uint8_t { kInside, kExit };

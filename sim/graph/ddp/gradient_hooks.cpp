@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "sim/base/error.h"
-#include "sim/graph/layer_collectives.h"
 #include "sim/graph/layers/layer_modules.h"
 
 namespace foreshard {
@@ -197,7 +196,7 @@ void GradientHooks::run_segments(EventKind kind, std::int32_t layer, std::size_t
   };
   const std::size_t end = first + count;
   for (std::size_t begin = first; begin < end;) {
-    run_calls(kind, layer, begin);
+    launch_and_wait(p, begin, flights_);
     std::size_t next = begin + 1;
     while (next < end && !p.segments[next - 1].host_waits && !calls_at(next)) ++next;
     const std::uint32_t before = begin == 0 ? 0 : p.segments[begin - 1].kernels_end;
@@ -210,24 +209,6 @@ void GradientHooks::run_segments(EventKind kind, std::int32_t layer, std::size_t
       }
     }
     begin = next;
-  }
-}
-
-void GradientHooks::run_calls(EventKind kind, std::int32_t layer, std::size_t segment) {
-  const LayerPhaseProgram& p = phase(kind, layer);
-  flights_.resize(p.calls.size(), kNoEvent);
-  for (std::size_t c = 0; c < p.calls.size(); ++c) {
-    const LayerCall& call = p.calls[c];
-    if (call.segment != segment) continue;
-    if (call.kind == LayerCall::Kind::kWait) {
-      wait(Stream::kCompute, flights_[static_cast<std::size_t>(call.launch)]);
-      continue;
-    }
-    const Stream stream = stream_of(call.collective.dim);
-    wait(stream, tail(Stream::kCompute));
-    flights_[c] = StepBuilder::add_collective(kind_of(call.collective.kind), stream,
-                                              communicator_of(call.collective.dim),
-                                              Bytes(std::max(call.bytes_in, call.bytes_out)), -1);
   }
 }
 

@@ -82,7 +82,6 @@ class GradientHooks : public StepBuilder {
   bool repeats_parameters(std::int32_t layer) const;
   void run_backward(std::int32_t layer);
   void run_segments(EventKind kind, std::int32_t layer, std::size_t first, std::size_t count);
-  void run_calls(EventKind kind, std::int32_t layer, std::size_t segment);
   void compute_loss(std::int32_t layer);
   void log_backward_begin(std::int32_t layer, std::int16_t module);
   void log_module(std::string_view kind, std::int32_t layer, std::int16_t module);

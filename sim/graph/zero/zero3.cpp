@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "sim/base/error.h"
-#include "sim/graph/layer_collectives.h"
 #include "sim/graph/zero/zero3_builder.h"
 
 namespace foreshard {
@@ -257,30 +256,11 @@ void Zero3::run_segments() {
   while (done_ < target_) {
     if (calls_at(done_)) {
       close_run();
-      communicate();
+      launch_and_wait(p, done_, flights_);  // DeepSpeed-Ulysses' all-to-alls
     }
     auto next = static_cast<std::uint16_t>(done_ + 1);
     while (next < target_ && !calls_at(next)) ++next;
     run_to(next);
-  }
-}
-
-// DeepSpeed-Ulysses' all-to-alls, at segment done_.
-void Zero3::communicate() {
-  const LayerPhaseProgram& p = phase(phase_, layer_);
-  flights_.resize(p.calls.size(), kNoEvent);
-  for (std::size_t c = 0; c < p.calls.size(); ++c) {
-    const LayerCall& call = p.calls[c];
-    if (call.segment != static_cast<std::size_t>(done_)) continue;
-    if (call.kind == LayerCall::Kind::kWait) {
-      wait(Stream::kCompute, flights_[static_cast<std::size_t>(call.launch)]);
-      continue;
-    }
-    const Stream stream = stream_of(call.collective.dim);
-    wait(stream, tail(Stream::kCompute));
-    flights_[c] =
-        add_collective(kind_of(call.collective.kind), stream, communicator_of(call.collective.dim),
-                       Bytes(std::max(call.bytes_in, call.bytes_out)), -1);
   }
 }
 

@@ -87,7 +87,6 @@ class Zero3 final : public StepBuilder {
   }
   void run_segments();
   void run_to(std::uint16_t end);
-  void communicate();
   void close_run() {
     if (run_row_ != kNoEvent) price_run();
   }
