@@ -101,6 +101,7 @@ struct Work {
   std::uint8_t communicator = kNoCommunicator;
   std::uint16_t hooks = 0;     // FSDP hook calls of the host before it enqueues
   std::uint16_t launches = 0;  // kernels the host enqueues
+  bool to_neighbour = false;   // all-to-all round a ring: all of it goes to one rank
   std::uint32_t tensors = 0;   // parameters that the host goes through one by one for it
   std::uint32_t kernels_begin = 0;
   std::uint32_t kernels_end = 0;

@@ -188,7 +188,9 @@ struct LayerCollective {
   bool reorders = false;  // copied behind even then: another one than the second
   bool waits = false;     // at once
   bool maximum = false;   // all-reduce: of the greatest value, not of the sum
-  bool beside = false;    // of Operation::gathers and reduces: its overlap is written as it is
+  // All-to-all: round a ring, all of it to one neighbour.
+  bool to_neighbour = false;
+  bool beside = false;  // of Operation::gathers and reduces: its overlap is written as it is
   bool operator==(const LayerCollective&) const = default;
 };
 
