@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Forecasts of codes that ran on a GPU here and set no constant, against what they took: a table.
 
-    reports/gpu_codes.py ROUND [build/bin/foreshard] [--json FILE]
+    reports/gpu_codes.py ROUND [build/bin/foreshard]
 
-ROUND holds codes.jsonl and configs/ as exec/gpu/code_steps.py leaves them. Each model is given as its config.json,
-the plan in the words of somebody who knows the script: runtime, stack, sizes, checkpointing. Steps at world above 1
-ran without a network; the forecast's exposed communication is taken off.
+ROUND holds codes.jsonl and configs/ as exec/gpu/code_steps.py leaves them; the GPU is the one that round.json beside
+it names. Each model is given as its config.json, the plan in the words of somebody who knows the script: runtime,
+stack, sizes, checkpointing. Steps at world above 1 ran without a network; the forecast's exposed communication is
+taken off.
 """
 import json
 import math
@@ -53,7 +54,7 @@ def main():
         raise SystemExit(__doc__)
     folder = pathlib.Path(sys.argv[1])
     program = sys.argv[2] if len(sys.argv) > 2 else "build/bin/foreshard"
-    gpu = sys.argv[3] if len(sys.argv) > 3 else "h100"
+    gpu = json.loads((folder.parent / "round.json").read_text(encoding="utf-8"))["gpu"]
     print(f"{'code':28} {'step ms':>9} {'forecast':>9} {'off':>7} in  {'kernels':>8} {'GiB':>6} {'off':>7} {'reserved':>8}")
     errors, memory, reserved, inside = [], [], [], 0
     for line in (folder / "codes.jsonl").read_text(encoding="utf-8").splitlines():
