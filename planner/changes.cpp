@@ -127,6 +127,22 @@ MemoryKnob reduce_in_bf16(const Job& job) {
   return knob;
 }
 
+// Inside a node's fast links; the ranks that share a sequence make its micro-batches one after the
+// other.
+MemoryKnob tensor_parallel(const Job& job) {
+  const Plan& plan = job.resolved.plan;
+  MemoryKnob knob{"mesh.tp", {}, false};
+  for (std::int64_t tp = 2 * plan.mesh.tp; tp <= job.cluster.node.gpus; tp *= 2) {
+    const std::int64_t more = tp / plan.mesh.tp;
+    if (plan.mesh.shard % more != 0) break;
+    Assignments value = {fmt::format("mesh.tp={}", tp),
+                         fmt::format("mesh.shard={}", plan.mesh.shard / more),
+                         fmt::format("batch.accumulation={}", plan.batch.accumulation * more)};
+    if (changed_job(job, value)) knob.values.push_back(std::move(value));
+  }
+  return knob;
+}
+
 }  // namespace
 
 std::optional<Job> changed_job(const Job& job, const Assignments& assignments) {
@@ -189,7 +205,7 @@ std::vector<MemoryKnob> memory_knobs(const Job& job) {
                                    shard_further(job),       shrink_micro_batch(job),
                                    recompute_more(job),      compile_blocks(job),
                                    smaller_states(job),      offload(job),
-                                   reduce_in_bf16(job)};
+                                   reduce_in_bf16(job),      tensor_parallel(job)};
   std::erase_if(knobs, [](const MemoryKnob& knob) { return knob.values.empty(); });
   return knobs;
 }

@@ -8,6 +8,9 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "calibration/machines.h"
@@ -29,6 +32,26 @@ constexpr std::int64_t kTelling = 3;
 Assignments joined(Assignments a, const Assignments& b) {
   a.insert(a.end(), b.begin(), b.end());
   return a;
+}
+
+// What the changes set the key to, the last of them deciding.
+std::int64_t set_to(const Assignments& changes, std::string_view key, std::int64_t own) {
+  for (auto change = changes.rbegin(); change != changes.rend(); ++change) {
+    const std::size_t equals = change->find('=');
+    if (change->substr(0, equals) == key) return std::stoll(change->substr(equals + 1));
+  }
+  return own;
+}
+
+// Without those that a later one of the same key takes back.
+Assignments standing(const Assignments& changes) {
+  Assignments last;
+  for (const std::string& change : changes) {
+    const std::string_view key = std::string_view(change).substr(0, change.find('=') + 1);
+    std::erase_if(last, [&](const std::string& earlier) { return earlier.starts_with(key); });
+    last.push_back(change);
+  }
+  return last;
 }
 
 // With the times of a simulation where blocks come back by them.
@@ -53,11 +76,11 @@ class Trials {
     Job bigger = job_;
     bigger.cluster.gpus = gpus;
     const Mesh& own = job_.resolved.plan.mesh;
-    const std::int64_t ranks = gpus / (own.cp * own.tp);
-    const std::int64_t replicate = ranks % own.replicate == 0 ? own.replicate : 1;
-    return on(bigger, joined({fmt::format("mesh.shard={}", ranks / replicate),
-                              fmt::format("mesh.replicate={}", replicate)},
-                             changes));
+    const std::int64_t ranks = gpus / (own.cp * set_to(changes, "mesh.tp", own.tp));
+    const std::int64_t wanted = set_to(changes, "mesh.replicate", own.replicate);
+    const std::int64_t replicate = ranks % wanted == 0 ? wanted : 1;
+    return on(bigger, joined(changes, {fmt::format("mesh.shard={}", ranks / replicate),
+                                       fmt::format("mesh.replicate={}", replicate)}));
   }
 
   std::vector<MemoryKnob> knobs() const {
@@ -65,15 +88,27 @@ class Trials {
     return own ? memory_knobs(*own) : std::vector<MemoryKnob>();
   }
 
-  // All changes at their strongest, in the order of the knobs.
-  std::vector<Assignments> everything() const {
-    std::vector<Assignments> all;
-    for (const MemoryKnob& knob : knobs()) {
-      const Assignments& strongest = knob.values.back();
-      // One that does not go with those before is left out.
-      if (changed_job(job_, joined(joined(own_, flat(all)), strongest))) all.push_back(strongest);
+  // All changes at their strongest that go together, in the order of the knobs; and the same begun
+  // by each knob that those before it left out.
+  std::vector<std::vector<Assignments>> everything() const {
+    const std::vector<MemoryKnob> all = knobs();
+    std::vector<std::vector<Assignments>> sets;
+    std::set<std::string> taken;
+    for (const MemoryKnob& first : all) {
+      if (taken.contains(first.key)) continue;
+      std::vector<Assignments>& together = sets.emplace_back(1, first.values.back());
+      taken.insert(first.key);
+      for (const MemoryKnob& knob : all) {
+        const Assignments& strongest = knob.values.back();
+        if (knob.key == first.key ||
+            !changed_job(job_, joined(joined(own_, flat(together)), strongest))) {
+          continue;
+        }
+        together.push_back(strongest);
+        taken.insert(knob.key);
+      }
     }
-    return all;
+    return sets;
   }
 
   static Assignments flat(const std::vector<Assignments>& changes) {
@@ -117,8 +152,12 @@ class Trials {
     const CostModel costs = cost_model(*changed);
     const double probability = StackOdds(stack_set(*changed, costs))(plan, fit, terms_.confidence);
     if (probability < terms_.confidence) return std::nullopt;
-    return Remedy{changes, cluster.gpus, plan,
-                  fit,     probability,  replay_allocations(graph).host_peak};
+    return Remedy{standing(changes),
+                  cluster.gpus,
+                  plan,
+                  fit,
+                  probability,
+                  replay_allocations(graph).host_peak};
   }
 
   const Job& job_;
@@ -150,14 +189,17 @@ std::optional<Remedy> two_keys(const Trials& trials, const std::vector<MemoryKno
   return std::nullopt;
 }
 
-std::optional<Remedy> more_gpus(const Trials& trials, const std::vector<Assignments>& changes,
+std::optional<Remedy> more_gpus(const Trials& trials,
+                                const std::vector<std::vector<Assignments>>& sets,
                                 const Cluster& cluster) {
   const std::int64_t most = cluster.node.nics > 0 ? kMaxGpus : cluster.node.gpus;
   std::int64_t gpus = cluster.gpus;
   while (gpus <= most / 2) {
     // Part of a node grows to the whole of it.
     gpus = gpus < cluster.node.gpus ? std::min(gpus * 2, cluster.node.gpus) : gpus * 2;
-    if (auto remedy = trials.least_of(changes, gpus)) return remedy;
+    for (const std::vector<Assignments>& changes : sets) {
+      if (auto remedy = trials.least_of(changes, gpus)) return remedy;
+    }
   }
   return std::nullopt;
 }
@@ -171,10 +213,12 @@ RemedySearch find_remedy(const Job& job, const Plan& plan, const MemoryTerms& te
   for (const MemoryKnob& knob : knobs) search.tried.push_back(knob.key);
   search.found = one_key(trials, knobs);
   if (!search.found) search.found = two_keys(trials, knobs);
-  const std::vector<Assignments> all = trials.everything();
-  if (!search.found) search.found = trials.least_of(all, job.cluster.gpus);
-  if (!search.found) search.found = more_gpus(trials, {}, job.cluster);
-  if (!search.found) search.found = more_gpus(trials, all, job.cluster);
+  const std::vector<std::vector<Assignments>> sets = trials.everything();
+  for (const std::vector<Assignments>& all : sets) {
+    if (!search.found) search.found = trials.least_of(all, job.cluster.gpus);
+  }
+  if (!search.found) search.found = more_gpus(trials, {{}}, job.cluster);
+  if (!search.found) search.found = more_gpus(trials, sets, job.cluster);
   return search;
 }
 

@@ -138,7 +138,12 @@ ExitCode run_search(const SearchCommandOptions& options) {
   if (!best && result.smallest) {
     const Fit fit = fit_in(job.cluster, result.smallest->peak_allocated,
                            result.smallest->peak_reserved, result.smallest->outside_allocator);
-    const RemedySearch remedy = find_remedy(job, result.smallest->plan, how.fit.terms);
+    RemedySearch remedy = find_remedy(job, result.smallest->plan, how.fit.terms);
+    if (!remedy.found) {
+      // What the smallest plan has already may be what shuts other keys out.
+      RemedySearch of_own = find_remedy(around, around.resolved.plan, how.fit.terms);
+      if (of_own.found) remedy = std::move(of_own);
+    }
     ending =
         fmt::format("the smallest plan {}; {}", fit_words(fit, result.smallest->fit_probability),
                     remedy_text(remedy, job.cluster));

@@ -124,6 +124,32 @@ TEST(Choices, ANoIsANo) {
   EXPECT_GT(helped, 0);
 }
 
+// 405B beside 64 GPUs: no sharding alone is sure enough, as its logits and gradients stay whole.
+// Tensor parallelism, which goes with neither a chunked loss nor offload, is a way; the plan that
+// is named holds when it is predicted.
+TEST(Choices, KeysThatShutOthersOutAreTriedApart) {
+  JobOptions options;
+  options.model = "llama-3.1-405b";
+  options.cluster = "64xh100";
+  options.assignments.push_back({});
+  const Job job = load_job(options);
+  const RemedySearch remedy = find_remedy(job, job.resolved.plan, MemoryTerms());
+  ASSERT_TRUE(remedy.found.has_value());
+  EXPECT_GT(remedy.found->plan.mesh.tp, 1);
+  std::set<std::string> keys;
+  for (const std::string& change : remedy.found->changes) {
+    EXPECT_TRUE(keys.insert(change.substr(0, change.find('='))).second) << change;
+  }
+  options.cluster = std::to_string(remedy.found->gpus) + "xh100";
+  options.assignments = {remedy.found->changes};
+  const Job named = load_job(options);
+  Plan expected = remedy.found->plan;
+  expected.cluster = options.cluster;
+  EXPECT_EQ(named.resolved.plan, expected);
+  const BestPlan told = best_of(named, named.resolved.plan, cost_model(named));
+  EXPECT_GE(told.report.fit_probability, 0.95);
+}
+
 TEST(Choices, RiskIsNamedAndConfidenceDecides) {
   const std::string job =
       "search --model llama-3.1-8b --cluster 64xh100 --global-batch 256 --json --fix "
