@@ -1,5 +1,6 @@
 # The null GPU (exec/null/) and the program that runs commands on it: build/bin/foreshard-null, and
-# beside it null/: the library, the names by which programs look for CUDA's driver, and Python's part.
+# beside it null/: the library, the names by which programs look for CUDA's driver (lib/), those of CUDA's
+# other libraries for builds of PyTorch whose own are not installed (absent/), and Python's part.
 # It needs neither CUDA nor its headers, LibTorch nor Python.
 file(GLOB null_sources CONFIGURE_DEPENDS exec/null/*.cpp)
 add_library(foreshard_null_gpu SHARED ${null_sources})
@@ -8,6 +9,20 @@ target_link_libraries(foreshard_null_gpu PRIVATE foreshard_flags ${CMAKE_DL_LIBS
 set(null_folder "${FORESHARD_BIN_DIR}/null")
 set_target_properties(foreshard_null_gpu PROPERTIES OUTPUT_NAME foreshard-null
   LIBRARY_OUTPUT_DIRECTORY "${null_folder}" CXX_VISIBILITY_PRESET hidden)
+file(GLOB absent_sources CONFIGURE_DEPENDS exec/null/absent/*.cpp)
+add_library(foreshard_null_absent SHARED ${absent_sources})
+target_include_directories(foreshard_null_absent PRIVATE "${PROJECT_SOURCE_DIR}")
+# Who asks one of these names for a function is given the null GPU's.
+target_link_libraries(foreshard_null_absent PRIVATE foreshard_flags -Wl,--no-as-needed foreshard_null_gpu)
+set_target_properties(foreshard_null_absent PROPERTIES OUTPUT_NAME foreshard-absent
+  LIBRARY_OUTPUT_DIRECTORY "${null_folder}" CXX_VISIBILITY_PRESET hidden)
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS exec/null/absent/libraries.txt)
+file(STRINGS exec/null/absent/libraries.txt absent_libraries)
+file(MAKE_DIRECTORY "${null_folder}/absent")
+foreach(library ${absent_libraries})
+  file(CREATE_LINK ../libforeshard-absent.so "${null_folder}/absent/${library}" SYMBOLIC)
+endforeach()
+
 set_target_properties(foreshard_null_gpu PROPERTIES
   LINK_DEPENDS
     "${PROJECT_SOURCE_DIR}/exec/null/python/sitecustomize.py;${PROJECT_SOURCE_DIR}/exec/null/python/foreshard_modules.py")
@@ -21,7 +36,7 @@ add_custom_command(TARGET foreshard_null_gpu POST_BUILD
 add_executable(foreshard-null cli/foreshard_null.cpp)
 target_link_libraries(foreshard-null PRIVATE foreshard_cli foreshard_flags)
 set_target_properties(foreshard-null PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${FORESHARD_BIN_DIR}")
-add_dependencies(foreshard-null foreshard_null_gpu)
+add_dependencies(foreshard-null foreshard_null_gpu foreshard_null_absent)
 foreshard_program(foreshard-null)
 
 if(FORESHARD_TESTS)

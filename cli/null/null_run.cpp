@@ -1,6 +1,6 @@
 // The command is a child process with the null GPU's library in LD_PRELOAD, the same library found
-// as CUDA's driver, Python's part of it in PYTHONPATH, and the environment that torchrun gives a
-// rank.
+// as CUDA's driver (and a library under the names of CUDA's others, found where these are not
+// installed), Python's part of it in PYTHONPATH, and the environment that torchrun gives a rank.
 #include "cli/null/null_run.h"
 
 #include <fmt/format.h>
@@ -84,6 +84,8 @@ void set_environment(const NullOptions& options, const Cluster& node, const fs::
   ::unsetenv("CUDA_VISIBLE_DEVICES");
   put_before("LD_PRELOAD", (library / "libforeshard-null.so").string(), ':');
   put_before("LD_LIBRARY_PATH", (library / "lib").string(), ':');
+  // Behind all others: a library that is there is taken.
+  set("LD_LIBRARY_PATH", std::getenv("LD_LIBRARY_PATH") + (":" + (library / "absent").string()));
   put_before("PYTHONPATH", (library / "python").string(), ':');
   set("TRITON_LIBCUDA_PATH", (library / "lib").string());
   const auto number = [](std::int64_t value) { return std::to_string(value); };

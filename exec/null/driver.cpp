@@ -262,6 +262,11 @@ API Status cuGetProcAddress(const char* name, void** function, int version, std:
   return cuGetProcAddress_v2(name, function, version, flags, nullptr);
 }
 
+// PyTorch's own compiler of kernels (Jiterator) links what NVRTC made.
+API Status cuLinkCreate_v2(unsigned, int*, void**, void**) { return kNotSupported; }
+API Status cuLinkAddData_v2() { return kNotSupported; }
+API Status cuLinkComplete(void*, void**, std::size_t*) { return kNotSupported; }
+
 // ---- NVML: how many devices there are and what they are called; clocks and counters are not
 // known.
 constexpr Status kNvmlUnknown = 3;  // NVML_ERROR_NOT_SUPPORTED

@@ -1,10 +1,13 @@
 // NCCL with one process for all ranks of a communicator: everything is done at once, and the other
 // ranks say what this one says. So what was known of a buffer is known of all ranks' copies after a
 // broadcast or a gather, and unknown after a sum.
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <mutex>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "exec/null/abi.h"
 #include "exec/null/device.h"
@@ -79,6 +82,25 @@ void repeat(const void* from, void* to, std::uint64_t bytes, int parts) {
   copy_bytes(to, all.data(), all.size());
 }
 
+// A group of broadcasts from every rank gathers a list (PyTorch from 2.15 on): the other ranks'
+// parts are what this rank gives.
+struct GroupBroadcast {
+  bool is_root;
+  void* at;
+  std::uint64_t bytes;
+};
+thread_local int group_depth = 0;
+thread_local std::vector<GroupBroadcast> group_broadcasts;
+
+void gather_broadcasts() {
+  const std::vector<GroupBroadcast> all = std::exchange(group_broadcasts, {});
+  const auto own = std::find_if(all.begin(), all.end(), [](const auto& b) { return b.is_root; });
+  if (own == all.end()) return;
+  for (const GroupBroadcast& other : all) {
+    if (!other.is_root && other.bytes == own->bytes) repeat(own->at, other.at, own->bytes, 1);
+  }
+}
+
 }  // namespace
 }  // namespace foreshard::null
 
@@ -148,8 +170,11 @@ API Status ncclMemAlloc(void**, std::size_t) { return 1; }
 API Status ncclMemFree(void*) { return kSuccess; }
 API const char* ncclGetErrorString(Status) { return "the null GPU's NCCL"; }
 API const char* ncclGetLastError(Comm) { return ""; }
-API Status ncclGroupStart() { return kSuccess; }
-API Status ncclGroupEnd() { return kSuccess; }
+API Status ncclGroupStart() { return ++group_depth, kSuccess; }
+API Status ncclGroupEnd() {
+  if (group_depth > 0 && --group_depth == 0) gather_broadcasts();
+  return kSuccess;
+}
 API Status ncclGroupSimulateEnd(void*) { return kSuccess; }
 API Status ncclRedOpCreatePreMulSum(int* operation, void*, int, int, Comm) {
   return *operation = 5, kSuccess;
@@ -182,7 +207,9 @@ API Status ncclAllReduce(const void* from, void* to, std::size_t count, int type
 API Status ncclBroadcast(const void* from, void* to, std::size_t count, int type, int root, Comm c,
                          StreamHandle stream) {
   const bool is_root = static_cast<const Communicator*>(c)->rank == root;
-  if (is_root && from != to) repeat(from, to, count * size_of(type), 1);
+  const std::uint64_t bytes = count * size_of(type);
+  if (is_root && from != to) repeat(from, to, bytes, 1);
+  if (group_depth > 0) group_broadcasts.push_back({is_root, to, bytes});
   return collective("broadcast", c, stream, count, type,
                     {is_root ? from : nullptr, count, to, count});
 }

@@ -1,6 +1,4 @@
 // The CUDA runtime as PyTorch and its libraries call it: devices, streams, events, launches.
-#include <dlfcn.h>
-#include <link.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -189,16 +187,9 @@ FORESHARD_NULL_API Status cudaDriverGetVersion(int* version) {
   *version = 13000;
   return kSuccess;
 }
-// PyTorch compares it with what it was built with: the version of the runtime that is loaded.
+// PyTorch compares it with what it was built with: the version that loaded libraries are linked to.
 FORESHARD_NULL_API Status cudaRuntimeGetVersion(int* version) {
-  *version = 13000;
-  dl_iterate_phdr(
-      [](dl_phdr_info* info, std::size_t, void* data) {
-        if (std::strstr(info->dlpi_name, "libcudart.so.12") == nullptr) return 0;
-        *static_cast<int*>(data) = 12080;
-        return 1;
-      },
-      version);
+  *version = is_needed("libcudart.so.12") ? 12080 : 13000;
   return kSuccess;
 }
 FORESHARD_NULL_API Status cudaGetLastError() { return std::exchange(last_error, kSuccess); }

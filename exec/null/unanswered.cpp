@@ -16,6 +16,8 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "exec/null/abi.h"
 #include "exec/null/log.h"
@@ -32,7 +34,7 @@ namespace {
 // cuDNN are answered here, function by function.
 bool is_cuda_symbol(const char* name) {
   for (const char* start : {"cuda", "__cuda", "cublas", "cudnn", "nccl", "cusolver", "cusparse",
-                            "cufft", "curand", "nvrtc", "nvJitLink", "cuFile"}) {
+                            "cufft", "curand", "nvrtc", "nvJitLink", "cuFile", "nvshmem"}) {
     if (std::strncmp(name, start, std::strlen(start)) == 0) return true;
   }
   return false;
@@ -62,6 +64,7 @@ void* own_function(const char* name) {
 }
 
 struct Tables {
+  std::vector<ElfW(Xword)> needed;  // places in names
   const ElfW(Sym) * symbols = nullptr;
   const char* names = nullptr;
   const ElfW(Rela) * relocations[2] = {};
@@ -77,6 +80,7 @@ Tables tables_of(const dl_phdr_info& info) {
     if (info.dlpi_phdr[i].p_type != PT_DYNAMIC) continue;
     const auto* d = reinterpret_cast<const ElfW(Dyn)*>(info.dlpi_addr + info.dlpi_phdr[i].p_vaddr);
     for (; d->d_tag != DT_NULL; ++d) {
+      if (d->d_tag == DT_NEEDED) t.needed.push_back(d->d_un.d_val);
       if (d->d_tag == DT_SYMTAB) t.symbols = reinterpret_cast<const ElfW(Sym)*>(at(d->d_un.d_ptr));
       if (d->d_tag == DT_STRTAB) t.names = reinterpret_cast<const char*>(at(d->d_un.d_ptr));
       if (d->d_tag == DT_JMPREL) {
@@ -103,7 +107,7 @@ int patch_library(dl_phdr_info* info, std::size_t, void*) {
   if (!seen->insert(info->dlpi_addr).second) return 0;
   // Only PyTorch's and other programs' own: CUDA's libraries call each other as they like.
   const std::string file = info->dlpi_name;
-  for (const char* cuda : {"libcu", "libnv", "libnccl", "linux-vdso", "libforeshard-null"}) {
+  for (const char* cuda : {"libcu", "libnv", "libnccl", "linux-vdso", "libforeshard-"}) {
     if (file.find(cuda) != std::string::npos) return 0;
   }
   const Tables t = tables_of(*info);
@@ -183,6 +187,21 @@ void patch_unanswered() {
   if (now == loaded) return;
   loaded = now;
   dl_iterate_phdr(patch_library, nullptr);
+}
+
+bool is_needed(const char* library) {
+  std::pair<const char*, bool> sought{library, false};
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, std::size_t, void* data) {
+        auto* const found = static_cast<std::pair<const char*, bool>*>(data);
+        const Tables t = tables_of(*info);
+        for (const ElfW(Xword) at : t.needed) {
+          if (std::strcmp(t.names + at, found->first) == 0) found->second = true;
+        }
+        return found->second ? 1 : 0;
+      },
+      &sought);
+  return sought.second;
 }
 
 void* driver_function(const char* name) {

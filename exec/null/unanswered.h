@@ -11,6 +11,9 @@ void* refusing_function(const char* name);
 // refusing function from now on. Does nothing where no library was loaded since the last time.
 void patch_unanswered();
 
+// Whether a loaded library is linked to that one; its file may be another, or none.
+bool is_needed(const char* library);
+
 // The driver's function of that name, with or without "_v2"; a refusing one where it is unknown.
 void* driver_function(const char* name);
 

@@ -1,5 +1,6 @@
 // Captures of programs: forecasts of a kept one, and foreshard-null around a small program that
 // makes CUDA's calls itself.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "sim/spec/fsdp2_version.h"
 #include "tests/cli/program.h"
 
 namespace foreshard {
@@ -196,13 +198,49 @@ TEST(NullGpu, TheStepOfAProgramIsCapturedAndForecast) {
 }
 
 TEST(NullGpu, AnswersAreThoseOfAGpu) {
-  for (const auto& [flags, part] : {std::pair("", "memory"), std::pair("", "done"),
-                                    std::pair("--events pending ", "pending")}) {
+  for (const auto& [flags, part] :
+       {std::pair("", "memory"), std::pair("", "done"), std::pair("", "list"),
+        std::pair("--events pending ", "pending")}) {
     const Outcome ran = null(std::string(flags) + "--gpu a10", part);
     EXPECT_EQ(ran.exit_code, 0) << part << ran.out << ran.err;
   }
   EXPECT_EQ(null("--gpu v100", "capability").exit_code, 7);
   EXPECT_EQ(null("--gpu h200", "capability").exit_code, 9);
+}
+
+// A build of PyTorch looks for its libraries by these names; what it asks them for is the null
+// GPU's.
+TEST(NullGpu, AbsentLibrariesAreAnswered) {
+  write_temporary("load.py", R"(import ctypes, pathlib, sys
+for name in pathlib.Path(sys.argv[1]).read_text().split():
+    ctypes.CDLL(str(pathlib.Path(sys.argv[2]) / name), ctypes.RTLD_GLOBAL)
+runtime, version, at = ctypes.CDLL("libcudart.so.12"), ctypes.c_int(), ctypes.c_void_p()
+runtime.cudaRuntimeGetVersion(ctypes.byref(version))
+assert version.value in (12080, 13000)
+assert runtime.cudaMalloc(ctypes.byref(at), ctypes.c_size_t(64)) == 0 and at.value
+assert ctypes.CDLL("libnccl.so.2").ncclGroupStart() == 0
+)");
+  const Outcome ran = shell(
+      "\"$(dirname \"$F\")/foreshard-null\" --gpu h100 --out c -- python3 "
+      "load.py " FORESHARD_SOURCE_DIR
+      "/exec/null/absent/libraries.txt \"$(dirname \"$F\")/null/absent\"");
+  EXPECT_EQ(ran.exit_code, 0) << ran.out << ran.err;
+}
+
+// reports/capture_versions.md has a row for each version of fully_shard, and each is to the byte.
+TEST(NullGpu, EveryVersionOfPyTorchWasRun) {
+  const std::string table = shell("cat " FORESHARD_SOURCE_DIR "/reports/capture_versions.md").out;
+  for (std::int32_t minor = kOldestFsdp2; minor <= kNewestFsdp2; ++minor) {
+    const auto at = table.find(fmt::format("\n| 2.{}.", minor));
+    ASSERT_NE(at, std::string::npos) << minor;
+    const std::string row = table.substr(at + 1, table.find('\n', at + 1) - at);
+    std::size_t exact = 0;
+    for (auto of = row.find("to the byte"); of != std::string::npos;
+         of = row.find("to the byte", of + 1)) {
+      ++exact;
+    }
+    EXPECT_EQ(exact, 3U) << row;
+  }
 }
 
 TEST(NullGpu, WhatIsNotAnsweredIsNamed) {

@@ -43,6 +43,9 @@ int ncclGetUniqueId(UniqueId*);
 int ncclCommInitRank(void**, int, UniqueId, int);
 int ncclAllGather(const void*, void*, std::size_t, int, void*, void*);
 int ncclReduceScatter(const void*, void*, std::size_t, int, int, void*, void*);
+int ncclBroadcast(const void*, void*, std::size_t, int, int, void*, void*);
+int ncclGroupStart();
+int ncclGroupEnd();
 void foreshard_null_mark(const char*);
 struct Device {
   std::int8_t type, index;
@@ -54,7 +57,7 @@ void _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE(void*, std::int64_t, 
 namespace foreshard::null_test {
 
 constexpr std::size_t kElements = 1 << 20, kBytes = 2 * kElements;
-constexpr int kHostToDevice = 1, kDeviceToHost = 2, kBf16 = 14, kNcclBf16 = 9;
+constexpr int kHostToDevice = 1, kDeviceToHost = 2, kBf16 = 14, kNcclBf16 = 9, kNcclInt64 = 4;
 inline const char kernel_function = 0;
 // at::native's addition of two bf16 tensors.
 constexpr const char* kKernel =

@@ -101,6 +101,30 @@ void events(bool are_pending) {
   expect(ms > 0, "later events are later");
 }
 
+// A list gathered by a group of broadcasts: the other ranks' parts are as this rank's.
+void list() {
+  UniqueId id;
+  void* communicator = nullptr;
+  ncclGetUniqueId(&id);
+  ncclCommInitRank(&communicator, 2, id, 0);
+  void *own = nullptr, *part[2] = {};
+  cudaMalloc(&own, 8);
+  const std::int64_t given = 50;
+  cudaMemcpyAsync(own, &given, sizeof given, kHostToDevice, nullptr);
+  ncclGroupStart();
+  for (int rank = 0; rank < 2; ++rank) {
+    cudaMalloc(&part[rank], 8);
+    ncclBroadcast(rank == 0 ? own : part[rank], part[rank], 1, kNcclInt64, rank, communicator,
+                  nullptr);
+  }
+  ncclGroupEnd();
+  for (void* const each : part) {
+    std::int64_t read = 0;
+    cudaMemcpyAsync(&read, each, sizeof read, kDeviceToHost, nullptr);
+    expect(read == given, "what each rank gave");
+  }
+}
+
 void unanswered() {
   void* function = nullptr;
   cudaGetDriverEntryPointByVersion("cuNobodyKnowsThis", &function, 12000, 0, nullptr);
@@ -115,6 +139,7 @@ int main(int, char** argv) {
   if (part == "memory") memory();
   if (part == "done") events(false);
   if (part == "pending") events(true);
+  if (part == "list") list();
   if (part == "unanswered") unanswered();
   if (part == "capability") {
     int major = 0;

@@ -462,6 +462,8 @@ if OUT and hasattr(LIBRARY, "foreshard_null_mark"):
         import atexit
 
         sys.meta_path.insert(0, Finder())
+        # PyTorch's libraries name many functions that are not here and that nobody calls.
+        sys.setdlopenflags(os.RTLD_LAZY)
         atexit.register(at_exit)
 
 # A sitecustomize of the environment itself, which this one hides.

@@ -1,0 +1,61 @@
+#!/usr/bin/env python3
+"""Versions of PyTorch under the null GPU: FSDP2, FSDP1 and DDP (version_train.py) captured and held to what PyTorch's own allocator said.
+
+  capture_versions.py BIN [FOLDER ...]     BIN is the folder with foreshard-null and foreshard; each FOLDER is put before
+                                     PYTHONPATH and holds a torch (pip install --no-deps --target FOLDER torch==X);
+                                     none: the torch that python3 imports. Prints a table in Markdown
+"""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+TRAIN = pathlib.Path(__file__).resolve().parent / "version_train.py"
+RUNTIMES = ("fsdp2", "fsdp1", "ddp")
+KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast")
+
+
+def last_line(text):
+    lines = [line for line in text.strip().split("\n") if line.strip() and "warn" not in line.lower()]
+    return lines[-1][:160] if lines else ""
+
+
+def forecast(program, capture):
+    words = ["--capture", capture, "--cluster", "8xh100"]
+    report = json.loads(subprocess.run([program / "foreshard", "predict", "--json", *words], capture_output=True, text=True, check=True).stdout)
+    lines = subprocess.run([program / "foreshard", "schedule", *words], capture_output=True, text=True, check=True).stdout.splitlines()
+    kinds = [line.split(",")[1] for line in lines]
+    peaks = [int(report["memory"][key]["value"]) for key in ("peak_allocated_bytes", "peak_reserved_bytes")]
+    return peaks, sum(kind in KINDS for kind in kinds)
+
+
+def run(program, runtime, environment):
+    """PyTorch's version, and what came of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        capture = pathlib.Path(folder) / "capture"
+        ran = subprocess.run([program / "foreshard-null", "--world", "8", "--gpu", "h100", "--out", capture, "--", "python3", TRAIN, runtime], capture_output=True, text=True, env=environment)
+        said = [line.split()[1:] for line in ran.stdout.splitlines() if line.startswith("PEAK")]
+        if ran.returncode != 0 or not said:
+            return None, f"exit {ran.returncode}: {last_line(ran.stderr)}"
+        peaks, collectives = forecast(program, capture)
+        errors = [here - int(there) for here, there in zip(peaks, said[-1])]
+        is_same = not any(errors)
+        memory = "to the byte" if is_same else f"allocated {errors[0]:+d}, reserved {errors[1]:+d} bytes"
+        return said[-1][2], f"{memory}, {peaks[0] / 2**20:.1f} MiB, {collectives} collectives"
+
+
+def main():
+    program = pathlib.Path(sys.argv[1]).resolve()
+    print("| PyTorch | " + " | ".join(RUNTIMES) + " |\n| --- | --- | --- | --- |", flush=True)
+    for folder in sys.argv[2:] or [""]:
+        path = [folder] * bool(folder) + [os.environ.get("PYTHONPATH", "")]
+        environment = {**os.environ, "PYTHONPATH": ":".join(word for word in path if word)}
+        results = [run(program, runtime, environment) for runtime in RUNTIMES]
+        version = next((version for version, _ in results if version), folder)
+        print(f"| {version} | " + " | ".join(result for _, result in results) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
