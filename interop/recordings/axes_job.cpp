@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "models/families.h"
+#include "models/layers/attention_kernels.h"
 #include "models/model_dims.h"
 #include "sim/base/error.h"
 #include "sim/graph/layers/layer_program.h"
@@ -297,6 +298,11 @@ RecordedJob read_axes_job(const RecordingFolder& folder, std::size_t row) {
   if (s.text("attention") == "cudnn") plan.attention = AttentionKernel::kCudnn;
   if (s.text("attn_type") == "flex") {
     plan.attention = AttentionKernel::kFlex;
+    for (LayerSpec& layer : job.model.kinds) {
+      for (Operation& op : layer.operations) {
+        if (op.kind == OperationKind::kAttention) drop_random_state(op);
+      }
+    }
   } else if (s.text("attn_type") != "sdpa") {
     s.unknown("attn_type");
   }

@@ -368,6 +368,7 @@ std::vector<Operation> fused(LayerSpec& layer, Operation op, const Plan& plan, b
     op.attention.causal = false;
     op.attention.window = 0;
   }
+  if (kernel == AttentionKernel::kFlex) drop_random_state(op);
   add_workspace(layer, op);
   std::vector<Operation> operations = out.take();
   const Index rows = op.outputs.front();
@@ -400,6 +401,14 @@ void attend_in_chunks(AttentionShape& shape, std::int64_t sequence) {
 }
 
 }  // namespace
+
+void drop_random_state(Operation& attention) {
+  std::vector<Index>& outputs = attention.outputs;
+  for (; outputs.size() > 2; outputs.pop_back()) {
+    std::erase(attention.saved, outputs.back());
+    std::erase(attention.released, outputs.back());
+  }
+}
 
 void apply_attention(LayerSpec& layer, const Plan& plan, std::string_view family) {
   const FamilyCode code = code_of(family);

@@ -1,4 +1,4 @@
-// Which kernels compute a layer's attention under a plan, and what they keep; internal to models/.
+// Which kernels compute a layer's attention under a plan, and what they keep.
 #pragma once
 
 #include <string_view>
@@ -12,5 +12,9 @@ namespace foreshard {
 // of its kernel, or the operations that PyTorch or the family's model (ModelSpec::family) computes
 // it by.
 void apply_attention(LayerSpec& layer, const Plan& plan, std::string_view family);
+
+// FlexAttention returns its result and the sums of exponentials alone (torch/_higher_order_ops/
+// flex_attention.py, 2.11); fused kernels the state of the random generator besides.
+void drop_random_state(Operation& attention);
 
 }  // namespace foreshard

@@ -67,10 +67,8 @@ CollectiveOperation operation_of(EventKind collective) {
   }
 }
 
-// The ring of context parallel sends to one neighbour what an all-to-all spreads over all.
-CollectiveOperation operation_of(EventKind collective, const Communicator& communicator) {
-  const bool is_ring = collective == EventKind::kAllToAll && communicator.name == "cp";
-  return is_ring ? CollectiveOperation::kSendRecv : operation_of(collective);
+CollectiveOperation operation_of(const Work& work) {
+  return work.to_neighbour ? CollectiveOperation::kSendRecv : operation_of(work.kind);
 }
 
 // What a hop of the cluster takes longer than one of NCCL's table, seconds. The catalogue's
@@ -562,8 +560,7 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
     Evidence evidence = Evidence::kMeasured;
     if (is_collective(work.kind) && models[work.communicator]) {
       const CollectiveModel& model = *models[work.communicator];
-      const CollectiveOperation operation =
-          operation_of(work.kind, graph.communicators[work.communicator]);
+      const CollectiveOperation operation = operation_of(work);
       const CollectivePrice p = with_gap(model.price(operation, as_double(work.bytes.count())),
                                          gaps[work.communicator], operation);
       seconds = last = p.seconds * scale(model.factor());

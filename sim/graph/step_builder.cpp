@@ -34,7 +34,9 @@ StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPr
   graph_.clear();
   graph_.host.python = plan.runtime.kind != RuntimeKind::kNative;
   graph_.host.compiled = plan.compile != Compile::kNone;
-  graph_.host.reducer = plan.runtime.kind == RuntimeKind::kDdp;
+  // Megatron-Core, too, calls c10d itself, from its own buckets and autograd functions.
+  graph_.host.reducer =
+      plan.runtime.kind == RuntimeKind::kDdp || plan.runtime.kind == RuntimeKind::kMegatron;
   graph_.host.dtensors = plan.runtime.kind == RuntimeKind::kFsdp2;
   FORESHARD_CHECK(programs.serve(plan), "layer programs of another batch shape");
   tails_.fill(kNoEvent);
@@ -260,6 +262,7 @@ std::int32_t StepBuilder::add_work(EventKind kind, const UnitWork& cost, Flops f
       std::max(cost.launches, static_cast<std::int64_t>(cost.kernels.size())), 1, 65535));
   work.tensors = static_cast<std::uint32_t>(cost.tensors);
   work.bytes = cost.bytes;
+  work.to_neighbour = cost.to_neighbour;
   work.flops = flops;
   FORESHARD_CHECK(graph_.works.size() < 65535, "more works than a row can name");
   graph_.works.push_back(work);
@@ -387,22 +390,29 @@ EventId StepBuilder::add_layer_run(EventKind kind, std::int32_t layer, std::size
 
 EventId StepBuilder::add_collective(EventKind kind, Stream stream, std::uint8_t communicator,
                                     Bytes bytes, std::int32_t unit) {
-  const auto [it, is_new] =
-      collective_works_.try_emplace({kind, communicator, bytes.count(), pending_hooks_});
-  if (is_new) {
-    UnitWork work;
-    work.communicator = communicator;
-    work.bytes = bytes;
-    it->second = new_work(kind, work);
-  }
-  return push(kind, stream, it->second, unit, -1);
+  UnitWork work;
+  work.communicator = communicator;
+  work.bytes = bytes;
+  return push(kind, stream, collective_work(kind, work), unit, -1);
 }
 
-EventId StepBuilder::launch_call(const LayerCall& call, std::int32_t unit) {
-  const Stream stream = stream_of(call.collective.dim);
+EventId StepBuilder::add_collective(const LayerCollective& collective, Bytes bytes,
+                                    std::int32_t unit) {
+  const Stream stream = stream_of(collective.dim);
   wait(stream, tail(Stream::kCompute));
-  return add_collective(kind_of(call.collective.kind), stream, communicator_of(call.collective.dim),
-                        Bytes(std::max(call.bytes_in, call.bytes_out)), unit);
+  UnitWork work;
+  work.communicator = communicator_of(collective.dim);
+  work.bytes = bytes;
+  work.to_neighbour = collective.to_neighbour;
+  const EventKind kind = kind_of(collective.kind);
+  return push(kind, stream, collective_work(kind, work), unit, -1);
+}
+
+std::uint16_t StepBuilder::collective_work(EventKind kind, const UnitWork& work) {
+  const auto [it, is_new] = collective_works_.try_emplace(
+      {kind, work.communicator, work.bytes.count(), pending_hooks_, work.to_neighbour});
+  if (is_new) it->second = new_work(kind, work);
+  return it->second;
 }
 
 void StepBuilder::launch_and_wait(const LayerPhaseProgram& phase, std::size_t segment,

@@ -142,7 +142,11 @@ class StepBuilder {
   EventId add_collective(EventKind kind, Stream stream, std::uint8_t communicator, Bytes bytes,
                          std::int32_t unit);
   // A collective between the parts of a layer, on its axis' stream, behind what is computed.
-  EventId launch_call(const LayerCall& call, std::int32_t unit);
+  EventId add_collective(const LayerCollective& collective, Bytes bytes, std::int32_t unit);
+  EventId launch_call(const LayerCall& call, std::int32_t unit) {
+    const Bytes whole(std::max(call.bytes_in, call.bytes_out));
+    return add_collective(call.collective, whole, unit);
+  }
   // All of the phase at one segment: launches, of no unit, whose rows `flights` has by call, and
   // compute's waits for them.
   void launch_and_wait(const LayerPhaseProgram& phase, std::size_t segment,
@@ -236,6 +240,7 @@ class StepBuilder {
     std::int64_t launches = 0;  // 0: one per kernel
     std::int64_t tensors = 0;   // parameters that the host goes through one by one
     bool queues = true;         // false: a communicator of the unit's own, nothing queues on it
+    bool to_neighbour = false;  // as Work's
   };
   virtual ~StepBuilder() = default;
 
@@ -332,6 +337,7 @@ class StepBuilder {
   EventId push(EventKind kind, Stream stream, std::uint16_t work, std::int32_t unit,
                std::int32_t layer);
   std::int32_t add_work(EventKind kind, const UnitWork& work, Flops flops);
+  std::uint16_t collective_work(EventKind kind, const UnitWork& work);
 
   static constexpr std::int32_t kVariants = 8;
   static constexpr std::int32_t kHookSteps = 8;
@@ -364,8 +370,8 @@ class StepBuilder {
   std::array<EventId, 256> communicator_tails_;
   std::uint8_t reduce_scatter_communicator_ = kShard;
   std::array<std::uint8_t, kMeshDims> communicator_of_dim_{};
-  // Works of add_collective, by kind, communicator, bytes and hooks.
-  std::map<std::tuple<EventKind, std::uint8_t, std::int64_t, std::int32_t>, std::uint16_t>
+  // Works of add_collective, by kind, communicator, bytes, hooks and whether to a neighbour.
+  std::map<std::tuple<EventKind, std::uint8_t, std::int64_t, std::int32_t, bool>, std::uint16_t>
       collective_works_;
   EventId host_reads_ = kNoEvent;         // a row whose results the next row's issue waits for
   EventId unawaited_compute_ = kNoEvent;  // CPU ranks: a compute row the host has not waited for

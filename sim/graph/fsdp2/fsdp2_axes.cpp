@@ -70,12 +70,10 @@ std::string_view reduction_word(const LayerCollective& collective) {
 
 // --- inside layers ---
 
-EventId Fsdp2::communicate(CollectiveKind kind, MeshDim dim, std::int64_t bytes_in,
+EventId Fsdp2::communicate(const LayerCollective& collective, std::int64_t bytes_in,
                            std::int64_t bytes_out, HostEvent event) {
-  const Stream stream = stream_of(dim);
-  wait(stream, tail(Stream::kCompute));
-  const EventId row = add_collective(kind_of(kind), stream, communicator_of(dim),
-                                     Bytes(std::max(bytes_in, bytes_out)), event.unit);
+  const MeshDim dim = collective.dim;
+  const EventId row = add_collective(collective, Bytes(std::max(bytes_in, bytes_out)), event.unit);
   if (!logging_) return row;
   event.bytes_in = bytes_in;
   event.bytes_out = bytes_out;
@@ -83,7 +81,7 @@ EventId Fsdp2::communicate(CollectiveKind kind, MeshDim dim, std::int64_t bytes_
   event.group_size = plan_.mesh.group(dim).size;
   event.communicator = communicator_of(dim);
   event.issue = "functional";
-  log(to_string(kind_of(kind)), event);
+  log(to_string(kind_of(collective.kind)), event);
   return row;
 }
 
@@ -123,8 +121,7 @@ EventId Fsdp2::launch(const LayerCall& call, std::int32_t unit) {
   event.dtype = dtype_word(call.element);
   event.on = reduction_word(call.collective);
   event.splits = splits_of(call);
-  return communicate(call.collective.kind, call.collective.dim, call.bytes_in, call.bytes_out,
-                     std::move(event));
+  return communicate(call.collective, call.bytes_in, call.bytes_out, std::move(event));
 }
 
 void Fsdp2::await(const LayerCall& call, std::int32_t unit) {
@@ -154,18 +151,20 @@ std::string Fsdp2::splits_of(const LayerCall& call) const {
   };
   std::vector<std::int64_t> sent, received;
   const std::int64_t count = call.bytes_in / call.element.size();
-  if (call.collective.dim == MeshDim::kCp) {
+  if (call.collective.to_neighbour) {
     const std::int64_t ranks = plan_.mesh.cp, rank = plan_.mesh.cp_index(plan_.rank);
     sent.assign(static_cast<std::size_t>(ranks), 0);
     received = sent;
     sent[static_cast<std::size_t>((rank + 1) % ranks)] = count;
     received[static_cast<std::size_t>((rank + ranks - 1) % ranks)] = count;
   } else {
-    const bool counts = call.element.type == ElementType::kInt64;
-    const std::int64_t width = counts ? 1 : model_.hidden;
-    sent.assign(static_cast<std::size_t>(plan_.mesh.ep), count / width / plan_.mesh.ep);
+    const bool of_rows =
+        call.collective.dim == MeshDim::kEp && call.element.type != ElementType::kInt64;
+    const std::int64_t width = of_rows ? model_.hidden : 1;
+    const std::int64_t ranks = plan_.mesh.group(call.collective.dim).size;
+    sent.assign(static_cast<std::size_t>(ranks), count / width / ranks);
     received = sent;
-    if (!counts && !plan_.expert_parallel.sent.empty()) {
+    if (of_rows && !plan_.expert_parallel.sent.empty()) {
       sent = plan_.expert_parallel.sent;
       received = plan_.expert_parallel.received;
       // Which way: what is sent has as many rows as the call's input.
@@ -210,7 +209,7 @@ std::vector<std::int32_t> Fsdp2::complete_gradients(std::int32_t unit) {
         allocate(MemoryCategory::kAccumulatedGrad, Stream::kCompute, unit, Bytes(bytes));
     if (p.partial) {
       const EventId row =
-          communicate(CollectiveKind::kAllReduce, MeshDim::kTp, bytes, bytes,
+          communicate({.kind = CollectiveKind::kAllReduce, .dim = MeshDim::kTp}, bytes, bytes,
                       {.unit = unit, .dtype = to_string(plan_.param_dtype), .on = "SUM"});
       await_collective(row, CollectiveKind::kAllReduce, MeshDim::kTp, unit);
     } else {
@@ -278,7 +277,7 @@ void Fsdp2::clip_over_axes() {
     for (const MeshDim dim : clipped.dims) {
       std::int32_t powers = temporary(row);
       std::int32_t reduced = temporary(row);
-      const EventId done = communicate(CollectiveKind::kAllReduce, dim, row, row,
+      const EventId done = communicate({.kind = CollectiveKind::kAllReduce, .dim = dim}, row, row,
                                        {.dtype = to_string(plan_.master_dtype), .on = "SUM"});
       await_collective(done, CollectiveKind::kAllReduce, dim, HostEvent::kNobody);
       std::int32_t root = temporary(row);

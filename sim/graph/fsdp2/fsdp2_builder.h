@@ -195,7 +195,7 @@ class Fsdp2 final : public StepBuilder {
   void await(const LayerCall& call, std::int32_t unit);
   std::string splits_of(const LayerCall& call) const;
   void note_open(EventKind kind, std::int32_t layer);
-  EventId communicate(CollectiveKind kind, MeshDim dim, std::int64_t bytes_in,
+  EventId communicate(const LayerCollective& collective, std::int64_t bytes_in,
                       std::int64_t bytes_out, HostEvent event);
   void await_collective(EventId row, CollectiveKind kind, MeshDim dim, std::int32_t unit);
   std::vector<std::int32_t> complete_gradients(std::int32_t unit);
@@ -203,6 +203,7 @@ class Fsdp2 final : public StepBuilder {
   void end_step_frame();
   void log_step();
   void cut_batch();
+  std::vector<std::int32_t> block_mask(std::int64_t queries);
   void drop_batch_parts();
   void keep_loss(std::int32_t layer);
   void hold_row_orders();

@@ -102,11 +102,31 @@ void Fsdp2::begin_step_frame() {
   }
 }
 
+// FlexAttention's BlockMask, of one sequence for all: of partial and of full blocks, how many and
+// which, for each block of queries and for each of keys (torch/nn/attention/flex_attention.py,
+// from_kv_blocks).
+std::vector<std::int32_t> Fsdp2::block_mask(std::int64_t queries) {
+  constexpr std::int64_t kBlock = 128, kInt32 = 4;
+  std::vector<std::int32_t> mask;
+  if (plan_.attention != AttentionKernel::kFlex) return mask;
+  const std::int64_t rows = (queries + kBlock - 1) / kBlock;
+  const std::int64_t columns = (plan_.batch.sequence + kBlock - 1) / kBlock;
+  for (const std::int64_t counted : {rows, rows, columns, columns}) {
+    mask.push_back(fetched(kInt32 * counted));
+    mask.push_back(fetched(kInt32 * rows * columns));
+  }
+  return mask;
+}
+
 // The rank's part of the batch: tokens, labels, positions, each put in the order of the balancer
-// first.
+// first; then its part of the mask of all.
 void Fsdp2::cut_batch() {
   const std::int64_t cp = plan_.mesh.cp;
-  if (cp == 1) return;
+  std::vector<std::int32_t> mask = block_mask(plan_.batch.sequence);
+  if (cp == 1) {
+    batch_parts_ = std::move(mask);
+    return;
+  }
   const bool balances = plan_.context_parallel.balance == ContextParallel::Balance::kHeadTail;
   const std::int64_t row = plan_.batch.sequence * kPosition;
   std::int32_t positions = fetched(row);
@@ -119,20 +139,19 @@ void Fsdp2::cut_batch() {
   cut(input_bytes(model_, plan_.batch.micro_batch, plan_.batch.sequence));
   cut(whole_labels());
   cut(row * plan_.batch.micro_batch);
+  const std::vector<std::int32_t> part = block_mask(plan_.batch.sequence / cp);
+  batch_parts_.insert(batch_parts_.end(), part.begin(), part.end());
+  free_all(mask);
   StepBuilder::free(positions);
   StepBuilder::free(order);
 }
 
-void Fsdp2::drop_batch_parts() {
-  for (std::int32_t& part : batch_parts_) StepBuilder::free(part);
-  batch_parts_.clear();
-  batch_parts_.clear();
-}
+void Fsdp2::drop_batch_parts() { free_all(batch_parts_); }
 
 void Fsdp2::sum_and_read(MeshDim dim, const Scalar& scalar) {
   std::int32_t sum = counted(scalar.bytes);
-  const EventId row = communicate(CollectiveKind::kAllReduce, dim, scalar.bytes, scalar.bytes,
-                                  {.dtype = scalar.dtype, .on = scalar.reduction});
+  const EventId row = communicate({.kind = CollectiveKind::kAllReduce, .dim = dim}, scalar.bytes,
+                                  scalar.bytes, {.dtype = scalar.dtype, .on = scalar.reduction});
   await_collective(row, CollectiveKind::kAllReduce, dim, HostEvent::kNobody);
   read_on_host(scalar, row);
   StepBuilder::free(sum);

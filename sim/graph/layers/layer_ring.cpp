@@ -139,7 +139,9 @@ class Ring {
   }
   std::int16_t launch(CollectiveKind kind, std::int64_t in, std::int64_t out,
                       TensorElement element) {
-    return writer_.launch({.kind = kind, .dim = MeshDim::kCp}, in, out, element);
+    const LayerCollective collective{
+        .kind = kind, .dim = MeshDim::kCp, .to_neighbour = kind == CollectiveKind::kAllToAll};
+    return writer_.launch(collective, in, out, element);
   }
 
   // Contiguous copies of both.

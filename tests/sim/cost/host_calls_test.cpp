@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "sim/cost/cost_model.h"
 #include "sim/graph/training_step.h"
 #include "tests/support/fixtures.h"
@@ -62,6 +64,23 @@ TEST(HostCalls, OnlyShardsOfFsdp2AreDTensors) {
             of(of_step(tiny_model(2), plan), HostCall::kUpdatedTensor));
   plan.runtime.kind = RuntimeKind::kFsdp1;
   EXPECT_EQ(of(of_step(tiny_model(2), plan), HostCall::kUpdatedShard), 0);
+}
+
+// Megatron-Core's layers and buckets call c10d; fully_shard's gathers go through Python for every
+// parameter first.
+TEST(HostCalls, MegatronsCollectivesAreCallsOfC10d) {
+  const ModelSpec model = tiny_model(2);
+  Plan plan = tiny_plan();
+  plan.runtime = {RuntimeKind::kMegatron, "0.20"};
+  plan.mesh = {4, 1};
+  plan.mesh.tp = 2;
+  const EventGraph graph = build_training_step(model, plan);
+  const HostCounts counts = of_step(graph);
+  const auto collectives = std::count_if(graph.rows.begin(), graph.rows.end(),
+                                         [](const Row& row) { return is_collective(row.kind); });
+  EXPECT_GT(collectives, 0);
+  EXPECT_EQ(of(counts, HostCall::kBucketRow), collectives);
+  EXPECT_EQ(of(counts, HostCall::kCollective), 0);
 }
 
 TEST(HostCalls, TheEngineCallsNothingOfPython) {

@@ -68,6 +68,26 @@ TEST(Ulysses, EveryRuntimeExchangesHeadsEightTimesABlock) {
   }
 }
 
+// A ring's exchange is a message to one rank, Ulysses' is an all-to-all of tokens; the name of the
+// communicator says neither (with one axis it is the world's).
+TEST(ContextParallel, ARingSendsToOneRankAndUlyssesToAll) {
+  const ModelSpec model = tiny_model(1);
+  for (const Rotate rotate : {Rotate::kAllGather, Rotate::kAllToAll, Rotate::kUlysses}) {
+    for (const std::int64_t shard : {1, 2}) {
+      Plan plan = cp_plan(RuntimeKind::kFsdp2, "2.11", rotate);
+      plan.mesh.shard = shard;
+      const EventGraph graph = build_training_step(model, plan);
+      int exchanges = 0;
+      for (const Row& row : graph.rows) {
+        if (row.kind != EventKind::kAllToAll) continue;
+        ++exchanges;
+        EXPECT_EQ(graph.works[row.work].to_neighbour, rotate != Rotate::kUlysses);
+      }
+      EXPECT_GT(exchanges, 0) << to_string(rotate) << " shard " << shard;
+    }
+  }
+}
+
 // A rank's share of attention is the same whatever comes round.
 TEST(ContextParallel, FormsShareAttentionEvenly) {
   const ModelSpec model = tiny_model(2);
