@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include "exec/engine/engine.h"
-#include "sim/spec/reduction_order.h"
 
 namespace foreshard {
 

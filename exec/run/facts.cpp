@@ -15,7 +15,6 @@
 #include "sim/base/json.h"
 #include "sim/graph/axes/rank_part.h"
 #include "sim/spec/plan_config.h"
-#include "sim/spec/reduction_order.h"
 
 namespace foreshard {
 namespace {

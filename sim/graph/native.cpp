@@ -41,7 +41,6 @@
 #include "sim/graph/flat_layout.h"
 #include "sim/graph/runtimes.h"
 #include "sim/graph/step_builder.h"
-#include "sim/spec/reduction_order.h"
 
 namespace foreshard {
 namespace {

@@ -4,7 +4,6 @@
 
 #include "sim/memory/outside_allocator.h"
 #include "sim/spec/fsdp2_version.h"
-#include "sim/spec/reduction_order.h"
 
 namespace foreshard {
 namespace {

@@ -2,7 +2,6 @@
 #include "sim/spec/plan.h"
 
 #include "sim/spec/checks/plan_check.h"
-#include "sim/spec/reduction_order.h"
 
 namespace foreshard {
 
@@ -228,10 +227,27 @@ const char* to_string(ReductionOrder order) {
       return "microbatch";
     case ReductionOrder::kLibrary:
       return "library";
+    case ReductionOrder::kMicrobatch2:
+      return "microbatch_2";
+    case ReductionOrder::kMicrobatch4:
+      return "microbatch_4";
+    case ReductionOrder::kMicrobatch8:
+      return "microbatch_8";
   }
-  return slices_of(order) == 2   ? "microbatch_2"
-         : slices_of(order) == 4 ? "microbatch_4"
-                                 : "microbatch_8";
+  return "?";
+}
+
+std::int64_t slices_of(ReductionOrder order) {
+  switch (order) {
+    case ReductionOrder::kMicrobatch2:
+      return 2;
+    case ReductionOrder::kMicrobatch4:
+      return 4;
+    case ReductionOrder::kMicrobatch8:
+      return 8;
+    default:
+      return 1;
+  }
 }
 
 void check(const Plan& plan, const ModelSpec& model, const Cluster& cluster) {

@@ -365,8 +365,22 @@ struct Optimizer {
 // replicas, every replica sums its own share so and the replicas are added in order; with
 // keep_unsharded every rank does. kLibrary: each reduce-scatter makes a sum of its own, as NCCL
 // does, and that is added to the gradient.
-enum class ReductionOrder : std::uint8_t { kMicrobatch, kLibrary };
+// kMicrobatch2, 4, 8: products, too, and sums over tokens are made in that many slices of features
+// (of tokens), whose sums are added in pairs, ((0 + 1) + (2 + 3)), whatever mesh.tp: plans of one
+// such order have equal bits for every mesh.tp that divides it. Gradients are summed as with
+// kMicrobatch, which has as many slices as mesh.tp.
+enum class ReductionOrder : std::uint8_t {
+  kMicrobatch,
+  kLibrary,
+  kMicrobatch2,
+  kMicrobatch4,
+  kMicrobatch8
+};
 const char* to_string(ReductionOrder order);
+std::int64_t slices_of(ReductionOrder order);  // of those that name them; else 1
+constexpr bool is_microbatch_order(ReductionOrder order) {
+  return order != ReductionOrder::kLibrary;
+}
 
 struct Evaluation {
   std::optional<std::int64_t> every;  // steps between evaluations; none: no evaluation

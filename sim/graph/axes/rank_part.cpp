@@ -27,7 +27,6 @@
 #include "sim/base/error.h"
 #include "sim/graph/axes/fused_columns.h"
 #include "sim/graph/axes/layer_cutter.h"
-#include "sim/spec/reduction_order.h"
 
 namespace foreshard {
 namespace {

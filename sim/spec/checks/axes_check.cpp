@@ -11,7 +11,6 @@
 #include "sim/spec/checks/capabilities.h"
 #include "sim/spec/checks/plan_runtime_check.h"
 #include "sim/spec/fsdp2_version.h"
-#include "sim/spec/reduction_order.h"
 
 namespace foreshard {
 namespace {

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "sim/spec/keys/key_rows.h"
-#include "sim/spec/reduction_order.h"
 
 namespace foreshard {
 namespace {
@@ -38,7 +37,8 @@ constexpr std::array kCollectiveKernels = {
 constexpr std::array kCommunicators = {Communicators::kShared, Communicators::kSeparate};
 constexpr std::array kHostSyncs = {HostSync::kNone, HostSync::kStep};
 constexpr std::array kReductionOrders = {ReductionOrder::kMicrobatch, ReductionOrder::kLibrary,
-                                         kMicrobatch2, kMicrobatch4, kMicrobatch8};
+                                         ReductionOrder::kMicrobatch2, ReductionOrder::kMicrobatch4,
+                                         ReductionOrder::kMicrobatch8};
 constexpr std::array kWhens = {When::kEach, When::kLast};
 constexpr std::array kCheckpointWraps = {CheckpointWraps::kModule, CheckpointWraps::kUnit};
 constexpr std::array kSelectivePolicies = {SelectivePolicy::kEverySecondMm,

@@ -10,7 +10,6 @@
 #include "models/families.h"
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_profile.h"
-#include "sim/spec/reduction_order.h"
 #include "tests/exec/engine/engine_runs.h"
 
 namespace foreshard {
@@ -78,7 +77,7 @@ void check_bits(DType param, DType reduce) {
   std::vector<EngineRun> runs;
   for (const std::int64_t tp : {1, 2, 4}) {
     Plan plan = plan_of(tp);
-    plan.reduction_order = kMicrobatch4;
+    plan.reduction_order = ReductionOrder::kMicrobatch4;
     plan.param_dtype = param;
     plan.reduce_dtype = reduce;
     runs.push_back(run_in_threads(model, plan, kSteps));
