@@ -132,12 +132,14 @@ void summarize_memory(const Forecast& forecast, const Cluster& cluster,
                     Evidence::kInterpolated};
   });
   report.peak_reserved = over_all(outcomes, [](const Fit& fit) {
-    const double spread = std::exp(kStandardDeviations * kReservedLogSd);
+    const ReservedError error = reserved_error(fit);
+    const double spread = kStandardDeviations * error.log_sd;
     const auto reserved = static_cast<double>(fit.reserved.count());
     const auto allocated = static_cast<double>(fit.allocated.count());
     const auto kept = static_cast<double>(kept_besides(fit, kHighQuantile).count());
-    return Quantity{reserved, std::max(allocated, std::round(reserved / spread)),
-                    std::round(reserved * spread + kept), Evidence::kInterpolated};
+    return Quantity{
+        reserved, std::max(allocated, std::round(reserved * std::exp(error.log_mean - spread))),
+        std::round(reserved * std::exp(error.log_mean + spread) + kept), Evidence::kInterpolated};
   });
   report.outside_allocator =
       over_all(outcomes, [](const Fit& fit) { return outside_quantity(fit.outside); });

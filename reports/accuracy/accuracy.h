@@ -77,12 +77,13 @@ struct RankCorrelation {
 RankCorrelation rank_correlation(const std::vector<AccuracyRow>& rows, double difference);
 
 // Of each quantity and group of the first kind `count` scored rows become anchors, no longer
-// scored: those in the middle of equal parts of the group ordered by forecast, as somebody chooses
-// a run who has the forecasts and no measurement; of equal forecasts by a hash of the id. Their
-// group's other forecasts are multiplied by exp(mean(log(measured / predicted)) / 2) of the
-// anchors: half of what they say, for a single run carries an error of its own shape of the same
-// size. What lies outside the anchor's own interval is taken as that run's alone: an anchor counts
-// as at most the interval's end. Their intervals are half as wide, as logarithms.
+// scored: of equal parts of the group ordered by forecast, those with the narrowest interval, and
+// of these the one in the middle, as somebody chooses a run who has the forecasts and no
+// measurement; of equal forecasts by a hash of the id. The anchor nearest by forecast moves each of
+// its group's other forecasts: four fifths of what it says, for a single run carries an error of
+// its own, and less the less the two forecasts are alike. What lies outside the anchor's own
+// interval is taken as that run's alone: an anchor counts as at most the interval's end. Intervals
+// are half as wide, as logarithms.
 std::vector<AccuracyRow> anchored(std::vector<AccuracyRow> rows, int count);
 
 // Forecasts without measurements, and a hash over them, so that a later comparison with new rows is

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "sim/memory/memory_alternatives.h"
+
 namespace foreshard {
 namespace {
 
@@ -28,13 +30,16 @@ std::vector<std::pair<Bytes, double>> combinations(const Fit& fit) {
 }  // namespace
 
 double fit_probability(const Fit& fit) {
-  const double reserved = kReservedLogSd * static_cast<double>(fit.reserved.count());
+  const ReservedError error = reserved_error(fit);
+  const auto forecast = static_cast<double>(fit.reserved.count());
+  const double reserved = error.log_sd * forecast;
   const double outside =
       kOutsideSpread / kStandardDeviations * static_cast<double>(fit.outside.count());
   const double sd = std::hypot(reserved, outside);
   double sum = 0;
   for (const auto& [more, weight] : combinations(fit)) {
-    const auto margin = static_cast<double>((fit.margin() - more).count());
+    const double margin =
+        static_cast<double>((fit.margin() - more).count()) - error.log_mean * forecast;
     const double sure = margin >= 0 ? 1.0 : 0.0;
     sum += weight * (sd <= 0 ? sure : std::erfc(-margin / (sd * std::sqrt(2.0))) / 2);
   }

@@ -26,6 +26,14 @@ std::vector<MemoryAlternative> memory_alternatives(const ModelSpec& model, const
 // else.
 Fit with_alternatives(Fit fit, const ModelSpec& model, const Plan& plan);
 
+// What a forecast of reserved memory is off by, the mean and the standard deviation of the
+// logarithm of what is reserved over what was forecast: those of recordings (0, kReservedLogSd),
+// or, where alternatives are open, of codes that nobody has read, besides those.
+struct ReservedError {
+  double log_mean = 0, log_sd = kReservedLogSd;
+};
+ReservedError reserved_error(const Fit& fit);
+
 // How far all of them at once reach above a forecast of so many bytes, as a logarithm: the first
 // look that kept two of them was off by their sum.
 double log_reach(const std::vector<MemoryAlternative>& alternatives, Bytes forecast);

@@ -70,32 +70,48 @@ TEST(Accuracy, RankCorrelationCountsPairsThatDiffer) {
   EXPECT_NEAR(ranking.tau, 1.0 / 3, 1e-12);
 }
 
-// The anchor says 1.0816 times; the others of its group get its square root, other groups their
-// own.
-TEST(Accuracy, AnchorsScaleTheirGroupByHalfOfWhatTheySay) {
+// The anchor says 1.0816 times: of a run with the same forecast that is taken to the power of 0.8,
+// of one e times as long to less; other groups have their own.
+TEST(Accuracy, AnchorsScaleTheirGroupByWhatTheySay) {
   const std::vector<AccuracyRow> rows = {row("A-1", "A", 1.0816, 1), row("A-2", "A", 1.0816, 1),
+                                         row("A-3", "A", std::exp(1), std::exp(1)),
                                          row("B-1", "B", 1, 1), row("B-2", "B", 1, 1)};
   const std::vector<AccuracyRow> result = anchored(rows, 1);
   EXPECT_NE(result[0].scored, result[1].scored);
   const AccuracyRow& other = result[0].scored ? result[0] : result[1];
-  EXPECT_NEAR(other.predicted, 1.04, 1e-12);
-  EXPECT_NEAR(other.high, std::sqrt(1.1) * 1.04, 1e-12);
-  EXPECT_NE(result[2].scored, result[3].scored);
-  EXPECT_NEAR(result[2].predicted, 1, 1e-12);
-  // The run in the middle of the forecasts, or those in the middle of each half.
-  std::vector<AccuracyRow> five;
-  for (const double predicted : {3.0, 1.0, 5.0, 2.0, 4.0}) {
-    five.push_back(row(std::to_string(predicted), "A", predicted, predicted));
-  }
-  const std::vector<AccuracyRow> one = anchored(five, 1), two = anchored(five, 2);
-  for (std::size_t i = 0; i < five.size(); ++i) {
-    const double predicted = five[i].predicted;
-    EXPECT_EQ(one[i].scored, predicted != 3) << predicted;
-    EXPECT_EQ(two[i].scored, predicted != 2 && predicted != 4) << predicted;
-  }
+  EXPECT_NEAR(other.predicted, std::pow(1.0816, 0.8), 1e-12);
+  EXPECT_NEAR(other.high, std::sqrt(1.1) * other.predicted, 1e-12);
+  EXPECT_GT(result[2].predicted, std::exp(1));
+  EXPECT_LT(result[2].predicted, std::exp(1) * other.predicted);
+  EXPECT_NE(result[3].scored, result[4].scored);
+  EXPECT_NEAR(result[3].predicted, 1, 1e-12);
   // The same rows whatever their order.
   const std::vector<AccuracyRow> reversed(rows.rbegin(), rows.rend());
-  EXPECT_EQ(anchored(reversed, 1)[3].scored, result[0].scored);
+  EXPECT_EQ(anchored(reversed, 1)[4].scored, result[0].scored);
+}
+
+// The run in the middle of the forecasts, or those in the middle of each half; of one whose
+// interval is narrower rather that.
+TEST(Accuracy, AnchorsAreTheSurestForecasts) {
+  std::vector<AccuracyRow> six;
+  for (const double predicted : {3.0, 1.0, 5.0, 2.0, 4.0, 6.0}) {
+    six.push_back(row(std::to_string(predicted), "A", predicted, predicted));
+  }
+  const std::vector<AccuracyRow> one = anchored(six, 1), two = anchored(six, 2);
+  for (std::size_t i = 0; i < six.size(); ++i) {
+    const double predicted = six[i].predicted;
+    EXPECT_EQ(one[i].scored, predicted != 4) << predicted;
+    EXPECT_EQ(two[i].scored, predicted != 2 && predicted != 5) << predicted;
+  }
+  six[1].high = 1.01;
+  EXPECT_FALSE(anchored(six, 1)[1].scored);
+  EXPECT_TRUE(anchored(six, 1)[4].scored);
+  // Of two anchors the nearer one speaks.
+  six[1].measured = 1.005;
+  const std::vector<AccuracyRow> moved = anchored(six, 2);
+  EXPECT_FALSE(moved[1].scored);
+  EXPECT_GT(moved[3].predicted, 2);
+  EXPECT_EQ(moved[4].predicted, 4);
 }
 
 // The interval ends at 1.1 times the forecast: an anchor of twice the forecast says no more.
@@ -103,7 +119,7 @@ TEST(Accuracy, AnAnchorCountsAsAtMostTheEndOfItsInterval) {
   const std::vector<AccuracyRow> result =
       anchored({row("A-1", "A", 2, 1), row("A-2", "A", 2, 1)}, 1);
   const AccuracyRow& other = result[0].scored ? result[0] : result[1];
-  EXPECT_NEAR(other.predicted, std::sqrt(1.1), 1e-12);
+  EXPECT_NEAR(other.predicted, std::pow(1.1, 0.8), 1e-12);
 }
 
 TEST(Accuracy, FrozenForecastsStandInForNewOnesAndCannotBeChanged) {
