@@ -63,6 +63,12 @@ void widen(Quantity& quantity, const Reach& reach) {
 // squares.
 constexpr double kUnreadCode = 0.05;
 
+// Whether what it may keep besides is open (sim/memory/memory_alternatives.h): nobody has read it,
+// and it is a loop of PyTorch's, not a program that XLA fuses as a whole (stack maxtext).
+bool is_unread_loop(const TrainingRow& row) {
+  return find_stack(likely_stack(row)) == nullptr && row.word("runtime") != "xla_fsdp";
+}
+
 bool is_in_evidence(const std::string& family) {
   const std::vector<FamilyEvidence>& families = training_evidence().families;
   return std::any_of(families.begin(), families.end(),
@@ -88,7 +94,7 @@ CodeFacts code_facts(const TrainingRow& row, const TrainingJob& job, const Repor
   };
   add("rests_on_readings", !verdict.empty() && verdict != "yes");
   add("short_kernels", std::log(kLongLayer / (report.seconds.value / layers)));
-  if (!has_preset) {
+  if (is_unread_loop(row)) {
     add(kKeptFact, log_reach(memory_alternatives(job.model, plan), report.fit.allocated));
   }
   return facts;
@@ -133,7 +139,7 @@ RowForecast forecast_row(const TrainingRow& row) {
     const std::vector<std::string> own = {family_of(row.id)};
     result.report = StepForecaster(job, own).step(kDraws);
     result.fit = result.report.fit;
-    if (find_stack(likely_stack(row)) == nullptr) {
+    if (is_unread_loop(row)) {
       result.fit = with_alternatives(result.fit, job.model, job.resolved.plan);
     }
     constexpr Quantity Report::*kOpen[] = {&Report::seconds, &Report::peak_allocated,

@@ -14,8 +14,8 @@ namespace {
 constexpr double kCodes = 11;
 
 // Of the six of these codes that keep none of the named, each the mean of its rows' logarithms
-// (reports/unseen/first_looks.py prints them: TH, LB, VN, FP, TY, ZC): mean, and standard deviation
-// of a sample; with one of them left out 0.02 to 0.08 and 0.09 to 0.13.
+// (`accuracy` of the tables in reports/unseen, before their shift: TH, LB, VN, FP, TY, ZC): mean,
+// and standard deviation of a sample; with one of them left out 0.02 to 0.08 and 0.09 to 0.13.
 constexpr ReservedError kUnread = {0.041, 0.119};
 
 Bytes of(double bytes) { return Bytes(static_cast<std::int64_t>(bytes)); }
