@@ -237,6 +237,9 @@ void add_whole(const Capture& capture, const Json& document, const Steps& steps,
                        steps.products, stored));
   if (!is_replica) return;
   const Json& ddp = document.at("ddp");
+  if (casts && !ddp.value("parameters_cast", false)) {
+    out.line("kernels", "{residual: fp32}", "fp32 parameters under autocast: sums stay in fp32");
+  }
   std::vector<std::string> words = {fmt::format(
       "mixed_precision: {}", ddp.value("parameters_cast", false) ? "parameters" : "autocast")};
   const Json cap = ddp.value("bucket_cap_mb", Json());

@@ -10,7 +10,7 @@
 //                         is cast back (type_as).
 //   eager                 x.float(), pow(2), mean, x * rsqrt, type_as, times weight (Llama's
 //                         RMSNorm; Gemma's is times 1 + weight in fp32 and then type_as; T5's
-//                         multiplies x itself by rsqrt).
+//                         multiplies x itself by rsqrt). type_as an fp32 x is none.
 //                         LayerNorms have no such form and stay one kernel.
 // kernels.rope real       rotate_half (a copy), two products with tables, a sum, all of them over
 //                         heads, transposed (Operation::attention says so); fused: one kernel.
@@ -23,7 +23,8 @@
 // kernels.train_metrics   log_softmax and nll_loss over the logits once more for each, under
 //                         autocast with an fp32 result, kept by nobody.
 // Under autocast the loss's log_softmax itself makes fp32 of bf16 logits (a dtype argument, no cast
-// before it): autocast_mode.h, fp32_set_opt_dtype.
+// before it): autocast_mode.h, fp32_set_opt_dtype. Under ddp the loss is cast
+// as transformers does it (loss/loss_utils.py: logits.float()).
 #include "models/layers/module_kernels.h"
 
 #include <algorithm>
@@ -41,6 +42,16 @@ using Rope = ModuleKernels::Rope;
 
 std::size_t at(Index t) { return static_cast<std::size_t>(t); }
 
+// DistributedDataParallel's parameters are leaves, whose casts autocast's cache keeps
+// (sim/graph/ddp): the plan's dtypes say so, and kernels.residual that fp32 flows between them.
+bool is_under_autocast(const Plan& plan) {
+  return plan.autocast.has_value() ||
+         (plan.runtime.kind == RuntimeKind::kDdp &&
+          plan.ddp.mixed_precision == DdpOptions::MixedPrecision::kAutocast &&
+          plan.param_dtype != plan.master_dtype &&
+          plan.kernels.residual == ModuleKernels::Residual::kFp32);
+}
+
 class Rewriter {
  public:
   Rewriter(LayerSpec layer, const Plan& plan, const ModelSpec& model)
@@ -50,7 +61,8 @@ class Rewriter {
         weighs_in_fp32_(model.family.starts_with("gemma")),
         normalizes_input_(model.family == "t5"),
         layer_(old_),
-        renamed_(old_.tensors.size()) {
+        renamed_(old_.tensors.size()),
+        is_autocast_(is_under_autocast(plan)) {
     layer_.operations.clear();
     for (std::size_t t = 0; t < renamed_.size(); ++t) renamed_[t] = static_cast<Index>(t);
     const bool fp32_stream = plan.kernels.residual == ModuleKernels::Residual::kFp32;
@@ -81,7 +93,9 @@ class Rewriter {
 
   // What the final norm hands to the head.
   bool fp32_norm_output() const {
-    return plan_.kernels.norm == Norm::kFp32 && plan_.autocast.has_value();
+    const bool follows_stream = plan_.kernels.norm == Norm::kEager &&
+                                plan_.kernels.residual == ModuleKernels::Residual::kFp32;
+    return is_autocast_ && (plan_.kernels.norm == Norm::kFp32 || follows_stream);
   }
 
   // --- tensors ---
@@ -210,7 +224,7 @@ class Rewriter {
       replace(op, input, cast(input, wants_fp32 ? ElementType::kFp32 : ElementType::kCompute));
     }
     const Index output = op.outputs.front();
-    const bool casts_back = wants_fp32 && !plan_.autocast;
+    const bool casts_back = wants_fp32 && !is_autocast_;
     push(std::move(op));
     if (casts_back) renamed_[at(output)] = cast(output, ElementType::kCompute);
   }
@@ -254,11 +268,13 @@ class Rewriter {
     Operation weigh = op;  // its parameter is the weight
     weigh.kind = OperationKind::kElementwise;
     weigh.function = Function::kMultiply;
-    const Index factor = weighs_in_fp32_ ? scaled : cast(scaled, ElementType::kCompute);
+    // type_as of an fp32 input is no cast.
+    const bool stays = is_fp32(input);
+    const Index factor = weighs_in_fp32_ || stays ? scaled : cast(scaled, ElementType::kCompute);
     weigh.inputs = weigh.saved = {factor};
     weigh.released = {scaled};
     std::erase_if(weigh.parameters, [&](Index p) { return p != op.parameters.front(); });
-    if (weighs_in_fp32_) {
+    if (weighs_in_fp32_ && !stays) {
       const Index weighed = like(scaled, base + "_weighed", ElementType::kFp32);
       weigh.outputs = {weighed};
       push(std::move(weigh));
@@ -291,7 +307,7 @@ class Rewriter {
     };
     const auto release = [&](Index t) { layer_.operations.back().released.push_back(t); };
     const Index half = push_pass("_half", Function::kScale, {input}, {});
-    const bool widens = plan_.autocast.has_value() && !is_fp32(input);
+    const bool widens = is_autocast_ && !is_fp32(input);
     const Index base_of_cube = widens ? cast(input, ElementType::kFp32) : input;
     const Index cube = push_pass("_pow", Function::kScale, {base_of_cube}, {base_of_cube});
     layer_.operations.back().backward_temporaries = {made("_square", base_of_cube)};
@@ -404,6 +420,7 @@ class Rewriter {
   const bool normalizes_input_;
   LayerSpec layer_;
   std::vector<Index> renamed_;
+  const bool is_autocast_;
   std::vector<bool> fp32_;
   std::int8_t part_ = 0;
 };
@@ -414,7 +431,7 @@ void add_train_metrics(LayerSpec& loss, const Plan& plan) {
   for (std::int64_t m = 0; m < plan.kernels.train_metrics; ++m) {
     TensorSpec result = loss.tensors.front();
     result.name = "metric_log_probabilities";
-    if (plan.autocast) result.type = ElementType::kFp32;
+    if (is_under_autocast(plan)) result.type = ElementType::kFp32;
     loss.tensors.push_back(std::move(result));
     const auto output = static_cast<Index>(loss.tensors.size() - 1);
     Operation op;
@@ -432,7 +449,7 @@ void add_train_metrics(LayerSpec& loss, const Plan& plan) {
 ModelSpec with_module_kernels(ModelSpec model, const Plan& plan) {
   ModuleKernels plain;
   plain.train_metrics = plan.kernels.train_metrics;
-  if (plan.kernels == plain && !plan.autocast) return model;
+  if (plan.kernels == plain && !is_under_autocast(plan)) return model;
   for (LayerSpec& layer : model.kinds) layer = Rewriter(std::move(layer), plan, model).run();
   return model;
 }
