@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <oneapi/tbb/parallel_invoke.h>
 
 #include "cli/verbs/stacks.h"
 #include "planner/remedy.h"
@@ -21,10 +22,14 @@ void answer_by_few(Answer& a, const CostModel& costs) {
     plan.batch.accumulation = micro_batches;
     return forecast(a.job.model, plan, costs);
   };
-  a.forecast = of(kLaidOut);
-  const Forecast fewer = of(kFewer);
-  a.report = long_step_report({report_of(a.job, a.forecast, costs), report_of(a.job, fewer, costs)},
-                              a.job.model, whole, costs);
+  ShortSteps steps;
+  oneapi::tbb::parallel_invoke(
+      [&] {
+        a.forecast = of(kLaidOut);
+        steps.laid_out = report_of(a.job, a.forecast, costs);
+      },
+      [&] { steps.fewer = report_of(a.job, of(kFewer), costs); });
+  a.report = long_step_report(steps, a.job.model, whole, costs);
 }
 
 }  // namespace

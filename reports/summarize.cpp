@@ -4,10 +4,11 @@
 // turned round. Where the stack is not said, draws and memory are mixtures over the codes that may
 // run the job.
 #include <fmt/format.h>
+#include <oneapi/tbb/enumerable_thread_specific.h>
+#include <oneapi/tbb/parallel_for.h>
 
 #include <algorithm>
 #include <cmath>
-#include <deque>
 #include <functional>
 
 #include "reports/accuracy/evidence.h"
@@ -64,26 +65,31 @@ double model_flops(const Forecast& forecast) {
 struct Code {
   const Forecast& forecast;
   const CostModel& costs;
+  RepeatedRows repeats = find_repeats(forecast.graph);
 };
 
 // `outcomes`: of the codes.
 void summarize_time(const std::vector<Code>& codes, const std::vector<StackOutcome>& outcomes,
                     int draws, Report& report) {
-  const auto& [forecast, costs] = codes.front();
+  const Forecast& forecast = codes.front().forecast;
+  const CostModel& costs = codes.front().costs;
   const StepMetrics central = measure_step(forecast.graph, forecast.timeline);
   const std::vector<double> weights = weights_of(outcomes);
-  std::vector<double> seconds, communication, exposed;
-  Simulator simulator;
-  for (int k = 0; k < draws; ++k) {
+  const auto count = static_cast<std::size_t>(draws);
+  std::vector<double> seconds(count), communication(count), exposed(count);
+  oneapi::tbb::enumerable_thread_specific<Simulator> simulators;
+  oneapi::tbb::parallel_for(0, draws, [&](int k) {
     const Code& code = codes[alternative_of_draw(weights, k)];
     const EventGraph& graph = code.forecast.graph;
     CostTable table = code.costs.price(graph, code.costs.draw(k));
     table.delays = code.forecast.costs.delays;
-    const StepMetrics drawn = measure_step(graph, simulator.steady_step(graph, table));
-    seconds.push_back(drawn.seconds * code.costs.plan_draw(k));
-    communication.push_back(drawn.communication);
-    exposed.push_back(drawn.exposed_communication);
-  }
+    const StepMetrics drawn =
+        measure_step(graph, simulators.local().steady_step(graph, table, code.repeats));
+    const auto i = static_cast<std::size_t>(k);
+    seconds[i] = drawn.seconds * code.costs.plan_draw(k);
+    communication[i] = drawn.communication;
+    exposed[i] = drawn.exposed_communication;
+  });
   const StepEvidence evidence = weigh_evidence(forecast, costs);
   report.seconds = covering(with_interval(central.seconds, seconds, evidence.seconds), outcomes);
   if (codes.size() > 1) {
@@ -339,12 +345,13 @@ Report summarize(const Forecast& forecast, const CostModel& costs, int draws,
   std::vector<Code> codes = {{forecast, costs}};
   std::vector<StackOutcome> outcomes = {
       outcome_of(forecast, costs.cluster(), cases.empty() ? nullptr : &cases.front())};
-  std::deque<Forecast> others;
+  std::vector<Forecast> others(cases.size());  // but for the first
+  oneapi::tbb::parallel_for(std::size_t{1}, std::max<std::size_t>(1, cases.size()), [&](auto i) {
+    others[i] = foreshard::forecast(cases[i].model, cases[i].plan, cases[i].costs);
+  });
   for (std::size_t i = 1; i < cases.size(); ++i) {
-    const StackCase& other = cases[i];
-    others.push_back(foreshard::forecast(other.model, other.plan, other.costs));
-    codes.push_back({others.back(), other.costs});
-    outcomes.push_back(outcome_of(others.back(), costs.cluster(), &other));
+    codes.push_back({others[i], cases[i].costs});
+    outcomes.push_back(outcome_of(others[i], costs.cluster(), &cases[i]));
   }
   Report report = describe(forecast, costs.cluster());
   summarize_time(codes, outcomes, draws, report);

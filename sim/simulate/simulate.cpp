@@ -119,7 +119,9 @@ struct Simulator::Scratch {
   // kSpans: the host's clock and every span. kDevice: the end of the step alone, with a host that
   // is always ahead.
   enum class Detail { kSpans, kDevice };
-  enum class Fold { kNone, kRuns };
+  // kRuns: runs that are not laid out are added. kSkips: those that are and pass as the one before
+  // them are not played again.
+  enum class Fold { kNone, kRuns, kSkips };
   template <Detail detail, Fold fold = Fold::kNone>
   Carry simulate_step(const EventGraph& graph, const CostTable& table, Carry carry);
   void index_streams(const EventGraph& graph);
@@ -226,7 +228,7 @@ template <Simulator::Scratch::Detail detail, Simulator::Scratch::Fold fold>
 Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable& table,
                                         Carry carry) {
   constexpr bool kSpans = detail == Detail::kSpans;
-  constexpr bool kFolds = fold == Fold::kRuns;
+  constexpr bool kFolds = fold != Fold::kNone;
   constexpr std::uint32_t kComputeBit = 1U << kCompute;
   constexpr std::uint32_t kAllStreams = (1U << kStreams) - 1;
   std::fill(end.begin(), end.end(), kUnknown);
@@ -399,6 +401,16 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
     }
   };
 
+  // Since when, relative to now, the head of a stream waits for nothing but its communicator; 0 if
+  // it still waits for another row.
+  const auto ready_before = [&](std::size_t s) -> std::int64_t {
+    std::int64_t ready = heads[s].tail;
+    for (const EventId awaited : graph.waits_of(heads[s].row)) {
+      ready = std::max(ready, end[static_cast<std::size_t>(awaited)]);
+    }
+    return ready == kUnknown ? 0 : ready - now;
+  };
+
   // Where all streams stand, relative to the run of rows that the compute stream has reached: what
   // decides how it goes on. What ended in the past decides nothing any more. Empty where a stream
   // already looks beyond the runs.
@@ -417,6 +429,10 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
       list.push_back(is_beyond ? -1 : head.row - run);
       list.push_back(ahead(head.tail));
       if (!is_beyond) oldest = std::min(oldest, head.row);
+      if constexpr (fold == Fold::kSkips) {
+        // Of what queues behind another stream's row the past shows, too: since when.
+        if (!is_beyond && !is_at_work) list.push_back(ready_before(s));
+      }
       if (!is_at_work) continue;
       const bool runs = (running >> s & 1U) != 0;
       const std::int64_t left =
@@ -439,8 +455,67 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
   if constexpr (kFolds) {
     standing.clear();
     next_run = repeats.begin;
-    while (rows[next_run].stream != Stream::kCompute) ++next_run;
+    while (next_run < repeats.end() && rows[next_run].stream != Stream::kCompute) ++next_run;
   }
+  // Where streams stand as they stood a run ago, `run_time` ago, and nothing is laid out behind that
+  // could change it, they pass what follows as they passed the last run.
+  const auto skip_runs = [&](std::int64_t run_time) {
+    const auto is_inside = [&](EventId row) { return row != kNoEvent && row < repeats.end(); };
+    EventId first = repeats.end(), last = 0;
+    const auto span_over = [&](EventId row) {
+      if (!is_inside(row)) return;
+      first = std::min(first, row);
+      last = std::max(last, row);
+    };
+    for (const Head& head : heads) span_over(head.row);
+    for (std::size_t c = 0; c < graph.communicators.size(); ++c) span_over(queue[c]);
+    if (first - repeats.rows < repeats.begin) return;
+    const std::int32_t runs = (repeats.end() - 1 - last) / repeats.rows;
+    const EventId by = runs * repeats.rows;
+    std::array<EventId, kStreams> reached;
+    for (std::size_t s = 0; s < kStreams; ++s) {
+      reached[s] = is_inside(heads[s].row) ? heads[s].row + by : heads[s].row;
+    }
+    const auto still_awaited = [&](EventId row) {
+      const EventId next = reached[static_cast<std::size_t>(rows[row].stream)];
+      return next != kNoEvent && row >= next;
+    };
+    for (const Head& head : heads) {
+      if (head.row == kNoEvent || is_inside(head.row)) continue;
+      const auto awaited = graph.waits_of(head.row);
+      if (std::none_of(awaited.begin(), awaited.end(), still_awaited)) return;
+    }
+    const auto later = [&](Time time) { return time + Time::ns(run_time); };
+    for (EventId row = first; row <= last + by; ++row) {
+      const auto s = static_cast<std::size_t>(rows[row].stream);
+      if (!is_inside(heads[s].row) || row < heads[s].row || row > reached[s]) continue;
+      const bool is_at_work = ((scheduled | running) >> s & 1U) != 0;
+      const Span& before = spans[row - repeats.rows];
+      if (is_at_work ? row > heads[s].row : row < reached[s]) {
+        spans[row].start = later(before.start);
+        spans[row].arrive = later(before.arrive);
+      }
+      if (row == reached[s]) continue;
+      spans[row].end = later(before.end);
+      end[static_cast<std::size_t>(row)] = spans[row].end.nanoseconds();
+      ++done;
+    }
+    const std::int64_t passed = runs * run_time;
+    now += passed;
+    for (std::size_t s = 0; s < kStreams; ++s) {
+      Head& head = heads[s];
+      if (!is_inside(head.row)) continue;
+      head.row = reached[s];
+      head.tail += passed;
+      head.when += passed;
+      head.since += passed;
+    }
+    for (std::size_t c = 0; c < graph.communicators.size(); ++c) {
+      if (!is_inside(queue[c])) continue;
+      queue[c] += by;
+      fifo[c] += passed;
+    }
+  };
   const auto reach_run = [&] {
     stood.swap(standing);
     stand(next_run);
@@ -451,6 +526,9 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
     run_began = now;
     next_run += repeats.rows;
     if (run_time || next_run >= repeats.end()) next_run = kNoEvent;
+    if constexpr (fold == Fold::kSkips) {
+      if (run_time) skip_runs(*run_time);
+    }
   };
 
   if constexpr (kSpans) host_issues(graph, issued, host);
@@ -573,14 +651,24 @@ const Timeline& Simulator::simulate(const EventGraph& graph, const CostTable& co
   return scratch_->timeline;
 }
 
-const Timeline& Simulator::steady_step(const EventGraph& graph, const CostTable& costs) {
-  scratch_->load(graph, costs);
-  scratch_->index_streams(graph);
+const Timeline& Simulator::steady_step(const EventGraph& graph, const CostTable& costs,
+                                       const RepeatedRows& repeats) {
+  using enum Scratch::Detail;
+  Scratch& s = *scratch_;
+  s.load(graph, costs);
+  s.index_streams(graph);
+  s.repeats = repeats;
+  s.host_of_run = 0;
   const auto step = [&](Carry carry) {
-    return scratch_->simulate_step<Scratch::Detail::kSpans>(graph, costs, carry);
+    return s.simulate_step<kSpans>(graph, costs, carry);
   };
-  scratch_->timeline.period = scratch_->steady(graph, step, step);
-  return scratch_->timeline;
+  // A host that is a whole step ahead has issued everything before the first row starts.
+  const auto ahead = [&](Carry carry) {
+    return repeats.count == 0 ? step(carry)
+                              : s.simulate_step<kSpans, Scratch::Fold::kSkips>(graph, costs, carry);
+  };
+  s.timeline.period = s.steady(graph, ahead, step);
+  return s.timeline;
 }
 
 Time Simulator::period(const EventGraph& graph, const CostTable& costs) {

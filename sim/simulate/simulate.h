@@ -39,7 +39,9 @@ class Simulator {
   const Timeline& sweep(const EventGraph& graph, const CostTable& costs);
   const Timeline& simulate(const EventGraph& graph, const CostTable& costs);
   // simulate()'s steady step alone, without first_step and steady_step: what draws are asked for.
-  const Timeline& steady_step(const EventGraph& graph, const CostTable& costs);
+  // `repeats` (find_repeats): runs that pass as the one before them are told from it, to the bit.
+  const Timeline& steady_step(const EventGraph& graph, const CostTable& costs,
+                              const RepeatedRows& repeats = {});
   // Its period alone: what search asks of every plan.
   Time period(const EventGraph& graph, const CostTable& costs);
   // The same of the step in which `repeats` (find_repeats) come `more` times more than the graph

@@ -57,6 +57,17 @@ RC_GTEST_PROP(Repeats, FewMicroBatchesTellMany, ()) {
   RC_ASSERT(*told == simulator.period(whole, random_costs(whole, seed)));
 }
 
+// Also where collectives queue behind those of other streams, and copies run beside them.
+RC_GTEST_PROP(Repeats, SkippedMicroBatchesPassAsIfTheyWerePlayed, ()) {
+  const EventGraph graph = with_accumulation(random_step(), *rc::gen::inRange<std::int64_t>(2, 24));
+  const CostTable costs = random_costs(graph, *rc::gen::arbitrary<std::uint64_t>());
+  const Timeline played = Simulator().simulate(graph, costs);
+  Simulator simulator;
+  const Timeline& told = simulator.steady_step(graph, costs, find_repeats(graph));
+  RC_ASSERT(told.period == played.period);
+  RC_ASSERT(told.spans == played.spans);
+}
+
 // Nothing is told where the step has not settled, or the host ends it.
 TEST(Repeats, ASingleMicroBatchDoesNotRepeat) {
   const ModelSpec model = tiny_model(4);
