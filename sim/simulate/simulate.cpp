@@ -115,6 +115,15 @@ struct Simulator::Scratch {
     }
   }
 
+  void fold(const EventGraph& graph, const RepeatedRows& runs) {
+    repeats = runs;
+    host_of_run = 0;
+    for (EventId row = runs.begin; row < runs.begin + runs.rows; ++row) {
+      const FlatCost& c = costs[graph.rows[static_cast<std::size_t>(row)].work];
+      host_of_run += c.before + c.during;
+    }
+  }
+
   Carry sweep_step(const EventGraph& graph, Carry carry);
   // kSpans: the host's clock and every span. kDevice: the end of the step alone, with a host that
   // is always ahead.
@@ -437,7 +446,8 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
       const bool runs = (running >> s & 1U) != 0;
       const std::int64_t left =
           runs ? std::max<std::int64_t>(0, head.work - (now - head.since) * head.rate) : head.work;
-      list.insert(list.end(), {runs, left, runs ? head.rate : 0, runs ? 0 : head.when - now});
+      const bool tells_when = !runs || fold == Fold::kSkips;
+      list.insert(list.end(), {runs, left, runs ? head.rate : 0, tells_when ? head.when - now : 0});
     }
     for (std::size_t c = 0; c < graph.communicators.size(); ++c) {
       const EventId next = queue[c];
@@ -457,8 +467,9 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
     next_run = repeats.begin;
     while (next_run < repeats.end() && rows[next_run].stream != Stream::kCompute) ++next_run;
   }
-  // Where streams stand as they stood a run ago, `run_time` ago, and nothing is laid out behind that
-  // could change it, they pass what follows as they passed the last run.
+  // Where streams stand as they stood a run ago, `run_time` ago, and nothing is laid out behind
+  // that could change it, they pass what follows as they passed the last run; the host, which has
+  // issued it all and is no slower than they are, stays ahead of them.
   const auto skip_runs = [&](std::int64_t run_time) {
     const auto is_inside = [&](EventId row) { return row != kNoEvent && row < repeats.end(); };
     EventId first = repeats.end(), last = 0;
@@ -467,6 +478,7 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
       first = std::min(first, row);
       last = std::max(last, row);
     };
+    if (issued < graph.rows.size()) return;
     for (const Head& head : heads) span_over(head.row);
     for (std::size_t c = 0; c < graph.communicators.size(); ++c) span_over(queue[c]);
     if (first - repeats.rows < repeats.begin) return;
@@ -657,17 +669,13 @@ const Timeline& Simulator::steady_step(const EventGraph& graph, const CostTable&
   Scratch& s = *scratch_;
   s.load(graph, costs);
   s.index_streams(graph);
-  s.repeats = repeats;
-  s.host_of_run = 0;
+  const bool skips = repeats.count > 0 && costs.delays.empty();
+  if (skips) s.fold(graph, repeats);
   const auto step = [&](Carry carry) {
-    return s.simulate_step<kSpans>(graph, costs, carry);
+    return skips ? s.simulate_step<kSpans, Scratch::Fold::kSkips>(graph, costs, carry)
+                 : s.simulate_step<kSpans>(graph, costs, carry);
   };
-  // A host that is a whole step ahead has issued everything before the first row starts.
-  const auto ahead = [&](Carry carry) {
-    return repeats.count == 0 ? step(carry)
-                              : s.simulate_step<kSpans, Scratch::Fold::kSkips>(graph, costs, carry);
-  };
-  s.timeline.period = s.steady(graph, ahead, step);
+  s.timeline.period = s.steady(graph, step, step);
   return s.timeline;
 }
 
@@ -694,13 +702,8 @@ std::optional<Time> Simulator::period(const EventGraph& graph, const CostTable& 
   if (repeats.count == 0 || !costs.delays.empty() || waits_inside) return std::nullopt;
   s.load(graph, costs);
   s.index_streams(graph);
-  s.repeats = repeats;
+  s.fold(graph, repeats);
   s.more = more;
-  s.host_of_run = 0;
-  for (EventId row = repeats.begin; row < repeats.begin + repeats.rows; ++row) {
-    const FlatCost& c = s.costs[graph.rows[static_cast<std::size_t>(row)].work];
-    s.host_of_run += c.before + c.during;
-  }
   s.shows_runs = true;
   const Time period = s.steady(
       graph, [&](Carry carry) { return s.simulate_step<kDevice, kRuns>(graph, costs, carry); },
