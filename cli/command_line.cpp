@@ -480,7 +480,7 @@ class Tree {
            "norm_impl, rope_impl, residual_dtype, loss_impl, train_metrics, optimizer_impl")
         ->delimiter(',');
     option(verb, "--anchor", o->anchor, "K",
-           "K rows of each group, the middle ones by forecast, scale the others' forecasts")
+           "K rows of each group, the surest forecasts, scale the others like them")
         ->check(CLI::Range(0, 1000));
     option(verb, "--evidence", o->evidence, "FILE",
            "Write what a table of steps says about latent factors, instead of scores");

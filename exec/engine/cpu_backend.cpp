@@ -213,27 +213,29 @@ class CpuBackend final : public Backend {
         begin + std::chrono::nanoseconds(parts_.pacing->durations[index(id)].nanoseconds()));
   }
 
-  void queue(EventId id, const std::function<void()>& row) {
+  void queue(EventId id, std::function<void()> row) {
     const std::uint8_t communicator = graph_.rows[index(id)].communicator;
     const bool queues = communicator != kNoCommunicator;
     const std::int64_t ticket = queues ? events_.take_ticket(communicator) : 0;
     const auto stream = static_cast<std::size_t>(graph_.rows[index(id)].stream);
-    streams_[stream]->issue([this, id, row, communicator, queues, ticket] {
-      Span& span = spans_[index(id)];
-      try {
-        for (const EventId awaited : graph_.waits_of(id)) events_.wait(awaited);
-        span.start = now();
-        if (queues) events_.wait_turn(communicator, ticket);
-        span.arrive = now();
-        row();
-        span.end = now();
-        if (queues) events_.end_turn(communicator);
-        events_.finish(id);
-      } catch (const StepStopped&) {
-      } catch (...) {
-        events_.fail(id, std::current_exception());
-      }
-    });
+    streams_[stream]->issue(
+        [this, id, row = std::move(row), communicator, queues, ticket]() mutable {
+          Span& span = spans_[index(id)];
+          try {
+            for (const EventId awaited : graph_.waits_of(id)) events_.wait(awaited);
+            span.start = now();
+            if (queues) events_.wait_turn(communicator, ticket);
+            span.arrive = now();
+            row();
+            span.end = now();
+            row = nullptr;  // its tensors are free for who waits
+            if (queues) events_.end_turn(communicator);
+            events_.finish(id);
+          } catch (const StepStopped&) {
+          } catch (...) {
+            events_.fail(id, std::current_exception());
+          }
+        });
   }
 
   BackendParts parts_;
