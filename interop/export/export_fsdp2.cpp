@@ -120,7 +120,17 @@ class Script {
                                plan_.collectives.max_ctas);
     }
     std::string shard_import;
-    if (plan_.units.shard_dim != 0) {
+    if (plan_.mesh.tp > 1) {
+      shard_import = R"(from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
+)";
+    } else if (plan_.units.shard_dim != 0) {
       shard_import = "from torch.distributed.tensor import Shard\n";
     }
     return fmt::format(
@@ -140,6 +150,7 @@ Written by `foreshard export --to fsdp2` for PyTorch {}.
 import argparse
 import contextlib
 import datetime
+import inspect
 import json
 import os
 import platform
@@ -149,6 +160,7 @@ import sys
 
 {}import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 import torch.nn as nn
 import torch.nn.functional as F
 {}from torch.distributed.device_mesh import init_device_mesh
@@ -219,6 +231,7 @@ def warn_of_version():
                                  plan_.batch.documents));
     set("SHARD", plan_.mesh.shard);
     set("REPLICATE", plan_.mesh.replicate);
+    set("TP", fmt::format("{}  # ranks that share each layer", plan_.mesh.tp));
     set("INNER", fmt::format("\"{}\"  # groups of consecutive ranks", to_string(plan_.mesh.inner)));
     set("SEED", plan_.seed);
     set("OFFLOADED", python(plan_.offload != Offload::kNone));
@@ -233,7 +246,8 @@ def warn_of_version():
     std::string text = R"(
 REHEARSAL = os.environ.get("FORESHARD_REHEARSAL") == "1"
 if REHEARSAL:  # see main()
-    KV_HEADS, HEADS = min(KV_HEADS, 2), min(KV_HEADS, 2) * min(HEADS // KV_HEADS, 4)
+    GROUP, KV_HEADS = min(HEADS // KV_HEADS, 4), min(KV_HEADS, max(2, TP))
+    HEADS = GROUP * KV_HEADS
     HEAD_DIM = min(HEAD_DIM, 16)
     HIDDEN, FFN, VOCABULARY = min(HIDDEN, 64), min(FFN, 128), min(VOCABULARY, 512)
     SEQUENCE, MICRO_BATCH = DOCUMENTS * min(SEQUENCE // DOCUMENTS, 64), min(MICRO_BATCH, 2)
@@ -452,9 +466,49 @@ def placement(parameter):
 )";
   }
 
+  // torchtitan's plan for Llama (models/llama3/infra/parallelize.py): one gather for what a norm
+  // made, one reduce-scatter for what a branch adds to the residual.
+  std::string cut_function() const {
+    if (plan_.mesh.tp == 1) return "";
+    std::string block;
+    const auto add = [&](std::string_view module, const char* style) {
+      block += fmt::format("                \"{}\": {},\n", module, style);
+    };
+    add(names_.norm1, "SequenceParallel()");
+    add(names_.norm2, "SequenceParallel()");
+    for (const auto& module : {names_.q, names_.k, names_.v, names_.gate, names_.up}) {
+      add(module, "columns");
+    }
+    for (const auto& module : {names_.o, names_.down}) add(module, "rows");
+    const char* logits = plan_.tensor_parallel.loss
+                             ? "output_layouts=Shard(-1), use_local_output=False"
+                             : "output_layouts=Replicate()";
+    return fmt::format(R"(
+
+def cut(model, mesh):
+    columns, rows = ColwiseParallel(), RowwiseParallel(output_layouts=Shard(1))
+    ends = {{
+        "{}": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "{}": SequenceParallel(),
+        "{}": ColwiseParallel(input_layouts=Shard(1), {}),
+    }}
+    parallelize_module(model, mesh, ends)
+    for block in model.{}:
+        parallelize_module(
+            block,
+            mesh,
+            {{
+{}            }},
+        )
+)",
+                       names_.embedding, names_.final_norm, names_.head, logits, names_.blocks,
+                       block);
+  }
+
   std::string sharding() const {
     const std::string blocks = fmt::format("model.{}", names_.blocks);
-    std::string text = "\n\n# ---- sharding ----\n" + recompute_functions() + placement_function();
+    std::string text = "\n\n# ---- sharding ----\n" + recompute_functions() + placement_function() +
+                       cut_function();
     std::string policy =
         fmt::format("param_dtype={}, reduce_dtype={}", torch_dtype(plan_.param_dtype),
                     torch_dtype(plan_.reduce_dtype));
@@ -476,11 +530,15 @@ def build(mesh):
         model = Model()
     torch.set_default_dtype(torch.float32)
     check_units(model)
-{}    options = {{
+{}{}    options = {{
         "mesh": mesh,
         "mp_policy": MixedPrecisionPolicy({}),
 )",
-                        torch_dtype(plan_.master_dtype), frozen_lines(), policy);
+                        torch_dtype(plan_.master_dtype), frozen_lines(),
+                        plan_.mesh.tp > 1 ? "    cut(model, mesh[\"tp\"])\n"
+                                            "    mesh = mesh[mesh.mesh_dim_names[:-1]]\n"
+                                          : "",
+                        policy);
     if (plan_.offload != Offload::kNone) {
       text +=
           fmt::format("        \"offload_policy\": CPUOffloadPolicy(pin_memory={}),\n",
@@ -594,7 +652,7 @@ def build(mesh):
 }  // namespace
 
 Exported export_fsdp2(const Plan& plan, const ModelSpec& model, const ModelDims& dims) {
-  check_script_can(plan);
+  check_script_can(plan, dims);
   return {Script(plan, model, dims).write(), script_ledger(plan, dims)};
 }
 

@@ -236,7 +236,9 @@ def attend(q, k, v)" + text(alibi ? ", bias" : "") +
       indent += "    ";
     }
     result += fmt::format("{}y = F.scaled_dot_product_attention(q, k, v, {})\n", indent, options);
-    result += "    return y.transpose(1, 2).reshape(-1, SEQUENCE, HEADS * HEAD_DIM)\n";
+    result +=
+        fmt::format("    return y.transpose(1, 2).reshape(-1, SEQUENCE, HEADS * HEAD_DIM{})\n",
+                    plan_.mesh.tp > 1 ? " // TP" : "");
     return result;
   }
 
@@ -411,8 +413,13 @@ class Block(nn.Module):
     }
   }
 
+  // What a norm makes of the rank's positions, of all for the projections that read it.
+  std::string gathered() const {
+    return plan_.mesh.tp > 1 ? "        x = x.redistribute(placements=[Replicate()])\n" : "";
+  }
+
   std::string attention_method() const {
-    std::string result = fmt::format("\n    def _attend(self, x{}):\n", extra());
+    std::string result = fmt::format("\n    def _attend(self, x{}):\n{}", extra(), gathered());
     if (dims_.fused_qkv) {
       result += fmt::format(
           R"(        sizes = [HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM]
@@ -471,7 +478,7 @@ class Block(nn.Module):
   }
 
   std::string feed_forward_method() const {
-    std::string result = "\n    def _feed_forward(self, x):\n";
+    std::string result = "\n    def _feed_forward(self, x):\n" + gathered();
     if (dims_.moe.experts == 0) return result + dense_body();
     if (has_dense()) {
       result += "        if self.routes:\n            return self._route(x)\n" + dense_body();

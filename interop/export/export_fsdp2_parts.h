@@ -17,7 +17,7 @@ const char* torch_dtype(DType dtype);
 std::string python_step(const Plan& plan);
 
 // Throws Error(kMissingCapability), with the nearest plan, for what the script cannot do.
-void check_script_can(const Plan& plan);
+void check_script_can(const Plan& plan, const ModelDims& dims);
 [[noreturn]] void refuse_script(std::string_view key, const std::string& what,
                                 const std::string& nearest);
 

@@ -140,10 +140,14 @@ std::string python_step(const Plan& plan) {
   } else {
     text += "        logits = model(inputs)\n";
   }
-  text += fmt::format("        loss = loss_of(logits, labels){}\n",
+  const bool cuts_loss = plan.mesh.tp > 1 && plan.tensor_parallel.loss;
+  const char* indent = cuts_loss ? "            " : "        ";
+  if (cuts_loss) text += "        with loss_parallel():\n";
+  text += fmt::format("{}loss = loss_of(logits, labels){}\n", indent,
                       accumulates ? " / ACCUMULATION" : "");
-  if (plan.logits == Logits::kReleased) text += "        del logits\n";
-  text += "        loss.backward()\n";
+  if (plan.logits == Logits::kReleased) text += fmt::format("{}del logits\n", indent);
+  text += fmt::format("{}loss.backward()\n", indent);
+  if (cuts_loss) text += "        loss = loss.full_tensor()\n";
   if (accumulates) text += "        loss = loss.detach() * ACCUMULATION\n";
   if (plan.optimizer.clip_norm) {
     text += fmt::format(

@@ -5,6 +5,9 @@
 
 def mesh_sizes(world):
     """(replicas, shards) of so many ranks: the plan's, or the nearest that they allow."""
+    if world % TP:
+        raise SystemExit(f"{world} ranks: expected a multiple of {TP}, which share each layer")
+    world //= TP
     if world == REPLICATE * SHARD:
         return REPLICATE, SHARD
     least = 2 if REPLICATE > 1 and world > 1 else 1
@@ -20,6 +23,10 @@ def make_mesh():
             f"the plan's mesh is {REPLICATE} x {SHARD} (replicas x shards), "
             f"this run's is {replicate} x {shard}"
         )
+    if TP > 1:
+        sizes, names = (replicate, shard, TP), ("replicate", "shard", "tp")
+        first = 0 if REPLICATE > 1 or replicate > 1 else 1
+        return init_device_mesh(DEVICE.type, sizes[first:], mesh_dim_names=names[first:])
     if REPLICATE > 1 or replicate > 1:
         names = ("replicate", "shard")
         if INNER == "replicate":
@@ -91,10 +98,11 @@ def streams_of_a_host():
 def ranks_here():
     """How many ranks to start where no launcher did: the plan's if this machine has room."""
     if torch.cuda.is_available():
-        return min(torch.cuda.device_count(), REPLICATE * SHARD)
-    if REPLICATE * SHARD <= 8:
-        return REPLICATE * SHARD
-    return min(SHARD, 4) * min(REPLICATE, 2) if GROUPS else min(SHARD, 2) * min(REPLICATE, 2)
+        return min(torch.cuda.device_count(), REPLICATE * SHARD * TP)
+    if REPLICATE * SHARD * TP <= 8:
+        return REPLICATE * SHARD * TP
+    shards = min(SHARD, 4 if GROUPS else 2)
+    return shards * min(REPLICATE, 2) * TP
 
 
 def available_bytes():
@@ -160,23 +168,33 @@ class Recording:
         ):
             for name in names:  # *_single: what FSDP2 calls from PyTorch 2.13 on
                 if hasattr(dist, name):
-                    self.watch(kind, name)
+                    self.watch(dist, kind, name)
+        if TP > 1:  # what DTensor calls inside layers
+            self.watch(functional, "all_gather", "all_gather_tensor")
+            self.watch(functional, "reduce_scatter", "reduce_scatter_tensor")
+            self.watch(functional, "all_reduce", "all_reduce")
         self.profile.__enter__()
         return self
 
-    def watch(self, kind, name):
-        original = getattr(dist, name)
+    def watch(self, module, kind, name):
+        original = getattr(module, name)
 
         def run(*arguments, **options):
             whole = [t for t in (*arguments, *options.values()) if isinstance(t, torch.Tensor)]
             size = max(t.numel() * t.element_size() for t in whole)
             group = options.get("group")
+            if module is functional:
+                given = inspect.signature(original).bind(*arguments, **options).arguments
+                name_of_group = functional._resolve_group_name(given["group"])
+                group = dist.distributed_c10d._resolve_process_group(name_of_group)
             ranks = dist.get_world_size(group)
+            if module is functional and kind == "all_gather":
+                size *= ranks
             self.collectives.append({"kind": kind, "bytes": size, "ranks": ranks})
             return original(*arguments, **options)
 
-        self.undo.append((name, original))
-        setattr(dist, name, run)
+        self.undo.append((module, name, original))
+        setattr(module, name, run)
 
     def step(self):
         self.count += 1
@@ -188,8 +206,8 @@ class Recording:
 
     def __exit__(self, *error):
         self.profile.__exit__(*error)
-        for name, original in self.undo:
-            setattr(dist, name, original)
+        for module, name, original in self.undo:
+            setattr(module, name, original)
         if error[0] is None:
             self.write()
 
@@ -241,7 +259,8 @@ class NoRecording(contextlib.nullcontext):
 def initialize(model, mesh):
     """Normal matrices, norms of one, biases of zero; replicas alike, shards each their own."""
     generator = torch.Generator(device=OFFLOAD_DEVICE)
-    generator.manual_seed(SEED * 1000003 + mesh.get_local_rank(mesh.mesh_dim_names[-1]))
+    part = mesh.get_local_rank("shard") * TP + (mesh.get_local_rank("tp") if TP > 1 else 0)
+    generator.manual_seed(SEED * 1000003 + part)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
@@ -274,7 +293,7 @@ def run(arguments):
             streams_of_a_host()
     dist.init_process_group("nccl" if cuda else "gloo")
     mesh = make_mesh()
-    torch.manual_seed(SEED + dist.get_rank())
+    torch.manual_seed(SEED + dist.get_rank() // TP)
     model = build(mesh)
     initialize(model, mesh)
     optimizer, scheduler = optimizer_of(model)
