@@ -182,11 +182,48 @@ def lstm():
     return model, lambda: torch.nn.functional.cross_entropy(model(zeros(2, 64)).flatten(0, 1), zeros(128))
 
 
+def own_kernel():
+    """A kernel in Triton that its author tunes, as a layer of its own."""
+    import triton
+    import triton.language as tl
+
+    @triton.autotune(configs=[triton.Config({"SIZE": size}) for size in (256, 1024)], key=["count"])
+    @triton.jit
+    def squared_relu(source, result, count, SIZE: tl.constexpr):
+        at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+        value = tl.maximum(tl.load(source + at, mask=at < count), 0)
+        tl.store(result + at, value * value, mask=at < count)
+
+    class SquaredRelu(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x):
+            context.save_for_backward(x)
+            out = torch.empty_like(x)
+            squared_relu[lambda said: (triton.cdiv(x.numel(), said["SIZE"]),)](x, out, x.numel())
+            return out
+
+        @staticmethod
+        def backward(context, gradient):
+            (x,) = context.saved_tensors
+            return 2 * gradient * x.clamp(min=0)
+
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = torch.nn.Linear(512, 2048), torch.nn.Linear(2048, 512)
+
+        def forward(self, x):
+            return x + self.down(SquaredRelu.apply(self.up(x)))
+
+    model = torch.nn.Sequential(torch.nn.Embedding(4096, 512), *[Layer() for _ in range(4)], torch.nn.Linear(512, 4096)).cuda().train()
+    return model, lambda: torch.nn.functional.cross_entropy(model(zeros(2, 256)).flatten(0, 1), zeros(512))
+
+
 OTHERS = {
     "timm ConvNeXt": lambda: timm_model("convnext_atto"), "timm Swin": lambda: timm_model("swin_tiny_patch4_window7_224"), "timm ResNet-50": lambda: timm_model("resnet50"),
     "timm ViT": lambda: timm_model("vit_tiny_patch16_224"), "timm EfficientNet": lambda: timm_model("efficientnet_b0"),
     "torchvision RetinaNet": detector, "torchvision DeepLabV3": segmenter, "diffusers DiT": dit, "diffusers SDXL UNet": sdxl,
-    "torch.nn.TransformerEncoder": torch_transformer, "torch.nn.LSTM": lstm,
+    "torch.nn.TransformerEncoder": torch_transformer, "torch.nn.LSTM": lstm, "a Triton kernel of one's own": own_kernel,
 }
 
 # ---- how it is trained ----
@@ -241,10 +278,12 @@ def build(name, variant):
         model.bfloat16()
     if variant == "compiled":
         model.compile()
+    if variant == "CUDA graphs":
+        model.compile(mode="reduce-overhead")
     return model, loss
 
 
-VARIANTS = ["checkpointed", "compiled", "fp32", "bf16", "accumulation", "lora", "qlora", "adam8bit", "muon"]
+VARIANTS = ["checkpointed", "compiled", "CUDA graphs", "fp32", "bf16", "accumulation", "lora", "qlora", "adam8bit", "muon"]
 FLEET = [(name, "") for name in [*TRANSFORMERS, *OTHERS]] + [("Llama", variant) for variant in VARIANTS]
 
 
@@ -257,7 +296,7 @@ def main():
     model, loss = build(name, variant)
     optimizer = optimizer_of(variant, model)
     autocast = contextlib.nullcontext if variant in ("fp32", "bf16") else lambda: torch.autocast("cuda", torch.bfloat16)
-    for _ in range(3):
+    for _ in range(6 if variant == "CUDA graphs" else 3):  # which are captured in their second step
         torch.cuda.reset_peak_memory_stats()
         for _ in range(4 if variant == "accumulation" else 1):
             with autocast():

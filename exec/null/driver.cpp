@@ -300,9 +300,18 @@ API Status nvmlDeviceGetMemoryInfo(void*, std::uint64_t* total_free_used) {
   total_free_used[2] = left.total - left.free;
   return kSuccess;
 }
+// PyTorch asks it for the text of an out-of-memory error.
+API Status nvmlDeviceGetComputeRunningProcesses(void*, unsigned* count, void*) {
+  return *count = 0, kSuccess;
+}
+API Status nvmlDeviceGetComputeRunningProcesses_v2(void*, unsigned* count, void*) {
+  return *count = 0, kSuccess;
+}
 API Status nvmlDeviceGetComputeRunningProcesses_v3(void*, unsigned* count, void*) {
   return *count = 0, kSuccess;
 }
+API Status nvmlSystemGetCudaDriverVersion_v2(int* version) { return *version = 13000, kSuccess; }
+API Status nvmlSystemGetCudaDriverVersion(int* version) { return *version = 13000, kSuccess; }
 API Status nvmlDeviceGetNvLinkRemoteDeviceType(void*, unsigned, int* type) {
   return *type = 2, kSuccess;  // a switch
 }

@@ -7,9 +7,11 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <mutex>
 #include <string>
 #include <unordered_map>
@@ -27,6 +29,19 @@ std::int64_t processor_ns() {
   return std::int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
 }
 
+// Of a graph; the first number of work is its stream.
+struct GraphLine {
+  char kind;
+  std::string numbers;
+};
+struct Graph {
+  const void* origin = nullptr;  // the stream that was captured
+  std::vector<GraphLine> lines;
+};
+// What a graph does whenever it is launched: work and, of a graph that holds an optimizer's step,
+// marks. All else (allocations) is done once, while it is captured.
+bool is_of_graph(char kind) { return std::strchr("LGACXEWH", kind) != nullptr; }
+
 struct State {
   std::recursive_mutex mutex;
   std::string buffer;
@@ -37,8 +52,10 @@ struct State {
   std::unordered_map<std::string, std::int64_t> names;
   std::vector<const std::string*> texts;  // of names
   std::unordered_map<const void*, std::int64_t> handles;
-  std::vector<std::string> graphs;
+  std::vector<Graph> graphs;
   bool capturing = false;
+  bool line_is_of_graph = false;  // the line being written
+  std::string line;               // of a graph: its numbers
 };
 // Never destroyed: libraries call while the process ends.
 State& state() {
@@ -85,7 +102,7 @@ void append_name(State& s, std::int64_t id, std::string_view text) {
   s.buffer += '\n';
 }
 
-std::string& target(State& s) { return s.capturing ? s.graphs.back() : s.buffer; }
+std::string& target(State& s) { return s.line_is_of_graph ? s.line : s.buffer; }
 
 }  // namespace
 
@@ -95,8 +112,13 @@ Line::Line(char kind) {
   s.mutex.lock();
   if (!s.opened) open_log(s);
   if (thread_number < 0) thread_number = s.threads++;
-  std::string& text = target(s);
-  text += kind;
+  s.line_is_of_graph = s.capturing && is_of_graph(kind);
+  if (s.line_is_of_graph) {
+    s.graphs.back().lines.push_back({kind, ""});
+    s.line.clear();
+    return;
+  }
+  s.buffer += kind;
   *this << (left_at == 0 ? 0 : now - left_at) << thread_number;
 }
 
@@ -109,7 +131,11 @@ Line& Line::operator<<(std::int64_t number) {
 
 Line::~Line() {
   State& s = state();
-  target(s) += '\n';
+  if (std::exchange(s.line_is_of_graph, false)) {
+    s.graphs.back().lines.back().numbers = s.line;
+  } else {
+    s.buffer += '\n';
+  }
   if (s.file < 0 || getpid() != s.owner) {
     s.buffer.clear();
   } else if (s.buffer.size() > kWriteAt) {
@@ -147,10 +173,10 @@ std::int64_t handle_id(const void* handle) {
   return s.handles.emplace(handle, static_cast<std::int64_t>(s.handles.size()) + 1).first->second;
 }
 
-void begin_graph(void*) {
+void begin_graph(const void* stream) {
   State& s = state();
   const std::lock_guard lock(s.mutex);
-  s.graphs.emplace_back();
+  s.graphs.push_back({stream, {}});
   s.capturing = true;
 }
 
@@ -161,22 +187,33 @@ std::int64_t end_graph() {
   return static_cast<std::int64_t>(s.graphs.size()) - 1;
 }
 
-void launch_graph(std::int64_t graph) {
+void launch_graph(std::int64_t number, const void* stream) {
   State& s = state();
   const std::lock_guard lock(s.mutex);
-  { Line('P') << graph; }
-  if (graph >= 0 && graph < static_cast<std::int64_t>(s.graphs.size())) {
-    s.buffer += s.graphs[static_cast<std::size_t>(graph)];
+  if (number < 0 || number >= static_cast<std::int64_t>(s.graphs.size())) return;
+  const Graph& graph = s.graphs[static_cast<std::size_t>(number)];
+  const std::int64_t origin = handle_id(graph.origin), now = handle_id(stream);
+  { Line('P') << number << static_cast<std::int64_t>(graph.lines.size()); }
+  for (const GraphLine& line : graph.lines) {
+    // The numbers begin with a space.
+    const std::size_t end = std::min(line.numbers.find(' ', 1), line.numbers.size());
+    std::int64_t of = 0;
+    std::from_chars(line.numbers.data() + 1, line.numbers.data() + end, of);
+    s.buffer += line.kind;
+    s.buffer += " 0 ";
+    append(s.buffer, thread_number);
+    s.buffer += ' ';
+    append(s.buffer, of == origin && line.kind != 'H' ? now : of);
+    s.buffer.append(line.numbers, end);
+    s.buffer += '\n';
   }
 }
 
 void log_fault(std::string_view what) {
   State& s = state();
   const std::lock_guard lock(s.mutex);
-  const bool was_capturing = std::exchange(s.capturing, false);
   const std::int64_t name = name_id(what);
-  { Line('V') << name; }
-  s.capturing = was_capturing;
+  Line('V') << name;
 }
 
 void forget_time() { left_at = processor_ns(); }

@@ -33,13 +33,14 @@ std::string name_text(std::int64_t id);
 // A handle's number: small, in order of appearance, the null handle is 0.
 std::int64_t handle_id(const void* handle);
 
-// Lines written between these go to the result, not to the log (a CUDA graph being captured), and
-// from there into the log whenever it is launched.
-void begin_graph(void* stream);
+// Work written down between these goes to the graph, not to the log (a CUDA graph being captured of
+// `stream`), and from there into the log whenever it is launched: on the launching stream instead
+// of the captured one, by the launching thread, without time of the host.
+void begin_graph(const void* stream);
 std::int64_t end_graph();  // its number
-void launch_graph(std::int64_t graph);
+void launch_graph(std::int64_t graph, const void* stream);
 
-// A line V, of the process and not of a graph that is being captured.
+// A line V.
 void log_fault(std::string_view what);
 
 // What the thread did since its last line is the recorder's own.

@@ -1,5 +1,7 @@
 // The CUDA runtime as PyTorch and its libraries call it: devices, streams, events, launches.
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -19,6 +21,41 @@
 namespace foreshard::null {
 namespace {
 
+// The newest architecture (90 is 9.0) of a fat binary that the GPU runs: binaries run on their own
+// and on later minor versions, PTX on all later ones. Places of the fields: CUDA's fatbinary.h is
+// not public; `cuobjdump -lelf` of PyTorch's libraries lists the same. The GPU's own where there is
+// none.
+int runnable_architecture(const void* wrapper) {
+  struct Wrapper {
+    std::uint32_t magic, version;
+    const char* data;
+  };
+  constexpr std::uint32_t kWrapper = 0x466243b1, kData = 0xba55ed50;
+  constexpr std::size_t kEntry = 64;
+  const int own = properties().major * 10 + properties().minor;
+  const auto* const w = static_cast<const Wrapper*>(wrapper);
+  if (w == nullptr || w->magic != kWrapper || w->data == nullptr) return own;
+  const auto at = [](const char* from, std::size_t offset, auto value) {
+    std::memcpy(&value, from + offset, sizeof value);
+    return value;
+  };
+  if (at(w->data, 0, std::uint32_t{}) != kData) return own;
+  const char* entry = w->data + at(w->data, 6, std::uint16_t{});
+  const char* const end = entry + at(w->data, 8, std::uint64_t{});
+  int best = 0;
+  while (entry + kEntry <= end) {
+    constexpr int kPtx = 1, kBinary = 2;
+    const int kind = at(entry, 0, std::uint16_t{});
+    const auto architecture = static_cast<int>(at(entry, 28, std::uint32_t{}));
+    const bool runs = kind == kPtx || (kind == kBinary && architecture / 10 == own / 10);
+    if (runs && architecture <= own) best = std::max(best, architecture);
+    const std::uint64_t size = at(entry, 4, std::uint32_t{}) + at(entry, 8, std::uint64_t{});
+    if (size < kEntry) break;
+    entry += size;
+  }
+  return best == 0 ? own : best;
+}
+
 // Names of kernels by their host functions, which are what a launch names.
 struct Kernels {
   struct Known {
@@ -28,6 +65,7 @@ struct Kernels {
   };
   std::mutex mutex;
   std::map<const void*, std::string> names;
+  std::map<const void*, int> architectures;
   std::map<const void*, Known> known;
 };
 Kernels& kernels() {
@@ -77,9 +115,13 @@ Status failed(Status status) {
 using namespace foreshard::null;
 
 // ---- registration of kernels, at the load of each library ----
-FORESHARD_NULL_API void** __cudaRegisterFatBinary(void*) {
+FORESHARD_NULL_API void** __cudaRegisterFatBinary(void* wrapper) {
   patch_unanswered();
-  static void* handle = nullptr;
+  // The handle is the architecture, once for each.
+  static std::map<int, void*>* const handles = new std::map<int, void*>;
+  const int architecture = runnable_architecture(wrapper);
+  void*& handle = (*handles)[architecture];
+  handle = reinterpret_cast<void*>(static_cast<std::intptr_t>(architecture));
   return &handle;
 }
 FORESHARD_NULL_API void __cudaRegisterFatBinaryEnd(void**) {}
@@ -89,11 +131,14 @@ FORESHARD_NULL_API void __cudaRegisterVar(void**, char*, char*, const char*, int
 FORESHARD_NULL_API void __cudaRegisterManagedVar(void**, void**, char*, const char*, int,
                                                  std::size_t, int, int) {}
 FORESHARD_NULL_API char __cudaInitModule(void**) { return 1; }
-FORESHARD_NULL_API void __cudaRegisterFunction(void**, const char* host, char*, const char* name,
-                                               int, void*, void*, void*, void*, int*) {
+FORESHARD_NULL_API void __cudaRegisterFunction(void** handle, const char* host, char*,
+                                               const char* name, int, void*, void*, void*, void*,
+                                               int*) {
   Kernels& all = kernels();
   const std::lock_guard lock(all.mutex);
   all.names[host] = name;
+  if (handle == nullptr) return;
+  all.architectures[host] = static_cast<int>(reinterpret_cast<std::intptr_t>(*handle));
 }
 FORESHARD_NULL_API unsigned __cudaPushCallConfiguration(Dim3 grid, Dim3 block,
                                                         std::size_t shared_bytes, void* stream) {
@@ -143,9 +188,16 @@ FORESHARD_NULL_API Status cudaStreamAddCallback(StreamHandle stream,
   function(stream, kSuccess, data);
   return kSuccess;
 }
-FORESHARD_NULL_API Status cudaFuncGetAttributes(FunctionAttributes* a, const void*) {
+FORESHARD_NULL_API Status cudaFuncGetAttributes(FunctionAttributes* a, const void* function) {
   std::memset(a, 0, sizeof *a);
-  const int binary = properties().major * 10 + properties().minor;
+  int binary = properties().major * 10 + properties().minor;
+  {
+    Kernels& all = kernels();
+    const std::lock_guard lock(all.mutex);
+    const auto it = all.architectures.find(function);
+    // CUB picks its kernels by it, of the architectures that it was compiled for.
+    if (it != all.architectures.end()) binary = it->second;
+  }
   a->max_threads = 1024;
   a->registers = 32;
   a->ptx_version = a->binary_version = binary;
@@ -369,7 +421,7 @@ FORESHARD_NULL_API Status cudaEventElapsedTime_v2(float* ms, EventHandle from, E
   return cudaEventElapsedTime(ms, from, to);
 }
 
-// ---- graphs: what was captured is written again at every launch ----
+// ---- graphs: work that was captured is written down at every launch ----
 FORESHARD_NULL_API Status cudaStreamBeginCapture(StreamHandle stream, int mode) {
   const Status status = begin_capture(stream, mode);
   return status == kSuccess ? status : failed(status);
@@ -417,7 +469,7 @@ FORESHARD_NULL_API Status cudaGraphInstantiateWithFlags(void** executable, void*
 FORESHARD_NULL_API Status cudaGraphLaunch(void* executable, StreamHandle stream) {
   const std::int64_t graph = reinterpret_cast<std::int64_t>(executable) - 1;
   check_graph(graph, stream);
-  launch_graph(graph);
+  launch_graph(graph, stream);
   enqueue(stream, 1e-5);
   return kSuccess;
 }

@@ -41,7 +41,7 @@ constexpr Letter kLetters[] = {
     {'M', Kind::kMemory, "svvvv"},
     {'H', Kind::kMark, "n"},
     {'R', Kind::kBlindRead, "vn"},
-    {'P', Kind::kGraphLaunch, "v"},
+    {'P', Kind::kGraphLaunch, "v", true},
     {'K', Kind::kCommunicator, "vvvn"},
     {'D', Kind::kDeviceMemory, "vv"},
     {'d', Kind::kDeviceMemory, "v"},

@@ -198,6 +198,33 @@ TEST(NullGpu, TheStepOfAProgramIsCapturedAndForecast) {
   expect_says(rows, "2147483648");  // FLOPs of the product
 }
 
+// A launched graph's work is done again, its allocations are not; the host launches once.
+TEST(NullGpu, AGraphIsLaunchedAgainAndAgain) {
+  ASSERT_EQ(null("--gpu h100 --out c", "graph").exit_code, 0);
+  const auto report = json_of(run("predict --json --capture c --cluster 1xh100"));
+  EXPECT_EQ(report["capture"]["launches"], 2);
+  EXPECT_EQ(report["memory"]["peak_allocated_bytes"]["value"], 3 * (2 << 20));
+  const std::string rows = run("schedule --capture c --cluster 1xh100").out;
+  EXPECT_EQ(std::count(rows.begin(), rows.end(), '\n'), 2) << rows;  // the head and one row
+  expect_says(rows, "2147483648");
+}
+
+TEST(NullGpu, RecurrentLayersAreProducts) {
+  const Outcome ran = null("--gpu h100 --out c", "recurrent");
+  ASSERT_EQ(ran.exit_code, 0) << ran.out << ran.err;
+  const auto report = json_of(run("predict --json --capture c --cluster 1xh100"));
+  // Of two layers in two directions: forward and of data all steps at once, five steps, the cells;
+  // of weights the input's and the state's.
+  EXPECT_EQ(report["capture"]["launches"], 4 * (2 * (1 + 5 + 1) + 2));
+}
+
+TEST(NullGpu, KernelsAreOfAnArchitectureThatTheBinaryHas) {
+  for (const auto& [gpu, expected] :
+       {std::pair("h100", 90), std::pair("b300", 100), std::pair("a10", 80)}) {
+    EXPECT_EQ(null(std::string("--gpu ") + gpu, "architecture").exit_code, expected) << gpu;
+  }
+}
+
 TEST(NullGpu, AnswersAreThoseOfAGpu) {
   for (const auto& [flags, part] :
        {std::pair("", "memory"), std::pair("", "done"), std::pair("", "list"),

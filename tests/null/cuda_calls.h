@@ -24,6 +24,24 @@ int cudaStreamSynchronize(void*);
 int cudaStreamWaitEvent(void*, void*, unsigned);
 int cudaStreamBeginCapture(void*, int);
 int cudaStreamEndCapture(void*, void**);
+int cudaGraphInstantiateWithFlags(void**, void*, unsigned long long);
+int cudaGraphLaunch(void*, void*);
+int cudaFuncGetAttributes(void*, const void*);
+void** __cudaRegisterFatBinary(void*);
+int cudnnCreate(void**);
+int cudnnCreateTensorDescriptor(void**);
+int cudnnGetTensorNdDescriptor(const void*, int, int*, int*, int*, int*);
+int cudnnCreateRNNDescriptor(void**);
+int cudnnSetRNNDescriptor_v8(void*, int, int, int, int, int, int, int, int, std::int32_t,
+                             std::int32_t, std::int32_t, std::int32_t, void*, std::uint32_t);
+int cudnnCreateRNNDataDescriptor(void**);
+int cudnnSetRNNDataDescriptor(void*, int, int, int, int, int, const int*, void*);
+int cudnnGetRNNWeightSpaceSize(void*, void*, std::size_t*);
+int cudnnGetRNNWeightParams(void*, void*, std::int32_t, std::size_t, const void*, std::int32_t,
+                            void*, void**, void*, void**);
+int cudnnRNNForward(void*, void*, int, const void*, void*);
+int cudnnRNNBackwardData_v8(void*, void*, const void*, void*);
+int cudnnRNNBackwardWeights_v8(void*, void*, int, const void*, void*);
 int cudaThreadExchangeStreamCaptureMode(int*);
 int cudaEventCreateWithFlags(void**, unsigned);
 int cudaEventRecord(void*, void*);

@@ -2,6 +2,7 @@
 // as PyTorch would, and checks the answers. Its argument says which part. Exit status 0: as
 // expected.
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <string_view>
 #include <vector>
@@ -125,6 +126,109 @@ void list() {
   }
 }
 
+// A step in a CUDA graph, its memory and optimizer within: captured once, launched three times.
+void graph() {
+  register_kernel();
+  void *side = nullptr, *blas = nullptr, *made = nullptr, *step = nullptr;
+  cudaStreamCreateWithPriority(&side, 1, 0);
+  cublasCreate_v2(&blas);
+  cublasSetStream_v2(blas, side);
+  Allocator allocator;
+  void* const whole = allocator.take(2 * kBytes);
+  cudaStreamBeginCapture(side, 2);
+  allocator.hold(whole, kBytes);  // of memory that was reserved
+  cublasGemmEx(blas, 0, 0, 1024, 512, 2048, nullptr, whole, kBf16, 1024, whole, kBf16, 1024,
+               nullptr, whole, kBf16, 1024, 68, 0);
+  add(whole, whole, whole, side);
+  foreshard_null_mark("step 0 AdamW");
+  cudaStreamEndCapture(side, &made);
+  cudaGraphInstantiateWithFlags(&step, made, 0);
+  for (int launch = 0; launch < 3; ++launch) cudaGraphLaunch(step, nullptr);
+}
+
+// Two layers of an LSTM in both directions: where PyTorch looks for weights, and a step of it.
+void recurrent() {
+  constexpr int kStandard = 0, kLstm = 2, kBoth = 1, kFloat = 0;
+  constexpr int kInput = 24, kHidden = 16, kGates = 4, kLength = 5, kBatch = 3;
+  void *dnn = nullptr, *layers = nullptr, *data = nullptr, *matrix = nullptr, *bias = nullptr;
+  cudnnCreate(&dnn);
+  cudnnCreateRNNDescriptor(&layers);
+  cudnnCreateRNNDataDescriptor(&data);
+  cudnnCreateTensorDescriptor(&matrix);
+  cudnnCreateTensorDescriptor(&bias);
+  cudnnSetRNNDescriptor_v8(layers, kStandard, kLstm, 0, kBoth, 0, kFloat, kFloat, 0, kInput,
+                           kHidden, kHidden, 2, nullptr, 0);
+  std::size_t bytes = 0;
+  cudnnGetRNNWeightSpaceSize(dnn, layers, &bytes);
+  const auto weights = [](int input) {  // of a layer in one direction
+    return kGates * kHidden * (input + kHidden + 2);
+  };
+  expect(bytes == 4U * 2 * (weights(kInput) + weights(2 * kHidden)), "weights without gaps");
+  char* const space = reinterpret_cast<char*>(std::size_t{1} << 20);
+  std::size_t next = 0;
+  for (int layer = 0; layer < 4; ++layer) {
+    for (const bool is_bias : {false, true}) {
+      for (int gate = 0; gate < 2 * kGates; ++gate) {
+        void* at = nullptr;
+        cudnnGetRNNWeightParams(dnn, layers, layer, bytes, space, gate, is_bias ? nullptr : matrix,
+                                &at, is_bias ? bias : nullptr, &at);
+        expect(at == space + next, "weights one behind the other");
+        int type = 0, count = 0, extents[3] = {}, strides[3] = {};
+        cudnnGetTensorNdDescriptor(is_bias ? bias : matrix, 3, &type, &count, extents, strides);
+        const int columns = is_bias          ? 1
+                            : gate >= kGates ? kHidden
+                            : layer < 2      ? kInput
+                                             : 2 * kHidden;
+        expect(extents[1] == kHidden && extents[2] == columns, "a gate's rows and columns");
+        next += 4U * static_cast<std::size_t>(kHidden * columns);
+      }
+    }
+  }
+  const int lengths[kBatch] = {5, 4, 1};
+  cudnnSetRNNDataDescriptor(data, kFloat, 1, kLength, kBatch, kInput, lengths, nullptr);
+  Allocator allocator;
+  allocator.take(kBytes);
+  for (int step = 0; step < 3; ++step) {
+    cudnnRNNForward(dnn, layers, 1, nullptr, data);
+    cudnnRNNBackwardData_v8(dnn, layers, nullptr, data);
+    cudnnRNNBackwardWeights_v8(dnn, layers, 0, nullptr, data);
+    foreshard_null_mark("step 0 SGD");
+  }
+}
+
+// A fat binary for 8.0, 9.0 and 10.0: a GPU runs the newest of its own major version.
+int architecture() {
+  struct {
+    std::uint32_t magic = 0xba55ed50;
+    std::uint16_t version = 1, header = 16;
+    std::uint64_t bytes = 0;
+    struct Entry {
+      std::uint16_t kind = 2, version = 1;
+      std::uint32_t header = 64;
+      std::uint64_t bytes = 0;
+      std::uint32_t packed = 0, unknown = 0;
+      std::uint16_t minor = 0, major = 1;
+      std::uint32_t architecture = 0, rest[8] = {};
+    } entries[3];
+  } binary;
+  binary.bytes = sizeof binary.entries;
+  for (std::uint32_t i = 0; i < 3; ++i) binary.entries[i].architecture = 80 + 10 * i;
+  struct {
+    std::uint32_t magic = 0x466243b1, version = 1;
+    void* data = nullptr;
+    void* file = nullptr;
+  } wrapper;
+  wrapper.data = &binary;
+  __cudaRegisterFunction(__cudaRegisterFatBinary(&wrapper), &kernel_function, nullptr, kKernel, -1,
+                         nullptr, nullptr, nullptr, nullptr, nullptr);
+  struct {
+    std::size_t bytes[3];
+    int threads, registers, ptx, binary, rest[32];
+  } said = {};
+  cudaFuncGetAttributes(&said, &kernel_function);
+  return said.ptx;
+}
+
 void unanswered() {
   void* function = nullptr;
   cudaGetDriverEntryPointByVersion("cuNobodyKnowsThis", &function, 12000, 0, nullptr);
@@ -140,6 +244,9 @@ int main(int, char** argv) {
   if (part == "done") events(false);
   if (part == "pending") events(true);
   if (part == "list") list();
+  if (part == "graph") graph();
+  if (part == "recurrent") recurrent();
+  if (part == "architecture") return architecture();
   if (part == "unanswered") unanswered();
   if (part == "capability") {
     int major = 0;

@@ -41,7 +41,15 @@ API int nvrtcVersion(int* major, int* minor) {
 
 // ---- versions and texts ----
 // PyTorch wants at least the minor version of cuDNN 9 that it was built with.
-API std::size_t cudnnGetVersion() { return 92900; }
+constexpr int kCudnn[] = {9, 29, 0};
+API std::size_t cudnnGetVersion() {
+  return static_cast<std::size_t>(kCudnn[0] * 10000 + kCudnn[1] * 100 + kCudnn[2]);
+}
+API int cudnnGetProperty(int part, int* value) {  // libraryPropertyType
+  if (part < 0 || part > 2) return 1;
+  *value = kCudnn[part];
+  return 0;
+}
 API std::size_t cublasLtGetVersion() { return 130200; }
 API const char* cudnnGetErrorString(int) { return "the null GPU's cuDNN refuses this"; }
 API const char* cusparseGetErrorString(int) { return "the null GPU has no cuSPARSE"; }

@@ -13,6 +13,8 @@
 // Events. Recording one keeps the latest row of its stream and what the stream still waits for; a
 // wait hands these to the stream's next row.
 //
+// CUDA graphs. Their work is that of the stream that launches them; the host launches once.
+//
 // Memory. Each block is a buffer; blocks of before the step that are freed in it, or live on, are
 // persistent. What a step leaves behind beyond what it frees (a tensor kept across steps) is freed
 // behind the last row, so that the step repeats.
@@ -84,6 +86,7 @@ class Builder {
   bool build() {
     for (std::size_t i = range_.begin; i < range_.end; ++i) {
       take(i, capture_.calls[i]);
+      if (capture_.calls[i].kind != Kind::kGraphLaunch && graph_calls_ > 0) --graph_calls_;
       if (graph().works.size() > std::numeric_limits<std::uint16_t>::max()) return false;
     }
     close();
@@ -166,6 +169,9 @@ class Builder {
       made_.run_peak_allocated = std::max(made_.run_peak_allocated, Bytes(call.values[2]));
       made_.run_peak_reserved = std::max(made_.run_peak_reserved, Bytes(call.values[3]));
       if (i >= range_.begin) continue;
+      // A step that allocates nothing, as of a CUDA graph, has what lived before it.
+      made_.peak_allocated = Bytes(call.values[2]);
+      made_.peak_reserved = Bytes(call.values[3]);
       if (call.values[1] > 0) {
         alive[call.values[0]] = {call.values[1], i};
       } else {
@@ -245,9 +251,19 @@ class Builder {
       case Kind::kMemory:
         memory(i, call);
         break;
+      case Kind::kGraphLaunch:
+        graph_calls_ = call.values[1];
+        graph_launches_ = 1;
+        break;
       default:
         break;
     }
+  }
+
+  // What the host launches for the next kernel: all of a CUDA graph are one launch.
+  std::uint16_t launches() {
+    if (graph_calls_ == 0) return 1;
+    return std::exchange(graph_launches_, std::uint16_t{0});
   }
 
   EventId latest_of(std::int64_t stream) const {
@@ -273,7 +289,8 @@ class Builder {
     graph().kernels.push_back(kernel);
     made_.unknown.push_back(unknown);
     work.kernels_end = static_cast<std::uint32_t>(graph().kernels.size());
-    if (work.launches < std::numeric_limits<std::uint16_t>::max()) ++work.launches;
+    const std::uint16_t launched = launches();
+    if (work.launches < std::numeric_limits<std::uint16_t>::max()) work.launches += launched;
     work.flops += kernel.flops;
     ++open_kernels_;
     ++made_.launches;
@@ -288,7 +305,7 @@ class Builder {
       new_row(kind == 'h' ? EventKind::kHostToDevice : EventKind::kDeviceToHost, of(call.stream),
               call.stream, kNoCommunicator);
       graph().works.back().bytes = Bytes(bytes);
-      graph().works.back().launches = 1;
+      graph().works.back().launches = launches();
     } else {
       Kernel kernel;
       kernel.function = Function::kCopy;
@@ -312,7 +329,7 @@ class Builder {
         new_row(*kind, foreshard::stream_of(*kind), call.stream, communicator->second);
     Work& work = graph().works.back();
     work.bytes = Bytes(call.values[1]);
-    work.launches = 1;
+    work.launches = launches();
     work.communicator = communicator->second;
     static_cast<void>(id);
   }
@@ -471,6 +488,8 @@ class Builder {
   std::int64_t open_stream_ = 0;
   std::size_t open_kernels_ = 0;
   EventId pending_host_wait_ = kNoEvent;
+  std::int64_t graph_calls_ = 0;  // of a launched CUDA graph, still to come
+  std::uint16_t graph_launches_ = 0;
   double host_ = 0;  // seconds since the last row or launch
 };
 
