@@ -23,15 +23,15 @@ foreach(library ${absent_libraries})
   file(CREATE_LINK ../libforeshard-absent.so "${null_folder}/absent/${library}" SYMBOLIC)
 endforeach()
 
+file(GLOB null_python CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/exec/null/python/*.py")
 set_target_properties(foreshard_null_gpu PROPERTIES
   LINK_DEPENDS
-    "${PROJECT_SOURCE_DIR}/exec/null/python/sitecustomize.py;${PROJECT_SOURCE_DIR}/exec/null/python/foreshard_modules.py")
+    "${null_python}")
 add_custom_command(TARGET foreshard_null_gpu POST_BUILD
   COMMAND "${CMAKE_COMMAND}" -E make_directory "${null_folder}/lib" "${null_folder}/python"
   COMMAND "${CMAKE_COMMAND}" -E create_symlink ../libforeshard-null.so "${null_folder}/lib/libcuda.so.1"
   COMMAND "${CMAKE_COMMAND}" -E create_symlink ../libforeshard-null.so "${null_folder}/lib/libnvidia-ml.so.1"
-  COMMAND "${CMAKE_COMMAND}" -E copy "${PROJECT_SOURCE_DIR}/exec/null/python/sitecustomize.py"
-          "${PROJECT_SOURCE_DIR}/exec/null/python/foreshard_modules.py" "${null_folder}/python" VERBATIM)
+  COMMAND "${CMAKE_COMMAND}" -E copy ${null_python} "${null_folder}/python" VERBATIM)
 
 add_executable(foreshard-null cli/foreshard_null.cpp)
 target_link_libraries(foreshard-null PRIVATE foreshard_cli foreshard_flags)

@@ -21,12 +21,20 @@ def last_line(text):
     return lines[-1][:200] if lines else ""
 
 
+def captured(program, capture, name, variant, *flags):
+    return subprocess.run([program / "foreshard-null", "--gpu", "h100", "--out", capture, *flags, "--", "python3", TRAIN, name, variant], capture_output=True, text=True, timeout=600)
+
+
 def run(program, name, variant):
     """Whether it is forecast, what came of it, and notes."""
     with tempfile.TemporaryDirectory() as folder:
         capture = pathlib.Path(folder) / "capture"
+        flags = []
         try:
-            ran = subprocess.run([program / "foreshard-null", "--gpu", "h100", "--out", capture, "--", "python3", TRAIN, name, variant], capture_output=True, text=True, timeout=600)
+            ran = captured(program, capture, name, variant)
+            if "--values" in ran.stderr:  # what the failure recommends
+                flags = ["--values"]
+                ran = captured(program, capture, name, variant, *flags)
         except subprocess.TimeoutExpired:
             return False, "no end in 10 minutes", ""
         if ran.returncode != 0:
@@ -39,7 +47,7 @@ def run(program, name, variant):
         forecast = report["memory"]["peak_allocated_bytes"]["value"]
         unknown = sum(kernel["share"] for kernel in report["capture"]["unknown_kernels"])
         notes = "; ".join(f"{kernel['share']:.0%} {kernel['name'][:60]}" for kernel in report["capture"]["unknown_kernels"][:2] if kernel["share"] > 0.01)
-        notes = "; ".join([*([notes] if notes else []), *("reads " + place.rsplit('/', 1)[-1] for place in report["capture"]["blind_reads"][:2])])
+        notes = "; ".join([*flags, *([notes] if notes else []), *("reads " + place.rsplit('/', 1)[-1] for place in report["capture"]["blind_reads"][:2])])
         memory = "to the byte" if forecast == peak else f"{forecast / peak - 1:+.2%}"
         return forecast == peak, f"{report['capture']['launches']} launches, {report['step']['seconds']['value'] * 1e3:.1f} ms, peak {memory}, {unknown:.1%} unknown", notes
 

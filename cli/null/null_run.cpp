@@ -16,6 +16,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "calibration/capability.h"
@@ -78,6 +79,7 @@ void set_environment(const NullOptions& options, const Cluster& node, const fs::
   set("FORESHARD_NULL_GPU", gpu_variable(node, per_node));
   set("FORESHARD_NULL_EVENTS", options.events);
   set("FORESHARD_NULL_MODULES", options.modules ? "1" : "0");
+  set("FORESHARD_NULL_VALUES", options.values ? "1" : "0");
   set("FORESHARD_NULL_CHECK", options.check ? "1" : "0");
   set("FORESHARD_NULL_PADDED", options.padded ? "1" : "0");
   ::unsetenv("FORESHARD_NULL_PID");
@@ -151,6 +153,38 @@ bool has_faults(const fs::path& out) {
   return false;
 }
 
+// Where a command that failed read what nobody computed, for lines R and N of calls.txt.
+void note_blind_reads(const NullOptions& options, const fs::path& out) {
+  std::map<std::string, std::string> names;
+  std::string first, last;
+  std::int64_t reads = 0;
+  std::ifstream calls(out / "calls.txt");
+  for (std::string line; std::getline(calls, line);) {
+    const std::size_t space = line.find(' ', 2);
+    if (line.starts_with("N ") && space != line.npos) {
+      names[line.substr(2, space - 2)] = line.substr(space + 1);
+    }
+    if (!line.starts_with("R ")) continue;
+    ++reads;
+    last = line.substr(line.rfind(' ') + 1);
+    if (first.empty()) first = last;
+  }
+  if (reads == 0) return;
+  const auto place = [&](const std::string& id) {  // the innermost frame
+    const std::string& all = names[id];
+    return all.empty() ? std::string("a place that is not Python's")
+                       : all.substr(0, all.find(" < "));
+  };
+  note(fmt::format(
+      "before it failed, the command read {} numbers from the GPU that nobody computed, and got "
+      "zeros: first at {}, last at {}; {}",
+      reads, place(first), place(last),
+      options.values
+          ? "give what lengths and branches follow from as tensors on the host"
+          : "where lengths or branches follow from them, --values computes integers and masks that "
+            "follow from what the host copied to the GPU"));
+}
+
 int exit_status(const NullOptions& options, int status) {
   constexpr int kNotFound = 127;
   if (WIFEXITED(status) && WEXITSTATUS(status) == kNotFound) {
@@ -198,6 +232,9 @@ NullCommandLine parse_null_command_line(std::vector<std::string> arguments) {
   app.add_flag("--modules", o.modules,
                "Write what each module of the model computes, for foreshard import of a model that "
                "is not transformers'");
+  app.add_flag("--values", o.values,
+               "Compute on the host what follows from integers and masks that the host copied to "
+               "the GPU: lengths, positions, indices");
   app.add_flag("--padded", o.padded, "Batches are padded: attention masks are not all ones");
   try {
     std::reverse(arguments.begin(), arguments.end());
@@ -237,9 +274,11 @@ int run_on_null_gpu(const NullOptions& options) {
                      {"command", fmt::format("{}", fmt::join(options.command, " "))},
                      {"events", options.events},
                      {"processor", processor},
+                     {"values", options.values},
                      {"exit_status", status},
                      {"seconds", seconds.count()}};
   write_file((out / "capture.json").string(), head.dump(1) + "\n");
+  if (status != 0 && status != kNotAnswered) note_blind_reads(options, out);
   if (status == 0 && !fs::exists(out / "calls.txt")) {
     note(
         "the command made no call to a GPU: is its PyTorch built with CUDA, and does it train on "

@@ -15,6 +15,7 @@ struct NullOptions {
   std::string events = "done";  // done | pending | paced: how far the GPU is when it is asked
   bool modules = false;         // write what each module computes
   bool check = false;           // look for races between streams
+  bool values = false;          // compute integers that follow from what the host gave
   bool padded = false;          // batches have padding: masks are not all ones
   std::vector<std::string> command;
 };

@@ -80,6 +80,8 @@ State& state() {
   return *s;
 }
 thread_local int current = 0;
+thread_local std::deque<std::int64_t> answers;  // answer_next_read
+thread_local std::int32_t told_writes = 0;      // writes_are_told
 
 std::uint64_t number(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
 void* pointer(std::uint64_t number) { return reinterpret_cast<void*>(number); }
@@ -112,7 +114,7 @@ bool reached(State& s, const Position& p) {
 }
 
 // A known range that holds all of it; nullptr: none.
-const char* known_bytes(State& s, std::uint64_t at, std::uint64_t bytes) {
+const char* find_known(State& s, std::uint64_t at, std::uint64_t bytes) {
   auto it = s.known.upper_bound(at);
   if (it == s.known.begin()) return nullptr;
   --it;
@@ -221,7 +223,7 @@ bool copy_bytes(void* to, const void* from, std::uint64_t bytes) {
     }
     return false;
   }
-  const char* const known = known_bytes(s, number(from), bytes);
+  const char* const known = find_known(s, number(from), bytes);
   if (is_device(to)) {
     if (known == nullptr) {
       forget_range(s, number(to), bytes);
@@ -231,12 +233,31 @@ bool copy_bytes(void* to, const void* from, std::uint64_t bytes) {
     }
     return false;
   }
-  if (known == nullptr) {
-    std::memset(to, 0, bytes);
-  } else {
+  if (known != nullptr) {
     std::memcpy(to, known, bytes);
+    return false;
   }
-  return known == nullptr;
+  std::memset(to, 0, bytes);
+  if (answers.empty() || bytes > sizeof(std::int64_t)) return true;
+  std::memcpy(to, &answers.front(), bytes);
+  answers.pop_front();
+  return false;
+}
+
+bool known_bytes(void* to, const void* device, std::uint64_t bytes) {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  const char* const known = find_known(s, number(device), bytes);
+  if (known != nullptr) std::memcpy(to, known, bytes);
+  return known != nullptr;
+}
+
+void answer_next_read(std::int64_t value) {
+  if (value < 0) {
+    answers.clear();
+  } else {
+    answers.push_back(value);
+  }
 }
 
 void set_bytes(void* to, int value, std::uint64_t bytes) {
@@ -249,6 +270,8 @@ void set_bytes(void* to, int value, std::uint64_t bytes) {
   forget_range(s, number(to), bytes);
   if (bytes <= kKnownBytes) s.known[number(to)].assign(bytes, static_cast<char>(value));
 }
+
+void writes_are_told(std::int32_t are_told) { told_writes = are_told; }
 
 void forget(const void* at, std::uint64_t bytes) {
   State& s = state();
@@ -279,11 +302,15 @@ Touched touch(const std::uint64_t* words, std::size_t count) {
     if (!is_device(pointer(words[i]))) continue;
     auto it = s.blocks.upper_bound(words[i]);
     if (it == s.blocks.begin() || words[i] >= std::prev(it)->first + std::prev(it)->second) {
-      // Memory of cudaMalloc itself: how much of it the kernel writes is not known.
+      // Memory of cudaMalloc itself: how much of it the kernel writes is not known. In memory that
+      // PyTorch's allocator cuts into blocks, the word is what was on the stack before.
       const Device& device = s.devices[(words[i] - kBase) / kPerDevice % kDevices];
-      const auto range = device.ranges.upper_bound(words[i]);
+      auto range = device.ranges.upper_bound(words[i]);
       if (range != device.ranges.begin()) {
-        forget_range(s, std::prev(range)->first, std::prev(range)->second);
+        --range;
+        const auto block = s.blocks.lower_bound(range->first);
+        const bool is_cut = block != s.blocks.end() && block->first < range->first + range->second;
+        if (!is_cut && told_writes == 0) forget_range(s, range->first, range->second);
       }
       continue;
     }
@@ -292,7 +319,7 @@ Touched touch(const std::uint64_t* words, std::size_t count) {
     touched.bytes += it->second;
     touched.largest = std::max(touched.largest, it->second);
     ++touched.blocks;
-    forget_range(s, it->first, it->second);
+    if (told_writes == 0) forget_range(s, it->first, it->second);
   }
   return touched;
 }

@@ -50,8 +50,15 @@ void give_memory(std::uint64_t bytes);
 inline constexpr std::uint64_t kKnownBytes = std::uint64_t{1} << 20;
 // A copy as it would have been done; true where the host read device memory that nobody knows.
 bool copy_bytes(void* to, const void* from, std::uint64_t bytes);
+// False: not known, and nothing is written.
+bool known_bytes(void* to, const void* device, std::uint64_t bytes);
+// Numbers that this thread's next blind reads of up to 8 bytes are told, in order, instead of
+// zeros; a negative one: none any more.
+void answer_next_read(std::int64_t value);
 void set_bytes(void* to, int value, std::uint64_t bytes);
 void forget(const void* pointer, std::uint64_t bytes);  // somebody else wrote there
+// What this thread's kernels are given is not forgotten for it: Python says what they write.
+void writes_are_told(std::int32_t are_told);
 
 // Live blocks of PyTorch's allocator, for what kernels are given.
 void add_block(const void* pointer, std::uint64_t bytes);

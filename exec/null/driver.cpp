@@ -106,6 +106,11 @@ API Status cuStreamIsCapturing(StreamHandle stream, int* status) {
 }
 DONE(cuStreamWriteValue32_v2, StreamHandle, std::uint64_t, std::uint32_t, unsigned)
 DONE(cuStreamWaitValue32_v2, StreamHandle, std::uint64_t, std::uint32_t, unsigned)
+// Tables of undocumented functions begin with their size: there are none. NVRTC looks into one.
+API Status cuGetExportTable(const void** table, const void*) {
+  static constexpr std::size_t kEmpty[] = {sizeof(std::size_t), 0};
+  return *table = kEmpty, kSuccess;
+}
 API Status cuGetErrorString(Status, const char** text) { return *text = "null GPU", kSuccess; }
 API Status cuGetErrorName(Status, const char** text) { return *text = "CUDA_ERROR", kSuccess; }
 API Status cuPointerGetAttribute(void* value, int which, std::uint64_t at) {

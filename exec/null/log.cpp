@@ -217,6 +217,9 @@ void log_fault(std::string_view what) {
 }
 
 void forget_time() { left_at = processor_ns(); }
+void skip_time(std::int64_t ns) {
+  if (left_at != 0) left_at += ns;
+}
 
 void flush_log() {
   State& s = state();

@@ -45,6 +45,7 @@ void log_fault(std::string_view what);
 
 // What the thread did since its last line is the recorder's own.
 void forget_time();
+void skip_time(std::int64_t ns);  // that much of it
 
 void flush_log();
 

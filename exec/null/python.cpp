@@ -5,6 +5,7 @@
 #include <string>
 
 #include "exec/null/abi.h"
+#include "exec/null/device.h"
 #include "exec/null/log.h"
 #include "exec/null/record.h"
 
@@ -67,6 +68,12 @@ std::string attribute_text(const Python& p, Object of, const char* name) {
 
 constexpr int kMostFrames = 12;
 
+// How PyTorch calls a dispatch mode in Python.
+bool is_of_mode(const std::string& file) {
+  return file.ends_with("/torch/_ops.py") || file.ends_with("/torch/_compile.py") ||
+         file.ends_with("/torch/_dynamo/eval_frame.py");
+}
+
 }  // namespace
 
 std::string python_place() {
@@ -78,9 +85,15 @@ std::string python_place() {
   if (frame != nullptr) p.keep(frame);
   for (int depth = 0; frame != nullptr && depth < kMostFrames; ++depth) {
     Object const code = p.code(frame);
-    if (!places.empty()) places += " < ";
-    places += attribute_text(p, code, "co_filename") + ':' + std::to_string(p.line(frame)) + ' ' +
-              attribute_text(p, code, "co_name");
+    const std::string file = attribute_text(p, code, "co_filename");
+    if (file.ends_with("/foreshard_values.py")) {  // what is inside of it is its own
+      places.clear();
+      depth = -1;
+    } else if (!places.empty() || !is_of_mode(file)) {
+      if (!places.empty()) places += " < ";
+      places +=
+          file + ':' + std::to_string(p.line(frame)) + ' ' + attribute_text(p, code, "co_name");
+    }
     p.drop(code);
     Object const back = p.back(frame);
     p.drop(frame);
@@ -100,3 +113,28 @@ FORESHARD_NULL_API void foreshard_null_mark(const char* text) {
 }
 FORESHARD_NULL_API void foreshard_null_forget_time() { foreshard::null::forget_time(); }
 FORESHARD_NULL_API void foreshard_null_flush() { foreshard::null::flush_log(); }
+
+// What device memory holds, where that is known (1), and what it is to hold.
+FORESHARD_NULL_API int foreshard_null_known(const void* at, void* to, std::size_t bytes) {
+  return foreshard::null::known_bytes(to, at, bytes) ? 1 : 0;
+}
+FORESHARD_NULL_API void foreshard_null_know(void* at, const void* from, std::size_t bytes) {
+  foreshard::null::copy_bytes(at, from, bytes);
+}
+FORESHARD_NULL_API void foreshard_null_forget(const void* at, std::size_t bytes) {
+  foreshard::null::forget(at, bytes);
+}
+// An operation whose writes are told follows; of the time since the last call so much is not the
+// program's.
+FORESHARD_NULL_API void foreshard_null_begin_operation(std::int64_t ns) {
+  foreshard::null::writes_are_told(1);
+  foreshard::null::skip_time(ns);
+}
+FORESHARD_NULL_API void foreshard_null_end_operation(std::int64_t ns) {
+  foreshard::null::writes_are_told(0);
+  foreshard::null::skip_time(ns);
+}
+// What this thread's next read of a number that nobody computed is to say; negative: no more.
+FORESHARD_NULL_API void foreshard_null_answer(std::int64_t value) {
+  foreshard::null::answer_next_read(value);
+}

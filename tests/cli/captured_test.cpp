@@ -346,6 +346,22 @@ for number in range(3):
   expect_says(run("predict --capture c --cluster 1xh100").out, "train.py:15 step");
 }
 
+// A program that stumbles over a zero is told where it read what nobody computed, and a way around.
+TEST(NullGpu, ReadsOfAProgramThatFailedAreNamed) {
+  write_temporary("train.py", R"(import ctypes
+gpu = ctypes.CDLL(None)
+memory, length = ctypes.c_void_p(), ctypes.c_int64(5)
+gpu.cudaMalloc(ctypes.byref(memory), ctypes.c_size_t(64))
+gpu.cudaMemcpyAsync(ctypes.byref(length), memory, ctypes.c_size_t(8), 2, None)
+if length.value == 0: raise SystemExit(3)
+)");
+  const Outcome ran =
+      shell("\"$(dirname \"$F\")/foreshard-null\" --gpu h100 --out c -- python3 train.py");
+  EXPECT_EQ(ran.exit_code, 3);
+  expect_says(ran.err, "train.py:5 <module>");
+  expect_says(ran.err, "--values");
+}
+
 TEST(NullGpu, ExitStatusesAreTheCommands) {
   const auto exits = [](const std::string& rest) {
     return shell("\"$(dirname \"$F\")/foreshard-null\" " + rest);

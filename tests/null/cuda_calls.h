@@ -65,6 +65,9 @@ int ncclBroadcast(const void*, void*, std::size_t, int, int, void*, void*);
 int ncclGroupStart();
 int ncclGroupEnd();
 void foreshard_null_mark(const char*);
+int foreshard_null_known(const void*, void*, std::size_t);
+void foreshard_null_know(void*, const void*, std::size_t);
+void foreshard_null_answer(std::int64_t);
 struct Device {
   std::int8_t type, index;
 };

@@ -70,6 +70,23 @@ void memory() {
   cudaMemcpyAsync(more, sent.data(), 12, kHostToDevice, nullptr);
   cudaMemcpyAsync(read.data(), more, 12, kDeviceToHost, nullptr);
   expect(read == sent, "what the host wrote");
+  // A kernel wrote there since: an answer, once, or zeros; memory whose values are told is known.
+  register_kernel();
+  add(more, more, more, nullptr);
+  expect(foreshard_null_known(more, read.data(), 12) == 0, "nobody knows");
+  int number = -1;
+  const auto look = [&] { cudaMemcpyAsync(&number, more, 4, kDeviceToHost, nullptr); };
+  foreshard_null_answer(7);
+  look();
+  expect(number == 7, "the answer");
+  look();
+  expect(number == 0, "zeros behind it");
+  foreshard_null_answer(7);
+  foreshard_null_answer(-1);
+  look();
+  expect(number == 0, "an answer that was not asked for is dropped");
+  foreshard_null_know(more, sent.data(), 12);
+  expect(foreshard_null_known(more, read.data(), 12) == 1 && read == sent, "what was told");
 }
 
 void events(bool are_pending) {

@@ -269,7 +269,18 @@ def hook_backward(module):
     module.backward = begun
 
 
+def hook_values(module):
+    """Integers are computed on the host, too (--values)."""
+    if os.environ.get("FORESHARD_NULL_VALUES", "") != "1":
+        return
+    sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+    import foreshard_values
+
+    foreshard_values.start(module, LIBRARY)
+
+
 HOOKS = {
+    "torch": hook_values,
     "torch.autograd": hook_backward,
     "torch.distributed.rendezvous": hook_rendezvous,
     "torch.distributed.distributed_c10d": hook_groups,

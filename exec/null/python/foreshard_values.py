@@ -1,0 +1,171 @@
+"""Integers that follow from what the host gave the GPU (foreshard-null --values).
+
+No kernel runs on the null GPU, so lengths, masks and indices that a program computes there read as zeros. Under this
+mode an operation whose tensors on the GPU are all integers or truth values, known and small, is done on the host as
+well, and the null GPU is told what its result holds; an operation whose shape depends on values is told how many there
+are. What any float has a part in stays unknown. Memory, kernels and collectives are the program's own as ever.
+"""
+
+import ctypes
+import time
+
+MOST_BYTES = 1 << 20  # exec/null/device.h's kKnownBytes
+MOST_ELEMENTS = 1 << 24
+
+
+def start(torch, library):
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_flatten, tree_map
+
+    integers = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+    plain = {torch.Tensor, torch.nn.Parameter}
+    answer = library.foreshard_null_answer
+    answer.argtypes = [ctypes.c_int64]
+    library.foreshard_null_known.argtypes = library.foreshard_null_know.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+    begin_operation, end_operation = library.foreshard_null_begin_operation, library.foreshard_null_end_operation
+    begin_operation.argtypes = end_operation.argtypes = [ctypes.c_int64]
+    library.foreshard_null_forget.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+    class Unknown(Exception):
+        pass
+
+    class Hosts:
+        """Copies on the host of tensors on the GPU, by storage: tensors that share one share its copy."""
+
+        def __init__(self, tensors):
+            self.storages = {}
+            for tensor in tensors:
+                storage = tensor.untyped_storage()
+                at, size = storage.data_ptr(), storage.nbytes()
+                if at in self.storages or not 0 < size <= MOST_BYTES:
+                    continue
+                held = torch.empty(size, dtype=torch.uint8)
+                if library.foreshard_null_known(at, held.data_ptr(), size) != 0:
+                    self.storages[at] = held
+
+        def of(self, thing):
+            if isinstance(thing, torch.Tensor) and thing.is_cuda:
+                held = self.storages.get(thing.untyped_storage().data_ptr())
+                if held is None or thing.dtype not in integers or thing.numel() > MOST_ELEMENTS:
+                    raise Unknown
+                return view(thing, held)
+            if isinstance(thing, torch.device) and thing.type == "cuda":
+                return torch.device("cpu")
+            return thing
+
+        def count(self, mask):
+            """How many elements a mask picks; one that is not known picks none, as it reads as zeros."""
+            try:
+                return int(self.of(mask).count_nonzero())
+            except Unknown:
+                return 0
+
+    def view(tensor, held):
+        return held.view(tensor.dtype).as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+
+    def tell(at, held):
+        library.foreshard_null_know(at, held.data_ptr(), held.numel())
+
+    def tensors_of(things):
+        return [t for t in tree_flatten(things)[0] if isinstance(t, torch.Tensor)]
+
+    # What an operation reads back of its own kernels, in order.
+    READS = {
+        "aten::nonzero": lambda args, made: [made.shape[0]],
+        "aten::repeat_interleave": lambda args, made: [made.shape[0], 1],  # whether none is negative
+        "aten::_unique2": lambda args, made: [made[0].numel()],
+        "aten::unique_consecutive": lambda args, made: [made[0].numel()],
+        "aten::bincount": lambda args, made: [int(args[0].min()), int(args[0].max())] if args[0].numel() else [],
+    }
+    MASKED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::masked_select"}
+
+    class Values(TorchDispatchMode):
+        calling_ns = 0  # what calling the mode itself takes the host for an operation
+        body_ns = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            begin = time.thread_time_ns()
+            kwargs = kwargs or {}
+            told, on_gpu, known, is_factory = self.given(func, args, kwargs)
+            if known:
+                return self.followed(begin, func, args, kwargs, known)
+            took = time.thread_time_ns() - begin
+            Values.body_ns += took
+            result = self.done(took, func, args, kwargs) if told else func(*args, **kwargs)
+            if is_factory and not on_gpu:
+                self.keep(Hosts([]), result, lambda: func(*args, **dict(kwargs, device=torch.device("cpu"))))
+            return result
+
+        def done(self, took, func, args, kwargs):
+            """What the operation's kernels write, its schema says; addresses among their arguments say less."""
+            begin_operation(took + Values.calling_ns)
+            try:
+                return func(*args, **kwargs)
+            finally:
+                end_operation(0)
+
+        def given(self, func, args, kwargs):
+            """Whether the tensors are PyTorch's own; those on the GPU; integers of these; whether it makes tensors of nothing."""
+            if func.is_view:
+                return True, [], [], False
+            given = tensors_of((args, kwargs))
+            if any(type(t) not in plain for t in given):
+                return False, [], [], False
+            on_gpu = [t for t in given if t.is_cuda]
+            is_factory = kwargs.get("device") is not None and torch.Tag.nondeterministic_seeded not in func.tags
+            return True, on_gpu, [t for t in on_gpu if t.dtype in integers], is_factory
+
+        def followed(self, begin, func, args, kwargs, known):
+            hosts, made, name = Hosts(known), None, func._schema.name
+            for mask in tensors_of(args[1:]) if name in MASKED else []:
+                if mask.is_cuda and mask.dtype in (torch.bool, torch.uint8):
+                    answer(hosts.count(mask))
+            try:
+                if torch.Tag.nondeterministic_seeded not in func.tags:
+                    told, named = tree_map(hosts.of, (args, kwargs))
+                    made = func(*told, **named)
+                    for value in READS.get(name, lambda *unused: [])(told, made):
+                        answer(value)
+            except Exception:  # something is not known, or the host has no such operation
+                made = None
+            result = self.done(time.thread_time_ns() - begin, func, args, kwargs)
+            begin = time.thread_time_ns()
+            answer(-1)
+            written = [t for a, said in zip(args, func._schema.arguments)
+                       if said.alias_info is not None and said.alias_info.is_write for t in tensors_of([a]) if t.is_cuda]
+            for storage in (t.untyped_storage() for t in written):
+                at = storage.data_ptr()
+                if made is not None and at in hosts.storages:
+                    tell(at, hosts.storages[at])
+                else:
+                    library.foreshard_null_forget(at, storage.nbytes())
+            if made is not None and not written:
+                self.keep(hosts, result, lambda: made)
+            end_operation(time.thread_time_ns() - begin)
+            return result
+
+        def keep(self, hosts, result, made):
+            results = tree_flatten(result)[0]
+            if not all(isinstance(t, torch.Tensor) and t.is_cuda and t.dtype in integers and t.untyped_storage().nbytes() <= MOST_BYTES for t in results):
+                return
+            for tensor, values in zip(results, tree_flatten(made())[0]):
+                if tensor.shape == values.shape and tensor.numel() > 0:
+                    held = torch.zeros(tensor.untyped_storage().nbytes(), dtype=torch.uint8)
+                    view(tensor, held).copy_(values)
+                    tell(tensor.untyped_storage().data_ptr(), held)
+
+    def nanoseconds():
+        """Of an operation that leads nowhere, less the mode's own."""
+        x = torch.zeros(2, 2)
+        least = None
+        for _ in range(20):
+            begin, Values.body_ns = time.thread_time_ns(), 0
+            for _ in range(50):
+                x.add(x)
+            took = (time.thread_time_ns() - begin - Values.body_ns) // 50
+            least = took if least is None else min(least, took)
+        return least
+
+    without = nanoseconds()
+    Values().__enter__()
+    Values.calling_ns = max(0, nanoseconds() - without)
