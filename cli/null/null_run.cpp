@@ -107,6 +107,7 @@ void set_environment(const NullOptions& options, const Cluster& node, const fs::
   set("TORCH_NCCL_ENABLE_MONITORING", "0");
   set("TORCH_NCCL_DUMP_ON_TIMEOUT", "0");
   ::setenv("OMP_NUM_THREADS", "1", 0);
+  ::setenv("PYTHONFAULTHANDLER", "1", 0);  // a signal names its line, too
   ::setenv("HF_HUB_OFFLINE", "1", 0);
   // Checks of values that nobody computed.
   ::setenv("TRANSFORMERS_DISABLE_TORCH_CHECK", "1", 0);

@@ -229,10 +229,14 @@ void flush_log() {
   s.buffer.clear();
 }
 
+void say(std::string_view what) {
+  write_all(STDERR_FILENO, "foreshard-null: " + std::string(what) + "\n");
+}
+
 void refuse(std::string_view what) {
   flush_log();
+  say(what);
   const std::string text = "foreshard-null: " + std::string(what) + "\n";
-  write_all(STDERR_FILENO, text);
   if (!folder().empty()) {
     const int file = ::open((folder() + "/refused.txt").c_str(),
                             O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);

@@ -49,6 +49,9 @@ void skip_time(std::int64_t ns);  // that much of it
 
 void flush_log();
 
+// A line on standard error.
+void say(std::string_view what);
+
 // Says on standard error what cannot be answered, notes it in the capture, and ends the process
 // with exit status 6.
 [[noreturn]] void refuse(std::string_view what);

@@ -21,13 +21,16 @@
 
 #include "exec/null/abi.h"
 #include "exec/null/log.h"
+#include "exec/null/record.h"
 
 namespace foreshard::null {
 namespace {
 
 [[noreturn]] void refuse_call(const char* name) {
-  refuse(std::string("unanswered call ") + name +
-         ": the null GPU does not know it (exec/null/ is where it would be answered)");
+  const std::string place = python_place();
+  refuse(std::string("unanswered call ") + name + (place.empty() ? "" : " at " + place) +
+         ": the null GPU does not know it (exec/null/ is where it would be answered); do this part "
+         "on the host (tensor.cpu()), or leave it out where the step's time does not hang on it");
 }
 
 // Libraries of CUDA by the start of what they export. CUDA's runtime and driver, NCCL, cuBLAS and

@@ -362,6 +362,35 @@ if length.value == 0: raise SystemExit(3)
   expect_says(ran.err, "--values");
 }
 
+// Exceptions that have a way around are named with the program's own line.
+TEST(NullGpu, AFailureNamesItsLineAndAWayAround) {
+  const std::pair<const char*, const char*> programs[] = {
+      {"import urllib.request\nurllib.request.urlopen('http://localhost:9/')", "no network"},
+      {"import json\nimport a_library_with_kernels", "install it for this Python"}};
+  for (const auto& [program, way] : programs) {
+    write_temporary("train.py", program);
+    const Outcome ran =
+        shell("\"$(dirname \"$F\")/foreshard-null\" --gpu h100 --out c -- python3 ./train.py");
+    EXPECT_EQ(ran.exit_code, 1);
+    expect_says(ran.err, "train.py:2 <module>: ");
+    expect_says(ran.err, way);
+  }
+}
+
+TEST(NullGpu, ALoopThatWaitsForAValueIsNamed) {
+  write_temporary("train.py", R"(import ctypes
+gpu = ctypes.CDLL(None)
+memory, length = ctypes.c_void_p(), ctypes.c_int64(5)
+gpu.cudaMalloc(ctypes.byref(memory), ctypes.c_size_t(64))
+for _ in range(1500):
+    gpu.cudaMemcpyAsync(ctypes.byref(length), memory, ctypes.c_size_t(8), 2, None)
+)");
+  const Outcome ran =
+      shell("\"$(dirname \"$F\")/foreshard-null\" --gpu h100 --out c -- python3 ./train.py");
+  EXPECT_EQ(ran.exit_code, 0);
+  expect_says(ran.err, "train.py:6 <module>: has read 1000 numbers");
+}
+
 TEST(NullGpu, ExitStatusesAreTheCommands) {
   const auto exits = [](const std::string& rest) {
     return shell("\"$(dirname \"$F\")/foreshard-null\" " + rest);

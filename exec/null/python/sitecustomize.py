@@ -269,6 +269,28 @@ def hook_backward(module):
     module.backward = begun
 
 
+def hook_torch(module):
+    """What nobody computed is zeros, and these are finite."""
+    import functools
+
+    library = LIBRARY.foreshard_null_know
+    library.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+
+    def finite(real):
+        @functools.wraps(real)
+        def said(tensor, *rest, **named):
+            result = real(tensor, *rest, **named)
+            if not module.compiler.is_compiling() and type(result) is module.Tensor and result.is_cuda and 0 < result.numel() <= 1 << 20:
+                library(result.data_ptr(), b"\1" * result.numel(), result.numel())
+            return result
+
+        return said
+
+    for holder in (module, module.Tensor):
+        holder.isfinite = finite(holder.isfinite)
+    hook_values(module)
+
+
 def hook_values(module):
     """Integers are computed on the host, too (--values)."""
     if os.environ.get("FORESHARD_NULL_VALUES", "") != "1":
@@ -280,7 +302,7 @@ def hook_values(module):
 
 
 HOOKS = {
-    "torch": hook_values,
+    "torch": hook_torch,
     "torch.autograd": hook_backward,
     "torch.distributed.rendezvous": hook_rendezvous,
     "torch.distributed.distributed_c10d": hook_groups,
@@ -467,6 +489,54 @@ def at_exit():
     guarded(write_model)
 
 
+# ---- a program that fails: the line of its own that began it, and a way around ----
+
+WAYS = [  # words of an exception's type, of its module or of its text
+    (("LocalEntryNotFound", "OfflineModeIsEnabled", "huggingface.co", "hf.co"),
+     "nothing is downloaded here, and weights do not matter: make the model from its configuration (AutoModelForCausalLM.from_config), the data of torch.randint, "
+     "or set HF_HUB_OFFLINE=0 where there is a network"),
+    (("URLError", "ConnectionError", "gaierror", "MaxRetryError", "ConnectError"),
+     "there is no network: what values are does not matter, so read from a file, or make tensors of the same shapes"),
+    (("FlashAttention", "flash_attn", "flash-attn"),
+     "its package is not installed for this Python; with it, its calls of CUDA are answered; without it, attn_implementation=\"sdpa\" takes PyTorch's own flash attention"),
+    (("ModuleNotFoundError",), "install it for this Python: libraries with kernels of their own are answered where they go through CUDA"),
+]
+
+
+def way_around(error):
+    chain, seen = [], set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        chain.append(" ".join(c.__module__ + "." + c.__qualname__ for c in type(error).__mro__[:-3]) + " " + str(error))
+        error = error.__cause__ or error.__context__
+    text = " ".join(chain)
+    return next((way for words, way in WAYS if any(word in text for word in words)), None)
+
+
+def own_line(trace):
+    """The innermost frame that no library has, else the outermost one."""
+    import sysconfig
+    import traceback
+
+    libraries = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    frames = traceback.extract_tb(trace)
+    own = [f for f in frames if "site-packages" not in f.filename and os.path.dirname(f.filename) and not any(f.filename.startswith(l) for l in libraries)]
+    frame = (own or frames or [None])[-1 if own else 0]
+    return "" if frame is None else "%s:%d %s: " % (frame.filename, frame.lineno, frame.name)
+
+
+def hook_failures():
+    show = sys.excepthook
+
+    def shown(kind, error, trace):
+        show(kind, error, trace)
+        way = way_around(error)
+        if way is not None:
+            sys.stderr.write("foreshard-null: %s%s; %s\n" % (own_line(trace), kind.__name__, way))
+
+    sys.excepthook = shown
+
+
 if OUT and hasattr(LIBRARY, "foreshard_null_mark"):
     # The program's own process; what it starts inherits this.
     os.environ.setdefault("FORESHARD_NULL_PID", str(os.getpid()))
@@ -474,6 +544,7 @@ if OUT and hasattr(LIBRARY, "foreshard_null_mark"):
         import atexit
 
         sys.meta_path.insert(0, Finder())
+        hook_failures()
         # PyTorch's libraries name many functions that are not here and that nobody calls.
         sys.setdlopenflags(os.RTLD_LAZY)
         atexit.register(at_exit)
