@@ -5,7 +5,7 @@
 #include "sim/graph/training_step.h"
 #include "sim/simulate/cost_choices.h"
 #include "sim/simulate/folded.h"
-#include "sim/spec/plan_stack.h"
+#include "sim/spec/preset.h"
 
 namespace foreshard {
 namespace {
@@ -41,7 +41,7 @@ std::string stack_sentence(const JobOptions& options, const Job& job, const Cost
   const RuntimeKind runtime = job.resolved.plan.runtime.kind;
   if (!is_assumed && runtime != RuntimeKind::kNative) {
     const double seconds = step_seconds(job, costs.calibration());
-    for (const TrainingStack* stack : stacks_of(runtime)) {
+    for (const Preset* stack : presets_of(PresetKind::kStack, runtime)) {
       if (stack->name == own) continue;
       try {
         JobOptions other = options;

@@ -11,7 +11,7 @@
 #include "interop/steps/likely_stack.h"
 #include "sim/spec/fsdp2_version.h"
 #include "sim/spec/gpu_generation.h"
-#include "sim/spec/plan_stack.h"
+#include "sim/spec/preset.h"
 
 namespace foreshard {
 namespace {

@@ -23,7 +23,7 @@
 #include "sim/base/quantile.h"
 #include "sim/memory/capacity.h"
 #include "sim/memory/memory_alternatives.h"
-#include "sim/spec/plan_stack.h"
+#include "sim/spec/preset.h"
 
 namespace foreshard {
 namespace {

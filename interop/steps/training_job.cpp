@@ -16,7 +16,7 @@
 #include "models/zoo.h"
 #include "sim/base/error.h"
 #include "sim/spec/checks/plan_check.h"
-#include "sim/spec/plan_stack.h"
+#include "sim/spec/preset.h"
 
 namespace foreshard {
 namespace {

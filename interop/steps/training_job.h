@@ -1,7 +1,7 @@
 // What a row of a table of training steps ran: its model, cluster and plan.
 //
 // Nothing is fitted and no measured column is read. A published column decides its plan keys;
-// others are those of the row's stack (sim/spec/plan_stack.h), then the program's defaults.
+// others are those of the row's stack (sim/spec/preset.h), then the program's defaults.
 #pragma once
 
 #include <cstdint>

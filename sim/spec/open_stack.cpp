@@ -63,7 +63,7 @@ const StackUsage* usage_of(const PlanDocument& document) {
   const std::int32_t minor = fsdp2_minor(runtime.version).value_or(kNewestFsdp2);
   for (const StackUsage& usage : all) {
     const auto& kinds = usage.runtimes;
-    if (usage.trainer == to_string(document.trainer) &&
+    if (usage.trainer == (document.trainer.empty() ? "none" : document.trainer) &&
         std::find(kinds.begin(), kinds.end(), runtime.kind) != kinds.end() &&
         (!usage.before || minor < *usage.before)) {
       return &usage;

@@ -34,8 +34,8 @@
 
 namespace foreshard {
 
-// kStack: filled in by resolve() from the document's stack; whatever anybody wrote is over it.
-enum class PlanLayer : std::uint8_t { kStack, kFile, kFlag, kSet };
+// kPreset: filled in by resolve() from a preset (preset.h); whatever anybody wrote is over it.
+enum class PlanLayer : std::uint8_t { kPreset, kFile, kFlag, kSet };
 
 struct GivenKey {
   PlanLayer layer = PlanLayer::kFile;
@@ -44,21 +44,15 @@ struct GivenKey {
 
 using GivenKeys = std::map<std::string, GivenKey, std::less<>>;  // by dotted path
 
-// Whose habits fill what nobody wrote (sim/spec/trainer.h).
-enum class Trainer : std::uint8_t { kNone, kTorchtitan, kAccelerate, kLlmFoundry, kFairscale };
-const char* to_string(Trainer trainer);
-// Of Accelerate 1: "1.13", "1.13.2" -> 13; nothing for other text.
-std::optional<std::int32_t> trainer_minor(std::string_view version);
-
 // A partly filled plan. A field of `plan` counts only where its key is in `given`.
 struct PlanDocument {
   Plan plan;                                    // runtime.version "": the newest
   std::optional<std::int64_t> global_batch;     // batch.global
   std::optional<std::int64_t> recompute_every;  // K of `recompute: every-K`
   bool reduce_dtype_is_none = false;            // dtype.reduce: none, PyTorch's default
-  Trainer trainer = Trainer::kNone;
+  // Presets that fill what nobody wrote (sim/spec/preset.h); "": none.
+  std::string trainer, stack;
   std::string trainer_version;  // "": the newest
-  std::string stack;            // "": none (sim/spec/plan_stack.h)
   GivenKeys given;
   std::string file;  // "" where there is none
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -10,8 +11,7 @@
 #include "sim/spec/fsdp2_version.h"
 #include "sim/spec/plan_config.h"
 #include "sim/spec/plan_keys.h"
-#include "sim/spec/plan_stack.h"
-#include "sim/spec/trainer.h"
+#include "sim/spec/preset.h"
 
 namespace foreshard {
 namespace {
@@ -193,11 +193,34 @@ void resolve_states(const PlanDocument& document, Plan& plan, Reasons& reasons) 
   if (plan.master_dtype != DType::kFp32) reasons["optimizer.state"] = "made like the parameters";
 }
 
+void resolve_trainer(const PlanDocument& document, const ModelSpec& model, Plan& plan,
+                     Reasons& reasons) {
+  const Preset* trainer = find_preset(PresetKind::kTrainer, document.trainer);
+  if (trainer == nullptr) return;
+  const std::vector<RuntimeKind>& runtimes = trainer->runtimes;
+  if (std::find(runtimes.begin(), runtimes.end(), plan.runtime.kind) == runtimes.end()) {
+    const ConfigError error(document.given.at("trainer").location,
+                            fmt::format("{0} trains with {1}; nearest plan: runtime: {1}, or "
+                                        "trainer: none",
+                                        trainer->name, to_string(runtimes.front())));
+    throw Error(ExitCode::kMissingCapability, error.what());
+  }
+  PlanDocument filled = document;
+  filled.plan = plan;
+  filled = with_preset(*trainer, std::move(filled), model);
+  plan = std::move(filled.plan);
+  for (const auto& [key, given] : filled.given) {
+    if (document.has(key)) continue;
+    reasons[find_plan_key(key)->path] = fmt::format("{}'s default", trainer->name);
+  }
+}
+
 }  // namespace
 
 ResolvedPlan resolve(const PlanDocument& written, const ModelSpec& model, const Cluster& cluster) {
   FORESHARD_CHECK(cluster.gpus > 0, "a cluster without GPUs");
-  const PlanDocument document = with_stack(written);
+  const Preset* stack = find_stack(written.stack);
+  const PlanDocument document = stack ? with_preset(*stack, written, model) : written;
   ResolvedPlan resolved{document.plan, {}, document.given};
   Plan& plan = resolved.plan;
   Reasons reasons;
@@ -216,9 +239,7 @@ ResolvedPlan resolve(const PlanDocument& written, const ModelSpec& model, const 
   resolve_buckets(document, plan, reasons);
   resolve_reduce_dtype(document, plan, reasons);
   resolve_states(document, plan, reasons);
-  for (const std::string_view key : apply_trainer(document, model, plan)) {
-    reasons[key] = fmt::format("{}'s default", to_string(document.trainer));
-  }
+  resolve_trainer(document, model, plan, reasons);
   resolve_units(document, model, plan, reasons);
   resolve_experts(document, plan, reasons);
   // communication_data_type: the compute dtype unless told otherwise.
@@ -235,7 +256,7 @@ ResolvedPlan resolve(const PlanDocument& written, const ModelSpec& model, const 
                                  (key.path == "dtype.reduce" && document.reduce_dtype_is_none);
     const auto given = document.given.find(key.path);
     const bool is_given = given != document.given.end();
-    if (is_given && given->second.layer != PlanLayer::kStack && !is_partly_given) continue;
+    if (is_given && given->second.layer != PlanLayer::kPreset && !is_partly_given) continue;
     const Json value = key.write(plan);
     if (value.is_null()) continue;
     if (is_given && !is_partly_given) {

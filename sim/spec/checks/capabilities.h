@@ -21,9 +21,8 @@ struct Capability {
   enum class Of : std::uint8_t { kRuntime, kAxes, kPlainTensors };
 
   RuntimeSet runtimes;  // that lack it
-  // What a plan asks for: terms such as "prefetch.backward > 1", joined by ", ", all of which hold;
-  // the problem's key is the first one's. A term compares (=, !=, >) a key, or `host` (device,
-  // cpu), with a word, a number, or another key. Of a policy with ranges one range is enough.
+  // What a plan asks for (condition.h): "prefetch.backward > 1"; the problem's key is the first
+  // term's.
   std::string_view asked;
   std::string_view says;     // after the runtime's name; {key} stands for the key's value
   std::string_view nearest;  // "units.embedding: root and units.head: root"

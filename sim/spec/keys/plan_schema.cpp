@@ -6,7 +6,7 @@
 #include <string>
 
 #include "sim/spec/plan_keys.h"
-#include "sim/spec/plan_stack.h"
+#include "sim/spec/preset.h"
 
 namespace foreshard {
 namespace {
@@ -56,16 +56,36 @@ Json schema_of(const PlanKeyType& type) {
   return {};
 }
 
+// Names, and the versions of those that have some: accelerate(@1\.[0-9]+...)?
+Json schema_of_trainer() {
+  std::string pattern;
+  Json examples = Json::array();
+  for (const Preset* trainer : presets(PresetKind::kTrainer)) {
+    pattern += trainer->name;
+    examples.push_back(trainer->name);
+    for (const std::string& version : trainer->versions) {
+      examples.push_back(trainer->name + "@" + version);
+    }
+    if (!trainer->versions.empty()) {
+      const std::string& version = trainer->versions.front();
+      pattern += "(@" + version.substr(0, version.find('.')) + R"(\.[0-9]+(\.[0-9]+)?)?)";
+    }
+    pattern += "|";
+  }
+  return {{"pattern", "^(" + pattern + "none)$"}, {"examples", examples}};
+}
+
 Json schema_of(const PlanKey& key) {
   static const Plan kUsual;
   Json schema = {{"description", key.says}};
   schema.update(schema_of(key.type));
   if (key.path == "stack") {
     Json words = Json::array();
-    for (const TrainingStack* stack : training_stacks()) words.push_back(stack->name);
+    for (const Preset* stack : presets(PresetKind::kStack)) words.push_back(stack->name);
     words.push_back("none");
     schema["enum"] = std::move(words);
   }
+  if (key.path == "trainer") schema.update(schema_of_trainer());
   if (key.value != nullptr && !key.open) schema["default"] = key.value(kUsual);
   if (!key.default_word.empty()) schema["default"] = key.default_word;
   return schema;

@@ -9,7 +9,7 @@
 
 #include "sim/base/spelling.h"
 #include "sim/spec/keys/key_rows.h"
-#include "sim/spec/plan_stack.h"
+#include "sim/spec/preset.h"
 
 namespace foreshard {
 namespace {
@@ -29,8 +29,6 @@ constexpr std::array kStepFrames = {StepFrame::kPlain, StepFrame::kTorchtitan,
                                     StepFrame::kTorchtitanLog};
 constexpr std::array kRankPlacementWords = {RankPlacement::kListed, RankPlacement::kByLeaf,
                                             RankPlacement::kByPod, RankPlacement::kByRail};
-constexpr std::array kTrainers = {Trainer::kTorchtitan, Trainer::kAccelerate, Trainer::kLlmFoundry,
-                                  Trainer::kFairscale, Trainer::kNone};
 constexpr std::array kExpertWords = {"own", "block"};
 constexpr std::array kExpertsWord = {"experts"};
 constexpr std::array kImplicit = {"implicit"};
@@ -39,9 +37,7 @@ constexpr PlanKeyType kName = other(R"({"type": "string", "minLength": 1})");
 constexpr PlanKeyType kRuntimeName = other(R"({"type": "string",
     "pattern": "^(fsdp2|fsdp1|ddp|zero1|zero2|zero3|megatron|native)(@[0-9]+(\\.[0-9]+)*)?$",
     "examples": ["fsdp2@2.11", "zero3@0.19", "native"]})");
-constexpr PlanKeyType kTrainerName = other(R"({"type": "string",
-    "pattern": "^(torchtitan|accelerate(@1\\.[0-9]+(\\.[0-9]+)?)?|llm-foundry|fairscale|none)$",
-    "examples": ["accelerate", "accelerate@1.13", "torchtitan"]})");
+constexpr PlanKeyType kTrainerName = other(R"({"type": "string"})");  // as the trainers have it
 constexpr PlanKeyType kStackName = other(R"({"enum": ["none"]})");  // and the stacks that are there
 constexpr PlanKeyType kRows = other(R"({"type": "array",
     "items": {"type": "integer", "minimum": 0}})");
@@ -64,26 +60,6 @@ std::vector<std::int64_t> read_rows(const ConfigNode& n) {
   return rows;
 }
 
-// "accelerate" or "accelerate@1.13".
-void read_trainer(const PlanKey&, const ConfigNode& n, PlanDocument& d) {
-  const std::string text = n.as_string();
-  const std::size_t at = text.find('@');
-  std::vector<std::string> words;
-  for (const Trainer trainer : kTrainers) words.emplace_back(to_string(trainer));
-  const auto word = std::find(words.begin(), words.end(), text.substr(0, at));
-  if (word == words.end()) {
-    throw n.error(quote(text) + " is no trainer", fmt::format("one of {}", fmt::join(words, ", ")),
-                  nearest_spelling(text.substr(0, at), words));
-  }
-  d.trainer = kTrainers[static_cast<std::size_t>(word - words.begin())];
-  d.trainer_version = at == std::string::npos ? "" : text.substr(at + 1);
-  if (at == std::string::npos) return;
-  if (d.trainer != Trainer::kAccelerate || !trainer_minor(d.trainer_version)) {
-    throw n.error(quote(text) + " is no version of a trainer that is told apart",
-                  "accelerate@1.13, accelerate@1.15, or the name alone");
-  }
-}
-
 constexpr PlanKey kKeys[] = {
     FORESHARD_KEY(
         "model", kName,
@@ -102,7 +78,7 @@ constexpr PlanKey kKeys[] = {
                   "version that is modelled."),
     {.path = "trainer",
      .type = kTrainerName,
-     .read = read_trainer,
+     .read = [](const PlanKey&, const ConfigNode& n, PlanDocument& d) { read_trainer(n, d); },
      .says = "Whose habits fill the keys that are left out: units, resharding, recomputation and "
              "more, each printed as that trainer's default (fsdp2, fsdp1); accelerate with a "
              "version (accelerate@1.13), else its newest.",

@@ -10,7 +10,7 @@
 
 #include "models/zoo.h"
 #include "sim/spec/plan_keys.h"
-#include "sim/spec/plan_stack.h"
+#include "sim/spec/preset.h"
 #include "tests/sim/spec/plan_fixtures.h"
 #include "tests/support/fixtures.h"
 
@@ -68,7 +68,7 @@ TEST(OpenStacks, AlternativesTrainWithTheRuntime) {
   for (const char* runtime : {"fsdp2", "fsdp1", "ddp", "zero1", "zero2", "zero3"}) {
     for (const StackAlternative& each : open(std::string("runtime: ") + runtime)) {
       if (each.name == "none") continue;
-      const TrainingStack* stack = find_stack(each.name);
+      const Preset* stack = find_stack(each.name);
       ASSERT_NE(stack, nullptr) << each.name;
       const auto& kinds = stack->runtimes;
       EXPECT_NE(std::find(kinds.begin(), kinds.end(), each.plan.runtime.kind), kinds.end())

@@ -124,7 +124,7 @@ rank: 7
   EXPECT_EQ(document_of("dtype: {output: none}").plan.output_dtype, std::nullopt);
   EXPECT_TRUE(document_of("dtype: {reduce: none}").reduce_dtype_is_none);
   EXPECT_FALSE(document_of("frozen: none").plan.frozen.any());
-  EXPECT_EQ(document_of("trainer: llm-foundry").trainer, Trainer::kLlmFoundry);
+  EXPECT_EQ(document_of("trainer: llm-foundry").trainer, "llm-foundry");
 }
 
 TEST(PlanConfig, NamesPlaceAndNearestForMisspeltKeys) {

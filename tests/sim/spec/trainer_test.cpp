@@ -1,10 +1,10 @@
-#include "sim/spec/trainer.h"
-
+// What the files of sim/spec/trainers make of plans.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
 #include "sim/spec/checks/plan_check.h"
+#include "sim/spec/preset.h"
 #include "tests/sim/spec/plan_fixtures.h"
 
 namespace foreshard {

@@ -1,0 +1,161 @@
+// The text is read once, into functions that write the values it names as the table of keys does;
+// JSON values are then compared.
+#include "sim/spec/checks/condition.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "sim/base/error.h"
+#include "sim/spec/checks/plan_check.h"
+#include "sim/spec/plan_keys.h"
+#include "sim/spec/preset.h"
+
+namespace foreshard {
+namespace {
+
+constexpr std::pair<std::string_view, PlanValue> kPlanFacts[] = {
+    {"host", [](const Plan& p) { return Json(p.host == HostKind::kComputes ? "cpu" : "device"); }},
+    {"ranks", [](const Plan& p) { return Json(p.mesh.data_parallel()); }},
+    {"runtime.kind", [](const Plan& p) { return Json(to_string(p.runtime.kind)); }},
+};
+
+template <typename Holds>
+bool any_layer(const ModelSpec& model, Holds holds) {
+  return std::any_of(model.kinds.begin(), model.kinds.end(), holds);
+}
+
+// "model.norm.weight" is one, "model.decoder.final_layer_norm.weight" and, of a model that is its
+// own base, "decoder.final_layer_norm.weight" are not.
+bool is_norm_of_base(const LayerSpec& layer) {
+  if (layer.role != LayerRole::kFinalNorm || layer.parameters.empty()) return false;
+  const std::string& name = layer.parameters.front().name;
+  return !name.starts_with("decoder.") && std::count(name.begin(), name.end(), '.') == 2;
+}
+
+bool has_experts(const LayerSpec& layer) {
+  return std::any_of(layer.parameters.begin(), layer.parameters.end(),
+                     [](const ParameterSpec& p) { return p.shape.size() > 2; });
+}
+
+bool reads_images(const LayerSpec& layer) {
+  return layer.role == LayerRole::kEmbedding && !layer.tensors.empty() &&
+         layer.tensors.front().type != ElementType::kInt64;
+}
+
+using JobValue = Json (*)(const PlanDocument&, const ModelSpec&);
+constexpr std::pair<std::string_view, JobValue> kJobFacts[] = {
+    {"model.tied", [](const PlanDocument&, const ModelSpec& m) { return Json(m.tied_embeddings); }},
+    {"model.experts",
+     [](const PlanDocument&, const ModelSpec& m) { return Json(any_layer(m, has_experts)); }},
+    {"model.images",
+     [](const PlanDocument&, const ModelSpec& m) { return Json(any_layer(m, reads_images)); }},
+    {"model.words",
+     [](const PlanDocument&, const ModelSpec& m) {
+       return Json(m.image_tokens > 0 || !any_layer(m, reads_images));
+     }},
+    {"model.norm_of_base",
+     [](const PlanDocument&, const ModelSpec& m) { return Json(any_layer(m, is_norm_of_base)); }},
+    {"root_unit",
+     [](const PlanDocument& d, const ModelSpec& m) { return Json(has_root_unit(d.plan, m)); }},
+    {"ends_written",
+     [](const PlanDocument& d, const ModelSpec&) {
+       return Json(d.has("units.embedding") || d.has("units.head"));
+     }},
+    {"trainer.minor",
+     [](const PlanDocument& d, const ModelSpec&) { return Json(trainer_minor(d)); }},
+};
+
+template <typename Value, std::size_t N>
+Value find(const std::pair<std::string_view, Value> (&facts)[N], std::string_view name) {
+  const auto found = std::find_if(std::begin(facts), std::end(facts),
+                                  [&](const auto& f) { return f.first == name; });
+  return found == std::end(facts) ? nullptr : found->second;
+}
+
+Json constant(std::string_view text) {
+  if (text == "true" || text == "false") return text == "true";
+  std::int64_t number = 0;
+  const char* const end = text.data() + text.size();
+  const auto [at, failure] = std::from_chars(text.data(), end, number);
+  return failure == std::errc() && at == end ? Json(number) : Json(std::string(text));
+}
+
+bool compares(const Json& value, char comparison, const Json& with) {
+  if (comparison == '=' || comparison == '!') return value == with;
+  if (!value.is_number() || !with.is_number()) return false;
+  return comparison == '>' ? value > with : value < with;
+}
+
+}  // namespace
+
+std::string_view cut(std::string_view& text, std::string_view separator) {
+  const std::size_t at = std::min(text.find(separator), text.size());
+  const std::string_view part = text.substr(0, at);
+  text.remove_prefix(std::min(at + separator.size(), text.size()));
+  return part;
+}
+
+PlanValue plan_value_named(std::string_view name) {
+  if (const PlanKey* key = find_plan_key(name)) return key->value;
+  return find(kPlanFacts, name);
+}
+
+struct Condition::Term {
+  PlanValue of_plan = nullptr;
+  JobValue of_job = nullptr;
+  char comparison = '=';  // '=', '!', '>', '<'
+  std::vector<Json> right;
+  PlanValue right_key = nullptr;
+
+  bool holds(const Json& left, const Plan& plan) const {
+    const auto holds_of = [&](const Json& value) {
+      const bool any = right_key != nullptr
+                           ? compares(value, comparison, right_key(plan))
+                           : std::any_of(right.begin(), right.end(), [&](const Json& with) {
+                               return compares(value, comparison, with);
+                             });
+      return any == (comparison != '!');
+    };
+    if (!left.is_array()) return holds_of(left);
+    return std::any_of(left.begin(), left.end(), [&](const Json& each) {
+      return holds_of(each.is_object() ? each.at("value") : each);
+    });
+  }
+};
+
+Condition::Condition(std::string_view text) {
+  std::vector<Term> terms;
+  while (!text.empty()) {
+    std::string_view words = cut(text, ", ");
+    const std::string_view name = cut(words, " "), comparison = cut(words, " ");
+    Term& term = terms.emplace_back();
+    term.of_plan = plan_value_named(name);
+    term.of_job = find(kJobFacts, name);
+    FORESHARD_CHECK(term.of_plan != nullptr || term.of_job != nullptr,
+                    fmt::format("a condition asks for {}", name));
+    term.comparison = comparison.front();
+    if (words.find('.') != std::string_view::npos) term.right_key = plan_value_named(words);
+    while (!words.empty()) term.right.push_back(constant(cut(words, "|")));
+  }
+  terms_ = std::make_shared<const std::vector<Term>>(std::move(terms));
+}
+
+bool Condition::holds(const Plan& plan) const {
+  return !terms_ || std::all_of(terms_->begin(), terms_->end(), [&](const Term& term) {
+    FORESHARD_CHECK(term.of_plan != nullptr, "a condition on a plan asks for a fact of a job");
+    return term.holds(term.of_plan(plan), plan);
+  });
+}
+
+bool Condition::holds(const PlanDocument& document, const ModelSpec& model) const {
+  return !terms_ || std::all_of(terms_->begin(), terms_->end(), [&](const Term& term) {
+    return term.holds(term.of_plan ? term.of_plan(document.plan) : term.of_job(document, model),
+                      document.plan);
+  });
+}
+
+}  // namespace foreshard
