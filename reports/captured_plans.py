@@ -3,8 +3,8 @@
 
     reports/captured_plans.py build/bin CAPTURE_FOLDER ...      e.g. what hf_captures.py --keep left
 
-Order and bytes of the collectives, and the peak of what tensors ask for (their blocks, where that is not known), less cuBLAS' workspaces, which the planner
-counts as the libraries' own.
+Order and bytes of the collectives, the peak of what tensors ask for (their blocks, where that is not known) and what the caching allocator
+holds. Peaks are less cuBLAS' workspaces, which the planner counts as the libraries' own; what the allocator holds has them on both sides.
 """
 import json
 import pathlib
@@ -48,24 +48,27 @@ def score(program, capture):
         plan = pathlib.Path(folder) / "plan.yaml"
         _, error = answer(program, "import", capture, "--out", pathlib.Path(folder) / "model.yaml", "--plan", plan)
         if not plan.exists():
-            return f"| {error[:150]} | | |", False
+            return f"| {error[:150]} | | | | |", False
         planned, error = answer(program, "predict", "--plan", plan, "--json")
         if not planned:
-            return f"| {error[:150]} | | |", False
+            return f"| {error[:150]} | | | | |", False
         captured, _ = answer(program, "predict", "--capture", capture, "--cluster", cluster, "--json")
         report = json.loads(captured)
         # Where the program saw a higher peak before, that of its blocks.
         here = report["capture"]["requested_peak_bytes"] or report["memory"]["peak_allocated_bytes"]["value"]
         here -= WORKSPACES
-        peak = json.loads(planned)["memory"]["peak_allocated_bytes"]["value"] / here - 1
+        memory = json.loads(planned)["memory"]
+        peak = memory["peak_allocated_bytes"]["value"] / here - 1
+        held = report["memory"]["peak_reserved_bytes"]["value"]
+        reserved = memory["peak_reserved_bytes"]["value"] / held - 1
         different = same_cycle(collectives(program, "--capture", capture, "--cluster", cluster), collectives(program, "--plan", plan))
-        return f"| {here / 2**20:.1f} | {100 * peak:+.3f} % | {different or 'same'} |", abs(peak) <= 2e-3 and not different
+        return f"| {here / 2**20:.1f} | {100 * peak:+.3f} % | {held / 2**20:.1f} | {100 * reserved:+.2f} % | {different or 'same'} |", abs(peak) <= 2e-3 and not different
 
 
 def main():
     program = pathlib.Path(sys.argv[1]).resolve() / "foreshard"
     captures = [pathlib.Path(word) for word in sys.argv[2:]]
-    print("| capture | MiB | peak | collectives |\n| --- | --- | --- | --- |")
+    print("| capture | MiB | peak | reserved, MiB | plan's | collectives |\n| --- | --- | --- | --- | --- | --- |")
     good = 0
     for capture in captures:
         row, is_good = score(program, capture)

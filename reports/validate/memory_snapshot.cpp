@@ -7,6 +7,7 @@
 #include "reports/validate/pickle.h"
 #include "reports/view/event_names.h"
 #include "sim/memory/reserved.h"
+#include "sim/memory/reserved_forecast.h"
 
 namespace foreshard {
 namespace {
@@ -141,7 +142,8 @@ class SnapshotWriter {
 std::string memory_snapshot(const Forecast& forecast, const AllocatorSettings& settings,
                             const DeviceMemory& memory, const LibraryBuffers& library) {
   const RowTimes times = row_times(forecast.timeline);
-  const ReplayInputs inputs(library, &times);
+  ReplayInputs inputs(library, &times);
+  inputs.buckets = buckets_of(forecast.plan);
   const ReservedProfile profile = replay_reserved(forecast.graph, settings, memory, inputs);
   const TracedStep step =
       trace_step(forecast.graph, settings, memory, profile.steady_step - 1, inputs);

@@ -60,7 +60,8 @@ std::vector<LibraryBlock> library_blocks(const EventGraph& graph, const LibraryB
 
 }  // namespace
 
-AllocationLog allocation_log(const EventGraph& graph, const LibraryBuffers& library) {
+AllocationLog allocation_log(const EventGraph& graph, const LibraryBuffers& library,
+                             Buckets buckets) {
   AllocationLog log;
   log.library = library_blocks(graph, library);
   for (const LayerExecution& e : graph.executions) {
@@ -95,11 +96,15 @@ AllocationLog allocation_log(const EventGraph& graph, const LibraryBuffers& libr
     }
   }
   for (const std::int32_t buffer : graph.persistent) {
-    const bool is_state = graph.buffer(buffer).category == MemoryCategory::kOptimizerState;
+    const MemoryCategory category = graph.buffer(buffer).category;
+    const bool is_state = category == MemoryCategory::kOptimizerState;
+    const bool is_bucket = category == MemoryCategory::kReduceScatterInput ||
+                           category == MemoryCategory::kUnshardedGrad;
+    std::vector<std::int32_t>& list = is_state && log.optimizer != kNoEvent       ? log.states
+                                      : is_bucket && buckets == Buckets::kRebuilt ? log.rebuilt
+                                                                                  : log.before;
     const auto b = static_cast<std::size_t>(buffer);
-    for (std::int32_t t = log.first[b]; t < log.first[b + 1]; ++t) {
-      (is_state && log.optimizer != kNoEvent ? log.states : log.before).push_back(t);
-    }
+    for (std::int32_t t = log.first[b]; t < log.first[b + 1]; ++t) list.push_back(t);
   }
   return log;
 }

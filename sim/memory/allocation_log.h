@@ -27,6 +27,8 @@ struct AllocationLog {
   std::vector<std::uint8_t> stream;      // by tensor
   std::vector<std::int32_t> before;      // persistent tensors there are from the start
   std::vector<std::int32_t> states;      // and those that the optimizer makes in step 1
+  // Persistent tensors that step 2 makes of one of their bytes in all, which step 1 has.
+  std::vector<std::int32_t> rebuilt;
   std::vector<LibraryBlock> library;
   EventId optimizer = kNoEvent;
 
@@ -41,6 +43,10 @@ struct AllocationLog {
   Runs repeated(const EventGraph& graph) const;
 };
 
-AllocationLog allocation_log(const EventGraph& graph, const LibraryBuffers& library);
+// How gradient buckets come to be (DDP): as they are from the start, or of the one bucket of the
+// first iteration, in the order of which they are assigned anew when the second begins.
+enum class Buckets : std::uint8_t { kFromTheStart, kRebuilt };
+AllocationLog allocation_log(const EventGraph& graph, const LibraryBuffers& library,
+                             Buckets buckets = Buckets::kFromTheStart);
 
 }  // namespace foreshard

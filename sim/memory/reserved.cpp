@@ -69,7 +69,7 @@ constexpr double kDeviceFreeSeconds = 1e-3;
 struct ReservedReplay::State {
   State(const EventGraph& graph, const AllocatorSettings& settings, const DeviceMemory& memory,
         const ReplayInputs& inputs)
-      : log(allocation_log(graph, inputs.library)),
+      : log(allocation_log(graph, inputs.library, inputs.buckets)),
         allocator(settings, memory),
         block_of(log.bytes.size(), CachingAllocator::kNoBlock) {
     if (inputs.times != nullptr && records_streams(graph)) clock.emplace(graph, *inputs.times);
@@ -83,6 +83,14 @@ struct ReservedReplay::State {
     if (step == 1) {
       row = kNoEvent;
       for (const std::int32_t tensor : log.before) allocate(tensor);
+      allocate_first_bucket();
+      note_stall();
+    }
+    if (step == 2 && first_bucket != CachingAllocator::kNoBlock) {
+      row = kNoEvent;
+      allocator.free(first_bucket);
+      if (traced != nullptr) take_history(-1);
+      for (const std::int32_t tensor : log.rebuilt) allocate(tensor);
       note_stall();
     }
     Standing before;
@@ -107,6 +115,14 @@ struct ReservedReplay::State {
       }
       note_stall();
     }
+  }
+
+  void allocate_first_bucket() {
+    std::int64_t bytes = 0;
+    for (const std::int32_t tensor : log.rebuilt)
+      bytes += log.bytes[static_cast<std::size_t>(tensor)];
+    if (bytes == 0 || failed) return;
+    first_bucket = take(bytes, log.stream[static_cast<std::size_t>(log.rebuilt.front())], -1);
   }
 
   // What decides how a run goes on: which blocks are allocated and where, as long as the segments
@@ -239,7 +255,8 @@ struct ReservedReplay::State {
   AllocationLog::Runs runs;
   CachingAllocator allocator;
   std::optional<StreamClock> clock;
-  std::vector<CachingAllocator::BlockId> block_of;  // by tensor
+  std::vector<CachingAllocator::BlockId> block_of;                      // by tensor
+  CachingAllocator::BlockId first_bucket = CachingAllocator::kNoBlock;  // of all in log.rebuilt
   std::vector<HostStall> stalls;
   std::vector<AllocatorTraceEntry> history;
   std::vector<TracedAction>* traced = nullptr;  // every entry is also appended there
@@ -274,6 +291,7 @@ ReservedReplay::Identity ReservedReplay::identity() const {
   add(hash, log.stream);
   add(hash, log.before);
   add(hash, log.states);
+  add(hash, log.rebuilt);
   // What is allocated beside the log, and before which of its actions.
   for (const LibraryBlock& block : log.library) {
     hash.add(block.bytes).add(block.stream);

@@ -3,8 +3,9 @@
 //
 // Segments are cut once and serve until they are given back, so what is reserved depends on the
 // order of the first steps. In step 1 the optimizer has no state yet: it is allocated when the
-// optimizer runs, after the activations have shaped the pools. A buffer of the graph is one tensor
-// of its allocation stream, or one per parameter where PyTorch keeps parameters apart (sharded and
+// optimizer runs, after the activations have shaped the pools; DDP's gradients have one bucket,
+// which it gives back when it assigns its buckets in step 2. A buffer of the graph is one tensor of
+// its allocation stream, or one per parameter where PyTorch keeps parameters apart (sharded and
 // unsharded parameters, optimizer state and temporaries; gather and reduction buffers are flat).
 // Blocks on which streams were recorded (Tensor.record_stream: FSDP1, DeepSpeed) serve again when
 // the work that those streams had before the free has ended. Every allocation first looks which
@@ -21,6 +22,7 @@
 
 #include "sim/base/units.h"
 #include "sim/graph/event_graph.h"
+#include "sim/memory/allocation_log.h"
 #include "sim/memory/caching_allocator.h"
 #include "sim/memory/outside_allocator.h"
 #include "sim/spec/cluster.h"
@@ -44,6 +46,7 @@ struct ReplayInputs {
       : library(std::move(buffers)), times(row_times) {}
   LibraryBuffers library;
   const RowTimes* times = nullptr;  // null: nothing is waited for
+  Buckets buckets = Buckets::kFromTheStart;
   bool folds = true;  // micro-batches that repeat are replayed until they do, and then left out
 };
 

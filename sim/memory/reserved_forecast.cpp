@@ -91,9 +91,16 @@ ReservedForecast decide(const EventGraph& graph, const Plan& plan, const Cluster
 
 }  // namespace
 
+Buckets buckets_of(const Plan& plan) {
+  const bool rebuilds = plan.ddp.static_graph || !plan.ddp.find_unused_parameters;
+  return plan.runtime.kind == RuntimeKind::kDdp && rebuilds ? Buckets::kRebuilt
+                                                            : Buckets::kFromTheStart;
+}
+
 ReservedForecast forecast_reserved(const EventGraph& graph, const Plan& plan,
                                    const Cluster& cluster, const RowTimes* times) {
-  const ReplayInputs inputs(library_buffers(cluster, plan.runtime), times);
+  ReplayInputs inputs(library_buffers(cluster, plan.runtime), times);
+  inputs.buckets = buckets_of(plan);
   return decide(graph, plan, cluster, Order::kDevice, [&](const DeviceMemory& memory) {
     ReservedReplay replay(graph, plan.allocator, memory, inputs);
     Settled settled = settle(replay);
@@ -112,9 +119,10 @@ ReservedMemory::~ReservedMemory() = default;
 
 ReservedForecast ReservedMemory::recall(const EventGraph& graph, const Plan& plan,
                                         const Cluster& cluster, Rows rows) {
-  const LibraryBuffers library = library_buffers(cluster, plan.runtime);
+  ReplayInputs inputs(library_buffers(cluster, plan.runtime));
+  inputs.buckets = buckets_of(plan);
   return decide(graph, plan, cluster, Order::kEndless, [&](const DeviceMemory& memory) {
-    ReservedReplay replay(graph, plan.allocator, memory, library);
+    ReservedReplay replay(graph, plan.allocator, memory, inputs);
     const ReservedReplay::Identity identity = replay.identity();
     const Key key(identity.log, memory.total, memory.available);
     {

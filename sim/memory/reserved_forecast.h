@@ -34,6 +34,9 @@ struct ReservedForecast {
 ReservedForecast forecast_reserved(const EventGraph& graph, const Plan& plan,
                                    const Cluster& cluster, const RowTimes* times = nullptr);
 
+// DDP's, unless it looks for unused parameters.
+Buckets buckets_of(const Plan& plan);
+
 // The same, remembered by what is replayed: plans that differ in prefetch or communicators alone,
 // and clusters whose memory is not short, often allocate the same in the same order. For graphs
 // that record no streams, from any thread; the answers do not depend on what was asked before.
