@@ -42,6 +42,19 @@ struct Graph {
 // marks. All else (allocations) is done once, while it is captured.
 bool is_of_graph(char kind) { return std::strchr("LGACXEWH", kind) != nullptr; }
 
+// What reading the clock adds to the time between two readings.
+std::int64_t clock_cost() {
+  static const std::int64_t least = [] {
+    std::int64_t found = std::int64_t{1} << 40;
+    for (int i = 0; i < 100; ++i) {
+      const std::int64_t before = processor_ns();
+      found = std::min(found, processor_ns() - before);
+    }
+    return found;
+  }();
+  return least;
+}
+
 struct State {
   std::recursive_mutex mutex;
   std::string buffer;
@@ -64,7 +77,8 @@ State& state() {
 }
 
 thread_local std::int64_t thread_number = -1;
-thread_local std::int64_t left_at = 0;  // processor time at which the recorder returned
+thread_local std::int64_t left_at = 0;     // processor time at which the recorder returned
+thread_local std::int64_t entered_at = 0;  // and was called; 0: it is not recording
 
 std::string folder() {
   const char* out = std::getenv("FORESHARD_NULL_OUT");
@@ -106,8 +120,17 @@ std::string& target(State& s) { return s.line_is_of_graph ? s.line : s.buffer; }
 
 }  // namespace
 
+Recording::Recording() : is_outermost_(entered_at == 0) {
+  if (is_outermost_) entered_at = processor_ns();
+}
+Recording::~Recording() {
+  if (!is_outermost_) return;
+  entered_at = 0;
+  if (left_at != 0) left_at = processor_ns();
+}
+
 Line::Line(char kind) {
-  const std::int64_t now = processor_ns();
+  const std::int64_t now = entered_at != 0 ? entered_at : processor_ns();
   State& s = state();
   s.mutex.lock();
   if (!s.opened) open_log(s);
@@ -119,7 +142,10 @@ Line::Line(char kind) {
     return;
   }
   s.buffer += kind;
-  *this << (left_at == 0 ? 0 : now - left_at) << thread_number;
+  *this << (left_at == 0 ? 0 : std::max<std::int64_t>(0, now - left_at - clock_cost()))
+        << thread_number;
+  // Behind the first line of a recording there is nothing of the program's.
+  if (entered_at != 0) left_at = entered_at;
 }
 
 Line& Line::operator<<(std::int64_t number) {
@@ -143,7 +169,7 @@ Line::~Line() {
     s.buffer.clear();
   }
   s.mutex.unlock();
-  left_at = processor_ns();
+  if (entered_at == 0) left_at = processor_ns();
 }
 
 std::int64_t name_id(std::string_view text) {

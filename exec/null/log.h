@@ -27,6 +27,19 @@ class Line {
   Line& operator<<(unsigned number) { return *this << std::int64_t{number}; }
 };
 
+// While one lives, its thread's time is the recorder's own: the next line's host time ends where it
+// began.
+class Recording {
+ public:
+  Recording();
+  ~Recording();
+  Recording(const Recording&) = delete;
+  Recording& operator=(const Recording&) = delete;
+
+ private:
+  bool is_outermost_;
+};
+
 // The number of a name; its line is written where it is new.
 std::int64_t name_id(std::string_view text);
 std::string name_text(std::int64_t id);

@@ -197,6 +197,7 @@ std::vector<ArgumentWords> argument_words(const std::string& mangled) {
 }
 
 void record_launch(const Launch& l) {
+  const Recording recording;
   const std::vector<Use> uses = operands(l);
   check_work(l.stream, l.name, uses);
   std::vector<std::uint64_t> addresses;
@@ -212,6 +213,7 @@ void record_launch(const Launch& l) {
 }
 
 void record_product(const Product& p) {
+  const Recording recording;
   const double flops = 2.0 * static_cast<double>(p.m) * static_cast<double>(p.n) *
                        static_cast<double>(p.k) * static_cast<double>(p.batch);
   enqueue(p.stream, kNominalKernel + flops / kNominalFlops);
@@ -229,6 +231,7 @@ void record_product(const Product& p) {
 }
 
 void record_library_call(const LibraryCall& call) {
+  const Recording recording;
   enqueue(call.stream, kNominalKernel);
   const std::int64_t name = name_id(call.name);
   check_work(call.stream, name, call.uses);
@@ -240,6 +243,7 @@ void record_library_call(const LibraryCall& call) {
 namespace {
 
 void note_copy(const Copy& copy, int host_waits) {
+  const Recording recording;
   enqueue(copy.stream, kNominalKernel + static_cast<double>(copy.bytes) / kNominalBandwidth);
   const char* const name = copy.kind == 's' ? "memset" : "memcpy";
   check_work(copy.stream, name_id(name),
@@ -258,6 +262,7 @@ void record_copy_and_wait(const Copy& copy) {
 }
 
 void record_blind_read(std::uint64_t bytes) {
+  const Recording recording;
   const std::string text = python_place();
   const std::int64_t place = name_id(text);
   Line('R') << bytes << place;

@@ -90,6 +90,7 @@ const Kernels::Known& kernel(const void* function) {
 
 Status launch(const void* function, Dim3 grid, Dim3 block, void** arguments,
               std::size_t shared_bytes, StreamHandle stream) {
+  const Recording recording;
   const Kernels::Known& known = kernel(function);
   record_launch({known.name, grid, block, shared_bytes, stream, arguments, &known.words,
                  known.counts_elements});

@@ -13,6 +13,7 @@ namespace foreshard::null {
 namespace {
 
 Status copy(void* to, const void* from, std::uint64_t bytes, StreamHandle stream, bool waits) {
+  const Recording recording;
   const char kind = is_device(to) ? (is_device(from) ? 'D' : 'h') : is_device(from) ? 'd' : 'H';
   if (copy_bytes(to, from, bytes)) record_blind_read(bytes);
   const Copy made{kind, stream, bytes, to, from};

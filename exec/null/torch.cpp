@@ -60,6 +60,7 @@ FORESHARD_NULL_API void _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE(vo
                                                                               TorchDevice device) {
   constexpr std::int8_t kCuda = 1;
   if (device.type == kCuda) {
+    const Recording recording;
     if (checks_races() && size > 0) note_place();
     const int index = device.index >= 0 && device.index < 16 ? device.index : 0;
     if (size > 0) {

@@ -7,6 +7,7 @@
 
 #include "sim/memory/memory_profile.h"
 #include "sim/memory/reserved_forecast.h"
+#include "sim/spec/checks/plan_check.h"
 #include "tests/support/generators.h"
 
 namespace foreshard {
@@ -119,6 +120,40 @@ RC_GTEST_PROP(ReservedProperty, LibrariesKeepWhatTheyTake, ()) {
 
 // Two GPUs that differ by one byte: one on which the plan's segments just fit, and one on which
 // the allocator must give cached ones back. What it holds never exceeds what there is.
+// One bucket for all gradients, given back and cut anew when step 2 begins, once.
+TEST(ReservedReplay, DdpAssignsItsBucketsInTheSecondStep) {
+  Plan plan = tiny_plan();
+  plan.runtime = {RuntimeKind::kDdp, newest_version(RuntimeKind::kDdp)};
+  plan.mesh = {1, 8};
+  plan.ddp.bucket_cap_mb = 0.001;
+  const EventGraph graph = build_training_step(tiny_model(2), plan);
+  ReplayInputs inputs;
+  inputs.buckets = buckets_of(plan);
+  const AllocationLog log = allocation_log(graph, {}, inputs.buckets);
+  ASSERT_GT(log.rebuilt.size(), 2U);
+  std::vector<std::int64_t> expected = {0};
+  for (const std::int32_t tensor : log.rebuilt) {
+    expected.push_back(log.bytes[static_cast<std::size_t>(tensor)]);
+    expected.front() -= expected.back();
+  }
+  const auto before_rows = [&](int steps_before) {
+    using Action = AllocatorTraceEntry::Action;
+    std::vector<std::int64_t> sizes;  // negative: freed
+    for (const TracedAction& a :
+         trace_step(graph, {}, DeviceMemory::unlimited(), steps_before, inputs).actions) {
+      if (a.row != kNoEvent) break;
+      if (a.entry.action == Action::kAlloc) sizes.push_back(a.entry.size);
+      if (a.entry.action == Action::kFreeRequested) sizes.push_back(-a.entry.size);
+    }
+    return sizes;
+  };
+  EXPECT_EQ(before_rows(0).back(), -expected.front());
+  EXPECT_EQ(before_rows(1), expected);
+  EXPECT_TRUE(before_rows(2).empty());
+  plan.ddp.find_unused_parameters = true;
+  EXPECT_EQ(buckets_of(plan), Buckets::kFromTheStart);
+}
+
 TEST(ForecastReserved, RetriesInsteadOfOutgrowingTheGpu) {
   const ModelSpec model = tiny_model(4);
   const Plan plan = tiny_plan();
