@@ -4,8 +4,9 @@
     reports/captured_plans.py build/bin CAPTURE_FOLDER ...      e.g. what hf_captures.py --keep left
 
 Order and bytes of the collectives, the peak of what tensors ask for (their blocks, where that is not known) and what the caching allocator
-holds. Peaks are less cuBLAS' workspaces, which the planner counts as the libraries' own; what the allocator holds has them on both sides.
+holds; and what the step takes its host (the least of its steps; without gc.collect() between them, `collect: false` of hf_train.py), on the processor of calibration/evidence/host_calls.json and without a driver. Peaks are less cuBLAS' workspaces, which the planner counts as the libraries' own; what the allocator holds has them on both sides.
 """
+import gzip
 import json
 import pathlib
 import subprocess
@@ -41,6 +42,31 @@ def same_cycle(here, there):
     return "" if any(here[t:] + here[:t] == there for t in turns) else same(here, there)
 
 
+def host_seconds(program, plan):
+    """Of the calls that `explain` counts; by config, preset and plan alone."""
+    out, _ = answer(program, "explain", "--plan", plan, "--json")
+    takes = json.loads((pathlib.Path(__file__).parents[1] / "calibration/evidence/host_calls.json").read_text(encoding="utf-8"))["calls"]
+    phases = json.loads(out)["host_work"]["phases"].values()
+    return sum(count * takes[name] for phase in phases for name, count in phase["calls"].items())
+
+
+def least_host_seconds(capture):
+    """The least that a step took the program's threads, from the third on: what others on the machine take is not the step's."""
+    packed = capture / "calls.txt.gz"
+    lines = gzip.open(packed, "rt") if packed.exists() else open(capture / "calls.txt")
+    names, steps, taken = {}, [], 0
+    for line in lines:
+        letter, first, rest = line.rstrip("\n").split(" ", 2)
+        if letter == "N":
+            names[first] = rest
+            continue
+        taken += int(first)
+        if letter == "H" and names[rest.split(" ")[-1]].startswith("step "):
+            steps.append(taken * 1e-9)
+            taken = 0
+    return min(steps[2:] or steps)
+
+
 def score(program, capture):
     head = json.loads((capture / "capture.json").read_text())
     cluster = f"{head['world']}x{head['gpu'].split('-')[0]}"
@@ -48,10 +74,10 @@ def score(program, capture):
         plan = pathlib.Path(folder) / "plan.yaml"
         _, error = answer(program, "import", capture, "--out", pathlib.Path(folder) / "model.yaml", "--plan", plan)
         if not plan.exists():
-            return f"| {error[:150]} | | | | |", False
+            return f"| {error[:150]} | | | | | | |", False
         planned, error = answer(program, "predict", "--plan", plan, "--json")
         if not planned:
-            return f"| {error[:150]} | | | | |", False
+            return f"| {error[:150]} | | | | | | |", False
         captured, _ = answer(program, "predict", "--capture", capture, "--cluster", cluster, "--json")
         report = json.loads(captured)
         # Where the program saw a higher peak before, that of its blocks.
@@ -61,14 +87,16 @@ def score(program, capture):
         peak = memory["peak_allocated_bytes"]["value"] / here - 1
         held = report["memory"]["peak_reserved_bytes"]["value"]
         reserved = memory["peak_reserved_bytes"]["value"] / held - 1
+        busy = least_host_seconds(capture) / head["processor"]
+        host = host_seconds(program, plan) / busy - 1
         different = same_cycle(collectives(program, "--capture", capture, "--cluster", cluster), collectives(program, "--plan", plan))
-        return f"| {here / 2**20:.1f} | {100 * peak:+.3f} % | {held / 2**20:.1f} | {100 * reserved:+.2f} % | {different or 'same'} |", abs(peak) <= 2e-3 and not different
+        return f"| {here / 2**20:.1f} | {100 * peak:+.3f} % | {held / 2**20:.1f} | {100 * reserved:+.2f} % | {1e3 * busy:.1f} | {100 * host:+.1f} % | {different or 'same'} |", abs(peak) <= 2e-3 and not different
 
 
 def main():
     program = pathlib.Path(sys.argv[1]).resolve() / "foreshard"
     captures = [pathlib.Path(word) for word in sys.argv[2:]]
-    print("| capture | MiB | peak | reserved, MiB | plan's | collectives |\n| --- | --- | --- | --- | --- | --- |")
+    print("| capture | MiB | peak | reserved, MiB | plan's | host, ms | plan's | collectives |\n| --- | --- | --- | --- | --- | --- | --- | --- |")
     good = 0
     for capture in captures:
         row, is_good = score(program, capture)
