@@ -7,6 +7,7 @@
 The largest process's resident memory is what the kernel says of children that have ended.
 """
 import json
+import math
 import os
 import pathlib
 import subprocess
@@ -52,7 +53,7 @@ def row(program, name):
         if out is None:
             return f"| {name} | {world} | {seconds} | | | | |"
         peak = next(int(line.split()[1]) for line in out.splitlines() if line.startswith("PEAK"))
-        parameters = sum(product(p["shape"]) for p in json.loads((capture / "model.json").read_text())["parameters"])
+        parameters = sum(math.prod(p["shape"]) for p in json.loads((capture / "model.json").read_text())["parameters"])
         report, forecast_seconds, forecast_memory = timed(program / "foreshard", "predict", "--json", "--capture", capture, "--cluster", f"{world}xb300")
         if report is None:
             return f"| {name} | {world} | {seconds:.1f} | {memory / 2**30:.2f} | {forecast_seconds} | | |"
@@ -60,13 +61,6 @@ def row(program, name):
         same = report["memory"]["peak_allocated_bytes"]["value"] == peak
         return (f"| {name}, {parameters / 1e9:.1f}B | {world} | {seconds:.1f} | {memory / 2**30:.2f} | {forecast_seconds:.1f} | {forecast_memory / 2**30:.2f} | "
                 f"{report['step']['seconds']['value']:.2f} s, {peak / 2**30:.1f} GiB{' to the byte' if same else ', NOT the allocator’s'} |")
-
-
-def product(extents):
-    whole = 1
-    for extent in extents:
-        whole *= extent
-    return whole
 
 
 def main():

@@ -81,7 +81,7 @@ State& state() {
 }
 thread_local int current = 0;
 thread_local std::deque<std::int64_t> answers;  // answer_next_read
-thread_local std::int32_t told_writes = 0;      // writes_are_told
+thread_local bool is_told = false;              // begin_told_operation
 
 std::uint64_t number(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
 void* pointer(std::uint64_t number) { return reinterpret_cast<void*>(number); }
@@ -252,13 +252,7 @@ bool known_bytes(void* to, const void* device, std::uint64_t bytes) {
   return known != nullptr;
 }
 
-void answer_next_read(std::int64_t value) {
-  if (value < 0) {
-    answers.clear();
-  } else {
-    answers.push_back(value);
-  }
-}
+void answer_next_read(std::int64_t value) { answers.push_back(value); }
 
 void set_bytes(void* to, int value, std::uint64_t bytes) {
   if (!is_device(to)) {
@@ -271,7 +265,11 @@ void set_bytes(void* to, int value, std::uint64_t bytes) {
   if (bytes <= kKnownBytes) s.known[number(to)].assign(bytes, static_cast<char>(value));
 }
 
-void writes_are_told(std::int32_t are_told) { told_writes = are_told; }
+void begin_told_operation() { is_told = true; }
+void end_told_operation() {
+  is_told = false;
+  answers.clear();
+}
 
 void forget(const void* at, std::uint64_t bytes) {
   State& s = state();
@@ -310,7 +308,7 @@ Touched touch(const std::uint64_t* words, std::size_t count) {
         --range;
         const auto block = s.blocks.lower_bound(range->first);
         const bool is_cut = block != s.blocks.end() && block->first < range->first + range->second;
-        if (!is_cut && told_writes == 0) forget_range(s, range->first, range->second);
+        if (!is_cut && !is_told) forget_range(s, range->first, range->second);
       }
       continue;
     }
@@ -319,7 +317,7 @@ Touched touch(const std::uint64_t* words, std::size_t count) {
     touched.bytes += it->second;
     touched.largest = std::max(touched.largest, it->second);
     ++touched.blocks;
-    if (told_writes == 0) forget_range(s, it->first, it->second);
+    if (!is_told) forget_range(s, it->first, it->second);
   }
   return touched;
 }

@@ -53,12 +53,14 @@ bool copy_bytes(void* to, const void* from, std::uint64_t bytes);
 // False: not known, and nothing is written.
 bool known_bytes(void* to, const void* device, std::uint64_t bytes);
 // Numbers that this thread's next blind reads of up to 8 bytes are told, in order, instead of
-// zeros; a negative one: none any more.
+// zeros.
 void answer_next_read(std::int64_t value);
 void set_bytes(void* to, int value, std::uint64_t bytes);
 void forget(const void* pointer, std::uint64_t bytes);  // somebody else wrote there
-// What this thread's kernels are given is not forgotten for it: Python says what they write.
-void writes_are_told(std::int32_t are_told);
+// Between these, what this thread's kernels are given is not forgotten for it: Python says what
+// they write. Answers that nobody read are dropped behind it.
+void begin_told_operation();
+void end_told_operation();
 
 // Live blocks of PyTorch's allocator, for what kernels are given.
 void add_block(const void* pointer, std::uint64_t bytes);

@@ -255,18 +255,19 @@ void flush_log() {
   s.buffer.clear();
 }
 
-void say(std::string_view what) {
-  write_all(STDERR_FILENO, "foreshard-null: " + std::string(what) + "\n");
-}
+namespace {
+std::string message(std::string_view what) { return "foreshard-null: " + std::string(what) + "\n"; }
+}  // namespace
+
+void say(std::string_view what) { write_all(STDERR_FILENO, message(what)); }
 
 void refuse(std::string_view what) {
   flush_log();
   say(what);
-  const std::string text = "foreshard-null: " + std::string(what) + "\n";
   if (!folder().empty()) {
     const int file = ::open((folder() + "/refused.txt").c_str(),
                             O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-    if (file >= 0) write_all(file, text);
+    if (file >= 0) write_all(file, message(what));
   }
   _exit(6);
 }

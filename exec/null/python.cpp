@@ -127,14 +127,15 @@ FORESHARD_NULL_API void foreshard_null_forget(const void* at, std::size_t bytes)
 // An operation whose writes are told follows; of the time since the last call so much is not the
 // program's.
 FORESHARD_NULL_API void foreshard_null_begin_operation(std::int64_t ns) {
-  foreshard::null::writes_are_told(1);
+  foreshard::null::begin_told_operation();
   foreshard::null::skip_time(ns);
 }
 FORESHARD_NULL_API void foreshard_null_end_operation(std::int64_t ns) {
-  foreshard::null::writes_are_told(0);
+  foreshard::null::end_told_operation();
   foreshard::null::skip_time(ns);
 }
-// What this thread's next read of a number that nobody computed is to say; negative: no more.
+// What this thread's next read of a number that nobody computed is to say, until the operation's
+// end.
 FORESHARD_NULL_API void foreshard_null_answer(std::int64_t value) {
   foreshard::null::answer_next_read(value);
 }

@@ -1,14 +1,7 @@
-// The CUDA runtime as PyTorch and its libraries call it: devices, streams, events, launches.
+// The CUDA runtime as PyTorch and its libraries call it: devices, streams, events, graphs.
 
-#include <algorithm>
 #include <cstdint>
-#include <cstdlib>
-#include <cstring>
-#include <map>
-#include <mutex>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "exec/null/abi.h"
 #include "exec/null/device.h"
@@ -21,88 +14,6 @@
 namespace foreshard::null {
 namespace {
 
-// The newest architecture (90 is 9.0) of a fat binary that the GPU runs: binaries run on their own
-// and on later minor versions, PTX on all later ones. Places of the fields: CUDA's fatbinary.h is
-// not public; `cuobjdump -lelf` of PyTorch's libraries lists the same. The GPU's own where there is
-// none.
-int runnable_architecture(const void* wrapper) {
-  struct Wrapper {
-    std::uint32_t magic, version;
-    const char* data;
-  };
-  constexpr std::uint32_t kWrapper = 0x466243b1, kData = 0xba55ed50;
-  constexpr std::size_t kEntry = 64;
-  const int own = properties().major * 10 + properties().minor;
-  const auto* const w = static_cast<const Wrapper*>(wrapper);
-  if (w == nullptr || w->magic != kWrapper || w->data == nullptr) return own;
-  const auto at = [](const char* from, std::size_t offset, auto value) {
-    std::memcpy(&value, from + offset, sizeof value);
-    return value;
-  };
-  if (at(w->data, 0, std::uint32_t{}) != kData) return own;
-  const char* entry = w->data + at(w->data, 6, std::uint16_t{});
-  const char* const end = entry + at(w->data, 8, std::uint64_t{});
-  int best = 0;
-  while (entry + kEntry <= end) {
-    constexpr int kPtx = 1, kBinary = 2;
-    const int kind = at(entry, 0, std::uint16_t{});
-    const auto architecture = static_cast<int>(at(entry, 28, std::uint32_t{}));
-    const bool runs = kind == kPtx || (kind == kBinary && architecture / 10 == own / 10);
-    if (runs && architecture <= own) best = std::max(best, architecture);
-    const std::uint64_t size = at(entry, 4, std::uint32_t{}) + at(entry, 8, std::uint64_t{});
-    if (size < kEntry) break;
-    entry += size;
-  }
-  return best == 0 ? own : best;
-}
-
-// Names of kernels by their host functions, which are what a launch names.
-struct Kernels {
-  struct Known {
-    std::int64_t name = -1;
-    bool counts_elements = false;
-    std::vector<ArgumentWords> words;  // argument_words
-  };
-  std::mutex mutex;
-  std::map<const void*, std::string> names;
-  std::map<const void*, int> architectures;
-  std::map<const void*, Known> known;
-};
-Kernels& kernels() {
-  static Kernels* const k = new Kernels;
-  return *k;
-}
-
-const Kernels::Known& kernel(const void* function) {
-  Kernels& all = kernels();
-  const std::lock_guard lock(all.mutex);
-  Kernels::Known& known = all.known[function];
-  if (known.name < 0) {
-    const auto it = all.names.find(function);
-    const std::string name = it == all.names.end() ? "a kernel without a name" : it->second;
-    known.name = name_id(name);
-    // at::native: vectorized_, unrolled_ and plain elementwise_kernel(int N, ...)
-    known.words = argument_words(name);
-    known.counts_elements = name.find("elementwise_kernel") != std::string::npos;
-  }
-  return known;
-}
-
-Status launch(const void* function, Dim3 grid, Dim3 block, void** arguments,
-              std::size_t shared_bytes, StreamHandle stream) {
-  const Recording recording;
-  const Kernels::Known& known = kernel(function);
-  record_launch({known.name, grid, block, shared_bytes, stream, arguments, &known.words,
-                 known.counts_elements});
-  return kSuccess;
-}
-
-struct Configuration {
-  Dim3 grid, block;
-  std::size_t shared_bytes;
-  StreamHandle stream;
-};
-thread_local std::vector<Configuration> configurations;
 thread_local Status last_error = kSuccess;
 
 Status failed(Status status) {
@@ -114,112 +25,6 @@ Status failed(Status status) {
 }  // namespace foreshard::null
 
 using namespace foreshard::null;
-
-// ---- registration of kernels, at the load of each library ----
-FORESHARD_NULL_API void** __cudaRegisterFatBinary(void* wrapper) {
-  patch_unanswered();
-  // The handle is the architecture, once for each.
-  static std::map<int, void*>* const handles = new std::map<int, void*>;
-  const int architecture = runnable_architecture(wrapper);
-  void*& handle = (*handles)[architecture];
-  handle = reinterpret_cast<void*>(static_cast<std::intptr_t>(architecture));
-  return &handle;
-}
-FORESHARD_NULL_API void __cudaRegisterFatBinaryEnd(void**) {}
-FORESHARD_NULL_API void __cudaUnregisterFatBinary(void**) {}
-FORESHARD_NULL_API void __cudaRegisterVar(void**, char*, char*, const char*, int, std::size_t, int,
-                                          int) {}
-FORESHARD_NULL_API void __cudaRegisterManagedVar(void**, void**, char*, const char*, int,
-                                                 std::size_t, int, int) {}
-FORESHARD_NULL_API char __cudaInitModule(void**) { return 1; }
-FORESHARD_NULL_API void __cudaRegisterFunction(void** handle, const char* host, char*,
-                                               const char* name, int, void*, void*, void*, void*,
-                                               int*) {
-  Kernels& all = kernels();
-  const std::lock_guard lock(all.mutex);
-  all.names[host] = name;
-  if (handle == nullptr) return;
-  all.architectures[host] = static_cast<int>(reinterpret_cast<std::intptr_t>(*handle));
-}
-FORESHARD_NULL_API unsigned __cudaPushCallConfiguration(Dim3 grid, Dim3 block,
-                                                        std::size_t shared_bytes, void* stream) {
-  configurations.push_back({grid, block, shared_bytes, stream});
-  return 0;
-}
-FORESHARD_NULL_API Status __cudaPopCallConfiguration(Dim3* grid, Dim3* block,
-                                                     std::size_t* shared_bytes, void* stream) {
-  if (configurations.empty()) return kInvalidValue;
-  const Configuration c = configurations.back();
-  configurations.pop_back();
-  *grid = c.grid;
-  *block = c.block;
-  *shared_bytes = c.shared_bytes;
-  *static_cast<void**>(stream) = c.stream;
-  return kSuccess;
-}
-FORESHARD_NULL_API Status __cudaGetKernel(void** kernel, const void* function) {
-  *kernel = const_cast<void*>(function);
-  return kSuccess;
-}
-FORESHARD_NULL_API Status __cudaLaunchKernel(void* kernel, Dim3 grid, Dim3 block, void** arguments,
-                                             std::size_t shared_bytes, StreamHandle stream) {
-  return launch(kernel, grid, block, arguments, shared_bytes, stream);
-}
-FORESHARD_NULL_API Status cudaLaunchKernel(const void* function, Dim3 grid, Dim3 block,
-                                           void** arguments, std::size_t shared_bytes,
-                                           StreamHandle stream) {
-  return launch(function, grid, block, arguments, shared_bytes, stream);
-}
-FORESHARD_NULL_API Status cudaLaunchCooperativeKernel(const void* function, Dim3 grid, Dim3 block,
-                                                      void** arguments, std::size_t shared_bytes,
-                                                      StreamHandle stream) {
-  return launch(function, grid, block, arguments, shared_bytes, stream);
-}
-FORESHARD_NULL_API Status cudaLaunchKernelExC(const LaunchConfig* c, const void* function,
-                                              void** arguments) {
-  return launch(function, c->grid, c->block, arguments, c->shared_bytes, c->stream);
-}
-FORESHARD_NULL_API Status cudaLaunchHostFunc(StreamHandle, void (*function)(void*), void* data) {
-  function(data);
-  return kSuccess;
-}
-FORESHARD_NULL_API Status cudaStreamAddCallback(StreamHandle stream,
-                                                void (*function)(StreamHandle, Status, void*),
-                                                void* data, unsigned) {
-  function(stream, kSuccess, data);
-  return kSuccess;
-}
-FORESHARD_NULL_API Status cudaFuncGetAttributes(FunctionAttributes* a, const void* function) {
-  std::memset(a, 0, sizeof *a);
-  int binary = properties().major * 10 + properties().minor;
-  {
-    Kernels& all = kernels();
-    const std::lock_guard lock(all.mutex);
-    const auto it = all.architectures.find(function);
-    // CUB picks its kernels by it, of the architectures that it was compiled for.
-    if (it != all.architectures.end()) binary = it->second;
-  }
-  a->max_threads = 1024;
-  a->registers = 32;
-  a->ptx_version = a->binary_version = binary;
-  a->max_dynamic_shared = 49152;
-  return kSuccess;
-}
-FORESHARD_NULL_API Status cudaFuncSetAttribute(const void*, int, int) { return kSuccess; }
-FORESHARD_NULL_API Status cudaFuncSetCacheConfig(const void*, int) { return kSuccess; }
-// As many blocks as threads allow; registers and shared memory are not looked at.
-FORESHARD_NULL_API Status cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-    int* count, const void*, int threads, std::size_t, unsigned) {
-  *count = threads <= 0 ? 1 : std::max(1, properties().threads_per_multiprocessor / threads);
-  return kSuccess;
-}
-FORESHARD_NULL_API Status cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* count,
-                                                                        const void* function,
-                                                                        int threads,
-                                                                        std::size_t shared) {
-  return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(count, function, threads, shared,
-                                                                0);
-}
 
 // ---- devices ----
 FORESHARD_NULL_API Status cudaGetDeviceCount(int* count) {

@@ -160,7 +160,6 @@ import sys
 
 {}import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
 import torch.nn as nn
 import torch.nn.functional as F
 {}from torch.distributed.device_mesh import init_device_mesh
@@ -466,49 +465,10 @@ def placement(parameter):
 )";
   }
 
-  // torchtitan's plan for Llama (models/llama3/infra/parallelize.py): one gather for what a norm
-  // made, one reduce-scatter for what a branch adds to the residual.
-  std::string cut_function() const {
-    if (plan_.mesh.tp == 1) return "";
-    std::string block;
-    const auto add = [&](std::string_view module, const char* style) {
-      block += fmt::format("                \"{}\": {},\n", module, style);
-    };
-    add(names_.norm1, "SequenceParallel()");
-    add(names_.norm2, "SequenceParallel()");
-    for (const auto& module : {names_.q, names_.k, names_.v, names_.gate, names_.up}) {
-      add(module, "columns");
-    }
-    for (const auto& module : {names_.o, names_.down}) add(module, "rows");
-    const char* logits = plan_.tensor_parallel.loss
-                             ? "output_layouts=Shard(-1), use_local_output=False"
-                             : "output_layouts=Replicate()";
-    return fmt::format(R"(
-
-def cut(model, mesh):
-    columns, rows = ColwiseParallel(), RowwiseParallel(output_layouts=Shard(1))
-    ends = {{
-        "{}": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
-        "{}": SequenceParallel(),
-        "{}": ColwiseParallel(input_layouts=Shard(1), {}),
-    }}
-    parallelize_module(model, mesh, ends)
-    for block in model.{}:
-        parallelize_module(
-            block,
-            mesh,
-            {{
-{}            }},
-        )
-)",
-                       names_.embedding, names_.final_norm, names_.head, logits, names_.blocks,
-                       block);
-  }
-
   std::string sharding() const {
     const std::string blocks = fmt::format("model.{}", names_.blocks);
     std::string text = "\n\n# ---- sharding ----\n" + recompute_functions() + placement_function() +
-                       cut_function();
+                       python_cut(plan_, names_);
     std::string policy =
         fmt::format("param_dtype={}, reduce_dtype={}", torch_dtype(plan_.param_dtype),
                     torch_dtype(plan_.reduce_dtype));

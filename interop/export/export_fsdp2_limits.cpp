@@ -14,49 +14,8 @@ void refuse_script(std::string_view key, const std::string& what, const std::str
       fmt::format("export --to fsdp2: unsupported: {}: {}; nearest plan: {}", key, what, nearest));
 }
 
-namespace {
-
-// The script cuts blocks of an attention and a gated layer of separate projections, behind a norm
-// each; torchtitan's plan for Llama.
-bool can_be_cut(const ModelDims& dims) {
-  const bool is_llama = dims.positions == Positions::kRotary && dims.norm == NormKind::kRms &&
-                        dims.residual == Residual::kPreNorm &&
-                        dims.activation == Activation::kSwiGlu && dims.qk_norm == HeadNorm::kNone;
-  return is_llama && dims.moe.experts == 0 && dims.latent.kv_rank == 0 && !dims.fused_qkv &&
-         !dims.fused_gate_up && !dims.tied && !dims.embedding_norm && !dims.embedding_scale &&
-         !dims.conv1d && !dims.output_bias && !dims.mlp_bias;
-}
-
-void check_tensor_parallel(const Plan& plan, const ModelDims& dims) {
-  if (plan.mesh.tp == 1) return;
-  const char* nearest = "--to torchtitan, or mesh.tp: 1";
-  if (!can_be_cut(dims)) {
-    refuse_script("mesh.tp",
-                  "layers are cut as Llama's are (RMS norms, rotary, separate "
-                  "projections, an untied head)",
-                  nearest);
-  }
-  if (!plan.tensor_parallel.sequence) {
-    refuse_script("tensor_parallel.sequence", "norms are of a part of the positions",
-                  "tensor_parallel.sequence: true");
-  }
-  const bool is_eager = plan.loss.kind == Loss::Kind::kEager && plan.compile == Compile::kNone;
-  if (plan.tensor_parallel.async || !is_eager) {
-    refuse_script("mesh.tp", "cut layers and their loss are eager here",
-                  "compile: none, loss: eager, tensor_parallel.async: false");
-  }
-  const bool plain = plan.recompute == RangedPolicy<Recompute>{} && !plan.frozen.any() &&
-                     plan.offload == Offload::kNone && plan.batch.documents == 1 && !plan.autocast;
-  if (!plain || plan.mesh.inner != MeshInner::kShard) {
-    refuse_script("mesh.tp", "cut layers neither recompute nor offload here, nor are parts frozen",
-                  nearest);
-  }
-}
-
-}  // namespace
-
 void check_script_can(const Plan& plan, const ModelDims& dims) {
-  check_tensor_parallel(plan, dims);
+  check_can_be_cut(plan, dims);
   if (plan.runtime.kind != RuntimeKind::kFsdp2) {
     refuse_script("runtime", fmt::format("{} is not FSDP2", to_string(plan.runtime.kind)),
                   "runtime: fsdp2");

@@ -6,6 +6,7 @@
 
 #include "interop/export/export_ledger.h"
 #include "models/model_dims.h"
+#include "models/parameter_names.h"
 #include "sim/spec/plan.h"
 
 namespace foreshard {
@@ -20,6 +21,10 @@ std::string python_step(const Plan& plan);
 void check_script_can(const Plan& plan, const ModelDims& dims);
 [[noreturn]] void refuse_script(std::string_view key, const std::string& what,
                                 const std::string& nearest);
+
+// mesh.tp: refuses what it does not cut; the function that cuts the layers ("" where tp is 1).
+void check_can_be_cut(const Plan& plan, const ModelDims& dims);
+std::string python_cut(const Plan& plan, const ParameterNames& names);
 
 // What the script does of the plan, and what it does in another way.
 ImportLedger script_ledger(const Plan& plan, const ModelDims& dims);

@@ -170,6 +170,8 @@ class Recording:
                 if hasattr(dist, name):
                     self.watch(dist, kind, name)
         if TP > 1:  # what DTensor calls inside layers
+            import torch.distributed._functional_collectives as functional
+
             self.watch(functional, "all_gather", "all_gather_tensor")
             self.watch(functional, "reduce_scatter", "reduce_scatter_tensor")
             self.watch(functional, "all_reduce", "all_reduce")
@@ -183,12 +185,12 @@ class Recording:
             whole = [t for t in (*arguments, *options.values()) if isinstance(t, torch.Tensor)]
             size = max(t.numel() * t.element_size() for t in whole)
             group = options.get("group")
-            if module is functional:
+            if module is not dist:
                 given = inspect.signature(original).bind(*arguments, **options).arguments
-                name_of_group = functional._resolve_group_name(given["group"])
+                name_of_group = module._resolve_group_name(given["group"])
                 group = dist.distributed_c10d._resolve_process_group(name_of_group)
             ranks = dist.get_world_size(group)
-            if module is functional and kind == "all_gather":
+            if module is not dist and kind == "all_gather":
                 size *= ranks
             self.collectives.append({"kind": kind, "bytes": size, "ranks": ranks})
             return original(*arguments, **options)

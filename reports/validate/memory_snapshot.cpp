@@ -142,8 +142,7 @@ class SnapshotWriter {
 std::string memory_snapshot(const Forecast& forecast, const AllocatorSettings& settings,
                             const DeviceMemory& memory, const LibraryBuffers& library) {
   const RowTimes times = row_times(forecast.timeline);
-  ReplayInputs inputs(library, &times);
-  inputs.buckets = buckets_of(forecast.plan);
+  const ReplayInputs inputs(library, &times, buckets_of(forecast.plan));
   const ReservedProfile profile = replay_reserved(forecast.graph, settings, memory, inputs);
   const TracedStep step =
       trace_step(forecast.graph, settings, memory, profile.steady_step - 1, inputs);

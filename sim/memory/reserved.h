@@ -42,8 +42,9 @@ struct RowTimes {
 struct ReplayInputs {
   ReplayInputs() = default;
   // NOLINTNEXTLINE(google-explicit-constructor): most have nothing else
-  ReplayInputs(LibraryBuffers buffers, const RowTimes* row_times = nullptr)
-      : library(std::move(buffers)), times(row_times) {}
+  ReplayInputs(LibraryBuffers of_libraries, const RowTimes* row_times = nullptr,
+               Buckets of_gradients = Buckets::kFromTheStart)
+      : library(std::move(of_libraries)), times(row_times), buckets(of_gradients) {}
   LibraryBuffers library;
   const RowTimes* times = nullptr;  // null: nothing is waited for
   Buckets buckets = Buckets::kFromTheStart;

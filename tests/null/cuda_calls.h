@@ -68,6 +68,7 @@ void foreshard_null_mark(const char*);
 int foreshard_null_known(const void*, void*, std::size_t);
 void foreshard_null_know(void*, const void*, std::size_t);
 void foreshard_null_answer(std::int64_t);
+void foreshard_null_end_operation(std::int64_t);
 struct Device {
   std::int8_t type, index;
 };

@@ -82,7 +82,7 @@ void memory() {
   look();
   expect(number == 0, "zeros behind it");
   foreshard_null_answer(7);
-  foreshard_null_answer(-1);
+  foreshard_null_end_operation(0);
   look();
   expect(number == 0, "an answer that was not asked for is dropped");
   foreshard_null_know(more, sent.data(), 12);

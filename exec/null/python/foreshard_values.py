@@ -130,7 +130,6 @@ def start(torch, library):
                 made = None
             result = self.done(time.thread_time_ns() - begin, func, args, kwargs)
             begin = time.thread_time_ns()
-            answer(-1)
             written = [t for a, said in zip(args, func._schema.arguments)
                        if said.alias_info is not None and said.alias_info.is_write for t in tensors_of([a]) if t.is_cuda]
             for storage in (t.untyped_storage() for t in written):

@@ -14,6 +14,13 @@ import sys
 
 OUT = os.environ.get("FORESHARD_NULL_OUT", "")
 LIBRARY = ctypes.CDLL(None)
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+
+
+def beside(name):
+    """A module of this folder, whatever the program has made of sys.path."""
+    sys.path.append(FOLDER)
+    return importlib.import_module(name)
 
 
 def mark(text):
@@ -256,10 +263,7 @@ def hook_backward(module):
         return
     import torch
 
-    sys.path.append(os.path.dirname(os.path.abspath(__file__)))
-    import foreshard_modules
-
-    ended = foreshard_modules.start(torch, OUT)
+    ended = beside("foreshard_modules").start(torch, OUT)
     backward = module.backward
 
     def begun(*rest, **named):
@@ -273,15 +277,15 @@ def hook_torch(module):
     """What nobody computed is zeros, and these are finite."""
     import functools
 
-    library = LIBRARY.foreshard_null_know
-    library.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+    know = LIBRARY.foreshard_null_know
+    know.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
     def finite(real):
         @functools.wraps(real)
         def said(tensor, *rest, **named):
             result = real(tensor, *rest, **named)
             if not module.compiler.is_compiling() and type(result) is module.Tensor and result.is_cuda and 0 < result.numel() <= 1 << 20:
-                library(result.data_ptr(), b"\1" * result.numel(), result.numel())
+                know(result.data_ptr(), b"\1" * result.numel(), result.numel())
             return result
 
         return said
@@ -295,10 +299,7 @@ def hook_values(module):
     """Integers are computed on the host, too (--values)."""
     if os.environ.get("FORESHARD_NULL_VALUES", "") != "1":
         return
-    sys.path.append(os.path.dirname(os.path.abspath(__file__)))
-    import foreshard_values
-
-    foreshard_values.start(module, LIBRARY)
+    beside("foreshard_values").start(module, LIBRARY)
 
 
 HOOKS = {
@@ -489,54 +490,6 @@ def at_exit():
     guarded(write_model)
 
 
-# ---- a program that fails: the line of its own that began it, and a way around ----
-
-WAYS = [  # words of an exception's type, of its module or of its text
-    (("LocalEntryNotFound", "OfflineModeIsEnabled", "huggingface.co", "hf.co"),
-     "nothing is downloaded here, and weights do not matter: make the model from its configuration (AutoModelForCausalLM.from_config), the data of torch.randint, "
-     "or set HF_HUB_OFFLINE=0 where there is a network"),
-    (("URLError", "ConnectionError", "gaierror", "MaxRetryError", "ConnectError"),
-     "there is no network: what values are does not matter, so read from a file, or make tensors of the same shapes"),
-    (("FlashAttention", "flash_attn", "flash-attn"),
-     "its package is not installed for this Python; with it, its calls of CUDA are answered; without it, attn_implementation=\"sdpa\" takes PyTorch's own flash attention"),
-    (("ModuleNotFoundError",), "install it for this Python: libraries with kernels of their own are answered where they go through CUDA"),
-]
-
-
-def way_around(error):
-    chain, seen = [], set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        chain.append(" ".join(c.__module__ + "." + c.__qualname__ for c in type(error).__mro__[:-3]) + " " + str(error))
-        error = error.__cause__ or error.__context__
-    text = " ".join(chain)
-    return next((way for words, way in WAYS if any(word in text for word in words)), None)
-
-
-def own_line(trace):
-    """The innermost frame that no library has, else the outermost one."""
-    import sysconfig
-    import traceback
-
-    libraries = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    frames = traceback.extract_tb(trace)
-    own = [f for f in frames if "site-packages" not in f.filename and os.path.dirname(f.filename) and not any(f.filename.startswith(l) for l in libraries)]
-    frame = (own or frames or [None])[-1 if own else 0]
-    return "" if frame is None else "%s:%d %s: " % (frame.filename, frame.lineno, frame.name)
-
-
-def hook_failures():
-    show = sys.excepthook
-
-    def shown(kind, error, trace):
-        show(kind, error, trace)
-        way = way_around(error)
-        if way is not None:
-            sys.stderr.write("foreshard-null: %s%s; %s\n" % (own_line(trace), kind.__name__, way))
-
-    sys.excepthook = shown
-
-
 if OUT and hasattr(LIBRARY, "foreshard_null_mark"):
     # The program's own process; what it starts inherits this.
     os.environ.setdefault("FORESHARD_NULL_PID", str(os.getpid()))
@@ -544,15 +497,14 @@ if OUT and hasattr(LIBRARY, "foreshard_null_mark"):
         import atexit
 
         sys.meta_path.insert(0, Finder())
-        hook_failures()
+        beside("foreshard_failures").start()
         # PyTorch's libraries name many functions that are not here and that nobody calls.
         sys.setdlopenflags(os.RTLD_LAZY)
         atexit.register(at_exit)
 
 # A sitecustomize of the environment itself, which this one hides.
-_here = os.path.dirname(os.path.abspath(__file__))
 for _folder in sys.path:
-    if os.path.abspath(_folder or ".") == _here:
+    if os.path.abspath(_folder or ".") == FOLDER:
         continue
     _file = os.path.join(_folder, "sitecustomize.py")
     if os.path.isfile(_file):

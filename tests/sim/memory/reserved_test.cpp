@@ -118,8 +118,6 @@ RC_GTEST_PROP(ReservedProperty, LibrariesKeepWhatTheyTake, ()) {
   for (const TracedAction& action : second.actions) RC_ASSERT(action.buffer >= 0);
 }
 
-// Two GPUs that differ by one byte: one on which the plan's segments just fit, and one on which
-// the allocator must give cached ones back. What it holds never exceeds what there is.
 // One bucket for all gradients, given back and cut anew when step 2 begins, once.
 TEST(ReservedReplay, DdpAssignsItsBucketsInTheSecondStep) {
   Plan plan = tiny_plan();
@@ -154,6 +152,8 @@ TEST(ReservedReplay, DdpAssignsItsBucketsInTheSecondStep) {
   EXPECT_EQ(buckets_of(plan), Buckets::kFromTheStart);
 }
 
+// Two GPUs that differ by one byte: one on which the plan's segments just fit, and one on which
+// the allocator must give cached ones back. What it holds never exceeds what there is.
 TEST(ForecastReserved, RetriesInsteadOfOutgrowingTheGpu) {
   const ModelSpec model = tiny_model(4);
   const Plan plan = tiny_plan();
