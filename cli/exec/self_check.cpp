@@ -1,5 +1,5 @@
 // foreshard-exec self-check: what of the engine works on this machine's GPU.
-#include "exec/device/self_check.h"
+#include "exec/checks/self_check.h"
 
 #include <fmt/format.h>
 

@@ -6,8 +6,8 @@
 #include <memory>
 #include <string>
 
+#include "exec/comm/launched.h"
 #include "exec/comm/world.h"
-#include "exec/launch/launch.h"
 
 namespace foreshard {
 

@@ -13,6 +13,7 @@
 
 #include "exec/compute/device_operations.h"
 #include "exec/compute/kernels.h"
+#include "exec/memory/flat_storage.h"
 #include "models/layers/layers.h"
 #include "sim/base/error.h"
 #include "sim/graph/axes/cut_loss.h"
@@ -691,14 +692,6 @@ Tensors cross_entropy(const Call& c, Inputs in) {
   batch.loss = loss / static_cast<double>(tokens);
   return {at::Tensor(), at::Tensor()};
 }
-
-}  // namespace
-
-at::ScalarType scalar_type(DType dtype) {
-  return dtype == DType::kFp32 ? at::kFloat : dtype == DType::kBf16 ? at::kBFloat16 : at::kHalf;
-}
-
-namespace {
 
 // Of Llama 3.1: wavelengths beyond original / low are stretched by factor, those below original /
 // high stay, between them the inverse of the wavelength goes linearly from one to the other.

@@ -20,8 +20,6 @@
 
 namespace foreshard {
 
-at::ScalarType scalar_type(DType dtype);
-
 // A parameter of the layer as views of the unit's flat buffers.
 struct Parameter {
   at::Tensor value;         // compute dtype, its own shape

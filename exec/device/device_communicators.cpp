@@ -8,7 +8,6 @@
 #include <limits>
 #include <map>
 
-#include "exec/compute/operations.h"
 #include "exec/device/device_seconds.h"
 #include "exec/device/watched_communicator.h"
 #include "exec/memory/flat_storage.h"

@@ -34,6 +34,7 @@
 #include "exec/engine/backend.h"
 #include "exec/engine/device_step.h"
 #include "exec/engine/device_update.h"
+#include "exec/memory/flat_storage.h"
 #include "reports/view/event_names.h"
 
 namespace foreshard {

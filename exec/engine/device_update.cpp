@@ -3,6 +3,7 @@
 #include <ATen/Functions.h>
 
 #include "exec/engine/update.h"
+#include "exec/memory/flat_storage.h"
 
 namespace foreshard {
 

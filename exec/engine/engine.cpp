@@ -15,6 +15,7 @@
 
 #include "exec/compute/device_operations.h"
 #include "exec/engine/update.h"
+#include "exec/memory/flat_storage.h"
 #include "reports/view/event_names.h"
 #include "sim/graph/axes/rank_part.h"
 

@@ -5,7 +5,7 @@
 #include <functional>
 #include <memory>
 
-#include "exec/device/self_check.h"
+#include "exec/checks/self_check.h"
 
 namespace foreshard {
 

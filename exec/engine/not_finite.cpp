@@ -10,6 +10,7 @@
 
 #include "exec/engine/engine.h"
 #include "exec/engine/update.h"
+#include "exec/memory/flat_storage.h"
 
 namespace foreshard {
 namespace {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "exec/compute/kernels.h"
+#include "exec/memory/flat_storage.h"
 #include "sim/base/error.h"
 #include "sim/base/hash.h"
 

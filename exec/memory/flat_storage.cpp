@@ -6,6 +6,10 @@
 
 namespace foreshard {
 
+at::ScalarType scalar_type(DType dtype) {
+  return dtype == DType::kFp32 ? at::kFloat : dtype == DType::kBf16 ? at::kBFloat16 : at::kHalf;
+}
+
 FlatStorage::FlatStorage(std::int64_t numel, at::ScalarType type, c10::Device device) {
   const at::TensorOptions options = at::TensorOptions().dtype(type).device(device);
   auto storage = c10::make_intrusive<c10::StorageImpl>(

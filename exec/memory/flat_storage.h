@@ -12,7 +12,11 @@
 #include <cstdint>
 #include <span>
 
+#include "sim/spec/plan.h"
+
 namespace foreshard {
+
+at::ScalarType scalar_type(DType dtype);
 
 class FlatStorage {
  public:

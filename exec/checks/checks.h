@@ -10,11 +10,11 @@
 #include <string>
 #include <vector>
 
+#include "exec/checks/self_check.h"
 #include "exec/comm/world.h"
 #include "exec/compute/device_operations.h"
 #include "exec/device/accelerator.h"
 #include "exec/device/device_seconds.h"
-#include "exec/device/self_check.h"
 
 namespace foreshard {
 

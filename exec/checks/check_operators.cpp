@@ -9,9 +9,9 @@
 #include <functional>
 #include <vector>
 
+#include "exec/checks/checks.h"
 #include "exec/compute/device_operations.h"
 #include "exec/compute/operations.h"
-#include "exec/device/checks.h"
 
 namespace foreshard {
 

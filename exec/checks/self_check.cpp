@@ -1,4 +1,4 @@
-#include "exec/device/self_check.h"
+#include "exec/checks/self_check.h"
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
@@ -8,7 +8,7 @@
 #include <chrono>
 #include <cmath>
 
-#include "exec/device/checks.h"
+#include "exec/checks/checks.h"
 
 namespace foreshard {
 

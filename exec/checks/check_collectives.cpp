@@ -7,9 +7,9 @@
 #include <cmath>
 #include <functional>
 
-#include "exec/compute/operations.h"
-#include "exec/device/checks.h"
+#include "exec/checks/checks.h"
 #include "exec/device/device_communicators.h"
+#include "exec/memory/flat_storage.h"
 
 namespace foreshard {
 

@@ -1,5 +1,5 @@
 // What a check's end means for the ones after it: nothing to compare with, or no device any more.
-#include "exec/device/self_check.h"
+#include "exec/checks/self_check.h"
 
 #include <gtest/gtest.h>
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "exec/device/checks.h"
+#include "exec/checks/checks.h"
 #include "exec/memory/flat_storage.h"
 
 namespace foreshard {
