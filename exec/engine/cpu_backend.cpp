@@ -119,8 +119,9 @@ class CpuBackend final : public Backend {
   void reduce_scatter(const ReduceScatterCall& call) override {
     float* target = call.target;
     if (call.mode == SumMode::kApart) {
-      apart_[call.apart].resize(index(call.shard));
-      target = apart_[call.apart].data();
+      at::Tensor& sum = apart_[call.apart];
+      sum = at::empty({call.shard}, at::kFloat);  // of this rank's account
+      target = sum.mutable_data_ptr<float>();
     }
     paced(call.event, [&] {
       communicators_[call.communicator]->reduce_scatter(
@@ -133,7 +134,7 @@ class CpuBackend final : public Backend {
     const auto left = apart_.extract(call.apart);  // gone when it was added
     FORESHARD_CHECK(call.slot != nullptr || !left.empty(), "no reduce-scatter left a sum");
     const void* source = call.slot != nullptr ? static_cast<const void*>(call.slot)
-                                              : static_cast<const void*>(left.mapped().data());
+                                              : left.mapped().const_data_ptr();
     const DType dtype = call.slot != nullptr ? parts_.plan.reduce_dtype : DType::kFp32;
     call.mode == SumMode::kAdd ? add_to_fp32(dtype, call.shard, source, call.target)
                                : copy_to_fp32(dtype, call.shard, source, call.target);
@@ -244,7 +245,7 @@ class CpuBackend final : public Backend {
   std::vector<std::unique_ptr<GroupCommunicator>> communicators_;  // by number
   Events events_;
   // Sums that reduce-scatters left for an accumulation, by buffer; both are of one stream.
-  std::map<std::int32_t, std::vector<float>> apart_;
+  std::map<std::int32_t, at::Tensor> apart_;
   std::array<std::int64_t, ExactSum::kDigits> norm_digits_{};
   double norm_ = 0;
   std::int64_t number_ = 0;

@@ -103,6 +103,11 @@ class Native final : public StepBuilder {
   bool keeps_gradients() const { return plan_.accumulation == AccumulationMode::kKeepUnsharded; }
   std::int64_t param_size() const { return size_of(plan_.param_dtype); }
   std::int64_t reduce_size() const { return size_of(plan_.reduce_dtype); }
+  // Of an element of a reduce-scatter's sum: CPU ranks add in fp32 and leave it so, a library's sum
+  // is of the dtype on the wire.
+  std::int64_t sum_size() const {
+    return plan_.host == HostKind::kComputes ? size_of(DType::kFp32) : reduce_size();
+  }
 
   // Whether parameters have to be gathered or cast at all; else the stored shard is the parameter.
   bool gathers() const {
@@ -470,7 +475,7 @@ class Native final : public StepBuilder {
       if (!s.owns_gradient) reducing_.push_back(last);
       if (sums_elsewhere) {
         output = allocate(MemoryCategory::kReduceScatterOutput, Stream::kReduceScatter, u,
-                          Bytes(s.shard * reduce_size()));
+                          Bytes(s.shard * sum_size()));
         graph().details[row_of_sum].other = output;
         graph().details[row_of_sum].sum = SumMode::kApart;
       }
