@@ -121,7 +121,8 @@ void allow_for_code(const std::string& family, RowForecast& forecast) {
   const double slower = code_shift(looks, looks.time, forecast.facts, family);
   const double larger = code_shift(looks, looks.memory, forecast.facts, family);
   shift(report.seconds, slower);
-  widen(report.seconds, reach_of(code_reach(looks, looks.time, forecast.facts, family)));
+  const LogReach time = code_reach(looks, looks.time, forecast.facts, family);
+  widen(report.seconds, reach_of(time));
   const Reach memory = reach_of(code_reach(looks, looks.memory, forecast.facts, family));
   const double kept = size_of(forecast.facts, kKeptFact);
   for (Quantity Report::*peak : {&Report::peak_allocated, &Report::peak_reserved}) {
@@ -129,6 +130,8 @@ void allow_for_code(const std::string& family, RowForecast& forecast) {
     widen(report.*peak, {std::hypot(memory.up, kept), memory.down});
   }
   forecast.facts.emplace_back("time_shift", slower);
+  forecast.facts.emplace_back("time_down", time.down);
+  forecast.facts.emplace_back("time_up", time.up);
   forecast.facts.emplace_back("memory_shift", larger);
 }
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """What first looks say of training codes that nobody has read: how much longer they take, and how much more they
 hold, than their description says, and how far off a forecast of one may be. Fits the logarithm of measured over forecast
-of the three sets beside this file, writes calibration/evidence/first_looks.json, and prints of each set what the other
-two make of it: its errors before and after, and how well its intervals hold.
+of the sets beside this file, writes calibration/evidence/first_looks.json, and prints of each set what the others make
+of it: its errors before and after, and how well its intervals hold. A table whose rows are of few sources is a set of
+each, and is printed once more by the other tables alone.
 
 usage: reports/unseen/first_looks.py [build/bin/foreshard] [--write]
 
@@ -11,9 +12,8 @@ hypot(interval of the machine, exp(base + slopes * facts) * exp(+-skew)) above a
 frozen forecasts of the day before anybody had read the codes, around the shift that these have. Shifts are of today's
 forecasts, before any shift, for mechanisms that were repaired since moved them. Slopes have a prior: what is described
 less is wider, by exp(PRIOR) a fact, unless the looks say otherwise; shifts have 0. A shift that is fitted `stack NAME`
-is that of the codes of a preset, of which there are few: its prior is narrower. A fact that no set has (`axes`) keeps
-its prior. INFLATION is how much wider the scales are than fitted: codes of another set are not of the sets that were
-fitted. Of time nothing is added: as fitted, 86 to 90 % of each frozen set are inside by the other two.
+is that of the codes of a preset, of which there are few: its prior is narrower. INFLATION is how much wider the scales are than fitted: codes of another set are not of the sets that were
+fitted. Of time nothing is added: as fitted, 86 to 89 % of each frozen set of many families are inside by the others.
 """
 import csv
 import json
@@ -21,10 +21,22 @@ import math
 import pathlib
 import subprocess
 import sys
+import typing
 
 HERE = pathlib.Path(__file__).resolve().parent
 FILE = HERE.parent.parent / "calibration/evidence/first_looks.json"
-SETS = [("2026-11-21", "unseen_steps"), ("2026-11-22", "unseen_steps_second"), ("2026-11-23", "unseen_steps_third")]
+
+
+class Table(typing.NamedTuple):
+    name: str
+    stem: str
+    by_family: bool = False  # rows of one source share what is odd of it: a set each
+    has_level: bool = False  # the frozen intervals have what first looks said until then
+
+
+TABLES = [Table("2026-11-21", "unseen_steps"), Table("2026-11-22", "unseen_steps_second"),
+          Table("2026-11-23", "unseen_steps_third"),
+          Table("2026-11-23 axes", "steps_axes", by_family=True, has_level=True)]
 KINDS = ("time", "memory")
 FACTS = {
     "time": ["rests_on_readings", "chip_without_steps", "pcie_card", "short_kernels", "unfused_attention", "zero",
@@ -57,31 +69,35 @@ def error(row, kind, is_frozen):
 
 def read(program):
     rows = []
-    for name, stem in SETS:
-        with (HERE / f"{stem}.csv").open(encoding="utf-8") as lines:
-            gpus = {row["id"]: row["gpu"] for row in csv.DictReader(lines)}
-        today = answer(program, stem)
-        frozen = answer(program, stem, "--frozen", str(HERE / f"{stem}_first_look.json"))
+    for table in TABLES:
+        with (HERE / f"{table.stem}.csv").open(encoding="utf-8") as lines:
+            reader = csv.DictReader(lines)
+            gpus = {reader.line_num: row["gpu"] for row in reader}
+        today = answer(program, table.stem)
+        frozen = answer(program, table.stem, "--frozen", str(HERE / f"{table.stem}_first_look.json"))
         for key, row in today.items():
             kind = "time" if key[1] == "step_time_s" else "memory"
             facts, look, family = row.get("facts", {}), frozen[key], key[0].split("-")[0]
+            name = f"{table.name} {family}" if table.by_family else table.name
             rows.append({
-                "set": name, "family": family, "gpu": gpus[key[0]], "kind": kind, "quantity": key[1], "facts": facts,
-                "group": (name, family, key[1], facts.get("rests_on_readings")),
+                "table": table.name, "set": name, "family": family, "gpu": gpus[row["line"]], "kind": kind,
+                "quantity": key[1], "facts": facts, "group": (name, family, key[1], facts.get("rests_on_readings")),
                 "frozen": error(look, kind, True), "today": error(row, kind, False),
-                "machine": machine(look, kind)})
+                "machine": machine(row, kind, facts) if table.has_level else machine(look, kind, {})})
     return [row for row in rows if row["today"] is not None]
 
 
-def machine(look, kind):
-    """Scales below and above of a frozen interval; of memory what recordings leave open (reports/conformance.md)."""
+def machine(look, kind, level):
+    """Scales below and above of an interval, less the level of first looks in it, which a frozen one does not tell; of
+    memory what recordings leave open (reports/conformance.md)."""
     if kind == "memory":
         scale = 0.048 if look["quantity"].endswith("reserved_GiB") else 0.006
         return scale, scale
     if look["predicted"] <= 0 or look["low"] <= 0:
         return 0.05, 0.05
     reach = math.log(look["predicted"] / look["low"]), math.log(look["high"] / look["predicted"])
-    return tuple(max(each, 1e-6) / NINETY_FIVE for each in reach)
+    own = level.get("time_down", 0), level.get("time_up", 0)
+    return tuple(max(each ** 2 - part ** 2, 1e-12) ** 0.5 / NINETY_FIVE for each, part in zip(reach, own))
 
 
 def weights_of(rows):
@@ -211,29 +227,41 @@ def errors(rows, signed):
     return f"{quantile(sizes, 0.5):.1f}, {quantile(sizes, 0.9):.1f}, {quantile(signed, 0.5):+.1f}"
 
 
+def print_set(fit, name, own):
+    sure = [row for row in own if "rests_on_readings" not in row["facts"]]
+    for of in ("frozen", "today"):
+        fit.line(f"{name}, {of}", own, of)
+        if len(sure) < len(own):
+            fit.line("... published in full", sure, of)
+        preset = [row for row in sure if "no_preset" not in row["facts"]]
+        if len(preset) < len(sure):
+            fit.line("... and by a code with a preset", preset, of)
+        if len({row["facts"].get("axes") for row in own}) > 1 and fit.kind == "time":
+            fit.line("... over axes", [row for row in own if "axes" in row["facts"]], of)
+
+
 def main():
     arguments = [a for a in sys.argv[1:] if a != "--write"]
     rows = read(arguments[0] if arguments else "build/bin/foreshard")
+    sets = list(dict.fromkeys(row["set"] for row in rows))
     document = {
         "schema": "foreshard.first_looks/1",
-        "source": "reports/unseen/first_looks.py on the three sets in reports/unseen",
-        "sets": [{"set": name, "families": sorted({r["family"] for r in rows if r["set"] == name})}
-                 for name, _ in SETS],
+        "source": "reports/unseen/first_looks.py on the sets in reports/unseen",
+        "sets": [{"set": name, "families": sorted({r["family"] for r in rows if r["set"] == name})} for name in sets],
     }
     for kind in KINDS:
         of_kind = [row for row in rows if row["kind"] == kind]
         fits = [Fit(of_kind, kind).as_json("")]
-        print(f"\n{kind}: each set by the other two, in per cent; errors are median, 90 % quantile, bias\n")
+        print(f"\n{kind}: each set by the others, in per cent; errors are median, 90 % quantile, bias\n")
         print("| set | rows | before | shifted | in 50 % | in 80 % | in 90 % | half width |\n| --- |" + " ---: |" * 7)
-        for name, _ in SETS:
+        for name in sets:
             fit = Fit([row for row in of_kind if row["set"] != name], kind)
             fits.append(fit.as_json(name))
-            own = [row for row in of_kind if row["set"] == name]
-            sure = [row for row in own if "rests_on_readings" not in row["facts"]]
-            for of in ("frozen", "today"):
-                fit.line(f"{name}, {of}", own, of)
-                fit.line("... published in full", sure, of)
-                fit.line("... and by a code with a preset", [r for r in sure if "no_preset" not in r["facts"]], of)
+            print_set(fit, name, [row for row in of_kind if row["set"] == name])
+        for table in TABLES:
+            if table.by_family:
+                fit = Fit([row for row in of_kind if row["table"] != table.name], kind)
+                print_set(fit, f"{table.name}, by the other tables", [r for r in of_kind if r["table"] == table.name])
         document[kind] = fits
         print("\n" + json.dumps(fits[0]))
     if "--write" in sys.argv:

@@ -23,8 +23,8 @@ forecasts of the version of that day were then frozen (`foreshard accuracy ROWS 
 coefficient of a mechanism is fitted to these rows**, then or now, and none informs a latent factor. The first look is what a code
 that nobody here has read may expect; what it showed was set right from source code, from micro-measurements and from
 published figures that are none of these rows, so that today's figures are the optimistic end. How much longer a
-code at first sight takes than it is described, and how wide its interval is, is fitted to these sets, of a row by the
-other two alone (first_looks.py); tables of today here are of before that.
+code at first sight takes than it is described, and how wide its interval is, is fitted to these sets and steps_axes.csv (docs/axes.md), of a row by the
+other sets alone (first_looks.py); tables of today here are of before that.
 """
 FIRST = """
 # The first set, 2026-11-21
