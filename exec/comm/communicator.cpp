@@ -1,10 +1,7 @@
 // all_gather: every rank sends its shard to every other; the receives land in place.
 // reduce_scatter: every rank sends shard p of its buffer to rank p and adds the pieces it receives
-// in rank order, its own among them. It goes over the shard in chunks that stay in the cache
-// between their arrival and their addition; the scratch is therefore small whatever the buffer's
-// size. Smaller chunks are no faster through shared memory, and several times slower through Gloo.
-// all_reduce of few values: everybody sends everything to everybody and adds; of many values: a
-// reduce-scatter over ranges that differ by one element at most, then an all-gather of them.
+// in rank order, its own among them. It goes over the shard in chunks; the scratch is therefore
+// small whatever the buffer's size (sim/graph/cpu_collectives.h, also for what all_reduce does).
 #include "exec/comm/communicator.h"
 
 #include <algorithm>
@@ -13,16 +10,10 @@
 
 #include "exec/comm/sum.h"
 #include "sim/base/error.h"
+#include "sim/graph/cpu_collectives.h"
 
 namespace foreshard {
 namespace {
-
-constexpr std::size_t kChunkBytes = std::size_t{4} << 20;       // of one piece of a reduce_scatter
-constexpr std::size_t kOneRoundBytes = std::size_t{32} * 1024;  // of a whole all_reduce
-
-std::size_t chunk_elements(DType wire) {
-  return kChunkBytes / static_cast<std::size_t>(size_of(wire));
-}
 
 struct Range {
   std::size_t begin = 0;
@@ -40,18 +31,19 @@ Range range_of(std::size_t total, std::size_t parts, std::size_t part) {
 GroupCommunicator::GroupCommunicator(std::unique_ptr<Transport> transport)
     : transport_(std::move(transport)) {}
 
-std::byte* GroupCommunicator::scratch(std::size_t bytes) {
-  if (bytes > scratch_bytes_) {
-    scratch_.reset();  // before the new one is there: never both
-    scratch_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
-    scratch_bytes_ = bytes;
-  }
-  return scratch_.get();
+void GroupCommunicator::lend_scratch(std::span<std::byte> memory) {
+  scratch_ = memory;
+  is_lent_ = true;
 }
 
-std::size_t GroupCommunicator::reduce_scatter_scratch(int ranks, DType wire, std::size_t elements) {
-  return static_cast<std::size_t>(ranks - 1) * std::min(elements, chunk_elements(wire)) *
-         static_cast<std::size_t>(size_of(wire));
+std::byte* GroupCommunicator::scratch(std::size_t bytes) {
+  if (bytes > scratch_.size()) {
+    FORESHARD_CHECK(!is_lent_, "a collective of more scratch than it was lent");
+    own_.reset();  // before the new one is there: never both
+    own_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
+    scratch_ = {own_.get(), bytes};
+  }
+  return scratch_.data();
 }
 
 void GroupCommunicator::all_gather(void* whole, std::size_t shard_bytes) {
@@ -78,8 +70,10 @@ void GroupCommunicator::exchange_shards(const void* whole, DType wire, std::size
                                         const Add& add) {
   const auto* base = static_cast<const std::byte*>(whole);
   const auto width = static_cast<std::size_t>(size_of(wire));
-  const std::size_t chunk = std::min(elements, chunk_elements(wire));
-  std::byte* received = scratch(reduce_scatter_scratch(size(), wire, elements));
+  const std::size_t chunk = std::min(elements, static_cast<std::size_t>(kReduceChunkBytes) / width);
+  const auto shard_bytes = static_cast<std::int64_t>(elements * width);
+  std::byte* received =
+      scratch(static_cast<std::size_t>(reduce_scatter_scratch(size(), shard_bytes)));
   std::vector<const void*> pieces(static_cast<std::size_t>(size()));
   for (std::size_t begin = 0; begin < elements; begin += chunk) {
     const std::size_t count = std::min(chunk, elements - begin);
@@ -138,7 +132,7 @@ void GroupCommunicator::all_reduce(std::span<float> values) {
   if (size() == 1 || values.empty()) return;
   const auto ranks = static_cast<std::size_t>(size());
   const auto self = static_cast<std::size_t>(index());
-  const bool one_round = values.size_bytes() <= kOneRoundBytes;
+  const bool one_round = values.size_bytes() <= std::size_t{kOneRoundBytes};
   const auto part = [&](std::size_t rank) {
     return one_round ? Range{0, values.size()} : range_of(values.size(), ranks, rank);
   };

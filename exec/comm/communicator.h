@@ -46,8 +46,10 @@ class GroupCommunicator {
   // Exact, so in any order.
   void all_reduce(std::span<std::int64_t> values);
 
-  // Bytes of scratch that a reduce_scatter of this size takes; kept until the next larger one.
-  static std::size_t reduce_scatter_scratch(int ranks, DType wire, std::size_t elements);
+  // Where pieces of other ranks arrive (sim/graph/cpu_collectives.h), outliving this; without, its
+  // own memory, which grows with the largest collective. A collective that takes more than it was
+  // lent is an error.
+  void lend_scratch(std::span<std::byte> memory);
 
   void abort() { transport_->abort(); }
 
@@ -61,8 +63,9 @@ class GroupCommunicator {
   std::unique_ptr<Transport> transport_;
   std::vector<Outgoing> sends_;
   std::vector<Incoming> receives_;
-  std::unique_ptr<std::byte[]> scratch_;
-  std::size_t scratch_bytes_ = 0;
+  std::span<std::byte> scratch_;
+  std::unique_ptr<std::byte[]> own_;
+  bool is_lent_ = false;
 };
 
 }  // namespace foreshard

@@ -103,10 +103,6 @@ void LayerRunner::run_step(const LayerStep& step, const LayerExecution& executio
   }
 }
 
-void LayerRunner::clear() {
-  for (at::Tensor& tensor : slots_) tensor.reset();
-}
-
 std::int64_t LayerRunner::held() const {
   return std::count_if(slots_.begin(), slots_.end(),
                        [](const at::Tensor& tensor) { return tensor.defined(); });

@@ -42,8 +42,6 @@ class LayerRunner {
   // A tensor of a layer by its number in the EventGraph.
   at::Tensor& tensor(std::int32_t buffer) { return slots_[static_cast<std::size_t>(buffer)]; }
 
-  // Lets go of everything, as after an evaluation, which has no backward.
-  void clear();
   // Slots that hold a tensor; none between steps.
   std::int64_t held() const;
 

@@ -103,7 +103,7 @@ class Backend {
   virtual void abort() = 0;  // from any thread: nobody waits for a peer any longer
   virtual void drain() = 0;  // after a failure
 
-  // --- what rows do ---
+  // --- what rows do; `id` is kNoEvent between steps ---
   virtual Accelerator* device() { return nullptr; }
   virtual int group_index(std::uint8_t communicator) const = 0;
   virtual int group_size(std::uint8_t communicator) const = 0;

@@ -45,6 +45,10 @@ class CpuBackend final : public Backend {
       communicators_.push_back(
           std::make_unique<GroupCommunicator>(parts.world.connect(group.name, group.ranks)));
     }
+    const auto scratches = units_.scratches();
+    for (std::size_t c = 0; c < scratches.size(); ++c) {
+      communicators_[c]->lend_scratch(scratches[c]);
+    }
     for (const Row& row : graph_.rows) {
       const auto s = static_cast<std::size_t>(row.stream);
       if (row.stream == Stream::kCompute || streams_[s]) continue;
@@ -133,8 +137,8 @@ class CpuBackend final : public Backend {
   void accumulate(const AccumulateCall& call) override {
     const auto left = apart_.extract(call.apart);  // gone when it was added
     FORESHARD_CHECK(call.slot != nullptr || !left.empty(), "no reduce-scatter left a sum");
-    const void* source = call.slot != nullptr ? static_cast<const void*>(call.slot)
-                                              : left.mapped().const_data_ptr();
+    const void* source =
+        call.slot != nullptr ? static_cast<const void*>(call.slot) : left.mapped().const_data_ptr();
     const DType dtype = call.slot != nullptr ? parts_.plan.reduce_dtype : DType::kFp32;
     call.mode == SumMode::kAdd ? add_to_fp32(dtype, call.shard, source, call.target)
                                : copy_to_fp32(dtype, call.shard, source, call.target);
@@ -209,7 +213,7 @@ class CpuBackend final : public Backend {
   void paced(EventId id, Collective collective) {
     const auto begin = std::chrono::steady_clock::now();
     collective();
-    if (parts_.pacing == nullptr) return;
+    if (parts_.pacing == nullptr || id == kNoEvent) return;
     std::this_thread::sleep_until(
         begin + std::chrono::nanoseconds(parts_.pacing->durations[index(id)].nanoseconds()));
   }

@@ -368,8 +368,9 @@ class DeviceBackend final : public Backend {
   // Of step `number` from 0; -1: what the first step begins with.
   DeviceEvent end_of(std::int64_t number) const { return ends_[index(number + 4) % kEnds]; }
 
+  // Outside of steps a collective takes what the last one took.
   void pace(EventId id, std::uint8_t c) {
-    if (parts_.pacing == nullptr) return;
+    if (parts_.pacing == nullptr || id == kNoEvent) return;
     communicators_[c]->pace(parts_.pacing->durations[index(id)].nanoseconds(),
                             parts_.pacing->ctas[index(id)]);
   }

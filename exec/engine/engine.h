@@ -21,9 +21,11 @@
 #include "exec/comm/world.h"
 #include "exec/compute/layer_runner.h"
 #include "exec/engine/backend.h"
+#include "exec/engine/rows.h"
 #include "exec/engine/unit_memory.h"
 #include "exec/memory/allocator.h"
 #include "reports/validate/run_record.h"
+#include "sim/graph/training_step.h"
 
 namespace foreshard {
 
@@ -80,7 +82,9 @@ class Engine {
   // optimizer's state: "layers.0.mlp.up_proj.weight (exp_avg)"; "" where all are. Reads them all.
   std::string find_not_finite_parameter();
 
-  // Mean loss of a micro-batch, forward only. All ranks of a shard group call it equally often.
+  // Mean loss of a micro-batch of held-back data: walks an EventGraph of its own
+  // (build_evaluation), whose peak is part of activations_peak(). All ranks of a shard group call
+  // it equally often.
   double evaluate(MicroBatch& batch);
 
   // Hash of every parameter in the stored dtype, the same on all ranks and for every mesh and
@@ -96,30 +100,22 @@ class Engine {
   const MemoryAccount& activations() const { return account_; }
   void forget_peak();
 
-  void observe(StepObserver* observer) { layers_.observe(observer); }
+  void observe(StepObserver* observer) { rows_->layers().observe(observer); }
 
   // From any thread: a running step ends with a failure.
   void stop(std::exception_ptr cause);
 
  private:
+  // Its graph and what its rows do, made when it is first asked for.
+  struct Evaluation {
+    Evaluation(const ModelSpec& model, const Plan& plan, const RankParts& parts)
+        : graph(build_evaluation(model, plan)), rows(parts, graph, Rows::Of::kBetweenSteps) {}
+    const EventGraph graph;
+    Rows rows;
+  };
+
+  RankParts rank_parts();
   void issue_rows();
-  void run_row(EventId id);
-  enum class Passes : std::uint8_t { kAll, kForward };
-  void layer_row(EventId id, Passes passes);
-  bool ends_loss(EventId id) const;
-  void begin_gradients(const RowDetail& detail);
-  bool is_in_layer(const RowDetail& detail) const;
-  LayerCollectiveCall layer_collective(EventId id);
-  void all_gather(EventId id);
-  void reduce_scatter(EventId id);
-  void accumulate(EventId id);
-  void reshard(const RowDetail& detail);
-  void host_to_device(const RowDetail& detail);
-  void host_optimizer(const Work& work);
-  float* floats(std::int32_t buffer) const;
-  void check_gradients(const RowDetail& detail);
-  void attach_gathered(EventId id);
-  void forward_rows();
   [[noreturn]] void throw_failure();
   std::string event_name(EventId id) const;
 
@@ -131,12 +127,12 @@ class Engine {
   const Options options_;
   MemoryAccount account_;
   UnitSet units_;
-  LayerRunner layers_;
   RotaryTable rotary_;
   DeviceAttention attention_ = DeviceAttention::kCpu;
   std::int64_t number_ = 0;
   EventId issuing_ = kNoEvent;
-  std::span<MicroBatch> batches_;
+  std::unique_ptr<Rows> rows_;
+  std::unique_ptr<Evaluation> evaluation_;
   std::unique_ptr<Backend> backend_;  // last: its threads use the others
 };
 

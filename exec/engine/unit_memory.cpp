@@ -26,10 +26,9 @@ UnitSet::UnitSet(const ModelSpec& model, const Plan& plan, const EventGraph& gra
       offloads_(plan.offload != Offload::kNone),
       gathers_(plan.mesh.shard > 1 || plan.param_dtype != plan.master_dtype || offloads_),
       offsets_(lay_out_arena(graph)),
-      persistent_(graph.persistent),
       arena_(static_cast<std::size_t>(offsets_.size.count()), memory),
       host_arena_(static_cast<std::size_t>(offsets_.host_size.count()), pinned_) {
-  for (const std::int32_t id : persistent_) on_host_.push_back(graph.buffer(id).on_host);
+  for (const std::int32_t id : graph.persistent) persistent_.push_back(graph.buffer(id));
   const auto layers = layers_of_units(model, graph);
   units_.resize(graph.units.size());
   for (std::size_t u = 0; u < units_.size(); ++u) {
@@ -44,28 +43,30 @@ UnitSet::UnitSet(const ModelSpec& model, const Plan& plan, const EventGraph& gra
     unit.gradients = FlatStorage(unit.padded(), scalar_type(plan.reduce_dtype), memory.device());
     unit.written.assign(unit.layout.parameters.size(), false);
   }
-  place_buffers(graph);
+  place_buffers();
   make_views(model);
 }
 
-bool UnitSet::holds(std::int32_t id) const {
-  return std::find(persistent_.begin(), persistent_.end(), id) != persistent_.end();
+std::byte* UnitSet::place(std::size_t number) const {
+  const Arena& arena = persistent_[number].on_host ? host_arena_ : arena_;
+  return arena.at(static_cast<std::size_t>(offsets_.offsets[number].count()));
 }
 
-std::byte* UnitSet::buffer(std::int32_t id) const {
-  const auto found = std::find(persistent_.begin(), persistent_.end(), id);
-  FORESHARD_CHECK(found != persistent_.end(), "a row works in a buffer that is not in the arena");
-  const auto place = static_cast<std::size_t>(found - persistent_.begin());
-  const Arena& arena = on_host_[place] ? host_arena_ : arena_;
-  return arena.at(static_cast<std::size_t>(offsets_.offsets[place].count()));
+std::vector<std::span<std::byte>> UnitSet::scratches() const {
+  std::vector<std::span<std::byte>> list;
+  for (std::size_t i = 0; i < persistent_.size(); ++i) {
+    if (persistent_[i].role != BufferRole::kScratch) continue;
+    list.emplace_back(place(i), static_cast<std::size_t>(persistent_[i].bytes.count()));
+  }
+  return list;
 }
 
-void UnitSet::place_buffers(const EventGraph& graph) {
-  for (const std::int32_t id : graph.persistent) {
-    const Buffer buffer = graph.buffer(id);
+void UnitSet::place_buffers() {
+  for (std::size_t i = 0; i < persistent_.size(); ++i) {
+    const Buffer& buffer = persistent_[i];
     if (buffer.unit < 0) continue;  // slots: rows name them
     UnitMemory& unit = at(buffer.unit);
-    std::byte* place = this->buffer(id);
+    std::byte* place = this->place(i);
     switch (buffer.role) {
       case BufferRole::kMaster:
         unit.master = place;
@@ -82,6 +83,7 @@ void UnitSet::place_buffers(const EventGraph& graph) {
         unit.moments[buffer.role == BufferRole::kFirstMoment ? 0 : 1] = place;
         break;
       case BufferRole::kPostForward:  // rows name it
+      case BufferRole::kScratch:
       case BufferRole::kNone:
         break;
     }

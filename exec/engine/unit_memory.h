@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -53,8 +54,9 @@ class UnitSet {
   const std::vector<Parameter>& of_layer(std::int32_t layer) const {
     return layers_[static_cast<std::size_t>(layer)];
   }
-  std::byte* buffer(std::int32_t id) const;  // of EventGraph::persistent
-  bool holds(std::int32_t id) const;         // whether it is one of these
+  std::byte* place(std::size_t number) const;  // of a buffer, by position in EventGraph::persistent
+  // Of each communicator's scratch, in their order; none where the graph has none.
+  std::vector<std::span<std::byte>> scratches() const;
   bool gathers() const { return gathers_; }
   RankMemory& memory() const { return memory_; }
   // Of shards and states: the same, or pinned memory of the host.
@@ -71,7 +73,7 @@ class UnitSet {
   void begin_gradients(UnitMemory& unit, std::byte* memory, bool fill_with_nan);
 
  private:
-  void place_buffers(const EventGraph& graph);
+  void place_buffers();
   void make_views(const ModelSpec& model);
 
   const Plan& plan_;
@@ -80,8 +82,7 @@ class UnitSet {
   bool offloads_;
   bool gathers_;
   ArenaLayout offsets_;
-  std::vector<std::int32_t> persistent_;
-  std::vector<bool> on_host_;  // by position in persistent_
+  std::vector<Buffer> persistent_;  // by position in EventGraph::persistent
   Arena arena_, host_arena_;
   std::vector<UnitMemory> units_;
   std::vector<std::vector<Parameter>> layers_;

@@ -193,6 +193,7 @@ enum class BufferRole : std::uint8_t {
   kFirstMoment,
   kSecondMoment,
   kPostForward,  // the slice that is kept for a gather in a smaller group
+  kScratch,      // of a communicator of CPU ranks: one each, in their order
 };
 
 // Where a buffer lives: a stream's pool of the caching allocator, by allocation stream.

@@ -31,6 +31,8 @@
 // communicator of their own, and compute waits for each at once. A rank's part of the tokens is a
 // run of rows, so nothing is copied around them. What every rank of tp has whole lies at the end of
 // its unit; the summands of these gradients are all-reduced in one row before the unit's reduction.
+//
+// An evaluation is the forward alone, with the loss, in the same arenas.
 #include <algorithm>
 #include <array>
 #include <deque>
@@ -38,6 +40,7 @@
 #include <vector>
 
 #include "sim/base/error.h"
+#include "sim/graph/cpu_collectives.h"
 #include "sim/graph/flat_layout.h"
 #include "sim/graph/runtimes.h"
 #include "sim/graph/step_builder.h"
@@ -77,6 +80,17 @@ class Native final : public StepBuilder {
       backward();
     }
     optimizer();
+    scratches();
+    return finish();
+  }
+
+  EventGraph evaluation() {
+    arenas();
+    begin_pass(evaluation_pass(), 0);
+    forward();
+    free_inputs();
+    graph().final_host_wait = tail(Stream::kCompute);
+    scratches();
     return finish();
   }
 
@@ -200,11 +214,6 @@ class Native final : public StepBuilder {
       staging_[i].buffer =
           allocate_persistent(MemoryCategory::kShardedGrad, -1, Bytes(largest_shard * 4));
     }
-    // Sums in rank order need every other rank's piece.
-    if (continues_sums() && plan_.mesh.shard > 1) {
-      allocate_persistent(MemoryCategory::kReduceScatterOutput, -1,
-                          Bytes((plan_.mesh.shard - 1) * largest_shard * reduce_size()));
-    }
   }
 
   // --- gathers ---
@@ -287,6 +296,7 @@ class Native final : public StepBuilder {
       const std::int32_t u = unit_of_layer(l);
       if (u < 0) {
         run_layer(EventKind::kLoss, l);
+        if (pass() == evaluation_pass()) continue;
         add_phase(EventKind::kBackward, l, Segments::kInside);
         add_phase(EventKind::kBackward, l, Segments::kExit);
         continue;
@@ -353,6 +363,10 @@ class Native final : public StepBuilder {
       if (u != root() && l == own.front()) reduce(u, row);
     }
     if (root() >= 0) reduce(root(), state(root()).last_use);
+    free_inputs();
+  }
+
+  void free_inputs() {
     StepBuilder::free(tokens_);
     StepBuilder::free(labels_);
   }
@@ -574,6 +588,33 @@ class Native final : public StepBuilder {
     graph().final_host_wait = last;
   }
 
+  // --- CPU ranks ---
+
+  // A buffer for each communicator, however small, so that an evaluation's are the step's.
+  void scratches() {
+    if (plan_.host != HostKind::kComputes) return;
+    std::vector<std::int64_t> bytes(graph().communicators.size());
+    for (std::size_t id = 0; id < graph().rows.size(); ++id) {
+      const Work& work = graph().works[graph().rows[id].work];
+      if (!is_collective(work.kind)) continue;
+      std::int64_t& most = bytes[work.communicator];
+      most = std::max(most, scratch_of(work, graph().details[id]));
+    }
+    for (const std::int64_t each : bytes) {
+      allocate_persistent(MemoryCategory::kReduceScatterOutput, -1, Bytes(each));
+      graph().buffers.back().role = BufferRole::kScratch;
+    }
+  }
+
+  std::int64_t scratch_of(const Work& work, const RowDetail& detail) {
+    const std::int64_t ranks = graph().communicators[work.communicator].group.size;
+    const std::int64_t whole = work.bytes.count();
+    if (work.kind == EventKind::kReduceScatter) return reduce_scatter_scratch(ranks, whole / ranks);
+    if (work.kind != EventKind::kAllReduce) return 0;
+    const bool is_gradient = detail.unit >= 0 && detail.buffer < 0;
+    return is_gradient ? all_reduce_scratch(ranks, whole) : exchange_scratch(ranks, whole);
+  }
+
   // --- counts ---
 
   UnitWork unit_work(EventKind kind, const UnitShape& shape, std::int32_t variant) const override {
@@ -696,6 +737,11 @@ class Native final : public StepBuilder {
 EventGraph build_native(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
                         EventGraph recycled) {
   return Native(model, plan, programs, std::move(recycled)).build();
+}
+
+EventGraph build_native_evaluation(const ModelSpec& model, const Plan& plan,
+                                   const LayerPrograms& programs) {
+  return Native(model, plan, programs, {}).evaluation();
 }
 
 }  // namespace foreshard

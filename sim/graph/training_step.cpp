@@ -56,6 +56,14 @@ EventGraph build_training_step(const ModelSpec& model, const Plan& plan) {
   return build_training_step(model, plan, LayerPrograms(model, plan));
 }
 
+EventGraph build_evaluation(const ModelSpec& model, const Plan& plan) {
+  FORESHARD_CHECK(plan.runtime.kind == RuntimeKind::kNative, "a library's evaluation is its own");
+  Plan single = plan;
+  single.batch.accumulation = 1;
+  single.evaluation.in_step = true;
+  return build_native_evaluation(model, single, LayerPrograms(model, single));
+}
+
 std::vector<Unit> list_units(const ModelSpec& model, const Plan& plan) {
   return build_training_step(model, plan).units;
 }

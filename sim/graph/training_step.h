@@ -103,6 +103,10 @@ EventGraph build_training_step(const ModelSpec& model, const Plan& plan,
                                const LayerPrograms& programs, EventGraph recycled = {});
 EventGraph build_training_step(const ModelSpec& model, const Plan& plan);
 
+// Runtime native: the loss of one micro-batch of held-back data, between two steps. Its persistent
+// buffers are the step's, in the same order; it frees whatever else it makes.
+EventGraph build_evaluation(const ModelSpec& model, const Plan& plan);
+
 // The units of a plan in forward order: which parameters are communicated together.
 std::vector<Unit> list_units(const ModelSpec& model, const Plan& plan);
 

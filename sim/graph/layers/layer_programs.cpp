@@ -426,7 +426,9 @@ void LayerPrograms::derive(const LayerSpec& layer, ProgramOptions options,
   options.recompute = Recompute::kNone;
   options.grad_mode = options.stacked = false;
   LayerSpec evaluated = layer;
-  if (layer.role == LayerRole::kLoss) evaluated.operations.clear();
+  // A library's is the model's forward alone.
+  const bool has_loss = setting_.runtime == RuntimeKind::kNative;
+  if (layer.role == LayerRole::kLoss && !has_loss) evaluated.operations.clear();
   programs.evaluation =
       std::make_shared<const LayerProgram>(build_layer_program(evaluated, options));
 }

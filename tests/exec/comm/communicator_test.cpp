@@ -1,13 +1,16 @@
 // Collectives of thread ranks against sums written out as plain loops; equal means equal bits.
 #include "exec/comm/communicator.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
 
 #include <bit>
+#include <functional>
 
 #include "exec/comm/rank_threads.h"
+#include "sim/graph/cpu_collectives.h"
 
 namespace foreshard {
 namespace {
@@ -177,10 +180,62 @@ TEST(Communicator, AGroupIsNotTheWorld) {
 
 // One chunk is 4 MiB of each of the two pieces received; smaller shards take what they are.
 TEST(Communicator, ScratchIsBounded) {
-  EXPECT_EQ(GroupCommunicator::reduce_scatter_scratch(3, DType::kFp32, 100), 2U * 100U * 4U);
-  EXPECT_EQ(GroupCommunicator::reduce_scatter_scratch(3, DType::kBf16, 100), 2U * 100U * 2U);
-  EXPECT_EQ(GroupCommunicator::reduce_scatter_scratch(3, DType::kFp32, 1 << 30), 8U << 20);
-  EXPECT_EQ(GroupCommunicator::reduce_scatter_scratch(1, DType::kFp32, 1 << 30), 0U);
+  EXPECT_EQ(reduce_scatter_scratch(3, 400), 2 * 400);
+  EXPECT_EQ(reduce_scatter_scratch(3, std::int64_t{1} << 32), 8 << 20);
+  EXPECT_EQ(reduce_scatter_scratch(1, std::int64_t{1} << 32), 0);
+  EXPECT_EQ(all_reduce_scratch(3, 40), 3 * 40);  // one round
+  EXPECT_EQ(all_reduce_scratch(3, 40'000 * 4), 3 * 13'334 * 4);
+  EXPECT_EQ(exchange_scratch(3, 40), 120);
+}
+
+// Every collective takes what sim/graph/cpu_collectives.h says, which the forecast counts: it is
+// done with so much, and refused with less.
+TEST(Communicator, TakesTheScratchThatIsForecast) {
+  constexpr std::size_t kRanks = 3;
+  constexpr std::size_t kMany = 40'000;  // more than one round of an all-reduce
+  struct Taken {
+    std::int64_t bytes;
+    std::function<void(GroupCommunicator&, std::vector<float>&)> run;
+  };
+  const std::vector<Taken> all = {
+      {reduce_scatter_scratch(kRanks, kMany * 4),
+       [](GroupCommunicator& c, std::vector<float>& values) {
+         std::vector<float> shard(kMany);
+         c.reduce_scatter(values.data(), DType::kFp32, kMany, shard.data(), SumInto::kOverwrite);
+       }},
+      {reduce_scatter_scratch(kRanks, kMany * 2),
+       [](GroupCommunicator& c, std::vector<float>& values) {
+         std::vector<float> shard(kMany);
+         c.reduce_scatter_in_pairs(values.data(), DType::kBf16, kMany, shard.data());
+       }},
+      {all_reduce_scratch(kRanks, kMany * 4),
+       [](GroupCommunicator& c, std::vector<float>& values) {
+         c.all_reduce(std::span(values).first(kMany));
+       }},
+      {all_reduce_scratch(kRanks, 10 * 4),
+       [](GroupCommunicator& c, std::vector<float>& values) {
+         c.all_reduce(std::span(values).first(10));
+       }},
+      {exchange_scratch(kRanks, 10 * 4),
+       [](GroupCommunicator& c, std::vector<float>& values) {
+         c.all_reduce_in_pairs(values.data(), DType::kFp32, 10);
+       }},
+  };
+  for_each_rank(kRanks, [&](World& world) {
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      for (const std::size_t less : {0, 1}) {
+        GroupCommunicator c(world.connect(fmt::format("{} {}", i, less), first_ranks(kRanks)));
+        std::vector<std::byte> scratch(static_cast<std::size_t>(all[i].bytes) - less);
+        std::vector<float> values(kRanks * kMany);
+        c.lend_scratch(scratch);
+        if (less == 0) {
+          EXPECT_NO_THROW(all[i].run(c, values)) << i;
+        } else {
+          EXPECT_THROW(all[i].run(c, values), std::exception) << i;
+        }
+      }
+    }
+  });
 }
 
 RC_GTEST_PROP(CommunicatorProperty, ReduceScatterThenAllGatherEqualsAllReduce, ()) {

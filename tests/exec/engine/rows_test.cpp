@@ -12,6 +12,7 @@
 #include "exec/engine/engine.h"
 #include "exec/engine/schedule.h"
 #include "sim/graph/training_step.h"
+#include "sim/memory/memory_profile.h"
 #include "tests/exec/engine/engine_runs.h"
 
 namespace foreshard {
@@ -104,8 +105,8 @@ MicroBatch first_batch(const Plan& plan, const ModelSpec& model, int rank) {
   return batch;
 }
 
-// An evaluation is the graph's own rows up to the first loss: what a step says of the same samples,
-// to the last bit, whatever is gathered ahead or kept.
+// What a step says of the same samples, to the last bit, whatever is gathered ahead or kept; and it
+// holds what the forecast of its own graph says.
 TEST(Rows, AnEvaluationIsTheForwardOfTheStep) {
   const ModelSpec model = small_model("llama");
   const std::vector<std::function<void(Plan&)>> knobs = {
@@ -125,13 +126,17 @@ TEST(Rows, AnEvaluationIsTheForwardOfTheStep) {
     plan = fitted(plan, model);
     ASSERT_EQ(plan.batch.accumulation, 1);
     const EventGraph graph = build_training_step(model, plan);
+    const MemoryProfile forecast = replay_allocations(build_evaluation(model, plan));
+    const auto predicted = static_cast<double>((forecast.peak - forecast.at_start).count());
     std::vector<double> evaluated(4), trained(4), again(4);
     for_each_rank(4, [&](World& world) {
       const auto rank = static_cast<std::size_t>(world.rank());
       Engine engine(model, plan, graph, world, {});
       engine.initialise();
       std::vector<MicroBatch> batches = {first_batch(plan, model, world.rank())};
+      engine.forget_peak();
       evaluated[rank] = engine.evaluate(batches.front());
+      EXPECT_NEAR(static_cast<double>(engine.activations().peak) / predicted, 1, 0.01);
       trained[rank] = engine.step(1, batches, nullptr).losses.front();
       again[rank] = engine.evaluate(batches.front());
     });

@@ -94,6 +94,51 @@ TEST(Native, GradientsAreAllReducedOncePerStep) {
   EXPECT_EQ(count(build_training_step(tiny_model(2), plan), EventKind::kReduceScatter), 4);
 }
 
+std::vector<std::int64_t> persistent_bytes(const EventGraph& graph) {
+  std::vector<std::int64_t> bytes;
+  for (const std::int32_t id : graph.persistent) bytes.push_back(graph.buffer(id).bytes.count());
+  return bytes;
+}
+
+// It runs in the step's arenas, keeps nothing for a backward, and leaves nothing behind.
+TEST(Native, AnEvaluationIsAForwardInTheArenasOfTheStep) {
+  for (const std::int64_t accumulation : {1, 3}) {
+    Plan plan = native_plan();
+    plan.batch.accumulation = accumulation;
+    const EventGraph step = build_training_step(tiny_model(4), plan);
+    const EventGraph evaluation = build_evaluation(tiny_model(4), plan);
+    EXPECT_EQ(persistent_bytes(evaluation), persistent_bytes(step));
+    EXPECT_EQ(count(evaluation, EventKind::kForward), 6);
+    EXPECT_EQ(count(evaluation, EventKind::kAllGather), 6);
+    EXPECT_EQ(count(evaluation, EventKind::kLoss), 1);
+    EXPECT_EQ(static_cast<std::size_t>(6 + 6 + 1), evaluation.rows.size());
+    const MemoryProfile of_step = replay_allocations(step);
+    const MemoryProfile of_evaluation = replay_allocations(evaluation);
+    EXPECT_EQ(of_evaluation.samples.back().now, of_evaluation.at_start);
+    EXPECT_EQ(of_evaluation.at_start, of_step.at_start);
+    EXPECT_LT(of_evaluation.peak, of_step.peak);
+  }
+}
+
+// On CPU ranks a communicator's scratch is a buffer; a GPU's library has its own.
+TEST(Native, CpuRanksHaveAScratchOfEachCommunicator) {
+  Plan plan = native_plan();
+  const auto scratches = [&] {
+    const EventGraph graph = build_training_step(tiny_model(4), plan);
+    std::vector<std::int64_t> bytes;
+    for (const Buffer& buffer : graph.buffers) {
+      if (buffer.role == BufferRole::kScratch) bytes.push_back(buffer.bytes.count());
+    }
+    EXPECT_TRUE(bytes.empty() || bytes.size() == graph.communicators.size());
+    return bytes;
+  };
+  EXPECT_TRUE(scratches().empty());
+  plan.host = HostKind::kComputes;
+  const std::vector<std::int64_t> bytes = scratches();
+  ASSERT_FALSE(bytes.empty());
+  EXPECT_GT(bytes[0], 0);
+}
+
 TEST(Native, FingerprintsTellPlansApartAndNotMachines) {
   const ModelSpec model = tiny_model(2);
   Plan plan = native_plan();

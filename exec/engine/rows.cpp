@@ -1,0 +1,264 @@
+#include "exec/engine/rows.h"
+
+#include <ATen/Functions.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "exec/memory/flat_storage.h"
+#include "sim/graph/axes/rank_part.h"
+
+namespace foreshard {
+namespace {
+
+std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+}  // namespace
+
+Rows::Rows(const RankParts& parts, const EventGraph& graph, Of of)
+    : parts_(parts),
+      graph_(graph),
+      of_(of),
+      layers_(parts.model, graph,
+              cuts_layers(parts.plan) ? slices_of_part(parts.whole, parts.plan) : SlicesOfPart()) {}
+
+void Rows::begin(std::int64_t number, std::span<MicroBatch> batches) {
+  number_ = number;
+  batches_ = batches;
+}
+
+void Rows::attach_gathered(EventId id) {
+  const RowDetail& d = detail(id);
+  const bool of_unit = row(id).kind == EventKind::kAllGather && d.buffer >= 0;
+  if (!of_unit || is_in_layer(id)) return;
+  parts_.units.at(d.unit).values.attach(memory(d.buffer));
+}
+
+void Rows::run(EventId id) {
+  const RowDetail& d = detail(id);
+  switch (row(id).kind) {
+    case EventKind::kForward:
+    case EventKind::kRecompute:
+    case EventKind::kLoss:
+      return layer_row(id);
+    case EventKind::kBackward:
+      begin_gradients(d);
+      return layer_row(id);
+    case EventKind::kReshard:
+      return reshard(d);
+    case EventKind::kAllGather:
+      return all_gather(id);
+    case EventKind::kReduceScatter:
+      return reduce_scatter(id);
+    case EventKind::kAccumulate:
+      return accumulate(id);
+    case EventKind::kAllReduce:
+      return all_reduce(id);
+    case EventKind::kGradNorm:
+      return parts_.backend.grad_norm();
+    case EventKind::kGradScale:
+      return parts_.backend.grad_scale();
+    case EventKind::kOptimizer:
+      return parts_.backend.optimizer(number_);
+    case EventKind::kHostToDevice:
+      return host_to_device(d);
+    case EventKind::kDeviceToHost:
+      return parts_.units.memory().copy(memory(d.other), memory(d.buffer),
+                                        index(parts_.units.at(d.unit).shard) * sizeof(float));
+    case EventKind::kHostOptimizer:
+      return host_optimizer(graph_.works[row(id).work]);
+    default:
+      break;
+  }
+  FORESHARD_CHECK(false, fmt::format("the engine does no {}", to_string(row(id).kind)));
+}
+
+// --- layers ---
+
+void Rows::begin_gradients(const RowDetail& d) {
+  if (d.sum != SumMode::kBegin) return;
+  parts_.units.begin_gradients(parts_.units.at(d.unit), memory(d.buffer), parts_.debug);
+}
+
+// Whatever of layers the row's actions name.
+void Rows::layer_row(EventId id) {
+  const RowDetail& d = detail(id);
+  for (std::uint32_t a = d.actions_begin; a < d.actions_end; ++a) {
+    const MemoryAction& action = graph_.actions[a];
+    const LayerPhaseProgram LayerProgram::*phase = nullptr;
+    if (action.kind == MemoryAction::Kind::kForward) phase = &LayerProgram::forward;
+    if (action.kind == MemoryAction::Kind::kRecompute) phase = &LayerProgram::recompute;
+    if (action.kind == MemoryAction::Kind::kBackward) phase = &LayerProgram::backward;
+    if (phase == nullptr) continue;
+    const LayerExecution& execution = graph_.executions[index(action.target)];
+    const OperationContext context{parts_.whole.numerics,
+                                   parts_.plan.param_dtype,
+                                   parts_.rotary,
+                                   batches_[index(d.microbatch)],
+                                   {parts_.part, parts_.plan.mesh.tp},
+                                   {},
+                                   nullptr,
+                                   parts_.device,
+                                   parts_.attention};
+    const SegmentRun segments = action.segment == MemoryAction::kWhole
+                                    ? SegmentRun{0, SegmentRun::kAll}
+                                    : SegmentRun{action.segment, action.segments};
+    layers_.run(execution, graph_.program(execution).*phase, segments, context,
+                parts_.units.of_layer(execution.layer));
+  }
+}
+
+bool Rows::is_in_layer(EventId id) const {
+  const RowDetail& d = detail(id);
+  return d.other >= 0 && d.other < graph_.first_own_buffer;
+}
+
+// What it works on, and where its result is from now on.
+LayerCollectiveCall Rows::layer_collective(EventId id) {
+  const RowDetail& d = detail(id);
+  LayerCollectiveCall call{
+      told(id), row(id).kind, row(id).communicator, layers_.tensor(d.other), {}};
+  std::vector<std::int64_t> shape = call.in.sizes().vec();
+  if (row(id).kind == EventKind::kAllGather) {
+    shape[0] *= parts_.plan.mesh.tp;
+  } else {
+    shape[0] /= parts_.plan.mesh.tp;
+  }
+  call.out = at::empty(shape, call.in.options());
+  layers_.tensor(d.buffer) = call.out;
+  return call;
+}
+
+// --- memory of units ---
+
+bool Rows::is_persistent(std::int32_t buffer) const {
+  return std::find(graph_.persistent.begin(), graph_.persistent.end(), buffer) !=
+         graph_.persistent.end();
+}
+
+std::byte* Rows::memory(std::int32_t buffer) const {
+  const auto found = std::find(graph_.persistent.begin(), graph_.persistent.end(), buffer);
+  FORESHARD_CHECK(found != graph_.persistent.end(),
+                  "a row works in a buffer that is not in the arena");
+  return parts_.units.place(index(found - graph_.persistent.begin()));
+}
+
+// This rank's shard of offloaded parameters goes to its place in the whole unit; sums of gradients
+// come back to be added to.
+void Rows::host_to_device(const RowDetail& d) {
+  const UnitMemory& unit = parts_.units.at(d.unit);
+  std::byte* place = memory(d.buffer);
+  const bool is_gradient = graph_.buffer(d.buffer).category == MemoryCategory::kShardedGrad;
+  const std::size_t bytes =
+      index(unit.shard) * (is_gradient ? sizeof(float) : index(size_of(parts_.plan.param_dtype)));
+  if (!is_gradient) place += index(parts_.shard) * bytes;
+  parts_.units.memory().copy(place, memory(d.other), bytes);
+}
+
+void Rows::reshard(const RowDetail& d) {
+  const std::int64_t group = graph_.units[index(d.unit)].reshard.group;
+  const auto bytes =
+      index(parts_.units.at(d.unit).padded() / group * size_of(parts_.plan.param_dtype));
+  parts_.units.memory().copy(memory(d.other), memory(d.buffer) + index(parts_.rank % group) * bytes,
+                             bytes);
+}
+
+// What the row's operations are.
+void Rows::host_optimizer(const Work& work) {
+  for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
+    switch (graph_.kernels[k].function) {
+      case Function::kSumOfSquares:
+        parts_.backend.grad_norm();
+        break;
+      case Function::kScale:
+        parts_.backend.grad_scale();
+        break;
+      case Function::kAdamW:
+      case Function::kSgd:
+        parts_.backend.optimizer(number_);
+        break;
+      default:
+        FORESHARD_CHECK(false, "the host's optimizer has no such operation");
+    }
+  }
+}
+
+// --- collectives ---
+
+// This rank's piece is put into place, then everyone's are exchanged.
+void Rows::all_gather(EventId id) {
+  const RowDetail& d = detail(id);
+  const std::uint8_t communicator = graph_.works[row(id).work].communicator;
+  Backend& backend = parts_.backend;
+  std::byte* whole = memory(d.buffer);
+  const std::size_t bytes =
+      index(parts_.units.at(d.unit).padded() / backend.group_size(communicator) *
+            size_of(parts_.plan.param_dtype));
+  if (d.other >= 0) {
+    parts_.units.memory().copy(whole + index(backend.group_index(communicator)) * bytes,
+                               memory(d.other), bytes);
+  }
+  backend.all_gather(told(id), communicator, whole, bytes);
+}
+
+void Rows::all_reduce(EventId id) {
+  const RowDetail& d = detail(id);
+  const std::uint8_t communicator = row(id).communicator;
+  if (d.unit < 0) return parts_.backend.all_reduce_norm(id, communicator);
+  const UnitMemory& unit = parts_.units.at(d.unit);
+  if (d.buffer >= 0) {
+    return parts_.backend.all_reduce_partial(
+        id, communicator,
+        memory(d.buffer) + unit.layout.partial_offset * size_of(parts_.plan.reduce_dtype),
+        unit.layout.partial_numel);
+  }
+  parts_.backend.all_reduce_gradient(id, communicator, {floats(d.other), index(unit.shard)});
+}
+
+void Rows::reduce_scatter(EventId id) {
+  const RowDetail& d = detail(id);
+  if (parts_.debug) check_gradients(d);
+  ReduceScatterCall call;
+  call.event = id;
+  call.communicator = row(id).communicator;
+  call.shard = parts_.units.at(d.unit).shard;
+  call.whole = memory(d.buffer);
+  call.mode = d.sum;
+  if (d.sum == SumMode::kApart) {
+    call.apart = d.other;
+  } else {
+    call.target = floats(d.other);
+  }
+  parts_.backend.reduce_scatter(call);
+}
+
+// Of one rank's own gradients, in the arena, or of a sum that a reduce-scatter left.
+void Rows::accumulate(EventId id) {
+  const RowDetail& d = detail(id);
+  const bool is_own = is_persistent(d.buffer);
+  if (is_own && parts_.debug) check_gradients(d);
+  AccumulateCall call;
+  call.shard = parts_.units.at(d.unit).shard;
+  if (is_own) {
+    call.slot = memory(d.buffer);
+  } else {
+    call.apart = d.buffer;
+  }
+  call.mode = d.sum;
+  call.target = floats(d.other);
+  parts_.backend.accumulate(call);
+}
+
+// Where the row reads: the unit's own view may be in the next micro-batch's slot by now.
+void Rows::check_gradients(const RowDetail& d) {
+  const UnitMemory& unit = parts_.units.at(d.unit);
+  const at::Tensor gradients =
+      tensor_over(memory(d.buffer), unit.padded(), scalar_type(parts_.plan.reduce_dtype),
+                  parts_.units.memory().device());
+  if (!gradients.isnan().any().item<bool>()) return;
+  FORESHARD_CHECK(false, "a gradient of unit " + unit.name +
+                             " was not written, or came from memory that was free");
+}
+
+}  // namespace foreshard
