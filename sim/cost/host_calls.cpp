@@ -31,6 +31,12 @@ HostCall call_of(const Kernel& kernel) {
   }
 }
 
+HostCall call_of(Caller caller) {
+  if (caller == Caller::kRuntime) return HostCall::kCollective;
+  return caller == Caller::kFunctional ? HostCall::kFunctionalCollective
+                                       : HostCall::kRedistribution;
+}
+
 void add_layer(const EventGraph& graph, const Work& work, Counter& counter) {
   if (graph.host.compiled) {
     counter.add(HostCall::kCompiled, work.kernels_end - work.kernels_begin);
@@ -79,7 +85,7 @@ HostCounts host_calls(const EventGraph& graph, const Work& work) {
       break;
     default:
       if (is_collective(work.kind)) {
-        counter.add(graph.host.reducer ? HostCall::kBucketRow : HostCall::kCollective, 1);
+        counter.add(graph.host.reducer ? HostCall::kBucketRow : call_of(work.caller), 1);
       } else if (graph.host.reducer) {
         counter.add(HostCall::kBucketTensor, tensors);
       } else {

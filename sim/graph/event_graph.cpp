@@ -122,8 +122,8 @@ std::string EventGraph::fingerprint() const {
   hash.add(std::int64_t{final_host_wait});
   for (std::int32_t b : persistent) hash.add(std::int64_t{b});
   for (const Work& work : works) {
-    hash.add(std::int64_t{work.to_neighbour} << 48 | static_cast<std::int64_t>(work.kind) << 32 |
-             work.hooks << 16 | work.launches);
+    hash.add(static_cast<std::int64_t>(work.caller) << 52 | std::int64_t{work.to_neighbour} << 48 |
+             static_cast<std::int64_t>(work.kind) << 32 | work.hooks << 16 | work.launches);
     hash.add(work.bytes.count());
     for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
       const Kernel& kernel = kernels[k];

@@ -95,6 +95,13 @@ struct Communicator {
 };
 inline constexpr std::uint8_t kNoCommunicator = 255;
 
+// Whose Python calls a collective, which is what its call takes the host.
+enum class Caller : std::uint8_t {
+  kRuntime,
+  kFunctional,      // a layer, through torch.distributed._functional_collectives
+  kRedistribution,  // a layer's DTensor that changes its placement, with its autograd function
+};
+
 // What a row costs, in counts.
 struct Work {
   EventKind kind = EventKind::kForward;
@@ -102,7 +109,8 @@ struct Work {
   std::uint16_t hooks = 0;     // FSDP hook calls of the host before it enqueues
   std::uint16_t launches = 0;  // kernels the host enqueues
   bool to_neighbour = false;   // all-to-all round a ring: all of it goes to one rank
-  std::uint32_t tensors = 0;   // parameters that the host goes through one by one for it
+  Caller caller = Caller::kRuntime;
+  std::uint32_t tensors = 0;  // parameters that the host goes through one by one for it
   std::uint32_t kernels_begin = 0;
   std::uint32_t kernels_end = 0;
   Bytes bytes;  // collectives: the whole unsharded buffer, as nccl-tests; copies: bytes written

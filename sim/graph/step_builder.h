@@ -240,7 +240,8 @@ class StepBuilder {
     std::int64_t launches = 0;  // 0: one per kernel
     std::int64_t tensors = 0;   // parameters that the host goes through one by one
     bool queues = true;         // false: a communicator of the unit's own, nothing queues on it
-    bool to_neighbour = false;  // as Work's
+    bool to_neighbour = false;  // these as Work's
+    Caller caller = Caller::kRuntime;
   };
   virtual ~StepBuilder() = default;
 
@@ -370,8 +371,9 @@ class StepBuilder {
   std::array<EventId, 256> communicator_tails_;
   std::uint8_t reduce_scatter_communicator_ = kShard;
   std::array<std::uint8_t, kMeshDims> communicator_of_dim_{};
-  // Works of add_collective, by kind, communicator, bytes, hooks and whether to a neighbour.
-  std::map<std::tuple<EventKind, std::uint8_t, std::int64_t, std::int32_t, bool>, std::uint16_t>
+  // Works of add_collective, by kind, communicator, bytes, hooks, whether to a neighbour, caller.
+  std::map<std::tuple<EventKind, std::uint8_t, std::int64_t, std::int32_t, bool, Caller>,
+           std::uint16_t>
       collective_works_;
   EventId host_reads_ = kNoEvent;         // a row whose results the next row's issue waits for
   EventId unawaited_compute_ = kNoEvent;  // CPU ranks: a compute row the host has not waited for

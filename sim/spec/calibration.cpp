@@ -46,6 +46,8 @@ const char* to_string(HostCall call) {
                                                                  "unit_tensor",
                                                                  "reduced_row",
                                                                  "collective",
+                                                                 "functional_collective",
+                                                                 "redistribution",
                                                                  "bucket_row",
                                                                  "bucket_tensor",
                                                                  "clipped_tensor",

@@ -173,16 +173,18 @@ enum class HostCall : std::uint8_t {
   kUnitTensor,  // and per parameter of it
   kReducedRow,  // the copy into a reduction's buffer, with what awaits its end
   kCollective,
-  kBucketRow,         // DDP's reducer, in C++: a bucket's all-reduce
-  kBucketTensor,      // and per gradient in it
-  kClippedTensor,     // norm and scaling, per parameter
-  kClippedShard,      // on top where it is a DTensor
-  kUpdatedTensor,     // optimizer.step and zero_grad, per parameter
-  kUpdatedShard,      // on top where it is a DTensor
-  kUpdatedOperation,  // an operation of a for-each optimizer, per parameter
-  kStep               // once a step
+  kFunctionalCollective,  // of a layer: a call of torch.distributed._functional_collectives
+  kRedistribution,        // of a layer: a DTensor changes its placement by a collective
+  kBucketRow,             // DDP's reducer, in C++: a bucket's all-reduce
+  kBucketTensor,          // and per gradient in it
+  kClippedTensor,         // norm and scaling, per parameter
+  kClippedShard,          // on top where it is a DTensor
+  kUpdatedTensor,         // optimizer.step and zero_grad, per parameter
+  kUpdatedShard,          // on top where it is a DTensor
+  kUpdatedOperation,      // an operation of a for-each optimizer, per parameter
+  kStep                   // once a step
 };
-inline constexpr std::size_t kHostCalls = 22;
+inline constexpr std::size_t kHostCalls = 24;
 const char* to_string(HostCall call);  // "forward_product"
 
 struct HostCurve {
