@@ -160,6 +160,10 @@ void read_node(FigureReader& reader, const ConfigNode& node, NodeKind& out) {
   };
   optional_count("link_domain", 1, out.link_domain);
   optional_count("pcie_switches", 0, out.pcie_switches);
+  if (node.is_mapping() && node.has("peer_access")) {
+    figure("peer_access", "true or false",
+           [&](const ConfigNode& v) { out.peer_access = v.as_bool(); });
+  }
 }
 
 void read_network(FigureReader& reader, const ConfigNode& network, Network& out) {
@@ -202,7 +206,7 @@ void read_figures(const ConfigNode& root, MissingFigures missing, Cluster& clust
   if (node.is_mapping()) {
     node.allow_only({"key", "gpus", "gpu_link", "gpu_link_name", "nics", "nic_rate", "nic_name",
                      "link_latency", "nic_latency", "host_link", "host_memory_bandwidth",
-                     "storage_bandwidth", "link_domain", "pcie_switches"});
+                     "storage_bandwidth", "link_domain", "pcie_switches", "peer_access"});
   }
   read_node(reader, node, cluster.node);
   const ConfigNode network = reader.section(root, "network");

@@ -1,5 +1,5 @@
-// GPU: the first name of the list below that the row's text holds, letters and digits only, so that
-// "NVIDIA H100-SXM5-80GB (HGX)" is h100. Network: words decide the kind of fabric; "8x400Gb",
+// GPU: the machine of the catalogue that the row's text means (calibration/gpu_names.h), an H100
+// where it means none. Network: words decide the kind of fabric; "8x400Gb",
 // "4 x 100 Gbps" and "2x Slingshot-11 200Gb" are ports times rate of a node, a single "400Gb" is
 // one port. What is not said is the usual network of that GPU, a port of the usual rate per GPU.
 #include "calibration/fit/nccl_rows.h"
@@ -11,7 +11,10 @@
 #include <charconv>
 #include <cmath>
 
+#include "calibration/gpu_names.h"
+#include "calibration/machines.h"
 #include "sim/base/error.h"
+#include "sim/cost/nccl_tables.h"
 
 namespace foreshard {
 namespace {
@@ -39,47 +42,42 @@ bool holds(const std::string& text, std::initializer_list<const char*> words) {
 
 enum class Inside : std::uint8_t { kSwitch, kMesh, kXgmi, kPcie, kThroughHost };
 
-// Usual figures. link: data-sheet GB/s of one direction, of a GPU's NVLinks or its slot as NCCL
-// counts it (PCIe 4.0 x16: 24, 5.0: 48, 3.0: 12; NVIDIA/nccl:src/graph/topo.cc@v2.28.9-1).
-// port: Gbit/s of network per GPU (of PCIe cards one port of 100 for two). Sources: the vendors'
-// data sheets and, of nodes, stas00/ml-engineering:network/README.md and the clouds' documentation.
+// The usual node of a GPU, by the catalogue.
 struct Family {
-  const char* name;
-  Inside inside;
-  double link;
-  double port;
-  int domain;  // GPUs that one NVLink domain may join across hosts; 0: one host
+  Inside inside = Inside::kSwitch;
+  GpuGeneration generation = GpuGeneration::kAmpere;
+  double link = 0;                  // GB/s of one direction, of its NVLinks or its slot
+  double port = 0;                  // Gbit/s of network per GPU
+  bool joins_hosts = false;         // its NVLink domain is of several hosts
+  bool hangs_on_processor = false;  // by NVLink-C2C
 };
-constexpr Family kFamilies[] = {
-    {"gb300", Inside::kSwitch, 900, 800, 72},   {"gb200", Inside::kSwitch, 900, 400, 72},
-    {"b300", Inside::kSwitch, 900, 800, 0},     {"b200", Inside::kSwitch, 900, 400, 0},
-    {"b100", Inside::kSwitch, 900, 400, 0},     {"gh200", Inside::kMesh, 450, 200, 0},
-    {"h200", Inside::kSwitch, 450, 400, 0},     {"h800", Inside::kSwitch, 200, 400, 0},
-    {"h100nvl", Inside::kMesh, 300, 200, 0},    {"h100pcie", Inside::kPcie, 48, 200, 0},
-    {"h100", Inside::kSwitch, 450, 400, 0},     {"h20", Inside::kSwitch, 450, 400, 0},
-    {"a800", Inside::kSwitch, 200, 200, 0},     {"a100pcie", Inside::kPcie, 24, 200, 0},
-    {"a100", Inside::kSwitch, 300, 200, 0},     {"v100", Inside::kMesh, 150, 25, 0},
-    {"mi355", Inside::kXgmi, 538, 400, 0},      {"mi350", Inside::kXgmi, 538, 400, 0},
-    {"mi325", Inside::kXgmi, 448, 400, 0},      {"mi300", Inside::kXgmi, 448, 400, 0},
-    {"mi250", Inside::kXgmi, 200, 100, 0},      {"mi210", Inside::kPcie, 24, 100, 0},
-    {"l40", Inside::kPcie, 24, 50, 0},          {"a40", Inside::kPcie, 24, 50, 0},
-    {"a6000", Inside::kPcie, 24, 50, 0},        {"6000ada", Inside::kPcie, 24, 50, 0},
-    {"pro6000", Inside::kPcie, 48, 100, 0},     {"a30", Inside::kPcie, 24, 100, 0},
-    {"a10", Inside::kPcie, 24, 50, 0},          {"l4", Inside::kPcie, 24, 50, 0},
-    {"5090", Inside::kThroughHost, 48, 100, 0}, {"4090", Inside::kThroughHost, 24, 100, 0},
-    {"3090", Inside::kThroughHost, 24, 100, 0}, {"5080", Inside::kThroughHost, 48, 100, 0},
-    {"4080", Inside::kThroughHost, 24, 100, 0}, {"t4", Inside::kPcie, 12, 50, 0},
-};
-constexpr Family kUnknown = {"", Inside::kSwitch, 450, 400, 0};
 
-const Family& family_of(const std::string& gpu) {
-  const std::string low = squeezed(gpu);
-  for (const Family& family : kFamilies) {
-    if (low.find(family.name) != std::string::npos) return family;
+Inside inside_of(const NodeKind& node) {
+  const std::string name = lower(node.gpu_link_name);
+  if (holds(name, {"infinity", "xgmi"})) return Inside::kXgmi;
+  if (holds(name, {"pcie"})) {
+    return node.peer_access ? Inside::kPcie : Inside::kThroughHost;
   }
-  const bool is_pcie = low.find("pcie") != std::string::npos;
-  if (is_pcie && low.find("h100") != std::string::npos) return family_of("h100pcie");
-  return kUnknown;
+  return holds(name, {"switch"}) ? Inside::kSwitch : Inside::kMesh;
+}
+
+Family usual_of(const Machine& machine) {
+  constexpr std::int64_t kHost = 16;      // GPUs that one host has at the most
+  constexpr double kFastestSlot = 150e9;  // B/s, twice PCIe 6.0 x16 would do
+  const NodeKind& node = machine.node.node;
+  const double gpus = static_cast<double>(node.gpus);
+  return {inside_of(node),
+          nccl_generation(machine.node.gpu),
+          node.gpu_link.value() / 1e9,
+          static_cast<double>(node.nics) * node.nic_rate.value() * 8 / 1e9 / gpus,
+          node.gpus > kHost || node.link_domain > 1,
+          node.host_link.value() > kFastestSlot};
+}
+
+Family family_of(std::string_view gpu) {
+  static const std::vector<Machine> machines = list_machines();
+  const Machine* found = match_gpu(gpu, machines);
+  return usual_of(found != nullptr ? *found : machine_named("h100").value());
 }
 
 struct Ports {
@@ -155,7 +153,7 @@ std::int64_t domains_of(const NcclPlace& place, const Family& family, const std:
                         const std::string& network) {
   const std::string both = gpu + " " + network;
   const bool says_domain = holds(both, {"nvl72", "nvl36", "nvl144", "mnnvl"});
-  if (family.domain == 0 && !says_domain) return place.nodes;
+  if (!family.joins_hosts && !says_domain) return place.nodes;
   const bool is_apart = holds(network, {"different", "separate", "across", "two nvl", "2 nvl",
                                         "inter-domain", "no mnnvl", "mnnvl off"});
   const std::int64_t size = both.find("nvl36") != std::string::npos    ? 36
@@ -250,11 +248,11 @@ constexpr double kSockets = 10;  // GB/s of a node
 PlacedSystem place_system(const NcclPlace& place) {
   const std::string gpu = lower(place.gpu);
   const std::string network = lower(place.network);
-  const Family& family = family_of(gpu);
+  const Family family = family_of(place.gpu);
   PlacedSystem placed;
   NcclSystem& s = placed.system;
   s.version = parse_nccl_version(place.version);
-  s.generation = generation_of(place.gpu);
+  s.generation = family.generation;
   s.nodes = std::max<std::int64_t>(1, domains_of(place, family, gpu, network));
   s.ranks_per_node = std::max<std::int64_t>(1, place.ranks / s.nodes);
   const bool bridge = holds(gpu + network, {"nvlink bridge", "nvl bridge"});
@@ -271,12 +269,10 @@ PlacedSystem place_system(const NcclPlace& place) {
   s.nvlink = inside == Inside::kSwitch || inside == Inside::kMesh || inside == Inside::kXgmi;
   s.nvswitch = inside == Inside::kSwitch;
   s.cpu = s.generation == GpuGeneration::kAmpere || inside == Inside::kXgmi ? CpuKind::kAmd
-          : family.name == std::string_view("gh200") || family.domain > 0   ? CpuKind::kOther
+          : family.hangs_on_processor                                       ? CpuKind::kOther
                                                                             : CpuKind::kIntel;
   s.link = s.nvlink ? usable_link(s.generation, link, s.version) : link;
-  // GeForce cards without peer access go through the host's memory: 2 to 4 GB/s of bus bandwidth
-  // (tinygrad/open-gpu-kernel-modules#36).
-  if (inside == Inside::kThroughHost) s.link = 4;
+  if (inside == Inside::kThroughHost) s.link = kThroughHost;
   placed.kind = s.nvlink ? FabricKind::kNvlink : FabricKind::kPcie;
   if (s.nodes <= 1) return placed;
   placed.kind = network_kind(network);

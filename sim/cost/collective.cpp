@@ -132,7 +132,9 @@ FabricSystem fabric_system(const Cluster& cluster, const GroupLink& group, NcclV
   // Intel's.
   s.cpu = is_amd || s.generation == GpuGeneration::kAmpere ? CpuKind::kAmd : CpuKind::kIntel;
   const double rate = group.link.value() / kGiga;
-  s.link = s.nvlink ? usable_link(s.generation, rate, version) : rate;
+  s.link = s.nvlink           ? usable_link(s.generation, rate, version)
+           : node.peer_access ? rate
+                              : std::min(rate, kThroughHost);
   fabric.kind = s.nvlink ? FabricKind::kNvlink : FabricKind::kPcie;
   if (group.nodes <= 1) return fabric;
   fabric.kind = network_kind(node.nic_name + " " + cluster.network.kind);

@@ -40,6 +40,10 @@ struct FabricSystem {
   double tree = 1;  // GroupLink::tree over network, which is what the system has
 };
 // What NCCL sees of the group. Precondition: it has more than one rank.
+// GB/s that GPUs exchange through the host's memory where they do not reach each other's: 2 to 4 of
+// bus bandwidth (tinygrad/open-gpu-kernel-modules#36).
+inline constexpr double kThroughHost = 4;
+
 FabricSystem fabric_system(const Cluster& cluster, const GroupLink& group, NcclVersion version);
 
 struct CollectiveSettings {

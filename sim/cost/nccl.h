@@ -46,9 +46,6 @@ NcclVersion parse_nccl_version(std::string_view text);
 
 // Rows of NCCL's tables, by compute capability: below 8.0, 8.x, 9.x, 10.0 and later.
 enum class GpuGeneration : std::uint8_t { kVolta, kAmpere, kHopper, kBlackwell };
-// Of a catalogue key or any product name ("gb200", "NVIDIA L40S"). Unknown ones, and other
-// vendors' GPUs, whose libraries are ports of NCCL, read as kAmpere.
-GpuGeneration generation_of(std::string_view gpu);
 
 enum class CpuKind : std::uint8_t { kIntel, kAmd, kOther };
 

@@ -72,11 +72,6 @@ int split(NcclGraph& graph, const NcclSystem& system, double speed) {
   return std::clamp(ctas, 1, most);
 }
 
-bool holds(const std::string& text, std::initializer_list<const char*> words) {
-  return std::any_of(words.begin(), words.end(),
-                     [&](const char* word) { return text.find(word) != std::string::npos; });
-}
-
 }  // namespace
 
 NcclVersion parse_nccl_version(std::string_view text) {
@@ -99,23 +94,6 @@ NcclVersion parse_nccl_version(std::string_view text) {
   }
   if (found < 2 || parts[0] != 2) return {};
   return {parts[0], parts[1], parts[2]};
-}
-
-GpuGeneration generation_of(std::string_view gpu) {
-  std::string low;
-  for (const char c : gpu) {
-    if (std::isalnum(static_cast<unsigned char>(c)) != 0) {
-      low.push_back(static_cast<char>(std::tolower(static_cast<unsigned char>(c))));
-    }
-  }
-  if (holds(low, {"b100", "b200", "b300", "gb10", "rtx50", "5090", "pro6000", "rubin", "vr200"})) {
-    return GpuGeneration::kBlackwell;
-  }
-  if (holds(low, {"h100", "h200", "h800", "h20"})) return GpuGeneration::kHopper;
-  if (holds(low, {"v100", "p100", "t4", "titanv", "rtx20", "2080"}) && !holds(low, {"mi"})) {
-    return GpuGeneration::kVolta;
-  }
-  return GpuGeneration::kAmpere;
 }
 
 GpuGeneration nccl_generation(const Gpu& gpu) {

@@ -52,6 +52,8 @@ struct NodeKind {
   // Consecutive nodes whose GPUs hang on one NVLink switch: 18 trays of 4 in an NVL72 rack.
   std::int64_t link_domain = 1;
   std::int64_t pcie_switches = 0;  // that GPUs and ports hang on, evenly; 0: not stated
+  // Whether GPUs reach each other's memory over the slots; GeForce drivers do not let them.
+  bool peer_access = true;
   std::string source;
 };
 

@@ -356,6 +356,7 @@ TEST(Schema, ClusterHasTheFiguresOfTheCatalogue) {
                 "degraded",
                 "node.link_domain",
                 "node.pcie_switches",
+                "node.peer_access",
                 "nodes",
                 "switches",
                 "links",

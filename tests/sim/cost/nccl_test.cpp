@@ -206,15 +206,5 @@ TEST(NcclVersionText, ReadsWhatPeopleWrite) {
   EXPECT_EQ(parse_nccl_version(""), NcclVersion{});
 }
 
-TEST(GpuGenerations, OfFreeText) {
-  EXPECT_EQ(generation_of("NVIDIA A100-SXM4-80GB"), GpuGeneration::kAmpere);
-  EXPECT_EQ(generation_of("H200 SXM"), GpuGeneration::kHopper);
-  EXPECT_EQ(generation_of("GB200 NVL72"), GpuGeneration::kBlackwell);
-  EXPECT_EQ(generation_of("gb300"), GpuGeneration::kBlackwell);
-  EXPECT_EQ(generation_of("GH200 120GB"), GpuGeneration::kHopper);
-  EXPECT_EQ(generation_of("Tesla V100-SXM2"), GpuGeneration::kVolta);
-  EXPECT_EQ(generation_of("L40S"), GpuGeneration::kAmpere);
-}
-
 }  // namespace
 }  // namespace foreshard
