@@ -400,17 +400,21 @@ class Cutter {
   // each one's padded to a multiple of 8.
   void dispatch(const Operation& first) {
     constexpr std::int64_t kAlignment = 8;
+    // `first` may be a cast of the rows, in front of what the experts multiply.
+    const Operation& product =
+        *std::find_if(old_.operations.begin(), old_.operations.end(),
+                      [](const Operation& op) { return op.groups > 1; });
     routing_ = {};
     routing_.open = true;
     routing_.part = first.part;
     routing_.rows = first.inputs.front();
-    routing_.per_token = first.rows;
-    routing_.width = layer_.tensors[at(routing_.rows)].per_token / first.rows;
-    routing_.experts = first.groups / plan_.mesh.ep;
+    routing_.per_token = product.rows;
+    routing_.width = layer_.tensors[at(routing_.rows)].per_token / product.rows;
+    routing_.experts = product.groups / plan_.mesh.ep;
     const std::int64_t tokens = plan_.batch.micro_batch * plan_.batch.sequence / plan_.mesh.cp;
     const std::int64_t parts = plan_.mesh.etp == 1 ? tp_ : 1;
-    routing_.received = received_rows(plan_.expert_parallel, {plan_.mesh.ep, first.groups},
-                                      tokens * first.rows / parts);
+    routing_.received = received_rows(plan_.expert_parallel, {plan_.mesh.ep, product.groups},
+                                      tokens * product.rows / parts);
     const std::int64_t padded = routing_.received + kAlignment * routing_.experts;
     routing_.padded = (padded + kAlignment - 1) / kAlignment * kAlignment;
 
@@ -420,7 +424,7 @@ class Cutter {
       layer_.operations.back().collective_backward.dim = MeshDim::kEtp;
     }
     const Index counts = find("rows_per_expert");
-    const Index came = fixed("rows_per_expert received", first.groups, ElementType::kInt64);
+    const Index came = fixed("rows_per_expert received", product.groups, ElementType::kInt64);
     const std::size_t entry = layer_.operations.size();
     Operation& exchange = route(counts, came, true);
     exchange.gradient = GradientRule::kNone;
