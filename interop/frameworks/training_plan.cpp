@@ -31,14 +31,9 @@ bool has_distributed_optimizer(const TrainingRow& row) {
          (norm == "rms_fused" || norm == "layer_norm_low_precision");
 }
 
-// The degrees of tensor, context and expert parallelism.
-bool has_axes(const TrainingRow& row) {
-  return row.count("tp", 1) * row.count("cp", 1) * row.count("ep", 1) > 1;
-}
-
-// Over these axes Megatron-Core's distributed optimizer is runtime megatron.
+// Over axes an optimizer that is partitioned alone is what Megatron-Core's is.
 bool is_megatron_core(const TrainingRow& row) {
-  return has_axes(row) && has_distributed_optimizer(row);
+  return has_axes(row) && row.word("runtime") == "zero1";
 }
 
 // DDP has no offload. An optimizer on the host beside it (torchao's CPUOffloadOptimizer on one GPU)
@@ -219,6 +214,7 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
     for (const char* axis : {"tp", "cp", "ep", "etp"}) {
       if (row.count(axis, 1) > 1) plan.add(fmt::format("mesh.{}={}", axis, row.count(axis)));
     }
+    if (row.word("sequence_parallel") == "no") plan.add("tensor_parallel.sequence=false");
     if (row.count("async_tp") == 1) plan.add("tensor_parallel.async=true");
   }
   if (runtime != "xla_fsdp") plan.add("host_sync=step");  // loss.item()
@@ -325,6 +321,10 @@ void add_dated_habits(const TrainingRow& row, Assignments& plan) {
 }
 
 }  // namespace
+
+bool has_axes(const TrainingRow& row) {
+  return row.count("tp", 1) * row.count("cp", 1) * row.count("ep", 1) > 1;
+}
 
 // A code without preset that has kernels of its own for norm, rotary embedding and loss (or for the
 // products, as fp8 with delayed scaling is TransformerEngine's) is of Megatron-Core's or Liger's

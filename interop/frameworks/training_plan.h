@@ -16,6 +16,9 @@ namespace foreshard {
 // Precondition: the row's runtime is published.
 std::vector<std::string> plan_assignments(const TrainingRow& row, const Cluster& cluster);
 
+// Whether tensor, context or expert parallelism has a degree.
+bool has_axes(const TrainingRow& row);
+
 // Kernels of its own, and the products that go with them.
 bool is_fused_by_hand(const TrainingRow& row);
 

@@ -56,12 +56,14 @@ const std::vector<Rule>& runtimes() {
       {"embedding_unit", "root"}, {"optimizer_impl", "adamw_fused"}, {"offload", "none"}};
   static const std::vector<Rule> rules = {
       {"torchtitan", titan, ""},
+      {"internevo", {{"runtime", "zero1"}, {"stack", "internevo"}}, ""},
       {"megatron-fsdp", with(megatron, {{"runtime", "fsdp2"}, {"reshard", "always"}}), ""},
       {"megatron", with(megatron, {{"runtime", "zero1"}, {"reshard", "never"}}), ""},
       {"nemo", with(megatron, {{"runtime", "zero1"}, {"reshard", "never"}}), ""},
       {"maxtext", {{"runtime", "xla_fsdp"}}, ""},
       {"zero-3", {{"runtime", "zero3"}}, ""},
       {"zero3", {{"runtime", "zero3"}}, ""},
+      {"zero-1", {{"runtime", "zero1"}}, ""},
       {"fsdp2", {{"runtime", "fsdp2"}}, ""},
       {"fsdp", {{"runtime", "fsdp1"}}, ""},
       {"ddp", {{"runtime", "ddp"}}, ""},
@@ -83,6 +85,16 @@ const std::vector<Rule>& dtypes() {
       {"float8", {{"fp8", "unspecified"}}, ""},
       {"bf16 stored", {{"fp8", "none"}, {"master_dtype", "bf16"}}, ""},
       {"bf16", {{"fp8", "none"}}, ""},
+      {"fp16", {{"fp8", "none"}}, ""},  // as fast on every GPU that has both
+  };
+  return rules;
+}
+
+const std::vector<Rule>& reductions() {
+  static const std::vector<Rule> rules = {
+      {"fp32 reduce", {{"reduction_dtype", "fp32"}}, ""},
+      {"bf16 reduce", {{"reduction_dtype", "bf16"}}, ""},
+      {"", {}, ""},
   };
   return rules;
 }
@@ -168,6 +180,14 @@ class Reader {
     count("micro_batch", "micro_batch_per_gpu");
     count("global_batch", "global_batch_seqs");
     for (const char* degree : {"tp", "cp", "pp", "ep", "etp"}) count(degree, degree);
+    for (const auto& [said, column] : {std::pair("layers", "n_layers"),
+                                       {"d_model", "d_model"},
+                                       {"heads", "n_heads"},
+                                       {"kv_heads", "n_kv_heads"},
+                                       {"d_ff", "d_ff"},
+                                       {"vocabulary", "vocab"}}) {
+      count(said, column);
+    }
     for (const auto& [said, column] : {std::pair("tokens_per_s_per_gpu", "tokens_per_s_per_gpu"),
                                        {"step_s", "step_time_s"},
                                        {"memory_gib", "peak_mem_reserved_GiB"}}) {
@@ -175,6 +195,8 @@ class Reader {
     }
     apply(runtimes(), "runtime", lower(runtime));
     apply(dtypes(), "dtype", lower(cell("dtype")));
+    apply(reductions(), "dtype", lower(cell("dtype")));
+    if (lower(cell("sequence_parallel")) == "no") row_.words["sequence_parallel"] = "no";
     apply(recomputations(), "recompute", lower(cell("recompute")));
     if (const std::string torch = torch_of(runtime); !torch.empty()) {
       row_.words["runtime_version"] = torch;
@@ -255,7 +277,10 @@ class Reader {
     row_.numbers["shard_group"] = static_cast<double>(parts);
   }
   void add_names() {
-    if (const auto name = zoo_name(cell("model"))) {
+    if (!cell("arch").empty()) {
+      row_.words["arch"] = cell("arch");
+      if (!cell("tied").empty()) row_.numbers["tied_embeddings"] = cell("tied") == "yes" ? 1 : 0;
+    } else if (const auto name = zoo_name(cell("model"))) {
       row_.words["zoo_model"] = *name;
       // models/qwen3/model/model.py multiplies by cosines and sines, llama3's is complex.
       if (row_.word("stack") == "torchtitan_2025" && name->starts_with("qwen")) {

@@ -38,6 +38,7 @@ ModelSpec zoo_model(const TrainingRow& row, Stack stack) {
     if (!name || entry.dims.name != name->zoo) continue;
     ModelDims dims = entry.dims;
     dims.max_positions = std::max(dims.max_positions, required(row, "seq_len"));
+    dims.layers = row.count("n_layers", dims.layers);  // a part of it, as a proxy has
     if (is_fused_by_hand(row)) dims.fused_qkv = dims.fused_gate_up = true;
     return build_model(dims, stack);
   }
@@ -70,14 +71,28 @@ ModelSpec model_of(const TrainingRow& row, Stack stack) {
 
 // --- cluster ---
 
+// What a row says of its nodes. Where NVLink joins a whole rack a host's GPUs say nothing, and jobs
+// leave a few of each rack alone: 64 of 72.
+std::string node_of(const TrainingRow& row, std::string_view gpu, std::int64_t gpus) {
+  constexpr std::int64_t kHost = 16, kTray = 4;  // GPUs of a host at the most; of a rack's tray
+  const std::optional<Machine> machine = machine_named(gpu);
+  const std::int64_t usual = machine ? machine->node.node.gpus : 0;
+  if (usual <= kHost) {
+    const std::int64_t told = row.count("gpus_per_node");
+    return told > 0 ? fmt::format("node: {{gpus: {}}}\n", std::min(told, gpus)) : "";
+  }
+  if (gpus <= usual) return "";
+  std::int64_t used = usual;
+  while (used > kTray && gpus % used != 0) used -= kTray;
+  return used == usual ? "" : fmt::format("node: {{gpus: {0}, nics: {0}}}\n", used);
+}
+
 Cluster cluster_of(const TrainingRow& row) {
   const std::string_view gpu = row.word("gpu");
   if (gpu.empty()) throw refused("gpu is not published");
   const std::int64_t gpus = required(row, "n_gpus");
   std::string yaml = fmt::format("gpus: {}\nmachine: {}\n", gpus, gpu);
-  if (const std::int64_t per_node = row.count("gpus_per_node"); per_node > 0) {
-    yaml += fmt::format("node: {{gpus: {}}}\n", std::min(per_node, gpus));
-  }
+  yaml += node_of(row, gpu, gpus);
   Cluster cluster = parse_cluster(yaml, row.id);
   if (const auto network = row.number("network_gbit_s_per_node")) {
     cluster.node.nic_rate =
@@ -169,7 +184,7 @@ std::vector<OpenChoice> open_choices(const TrainingRow& row) {
   if (row.has("fp8") && row.count("fp8_all_gather") != 1) {
     ask("fp8", {"float8=rowwise", "float8=delayed"});
   }
-  ask("loss_impl", {"loss=fused", "loss=eager"});
+  ask("loss_impl", {has_axes(row) ? "loss=compiled" : "loss=fused", "loss=eager"});
   if (is_xla) return open;  // compiled as a whole
   ask("norm_impl", {"kernels.norm=compute", "kernels.norm=fp32", "kernels.norm=eager"});
   ask("residual_dtype", {"kernels.residual=fp32", "kernels.residual=compute"});

@@ -43,6 +43,7 @@ const std::vector<WordColumn>& word_columns() {
       {"embedding_unit", {"root", "own"}},
       {"prefetch_kind", {"implicit", "backward_pre", "backward_post", "none"}},
       {"offload", {"none", "optimizer", "params"}},
+      {"sequence_parallel", {"yes", "no"}},
       {"gpu", {}},
       {"zoo_model", {}},
       {"score", {"yes", "flag", "no"}},
