@@ -113,6 +113,12 @@ def hook_groups(module):
 
     module._new_process_group_helper = helper
 
+    from torch._C._distributed_c10d import FakeProcessGroup, ProcessGroup
+
+    ProcessGroup.monitored_barrier = lambda *a, **k: None  # gloo's alone, and called of the group by Lightning
+    FakeProcessGroup._set_sequence_number_for_group = lambda self: None
+    FakeProcessGroup._set_default_timeout = lambda self, timeout: None  # torchtitan's meshes of one rank have fake groups themselves
+
     class Gloo:
         """Stands for a class that connects to its peers: the fake group answers for them."""
 
@@ -120,9 +126,6 @@ def hook_groups(module):
             self.real = real
 
         def __call__(self, store, rank, size, *unused, **named):
-            from torch._C._distributed_c10d import FakeProcessGroup
-
-            FakeProcessGroup._set_sequence_number_for_group = lambda self: None
             return getattr(FakeProcessGroup, "_create_internal", FakeProcessGroup)(rank, size)
 
         def __instancecheck__(self, thing):
