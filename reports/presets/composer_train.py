@@ -58,7 +58,8 @@ def main():
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**case["model"]), dtype=torch.float32)
     for block in model.model.layers:  # as llm-foundry, models/hf/model_wrapper.py and hf_fsdp.py
         block._fsdp_wrap = True
-    model.activation_checkpointing_fn = lambda module: module in set(model.model.layers)
+    blocks = set(model.model.layers)
+    model.activation_checkpointing_fn = lambda module: module in blocks
     model = HuggingFaceModel(model, use_logits=True)
     optimizer = AdamW(model.parameters(), lr=1e-4, weight_decay=1e-5)
     loader = torch.utils.data.DataLoader(Words(), batch_size=run["batch"], sampler=composer.utils.dist.get_sampler(Words()))
