@@ -156,8 +156,9 @@ TEST(ReservedReplay, DdpAssignsItsBucketsInTheSecondStep) {
 TEST(ReservedReplay, WhatAStepLeavesTheNextOneFrees) {
   Plan plan = tiny_plan();
   plan.step_frame = StepFrame::kTorchtitan;
-  for (const std::int64_t accumulation : {1, 3}) {
-    plan.batch.accumulation = accumulation;
+  for (const std::int64_t accumulation : {1, 3, 0}) {
+    plan.batch.accumulation = std::max<std::int64_t>(1, accumulation);
+    plan.offload = accumulation == 0 ? Offload::kCpu : Offload::kNone;
     const EventGraph graph = build_training_step(tiny_model(2), plan);
     const ReservedProfile p = replay_reserved(graph, {}, DeviceMemory::unlimited());
     EXPECT_TRUE(p.repeats) << accumulation;
