@@ -46,7 +46,7 @@ def step_collectives(capture):
             received = whole // group if kind == "reduce_scatter" else whole
             is_norm = kind == "all_reduce" and whole < NORM
             rows.append(["functional_all_reduce" if is_norm else kind, "", sent, received, NCCL.get(int(rest[6]), "?"), 0 if is_norm else group, ""])
-    return steps[-1]
+    return [rows for rows in steps if rows][-1]  # a list of optimizers may be one, too, and end the step again
 
 
 def record(file, data, program, capture):

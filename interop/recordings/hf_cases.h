@@ -2,6 +2,9 @@
 // FSDP2, one JSON file a case: `case` says what ran, `result` what PyTorch's calls and allocator
 // said. The model is `config` of the file, an object, or the folder of that name beside it.
 //
+// Of other training codes `case` has `set`: the keys of a plan that somebody would type
+// (reports/preset_cases.py).
+//
 // A case is forecast as the plan that its trainer, in its version, makes of those words. Compared
 // are the collectives of the last step (kind, dtype, group size; bytes) and the peak of the bytes
 // that tensors asked for, without cuBLAS' workspaces (64 MiB on Hopper: PyTorch's default of

@@ -8,6 +8,7 @@
 #include <limits>
 #include <optional>
 #include <span>
+#include <utility>
 
 #include "sim/base/error.h"
 #include "sim/base/hash.h"
@@ -114,6 +115,31 @@ struct ReservedReplay::State {
         action >= 0 ? allocate(action) : free(~action, log.recorded[i]);
       }
       note_stall();
+    }
+    if (!failed) hand_on();
+  }
+
+  // What the step frees of the one before (gradients that the next step drops first, its labels)
+  // and leaves behind anew stands in the place of what it freed, so that the next step can.
+  void hand_on() {
+    std::vector<std::size_t> freed;
+    for (const std::int32_t tensor : log.before) {
+      const auto b = static_cast<std::size_t>(tensor);
+      if (log.bytes[b] != 0 && block_of[b] == CachingAllocator::kNoBlock) freed.push_back(b);
+    }
+    if (freed.empty()) return;
+    std::vector<bool> is_before(block_of.size(), false);
+    for (const std::int32_t tensor : log.before) is_before[static_cast<std::size_t>(tensor)] = true;
+    for (std::size_t i = 0; i < log.actions.size() && !freed.empty(); ++i) {
+      if (log.actions[i] < 0) continue;
+      const auto left = static_cast<std::size_t>(log.actions[i]);
+      if (is_before[left] || block_of[left] == CachingAllocator::kNoBlock) continue;
+      const auto same = std::find_if(freed.begin(), freed.end(), [&](std::size_t b) {
+        return log.bytes[b] == log.bytes[left] && log.stream[b] == log.stream[left];
+      });
+      if (same == freed.end()) continue;
+      std::swap(block_of[*same], block_of[left]);
+      freed.erase(same);
     }
   }
 

@@ -113,6 +113,13 @@ def hook_groups(module):
 
     module._new_process_group_helper = helper
 
+    from torch._C import _distributed_c10d as groups
+
+    groups.ProcessGroup.monitored_barrier = lambda *a, **k: None  # gloo's alone, and called of the group by Lightning
+    if hasattr(groups, "FakeProcessGroup"):
+        groups.FakeProcessGroup._set_sequence_number_for_group = lambda self: None
+        groups.FakeProcessGroup._set_default_timeout = lambda self, timeout: None  # torchtitan's meshes of one rank are fake themselves
+
     class Gloo:
         """Stands for a class that connects to its peers: the fake group answers for them."""
 
@@ -120,10 +127,8 @@ def hook_groups(module):
             self.real = real
 
         def __call__(self, store, rank, size, *unused, **named):
-            from torch._C._distributed_c10d import FakeProcessGroup
-
-            FakeProcessGroup._set_sequence_number_for_group = lambda self: None
-            return getattr(FakeProcessGroup, "_create_internal", FakeProcessGroup)(rank, size)
+            fake = groups.FakeProcessGroup
+            return getattr(fake, "_create_internal", fake)(rank, size)
 
         def __instancecheck__(self, thing):
             return isinstance(thing, self.real) or type(thing).__name__ == "FakeProcessGroup"

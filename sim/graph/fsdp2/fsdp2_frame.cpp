@@ -31,6 +31,7 @@ void Fsdp2::hold_gradients() {
                                      Bytes(s.trained_shard_numel * master_size()));
     graph().buffers.back().pool =
         replicated() && casts_gradients() ? Stream::kAllReduce : Stream::kReduceScatter;
+    graph().buffers.back().on_host = plan_.offload != Offload::kNone;
   }
   fetched_labels_ = allocate_persistent(MemoryCategory::kInput, -1, Bytes(whole_labels()));
   hold_row_orders();

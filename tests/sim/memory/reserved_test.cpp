@@ -152,6 +152,22 @@ TEST(ReservedReplay, DdpAssignsItsBucketsInTheSecondStep) {
   EXPECT_EQ(buckets_of(plan), Buckets::kFromTheStart);
 }
 
+// Gradients and labels live until the next step drops them first.
+TEST(ReservedReplay, WhatAStepLeavesTheNextOneFrees) {
+  Plan plan = tiny_plan();
+  plan.step_frame = StepFrame::kTorchtitan;
+  for (const std::int64_t accumulation : {1, 3, 0}) {
+    plan.batch.accumulation = std::max<std::int64_t>(1, accumulation);
+    plan.offload = accumulation == 0 ? Offload::kCpu : Offload::kNone;
+    const EventGraph graph = build_training_step(tiny_model(2), plan);
+    const ReservedProfile p = replay_reserved(graph, {}, DeviceMemory::unlimited());
+    EXPECT_TRUE(p.repeats) << accumulation;
+    EXPECT_GE(p.steady.peak_allocated, peak_allocated(graph)) << accumulation;
+    EXPECT_EQ(p.stats.all.requested_bytes.current, replay_allocations(graph).at_start.count())
+        << accumulation;
+  }
+}
+
 // Two GPUs that differ by one byte: one on which the plan's segments just fit, and one on which
 // the allocator must give cached ones back. What it holds never exceeds what there is.
 TEST(ForecastReserved, RetriesInsteadOfOutgrowingTheGpu) {

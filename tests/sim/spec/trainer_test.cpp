@@ -99,8 +99,18 @@ TEST(Trainer, AccelerateMakesUnitsOfTheEndsFromItsFourteenthVersionOn) {
   EXPECT_NE(refused.text.find("accelerate@1.13"), std::string::npos) << refused.text;
 }
 
+TEST(Trainer, TorchtuneReshardsTheRootAndTrainsInOneDtype) {
+  const Plan plan = resolved("trainer: torchtune").plan;
+  EXPECT_EQ(plan.units.embedding, kRoot);
+  EXPECT_EQ(plan.units.head, kRoot);
+  EXPECT_EQ(plan.reshard_after_forward.at(0).kind, Reshard::Kind::kAlways);
+  EXPECT_EQ(plan.master_dtype, DType::kBf16);
+  EXPECT_EQ(plan.reduce_dtype, DType::kBf16);
+  EXPECT_EQ(plan.optimizer.clip_norm, std::nullopt);
+}
+
 TEST(Trainer, WritesWhatItFilled) {
-  for (const char* trainer : {"torchtitan", "accelerate", "llm-foundry", "none"}) {
+  for (const char* trainer : {"torchtitan", "torchtune", "accelerate", "llm-foundry", "none"}) {
     const Plan plan = resolved(std::string("model: m\ncluster: c\ntrainer: ") + trainer).plan;
     EXPECT_EQ(resolved(to_yaml(plan)).plan, plan) << trainer;
   }

@@ -1,0 +1,135 @@
+#!/usr/bin/env python3
+"""Presets of training codes against captures of these codes' own training step: a table.
+
+    reports/preset_cases.py BIN [NAME ...] [--path TRAINER=FOLDER ...] [--keep FOLDER]
+    reports/preset_cases.py BIN --record tests/preset_cases      the captures as cases for `foreshard conform`
+
+BIN has foreshard-null and foreshard. A case of presets/cases.json says what runs (`run`: the code's own options, read by
+presets/TRAINER_train.py) and what somebody who plans it would type (`set`: keys of a plan). The code runs three steps as
+rank 0 of 8 under foreshard-null; compared are the collectives of the last one in order and bytes, the peak of what tensors
+ask for less cuBLAS' workspaces, and what the caching allocator holds. Needs PyTorch 2.11 with the codes: those of --path
+are taken from a folder that pip filled (pip install --no-deps --target FOLDER torchtitan==0.2.2), others are python3's.
+"""
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+from hf_captures import step_collectives  # noqa: E402
+from hf_cases import WORKSPACES, recorded, same, scheduled  # noqa: E402
+
+HERE = pathlib.Path(__file__).resolve().parent / "presets"
+WORLD = 8
+
+
+def captured(args, case, folder):
+    """What its allocator said of the last step; its collectives; versions."""
+    kept = folder / "result.json"
+    if args.again:
+        return (json.loads(kept.read_text()), "") if kept.exists() else (None, f"{kept} is not there")
+    (folder / "case.json").write_text(json.dumps({"run": case["run"], "model": case["config"]}))
+    paths = [path for name, path in args.path if name == case["trainer"]]
+    environment = {**os.environ, "PYTHONPATH": ":".join(paths + [os.environ.get("PYTHONPATH", "")]).strip(":")}
+    capture = folder / "capture"
+    command = ["python3", HERE / f"{case['program']}_train.py", folder / "case.json"]
+    ran = subprocess.run([args.bin / "foreshard-null", "--rank", "0", "--world", str(WORLD), "--gpu", "h100", "--out", capture, "--", *command],
+                         capture_output=True, text=True, env=environment)
+    said = [line[5:] for line in ran.stdout.splitlines() if line.startswith("STEP")]
+    if ran.returncode != 0 or len(said) < 2:
+        return None, f"exit {ran.returncode}: " + " | ".join(ran.stderr.strip().splitlines()[-3:])[-400:]
+    versions = json.loads((capture / "model.json").read_text())["versions"]
+    rows = step_collectives(capture)
+    told, left = [], list(case["unsaid"])  # what no plan says, each once
+    for row in rows:
+        text = f"{row[0].removeprefix('functional_')} {row[4]} {max(row[2:4])}"
+        if text in left:
+            left.remove(text)
+        else:
+            told.append(row)
+    # A step ends with its optimizer: what gathers behind it is the next one's first.
+    while case["run"].get("deepspeed") and told and told[0][0] == "all_gather" and case["run"]["deepspeed"]["zero_stage"] < 3:
+        told.append(told.pop(0))
+    result = {"versions": versions, "steps": [json.loads(said[-1])], "collectives": told, "unsaid": len(rows) - len(told)}
+    kept.write_text(json.dumps(result))
+    return result, ""
+
+
+def words(case, folder):
+    """What is typed."""
+    model = folder / "config.json"
+    model.write_text(json.dumps(case["config"]))
+    said = ["--model", str(model), "--cluster", f"{WORLD}xh100"]
+    for key, value in case["set"].items():
+        said += ["--set", f"{key}={json.dumps(value) if not isinstance(value, str) else value}"]
+    return said
+
+
+def compared(program, said, result):
+    done = subprocess.run([program, "predict", *said, "--json"], capture_output=True, text=True)
+    if not done.stdout:
+        return {"failed": done.stderr.strip()[-300:]}
+    memory, step = json.loads(done.stdout)["memory"], result["steps"][-1]
+    return {
+        "measured": step["requested"] - WORKSPACES,
+        "peak": memory["peak_allocated_bytes"]["value"] / (step["requested"] - WORKSPACES) - 1,
+        "reserved": memory["peak_reserved_bytes"]["value"] / step["reserved"] - 1,
+        "collectives": len(result["collectives"]),
+        "difference": same(recorded(result), scheduled(program, said)),
+    }
+
+
+def table():
+    held = json.loads((HERE / "cases.json").read_text(encoding="utf-8"))
+    for name, case in held["cases"].items():
+        usual = held["trainers"][case["trainer"]]
+        yield name, {
+            "trainer": case["trainer"], "version": case.get("version", usual["version"]), "program": usual.get("program", case["trainer"]),
+            "unsaid": usual.get("unsaid", []), "run": {**usual["run"], **case.get("run", {})}, "set": {**usual["set"], **case.get("set", {})},
+            "config": {**held["models"][case.get("model", "llama")], **case.get("config", {})}}
+
+
+def scored(args, name, case, folder):
+    result, failure = captured(args, case, folder)
+    if result is None:
+        return {"failed": failure}
+    if args.record:
+        args.record.mkdir(parents=True, exist_ok=True)
+        row = {"id": name, "case": {"trainer": case["trainer"], "version": case["version"], "run": case["run"], "set": case["set"]}, "config": case["config"], "result": result}
+        (args.record / f"{name}.json").write_text(json.dumps(row, separators=(",", ":")))
+    return compared(args.bin / "foreshard", words(case, folder), result)
+
+
+def main():
+    said = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    said.add_argument("bin", type=lambda word: pathlib.Path(word).resolve())
+    said.add_argument("names", nargs="*", help="cases, or trainers")
+    said.add_argument("--path", type=lambda word: word.split("=", 1), action="append", default=[], help="TRAINER=FOLDER, a folder for PYTHONPATH")
+    said.add_argument("--record", type=pathlib.Path, help="where cases go with what this run said")
+    said.add_argument("--keep", type=lambda word: pathlib.Path(word).resolve(), help="where the captures stay")
+    said.add_argument("--again", action="store_true", help="judge what --keep FOLDER has, without running anything")
+    args = said.parse_args()
+    print("| case | code | MiB | peak | reserved | collectives | |\n| --- | --- | --- | --- | --- | --- | --- |", flush=True)
+    rows = []
+    for name, case in table():
+        if args.names and not {name, case["trainer"]} & set(args.names):
+            continue
+        with tempfile.TemporaryDirectory() as made:
+            folder = args.keep / name if args.keep else pathlib.Path(made)
+            folder.mkdir(parents=True, exist_ok=True)
+            row = scored(args, name, case, folder)
+        rows.append(row)
+        code = f"{case['trainer']} {case['version']}"
+        if "failed" in row:
+            print(f"| {name} | {code} | | | | | {row['failed']} |", flush=True)
+        else:
+            print(f"| {name} | {code} | {row['measured'] / 2**20:.1f} | {100 * row['peak']:+.3f} % | {100 * row['reserved']:+.2f} % | {row['collectives']} | {row['difference'] or 'same'} |", flush=True)
+    told = [row for row in rows if "failed" not in row]
+    print(f"\n{len(told)} of {len(rows)} ran; collectives the same in {sum(not row['difference'] for row in told)}, memory within 0.2 % in {sum(abs(row['peak']) <= 2e-3 for row in told)}")
+
+
+if __name__ == "__main__":
+    main()
