@@ -91,7 +91,9 @@ const FirstLooks& first_looks() {
 CodeFacts code_facts(const Plan& plan, const Cluster& cluster, std::string_view stack) {
   CodeFacts facts;
   facts.emplace_back(stack.empty() ? "no_preset" : fmt::format("stack {}", stack), 1);
-  if (cluster.gpu.architecture == "hopper") facts.emplace_back("hopper", 1);
+  for (const char* architecture : {"hopper", "blackwell"}) {
+    if (cluster.gpu.architecture == architecture) facts.emplace_back(architecture, 1);
+  }
   // Workstation and inference cards, and GPUs of servers that are plugged in like them.
   if (cluster.node.gpu_link_name.starts_with("PCIe")) facts.emplace_back("pcie_card", 1);
   if (!plan.mesh.is_plain()) facts.emplace_back("axes", 1);

@@ -214,11 +214,17 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
     for (const char* axis : {"tp", "cp", "ep", "etp"}) {
       if (row.count(axis, 1) > 1) plan.add(fmt::format("mesh.{}={}", axis, row.count(axis)));
     }
+    if (row.word("dispatcher") == "deepep") plan.add("expert_parallel.dispatcher=deepep");
     if (row.word("sequence_parallel") == "no") plan.add("tensor_parallel.sequence=false");
     if (row.count("async_tp") == 1) plan.add("tensor_parallel.async=true");
   }
   if (runtime != "xla_fsdp") plan.add("host_sync=step");  // loss.item()
-  if (runtime == "megatron") return;
+  if (runtime == "megatron") {
+    if (row.word("overlap") == "no") {
+      plan.add("megatron={overlap_grad_reduce: false, overlap_param_gather: false}");
+    }
+    return;
+  }
   if (runtime == "ddp" || is_zero) {
     const std::string_view offload = row.word("offload");
     if (has_distributed_optimizer(row) && (offload.empty() || offload == "none")) {

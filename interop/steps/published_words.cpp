@@ -58,6 +58,9 @@ const std::vector<Rule>& runtimes() {
       {"torchtitan", titan, ""},
       {"internevo", {{"runtime", "zero1"}, {"stack", "internevo"}}, ""},
       {"megatron-fsdp", with(megatron, {{"runtime", "fsdp2"}, {"reshard", "always"}}), ""},
+      // scripts/performance: moe_flex_dispatcher_backend is deepep or hybridep.
+      {"megatron-bridge",
+       with(megatron, {{"runtime", "zero1"}, {"reshard", "never"}, {"dispatcher", "deepep"}}), ""},
       {"megatron", with(megatron, {{"runtime", "zero1"}, {"reshard", "never"}}), ""},
       {"nemo", with(megatron, {{"runtime", "zero1"}, {"reshard", "never"}}), ""},
       {"maxtext", {{"runtime", "xla_fsdp"}}, ""},
@@ -73,7 +76,7 @@ const std::vector<Rule>& runtimes() {
 
 const std::vector<Rule>& dtypes() {
   static const std::vector<Rule> rules = {
-      {"deepep", {}, "DeepEP's kernels"},
+      {"deepep", {{"fp8", "none"}, {"dispatcher", "deepep"}}, ""},
       {"fp4", {}, "products in four bits"},
       {"rowwise_with_gw_hp", {{"fp8", "rowwise_gw_hp"}}, ""},
       {"rowwise", {{"fp8", "rowwise"}}, ""},
@@ -196,7 +199,9 @@ class Reader {
     apply(runtimes(), "runtime", lower(runtime));
     apply(dtypes(), "dtype", lower(cell("dtype")));
     apply(reductions(), "dtype", lower(cell("dtype")));
-    if (lower(cell("sequence_parallel")) == "no") row_.words["sequence_parallel"] = "no";
+    for (const char* word : {"sequence_parallel", "dispatcher", "overlap"}) {
+      if (!cell(word).empty()) row_.words[word] = lower(cell(word));
+    }
     apply(recomputations(), "recompute", lower(cell("recompute")));
     if (const std::string torch = torch_of(runtime); !torch.empty()) {
       row_.words["runtime_version"] = torch;

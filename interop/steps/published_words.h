@@ -2,9 +2,9 @@
 // and words for the rest, which become rows of the grammar (training_rows.h).
 //
 // Columns: model gpu n_gpus seq micro_batch global_batch dp_replicate dp_shard tp cp pp ep etp
-// recompute dtype compile async_tp sequence_parallel runtime; of a part of a model its layers, of
-// one that the zoo has not arch layers d_model heads kv_heads d_ff vocabulary tied; measured:
-// tokens_per_s_per_gpu step_s memory_gib.
+// recompute dtype compile async_tp sequence_parallel dispatcher overlap runtime; of a part of a
+// model its layers, of one that the zoo has not arch layers d_model heads kv_heads d_ff vocabulary
+// tied; measured: tokens_per_s_per_gpu step_s memory_gib.
 #pragma once
 
 #include <cstddef>

@@ -44,6 +44,8 @@ const std::vector<WordColumn>& word_columns() {
       {"prefetch_kind", {"implicit", "backward_pre", "backward_post", "none"}},
       {"offload", {"none", "optimizer", "params"}},
       {"sequence_parallel", {"yes", "no"}},
+      {"dispatcher", {"alltoall", "deepep"}},
+      {"overlap", {"yes", "no"}},
       {"gpu", {}},
       {"zoo_model", {}},
       {"score", {"yes", "flag", "no"}},

@@ -11,8 +11,9 @@
 //             optimizer_impl recompute compile fp8 fp8_all_gather reshard shard_group
 //             replicate_group embedding_unit prefetch_kind forward_prefetch limit_all_gathers
 //             offload
-//   axes      tp cp ep etp pp (1: not cut) async_tp sequence_parallel (no); shard_group and
-//             replicate_group are then of the axes shard and replicate
+//   axes      tp cp ep etp pp (1: not cut) async_tp sequence_parallel (no) dispatcher
+//             (alltoall, deepep) overlap (no: of gradients and parameters, by Megatron-Core);
+//             shard_group and replicate_group are then of the axes shard and replicate
 //   measured  step_time_s or tokens_per_s_per_gpu; peak_mem_alloc_GiB peak_mem_reserved_GiB
 //   verdict   score (yes, flag, no) score_reason
 // An empty cell, `unknown` or a missing column: not published. Where global_batch_seqs is less than

@@ -36,7 +36,8 @@ class Table(typing.NamedTuple):
 
 TABLES = [Table("2026-11-21", "unseen_steps"), Table("2026-11-22", "unseen_steps_second"),
           Table("2026-11-23", "unseen_steps_third"),
-          Table("2026-11-23 axes", "steps_axes", by_family=True, has_level=True)]
+          Table("2026-11-23 axes", "steps_axes", by_family=True, has_level=True),
+          Table("2026-11-25 axes", "steps_axes_second", has_level=True)]
 KINDS = ("time", "memory")
 FACTS = {
     "time": ["rests_on_readings", "chip_without_steps", "pcie_card", "short_kernels", "unfused_attention", "zero",
@@ -44,7 +45,7 @@ FACTS = {
     "memory": ["no_preset", "rests_on_readings"],
 }
 SKEW_FACTS = {"time": ["rests_on_readings"], "memory": []}
-SHIFT_FACTS = {"time": ["rests_on_readings", "hopper", "pcie_card", "fp8"], "memory": ["no_preset"]}
+SHIFT_FACTS = {"time": ["rests_on_readings", "hopper", "blackwell", "pcie_card", "fp8"], "memory": ["no_preset"]}
 BY_STACK = {"time": True, "memory": False}
 BASE = {"time": math.log(0.06), "memory": math.log(0.04)}
 PRIOR, PRIOR_SD, SKEW_SD, SHIFT_SD, STACK_SD = 0.6, 0.3, 0.5, 0.1, 0.08

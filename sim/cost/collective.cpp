@@ -295,6 +295,23 @@ void CollectiveModel::apply(CollectiveOperation operation, double bytes,
   price.evidence = weaker(price.evidence, Evidence::kExtrapolated);
 }
 
+double CollectiveModel::sent_once(double bytes, std::int64_t copies) const {
+  if (copies <= 1) return bytes;
+  const NcclSystem& s = fabric_.system;
+  const double k = as_double(copies), nodes = as_double(s.nodes), n = ranks_;
+  const double local = n / nodes;  // ranks of a node
+  const double ports = s.nodes > 1 ? s.nic * s.nics : 1;
+  const auto reached = [&](double places) {
+    return places * (1 - std::pow(1 - 1 / places, k)) / k;
+  };
+  // As point_to_point (nccl.cpp) has it; a row is forwarded over the GPUs' links from the rank that
+  // it came to.
+  const double between = (nodes - 1) / nodes * local / ports;
+  const double all = std::max((local - 1) / n / s.link, between);
+  const double once = std::max(reached(n) * (local - 1) / local / s.link, reached(nodes) * between);
+  return all > 0 ? bytes * once / all : bytes;
+}
+
 CollectivePrice CollectiveModel::price(CollectiveOperation operation, double bytes) const {
   const NcclSystem& s = fabric_.system;
   const double ranks = ranks_;

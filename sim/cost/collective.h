@@ -83,6 +83,9 @@ class CollectiveModel {
                   const FabricCurve& curve, const std::vector<CollectiveSweep>& sweeps);
 
   CollectivePrice price(CollectiveOperation operation, double bytes) const;
+  // What an all-to-all that takes as long moves, where of `copies` rows of one token each node and
+  // rank gets one. Tokens choose ranks at random.
+  double sent_once(double bytes, std::int64_t copies) const;
   FabricTerm term(CollectiveOperation operation, double bytes) const;
   FabricKind kind() const { return fabric_.kind; }
   // The latent factor that its times are off by.

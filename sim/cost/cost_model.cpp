@@ -561,11 +561,12 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
     if (is_collective(work.kind) && models[work.communicator]) {
       const CollectiveModel& model = *models[work.communicator];
       const CollectiveOperation operation = operation_of(work);
-      const CollectivePrice p = with_gap(model.price(operation, as_double(work.bytes.count())),
-                                         gaps[work.communicator], operation);
+      const double bytes = model.sent_once(as_double(work.bytes.count()), work.copies);
+      const CollectivePrice p =
+          with_gap(model.price(operation, bytes), gaps[work.communicator], operation);
       seconds = last = p.seconds * scale(model.factor());
       use = used_by(links[work.communicator], model, operation, work.bytes, p.seconds);
-      evidence = weaker(evidence, p.evidence);
+      evidence = weaker(evidence, work.copies > 1 ? Evidence::kAssumed : p.evidence);
       if (calibration_.contention.memory > 0) {
         const Slowdown slowdown = slowdown_of(p, cluster_.gpu, calibration_.contention);
         takes = {excess(slowdown.compute), excess(slowdown.memory)};

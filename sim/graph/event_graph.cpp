@@ -125,6 +125,7 @@ std::string EventGraph::fingerprint() const {
     hash.add(static_cast<std::int64_t>(work.caller) << 52 | std::int64_t{work.to_neighbour} << 48 |
              static_cast<std::int64_t>(work.kind) << 32 | work.hooks << 16 | work.launches);
     hash.add(work.bytes.count());
+    if (work.copies > 1) hash.add(std::int64_t{work.copies});
     for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
       const Kernel& kernel = kernels[k];
       hash.add(static_cast<std::int64_t>(kernel.kind) << 16 |

@@ -110,6 +110,7 @@ struct Work {
   std::uint16_t launches = 0;  // kernels the host enqueues
   bool to_neighbour = false;   // all-to-all round a ring: all of it goes to one rank
   Caller caller = Caller::kRuntime;
+  std::uint16_t copies = 1;   // all-to-all of rows: LayerCollective::copies
   std::uint32_t tensors = 0;  // parameters that the host goes through one by one for it
   std::uint32_t kernels_begin = 0;
   std::uint32_t kernels_end = 0;

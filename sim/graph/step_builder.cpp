@@ -264,6 +264,7 @@ std::int32_t StepBuilder::add_work(EventKind kind, const UnitWork& cost, Flops f
   work.bytes = cost.bytes;
   work.to_neighbour = cost.to_neighbour;
   work.caller = cost.caller;
+  work.copies = cost.copies;
   work.flops = flops;
   FORESHARD_CHECK(graph_.works.size() < 65535, "more works than a row can name");
   graph_.works.push_back(work);
@@ -406,6 +407,7 @@ EventId StepBuilder::add_collective(const LayerCollective& collective, Bytes byt
   work.bytes = bytes;
   work.to_neighbour = collective.to_neighbour;
   work.caller = collective.dim == MeshDim::kTp ? Caller::kRedistribution : Caller::kFunctional;
+  work.copies = static_cast<std::uint16_t>(collective.copies);
   const EventKind kind = kind_of(collective.kind);
   return push(kind, stream, collective_work(kind, work), unit, -1);
 }
@@ -413,7 +415,7 @@ EventId StepBuilder::add_collective(const LayerCollective& collective, Bytes byt
 std::uint16_t StepBuilder::collective_work(EventKind kind, const UnitWork& work) {
   const auto [it, is_new] =
       collective_works_.try_emplace({kind, work.communicator, work.bytes.count(), pending_hooks_,
-                                     work.to_neighbour, work.caller});
+                                     work.to_neighbour, work.caller, work.copies});
   if (is_new) it->second = new_work(kind, work);
   return it->second;
 }

@@ -242,6 +242,7 @@ class StepBuilder {
     bool queues = true;         // false: a communicator of the unit's own, nothing queues on it
     bool to_neighbour = false;  // these as Work's
     Caller caller = Caller::kRuntime;
+    std::uint16_t copies = 1;
   };
   virtual ~StepBuilder() = default;
 
@@ -371,9 +372,11 @@ class StepBuilder {
   std::array<EventId, 256> communicator_tails_;
   std::uint8_t reduce_scatter_communicator_ = kShard;
   std::array<std::uint8_t, kMeshDims> communicator_of_dim_{};
-  // Works of add_collective, by kind, communicator, bytes, hooks, whether to a neighbour, caller.
-  std::map<std::tuple<EventKind, std::uint8_t, std::int64_t, std::int32_t, bool, Caller>,
-           std::uint16_t>
+  // Works of add_collective, by kind, communicator, bytes, hooks, whether to a neighbour, caller,
+  // copies.
+  std::map<
+      std::tuple<EventKind, std::uint8_t, std::int64_t, std::int32_t, bool, Caller, std::uint16_t>,
+      std::uint16_t>
       collective_works_;
   EventId host_reads_ = kNoEvent;         // a row whose results the next row's issue waits for
   EventId unawaited_compute_ = kNoEvent;  // CPU ranks: a compute row the host has not waited for

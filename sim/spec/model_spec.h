@@ -190,6 +190,9 @@ struct LayerCollective {
   bool maximum = false;   // all-reduce: of the greatest value, not of the sum
   // All-to-all: round a ring, all of it to one neighbour.
   bool to_neighbour = false;
+  // All-to-all of rows: how many of one token, of which each rank and each node gets one; 1: all of
+  // them travel.
+  std::int64_t copies = 1;
   bool beside = false;  // of Operation::gathers and reduces: its overlap is written as it is
   bool operator==(const LayerCollective&) const = default;
 };

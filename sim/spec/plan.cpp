@@ -64,6 +64,10 @@ const char* to_string(ContextParallel::Rotate rotate) {
   }
   return "?";
 }
+const char* to_string(ExpertParallel::Dispatcher dispatcher) {
+  return dispatcher == ExpertParallel::Dispatcher::kAllToAll ? "alltoall" : "deepep";
+}
+
 const char* to_string(ContextParallel::Balance balance) {
   return balance == ContextParallel::Balance::kHeadTail ? "headtail" : "none";
 }

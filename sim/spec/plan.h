@@ -97,8 +97,16 @@ struct ExpertParallel {
   // for which all others wait.
   double zipf = 0;
   std::vector<std::int64_t> counts;
+  // kAllToAll: a row for each expert that a token goes to. kDeepEp: a row goes once to each node
+  // and there once to each rank, whatever experts it is for (deepseek-ai/DeepEP; Megatron-Core's
+  // flex dispatcher with deepep or hybridep); what moves is priced so, all else is as with
+  // kAllToAll.
+  enum class Dispatcher : std::uint8_t { kAllToAll, kDeepEp };
+  Dispatcher dispatcher = Dispatcher::kAllToAll;
   bool operator==(const ExpertParallel&) const = default;
 };
+
+const char* to_string(ExpertParallel::Dispatcher dispatcher);
 
 // What stands around forward and backward in a step. kPlain: clipping, the optimizer, zero_grad.
 // kTorchtitan: zero_grad first, then the tokens of the step are counted over all samples and read

@@ -390,6 +390,9 @@ class Cutter {
     op.collective = {.kind = CollectiveKind::kAllToAll, .dim = MeshDim::kEp, .waits = waits};
     op.collective_backward = {
         .kind = CollectiveKind::kAllToAll, .dim = MeshDim::kEp, .waits = true};
+    if (plan_.expert_parallel.dispatcher == ExpertParallel::Dispatcher::kDeepEp) {
+      op.collective.copies = op.collective_backward.copies = routing_.per_token;
+    }
     // torchtitan's per-operation checkpointing keeps them, but for Qwen3's list.
     op.kept_by_selective = !old_.name.starts_with("qwen3");
     return op;
@@ -401,9 +404,8 @@ class Cutter {
   void dispatch(const Operation& first) {
     constexpr std::int64_t kAlignment = 8;
     // `first` may be a cast of the rows, in front of what the experts multiply.
-    const Operation& product =
-        *std::find_if(old_.operations.begin(), old_.operations.end(),
-                      [](const Operation& op) { return op.groups > 1; });
+    const Operation& product = *std::find_if(old_.operations.begin(), old_.operations.end(),
+                                             [](const Operation& op) { return op.groups > 1; });
     routing_ = {};
     routing_.open = true;
     routing_.part = first.part;
@@ -427,6 +429,7 @@ class Cutter {
     const Index came = fixed("rows_per_expert received", product.groups, ElementType::kInt64);
     const std::size_t entry = layer_.operations.size();
     Operation& exchange = route(counts, came, true);
+    exchange.collective.copies = 1;
     exchange.gradient = GradientRule::kNone;
     const bool keeps = exchange.kept_by_selective;
     Operation& sums =
@@ -495,7 +498,12 @@ class Cutter {
       weight.is_expert = true;
       weight.shape.front() = routing_.experts;
     }
-    if (op.groups > 1) op.groups = routing_.experts;
+    if (op.groups > 1) {
+      op.groups = routing_.experts;
+      // All rows that arrive here, whatever the tokens of this rank are.
+      op.rows = routing_.received;
+      op.split = plan_.batch.micro_batch * plan_.batch.sequence / plan_.mesh.cp;
+    }
     routing_.made = op.outputs.front();
     layer_.operations.push_back(std::move(op));
   }

@@ -20,6 +20,8 @@ constexpr std::array kBlockPlacements = {UnitPlacement::kOwn, UnitPlacement::kRo
 constexpr std::array kHeadPlacements = {UnitPlacement::kOwn, UnitPlacement::kRoot,
                                         UnitPlacement::kWithNorm, UnitPlacement::kNorm};
 constexpr std::array kMeshInners = {MeshInner::kShard, MeshInner::kReplicate};
+constexpr std::array kDispatchers = {ExpertParallel::Dispatcher::kAllToAll,
+                                     ExpertParallel::Dispatcher::kDeepEp};
 constexpr std::array kRotates = {ContextParallel::Rotate::kAllGather,
                                  ContextParallel::Rotate::kAllToAll,
                                  ContextParallel::Rotate::kUlysses};
@@ -166,6 +168,10 @@ constexpr PlanKey kKeys[] = {
                      "forecast is that of the rank whose experts receive most, for which the "
                      "others wait.",
                      .quiet = true),
+    FORESHARD_WORD("expert_parallel.dispatcher", expert_parallel.dispatcher, kDispatchers,
+                   "How rows travel: a row for each expert, or once to each node and there once to "
+                   "each rank, as DeepEP and HybridEP do (a price; memory is as with alltoall).",
+                   .quiet = true),
     FORESHARD_KEY("expert_parallel.counts", kRows, d.plan.expert_parallel.counts = read_rows(n),
                   Json(p.expert_parallel.counts),
                   "Rows of each expert, as counted: experts are chosen in proportion to them.",

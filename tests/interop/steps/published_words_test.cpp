@@ -115,6 +115,34 @@ TEST(PublishedWords, MegatronsDistributedOptimizerOverAxesIsRuntimeMegatron) {
   EXPECT_TRUE(plan.megatron.overlap_grad_reduce);
 }
 
+// What a table of measured variants says besides: a proxy of fewer layers, a model of its own, how
+// rows travel, what is reduced in, racks of which some GPUs are left alone.
+TEST(PublishedWords, MoreColumnsSayMore) {
+  const std::string header =
+      "id,model,layers,arch,d_model,heads,kv_heads,d_ff,vocabulary,tied,gpu,n_gpus,seq,"
+      "micro_batch,global_batch,tp,cp,pp,ep,sequence_parallel,dispatcher,overlap,recompute,dtype,"
+      "compile,runtime,step_s\n";
+  const std::string megatron = "\"Megatron-LM (DDP, distributed optimizer)\",1\n";
+  const CsvTable more(header + "A-1,Grok-1,2,,,,,,,,H100,16,4096,1,64,4,1,1,2,,deepep,no,none," +
+                          "\"bf16 (fp32 stored, bf16 reduce)\",no," + megatron +
+                          "A-2,ours,12,gpt,1536,16,16,6144,50304,no,H100,8,1024,1,8,2,1,1,1,no,,," +
+                          "none,fp16,no," + megatron +
+                          "A-3,Qwen3 30B A3B,,,,,,,,,GB200 (4/host),128,4096,1,128,1,1,1,8,,,," +
+                          "none,bf16,no," + megatron,
+                      "more.csv");
+  ASSERT_TRUE(is_training_table(more));
+  const std::vector<TrainingRow> rows = read_training_rows(more);
+  const TrainingJob proxy = training_job(rows[0]), own = training_job(rows[1]);
+  EXPECT_EQ(proxy.model.order.size(), 2U + 4U);  // with the embedding, norm, head and loss
+  EXPECT_EQ(proxy.resolved.plan.expert_parallel.dispatcher, ExpertParallel::Dispatcher::kDeepEp);
+  EXPECT_EQ(proxy.resolved.plan.reduce_dtype, DType::kBf16);
+  EXPECT_FALSE(proxy.resolved.plan.megatron.overlap_grad_reduce);
+  EXPECT_EQ(own.model.hidden, 1536);
+  EXPECT_FALSE(own.model.tied_embeddings);
+  EXPECT_FALSE(own.resolved.plan.tensor_parallel.sequence);
+  EXPECT_EQ(training_job(rows[2]).cluster.node.gpus, 64);
+}
+
 TEST(PublishedWords, ANumberThatIsNoneIsAProblemWithItsPlace) {
   std::string text = kTitan;
   text.replace(text.find(",4096,"), 6, ",4k,");

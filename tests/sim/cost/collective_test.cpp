@@ -53,6 +53,18 @@ TEST(CollectiveModel, AnAllToAllBetweenNodesIsBoundByEachGpusOwnPort) {
   EXPECT_GT(ten.price(Op::kAllGather, bytes).busbw, 5 * ten.price(Op::kAllToAll, bytes).busbw);
 }
 
+// Eight rows of a token, which choose ranks at random. Of eight ranks of one node 8 (1 - (7/8)^8) =
+// 5.251 get one; of two nodes 2 (1 - 1/2^8) = 1.992 do, so that the ports, which bind, carry a
+// quarter.
+TEST(CollectiveModel, RowsThatTravelOnceMoveLess) {
+  const CollectiveModel one = model_of({});
+  EXPECT_DOUBLE_EQ(one.sent_once(1e6, 1), 1e6);
+  EXPECT_NEAR(one.sent_once(8e6, 8), 5.251e6, 1e3);
+  const CollectiveModel two(h100(2), {}, {}, {});
+  EXPECT_NEAR(two.sent_once(8e6, 8), 1.992e6, 1e3);
+  EXPECT_LT(CollectiveModel(h100(8), {}, {}, {}).sent_once(8e6, 8), 8e6);
+}
+
 TEST(CollectiveModel, TheFormByHand) {
   // A ring of 8, Simple, 256 MiB: L = 32.2 us, S / B = 268435456 / 411.43e3 = 652.4 us.
   FabricCurve curve;

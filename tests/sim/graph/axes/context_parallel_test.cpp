@@ -6,6 +6,9 @@
 #include <numeric>
 #include <vector>
 
+#include "models/families.h"
+#include "models/layers/variants.h"
+#include "models/model_dims.h"
 #include "sim/graph/axes/received_rows.h"
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_profile.h"
@@ -116,6 +119,87 @@ TEST(ContextParallel, MegatronsRingIsNarrower) {
   EXPECT_EQ(torch.count, megatron.count);
   const std::int64_t keys = 2 * (512 / 4) * 256 * 2;
   EXPECT_EQ(torch.bytes - megatron.bytes, 4 * keys);
+}
+
+double expert_flops(const EventGraph& graph) {
+  double sum = 0;
+  for (const Row& row : graph.rows) {
+    const Work& work = graph.works[row.work];
+    for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
+      if (graph.kernels[k].groups > 1) sum += graph.kernels[k].flops.count();
+    }
+  }
+  return sum;
+}
+
+ModelSpec tiny_mixture() {
+  ModelDims dims = family_dims("qwen3_moe").value();
+  dims.name = "tiny mixture";
+  dims.layers = 2;
+  dims.hidden = 256;
+  dims.heads = dims.kv_heads = 4;
+  dims.head_dim = 64;
+  dims.ffn = 512;
+  dims.vocabulary = 512;
+  dims.max_positions = 512;
+  dims.moe.experts = 16;
+  dims.moe.top_k = 4;
+  dims.moe.ffn = 128;
+  return build_model(dims, Stack::kEager);
+}
+
+// Ranks share their experts' products evenly: of all ranks together they are what one rank computes
+// alone for each rank's tokens, which the ranks of tp share.
+TEST(ExpertParallel, RanksShareTheProductsOfTheExperts) {
+  const ModelSpec model = tiny_mixture();
+  for (const RuntimeKind kind : {RuntimeKind::kFsdp2, RuntimeKind::kMegatron}) {
+    Plan plan = cp_plan(kind, kind == RuntimeKind::kFsdp2 ? "2.11" : "0.20", Rotate::kAllGather);
+    plan.mesh = {8, 1};
+    const double alone = expert_flops(build_training_step(model, plan));
+    ASSERT_GT(alone, 0);
+    plan.mesh.ep = 4;
+    EXPECT_NEAR(expert_flops(build_training_step(model, plan)) / alone, 1, 1e-9);
+    plan.mesh.shard = 4;
+    plan.mesh.tp = 2;
+    EXPECT_NEAR(expert_flops(build_training_step(model, plan)) / (alone / 2), 1, 1e-9);
+    // A rank that receives all that goes to it from every other one has as much more to do.
+    plan.expert_parallel.zipf = 1.5;
+    EXPECT_GT(expert_flops(build_training_step(model, plan)), 1.2 * alone / 2);
+  }
+}
+
+// What travels once says so in its row; counts do not.
+TEST(ExpertParallel, ADispatcherThatSendsOnceSaysOfHowManyRows) {
+  Plan plan = cp_plan(RuntimeKind::kMegatron, "0.20", Rotate::kAllGather);
+  plan.mesh = {8, 1};
+  plan.mesh.ep = 4;
+  const EventGraph rows = build_training_step(tiny_mixture(), plan);
+  plan.expert_parallel.dispatcher = ExpertParallel::Dispatcher::kDeepEp;
+  const EventGraph once = build_training_step(tiny_mixture(), plan);
+  ASSERT_EQ(rows.rows.size(), once.rows.size());
+  std::int64_t told = 0;
+  for (std::size_t i = 0; i < rows.rows.size(); ++i) {
+    const Work& work = once.works[once.rows[i].work];
+    EXPECT_EQ(rows.works[rows.rows[i].work].copies, 1);
+    EXPECT_EQ(rows.works[rows.rows[i].work].bytes, work.bytes);
+    if (work.copies == 1) continue;
+    EXPECT_EQ(work.kind, EventKind::kAllToAll);
+    EXPECT_EQ(work.copies, 4);
+    ++told;
+  }
+  EXPECT_EQ(told, 2 * 4);  // of each block there and back, forward and backward
+  EXPECT_NE(rows.fingerprint(), once.fingerprint());
+}
+
+// kernels.residual: fp32 puts a cast in front of the experts.
+TEST(ExpertParallel, ACastInFrontOfTheExpertsIsDispatchedWithThem) {
+  Plan plan = cp_plan(RuntimeKind::kFsdp2, "2.15", Rotate::kAllGather);
+  plan.mesh = {8, 1};
+  plan.kernels.residual = ModuleKernels::Residual::kFp32;
+  const ModelSpec model = with_variants(tiny_mixture(), plan);
+  const double alone = expert_flops(build_training_step(model, plan));
+  plan.mesh.ep = 4;
+  EXPECT_NEAR(expert_flops(build_training_step(model, plan)) / alone, 1, 1e-9);
 }
 
 TEST(ReceivedRows, TheFullestRankDecides) {
