@@ -575,7 +575,8 @@ class Tree {
         add_verb("schema", "The JSON Schema of a kind of file", "schema plan", run_schema, o);
     choice(verb->add_option("kind", o->name, "Which")->required(),
            "plan|cluster|model|report|explain|compare|page|search|recommend|scale|calibrate|export|"
-           "import|launch|validation|accuracy|diagnosis|questions|forecasts|conformance|models|"
+           "import|launch|validation|collectives|accuracy|diagnosis|questions|forecasts|"
+           "conformance|models|"
            "machines|doctor");
   }
 

@@ -7,6 +7,7 @@
 
 #include "interop/traces/trace_files.h"
 #include "reports/view/layout.h"
+#include "sim/base/unit_strings.h"
 
 namespace foreshard {
 
@@ -27,6 +28,39 @@ MeasuredJob joined(const Forecast& forecast, const std::vector<FsdpTrace>& trace
 MeasuredJob read_recording(const std::string& path, const Forecast& forecast) {
   return is_traced(path) ? joined(forecast, read_job_traces(path))
                          : MeasuredJob{read_run_folder(path), std::nullopt};
+}
+
+std::string listed_text(const ListedJoin& join) {
+  std::string text;
+  for (const std::string& sentence : join.differences) {
+    for (const std::string& line : wrapped("- " + sentence, kTextWidth, 2)) text += line + "\n";
+  }
+  if (join.differences.empty()) {
+    text += fmt::format("the {} collectives of a step are the plan's, in order, groups and bytes\n",
+                        join.run.collectives.size());
+  }
+  if (join.run.peak_allocated > Bytes()) {
+    text += fmt::format("peak of allocated memory: forecast {}, measured {} ({:+.2f} %)\n",
+                        format_bytes(join.forecast_peak), format_bytes(join.run.peak_allocated),
+                        100 * join.memory_error);
+  } else {
+    text += "memory was not recorded: ranks on a host\n";
+  }
+  return text + "times are not compared: collectives inside layers are not read from traces\n";
+}
+
+Json to_json(const ListedJoin& join) {
+  Json memory;
+  if (join.run.peak_allocated > Bytes()) {
+    memory = {{"predicted_bytes", join.forecast_peak.count()},
+              {"measured_bytes", join.run.peak_allocated.count()},
+              {"error", join.memory_error}};
+  }
+  return {{"passed", join.passed},
+          {"rank", join.run.rank},
+          {"collectives",
+           {{"compared", join.run.collectives.size()}, {"differences", join.differences}}},
+          {"memory", memory}};
 }
 
 std::string trace_text(const TraceJoin& join) {

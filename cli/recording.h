@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "interop/traces/fsdp2_steps.h"
+#include "interop/traces/listed_run.h"
 #include "interop/traces/trace_join.h"
 #include "sim/base/json.h"
 
@@ -24,6 +25,10 @@ MeasuredJob joined(const Forecast& forecast, const std::vector<FsdpTrace>& trace
 
 // Throws Error(kInvalidInput) as read_run_folder, read_job_traces and join_traces.
 MeasuredJob read_recording(const std::string& path, const Forecast& forecast);
+
+// Over axes: what differs, and the peak. The JSON is of schema foreshard.collectives/1.
+std::string listed_text(const ListedJoin& join);
+Json to_json(const ListedJoin& join);
 
 // What could not be joined, and which module is which unit.
 std::string trace_text(const TraceJoin& join);

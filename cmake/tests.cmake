@@ -167,5 +167,5 @@ if(TARGET foreshard AND Python3_Interpreter_FOUND)
            COMMAND "${Python3_EXECUTABLE}" tests/export/check.py "${FORESHARD_BIN_DIR}/foreshard"
                    --script --skip
            WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
-  set_tests_properties(ExportedScript.RunsAsForecast PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 900)
+  set_tests_properties(ExportedScript.RunsAsForecast PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 1800)
 endif()

@@ -68,11 +68,10 @@ Exported export_nearest(const Job& job, const char* runtime,
 Exported exported(const ExportOptions& options, const Job& job) {
   const Plan& plan = job.resolved.plan;
   const ExportJob as_it_is{plan, job.model, job.cluster};
-  const bool cuts_layers_alone = plan.mesh.cp == 1 && plan.mesh.ep == 1 && options.to == "fsdp2";
-  if (!plan.mesh.is_plain() && !cuts_layers_alone && options.to != "torchtitan") {
+  if (!plan.mesh.is_plain() && options.to != "fsdp2" && options.to != "torchtitan") {
     throw Error(ExitCode::kMissingCapability,
-                fmt::format("export --to {}: unsupported: mesh.cp and mesh.ep are written for "
-                            "torchtitan alone, mesh.tp for fsdp2, too; nearest: --to torchtitan",
+                fmt::format("export --to {}: unsupported: mesh.tp, mesh.cp and mesh.ep are written "
+                            "for torchtitan and fsdp2 alone; nearest: --to torchtitan",
                             options.to));
   }
   if (options.to == "fsdp2") return export_script(job);

@@ -61,6 +61,19 @@ void remember(const HistoryRow& row) {
   }
 }
 
+// Over axes a recording says what a step issued and held, not when.
+ExitCode validate_listed(const ValidateOptions& options, const Forecast& made) {
+  const std::string run = options.run.empty() ? options.trace : options.run;
+  const ListedJoin join =
+      join_listed(made, read_listed_run(run, made.plan.rank), options.max_memory_error);
+  if (options.output.form == Form::kJson) {
+    write_answer(document("foreshard.collectives/1", to_json(join)));
+  } else {
+    write_text(listed_text(join));
+  }
+  return join.passed ? ExitCode::kOk : ExitCode::kOutsideTolerance;
+}
+
 }  // namespace
 
 ExitCode run_validate(const ValidateOptions& options) {
@@ -74,6 +87,7 @@ ExitCode run_validate(const ValidateOptions& options) {
   const std::string run = options.run.empty() ? options.trace : options.run;
   const CostModel costs = cost_model(job);
   Forecast made = forecast(job.model, job.resolved.plan, costs);
+  if (is_traced(run) && !job.resolved.plan.mesh.is_plain()) return validate_listed(options, made);
   const MeasuredJob recording = read_recording(run, made);
   const RunRecord& record = recording.record;
   if (made.graph.fingerprint() != record.fingerprint) {

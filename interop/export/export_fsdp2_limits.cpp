@@ -15,7 +15,7 @@ void refuse_script(std::string_view key, const std::string& what, const std::str
 }
 
 void check_script_can(const Plan& plan, const ModelDims& dims) {
-  check_can_be_cut(plan, dims);
+  check_script_axes(plan, dims);
   if (plan.runtime.kind != RuntimeKind::kFsdp2) {
     refuse_script("runtime", fmt::format("{} is not FSDP2", to_string(plan.runtime.kind)),
                   "runtime: fsdp2");
@@ -79,10 +79,18 @@ ImportLedger script_ledger(const Plan& plan, const ModelDims& dims) {
     ledger.unsupported(fmt::format("collectives.kernels: {}", to_string(plan.collectives.kernels)),
                        "NCCL chooses; NCCL_CTA_POLICY and windows are the launcher's");
   }
+  if (plan.step_frame != StepFrame::kPlain) {
+    ledger.unsupported(fmt::format("step_frame: {}", to_string(plan.step_frame)),
+                       "a step counts no tokens and logs nothing");
+  }
   if (plan.evaluation.every) ledger.ignored("evaluation.every", "the script only trains");
-  if (plan.mesh.tp > 1) {
-    ledger.unsupported("validate --run over mesh.tp",
-                       "DIR/rank-0.timed.json has the collectives, as foreshard schedule has");
+  if (!plan.mesh.is_plain()) {
+    ledger.unsupported("times in validate --run",
+                       "over axes it compares collectives and memory (DIR/rank-0.timed.json)");
+  }
+  const ExpertParallel& rows = plan.expert_parallel;
+  if (!rows.sent.empty() || !rows.counts.empty() || rows.zipf != 0) {
+    ledger.unsupported("expert_parallel", "routers say where rows go, or --balanced");
   }
   ledger.ignored("rank", "every rank runs the script");
   ledger.ignored("cluster", "the ranks are the launcher's: foreshard export --to launch");

@@ -8,13 +8,12 @@
 #include <vector>
 
 #include "interop/export/export_fsdp2.h"
+#include "interop/export/export_fsdp2_parts.h"
 #include "models/parameter_names.h"
 #include "sim/base/error.h"
 
 namespace foreshard {
 namespace {
-
-std::string text(std::string_view view) { return std::string(view); }
 
 // Lines of a constructor: `self.a.b = ...`, containers first.
 class Constructor {
@@ -43,10 +42,7 @@ class ModelWriter {
   ModelWriter(const ModelDims& dims, const Plan& plan)
       : dims_(dims), plan_(plan), names_(parameter_names(dims)) {}
 
-  std::string write() {
-    return norm_classes() + rotary_functions() + attention_function() + conv1d_class() +
-           expert_class() + block_class() + model_class();
-  }
+  std::string write() { return python_functions(dims_, plan_) + block_class() + model_class(); }
 
  private:
   bool is_gated() const {
@@ -59,6 +55,11 @@ class ModelWriter {
     return false;
   }
   bool is_rotary() const { return dims_.positions == Positions::kRotary; }
+  bool shares_sequences() const { return plan_.mesh.cp > 1; }
+  // Rows of the whole table, gathered in each block; else the table is of the rank's positions.
+  bool gathers_rows() const {
+    return shares_sequences() && is_rotary() && plan_.kernels.rope == ModuleKernels::Rope::kComplex;
+  }
 
   std::string norm(const std::string& size) const {
     if (dims_.norm == NormKind::kRms) return fmt::format("RMSNorm({})", size);
@@ -69,235 +70,6 @@ class ModelWriter {
   std::string linear(const std::string& in, const std::string& out, bool bias) const {
     if (dims_.conv1d) return fmt::format("Conv1D({}, {})", in, out);
     return fmt::format("nn.Linear({}, {}{})", in, out, bias ? "" : ", bias=False");
-  }
-
-  std::string norm_classes() const {
-    std::string result;
-    const bool fp32 = plan_.kernels.norm == ModuleKernels::Norm::kFp32;
-    if (dims_.norm == NormKind::kRms || dims_.qk_norm != HeadNorm::kNone) {
-      const std::string weight =
-          dims_.embedding_scale ? "(1 + self.weight)" : "self.weight";  // Gemma's
-      std::string body;
-      if (plan_.kernels.norm == ModuleKernels::Norm::kEager) {
-        body = fmt::format(R"(        y = x.float()
-        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + EPSILON)
-        return {} * y.type_as(x)
-)",
-                           weight);
-      } else if (fp32) {
-        body = fmt::format(
-            "        y = F.rms_norm(x.float(), self.weight.shape, {}.float(), EPSILON)\n"
-            "        return y.type_as(x)\n",
-            weight);
-      } else {
-        body =
-            fmt::format("        return F.rms_norm(x, self.weight.shape, {}, EPSILON)\n", weight);
-      }
-      result += R"(
-
-class RMSNorm(nn.Module):
-    def __init__(self, size):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-
-    def forward(self, x):
-)" + body;
-    }
-    if (dims_.norm != NormKind::kRms && fp32) {
-      const bool bias = dims_.norm == NormKind::kLayer;
-      result += fmt::format(R"(
-
-class LayerNorm(nn.LayerNorm):
-    def __init__(self, size):
-        super().__init__(size, eps=EPSILON, bias={0})
-
-    def forward(self, x):
-        y = F.layer_norm(x.float(), self.normalized_shape, self.weight.float(), {1}, EPSILON)
-        return y.type_as(x)
-)",
-                            bias ? "True" : "False", bias ? "self.bias.float()" : "None");
-    }
-    return result;
-  }
-
-  // Rope scaling as RopeScaling (sim/spec/model_spec.h) has it.
-  std::string rescaled_frequencies() const {
-    const RopeScaling& scaling = dims_.numerics.rope_scaling;
-    if (scaling.kind == RopeScaling::Kind::kLinear) return "    frequencies /= ROPE_FACTOR\n";
-    if (scaling.kind != RopeScaling::Kind::kLlama3) return "";
-    return R"(    # Of Llama 3.1: what turns less than ROPE_LOW times in ROPE_POSITIONS is slowed by ROPE_FACTOR.
-    turns = ROPE_POSITIONS * frequencies / (2 * torch.pi)
-    kept = ((turns - ROPE_LOW) / (ROPE_HIGH - ROPE_LOW)).clamp(0, 1)
-    frequencies *= kept + (1 - kept) / ROPE_FACTOR
-)";
-  }
-
-  std::string rotary_functions() const {
-    if (dims_.positions == Positions::kAlibi) {
-      return R"(
-
-def position_bias(tokens, dtype):
-    """ALiBi: a slope per head, times how far back a key lies; a causal mask is in it."""
-    slopes = 2 ** (-8 * torch.arange(1, HEADS + 1, device=tokens.device) / HEADS)
-    positions = torch.arange(SEQUENCE // DOCUMENTS, device=tokens.device)
-    distance = positions[None, :] - positions[:, None]
-    bias = slopes[:, None, None] * distance
-    return bias.masked_fill(distance > 0, float("-inf")).to(dtype)
-)";
-    }
-    if (!is_rotary()) return "";
-    std::string result = R"(
-
-def angles(tokens):
-    """What every pair of elements of a head turns by, [positions, pairs]."""
-    positions = torch.arange(SEQUENCE, device=tokens.device) % (SEQUENCE // DOCUMENTS)
-    pairs = torch.arange(0, ROTARY, 2, device=tokens.device).float()
-    frequencies = ROPE_THETA ** (-pairs / ROTARY)
-)" + rescaled_frequencies() +
-                         "    return torch.outer(positions.float(), frequencies)\n";
-    const bool complex = plan_.kernels.rope == ModuleKernels::Rope::kComplex;
-    if (complex) {
-      result += R"(
-
-def rotary_table(tokens, dtype):
-    turn = angles(tokens)
-    return torch.polar(torch.ones_like(turn), turn)
-
-
-def rotate(x, table):  # x: [batch, positions, heads, elements]
-    y = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2)) * table[None, :, None]
-    return torch.view_as_real(y).flatten(3).type_as(x)
-)";
-    } else {
-      result += R"(
-
-def rotary_table(tokens, dtype):
-    turn = torch.cat([angles(tokens)] * 2, dim=-1)
-    return torch.stack([turn.cos(), turn.sin()]).to(dtype)
-
-
-def rotate(x, table):  # x: [batch, positions, heads, elements]
-    cos, sin = table[:, None, :, None]
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-second, first], dim=-1) * sin
-)";
-    }
-    if (dims_.rotary_dim > 0 && dims_.rotary_dim != dims_.head_dim) {
-      result += R"(
-
-def rotate_part(x, table):
-    return torch.cat([rotate(x[..., :ROTARY], table), x[..., ROTARY:]], dim=-1)
-)";
-    }
-    return result;
-  }
-
-  std::string attention_function() const {
-    const bool alibi = dims_.positions == Positions::kAlibi;
-    const bool grouped = dims_.kv_heads != dims_.heads;
-    std::string result = R"(
-
-def attend(q, k, v)" + text(alibi ? ", bias" : "") +
-                         R"():  # [batch, positions, heads, elements]; causal
-)";
-    if (plan_.batch.documents > 1) {
-      result +=
-          R"(    q, k, v = (t.reshape(-1, SEQUENCE // DOCUMENTS, *t.shape[2:]) for t in (q, k, v))
-)";
-    }
-    std::string options = alibi ? "attn_mask=bias" : "is_causal=True";
-    result += "    q, k, v = (t.transpose(1, 2) for t in (q, k, v))\n";
-    if (grouped) {
-      // The memory-efficient kernel takes no groups.
-      const bool repeats = plan_.attention == AttentionKernel::kEfficient || alibi;
-      if (repeats) {
-        result += "    k, v = (t.repeat_interleave(HEADS // KV_HEADS, dim=1) for t in (k, v))\n";
-      } else {
-        result += R"(    groups = {"enable_gqa": True}
-    if VERSION < (2, 5):
-        k, v = (t.repeat_interleave(HEADS // KV_HEADS, dim=1) for t in (k, v))
-        groups = {}
-)";
-        options += ", **groups";
-      }
-    }
-    const char* backend = nullptr;
-    if (plan_.attention == AttentionKernel::kCudnn) backend = "CUDNN_ATTENTION";
-    if (plan_.attention == AttentionKernel::kEfficient) backend = "EFFICIENT_ATTENTION";
-    if (plan_.attention == AttentionKernel::kMath) backend = "MATH";
-    std::string indent = "    ";
-    if (backend != nullptr) {
-      result += fmt::format(R"(    kernel = contextlib.nullcontext()
-    if q.is_cuda:
-        kernel = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.{})
-    with kernel:
-)",
-                            backend);
-      indent += "    ";
-    }
-    result += fmt::format("{}y = F.scaled_dot_product_attention(q, k, v, {})\n", indent, options);
-    result +=
-        fmt::format("    return y.transpose(1, 2).reshape(-1, SEQUENCE, HEADS * HEAD_DIM{})\n",
-                    plan_.mesh.tp > 1 ? " // TP" : "");
-    return result;
-  }
-
-  std::string conv1d_class() const {
-    if (!dims_.conv1d) return "";
-    return R"(
-
-class Conv1D(nn.Module):
-    """A linear layer whose weight is stored [in, out], as in Hugging Face's GPT-2."""
-
-    def __init__(self, size_in, size_out):
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(size_in, size_out))
-        self.bias = nn.Parameter(torch.zeros(size_out))
-
-    def forward(self, x):
-        y = torch.addmm(self.bias, x.reshape(-1, x.shape[-1]), self.weight)
-        return y.reshape(*x.shape[:-1], -1)
-)";
-  }
-
-  std::string expert_class() const {
-    if (dims_.moe.experts == 0) return "";
-    const auto gate = names_.expert_gate, up = names_.expert_up, down = names_.expert_down;
-    std::string result = fmt::format(R"(
-
-class Experts(nn.Module):
-    """All experts of a block; each runs the rows that were sent to it."""
-
-    def __init__(self):
-        super().__init__()
-        self.{0} = nn.Parameter(torch.empty(EXPERTS, EXPERT_FFN, HIDDEN))
-        self.{1} = nn.Parameter(torch.empty(EXPERTS, EXPERT_FFN, HIDDEN))
-        self.{2} = nn.Parameter(torch.empty(EXPERTS, HIDDEN, EXPERT_FFN))
-
-    def forward(self, rows, counts):
-)",
-                                     gate, up, down);
-    if (plan_.experts == ExpertKernels::kGrouped) {
-      result += fmt::format(
-          R"(        if rows.is_cuda and rows.dtype == torch.bfloat16 and hasattr(torch, "_grouped_mm"):
-            ends = counts.cumsum(0).to(torch.int32)
-
-            def product(x, weight):
-                return torch._grouped_mm(x, weight.transpose(-2, -1), offs=ends)
-
-            y = F.silu(product(rows, self.{0})) * product(rows, self.{1})
-            return product(y, self.{2})
-)",
-          gate, up, down);
-    }
-    result += fmt::format(R"(        results = []
-        weights = zip(self.{0}.unbind(), self.{1}.unbind(), self.{2}.unbind())
-        for x, (gate, up, down) in zip(rows.split(counts.tolist()), weights):
-            results.append(F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down))
-        return torch.cat(results)
-)",
-                          gate, up, down);
-    return result;
   }
 
   void add_attention(Constructor& init) const {
@@ -384,6 +156,7 @@ class Block(nn.Module):
   // The further argument of a block: the rotary table or ALiBi's bias.
   std::string extra() const {
     if (dims_.positions == Positions::kLearned) return "";
+    if (gathers_rows()) return ", table, positions";
     return is_rotary() ? ", table" : ", bias";
   }
 
@@ -435,6 +208,7 @@ class Block(nn.Module):
       result +=
           fmt::format("        q, k = self.{}(q), self.{}(k)\n", names_.q_norm, names_.k_norm);
     }
+    if (gathers_rows()) result += "        table = table[positions]\n";
     if (is_rotary()) {
       const bool part = dims_.rotary_dim > 0 && dims_.rotary_dim != dims_.head_dim;
       result += fmt::format("        q, k = {0}(q, table), {0}(k, table)\n",
@@ -485,11 +259,17 @@ class Block(nn.Module):
       result += "\n    def _route(self, x):\n";
     }
     const Experts& moe = dims_.moe;
-    std::string scores = "        scores = ";
-    scores += moe.sigmoid ? fmt::format("self.{}(x).float().sigmoid()\n", names_.router)
-                          : fmt::format("self.{}(x).float().softmax(dim=-1)\n", names_.router);
-    result += "        shape, x = x.shape, x.reshape(-1, HIDDEN)\n" + scores +
-              "        scores, chosen = scores.topk(TOP_K, dim=-1)\n";
+    result += fmt::format(R"(        shape, x = x.shape, x.reshape(-1, HIDDEN)
+        every = self.{}(x).float().{}
+        scores, chosen = every.topk(TOP_K, dim=-1)
+)",
+                          names_.router, moe.sigmoid ? "sigmoid()" : "softmax(dim=-1)");
+    if (plan_.mesh.ep > 1) {
+      result += R"(        if BALANCED:
+            chosen = torch.arange(chosen.numel(), device=x.device).view_as(chosen) % EXPERTS
+            scores = every.gather(1, chosen)
+)";
+    }
     if (moe.normalized) result += "        scores = scores / scores.sum(dim=-1, keepdim=True)\n";
     result += fmt::format(R"(        chosen, scores = chosen.flatten(), scores.flatten()
         order = chosen.argsort(stable=True)
@@ -525,27 +305,28 @@ class Block(nn.Module):
       init.line(fmt::format("self.{}.weight = self.{}.weight", names_.head, names_.embedding));
     if (!learned) init.line("self.table = None");
     std::string forward = fmt::format("        x = self.{}(tokens)\n", names_.embedding);
+    const std::string all =
+        "torch.arange(SEQUENCE, device=tokens.device) % (SEQUENCE // DOCUMENTS)";
     if (learned) {
+      if (!shares_sequences()) forward += fmt::format("        positions = {}\n", all);
       forward += fmt::format(
-          R"(        places = torch.arange(SEQUENCE, device=tokens.device) % (SEQUENCE // DOCUMENTS)
-        x = x + self.{}(places{})
-)",
-          names_.positions,
+          "        x = x + self.{}(positions{})\n", names_.positions,
           dims_.position_rows > dims_.max_positions ? " + (POSITION_ROWS - POSITIONS)" : "");
     }
     if (dims_.embedding_scale) forward += "        x = x * HIDDEN**0.5\n";
     if (dims_.embedding_norm) {
       forward += fmt::format("        x = self.{}(x)\n", names_.embedding_norm);
     }
-    std::string more;
-    if (!learned) {
-      const char* make = is_rotary() ? "rotary_table" : "position_bias";
-      forward += fmt::format(R"(        if self.table is None:
-            self.table = {}(tokens, x.dtype)
-)",
-                             make);
-      more = ", self.table";
+    if (!learned) forward += "        if self.table is None:\n";
+    if (is_rotary()) {
+      const bool own = shares_sequences() && !gathers_rows();
+      forward += fmt::format("            places = {}\n", own ? "positions[0]" : all);
+      forward += "            self.table = rotary_table(places, x.dtype)\n";
+    } else if (!learned) {
+      forward += "            self.table = position_bias(tokens, x.dtype)\n";
     }
+    std::string more = learned ? "" : ", self.table";
+    if (gathers_rows()) more += ", positions";
     forward += fmt::format(R"(        for block in self.{}:
             x = block(x{})
 )",
@@ -564,9 +345,9 @@ class Model(nn.Module):
     def __init__(self):
         super().__init__()
 {}
-    def forward(self, tokens):
+    def forward(self, tokens{}):
 {})",
-                       dims_.family, init.text(), forward);
+                       dims_.family, init.text(), shares_sequences() ? ", positions" : "", forward);
   }
 
   const ModelDims& dims_;

@@ -47,6 +47,16 @@ std::string optimizer(const Plan& plan) {
                            o.learning_rate > 0 ? o.min_learning_rate / o.learning_rate : 0.0);
     schedule = "    import math\n" + schedule;
   }
+  // foreach takes tensors of one mesh.
+  const bool spread = plan.mesh.ep > 1;
+  std::string split, experts;
+  if (spread) {
+    split = R"(    experts = [p for module in experts_of(model) for p in module.parameters()]
+    others = [p for p in trained if all(p is not q for q in experts)]
+)";
+    experts =
+        fmt::format("        {{\"params\": experts, \"weight_decay\": {}}},\n", o.weight_decay);
+  }
   return fmt::format(R"(
 
 # ---- one step ----
@@ -54,19 +64,19 @@ std::string optimizer(const Plan& plan) {
 
 def optimizer_of(model):
     trained = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {{"params": [p for p in trained if p.ndim > 1], "weight_decay": {}}},
-        {{"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0}},
-    ]
+{3}    groups = [
+        {{"params": [p for p in {4} if p.ndim > 1], "weight_decay": {0}}},
+        {{"params": [p for p in {4} if p.ndim < 2], "weight_decay": 0.0}},
+{5}    ]
     groups = [group for group in groups if group["params"]]
-    optimizer = {}
-{}    return optimizer, scheduler
+    optimizer = {1}
+{2}    return optimizer, scheduler
 
 
 def tokens():
     return torch.randint(VOCABULARY, (MICRO_BATCH, SEQUENCE), device=DEVICE)
 )",
-                     o.weight_decay, made, schedule);
+                     o.weight_decay, made, schedule, split, spread ? "others" : "trained", experts);
 }
 
 std::string loss_function(const Plan& plan) {
@@ -124,21 +134,24 @@ std::string python_step(const Plan& plan) {
     before += "        model.set_is_last_backward(last)\n";
   }
   if (!before.empty()) before = "        last = micro == ACCUMULATION - 1\n" + before;
+  const bool shares_sequences = plan.mesh.cp > 1;
   std::string text = optimizer(plan) + loss_function(plan);
   text += "\n\ndef train_step(model, optimizer, scheduler):\n";
   if (plan.evaluation.in_step) {
-    text += "    with torch.no_grad():\n        model(tokens())\n";
+    text += "    with torch.no_grad():\n";
+    text += shares_sequences ? "        model(*own_part(tokens()))\n" : "        model(tokens())\n";
   }
   const bool accumulates = plan.batch.accumulation > 1;
   text +=
       fmt::format("    for {} in range(ACCUMULATION):\n{}", before.empty() ? "_" : "micro", before);
-  text += "        inputs, labels = tokens(), tokens()\n";
+  text += shares_sequences ? "        inputs, positions, labels = own_part(tokens(), tokens())\n"
+                           : "        inputs, labels = tokens(), tokens()\n";
+  const char* call = shares_sequences ? "model(inputs, positions)" : "model(inputs)";
   if (plan.autocast) {
-    text += fmt::format(
-        "        with torch.autocast(DEVICE.type, {}):\n            logits = model(inputs)\n",
-        torch_dtype(*plan.autocast));
+    text += fmt::format("        with torch.autocast(DEVICE.type, {}):\n            logits = {}\n",
+                        torch_dtype(*plan.autocast), call);
   } else {
-    text += "        logits = model(inputs)\n";
+    text += fmt::format("        logits = {}\n", call);
   }
   const bool cuts_loss = plan.mesh.tp > 1 && plan.tensor_parallel.loss;
   const char* indent = cuts_loss ? "            " : "        ";
@@ -150,10 +163,12 @@ std::string python_step(const Plan& plan) {
   if (cuts_loss) text += "        loss = loss.full_tensor()\n";
   if (accumulates) text += "        loss = loss.detach() * ACCUMULATION\n";
   if (plan.optimizer.clip_norm) {
-    text += fmt::format(
-        "    torch.nn.utils.clip_grad_norm_(\n"
-        "        [p for p in model.parameters() if p.requires_grad], {}\n    )\n",
-        *plan.optimizer.clip_norm);
+    const char* call =
+        plan.mesh.ep > 1
+            ? "    clip(model, {})\n"
+            : "    torch.nn.utils.clip_grad_norm_(\n"
+              "        [p for p in model.parameters() if p.requires_grad], {}\n    )\n";
+    text += fmt::format(fmt::runtime(call), *plan.optimizer.clip_norm);
   }
   text += "    optimizer.step()\n";
   if (plan.optimizer.warmup_steps > 0 || plan.optimizer.decay_steps) {

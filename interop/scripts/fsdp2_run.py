@@ -5,13 +5,14 @@
 
 def mesh_sizes(world):
     """(replicas, shards) of so many ranks: the plan's, or the nearest that they allow."""
-    if world % TP:
-        raise SystemExit(f"{world} ranks: expected a multiple of {TP}, which share each layer")
-    world //= TP
+    if world % (TP * CP):
+        raise SystemExit(f"{world} ranks: expected a multiple of {TP * CP}, which share samples")
+    world //= TP * CP
     if world == REPLICATE * SHARD:
         return REPLICATE, SHARD
     least = 2 if REPLICATE > 1 and world > 1 else 1
     fits = [n for n in range(1, min(world, SHARD) + 1) if world % n == 0 and world // n >= least]
+    fits = [n for n in fits if n * CP * TP % EP == 0]
     shard = max(fits, default=1)
     return world // shard, shard
 
@@ -23,6 +24,7 @@ def make_mesh():
             f"the plan's mesh is {REPLICATE} x {SHARD} (replicas x shards), "
             f"this run's is {replicate} x {shard}"
         )
+    shard *= CP  # parameters are sharded over the ranks that share sequences, too
     if TP > 1:
         sizes, names = (replicate, shard, TP), ("replicate", "shard", "tp")
         first = 0 if REPLICATE > 1 or replicate > 1 else 1
@@ -98,11 +100,11 @@ def streams_of_a_host():
 def ranks_here():
     """How many ranks to start where no launcher did: the plan's if this machine has room."""
     if torch.cuda.is_available():
-        return min(torch.cuda.device_count(), REPLICATE * SHARD * TP)
-    if REPLICATE * SHARD * TP <= 8:
-        return REPLICATE * SHARD * TP
+        return min(torch.cuda.device_count(), REPLICATE * SHARD * CP * TP)
+    if REPLICATE * SHARD * CP * TP <= 8:
+        return REPLICATE * SHARD * CP * TP
     shards = min(SHARD, 4 if GROUPS else 2)
-    return shards * min(REPLICATE, 2) * TP
+    return shards * min(REPLICATE, 2) * CP * TP
 
 
 def available_bytes():
@@ -145,7 +147,7 @@ class Recording:
 
     def __init__(self, folder, steps):
         self.folder, self.steps, self.count = folder, steps, 0
-        self.collectives, self.undo = [], []
+        self.collectives, self.undo, self.inside = [], [], None
 
     def total_steps(self):
         return self.WARMUP + self.steps + 1  # the first of a trace has no begin in it
@@ -169,12 +171,6 @@ class Recording:
             for name in names:  # *_single: what FSDP2 calls from PyTorch 2.13 on
                 if hasattr(dist, name):
                     self.watch(dist, kind, name)
-        if TP > 1:  # what DTensor calls inside layers
-            import torch.distributed._functional_collectives as functional
-
-            self.watch(functional, "all_gather", "all_gather_tensor")
-            self.watch(functional, "reduce_scatter", "reduce_scatter_tensor")
-            self.watch(functional, "all_reduce", "all_reduce")
         self.profile.__enter__()
         return self
 
@@ -182,21 +178,19 @@ class Recording:
         original = getattr(module, name)
 
         def run(*arguments, **options):
-            whole = [t for t in (*arguments, *options.values()) if isinstance(t, torch.Tensor)]
-            size = max(t.numel() * t.element_size() for t in whole)
-            group = options.get("group")
-            if module is not dist:
-                given = inspect.signature(original).bind(*arguments, **options).arguments
-                name_of_group = module._resolve_group_name(given["group"])
-                group = dist.distributed_c10d._resolve_process_group(name_of_group)
-            ranks = dist.get_world_size(group)
-            if module is not dist and kind == "all_gather":
-                size *= ranks
-            self.collectives.append({"kind": kind, "bytes": size, "ranks": ranks})
+            tensors = [t for t in (*arguments, *options.values()) if isinstance(t, torch.Tensor)]
+            self.add(kind, tensors, options.get("group") or dist.group.WORLD)
             return original(*arguments, **options)
 
         self.undo.append((module, name, original))
         setattr(module, name, run)
+
+    def add(self, kind, tensors, group):
+        size = max(t.numel() * t.element_size() for t in tensors)
+        ranks = dist.get_process_group_ranks(group)
+        stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+        about = {"kind": kind, "bytes": size, "ranks": len(ranks), "stride": stride}
+        self.collectives.append(about)
 
     def step(self):
         self.count += 1
@@ -204,9 +198,14 @@ class Recording:
             torch.cuda.reset_peak_memory_stats()
         if self.count < self.total_steps():
             self.collectives.clear()  # those of the last step stay
+        if self.count == self.total_steps() - 1 and TP * CP * EP > 1:
+            self.inside = inside_layers(self)
+            self.inside.__enter__()
         self.profile.step()
 
     def __exit__(self, *error):
+        if self.inside:
+            self.inside.__exit__(*error)
         self.profile.__exit__(*error)
         for module, name, original in self.undo:
             setattr(module, name, original)
@@ -238,6 +237,31 @@ class Recording:
             }
         with open(name + ".timed.json", "w") as file:
             json.dump(about, file, indent=1)
+
+
+def inside_layers(recording):
+    """Adds collectives inside layers as they are done: what checkpointing kept is not done again."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    kinds = {
+        "all_gather_into_tensor": "all_gather",
+        "reduce_scatter_tensor": "reduce_scatter",
+        "all_reduce": "all_reduce",
+        "all_to_all_single": "all_to_all",
+    }
+
+    class Inside(TorchDispatchMode):
+        def __torch_dispatch__(self, call, types, arguments=(), options=None):
+            if any(hasattr(each, "full_tensor") for each in types):
+                return NotImplemented  # a DTensor: its parts come by
+            result = call(*arguments, **(options or {}))
+            library, _, name = call._schema.name.partition("::")
+            if library == "_c10d_functional" and name in kinds:
+                group = dist.distributed_c10d._resolve_process_group(arguments[-1])
+                recording.add(kinds[name], (arguments[0], result), group)
+            return result
+
+    return Inside()
 
 
 class NoRecording(contextlib.nullcontext):
@@ -295,7 +319,9 @@ def run(arguments):
             streams_of_a_host()
     dist.init_process_group("nccl" if cuda else "gloo")
     mesh = make_mesh()
-    torch.manual_seed(SEED + dist.get_rank() // TP)
+    if CP > 1:
+        share_sequences()
+    torch.manual_seed(SEED + dist.get_rank() // (CP * TP))
     model = build(mesh)
     initialize(model, mesh)
     optimizer, scheduler = optimizer_of(model)
@@ -327,13 +353,21 @@ def start(local_rank, world, port, arguments):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--steps", type=int, default=3, help="steps to run, or to record (3)")
+    if EP > 1:
+        parser.add_argument(
+            "--balanced", action="store_true", help="each expert has as many rows, as forecast"
+        )
     parser.add_argument(
         "--record", metavar="DIR", help="write a recording for `foreshard validate --run DIR`"
     )
     arguments = parser.parse_args()
     if arguments.steps < 1:
         parser.error("--steps must be at least 1")
+    if getattr(arguments, "balanced", False):
+        os.environ["FORESHARD_BALANCED"] = "1"  # the ranks read it
     warn_of_version()
+    if CP > 1 and not torch.cuda.is_available():
+        raise SystemExit("PyTorch has no ring attention on the host: run it on GPUs")
     if rank_of_launcher():
         run(arguments)
         return

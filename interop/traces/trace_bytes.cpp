@@ -7,33 +7,56 @@
 namespace foreshard {
 namespace {
 
-bool is_compared(const EventGraph& graph, std::size_t row) {
+bool is_compared(const EventGraph& graph, std::size_t row, ComparedCollectives compared) {
   const EventKind kind = graph.rows[row].kind;
-  return graph.details[row].unit >= 0 &&
-         (kind == EventKind::kAllGather || kind == EventKind::kReduceScatter ||
-          kind == EventKind::kAllReduce);
+  const bool of_units = kind == EventKind::kAllGather || kind == EventKind::kReduceScatter ||
+                        kind == EventKind::kAllReduce;
+  if (compared == ComparedCollectives::kAll) return of_units || kind == EventKind::kAllToAll;
+  return of_units && graph.details[row].unit >= 0;
+}
+
+// Whether the job named another group than the row's; false where either says nothing.
+bool is_of_other_group(const EventGraph& graph, std::size_t row, const TracedCollectiveCall& call) {
+  const std::uint8_t communicator = graph.rows[row].communicator;
+  if (communicator == kNoCommunicator || call.stride == 0) return false;
+  const GroupShape& group = graph.communicators[communicator].group;
+  return group.size != call.ranks || (group.size > 1 && group.stride != call.stride);
+}
+
+// "4 ranks of cp"
+std::string group_words(const EventGraph& graph, std::size_t row) {
+  const std::uint8_t communicator = graph.rows[row].communicator;
+  if (communicator == kNoCommunicator) return "a communicator of its own";
+  const Communicator& of = graph.communicators[communicator];
+  return fmt::format("{} ranks of {}", of.group.size, of.name);
 }
 
 }  // namespace
 
 std::vector<std::string> collective_differences(const EventGraph& graph, const EventNames& names,
-                                                const std::vector<TracedCollectiveCall>& calls) {
+                                                const std::vector<TracedCollectiveCall>& calls,
+                                                ComparedCollectives compared) {
   std::vector<std::string> sentences;
   std::size_t next = 0, different = 0, rows = 0;
   for (std::size_t i = 0; i < graph.rows.size(); ++i) {
-    if (!is_compared(graph, i)) continue;
+    if (!is_compared(graph, i, compared)) continue;
     ++rows;
     const std::string planned = fmt::format("{} of {} bytes ({})", to_string(graph.rows[i].kind),
                                             graph.works[graph.rows[i].work].bytes.count(),
                                             names.of(static_cast<EventId>(i)));
     if (next >= calls.size()) continue;
     const TracedCollectiveCall& call = calls[next++];
-    const bool same = call.kind == to_string(graph.rows[i].kind) &&
-                      call.bytes == graph.works[graph.rows[i].work].bytes.count();
+    const bool same =
+        call.kind == to_string(graph.rows[i].kind) &&
+        call.bytes == graph.works[graph.rows[i].work].bytes.count() &&
+        (compared == ComparedCollectives::kOfUnits || !is_of_other_group(graph, i, call));
     if (same) continue;
     if (++different == 1) {
-      sentences.push_back(fmt::format("collective {} of the step is {} of {} bytes, the plan's {}",
-                                      next, call.kind, call.bytes, planned));
+      const bool grouped = compared == ComparedCollectives::kAll;
+      sentences.push_back(fmt::format(
+          "collective {} of the step is {} of {} bytes{}, the plan's {}{}", next, call.kind,
+          call.bytes, grouped ? fmt::format(" over {} ranks", call.ranks) : "", planned,
+          grouped ? fmt::format(" over {}", group_words(graph, i)) : ""));
     }
   }
   if (different > 1) sentences.push_back(fmt::format("{} collectives differ in all", different));

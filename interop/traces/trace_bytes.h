@@ -13,15 +13,22 @@ namespace foreshard {
 
 // As a training script notes it beside its trace (`collectives` of foreshard.timed/1).
 struct TracedCollectiveCall {
-  std::string kind;        // "all_gather", "reduce_scatter", "all_reduce"
-  std::int64_t bytes = 0;  // of the larger tensor: the whole unsharded buffer
-  std::int64_t ranks = 0;  // of the group
+  std::string kind;         // "all_gather", "reduce_scatter", "all_reduce", "all_to_all"
+  std::int64_t bytes = 0;   // of the larger tensor: the whole unsharded buffer
+  std::int64_t ranks = 0;   // of the group
+  std::int64_t stride = 0;  // from one of its ranks to the next; 0: not told
   bool operator==(const TracedCollectiveCall&) const = default;
 };
 
-// In sentences, the first difference and how many there are; none where all are equal. Collectives
-// of the whole step (the gradient norm's) are not compared: PyTorch issues them elsewhere.
-std::vector<std::string> collective_differences(const EventGraph& graph, const EventNames& names,
-                                                const std::vector<TracedCollectiveCall>& calls);
+// kOfUnits: those of fully_shard; collectives of the whole step (the gradient norm's) are not
+// compared, as PyTorch issues them elsewhere. kAll: these and those inside layers, with their
+// groups.
+enum class ComparedCollectives : std::uint8_t { kOfUnits, kAll };
+
+// In sentences, the first difference and how many there are; none where all are equal.
+std::vector<std::string> collective_differences(
+    const EventGraph& graph, const EventNames& names,
+    const std::vector<TracedCollectiveCall>& calls,
+    ComparedCollectives compared = ComparedCollectives::kOfUnits);
 
 }  // namespace foreshard

@@ -4,17 +4,13 @@
 
 #include <algorithm>
 
-#include "sim/base/config.h"
+#include "interop/traces/timed_file.h"
 #include "sim/base/error.h"
-#include "sim/base/spelling.h"
 
 namespace foreshard {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr const char* kTimedSchema = "foreshard.timed/1";
-constexpr std::int64_t kMostMemory = std::int64_t{1} << 56;
 
 std::vector<fs::path> list_traces(const fs::path& folder) {
   std::vector<fs::path> named, others;
@@ -43,31 +39,16 @@ fs::path beside(const fs::path& trace) {
 void read_beside(const fs::path& path, FsdpTrace& trace) {
   std::error_code ignored;
   if (!fs::is_regular_file(path, ignored)) return;
-  const ConfigNode root = read_json_file(path);
-  const std::string schema = root.at("schema").as_string();
-  if (schema != kTimedSchema) {
-    throw root.at("schema").error("unknown " + quote(schema), kTimedSchema);
-  }
-  trace.host = root.at("host").as_string();
-  trace.created = root.at("created").as_string();
-  trace.rank = root.at("rank").as_int(0, std::int64_t{1} << 20);
-  trace.world = root.at("world").as_int(1, std::int64_t{1} << 20);
-  const ConfigNode versions = root.at("versions");
-  for (const ConfigItem& item : versions.items()) {
-    trace.versions.emplace_back(item.key, item.value.as_string());
-  }
-  if (const ConfigNode* calls = root.find("collectives"); calls != nullptr && !calls->is_null()) {
-    trace.collectives.clear();
-    for (const ConfigNode& call : calls->elements()) {
-      trace.collectives.push_back({call.at("kind").as_string(),
-                                   call.at("bytes").as_int(0, kMostMemory),
-                                   call.at("ranks").as_int(1, std::int64_t{1} << 20)});
-    }
-  }
-  const ConfigNode memory = root.at("memory");
-  if (memory.is_null()) return;
-  trace.peak_allocated = Bytes(memory.at("peak_allocated_bytes").as_int(0, kMostMemory));
-  trace.peak_reserved = Bytes(memory.at("peak_reserved_bytes").as_int(0, kMostMemory));
+  TimedFile file = read_timed_file(path);
+  trace.host = std::move(file.host);
+  trace.created = std::move(file.created);
+  trace.rank = file.rank;
+  trace.world = file.world;
+  trace.versions = std::move(file.versions);
+  if (file.lists_collectives) trace.collectives = std::move(file.collectives);
+  if (file.peak_allocated <= Bytes()) return;
+  trace.peak_allocated = file.peak_allocated;
+  trace.peak_reserved = file.peak_reserved;
 }
 
 }  // namespace

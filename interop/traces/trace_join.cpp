@@ -427,8 +427,8 @@ void check_job(const Forecast& forecast, const FsdpTrace& trace) {
   check_device(forecast, trace);
   if (!forecast.plan.mesh.is_plain()) {
     refuse(trace,
-           "collectives inside layers are not read from traces: with mesh.tp the exported script's "
-           "--record lists them (rank-0.timed.json) in the order of foreshard schedule");
+           "collectives inside layers are not read from traces: validate compares those that the "
+           "exported script's --record lists (rank-0.timed.json)");
   }
   const std::int64_t world = forecast.plan.mesh.world();
   if (trace.world > 0 && trace.world != world) {

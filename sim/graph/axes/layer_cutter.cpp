@@ -726,8 +726,10 @@ class Cutter {
       op.attention.kv_heads /= tp_;
     }
     const bool is_norm = op.kind == OperationKind::kNorm && placement != Placement::kWhole;
-    for (std::size_t p = 0; is_norm && p < op.parameters.size(); ++p) {
-      layer_.parameters[at(op.parameters[p])].partial = tp_ > 1;
+    // Of one kernel or, in eager mode, of several, the last of which multiplies by the weight.
+    for (std::size_t p = 0; placement != Placement::kWhole && p < op.parameters.size(); ++p) {
+      ParameterSpec& parameter = layer_.parameters[at(op.parameters[p])];
+      if (is_norm || parameter.is_norm) parameter.partial = tp_ > 1;
     }
     const bool attends = op.kind == OperationKind::kAttention && plan_.mesh.cp > 1;
     const auto rotate = plan_.context_parallel.rotate;

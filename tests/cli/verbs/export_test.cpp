@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <string>
+#include <utility>
 
 #include "tests/cli/program.h"
 
@@ -47,6 +48,68 @@ TEST(Export, WhatNoScriptCanDoIsMissingCapability) {
     expect_says(outcome.err, "unsupported");
     expect_says(outcome.err, "nearest plan");
   }
+}
+
+void expect_python(const std::string& words) {
+  const Outcome parsed = shell("\"$F\" export --to fsdp2 " + words +
+                               " 2>/dev/null | python3 -c 'import ast,sys; "
+                               "ast.parse(sys.stdin.read())'");
+  EXPECT_EQ(parsed.exit_code, 0) << words << parsed.err;
+}
+
+TEST(Export, RanksThatShareSequencesAttendInARing) {
+  const std::string job =
+      "--model llama-3.1-8b --cluster 16xh100 --runtime fsdp2@2.11 --set mesh.cp=4 "
+      "--set context_parallel.rotate=alltoall ";
+  const Outcome ring = run("export --to fsdp2 " + job);
+  ASSERT_EQ(ring.exit_code, 0) << ring.err;
+  for (const char* part :
+       {"CP = 4 ", "set_rotate_method(\"alltoall\")", "_enable_context_parallel_dispatcher()",
+        "DTensor.from_local(t, CP_MESH, [Shard(2)])", "model(inputs, positions)",
+        "_HeadTailLoadBalancer(SEQUENCE, CP, DEVICE)"}) {
+    expect_says(ring.out, part);
+  }
+  EXPECT_EQ(ring.out.find("parallelize_module"), std::string::npos);
+  expect_python(job + "--set mesh.tp=2");
+  expect_python("--model gpt2 --cluster 8xh100 --runtime fsdp2@2.11 --set mesh.cp=2");
+  const Outcome plain = run("export --to fsdp2 " + job + "--set context_parallel.balance=none");
+  expect_says(plain.out, "balancer = None");
+}
+
+TEST(Export, RanksThatShareExpertsSendRows) {
+  const std::string job =
+      "--model mixtral-8x7b --cluster 16xh100 --runtime fsdp2@2.11 --set mesh.ep=4 ";
+  const Outcome spread = run("export --to fsdp2 " + job);
+  ASSERT_EQ(spread.exit_code, 0) << spread.err;
+  for (const char* part :
+       {"EP = 4 ", "functional.all_to_all_single", "spread_experts(model, mesh)",
+        "with_experts(unit, order[i + 1 : i + 1 + 1], blocks)", "--balanced", "clip(model, 1)"}) {
+    expect_says(spread.out, part);
+  }
+  expect_python(job + "--set mesh.cp=2");
+  const Outcome counted = run("export --to fsdp2 " + job + "--set expert_parallel.zipf=1");
+  expect_says(counted.err, "routers say where rows go");
+}
+
+TEST(Export, AxesThatNoScriptHasAreRefusedByName) {
+  const std::string llama = "--model llama-3.1-8b --cluster 16xh100 --runtime fsdp2@2.11 ";
+  const std::string mixtral = "--model mixtral-8x7b --cluster 16xh100 --runtime fsdp2@2.11 ";
+  const std::pair<std::string, const char*> refused[] = {
+      {llama + "--set mesh.cp=2 --set context_parallel.rotate=ulysses", "context_parallel.rotate"},
+      {llama + "--set mesh.cp=2 --set attention=flex", "mesh.cp"},
+      {llama + "--set mesh.cp=2 --set compile=blocks", "compile"},
+      {llama + "--set mesh.tp=2 --set tensor_parallel.sequence=false", "tensor_parallel.sequence"},
+      {mixtral + "--set mesh.ep=2 --set mesh.tp=2", "mesh.tp"},
+  };
+  for (const auto& [words, key] : refused) {
+    const Outcome outcome = run("export --to fsdp2 " + words);
+    EXPECT_EQ(outcome.exit_code, 6) << words << outcome.out.substr(0, 100);
+    expect_says(outcome.err, std::string("unsupported: ") + key);
+    expect_says(outcome.err, "nearest plan");
+  }
+  const Outcome other = run("export --to accelerate " + llama + "--set mesh.cp=2");
+  EXPECT_EQ(other.exit_code, 6);
+  expect_says(other.err, "torchtitan and fsdp2 alone");
 }
 
 TEST(Export, TheTransposedMeshIsMadeOrSaidToBeLost) {

@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <sstream>
+#include <string>
+#include <vector>
 
 #include "planner/job.h"
 #include "reports/validate/run_record.h"
@@ -237,6 +240,66 @@ TEST(AccuracyVerb, AHistoryThatCannotBeWrittenIsANote) {
       shell("unset XDG_DATA_HOME HOME; \"$F\" validate --plan plan.yaml --run good");
   EXPECT_EQ(homeless.exit_code, 0);
   expect_says(homeless.err, "not added to the history");
+}
+
+// What the exported script's --record writes of a run over axes, here of what the plan has.
+Json listed_as_planned(const std::string& job) {
+  Json calls = Json::array();
+  std::istringstream rows(run("schedule " + job).out);
+  for (std::string line; std::getline(rows, line);) {
+    std::vector<std::string> fields(1);
+    for (const char c : line) {
+      if (c == ',') fields.emplace_back();
+      if (c != ',') fields.back() += c;
+    }
+    const std::string& kind = fields.at(1);
+    const bool is_collective = kind == "all_gather" || kind == "reduce_scatter" ||
+                               kind == "all_reduce" || kind == "all_to_all";
+    if (!is_collective) continue;
+    const bool of_tp = fields.at(6) == "tp", of_cp = fields.at(6) == "cp";
+    calls.push_back({{"kind", kind},
+                     {"bytes", std::stoll(fields.at(7))},
+                     {"ranks", of_tp || of_cp ? 2 : 4},
+                     {"stride", of_tp ? 1 : 2}});
+  }
+  return {{"schema", "foreshard.timed/1"},
+          {"created", ""},
+          {"host", ""},
+          {"rank", 0},
+          {"world", 8},
+          {"versions", Json::object()},
+          {"collectives", calls},
+          {"memory", Json(nullptr)}};
+}
+
+TEST(ValidateVerb, ComparesCollectivesAndMemoryOverAxes) {
+  const std::string job =
+      "--model llama-3.1-8b --cluster 8xh100 --runtime fsdp2@2.11 --sequence 2048 "
+      "--set mesh.tp=2 --set mesh.cp=2 ";
+  Json listed = listed_as_planned(job);
+  std::filesystem::create_directory("axes");
+  write_temporary("axes/rank-0.timed.json", listed.dump());
+  const std::string validate = "validate --no-history --run axes " + job;
+  const Outcome same = run(validate);
+  EXPECT_EQ(same.exit_code, 0) << same.err << same.out;
+  expect_says(same.out, "in order, groups and bytes");
+  expect_says(same.out, "memory was not recorded");
+
+  listed["memory"] = {{"peak_allocated_bytes", 1 << 30}, {"peak_reserved_bytes", 1 << 30}};
+  listed["collectives"][3]["ranks"] = 8;
+  write_temporary("axes/rank-0.timed.json", listed.dump());
+  const Outcome other = run(validate + "--json");
+  EXPECT_EQ(other.exit_code, 5) << other.err;
+  const Json json = json_of(other);
+  EXPECT_EQ(json.at("schema"), "foreshard.collectives/1");
+  expect_follows_its_schema(json);
+  expect_says(json.at("collectives").at("differences").at(0).get<std::string>(),
+              "collective 4 of the step");
+  EXPECT_GT(json.at("memory").at("error"), 0);
+
+  const Outcome absent = run(validate + "--set rank=1");
+  EXPECT_EQ(absent.exit_code, 3);
+  expect_says(absent.err, "rank-1.timed.json: is not there");
 }
 
 }  // namespace

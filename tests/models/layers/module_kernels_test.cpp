@@ -11,6 +11,8 @@
 #include "models/layers/variants.h"
 #include "models/model_dims.h"
 #include "sim/graph/layers/layer_program.h"
+#include "sim/graph/training_step.h"
+#include "tests/support/fixtures.h"
 
 namespace foreshard {
 namespace {
@@ -204,6 +206,27 @@ TEST(ModuleKernels, EveryPhaseBalances) {
         }
       }
     }
+  }
+}
+
+// A rank of tp has a summand of a norm weight's gradient, whichever kernels the norm consists of:
+// two weights a block and the final one.
+TEST(ModuleKernels, WeightsOfEagerNormsAreSummedOverTensorParallelRanks) {
+  for (const auto norm : {ModuleKernels::Norm::kCompute, ModuleKernels::Norm::kEager}) {
+    Plan plan = tiny_plan();
+    plan.runtime = {RuntimeKind::kFsdp2, "2.11"};
+    plan.mesh = {4, 1};
+    plan.mesh.tp = 2;
+    plan.kernels.norm = norm;
+    const EventGraph graph = build_training_step(with_variants(tiny_model(3), plan), plan);
+    int sums = 0;
+    for (std::size_t i = 0; i < graph.rows.size(); ++i) {
+      const bool of_unit = graph.details[i].unit >= 0 && graph.details[i].layer < 0;
+      if (graph.rows[i].kind != EventKind::kAllReduce || !of_unit) continue;
+      EXPECT_EQ(graph.works[graph.rows[i].work].bytes, Bytes(512 * 2));
+      ++sums;
+    }
+    EXPECT_EQ(sums, 2 * 3 + 1);
   }
 }
 

@@ -1,4 +1,4 @@
-// mesh.tp of the exported FSDP2 script: which models it cuts, and how.
+// mesh.tp, mesh.cp of the exported FSDP2 script: which models they cut, and how.
 #include <fmt/format.h>
 
 #include <string>
@@ -20,10 +20,7 @@ bool can_be_cut(const ModelDims& dims) {
          !dims.conv1d && !dims.output_bias && !dims.mlp_bias;
 }
 
-}  // namespace
-
-void check_can_be_cut(const Plan& plan, const ModelDims& dims) {
-  if (plan.mesh.tp == 1) return;
+void check_tensor_parallel(const Plan& plan, const ModelDims& dims) {
   const char* nearest = "--to torchtitan, or mesh.tp: 1";
   if (!can_be_cut(dims)) {
     refuse_script("mesh.tp",
@@ -35,17 +32,48 @@ void check_can_be_cut(const Plan& plan, const ModelDims& dims) {
     refuse_script("tensor_parallel.sequence", "norms are of a part of the positions",
                   "tensor_parallel.sequence: true");
   }
-  const bool is_eager = plan.loss.kind == Loss::Kind::kEager && plan.compile == Compile::kNone;
-  if (plan.tensor_parallel.async || !is_eager) {
-    refuse_script("mesh.tp", "cut layers and their loss are eager here",
-                  "compile: none, loss: eager, tensor_parallel.async: false");
+  if (plan.tensor_parallel.async) {
+    refuse_script("tensor_parallel.async", "cut layers are eager here",
+                  "tensor_parallel.async: false");
   }
-  const bool plain = plan.recompute == RangedPolicy<Recompute>{} && !plan.frozen.any() &&
-                     plan.offload == Offload::kNone && plan.batch.documents == 1 && !plan.autocast;
-  if (!plain || plan.mesh.inner != MeshInner::kShard) {
-    refuse_script("mesh.tp", "cut layers neither recompute nor offload here, nor are parts frozen",
-                  nearest);
+}
+
+void check_context_parallel(const Plan& plan, const ModelDims& dims) {
+  if (plan.context_parallel.rotate == ContextParallel::Rotate::kUlysses) {
+    refuse_script("context_parallel.rotate", "PyTorch's context parallel is a ring",
+                  "context_parallel.rotate: allgather");
   }
+  const bool rings =
+      plan.attention == AttentionKernel::kFlash || plan.attention == AttentionKernel::kCudnn;
+  if (!rings || dims.positions == Positions::kAlibi) {
+    refuse_script("mesh.cp", "the ring is of flash or cuDNN's attention, without a mask",
+                  "attention: flash, or mesh.cp: 1");
+  }
+}
+
+std::string python_ring(const Plan& plan) {
+  if (plan.mesh.cp == 1) return "";
+  const bool balances = plan.context_parallel.balance == ContextParallel::Balance::kHeadTail;
+  return fmt::format(R"(
+
+def share_sequences():
+    """Attention of tensors that are cut along the positions becomes PyTorch's ring attention."""
+    global CP_MESH
+    sizes = (dist.get_world_size() // (CP * TP), CP, TP)
+    CP_MESH = init_device_mesh(DEVICE.type, sizes, mesh_dim_names=("batch", "cp", "inner"))["cp"]
+    set_rotate_method("{}")
+    _enable_context_parallel_dispatcher()
+
+
+def own_part(inputs, *others):
+    """The rank's positions of inputs, which these are, and of what else is of the sequences."""
+    places = torch.arange(SEQUENCE, dtype=torch.int32, device=DEVICE).expand(inputs.shape)
+    batch = [inputs, places, *others]
+    balancer = {}
+    return _context_parallel_shard(CP_MESH, batch, [1] * len(batch), balancer)
+)",
+                     to_string(plan.context_parallel.rotate),
+                     balances ? "_HeadTailLoadBalancer(SEQUENCE, CP, DEVICE)" : "None");
 }
 
 // torchtitan's plan for Llama (models/llama3/infra/parallelize.py): one gather for what a norm
@@ -84,6 +112,21 @@ def cut(model, mesh):
         )
 )",
                      names.embedding, names.final_norm, names.head, logits, names.blocks, block);
+}
+
+}  // namespace
+
+void check_script_axes(const Plan& plan, const ModelDims& dims) {
+  if (plan.mesh.is_plain()) return;
+  if (plan.compile != Compile::kNone) {
+    refuse_script("compile", "layers with axes are eager here", "compile: none");
+  }
+  if (plan.mesh.tp > 1) check_tensor_parallel(plan, dims);
+  if (plan.mesh.cp > 1) check_context_parallel(plan, dims);
+}
+
+std::string python_axes(const ScriptJob& job) {
+  return python_ring(job.plan) + python_cut(job.plan, job.names) + python_spread(job);
 }
 
 }  // namespace foreshard
