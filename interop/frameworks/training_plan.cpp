@@ -156,7 +156,8 @@ void add_kernels(const TrainingRow& row, const Cluster& cluster, Assignments& pl
             {"fused", "fused"},
             {"compiled", "compiled"}});
   // Over axes the loss is PyTorch's; a fused one's kernels are a compiled one's.
-  if (has_axes(row) && row.word("loss_impl") == "fused") plan.add("loss=compiled");
+  const bool is_fused = row.word("loss_impl") == "fused" || likely_stack(row) == "internevo";
+  if (has_axes(row) && is_fused) plan.add("loss=compiled");
   if (row.has("train_metrics")) {
     plan.add(fmt::format("kernels.train_metrics={}", row.count("train_metrics")));
   }

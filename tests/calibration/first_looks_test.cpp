@@ -10,7 +10,7 @@ namespace {
 
 TEST(FirstLooks, EverySetHasAFitWithoutIt) {
   const FirstLooks& looks = first_looks();
-  ASSERT_EQ(looks.sets.size(), 5U);  // the table with axes is of two sources
+  ASSERT_EQ(looks.sets.size(), 6U);  // the table with axes is of two sources
   for (const auto* fits : {&looks.time, &looks.memory}) {
     std::set<std::string> without;
     for (const FirstLookFit& fit : *fits) without.insert(fit.without);
@@ -43,6 +43,7 @@ TEST(FirstLooks, ShiftsAreUpwardsInEveryFit) {
     const std::vector<FirstLookFit> only = {{"", fit.base, fit.skew, {}, {}, fit.shifts}};
     EXPECT_GT(code_shift(looks, only, {{"rests_on_readings", 1}}, ""), 0) << fit.without;
     EXPECT_GT(code_shift(looks, only, {{"hopper", 1}}, ""), 0) << fit.without;
+    EXPECT_GT(code_shift(looks, only, {{"blackwell", 1}}, ""), 0) << fit.without;
     EXPECT_EQ(code_shift(looks, only, {}, ""), 0) << fit.without;
   }
   for (const FirstLookFit& fit : looks.memory) {

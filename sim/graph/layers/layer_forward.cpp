@@ -40,7 +40,9 @@ class Forward {
       }
       save(o);
       for (Index t : graph_.releases(o)) {
-        if (t == graph_.layer().output && (graph_.is_loss() || graph_.is_flat())) continue;
+        // Who comes behind it lets go of it: of a loss without a backward nobody does.
+        const bool has_next = graph_.is_loss() ? graph_.options().grad_mode : graph_.is_flat();
+        if (t == graph_.layer().output && has_next) continue;
         writer_.unname(t);
       }
       step.outputs = writer_.slots_of(op.outputs);

@@ -426,9 +426,11 @@ void LayerPrograms::derive(const LayerSpec& layer, ProgramOptions options,
   options.recompute = Recompute::kNone;
   options.grad_mode = options.stacked = false;
   LayerSpec evaluated = layer;
-  // A library's is the model's forward alone.
-  const bool has_loss = setting_.runtime == RuntimeKind::kNative;
-  if (layer.role == LayerRole::kLoss && !has_loss) evaluated.operations.clear();
+  if (layer.role == LayerRole::kLoss && setting_.runtime == RuntimeKind::kNative) {
+    evaluated.operations.back().released.push_back(layer.output);  // nobody comes behind it
+  } else if (layer.role == LayerRole::kLoss) {
+    evaluated.operations.clear();  // a library's is the model's forward alone
+  }
   programs.evaluation =
       std::make_shared<const LayerProgram>(build_layer_program(evaluated, options));
 }
