@@ -82,7 +82,7 @@ ExitCode run_accuracy(const AccuracyOptions& options) {
   }
   if (!options.evidence.empty()) {
     const TrainingEvidence evidence = gather_evidence(read_table(options.files.front()));
-    write_file(options.evidence, to_json(evidence).dump(1) + "\n");
+    write_file(options.evidence, to_json(evidence).dump() + "\n");
     note(fmt::format("what {} families of steps say is in {}", evidence.families.size(),
                      options.evidence));
     return ExitCode::kOk;
