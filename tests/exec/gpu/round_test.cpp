@@ -48,7 +48,7 @@ std::string status_of(const Json& record, const std::string& stage) {
 
 TEST_F(GpuRoundTest, StagesRunOnTheStandinAndWriteWhatTheySee) {
   const Outcome outcome =
-      round({"--device", "standin", "--minutes", "1", "--ranks", "2", "--stages",
+      round({"--device", "standin", "--minutes", "20", "--ranks", "2", "--stages",
              "environment,self_check,measure,collectives,plans,ranks", "--bundle",
              path("results.tar.gz")});
   ASSERT_EQ(outcome.code, 0) << outcome.output;

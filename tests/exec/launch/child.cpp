@@ -90,7 +90,7 @@ std::string Child::wait_for(const std::string& text, int times) {
 }
 
 Outcome Child::finish() {
-  const auto deadline = Clock::now() + std::chrono::seconds(60);
+  const auto deadline = Clock::now() + std::chrono::minutes(5);  // as above
   while (Clock::now() < deadline && read_some(std::chrono::milliseconds(100))) {
   }
   if (Clock::now() >= deadline) ::kill(process_, SIGKILL);

@@ -25,9 +25,10 @@ class Child {
 
   int process() const { return process_; }
   void signal(int number) const;
-  // The output so far, as soon as it contains `text` `times` times; "" when 30 s were not enough.
+  // The output so far, as soon as it contains `text` `times` times; "" when 5 min were not
+  // enough.
   std::string wait_for(const std::string& text, int times = 1);
-  // Waits for its end, 60 s at most.
+  // Waits for its end, 5 min at most.
   Outcome finish();
 
  private:
