@@ -132,16 +132,16 @@ LayerCollectiveCall Rows::layer_collective(EventId id) {
 
 // --- memory of units ---
 
-bool Rows::is_persistent(std::int32_t buffer) const {
-  return std::find(graph_.persistent.begin(), graph_.persistent.end(), buffer) !=
-         graph_.persistent.end();
+std::byte* Rows::find_memory(std::int32_t buffer) const {
+  const auto found = std::find(graph_.persistent.begin(), graph_.persistent.end(), buffer);
+  if (found == graph_.persistent.end()) return nullptr;
+  return parts_.units.place(index(found - graph_.persistent.begin()));
 }
 
 std::byte* Rows::memory(std::int32_t buffer) const {
-  const auto found = std::find(graph_.persistent.begin(), graph_.persistent.end(), buffer);
-  FORESHARD_CHECK(found != graph_.persistent.end(),
-                  "a row works in a buffer that is not in the arena");
-  return parts_.units.place(index(found - graph_.persistent.begin()));
+  std::byte* const found = find_memory(buffer);
+  FORESHARD_CHECK(found != nullptr, "a row works in a buffer that is not in the arena");
+  return found;
 }
 
 // This rank's shard of offloaded parameters goes to its place in the whole unit; sums of gradients
@@ -236,15 +236,14 @@ void Rows::reduce_scatter(EventId id) {
 // Of one rank's own gradients, in the arena, or of a sum that a reduce-scatter left.
 void Rows::accumulate(EventId id) {
   const RowDetail& d = detail(id);
-  const bool is_own = is_persistent(d.buffer);
-  if (is_own && parts_.debug) check_gradients(d);
   AccumulateCall call;
-  call.shard = parts_.units.at(d.unit).shard;
-  if (is_own) {
-    call.slot = memory(d.buffer);
-  } else {
+  call.slot = find_memory(d.buffer);
+  if (call.slot == nullptr) {
     call.apart = d.buffer;
+  } else if (parts_.debug) {
+    check_gradients(d);
   }
+  call.shard = parts_.units.at(d.unit).shard;
   call.mode = d.sum;
   call.target = floats(d.other);
   parts_.backend.accumulate(call);

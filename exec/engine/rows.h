@@ -54,8 +54,8 @@ class Rows {
   const RowDetail& detail(EventId id) const { return graph_.details[static_cast<std::size_t>(id)]; }
   // As the backend is told of it.
   EventId told(EventId id) const { return of_ == Of::kStep ? id : kNoEvent; }
-  // Of EventGraph::persistent, whose order is the same in all graphs of a rank.
-  bool is_persistent(std::int32_t buffer) const;
+  // Of EventGraph::persistent, whose order is the same in all graphs of a rank; nullptr: not of it.
+  std::byte* find_memory(std::int32_t buffer) const;
   std::byte* memory(std::int32_t buffer) const;
   float* floats(std::int32_t buffer) const { return reinterpret_cast<float*>(memory(buffer)); }
 

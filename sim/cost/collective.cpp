@@ -304,12 +304,10 @@ double CollectiveModel::sent_once(double bytes, std::int64_t copies) const {
   const auto reached = [&](double places) {
     return places * (1 - std::pow(1 - 1 / places, k)) / k;
   };
-  // As point_to_point (nccl.cpp) has it; a row is forwarded over the GPUs' links from the rank that
-  // it came to.
+  // A row is forwarded over the GPUs' links from the rank that it came to.
   const double between = (nodes - 1) / nodes * local / ports;
-  const double all = std::max((local - 1) / n / s.link, between);
   const double once = std::max(reached(n) * (local - 1) / local / s.link, reached(nodes) * between);
-  return all > 0 ? bytes * once / all : bytes;
+  return bytes * once * choice_.choose(CollectiveOperation::kAllToAll, bytes).cost.bandwidth;
 }
 
 CollectivePrice CollectiveModel::price(CollectiveOperation operation, double bytes) const {
