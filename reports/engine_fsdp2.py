@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""The engine beside PyTorch FSDP2 on two CPU ranks, one thread each, same model, tokens and optimizer.
+"""The engine beside PyTorch FSDP2 and DDP on two CPU ranks, one thread each, same model, tokens and optimizer.
 
     reports/engine_fsdp2.py [--rounds 3]     with a Python that has torch 2.11 (FSDP2_PYTHON names another)
 
 Runs alternate, so that a slow spell of the machine hits both. Tokens per second over the median step of
 the slowest rank, the first three left out; memory is the peak resident size minus the size right after
-`import torch` (FSDP2) or right before the engine's buffers are made. The second share is what plain
+`import torch` (PyTorch) or right before the engine's buffers are made. The last share is what plain
 computation (the engine on one rank, same tokens per rank) takes of FSDP2's step. Prints a Markdown table.
 """
 import argparse
@@ -25,6 +25,8 @@ CASES = [
     ("30M, 1 x 256", "llama-30m", "--dim 512 --layers 8 --heads 8 --kv-heads 4 --ffn 1920", 1, 12),
     ("30M, 2 x 256", "llama-30m", "--dim 512 --layers 8 --heads 8 --kv-heads 4 --ffn 1920", 2, 10),
 ]
+# what train.py is told: as it comes; all-gathers that overlap (of its prefetch depths and torch.compile none was faster here); DDP
+OTHERS = {"FSDP2": [], "FSDP2 tuned": ["--async-unshard"], "DDP": ["--runtime", "ddp"]}
 
 
 def run(words, **more):
@@ -34,10 +36,10 @@ def run(words, **more):
     return done.stdout
 
 
-def fsdp2(case, data):
+def pytorch(case, data, options):
     _, _, dims, batch, steps = case
     out = run([PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, TRAIN,
-               *dims.split(), "--seq", 256, "--batch", batch, "--steps", steps, "--data", data],
+               *dims.split(), "--seq", 256, "--batch", batch, "--steps", steps, "--data", data, *options],
               env={**os.environ, "OMP_NUM_THREADS": "1"})
     summary = next(json.loads(line) for line in out.splitlines() if '"summary"' in line)
     return summary["tokens_per_s"], summary["peak_rss_mib"]
@@ -69,21 +71,24 @@ def main():
     data = folder / "text"
     data.write_bytes(b"".join(p.read_bytes() for p in sorted((HERE / "sim").rglob("*.cpp"))))
     base = import_size()
-    print("| case | engine tokens/s | FSDP2 tokens/s | ratio | engine MiB | FSDP2 MiB | ratio | computing "
-          "alone, of FSDP2's step |\n| --- | --- | --- | --- | --- | --- | --- | --- |")
+    print("| case | engine tokens/s |", " | ".join(f"{name} tokens/s, engine's over it" for name in OTHERS), "| engine MiB |",
+          " | ".join(f"{name} MiB" for name in OTHERS), "| computing alone, of FSDP2's step |")
+    print("| --- " * (4 + 2 * len(OTHERS)) + "|")
     for case in CASES:
-        ours, theirs, alone = [], [], []
+        ours, alone = [], []
+        theirs = {name: [] for name in OTHERS}
         for round_number in range(a.rounds):
             print(f"{case[0]}: round {round_number + 1}", file=sys.stderr)
             ours.append(engine(case, data, 2, folder / "run"))
-            theirs.append(fsdp2(case, data))
+            for name, options in OTHERS.items():
+                theirs[name].append(pytorch(case, data, options))
             alone.append(engine(case, data, 1, folder / "alone")[0])
-        median = lambda values: statistics.median(values)
-        mine, other = median([o[0] for o in ours]), median([t[0] for t in theirs])
-        m, o = median([x[1] for x in ours]), median([x[1] for x in theirs]) - base
-        share = other / 2 / median(alone)
-        print(f"| {case[0]} | {mine:,.0f} | {other:,.0f} | {mine / other:.2f}x | {m:.0f} | {o:.0f} | "
-              f"{m / o:.2f}x | {share:.0%} |", flush=True)
+        middle = lambda rows, column: statistics.median(row[column] for row in rows)
+        mine, memory = middle(ours, 0), middle(ours, 1)
+        speeds = [f"{middle(rows, 0):,.0f}, {mine / middle(rows, 0):.2f}x" for rows in theirs.values()]
+        sizes = [f"{middle(rows, 1) - base:.0f}, {memory / (middle(rows, 1) - base):.2f}x" for rows in theirs.values()]
+        share = middle(theirs["FSDP2"], 0) / 2 / statistics.median(alone)
+        print("|", " | ".join([case[0], f"{mine:,.0f}", *speeds, f"{memory:.0f}", *sizes, f"{share:.0%}"]), "|", flush=True)
 
 
 if __name__ == "__main__":
