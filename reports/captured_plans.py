@@ -4,11 +4,12 @@
     reports/captured_plans.py build/bin CAPTURE_FOLDER ...      e.g. what hf_captures.py --keep left
 
 Order and bytes of the collectives, the peak of what tensors ask for (their blocks, where that is not known) and what the caching allocator
-holds; and what the step takes its host (the least of its steps; without gc.collect() between them, `collect: false` of hf_train.py), on the processor of calibration/evidence/host_calls.json and without a driver. Peaks are less cuBLAS' workspaces, which the planner counts as the libraries' own; what the allocator holds has them on both sides.
+holds; and what the step takes its host (the middle of its steps; without gc.collect() between them, `collect: false` of hf_train.py), on the processor of calibration/evidence/host_calls.json and without a driver. Peaks are less cuBLAS' workspaces, which the planner counts as the libraries' own; what the allocator holds has them on both sides.
 """
 import gzip
 import json
 import pathlib
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -50,8 +51,10 @@ def host_seconds(program, plan):
     return sum(count * takes[name] for phase in phases for name, count in phase["calls"].items())
 
 
-def least_host_seconds(capture):
-    """The least that a step took the program's threads, from the third on: what others on the machine take is not the step's."""
+def usual_host_seconds(capture):
+    """What a step takes the program's threads on the processor of the fit: the middle one from the third on, each by how
+    fast this machine was before or behind it (what else runs on it only lengthens such a short piece)."""
+    speeds = json.loads((capture / "model.json").read_text())["processor"]
     packed = capture / "calls.txt.gz"
     lines = gzip.open(packed, "rt") if packed.exists() else open(capture / "calls.txt")
     names, steps, taken = {}, [], 0
@@ -64,7 +67,8 @@ def least_host_seconds(capture):
         if letter == "H" and names[rest.split(" ")[-1]].startswith("step "):
             steps.append(taken * 1e-9)
             taken = 0
-    return min(steps[2:] or steps)
+    at = [step / min(speeds[max(0, i - 1):i + 1]) for i, step in enumerate(steps)]
+    return statistics.median(at[2:] or at)
 
 
 def score(program, capture):
@@ -87,7 +91,7 @@ def score(program, capture):
         peak = memory["peak_allocated_bytes"]["value"] / here - 1
         held = report["memory"]["peak_reserved_bytes"]["value"]
         reserved = memory["peak_reserved_bytes"]["value"] / held - 1
-        busy = least_host_seconds(capture) / head["processor"]
+        busy = usual_host_seconds(capture)
         host = host_seconds(program, plan) / busy - 1
         different = same_cycle(collectives(program, "--capture", capture, "--cluster", cluster), collectives(program, "--plan", plan))
         return f"| {here / 2**20:.1f} | {100 * peak:+.3f} % | {held / 2**20:.1f} | {100 * reserved:+.2f} % | {1e3 * busy:.1f} | {100 * host:+.1f} % | {different or 'same'} |", abs(peak) <= 2e-3 and not different

@@ -25,6 +25,9 @@ import time
 
 import code_steps
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "null/python"))
+import foreshard_reference  # noqa: E402
+
 TOKENS = code_steps.HOST_TOKENS
 WARMUP, STEPS = 4, 16
 LONGEST = 1.5  # s per case until enough steps were quiet
@@ -73,21 +76,10 @@ GPU = ("granite-16", "granite-16-plain-bf16", "granite-4", "granite-8-accumulate
        "olmo2-12", "granite-16-foreach", "granite-16-checkpointed", "bloom-12")
 
 
-class Reference:
-    """A fixed piece of work of the kind that the host does: Python calls, small tensors, autograd."""
-
+class Reference(foreshard_reference.Reference):
     def __init__(self):
-        import torch
-        self.layer, self.x = torch.nn.Linear(8, 8), torch.zeros(2, 8)
+        super().__init__()
         self.best = min(self.seconds() for _ in range(30))
-
-    def seconds(self):
-        begin = time.process_time()
-        y = self.x
-        for _ in range(20):
-            y = self.layer(y).transpose(0, 1).mul(0.5).transpose(0, 1).contiguous()
-        y.sum().backward()
-        return time.process_time() - begin
 
     def is_quiet(self):
         """Whether nobody slows this core down now."""

@@ -203,6 +203,21 @@ TEST(NullGpu, TheStepOfAProgramIsCapturedAndForecast) {
   expect_says(rows, "2147483648");  // FLOPs of the product
 }
 
+// What Python measures behind each step is as long as the machine is disturbed, never shorter.
+TEST(NullGpu, HostTimeIsOfTheProcessorAroundTheLastStep) {
+  const auto captured_on = [](const std::string& model) {
+    const Outcome ran = shell("\"$(dirname \"$F\")/foreshard-null\" --gpu h100 --out c -- sh -c '" +
+                              (model.empty() ? "" : "echo \"" + model + "\" > c/model.json; ") +
+                              "exec " FORESHARD_NULL_STEP " train'");
+    EXPECT_EQ(ran.exit_code, 0) << ran.err;
+    return nlohmann::json::parse(read_temporary("c/capture.json"))["processor"].get<double>();
+  };
+  EXPECT_EQ(captured_on(R"({\"processor\": [5.5, 2.5, 4.5]})"), 2.5);
+  EXPECT_EQ(captured_on(R"({\"processor\": [3.5]})"), 3.5);
+  EXPECT_EQ(captured_on(R"({})"), 1);
+  EXPECT_EQ(captured_on(""), 1);
+}
+
 // A launched graph's work is done again, its allocations are not; the host launches once.
 TEST(NullGpu, AGraphIsLaunchedAgainAndAgain) {
   ASSERT_EQ(null("--gpu h100 --out c", "graph").exit_code, 0);

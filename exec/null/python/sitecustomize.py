@@ -207,6 +207,12 @@ def observe():
 
 def hook_optimizers(module):
     numbers = {}
+    reference = []
+
+    def read_processor():
+        if not reference:
+            reference.append(beside("foreshard_reference").Reference())
+        SEEN.setdefault("processor", []).append(reference[0].ratio())
 
     def stepped(optimizer, *unused):
         mark("observed")  # what follows is not the program's time
@@ -220,6 +226,8 @@ def hook_optimizers(module):
             said = optimizer.defaults
             SEEN.setdefault("optimizers", []).append({"class": type(optimizer).__name__, "fused": bool(said.get("fused")), "foreach": said.get("foreach")})
         number = numbers.setdefault(id(optimizer), len(numbers))
+        if number == 0:
+            guarded(read_processor)
         LIBRARY.foreshard_null_forget_time()
         mark("step %d %s" % (number, type(optimizer).__name__))
 
@@ -473,7 +481,7 @@ def write_model():
         if root is None:
             return
         document = described_model(root)
-    document.update({key: SEEN[key] for key in ("inputs", "loss_in_forward", "logits_held", "peaks", "optimizers") if key in SEEN})
+    document.update({key: SEEN[key] for key in ("inputs", "loss_in_forward", "logits_held", "peaks", "optimizers", "processor") if key in SEEN})
     with open(os.path.join(OUT, "model.json"), "w") as file:
         json.dump(document, file, indent=1)
 
