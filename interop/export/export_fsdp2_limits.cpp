@@ -72,8 +72,9 @@ ImportLedger script_ledger(const Plan& plan, const ModelDims& dims) {
   if (plan.kernels.train_metrics > 0) {
     ledger.unsupported("kernels.train_metrics", "the script computes no metrics");
   }
-  if (plan.loss.kind == Loss::Kind::kFused) {
-    ledger.unsupported("loss: fused", "PyTorch has none; eager cross entropy stands in");
+  if (plan.loss.kind == Loss::Kind::kFused || plan.loss.kind == Loss::Kind::kFusedLinear) {
+    ledger.unsupported(plan.loss.kind == Loss::Kind::kFused ? "loss: fused" : "loss: fused-linear",
+                       "PyTorch has none; eager cross entropy stands in");
   }
   if (plan.collectives.kernels != CollectiveKernels::kDefault) {
     ledger.unsupported(fmt::format("collectives.kernels: {}", to_string(plan.collectives.kernels)),

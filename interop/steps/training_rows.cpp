@@ -31,7 +31,7 @@ const std::vector<WordColumn>& word_columns() {
        {"layer_norm_eager", "layer_norm_low_precision", "rms_eager", "rms_fused", "compiled"}},
       {"rope_impl", {"none", "complex_eager", "real_eager", "fused", "compiled"}},
       {"residual_dtype", {"bf16", "fp32"}},
-      {"loss_impl", {"eager_fp32", "eager_bf16", "chunked_fp32", "fused", "compiled"}},
+      {"loss_impl", {"eager_fp32", "eager_bf16", "chunked_fp32", "fused", "fused_linear", "compiled"}},
       {"gather_dtype", {"bf16", "fp32"}},
       {"reduction_dtype", {"bf16", "fp32"}},
       {"master_dtype", {"fp32", "bf16"}},

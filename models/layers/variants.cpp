@@ -24,6 +24,11 @@
 //   (torchtitan#1033
 //              found it below any number of chunks)
 //   fused      the gradient takes the logits' place: 2V
+//   fused-linear
+//              the head's product and the loss are one function, which makes the gradients of both
+//              a tile of tokens at a time: of so many tokens that the tile is as large as the
+//              hidden states, up to a power of two (liger_kernel/ops/
+//              fused_linear_cross_entropy.py)
 //   chunked-N  log-probabilities of all chunks are saved, fp32 copies and gradients are of one
 //   chunk:
 //              2V + 4V + 4V/N forward, then 4V + 8V/N, then the chunks' gradients and their
@@ -34,6 +39,7 @@
 #include "models/layers/variants.h"
 
 #include <algorithm>
+#include <bit>
 #include <string>
 #include <utility>
 
@@ -110,6 +116,44 @@ LayerSpec chunked_loss(LayerSpec layer, std::int64_t chunks) {
   return layer;
 }
 
+// Nothing but the loss of each token leaves the head. The gradients that forward makes are there
+// beside its tile; they count as made in backward, which begins where forward ends.
+void fuse_loss_into_head(LayerSpec& head, const Plan& plan) {
+  const auto product =
+      std::find_if(head.operations.begin(), head.operations.end(),
+                   [](const Operation& op) { return op.kind == OperationKind::kGemm; });
+  if (product == head.operations.end()) return;
+  const std::int64_t tokens = checked_multiply(plan.batch.micro_batch, plan.batch.sequence);
+  const std::int64_t tiles = (product->n + product->k - 1) / product->k;
+  const std::int64_t rows = static_cast<std::int64_t>(
+      std::bit_ceil(static_cast<std::uint64_t>((tokens + tiles - 1) / tiles)));
+  const Index tile = add_tensor(
+      head,
+      {.name = "tile of logits", .fixed = checked_multiply(std::min(rows, tokens), product->n)});
+  const Index weight = add_tensor(
+      head, {.name = "weight's gradient", .fixed = checked_multiply(product->n, product->k)});
+  TensorSpec input = tensor(head, product->inputs.front());
+  input.name = "input's gradient";
+  product->forward_workspace = {tile, weight, add_tensor(head, std::move(input))};
+  product->backward_workspace = {tile};
+  product->function = Function::kCrossEntropy;
+  product->outputs = {
+      add_tensor(head, {.name = "token losses", .per_token = 1, .type = ElementType::kFp32})};
+  head.output = product->outputs.front();
+  head.operations.erase(product + 1, head.operations.end());
+}
+
+LayerSpec sum_of_losses(LayerSpec layer) {
+  layer.tensors = {{.name = "token losses", .per_token = 1, .type = ElementType::kFp32}};
+  Operation sum;
+  sum.name = "sum";
+  sum.inputs = {0};
+  sum.outputs = {add_tensor(layer, {.name = "loss", .fixed = 1, .type = ElementType::kFp32})};
+  layer.output = sum.outputs.front();
+  layer.operations = {std::move(sum)};
+  return layer;
+}
+
 // What follows the cast to fp32, on the logits as they are.
 void leave_out_cast(LayerSpec& layer) {
   const Operation cast = layer.operations.front();
@@ -146,6 +190,9 @@ void apply_loss(LayerSpec& layer, const Plan& plan) {
       return;
     case Loss::Kind::kChunked:
       layer = chunked_loss(std::move(layer), plan.loss.chunks);
+      return;
+    case Loss::Kind::kFusedLinear:
+      layer = sum_of_losses(std::move(layer));
       return;
   }
 }
@@ -350,6 +397,9 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
   model = with_module_kernels(std::move(model), plan);
   for (LayerSpec& layer : model.kinds) {
     apply_attention(layer, plan, model.family);
+    if (layer.role == LayerRole::kHead && plan.loss.kind == Loss::Kind::kFusedLinear) {
+      fuse_loss_into_head(layer, plan);
+    }
     if (layer.role == LayerRole::kLoss) {
       apply_loss(layer, plan);
       add_train_metrics(layer, plan);

@@ -253,7 +253,7 @@ const char* to_string(ModuleKernels::Activation activation);
 // kCompiled: one kernel forward and one backward over the logits as they are. kChunked: eager over
 // `chunks` parts of the sequence. kFused: one kernel; the gradient takes the logits' place.
 struct Loss {
-  enum class Kind : std::uint8_t { kEager, kEagerCompute, kCompiled, kChunked, kFused };
+  enum class Kind : std::uint8_t { kEager, kEagerCompute, kCompiled, kChunked, kFused, kFusedLinear };
   Kind kind = Kind::kEager;
   std::int64_t chunks = 0;  // kChunked: 2 or more
   bool operator==(const Loss&) const = default;

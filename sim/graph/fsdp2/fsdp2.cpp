@@ -224,9 +224,9 @@ void Fsdp2::compute_loss(std::int32_t layer) {
 
 void Fsdp2::forward_layer(std::int32_t layer) {
   run_border(EventKind::kForward, layer, LayerSegment::kBefore);
-  enter_module(layer, 0);
+  if (is_called(layer)) enter_module(layer, 0);
   run_layer(EventKind::kForward, layer);
-  leave_module(layer, 0, /*in_backward=*/false);
+  if (is_called(layer)) leave_module(layer, 0, /*in_backward=*/false);
   const LayerRole role = spec_of(layer).role;
   // One function calls norm and head: what went into the norm is let go of after the head. Where
   // the head is the root's, its output is cast with the root's hooks.
@@ -237,6 +237,12 @@ void Fsdp2::forward_layer(std::int32_t layer) {
   if (role == LayerRole::kHead && layer > 0) {
     run_border(EventKind::kForward, layer - 1, LayerSegment::kAfter);
   }
+}
+
+// A loss that has the head's product in it reads the head's weight: the module's hooks do not run,
+// and its unit, which other modules open, is never seen to end its forward.
+bool Fsdp2::is_called(std::int32_t layer) const {
+  return plan_.loss.kind != Loss::Kind::kFusedLinear || spec_of(layer).role != LayerRole::kHead;
 }
 
 // The hooks of a list of modules run with the first to begin and the last to end.
@@ -341,6 +347,7 @@ void Fsdp2::run_segment(EventKind kind, std::int32_t layer, std::size_t segment)
 // A gradient arrives at the outputs of the unit's last module.
 void Fsdp2::begin_backward(std::int32_t layer, std::int8_t part) {
   const std::int32_t u = unit_of_part(layer, part);
+  if (!is_called(layer)) return;
   if (u != root() && modules_of(u).back() == Module{first_call(layer), part}) state_pre_backward(u);
 }
 

@@ -415,6 +415,7 @@ void Fsdp2::finalize_backward(std::int32_t unit) {
   Scope scope(*this, "finalize_backward", unit);
   if (logging_) log_here("finalize_backward");
   in_finalize_ = true;
+  g.open_modules = 0;  // of modules that were not all called
   if (version_.end_waits == EndWaits::kLastPerStream) wait_last_reductions();
   wait_for_post_backward(unit);
   in_finalize_ = false;

@@ -254,6 +254,10 @@ void add_forward(const KernelCounts& counts, const Operation& op, LayerPhaseProg
                {rows_of_group(counts, op), width(counts, op, op.n), width(counts, op, op.k),
                 rows * op.k + weight_elements(counts, op) + rows * op.n, op.groups},
                phase, op.fp8 != Fp8Recipe::kNone);
+      if (op.function == Function::kCrossEntropy) {  // of its result, in place
+        add_memory_kernel(phase, op.function, Pass::kForward,
+                          checked_multiply(2 * rows * op.n, size_of(counts.options.compute)));
+      }
       return;
     }
     case OperationKind::kAttention:

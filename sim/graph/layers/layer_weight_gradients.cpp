@@ -1,6 +1,6 @@
-// A kernel makes a norm's gradients in its weight's dtype, other ones in the incoming gradient's; a
-// bias is a sum over the incoming gradient. validate_outputs casts them where the parameter's
-// gradient has another dtype. A linear layer's weight is used transposed, which is a node more: its
+// A kernel makes a norm's gradients in its weight's dtype, as does a loss with the head's product in
+// it, other ones in the incoming gradient's; a bias is a sum over the incoming gradient.
+// validate_outputs casts them where the parameter's gradient has another dtype. A linear layer's weight is used transposed, which is a node more: its
 // gradient is cast and stored once that one is done.
 //
 // The native engine (GradientStorage::kFlat) writes them into the unit's flat buffer.
@@ -21,8 +21,9 @@ WeightGradients::WeightGradients(LayerProgramWriter& writer)
 }
 
 DType WeightGradients::made_dtype(const Operation& op) const {
-  const bool norm = op.kind == OperationKind::kNorm && !op.parameters.empty();
-  return norm ? graph_.dtype_of(op.parameters.front()) : graph_.element(op.outputs.front()).dtype;
+  const bool own = (op.kind == OperationKind::kNorm && !op.parameters.empty()) ||
+                   op.function == Function::kCrossEntropy;
+  return own ? graph_.dtype_of(op.parameters.front()) : graph_.element(op.outputs.front()).dtype;
 }
 
 bool WeightGradients::hang_on_node(const Operation& op) const {

@@ -294,6 +294,26 @@ Problem problem_of_variants(const Plan& plan) {
   return std::nullopt;
 }
 
+// A linear layer before the loss, which reads its weight: no hook of the head's gathers it.
+Problem problem_of_fused_linear(const Plan& plan, const ModelSpec& model) {
+  if (plan.loss.kind != Loss::Kind::kFusedLinear) return std::nullopt;
+  if (plan.runtime.kind == RuntimeKind::kFsdp2 && plan.units.head == UnitPlacement::kOwn) {
+    return contradiction("units.head", "a loss with the head's product in it calls no head",
+                         "units.head: root or with_norm");
+  }
+  const std::size_t n = model.order.size();
+  const auto is_product = [](const Operation& op) { return op.kind == OperationKind::kGemm; };
+  if (n >= 2 && kind_of(model, model.order[n - 1]).role == LayerRole::kLoss) {
+    const LayerSpec& head = kind_of(model, model.order[n - 2]);
+    if (head.role == LayerRole::kHead && head.domain.positions == 0 &&
+        std::any_of(head.operations.begin(), head.operations.end(), is_product)) {
+      return std::nullopt;
+    }
+  }
+  return contradiction("loss", fmt::format("{} has no linear head over every token", model.name),
+                       "loss: eager");
+}
+
 Problem problem_of_frozen(const Plan& plan, const ModelSpec& model) {
   const Frozen& frozen = plan.frozen;
   const std::int64_t blocks = model.block_count();
@@ -415,6 +435,7 @@ std::optional<PlanProblem> find_problem(const Plan& plan, const ModelSpec& model
   }
   if (plan.frozen.any()) {
     if (Problem problem = problem_of_frozen(plan, model)) return problem;
+    if (Problem problem = problem_of_fused_linear(plan, model)) return problem;
   }
   if (Problem problem = problem_of_lora(plan, model)) return problem;
   if (Problem problem = problem_of_documents(plan)) return problem;

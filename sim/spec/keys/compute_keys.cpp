@@ -62,7 +62,7 @@ constexpr PlanKeyType kRecomputePolicy = other(R"({"oneOf": [{"$ref": "#/definit
      "value": {"$ref": "#/definitions/recompute"}}}}],
     "examples": ["none", "full", "every-2", [{"layers": "0-3", "value": "full"}]]})");
 constexpr PlanKeyType kLossName = other(R"({"type": "string",
-    "pattern": "^(eager|eager-compute|compiled|fused|chunked-0*([2-9]|[1-9][0-9]+))$"})");
+    "pattern": "^(eager|eager-compute|compiled|fused|fused-linear|chunked-0*([2-9]|[1-9][0-9]+))$"})");
 constexpr PlanKeyType kFrozenLayers = other(R"({"oneOf": [{"const": "none"},
     {"type": "array", "minItems": 1, "items": {"oneOf": [
      {"enum": ["embedding", "norm", "head", "tower"]},
@@ -126,7 +126,9 @@ constexpr PlanKey kKeys[] = {
         "loss", kLossName, d.plan.loss = read_loss(n), written(p.loss),
         "Cross entropy. eager: over fp32 logits, an operation at a time; eager-compute: over the "
         "logits as they are. compiled: one kernel forward, one backward. fused: the gradient takes "
-        "the logits' place. chunked-N: eager over N parts of the sequence."),
+        "the logits' place. fused-linear: the head's product is part of it, a tile of tokens at a "
+        "time, "
+        "and no logits are kept (Liger). chunked-N: eager over N parts of the sequence."),
     FORESHARD_WORD("logits", logits, kLogits,
                    "held: the training loop keeps what the model returned while backward runs: "
                    "fp32 logits, or with loss_in_forward those of the head."),

@@ -226,6 +226,23 @@ TEST(Variants, LossPeaks) {
   }
 }
 
+// 128,256 words, 4,096 features: 32 tiles of 32 of the 1,024 tokens. Where head and loss meet stand
+// the gradients of both operands, one tile and, in fp32, the losses of the tokens.
+TEST(Variants, ALossWithTheHeadsProductKeepsNoLogits) {
+  constexpr std::int64_t kVocabulary = 128256, kTile = 32;
+  Plan plan = plan_with(Compile::kNone);
+  plan.loss = {Loss::Kind::kFusedLinear, 0};
+  const LayerProgram head = program(variant(plan), LayerRole::kHead);
+  const LayerProgram loss = program(variant(plan), LayerRole::kLoss);
+  constexpr std::int64_t kGradients = kVocabulary * kWide + kTokens * kWide;
+  EXPECT_EQ(head.forward.swing.peak, 4 * kTokens + kGradients + 2 * kVocabulary * kTile);
+  EXPECT_EQ(head.backward.swing.peak, kGradients + 2 * kVocabulary * kTile);
+  EXPECT_LE(loss.forward.swing.peak + loss.backward.swing.peak, 4 * kTokens + 2 * 512);
+  const LayerProgram eager = program(variant(plan_with(Compile::kNone)), LayerRole::kHead);
+  EXPECT_EQ(head.forward.flops.count(), eager.forward.flops.count());
+  EXPECT_EQ(head.backward.flops.count(), eager.backward.flops.count());
+}
+
 // fp32 scores of 32 heads x 1024 positions: their softmax is saved, with q, k, v in fp32; the
 // heads' result goes, its rows stay.
 TEST(Variants, MathAttentionSavesProbabilities) {
