@@ -6,6 +6,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <map>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
@@ -30,30 +32,38 @@ struct Entry {
   std::string file;
 };
 
-// All shipped ones by key, parsed once.
-const std::vector<Entry>& entries() {
-  static const std::vector<Entry> kEntries = [] {
-    std::vector<Entry> all;
-    for (const EmbeddedFile& file : calibration_files()) {
-      if (!file.path.starts_with(kFolder)) continue;
-      const Json document = Json::parse(std::string_view(file.content));
-      FORESHARD_CHECK(document.at("schema") == kSchema, std::string(file.path));
-      for (const Json& each : document.at("profiles"))
-        all.push_back({each, std::string(file.path)});
-    }
-    std::sort(all.begin(), all.end(), [](const Entry& a, const Entry& b) {
-      return a.json.at("gpu").get<std::string>() < b.json.at("gpu").get<std::string>();
-    });
-    return all;
-  }();
-  return kEntries;
+// The shipped profiles of a file, parsed once it is asked for.
+const std::vector<Entry>& entries_of(const EmbeddedFile& file) {
+  static std::mutex mutex;
+  static std::map<std::string_view, std::vector<Entry>> parsed;
+  const std::scoped_lock lock(mutex);
+  const auto [found, is_new] = parsed.try_emplace(file.path);
+  if (!is_new) return found->second;
+  Json document = Json::parse(std::string_view(file.content));
+  FORESHARD_CHECK(document.at("schema") == kSchema, std::string(file.path));
+  for (Json& each : document.at("profiles")) {
+    found->second.push_back({std::move(each), std::string(file.path)});
+  }
+  return found->second;
+}
+
+std::vector<const EmbeddedFile*> profile_files() {
+  std::vector<const EmbeddedFile*> files;
+  for (const EmbeddedFile& file : calibration_files()) {
+    if (file.path.starts_with(kFolder)) files.push_back(&file);
+  }
+  return files;
 }
 
 const Entry* find_entry(std::string_view gpu) {
-  const auto found = std::find_if(entries().begin(), entries().end(), [&](const Entry& entry) {
-    return entry.json.at("gpu").get_ref<const std::string&>() == gpu;
-  });
-  return found == entries().end() ? nullptr : &*found;
+  const std::string quoted = fmt::format("\"{}\"", gpu);
+  for (const EmbeddedFile* file : profile_files()) {
+    if (std::string_view(file->content).find(quoted) == std::string_view::npos) continue;
+    for (const Entry& entry : entries_of(*file)) {
+      if (entry.json.at("gpu").get_ref<const std::string&>() == gpu) return &entry;
+    }
+  }
+  return nullptr;
 }
 
 Json patched(Json base, const Json& patch) {
@@ -148,7 +158,12 @@ void borrow_curves(const Borrowing& borrowing, Calibration& calibration) {
 
 std::vector<std::string> profile_keys() {
   std::vector<std::string> keys;
-  for (const Entry& entry : entries()) keys.push_back(entry.json.at("gpu").get<std::string>());
+  for (const EmbeddedFile* file : profile_files()) {
+    for (const Entry& entry : entries_of(*file)) {
+      keys.push_back(entry.json.at("gpu").get<std::string>());
+    }
+  }
+  std::sort(keys.begin(), keys.end());
   return keys;
 }
 
