@@ -98,16 +98,4 @@ std::optional<fs::path> cached_config(const fs::path& folder, std::string_view i
   return std::nullopt;
 }
 
-std::vector<std::string> cached_ids(const fs::path& folder) {
-  std::vector<std::string> ids;
-  for (const std::string& name : names_in(folder)) {
-    if (!name.starts_with(kPrefix) || !config_in(folder / name)) continue;
-    std::string id = name.substr(kPrefix.size());
-    const std::size_t slash = id.find("--");
-    if (slash == std::string::npos) continue;
-    ids.push_back(id.replace(slash, 2, "/"));
-  }
-  return ids;
-}
-
 }  // namespace foreshard
