@@ -6,8 +6,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <map>
-#include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
@@ -15,7 +13,7 @@
 
 #include "calibration/fit/least_squares.h"
 #include "calibration/profile.h"
-#include "sim/base/embedded.h"
+#include "sim/base/embedded_once.h"
 #include "sim/base/error.h"
 
 namespace foreshard {
@@ -32,19 +30,14 @@ struct Entry {
   std::string file;
 };
 
-// The shipped profiles of a file, parsed once it is asked for.
-const std::vector<Entry>& entries_of(const EmbeddedFile& file) {
-  static std::mutex mutex;
-  static std::map<std::string_view, std::vector<Entry>> parsed;
-  const std::scoped_lock lock(mutex);
-  const auto [found, is_new] = parsed.try_emplace(file.path);
-  if (!is_new) return found->second;
+std::vector<Entry> read_entries(const EmbeddedFile& file) {
   Json document = Json::parse(std::string_view(file.content));
   FORESHARD_CHECK(document.at("schema") == kSchema, std::string(file.path));
+  std::vector<Entry> entries;
   for (Json& each : document.at("profiles")) {
-    found->second.push_back({std::move(each), std::string(file.path)});
+    entries.push_back({std::move(each), std::string(file.path)});
   }
-  return found->second;
+  return entries;
 }
 
 std::vector<const EmbeddedFile*> profile_files() {
@@ -59,7 +52,7 @@ const Entry* find_entry(std::string_view gpu) {
   const std::string quoted = fmt::format("\"{}\"", gpu);
   for (const EmbeddedFile* file : profile_files()) {
     if (std::string_view(file->content).find(quoted) == std::string_view::npos) continue;
-    for (const Entry& entry : entries_of(*file)) {
+    for (const Entry& entry : made_once<read_entries>(*file)) {
       if (entry.json.at("gpu").get_ref<const std::string&>() == gpu) return &entry;
     }
   }
@@ -159,7 +152,7 @@ void borrow_curves(const Borrowing& borrowing, Calibration& calibration) {
 std::vector<std::string> profile_keys() {
   std::vector<std::string> keys;
   for (const EmbeddedFile* file : profile_files()) {
-    for (const Entry& entry : entries_of(*file)) {
+    for (const Entry& entry : made_once<read_entries>(*file)) {
       keys.push_back(entry.json.at("gpu").get<std::string>());
     }
   }
