@@ -80,12 +80,12 @@ foreach(folder IN LISTS folders)
   if(folder STREQUAL "exec" AND FORESHARD_SANITIZE)  # LibTorch never frees what it makes when it starts
     set(more ENVIRONMENT_MODIFICATION "ASAN_OPTIONS=string_append::detect_leaks=0")
   endif()
-  # Suites that share what takes long to make are one test of ctest, named after all of them; what
-  # they share says so: "// One process for the suites A B".
+  # Suites that share what takes long to make are one test of ctest, named after all of them; the
+  # file that makes it says so: "// One process for the suites A B".
   set(others)
-  file(GLOB_RECURSE shared CONFIGURE_DEPENDS "tests/${folder}/*.h")
-  foreach(header IN LISTS shared)
-    file(STRINGS "${header}" suites REGEX "^// One process for the suites ")
+  file(GLOB_RECURSE headers CONFIGURE_DEPENDS "tests/${folder}/*.h")
+  foreach(source IN LISTS headers sources)
+    file(STRINGS "${source}" suites REGEX "^// One process for the suites ")
     if(suites)
       string(REGEX REPLACE "^// One process for the suites " "" suites "${suites}")
       string(REPLACE " " ".*:" filter "${suites}.*")
