@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "sim/base/error.h"
+#include "sim/base/letters.h"
 #include "sim/base/text_file.h"
 
 namespace foreshard {
@@ -15,14 +16,6 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "models--";
 constexpr std::size_t kLongestId = 200;
-
-std::string lower(std::string_view text) {
-  std::string result(text);
-  for (char& c : result) {
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  }
-  return result;
-}
 
 // Letters, digits and ._- around one slash; "" where `id` is none.
 std::string folder_of(std::string_view id) {
