@@ -16,7 +16,7 @@
 #include "calibration/machine_figures.h"
 #include "calibration/machine_limits.h"
 #include "sim/base/config.h"
-#include "sim/base/embedded.h"
+#include "sim/base/embedded_once.h"
 #include "sim/base/error.h"
 #include "sim/base/spelling.h"
 #include "sim/spec/network/routes.h"
@@ -92,11 +92,11 @@ bool has_alias(std::string_view content, std::string_view key) {
 std::optional<Machine> find_machine(std::string_view key) {
   const std::vector<MachineFile> files = machine_files();
   for (const MachineFile& each : files) {
-    if (each.key == key) return read_machine(*each.file);
+    if (each.key == key) return made_once<read_machine>(*each.file);
   }
   for (const MachineFile& each : files) {
     if (!has_alias(each.file->content, key)) continue;
-    Machine machine = read_machine(*each.file);
+    const Machine& machine = made_once<read_machine>(*each.file);
     if (std::find(machine.aliases.begin(), machine.aliases.end(), key) != machine.aliases.end()) {
       return machine;
     }
@@ -345,7 +345,9 @@ Cluster from_file(const ConfigNode& root, std::string_view file_name) {
 
 std::vector<Machine> list_machines() {
   std::vector<Machine> machines;
-  for (const MachineFile& each : machine_files()) machines.push_back(read_machine(*each.file));
+  for (const MachineFile& each : machine_files()) {
+    machines.push_back(made_once<read_machine>(*each.file));
+  }
   return machines;
 }
 

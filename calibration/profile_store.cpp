@@ -13,7 +13,7 @@
 
 #include "calibration/fit/least_squares.h"
 #include "calibration/profile.h"
-#include "sim/base/embedded.h"
+#include "sim/base/embedded_once.h"
 #include "sim/base/error.h"
 
 namespace foreshard {
@@ -30,30 +30,33 @@ struct Entry {
   std::string file;
 };
 
-// All shipped ones by key, parsed once.
-const std::vector<Entry>& entries() {
-  static const std::vector<Entry> kEntries = [] {
-    std::vector<Entry> all;
-    for (const EmbeddedFile& file : calibration_files()) {
-      if (!file.path.starts_with(kFolder)) continue;
-      const Json document = Json::parse(std::string_view(file.content));
-      FORESHARD_CHECK(document.at("schema") == kSchema, std::string(file.path));
-      for (const Json& each : document.at("profiles"))
-        all.push_back({each, std::string(file.path)});
-    }
-    std::sort(all.begin(), all.end(), [](const Entry& a, const Entry& b) {
-      return a.json.at("gpu").get<std::string>() < b.json.at("gpu").get<std::string>();
-    });
-    return all;
-  }();
-  return kEntries;
+std::vector<Entry> read_entries(const EmbeddedFile& file) {
+  Json document = Json::parse(std::string_view(file.content));
+  FORESHARD_CHECK(document.at("schema") == kSchema, std::string(file.path));
+  std::vector<Entry> entries;
+  for (Json& each : document.at("profiles")) {
+    entries.push_back({std::move(each), std::string(file.path)});
+  }
+  return entries;
+}
+
+std::vector<const EmbeddedFile*> profile_files() {
+  std::vector<const EmbeddedFile*> files;
+  for (const EmbeddedFile& file : calibration_files()) {
+    if (file.path.starts_with(kFolder)) files.push_back(&file);
+  }
+  return files;
 }
 
 const Entry* find_entry(std::string_view gpu) {
-  const auto found = std::find_if(entries().begin(), entries().end(), [&](const Entry& entry) {
-    return entry.json.at("gpu").get_ref<const std::string&>() == gpu;
-  });
-  return found == entries().end() ? nullptr : &*found;
+  const std::string quoted = fmt::format("\"{}\"", gpu);
+  for (const EmbeddedFile* file : profile_files()) {
+    if (std::string_view(file->content).find(quoted) == std::string_view::npos) continue;
+    for (const Entry& entry : made_once<read_entries>(*file)) {
+      if (entry.json.at("gpu").get_ref<const std::string&>() == gpu) return &entry;
+    }
+  }
+  return nullptr;
 }
 
 Json patched(Json base, const Json& patch) {
@@ -148,7 +151,12 @@ void borrow_curves(const Borrowing& borrowing, Calibration& calibration) {
 
 std::vector<std::string> profile_keys() {
   std::vector<std::string> keys;
-  for (const Entry& entry : entries()) keys.push_back(entry.json.at("gpu").get<std::string>());
+  for (const EmbeddedFile* file : profile_files()) {
+    for (const Entry& entry : made_once<read_entries>(*file)) {
+      keys.push_back(entry.json.at("gpu").get<std::string>());
+    }
+  }
+  std::sort(keys.begin(), keys.end());
   return keys;
 }
 

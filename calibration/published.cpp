@@ -11,6 +11,7 @@
 #include "calibration/gpu_names.h"
 #include "sim/base/embedded.h"
 #include "sim/base/error.h"
+#include "sim/base/letters.h"
 
 namespace foreshard {
 
@@ -53,12 +54,6 @@ std::string chip_of(std::string_view gpu) {
 }
 
 namespace {
-
-std::string lower(std::string_view text) {
-  std::string low(text);
-  for (char& c : low) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  return low;
-}
 
 GemmType type_of(std::string_view dtype) {
   const std::string low = lower(dtype);

@@ -2,10 +2,10 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <oneapi/tbb/parallel_invoke.h>
 
 #include "cli/verbs/stacks.h"
 #include "planner/remedy.h"
+#include "planner/short_steps.h"
 #include "reports/sizing/long_step.h"
 #include "reports/view/layout.h"
 #include "sim/simulate/folded.h"
@@ -14,7 +14,7 @@ namespace foreshard {
 
 namespace {
 
-// Of two forecasts, of a few micro-batches and of fewer.
+// Of a few micro-batches and of fewer.
 void answer_by_few(Answer& a, const CostModel& costs) {
   const Plan& whole = a.job.resolved.plan;
   const auto of = [&](std::int64_t micro_batches) {
@@ -22,13 +22,9 @@ void answer_by_few(Answer& a, const CostModel& costs) {
     plan.batch.accumulation = micro_batches;
     return forecast(a.job.model, plan, costs);
   };
-  ShortSteps steps;
-  oneapi::tbb::parallel_invoke(
-      [&] {
-        a.forecast = of(kLaidOut);
-        steps.laid_out = report_of(a.job, a.forecast, costs);
-      },
-      [&] { steps.fewer = report_of(a.job, of(kFewer), costs); });
+  a.forecast = of(kLaidOut);
+  ShortSteps steps = short_steps(a.job, a.forecast, costs);
+  if (!steps.fewer) steps.fewer = report_of(a.job, of(kFewer), costs);
   a.report = long_step_report(steps, a.job.model, whole, costs);
 }
 

@@ -1,5 +1,5 @@
 # One GoogleTest program per folder of tests/ (foreshard_<folder>_test), each test known to ctest by its
-# own name; the benchmarks (foreshard_bench); the test include_direction.
+# own name, or by that of its suite; the benchmarks (foreshard_bench); the test include_direction.
 include(GoogleTest)
 set(CMAKE_GTEST_DISCOVER_TESTS_DISCOVERY_MODE PRE_TEST)
 
@@ -80,7 +80,27 @@ foreach(folder IN LISTS folders)
   if(folder STREQUAL "exec" AND FORESHARD_SANITIZE)  # LibTorch never frees what it makes when it starts
     set(more ENVIRONMENT_MODIFICATION "ASAN_OPTIONS=string_append::detect_leaks=0")
   endif()
-  gtest_discover_tests(${test} WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}"
+  # Suites that share what takes long to make are one test of ctest, named after all of them; the
+  # file that makes it says so: "// One process for the suites A B".
+  set(others)
+  file(GLOB_RECURSE headers CONFIGURE_DEPENDS "tests/${folder}/*.h")
+  foreach(source IN LISTS headers sources)
+    file(STRINGS "${source}" suites REGEX "^// One process for the suites ")
+    if(suites)
+      string(REGEX REPLACE "^// One process for the suites " "" suites "${suites}")
+      string(REPLACE " " ".*:" filter "${suites}.*")
+      string(REPLACE " " "+" name "${suites}")
+      add_test(NAME "${name}" COMMAND ${test} "--gtest_filter=${filter}"
+               WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
+      set_tests_properties("${name}" PROPERTIES ENVIRONMENT "RC_PARAMS=${draws}")
+      string(APPEND others ":${filter}")
+    endif()
+  endforeach()
+  if(others)
+    string(REGEX REPLACE "^:" "-" others "${others}")
+    set(others TEST_FILTER "${others}")
+  endif()
+  gtest_discover_tests(${test} WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}" ${others}
                        DISCOVERY_TIMEOUT 300  # the first load of LibTorch from a cold disk
                        PROPERTIES ENVIRONMENT "RC_PARAMS=${draws}" ${more})
 endforeach()

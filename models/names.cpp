@@ -12,6 +12,7 @@
 #include "models/zoo.h"
 #include "sim/base/config.h"
 #include "sim/base/error.h"
+#include "sim/base/letters.h"
 #include "sim/base/spelling.h"
 
 namespace foreshard {
@@ -25,14 +26,6 @@ using Words = std::vector<std::string>;
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool is_letter(char c) { return c >= 'a' && c <= 'z'; }
-
-std::string lower(std::string_view text) {
-  std::string result(text);
-  for (char& c : result) {
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  }
-  return result;
-}
 
 // "llama-3.1-8b" -> llama 3 1 8 b.
 Words runs_of(std::string_view text) {

@@ -17,6 +17,7 @@
 #include "planner/code_term.h"
 #include "planner/local_profiles.h"
 #include "planner/model_name.h"
+#include "planner/short_steps.h"
 #include "sim/simulate/cost_choices.h"
 #include "sim/spec/checks/plan_check.h"
 
@@ -290,8 +291,9 @@ StackSet stack_set(const Job& job, const CostModel& costs) {
   return set;
 }
 
-Report report_of(const Job& job, const Forecast& forecast, const CostModel& costs) {
-  Report report = summarize(forecast, costs, kDraws, stack_set(job, costs).of(forecast.plan));
+namespace {
+
+Report with_words(Report report, const Job& job, const Forecast& forecast) {
   std::vector<std::pair<std::string, std::string>> assumed;
   for (const AssumedValue& value : job.resolved.assumed) {
     assumed.emplace_back(value.key, fmt::format("{} ({})", value.value, value.why));
@@ -308,6 +310,20 @@ Report report_of(const Job& job, const Forecast& forecast, const CostModel& cost
   const std::string nonsense = find_nonsense(report, forecast);
   if (!nonsense.empty()) throw blamed_on_profile(NonsenseError(nonsense), job.options);
   return report;
+}
+
+}  // namespace
+
+Report report_of(const Job& job, const Forecast& forecast, const CostModel& costs) {
+  return with_words(summarize(forecast, costs, kDraws, stack_set(job, costs).of(forecast.plan)),
+                    job, forecast);
+}
+
+ShortSteps short_steps(const Job& job, const Forecast& laid_out, const CostModel& costs) {
+  ShortSteps steps =
+      summarize_short(laid_out, costs, kDraws, stack_set(job, costs).of(laid_out.plan));
+  steps.laid_out = with_words(std::move(steps.laid_out), job, laid_out);
+  return steps;
 }
 
 Error blamed_on_profile(const NonsenseError& error, const JobOptions& options) {

@@ -8,6 +8,7 @@
 #include <oneapi/tbb/parallel_for.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <functional>
 
@@ -15,11 +16,15 @@
 #include "reports/accuracy/intervals.h"
 #include "reports/report.h"
 #include "reports/report_parts.h"
+#include "reports/sizing/long_step.h"
 #include "reports/view/event_names.h"
 #include "reports/view/findings.h"
 #include "sim/base/quantile.h"
 #include "sim/base/unit_strings.h"
 #include "sim/memory/memory_alternatives.h"
+#include "sim/simulate/cut_runs.h"
+#include "sim/simulate/folded.h"
+#include "sim/simulate/forecast_figures.h"
 #include "sim/simulate/simulate.h"
 #include "sim/spec/checks/plan_check.h"
 #include "sim/spec/open_stack.h"
@@ -68,37 +73,116 @@ struct Code {
   RepeatedRows repeats = find_repeats(forecast.graph);
 };
 
-// `outcomes`: of the codes.
-void summarize_time(const std::vector<Code>& codes, const std::vector<StackOutcome>& outcomes,
-                    int draws, Report& report) {
+// Durations of what a step is drawn to be.
+struct Drawn {
+  explicit Drawn(std::size_t draws) : seconds(draws), communication(draws), exposed(draws) {}
+  void set(int draw, const StepMetrics& metrics, double of_plan) {
+    const auto i = static_cast<std::size_t>(draw);
+    seconds[i] = metrics.seconds * of_plan;
+    communication[i] = metrics.communication;
+    exposed[i] = metrics.exposed_communication;
+  }
+  std::vector<double> seconds, communication, exposed;
+};
+
+StepMetrics measure(const EventGraph& graph, const Timeline& timeline, const CutRuns& cut) {
+  std::vector<Interval> compute, communication, waiting;
+  const Time period = timeline.period - cut.time;
+  const auto rows = static_cast<EventId>(graph.rows.size());
+  for (EventId i = 0; i < rows; ++i) {
+    if (i == cut.begin) i = cut.end;
+    const Row& row = graph.rows[static_cast<std::size_t>(i)];
+    const Span& span = timeline.spans[static_cast<std::size_t>(i)];
+    const std::int64_t earlier = i < cut.end ? 0 : cut.time.nanoseconds();
+    // (In nanoseconds: this is asked of every row of every draw.)
+    const auto add = [&](std::vector<Interval>& list, Time from, Time to) {
+      const std::int64_t begin = std::max<std::int64_t>(0, from.nanoseconds() - earlier);
+      const std::int64_t end = std::min(to.nanoseconds() - earlier, period.nanoseconds());
+      if (end <= begin) return;
+      const bool joins = !list.empty() && list.back().begin.nanoseconds() <= begin &&
+                         begin <= list.back().end.nanoseconds();
+      if (!joins) return list.push_back({Time::ns(begin), Time::ns(end)});
+      if (list.back().end.nanoseconds() < end) list.back().end = Time::ns(end);
+    };
+    if (is_collective(row.kind)) {
+      add(communication, span.arrive, span.end);
+      add(waiting, span.start, span.arrive);
+    } else if (computes(row)) {
+      add(compute, span.start, span.end);
+    }
+  }
+  compute = united(std::move(compute));
+  communication = united(std::move(communication));
+  const Time computing = total_length(compute);
+  const Time communicating = total_length(communication);
+  const Time exposed = communicating - overlap(compute, communication);
+  StepMetrics metrics;
+  metrics.seconds = period.seconds();
+  metrics.communication = communicating.seconds();
+  metrics.exposed_communication = exposed.seconds();
+  metrics.waiting = total_length(united(std::move(waiting))).seconds();
+  metrics.compute = computing.seconds();
+  metrics.idle = (period - computing - exposed).seconds();
+  return metrics;
+}
+
+void set_times(const StepMetrics& central, Drawn drawn, const StepEvidence& evidence,
+               const std::vector<StackOutcome>& outcomes, Report& report) {
+  report.seconds =
+      covering(with_interval(central.seconds, drawn.seconds, evidence.seconds), outcomes);
+  if (outcomes.size() > 1) {
+    report.open_stack =
+        open_stack(outcomes, drawn.seconds, report.seconds.high - report.seconds.low);
+  }
+  report.communication =
+      with_interval(central.communication, std::move(drawn.communication), evidence.communication);
+  report.exposed_communication = with_interval(
+      central.exposed_communication, std::move(drawn.exposed), evidence.exposed_communication);
+}
+
+// `outcomes`: of the codes. `fewer`: where it is asked for, the times of the same with kFewer of
+// kLaidOut micro-batches; nothing where the timelines do not show them.
+void summarize_time(const std::vector<Code>& codes, std::vector<StackOutcome> outcomes, int draws,
+                    Report& report, std::optional<Report>* fewer) {
   const Forecast& forecast = codes.front().forecast;
   const CostModel& costs = codes.front().costs;
-  const StepMetrics central = measure_step(forecast.graph, forecast.timeline);
   const std::vector<double> weights = weights_of(outcomes);
   const auto count = static_cast<std::size_t>(draws);
-  std::vector<double> seconds(count), communication(count), exposed(count);
+  Drawn drawn(count), drawn_of_fewer(fewer == nullptr ? 0 : count);
+  std::atomic<bool> is_shown = fewer != nullptr;
+  const auto cut = [&](const Code& code, const CostTable& table, const Timeline& timeline) {
+    const auto found = cut_runs(code.forecast.graph, table, timeline, code.repeats,
+                                static_cast<std::int32_t>(kLaidOut - kFewer));
+    if (!found) is_shown = false;
+    return found;
+  };
   oneapi::tbb::enumerable_thread_specific<Simulator> simulators;
   oneapi::tbb::parallel_for(0, draws, [&](int k) {
     const Code& code = codes[alternative_of_draw(weights, k)];
     const EventGraph& graph = code.forecast.graph;
     CostTable table = code.costs.price(graph, code.costs.draw(k));
     table.delays = code.forecast.costs.delays;
-    const StepMetrics drawn =
-        measure_step(graph, simulators.local().steady_step(graph, table, code.repeats));
-    const auto i = static_cast<std::size_t>(k);
-    seconds[i] = drawn.seconds * code.costs.plan_draw(k);
-    communication[i] = drawn.communication;
-    exposed[i] = drawn.exposed_communication;
+    const Timeline& timeline = simulators.local().steady_step(graph, table, code.repeats);
+    drawn.set(k, measure_step(graph, timeline), code.costs.plan_draw(k));
+    if (!is_shown) return;
+    if (const auto less = cut(code, table, timeline)) {
+      drawn_of_fewer.set(k, measure(graph, timeline, *less), code.costs.plan_draw(k));
+    }
   });
   const StepEvidence evidence = weigh_evidence(forecast, costs);
-  report.seconds = covering(with_interval(central.seconds, seconds, evidence.seconds), outcomes);
-  if (codes.size() > 1) {
-    report.open_stack = open_stack(outcomes, seconds, report.seconds.high - report.seconds.low);
+  set_times(measure_step(forecast.graph, forecast.timeline), std::move(drawn), evidence, outcomes,
+            report);
+  std::optional<CutRuns> less;
+  for (std::size_t i = codes.size(); i-- > 0 && is_shown;) {
+    const Forecast& of = codes[i].forecast;
+    less = cut(codes[i], of.costs, of.timeline);
+    if (less) outcomes[i].seconds = (of.timeline.period - less->time).seconds();
+    if (!of.reserved.stalls.empty()) is_shown = false;
   }
-  report.communication =
-      with_interval(central.communication, std::move(communication), evidence.communication);
-  report.exposed_communication = with_interval(central.exposed_communication, std::move(exposed),
-                                               evidence.exposed_communication);
+  if (is_shown) {
+    set_times(measure(forecast.graph, forecast.timeline, *less), std::move(drawn_of_fewer),
+              evidence, outcomes, fewer->emplace());
+  }
 
   const StepRates rates = step_rates(forecast, costs.cluster());
   report.tokens_per_s_per_gpu = rate(rates.tokens_per_gpu, report.seconds);
@@ -243,33 +327,7 @@ Quantity with_interval(double value, std::vector<double> draws, Evidence evidenc
 }
 
 StepMetrics measure_step(const EventGraph& graph, const Timeline& timeline) {
-  std::vector<Interval> compute, communication, waiting;
-  const auto add = [&](std::vector<Interval>& list, Time begin, Time end) {
-    list.push_back({std::max(begin, Time()), std::min(end, timeline.period)});
-  };
-  for (std::size_t i = 0; i < graph.rows.size(); ++i) {
-    const Row& row = graph.rows[i];
-    const Span& span = timeline.spans[i];
-    if (is_collective(row.kind)) {
-      add(communication, span.arrive, span.end);
-      add(waiting, span.start, span.arrive);
-    } else if (computes(row)) {
-      add(compute, span.start, span.end);
-    }
-  }
-  compute = united(std::move(compute));
-  communication = united(std::move(communication));
-  const Time computing = total_length(compute);
-  const Time communicating = total_length(communication);
-  const Time exposed = communicating - overlap(compute, communication);
-  StepMetrics metrics;
-  metrics.seconds = timeline.period.seconds();
-  metrics.communication = communicating.seconds();
-  metrics.exposed_communication = exposed.seconds();
-  metrics.waiting = total_length(united(std::move(waiting))).seconds();
-  metrics.compute = computing.seconds();
-  metrics.idle = (timeline.period - computing - exposed).seconds();
-  return metrics;
+  return measure(graph, timeline, {});
 }
 
 // Of published steps (calibration/published/training_steps.csv) that a crude estimate puts at 80 to
@@ -340,26 +398,42 @@ StackOutcome outcome_of(const Forecast& forecast, const Cluster& cluster, const 
           forecast.timeline.period.seconds(), fit};
 }
 
+namespace {
+
 Report summarize(const Forecast& forecast, const CostModel& costs, int draws,
-                 const std::vector<StackCase>& cases) {
+                 const std::vector<StackCase>& cases, std::optional<Report>* fewer) {
   std::vector<Code> codes = {{forecast, costs}};
   std::vector<StackOutcome> outcomes = {
       outcome_of(forecast, costs.cluster(), cases.empty() ? nullptr : &cases.front())};
   std::vector<Forecast> others(cases.size());  // but for the first
   oneapi::tbb::parallel_for(std::size_t{1}, std::max<std::size_t>(1, cases.size()), [&](auto i) {
-    others[i] = foreshard::forecast(cases[i].model, cases[i].plan, cases[i].costs);
+    others[i] = forecast_figures(cases[i].model, cases[i].plan, cases[i].costs);
   });
   for (std::size_t i = 1; i < cases.size(); ++i) {
     codes.push_back({others[i], cases[i].costs});
     outcomes.push_back(outcome_of(others[i], costs.cluster(), &cases[i]));
   }
   Report report = describe(forecast, costs.cluster());
-  summarize_time(codes, outcomes, draws, report);
+  summarize_time(codes, outcomes, draws, report, fewer);
   summarize_memory(forecast, costs.cluster(), outcomes, report);
   report.assumed = assumed_figures(costs, report.outside, forecast.graph.host);
   warn_of_host(forecast, report);
   if (!costs.cluster().host_computes) warn_near_capacity(report);
   return report;
+}
+
+}  // namespace
+
+Report summarize(const Forecast& forecast, const CostModel& costs, int draws,
+                 const std::vector<StackCase>& cases) {
+  return summarize(forecast, costs, draws, cases, nullptr);
+}
+
+ShortSteps summarize_short(const Forecast& laid_out, const CostModel& costs, int draws,
+                           const std::vector<StackCase>& cases) {
+  ShortSteps steps;
+  steps.laid_out = summarize(laid_out, costs, draws, cases, &steps.fewer);
+  return steps;
 }
 
 }  // namespace foreshard

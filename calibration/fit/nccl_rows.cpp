@@ -14,18 +14,11 @@
 #include "calibration/gpu_names.h"
 #include "calibration/machines.h"
 #include "sim/base/error.h"
+#include "sim/base/letters.h"
 #include "sim/cost/nccl_tables.h"
 
 namespace foreshard {
 namespace {
-
-std::string lower(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    out.push_back(static_cast<char>(std::tolower(static_cast<unsigned char>(c))));
-  }
-  return out;
-}
 
 std::string squeezed(std::string_view text) {
   std::string out;
@@ -33,11 +26,6 @@ std::string squeezed(std::string_view text) {
     if (std::isalnum(static_cast<unsigned char>(c)) != 0) out.push_back(c);
   }
   return out;
-}
-
-bool holds(const std::string& text, std::initializer_list<const char*> words) {
-  return std::any_of(words.begin(), words.end(),
-                     [&](const char* word) { return text.find(word) != std::string::npos; });
 }
 
 enum class Inside : std::uint8_t { kSwitch, kMesh, kXgmi, kPcie, kThroughHost };
@@ -54,11 +42,11 @@ struct Family {
 
 Inside inside_of(const NodeKind& node) {
   const std::string name = lower(node.gpu_link_name);
-  if (holds(name, {"infinity", "xgmi"})) return Inside::kXgmi;
-  if (holds(name, {"pcie"})) {
+  if (has_any(name, {"infinity", "xgmi"})) return Inside::kXgmi;
+  if (has_any(name, {"pcie"})) {
     return node.peer_access ? Inside::kPcie : Inside::kThroughHost;
   }
-  return holds(name, {"switch"}) ? Inside::kSwitch : Inside::kMesh;
+  return has_any(name, {"switch"}) ? Inside::kSwitch : Inside::kMesh;
 }
 
 Family usual_of(const Machine& machine) {
@@ -152,19 +140,19 @@ Ports ports_of(std::string_view network) {
 std::int64_t domains_of(const NcclPlace& place, const Family& family, const std::string& gpu,
                         const std::string& network) {
   const std::string both = gpu + " " + network;
-  const bool says_domain = holds(both, {"nvl72", "nvl36", "nvl144", "mnnvl"});
+  const bool says_domain = has_any(both, {"nvl72", "nvl36", "nvl144", "mnnvl"});
   if (!family.joins_hosts && !says_domain) return place.nodes;
-  const bool is_apart = holds(network, {"different", "separate", "across", "two nvl", "2 nvl",
-                                        "inter-domain", "no mnnvl", "mnnvl off"});
+  const bool is_apart = has_any(network, {"different", "separate", "across", "two nvl", "2 nvl",
+                                          "inter-domain", "no mnnvl", "mnnvl off"});
   const std::int64_t size = both.find("nvl36") != std::string::npos    ? 36
                             : both.find("nvl144") != std::string::npos ? 144
                                                                        : 72;
   const std::int64_t racks = (place.ranks + size - 1) / size;
   if (racks > 1) return racks;
-  const bool has_network = holds(network, {"infiniband", "roce", "rdma", "ethernet", "efa", "cx-",
-                                           "connectx", "quantum", "spectrum"}) ||
+  const bool has_network = has_any(network, {"infiniband", "roce", "rdma", "ethernet", "efa", "cx-",
+                                             "connectx", "quantum", "spectrum"}) ||
                            ports_of(network).rate > 0;
-  if (is_apart || (has_network && !holds(network, {"mnnvl", "one nvl72", "nvl72)"}))) {
+  if (is_apart || (has_network && !has_any(network, {"mnnvl", "one nvl72", "nvl72)"}))) {
     return place.nodes;
   }
   return 1;
@@ -255,15 +243,15 @@ PlacedSystem place_system(const NcclPlace& place) {
   s.generation = family.generation;
   s.nodes = std::max<std::int64_t>(1, domains_of(place, family, gpu, network));
   s.ranks_per_node = std::max<std::int64_t>(1, place.ranks / s.nodes);
-  const bool bridge = holds(gpu + network, {"nvlink bridge", "nvl bridge"});
+  const bool bridge = has_any(gpu + network, {"nvlink bridge", "nvl bridge"});
   const bool says_pcie = family.inside != Inside::kPcie && s.nodes == 1 &&
-                         holds(network, {"pcie"}) && !holds(network, {"nvlink", "nvswitch"});
+                         has_any(network, {"pcie"}) && !has_any(network, {"nvlink", "nvswitch"});
   Inside inside = family.inside;
   double link = family.link;
   if (bridge && inside != Inside::kSwitch) inside = Inside::kMesh, link = 300;
   if (says_pcie && inside != Inside::kThroughHost) inside = Inside::kPcie, link = 24;
-  if (inside == Inside::kThroughHost && holds(network, {"p2p"}) &&
-      !holds(network, {"no p2p", "without p2p"})) {
+  if (inside == Inside::kThroughHost && has_any(network, {"p2p"}) &&
+      !has_any(network, {"no p2p", "without p2p"})) {
     inside = Inside::kPcie;
   }
   s.nvlink = inside == Inside::kSwitch || inside == Inside::kMesh || inside == Inside::kXgmi;
@@ -290,7 +278,7 @@ PlacedSystem place_system(const NcclPlace& place) {
   }
   if (placed.kind == FabricKind::kEfa) {
     // aws/aws-ofi-nccl:src/platform-aws.cpp: 75 us to the p5 of EFAv2, 35 after.
-    s.net_latency = holds(network, {"efav3", "efav4", "p5en", "p6"}) ? 35 : 75;
+    s.net_latency = has_any(network, {"efav3", "efav4", "p5en", "p6"}) ? 35 : 75;
   }
   return placed;
 }

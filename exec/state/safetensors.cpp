@@ -115,13 +115,6 @@ const char* safetensors_dtype(DType dtype) {
   FORESHARD_CHECK(false, "a dtype without a name");
 }
 
-std::optional<DType> dtype_of_safetensors(std::string_view name) {
-  for (const DType dtype : {DType::kBf16, DType::kFp16, DType::kFp32}) {
-    if (name == safetensors_dtype(dtype)) return dtype;
-  }
-  return std::nullopt;
-}
-
 std::int64_t safetensors_header_bytes(std::string_view first_bytes, std::int64_t file_bytes,
                                       const std::string& file_name) {
   if (static_cast<std::int64_t>(first_bytes.size()) < kLengthBytes || file_bytes < kLengthBytes) {

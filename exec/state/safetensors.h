@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -36,8 +35,7 @@ struct SafetensorsHeader {
   const SafetensorsEntry* find(std::string_view name) const;
 };
 
-const char* safetensors_dtype(DType dtype);                        // "BF16", "F16", "F32"
-std::optional<DType> dtype_of_safetensors(std::string_view name);  // none: a dtype we do not have
+const char* safetensors_dtype(DType dtype);  // "BF16", "F16", "F32"
 
 // The length of the header from the file's first 8 bytes (as many as the file has).
 // Throws Error(kInvalidInput) where they are too few or the header would not fit the file.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "sim/base/letters.h"
 #include "sim/spec/plan_keys.h"
 
 namespace foreshard {
@@ -82,9 +83,7 @@ void read_offload(ForeignReader& reader, const char* name) {
 void read_optimizer(ForeignReader& reader) {
   const ConfigNode* type = reader.find("optimizer.type");
   if (type == nullptr) return;
-  std::string name = type->as_string();
-  std::transform(name.begin(), name.end(), name.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  const std::string name = lower(type->as_string());
   if (name == "adam" || name == "adamw" || name == "fusedadam") {
     reader.map("optimizer.type", "optimizer.kind", "adamw");
     reader.number("optimizer.params.lr", "optimizer.learning_rate");

@@ -4,10 +4,10 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cctype>
 #include <string>
 #include <string_view>
+
+#include "sim/base/letters.h"
 
 namespace foreshard {
 namespace {
@@ -104,9 +104,7 @@ void read_dtypes(ForeignReader& reader) {
   for (const char* path : {"mixed_precision", "trainer.precision"}) {
     const ConfigNode* node = reader.find(path);
     if (node == nullptr || !node->is_scalar()) continue;
-    std::string word(node->text());
-    std::transform(word.begin(), word.end(), word.begin(),
-                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    const std::string word = lower(node->text());
     const bool fp16 = word.find("fp16") != std::string::npos || word.starts_with("16");
     const bool fp32 = word.starts_with("32") || word.starts_with("fp32");
     reader.map(path, "dtype.param", fp16 ? "fp16" : fp32 ? "fp32" : "bf16");

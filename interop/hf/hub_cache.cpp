@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "sim/base/error.h"
+#include "sim/base/letters.h"
 #include "sim/base/text_file.h"
 
 namespace foreshard {
@@ -15,14 +16,6 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "models--";
 constexpr std::size_t kLongestId = 200;
-
-std::string lower(std::string_view text) {
-  std::string result(text);
-  for (char& c : result) {
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  }
-  return result;
-}
 
 // Letters, digits and ._- around one slash; "" where `id` is none.
 std::string folder_of(std::string_view id) {
@@ -96,18 +89,6 @@ std::optional<fs::path> cached_config(const fs::path& folder, std::string_view i
     if (auto config = config_in(folder / name)) return config;
   }
   return std::nullopt;
-}
-
-std::vector<std::string> cached_ids(const fs::path& folder) {
-  std::vector<std::string> ids;
-  for (const std::string& name : names_in(folder)) {
-    if (!name.starts_with(kPrefix) || !config_in(folder / name)) continue;
-    std::string id = name.substr(kPrefix.size());
-    const std::size_t slash = id.find("--");
-    if (slash == std::string::npos) continue;
-    ids.push_back(id.replace(slash, 2, "/"));
-  }
-  return ids;
 }
 
 }  // namespace foreshard

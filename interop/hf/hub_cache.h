@@ -18,7 +18,4 @@ namespace foreshard {
 std::optional<std::filesystem::path> cached_config(const std::filesystem::path& folder,
                                                    std::string_view id);
 
-// Every id in `folder` with such a file, in alphabetical order.
-std::vector<std::string> cached_ids(const std::filesystem::path& folder);
-
 }  // namespace foreshard

@@ -18,6 +18,7 @@
 #include "calibration/machines.h"
 #include "interop/network/topology_lines.h"
 #include "sim/base/error.h"
+#include "sim/base/letters.h"
 #include "sim/base/spelling.h"
 #include "sim/base/units.h"
 
@@ -72,8 +73,7 @@ TopologyFormat topology_format(std::string_view text) {
     for (const char* key : {"SLURM_JOB_NODELIST", "SLURM_NODELIST", "NodeList"}) {
       if (!value_of(words, key).empty()) return TopologyFormat::kAllocation;
     }
-    std::transform(first.begin(), first.end(), first.begin(),
-                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    first = lower(first);
     if (first.starts_with("switchname=") || first.starts_with("blockname=")) {
       return TopologyFormat::kSlurm;
     }

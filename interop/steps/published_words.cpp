@@ -20,6 +20,7 @@
 #include "calibration/gpu_names.h"
 #include "models/names.h"
 #include "models/zoo.h"
+#include "sim/base/letters.h"
 
 namespace foreshard {
 namespace {
@@ -111,13 +112,6 @@ const std::vector<Rule>& recomputations() {
       {"memory budget", {}, "recomputation to a memory budget"},
   };
   return rules;
-}
-
-std::string lower(std::string_view text) {
-  std::string result(text);
-  std::transform(result.begin(), result.end(), result.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return result;
 }
 
 std::string letters_of(std::string_view text) {

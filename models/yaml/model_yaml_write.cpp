@@ -12,6 +12,7 @@
 #include "models/yaml/model_words.h"
 #include "models/yaml/model_yaml.h"
 #include "sim/base/json.h"
+#include "sim/base/letters.h"
 
 namespace foreshard {
 namespace {
@@ -21,14 +22,11 @@ using Index = std::int16_t;
 bool is_plain(const std::string& text) {
   static const std::set<std::string> kWords = {"true", "false", "yes", "no", "on",
                                                "off",  "null",  "y",   "n",  "none"};
-  std::string lower = text;
-  std::transform(lower.begin(), lower.end(), lower.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   const auto word = [](unsigned char c) {
     return std::isalnum(c) != 0 || c == '_' || c == '.' || c == '-';
   };
   return !text.empty() && (std::isalpha(static_cast<unsigned char>(text[0])) != 0) &&
-         std::all_of(text.begin(), text.end(), word) && kWords.count(lower) == 0;
+         std::all_of(text.begin(), text.end(), word) && kWords.count(lower(text)) == 0;
 }
 
 std::string as_yaml(const std::string& text) {

@@ -6,19 +6,10 @@
 import torch
 import transformers
 from accelerate import Accelerator, DeepSpeedPlugin
-from watch import said
+from watch import Words, said
 
 case = said()
 run = case["run"]
-
-
-class Words(torch.utils.data.Dataset):
-    def __len__(self):
-        return 4096
-
-    def __getitem__(self, at):
-        ids = torch.zeros(run["seq"], dtype=torch.long)
-        return {"input_ids": ids, "labels": ids}
 
 
 def main():
@@ -30,7 +21,7 @@ def main():
         model.gradient_checkpointing_enable()
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=run.get("fused"))
-    loader = torch.utils.data.DataLoader(Words(), batch_size=run["batch"])
+    loader = torch.utils.data.DataLoader(Words(run["seq"]), batch_size=run["batch"])
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     for step, batch in enumerate(loader):
         if step == 3 * accum:

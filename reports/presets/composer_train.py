@@ -9,7 +9,7 @@ import composer.trainer.trainer
 import torch
 import transformers
 from composer.models import HuggingFaceModel
-from watch import said
+from watch import Words, said
 
 case = said()
 run = case["run"]
@@ -44,15 +44,6 @@ class AdamW(composer.optim.DecoupledAdamW):
         composer.optim.DecoupledAdamW.adamw(params, grads, averages, squares, largest, [Steps(each) for each in steps], **said)
 
 
-class Words(torch.utils.data.Dataset):
-    def __len__(self):
-        return 4096
-
-    def __getitem__(self, at):
-        ids = torch.zeros(run["seq"], dtype=torch.long)
-        return {"input_ids": ids, "labels": ids}
-
-
 def main():
     composer.trainer.trainer.dist = Dist()
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**case["model"]), dtype=torch.float32)
@@ -62,7 +53,7 @@ def main():
     model.activation_checkpointing_fn = lambda module: module in blocks
     model = HuggingFaceModel(model, use_logits=True)
     optimizer = AdamW(model.parameters(), lr=1e-4, weight_decay=1e-5)
-    loader = torch.utils.data.DataLoader(Words(), batch_size=run["batch"], sampler=composer.utils.dist.get_sampler(Words()))
+    loader = torch.utils.data.DataLoader(Words(run["seq"]), batch_size=run["batch"], sampler=composer.utils.dist.get_sampler(Words(run["seq"])))
     trainer = composer.Trainer(
         model=model, optimizers=optimizer, train_dataloader=loader, max_duration="3ba", precision=run.get("precision", "amp_bf16"), parallelism_config=run["parallelism"],
         device_train_microbatch_size=run.get("microbatch", run["batch"]), algorithms=[composer.algorithms.GradientClipping(clipping_type="norm", clipping_threshold=1.0)],

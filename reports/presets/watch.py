@@ -11,6 +11,17 @@ def said():
     return json.load(open(sys.argv[1]))
 
 
+class Words(torch.utils.data.Dataset):
+    def __init__(self, sequence):
+        self.ids = torch.zeros(sequence, dtype=torch.long)
+
+    def __len__(self):
+        return 4096
+
+    def __getitem__(self, at):
+        return {"input_ids": self.ids, "labels": self.ids}
+
+
 def step_ended(optimizer, *_):
     if hasattr(optimizer, "optimizers"):  # torchtitan's list of optimizers is one, too
         return

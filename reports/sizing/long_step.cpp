@@ -41,7 +41,7 @@ Quantity rate_of(const Quantity& laid_out, double seconds, const Quantity& whole
 
 Report long_step_report(const ShortSteps& steps, const ModelSpec& model, const Plan& whole,
                         const CostModel& costs) {
-  const auto& [laid_out, fewer] = steps;
+  const Report &laid_out = steps.laid_out, &fewer = steps.fewer.value();
   const std::int64_t all = whole.batch.accumulation;
   const auto extended = [&](const Quantity& a, const Quantity& b) {
     const auto at_least_0 = [&](double x, double y) {

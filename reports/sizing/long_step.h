@@ -1,6 +1,8 @@
 // The report of a step of many micro-batches, without laying them all out.
 #pragma once
 
+#include <optional>
+
 #include "reports/report.h"
 #include "sim/cost/cost_model.h"
 #include "sim/spec/model_spec.h"
@@ -8,10 +10,17 @@
 
 namespace foreshard {
 
-// Reports of the same job with kLaidOut and with kFewer micro-batches (sim/simulate/folded.h).
+// Reports of the same job with kLaidOut and with kFewer micro-batches (sim/simulate/folded.h), of
+// which the durations and the codes' outcomes are read.
 struct ShortSteps {
-  Report laid_out, fewer;
+  Report laid_out;
+  std::optional<Report> fewer;
 };
+
+// summarize() of a step of kLaidOut micro-batches, and what its timelines tell of the step with
+// kFewer, if they do, to the nanosecond (sim/simulate/cut_runs.h).
+ShortSteps summarize_short(const Forecast& laid_out, const CostModel& costs, int draws,
+                           const std::vector<StackCase>& cases);
 
 // From the second micro-batch on all are alike: figures of time grow evenly, those of memory not at
 // all, nor what the first step does besides. The step itself is folded_period's; where every step

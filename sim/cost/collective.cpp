@@ -7,10 +7,10 @@
 #include "sim/cost/collective.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 
 #include "sim/base/error.h"
+#include "sim/base/letters.h"
 #include "sim/cost/nccl_tables.h"
 
 namespace foreshard {
@@ -27,19 +27,6 @@ constexpr double kGiga = 1e9;
 constexpr double kMicro = 1e-6;
 
 double as_double(std::int64_t value) { return static_cast<double>(value); }
-
-std::string lower(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    out.push_back(static_cast<char>(std::tolower(static_cast<unsigned char>(c))));
-  }
-  return out;
-}
-
-bool holds(const std::string& text, std::initializer_list<const char*> words) {
-  return std::any_of(words.begin(), words.end(),
-                     [&](const char* word) { return text.find(word) != std::string::npos; });
-}
 
 CollectiveOperation twin_of(CollectiveOperation operation) {
   switch (operation) {
@@ -107,10 +94,10 @@ double peers_share(const FabricCurve& curve) {
 
 FabricKind network_kind(std::string_view name) {
   const std::string low = lower(name);
-  if (holds(low, {"tcpx", "fastrak"})) return FabricKind::kTcpOffload;
-  if (holds(low, {"tcp", "socket", "ib_disable"})) return FabricKind::kTcp;
-  if (holds(low, {"efa"})) return FabricKind::kEfa;
-  if (holds(low, {"slingshot", "cxi"})) return FabricKind::kSlingshot;
+  if (has_any(low, {"tcpx", "fastrak"})) return FabricKind::kTcpOffload;
+  if (has_any(low, {"tcp", "socket", "ib_disable"})) return FabricKind::kTcp;
+  if (has_any(low, {"efa"})) return FabricKind::kEfa;
+  if (has_any(low, {"slingshot", "cxi"})) return FabricKind::kSlingshot;
   return FabricKind::kRdma;
 }
 
@@ -124,10 +111,9 @@ FabricSystem fabric_system(const Cluster& cluster, const GroupLink& group, NcclV
   s.nodes = group.nodes;
   s.ranks_per_node = group.ranks_per_node;
   if (group.size != group.nodes * group.ranks_per_node) s.all_ranks = group.size;
-  const bool is_amd =
-      inside.find("infinity") != std::string::npos || inside.find("xgmi") != std::string::npos;
-  s.nvlink = !holds(inside, {"pcie", "pci express"}) && node.gpu_link.value() > 0;
-  s.nvswitch = s.nvlink && !is_amd && (holds(inside, {"switch"}) || node.gpus >= 8);
+  const bool is_amd = has_any(inside, {"infinity", "xgmi"});
+  s.nvlink = !has_any(inside, {"pcie", "pci express"}) && node.gpu_link.value() > 0;
+  s.nvswitch = s.nvlink && !is_amd && (has_any(inside, {"switch"}) || node.gpus >= 8);
   // Ampere nodes are built around AMD's processors (DGX A100, ND A100 v4), later ones around
   // Intel's.
   s.cpu = is_amd || s.generation == GpuGeneration::kAmpere ? CpuKind::kAmd : CpuKind::kIntel;

@@ -64,6 +64,12 @@ AllocationLog allocation_log(const EventGraph& graph, const LibraryBuffers& libr
                              Buckets buckets) {
   AllocationLog log;
   log.library = library_blocks(graph, library);
+  const auto buffers = static_cast<std::size_t>(graph.buffer_count());
+  for (auto* list : {&log.first, &log.buffer}) list->reserve(buffers + 1);
+  log.bytes.reserve(buffers);
+  log.stream.reserve(buffers);
+  log.actions.reserve(2 * buffers);
+  log.recorded.reserve(2 * buffers);
   for (const LayerExecution& e : graph.executions) {
     for (const Slot& slot : graph.program(e).slots) {
       begin_buffer(log);

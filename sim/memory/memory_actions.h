@@ -127,17 +127,21 @@ void visit_action(const EventGraph& graph, const MemoryAction& action, Visitor& 
   }
 }
 
-// All actions of the step, visitor.row(EventId) before those of each row. Persistent buffers are
-// alive before and do not appear.
+// All actions of the step's first `rows` rows, visitor.row(EventId) before those of each row.
+// Persistent buffers are alive before and do not appear.
 template <typename Visitor>
-void for_each_action(const EventGraph& graph, Visitor& visitor) {
-  for (std::size_t row = 0; row < graph.rows.size(); ++row) {
+void for_each_action(const EventGraph& graph, Visitor& visitor, std::size_t rows) {
+  for (std::size_t row = 0; row < rows; ++row) {
     visitor.row(static_cast<EventId>(row));
     const RowDetail& detail = graph.details[row];
     for (std::uint32_t a = detail.actions_begin; a < detail.actions_end; ++a) {
       visit_action(graph, graph.actions[a], visitor);
     }
   }
+}
+template <typename Visitor>
+void for_each_action(const EventGraph& graph, Visitor& visitor) {
+  for_each_action(graph, visitor, graph.rows.size());
 }
 
 }  // namespace foreshard

@@ -74,10 +74,11 @@ class Replay {
     row_peak_ = now_;
   }
 
-  // Stops at the action that reached the peak and lists who is alive there.
-  std::vector<LiveBuffer> alive_at(std::int64_t action_number) {
+  // Stops at the action that reached the peak, one of `row`'s, and lists who is alive there.
+  std::vector<LiveBuffer> alive_at(std::int64_t action_number, EventId row) {
     stop_after_ = action_number;
-    run_until_stop();
+    for (std::int32_t buffer : graph_.persistent) allocate(buffer);
+    for_each_action(graph_, *this, static_cast<std::size_t>(row + 1));
     std::vector<LiveBuffer> alive;
     for (std::int32_t b = 0; b < graph_.buffer_count(); ++b) {
       const EventId since = alive_[static_cast<std::size_t>(b)].since;
@@ -99,11 +100,6 @@ class Replay {
       if (alive_[static_cast<std::size_t>(b)].since >= 0) return graph_.buffer_name(b);
     }
     return "nothing, but something was freed that lived before it";
-  }
-
-  void run_until_stop() {
-    for (std::int32_t buffer : graph_.persistent) allocate(buffer);
-    for_each_action(graph_, *this);
   }
 
   void end_row() {
@@ -160,7 +156,7 @@ class Replay {
 MemoryProfile replay_allocations(const EventGraph& graph) {
   Replay replay(graph);
   MemoryProfile profile = replay.run();
-  profile.alive_at_peak = Replay(graph).alive_at(replay.peak_action());
+  profile.alive_at_peak = Replay(graph).alive_at(replay.peak_action(), profile.peak_event);
   return profile;
 }
 

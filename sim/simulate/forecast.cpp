@@ -2,6 +2,7 @@
 
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_actions.h"
+#include "sim/simulate/forecast_figures.h"
 #include "sim/simulate/simulate.h"
 
 namespace foreshard {
@@ -17,6 +18,38 @@ std::vector<HostDelay> delays_of(const std::vector<HostStall>& stalls) {
     delays.push_back({stall.row, stall_time(stall), stall.retries > 0});
   }
   return delays;
+}
+
+// But for what is allocated. `simulate`: the costs' timeline.
+template <typename Simulate>
+Forecast forecast_by(const ModelSpec& model, const Plan& plan, const CostModel& costs,
+                     ReservedMemory* replays, const Simulate& simulate) {
+  Forecast result;
+  result.model = model;
+  result.plan = plan;
+  result.graph = build_training_step(model, plan);
+  result.costs = costs.price(result.graph);
+  if (!records_streams(result.graph)) {
+    result.reserved = replays != nullptr ? replays->forecast(result.graph, plan, costs.cluster())
+                                         : forecast_reserved(result.graph, plan, costs.cluster());
+    result.costs.delays = delays_of(result.reserved.stalls);
+    result.timeline = simulate(result.graph, result.costs);
+  } else {
+    // When blocks come back is a matter of times, which the calls to the driver move in turn: until
+    // the calls stay the same.
+    constexpr int kMostRounds = 3;
+    bool settled = false;
+    for (int round = 0; round < kMostRounds && !settled; ++round) {
+      result.timeline = simulate(result.graph, result.costs);
+      const RowTimes times = row_times(result.timeline);
+      result.reserved = forecast_reserved(result.graph, plan, costs.cluster(), &times);
+      std::vector<HostDelay> delays = delays_of(result.reserved.stalls);
+      settled = delays == result.costs.delays;
+      result.costs.delays = std::move(delays);
+    }
+    if (!settled) result.timeline = simulate(result.graph, result.costs);
+  }
+  return result;
 }
 
 }  // namespace
@@ -35,38 +68,25 @@ RowTimes row_times(const Timeline& timeline) {
 
 Forecast forecast(const ModelSpec& model, const Plan& plan, const CostModel& costs,
                   ReservedMemory* replays) {
-  Forecast result;
-  result.model = model;
-  result.plan = plan;
-  result.graph = build_training_step(model, plan);
-  result.memory = replay_allocations(result.graph);
-  result.costs = costs.price(result.graph);
   Simulator simulator;
-  if (!records_streams(result.graph)) {
-    result.reserved = replays != nullptr ? replays->forecast(result.graph, plan, costs.cluster())
-                                         : forecast_reserved(result.graph, plan, costs.cluster());
-    result.costs.delays = delays_of(result.reserved.stalls);
-    result.timeline = simulator.simulate(result.graph, result.costs);
-  } else {
-    // When blocks come back is a matter of times, which the calls to the driver move in turn: until
-    // the calls stay the same.
-    constexpr int kMostRounds = 3;
-    bool settled = false;
-    for (int round = 0; round < kMostRounds && !settled; ++round) {
-      result.timeline = simulator.simulate(result.graph, result.costs);
-      const RowTimes times = row_times(result.timeline);
-      result.reserved = forecast_reserved(result.graph, plan, costs.cluster(), &times);
-      std::vector<HostDelay> delays = delays_of(result.reserved.stalls);
-      settled = delays == result.costs.delays;
-      result.costs.delays = std::move(delays);
-    }
-    if (!settled) result.timeline = simulator.simulate(result.graph, result.costs);
-  }
+  Forecast result = forecast_by(model, plan, costs, replays, [&](const auto& graph, const auto& c) {
+    return simulator.simulate(graph, c);
+  });
+  result.memory = replay_allocations(result.graph);
   if (!result.reserved.first_stalls.empty()) {
     CostTable first = result.costs;
     first.delays = delays_of(result.reserved.first_stalls);
     result.timeline.first_step = simulator.simulate_once(result.graph, first).first_step;
   }
+  return result;
+}
+
+Forecast forecast_figures(const ModelSpec& model, const Plan& plan, const CostModel& costs) {
+  Simulator simulator;
+  Forecast result = forecast_by(model, plan, costs, nullptr, [&](const auto& graph, const auto& c) {
+    return simulator.steady_step(graph, c, find_repeats(graph));
+  });
+  result.memory.peak = peak_allocated(result.graph);
   return result;
 }
 

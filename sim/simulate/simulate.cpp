@@ -618,9 +618,12 @@ Time Simulator::Scratch::steady(const EventGraph& graph, Ahead&& ahead, Step&& s
   }
   Carry carry = step(Carry{});
   std::int64_t period = carry.device;
+  std::int64_t began = 0;
   for (int k = 2; k <= kMostSteps; ++k) {
     const std::int64_t previous = period;
-    carry = step(Carry{carry.host - carry.device, 0});
+    if (carry.host - carry.device == began) break;  // as the step before it
+    began = carry.host - carry.device;
+    carry = step(Carry{began, 0});
     period = carry.device;
     if (period == previous) break;
   }

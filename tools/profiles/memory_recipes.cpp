@@ -206,6 +206,17 @@ constexpr EagerClass kEagerClasses[] = {
     {MemoryClass::kEagerNormBackward, Pass::kBackward,
      "RMSNorm backward (huggingface), 62 B a value"}};
 
+void add_norms_and_loss(const Rows& rows, const Gpu& gpu, Collector& out) {
+  for (const EagerClass& eager : kEagerClasses) {
+    const Rows own = eager_norm(rows, eager.pass);
+    out.add(eager.which, fit_memory(own, gpu), Evidence::kMeasured, eager.rows, own);
+  }
+  add_generated_norm(rows, gpu, out);
+  const Rows loss = eager_loss(rows);
+  out.add(MemoryClass::kLoss, fit_memory(loss, gpu), Evidence::kMeasured,
+          "cross entropy fwd+bwd (huggingface), 32 B per logit", loss);
+}
+
 void add_elementwise(const Rows& rows, const Gpu& gpu, Collector& out) {
   const Rows own = elementwise_rows(rows);
   out.add(MemoryClass::kElementwise, fit_memory(own, gpu), Evidence::kMeasured,
@@ -243,14 +254,7 @@ MemoryFits fit_h100(const std::vector<Chip>& chips) {
   const Rows backward = pick(rows, "Norm backward alone (torch)");
   out.add(MemoryClass::kNormBackward, fit_memory(backward, gpu), Evidence::kMeasured,
           "RMSNorm and LayerNorm backward (torch)", backward);
-  for (const EagerClass& eager : kEagerClasses) {
-    const Rows own = eager_norm(rows, eager.pass);
-    out.add(eager.which, fit_memory(own, gpu), Evidence::kMeasured, eager.rows, own);
-  }
-  add_generated_norm(rows, gpu, out);
-  const Rows loss = eager_loss(rows);
-  out.add(MemoryClass::kLoss, fit_memory(loss, gpu), Evidence::kMeasured,
-          "cross entropy fwd+bwd (huggingface), 32 B per logit", loss);
+  add_norms_and_loss(rows, gpu, out);
   for (const StreamClass& stream : stream_classes()) {
     const Rows own = rows_of(stream, rows);
     out.add(stream.which, fit_memory(own, gpu), Evidence::kMeasured, stream.source, own);
@@ -273,14 +277,7 @@ MemoryFits fit_a100(const std::vector<Chip>& chips) {
   const Rows backward = pick(rows, "RMSNorm backward (liger)");
   out.add(MemoryClass::kNormBackward, fit_memory(backward, gpu), Evidence::kMeasured,
           "RMSNorm backward (liger)", backward);
-  for (const EagerClass& eager : kEagerClasses) {
-    const Rows own = eager_norm(rows, eager.pass);
-    out.add(eager.which, fit_memory(own, gpu), Evidence::kMeasured, eager.rows, own);
-  }
-  add_generated_norm(rows, gpu, out);
-  const Rows loss = eager_loss(rows);
-  out.add(MemoryClass::kLoss, fit_memory(loss, gpu), Evidence::kMeasured,
-          "cross entropy fwd+bwd (huggingface), 32 B per logit", loss);
+  add_norms_and_loss(rows, gpu, out);
   for (const StreamClass& stream : stream_classes()) {
     const double share = fit_memory(rows_of(stream, h), h100).fraction /
                          fit_memory(elementwise_rows(h), h100).fraction;

@@ -40,7 +40,6 @@ class Ddp final : public GradientHooks {
   std::int64_t parameter_bytes() const;
   std::vector<LibraryEvent> construction();
   bool rebuilds() const { return options().static_graph || !options().find_unused_parameters; }
-  std::size_t bucket_count(bool rebuilt) const { return buckets_of(rebuilt).size(); }
   std::int64_t unused_bytes() const;
   std::int64_t bucket_cap() const;
 

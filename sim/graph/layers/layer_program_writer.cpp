@@ -60,6 +60,22 @@ void LayerProgramWriter::close_segment() {
   phase_->segments.back().kernels_end = static_cast<std::uint32_t>(phase_->kernels.size());
 }
 
+std::uint16_t LayerProgramWriter::empty_segment() {
+  std::vector<LayerSegment>& segments = phase_->segments;
+  if (segments.empty()) segments.push_back({});
+  const std::size_t last = segments.size() - 1;
+  const bool is_empty =
+      (last == 0 ? 0 : segments[last - 1].actions_end) == phase_->actions.size() &&
+      (last == 0 ? 0 : segments[last - 1].kernels_end) == phase_->kernels.size();
+  if (!is_empty) {
+    const std::int8_t part = segments[last].part;
+    close_segment();
+    segments.push_back({});
+    segments.back().part = part;
+  }
+  return static_cast<std::uint16_t>(segments.size() - 1);
+}
+
 void LayerProgramWriter::enter(std::int8_t part) {
   if (part > 0 && !graph_.options().split_parts) part = 0;
   if (!phase_->segments.empty() && phase_->segments.back().part == part &&
@@ -73,19 +89,7 @@ void LayerProgramWriter::enter(std::int8_t part) {
 
 void LayerProgramWriter::add_hook(LayerHook::Kind kind, std::int16_t what) {
   if (!graph_.options().hooks) return;
-  std::vector<LayerSegment>& segments = phase_->segments;
-  if (segments.empty()) segments.push_back({});
-  const std::size_t last = segments.size() - 1;
-  const bool is_empty =
-      (last == 0 ? 0 : segments[last - 1].actions_end) == phase_->actions.size() &&
-      (last == 0 ? 0 : segments[last - 1].kernels_end) == phase_->kernels.size();
-  if (!is_empty) {
-    const std::int8_t part = segments[last].part;
-    close_segment();
-    segments.push_back({});
-    segments.back().part = part;
-  }
-  phase_->hooks.push_back({kind, what, static_cast<std::uint16_t>(segments.size() - 1)});
+  phase_->hooks.push_back({kind, what, empty_segment()});
 }
 
 void LayerProgramWriter::enter_modules(const std::vector<std::int16_t>& modules) {
@@ -112,19 +116,7 @@ void LayerProgramWriter::end_step(LayerStep step) {
 // --- collectives ---
 
 std::int16_t LayerProgramWriter::add_call(LayerCall call) {
-  std::vector<LayerSegment>& segments = phase_->segments;
-  if (segments.empty()) segments.push_back({});
-  const std::size_t last = segments.size() - 1;
-  const bool is_empty =
-      (last == 0 ? 0 : segments[last - 1].actions_end) == phase_->actions.size() &&
-      (last == 0 ? 0 : segments[last - 1].kernels_end) == phase_->kernels.size();
-  if (!is_empty) {
-    const std::int8_t part = segments[last].part;
-    close_segment();
-    segments.push_back({});
-    segments.back().part = part;
-  }
-  call.segment = static_cast<std::uint16_t>(segments.size() - 1);
+  call.segment = empty_segment();
   phase_->calls.push_back(call);
   return static_cast<std::int16_t>(phase_->calls.size() - 1);
 }

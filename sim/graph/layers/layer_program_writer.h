@@ -113,6 +113,7 @@ class LayerProgramWriter {
     return storages_[static_cast<std::size_t>(storage_of_[at(t)])];
   }
   void close_segment();
+  std::uint16_t empty_segment();  // the last one, or another of its part behind it
   std::int16_t add_call(LayerCall call);
 
   const LayerAutograd& graph_;

@@ -154,7 +154,6 @@ class Zero3 final : public StepBuilder {
   void log_bucket(std::span<const std::int32_t> bucket);
   std::string span_of(Parameters list) const;
   std::string group_of(bool small_group) const;
-  void log_facts();
 
   UnitWork unit_work(EventKind, const UnitShape&, std::int32_t) const override { return {}; }
   UnitWork step_work(EventKind) const override { return {}; }

@@ -1,5 +1,4 @@
-// The short form becomes a layout, and a layout devices and wires, node by node. Paths of two ranks
-// are Boost.Graph's: Dijkstra's over latency (shortest) or over the narrowest wire (widest).
+// The short form becomes a layout, and a layout devices and wires, node by node.
 //
 // A path between neighbouring nodes has four wires (GPU, port, switch, port, GPU), over which
 // NodeKind::nic_latency is spread; links between switches add what the layout says, nothing in the
@@ -9,10 +8,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <boost/graph/adjacency_list.hpp>
-#include <boost/graph/dijkstra_shortest_paths.hpp>
-#include <functional>
-#include <limits>
 #include <map>
 #include <utility>
 
@@ -20,86 +15,6 @@
 
 namespace foreshard {
 namespace {
-
-struct Edge {
-  double latency = 0;  // ns, with a little for every hop so that fewer hops win ties
-  double rate = 0;
-  std::size_t wire = 0;
-};
-using Graph =
-    boost::adjacency_list<boost::vecS, boost::vecS, boost::undirectedS, boost::no_property, Edge>;
-using Vertex = boost::graph_traits<Graph>::vertex_descriptor;
-
-Graph graph_of(const Topology& topology) {
-  Graph graph(topology.devices.size());
-  for (std::size_t i = 0; i < topology.wires.size(); ++i) {
-    const Wire& wire = topology.wires[i];
-    const Edge edge{static_cast<double>(wire.latency.nanoseconds()) + 1e-3, wire.rate.value(), i};
-    boost::add_edge(static_cast<Vertex>(wire.a), static_cast<Vertex>(wire.b), edge, graph);
-  }
-  return graph;
-}
-
-std::vector<Vertex> shortest_tree(const Graph& graph, Vertex from) {
-  std::vector<Vertex> parent(boost::num_vertices(graph));
-  boost::dijkstra_shortest_paths(
-      graph, from,
-      boost::predecessor_map(parent.data()).weight_map(boost::get(&Edge::latency, graph)));
-  return parent;
-}
-
-std::vector<Vertex> widest_tree(const Graph& graph, Vertex from) {
-  std::vector<Vertex> parent(boost::num_vertices(graph));
-  const auto narrower = [](double a, double b) { return std::min(a, b); };
-  boost::dijkstra_shortest_paths(graph, from,
-                                 boost::predecessor_map(parent.data())
-                                     .weight_map(boost::get(&Edge::rate, graph))
-                                     .distance_compare(std::greater<double>())
-                                     .distance_combine(narrower)
-                                     .distance_inf(0.0)
-                                     .distance_zero(std::numeric_limits<double>::infinity()));
-  return parent;
-}
-
-std::vector<Vertex> walk(const std::vector<Vertex>& parent, Vertex from, Vertex to) {
-  std::vector<Vertex> path{to};
-  while (path.back() != from) {
-    if (parent[path.back()] == path.back()) {
-      throw Error(ExitCode::kInvalidInput,
-                  fmt::format("nothing connects the ranks {} and {}", from, to));
-    }
-    path.push_back(parent[path.back()]);
-  }
-  std::reverse(path.begin(), path.end());
-  return path;
-}
-
-Path describe(const Topology& topology, const Graph& graph, const std::vector<Vertex>& vertices) {
-  Path path;
-  path.width = BytesPerSecond(std::numeric_limits<double>::infinity());
-  for (std::size_t i = 0; i < vertices.size(); ++i) {
-    path.devices.push_back(static_cast<std::int64_t>(vertices[i]));
-    if (i == 0) continue;
-    const auto [edge, found] = boost::edge(vertices[i - 1], vertices[i], graph);
-    FORESHARD_CHECK(found, "a path over a wire that is not there");
-    const Wire& wire = topology.wires[graph[edge].wire];
-    path.width = std::min(path.width, wire.rate);
-    path.latency += wire.latency;
-  }
-  return path;
-}
-
-Path path_by(const Topology& topology, std::int64_t from_rank, std::int64_t to_rank,
-             std::vector<Vertex> (*tree)(const Graph&, Vertex)) {
-  for (const std::int64_t rank : {from_rank, to_rank}) {
-    if (rank >= 0 && rank < topology.gpus) continue;
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("rank {} is not one of {} GPUs", rank, topology.gpus));
-  }
-  const Graph graph = graph_of(topology);
-  const auto from = static_cast<Vertex>(from_rank);
-  return describe(topology, graph, walk(tree(graph, from), from, static_cast<Vertex>(to_rank)));
-}
 
 Time part(Time time, std::int64_t of) { return Time::ns(time.nanoseconds() / of); }
 
@@ -348,14 +263,6 @@ std::string device_name(const Topology& topology, std::int64_t device) {
 std::string wire_name(const Topology& topology, std::int64_t wire) {
   const Wire& w = topology.wires[static_cast<std::size_t>(wire)];
   return fmt::format("{} - {}", device_name(topology, w.a), device_name(topology, w.b));
-}
-
-Path shortest_path(const Topology& topology, std::int64_t from_rank, std::int64_t to_rank) {
-  return path_by(topology, from_rank, to_rank, shortest_tree);
-}
-
-Path widest_path(const Topology& topology, std::int64_t from_rank, std::int64_t to_rank) {
-  return path_by(topology, from_rank, to_rank, widest_tree);
 }
 
 }  // namespace foreshard

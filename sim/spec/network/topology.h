@@ -82,14 +82,4 @@ std::string device_name(const Topology& topology,
 std::string wire_name(const Topology& topology,
                       std::int64_t wire);  // "n0.nic3 - pod0.leaf3"
 
-struct Path {
-  std::vector<std::int64_t> devices;  // from and to included
-  BytesPerSecond width;               // of its narrowest wire
-  Time latency;
-};
-
-// Throw Error(kInvalidInput) where a rank is not one of the topology, or nothing connects the two.
-Path shortest_path(const Topology& topology, std::int64_t from_rank, std::int64_t to_rank);
-Path widest_path(const Topology& topology, std::int64_t from_rank, std::int64_t to_rank);
-
 }  // namespace foreshard

@@ -1,3 +1,4 @@
+// One process for the suites ScoreCollectives
 #include "reports/accuracy/score_collectives.h"
 
 #include <fmt/format.h>

@@ -40,7 +40,17 @@ RC_GTEST_PROP(LongStep, IsTheWholeStep, ()) {
     some.batch.accumulation = micro_batches;
     return summarize(forecast(model, some, costs), costs, 8);
   };
-  const Report told = long_step_report({report(kLaidOut), report(kFewer)}, model, plan, costs);
+  const Report fewer = report(kFewer);
+  const Report told = long_step_report({report(kLaidOut), fewer}, model, plan, costs);
+  Plan laid_out = plan;
+  laid_out.batch.accumulation = kLaidOut;
+  const ShortSteps steps = summarize_short(forecast(model, laid_out, costs), costs, 8, {});
+  RC_ASSERT(steps.laid_out.seconds.high == report(kLaidOut).seconds.high);
+  RC_TAG(steps.fewer.has_value());
+  for (Quantity Report::*of :
+       {&Report::seconds, &Report::communication, &Report::exposed_communication}) {
+    if (steps.fewer) RC_ASSERT(is_near(*steps.fewer.*of, fewer.*of, 0));
+  }
   const Report whole = report(plan.batch.accumulation);
   RC_ASSERT(told.seconds.value == whole.seconds.value);  // to the nanosecond
   constexpr double kRounding = 1e-3;  // the micro-batches in which a step settles are among few

@@ -5,6 +5,7 @@
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
 
+#include "sim/simulate/cut_runs.h"
 #include "sim/simulate/simulate.h"
 #include "tests/support/generators.h"
 
@@ -57,21 +58,54 @@ RC_GTEST_PROP(Repeats, FewMicroBatchesTellMany, ()) {
   RC_ASSERT(*told == simulator.period(whole, random_costs(whole, seed)));
 }
 
-// Also where collectives queue behind those of other streams, and copies run beside them.
-RC_GTEST_PROP(Repeats, SkippedMicroBatchesPassAsIfTheyWerePlayed, ()) {
-  const EventGraph graph = with_accumulation(random_step(), *rc::gen::inRange<std::int64_t>(2, 24));
-  CostTable costs = random_costs(graph, *rc::gen::arbitrary<std::uint64_t>());
-  const auto host = *rc::gen::element(0, 50, 400, 5000);
+CostTable with_host(CostTable costs, std::int64_t host) {
   for (Cost& cost : costs.works) {
     cost.before = Time::ns(host);
     cost.during = Time::ns(host / 2);
     cost.last_kernel = Time::ns(host / 3);
   }
+  return costs;
+}
+
+// Also where collectives queue behind those of other streams, and copies run beside them.
+RC_GTEST_PROP(Repeats, SkippedMicroBatchesPassAsIfTheyWerePlayed, ()) {
+  const EventGraph graph = with_accumulation(random_step(), *rc::gen::inRange<std::int64_t>(2, 24));
+  const CostTable costs = with_host(random_costs(graph, *rc::gen::arbitrary<std::uint64_t>()),
+                                    *rc::gen::element(0, 50, 400, 5000));
   const Timeline played = Simulator().simulate(graph, costs);
   Simulator simulator;
   const Timeline& told = simulator.steady_step(graph, costs, find_repeats(graph));
   RC_ASSERT(told.period == played.period);
   RC_ASSERT(told.spans == played.spans);
+}
+
+// What is left when micro-batches are cut out of a step is the step without them.
+RC_GTEST_PROP(Repeats, AStepTellsThatOfFewerMicroBatches, ()) {
+  const RandomStep step = random_step();
+  const auto more = *rc::gen::inRange<std::int32_t>(1, 9);
+  const auto fewer = *rc::gen::inRange<std::int64_t>(5, 16);
+  const EventGraph whole = with_accumulation(step, fewer + more);
+  const EventGraph graph = with_accumulation(step, fewer);
+  const auto seed = *rc::gen::arbitrary<std::uint64_t>();
+  const auto host = *rc::gen::element(0, 50, 400, 1500);
+  const CostTable costs = with_host(random_costs(whole, seed), host);
+  const Timeline played = Simulator().simulate(whole, costs);
+  const auto cut = cut_runs(whole, costs, played, find_repeats(whole), more);
+  RC_TAG(cut.has_value());
+  if (!cut) RC_DISCARD("not shown");
+  const Timeline without = Simulator().simulate(graph, with_host(random_costs(graph, seed), host));
+  RC_ASSERT(played.period - cut->time == without.period);
+  RC_ASSERT(graph.rows.size() + static_cast<std::size_t>(cut->end - cut->begin) ==
+            whole.rows.size());
+  for (EventId row = 0; row < static_cast<EventId>(graph.rows.size()); ++row) {
+    const bool is_behind = row >= cut->begin;
+    const Span& is = without.spans[static_cast<std::size_t>(row)];
+    const Span& was =
+        played.spans[static_cast<std::size_t>(is_behind ? row + cut->end - cut->begin : row)];
+    const Time earlier = is_behind ? cut->time : Time();
+    RC_ASSERT(is.start == was.start - earlier && is.arrive == was.arrive - earlier);
+    RC_ASSERT(is.end == was.end - earlier);
+  }
 }
 
 // Nothing is told where the step has not settled, or the host ends it.

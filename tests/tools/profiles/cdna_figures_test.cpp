@@ -11,18 +11,11 @@
 
 #include "calibration/machines.h"
 #include "sim/cost/measured.h"
-#include "tools/profiles/published_fit.h"
+#include "tests/tools/profiles/all_fits.h"
 
 namespace foreshard {
 namespace {
 
-const PublishedFit& fit_of(std::string_view gpu) {
-  static const std::vector<PublishedFit> all = fit_all_published();
-  for (const PublishedFit& fit : all) {
-    if (fit.calibration.gpu == gpu) return fit;
-  }
-  throw std::runtime_error(std::string(gpu));
-}
 const Calibration& calibration_of(std::string_view gpu) { return fit_of(gpu).calibration; }
 
 // A row of both gradients is the two products with the layer's sides exchanged, and their adding

@@ -10,15 +10,10 @@
 #include "calibration/machines.h"
 #include "calibration/profile.h"
 #include "calibration/profile_store.h"
-#include "tools/profiles/published_fit.h"
+#include "tests/tools/profiles/all_fits.h"
 
 namespace foreshard {
 namespace {
-
-const std::vector<PublishedFit>& fits() {
-  static const std::vector<PublishedFit> all = fit_all_published();
-  return all;
-}
 
 void expect_same(const Json& shipped, const Json& refitted, const std::string& path) {
   ASSERT_EQ(shipped.type(), refitted.type()) << path;

@@ -10,21 +10,10 @@
 
 #include "calibration/fit/least_squares.h"
 #include "calibration/machines.h"
+#include "tests/tools/profiles/all_fits.h"
 
 namespace foreshard {
 namespace {
-
-const std::vector<PublishedFit>& fits() {
-  static const std::vector<PublishedFit> all = fit_all_published();
-  return all;
-}
-
-const PublishedFit& fit_of(std::string_view gpu) {
-  for (const PublishedFit& fit : fits()) {
-    if (fit.calibration.gpu == gpu) return fit;
-  }
-  throw std::runtime_error(std::string(gpu));
-}
 
 const CurveReport& report_of(std::string_view gpu, std::string_view curve) {
   for (const CurveReport& report : fit_of(gpu).reports) {
