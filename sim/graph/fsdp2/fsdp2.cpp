@@ -272,7 +272,9 @@ void Fsdp2::run_border(EventKind kind, std::int32_t layer, std::int8_t part) {
 void Fsdp2::run_layer(EventKind kind, std::int32_t layer) {
   const LayerPhaseProgram& p = phase(kind, layer);
   if (p.calls.empty() && p.segments.size() < 2) {
-    if (!p.segments.empty()) add_layer_row(kind, layer);
+    if (p.segments.empty()) return;
+    begin_plain_backward();
+    add_layer_row(kind, layer);
     return;
   }
   std::vector<EventId> outer = std::exchange(flights_, {});
@@ -321,6 +323,7 @@ bool Fsdp2::ends_part(EventKind kind, std::int32_t layer, std::size_t segment) c
 void Fsdp2::run_segment(EventKind kind, std::int32_t layer, std::size_t segment) {
   const LayerPhaseProgram& p = phase(kind, layer);
   if (p.calls.empty()) {
+    begin_plain_backward();
     add_layer_row(kind, layer, static_cast<std::uint8_t>(segment));
     return;
   }
