@@ -149,7 +149,12 @@ void combine_in_token_order(LayerSpec& layer, const ModelDims& dims) {
   const Index narrow = last.inputs.back(), order = tensor("order"), made = tensor("expert_output");
   const Index unsorted = add("rows in order", rows, ElementType::kCompute);
   const Index sum = add("rows summed", dims.hidden, ElementType::kCompute);
-  std::vector<Operation> combined = {make("unsort", Function::kGather, {made}, unsorted)};
+  // Into zeros that are there before the rows are waited for.
+  const Index zeros = add("zeros of rows", rows, ElementType::kCompute);
+  std::vector<Operation> combined = {make("zeros_of_rows", Function::kCopy, {}, zeros),
+                                     make("unsort", Function::kGather, {zeros, made}, unsorted)};
+  combined.front().gradient = GradientRule::kNone;
+  combined.back().in_place = true;
   combined.back().saved = {order};
   if (dims.moe.score_first) {
     combined.push_back(make("sum_rows", Function::kAdd, {unsorted}, sum));

@@ -512,15 +512,18 @@ class Cutter {
     make.gradient = GradientRule::kNone;
     make.outputs = {order, routing_.sizes, places};
     const std::int64_t with_zeros = (routing_.received + 1) * routing_.width;
-    const Index whole = fixed("rows with zeros", with_zeros);
-    Operation& append = move(rows, whole, routing_.part);
-    append.gradient = GradientRule::kAlias;
+    Index whole = rows;
+    if (!megatron_) {  // whose permutation reads the rows as they came
+      whole = fixed("rows with zeros", with_zeros);
+      move(rows, whole, routing_.part).gradient = GradientRule::kAlias;
+    }
     routing_.permuted = fixed("rows permuted", routing_.padded * routing_.width);
     Operation& permute = move(whole, routing_.permuted, routing_.part);
     permute.function = Function::kGather;
     permute.inputs.push_back(order);
     permute.saved = {order};
-    permute.released = {whole, places};
+    permute.released = {places};
+    if (whole != rows) permute.released.push_back(whole);
     permute.released.insert(permute.released.end(), ended.begin(), ended.end());
     // The module holds it until its next forward, which torchtitan's frame follows: what is let go
     // of before it is there is never let go of.
@@ -601,7 +604,7 @@ class Cutter {
     const auto cut_zeros = [&](Index to) -> Operation& {
       Operation& op = move(unpermuted, to, routing_.part);
       op.view = true;
-      op.gradient = GradientRule::kAliasFirst;
+      if (!megatron_) op.gradient = GradientRule::kAliasFirst;
       return op;
     };
     if (!exchanges()) {

@@ -385,7 +385,9 @@ class Backward {
   // An in-place operation's input gradient takes the buffer of its output's (a loss' that of the
   // input itself).
   bool takes_incoming(const Operation& op) const {
-    return op.in_place && !graph_.is_loss() && op.gradient != GradientRule::kNone &&
+    if (!op.in_place || graph_.is_loss()) return false;
+    const bool is_differentiated = graph_.is_flat() || graph_.needs_gradient(op.inputs.front());
+    return is_differentiated && op.gradient != GradientRule::kNone &&
            op.gradient != GradientRule::kAlias;
   }
 
