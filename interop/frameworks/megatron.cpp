@@ -36,6 +36,7 @@ constexpr Setting kDegrees[] = {
 constexpr Setting kSettings[] = {
     {"model.seq_length", "batch.sequence", Value::kCount},
     {"data.seq_length", "batch.sequence", Value::kCount},
+    {"dataset.sequence_length", "batch.sequence", Value::kCount},
     {"data.micro_batch_size", "batch.micro_batch", Value::kCount},
     {"data.global_batch_size", "batch.global", Value::kCount},
     {"model.encoder_seq_length", "batch.sequence", Value::kCount},
@@ -152,8 +153,24 @@ void read_context_parallel(ForeignReader& reader) {
   reader.map("model.cp_comm_type", "context_parallel.rotate", kOurs[node->as_choice(kWords)]);
 }
 
+// transformer_config.py: allgather, alltoall, flex; of flex, whose kernels.
+void read_dispatcher(ForeignReader& reader) {
+  const ConfigNode* node = reader.find("model.moe_token_dispatcher_type");
+  const ConfigNode* backend = reader.find("model.moe_flex_dispatcher_backend");
+  const ConfigNode* deepep = reader.find("model.moe_enable_deepep");
+  if (node == nullptr) return;
+  static constexpr std::string_view kWords[] = {"allgather", "alltoall", "flex"};
+  const std::size_t which = node->as_choice(kWords);
+  const bool sends_once = backend != nullptr || (deepep != nullptr && deepep->as_bool());
+  if (which == 0) {
+    return reader.unsupported("model.moe_token_dispatcher_type", "rows by all-to-all are modelled");
+  }
+  reader.map("model.moe_token_dispatcher_type", "expert_parallel.dispatcher",
+             which == 2 && sends_once ? "deepep" : "alltoall");
+}
+
 void read_dtypes(ForeignReader& reader) {
-  for (const char* path : {"mixed_precision", "trainer.precision"}) {
+  for (const char* path : {"mixed_precision", "trainer.precision", "trainer.plugins.precision"}) {
     const ConfigNode* node = reader.find(path);
     if (node == nullptr || !node->is_scalar()) continue;
     std::string word(node->text());
@@ -163,8 +180,9 @@ void read_dtypes(ForeignReader& reader) {
     const bool fp32 = word.starts_with("32") || word.starts_with("fp32");
     reader.map(path, "dtype.param", fp16 ? "fp16" : fp32 ? "fp32" : "bf16");
   }
-  if (const ConfigNode* wide = reader.find("ddp.grad_reduce_in_fp32")) {
-    reader.map("ddp.grad_reduce_in_fp32", "dtype.reduce", wide->as_bool() ? "fp32" : "bf16");
+  for (const char* path : {"ddp.grad_reduce_in_fp32", "trainer.strategy.ddp.grad_reduce_in_fp32"}) {
+    const ConfigNode* wide = reader.find(path);
+    if (wide != nullptr) reader.map(path, "dtype.reduce", wide->as_bool() ? "fp32" : "bf16");
   }
 }
 
@@ -216,13 +234,14 @@ ForeignPlan read_megatron(const ConfigNode& root) {
   read_sequence_parallel(reader);
   read_expert_tensor_parallel(reader);
   read_context_parallel(reader);
+  read_dispatcher(reader);
   read_recompute(reader);
   read_dtypes(reader);
   read_clipping(reader);
   refuse_what_is_missing(reader);
-  reader.finish({"checkpoint", "data", "dataset", "dist", "exp_manager", "logger", "model", "name",
-                 "log", "optim", "optimizer", "profiling", "rng", "run", "scheduler", "tokenizer",
-                 "train", "trainer"});
+  reader.finish({"_target_", "checkpoint", "data", "dataset", "dist", "exp_manager", "logger",
+                 "model", "name", "log", "optim", "optimizer", "profiling", "rng", "run",
+                 "scheduler", "tokenizer", "train", "trainer"});
   return plan;
 }
 

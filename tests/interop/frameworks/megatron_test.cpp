@@ -76,11 +76,12 @@ trainer:
     expert_model_parallel_size: 8
     expert_tensor_parallel_size: 1
     sequence_parallel: true
-    ddp: {overlap_grad_reduce: true, overlap_param_gather: true}
+    ddp: {overlap_grad_reduce: true, overlap_param_gather: true, grad_reduce_in_fp32: false}
 )");
   EXPECT_EQ(plan.value("mesh.tp"), "4");
   EXPECT_EQ(plan.value("mesh.cp"), "2");
   EXPECT_EQ(plan.value("mesh.ep"), "8");
+  EXPECT_EQ(plan.value("dtype.reduce"), "bf16");
   EXPECT_EQ(plan.value("mesh.etp"), "1");
   EXPECT_EQ(plan.value("tensor_parallel.sequence"), "true");
   EXPECT_EQ(plan.value("megatron.overlap_param_gather"), "true");
@@ -94,6 +95,16 @@ TEST(ReadMegatron, ExpertsAreCutAsLayersAreUnlessSaid) {
   EXPECT_EQ(read(degrees + "4}").value("mesh.etp"), "2");
   EXPECT_EQ(read(degrees + "4, expert_tensor_parallel_size: 1}").value("mesh.etp"), "1");
   EXPECT_EQ(read(degrees + "1}").value("mesh.etp"), "");
+}
+
+TEST(ReadMegatron, RowsTravelAsTheDispatcherSends) {
+  const auto sent = [](const std::string& words) {
+    return read("model: {tensor_model_parallel_size: 1, moe_token_dispatcher_type: " + words + "}")
+        .value("expert_parallel.dispatcher");
+  };
+  EXPECT_EQ(sent("alltoall"), "alltoall");
+  EXPECT_EQ(sent("flex, moe_flex_dispatcher_backend: hybridep"), "deepep");
+  EXPECT_EQ(sent("allgather"), "");
 }
 
 TEST(ReadMegatron, StagesAreSaidNotToBeModelled) {
