@@ -288,6 +288,8 @@ void Fsdp2::run_layer(EventKind kind, std::int32_t layer) {
   }
   note_open(kind, layer);
   flights_ = std::move(outer);
+  // Also where checkpointing has kept the rows and sends none again.
+  if (framed() && kind == EventKind::kRecompute) replace_row_order(kind, layer);
 }
 
 void Fsdp2::run_part(EventKind kind, std::int32_t layer, std::size_t segment) {
@@ -333,7 +335,7 @@ void Fsdp2::run_segment(EventKind kind, std::int32_t layer, std::size_t segment)
     begin_plain_backward();
     const EventId row = add_layer_run(kind, layer, segment, 1);
     if (p.segments[segment].host_waits) read_splits(row, layer, p.segments[segment].part);
-    if (std::exchange(permutes_rows_, false) && kind != EventKind::kBackward) {
+    if (std::exchange(permutes_rows_, false) && kind == EventKind::kForward) {
       replace_row_order(kind, layer);
     }
   } else if (p.segments[segment].actions_end > actions) {
