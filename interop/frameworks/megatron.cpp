@@ -20,17 +20,30 @@ struct Setting {
   Value value;
 };
 
+// Where the degrees stand: Megatron-Bridge's and NeMo 1.0's, NeMo 2.0's recipes (as nemo-run writes
+// them; user guide, nemo-2.0/migration/parallelism).
+constexpr std::string_view kPlaces[] = {"model.", "trainer.strategy."};
+
+constexpr Setting kDegrees[] = {
+    {"tensor_model_parallel_size", "mesh.tp", Value::kCount},
+    {"context_parallel_size", "mesh.cp", Value::kCount},
+    {"expert_model_parallel_size", "mesh.ep", Value::kCount},
+    {"expert_tensor_parallel_size", "mesh.etp", Value::kCount},
+    {"ddp.overlap_grad_reduce", "megatron.overlap_grad_reduce", Value::kFlag},
+    {"ddp.overlap_param_gather", "megatron.overlap_param_gather", Value::kFlag},
+};
+
 constexpr Setting kSettings[] = {
     {"model.seq_length", "batch.sequence", Value::kCount},
+    {"data.seq_length", "batch.sequence", Value::kCount},
+    {"dataset.sequence_length", "batch.sequence", Value::kCount},
+    {"data.micro_batch_size", "batch.micro_batch", Value::kCount},
+    {"data.global_batch_size", "batch.global", Value::kCount},
     {"model.encoder_seq_length", "batch.sequence", Value::kCount},
     {"train.micro_batch_size", "batch.micro_batch", Value::kCount},
     {"train.global_batch_size", "batch.global", Value::kCount},
     {"model.micro_batch_size", "batch.micro_batch", Value::kCount},
     {"model.global_batch_size", "batch.global", Value::kCount},
-    {"model.tensor_model_parallel_size", "mesh.tp", Value::kCount},
-    {"model.context_parallel_size", "mesh.cp", Value::kCount},
-    {"model.expert_model_parallel_size", "mesh.ep", Value::kCount},
-    {"model.expert_tensor_parallel_size", "mesh.etp", Value::kCount},
     {"ddp.num_distributed_optimizer_instances", "mesh.replicate", Value::kCount},
     {"ddp.overlap_grad_reduce", "megatron.overlap_grad_reduce", Value::kFlag},
     {"ddp.overlap_param_gather", "megatron.overlap_param_gather", Value::kFlag},
@@ -45,6 +58,10 @@ constexpr Setting kSettings[] = {
     {"optimizer.adam_beta2", "optimizer.beta2", Value::kNumber},
     {"optimizer.adam_eps", "optimizer.epsilon", Value::kNumber},
     {"optimizer.weight_decay", "optimizer.weight_decay", Value::kNumber},
+    {"optim.config.lr", "optimizer.learning_rate", Value::kNumber},
+    {"optim.config.adam_beta1", "optimizer.beta1", Value::kNumber},
+    {"optim.config.adam_beta2", "optimizer.beta2", Value::kNumber},
+    {"optim.config.weight_decay", "optimizer.weight_decay", Value::kNumber},
     {"model.optim.lr", "optimizer.learning_rate", Value::kNumber},
     {"model.optim.weight_decay", "optimizer.weight_decay", Value::kNumber},
 };
@@ -58,17 +75,53 @@ void read_clipping(ForeignReader& reader) {
   }
 }
 
+std::string path_of(std::string_view place, std::string_view name) {
+  return fmt::format("{}{}", place, name);
+}
+
+// The first of the places that says it.
+struct Found {
+  std::string path;
+  const ConfigNode* node = nullptr;
+};
+Found find(ForeignReader& reader, std::string_view name) {
+  for (const std::string_view place : kPlaces) {
+    std::string path = path_of(place, name);
+    if (const ConfigNode* node = reader.find(path)) return {std::move(path), node};
+  }
+  return {};
+}
+
+std::int64_t degree(ForeignReader& reader, std::string_view name) {
+  const Found found = find(reader, name);
+  return found.node == nullptr ? 1 : found.node->as_int(1);
+}
+
+void read(ForeignReader& reader, const std::string& path, const Setting& setting) {
+  if (setting.value == Value::kCount) reader.integer(path, setting.key);
+  if (setting.value == Value::kFlag) reader.flag(path, setting.key);
+  if (setting.value == Value::kNumber) reader.number(path, setting.key);
+}
+
 // Without tp nothing is cut by sequence; false is the codes' default.
 void read_sequence_parallel(ForeignReader& reader) {
-  const ConfigNode* tp = reader.find("model.tensor_model_parallel_size");
-  const ConfigNode* sequence = reader.find("model.sequence_parallel");
-  const bool cuts = tp != nullptr && tp->as_int(1) > 1;
+  const bool cuts = degree(reader, "tensor_model_parallel_size") > 1;
+  const auto [path, sequence] = find(reader, "sequence_parallel");
   if (sequence != nullptr) {
-    reader.map("model.sequence_parallel", "tensor_parallel.sequence",
-               sequence->as_bool() || !cuts ? "true" : "false");
+    reader.map(path, "tensor_parallel.sequence", sequence->as_bool() || !cuts ? "true" : "false");
   } else if (cuts) {
     reader.assume("tensor_parallel.sequence", "false", "no sequence_parallel: off");
   }
+}
+
+// As wide as tensor parallelism unless said (core/model_parallel_config.py, __post_init__).
+void read_expert_tensor_parallel(ForeignReader& reader) {
+  const std::int64_t tp = degree(reader, "tensor_model_parallel_size");
+  const auto [path, experts] = find(reader, "expert_model_parallel_size");
+  if (find(reader, "expert_tensor_parallel_size").node != nullptr) return;
+  if (tp == 1 || experts == nullptr || experts->as_int(1) == 1) return;
+  reader.assume("mesh.etp", fmt::format("{}", tp),
+                "no expert_tensor_parallel_size: as tensor_model_parallel_size");
 }
 
 void read_recompute(ForeignReader& reader) {
@@ -100,8 +153,24 @@ void read_context_parallel(ForeignReader& reader) {
   reader.map("model.cp_comm_type", "context_parallel.rotate", kOurs[node->as_choice(kWords)]);
 }
 
+// transformer_config.py: allgather, alltoall, flex; of flex, whose kernels.
+void read_dispatcher(ForeignReader& reader) {
+  const ConfigNode* node = reader.find("model.moe_token_dispatcher_type");
+  const ConfigNode* backend = reader.find("model.moe_flex_dispatcher_backend");
+  const ConfigNode* deepep = reader.find("model.moe_enable_deepep");
+  if (node == nullptr) return;
+  static constexpr std::string_view kWords[] = {"allgather", "alltoall", "flex"};
+  const std::size_t which = node->as_choice(kWords);
+  const bool sends_once = backend != nullptr || (deepep != nullptr && deepep->as_bool());
+  if (which == 0) {
+    return reader.unsupported("model.moe_token_dispatcher_type", "rows by all-to-all are modelled");
+  }
+  reader.map("model.moe_token_dispatcher_type", "expert_parallel.dispatcher",
+             which == 2 && sends_once ? "deepep" : "alltoall");
+}
+
 void read_dtypes(ForeignReader& reader) {
-  for (const char* path : {"mixed_precision", "trainer.precision"}) {
+  for (const char* path : {"mixed_precision", "trainer.precision", "trainer.plugins.precision"}) {
     const ConfigNode* node = reader.find(path);
     if (node == nullptr || !node->is_scalar()) continue;
     const std::string word = lower(node->text());
@@ -109,15 +178,16 @@ void read_dtypes(ForeignReader& reader) {
     const bool fp32 = word.starts_with("32") || word.starts_with("fp32");
     reader.map(path, "dtype.param", fp16 ? "fp16" : fp32 ? "fp32" : "bf16");
   }
-  if (const ConfigNode* wide = reader.find("ddp.grad_reduce_in_fp32")) {
-    reader.map("ddp.grad_reduce_in_fp32", "dtype.reduce", wide->as_bool() ? "fp32" : "bf16");
+  for (const char* path : {"ddp.grad_reduce_in_fp32", "trainer.strategy.ddp.grad_reduce_in_fp32"}) {
+    const ConfigNode* wide = reader.find(path);
+    if (wide != nullptr) reader.map(path, "dtype.reduce", wide->as_bool() ? "fp32" : "bf16");
   }
 }
 
 void refuse_what_is_missing(ForeignReader& reader) {
-  for (const char* path :
-       {"model.pipeline_model_parallel_size", "model.virtual_pipeline_model_parallel_size"}) {
-    const ConfigNode* node = reader.find(path);
+  for (const char* name :
+       {"pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"}) {
+    const auto [path, node] = find(reader, name);
     if (node != nullptr && node->as_int(1) > 1) {
       reader.unsupported(path, "pipeline stages are not modelled: the whole model on each rank");
     }
@@ -135,33 +205,41 @@ void refuse_what_is_missing(ForeignReader& reader) {
 }  // namespace
 
 bool looks_like_megatron(const ConfigNode& root) {
-  const ConfigNode* model = root.is_mapping() ? root.find("model") : nullptr;
-  return model != nullptr && model->is_mapping() && model->has("tensor_model_parallel_size");
+  return std::any_of(std::begin(kPlaces), std::end(kPlaces), [&](std::string_view place) {
+    const ConfigNode* node = &root;
+    while (!place.empty() && node != nullptr) {
+      const std::size_t dot = place.find('.');
+      node = node->is_mapping() ? node->find(place.substr(0, dot)) : nullptr;
+      place.remove_prefix(dot + 1);
+    }
+    return node != nullptr && node->is_mapping() && node->has("tensor_model_parallel_size");
+  });
 }
 
 ForeignPlan read_megatron(const ConfigNode& root) {
   ForeignPlan plan;
   plan.format = "Megatron";
   if (!looks_like_megatron(root)) {
-    throw root.error("has no model.tensor_model_parallel_size",
+    throw root.error("has no model.tensor_model_parallel_size (NeMo 2.0: of trainer.strategy)",
                      "settings of Megatron-Bridge or NeMo");
   }
   ForeignReader reader(root, plan);
   reader.assume("runtime", "megatron", "Megatron-Core's distributed optimizer");
-  for (const Setting& each : kSettings) {
-    if (each.value == Value::kCount) reader.integer(each.path, each.key);
-    if (each.value == Value::kFlag) reader.flag(each.path, each.key);
-    if (each.value == Value::kNumber) reader.number(each.path, each.key);
+  for (const Setting& each : kDegrees) {
+    for (const std::string_view place : kPlaces) read(reader, path_of(place, each.path), each);
   }
+  for (const Setting& each : kSettings) read(reader, each.path, each);
   read_sequence_parallel(reader);
+  read_expert_tensor_parallel(reader);
   read_context_parallel(reader);
+  read_dispatcher(reader);
   read_recompute(reader);
   read_dtypes(reader);
   read_clipping(reader);
   refuse_what_is_missing(reader);
-  reader.finish({"checkpoint", "dataset", "dist", "exp_manager", "logger", "model", "name",
-                 "optimizer", "profiling", "rng", "run", "scheduler", "tokenizer", "train",
-                 "trainer"});
+  reader.finish({"_target_", "checkpoint", "data", "dataset", "dist", "exp_manager", "logger",
+                 "model", "name", "log", "optim", "optimizer", "profiling", "rng", "run",
+                 "scheduler", "tokenizer", "train", "trainer"});
   return plan;
 }
 

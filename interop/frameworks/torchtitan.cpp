@@ -102,6 +102,22 @@ void read_parallelism(ForeignReader& reader) {
     const ConfigNode* node = reader.find(key(name));
     if (node != nullptr && node->as_int(1) > 1) reader.integer(key(name), axis);
   }
+  if (const ConfigNode* node = reader.find(key("context_parallel_load_balancer"))) {
+    if (node->as_string() == "headtail") {
+      reader.map(key("context_parallel_load_balancer"), "context_parallel.balance", "headtail");
+    } else if (node->as_string().empty()) {  // TOML has no null
+      reader.map(key("context_parallel_load_balancer"), "context_parallel.balance", "none");
+    } else {
+      reader.unsupported(key("context_parallel_load_balancer"),
+                         "only halves from both ends are modelled (headtail)");
+    }
+  }
+  if (const ConfigNode* node = reader.find(key("expert_parallel_comm_backend"))) {
+    static constexpr std::string_view kWords[] = {"standard", "deepep"};
+    static constexpr const char* kOurs[] = {"alltoall", "deepep"};
+    reader.map(key("expert_parallel_comm_backend"), "expert_parallel.dispatcher",
+               kOurs[node->as_choice(kWords)]);
+  }
   const ConfigNode* stages = reader.find(key("pipeline_parallel_degree"));
   if (stages != nullptr && stages->as_int(1) > 1) {
     reader.unsupported(key("pipeline_parallel_degree"),

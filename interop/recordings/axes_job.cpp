@@ -7,6 +7,7 @@
 
 #include <charconv>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "models/families.h"
@@ -148,7 +149,12 @@ void combine_in_token_order(LayerSpec& layer, const ModelDims& dims) {
   const Index narrow = last.inputs.back(), order = tensor("order"), made = tensor("expert_output");
   const Index unsorted = add("rows in order", rows, ElementType::kCompute);
   const Index sum = add("rows summed", dims.hidden, ElementType::kCompute);
-  std::vector<Operation> combined = {make("unsort", Function::kGather, {made}, unsorted)};
+  // Into zeros that are there before the rows are waited for.
+  const Index zeros = add("zeros of rows", rows, ElementType::kCompute);
+  std::vector<Operation> combined = {make("zeros_of_rows", Function::kCopy, {}, zeros),
+                                     make("unsort", Function::kGather, {zeros, made}, unsorted)};
+  combined.front().gradient = GradientRule::kNone;
+  combined.back().in_place = true;
   combined.back().saved = {order};
   if (dims.moe.score_first) {
     combined.push_back(make("sum_rows", Function::kAdd, {unsorted}, sum));
@@ -168,6 +174,8 @@ void combine_in_token_order(LayerSpec& layer, const ModelDims& dims) {
   }
   for (Operation& op : ops) std::erase(op.released, order);
   last.released.push_back(order);
+  // What the rows are gathered by is a temporary.
+  std::erase(last.released, tensor("token_of_row"));
   std::erase(last.inputs, narrow);
   std::erase_if(last.inputs, [&](Index t) { return t == tensor("token_of_row"); });
   last.inputs.push_back(sum);
@@ -175,32 +183,108 @@ void combine_in_token_order(LayerSpec& layer, const ModelDims& dims) {
   std::replace(last.released.begin(), last.released.end(), narrow, unsorted);
   last.released.push_back(made);
   last.released.push_back(sum);
+  // Without shared experts there is nothing to add to.
+  if (dims.moe.shared_ffn == 0) {
+    std::erase(last.released, tensor("zeros"));
+    ops.erase(named("zeros_like"));
+    last.inputs = {sum};
+    last.view = true;
+  }
   const auto place = named("scatter_add");
   *place = std::move(last);
   ops.insert(place, combined.begin(), combined.end());
 }
 
 // Qwen 3's blocks take the table of cosines and sines as an argument, in fp32, which FSDP's hook
-// casts for each of them (MixedPrecisionPolicy.cast_forward_inputs); rotations keep it.
-void cast_rotary_table(ModelSpec& model, const ModelDims& dims) {
-  for (LayerSpec& layer : model.kinds) {
-    if (layer.role != LayerRole::kBlock) continue;
-    const auto table = static_cast<std::int16_t>(layer.tensors.size());
-    layer.tensors.push_back(
-        {.name = "rotary table cast", .fixed = 2 * dims.max_positions * dims.head_dim});
-    for (Operation& op : layer.operations) {
-      if (op.function != Function::kRotary) continue;
-      op.inputs.push_back(table);
-      op.saved.push_back(table);
-    }
-    Operation cast;
-    cast.name = "cast_rotary";
-    cast.function = Function::kCopy;
-    cast.outputs = {table};
-    cast.gradient = GradientRule::kNone;
-    layer.operations.insert(layer.operations.begin(), std::move(cast));
+// casts for each of them (MixedPrecisionPolicy.cast_forward_inputs); without one the rotation casts
+// either half. It is done in the compute dtype, x cos + (-x2, x1) sin (models/qwen3/model/model.py,
+// apply_rotary_emb); ranks of cp gather their own positions' rows first.
+class HalvesRotation {
+ public:
+  HalvesRotation(LayerSpec& layer, const ModelDims& dims, const Mesh& mesh)
+      : layer_(layer), rows_(dims.max_positions), width_(dims.head_dim) {
+    is_wrapped_ = mesh.tp == 1 || mesh.fsdp() * mesh.replicate > 1;
+    gathers_ = mesh.cp > 1;
   }
-}
+
+  void run() {
+    std::vector<Operation> old = std::exchange(layer_.operations, {});
+    if (is_wrapped_) {
+      cosine_ = sine_ = add({.name = "rotary table cast", .fixed = 2 * rows_ * width_});
+      constant("cast_rotary", {}, cosine_).part = LayerSegment::kBefore;
+    }
+    for (std::size_t o = 0; o < old.size(); ++o) {
+      const bool rotates = o + 2 < old.size() && old[o + 1].function == Function::kRotary;
+      if (!rotates) {
+        layer_.operations.push_back(std::move(old[o]));
+        continue;
+      }
+      rotate(old[o], old[o + 2]);
+      o += 2;
+    }
+  }
+
+ private:
+  using Index = std::int16_t;
+
+  Index add(TensorSpec spec) {
+    layer_.tensors.push_back(std::move(spec));
+    return static_cast<Index>(layer_.tensors.size() - 1);
+  }
+  Operation& operation(std::string name, Function function, std::vector<Index> inputs, Index to) {
+    Operation& op = layer_.operations.emplace_back();
+    op.name = std::move(name);
+    op.function = function;
+    op.inputs = std::move(inputs);
+    op.outputs = {to};
+    return op;
+  }
+  Operation& constant(std::string name, std::vector<Index> inputs, Index to) {
+    Operation& op = operation(std::move(name), Function::kCopy, std::move(inputs), to);
+    op.gradient = GradientRule::kNone;
+    return op;
+  }
+
+  void make_table() {
+    if (std::exchange(has_table_, true)) return;
+    if (gathers_) {
+      const Index own = add({.name = "rotary of own positions", .per_token = 2 * width_});
+      constant("gather_positions", {cosine_}, own).function = Function::kGather;
+      cosine_ = sine_ = own;
+    } else if (!is_wrapped_) {
+      cosine_ = add({.name = "cosines", .fixed = rows_ * width_});
+      sine_ = add({.name = "sines", .fixed = rows_ * width_});
+      constant("cast_cosines", {}, cosine_);
+      constant("cast_sines", {}, sine_);
+    }
+  }
+
+  void rotate(const Operation& to_fp32, const Operation& back) {
+    make_table();
+    const Index x = to_fp32.inputs.front(), result = back.outputs.front();
+    const std::string name = layer_.tensors[static_cast<std::size_t>(result)].name;
+    const std::int64_t width = layer_.tensors[static_cast<std::size_t>(result)].per_token;
+    const Index first = add({.name = name + " times cosine", .per_token = width});
+    const Index half = add({.name = name + " turned", .per_token = width});
+    const Index second = add({.name = name + " times sine", .per_token = width});
+    const Index zeros = add({.name = name + " half in zeros", .per_token = width});
+    operation("times_cosine", Function::kMultiply, {x, cosine_}, first).saved = {cosine_};
+    operation("rotate_half", Function::kCopy, {x}, half).backward_temporaries = {zeros};
+    operation("times_sine", Function::kMultiply, {half, sine_}, second).saved = {sine_};
+    Operation& sum = operation("rotary_sum", Function::kAdd, {first, second}, result);
+    sum.gradient = GradientRule::kAlias;
+    sum.released = {half, first, second};
+    for (const Index t : back.released) {  // but what is no more
+      const bool is_gone = t == to_fp32.outputs.front() || t == back.inputs.front();
+      if (!is_gone) sum.released.push_back(t);
+    }
+  }
+
+  LayerSpec& layer_;
+  const std::int64_t rows_, width_;
+  bool is_wrapped_ = true, gathers_ = false, has_table_ = false;
+  Index cosine_ = 0, sine_ = 0;
+};
 
 // "[[700, 324], [700, 620]]"
 std::vector<std::int64_t> numbers_in(const std::string& text) {
@@ -269,7 +353,6 @@ RecordedJob read_axes_job(const RecordingFolder& folder, std::size_t row) {
   RecordedJob job;
   const ModelDims dims = dims_of(s);
   job.model = build_model(dims);
-  if (s.text("model") == "qwen3") cast_rotary_table(job.model, dims);
   for (LayerSpec& layer : job.model.kinds) combine_in_token_order(layer, dims);
   Plan& plan = job.plan;
   plan.model = job.model.name;
@@ -277,6 +360,10 @@ RecordedJob read_axes_job(const RecordingFolder& folder, std::size_t row) {
   plan.runtime.version = torch.substr(0, torch.rfind('.'));
   plan.batch = {s.number("seq"), s.number("batch"), s.number("accumulate")};
   apply_axes(s, plan);
+  for (LayerSpec& layer : job.model.kinds) {
+    if (s.text("model") != "qwen3" || layer.role != LayerRole::kBlock) continue;
+    HalvesRotation(layer, dims, plan.mesh).run();
+  }
   plan.units.head = UnitPlacement::kWithNorm;
   plan.units.experts = plan.mesh.ep > 1 ? UnitPlacement::kOwn : UnitPlacement::kRoot;
   plan.units.shard_dim = Units::kExpertsDim;

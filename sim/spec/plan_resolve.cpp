@@ -43,13 +43,16 @@ void resolve_mesh(const PlanDocument& document, const Cluster& cluster, Plan& pl
                   Reasons& reasons) {
   const std::int64_t others = checked_multiply(plan.mesh.cp, plan.mesh.tp);
   if (cluster.gpus % others != 0) {
-    const char* axis = plan.mesh.tp > 1 ? "mesh.tp" : "mesh.cp";
-    const std::int64_t value = plan.mesh.tp > 1 ? plan.mesh.tp : plan.mesh.cp;
-    throw ConfigError(location_of(document.given, axis),
-                      fmt::format("cp {} x tp {} does not divide the {} GPUs of the cluster",
-                                  plan.mesh.cp, plan.mesh.tp, cluster.gpus),
-                      fmt::format("a divisor of {}, for example {}", cluster.gpus,
-                                  fmt::join(nearest_divisors(cluster.gpus, value), " or ")));
+    // Tensor parallel divides what context parallel leaves.
+    const bool cp_divides = cluster.gpus % plan.mesh.cp == 0;
+    const std::int64_t left = cp_divides ? cluster.gpus / plan.mesh.cp : cluster.gpus;
+    throw ConfigError(
+        location_of(document.given, cp_divides ? "mesh.tp" : "mesh.cp"),
+        fmt::format("cp {} x tp {} does not divide the {} GPUs of the cluster", plan.mesh.cp,
+                    plan.mesh.tp, cluster.gpus),
+        fmt::format(
+            "a divisor of {}, for example {}", left,
+            fmt::join(nearest_divisors(left, cp_divides ? plan.mesh.tp : plan.mesh.cp), " or ")));
   }
   const std::int64_t gpus = cluster.gpus / others;
   const std::string left =

@@ -2,8 +2,8 @@
 // 330-420; sizes are per token, V the rank's part of the vocabulary:
 //   forward   fp32 copy 4V, greatest 4, shifted 4V, exponentials 4V, their sum 4, logarithm 4,
 //             log-probabilities 4V (kept)
-//   backward  the gradient of the choice 4V, exponentials 4V, their sum with it 4V, times its
-//             weight 4V
+//   backward  all of it in the node of the choice: its gradient 4V, exponentials 4V, their sum with
+//             it 4V, times its weight 4V; log-softmax hands it on
 // Megatron-Core's (core/tensor_parallel/cross_entropy.py of 0.20) works on one fp32 copy in place,
 // which becomes the softmax that it keeps and then the gradient.
 #include "sim/graph/axes/cut_loss.h"
@@ -76,19 +76,8 @@ class LossCutter {
     const Index probabilities = fp32("log_probabilities", width_);
     Operation& softmax =
         operation("log_softmax", Function::kLogSoftmax, {wide, shifted, logarithm}, probabilities);
-    softmax.gradient = GradientRule::kOwn;
+    softmax.gradient = GradientRule::kAlias;
     softmax.saved = {probabilities};
-    // Beside the exponentials: targets as they are, kept safe and shifted to the rank's part, their
-    // mask, the mask as numbers, and weights.
-    softmax.backward_workspace = {fp32("exponentials (backward)", width_),
-                                  small("safe targets", ElementType::kInt64),
-                                  small("targets of the rank", ElementType::kInt64),
-                                  small("rows", ElementType::kInt64),
-                                  small("mask", ElementType::kByte),
-                                  fp32("kept targets", 1),
-                                  fp32("weights of targets", 1),
-                                  scalar("gradient of the loss"),
-                                  scalar("total weight (backward)")};
     softmax.released = {shifted, maximum, total, logarithm};
 
     // Targets that are no padding, and where in the rank's part they are.
@@ -104,6 +93,16 @@ class LossCutter {
     nll.gradient = GradientRule::kOwn;
     nll.outputs.push_back(weight);
     nll.saved = {probabilities, weight};
+    nll.backward_temporaries = {fp32("choice (backward)", width_),
+                                fp32("exponentials (backward)", width_)};
+    // Targets as they are, kept safe and shifted to the rank's part, their mask, the mask as
+    // numbers, and weights.
+    nll.backward_workspace = {small("safe targets", ElementType::kInt64),
+                              small("targets of the rank", ElementType::kInt64),
+                              small("rows", ElementType::kInt64),
+                              small("mask", ElementType::kByte),
+                              fp32("kept targets", 1),
+                              fp32("weights of targets", 1)};
     nll.released = {targets, own, chosen, chosen_of_all, wide, 0};
     layer_.output = loss;
     return std::move(layer_);

@@ -19,7 +19,13 @@ namespace {
 using Index = std::int16_t;
 using Indices = std::vector<Index>;
 
+// models/layers/moe.cpp
+constexpr const char* kCounts = "rows_per_expert";
+constexpr const char* kOffsets = "offsets";
+
 std::size_t at(Index i) { return static_cast<std::size_t>(i); }
+
+bool is_of_latent(const ParameterSpec& p) { return p.name.find("kv_a_") != std::string::npos; }
 
 class Cutter {
  public:
@@ -34,7 +40,10 @@ class Cutter {
         layer_(layer),
         placement_(layer.tensors.size(), Placement::kWhole),
         known_(layer.tensors.size(), false),
-        gathered_(layer.tensors.size(), kNone) {
+        gathered_(layer.tensors.size(), kNone),
+        counts_rows_(std::any_of(layer.tensors.begin(), layer.tensors.end(),
+                                 [](const TensorSpec& each) { return each.name == kCounts; })),
+        has_latents_(std::any_of(layer.parameters.begin(), layer.parameters.end(), is_of_latent)) {
     layer_.operations.clear();
     place(0, layer.role == LayerRole::kEmbedding ? Placement::kWhole : input);
     for (const Operation& op : layer.operations) experts_ = std::max(experts_, op.groups);
@@ -150,14 +159,15 @@ class Cutter {
     return same;
   }
 
-  // The last operation's output, of which each rank has a summand, becomes `result`.
-  void reduce(Index result, std::int8_t part) {
+  // The last operation's output, of which each rank has a summand, becomes `result`. What that
+  // operation lets go of goes behind the collective, unless its module has returned before.
+  void reduce(Index result, std::int8_t part, bool has_returned = false) {
     if (tp_ == 1) return place(result, Placement::kSequence);
     Operation& product = layer_.operations.back();
     const Index partial = add_tensor(layer_.tensors[at(result)], Placement::kWhole);
     layer_.tensors[at(partial)].name += " (summand)";
     std::replace(product.outputs.begin(), product.outputs.end(), result, partial);
-    Indices released = std::exchange(product.released, {});
+    const Indices released = has_returned ? Indices() : std::exchange(product.released, {});
     place(result, sequence_ ? Placement::kSequence : Placement::kWhole);
     Operation& op = move(partial, result, part);
     op.released = {partial};
@@ -206,14 +216,16 @@ class Cutter {
       spec.name += suffix;
       return add_tensor(std::move(spec), Placement::kWhole);
     };
-    Index cut = layer_.output;
+    const Index own = layer_.output;
+    Index cut = own;
     if (layer_.tensors[at(cut)].per_token < widest) {
-      const Index padded = logits(" padded", widest);
-      move(cut, padded, 0);
-      cut = padded;
+      cut = logits(" padded", widest);
+      move(own, cut, 0);
     }
     Index whole = logits(" gathered", widest * tp_);
     Operation& op = move(cut, whole, 0);
+    op.released = {own};
+    if (cut != own) op.released.push_back(cut);
     op.collective = {.kind = CollectiveKind::kAllGather, .reorders = true, .waits = true};
     if (widest * tp_ > all) {
       const Index narrowed = logits(" of all", all);
@@ -239,7 +251,9 @@ class Cutter {
       }
     }
     add_gathered_names(op);
-    const bool routed = plan_.mesh.ep > 1 && op.part > 0 && old_.role == LayerRole::kBlock;
+    const bool routed = routes() && op.part > 0 && old_.role == LayerRole::kBlock;
+    const bool makes_offsets = counts_rows_ && op.name == "cumsum";
+    if (routes() && makes_offsets) return;  // behind the rows' padding, then
     if (!routed && routing_.open) combine();
     if (tp_ > 1 && experts_ > 1 && !megatron_ && cut_mixture(op)) return;
     if (routed) return cut_expert(std::move(op));
@@ -292,12 +306,17 @@ class Cutter {
       place(op.saved, Placement::kWhole);
       const std::int8_t part = op.part;
       layer_.operations.push_back(std::move(op));
-      reduce(result, part);
+      reduce(result, part, /*has_returned=*/true);
       mixture_ = {};
       return true;
     }
+    if (splits_rows && op.name == "index_scores") {
+      layer_.operations.push_back(op);
+      offset_rows(op);
+      return true;
+    }
     if (!is_product) return false;
-    if (op.groups > 1) return plan_.mesh.ep == 1 && cut_stack(op);
+    if (op.groups > 1) return !routes() && cut_stack(op);
     const Index result = op.outputs.front();
     ParameterSpec& weight = layer_.parameters[at(op.parameters.front())];
     if (placement_[at(op.inputs.front())] == Placement::kFeature) {
@@ -320,6 +339,18 @@ class Cutter {
     for (Indices* list : {&op.inputs, &op.saved}) {
       std::replace(list->begin(), list->end(), mixture_.input, mixture_.whole);
     }
+  }
+
+  // Experts and what is put back read numbers of tokens of all ranks' rows: the rank's with its
+  // offset (expert_parallel.py, ReordererSequenceParallel).
+  void offset_rows(const Operation& indexed) {
+    const Index order = indexed.inputs.back();
+    TensorSpec spec = layer_.tensors[at(order)];
+    spec.name += " of all ranks";
+    const Index moved = add_tensor(std::move(spec), placement_[at(order)]);
+    move(order, moved, indexed.part).gradient = GradientRule::kNone;
+    mixture_.rows.push_back(moved);
+    renamed_ = {order, moved};
   }
 
   // Routed rows are cut among the ranks of tp.
@@ -374,6 +405,15 @@ class Cutter {
 
   // --- experts ---
 
+  // Rows of each local expert are padded to what a grouped product can read: where they arrive from
+  // other ranks and, by torchtitan 0.2.2 (moe/utils.py, indices_padding_wrapper), without that too.
+  bool routes() const {
+    return exchanges() || (plan_.step_frame != StepFrame::kPlain && counts_rows_);
+  }
+  // Ranks that share each expert.
+  std::int64_t parts_of_expert() const { return exchanges() ? plan_.mesh.etp : tp_; }
+  bool exchanges() const { return plan_.mesh.ep > 1; }
+
   Index find(std::string_view name) const {
     for (std::size_t t = 0; t < old_.tensors.size(); ++t) {
       if (old_.tensors[t].name == name) return static_cast<Index>(t);
@@ -414,51 +454,85 @@ class Cutter {
     routing_.width = layer_.tensors[at(routing_.rows)].per_token / product.rows;
     routing_.experts = product.groups / plan_.mesh.ep;
     const std::int64_t tokens = plan_.batch.micro_batch * plan_.batch.sequence / plan_.mesh.cp;
-    const std::int64_t parts = plan_.mesh.etp == 1 ? tp_ : 1;
+    const std::int64_t parts = exchanges() && plan_.mesh.etp == 1 ? tp_ : 1;
     routing_.received = received_rows(plan_.expert_parallel, {plan_.mesh.ep, product.groups},
                                       tokens * product.rows / parts);
     const std::int64_t padded = routing_.received + kAlignment * routing_.experts;
     routing_.padded = (padded + kAlignment - 1) / kAlignment * kAlignment;
 
     Index rows = routing_.rows;
-    if (plan_.mesh.etp > 1) {
+    if (parts_of_expert() > 1) {
       rows = own_input(rows, first.part);
-      layer_.operations.back().collective_backward.dim = MeshDim::kEtp;
+      if (exchanges()) layer_.operations.back().collective_backward.dim = MeshDim::kEtp;
     }
-    const Index counts = find("rows_per_expert");
-    const Index came = fixed("rows_per_expert received", product.groups, ElementType::kInt64);
+    Index counts = find(kCounts);
+    Indices ended;  // with the call that permutes
     const std::size_t entry = layer_.operations.size();
+    if (exchanges()) {
+      rows = receive(rows, counts, product.groups, ended);
+      counts = ended.front();
+    }
+    permute(rows, counts, entry, std::move(ended));
+    const Index offsets = find(kOffsets);
+    layer_.tensors[at(offsets)].fixed = 4 * routing_.experts;
+    known_[at(offsets)] = true;
+    move(routing_.sizes, offsets, first.part).gradient = GradientRule::kNone;
+  }
+
+  // How many by an all-to-all of counts, of whose sums the host reads both; then the rows.
+  Index receive(Index rows, Index counts, std::int64_t groups, Indices& ended) {
+    const Index came = fixed("rows_per_expert received", groups, ElementType::kInt64);
     Operation& exchange = route(counts, came, true);
     exchange.collective.copies = 1;
     exchange.gradient = GradientRule::kNone;
-    const bool keeps = exchange.kept_by_selective;
-    Operation& sums =
-        move(came, fixed("splits", 2 * plan_.mesh.ep, ElementType::kInt64), first.part);
-    sums.gradient = GradientRule::kNone;
-    sums.host_reads = true;
-    sums.kept_by_selective = keeps;
+    const auto sum = [&](Index of, const char* name) -> Index {
+      const Index splits = fixed(name, plan_.mesh.ep, ElementType::kInt64);
+      move(of, splits, routing_.part).gradient = GradientRule::kNone;
+      return splits;
+    };
+    const Index sent = sum(counts, "splits sent"), received = sum(came, "splits received");
+    Operation& copy = move(received, fixed("splits on the host", 0), routing_.part);
+    copy.gradient = GradientRule::kNone;
+    copy.host_reads = copy.kept_by_selective = true;
     const Index arrived = fixed("rows received", routing_.received * routing_.width);
     route(rows, arrived, true);
-    routing_.permuted = fixed("rows permuted", routing_.padded * routing_.width);
-    const Index order = fixed(kRowOrder, 4 * routing_.padded, ElementType::kByte);
-    Operation& make = move(came, order, first.part);
+    ended = {came, arrived, sent, received};
+    return arrived;
+  }
+
+  // In the order of the local experts, behind a row of zeros for what pads.
+  void permute(Index rows, Index counts, std::size_t entry, Indices ended) {
+    const std::int64_t local = 4 * routing_.experts;
+    routing_.sizes = fixed("rows of experts, padded", local, ElementType::kByte);
+    const Index places = fixed("offsets while permuting", local, ElementType::kByte);
+    const bool holds = exchanges() && plan_.step_frame != StepFrame::kPlain;
+    const Index order = fixed(exchanges() ? kRowOrder : "order of padded rows", 4 * routing_.padded,
+                              ElementType::kByte);
+    Operation& make = move(counts, order, routing_.part);
     make.gradient = GradientRule::kNone;
-    Operation& permute = move(arrived, routing_.permuted, first.part);
+    make.outputs = {order, routing_.sizes, places};
+    const std::int64_t with_zeros = (routing_.received + 1) * routing_.width;
+    Index whole = rows;
+    if (!megatron_) {  // whose permutation reads the rows as they came
+      whole = fixed("rows with zeros", with_zeros);
+      move(rows, whole, routing_.part).gradient = GradientRule::kAlias;
+    }
+    routing_.permuted = fixed("rows permuted", routing_.padded * routing_.width);
+    Operation& permute = move(whole, routing_.permuted, routing_.part);
     permute.function = Function::kGather;
     permute.inputs.push_back(order);
     permute.saved = {order};
-    permute.released = {arrived, order};
+    permute.released = {places};
+    if (whole != rows) permute.released.push_back(whole);
+    permute.released.insert(permute.released.end(), ended.begin(), ended.end());
     // The module holds it until its next forward, which torchtitan's frame follows: what is let go
     // of before it is there is never let go of.
-    if (plan_.step_frame != StepFrame::kPlain) {
-      permute.released.pop_back();
-      layer_.operations[entry].released.push_back(order);
-    }
-    permute.backward_temporaries = {fixed("row zeros", (routing_.received + 1) * routing_.width)};
+    (holds ? layer_.operations[entry] : permute).released.push_back(order);
+    permute.backward_temporaries = {fixed("row zeros", with_zeros)};
   }
 
   void widen(const Indices& tensors, Placement placement) {
-    const std::int64_t parts = placement == Placement::kFeature ? plan_.mesh.etp : 1;
+    const std::int64_t parts = placement == Placement::kFeature ? parts_of_expert() : 1;
     for (Index t : tensors) {
       if (known_[at(t)] || layer_.tensors[at(t)].per_token == 0) continue;
       TensorSpec& spec = layer_.tensors[at(t)];
@@ -471,14 +545,15 @@ class Cutter {
 
   // Of what the operation makes; products of experts are cut by columns, then by rows.
   Placement expert_placement(Operation& op) {
+    const std::int64_t parts = parts_of_expert();
     const bool reads_features =
-        placement_[at(op.inputs.front())] == Placement::kFeature && plan_.mesh.etp > 1;
-    if (plan_.mesh.etp == 1 || op.groups == 1) {
+        placement_[at(op.inputs.front())] == Placement::kFeature && parts > 1;
+    if (parts == 1 || op.groups == 1) {
       return reads_features ? Placement::kFeature : Placement::kWhole;
     }
-    (reads_features ? op.k : op.n) /= plan_.mesh.etp;
+    (reads_features ? op.k : op.n) /= parts;
     ParameterSpec& weight = layer_.parameters[at(op.parameters.front())];
-    weight.shape[reads_features ? 2 : 1] /= plan_.mesh.etp;
+    weight.shape[reads_features ? 2 : 1] /= parts;
     return reads_features ? Placement::kWhole : Placement::kFeature;
   }
 
@@ -494,7 +569,7 @@ class Cutter {
     }
     for (Index p : op.parameters) {
       ParameterSpec& weight = layer_.parameters[at(p)];
-      if (weight.is_expert) continue;
+      if (weight.is_expert || !exchanges()) continue;
       weight.is_expert = true;
       weight.shape.front() = routing_.experts;
     }
@@ -518,17 +593,31 @@ class Cutter {
     std::replace(last.outputs.begin(), last.outputs.end(), result, own);
     Indices released = std::exchange(last.released, {});
     layer_.tensors[at(result)] = old_.tensors[at(result)];
-    if (tp_ > 1 && plan_.mesh.etp == 1) layer_.tensors[at(result)].split *= tp_;
+    if (exchanges() && tp_ > 1 && plan_.mesh.etp == 1) layer_.tensors[at(result)].split *= tp_;
     placement_[at(result)] = megatron_ && tp_ > 1 ? Placement::kSequence : Placement::kWhole;
-    mixture_.returned.push_back(result);
+    if (exchanges()) mixture_.returned.push_back(result);
     const Index unpermuted = fixed("rows unpermuted", (routing_.received + 1) * routing_.width);
     Operation& back = move(own, unpermuted, routing_.part);
     back.function = Function::kScatterAdd;
-    back.released = {own};
+    back.released = exchanges() ? Indices() : Indices{own, routing_.sizes};
+    // All but the row of zeros.
+    const auto cut_zeros = [&](Index to) -> Operation& {
+      Operation& op = move(unpermuted, to, routing_.part);
+      op.view = true;
+      if (!megatron_) op.gradient = GradientRule::kAliasFirst;
+      return op;
+    };
+    if (!exchanges()) {
+      Operation& cut = cut_zeros(result);
+      cut.released = std::move(released);
+      cut.released.push_back(unpermuted);
+      return;
+    }
     const Index sent = fixed("rows to send", routing_.received * routing_.width);
-    move(unpermuted, sent, routing_.part).view = true;
+    cut_zeros(sent);
     Operation& home = route(sent, result, false);
-    home.released = {unpermuted, sent};
+    // The module has returned when its output is on its way.
+    home.released = {unpermuted, sent, own, routing_.sizes};
     home.released.insert(home.released.end(), released.begin(), released.end());
   }
 
@@ -667,7 +756,8 @@ class Cutter {
     if (op.backward_temporaries.empty()) return;
     TensorSpec& table = layer_.tensors[at(op.backward_temporaries.front())];
     table.per_token = std::exchange(table.per_position, 0);
-    if (rotary_ == kNone) {
+    // Latent attention rotates queries and keys in calls of their own.
+    if (rotary_ == kNone || has_latents_) {
       TensorSpec own = table;
       own.name = "rotary of own positions";
       rotary_ = add_tensor(std::move(own), Placement::kWhole);
@@ -753,11 +843,27 @@ class Cutter {
     }
   }
 
+  // Heads are a dimension in front of positions there.
+  Index make_contiguous(Operation& op, std::size_t i) {
+    const Index from = op.inputs[i];
+    TensorSpec spec = layer_.tensors[at(from)];
+    spec.name += " contiguous";
+    const Index copy = add_tensor(std::move(spec), placement_[at(from)]);
+    move(from, copy, op.part).gradient = GradientRule::kAlias;
+    replace_read(op, from, copy);
+    return copy;
+  }
+
   // FlexAttention's context parallel (torch 2.11 experimental/_context_parallel/_attention.py,
   // _ContextParallel._flex_input_fn: keys, then values are gathered along the positions), and
   // TransformerEngine's cp_comm_type all_gather.
   void attend_to_all(Operation op) {
-    for (const std::size_t i : {std::size_t{1}, std::size_t{2}}) {
+    const auto keys_and_values = {std::size_t{1}, std::size_t{2}};
+    Indices copies;
+    for (const std::size_t i : keys_and_values) {
+      if (!megatron_) copies.push_back(make_contiguous(op, i));
+    }
+    for (const std::size_t i : keys_and_values) {
       const Index own = op.inputs[i];
       TensorSpec spec = layer_.tensors[at(own)];
       spec.per_token *= plan_.mesh.cp;
@@ -772,6 +878,7 @@ class Cutter {
                                     .waits = true};
       replace_read(op, own, all);
     }
+    layer_.operations.back().released = std::move(copies);
     op.attention.key_ranks = plan_.mesh.cp;
     layer_.operations.push_back(std::move(op));
   }
@@ -830,11 +937,13 @@ class Cutter {
   struct Routing {
     bool open = false;
     std::int8_t part = 0;
-    Index rows = kNone, permuted = kNone, made = kNone;
+    Index rows = kNone, permuted = kNone, made = kNone, sizes = kNone;
     std::int64_t per_token = 1;  // rows of a token
     std::int64_t width = 0, experts = 0, received = 0, padded = 0;
   } routing_;
   Index rotary_ = kNone;
+  const bool counts_rows_;  // of each expert, for grouped products
+  const bool has_latents_;
   std::pair<Index, Index> renamed_{kNone, kNone};  // later operations read the second instead
 };
 

@@ -33,7 +33,8 @@ namespace {
 
 using Index = std::int16_t;
 
-// Modules register what is inside them before the block registers its norms; a rank's shards are
+// Modules register what is inside them before the block registers its norms, DeepSeek's between
+// attention and feed-forward layer (torchtitan 0.2.2 models/*/model/model.py); a rank's shards are
 // packed and freed in that order.
 void order_as_registered(LayerSpec& layer) {
   if (layer.role != LayerRole::kBlock) return;
@@ -45,12 +46,18 @@ void order_as_registered(LayerSpec& layer) {
     return p.is_norm && (p.name.find("q_norm") != std::string::npos ||
                          p.name.find("k_norm") != std::string::npos);
   };
+  const bool has_latents =
+      std::any_of(layer.parameters.begin(), layer.parameters.end(),
+                  [](const ParameterSpec& p) { return p.name.find("kv_a_") != std::string::npos; });
+  const auto is_last = [&](const ParameterSpec& p) {
+    return has_latents && p.name.find("mlp.") != std::string::npos;
+  };
   std::vector<Index> order(layer.parameters.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<Index>(i);
   std::stable_sort(order.begin(), order.end(), [&](Index a, Index b) {
     const auto rank = [&](Index i) {
       const ParameterSpec& p = layer.parameters[static_cast<std::size_t>(i)];
-      return is_direct(p) ? 2 : is_of_heads(p) ? 0 : 1;
+      return is_last(p) ? 3 : is_direct(p) ? 2 : is_of_heads(p) ? 0 : 1;
     };
     return rank(a) < rank(b);
   });
@@ -90,7 +97,7 @@ std::int64_t slices_of_rank(const Plan& plan) {
 
 bool cuts_layers(const Plan& plan) {
   return !plan.mesh.is_plain() || slices_of_rank(plan) > 1 ||
-         plan.runtime.kind == RuntimeKind::kMegatron;
+         plan.runtime.kind == RuntimeKind::kMegatron || plan.step_frame != StepFrame::kPlain;
 }
 
 ModelSpec part_of_rank(const ModelSpec& model, const Plan& plan) {

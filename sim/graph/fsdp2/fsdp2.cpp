@@ -278,7 +278,9 @@ void Fsdp2::run_border(EventKind kind, std::int32_t layer, std::int8_t part) {
 void Fsdp2::run_layer(EventKind kind, std::int32_t layer) {
   const LayerPhaseProgram& p = phase(kind, layer);
   if (p.calls.empty() && p.segments.size() < 2) {
-    if (!p.segments.empty()) add_layer_row(kind, layer);
+    if (p.segments.empty()) return;
+    begin_plain_backward();
+    add_layer_row(kind, layer);
     return;
   }
   std::vector<EventId> outer = std::exchange(flights_, {});
@@ -292,6 +294,8 @@ void Fsdp2::run_layer(EventKind kind, std::int32_t layer) {
   }
   note_open(kind, layer);
   flights_ = std::move(outer);
+  // Also where checkpointing has kept the rows and sends none again.
+  if (framed() && kind == EventKind::kRecompute) replace_row_order(kind, layer);
 }
 
 void Fsdp2::run_part(EventKind kind, std::int32_t layer, std::size_t segment) {
@@ -327,6 +331,7 @@ bool Fsdp2::ends_part(EventKind kind, std::int32_t layer, std::size_t segment) c
 void Fsdp2::run_segment(EventKind kind, std::int32_t layer, std::size_t segment) {
   const LayerPhaseProgram& p = phase(kind, layer);
   if (p.calls.empty()) {
+    begin_plain_backward();
     add_layer_row(kind, layer, static_cast<std::uint8_t>(segment));
     return;
   }
@@ -336,7 +341,7 @@ void Fsdp2::run_segment(EventKind kind, std::int32_t layer, std::size_t segment)
     begin_plain_backward();
     const EventId row = add_layer_run(kind, layer, segment, 1);
     if (p.segments[segment].host_waits) read_splits(row, layer, p.segments[segment].part);
-    if (std::exchange(permutes_rows_, false) && kind != EventKind::kBackward) {
+    if (std::exchange(permutes_rows_, false) && kind == EventKind::kForward) {
       replace_row_order(kind, layer);
     }
   } else if (p.segments[segment].actions_end > actions) {

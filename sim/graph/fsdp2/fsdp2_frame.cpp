@@ -35,6 +35,10 @@ void Fsdp2::hold_gradients() {
   }
   fetched_labels_ = allocate_persistent(MemoryCategory::kInput, -1, Bytes(whole_labels()));
   hold_row_orders();
+  // The mesh of etp alone, whose tensor of ranks is the host's: a recorder on a host counts it.
+  if (logging_ && plan_.mesh.etp > 1) {
+    allocate_persistent(MemoryCategory::kActivation, -1, allocated_size(1));
+  }
 }
 
 std::int32_t Fsdp2::slot_called(std::int32_t layer, std::string_view name) const {
@@ -185,7 +189,9 @@ void Fsdp2::log_step() {
   if (plan_.mesh.group(dim).size > 1) {
     sum_and_read(dim, {4, "fp32", "SUM"});
     sum_and_read(dim, {4, "fp32", "MAX"});
+    std::int32_t tokens = counted(8);
     sum_and_read(dim, {8, "int64", "SUM"});
+    StepBuilder::free(tokens);
   } else {
     read_on_host({4, "fp32", ""}, tail(Stream::kCompute));
   }

@@ -144,11 +144,17 @@ std::size_t LayerAutograd::first_inside() const {
   return o;
 }
 
-LayerAutograd::Index LayerAutograd::checkpoint_input() const {
-  for (std::size_t o = 0; o < operations(); ++o) {
-    if (inside(o)) return o == 0 ? Index{0} : operation(o - 1).outputs.front();
+LayerAutograd::Indices LayerAutograd::checkpoint_inputs() const {
+  Indices inputs;
+  bool casts_input = false;
+  for (std::size_t o = 0; o < operations() && !inside(o); ++o) {
+    const Operation& op = operation(o);
+    inputs.push_back(op.outputs.front());
+    casts_input |= std::find(op.inputs.begin(), op.inputs.end(), Index{0}) != op.inputs.end();
   }
-  return 0;
+  if (!casts_input) inputs.insert(inputs.begin(), Index{0});
+  if (layer_.joins >= 0) inputs.push_back(layer_.joins);  // an argument, too
+  return inputs;
 }
 
 bool LayerAutograd::is_frozen(Index p) const {

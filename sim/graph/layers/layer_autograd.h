@@ -73,8 +73,8 @@ class LayerAutograd {
   // Casts at the unit's borders are outside of what is checkpointed.
   bool inside(std::size_t o) const { return layer_.operations[o].part >= 0; }
   std::size_t first_inside() const;
-  // What is checkpointed starts from: the layer's input or its cast.
-  Index checkpoint_input() const;
+  // What is checkpointed starts from: the layer's input or its cast, and what else a cast makes.
+  Indices checkpoint_inputs() const;
   // Operations inside that save anything; weights count: they are saved for the input's gradient.
   std::size_t first_saver() const { return first_saver_; }
   std::size_t last_saver() const { return last_saver_; }

@@ -201,14 +201,21 @@ class Backward {
     const Operation& op = graph_.operation(o);
     const LayerCollective& collective = op.collective_backward;
     const Index input = op.inputs.front();
+    const std::int64_t in = output_bytes(op), out = graph_.bytes(input);
+    const auto copy = [&](std::int64_t bytes) { add_kernel(Function::kCopy, 2 * bytes); };
     if (collective.kind == CollectiveKind::kNone) {
-      accumulate({input, incoming});
+      std::int32_t part = incoming;
+      if (in != out) {  // the rank's part of a gradient that every rank has, cut out
+        writer_.enter(part_in_backward(op));
+        part = make_gradient_of(input, out);
+        copy(out);
+        end_step_of(o, incoming, part);
+      }
+      accumulate({input, part});
       return free_dying();
     }
     writer_.enter(part_in_backward(op));
     settle(incoming);
-    const std::int64_t in = output_bytes(op), out = graph_.bytes(input);
-    const auto copy = [&](std::int64_t bytes) { add_kernel(Function::kCopy, 2 * bytes); };
     std::int32_t packed = LayerProgramWriter::kNoSlot;
     if (collective.packs) {
       packed = writer_.make_temporary(in, graph_.tensor(input).name + ".grad packed");
@@ -245,16 +252,22 @@ class Backward {
     return incoming;
   }
 
-  // The gradient of an expanded view.
+  // The gradient of an expanded view; that of a part of the first input (kAliasFirst), which is put
+  // into zeros.
   std::int32_t summed_over_copies(std::size_t o, std::int32_t incoming) {
     const Operation& op = graph_.operation(o);
     const Index input = op.inputs.front();
     const TensorSpec& wide = graph_.tensor(op.outputs.front());
-    if (!op.view || wide.per_token <= graph_.tensor(input).per_token) return incoming;
+    const bool expands = wide.per_token > graph_.tensor(input).per_token && !is_part(op);
+    if (!op.view || (!expands && !is_part(op))) return incoming;
     const std::int32_t sum = make_gradient_of(input, graph_.bytes(input));
     add_kernel(Function::kAdd, output_bytes(op));
     end_step_of(o, incoming, sum);
     return sum;
+  }
+
+  static bool is_part(const Operation& op) {
+    return op.view && op.gradient == GradientRule::kAliasFirst;
   }
 
   // --- what a node computes ---
@@ -372,7 +385,9 @@ class Backward {
   // An in-place operation's input gradient takes the buffer of its output's (a loss' that of the
   // input itself).
   bool takes_incoming(const Operation& op) const {
-    return op.in_place && !graph_.is_loss() && op.gradient != GradientRule::kNone &&
+    if (!op.in_place || graph_.is_loss()) return false;
+    const bool is_differentiated = graph_.is_flat() || graph_.needs_gradient(op.inputs.front());
+    return is_differentiated && op.gradient != GradientRule::kNone &&
            op.gradient != GradientRule::kAlias;
   }
 
@@ -484,8 +499,7 @@ class Backward {
   // checkpointing lets go of the input and of what nothing asked it for.
   void end_checkpoint_at(std::size_t o) {
     if (!graph_.is_checkpointed() || o != graph_.first_saver()) return;
-    writer_.unrefer(graph_.checkpoint_input());
-    if (graph_.layer().joins >= 0) writer_.unrefer(graph_.layer().joins);
+    for (Index t : graph_.checkpoint_inputs()) writer_.unrefer(t);
     if (!graph_.is_flat()) writer_.drop_kept();
   }
 

@@ -73,7 +73,9 @@ class Forward {
         step.outputs = writer_.slots_of(op.outputs);
       }
       for (Index t : graph_.saves(o)) writer_.refer(t);
+      const std::int32_t packed = from_cache ? pack_again(op) : LayerProgramWriter::kNoSlot;
       release_recomputed(o);
+      if (packed != LayerProgramWriter::kNoSlot) writer_.free(packed);
       if (!from_cache) writer_.end_step(std::move(step));
       writer_.phase().segments.back().host_waits = op.host_reads && !from_cache;
       writer_.exit_modules(graph_.modules().ending(o));
@@ -133,10 +135,10 @@ class Forward {
     writer_.add_storage(output, slot);
     writer_.name(output);
     if (!collective.waits) {
-      // What is sent stays until somebody waits, too.
-      const bool sends = collective.kind == CollectiveKind::kAllToAll;
-      if (sends) writer_.refer(input);
-      return writer_.set_flight(output, launch, sends ? writer_.slot_of(input) : packed);
+      // What is sent stays until somebody waits, too: the copy, or the input itself.
+      return packed == LayerProgramWriter::kNoSlot
+                 ? writer_.set_flight(output, launch, input)
+                 : writer_.set_flight_of_copy(output, launch, packed);
     }
     writer_.await(launch);
     if (packed != LayerProgramWriter::kNoSlot) writer_.free(packed);
@@ -144,6 +146,17 @@ class Forward {
     writer_.allocate(slot);
     copy(out);
     writer_.free(raw);
+  }
+
+  // The copy in front of a collective is an operator of its own, which no list keeps.
+  std::int32_t pack_again(const Operation& op) {
+    if (!op.collective.packs) return LayerProgramWriter::kNoSlot;
+    const std::int64_t bytes = graph_.bytes(op.inputs.front());
+    const std::int32_t slot = writer_.add_slot(MemoryCategory::kRecomputedActivation, bytes,
+                                               graph_.tensor(op.outputs.front()).name + " packed");
+    writer_.allocate(slot);
+    add_memory_kernel(writer_.phase(), Function::kCopy, Pass::kForward, 2 * bytes);
+    return slot;
   }
 
   void make_outputs(const Operation& op, MemoryCategory category) {
@@ -201,8 +214,7 @@ class Forward {
     if (!graph_.is_checkpointed() || !graph_.inside(o)) {
       for (Index t : graph_.saves(o)) writer_.refer(t);
     } else if (o == graph_.first_inside()) {
-      writer_.refer(graph_.checkpoint_input());
-      if (graph_.layer().joins >= 0) writer_.refer(graph_.layer().joins);  // an argument, too
+      for (Index t : graph_.checkpoint_inputs()) writer_.refer(t);
     }
   }
 

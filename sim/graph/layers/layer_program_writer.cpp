@@ -22,7 +22,7 @@ LayerProgramWriter::LayerProgramWriter(const LayerAutograd& graph)
   storages_.reserve(graph.tensors() * 2);
   add_storage(0, kInputSlot);
   if (has_input) name(0);
-  if (graph.options().input_in_flight) set_flight(0, LayerCall::kOfLayerBefore, kNoSlot);
+  if (graph.options().input_in_flight) storage(0).flight = LayerCall::kOfLayerBefore;
   const Index joined = graph.layer().joins;
   if (joined >= 0) {
     add_storage(joined, kWaitingSlot);
@@ -145,22 +145,31 @@ void LayerProgramWriter::recompute_here() {
   add_call(call);
 }
 
-void LayerProgramWriter::set_flight(Index t, std::int16_t launch, std::int32_t kept) {
+void LayerProgramWriter::set_flight(Index t, std::int16_t launch, Index sent) {
+  refer(sent);
   storage(t).flight = launch;
-  storage(t).kept = kept;
+  storage(t).sent = storage_of_[at(sent)];
+}
+
+void LayerProgramWriter::set_flight_of_copy(Index t, std::int16_t launch, std::int32_t copy) {
+  storage(t).flight = launch;
+  storage(t).sent = static_cast<std::int32_t>(storages_.size());
+  storages_.push_back({copy, 1});
 }
 
 void LayerProgramWriter::settle(Index t) {
   if (!has_storage(t) || storage(t).flight == kLanded) return;
   await(std::exchange(storage(t).flight, kLanded));
-  const std::int32_t kept = std::exchange(storage(t).kept, kNoSlot);
-  if (kept != kNoSlot) free(kept);
+  release(std::exchange(storage(t).sent, kNoStorage));
 }
 
 void LayerProgramWriter::leave_open(Index t) {
   if (!has_storage(t) || storage(t).flight < 0) return;
   phase_->open_launch = std::exchange(storage(t).flight, kLanded);
-  phase_->open_slot = std::exchange(storage(t).kept, kNoSlot);
+  const std::int32_t sent = std::exchange(storage(t).sent, kNoStorage);
+  if (sent == kNoStorage) return;
+  Storage& s = storages_[static_cast<std::size_t>(sent)];
+  if (--s.references == 0) phase_->open_slot = s.slot;
 }
 
 // --- storages ---
@@ -190,14 +199,18 @@ void LayerProgramWriter::refer(Index t) {
 }
 
 void LayerProgramWriter::unrefer(Index t) {
-  if (!has_storage(t)) return;
-  Storage& s = storage(t);
+  if (has_storage(t)) release(storage_of_[at(t)]);
+}
+
+void LayerProgramWriter::release(std::int32_t storage) {
+  if (storage == kNoStorage) return;
+  Storage& s = storages_[static_cast<std::size_t>(storage)];
   if (s.slot == kNoSlot || s.references == 0 || --s.references > 0 || s.slot == kOutputSlot) return;
   free(s.slot);
   // Of a tensor that nobody waited for (a recomputation stopped before), what was sent goes with
   // it.
   s.flight = kLanded;
-  if (const std::int32_t kept = std::exchange(s.kept, kNoSlot); kept != kNoSlot) free(kept);
+  release(std::exchange(s.sent, kNoStorage));
 }
 
 void LayerProgramWriter::name(Index t) {

@@ -62,8 +62,10 @@ class LayerProgramWriter {
                       std::int64_t bytes_out, TensorElement element);
   void await(std::int16_t launch);
   void recompute_here();
-  // The tensor is on its way: whoever reads its storage next waits, then `kept` is freed.
-  void set_flight(Index t, std::int16_t launch, std::int32_t kept);
+  // The tensor is on its way: whoever reads its storage next waits, and then `sent` is let go of.
+  void set_flight(Index t, std::int16_t launch, Index sent);
+  // ... then the slot is freed.
+  void set_flight_of_copy(Index t, std::int16_t launch, std::int32_t copy);
   void settle(Index t);
   // What is still on its way when the phase ends is the next layer's to wait for.
   void leave_open(Index t);
@@ -103,9 +105,10 @@ class LayerProgramWriter {
     std::int32_t slot = kNoSlot;
     std::int32_t references = 0;
     std::int16_t flight = kLanded;  // the launch that fills it
-    std::int32_t kept = kNoSlot;    // what that holds until it is waited for
+    std::int32_t sent = kNoStorage;  // what that holds until it is waited for
   };
   static constexpr std::int16_t kLanded = -2;
+  void release(std::int32_t storage);
 
   static std::size_t at(Index i) { return static_cast<std::size_t>(i); }
   Storage& storage(Index t) { return storages_[static_cast<std::size_t>(storage_of_[at(t)])]; }

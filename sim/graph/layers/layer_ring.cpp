@@ -39,7 +39,7 @@ class Ring {
       receive_keys(step);
       send_keys(step);
       if (!op_.ring.computes(step)) continue;
-      if (step > 0) free(std::exchange(packing_, {}));
+      read_keys(step);
       compute(step);
       if (step == 0) {
         writer_.allocate(sum);
@@ -50,8 +50,8 @@ class Ring {
     }
     free(lse_);
     // The results in the compute dtype are the operation's.
-    Slots ended = {sum, received_};
-    for (const Slots& rest : {packing_, step_out_}) {
+    Slots ended = {sum};
+    for (const Slots& rest : {received_keys(), packing_, step_out_}) {
       ended.insert(ended.end(), rest.begin(), rest.end());
     }
     return ended;
@@ -74,7 +74,7 @@ class Ring {
       if (op_.ring.computes(step)) {
         const std::int32_t half = op_.ring.halves(step) ? temporary(statistics_ / 2, "logsumexp")
                                                         : LayerProgramWriter::kNoSlot;
-        if (step > 0) free(std::exchange(packing_, {}));
+        read_keys(step);
         free(std::exchange(statistics, half));
         free(std::exchange(made, step_gradients(step)));
       } else {
@@ -112,9 +112,9 @@ class Ring {
     free(came);
     free(query);  // the operation's gradients
     free(both);
-    Slots ended = {flat_, held, received_, statistics};
+    Slots ended = {flat_, held, statistics};
     std::erase(ended, LayerProgramWriter::kNoSlot);
-    for (const Slots& rest : {made, sums, packing_})
+    for (const Slots& rest : {received_keys(), made, sums, packing_})
       ended.insert(ended.end(), rest.begin(), rest.end());
     return ended;
   }
@@ -164,14 +164,25 @@ class Ring {
     next_ = temporary(all, "keys and values");
     launched_ = launch(exchanges ? CollectiveKind::kAllToAll : CollectiveKind::kAllGather, k_ + v_,
                        all, element_);
-    if (pass_ == Pass::kForward) free(before);
   }
   void receive_keys(std::int64_t step) {
     if (step == 0 || (step > 1 && !op_.ring.exchanges)) return;
     writer_.await(launched_);
-    const bool sends = op_.ring.exchanges && step + 1 < op_.ring.ranks;
-    if (pass_ == Pass::kForward && !sends) free(std::exchange(flat_, LayerProgramWriter::kNoSlot));
-    free(std::exchange(received_, std::exchange(next_, LayerProgramWriter::kNoSlot)));
+    if (pass_ == Pass::kForward) free(std::exchange(flat_, LayerProgramWriter::kNoSlot));
+    if (received_ != read_) free(received_);
+    received_ = std::exchange(next_, LayerProgramWriter::kNoSlot);
+  }
+  // The kernel's arguments are names of their own, which a step that is skipped keeps.
+  void read_keys(std::int64_t step) {
+    if (step == 0) return;
+    free(std::exchange(packing_, {}));
+    if (read_ != received_) free(std::exchange(read_, received_));
+  }
+  Slots received_keys() const {
+    Slots slots = {received_};
+    if (read_ != received_) slots.push_back(read_);
+    std::erase(slots, LayerProgramWriter::kNoSlot);
+    return slots;
   }
 
   // As many products as one causal attention over the rank's own positions; without balance a later
@@ -269,6 +280,7 @@ class Ring {
   // Keys and values: flat, being sent on; those that are read; those that come next.
   std::int32_t flat_ = LayerProgramWriter::kNoSlot;
   std::int32_t received_ = LayerProgramWriter::kNoSlot, next_ = LayerProgramWriter::kNoSlot;
+  std::int32_t read_ = LayerProgramWriter::kNoSlot;
   std::int32_t lse_ = LayerProgramWriter::kNoSlot;
   std::int16_t launched_ = 0;
 };

@@ -30,26 +30,27 @@ std::vector<AskedAxis> asked_axes(const Plan& plan) {
   return list;
 }
 
-Problem problem_of_runtime_axes(const Plan& plan, const char* key) {
-  const bool is_native = plan.runtime.kind == RuntimeKind::kNative;
-  if (is_native && std::string_view(key) == "mesh.tp") return std::nullopt;
-  if (plan.runtime.kind == RuntimeKind::kMegatron) return std::nullopt;
-  // DeepSpeed-Ulysses.
-  const bool shares_heads = plan.context_parallel.rotate == ContextParallel::Rotate::kUlysses;
-  if (plan.runtime.kind == RuntimeKind::kZero3 && plan.mesh.tp == 1 && plan.mesh.ep == 1) {
-    if (shares_heads) return std::nullopt;
-    return missing_capability("context_parallel.rotate",
-                              fmt::format("zero3@{} has DeepSpeed-Ulysses", plan.runtime.version),
-                              "context_parallel.rotate: ulysses");
+// Beside replicate and shard: those that the runtime has, and all of its axes in words.
+struct RuntimeAxes {
+  std::vector<std::string_view> keys;
+  const char* words = "replicate and shard";
+};
+
+RuntimeAxes axes_of(const Runtime& runtime) {
+  const RuntimeAxes every{{"mesh.tp", "mesh.cp", "mesh.ep", "mesh.etp"}, ""};
+  switch (runtime.kind) {
+    case RuntimeKind::kNative:
+      return {{"mesh.tp"}, "replicate, shard and tp"};
+    case RuntimeKind::kMegatron:
+      return every;
+    case RuntimeKind::kZero3:
+      return {{"mesh.cp"}, "replicate, shard and cp"};
+    case RuntimeKind::kFsdp2:
+      return fsdp2_minor(runtime.version).value_or(0) >= kOldestFsdp2WithAxes ? every
+                                                                              : RuntimeAxes();
+    default:
+      return {};
   }
-  const bool is_fsdp2 = plan.runtime.kind == RuntimeKind::kFsdp2;
-  const auto minor = is_fsdp2 ? fsdp2_minor(plan.runtime.version) : std::nullopt;
-  if (minor && *minor >= kOldestFsdp2WithAxes) return std::nullopt;
-  return missing_capability(
-      key,
-      fmt::format("{}@{} is modelled with the axes replicate{} alone", to_string(plan.runtime.kind),
-                  plan.runtime.version, is_native ? ", shard and tp" : " and shard"),
-      fmt::format("{}: 1, or runtime: fsdp2@2.{}", key, kOldestFsdp2WithAxes));
 }
 
 // Without fully_shard (mesh.shard, mesh.cp and mesh.replicate 1) parameters are plain tensors.
@@ -278,6 +279,25 @@ Problem problem_of_expert_axes(const Plan& plan, const ModelSpec& model) {
 
 }  // namespace
 
+std::optional<PlanProblem> problem_of_runtime_axes(const Plan& plan) {
+  const RuntimeAxes axes = axes_of(plan.runtime);
+  for (const AskedAxis& asked : asked_axes(plan)) {
+    if (std::find(axes.keys.begin(), axes.keys.end(), asked.key) != axes.keys.end()) continue;
+    return missing_capability(
+        asked.key,
+        fmt::format("{}@{} is modelled with the axes {} alone", to_string(plan.runtime.kind),
+                    plan.runtime.version, axes.words),
+        fmt::format("{}: 1, or runtime: fsdp2@2.{}", asked.key, kOldestFsdp2WithAxes));
+  }
+  if (plan.runtime.kind != RuntimeKind::kZero3 || plan.mesh.cp == 1 ||
+      plan.context_parallel.rotate == ContextParallel::Rotate::kUlysses) {
+    return std::nullopt;
+  }
+  return missing_capability("context_parallel.rotate",
+                            fmt::format("zero3@{} has DeepSpeed-Ulysses", plan.runtime.version),
+                            "context_parallel.rotate: ulysses");
+}
+
 std::optional<PlanProblem> problem_of_axes(const Plan& plan, const ModelSpec& model) {
   const std::vector<AskedAxis> asked = asked_axes(plan);
   const bool is_native = plan.runtime.kind == RuntimeKind::kNative;
@@ -286,7 +306,6 @@ std::optional<PlanProblem> problem_of_axes(const Plan& plan, const ModelSpec& mo
   }
   if (asked.empty()) return std::nullopt;
   const char* key = asked.front().key;
-  if (Problem problem = problem_of_runtime_axes(plan, key)) return problem;
   if (Problem problem = problem_of_company(plan, key)) return problem;
   if (Problem problem = problem_of_heads(plan, model)) return problem;
   if (Problem problem = problem_of_attention(plan, model)) return problem;

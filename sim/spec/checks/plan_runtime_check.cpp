@@ -165,6 +165,7 @@ std::optional<PlanProblem> problem_of_runtime(const Plan& plan) {
         "runtime", fmt::format("version {} of {} is not modelled", quote(version), to_string(kind)),
         is_fsdp2 ? nearest_fsdp2(version) : fmt::format("{}@{}", to_string(kind), newest));
   }
+  if (Problem problem = problem_of_runtime_axes(plan)) return problem;
   if (Problem problem = problem_of_capability(plan, Capability::Of::kRuntime, name)) {
     return problem;
   }

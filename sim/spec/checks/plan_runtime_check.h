@@ -27,8 +27,9 @@ std::optional<PlanProblem> problem_of_divisions(const Plan& plan);
 // What FSDP1 and DDP raise while they run.
 std::optional<PlanProblem> problem_of_running_library(const Plan& plan, const ModelSpec& model);
 
-// Axes beside replicate and shard: runtimes and keys that they do not go with yet, and sizes that
-// do not divide what they cut.
+// Axes beside replicate and shard that the runtime has not: before what their defaults ask of it.
+std::optional<PlanProblem> problem_of_runtime_axes(const Plan& plan);
+// Keys that axes do not go with yet, and sizes that do not divide what they cut.
 std::optional<PlanProblem> problem_of_axes(const Plan& plan, const ModelSpec& model);
 
 // What fully_shard raises while it runs, though every knob is there.

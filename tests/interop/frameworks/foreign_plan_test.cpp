@@ -234,6 +234,20 @@ TEST(TorchTitan, TellsOfEveryKeyWithItsLine) {
   EXPECT_EQ(entry(plan.ledger, "job").why, "says nothing of a step's time or memory");
 }
 
+TEST(TorchTitan, ReadsHowAxesExchange) {
+  const ForeignPlan plan = titan(R"(
+[training]
+seq_len = 4096
+[parallelism]
+context_parallel_degree = 2
+context_parallel_load_balancer = "headtail"
+expert_parallel_degree = 8
+expert_parallel_comm_backend = "deepep"
+)");
+  EXPECT_EQ(plan.value("context_parallel.balance"), "headtail");
+  EXPECT_EQ(plan.value("expert_parallel.dispatcher"), "deepep");
+}
+
 // The scales of fp8 gathers: once a step, or with an all-reduce for each weight before its gather.
 TEST(TorchTitan, ReadsFp8GathersOfBothTables) {
   const ForeignPlan once = titan(R"([training]

@@ -60,6 +60,53 @@ model:
   EXPECT_NO_THROW(document_of(PlanDocument{}, plan));
 }
 
+// A recipe of NeMo 2.0 as nemo-run writes it.
+TEST(ReadMegatron, StrategyOfARecipe) {
+  const ForeignPlan plan = read(R"(
+_target_: nemo.collections.llm.api.pretrain
+data: {micro_batch_size: 1, global_batch_size: 512, seq_length: 8192}
+optim: {config: {lr: 3.0e-4, weight_decay: 0.1}}
+trainer:
+  devices: 8
+  num_nodes: 8
+  strategy:
+    tensor_model_parallel_size: 4
+    pipeline_model_parallel_size: 1
+    context_parallel_size: 2
+    expert_model_parallel_size: 8
+    expert_tensor_parallel_size: 1
+    sequence_parallel: true
+    ddp: {overlap_grad_reduce: true, overlap_param_gather: true, grad_reduce_in_fp32: false}
+)");
+  EXPECT_EQ(plan.value("mesh.tp"), "4");
+  EXPECT_EQ(plan.value("mesh.cp"), "2");
+  EXPECT_EQ(plan.value("mesh.ep"), "8");
+  EXPECT_EQ(plan.value("dtype.reduce"), "bf16");
+  EXPECT_EQ(plan.value("mesh.etp"), "1");
+  EXPECT_EQ(plan.value("tensor_parallel.sequence"), "true");
+  EXPECT_EQ(plan.value("megatron.overlap_param_gather"), "true");
+  EXPECT_EQ(plan.value("batch.sequence"), "8192");
+  EXPECT_EQ(plan.value("batch.global"), "512");
+  EXPECT_NO_THROW(document_of(PlanDocument{}, plan));
+}
+
+TEST(ReadMegatron, ExpertsAreCutAsLayersAreUnlessSaid) {
+  const std::string degrees = "model: {tensor_model_parallel_size: 2, expert_model_parallel_size: ";
+  EXPECT_EQ(read(degrees + "4}").value("mesh.etp"), "2");
+  EXPECT_EQ(read(degrees + "4, expert_tensor_parallel_size: 1}").value("mesh.etp"), "1");
+  EXPECT_EQ(read(degrees + "1}").value("mesh.etp"), "");
+}
+
+TEST(ReadMegatron, RowsTravelAsTheDispatcherSends) {
+  const auto sent = [](const std::string& words) {
+    return read("model: {tensor_model_parallel_size: 1, moe_token_dispatcher_type: " + words + "}")
+        .value("expert_parallel.dispatcher");
+  };
+  EXPECT_EQ(sent("alltoall"), "alltoall");
+  EXPECT_EQ(sent("flex, moe_flex_dispatcher_backend: hybridep"), "deepep");
+  EXPECT_EQ(sent("allgather"), "");
+}
+
 TEST(ReadMegatron, StagesAreSaidNotToBeModelled) {
   const ForeignPlan plan = read(R"(
 model: {tensor_model_parallel_size: 1, pipeline_model_parallel_size: 8}

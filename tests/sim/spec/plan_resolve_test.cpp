@@ -95,6 +95,10 @@ TEST(PlanResolve, CompletesTheMesh) {
   EXPECT_EQ(refused.text,
             "plan.yaml:2:15: mesh.shard: 7 does not divide the 64 GPUs of the cluster; expected a "
             "divisor of 64, for example 4 or 8");
+  // Of the GPUs that the other axis leaves.
+  EXPECT_EQ(refusal_of([] { resolved("model: m\nmesh: {cp: 16, tp: 8}"); }).text,
+            "plan.yaml:2:20: mesh.tp: cp 16 x tp 8 does not divide the 64 GPUs of the cluster; "
+            "expected a divisor of 4, for example 4");
 }
 
 TEST(PlanResolve, DerivesAccumulationFromTheGlobalBatch) {

@@ -50,6 +50,28 @@ TEST(AxesCheck, TheEngineHasNoOtherAxis) {
   EXPECT_EQ(problem->exit_code, ExitCode::kMissingCapability);
 }
 
+// Not what the defaults of one axis ask of the runtime, nor only the first axis.
+TEST(AxesCheck, ARuntimeNamesTheAxisThatItHasNot) {
+  const auto missing = [](RuntimeKind kind, std::int64_t Mesh::*axis) {
+    const auto problem = problem_of([&](Plan& plan) {
+      plan.runtime = {kind, newest_version(kind)};
+      plan.mesh = {2, 1};
+      plan.mesh.tp = kind == RuntimeKind::kNative ? 2 : 1;
+      plan.mesh.*axis = 2;
+      plan.units.experts = UnitPlacement::kOwn;
+      plan.prefetch.backward_lists = true;
+    });
+    return problem ? problem->key : "";
+  };
+  EXPECT_EQ(missing(RuntimeKind::kNative, &Mesh::cp), "mesh.cp");
+  EXPECT_EQ(missing(RuntimeKind::kNative, &Mesh::ep), "mesh.ep");
+  for (const RuntimeKind kind : {RuntimeKind::kZero3, RuntimeKind::kDdp, RuntimeKind::kFsdp1}) {
+    EXPECT_EQ(missing(kind, &Mesh::ep), "mesh.ep");
+    EXPECT_EQ(missing(kind, &Mesh::tp), "mesh.tp");
+  }
+  EXPECT_EQ(missing(RuntimeKind::kZero3, &Mesh::cp), "context_parallel.rotate");
+}
+
 TEST(AxesCheck, WidthsAreCutIntoWholeBlocks) {
   const auto problem = problem_of([](Plan&) {}, 512 + 64);  // 64 is 2 x 32
   ASSERT_TRUE(problem);
