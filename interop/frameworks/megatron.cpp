@@ -37,6 +37,8 @@ constexpr Setting kSettings[] = {
     {"ddp.bucket_size", "megatron.bucket_size", Value::kCount},
     {"model.optim.overlap_grad_sync", "megatron.overlap_grad_reduce", Value::kFlag},
     {"model.optim.overlap_param_sync", "megatron.overlap_param_gather", Value::kFlag},
+    {"comm_overlap.overlap_moe_expert_parallel_comm", "megatron.overlap_expert_parallel",
+     Value::kFlag},
     {"comm_overlap.tp_comm_overlap", "tensor_parallel.async", Value::kFlag},
     {"model.ub_tp_comm_overlap", "tensor_parallel.async", Value::kFlag},
     {"optimizer.lr", "optimizer.learning_rate", Value::kNumber},
@@ -100,6 +102,28 @@ void read_context_parallel(ForeignReader& reader) {
   reader.map("model.cp_comm_type", "context_parallel.rotate", kOurs[node->as_choice(kWords)]);
 }
 
+// transformer_config.py: cuda_graph_impl; local captures layers, unless its scope is the iteration.
+void read_cuda_graphs(ForeignReader& reader) {
+  const ConfigNode* node = reader.find("model.cuda_graph_impl");
+  if (node == nullptr || !node->is_scalar()) return;
+  static constexpr std::string_view kWords[] = {"none", "transformer_engine", "full_iteration",
+                                                "local"};
+  static constexpr const char* kOurs[] = {"none", "modules", "iteration", "modules"};
+  const ConfigNode* scope = reader.find("model.cuda_graph_scope");
+  const bool whole =
+      scope != nullptr && scope->is_scalar() && scope->as_string() == "full_iteration";
+  reader.map("model.cuda_graph_impl", "megatron.cuda_graphs",
+             whole ? "iteration" : kOurs[node->as_choice(kWords)]);
+}
+
+// deepep and hybridep send a row once to each rank.
+void read_dispatcher(ForeignReader& reader) {
+  const ConfigNode* node = reader.find("model.moe_flex_dispatcher_backend");
+  if (node == nullptr || !node->is_scalar()) return;
+  reader.map("model.moe_flex_dispatcher_backend", "expert_parallel.dispatcher",
+             node->as_string().ends_with("ep") ? "deepep" : "alltoall");
+}
+
 void read_dtypes(ForeignReader& reader) {
   for (const char* path : {"mixed_precision", "trainer.precision"}) {
     const ConfigNode* node = reader.find(path);
@@ -158,6 +182,8 @@ ForeignPlan read_megatron(const ConfigNode& root) {
   read_sequence_parallel(reader);
   read_context_parallel(reader);
   read_recompute(reader);
+  read_cuda_graphs(reader);
+  read_dispatcher(reader);
   read_dtypes(reader);
   read_clipping(reader);
   refuse_what_is_missing(reader);
