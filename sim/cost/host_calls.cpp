@@ -65,6 +65,16 @@ void add_layer(const EventGraph& graph, const Work& work, Counter& counter) {
   }
 }
 
+// TransformerEngine multiplies group by group, from a loop of C++ over several streams
+// (common/gemm/cublaslt_gemm.cu, multi_stream_cublas_gemm): launches beyond the first of each.
+std::int64_t launches_of_groups(const EventGraph& graph, const Work& work) {
+  std::int64_t sum = 0;
+  for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
+    if (graph.kernels[k].kind == KernelKind::kGemm) sum += graph.kernels[k].groups - 1;
+  }
+  return sum;
+}
+
 }  // namespace
 
 HostCounts host_calls(const EventGraph& graph, const Work& work) {
@@ -122,12 +132,14 @@ HostSeconds host_seconds(const EventGraph& graph, const Work& work, const HostCu
   const HostCounts counts = host_calls(graph, work);
   const double all = std::inner_product(counts.begin(), counts.end(), curve.calls.begin(), 0.0);
   const double hooks = work.hooks * curve.calls[static_cast<std::size_t>(HostCall::kHook)];
-  const bool replayed = graph.host.captured && !is_of_optimizer(work.kind);
-  const int launches = replayed ? 0 : work.captured ? 1 : work.launches;
-  const bool of_engine = graph.host.engine && is_layer(work.kind) && !work.captured;
-  return {curve.processor * hooks,
-          (of_engine ? kEngineTimes : 1) *
-              (curve.processor * (all - hooks) + curve.per_driver_launch * launches)};
+  if (graph.host.captured && !is_of_optimizer(work.kind)) return {curve.processor * hooks, 0};
+  const int launches = work.captured ? 1 : work.launches;
+  const double python = curve.processor * (all - hooks) + curve.per_driver_launch * launches;
+  if (!graph.host.engine || !is_layer(work.kind) || work.captured) {
+    return {curve.processor * hooks, python};
+  }
+  const auto of_groups = static_cast<double>(launches_of_groups(graph, work));
+  return {curve.processor * hooks, kEngineTimes * python + curve.per_driver_launch * of_groups};
 }
 
 }  // namespace foreshard

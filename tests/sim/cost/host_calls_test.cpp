@@ -124,6 +124,23 @@ TEST(HostCalls, AMicroBatchIsOnePass) {
   }
 }
 
+// Experts' products are launched one by one, from C++.
+TEST(HostCalls, GroupsAreLaunchedOneByOne) {
+  EventGraph graph;
+  graph.host = {.python = true, .engine = true};
+  Kernel product, other;
+  product.kind = KernelKind::kGemm;
+  product.groups = 16;
+  other.kind = KernelKind::kMemory;
+  graph.kernels = {other, product, other};
+  Work work;
+  work.launches = 3;
+  work.kernels_end = 3;
+  // Three operations, three launches, 15 more of the groups.
+  EXPECT_NEAR(host_seconds(graph, work, unit_curve()).during,
+              2.7 * (3 * 1e-5 + 3 * 3e-6) + 15 * 3e-6, 1e-12);
+}
+
 // All of a dense block is one call and one launch; of the whole iteration the optimizer is left.
 TEST(HostCalls, CudaGraphsTakeTheHostOneCall) {
   Plan plan = megatron_plan();

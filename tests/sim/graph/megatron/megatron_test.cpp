@@ -274,6 +274,26 @@ TEST(Megatron, RowsOfExpertsTravelBesideAnotherMicroBatch) {
   }
 }
 
+// linear_fc1 of experts is gate and up (experts.py, TEGroupedMLP): two grouped products a block
+// forward, four backward.
+TEST(Megatron, ExpertsMultiplyTwiceABlock) {
+  const ModelSpec model = load_zoo_model("qwen3-30b-a3b");
+  Plan plan = megatron_plan();
+  plan.batch = {1024, 1, 1};
+  plan.mesh = {8, 1};
+  plan.mesh.ep = 8;
+  const EventGraph graph = build_training_step(model, plan);
+  std::map<EventKind, std::int64_t> grouped;
+  for (const Row& row : graph.rows) {
+    const Work& work = graph.works[row.work];
+    for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
+      if (graph.kernels[k].groups > 1) ++grouped[row.kind];
+    }
+  }
+  EXPECT_EQ(grouped[EventKind::kForward], 2 * 48);
+  EXPECT_EQ(grouped[EventKind::kBackward], 4 * 48);
+}
+
 RC_GTEST_PROP(MegatronProperty, RowsPointBackAndBuffersAreFreedOnce, ()) {
   const RandomStep r = random_step();
   Plan plan;
