@@ -50,6 +50,8 @@ constexpr Setting kSettings[] = {
     {"ddp.bucket_size", "megatron.bucket_size", Value::kCount},
     {"model.optim.overlap_grad_sync", "megatron.overlap_grad_reduce", Value::kFlag},
     {"model.optim.overlap_param_sync", "megatron.overlap_param_gather", Value::kFlag},
+    {"comm_overlap.overlap_moe_expert_parallel_comm", "megatron.overlap_expert_parallel",
+     Value::kFlag},
     {"comm_overlap.tp_comm_overlap", "tensor_parallel.async", Value::kFlag},
     {"model.ub_tp_comm_overlap", "tensor_parallel.async", Value::kFlag},
     {"optimizer.lr", "optimizer.learning_rate", Value::kNumber},
@@ -153,20 +155,38 @@ void read_context_parallel(ForeignReader& reader) {
   reader.map("model.cp_comm_type", "context_parallel.rotate", kOurs[node->as_choice(kWords)]);
 }
 
+// transformer_config.py: cuda_graph_impl; local captures layers, unless its scope is the iteration.
+void read_cuda_graphs(ForeignReader& reader) {
+  const ConfigNode* node = reader.find("model.cuda_graph_impl");
+  if (node == nullptr || !node->is_scalar()) return;
+  static constexpr std::string_view kWords[] = {"none", "transformer_engine", "full_iteration",
+                                                "local"};
+  static constexpr const char* kOurs[] = {"none", "modules", "iteration", "modules"};
+  const ConfigNode* scope = reader.find("model.cuda_graph_scope");
+  const bool whole =
+      scope != nullptr && scope->is_scalar() && scope->as_string() == "full_iteration";
+  reader.map("model.cuda_graph_impl", "megatron.cuda_graphs",
+             whole ? "iteration" : kOurs[node->as_choice(kWords)]);
+}
+
 // transformer_config.py: allgather, alltoall, flex; of flex, whose kernels.
 void read_dispatcher(ForeignReader& reader) {
   const ConfigNode* node = reader.find("model.moe_token_dispatcher_type");
   const ConfigNode* backend = reader.find("model.moe_flex_dispatcher_backend");
   const ConfigNode* deepep = reader.find("model.moe_enable_deepep");
-  if (node == nullptr) return;
+  const bool names_kernels = backend != nullptr && backend->is_scalar();
+  if (node == nullptr && !names_kernels) return;
   static constexpr std::string_view kWords[] = {"allgather", "alltoall", "flex"};
-  const std::size_t which = node->as_choice(kWords);
-  const bool sends_once = backend != nullptr || (deepep != nullptr && deepep->as_bool());
+  const std::size_t which = node != nullptr ? node->as_choice(kWords) : 2;
+  // deepep and hybridep send a row once to each rank.
+  const bool sends_once = (names_kernels && backend->as_string().ends_with("ep")) ||
+                          (deepep != nullptr && deepep->as_bool());
   if (which == 0) {
     return reader.unsupported("model.moe_token_dispatcher_type", "rows by all-to-all are modelled");
   }
-  reader.map("model.moe_token_dispatcher_type", "expert_parallel.dispatcher",
-             which == 2 && sends_once ? "deepep" : "alltoall");
+  reader.map(
+      node != nullptr ? "model.moe_token_dispatcher_type" : "model.moe_flex_dispatcher_backend",
+      "expert_parallel.dispatcher", which == 2 && sends_once ? "deepep" : "alltoall");
 }
 
 void read_dtypes(ForeignReader& reader) {
@@ -232,8 +252,9 @@ ForeignPlan read_megatron(const ConfigNode& root) {
   read_sequence_parallel(reader);
   read_expert_tensor_parallel(reader);
   read_context_parallel(reader);
-  read_dispatcher(reader);
   read_recompute(reader);
+  read_cuda_graphs(reader);
+  read_dispatcher(reader);
   read_dtypes(reader);
   read_clipping(reader);
   refuse_what_is_missing(reader);

@@ -225,6 +225,11 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
     if (row.word("overlap") == "no") {
       plan.add("megatron={overlap_grad_reduce: false, overlap_param_gather: false}");
     }
+    if (row.word("expert_overlap") == "yes" && row.count("ep", 1) > 1) {
+      plan.add("megatron.overlap_expert_parallel=true");
+    }
+    plan.map("cuda_graphs", "megatron.cuda_graphs",
+             {{"modules", "modules"}, {"iteration", "iteration"}});
     return;
   }
   if (runtime == "ddp" || is_zero) {

@@ -64,6 +64,21 @@ const std::vector<Rule>& runtimes() {
        with(megatron, {{"runtime", "zero1"}, {"reshard", "never"}, {"dispatcher", "deepep"}}), ""},
       {"megatron", with(megatron, {{"runtime", "zero1"}, {"reshard", "never"}}), ""},
       {"nemo", with(megatron, {{"runtime", "zero1"}, {"reshard", "never"}}), ""},
+      // Examples of its benchmarks: attention, norms, products and rotary embedding of
+      // TransformerEngine, PyTorch's loss and Adam (NVIDIA-NeMo/Automodel, examples/llm_benchmark).
+      {"automodel",
+       {{"runtime", "fsdp2"},
+        {"stack", "generic"},
+        {"attention_kernel", "cudnn"},
+        {"norm_impl", "rms_fused"},
+        {"rope_impl", "fused"},
+        {"residual_dtype", "bf16"},
+        {"loss_impl", "eager_fp32"},
+        {"gather_dtype", "bf16"},
+        {"optimizer_impl", "adamw_foreach"}},
+       ""},
+      // trl/trainer/base_config.py: gradient_checkpointing is on unless it is said.
+      {"trl", {{"runtime", "fsdp2"}, {"stack", "hf_trainer"}, {"recompute", "full"}}, ""},
       {"maxtext", {{"runtime", "xla_fsdp"}}, ""},
       {"zero-3", {{"runtime", "zero3"}}, ""},
       {"zero3", {{"runtime", "zero3"}}, ""},
@@ -110,6 +125,26 @@ const std::vector<Rule>& recomputations() {
       {"full", {{"recompute", "full"}}, ""},
       {"selective", {{"recompute", "selective_op"}}, ""},
       {"memory budget", {}, "recomputation to a memory budget"},
+  };
+  return rules;
+}
+
+// Of a note that repeats a recipe's settings.
+const std::vector<Rule>& graphs() {
+  static const std::vector<Rule> rules = {
+      {"full_iteration", {{"cuda_graphs", "iteration"}}, ""},
+      {"cuda_graph_scope ['attn'", {{"cuda_graphs", "modules"}}, ""},
+      {"cuda graphs of attention", {{"cuda_graphs", "modules"}}, ""},
+      {"", {}, ""},
+  };
+  return rules;
+}
+
+const std::vector<Rule>& expert_overlaps() {
+  static const std::vector<Rule> rules = {
+      {"moe_a2a_overlap true", {{"expert_overlap", "yes"}}, ""},
+      {"ep overlap on", {{"expert_overlap", "yes"}}, ""},
+      {"", {}, ""},
   };
   return rules;
 }
@@ -197,6 +232,7 @@ class Reader {
       if (!cell(word).empty()) row_.words[word] = lower(cell(word));
     }
     apply(recomputations(), "recompute", lower(cell("recompute")));
+    if (row_.word("runtime") == "zero1") add_recipe(lower(runtime), lower(cell("note")));
     if (const std::string torch = torch_of(runtime); !torch.empty()) {
       row_.words["runtime_version"] = torch;
     }
@@ -262,6 +298,32 @@ class Reader {
     const std::string async = lower(cell("async_tp"));
     const bool overlaps = !async.empty() && async != "no" && async != "none";
     if (overlaps && row_.count("tp", 1) > 1) row_.numbers["async_tp"] = 1;
+  }
+  // Recipes for speed of a release of Megatron-Bridge ("26.06", and cards of performance): MXFP8
+  // with experts replays the whole iteration from 26.06 on (v0.5.0 to v0.6.0, scripts/performance
+  // and perf_recipes: deepseek, qwen, gpt_oss; set_full_iter_cg_configs).
+  void add_recipe(const std::string& runtime, const std::string& note) {
+    apply(graphs(), "note", note);
+    apply(expert_overlaps(), "note", note);
+    // Experts of fixed capacity: whole layers are captured (v0.1.0,
+    // scripts/performance/configs/qwen3, cuda_graphs: true where run_script.py drops tokens, on
+    // B200 and GB200).
+    if (lower(cell("model")).find("tokendrop") != std::string::npos) {
+      row_.words["cuda_graphs"] = "iteration";
+    }
+    // A recipe that is repeated in full without a flex backend has none: all-to-alls.
+    const bool has_backend = note.find("moe_flex_dispatcher_backend") != std::string::npos;
+    if (note.starts_with("full; recipe") && cell("dispatcher").empty() && !has_backend) {
+      row_.words["dispatcher"] = "alltoall";
+    }
+    constexpr std::string_view kBridge = "megatron-bridge 26.";
+    const std::size_t at = runtime.find(kBridge);
+    const bool is_late = at != std::string::npos && runtime.substr(at + kBridge.size(), 2) >= "06";
+    const bool is_recipe = is_late || note.find("pretrain_performance") != std::string::npos;
+    if (row_.has("cuda_graphs") || !is_recipe || lower(cell("dtype")) != "mxfp8") return;
+    if (note.find("cuda_graph") != std::string::npos) return;  // told
+    row_.words["cuda_graphs"] = "iteration";
+    row_.words["expert_overlap"] = "yes";
   }
   // Parameters are sharded over dp_shard; an optimizer that is cut is cut over all replicas.
   void add_groups() {

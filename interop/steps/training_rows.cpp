@@ -46,6 +46,8 @@ const std::vector<WordColumn>& word_columns() {
       {"sequence_parallel", {"yes", "no"}},
       {"dispatcher", {"alltoall", "deepep"}},
       {"overlap", {"yes", "no"}},
+      {"expert_overlap", {"yes", "no"}},
+      {"cuda_graphs", {"none", "modules", "iteration"}},
       {"gpu", {}},
       {"zoo_model", {}},
       {"score", {"yes", "flag", "no"}},

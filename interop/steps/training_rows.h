@@ -12,8 +12,9 @@
 //             replicate_group embedding_unit prefetch_kind forward_prefetch limit_all_gathers
 //             offload
 //   axes      tp cp ep etp pp (1: not cut) async_tp sequence_parallel (no) dispatcher
-//             (alltoall, deepep) overlap (no: of gradients and parameters, by Megatron-Core);
-//             shard_group and replicate_group are then of the axes shard and replicate
+//             (alltoall, deepep) overlap (no: of gradients and parameters, by Megatron-Core)
+//             expert_overlap (yes: overlap_moe_expert_parallel_comm) cuda_graphs (modules,
+//             iteration); shard_group and replicate_group are then of the axes shard and replicate
 //   measured  step_time_s or tokens_per_s_per_gpu; peak_mem_alloc_GiB peak_mem_reserved_GiB
 //   verdict   score (yes, flag, no) score_reason
 // An empty cell, `unknown` or a missing column: not published. Where global_batch_seqs is less than

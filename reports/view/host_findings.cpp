@@ -17,9 +17,18 @@ struct Remedy {
   bool (*helps)(const Plan& plan, const HostCounts& backward);
   std::string_view words;
 };
+// Megatron-Core's modules are not compiled, whatever kernels they fuse.
+bool is_megatron(const Plan& plan) { return plan.runtime.kind == RuntimeKind::kMegatron; }
+
 constexpr Remedy kRemedies[] = {
-    {[](const Plan& plan, const HostCounts&) { return plan.compile == Compile::kNone; },
+    {[](const Plan& plan, const HostCounts&) {
+       return plan.compile == Compile::kNone && !is_megatron(plan);
+     },
      "compile the blocks (compile: blocks): fewer kernels, and no Python between them"},
+    {[](const Plan& plan, const HostCounts&) {
+       return is_megatron(plan) && plan.megatron.cuda_graphs == MegatronOptions::CudaGraphs::kNone;
+     },
+     "CUDA graphs of layers or of the whole iteration (megatron.cuda_graphs)"},
     {[](const Plan& plan, const HostCounts&) { return plan.batch.accumulation > 1; },
      "a larger micro-batch with less accumulation: every micro-batch costs the host a whole pass"},
     {[](const Plan& plan, const HostCounts&) { return plan.batch.accumulation <= 1; },

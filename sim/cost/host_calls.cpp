@@ -2,13 +2,29 @@
 // and the autograd node around it; a recomputed one runs forward under checkpointing's hooks. A
 // unit's row: one call for all of it and one per parameter, each a Python loop's turn. Clipping and
 // the optimizer: a Python loop over the parameters, which DTensor's dispatch lengthens; a for-each
-// optimizer goes through them once per operation.
+// optimizer goes through them once per operation. A CUDA graph is one call and one launch.
 #include "sim/cost/host_calls.h"
 
 #include <numeric>
 
 namespace foreshard {
 namespace {
+
+// How many times as long an operation of TransformerEngine's and Megatron-Core's modules takes the
+// host as one of PyTorch's: te.Linear's forward 90.5 us on a GH200 and 99.7 on a GB200, where
+// torch.nn.Linear's takes 33.2 and 37.1 (NVIDIA/TransformerEngine#2053). Megatron-Core's own tests
+// of small models say the same of whole layers, mixtures too (docs/host.md).
+constexpr double kEngineTimes = 2.7;
+
+bool is_layer(EventKind kind) {
+  return kind == EventKind::kForward || kind == EventKind::kRecompute ||
+         kind == EventKind::kBackward;
+}
+
+bool is_of_optimizer(EventKind kind) {
+  return kind == EventKind::kGradNorm || kind == EventKind::kGradScale ||
+         kind == EventKind::kOptimizer || kind == EventKind::kHostOptimizer;
+}
 
 class Counter {
  public:
@@ -38,6 +54,7 @@ HostCall call_of(Caller caller) {
 }
 
 void add_layer(const EventGraph& graph, const Work& work, Counter& counter) {
+  if (work.captured) return counter.add(HostCall::kCompiled, 1);
   if (graph.host.compiled) {
     counter.add(HostCall::kCompiled, work.kernels_end - work.kernels_begin);
     return;
@@ -48,18 +65,29 @@ void add_layer(const EventGraph& graph, const Work& work, Counter& counter) {
   }
 }
 
+// TransformerEngine multiplies group by group, from a loop of C++ over several streams
+// (common/gemm/cublaslt_gemm.cu, multi_stream_cublas_gemm): launches beyond the first of each.
+std::int64_t launches_of_groups(const EventGraph& graph, const Work& work) {
+  std::int64_t sum = 0;
+  for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
+    if (graph.kernels[k].kind == KernelKind::kGemm) sum += graph.kernels[k].groups - 1;
+  }
+  return sum;
+}
+
 }  // namespace
 
 HostCounts host_calls(const EventGraph& graph, const Work& work) {
   Counter counter;
   if (!graph.host.python) return counter.counts();
+  if (graph.host.captured && !is_of_optimizer(work.kind)) return counter.counts();
   const std::int64_t kernels = work.kernels_end - work.kernels_begin;
   const std::int64_t tensors = work.tensors;
   const std::int64_t shards = graph.host.dtensors ? tensors : 0;
   counter.add(HostCall::kHook, work.hooks);
   switch (work.kind) {
     case EventKind::kLoss:
-      counter.add(HostCall::kPass, 1);
+      counter.add(HostCall::kPass, work.begins_loss ? 1 : 0);
       [[fallthrough]];
     case EventKind::kForward:
     case EventKind::kRecompute:
@@ -104,8 +132,14 @@ HostSeconds host_seconds(const EventGraph& graph, const Work& work, const HostCu
   const HostCounts counts = host_calls(graph, work);
   const double all = std::inner_product(counts.begin(), counts.end(), curve.calls.begin(), 0.0);
   const double hooks = work.hooks * curve.calls[static_cast<std::size_t>(HostCall::kHook)];
-  return {curve.processor * hooks,
-          curve.processor * (all - hooks) + curve.per_driver_launch * work.launches};
+  if (graph.host.captured && !is_of_optimizer(work.kind)) return {curve.processor * hooks, 0};
+  const int launches = work.captured ? 1 : work.launches;
+  const double python = curve.processor * (all - hooks) + curve.per_driver_launch * launches;
+  if (!graph.host.engine || !is_layer(work.kind) || work.captured) {
+    return {curve.processor * hooks, python};
+  }
+  const auto of_groups = static_cast<double>(launches_of_groups(graph, work));
+  return {curve.processor * hooks, kEngineTimes * python + curve.per_driver_launch * of_groups};
 }
 
 }  // namespace foreshard

@@ -110,6 +110,8 @@ struct Work {
   std::uint16_t launches = 0;  // kernels the host enqueues
   bool to_neighbour = false;   // all-to-all round a ring: all of it goes to one rank
   Caller caller = Caller::kRuntime;
+  bool begins_loss = false;   // the first row of a micro-batch's loss
+  bool captured = false;      // the kernels of a layer: one CUDA graph
   std::uint16_t copies = 1;   // all-to-all of rows: LayerCollective::copies
   std::uint32_t tensors = 0;  // parameters that the host goes through one by one for it
   std::uint32_t kernels_begin = 0;
@@ -249,6 +251,8 @@ struct Unit {
 struct HostCode {
   bool python = false;    // an interpreter and autograd, call by call; else the engine
   bool compiled = false;  // its layers by torch.compile
+  bool engine = false;    // its layers are modules of TransformerEngine and Megatron-Core
+  bool captured = false;  // forward and backward of all micro-batches are one CUDA graph
   bool dtensors = false;  // its parameters are DTensors outside of forward and backward
   bool reducer = false;   // its gradients are reduced by DDP's reducer, in C++
   bool operator==(const HostCode&) const = default;

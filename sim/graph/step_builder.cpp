@@ -33,7 +33,10 @@ StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPr
     : model_(programs.model_of(model)), plan_(plan), graph_(std::move(recycled)) {
   graph_.clear();
   graph_.host.python = plan.runtime.kind != RuntimeKind::kNative;
-  graph_.host.compiled = plan.compile != Compile::kNone;
+  // What compile: blocks says of Megatron-Core is which kernels it fuses.
+  graph_.host.engine = plan.runtime.kind == RuntimeKind::kMegatron;
+  graph_.host.compiled = plan.compile != Compile::kNone && !graph_.host.engine;
+  graph_.host.captured = plan.megatron.cuda_graphs == MegatronOptions::CudaGraphs::kIteration;
   // Megatron-Core, too, calls c10d itself, from its own buckets and autograd functions.
   graph_.host.reducer =
       plan.runtime.kind == RuntimeKind::kDdp || plan.runtime.kind == RuntimeKind::kMegatron;
@@ -305,7 +308,9 @@ std::int32_t StepBuilder::add_work(EventKind kind, std::int32_t group, std::int3
   if (kind == EventKind::kRecompute) append(program.recompute);
   if (kind == EventKind::kForward || kind == EventKind::kLoss) append(program.forward);
   if (kind == EventKind::kBackward || kind == EventKind::kLoss) append(program.backward);
-  return add_work(kind, work, flops);
+  const std::int32_t index = add_work(kind, work, flops);
+  graph_.works.back().begins_loss = kind == EventKind::kLoss && variant <= 1;
+  return index;
 }
 
 EventId StepBuilder::add_unit_row(EventKind kind, Stream stream, std::int32_t unit,
@@ -371,8 +376,25 @@ std::uint16_t StepBuilder::layer_run_work(EventKind kind, std::int32_t layer, st
   for (std::size_t i = first; i < first + count; ++i) flops += p.segments[i].flops;
   const auto work = static_cast<std::uint16_t>(add_work(kind, cost, flops));
   graph_.works.back().hooks = static_cast<std::uint16_t>(hooks);
+  graph_.works.back().begins_loss = kind == EventKind::kLoss && first == 0;
+  graph_.works.back().captured = is_captured(kind, layer, first, first + count);
   run_works_.insert(key, work);
   return work;
+}
+
+// Whether the segments from `begin` up to `end` come before rows of experts are dispatched, or in
+// backward after their gradients are back.
+bool StepBuilder::is_captured(EventKind kind, std::int32_t layer, std::size_t begin,
+                              std::size_t end) const {
+  if (plan_.megatron.cuda_graphs != MegatronOptions::CudaGraphs::kModules) return false;
+  if (spec_of(layer).role != LayerRole::kBlock) return false;
+  const auto outside = [&](const LayerCall& call) {
+    const bool is_outside =
+        kind == EventKind::kBackward ? begin >= call.segment : end <= call.segment;
+    return call.collective.dim != MeshDim::kEp || is_outside;
+  };
+  const std::vector<LayerCall>& calls = phase(kind, layer).calls;
+  return std::all_of(calls.begin(), calls.end(), outside);
 }
 
 EventId StepBuilder::add_layer_run(EventKind kind, std::int32_t layer, std::size_t first,
@@ -420,16 +442,19 @@ std::uint16_t StepBuilder::collective_work(EventKind kind, const UnitWork& work)
   return it->second;
 }
 
-void StepBuilder::launch_and_wait(const LayerPhaseProgram& phase, std::size_t segment,
-                                  std::vector<EventId>& flights) {
+void StepBuilder::launch_and_wait(EventKind kind, const LayerPhaseProgram& phase,
+                                  std::size_t segment, std::vector<EventId>& flights) {
   flights.resize(phase.calls.size(), kNoEvent);
+  // The first forward and the last backward have no other micro-batch beside them.
+  const std::int64_t alone = kind == EventKind::kForward ? 0 : plan_.batch.accumulation - 1;
+  const bool is_beside = plan_.megatron.overlap_expert_parallel && microbatch_ != alone;
   for (std::size_t c = 0; c < phase.calls.size(); ++c) {
     const LayerCall& call = phase.calls[c];
     if (call.segment != segment) continue;
-    if (call.kind == LayerCall::Kind::kWait) {
-      wait(Stream::kCompute, flights[static_cast<std::size_t>(call.launch)]);
-    } else {
+    if (call.kind != LayerCall::Kind::kWait) {
       flights[c] = launch_call(call, -1);
+    } else if (!is_beside || call.collective.dim != MeshDim::kEp) {
+      wait(Stream::kCompute, flights[static_cast<std::size_t>(call.launch)]);
     }
   }
 }

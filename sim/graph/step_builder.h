@@ -126,6 +126,7 @@ class StepBuilder {
   EventId add_step_row(EventKind kind, Stream stream);
   // A run of `count` segments of a layer's phase, from segment `first` on.
   EventId add_layer_run(EventKind kind, std::int32_t layer, std::size_t first, std::size_t count);
+  bool is_captured(EventKind kind, std::int32_t layer, std::size_t begin, std::size_t end) const;
   // What such a run costs behind `hooks` hook calls.
   std::uint16_t layer_run_work(EventKind kind, std::int32_t layer, std::size_t first,
                                std::size_t count, std::int32_t hooks);
@@ -148,8 +149,9 @@ class StepBuilder {
     return add_collective(call.collective, whole, unit);
   }
   // All of the phase at one segment: launches, of no unit, whose rows `flights` has by call, and
-  // compute's waits for them.
-  void launch_and_wait(const LayerPhaseProgram& phase, std::size_t segment,
+  // compute's waits for them; not those for rows of experts that travel beside another
+  // micro-batch's compute.
+  void launch_and_wait(EventKind kind, const LayerPhaseProgram& phase, std::size_t segment,
                        std::vector<EventId>& flights);
   // Memory of one more phase of a layer, in the row added last. kExit: what ends with the hooks'
   // last segment; kInside: all else.

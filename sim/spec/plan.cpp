@@ -53,6 +53,18 @@ const char* to_string(ZeroOffload offload) {
   return "?";
 }
 
+const char* to_string(MegatronOptions::CudaGraphs graphs) {
+  switch (graphs) {
+    case MegatronOptions::CudaGraphs::kNone:
+      return "none";
+    case MegatronOptions::CudaGraphs::kModules:
+      return "modules";
+    case MegatronOptions::CudaGraphs::kIteration:
+      return "iteration";
+  }
+  return "?";
+}
+
 const char* to_string(ContextParallel::Rotate rotate) {
   switch (rotate) {
     case ContextParallel::Rotate::kAllGather:

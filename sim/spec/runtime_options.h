@@ -105,9 +105,18 @@ struct ZeroOptions {
 struct MegatronOptions {
   bool overlap_grad_reduce = true;   // a bucket is reduced beside backward as soon as it is full
   bool overlap_param_gather = true;  // parameters are gathered bucket by bucket beside forward
+  // overlap_moe_expert_parallel_comm: the forward of a micro-batch runs in turns with the backward
+  // of the one before, so that rows travel beside what the other one computes.
+  bool overlap_expert_parallel = false;
+  // What CUDA graphs replay. kModules: of each layer what precedes the dispatch of rows (attention
+  // and router; all of a dense layer). kIteration: forward and backward of the whole step, for
+  // which the host knows no counts of rows.
+  enum class CudaGraphs : std::uint8_t { kNone, kModules, kIteration };
+  CudaGraphs cuda_graphs = CudaGraphs::kNone;
   // Elements of a bucket; 0: max(40 M, 1 M x ranks that a buffer is sharded over).
   std::int64_t bucket_size = 0;
   bool operator==(const MegatronOptions&) const = default;
 };
+const char* to_string(MegatronOptions::CudaGraphs graphs);
 
 }  // namespace foreshard

@@ -14,17 +14,19 @@ using Indices = std::vector<Index>;
 
 std::size_t at(Index i) { return static_cast<std::size_t>(i); }
 
+// Of one weight, or of as many as there are experts.
 bool is_plain_product(const LayerSpec& layer, const Operation& op) {
-  return op.kind == OperationKind::kGemm && op.groups == 1 && op.rows == 1 && !op.packed &&
-         op.inputs.size() == 1 && op.outputs.size() == 1 &&
-         layer.parameters[at(op.parameters.front())].shape.size() == 2 &&
+  return op.kind == OperationKind::kGemm && !op.packed && op.inputs.size() == 1 &&
+         op.outputs.size() == 1 &&
+         layer.parameters[at(op.parameters.front())].shape.size() == (op.groups > 1 ? 3 : 2) &&
          std::none_of(op.parameters.begin(), op.parameters.end(),
                       [&](Index p) { return layer.parameters[at(p)].tied; });
 }
 
 bool go_together(const Operation& a, const Operation& b) {
   return a.inputs == b.inputs && a.k == b.k && a.part == b.part && a.fp8 == b.fp8 &&
-         a.transposed_weight == b.transposed_weight && a.parameters.size() == b.parameters.size();
+         a.groups == b.groups && a.rows == b.rows && a.transposed_weight == b.transposed_weight &&
+         a.parameters.size() == b.parameters.size();
 }
 
 // Weights and biases of `from` become the last rows of those of `into`.
@@ -32,7 +34,8 @@ void append_rows(LayerSpec& layer, const Operation& from, const Operation& into)
   for (std::size_t i = 0; i < from.parameters.size(); ++i) {
     const ParameterSpec& rows = layer.parameters[at(from.parameters[i])];
     ParameterSpec& all = layer.parameters[at(into.parameters[i])];
-    const std::size_t dim = i == 0 && from.transposed_weight ? 1 : 0;
+    const bool is_second = from.groups > 1 || (i == 0 && from.transposed_weight);
+    const std::size_t dim = is_second ? 1 : 0;
     all.shape[dim] += rows.shape[dim];
   }
 }

@@ -11,6 +11,7 @@
 
 #include "sim/base/error.h"
 #include "sim/graph/axes/cut_loss.h"
+#include "sim/graph/axes/dispatched_rows.h"
 #include "sim/graph/axes/received_rows.h"
 
 namespace foreshard {
@@ -593,6 +594,7 @@ class Cutter {
     std::replace(last.outputs.begin(), last.outputs.end(), result, own);
     Indices released = std::exchange(last.released, {});
     layer_.tensors[at(result)] = old_.tensors[at(result)];
+    if (sends_tokens(plan_)) layer_.tensors[at(result)].per_token = routing_.width;
     if (exchanges() && tp_ > 1 && plan_.mesh.etp == 1) layer_.tensors[at(result)].split *= tp_;
     placement_[at(result)] = megatron_ && tp_ > 1 ? Placement::kSequence : Placement::kWhole;
     if (exchanges()) mixture_.returned.push_back(result);
@@ -797,9 +799,10 @@ class Cutter {
     for (Index t : op.inputs) {
       if (placement_[at(t)] != Placement::kWhole) placement = placement_[at(t)];
     }
-    // What all heads share is repeated for the rank's own.
-    const bool expands = op.view && old_.tensors[at(op.outputs.front())].per_token >
-                                        old_.tensors[at(op.inputs.front())].per_token;
+    // What all heads share is repeated for the rank's own; rows of experts are the tokens'.
+    const bool expands = op.view && op.function != Function::kGather &&
+                         old_.tensors[at(op.outputs.front())].per_token >
+                             old_.tensors[at(op.inputs.front())].per_token;
     if (expands && tp_ > 1) {
       if (placement == Placement::kSequence) {
         const Index own = op.inputs.front();

@@ -25,6 +25,7 @@
 #include <utility>
 
 #include "sim/base/error.h"
+#include "sim/graph/axes/dispatched_rows.h"
 #include "sim/graph/axes/fused_columns.h"
 #include "sim/graph/axes/layer_cutter.h"
 
@@ -73,16 +74,23 @@ void order_as_registered(LayerSpec& layer) {
   }
 }
 
+// With the products that Megatron-Core runs as one, and what its mixtures and dispatchers do.
+LayerSpec as_executed(LayerSpec layer, const Plan& plan) {
+  const bool is_megatron = plan.runtime.kind == RuntimeKind::kMegatron;
+  if (is_megatron) layer = fuse_columns(std::move(layer));
+  const bool sends = sends_tokens(plan);
+  if (is_megatron || sends) layer = weigh_in_activation(std::move(layer));
+  return sends ? send_tokens(std::move(layer)) : layer;
+}
+
 // visit(kind, its cut), of each kind once.
 template <typename Visit>
 void cut_kinds(const ModelSpec& model, const Plan& plan, const Visit& visit) {
   Placement arrives = Placement::kWhole;
-  const bool is_megatron = plan.runtime.kind == RuntimeKind::kMegatron;
   std::vector<bool> done(model.kinds.size(), false);
   for (const LayerInstance& instance : model.order) {
     const auto kind = static_cast<std::size_t>(instance.kind);
-    const LayerSpec& layer = model.kinds[kind];
-    CutLayer cut = cut_layer(is_megatron ? fuse_columns(layer) : layer, plan, arrives);
+    CutLayer cut = cut_layer(as_executed(model.kinds[kind], plan), plan, arrives);
     arrives = cut.output;
     if (!done[kind]) visit(kind, std::move(cut));
     done[kind] = true;

@@ -174,7 +174,8 @@ void GradientHooks::cut() {
 
 void GradientHooks::run_layer(EventKind kind, std::int32_t layer) {
   const LayerPhaseProgram& p = phase(kind, layer);
-  if (p.calls.empty()) {
+  const bool is_run = is_captured(kind, layer, 0, p.segments.size());
+  if (p.calls.empty() && !is_run) {
     add_layer_row(kind, layer);
     return;
   }
@@ -196,13 +197,13 @@ void GradientHooks::run_segments(EventKind kind, std::int32_t layer, std::size_t
   };
   const std::size_t end = first + count;
   for (std::size_t begin = first; begin < end;) {
-    launch_and_wait(p, begin, flights_);
+    launch_and_wait(kind, p, begin, flights_);
     std::size_t next = begin + 1;
     while (next < end && !p.segments[next - 1].host_waits && !calls_at(next)) ++next;
     const std::uint32_t before = begin == 0 ? 0 : p.segments[begin - 1].kernels_end;
     if (p.segments[next - 1].kernels_end > before) {
       const EventId row = add_layer_run(kind, layer, begin, next - begin);
-      if (p.segments[next - 1].host_waits) host_wait(row);
+      if (p.segments[next - 1].host_waits && !graph().host.captured) host_wait(row);
     } else {
       for (std::size_t s = begin; s < next; ++s) {
         add_segment(kind, layer, static_cast<std::uint8_t>(s));

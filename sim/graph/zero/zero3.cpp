@@ -256,7 +256,7 @@ void Zero3::run_segments() {
   while (done_ < target_) {
     if (calls_at(done_)) {
       close_run();
-      launch_and_wait(p, done_, flights_);  // DeepSpeed-Ulysses' all-to-alls
+      launch_and_wait(phase_, p, done_, flights_);  // DeepSpeed-Ulysses' all-to-alls
     }
     auto next = static_cast<std::uint16_t>(done_ + 1);
     while (next < target_ && !calls_at(next)) ++next;

@@ -15,6 +15,9 @@ constexpr RuntimeSet kZero =
 constexpr RuntimeSet kMegatron = runtimes_of(RuntimeKind::kMegatron);
 
 constexpr std::array kZeroOffloads = {ZeroOffload::kNone, ZeroOffload::kCpu, ZeroOffload::kNvme};
+constexpr std::array kCudaGraphs = {MegatronOptions::CudaGraphs::kNone,
+                                    MegatronOptions::CudaGraphs::kModules,
+                                    MegatronOptions::CudaGraphs::kIteration};
 constexpr std::array kPreOrPost = {"pre", "post"};
 constexpr std::array kMixedPrecisions = {"autocast", "parameters"};
 constexpr std::array kNone = {"none"};
@@ -164,6 +167,14 @@ constexpr PlanKey kKeys[] = {
                     "Elements of a bucket. 0: the greater of 40 million and a million for each "
                     "rank that gradients are sharded over.",
                     .runtimes = kMegatron),
+    FORESHARD_FLAG("megatron.overlap_expert_parallel", megatron.overlap_expert_parallel,
+                   "overlap_moe_expert_parallel_comm: rows travel to and from the experts beside "
+                   "what another micro-batch computes.",
+                   .runtimes = kMegatron),
+    FORESHARD_WORD("megatron.cuda_graphs", megatron.cuda_graphs, kCudaGraphs,
+                   "What CUDA graphs replay: modules, what a layer computes before rows go to "
+                   "experts; iteration, forward and backward of the whole step.",
+                   .runtimes = kMegatron),
 };
 
 }  // namespace

@@ -42,6 +42,23 @@ mixed_precision: bf16_mixed
   EXPECT_NO_THROW(document_of(PlanDocument{}, plan));
 }
 
+TEST(ReadMegatron, ExpertsGraphsAndDispatchers) {
+  const auto job = [](const std::string& settings) {
+    return read("model: {tensor_model_parallel_size: 1, expert_model_parallel_size: 8, " +
+                settings + "}\ncomm_overlap: {overlap_moe_expert_parallel_comm: true}\n");
+  };
+  const ForeignPlan whole =
+      job("cuda_graph_impl: full_iteration, moe_flex_dispatcher_backend: hybridep");
+  EXPECT_EQ(whole.value("megatron.cuda_graphs"), "iteration");
+  EXPECT_EQ(whole.value("megatron.overlap_expert_parallel"), "true");
+  EXPECT_EQ(whole.value("expert_parallel.dispatcher"), "deepep");
+  EXPECT_NO_THROW(document_of(PlanDocument{}, whole));
+  EXPECT_EQ(job("cuda_graph_impl: transformer_engine").value("megatron.cuda_graphs"), "modules");
+  EXPECT_EQ(
+      job("cuda_graph_impl: local, cuda_graph_scope: full_iteration").value("megatron.cuda_graphs"),
+      "iteration");
+}
+
 TEST(ReadMegatron, NemosPlaces) {
   const ForeignPlan plan = read(R"(
 trainer: {precision: bf16, devices: 8, num_nodes: 2, gradient_clip_val: 1.0}

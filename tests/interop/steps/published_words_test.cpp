@@ -143,6 +143,63 @@ TEST(PublishedWords, MoreColumnsSayMore) {
   EXPECT_EQ(training_job(rows[2]).cluster.node.gpus, 64);
 }
 
+// A note that repeats a recipe says its CUDA graphs and overlap; of a release's recipe that no note
+// repeats the release does, for MXFP8 with experts from 26.06 on.
+TEST(PublishedWords, RecipesOfMegatronBridgeSayGraphsAndOverlap) {
+  using Graphs = MegatronOptions::CudaGraphs;
+  struct Case {
+    const char* release;
+    const char* dtype;
+    const char* note;
+    Graphs graphs;
+    bool overlaps;
+  };
+  for (const Case& each :
+       {Case{"26.06", "MXFP8", "moe_a2a_overlap True; cuda_graph_impl full_iteration",
+             Graphs::kIteration, true},
+        Case{"26.06", "MXFP8", "cuda_graph_scope ['attn', 'moe_router']", Graphs::kModules, false},
+        Case{"26.08", "MXFP8", "routing forced balanced", Graphs::kIteration, true},
+        Case{"26.04", "MXFP8", "routing forced balanced", Graphs::kNone, false},
+        Case{"26.08", "BF16", "routing forced balanced", Graphs::kNone, false},
+        Case{"July 2026", "BF16", "EP overlap on", Graphs::kNone, true}}) {
+    const CsvTable one(
+        "model,gpu,n_gpus,seq,micro_batch,global_batch,tp,ep,recompute,dtype,runtime,step_s,note\n"
+        "Qwen3_30B_a3B,DGX-GB200,8,4096,4,512,1,8,none," +
+            std::string(each.dtype) + ",\"Megatron-Bridge " + each.release +
+            " (DDP, distributed optimizer)\",6,\"" + each.note + "\"\n",
+        "recipes.csv");
+    const Plan plan = training_job(read_training_rows(one).front()).resolved.plan;
+    EXPECT_EQ(plan.megatron.cuda_graphs, each.graphs) << each.release << each.note;
+    EXPECT_EQ(plan.megatron.overlap_expert_parallel, each.overlaps) << each.release << each.note;
+  }
+}
+
+// Experts of fixed capacity are captured whole; AutoModel's benchmarks run TransformerEngine's
+// kernels under FSDP2.
+TEST(PublishedWords, WhatCodesDoBesidesTheirColumns) {
+  const auto said = [](const std::string& model, const std::string& code) {
+    return row(model + ",DGX-B200,8,4096,1,512,1,8,1,1,1,,8,none,BF16,no,no,\"" + code +
+               "\",1000,,,");
+  };
+  const std::string bridge = "Megatron-Bridge 25.09 (DDP, distributed optimizer)";
+  EXPECT_EQ(said("Qwen3_30B_a3B (tokendrop)", bridge).word("cuda_graphs"), "iteration");
+  EXPECT_FALSE(said("Qwen3_30B_a3B", bridge).has("cuda_graphs"));
+  const TrainingRow automodel = said("Qwen3 30B A3B", "AutoModel of NVIDIA 2026-06-12 (FSDP2)");
+  EXPECT_EQ(automodel.word("runtime"), "fsdp2");
+  EXPECT_EQ(training_job(automodel).resolved.plan.kernels.norm, ModuleKernels::Norm::kCompute);
+}
+
+// TRL checkpoints unless it is told not to.
+TEST(PublishedWords, TrlRecomputesByDefault) {
+  std::string text = kTitan;
+  text.replace(text.find("torchtitan May 2026"), 19, "TRL August 2026 (FSDP2)");
+  EXPECT_EQ(row(text).word("stack"), "hf_trainer");
+  text.replace(text.find(",full,"), 6, ",,");
+  EXPECT_EQ(row(text).word("recompute"), "full");
+  text.replace(text.find(",1,1,,,,"), 8, ",1,1,,,none,");
+  EXPECT_EQ(row(text).word("recompute"), "none");
+}
+
 TEST(PublishedWords, ANumberThatIsNoneIsAProblemWithItsPlace) {
   std::string text = kTitan;
   text.replace(text.find(",4096,"), 6, ",4k,");

@@ -52,6 +52,13 @@ TEST(HostFindings, WhatHelpsIsWhatThePlanDoesNotDoYet) {
   const HostFindings other = host_findings(forecast(tiny_model(4), plan, costs));
   EXPECT_FALSE(says(other, "fused optimizer"));
   EXPECT_TRUE(says(other, "recomputation"));
+  EXPECT_TRUE(says(other, "compile: blocks"));
+  plan.runtime = {RuntimeKind::kMegatron, "0.20"};
+  const HostFindings megatron = host_findings(forecast(tiny_model(4), plan, costs));
+  EXPECT_FALSE(says(megatron, "compile: blocks"));
+  EXPECT_TRUE(says(megatron, "megatron.cuda_graphs"));
+  plan.megatron.cuda_graphs = MegatronOptions::CudaGraphs::kModules;
+  EXPECT_FALSE(says(host_findings(forecast(tiny_model(4), plan, costs)), "megatron.cuda_graphs"));
 }
 
 }  // namespace

@@ -66,13 +66,25 @@ TEST(HostCalls, OnlyShardsOfFsdp2AreDTensors) {
   EXPECT_EQ(of(of_step(tiny_model(2), plan), HostCall::kUpdatedShard), 0);
 }
 
+Plan megatron_plan() {
+  Plan plan = tiny_plan();
+  plan.runtime = {RuntimeKind::kMegatron, "0.20"};
+  plan.mesh = {4, 1};
+  return plan;
+}
+
+HostCurve unit_curve() {
+  HostCurve curve;
+  curve.calls.fill(1e-5);
+  curve.per_driver_launch = 3e-6;
+  return curve;
+}
+
 // Megatron-Core's layers and buckets call c10d; fully_shard's gathers go through Python for every
 // parameter first.
 TEST(HostCalls, MegatronsCollectivesAreCallsOfC10d) {
   const ModelSpec model = tiny_model(2);
-  Plan plan = tiny_plan();
-  plan.runtime = {RuntimeKind::kMegatron, "0.20"};
-  plan.mesh = {4, 1};
+  Plan plan = megatron_plan();
   plan.mesh.tp = 2;
   const EventGraph graph = build_training_step(model, plan);
   const HostCounts counts = of_step(graph);
@@ -81,6 +93,72 @@ TEST(HostCalls, MegatronsCollectivesAreCallsOfC10d) {
   EXPECT_GT(collectives, 0);
   EXPECT_EQ(of(counts, HostCall::kBucketRow), collectives);
   EXPECT_EQ(of(counts, HostCall::kCollective), 0);
+}
+
+// compile: blocks says which kernels Megatron-Core fuses; its modules are Python all the same, and
+// each takes 2.7 times as long as PyTorch's.
+TEST(HostCalls, ModulesOfTransformerEngineAreNotCompiled) {
+  Plan plan = megatron_plan();
+  plan.compile = Compile::kBlocks;
+  EventGraph graph = build_training_step(tiny_model(2), plan);
+  const HostCounts counts = of_step(graph);
+  EXPECT_EQ(of(counts, HostCall::kCompiled), 0);
+  EXPECT_GT(of(counts, HostCall::kForwardProduct), 0);
+  for (const Work& work : graph.works) {
+    graph.host.engine = true;
+    const double engine = host_seconds(graph, work, unit_curve()).during;
+    graph.host.engine = false;
+    const double plain = host_seconds(graph, work, unit_curve()).during;
+    const bool is_layer = work.kind == EventKind::kForward || work.kind == EventKind::kBackward;
+    EXPECT_NEAR(engine, is_layer ? 2.7 * plain : plain, 1e-12) << to_string(work.kind);
+  }
+}
+
+// A pass is one, whatever collectives its loss over tp is cut by.
+TEST(HostCalls, AMicroBatchIsOnePass) {
+  Plan plan = megatron_plan();
+  plan.batch.accumulation = 3;
+  for (const std::int64_t tp : {1, 2}) {
+    plan.mesh.tp = tp;
+    EXPECT_EQ(of(of_step(tiny_model(2), plan), HostCall::kPass), 3) << tp;
+  }
+}
+
+// Experts' products are launched one by one, from C++.
+TEST(HostCalls, GroupsAreLaunchedOneByOne) {
+  EventGraph graph;
+  graph.host = {.python = true, .engine = true};
+  Kernel product, other;
+  product.kind = KernelKind::kGemm;
+  product.groups = 16;
+  other.kind = KernelKind::kMemory;
+  graph.kernels = {other, product, other};
+  Work work;
+  work.launches = 3;
+  work.kernels_end = 3;
+  // Three operations, three launches, 15 more of the groups.
+  EXPECT_NEAR(host_seconds(graph, work, unit_curve()).during,
+              2.7 * (3 * 1e-5 + 3 * 3e-6) + 15 * 3e-6, 1e-12);
+}
+
+// All of a dense block is one call and one launch; of the whole iteration the optimizer is left.
+TEST(HostCalls, CudaGraphsTakeTheHostOneCall) {
+  Plan plan = megatron_plan();
+  plan.megatron.cuda_graphs = MegatronOptions::CudaGraphs::kModules;
+  const EventGraph modules = build_training_step(tiny_model(2), plan);
+  std::int64_t captured = 0;
+  for (const Row& row : modules.rows) captured += modules.works[row.work].captured ? 1 : 0;
+  EXPECT_EQ(of(of_step(modules), HostCall::kCompiled), captured);
+  EXPECT_GE(captured, 2 * 2);  // two blocks, forward and backward
+  plan.megatron.cuda_graphs = MegatronOptions::CudaGraphs::kIteration;
+  const EventGraph whole = build_training_step(tiny_model(2), plan);
+  const HostCounts counts = of_step(whole);
+  EXPECT_EQ(of(counts, HostCall::kForwardProduct) + of(counts, HostCall::kPass), 0);
+  EXPECT_EQ(of(counts, HostCall::kStep), 1);
+  for (const Work& work : whole.works) {
+    if (work.kind != EventKind::kForward && work.kind != EventKind::kBackward) continue;
+    EXPECT_EQ(host_seconds(whole, work, unit_curve()).during, 0);
+  }
 }
 
 TEST(HostCalls, TheEngineCallsNothingOfPython) {

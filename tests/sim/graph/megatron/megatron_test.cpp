@@ -238,6 +238,62 @@ TEST(Megatron, ExpertsAreReducedOverTheirOwnRanks) {
   EXPECT_EQ(cut.at({"tp", EventKind::kAllGather}).count, 3 * 48 + 3);
 }
 
+// Only the first forward and the last backward have no other micro-batch beside them, and wait for
+// rows of experts; what travels is the same.
+TEST(Megatron, RowsOfExpertsTravelBesideAnotherMicroBatch) {
+  const ModelSpec model = load_zoo_model("qwen3-30b-a3b");
+  Plan plan = megatron_plan();
+  plan.batch = {1024, 1, 3};
+  plan.mesh = {8, 1};
+  plan.mesh.ep = 8;
+  // Rows of compute that wait for an all-to-all, by kind and micro-batch.
+  const auto waiting = [](const EventGraph& graph) {
+    std::map<std::pair<EventKind, std::int32_t>, std::int64_t> counts;
+    for (std::size_t i = 0; i < graph.rows.size(); ++i) {
+      const Row& row = graph.rows[i];
+      if (row.kind != EventKind::kForward && row.kind != EventKind::kBackward) continue;
+      for (const EventId waited : graph.waits_of(static_cast<EventId>(i))) {
+        const bool rows = graph.rows[static_cast<std::size_t>(waited)].kind == EventKind::kAllToAll;
+        if (rows) ++counts[{row.kind, graph.details[i].microbatch}];
+      }
+    }
+    return counts;
+  };
+  const EventGraph apart = build_training_step(model, plan);
+  plan.megatron.overlap_expert_parallel = true;
+  const EventGraph beside = build_training_step(model, plan);
+  EXPECT_EQ(sent(apart), sent(beside));
+  const auto before = waiting(apart), after = waiting(beside);
+  for (const EventKind kind : {EventKind::kForward, EventKind::kBackward}) {
+    for (const std::int32_t m : {0, 1, 2}) {
+      ASSERT_GE(before.at({kind, m}), 48) << m;
+      const bool alone = m == (kind == EventKind::kForward ? 0 : 2);
+      const auto found = after.find({kind, m});
+      EXPECT_EQ(found == after.end() ? 0 : found->second, alone ? before.at({kind, m}) : 0) << m;
+    }
+  }
+}
+
+// linear_fc1 of experts is gate and up (experts.py, TEGroupedMLP): two grouped products a block
+// forward, four backward.
+TEST(Megatron, ExpertsMultiplyTwiceABlock) {
+  const ModelSpec model = load_zoo_model("qwen3-30b-a3b");
+  Plan plan = megatron_plan();
+  plan.batch = {1024, 1, 1};
+  plan.mesh = {8, 1};
+  plan.mesh.ep = 8;
+  const EventGraph graph = build_training_step(model, plan);
+  std::map<EventKind, std::int64_t> grouped;
+  for (const Row& row : graph.rows) {
+    const Work& work = graph.works[row.work];
+    for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
+      if (graph.kernels[k].groups > 1) ++grouped[row.kind];
+    }
+  }
+  EXPECT_EQ(grouped[EventKind::kForward], 2 * 48);
+  EXPECT_EQ(grouped[EventKind::kBackward], 4 * 48);
+}
+
 RC_GTEST_PROP(MegatronProperty, RowsPointBackAndBuffersAreFreedOnce, ()) {
   const RandomStep r = random_step();
   Plan plan;

@@ -1,0 +1,113 @@
+// Operations are found by what they do: the last grouped product's result is weighed by a product
+// with one value per row, between casts; tokens are gathered into the first one's input.
+#include "sim/graph/axes/dispatched_rows.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+namespace foreshard {
+namespace {
+
+using Index = std::int16_t;
+using Indices = std::vector<Index>;
+using Operations = std::vector<Operation>;
+
+template <typename Is>
+Operations::iterator find_op(LayerSpec& layer, const Is& is) {
+  return std::find_if(layer.operations.begin(), layer.operations.end(), is);
+}
+
+bool is_first(const Indices& list, Index t) { return !list.empty() && list.front() == t; }
+auto makes(Index t) {
+  return [t](const Operation& op) { return is_first(op.outputs, t); };
+}
+auto reads(Index t) {
+  return [t](const Operation& op) { return is_first(op.inputs, t); };
+}
+
+void forget(LayerSpec& layer, Index gone) {
+  for (Operation& op : layer.operations) std::erase(op.released, gone);
+}
+
+}  // namespace
+
+bool sends_tokens(const Plan& plan) {
+  const bool is_cut = plan.mesh.tp > 1 && plan.runtime.kind != RuntimeKind::kMegatron;
+  return plan.mesh.ep > 1 && !is_cut &&
+         plan.expert_parallel.dispatcher == ExpertParallel::Dispatcher::kDeepEp;
+}
+
+LayerSpec weigh_in_activation(LayerSpec layer) {
+  const auto end = layer.operations.end();
+  const auto last = std::find_if(layer.operations.rbegin(), layer.operations.rend(),
+                                 [](const Operation& op) { return op.groups > 1; });
+  if (last == layer.operations.rend()) return layer;
+  const Index made = last->outputs.front(), inner = last->inputs.front();
+  const auto widens = find_op(layer, reads(made));
+  if (widens == end || widens->function != Function::kCast) return layer;
+  const Index wide = widens->outputs.front();
+  const auto weighs = find_op(layer, reads(wide));
+  if (weighs == end || !weighs->sums_last) return layer;
+  const Index scores = weighs->inputs.back(), weighed = weighs->outputs.front();
+  const auto narrows = find_op(layer, reads(weighed));
+  const auto activation = find_op(layer, makes(inner));
+  if (narrows == end || activation == end) return layer;
+  const Index narrow = narrows->outputs.front();
+  TensorSpec factor = layer.tensors[static_cast<std::size_t>(scores)];
+  factor.name += "_cast";
+  factor.type = ElementType::kCompute;
+  layer.tensors.push_back(std::move(factor));
+  const auto factors = static_cast<Index>(layer.tensors.size() - 1);
+  activation->inputs.push_back(factors);
+  activation->saved.push_back(factors);
+  std::erase_if(layer.operations, [&](const Operation& op) {
+    return makes(wide)(op) || makes(weighed)(op) || makes(narrow)(op);
+  });
+  for (const Index gone : {wide, weighed}) forget(layer, gone);
+  for (Operation& op : layer.operations) {
+    for (Indices* list : {&op.inputs, &op.saved, &op.released}) {
+      std::replace(list->begin(), list->end(), narrow, made);
+    }
+  }
+  Operation cast;
+  cast.name = "scores_cast";
+  cast.function = Function::kCast;
+  cast.inputs = {scores};
+  cast.outputs = {factors};
+  layer.operations.insert(find_op(layer, makes(scores)) + 1, std::move(cast));
+  return layer;
+}
+
+LayerSpec send_tokens(LayerSpec layer) {
+  const auto end = layer.operations.end();
+  const auto first = find_op(layer, [](const Operation& op) { return op.groups > 1; });
+  const auto sums =
+      find_op(layer, [](const Operation& op) { return op.function == Function::kScatterAdd; });
+  if (first == end || sums == end) return layer;
+  const auto copies = find_op(layer, makes(first->inputs.front()));
+  if (copies == end || copies->function != Function::kGather) return layer;
+  copies->view = true;
+  copies->inputs.resize(1);
+  copies->saved.clear();
+  copies->backward_temporaries.clear();
+  sums->saved.clear();
+  const Index base = sums->inputs.front(), back = sums->inputs.back();
+  const auto zeros = find_op(layer, makes(base));
+  if (zeros != end && zeros->inputs.empty()) {  // no shared expert to add to
+    sums->inputs = {back};
+    sums->function = Function::kCopy;
+    sums->view = true;
+    sums->gradient = GradientRule::kOwn;
+    layer.operations.erase(zeros);
+    forget(layer, base);
+  } else {
+    sums->inputs = {base, back};
+    sums->function = Function::kAdd;
+    sums->gradient = GradientRule::kAlias;
+  }
+  return layer;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,22 @@
+// What other codes of mixtures than torchtitan's do around their experts, whose layers
+// models/layers/moe.cpp writes.
+#pragma once
+
+#include "sim/spec/model_spec.h"
+#include "sim/spec/plan.h"
+
+namespace foreshard {
+
+// Whether the plan's dispatcher takes tokens. (torchtitan's tensor parallel cuts rows before them.)
+bool sends_tokens(const Plan& plan);
+
+// Scores are multiplied into the experts' activation instead of into their rows in fp32
+// (Megatron-Core, core/fusions/fused_bias_swiglu.py: WeightedSwiGLUFunction; DeepEP's users too).
+LayerSpec weigh_in_activation(LayerSpec layer);
+
+// A dispatcher that takes tokens and hands back their sums (DeepEP, HybridEP): no copy of a token
+// for each of its experts before they travel, and none is summed after (deep_ep/buffer.py:
+// dispatch, combine). What comes back is as wide as a token.
+LayerSpec send_tokens(LayerSpec layer);
+
+}  // namespace foreshard
