@@ -193,4 +193,15 @@ std::vector<OpenChoice> open_choices(const TrainingRow& row) {
   return open;
 }
 
+bool leaves_network_open(const TrainingRow& row, const Cluster& cluster) {
+  return !row.has("network_gbit_s_per_node") && !row.has("tp") && cluster.nodes() > 1;
+}
+
+TrainingRow with_network(TrainingRow row, const Cluster& cluster, double share) {
+  const NodeKind& node = cluster.node;
+  row.numbers["network_gbit_s_per_node"] =
+      share * static_cast<double>(node.nics) * node.nic_rate.value() * 8 / 1e9;
+  return row;
+}
+
 }  // namespace foreshard
