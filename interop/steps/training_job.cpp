@@ -173,7 +173,12 @@ std::vector<OpenChoice> open_choices(const TrainingRow& row) {
   };
   const bool is_xla = row.word("runtime") == "xla_fsdp";
   if (row.word("attention_kernel") == "sdpa" || is_xla) {
-    ask("attention_kernel", {"attention=cudnn", "attention=flash"});
+    std::vector<std::string> kernels = {"attention=cudnn", "attention=flash"};
+    // Where a batch is padded transformers pass a mask (masking_utils.py,
+    // _ignore_causal_mask_sdpa), which of PyTorch's kernels the flash one does not take
+    // (sdp_utils.cpp, check_for_attn_mask).
+    if (row.word("stack") == "hf_trainer") kernels.emplace_back("attention=efficient");
+    ask("attention_kernel", std::move(kernels));
   } else if (is_before_fa2(row)) {
     ask("attention_kernel", {"attention=triton", "attention=fa2"});
   } else {
