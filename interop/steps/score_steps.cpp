@@ -147,13 +147,17 @@ RowForecast forecast_row(TrainingRow row) {
     TrainingJob job = training_job(row);
     const std::vector<std::string> own = {family_of(row.id)};
     const bool is_first_look = !is_in_evidence(own.front());
-    std::vector<TrainingJob> networks;
+    std::vector<TrainingJob> links;  // others that its machines may have
     if (is_first_look && leaves_network_open(row, job.cluster)) {
       for (const double share : kOtherNetworks) {
-        networks.push_back(training_job(with_network(row, job.cluster, share)));
+        links.push_back(training_job(with_network(row, job.cluster, share)));
       }
       row = with_network(row, job.cluster, kLikelyNetwork);
       job = training_job(row);
+    }
+    if (is_first_look && may_exchange_through_host(job.cluster)) {
+      links.push_back(job);
+      links.back().cluster.node.peer_access = false;
     }
     result.report = StepForecaster(job, own).step(kDraws);
     result.fit = result.report.fit;
@@ -179,11 +183,11 @@ RowForecast forecast_row(TrainingRow row) {
       }
       for (std::size_t i = 0; i < reach.size(); ++i) widen(result.report.*kOpen[i], reach[i]);
     }
-    Reach network;
-    for (const TrainingJob& other : networks) {
-      network.take(result.report.seconds, StepForecaster(other, own).step(0).seconds);
+    Reach link;
+    for (const TrainingJob& other : links) {
+      link.take(result.report.seconds, StepForecaster(other, own).step(0).seconds);
     }
-    widen(result.report.seconds, network);
+    widen(result.report.seconds, link);
     if (is_first_look) {
       result.facts = code_facts(row, job, result.report);
       allow_for_code(own.front(), result);

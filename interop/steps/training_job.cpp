@@ -202,6 +202,11 @@ bool leaves_network_open(const TrainingRow& row, const Cluster& cluster) {
   return !row.has("network_gbit_s_per_node") && !row.has("tp") && cluster.nodes() > 1;
 }
 
+bool may_exchange_through_host(const Cluster& cluster) {
+  const NodeKind& node = cluster.node;
+  return cluster.gpus_per_node() > 1 && node.peer_access && node.gpu_link_name.starts_with("PCIe");
+}
+
 TrainingRow with_network(TrainingRow row, const Cluster& cluster, double share) {
   const NodeKind& node = cluster.node;
   row.numbers["network_gbit_s_per_node"] =

@@ -12,6 +12,7 @@
 
 #include "calibration/first_looks.h"
 #include "interop/steps/score_steps.h"
+#include "interop/steps/step_forecaster.h"
 #include "interop/steps/training_job.h"
 #include "sim/base/error.h"
 #include "sim/base/text_file.h"
@@ -191,6 +192,24 @@ TEST(TrainingRows, ANetworkThatIsNotSaidMayBeAQuarterOfTheMachines) {
   const double reach = std::log(quarter.predicted / open.predicted);
   EXPECT_NEAR(std::log(open.high / open.predicted),
               std::hypot(std::log(likely.high / likely.predicted), reach), 1e-9);
+}
+
+// On two cards without a switch: as far upwards as GPUs without peer access are slower.
+TEST(TrainingRows, CardsThatArePluggedInMayExchangeThroughTheHost) {
+  Cells cells = unknown_run("ddp");
+  cells["gpu"] = "l40s";
+  cells["n_gpus"] = cells["gpus_per_node"] = cells["replicate_group"] = "2";
+  TrainingJob job = training_job(row_of(cells));
+  ASSERT_TRUE(may_exchange_through_host(job.cluster));
+  job.cluster.node.peer_access = false;
+  EXPECT_FALSE(may_exchange_through_host(job.cluster));
+  const std::vector<std::string> own = {"X"};
+  const double slow = StepForecaster(job, own).step(0).seconds.value;
+  const AccuracyRow row = score_training_steps(table_of({cells}))[0];
+  ASSERT_TRUE(row.scored) << row.reason;
+  const double shift = code_shift(first_looks(), first_looks().time, row.facts, "X");
+  EXPECT_GE(row.high, slow * std::exp(shift));
+  EXPECT_GT(slow * std::exp(shift), 1.02 * row.predicted);
 }
 
 // tokens/s/GPU x GPUs x seconds = tokens: 128 x 2048 / (1000 x 16) s.
