@@ -173,7 +173,12 @@ std::vector<OpenChoice> open_choices(const TrainingRow& row) {
   };
   const bool is_xla = row.word("runtime") == "xla_fsdp";
   if (row.word("attention_kernel") == "sdpa" || is_xla) {
-    ask("attention_kernel", {"attention=cudnn", "attention=flash"});
+    std::vector<std::string> kernels = {"attention=cudnn", "attention=flash"};
+    // Where a batch is padded transformers pass a mask (masking_utils.py,
+    // _ignore_causal_mask_sdpa), which of PyTorch's kernels the flash one does not take
+    // (sdp_utils.cpp, check_for_attn_mask).
+    if (row.word("stack") == "hf_trainer") kernels.emplace_back("attention=efficient");
+    ask("attention_kernel", std::move(kernels));
   } else if (is_before_fa2(row)) {
     ask("attention_kernel", {"attention=triton", "attention=fa2"});
   } else {
@@ -191,6 +196,22 @@ std::vector<OpenChoice> open_choices(const TrainingRow& row) {
   ask("train_metrics", {"kernels.train_metrics=2"});
   ask("optimizer_impl", {"optimizer.implementation=loop", "optimizer.implementation=fused"});
   return open;
+}
+
+bool leaves_network_open(const TrainingRow& row, const Cluster& cluster) {
+  return !row.has("network_gbit_s_per_node") && !row.has("tp") && cluster.nodes() > 1;
+}
+
+bool may_exchange_through_host(const Cluster& cluster) {
+  const NodeKind& node = cluster.node;
+  return cluster.gpus_per_node() > 1 && node.peer_access && node.gpu_link_name.starts_with("PCIe");
+}
+
+TrainingRow with_network(TrainingRow row, const Cluster& cluster, double share) {
+  const NodeKind& node = cluster.node;
+  row.numbers["network_gbit_s_per_node"] =
+      share * static_cast<double>(node.nics) * node.nic_rate.value() * 8 / 1e9;
+  return row;
 }
 
 }  // namespace foreshard

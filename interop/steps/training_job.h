@@ -37,4 +37,15 @@ TrainingJob training_job(const TrainingRow& row, const std::vector<std::string>&
 
 std::vector<OpenChoice> open_choices(const TrainingRow& row);
 
+// Whether a job over several nodes leaves their network open. Tables of meshes name whole systems
+// (DGX H100), whose network is their own.
+bool leaves_network_open(const TrainingRow& row, const Cluster& cluster);
+
+// Whether GPUs that are plugged in may exchange through the host's memory, which no row says: NCCL
+// does where no switch joins them, 18 and 28 GB/s are reported and 4 (NVIDIA/nccl#1603, #1639).
+bool may_exchange_through_host(const Cluster& cluster);
+
+// A row that says its network: `share` of what the machines of `cluster` have at the most.
+TrainingRow with_network(TrainingRow row, const Cluster& cluster, double share);
+
 }  // namespace foreshard

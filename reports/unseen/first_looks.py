@@ -42,7 +42,7 @@ KINDS = ("time", "memory")
 FACTS = {
     "time": ["rests_on_readings", "chip_without_steps", "pcie_card", "short_kernels", "unfused_attention", "zero",
              "axes"],
-    "memory": ["no_preset", "rests_on_readings"],
+    "memory": ["no_preset", "rests_on_readings", "axes"],
 }
 SKEW_FACTS = {"time": ["rests_on_readings"], "memory": []}
 SHIFT_FACTS = {"time": ["rests_on_readings", "hopper", "blackwell", "pcie_card", "fp8"], "memory": ["no_preset"]}
@@ -52,6 +52,7 @@ PRIOR, PRIOR_SD, SKEW_SD, SHIFT_SD, STACK_SD = 0.6, 0.3, 0.5, 0.1, 0.08
 INFLATION = {"time": 1, "memory": 1.6}
 NINETY_FIVE = 2.131847  # of Student's t with 4 degrees of freedom
 LEVELS = {50: 0.740697, 80: 1.533206, 90: NINETY_FIVE}
+PROBES = [(i + 0.5) / 60 for i in range(60)]
 
 
 def answer(program, stem, *more):
@@ -115,6 +116,21 @@ def linear(coefficients, names, facts):
 
 def surprise(off, scale):
     return math.log(scale) + 2.5 * math.log1p((off / scale) ** 2 / 4)
+
+
+def quantile_of_t(p):
+    """Of Student's t with 4 degrees of freedom."""
+    a = math.sqrt(4 * p * (1 - p))
+    return math.copysign(2 * math.sqrt(max(math.cos(math.acos(a) / 3) / a - 1, 0)), p - 0.5)
+
+
+QUANTILES = [quantile_of_t(p) for p in PROBES]
+
+
+def crps(off, down, up):
+    """The continuous ranked probability score of a logarithm, by quantiles."""
+    ends = [z * (up if z > 0 else down) for z in QUANTILES]
+    return sum(2 * ((off < end) - p) * (end - off) for end, p in zip(ends, PROBES)) / len(PROBES)
 
 
 def minimize(function, theta):
@@ -197,19 +213,21 @@ class Fit:
         rows = [row for row in rows if row[of] is not None]
         if not rows:
             return
-        held, widths, before, after = {level: 0 for level in LEVELS}, [], [], []
+        held, widths, before, after, score = {level: 0 for level in LEVELS}, [], [], [], 0
         shifts = self.shifts if of == "today" else self.frozen_shifts
         for row in rows:
             shift = linear(shifts, self.shift_facts, row["facts"])
             down, up = self.spread(row)
             for level, z in LEVELS.items():
                 held[level] += -z * down <= row[of] - shift <= z * up
+            score += crps(row[of] - shift, down, up)
             widths.append((math.exp(NINETY_FIVE * up) - math.exp(-NINETY_FIVE * down)) / 2)
             before.append(math.exp(-row[of]) - 1)
             after.append(math.exp(shift - row[of]) - 1)
         cells = [str(len(rows)), errors(rows, before), errors(rows, after)]
         cells += [f"{100 * held[level] / len(rows):.0f}" for level in LEVELS]
-        print(f"| {name} | {' | '.join(cells)} | {100 * sorted(widths)[len(widths) // 2]:.0f} |")
+        width = 100 * sorted(widths)[len(widths) // 2]
+        print(f"| {name} | {' | '.join(cells)} | {width:.0f} | {100 * score / len(rows):.1f} |")
 
 
 def errors(rows, signed):
@@ -254,7 +272,7 @@ def main():
         of_kind = [row for row in rows if row["kind"] == kind]
         fits = [Fit(of_kind, kind).as_json("")]
         print(f"\n{kind}: each set by the others, in per cent; errors are median, 90 % quantile, bias\n")
-        print("| set | rows | before | shifted | in 50 % | in 80 % | in 90 % | half width |\n| --- |" + " ---: |" * 7)
+        print("| set | rows | before | shifted | in 50 % | in 80 % | in 90 % | half width | crps |\n| --- |" + " ---: |" * 8)
         for name in sets:
             fit = Fit([row for row in of_kind if row["set"] != name], kind)
             fits.append(fit.as_json(name))

@@ -85,6 +85,23 @@ TEST(TrainingRows, AnArchitectureMayNameItsTrainingCode) {
   EXPECT_FALSE(open_choices(row_of(cells)).empty());
 }
 
+// Which of PyTorch's kernels runs follows from whether there is a mask, which transformers have
+// where batches are padded.
+TEST(TrainingPlan, AttentionOfTransformersMayHaveAMask) {
+  Cells cells = unknown_run("fsdp2");
+  cells["attention_kernel"] = "sdpa";
+  const auto may_have_a_mask = [&](const char* stack) {
+    cells["stack"] = stack;
+    for (const OpenChoice& open : open_choices(row_of(cells))) {
+      if (open.column != "attention_kernel") continue;
+      return std::count(open.assignments.begin(), open.assignments.end(), "attention=efficient");
+    }
+    return std::ptrdiff_t{-1};
+  };
+  EXPECT_EQ(may_have_a_mask("hf_trainer"), 1);
+  EXPECT_EQ(may_have_a_mask("generic"), 0);
+}
+
 // shard_group of zero1 is the optimizer's: DeepSpeed's over all ranks, InternEvo's in groups.
 TEST(TrainingRows, OptimizersMayBePartitionedInGroups) {
   Cells cells = small_run();

@@ -1,15 +1,18 @@
 // Rows of training steps: the grammar, what breaks it, and how wide their forecasts are.
 #include "interop/steps/training_rows.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "calibration/first_looks.h"
 #include "interop/steps/score_steps.h"
+#include "interop/steps/step_forecaster.h"
 #include "interop/steps/training_job.h"
 #include "sim/base/error.h"
 #include "sim/base/text_file.h"
@@ -84,6 +87,7 @@ TEST(TrainingRows, IntervalsOfRowsWithOpenKernelsAreWider) {
 // one that nobody has seen: by what first looks at codes with these facts were off by.
 TEST(TrainingRows, AFamilyThatNobodyHasSeenIsLessCertain) {
   Cells cells = small_run();
+  cells["network_gbit_s_per_node"] = "1600";
   const auto row_of = [&](const char* id) {
     cells["id"] = id;
     return score_training_steps(table_of({cells}))[0];
@@ -130,6 +134,82 @@ TEST(TrainingRows, OneRunHalvesTheIntervalOfPublishedFamilies) {
   EXPECT_NEAR(after.half_width / before.half_width, 0.5, 0.06);
   EXPECT_GE(after.coverage, 0.85 - 0.04);  // of all rows 88 %; these are few: a standard error
   EXPECT_LE(after.half_width, 0.055);
+}
+
+// Networks that rows say, one of each family and GPU, as a share of what the machine has at the
+// most; the geometric mean that score_steps.cpp takes for a row that does not say, and what it is
+// without any one table.
+TEST(TrainingRows, NetworksThatAreSaid) {
+  const char* const tables[] = {"calibration/published/training_steps",
+                                "reports/unseen/unseen_steps", "reports/unseen/unseen_steps_second",
+                                "reports/unseen/unseen_steps_third"};
+  std::vector<std::vector<double>> logs;
+  for (const char* const name : tables) {
+    std::map<std::string, double> said;
+    const std::string path = fmt::format("{}/{}.csv", FORESHARD_SOURCE_DIR, name);
+    for (const TrainingRow& row :
+         read_training_rows(CsvTable(read_text_file(path, kMaxTableBytes), path))) {
+      if (!row.has("network_gbit_s_per_node") || row.word("gpu").starts_with("v100")) continue;
+      TrainingRow silent = row;
+      silent.numbers.erase("network_gbit_s_per_node");
+      const TrainingJob job = training_job(silent);
+      if (!leaves_network_open(silent, job.cluster)) continue;
+      const double most = *with_network(silent, job.cluster, 1).number("network_gbit_s_per_node");
+      const double share = *row.number("network_gbit_s_per_node") / most;
+      said[fmt::format("{} {} {}", family_of(row.id), row.word("gpu"), share)] = std::log(share);
+    }
+    for (std::vector<double>& of_table = logs.emplace_back(); const auto& [what, log] : said) {
+      of_table.push_back(log);
+    }
+  }
+  for (std::size_t left_out = 0; left_out <= logs.size(); ++left_out) {
+    double sum = 0, count = 0;
+    for (std::size_t i = 0; i < logs.size(); ++i) {
+      if (i == left_out) continue;
+      for (const double log : logs[i]) sum += log, count += 1;
+    }
+    const double mean = std::exp(sum / count);
+    if (left_out == logs.size()) {
+      EXPECT_NEAR(mean, 0.64, 0.01);
+    }
+    EXPECT_GT(mean, 0.5) << left_out;
+    EXPECT_LT(mean, 0.76) << left_out;
+  }
+}
+
+TEST(TrainingRows, ANetworkThatIsNotSaidMayBeAQuarterOfTheMachines) {
+  Cells cells = unknown_run("fsdp1");
+  const AccuracyRow open = score_training_steps(table_of({cells}))[0];
+  const auto with = [&](const char* gbit_s) {
+    cells["network_gbit_s_per_node"] = gbit_s;
+    return score_training_steps(table_of({cells}))[0];
+  };
+  const AccuracyRow whole = with("3200"), likely = with("2048"), quarter = with("800");
+  EXPECT_EQ(open.predicted, likely.predicted);
+  EXPECT_GE(open.predicted, whole.predicted);
+  ASSERT_GT(quarter.predicted, open.predicted);
+  // What is open besides and the slower network, as the root of squares.
+  const double reach = std::log(quarter.predicted / open.predicted);
+  EXPECT_NEAR(std::log(open.high / open.predicted),
+              std::hypot(std::log(likely.high / likely.predicted), reach), 1e-9);
+}
+
+// On two cards without a switch: as far upwards as GPUs without peer access are slower.
+TEST(TrainingRows, CardsThatArePluggedInMayExchangeThroughTheHost) {
+  Cells cells = unknown_run("ddp");
+  cells["gpu"] = "l40s";
+  cells["n_gpus"] = cells["gpus_per_node"] = cells["replicate_group"] = "2";
+  TrainingJob job = training_job(row_of(cells));
+  ASSERT_TRUE(may_exchange_through_host(job.cluster));
+  job.cluster.node.peer_access = false;
+  EXPECT_FALSE(may_exchange_through_host(job.cluster));
+  const std::vector<std::string> own = {"X"};
+  const double slow = StepForecaster(job, own).step(0).seconds.value;
+  const AccuracyRow row = score_training_steps(table_of({cells}))[0];
+  ASSERT_TRUE(row.scored) << row.reason;
+  const double shift = code_shift(first_looks(), first_looks().time, row.facts, "X");
+  EXPECT_GE(row.high, slow * std::exp(shift));
+  EXPECT_GT(slow * std::exp(shift), 1.02 * row.predicted);
 }
 
 // tokens/s/GPU x GPUs x seconds = tokens: 128 x 2048 / (1000 x 16) s.

@@ -112,5 +112,39 @@ TEST(CostModel, SlowerHostDrawsMoveOnlyHostCosts) {
   }
 }
 
+// DeepSpeedCPUAdam, whose rows move 42 bytes a parameter (Zero3::update_on_host), on nodes whose
+// memory gives 409.6 GB/s. Seconds of the optimizer: of a step, less one without offload (240 ms
+// for the smaller model, twice that for the larger) and the copies of the gradients' and the
+// parameters' two bytes by each of two ranks at 24 GB/s; of the large model as its user saw it, a
+// quarter of it on each node. Sources beside kHostOptimizerShare.
+TEST(CostModel, AnOptimizerOnTheHostTakesWhatPublishedStepsSay) {
+  const Cluster cluster = round_cluster(8);
+  Plan plan = tiny_plan();
+  plan.runtime = {RuntimeKind::kZero3, "0.19"};
+  plan.zero.offload_optimizer = ZeroOffload::kCpu;
+  const EventGraph graph = build_training_step(tiny_model(2), plan);
+  const CostTable table = CostModel(cluster, round_calibration()).price(graph);
+  double moved = 0, seconds = 0;
+  for (std::size_t w = 0; w < graph.works.size(); ++w) {
+    const Work& work = graph.works[w];
+    if (work.kind != EventKind::kHostOptimizer) continue;
+    for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
+      moved += 8 * static_cast<double>(graph.kernels[k].bytes.count());  // by each rank of the node
+    }
+    seconds += table.works[w].during.seconds();
+  }
+  ASSERT_GT(moved, 0);
+  const double share = moved / seconds / cluster.node.host_memory_bandwidth.value();
+  const auto published = [](double parameters, double taken) {
+    return parameters * 42 / taken / 409.6e9;
+  };
+  const auto copies = [](double parameters) { return 2 * (parameters / 2 * 2) / 24e9; };
+  const double small = published(1.54e9, 1.365 - 0.240 - copies(1.54e9));
+  const double middle = published(3.09e9, 2.497 - 2 * 0.240 - copies(3.09e9));
+  const double large = published(72.7e9 / 4, 10);
+  EXPECT_NEAR(share, (small + middle + large) / 3, 0.01);
+  EXPECT_LT(large / small, 1.25);  // they agree
+}
+
 }  // namespace
 }  // namespace foreshard
