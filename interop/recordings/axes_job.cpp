@@ -366,7 +366,7 @@ RecordedJob read_axes_job(const RecordingFolder& folder, std::size_t row) {
   }
   plan.units.head = UnitPlacement::kWithNorm;
   plan.units.experts = plan.mesh.ep > 1 ? UnitPlacement::kOwn : UnitPlacement::kRoot;
-  plan.units.shard_dim = Units::kExpertsDim;
+  if (plan.mesh.ep > 1) plan.units.shard_dim = Units::kExpertsDim;
   plan.param_dtype = s.dtype("param_dtype");
   plan.reduce_dtype = s.dtype("reduce_dtype");
   plan.master_dtype = plan.optimizer.state = s.dtype("orig_dtype");

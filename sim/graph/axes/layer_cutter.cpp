@@ -349,7 +349,15 @@ class Cutter {
     TensorSpec spec = layer_.tensors[at(order)];
     spec.name += " of all ranks";
     const Index moved = add_tensor(std::move(spec), placement_[at(order)]);
-    move(order, moved, indexed.part).gradient = GradientRule::kNone;
+    Operation& add = move(order, moved, indexed.part);
+    add.gradient = GradientRule::kNone;
+    // Scores that nobody reads hold what they were gathered by as long as they are there.
+    const Index scores = indexed.outputs.front();
+    const bool is_read =
+        std::any_of(old_.operations.begin(), old_.operations.end(), [&](const Operation& op) {
+          return std::find(op.inputs.begin(), op.inputs.end(), scores) != op.inputs.end();
+        });
+    if (is_read) add.released = {order};
     mixture_.rows.push_back(moved);
     renamed_ = {order, moved};
   }

@@ -35,8 +35,9 @@ namespace {
 using Index = std::int16_t;
 
 // Modules register what is inside them before the block registers its norms, DeepSeek's between
-// attention and feed-forward layer (torchtitan 0.2.2 models/*/model/model.py); a rank's shards are
-// packed and freed in that order.
+// attention and feed-forward layer (torchtitan 0.2.2 models/*/model/model.py), and a mixture its
+// experts before its router (models/moe/moe.py); a rank's shards are packed and freed in that
+// order.
 void order_as_registered(LayerSpec& layer) {
   if (layer.role != LayerRole::kBlock) return;
   const auto is_direct = [](const ParameterSpec& p) {
@@ -50,15 +51,18 @@ void order_as_registered(LayerSpec& layer) {
   const bool has_latents =
       std::any_of(layer.parameters.begin(), layer.parameters.end(),
                   [](const ParameterSpec& p) { return p.name.find("kv_a_") != std::string::npos; });
-  const auto is_last = [&](const ParameterSpec& p) {
-    return has_latents && p.name.find("mlp.") != std::string::npos;
+  const auto is_fed_forward = [](const ParameterSpec& p) {
+    return p.name.find("mlp.") != std::string::npos;
   };
   std::vector<Index> order(layer.parameters.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<Index>(i);
   std::stable_sort(order.begin(), order.end(), [&](Index a, Index b) {
     const auto rank = [&](Index i) {
       const ParameterSpec& p = layer.parameters[static_cast<std::size_t>(i)];
-      return is_last(p) ? 3 : is_direct(p) ? 2 : is_of_heads(p) ? 0 : 1;
+      if (is_of_heads(p)) return 0;
+      if (is_direct(p)) return has_latents ? 2 : 5;
+      if (!is_fed_forward(p)) return 1;
+      return p.shape.size() > 2 ? 3 : 4;
     };
     return rank(a) < rank(b);
   });
