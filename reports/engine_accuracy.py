@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Forecast against measurement on this machine: `reports/engine_accuracy.py [--rounds 3] [--out FOLDER]`.
+"""Forecast against measurement on this machine: `reports/engine_accuracy.py [--rounds 3] [--out FOLDER] [--axes]`.
 
 Measures the machine, calibrates, then runs a set of plans with foreshard-exec, round after round with
 the plans interleaved so that a slow spell of the machine hits all of them, and compares each plan's
 median step with its forecast. The forecast never sees a step: only `foreshard-exec measure`'s kernels
-and collectives. Prints a Markdown table.
+and collectives. Prints a Markdown table. --axes: four ranks, tensor parallel with its sequence, beside shards.
 """
 import argparse
 import itertools
@@ -37,6 +37,12 @@ PLANS = [
     ("30M, shard 2, 2 micro-batches", LARGE, 1, 2, ["batch.accumulation=2"]),
     ("30M, replicate 2", LARGE, 1, 2, ["mesh.shard=1", "mesh.replicate=2"]),
 ]
+AXES = [
+    (f"{name}, {words}", model, batch, 4, [f"mesh.{key}={value}" for key, value in mesh.items()])
+    for name, model, batch in (("5M", SMALL, 4), ("30M", LARGE, 1))
+    for words, mesh in (("shard 4", {}), ("tp 2, shard 2", {"tp": 2, "shard": 2}),
+                        ("tp 2, replicate 2", {"tp": 2, "shard": 1, "replicate": 2}), ("tp 4", {"tp": 4, "shard": 1}))
+]
 
 
 def call(*words, check=True):
@@ -50,8 +56,9 @@ def plan_file(folder, number, plan):
     _, model, batch, ranks, settings = plan
     keys = dict(s.split("=") for s in settings)
     lines = [f"model: {HERE / model}", "cluster: local", "runtime: native"]
-    mesh = {"shard": keys.pop("mesh.shard", ranks), "replicate": keys.pop("mesh.replicate", 1)}
-    lines.append(f"mesh: {{shard: {mesh['shard']}, replicate: {mesh['replicate']}}}")
+    mesh = {"shard": ranks, "replicate": 1}
+    mesh.update({k.split(".")[1]: keys.pop(k) for k in list(keys) if k.startswith("mesh.")})
+    lines.append(f"mesh: {{{', '.join(f'{k}: {v}' for k, v in mesh.items())}}}")
     accumulation = keys.pop("batch.accumulation", 1)
     lines.append(f"batch: {{sequence: 256, micro_batch: {batch}, accumulation: {accumulation}}}")
     for group in ("prefetch",):
@@ -70,7 +77,9 @@ def main():
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--out", default="build/engine-accuracy")
     parser.add_argument("--profile", help="use it instead of measuring")
+    parser.add_argument("--axes", action="store_true")
     a = parser.parse_args()
+    plans = AXES if a.axes else PLANS
     folder = pathlib.Path(a.out).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     profile = a.profile
@@ -78,12 +87,12 @@ def main():
         profile = folder / "profile.json"
         raw = folder / "raw.json"
         call(BIN / "foreshard-exec", "measure", "--model", SMALL, "--model", LARGE, "--tokens", "256x4",
-             "--tokens", "256x1", "--out", raw)
+             "--tokens", "256x1", *(["--spawn", 4] if a.axes else []), "--out", raw)
         call(BIN / "foreshard", "calibrate", raw, "--out", profile)
-    files = [plan_file(folder, i, plan) for i, plan in enumerate(PLANS)]
-    results = [[] for _ in PLANS]
+    files = [plan_file(folder, i, plan) for i, plan in enumerate(plans)]
+    results = [[] for _ in plans]
     for round_number in range(a.rounds):
-        for i, plan in enumerate(PLANS):
+        for i, plan in enumerate(plans):
             run = folder / f"run-{i}-{round_number}"
             call(BIN / "foreshard-exec", "run", "--plan", files[i], "--spawn", plan[3], "--data", "sim",
                  "--steps", a.steps, "--out", run, "--json")
@@ -97,7 +106,7 @@ def main():
     print("| plan | forecast ms | measured ms, median of rounds | spread of rounds | error | exposed: "
           "forecast, measured ms | memory error |\n| --- | --- | --- | --- | --- | --- | --- |")
     errors, spreads, pairs, memory = [], [], [], []
-    for plan, runs in zip(PLANS, results):
+    for plan, runs in zip(plans, results):
         predicted = runs[0]["predicted"]["step"]["seconds"]["value"]
         steps = [r["measured"]["step"]["seconds"]["value"] for r in runs]
         measured = statistics.median(steps)
