@@ -202,6 +202,17 @@ TEST(PlanCheck, RefusesTiedEmbeddingsInTwoUnits) {
             "");
 }
 
+// Models with one run in tests/preset_cases.
+TEST(PlanCheck, ALossWithTheHeadsProductNeedsAHeadThatIsGathered) {
+  const auto fuses = [](Plan& p) { p.loss.kind = Loss::Kind::kFusedLinear; };
+  expect_refused(refused(fuses), 3, "loss: small has no linear head over every token");
+  expect_refused(refused([&](Plan& p) {
+                   fuses(p);
+                   p.units.head = UnitPlacement::kOwn;
+                 }),
+                 3, "units.head: a loss with the head's product in it calls no head");
+}
+
 TEST(PlanCheck, WarnsOfWhatIsHardlyMeant) {
   Plan plan = good_plan();
   plan.accumulation = AccumulationMode::kKeepUnsharded;
