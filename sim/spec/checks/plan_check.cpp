@@ -435,8 +435,8 @@ std::optional<PlanProblem> find_problem(const Plan& plan, const ModelSpec& model
   }
   if (plan.frozen.any()) {
     if (Problem problem = problem_of_frozen(plan, model)) return problem;
-    if (Problem problem = problem_of_fused_linear(plan, model)) return problem;
   }
+  if (Problem problem = problem_of_fused_linear(plan, model)) return problem;
   if (Problem problem = problem_of_lora(plan, model)) return problem;
   if (Problem problem = problem_of_documents(plan)) return problem;
   if (Problem problem = problem_of_experts(plan, model)) return problem;
