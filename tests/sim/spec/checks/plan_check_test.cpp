@@ -204,7 +204,10 @@ TEST(PlanCheck, RefusesTiedEmbeddingsInTwoUnits) {
 
 // Models with one run in tests/preset_cases.
 TEST(PlanCheck, ALossWithTheHeadsProductNeedsAHeadThatIsGathered) {
-  const auto fuses = [](Plan& p) { p.loss.kind = Loss::Kind::kFusedLinear; };
+  const auto fuses = [](Plan& p) {
+    p.loss.kind = Loss::Kind::kFusedLinear;
+    p.units.head = UnitPlacement::kRoot;
+  };
   expect_refused(refused(fuses), 3, "loss: small has no linear head over every token");
   expect_refused(refused([&](Plan& p) {
                    fuses(p);
