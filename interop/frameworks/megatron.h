@@ -1,7 +1,7 @@
 // Settings of Megatron-Core's training codes as YAML or JSON: Megatron-Bridge's ConfigContainer
 // (model, train, ddp, comm_overlap, optimizer; megatron-bridge 0.2 training/config.py) and NeMo's
-// (model, trainer; examples/nlp/language_modeling/conf/megatron_gpt_config.yaml of 1.23; data, optim,
-// trainer.strategy of 2.0's recipes).
+// (model, trainer; examples/nlp/language_modeling/conf/megatron_gpt_config.yaml of 1.23; data,
+// optim, trainer.strategy of 2.0's recipes).
 #pragma once
 
 #include "interop/frameworks/foreign_plan.h"

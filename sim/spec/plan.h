@@ -252,8 +252,16 @@ const char* to_string(ModuleKernels::Activation activation);
 // kEagerCompute: the same without the cast, in the logits' dtype.
 // kCompiled: one kernel forward and one backward over the logits as they are. kChunked: eager over
 // `chunks` parts of the sequence. kFused: one kernel; the gradient takes the logits' place.
+// kFusedLinear: the head's product is part of it, a tile of tokens at a time.
 struct Loss {
-  enum class Kind : std::uint8_t { kEager, kEagerCompute, kCompiled, kChunked, kFused, kFusedLinear };
+  enum class Kind : std::uint8_t {
+    kEager,
+    kEagerCompute,
+    kCompiled,
+    kChunked,
+    kFused,
+    kFusedLinear
+  };
   Kind kind = Kind::kEager;
   std::int64_t chunks = 0;  // kChunked: 2 or more
   bool operator==(const Loss&) const = default;

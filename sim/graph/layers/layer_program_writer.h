@@ -104,7 +104,7 @@ class LayerProgramWriter {
   struct Storage {
     std::int32_t slot = kNoSlot;
     std::int32_t references = 0;
-    std::int16_t flight = kLanded;  // the launch that fills it
+    std::int16_t flight = kLanded;   // the launch that fills it
     std::int32_t sent = kNoStorage;  // what that holds until it is waited for
   };
   static constexpr std::int16_t kLanded = -2;

@@ -1,7 +1,8 @@
-// A kernel makes a norm's gradients in its weight's dtype, as does a loss with the head's product in
-// it, other ones in the incoming gradient's; a bias is a sum over the incoming gradient.
-// validate_outputs casts them where the parameter's gradient has another dtype. A linear layer's weight is used transposed, which is a node more: its
-// gradient is cast and stored once that one is done.
+// A kernel makes a norm's gradients in its weight's dtype, as does a loss with the head's product
+// in it, other ones in the incoming gradient's; a bias is a sum over the incoming gradient.
+// validate_outputs casts them where the parameter's gradient has another dtype. A linear layer's
+// weight is used transposed, which is a node more: its gradient is cast and stored once that one is
+// done.
 //
 // The native engine (GradientStorage::kFlat) writes them into the unit's flat buffer.
 #include "sim/graph/layers/layer_weight_gradients.h"
