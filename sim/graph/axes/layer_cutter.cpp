@@ -13,6 +13,7 @@
 #include "sim/graph/axes/cut_loss.h"
 #include "sim/graph/axes/dispatched_rows.h"
 #include "sim/graph/axes/received_rows.h"
+#include "sim/spec/latent_attention.h"
 
 namespace foreshard {
 namespace {
@@ -25,8 +26,6 @@ constexpr const char* kCounts = "rows_per_expert";
 constexpr const char* kOffsets = "offsets";
 
 std::size_t at(Index i) { return static_cast<std::size_t>(i); }
-
-bool is_of_latent(const ParameterSpec& p) { return p.name.find("kv_a_") != std::string::npos; }
 
 class Cutter {
  public:
@@ -44,7 +43,7 @@ class Cutter {
         gathered_(layer.tensors.size(), kNone),
         counts_rows_(std::any_of(layer.tensors.begin(), layer.tensors.end(),
                                  [](const TensorSpec& each) { return each.name == kCounts; })),
-        has_latents_(std::any_of(layer.parameters.begin(), layer.parameters.end(), is_of_latent)) {
+        has_latents_(has_latents(layer)) {
     layer_.operations.clear();
     place(0, layer.role == LayerRole::kEmbedding ? Placement::kWhole : input);
     for (const Operation& op : layer.operations) experts_ = std::max(experts_, op.groups);

@@ -28,6 +28,7 @@
 #include "sim/graph/axes/dispatched_rows.h"
 #include "sim/graph/axes/fused_columns.h"
 #include "sim/graph/axes/layer_cutter.h"
+#include "sim/spec/latent_attention.h"
 
 namespace foreshard {
 namespace {
@@ -48,9 +49,7 @@ void order_as_registered(LayerSpec& layer) {
     return p.is_norm && (p.name.find("q_norm") != std::string::npos ||
                          p.name.find("k_norm") != std::string::npos);
   };
-  const bool has_latents =
-      std::any_of(layer.parameters.begin(), layer.parameters.end(),
-                  [](const ParameterSpec& p) { return p.name.find("kv_a_") != std::string::npos; });
+  const bool norms_come_between = has_latents(layer);
   const auto is_fed_forward = [](const ParameterSpec& p) {
     return p.name.find("mlp.") != std::string::npos;
   };
@@ -60,7 +59,7 @@ void order_as_registered(LayerSpec& layer) {
     const auto rank = [&](Index i) {
       const ParameterSpec& p = layer.parameters[static_cast<std::size_t>(i)];
       if (is_of_heads(p)) return 0;
-      if (is_direct(p)) return has_latents ? 2 : 5;
+      if (is_direct(p)) return norms_come_between ? 2 : 5;
       if (!is_fed_forward(p)) return 1;
       return p.shape.size() > 2 ? 3 : 4;
     };

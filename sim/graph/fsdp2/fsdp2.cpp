@@ -351,8 +351,8 @@ void Fsdp2::run_segment(EventKind kind, std::int32_t layer, std::size_t segment)
 
 // A gradient arrives at the outputs of the unit's last module.
 void Fsdp2::begin_backward(std::int32_t layer, std::int8_t part) {
-  const std::int32_t u = unit_of_part(layer, part);
   if (!is_called(layer)) return;
+  const std::int32_t u = unit_of_part(layer, part);
   if (u != root() && modules_of(u).back() == Module{first_call(layer), part}) state_pre_backward(u);
 }
 

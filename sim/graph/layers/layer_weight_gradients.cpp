@@ -22,9 +22,9 @@ WeightGradients::WeightGradients(LayerProgramWriter& writer)
 }
 
 DType WeightGradients::made_dtype(const Operation& op) const {
-  const bool own = (op.kind == OperationKind::kNorm && !op.parameters.empty()) ||
-                   op.function == Function::kCrossEntropy;
-  return own ? graph_.dtype_of(op.parameters.front()) : graph_.element(op.outputs.front()).dtype;
+  const bool makes_own = op.kind == OperationKind::kNorm || op.function == Function::kCrossEntropy;
+  return makes_own && !op.parameters.empty() ? graph_.dtype_of(op.parameters.front())
+                                             : graph_.element(op.outputs.front()).dtype;
 }
 
 bool WeightGradients::hang_on_node(const Operation& op) const {

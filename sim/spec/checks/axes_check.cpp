@@ -11,6 +11,7 @@
 #include "sim/spec/checks/capabilities.h"
 #include "sim/spec/checks/plan_runtime_check.h"
 #include "sim/spec/fsdp2_version.h"
+#include "sim/spec/latent_attention.h"
 
 namespace foreshard {
 namespace {
@@ -213,11 +214,7 @@ Problem problem_of_expert_axes(const Plan& plan, const ModelSpec& model) {
   for (const LayerSpec& layer : model.kinds) {
     for (const Operation& op : layer.operations) experts = std::max(experts, op.groups);
   }
-  const bool latent = std::any_of(model.kinds.begin(), model.kinds.end(), [](const LayerSpec& l) {
-    return std::any_of(l.parameters.begin(), l.parameters.end(), [](const ParameterSpec& p) {
-      return p.name.find("kv_a_") != std::string::npos;
-    });
-  });
+  const bool latent = std::any_of(model.kinds.begin(), model.kinds.end(), has_latents);
   if (mesh.tp > 1 && !plan.tensor_parallel.sequence && (latent || experts > 1)) {
     return missing_capability("tensor_parallel.sequence",
                               latent ? "latent attention is modelled with sequence parallel"

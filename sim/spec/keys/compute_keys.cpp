@@ -127,8 +127,7 @@ constexpr PlanKey kKeys[] = {
         "Cross entropy. eager: over fp32 logits, an operation at a time; eager-compute: over the "
         "logits as they are. compiled: one kernel forward, one backward. fused: the gradient takes "
         "the logits' place. fused-linear: the head's product is part of it, a tile of tokens at a "
-        "time, "
-        "and no logits are kept (Liger). chunked-N: eager over N parts of the sequence."),
+        "time, and no logits are kept (Liger). chunked-N: eager over N parts of the sequence."),
     FORESHARD_WORD("logits", logits, kLogits,
                    "held: the training loop keeps what the model returned while backward runs: "
                    "fp32 logits, or with loss_in_forward those of the head."),
