@@ -58,7 +58,10 @@ class Forward {
   void run_again() {
     const std::size_t stop = recompute_stop();
     for (std::size_t o = 0; o < stop; ++o) {
-      if (!graph_.inside(o)) continue;
+      if (!graph_.inside(o)) {
+        release_recomputed(o);  // a cast of the output reads forward's
+        continue;
+      }
       const Operation& op = graph_.operation(o);
       const bool from_cache = is_kept(op);
       writer_.enter(op.part);

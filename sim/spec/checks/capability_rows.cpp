@@ -53,6 +53,8 @@ constexpr std::string_view kBothEnds = "units.embedding: root and units.head: ro
 constexpr Capability kRows[] = {
     {kOfNative | kOfLibraries, "mesh.inner = replicate",
      "shards among consecutive ranks; fully_shard takes any mesh of ranks", "mesh.inner: shard"},
+    {kOfNative | kOfLibraries, "step_frame != plain", "has a step of its own, not torchtitan's",
+     "step_frame: plain"},
 
     // fully_shard.
     {kOfFsdp2, "units.layers_per_unit > 1, units.blocks = own", kOneModule,
@@ -265,7 +267,6 @@ constexpr Capability kRows[] = {
     {kOfMegatron, "lora.rank > 0", "is modelled with every parameter trained", "lora.rank: 0"},
     {kOfMegatron, "tensor_parallel.loss = false", "computes the loss over logits cut by vocabulary",
      "tensor_parallel.loss: true"},
-    {kOfMegatron, "step_frame != plain", "has a frame of its own", "step_frame: plain"},
     {kOfMegatron, "accumulation.mode != reduce_each", "reduces in the last micro-batch always",
      "accumulation.mode: reduce_each"},
     // Not PyTorch's limit.
@@ -388,7 +389,6 @@ constexpr Capability kRows[] = {
                    "reshard_after_forward: always"),
     FORESHARD_AXES("accumulation.mode != reduce_each", "reduces in each micro-batch",
                    "accumulation.mode: reduce_each"),
-    FORESHARD_AXES("step_frame != plain", "has a step and nothing around it", "step_frame: plain"),
 #undef FORESHARD_AXES
     // Without fully_shard nothing casts parameters, and gradients of micro-batches add up where
     // they are.

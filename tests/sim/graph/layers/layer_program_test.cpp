@@ -81,18 +81,29 @@ TEST(LayerProgram, ForwardLeavesSavedTensorsAndTheOutput) {
 
 TEST(LayerProgram, BackwardLeavesWeightGradientsAndTheInputsGradient) {
   for (Recompute mode : {Recompute::kNone, Recompute::kFull, Recompute::kSelective}) {
-    const LayerProgram p = program(mode);
-    // q and o d*d, k and v d*dkv, three FFN matrices, two norms, in bf16, each rounded up (only the
-    // norms need it: 1024).
-    const std::int64_t gradients = 2 * (2 * d * d + 2 * d * dkv + 3 * d * f) + 2 * 1024;
-    const std::int64_t border = 2 * T * d;
-    // Gone: what was saved or recomputed, the input, and the gradient that came in; new: gradients
-    // and the input's gradient.
-    EXPECT_EQ(p.forward.swing.net + p.recompute.swing.net + p.backward.swing.net,
-              border /* output stays for the next layer */ + gradients + border - border - border)
-        << to_string(mode);
-    EXPECT_EQ(p.free_gradients.front().swing.net + p.free_last_gradient.front().swing.net,
-              -gradients);
+    for (const bool early_stop : {true, false}) {
+      for (const bool casts : {false, true}) {
+        ProgramOptions options;
+        options.batch = kBatch;
+        options.sequence = kSequence;
+        options.recompute = mode;
+        options.early_stop = early_stop;
+        options.ends_unit = casts;
+        if (casts) options.output_dtype = DType::kFp32;
+        const LayerProgram p = build_layer_program(block_of(tiny_model(1)), options);
+        // q and o d*d, k and v d*dkv, three FFN matrices, two norms, in bf16, each rounded up (only
+        // the norms need it: 1024).
+        const std::int64_t gradients = 2 * (2 * d * d + 2 * d * dkv + 3 * d * f) + 2 * 1024;
+        const std::int64_t input = 2 * T * d, output = (casts ? 4 : 2) * T * d;
+        // Gone: what was saved or recomputed, the input, and the gradient that came in; new:
+        // gradients and the input's gradient.
+        EXPECT_EQ(p.forward.swing.net + p.recompute.swing.net + p.backward.swing.net,
+                  output /* stays for the next layer */ + gradients + input - input - output)
+            << to_string(mode) << early_stop << casts;
+        EXPECT_EQ(p.free_gradients.front().swing.net + p.free_last_gradient.front().swing.net,
+                  -gradients);
+      }
+    }
   }
 }
 
