@@ -48,7 +48,14 @@ StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPr
                                 [](const LayerInstance& layer) { return layer.same_as >= 0; });
   lower_units(programs);
   groups_ = static_cast<std::int32_t>(std::max(shapes_.size(), graph_.programs.size())) + 1;
-  works_.assign(static_cast<std::size_t>(groups_) * kEventKinds * kVariants, -1);
+  for (const auto& program : graph_.programs) {
+    for (const LayerPhaseProgram* phase :
+         {&program->forward, &program->recompute, &program->backward}) {
+      const auto segments = static_cast<std::int32_t>(phase->segments.size());
+      variants_ = std::max(variants_, segments + 1);
+    }
+  }
+  works_.assign(static_cast<std::size_t>(groups_ * variants_) * kEventKinds, -1);
 
   // Slots of the layer executions take the first buffer ids, micro-batch by micro-batch in forward
   // order, so that the slot after a layer's last one is the next layer's first.
@@ -337,7 +344,6 @@ EventId StepBuilder::add_layer_row(EventKind kind, std::int32_t layer, std::uint
       static_cast<std::int32_t>(graph_.executions[static_cast<std::size_t>(execution)].program);
   const bool whole = segment == MemoryAction::kWhole;
   const std::int8_t part = whole ? std::int8_t{0} : phase(kind, layer).segments[segment].part;
-  FORESHARD_CHECK(whole || segment + 1 < kVariants, "a layer of too many segments");
   const EventId id =
       push(kind, Stream::kCompute, work_index(kind, program, whole ? 0 : segment + 1),
            unit_of_part(layer, part), layer);

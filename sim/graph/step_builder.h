@@ -322,7 +322,7 @@ class StepBuilder {
     const std::int32_t hooks = pending_hooks_ < kHookSteps ? pending_hooks_ : kHookSteps - 1;
     const auto kinds = static_cast<std::int32_t>(kEventKinds);
     const std::int32_t place =
-        (group * kinds + static_cast<std::int32_t>(kind)) * kVariants + variant;
+        (group * kinds + static_cast<std::int32_t>(kind)) * variants_ + variant;
     std::int32_t& known = works_[static_cast<std::size_t>(place)];
     if (known < 0) known = new_hook_works();
     const auto at = static_cast<std::size_t>(known) + static_cast<std::size_t>(hooks);
@@ -343,7 +343,6 @@ class StepBuilder {
   std::int32_t add_work(EventKind kind, const UnitWork& work, Flops flops);
   std::uint16_t collective_work(EventKind kind, const UnitWork& work);
 
-  static constexpr std::int32_t kVariants = 8;
   static constexpr std::int32_t kHookSteps = 8;
 
   EventGraph graph_;
@@ -367,6 +366,7 @@ class StepBuilder {
   std::vector<std::int32_t> hook_works_;  // by hooks: Work index or -1
   WorkIndex run_works_;                   // of add_layer_run
   std::int32_t groups_ = 0;
+  std::int32_t variants_ = 8;  // a unit's rows have fewer; a layer's: whole, or one of its segments
 
   std::array<EventId, kStreams> tails_;
   std::array<std::array<EventId, kStreams>, kStreams> pending_waits_;  // [stream][source stream]
