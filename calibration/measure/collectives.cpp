@@ -17,6 +17,7 @@
 #include <numeric>
 #include <utility>
 
+#include "calibration/measure/device_collectives.h"
 #include "exec/comm/communicator.h"
 #include "exec/engine/stream.h"
 
@@ -28,10 +29,12 @@ constexpr std::size_t kBuffers = 3;
 
 class Bed {
  public:
-  Bed(World& world, std::size_t largest, DType wire)
-      : size_(static_cast<std::size_t>(world.size())),
+  // Of every `size` ranks in a row.
+  Bed(World& world, int size, std::size_t largest, DType wire)
+      : size_(static_cast<std::size_t>(size)),
         wire_(wire),
-        group_(world.connect("measure", everyone(world))),
+        group_(world.connect(fmt::format("measure/{}/{}", size, world.rank() / size),
+                             members(world.rank() / size * size, size))),
         stream_([] {}) {
     for (auto& buffer : buffers_) buffer.assign(largest / sizeof(float), 1e-3F);
     shard_.assign(largest / sizeof(float) / size_ + 1, 0.0F);
@@ -72,9 +75,9 @@ class Bed {
   }
 
  private:
-  static std::vector<int> everyone(const World& world) {
-    std::vector<int> ranks(static_cast<std::size_t>(world.size()));
-    std::iota(ranks.begin(), ranks.end(), 0);
+  static std::vector<int> members(int first, int size) {
+    std::vector<int> ranks(static_cast<std::size_t>(size));
+    std::iota(ranks.begin(), ranks.end(), first);
     return ranks;
   }
   float* next() { return buffers_[turn_++ % kBuffers].data(); }
@@ -140,34 +143,36 @@ Json contention(World& world, Bed& bed, Bench& bench, std::size_t bytes, DType d
 void measure_collectives(World& world, const MeasureRequest& request, std::size_t largest,
                          Bench& bench, Json& rows) {
   const int ranks = world.size();
-  if (ranks < 2) return;
-  Bed bed(world, largest, DType::kFp32);
-  const auto add = [&](const char* operation, const char* order, std::size_t bytes,
-                       const std::function<void()>& row) {
-    const BenchResult result =
-        bench.run(fmt::format("{}/{}/{}", operation, order, bytes), [&] { bed.on_stream(row); });
-    rows.push_back({{"kind", "collective"},
-                    {"ranks", ranks},
-                    {"operation", operation},
-                    {"order", order},
-                    {"group", ranks},
-                    {"bytes", bytes},
-                    {"seconds", result.to_json()},
-                    {"repeats", result.repeats}});
-  };
-  const std::size_t step = 32 * sizeof(float) * static_cast<std::size_t>(ranks);
-  for (std::size_t size = kSmallest;; size *= 4) {
-    const std::size_t bytes = std::max(step, std::min(size, largest) / step * step);
-    add("all_gather", "microbatch", bytes, [&] { bed.gather(bytes); });
-    add("reduce_scatter", "microbatch", bytes,
-        [&] { bed.reduce_scatter(bytes, SumInto::kContinue); });
-    add("reduce_scatter", "library", bytes,
-        [&] { bed.reduce_scatter(bytes, SumInto::kOverwrite); });
-    add("all_reduce", "microbatch", bytes, [&] { bed.all_reduce(bytes); });
-    if (size >= largest) break;
+  for (const int size : measured_groups(ranks)) {
+    Bed bed(world, size, largest, DType::kFp32);
+    const auto add = [&](const char* operation, const char* order, std::size_t bytes,
+                         const std::function<void()>& row) {
+      const BenchResult result = bench.run(
+          fmt::format("{}/{}/{}/{}", operation, order, size, bytes), [&] { bed.on_stream(row); });
+      rows.push_back({{"kind", "collective"},
+                      {"ranks", ranks},
+                      {"operation", operation},
+                      {"order", order},
+                      {"group", size},
+                      {"bytes", bytes},
+                      {"seconds", result.to_json()},
+                      {"repeats", result.repeats}});
+    };
+    const std::size_t step = 32 * sizeof(float) * static_cast<std::size_t>(size);
+    for (std::size_t wanted = kSmallest;; wanted *= 4) {
+      const std::size_t bytes = std::max(step, std::min(wanted, largest) / step * step);
+      add("all_gather", "microbatch", bytes, [&] { bed.gather(bytes); });
+      add("reduce_scatter", "microbatch", bytes,
+          [&] { bed.reduce_scatter(bytes, SumInto::kContinue); });
+      add("reduce_scatter", "library", bytes,
+          [&] { bed.reduce_scatter(bytes, SumInto::kOverwrite); });
+      add("all_reduce", "microbatch", bytes, [&] { bed.all_reduce(bytes); });
+      if (wanted >= largest) break;
+    }
+    if (size < ranks) continue;
+    const std::size_t usual = std::min<std::size_t>(largest, std::size_t{4} << 20) / step * step;
+    rows.push_back(contention(world, bed, bench, std::max(step, usual), request.dtype));
   }
-  const std::size_t usual = std::min<std::size_t>(largest, std::size_t{4} << 20) / step * step;
-  rows.push_back(contention(world, bed, bench, std::max(step, usual), request.dtype));
 }
 
 }  // namespace foreshard

@@ -1,18 +1,25 @@
-// Every rank runs the layers of the model alone (a plan of one rank), a few blocks of them, and
-// notes how long each kernel took: between the stamps that the operations make. Medians over all
-// occurrences are the rows. Kernels of the optimizer and of accumulation come from the spans of
-// their rows, host work from the gaps between rows.
+// Every rank runs the layers of the model, or its part of them over mesh.tp, alone (its peers are
+// echoes), a few blocks of them, and notes how long each kernel took: between the stamps that the
+// operations make. Medians over all occurrences are the rows. Kernels of the optimizer and of
+// accumulation come from the spans of their rows, host work from the gaps between rows.
 #include "calibration/measure/kernels.h"
 
 #include <ATen/Functions.h>
+#include <ATen/Parallel.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
+#include <thread>
 
+#include "calibration/local_profile.h"
+#include "calibration/measure/device_collectives.h"
 #include "calibration/measure/kernel_rows.h"
 #include "exec/engine/engine.h"
+#include "sim/graph/axes/rank_part.h"
 #include "sim/graph/training_step.h"
+#include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
 namespace {
@@ -52,6 +59,7 @@ Plan plan_of(const MeasuredJob& job, DType dtype) {
   plan.param_dtype = dtype;
   plan.reduction_order = ReductionOrder::kMicrobatch;
   plan.batch = {job.sequence, job.micro_batch, 2};
+  plan.mesh.tp = job.tp;
   if (job.model.tied_embeddings) plan.units = {1, UnitPlacement::kRoot, UnitPlacement::kRoot};
   return plan;
 }
@@ -81,12 +89,31 @@ struct HostGaps {
 
 }  // namespace
 
-void measure_kernels(const MeasuredJob& job, const MeasureRequest& request, Bench& bench, int ranks,
-                     Json& rows) {
+Turns turns_of(int ranks, int threads, int cores) {
+  const int busy = std::min(threads, cores);
+  return {std::min(ranks, cores / busy), std::max(1.0, 1.0 * ranks * busy / cores)};
+}
+
+std::vector<MeasuredJob> over_tp(const MeasuredJob& job, DType dtype, int ranks) {
+  std::vector<MeasuredJob> parts = {job};
+  for (const int tp : measured_groups(ranks)) {
+    MeasuredJob part = job;
+    part.tp = tp;
+    const Cluster cluster = local_machine(nominal_local_profile({}), tp).cluster;
+    if (!find_problem(plan_of(part, dtype), part.model, cluster)) parts.push_back(part);
+  }
+  return parts;
+}
+
+void measure_kernels(const MeasuredJob& job, const MeasureRequest& request, Bench& bench,
+                     const World& world, Json& rows) {
+  const int ranks = world.size();
+  const Turns turns = turns_of(ranks, at::get_num_threads(),
+                               std::max(1, static_cast<int>(std::thread::hardware_concurrency())));
   const ModelSpec model = few_blocks(job.model, kBlocks);
   const Plan plan = plan_of(job, request.dtype);
   const EventGraph graph = build_training_step(model, plan);
-  const auto alone = std::move(thread_worlds(1).front());
+  const auto alone = paced_world(static_cast<int>(job.tp));
   Engine engine(model, plan, graph, *alone, {});
   engine.initialise();
   Collector collector;
@@ -104,6 +131,7 @@ void measure_kernels(const MeasuredJob& job, const MeasureRequest& request, Benc
   std::int64_t number = 0;
   bool keeps = false;  // the first steps touch memory for the first time
   const auto once = [&] {
+    if (world.rank() >= turns.at_once) return;
     engine.step(++number, batches, &step);
     if (!keeps) {
       collector.times.forget();
@@ -113,14 +141,22 @@ void measure_kernels(const MeasuredJob& job, const MeasureRequest& request, Benc
     add_row_kernels(graph, step, collector);
     gaps.add(graph, step);
   };
-  bench.run(fmt::format("layers/{}/{}x{}", model.name, job.sequence, job.micro_batch), once);
+  bench.run(fmt::format("layers/{}/{}x{}/{}", model.name, job.sequence, job.micro_batch, job.tp),
+            once);
+  const auto shared = [&](std::vector<double> seconds) {
+    for (double& s : seconds) s *= turns.of_core;
+    return seconds;
+  };
+  MeasuredJob part = job;
+  if (cuts_layers(plan)) part.model = part_of_rank(job.model, plan);
   for (const auto& [key, samples] : collector.times.samples()) {
     if (samples.kernel.function == Function::kArange) continue;
-    rows.push_back(kernel_row(samples, ranks, request.dtype, job));
+    rows.push_back(
+        kernel_row({samples.kernel, shared(samples.seconds)}, ranks, request.dtype, part));
   }
   const auto host = [&](const char* what, std::vector<double> seconds) {
     if (seconds.empty()) return;
-    const BenchResult result = summary_of(std::move(seconds));
+    const BenchResult result = summary_of(shared(std::move(seconds)));
     rows.push_back({{"kind", "host"},
                     {"ranks", ranks},
                     {"what", what},

@@ -12,7 +12,6 @@
 #include "calibration/measure/collectives.h"
 #include "calibration/measure/kernels.h"
 #include "exec/memory/allocator.h"
-#include "sim/graph/training_step.h"
 
 namespace foreshard {
 namespace {
@@ -47,10 +46,12 @@ Json measure_machine(World& world, const MeasureRequest& request) {
       request.progress(fmt::format("{} rank{}: {}", ranks, ranks == 1 ? "" : "s", what));
     }
   };
-  for (const MeasuredJob& job : request.jobs) {
-    progress(fmt::format("layers of {} at {} x {} tokens", job.model.name, job.micro_batch,
-                         job.sequence));
-    measure_kernels(job, request, bench, ranks, rows);
+  for (const MeasuredJob& whole : request.jobs) {
+    for (const MeasuredJob& job : over_tp(whole, request.dtype, ranks)) {
+      progress(fmt::format("layers of {} over tp {} at {} x {} tokens", job.model.name, job.tp,
+                           job.micro_batch, job.sequence));
+      measure_kernels(job, request, bench, world, rows);
+    }
   }
   if (ranks > 1) progress("collectives, and computation beside them");
   measure_collectives(

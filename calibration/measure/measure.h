@@ -16,15 +16,16 @@
 
 namespace foreshard {
 
-// One model at one batch shape.
+// One model at one batch shape, its layers cut over mesh.tp.
 struct MeasuredJob {
   ModelSpec model;  // Stack::kNative
   std::int64_t sequence = 0;
   std::int64_t micro_batch = 1;
+  std::int64_t tp = 1;
 };
 
 struct MeasureRequest {
-  std::vector<MeasuredJob> jobs;
+  std::vector<MeasuredJob> jobs;  // CPU ranks measure them over every legal tp besides
   DType dtype = DType::kFp32;
   double seconds = 0.15;          // per benchmark and repeat
   std::size_t largest_bytes = 0;  // of a collective; 0: the largest unit of the jobs
