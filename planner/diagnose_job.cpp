@@ -60,6 +60,10 @@ void add_waits(const Job& job, std::vector<CauseCase>& list) {
     retries.waits = share;
     retries.retries = 4;
     list.push_back(retries);
+    CauseCase compiling{"compiling"};
+    compiling.waits = share;
+    compiling.where = &Signals::idle;
+    list.push_back(compiling);
     if (job.resolved.plan.mesh.world() == 1) continue;
     CauseCase rank{"slow_rank"};
     rank.waits = share;
@@ -97,6 +101,9 @@ void add_changes(const Job& job, std::vector<CauseCase>& list) {
   add("eager_norms", {"kernels.norm=eager", "compile=none"});
   add("eager_norms", {"kernels.norm=eager", "kernels.residual=fp32"});
   add("wider_dtype", {"dtype.param=fp32"});
+  add("offloaded", {"offload=cpu"});
+  add("offloaded", {"zero.offload_optimizer=cpu"});
+  add("offloaded", {"zero.offload_optimizer=cpu", "zero.offload_param=cpu"});
   add("kept_logits", {"loss=eager", "logits=held"});
   add("kept_logits", {"loss=eager"});
   const bool recomputes = plan.recompute.value != Recompute::kNone;

@@ -16,6 +16,10 @@ namespace {
 // of small models say the same of whole layers, mixtures too (docs/host.md).
 constexpr double kEngineTimes = 2.7;
 
+// How many times as long DeepSpeed's hook around a module takes the host as one of fully_shard's:
+// 60 us where that takes 256 (ZeRO-3 against ZeRO-2 on the null GPU: docs/host.md).
+constexpr double kModuleTimes = 60 / 256.4;
+
 bool is_layer(EventKind kind) {
   return kind == EventKind::kForward || kind == EventKind::kRecompute ||
          kind == EventKind::kBackward;
@@ -132,14 +136,13 @@ HostSeconds host_seconds(const EventGraph& graph, const Work& work, const HostCu
   const HostCounts counts = host_calls(graph, work);
   const double all = std::inner_product(counts.begin(), counts.end(), curve.calls.begin(), 0.0);
   const double hooks = work.hooks * curve.calls[static_cast<std::size_t>(HostCall::kHook)];
-  if (graph.host.captured && !is_of_optimizer(work.kind)) return {curve.processor * hooks, 0};
+  const double before = curve.processor * hooks * (graph.host.modules ? kModuleTimes : 1);
+  if (graph.host.captured && !is_of_optimizer(work.kind)) return {before, 0};
   const int launches = work.captured ? 1 : work.launches;
   const double python = curve.processor * (all - hooks) + curve.per_driver_launch * launches;
-  if (!graph.host.engine || !is_layer(work.kind) || work.captured) {
-    return {curve.processor * hooks, python};
-  }
+  if (!graph.host.engine || !is_layer(work.kind) || work.captured) return {before, python};
   const auto of_groups = static_cast<double>(launches_of_groups(graph, work));
-  return {curve.processor * hooks, kEngineTimes * python + curve.per_driver_launch * of_groups};
+  return {before, kEngineTimes * python + curve.per_driver_launch * of_groups};
 }
 
 }  // namespace foreshard

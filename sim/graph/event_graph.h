@@ -255,6 +255,7 @@ struct HostCode {
   bool captured = false;  // forward and backward of all micro-batches are one CUDA graph
   bool dtensors = false;  // its parameters are DTensors outside of forward and backward
   bool reducer = false;   // its gradients are reduced by DDP's reducer, in C++
+  bool modules = false;   // its hooks are DeepSpeed's, around every module
   bool operator==(const HostCode&) const = default;
 };
 

@@ -41,6 +41,7 @@ StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPr
   graph_.host.reducer =
       plan.runtime.kind == RuntimeKind::kDdp || plan.runtime.kind == RuntimeKind::kMegatron;
   graph_.host.dtensors = plan.runtime.kind == RuntimeKind::kFsdp2;
+  graph_.host.modules = plan.runtime.kind == RuntimeKind::kZero3;
   FORESHARD_CHECK(programs.serve(plan), "layer programs of another batch shape");
   tails_.fill(kNoEvent);
   communicator_tails_.fill(kNoEvent);

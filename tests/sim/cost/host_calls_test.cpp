@@ -184,5 +184,21 @@ TEST(HostCalls, SecondsFollowTheProcessorAndTheDriver) {
   }
 }
 
+// 60 us a hook where one of fully_shard takes 256: docs/host.md.
+TEST(HostCalls, DeepSpeedsHooksAroundModulesTakeAQuarterOfAUnits) {
+  Plan plan = tiny_plan();
+  plan.runtime = {RuntimeKind::kZero3, "0.19"};
+  const EventGraph graph = build_training_step(tiny_model(2), plan);
+  HostCurve curve;
+  curve.calls[static_cast<std::size_t>(HostCall::kHook)] = 256.4e-6;
+  curve.processor = 2;
+  std::int64_t hooks = 0;
+  for (const Work& work : graph.works) {
+    hooks += work.hooks;
+    EXPECT_NEAR(host_seconds(graph, work, curve).before, 120e-6 * work.hooks, 1e-12);
+  }
+  EXPECT_GT(hooks, 0);
+}
+
 }  // namespace
 }  // namespace foreshard
