@@ -99,6 +99,12 @@ constexpr RotaryFamily kRotary[] = {
        d.naming = Naming::kHunYuan;
        d.qk_norm = HeadNorm::kEach;
      }},
+    {"arcee", [](ModelDims& d) { d.activation = Activation::kRelu2; }},
+    {"nemotron",
+     [](ModelDims& d) {
+       d.norm = NormKind::kLayer;
+       d.activation = Activation::kRelu2;
+     }},
     {"mixtral",
      [](ModelDims& d) {
        d.naming = Naming::kMixtral;

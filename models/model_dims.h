@@ -49,7 +49,8 @@ enum class Activation : std::uint8_t {
   kSwiGlu,  // silu(gate) * up: three matrices
   kGeGlu,   // gelu(gate) * up: three matrices
   kGelu,    // two matrices; the input of gelu is kept
-  kRelu     // two matrices; the output of relu is kept
+  kRelu,    // two matrices; the output of relu is kept
+  kRelu2    // ... and its square
 };
 
 // How positions enter the model. A learned table adds `position_rows` rows of parameters. ALiBi is

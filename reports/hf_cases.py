@@ -17,7 +17,7 @@ import sys
 import tempfile
 
 WORKSPACES = 64 << 20
-ENTRY = {"precision": "bf16", "world": 8, "seq": 1024, "batch": 2, "accum": 1, "attn": "sdpa", "loop": "accelerate",
+ENTRY = {"runtime": "fsdp2", "precision": "bf16", "world": 8, "seq": 1024, "batch": 2, "accum": 1, "attn": "sdpa", "loop": "accelerate",
          "opt": "adamw", "fsdp": {}, "hold": True, "clip": True, "gc_reentrant": None}
 KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 
@@ -28,6 +28,8 @@ def words(case, version):
     keys = {"stack": "hf_trainer", "trainer": "torchtitan" if c["loop"] == "titan" else f"accelerate@{version}"}
     if c["loop"] == "titan":
         keys["recompute"] = "none"
+    if c["runtime"] == "ddp":
+        del keys["trainer"]
     if c["precision"] == "no":
         keys["dtype.param"] = "fp32"
     if c["attn"] == "eager":
@@ -58,7 +60,7 @@ def words(case, version):
         keys["lora.targets"] = targets if isinstance(targets, str) else f"[{', '.join(targets)}]"
         keys["lora.dropout"] = c["lora"].get("lora_dropout", 0)
         keys["lora.base"] = "param" if c.get("dtype") else "master"
-    said = ["--cluster", f"{c['world']}xh100", "--runtime", "fsdp2@2.11", "--micro-batch", str(c["batch"])]
+    said = ["--cluster", f"{c['world']}xh100", "--runtime", f"{c['runtime']}@2.11", "--micro-batch", str(c["batch"])]
     if c.get("task") != "vit":
         said += ["--sequence", str(c["seq"])]
     for key, value in keys.items():

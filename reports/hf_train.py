@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A case of tests/hf_cases as a training program: transformers under Accelerate and FSDP2, or wrapped as torchtitan does.
+"""A case of tests/hf_cases as a training program: transformers under Accelerate and FSDP2, FSDP1 or DDP, or wrapped as torchtitan does.
 
     hf_train.py CASE.json CONFIG_FOLDER      three optimizer steps on random tokens; prints what PyTorch's allocator says
 
@@ -12,14 +12,13 @@ import os
 import sys
 import warnings
 
-os.environ.update(ACCELERATE_USE_FSDP="true", FSDP_VERSION="2")
 import torch
 import torch.distributed as dist
 import transformers
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-ENTRY = {"config": None, "precision": "bf16", "world": 8, "rank": 0, "seq": 1024, "batch": 2, "accum": 1, "attn": "sdpa", "loop": "accelerate", "opt": "adamw",
+ENTRY = {"config": None, "runtime": "fsdp2", "precision": "bf16", "world": 8, "rank": 0, "seq": 1024, "batch": 2, "accum": 1, "attn": "sdpa", "loop": "accelerate", "opt": "adamw",
          "fsdp": {}, "hold": True, "clip": True, "gc": None, "gc_reentrant": None, "use_cache": None, "lora": None, "dtype": None, "mask": None,
          "task": "clm", "hsdp": None, "steps": 3, "cudnn": False, "experts": None, "titan_reshard": "default", "collect": True}
 
@@ -68,13 +67,19 @@ def adamw(case, parameters):
 
 
 def prepare(case, model):
-    plugin = FullyShardedDataParallelPlugin(**{"fsdp_version": 2, "auto_wrap_policy": "transformer_based_wrap", "cpu_ram_efficient_loading": False, **case["fsdp"]})
+    if case["runtime"] == "ddp":
+        accelerator = Accelerator(mixed_precision=case["precision"], gradient_accumulation_steps=case["accum"])
+        return accelerator, *accelerator.prepare(model, adamw(case, model.parameters()))
+    plugin = FullyShardedDataParallelPlugin(**{"fsdp_version": int(case["runtime"][-1]), "auto_wrap_policy": "transformer_based_wrap", "cpu_ram_efficient_loading": False, **case["fsdp"]})
     more = {}
     if case["hsdp"]:
         from accelerate.parallelism_config import ParallelismConfig
 
         more["parallelism_config"] = ParallelismConfig(dp_replicate_size=case["hsdp"][0], dp_shard_size=case["hsdp"][1])
     accelerator = Accelerator(mixed_precision=case["precision"], fsdp_plugin=plugin, gradient_accumulation_steps=case["accum"], **more)
+    if case["runtime"] == "fsdp1":  # flat parameters are new ones: the optimizer comes after them
+        model = accelerator.prepare(model)
+        return accelerator, model, accelerator.prepare(adamw(case, model.parameters()))
     return accelerator, *accelerator.prepare(model, adamw(case, model.parameters()))
 
 
@@ -127,6 +132,8 @@ def main():
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     case = {**ENTRY, **json.load(open(sys.argv[1]))}
+    if case["runtime"] != "ddp":
+        os.environ.update(ACCELERATE_USE_FSDP="true", FSDP_VERSION=case["runtime"][-1])
     os.environ["FSDP_OFFLOAD_PARAMS"] = str(bool(case["fsdp"].get("cpu_offload"))).lower()  # as accelerate launch
     config = transformers.AutoConfig.from_pretrained(sys.argv[2])
     torch.backends.cuda.enable_cudnn_sdp(case["cudnn"])

@@ -36,7 +36,7 @@ def captured(args, case, folder):
     environment = {**os.environ, "PYTHONPATH": ":".join(paths + [os.environ.get("PYTHONPATH", "")]).strip(":")}
     capture = folder / "capture"
     command = ["python3", HERE / f"{case['program']}_train.py", folder / "case.json"]
-    ran = subprocess.run([args.bin / "foreshard-null", "--rank", "0", "--world", str(WORLD), "--gpu", "h100", "--out", capture, "--", *command],
+    ran = subprocess.run([args.bin / "foreshard-null", "--rank", "0", "--world", str(WORLD), "--gpu", "h100", "--out", capture, *case["null"], "--", *command],
                          capture_output=True, text=True, env=environment)
     said = [line[5:] for line in ran.stdout.splitlines() if line.startswith("STEP")]
     if ran.returncode != 0 or len(said) < 2:
@@ -50,8 +50,10 @@ def captured(args, case, folder):
             left.remove(text)
         else:
             told.append(row)
-    # A step ends with its optimizer: what gathers behind it is the next one's first.
-    while case["run"].get("deepspeed") and told and told[0][0] == "all_gather" and case["run"]["deepspeed"]["zero_stage"] < 3:
+    # A step ends with its optimizer: what gathers behind it is the next one's first. (Of ZeRO-3 that is what persists.)
+    stage = case["run"].get("deepspeed", {}).get("zero_stage", 0)
+    most = case["run"].get("deepspeed", {}).get("stage3_param_persistence_threshold", 100_000) * 2 if stage == 3 else 1 << 62
+    while stage and told and told[0][0] == "all_gather" and max(told[0][2:4]) <= most:
         told.append(told.pop(0))
     result = {"versions": versions, "steps": [json.loads(said[-1])], "collectives": told, "unsaid": len(rows) - len(told)}
     kept.write_text(json.dumps(result))
@@ -88,7 +90,7 @@ def table():
         usual = held["trainers"][case["trainer"]]
         yield name, {
             "trainer": case["trainer"], "version": case.get("version", usual["version"]), "program": usual.get("program", case["trainer"]),
-            "unsaid": usual.get("unsaid", []), "run": {**usual["run"], **case.get("run", {})}, "set": {**usual["set"], **case.get("set", {})},
+            "unsaid": usual.get("unsaid", []), "null": usual.get("null", []), "run": {**usual["run"], **case.get("run", {})}, "set": {**usual["set"], **case.get("set", {})},
             "config": {**held["models"][case.get("model", "llama")], **case.get("config", {})}}
 
 

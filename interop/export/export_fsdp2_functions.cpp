@@ -16,12 +16,14 @@ std::string norm_classes(const ModelDims& dims, const Plan& plan) {
     const std::string weight =
         dims.embedding_scale ? "(1 + self.weight)" : "self.weight";  // Gemma's
     std::string body;
-    if (plan.kernels.norm == ModuleKernels::Norm::kEager) {
+    if (plan.kernels.norm == ModuleKernels::Norm::kEager ||
+        plan.kernels.norm == ModuleKernels::Norm::kEagerFp32) {
+      const bool weighs = plan.kernels.norm == ModuleKernels::Norm::kEagerFp32;
       body = fmt::format(R"(        y = x.float()
         y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + EPSILON)
-        return {} * y.type_as(x)
+        return {}
 )",
-                         weight);
+                         weighs ? "(" + weight + " * y).type_as(x)" : weight + " * y.type_as(x)");
     } else if (fp32) {
       body = fmt::format(
           "        y = F.rms_norm(x.float(), self.weight.shape, {}.float(), EPSILON)\n"
@@ -148,7 +150,8 @@ def attend(q, k, v)" + std::string(alibi ? ", bias" : "") +
   result += "    q, k, v = (t.transpose(1, 2) for t in (q, k, v))\n";
   if (grouped) {
     // The memory-efficient kernel takes no groups.
-    const bool repeats = plan.attention == AttentionKernel::kEfficient || alibi;
+    const bool repeats = plan.attention == AttentionKernel::kEfficient ||
+                         plan.attention == AttentionKernel::kFlashAllHeads || alibi;
     if (repeats) {
       result += "    k, v = (t.repeat_interleave(HEADS // KV_HEADS, dim=1) for t in (k, v))\n";
     } else {

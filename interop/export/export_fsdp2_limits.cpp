@@ -57,7 +57,8 @@ ImportLedger script_ledger(const Plan& plan, const ModelDims& dims) {
   if (dims.logit_softcap) {
     ledger.unsupported("attention's soft cap", "scaled_dot_product_attention has none; left out");
   }
-  if (plan.attention >= AttentionKernel::kFa1) {
+  if (plan.attention >= AttentionKernel::kFa1 &&
+      plan.attention != AttentionKernel::kFlashAllHeads) {
     ledger.unsupported(fmt::format("attention: {}", to_string(plan.attention)),
                        "PyTorch's own flash kernel stands in");
   }
@@ -72,9 +73,11 @@ ImportLedger script_ledger(const Plan& plan, const ModelDims& dims) {
   if (plan.kernels.train_metrics > 0) {
     ledger.unsupported("kernels.train_metrics", "the script computes no metrics");
   }
-  if (plan.loss.kind == Loss::Kind::kFused || plan.loss.kind == Loss::Kind::kFusedLinear) {
-    ledger.unsupported(plan.loss.kind == Loss::Kind::kFused ? "loss: fused" : "loss: fused-linear",
-                       "PyTorch has none; eager cross entropy stands in");
+  if (plan.loss.kind == Loss::Kind::kFused || plan.loss.has_product()) {
+    const char* name = plan.loss.kind == Loss::Kind::kFused         ? "loss: fused"
+                       : plan.loss.kind == Loss::Kind::kFusedLinear ? "loss: fused-linear"
+                                                                    : "loss: tiled-linear";
+    ledger.unsupported(name, "PyTorch has none; eager cross entropy stands in");
   }
   if (plan.collectives.kernels != CollectiveKernels::kDefault) {
     ledger.unsupported(fmt::format("collectives.kernels: {}", to_string(plan.collectives.kernels)),

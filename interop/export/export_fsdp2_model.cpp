@@ -229,6 +229,8 @@ class Block(nn.Module):
         return fmt::format("F.silu({})", x);
       case Activation::kRelu:
         return fmt::format("F.relu({})", x);
+      case Activation::kRelu2:
+        return fmt::format("F.relu({}).square()", x);
       case Activation::kGeGlu:
       case Activation::kGelu:
         break;

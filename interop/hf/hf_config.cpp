@@ -43,6 +43,13 @@ void read_dropouts(KeyReader& keys, const Dropouts& usual, ModelDims& dims) {
   dims.embedding_dropout = drops({"embd_pdrop", "embedding_dropout"}, usual.embedding);
 }
 
+bool read_gelu(std::string_view word, ModelDims& dims) {
+  if (!word.starts_with("gelu")) return false;
+  dims.numerics.gelu_tanh = word != "gelu";
+  dims.numerics.gelu_new = word == "gelu_new";
+  return true;
+}
+
 std::int64_t even_head_dim(KeyReader& keys, const ModelDims& dims) {
   if (dims.hidden % dims.heads != 0) {
     throw keys.node().error("the hidden size " + std::to_string(dims.hidden) +

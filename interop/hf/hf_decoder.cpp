@@ -78,17 +78,18 @@ void read_heads(KeyReader& keys, ModelDims& dims) {
 }
 
 void read_activation(KeyReader& keys, ModelDims& dims) {
-  const bool gelu = dims.activation != Activation::kSwiGlu;
+  const bool squared = dims.activation == Activation::kRelu2;
+  const bool gelu = dims.activation != Activation::kSwiGlu && !squared;
   std::string_view key = "hidden_act";
   if (dims.activation == Activation::kGeGlu) {
     keys.find({"hidden_act"});  // hidden_activation comes before it
     key = "hidden_activation";
   }
-  const std::string word = keys.word_or(key, gelu ? "gelu_pytorch_tanh" : "silu");
-  const bool is_known = gelu ? word.starts_with("gelu") : word == "silu" || word == "swish";
-  if (is_known) return;
-  keys.refuse(key, "activation \"" + word + "\" is not supported",
-              gelu ? "gelu_pytorch_tanh" : "silu");
+  const char* usual = gelu ? "gelu_pytorch_tanh" : squared ? "relu2" : "silu";
+  const std::string word = keys.word_or(key, usual);
+  if (gelu && read_gelu(word, dims)) return;
+  if (!gelu && (word == usual || (!squared && word == "swish"))) return;
+  keys.refuse(key, "activation \"" + word + "\" is not supported", usual);
 }
 
 void read_biases(KeyReader& keys, const Words& words, ModelDims& dims) {

@@ -80,6 +80,10 @@ constexpr HfFamily kFamilies[] = {
     {"helium", "helium", HfReader::kDecoder, "qkv_bias mlp_bias",
      "num_key_value_heads=20 head_dim=128 max_position_embeddings=4096"},
     {"hunyuan_v1_dense", "hunyuan_v1_dense", HfReader::kDecoder, "attention_bias"},
+    {"arcee", "arcee", HfReader::kDecoder, "attention_bias mlp_bias",
+     "max_position_embeddings=4096"},
+    {"nemotron", "nemotron", HfReader::kDecoder, "attention_bias mlp_bias partial_rotary",
+     "max_position_embeddings=4096 partial_rotary_factor=0.5"},
     // --- of experts ---
     {"mixtral", "mixtral", HfReader::kDecoder, "experts window_if_named",
      "num_key_value_heads=8 max_position_embeddings=131072 num_local_experts=8 "
@@ -126,6 +130,8 @@ constexpr HfFamily kFamilies[] = {
     {"falcon", "falcon", HfReader::kParallel},
     {"bert", "bert", HfReader::kEncoder},
     {"roberta", "roberta", HfReader::kEncoder},
+    {"xlm_roberta", "roberta", HfReader::kEncoder},
+    {"camembert", "roberta", HfReader::kEncoder},
     {"t5", "t5", HfReader::kEncoderDecoder},
     {"mt5", "t5", HfReader::kEncoderDecoder, "",
      "vocab_size=250112 d_ff=1024 num_layers=8 num_heads=6 feed_forward_proj=gated-gelu "
@@ -150,6 +156,13 @@ std::string_view without_text(std::string_view model_type) {
   constexpr std::string_view kText = "_text";
   return model_type.ends_with(kText) ? model_type.substr(0, model_type.size() - kText.size())
                                      : model_type;
+}
+
+// Whether a class is the type's: its letters in whatever order ("hunyuan_v1_dense":
+// HunYuanDenseV1ForCausalLM).
+bool is_class_of(std::string_view stem, std::string_view model_type) {
+  const std::string a = plain(without_text(stem)), b = plain(without_text(model_type));
+  return std::is_permutation(a.begin(), a.end(), b.begin(), b.end());
 }
 
 const HfFamily* find_family(std::string_view model_type) {
@@ -221,8 +234,11 @@ const HfFamily& hf_family_of(KeyReader& keys, const ConfigNode* fallback) {
   }
   const bool masked = architecture.ends_with("ForMaskedLM");
   const bool is_encoder = family != nullptr && family->reader == HfReader::kEncoder;
+  const auto is_class = [&] {
+    return find_family(stem) == family || is_class_of(stem, family->model_type);
+  };
   if (named != nullptr &&
-      (family == nullptr || stem.empty() || find_family(stem) != family || masked != is_encoder)) {
+      (family == nullptr || stem.empty() || !is_class() || masked != is_encoder)) {
     const std::string what =
         type == nullptr
             ? "architecture \"" + architecture + "\" is not supported"

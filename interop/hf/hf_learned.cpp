@@ -18,12 +18,9 @@ void read_gpt2(KeyReader& keys, ModelDims& dims) {
   dims.tied = keys.flag_or("tie_word_embeddings", true);
   read_dropouts(keys, {true, true, true}, dims);
   const std::string activation = keys.word_or("activation_function", "gelu_new");
-  dims.numerics.gelu_new = activation == "gelu_new";
   if (activation == "relu") {
     dims.activation = Activation::kRelu;
-  } else if (activation == "gelu") {
-    dims.numerics.gelu_tanh = false;
-  } else if (activation.rfind("gelu", 0) != 0) {
+  } else if (!read_gelu(activation, dims)) {
     keys.refuse("activation_function", "activation \"" + activation + "\" is not supported",
                 "gelu_new, gelu or relu");
   }
@@ -57,10 +54,8 @@ void read_opt(KeyReader& keys, ModelDims& dims) {
                 "a norm there (do_layer_norm_before), or embeddings narrower than hidden_size");
   }
   const std::string activation = keys.word_or("activation_function", "relu");
-  if (activation.starts_with("gelu")) {
+  if (read_gelu(activation, dims)) {
     dims.activation = Activation::kGelu;
-    dims.numerics.gelu_tanh = activation != "gelu";
-    dims.numerics.gelu_new = activation == "gelu_new";
   } else if (activation != "relu") {
     keys.refuse("activation_function", "activation \"" + activation + "\" is not supported",
                 "relu or gelu");

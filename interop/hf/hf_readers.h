@@ -26,6 +26,8 @@ struct Dropouts {
   bool branches = false, embedding = false, attention = false;  // of 0.1
 };
 void read_dropouts(KeyReader& keys, const Dropouts& usual, ModelDims& dims);
+// Which of transformers' gelus the word names; false: none.
+bool read_gelu(std::string_view word, ModelDims& dims);
 std::int64_t even_head_dim(KeyReader& keys, const ModelDims& dims);  // hidden / heads
 void check_kv_heads(KeyReader& keys, const ModelDims& dims);
 void check_layer_count(KeyReader& keys, const ModelDims& dims);  // before layers are listed

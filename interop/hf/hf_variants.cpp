@@ -7,11 +7,10 @@
 namespace foreshard {
 namespace {
 
-void expect_activation(KeyReader& keys, std::string_view key, std::string_view prefix,
-                       std::string_view fallback) {
-  const std::string activation = keys.word_or(key, fallback);
-  if (activation.rfind(prefix, 0) == 0) return;
-  keys.refuse(key, "activation \"" + activation + "\" is not supported", std::string(fallback));
+void expect_gelu(KeyReader& keys, ModelDims& dims) {
+  const std::string activation = keys.word_or("hidden_act", "gelu");
+  if (read_gelu(activation, dims)) return;
+  keys.refuse("hidden_act", "activation \"" + activation + "\" is not supported", "gelu");
 }
 
 }  // namespace
@@ -28,7 +27,7 @@ void read_parallel(KeyReader& keys, ModelDims& dims) {
     dims.tied = keys.flag_or("tie_word_embeddings", false);
     dims.qkv_bias = dims.output_bias = keys.flag_or("attention_bias", true);
     if (!keys.flag_or("use_parallel_residual", true)) dims.residual = Residual::kPreNorm;
-    expect_activation(keys, "hidden_act", "gelu", "gelu");
+    expect_gelu(keys, dims);
     const RopeKeys rope = read_numerics(keys, dims);
     keys.provide("rotary_pct=0.25");
     return read_rotary_part(keys, rope.partial, dims, "rotary_pct");
@@ -65,7 +64,7 @@ void read_encoder(KeyReader& keys, ModelDims& dims) {
   if (kind != "absolute") {
     keys.refuse("position_embedding_type", "\"" + kind + "\" is not supported", "absolute");
   }
-  expect_activation(keys, "hidden_act", "gelu", "gelu");
+  expect_gelu(keys, dims);
   read_dropouts(keys, {.branches = true, .attention = true}, dims);
   dims.embedding_dropout = dims.dropout;
 }

@@ -107,9 +107,10 @@ PlanDocument typed_document(const ConfigNode& set) {
 PlanDocument document_of(const ConfigNode& node, const ConfigNode& versions) {
   if (const ConfigNode* set = node.find("set")) return typed_document(*set);
   static constexpr std::string_view kKnown[] = {
-      "config", "world", "rank", "seq",  "batch", "accum",   "precision", "attn",
-      "gc",     "loop",  "clip", "opt",  "mask",  "fsdp",    "hsdp",      "dtype",
-      "steps",  "cudnn", "task", "hold", "lora",  "history", "use_cache", "gc_reentrant"};
+      "config",  "world",     "rank",         "seq",    "batch", "accum", "precision",
+      "attn",    "gc",        "loop",         "clip",   "opt",   "mask",  "fsdp",
+      "hsdp",    "dtype",     "steps",        "cudnn",  "task",  "hold",  "lora",
+      "history", "use_cache", "gc_reentrant", "runtime"};
   for (const ConfigItem& item : node.items()) {
     if (item.value.is_null() ||
         std::find(std::begin(kKnown), std::end(kKnown), item.key) != std::end(kKnown)) {
@@ -123,10 +124,11 @@ PlanDocument document_of(const ConfigNode& node, const ConfigNode& versions) {
     return version.substr(0, version.find('.', version.find('.') + 1));
   };
   const std::string torch = versions.at("torch").as_string();
-  Assignments plan("fsdp2@" + minor_of(torch));
+  const std::string runtime = words.word("runtime", "fsdp2");
+  Assignments plan(runtime + "@" + minor_of(torch));
   const bool titan = words.word("loop", "accelerate") == "titan";
   const std::string accelerate = minor_of(versions.at("accelerate").as_string());
-  plan.add("trainer", titan ? "torchtitan" : "accelerate@" + accelerate);
+  if (runtime != "ddp") plan.add("trainer", titan ? "torchtitan" : "accelerate@" + accelerate);
   plan.add("batch.micro_batch", words.number("batch", 2));
   if (words.word("task", "clm") != "vit") plan.add("batch.sequence", words.number("seq", 1024));
   plan.add("batch.accumulation", words.number("accum", 1));

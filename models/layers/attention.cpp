@@ -176,10 +176,16 @@ Index attend(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& n
   }
   if (dims.qk_norm == HeadNorm::kEach || dims.qk_norm == HeadNorm::kWhole) {
     const bool whole = dims.qk_norm == HeadNorm::kWhole;
-    q = layer.norm(names.q_norm, "q_norm", dims.head_norm, whole ? q_width : dims.head_dim, q,
-                   whole ? 1 : dims.heads);
-    k = layer.norm(names.k_norm, "k_norm", dims.head_norm, whole ? kv_width : dims.head_dim, k,
-                   whole ? 1 : dims.kv_heads);
+    const bool by_head = dims.head_norm != NormKind::kRms;  // Cohere's weights are matrices
+    const auto norm = [&](std::string_view module, const char* name, std::int64_t heads, Index t) {
+      const Index normed =
+          layer.norm(module, name, dims.head_norm, whole ? heads * dims.head_dim : dims.head_dim, t,
+                     whole ? 1 : heads);
+      if (whole && by_head) layer.last_parameter().shape = {heads, dims.head_dim};
+      return normed;
+    };
+    q = norm(names.q_norm, "q_norm", dims.heads, q);
+    k = norm(names.k_norm, "k_norm", dims.kv_heads, k);
   }
   if (dims.positions == Positions::kRotary) {
     const Index plain_q = std::exchange(q, rotate(layer, dims, "q", dims.heads, q));

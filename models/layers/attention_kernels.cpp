@@ -15,8 +15,9 @@
 // product with v. Saved: q (a copy of rows by heads where there are several sequences), repeated k
 // and v, the softmax, its cast.
 //
-// A fused kernel returns heads as its queries lie. Queries that were concatenated lie head by head,
-// and so do products of heads: their result is copied to rows for the projection.
+// A fused kernel returns heads as its queries lie, the memory-efficient one rows. Queries that were
+// concatenated lie head by head, and so do products of heads: their result is copied to rows for
+// the projection.
 #include "models/layers/attention_kernels.h"
 
 #include <algorithm>
@@ -27,6 +28,7 @@
 #include <vector>
 
 #include "models/layers/layer_tensors.h"
+#include "sim/graph/layers/given_mask.h"
 
 namespace foreshard {
 namespace {
@@ -84,10 +86,11 @@ bool is_masked(const Plan& plan, const FamilyCode& code, const AttentionShape& s
 AttentionKernel dispatched(const Plan& plan, const AttentionShape& shape, bool masked, Bias bias) {
   using enum AttentionKernel;
   constexpr std::int64_t kWidestHead = 256;
-  const AttentionKernel asked = plan.attention;
+  const AttentionKernel asked = plan.attention == kFlashAllHeads ? kFlash : plan.attention;
   if (bias == Bias::kLearned && asked != kEager) return kMath;
   if (asked != kFlash && asked != kCudnn && asked != kEfficient) return asked;
-  const bool groups = shape.kv_heads != shape.heads;
+  const bool groups =
+      shape.kv_heads != shape.heads && plan.attention != AttentionKernel::kFlashAllHeads;
   if (groups && shape.broadcasts) return kMath;
   if (masked || bias == Bias::kZeros) return kEfficient;
   const bool half = plan.compute_dtype() != DType::kFp32;
@@ -267,10 +270,12 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
   const Bias bias = bias_of(code, op, plan);
   Written out(layer, op, plan, bias);
   const Indices qkv = out.heads(op.inputs);
-  const Index k = out.repeat("k_repeat", qkv[1], shape.head_dim);
-  const Index v = out.repeat("v_repeat", qkv[2], shape.values());
-  // A product over several sequences wants each head's rows together.
+  // A product over several sequences wants each head's rows together; one head of one sequence is
+  // a view of all.
   const bool copies = plan.batch.micro_batch > 1;
+  const bool expands = shape.kv_heads == 1 && !copies;
+  const Index k = expands ? qkv[1] : out.repeat("k_repeat", qkv[1], shape.head_dim);
+  const Index v = expands ? qkv[2] : out.repeat("v_repeat", qkv[2], shape.values());
   const auto rows = [&](const char* name, Index t, bool is_copy) {
     return copies && !is_copy ? out.copy(name, t) : t;
   };
@@ -345,10 +350,12 @@ std::vector<Operation> fused(LayerSpec& layer, Operation op, const Plan& plan, b
                              AttentionKernel kernel) {
   const bool efficient = kernel == AttentionKernel::kEfficient;
   // (transformers' code; others concatenate rows of heads.)
-  const bool by_heads = plan.kernels.rope == ModuleKernels::Rope::kReal && op.inputs.size() == 3 &&
-                        is_concatenated(layer, op.inputs.front());
+  const bool by_heads = !efficient && plan.kernels.rope == ModuleKernels::Rope::kReal &&
+                        op.inputs.size() == 3 && is_concatenated(layer, op.inputs.front());
   Written out(layer, op, plan);
-  if (efficient && op.inputs.size() == 3) {
+  const bool repeats = efficient || plan.attention == AttentionKernel::kFlashAllHeads;
+  // (One head is expanded to all, a view: the kernel's gradients of all are summed up behind it.)
+  if (repeats && op.inputs.size() == 3 && op.attention.kv_heads > 1) {
     for (const std::size_t input : {std::size_t{1}, std::size_t{2}}) {
       const Index narrow = op.inputs[input];
       const std::int64_t width = input == 1 ? op.attention.head_dim : op.attention.values();
@@ -393,6 +400,17 @@ void pair_positions(LayerSpec& layer, std::int64_t sequence) {
   }
 }
 
+// transformers' masks (masking_utils.py): sdpa's is boolean, one for all sequences where none has
+// padding; eager's is of the compute dtype and has every sequence.
+void give_mask(LayerSpec& layer, const Plan& plan, bool windowed, AttentionKernel kernel) {
+  const std::int64_t sequence = layer.domain.length(plan.batch.sequence);
+  TensorSpec mask = {.name = std::string(kGivenMask) + (windowed ? " of a window" : "")};
+  const bool eager = kernel == AttentionKernel::kEager;
+  if (!eager) mask.type = ElementType::kByte;
+  (eager || plan.batch.padded ? mask.per_token : mask.per_position) = sequence;
+  add_tensor(layer, std::move(mask));
+}
+
 // Chunks are to the kernel what packed documents are.
 void attend_in_chunks(AttentionShape& shape, std::int64_t sequence) {
   const std::int64_t window = std::exchange(shape.window, 0);
@@ -421,6 +439,12 @@ void apply_attention(LayerSpec& layer, const Plan& plan, std::string_view family
     const bool masked = is_masked(plan, code, op.attention, sequence);
     const Bias bias = bias_of(code, op, plan);
     const AttentionKernel kernel = dispatched(plan, op.attention, masked, bias);
+    const bool by_scores = kernel == AttentionKernel::kEager && op.attention.causal;
+    const bool by_sdpa =
+        masked && (kernel == AttentionKernel::kEfficient || kernel == AttentionKernel::kMath);
+    if (bias == Bias::kNone && (by_scores || by_sdpa)) {
+      give_mask(layer, plan, op.attention.window > 0, kernel);
+    }
     if (code.chunked && !masked) attend_in_chunks(op.attention, sequence);
     std::vector<Operation> made = kernel == AttentionKernel::kMath ? math(layer, op, plan, bias)
                                   : kernel == AttentionKernel::kEager

@@ -51,8 +51,13 @@ Index plain(LayerBuilder& layer, const ModelDims& dims, const FeedForward& mlp, 
   const std::string_view name = gelu ? "gelu" : "relu";
   const Index up = expand(layer, dims, {.name = mlp.up, .result = "up", .n = mlp.ffn}, input);
   const Index activated = layer.activation(name, mlp.ffn);
-  return layer.elementwise(name, gelu ? Function::kGelu : Function::kRelu, {up},
-                           {gelu ? up : activated}, activated);
+  layer.elementwise(name, gelu ? Function::kGelu : Function::kRelu, {up}, {gelu ? up : activated},
+                    activated);
+  if (dims.activation != Activation::kRelu2) return activated;
+  layer.elementwise("relu_squared", Function::kMultiply, {activated}, {activated},
+                    layer.activation("relu_squared", mlp.ffn));
+  layer.release({activated});
+  return layer.last().outputs.front();
 }
 
 }  // namespace

@@ -19,8 +19,15 @@ using Indices = std::vector<Index>;
 
 std::size_t index(Index t) { return static_cast<std::size_t>(t); }
 
-bool is_target(const Lora& lora, const LayerSpec& layer, const Operation& op) {
-  if (!takes_adapter(layer, op)) return false;
+// In transformers 5 a router's weight is a parameter of its module, no nn.Linear.
+bool is_bare(const Plan& plan, const LayerSpec& layer, const Operation& op) {
+  return plan.experts == ExpertKernels::kTransformers &&
+         layer.tensors[index(op.outputs.front())].name == "router_logits";
+}
+
+bool is_target(const Plan& plan, const LayerSpec& layer, const Operation& op) {
+  if (!takes_adapter(layer, op) || is_bare(plan, layer, op)) return false;
+  const Lora& lora = plan.lora;
   return std::any_of(lora.targets.begin(), lora.targets.end(), [&](const std::string& target) {
     if (target == Lora::kAllLinear) return layer.role != LayerRole::kHead;
     return is_module(op.name, target);
@@ -29,7 +36,8 @@ bool is_target(const Lora& lora, const LayerSpec& layer, const Operation& op) {
 
 class Adapter {
  public:
-  Adapter(LayerSpec layer, const Lora& lora) : lora_(lora), layer_(std::move(layer)) {}
+  Adapter(LayerSpec layer, const Plan& plan)
+      : plan_(plan), lora_(plan.lora), layer_(std::move(layer)) {}
 
   LayerSpec run() {
     std::vector<Operation> operations = std::exchange(layer_.operations, {});
@@ -39,7 +47,7 @@ class Adapter {
       for (Indices* list : {&op.inputs, &op.saved, &op.released}) {
         for (Index& t : *list) t = renamed_[index(t)];
       }
-      const bool target = is_target(lora_, layer_, op);
+      const bool target = is_target(plan_, layer_, op);
       layer_.operations.push_back(std::move(op));
       if (target) adapt();
     }
@@ -159,6 +167,7 @@ class Adapter {
     Index base = 0;
     std::size_t adapter = 0;  // lora_A; lora_B follows
   };
+  const Plan& plan_;
   const Lora& lora_;
   LayerSpec layer_;
   std::vector<Index> renamed_;
@@ -173,14 +182,14 @@ constexpr std::int64_t kTables = std::int64_t{4} * (256 + 16 + 1);
 std::int64_t ceil_divide(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 // Every product's weight of the layer becomes 4-bit blocks.
-void pack_weights(LayerSpec& layer, DType storage) {
+void pack_weights(LayerSpec& layer, const Plan& plan) {
   if (layer.role == LayerRole::kHead) return;
   for (Operation& op : layer.operations) {
-    if (op.kind != OperationKind::kGemm) continue;
+    if (op.kind != OperationKind::kGemm || is_bare(plan, layer, op)) continue;
     ParameterSpec& weight = layer.parameters[index(op.parameters.front())];
     if (weight.trainable || weight.tied) continue;
     const std::int64_t count = weight.numel();
-    const std::int64_t per_element = 2 * size_of(storage);
+    const std::int64_t per_element = 2 * size_of(plan.param_dtype);
     weight.unpacked = count;
     weight.shape = {ceil_divide(count, per_element), 1};
     const std::int64_t scales = ceil_divide(count, kBlock);
@@ -202,8 +211,8 @@ ModelSpec with_adapters(ModelSpec model, const Plan& plan) {
       parameter.trainable = false;
       parameter.stored_as_computed = plan.lora.base != Lora::Base::kMaster;
     }
-    layer = Adapter(std::move(layer), plan.lora).run();
-    if (plan.lora.base == Lora::Base::kNf4) pack_weights(layer, plan.param_dtype);
+    layer = Adapter(std::move(layer), plan).run();
+    if (plan.lora.base == Lora::Base::kNf4) pack_weights(layer, plan);
   }
   return model;
 }

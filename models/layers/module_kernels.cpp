@@ -5,13 +5,16 @@
 // kernels.residual fp32   What enters and leaves blocks is fp32; sums promote, as PyTorch's do.
 // kernels.norm compute    On the compute dtype: an fp32 input is cast first (composer's
 //                         LPLayerNorm).
-//   fp32                  On fp32: autocast lists layer_norm among fp32 operations; apex' fused
+//   fp32                  On fp32: autocast lists layer_norm among fp32 operations (so is one under
+//                         autocast whose family's norms are eager); apex' fused
 //                         norm is given x.float(). The result stays fp32 under autocast, else it
 //                         is cast back (type_as).
 //   eager                 x.float(), pow(2), mean, x * rsqrt, type_as, times weight (Llama's
-//                         RMSNorm; Gemma's is times 1 + weight in fp32 and then type_as; T5's
-//                         multiplies x itself by rsqrt). type_as an fp32 x is none.
-//                         LayerNorms have no such form and stay one kernel.
+//                         RMSNorm; Gemma's, as all under eager-fp32, is times weight in fp32 and
+//                         then type_as; T5's
+//                         multiplies x itself by rsqrt). type_as an fp32 x is none. LayerNorms
+//                         stay one kernel, but for Cohere's: x - mean in the place of x, made
+//                         once for the power and once more for the product.
 // kernels.rope real       rotate_half (a copy), two products with tables, a sum, all of them over
 //                         heads, transposed (Operation::attention says so); fused: one kernel.
 // kernels.unpads          index_first_axis and pad_input of flash-attn 1 and 2: rows are copied
@@ -28,7 +31,9 @@
 #include "models/layers/module_kernels.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -42,6 +47,31 @@ using Rope = ModuleKernels::Rope;
 
 std::size_t at(Index t) { return static_cast<std::size_t>(t); }
 
+// What a family's norms do where they are operations (transformers 5,
+// models/FAMILY/modeling_FAMILY.py).
+struct EagerNorms {
+  std::string_view family;
+  bool weighs_in_fp32 = false;    // the cast back is behind the weight
+  bool normalizes_input = false;  // x itself is multiplied, not its fp32 copy
+  bool centers = false;           // a LayerNorm without a kernel of its own
+};
+constexpr EagerNorms kEagerNorms[] = {
+    {.family = "gemma", .weighs_in_fp32 = true},
+    {.family = "gemma2", .weighs_in_fp32 = true},
+    {.family = "gemma3", .weighs_in_fp32 = true},
+    {.family = "olmo2", .weighs_in_fp32 = true},
+    {.family = "olmo3", .weighs_in_fp32 = true},
+    {.family = "helium", .weighs_in_fp32 = true},
+    {.family = "gpt_oss", .weighs_in_fp32 = true},
+    {.family = "cohere", .weighs_in_fp32 = true, .centers = true},
+    {.family = "t5", .normalizes_input = true},
+};
+EagerNorms norms_of(std::string_view family) {
+  const auto found = std::find_if(std::begin(kEagerNorms), std::end(kEagerNorms),
+                                  [&](const EagerNorms& norms) { return norms.family == family; });
+  return found == std::end(kEagerNorms) ? EagerNorms{} : *found;
+}
+
 // DistributedDataParallel's parameters are leaves, whose casts autocast's cache keeps
 // (sim/graph/ddp): the plan's dtypes say so, and kernels.residual that fp32 flows between them.
 bool is_under_autocast(const Plan& plan) {
@@ -52,14 +82,23 @@ bool is_under_autocast(const Plan& plan) {
           plan.kernels.residual == ModuleKernels::Residual::kFp32);
 }
 
+// Autocast makes fp32 of what leaves it, whatever the norms within blocks are.
+bool ends_in_layer_norm(const LayerSpec& layer) {
+  return layer.role == LayerRole::kFinalNorm && !layer.operations.empty() &&
+         layer.operations.back().function == Function::kLayerNorm;
+}
+
 class Rewriter {
  public:
   Rewriter(LayerSpec layer, const Plan& plan, const ModelSpec& model)
       : old_(std::move(layer)),
         plan_(plan),
         numerics_(model.numerics),
-        weighs_in_fp32_(model.family.starts_with("gemma")),
-        normalizes_input_(model.family == "t5"),
+        norms_(norms_of(model.family)),
+        is_eager_(plan.kernels.norm == Norm::kEager || plan.kernels.norm == Norm::kEagerFp32),
+        ends_in_layer_norm_(
+            is_eager_ && std::any_of(model.kinds.begin(), model.kinds.end(), ends_in_layer_norm)),
+        weighs_in_fp32_(norms_.weighs_in_fp32 || plan.kernels.norm == Norm::kEagerFp32),
         layer_(old_),
         renamed_(old_.tensors.size()),
         is_autocast_(is_under_autocast(plan)) {
@@ -93,9 +132,10 @@ class Rewriter {
 
   // What the final norm hands to the head.
   bool fp32_norm_output() const {
-    const bool follows_stream = plan_.kernels.norm == Norm::kEager &&
-                                plan_.kernels.residual == ModuleKernels::Residual::kFp32;
-    return is_autocast_ && (plan_.kernels.norm == Norm::kFp32 || follows_stream);
+    const bool follows_stream =
+        is_eager_ && plan_.kernels.residual == ModuleKernels::Residual::kFp32;
+    return is_autocast_ &&
+           (plan_.kernels.norm == Norm::kFp32 || follows_stream || ends_in_layer_norm_);
   }
 
   // --- tensors ---
@@ -191,7 +231,7 @@ class Rewriter {
         plan_.kernels.activation == ModuleKernels::Activation::kEager) {
       return add_gelu_new(op);
     }
-    if (is_loss_cast(op)) {  // log_softmax takes a dtype
+    if (is_loss_cast(op)) {  // log_softmax takes a dtype; transformers' losses cast themselves
       renamed_[at(old_.operations[o].outputs.front())] = op.inputs.front();
       return;
     }
@@ -217,10 +257,10 @@ class Rewriter {
 
   void add_norm(Operation op) {
     const Index input = op.inputs.front();
-    const Norm norm = plan_.kernels.norm;
-    if (norm == Norm::kEager && op.function == Function::kRmsNorm) return add_eager(op);
-    const bool wants_fp32 = norm == Norm::kFp32;
-    if (wants_fp32 != is_fp32(input) && norm != Norm::kEager) {
+    const bool by_operations = op.function == Function::kRmsNorm || norms_.centers;
+    if (is_eager_ && by_operations) return add_eager(op);
+    const bool wants_fp32 = plan_.kernels.norm == Norm::kFp32 || (is_eager_ && is_autocast_);
+    if (wants_fp32 != is_fp32(input) && (!is_eager_ || is_autocast_)) {
       replace(op, input, cast(input, wants_fp32 ? ElementType::kFp32 : ElementType::kCompute));
     }
     const Index output = op.outputs.front();
@@ -241,9 +281,25 @@ class Rewriter {
                      .type = ElementType::kFp32});
     };
     const std::string base = name(op.outputs.front());
+    const bool centers = op.function == Function::kLayerNorm;
+    const auto center = [&](const char* what) {
+      if (!centers) return wide;
+      const Index centered = like(wide, base + what, ElementType::kFp32);
+      push(pass(base + what, Function::kAdd, {wide}, centered));
+      layer_.operations.back().gradient = GradientRule::kAlias;
+      return centered;
+    };
+    if (centers) {
+      const Index mean = row("_mean");
+      push(pass(base + "_mean_of_row", Function::kColumnSum, {wide}, mean));
+      layer_.operations.back().gradient = GradientRule::kNone;
+      layer_.operations.back().released = {mean};
+    }
+    const Index squared = center("_centered");
     const Index square = like(wide, base + "_square", ElementType::kFp32);
-    Operation pow = pass(base + "_pow", Function::kMultiply, {wide}, square);
-    pow.saved = {wide};
+    Operation pow = pass(base + "_pow", Function::kMultiply, {squared}, square);
+    pow.saved = {squared};
+    if (centers) pow.released = {squared};
     // pow_backward: another power, and the exponent times it.
     pow.backward_workspace = {like(wide, base + "_power", ElementType::kFp32),
                               like(wide, base + "_times_exponent", ElementType::kFp32)};
@@ -258,12 +314,13 @@ class Rewriter {
     rsqrt.released = {mean};
     push(std::move(rsqrt));
     const Index scaled = like(wide, base + "_normalized", ElementType::kFp32);
-    const Index factor_of_rstd = normalizes_input_ ? input : wide;
+    const Index factor_of_rstd = norms_.normalizes_input ? input : center("_centered_again");
     Operation product =
         pass(base + "_multiply", Function::kMultiply, {factor_of_rstd, rstd}, scaled);
     product.saved = {factor_of_rstd, rstd};
     product.sums_last = true;
     if (wide != input) product.released = {wide};
+    if (centers) product.released.push_back(factor_of_rstd);
     push(std::move(product));
     Operation weigh = op;  // its parameter is the weight
     weigh.kind = OperationKind::kElementwise;
@@ -410,14 +467,17 @@ class Rewriter {
   }
 
   bool is_loss_cast(const Operation& op) const {
-    return plan_.autocast && old_.role == LayerRole::kLoss && op.function == Function::kCast;
+    return plan_.autocast && !plan_.loss_in_forward && old_.role == LayerRole::kLoss &&
+           op.function == Function::kCast;
   }
 
   const LayerSpec old_;
   const Plan& plan_;
   const Numerics& numerics_;
+  const EagerNorms norms_;
+  const bool is_eager_;
+  const bool ends_in_layer_norm_;
   const bool weighs_in_fp32_;
-  const bool normalizes_input_;
   LayerSpec layer_;
   std::vector<Index> renamed_;
   const bool is_autocast_;

@@ -5,7 +5,9 @@
 // gathered back and summed over the experts of a token, all in the compute dtype; what goes into a
 // product and comes out has the rows of other ranks' experts set to zero. Kept: softmax its output,
 // top-k and the gathers their indices, products their inputs, the weighing both of its factors.
-// What a shared expert makes is added behind.
+// What a shared expert makes is added behind. Routers whose scores have a factor
+// (DeepseekV3TopkRouter, Glm4MoeTopkRouter) multiply fp32 copies of the rows and of their weight,
+// and the scores stay fp32, so that rows that they weigh are, too.
 //
 // The layer's operations from the router's logits to the sum stand in for each other: those of the
 // shared expert stay, weights of gate and up become one.
@@ -38,13 +40,15 @@ class Rewriter {
     const auto begin = named("router_to_fp32");
     const auto end = named("scatter_add");
     const auto first = std::find_if(old.begin(), old.end(), is_grouped);
-    // Experts with biases, or with one weight for gate and up as it is (gpt-oss, Llama 4), stay as
-    // models/layers/moe.cpp wrote them.
-    const bool has_three_weights = std::count_if(old.begin(), old.end(), is_grouped) == 3 &&
-                                   std::none_of(old.begin(), old.end(), [&](const Operation& op) {
-                                     return is_grouped(op) && op.parameters.size() != 1;
-                                   });
-    if (begin == old.end() || end == old.end() || !has_three_weights) {
+    // Experts with biases (gpt-oss) and Llama 4's, which are no grouped products and have their
+    // scores by a sigmoid without a factor, stay as models/layers/moe.cpp wrote them.
+    const bool has_biases = std::any_of(old.begin(), old.end(), [&](const Operation& op) {
+      return is_grouped(op) && op.parameters.size() != 1;
+    });
+    scales_ = named("scale_scores") != old.end();
+    const bool is_fused = std::count_if(old.begin(), old.end(), is_grouped) == 2;
+    if (begin == old.end() || end == old.end() || first == old.end() || has_biases ||
+        (is_fused && named("sigmoid") != old.end())) {
       layer_.operations = std::move(old);
       return;
     }
@@ -109,10 +113,32 @@ class Rewriter {
     return output;
   }
 
+  // The router's product is the operation before.
+  void widen_router() {
+    Operation product = std::move(layer_.operations.back());
+    layer_.operations.pop_back();
+    const Index wide = tensor("router_input_fp32", product.k, ElementType::kFp32);
+    push("router_input_to_fp32", Function::kCast, product.inputs, wide);
+    layer_.tensors.push_back(
+        {.name = "router_weight_fp32", .fixed = product.n * product.k, .type = ElementType::kFp32});
+    const auto weight = static_cast<Index>(layer_.tensors.size() - 1);
+    product.inputs = {wide};
+    product.saved = {wide, weight};
+    product.outputs.push_back(weight);
+    product.released.insert(product.released.end(), {wide, weight});
+    layer_.tensors[at(product.outputs.front())].type = ElementType::kFp32;
+    layer_.operations.push_back(std::move(product));
+  }
+
   void route(Index logits, Function score, bool normalizes) {
     const std::int64_t experts = layer_.tensors[at(logits)].per_token;
-    const Index wide = tensor("router_logits_fp32", experts, ElementType::kFp32);
-    push("router_to_fp32", Function::kCast, {logits}, wide);
+    Index wide = logits;
+    if (scales_) {
+      widen_router();
+    } else {
+      wide = tensor("router_logits_fp32", experts, ElementType::kFp32);
+      push("router_to_fp32", Function::kCast, {logits}, wide);
+    }
     const Index scores = tensor("router_scores", experts, ElementType::kFp32);
     push("router_scores", score, {wide}, scores).saved = {scores};
     const Index best = tensor("chosen_scores", top_k_, ElementType::kFp32);
@@ -131,8 +157,8 @@ class Rewriter {
       divide.sums_last = true;
       chosen = normalized;
     }
-    weights_ = tensor("expert_weights", top_k_);
-    push("weights_cast", Function::kCast, {chosen}, weights_);
+    weights_ = tensor("expert_weights", top_k_, weights_type());
+    push("weights_cast", scales_ ? Function::kScale : Function::kCast, {chosen}, weights_);
   }
 
   void gather(Index input) {
@@ -147,11 +173,11 @@ class Rewriter {
     rows.saved = {tokens};
     rows.backward_temporaries = {tensor("row_zeros", hidden_)};
     rows_ = masked("masked_rows", rows_);
-    sorted_weights_ = tensor("sorted_weights", top_k_);
+    sorted_weights_ = tensor("sorted_weights", top_k_, weights_type());
     Operation& weights =
         push("gather_weights", Function::kGather, {weights_, order_}, sorted_weights_);
     weights.saved = {order_};
-    weights.backward_temporaries = {tensor("weight_zeros", top_k_)};
+    weights.backward_temporaries = {tensor("weight_zeros", top_k_, weights_type())};
     layer_.tensors.push_back({.name = "offsets", .fixed = 1024, .type = ElementType::kByte});
     offsets_ = static_cast<Index>(layer_.tensors.size() - 1);
     constant("offsets", Function::kSort, {sorted}, offsets_);
@@ -198,19 +224,23 @@ class Rewriter {
   }
 
   void combine(Index sum) {
-    const Index weighed = tensor("weighed_rows", top_k_ * hidden_);
+    const Index weighed = tensor("weighed_rows", top_k_ * hidden_, weights_type());
     Operation& weigh = push("weigh_rows", Function::kMultiply, {made_, sorted_weights_}, weighed);
     weigh.saved = {made_, sorted_weights_};
     weigh.sums_last = true;
     const Index back = tensor("place_of_row", top_k_, ElementType::kInt64);
     constant("invert", Function::kScatterAdd, {order_}, back);
-    const Index placed = tensor("placed_rows", top_k_ * hidden_);
+    const Index placed = tensor("placed_rows", top_k_ * hidden_, weights_type());
     Operation& gathered = push("place_rows", Function::kGather, {weighed, back}, placed);
     gathered.saved = {back};
-    gathered.backward_temporaries = {tensor("placed_zeros", top_k_ * hidden_)};
+    gathered.backward_temporaries = {tensor("placed_zeros", top_k_ * hidden_, weights_type())};
     gathered.released = {weighed};
-    Operation& total = push("sum_rows", Function::kAdd, {placed}, sum);
-    total.released = {placed, made_, rows_, sorted_weights_, weights_, order_, expert_, offsets_};
+    const Index wide = scales_ ? tensor("routed_output_fp32", hidden_, ElementType::kFp32) : sum;
+    push("sum_rows", Function::kAdd, {placed}, wide).released = {placed};
+    if (scales_) push("routed_output_cast", Function::kCast, {wide}, sum).released = {wide};
+    Indices& released = layer_.operations.back().released;
+    released.insert(released.end(),
+                    {made_, rows_, sorted_weights_, weights_, order_, expert_, offsets_});
   }
 
   // The gate's weight takes in the one behind it.
@@ -227,7 +257,10 @@ class Rewriter {
     return removed_ >= 0 && p > removed_ ? static_cast<Index>(p - 1) : p;
   }
 
+  ElementType weights_type() const { return scales_ ? ElementType::kFp32 : ElementType::kCompute; }
+
   LayerSpec& layer_;
+  bool scales_ = false;
   std::int64_t top_k_ = 1, hidden_ = 0;
   Index expert_ = 0, weights_ = 0, sorted_weights_ = 0, order_ = 0, rows_ = 0, offsets_ = 0,
         made_ = 0;

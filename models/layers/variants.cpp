@@ -29,6 +29,10 @@
 //              a tile of tokens at a time: of so many tokens that the tile is as large as the
 //              hidden states, up to a power of two (liger_kernel/ops/
 //              fused_linear_cross_entropy.py)
+//   tiled-linear
+//              tiles of 4,096 tokens and 32,768 words, forward and again backward, where fp32 sums
+//              of both gradients stand beside them and are cast at the end (trl/kernels/
+//              chunked_logprob.py, and its width in trl/trainer/utils.py; TRL 1.16)
 //   chunked-N  log-probabilities of all chunks are saved, fp32 copies and gradients are of one
 //   chunk:
 //              2V + 4V + 4V/N forward, then 4V + 8V/N, then the chunks' gradients and their
@@ -116,31 +120,49 @@ LayerSpec chunked_loss(LayerSpec layer, std::int64_t chunks) {
   return layer;
 }
 
-// Nothing but the loss of each token leaves the head. The gradients that forward makes are there
-// beside its tile; they count as made in backward, which begins where forward ends.
+// Nothing but the loss of each token leaves the head.
+void fused_product(LayerSpec& head, std::vector<Operation>::iterator product) {
+  product->function = Function::kCrossEntropy;
+  product->outputs = {
+      add_tensor(head, {.name = "token losses", .per_token = 1, .type = ElementType::kFp32})};
+  head.output = product->outputs.front();
+  head.operations.erase(product + 1, head.operations.end());
+}
+
+// The gradients that a fused loss makes in forward are there beside its tile; they count as made in
+// backward, which begins where forward ends.
 void fuse_loss_into_head(LayerSpec& head, const Plan& plan) {
   const auto product =
       std::find_if(head.operations.begin(), head.operations.end(),
                    [](const Operation& op) { return op.kind == OperationKind::kGemm; });
   if (product == head.operations.end()) return;
   const std::int64_t tokens = checked_multiply(plan.batch.micro_batch, plan.batch.sequence);
+  const std::int64_t weights = checked_multiply(product->n, product->k);
+  TensorSpec input = tensor(head, product->inputs.front());
+  input.name = "input's gradient";
+  if (plan.loss.kind == Loss::Kind::kTiledLinear) {
+    constexpr std::int64_t kTokens = 4096, kWords = 32768;
+    const Index tile =
+        add_tensor(head, {.name = "tile of logits", .fixed = std::min(tokens, kTokens) * kWords});
+    input.type = ElementType::kFp32;
+    product->forward_workspace = {tile};
+    product->backward_workspace = {
+        tile,
+        add_tensor(head,
+                   {.name = "weight's gradient", .fixed = weights, .type = ElementType::kFp32}),
+        add_tensor(head, std::move(input))};
+    return fused_product(head, product);
+  }
   const std::int64_t tiles = (product->n + product->k - 1) / product->k;
   const std::int64_t rows = static_cast<std::int64_t>(
       std::bit_ceil(static_cast<std::uint64_t>((tokens + tiles - 1) / tiles)));
   const Index tile = add_tensor(
       head,
       {.name = "tile of logits", .fixed = checked_multiply(std::min(rows, tokens), product->n)});
-  const Index weight = add_tensor(
-      head, {.name = "weight's gradient", .fixed = checked_multiply(product->n, product->k)});
-  TensorSpec input = tensor(head, product->inputs.front());
-  input.name = "input's gradient";
+  const Index weight = add_tensor(head, {.name = "weight's gradient", .fixed = weights});
   product->forward_workspace = {tile, weight, add_tensor(head, std::move(input))};
   product->backward_workspace = {tile};
-  product->function = Function::kCrossEntropy;
-  product->outputs = {
-      add_tensor(head, {.name = "token losses", .per_token = 1, .type = ElementType::kFp32})};
-  head.output = product->outputs.front();
-  head.operations.erase(product + 1, head.operations.end());
+  fused_product(head, product);
 }
 
 LayerSpec sum_of_losses(LayerSpec layer) {
@@ -192,6 +214,7 @@ void apply_loss(LayerSpec& layer, const Plan& plan) {
       layer = chunked_loss(std::move(layer), plan.loss.chunks);
       return;
     case Loss::Kind::kFusedLinear:
+    case Loss::Kind::kTiledLinear:
       layer = sum_of_losses(std::move(layer));
       return;
   }
@@ -397,7 +420,7 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
   model = with_module_kernels(std::move(model), plan);
   for (LayerSpec& layer : model.kinds) {
     apply_attention(layer, plan, model.family);
-    if (layer.role == LayerRole::kHead && plan.loss.kind == Loss::Kind::kFusedLinear) {
+    if (layer.role == LayerRole::kHead && plan.loss.has_product()) {
       fuse_loss_into_head(layer, plan);
     }
     if (layer.role == LayerRole::kLoss) {

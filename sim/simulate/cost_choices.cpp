@@ -12,7 +12,9 @@ namespace {
 // are not PyTorch's own the newest is taken.
 std::string attention_kernel(const Plan& plan) {
   if (plan.attention == AttentionKernel::kEfficient) return "sdpa_efficient";
-  if (plan.attention != AttentionKernel::kFlash) return to_string(plan.attention);
+  const bool is_flash = plan.attention == AttentionKernel::kFlash ||
+                        plan.attention == AttentionKernel::kFlashAllHeads;
+  if (!is_flash) return to_string(plan.attention);
   if (plan.runtime.kind == RuntimeKind::kNative) return "sdpa_flash";
   const bool is_fsdp =
       plan.runtime.kind == RuntimeKind::kFsdp2 || plan.runtime.kind == RuntimeKind::kFsdp1;

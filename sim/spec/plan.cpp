@@ -159,13 +159,14 @@ const char* to_string(Compile compile) {
 }
 
 const char* to_string(AttentionKernel kernel) {
-  static constexpr const char* kWords[] = {"flash", "cudnn", "efficient", "math",  "fa1",
-                                           "fa2",   "fa3",   "triton",    "eager", "flex"};
+  static constexpr const char* kWords[] = {
+      "flash",  "cudnn", "efficient", "math",           "fa1", "fa2", "fa3",
+      "triton", "eager", "flex",      "flash-all-heads"};
   return kWords[static_cast<std::size_t>(kernel)];
 }
 
 const char* to_string(ModuleKernels::Norm norm) {
-  static constexpr const char* kWords[] = {"compute", "fp32", "eager"};
+  static constexpr const char* kWords[] = {"compute", "fp32", "eager", "eager-fp32"};
   return kWords[static_cast<std::size_t>(norm)];
 }
 

@@ -202,7 +202,8 @@ const char* to_string(Compile compile);
 // Which kernel computes attention. The first four are scaled_dot_product_attention's backends
 // (kFlash: whichever flash kernel it picks); the others are named by training codes:
 // FlashAttention 1 to 3, flash attention in Triton (2022-23), kEager: a model's own products and
-// softmax (transformers' attn_implementation="eager"), and FlexAttention.
+// softmax (transformers' attn_implementation="eager"), FlexAttention, and kFlash behind keys and
+// values that the code itself repeats for every head (LitGPT, torchtune).
 enum class AttentionKernel : std::uint8_t {
   kFlash,
   kCudnn,
@@ -213,7 +214,8 @@ enum class AttentionKernel : std::uint8_t {
   kFa3,
   kTriton,
   kEager,
-  kFlex  // torch.nn.attention.flex_attention, compiled
+  kFlex,  // torch.nn.attention.flex_attention, compiled
+  kFlashAllHeads
 };
 const char* to_string(AttentionKernel kernel);
 
@@ -222,8 +224,8 @@ const char* to_string(AttentionKernel kernel);
 struct ModuleKernels {
   // Arithmetic of norms. kCompute: one kernel on activations as they are (or cast to the compute
   // dtype first). kFp32: one kernel on fp32 (autocast's layer_norm; apex on a copy). kEager: a
-  // kernel for each operation, on an fp32 copy.
-  enum class Norm : std::uint8_t { kCompute, kFp32, kEager };
+  // kernel for each operation, on an fp32 copy; kEagerFp32: the weight, too, before the cast back.
+  enum class Norm : std::uint8_t { kCompute, kFp32, kEager, kEagerFp32 };
   // Rotary embedding. kComplex: multiplication of complex numbers in fp32. kReal: a rotated half,
   // two products and a sum. kFused: one kernel.
   enum class Rope : std::uint8_t { kComplex, kReal, kFused };
@@ -252,7 +254,8 @@ const char* to_string(ModuleKernels::Activation activation);
 // kEagerCompute: the same without the cast, in the logits' dtype.
 // kCompiled: one kernel forward and one backward over the logits as they are. kChunked: eager over
 // `chunks` parts of the sequence. kFused: one kernel; the gradient takes the logits' place.
-// kFusedLinear: the head's product is part of it, a tile of tokens at a time.
+// kFusedLinear: the head's product is part of it, a tile of tokens at a time. kTiledLinear: tiles of
+// tokens and words, made again in backward, which adds the gradients up in fp32.
 struct Loss {
   enum class Kind : std::uint8_t {
     kEager,
@@ -260,10 +263,13 @@ struct Loss {
     kCompiled,
     kChunked,
     kFused,
-    kFusedLinear
+    kFusedLinear,
+    kTiledLinear
   };
   Kind kind = Kind::kEager;
   std::int64_t chunks = 0;  // kChunked: 2 or more
+  // The head's product is part of it.
+  bool has_product() const { return kind == Kind::kFusedLinear || kind == Kind::kTiledLinear; }
   bool operator==(const Loss&) const = default;
 };
 

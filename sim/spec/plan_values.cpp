@@ -241,7 +241,8 @@ void read_recompute_policy(const ConfigNode& node, PlanDocument& document) {
 
 Loss read_loss(const ConfigNode& node) {
   static constexpr const char* kExpected =
-      "eager, eager-compute, compiled, fused, fused-linear or chunked-N, for example chunked-8";
+      "eager, eager-compute, compiled, fused, fused-linear, tiled-linear or chunked-N, for example "
+      "chunked-8";
   static constexpr std::string_view kChunked = "chunked-";
   const std::string_view text = node.text();
   if (text == "eager") return {Loss::Kind::kEager, 0};
@@ -249,9 +250,11 @@ Loss read_loss(const ConfigNode& node) {
   if (text == "compiled") return {Loss::Kind::kCompiled, 0};
   if (text == "fused") return {Loss::Kind::kFused, 0};
   if (text == "fused-linear") return {Loss::Kind::kFusedLinear, 0};
+  if (text == "tiled-linear") return {Loss::Kind::kTiledLinear, 0};
   if (!text.starts_with(kChunked)) {
     throw wrong_word(node, kExpected,
-                     {"eager", "eager-compute", "compiled", "fused", "fused-linear", "chunked-8"});
+                     {"eager", "eager-compute", "compiled", "fused", "fused-linear", "tiled-linear",
+                      "chunked-8"});
   }
   const std::string_view digits = text.substr(kChunked.size());
   std::int64_t chunks = 0;
@@ -410,6 +413,8 @@ Json written(const Loss& loss) {
       return "fused";
     case Loss::Kind::kFusedLinear:
       return "fused-linear";
+    case Loss::Kind::kTiledLinear:
+      return "tiled-linear";
   }
   return "?";
 }

@@ -111,7 +111,9 @@ void Ddp::rebuild() {
 
 // --- forward ---
 
-// Autocast casts the weights of matrix products once a forward and keeps them for backward.
+// Autocast casts the weights of matrix products once a forward. It lets go of them at its end, which
+// is that of the forward; backward keeps those of blocks that are not checkpointed, a checkpointed
+// one makes them again.
 std::int64_t Ddp::cast_elements(std::int32_t layer) const {
   std::int64_t elements = 0;
   if (spec_of(layer).role == LayerRole::kEmbedding) return 0;
@@ -123,7 +125,22 @@ std::int64_t Ddp::cast_elements(std::int32_t layer) const {
 
 void Ddp::forward_begins(std::int32_t layer) {
   if (copies_parameters()) return wait(Stream::kCompute, tail(Stream::kCopyIn));
-  if (!casts()) return;
+  if (casts()) cast_weights(layer);
+}
+
+void Ddp::forward_ended() {
+  if (!casts() || copies_parameters()) return;
+  for (std::size_t l = 0; l < cast_.size(); ++l) {
+    if (recompute_of(static_cast<std::int32_t>(l)) == Recompute::kFull) StepBuilder::free(cast_[l]);
+  }
+}
+
+void Ddp::recompute_begins(std::int32_t layer) {
+  const bool again = recompute_of(layer) == Recompute::kFull && !copies_parameters();
+  if (casts() && again) cast_weights(layer);
+}
+
+void Ddp::cast_weights(std::int32_t layer) {
   const std::int64_t elements = cast_elements(layer);
   if (elements == 0) return;
   const std::int64_t sizes = size_of(plan_.master_dtype) + size_of(plan_.param_dtype);

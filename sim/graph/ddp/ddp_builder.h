@@ -71,6 +71,9 @@ class Ddp final : public GradientHooks {
   void pre_forward(DdpState& state);
   void rebuild();
   void forward_begins(std::int32_t layer) override;
+  void forward_ended() override;
+  void recompute_begins(std::int32_t layer) override;
+  void cast_weights(std::int32_t layer);
   void backward_ended(std::int32_t layer) override;
   void gradient_ready(std::int32_t parameter) override;
   void mark_ready(std::int32_t parameter);

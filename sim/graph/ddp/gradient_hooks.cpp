@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "sim/base/error.h"
+#include "sim/graph/layers/given_mask.h"
 #include "sim/graph/layers/layer_modules.h"
 
 namespace foreshard {
@@ -99,9 +100,14 @@ void GradientHooks::run_forward() {
   const std::int64_t tokens = plan_.batch.micro_batch * plan_.batch.sequence / plan_.mesh.cp * 8;
   tokens_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, Bytes(tokens));
   labels_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, Bytes(tokens));
+  for (const std::int64_t bytes : kept_masks(model_, plan_)) {
+    given_masks_.push_back(
+        allocate(MemoryCategory::kActivation, Stream::kCompute, -1, Bytes(bytes)));
+  }
   for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
     if (spec_of(l).role == LayerRole::kLoss) {
       compute_loss(l);
+      forward_ended();
       add_phase(EventKind::kBackward, l, Segments::kInside);
       continue;
     }
@@ -130,10 +136,15 @@ void GradientHooks::run_backward() {
   }
   StepBuilder::free(tokens_);
   StepBuilder::free(labels_);
+  for (std::int32_t& mask : given_masks_) StepBuilder::free(mask);
+  given_masks_.clear();
 }
 
 void GradientHooks::run_backward(std::int32_t layer) {
-  if (recompute_of(layer) != Recompute::kNone) run_layer(EventKind::kRecompute, layer);
+  if (recompute_of(layer) != Recompute::kNone) {
+    recompute_begins(layer);
+    run_layer(EventKind::kRecompute, layer);
+  }
   flights_.clear();
   const LayerPhaseProgram& p = phase(EventKind::kBackward, layer);
   const auto i = static_cast<std::size_t>(layer);

@@ -56,6 +56,8 @@ class GradientHooks : public StepBuilder {
   virtual void gradient_ready(std::int32_t parameter) = 0;
   // Before the layer's forward; after its backward.
   virtual void forward_begins(std::int32_t /*layer*/) {}
+  virtual void forward_ended() {}  // with the loss
+  virtual void recompute_begins(std::int32_t /*layer*/) {}
   virtual void backward_ended(std::int32_t /*layer*/) {}
   void cut();
   // A phase of a layer that nothing cuts: one row, or one between each two of its collectives.
@@ -99,6 +101,7 @@ class GradientHooks : public StepBuilder {
   std::int32_t layer_ = -1;  // whose backward runs
   std::size_t next_segment_ = 0, segments_run_ = 0;
   std::int32_t tokens_ = kNoBuffer, labels_ = kNoBuffer;
+  std::vector<std::int32_t> given_masks_;
   DType stored_;
   std::pair<std::int32_t, std::int16_t> left_{-1, -1};  // whose backward has ended: layer, module
   bool logging_ = false;

@@ -17,6 +17,7 @@
 #include "sim/graph/fsdp2/fsdp2_builder.h"
 #include "sim/graph/fsdp2/fsdp2_repeat.h"
 #include "sim/graph/fsdp2/fsdp2_scope.h"
+#include "sim/graph/layers/given_mask.h"
 #include "sim/graph/runtimes.h"
 
 namespace foreshard {
@@ -150,6 +151,10 @@ void Fsdp2::run_forward(bool training) {
                              Bytes(input_bytes(model_, batch.micro_batch, batch.sequence)));
     input_labels_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1,
                              Bytes(label_bytes(model_, batch.micro_batch, batch.sequence)));
+    for (const std::int64_t bytes : kept_masks(model_, plan_)) {
+      given_masks_.push_back(
+          allocate(MemoryCategory::kActivation, Stream::kCompute, -1, Bytes(bytes)));
+    }
   }
   root_pre_forward(kRootState);
   if (root() >= 0) {
@@ -242,7 +247,7 @@ void Fsdp2::forward_layer(std::int32_t layer) {
 // A loss that has the head's product in it reads the head's weight: the module's hooks do not run,
 // and its unit, which other modules open, is never seen to end its forward.
 bool Fsdp2::is_called(std::int32_t layer) const {
-  return plan_.loss.kind != Loss::Kind::kFusedLinear || spec_of(layer).role != LayerRole::kHead;
+  return !plan_.loss.has_product() || spec_of(layer).role != LayerRole::kHead;
 }
 
 // The hooks of a list of modules run with the first to begin and the last to end.
@@ -481,6 +486,7 @@ void Fsdp2::run_backward() {
   } else {
     StepBuilder::free(input_tokens_);
     StepBuilder::free(input_labels_);
+    free_all(given_masks_);
   }
   const std::int32_t last = layers - 1;
   if (spec_of(last).role == LayerRole::kLoss) {

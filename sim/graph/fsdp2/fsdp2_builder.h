@@ -327,6 +327,7 @@ class Fsdp2 final : public StepBuilder {
   bool in_finalize_ = false;
   std::int32_t input_tokens_ = kNoBuffer;
   std::int32_t input_labels_ = kNoBuffer;
+  std::vector<std::int32_t> given_masks_;
   // Of the step's frame: tokens and labels of all micro-batches, the rank's part of one's, losses.
   std::vector<std::int32_t> batches_, batch_parts_, losses_;
   // Without fully_shard: whose backward runs and is about to, and gradients of the step before.

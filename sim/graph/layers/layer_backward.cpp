@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "sim/base/error.h"
+#include "sim/graph/layers/column_sums.h"
 #include "sim/graph/layers/fused_region.h"
 #include "sim/graph/layers/layer_forward.h"
 #include "sim/graph/layers/layer_kernels.h"
@@ -136,6 +137,7 @@ class Backward {
     const Indices& saved = graph_.saves(o);
     const bool unpacked = graph_.is_checkpointed() && graph_.inside(o) && !graph_.is_flat();
     if (unpacked) drop_saved(Indices(saved.rbegin(), saved.rend()));
+    if (op.reduces.kind == CollectiveKind::kNone) writer_.use_workspace(workspace(op, true));
     weights_.validate(op);
     validate_inputs(op, contributions);
     if (!takes_incoming(op)) {
@@ -376,10 +378,22 @@ class Backward {
       if (op.ring.ranks > 1) return contributions;
     }
     if (inputs_first) weights_.make(op);
-    if (contributions.empty() || inputs_first) writer_.use_workspace(op.backward_workspace);
+    if (contributions.empty() || inputs_first) writer_.use_workspace(workspace(op, false));
     add_backward_kernels(graph_.counts(), op, {graph_.trains(o), !contributions.empty()},
                          writer_.phase());
     return contributions;
+  }
+
+  // What a product's gradients take; or what the sum over rows takes that makes its bias's:
+  // autograd leaves that to the validation of what the node made, by when a checkpointed block's
+  // tensors that it unpacked are gone.
+  Indices workspace(const Operation& op, bool sums) const {
+    Indices list;
+    for (const Index t : op.backward_workspace) {
+      const bool is_sum = op.kind == OperationKind::kGemm && graph_.tensor(t).name == kColumnSums;
+      if (is_sum == sums) list.push_back(t);
+    }
+    return list;
   }
 
   // An in-place operation's input gradient takes the buffer of its output's (a loss' that of the
@@ -416,7 +430,7 @@ class Backward {
       std::int64_t bytes = graph_.bytes(wide ? op.outputs.front() : t);
       if (!wide) bytes = bytes / graph_.element(t).size() * made_element(op, t).size();
       contributions.push_back({t, make_gradient_of(t, bytes)});
-      if (t == last && !makes_inputs_first(op)) writer_.use_workspace(op.backward_workspace);
+      if (t == last && !makes_inputs_first(op)) writer_.use_workspace(workspace(op, false));
       for (std::int32_t slot : temporaries) writer_.free(slot);
     }
     return contributions;

@@ -29,9 +29,11 @@ bool any_layer(const ModelSpec& model, Holds holds) {
 }
 
 // "model.norm.weight" is one, "model.decoder.final_layer_norm.weight" and, of a model that is its
-// own base, "decoder.final_layer_norm.weight" are not.
+// own base, "decoder.final_layer_norm.weight" are not, nor is a head's transform
+// ("lm_head.dense.weight").
 bool is_norm_of_base(const LayerSpec& layer) {
   if (layer.role != LayerRole::kFinalNorm || layer.parameters.empty()) return false;
+  if (layer.operations.front().kind == OperationKind::kGemm) return false;
   const std::string& name = layer.parameters.front().name;
   return !name.starts_with("decoder.") && std::count(name.begin(), name.end(), '.') == 2;
 }

@@ -16,13 +16,13 @@ constexpr std::array kImplementations = {Optimizer::Implementation::kForeach,
                                          Optimizer::Implementation::kFused,
                                          Optimizer::Implementation::kLoop};
 constexpr std::array kCompiles = {Compile::kNone, Compile::kBlocks, Compile::kModel};
-constexpr std::array kAttentionKernels = {AttentionKernel::kFlash,     AttentionKernel::kCudnn,
-                                          AttentionKernel::kEfficient, AttentionKernel::kMath,
-                                          AttentionKernel::kFa1,       AttentionKernel::kFa2,
-                                          AttentionKernel::kFa3,       AttentionKernel::kTriton,
-                                          AttentionKernel::kEager,     AttentionKernel::kFlex};
+constexpr std::array kAttentionKernels = {
+    AttentionKernel::kFlash, AttentionKernel::kCudnn,        AttentionKernel::kEfficient,
+    AttentionKernel::kMath,  AttentionKernel::kFa1,          AttentionKernel::kFa2,
+    AttentionKernel::kFa3,   AttentionKernel::kTriton,       AttentionKernel::kEager,
+    AttentionKernel::kFlex,  AttentionKernel::kFlashAllHeads};
 constexpr std::array kNorms = {ModuleKernels::Norm::kCompute, ModuleKernels::Norm::kFp32,
-                               ModuleKernels::Norm::kEager};
+                               ModuleKernels::Norm::kEager, ModuleKernels::Norm::kEagerFp32};
 constexpr std::array kRopes = {ModuleKernels::Rope::kComplex, ModuleKernels::Rope::kReal,
                                ModuleKernels::Rope::kFused};
 constexpr std::array kResiduals = {ModuleKernels::Residual::kCompute,
@@ -62,7 +62,7 @@ constexpr PlanKeyType kRecomputePolicy = other(R"({"oneOf": [{"$ref": "#/definit
      "value": {"$ref": "#/definitions/recompute"}}}}],
     "examples": ["none", "full", "every-2", [{"layers": "0-3", "value": "full"}]]})");
 constexpr PlanKeyType kLossName = other(R"({"type": "string",
-    "pattern": "^(eager|eager-compute|compiled|fused|fused-linear|chunked-0*([2-9]|[1-9][0-9]+))$"})");
+    "pattern": "^(eager|eager-compute|compiled|fused|fused-linear|tiled-linear|chunked-0*([2-9]|[1-9][0-9]+))$"})");
 constexpr PlanKeyType kFrozenLayers = other(R"({"oneOf": [{"const": "none"},
     {"type": "array", "minItems": 1, "items": {"oneOf": [
      {"enum": ["embedding", "norm", "head", "tower"]},
@@ -96,13 +96,15 @@ constexpr PlanKey kKeys[] = {
                    "torch.compile: of each block by itself, or of the whole model."),
     FORESHARD_WORD(
         "attention", attention, kAttentionKernels,
-        "Kernel of attention: a backend of scaled_dot_product_attention, one that the training "
+        "Kernel of attention: a backend of scaled_dot_product_attention (flash-all-heads: flash "
+        "behind keys and values that the code repeats for every head), one that the training "
         "code calls itself, or the model's own products and softmax (eager: transformers' "
         "attn_implementation). What a fused kernel does not take (fp32 with fewer key heads than "
         "query heads, heads that are broadcast, a mask) runs as PyTorch dispatches it."),
     FORESHARD_WORD("kernels.norm", kernels.norm, kNorms,
                    "Norms: one kernel in the compute dtype, one kernel on fp32, or (RMSNorm) a "
-                   "kernel for each operation on an fp32 copy."),
+                   "kernel for each operation on an fp32 copy, cast back before the weight or "
+                   "(eager-fp32) behind it."),
     FORESHARD_WORD("kernels.rope", kernels.rope, kRopes,
                    "Rotary embedding: complex numbers in fp32, a rotated half with two products, "
                    "or one kernel."),
@@ -127,7 +129,9 @@ constexpr PlanKey kKeys[] = {
         "Cross entropy. eager: over fp32 logits, an operation at a time; eager-compute: over the "
         "logits as they are. compiled: one kernel forward, one backward. fused: the gradient takes "
         "the logits' place. fused-linear: the head's product is part of it, a tile of tokens at a "
-        "time, and no logits are kept (Liger). chunked-N: eager over N parts of the sequence."),
+        "time, and no logits are kept (Liger). tiled-linear: tiles of tokens and words, made again "
+        "in backward, which adds the gradients up in fp32 (TRL). chunked-N: eager over N parts of "
+        "the sequence."),
     FORESHARD_WORD("logits", logits, kLogits,
                    "held: the training loop keeps what the model returned while backward runs: "
                    "fp32 logits, or with loss_in_forward those of the head."),

@@ -100,6 +100,23 @@ TEST(HfConfigTest, NestedTextConfig) {
   EXPECT_EQ(entry(read, "text_config.hidden_size")->use, KeyUse::kMapped);
 }
 
+// A class's words may stand in another order than its type's.
+TEST(HfConfigTest, ClassesAndActivationsOfFurtherFamilies) {
+  const auto typed = [](const std::string& type, const std::string& stem, const std::string& more) {
+    return parse("{\"model_type\": \"" + type + "\", \"architectures\": [\"" + stem +
+                 "ForCausalLM\"], \"hidden_size\": 64, \"num_hidden_layers\": 2, "
+                 "\"num_attention_heads\": 4, \"intermediate_size\": 128, " +
+                 more + "\"vocab_size\": 100}")
+        .dims;
+  };
+  EXPECT_EQ(typed("hunyuan_v1_dense", "HunYuanDenseV1", "").family, "hunyuan_v1_dense");
+  EXPECT_EQ(typed("arcee", "Arcee", "\"hidden_act\": \"relu2\", ").activation, Activation::kRelu2);
+  EXPECT_EQ(typed("nemotron", "Nemotron", "").rotary_dim, 8);
+  EXPECT_TRUE(typed("phi", "Phi", "").numerics.gelu_new);
+  EXPECT_FALSE(typed("phi", "Phi", "\"hidden_act\": \"gelu\", ").numerics.gelu_tanh);
+  EXPECT_THROW(typed("arcee", "Llama", ""), Error);
+}
+
 TEST(HfConfigTest, NamedAfterFileOrFolder) {
   EXPECT_EQ(read_hf_config(config("gpt2.json")).dims.name, "gpt2");
   const TemporaryFolder folder;

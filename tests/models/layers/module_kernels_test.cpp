@@ -135,6 +135,24 @@ TEST(ModuleKernels, EagerRmsNormIsAClassOfItsOwn) {
   EXPECT_EQ(of_class(program.forward, MemoryClass::kNormForward), 0);
 }
 
+// Saved beyond a fused one, which keeps its input, 2 (the block's is the layer before's): x.float()
+// 4, and its normalized values, cast back 2, or in fp32 4. Cohere's LayerNorm: x - mean twice,
+// 4 + 4, and the normalized 4.
+TEST(ModuleKernels, EagerNormsKeepWhatTheirOperationsRead) {
+  const auto saved = [](const char* family, const ModuleKernels& kernels) {
+    const std::int64_t bytes = block(family, plan_with(kernels, false)).saved_bytes().count();
+    return (bytes + kTokens * kWidth / 2) / (kTokens * kWidth);
+  };
+  const auto norm = [&](const char* family, ModuleKernels::Norm kind) {
+    return saved(family, {.norm = kind}) - saved(family, {});
+  };
+  EXPECT_EQ(norm("llama", ModuleKernels::Norm::kEager), 4 + 2 + 4 + 2 - 2);
+  EXPECT_EQ(norm("llama", ModuleKernels::Norm::kEagerFp32), 4 + 4 + 4 + 4 - 2);
+  EXPECT_EQ(norm("olmo2", ModuleKernels::Norm::kEager),
+            norm("olmo2", ModuleKernels::Norm::kEagerFp32));
+  EXPECT_EQ(norm("cohere", ModuleKernels::Norm::kEager), 4 + 4 + 4);
+}
+
 // Complex: q and k each cast 2 + 4, turned 4 + 4, cast back 4 + 2: 40 d. Real: half 2 + 2, two
 // products 2 * (2 + 2), a sum 4 + 2: 36 d. Fused: 2 + 2 each: 8 d.
 TEST(ModuleKernels, RotaryKernels) {

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "models/zoo.h"
+#include "sim/graph/layers/given_mask.h"
 #include "sim/graph/layers/layer_program.h"
 
 namespace foreshard {
@@ -241,6 +242,41 @@ TEST(Variants, ALossWithTheHeadsProductKeepsNoLogits) {
   const LayerProgram eager = program(variant(plan_with(Compile::kNone)), LayerRole::kHead);
   EXPECT_EQ(head.forward.flops.count(), eager.forward.flops.count());
   EXPECT_EQ(head.backward.flops.count(), eager.backward.flops.count());
+}
+
+// All 1,024 tokens at once (a tile takes 4,096) by 32,768 words, and backward fp32 sums of both
+// gradients beside the two that leave.
+TEST(Variants, ALossInTilesAddsItsGradientsUpInFp32) {
+  constexpr std::int64_t kVocabulary = 128256, kTile = 2 * kTokens * 32768;
+  Plan plan = plan_with(Compile::kNone);
+  plan.loss = {Loss::Kind::kTiledLinear, 0};
+  const LayerProgram head = program(variant(plan), LayerRole::kHead);
+  constexpr std::int64_t kGradients = kVocabulary * kWide + kTokens * kWide;
+  EXPECT_EQ(head.forward.swing.peak, 4 * kTokens + kTile);
+  EXPECT_EQ(head.backward.swing.peak, 3 * kGradients + kTile);
+}
+
+// 8 heads of keys and values, rotated or not, are copied for all 32; they go with the attention.
+TEST(Variants, RepeatedHeadsAreSaved) {
+  Plan plan = plan_with(Compile::kNone);
+  plan.attention = AttentionKernel::kFlashAllHeads;
+  EXPECT_EQ(saved(plan), kEager + 2 * (kWide - kNarrow));
+}
+
+// A mask of 1,024 x 1,024 bytes for each of two sequences, whatever the number of blocks; eager
+// attention's is of two bytes. Blocks that are not checkpointed keep none.
+TEST(Variants, CheckpointedBlocksKeepTheirMask) {
+  Plan plan = plan_with(Compile::kNone);
+  plan.batch.micro_batch = 2;
+  plan.batch.padded = true;
+  EXPECT_TRUE(kept_masks(variant(plan), plan).empty());
+  plan.recompute = Recompute::kFull;
+  const std::int64_t pairs = kTokens * kTokens;
+  EXPECT_EQ(kept_masks(variant(plan), plan), std::vector<std::int64_t>{2 * pairs});
+  plan.batch.padded = false;
+  EXPECT_TRUE(kept_masks(variant(plan), plan).empty());
+  plan.attention = AttentionKernel::kEager;
+  EXPECT_EQ(kept_masks(variant(plan), plan), std::vector<std::int64_t>{2 * 2 * pairs});
 }
 
 // fp32 scores of 32 heads x 1024 positions: their softmax is saved, with q, k, v in fp32; the

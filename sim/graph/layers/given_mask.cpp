@@ -1,0 +1,29 @@
+#include "sim/graph/layers/given_mask.h"
+
+#include <algorithm>
+
+#include "sim/base/units.h"
+
+namespace foreshard {
+
+std::vector<std::int64_t> kept_masks(const ModelSpec& model, const Plan& plan) {
+  std::vector<std::string_view> names;
+  std::vector<std::int64_t> sizes;
+  std::int64_t block = 0;
+  for (const LayerInstance& instance : model.order) {
+    const LayerSpec& layer = model.kinds[static_cast<std::size_t>(instance.kind)];
+    if (layer.role != LayerRole::kBlock || instance.same_as >= 0) continue;
+    if (plan.recompute.at(block++) != Recompute::kFull) continue;
+    for (const TensorSpec& tensor : layer.tensors) {
+      const bool is_mask = tensor.name.starts_with(kGivenMask);
+      if (!is_mask || std::find(names.begin(), names.end(), tensor.name) != names.end()) continue;
+      names.push_back(tensor.name);
+      const std::int64_t count = elements(tensor, plan.batch.micro_batch, plan.batch.sequence);
+      const bool is_bytes = tensor.type == ElementType::kByte;
+      sizes.push_back(checked_multiply(count, is_bytes ? 1 : size_of(plan.compute_dtype())));
+    }
+  }
+  return sizes;
+}
+
+}  // namespace foreshard
