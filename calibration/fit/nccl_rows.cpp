@@ -16,6 +16,7 @@
 #include "sim/base/error.h"
 #include "sim/base/letters.h"
 #include "sim/cost/nccl_tables.h"
+#include "sim/cost/node_links.h"
 
 namespace foreshard {
 namespace {
@@ -28,8 +29,6 @@ std::string squeezed(std::string_view text) {
   return out;
 }
 
-enum class Inside : std::uint8_t { kSwitch, kMesh, kXgmi, kPcie, kThroughHost };
-
 // The usual node of a GPU, by the catalogue.
 struct Family {
   Inside inside = Inside::kSwitch;
@@ -39,15 +38,6 @@ struct Family {
   bool joins_hosts = false;         // its NVLink domain is of several hosts
   bool hangs_on_processor = false;  // by NVLink-C2C
 };
-
-Inside inside_of(const NodeKind& node) {
-  const std::string name = lower(node.gpu_link_name);
-  if (has_any(name, {"infinity", "xgmi"})) return Inside::kXgmi;
-  if (has_any(name, {"pcie"})) {
-    return node.peer_access ? Inside::kPcie : Inside::kThroughHost;
-  }
-  return has_any(name, {"switch"}) ? Inside::kSwitch : Inside::kMesh;
-}
 
 Family usual_of(const Machine& machine) {
   constexpr std::int64_t kHost = 16;      // GPUs that one host has at the most

@@ -29,8 +29,6 @@ constexpr Setting kDegrees[] = {
     {"context_parallel_size", "mesh.cp", Value::kCount},
     {"expert_model_parallel_size", "mesh.ep", Value::kCount},
     {"expert_tensor_parallel_size", "mesh.etp", Value::kCount},
-    {"ddp.overlap_grad_reduce", "megatron.overlap_grad_reduce", Value::kFlag},
-    {"ddp.overlap_param_gather", "megatron.overlap_param_gather", Value::kFlag},
 };
 
 constexpr Setting kSettings[] = {
@@ -47,6 +45,8 @@ constexpr Setting kSettings[] = {
     {"ddp.num_distributed_optimizer_instances", "mesh.replicate", Value::kCount},
     {"ddp.overlap_grad_reduce", "megatron.overlap_grad_reduce", Value::kFlag},
     {"ddp.overlap_param_gather", "megatron.overlap_param_gather", Value::kFlag},
+    {"trainer.strategy.ddp.overlap_grad_reduce", "megatron.overlap_grad_reduce", Value::kFlag},
+    {"trainer.strategy.ddp.overlap_param_gather", "megatron.overlap_param_gather", Value::kFlag},
     {"ddp.bucket_size", "megatron.bucket_size", Value::kCount},
     {"model.optim.overlap_grad_sync", "megatron.overlap_grad_reduce", Value::kFlag},
     {"model.optim.overlap_param_sync", "megatron.overlap_param_gather", Value::kFlag},

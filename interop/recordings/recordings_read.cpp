@@ -132,10 +132,13 @@ class RecordingReader {
       recording_.events_have_pools = recording_.events_have_pools && (pools[i] || i == kHostPool);
     }
     const auto communicator = file->find("communicator"), issue = file->find("issue");
+    const auto module = file->find("module");
     recording_.events_have_communicators = communicator && issue;
     const std::vector<std::size_t>& rows = folder.rows("events", id_);
     std::vector<RecordedEvent> events;
     events.reserve(rows.size());
+    constexpr std::string_view kNormAndHead = "norm+output";
+    std::string state_at_end;
     for (std::size_t row : rows) {
       RecordedEvent& event = events.emplace_back();
       const auto blank_or = [&](std::size_t column) {
@@ -146,13 +149,20 @@ class RecordingReader {
       event.microbatch = blank_or(c[2]);
       event.kind = file->text(row, c[3]);
       event.unit = file->text(row, c[4]);
+      // The recorder of axes calls both ends of a tied model by the table's unit, though
+      // fully_shard made two: name and state are the other's.
+      const bool at_end =
+          module && (file->text(row, *module) == "norm" || file->text(row, *module) == "output");
+      const bool misnamed = at_end && event.unit == "tok_embeddings";
+      if (misnamed) event.unit = kNormAndHead;
       event.stream = file->text(row, c[5]);
       event.bytes_in = blank_or(c[6]);
       event.bytes_out = blank_or(c[7]);
       event.dtype = file->text(row, c[8]);
       event.group = file->text(row, c[9]);
       event.cause = file->text(row, c[10]);
-      event.state = file->text(row, c[11]);
+      event.state = misnamed ? state_at_end : file->text(row, c[11]);
+      if (event.unit == kNormAndHead) state_at_end = event.state;
       event.on = file->text(row, c[12]);
       if (communicator && issue) {
         event.communicator = file->text(row, *communicator);

@@ -31,10 +31,11 @@ bool is_boundary(std::string_view kind) {
   return std::find(kBoundaries.begin(), kBoundaries.end(), kind) != kBoundaries.end();
 }
 
-// The recorder numbers what comes before step 1's first micro-batch 0, later steps leave it blank.
+// What comes before step 1's first micro-batch the recorder numbers 0 or, over axes, leaves blank,
+// as later steps do.
 bool same_microbatch(const RecordedEvent& recorded, const RecordedEvent& predicted) {
   return recorded.microbatch == predicted.microbatch ||
-         (recorded.step == 1 && recorded.microbatch == 0 && predicted.microbatch == -1);
+         (recorded.step == 1 && std::max(recorded.microbatch, predicted.microbatch) == 0);
 }
 
 bool same_place(const RecordedEvent& a, const RecordedEvent& b) {

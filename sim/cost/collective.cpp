@@ -12,6 +12,7 @@
 #include "sim/base/error.h"
 #include "sim/base/letters.h"
 #include "sim/cost/nccl_tables.h"
+#include "sim/cost/node_links.h"
 
 namespace foreshard {
 namespace {
@@ -101,19 +102,29 @@ FabricKind network_kind(std::string_view name) {
   return FabricKind::kRdma;
 }
 
+Inside inside_of(const NodeKind& node) {
+  const std::string name = lower(node.gpu_link_name);
+  if (has_any(name, {"infinity", "xgmi"})) return Inside::kXgmi;
+  if (has_any(name, {"pcie", "pci express"})) {
+    return node.peer_access ? Inside::kPcie : Inside::kThroughHost;
+  }
+  return has_any(name, {"switch"}) ? Inside::kSwitch : Inside::kMesh;
+}
+
 FabricSystem fabric_system(const Cluster& cluster, const GroupLink& group, NcclVersion version) {
   FabricSystem fabric;
   NcclSystem& s = fabric.system;
   const NodeKind& node = cluster.node;
-  const std::string inside = lower(node.gpu_link_name);
+  const Inside inside = inside_of(node);
   s.version = version;
   s.generation = nccl_generation(cluster.gpu);
   s.nodes = group.nodes;
   s.ranks_per_node = group.ranks_per_node;
   if (group.size != group.nodes * group.ranks_per_node) s.all_ranks = group.size;
-  const bool is_amd = has_any(inside, {"infinity", "xgmi"});
-  s.nvlink = !has_any(inside, {"pcie", "pci express"}) && node.gpu_link.value() > 0;
-  s.nvswitch = s.nvlink && !is_amd && (has_any(inside, {"switch"}) || node.gpus >= 8);
+  const bool is_amd = inside == Inside::kXgmi;
+  const bool is_slot = inside == Inside::kPcie || inside == Inside::kThroughHost;
+  s.nvlink = !is_slot && node.gpu_link.value() > 0;
+  s.nvswitch = s.nvlink && inside == Inside::kSwitch;
   // Ampere nodes are built around AMD's processors (DGX A100, ND A100 v4), later ones around
   // Intel's.
   s.cpu = is_amd || s.generation == GpuGeneration::kAmpere ? CpuKind::kAmd : CpuKind::kIntel;

@@ -13,6 +13,7 @@
 #include "sim/base/error.h"
 #include "sim/cost/host_calls.h"
 #include "sim/cost/nccl_tables.h"
+#include "sim/cost/node_links.h"
 #include "sim/spec/network/cluster_layout.h"
 
 namespace foreshard {
@@ -91,7 +92,7 @@ LatencyGap latency_gap(const Cluster& cluster, const GroupShape& group, NcclVers
   const GroupLink link = group_link(cluster, group);
   LatencyGap gap{fabric_system(cluster, link, version).system};
   // The catalogue's AMD nodes have the figure of PCIe.
-  const bool is_amd = node.gpu_link_name.find("Infinity") != std::string::npos;
+  const bool is_amd = inside_of(node) == Inside::kXgmi;
   gap.inside =
       beyond(link.link_latency, gap.system.nvlink && !is_amd ? NcclHop::kNvlink : NcclHop::kPci);
   if (gap.system.nodes > 1) gap.between = beyond(link.network_latency, NcclHop::kNetwork);

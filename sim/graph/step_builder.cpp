@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "sim/base/error.h"
+#include "sim/graph/axes/rank_part.h"
 #include "sim/graph/layer_collectives.h"
 
 namespace foreshard {
@@ -109,7 +110,7 @@ StepBuilder::PassKind StepBuilder::pass_kind(std::int32_t pass) const {
 std::int32_t StepBuilder::earlier_of(std::int32_t layer, std::int32_t pass) const {
   const auto layers = static_cast<std::int32_t>(model_.order.size());
   const LayerRole role = spec_of(layer).role;
-  const bool is_table = model_.tied_embeddings && role == LayerRole::kEmbedding;
+  const bool is_table = role == LayerRole::kEmbedding && has_shared_table(model_);
   if (!repeats_layers_ && !is_table) return -1;
   const std::int32_t same = model_.order[static_cast<std::size_t>(layer)].same_as;
   const std::int32_t module = same < 0 ? layer : same;

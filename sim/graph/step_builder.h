@@ -27,6 +27,7 @@ struct UnitParameter {
   std::int64_t gathered_size = 2;
   bool casts = true;  // to the compute dtype, before its gather
   bool trainable = true;
+  bool stepped = true;                       // by the optimizer, if it is trainable
   bool replicated = false, partial = false;  // ParameterSpec
   std::int64_t gradient_numel = 0;           // as backward makes it; 0: numel
 };
@@ -47,6 +48,8 @@ struct UnitShape {
   std::int64_t trained_cut_numel = 0;
   std::int64_t parameters = 0;
   std::int64_t trained = 0;
+  std::int64_t unstepped = 0;  // UnitParameter::stepped: how many are not, and their elements
+  std::int64_t unstepped_local_numel = 0;
   std::int64_t reshard_group = 0;         // ranks of the small group after forward; 0: none
   std::int64_t shards = 1;                // ranks that it is sharded over
   MeshDim sharded_over = MeshDim::kFsdp;  // or kEfsdp: experts

@@ -208,6 +208,10 @@ UnitParameter StepBuilder::sharded(std::int32_t layer, const ParameterSpec& para
   p.shard_numel = checked_multiply(chunk, rest);
   p.local_numel = std::clamp<std::int64_t>(rows - rank * chunk, 0, chunk) * rest;
   p.trainable = is_trained(layer, parameter);
+  // Tied after it was sharded, the table of the head is gone from the list that the optimizer gets.
+  const LayerSpec& spec = spec_of(layer);
+  p.stepped = spec.role != LayerRole::kHead || spec.tower || parameter.shape.size() < 2 ||
+              !model_.tied_embeddings || parameter.tied;
   p.replicated = parameter.replicated;
   p.partial = parameter.partial;
   p.gradient_numel = parameter.gradient_numel;
@@ -237,6 +241,10 @@ UnitShape StepBuilder::shape_of(std::int32_t unit) {
         shape.trained_numel += p.numel;
         shape.trained_shard_numel += p.shard_numel;
         shape.trained_local_numel += p.local_numel;
+        if (!p.stepped) {
+          ++shape.unstepped;
+          shape.unstepped_local_numel += p.local_numel;
+        }
         if (p.shard_dim > 0) shape.trained_cut_numel += p.numel;
         ++shape.trained;
       }
@@ -290,9 +298,10 @@ void StepBuilder::size_units() {
         const std::int64_t padded = checked_multiply(p.shard_numel, shape.shards);
         unsharded.push_back(allocated_size(checked_multiply(padded, p.gathered_size)));
         sharded.push_back(allocated_size(checked_multiply(p.shard_numel, p.stored_size)));
-        state.push_back(p.trainable ? allocated_size(checked_multiply(
-                                          p.local_numel, size_of(plan_.optimizer.state)))
-                                    : Bytes());
+        state.push_back(
+            p.trainable && p.stepped
+                ? allocated_size(checked_multiply(p.local_numel, size_of(plan_.optimizer.state)))
+                : Bytes());
       }
       shape.unsharded_parts = add_part_list(std::move(unsharded));
       shape.sharded_parts = add_part_list(std::move(sharded));

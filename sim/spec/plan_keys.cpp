@@ -43,7 +43,6 @@ constexpr std::pair<std::string_view, std::string_view> kGroups[] = {
      "Megatron-Core's DistributedDataParallelConfig beside its distributed optimizer (runtime "
      "megatron)."},
     {"evaluation", "Loss on held-back data."},
-    {"surround", "Sizes of parallelism around the plan; only 1 is modelled yet."},
 };
 
 }  // namespace

@@ -386,10 +386,10 @@ AllocatorSettings read_allocator(const ConfigNode& node) {
   }
 }
 
-void read_surround(const ConfigNode& node, PlanDocument& /*document*/) {
+void read_stages(const ConfigNode& node) {
   if (node.as_int(1, plan_limits::kMesh) == 1) return;
-  throw not_modelled(node, "tensor, context and pipeline parallelism are not modelled yet",
-                     "1 for each size of surround");
+  throw not_modelled(node, "stages of a pipeline are not modelled",
+                     "mesh.pp: 1, the ranks in mesh.tp and mesh.shard instead");
 }
 
 Json written(const Runtime& runtime) {

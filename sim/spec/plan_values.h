@@ -54,7 +54,7 @@ double read_epsilon(const ConfigNode& node);  // 0 divides a moment of 0 by 0
 std::optional<std::int64_t> read_optional_steps(const ConfigNode& node);
 AllocatorSettings read_allocator(const ConfigNode& node);  // PYTORCH_ALLOC_CONF's text, or default
 std::string read_name(const ConfigNode& node, const char* expected);
-void read_surround(const ConfigNode& node, PlanDocument& document);  // 1 only
+void read_stages(const ConfigNode& node);  // of a pipeline: 1 only
 
 Json written(const Runtime& runtime);
 Json written(const Loss& loss);

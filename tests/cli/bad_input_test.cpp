@@ -181,7 +181,7 @@ TEST(BadInput, MissingCapability) {
   expect_refused(kJob + "--runtime native --set offload=cpu_unpinned", 6, {"offload: cpu"});
   expect_refused(kJob + "--runtime fsdp2@2.7 --set reduction.force_sum=true", 6,
                  {"came with PyTorch 2.8", "reduction.force_sum: false"});
-  expect_refused(kJob + "--set surround.tensor=8", 6, {"not modelled"});
+  expect_refused(kJob + "--set mesh.pp=8", 6, {"mesh.pp", "not modelled", "mesh.tp"});
 }
 
 TEST(BadInput, FilesThatCannotBeWritten) {

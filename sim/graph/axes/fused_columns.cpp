@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "sim/spec/packed_attention.h"
+
 namespace foreshard {
 namespace {
 
@@ -104,6 +106,39 @@ LayerSpec fuse_columns(LayerSpec layer) {
                             std::move(split));
   }
   erase_parameters(layer, std::move(gone));
+  return layer;
+}
+
+LayerSpec unpack_attention(LayerSpec layer) {
+  for (std::size_t o = 0; o < layer.operations.size(); ++o) {
+    if (!reads_packed_projection(layer.operations[o])) continue;
+    Operation& attention = layer.operations[o];
+    const Index packed = attention.inputs.front();
+    Operation split;
+    split.name = attention.name + "_split";
+    split.function = Function::kCopy;
+    split.view = true;
+    split.part = attention.part;
+    split.inputs = {packed};
+    for (const Index gradient : attention.backward_temporaries) {
+      TensorSpec view = layer.tensors[at(gradient)];
+      view.name = layer.tensors[at(packed)].name + " for " + view.name;
+      layer.tensors.push_back(std::move(view));
+      split.outputs.push_back(static_cast<Index>(layer.tensors.size() - 1));
+    }
+    if (std::erase(attention.saved, packed) > 0) {
+      attention.saved.insert(attention.saved.begin(), split.outputs.begin(), split.outputs.end());
+    }
+    attention.inputs = split.outputs;
+    attention.backward_temporaries.clear();
+    for (Operation& op : layer.operations) {
+      if (std::erase(op.released, packed) == 0) continue;
+      op.released.insert(op.released.end(), split.outputs.begin(), split.outputs.end());
+      split.released = split.inputs;
+    }
+    layer.operations.insert(layer.operations.begin() + static_cast<std::ptrdiff_t>(o++),
+                            std::move(split));
+  }
   return layer;
 }
 

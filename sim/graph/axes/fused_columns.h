@@ -10,4 +10,8 @@ namespace foreshard {
 // other and whose result is split into theirs (views).
 LayerSpec fuse_columns(LayerSpec layer);
 
+// An attention that reads its packed projection reads three views of it instead, which ranks of cp
+// send round apart.
+LayerSpec unpack_attention(LayerSpec layer);
+
 }  // namespace foreshard

@@ -36,9 +36,9 @@ namespace {
 using Index = std::int16_t;
 
 // Modules register what is inside them before the block registers its norms, DeepSeek's between
-// attention and feed-forward layer (torchtitan 0.2.2 models/*/model/model.py), and a mixture its
-// experts before its router (models/moe/moe.py); a rank's shards are packed and freed in that
-// order.
+// attention and feed-forward layer (torchtitan 0.2.2 models/*/model/model.py), a mixture its
+// experts before its router (models/moe/moe.py), and feed-forward layers w1, w2, w3: gate, down,
+// up. A rank's shards are packed and freed in that order.
 void order_as_registered(LayerSpec& layer) {
   if (layer.role != LayerRole::kBlock) return;
   const auto is_direct = [](const ParameterSpec& p) {
@@ -65,6 +65,13 @@ void order_as_registered(LayerSpec& layer) {
     };
     return rank(a) < rank(b);
   });
+  const auto is_named = [&](std::size_t i, std::string_view word) {
+    const std::string& name = layer.parameters[static_cast<std::size_t>(order[i])].name;
+    return name.find(word) != std::string::npos;
+  };
+  for (std::size_t i = 0; i + 1 < order.size(); ++i) {
+    if (is_named(i, "up_proj") && is_named(i + 1, "down_proj")) std::swap(order[i], order[i + 1]);
+  }
   std::vector<ParameterSpec> sorted;
   std::vector<Index> place(order.size());
   for (std::size_t i = 0; i < order.size(); ++i) {
@@ -81,9 +88,19 @@ void order_as_registered(LayerSpec& layer) {
 LayerSpec as_executed(LayerSpec layer, const Plan& plan) {
   const bool is_megatron = plan.runtime.kind == RuntimeKind::kMegatron;
   if (is_megatron) layer = fuse_columns(std::move(layer));
+  if (plan.mesh.cp > 1) layer = unpack_attention(std::move(layer));
   const bool sends = sends_tokens(plan);
   if (is_megatron || sends) layer = weigh_in_activation(std::move(layer));
   return sends ? send_tokens(std::move(layer)) : layer;
+}
+
+// Whether fully_shard gives embedding and head a parameter each (torchtitan applies none where tp
+// alone divides the model).
+bool parts_table(const Plan& plan) {
+  const Mesh& mesh = plan.mesh;
+  return plan.runtime.kind == RuntimeKind::kFsdp2 && plan.units.embedding != UnitPlacement::kRoot &&
+         plan.units.embedding != UnitPlacement::kWithHead &&
+         (mesh.tp == 1 || mesh.fsdp() * mesh.replicate > 1);
 }
 
 // visit(kind, its cut), of each kind once.
@@ -111,12 +128,45 @@ bool cuts_layers(const Plan& plan) {
          plan.runtime.kind == RuntimeKind::kMegatron || plan.step_frame != StepFrame::kPlain;
 }
 
+bool has_shared_table(const ModelSpec& part) {
+  return part.tied_embeddings &&
+         std::any_of(part.kinds.begin(), part.kinds.end(), [](const LayerSpec& layer) {
+           return std::any_of(layer.parameters.begin(), layer.parameters.end(),
+                              [](const ParameterSpec& p) { return p.tied; });
+         });
+}
+
+// A gradient of the whole table, added to the head's, of the rank's rows, leaves one of those
+// (DTensor's pointwise rule).
+void shorten_table_gradient(LayerSpec& layer) {
+  ParameterSpec& table = layer.parameters.front();
+  const std::int64_t made = std::exchange(table.gradient_numel, 0);
+  if (made == 0) return;
+  const auto whole = static_cast<Index>(layer.tensors.size());
+  layer.tensors.push_back({.name = table.name + ".grad of all rows", .fixed = made});
+  for (Operation& op : layer.operations) {
+    if (op.kind == OperationKind::kEmbedding && !op.parameters.empty() && op.parameters[0] == 0) {
+      op.backward_temporaries.push_back(whole);
+    }
+  }
+}
+
 ModelSpec part_of_rank(const ModelSpec& model, const Plan& plan) {
   ModelSpec part = model;
-  cut_kinds(model, plan, [&](std::size_t kind, CutLayer cut) {
+  if (parts_table(plan)) {
+    for (LayerSpec& layer : part.kinds) {
+      for (ParameterSpec& p : layer.parameters) p.tied = false;
+    }
+  }
+  cut_kinds(ModelSpec(part), plan, [&](std::size_t kind, CutLayer cut) {
     part.kinds[kind] = std::move(cut.layer);
     if (plan.runtime.kind != RuntimeKind::kNative) order_as_registered(part.kinds[kind]);
   });
+  if (has_shared_table(part)) {
+    for (LayerSpec& layer : part.kinds) {
+      if (layer.role == LayerRole::kEmbedding && !layer.tower) shorten_table_gradient(layer);
+    }
+  }
   return part;
 }
 

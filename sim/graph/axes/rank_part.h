@@ -29,6 +29,9 @@ bool cuts_layers(const Plan& plan);
 // number, order and roles; parameters have the shapes of plan.rank, in the order in which modules
 // register them (modules inside a block before the norms of the block itself).
 ModelSpec part_of_rank(const ModelSpec& model, const Plan& plan);
+// Whether a tied table is one parameter of two modules in the part, as in the model: fully_shard
+// replaces the parameters of each unit's own modules, so what two units share becomes two.
+bool has_shared_table(const ModelSpec& part);
 SlicesOfPart slices_of_part(const ModelSpec& model, const Plan& plan);
 
 // torchtitan's trainer sums the loss and divides it by the tokens of the step: an operation more.

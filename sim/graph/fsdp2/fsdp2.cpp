@@ -157,7 +157,8 @@ void Fsdp2::run_forward(bool training) {
     }
   }
   root_pre_forward(kRootState);
-  if (root() >= 0) {
+  const bool gathers_root = root() >= 0 && is_wrapped();
+  if (gathers_root) {
     group(root()).module_state = Training::kForward;
     pre_forward(root());
     prefetch_forward(root());
@@ -177,7 +178,7 @@ void Fsdp2::run_forward(bool training) {
     compute_loss(last);
     drop_head_inputs();
   }
-  if (root() >= 0) {
+  if (gathers_root) {
     post_forward(root(), /*in_backward=*/false);
     group(root()).module_state = Training::kIdle;
   }

@@ -93,6 +93,7 @@ class Fsdp2 final : public StepBuilder {
     std::vector<std::int32_t> accumulated;
     std::vector<std::int32_t> whole;    // ... completed over the ranks of an axis
     std::int32_t gradient = kNoBuffer;  // sharded
+    bool keeps_gradient = false;        // of earlier steps, which the optimizer does not drop
     std::vector<std::int32_t> host_gradients;
     bool has_gradient = false;
     std::vector<DeviceEvent> host_copies;  // device-to-host copies that the host awaits
@@ -100,11 +101,12 @@ class Fsdp2 final : public StepBuilder {
     bool fresh_gradients = false;          // autograd stored some since the last post_backward
   };
 
-  struct Trained {                 // a parameter that the optimizer steps
+  struct Trained {                 // a parameter with a gradient
     std::int32_t unit = -1;        // -1: outside FSDP
     std::int64_t state_bytes = 0;  // of one moment
     std::int8_t part = 0;
     bool replicated = false;  // ParameterSpec::replicated
+    bool stepped = true;      // UnitParameter::stepped
     std::int32_t ignored_gradient = kNoBuffer;
   };
 
@@ -218,7 +220,10 @@ class Fsdp2 final : public StepBuilder {
   void note_module(std::string_view kind, std::int32_t unit);
   void begin_plain_backward();
   void end_plain_backward(std::string_view cause);
+  template <typename Visit>
+  void visit_plain_gradients(const Visit& visit);
   void hold_plain_gradients();
+  void drop_plain_gradients();
   std::vector<std::int32_t> sum_plain_gradients();
   void step_plain_gradients();
   void read_splits(EventId row, std::int32_t layer, std::int8_t part);

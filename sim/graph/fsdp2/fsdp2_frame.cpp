@@ -27,11 +27,19 @@ void Fsdp2::hold_gradients() {
     const UnitShape& s = shape(u);
     if (s.trained == 0 || !is_wrapped()) continue;
     Group& g = group(u);
-    g.gradient = allocate_persistent(MemoryCategory::kShardedGrad, u,
-                                     Bytes(s.trained_shard_numel * master_size()));
-    graph().buffers.back().pool =
-        replicated() && casts_gradients() ? Stream::kAllReduce : Stream::kReduceScatter;
-    graph().buffers.back().on_host = plan_.offload != Offload::kNone;
+    const auto hold = [&] {
+      const std::int32_t gradient = allocate_persistent(
+          MemoryCategory::kShardedGrad, u, Bytes(s.trained_shard_numel * master_size()));
+      graph().buffers.back().pool =
+          replicated() && casts_gradients() ? Stream::kAllReduce : Stream::kReduceScatter;
+      graph().buffers.back().on_host = plan_.offload != Offload::kNone;
+      return gradient;
+    };
+    // The first step's stays, of which a gradient is a view that nobody lets go of; a recorded step
+    // is the second.
+    g.keeps_gradient = s.unstepped > 0;
+    const std::int32_t gradient = hold();
+    g.gradient = !g.keeps_gradient ? gradient : logging_ ? kNoBuffer : hold();
   }
   fetched_labels_ = allocate_persistent(MemoryCategory::kInput, -1, Bytes(whole_labels()));
   hold_row_orders();

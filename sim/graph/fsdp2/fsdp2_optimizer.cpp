@@ -43,6 +43,7 @@ void Fsdp2::list_trained() {
       trained.state_bytes = p.local_numel * size_of(plan_.optimizer.state);
       trained.part = parameters[i].part;
       trained.replicated = p.replicated;
+      trained.stepped = p.stepped;
       if (is_ignored(parameters[i])) {
         trained.ignored_gradient = first.first_buffer + graph().program(first).weight_gradients[i];
       } else {
@@ -97,8 +98,10 @@ void Fsdp2::persistent_memory(StepNumber step) {
   }
   if (!adam || step == StepNumber::kFirst) return;
   // Unless it is fused, AdamW keeps the number of steps on the host.
+  const auto counters =
+      std::count_if(trained_.begin(), trained_.end(), [](const Trained& p) { return p.stepped; });
   hold(MemoryCategory::kOptimizerState, -1,
-       add_part_list(std::vector<Bytes>(trained_.size(), allocated_size(4))));
+       add_part_list(std::vector<Bytes>(static_cast<std::size_t>(counters), allocated_size(4))));
   graph().buffers.back().on_host = on_host || !fused;
   for (int moment = 0; moment < 2; ++moment) {
     if (!ignored_states.empty()) {
@@ -192,7 +195,9 @@ void Fsdp2::optimizer(StepNumber step) {
     StepBuilder::free(one);
     std::vector<Bytes> sizes;
     sizes.reserve(trained_.size());
-    for (const Trained& p : trained_) sizes.push_back(allocated_size(p.state_bytes));
+    for (const Trained& p : trained_) {
+      if (p.stepped) sizes.push_back(allocated_size(p.state_bytes));
+    }
     std::int32_t temporary = allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
                                             add_part_list(std::move(sizes)));
     graph().buffers.back().on_host = plan_.offload != Offload::kNone;
@@ -204,7 +209,10 @@ void Fsdp2::optimizer(StepNumber step) {
     wait(Stream::kAllReduce, last);
     wait(Stream::kCompute, add_step_row(EventKind::kAllReduce, Stream::kAllReduce));
   }
-  if (!framed()) zero_grad();
+  if (!framed()) {
+    if (!is_wrapped()) drop_plain_gradients();
+    zero_grad();
+  }
   if (plan_.host_sync == HostSync::kStep) graph().final_host_wait = last;
 }
 
@@ -213,6 +221,7 @@ void Fsdp2::step_one_by_one() {
   const bool on_host = plan_.offload != Offload::kNone;
   std::int32_t divisor = kNoBuffer;
   for (const Trained& p : trained_) {
+    if (!p.stepped) continue;
     const auto temporary = [&] {
       const std::int32_t id =
           allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, Bytes(p.state_bytes));
@@ -237,6 +246,7 @@ void Fsdp2::create_optimizer_states() {
     graph().buffers.back().on_host = host;
   };
   for (const Trained& p : trained_) {
+    if (!p.stepped) continue;
     create(4, on_host || !fused);
     create(p.state_bytes, on_host);
     create(p.state_bytes, on_host);

@@ -315,7 +315,8 @@ void Fsdp2::store_sharded_grads(std::int32_t unit, std::int32_t output, Stream s
   const bool holds = replicated() && version_.holds_all_reduce_input;
   std::int32_t flat = output;
   if (casts_gradients()) {
-    add_unit_row(EventKind::kAccumulate, stream, unit, g.has_gradient ? kCastAdd : kCast);
+    add_unit_row(EventKind::kAccumulate, stream, unit,
+                 g.has_gradient || g.keeps_gradient ? kCastAdd : kCast);
     flat = allocate(MemoryCategory::kShardedGrad, stream, unit,
                     Bytes(s.trained_shard_numel * master_size()));
     log_operator("_to_copy", stream, output_bytes, plan_.reduce_dtype);
@@ -325,7 +326,7 @@ void Fsdp2::store_sharded_grads(std::int32_t unit, std::int32_t output, Stream s
     } else {
       StepBuilder::free(output);
     }
-  } else if (g.has_gradient) {
+  } else if (g.has_gradient || g.keeps_gradient) {
     add_unit_row(EventKind::kAccumulate, stream, unit, kAdd);
   }
   const bool offloaded = plan_.offload != Offload::kNone;
@@ -335,9 +336,10 @@ void Fsdp2::store_sharded_grads(std::int32_t unit, std::int32_t output, Stream s
   for (const UnitParameter& p : s.list) {
     if (!p.trainable) continue;
     const std::int64_t local = p.local_numel * master_size();
+    const bool adds = g.has_gradient || (g.keeps_gradient && !p.stepped);
     std::int32_t arrived = kNoBuffer;
     if (offloaded) {
-      const bool blocking = plan_.offload == Offload::kCpuUnpinned || g.has_gradient;
+      const bool blocking = plan_.offload == Offload::kCpuUnpinned || adds;
       if (logging_) {
         log_here("device_to_host", {.stream = name(stream),
                                     .bytes_in = local,
@@ -353,7 +355,7 @@ void Fsdp2::store_sharded_grads(std::int32_t unit, std::int32_t output, Stream s
         g.host_copies.push_back(record(stream, "post_reduce", unit));
       }
     }
-    if (g.has_gradient) {
+    if (adds) {
       log_operator("add_", stream, local, plan_.master_dtype);
       StepBuilder::free(arrived);
     } else if (offloaded) {

@@ -34,17 +34,29 @@ void Fsdp2::end_plain_backward(std::string_view cause) {
   if (logging_ && unit >= 0) log("backward_end", {.unit = unit, .cause = cause});
 }
 
-// As backward makes them.
-void Fsdp2::hold_plain_gradients() {
+// visit(program's slot, its buffer), of each gradient that backward leaves.
+template <typename Visit>
+void Fsdp2::visit_plain_gradients(const Visit& visit) {
   for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
     const LayerExecution& execution = graph().executions[static_cast<std::size_t>(l)];
     const LayerProgram& program = graph().program(execution);
-    for (const std::int32_t slot : program.weight_gradients) {
-      if (slot < 0) continue;
-      plain_gradients_.push_back(allocate_persistent(
-          MemoryCategory::kBackwardTemp, -1, program.slots[static_cast<std::size_t>(slot)].bytes));
+    for (std::size_t p = 0; p < program.weight_gradients.size(); ++p) {
+      const std::int32_t slot = program.weight_gradients[p];
+      if (slot < 0 || spec_of(l).parameters[p].tied) continue;
+      visit(program.slots[static_cast<std::size_t>(slot)], execution.first_buffer + slot);
     }
   }
+}
+
+// Of the step before, as backward made them.
+void Fsdp2::hold_plain_gradients() {
+  visit_plain_gradients([&](const Slot& slot, std::int32_t) {
+    plain_gradients_.push_back(allocate_persistent(MemoryCategory::kBackwardTemp, -1, slot.bytes));
+  });
+}
+
+void Fsdp2::drop_plain_gradients() {
+  visit_plain_gradients([&](const Slot&, std::int32_t buffer) { StepBuilder::free(buffer); });
 }
 
 // One after the other; the sums live until the caller has read them all.

@@ -145,6 +145,7 @@ Fsdp2::UnitWork Fsdp2::step_work(EventKind kind) const {
   std::int64_t elements = 0, in_fp8 = 0;
   for (std::int32_t u = 0; u < unit_count(); ++u) {
     elements = checked_add(elements, shape(u).trained_local_numel);
+    if (kind == EventKind::kOptimizer) elements -= shape(u).unstepped_local_numel;
     in_fp8 = checked_add(in_fp8, shape(u).fp8_shard_numel);
   }
   UnitWork work = step_work_of(kind, elements);

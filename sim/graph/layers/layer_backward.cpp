@@ -183,20 +183,16 @@ class Backward {
   }
 
   // Checkpointing runs the layer again when the first node unpacks what it saved. Where nothing was
-  // computed or communicated before, that is where backward begins; so it is taken of layers
-  // without collectives, whose first kernels are small.
+  // computed or communicated before, that is where backward begins.
   void recompute_before(std::size_t o) {
     const Operation& op = graph_.operation(o);
     const bool unpacks = !graph_.saves(o).empty() || op.kind == OperationKind::kGemm;
     if (recomputed_ || !graph_.is_checkpointed() || !graph_.inside(o) || !unpacks) return;
     recomputed_ = true;
-    const std::vector<Operation>& all = graph_.layer().operations;
-    const bool communicates = std::any_of(
-        all.begin(), all.end(), [](const Operation& each) { return each.is_collective(); });
     const bool began = !writer_.phase().calls.empty() || !writer_.phase().kernels.empty();
     // The engine recomputes before backward begins.
     const bool first = graph_.is_flat() || graph_.options().recomputes_first;
-    if (communicates && began && !first) writer_.recompute_here();
+    if (began && !first) writer_.recompute_here();
   }
 
   void communicate(std::size_t o, std::int32_t incoming) {

@@ -370,7 +370,7 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan)
                                                                   : GradientStorage::kPerParameter;
     options.flat_gradient = plan.reduce_dtype;
     const bool is_table = layer.role == LayerRole::kEmbedding && !layer.tower;
-    options.tied = model.tied_embeddings && is_table ? Tying::kTokenTable : Tying::kNone;
+    options.tied = has_shared_table(model) && is_table ? Tying::kTokenTable : Tying::kNone;
     options.sharing = variant.sharing;
     if (variant.frozen) options.frozen = frozen_parameters(layer);
     options.ignores_norms = setting_.ignored == Ignored::kNorms;
@@ -381,7 +381,10 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan)
     options.stacked = setting_.stacked && layer.role == LayerRole::kBlock;
     options.hooks =
         plan.runtime.kind == RuntimeKind::kDdp || is_megatron || is_zero(plan.runtime.kind);
-    options.fused_gradients = options.recomputes_first = is_megatron;
+    options.fused_gradients = is_megatron;
+    // Without axes what comes before is taken as small.
+    options.recomputes_first =
+        is_megatron || (plan.mesh.is_plain() && plan.step_frame == StepFrame::kPlain);
     if (setting_.output_dtype) {
       options.arrives = variant.arrives;
       options.output_dtype = plan.output_dtype;

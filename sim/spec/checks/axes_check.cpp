@@ -12,6 +12,7 @@
 #include "sim/spec/checks/plan_runtime_check.h"
 #include "sim/spec/fsdp2_version.h"
 #include "sim/spec/latent_attention.h"
+#include "sim/spec/packed_attention.h"
 
 namespace foreshard {
 namespace {
@@ -167,16 +168,16 @@ Problem problem_of_heads(const Plan& plan, const ModelSpec& model) {
 }
 
 // Ranks of cp send keys and values round and merge what they attend to by its logsumexp: one kernel
-// that reads them apart and leaves it.
+// that reads them, from one tensor or three, and leaves it.
 Problem problem_of_attention(const Plan& plan, const ModelSpec& model) {
   if (plan.mesh.cp == 1) return std::nullopt;
   for (const LayerSpec& layer : model.kinds) {
     const auto is_cut = [](const Operation& op) {
-      return op.kind == OperationKind::kAttention && op.inputs.size() == 3 &&
-             op.outputs.size() >= 2;
+      return reads_packed_projection(op) || (op.kind == OperationKind::kAttention &&
+                                             op.inputs.size() == 3 && op.outputs.size() >= 2);
     };
-    const auto is_other = [&](const Operation& op) {
-      return op.kind == OperationKind::kAttention && !is_cut(op);
+    const auto is_other = [&](const Operation& op) {  // ALiBi's bias is of whole sequences
+      return op.kind == OperationKind::kAttention && (!is_cut(op) || model.numerics.alibi);
     };
     const auto& operations = layer.operations;
     if (std::none_of(operations.begin(), operations.end(), is_other) &&

@@ -260,7 +260,8 @@ Problem problem_of_reshard(const Plan& plan, const ModelSpec& model) {
 }
 
 // Embedding and head of a tied model share one parameter, which only a unit that holds both can
-// have.
+// have. torchtitan 0.2.2 gives each its own all the same, and ties them again before it makes the
+// optimizer: the head's then has a gradient and no step.
 Problem problem_of_tying(const Plan& plan, const ModelSpec& model) {
   const bool in_root =
       plan.units.embedding == UnitPlacement::kRoot && plan.units.head == UnitPlacement::kRoot;
@@ -270,7 +271,11 @@ Problem problem_of_tying(const Plan& plan, const ModelSpec& model) {
   const RuntimeKind kind = plan.runtime.kind;
   const bool has_units =
       kind != RuntimeKind::kDdp && kind != RuntimeKind::kMegatron && !is_zero(kind);
-  if (!model.tied_embeddings || in_root || in_one_unit || !has_units) return std::nullopt;
+  const bool is_titan = kind == RuntimeKind::kFsdp2 && plan.step_frame != StepFrame::kPlain &&
+                        plan.units.embedding == UnitPlacement::kOwn &&
+                        plan.units.head != UnitPlacement::kRoot;
+  if (!model.tied_embeddings || in_root || in_one_unit || !has_units || is_titan)
+    return std::nullopt;
   return contradiction(
       plan.units.embedding != UnitPlacement::kRoot ? "units.embedding" : "units.head",
       fmt::format("embedding and head of {} share one parameter, which {} refuses in two units",

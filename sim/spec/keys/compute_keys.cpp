@@ -76,7 +76,6 @@ constexpr PlanKeyType kLoraTargets = other(R"({"oneOf": [{"const": "all-linear"}
 constexpr PlanKeyType kAllocatorSettings = other(R"({"type": "string", "minLength": 1,
     "examples": ["expandable_segments:True",
                  "max_split_size_mb:512,garbage_collection_threshold:0.8"]})");
-constexpr PlanKeyType kOne = other(R"({"const": 1})");
 
 void read_reduce_dtype(const PlanKey&, const ConfigNode& n, PlanDocument& d) {
   const std::optional<DType> dtype = read_optional_dtype(n);
@@ -285,18 +284,6 @@ constexpr PlanKey kKeys[] = {
     FORESHARD_COUNT(
         "rank", rank, 0, plan_limits::kMesh - 1,
         "Whose memory is told: with uneven shards the last ranks hold less (fsdp2 only)."),
-    {.path = "surround.tensor",
-     .type = kOne,
-     .read = [](const PlanKey&, const ConfigNode& n, PlanDocument& d) { read_surround(n, d); },
-     .says = "Tensor parallelism around the plan; mesh.tp is the plan's own."},
-    {.path = "surround.context",
-     .type = kOne,
-     .read = [](const PlanKey&, const ConfigNode& n, PlanDocument& d) { read_surround(n, d); },
-     .says = "Context parallelism around the plan; mesh.cp is the plan's own."},
-    {.path = "surround.pipeline",
-     .type = kOne,
-     .read = [](const PlanKey&, const ConfigNode& n, PlanDocument& d) { read_surround(n, d); },
-     .says = "Pipeline stages around the plan; not modelled yet."},
 };
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "sim/graph/axes/received_rows.h"
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_profile.h"
+#include "sim/memory/reserved_forecast.h"
 #include "tests/support/fixtures.h"
 
 namespace foreshard {
@@ -89,6 +90,70 @@ TEST(ContextParallel, ARingSendsToOneRankAndUlyssesToAll) {
       EXPECT_GT(exchanges, 0) << to_string(rotate) << " shard " << shard;
     }
   }
+}
+
+ModelSpec small_model(const char* family, bool tied = false) {
+  ModelDims dims = family_dims(family).value();
+  dims.name = family;
+  dims.source = "tests";
+  dims.layers = 2;
+  dims.hidden = 512;
+  dims.heads = dims.kv_heads = 8;
+  dims.head_dim = 64;
+  dims.ffn = 2048;
+  dims.vocabulary = 1024;
+  dims.max_positions = dims.position_rows = 1024;
+  dims.tied = tied;
+  return build_model(dims);
+}
+
+// GPT-2's block has one projection for queries, keys and values, OPT's three of the same sizes.
+TEST(ContextParallel, APackedProjectionSendsWhatThreeSend) {
+  for (const RuntimeKind kind : {RuntimeKind::kFsdp2, RuntimeKind::kMegatron}) {
+    const Plan plan =
+        cp_plan(kind, kind == RuntimeKind::kFsdp2 ? "2.11" : "0.20", Rotate::kAllToAll);
+    const EventGraph packed = build_training_step(small_model("gpt3"), plan);
+    const Sum one = all_to_alls(packed);
+    const Sum three = all_to_alls(build_training_step(small_model("opt"), plan));
+    EXPECT_GT(one.count, 0);
+    EXPECT_EQ(one.count, three.count);
+    EXPECT_EQ(one.bytes, three.bytes);
+    EXPECT_EQ(replay_allocations(packed).peak, peak_allocated(packed));
+  }
+}
+
+// Nothing wraps the model: gradients go with the step, or when the next one begins.
+TEST(TensorParallelAlone, StepsFollowEachOther) {
+  for (const StepFrame frame : {StepFrame::kPlain, StepFrame::kTorchtitan}) {
+    Plan plan = cp_plan(RuntimeKind::kFsdp2, "2.11", Rotate::kAllGather);
+    plan.mesh = {1, 1};
+    plan.mesh.tp = 4;
+    plan.master_dtype = plan.optimizer.state = plan.param_dtype;
+    plan.step_frame = frame;
+    plan.units.head = UnitPlacement::kRoot;
+    const EventGraph graph = build_training_step(small_model("llama"), plan);
+    EXPECT_FALSE(replay_reserved(graph, {}, DeviceMemory::unlimited()).out_of_memory);
+  }
+}
+
+// fully_shard makes two of a tied table, of which the optimizer gets the embedding's: of the head's
+// 1,024 rows of 512, cut over tp 2 and shard 2, there are no two moments and no counter.
+TEST(TiedTables, TorchtitanShardsThemTwiceAndStepsOne) {
+  const auto states = [](bool tied) {
+    Plan plan = cp_plan(RuntimeKind::kFsdp2, "2.11", Rotate::kAllGather);
+    plan.mesh = {2, 1};
+    plan.mesh.tp = 2;
+    plan.step_frame = StepFrame::kTorchtitan;
+    plan.units.head = UnitPlacement::kWithNorm;
+    const EventGraph graph = build_training_step(small_model("llama", tied), plan);
+    EXPECT_FALSE(replay_reserved(graph, {}, DeviceMemory::unlimited()).out_of_memory);
+    std::int64_t sum = 0;
+    for (const Buffer& buffer : graph.buffers) {
+      if (buffer.category == MemoryCategory::kOptimizerState) sum += buffer.bytes.count();
+    }
+    return sum;
+  };
+  EXPECT_EQ(states(false) - states(true), 2 * 4 * 512 * 1024 / 2 / 2 + 512);
 }
 
 // A rank's share of attention is the same whatever comes round.

@@ -112,6 +112,9 @@ TEST(AxesCheck, ContextParallelNeedsAttentionThatReadsKeysAndValuesApart) {
   ASSERT_TRUE(fused);
   EXPECT_EQ(fused->key, "mesh.cp");
   EXPECT_EQ(fused->exit_code, ExitCode::kMissingCapability);
+  ModelSpec biased = tiny_model(2);
+  biased.numerics.alibi = true;
+  EXPECT_TRUE(find_problem(plan, biased, round_cluster(8)));
 }
 
 }  // namespace
