@@ -32,6 +32,8 @@
 #include <utility>
 #include <vector>
 
+#include "sim/base/integers.h"
+
 namespace foreshard {
 namespace {
 
@@ -39,8 +41,6 @@ using Index = std::int16_t;
 using Indices = std::vector<Index>;
 using Norm = ModuleKernels::Norm;
 using Rope = ModuleKernels::Rope;
-
-std::size_t at(Index t) { return static_cast<std::size_t>(t); }
 
 // DistributedDataParallel's parameters are leaves, whose casts autocast's cache keeps
 // (sim/graph/ddp): the plan's dtypes say so, and kernels.residual that fp32 flows between them.

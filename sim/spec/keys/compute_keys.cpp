@@ -49,7 +49,6 @@ constexpr std::array kLoraBases = {Lora::Base::kMaster, Lora::Base::kParam, Lora
 constexpr std::array kIgnored = {Ignored::kNone, Ignored::kNorms};
 constexpr std::array kOffloads = {Offload::kNone, Offload::kCpu, Offload::kCpuUnpinned};
 constexpr std::array kDTypeOrNone = {"bf16", "fp16", "fp32", "none"};
-constexpr std::array kNone = {"none"};
 
 constexpr PlanKeyType kPositiveOrNone =
     or_number<kNone>({.kind = PlanKeyType::Kind::kNumber, .above_least = true});
@@ -76,7 +75,7 @@ constexpr PlanKeyType kLoraTargets = other(R"({"oneOf": [{"const": "all-linear"}
 constexpr PlanKeyType kAllocatorSettings = other(R"({"type": "string", "minLength": 1,
     "examples": ["expandable_segments:True",
                  "max_split_size_mb:512,garbage_collection_threshold:0.8"]})");
-constexpr PlanKeyType kOne = other(R"({"const": 1})");
+constexpr PlanKeyType kIsOne = other(R"({"const": 1})");
 
 void read_reduce_dtype(const PlanKey&, const ConfigNode& n, PlanDocument& d) {
   const std::optional<DType> dtype = read_optional_dtype(n);
@@ -84,7 +83,7 @@ void read_reduce_dtype(const PlanKey&, const ConfigNode& n, PlanDocument& d) {
   if (dtype) d.plan.reduce_dtype = *dtype;
 }
 
-constexpr PlanKey kKeys[] = {
+constexpr PlanKey kComputeKeys[] = {
     {.path = "recompute",
      .type = kRecomputePolicy,
      .read = [](const PlanKey&, const ConfigNode& n,
@@ -282,21 +281,21 @@ constexpr PlanKey kKeys[] = {
         "rank", rank, 0, plan_limits::kMesh - 1,
         "Whose memory is told: with uneven shards the last ranks hold less (fsdp2 only)."),
     {.path = "surround.tensor",
-     .type = kOne,
+     .type = kIsOne,
      .read = [](const PlanKey&, const ConfigNode& n, PlanDocument& d) { read_surround(n, d); },
      .says = "Tensor parallelism around the plan; mesh.tp is the plan's own."},
     {.path = "surround.context",
-     .type = kOne,
+     .type = kIsOne,
      .read = [](const PlanKey&, const ConfigNode& n, PlanDocument& d) { read_surround(n, d); },
      .says = "Context parallelism around the plan; mesh.cp is the plan's own."},
     {.path = "surround.pipeline",
-     .type = kOne,
+     .type = kIsOne,
      .read = [](const PlanKey&, const ConfigNode& n, PlanDocument& d) { read_surround(n, d); },
      .says = "Pipeline stages around the plan; not modelled yet."},
 };
 
 }  // namespace
 
-std::span<const PlanKey> compute_keys() { return kKeys; }
+std::span<const PlanKey> compute_keys() { return kComputeKeys; }
 
 }  // namespace foreshard
