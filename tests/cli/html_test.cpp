@@ -4,7 +4,7 @@
 #include "sim/base/json.h"
 #include "tests/cli/program.h"
 
-namespace foreshard {
+namespace foreshard::html_test {
 namespace {
 
 const std::string kJob = " --model llama-3.1-8b --cluster 64xh100";
@@ -126,4 +126,4 @@ TEST(Html, APlanThatDoesNotFitIsShownAllTheSame) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::html_test

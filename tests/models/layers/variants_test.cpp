@@ -9,7 +9,7 @@
 #include "models/zoo.h"
 #include "sim/graph/layers/layer_program.h"
 
-namespace foreshard {
+namespace foreshard::variants_test {
 namespace {
 
 constexpr std::int64_t kTokens = 1024;
@@ -254,4 +254,4 @@ TEST(Variants, MathAttentionSavesProbabilities) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::variants_test

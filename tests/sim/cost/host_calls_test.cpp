@@ -8,7 +8,7 @@
 #include "sim/graph/training_step.h"
 #include "tests/support/fixtures.h"
 
-namespace foreshard {
+namespace foreshard::host_calls_test {
 namespace {
 
 std::int64_t of(const HostCounts& counts, HostCall call) {
@@ -185,4 +185,4 @@ TEST(HostCalls, SecondsFollowTheProcessorAndTheDriver) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::host_calls_test
