@@ -17,8 +17,9 @@ Json document_in(const std::string& html) {
 
 TEST(Html, AFileThatCannotBeWrittenIsNamedAndNothingIsLeft) {
   write_temporary("plain", "a file, no folder");
+  const std::string job = " --model gpt2 --cluster 8xa100";
   const std::string sizes = " --gpus 8,16 --batch-tokens 512k";
-  for (const std::string& verb : {"predict" + kJob, "report" + kJob, "search" + kJob,
+  for (const std::string& verb : {"predict" + job, "report" + job, "search" + job,
                                   "recommend --model gpt2 --tokens 1B --cluster a100" + sizes,
                                   "scale --model gpt2 --cluster a100" + sizes}) {
     for (const char* path : {"nowhere/page.html", "plain/page.html", "."}) {
