@@ -14,8 +14,6 @@ namespace foreshard {
 namespace {
 
 constexpr std::array<std::string_view, 3> kProtocols = {"ll", "ll128", "simple"};
-constexpr std::array<std::string_view, 5> kEvidence = {"measured", "interpolated", "extrapolated",
-                                                       "datasheet", "assumed"};
 
 template <typename Enum, std::size_t count>
 std::array<std::string_view, count> names_of() {

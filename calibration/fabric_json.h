@@ -2,6 +2,8 @@
 // calibration/README.md).
 #pragma once
 
+#include <array>
+#include <string_view>
 #include <vector>
 
 #include "sim/base/config.h"
@@ -9,6 +11,9 @@
 #include "sim/spec/calibration.h"
 
 namespace foreshard {
+
+inline constexpr std::array<std::string_view, 5> kEvidence = {
+    "measured", "interpolated", "extrapolated", "datasheet", "assumed"};
 
 Json fabrics_json(const std::vector<FabricCurve>& fabrics);
 Json sweeps_json(const std::vector<CollectiveSweep>& sweeps);

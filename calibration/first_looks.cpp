@@ -16,7 +16,7 @@ std::span<const EmbeddedFile> calibration_files();
 
 namespace {
 
-constexpr const char* kFile = "calibration/evidence/first_looks.json";
+constexpr const char* kFirstLooksFile = "calibration/evidence/first_looks.json";
 // The 95 % quantile of Student's t with 4 degrees of freedom, the shape that was fitted.
 constexpr double kNinetyFive = 2.131847;
 
@@ -81,9 +81,10 @@ FirstLooks read_first_looks(const ConfigNode& root) {
 const FirstLooks& first_looks() {
   static const FirstLooks looks = [] {
     for (const EmbeddedFile& file : calibration_files()) {
-      if (file.path == kFile) return read_first_looks(parse_json(file.content, kFile));
+      if (file.path == kFirstLooksFile)
+        return read_first_looks(parse_json(file.content, kFirstLooksFile));
     }
-    throw Error(ExitCode::kInternal, fmt::format("{} is not built in", kFile));
+    throw Error(ExitCode::kInternal, fmt::format("{} is not built in", kFirstLooksFile));
   }();
   return looks;
 }

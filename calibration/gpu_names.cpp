@@ -8,13 +8,11 @@
 #include <array>
 #include <cmath>
 
+#include "sim/base/letters.h"
 #include "sim/spec/gpu_generation.h"
 
 namespace foreshard {
 namespace {
-
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
-bool is_letter(char c) { return c >= 'a' && c <= 'z'; }
 
 std::string without_brackets(std::string_view text) {
   std::string out;

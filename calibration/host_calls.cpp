@@ -12,7 +12,7 @@ std::span<const EmbeddedFile> calibration_files();
 namespace {
 
 constexpr std::string_view kPath = "calibration/evidence/host_calls.json";
-constexpr double kLongest = 1.0;  // s
+constexpr double kLongestCall = 1.0;  // s
 
 bool is_of(const ConfigNode& processor, std::string_view machine) {
   const ConfigNode machines = processor.at("machines");
@@ -28,13 +28,13 @@ HostCurve read(const EmbeddedFile& file, std::string_view machine) {
   HostCurve curve;
   const ConfigNode calls = root.at("calls");
   for (std::size_t i = 0; i < kHostCalls; ++i) {
-    curve.calls[i] = calls.at(to_string(static_cast<HostCall>(i))).as_double(0, kLongest);
+    curve.calls[i] = calls.at(to_string(static_cast<HostCall>(i))).as_double(0, kLongestCall);
   }
   const ConfigNode processors = root.at("processors");
   for (const ConfigNode& processor : processors.elements()) {
     if (!is_of(processor, machine)) continue;
     curve.processor = processor.at("ratio").as_double(0.01, 100);
-    curve.per_driver_launch = processor.at("per_driver_launch_s").as_double(0, kLongest);
+    curve.per_driver_launch = processor.at("per_driver_launch_s").as_double(0, kLongestCall);
     curve.processor_evidence = processor.at("evidence").as_string() == "measured"
                                    ? Evidence::kMeasured
                                    : Evidence::kAssumed;

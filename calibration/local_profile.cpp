@@ -17,8 +17,8 @@
 namespace foreshard {
 namespace {
 
-constexpr std::string_view kSchema = "foreshard.local_profile/1";
-constexpr double kFastest = 1e30;  // of any rate
+constexpr std::string_view kLocalSchema = "foreshard.local_profile/1";
+constexpr double kAnyRate = 1e30;  // of any rate
 
 Json machine_json(const MeasuredHost& host) {
   return {{"name", host.name},
@@ -39,7 +39,7 @@ LocalVariant read_variant(const ConfigNode& node) {
   node.allow_only({"ranks", "peak_fp32_flop_per_s", "peak_bf16_flop_per_s",
                    "memory_bandwidth_bytes_per_s", "memory_outside_bytes", "memory_outside_source",
                    "calibration"});
-  const auto rate = [&](const char* key) { return node.at(key).as_double(1, kFastest); };
+  const auto rate = [&](const char* key) { return node.at(key).as_double(1, kAnyRate); };
   LocalVariant variant;
   variant.ranks = node.at("ranks").as_int(1, 1'000'000);
   variant.peak_fp32 = FlopsPerSecond(rate("peak_fp32_flop_per_s"));
@@ -123,7 +123,7 @@ std::string profile_id(const Measurements& measurements) {
 }
 
 Json to_json(const LocalProfile& profile) {
-  Json out = {{"schema", kSchema},          {"id", profile.id},
+  Json out = {{"schema", kLocalSchema},     {"id", profile.id},
               {"created", profile.created}, {"machine", machine_json(profile.host)},
               {"versions", Json::object()}, {"command", profile.command},
               {"threads", profile.threads}, {"variants", Json::array()}};
@@ -143,9 +143,9 @@ Json to_json(const LocalProfile& profile) {
 namespace {
 
 LocalProfile read_profile(const ConfigNode& root) {
-  if (const ConfigNode schema = root.at("schema"); schema.as_string() != kSchema) {
+  if (const ConfigNode schema = root.at("schema"); schema.as_string() != kLocalSchema) {
     throw schema.error(fmt::format("unknown schema '{}'", schema.text()),
-                       fmt::format("{}, as foreshard calibrate writes it", kSchema));
+                       fmt::format("{}, as foreshard calibrate writes it", kLocalSchema));
   }
   root.allow_only(
       {"schema", "id", "created", "machine", "versions", "command", "threads", "variants"});

@@ -29,7 +29,7 @@ const ConfigNode* find_figure(const ConfigNode& root, const Place& place) {
 // Lower ends are a thousandth of the slowest machine of the catalogue, upper ends some ten times
 // what is announced (NVIDIA Rubin Ultra NVL576, 2025-03: 1 TB of HBM4e at 32 TB/s, 25 PFLOP/s dense
 // in fp8, 3.6 kW; ConnectX-9: 1.6 Tbit/s).
-struct Range {
+struct Limits {
   Place place;
   double (*of)(const Cluster&);
   double least;
@@ -39,7 +39,7 @@ struct Range {
 
 constexpr double kNoLimit = std::numeric_limits<double>::max();
 
-constexpr Range kRanges[] = {
+constexpr Limits kRanges[] = {
     {{"gpu", "peak_bf16"},
      [](const Cluster& c) { return c.gpu.peak_bf16.value(); },
      1e9,
@@ -169,7 +169,7 @@ void check_power(const ConfigNode& root, const Cluster& cluster, const Cluster* 
 }  // namespace
 
 void check_physics(const ConfigNode& root, const Cluster& cluster, const Cluster* catalogue) {
-  for (const Range& range : kRanges) {
+  for (const Limits& range : kRanges) {
     const ConfigNode* figure = find_figure(root, range.place);
     const double value = range.of(cluster);
     if (figure == nullptr || (value >= range.least && value <= range.most)) continue;

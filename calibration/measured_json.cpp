@@ -11,8 +11,6 @@ namespace {
 constexpr std::array<std::string_view, 2> kPasses = {"forward", "backward"};
 constexpr std::array<std::string_view, 2> kDTypes = {"bf16", "fp32"};
 constexpr std::array<std::string_view, 2> kOrders = {"microbatch", "library"};
-constexpr double kLongest = 1e6;  // s
-constexpr double kShortest = 1e-9;
 constexpr double kMostBytes = 1e15;
 
 template <typename Enum, std::size_t N>
@@ -23,7 +21,6 @@ std::array<std::string_view, N> names_of_all() {
 }
 
 const char* dtype_name(bool fp32) { return fp32 ? "fp32" : "bf16"; }
-std::string_view name_of(Pass pass) { return kPasses[static_cast<std::size_t>(pass)]; }
 
 void write_sizes(const std::vector<SizePoint>& points, Json& out) {
   out["bytes"] = Json::array();
@@ -34,14 +31,7 @@ void write_sizes(const std::vector<SizePoint>& points, Json& out) {
   }
 }
 
-std::int64_t count(const ConfigNode& node, std::string_view key) {
-  return node.at(key).as_int(1, std::int64_t{1} << 20);
-}
-double seconds(const ConfigNode& node) { return node.as_double(kShortest, kLongest); }
-Pass read_pass(const ConfigNode& node) {
-  return static_cast<Pass>(node.at("pass").as_choice(std::span(kPasses)));
-}
-bool is_fp32(const ConfigNode& node) { return node.at("dtype").as_choice(std::span(kDTypes)) == 1; }
+double seconds(const ConfigNode& node) { return node.as_double(kShortestTime, kLongestTime); }
 
 std::vector<SizePoint> read_sizes(const ConfigNode& node) {
   const ConfigNode bytes = node.at("bytes");
@@ -68,41 +58,39 @@ std::vector<SizePoint> read_sizes(const ConfigNode& node) {
 
 GemmPoint read_gemm(const ConfigNode& node) {
   node.allow_only({"pass", "dtype", "m", "n", "k", "seconds"});
-  return {read_pass(node),  is_fp32(node),    count(node, "m"),
-          count(node, "n"), count(node, "k"), seconds(node.at("seconds"))};
+  return {pass_of(node),
+          is_fp32(node),
+          measured_size(node, "m"),
+          measured_size(node, "n"),
+          measured_size(node, "k"),
+          seconds(node.at("seconds"))};
 }
 
 AttentionPoint read_attention(const ConfigNode& node) {
   node.allow_only({"pass", "dtype", "causal", "batch", "sequence", "heads", "kv_heads", "head_dim",
                    "seconds", "kernel"});
   const ConfigNode* kernel = node.find("kernel");
-  return {read_pass(node),
+  return {pass_of(node),
           is_fp32(node),
           node.at("causal").as_bool(),
-          count(node, "batch"),
-          count(node, "sequence"),
-          count(node, "heads"),
-          count(node, "kv_heads"),
-          count(node, "head_dim"),
+          measured_size(node, "batch"),
+          measured_size(node, "sequence"),
+          measured_size(node, "heads"),
+          measured_size(node, "kv_heads"),
+          measured_size(node, "head_dim"),
           seconds(node.at("seconds")),
           kernel == nullptr ? "" : kernel->as_string()};
 }
 
 FunctionPoints read_function(const ConfigNode& node) {
-  static const auto kNames = names_of_all<Function, kFunctions>();
   node.allow_only({"function", "pass", "dtype", "bytes", "seconds"});
-  return {static_cast<Function>(node.at("function").as_choice(std::span(kNames))), read_pass(node),
-          is_fp32(node), read_sizes(node)};
+  return {function_of(node), pass_of(node), is_fp32(node), read_sizes(node)};
 }
 
 CollectivePoints read_collective(const ConfigNode& node) {
-  static const auto kNames = names_of_all<CollectiveOperation, kCollectiveOperations>();
   node.allow_only({"operation", "order", "group", "bytes", "seconds"});
-  const auto operation =
-      static_cast<CollectiveOperation>(node.at("operation").as_choice(std::span(kNames)));
-  const bool is_microbatch = node.at("order").as_choice(std::span(kOrders)) == 0;
-  return {operation, is_microbatch ? ReductionOrder::kMicrobatch : ReductionOrder::kLibrary,
-          node.at("group").as_int(2, 1'000'000), read_sizes(node)};
+  return {operation_of(node), order_of(node), node.at("group").as_int(2, 1'000'000),
+          read_sizes(node)};
 }
 
 template <typename Point>
@@ -113,6 +101,28 @@ std::vector<Point> read_all(const ConfigNode& list, Point (*read)(const ConfigNo
 }
 
 }  // namespace
+
+std::string_view name_of(Pass pass) { return kPasses[static_cast<std::size_t>(pass)]; }
+
+std::int64_t measured_size(const ConfigNode& row, std::string_view key) {
+  return row.at(key).as_int(1, kLargestSize);
+}
+Pass pass_of(const ConfigNode& row) {
+  return static_cast<Pass>(row.at("pass").as_choice(std::span(kPasses)));
+}
+bool is_fp32(const ConfigNode& row) { return row.at("dtype").as_choice(std::span(kDTypes)) == 1; }
+Function function_of(const ConfigNode& row) {
+  static const auto kNames = names_of_all<Function, kFunctions>();
+  return static_cast<Function>(row.at("function").as_choice(std::span(kNames)));
+}
+CollectiveOperation operation_of(const ConfigNode& row) {
+  static const auto kNames = names_of_all<CollectiveOperation, kCollectiveOperations>();
+  return static_cast<CollectiveOperation>(row.at("operation").as_choice(std::span(kNames)));
+}
+ReductionOrder order_of(const ConfigNode& row) {
+  return row.at("order").as_choice(std::span(kOrders)) == 0 ? ReductionOrder::kMicrobatch
+                                                            : ReductionOrder::kLibrary;
+}
 
 Json to_json(const MeasuredPoints& points) {
   Json out = {{"gemm", Json::array()},

@@ -9,44 +9,20 @@
 #include <span>
 
 #include "calibration/fit/least_squares.h"
+#include "calibration/measured_json.h"
 #include "sim/base/config.h"
 #include "sim/base/error.h"
 
 namespace foreshard {
 namespace {
 
-constexpr std::string_view kSchema = "foreshard.measurements/1";
-constexpr std::array<std::string_view, 2> kPasses = {"forward", "backward"};
-constexpr std::array<std::string_view, 2> kDTypes = {"bf16", "fp32"};
-constexpr std::array<std::string_view, 2> kOrders = {"microbatch", "library"};
+constexpr std::string_view kMeasurementsSchema = "foreshard.measurements/1";
 constexpr std::array<std::string_view, 3> kHostWork = {"row", "hook", "collective"};
-constexpr std::int64_t kMostBytes = std::int64_t{1} << 40;
-constexpr std::int64_t kLargest = std::int64_t{1}
-                                  << 20;  // of a shape: products of three fit 64 bits
+constexpr std::int64_t kMostRowBytes = std::int64_t{1} << 40;
 constexpr std::int64_t kLargestHead = 4096;
-constexpr double kLongest = 1e6;  // s
-constexpr double kLongestHostWork = 1;
-constexpr double kShortest = 1e-9;
+constexpr double kLongestHostWork = 1;  // s
 
-std::array<std::string_view, kFunctions> function_names() {
-  std::array<std::string_view, kFunctions> names;
-  for (std::size_t i = 0; i < kFunctions; ++i) names[i] = to_string(static_cast<Function>(i));
-  return names;
-}
-
-std::array<std::string_view, kCollectiveOperations> operation_names() {
-  std::array<std::string_view, kCollectiveOperations> names;
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    names[i] = to_string(static_cast<CollectiveOperation>(i));
-  }
-  return names;
-}
-
-std::int64_t count(const ConfigNode& row, std::string_view key) {
-  return row.at(key).as_int(1, kLargest);
-}
-
-constexpr Range kAnyTime = {kShortest, kLongest};
+constexpr Range kAnyTime = {kShortestTime, kLongestTime};
 
 double seconds(const ConfigNode& row, std::string_view key, const Range& range = kAnyTime) {
   return row.at(key, "seconds").as_double(range.low, range.high);
@@ -63,25 +39,20 @@ MeasuredSeconds read_spread(const ConfigNode& row, const Range& range = kAnyTime
   return spread;
 }
 
-Pass read_pass(const ConfigNode& row) {
-  return static_cast<Pass>(row.at("pass").as_choice(std::span(kPasses)));
-}
-bool is_fp32(const ConfigNode& row) { return row.at("dtype").as_choice(std::span(kDTypes)) == 1; }
-
 // Keys that rows of every kind may have.
 void allow(const ConfigNode& row, std::initializer_list<std::string_view> own) {
   std::vector<std::string_view> keys = {"kind", "ranks", "repeats"};
   keys.insert(keys.end(), own);
   row.allow_only(std::span<const std::string_view>(keys));
-  if (const ConfigNode* repeats = row.find("repeats")) repeats->as_int(1, kLargest);
+  if (const ConfigNode* repeats = row.find("repeats")) repeats->as_int(1, kLargestSize);
 }
 
 void read_gemm(const ConfigNode& row, std::int64_t ranks, Measurements& out) {
   allow(row, {"pass", "dtype", "m", "n", "k", "seconds"});
   const MeasuredSeconds spread = read_spread(row);
   out.gemm.push_back({ranks,
-                      {read_pass(row), is_fp32(row), count(row, "m"), count(row, "n"),
-                       count(row, "k"), spread.median},
+                      {pass_of(row), is_fp32(row), measured_size(row, "m"), measured_size(row, "n"),
+                       measured_size(row, "k"), spread.median},
                       spread});
 }
 
@@ -90,41 +61,37 @@ void read_attention(const ConfigNode& row, std::int64_t ranks, Measurements& out
               "seconds", "kernel"});
   const MeasuredSeconds spread = read_spread(row);
   const ConfigNode* kernel = row.find("kernel");
-  out.attention.push_back({ranks,
-                           {read_pass(row), is_fp32(row), row.at("causal").as_bool(),
-                            count(row, "batch"), count(row, "sequence"), count(row, "heads"),
-                            count(row, "kv_heads"), row.at("head_dim").as_int(1, kLargestHead),
-                            spread.median, kernel == nullptr ? "" : kernel->as_string()},
-                           spread});
+  out.attention.push_back(
+      {ranks,
+       {pass_of(row), is_fp32(row), row.at("causal").as_bool(), measured_size(row, "batch"),
+        measured_size(row, "sequence"), measured_size(row, "heads"), measured_size(row, "kv_heads"),
+        row.at("head_dim").as_int(1, kLargestHead), spread.median,
+        kernel == nullptr ? "" : kernel->as_string()},
+       spread});
 }
 
 void read_memory(const ConfigNode& row, std::int64_t ranks, Measurements& out) {
-  static const auto kNames = function_names();
   allow(row, {"function", "pass", "dtype", "bytes", "seconds"});
-  const ConfigNode name = row.at("function");
-  const auto function = static_cast<Function>(name.as_choice(std::span(kNames)));
+  const Function function = function_of(row);
   if (function == Function::kMatrixProduct || function == Function::kAttention) {
-    throw name.error("is not memory-bound", "kind: gemm or attention for it");
+    throw row.at("function").error("is not memory-bound", "kind: gemm or attention for it");
   }
   const MeasuredSeconds spread = read_spread(row);
   out.functions.push_back({ranks,
-                           {function, read_pass(row), is_fp32(row),
-                            static_cast<double>(row.at("bytes").as_int(1, kMostBytes))},
+                           {function, pass_of(row), is_fp32(row),
+                            static_cast<double>(row.at("bytes").as_int(1, kMostRowBytes))},
                            spread});
 }
 
 void read_collective(const ConfigNode& row, std::int64_t ranks, Measurements& out) {
-  static const auto kNames = operation_names();
   allow(row, {"operation", "order", "group", "nodes", "bytes", "seconds"});
   const MeasuredSeconds spread = read_spread(row);
   CollectiveTime sample;
-  sample.operation =
-      static_cast<CollectiveOperation>(row.at("operation").as_choice(std::span(kNames)));
-  sample.order = row.at("order").as_choice(std::span(kOrders)) == 0 ? ReductionOrder::kMicrobatch
-                                                                    : ReductionOrder::kLibrary;
+  sample.operation = operation_of(row);
+  sample.order = order_of(row);
   sample.group = row.at("group").as_int(2, ranks < 2 ? 2 : ranks);
   if (const ConfigNode* nodes = row.find("nodes")) sample.nodes = nodes->as_int(1, sample.group);
-  sample.bytes = static_cast<double>(row.at("bytes").as_int(1, kMostBytes));
+  sample.bytes = static_cast<double>(row.at("bytes").as_int(1, kMostRowBytes));
   out.collectives.push_back({ranks, sample, spread});
 }
 
@@ -145,7 +112,7 @@ void read_contention(const ConfigNode& row, std::int64_t ranks, Measurements& ou
 
 void read_outside(const ConfigNode& row, std::int64_t ranks, Measurements& out) {
   allow(row, {"bytes"});
-  out.memory_outside.emplace_back(ranks, row.at("bytes").as_int(0, kMostBytes));
+  out.memory_outside.emplace_back(ranks, row.at("bytes").as_int(0, kMostRowBytes));
 }
 
 void read_row(const ConfigNode& row, Measurements& out) {
@@ -190,8 +157,9 @@ Measurements read(const ConfigNode& root, std::string_view file_name) {
   // `extra` rows of a GPU are kept for people; nothing is fitted to them.
   root.allow_only(
       {"schema", "created", "host", "device", "versions", "command", "threads", "rows", "extra"});
-  if (const ConfigNode schema = root.at("schema"); schema.as_string() != kSchema) {
-    throw schema.error(fmt::format("unknown schema '{}'", schema.text()), std::string(kSchema));
+  if (const ConfigNode schema = root.at("schema"); schema.as_string() != kMeasurementsSchema) {
+    throw schema.error(fmt::format("unknown schema '{}'", schema.text()),
+                       std::string(kMeasurementsSchema));
   }
   Measurements out;
   out.files = {std::string(file_name)};

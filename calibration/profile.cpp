@@ -20,11 +20,8 @@ namespace foreshard {
 
 namespace {
 
-constexpr std::string_view kSchema = "foreshard.profile/1";
+constexpr std::string_view kProfileSchema = "foreshard.profile/1";
 
-constexpr std::array<std::string_view, 5> kEvidence = {"measured", "interpolated", "extrapolated",
-                                                       "datasheet", "assumed"};
-constexpr std::array<std::string_view, 2> kPasses = {"forward", "backward"};
 constexpr std::array<std::string_view, kMemoryClasses> kMemoryClassNames = {"elementwise",
                                                                             "norm_forward",
                                                                             "norm_backward",
@@ -87,9 +84,7 @@ Json gemm_json(const GemmCurve& c) {
 }
 
 Json attention_json(const AttentionCurve& c) {
-  Json out = {{"kernel", c.kernel},
-              {"head_dim", c.head_dim},
-              {"pass", kPasses[static_cast<std::size_t>(c.pass)]}};
+  Json out = {{"kernel", c.kernel}, {"head_dim", c.head_dim}, {"pass", name_of(c.pass)}};
   NamedNumbers numbers = {{"efficiency", c.efficiency},
                           {"s_half", c.s_half},
                           {"c_half", c.c_half},
@@ -168,9 +163,9 @@ class CurveReader {
   std::vector<std::string_view> known_;
 };
 
-constexpr double kLongest = 1.0;  // s; no launch, hop or hook takes longer
+constexpr double kLongestCost = 1.0;  // s; no launch, hop or hook takes longer
 
-GemmCurve read_gemm(const ConfigNode& node) {
+GemmCurve read_gemm_curve(const ConfigNode& node) {
   GemmCurve c;
   CurveReader(node)
       .number("efficiency", 1e-3, 2, c.efficiency)
@@ -178,7 +173,7 @@ GemmCurve read_gemm(const ConfigNode& node) {
       .number("k_half", 0, 1e5, c.k_half)
       .number("tail", 0, 10, c.tail)
       .number("hbm_fraction", 0.01, 2, c.hbm_fraction)
-      .number("overhead_s", 0, kLongest, c.overhead)
+      .number("overhead_s", 0, kLongestCost, c.overhead)
       .number_if_there("m_half", 0, 1e5, c.m_half)
       .number_if_there("n_half", 0, 1e5, c.n_half)
       .number_if_there("wave", 0, 1, c.wave)
@@ -191,40 +186,40 @@ GemmCurve read_gemm(const ConfigNode& node) {
   return c;
 }
 
-AttentionCurve read_attention(const ConfigNode& node) {
+AttentionCurve read_attention_curve(const ConfigNode& node) {
   AttentionCurve c;
   CurveReader reader(node);
   c.kernel = node.at("kernel").as_string();
   c.head_dim = node.at("head_dim").as_int(1, 4096);
-  c.pass = static_cast<Pass>(node.at("pass").as_choice(std::span(kPasses)));
+  c.pass = pass_of(node);
   reader.knows("kernel");
   reader.knows("head_dim");
   reader.knows("pass");
   reader.number("efficiency", 1e-3, 2, c.efficiency)
       .number("s_half", 0, 1e5, c.s_half)
       .number("c_half", 0, 1e3, c.c_half)
-      .number("overhead_s", 0, kLongest, c.overhead)
+      .number("overhead_s", 0, kLongestCost, c.overhead)
       .number_if_there("full_efficiency", 1e-3, 2, c.full_efficiency)
       .number_if_there("full_s_half", 0, 1e5, c.full_s_half)
       .evidence(c.evidence, c.source);
   return c;
 }
 
-MemoryCurve read_memory(const ConfigNode& node) {
+MemoryCurve read_memory_curve(const ConfigNode& node) {
   MemoryCurve c;
   CurveReader(node)
       .number("fraction", 1e-3, 2, c.fraction)
-      .number("overhead_s", 0, kLongest, c.overhead)
-      .number_if_there("timed_overhead_s", 0, kLongest, c.timed_overhead)
+      .number("overhead_s", 0, kLongestCost, c.overhead)
+      .number_if_there("timed_overhead_s", 0, kLongestCost, c.timed_overhead)
       .evidence(c.evidence, c.source);
   return c;
 }
 
-CollectiveCurve read_collective(const ConfigNode& node) {
+CollectiveCurve read_collective_curve(const ConfigNode& node) {
   CollectiveCurve c;
   CurveReader(node)
-      .number("latency_s", 0, kLongest, c.latency)
-      .number("per_hop_s", 0, kLongest, c.per_hop)
+      .number("latency_s", 0, kLongestCost, c.latency)
+      .number("per_hop_s", 0, kLongestCost, c.per_hop)
       .number("link_fraction", 1e-3, 2, c.link_fraction)
       .number("network_fraction", 0, 2, c.network_fraction)
       .number("per_doubling", 0.1, 1, c.per_doubling)
@@ -232,27 +227,27 @@ CollectiveCurve read_collective(const ConfigNode& node) {
   return c;
 }
 
-HostCurve read_host(const ConfigNode& node) {
+HostCurve read_host_curve(const ConfigNode& node) {
   HostCurve c;
   const ConfigNode* python = node.find("python");
   if (python != nullptr) {
     c.calls = published_host_calls("").calls;
     CurveReader(*python)
         .number("processor", 0.01, 100, c.processor)
-        .number("per_driver_launch_s", 0, kLongest, c.per_driver_launch)
+        .number("per_driver_launch_s", 0, kLongestCost, c.per_driver_launch)
         .evidence(c.processor_evidence, c.processor_source);
   }
   CurveReader reader(node);
   if (python != nullptr) reader.knows("python");
-  reader.number("per_hook_s", 0, kLongest, c.per_hook)
-      .number("per_launch_s", 0, kLongest, c.per_launch)
-      .number_if_there("per_row_s", 0, kLongest, c.per_row)
-      .number_if_there("per_collective_s", 0, kLongest, c.per_collective)
+  reader.number("per_hook_s", 0, kLongestCost, c.per_hook)
+      .number("per_launch_s", 0, kLongestCost, c.per_launch)
+      .number_if_there("per_row_s", 0, kLongestCost, c.per_row)
+      .number_if_there("per_collective_s", 0, kLongestCost, c.per_collective)
       .evidence(c.evidence, c.source);
   return c;
 }
 
-ContentionCurve read_contention(const ConfigNode& node) {
+ContentionCurve read_contention_curve(const ConfigNode& node) {
   ContentionCurve c;
   CurveReader(node)
       .number("compute", 1, 10, c.compute)
@@ -262,7 +257,7 @@ ContentionCurve read_contention(const ConfigNode& node) {
   return c;
 }
 
-FactorSpread read_spread(const ConfigNode& node) {
+FactorSpread read_factor_spread(const ConfigNode& node) {
   FactorSpread spread;
   CurveReader reader(node);
   reader.number("log_sd", 0, 2, spread.log_sd);
@@ -274,7 +269,7 @@ FactorSpread read_spread(const ConfigNode& node) {
 
 Json to_json(const Calibration& calibration) {
   const Calibration& c = calibration;
-  Json out = {{"schema", kSchema}, {"gpu", c.gpu}, {"id", c.id}};
+  Json out = {{"schema", kProfileSchema}, {"gpu", c.gpu}, {"id", c.id}};
   out["gemm_bf16"] = gemm_json(c.gemm_bf16);
   out["gemm_fp32"] = gemm_json(c.gemm_fp32);
   if (c.gemm_fp8.efficiency > 0) out["gemm_fp8"] = gemm_json(c.gemm_fp8);
@@ -316,22 +311,24 @@ Calibration read_calibration(const ConfigNode& root) {
   root.allow_only({"schema", "gpu", "id", "gemm_bf16", "gemm_fp32", "gemm_fp8", "power",
                    "attention", "sdpa", "memory", "intra_node", "inter_node", "fabrics", "sweeps",
                    "host", "contention", "spread", "measured"});
-  if (const ConfigNode schema = root.at("schema"); schema.as_string() != kSchema) {
-    throw schema.error(fmt::format("unknown schema '{}'", schema.text()), std::string(kSchema));
+  if (const ConfigNode schema = root.at("schema"); schema.as_string() != kProfileSchema) {
+    throw schema.error(fmt::format("unknown schema '{}'", schema.text()),
+                       std::string(kProfileSchema));
   }
   Calibration c;
   c.gpu = root.at("gpu").as_string();
   c.id = root.at("id").as_string();
-  c.gemm_bf16 = read_gemm(root.at("gemm_bf16"));
-  c.gemm_fp32 = read_gemm(root.at("gemm_fp32"));
-  if (const ConfigNode* fp8 = root.find("gemm_fp8")) c.gemm_fp8 = read_gemm(*fp8);
+  c.gemm_bf16 = read_gemm_curve(root.at("gemm_bf16"));
+  c.gemm_fp32 = read_gemm_curve(root.at("gemm_fp32"));
+  if (const ConfigNode* fp8 = root.find("gemm_fp8")) c.gemm_fp8 = read_gemm_curve(*fp8);
   if (const ConfigNode* power = root.find("power")) {
     power->allow_only({"limit_w", "exponent"});
     c.power_limit = power->at("limit_w").as_double(1, 1e5);
     c.power_exponent = power->at("exponent").as_double(0, 2);
   }
   const ConfigNode attention = root.at("attention");
-  for (const ConfigNode& curve : attention.elements()) c.attention.push_back(read_attention(curve));
+  for (const ConfigNode& curve : attention.elements())
+    c.attention.push_back(read_attention_curve(curve));
   const ConfigNode sdpa = root.at("sdpa");
   sdpa.allow_only({"kernel", "preferred", "source"});
   c.sdpa_kernel = sdpa.at("kernel").as_string();
@@ -342,20 +339,22 @@ Calibration read_calibration(const ConfigNode& root) {
   for (std::size_t i = 0; i < kMemoryClasses; ++i) {
     const ConfigNode* given = memory.find(kMemoryClassNames[i]);
     const auto which = static_cast<MemoryClass>(i);
-    c.memory[i] = read_memory(given != nullptr ? *given : memory.at(name_of(older_class(which))));
+    c.memory[i] =
+        read_memory_curve(given != nullptr ? *given : memory.at(name_of(older_class(which))));
   }
   if (const ConfigNode* fabrics = root.find("fabrics")) c.fabrics = read_fabrics(*fabrics);
   for (const auto& [key, curve] :
        {std::pair{"intra_node", &c.intra_node}, std::pair{"inter_node", &c.inter_node}}) {
     // Older profiles have them beside `fabrics`, which are what is read.
-    if (c.fabrics.empty() || root.has(key)) *curve = read_collective(root.at(key));
+    if (c.fabrics.empty() || root.has(key)) *curve = read_collective_curve(root.at(key));
   }
   if (const ConfigNode* sweeps = root.find("sweeps")) c.sweeps = read_sweeps(*sweeps);
-  c.host = read_host(root.at("host"));
-  c.contention = read_contention(root.at("contention"));
+  c.host = read_host_curve(root.at("host"));
+  c.contention = read_contention_curve(root.at("contention"));
   const ConfigNode spread = root.at("spread");
   spread.allow_only(std::span<const std::string_view>(kFactorNames));
-  for (std::size_t i = 0; i < kFactors; ++i) c.spread[i] = read_spread(spread.at(kFactorNames[i]));
+  for (std::size_t i = 0; i < kFactors; ++i)
+    c.spread[i] = read_factor_spread(spread.at(kFactorNames[i]));
   if (const ConfigNode* points = root.find("measured")) c.measured = read_measured_points(*points);
   return c;
 }

@@ -22,8 +22,8 @@ std::span<const EmbeddedFile> calibration_files();
 
 namespace {
 
-constexpr std::string_view kFolder = "calibration/profiles/";
-constexpr std::string_view kSchema = "foreshard.profiles/1";
+constexpr std::string_view kProfileFolder = "calibration/profiles/";
+constexpr std::string_view kStoreSchema = "foreshard.profiles/1";
 
 struct Entry {
   Json json;
@@ -32,7 +32,7 @@ struct Entry {
 
 std::vector<Entry> read_entries(const EmbeddedFile& file) {
   Json document = Json::parse(std::string_view(file.content));
-  FORESHARD_CHECK(document.at("schema") == kSchema, std::string(file.path));
+  FORESHARD_CHECK(document.at("schema") == kStoreSchema, std::string(file.path));
   std::vector<Entry> entries;
   for (Json& each : document.at("profiles")) {
     entries.push_back({std::move(each), std::string(file.path)});
@@ -43,7 +43,7 @@ std::vector<Entry> read_entries(const EmbeddedFile& file) {
 std::vector<const EmbeddedFile*> profile_files() {
   std::vector<const EmbeddedFile*> files;
   for (const EmbeddedFile& file : calibration_files()) {
-    if (file.path.starts_with(kFolder)) files.push_back(&file);
+    if (file.path.starts_with(kProfileFolder)) files.push_back(&file);
   }
   return files;
 }
@@ -190,7 +190,7 @@ Json profile_store(const std::vector<WholeProfile>& whole, const std::vector<Cal
     }
     profiles.push_back(std::move(shortest));
   }
-  return {{"schema", kSchema}, {"profiles", std::move(profiles)}};
+  return {{"schema", kStoreSchema}, {"profiles", std::move(profiles)}};
 }
 
 }  // namespace foreshard

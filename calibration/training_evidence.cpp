@@ -18,7 +18,7 @@ std::span<const EmbeddedFile> calibration_files();
 
 namespace {
 
-constexpr const char* kFile = "calibration/evidence/training_steps.json";
+constexpr const char* kStepsFile = "calibration/evidence/training_steps.json";
 
 // "a100" of "a100-80gb": cards of one chip share their kernels.
 std::string chip_of_key(const std::string& key) { return key.substr(0, key.find('-')); }
@@ -139,9 +139,10 @@ TrainingEvidence read_training_evidence(const ConfigNode& root) {
 const TrainingEvidence& training_evidence() {
   static const TrainingEvidence evidence = [] {
     for (const EmbeddedFile& file : calibration_files()) {
-      if (file.path == kFile) return read_training_evidence(parse_json(file.content, kFile));
+      if (file.path == kStepsFile)
+        return read_training_evidence(parse_json(file.content, kStepsFile));
     }
-    throw Error(ExitCode::kInternal, fmt::format("{} is not built in", kFile));
+    throw Error(ExitCode::kInternal, fmt::format("{} is not built in", kStepsFile));
   }();
   return evidence;
 }

@@ -24,19 +24,6 @@
 namespace foreshard {
 namespace {
 
-// 0, or the errno of the write that failed.
-int write_all(int file, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t count = ::write(file, text.data(), text.size());
-    if (count >= 0) {
-      text.remove_prefix(static_cast<std::size_t>(count));
-    } else if (errno != EINTR) {
-      return errno;
-    }
-  }
-  return 0;
-}
-
 [[noreturn]] void fail(std::string_view what, int error) {
   throw Error(ExitCode::kInvalidInput, fmt::format("{}: cannot be written: {}", what,
                                                    std::generic_category().message(error)));
@@ -77,6 +64,18 @@ std::size_t terminal_width() {
 thread_local AnswerCapture* capture = nullptr;  // the innermost of this thread
 
 }  // namespace
+
+int write_all(int file, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t count = ::write(file, text.data(), text.size());
+    if (count >= 0) {
+      text.remove_prefix(static_cast<std::size_t>(count));
+    } else if (errno != EINTR) {
+      return errno;
+    }
+  }
+  return 0;
+}
 
 AnswerCapture::AnswerCapture() : outer_(std::exchange(capture, this)) {}
 AnswerCapture::~AnswerCapture() { capture = outer_; }

@@ -13,6 +13,8 @@
 
 namespace foreshard {
 
+// 0, or the errno of the write that failed.
+int write_all(int file, std::string_view text);
 void write_answer(std::string_view text);
 // Text for people: on a terminal it follows the width (COLUMNS, else the terminal's own); in a pipe
 // and in a file it is as it is, nothing cut.

@@ -31,6 +31,6 @@ function(foreshard_embed target symbol)
   set(source "${PROJECT_BINARY_DIR}/embedded/${symbol}.cpp")
   configure_file("${PROJECT_SOURCE_DIR}/cmake/embedded.cpp.in" "${source}" @ONLY)
   set_source_files_properties("${source}" PROPERTIES OBJECT_DEPENDS "${all_packed}"
-                              SKIP_PRECOMPILE_HEADERS ON)
+                              SKIP_PRECOMPILE_HEADERS ON SKIP_UNITY_BUILD_INCLUSION ON)
   target_sources(${target} PRIVATE "${source}")
 endfunction()

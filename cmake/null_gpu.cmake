@@ -8,7 +8,8 @@ target_include_directories(foreshard_null_gpu PRIVATE "${PROJECT_SOURCE_DIR}")
 target_link_libraries(foreshard_null_gpu PRIVATE foreshard_flags ${CMAKE_DL_LIBS})
 set(null_folder "${FORESHARD_BIN_DIR}/null")
 set_target_properties(foreshard_null_gpu PROPERTIES OUTPUT_NAME foreshard-null
-  LIBRARY_OUTPUT_DIRECTORY "${null_folder}" CXX_VISIBILITY_PRESET hidden)
+  LIBRARY_OUTPUT_DIRECTORY "${null_folder}" CXX_VISIBILITY_PRESET hidden
+  UNITY_BUILD OFF)  # every file has a State of its own
 file(GLOB absent_sources CONFIGURE_DEPENDS exec/null/absent/*.cpp)
 add_library(foreshard_null_absent SHARED ${absent_sources})
 target_include_directories(foreshard_null_absent PRIVATE "${PROJECT_SOURCE_DIR}")

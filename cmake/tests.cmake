@@ -53,14 +53,13 @@ foreach(folder IN LISTS folders)
     if(TARGET foreshard)
       add_dependencies(${test} foreshard)
     endif()
-    set_source_files_properties(${sources} PROPERTIES
-      COMPILE_DEFINITIONS "FORESHARD_PROGRAM=\"${FORESHARD_BIN_DIR}/foreshard\"")
+    target_compile_definitions(${test} PRIVATE
+      FORESHARD_PROGRAM="${FORESHARD_BIN_DIR}/foreshard")
     if(TARGET null_step_program)
       add_dependencies(${test} foreshard-null null_step_program null_fault_program)
-      set_property(SOURCE ${PROJECT_SOURCE_DIR}/tests/cli/captured_test.cpp APPEND PROPERTY
-        COMPILE_DEFINITIONS
-        "FORESHARD_NULL_STEP=\"${PROJECT_BINARY_DIR}/tests/programs/null_step_program\""
-        "FORESHARD_NULL_FAULT=\"${PROJECT_BINARY_DIR}/tests/programs/null_fault_program\"")
+      target_compile_definitions(${test} PRIVATE
+        FORESHARD_NULL_STEP="${PROJECT_BINARY_DIR}/tests/programs/null_step_program"
+        FORESHARD_NULL_FAULT="${PROJECT_BINARY_DIR}/tests/programs/null_fault_program")
     endif()
   endif()
   if(folder STREQUAL "exec")

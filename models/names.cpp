@@ -24,9 +24,6 @@ constexpr std::size_t kMostShown = 6;
 
 using Words = std::vector<std::string>;
 
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
-bool is_letter(char c) { return c >= 'a' && c <= 'z'; }
-
 // "llama-3.1-8b" -> llama 3 1 8 b.
 Words runs_of(std::string_view text) {
   Words runs;

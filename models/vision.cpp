@@ -22,15 +22,15 @@ namespace {
 using Index = LayerWriter::Index;
 using Bias = LayerWriter::Bias;
 
-constexpr std::int64_t kLargestSize = 1'000'000;
-constexpr std::int64_t kMostLayers = 10'000;
+constexpr std::int64_t kLargestImageSize = 1'000'000;
+constexpr std::int64_t kMostImageLayers = 10'000;
 
 [[noreturn]] void fail(const VisionDims& dims, const std::string& what) {
   throw Error(ExitCode::kInvalidInput, "model " + dims.name + ": " + what);
 }
 
 void check_size(const VisionDims& dims, std::string_view what, std::int64_t value,
-                std::int64_t largest = kLargestSize) {
+                std::int64_t largest = kLargestImageSize) {
   if (value >= 1 && value <= largest) return;
   fail(dims, std::string(what) + " is " + std::to_string(value) + "; expected 1 to " +
                  std::to_string(largest));
@@ -47,7 +47,7 @@ void check_tower(const VisionDims& dims) {
   check_size(dims, "the image size", tower.image, 65'536);
   check_size(dims, "the patch size", tower.patch, tower.image);
   check_size(dims, "the number of channels", tower.channels, 65'536);
-  check_size(dims, "the number of the tower's layers", tower.layers, kMostLayers);
+  check_size(dims, "the number of the tower's layers", tower.layers, kMostImageLayers);
   check_size(dims, "the tower's hidden size", tower.hidden);
   check_size(dims, "the number of the tower's heads", tower.heads);
   check_size(dims, "the width of the tower's feed-forward layer", tower.ffn);
@@ -56,7 +56,7 @@ void check_tower(const VisionDims& dims) {
 
 void check_clip_text(const VisionDims& dims) {
   const ModelDims& text = dims.text;
-  check_size(dims, "the number of the text's layers", text.layers, kMostLayers);
+  check_size(dims, "the number of the text's layers", text.layers, kMostImageLayers);
   check_size(dims, "the text's hidden size", text.hidden);
   check_size(dims, "the number of the text's heads", text.heads);
   check_size(dims, "the width of the text's feed-forward layer", text.ffn);

@@ -8,6 +8,7 @@
 #include "models/families.h"
 #include "models/zoo.h"
 #include "sim/base/error.h"
+#include "sim/base/letters.h"
 
 namespace foreshard {
 namespace {
@@ -71,8 +72,6 @@ VisionEntry read_entry(const ConfigNode& node) {
   return entry;
 }
 
-char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
-
 }  // namespace
 
 std::vector<VisionEntry> parse_vision_zoo(const ConfigNode& root) {
@@ -92,11 +91,7 @@ std::vector<VisionEntry> vision_zoo() {
 
 std::optional<VisionEntry> find_vision_model(std::string_view name) {
   for (VisionEntry& entry : vision_zoo()) {
-    const std::string& other = entry.dims.name;
-    if (std::equal(name.begin(), name.end(), other.begin(), other.end(),
-                   [](char a, char b) { return lower(a) == lower(b); })) {
-      return std::move(entry);
-    }
+    if (lower(name) == lower(entry.dims.name)) return std::move(entry);
   }
   return std::nullopt;
 }

@@ -15,6 +15,7 @@
 #include "models/names.h"
 #include "models/vision_zoo.h"
 #include "sim/base/error.h"
+#include "sim/base/letters.h"
 #include "sim/base/spelling.h"
 
 namespace foreshard {
@@ -283,12 +284,7 @@ const EmbeddedFile& zoo_file() {
   throw Error(ExitCode::kInternal, "internal error: models/zoo/zoo.csv is not built in");
 }
 
-char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
-
-bool same_name(std::string_view a, std::string_view b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                    [](char x, char y) { return lower(x) == lower(y); });
-}
+bool same_name(std::string_view a, std::string_view b) { return lower(a) == lower(b); }
 
 std::optional<Line> find_line(std::string_view name) {
   const EmbeddedFile& file = zoo_file();

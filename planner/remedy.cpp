@@ -27,7 +27,7 @@
 namespace foreshard {
 namespace {
 
-constexpr std::int64_t kTelling = 3;
+constexpr std::int64_t kShownMicroBatches = 3;
 
 Assignments joined(Assignments a, const Assignments& b) {
   a.insert(a.end(), b.begin(), b.end());
@@ -141,7 +141,7 @@ class Trials {
     if (!changed) return std::nullopt;
     const Plan& plan = changed->resolved.plan;
     Plan shorter = plan;
-    shorter.batch.accumulation = std::min(shorter.batch.accumulation, kTelling);
+    shorter.batch.accumulation = std::min(shorter.batch.accumulation, kShownMicroBatches);
     const Cluster& cluster = job.cluster;
     const EventGraph graph = build_training_step(changed->model, shorter);
     const Bytes peak = peak_allocated(graph);

@@ -16,7 +16,7 @@
 namespace foreshard {
 namespace {
 
-constexpr double kRounding = 1e-3;  // spans are whole nanoseconds
+constexpr double kSpanRounding = 1e-3;  // spans are whole nanoseconds
 
 struct Figure {
   const char* name;
@@ -111,12 +111,12 @@ std::string beyond_bounds(const Bounded& is) {
   const Cluster& cluster = is.cluster;
   if (cluster.host_computes) return "";
   const double most = most_mfu(is.plan, cluster.gpu);
-  if (is.mfu.value > most * (1 + kRounding)) {
+  if (is.mfu.value > most * (1 + kSpanRounding)) {
     return fmt::format("MFU {:.1f} %, above {:.0f} %", 100 * is.mfu.value, 100 * most);
   }
   const double least = roofline(is.forecast.graph, cluster.gpu);
   const double step = std::min(is.seconds.value, priced(is.forecast));
-  if (step < least * (1 - kRounding)) {
+  if (step < least * (1 - kSpanRounding)) {
     return fmt::format("a step of {}, though its products take {} at the GPU's peaks",
                        format_time(Time::seconds(step)), format_time(Time::seconds(least)));
   }

@@ -11,6 +11,7 @@
 #include "calibration/csv_table.h"
 #include "sim/base/embedded.h"
 #include "sim/base/error.h"
+#include "sim/base/letters.h"
 #include "sim/base/unit_strings.h"
 
 namespace foreshard {
@@ -31,8 +32,6 @@ template <std::size_t N>
 bool is_one_of(const std::array<std::string_view, N>& words, std::string_view word) {
   return std::find(words.begin(), words.end(), word) != words.end();
 }
-
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 // Letters and digits, in lower case.
 std::string plain(std::string_view text) {

@@ -17,16 +17,14 @@
 namespace foreshard {
 namespace {
 
-constexpr double kFloor = 0.02;  // the GPU of a run is never quite the one that was measured
-
-double median(std::vector<double> values) {
+double upper_median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];
 }
 
 // Data sheets give peaks at the boost clock. fp32 products may run on tensor cores (TF32), which
 // are slower than those of 16 bit.
-constexpr double kAbovePeak = 1.05;
+constexpr double kAboveSheet = 1.05;
 
 // Throws where a product was faster than this GPU can be.
 void check_rates(const Measurements& measurements, const Gpu& gpu) {
@@ -34,7 +32,7 @@ void check_rates(const Measurements& measurements, const Gpu& gpu) {
     const GemmPoint& p = row.point;
     const double flops =
         2 * static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
-    if (flops / p.seconds <= kAbovePeak * gpu.peak_bf16.value()) continue;
+    if (flops / p.seconds <= kAboveSheet * gpu.peak_bf16.value()) continue;
     throw ConfigError({measurements.files.front(), 0, 0, ""},
                       fmt::format("a product of {} x {} x {} ran at {}, above the {} of {}", p.m,
                                   p.n, p.k, format_flop_rate(FlopsPerSecond(flops / p.seconds)),
@@ -68,9 +66,9 @@ void set_spread(Calibration& c, Factor factor, const std::vector<MeasuredRow<Poi
   }
   if (repeats.empty()) return;
   FactorSpread& spread = c.spread[static_cast<std::size_t>(factor)];
-  spread.log_sd = rounded(std::max(kFloor, median(std::move(repeats))));
-  spread.source =
-      fmt::format("quartiles of the repeats of {} measured rows, at least {}", rows.size(), kFloor);
+  spread.log_sd = rounded(std::max(kLeastSpread, upper_median(std::move(repeats))));
+  spread.source = fmt::format("quartiles of the repeats of {} measured rows, at least {}",
+                              rows.size(), kLeastSpread);
 }
 
 void set_host(Calibration& c, const std::vector<MeasuredRow<HostWork>>& rows) {
@@ -81,10 +79,10 @@ void set_host(Calibration& c, const std::vector<MeasuredRow<HostWork>>& rows) {
   }
   if (row.empty()) return;
   c.host.per_hook = c.host.per_launch = 0;
-  c.host.per_row = rounded(median(row));
+  c.host.per_row = rounded(upper_median(row));
   // A collective's row costs what it costs, not that of a row on top.
   c.host.per_collective =
-      collective.empty() ? 0 : rounded(std::max(0.0, median(collective) - c.host.per_row));
+      collective.empty() ? 0 : rounded(std::max(0.0, upper_median(collective) - c.host.per_row));
   c.host.evidence = Evidence::kMeasured;
   c.host.source = "measured: from the issue of a row to that of the next, launches included";
 }

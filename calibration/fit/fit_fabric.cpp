@@ -24,8 +24,8 @@ namespace foreshard {
 namespace {
 
 constexpr double kSmallest = 1 << 16;  // B
-constexpr std::size_t kConstants = 12;
-using Constants = std::array<double, kConstants>;
+constexpr std::size_t kFabricConstants = 12;
+using Constants = std::array<double, kFabricConstants>;
 
 // Where a fit leans and how strongly: standard deviations of the logarithm.
 struct Leaning {
@@ -35,7 +35,7 @@ struct Leaning {
 };
 // NCCL's table with 10 us of launch and 5 % less than its rates; a rank's own piece is copied at
 // about three times the rate of the ring.
-constexpr std::array<Leaning, kConstants> kLeanings = {{
+constexpr std::array<Leaning, kFabricConstants> kLeanings = {{
     {10e-6, 1.0, {1e-7, 1e-2}},  // fixed
     {1, 0.2, {0.05, 50}},        // hops: LL, LL128, Simple
     {1, 0.2, {0.05, 50}},
@@ -122,14 +122,14 @@ FabricCurve fit_curve(FabricKind kind, const Samples& samples, const Constants& 
   LeastSquares problem;
   for (const Leaning& constant : kLeanings) problem.ranges.push_back(constant.range);
   problem.starts.emplace_back(centre.begin(), centre.end());
-  problem.rows = samples.size() + kConstants;
+  problem.rows = samples.size() + kFabricConstants;
   problem.residuals = [&](std::span<const double> x, std::span<double> out) {
     const FabricCurve curve = curve_of(kind, x);
     for (std::size_t i = 0; i < samples.size(); ++i) {
       const Sample& s = samples[i];
       out[i] = s.weight * (std::log(fabric_seconds(curve, s.term)) - s.log_seconds);
     }
-    for (std::size_t i = 0; i < kConstants; ++i) {
+    for (std::size_t i = 0; i < kFabricConstants; ++i) {
       out[samples.size() + i] = leaning * std::log(x[i] / centre[i]) / kLeanings[i].spread;
     }
   };
@@ -178,7 +178,7 @@ const std::vector<NcclRow>& published_nccl_rows() {
 std::vector<FabricCurve> fit_fabrics(GpuGeneration generation, const std::vector<NcclRow>& rows,
                                      const std::function<bool(const NcclRow&)>& use) {
   Constants start;
-  for (std::size_t i = 0; i < kConstants; ++i) start[i] = kLeanings[i].centre;
+  for (std::size_t i = 0; i < kFabricConstants; ++i) start[i] = kLeanings[i].centre;
   const auto fit = [&](FabricKind kind, const Constants& centre) {
     return fit_kind(kind, generation, samples_of(kind, rows, use), centre);
   };

@@ -3,8 +3,8 @@
 //
 // The spread of a class is what moves all of it together: the quartiles of the repeats (a busy or
 // throttled machine is slow for everything) and the median signed error on rows left out (a class
-// that lies off the measured shapes and sizes). It is at least kFloor: the machine of a run is
-// never quite the machine of the measurement.
+// that lies off the measured shapes and sizes). It is at least kLeastSpread: the machine of a run
+// is never quite the machine of the measurement.
 #include "calibration/fit/fit_local.h"
 
 #include <fmt/format.h>
@@ -20,7 +20,6 @@
 namespace foreshard {
 namespace {
 
-constexpr double kFloor = 0.02;
 // Quartiles of a normal distribution are 1.349 standard deviations apart.
 constexpr double kQuartiles = 1.349;
 
@@ -68,10 +67,10 @@ FactorSpread spread_of(const std::vector<MeasuredRow<Point>>& rows,
   const double repeat = repeats.empty() ? 0 : median(repeats);
   const double bias = left_out.empty() ? 0 : std::abs(median(left_out));
   constexpr double kWidest = 1;  // beyond that the machine was too busy to say anything
-  return {rounded(std::clamp(std::hypot(repeat, bias), kFloor, kWidest)),
+  return {rounded(std::clamp(std::hypot(repeat, bias), kLeastSpread, kWidest)),
           fmt::format("quartiles of the repeats ({:.3f}) and the median error on {} rows left out "
                       "({:.3f}), at least {}",
-                      repeat, left_out.size(), bias, kFloor)};
+                      repeat, left_out.size(), bias, kLeastSpread)};
 }
 
 struct Rates {

@@ -33,6 +33,11 @@ LocalFit fit_local(const Measurements& measurements);
 
 // --- parts of it ---
 
+// The machine of a run is never quite the one that was measured.
+inline constexpr double kLeastSpread = 0.02;
+// Weight of a pull towards a round value, per factor of e.
+inline constexpr double kPull = 0.02;
+
 // Shapes (fit_local_shapes.cpp). Rates of `gpu` are the best measured ones.
 struct LocalGemm {
   GemmCurve fp32, bf16;

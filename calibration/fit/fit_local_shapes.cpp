@@ -16,7 +16,6 @@
 namespace foreshard {
 namespace {
 
-constexpr double kPull = 0.02;      // weight of a pull towards a round value, per factor of e
 constexpr std::size_t kFewest = 3;  // rows that make leaving one out worth while
 
 struct ShapeRow {

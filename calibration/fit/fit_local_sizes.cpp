@@ -18,8 +18,6 @@
 namespace foreshard {
 namespace {
 
-constexpr double kPull = 0.02;
-
 // Judges the points on the rows they came from, and each inner point on the others.
 CurveReport judge(std::string name, const std::vector<SizePoint>& rows,
                   const std::vector<SizePoint>& points, std::vector<double>& left_out) {

@@ -63,9 +63,6 @@ struct Ports {
   double rate = 0;   // Gbit/s of one; 0: not said
 };
 
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
-bool is_letter(char c) { return c >= 'a' && c <= 'z'; }
-
 template <typename Is>
 std::size_t skip(std::string_view text, std::size_t at, Is is) {
   while (at < text.size() && is(text[at])) ++at;

@@ -18,7 +18,7 @@ namespace {
 constexpr int kRepeats = 5;
 
 // Keeps the time of every repeat and prints nothing.
-class Collector final : public benchmark::BenchmarkReporter {
+class RunTimes final : public benchmark::BenchmarkReporter {
  public:
   bool ReportContext(const Context& /*context*/) override { return true; }
   void ReportRuns(const std::vector<Run>& runs) override {
@@ -67,7 +67,7 @@ BenchResult Bench::run(const std::string& name, const std::function<void()>& onc
       ->Iterations(iterations)
       ->Repetitions(kRepeats)
       ->UseRealTime();
-  Collector collector;
+  RunTimes collector;
   benchmark::RunSpecifiedBenchmarks(&collector, ".*");
   return summary_of(std::move(collector.seconds));
 }

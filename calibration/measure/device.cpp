@@ -22,7 +22,7 @@
 namespace foreshard {
 namespace {
 
-constexpr std::int64_t kBlocks = 2;
+constexpr std::int64_t kDeviceBlocks = 2;
 constexpr int kHopper = 90;  // from which on cuDNN's attention is the faster one
 
 using Clock = std::chrono::steady_clock;
@@ -85,7 +85,7 @@ class EventCollector final : public StepObserver {
   bool open_ = false;
 };
 
-Plan plan_of(const MeasuredJob& job, DType dtype) {
+Plan device_plan(const MeasuredJob& job, DType dtype) {
   Plan plan;
   plan.runtime = {RuntimeKind::kNative, "1"};
   plan.param_dtype = dtype;
@@ -179,8 +179,9 @@ class DeviceMeasuring {
 
   // Of another kernel than flash only attention itself is new.
   void layers(const MeasuredJob& job, AttentionKernel attention) {
-    const MeasuredJob shortened{few_blocks(job.model, kBlocks), job.sequence, job.micro_batch};
-    Plan plan = plan_of(shortened, request_.dtype);
+    const MeasuredJob shortened{few_blocks(job.model, kDeviceBlocks), job.sequence,
+                                job.micro_batch};
+    Plan plan = device_plan(shortened, request_.dtype);
     plan.attention = attention;
     const EventGraph graph = build_training_step(shortened.model, plan);
     const auto alone = std::move(thread_worlds(1).front());

@@ -17,6 +17,7 @@
 #include <new>
 #include <string_view>
 
+#include "cli/output.h"
 #include "sim/base/error.h"
 
 namespace foreshard {
@@ -53,16 +54,6 @@ void isolate(int output) {
   }
 }
 
-bool write_all(int to, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t written = ::write(to, text.data(), text.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) return false;
-    text.remove_prefix(static_cast<std::size_t>(written));
-  }
-  return true;
-}
-
 [[noreturn]] void run(const ChildBounds& bounds, const std::filesystem::path& folder, int output,
                       const std::function<std::string()>& work) {
   int status = kFailedStatus;
@@ -72,7 +63,7 @@ bool write_all(int to, std::string_view text) {
     limit(RLIMIT_CORE, 0);
     limit(RLIMIT_CPU, bounds.cpu_seconds);
     limit(RLIMIT_DATA, private_data_bytes() + bounds.memory_bytes);
-    if (write_all(output, work())) status = 0;
+    if (write_all(output, work()) == 0) status = 0;
   } catch (const std::bad_alloc&) {
     status = kOutOfMemoryStatus;
   } catch (...) {

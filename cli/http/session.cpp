@@ -20,7 +20,7 @@ namespace http = beast::http;
 using asio::ip::tcp;
 using std::chrono::seconds;
 
-constexpr std::size_t kMiB = 1 << 20;
+constexpr std::size_t kBytesPerSecond = 1 << 20;
 constexpr seconds kLinger{2};  // for the client to read a refusal while it still sends
 
 std::string_view view_of(beast::string_view text) { return {text.data(), text.size()}; }
@@ -137,7 +137,8 @@ void Session::read_body(std::unique_ptr<Parser> parser, std::size_t most) {
   const std::uint64_t length = parser->content_length() ? *parser->content_length() : 0;
   if (length > most) return refuse(413, "the request is too large");
   parser->body_limit(most);
-  stream_.expires_after(seconds(host_.service.bounds.body_seconds) + seconds(length / kMiB));
+  stream_.expires_after(seconds(host_.service.bounds.body_seconds) +
+                        seconds(length / kBytesPerSecond));
   Parser& body = *parser;
   auto on_read = [self = shared_from_this(), parser = std::move(parser)](Failure failure,
                                                                          std::size_t) mutable {

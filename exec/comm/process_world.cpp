@@ -15,6 +15,7 @@
 
 #include "exec/comm/bounded_call.h"
 #include "exec/comm/failure_board.h"
+#include "exec/comm/failures.h"
 #include "exec/comm/gloo_transport.h"
 #include "exec/comm/rendezvous.h"
 #include "exec/comm/shared_transport.h"
@@ -26,8 +27,6 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kStartedTogether{5000};
-
-[[noreturn]] void fail(const std::string& what) { throw Error(ExitCode::kLaunchFailure, what); }
 
 class LoneTransport : public Transport {
  public:
@@ -173,8 +172,8 @@ class ProcessWorld : public World {
     }
     if (!memory) {
       if (options_.transport != TransportChoice::kShared) return nullptr;
-      fail(fmt::format("FORESHARD_TRANSPORT=shm: {} cannot share memory: {}", name_ranks(ranks),
-                       reason));
+      fail_launch(fmt::format("FORESHARD_TRANSPORT=shm: {} cannot share memory: {}",
+                              name_ranks(ranks), reason));
     }
     SharedGroup group{ranks, {}, index, options_.timeout};
     for (const int rank : ranks)
@@ -226,7 +225,7 @@ ConnectOptions connect_options(const Environment& environment) {
     } else if (*transport == "gloo") {
       options.transport = TransportChoice::kGloo;
     } else if (*transport != "auto") {
-      fail(fmt::format("FORESHARD_TRANSPORT={}: expected auto, shm or gloo", *transport));
+      fail_launch(fmt::format("FORESHARD_TRANSPORT={}: expected auto, shm or gloo", *transport));
     }
   }
   options.address = environment("FORESHARD_ADDRESS").value_or("");
@@ -235,7 +234,8 @@ ConnectOptions connect_options(const Environment& environment) {
     const char* end = timeout->data() + timeout->size();
     const auto parsed = std::from_chars(timeout->data(), end, seconds);
     if (parsed.ec != std::errc() || parsed.ptr != end || seconds < 1 || seconds > 86400) {
-      fail(fmt::format("FORESHARD_TIMEOUT_S={}: expected whole seconds from 1 to 86400", *timeout));
+      fail_launch(
+          fmt::format("FORESHARD_TIMEOUT_S={}: expected whole seconds from 1 to 86400", *timeout));
     }
     options.timeout = std::chrono::seconds(seconds);
     options.rendezvous = std::max<milliseconds>(options.timeout, kStartedTogether);

@@ -17,6 +17,7 @@
 
 #include "exec/comm/bounded_call.h"
 #include "exec/comm/failure_board.h"
+#include "exec/comm/failures.h"
 #include "exec/comm/shared_transport.h"
 #include "exec/comm/sockets.h"
 #include "sim/base/error.h"
@@ -30,8 +31,6 @@ using Clock = std::chrono::steady_clock;
 // For how long a store is still served: after a failure, and for ranks that end later than rank 0.
 constexpr milliseconds kFarewell{500};
 constexpr milliseconds kStragglers{5000};
-
-[[noreturn]] void fail(const std::string& what) { throw Error(ExitCode::kLaunchFailure, what); }
 
 double seconds(milliseconds time) { return static_cast<double>(time.count()) / 1000; }
 
@@ -60,7 +59,7 @@ std::shared_ptr<JobStore> join(const StoreAddress& address, const std::string& r
     return JobStore::join(address, run_id, left);
   });
   if (!store) {
-    fail(fmt::format(
+    fail_launch(fmt::format(
         "what listens at {}:{} is no rendezvous store of LibTorch (no answer within {} s)",
         address.host, address.port, seconds(limit.whole)));
   }
@@ -70,7 +69,7 @@ std::shared_ptr<JobStore> join(const StoreAddress& address, const std::string& r
 void check_owner(JobStore& store) {
   const std::string owner = store.owner();
   if (owner.empty() || owner == store.run_id()) return;
-  fail(
+  fail_launch(
       fmt::format("the store at {}:{} belongs to another job ({}; this one is {}); is MASTER_PORT "
                   "shared by two jobs?",
                   store.address().host, store.address().port, owner, store.run_id()));
@@ -84,7 +83,7 @@ std::shared_ptr<JobStore> enter(const Launch& launch, const Limit& limit) {
     return JobStore::serve(listen_socket(where, address.port), address, launch.run_id);
   }
   if (!answers(address.host, address.port, limit.left())) {
-    fail(
+    fail_launch(
         fmt::format("rank {} found nobody at {}:{} within {} s; is rank 0 running, and do "
                     "MASTER_ADDR and MASTER_PORT agree on all ranks?",
                     launch.rank, address.host, address.port, seconds(limit.whole)));
@@ -115,9 +114,9 @@ void await(JobStore& store, const std::string& key, Clock::time_point deadline,
            const std::function<std::string()>& lateness) {
   constexpr milliseconds kSlice{50};
   while (!store.wait(key, kSlice)) {
-    if (store.has(kCauseKey)) fail(store.get(kCauseKey));
-    if (store.has(kFailureKey)) fail(store.get(kFailureKey));
-    if (Clock::now() >= deadline) fail(lateness());
+    if (store.has(kCauseKey)) fail_launch(store.get(kCauseKey));
+    if (store.has(kFailureKey)) fail_launch(store.get(kFailureKey));
+    if (Clock::now() >= deadline) fail_launch(lateness());
   }
 }
 
@@ -129,7 +128,7 @@ std::vector<RankProcess> introduce(const std::shared_ptr<JobStore>& shared, cons
   const std::string rank = std::to_string(launch.rank);
   check_owner(store);
   if (store.add("claim/" + rank, 1) > 1) {
-    fail(fmt::format(
+    fail_launch(fmt::format(
         "a process is there already as rank {} at {}: another job uses this port, or two "
         "processes were started as one rank",
         rank, at));
@@ -147,7 +146,7 @@ std::vector<RankProcess> introduce(const std::shared_ptr<JobStore>& shared, cons
         "{}",
         size, rank, launch.size);
     store.set_once(kFailureKey, text);
-    fail(text);
+    fail_launch(text);
   }
   if (store.add("arrived", 1) == launch.size) store.set("ready", "");
   const auto missing = [&] {
@@ -196,8 +195,8 @@ Meeting meet(const Launch& launch, const ConnectOptions& options) {
       return introduce(store, launch, own, limit);
     });
     if (!members)
-      fail(fmt::format("the store at {}:{} stopped answering", launch.master_address,
-                       launch.master_port));
+      fail_launch(fmt::format("the store at {}:{} stopped answering", launch.master_address,
+                              launch.master_port));
     meeting.members = *std::move(members);
   } catch (const Error&) {
     if (serves_store(launch)) std::this_thread::sleep_for(kFarewell);  // the others read why

@@ -22,14 +22,14 @@
 namespace foreshard {
 namespace {
 
-[[noreturn]] void fail(const std::string& what) {
+[[noreturn]] void fail_shared(const std::string& what) {
   throw Error(ExitCode::kLaunchFailure,
               fmt::format("shared memory: {}: {}", what, std::strerror(errno)));
 }
 
 std::byte* map(int fd, std::size_t bytes) {
   void* at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (at == MAP_FAILED) fail("cannot be mapped");
+  if (at == MAP_FAILED) fail_shared("cannot be mapped");
   return static_cast<std::byte*>(at);
 }
 
@@ -49,12 +49,13 @@ std::string shared_memory_domain() {
 std::shared_ptr<SharedMemory> SharedMemory::create(int members) {
   std::shared_ptr<SharedMemory> memory(new SharedMemory);
   memory->fd_ = ::memfd_create("foreshard", MFD_CLOEXEC);
-  if (memory->fd_ < 0) fail("cannot be made");
+  if (memory->fd_ < 0) fail_shared("cannot be made");
   memory->bytes_ = shared::Layout(nullptr, members).total();
-  if (::ftruncate(memory->fd_, static_cast<off_t>(memory->bytes_)) != 0) fail("cannot be sized");
+  if (::ftruncate(memory->fd_, static_cast<off_t>(memory->bytes_)) != 0)
+    fail_shared("cannot be sized");
   memory->data_ = map(memory->fd_, memory->bytes_);  // zeros: what all atomics start from
   std::uint64_t nonce = 0;
-  if (::getrandom(&nonce, sizeof nonce, 0) != sizeof nonce) fail("no random number");
+  if (::getrandom(&nonce, sizeof nonce, 0) != sizeof nonce) fail_shared("no random number");
   shared::Layout(memory->data_, members).header().nonce = nonce;
   memory->ticket_ = fmt::format("/proc/{}/fd/{} {}", ::getpid(), memory->fd_, nonce);
   return memory;
@@ -67,13 +68,13 @@ std::shared_ptr<SharedMemory> SharedMemory::open(const std::string& ticket, int 
   memory->ticket_ = ticket;
   memory->bytes_ = shared::Layout(nullptr, members).total();
   memory->fd_ = ::open(ticket.substr(0, space).c_str(), O_RDWR | O_CLOEXEC);
-  if (memory->fd_ < 0) fail("cannot be opened");
+  if (memory->fd_ < 0) fail_shared("cannot be opened");
   struct stat status {};
-  if (::fstat(memory->fd_, &status) != 0) fail("cannot be asked for its size");
-  if (static_cast<std::size_t>(status.st_size) != memory->bytes_) fail("has another size");
+  if (::fstat(memory->fd_, &status) != 0) fail_shared("cannot be asked for its size");
+  if (static_cast<std::size_t>(status.st_size) != memory->bytes_) fail_shared("has another size");
   memory->data_ = map(memory->fd_, memory->bytes_);
   const std::uint64_t nonce = shared::Layout(memory->data_, members).header().nonce;
-  if (std::to_string(nonce) != ticket.substr(space + 1)) fail("is another group's");
+  if (std::to_string(nonce) != ticket.substr(space + 1)) fail_shared("is another group's");
   return memory;
 }
 

@@ -55,7 +55,7 @@ struct Message {
   std::byte* to = nullptr;          // of one that is received
   std::uint64_t bytes = 0;
 };
-struct Lane {
+struct SharedLane {
   std::vector<Message> messages;
   std::size_t current = 0;
   std::size_t done = 0;  // bytes of the current one, its length included
@@ -91,8 +91,8 @@ class SharedTransport : public Transport {
   int size() const override { return static_cast<int>(group_.ranks.size()); }
 
   void exchange(std::span<const Outgoing> sends, std::span<const Incoming> receives) override {
-    for (Lane& lane : out_) lane = {};
-    for (Lane& lane : in_) lane = {};
+    for (SharedLane& lane : out_) lane = {};
+    for (SharedLane& lane : in_) lane = {};
     for (const Outgoing& send : sends) {
       if (send.bytes == 0) continue;
       lane(out_, send.peer)
@@ -118,7 +118,7 @@ class SharedTransport : public Transport {
   }
 
  private:
-  static Lane& lane(std::vector<Lane>& lanes, int peer) {
+  static SharedLane& lane(std::vector<SharedLane>& lanes, int peer) {
     return lanes[static_cast<std::size_t>(peer)];
   }
 
@@ -130,7 +130,7 @@ class SharedTransport : public Transport {
   }
 
   bool finished() const {
-    const auto done = [](const Lane& lane) { return lane.finished(); };
+    const auto done = [](const SharedLane& lane) { return lane.finished(); };
     return std::all_of(out_.begin(), out_.end(), done) && std::all_of(in_.begin(), in_.end(), done);
   }
 
@@ -182,7 +182,7 @@ class SharedTransport : public Transport {
   }
 
   std::size_t send_some(int peer) {
-    Lane& messages = lane(out_, peer);
+    SharedLane& messages = lane(out_, peer);
     if (messages.finished()) return 0;
     shared::Ring& ring = layout_.ring(index(), peer);
     const std::uint64_t written = ring.written.load(std::memory_order_relaxed);
@@ -213,7 +213,7 @@ class SharedTransport : public Transport {
   }
 
   std::size_t receive_some(int peer) {
-    Lane& messages = lane(in_, peer);
+    SharedLane& messages = lane(in_, peer);
     if (messages.finished()) return 0;
     shared::Ring& ring = layout_.ring(peer, index());
     const std::uint64_t read = ring.read.load(std::memory_order_relaxed);
@@ -246,7 +246,7 @@ class SharedTransport : public Transport {
     return moved;
   }
 
-  static void advance(Lane& messages, std::size_t count) {
+  static void advance(SharedLane& messages, std::size_t count) {
     messages.done += count;
     if (messages.done == messages.messages[messages.current].bytes + sizeof(std::uint64_t)) {
       ++messages.current;
@@ -284,8 +284,8 @@ class SharedTransport : public Transport {
   SharedGroup group_;
   shared::Layout layout_;
   std::size_t capacity_;
-  std::vector<Lane> out_;
-  std::vector<Lane> in_;
+  std::vector<SharedLane> out_;
+  std::vector<SharedLane> in_;
   std::vector<int> pidfds_;  // -1 for this rank
   std::atomic<bool> aborted_ = false;
 };

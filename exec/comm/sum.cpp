@@ -14,14 +14,14 @@
 namespace foreshard {
 namespace {
 
-constexpr std::size_t kLanes = 8;
+constexpr std::size_t kSumLanes = 8;
 constexpr std::size_t kBlock = 2048;  // elements: 8 KiB of sum, and as much of one piece
 
-typedef float Floats __attribute__((vector_size(kLanes * sizeof(float))));
-typedef std::uint32_t Words __attribute__((vector_size(kLanes * sizeof(std::uint32_t))));
-typedef std::uint16_t Halves __attribute__((vector_size(kLanes * sizeof(std::uint16_t))));
+typedef float Floats __attribute__((vector_size(kSumLanes * sizeof(float))));
+typedef std::uint32_t Words __attribute__((vector_size(kSumLanes * sizeof(std::uint32_t))));
+typedef std::uint16_t Halves __attribute__((vector_size(kSumLanes * sizeof(std::uint16_t))));
 
-struct Fp32 {
+struct Fp32Wire {
   static constexpr std::size_t kBytes = 4;
   static void load(const std::byte* from, Floats& to) { std::memcpy(&to, from, sizeof to); }
   static float load_one(const std::byte* from) {
@@ -31,7 +31,7 @@ struct Fp32 {
   }
 };
 
-struct Bf16 {  // the upper half of an fp32
+struct Bf16Wire {  // the upper half of an fp32
   static constexpr std::size_t kBytes = 2;
   static void load(const std::byte* from, Floats& to) {
     Halves halves;
@@ -52,7 +52,7 @@ struct Bf16 {  // the upper half of an fp32
 template <typename Wire, FirstPiece kFirst>
 void take(const std::byte* piece, std::size_t elements, float* sum) {
   std::size_t i = 0;
-  for (; i + kLanes <= elements; i += kLanes) {
+  for (; i + kSumLanes <= elements; i += kSumLanes) {
     Floats value;
     Wire::load(piece + i * Wire::kBytes, value);
     if constexpr (kFirst == FirstPiece::kAdded) {
@@ -107,7 +107,7 @@ void halve(std::span<const void* const> pieces, std::size_t begin, std::size_t c
   std::array<float, kBlock> right;
   halve<Wire>(pieces.first(half), begin, count, sum);
   halve<Wire>(pieces.subspan(half), begin, count, right.data());
-  take<Fp32, FirstPiece::kAdded>(reinterpret_cast<const std::byte*>(right.data()), count, sum);
+  take<Fp32Wire, FirstPiece::kAdded>(reinterpret_cast<const std::byte*>(right.data()), count, sum);
   if constexpr (Wire::kBytes == 2) round_to_bf16(sum, count);
 }
 
@@ -122,10 +122,10 @@ void add_in_pairs(std::span<const void* const> pieces, DType wire, std::size_t e
   for (std::size_t begin = 0; begin < elements; begin += kBlock) {
     const std::size_t count = std::min(kBlock, elements - begin);
     if (wire == DType::kFp32) {
-      halve<Fp32>(pieces, begin, count, static_cast<float*>(sum) + begin);
+      halve<Fp32Wire>(pieces, begin, count, static_cast<float*>(sum) + begin);
       continue;
     }
-    halve<Bf16>(pieces, begin, count, block.data());
+    halve<Bf16Wire>(pieces, begin, count, block.data());
     for (std::size_t i = 0; i < count; ++i) {
       std::uint32_t word;
       std::memcpy(&word, &block[i], sizeof word);
@@ -139,9 +139,9 @@ void add_in_order(std::span<const void* const> pieces, DType wire, std::size_t e
                   FirstPiece first) {
   FORESHARD_CHECK(wire == DType::kFp32 || wire == DType::kBf16, "sums are of fp32 or bf16");
   if (wire == DType::kFp32) {
-    add_blocks<Fp32>(pieces, elements, sum, first);
+    add_blocks<Fp32Wire>(pieces, elements, sum, first);
   } else {
-    add_blocks<Bf16>(pieces, elements, sum, first);
+    add_blocks<Bf16Wire>(pieces, elements, sum, first);
   }
 }
 

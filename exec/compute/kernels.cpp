@@ -52,7 +52,7 @@ inline float add_lanes(const std::array<float, kLanes>& lanes) {
 }
 
 template <typename T>
-inline __attribute__((always_inline)) void rms_norm_rows(Rows rows, const T* x, const T* weight,
+inline __attribute__((always_inline)) void rms_norm_rows(RowShape rows, const T* x, const T* weight,
                                                          float epsilon, T* y, float* rstd) {
   for (std::int64_t r = 0; r < rows.count; ++r) {
     const T* row = x + r * rows.width;
@@ -74,7 +74,7 @@ inline __attribute__((always_inline)) void rms_norm_rows(Rows rows, const T* x, 
 }
 
 template <typename T>
-inline __attribute__((always_inline)) void rms_norm_backward_rows(Rows rows, const T* dy,
+inline __attribute__((always_inline)) void rms_norm_backward_rows(RowShape rows, const T* dy,
                                                                   const T* x, const T* weight,
                                                                   const float* rstd, T* dx,
                                                                   float* weight_gradient) {
@@ -127,7 +127,7 @@ inline __attribute__((always_inline)) void rotate_rows(const Rotation& r, const 
 }
 
 template <typename T, typename Table>
-inline __attribute__((always_inline)) void add_rows_to(Rows rows, const T* values,
+inline __attribute__((always_inline)) void add_rows_to(RowShape rows, const T* values,
                                                        const std::int64_t* ids, Table* table) {
   for (std::int64_t r = 0; r < rows.count; ++r) {
     const T* row = values + r * rows.width;
@@ -139,7 +139,8 @@ inline __attribute__((always_inline)) void add_rows_to(Rows rows, const T* value
 }
 
 template <typename T>
-inline __attribute__((always_inline)) void column_sums_of(Rows rows, const T* values, float* sums) {
+inline __attribute__((always_inline)) void column_sums_of(RowShape rows, const T* values,
+                                                          float* sums) {
   for (std::int64_t i = 0; i < rows.width; ++i) sums[i] = 0;
   for (std::int64_t r = 0; r < rows.count; ++r) {
     const T* row = values + r * rows.width;
@@ -148,20 +149,20 @@ inline __attribute__((always_inline)) void column_sums_of(Rows rows, const T* va
 }
 
 // One function per element type, so that each has its versions.
-FORESHARD_VECTORISE void rms_norm_fp32(Rows rows, const float* x, const float* w, float e, float* y,
-                                       float* r) {
+FORESHARD_VECTORISE void rms_norm_fp32(RowShape rows, const float* x, const float* w, float e,
+                                       float* y, float* r) {
   rms_norm_rows(rows, x, w, e, y, r);
 }
-FORESHARD_VECTORISE void rms_norm_bf16(Rows rows, const Bf16* x, const Bf16* w, float e, Bf16* y,
-                                       float* r) {
+FORESHARD_VECTORISE void rms_norm_bf16(RowShape rows, const Bf16* x, const Bf16* w, float e,
+                                       Bf16* y, float* r) {
   rms_norm_rows(rows, x, w, e, y, r);
 }
-FORESHARD_VECTORISE void rms_backward_fp32(Rows rows, const float* dy, const float* x,
+FORESHARD_VECTORISE void rms_backward_fp32(RowShape rows, const float* dy, const float* x,
                                            const float* w, const float* r, float* dx, float* dw) {
   rms_norm_backward_rows(rows, dy, x, w, r, dx, dw);
 }
-FORESHARD_VECTORISE void rms_backward_bf16(Rows rows, const Bf16* dy, const Bf16* x, const Bf16* w,
-                                           const float* r, Bf16* dx, float* dw) {
+FORESHARD_VECTORISE void rms_backward_bf16(RowShape rows, const Bf16* dy, const Bf16* x,
+                                           const Bf16* w, const float* r, Bf16* dx, float* dw) {
   rms_norm_backward_rows(rows, dy, x, w, r, dx, dw);
 }
 FORESHARD_VECTORISE void rotate_fp32(const Rotation& r, const float* c, const float* s, float* v) {
@@ -170,22 +171,22 @@ FORESHARD_VECTORISE void rotate_fp32(const Rotation& r, const float* c, const fl
 FORESHARD_VECTORISE void rotate_bf16(const Rotation& r, const float* c, const float* s, Bf16* v) {
   rotate_rows(r, c, s, v);
 }
-FORESHARD_VECTORISE void add_rows_fp32(Rows rows, const float* v, const std::int64_t* ids,
+FORESHARD_VECTORISE void add_rows_fp32(RowShape rows, const float* v, const std::int64_t* ids,
                                        float* table) {
   add_rows_to(rows, v, ids, table);
 }
-FORESHARD_VECTORISE void add_rows_mixed(Rows rows, const Bf16* v, const std::int64_t* ids,
+FORESHARD_VECTORISE void add_rows_mixed(RowShape rows, const Bf16* v, const std::int64_t* ids,
                                         float* table) {
   add_rows_to(rows, v, ids, table);
 }
-FORESHARD_VECTORISE void add_rows_bf16(Rows rows, const Bf16* v, const std::int64_t* ids,
+FORESHARD_VECTORISE void add_rows_bf16(RowShape rows, const Bf16* v, const std::int64_t* ids,
                                        Bf16* table) {
   add_rows_to(rows, v, ids, table);
 }
-FORESHARD_VECTORISE void column_sums_fp32(Rows rows, const float* v, float* sums) {
+FORESHARD_VECTORISE void column_sums_fp32(RowShape rows, const float* v, float* sums) {
   column_sums_of(rows, v, sums);
 }
-FORESHARD_VECTORISE void column_sums_bf16(Rows rows, const Bf16* v, float* sums) {
+FORESHARD_VECTORISE void column_sums_bf16(RowShape rows, const Bf16* v, float* sums) {
   column_sums_of(rows, v, sums);
 }
 FORESHARD_VECTORISE void widen_all(std::int64_t count, const Bf16* source, float* target) {
@@ -214,15 +215,15 @@ bool is_fp32(DType dtype) {
 
 }  // namespace
 
-void rms_norm(DType dtype, Rows rows, const void* x, const void* weight, double epsilon, void* y,
-              float* rstd) {
+void rms_norm(DType dtype, RowShape rows, const void* x, const void* weight, double epsilon,
+              void* y, float* rstd) {
   const auto e = static_cast<float>(epsilon);
   is_fp32(dtype) ? rms_norm_fp32(rows, in<float>(x), in<float>(weight), e, out<float>(y), rstd)
                  : rms_norm_bf16(rows, in<Bf16>(x), in<Bf16>(weight), e, out<Bf16>(y), rstd);
 }
 
-void rms_norm_backward(DType dtype, Rows rows, const void* dy, const void* x, const void* weight,
-                       const float* rstd, void* dx, float* weight_gradient) {
+void rms_norm_backward(DType dtype, RowShape rows, const void* dy, const void* x,
+                       const void* weight, const float* rstd, void* dx, float* weight_gradient) {
   is_fp32(dtype) ? rms_backward_fp32(rows, in<float>(dy), in<float>(x), in<float>(weight), rstd,
                                      out<float>(dx), weight_gradient)
                  : rms_backward_bf16(rows, in<Bf16>(dy), in<Bf16>(x), in<Bf16>(weight), rstd,
@@ -235,7 +236,7 @@ void rotate(DType dtype, const Rotation& rotation, const float* cos, const float
                  : rotate_bf16(rotation, cos, sin, out<Bf16>(values));
 }
 
-void add_rows(DType dtype, Rows rows, const void* values, const std::int64_t* ids,
+void add_rows(DType dtype, RowShape rows, const void* values, const std::int64_t* ids,
               DType table_dtype, void* table) {
   if (is_fp32(table_dtype)) {
     is_fp32(dtype) ? add_rows_fp32(rows, in<float>(values), ids, out<float>(table))
@@ -246,7 +247,7 @@ void add_rows(DType dtype, Rows rows, const void* values, const std::int64_t* id
   add_rows_bf16(rows, in<Bf16>(values), ids, out<Bf16>(table));
 }
 
-void column_sums(DType dtype, Rows rows, const void* values, float* sums) {
+void column_sums(DType dtype, RowShape rows, const void* values, float* sums) {
   is_fp32(dtype) ? column_sums_fp32(rows, in<float>(values), sums)
                  : column_sums_bf16(rows, in<Bf16>(values), sums);
 }
@@ -264,7 +265,7 @@ void add_to_fp32(DType dtype, std::int64_t count, const void* source, float* tar
                  : add_widened(count, in<Bf16>(source), target);
 }
 
-double negative_log_likelihood(Rows rows, const float* log_probabilities,
+double negative_log_likelihood(RowShape rows, const float* log_probabilities,
                                const std::int64_t* labels) {
   double sum = 0;
   for (std::int64_t r = 0; r < rows.count; ++r) {

@@ -89,7 +89,7 @@ void put_column_sums(const Call& c, const Parameter& parameter, const at::Tensor
 // already, the rows of one id are added up first, so that whole gradients are added.
 void put_rows(const Parameter& parameter, const at::Tensor& gradient, const at::Tensor& ids) {
   const at::Tensor& table = parameter.gradient;
-  const Rows rows{gradient.size(0), gradient.size(1)};
+  const RowShape rows{gradient.size(0), gradient.size(1)};
   const auto* id = ids.const_data_ptr<std::int64_t>();
   const DType source = dtype_of(gradient);
   const DType target = dtype_of(table);
@@ -102,7 +102,7 @@ void put_rows(const Parameter& parameter, const at::Tensor& gradient, const at::
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
                    [id](std::int64_t a, std::int64_t b) { return id[a] < id[b]; });
-  const Rows one{1, rows.width};
+  const RowShape one{1, rows.width};
   constexpr std::int64_t kFirst = 0;
   const at::Tensor sum = at::empty({rows.width}, table.options());
   for (std::size_t i = 0; i < order.size();) {
@@ -318,7 +318,7 @@ Tensors attention_backward(const Call& c, const at::Tensor& dy, Inputs saved) {
 
 // --- norms ---
 
-Rows norm_rows(const Call& c, const at::Tensor& x) {
+RowShape norm_rows(const Call& c, const at::Tensor& x) {
   const std::int64_t width = c.parameter(0).value.numel();
   return {x.numel() / width, width};
 }
@@ -329,7 +329,7 @@ Tensors rms_norm_forward(const Call& c, Inputs in) {
         device_rms_norm(in[0], c.parameter(0).value, c.context.numerics.norm_epsilon);
     return {out, rstd};
   }
-  const Rows rows = norm_rows(c, in[0]);
+  const RowShape rows = norm_rows(c, in[0]);
   at::Tensor out = at::empty_like(in[0]);
   at::Tensor rstd = at::empty({rows.count}, c.options().dtype(at::kFloat));
   rms_norm(c.context.compute, rows, in[0].const_data_ptr(), c.parameter(0).value.const_data_ptr(),
@@ -380,7 +380,7 @@ Tensors rms_norm_backward_of(const Call& c, const at::Tensor& dy, Inputs saved) 
     put_made(c.parameter(0), weight);
     return {dx};
   }
-  const Rows rows = norm_rows(c, dy);
+  const RowShape rows = norm_rows(c, dy);
   at::Tensor dx = at::empty_like(dy);
   put_gradient(c, c.parameter(0), at::kFloat, [&](const at::Tensor& place) {
     rms_norm_backward(c.context.compute, rows, dy.const_data_ptr(), saved[0].const_data_ptr(),

@@ -14,12 +14,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-struct HostEvent {
+struct TimedEvent {
   bool recorded = false;
   Clock::time_point time;
 };
 
-HostEvent& event_of(DeviceEvent event) { return *static_cast<HostEvent*>(event); }
+TimedEvent& event_of(DeviceEvent event) { return *static_cast<TimedEvent*>(event); }
 
 class HostAccelerator final : public Accelerator {
  public:
@@ -64,8 +64,8 @@ class HostAccelerator final : public Accelerator {
   void enter(Lane lane) override {
     FORESHARD_CHECK(lane >= 0 && lane < lanes_, "a lane that was not opened");
   }
-  DeviceEvent new_event() override { return new HostEvent; }
-  void free_event(DeviceEvent event) noexcept override { delete static_cast<HostEvent*>(event); }
+  DeviceEvent new_event() override { return new TimedEvent; }
+  void free_event(DeviceEvent event) noexcept override { delete static_cast<TimedEvent*>(event); }
   void record(DeviceEvent event) override { event_of(event) = {true, Clock::now()}; }
   void wait(DeviceEvent event) override {
     FORESHARD_CHECK(event_of(event).recorded, "a lane waits for an event that was not recorded");

@@ -14,7 +14,9 @@
 namespace foreshard {
 namespace {
 
-HostileGpu::Event* event_of(DeviceEvent event) { return static_cast<HostileGpu::Event*>(event); }
+HostileGpu::Event* hostile_event(DeviceEvent event) {
+  return static_cast<HostileGpu::Event*>(event);
+}
 
 const std::byte* bytes_at(const void* memory) { return static_cast<const std::byte*>(memory); }
 
@@ -70,14 +72,14 @@ class HostileAccelerator final : public Accelerator {
     hostile_place() = {gpu_, lane};
   }
   DeviceEvent new_event() override { return gpu_->new_event(); }
-  void free_event(DeviceEvent event) noexcept override { gpu_->free_event(event_of(event)); }
-  void record(DeviceEvent event) override { gpu_->record(lane_, event_of(event)); }
-  void wait(DeviceEvent event) override { gpu_->wait(lane_, event_of(event)); }
-  bool done(DeviceEvent event) override { return gpu_->done(event_of(event)); }
-  void synchronize(DeviceEvent event) override { gpu_->synchronize(event_of(event)); }
+  void free_event(DeviceEvent event) noexcept override { gpu_->free_event(hostile_event(event)); }
+  void record(DeviceEvent event) override { gpu_->record(lane_, hostile_event(event)); }
+  void wait(DeviceEvent event) override { gpu_->wait(lane_, hostile_event(event)); }
+  bool done(DeviceEvent event) override { return gpu_->done(hostile_event(event)); }
+  void synchronize(DeviceEvent event) override { gpu_->synchronize(hostile_event(event)); }
   void synchronize() override { gpu_->synchronize(); }
   double seconds_between(DeviceEvent from, DeviceEvent until) override {
-    return gpu_->seconds_between(event_of(from), event_of(until));
+    return gpu_->seconds_between(hostile_event(from), hostile_event(until));
   }
 
   DeviceGraph capture(const std::function<void()>& work) override {

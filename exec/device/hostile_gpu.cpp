@@ -14,11 +14,11 @@
 namespace foreshard {
 namespace {
 
-constexpr auto kPatience = std::chrono::seconds(60);  // for what another thread issues
+constexpr auto kIssuePatience = std::chrono::seconds(60);  // for what another thread issues
 
 std::size_t index(HostileLane lane) { return static_cast<std::size_t>(lane); }
 
-[[noreturn]] void fail(const std::string& what) { throw std::runtime_error(what); }
+[[noreturn]] void fault(const std::string& what) { throw std::runtime_error(what); }
 
 }  // namespace
 
@@ -136,7 +136,7 @@ bool HostileGpu::is_captured(HostileLane lane) const {
 void HostileGpu::not_in_capture(const char* what) const {
   const std::lock_guard lock(mutex_);
   if (capture_ != nullptr && capture_->thread == std::this_thread::get_id()) {
-    fail(std::string(what) + " is not permitted while work is captured");
+    fault(std::string(what) + " is not permitted while work is captured");
   }
 }
 
@@ -151,7 +151,7 @@ void HostileGpu::push_work(HostileLane lane, const std::string& name,
   clock.join(host_);
   clock.count(lane);
   for (const Extent& extent : extents) {
-    if (const auto problem = accesses_.add(lane, clock, name, extent)) fail(*problem);
+    if (const auto problem = accesses_.add(lane, clock, name, extent)) fault(*problem);
   }
   push(lane, {std::move(work), nullptr, nullptr});
 }
@@ -165,7 +165,7 @@ std::shared_ptr<HostileGpu::Mark> HostileGpu::push_mark(HostileLane lane) {
 }
 
 void HostileGpu::push_wait(HostileLane lane, const std::shared_ptr<Mark>& mark) {
-  if (mark == nullptr) fail("a lane waits for an event that was not recorded");
+  if (mark == nullptr) fault("a lane waits for an event that was not recorded");
   lanes_[index(lane)].clock.join(mark->clock);
   push(lane, {nullptr, nullptr, mark});
 }
@@ -175,8 +175,8 @@ void HostileGpu::check_alive(HostileLane lane, const std::string& name,
                              const std::vector<Extent>& extents) const {
   for (const Extent& extent : extents) {
     if (extent.bytes > 0 && memory_.is_freed(extent.begin, extent.bytes)) {
-      fail(name + " on lane " + std::to_string(lane) + (extent.writes ? " writes" : " reads") +
-           " memory that was freed");
+      fault(name + " on lane " + std::to_string(lane) + (extent.writes ? " writes" : " reads") +
+            " memory that was freed");
     }
   }
 }
@@ -234,7 +234,7 @@ void HostileGpu::wait(HostileLane lane, Event* event) {
     if (!is_captured(lane)) capture_->lanes[lane] = add_lane();
     capture_->clocks[lane].join(capture_->events[event]);
   } else if (event->mark == nullptr) {
-    fail("a lane waits for an event that was not recorded");
+    fault("a lane waits for an event that was not recorded");
   }
   capture_->graph->calls.push_back(
       {CapturedCall::Kind::kWait, capture_->lanes.at(lane), "", {}, nullptr, event});
@@ -268,7 +268,8 @@ void HostileGpu::synchronize() {
 double HostileGpu::seconds_between(Event* from, Event* until) {
   const std::lock_guard lock(mutex_);
   for (const Event* event : {from, until}) {
-    if (event->mark == nullptr || !event->mark->done) fail("the time of an event that is not done");
+    if (event->mark == nullptr || !event->mark->done)
+      fault("the time of an event that is not done");
   }
   return std::chrono::duration<double>(until->mark->time - from->mark->time).count();
 }
@@ -331,9 +332,9 @@ void HostileGpu::run_until(std::unique_lock<std::mutex>& lock,
     const HostileLane lane = next_lane();
     if (lane >= 0) {
       run_one(lane);
-    } else if (issued_.wait_for(lock, kPatience) == std::cv_status::timeout && next_lane() < 0 &&
-               !is_done()) {
-      fail("every lane waits for an event that nothing will record");
+    } else if (issued_.wait_for(lock, kIssuePatience) == std::cv_status::timeout &&
+               next_lane() < 0 && !is_done()) {
+      fault("every lane waits for an event that nothing will record");
     }
   }
 }

@@ -10,19 +10,20 @@
 namespace foreshard {
 namespace {
 
-constexpr std::size_t kAlignment = 512;
+constexpr std::size_t kGranularity = 512;
 
-[[noreturn]] void fail(const std::string& what) { throw std::runtime_error(what); }
+[[noreturn]] void memory_fault(const std::string& what) { throw std::runtime_error(what); }
 
 }  // namespace
 
 HostileMemory::HostileMemory(std::size_t bytes) : bytes_(bytes) {
   const int file = ::memfd_create("hostile-gpu", MFD_CLOEXEC);
-  if (file < 0 || ::ftruncate(file, static_cast<off_t>(bytes)) != 0) fail("no memory for a GPU");
+  if (file < 0 || ::ftruncate(file, static_cast<off_t>(bytes)) != 0)
+    memory_fault("no memory for a GPU");
   void* body = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
   void* face = ::mmap(nullptr, bytes, PROT_NONE, MAP_SHARED | MAP_NORESERVE, file, 0);
   ::close(file);
-  if (body == MAP_FAILED || face == MAP_FAILED) fail("no addresses for a GPU");
+  if (body == MAP_FAILED || face == MAP_FAILED) memory_fault("no addresses for a GPU");
   body_ = static_cast<std::byte*>(body);
   face_ = static_cast<std::byte*>(face);
   free_[face_] = bytes;
@@ -44,7 +45,7 @@ std::byte* HostileMemory::body(const void* memory) const {
 }
 
 std::byte* HostileMemory::take(std::size_t bytes) {
-  const std::size_t size = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  const std::size_t size = (bytes + kGranularity - 1) / kGranularity * kGranularity;
   for (auto it = free_.begin(); it != free_.end(); ++it) {
     if (it->second < size) continue;
     std::byte* const memory = const_cast<std::byte*>(it->first);
@@ -54,7 +55,7 @@ std::byte* HostileMemory::take(std::size_t bytes) {
     taken_[memory] = size;
     return memory;
   }
-  fail("out of memory");
+  memory_fault("out of memory");
 }
 
 void HostileMemory::put(std::byte* memory) {

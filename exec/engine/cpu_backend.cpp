@@ -20,11 +20,10 @@
 #include "exec/engine/exact_sum.h"
 #include "exec/engine/stream.h"
 #include "exec/engine/update.h"
+#include "sim/base/integers.h"
 
 namespace foreshard {
 namespace {
-
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 std::int64_t steady_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -71,9 +70,9 @@ class CpuBackend final : public Backend {
   }
 
   void issue(EventId id, const std::function<void()>& row) override {
-    Span& span = spans_[index(id)];
+    Span& span = spans_[at(id)];
     span.issue = now();
-    if (graph_.rows[index(id)].stream != Stream::kCompute) return queue(id, row);
+    if (graph_.rows[at(id)].stream != Stream::kCompute) return queue(id, row);
     for (const EventId awaited : graph_.waits_of(id)) events_.wait(awaited);
     span.start = span.arrive = now();
     row();
@@ -129,7 +128,7 @@ class CpuBackend final : public Backend {
     }
     paced(call.event, [&] {
       communicators_[call.communicator]->reduce_scatter(
-          call.whole, parts_.plan.reduce_dtype, index(call.shard), target,
+          call.whole, parts_.plan.reduce_dtype, at(call.shard), target,
           call.mode == SumMode::kAdd ? SumInto::kContinue : SumInto::kOverwrite);
     });
   }
@@ -156,14 +155,14 @@ class CpuBackend final : public Backend {
       }
       communicator.reduce_scatter_in_pairs(
           call.in.const_data_ptr(),
-          call.in.scalar_type() == at::kFloat ? DType::kFp32 : DType::kBf16,
-          index(call.out.numel()), call.out.mutable_data_ptr());
+          call.in.scalar_type() == at::kFloat ? DType::kFp32 : DType::kBf16, at(call.out.numel()),
+          call.out.mutable_data_ptr());
     });
   }
   void all_reduce_partial(EventId id, std::uint8_t c, std::byte* values,
                           std::int64_t count) override {
     paced(id, [&] {
-      communicators_[c]->all_reduce_in_pairs(values, parts_.plan.reduce_dtype, index(count));
+      communicators_[c]->all_reduce_in_pairs(values, parts_.plan.reduce_dtype, at(count));
     });
   }
   void all_reduce_norm(EventId id, std::uint8_t c) override {
@@ -215,17 +214,17 @@ class CpuBackend final : public Backend {
     collective();
     if (parts_.pacing == nullptr || id == kNoEvent) return;
     std::this_thread::sleep_until(
-        begin + std::chrono::nanoseconds(parts_.pacing->durations[index(id)].nanoseconds()));
+        begin + std::chrono::nanoseconds(parts_.pacing->durations[at(id)].nanoseconds()));
   }
 
   void queue(EventId id, std::function<void()> row) {
-    const std::uint8_t communicator = graph_.rows[index(id)].communicator;
+    const std::uint8_t communicator = graph_.rows[at(id)].communicator;
     const bool queues = communicator != kNoCommunicator;
     const std::int64_t ticket = queues ? events_.take_ticket(communicator) : 0;
-    const auto stream = static_cast<std::size_t>(graph_.rows[index(id)].stream);
+    const auto stream = static_cast<std::size_t>(graph_.rows[at(id)].stream);
     streams_[stream]->issue(
         [this, id, row = std::move(row), communicator, queues, ticket]() mutable {
-          Span& span = spans_[index(id)];
+          Span& span = spans_[at(id)];
           try {
             for (const EventId awaited : graph_.waits_of(id)) events_.wait(awaited);
             span.start = now();

@@ -36,19 +36,16 @@
 #include "exec/engine/device_update.h"
 #include "exec/memory/flat_storage.h"
 #include "reports/view/event_names.h"
+#include "sim/base/integers.h"
 
 namespace foreshard {
 namespace {
-
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
-
-Time time_of(double seconds) { return Time::ns(static_cast<std::int64_t>(seconds * 1e9)); }
 
 constexpr std::size_t kSteps = 2;
 // The norm's all-reduce moves as many bytes as the graph says (sim/graph/native.cpp, kNormBytes);
@@ -159,16 +156,16 @@ class DeviceBackend final : public Backend {
 
   void issue(EventId id, const std::function<void()>& run) override {
     DeviceStep& step = next_step();
-    const Row& row = graph_.rows[index(id)];
-    if (row.host_wait != kNoEvent) wait_for(step.rows[index(row.host_wait)].end);
-    step.issued[index(id)] = Clock::now();
+    const Row& row = graph_.rows[at(id)];
+    if (row.host_wait != kNoEvent) wait_for(step.rows[at(row.host_wait)].end);
+    step.issued[at(id)] = Clock::now();
     const Lane own = lane(row.stream);
     if (own != current_lane_) device_.enter(own);
     current_lane_ = own;
-    DeviceStep::RowEvents& events = step.rows[index(id)];
+    DeviceStep::RowEvents& events = step.rows[at(id)];
     for (const EventId awaited : graph_.waits_of(id)) {
-      if (graph_.rows[index(awaited)].stream != row.stream) {
-        device_.wait(step.rows[index(awaited)].end);
+      if (graph_.rows[at(awaited)].stream != row.stream) {
+        device_.wait(step.rows[at(awaited)].end);
       }
     }
     device_.record(events.start);
@@ -192,10 +189,10 @@ class DeviceBackend final : public Backend {
 
   StepResult collect() override {
     FORESHARD_CHECK(collected_ < issued_, "no step to collect");
-    DeviceStep& step = *steps_[index(collected_) % kSteps];
+    DeviceStep& step = *steps_[at(collected_) % kSteps];
     wait_for(end_of(collected_));
     for (const EventId last : last_of_stream_) {  // done as well, for the optimizer waits for all
-      if (last != kNoEvent) wait_for(step.rows[index(last)].end);
+      if (last != kNoEvent) wait_for(step.rows[at(last)].end);
     }
     StepResult result;
     const DeviceEvent begin = end_of(collected_ - 1);
@@ -254,7 +251,7 @@ class DeviceBackend final : public Backend {
     FORESHARD_CHECK(is_apart || parts_.plan.reduce_dtype == DType::kFp32,
                     "gradients of another dtype are added later");
     pace(call.event, call.communicator);
-    communicators_[call.communicator]->reduce_scatter(call.whole, target, index(call.shard),
+    communicators_[call.communicator]->reduce_scatter(call.whole, target, at(call.shard),
                                                       parts_.plan.reduce_dtype);
   }
 
@@ -282,21 +279,21 @@ class DeviceBackend final : public Backend {
     const DType dtype = call.in.scalar_type() == at::kFloat ? DType::kFp32 : DType::kBf16;
     if (call.kind != EventKind::kAllGather) {
       return communicator.reduce_scatter(call.in.const_data_ptr(), call.out.mutable_data_ptr(),
-                                         index(call.out.numel()), dtype);
+                                         at(call.out.numel()), dtype);
     }
     auto* whole = static_cast<std::byte*>(call.out.mutable_data_ptr());
-    device_.copy(whole + index(communicator.index()) * call.in.nbytes(),
+    device_.copy(whole + at(communicator.index()) * call.in.nbytes(),
                  static_cast<const std::byte*>(call.in.const_data_ptr()), call.in.nbytes());
     communicator.all_gather(whole, call.in.nbytes(), dtype);
   }
   void all_reduce_partial(EventId id, std::uint8_t c, std::byte* values,
                           std::int64_t count) override {
     pace(id, c);
-    communicators_[c]->all_reduce(reinterpret_cast<float*>(values), index(count));
+    communicators_[c]->all_reduce(reinterpret_cast<float*>(values), at(count));
   }
   void all_reduce_norm(EventId id, std::uint8_t c) override {
     pace(id, c);
-    communicators_[c]->all_reduce(norm_sum_.mutable_data_ptr<double>(), index(norm_sum_.numel()));
+    communicators_[c]->all_reduce(norm_sum_.mutable_data_ptr<double>(), at(norm_sum_.numel()));
   }
   void grad_norm() override {
     if (!units_.offloads()) return update_.sum_of_squares(norm_sum_);
@@ -323,7 +320,7 @@ class DeviceBackend final : public Backend {
     const auto texts = parts_.world.gather("add over shards", std::to_string(value));
     for (std::int64_t r = first; r < first + ranks; ++r) {
       sum = static_cast<std::int64_t>(static_cast<std::uint64_t>(sum) +
-                                      static_cast<std::uint64_t>(std::stoll(texts[index(r)])));
+                                      static_cast<std::uint64_t>(std::stoll(texts[at(r)])));
     }
     return sum;
   }
@@ -354,7 +351,7 @@ class DeviceBackend final : public Backend {
   }
 
   Lane lane(Stream stream) const { return lanes_[static_cast<std::size_t>(stream)]; }
-  DeviceStep& next_step() { return *steps_[index(issued_) % kSteps]; }
+  DeviceStep& next_step() { return *steps_[at(issued_) % kSteps]; }
   at::TensorOptions options(at::ScalarType type) const {
     return at::TensorOptions().dtype(type).device(device_.device());
   }
@@ -366,13 +363,13 @@ class DeviceBackend final : public Backend {
   }
 
   // Of step `number` from 0; -1: what the first step begins with.
-  DeviceEvent end_of(std::int64_t number) const { return ends_[index(number + 4) % kEnds]; }
+  DeviceEvent end_of(std::int64_t number) const { return ends_[at(number + 4) % kEnds]; }
 
   // Outside of steps a collective takes what the last one took.
   void pace(EventId id, std::uint8_t c) {
     if (parts_.pacing == nullptr || id == kNoEvent) return;
-    communicators_[c]->pace(parts_.pacing->durations[index(id)].nanoseconds(),
-                            parts_.pacing->ctas[index(id)]);
+    communicators_[c]->pace(parts_.pacing->durations[at(id)].nanoseconds(),
+                            parts_.pacing->ctas[at(id)]);
   }
 
   // Waits for a step while looking after the communicators: a lost peer must not hang the host.
@@ -397,7 +394,7 @@ class DeviceBackend final : public Backend {
   }
 
   std::string oldest_unfinished() {
-    const DeviceStep& step = *steps_[index(collected_) % kSteps];
+    const DeviceStep& step = *steps_[at(collected_) % kSteps];
     for (std::size_t i = 0; i < step.rows.size(); ++i) {
       if (!device_.done(step.rows[i].end)) {
         return EventNames(graph_, parts_.model).of(static_cast<EventId>(i));

@@ -5,12 +5,6 @@
 #include "exec/engine/device_update.h"
 
 namespace foreshard {
-namespace {
-
-Time time_of(double seconds) { return Time::ns(static_cast<std::int64_t>(seconds * 1e9)); }
-
-}  // namespace
-
 DeviceStep::DeviceStep(Accelerator& accelerator, const EventGraph& event_graph)
     : device(accelerator), rows(event_graph.rows.size()), issued(event_graph.rows.size()) {
   for (std::size_t i = 0; i < rows.size(); ++i) {

@@ -15,6 +15,8 @@
 
 namespace foreshard {
 
+inline Time time_of(double seconds) { return Time::ns(static_cast<std::int64_t>(seconds * 1e9)); }
+
 struct DeviceStep {
   struct RowEvents {
     DeviceEvent start = nullptr, arrive = nullptr, end = nullptr;  // arrive: collectives only

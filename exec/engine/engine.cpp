@@ -17,13 +17,12 @@
 #include "exec/engine/update.h"
 #include "exec/memory/flat_storage.h"
 #include "reports/view/event_names.h"
+#include "sim/base/integers.h"
 #include "sim/graph/axes/rank_part.h"
 #include "sim/graph/training_step.h"
 
 namespace foreshard {
 namespace {
-
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 std::int64_t rotary_head_dim(const ModelSpec& model) {
   for (const LayerSpec& kind : model.kinds) {
@@ -216,7 +215,7 @@ std::string Engine::parameter_hash() {
   for (const UnitMemory& unit : units_.all()) {
     const std::byte* master = unit.master;
     if (options_.device != nullptr) {
-      copy.resize(index(unit.shard * size_of(plan_.master_dtype)));
+      copy.resize(at(unit.shard * size_of(plan_.master_dtype)));
       units_.states().to_host(copy.data(), unit.master, copy.size());
       master = copy.data();
     }

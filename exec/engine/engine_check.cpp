@@ -19,7 +19,7 @@
 namespace foreshard {
 namespace {
 
-constexpr int kSteps = 4;
+constexpr int kTrainedSteps = 4;
 constexpr int kGraphSteps = 8;  // some of them before a step is recorded
 
 enum class Steps { kIssued, kReplayed };
@@ -48,7 +48,7 @@ Plan plan_of(DType dtype, std::int64_t shard) {
   plan.runtime = {RuntimeKind::kNative, "1"};
   plan.param_dtype = dtype;
   plan.mesh = {shard, 1};
-  plan.batch = {128, 1, 2 / shard};
+  plan.batch = {64, 1, 2 / shard};
   plan.optimizer.learning_rate = 1e-3;
   return plan;
 }
@@ -82,10 +82,10 @@ std::vector<MicroBatch> batches_of(const Plan& plan, const ModelSpec& model, int
 
 // Ranks that share a device read each other's memory and wait for each other's events: none gives
 // them back, whatever went wrong, before all have come so far.
-class Meeting {
+class CheckMeeting {
  public:
-  explicit Meeting(std::barrier<>& all) : all_(all) {}
-  ~Meeting() {
+  explicit CheckMeeting(std::barrier<>& all) : all_(all) {}
+  ~CheckMeeting() {
     if (!met_) all_.arrive_and_drop();  // it had nothing to give back yet
   }
   void meet() {
@@ -98,8 +98,8 @@ class Meeting {
   bool met_ = false;
 };
 
-Run train(Plan plan, const MakeAccelerator& make, int steps = kSteps, Steps how = Steps::kIssued,
-          const std::string& family = "llama") {
+Run train(Plan plan, const MakeAccelerator& make, int steps = kTrainedSteps,
+          Steps how = Steps::kIssued, const std::string& family = "llama") {
   const ModelSpec model = small_model(family);
   if (model.tied_embeddings) plan.units.embedding = plan.units.head = UnitPlacement::kRoot;
   const EventGraph graph = build_training_step(model, plan);
@@ -110,13 +110,13 @@ Run train(Plan plan, const MakeAccelerator& make, int steps = kSteps, Steps how 
   std::barrier all(static_cast<std::ptrdiff_t>(ranks));
   for_each_rank(static_cast<int>(ranks), [&](World& world) {
     const auto rank = static_cast<std::size_t>(world.rank());
-    Meeting meeting(all);
+    CheckMeeting meeting(all);
     const std::unique_ptr<Accelerator> device = make();
     const bool replayed = how == Steps::kReplayed;
     Engine engine(model, plan, graph, world,
                   {.debug = !replayed, .device = device.get(), .graph = replayed});
     const struct Last {  // goes before the engine
-      Meeting& meeting;
+      CheckMeeting& meeting;
       ~Last() { meeting.meet(); }
     } last{meeting};
     engine.initialise();
@@ -181,7 +181,7 @@ void engine_check(const MakeAccelerator& make, const std::vector<std::string>& s
   });
   check("engine_gpt2", [&] {
     const auto run = [&](DType dtype, const MakeAccelerator& where) {
-      return train(plan_of(dtype, 1), where, kSteps, Steps::kIssued, "gpt2");
+      return train(plan_of(dtype, 1), where, kTrainedSteps, Steps::kIssued, "gpt2");
     };
     return compare(run(DType::kFp32, make), run(DType::kFp32, host_accelerator), 1e-4) + "; bf16 " +
            compare(run(DType::kBf16, make), run(DType::kBf16, host_accelerator), 2e-2);

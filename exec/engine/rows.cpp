@@ -7,15 +7,10 @@
 #include <vector>
 
 #include "exec/memory/flat_storage.h"
+#include "sim/base/integers.h"
 #include "sim/graph/axes/rank_part.h"
 
 namespace foreshard {
-namespace {
-
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
-
-}  // namespace
-
 Rows::Rows(const RankParts& parts, const EventGraph& graph, Of of)
     : parts_(parts),
       graph_(graph),
@@ -65,7 +60,7 @@ void Rows::run(EventId id) {
       return host_to_device(d);
     case EventKind::kDeviceToHost:
       return parts_.units.memory().copy(memory(d.other), memory(d.buffer),
-                                        index(parts_.units.at(d.unit).shard) * sizeof(float));
+                                        at(parts_.units.at(d.unit).shard) * sizeof(float));
     case EventKind::kHostOptimizer:
       return host_optimizer(graph_.works[row(id).work]);
     default:
@@ -91,11 +86,11 @@ void Rows::layer_row(EventId id) {
     if (action.kind == MemoryAction::Kind::kRecompute) phase = &LayerProgram::recompute;
     if (action.kind == MemoryAction::Kind::kBackward) phase = &LayerProgram::backward;
     if (phase == nullptr) continue;
-    const LayerExecution& execution = graph_.executions[index(action.target)];
+    const LayerExecution& execution = graph_.executions[at(action.target)];
     const OperationContext context{parts_.whole.numerics,
                                    parts_.plan.param_dtype,
                                    parts_.rotary,
-                                   batches_[index(d.microbatch)],
+                                   batches_[at(d.microbatch)],
                                    {parts_.part, parts_.plan.mesh.tp},
                                    {},
                                    nullptr,
@@ -135,7 +130,7 @@ LayerCollectiveCall Rows::layer_collective(EventId id) {
 std::byte* Rows::find_memory(std::int32_t buffer) const {
   const auto found = std::find(graph_.persistent.begin(), graph_.persistent.end(), buffer);
   if (found == graph_.persistent.end()) return nullptr;
-  return parts_.units.place(index(found - graph_.persistent.begin()));
+  return parts_.units.place(at(found - graph_.persistent.begin()));
 }
 
 std::byte* Rows::memory(std::int32_t buffer) const {
@@ -151,16 +146,16 @@ void Rows::host_to_device(const RowDetail& d) {
   std::byte* place = memory(d.buffer);
   const bool is_gradient = graph_.buffer(d.buffer).category == MemoryCategory::kShardedGrad;
   const std::size_t bytes =
-      index(unit.shard) * (is_gradient ? sizeof(float) : index(size_of(parts_.plan.param_dtype)));
-  if (!is_gradient) place += index(parts_.shard) * bytes;
+      at(unit.shard) * (is_gradient ? sizeof(float) : at(size_of(parts_.plan.param_dtype)));
+  if (!is_gradient) place += at(parts_.shard) * bytes;
   parts_.units.memory().copy(place, memory(d.other), bytes);
 }
 
 void Rows::reshard(const RowDetail& d) {
-  const std::int64_t group = graph_.units[index(d.unit)].reshard.group;
+  const std::int64_t group = graph_.units[at(d.unit)].reshard.group;
   const auto bytes =
-      index(parts_.units.at(d.unit).padded() / group * size_of(parts_.plan.param_dtype));
-  parts_.units.memory().copy(memory(d.other), memory(d.buffer) + index(parts_.rank % group) * bytes,
+      at(parts_.units.at(d.unit).padded() / group * size_of(parts_.plan.param_dtype));
+  parts_.units.memory().copy(memory(d.other), memory(d.buffer) + at(parts_.rank % group) * bytes,
                              bytes);
 }
 
@@ -192,11 +187,10 @@ void Rows::all_gather(EventId id) {
   const std::uint8_t communicator = graph_.works[row(id).work].communicator;
   Backend& backend = parts_.backend;
   std::byte* whole = memory(d.buffer);
-  const std::size_t bytes =
-      index(parts_.units.at(d.unit).padded() / backend.group_size(communicator) *
-            size_of(parts_.plan.param_dtype));
+  const std::size_t bytes = at(parts_.units.at(d.unit).padded() / backend.group_size(communicator) *
+                               size_of(parts_.plan.param_dtype));
   if (d.other >= 0) {
-    parts_.units.memory().copy(whole + index(backend.group_index(communicator)) * bytes,
+    parts_.units.memory().copy(whole + at(backend.group_index(communicator)) * bytes,
                                memory(d.other), bytes);
   }
   backend.all_gather(told(id), communicator, whole, bytes);
@@ -213,7 +207,7 @@ void Rows::all_reduce(EventId id) {
         memory(d.buffer) + unit.layout.partial_offset * size_of(parts_.plan.reduce_dtype),
         unit.layout.partial_numel);
   }
-  parts_.backend.all_reduce_gradient(id, communicator, {floats(d.other), index(unit.shard)});
+  parts_.backend.all_reduce_gradient(id, communicator, {floats(d.other), at(unit.shard)});
 }
 
 void Rows::reduce_scatter(EventId id) {

@@ -9,18 +9,17 @@
 #include <cstdint>
 #include <cstdlib>
 
+#include "exec/comm/failures.h"
 #include "exec/comm/sockets.h"
 #include "sim/base/error.h"
 
 namespace foreshard {
 namespace {
 
-[[noreturn]] void fail(const std::string& what) { throw Error(ExitCode::kLaunchFailure, what); }
-
 // Reads variables of one launcher.
-class Reader {
+class Variables {
  public:
-  Reader(const Environment& environment, std::string launcher)
+  Variables(const Environment& environment, std::string launcher)
       : environment_(environment), launcher_(std::move(launcher)) {}
 
   bool has(const std::string& name) const { return text(name).has_value(); }
@@ -33,7 +32,7 @@ class Reader {
 
   std::string needed_text(const std::string& name, const std::string& because) const {
     auto value = text(name);
-    if (!value) fail(fmt::format("{} is not set, but {} is ({})", name, because, launcher_));
+    if (!value) fail_launch(fmt::format("{} is not set, but {} is ({})", name, because, launcher_));
     return *std::move(value);
   }
 
@@ -44,8 +43,8 @@ class Reader {
     const char* end = value->data() + value->size();
     const auto result = std::from_chars(value->data(), end, parsed);
     if (result.ec != std::errc() || result.ptr != end || parsed < least || parsed > most) {
-      fail(fmt::format("{}={}: expected a whole number from {} to {} ({})", name, *value, least,
-                       most, launcher_));
+      fail_launch(fmt::format("{}={}: expected a whole number from {} to {} ({})", name, *value,
+                              least, most, launcher_));
     }
     return parsed;
   }
@@ -75,25 +74,26 @@ struct Names {
   std::string rank, size, local_rank, local_size;
 };
 
-Launch read_ranks(const Reader& reader, const Names& names) {
+Launch read_ranks(const Variables& reader, const Names& names) {
   Launch launch;
   launch.size = reader.needed_number(names.size, names.rank, 1);
   launch.rank = reader.needed_number(names.rank, names.size, 0);
   if (launch.rank >= launch.size) {
-    fail(fmt::format("{}={} is not below {}={}", names.rank, launch.rank, names.size, launch.size));
+    fail_launch(
+        fmt::format("{}={} is not below {}={}", names.rank, launch.rank, names.size, launch.size));
   }
-  const auto local_rank = reader.number(names.local_rank, 0, Reader::kMost);
+  const auto local_rank = reader.number(names.local_rank, 0, Variables::kMost);
   const auto local_size = reader.number(names.local_size, 1, launch.size);
   launch.local_rank = local_rank.value_or(0);
   launch.local_size = local_size.value_or(1);
   if (local_rank && local_size && *local_rank >= *local_size) {
-    fail(fmt::format("{}={} is not below {}={}", names.local_rank, *local_rank, names.local_size,
-                     *local_size));
+    fail_launch(fmt::format("{}={} is not below {}={}", names.local_rank, *local_rank,
+                            names.local_size, *local_size));
   }
   return launch;
 }
 
-std::optional<int> master_port(const Reader& reader) {
+std::optional<int> master_port(const Variables& reader) {
   return reader.number("MASTER_PORT", 1, 65535);
 }
 
@@ -108,9 +108,9 @@ int derived_port(const std::string& run_id) {
 Launch from_torchrun(const Environment& environment) {
   const bool spawned = environment("FORESHARD_SPAWNED").has_value();
   const bool agent = environment("TORCHELASTIC_RUN_ID").has_value();
-  const Reader reader(environment, spawned ? kSpawnLauncher
-                                   : agent ? "torchrun"
-                                           : "RANK and WORLD_SIZE set by hand");
+  const Variables reader(environment, spawned ? kSpawnLauncher
+                                      : agent ? "torchrun"
+                                              : "RANK and WORLD_SIZE set by hand");
   Launch launch = read_ranks(reader, {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"});
   launch.launcher = spawned ? kSpawnLauncher : agent ? "torchrun" : "environment";
   if (launch.size > 1) {
@@ -131,14 +131,14 @@ Launch from_torchrun(const Environment& environment) {
 }
 
 // Launchers that name no place to meet.
-void choose_master(const Reader& reader, Launch& launch) {
+void choose_master(const Variables& reader, Launch& launch) {
   launch.master_port = master_port(reader).value_or(derived_port(launch.run_id));
   if (const auto address = reader.text("MASTER_ADDR")) {
     launch.master_address = *address;
   } else if (launch.local_size == launch.size) {
     launch.master_address = "127.0.0.1";
   } else {
-    fail(fmt::format(
+    fail_launch(fmt::format(
         "MASTER_ADDR is not set: {} started {} ranks on several machines and names none "
         "of them; set MASTER_ADDR to the host of rank 0 for all ranks",
         launch.launcher, launch.size));
@@ -146,7 +146,7 @@ void choose_master(const Reader& reader, Launch& launch) {
 }
 
 Launch from_open_mpi(const Environment& environment) {
-  const Reader reader(environment, "Open MPI");
+  const Variables reader(environment, "Open MPI");
   Launch launch = read_ranks(reader, {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
                                       "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"});
   launch.launcher = "Open MPI";
@@ -157,7 +157,7 @@ Launch from_open_mpi(const Environment& environment) {
 }
 
 Launch from_pmi(const Environment& environment, const std::string& rank) {
-  const Reader reader(environment, "PMI");
+  const Variables reader(environment, "PMI");
   Launch launch = read_ranks(
       reader, {rank, reader.first_of({"PMI_SIZE", "PMIX_SIZE", "MPI_SIZE"}),
                reader.first_of({"MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID"}),
@@ -174,22 +174,22 @@ Launch lone_process() {
   return launch;
 }
 
-std::string slurm_size(const Reader& reader) {
+std::string slurm_size(const Variables& reader) {
   return reader.first_of({"SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_NPROCS"});
 }
 
 // "4(x2),1": four tasks on each of the first two nodes. Only one node tells the local size surely.
-int slurm_local_size(const Reader& reader, const Launch& launch) {
+int slurm_local_size(const Variables& reader, const Launch& launch) {
   const std::string nodes = reader.first_of({"SLURM_STEP_NUM_NODES", "SLURM_NNODES"});
-  return reader.number(nodes, 1, Reader::kMost) == 1 ? launch.size : 1;
+  return reader.number(nodes, 1, Variables::kMost) == 1 ? launch.size : 1;
 }
 
 Launch from_slurm(const Environment& environment) {
-  const Reader reader(environment, "Slurm");
+  const Variables reader(environment, "Slurm");
   const std::string size = slurm_size(reader);
   if (!reader.has("SLURM_STEP_NODELIST")) {  // the batch script itself is no task of a step
-    if (reader.number(size, 1, Reader::kMost).value_or(1) == 1) return lone_process();
-    fail(fmt::format(
+    if (reader.number(size, 1, Variables::kMost).value_or(1) == 1) return lone_process();
+    fail_launch(fmt::format(
         "SLURM_STEP_NODELIST is not set, but SLURM_PROCID is, with {}={}: this process is "
         "the batch script's, not one that srun started; start the ranks with srun, or "
         "with --spawn N on one machine",
@@ -211,7 +211,7 @@ Launch from_slurm(const Environment& environment) {
 
 // srun --mpi=pmi2 sets both with the same numbers: then Slurm knows more. Different numbers: srun
 // started a launcher's helper, which started this rank.
-bool slurm_started_this(const Reader& reader, const std::string& pmi_rank) {
+bool slurm_started_this(const Variables& reader, const std::string& pmi_rank) {
   return reader.has("SLURM_STEP_NODELIST") && reader.text("SLURM_PROCID") == reader.text(pmi_rank);
 }
 
@@ -226,7 +226,7 @@ Environment process_environment() {
 }
 
 Launch resolve_launch(const Environment& environment) {
-  const Reader reader(environment, "");
+  const Variables reader(environment, "");
   if (reader.has("RANK") || reader.has("WORLD_SIZE")) return from_torchrun(environment);
   if (reader.has("OMPI_COMM_WORLD_RANK") || reader.has("OMPI_COMM_WORLD_SIZE")) {
     return from_open_mpi(environment);
@@ -239,7 +239,8 @@ Launch resolve_launch(const Environment& environment) {
 
 std::string first_host(const std::string& node_list) {
   const auto malformed = [&] {
-    fail(fmt::format("SLURM_STEP_NODELIST={}: expected hosts like node1,gpu[07-09,12]", node_list));
+    fail_launch(
+        fmt::format("SLURM_STEP_NODELIST={}: expected hosts like node1,gpu[07-09,12]", node_list));
   };
   std::string host;
   for (std::size_t i = 0; i < node_list.size() && node_list[i] != ',';) {

@@ -20,8 +20,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-[[noreturn]] void fail(const std::string& what) { throw Error(ExitCode::kInvalidInput, what); }
-
 // Makes the folder; returns those that were not there, the innermost first.
 std::vector<fs::path> make_folder(const fs::path& folder) {
   std::vector<fs::path> made;
@@ -33,8 +31,8 @@ std::vector<fs::path> make_folder(const fs::path& folder) {
   error.clear();
   fs::create_directories(folder, error);
   if (!error && fs::is_directory(folder, error)) return made;
-  fail(fmt::format("cannot write to {}: {}", folder.string(),
-                   error ? error.message() : "it is no folder"));
+  fail_checkpoint(fmt::format("cannot write to {}: {}", folder.string(),
+                              error ? error.message() : "it is no folder"));
 }
 
 void remove_made(const std::vector<fs::path>& made) {
@@ -46,14 +44,14 @@ void remove_made(const std::vector<fs::path>& made) {
 void write_probe(const fs::path& file) {
   const HeldSizeSignal held;
   const int descriptor = ::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  if (descriptor < 0) fail("cannot write " + file_error(file, errno));
+  if (descriptor < 0) fail_checkpoint("cannot write " + file_error(file, errno));
   const std::string block(512, ' ');
   const bool written =
       ::write(descriptor, block.data(), block.size()) == static_cast<ssize_t>(block.size());
   const int error = errno;
   ::close(descriptor);
   ::unlink(file.c_str());
-  if (!written) fail("cannot write " + file_error(file, error));
+  if (!written) fail_checkpoint("cannot write " + file_error(file, error));
 }
 
 std::string probe_name() { return fmt::format(".writing-probe-{}", ::getpid()); }
@@ -65,7 +63,7 @@ void check_space(const ClaimOptions& options, std::int64_t checkpoints) {
   const std::int64_t wanted = checkpoints > 0 ? 1 : 2;
   const std::int64_t bytes = options.checkpoint_bytes * wanted;
   if (space.available >= static_cast<std::uintmax_t>(bytes)) return;
-  fail(fmt::format(
+  fail_checkpoint(fmt::format(
       "{}: the disk has {} free, but {} of {} need {}; free some, or name another "
       "folder",
       options.folder.string(), format_bytes(Bytes(static_cast<std::int64_t>(space.available))),
@@ -95,8 +93,9 @@ CheckpointClaim::CheckpointClaim(const ClaimOptions& options)
         changes_of(job_identity_of(job->second, newest.string()).values, options.job.values),
         options.accepted);
     if (!changes.empty()) {
-      fail(fmt::format("{} holds checkpoints of another job: {}; give each job a folder of its own",
-                       options.folder.string(), in_words(changes)));
+      fail_checkpoint(
+          fmt::format("{} holds checkpoints of another job: {}; give each job a folder of its own",
+                      options.folder.string(), in_words(changes)));
     }
   }
   std::int64_t furthest = 0;
@@ -134,7 +133,7 @@ void try_file(const fs::path& file) {
     ::close(there);
     return;
   }
-  if (errno != ENOENT) fail("cannot write " + file_error(file, errno));
+  if (errno != ENOENT) fail_checkpoint("cannot write " + file_error(file, errno));
   write_probe(file);
 }
 

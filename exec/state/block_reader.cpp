@@ -15,17 +15,11 @@
 #include "sim/base/error.h"
 
 namespace foreshard {
-namespace {
-
-[[noreturn]] void fail(const std::string& what) { throw Error(ExitCode::kInvalidInput, what); }
-
-}  // namespace
-
 BlockReader::BlockReader(const std::filesystem::path& path, const WrittenFile& expected)
     : path_(path), expected_(&expected) {
   // Not blocking, so that a pipe in the file's place is refused instead of waited for.
   descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (descriptor_ < 0) fail(file_error(path, errno));
+  if (descriptor_ < 0) fail_checkpoint(file_error(path, errno));
   struct stat status = {};
   std::string wrong;
   if (::fstat(descriptor_, &status) != 0) {
@@ -38,7 +32,7 @@ BlockReader::BlockReader(const std::filesystem::path& path, const WrittenFile& e
   }
   if (wrong.empty()) return;
   ::close(descriptor_);  // the destructor of a half-made object does not run
-  fail(wrong);
+  fail_checkpoint(wrong);
 }
 
 BlockReader::~BlockReader() { ::close(descriptor_); }
@@ -67,13 +61,13 @@ void BlockReader::load_block(std::int64_t block) {
     const ssize_t count =
         ::pread(descriptor_, block_.data() + (at - begin), static_cast<std::size_t>(end - at), at);
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0) fail(file_error(path_, errno));
-    if (count == 0) fail(fmt::format("{}: ends at byte {}", path_.string(), at));
+    if (count < 0) fail_checkpoint(file_error(path_, errno));
+    if (count == 0) fail_checkpoint(fmt::format("{}: ends at byte {}", path_.string(), at));
     at += count;
     bytes_read_ += count;
   }
   if (checksum_of(block_) != expected_->checksums.at(static_cast<std::size_t>(block))) {
-    fail(
+    fail_checkpoint(
         fmt::format("{}: block {} (bytes {} to {}) was altered: its checksum is not the one that "
                     "was written",
                     path_.string(), block, begin, end - 1));

@@ -13,6 +13,7 @@
 #include "exec/memory/parameter_cut.h"
 #include "exec/state/checkpoint.h"
 #include "exec/state/checkpoint_reader.h"
+#include "exec/state/durable_file.h"
 #include "exec/state/together.h"
 #include "sim/base/error.h"
 #include "sim/base/spelling.h"
@@ -21,8 +22,6 @@ namespace foreshard {
 namespace {
 
 namespace fs = std::filesystem;
-
-[[noreturn]] void fail(const std::string& what) { throw Error(ExitCode::kInvalidInput, what); }
 
 std::string shape_text(const std::vector<std::int64_t>& shape) {
   return fmt::format("[{}]", fmt::join(shape, ", "));
@@ -33,8 +32,8 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
 std::string list_candidates(const fs::path& path) {
   std::error_code error;
   if (!fs::is_directory(path, error)) {
-    fail(fmt::format("checkpoint {}: {}", path.string(),
-                     error ? error.message() : "no such folder"));
+    fail_checkpoint(fmt::format("checkpoint {}: {}", path.string(),
+                                error ? error.message() : "no such folder"));
   }
   const fs::path normal = fs::weakly_canonical(path, error);
   if (fs::exists(path / kIndexName, error) || step_of_name(normal.filename().string())) return "";
@@ -42,7 +41,8 @@ std::string list_candidates(const fs::path& path) {
   std::reverse(entries.begin(), entries.end());
   std::string names;
   for (const CheckpointEntry& entry : entries) names += entry.path.filename().string() + "\n";
-  if (names.empty()) fail(fmt::format("{}: there is no checkpoint in this folder", path.string()));
+  if (names.empty())
+    fail_checkpoint(fmt::format("{}: there is no checkpoint in this folder", path.string()));
   return names;
 }
 
@@ -52,16 +52,17 @@ void check_same_model(const CheckpointReader& reader, const TrainingState& state
     for (const StateParameter& parameter : unit.parameters) {
       wanted.insert(parameter.name);
       const StateParameter* const stored = reader.find(parameter.name);
-      if (stored == nullptr) fail(fmt::format("it has no parameter {}", quote(parameter.name)));
+      if (stored == nullptr)
+        fail_checkpoint(fmt::format("it has no parameter {}", quote(parameter.name)));
       if (stored->shape != parameter.shape) {
-        fail(fmt::format("its parameter {} has the shape {}, but the model's has {}",
-                         quote(parameter.name), shape_text(stored->shape),
-                         shape_text(parameter.shape)));
+        fail_checkpoint(fmt::format("its parameter {} has the shape {}, but the model's has {}",
+                                    quote(parameter.name), shape_text(stored->shape),
+                                    shape_text(parameter.shape)));
       }
       for (const StateArray& array : unit.arrays) {
         if (!reader.has_array(parameter.name, array.name)) {
-          fail(fmt::format("it has no array {} for parameter {}", quote(array.name),
-                           quote(parameter.name)));
+          fail_checkpoint(fmt::format("it has no array {} for parameter {}", quote(array.name),
+                                      quote(parameter.name)));
         }
       }
     }
@@ -69,7 +70,7 @@ void check_same_model(const CheckpointReader& reader, const TrainingState& state
   for (const StateUnit& unit : reader.index().units) {
     for (const StateParameter& parameter : unit.parameters) {
       if (!wanted.contains(parameter.name)) {
-        fail(fmt::format("its parameter {} is not in the model", quote(parameter.name)));
+        fail_checkpoint(fmt::format("its parameter {} is not in the model", quote(parameter.name)));
       }
     }
   }
@@ -136,7 +137,7 @@ class Load {
     if (is_damaged(opened)) return std::nullopt;
     succeed_together(world_, "checkpoint.match", [&] {
       if (opened[static_cast<std::size_t>(world_.rank())].text != opened[0].text) {
-        fail(
+        fail_checkpoint(
             fmt::format("checkpoint {}: the ranks read different ones; use a folder that all "
                         "ranks see",
                         path.string()));
@@ -144,7 +145,8 @@ class Load {
       try {
         check_same_model(*reader, state_);
       } catch (const Error& error) {
-        fail(fmt::format("checkpoint {} is of another model: {}", path.string(), error.what()));
+        fail_checkpoint(
+            fmt::format("checkpoint {} is of another model: {}", path.string(), error.what()));
       }
       return std::string();
     });
@@ -187,7 +189,8 @@ LoadedCheckpoint load_checkpoint(const fs::path& path, const TrainingState& stat
   if (names.empty()) {
     std::optional<LoadedCheckpoint> loaded = load.try_one(path);
     if (!loaded)
-      fail(fmt::format("checkpoint {} cannot be used: {}", path.string(), load.damage()));
+      fail_checkpoint(
+          fmt::format("checkpoint {} cannot be used: {}", path.string(), load.damage()));
     return *std::move(loaded);
   }
   std::vector<std::string> passed_over;
@@ -201,8 +204,8 @@ LoadedCheckpoint load_checkpoint(const fs::path& path, const TrainingState& stat
     passed_over.push_back(
         fmt::format("checkpoint {} is not used: {}", candidate.string(), load.damage()));
   }
-  fail(fmt::format("{}: no checkpoint in this folder can be used: {}", path.string(),
-                   fmt::join(passed_over, "; ")));
+  fail_checkpoint(fmt::format("{}: no checkpoint in this folder can be used: {}", path.string(),
+                              fmt::join(passed_over, "; ")));
 }
 
 }  // namespace foreshard

@@ -92,7 +92,7 @@ Steps read_steps(const Capture& capture) {
   return steps;
 }
 
-class Writer {
+class KeyWriter {
  public:
   void line(const std::string& key, const std::string& value, const std::string& what) {
     made_.plan += fmt::format("{}: {}\n", key, value);
@@ -101,14 +101,9 @@ class Writer {
   CapturedPlan made_;
 };
 
-std::string text(const Json& of, const char* key) {
-  const auto it = of.find(key);
-  return it != of.end() && it->is_string() ? it->get<std::string>() : std::string();
-}
-
 // Sequences and their length where the model's forward was watched: of its tensors of words, else
 // (images, sound) of all its tensors the first extent.
-void add_batch(const Json& document, const Steps& steps, Writer& out) {
+void add_batch(const Json& document, const Steps& steps, KeyWriter& out) {
   std::int64_t batch = steps.batch, sequence = steps.sequence;
   std::string source = fmt::format("{} calls of attention", steps.forward);
   const Json inputs = document.value("inputs", Json::object());
@@ -131,7 +126,7 @@ void add_batch(const Json& document, const Steps& steps, Writer& out) {
            fmt::format("{} in {} backward passes", source, steps.micro_batches));
 }
 
-void add_recompute(const Json& document, const Steps& steps, Writer& out) {
+void add_recompute(const Json& document, const Steps& steps, KeyWriter& out) {
   const Json said = document.value("checkpointing", Json());
   const bool is_said = said.is_object();
   if (!is_said && steps.forward == 0) return;
@@ -144,13 +139,13 @@ void add_recompute(const Json& document, const Steps& steps, Writer& out) {
   }
 }
 
-void add_attention(const Json& document, const Steps& steps, Writer& out) {
-  const std::string said = text(document, "attention");
+void add_attention(const Json& document, const Steps& steps, KeyWriter& out) {
+  const std::string said = text_in(document, "attention");
   const std::string word = said == "eager" ? said : steps.attention;
   if (!word.empty()) out.line("attention", word, said == "eager" ? said : "kernels of attention");
 }
 
-void add_adapters(const Json& document, Writer& out) {
+void add_adapters(const Json& document, KeyWriter& out) {
   const Json lora = document.value("lora", Json());
   if (!lora.is_object()) return;
   const Json targets = lora.value("targets", Json("all-linear"));
@@ -171,7 +166,7 @@ void add_adapters(const Json& document, Writer& out) {
            "peft_config");
 }
 
-void add_optimizer(const Json& document, const Steps& steps, Writer& out) {
+void add_optimizer(const Json& document, const Steps& steps, KeyWriter& out) {
   const Json optimizers = document.value("optimizers", Json::array());
   if (optimizers.empty()) return;
   const Json& optimizer = optimizers.front();
@@ -217,7 +212,7 @@ std::string model_text(const Capture& capture, const std::vector<Capture>& other
 }
 
 // Of a model that no fully_shard cut: DistributedDataParallel's, or one on its own.
-void add_whole(const Capture& capture, const Json& document, const Steps& steps, Writer& out) {
+void add_whole(const Capture& capture, const Json& document, const Steps& steps, KeyWriter& out) {
   const Json parameters = document.value("parameters", Json::array());
   const std::string stored =
       parameters.empty() ? "fp32" : dtype_of_torch(parameters.front().value("dtype", ""));
@@ -252,8 +247,8 @@ void add_whole(const Capture& capture, const Json& document, const Steps& steps,
 }
 
 // What FullyShardedDataParallel has and fully_shard has not.
-void add_flat(const Json& flat, Writer& out) {
-  const std::string prefetch = text(flat, "backward_prefetch");
+void add_flat(const Json& flat, KeyWriter& out) {
+  const std::string prefetch = text_in(flat, "backward_prefetch");
   const bool is_post = prefetch == "BACKWARD_POST";
   out.line("prefetch",
            fmt::format("{{forward: {}, backward: {}}}",
@@ -268,7 +263,7 @@ void add_flat(const Json& flat, Writer& out) {
 }
 
 // What DeepSpeed's own configuration says, but for what the run shows.
-void add_deepspeed(const Capture& capture, const Json& config, Writer& out) {
+void add_deepspeed(const Capture& capture, const Json& config, KeyWriter& out) {
   const ForeignPlan said = read_deepspeed(parse_json(config.dump(1), "DeepSpeed's configuration"));
   std::map<std::string, std::vector<std::string>> groups;
   // Its optimizer has the parameters in fp32 wherever the model's are in 16 bits.
@@ -332,7 +327,7 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
                             "--capture forecasts the step as it is",
                             file.string(), capture.model));
   }
-  Writer out;
+  KeyWriter out;
   out.made_.model = is_known ? config.dump(1) + "\n" : model_text(capture, others);
   out.line("model", model_name,
            is_known ? capture.model + ".config" : fmt::format("modules of {}", capture.model));

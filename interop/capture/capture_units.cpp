@@ -14,14 +14,9 @@
 namespace foreshard {
 namespace {
 
-std::string text(const Json& of, const char* key) {
-  const auto it = of.find(key);
-  return it != of.end() && it->is_string() ? it->get<std::string>() : std::string();
-}
-
 std::vector<std::string> modules_of(const Json& unit) {
   std::vector<std::string> modules;
-  const std::string list = text(unit, "modules");
+  const std::string list = text_in(unit, "modules");
   for (std::size_t at = 0; at <= list.size() && !list.empty();) {
     const std::size_t end = std::min(list.find(", ", at), list.size());
     modules.push_back(list.substr(at, end - at));
@@ -49,7 +44,8 @@ enum class Part { kBlock, kEmbedding, kTable, kHead, kNorm, kOther };
 class Names {
  public:
   explicit Names(const Json& document)
-      : input_(text(document, "input_embeddings")), output_(text(document, "output_embeddings")) {}
+      : input_(text_in(document, "input_embeddings")),
+        output_(text_in(document, "output_embeddings")) {}
 
   Part part(const std::string& module) const {
     if (is_block(module)) return Part::kBlock;
@@ -111,7 +107,7 @@ std::string reshard_word(const Json& unit) {
 // Ranges of units that say the same; what nearly all say is the default, which does not reach the
 // root: PyTorch keeps it.
 std::string reshard_words(const Json& units) {
-  const bool has_root = text(units.front(), "name") == "root";
+  const bool has_root = text_in(units.front(), "name") == "root";
   std::vector<std::string> said;
   for (const Json& unit : units) said.push_back(reshard_word(unit));
   const std::size_t first = has_root ? 1 : 0;
@@ -136,18 +132,18 @@ std::string reshard_words(const Json& units) {
 
 std::string trained_dtype(const Json& document) {
   for (const Json& parameter : document.value("parameters", Json::array())) {
-    if (parameter.value("trainable", true)) return text(parameter, "dtype");
+    if (parameter.value("trainable", true)) return text_in(parameter, "dtype");
   }
   return "";
 }
 
 // `master`: PyTorch's word for what the first trained parameter is stored in.
 std::string dtype_words(const Json& unit, const std::string& master) {
-  const auto word = [&](const char* key) { return dtype_of_torch(text(unit, key)); };
+  const auto word = [&](const char* key) { return dtype_of_torch(text_in(unit, key)); };
   std::vector<std::string> words = {"param: " + word("param_dtype"),
                                     "reduce: " + word("reduce_dtype")};
   if (!master.empty()) words.push_back("master: " + dtype_of_torch(master));
-  const std::string output = text(unit, "output_dtype");
+  const std::string output = text_in(unit, "output_dtype");
   if (!output.empty()) {
     words.push_back("output: " + (output == "None" ? std::string("none") : word("output_dtype")));
   }
@@ -160,6 +156,11 @@ std::string dtype_of_torch(std::string_view torch) {
   return torch == "torch.bfloat16" ? "bf16" : torch == "torch.float16" ? "fp16" : "fp32";
 }
 
+std::string text_in(const Json& of, const char* key) {
+  const auto it = of.find(key);
+  return it != of.end() && it->is_string() ? it->get<std::string>() : std::string();
+}
+
 std::vector<UnitWords> words_of_units(const Json& document) {
   const Json& units = document.at("units");
   std::vector<std::int64_t> mesh;
@@ -167,8 +168,9 @@ std::vector<UnitWords> words_of_units(const Json& document) {
     mesh.push_back(extent.get<std::int64_t>());
   }
   if (mesh.empty()) mesh.push_back(1);
-  const Json& block = *std::find_if(units.begin(), units.end() - 1,
-                                    [](const Json& unit) { return is_block(text(unit, "name")); });
+  const Json& block = *std::find_if(units.begin(), units.end() - 1, [](const Json& unit) {
+    return is_block(text_in(unit, "name"));
+  });
   std::vector<UnitWords> words = {
       {"mesh",
        fmt::format("{{shard: {}, replicate: {}}}", mesh.back(), mesh.size() > 1 ? mesh.front() : 1),

@@ -17,6 +17,8 @@ struct UnitWords {
 };
 std::vector<UnitWords> words_of_units(const Json& document);
 
+// The text under a key; empty where there is none.
+std::string text_in(const Json& of, const char* key);
 // "torch.bfloat16" -> "bf16"
 std::string dtype_of_torch(std::string_view torch);
 

@@ -117,9 +117,9 @@ struct Layer {
   }
 };
 
-class Writer {
+class ModuleWriter {
  public:
-  Writer(const std::vector<CapturedModules>& captures, const std::string& name)
+  ModuleWriter(const std::vector<CapturedModules>& captures, const std::string& name)
       : captures_(captures), document_(captures[0].document), sizes_(captures), name_(name) {
     for (const CapturedModules& other : captures) check_same(other);
     for (const Json& block : document_.at("blocks")) blocks_.push_back(block.get<std::string>());
@@ -412,7 +412,7 @@ class Writer {
 
 std::string model_of_modules(const std::vector<CapturedModules>& captures,
                              const std::string& name) {
-  return Writer(captures, name).write();
+  return ModuleWriter(captures, name).write();
 }
 
 }  // namespace foreshard

@@ -88,9 +88,9 @@ std::string readable(std::string_view name) {
   return status == 0 ? text.get() : std::string(name);
 }
 
-class Reader {
+class CallReader {
  public:
-  Reader(std::string file, Capture& capture) : file_(std::move(file)), capture_(capture) {}
+  CallReader(std::string file, Capture& capture) : file_(std::move(file)), capture_(capture) {}
 
   void read(std::string_view text) {
     while (!text.empty()) {
@@ -242,7 +242,7 @@ Capture read_capture(const std::filesystem::path& folder) {
   }
   const bool packed = !std::filesystem::exists(folder / "calls.txt");
   const std::filesystem::path calls = folder / (packed ? "calls.txt.gz" : "calls.txt");
-  Reader(calls.string(), capture).read(read_packed(calls));
+  CallReader(calls.string(), capture).read(read_packed(calls));
   return capture;
 }
 

@@ -47,7 +47,7 @@ void read_precision(ForeignReader& reader, bool of_outputs) {
   if (which == 2) reader.unsupported("fp8_config", "which recipe of fp8 is not taken");
 }
 
-void read_checkpointing(ForeignReader& reader) {
+void read_recomputation(ForeignReader& reader) {
   if (const ConfigNode* node = reader.find(fsdp("activation_checkpointing"))) {
     reader.map(fsdp("activation_checkpointing"), "recompute", node->as_bool() ? "full" : "none");
   } else {
@@ -223,7 +223,7 @@ ForeignPlan read_accelerate(const ConfigNode& root) {
       read_fsdp1(reader, ranks);
     }
     read_wrapping(reader);
-    read_checkpointing(reader);
+    read_recomputation(reader);
   } else if (type == 1) {
     read_zero(reader, ranks);
   } else {

@@ -40,7 +40,7 @@ bool is_on(ForeignReader& reader, const char* path) {
   return node != nullptr && node->as_bool();
 }
 
-void read_dtypes(ForeignReader& reader) {
+void read_half_precision(ForeignReader& reader) {
   const bool bf16 = is_on(reader, "bf16.enabled"), fp16 = is_on(reader, "fp16.enabled");
   std::string compute = "fp32";
   if (bf16 || fp16) {
@@ -60,7 +60,7 @@ void read_dtypes(ForeignReader& reader) {
   reader.map("communication_data_type", "dtype.reduce", std::string(kWords[word]));
 }
 
-void read_batch(ForeignReader& reader) {
+void read_batch_sizes(ForeignReader& reader) {
   reader.integer("train_micro_batch_size_per_gpu", "batch.micro_batch");
   const bool steps = reader.find("gradient_accumulation_steps") != nullptr;
   reader.integer("gradient_accumulation_steps", "batch.accumulation");
@@ -80,7 +80,7 @@ void read_offload(ForeignReader& reader, const char* name) {
   }
 }
 
-void read_optimizer(ForeignReader& reader) {
+void read_optimizer_section(ForeignReader& reader) {
   const ConfigNode* type = reader.find("optimizer.type");
   if (type == nullptr) return;
   const std::string name = lower(type->as_string());
@@ -122,8 +122,8 @@ ForeignPlan read_deepspeed(const ConfigNode& root) {
   } else {
     reader.map(stage_path, "runtime", number == 0 ? "ddp" : fmt::format("zero{}", number));
   }
-  read_batch(reader);
-  read_dtypes(reader);
+  read_batch_sizes(reader);
+  read_half_precision(reader);
   // In DeepSpeed 0 switches clipping off, and is the default.
   if (const ConfigNode* clip = reader.find("gradient_clipping")) {
     const double value = clip->as_double(0);
@@ -157,7 +157,7 @@ ForeignPlan read_deepspeed(const ConfigNode& root) {
       group != nullptr && number == 3 && group->as_int(-1) > 0) {
     reader.map(in_zero("mics_shard_size"), "mesh.shard", fmt::format("{}", group->as_int()));
   }
-  read_optimizer(reader);
+  read_optimizer_section(reader);
   for (const char* path : {"tensor_parallel", "pipeline", "sequence_parallel_size"}) {
     reader.unsupported(path, "tensor, sequence and pipeline parallelism are not modelled");
   }

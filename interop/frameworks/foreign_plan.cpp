@@ -205,12 +205,12 @@ PlanDocument document_of(PlanDocument base, const ForeignPlan& plan) {
 
 namespace {
 
-struct Difference {
+struct LostKey {
   std::string key, is, back;
 };
 
-std::vector<Difference> differences(const Plan& plan, const Plan& back) {
-  std::vector<Difference> list;
+std::vector<LostKey> differences(const Plan& plan, const Plan& back) {
+  std::vector<LostKey> list;
   for (const PlanKey& key : plan_key_table()) {
     if (key.path == "model" || key.path == "cluster") continue;
     if (!key.belongs_to(plan.runtime.kind)) continue;
@@ -222,7 +222,7 @@ std::vector<Difference> differences(const Plan& plan, const Plan& back) {
 
 struct Reading {
   ForeignPlan foreign;
-  std::vector<Difference> lost;
+  std::vector<LostKey> lost;
   std::string failure;  // why it cannot be completed; "" where it can
 };
 
@@ -263,7 +263,7 @@ Exported exported_as(const ExportJob& job, const std::vector<std::string>& texts
   if (!best->failure.empty()) {
     ledger.unsupported("plan", "the file does not read back as a plan: " + best->failure);
   }
-  for (const Difference& lost : best->lost) {
+  for (const LostKey& lost : best->lost) {
     ledger.unsupported(fmt::format("{}: {}", lost.key, lost.is),
                        fmt::format("{} has no key for it here; read back it is {}",
                                    best->foreign.format, lost.back));

@@ -26,9 +26,9 @@
 namespace foreshard {
 namespace {
 
-class Words {
+class FamilyWords {
  public:
-  explicit Words(std::string_view words) : words_(words) {}
+  explicit FamilyWords(std::string_view words) : words_(words) {}
   bool has(std::string_view word) const {
     for (std::size_t at = words_.find(word); at != std::string_view::npos;
          at = words_.find(word, at + 1)) {
@@ -92,7 +92,7 @@ void read_activation(KeyReader& keys, ModelDims& dims) {
   keys.refuse(key, "activation \"" + word + "\" is not supported", usual);
 }
 
-void read_biases(KeyReader& keys, const Words& words, ModelDims& dims) {
+void read_biases(KeyReader& keys, const FamilyWords& words, ModelDims& dims) {
   if (words.has("attention_bias")) {
     dims.qkv_bias = dims.output_bias = keys.flag_or("attention_bias", false);
   }
@@ -147,7 +147,8 @@ std::vector<std::string> types_of_pattern(KeyReader& keys, const ModelDims& dims
 }
 
 // Of those that the file does not list.
-std::vector<std::string> usual_types(KeyReader& keys, const Words& words, const ModelDims& dims) {
+std::vector<std::string> usual_types(KeyReader& keys, const FamilyWords& words,
+                                     const ModelDims& dims) {
   check_layer_count(keys, dims);
   const ConfigNode* window = keys.node().find("sliding_window");
   if (window != nullptr && window->is_null()) return {};
@@ -168,7 +169,7 @@ std::int64_t window_of(KeyReader& keys) {
   return 0;
 }
 
-void read_windows(KeyReader& keys, const Words& words, ModelDims& dims) {
+void read_windows(KeyReader& keys, const FamilyWords& words, ModelDims& dims) {
   std::vector<std::string> types = layer_types(keys);
   if (words.has("window_in_some") && types.empty()) types = usual_types(keys, words, dims);
   const bool any = std::any_of(types.begin(), types.end(),
@@ -211,7 +212,7 @@ void read_unrotated(KeyReader& keys, ModelDims& dims) {
   }
 }
 
-void read_head_norms(KeyReader& keys, const Words& words, ModelDims& dims) {
+void read_head_norms(KeyReader& keys, const FamilyWords& words, ModelDims& dims) {
   if (words.has("plain_heads")) {
     keys.refuse_if_set("qk_layernorm", "norms of queries and keys are not supported");
   }
@@ -233,7 +234,7 @@ void read_multipliers(KeyReader& keys) {
   }
 }
 
-void read_mixture(KeyReader& keys, const Words& words, ModelDims& dims) {
+void read_mixture(KeyReader& keys, const FamilyWords& words, ModelDims& dims) {
   if (words.has("experts")) return read_plain_experts(keys, words.has("norm_topk_prob"), dims);
   if (words.has("sparse_experts")) return read_sparse_experts(keys, dims);
   if (words.has("late_experts")) return read_late_experts(keys, dims);
@@ -244,7 +245,7 @@ void read_mixture(KeyReader& keys, const Words& words, ModelDims& dims) {
 }  // namespace
 
 void read_decoder(KeyReader& keys, const HfFamily& family, ModelDims& dims) {
-  const Words words(family.reads);
+  const FamilyWords words(family.reads);
   read_common(keys, dims);
   read_heads(keys, dims);
   read_dropouts(keys, {}, dims);

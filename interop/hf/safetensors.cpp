@@ -19,13 +19,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t kPrefix = 8;
+constexpr std::size_t kLengthBytes = 8;
 constexpr std::uint64_t kLongestHeader = 100'000'000;
 constexpr std::size_t kShown = 4;  // of many alike
 
 std::uint64_t header_length(std::string_view bytes) {
   std::uint64_t length = 0;
-  for (std::size_t i = kPrefix; i-- > 0;) {
+  for (std::size_t i = kLengthBytes; i-- > 0;) {
     length = length << 8 | static_cast<unsigned char>(bytes[i]);
   }
   return length;
@@ -33,8 +33,8 @@ std::uint64_t header_length(std::string_view bytes) {
 
 void read_header(const fs::path& path, StoredModel& model) {
   const std::string file = path.string();
-  const std::string start = read_text_start(path, kPrefix);
-  if (start.size() < kPrefix) {
+  const std::string start = read_text_start(path, kLengthBytes);
+  if (start.size() < kLengthBytes) {
     throw ConfigError({file, 0, 0, ""}, "is cut off before the length of its header",
                       "a safetensors file, or its first kilobytes");
   }
@@ -43,14 +43,14 @@ void read_header(const fs::path& path, StoredModel& model) {
     throw ConfigError({file, 0, 0, ""}, fmt::format("says that its header has {} bytes", length),
                       "2 to 100000000, as safetensors writes");
   }
-  const std::string bytes = read_text_start(path, kPrefix + length);
-  if (bytes.size() < kPrefix + length) {
+  const std::string bytes = read_text_start(path, kLengthBytes + length);
+  if (bytes.size() < kLengthBytes + length) {
     throw ConfigError(
         {file, 0, 0, ""},
-        fmt::format("is cut off: {} bytes of a header of {}", bytes.size() - kPrefix, length),
-        fmt::format("at least {} bytes: head -c {}", kPrefix + length, kPrefix + length));
+        fmt::format("is cut off: {} bytes of a header of {}", bytes.size() - kLengthBytes, length),
+        fmt::format("at least {} bytes: head -c {}", kLengthBytes + length, kLengthBytes + length));
   }
-  const ConfigNode root = parse_json(std::string_view(bytes).substr(kPrefix, length), file);
+  const ConfigNode root = parse_json(std::string_view(bytes).substr(kLengthBytes, length), file);
   if (!root.is_mapping()) throw root.error("the header is no JSON object", "name: {dtype, shape}");
   for (const ConfigItem& item : root.items()) {
     if (item.key == "__metadata__") continue;

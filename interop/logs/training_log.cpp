@@ -16,7 +16,7 @@
 namespace foreshard {
 namespace {
 
-constexpr double kMiB = 1024.0 * 1024, kGiB = 1024 * kMiB;
+constexpr double kMebi = 1024.0 * 1024, kGibi = 1024 * kMebi;
 
 std::optional<double> number_in(std::string text) {
   text.erase(std::remove(text.begin(), text.end(), ','), text.end());
@@ -78,8 +78,8 @@ bool read_torchtitan(const std::string& line, TrainingLog& log, Series& series) 
   static const std::regex data = pattern("data_loading\\(%\\): *" FORESHARD_NUMBER);
   if (!std::regex_search(line, step)) return false;
   add(series.per_gpu, behind(line, rate), 1);
-  add(series.reserved, behind(line, memory), kGiB);
-  keep_most(log.reserved_bytes, behind(line, memory), kGiB);
+  add(series.reserved, behind(line, memory), kGibi);
+  keep_most(log.reserved_bytes, behind(line, memory), kGibi);
   add(series.data, behind(line, data), 0.01);
   ++log.steps;
   return true;
@@ -90,8 +90,8 @@ bool read_megatron(const std::string& line, TrainingLog& log, Series& series) {
   static const std::regex allocated = pattern("max allocated: *" FORESHARD_NUMBER);
   static const std::regex reserved = pattern("max reserved: *" FORESHARD_NUMBER);
   if (line.find("memory (MB)") != std::string::npos) {
-    keep_most(log.memory_bytes, behind(line, allocated), kMiB);
-    keep_most(log.reserved_bytes, behind(line, reserved), kMiB);
+    keep_most(log.memory_bytes, behind(line, allocated), kMebi);
+    keep_most(log.reserved_bytes, behind(line, reserved), kMebi);
   }
   const std::optional<double> ms = behind(line, time);
   if (!ms) return false;
@@ -139,7 +139,7 @@ bool read_bar(const std::string& line, TrainingLog& log, Series& series) {
 double bytes(const std::smatch& match, std::size_t at) {
   const double value = number_in(match[at].str()).value_or(0);
   const std::string unit = match[at + 1].str();
-  return value * (unit == "GiB" ? kGiB : unit == "MiB" ? kMiB : 1024);
+  return value * (unit == "GiB" ? kGibi : unit == "MiB" ? kMebi : 1024);
 }
 
 std::optional<OutOfMemory> read_out_of_memory(const std::string& line) {

@@ -16,6 +16,7 @@
 #include "interop/network/nccl_log_words.h"
 #include "sim/base/config.h"
 #include "sim/base/error.h"
+#include "sim/base/letters.h"
 #include "sim/base/quantile.h"
 #include "sim/cost/collective.h"
 
@@ -29,9 +30,7 @@ using nccl_log::operation_in;
 using nccl_log::Words;
 using nccl_log::words_of;
 
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
-
-struct Row {
+struct TableRow {
   double bytes = 0;
   double microseconds = 0;
   double algbw = 0;
@@ -44,14 +43,14 @@ struct Test {
   std::size_t ranks = 0;
   std::set<std::string> hosts;
   Words header;
-  std::vector<Row> rows;
+  std::vector<TableRow> rows;
   int line = 0;
 };
 
 // Ranks from the ratio of bus bandwidth to bandwidth of the largest row.
-std::int64_t ranks_by_ratio(CollectiveOperation operation, const std::vector<Row>& rows) {
-  const Row* best = nullptr;
-  for (const Row& row : rows) {
+std::int64_t ranks_by_ratio(CollectiveOperation operation, const std::vector<TableRow>& rows) {
+  const TableRow* best = nullptr;
+  for (const TableRow& row : rows) {
     if (row.algbw > 0 && (best == nullptr || row.algbw > best->algbw)) best = &row;
   }
   if (best == nullptr) return 0;
@@ -65,9 +64,9 @@ std::int64_t ranks_by_ratio(CollectiveOperation operation, const std::vector<Row
              : 0;
 }
 
-class Reader {
+class LogReader {
  public:
-  explicit Reader(std::string_view file) : file_(file) {}
+  explicit LogReader(std::string_view file) : file_(file) {}
 
   NcclTests text(std::string_view text) {
     int line = 0;
@@ -244,7 +243,7 @@ class Reader {
     add_row(here, {*bytes, *time, *algbw, *busbw, line});
   }
 
-  void add_row(Test& test, const Row& row) {
+  void add_row(Test& test, const TableRow& row) {
     if (row.bytes <= 0) return;  // nccl-tests prints sizes below one element per rank as 0
     if (!(row.microseconds > 0) || row.microseconds > 3.6e9) {
       note(Mapping::kIgnored, fmt::format("{} bytes", row.bytes), "", "its time is no time",
@@ -303,7 +302,7 @@ class Reader {
            "the devices name no host: 8 a node", line);
     }
     std::map<double, std::vector<double>> seconds;
-    for (const Row& row : test.rows) seconds[row.bytes].push_back(row.microseconds / 1e6);
+    for (const TableRow& row : test.rows) seconds[row.bytes].push_back(row.microseconds / 1e6);
     for (auto& [bytes, all] : seconds) {
       std::sort(all.begin(), all.end());
       sweep.points.push_back({bytes, quantile(all, 0.5)});
@@ -343,7 +342,7 @@ bool looks_like_nccl_tests(std::string_view text) {
 
 NcclTests parse_nccl_tests(std::string_view text, std::string_view file_name) {
   const std::size_t first = text.find_first_not_of(" \t\r\n");
-  Reader reader(file_name);
+  LogReader reader(file_name);
   if (first != std::string_view::npos && text[first] == '{') return reader.json(text);
   return reader.text(text);
 }

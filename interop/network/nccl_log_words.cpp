@@ -5,11 +5,10 @@
 #include <charconv>
 #include <cmath>
 
+#include "sim/base/letters.h"
+
 namespace foreshard::nccl_log {
 namespace {
-
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
-bool is_space(char c) { return std::isspace(static_cast<unsigned char>(c)) != 0; }
 
 template <typename Is>
 std::size_t skip(std::string_view text, std::size_t at, Is is) {

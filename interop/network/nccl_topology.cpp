@@ -16,12 +16,12 @@ namespace foreshard {
 namespace {
 
 // NCCL's own nest to system > cpu > pci > pci > pci > gpu > nvlink.
-constexpr int kMaxDepth = 64;
+constexpr int kDeepestNode = 64;
 
 // Lines of places in a text that are asked for in its order, in one pass over it.
-class Lines {
+class LineStarts {
  public:
-  explicit Lines(std::string_view text) : text_(text) {}
+  explicit LineStarts(std::string_view text) : text_(text) {}
   int at(std::ptrdiff_t offset) {
     const std::size_t end =
         std::min(static_cast<std::size_t>(std::max<std::ptrdiff_t>(0, offset)), text_.size());
@@ -95,9 +95,9 @@ class XmlImport {
     for (const pugi::xml_node& child : node.children()) {
       const std::string name = child.name();
       const int line = lines_.at(child.offset_debug());
-      if (depth == kMaxDepth) {
+      if (depth == kDeepestNode) {
         fail(line, "the elements are nested too deeply",
-             fmt::format("at most {} levels", kMaxDepth));
+             fmt::format("at most {} levels", kDeepestNode));
       }
       if (name == "cpu" && *child.attribute("host_hash").value() != '\0') {
         hosts_.insert(child.attribute("host_hash").value());
@@ -218,7 +218,7 @@ class XmlImport {
   }
 
   std::string_view text_;
-  Lines lines_;
+  LineStarts lines_;
   std::string file_;
   TopologyImport out_;
   std::set<std::string> hosts_;

@@ -26,7 +26,7 @@ struct SmiGpu {
   int line = 0;                           // of its name
 };
 
-std::string_view trimmed(std::string_view text) {
+std::string_view cell_text(std::string_view text) {
   const std::size_t begin = text.find_first_not_of(" \t|");
   if (begin == std::string_view::npos) return {};
   return text.substr(begin, text.find_last_not_of(" \t|") - begin + 1);
@@ -34,7 +34,7 @@ std::string_view trimmed(std::string_view text) {
 
 // "700.00 W": of "N/A", "[Not Supported]" and what is none, nothing.
 std::optional<double> watts(std::string_view text) {
-  text = trimmed(text);
+  text = cell_text(text);
   double value = 0;
   const auto parsed = std::from_chars(text.data(), text.data() + text.size(), value);
   if (parsed.ec != std::errc() || !(value > 0) || value > 1e5) return std::nullopt;
@@ -45,7 +45,7 @@ std::vector<std::string> cells_of(const std::string& line) {
   std::vector<std::string> cells;
   for (std::size_t at = 0; at <= line.size();) {
     const std::size_t end = std::min(line.find(',', at), line.size());
-    cells.emplace_back(trimmed(std::string_view(line).substr(at, end - at)));
+    cells.emplace_back(cell_text(std::string_view(line).substr(at, end - at)));
     at = end + 1;
   }
   return cells;
@@ -66,13 +66,13 @@ std::vector<SmiGpu> read_query(const std::vector<std::string>& lines) {
       continue;
     }
     const std::size_t colon = line.find(" : ");
-    const std::string_view key = trimmed(line.substr(0, colon));
+    const std::string_view key = cell_text(line.substr(0, colon));
     if (gpus.empty() || key.empty()) continue;
     if (colon == std::string_view::npos) {
       section = key;
       continue;
     }
-    const std::string_view value = trimmed(line.substr(colon + 3));
+    const std::string_view value = cell_text(line.substr(colon + 3));
     SmiGpu& gpu = gpus.back();
     const bool is_power = section == "GPU Power Readings" || section == "Power Readings";
     if (key == "Product Name") gpu.name = value;
@@ -116,7 +116,7 @@ std::vector<SmiGpu> read_table(const std::vector<std::string>& lines) {
   std::vector<SmiGpu> gpus;
   for (std::size_t i = 0; i + 1 < lines.size(); ++i) {
     const std::string_view line = lines[i];
-    const std::string_view first = trimmed(line.substr(0, line.find('|', 1)));
+    const std::string_view first = cell_text(line.substr(0, line.find('|', 1)));
     const Words words = words_of_line(first);
     const bool is_gpu = line.starts_with('|') && words.size() > 2 &&
                         words[0].find_first_not_of("0123456789") == std::string::npos &&

@@ -25,8 +25,6 @@
 namespace foreshard {
 namespace {
 
-bool is_space(char c) { return std::isspace(static_cast<unsigned char>(c)) != 0; }
-
 constexpr std::size_t kLongestWord = 256;
 
 // "<name", blanks after the bracket allowed; of `cpu` as a whole word, which others begin with.

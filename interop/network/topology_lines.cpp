@@ -8,11 +8,10 @@
 
 #include "calibration/clusters/host_list.h"
 #include "sim/base/error.h"
+#include "sim/base/letters.h"
 
 namespace foreshard {
 namespace {
-
-bool is_space(char c) { return std::isspace(static_cast<unsigned char>(c)) != 0; }
 
 char lower(char c) { return static_cast<char>(std::tolower(static_cast<unsigned char>(c))); }
 

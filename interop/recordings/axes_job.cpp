@@ -20,9 +20,9 @@
 namespace foreshard {
 namespace {
 
-class Settings {
+class AxesSettings {
  public:
-  Settings(const RecordingFolder& folder, std::size_t row) : folder_(folder), row_(row) {}
+  AxesSettings(const RecordingFolder& folder, std::size_t row) : folder_(folder), row_(row) {}
 
   std::string text(std::string_view name) const {
     return folder_.setting(row_, name).value_or(std::string());
@@ -54,7 +54,7 @@ std::int64_t swiglu_width(std::int64_t dim, std::int64_t multiple) {
   return (8 * dim / 3 + multiple - 1) / multiple * multiple;
 }
 
-void make_experts(const Settings& s, ModelDims& dims) {
+void make_experts(const AxesSettings& s, ModelDims& dims) {
   Experts& moe = dims.moe;
   moe.experts = s.number("experts");
   moe.top_k = s.number("top_k");
@@ -67,7 +67,7 @@ void make_experts(const Settings& s, ModelDims& dims) {
   moe.shared_ffn = s.number("shared_experts") * moe.ffn;
 }
 
-ModelDims dims_of(const Settings& s) {
+ModelDims dims_of(const AxesSettings& s) {
   const std::string model = s.text("model");
   ModelDims dims;
   if (model == "llama3") dims = *family_dims("llama");
@@ -302,7 +302,7 @@ std::vector<std::int64_t> numbers_in(const std::string& text) {
   return numbers;
 }
 
-void apply_recompute(const Settings& s, Plan& plan) {
+void apply_recompute(const AxesSettings& s, Plan& plan) {
   const std::string word = s.text("recompute");
   if (word == "full") {
     plan.recompute.value = Recompute::kFull;
@@ -319,7 +319,7 @@ void apply_recompute(const Settings& s, Plan& plan) {
   plan.recompute_early_stop = false;
 }
 
-void apply_axes(const Settings& s, Plan& plan) {
+void apply_axes(const AxesSettings& s, Plan& plan) {
   plan.mesh.replicate = s.number("dp_replicate");
   plan.mesh.shard = s.number("dp_shard");
   plan.mesh.cp = s.number("cp");
@@ -349,7 +349,7 @@ bool has_axes(const RecordingFolder& folder) {
 }
 
 RecordedJob read_axes_job(const RecordingFolder& folder, std::size_t row) {
-  const Settings s(folder, row);
+  const AxesSettings s(folder, row);
   RecordedJob job;
   const ModelDims dims = dims_of(s);
   job.model = build_model(dims);

@@ -25,9 +25,9 @@ constexpr std::int64_t kNorms = std::int64_t{1} << 16;  // sums of norms have fe
 
 // --- what ran ---
 
-class Words {
+class CaseWords {
  public:
-  explicit Words(const ConfigNode& node) : node_(node) {}
+  explicit CaseWords(const ConfigNode& node) : node_(node) {}
   const ConfigNode* find(const char* key) const {
     const ConfigNode* value = node_.find(key);
     return value == nullptr || value->is_null() ? nullptr : value;
@@ -49,9 +49,9 @@ class Words {
   const ConfigNode& node_;
 };
 
-class Assignments {
+class SetKeys {
  public:
-  explicit Assignments(const std::string& runtime) {
+  explicit SetKeys(const std::string& runtime) {
     add("runtime", runtime);
     add("stack", "hf_trainer");
   }
@@ -65,7 +65,7 @@ class Assignments {
   PlanDocument document_;
 };
 
-void add_fsdp(const ConfigNode& options, Assignments& plan) {
+void add_fsdp(const ConfigNode& options, SetKeys& plan) {
   for (const ConfigItem& item : options.items()) {
     if (item.key == "cpu_offload") {
       if (item.value.as_bool()) plan.add("offload", "cpu");
@@ -79,7 +79,7 @@ void add_fsdp(const ConfigNode& options, Assignments& plan) {
   }
 }
 
-void add_adapters(const ConfigNode& lora, bool stored_as_computed, Assignments& plan) {
+void add_adapters(const ConfigNode& lora, bool stored_as_computed, SetKeys& plan) {
   plan.add("lora.rank", lora.at("r").as_int(1));
   const ConfigNode targets = lora.at("target_modules");
   std::vector<std::string> names;
@@ -119,13 +119,13 @@ PlanDocument document_of(const ConfigNode& node, const ConfigNode& versions) {
     throw Error(ExitCode::kMissingCapability,
                 item.value.error("no plan has this word of a case").what());
   }
-  const Words words(node);
+  const CaseWords words(node);
   const auto minor_of = [](const std::string& version) {
     return version.substr(0, version.find('.', version.find('.') + 1));
   };
   const std::string torch = versions.at("torch").as_string();
   const std::string runtime = words.word("runtime", "fsdp2");
-  Assignments plan(runtime + "@" + minor_of(torch));
+  SetKeys plan(runtime + "@" + minor_of(torch));
   const bool titan = words.word("loop", "accelerate") == "titan";
   const std::string accelerate = minor_of(versions.at("accelerate").as_string());
   if (runtime != "ddp") plan.add("trainer", titan ? "torchtitan" : "accelerate@" + accelerate);
@@ -292,7 +292,7 @@ Conformance conform_case(const std::filesystem::path& file) {
   try {
     const PlanDocument document = document_of(said, result.at("versions"));
     const ModelSpec plain = build_hf_model(model_of_case(file, root));
-    const std::int64_t world = Words(said).number("world", 8);
+    const std::int64_t world = CaseWords(said).number("world", 8);
     const Cluster cluster = load_cluster(fmt::format("{}xh100", world));
     const ResolvedPlan resolved = resolve(document, plain, cluster);
     check(resolved, plain, cluster);

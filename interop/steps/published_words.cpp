@@ -1,4 +1,4 @@
-// Words become columns by tables, the first rule that the text holds in lower case wins.
+// WordPairs become columns by tables, the first rule that the text holds in lower case wins.
 //
 // What a runtime's word stands for is what its code does (torchtitan 0.2.2 models/llama3/infra,
 // train.py; Megatron-Core as in interop/frameworks/training_plan.cpp, whose recipes overlap tensor
@@ -25,11 +25,11 @@
 namespace foreshard {
 namespace {
 
-using Words = std::vector<std::pair<std::string_view, std::string_view>>;
+using WordPairs = std::vector<std::pair<std::string_view, std::string_view>>;
 
 struct Rule {
   std::string_view holds;
-  Words words;
+  WordPairs words;
   std::string_view refusal;  // what is not modelled; "": it is
 };
 
@@ -40,17 +40,17 @@ const Rule* rule_of(const std::vector<Rule>& rules, std::string_view text) {
   return found == rules.end() ? nullptr : &*found;
 }
 
-Words with(Words common, const Words& own) {
+WordPairs with(WordPairs common, const WordPairs& own) {
   common.insert(common.end(), own.begin(), own.end());
   return common;
 }
 
 const std::vector<Rule>& runtimes() {
-  static const Words titan = {
+  static const WordPairs titan = {
       {"runtime", "fsdp2"},        {"stack", "torchtitan_2025"},  {"gather_dtype", "bf16"},
       {"reduction_dtype", "fp32"}, {"master_dtype", "fp32"},      {"reshard", "always_except_last"},
       {"embedding_unit", "own"},   {"prefetch_kind", "implicit"}, {"offload", "none"}};
-  static const Words megatron = {
+  static const WordPairs megatron = {
       {"stack", "generic"},       {"attention_kernel", "cudnn"},     {"norm_impl", "rms_fused"},
       {"rope_impl", "fused"},     {"residual_dtype", "bf16"},        {"loss_impl", "fused"},
       {"gather_dtype", "bf16"},   {"reduction_dtype", "bf16"},       {"master_dtype", "fp32"},
@@ -198,9 +198,9 @@ std::string date_of(std::string_view text) {
   return fmt::format("{}-{:02}", digits, place / 3 + 1);
 }
 
-class Reader {
+class RowReader {
  public:
-  Reader(const CsvTable& table, std::size_t index) : table_(table), index_(index) {}
+  RowReader(const CsvTable& table, std::size_t index) : table_(table), index_(index) {}
 
   TrainingRow run() {
     row_.line = table_.line(index_);
@@ -379,7 +379,7 @@ bool is_published_table(const CsvTable& table) {
 }
 
 TrainingRow published_row(const CsvTable& table, std::size_t index) {
-  return Reader(table, index).run();
+  return RowReader(table, index).run();
 }
 
 }  // namespace foreshard

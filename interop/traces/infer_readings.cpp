@@ -23,9 +23,9 @@ std::optional<DType> dtype_of(const std::string& traced) {
   return std::nullopt;
 }
 
-class Reading {
+class StepReading {
  public:
-  explicit Reading(const StepOfTrace& step)
+  explicit StepReading(const StepOfTrace& step)
       : step_(step), trace_(step.trace()), facts_(step.trace().facts) {}
 
   JobReadings read() {
@@ -255,7 +255,7 @@ std::int64_t StepOfTrace::group_of(EventKind kind, bool backward) const {
   return 0;
 }
 
-JobReadings read_job(const StepOfTrace& step) { return Reading(step).read(); }
+JobReadings read_job(const StepOfTrace& step) { return StepReading(step).read(); }
 
 std::string plural(std::int64_t count, const char* what) {
   return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");

@@ -24,9 +24,9 @@ Interest interest_of(const std::string& name) {
   return chosen ? Interest::kAttention : Interest::kNone;
 }
 
-class Reader {
+class FactReader {
  public:
-  explicit Reader(const KinetoTrace& trace) : trace_(trace) {
+  explicit FactReader(const KinetoTrace& trace) : trace_(trace) {
     facts_.backend = trace.backend;
     facts_.devices = trace.devices;
     facts_.device_memory = Bytes(trace.device_bytes);
@@ -153,7 +153,7 @@ class Reader {
 
 }  // namespace
 
-TraceFacts read_facts(const KinetoTrace& trace) { return Reader(trace).read(); }
+TraceFacts read_facts(const KinetoTrace& trace) { return FactReader(trace).read(); }
 
 std::string other_library(const KinetoTrace& trace) {
   static constexpr std::pair<std::string_view, const char*> kRanges[] = {

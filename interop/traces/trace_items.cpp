@@ -29,7 +29,7 @@ namespace {
 
 using Category = TraceEvent::Category;
 constexpr std::size_t kNoParent = static_cast<std::size_t>(-1);
-constexpr std::size_t kMaxDepth =
+constexpr std::size_t kDeepestCall =
     1'000;  // as Python's recursion; parents are walked for each event
 
 // "_allgather_base", "c10d::_reduce_scatter_base_", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)".
@@ -137,9 +137,9 @@ class Linker {
         while (!open.empty() && event(open.back()).end <= event(i).begin) open.pop_back();
         if (!open.empty()) parents_[i] = open.back();
         open.push_back(i);
-        if (open.size() > kMaxDepth) {
+        if (open.size() > kDeepestCall) {
           throw ConfigError({trace_.file, 0, 0, ""}, "the events are nested too deeply",
-                            fmt::format("at most {} calls inside each other", kMaxDepth));
+                            fmt::format("at most {} calls inside each other", kDeepestCall));
         }
         fsdp = fsdp || facts(event(i)).fsdp;
         // What an operator has inside that must be told apart from it.

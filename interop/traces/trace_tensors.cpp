@@ -8,7 +8,7 @@
 namespace foreshard {
 namespace {
 
-using Json = nlohmann::json;
+using ShapeJson = nlohmann::json;
 
 // caffe2::TypeMeta's names against c10::ScalarType's.
 std::string scalar_type(const std::string& type) {
@@ -21,8 +21,8 @@ std::string scalar_type(const std::string& type) {
   return type;
 }
 
-bool is_shape(const Json& dims) {
-  for (const Json& dim : dims) {
+bool is_shape(const ShapeJson& dims) {
+  for (const ShapeJson& dim : dims) {
     if (!dim.is_number_integer()) return false;
   }
   return true;
@@ -38,8 +38,8 @@ std::int64_t TracedTensor::elements() const {
 
 std::vector<TracedTensor> tensors_of(const KinetoTrace& trace, const TraceEvent& event) {
   std::vector<TracedTensor> tensors;
-  const Json dims = Json::parse(trace.names[event.shapes], nullptr, false);
-  const Json types = Json::parse(trace.names[event.types], nullptr, false);
+  const ShapeJson dims = ShapeJson::parse(trace.names[event.shapes], nullptr, false);
+  const ShapeJson types = ShapeJson::parse(trace.names[event.types], nullptr, false);
   if (!dims.is_array()) return tensors;
   for (std::size_t i = 0; i < dims.size(); ++i) {
     const bool typed = types.is_array() && i < types.size() && types[i].is_string();
@@ -49,7 +49,7 @@ std::vector<TracedTensor> tensors_of(const KinetoTrace& trace, const TraceEvent&
       tensors.push_back({scalar_type(type), dims[i].get<TensorShape>()});
       continue;
     }
-    for (const Json& one : dims[i]) {
+    for (const ShapeJson& one : dims[i]) {
       if (one.is_array() && is_shape(one)) tensors.push_back({"", one.get<TensorShape>()});
     }
   }

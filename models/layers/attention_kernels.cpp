@@ -63,11 +63,12 @@ FamilyCode code_of(std::string_view family) {
 // What is added to the scores. kLearned: a bias that wants its gradient, which no fused kernel of
 // PyTorch's takes. kZeros: a mask that masks nothing, given to cross attention; transformers makes
 // it want a gradient where blocks are checkpointed.
-enum class Bias : std::uint8_t { kNone, kLearned, kZeros };
-Bias bias_of(const FamilyCode& code, const Operation& op, const Plan& plan) {
-  if (!code.biased) return Bias::kNone;
+enum class ScoreBias : std::uint8_t { kNone, kLearned, kZeros };
+ScoreBias bias_of(const FamilyCode& code, const Operation& op, const Plan& plan) {
+  if (!code.biased) return ScoreBias::kNone;
   const bool crosses = op.name.starts_with("cross");
-  return crosses && plan.recompute == RangedPolicy<Recompute>{} ? Bias::kZeros : Bias::kLearned;
+  return crosses && plan.recompute == RangedPolicy<Recompute>{} ? ScoreBias::kZeros
+                                                                : ScoreBias::kLearned;
 }
 
 // Kernels of packages of their own take the window's length and skip what lies outside of it.
@@ -83,16 +84,17 @@ bool is_masked(const Plan& plan, const FamilyCode& code, const AttentionShape& s
   return plan.batch.padded || (is_outside && !takes_windows(plan.attention, code));
 }
 
-AttentionKernel dispatched(const Plan& plan, const AttentionShape& shape, bool masked, Bias bias) {
+AttentionKernel dispatched(const Plan& plan, const AttentionShape& shape, bool masked,
+                           ScoreBias bias) {
   using enum AttentionKernel;
   constexpr std::int64_t kWidestHead = 256;
   const AttentionKernel asked = plan.attention == kFlashAllHeads ? kFlash : plan.attention;
-  if (bias == Bias::kLearned && asked != kEager) return kMath;
+  if (bias == ScoreBias::kLearned && asked != kEager) return kMath;
   if (asked != kFlash && asked != kCudnn && asked != kEfficient) return asked;
   const bool groups =
       shape.kv_heads != shape.heads && plan.attention != AttentionKernel::kFlashAllHeads;
   if (groups && shape.broadcasts) return kMath;
-  if (masked || bias == Bias::kZeros) return kEfficient;
+  if (masked || bias == ScoreBias::kZeros) return kEfficient;
   const bool half = plan.compute_dtype() != DType::kFp32;
   if (half && shape.head_dim <= kWidestHead) return asked;
   return groups && asked != kEfficient ? kMath : kEfficient;
@@ -101,7 +103,8 @@ AttentionKernel dispatched(const Plan& plan, const AttentionShape& shape, bool m
 // Operations in the place of one attention.
 class Written {
  public:
-  Written(LayerSpec& layer, const Operation& attention, const Plan& plan, Bias bias = Bias::kNone)
+  Written(LayerSpec& layer, const Operation& attention, const Plan& plan,
+          ScoreBias bias = ScoreBias::kNone)
       : layer_(layer),
         bias_(bias),
         part_(attention.part),
@@ -181,7 +184,7 @@ class Written {
   // Of a learned bias of an earlier block, [1, heads, positions, positions]: the sum over the
   // batch, then in the bias's dtype. (A block that made the bias has it among its tensors.)
   void add_bias_gradient(const Operation& op) {
-    if (bias_ != Bias::kLearned || op.inputs.size() > 3) return;
+    if (bias_ != ScoreBias::kLearned || op.inputs.size() > 3) return;
     for (const ElementType type : {ElementType::kFp32, ElementType::kCompute}) {
       last().backward_workspace.push_back(
           add_tensor(layer_, {.name = "bias.grad",
@@ -212,7 +215,7 @@ class Written {
 
  private:
   LayerSpec& layer_;
-  Bias bias_;
+  ScoreBias bias_;
   std::int8_t part_;
   AttentionShape shape_;
   std::int64_t sequence_;
@@ -226,7 +229,8 @@ Indices with_bias(Index scores, const Operation& op) {
   return terms;
 }
 
-std::vector<Operation> math(LayerSpec& layer, const Operation& op, const Plan& plan, Bias bias) {
+std::vector<Operation> math(LayerSpec& layer, const Operation& op, const Plan& plan,
+                            ScoreBias bias) {
   const AttentionShape& shape = op.attention;
   constexpr ElementType kFp32 = ElementType::kFp32;
   Written out(layer, op, plan, bias);
@@ -240,7 +244,7 @@ std::vector<Operation> math(LayerSpec& layer, const Operation& op, const Plan& p
   }
   const Index v = out.repeat("v_repeat", out.cast("v_fp32", qkv[2], kFp32), shape.values());
   Index scores = out.product({q, k}, shape.head_dim, out.scores("scores", kFp32));
-  if (shape.causal || plan.batch.padded || bias != Bias::kNone) {
+  if (shape.causal || plan.batch.padded || bias != ScoreBias::kNone) {
     scores = out.pass("masked_scores", Function::kAdd, with_bias(scores, op),
                       out.scores("masked_scores", kFp32));
     out.last().in_place = true;
@@ -267,7 +271,7 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
                              const FamilyCode& code) {
   const AttentionShape& shape = op.attention;
   constexpr ElementType kCompute = ElementType::kCompute;
-  const Bias bias = bias_of(code, op, plan);
+  const ScoreBias bias = bias_of(code, op, plan);
   Written out(layer, op, plan, bias);
   const Indices qkv = out.heads(op.inputs);
   // A product over several sequences wants each head's rows together; one head of one sequence is
@@ -295,7 +299,7 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
     scores = out.pass(name, Function::kAdd, std::move(terms), out.scores(name, kCompute));
     out.last().gradient = GradientRule::kAlias;
   };
-  if (bias != Bias::kNone) add_to_scores("biased_scores", with_bias(scores, op));
+  if (bias != ScoreBias::kNone) add_to_scores("biased_scores", with_bias(scores, op));
   if (shape.causal || plan.batch.padded) add_to_scores("masked_scores", {scores});
   Index probabilities = 0;
   if (!code.softmax_as_scores) {
@@ -437,12 +441,12 @@ void apply_attention(LayerSpec& layer, const Plan& plan, std::string_view family
     layer.operations.erase(layer.operations.begin() + static_cast<std::ptrdiff_t>(o));
     const std::int64_t sequence = layer.domain.length(plan.batch.sequence);
     const bool masked = is_masked(plan, code, op.attention, sequence);
-    const Bias bias = bias_of(code, op, plan);
+    const ScoreBias bias = bias_of(code, op, plan);
     const AttentionKernel kernel = dispatched(plan, op.attention, masked, bias);
     const bool by_scores = kernel == AttentionKernel::kEager && op.attention.causal;
     const bool by_sdpa =
         masked && (kernel == AttentionKernel::kEfficient || kernel == AttentionKernel::kMath);
-    if (bias == Bias::kNone && (by_scores || by_sdpa)) {
+    if (bias == ScoreBias::kNone && (by_scores || by_sdpa)) {
       give_mask(layer, plan, op.attention.window > 0, kernel);
     }
     if (code.chunked && !masked) attend_in_chunks(op.attention, sequence);

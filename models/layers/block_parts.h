@@ -8,6 +8,11 @@
 
 namespace foreshard {
 
+// What a block reads.
+inline TensorSpec hidden_state(const ModelDims& dims) {
+  return {.name = "input", .per_token = dims.hidden};
+}
+
 // Projections, norms of q and k, rotary embedding and the attention itself; everything but the
 // output projection (attention.cpp).
 Index attend(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index input);

@@ -15,10 +15,6 @@
 namespace foreshard {
 namespace {
 
-TensorSpec hidden_state(const ModelDims& dims) {
-  return {.name = "input", .per_token = dims.hidden};
-}
-
 struct Attention {
   std::string module;  // "layer.0.SelfAttention"
   std::string name;    // of the operation

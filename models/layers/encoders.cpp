@@ -8,14 +8,6 @@
 #include "models/layers/block_parts.h"
 
 namespace foreshard {
-namespace {
-
-TensorSpec hidden_state(const ModelDims& dims) {
-  return {.name = "input", .per_token = dims.hidden};
-}
-
-}  // namespace
-
 LayerSpec encoder_block(const ModelDims& dims) {
   const ParameterNames& names = parameter_names(dims);
   LayerBuilder layer(dims.family + " block", LayerRole::kBlock, hidden_state(dims), Stack::kEager);

@@ -25,10 +25,6 @@ LayerSpec native_loss(LayerBuilder& layer, const ModelDims& dims) {
   return layer.finish(loss);
 }
 
-TensorSpec hidden_state(const ModelDims& dims) {
-  return {.name = "input", .per_token = dims.hidden};
-}
-
 // Of a row of the table, and of what the head reads.
 std::int64_t token_width(const ModelDims& dims) {
   return dims.embedding_width > 0 ? dims.embedding_width : dims.hidden;

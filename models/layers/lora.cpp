@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "sim/base/error.h"
+#include "sim/base/integers.h"
 #include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
@@ -17,12 +18,10 @@ namespace {
 using Index = std::int16_t;
 using Indices = std::vector<Index>;
 
-std::size_t index(Index t) { return static_cast<std::size_t>(t); }
-
 // In transformers 5 a router's weight is a parameter of its module, no nn.Linear.
 bool is_bare(const Plan& plan, const LayerSpec& layer, const Operation& op) {
   return plan.experts == ExpertKernels::kTransformers &&
-         layer.tensors[index(op.outputs.front())].name == "router_logits";
+         layer.tensors[at(op.outputs.front())].name == "router_logits";
 }
 
 bool is_target(const Plan& plan, const LayerSpec& layer, const Operation& op) {
@@ -45,13 +44,13 @@ class Adapter {
     for (std::size_t t = 0; t < renamed_.size(); ++t) renamed_[t] = static_cast<Index>(t);
     for (Operation& op : operations) {
       for (Indices* list : {&op.inputs, &op.saved, &op.released}) {
-        for (Index& t : *list) t = renamed_[index(t)];
+        for (Index& t : *list) t = renamed_[at(t)];
       }
       const bool target = is_target(plan_, layer_, op);
       layer_.operations.push_back(std::move(op));
       if (target) adapt();
     }
-    layer_.output = renamed_[index(layer_.output)];
+    layer_.output = renamed_[at(layer_.output)];
     order_parameters();
     return std::move(layer_);
   }
@@ -71,7 +70,7 @@ class Adapter {
   }
 
   Index product(const std::string& name, std::int8_t part, Index input, std::int64_t n) {
-    const std::int64_t k = layer_.tensors[index(input)].per_token;
+    const std::int64_t k = layer_.tensors[at(input)].per_token;
     const Index output = tensor(name, n);
     layer_.parameters.push_back({.name = name + ".default.weight", .shape = {n, k}, .part = part});
     Operation& op = add(name, OperationKind::kGemm, Function::kMatrixProduct, part);
@@ -93,7 +92,7 @@ class Adapter {
     Indices released = std::exchange(layer_.operations.back().released, {});
     // "base_layer" stands between the module's name and its parameters'.
     for (const Index p : layer_.operations.back().parameters) {
-      ParameterSpec& parameter = layer_.parameters[index(p)];
+      ParameterSpec& parameter = layer_.parameters[at(p)];
       if (parameter.tied) continue;
       const std::size_t dot = parameter.name.rfind('.');
       if (dot != std::string::npos) parameter.name.insert(dot, ".base_layer");
@@ -116,11 +115,11 @@ class Adapter {
     total.released = {base, scaled};
     if (lora_.dropout > 0) total.released.push_back(input);
     total.released.insert(total.released.end(), released.begin(), released.end());
-    renamed_[index(base)] = sum;
+    renamed_[at(base)] = sum;
   }
 
   Index drop(const std::string& name, std::int8_t part, Index input) {
-    const std::int64_t width = layer_.tensors[index(input)].per_token;
+    const std::int64_t width = layer_.tensors[at(input)].per_token;
     const Index output = tensor(name + ".dropout", width);
     const Index mask = tensor(name + ".dropout_mask", width, ElementType::kByte);
     Operation& op = add(name + ".dropout", OperationKind::kElementwise, Function::kDropout, part);
@@ -159,7 +158,7 @@ class Adapter {
     }
     layer_.parameters = std::move(parameters);
     for (Operation& op : layer_.operations) {
-      for (Index& p : op.parameters) p = place[index(p)];
+      for (Index& p : op.parameters) p = place[at(p)];
     }
   }
 
@@ -186,7 +185,7 @@ void pack_weights(LayerSpec& layer, const Plan& plan) {
   if (layer.role == LayerRole::kHead) return;
   for (Operation& op : layer.operations) {
     if (op.kind != OperationKind::kGemm || is_bare(plan, layer, op)) continue;
-    ParameterSpec& weight = layer.parameters[index(op.parameters.front())];
+    ParameterSpec& weight = layer.parameters[at(op.parameters.front())];
     if (weight.trainable || weight.tied) continue;
     const std::int64_t count = weight.numel();
     const std::int64_t per_element = 2 * size_of(plan.param_dtype);

@@ -37,6 +37,8 @@
 #include <utility>
 #include <vector>
 
+#include "sim/base/integers.h"
+
 namespace foreshard {
 namespace {
 
@@ -44,8 +46,6 @@ using Index = std::int16_t;
 using Indices = std::vector<Index>;
 using Norm = ModuleKernels::Norm;
 using Rope = ModuleKernels::Rope;
-
-std::size_t at(Index t) { return static_cast<std::size_t>(t); }
 
 // What a family's norms do where they are operations (transformers 5,
 // models/FAMILY/modeling_FAMILY.py).

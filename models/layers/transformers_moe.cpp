@@ -18,17 +18,17 @@
 #include <utility>
 #include <vector>
 
+#include "sim/base/integers.h"
+
 namespace foreshard {
 namespace {
 
 using Index = std::int16_t;
 using Indices = std::vector<Index>;
 
-std::size_t at(Index t) { return static_cast<std::size_t>(t); }
-
-class Rewriter {
+class ExpertRewriter {
  public:
-  explicit Rewriter(LayerSpec& layer) : layer_(layer) {}
+  explicit ExpertRewriter(LayerSpec& layer) : layer_(layer) {}
 
   void run() {
     std::vector<Operation> old = std::exchange(layer_.operations, {});
@@ -270,6 +270,6 @@ class Rewriter {
 
 }  // namespace
 
-void use_transformers_experts(LayerSpec& layer) { Rewriter(layer).run(); }
+void use_transformers_experts(LayerSpec& layer) { ExpertRewriter(layer).run(); }
 
 }  // namespace foreshard

@@ -16,26 +16,26 @@ using Index = LayerWriter::Index;
 
 // --- blocks ---
 
-using Names = std::vector<std::pair<std::string_view, std::string_view>>;
+using Renames = std::vector<std::pair<std::string_view, std::string_view>>;
 
 // What decoder_block calls them, and what they are called here.
-const Names& block_names(std::string_view family) {
-  static const Names kVit = {{"self_attn_layer_norm", "layernorm_before"},
-                             {"self_attn.q_proj", "attention.attention.query"},
-                             {"self_attn.k_proj", "attention.attention.key"},
-                             {"self_attn.v_proj", "attention.attention.value"},
-                             {"self_attn.out_proj", "attention.output.dense"},
-                             {"final_layer_norm", "layernorm_after"},
-                             {"fc1", "intermediate.dense"},
-                             {"fc2", "output.dense"}};
-  static const Names kClip = {{"self_attn_layer_norm", "layer_norm1"},
-                              {"final_layer_norm", "layer_norm2"},
-                              {"fc1", "mlp.fc1"},
-                              {"fc2", "mlp.fc2"}};
+const Renames& block_names(std::string_view family) {
+  static const Renames kVit = {{"self_attn_layer_norm", "layernorm_before"},
+                               {"self_attn.q_proj", "attention.attention.query"},
+                               {"self_attn.k_proj", "attention.attention.key"},
+                               {"self_attn.v_proj", "attention.attention.value"},
+                               {"self_attn.out_proj", "attention.output.dense"},
+                               {"final_layer_norm", "layernorm_after"},
+                               {"fc1", "intermediate.dense"},
+                               {"fc2", "output.dense"}};
+  static const Renames kClip = {{"self_attn_layer_norm", "layer_norm1"},
+                                {"final_layer_norm", "layer_norm2"},
+                                {"fc1", "mlp.fc1"},
+                                {"fc2", "mlp.fc2"}};
   return family == "vit" ? kVit : kClip;
 }
 
-void rename(LayerSpec& layer, const Names& names) {
+void rename(LayerSpec& layer, const Renames& names) {
   const auto renamed = [&](const std::string& name) {
     for (const auto& [from, to] : names) {
       if (name == from) return std::string(to);

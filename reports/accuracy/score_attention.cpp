@@ -30,7 +30,6 @@
 namespace foreshard {
 namespace {
 
-constexpr std::size_t kFolds = 6;
 constexpr double kResidualsToForecast = 1.3;
 // Standard deviations of the logarithm: the same kernel timed by another program, and moved to
 // another GPU (H100 to H200 2.6 to 7.4 % median, B200 to GB200 and B300 7.6 to 9.3 %).

@@ -22,7 +22,6 @@
 namespace foreshard {
 namespace {
 
-constexpr std::size_t kFolds = 6;
 constexpr std::size_t kWholeTable = kFolds;  // no fold: the source is left out
 constexpr std::size_t kFewestRows = 6;
 constexpr std::size_t kSurface = 100;
@@ -46,19 +45,19 @@ const char* type_word(GemmType type) {
 
 double flops_of(const GemmRow& row) { return 2 * row.m * row.n * row.k; }
 
-struct SizeClass {
+struct GemmSize {
   double below;
   const char* name;
 };
-constexpr SizeClass kSizes[] = {{1e10, "below 10 GFLOP"},
-                                {1e11, "10 to 100 GFLOP"},
-                                {1e12, "0.1 to 1 TFLOP"},
-                                {1e13, "1 to 10 TFLOP"},
-                                {1e300, "above 10 TFLOP"}};
+constexpr GemmSize kGemmSizes[] = {{1e10, "below 10 GFLOP"},
+                                   {1e11, "10 to 100 GFLOP"},
+                                   {1e12, "0.1 to 1 TFLOP"},
+                                   {1e13, "1 to 10 TFLOP"},
+                                   {1e300, "above 10 TFLOP"}};
 
 std::size_t size_of(const GemmRow& row) {
   std::size_t i = 0;
-  while (flops_of(row) >= kSizes[i].below) ++i;
+  while (flops_of(row) >= kGemmSizes[i].below) ++i;
   return i;
 }
 
@@ -88,7 +87,7 @@ class GemmJudge {
                                                               : gpu.peak_bf16;
     std::string absurd = absurdity(row.seconds, predicted, flops_of(row), peak);
     if (!absurd.empty()) return set_aside(std::move(out), std::move(absurd));
-    out.groups.emplace_back("size", kSizes[size_of(row)].name);
+    out.groups.emplace_back("size", kGemmSizes[size_of(row)].name);
     out.groups.emplace_back("rule", choice.rule);
     return with_forecast(std::move(out), row.seconds, predicted, half_width(row, choice));
   }

@@ -31,6 +31,7 @@ double log_quantile(std::vector<double> logs, double q);
 
 const Machine* machine_of(std::string_view key, const std::vector<Machine>& machines);
 
+inline constexpr std::size_t kFolds = 6;
 // Folds so that rows of a family are in one; the same on every machine.
 std::size_t fold_of(double a, double b, std::size_t folds);
 

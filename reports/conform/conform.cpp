@@ -56,9 +56,9 @@ struct Step {
   bool has_own_rows = true;  // else `recorded` is step 2's, of which the order counts
 };
 
-class Comparison {
+class StepComparison {
  public:
-  Comparison(const Recording& recording, const ForecastSteps& forecast)
+  StepComparison(const Recording& recording, const ForecastSteps& forecast)
       : recording_(recording), forecast_(forecast), constant_(constant_bytes()) {
     first_memory_ = log_memory(forecast.first, constant_);
     steady_memory_ = log_memory(forecast.steady, constant_);
@@ -368,7 +368,7 @@ const Difference* Conformance::first_difference() const {
 }
 
 Conformance conform(const Recording& recording, const ForecastSteps& forecast) {
-  return Comparison(recording, forecast).run();
+  return StepComparison(recording, forecast).run();
 }
 
 }  // namespace foreshard

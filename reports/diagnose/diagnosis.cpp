@@ -36,19 +36,19 @@ struct Sign {
   std::regex pattern;
   double times = 1;
 };
-struct Cause {
+struct KnownCause {
   std::string name, text, test, fix;
   double weight = 0;
   std::vector<Sign> signs;
 };
 
-std::vector<Cause> read_causes() {
+std::vector<KnownCause> read_causes() {
   const EmbeddedFile& file = diagnosis_files().front();
   const ConfigNode root = parse_yaml(file.content, file.path);
-  std::vector<Cause> causes;
+  std::vector<KnownCause> causes;
   for (const ConfigNode& node : root.elements()) {
     node.allow_only({"name", "text", "weight", "test", "fix", "signs"});
-    Cause& cause = causes.emplace_back();
+    KnownCause& cause = causes.emplace_back();
     cause.name = node.at("name").as_string();
     cause.text = node.at("text").as_string();
     cause.test = node.at("test").as_string();
@@ -65,13 +65,13 @@ std::vector<Cause> read_causes() {
   return causes;
 }
 
-const std::vector<Cause>& known_causes() {
-  static const std::vector<Cause> causes = read_causes();
+const std::vector<KnownCause>& known_causes() {
+  static const std::vector<KnownCause> causes = read_causes();
   return causes;
 }
 
 // How much likelier the words make the cause; short lines keep a pattern from reaching too far.
-double likelihood_of_words(const Cause& cause, const std::vector<std::string>& lines) {
+double likelihood_of_words(const KnownCause& cause, const std::vector<std::string>& lines) {
   double product = 1;
   for (const Sign& sign : cause.signs) {
     const bool is_there = std::any_of(lines.begin(), lines.end(), [&](const std::string& line) {
@@ -182,7 +182,7 @@ Diagnosis diagnose(const Measured& measured, const std::vector<CauseForecast>& f
   Diagnosis diagnosis;
   double total = 0;
   bool has_words = false;
-  for (const Cause& cause : known_causes()) {
+  for (const KnownCause& cause : known_causes()) {
     const double words = likelihood_of_words(cause, lines);
     has_words = has_words || words > 1;
     const double odds = cause.weight * mean_of(cause.name) * words;

@@ -19,7 +19,7 @@
 namespace foreshard {
 namespace {
 
-constexpr double kNinetyPercent = 1.6448536269514722;  // standard normal's 95 % quantile
+constexpr double kNormal95 = 1.6448536269514722;  // standard normal's 95 % quantile
 constexpr std::size_t kMostOperations = 40;
 constexpr std::array<Factor, kFactors> kAllFactors = {
     Factor::kGemm,      Factor::kAttention, Factor::kMemoryBound, Factor::kIntraNode,
@@ -121,9 +121,9 @@ Json operations_json(const Forecast& forecast, const CostModel& costs) {
 namespace {
 
 // Seconds of the step under drawn factors.
-class DrawnStep {
+class FactorStep {
  public:
-  DrawnStep(const Forecast& forecast, const CostModel& costs)
+  FactorStep(const Forecast& forecast, const CostModel& costs)
       : forecast_(forecast), costs_(costs) {}
   double at(const FactorDraw& draw) {
     CostTable table = costs_.price(forecast_.graph, draw);
@@ -148,11 +148,11 @@ class DrawnStep {
 const char* factor_words(Factor factor) { return kFactorNames[static_cast<std::size_t>(factor)]; }
 
 std::vector<FactorMove> factor_moves(const Forecast& forecast, const CostModel& costs) {
-  DrawnStep step(forecast, costs);
+  FactorStep step(forecast, costs);
   std::vector<FactorMove> moves;
   for (const Factor factor : kAllFactors) {
     const double sd = log_sd(costs.calibration(), static_cast<std::size_t>(factor));
-    const double high = std::exp(kNinetyPercent * sd);
+    const double high = std::exp(kNormal95 * sd);
     moves.push_back({factor, high, step.with(factor, 1 / high), step.with(factor, high)});
   }
   return moves;
@@ -160,7 +160,7 @@ std::vector<FactorMove> factor_moves(const Forecast& forecast, const CostModel& 
 
 Json sensitivity_json(const Forecast& forecast, const CostModel& costs) {
   const Calibration& calibration = costs.calibration();
-  DrawnStep drawn(forecast, costs);
+  FactorStep drawn(forecast, costs);
   Json factors = Json::array(), halves = Json::array();
   for (const FactorMove& move : factor_moves(forecast, costs)) {
     factors.push_back(
@@ -177,7 +177,7 @@ Json sensitivity_json(const Forecast& forecast, const CostModel& costs) {
   }
   const double step = drawn.at(costs.center());
   if (calibration.knowledge && calibration.knowledge->plan_log_sd > 0) {
-    const double high = std::exp(kNinetyPercent * calibration.knowledge->plan_log_sd);
+    const double high = std::exp(kNormal95 * calibration.knowledge->plan_log_sd);
     factors.push_back({{"factor", "this plan's own shape"},
                        {"low_factor", 1 / high},
                        {"high_factor", high},

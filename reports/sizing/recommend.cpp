@@ -23,7 +23,6 @@ namespace {
 constexpr double kLikelyMfu = 0.4;
 constexpr int kSizes = 8;
 constexpr int kMostDoublings = 8;
-constexpr double kSecondsPerDay = 86400;
 
 struct Looked {
   std::optional<Choice> choice;

@@ -17,17 +17,10 @@ namespace {
 
 constexpr std::size_t kMostChoices = 20;
 constexpr std::size_t kMostRejected = 12;
-constexpr double kDay = 86400;
 constexpr double kHopeless = 0.01;  // a choice that holds with less is counted, not shown
 
-using Lines = std::vector<std::string>;
-
-void append(Lines& lines, const Lines& more) {
-  lines.insert(lines.end(), more.begin(), more.end());
-}
-
 std::string days_text(double seconds) {
-  const double days = seconds / kDay;
+  const double days = seconds / kSecondsPerDay;
   if (days >= 1) return fmt::format("{} d", short_number(days));
   return seconds >= 3600  ? fmt::format("{} h", short_number(seconds / 3600))
          : seconds >= 120 ? fmt::format("{} min", short_number(seconds / 60))
@@ -150,8 +143,8 @@ std::string remedy_words(const TermsRemedy& remedy) {
   switch (remedy.what) {
     case What::kDeadline:
       return fmt::format("--deadline {:.0f}d: {} needs {} and {} USD",
-                         std::ceil(remedy.value / kDay), remedy.cluster, days_text(remedy.seconds),
-                         short_number(remedy.dollars));
+                         std::ceil(remedy.value / kSecondsPerDay), remedy.cluster,
+                         days_text(remedy.seconds), short_number(remedy.dollars));
     case What::kBudget:
       return fmt::format("--budget {}: {} needs {} USD and {}", short_number(remedy.value),
                          remedy.cluster, short_number(remedy.dollars), days_text(remedy.seconds));
@@ -276,7 +269,7 @@ Json remedy_json(const TermsRemedy& remedy) {
                {"cluster", remedy.cluster}};
   if (remedy.most_sequences > 0) json["global_batch"] = remedy.most_sequences;
   if (remedy.what != TermsRemedy::What::kTokens) {
-    json["days"] = remedy.seconds / kDay;
+    json["days"] = remedy.seconds / kSecondsPerDay;
     json["dollars"] = remedy.dollars;
   }
   return json;

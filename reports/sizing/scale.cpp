@@ -14,7 +14,7 @@
 namespace foreshard {
 namespace {
 
-struct Looked {
+struct LookedAtSize {
   std::optional<ScalePoint> point;
   std::string reason;
   ExitCode failure = ExitCode::kOk;
@@ -39,9 +39,9 @@ double dollars_per_million(const ScalePoint& point) {
 
 ScalingCurve scale(const std::vector<CandidateCluster>& sizes, const JobMaker& make, bool weak,
                    const RecommendOptions& options) {
-  std::vector<Looked> looked(sizes.size());
+  std::vector<LookedAtSize> looked(sizes.size());
   const auto judge = [&](std::size_t i) {
-    Looked& l = looked[i];
+    LookedAtSize& l = looked[i];
     try {
       const std::int64_t most =
           weak ? checked_multiply(options.most_sequences, sizes[i].gpus) : options.most_sequences;

@@ -20,8 +20,6 @@ namespace {
 constexpr std::size_t kMostReasons = 3;
 constexpr double kSmallest = 1e-4;  // of the step
 
-using Lines = std::vector<std::string>;
-
 std::vector<std::pair<std::string, double>> differences(const Forecast& best,
                                                         const Forecast& other) {
   std::vector<std::pair<std::string, double>> list;

@@ -20,12 +20,6 @@ constexpr std::size_t kMostPrefetches = 7;
 constexpr std::size_t kCell = 12;
 constexpr double kSmallestChange = 5e-5;  // of the step time; less reads 0.0 %
 
-using Lines = std::vector<std::string>;
-
-void append(Lines& lines, const Lines& more) {
-  lines.insert(lines.end(), more.begin(), more.end());
-}
-
 std::string plan_in_words(const Plan& plan) {
   return fmt::format(
       "{}, reshard {}, prefetch {}, recompute {}, micro-batch "

@@ -13,7 +13,6 @@
 namespace foreshard {
 namespace {
 
-constexpr double kDay = 86400;
 // Middles of nine slices of equal probability of the standard normal: its quantiles at 1/18, 3/18
 // ...
 constexpr std::array<double, 9> kSlices = {-1.5932, -0.9674, -0.5895, -0.2822, 0,
@@ -50,8 +49,8 @@ Quantity scaled(const Quantity& q, double factor) {
 Interruptions interruptions_of(const SizedPlan& sized, const RunTerms& terms, double per_gpu_day) {
   Interruptions x;
   const auto gpus = static_cast<double>(sized.cluster.gpus);
-  x.mean_between =
-      per_gpu_day > 0 ? kDay / (per_gpu_day * gpus) : std::numeric_limits<double>::infinity();
+  x.mean_between = per_gpu_day > 0 ? kSecondsPerDay / (per_gpu_day * gpus)
+                                   : std::numeric_limits<double>::infinity();
   x.save = static_cast<double>(sized.state.count()) / (terms.checkpoint_rate.value() * gpus);
   x.restart = terms.restart + x.save;  // what was written is read
   return x;
@@ -125,7 +124,7 @@ RunForecast forecast_run(const SizedPlan& sized, const Price& price, const RunTe
       in_budget += pays / slices;
       all += both / slices * sized.fit_probability_of(k);
       ++count;
-      for (const double s : kScatter) days.push_back((wall.mean + s * wall.sd) / kDay);
+      for (const double s : kScatter) days.push_back((wall.mean + s * wall.sd) / kSecondsPerDay);
     }
   }
   const auto draws = static_cast<double>(count);
@@ -135,7 +134,7 @@ RunForecast forecast_run(const SizedPlan& sized, const Price& price, const RunTe
 
   const WallTime central =
       wall_time(work_of(sized.step.value), run.interruptions, run.checkpoint_interval);
-  run.days = with_interval(central.mean / kDay, std::move(days), sized.step.evidence);
+  run.days = with_interval(central.mean / kSecondsPerDay, std::move(days), sized.step.evidence);
   run.goodput = with_interval(
       goodput(run.interruptions, run.checkpoint_interval) / (1 + run.evaluation_share),
       std::move(shares), Evidence::kExtrapolated);

@@ -13,6 +13,8 @@
 
 namespace foreshard {
 
+inline constexpr double kSecondsPerDay = 86400;
+
 // How often a GPU, or what stands around it, ends the job of all.
 struct FailureRate {
   double per_gpu_day = 0;

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <limits>
 
+#include "reports/report_parts.h"
 #include "sim/base/quantile.h"
 
 namespace foreshard {
@@ -77,12 +78,6 @@ void set_arrivals(const EventGraph& graph, const StepOfRanks& steps) {
 Quantity measured_quantity(std::vector<double> values) {
   const Quartiles q = quartiles(std::move(values));
   return {q.median, q.low, q.high, Evidence::kMeasured};
-}
-
-// numerator / seconds
-Quantity rate(double numerator, const Quantity& seconds) {
-  const auto over = [&](double divisor) { return divisor > 0 ? numerator / divisor : 0; };
-  return {over(seconds.value), over(seconds.high), over(seconds.low), Evidence::kMeasured};
 }
 
 void summarize_traced_memory(const Cluster& cluster, const RunRecord& record, Report& report) {

@@ -12,10 +12,9 @@
 namespace foreshard {
 namespace {
 
-using Lines = std::vector<std::string>;
 using Cells = std::vector<std::vector<std::string>>;
 
-void append(Lines& lines, const Lines& more) {
+void append_indented(Lines& lines, const Lines& more) {
   for (const std::string& line : more) lines.push_back("  " + line);
 }
 
@@ -137,13 +136,13 @@ std::string validation_text(const Validation& v, const RunRecord& record, Color 
   }
   for (std::string& line : heading(v, record, paint)) lines.push_back(std::move(line));
   lines.emplace_back();
-  append(lines, figures(v));
+  append_indented(lines, figures(v));
   lines.emplace_back();
-  append(lines, kinds(v));
+  append_indented(lines, kinds(v));
   if (!v.worst.empty()) {
     lines.emplace_back();
     lines.push_back(paint.bold("events that differ most (measured - forecast)"));
-    append(lines, worst(v));
+    append_indented(lines, worst(v));
   }
   if (!v.notes.empty()) lines.emplace_back();
   for (const std::string& note : v.notes) {

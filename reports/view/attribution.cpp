@@ -6,10 +6,10 @@
 
 #include <algorithm>
 
+#include "sim/base/integers.h"
+
 namespace foreshard {
 namespace {
-
-std::size_t index_of(EventId event) { return static_cast<std::size_t>(event); }
 
 bool is_backward(EventKind kind) {
   return kind == EventKind::kLoss || kind == EventKind::kRecompute || kind == EventKind::kBackward;
@@ -62,7 +62,7 @@ class Cutter {
     EventId event = kNoEvent;  // kNoEvent: the host
   };
 
-  const Span& span(EventId event) const { return timeline_.spans[index_of(event)]; }
+  const Span& span(EventId event) const { return timeline_.spans[at(event)]; }
 
   static void add_moments(const Gap& gap, Time begin, Time end, std::vector<Time>& moments) {
     for (Time t : {begin, end}) {
@@ -168,17 +168,17 @@ Causes::Causes(const EventGraph& graph, const Timeline& timeline)
 }
 
 Causes::Binding Causes::of(EventId event) const {
-  const std::size_t i = index_of(event);
+  const std::size_t i = at(event);
   const Span& span = timeline_.spans[i];
   const EventId queued = communicator_predecessor_[i];
   if (queued != kNoEvent && span.arrive > span.start &&
-      timeline_.spans[index_of(queued)].end > span.start) {
+      timeline_.spans[at(queued)].end > span.start) {
     return {Cause::kCommunicator, queued};
   }
   Binding binding;
   Time latest;  // the step's begin
   const auto offer = [&](Cause cause, EventId predecessor) {
-    const Time end = timeline_.spans[index_of(predecessor)].end;
+    const Time end = timeline_.spans[at(predecessor)].end;
     if (binding.predecessor != kNoEvent ? end <= latest : end < latest) return;
     latest = end;
     binding = {cause, predecessor};

@@ -14,8 +14,6 @@
 namespace foreshard {
 namespace {
 
-using Lines = std::vector<std::string>;
-
 struct Pair {
   std::string name;
   double a = 0;

@@ -11,17 +11,11 @@
 namespace foreshard {
 namespace {
 
-constexpr std::size_t kMostEvents = 5;
+constexpr std::size_t kMostShown = 5;
 constexpr std::size_t kMostTextLinks = 4;
 constexpr std::size_t kMostJsonLinks = 32;
 constexpr std::size_t kMostBuffers = 12;
-constexpr std::size_t kBarWidth = 36;
-
-using Lines = std::vector<std::string>;
-
-void append(Lines& lines, const Lines& more) {
-  lines.insert(lines.end(), more.begin(), more.end());
-}
+constexpr std::size_t kNarrowBar = 36;
 
 const Span& span_of(const Forecast& forecast, EventId event) {
   return forecast.timeline.spans[static_cast<std::size_t>(event)];
@@ -34,7 +28,7 @@ Lines waterfall_lines(const Findings& findings, Time step, const Paint& paint) {
   for (const WaterfallBar& b : findings.bars) {
     const double share = b.time.seconds() / step.seconds();
     table.push_back({"  " + b.what, fmt::format("{:.6f} ms", b.time.seconds() * 1e3),
-                     percent_text(share), left(bar(share, kBarWidth), kBarWidth)});
+                     percent_text(share), left(bar(share, kNarrowBar), kNarrowBar)});
     sum += b.time;
   }
   table.push_back({"  sum", fmt::format("{:.6f} ms", sum.seconds() * 1e3), percent_text(1)});
@@ -120,7 +114,7 @@ Lines event_lines(const Forecast& forecast, const Findings& findings, const Even
   Lines lines;
   if (findings.exposed.empty()) return lines;
   lines = {"", paint.bold("the most exposed collectives and why they came so late")};
-  for (std::size_t i = 0; i < std::min(findings.exposed.size(), kMostEvents); ++i) {
+  for (std::size_t i = 0; i < std::min(findings.exposed.size(), kMostShown); ++i) {
     const ExposedEvent& e = findings.exposed[i];
     const Span& span = span_of(forecast, e.event);
     lines.push_back(fmt::format("  {}  {}: {} exposed of {}; held up {}", i + 1, names.of(e.event),

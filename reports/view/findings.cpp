@@ -10,11 +10,10 @@
 #include <utility>
 
 #include "reports/view/attribution.h"
+#include "sim/base/integers.h"
 
 namespace foreshard {
 namespace {
-
-std::size_t index_of(EventId event) { return static_cast<std::size_t>(event); }
 
 std::vector<ExposedEvent> exposed_events(const EventGraph& graph, const Timeline& timeline) {
   struct Sum {
@@ -45,7 +44,7 @@ std::vector<ExposedGroup> group(const Forecast& forecast, const std::vector<Expo
                                 const EventNames& names) {
   std::vector<ExposedGroup> groups;
   std::vector<Time> of_row(forecast.graph.rows.size());
-  for (const ExposedEvent& e : exposed) of_row[index_of(e.event)] = e.exposed;
+  for (const ExposedEvent& e : exposed) of_row[at(e.event)] = e.exposed;
   for (std::size_t i = 0; i < forecast.graph.rows.size(); ++i) {
     const EventKind kind = forecast.graph.rows[i].kind;
     if (!is_collective(kind)) continue;

@@ -15,7 +15,7 @@ namespace foreshard {
 namespace {
 
 using Forecasts = std::vector<RuntimeForecast>;
-using Table = std::vector<std::vector<std::string>>;
+using Cells = std::vector<std::vector<std::string>>;
 
 struct NamedSeconds {
   std::string what;
@@ -55,8 +55,8 @@ double bytes_of(const RuntimeForecast& f, const std::string& collective) {
   return sum;
 }
 
-Table figures(const Forecasts& forecasts) {
-  Table table = {{""}};
+Cells figures(const Forecasts& forecasts) {
+  Cells table = {{""}};
   for (const RuntimeForecast& f : forecasts) table.front().push_back(f.name);
   const auto add = [&](const char* name, auto cell) {
     table.push_back(row_of(name, forecasts, cell));
@@ -84,8 +84,8 @@ Table figures(const Forecasts& forecasts) {
   return table;
 }
 
-Table bar_table(const Forecasts& forecasts) {
-  Table table = {{"where the step goes"}};
+Cells bar_table(const Forecasts& forecasts) {
+  Cells table = {{"where the step goes"}};
   for (const RuntimeForecast& f : forecasts) table.front().push_back(f.name);
   for (const NamedSeconds& bar : bars_of(forecasts)) {
     std::vector<std::string> row = {"  " + bar.what};
@@ -120,7 +120,7 @@ std::vector<WireBytes> wire_bytes(const EventGraph& graph) {
 std::string runtimes_text(const Forecasts& forecasts, Color color) {
   const Paint paint(color);
   std::vector<std::string> lines;
-  const auto add_table = [&](const Table& table) {
+  const auto add_table = [&](const Cells& table) {
     std::vector<std::string> block = aligned(table);
     block.front() = paint.bold(block.front());
     if (!lines.empty()) lines.emplace_back();
@@ -136,7 +136,7 @@ std::string runtimes_text(const Forecasts& forecasts, Color color) {
       }
     }
     if (f.ledger.empty()) continue;
-    Table table = {{fmt::format("{} against {}", f.name, forecasts.front().name), "", ""}};
+    Cells table = {{fmt::format("{} against {}", f.name, forecasts.front().name), "", ""}};
     for (const LedgerEntry& entry : f.ledger) {
       table.push_back({"  " + entry.what, entry.from, entry.to});
     }

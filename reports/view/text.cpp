@@ -27,12 +27,6 @@ constexpr std::size_t kMostCategories = 7;
 constexpr double kSmallestShare = 0.0005;
 constexpr std::string_view kCaptured = "captured";  // Report::origin
 
-using Lines = std::vector<std::string>;
-
-void append(Lines& lines, const Lines& more) {
-  lines.insert(lines.end(), more.begin(), more.end());
-}
-
 // The answer before its reasons.
 std::string verdict(const Report& report, const Paint& paint) {
   const Fit& fit = report.fit;

@@ -10,7 +10,7 @@
 namespace foreshard {
 namespace {
 
-constexpr std::size_t kMaxDepth = 64;
+constexpr std::size_t kMostLevels = 64;
 constexpr std::size_t kMaxYamlNodes = 100'000;
 constexpr std::size_t kMaxJsonNodes = 1'000'000;
 // A few aliases of a long text must not fill the memory either.
@@ -91,9 +91,9 @@ void ConfigTreeBuilder::begin(ConfigMark mark, ConfigNode::Kind kind) {
                       "a list or mapping is not closed, or stands where a key is due",
                       "a word as key, for example shard: 8");
   }
-  if (open_.size() >= kMaxDepth) {
+  if (open_.size() >= kMostLevels) {
     throw ConfigError(location(mark), "the values are nested too deeply",
-                      fmt::format("at most {} levels", kMaxDepth));
+                      fmt::format("at most {} levels", kMostLevels));
   }
   Open open;
   open.data = make(mark, kind);

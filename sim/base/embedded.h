@@ -3,8 +3,8 @@
 // foreshard_embed(target symbol globs...) in CMakeLists.txt defines one function per set of files:
 //     std::span<const EmbeddedFile> symbol();      sorted by path
 // Declare it in the folder that embeds the files; today: stack_files
-// and trainer_files (sim/spec), models_files (models/zoo), calibration_files (calibration/machines, profiles,
-// published), schema_files (cli/schemas) and page_files (reports/page, and d3).
+// and trainer_files (sim/spec), models_files (models/zoo), calibration_files (calibration/machines,
+// profiles, published), schema_files (cli/schemas) and page_files (reports/page, and d3).
 #pragma once
 
 #include <span>

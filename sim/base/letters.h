@@ -8,6 +8,10 @@
 namespace foreshard {
 
 // Of ASCII's letters, whatever the locale.
+inline bool is_digit(char c) { return c >= '0' && c <= '9'; }
+inline bool is_letter(char c) { return c >= 'a' && c <= 'z'; }
+inline bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
+
 inline std::string lower(std::string_view text) {
   std::string low(text);
   for (char& c : low) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;

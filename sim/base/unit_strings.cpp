@@ -22,7 +22,7 @@
 namespace foreshard {
 namespace {
 
-struct Unit {
+struct NamedUnit {
   std::string_view word;
   double scale;  // of the base unit; all values below are exact in a double
 };
@@ -34,37 +34,39 @@ constexpr double kTi = kGi * 1024;
 constexpr double kPi = kTi * 1024;
 
 constexpr std::array kByteUnits = {
-    Unit{"B", 1},     Unit{"kB", 1e3},  Unit{"MB", 1e6},  Unit{"GB", 1e9},
-    Unit{"TB", 1e12}, Unit{"PB", 1e15}, Unit{"KiB", kKi}, Unit{"MiB", kMi},
-    Unit{"GiB", kGi}, Unit{"TiB", kTi}, Unit{"PiB", kPi},
+    NamedUnit{"B", 1},     NamedUnit{"kB", 1e3},  NamedUnit{"MB", 1e6},  NamedUnit{"GB", 1e9},
+    NamedUnit{"TB", 1e12}, NamedUnit{"PB", 1e15}, NamedUnit{"KiB", kKi}, NamedUnit{"MiB", kMi},
+    NamedUnit{"GiB", kGi}, NamedUnit{"TiB", kTi}, NamedUnit{"PiB", kPi},
 };
 
 constexpr std::array kBandwidthUnits = {
-    Unit{"B/s", 1},      Unit{"kB/s", 1e3},     Unit{"MB/s", 1e6},     Unit{"GB/s", 1e9},
-    Unit{"TB/s", 1e12},  Unit{"PB/s", 1e15},    Unit{"KiB/s", kKi},    Unit{"MiB/s", kMi},
-    Unit{"GiB/s", kGi},  Unit{"TiB/s", kTi},    Unit{"PiB/s", kPi},    Unit{"bit/s", 0.125},
-    Unit{"kbit/s", 125}, Unit{"Mbit/s", 125e3}, Unit{"Gbit/s", 125e6}, Unit{"Tbit/s", 125e9},
-    Unit{"b/s", 0.125},  Unit{"kb/s", 125},     Unit{"Mb/s", 125e3},   Unit{"Gb/s", 125e6},
-    Unit{"Tb/s", 125e9},
+    NamedUnit{"B/s", 1},        NamedUnit{"kB/s", 1e3},     NamedUnit{"MB/s", 1e6},
+    NamedUnit{"GB/s", 1e9},     NamedUnit{"TB/s", 1e12},    NamedUnit{"PB/s", 1e15},
+    NamedUnit{"KiB/s", kKi},    NamedUnit{"MiB/s", kMi},    NamedUnit{"GiB/s", kGi},
+    NamedUnit{"TiB/s", kTi},    NamedUnit{"PiB/s", kPi},    NamedUnit{"bit/s", 0.125},
+    NamedUnit{"kbit/s", 125},   NamedUnit{"Mbit/s", 125e3}, NamedUnit{"Gbit/s", 125e6},
+    NamedUnit{"Tbit/s", 125e9}, NamedUnit{"b/s", 0.125},    NamedUnit{"kb/s", 125},
+    NamedUnit{"Mb/s", 125e3},   NamedUnit{"Gb/s", 125e6},   NamedUnit{"Tb/s", 125e9},
 };
 
 constexpr std::array kFlopRateUnits = {
-    Unit{"GFLOP/s", 1e9},
-    Unit{"TFLOP/s", 1e12},
-    Unit{"PFLOP/s", 1e15},
+    NamedUnit{"GFLOP/s", 1e9},
+    NamedUnit{"TFLOP/s", 1e12},
+    NamedUnit{"PFLOP/s", 1e15},
 };
 
 constexpr std::array kTimeUnits = {
-    Unit{"ns", 1},     Unit{"us", 1e3},   Unit{"ms", 1e6},    Unit{"s", 1e9},
-    Unit{"min", 6e10}, Unit{"h", 3.6e12}, Unit{"d", 8.64e13}, Unit{"w", 7 * 8.64e13},
+    NamedUnit{"ns", 1},      NamedUnit{"us", 1e3},        NamedUnit{"ms", 1e6},
+    NamedUnit{"s", 1e9},     NamedUnit{"min", 6e10},      NamedUnit{"h", 3.6e12},
+    NamedUnit{"d", 8.64e13}, NamedUnit{"w", 7 * 8.64e13},
 };
 
-constexpr std::array kPowerUnits = {Unit{"W", 1}, Unit{"kW", 1e3}};
-constexpr std::array kFrequencyUnits = {Unit{"MHz", 1e6}, Unit{"GHz", 1e9}};
-constexpr std::array kPriceUnits = {Unit{"USD/h", 1}};
+constexpr std::array kPowerUnits = {NamedUnit{"W", 1}, NamedUnit{"kW", 1e3}};
+constexpr std::array kFrequencyUnits = {NamedUnit{"MHz", 1e6}, NamedUnit{"GHz", 1e9}};
+constexpr std::array kPriceUnits = {NamedUnit{"USD/h", 1}};
 
 struct Dimension {
-  std::span<const Unit> units;
+  std::span<const NamedUnit> units;
   std::string_view example;
 };
 
@@ -121,7 +123,7 @@ std::string_view right_word(std::string_view word) {
 [[noreturn]] void fail_unit(std::string_view text, std::string_view word,
                             const Dimension& dimension) {
   std::string hint;
-  for (const Unit& unit : dimension.units) {
+  for (const NamedUnit& unit : dimension.units) {
     if (unit.word == std::string(word) + "/s") hint = unit.word;
     if (unit.word == std::string(word.substr(0, word.size() - 1)) + "/s" && word.back() == 'S') {
       hint = unit.word;  // TFLOPS
@@ -130,7 +132,7 @@ std::string_view right_word(std::string_view word) {
   if (hint.empty()) hint = right_word(word);
   if (hint.empty()) {
     std::vector<std::string> words;
-    for (const Unit& unit : dimension.units) words.emplace_back(unit.word);
+    for (const NamedUnit& unit : dimension.units) words.emplace_back(unit.word);
     hint = nearest_spelling(word, words);
   }
   const std::string reason = fmt::format("has the unknown unit {}{}", quote(word),
@@ -154,7 +156,7 @@ Quantity parse(std::string_view text, const Dimension& dimension) {
   if (word.starts_with(' ')) word.remove_prefix(1);
   if (word.empty()) fail(text, "needs a unit", example);
   const auto unit = std::find_if(dimension.units.begin(), dimension.units.end(),
-                                 [word](const Unit& u) { return u.word == word; });
+                                 [word](const NamedUnit& u) { return u.word == word; });
   if (unit == dimension.units.end()) fail_unit(text, word, dimension);
   quantity.scale = unit->scale;
   std::int64_t whole = 0;
@@ -198,9 +200,9 @@ std::string three_digits(double value) {
 }
 
 // With the largest unit of which there is at least one after rounding; `units` ascend.
-std::string format_in(double value, std::span<const Unit> units) {
-  const Unit* chosen = &units.front();
-  for (const Unit& unit : units) {
+std::string format_in(double value, std::span<const NamedUnit> units) {
+  const NamedUnit* chosen = &units.front();
+  for (const NamedUnit& unit : units) {
     if (std::abs(value) >= unit.scale * (1 - 5e-4)) chosen = &unit;
   }
   if (chosen == &units.front() && value == std::round(value)) {
@@ -229,8 +231,8 @@ double parse_price(std::string_view text) { return to_rate(text, kPrice); }
 
 std::string format_bytes(Bytes bytes) {
   static constexpr std::array kUnits = {
-      Unit{"B", 1},     Unit{"KiB", kKi}, Unit{"MiB", kMi},
-      Unit{"GiB", kGi}, Unit{"TiB", kTi}, Unit{"PiB", kPi},
+      NamedUnit{"B", 1},     NamedUnit{"KiB", kKi}, NamedUnit{"MiB", kMi},
+      NamedUnit{"GiB", kGi}, NamedUnit{"TiB", kTi}, NamedUnit{"PiB", kPi},
   };
   return format_in(static_cast<double>(bytes.count()), kUnits);
 }
@@ -255,8 +257,9 @@ std::string format_count(std::int64_t count) {
 
 std::string format_flops(Flops flops) {
   static constexpr std::array kUnits = {
-      Unit{"FLOP", 1},     Unit{"kFLOP", 1e3},  Unit{"MFLOP", 1e6},  Unit{"GFLOP", 1e9},
-      Unit{"TFLOP", 1e12}, Unit{"PFLOP", 1e15}, Unit{"EFLOP", 1e18}, Unit{"ZFLOP", 1e21},
+      NamedUnit{"FLOP", 1},     NamedUnit{"kFLOP", 1e3},  NamedUnit{"MFLOP", 1e6},
+      NamedUnit{"GFLOP", 1e9},  NamedUnit{"TFLOP", 1e12}, NamedUnit{"PFLOP", 1e15},
+      NamedUnit{"EFLOP", 1e18}, NamedUnit{"ZFLOP", 1e21},
   };
   return format_in(flops.count(), kUnits);
 }
@@ -267,8 +270,9 @@ std::string format_bandwidth(BytesPerSecond rate) {
 
 std::string format_flop_rate(FlopsPerSecond rate) {
   static constexpr std::array kUnits = {
-      Unit{"FLOP/s", 1},     Unit{"kFLOP/s", 1e3},  Unit{"MFLOP/s", 1e6},  Unit{"GFLOP/s", 1e9},
-      Unit{"TFLOP/s", 1e12}, Unit{"PFLOP/s", 1e15}, Unit{"EFLOP/s", 1e18},
+      NamedUnit{"FLOP/s", 1},     NamedUnit{"kFLOP/s", 1e3},  NamedUnit{"MFLOP/s", 1e6},
+      NamedUnit{"GFLOP/s", 1e9},  NamedUnit{"TFLOP/s", 1e12}, NamedUnit{"PFLOP/s", 1e15},
+      NamedUnit{"EFLOP/s", 1e18},
   };
   return format_in(rate.value(), kUnits);
 }

@@ -10,6 +10,7 @@
 #include <cmath>
 
 #include "sim/base/error.h"
+#include "sim/base/integers.h"
 #include "sim/base/letters.h"
 #include "sim/cost/nccl_tables.h"
 #include "sim/cost/node_links.h"
@@ -26,8 +27,6 @@ constexpr double kPeersBetween = 0.91;
 
 constexpr double kGiga = 1e9;
 constexpr double kMicro = 1e-6;
-
-double as_double(std::int64_t value) { return static_cast<double>(value); }
 
 CollectiveOperation twin_of(CollectiveOperation operation) {
   switch (operation) {

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "sim/base/error.h"
+#include "sim/base/integers.h"
 #include "sim/cost/host_calls.h"
 #include "sim/cost/nccl_tables.h"
 #include "sim/cost/node_links.h"
@@ -25,8 +26,6 @@ Slowdown slowdown_beside_copies(const ContentionCurve& curve) {
   constexpr double kMostHeld = 0.6;  // of the bandwidth: neither side is ever starved
   return {1 / (1 - std::min(1.0, curve.memory) * kMostHeld), 1 / (1 - kMostHeld)};
 }
-
-double as_double(std::int64_t value) { return static_cast<double>(value); }
 
 // Acklam's rational approximation of the standard normal quantile, relative error below 1.2e-9.
 double normal_quantile(double p) {

@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "sim/base/error.h"
+#include "sim/base/integers.h"
 #include "sim/spec/gpu_generation.h"
 
 namespace foreshard {
@@ -32,8 +33,6 @@ constexpr double kGroupedFraction = 0.75;
 
 constexpr double kSame = 1e-9;
 constexpr double kReach = 1.3862943611198906;  // log 4
-
-double as_double(std::int64_t value) { return static_cast<double>(value); }
 
 double peak_of(const Kernel& kernel, const Gpu& gpu) {
   if (kernel.fp8 && gpu.peak_fp8.value() > 0) return gpu.peak_fp8.value();

@@ -9,19 +9,15 @@
 #include <cmath>
 
 #include "sim/base/error.h"
+#include "sim/base/integers.h"
 #include "sim/cost/nccl_tables.h"
 
 namespace foreshard {
 namespace {
 
-constexpr NcclVersion k219{2, 19, 0};
-constexpr NcclVersion k223{2, 23, 0};
 constexpr NcclVersion k226{2, 26, 0};
-constexpr NcclVersion k228{2, 28, 0};
 
 std::size_t index_of(NcclProtocol protocol) { return static_cast<std::size_t>(protocol); }
-
-double as_double(std::int64_t value) { return static_cast<double>(value); }
 
 int floor_log2(std::int64_t value) {
   return static_cast<int>(std::bit_width(static_cast<std::uint64_t>(value))) - 1;

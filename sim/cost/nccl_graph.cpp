@@ -28,15 +28,15 @@ constexpr double kSlack = 1e-9;  // of comparisons of products of rates
 
 constexpr double kWorthIt = 1.05;
 
-struct Fit {
+struct ChannelFit {
   int channels = 0;
   double speed = 0;
 };
 
 // The best channels x speed within `total`. A port takes one channel, or as many as it needs where
 // it is faster than any speed of the list.
-Fit best_fit(std::span<const double> speeds, double total, double port, double ports) {
-  Fit best;
+ChannelFit best_fit(std::span<const double> speeds, double total, double port, double ports) {
+  ChannelFit best;
   for (const double speed : speeds) {
     if (speed > port + kSlack || speed > total + kSlack) continue;
     double channels = std::floor(total / speed + kSlack);
@@ -126,7 +126,7 @@ NcclGraph ring_graph(const NcclSystem& system) {
       port *= ports;
       ports = 1;
     }
-    const Fit fit = best_fit(nccl_speeds_between(system.generation), link, port, ports);
+    const ChannelFit fit = best_fit(nccl_speeds_between(system.generation), link, port, ports);
     // The list is coarse for slow ports, but what runs is as fast as they are.
     constexpr double kCoarse = 0.8;
     const double all = std::min(link, port * ports);
@@ -140,7 +140,8 @@ NcclGraph ring_graph(const NcclSystem& system) {
     }
   } else if (system.nvlink) {
     const double infinite = std::numeric_limits<double>::infinity();
-    const Fit fit = best_fit(nccl_speeds_inside(system.generation), system.link, infinite, 0);
+    const ChannelFit fit =
+        best_fit(nccl_speeds_inside(system.generation), system.link, infinite, 0);
     graph = fit.channels > 0 ? NcclGraph{fit.channels, fit.speed, fit.speed, 0}
                              : NcclGraph{1, system.link, system.link, 0};
   } else {

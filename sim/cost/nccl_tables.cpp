@@ -8,15 +8,12 @@
 namespace foreshard {
 namespace {
 
-constexpr NcclVersion k219{2, 19, 0};
-constexpr NcclVersion k223{2, 23, 0};
-constexpr NcclVersion k228{2, 28, 0};
 constexpr NcclVersion k229{2, 29, 0};
 constexpr NcclVersion k230{2, 30, 0};
 
 using ByNodes = std::array<double, 3>;
 
-double at(const ByNodes& values, std::int64_t nodes) {
+double of_nodes(const ByNodes& values, std::int64_t nodes) {
   return values[static_cast<std::size_t>(std::min<std::int64_t>(nodes, 3) - 1)];
 }
 
@@ -73,47 +70,48 @@ ByProtocol nccl_hop(NcclAlgorithm algorithm, NcclHop hop, NcclVersion version) {
 
 double nccl_ll_cap(const NcclSystem& system) {
   if (system.nodes > 1) {
-    return at(kLlCaps[system.cpu == CpuKind::kAmd ? 1 : 0], system.nodes);
+    return of_nodes(kLlCaps[system.cpu == CpuKind::kAmd ? 1 : 0], system.nodes);
   }
   GpuGeneration generation = system.generation;
   if (system.version < k223) generation = std::min(generation, GpuGeneration::kAmpere);
-  return at(kLlCaps[row_of(generation)], 1);
+  return of_nodes(kLlCaps[row_of(generation)], 1);
 }
 
 double nccl_ring_ll128(const NcclSystem& system) {
   if (system.generation < GpuGeneration::kHopper) return 20;
   if (system.generation == GpuGeneration::kHopper) return 36.7;
   if (system.version >= k229) return 40;
-  return system.version >= k228 ? at({73.4, 34.6, 73.4}, system.nodes) : 73.4;
+  return system.version >= k228 ? of_nodes({73.4, 34.6, 73.4}, system.nodes) : 73.4;
 }
 
 double nccl_tree_ll128(const NcclSystem& system) {
   if (system.generation < GpuGeneration::kHopper) return 20;
   const ByNodes hopper = {36.7, 36.7, 29};
-  if (system.generation == GpuGeneration::kHopper) return at(hopper, system.nodes);
-  return system.version >= k228 ? at({55.6, 31.67, 20}, system.nodes)
-                                : 2 * at(hopper, system.nodes);
+  if (system.generation == GpuGeneration::kHopper) return of_nodes(hopper, system.nodes);
+  return system.version >= k228 ? of_nodes({55.6, 31.67, 20}, system.nodes)
+                                : 2 * of_nodes(hopper, system.nodes);
 }
 
 double nccl_tree_simple(const NcclSystem& system) {
   const ByNodes hopper = {38.7, 41.4, 36};
   switch (system.generation) {
     case GpuGeneration::kVolta:
-      return at({26.5, 18.5, 10}, system.nodes);
+      return of_nodes({26.5, 18.5, 10}, system.nodes);
     case GpuGeneration::kAmpere:
-      return at({24, 23.6, 17.8}, system.nodes);
+      return of_nodes({24, 23.6, 17.8}, system.nodes);
     case GpuGeneration::kHopper:
-      return at(hopper, system.nodes);
+      return of_nodes(hopper, system.nodes);
     case GpuGeneration::kBlackwell:
       break;
   }
-  return system.version >= k228 ? at({70, 42.8, 24}, system.nodes) : 2 * at(hopper, system.nodes);
+  return system.version >= k228 ? of_nodes({70, 42.8, 24}, system.nodes)
+                                : 2 * of_nodes(hopper, system.nodes);
 }
 
 double nccl_nvls_tree(const NcclSystem& system) {
   if (system.generation < GpuGeneration::kHopper) return 0;
-  if (system.generation == GpuGeneration::kHopper) return at({0, 57.7, 45.5}, system.nodes);
-  return at({0, 96, system.version >= k230 ? 80.0 : 43.8}, system.nodes);
+  if (system.generation == GpuGeneration::kHopper) return of_nodes({0, 57.7, 45.5}, system.nodes);
+  return of_nodes({0, 96, system.version >= k230 ? 80.0 : 43.8}, system.nodes);
 }
 
 double nccl_nvls_efficiency(GpuGeneration generation) {

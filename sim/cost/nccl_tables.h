@@ -12,6 +12,11 @@ namespace foreshard {
 
 using ByProtocol = std::array<double, kNcclProtocols>;  // LL, LL128, Simple
 
+// Versions that changed more than one file of the model.
+inline constexpr NcclVersion k219{2, 19, 0};
+inline constexpr NcclVersion k223{2, 23, 0};
+inline constexpr NcclVersion k228{2, 28, 0};
+
 enum class NcclHop : std::uint8_t { kNvlink, kPci, kNetwork };
 
 // Unknown GPUs, and other vendors', whose libraries are ports of NCCL, read as kAmpere.

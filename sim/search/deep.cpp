@@ -2,7 +2,7 @@
 // plan so far. Each is bounded as if nothing were recomputed or gathered twice; those whose bound
 // is above the best so far cannot win, of the others the kMeshes with the lowest bounds are
 // optimised, the best plan's own among them. A mesh's units may be resharded to any group that
-// divides its shards; of many, kGroups are tried.
+// divides its shards; of many, kMostGroups are tried.
 #include "sim/search/deep.h"
 
 #include <oneapi/tbb/parallel_for.h>
@@ -20,7 +20,7 @@ namespace foreshard {
 namespace {
 
 constexpr std::size_t kMeshes = 6;
-constexpr std::size_t kGroups = 3;
+constexpr std::size_t kMostGroups = 3;
 
 bool is_faster(const Candidate& a, const std::optional<Candidate>& b) {
   return !b || std::tuple(a.seconds, a.peak_allocated) < std::tuple(b->seconds, b->peak_allocated);
@@ -91,7 +91,7 @@ class Layers {
     return r.kind == Reshard::Kind::kNever ? 1 : -r.group;
   }
 
-  // Groups that a mesh does not have would rule out all its combinations. Of more than kGroups:
+  // Groups that a mesh does not have would rule out all its combinations. Of more than kMostGroups:
   // the plan's own, those inside a node or a domain of NVLink, then the largest.
   LayerChoices choices_for(const Plan& plan) const {
     LayerChoices choices = choices_;
@@ -111,7 +111,7 @@ class Layers {
       };
       return rank(a) < rank(b);
     });
-    if (groups.size() > kGroups) groups.resize(kGroups);
+    if (groups.size() > kMostGroups) groups.resize(kMostGroups);
     choices.reshards.insert(choices.reshards.end(), groups.begin(), groups.end());
     std::stable_sort(choices.reshards.begin(), choices.reshards.end(),
                      [](const Reshard& a, const Reshard& b) { return order(a) < order(b); });

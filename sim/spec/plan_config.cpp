@@ -78,7 +78,7 @@ ConfigError moved(const ConfigError& error, Location location) {
   return {std::move(location), text};
 }
 
-struct Assignment {
+struct Written {
   PlanLayer layer;
   std::string_view source;  // "--set", "--sequence": what errors call the file
   std::string_view key;
@@ -86,7 +86,7 @@ struct Assignment {
   int text_column;  // of `text` in what the user wrote
 };
 
-void require_known(const Assignment& assignment) {
+void require_known(const Written& assignment) {
   const std::string_view key = assignment.key;
   std::vector<std::string> known;
   for (const PlanKey& k : plan_key_table()) known.emplace_back(k.path);
@@ -110,7 +110,7 @@ struct NestedYaml {
   int indent = 0;  // of the value
 };
 
-NestedYaml nested(const Assignment& assignment) {
+NestedYaml nested(const Written& assignment) {
   NestedYaml yaml;
   const std::string_view key = assignment.key;
   const auto indentation = [&] { return std::string(static_cast<std::size_t>(yaml.indent), ' '); };
@@ -126,13 +126,13 @@ NestedYaml nested(const Assignment& assignment) {
 }
 
 // A place in `yaml` as a place in what the user wrote; the lines of the key stand for the value.
-Location place(const Assignment& assignment, const NestedYaml& yaml, const Location& location) {
+Location place(const Written& assignment, const NestedYaml& yaml, const Location& location) {
   const bool is_in_value = location.line > yaml.key_lines;
   const int offset = is_in_value ? std::max(0, location.column - 1 - yaml.indent) : 0;
   return {std::string(assignment.source), 1, assignment.text_column + offset, location.key_path};
 }
 
-PlanDocument assign(PlanDocument document, const Assignment& assignment) {
+PlanDocument assign(PlanDocument document, const Written& assignment) {
   require_known(assignment);
   const NestedYaml yaml = nested(assignment);
   if (assignment.text.find_first_of("\r\n") != std::string_view::npos) {
@@ -214,7 +214,7 @@ PlanDocument apply_set(PlanDocument document, std::string_view assignment) {
 
 PlanDocument apply_flag(PlanDocument document, std::string_view flag, std::string_view key,
                         std::string_view text) {
-  const Assignment assignment{PlanLayer::kFlag, flag, key, text, 1};
+  const Written assignment{PlanLayer::kFlag, flag, key, text, 1};
   if (!is_name(key)) return assign(std::move(document), assignment);
   Location location{std::string(flag), 1, 1, std::string(key)};
   if (text.empty())

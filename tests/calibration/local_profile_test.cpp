@@ -10,7 +10,7 @@
 #include "sim/cost/cost_model.h"
 #include "tests/calibration/synthetic.h"
 
-namespace foreshard {
+namespace foreshard::local_profile_test {
 namespace {
 
 const LocalProfile& profile() {
@@ -121,4 +121,4 @@ TEST(LocalMachine, NominalFiguresAreAllAssumed) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::local_profile_test

@@ -12,7 +12,7 @@
 #include "calibration/machines.h"
 #include "sim/spec/network/routes.h"
 
-namespace foreshard {
+namespace foreshard::shared_links_test {
 namespace {
 
 Cluster cluster_of(const std::string& yaml) {
@@ -113,4 +113,4 @@ TEST(SharedLinksProperty, TheClosedFormCoversTheGraph) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::shared_links_test

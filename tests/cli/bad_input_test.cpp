@@ -6,7 +6,7 @@
 
 #include "tests/cli/program.h"
 
-namespace foreshard {
+namespace foreshard::bad_input_test {
 namespace {
 
 using Parts = std::initializer_list<const char*>;
@@ -198,4 +198,4 @@ TEST(BadInput, FilesThatCannotBeWritten) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::bad_input_test

@@ -6,7 +6,7 @@
 
 #include "tests/cli/program.h"
 
-namespace foreshard {
+namespace foreshard::documents_test {
 namespace {
 
 const std::string kJob = " --model gpt2 --cluster 8xa100 ";
@@ -107,4 +107,4 @@ TEST(Documents, OfSweeps) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::documents_test

@@ -4,7 +4,7 @@
 #include "sim/base/json.h"
 #include "tests/cli/program.h"
 
-namespace foreshard {
+namespace foreshard::html_test {
 namespace {
 
 const std::string kJob = " --model llama-3.1-8b --cluster 64xh100";
@@ -17,8 +17,9 @@ Json document_in(const std::string& html) {
 
 TEST(Html, AFileThatCannotBeWrittenIsNamedAndNothingIsLeft) {
   write_temporary("plain", "a file, no folder");
+  const std::string job = " --model gpt2 --cluster 8xa100";
   const std::string sizes = " --gpus 8,16 --batch-tokens 512k";
-  for (const std::string& verb : {"predict" + kJob, "report" + kJob, "search" + kJob,
+  for (const std::string& verb : {"predict" + job, "report" + job, "search" + job,
                                   "recommend --model gpt2 --tokens 1B --cluster a100" + sizes,
                                   "scale --model gpt2 --cluster a100" + sizes}) {
     for (const char* path : {"nowhere/page.html", "plain/page.html", "."}) {
@@ -126,4 +127,4 @@ TEST(Html, APlanThatDoesNotFitIsShownAllTheSame) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::html_test

@@ -9,7 +9,7 @@
 #include "tests/calibration/synthetic.h"
 #include "tests/cli/program.h"
 
-namespace foreshard {
+namespace foreshard::local_test {
 namespace {
 
 constexpr const char* kJob = "--model gpt2 --cluster local --runtime native --sequence 128 ";
@@ -161,4 +161,4 @@ TEST(Local, AProfileOfAGpuIsReadForItsCluster) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::local_test

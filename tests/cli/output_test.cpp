@@ -7,7 +7,7 @@
 #include "reports/view/layout.h"
 #include "tests/cli/program.h"
 
-namespace foreshard {
+namespace foreshard::output_test {
 namespace {
 
 const std::string kJob = " --model llama-3.1-8b --cluster 64xh100";
@@ -83,4 +83,4 @@ TEST(Output, FollowsTheTerminalsWidthAndCutsNothingInAPipe) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::output_test

@@ -5,7 +5,7 @@
 
 #include "tests/cli/program.h"
 
-namespace foreshard {
+namespace foreshard::topology_test {
 namespace {
 
 const char* const kTree =
@@ -83,4 +83,4 @@ TEST(TopologyCli, MachinesDrawsIt) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::topology_test

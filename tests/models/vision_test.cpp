@@ -22,7 +22,7 @@
 #include "sim/spec/checks/plan_check.h"
 #include "sim/spec/plan_config.h"
 
-namespace foreshard {
+namespace foreshard::vision_test {
 namespace {
 
 const LayerSpec& kind_of(const ModelSpec& model, std::string_view layer) {
@@ -308,4 +308,4 @@ TEST(VisionTest, BadSizesAreNamed) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::vision_test

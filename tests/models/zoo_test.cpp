@@ -7,7 +7,7 @@
 
 #include "sim/base/error.h"
 
-namespace foreshard {
+namespace foreshard::zoo_test {
 namespace {
 
 constexpr std::string_view kHeader =
@@ -113,4 +113,4 @@ TEST(ZooTest, ReaderIsStrict) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::zoo_test

@@ -4,11 +4,10 @@
 
 #include "reports/view/views.h"
 #include "tests/reports/random_plans.h"
+#include "tests/support/fixtures.h"
 
 namespace foreshard {
 namespace {
-
-CostModel round_costs() { return CostModel(round_cluster(8), round_calibration()); }
 
 struct Told {
   Forecast forecast;
@@ -18,8 +17,8 @@ struct Told {
 // With enough work per row for the host not to be the bottleneck.
 Told tell(Plan plan) {
   plan.batch = {1024, 16, 1};
-  Told told{forecast(tiny_model(2), plan, round_costs()), {}};
-  told.report = summarize(told.forecast, round_costs(), 0);
+  Told told{forecast(tiny_model(2), plan, round_costs(8)), {}};
+  told.report = summarize(told.forecast, round_costs(8), 0);
   return told;
 }
 

@@ -9,9 +9,8 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import page_support as support  # noqa: E402
-from page_support import JOB, TEXT, document_of, path, run  # noqa: E402
+from page_support import JOB, ROOT, TEXT, document_of, path, run, some_steps  # noqa: E402
 
-ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 RUN = ["--plan", ROOT + "/tests/interop/traces/plan.yaml", "--profile", ROOT + "/tests/fuzz/corpus/local_profile/two_ranks.json",
        "--run", ROOT + "/tests/interop/traces/fsdp2_cpu", "--no-history"]
 SMALL = ["--model", "gpt2", "--cluster", "8xa100"]
@@ -30,7 +29,7 @@ PAGES = {
     "scale": (["scale", "--model", "llama-3.1-8b", "--cluster", "h100"], "scale", "knee"),
     "scale_one": (["scale", "--model", "gpt2", "--cluster", "a100", "--gpus", "8", "--global-batch", "64"], "scale", "knee"),
     "validate": (["validate", *RUN], "validation", "passed"),
-    "accuracy": (["accuracy", ROOT + "/calibration/published/training_steps.csv"], "accuracy", "accuracy-verdict"),
+    "accuracy": (["accuracy", some_steps()], "accuracy", "accuracy-verdict"),
 }
 
 

@@ -4,6 +4,7 @@ Numbers are formatted here from the JSON by rules written down once more: a figu
 that text.
 """
 
+import csv
 import json
 import math
 import os
@@ -17,6 +18,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import browser  # noqa: E402
 
 PROGRAM = None  # main() sets it
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 JOB = ["--model", "llama-3.1-8b", "--cluster", "64xh100"]
 FOLDER = tempfile.TemporaryDirectory(prefix="foreshard-page-")
 
@@ -29,6 +31,15 @@ def run(*arguments, codes=(0,)):
     done = subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode in codes, f"{arguments}: {done.returncode} {done.stderr}"
     return done.stdout
+
+
+def some_steps():
+    """Every eighth of the published steps: all of them take a minute to score."""
+    with open(os.path.join(ROOT, "calibration", "published", "training_steps.csv"), encoding="utf-8", newline="") as table:
+        rows = list(csv.reader(table))
+    with open(path("steps.csv"), "w", encoding="utf-8", newline="") as table:
+        csv.writer(table).writerows(rows[:1] + rows[1::8])
+    return path("steps.csv")
 
 
 def document_of(file):

@@ -7,14 +7,10 @@
 #include <limits>
 
 #include "tests/reports/random_plans.h"
+#include "tests/support/fixtures.h"
 
 namespace foreshard {
 namespace {
-
-const CostModel& round_costs() {
-  static const CostModel costs(round_cluster(16), round_calibration());
-  return costs;
-}
 
 TEST(Sanity, HonestForecastsMakeSense) {
   RandomPlans plans(23);

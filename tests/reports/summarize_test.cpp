@@ -10,13 +10,10 @@
 #include "reports/view/views.h"
 #include "sim/spec/checks/plan_check.h"
 #include "tests/reports/random_plans.h"
+#include "tests/support/fixtures.h"
 
 namespace foreshard {
 namespace {
-
-CostModel round_costs(std::int64_t gpus = 16) {
-  return CostModel(round_cluster(gpus), round_calibration());
-}
 
 Forecast tiny_forecast() { return forecast(tiny_model(2), tiny_plan(), round_costs(8)); }
 

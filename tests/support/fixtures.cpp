@@ -1,5 +1,8 @@
 #include "tests/support/fixtures.h"
 
+#include <algorithm>
+#include <sstream>
+
 #include "models/model_dims.h"
 
 namespace foreshard {
@@ -87,6 +90,22 @@ Calibration round_calibration() {
   c.inter_node.link_fraction = c.inter_node.network_fraction = 1;
   for (FactorSpread& spread : c.spread) spread.log_sd = 0.1;
   return c;
+}
+
+CostModel round_costs(std::int64_t gpus) {
+  return CostModel(round_cluster(gpus), round_calibration());
+}
+
+std::int64_t count(const EventGraph& graph, EventKind kind) {
+  return std::count_if(graph.rows.begin(), graph.rows.end(),
+                       [&](const Row& row) { return row.kind == kind; });
+}
+
+std::vector<std::string> text_lines(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
 }
 
 }  // namespace foreshard

@@ -2,7 +2,10 @@
 // hand.
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <string>
+#include <vector>
 
 #include "sim/cost/cost_model.h"
 #include "sim/cost/cost_table.h"
@@ -28,5 +31,9 @@ CostTable table_costs(const EventGraph& graph,
 // curves without overheads.
 Cluster round_cluster(std::int64_t gpus);
 Calibration round_calibration();
+CostModel round_costs(std::int64_t gpus = 16);
+
+std::int64_t count(const EventGraph& graph, EventKind kind);
+std::vector<std::string> text_lines(const std::string& text);
 
 }  // namespace foreshard

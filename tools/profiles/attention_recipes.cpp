@@ -37,13 +37,6 @@ constexpr int kHeadDims[] = {64, 128, 256};
 constexpr std::size_t kFewest = 4;       // rows of one kernel and pass that make a curve
 constexpr double kChartOverhead = 5e-6;  // s; see AttentionFixed: it only shifts s0 by a few tokens
 
-const Chip& chip_named(std::string_view name, const std::vector<Chip>& chips) {
-  for (const Chip& chip : chips) {
-    if (chip.name == name) return chip;
-  }
-  throw Error(ExitCode::kInternal, fmt::format("no chip '{}'", name));
-}
-
 constexpr const char* kForwardChart = "flash3_fp16_fwd";
 constexpr const char* kBothChart = "fwd_bwd_benchmark";
 constexpr const char* kSweep = "aiconfigurator";

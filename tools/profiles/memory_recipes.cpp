@@ -50,22 +50,23 @@ constexpr double kBackToBack = 2.5e-6;  // s
 constexpr double kB200Norm = 2.0 * 2 * 65536 * 4096 / 204e-6 / 8e12;
 constexpr const char* kB200NormSource = "compiled RMSNorm on B200 (pytorch/pytorch#159682)";
 
-using Rows = std::vector<MemoryRow>;
+using MemoryRows = std::vector<MemoryRow>;
 
-Rows pick(const Rows& rows, std::string_view operation) {
-  Rows picked;
+MemoryRows pick(const MemoryRows& rows, std::string_view operation) {
+  MemoryRows picked;
   for (const MemoryRow& row : rows) {
     if (row.operation.find(operation) != std::string::npos) picked.push_back(row);
   }
   return picked;
 }
 
-Rows beyond_cache(Rows rows) {
+MemoryRows beyond_cache(MemoryRows rows) {
   std::erase_if(rows, [](const MemoryRow& row) { return row.bytes < kBeyondCache; });
   return rows;
 }
 
-FitError error_on(std::string what, const MemoryCurve& curve, const Rows& rows, const Gpu& gpu) {
+FitError error_on(std::string what, const MemoryCurve& curve, const MemoryRows& rows,
+                  const Gpu& gpu) {
   std::vector<double> predicted;
   std::vector<double> measured;
   for (const MemoryRow& row : rows) {
@@ -75,20 +76,14 @@ FitError error_on(std::string what, const MemoryCurve& curve, const Rows& rows, 
   return fit_error(std::move(what), predicted, measured);
 }
 
-const Chip& chip_named(std::string_view name, const std::vector<Chip>& chips) {
-  for (const Chip& chip : chips) {
-    if (chip.name == name) return chip;
-  }
-  throw Error(ExitCode::kInternal, fmt::format("no chip '{}'", name));
-}
-
-Rows joined(Rows a, const Rows& b) {
+MemoryRows joined(MemoryRows a, const MemoryRows& b) {
   a.insert(a.end(), b.begin(), b.end());
   return a;
 }
 
-Rows elementwise_rows(const Rows& rows) {
-  Rows all = joined(beyond_cache(pick(rows, "residual add")), pick(rows, "SwiGLU forward (liger)"));
+MemoryRows elementwise_rows(const MemoryRows& rows) {
+  MemoryRows all =
+      joined(beyond_cache(pick(rows, "residual add")), pick(rows, "SwiGLU forward (liger)"));
   for (const char* operation : {"add (torch)", "multiply (torch)", "silu ", "gelu ", "tanh "}) {
     all = joined(std::move(all), beyond_cache(pick(rows, operation)));
   }
@@ -96,15 +91,15 @@ Rows elementwise_rows(const Rows& rows) {
 }
 
 // As the event graph counts it.
-Rows eager_loss(const Rows& rows) {
-  Rows result = pick(rows, "cross entropy fwd+bwd (huggingface)");
+MemoryRows eager_loss(const MemoryRows& rows) {
+  MemoryRows result = pick(rows, "cross entropy fwd+bwd (huggingface)");
   for (MemoryRow& row : result) row.bytes *= kLossBytesOverCounted;
   return result;
 }
 
-Rows eager_norm(const Rows& rows, Pass pass) {
+MemoryRows eager_norm(const MemoryRows& rows, Pass pass) {
   const bool forward = pass == Pass::kForward;
-  Rows result =
+  MemoryRows result =
       pick(rows, forward ? "RMSNorm forward (huggingface)" : "RMSNorm backward (huggingface)");
   for (MemoryRow& row : result) {
     row.bytes *= forward ? kEagerForwardOverCounted : kEagerBackwardOverCounted;
@@ -122,7 +117,7 @@ class Collector {
   explicit Collector(const Gpu& gpu) : gpu_(gpu) {}
 
   void add(MemoryClass which, MemoryCurve curve, Evidence evidence, std::string source,
-           const Rows& own = {}) {
+           const MemoryRows& own = {}) {
     curve.evidence = evidence;
     curve.source = std::move(source);
     curve.fraction = rounded(curve.fraction);
@@ -164,8 +159,8 @@ class Collector {
   MemoryFits result_;
 };
 
-void add_generated_norm(const Rows& rows, const Gpu& gpu, Collector& out) {
-  const Rows liger = pick(rows, "RMSNorm forward (liger)");
+void add_generated_norm(const MemoryRows& rows, const Gpu& gpu, Collector& out) {
+  const MemoryRows liger = pick(rows, "RMSNorm forward (liger)");
   out.add(MemoryClass::kGeneratedNorm, fit_memory(liger, gpu), Evidence::kMeasured,
           "RMSNorm forward (liger)", liger);
 }
@@ -188,8 +183,8 @@ const std::vector<StreamClass>& stream_classes() {
        "rotate_half and products over transposed tensors"}};
   return kClasses;
 }
-Rows rows_of(const StreamClass& stream, const Rows& rows) {
-  Rows picked;
+MemoryRows rows_of(const StreamClass& stream, const MemoryRows& rows) {
+  MemoryRows picked;
   for (const char* operation : stream.operations) {
     picked = joined(std::move(picked), pick(rows, operation));
   }
@@ -206,25 +201,25 @@ constexpr EagerClass kEagerClasses[] = {
     {MemoryClass::kEagerNormBackward, Pass::kBackward,
      "RMSNorm backward (huggingface), 62 B a value"}};
 
-void add_norms_and_loss(const Rows& rows, const Gpu& gpu, Collector& out) {
+void add_norms_and_loss(const MemoryRows& rows, const Gpu& gpu, Collector& out) {
   for (const EagerClass& eager : kEagerClasses) {
-    const Rows own = eager_norm(rows, eager.pass);
+    const MemoryRows own = eager_norm(rows, eager.pass);
     out.add(eager.which, fit_memory(own, gpu), Evidence::kMeasured, eager.rows, own);
   }
   add_generated_norm(rows, gpu, out);
-  const Rows loss = eager_loss(rows);
+  const MemoryRows loss = eager_loss(rows);
   out.add(MemoryClass::kLoss, fit_memory(loss, gpu), Evidence::kMeasured,
           "cross entropy fwd+bwd (huggingface), 32 B per logit", loss);
 }
 
-void add_elementwise(const Rows& rows, const Gpu& gpu, Collector& out) {
-  const Rows own = elementwise_rows(rows);
+void add_elementwise(const MemoryRows& rows, const Gpu& gpu, Collector& out) {
+  const MemoryRows own = elementwise_rows(rows);
   out.add(MemoryClass::kElementwise, fit_memory(own, gpu), Evidence::kMeasured,
           "residual add (vidur), SwiGLU forward (Liger), PyTorch's elementwise kernels", own);
   // Each operation from the others'.
   for (const char* operation : {"residual add", "SwiGLU forward (liger)"}) {
-    const Rows held = pick(own, operation);
-    Rows rest = own;
+    const MemoryRows held = pick(own, operation);
+    MemoryRows rest = own;
     std::erase_if(rest, [&](const MemoryRow& row) {
       return row.operation.find(operation) != std::string::npos;
     });
@@ -232,7 +227,7 @@ void add_elementwise(const Rows& rows, const Gpu& gpu, Collector& out) {
     out.out_of_sample(
         error_on(fmt::format("left out: {}", operation), fit_memory(rest, gpu), held, gpu));
   }
-  const Rows other = beyond_cache(pick(rows, "SiLU*mul (vLLM kernel)"));
+  const MemoryRows other = beyond_cache(pick(rows, "SiLU*mul (vLLM kernel)"));
   if (!other.empty()) {
     out.compare(error_on("another kernel: SiLU*mul (vLLM)", out.curve(MemoryClass::kElementwise),
                          other, gpu));
@@ -241,22 +236,22 @@ void add_elementwise(const Rows& rows, const Gpu& gpu, Collector& out) {
 
 MemoryFits fit_h100(const std::vector<Chip>& chips) {
   const Gpu& gpu = chip_named("h100", chips).gpu;
-  const Rows rows = memory_rows("h100");
+  const MemoryRows rows = memory_rows("h100");
   Collector out(gpu);
   add_elementwise(rows, gpu, out);
-  const Rows forward =
+  const MemoryRows forward =
       joined(pick(rows, "RMSNorm forward (torch)"), pick(rows, "LayerNorm forward (torch)"));
   out.add(MemoryClass::kNormForward, fit_memory(forward, gpu), Evidence::kMeasured,
           "RMSNorm and LayerNorm forward (torch)", forward);
   out.compare(error_on("another kernel: RMSNorm forward (liger)",
                        out.curve(MemoryClass::kNormForward), pick(rows, "RMSNorm forward (liger)"),
                        gpu));
-  const Rows backward = pick(rows, "Norm backward alone (torch)");
+  const MemoryRows backward = pick(rows, "Norm backward alone (torch)");
   out.add(MemoryClass::kNormBackward, fit_memory(backward, gpu), Evidence::kMeasured,
           "RMSNorm and LayerNorm backward (torch)", backward);
   add_norms_and_loss(rows, gpu, out);
   for (const StreamClass& stream : stream_classes()) {
-    const Rows own = rows_of(stream, rows);
+    const MemoryRows own = rows_of(stream, rows);
     out.add(stream.which, fit_memory(own, gpu), Evidence::kMeasured, stream.source, own);
   }
   return out.take();
@@ -265,16 +260,16 @@ MemoryFits fit_h100(const std::vector<Chip>& chips) {
 MemoryFits fit_a100(const std::vector<Chip>& chips) {
   const Gpu& gpu = chip_named("a100", chips).gpu;
   const Gpu& h100 = chip_named("h100", chips).gpu;
-  const Rows rows = memory_rows("a100");
-  const Rows h = memory_rows("h100");
+  const MemoryRows rows = memory_rows("a100");
+  const MemoryRows h = memory_rows("h100");
   Collector out(gpu);
   add_elementwise(rows, gpu, out);
   const double torch_over_liger = fit_memory(pick(h, "RMSNorm forward (torch)"), h100).fraction /
                                   fit_memory(pick(h, "RMSNorm forward (liger)"), h100).fraction;
-  const Rows forward = pick(rows, "RMSNorm forward (liger)");
+  const MemoryRows forward = pick(rows, "RMSNorm forward (liger)");
   out.add(MemoryClass::kNormForward, scaled(fit_memory(forward, gpu), torch_over_liger),
           Evidence::kExtrapolated, "RMSNorm forward (liger) times H100's torch over Liger");
-  const Rows backward = pick(rows, "RMSNorm backward (liger)");
+  const MemoryRows backward = pick(rows, "RMSNorm backward (liger)");
   out.add(MemoryClass::kNormBackward, fit_memory(backward, gpu), Evidence::kMeasured,
           "RMSNorm backward (liger)", backward);
   add_norms_and_loss(rows, gpu, out);

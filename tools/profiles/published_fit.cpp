@@ -292,6 +292,13 @@ PublishedFit assemble(const Machine& machine, const ChipFits& own, const Catalog
 
 }  // namespace
 
+const Chip& chip_named(std::string_view name, const std::vector<Chip>& chips) {
+  for (const Chip& chip : chips) {
+    if (chip.name == name) return chip;
+  }
+  throw Error(ExitCode::kInternal, fmt::format("no chip '{}'", name));
+}
+
 std::vector<PublishedFit> fit_all_published() {
   const std::vector<Machine> machines = list_machines();
   const std::vector<Chip> chips = chips_of(machines);

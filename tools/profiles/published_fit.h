@@ -51,6 +51,7 @@ struct Chip {
   Gpu gpu;
   NodeKind node;
 };
+const Chip& chip_named(std::string_view name, const std::vector<Chip>& chips);
 AttentionFits fit_attention_of(std::string_view chip, const std::vector<Chip>& chips);
 
 // --- AMD (cdna_figures.cpp) ---

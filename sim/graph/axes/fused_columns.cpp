@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "sim/base/integers.h"
 #include "sim/spec/packed_attention.h"
 
 namespace foreshard {
@@ -13,8 +14,6 @@ namespace {
 
 using Index = std::int16_t;
 using Indices = std::vector<Index>;
-
-std::size_t at(Index i) { return static_cast<std::size_t>(i); }
 
 // Of one weight, or of as many as there are experts.
 bool is_plain_product(const LayerSpec& layer, const Operation& op) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "sim/base/error.h"
+#include "sim/base/integers.h"
 #include "sim/graph/axes/cut_loss.h"
 #include "sim/graph/axes/dispatched_rows.h"
 #include "sim/graph/axes/received_rows.h"
@@ -24,8 +25,6 @@ using Indices = std::vector<Index>;
 // models/layers/moe.cpp
 constexpr const char* kCounts = "rows_per_expert";
 constexpr const char* kOffsets = "offsets";
-
-std::size_t at(Index i) { return static_cast<std::size_t>(i); }
 
 class Cutter {
  public:

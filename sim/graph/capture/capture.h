@@ -26,8 +26,8 @@ struct CapturedCall {
     kHostWait,     // what ('s' stream, 'e' event, 'd' device), of which
     kMemory,       // address, bytes (negative: freed), allocated and reserved after it
     kMark,
-    kBlindRead,  // bytes that the host read and nobody knows
-    kGraphLaunch,  // graph, how many calls behind it are its own (0: not said)
+    kBlindRead,     // bytes that the host read and nobody knows
+    kGraphLaunch,   // graph, how many calls behind it are its own (0: not said)
     kCommunicator,  // number, ranks, own rank; the name is its process group's
     kDeviceMemory,  // address, bytes (0: given back)
     kFault,         // what a race detector or CUDA's rules object to, by name

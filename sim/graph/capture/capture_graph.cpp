@@ -32,7 +32,7 @@
 namespace foreshard {
 namespace {
 
-using Kind = CapturedCall::Kind;
+using CallKind = CapturedCall::Kind;
 constexpr double kSecondsPerNs = 1e-9;
 // A small copy from the host takes as long as a small kernel.
 constexpr std::int64_t kSmallCopy = 64 << 10;
@@ -86,7 +86,7 @@ class Builder {
   bool build() {
     for (std::size_t i = range_.begin; i < range_.end; ++i) {
       take(i, capture_.calls[i]);
-      if (capture_.calls[i].kind != Kind::kGraphLaunch && graph_calls_ > 0) --graph_calls_;
+      if (capture_.calls[i].kind != CallKind::kGraphLaunch && graph_calls_ > 0) --graph_calls_;
       if (graph().works.size() > std::numeric_limits<std::uint16_t>::max()) return false;
     }
     close();
@@ -102,14 +102,14 @@ class Builder {
   // Threads whose launches are backward's: all but the one that launched first in the run.
   void find_threads() {
     for (const CapturedCall& call : capture_.calls) {
-      if (call.kind == Kind::kLaunch || call.kind == Kind::kProduct) {
+      if (call.kind == CallKind::kLaunch || call.kind == CallKind::kProduct) {
         main_thread_ = call.thread;
         break;
       }
     }
     for (std::size_t i = range_.begin; i < range_.end; ++i) {
       const CapturedCall& call = capture_.calls[i];
-      const bool works = call.kind == Kind::kLaunch || call.kind == Kind::kProduct;
+      const bool works = call.kind == CallKind::kLaunch || call.kind == CallKind::kProduct;
       if (works && call.thread != main_thread_) last_backward_ = i;
     }
   }
@@ -118,12 +118,12 @@ class Builder {
     std::map<std::int64_t, std::int64_t> launches;
     for (std::size_t i = range_.begin; i < range_.end; ++i) {
       const CapturedCall& call = capture_.calls[i];
-      if (call.kind == Kind::kLaunch || call.kind == Kind::kProduct ||
-          call.kind == Kind::kLibrary) {
+      if (call.kind == CallKind::kLaunch || call.kind == CallKind::kProduct ||
+          call.kind == CallKind::kLibrary) {
         ++launches[call.stream];
       }
-      const auto kind =
-          call.kind == Kind::kCollective ? collective_kind(capture_.name_of(call)) : std::nullopt;
+      const auto kind = call.kind == CallKind::kCollective ? collective_kind(capture_.name_of(call))
+                                                           : std::nullopt;
       if (kind) streams_.emplace(call.stream, foreshard::stream_of(*kind));
     }
     std::int64_t most = -1;
@@ -140,11 +140,11 @@ class Builder {
     std::map<std::string, std::string> groups;  // ranks by name
     for (const CapturedCall& call : capture_.calls) {
       const std::string& name = capture_.name_of(call);
-      if (call.kind == Kind::kMark && name.starts_with("group ")) {
+      if (call.kind == CallKind::kMark && name.starts_with("group ")) {
         const std::size_t space = name.find(' ', 6);
         if (space != std::string::npos) groups[name.substr(6, space - 6)] = name.substr(space + 1);
       }
-      if (call.kind != Kind::kCommunicator) continue;
+      if (call.kind != CallKind::kCommunicator) continue;
       Communicator made;
       made.name = name.empty() ? "world" : name;
       const auto ranks = groups.find(name);
@@ -160,12 +160,13 @@ class Builder {
     std::size_t first_launch = capture_.calls.size(), first_step_end = 0;
     for (std::size_t i = 0; i < capture_.calls.size(); ++i) {
       const CapturedCall& call = capture_.calls[i];
-      const bool is_step = call.kind == Kind::kMark && capture_.name_of(call).starts_with("step ");
+      const bool is_step =
+          call.kind == CallKind::kMark && capture_.name_of(call).starts_with("step ");
       if (is_step && first_step_end == 0) first_step_end = i;
-      if (call.thread != main_thread_ && call.kind == Kind::kLaunch && first_launch > i) {
+      if (call.thread != main_thread_ && call.kind == CallKind::kLaunch && first_launch > i) {
         first_launch = i;
       }
-      if (call.kind != Kind::kMemory) continue;
+      if (call.kind != CallKind::kMemory) continue;
       made_.run_peak_allocated = std::max(made_.run_peak_allocated, Bytes(call.values[2]));
       made_.run_peak_reserved = std::max(made_.run_peak_reserved, Bytes(call.values[3]));
       if (i >= range_.begin) continue;
@@ -218,25 +219,25 @@ class Builder {
   void take(std::size_t i, const CapturedCall& call) {
     host_ += static_cast<double>(call.host_ns) * kSecondsPerNs;
     switch (call.kind) {
-      case Kind::kLaunch:
-      case Kind::kProduct:
-      case Kind::kLibrary: {
+      case CallKind::kLaunch:
+      case CallKind::kProduct:
+      case CallKind::kLibrary: {
         const Pass pass = phase(i, call) == Phase::kBackward ? Pass::kBackward : Pass::kForward;
         const auto kernel = captured_kernel(capture_, call, pass);
         add_kernel(phase(i, call), call, kernel->kernel, kernel->known ? -1 : call.name);
         break;
       }
-      case Kind::kCopy:
+      case CallKind::kCopy:
         copy(i, call);
         break;
-      case Kind::kCollective:
+      case CallKind::kCollective:
         collective(i, call);
         break;
-      case Kind::kRecordEvent:
+      case CallKind::kRecordEvent:
         close();
         events_[call.values[0]] = {latest_of(call.stream), pending_[call.stream]};
         break;
-      case Kind::kWaitEvent: {
+      case CallKind::kWaitEvent: {
         close();
         const auto event = events_.find(call.values[0]);
         if (event == events_.end()) break;
@@ -245,13 +246,13 @@ class Builder {
         waits.insert(waits.end(), event->second.second.begin(), event->second.second.end());
         break;
       }
-      case Kind::kHostWait:
+      case CallKind::kHostWait:
         host_wait(call);
         break;
-      case Kind::kMemory:
+      case CallKind::kMemory:
         memory(i, call);
         break;
-      case Kind::kGraphLaunch:
+      case CallKind::kGraphLaunch:
         graph_calls_ = call.values[1];
         graph_launches_ = 1;
         break;

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "sim/base/error.h"
+#include "sim/base/integers.h"
 #include "sim/graph/layers/column_sums.h"
 #include "sim/graph/layers/fused_region.h"
 #include "sim/graph/layers/layer_forward.h"
@@ -31,8 +32,6 @@ using Indices = LayerAutograd::Indices;
 using Slots = LayerProgramWriter::Slots;
 
 constexpr std::int32_t kNoGradient = -1;
-
-std::size_t index(Index t) { return static_cast<std::size_t>(t); }
 
 // The part of the layer whose unit's hooks a backward node runs between.
 std::int8_t part_in_backward(const Operation& op) {
@@ -50,7 +49,7 @@ class Backward {
     regions_.made_by.assign(graph_.tensors(), -1);
     regions_.parts.assign(graph_.tensors(), 1);
     for (const Operation& op : graph_.layer().operations) {
-      if (op.region >= 0) regions_.made_by[index(op.outputs.front())] = op.region;
+      if (op.region >= 0) regions_.made_by[at(op.outputs.front())] = op.region;
     }
     gradients_.reserve(graph_.tensors() * 3);
   }
@@ -244,7 +243,7 @@ class Backward {
     const std::size_t count =
         op.view ? op.outputs.size() : std::min<std::size_t>(1, op.outputs.size());
     for (std::size_t i = 0; i < count; ++i) {
-      const std::int32_t g = std::exchange(gradient_of_[index(op.outputs[i])], kNoGradient);
+      const std::int32_t g = std::exchange(gradient_of_[at(op.outputs[i])], kNoGradient);
       if (g != kNoGradient) incoming.push_back(g);
     }
     return incoming;
@@ -471,13 +470,12 @@ class Backward {
   void replace_by_region(std::size_t o, std::size_t first) {
     const Operation& op = graph_.operation(o);
     writer_.phase().kernels.resize(first);
-    FusedRegion::Derivative derivative{
-        regions_.parts[index(op.outputs.front())], graph_.saves(o), {}};
+    FusedRegion::Derivative derivative{regions_.parts[at(op.outputs.front())], graph_.saves(o), {}};
     for (Index t : op.inputs) {
       if (!graph_.needs_gradient(t)) continue;
-      derivative.gradients.push_back({t, gradient_of_[index(t)] != kNoGradient,
+      derivative.gradients.push_back({t, gradient_of_[at(t)] != kNoGradient,
                                       op.gradient == GradientRule::kAlias && !casts(op, t),
-                                      regions_.made_by[index(t)] == op.region});
+                                      regions_.made_by[at(t)] == op.region});
     }
     region_.backward(op, derivative, graph_.bytes(), writer_.phase());
   }
@@ -533,7 +531,7 @@ class Backward {
   }
 
   void accumulate(const Contribution& added) {
-    std::int32_t& place = gradient_of_[index(added.tensor)];
+    std::int32_t& place = gradient_of_[at(added.tensor)];
     if (place == kNoGradient) {
       place = added.gradient;
       return;
@@ -545,8 +543,8 @@ class Backward {
     step.kind = LayerStep::Kind::kSum;
     step.inputs = {gradient(place).slot, gradient(added.gradient).slot};
     if (!regions_.runs) {
-      if (regions_.made_by[index(added.tensor)] >= 0) {
-        ++regions_.parts[index(added.tensor)];
+      if (regions_.made_by[at(added.tensor)] >= 0) {
+        ++regions_.parts[at(added.tensor)];
       } else {
         add_kernel(Function::kAdd, 3 * bytes);
       }
@@ -575,12 +573,12 @@ class Backward {
       if (graph_.options().gradient_in_flight) {
         gradients_.back().flight = LayerCall::kOfLayerBefore;
       }
-      gradient_of_[index(output)] = 0;
+      gradient_of_[at(output)] = 0;
       return;
     }
     writer_.enter(0);
     const std::int32_t ones = make_gradient(4, "loss.grad");
-    gradient_of_[index(output)] = ones;
+    gradient_of_[at(output)] = ones;
     if (graph_.is_flat()) return;
     share(ones);  // made before backward and held until its end
     writer_.program().slots[static_cast<std::size_t>(gradient(ones).slot)].category =
@@ -612,7 +610,7 @@ class Backward {
   // The gradient of an input of the layer takes the slot that the layer before frees.
   void hand_back(Index input, std::int32_t place) {
     LayerPhaseProgram& phase = writer_.phase();
-    const std::int32_t last = gradient_of_[index(input)];
+    const std::int32_t last = gradient_of_[at(input)];
     FORESHARD_CHECK(last != kNoGradient, "no gradient reaches the layer's input");
     const Gradient& g = gradient(last);
     FORESHARD_CHECK(g.slot != LayerProgramWriter::kOutputGradSlot && g.references == 1,

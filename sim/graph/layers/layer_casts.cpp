@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <utility>
 
+#include "sim/base/integers.h"
+
 namespace foreshard {
 namespace {
 
 using Index = std::int16_t;
-
-std::size_t index(Index t) { return static_cast<std::size_t>(t); }
 
 class Inserter {
  public:
@@ -34,7 +34,7 @@ class Inserter {
         cast(op.inputs.front(), options_.compute, 0);
       }
       for (std::vector<Index>* tensors : {&op.inputs, &op.saved, &op.released}) {
-        for (Index& t : *tensors) t = renamed_[index(t)];
+        for (Index& t : *tensors) t = renamed_[at(t)];
       }
       const Index result = op.outputs.empty() ? Index{-1} : op.outputs.front();
       layer_.operations.push_back(std::move(op));
@@ -43,15 +43,15 @@ class Inserter {
     }
     if (options_.ends_unit && casts_outputs && old_.role != LayerRole::kLoss) {
       cast(old_.output, *options_.output_dtype, LayerSegment::kAfter);
-      layer_.output = renamed_[index(old_.output)];
+      layer_.output = renamed_[at(old_.output)];
     }
     return {std::move(layer_), std::move(casts_)};
   }
 
  private:
   void cast(Index tensor, DType dtype, std::int8_t part) {
-    const Index from = renamed_[index(tensor)];
-    TensorSpec spec = layer_.tensors[index(from)];
+    const Index from = renamed_[at(tensor)];
+    TensorSpec spec = layer_.tensors[at(from)];
     spec.name += " cast";
     layer_.tensors.push_back(std::move(spec));
     const auto to = static_cast<Index>(layer_.tensors.size() - 1);
@@ -64,7 +64,7 @@ class Inserter {
     if (from == 0) op.released = {};
     layer_.operations.push_back(std::move(op));
     casts_.emplace_back(dtype);
-    renamed_[index(tensor)] = to;
+    renamed_[at(tensor)] = to;
   }
 
   const LayerSpec& old_;
@@ -128,15 +128,15 @@ std::vector<TensorElement> element_types(const LayerSpec& layer, const CastedLay
       dtype = casts.casts[o];
     } else if (op.function != Function::kCast && op.kind != OperationKind::kEmbedding) {
       for (Index t : op.inputs) {
-        if (!is_float(result[index(t)])) continue;
+        if (!is_float(result[at(t)])) continue;
         const bool promotes = op.function == Function::kAdd || op.function == Function::kMultiply;
         if (dtype && !promotes) break;
-        dtype = dtype ? wider(*dtype, result[index(t)].dtype) : result[index(t)].dtype;
+        dtype = dtype ? wider(*dtype, result[at(t)].dtype) : result[at(t)].dtype;
       }
     }
     for (Index t : op.outputs) {
-      if (layer.tensors[index(t)].type == ElementType::kCompute && dtype) {
-        result[index(t)].dtype = *dtype;
+      if (layer.tensors[at(t)].type == ElementType::kCompute && dtype) {
+        result[at(t)].dtype = *dtype;
       }
     }
   }

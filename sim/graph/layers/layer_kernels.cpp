@@ -15,10 +15,10 @@
 
 #include <algorithm>
 
+#include "sim/base/integers.h"
+
 namespace foreshard {
 namespace {
-
-std::size_t index(std::int16_t t) { return static_cast<std::size_t>(t); }
 
 MemoryClass class_of(Function function, Pass pass) {
   switch (function) {
@@ -38,7 +38,7 @@ MemoryClass class_of(Function function, Pass pass) {
 
 std::int64_t total_bytes(const KernelCounts& counts, const std::vector<std::int16_t>& tensors) {
   std::int64_t sum = 0;
-  for (std::int16_t t : tensors) sum += counts.bytes[index(t)];
+  for (std::int16_t t : tensors) sum += counts.bytes[at(t)];
   return sum;
 }
 
@@ -56,7 +56,7 @@ std::int64_t rows_of_group(const KernelCounts& counts, const Operation& op) {
 // Elements of the weight: all experts' where each has one.
 std::int64_t weight_elements(const KernelCounts& counts, const Operation& op) {
   if (op.packed) return checked_multiply(op.groups, checked_multiply(op.n, op.k));
-  return counts.layer.parameters[index(op.parameters.front())].numel();
+  return counts.layer.parameters[at(op.parameters.front())].numel();
 }
 
 // The width that the product runs at. A compiler pads to 16 bytes; what makes an activation writes
@@ -130,11 +130,10 @@ void add_head_product(const KernelCounts& counts, const Operation& op, Pass pass
   const std::int64_t heads = checked_multiply(counts.options.batch, op.attention.heads);
   const std::int64_t all = checked_multiply(heads, rows);
   const std::int16_t out = op.outputs.front();
-  const bool fp32 = counts.layer.tensors[index(out)].type == ElementType::kFp32;
+  const bool fp32 = counts.layer.tensors[at(out)].type == ElementType::kFp32;
   const std::int64_t element = fp32 ? size_of(DType::kFp32) : size_of(counts.options.compute);
-  const std::int64_t elements =
-      (total_bytes(counts, op.inputs) + counts.bytes[index(out)]) / element;
-  const bool makes_scores = counts.bytes[index(out)] > counts.bytes[index(op.inputs.front())];
+  const std::int64_t elements = (total_bytes(counts, op.inputs) + counts.bytes[at(out)]) / element;
+  const bool makes_scores = counts.bytes[at(out)] > counts.bytes[at(op.inputs.front())];
   for (int product = 0; product < (pass == Pass::kForward ? 1 : 2); ++product) {
     // Backward of scores has no such product; that of the other makes the scores' gradient.
     const bool inner = pass == Pass::kForward ? makes_scores : !makes_scores && product == 0;
@@ -174,7 +173,7 @@ void add_attention(const KernelCounts& counts, const Operation& op, Pass pass,
 void add_dequantize(const KernelCounts& counts, const Operation& op, Pass pass,
                     LayerPhaseProgram& phase) {
   if (!op.packed) return;
-  const std::int64_t blocks = counts.layer.parameters[index(op.parameters.front())].numel();
+  const std::int64_t blocks = counts.layer.parameters[at(op.parameters.front())].numel();
   add_memory_kernel(phase, Function::kDequantize, pass,
                     checked_multiply(checked_add(blocks, weight_elements(counts, op)),
                                      size_of(counts.options.compute)));
@@ -224,7 +223,7 @@ void add_gemm_backward(const KernelCounts& counts, const Operation& op, Backward
   if (parts.weights && op.parameters.size() > 1) {
     // The bias: a column sum over the output's gradient.
     add_memory_kernel(phase, Function::kColumnSum, Pass::kBackward,
-                      counts.bytes[index(op.outputs.front())]);
+                      counts.bytes[at(op.outputs.front())]);
   }
 }
 
@@ -280,7 +279,7 @@ void add_forward(const KernelCounts& counts, const Operation& op, LayerPhaseProg
 
 void add_backward(const KernelCounts& counts, const Operation& op, BackwardParts parts,
                   LayerPhaseProgram& phase) {
-  const std::int64_t output = op.outputs.empty() ? 0 : counts.bytes[index(op.outputs.front())];
+  const std::int64_t output = op.outputs.empty() ? 0 : counts.bytes[at(op.outputs.front())];
   const std::int64_t moved =
       output + total_bytes(counts, op.saved) + total_bytes(counts, op.inputs);
   switch (op.kind) {
@@ -302,7 +301,7 @@ void add_backward(const KernelCounts& counts, const Operation& op, BackwardParts
       // Zero-fills the dense gradient, then scatter-adds one row per token.
       std::int64_t table = 0;
       for (std::int16_t p : op.parameters) {
-        table += counts.layer.parameters[index(p)].numel() * size_of(counts.options.compute);
+        table += counts.layer.parameters[at(p)].numel() * size_of(counts.options.compute);
       }
       add_memory_kernel(phase, op.function, Pass::kBackward, table + 3 * output);
       return;

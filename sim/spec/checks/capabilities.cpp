@@ -17,7 +17,7 @@
 namespace foreshard {
 namespace {
 
-struct Row {
+struct AskedRow {
   const Capability* capability = nullptr;
   std::string_view key;
   Condition asked;
@@ -25,8 +25,8 @@ struct Row {
 
 constexpr std::size_t kRuntimes = static_cast<std::size_t>(RuntimeKind::kZero3) + 1;
 
-const std::vector<Row>& rows_of(RuntimeKind kind) {
-  static std::array<std::vector<Row>, kRuntimes> all;
+const std::vector<AskedRow>& rows_of(RuntimeKind kind) {
+  static std::array<std::vector<AskedRow>, kRuntimes> all;
   static std::array<std::once_flag, kRuntimes> is_read;
   const auto index = static_cast<std::size_t>(kind);
   std::call_once(is_read[index], [&] {
@@ -63,7 +63,7 @@ std::int32_t minor_of(const Runtime& runtime) {
 
 std::optional<PlanProblem> problem_of_capability(const Plan& plan, Capability::Of of,
                                                  std::string_view who) {
-  for (const Row& row : rows_of(plan.runtime.kind)) {
+  for (const AskedRow& row : rows_of(plan.runtime.kind)) {
     const Capability& each = *row.capability;
     if (each.of != of || minor_of(plan.runtime) >= each.since || !row.asked.holds(plan)) continue;
     const std::string says = filled(each.says, plan), nearest = filled(each.nearest, plan);
@@ -82,8 +82,8 @@ bool has_capability(const Runtime& runtime, std::string_view asked) {
   FORESHARD_CHECK(std::any_of(table.begin(), table.end(),
                               [&](const Capability& each) { return each.asked == asked; }),
                   fmt::format("no capability is called {}", asked));
-  const std::vector<Row>& rows = rows_of(runtime.kind);
-  return std::none_of(rows.begin(), rows.end(), [&](const Row& row) {
+  const std::vector<AskedRow>& rows = rows_of(runtime.kind);
+  return std::none_of(rows.begin(), rows.end(), [&](const AskedRow& row) {
     return row.capability->of == Capability::Of::kRuntime && row.capability->asked == asked &&
            minor_of(runtime) < row.capability->since;
   });

@@ -49,7 +49,6 @@ constexpr std::array kLoraBases = {Lora::Base::kMaster, Lora::Base::kParam, Lora
 constexpr std::array kIgnored = {Ignored::kNone, Ignored::kNorms};
 constexpr std::array kOffloads = {Offload::kNone, Offload::kCpu, Offload::kCpuUnpinned};
 constexpr std::array kDTypeOrNone = {"bf16", "fp16", "fp32", "none"};
-constexpr std::array kNone = {"none"};
 
 constexpr PlanKeyType kPositiveOrNone =
     or_number<kNone>({.kind = PlanKeyType::Kind::kNumber, .above_least = true});
@@ -83,7 +82,7 @@ void read_reduce_dtype(const PlanKey&, const ConfigNode& n, PlanDocument& d) {
   if (dtype) d.plan.reduce_dtype = *dtype;
 }
 
-constexpr PlanKey kKeys[] = {
+constexpr PlanKey kComputeKeys[] = {
     {.path = "recompute",
      .type = kRecomputePolicy,
      .read = [](const PlanKey&, const ConfigNode& n,
@@ -288,6 +287,6 @@ constexpr PlanKey kKeys[] = {
 
 }  // namespace
 
-std::span<const PlanKey> compute_keys() { return kKeys; }
+std::span<const PlanKey> compute_keys() { return kComputeKeys; }
 
 }  // namespace foreshard

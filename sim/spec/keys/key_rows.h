@@ -23,6 +23,8 @@ const char* word_at(std::size_t index) {
   return word_of(values[index]);
 }
 
+inline constexpr std::array kNone = {"none"};
+
 inline constexpr PlanKeyType kFlag{.kind = PlanKeyType::Kind::kFlag};
 
 template <const auto& values>

@@ -20,7 +20,6 @@ constexpr std::array kCudaGraphs = {MegatronOptions::CudaGraphs::kNone,
                                     MegatronOptions::CudaGraphs::kIteration};
 constexpr std::array kPreOrPost = {"pre", "post"};
 constexpr std::array kMixedPrecisions = {"autocast", "parameters"};
-constexpr std::array kNone = {"none"};
 constexpr PlanKeyType kBucketOrNone = or_number<kNone>({.kind = PlanKeyType::Kind::kNumber});
 
 void read_bucket(const PlanKey&, const ConfigNode& n, PlanDocument& d) {
@@ -28,7 +27,7 @@ void read_bucket(const PlanKey&, const ConfigNode& n, PlanDocument& d) {
   d.plan.ddp.bucket_cap_mb = none ? 0.0 : read_optional_positive(n);
 }
 
-constexpr PlanKey kKeys[] = {
+constexpr PlanKey kLibraryKeys[] = {
     FORESHARD_KEY("fsdp1.backward_prefetch", words<kPreOrPost>(),
                   d.plan.fsdp1.backward_prefetch = n.as_choice({"pre", "post"}) == 0
                                                        ? BackwardPrefetch::kPre
@@ -179,6 +178,6 @@ constexpr PlanKey kKeys[] = {
 
 }  // namespace
 
-std::span<const PlanKey> library_keys() { return kKeys; }
+std::span<const PlanKey> library_keys() { return kLibraryKeys; }
 
 }  // namespace foreshard

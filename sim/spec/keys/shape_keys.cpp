@@ -41,7 +41,7 @@ constexpr PlanKeyType kRuntimeName = other(R"({"type": "string",
     "examples": ["fsdp2@2.11", "zero3@0.19", "native"]})");
 constexpr PlanKeyType kTrainerName = other(R"({"type": "string"})");  // as the trainers have it
 constexpr PlanKeyType kStackName = other(R"({"enum": ["none"]})");  // and the stacks that are there
-constexpr PlanKeyType kRows = other(R"({"type": "array",
+constexpr PlanKeyType kRowCounts = other(R"({"type": "array",
     "items": {"type": "integer", "minimum": 0}})");
 constexpr PlanKeyType kReshardPolicy = other(R"({"oneOf": [{"$ref": "#/definitions/reshard"},
     {"type": "array", "minItems": 1, "items": {"type": "object", "additionalProperties": false,
@@ -62,7 +62,7 @@ std::vector<std::int64_t> read_rows(const ConfigNode& n) {
   return rows;
 }
 
-constexpr PlanKey kKeys[] = {
+constexpr PlanKey kShapeKeys[] = {
     FORESHARD_KEY(
         "model", kName,
         d.plan.model = read_name(n, "a zoo name or a config.json, for example llama-3.1-8b"),
@@ -161,12 +161,12 @@ constexpr PlanKey kKeys[] = {
         "context_parallel.balance", context_parallel.balance, kBalances,
         "headtail: each rank has a chunk from the front of the sequence and one from its back.",
         .quiet = true),
-    FORESHARD_KEY("expert_parallel.sent", kRows, d.plan.expert_parallel.sent = read_rows(n),
+    FORESHARD_KEY("expert_parallel.sent", kRowCounts, d.plan.expert_parallel.sent = read_rows(n),
                   Json(p.expert_parallel.sent), "Rows sent to each rank of the group.",
                   .quiet = true, .open = true),
-    FORESHARD_KEY("expert_parallel.received", kRows, d.plan.expert_parallel.received = read_rows(n),
-                  Json(p.expert_parallel.received), "Rows received from each rank of the group.",
-                  .quiet = true, .open = true),
+    FORESHARD_KEY("expert_parallel.received", kRowCounts,
+                  d.plan.expert_parallel.received = read_rows(n), Json(p.expert_parallel.received),
+                  "Rows received from each rank of the group.", .quiet = true, .open = true),
     FORESHARD_NUMBER("expert_parallel.zipf", expert_parallel.zipf, number(0, 10),
                      "The i-th expert is chosen in proportion to i^-zipf; 0: all alike. The "
                      "forecast is that of the rank whose experts receive most, for which the "
@@ -176,8 +176,8 @@ constexpr PlanKey kKeys[] = {
                    "How rows travel: a row for each expert, or once to each node and there once to "
                    "each rank, as DeepEP and HybridEP do (a price; memory is as with alltoall).",
                    .quiet = true),
-    FORESHARD_KEY("expert_parallel.counts", kRows, d.plan.expert_parallel.counts = read_rows(n),
-                  Json(p.expert_parallel.counts),
+    FORESHARD_KEY("expert_parallel.counts", kRowCounts,
+                  d.plan.expert_parallel.counts = read_rows(n), Json(p.expert_parallel.counts),
                   "Rows of each expert, as counted: experts are chosen in proportion to them.",
                   .quiet = true, .open = true),
     FORESHARD_WORD("step_frame", step_frame, kStepFrames,
@@ -248,6 +248,6 @@ constexpr PlanKey kKeys[] = {
 
 }  // namespace
 
-std::span<const PlanKey> shape_keys() { return kKeys; }
+std::span<const PlanKey> shape_keys() { return kShapeKeys; }
 
 }  // namespace foreshard

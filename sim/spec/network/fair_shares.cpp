@@ -6,13 +6,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "sim/base/integers.h"
+
 namespace foreshard {
-namespace {
-
-std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
-
-}  // namespace
-
 void Tally::finish(GroupLoads& loads) {
   for (const std::uint32_t end : touched_) {
     loads.list.push_back({end, flow_[end]});

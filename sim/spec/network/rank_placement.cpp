@@ -6,12 +6,11 @@
 #include <utility>
 
 #include "sim/base/error.h"
+#include "sim/base/integers.h"
 #include "sim/spec/network/routes.h"
 
 namespace foreshard {
 namespace {
-
-std::size_t at(std::int32_t index) { return static_cast<std::size_t>(index); }
 
 // A place for every switch, by the first node that hangs on it.
 std::vector<std::int32_t> leaves_as_listed(const Topology& topology) {

@@ -13,7 +13,7 @@
 namespace foreshard {
 namespace {
 
-using Row = std::vector<int>;  // in 1/kSteps
+using Shares = std::vector<int>;  // in 1/kSteps
 
 constexpr int kSteps = 256;
 
@@ -22,10 +22,10 @@ int steps(double share) {
   return static_cast<int>(std::ceil(std::min(1.0, share) * kSteps - kRounding * kSteps));
 }
 
-std::set<Row> rows_of(std::span<const AxisRoute* const> axes) {
-  std::set<Row> rows;
-  Row row(axes.size());
-  Row last;
+std::set<Shares> rows_of(std::span<const AxisRoute* const> axes) {
+  std::set<Shares> rows;
+  Shares row(axes.size());
+  Shares last;
   for (std::size_t end = 0; end < axes[0]->used.size(); ++end) {
     for (std::size_t i = 0; i < axes.size(); ++i) {
       row[i] = steps(static_cast<double>(axes[i]->used[end]));
@@ -37,10 +37,10 @@ std::set<Row> rows_of(std::span<const AxisRoute* const> axes) {
   return rows;
 }
 
-std::set<Row> rows_of_closed_form(const Cluster& cluster, std::span<const GroupShape> shapes) {
-  Row inside;
-  Row ports;
-  Row uplinks;
+std::set<Shares> rows_of_closed_form(const Cluster& cluster, std::span<const GroupShape> shapes) {
+  Shares inside;
+  Shares ports;
+  Shares uplinks;
   for (const GroupShape& shape : shapes) {
     const GroupLink link = group_link(cluster, shape);
     double pace = std::numeric_limits<double>::infinity();
@@ -56,23 +56,23 @@ std::set<Row> rows_of_closed_form(const Cluster& cluster, std::span<const GroupS
   return {inside, ports, uplinks};
 }
 
-bool covers(const Row& a, const Row& b) {
+bool covers(const Shares& a, const Shares& b) {
   return std::equal(a.begin(), a.end(), b.begin(), std::greater_equal<>());
 }
 
 // Of `shapes` shapes.
-std::vector<LinkShares> most_wanted(std::set<Row> rows, std::size_t shapes) {
-  const auto asked = [](const Row& row) { return std::accumulate(row.begin(), row.end(), 0); };
-  std::erase_if(rows, [&](const Row& row) { return asked(row) <= kSteps; });
-  std::vector<Row> kept;
-  for (const Row& row : rows) {
-    const bool is_covered = std::any_of(rows.begin(), rows.end(), [&](const Row& other) {
+std::vector<LinkShares> most_wanted(std::set<Shares> rows, std::size_t shapes) {
+  const auto asked = [](const Shares& row) { return std::accumulate(row.begin(), row.end(), 0); };
+  std::erase_if(rows, [&](const Shares& row) { return asked(row) <= kSteps; });
+  std::vector<Shares> kept;
+  for (const Shares& row : rows) {
+    const bool is_covered = std::any_of(rows.begin(), rows.end(), [&](const Shares& other) {
       return other != row && covers(other, row);
     });
     if (!is_covered) kept.push_back(row);
   }
   std::stable_sort(kept.begin(), kept.end(),
-                   [&](const Row& a, const Row& b) { return asked(a) > asked(b); });
+                   [&](const Shares& a, const Shares& b) { return asked(a) > asked(b); });
   kept.resize(std::min(kept.size(), kSharedLinks));
   std::vector<LinkShares> result(shapes, LinkShares{});
   for (std::size_t k = 0; k < kept.size(); ++k) {
@@ -86,7 +86,7 @@ std::vector<LinkShares> most_wanted(std::set<Row> rows, std::size_t shapes) {
 }  // namespace
 
 std::vector<LinkShares> shared_links(std::span<const AxisRoute* const> axes) {
-  return most_wanted(axes.size() < 2 ? std::set<Row>() : rows_of(axes), axes.size());
+  return most_wanted(axes.size() < 2 ? std::set<Shares>() : rows_of(axes), axes.size());
 }
 
 std::vector<LinkShares> shared_links(const Cluster& cluster, std::span<const GroupShape> shapes) {

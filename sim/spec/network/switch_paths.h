@@ -8,11 +8,10 @@
 #include <utility>
 #include <vector>
 
+#include "sim/base/integers.h"
 #include "sim/spec/network/topology.h"
 
 namespace foreshard {
-
-inline std::size_t at(std::int32_t index) { return static_cast<std::size_t>(index); }
 
 // The network's switches: shortest paths between two of them.
 class SwitchPaths {

@@ -19,9 +19,9 @@ namespace {
 Time part(Time time, std::int64_t of) { return Time::ns(time.nanoseconds() / of); }
 
 // Adds devices and wires of one cluster.
-class Builder {
+class TopologyBuilder {
  public:
-  Builder(const Cluster& cluster, ClusterLayout layout) {
+  TopologyBuilder(const Cluster& cluster, ClusterLayout layout) {
     topology_.layout = std::move(layout);
     for (const DegradedLink& link : cluster.degraded) {
       degraded_[{link.node, link.part, link.index}] = link.fraction;
@@ -233,7 +233,7 @@ class Builder {
 }  // namespace
 
 Topology build_topology(const Cluster& cluster) {
-  return Builder(cluster, layout_of(cluster)).build();
+  return TopologyBuilder(cluster, layout_of(cluster)).build();
 }
 
 std::string node_name(const Topology& topology, std::int64_t node) {

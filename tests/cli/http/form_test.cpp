@@ -6,7 +6,7 @@
 
 #include "sim/base/error.h"
 
-namespace foreshard {
+namespace foreshard::form_test {
 namespace {
 
 using Words = HttpWords;
@@ -78,4 +78,4 @@ TEST(HttpForm, NamesOfFilesKeepTheirEnd) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::form_test

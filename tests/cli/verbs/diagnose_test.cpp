@@ -8,7 +8,7 @@
 #include "tests/cli/program.h"
 #include "tests/support/cuda_trace.h"
 
-namespace foreshard {
+namespace foreshard::diagnose_test {
 namespace {
 
 const std::string kJob = " --model gpt2 --cluster 8xa100 --set stack=hf_trainer ";
@@ -158,4 +158,4 @@ TEST(DiagnoseVerb, ScoresItselfOnPublishedThreads) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::diagnose_test

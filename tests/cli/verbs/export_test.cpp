@@ -9,7 +9,7 @@
 
 #include "tests/cli/program.h"
 
-namespace foreshard {
+namespace foreshard::export_test {
 namespace {
 
 const std::string kJob =
@@ -199,4 +199,4 @@ TEST(Launch, RanksFillTheNodes) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::export_test

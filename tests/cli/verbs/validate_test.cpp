@@ -13,7 +13,7 @@
 #include "sim/spec/plan_config.h"
 #include "tests/cli/program.h"
 
-namespace foreshard {
+namespace foreshard::validate_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -303,4 +303,4 @@ TEST(ValidateVerb, ComparesCollectivesAndMemoryOverAxes) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::validate_test

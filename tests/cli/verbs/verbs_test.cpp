@@ -7,7 +7,7 @@
 
 #include "tests/cli/program.h"
 
-namespace foreshard {
+namespace foreshard::verbs_test {
 namespace {
 
 const std::string kJob = " --model llama-3.1-8b --cluster 64xh100";
@@ -223,4 +223,4 @@ TEST(Verbs, ModelsThatReadImagesForecast) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::verbs_test

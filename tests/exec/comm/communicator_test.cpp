@@ -191,7 +191,7 @@ TEST(Communicator, ScratchIsBounded) {
 // Every collective takes what sim/graph/cpu_collectives.h says, which the forecast counts: it is
 // done with so much, and refused with less.
 TEST(Communicator, TakesTheScratchThatIsForecast) {
-  constexpr int kRanks = 4;  // sums in pairs are of a power of two
+  constexpr int kRanks = 4;              // sums in pairs are of a power of two
   constexpr std::size_t kMany = 40'000;  // more than one round of an all-reduce
   struct Taken {
     std::int64_t bytes;

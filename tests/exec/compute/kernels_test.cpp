@@ -14,7 +14,7 @@
 
 #include "exec/compute/operations.h"
 
-namespace foreshard {
+namespace foreshard::kernels_test {
 namespace {
 
 using Floats = std::vector<float>;
@@ -229,4 +229,4 @@ TEST(CrossEntropy, IsItsFormulaAndItsGradient) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::kernels_test

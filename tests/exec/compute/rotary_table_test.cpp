@@ -10,7 +10,7 @@
 #include "exec/engine/engine.h"
 #include "tests/exec/engine/engine_runs.h"
 
-namespace foreshard {
+namespace foreshard::rotary_table_test {
 namespace {
 
 constexpr std::int64_t kHeadDim = 128;
@@ -84,4 +84,4 @@ TEST(RotaryTable, OtherScalingsAreRefused) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::rotary_table_test

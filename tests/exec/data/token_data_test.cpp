@@ -17,7 +17,7 @@
 #include "sim/base/error.h"
 #include "tests/support/temporary_folder.h"
 
-namespace foreshard {
+namespace foreshard::token_data_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -260,4 +260,4 @@ RC_GTEST_PROP(ShuffledProperty, IsABijection, ()) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::token_data_test

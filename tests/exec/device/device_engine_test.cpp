@@ -14,7 +14,7 @@
 #include "sim/graph/training_step.h"
 #include "tests/exec/engine/engine_runs.h"
 
-namespace foreshard {
+namespace foreshard::device_engine_test {
 namespace {
 
 constexpr int kSteps = 3;
@@ -342,4 +342,4 @@ TEST(DevicePlans, WhatADeviceCannotDoIsRefused) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::device_engine_test

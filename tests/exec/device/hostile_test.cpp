@@ -16,7 +16,7 @@
 #include "tests/exec/device/planted_faults.h"
 #include "tests/exec/engine/engine_runs.h"
 
-namespace foreshard {
+namespace foreshard::hostile_test {
 namespace {
 
 struct Case {
@@ -176,4 +176,4 @@ TEST(HostileFaults, EveryWaitIsFoundOrOrdersNothing) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::hostile_test

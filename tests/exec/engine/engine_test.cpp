@@ -19,8 +19,9 @@
 #include "sim/spec/checks/plan_check.h"
 #include "sim/spec/plan_config.h"
 #include "tests/exec/engine/engine_runs.h"
+#include "tests/exec/engine/expect_same.h"
 
-namespace foreshard {
+namespace foreshard::engine_test {
 namespace {
 
 constexpr int kSteps = 3;
@@ -78,13 +79,6 @@ std::vector<Knob> all_knobs() {
     plan.reshard_after_forward.ranges = {{2, 2, {Reshard::Kind::kNever, 0}}};
   });
   return knobs;
-}
-
-void expect_same(const EngineRun& run, const EngineRun& reference) {
-  EXPECT_EQ(run.hash, reference.hash);
-  EXPECT_EQ(run.losses, reference.losses);
-  EXPECT_EQ(run.norms, reference.norms);
-  EXPECT_EQ(run.tensors_held, 0);
 }
 
 EngineRun reference_of(const ModelSpec& model, Numbers numbers) {
@@ -320,4 +314,4 @@ RC_GTEST_PROP(EngineProperty, RandomPlansGiveTheSameBits, ()) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::engine_test

@@ -11,7 +11,7 @@
 #include "sim/spec/checks/plan_check.h"
 #include "tests/exec/engine/engine_runs.h"
 
-namespace foreshard {
+namespace foreshard::memory_test {
 namespace {
 
 struct Case {
@@ -84,4 +84,4 @@ INSTANTIATE_TEST_SUITE_P(All, EngineMemory, testing::Values("llama", "gpt2", "qw
                          [](const auto& param) { return std::string(param.param); });
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::memory_test

@@ -10,8 +10,9 @@
 
 #include "sim/spec/checks/plan_check.h"
 #include "tests/exec/engine/engine_runs.h"
+#include "tests/exec/engine/expect_same.h"
 
-namespace foreshard {
+namespace foreshard::reduction_order_test {
 namespace {
 
 constexpr int kSteps = 3;
@@ -35,12 +36,6 @@ Plan keep_unsharded(Plan plan) {
 Plan bf16(Plan plan) {
   plan.param_dtype = DType::kBf16;
   return plan;
-}
-
-void expect_same(const EngineRun& run, const EngineRun& reference) {
-  EXPECT_EQ(run.hash, reference.hash);
-  EXPECT_EQ(run.losses, reference.losses);
-  EXPECT_EQ(run.norms, reference.norms);
 }
 
 void expect_near(const EngineRun& run, const EngineRun& reference) {
@@ -166,4 +161,4 @@ TEST(ReductionOrder, LibraryInBf16) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::reduction_order_test

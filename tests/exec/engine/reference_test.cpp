@@ -13,7 +13,7 @@
 #include "exec/compute/operations.h"
 #include "tests/exec/engine/engine_runs.h"
 
-namespace foreshard {
+namespace foreshard::reference_test {
 namespace {
 
 constexpr int kSteps = 20;
@@ -269,4 +269,4 @@ INSTANTIATE_TEST_SUITE_P(All, EngineReference,
                          });
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::reference_test

@@ -15,7 +15,7 @@
 #include "sim/memory/memory_profile.h"
 #include "tests/exec/engine/engine_runs.h"
 
-namespace foreshard {
+namespace foreshard::rows_test {
 namespace {
 
 constexpr int kSteps = 2;
@@ -164,4 +164,4 @@ TEST(Rows, TheFingerprintCoversOperationsAndSteps) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::rows_test

@@ -6,7 +6,7 @@
 #include <set>
 #include <vector>
 
-namespace foreshard {
+namespace foreshard::schedule_test {
 namespace {
 
 Plan plan_of(Mesh mesh, std::int64_t accumulation, AccumulationMode mode) {
@@ -73,4 +73,4 @@ TEST(Schedule, LossesAreAddedInGlobalOrder) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::schedule_test

@@ -11,8 +11,9 @@
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_profile.h"
 #include "tests/exec/engine/engine_runs.h"
+#include "tests/exec/engine/expect_same.h"
 
-namespace foreshard {
+namespace foreshard::tensor_parallel_test {
 namespace {
 
 constexpr int kSteps = 3;
@@ -51,12 +52,6 @@ void expect_near(const EngineRun& run, const EngineRun& reference, double tolera
     EXPECT_NEAR(run.norms[s] / reference.norms[s], 1, 10 * tolerance) << "norm of step " << s;
   }
   EXPECT_LT(relative_difference(run, reference), 100 * tolerance);
-}
-
-void expect_same(const EngineRun& run, const EngineRun& reference) {
-  EXPECT_EQ(run.hash, reference.hash);
-  EXPECT_EQ(run.losses, reference.losses);
-  EXPECT_EQ(run.norms, reference.norms);
 }
 
 TEST(TensorParallel, RanksTrainWhatOneRankTrains) {
@@ -172,4 +167,4 @@ TEST(TensorParallel, FeedsADevice) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::tensor_parallel_test

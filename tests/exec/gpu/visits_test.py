@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The round as exec/gpu/README.md says to run it: its visits on the stand-in, a round that is cut off at random points,
-and what is refused before anything runs. visits_test.py BIN [TEST...]; CUTS=N cuts N times (20).
+and what is refused before anything runs. visits_test.py BIN [TEST...]; CUTS=N cuts N times (8).
 
 No check depends on how fast the machine is: a slow one has fewer rows at each point, and the same rows at the end.
 """
@@ -172,7 +172,7 @@ class Cuts(Scratch):
     def test_a_round_that_is_cut_loses_no_row_and_has_none_twice(self):
         draw, bundle, seen = random.Random(28), self.folder / "round.tar.gz", {}
         out, resume = self.folder / "out-0", []
-        for cut in range(int(os.environ.get("CUTS", "20"))):
+        for cut in range(int(os.environ.get("CUTS", "8"))):
             process = self.start(out, bundle, resume)
             wait = draw.uniform(0.1, 4)
             how = draw.choice(["group killed", "round killed", "round told to end"])

@@ -19,7 +19,7 @@
 #include "sim/spec/plan_keys.h"
 #include "tests/support/generators.h"
 
-namespace foreshard {
+namespace foreshard::foreign_plan_test {
 namespace {
 
 using Strings = std::vector<std::string>;
@@ -378,4 +378,4 @@ TEST(ForeignPlan, WrongValuesAreRefusedWhereTheyStand) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::foreign_plan_test

@@ -15,7 +15,7 @@
 #include "sim/spec/checks/plan_check.h"
 #include "tests/interop/training_cells.h"
 
-namespace foreshard {
+namespace foreshard::training_plan_test {
 namespace {
 
 TEST(TrainingRows, ColumnsDecideThePlan) {
@@ -365,4 +365,4 @@ TEST(TrainingRows, CodesThatFuseByHandFuseMore) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::training_plan_test

@@ -11,7 +11,7 @@
 #include "sim/base/error.h"
 #include "tests/support/temporary_folder.h"
 
-namespace foreshard {
+namespace foreshard::hf_config_test {
 namespace {
 
 std::filesystem::path config(const std::string& name) {
@@ -405,4 +405,4 @@ TEST(HfConfigTest, Overflow) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::hf_config_test

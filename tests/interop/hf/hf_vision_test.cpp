@@ -11,7 +11,7 @@
 #include "models/zoo.h"
 #include "sim/base/error.h"
 
-namespace foreshard {
+namespace foreshard::hf_vision_test {
 namespace {
 
 std::string failure(const std::string& text) {
@@ -91,4 +91,4 @@ TEST(HfVisionTest, WhatIsNotModelledIsAnError) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::hf_vision_test

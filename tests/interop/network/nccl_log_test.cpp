@@ -7,7 +7,7 @@
 
 #include "sim/base/error.h"
 
-namespace foreshard {
+namespace foreshard::nccl_log_test {
 namespace {
 
 // 8 ranks on 2 hosts, an all_gather: busbw = 7/8 algbw. 1 MiB in 50 us: 20.97 GB/s; 2 MiB in 80 us:
@@ -171,4 +171,4 @@ TEST(NcclLog, DevicesWithoutAHostAreOnOneNode) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::nccl_log_test

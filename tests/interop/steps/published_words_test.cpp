@@ -9,7 +9,7 @@
 #include "interop/steps/training_job.h"
 #include "sim/base/error.h"
 
-namespace foreshard {
+namespace foreshard::published_words_test {
 namespace {
 
 constexpr const char* kHeader =
@@ -209,4 +209,4 @@ TEST(PublishedWords, ANumberThatIsNoneIsAProblemWithItsPlace) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::published_words_test

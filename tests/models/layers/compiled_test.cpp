@@ -10,7 +10,7 @@
 #include "models/zoo.h"
 #include "sim/graph/layers/layer_program.h"
 
-namespace foreshard {
+namespace foreshard::compiled_test {
 namespace {
 
 constexpr std::int64_t kTokens = 1024;
@@ -195,4 +195,4 @@ TEST(Compiled, QuantisesAnInputOnce) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::compiled_test

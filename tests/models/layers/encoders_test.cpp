@@ -10,7 +10,7 @@
 #include "sim/graph/layers/layer_program.h"
 #include "sim/spec/checks/plan_check.h"
 
-namespace foreshard {
+namespace foreshard::encoders_test {
 namespace {
 
 constexpr std::int64_t kSequence = 128;
@@ -164,4 +164,4 @@ TEST(VariantBlocksTest, TheEngineRefusesWhatItHasNoKernelsFor) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::encoders_test

@@ -14,7 +14,7 @@
 #include "sim/base/error.h"
 #include "sim/graph/layers/layer_program.h"
 
-namespace foreshard {
+namespace foreshard::layers_test {
 namespace {
 
 ModelDims sized(std::string_view family) {
@@ -236,4 +236,4 @@ TEST(ModelSpecTest, SizesAreChecked) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::layers_test

@@ -14,7 +14,7 @@
 #include "sim/spec/checks/plan_check.h"
 #include "sim/spec/plan_config.h"
 
-namespace foreshard {
+namespace foreshard::lora_test {
 namespace {
 
 constexpr std::int64_t kTokens = 1024;
@@ -343,4 +343,4 @@ TEST(LoraTest, KeysGoThereAndBack) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::lora_test

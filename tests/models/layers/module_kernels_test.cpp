@@ -14,7 +14,7 @@
 #include "sim/graph/training_step.h"
 #include "tests/support/fixtures.h"
 
-namespace foreshard {
+namespace foreshard::module_kernels_test {
 namespace {
 
 constexpr std::int64_t kTokens = 1024, kWidth = 1024;
@@ -249,4 +249,4 @@ TEST(ModuleKernels, WeightsOfEagerNormsAreSummedOverTensorParallelRanks) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::module_kernels_test

@@ -10,7 +10,7 @@
 #include "sim/graph/layers/given_mask.h"
 #include "sim/graph/layers/layer_program.h"
 
-namespace foreshard {
+namespace foreshard::variants_test {
 namespace {
 
 constexpr std::int64_t kTokens = 1024;
@@ -290,4 +290,4 @@ TEST(Variants, MathAttentionSavesProbabilities) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::variants_test

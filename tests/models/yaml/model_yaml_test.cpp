@@ -15,7 +15,7 @@
 #include "sim/graph/training_step.h"
 #include "sim/spec/plan_config.h"
 
-namespace foreshard {
+namespace foreshard::model_yaml_test {
 namespace {
 
 ModelSpec parse(const std::string& text) {
@@ -264,4 +264,4 @@ TEST(ModelYamlTest, RopeScalingReadsBack) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::model_yaml_test

@@ -14,7 +14,7 @@
 #include "sim/simulate/forecast.h"
 #include "tests/support/fixtures.h"
 
-namespace foreshard {
+namespace foreshard::snapshot_test {
 namespace {
 
 constexpr std::int64_t kMiB = std::int64_t{1} << 20;
@@ -168,4 +168,4 @@ TEST(PickleRead, ReadsFramesAndTheMemo) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::snapshot_test

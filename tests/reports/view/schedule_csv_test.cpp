@@ -6,16 +6,10 @@
 #include "reports/view/views.h"
 #include "tests/reports/hand_made.h"
 #include "tests/reports/random_plans.h"
+#include "tests/support/fixtures.h"
 
 namespace foreshard {
 namespace {
-
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) lines.push_back(line);
-  return lines;
-}
 
 TEST(ScheduleCsv, WritesExactSecondsAndEmptyCellsWhereThereIsNothing) {
   HandMade step;
@@ -37,7 +31,7 @@ TEST(ScheduleCsv, HasALinePerRowAndThirteenCellsInEach) {
   RandomPlans plans(4);
   for (int i = 0; i < 20; ++i) {
     const Forecast f = plans.next_forecast();
-    const auto lines = lines_of(schedule_csv(f.graph, f.timeline));
+    const auto lines = text_lines(schedule_csv(f.graph, f.timeline));
     ASSERT_EQ(lines.size(), f.graph.rows.size() + 1);
     for (std::size_t row = 0; row < lines.size(); ++row) {
       ASSERT_EQ(std::count(lines[row].begin(), lines[row].end(), ','), 12) << lines[row];
@@ -52,7 +46,7 @@ TEST(ScheduleCsv, TellsCommunicatorsOfSingleUnitsApart) {
   HandMade step;
   step.graph.communicators[0] = {"post_forward", {2, 1}, true};
   step.gather(0, 0, 5);
-  const auto lines = lines_of(schedule_csv(step.graph, step.timeline));
+  const auto lines = text_lines(schedule_csv(step.graph, step.timeline));
   EXPECT_NE(lines[1].find(",post_forward/layers.0,"), std::string::npos) << lines[1];
 }
 

@@ -6,18 +6,10 @@
 #include "reports/view/layout.h"
 #include "reports/view/views.h"
 #include "tests/reports/random_plans.h"
+#include "tests/support/fixtures.h"
 
 namespace foreshard {
 namespace {
-
-CostModel round_costs() { return CostModel(round_cluster(16), round_calibration()); }
-
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) lines.push_back(line);
-  return lines;
-}
 
 // A report that has as much to say as possible.
 Report talkative(const Forecast& f) {
@@ -64,11 +56,11 @@ TEST(ReportText, FitsAHundredColumnsAndLeavesNothingOut) {
     const Forecast f = plans.next_forecast();
     for (const Report& r : {summarize(f, round_costs(), 8), talkative(f)}) {
       const std::string text = to_text(r, f, Color::kNever);
-      const auto lines = lines_of(text);
+      const auto lines = text_lines(text);
       if (r.warnings.size() < 5) {
         EXPECT_LE(lines.size(), 40U) << text;
       }
-      for (const std::string& line : lines_of(fitted(text, 100))) {
+      for (const std::string& line : text_lines(fitted(text, 100))) {
         EXPECT_LE(display_width(line), 100U) << line;
       }
       EXPECT_EQ(text.find("…"), std::string::npos) << text;

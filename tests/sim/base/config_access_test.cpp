@@ -8,7 +8,7 @@
 
 #include "sim/base/config.h"
 
-namespace foreshard {
+namespace foreshard::config_access_test {
 namespace {
 
 std::string refusal(const std::function<void()>& read) {
@@ -195,4 +195,4 @@ TEST(ConfigAccess, NodesOutliveTheirRoot) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::config_access_test

@@ -5,7 +5,7 @@
 
 #include "sim/base/config.h"
 
-namespace foreshard {
+namespace foreshard::config_json_test {
 namespace {
 
 std::string refusal(std::string_view text) {
@@ -117,4 +117,4 @@ TEST(JsonConfig, RefusesEmptyAndBinaryFiles) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::config_json_test

@@ -6,7 +6,7 @@
 
 #include "sim/base/config.h"
 
-namespace foreshard {
+namespace foreshard::config_yaml_test {
 namespace {
 
 std::string refusal(std::string_view text) {
@@ -147,4 +147,4 @@ TEST(Yaml, AcceptsNestingUpToTheLimit) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::config_yaml_test

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace foreshard {
+namespace foreshard::unit_strings_test {
 namespace {
 
 // The reason with which `parse` refuses `text`, "" if it does not.
@@ -125,4 +125,4 @@ TEST(UnitStrings, PrintsCountsInGroupsOfThree) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::unit_strings_test

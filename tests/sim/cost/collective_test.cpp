@@ -5,7 +5,7 @@
 #include <chrono>
 #include <cmath>
 
-namespace foreshard {
+namespace foreshard::collective_test {
 namespace {
 
 using Op = CollectiveOperation;
@@ -246,4 +246,4 @@ TEST(CollectiveModel, CostsLittle) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::collective_test

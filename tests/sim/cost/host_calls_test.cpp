@@ -8,7 +8,7 @@
 #include "sim/graph/training_step.h"
 #include "tests/support/fixtures.h"
 
-namespace foreshard {
+namespace foreshard::host_calls_test {
 namespace {
 
 std::int64_t of(const HostCounts& counts, HostCall call) {
@@ -201,4 +201,4 @@ TEST(HostCalls, DeepSpeedsHooksAroundModulesTakeAQuarterOfAUnits) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::host_calls_test

@@ -8,7 +8,7 @@
 
 #include "sim/cost/cost_model.h"
 
-namespace foreshard {
+namespace foreshard::kernel_prices_test {
 namespace {
 
 Gpu gpu() {
@@ -171,4 +171,4 @@ TEST(KernelPrices, RememberedIsComputedFromManyThreads) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::kernel_prices_test

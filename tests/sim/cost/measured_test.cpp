@@ -9,7 +9,7 @@
 #include "sim/graph/training_step.h"
 #include "tests/support/fixtures.h"
 
-namespace foreshard {
+namespace foreshard::measured_test {
 namespace {
 
 Kernel product(std::int64_t m, std::int64_t n, std::int64_t k) {
@@ -168,4 +168,4 @@ TEST(CostModelOnCpu, FunctionsAreFoundByFunctionPassAndDtype) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::measured_test

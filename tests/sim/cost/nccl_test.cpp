@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-namespace foreshard {
+namespace foreshard::nccl_test {
 namespace {
 
 using Op = CollectiveOperation;
@@ -207,4 +207,4 @@ TEST(NcclVersionText, ReadsWhatPeopleWrite) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::nccl_test

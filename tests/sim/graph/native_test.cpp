@@ -17,11 +17,6 @@ Plan native_plan() {
   return plan;
 }
 
-std::int64_t count(const EventGraph& graph, EventKind kind) {
-  return std::count_if(graph.rows.begin(), graph.rows.end(),
-                       [&](const Row& row) { return row.kind == kind; });
-}
-
 // Everything takes 1 ms on the device, nothing on the host.
 CostTable unit_costs(const EventGraph& graph) {
   return table_costs(graph, [](const Work& work, int) {

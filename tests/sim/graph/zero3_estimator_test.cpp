@@ -28,7 +28,7 @@
 #include "sim/memory/memory_profile.h"
 #include "tests/support/fixtures.h"
 
-namespace foreshard {
+namespace foreshard::zero3_estimator_test {
 namespace {
 
 struct Offload {
@@ -165,4 +165,4 @@ TEST(Zero3, Fp32GradientsAreThoseOfOneSubGroup) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::zero3_estimator_test

@@ -11,7 +11,7 @@
 
 #include "sim/base/error.h"
 
-namespace foreshard {
+namespace foreshard::caching_allocator_test {
 namespace {
 
 constexpr std::int64_t M = kMiB;
@@ -327,4 +327,4 @@ TEST(AllocatorSettings, RefusesWhatPytorchRefuses) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::caching_allocator_test

@@ -11,7 +11,7 @@
 #include "sim/graph/training_step.h"
 #include "tests/support/fixtures.h"
 
-namespace foreshard {
+namespace foreshard::outside_allocator_test {
 namespace {
 
 constexpr std::int64_t kMiB = std::int64_t{1} << 20;
@@ -176,4 +176,4 @@ TEST(OutsideAllocator, TheGenerationDecidesAndNotTheKey) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::outside_allocator_test

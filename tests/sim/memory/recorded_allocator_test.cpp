@@ -9,7 +9,7 @@
 
 #include "sim/memory/caching_allocator.h"
 
-namespace foreshard {
+namespace foreshard::recorded_allocator_test {
 namespace {
 
 struct Recording {
@@ -116,4 +116,4 @@ INSTANTIATE_TEST_SUITE_P(Torch211, RecordedAllocator, testing::ValuesIn(kRecordi
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::recorded_allocator_test

@@ -11,7 +11,7 @@
 #include "sim/spec/checks/plan_check.h"
 #include "tests/support/fixtures.h"
 
-namespace foreshard {
+namespace foreshard::recorded_streams_test {
 namespace {
 
 constexpr Bytes kBlock(std::int64_t{64} << 20);
@@ -141,4 +141,4 @@ TEST(RecordedStreams, AForecastHasTimes) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::recorded_streams_test

@@ -9,7 +9,7 @@
 #include "sim/graph/event_graph.h"
 #include "sim/simulate/simulate.h"
 
-namespace foreshard {
+namespace foreshard::links_test {
 namespace {
 
 constexpr std::int32_t kAll = Contention::kOne;
@@ -76,4 +76,4 @@ TEST(Links, TheNarrowerOfTwoSetsThePace) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::links_test

@@ -7,7 +7,7 @@
 #include "sim/simulate/simulate.h"
 #include "tests/support/generators.h"
 
-namespace foreshard {
+namespace foreshard::occupancy_test {
 namespace {
 
 constexpr auto kAll = static_cast<std::int32_t>(Contention::kOne);
@@ -117,4 +117,4 @@ TEST(Occupancy, ASlowNetworkTakesMultiprocessorsAndLittleMemory) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::occupancy_test

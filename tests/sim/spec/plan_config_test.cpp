@@ -8,7 +8,7 @@
 #include "tests/sim/spec/plan_fixtures.h"
 #include "tests/support/temporary_folder.h"
 
-namespace foreshard {
+namespace foreshard::plan_config_test {
 namespace {
 
 std::string refusal(std::string_view yaml) {
@@ -348,4 +348,4 @@ TEST(PlanConfig, ReadsFiles) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::plan_config_test

@@ -11,7 +11,7 @@
 #include "sim/simulate/simulate.h"
 #include "tests/support/fixtures.h"
 
-namespace foreshard {
+namespace foreshard::ddp_test {
 namespace {
 
 using Parameter = GradientHooks::Parameter;
@@ -40,11 +40,6 @@ std::int64_t sum(const std::vector<std::int64_t>& values) {
   std::int64_t total = 0;
   for (const std::int64_t value : values) total += value;
   return total;
-}
-
-std::int64_t count(const EventGraph& graph, EventKind kind) {
-  return std::count_if(graph.rows.begin(), graph.rows.end(),
-                       [&](const Row& row) { return row.kind == kind; });
 }
 
 std::int64_t trained_parameters(const ModelSpec& model) {
@@ -300,4 +295,4 @@ TEST(Ddp, AStepLeavesNothingBehind) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::ddp_test

@@ -13,7 +13,7 @@
 #include "sim/simulate/simulate.h"
 #include "tests/support/fixtures.h"
 
-namespace foreshard {
+namespace foreshard::fsdp1_test {
 namespace {
 
 using Texts = std::vector<std::string>;
@@ -28,11 +28,6 @@ Plan fsdp1_plan() {
   plan.runtime = {RuntimeKind::kFsdp1, "2.11"};
   plan.units.embedding = plan.units.head = UnitPlacement::kRoot;
   return plan;
-}
-
-std::int64_t count(const EventGraph& graph, EventKind kind) {
-  return std::count_if(graph.rows.begin(), graph.rows.end(),
-                       [&](const Row& row) { return row.kind == kind; });
 }
 
 UnitParameter of(std::int64_t numel) {
@@ -399,4 +394,4 @@ TEST(Fsdp1, NothingIsLeftBehind) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::fsdp1_test

@@ -9,7 +9,7 @@
 #include "sim/graph/training_step.h"
 #include "tests/support/fixtures.h"
 
-namespace foreshard {
+namespace foreshard::layer_modules_test {
 namespace {
 
 constexpr std::int32_t kBlock = 1;  // of tiny_model's order
@@ -163,4 +163,4 @@ TEST(LayerModules, ModulesNest) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::layer_modules_test

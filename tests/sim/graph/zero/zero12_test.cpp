@@ -10,7 +10,7 @@
 #include "sim/memory/memory_profile.h"
 #include "tests/support/fixtures.h"
 
-namespace foreshard {
+namespace foreshard::zero12_test {
 namespace {
 
 using Parameter = GradientHooks::Parameter;
@@ -410,4 +410,4 @@ TEST(Zero12, AStepLeavesNothingBehind) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::zero12_test

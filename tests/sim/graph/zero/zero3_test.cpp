@@ -14,7 +14,7 @@
 #include "sim/spec/checks/plan_check.h"
 #include "tests/support/fixtures.h"
 
-namespace foreshard {
+namespace foreshard::zero3_test {
 namespace {
 
 // Of tiny_model(): table and head 4096 x 512, norms 512, q and o 512 x 512, k and v 256 x 512,
@@ -37,11 +37,6 @@ Plan bare_plan() {
   plan.zero.stage3_max_reuse_distance = 0;
   plan.zero.stage3_param_persistence_threshold = 0;
   return plan;
-}
-
-std::int64_t count(const EventGraph& graph, EventKind kind) {
-  return std::count_if(graph.rows.begin(), graph.rows.end(),
-                       [&](const Row& row) { return row.kind == kind; });
 }
 
 LibraryRun record(const ModelSpec& model, const Plan& plan, std::int32_t steps = 3) {
@@ -448,4 +443,4 @@ TEST(Zero3, WhatDeepSpeedRefuses) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::zero3_test
