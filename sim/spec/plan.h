@@ -254,8 +254,8 @@ const char* to_string(ModuleKernels::Activation activation);
 // kEagerCompute: the same without the cast, in the logits' dtype.
 // kCompiled: one kernel forward and one backward over the logits as they are. kChunked: eager over
 // `chunks` parts of the sequence. kFused: one kernel; the gradient takes the logits' place.
-// kFusedLinear: the head's product is part of it, a tile of tokens at a time. kTiledLinear: tiles of
-// tokens and words, made again in backward, which adds the gradients up in fp32.
+// kFusedLinear: the head's product is part of it, a tile of tokens at a time. kTiledLinear: tiles
+// of tokens and words, made again in backward, which adds the gradients up in fp32.
 struct Loss {
   enum class Kind : std::uint8_t {
     kEager,

@@ -111,9 +111,9 @@ void Ddp::rebuild() {
 
 // --- forward ---
 
-// Autocast casts the weights of matrix products once a forward. It lets go of them at its end, which
-// is that of the forward; backward keeps those of blocks that are not checkpointed, a checkpointed
-// one makes them again.
+// Autocast casts the weights of matrix products once a forward. It lets go of them at its end,
+// which is that of the forward; backward keeps those of blocks that are not checkpointed, a
+// checkpointed one makes them again.
 std::int64_t Ddp::cast_elements(std::int32_t layer) const {
   std::int64_t elements = 0;
   if (spec_of(layer).role == LayerRole::kEmbedding) return 0;

@@ -33,7 +33,9 @@ bool any_layer(const ModelSpec& model, Holds holds) {
 // ("lm_head.dense.weight").
 bool is_norm_of_base(const LayerSpec& layer) {
   if (layer.role != LayerRole::kFinalNorm || layer.parameters.empty()) return false;
-  if (layer.operations.front().kind == OperationKind::kGemm) return false;
+  const bool transforms =
+      !layer.operations.empty() && layer.operations.front().kind == OperationKind::kGemm;
+  if (transforms) return false;
   const std::string& name = layer.parameters.front().name;
   return !name.starts_with("decoder.") && std::count(name.begin(), name.end(), '.') == 2;
 }

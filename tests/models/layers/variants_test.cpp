@@ -270,7 +270,7 @@ TEST(Variants, CheckpointedBlocksKeepTheirMask) {
   plan.batch.micro_batch = 2;
   plan.batch.padded = true;
   EXPECT_TRUE(kept_masks(variant(plan), plan).empty());
-  plan.recompute = Recompute::kFull;
+  plan.recompute.value = Recompute::kFull;
   const std::int64_t pairs = kTokens * kTokens;
   EXPECT_EQ(kept_masks(variant(plan), plan), std::vector<std::int64_t>{2 * pairs});
   plan.batch.padded = false;
