@@ -193,7 +193,7 @@ TEST(Schema, PlanJudgesAsTheReader) {
       R"({"buffers": {"reduce_scatter": 64}})",
       R"({"communicators": "separate", "host_sync": "step"})",
       R"({"collectives": {"kernels": "copy_engine", "max_ctas": 8}})",
-      R"({"surround": {"tensor": 1, "context": 1, "pipeline": 1}})"};
+      R"({"mesh": {"pp": 1}})"};
   const Texts bad = {R"([])",
                      R"("plan")",
                      R"(null)",
@@ -310,9 +310,9 @@ TEST(Schema, PlanJudgesAsTheReader) {
                      R"({"collectives": {"kernels": "fast"}})",
                      R"({"collectives": {"max_ctas": 65}})",
                      R"({"host_sync": true})",
-                     R"({"surround": {"tensor": 2}})",
-                     R"({"surround": {"expert": 1}})",
-                     R"({"surround": 1})"};
+                     R"({"mesh": {"pp": 2}})",
+                     R"({"mesh": {"sp": 1}})",
+                     R"({"mesh": 1})"};
   expect_same_verdicts("plan", plan_reader_accepts, good, bad);
 }
 

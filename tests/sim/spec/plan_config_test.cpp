@@ -74,7 +74,7 @@ TEST(PlanConfig, ReadsEveryForm) {
   EXPECT_EQ(document_of("mesh: {inner: replicate}").plan.mesh.inner, MeshInner::kReplicate);
   EXPECT_EQ(document_of("communicators: separate").plan.communicators, Communicators::kSeparate);
   EXPECT_EQ(document_of("host_sync: step").plan.host_sync, HostSync::kStep);
-  EXPECT_EQ(document_of("surround: {tensor: 1, context: 1, pipeline: 1}").given.size(), 3U);
+  EXPECT_EQ(document_of("mesh: {pp: 1}").given.size(), 1U);
   EXPECT_EQ(document_of("batch: {global: 512}").global_batch, 512);
   const PlanDocument json = read_plan(parse_json(R"({"mesh": {"shard": 8}})", "plan.json"));
   EXPECT_EQ(json.plan.mesh.shard, 8);
@@ -130,11 +130,11 @@ rank: 7
 TEST(PlanConfig, NamesPlaceAndNearestForMisspeltKeys) {
   EXPECT_EQ(refusal("model: a\nmesh: {shrad: 8}\n"),
             "plan.yaml:2:8: mesh.shrad: unknown key 'shrad'; expected one of shard, replicate, "
-            "inner, cp, tp, ep, etp; did you mean shard?");
+            "inner, cp, tp, ep, etp, pp; did you mean shard?");
   EXPECT_NE(refusal("prefetsh: {forward: 1}").find("did you mean prefetch?"), std::string::npos);
   EXPECT_NE(refusal("mesh: 8").find(
                 "plan.yaml:1:7: mesh: no mapping stands here; expected {shard: "
-                "..., replicate: ..., inner: ..., cp: ..., tp: ..., ep: ..., etp: ...}"),
+                "..., replicate: ..., inner: ..., cp: ..., tp: ..., ep: ..., etp: ..., pp: ...}"),
             std::string::npos);
   EXPECT_NE(refusal("- model").find("no plan stands here"), std::string::npos);
   EXPECT_NE(refusal("mesh: {shard: 8}\nmesh: {shard: 8}").find("again"), std::string::npos);
@@ -254,7 +254,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"reduction: {force_sum: sum}", "not a boolean"},
         Bad{"evaluation: {in_step: each}", "not a boolean"}, Bad{"rank: -1", "out of range"},
         Bad{"rank: last", "not an integer"}, Bad{"trainer: torchtian", "did you mean torchtitan?"},
-        Bad{"surround: {tensor: 0}", "out of range"}, Bad{"offload: ", "offload"}));
+        Bad{"mesh: {pp: 0}", "out of range"}, Bad{"offload: ", "offload"}));
 
 TEST(PlanConfig, SaysWhatIsNotModelledYet) {
   const auto missing = [](std::string_view yaml) {
@@ -262,7 +262,7 @@ TEST(PlanConfig, SaysWhatIsNotModelledYet) {
     EXPECT_EQ(refused.exit_code, 6) << yaml;
     return refused.text;
   };
-  missing("surround: {tensor: 2}");
+  missing("mesh: {pp: 2}");
 }
 
 TEST(PlanConfig, ReadsEveryRuntime) {
@@ -302,7 +302,7 @@ TEST(PlanConfig, SetSaysWhereInItsText) {
   EXPECT_EQ(
       set_refusal("mesh={shard: 8, replicat: 2}"),
       "--set:1:17: mesh.replicat: unknown key 'replicat'; expected one of shard, replicate, inner, "
-      "cp, tp, ep, etp; did you mean replicate?");
+      "cp, tp, ep, etp, pp; did you mean replicate?");
   EXPECT_EQ(set_refusal("mesh.shrad=8"),
             "--set:1:1: unknown key 'mesh.shrad'; expected a key of a plan such as mesh.shard; did "
             "you mean mesh.shard?");
