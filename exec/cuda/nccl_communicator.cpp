@@ -28,7 +28,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-ncclDataType_t type_of(DType dtype) {
+ncclDataType_t nccl_type(DType dtype) {
   return dtype == DType::kFp32 ? ncclFloat32 : dtype == DType::kBf16 ? ncclBfloat16 : ncclFloat16;
 }
 
@@ -106,7 +106,7 @@ class NcclCommunicator final : public DeviceCommunicator {
   }
 
   void reduce_scatter(const void* whole, void* shard, std::size_t elements, DType dtype) override {
-    settle(ncclReduceScatter(whole, shard, elements, type_of(dtype), ncclSum, communicator_,
+    settle(ncclReduceScatter(whole, shard, elements, nccl_type(dtype), ncclSum, communicator_,
                              current_stream()),
            "ncclReduceScatter");
   }
