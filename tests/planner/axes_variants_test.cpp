@@ -18,7 +18,7 @@
 #include "sim/simulate/simulate.h"
 #include "sim/spec/checks/plan_check.h"
 
-namespace foreshard {
+namespace foreshard::axes_variants_test {
 namespace {
 
 Job job_of(const std::string& model, const std::string& cluster, const std::string& sequence,
@@ -189,4 +189,4 @@ RC_GTEST_PROP(AxesVariantsProperty, NoStepUndercutsItsLayers, ()) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::axes_variants_test

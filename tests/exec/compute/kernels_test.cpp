@@ -90,7 +90,7 @@ Doubles rms_norm_formula(const Doubles& x, const Doubles& weight) {
 
 TEST(RmsNorm, IsItsFormula) {
   for (const std::int64_t width : {1, 7, 16, 40}) {
-    const Rows rows{5, width};
+    const RowShape rows{5, width};
     const auto count = static_cast<std::size_t>(5 * width);
     const Floats x = random_floats(count, 1);
     const Floats weight = random_floats(static_cast<std::size_t>(width), 2);
@@ -114,7 +114,7 @@ TEST(RmsNorm, IsItsFormula) {
 
 // Inputs are exact in bf16, so only the result is rounded: by at most 2^-8.
 TEST(RmsNorm, RoundsOnceInBf16) {
-  const Rows rows{3, 24};
+  const RowShape rows{3, 24};
   std::vector<std::uint16_t> x, weight, y(72);
   for (const float value : random_floats(72, 4)) x.push_back(to_bf16(value));
   for (const float value : random_floats(24, 5)) weight.push_back(to_bf16(value));

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-namespace foreshard {
+namespace foreshard::score_kernels_test {
 namespace {
 
 CsvTable published(const std::string& name) {
@@ -154,4 +154,4 @@ TEST(ScoreKernels, WholeFileInSeconds) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::score_kernels_test

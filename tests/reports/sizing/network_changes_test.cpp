@@ -13,7 +13,7 @@
 #include "sim/spec/network/cluster_layout.h"
 #include "tests/support/fixtures.h"
 
-namespace foreshard {
+namespace foreshard::network_changes_test {
 namespace {
 
 // a1..a3 on one leaf, b1 on another, ranks in the order a1 b1 a2 a3.
@@ -140,4 +140,4 @@ TEST(NetworkChanges, SayNothingOfAlikeNodes) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::network_changes_test

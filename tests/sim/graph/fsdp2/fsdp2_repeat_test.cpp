@@ -12,7 +12,7 @@
 #include "sim/spec/checks/plan_check.h"
 #include "tests/support/fixtures.h"
 
-namespace foreshard {
+namespace foreshard::fsdp2_repeat_test {
 namespace {
 
 // The last difference between two steps, "" where there is none.
@@ -154,4 +154,4 @@ TEST(Fsdp2Repeat, HoldsForTheDefaultsOfEveryVersion) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::fsdp2_repeat_test
