@@ -38,7 +38,7 @@ TEST(MeasuredKernels, AreOfEveryPartThatATensorParallelPlanComputes) {
   using Shape = std::tuple<std::int64_t, std::int64_t, std::int64_t>;
   std::set<Shape> measured, needed;
   for (const Json& row : rows) {
-    if (row["kind"] == "gemm") measured.insert({row["m"], row["n"], row["k"]});
+    if (row["kind"] == "gemm") measured.insert(Shape(row["m"], row["n"], row["k"]));
     EXPECT_EQ(row.value("kv_heads", 2 / 2), 2 / 2);
   }
   Plan plan;
