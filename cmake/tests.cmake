@@ -31,7 +31,8 @@ if(TARGET foreshard_exec)
     add_executable(${name} ${source})
     target_link_libraries(${name} PRIVATE foreshard_engine foreshard_flags)
     set_target_properties(${name} PROPERTIES
-                          RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests/programs")
+                          RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests/programs"
+                          UNITY_BUILD OFF)  # a program uses namespaces
     list(APPEND test_programs ${name})
   endforeach()
   target_sources(null_engine PRIVATE tests/exec/device/planted_faults.cpp
