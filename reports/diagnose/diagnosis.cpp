@@ -1,6 +1,8 @@
 // The likelihood of a severity is the product over what was measured of Student's t with 4 degrees
 // of freedom: one figure that something else has changed besides does not rule a cause out. A cause
-// is the mean of its severities. Beside the causes stands one that nobody knows, which makes every
+// is the mean of its severities. Two causes at once change what each of them changes: ratios
+// multiply, parts of the step add up; either of them gets half of what the two are worth. Beside
+// the causes stands one that nobody knows, which makes every
 // figure equally likely over a wide range: where it wins, nothing explains what was measured.
 #include "reports/diagnose/diagnosis.h"
 
@@ -30,7 +32,8 @@ constexpr const char* kNothing = "as_forecast";
 constexpr double kPartSd = 0.03;  // of the step, of parts of it
 constexpr double kMemoryLogSd = 0.04;
 constexpr double kImpossible = 0.1;
-constexpr double kMostWords = 2000;  // that signs of one cause may multiply to
+constexpr double kAlsoAnother = 0.3;  // assumed: of jobs with a cause, how many have a second one
+constexpr double kMostWords = 2000;   // that signs of one cause may multiply to
 
 struct Sign {
   std::regex pattern;
@@ -139,6 +142,20 @@ double log_likelihood(const std::vector<Part>& parts, const Signals& is, const S
   return sum;
 }
 
+// Two causes at once, of which the forecasts are known alone.
+Signals both(const std::vector<Part>& parts, const Signals& right, const Signals& a,
+             const Signals& b) {
+  Signals result;
+  for (const Part& part : parts) {
+    const std::optional<double>&base = right.*part.field, &one = a.*part.field,
+          &other = b.*part.field;
+    if (!base || !one || !other) continue;
+    const bool adds = part.is_share || part.field == &Signals::retries || *base <= 0;
+    result.*part.field = adds ? std::max(0.0, *one + *other - *base) : *one * *other / *base;
+  }
+  return result;
+}
+
 // Every figure is as forecast, or anywhere within +- widest, as likely one as the other.
 double log_likelihood_of_unknown(const std::vector<Part>& parts, const Signals& is,
                                  const Signals& would) {
@@ -152,17 +169,34 @@ double log_likelihood_of_unknown(const std::vector<Part>& parts, const Signals& 
   return sum;
 }
 
+double mean_likelihood(const std::vector<double>& logs, double most) {
+  double sum = 0;
+  for (const double log : logs) sum += std::exp(log - most);
+  return sum / static_cast<double>(logs.size());
+}
+
 }  // namespace
 
 Diagnosis diagnose(const Measured& measured, const std::vector<CauseForecast>& forecasts,
                    double step_log_sd) {
   const std::vector<Part> parts = parts_of(step_log_sd);
   std::map<std::string, std::vector<double>> logs;  // by cause, of its severities
+  std::map<std::pair<std::string, std::string>, std::vector<double>> logs_of_two;
   double most = -1e300;
   for (const CauseForecast& each : forecasts) {
     const double log = log_likelihood(parts, measured.signals, each.signals);
     logs[each.cause].push_back(log);
     most = std::max(most, log);
+  }
+  for (std::size_t i = 1; i < forecasts.size(); ++i) {
+    for (std::size_t j = 1; j < i; ++j) {
+      const CauseForecast &a = forecasts[j], &b = forecasts[i];
+      if (a.cause == b.cause || a.cause == kNothing || b.cause == kNothing) continue;
+      const Signals would = both(parts, forecasts.front().signals, a.signals, b.signals);
+      const double log = log_likelihood(parts, measured.signals, would);
+      logs_of_two[std::minmax(a.cause, b.cause)].push_back(log);
+      most = std::max(most, log);
+    }
   }
   const double unknown_log =
       forecasts.empty()
@@ -174,21 +208,30 @@ Diagnosis diagnose(const Measured& measured, const std::vector<CauseForecast>& f
     const auto found = logs.find(cause);
     // The plan cannot have it, or it changes nothing there, so far as is known.
     if (found == logs.end()) return kImpossible * std::exp(unknown_log - most);
-    double sum = 0;
-    for (const double log : found->second) sum += std::exp(log - most);
-    return sum / static_cast<double>(found->second.size());
+    return mean_likelihood(found->second, most);
   };
   const std::vector<std::string> lines = lines_of(measured.words);
   Diagnosis diagnosis;
-  double total = 0;
   bool has_words = false;
+  std::map<std::string, std::size_t> index;
+  std::vector<double> prior;  // with what words say
   for (const KnownCause& cause : known_causes()) {
     const double words = likelihood_of_words(cause, lines);
     has_words = has_words || words > 1;
-    const double odds = cause.weight * mean_of(cause.name) * words;
-    total += odds;
+    index[cause.name] = prior.size();
+    prior.push_back(cause.weight * words);
+    const double odds = prior.back() * mean_of(cause.name);
     diagnosis.causes.push_back({cause.name, cause.text, odds, cause.test, cause.fix});
   }
+  for (const auto& [two, severities] : logs_of_two) {
+    const std::size_t a = index.at(two.first), b = index.at(two.second);
+    const double odds =
+        kAlsoAnother * prior[a] * prior[b] / 100 * mean_likelihood(severities, most);
+    diagnosis.causes[a].probability += odds / 2;
+    diagnosis.causes[b].probability += odds / 2;
+  }
+  double total = 0;
+  for (const DiagnosedCause& cause : diagnosis.causes) total += cause.probability;
   const double nothing = forecasts.empty() ? 0 : kAsForecast * mean_of(kNothing);
   const double unknown = 3 * std::exp(unknown_log - most);
   total += nothing + unknown;

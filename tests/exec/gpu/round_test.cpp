@@ -161,7 +161,7 @@ TEST_F(GpuRoundTest, AStageAloneStandsForItself) {
   fs::create_directories(folder_ / "out");
   for (const char* file : {"out/self_check.json", "out/raw.json", "out/plans.jsonl"}) {
     std::ofstream(folder_ / file)
-        << R"({"checks": [], "rows": [], "name": "old", "status": "failed"})"
+        << R"({"checks": [], "rows": [], "name": "of the round before", "status": "failed"})"
         << "\n";
   }
   fs::create_directories(folder_ / "bin");
@@ -175,7 +175,7 @@ TEST_F(GpuRoundTest, AStageAloneStandsForItself) {
     EXPECT_EQ(status_of(record(), stage), "failed") << stage;
   }
   const std::string rows = content_of(folder_ / "out/plans.jsonl");
-  EXPECT_EQ(rows.find("old"), std::string::npos) << rows;
+  EXPECT_EQ(rows.find("of the round before"), std::string::npos) << rows;
   EXPECT_NE(rows.find("8xh100-sxm"), std::string::npos) << rows;
 }
 
