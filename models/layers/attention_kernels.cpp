@@ -21,12 +21,12 @@
 #include "models/layers/attention_kernels.h"
 
 #include <algorithm>
-#include <iterator>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "models/layers/family_rows.h"
 #include "models/layers/layer_tensors.h"
 #include "sim/graph/layers/given_mask.h"
 
@@ -54,11 +54,6 @@ constexpr FamilyCode kFamilyCode[] = {
     {.family = "gpt_oss", .flexible = true},
     {.family = "llama4", .flexible = true, .chunked = true},
 };
-FamilyCode code_of(std::string_view family) {
-  const auto found = std::find_if(std::begin(kFamilyCode), std::end(kFamilyCode),
-                                  [&](const FamilyCode& code) { return code.family == family; });
-  return found == std::end(kFamilyCode) ? FamilyCode{} : *found;
-}
 
 // What is added to the scores. kLearned: a bias that wants its gradient, which no fused kernel of
 // PyTorch's takes. kZeros: a mask that masks nothing, given to cross attention; transformers makes
@@ -433,7 +428,7 @@ void drop_random_state(Operation& attention) {
 }
 
 void apply_attention(LayerSpec& layer, const Plan& plan, std::string_view family) {
-  const FamilyCode code = code_of(family);
+  const FamilyCode code = row_of(kFamilyCode, family);
   if (code.biased) pair_positions(layer, layer.domain.length(plan.batch.sequence));
   for (std::size_t o = 0; o < layer.operations.size(); ++o) {
     if (layer.operations[o].kind != OperationKind::kAttention) continue;

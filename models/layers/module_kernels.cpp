@@ -31,12 +31,12 @@
 #include "models/layers/module_kernels.h"
 
 #include <algorithm>
-#include <iterator>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "models/layers/family_rows.h"
 #include "sim/base/integers.h"
 
 namespace foreshard {
@@ -66,11 +66,6 @@ constexpr EagerNorms kEagerNorms[] = {
     {.family = "cohere", .weighs_in_fp32 = true, .centers = true},
     {.family = "t5", .normalizes_input = true},
 };
-EagerNorms norms_of(std::string_view family) {
-  const auto found = std::find_if(std::begin(kEagerNorms), std::end(kEagerNorms),
-                                  [&](const EagerNorms& norms) { return norms.family == family; });
-  return found == std::end(kEagerNorms) ? EagerNorms{} : *found;
-}
 
 // DistributedDataParallel's parameters are leaves, whose casts autocast's cache keeps
 // (sim/graph/ddp): the plan's dtypes say so, and kernels.residual that fp32 flows between them.
@@ -94,7 +89,7 @@ class Rewriter {
       : old_(std::move(layer)),
         plan_(plan),
         numerics_(model.numerics),
-        norms_(norms_of(model.family)),
+        norms_(row_of(kEagerNorms, model.family)),
         is_eager_(plan.kernels.norm == Norm::kEager || plan.kernels.norm == Norm::kEagerFp32),
         ends_in_layer_norm_(
             is_eager_ && std::any_of(model.kinds.begin(), model.kinds.end(), ends_in_layer_norm)),

@@ -2,8 +2,8 @@
 // of freedom: one figure that something else has changed besides does not rule a cause out. A cause
 // is the mean of its severities. Two causes at once change what each of them changes: ratios
 // multiply, parts of the step add up; either of them gets half of what the two are worth. Beside
-// the causes stands one that nobody knows, which makes every
-// figure equally likely over a wide range: where it wins, nothing explains what was measured.
+// the causes stands one that nobody knows, which makes every figure equally likely over a wide
+// range: where it wins, nothing explains what was measured.
 #include "reports/diagnose/diagnosis.h"
 
 #include <fmt/format.h>
@@ -191,7 +191,7 @@ Diagnosis diagnose(const Measured& measured, const std::vector<CauseForecast>& f
   for (std::size_t i = 1; i < forecasts.size(); ++i) {
     for (std::size_t j = 1; j < i; ++j) {
       const CauseForecast &a = forecasts[j], &b = forecasts[i];
-      if (a.cause == b.cause || a.cause == kNothing || b.cause == kNothing) continue;
+      if (a.cause == b.cause) continue;
       const Signals would = both(parts, forecasts.front().signals, a.signals, b.signals);
       const double log = log_likelihood(parts, measured.signals, would);
       logs_of_two[std::minmax(a.cause, b.cause)].push_back(log);
