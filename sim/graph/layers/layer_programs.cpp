@@ -7,6 +7,7 @@
 
 #include "sim/base/error.h"
 #include "sim/graph/axes/rank_part.h"
+#include "sim/graph/layers/layer_casts.h"
 #include "sim/graph/training_step.h"
 #include "sim/graph/zero/zero3_trace.h"
 #include "sim/spec/checks/plan_check.h"
@@ -130,6 +131,19 @@ struct Waiting {
   DType dtype = DType::kBf16;
 };
 
+// Of what a layer hands on (a norm of an fp32 stream: fp32).
+DType handed_on(const LayerSpec& layer, const Variant& variant, const Plan& plan) {
+  ProgramOptions options;
+  options.compute = plan.compute_dtype();
+  options.arrives = variant.arrives;
+  options.output_dtype = plan.output_dtype;
+  options.begins_unit = variant.begins_unit;
+  options.ends_unit = variant.ends_unit;
+  const CastedLayer casts = with_casts(layer, options);
+  const LayerSpec& casted = casts.layer ? *casts.layer : layer;
+  return element_types(casted, casts, options)[static_cast<std::size_t>(casted.output)].dtype;
+}
+
 std::int64_t output_bytes(const LayerSpec& layer, const Plan& plan, DType dtype) {
   const std::int64_t count = elements(layer.tensors[static_cast<std::size_t>(layer.output)],
                                       layer.domain.sequences(plan.batch.micro_batch),
@@ -183,10 +197,10 @@ std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
     variant.kind = instance.kind;
     variant.joined = plan.compute_dtype();
     if (l > 0 && layer.role == LayerRole::kEmbedding) {
-      const std::int32_t before = model.order[l - 1].kind;
-      variant.waiting_bytes =
-          output_bytes(model.kinds[static_cast<std::size_t>(before)], plan, arrives);
-      waiting.push_back({std::exchange(trained_before, false), arrives});
+      const LayerSpec& before = model.kinds[static_cast<std::size_t>(model.order[l - 1].kind)];
+      const DType dtype = handed_on(before, variants.back(), plan);
+      variant.waiting_bytes = output_bytes(before, plan, dtype);
+      waiting.push_back({std::exchange(trained_before, false), dtype});
     }
     if (layer.joins >= 0) {
       FORESHARD_CHECK(!waiting.empty(), "a layer joins what does not wait");
