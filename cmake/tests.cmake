@@ -71,14 +71,9 @@ foreach(folder IN LISTS folders)
       FORESHARD_PROGRAM="${FORESHARD_BIN_DIR}/foreshard"
       FORESHARD_TEST_PROGRAMS="${PROJECT_BINARY_DIR}/tests/programs")
   endif()
-  # RapidCheck draws 200 cases per property; `./x check` asks for more through the same variable.
-  set(draws "$ENV{RC_PARAMS}")
-  if(NOT draws)
-    set(draws "max_success=200")
-  endif()
   set(more)
   if(folder STREQUAL "exec" AND FORESHARD_SANITIZE)  # LibTorch never frees what it makes when it starts
-    set(more ENVIRONMENT_MODIFICATION "ASAN_OPTIONS=string_append::detect_leaks=0")
+    set(more PROPERTIES ENVIRONMENT_MODIFICATION "ASAN_OPTIONS=string_append::detect_leaks=0")
   endif()
   # Suites that share what takes long to make are one test of ctest, named after all of them; the
   # file that makes it says so: "// One process for the suites A B".
@@ -92,7 +87,6 @@ foreach(folder IN LISTS folders)
       string(REPLACE " " "+" name "${suites}")
       add_test(NAME "${name}" COMMAND ${test} "--gtest_filter=${filter}"
                WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
-      set_tests_properties("${name}" PROPERTIES ENVIRONMENT "RC_PARAMS=${draws}")
       string(APPEND others ":${filter}")
     endif()
   endforeach()
@@ -102,7 +96,7 @@ foreach(folder IN LISTS folders)
   endif()
   gtest_discover_tests(${test} WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}" ${others}
                        DISCOVERY_TIMEOUT 300  # the first load of LibTorch from a cold disk
-                       PROPERTIES ENVIRONMENT "RC_PARAMS=${draws}" ${more})
+                       ${more})
 endforeach()
 
 file(GLOB_RECURSE benches CONFIGURE_DEPENDS tests/bench/*_bench.cpp)
