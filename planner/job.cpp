@@ -197,6 +197,7 @@ void complete(Job& job) {
   check(job.resolved, job.model, job.cluster);
   job.plain_model = job.model;
   job.model = with_variants(std::move(job.model), job.resolved.plan);
+  check(job.resolved, job.model, job.cluster);  // what kernels leave is known now
 }
 
 }  // namespace

@@ -83,6 +83,12 @@ bool ends_in_layer_norm(const LayerSpec& layer) {
          layer.operations.back().function == Function::kLayerNorm;
 }
 
+// A block that ends in its norm hands on what the norm leaves.
+bool ends_in_norm(const LayerSpec& layer) {
+  return layer.role == LayerRole::kBlock && !layer.operations.empty() &&
+         layer.operations.back().kind == OperationKind::kNorm;
+}
+
 class Rewriter {
  public:
   Rewriter(LayerSpec layer, const Plan& plan, const ModelSpec& model)
@@ -96,11 +102,13 @@ class Rewriter {
         weighs_in_fp32_(norms_.weighs_in_fp32 || plan.kernels.norm == Norm::kEagerFp32),
         layer_(old_),
         renamed_(old_.tensors.size()),
-        is_autocast_(is_under_autocast(plan)) {
+        is_autocast_(is_under_autocast(plan)),
+        streams_fp32_(plan.kernels.residual == ModuleKernels::Residual::kFp32 ||
+                      (is_autocast_ && (is_eager_ || plan.kernels.norm == Norm::kFp32) &&
+                       std::any_of(model.kinds.begin(), model.kinds.end(), ends_in_norm))) {
     layer_.operations.clear();
     for (std::size_t t = 0; t < renamed_.size(); ++t) renamed_[t] = static_cast<Index>(t);
-    const bool fp32_stream = plan.kernels.residual == ModuleKernels::Residual::kFp32;
-    if (fp32_stream && streams_in()) layer_.tensors[0].type = ElementType::kFp32;
+    if (streams_fp32_ && streams_in()) layer_.tensors[0].type = ElementType::kFp32;
     if (old_.role == LayerRole::kHead && fp32_norm_output()) {
       layer_.tensors[0].type = ElementType::kFp32;
     }
@@ -127,10 +135,8 @@ class Rewriter {
 
   // What the final norm hands to the head.
   bool fp32_norm_output() const {
-    const bool follows_stream =
-        is_eager_ && plan_.kernels.residual == ModuleKernels::Residual::kFp32;
-    return is_autocast_ &&
-           (plan_.kernels.norm == Norm::kFp32 || follows_stream || ends_in_layer_norm_);
+    return is_autocast_ && (plan_.kernels.norm == Norm::kFp32 || (is_eager_ && streams_fp32_) ||
+                            ends_in_layer_norm_);
   }
 
   // --- tensors ---
@@ -259,7 +265,7 @@ class Rewriter {
       replace(op, input, cast(input, wants_fp32 ? ElementType::kFp32 : ElementType::kCompute));
     }
     const Index output = op.outputs.front();
-    const bool casts_back = wants_fp32 && !is_autocast_;
+    const bool casts_back = !is_autocast_ && (wants_fp32 || is_fp32(op.inputs.front()));
     push(std::move(op));
     if (casts_back) renamed_[at(output)] = cast(output, ElementType::kCompute);
   }
@@ -320,13 +326,14 @@ class Rewriter {
     Operation weigh = op;  // its parameter is the weight
     weigh.kind = OperationKind::kElementwise;
     weigh.function = Function::kMultiply;
-    // type_as of an fp32 input is no cast.
+    // type_as of an fp32 input is no cast; what autocast does not narrow, the code does.
     const bool stays = is_fp32(input);
+    const bool narrows = stays ? !is_autocast_ : weighs_in_fp32_;
     const Index factor = weighs_in_fp32_ || stays ? scaled : cast(scaled, ElementType::kCompute);
     weigh.inputs = weigh.saved = {factor};
     weigh.released = {scaled};
     std::erase_if(weigh.parameters, [&](Index p) { return p != op.parameters.front(); });
-    if (weighs_in_fp32_ && !stays) {
+    if (narrows) {
       const Index weighed = like(scaled, base + "_weighed", ElementType::kFp32);
       weigh.outputs = {weighed};
       push(std::move(weigh));
@@ -455,8 +462,8 @@ class Rewriter {
 
   // An embedding of fp32 weights makes fp32; else the first sum or norm behind it would.
   void finish_stream() {
-    if (plan_.kernels.residual != ModuleKernels::Residual::kFp32) return;
-    if (old_.role != LayerRole::kEmbedding) return;
+    if (!streams_fp32_) return;
+    if (old_.role != LayerRole::kEmbedding && !ends_in_norm(old_)) return;
     TensorSpec& output = layer_.tensors[at(renamed_[at(old_.output)])];
     if (output.type == ElementType::kCompute) output.type = ElementType::kFp32;
   }
@@ -476,6 +483,7 @@ class Rewriter {
   LayerSpec layer_;
   std::vector<Index> renamed_;
   const bool is_autocast_;
+  const bool streams_fp32_;
   std::vector<bool> fp32_;
   std::int8_t part_ = 0;
 };
@@ -505,7 +513,7 @@ ModelSpec with_module_kernels(ModelSpec model, const Plan& plan) {
   ModuleKernels plain;
   plain.train_metrics = plan.kernels.train_metrics;
   if (plan.kernels == plain && !is_under_autocast(plan)) return model;
-  for (LayerSpec& layer : model.kinds) layer = Rewriter(std::move(layer), plan, model).run();
+  for (LayerSpec& layer : model.kinds) layer = Rewriter(layer, plan, model).run();
   return model;
 }
 

@@ -79,7 +79,12 @@ class Cutter {
     known_[at(t)] = true;
     placement_[at(t)] = placement;
     TensorSpec& spec = layer_.tensors[at(t)];
-    if (placement != Placement::kWhole && spec.per_token > 0) spec.split *= tp_;
+    if (placement == Placement::kWhole || spec.per_token == 0) return;
+    if (placement == Placement::kFeature && spec.per_token % tp_ != 0) {
+      spec.per_token = chunk_of(spec.per_token, tp_, plan_.mesh.tp_index(plan_.rank));
+    } else {
+      spec.split *= tp_;
+    }
   }
   void place(const Indices& tensors, Placement placement) {
     for (Index t : tensors) place(t, placement);

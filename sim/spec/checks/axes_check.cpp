@@ -194,6 +194,22 @@ Problem problem_of_attention(const Plan& plan, const ModelSpec& model) {
   return std::nullopt;
 }
 
+// A product's columns are cut, and a norm reads whole rows.
+Problem problem_of_norms(const Plan& plan, const ModelSpec& model) {
+  if (plan.mesh.tp == 1) return std::nullopt;
+  for (const LayerSpec& layer : model.kinds) {
+    const auto is_product = [](const Operation& op) { return op.kind == OperationKind::kGemm; };
+    if (layer.role != LayerRole::kFinalNorm ||
+        std::none_of(layer.operations.begin(), layer.operations.end(), is_product)) {
+      continue;
+    }
+    return missing_capability(
+        "mesh.tp", fmt::format("{} multiplies in front of its head's norm", model.name),
+        "mesh.tp: 1");
+  }
+  return std::nullopt;
+}
+
 Problem problem_of_positions(const Plan& plan) {
   const bool balances =
       plan.mesh.cp > 1 && plan.context_parallel.balance == ContextParallel::Balance::kHeadTail;
@@ -308,6 +324,7 @@ std::optional<PlanProblem> problem_of_axes(const Plan& plan, const ModelSpec& mo
   if (Problem problem = problem_of_heads(plan, model)) return problem;
   if (Problem problem = problem_of_attention(plan, model)) return problem;
   if (Problem problem = problem_of_positions(plan)) return problem;
+  if (Problem problem = problem_of_norms(plan, model)) return problem;
   if (is_native) return problem_of_native(plan, model);
   return problem_of_expert_axes(plan, model);
 }

@@ -42,6 +42,7 @@ constexpr std::string_view kOneFlat =
 constexpr std::string_view kNativeUnits =
     "makes units of the embedding, of blocks and of the head, with the norm or without";
 constexpr std::string_view kOneKernel = "compiles nothing and has one kernel for each operation";
+constexpr std::string_view kOneRing = "passes keys round to kernels that leave their logsumexp";
 constexpr std::string_view kNoUnits = "knows no units";
 constexpr std::string_view kWhole = "holds every parameter whole";
 constexpr std::string_view kNoSync = "has no switches for single micro-batches but no_sync()";
@@ -104,6 +105,11 @@ constexpr Capability kRows[] = {
      kNotYet, "", true},
     {kOfFsdp2, "reshard_after_forward > 0, float8_all_gather = true",
      "does not gather in fp8 from smaller groups", "reshard_after_forward: always"},
+
+    // torch/distributed/tensor/experimental/_context_parallel (2.11) and TransformerEngine's rings
+    // merge what ranks attend to by its logsumexp.
+    {kEveryRuntime, "attention = math, mesh.cp > 1", kOneRing, "attention: flash"},
+    {kEveryRuntime, "attention = eager, mesh.cp > 1", kOneRing, "attention: flash"},
 
     // The engine.
     {kOfNative, "units.embedding = with_head", kNativeUnits, kBothEnds},
