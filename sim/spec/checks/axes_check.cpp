@@ -203,9 +203,9 @@ Problem problem_of_norms(const Plan& plan, const ModelSpec& model) {
         std::none_of(layer.operations.begin(), layer.operations.end(), is_product)) {
       continue;
     }
-    return missing_capability(
-        "mesh.tp", fmt::format("{} multiplies in front of its head's norm", model.name),
-        "mesh.tp: 1");
+    return missing_capability("mesh.tp",
+                              fmt::format("{} multiplies in front of its head's norm", model.name),
+                              "mesh.tp: 1");
   }
   return std::nullopt;
 }
