@@ -14,10 +14,12 @@
 #include <chrono>
 #include <utility>
 
+#include "models/layers/variants.h"
 #include "planner/axes_variants.h"
 #include "planner/changes.h"
 #include "planner/search_space.h"
 #include "sim/base/spelling.h"
+#include "sim/search/axes.h"
 #include "sim/search/knobs.h"
 #include "sim/search/variant_floors.h"
 
@@ -58,6 +60,83 @@ SearchSpace space_of_variant(const Job& job, const SpaceRequest& request) {
   return space;
 }
 
+// The plans of a space whose layers run the same operations.
+struct OneModel {
+  ModelSpec model;
+  std::vector<RangedPolicy<Recompute>> recomputes;
+  std::vector<std::int64_t> micro_batches;
+};
+
+std::vector<OneModel> models_of(const JobVariant& variant) {
+  const SearchSpace space = complete(variant.space, variant.job.cluster);
+  std::vector<OneModel> models;
+  for (const RangedPolicy<Recompute>& recompute : space.recomputes) {
+    std::vector<OneModel> own;
+    for (const std::int64_t micro_batch : space.micro_batches) {
+      Plan plan = space.base;
+      plan.recompute = recompute;
+      plan.batch.micro_batch = micro_batch;
+      ModelSpec model = with_variants(variant.job.plain_model, plan);
+      const auto same =
+          std::find_if(own.begin(), own.end(), [&](const OneModel& m) { return m.model == model; });
+      if (same != own.end()) {
+        same->micro_batches.push_back(micro_batch);
+      } else {
+        own.push_back({std::move(model), {recompute}, {micro_batch}});
+      }
+    }
+    for (OneModel& made : own) {
+      const auto same = std::find_if(models.begin(), models.end(), [&](const OneModel& m) {
+        return m.micro_batches == made.micro_batches && m.model == made.model;
+      });
+      if (same != models.end()) {
+        same->recomputes.push_back(recompute);
+      } else {
+        models.push_back(std::move(made));
+      }
+    }
+  }
+  return models;
+}
+
+// A variant for each model: transformers' attention by operations copies the heads of several
+// sequences, T5's attends by another kernel where blocks are checkpointed.
+void add_by_model(std::vector<JobVariant>& list, JobVariant variant) {
+  std::vector<OneModel> models;
+  try {
+    models = models_of(variant);
+  } catch (const Error& error) {  // a global batch that fits no mesh: the search says so
+    if (error.exit_code() != ExitCode::kInvalidInput) throw;
+  }
+  if (models.size() < 2) {
+    if (!models.empty()) variant.job.model = std::move(models.front().model);
+    list.push_back(std::move(variant));
+    return;
+  }
+  std::stable_partition(models.begin(), models.end(),
+                        [&](const OneModel& m) { return m.model == variant.job.model; });
+  for (OneModel& each : models) {
+    JobVariant& one = list.emplace_back(variant);
+    one.space.recomputes = std::move(each.recomputes);
+    one.space.micro_batches = std::move(each.micro_batches);
+    one.job.model = std::move(each.model);
+    const auto move_to_it = [&](Plan& plan) {
+      const auto& recomputes = one.space.recomputes;
+      if (std::find(recomputes.begin(), recomputes.end(), plan.recompute) == recomputes.end()) {
+        plan.recompute = recomputes.front();
+      }
+      const auto& micro_batches = one.space.micro_batches;
+      if (std::find(micro_batches.begin(), micro_batches.end(), plan.batch.micro_batch) ==
+          micro_batches.end()) {
+        plan.batch.micro_batch = micro_batches.front();
+      }
+    };
+    move_to_it(one.space.base);
+    move_to_it(one.job.resolved.plan);
+    for (StackAlternative& alternative : one.job.open) move_to_it(alternative.plan);
+  }
+}
+
 void add_counts(SearchResult& all, const SearchResult& other, std::int64_t sign) {
   all.enumerated += sign * other.enumerated;
   all.rejected_memory += sign * other.rejected_memory;
@@ -88,7 +167,8 @@ std::vector<Plan> plans_of(const JobVariant& variant) {
 SearchVariants search_variants(const Job& job, const SpaceRequest& request) {
   const auto [axes, others] = split_axes(request.vary);
   const SpaceRequest of_knobs{request.global_batch, others};
-  SearchVariants variants{{{job, space_of_variant(job, of_knobs)}}, {}};
+  SearchVariants variants;
+  add_by_model(variants.list, {job, space_of_variant(job, of_knobs)});
   const auto over_axes = [job, of_knobs, batch = variants.list[0].space.global_batch](
                              const std::vector<std::string>& keys) {
     std::vector<JobVariant> list;
@@ -99,13 +179,13 @@ SearchVariants search_variants(const Job& job, const SpaceRequest& request) {
       if (!is_fixed(job, "mesh.shard") && !is_fixed(job, "mesh.replicate")) {
         space.shard_groups.clear();
       }
-      list.push_back({std::move(other), std::move(space)});
+      add_by_model(list, {std::move(other), std::move(space)});
     }
     return list;
   };
   for (Job& other : free_variants(job)) {
     SearchSpace space = space_of_variant(other, of_knobs);
-    variants.list.push_back({std::move(other), std::move(space)});
+    add_by_model(variants.list, {std::move(other), std::move(space)});
   }
   if (axes.empty()) {
     // A batch that the ranks do not divide is a mistake to be named, not to be mended by axes.
@@ -276,8 +356,9 @@ std::vector<Alternative> find_alternatives(const Job& job, const SpaceRequest& r
     auto other = changed_job(job, assignments);
     if (!other) continue;
     SearchSpace space = space_of_variant(*other, of_knobs);
-    const SearchResult result =
-        search_job({{{std::move(*other), std::move(space)}}, {}}, best_alone).result;
+    SearchVariants variants;
+    add_by_model(variants.list, {std::move(*other), std::move(space)});
+    const SearchResult result = search_job(variants, best_alone).result;
     const bool is_worth =
         result.best &&
         (!found.best || result.best->seconds < found.best->seconds * (1 - kWorthNaming));

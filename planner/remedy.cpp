@@ -204,6 +204,26 @@ std::optional<Remedy> more_gpus(const Trials& trials,
   return std::nullopt;
 }
 
+// Where every rank holds the parameters whole: the runtime that shards them, over every GPU.
+std::optional<Remedy> another_runtime(const Job& job, const Plan& plan, const MemoryTerms& terms) {
+  const RuntimeKind kind = plan.runtime.kind;
+  if (kind != RuntimeKind::kDdp && kind != RuntimeKind::kZero1 && kind != RuntimeKind::kZero2) {
+    return std::nullopt;
+  }
+  const Assignments sharded = {
+      fmt::format("runtime={}", to_string(RuntimeKind::kFsdp2)),
+      fmt::format("mesh.shard={}", job.cluster.gpus / (plan.mesh.cp * plan.mesh.tp)),
+      "mesh.replicate=1"};
+  const auto other = changed_job(job, sharded);
+  if (!other) return std::nullopt;
+  const Trials trials(*other, other->resolved.plan, terms);
+  auto remedy = trials.with({});
+  if (!remedy) remedy = one_key(trials, trials.knobs());
+  if (!remedy) remedy = two_keys(trials, trials.knobs());
+  if (remedy) remedy->changes = joined(sharded, remedy->changes);
+  return remedy;
+}
+
 }  // namespace
 
 RemedySearch find_remedy(const Job& job, const Plan& plan, const MemoryTerms& terms) {
@@ -219,6 +239,7 @@ RemedySearch find_remedy(const Job& job, const Plan& plan, const MemoryTerms& te
   }
   if (!search.found) search.found = more_gpus(trials, {{}}, job.cluster);
   if (!search.found) search.found = more_gpus(trials, sets, job.cluster);
+  if (!search.found) search.found = another_runtime(job, plan, terms);
   return search;
 }
 

@@ -288,7 +288,7 @@ bool least_holds(const SizedJob& job, const Cluster& cluster, const MemoryTerms&
   plan.reshard_after_forward =
       space.reshards.empty() ? RangedPolicy<Reshard>{} : space.base.reshard_after_forward;
   plan.recompute = space.recomputes.empty() ? RangedPolicy<Recompute>{Recompute::kFull, {}}
-                                            : space.recomputes.front();
+                                            : space.recomputes.back();
   plan.prefetch = space.prefetches.empty() ? Prefetch{} : space.prefetches.front();
   const std::int64_t inner = plan.mesh.cp * plan.mesh.tp;
   const std::int64_t ranks = cluster.gpus / inner;

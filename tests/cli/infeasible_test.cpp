@@ -78,6 +78,17 @@ TEST(Infeasible, MoreGpus) {
   EXPECT_EQ(bigger.exit_code, 0) << bigger.err;
 }
 
+// DDP holds 16 bytes a parameter on every GPU, whatever their number: 8.03 B x 16 > 80 GB.
+TEST(Infeasible, AnotherRuntimeWhereParametersAreWhole) {
+  const std::string job = "predict --model llama-3.1-8b --cluster 16xh100 --json";
+  const Outcome outcome = run(job + " --runtime ddp");
+  EXPECT_EQ(outcome.exit_code, 4);
+  const auto remedy = json_of(outcome).at("infeasible").at("remedy");
+  expect_says(flags_of(remedy), "runtime=fsdp2");
+  const Outcome sharded = run(job + flags_of(remedy));
+  EXPECT_EQ(sharded.exit_code, 0) << sharded.err;
+}
+
 TEST(Infeasible, NothingHelps) {
   const Outcome outcome = run("predict --model llama-3.1-8b --cluster 8xh100 --sequence 16777216");
   EXPECT_EQ(outcome.exit_code, 4);
