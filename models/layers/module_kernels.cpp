@@ -83,9 +83,10 @@ bool ends_in_layer_norm(const LayerSpec& layer) {
          layer.operations.back().function == Function::kLayerNorm;
 }
 
-// A block that ends in its norm hands on what the norm leaves.
+// A block, or an embedding, that ends in its norm hands on what the norm leaves.
 bool ends_in_norm(const LayerSpec& layer) {
-  return layer.role == LayerRole::kBlock && !layer.operations.empty() &&
+  const bool is_stream = layer.role == LayerRole::kBlock || layer.role == LayerRole::kEmbedding;
+  return is_stream && !layer.operations.empty() &&
          layer.operations.back().kind == OperationKind::kNorm;
 }
 
