@@ -216,6 +216,8 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
     for (const char* axis : {"tp", "cp", "ep", "etp"}) {
       if (row.count(axis, 1) > 1) plan.add(fmt::format("mesh.{}={}", axis, row.count(axis)));
     }
+    plan.map("cp_exchange", "context_parallel.rotate",
+             {{"p2p", "alltoall"}, {"all_gather", "allgather"}, {"a2a", "ulysses"}});
     if (row.word("dispatcher") == "deepep") plan.add("expert_parallel.dispatcher=deepep");
     if (row.word("sequence_parallel") == "no") plan.add("tensor_parallel.sequence=false");
     if (row.count("async_tp") == 1) plan.add("tensor_parallel.async=true");

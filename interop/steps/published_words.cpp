@@ -149,6 +149,26 @@ const std::vector<Rule>& expert_overlaps() {
   return rules;
 }
 
+// Megatron-LM's own words (megatron/training/arguments.py: --attention-backend, --cp-comm-type).
+// TransformerEngine's flash backend is FlashAttention-2 where 3 was not built besides.
+const std::vector<Rule>& attentions() {
+  static const std::vector<Rule> rules = {
+      {"attention backend flash", {{"attention_kernel", "fa2"}}, ""},
+      {"", {}, ""},
+  };
+  return rules;
+}
+
+const std::vector<Rule>& exchanges() {
+  static const std::vector<Rule> rules = {
+      {"cp-comm-type p2p", {{"cp_exchange", "p2p"}}, ""},
+      {"cp-comm-type all_gather", {{"cp_exchange", "all_gather"}}, ""},
+      {"cp-comm-type a2a", {{"cp_exchange", "a2a"}}, ""},
+      {"", {}, ""},
+  };
+  return rules;
+}
+
 std::string letters_of(std::string_view text) {
   std::string result;
   for (const char c : lower(text)) {
@@ -304,6 +324,8 @@ class RowReader {
   // and perf_recipes: deepseek, qwen, gpt_oss; set_full_iter_cg_configs).
   void add_recipe(const std::string& runtime, const std::string& note) {
     apply(graphs(), "note", note);
+    apply(attentions(), "note", note);
+    apply(exchanges(), "note", note);
     apply(expert_overlaps(), "note", note);
     // Experts of fixed capacity: whole layers are captured (v0.1.0,
     // scripts/performance/configs/qwen3, cuda_graphs: true where run_script.py drops tokens, on

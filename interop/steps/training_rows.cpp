@@ -46,6 +46,7 @@ const std::vector<WordColumn>& word_columns() {
       {"offload", {"none", "optimizer", "params"}},
       {"sequence_parallel", {"yes", "no"}},
       {"dispatcher", {"alltoall", "deepep"}},
+      {"cp_exchange", {"p2p", "all_gather", "a2a"}},
       {"overlap", {"yes", "no"}},
       {"expert_overlap", {"yes", "no"}},
       {"cuda_graphs", {"none", "modules", "iteration"}},

@@ -174,6 +174,25 @@ TEST(PublishedWords, RecipesOfMegatronBridgeSayGraphsAndOverlap) {
   }
 }
 
+// Megatron-LM's own words for attention and for what travels over cp; a note without them leaves
+// the plan's.
+TEST(PublishedWords, NotesOfMegatronLmSayAttentionAndExchange) {
+  using Rotate = ContextParallel::Rotate;
+  for (const auto& [note, rotate] : {std::pair("cp-comm-type p2p; ", Rotate::kAllToAll),
+                                     {"cp-comm-type all_gather; ", Rotate::kAllGather},
+                                     {"cp-comm-type a2a; ", Rotate::kUlysses},
+                                     {"", ContextParallel().rotate}}) {
+    const CsvTable one(
+        "model,gpu,n_gpus,seq,micro_batch,global_batch,tp,cp,recompute,dtype,runtime,step_s,note\n"
+        "Llama 3.1 8B,H100 SXM,8,8192,1,8,1,8,none,bf16,Megatron-LM (DDP),6,\"" +
+            std::string(note) + (*note == 0 ? "" : "attention backend flash") + "\"\n",
+        "notes.csv");
+    const Plan plan = training_job(read_training_rows(one).front()).resolved.plan;
+    EXPECT_EQ(plan.context_parallel.rotate, rotate) << note;
+    EXPECT_EQ(plan.attention == AttentionKernel::kFa2, *note != 0) << note;
+  }
+}
+
 // Experts of fixed capacity are captured whole; AutoModel's benchmarks run TransformerEngine's
 // kernels under FSDP2.
 TEST(PublishedWords, WhatCodesDoBesidesTheirColumns) {
