@@ -231,7 +231,7 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
       plan.add("megatron.overlap_expert_parallel=true");
     }
     plan.map("cuda_graphs", "megatron.cuda_graphs",
-             {{"modules", "modules"}, {"iteration", "iteration"}});
+             {{"modules", "modules"}, {"iteration", "iteration"}, {"routers", "routers"}});
     return;
   }
   if (runtime == "ddp" || is_zero) {

@@ -135,6 +135,8 @@ const std::vector<Rule>& graphs() {
       {"full_iteration", {{"cuda_graphs", "iteration"}}, ""},
       {"cuda_graph_scope ['attn'", {{"cuda_graphs", "modules"}}, ""},
       {"cuda graphs of attention", {{"cuda_graphs", "modules"}}, ""},
+      {"cuda_graph_scope ['moe_router'", {{"cuda_graphs", "routers"}}, ""},
+      {"cuda graphs of moe_router", {{"cuda_graphs", "routers"}}, ""},
       {"", {}, ""},
   };
   return rules;
@@ -338,11 +340,18 @@ class RowReader {
     if (note.starts_with("full; recipe") && cell("dispatcher").empty() && !has_backend) {
       row_.words["dispatcher"] = "alltoall";
     }
-    constexpr std::string_view kBridge = "megatron-bridge 26.";
+    // A release ("26.06") publishes recipes for speed, which fuse the router (perf_recipes:
+    // moe_router_fusion); those of a month or a day are a model's.
+    constexpr std::string_view kBridge = "megatron-bridge ";
     const std::size_t at = runtime.find(kBridge);
-    const bool is_late = at != std::string::npos && runtime.substr(at + kBridge.size(), 2) >= "06";
-    const bool is_recipe = is_late || note.find("pretrain_performance") != std::string::npos;
-    if (row_.has("cuda_graphs") || !is_recipe || lower(cell("dtype")) != "mxfp8") return;
+    const std::string release =
+        at == std::string::npos ? "" : runtime.substr(at + kBridge.size(), 5);
+    const bool is_release = release.size() == 5 && release[2] == '.';
+    const bool is_recipe = (is_release && release >= "26.06") ||
+                           note.find("pretrain_performance") != std::string::npos;
+    if (row_.has("cuda_graphs")) return;
+    if (is_release || is_recipe) row_.words["cuda_graphs"] = "routers";
+    if (!is_recipe || lower(cell("dtype")) != "mxfp8") return;
     if (note.find("cuda_graph") != std::string::npos) return;  // told
     row_.words["cuda_graphs"] = "iteration";
     row_.words["expert_overlap"] = "yes";

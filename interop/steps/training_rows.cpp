@@ -49,7 +49,7 @@ const std::vector<WordColumn>& word_columns() {
       {"cp_exchange", {"p2p", "all_gather", "a2a"}},
       {"overlap", {"yes", "no"}},
       {"expert_overlap", {"yes", "no"}},
-      {"cuda_graphs", {"none", "modules", "iteration"}},
+      {"cuda_graphs", {"none", "modules", "iteration", "routers"}},
       {"gpu", {}},
       {"zoo_model", {}},
       {"score", {"yes", "flag", "no"}},

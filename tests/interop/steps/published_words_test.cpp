@@ -159,8 +159,11 @@ TEST(PublishedWords, RecipesOfMegatronBridgeSayGraphsAndOverlap) {
              Graphs::kIteration, true},
         Case{"26.06", "MXFP8", "cuda_graph_scope ['attn', 'moe_router']", Graphs::kModules, false},
         Case{"26.08", "MXFP8", "routing forced balanced", Graphs::kIteration, true},
-        Case{"26.04", "MXFP8", "routing forced balanced", Graphs::kNone, false},
-        Case{"26.08", "BF16", "routing forced balanced", Graphs::kNone, false},
+        Case{"26.04", "MXFP8", "routing forced balanced", Graphs::kRouters, false},
+        Case{"26.08", "BF16", "routing forced balanced", Graphs::kRouters, false},
+        Case{"July 2026", "BF16", "TE CUDA graphs of moe_router", Graphs::kRouters, false},
+        Case{"26.02", "BF16", "cuda_graph_scope ['moe_router', 'moe_preprocess']", Graphs::kRouters,
+             false},
         Case{"July 2026", "BF16", "EP overlap on", Graphs::kNone, true}}) {
     const CsvTable one(
         "model,gpu,n_gpus,seq,micro_batch,global_batch,tp,ep,recompute,dtype,runtime,step_s,note\n"
@@ -202,7 +205,7 @@ TEST(PublishedWords, WhatCodesDoBesidesTheirColumns) {
   };
   const std::string bridge = "Megatron-Bridge 25.09 (DDP, distributed optimizer)";
   EXPECT_EQ(said("Qwen3_30B_a3B (tokendrop)", bridge).word("cuda_graphs"), "iteration");
-  EXPECT_FALSE(said("Qwen3_30B_a3B", bridge).has("cuda_graphs"));
+  EXPECT_EQ(said("Qwen3_30B_a3B", bridge).word("cuda_graphs"), "routers");
   const TrainingRow automodel = said("Qwen3 30B A3B", "AutoModel of NVIDIA 2026-06-12 (FSDP2)");
   EXPECT_EQ(automodel.word("runtime"), "fsdp2");
   EXPECT_EQ(training_job(automodel).resolved.plan.kernels.norm, ModuleKernels::Norm::kCompute);
