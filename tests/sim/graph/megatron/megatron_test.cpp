@@ -295,8 +295,8 @@ TEST(Megatron, ExpertsMultiplyTwiceABlock) {
 }
 
 // Launches of a block that a capture of Megatron-Core's MoELayer has besides moe.cpp's (sums, maps,
-// selections): 22 + 19 forward and 11 + 3 backward, the second of each by all-to-all
-// alone; a fused router has none.
+// selections), less permutations that are fused: 22 + 10 forward, the second by all-to-all alone,
+// and 11 backward; a fused router has none.
 TEST(Megatron, RoutersLaunchMapsAndSums) {
   Plan plan = megatron_plan();
   plan.batch = {1024, 1, 1};
@@ -319,10 +319,9 @@ TEST(Megatron, RoutersLaunchMapsAndSums) {
   const auto through = small("qwen3-30b-a3b");
   plan.expert_parallel.dispatcher = ExpertParallel::Dispatcher::kDeepEp;
   const auto flex = small("qwen3-30b-a3b");
-  EXPECT_GE(through.at(EventKind::kForward) - flex.at(EventKind::kForward), 19 * 48);
+  EXPECT_GE(through.at(EventKind::kForward) - flex.at(EventKind::kForward), 10 * 48);
   EXPECT_GE(flex.at(EventKind::kForward), 22 * 48);
   EXPECT_GE(flex.at(EventKind::kBackward), 11 * 48);
-  EXPECT_GE(through.at(EventKind::kBackward) - flex.at(EventKind::kBackward), 3 * 48);
   plan.megatron.cuda_graphs = MegatronOptions::CudaGraphs::kRouters;
   const auto fused = small("qwen3-30b-a3b");
   EXPECT_EQ(flex.at(EventKind::kForward) - fused.at(EventKind::kForward), 22 * 48);
