@@ -293,7 +293,8 @@ def main():
         document[kind] = fits
         print("\n" + json.dumps(fits[0]))
     if "--write" in sys.argv:
-        FILE.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        text = json.dumps(document, separators=(",", ":")).replace("},{", "},\n{")  # a fit a line
+        FILE.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
