@@ -216,6 +216,8 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
     for (const char* axis : {"tp", "cp", "ep", "etp"}) {
       if (row.count(axis, 1) > 1) plan.add(fmt::format("mesh.{}={}", axis, row.count(axis)));
     }
+    plan.map("cp_exchange", "context_parallel.rotate",
+             {{"p2p", "alltoall"}, {"all_gather", "allgather"}, {"a2a", "ulysses"}});
     if (row.word("dispatcher") == "deepep") plan.add("expert_parallel.dispatcher=deepep");
     if (row.word("sequence_parallel") == "no") plan.add("tensor_parallel.sequence=false");
     if (row.count("async_tp") == 1) plan.add("tensor_parallel.async=true");
@@ -229,7 +231,7 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
       plan.add("megatron.overlap_expert_parallel=true");
     }
     plan.map("cuda_graphs", "megatron.cuda_graphs",
-             {{"modules", "modules"}, {"iteration", "iteration"}});
+             {{"modules", "modules"}, {"iteration", "iteration"}, {"routers", "routers"}});
     return;
   }
   if (runtime == "ddp" || is_zero) {

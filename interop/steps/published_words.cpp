@@ -135,6 +135,8 @@ const std::vector<Rule>& graphs() {
       {"full_iteration", {{"cuda_graphs", "iteration"}}, ""},
       {"cuda_graph_scope ['attn'", {{"cuda_graphs", "modules"}}, ""},
       {"cuda graphs of attention", {{"cuda_graphs", "modules"}}, ""},
+      {"cuda_graph_scope ['moe_router'", {{"cuda_graphs", "routers"}}, ""},
+      {"cuda graphs of moe_router", {{"cuda_graphs", "routers"}}, ""},
       {"", {}, ""},
   };
   return rules;
@@ -144,6 +146,26 @@ const std::vector<Rule>& expert_overlaps() {
   static const std::vector<Rule> rules = {
       {"moe_a2a_overlap true", {{"expert_overlap", "yes"}}, ""},
       {"ep overlap on", {{"expert_overlap", "yes"}}, ""},
+      {"", {}, ""},
+  };
+  return rules;
+}
+
+// Megatron-LM's own words (megatron/training/arguments.py: --attention-backend, --cp-comm-type).
+// TransformerEngine's flash backend is FlashAttention-2 where 3 was not built besides.
+const std::vector<Rule>& attentions() {
+  static const std::vector<Rule> rules = {
+      {"attention backend flash", {{"attention_kernel", "fa2"}}, ""},
+      {"", {}, ""},
+  };
+  return rules;
+}
+
+const std::vector<Rule>& exchanges() {
+  static const std::vector<Rule> rules = {
+      {"cp-comm-type p2p", {{"cp_exchange", "p2p"}}, ""},
+      {"cp-comm-type all_gather", {{"cp_exchange", "all_gather"}}, ""},
+      {"cp-comm-type a2a", {{"cp_exchange", "a2a"}}, ""},
       {"", {}, ""},
   };
   return rules;
@@ -304,6 +326,8 @@ class RowReader {
   // and perf_recipes: deepseek, qwen, gpt_oss; set_full_iter_cg_configs).
   void add_recipe(const std::string& runtime, const std::string& note) {
     apply(graphs(), "note", note);
+    apply(attentions(), "note", note);
+    apply(exchanges(), "note", note);
     apply(expert_overlaps(), "note", note);
     // Experts of fixed capacity: whole layers are captured (v0.1.0,
     // scripts/performance/configs/qwen3, cuda_graphs: true where run_script.py drops tokens, on
@@ -316,11 +340,18 @@ class RowReader {
     if (note.starts_with("full; recipe") && cell("dispatcher").empty() && !has_backend) {
       row_.words["dispatcher"] = "alltoall";
     }
-    constexpr std::string_view kBridge = "megatron-bridge 26.";
+    // A release ("26.06") publishes recipes for speed, which fuse the router (perf_recipes:
+    // moe_router_fusion); those of a month or a day are a model's.
+    constexpr std::string_view kBridge = "megatron-bridge ";
     const std::size_t at = runtime.find(kBridge);
-    const bool is_late = at != std::string::npos && runtime.substr(at + kBridge.size(), 2) >= "06";
-    const bool is_recipe = is_late || note.find("pretrain_performance") != std::string::npos;
-    if (row_.has("cuda_graphs") || !is_recipe || lower(cell("dtype")) != "mxfp8") return;
+    const std::string release =
+        at == std::string::npos ? "" : runtime.substr(at + kBridge.size(), 5);
+    const bool is_release = release.size() == 5 && release[2] == '.';
+    const bool is_recipe = (is_release && release >= "26.06") ||
+                           note.find("pretrain_performance") != std::string::npos;
+    if (row_.has("cuda_graphs")) return;
+    if (is_release || is_recipe) row_.words["cuda_graphs"] = "routers";
+    if (!is_recipe || lower(cell("dtype")) != "mxfp8") return;
     if (note.find("cuda_graph") != std::string::npos) return;  // told
     row_.words["cuda_graphs"] = "iteration";
     row_.words["expert_overlap"] = "yes";

@@ -102,8 +102,8 @@ offload (DF), torchtune's flags (TN), XTuner (XB) and LLaMA-Factory (LA) on up t
 build-nanogpt on H800 and V100 (BN) and A100 (DT), torchtitan in fp8 on B200 (TZ). Every row leaves something open: none is `score: yes`.
 Frozen in [unseen_steps_fourth_first_look.json](unseen_steps_fourth_first_look.json) before any forecast of them was seen. What it showed:
 
-- a hook of DeepSpeed's ZeRO-3 was priced as one of `fully_shard`; measured alone it takes a quarter (docs/host.md), and
-  Qwen-1.8B and 7B in micro-batches of one sequence +200 .. +337 -> +24 .. +51 %
+- a hook of DeepSpeed's ZeRO-3 was priced as one of `fully_shard`, a gather as one of a unit; measured alone they take a fifth and a third
+  (docs/host.md), and Qwen-1.8B and 7B in micro-batches of one sequence +200 .. +337 -> +5 .. +38 %
 - before the shift of first looks (10 % for rows that rest on readings, more on Hopper and Blackwell) eight families on one node with fused
   attention are -9 .. +8 % off, but for VectorLM on one GPU (+19 %) and XTuner (+13 %); with it -5 .. +33 %. The
   fit to all sets moves them less since (8 %)

@@ -16,9 +16,11 @@ namespace {
 // of small models say the same of whole layers, mixtures too (docs/host.md).
 constexpr double kEngineTimes = 2.7;
 
-// How many times as long DeepSpeed's hook around a module takes the host as one of fully_shard's:
-// 60 us where that takes 256 (ZeRO-3 against ZeRO-2 on the null GPU: docs/host.md).
-constexpr double kModuleTimes = 60 / 256.4;
+// How many times as long DeepSpeed's hook around a module takes the host as one of fully_shard's,
+// and its collective with the Python around it as that of a unit: 50 us where that takes 256, 52
+// where that takes 172 (ZeRO-3 with and without parameters that persist against ZeRO-2 on the null
+// GPU: docs/host.md).
+constexpr double kModuleTimes = 50 / 256.4, kModuleCollectiveTimes = 52 / 171.7;
 
 bool is_layer(EventKind kind) {
   return kind == EventKind::kForward || kind == EventKind::kRecompute ||
@@ -134,8 +136,13 @@ HostSeconds host_seconds(const EventGraph& graph, const Work& work, const HostCu
     return {curve.per_hook * work.hooks + row, curve.per_launch * work.launches};
   }
   const HostCounts counts = host_calls(graph, work);
-  const double all = std::inner_product(counts.begin(), counts.end(), curve.calls.begin(), 0.0);
-  const double hooks = work.hooks * curve.calls[static_cast<std::size_t>(HostCall::kHook)];
+  const auto of = [&](HostCall call) {
+    const auto i = static_cast<std::size_t>(call);
+    return static_cast<double>(counts[i]) * curve.calls[i];
+  };
+  double all = std::inner_product(counts.begin(), counts.end(), curve.calls.begin(), 0.0);
+  if (graph.host.modules) all -= (1 - kModuleCollectiveTimes) * of(HostCall::kCollective);
+  const double hooks = of(HostCall::kHook);
   const double before = curve.processor * hooks * (graph.host.modules ? kModuleTimes : 1);
   if (graph.host.captured && !is_of_optimizer(work.kind)) return {before, 0};
   const int launches = work.captured ? 1 : work.launches;

@@ -61,6 +61,8 @@ const char* to_string(MegatronOptions::CudaGraphs graphs) {
       return "modules";
     case MegatronOptions::CudaGraphs::kIteration:
       return "iteration";
+    case MegatronOptions::CudaGraphs::kRouters:
+      return "routers";
   }
   return "?";
 }

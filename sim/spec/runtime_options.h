@@ -110,8 +110,9 @@ struct MegatronOptions {
   bool overlap_expert_parallel = false;
   // What CUDA graphs replay. kModules: of each layer what precedes the dispatch of rows (attention
   // and router; all of a dense layer). kIteration: forward and backward of the whole step, for
-  // which the host knows no counts of rows.
-  enum class CudaGraphs : std::uint8_t { kNone, kModules, kIteration };
+  // which the host knows no counts of rows. kRouters: of a mixture what decides where rows go
+  // (scopes moe_router and moe_preprocess), as a fused router does it in few launches.
+  enum class CudaGraphs : std::uint8_t { kNone, kModules, kIteration, kRouters };
   CudaGraphs cuda_graphs = CudaGraphs::kNone;
   // Elements of a bucket; 0: max(40 M, 1 M x ranks that a buffer is sharded over).
   std::int64_t bucket_size = 0;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -32,6 +33,15 @@ void forget(LayerSpec& layer, Index gone) {
 }
 
 }  // namespace
+
+// Launches of MoELayer in a capture (Megatron-Core 0.16.1 on the null GPU: auxiliary loss, router
+// in fp32), less those of moe.cpp: of the router, and of a dispatcher by all-to-all, which flex
+// dispatchers do otherwise. Of the dispatcher's 19 and 3 there 9 and 3 are permutations that
+// moe_permute_fusion, which recipes set, leaves out (transformer_engine/pytorch/permutation.py).
+struct Launches {
+  std::size_t forward = 0, backward = 0;
+};
+constexpr Launches kRouter{22, 11}, kDispatcher{10, 0};
 
 bool sends_tokens(const Plan& plan) {
   const bool is_cut = plan.mesh.tp > 1 && plan.runtime.kind != RuntimeKind::kMegatron;
@@ -107,6 +117,45 @@ LayerSpec send_tokens(LayerSpec layer) {
     sums->function = Function::kAdd;
     sums->gradient = GradientRule::kAlias;
   }
+  return layer;
+}
+
+// Small kernels, one behind the other in a buffer of one number per token.
+LayerSpec route_by_maps(LayerSpec layer, const Plan& plan) {
+  if (plan.megatron.cuda_graphs == MegatronOptions::CudaGraphs::kRouters) return layer;
+  const auto is = [](Function function) {
+    return [function](const Operation& op) { return op.function == function; };
+  };
+  const auto top = find_op(layer, is(Function::kTopK));
+  if (top == layer.operations.end()) return layer;
+  const Index scores = top->inputs.front();
+  const auto router = std::find_if(
+      std::make_reverse_iterator(top), layer.operations.rend(), [](const Operation& op) {
+        return op.function == Function::kSoftmax || op.function == Function::kSigmoid;
+      });
+  const bool sends = sends_tokens(plan);
+  const std::size_t forward = kRouter.forward + (sends ? 0 : kDispatcher.forward);
+  const std::size_t backward = kRouter.backward + (sends ? 0 : kDispatcher.backward);
+  const auto map = [&] {
+    layer.tensors.push_back({.name = "routing", .per_token = 1, .type = ElementType::kFp32});
+    return static_cast<Index>(layer.tensors.size() - 1);
+  };
+  if (router != layer.operations.rend()) {
+    for (std::size_t i = 0; i < backward; ++i) router->backward_temporaries.push_back(map());
+  }
+  Operations maps(forward);
+  for (std::size_t i = 0; i < forward; ++i) {
+    Operation& op = maps[i];
+    op.name = "routing";
+    op.function = Function::kCopy;
+    op.inputs = {i == 0 ? scores : maps[i - 1].outputs.front()};
+    op.outputs = {map()};
+    op.gradient = GradientRule::kNone;
+    op.in_place = i > 0;
+    op.part = top->part;
+  }
+  maps.back().released = maps.back().outputs;
+  layer.operations.insert(top, maps.begin(), maps.end());
   return layer;
 }
 

@@ -19,4 +19,8 @@ LayerSpec weigh_in_activation(LayerSpec layer);
 // dispatch, combine). What comes back is as wide as a token.
 LayerSpec send_tokens(LayerSpec layer);
 
+// What Megatron-Core's router and dispatcher launch besides models/layers/moe.cpp: routing maps,
+// scores of the auxiliary loss and its sums, rows of each expert for the host, selections by mask.
+LayerSpec route_by_maps(LayerSpec layer, const Plan& plan);
+
 }  // namespace foreshard

@@ -91,6 +91,7 @@ LayerSpec as_executed(LayerSpec layer, const Plan& plan) {
   if (plan.mesh.cp > 1) layer = unpack_attention(std::move(layer));
   const bool sends = sends_tokens(plan);
   if (is_megatron || sends) layer = weigh_in_activation(std::move(layer));
+  if (is_megatron) layer = route_by_maps(std::move(layer), plan);
   return sends ? send_tokens(std::move(layer)) : layer;
 }
 

@@ -15,9 +15,9 @@ constexpr RuntimeSet kZero =
 constexpr RuntimeSet kMegatron = runtimes_of(RuntimeKind::kMegatron);
 
 constexpr std::array kZeroOffloads = {ZeroOffload::kNone, ZeroOffload::kCpu, ZeroOffload::kNvme};
-constexpr std::array kCudaGraphs = {MegatronOptions::CudaGraphs::kNone,
-                                    MegatronOptions::CudaGraphs::kModules,
-                                    MegatronOptions::CudaGraphs::kIteration};
+constexpr std::array kCudaGraphs = {
+    MegatronOptions::CudaGraphs::kNone, MegatronOptions::CudaGraphs::kModules,
+    MegatronOptions::CudaGraphs::kIteration, MegatronOptions::CudaGraphs::kRouters};
 constexpr std::array kPreOrPost = {"pre", "post"};
 constexpr std::array kMixedPrecisions = {"autocast", "parameters"};
 constexpr PlanKeyType kBucketOrNone = or_number<kNone>({.kind = PlanKeyType::Kind::kNumber});
@@ -172,7 +172,8 @@ constexpr PlanKey kLibraryKeys[] = {
                    .runtimes = kMegatron),
     FORESHARD_WORD("megatron.cuda_graphs", megatron.cuda_graphs, kCudaGraphs,
                    "What CUDA graphs replay: modules, what a layer computes before rows go to "
-                   "experts; iteration, forward and backward of the whole step.",
+                   "experts; iteration, forward and backward of the whole step; routers, of a "
+                   "mixture what decides where rows go (a fused router, too).",
                    .runtimes = kMegatron),
 };
 

@@ -159,8 +159,11 @@ TEST(PublishedWords, RecipesOfMegatronBridgeSayGraphsAndOverlap) {
              Graphs::kIteration, true},
         Case{"26.06", "MXFP8", "cuda_graph_scope ['attn', 'moe_router']", Graphs::kModules, false},
         Case{"26.08", "MXFP8", "routing forced balanced", Graphs::kIteration, true},
-        Case{"26.04", "MXFP8", "routing forced balanced", Graphs::kNone, false},
-        Case{"26.08", "BF16", "routing forced balanced", Graphs::kNone, false},
+        Case{"26.04", "MXFP8", "routing forced balanced", Graphs::kRouters, false},
+        Case{"26.08", "BF16", "routing forced balanced", Graphs::kRouters, false},
+        Case{"July 2026", "BF16", "TE CUDA graphs of moe_router", Graphs::kRouters, false},
+        Case{"26.02", "BF16", "cuda_graph_scope ['moe_router', 'moe_preprocess']", Graphs::kRouters,
+             false},
         Case{"July 2026", "BF16", "EP overlap on", Graphs::kNone, true}}) {
     const CsvTable one(
         "model,gpu,n_gpus,seq,micro_batch,global_batch,tp,ep,recompute,dtype,runtime,step_s,note\n"
@@ -174,6 +177,25 @@ TEST(PublishedWords, RecipesOfMegatronBridgeSayGraphsAndOverlap) {
   }
 }
 
+// Megatron-LM's own words for attention and for what travels over cp; a note without them leaves
+// the plan's.
+TEST(PublishedWords, NotesOfMegatronLmSayAttentionAndExchange) {
+  using Rotate = ContextParallel::Rotate;
+  for (const auto& [note, rotate] : {std::pair("cp-comm-type p2p; ", Rotate::kAllToAll),
+                                     {"cp-comm-type all_gather; ", Rotate::kAllGather},
+                                     {"cp-comm-type a2a; ", Rotate::kUlysses},
+                                     {"", ContextParallel().rotate}}) {
+    const CsvTable one(
+        "model,gpu,n_gpus,seq,micro_batch,global_batch,tp,cp,recompute,dtype,runtime,step_s,note\n"
+        "Llama 3.1 8B,H100 SXM,8,8192,1,8,1,8,none,bf16,Megatron-LM (DDP),6,\"" +
+            std::string(note) + (*note == 0 ? "" : "attention backend flash") + "\"\n",
+        "notes.csv");
+    const Plan plan = training_job(read_training_rows(one).front()).resolved.plan;
+    EXPECT_EQ(plan.context_parallel.rotate, rotate) << note;
+    EXPECT_EQ(plan.attention == AttentionKernel::kFa2, *note != 0) << note;
+  }
+}
+
 // Experts of fixed capacity are captured whole; AutoModel's benchmarks run TransformerEngine's
 // kernels under FSDP2.
 TEST(PublishedWords, WhatCodesDoBesidesTheirColumns) {
@@ -183,7 +205,7 @@ TEST(PublishedWords, WhatCodesDoBesidesTheirColumns) {
   };
   const std::string bridge = "Megatron-Bridge 25.09 (DDP, distributed optimizer)";
   EXPECT_EQ(said("Qwen3_30B_a3B (tokendrop)", bridge).word("cuda_graphs"), "iteration");
-  EXPECT_FALSE(said("Qwen3_30B_a3B", bridge).has("cuda_graphs"));
+  EXPECT_EQ(said("Qwen3_30B_a3B", bridge).word("cuda_graphs"), "routers");
   const TrainingRow automodel = said("Qwen3 30B A3B", "AutoModel of NVIDIA 2026-06-12 (FSDP2)");
   EXPECT_EQ(automodel.word("runtime"), "fsdp2");
   EXPECT_EQ(training_job(automodel).resolved.plan.kernels.norm, ModuleKernels::Norm::kCompute);

@@ -294,6 +294,40 @@ TEST(Megatron, ExpertsMultiplyTwiceABlock) {
   EXPECT_EQ(grouped[EventKind::kBackward], 4 * 48);
 }
 
+// Launches of a block that a capture of Megatron-Core's MoELayer has besides moe.cpp's (sums, maps,
+// selections), less permutations that are fused: 22 + 10 forward, the second by all-to-all alone,
+// and 11 backward; a fused router has none.
+TEST(Megatron, RoutersLaunchMapsAndSums) {
+  Plan plan = megatron_plan();
+  plan.batch = {1024, 1, 1};
+  plan.mesh = {8, 1};
+  plan.mesh.ep = 8;
+  const auto small = [&](const std::string& name) {
+    const EventGraph graph = build_training_step(load_zoo_model(name), plan);
+    std::map<EventKind, std::int64_t> counts;
+    for (const Row& row : graph.rows) {
+      const Work& work = graph.works[row.work];
+      for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
+        const Kernel& kernel = graph.kernels[k];
+        const bool is_map = kernel.bytes.count() <= 8 * 1024 * 128 &&
+                            kernel.kind == KernelKind::kMemory && kernel.bytes.count() > 0;
+        if (is_map) ++counts[row.kind];
+      }
+    }
+    return counts;
+  };
+  const auto through = small("qwen3-30b-a3b");
+  plan.expert_parallel.dispatcher = ExpertParallel::Dispatcher::kDeepEp;
+  const auto flex = small("qwen3-30b-a3b");
+  EXPECT_GE(through.at(EventKind::kForward) - flex.at(EventKind::kForward), 10 * 48);
+  EXPECT_GE(flex.at(EventKind::kForward), 22 * 48);
+  EXPECT_GE(flex.at(EventKind::kBackward), 11 * 48);
+  plan.megatron.cuda_graphs = MegatronOptions::CudaGraphs::kRouters;
+  const auto fused = small("qwen3-30b-a3b");
+  EXPECT_EQ(flex.at(EventKind::kForward) - fused.at(EventKind::kForward), 22 * 48);
+  EXPECT_EQ(flex.at(EventKind::kBackward) - fused.at(EventKind::kBackward), 11 * 48);
+}
+
 RC_GTEST_PROP(MegatronProperty, RowsPointBackAndBuffersAreFreedOnce, ()) {
   const RandomStep r = random_step();
   Plan plan;
