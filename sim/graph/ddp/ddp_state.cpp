@@ -220,10 +220,16 @@ void Ddp::optimizer(bool stepped) {
 }
 
 // transformers' Adafactor.step: the update of a parameter lives until the next one's square is
-// there.
+// there. Trainer's first group are the parameters that decay, matrices (trainer.py,
+// create_optimizer).
 void Ddp::adafactor() {
+  std::vector<std::int32_t> order = stepped();
+  std::stable_partition(order.begin(), order.end(), [&](std::int32_t p) {
+    const LayerSpec& layer = spec_of(parameter(p).layer);
+    return layer.parameters[static_cast<std::size_t>(parameter(p).index)].shape.size() > 1;
+  });
   std::int32_t update = kNoBuffer;
-  for (const std::int32_t p : stepped()) {
+  for (const std::int32_t p : order) {
     const auto temporary = [&] {
       return allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
                       Bytes(parameter(p).numel * 4));
