@@ -195,6 +195,7 @@ struct ReservedReplay::State {
         allocator(settings, memory),
         block_of(log.bytes.size(), CachingAllocator::kNoBlock) {
     if (inputs.times != nullptr && records_streams(graph)) clock.emplace(graph, *inputs.times);
+    if (!log.rebuilt.empty()) find_second_reduction(graph);
     // Ages of blocks, of which a garbage collection takes the oldest, do not repeat.
     if (inputs.folds && !clock && settings.garbage_collection_threshold == 0) {
       runs = log.repeated(graph);
@@ -215,8 +216,7 @@ struct ReservedReplay::State {
     }
     if (step == 2 && first_bucket != CachingAllocator::kNoBlock) {
       row = kNoEvent;
-      allocator.free(first_bucket);
-      if (traced != nullptr) take_history(-1);
+      free_first_bucket();
       for (const std::int32_t tensor : log.rebuilt) allocate(tensor);
       note_stall();
     }
@@ -230,6 +230,9 @@ struct ReservedReplay::State {
         ++run;
       }
       row = static_cast<EventId>(r);
+      if (step == 1 && row == rebuilds_at) {
+        for (const std::int32_t tensor : log.rebuilt) allocate(tensor);
+      }
       for (const LibraryBlock& block : log.library) {
         if (step == 1 && block.row == row && !failed) take(block.bytes, block.stream, -1);
       }
@@ -240,9 +243,31 @@ struct ReservedReplay::State {
         const std::int32_t action = log.actions[i];
         action >= 0 ? allocate(action) : free(~action, log.recorded[i]);
       }
+      if (step == 1 && row == drops_at && !failed) free_first_bucket();
       note_stall();
     }
     if (!failed) hand_on();
+  }
+
+  // Where every micro-batch reduces, the second forward of step 1 assigns the buckets; the first
+  // one lives until the backward behind it has reduced, as its last work does.
+  void find_second_reduction(const EventGraph& graph) {
+    bool reduces = false;
+    for (std::size_t r = 0; r < graph.rows.size(); ++r) {
+      const std::int32_t microbatch = graph.details[r].microbatch;
+      if (microbatch > 1) return;
+      const bool is_reduction = graph.rows[r].kind == EventKind::kAllReduce;
+      if (microbatch == 0) reduces |= is_reduction;
+      if (microbatch == 0 || !reduces) continue;
+      if (rebuilds_at == kNoEvent) rebuilds_at = static_cast<EventId>(r);
+      if (is_reduction) drops_at = static_cast<EventId>(r);
+    }
+  }
+
+  void free_first_bucket() {
+    allocator.free(first_bucket);
+    first_bucket = CachingAllocator::kNoBlock;
+    if (traced != nullptr) take_history(-1);
   }
 
   void open() {
@@ -336,7 +361,10 @@ struct ReservedReplay::State {
     const bool takes = std::any_of(log.library.begin(), log.library.end(), [&](const auto& block) {
       return block.row >= static_cast<EventId>(r) && block.row < static_cast<EventId>(behind);
     });
-    if (behind + 1 >= log.row_begin.size() || (step == 1 && takes)) return false;
+    if (behind + 1 >= log.row_begin.size() ||
+        (step == 1 && (takes || drops_at >= static_cast<EventId>(r)))) {
+      return false;
+    }
     std::vector<CachingAllocator::BlockId> blocks;
     const auto tensor_of = [&](const Standing::Live& live, std::uint32_t from) {
       return static_cast<std::size_t>(log.actions[static_cast<std::size_t>(from + live.action)]);
@@ -432,6 +460,7 @@ struct ReservedReplay::State {
   std::optional<StreamClock> clock;
   std::vector<CachingAllocator::BlockId> block_of;                      // by tensor
   CachingAllocator::BlockId first_bucket = CachingAllocator::kNoBlock;  // of all in log.rebuilt
+  EventId rebuilds_at = kNoEvent, drops_at = kNoEvent;                  // rows of step 1
   std::vector<HostStall> stalls;
   std::vector<AllocatorTraceEntry> history;
   std::vector<TracedAction>* traced = nullptr;  // every entry is also appended there

@@ -161,6 +161,13 @@ TEST(ReservedReplay, DdpAssignsItsBucketsInTheSecondStep) {
   EXPECT_EQ(*(sent + 1), -whole);
   EXPECT_EQ(before_rows(1), expected);
   EXPECT_TRUE(before_rows(2).empty());
+  // Two micro-batches that each reduce: the second one's forward assigns them, in step 1.
+  plan.batch.accumulation = 2;
+  const EventGraph twice = build_training_step(tiny_model(2), plan);
+  for (const TracedAction& a :
+       trace_step(twice, {}, DeviceMemory::unlimited(), 1, inputs).actions) {
+    EXPECT_NE(a.row, kNoEvent);
+  }
   plan.ddp.find_unused_parameters = true;
   EXPECT_EQ(buckets_of(plan), Buckets::kFromTheStart);
 }
