@@ -84,7 +84,16 @@ def compared(program, said, result):
     }
 
 
+def drawn():
+    """Cases that say all of themselves: of tests/preset_cases, those with a program."""
+    for file in sorted((HERE.parents[1] / "tests/preset_cases").glob("*.json")):
+        held = json.loads(file.read_text(encoding="utf-8"))
+        if "program" in held["case"]:
+            yield file.stem, {"null": [], **held["case"], "config": held["config"]}
+
+
 def table():
+    yield from drawn()
     held = json.loads((HERE / "cases.json").read_text(encoding="utf-8"))
     for name, case in held["cases"].items():
         usual = held["trainers"][case["trainer"]]
@@ -100,7 +109,8 @@ def scored(args, name, case, folder):
         return {"failed": failure}
     if args.record:
         args.record.mkdir(parents=True, exist_ok=True)
-        row = {"id": name, "case": {"trainer": case["trainer"], "version": case["version"], "run": case["run"], "set": case["set"]}, "config": case["config"], "result": result}
+        said = ("trainer", "version", "run", "set") + (("program", "unsaid") if case["program"] == "hf_trainer" else ())
+        row = {"id": name, "case": {key: case[key] for key in said}, "config": case["config"], "result": result}
         (args.record / f"{name}.json").write_text(json.dumps(row, separators=(",", ":")))
     return compared(args.bin / "foreshard", words(case, folder), result)
 

@@ -1,6 +1,8 @@
 // The CUDA runtime's memory.
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <mutex>
 
 #include "exec/null/abi.h"
 #include "exec/null/device.h"
@@ -26,6 +28,33 @@ Status set(void* to, int value, std::uint64_t bytes, StreamHandle stream) {
   set_bytes(to, value, bytes);
   record_copy({'s', stream, bytes, to});
   return kSuccess;
+}
+
+// Host memory that the GPU can reach: allocated here, or registered. Tensor.is_pinned() asks.
+class Pinned {
+ public:
+  void add(const void* at, std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    ranges_[static_cast<const char*>(at)] = bytes;
+  }
+  void remove(const void* at) {
+    const std::lock_guard lock(mutex_);
+    ranges_.erase(static_cast<const char*>(at));
+  }
+  bool holds(const void* at) {
+    const std::lock_guard lock(mutex_);
+    const auto* byte = static_cast<const char*>(at);
+    auto range = ranges_.upper_bound(byte);
+    return range != ranges_.begin() && byte < (--range)->first + range->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<const char*, std::size_t> ranges_;
+};
+Pinned& pinned() {
+  static auto& all = *new Pinned;  // libraries free host memory when the process ends
+  return all;
 }
 
 }  // namespace
@@ -68,6 +97,7 @@ FORESHARD_NULL_API Status cudaHostAlloc(void** at, std::size_t bytes, unsigned) 
   if (const Status status = refuse_unsafe(__func__)) return status;
   *at = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
   if (*at == nullptr) return kMemoryAllocation;
+  pinned().add(*at, bytes);
   hand_out(*at, bytes, Holder::kProgram);  // copies from and to it are work of streams
   return kSuccess;
 }
@@ -76,11 +106,18 @@ FORESHARD_NULL_API Status cudaMallocHost(void** at, std::size_t bytes) {
 }
 FORESHARD_NULL_API Status cudaFreeHost(void* at) {
   take_back(at);
+  pinned().remove(at);
   std::free(at);
   return kSuccess;
 }
-FORESHARD_NULL_API Status cudaHostRegister(void*, std::size_t, unsigned) { return kSuccess; }
-FORESHARD_NULL_API Status cudaHostUnregister(void*) { return kSuccess; }
+FORESHARD_NULL_API Status cudaHostRegister(void* at, std::size_t bytes, unsigned) {
+  pinned().add(at, bytes);
+  return kSuccess;
+}
+FORESHARD_NULL_API Status cudaHostUnregister(void* at) {
+  pinned().remove(at);
+  return kSuccess;
+}
 FORESHARD_NULL_API Status cudaHostGetDevicePointer(void** device, void* host, unsigned) {
   *device = host;
   return kSuccess;
@@ -135,7 +172,7 @@ FORESHARD_NULL_API Status cudaGetSymbolAddress(void** at, const void* symbol) {
 }
 FORESHARD_NULL_API Status cudaPointerGetAttributes(PointerAttributes* a, const void* at) {
   std::memset(a, 0, sizeof *a);
-  a->type = is_device(at) ? 2 : 0;
+  a->type = is_device(at) ? 2 : pinned().holds(at) ? 1 : 0;
   a->device = current_device();
   a->device_pointer = const_cast<void*>(at);
   return kSuccess;

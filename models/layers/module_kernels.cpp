@@ -471,7 +471,7 @@ class Rewriter {
 
   bool is_loss_cast(const Operation& op) const {
     return plan_.autocast && !plan_.loss_in_forward && old_.role == LayerRole::kLoss &&
-           op.function == Function::kCast;
+           plan_.loss.kind != Loss::Kind::kSmoothed && op.function == Function::kCast;
   }
 
   const LayerSpec old_;

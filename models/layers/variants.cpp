@@ -33,6 +33,11 @@
 //              tiles of 4,096 tokens and 32,768 words, forward and again backward, where fp32 sums
 //              of both gradients stand beside them and are cast at the end (trl/kernels/
 //              chunked_logprob.py, and its width in trl/trainer/utils.py; TRL 1.16)
+//   smoothed   transformers' LabelSmoother (trainer_pt_utils.py), behind the model, which keeps its
+//              outputs until then: negative log-probabilities stand beside log-probabilities, 4V
+//              (fp32: 8V), and backward has the gradients of their sum and of the gathered ones,
+//              4V. Where the model's class keeps its name (fully_shard changes it), logits are
+//              shifted first, a copy.
 //   chunked-N  log-probabilities of all chunks are saved, fp32 copies and gradients are of one
 //   chunk:
 //              2V + 4V + 4V/N forward, then 4V + 8V/N, then the chunks' gradients and their
@@ -191,10 +196,61 @@ void leave_out_cast(LayerSpec& layer) {
   }
 }
 
+// transformers' LabelSmoother.
+void smooth_labels(LayerSpec& layer, const Plan& plan) {
+  std::vector<Operation>& ops = layer.operations;
+  const bool has_cast = ops.front().function == Function::kCast;
+  // fully_shard renames the class. Accelerate's prepare_model makes outputs of autocast fp32.
+  const bool is_known = plan.runtime.kind != RuntimeKind::kFsdp2;
+  const bool is_fp32 =
+      plan.runtime.kind == RuntimeKind::kDdp || plan.runtime.kind == RuntimeKind::kFsdp1;
+  if (has_cast && !is_fp32) leave_out_cast(layer);
+  if (has_cast && is_fp32) ops.front().released.push_back(0);
+  const auto softmax = std::find_if(ops.begin(), ops.end(), [](const Operation& op) {
+    return op.function == Function::kLogSoftmax;
+  });
+  const auto at = softmax - ops.begin();
+  const Index logits = softmax->inputs.front(), probabilities = softmax->outputs.front();
+  const auto another = [&](const char* name) {
+    TensorSpec spec = tensor(layer, probabilities);
+    spec.name = name;
+    return add_tensor(layer, std::move(spec));
+  };
+  const Index negative = another("negative_log_probabilities");
+  Operation negate;
+  negate.name = "negate";
+  negate.function = Function::kScale;
+  negate.inputs = {probabilities};
+  negate.outputs = {negative};
+  ops.insert(ops.begin() + at + 1, std::move(negate));
+  Operation& loss = ops.back();
+  loss.inputs = {negative};
+  std::replace(loss.saved.begin(), loss.saved.end(), probabilities, negative);
+  loss.released = {logits};
+  // Of fp32, the sum's gradient is a view.
+  if (tensor(layer, probabilities).type == ElementType::kCompute &&
+      plan.compute_dtype() != DType::kFp32) {
+    loss.backward_workspace = {another("gathered.grad")};
+  }
+  if (!is_known || plan.batch.micro_batch == 1) return;  // of one sequence it is a view
+  const Index shifted = another("shifted_logits");
+  loss.released.push_back(shifted);
+  ops[static_cast<std::size_t>(at)].inputs = {shifted};
+  Operation shift;
+  shift.name = "shift";
+  shift.function = Function::kCopy;
+  shift.inputs = {logits};
+  shift.outputs = {shifted};
+  ops.insert(ops.begin() + at, std::move(shift));
+}
+
 void apply_loss(LayerSpec& layer, const Plan& plan) {
   switch (plan.loss.kind) {
     case Loss::Kind::kEagerCompute:
       leave_out_cast(layer);
+      return;
+    case Loss::Kind::kSmoothed:
+      smooth_labels(layer, plan);
       return;
     case Loss::Kind::kEager:
       if (plan.logits == Logits::kHeld) {

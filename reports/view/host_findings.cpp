@@ -34,7 +34,7 @@ constexpr Remedy kRemedies[] = {
     {[](const Plan& plan, const HostCounts&) { return plan.batch.accumulation <= 1; },
      "a larger micro-batch or longer sequences: the host's time stays, the GPU's grows"},
     {[](const Plan& plan, const HostCounts&) {
-       return plan.optimizer.kind != Optimizer::Kind::kSgd &&
+       return plan.optimizer.kind == Optimizer::Kind::kAdamW &&
               plan.optimizer.implementation != Optimizer::Implementation::kFused;
      },
      "a fused optimizer (optimizer.implementation: fused)"},

@@ -22,6 +22,12 @@ namespace {
 // temporary (2), div_ (2) and add_ (2) of it, addcdiv_ (4).
 constexpr std::array<std::int64_t, 8> kForeachAdamWPasses = {2, 3, 2, 3, 2, 2, 2, 4};
 
+// transformers' Adafactor, whose update of a parameter is 15 operations of its size
+// (optimization.py, step and _approx_sq_grad): the parameter's norm (1), square of the gradient
+// (2), add (2), two means (2), outer product (1), times the gradient (3), its norm (1), div_ (2),
+// mul_ (2), negation (2), add_ (3).
+constexpr std::array<std::int64_t, 11> kAdafactorPasses = {1, 2, 2, 2, 1, 3, 1, 2, 2, 2, 3};
+
 bool is_layer_kind(EventKind kind) {
   return kind == EventKind::kForward || kind == EventKind::kRecompute ||
          kind == EventKind::kBackward || kind == EventKind::kLoss;
@@ -604,6 +610,18 @@ Kernel StepBuilder::copy_kernel(std::int64_t bytes_moved) {
   return memory_kernel(MemoryClass::kCopy, bytes_moved);
 }
 
+int StepBuilder::moments() const {
+  switch (plan_.optimizer.kind) {
+    case Optimizer::Kind::kAdamW:
+      return 2;
+    case Optimizer::Kind::kMomentum:
+    case Optimizer::Kind::kAdafactor:  // of vectors, as shards of flat parameters are
+      return 1;
+    default:  // none, or of another size than the parameter's (ddp)
+      return 0;
+  }
+}
+
 std::vector<Kernel> StepBuilder::optimizer_kernels(std::int64_t elements) const {
   const std::int64_t state = size_of(plan_.optimizer.state);
   const std::int64_t master = size_of(plan_.master_dtype);
@@ -612,9 +630,25 @@ std::vector<Kernel> StepBuilder::optimizer_kernels(std::int64_t elements) const 
     kernels.push_back(
         memory_kernel(MemoryClass::kOptimizer, checked_multiply(elements, bytes_per_element)));
   };
-  if (plan_.optimizer.kind == Optimizer::Kind::kSgd) {
-    pass(3 * master);  // p -= lr * g
-    return kernels;
+  switch (plan_.optimizer.kind) {
+    case Optimizer::Kind::kAdamW:
+      break;
+    case Optimizer::Kind::kSgd:
+      pass(3 * master);  // p -= lr * g
+      return kernels;
+    case Optimizer::Kind::kMomentum:
+      for (int i = 0; i < 2; ++i) pass(3 * master);  // m = b * m + g, then as SGD with m for g
+      return kernels;
+    case Optimizer::Kind::kAdafactor:
+      for (std::int64_t tensors : kAdafactorPasses) pass(tensors * master);
+      return kernels;
+    case Optimizer::Kind::kAdamW8bit:
+    case Optimizer::Kind::kPagedAdamW8bit:
+      pass(3 * master + 4);  // as fused, states of a byte
+      return kernels;
+    case Optimizer::Kind::kPagedAdamW:
+      pass(3 * master + 4 * 4);
+      return kernels;
   }
   if (plan_.optimizer.implementation == Optimizer::Implementation::kFused) {
     // Reads parameter, gradient and both moments, writes all but the gradient.

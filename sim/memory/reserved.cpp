@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <limits>
 #include <optional>
 #include <span>
@@ -60,6 +61,125 @@ class StreamClock {
   std::vector<std::array<Time, kStreams>> ends_;  // by row
 };
 
+// What a program took and gave back while its parameters came to where steps find them, in order:
+// the segments stay.
+struct Opening {
+  enum class Kind : std::uint8_t { kTake, kGiveBack, kTensor };
+  Kind kind = Kind::kTake;
+  std::int32_t id = 0;     // of the log's tensor, or a number that kGiveBack repeats
+  std::int64_t bytes = 0;  // kTake
+};
+using Openings = std::vector<Opening>;
+
+class OpeningsOf {
+ public:
+  OpeningsOf(const EventGraph& graph, const AllocationLog& log) : graph_(graph), log_(log) {
+    if (graph.host.reducer && !graph.host.engine) {
+      broadcast();
+    } else {
+      flatten();
+    }
+  }
+  Openings found;
+
+ private:
+  bool is_shard(std::int32_t tensor) const {
+    return buffer_of(tensor).category == MemoryCategory::kShardedParam;
+  }
+  Buffer buffer_of(std::int32_t tensor) const {
+    return graph_.buffer(log_.buffer[static_cast<std::size_t>(tensor)]);
+  }
+  std::int32_t take(std::int64_t bytes) {
+    found.push_back({Opening::Kind::kTake, taken_, bytes});
+    return taken_++;
+  }
+  void give_back(std::int32_t id) { found.push_back({Opening::Kind::kGiveBack, id}); }
+
+  // DistributedDataParallel sends its parameters in flat pieces, of which two are there at once and
+  // the last is full from 250 MiB on (torch/nn/parallel/distributed.py, broadcast_bucket_size;
+  // torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size, and its
+  // broadcast_coalesced). A piece of one is that parameter.
+  void broadcast() {
+    constexpr std::int64_t kPiece = std::int64_t{250} << 20;
+    constexpr std::size_t kInFlight = 2;
+    std::vector<std::int64_t> piece;
+    std::vector<std::int32_t> in_flight;
+    std::int64_t bytes = 0;
+    const auto send = [&] {
+      if (in_flight.size() == kInFlight) {
+        give_back(in_flight.front());
+        in_flight.erase(in_flight.begin());
+      }
+      if (piece.size() > 1) in_flight.push_back(take(bytes));
+      piece.clear();
+      bytes = 0;
+    };
+    for (const std::int32_t t : log_.before) {
+      if (is_shard(t)) found.push_back({Opening::Kind::kTensor, t});
+    }
+    for (const std::int32_t t : log_.before) {
+      if (!is_shard(t)) continue;
+      piece.push_back(log_.bytes[static_cast<std::size_t>(t)]);
+      bytes += piece.back();
+      if (bytes >= kPiece) send();
+    }
+    if (!piece.empty()) send();
+    for (const std::int32_t id : in_flight) give_back(id);
+  }
+
+  // FullyShardedDataParallel moves the parameters of a unit to the device, makes a flat one of them
+  // and keeps a copy of its shard; the root is the last (torch/distributed/fsdp/_init_utils.py,
+  // _init_param_handle_from_module; _flat_param.py, shard). Its shards are the only ones of units
+  // that are a tensor each.
+  void flatten() {
+    std::vector<std::int32_t> shards;
+    for (const std::int32_t t : log_.before) {
+      const Buffer buffer = buffer_of(t);
+      if (is_shard(t) && buffer.unit >= 0 && buffer.parts < 0 && !buffer.on_host)
+        shards.push_back(t);
+    }
+    const auto is_root = [&](std::int32_t t) { return buffer_of(t).unit == 0; };
+    std::stable_partition(shards.begin(), shards.end(), [&](auto t) { return !is_root(t); });
+    for (const std::int32_t t : shards) {
+      const Unit& unit = graph_.units[static_cast<std::size_t>(buffer_of(t).unit)];
+      if (unit.shard_numel == 0) continue;
+      const std::int64_t element = log_.bytes[static_cast<std::size_t>(t)] / unit.shard_numel;
+      std::vector<std::int32_t> whole;
+      for (const std::int64_t numel : numels(buffer_of(t).unit, unit.numel)) {
+        whole.push_back(take(numel * element));
+      }
+      const std::int32_t flat = take(unit.padded_numel() * element);
+      found.push_back({Opening::Kind::kTensor, t});
+      give_back(flat);
+      for (const std::int32_t id : whole) give_back(id);
+    }
+  }
+
+  // Of the parameters of a unit, as their gradients' sizes share its elements.
+  std::vector<std::int64_t> numels(std::int32_t unit, std::int64_t all) const {
+    std::vector<std::int64_t> list;
+    std::int64_t bytes = 0;
+    for (const LayerExecution& e : graph_.executions) {
+      if (e.microbatch != 0 || e.unit != unit) continue;
+      const LayerProgram& program = graph_.program(e);
+      for (const std::int32_t slot : program.weight_gradients) {
+        if (slot < 0) continue;
+        list.push_back(program.slots[static_cast<std::size_t>(slot)].bytes.count());
+        bytes += list.back();
+      }
+    }
+    for (std::int64_t& each : list) {
+      each = std::llround(static_cast<double>(each) / static_cast<double>(bytes) *
+                          static_cast<double>(all));
+    }
+    return list;
+  }
+
+  const EventGraph& graph_;
+  const AllocationLog& log_;
+  std::int32_t taken_ = 0;
+};
+
 // One cudaMalloc or cudaFree of a large block holds the host up for about this long. Assumed: the
 // order of magnitude of driver calls that change the address space; nothing here was measured.
 constexpr double kDeviceAllocSeconds = 1e-3;
@@ -71,9 +191,11 @@ struct ReservedReplay::State {
   State(const EventGraph& graph, const AllocatorSettings& settings, const DeviceMemory& memory,
         const ReplayInputs& inputs)
       : log(allocation_log(graph, inputs.library, inputs.buckets)),
+        openings(OpeningsOf(graph, log).found),
         allocator(settings, memory),
         block_of(log.bytes.size(), CachingAllocator::kNoBlock) {
     if (inputs.times != nullptr && records_streams(graph)) clock.emplace(graph, *inputs.times);
+    if (!log.rebuilt.empty()) find_second_reduction(graph);
     // Ages of blocks, of which a garbage collection takes the oldest, do not repeat.
     if (inputs.folds && !clock && settings.garbage_collection_threshold == 0) {
       runs = log.repeated(graph);
@@ -83,14 +205,18 @@ struct ReservedReplay::State {
   void run_rows() {
     if (step == 1) {
       row = kNoEvent;
-      for (const std::int32_t tensor : log.before) allocate(tensor);
+      open();
+      for (const std::int32_t tensor : log.before) {
+        if (block_of[static_cast<std::size_t>(tensor)] == CachingAllocator::kNoBlock) {
+          allocate(tensor);
+        }
+      }
       allocate_first_bucket();
       note_stall();
     }
     if (step == 2 && first_bucket != CachingAllocator::kNoBlock) {
       row = kNoEvent;
-      allocator.free(first_bucket);
-      if (traced != nullptr) take_history(-1);
+      free_first_bucket();
       for (const std::int32_t tensor : log.rebuilt) allocate(tensor);
       note_stall();
     }
@@ -104,6 +230,9 @@ struct ReservedReplay::State {
         ++run;
       }
       row = static_cast<EventId>(r);
+      if (step == 1 && row == rebuilds_at) {
+        for (const std::int32_t tensor : log.rebuilt) allocate(tensor);
+      }
       for (const LibraryBlock& block : log.library) {
         if (step == 1 && block.row == row && !failed) take(block.bytes, block.stream, -1);
       }
@@ -114,9 +243,53 @@ struct ReservedReplay::State {
         const std::int32_t action = log.actions[i];
         action >= 0 ? allocate(action) : free(~action, log.recorded[i]);
       }
+      if (step == 1 && row == drops_at && !failed) free_first_bucket();
       note_stall();
     }
     if (!failed) hand_on();
+  }
+
+  // Where every micro-batch reduces, the second forward of step 1 assigns the buckets; the first
+  // one lives until the backward behind it has reduced, as its last work does.
+  void find_second_reduction(const EventGraph& graph) {
+    bool reduces = false;
+    for (std::size_t r = 0; r < graph.rows.size(); ++r) {
+      const std::int32_t microbatch = graph.details[r].microbatch;
+      if (microbatch > 1) return;
+      const bool is_reduction = graph.rows[r].kind == EventKind::kAllReduce;
+      if (microbatch == 0) reduces |= is_reduction;
+      if (microbatch == 0 || !reduces) continue;
+      if (rebuilds_at == kNoEvent) rebuilds_at = static_cast<EventId>(r);
+      if (is_reduction) drops_at = static_cast<EventId>(r);
+    }
+  }
+
+  void free_first_bucket() {
+    allocator.free(first_bucket);
+    first_bucket = CachingAllocator::kNoBlock;
+    if (traced != nullptr) take_history(-1);
+  }
+
+  void open() {
+    std::vector<CachingAllocator::BlockId> taken;
+    for (const Opening& opening : openings) {
+      if (failed) return;
+      switch (opening.kind) {
+        case Opening::Kind::kTake:
+          taken.push_back(opening.bytes > 0 ? take(opening.bytes, 0, -1)
+                                            : CachingAllocator::kNoBlock);
+          break;
+        case Opening::Kind::kGiveBack: {
+          const CachingAllocator::BlockId block = taken[static_cast<std::size_t>(opening.id)];
+          if (block != CachingAllocator::kNoBlock) allocator.free(block);
+          if (traced != nullptr) take_history(-1);
+          break;
+        }
+        case Opening::Kind::kTensor:
+          allocate(opening.id);
+          break;
+      }
+    }
   }
 
   // What the step frees of the one before (gradients that the next step drops first, its labels)
@@ -188,7 +361,10 @@ struct ReservedReplay::State {
     const bool takes = std::any_of(log.library.begin(), log.library.end(), [&](const auto& block) {
       return block.row >= static_cast<EventId>(r) && block.row < static_cast<EventId>(behind);
     });
-    if (behind + 1 >= log.row_begin.size() || (step == 1 && takes)) return false;
+    if (behind + 1 >= log.row_begin.size() ||
+        (step == 1 && (takes || drops_at >= static_cast<EventId>(r)))) {
+      return false;
+    }
     std::vector<CachingAllocator::BlockId> blocks;
     const auto tensor_of = [&](const Standing::Live& live, std::uint32_t from) {
       return static_cast<std::size_t>(log.actions[static_cast<std::size_t>(from + live.action)]);
@@ -278,11 +454,13 @@ struct ReservedReplay::State {
   }
 
   AllocationLog log;
+  Openings openings;
   AllocationLog::Runs runs;
   CachingAllocator allocator;
   std::optional<StreamClock> clock;
   std::vector<CachingAllocator::BlockId> block_of;                      // by tensor
   CachingAllocator::BlockId first_bucket = CachingAllocator::kNoBlock;  // of all in log.rebuilt
+  EventId rebuilds_at = kNoEvent, drops_at = kNoEvent;                  // rows of step 1
   std::vector<HostStall> stalls;
   std::vector<AllocatorTraceEntry> history;
   std::vector<TracedAction>* traced = nullptr;  // every entry is also appended there
@@ -318,6 +496,9 @@ ReservedReplay::Identity ReservedReplay::identity() const {
   add(hash, log.before);
   add(hash, log.states);
   add(hash, log.rebuilt);
+  for (const Opening& opening : state_->openings) {
+    hash.add(static_cast<std::uint64_t>(opening.kind)).add(opening.id).add(opening.bytes);
+  }
   // What is allocated beside the log, and before which of its actions.
   for (const LibraryBlock& block : log.library) {
     hash.add(block.bytes).add(block.stream);

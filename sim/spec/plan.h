@@ -255,7 +255,8 @@ const char* to_string(ModuleKernels::Activation activation);
 // kCompiled: one kernel forward and one backward over the logits as they are. kChunked: eager over
 // `chunks` parts of the sequence. kFused: one kernel; the gradient takes the logits' place.
 // kFusedLinear: the head's product is part of it, a tile of tokens at a time. kTiledLinear: tiles
-// of tokens and words, made again in backward, which adds the gradients up in fp32.
+// of tokens and words, made again in backward, which adds the gradients up in fp32. kSmoothed:
+// transformers' LabelSmoother, behind the model.
 struct Loss {
   enum class Kind : std::uint8_t {
     kEager,
@@ -264,7 +265,8 @@ struct Loss {
     kChunked,
     kFused,
     kFusedLinear,
-    kTiledLinear
+    kTiledLinear,
+    kSmoothed
   };
   Kind kind = Kind::kEager;
   std::int64_t chunks = 0;  // kChunked: 2 or more
@@ -359,7 +361,18 @@ enum class CheckpointWraps : std::uint8_t { kModule, kUnit };
 const char* to_string(CheckpointWraps wraps);
 
 struct Optimizer {
-  enum class Kind : std::uint8_t { kAdamW, kSgd };
+  // kMomentum: SGD with a momentum buffer. kAdafactor: transformers' (two vectors for a matrix).
+  // kAdamW8bit: bitsandbytes' blockwise states; kPagedAdamW, kPagedAdamW8bit: its states in managed
+  // memory, which PyTorch's allocator never sees.
+  enum class Kind : std::uint8_t {
+    kAdamW,
+    kSgd,
+    kMomentum,
+    kAdafactor,
+    kAdamW8bit,
+    kPagedAdamW,
+    kPagedAdamW8bit
+  };
   // How AdamW is launched: foreach (PyTorch's default on GPUs; one temporary of the size of
   // exp_avg_sq), fused, or one tensor after the other.
   enum class Implementation : std::uint8_t { kForeach, kFused, kLoop };

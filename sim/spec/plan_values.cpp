@@ -13,7 +13,23 @@
 namespace foreshard {
 
 const char* word_of(Optimizer::Kind kind) {
-  return kind == Optimizer::Kind::kAdamW ? "adamw" : "sgd";
+  switch (kind) {
+    case Optimizer::Kind::kAdamW:
+      return "adamw";
+    case Optimizer::Kind::kSgd:
+      return "sgd";
+    case Optimizer::Kind::kMomentum:
+      return "sgd-momentum";
+    case Optimizer::Kind::kAdafactor:
+      return "adafactor";
+    case Optimizer::Kind::kAdamW8bit:
+      return "adamw-8bit";
+    case Optimizer::Kind::kPagedAdamW:
+      return "paged-adamw";
+    case Optimizer::Kind::kPagedAdamW8bit:
+      return "paged-adamw-8bit";
+  }
+  return "?";
 }
 const char* word_of(Optimizer::Implementation implementation) {
   switch (implementation) {
@@ -241,8 +257,9 @@ void read_recompute_policy(const ConfigNode& node, PlanDocument& document) {
 
 Loss read_loss(const ConfigNode& node) {
   static constexpr const char* kExpected =
-      "eager, eager-compute, compiled, fused, fused-linear, tiled-linear or chunked-N, for example "
-      "chunked-8";
+      "eager, eager-compute, compiled, fused, fused-linear, tiled-linear, smoothed or chunked-N, "
+      "for "
+      "example chunked-8";
   static constexpr std::string_view kChunked = "chunked-";
   const std::string_view text = node.text();
   if (text == "eager") return {Loss::Kind::kEager, 0};
@@ -251,10 +268,11 @@ Loss read_loss(const ConfigNode& node) {
   if (text == "fused") return {Loss::Kind::kFused, 0};
   if (text == "fused-linear") return {Loss::Kind::kFusedLinear, 0};
   if (text == "tiled-linear") return {Loss::Kind::kTiledLinear, 0};
+  if (text == "smoothed") return {Loss::Kind::kSmoothed, 0};
   if (!text.starts_with(kChunked)) {
     throw wrong_word(node, kExpected,
                      {"eager", "eager-compute", "compiled", "fused", "fused-linear", "tiled-linear",
-                      "chunked-8"});
+                      "smoothed", "chunked-8"});
   }
   const std::string_view digits = text.substr(kChunked.size());
   std::int64_t chunks = 0;
@@ -415,6 +433,8 @@ Json written(const Loss& loss) {
       return "fused-linear";
     case Loss::Kind::kTiledLinear:
       return "tiled-linear";
+    case Loss::Kind::kSmoothed:
+      return "smoothed";
   }
   return "?";
 }

@@ -14,6 +14,14 @@ struct UniqueId {
 };
 int cudaMalloc(void**, std::size_t);
 int cudaFree(void*);
+struct PointerAttributes {
+  int type, device;
+  void *device_pointer, *host_pointer;
+  long reserved[8];
+};
+int cudaHostAlloc(void**, std::size_t, unsigned);
+int cudaFreeHost(void*);
+int cudaPointerGetAttributes(PointerAttributes*, const void*);
 int cudaMemGetInfo(std::size_t*, std::size_t*);
 int cudaMemcpy(void*, const void*, std::size_t, int);
 int cudaMemcpyAsync(void*, const void*, std::size_t, int, void*);

@@ -65,6 +65,19 @@ void memory() {
   expect(cudaMalloc(&more, 1) == 2 && more == nullptr, "out of memory behind it");
   cudaFree(all);
   expect(cudaMalloc(&more, 1) == 0, "memory again");
+  // Host memory is pinned from its first to its last byte (Tensor.is_pinned).
+  void* pinned = nullptr;
+  expect(cudaHostAlloc(&pinned, kBytes, 0) == 0, "pinned memory");
+  const auto type = [](const void* at) {
+    PointerAttributes said{};
+    cudaPointerGetAttributes(&said, at);
+    return said.type;
+  };
+  const char* const last = static_cast<char*>(pinned) + kBytes - 1;
+  expect(type(pinned) == 1 && type(last) == 1 && type(last + 1) == 0, "where it is pinned");
+  expect(type(more) == 2 && type(&total) == 0, "what is not");
+  cudaFreeHost(pinned);
+  expect(type(last) == 0, "nothing is pinned any more");
   const std::vector<int> sent = {1, 2, 3};
   std::vector<int> read(3);
   cudaMemcpyAsync(more, sent.data(), 12, kHostToDevice, nullptr);

@@ -111,6 +111,10 @@ void Ddp::rebuild() {
 
 // --- forward ---
 
+namespace {
+bool is_cast(const ParameterSpec& p) { return !p.is_norm && !p.stored_as_computed; }
+}  // namespace
+
 // Autocast casts the weights of matrix products once a forward. It lets go of them at its end,
 // which is that of the forward; backward keeps those of blocks that are not checkpointed, a
 // checkpointed one makes them again.
@@ -118,7 +122,7 @@ std::int64_t Ddp::cast_elements(std::int32_t layer) const {
   std::int64_t elements = 0;
   if (spec_of(layer).role == LayerRole::kEmbedding) return 0;
   for (const ParameterSpec& p : spec_of(layer).parameters) {
-    elements += p.is_norm || p.stored_as_computed ? 0 : p.numel();
+    elements += is_cast(p) ? p.numel() : 0;
   }
   return elements;
 }
@@ -146,9 +150,12 @@ void Ddp::cast_weights(std::int32_t layer) {
   const std::int64_t sizes = size_of(plan_.master_dtype) + size_of(plan_.param_dtype);
   const auto count = static_cast<std::int64_t>(spec_of(layer).parameters.size());
   add_copy(EventKind::kQuantize, Stream::kCompute, elements * sizes, count);
-  cast_[static_cast<std::size_t>(layer)] =
-      allocate(MemoryCategory::kUnshardedParam, Stream::kCompute, -1,
-               Bytes(elements * size_of(plan_.param_dtype)));
+  std::vector<Bytes> casts;
+  for (const ParameterSpec& p : spec_of(layer).parameters) {
+    if (is_cast(p)) casts.push_back(allocated_size(p.numel() * size_of(plan_.param_dtype)));
+  }
+  cast_[static_cast<std::size_t>(layer)] = allocate_parts(
+      MemoryCategory::kUnshardedParam, Stream::kCompute, -1, add_part_list(std::move(casts)));
 }
 
 void Ddp::backward_ended(std::int32_t layer) {

@@ -84,7 +84,10 @@ class Ddp final : public GradientHooks {
   void finalize_backward();
   void drop_copies();
   void optimizer(bool stepped);
+  std::vector<std::int32_t> stepped() const;
   std::int64_t own_elements() const;
+  std::vector<std::int32_t> state_parts();
+  void adafactor();
   UnitWork step_work(EventKind kind) const override;
   std::int64_t cast_elements(std::int32_t layer) const;
 

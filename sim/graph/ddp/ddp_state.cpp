@@ -15,6 +15,43 @@ constexpr std::int64_t kDefaultCapMiB = 25;           // distributed.py, bucket_
 constexpr std::int64_t kFirstBucketBytes = kMiB;      // _DEFAULT_FIRST_BUCKET_BYTES
 constexpr std::int64_t kBroadcastBytes = 250 * kMiB;  // broadcast_bucket_size
 
+// What the optimizer keeps of a parameter on the device, tensor by tensor. bitsandbytes
+// (optim/optimizer.py, Optimizer2State.init_state): a byte an element and an fp32 number for each
+// 256, but fp32 of small ones and, as transformers' Trainer has it, of tables; paged from 100,000
+// elements on.
+std::vector<std::int64_t> state_bytes(const Optimizer& optimizer, const ParameterSpec& parameter,
+                                      bool is_table) {
+  constexpr std::int64_t kFewest8bit = 4096, kBlock = 256, kFewestPaged = 100'000;
+  const std::int64_t numel = parameter.numel();
+  const auto bitsandbytes = [&](bool is_8bit, bool is_paged) {
+    is_8bit = is_8bit && !is_table && numel >= kFewest8bit;
+    std::vector<std::int64_t> list;
+    if (!is_paged || numel < kFewestPaged) list.assign(2, numel * (is_8bit ? 1 : 4));
+    if (is_8bit) list.insert(list.end(), 2, (numel + kBlock - 1) / kBlock * 4);
+    return list;
+  };
+  switch (optimizer.kind) {
+    case Optimizer::Kind::kAdamW:
+      return {numel * size_of(optimizer.state), numel * size_of(optimizer.state)};
+    case Optimizer::Kind::kSgd:
+      return {};
+    case Optimizer::Kind::kMomentum:
+      return {numel * size_of(optimizer.state)};
+    case Optimizer::Kind::kAdafactor: {
+      const auto& shape = parameter.shape;
+      if (shape.size() < 2) return {numel * 4};
+      return {numel / shape.back() * 4, numel / shape[shape.size() - 2] * 4};
+    }
+    case Optimizer::Kind::kAdamW8bit:
+      return bitsandbytes(true, false);
+    case Optimizer::Kind::kPagedAdamW:
+      return bitsandbytes(false, true);
+    case Optimizer::Kind::kPagedAdamW8bit:
+      return bitsandbytes(true, true);
+  }
+  return {};
+}
+
 }  // namespace
 
 // --- buckets ---
@@ -68,43 +105,50 @@ void Ddp::allocate_buckets(bool persistent) {
 
 // --- memory ---
 
+// Parameters that this rank's optimizer steps.
+std::vector<std::int32_t> Ddp::stepped() const {
+  return partition_.empty() ? trained() : partition_[static_cast<std::size_t>(plan_.rank)];
+}
+
 std::int64_t Ddp::own_elements() const {
   std::int64_t elements = 0;
-  if (partition_.empty()) {
-    for (const Parameter& p : parameters()) elements += p.trained ? p.numel : 0;
-    return elements;
-  }
-  for (const std::int32_t p : partition_[static_cast<std::size_t>(plan_.rank)]) {
-    elements += parameter(p).numel;
-  }
+  for (const std::int32_t p : stepped()) elements += parameter(p).numel;
   return elements;
 }
 
+// One list for each state of a parameter, with a tensor for each parameter that has it.
+std::vector<std::int32_t> Ddp::state_parts() {
+  const std::vector<std::int32_t> own = stepped();
+  std::vector<std::vector<Bytes>> lists;
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    const Parameter& p = parameter(own[i]);
+    const LayerSpec& layer = spec_of(p.layer);
+    const std::vector<std::int64_t> states =
+        state_bytes(plan_.optimizer, layer.parameters[static_cast<std::size_t>(p.index)],
+                    layer.role == LayerRole::kEmbedding);
+    if (states.size() > lists.size()) lists.resize(states.size(), std::vector<Bytes>(own.size()));
+    for (std::size_t k = 0; k < states.size(); ++k) lists[k][i] = allocated_size(states[k]);
+  }
+  std::vector<std::int32_t> parts;
+  for (std::vector<Bytes>& list : lists) parts.push_back(add_part_list(std::move(list)));
+  return parts;
+}
+
 void Ddp::persistent_memory(bool stepped) {
-  std::vector<Bytes> stored, states, counters;
-  for (const Parameter& p : parameters()) {
-    stored.push_back(allocated_size(p.bytes()));
-    if (p.trained && partition_.empty()) {
-      states.push_back(allocated_size(p.numel * size_of(plan_.optimizer.state)));
-    }
-  }
+  std::vector<Bytes> stored;
+  for (const Parameter& p : parameters()) stored.push_back(allocated_size(p.bytes()));
   for (const std::int64_t bytes : resident_bytes()) stored.push_back(allocated_size(bytes));
-  if (!partition_.empty()) {
-    for (const std::int32_t p : partition_[static_cast<std::size_t>(plan_.rank)]) {
-      states.push_back(allocated_size(parameter(p).numel * size_of(plan_.optimizer.state)));
-    }
-  }
-  counters.assign(states.size(), allocated_size(4));
   allocate_persistent_parts(MemoryCategory::kShardedParam, -1, add_part_list(std::move(stored)));
   allocate_buckets(/*persistent=*/true);
-  if (plan_.optimizer.kind != Optimizer::Kind::kAdamW || !stepped) return;
-  const std::int32_t parts = add_part_list(std::move(states));
-  for (int moment = 0; moment < 2; ++moment) {
+  if (!stepped) return;
+  for (const std::int32_t parts : state_parts()) {
     allocate_persistent_parts(MemoryCategory::kOptimizerState, -1, parts);
   }
+  if (plan_.optimizer.kind != Optimizer::Kind::kAdamW) return;
   // Unless it is fused, AdamW keeps the number of steps on the host.
-  allocate_persistent_parts(MemoryCategory::kOptimizerState, -1,
-                            add_part_list(std::move(counters)));
+  allocate_persistent_parts(
+      MemoryCategory::kOptimizerState, -1,
+      add_part_list(std::vector<Bytes>(this->stepped().size(), allocated_size(4))));
   graph().buffers.back().on_host =
       plan_.optimizer.implementation != Optimizer::Implementation::kFused;
 }
@@ -140,15 +184,15 @@ void Ddp::optimizer(bool stepped) {
   }
   EventId last = add_step_row(EventKind::kOptimizer, Stream::kCompute);
   log({.kind = "optimizer_step"});
-  const bool adam = plan_.optimizer.kind == Optimizer::Kind::kAdamW;
-  const Bytes moment(own_elements() * size_of(plan_.optimizer.state));
-  if (adam && !stepped) {
-    for (int m = 0; m < 2; ++m) {
-      allocate(MemoryCategory::kOptimizerState, Stream::kCompute, -1, moment);
-    }
+  const std::vector<std::int32_t> states = state_parts();
+  for (std::size_t i = 0; i < states.size() && !stepped; ++i) {
+    allocate_parts(MemoryCategory::kOptimizerState, Stream::kCompute, -1, states[i]);
   }
-  if (adam && plan_.optimizer.implementation == Optimizer::Implementation::kForeach) {
-    std::int32_t roots = allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, moment);
+  if (plan_.optimizer.kind == Optimizer::Kind::kAdafactor) adafactor();
+  if (plan_.optimizer.kind == Optimizer::Kind::kAdamW && !states.empty() &&
+      plan_.optimizer.implementation == Optimizer::Implementation::kForeach) {
+    std::int32_t roots =
+        allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, states.front());
     StepBuilder::free(roots);
   }
   // _sync_params of ZeroRedundancyOptimizer: every parameter by itself from its owner.
@@ -173,6 +217,36 @@ void Ddp::optimizer(bool stepped) {
   for (std::int32_t& gradient : wide_gradients_) StepBuilder::free(gradient);
   wide_gradients_.clear();
   if (plan_.host_sync == HostSync::kStep) graph().final_host_wait = last;
+}
+
+// transformers' Adafactor.step: the update of a parameter lives until the next one's square is
+// there. Trainer's first group are the parameters that decay, matrices (trainer.py,
+// create_optimizer).
+void Ddp::adafactor() {
+  std::vector<std::int32_t> order = stepped();
+  std::stable_partition(order.begin(), order.end(), [&](std::int32_t p) {
+    const LayerSpec& layer = spec_of(parameter(p).layer);
+    return layer.parameters[static_cast<std::size_t>(parameter(p).index)].shape.size() > 1;
+  });
+  std::int32_t update = kNoBuffer;
+  for (const std::int32_t p : order) {
+    const auto temporary = [&] {
+      return allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
+                      Bytes(parameter(p).numel * 4));
+    };
+    const auto becomes = [&](std::int32_t next) {
+      StepBuilder::free(update);
+      update = next;
+    };
+    std::int32_t square = temporary();
+    const std::int32_t sum = temporary();
+    StepBuilder::free(square);
+    becomes(sum);
+    becomes(temporary());
+    std::int32_t negative = temporary();
+    StepBuilder::free(negative);
+  }
+  StepBuilder::free(update);
 }
 
 // --- what a recording lists ---

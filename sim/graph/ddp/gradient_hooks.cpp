@@ -106,8 +106,10 @@ void GradientHooks::run_forward() {
   }
   for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
     if (spec_of(l).role == LayerRole::kLoss) {
+      const bool is_behind = plan_.loss.kind == Loss::Kind::kSmoothed;  // the model's forward
+      if (is_behind) forward_ended();
       compute_loss(l);
-      forward_ended();
+      if (!is_behind) forward_ended();
       add_phase(EventKind::kBackward, l, Segments::kInside);
       continue;
     }

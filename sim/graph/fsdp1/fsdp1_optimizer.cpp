@@ -16,14 +16,13 @@ void Fsdp1::persistent_memory() {
     allocate_persistent(category, unit, Bytes(bytes));
     graph().buffers.back().on_host = offloads();
   };
-  const bool adam = plan_.optimizer.kind == Optimizer::Kind::kAdamW;
   for (std::int32_t u = 0; u < count(); ++u) {
     const Handle& h = handle(u);
     keep(MemoryCategory::kShardedParam, u, h.size.shard * master_size());
     // _cpu_grad: what reduced gradients are copied to.
     if (offloads()) keep(MemoryCategory::kShardedGrad, u, h.size.shard * master_size());
-    if (!adam || h.size.trained_shard == 0) continue;
-    for (int moment = 0; moment < 2; ++moment) {
+    if (h.size.trained_shard == 0) continue;
+    for (int moment = 0; moment < moments(); ++moment) {
       keep(MemoryCategory::kOptimizerState, u,
            h.size.trained_shard * size_of(plan_.optimizer.state));
     }

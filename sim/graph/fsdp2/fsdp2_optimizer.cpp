@@ -55,7 +55,6 @@ void Fsdp2::list_trained() {
 
 // Parameters outside FSDP have no unit.
 void Fsdp2::persistent_memory(StepNumber step) {
-  const bool adam = plan_.optimizer.kind == Optimizer::Kind::kAdamW;
   const bool on_host = plan_.offload != Offload::kNone;
   const bool fused = plan_.optimizer.implementation == Optimizer::Implementation::kFused;
   const auto hold = [&](MemoryCategory category, std::int32_t unit, std::int32_t parts) {
@@ -96,14 +95,16 @@ void Fsdp2::persistent_memory(StepNumber step) {
       (step == StepNumber::kFirst ? unpadded_ : padded_again_).push_back(shard);
     }
   }
-  if (!adam || step == StepNumber::kFirst) return;
-  // Unless it is fused, AdamW keeps the number of steps on the host.
-  const auto counters =
-      std::count_if(trained_.begin(), trained_.end(), [](const Trained& p) { return p.stepped; });
-  hold(MemoryCategory::kOptimizerState, -1,
-       add_part_list(std::vector<Bytes>(static_cast<std::size_t>(counters), allocated_size(4))));
-  graph().buffers.back().on_host = on_host || !fused;
-  for (int moment = 0; moment < 2; ++moment) {
+  if (step == StepNumber::kFirst) return;
+  if (plan_.optimizer.kind == Optimizer::Kind::kAdamW) {
+    // Unless it is fused, AdamW keeps the number of steps on the host.
+    const auto counters =
+        std::count_if(trained_.begin(), trained_.end(), [](const Trained& p) { return p.stepped; });
+    hold(MemoryCategory::kOptimizerState, -1,
+         add_part_list(std::vector<Bytes>(static_cast<std::size_t>(counters), allocated_size(4))));
+    graph().buffers.back().on_host = on_host || !fused;
+  }
+  for (int moment = 0; moment < moments(); ++moment) {
     if (!ignored_states.empty()) {
       hold(MemoryCategory::kOptimizerState, -1, add_part_list(ignored_states));
     }
@@ -181,7 +182,7 @@ void Fsdp2::optimizer(StepNumber step) {
       plan_.offload == Offload::kNone ? EventKind::kOptimizer : EventKind::kHostOptimizer;
   const EventId last = add_step_row(kind, Stream::kCompute);
   const bool adam = plan_.optimizer.kind == Optimizer::Kind::kAdamW;
-  if (adam && step == StepNumber::kFirst) create_optimizer_states();
+  if (step == StepNumber::kFirst) create_optimizer_states();
   // torch.optim steps tensors and DTensors together only one by one.
   const bool loops = plan_.optimizer.implementation == Optimizer::Implementation::kLoop ||
                      plan_.ignored != Ignored::kNone;
@@ -247,9 +248,8 @@ void Fsdp2::create_optimizer_states() {
   };
   for (const Trained& p : trained_) {
     if (!p.stepped) continue;
-    create(4, on_host || !fused);
-    create(p.state_bytes, on_host);
-    create(p.state_bytes, on_host);
+    if (plan_.optimizer.kind == Optimizer::Kind::kAdamW) create(4, on_host || !fused);
+    for (int moment = 0; moment < moments(); ++moment) create(p.state_bytes, on_host);
   }
 }
 

@@ -29,10 +29,8 @@ void Zero12::persistent_memory(bool stepped) {
     hold(MemoryCategory::kUnshardedParam, bytes, false);
   }
   hold(MemoryCategory::kShardedParam, own * 4, offloads());
-  if (plan_.optimizer.kind == Optimizer::Kind::kAdamW && stepped) {
-    for (int moment = 0; moment < 2; ++moment) {
-      hold(MemoryCategory::kOptimizerState, own * size_of(plan_.optimizer.state), offloads());
-    }
+  for (int moment = 0; moment < moments() && stepped; ++moment) {
+    hold(MemoryCategory::kOptimizerState, own * size_of(plan_.optimizer.state), offloads());
   }
   if (is_bf16_optimizer()) hold(MemoryCategory::kAccumulatedGrad, partition_.flat_numel * 4, false);
   if (has_gradient_buffer()) {
@@ -168,7 +166,7 @@ void Zero12::step_partition(bool stepped) {
   const EventId last = add_step_row(EventKind::kOptimizer, Stream::kCompute);
   const bool adam = plan_.optimizer.kind == Optimizer::Kind::kAdamW;
   const Bytes moment(partition_.partition_numel * size_of(plan_.optimizer.state));
-  for (int m = 0; m < 2 && adam && !stepped; ++m) {
+  for (int m = 0; m < moments() && !stepped; ++m) {
     allocate(MemoryCategory::kOptimizerState, Stream::kCompute, -1, moment);
   }
   if (adam && plan_.optimizer.implementation == Optimizer::Implementation::kForeach) {

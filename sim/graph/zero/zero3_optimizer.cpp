@@ -34,7 +34,6 @@ void Zero3::persistent_memory() {
   };
   std::int64_t partitions = 0;
   for (const Zero3Parameter& each : script_->parameters) partitions += partition_of(each);
-  const bool adam = plan_.optimizer.kind == Optimizer::Kind::kAdamW;
   const auto is_in_memory = [](ZeroOffload offload) { return offload != ZeroOffload::kNvme; };
   // What is on NVMe passes through pinned buffers of the host: OffloadParam's buffer_count of
   // buffer_size elements, OffloadOptimizer's buffer_count of the largest state
@@ -65,7 +64,7 @@ void Zero3::persistent_memory() {
     if (!is_in_memory(states)) continue;
     if (has_master() || on_host) hold(MemoryCategory::kOptimizerState, elements * 4, on_host);
     if (on_host) hold(MemoryCategory::kAccumulatedGrad, elements * 4, true);  // fp32 gradients
-    for (int moment = 0; adam && moment < 2; ++moment) {
+    for (int moment = 0; moment < moments(); ++moment) {
       hold(MemoryCategory::kOptimizerState, elements * size_of(plan_.optimizer.state), on_host);
     }
   }
@@ -210,15 +209,14 @@ void Zero3::update(std::size_t sub_group) {
 // and pipeline_write, which would overlap them, are off by default and no keys of a plan).
 void Zero3::update_on_host(std::size_t sub_group) {
   const std::int64_t elements = sub_groups_[sub_group];
-  const bool adam = plan_.optimizer.kind == Optimizer::Kind::kAdamW;
   const bool swaps_states = plan_.zero.offload_optimizer == ZeroOffload::kNvme;
   // Master, gradient and moments in fp32.
-  const std::int64_t states = elements * 4 * (adam ? 4 : 2);
+  const std::int64_t states = elements * 4 * (2 + moments());
   if (swaps_states) {
     host_awaits(add_bytes(EventKind::kStorageRead, Stream::kCopyIn, states, -1));
   }
   // The gradient is scaled by a pass of its own; AdamW reads four and writes three values.
-  const std::int64_t moved = elements * 4 * ((adam ? 7 : 3) + 2) + elements * (4 + param_size());
+  const std::int64_t moved = elements * 4 * (3 + 2 * moments() + 2) + elements * (4 + param_size());
   host_awaits(add_bytes(EventKind::kHostOptimizer, Stream::kCompute, moved, -1));
   const std::int64_t bytes = elements * param_size();
   if (plan_.zero.offload_param == ZeroOffload::kNone) {

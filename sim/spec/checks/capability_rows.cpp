@@ -94,6 +94,11 @@ constexpr Capability kRows[] = {
     // Not PyTorch's limit, here and below: nested units are those of a block that is one.
     {kOfFsdp2, "units.experts = own, units.blocks = root",
      "is modelled with units inside of blocks that are units", "units.experts: block"},
+    // Both mix what they make themselves with DTensors: "got mixed torch.Tensor and DTensor".
+    {kOfFsdp2, "optimizer.kind != adamw, optimizer.kind != sgd, optimizer.kind != sgd-momentum",
+     "steps DTensors, on which transformers' Adafactor and bitsandbytes fail (mixed torch.Tensor "
+     "and DTensor)",
+     "optimizer.kind: adamw, or runtime: ddp", kNotYet, "", true},
     // clip_grad_norm_ scales all gradients in one call: "aten.mul_.Tensor got mixed torch.Tensor
     // and DTensor".
     {kOfFsdp2, "optimizer.clip_norm != none, ignored != none",
@@ -131,6 +136,8 @@ constexpr Capability kRows[] = {
      "reshards as reshard_after_forward says", "accumulation.reshard_after_backward: each"},
     {kOfNative, "accumulation.is_last_backward != each", "ends every backward alike",
      "accumulation.is_last_backward: each"},
+    {kOfNative | kOfMegatron, "optimizer.kind != adamw, optimizer.kind != sgd",
+     "has AdamW and SGD without momentum", "optimizer.kind: adamw"},
     {kOfNative, "lora.rank > 0", "trains every parameter", "lora.rank: 0"},
     {kOfNative, "batch.documents > 1", "attends within whole sequences", "batch.documents: 1"},
     {kOfNative, "frozen != none", "trains every parameter", "frozen: none"},
@@ -180,7 +187,17 @@ constexpr Capability kRows[] = {
      "autocast)",
      "dtype.autocast: none"},
 
+    {kOfZero12 | kOfZero3,
+     "optimizer.kind != adamw, optimizer.kind != sgd, optimizer.kind != sgd-momentum",
+     "steps flat partitions, on which only states of optimizer.state are modelled",
+     "optimizer.kind: adamw, or runtime: ddp"},
+
     // FullyShardedDataParallel.
+    {kOfFsdp1,
+     "optimizer.kind != adamw, optimizer.kind != sgd, optimizer.kind != sgd-momentum, "
+     "optimizer.kind != adafactor",
+     "steps flat shards, on which bitsandbytes' states are not modelled",
+     "optimizer.kind: adamw, or runtime: ddp"},
     {kOfFsdp1, "fsdp1.use_orig_params = false, lora.rank > 0",
      "must flatten tensors with uniform `requires_grad` when `use_orig_params=False`, and adapters "
      "lie beside a frozen base",

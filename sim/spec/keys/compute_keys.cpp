@@ -11,7 +11,10 @@ namespace {
 constexpr std::array kDTypes = {DType::kBf16, DType::kFp16, DType::kFp32};
 constexpr std::array kAccumulationModes = {AccumulationMode::kReduceEach,
                                            AccumulationMode::kKeepUnsharded};
-constexpr std::array kOptimizers = {Optimizer::Kind::kAdamW, Optimizer::Kind::kSgd};
+constexpr std::array kOptimizers = {Optimizer::Kind::kAdamW,         Optimizer::Kind::kSgd,
+                                    Optimizer::Kind::kMomentum,      Optimizer::Kind::kAdafactor,
+                                    Optimizer::Kind::kAdamW8bit,     Optimizer::Kind::kPagedAdamW,
+                                    Optimizer::Kind::kPagedAdamW8bit};
 constexpr std::array kImplementations = {Optimizer::Implementation::kForeach,
                                          Optimizer::Implementation::kFused,
                                          Optimizer::Implementation::kLoop};
@@ -206,8 +209,11 @@ constexpr PlanKey kComputeKeys[] = {
     FORESHARD_WORD("ignored", ignored, kIgnored,
                    "Parameters that every rank keeps whole (ignored_params): none "
                    "or the weights of norms, which then cannot be clipped."),
-    FORESHARD_WORD("optimizer.kind", optimizer.kind, kOptimizers,
-                   "adamw keeps two states per parameter, sgd none."),
+    FORESHARD_WORD(
+        "optimizer.kind", optimizer.kind, kOptimizers,
+        "adamw keeps two states per parameter, sgd none, sgd-momentum one; adafactor "
+        "(transformers') two vectors for a matrix. Of bitsandbytes: adamw-8bit, states of "
+        "a byte an element; paged ones, states in managed memory."),
     FORESHARD_WORD("optimizer.implementation", optimizer.implementation, kImplementations,
                    "foreach: PyTorch's default on GPUs, one temporary of the size of one state; "
                    "fused: none; loop: one tensor after the other."),

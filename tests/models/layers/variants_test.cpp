@@ -213,6 +213,8 @@ TEST(Variants, LossPeaks) {
       {{Loss::Kind::kCompiled, 0}, Logits::kReleased, 4},      // logits and their gradient
       {{Loss::Kind::kFused, 0}, Logits::kReleased, 2},         // one in the other's place
       {{Loss::Kind::kChunked, 8}, Logits::kReleased, 6.5},     // 2 + 4 + 4/8 before backward
+      // Log-probabilities, negated ones, the gradients of their sum and of the gathered.
+      {{Loss::Kind::kSmoothed, 0}, Logits::kReleased, 8},
   };
   for (const LossCase& c : cases) {
     Plan plan = plan_with(Compile::kNone);

@@ -4,6 +4,7 @@
 #include <rapidcheck/gtest.h>
 
 #include <algorithm>
+#include <array>
 
 #include "sim/memory/memory_profile.h"
 #include "sim/memory/reserved_forecast.h"
@@ -111,7 +112,8 @@ RC_GTEST_PROP(ReservedProperty, LibrariesKeepWhatTheyTake, ()) {
   int taken = 0;
   const TracedStep first = trace_step(r.graph, {}, DeviceMemory::unlimited(), 0, library);
   for (const TracedAction& action : first.actions) {
-    if (action.buffer < 0 && action.entry.action == AllocatorTraceEntry::Action::kAlloc) ++taken;
+    if (action.row == kNoEvent || action.buffer >= 0) continue;
+    if (action.entry.action == AllocatorTraceEntry::Action::kAlloc) ++taken;
   }
   RC_ASSERT(taken == 2);
   const TracedStep second = trace_step(r.graph, {}, DeviceMemory::unlimited(), 1, library);
@@ -146,10 +148,56 @@ TEST(ReservedReplay, DdpAssignsItsBucketsInTheSecondStep) {
     return sizes;
   };
   EXPECT_EQ(before_rows(0).back(), -expected.front());
+  // Parameters, below 250 MiB in all, were sent in one piece.
+  std::int64_t whole = 0;
+  for (const std::int32_t t : log.before) {
+    const Buffer buffer = graph.buffer(log.buffer[static_cast<std::size_t>(t)]);
+    if (buffer.category != MemoryCategory::kShardedParam) continue;
+    whole += log.bytes[static_cast<std::size_t>(t)];
+  }
+  const std::vector<std::int64_t> first = before_rows(0);
+  const auto sent = std::find(first.begin(), first.end(), whole);
+  ASSERT_NE(sent, first.end());
+  EXPECT_EQ(*(sent + 1), -whole);
   EXPECT_EQ(before_rows(1), expected);
   EXPECT_TRUE(before_rows(2).empty());
+  // Two micro-batches that each reduce: the second one's forward assigns them, in step 1.
+  plan.batch.accumulation = 2;
+  const EventGraph twice = build_training_step(tiny_model(2), plan);
+  for (const TracedAction& a :
+       trace_step(twice, {}, DeviceMemory::unlimited(), 1, inputs).actions) {
+    EXPECT_NE(a.row, kNoEvent);
+  }
   plan.ddp.find_unused_parameters = true;
   EXPECT_EQ(buckets_of(plan), Buckets::kFromTheStart);
+}
+
+// The parameters of a unit and the flat one that they make stand beside the shards of those before.
+TEST(ReservedReplay, Fsdp1FlattensUnitAfterUnit) {
+  Plan plan = tiny_plan();
+  plan.runtime = {RuntimeKind::kFsdp1, newest_version(RuntimeKind::kFsdp1)};
+  const EventGraph graph = build_training_step(tiny_model(2), plan);
+  std::vector<std::int64_t> sizes;  // negative: freed
+  for (const TracedAction& a : trace_step(graph, {}, DeviceMemory::unlimited(), 0).actions) {
+    if (a.row != kNoEvent) break;
+    if (a.entry.action == AllocatorTraceEntry::Action::kAlloc) sizes.push_back(a.entry.size);
+    if (a.entry.action == AllocatorTraceEntry::Action::kFreeRequested) {
+      sizes.push_back(-a.entry.size);
+    }
+  }
+  const auto rounded = [](std::int64_t bytes) { return (bytes + 511) / 512 * 512; };
+  auto next = sizes.begin();
+  for (std::size_t u = 1; u <= graph.units.size(); ++u) {  // the root is the last
+    const Unit& unit = graph.units[u % graph.units.size()];
+    const std::int64_t flat = rounded(unit.padded_numel() * 4);
+    const std::array<std::int64_t, 3> shards = {flat, rounded(unit.shard_numel * 4), -flat};
+    const auto made = std::search(next, sizes.end(), shards.begin(), shards.end());
+    ASSERT_NE(made, sizes.end()) << unit.name;
+    std::int64_t parameters = 0;
+    for (; next != made; ++next) parameters += std::max<std::int64_t>(0, *next);
+    EXPECT_NEAR(static_cast<double>(parameters), static_cast<double>(unit.numel * 4), 4096.0);
+    next = made + 3;
+  }
 }
 
 // Gradients and labels live until the next step drops them first.

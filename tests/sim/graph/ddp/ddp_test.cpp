@@ -56,6 +56,56 @@ Parameter floats(std::int64_t numel, DType dtype = DType::kFp32) {
   return {.used = true, .dtype = dtype, .numel = numel};
 }
 
+// What each optimizer keeps of a parameter of so many elements, by its own rule.
+TEST(DdpState, OptimizersKeepWhatTheyKeep) {
+  const ModelSpec model = tiny_model(2);
+  const auto kept = [&](Optimizer::Kind kind) {
+    Plan plan = ddp_plan();
+    plan.optimizer.kind = kind;
+    plan.optimizer.implementation = Optimizer::Implementation::kFused;
+    const EventGraph graph = build_training_step(model, plan);
+    std::int64_t bytes = 0;
+    for (const std::int32_t b : graph.persistent) {
+      const Buffer buffer = graph.buffer(b);
+      if (buffer.category == MemoryCategory::kOptimizerState) bytes += buffer.bytes.count();
+    }
+    return bytes;
+  };
+  using States = std::vector<std::int64_t> (*)(const ParameterSpec&, bool is_table);
+  const auto expected = [&](States states) {
+    std::int64_t bytes = 0;
+    for (const LayerInstance& instance : model.order) {
+      const LayerSpec& layer = model.kinds[static_cast<std::size_t>(instance.kind)];
+      for (const ParameterSpec& p : layer.parameters) {
+        if (p.tied) continue;
+        for (const std::int64_t size : states(p, layer.role == LayerRole::kEmbedding)) {
+          bytes += (size + 511) / 512 * 512;
+        }
+      }
+    }
+    return bytes;
+  };
+  EXPECT_EQ(kept(Optimizer::Kind::kSgd), 0);
+  EXPECT_EQ(kept(Optimizer::Kind::kMomentum), expected([](const ParameterSpec& p, bool) {
+              return std::vector<std::int64_t>{4 * p.numel()};
+            }));
+  EXPECT_EQ(kept(Optimizer::Kind::kAdafactor), expected([](const ParameterSpec& p, bool) {
+              if (p.shape.size() == 1) return std::vector<std::int64_t>{4 * p.numel()};
+              return std::vector<std::int64_t>{4 * p.shape[0], 4 * p.shape[1]};
+            }));
+  EXPECT_EQ(kept(Optimizer::Kind::kAdamW8bit), expected([](const ParameterSpec& p, bool is_table) {
+              const std::int64_t n = p.numel();
+              if (is_table || n < 4096) return std::vector<std::int64_t>{4 * n, 4 * n};
+              const std::int64_t scales = 4 * ((n + 255) / 256);
+              return std::vector<std::int64_t>{n, n, scales, scales};
+            }));
+  EXPECT_EQ(
+      kept(Optimizer::Kind::kPagedAdamW), expected([](const ParameterSpec& p, bool) {
+        const std::int64_t n = p.numel();
+        return n < 100'000 ? std::vector<std::int64_t>{4 * n, 4 * n} : std::vector<std::int64_t>{};
+      }));
+}
+
 TEST(DdpBuckets, ABucketClosesWhenItReachesTheLimit) {
   // 4 bytes each: 40, 40, 20, 100, 4. The first bucket of 80 B is full at exactly 80; the later
   // ones of 100 B take 20 + 400 and what is left.
