@@ -99,17 +99,18 @@ void check(const ModelDims& dims) {
 
 // The engine's kernels know no constants beside those of Numerics.
 void check_native(const ModelDims& dims) {
-  const char* what = dims.encoder_layers > 0                 ? "cross attention"
-                     : dims.sinks                            ? "attention sinks"
-                     : dims.branch_scale                     ? "scaled branches"
-                     : dims.logit_scale                      ? "scaled logits"
-                     : dims.moe.bias                         ? "experts with biases"
-                     : dims.embedding_width > 0              ? "projections of embeddings"
-                     : dims.activation == Activation::kRelu2 ? "squared activations"
-                     : !dims.bidirectional && dims.residual == Residual::kPostNorm
-                         ? "norms behind the sums"
-                     : dims.qk_norm == HeadNorm::kUnweighted ? "norms without weights"
-                                                             : nullptr;
+  const char* what =
+      dims.encoder_layers > 0                                       ? "cross attention"
+      : dims.sinks                                                  ? "attention sinks"
+      : dims.branch_scale                                           ? "scaled branches"
+      : dims.logit_scale                                            ? "scaled logits"
+      : dims.moe.bias                                               ? "experts with biases"
+      : dims.embedding_width > 0                                    ? "projections of embeddings"
+      : dims.activation == Activation::kRelu2                       ? "squared activations"
+      : !dims.bidirectional && dims.residual == Residual::kPostNorm ? "norms behind the sums"
+      : dims.qk_norm == HeadNorm::kUnweighted || dims.norm == NormKind::kLayerUnweighted
+          ? "norms without weights"
+          : nullptr;
   if (what == nullptr) return;
   throw Error(ExitCode::kMissingCapability, "model " + dims.name +
                                                 ": the engine has no kernel for " + what +

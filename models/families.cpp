@@ -31,9 +31,24 @@ void make_deepseek(ModelDims& d) {
   d.naming = Naming::kDeepSeek;
   d.moe.scaled = true;
 }
+void make_sigmoid(ModelDims& d) { d.moe.normalized = d.moe.sigmoid = d.moe.corrected = true; }
+void make_deepseek_v3(ModelDims& d) {
+  make_deepseek(d);
+  make_sigmoid(d);
+}
+void make_late_normed(ModelDims& d) {
+  make_deepseek_v3(d);
+  d.qk_norm = HeadNorm::kEach;
+}
 void make_parallel(ModelDims& d, NormKind norm) {
   d.norm = norm;
   d.residual = Residual::kParallelOfOneNorm;
+}
+void make_gptj(ModelDims& d) {
+  d.naming = Naming::kGptJ;
+  d.activation = Activation::kGelu;
+  make_parallel(d, NormKind::kLayer);
+  d.mlp_bias = d.head_bias = true;
 }
 
 struct RotaryFamily {
@@ -64,10 +79,27 @@ constexpr RotaryFamily kRotary[] = {
        d.activation = Activation::kGelu;
        add_biases(d);
      }},
+    {"olmo", [](ModelDims& d) { d.norm = NormKind::kLayerUnweighted; }},
     {"olmo2", [](ModelDims& d) { make_post_branch(d, HeadNorm::kWhole); }},
     {"olmo3", [](ModelDims& d) { make_post_branch(d, HeadNorm::kWhole); }},
     {"exaone4", [](ModelDims& d) { make_post_branch(d, HeadNorm::kEach); }},
     {"smollm3", [](ModelDims&) {}},
+    {"cwm", [](ModelDims&) {}},
+    {"gptj", make_gptj},
+    {"codegen",
+     [](ModelDims& d) {
+       make_gptj(d);
+       d.fused_qkv = true;
+     }},
+    {"persimmon",
+     [](ModelDims& d) {
+       d.naming = Naming::kPersimmon;
+       d.activation = Activation::kRelu2;
+       add_biases(d);
+       d.fused_qkv = d.drops_mlp_alone = true;
+       d.qk_norm = HeadNorm::kEach;
+       d.head_norm = NormKind::kLayer;
+     }},
     {"granite", make_granite},
     {"cohere",
      [](ModelDims& d) {
@@ -123,6 +155,30 @@ constexpr RotaryFamily kRotary[] = {
        d.naming = Naming::kMixtral;
        d.moe.normalized = d.moe.fused_gate_up = true;
      }},
+    {"granitemoeshared",
+     [](ModelDims& d) {
+       make_granite(d);
+       d.naming = Naming::kMixtral;
+       d.fused_gate_up = true;
+       d.moe.normalized = d.moe.fused_gate_up = true;
+     }},
+    {"phimoe",
+     [](ModelDims& d) {
+       d.naming = Naming::kGptOss;
+       d.norm = NormKind::kLayer;
+       d.moe.fused_gate_up = true;
+     }},
+    {"minimax_m2",
+     [](ModelDims& d) {
+       d.qk_norm = HeadNorm::kWhole;
+       make_sigmoid(d);
+     }},
+    {"hunyuan_v1_moe",
+     [](ModelDims& d) {
+       d.naming = Naming::kHunYuan;
+       d.qk_norm = HeadNorm::kEach;
+       d.moe.normalized = true;
+     }},
     {"gpt_oss",
      [](ModelDims& d) {
        d.naming = Naming::kGptOss;
@@ -136,21 +192,19 @@ constexpr RotaryFamily kRotary[] = {
        d.moe.sigmoid = d.moe.fused_gate_up = true;
      }},
     {"deepseek_v2", make_deepseek},
-    {"deepseek_v3",
-     [](ModelDims& d) {
-       make_deepseek(d);
-       d.moe.normalized = d.moe.sigmoid = d.moe.corrected = true;
-     }},
-    {"glm4_moe",
-     [](ModelDims& d) {
-       make_deepseek(d);
-       d.moe.normalized = d.moe.sigmoid = d.moe.corrected = true;
-     }},
+    {"deepseek_v3", make_deepseek_v3},
+    {"glm4_moe", make_deepseek_v3},
+    {"glm4_moe_lite", make_deepseek_v3},
+    {"solar_open", make_deepseek_v3},
+    {"youtu", make_deepseek},
+    {"dots1", make_late_normed},
+    {"exaone_moe", make_late_normed},
 };
 
 // The others, each built by a function below.
-constexpr std::string_view kOthers[] = {"gpt2",     "gpt3",   "opt",  "mpt",     "bloom",
-                                        "gpt_neox", "falcon", "bert", "roberta", "t5"};
+constexpr std::string_view kOthers[] = {"gpt2",    "gpt3",       "gpt_bigcode", "gpt_neo", "opt",
+                                        "mpt",     "bloom",      "gpt_neox",    "falcon",  "bert",
+                                        "roberta", "distilbert", "electra",     "t5"};
 
 constexpr auto kFamilies = [] {
   std::array<std::string_view, std::size(kRotary) + std::size(kOthers)> names;
@@ -180,6 +234,7 @@ ModelDims encoder_family(Naming naming) {
   dims.residual = Residual::kPostNorm;
   dims.embedding_norm = dims.bidirectional = true;
   dims.numerics.gelu_tanh = false;
+  dims.drops_mlp_alone = naming == Naming::kDistilBert;
   add_biases(dims);
   return dims;
 }
@@ -236,9 +291,12 @@ std::optional<ModelDims> family_dims(std::string_view family) {
     rotary->apply(dims);
   } else if (std::find(kFamilies.begin(), kFamilies.end(), family) == kFamilies.end()) {
     return std::nullopt;
-  } else if (family == "gpt2" || family == "gpt3") {
+  } else if (family == "gpt2" || family == "gpt3" || family == "gpt_bigcode") {
     dims = learned_family(Naming::kGpt2);
     dims.conv1d = family == "gpt2";
+  } else if (family == "gpt_neo") {
+    dims = learned_family(Naming::kGptNeo);
+    dims.fused_qkv = dims.qkv_bias = false;
   } else if (family == "opt") {
     dims = learned_family(Naming::kOpt);
   } else if (family == "mpt" || family == "bloom") {
@@ -248,7 +306,10 @@ std::optional<ModelDims> family_dims(std::string_view family) {
   } else if (family == "t5") {
     dims = encoder_decoder_family();
   } else {
-    dims = encoder_family(family == "bert" ? Naming::kBert : Naming::kRoberta);
+    dims = encoder_family(family == "bert"         ? Naming::kBert
+                          : family == "distilbert" ? Naming::kDistilBert
+                          : family == "electra"    ? Naming::kElectra
+                                                   : Naming::kRoberta);
   }
   dims.family = family;
   return dims;

@@ -36,13 +36,19 @@ enum class Naming : std::uint8_t {
   kLlama4,
   kPhi,
   kHunYuan,
-  kT5
+  kT5,
+  kGptJ,
+  kGptNeo,
+  kDistilBert,
+  kElectra,
+  kPersimmon
 };
 
 enum class NormKind : std::uint8_t {
-  kRms,              // weight; keeps 1/rms in fp32
-  kLayer,            // weight and bias; keeps mean and 1/std in fp32
-  kLayerWithoutBias  // weight; keeps mean and 1/std in fp32
+  kRms,               // weight; keeps 1/rms in fp32
+  kLayer,             // weight and bias; keeps mean and 1/std in fp32
+  kLayerWithoutBias,  // weight; keeps mean and 1/std in fp32
+  kLayerUnweighted    // no parameters; keeps mean and 1/std in fp32 (OLMo 1)
 };
 
 enum class Activation : std::uint8_t {
@@ -152,6 +158,7 @@ struct ModelDims {
   bool sinks = false;              // a learned logit for each head beside its scores (gpt-oss)
   bool bidirectional = false;      // an encoder: masked-language-model head, no causal mask
   bool dropout = false;            // of branches, as BERT is trained
+  bool drops_mlp_alone = false;    // ... but not of attention's (DistilBERT, Persimmon)
   bool embedding_dropout = false;  // of what the embedding layer makes
   bool attention_dropout = false;  // of attention's probabilities
   bool attention_softcap = false;  // scores are capped (Gemma 2)

@@ -120,6 +120,8 @@ constexpr ParameterNames kMixtralNames = changed(kLlamaNames, [](ParameterNames&
   n.expert_gate = "w1";
   n.expert_up = "w3";
   n.expert_down = "w2";
+  n.shared_expert_gate = "shared_mlp.input_linear";  // GraniteMoeShared
+  n.shared_expert_down = "shared_mlp.output_linear";
 });
 
 constexpr ParameterNames kDeepSeekNames = changed(kLlamaNames, [](ParameterNames& n) {
@@ -145,7 +147,7 @@ constexpr ParameterNames kNeoXNames = changed(kBloomNames, [](ParameterNames& n)
   n.qkv = "attention.query_key_value";
   n.o = "attention.dense";
   n.final_norm = "gpt_neox.final_layer_norm";
-  n.head = "embed_out";
+  n.head = "lm_head";  // (embed_out before transformers 5.24)
 });
 
 // With two norms: ln_attn and ln_mlp (new_decoder_architecture).
@@ -153,7 +155,6 @@ constexpr ParameterNames kFalconNames = changed(kBloomNames, [](ParameterNames& 
   n.norm1 = "ln_attn";
   n.norm2 = "ln_mlp";
 });
-constexpr ParameterNames kFalconOneNormNames = kBloomNames;
 
 constexpr ParameterNames kBertNames = changed(kLlamaNames, [](ParameterNames& n) {
   n.blocks = "bert.encoder.layer";
@@ -224,6 +225,64 @@ constexpr ParameterNames kPhiNames = changed(kLlamaNames, [](ParameterNames& n) 
 constexpr ParameterNames kHunYuanNames = changed(kLlamaNames, [](ParameterNames& n) {
   n.q_norm = "self_attn.query_layernorm";
   n.k_norm = "self_attn.key_layernorm";
+  n.router = "mlp.gate.wg";
+  n.shared_expert_gate = "mlp.shared_mlp.gate_proj";
+  n.shared_expert_up = "mlp.shared_mlp.up_proj";
+  n.shared_expert_down = "mlp.shared_mlp.down_proj";
+});
+
+constexpr ParameterNames kGptJNames = changed(kGpt2Names, [](ParameterNames& n) {
+  n.qkv = "attn.qkv_proj";
+  n.o = "attn.out_proj";
+  n.up = "mlp.fc_in";
+  n.down = "mlp.fc_out";
+});
+
+constexpr ParameterNames kGptNeoNames = changed(kGpt2Names, [](ParameterNames& n) {
+  n.q = "attn.attention.q_proj";
+  n.k = "attn.attention.k_proj";
+  n.v = "attn.attention.v_proj";
+  n.o = "attn.attention.out_proj";
+});
+
+constexpr ParameterNames kDistilBertNames = changed(kBertNames, [](ParameterNames& n) {
+  n.blocks = "distilbert.transformer.layer";
+  n.embedding = "distilbert.embeddings.word_embeddings";
+  n.positions = "distilbert.embeddings.position_embeddings";
+  n.embedding_norm = "distilbert.embeddings.LayerNorm";
+  n.q = "attention.q_lin";
+  n.k = "attention.k_lin";
+  n.v = "attention.v_lin";
+  n.o = "attention.out_lin";
+  n.norm1 = "sa_layer_norm";
+  n.up = "ffn.lin1";
+  n.down = "ffn.lin2";
+  n.norm2 = "output_layer_norm";
+  n.head_transform = "vocab_transform";
+  n.head_norm = "vocab_layer_norm";
+  n.head = n.head_bias = "vocab_projector";
+});
+
+constexpr ParameterNames kElectraNames = changed(kBertNames, [](ParameterNames& n) {
+  n.blocks = "electra.encoder.layer";
+  n.embedding = "electra.embeddings.word_embeddings";
+  n.positions = "electra.embeddings.position_embeddings";
+  n.token_types = "electra.embeddings.token_type_embeddings";
+  n.embedding_norm = "electra.embeddings.LayerNorm";
+  n.project_in = "electra.embeddings_project";
+  n.head_transform = "generator_predictions.dense";
+  n.head_norm = "generator_predictions.LayerNorm";
+  n.head = n.head_bias = "generator_lm_head";
+});
+
+constexpr ParameterNames kPersimmonNames = changed(kLlamaNames, [](ParameterNames& n) {
+  n.qkv = "self_attn.query_key_value";
+  n.o = "self_attn.dense";
+  n.q_norm = "self_attn.q_layernorm";
+  n.k_norm = "self_attn.k_layernorm";
+  n.up = "mlp.dense_h_to_4h";
+  n.down = "mlp.dense_4h_to_h";
+  n.final_norm = "model.final_layernorm";
 });
 
 }  // namespace
@@ -249,7 +308,7 @@ const ParameterNames& parameter_names(const ModelDims& dims) {
     case Naming::kNeoX:
       return kNeoXNames;
     case Naming::kFalcon:
-      return dims.residual == Residual::kParallelOfOneNorm ? kFalconOneNormNames : kFalconNames;
+      return dims.residual == Residual::kParallel ? kFalconNames : kBloomNames;
     case Naming::kStarcoder2:
       return kStarcoder2Names;
     case Naming::kBert:
@@ -270,6 +329,16 @@ const ParameterNames& parameter_names(const ModelDims& dims) {
       return kT5Names;
     case Naming::kHunYuan:
       return kHunYuanNames;
+    case Naming::kGptJ:
+      return kGptJNames;
+    case Naming::kGptNeo:
+      return kGptNeoNames;
+    case Naming::kDistilBert:
+      return kDistilBertNames;
+    case Naming::kElectra:
+      return kElectraNames;
+    case Naming::kPersimmon:
+      return kPersimmonNames;
   }
   return kLlamaNames;
 }

@@ -377,6 +377,10 @@ std::string python_model(const ModelDims& dims, const Plan& plan) {
   if (dims.qk_norm == HeadNorm::kWhole || dims.qk_norm == HeadNorm::kUnweighted) {
     refuse(dims, "norms of q and k that are not of each head");
   }
+  if (dims.norm == NormKind::kLayerUnweighted) refuse(dims, "norms without weights");
+  if (dims.qk_norm == HeadNorm::kEach && dims.head_norm != NormKind::kRms) {
+    refuse(dims, "LayerNorms of each head");
+  }
   if (dims.branch_scale || dims.logit_scale) refuse(dims, "multipliers of branches or logits");
   if (dims.moe.fused_gate_up) refuse(dims, "experts whose gate and up are one tensor");
   if (dims.sinks || dims.moe.bias) refuse(dims, "attention sinks and biases of experts");

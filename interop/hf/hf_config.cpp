@@ -16,9 +16,9 @@
 namespace foreshard {
 
 void read_common(KeyReader& keys, ModelDims& dims) {
-  dims.layers = keys.size({"num_hidden_layers", "n_layer", "n_layers"});
-  dims.hidden = keys.size({"hidden_size", "n_embd", "n_embed", "d_model"});
-  dims.heads = keys.size({"num_attention_heads", "n_head", "n_heads"});
+  dims.layers = keys.size({"num_hidden_layers", "n_layer", "n_layers", "num_layers"});
+  dims.hidden = keys.size({"hidden_size", "n_embd", "n_embed", "d_model", "dim"});
+  dims.heads = keys.size({"num_attention_heads", "n_head", "n_heads", "num_heads"});
   dims.vocabulary = keys.size({"vocab_size"});
 }
 
@@ -32,15 +32,17 @@ void read_dropouts(KeyReader& keys, const Dropouts& usual, ModelDims& dims) {
       any = value->as_double(0, 1) > 0 || any;
     }
     if (found) return any;
+    otherwise = otherwise && !keys.provides(*spellings.begin());  // (with 0)
     if (otherwise) keys.assume(*spellings.begin(), "0.1");
     return otherwise;
   };
-  dims.dropout =
-      drops({"resid_pdrop", "hidden_dropout_prob", "hidden_dropout", "residual_dropout", "dropout"},
-            usual.branches);
+  dims.dropout = drops({"resid_pdrop", "resid_dropout", "hidden_dropout_prob", "hidden_dropout",
+                        "residual_dropout", "dropout"},
+                       usual.branches);
   dims.attention_dropout =
-      drops({"attention_dropout", "attn_pdrop", "attention_probs_dropout_prob"}, usual.attention);
-  dims.embedding_dropout = drops({"embd_pdrop", "embedding_dropout"}, usual.embedding);
+      drops({"attn_pdrop", "attention_dropout", "attention_probs_dropout_prob"}, usual.attention);
+  dims.embedding_dropout =
+      drops({"embd_pdrop", "embed_dropout", "embedding_dropout"}, usual.embedding);
 }
 
 bool read_gelu(std::string_view word, ModelDims& dims) {
@@ -126,7 +128,7 @@ ModelDims read_text_model(KeyReader& keys, const ConfigNode* outer_type,
       read_encoder_decoder(keys, dims);
       break;
     case HfReader::kLatent:
-      read_latent(keys, dims);
+      read_latent(keys, !family.reads.empty(), dims);
       break;
   }
   check_rotary(keys, dims);

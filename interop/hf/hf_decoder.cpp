@@ -8,12 +8,16 @@
 //                     layer_types say so
 //   window_in_some    the layers that layer_types, or the pattern, say attend within
 //                     sliding_window, or within chunks of attention_chunk_size
+//   all_seen_first    ... the first of each pattern attends to all, not the last
 //   chunks_where_rotated   without layer_types, chunks are where positions are
 //   unrotated         no_rope_layers, no_rope_layer_interval: layers without positions
 //   rotary_in_windows layers that attend to all have no positions
 //   experts           as wide as intermediate_size, in every layer; sparse_experts: Qwen's keys;
 //                     late_experts: DeepSeek's; interleaved_experts: Llama 4's
-//   softcap, partial_rotary, multipliers, use_qk_norm, parallel_residual, norm_topk_prob
+//   shared_as_wide    beside them one that all tokens go through, as wide as they are;
+//                     shared_intermediate_size: as wide as that key says
+//   softcap, partial_rotary, multipliers, use_qk_norm, qk_layernorm, parallel_residual,
+//   norm_topk_prob, lm_head_bias
 //   plain_heads       a qk_layernorm is refused
 #include <algorithm>
 #include <cmath>
@@ -80,7 +84,8 @@ void read_heads(KeyReader& keys, ModelDims& dims) {
 void read_activation(KeyReader& keys, ModelDims& dims) {
   const bool squared = dims.activation == Activation::kRelu2;
   const bool gelu = dims.activation != Activation::kSwiGlu && !squared;
-  std::string_view key = "hidden_act";
+  std::string_view key =
+      keys.node().has("activation_function") ? "activation_function" : "hidden_act";
   if (dims.activation == Activation::kGeGlu) {
     keys.find({"hidden_act"});  // hidden_activation comes before it
     key = "hidden_activation";
@@ -126,10 +131,15 @@ std::vector<std::string> layer_types(KeyReader& keys) {
 
 // What the class makes of a pattern, "LLLG" or every how many layers one attends to all; empty:
 // there is none.
-std::vector<std::string> types_of_pattern(KeyReader& keys, const ModelDims& dims) {
+std::vector<std::string> types_of_pattern(KeyReader& keys, bool all_first, const ModelDims& dims) {
   std::vector<std::string> types;
   const KeyReader::Spellings kKeys = {"sliding_window_pattern", "_sliding_window_pattern"};
   const ConfigNode* value = keys.find(kKeys);
+  if (value == nullptr && keys.provides("max_window_layers")) {
+    const std::int64_t first = keys.count_or("max_window_layers", dims.layers);
+    for (std::int64_t i = 0; i < dims.layers; ++i) types.emplace_back(i < first ? kFull : kSliding);
+    return types;
+  }
   if (value == nullptr && !keys.provides("sliding_window_pattern")) return types;
   const std::string text = value != nullptr ? std::string(value->text()) : "";
   if (text.find_first_not_of("LG") == std::string::npos && !text.empty()) {
@@ -141,7 +151,7 @@ std::vector<std::string> types_of_pattern(KeyReader& keys, const ModelDims& dims
   }
   const std::int64_t every = keys.size_or(kKeys, 1);
   for (std::int64_t i = 0; i < dims.layers; ++i) {
-    types.emplace_back((i + 1) % every != 0 ? kSliding : kFull);
+    types.emplace_back((all_first ? i : i + 1) % every != 0 ? kSliding : kFull);
   }
   return types;
 }
@@ -152,7 +162,9 @@ std::vector<std::string> usual_types(KeyReader& keys, const FamilyWords& words,
   check_layer_count(keys, dims);
   const ConfigNode* window = keys.node().find("sliding_window");
   if (window != nullptr && window->is_null()) return {};
-  if (!words.has("chunks_where_rotated")) return types_of_pattern(keys, dims);
+  if (!words.has("chunks_where_rotated")) {
+    return types_of_pattern(keys, words.has("all_seen_first"), dims);
+  }
   std::vector<std::string> types(static_cast<std::size_t>(dims.layers), std::string(kChunked));
   for (const std::int64_t layer : dims.unrotated_layers) {
     types[static_cast<std::size_t>(layer)] = kFull;
@@ -216,6 +228,9 @@ void read_head_norms(KeyReader& keys, const FamilyWords& words, ModelDims& dims)
   if (words.has("plain_heads")) {
     keys.refuse_if_set("qk_layernorm", "norms of queries and keys are not supported");
   }
+  if (words.has("qk_layernorm") && !keys.flag_or("qk_layernorm", true)) {
+    dims.qk_norm = HeadNorm::kNone;
+  }
   if (!words.has("use_qk_norm")) return;
   const bool norms = keys.flag_or("use_qk_norm", false);
   if (!norms) dims.qk_norm = HeadNorm::kNone;
@@ -235,7 +250,14 @@ void read_multipliers(KeyReader& keys) {
 }
 
 void read_mixture(KeyReader& keys, const FamilyWords& words, ModelDims& dims) {
-  if (words.has("experts")) return read_plain_experts(keys, words.has("norm_topk_prob"), dims);
+  if (words.has("experts")) {
+    read_plain_experts(keys, words.has("norm_topk_prob"), dims);
+    if (words.has("shared_as_wide")) dims.moe.shared_ffn = dims.ffn;
+    if (words.has("shared_intermediate_size")) {
+      dims.moe.shared_ffn = keys.count_or("shared_intermediate_size", 0);
+    }
+    return;
+  }
   if (words.has("sparse_experts")) return read_sparse_experts(keys, dims);
   if (words.has("late_experts")) return read_late_experts(keys, dims);
   if (words.has("interleaved_experts")) return read_interleaved_experts(keys, dims);
@@ -256,7 +278,15 @@ void read_decoder(KeyReader& keys, const HfFamily& family, ModelDims& dims) {
   read_activation(keys, dims);
   read_biases(keys, words, dims);
   read_head_norms(keys, words, dims);
-  if (words.has("partial_rotary")) read_rotary_part(keys, rope.partial, dims);
+  if (words.has("partial_rotary")) {
+    const ConfigNode* rotated = rope.partial ? nullptr : keys.find({"rotary_dim"});
+    read_rotary_part(keys, rope.partial, dims);
+    if (rotated != nullptr) dims.rotary_dim = rotated->as_int(1, dims.head_dim);
+  }
+  if (words.has("lm_head_bias")) dims.head_bias = keys.flag_or("lm_head_bias", false);
+  if (keys.find({"clip_qkv"}) != nullptr) {
+    keys.refuse("clip_qkv", "clamped queries, keys and values are not supported", "null");
+  }
   if (words.has("softcap")) {
     dims.logit_softcap = keys.finds_number("final_logit_softcapping");
     dims.attention_softcap = keys.finds_number("attn_logit_softcapping");

@@ -11,13 +11,26 @@
 namespace foreshard {
 namespace {
 
+// A size, or a list of equal ones, for each layer its own.
+std::int64_t one_for_all(const ConfigNode& value) {
+  if (value.is_scalar()) return value.as_int(1, kLargestHfSize);
+  std::int64_t size = 0;
+  for (const ConfigNode& each : value.elements()) {
+    const std::int64_t own = each.as_int(1, kLargestHfSize);
+    if (size != 0 && own != size) throw each.error("layers differ", "the same for every layer");
+    size = own;
+  }
+  if (size == 0) throw value.error("there is no size", "a size for every layer");
+  return size;
+}
+
 // How many experts there are and how many of them a token goes to.
 void read_counts(KeyReader& keys, ModelDims& dims) {
   dims.moe.experts = keys.size({"num_local_experts", "num_experts", "n_routed_experts"});
-  const ConfigNode* value =
-      keys.find({"num_experts_per_tok", "num_experts_per_token", "experts_per_token"});
-  dims.moe.top_k =
-      value != nullptr ? value->as_int(1, kLargestHfSize) : keys.size({"num_experts_per_tok"});
+  const KeyReader::Spellings kTopK = {"num_experts_per_tok", "num_experts_per_token",
+                                      "experts_per_token", "moe_topk"};
+  const ConfigNode* value = keys.find(kTopK);
+  dims.moe.top_k = value != nullptr ? one_for_all(*value) : keys.size(kTopK);
   if (dims.moe.top_k > dims.moe.experts) {
     throw(value != nullptr ? *value : keys.node())
         .error("every token goes to " + std::to_string(dims.moe.top_k) + " of " +
@@ -45,15 +58,31 @@ std::vector<std::int64_t> named_layers(KeyReader& keys, std::string_view key,
   return layers;
 }
 
+// mlp_layer_types: which layers are dense; empty where the file does not say.
+std::vector<bool> listed_dense(KeyReader& keys, const ModelDims& dims) {
+  std::vector<bool> dense;
+  const ConfigNode* types = keys.find({"mlp_layer_types"});
+  if (types == nullptr) return dense;
+  for (const ConfigNode& type : types->elements()) {
+    const std::string word = type.as_string();
+    if (word != "dense" && word != "sparse") {
+      throw type.error("\"" + word + "\" is not supported", "dense or sparse");
+    }
+    dense.push_back(word == "dense");
+  }
+  if (dense.size() < static_cast<std::size_t>(dims.layers)) {
+    throw types->error("there are " + std::to_string(dims.layers) + " layers",
+                       "dense or sparse for each layer");
+  }
+  return dense;
+}
+
 void read_ranks(KeyReader& keys, ModelDims& dims) {
   Latent& latent = dims.latent;
-  if (const ConfigNode* rank = keys.find({"q_lora_rank"})) {
-    latent.q_rank = rank->as_int(1, kLargestHfSize);
-  } else if (!keys.node().has("q_lora_rank")) {
-    latent.q_rank = 1536;
-    keys.assume("q_lora_rank", "1536");
-  } else {
+  if (keys.node().has("q_lora_rank") && keys.node().at("q_lora_rank").is_null()) {
     keys.assume("q_lora_rank", "none", "queries come from the hidden state");
+  } else {
+    latent.q_rank = keys.size_or({"q_lora_rank"}, 1536);
   }
   latent.kv_rank = keys.size_or({"kv_lora_rank"}, 512);
   latent.nope = keys.size_or({"qk_nope_head_dim"}, 128);
@@ -96,12 +125,17 @@ void read_late_experts(KeyReader& keys, ModelDims& dims) {
   Experts& moe = dims.moe;
   read_counts(keys, dims);
   moe.ffn = keys.size({"moe_intermediate_size"});
-  moe.shared_ffn = checked_multiply(keys.count_or("n_shared_experts", 1), moe.ffn);
+  const std::string_view shared =
+      keys.provides("num_shared_experts") ? "num_shared_experts" : "n_shared_experts";
+  moe.shared_ffn = checked_multiply(keys.count_or(shared, 1), moe.ffn);
   moe.normalized = keys.flag_or("norm_topk_prob", false);
   check_choice(keys, "scoring_func", moe.sigmoid ? "sigmoid" : "softmax");
   const std::int64_t first = keys.count_or("first_k_dense_replace", 0);
   const std::int64_t every = keys.size_or({"moe_layer_freq"}, 1);
-  list_dense_layers(dims, [&](std::int64_t i) { return i < first || i % every != 0; });
+  const std::vector<bool> listed = listed_dense(keys, dims);
+  list_dense_layers(dims, [&](std::int64_t i) {
+    return listed.empty() ? i < first || i % every != 0 : listed[static_cast<std::size_t>(i)];
+  });
   if (keys.find({"num_nextn_predict_layers"}) != nullptr) {
     keys.comment("layers of multi-token prediction are left out");
   }
@@ -120,7 +154,7 @@ void read_interleaved_experts(KeyReader& keys, ModelDims& dims) {
   });
 }
 
-void read_latent(KeyReader& keys, ModelDims& dims) {
+void read_latent(KeyReader& keys, bool late_experts, ModelDims& dims) {
   read_common(keys, dims);
   check_layer_count(keys, dims);
   read_ranks(keys, dims);
@@ -138,7 +172,7 @@ void read_latent(KeyReader& keys, ModelDims& dims) {
   if (activation != "silu") {
     keys.refuse("hidden_act", "activation \"" + activation + "\" is not supported", "silu");
   }
-  read_late_experts(keys, dims);
+  if (late_experts) read_late_experts(keys, dims);
 }
 
 }  // namespace foreshard

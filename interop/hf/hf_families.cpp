@@ -17,6 +17,10 @@ namespace {
 
 constexpr std::string_view kQwenVl = "num_key_value_heads=8 max_position_embeddings=32768";
 
+constexpr std::string_view kGptJ =
+    "n_positions=2048 rotary_dim=64 tie_word_embeddings=false resid_pdrop=0 attn_pdrop=0 "
+    "embd_pdrop=0";
+
 constexpr HfFamily kFamilies[] = {
     // --- rotary decoders ---
     {"llama", "llama", HfReader::kDecoder, "attention_bias mlp_bias"},
@@ -51,6 +55,12 @@ constexpr HfFamily kFamilies[] = {
     {"starcoder2", "starcoder2", HfReader::kDecoder, "use_bias window_if_named",
      "num_key_value_heads=2 max_position_embeddings=4096 tie_word_embeddings=true use_bias=true "
      "hidden_act=gelu_pytorch_tanh"},
+    {"exaone", "llama", HfReader::kDecoder, "attention_bias mlp_bias",
+     "num_key_value_heads=8 max_position_embeddings=4096"},
+    {"cwm", "cwm", HfReader::kDecoder, "mlp_bias window_in_some all_seen_first",
+     "num_key_value_heads=8 head_dim=128 max_position_embeddings=131072 sliding_window=8192 "
+     "sliding_window_pattern=4"},
+    {"olmo", "olmo", HfReader::kDecoder, "attention_bias"},
     {"olmo2", "olmo2", HfReader::kDecoder, "attention_bias"},
     {"olmo3", "olmo3", HfReader::kDecoder, "attention_bias window_in_some",
      "sliding_window=4096 sliding_window_pattern=4"},
@@ -84,6 +94,8 @@ constexpr HfFamily kFamilies[] = {
      "max_position_embeddings=4096"},
     {"nemotron", "nemotron", HfReader::kDecoder, "attention_bias mlp_bias partial_rotary",
      "max_position_embeddings=4096 partial_rotary_factor=0.5"},
+    {"persimmon", "persimmon", HfReader::kDecoder, "qk_layernorm partial_rotary",
+     "max_position_embeddings=16384 partial_rotary_factor=0.5"},
     // --- of experts ---
     {"mixtral", "mixtral", HfReader::kDecoder, "experts window_if_named",
      "num_key_value_heads=8 max_position_embeddings=131072 num_local_experts=8 "
@@ -101,6 +113,17 @@ constexpr HfFamily kFamilies[] = {
      "max_position_embeddings=4096 num_experts=64 num_experts_per_tok=8"},
     {"granitemoe", "granitemoe", HfReader::kDecoder, "attention_bias experts multipliers",
      "num_local_experts=8 num_experts_per_tok=2"},
+    {"granitemoeshared", "granitemoeshared", HfReader::kDecoder,
+     "attention_bias experts shared_intermediate_size multipliers",
+     "num_local_experts=8 num_experts_per_tok=2"},
+    {"phimoe", "phimoe", HfReader::kDecoder, "attention_bias experts window_if_named lm_head_bias",
+     "num_key_value_heads=8 max_position_embeddings=131072 num_local_experts=16 "
+     "num_experts_per_tok=2"},
+    {"minimax_m2", "minimax_m2", HfReader::kDecoder, "experts partial_rotary",
+     "num_key_value_heads=8 head_dim=128 max_position_embeddings=196608 num_local_experts=256 "
+     "num_experts_per_tok=8"},
+    {"hunyuan_v1_moe", "hunyuan_v1_moe", HfReader::kDecoder,
+     "attention_bias experts shared_as_wide", "num_experts=1 moe_topk=1"},
     {"gpt_oss", "gpt_oss", HfReader::kDecoder, "attention_bias experts window_in_some",
      "num_key_value_heads=8 head_dim=64 max_position_embeddings=131072 attention_bias=true "
      "num_local_experts=128 num_experts_per_tok=4 sliding_window=128 sliding_window_pattern=2"},
@@ -115,6 +138,25 @@ constexpr HfFamily kFamilies[] = {
      "num_key_value_heads=8 max_position_embeddings=131072 partial_rotary_factor=0.5 "
      "n_routed_experts=128 num_experts_per_tok=8 moe_intermediate_size=1408 n_shared_experts=1 "
      "norm_topk_prob=true first_k_dense_replace=1"},
+    {"solar_open", "solar_open", HfReader::kDecoder, "qkv_bias partial_rotary late_experts",
+     "num_key_value_heads=8 head_dim=128 max_position_embeddings=131072 intermediate_size=10944 "
+     "n_routed_experts=128 num_experts_per_tok=8 moe_intermediate_size=1280 n_shared_experts=1 "
+     "norm_topk_prob=true first_k_dense_replace=0"},
+    {"dots1", "dots1", HfReader::kDecoder, "attention_bias window_in_some late_experts",
+     "num_key_value_heads=32 sliding_window=4096 max_window_layers=62 moe_intermediate_size=1408 "
+     "norm_topk_prob=false first_k_dense_replace=0"},
+    {"exaone_moe", "exaone_moe", HfReader::kDecoder,
+     "rotary_in_windows window_in_some late_experts",
+     "num_key_value_heads=32 sliding_window=4096 sliding_window_pattern=4 num_experts=64 "
+     "num_experts_per_tok=8 moe_intermediate_size=1024 num_shared_experts=1 norm_topk_prob=true "
+     "first_k_dense_replace=1"},
+    {"glm4_moe_lite", "glm4_moe_lite", HfReader::kLatent, "late_experts",
+     "q_lora_rank=768 kv_lora_rank=512 qk_nope_head_dim=192 qk_rope_head_dim=64 v_head_dim=256 "
+     "num_key_value_heads=20 max_position_embeddings=202752 n_routed_experts=64 "
+     "num_experts_per_tok=4 moe_intermediate_size=1536 n_shared_experts=1 norm_topk_prob=true "
+     "first_k_dense_replace=1"},
+    {"youtu", "youtu", HfReader::kLatent, "",
+     "num_key_value_heads=16 max_position_embeddings=131072 tie_word_embeddings=true"},
     {"deepseek_v2", "deepseek_v2", HfReader::kLatent, "late_experts",
      "n_routed_experts=64 moe_intermediate_size=1407 n_shared_experts=2 norm_topk_prob=false "
      "first_k_dense_replace=0"},
@@ -123,6 +165,12 @@ constexpr HfFamily kFamilies[] = {
      "moe_intermediate_size=2048 n_shared_experts=1 norm_topk_prob=true first_k_dense_replace=3"},
     // --- with keys of their own ---
     {"gpt2", "gpt2", HfReader::kGpt2},
+    {"gpt_bigcode", "gpt_bigcode", HfReader::kGpt2, "",
+     "multi_query=true activation_function=gelu_pytorch_tanh"},
+    {"gpt_neo", "gpt_neo", HfReader::kGpt2, "",
+     "n_positions=2048 resid_pdrop=0 attn_pdrop=0 embd_pdrop=0"},
+    {"gptj", "gptj", HfReader::kGpt2, "", kGptJ},
+    {"codegen", "codegen", HfReader::kGpt2, "", kGptJ},
     {"opt", "opt", HfReader::kOpt},
     {"bloom", "bloom", HfReader::kBloom},
     {"mpt", "mpt", HfReader::kMpt},
@@ -132,6 +180,8 @@ constexpr HfFamily kFamilies[] = {
     {"roberta", "roberta", HfReader::kEncoder},
     {"xlm_roberta", "roberta", HfReader::kEncoder},
     {"camembert", "roberta", HfReader::kEncoder},
+    {"distilbert", "distilbert", HfReader::kEncoder, "", "type_vocab_size=0"},
+    {"electra", "electra", HfReader::kEncoder, "", "embedding_size=128"},
     {"t5", "t5", HfReader::kEncoderDecoder},
     {"mt5", "t5", HfReader::kEncoderDecoder, "",
      "vocab_size=250112 d_ff=1024 num_layers=8 num_heads=6 feed_forward_proj=gated-gelu "
@@ -235,7 +285,9 @@ const HfFamily& hf_family_of(KeyReader& keys, const ConfigNode* fallback) {
   const bool masked = architecture.ends_with("ForMaskedLM");
   const bool is_encoder = family != nullptr && family->reader == HfReader::kEncoder;
   const auto is_class = [&] {
-    return find_family(stem) == family || is_class_of(stem, family->model_type);
+    const HfFamily* of_class = find_family(stem);
+    return (of_class != nullptr && of_class->family == family->family) ||
+           is_class_of(stem, family->model_type);
   };
   if (named != nullptr &&
       (family == nullptr || stem.empty() || !is_class() || masked != is_encoder)) {

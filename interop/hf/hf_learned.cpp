@@ -10,8 +10,10 @@ namespace foreshard {
 void read_gpt2(KeyReader& keys, ModelDims& dims) {
   read_common(keys, dims);
   keys.refuse_if_set("add_cross_attention", "cross attention is not supported");
-  dims.kv_heads = dims.heads;
+  dims.kv_heads =
+      keys.provides("multi_query") && keys.flag_or("multi_query", true) ? 1 : dims.heads;
   dims.head_dim = even_head_dim(keys, dims);
+  if (keys.provides("rotary_dim")) dims.rotary_dim = keys.size({"rotary_dim"});
   dims.ffn = keys.size_or({"n_inner", "intermediate_size"}, 4 * dims.hidden);
   dims.max_positions = dims.position_rows =
       keys.size_or({"n_positions", "max_position_embeddings"}, 1024);

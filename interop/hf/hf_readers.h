@@ -62,8 +62,8 @@ void read_parallel(KeyReader& keys, ModelDims& dims);
 // bert, roberta.
 void read_encoder(KeyReader& keys, ModelDims& dims);
 void read_encoder_decoder(KeyReader& keys, ModelDims& dims);
-// deepseek_v2, deepseek_v3. The layers of multi-token prediction are left out.
-void read_latent(KeyReader& keys, ModelDims& dims);
+// deepseek_v2, deepseek_v3, youtu. The layers of multi-token prediction are left out.
+void read_latent(KeyReader& keys, bool late_experts, ModelDims& dims);
 
 // --- experts, which come on top of a decoder (hf_experts.cpp) ---
 // As wide as intermediate_size, in every layer (Mixtral).

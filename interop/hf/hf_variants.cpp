@@ -8,9 +8,10 @@ namespace foreshard {
 namespace {
 
 void expect_gelu(KeyReader& keys, ModelDims& dims) {
-  const std::string activation = keys.word_or("hidden_act", "gelu");
+  const std::string_view key = keys.node().has("activation") ? "activation" : "hidden_act";
+  const std::string activation = keys.word_or(key, "gelu");
   if (read_gelu(activation, dims)) return;
-  keys.refuse("hidden_act", "activation \"" + activation + "\" is not supported", "gelu");
+  keys.refuse(key, "activation \"" + activation + "\" is not supported", "gelu");
 }
 
 }  // namespace
@@ -53,11 +54,16 @@ void read_encoder(KeyReader& keys, ModelDims& dims) {
   read_common(keys, dims);
   dims.head_dim = even_head_dim(keys, dims);
   dims.kv_heads = dims.heads;
-  dims.ffn = keys.size({"intermediate_size"});
+  dims.ffn = keys.size({"intermediate_size", "hidden_dim"});
+  if (keys.provides("embedding_size")) {
+    const std::int64_t width = keys.size({"embedding_size"});
+    if (width != dims.hidden) dims.embedding_width = width;
+  }
+  keys.refuse_if_set("sinusoidal_pos_embds", "positions that are not learned are not supported");
   dims.position_rows = keys.size_or({"max_position_embeddings"}, 512);
   // RoBERTa's positions begin behind the one of padding.
   dims.max_positions = dims.position_rows - (roberta ? 2 : 0);
-  dims.token_types = keys.size_or({"type_vocab_size"}, 2);
+  dims.token_types = keys.count_or("type_vocab_size", 2);
   dims.tied = keys.flag_or("tie_word_embeddings", true);
   keys.refuse_if_set("is_decoder", "an encoder with a causal mask is not supported");
   const std::string kind = keys.word_or("position_embedding_type", "absolute");

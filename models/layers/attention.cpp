@@ -169,6 +169,16 @@ Index attend(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& n
     k = layer.activation("k", kv_width);
     v = layer.activation("v", kv_width);
     layer.split("split", qkv, {q, k, v});
+    // CodeGen's parts lie in four groups, so that heads of them are copies.
+    if (dims.naming == Naming::kGptJ) {
+      const Indices views = {q, k, v};
+      for (Index* part : {&q, &k, &v}) {
+        *part = layer.elementwise("regroup", Function::kCopy, {*part}, {},
+                                  layer.activation("regrouped", layer.width(*part)));
+      }
+      layer.release(views);
+      layer.release({qkv});
+    }
   } else {
     q = project(names.q, "q", q_width);
     k = project(names.k, "k", kv_width);

@@ -41,16 +41,23 @@ using Indices = std::vector<Index>;
 struct FamilyCode {
   std::string_view family;
   bool softmax_as_scores = false;  // its own attention takes the softmax in the scores' dtype
-  bool flexible = false;  // FlexAttention in place of PyTorch's other kernels: it takes windows
-  bool chunked = false;   // windows do not slide: positions attend within their own chunk
-  bool biased = false;    // scores have a bias of positions (T5)
+  bool fp32_scores = false;  // ... queries and keys are cast to fp32 in front of their product
+  bool only_eager = false;   // it knows none of scaled_dot_product_attention's kernels
+  bool flexible = false;     // FlexAttention in place of PyTorch's other kernels: it takes windows
+  bool chunked = false;      // windows do not slide: positions attend within their own chunk
+  bool biased = false;       // scores have a bias of positions (T5)
 };
 constexpr FamilyCode kFamilyCode[] = {
     {.family = "gpt2", .softmax_as_scores = true},
     {.family = "bert", .softmax_as_scores = true},
     {.family = "roberta", .softmax_as_scores = true},
     {.family = "falcon", .softmax_as_scores = true},
+    {.family = "distilbert", .softmax_as_scores = true},
+    {.family = "electra", .softmax_as_scores = true},
     {.family = "t5", .softmax_as_scores = true, .biased = true},
+    {.family = "gptj", .fp32_scores = true},
+    {.family = "codegen", .fp32_scores = true},
+    {.family = "gpt_neo", .fp32_scores = true, .only_eager = true},
     {.family = "gpt_oss", .flexible = true},
     {.family = "llama4", .flexible = true, .chunked = true},
 };
@@ -79,13 +86,14 @@ bool is_masked(const Plan& plan, const FamilyCode& code, const AttentionShape& s
   return plan.batch.padded || (is_outside && !takes_windows(plan.attention, code));
 }
 
-AttentionKernel dispatched(const Plan& plan, const AttentionShape& shape, bool masked,
-                           ScoreBias bias) {
+AttentionKernel dispatched(const Plan& plan, const FamilyCode& code, const AttentionShape& shape,
+                           bool masked, ScoreBias bias) {
   using enum AttentionKernel;
   constexpr std::int64_t kWidestHead = 256;
   const AttentionKernel asked = plan.attention == kFlashAllHeads ? kFlash : plan.attention;
   if (bias == ScoreBias::kLearned && asked != kEager) return kMath;
   if (asked != kFlash && asked != kCudnn && asked != kEfficient) return asked;
+  if (code.only_eager) return kEager;
   const bool groups =
       shape.kv_heads != shape.heads && plan.attention != AttentionKernel::kFlashAllHeads;
   if (groups && shape.broadcasts) return kMath;
@@ -279,9 +287,15 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
     return copies && !is_copy ? out.copy(name, t) : t;
   };
   const bool repeats = shape.kv_heads != shape.heads;
-  const Index q = rows("q_heads", qkv[0], false);
-  const Index keys = rows("k_heads", k, repeats);
-  Index scores = out.product({q, keys}, shape.head_dim, out.scores("scores", kCompute));
+  const bool widens = code.fp32_scores && plan.compute_dtype() != DType::kFp32;
+  const ElementType type = widens ? ElementType::kFp32 : kCompute;
+  const auto factor = [&](const char* name, Index t) {
+    return widens ? out.cast(name, t, type) : t;
+  };
+  const Index wide_q = factor("q_fp32", qkv[0]), wide_k = factor("k_fp32", k);
+  const Index q = rows("q_heads", wide_q, false);
+  const Index keys = rows("k_heads", wide_k, repeats && !widens);
+  Index scores = out.product({q, keys}, shape.head_dim, out.scores("scores", type));
   scores = out.scale("scaled_scores", scores);
   if (shape.softcap) {
     const Index divided = out.scale("scores_over_cap", scores);
@@ -291,15 +305,15 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
     scores = out.scale("capped_scores", tanh);
   }
   const auto add_to_scores = [&](const char* name, Indices terms) {
-    scores = out.pass(name, Function::kAdd, std::move(terms), out.scores(name, kCompute));
+    scores = out.pass(name, Function::kAdd, std::move(terms), out.scores(name, type));
     out.last().gradient = GradientRule::kAlias;
   };
   if (bias != ScoreBias::kNone) add_to_scores("biased_scores", with_bias(scores, op));
   if (shape.causal || plan.batch.padded) add_to_scores("masked_scores", {scores});
   Index probabilities = 0;
   if (!code.softmax_as_scores) {
-    const Index softmax =
-        out.softmax(out.cast("scores_fp32", scores, ElementType::kFp32), ElementType::kFp32);
+    const Index wide = widens ? scores : out.cast("scores_fp32", scores, ElementType::kFp32);
+    const Index softmax = out.softmax(wide, ElementType::kFp32);
     probabilities = out.cast("probabilities", softmax, kCompute);
     out.release({scores, softmax});
   } else {
@@ -314,6 +328,7 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
                   out.activation("attention_heads", shape.heads * shape.values(), kCompute));
   out.pass("attention_rows", Function::kCopy, {made}, op.outputs.front());
   out.release({made, k, v, keys, values, q, probabilities});
+  if (widens) out.release({wide_q, wide_k});
   return out.take();
 }
 
@@ -437,7 +452,7 @@ void apply_attention(LayerSpec& layer, const Plan& plan, std::string_view family
     const std::int64_t sequence = layer.domain.length(plan.batch.sequence);
     const bool masked = is_masked(plan, code, op.attention, sequence);
     const ScoreBias bias = bias_of(code, op, plan);
-    const AttentionKernel kernel = dispatched(plan, op.attention, masked, bias);
+    const AttentionKernel kernel = dispatched(plan, code, op.attention, masked, bias);
     const bool by_scores = kernel == AttentionKernel::kEager && op.attention.causal;
     const bool by_sdpa =
         masked && (kernel == AttentionKernel::kEfficient || kernel == AttentionKernel::kMath);

@@ -13,6 +13,16 @@ inline TensorSpec hidden_state(const ModelDims& dims) {
   return {.name = "input", .per_token = dims.hidden};
 }
 
+// Of a row of the table, and of what the head reads.
+inline std::int64_t token_width(const ModelDims& dims) {
+  return dims.embedding_width > 0 ? dims.embedding_width : dims.hidden;
+}
+
+// Whether others read what the feed-forward layer reads: the other branch, or the stream itself.
+inline bool keeps_input(const ModelDims& dims) {
+  return dims.residual == Residual::kParallelOfOneNorm || dims.residual == Residual::kPostBranch;
+}
+
 // Projections, norms of q and k, rotary embedding and the attention itself; everything but the
 // output projection (attention.cpp).
 Index attend(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index input);

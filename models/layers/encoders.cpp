@@ -20,7 +20,8 @@ LayerSpec encoder_block(const ModelDims& dims) {
                                         .bias = dims.output_bias},
                                        attention);
   held.push_back(attention);
-  const Index dropped = layer.dropout("attention_dropout", dims.dropout, projected);
+  const Index dropped =
+      layer.dropout("attention_dropout", dims.dropout && !dims.drops_mlp_alone, projected);
   const Index sum = layer.residual_add("attention_residual", dims.hidden, dropped, 0);
   const Index middle = layer.norm(names.norm1, "norm1", dims.norm, dims.hidden, sum);
   held.insert(held.end(), {sum, dropped});
@@ -38,28 +39,30 @@ LayerSpec masked_head_transform(const ModelDims& dims) {
   const ParameterNames& names = parameter_names(dims);
   LayerBuilder layer(dims.family + " head transform", LayerRole::kFinalNorm, hidden_state(dims),
                      Stack::kEager);
+  const std::int64_t width = token_width(dims);
   const Index dense = layer.linear({.name = names.head_transform,
                                     .result = "transform",
-                                    .n = dims.hidden,
+                                    .n = width,
                                     .k = dims.hidden,
                                     .bias = true},
                                    0);
-  const Index gelu = layer.elementwise("gelu", Function::kGelu, {dense}, {dense},
-                                       layer.activation("gelu", dims.hidden));
+  const Index gelu =
+      layer.elementwise("gelu", Function::kGelu, {dense}, {dense}, layer.activation("gelu", width));
   layer.release({dense});
-  return layer.finish(layer.norm(names.head_norm, "head_norm", dims.norm, dims.hidden, gelu));
+  return layer.finish(layer.norm(names.head_norm, "head_norm", dims.norm, width, gelu));
 }
 
 LayerSpec masked_head(const ModelDims& dims) {
   const ParameterNames& names = parameter_names(dims);
-  LayerBuilder layer(dims.family + " head", LayerRole::kHead, hidden_state(dims), Stack::kEager);
-  const Index weight =
-      dims.tied ? layer.parameter(names.embedding, ".weight", {dims.vocabulary, dims.hidden})
-                : layer.parameter(names.head, ".weight", {dims.vocabulary, dims.hidden});
+  const std::int64_t width = token_width(dims);
+  LayerBuilder layer(dims.family + " head", LayerRole::kHead, {.name = "input", .per_token = width},
+                     Stack::kEager);
+  const Index weight = layer.parameter(dims.tied ? names.embedding : names.head, ".weight",
+                                       {dims.vocabulary, width});
   layer.last_parameter().tied = dims.tied;
   const Index bias = layer.parameter(names.head_bias, ".bias", {dims.vocabulary});
   return layer.finish(layer.matrix_product(
-      {.name = names.head, .result = "logits", .n = dims.vocabulary, .k = dims.hidden}, 0,
+      {.name = names.head, .result = "logits", .n = dims.vocabulary, .k = width}, 0,
       {weight, bias}));
 }
 

@@ -109,8 +109,11 @@ Index LayerBuilder::norm(std::string_view name, std::string_view result, NormKin
     outputs.push_back(activation(base + "_mean", groups, ElementType::kFp32));
   }
   outputs.push_back(activation(base + "_rstd", groups, ElementType::kFp32));
-  Indices parameters = {parameter(name, ".weight", {width})};
-  layer_.parameters.back().is_norm = true;
+  Indices parameters;
+  if (kind != NormKind::kLayerUnweighted) {
+    parameters = {parameter(name, ".weight", {width})};
+    layer_.parameters.back().is_norm = true;
+  }
   if (kind == NormKind::kLayer) parameters.push_back(parameter(name, ".bias", {width}));
   Operation& op = operation(std::string(name), OperationKind::kNorm,
                             kind == NormKind::kRms ? Function::kRmsNorm : Function::kLayerNorm);

@@ -25,26 +25,21 @@ LayerSpec native_loss(LayerBuilder& layer, const ModelDims& dims) {
   return layer.finish(loss);
 }
 
-// Of a row of the table, and of what the head reads.
-std::int64_t token_width(const ModelDims& dims) {
-  return dims.embedding_width > 0 ? dims.embedding_width : dims.hidden;
-}
-
 // Rows for the segment that each token belongs to.
 Index add_token_types(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
                       Index tokens) {
+  const std::int64_t width = token_width(dims);
   const Index types =
       layer.tensor({.name = "token_type_ids", .per_token = 1, .type = ElementType::kInt64});
   layer.constant("zeros", Function::kCopy, {}, types);
-  const Index rows = layer.activation("token_type_embedding", dims.hidden);
+  const Index rows = layer.activation("token_type_embedding", width);
   Operation& lookup = layer.operation(std::string(names.token_types), OperationKind::kEmbedding,
                                       Function::kEmbedding);
   lookup.inputs = lookup.saved = {types};
   lookup.outputs = {rows};
   lookup.gradient = GradientRule::kNone;
-  lookup.parameters = {
-      layer.parameter(names.token_types, ".weight", {dims.token_types, dims.hidden})};
-  return layer.residual_add("token_type_sum", dims.hidden, tokens, rows);
+  lookup.parameters = {layer.parameter(names.token_types, ".weight", {dims.token_types, width})};
+  return layer.residual_add("token_type_sum", width, tokens, rows);
 }
 
 Index mix(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
@@ -56,9 +51,7 @@ Index mix(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& name
                                    .down = names.down,
                                    .ffn = dims.ffn},
                                   input);
-  const bool shared_input =
-      dims.residual == Residual::kParallelOfOneNorm || dims.residual == Residual::kPostBranch;
-  if (!shared_input) layer.release({input});
+  if (!keeps_input(dims)) layer.release({input});
   return down;
 }
 
@@ -103,7 +96,7 @@ Index parallel_branches(LayerBuilder& layer, const ModelDims& dims, const Parame
       one_norm ? norm1 : layer.norm(names.norm2, "norm2", dims.norm, dims.hidden, 0);
   Index attention =
       attend_and_project(layer, dims, names, norm1, one_norm ? Input::kStays : Input::kEnds);
-  attention = layer.dropout("attention_dropout", dims.dropout, attention);
+  attention = layer.dropout("attention_dropout", dims.dropout && !dims.drops_mlp_alone, attention);
   Index down = mix(layer, dims, names, FeedForwardKind::kDense, norm2);
   down = layer.dropout("mlp_dropout", dims.dropout, down);
   const Index both = layer.residual_add("branches", dims.hidden, down, attention);
@@ -135,24 +128,29 @@ LayerSpec embedding_layer(const ModelDims& dims, Stack stack) {
   tokens.parameters = {
       layer.parameter(names.embedding, ".weight", {dims.vocabulary, token_width(dims)})};
 
-  Index positions = 0;
-  if (dims.positions == Positions::kLearned) {
-    positions = layer.parameter(names.positions, ".weight", {dims.position_rows, dims.hidden});
-  }
-  if (dims.embedding_width > 0) {
+  // An encoder's tables are all as narrow, and what they make is projected at the end.
+  const std::int64_t width = dims.bidirectional ? token_width(dims) : dims.hidden;
+  const auto project = [&] {
+    if (dims.embedding_width == 0) return;
     output = layer.linear({.name = names.project_in,
                            .result = "projected_embedding",
                            .n = dims.hidden,
-                           .k = dims.embedding_width},
+                           .k = dims.embedding_width,
+                           .bias = dims.bidirectional},
                           output);
+  };
+  Index positions = 0;
+  if (dims.positions == Positions::kLearned) {
+    positions = layer.parameter(names.positions, ".weight", {dims.position_rows, width});
   }
+  if (!dims.bidirectional) project();
   if (dims.token_types > 0) output = add_token_types(layer, dims, names, output);
   if (dims.positions == Positions::kLearned) {
     const Index ids =
         layer.tensor({.name = "position_ids", .per_position = 1, .type = ElementType::kInt64});
     layer.elementwise("arange", Function::kArange, {}, {}, ids);
     layer.last().gradient = GradientRule::kNone;
-    const Index rows = layer.tensor({.name = "position_embedding", .per_position = dims.hidden});
+    const Index rows = layer.tensor({.name = "position_embedding", .per_position = width});
     Operation& lookup = layer.operation(std::string(names.positions), OperationKind::kEmbedding,
                                         Function::kEmbedding);
     lookup.inputs = lookup.saved = {ids};
@@ -160,16 +158,18 @@ LayerSpec embedding_layer(const ModelDims& dims, Stack stack) {
     lookup.gradient = GradientRule::kNone;
     lookup.parameters = {positions};
     // The rows' gradient is the sum over the batch, a [S, hidden] temporary that is left out here.
-    output = layer.residual_add("embedding_sum", dims.hidden, output, rows);
+    output = layer.residual_add("embedding_sum", width, output, rows);
   }
   if (dims.embedding_scale) {
     output = layer.elementwise("embedding_scale", Function::kScale, {output}, {},
                                layer.activation("scaled_embedding", dims.hidden));
   }
   if (dims.embedding_norm) {
-    output = layer.norm(names.embedding_norm, "embedding_norm", dims.norm, dims.hidden, output);
+    output = layer.norm(names.embedding_norm, "embedding_norm", dims.norm, width, output);
   }
-  return layer.finish(layer.dropout("embedding_dropout", dims.embedding_dropout, output));
+  output = layer.dropout("embedding_dropout", dims.embedding_dropout, output);
+  if (dims.bidirectional) project();
+  return layer.finish(output);
 }
 
 LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
@@ -199,7 +199,7 @@ LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
                         branch);
   }
   branch = scale_branch(layer, dims, "scaled_attention", branch);
-  branch = layer.dropout("attention_dropout", dims.dropout, branch);
+  branch = layer.dropout("attention_dropout", dims.dropout && !dims.drops_mlp_alone, branch);
   const Index middle = layer.residual_add("attention_residual", dims.hidden, 0, branch);
   const Index norm2 =
       before ? layer.norm(names.norm2, "norm2", dims.norm, dims.hidden, middle) : middle;

@@ -13,8 +13,8 @@
 //                         RMSNorm; Gemma's, as all under eager-fp32, is times weight in fp32 and
 //                         then type_as; T5's
 //                         multiplies x itself by rsqrt). type_as an fp32 x is none. LayerNorms
-//                         stay one kernel, but for Cohere's: x - mean in the place of x, made
-//                         once for the power and once more for the product.
+//                         stay one kernel (OLMo 1's on x.float()), but for Cohere's: x - mean in
+//                         the place of x, made once for the power and once more for the product.
 // kernels.rope real       rotate_half (a copy), two products with tables, a sum, all of them over
 //                         heads, transposed (Operation::attention says so); fused: one kernel.
 // kernels.unpads          index_first_axis and pad_input of flash-attn 1 and 2: rows are copied
@@ -54,11 +54,13 @@ struct EagerNorms {
   bool weighs_in_fp32 = false;    // the cast back is behind the weight
   bool normalizes_input = false;  // x itself is multiplied, not its fp32 copy
   bool centers = false;           // a LayerNorm without a kernel of its own
+  bool widens = false;            // a LayerNorm's kernel, on an fp32 copy
 };
 constexpr EagerNorms kEagerNorms[] = {
     {.family = "gemma", .weighs_in_fp32 = true},
     {.family = "gemma2", .weighs_in_fp32 = true},
     {.family = "gemma3", .weighs_in_fp32 = true},
+    {.family = "olmo", .widens = true},
     {.family = "olmo2", .weighs_in_fp32 = true},
     {.family = "olmo3", .weighs_in_fp32 = true},
     {.family = "helium", .weighs_in_fp32 = true},
@@ -261,8 +263,9 @@ class Rewriter {
     const Index input = op.inputs.front();
     const bool by_operations = op.function == Function::kRmsNorm || norms_.centers;
     if (is_eager_ && by_operations) return add_eager(op);
-    const bool wants_fp32 = plan_.kernels.norm == Norm::kFp32 || (is_eager_ && is_autocast_);
-    if (wants_fp32 != is_fp32(input) && (!is_eager_ || is_autocast_)) {
+    const bool widens = is_eager_ && (is_autocast_ || norms_.widens);
+    const bool wants_fp32 = plan_.kernels.norm == Norm::kFp32 || widens;
+    if (wants_fp32 != is_fp32(input) && (!is_eager_ || widens)) {
       replace(op, input, cast(input, wants_fp32 ? ElementType::kFp32 : ElementType::kCompute));
     }
     const Index output = op.outputs.front();

@@ -259,7 +259,8 @@ Index mixture(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& 
       layer.elementwise("scatter_add", Function::kScatterAdd, {base, routed.tokens, narrow},
                         {routed.tokens}, layer.activation("experts_output", dims.hidden));
   layer.last().gradient = GradientRule::kAliasFirst;
-  Indices ended = {base, narrow, rows, routed.scores, routed.tokens, routed.offsets, input};
+  Indices ended = {base, narrow, rows, routed.scores, routed.tokens, routed.offsets};
+  if (!keeps_input(dims)) ended.push_back(input);
   ended.insert(ended.end(), routed.locals.begin(), routed.locals.end());
   layer.release(ended);
   return output;

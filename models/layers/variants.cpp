@@ -395,7 +395,8 @@ void separate_table(LayerSpec& layer, const Units& units) {
   for (const Index p : table->parameters) layer.parameters[static_cast<std::size_t>(p)].part = 1;
 }
 
-// A masked head's bias is a parameter of two modules. Where one of them is in a unit, the root
+// A masked head's bias is a parameter of two modules where the one that names it holds the head's
+// transform, too (BERT; ELECTRA's is the head's alone). Where one of them is in a unit, the root
 // keeps the other's name: gathered with it, without a gradient.
 void split_head_bias(ModelSpec& model, const Plan& plan) {
   const Units& units = plan.units;
@@ -411,6 +412,11 @@ void split_head_bias(ModelSpec& model, const Plan& plan) {
                   [](const Operation& op) { return op.kind == OperationKind::kGemm; });
   if (!has_product) return;
   ParameterSpec bias = head->parameters.back();
+  const std::string module = bias.name.substr(0, bias.name.rfind('.') + 1);
+  const bool holds_transform =
+      std::any_of(transform->parameters.begin(), transform->parameters.end(),
+                  [&](const ParameterSpec& p) { return p.name.starts_with(module); });
+  if (!holds_transform) return;
   bias.name += " (root's)";
   bias.trainable = false;
   transform->parameters.push_back(std::move(bias));
