@@ -21,6 +21,7 @@
 #include "sim/graph/axes/rank_part.h"
 
 #include <algorithm>
+#include <map>
 #include <string>
 #include <utility>
 
@@ -104,15 +105,21 @@ bool parts_table(const Plan& plan) {
          (mesh.tp == 1 || mesh.fsdp() * mesh.replicate > 1);
 }
 
-// visit(kind, its cut), of each kind once.
+// visit(kind, its cut), of each kind once. What a kind hands on follows from what arrives at it.
 template <typename Visit>
 void cut_kinds(const ModelSpec& model, const Plan& plan, const Visit& visit) {
   Placement arrives = Placement::kWhole;
   std::vector<bool> done(model.kinds.size(), false);
+  std::map<std::pair<std::size_t, Placement>, Placement> outputs;
   for (const LayerInstance& instance : model.order) {
     const auto kind = static_cast<std::size_t>(instance.kind);
+    const std::pair key(kind, arrives);
+    if (const auto known = outputs.find(key); known != outputs.end()) {
+      arrives = known->second;
+      continue;
+    }
     CutLayer cut = cut_layer(as_executed(model.kinds[kind], plan), plan, arrives);
-    arrives = cut.output;
+    arrives = outputs[key] = cut.output;
     if (!done[kind]) visit(kind, std::move(cut));
     done[kind] = true;
   }
