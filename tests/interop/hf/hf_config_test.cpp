@@ -115,16 +115,23 @@ TEST(HfConfigTest, ClassesAndActivationsOfFurtherFamilies) {
   EXPECT_TRUE(typed("phi", "Phi", "").numerics.gelu_new);
   EXPECT_FALSE(typed("phi", "Phi", "\"hidden_act\": \"gelu\", ").numerics.gelu_tanh);
   EXPECT_THROW(typed("arcee", "Llama", ""), Error);
-  EXPECT_EQ(typed("exaone", "Llama", "\"activation_function\": \"silu\", ").family, "llama");
-  EXPECT_THROW(typed("exaone", "Exaone", "\"activation_function\": \"relu\", "), Error);
+  EXPECT_EQ(
+      typed("exaone", "Llama", "\"num_key_value_heads\": 4, \"activation_function\": \"silu\", ")
+          .family,
+      "llama");
+  EXPECT_THROW(
+      typed("exaone", "Exaone", "\"num_key_value_heads\": 4, \"activation_function\": \"relu\", "),
+      Error);
   EXPECT_THROW(typed("olmo", "Olmo", "\"clip_qkv\": 8.0, "), Error);
-  EXPECT_EQ(typed("cwm", "Cwm", "").windowed_layers, std::vector<std::int64_t>{1});
+  EXPECT_EQ(typed("cwm", "Cwm", "\"num_key_value_heads\": 4, ").windowed_layers,
+            std::vector<std::int64_t>{1});
   const ModelDims hunyuan =
       typed("hunyuan_v1_moe", "HunYuanMoEV1", "\"num_experts\": 4, \"moe_topk\": [2, 2], ");
   EXPECT_EQ(hunyuan.moe.top_k, 2);
   EXPECT_EQ(hunyuan.moe.shared_ffn, hunyuan.ffn);
   EXPECT_THROW(typed("hunyuan_v1_moe", "HunYuanMoEV1", "\"moe_topk\": [1, 2], "), Error);
-  EXPECT_EQ(typed("exaone_moe", "ExaoneMoe", "\"mlp_layer_types\": [\"sparse\", \"dense\"], ")
+  EXPECT_EQ(typed("exaone_moe", "ExaoneMoe",
+                  "\"num_key_value_heads\": 4, \"mlp_layer_types\": [\"sparse\", \"dense\"], ")
                 .moe.dense_layers,
             std::vector<std::int64_t>{1});
   EXPECT_TRUE(typed("persimmon", "Persimmon", "").drops_mlp_alone);
