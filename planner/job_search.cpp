@@ -60,80 +60,75 @@ SearchSpace space_of_variant(const Job& job, const SpaceRequest& request) {
   return space;
 }
 
-// The plans of a space whose layers run the same operations.
-struct OneModel {
-  ModelSpec model;
-  std::vector<RangedPolicy<Recompute>> recomputes;
-  std::vector<std::int64_t> micro_batches;
-};
-
-std::vector<OneModel> models_of(const JobVariant& variant) {
-  const SearchSpace space = complete(variant.space, variant.job.cluster);
-  std::vector<OneModel> models;
-  for (const RangedPolicy<Recompute>& recompute : space.recomputes) {
-    std::vector<OneModel> own;
-    for (const std::int64_t micro_batch : space.micro_batches) {
-      Plan plan = space.base;
-      plan.recompute = recompute;
-      plan.batch.micro_batch = micro_batch;
-      ModelSpec model = with_variants(variant.job.plain_model, plan);
-      const auto same =
-          std::find_if(own.begin(), own.end(), [&](const OneModel& m) { return m.model == model; });
-      if (same != own.end()) {
-        same->micro_batches.push_back(micro_batch);
-      } else {
-        own.push_back({std::move(model), {recompute}, {micro_batch}});
-      }
-    }
-    for (OneModel& made : own) {
-      const auto same = std::find_if(models.begin(), models.end(), [&](const OneModel& m) {
-        return m.micro_batches == made.micro_batches && m.model == made.model;
-      });
-      if (same != models.end()) {
-        same->recomputes.push_back(recompute);
-      } else {
-        models.push_back(std::move(made));
-      }
+// Values of a key by the model that plans with them run.
+template <typename T, typename ModelOf>
+std::vector<std::vector<T>> alike(const std::vector<T>& values, const ModelOf& model_of) {
+  std::vector<std::pair<ModelSpec, std::vector<T>>> groups;
+  for (const T& value : values) {
+    ModelSpec model = model_of(value);
+    const auto same = std::find_if(groups.begin(), groups.end(),
+                                   [&](const auto& group) { return group.first == model; });
+    if (same != groups.end()) {
+      same->second.push_back(value);
+    } else {
+      groups.push_back({std::move(model), {value}});
     }
   }
-  return models;
+  std::vector<std::vector<T>> lists;
+  for (auto& group : groups) lists.push_back(std::move(group.second));
+  return lists;
 }
 
-// A variant for each model: transformers' attention by operations copies the heads of several
-// sequences, T5's attends by another kernel where blocks are checkpointed.
+template <typename T>
+void move_into(const std::vector<T>& values, T& value) {
+  if (std::find(values.begin(), values.end(), value) == values.end()) value = values.front();
+}
+
+// A variant for each model, that of the variant's own plan first: transformers' attention by
+// operations copies the heads of several sequences, T5's attends by another kernel where blocks are
+// checkpointed.
 void add_by_model(std::vector<JobVariant>& list, JobVariant variant) {
-  std::vector<OneModel> models;
+  SearchSpace space;
   try {
-    models = models_of(variant);
+    space = complete(variant.space, variant.job.cluster);
   } catch (const Error& error) {  // a global batch that fits no mesh: the search says so
     if (error.exit_code() != ExitCode::kInvalidInput) throw;
-  }
-  if (models.size() < 2) {
-    if (!models.empty()) variant.job.model = std::move(models.front().model);
     list.push_back(std::move(variant));
     return;
   }
-  std::stable_partition(models.begin(), models.end(),
-                        [&](const OneModel& m) { return m.model == variant.job.model; });
-  for (OneModel& each : models) {
-    JobVariant& one = list.emplace_back(variant);
-    one.space.recomputes = std::move(each.recomputes);
-    one.space.micro_batches = std::move(each.micro_batches);
-    one.job.model = std::move(each.model);
-    const auto move_to_it = [&](Plan& plan) {
-      const auto& recomputes = one.space.recomputes;
-      if (std::find(recomputes.begin(), recomputes.end(), plan.recompute) == recomputes.end()) {
-        plan.recompute = recomputes.front();
+  const auto model_of = [&](const RangedPolicy<Recompute>& recompute, std::int64_t micro_batch) {
+    Plan plan = space.base;
+    plan.recompute = recompute;
+    plan.batch.micro_batch = micro_batch;
+    return with_variants(variant.job.plain_model, plan);
+  };
+  const auto recomputes = alike(space.recomputes, [&](const RangedPolicy<Recompute>& recompute) {
+    return model_of(recompute, space.micro_batches.front());
+  });
+  const auto micro_batches = alike(space.micro_batches, [&](std::int64_t micro_batch) {
+    return model_of(space.recomputes.front(), micro_batch);
+  });
+  const bool is_one = recomputes.size() * micro_batches.size() == 1;
+  const std::size_t begin = list.size();
+  for (const auto& some : recomputes) {
+    for (const auto& several : micro_batches) {
+      JobVariant one = variant;
+      one.job.model = model_of(some.front(), several.front());
+      const auto move_to_it = [&](Plan& plan) {
+        move_into(some, plan.recompute);
+        move_into(several, plan.batch.micro_batch);
+      };
+      if (!is_one) {
+        one.space.recomputes = some;
+        one.space.micro_batches = several;
+        move_to_it(one.space.base);
+        move_to_it(one.job.resolved.plan);
+        for (StackAlternative& alternative : one.job.open) move_to_it(alternative.plan);
       }
-      const auto& micro_batches = one.space.micro_batches;
-      if (std::find(micro_batches.begin(), micro_batches.end(), plan.batch.micro_batch) ==
-          micro_batches.end()) {
-        plan.batch.micro_batch = micro_batches.front();
-      }
-    };
-    move_to_it(one.space.base);
-    move_to_it(one.job.resolved.plan);
-    for (StackAlternative& alternative : one.job.open) move_to_it(alternative.plan);
+      const bool is_own = one.job.model == variant.job.model;
+      list.insert(is_own ? list.begin() + static_cast<std::ptrdiff_t>(begin) : list.end(),
+                  std::move(one));
+    }
   }
 }
 

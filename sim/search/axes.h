@@ -1,5 +1,5 @@
-// The grid: which combinations there are, by their place on every axis. For the parts of search
-// only.
+// The grid: which combinations there are, by their place on every axis. For the parts of search and
+// who divides a space by models (planner/job_search.cpp).
 #pragma once
 
 #include <array>
