@@ -89,7 +89,7 @@ constexpr RotaryFamily kRotary[] = {
     {"codegen",
      [](ModelDims& d) {
        make_gptj(d);
-       d.fused_qkv = true;
+       d.fused_qkv = d.regroups_heads = true;
      }},
     {"persimmon",
      [](ModelDims& d) {

@@ -142,6 +142,7 @@ struct ModelDims {
   Positions positions = Positions::kRotary;
   bool tied = false;
   bool fused_qkv = false;
+  bool regroups_heads = false;  // ... whose parts lie in groups: heads are copied (CodeGen)
   bool qkv_bias = false;
   bool output_bias = false;
   bool mlp_bias = false;

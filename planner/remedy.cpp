@@ -189,6 +189,11 @@ std::optional<Remedy> two_keys(const Trials& trials, const std::vector<MemoryKno
   return std::nullopt;
 }
 
+std::optional<Remedy> few_keys(const Trials& trials, const std::vector<MemoryKnob>& knobs) {
+  auto remedy = one_key(trials, knobs);
+  return remedy ? remedy : two_keys(trials, knobs);
+}
+
 std::optional<Remedy> more_gpus(const Trials& trials,
                                 const std::vector<std::vector<Assignments>>& sets,
                                 const Cluster& cluster) {
@@ -218,8 +223,7 @@ std::optional<Remedy> another_runtime(const Job& job, const Plan& plan, const Me
   if (!other) return std::nullopt;
   const Trials trials(*other, other->resolved.plan, terms);
   auto remedy = trials.with({});
-  if (!remedy) remedy = one_key(trials, trials.knobs());
-  if (!remedy) remedy = two_keys(trials, trials.knobs());
+  if (!remedy) remedy = few_keys(trials, trials.knobs());
   if (remedy) remedy->changes = joined(sharded, remedy->changes);
   return remedy;
 }
@@ -231,8 +235,7 @@ RemedySearch find_remedy(const Job& job, const Plan& plan, const MemoryTerms& te
   const std::vector<MemoryKnob> knobs = trials.knobs();
   RemedySearch search;
   for (const MemoryKnob& knob : knobs) search.tried.push_back(knob.key);
-  search.found = one_key(trials, knobs);
-  if (!search.found) search.found = two_keys(trials, knobs);
+  search.found = few_keys(trials, knobs);
   const std::vector<std::vector<Assignments>> sets = trials.everything();
   for (const std::vector<Assignments>& all : sets) {
     if (!search.found) search.found = trials.least_of(all, job.cluster.gpus);

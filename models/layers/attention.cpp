@@ -169,8 +169,7 @@ Index attend(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& n
     k = layer.activation("k", kv_width);
     v = layer.activation("v", kv_width);
     layer.split("split", qkv, {q, k, v});
-    // CodeGen's parts lie in four groups, so that heads of them are copies.
-    if (dims.naming == Naming::kGptJ) {
+    if (dims.regroups_heads) {
       const Indices views = {q, k, v};
       for (Index* part : {&q, &k, &v}) {
         *part = layer.elementwise("regroup", Function::kCopy, {*part}, {},

@@ -258,8 +258,7 @@ void read_recompute_policy(const ConfigNode& node, PlanDocument& document) {
 Loss read_loss(const ConfigNode& node) {
   static constexpr const char* kExpected =
       "eager, eager-compute, compiled, fused, fused-linear, tiled-linear, smoothed or chunked-N, "
-      "for "
-      "example chunked-8";
+      "for example chunked-8";
   static constexpr std::string_view kChunked = "chunked-";
   const std::string_view text = node.text();
   if (text == "eager") return {Loss::Kind::kEager, 0};
