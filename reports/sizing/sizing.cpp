@@ -15,6 +15,7 @@
 #include "reports/report_parts.h"
 #include "reports/sanity.h"
 #include "sim/base/error.h"
+#include "sim/graph/optimizer_state.h"
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_profile.h"
 #include "sim/memory/outside_allocator.h"
@@ -112,14 +113,6 @@ StackOutcome outcome_of(const StackCase& other, ReservedMemory* replays) {
   return outcome;
 }
 
-Bytes state_bytes(const ModelSpec& model, const Plan& plan) {
-  std::int64_t per_parameter = size_of(plan.master_dtype);
-  if (plan.optimizer.kind == Optimizer::Kind::kAdamW) {
-    per_parameter += 2 * size_of(plan.optimizer.state);
-  }
-  return Bytes(model.parameters() * per_parameter);
-}
-
 double share_of(const EventGraph& graph, const Timeline& timeline, EventKind kind) {
   Time sum;
   for (std::size_t i = 0; i < graph.rows.size(); ++i) {
@@ -168,7 +161,7 @@ SizedPlan size_up(const ModelSpec& model, const Plan& plan, const CostModel& cos
   sized.mfu = rate(rates.model_peak_seconds, sized.step);
   sized.tokens_per_s =
       rate(rates.tokens_per_gpu * static_cast<double>(sized.cluster.gpus), sized.step);
-  sized.state = state_bytes(model, plan);
+  sized.state = checkpoint_bytes(model, plan);
   if (const std::string text = find_nonsense(sized, shown); !text.empty())
     throw NonsenseError(text);
   return sized;

@@ -6,6 +6,7 @@
 
 #include "sim/base/error.h"
 #include "sim/graph/ddp/ddp_builder.h"
+#include "sim/graph/optimizer_state.h"
 #include "sim/graph/runtimes.h"
 
 namespace foreshard {
@@ -14,43 +15,6 @@ namespace {
 constexpr std::int64_t kDefaultCapMiB = 25;           // distributed.py, bucket_cap_mb=None
 constexpr std::int64_t kFirstBucketBytes = kMiB;      // _DEFAULT_FIRST_BUCKET_BYTES
 constexpr std::int64_t kBroadcastBytes = 250 * kMiB;  // broadcast_bucket_size
-
-// What the optimizer keeps of a parameter on the device, tensor by tensor. bitsandbytes
-// (optim/optimizer.py, Optimizer2State.init_state): a byte an element and an fp32 number for each
-// 256, but fp32 of small ones and, as transformers' Trainer has it, of tables; paged from 100,000
-// elements on.
-std::vector<std::int64_t> state_bytes(const Optimizer& optimizer, const ParameterSpec& parameter,
-                                      bool is_table) {
-  constexpr std::int64_t kFewest8bit = 4096, kBlock = 256, kFewestPaged = 100'000;
-  const std::int64_t numel = parameter.numel();
-  const auto bitsandbytes = [&](bool is_8bit, bool is_paged) {
-    is_8bit = is_8bit && !is_table && numel >= kFewest8bit;
-    std::vector<std::int64_t> list;
-    if (!is_paged || numel < kFewestPaged) list.assign(2, numel * (is_8bit ? 1 : 4));
-    if (is_8bit) list.insert(list.end(), 2, (numel + kBlock - 1) / kBlock * 4);
-    return list;
-  };
-  switch (optimizer.kind) {
-    case Optimizer::Kind::kAdamW:
-      return {numel * size_of(optimizer.state), numel * size_of(optimizer.state)};
-    case Optimizer::Kind::kSgd:
-      return {};
-    case Optimizer::Kind::kMomentum:
-      return {numel * size_of(optimizer.state)};
-    case Optimizer::Kind::kAdafactor: {
-      const auto& shape = parameter.shape;
-      if (shape.size() < 2) return {numel * 4};
-      return {numel / shape.back() * 4, numel / shape[shape.size() - 2] * 4};
-    }
-    case Optimizer::Kind::kAdamW8bit:
-      return bitsandbytes(true, false);
-    case Optimizer::Kind::kPagedAdamW:
-      return bitsandbytes(false, true);
-    case Optimizer::Kind::kPagedAdamW8bit:
-      return bitsandbytes(true, true);
-  }
-  return {};
-}
 
 }  // namespace
 
@@ -123,11 +87,14 @@ std::vector<std::int32_t> Ddp::state_parts() {
   for (std::size_t i = 0; i < own.size(); ++i) {
     const Parameter& p = parameter(own[i]);
     const LayerSpec& layer = spec_of(p.layer);
-    const std::vector<std::int64_t> states =
-        state_bytes(plan_.optimizer, layer.parameters[static_cast<std::size_t>(p.index)],
-                    layer.role == LayerRole::kEmbedding);
-    if (states.size() > lists.size()) lists.resize(states.size(), std::vector<Bytes>(own.size()));
-    for (std::size_t k = 0; k < states.size(); ++k) lists[k][i] = allocated_size(states[k]);
+    std::size_t k = 0;
+    for (const StateTensor& state :
+         optimizer_state(plan_.optimizer, layer.parameters[static_cast<std::size_t>(p.index)],
+                         layer.role == LayerRole::kEmbedding)) {
+      if (state.is_paged) continue;
+      if (k == lists.size()) lists.emplace_back(own.size());
+      lists[k++][i] = allocated_size(state.bytes);
+    }
   }
   std::vector<std::int32_t> parts;
   for (std::vector<Bytes>& list : lists) parts.push_back(add_part_list(std::move(list)));

@@ -1,0 +1,24 @@
+// What an optimizer keeps of a parameter between steps.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "sim/spec/model_spec.h"
+#include "sim/spec/plan.h"
+
+namespace foreshard {
+
+struct StateTensor {
+  std::int64_t bytes = 0;
+  bool is_paged = false;  // in managed memory, which no GPU allocator sees
+};
+
+// Of a parameter that is held whole, tensor by tensor; `is_table`: of an embedding.
+std::vector<StateTensor> optimizer_state(const Optimizer& optimizer, const ParameterSpec& parameter,
+                                         bool is_table);
+
+// What a checkpoint of the job holds, of all ranks: stored parameters and optimizer state.
+Bytes checkpoint_bytes(const ModelSpec& model, const Plan& plan);
+
+}  // namespace foreshard

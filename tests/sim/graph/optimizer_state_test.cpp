@@ -1,0 +1,62 @@
+#include "sim/graph/optimizer_state.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/sim/spec/plan_fixtures.h"
+
+namespace foreshard {
+namespace {
+
+using Kind = Optimizer::Kind;
+
+// {bytes in all, bytes in managed memory} of a matrix of 1,000 x 512.
+std::pair<std::int64_t, std::int64_t> kept(Kind kind, bool is_table = false) {
+  Optimizer optimizer;
+  optimizer.kind = kind;
+  optimizer.state = DType::kBf16;
+  std::pair<std::int64_t, std::int64_t> sum;
+  for (const StateTensor& state : optimizer_state(optimizer, {"weight", {1000, 512}}, is_table)) {
+    sum.first += state.bytes;
+    if (state.is_paged) sum.second += state.bytes;
+  }
+  return sum;
+}
+
+TEST(OptimizerState, IsThatOfItsKind) {
+  constexpr std::int64_t kNumel = 1000 * 512;
+  const auto of = [](std::int64_t bytes, std::int64_t paged = 0) {
+    return std::pair(bytes, paged);
+  };
+  EXPECT_EQ(kept(Kind::kAdamW), of(2 * kNumel * 2));
+  EXPECT_EQ(kept(Kind::kSgd), of(0));
+  EXPECT_EQ(kept(Kind::kMomentum), of(kNumel * 2));
+  EXPECT_EQ(kept(Kind::kAdafactor), of((1000 + 512) * 4));
+  EXPECT_EQ(kept(Kind::kAdamW8bit), of(2 * (kNumel + kNumel / 256 * 4)));
+  EXPECT_EQ(kept(Kind::kAdamW8bit, true), of(2 * kNumel * 4));
+  EXPECT_EQ(kept(Kind::kPagedAdamW), of(2 * kNumel * 4, 2 * kNumel * 4));
+  EXPECT_EQ(kept(Kind::kPagedAdamW8bit), of(2 * (kNumel + kNumel / 256 * 4), 2 * kNumel));
+}
+
+// The table, 32 blocks, the norm, and the head where it is its own: matrices of 64,000 elements.
+TEST(OptimizerState, ACheckpointHasIt) {
+  constexpr std::int64_t kNumel = 64'000;
+  Plan plan;
+  plan.master_dtype = DType::kFp32;
+  plan.optimizer.kind = Kind::kAdamW;
+  plan.optimizer.state = DType::kFp32;
+  EXPECT_EQ(checkpoint_bytes(foreshard::small_model(), plan), Bytes(35 * kNumel * 12));
+  EXPECT_EQ(checkpoint_bytes(foreshard::small_model({.is_tied = true}), plan),
+            Bytes(34 * kNumel * 12));
+  plan.optimizer.kind = Kind::kMomentum;
+  EXPECT_EQ(checkpoint_bytes(foreshard::small_model(), plan), Bytes(35 * kNumel * 8));
+
+  // Frozen blocks are loaded as they compute, and nobody steps them.
+  ModelSpec frozen = foreshard::small_model();
+  frozen.kinds[1].parameters[0].trainable = false;
+  frozen.kinds[1].parameters[0].stored_as_computed = true;
+  plan.param_dtype = DType::kBf16;
+  EXPECT_EQ(checkpoint_bytes(frozen, plan), Bytes(32 * kNumel * 2 + 3 * kNumel * 8));
+}
+
+}  // namespace
+}  // namespace foreshard
