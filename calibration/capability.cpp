@@ -13,7 +13,7 @@ namespace foreshard {
 
 std::span<const EmbeddedFile> calibration_files();
 
-Capability capability_of(const Gpu& gpu) {
+ComputeCapability capability_of(const Gpu& gpu) {
   for (const EmbeddedFile& file : calibration_files()) {
     if (!file.path.ends_with("/capabilities.csv")) continue;
     const CsvTable table(file.content, std::string(file.path));

@@ -8,7 +8,7 @@
 
 namespace foreshard {
 
-struct Capability {
+struct ComputeCapability {
   std::int64_t major = 0, minor = 0;
   std::int64_t shared_per_multiprocessor = 0;  // bytes
   std::int64_t shared_per_block = 0;           // bytes, what a kernel can ask for
@@ -19,6 +19,6 @@ struct Capability {
 
 // By the GPU's key, else by its architecture. Throws Error(kMissingCapability) where neither is
 // CUDA's.
-Capability capability_of(const Gpu& gpu);
+ComputeCapability capability_of(const Gpu& gpu);
 
 }  // namespace foreshard

@@ -28,13 +28,6 @@ Json machine_json(const MeasuredHost& host) {
           {"kernel", host.kernel}};
 }
 
-MeasuredHost read_machine(const ConfigNode& node) {
-  node.allow_only({"name", "cpu", "cores", "memory_bytes", "kernel"});
-  return {node.at("name").as_string(), node.at("cpu").as_string(),
-          node.at("cores").as_int(1, 1'000'000), Bytes(node.at("memory_bytes").as_int(1)),
-          node.at("kernel").as_string()};
-}
-
 LocalVariant read_variant(const ConfigNode& node) {
   node.allow_only({"ranks", "peak_fp32_flop_per_s", "peak_bf16_flop_per_s",
                    "memory_bandwidth_bytes_per_s", "memory_outside_bytes", "memory_outside_source",
@@ -152,7 +145,7 @@ LocalProfile read_profile(const ConfigNode& root) {
   LocalProfile profile;
   profile.id = root.at("id").as_string();
   profile.created = root.at("created").as_string();
-  profile.host = read_machine(root.at("machine"));
+  profile.host = read_host(root.at("machine"));
   const ConfigNode versions = root.at("versions");
   for (const ConfigItem& item : versions.items()) {
     profile.versions.emplace_back(item.key, item.value.as_string());

@@ -139,13 +139,6 @@ std::string read_time(const ConfigNode& node) {
   return node.as_string();
 }
 
-MeasuredHost read_host(const ConfigNode& node) {
-  node.allow_only({"name", "cpu", "cores", "memory_bytes", "kernel"});
-  return {node.at("name").as_string(), node.at("cpu").as_string(),
-          node.at("cores").as_int(1, 1'000'000), Bytes(node.at("memory_bytes").as_int(1)),
-          node.at("kernel").as_string()};
-}
-
 MeasuredDevice read_device(const ConfigNode& node) {
   node.allow_only({"name", "capability", "multiprocessors", "memory_bytes"});
   return {node.at("name").as_string(), node.at("capability").as_int(0, 10'000),
@@ -184,6 +177,13 @@ void append(std::vector<Row>& to, const std::vector<Row>& from) {
 }
 
 }  // namespace
+
+MeasuredHost read_host(const ConfigNode& node) {
+  node.allow_only({"name", "cpu", "cores", "memory_bytes", "kernel"});
+  return {node.at("name").as_string(), node.at("cpu").as_string(),
+          node.at("cores").as_int(1, 1'000'000), Bytes(node.at("memory_bytes").as_int(1)),
+          node.at("kernel").as_string()};
+}
 
 Measurements parse_measurements(std::string_view json, std::string_view file_name) {
   return read(parse_json(json, file_name), file_name);

@@ -3,7 +3,7 @@ set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
-set(CMAKE_UNITY_BUILD_BATCH_SIZE 6)  # with CMAKE_UNITY_BUILD, which `./x` gives to a new folder
+set(CMAKE_UNITY_BUILD_BATCH_SIZE 16)  # with CMAKE_UNITY_BUILD, which `./x` gives to a new folder
 
 # The default build is Release. No -DNDEBUG: checks stay on in what users run.
 if(NOT CMAKE_BUILD_TYPE)

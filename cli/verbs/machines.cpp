@@ -109,7 +109,7 @@ Json to_json(const Cluster& cluster) {
   return json;
 }
 
-std::string to_text(const Cluster& cluster) {
+std::string cluster_text(const Cluster& cluster) {
   std::string text =
       fmt::format("{}: {} GPUs in {} nodes; rates are per direction\n\n", cluster.spec,
                   format_count(cluster.gpus), format_count(cluster.nodes()));
@@ -204,7 +204,7 @@ ExitCode run_machines(const MachinesOptions& options) {
       write_answer(network_dot(cluster, {}));
     } else {
       is_json ? write_answer(document("foreshard.machine/1", to_json(cluster)))
-              : write_text(to_text(cluster));
+              : write_text(cluster_text(cluster));
     }
     return ExitCode::kOk;
   }

@@ -216,7 +216,7 @@ std::string sizes_text(const OneModel& one) {
   return text;
 }
 
-std::string to_text(const OneModel& one) {
+std::string model_text(const OneModel& one) {
   const ModelSpec& model = one.model;
   std::string text = fmt::format("{} ({}): {} parameters{}\n", model.name, model.family,
                                  format_count(model.parameters()),
@@ -252,7 +252,8 @@ ExitCode run_models(const ModelsOptions& options) {
       write_answer(to_model_yaml(one.model));
       return ExitCode::kOk;
     }
-    is_json ? write_answer(document("foreshard.model/1", to_json(one))) : write_text(to_text(one));
+    is_json ? write_answer(document("foreshard.model/1", to_json(one)))
+            : write_text(model_text(one));
     return ExitCode::kOk;
   }
   if (options.as_yaml) {

@@ -34,7 +34,7 @@ constexpr double kResidualsToForecast = 1.3;
 // Standard deviations of the logarithm: the same kernel timed by another program, and moved to
 // another GPU (H100 to H200 2.6 to 7.4 % median, B200 to GB200 and B300 7.6 to 9.3 %).
 constexpr double kOtherProgram = 0.12;
-constexpr double kOtherGpu = 0.10;
+constexpr double kMovedSpread = 0.10;
 constexpr double kProfile = 0.20;
 
 const char* pass_word(AttentionPass pass) {
@@ -119,7 +119,7 @@ class AttentionJudge {
       return priced(*fit, kOtherProgram, "another program");
     }
     if (const auto moved = moved_fit(row, gpu, kFew, key(4, program))) {
-      return priced(*moved, kOtherGpu, "another GPU");
+      return priced(*moved, kMovedSpread, "another GPU");
     }
     return {profile_seconds(row, gpu), kNinetyPercent * kProfile, "profile"};
   }

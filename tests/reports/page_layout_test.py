@@ -23,7 +23,7 @@ PAGES = {
     "one_gpu": (["report", "--model", "gpt2", "--cluster", "1xa100"], "verdict", "fits"),
     "search": (["search", *JOB], "verdict", "fits"),
     "search_none": (["search", "--model", "llama-3.1-405b", "--cluster", "8xh100"], "verdict", "fits"),
-    "recommend": (["recommend", "--model", "llama-3.1-8b", "--tokens", "1T", "--deadline", "30d", "--budget", "2M", "--gpus", "64,256"], "buy", "meets"),
+    "recommend": (["recommend", "--model", "gpt2", "--tokens", "1T", "--deadline", "30d", "--budget", "2M", "--gpus", "8,16"], "buy", "meets"),
     "recommend_none": (["recommend", "--model", "llama-3.1-405b", "--tokens", "1B", "--cluster", "8xa100"], "buy", "meets"),
     "recommend_one": (["recommend", "--model", "gpt2", "--tokens", "10B", "--cluster", "8xa100", "--deadline", "1h"], "buy", "meets"),
     "scale": (["scale", "--model", "llama-3.1-8b", "--cluster", "h100"], "scale", "knee"),

@@ -12,7 +12,7 @@ namespace {
 
 using enum UnitPlacement;
 
-ResolvedPlan resolved(const std::string& yaml, const SmallModel& model = {}) {
+ResolvedPlan checked_plan(const std::string& yaml, const SmallModel& model = {}) {
   ResolvedPlan plan = resolve(document_of(yaml), small_model(model), cluster_of_gpus(64));
   check(plan, small_model(model), cluster_of_gpus(64));
   return plan;
@@ -24,7 +24,7 @@ std::string why(const ResolvedPlan& plan, std::string_view key) {
 }
 
 TEST(Trainer, TorchtitanKeepsItsLastUnit) {
-  const ResolvedPlan resolution = resolved("trainer: torchtitan");
+  const ResolvedPlan resolution = checked_plan("trainer: torchtitan");
   const Plan& plan = resolution.plan;
   EXPECT_EQ(plan.units.embedding, kOwn);
   EXPECT_EQ(plan.units.head, kWithNorm);
@@ -41,17 +41,17 @@ TEST(Trainer, TorchtitanKeepsItsLastUnit) {
 }
 
 TEST(Trainer, TorchtitanMakesOneUnitOfTiedEmbeddings) {
-  const Plan plan = resolved("trainer: torchtitan", {.is_tied = true}).plan;
+  const Plan plan = checked_plan("trainer: torchtitan", {.is_tied = true}).plan;
   EXPECT_EQ(plan.units.embedding, kWithHead);
   EXPECT_EQ(plan.reshard_after_forward.at(0).kind, Reshard::Kind::kNever);
   EXPECT_EQ(plan.reshard_after_forward.at(1).kind, Reshard::Kind::kAlways);
   const Plan moved =
-      resolved("trainer: torchtitan\nunits: {embedding: root}", {.is_tied = true}).plan;
+      checked_plan("trainer: torchtitan\nunits: {embedding: root}", {.is_tied = true}).plan;
   EXPECT_EQ(moved.units.head, kRoot);
 }
 
 TEST(Trainer, LeavesWhatTheUserSays) {
-  const ResolvedPlan resolution = resolved(
+  const ResolvedPlan resolution = checked_plan(
       "trainer: torchtitan\nrecompute: every-2\nreshard_after_forward: always\n"
       "runtime: fsdp2@2.7\n");
   EXPECT_EQ(resolution.plan.reshard_after_forward, RangedPolicy<Reshard>{});
@@ -63,14 +63,14 @@ TEST(Trainer, LeavesWhatTheUserSays) {
 
 TEST(Trainer, AccelerateAndLlmFoundryWrapBlocksOnly) {
   for (const bool is_tied : {false, true}) {
-    const ResolvedPlan accelerate = resolved("trainer: accelerate@1.13", {.is_tied = is_tied});
+    const ResolvedPlan accelerate = checked_plan("trainer: accelerate@1.13", {.is_tied = is_tied});
     EXPECT_EQ(accelerate.plan.units.embedding, kRoot);
     EXPECT_EQ(accelerate.plan.units.head, kRoot);
     EXPECT_EQ(unit_count(accelerate.plan, small_model()), 33);
     // The root is told as well: it does not keep its parameters after forward.
     ASSERT_EQ(accelerate.plan.reshard_after_forward.ranges.size(), 1U);
     EXPECT_EQ(accelerate.plan.reshard_after_forward.at(0).kind, Reshard::Kind::kAlways);
-    const Plan foundry = resolved("trainer: llm-foundry", {.is_tied = is_tied}).plan;
+    const Plan foundry = checked_plan("trainer: llm-foundry", {.is_tied = is_tied}).plan;
     EXPECT_EQ(foundry.units, accelerate.plan.units);
     EXPECT_TRUE(foundry.reshard_after_forward.ranges.empty());
     if (is_tied) continue;
@@ -80,7 +80,7 @@ TEST(Trainer, AccelerateAndLlmFoundryWrapBlocksOnly) {
 
 TEST(Trainer, AccelerateMakesUnitsOfTheEndsFromItsFourteenthVersionOn) {
   for (const char* version : {"", "@1.14", "@1.15.0"}) {
-    const Plan plan = resolved(std::string("trainer: accelerate") + version).plan;
+    const Plan plan = checked_plan(std::string("trainer: accelerate") + version).plan;
     EXPECT_EQ(plan.units.embedding, kOwn) << version;
     EXPECT_TRUE(plan.units.table_alone) << version;
     EXPECT_EQ(plan.reduce_dtype, plan.param_dtype) << version;
@@ -91,16 +91,16 @@ TEST(Trainer, AccelerateMakesUnitsOfTheEndsFromItsFourteenthVersionOn) {
     EXPECT_EQ(plan.reshard_after_forward.at(last).kind, Reshard::Kind::kNever) << version;
     EXPECT_EQ(plan.reshard_after_forward.at(last - 1).kind, Reshard::Kind::kAlways) << version;
   }
-  const Plan fp32 = resolved("trainer: accelerate\ndtype: {param: fp32}").plan;
+  const Plan fp32 = checked_plan("trainer: accelerate\ndtype: {param: fp32}").plan;
   EXPECT_EQ(fp32.reduce_dtype, DType::kFp32);
   EXPECT_EQ(fp32.output_dtype, std::nullopt);
-  const Refusal refused = refusal_of([] { resolved("trainer: accelerate@banana"); });
+  const Refusal refused = refusal_of([] { checked_plan("trainer: accelerate@banana"); });
   EXPECT_EQ(refused.exit_code, 3);
   EXPECT_NE(refused.text.find("accelerate@1.13"), std::string::npos) << refused.text;
 }
 
 TEST(Trainer, TorchtuneReshardsTheRootAndTrainsInOneDtype) {
-  const Plan plan = resolved("trainer: torchtune").plan;
+  const Plan plan = checked_plan("trainer: torchtune").plan;
   EXPECT_EQ(plan.units.embedding, kRoot);
   EXPECT_EQ(plan.units.head, kRoot);
   EXPECT_EQ(plan.reshard_after_forward.at(0).kind, Reshard::Kind::kAlways);
@@ -111,13 +111,13 @@ TEST(Trainer, TorchtuneReshardsTheRootAndTrainsInOneDtype) {
 
 TEST(Trainer, WritesWhatItFilled) {
   for (const char* trainer : {"torchtitan", "torchtune", "accelerate", "llm-foundry", "none"}) {
-    const Plan plan = resolved(std::string("model: m\ncluster: c\ntrainer: ") + trainer).plan;
-    EXPECT_EQ(resolved(to_yaml(plan)).plan, plan) << trainer;
+    const Plan plan = checked_plan(std::string("model: m\ncluster: c\ntrainer: ") + trainer).plan;
+    EXPECT_EQ(checked_plan(to_yaml(plan)).plan, plan) << trainer;
   }
 }
 
 TEST(Trainer, TrainsWithFsdp2) {
-  const Refusal refused = refusal_of([] { resolved("runtime: native\ntrainer: torchtitan"); });
+  const Refusal refused = refusal_of([] { checked_plan("runtime: native\ntrainer: torchtitan"); });
   EXPECT_EQ(refused.exit_code, 6);
   EXPECT_EQ(refused.text.find("plan.yaml:2:10: trainer: torchtitan trains with fsdp2"), 0U)
       << refused.text;
