@@ -30,11 +30,11 @@ void answer_by_few(Answer& a, const CostModel& costs) {
 
 }  // namespace
 
-Answer answer(const JobOptions& options, Rows rows) {
+Answer answer(const JobOptions& options, AnswerRows rows) {
   Answer a;
   a.job = load_job(options);
   const CostModel costs = cost_model(a.job);
-  if (rows == Rows::kFew && a.job.resolved.plan.batch.accumulation > kMostLaidOut) {
+  if (rows == AnswerRows::kFew && a.job.resolved.plan.batch.accumulation > kMostLaidOut) {
     answer_by_few(a, costs);
   } else {
     a.forecast = forecast(a.job.model, a.job.resolved.plan, costs);

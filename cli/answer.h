@@ -24,9 +24,9 @@ struct Answer {
 
 // Whether the forecast has every row of the step, or, of a step of many
 // micro-batches, few of them: what its figures need (reports/sizing/long_step.h).
-enum class Rows : std::uint8_t { kAll, kFew };
+enum class AnswerRows : std::uint8_t { kAll, kFew };
 
 // Throws as load_job.
-Answer answer(const JobOptions& options, Rows rows = Rows::kAll);
+Answer answer(const JobOptions& options, AnswerRows rows = AnswerRows::kAll);
 
 }  // namespace foreshard

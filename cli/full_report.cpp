@@ -12,7 +12,7 @@ namespace foreshard {
 namespace {
 
 void attach_run(PageDocument& page, const Answer& a, const std::string& run) {
-  const MeasuredJob recording = read_recording(run, a.forecast);
+  const RecordedRun recording = read_recording(run, a.forecast);
   if (a.forecast.graph.fingerprint() != recording.record.fingerprint) {
     throw Error(ExitCode::kInvalidInput,
                 fmt::format("{}: is of another step; foreshard validate says what differs", run));

@@ -17,17 +17,17 @@ bool is_traced(const std::string& path) {
   return std::filesystem::exists(path, ignored) && !is_run_folder(path);
 }
 
-MeasuredJob joined(const Forecast& forecast, const std::vector<FsdpTrace>& traces) {
+RecordedRun joined(const Forecast& forecast, const std::vector<FsdpTrace>& traces) {
   TraceJoin join = join_traces(forecast, traces);
-  MeasuredJob recording;
+  RecordedRun recording;
   recording.record = std::move(join.record);
   recording.trace = std::move(join);
   return recording;
 }
 
-MeasuredJob read_recording(const std::string& path, const Forecast& forecast) {
+RecordedRun read_recording(const std::string& path, const Forecast& forecast) {
   return is_traced(path) ? joined(forecast, read_job_traces(path))
-                         : MeasuredJob{read_run_folder(path), std::nullopt};
+                         : RecordedRun{read_run_folder(path), std::nullopt};
 }
 
 std::string listed_text(const ListedJoin& join) {

@@ -13,7 +13,7 @@
 
 namespace foreshard {
 
-struct MeasuredJob {
+struct RecordedRun {
   RunRecord record;
   std::optional<TraceJoin> trace;  // its record moved out
 };
@@ -21,10 +21,10 @@ struct MeasuredJob {
 // Whether `path` holds traces rather than a run of foreshard-exec.
 bool is_traced(const std::string& path);
 
-MeasuredJob joined(const Forecast& forecast, const std::vector<FsdpTrace>& traces);
+RecordedRun joined(const Forecast& forecast, const std::vector<FsdpTrace>& traces);
 
 // Throws Error(kInvalidInput) as read_run_folder, read_job_traces and join_traces.
-MeasuredJob read_recording(const std::string& path, const Forecast& forecast);
+RecordedRun read_recording(const std::string& path, const Forecast& forecast);
 
 // Over axes: what differs, and the peak. The JSON is of schema foreshard.collectives/1.
 std::string listed_text(const ListedJoin& join);

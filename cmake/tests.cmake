@@ -162,12 +162,15 @@ if(FORESHARD_PYTHON)
                        ENVIRONMENT "PYTHONDONTWRITEBYTECODE=1")
 endif()
 
-# What was edited beside a pack is packed again before it is committed.
+# What was edited beside a pack is packed again before it is committed; a type's name is one.
 if(FORESHARD_PYTHON)
   add_test(NAME packs_are_current
            COMMAND "${FORESHARD_PYTHON}" "${PROJECT_SOURCE_DIR}/cmake/packed.py" --check
                    "${PROJECT_SOURCE_DIR}/calibration" "${PROJECT_SOURCE_DIR}/reports"
                    "${PROJECT_SOURCE_DIR}/tests")
+  add_test(NAME type_names
+           COMMAND "${FORESHARD_PYTHON}" "${PROJECT_SOURCE_DIR}/tests/type_names_test.py"
+                   "${PROJECT_SOURCE_DIR}")
 endif()
 
 add_test(NAME include_direction

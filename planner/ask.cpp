@@ -117,18 +117,19 @@ class Asker {
            "foreshard accuracy ROWS --anchor 1", 20, kAnchorLeaves * all_.half_width, Bytes()});
     }
     if (const double longer = longer_by_limit(); longer > 0) {
-      Fact limit = {"power limit",
-                    "what nvidia-smi says of a node's GPUs",
-                    "nvidia-smi -q > smi.txt; foreshard import smi.txt --nodes N --out "
-                    "cluster.yaml, then foreshard predict ... --cluster cluster.yaml",
-                    1,
-                    all_.half_width,
-                    all_.memory_above};
+      NextFact limit = {"power limit",
+                        "what nvidia-smi says of a node's GPUs",
+                        "nvidia-smi -q > smi.txt; foreshard import smi.txt --nodes N --out "
+                        "cluster.yaml, then foreshard predict ... --cluster cluster.yaml",
+                        1,
+                        all_.half_width,
+                        all_.memory_above};
       limit.moves = longer;
       add(std::move(limit));
     }
-    std::stable_sort(all_.facts.begin(), all_.facts.end(),
-                     [](const Fact& a, const Fact& b) { return a.per_minute > b.per_minute; });
+    std::stable_sort(
+        all_.facts.begin(), all_.facts.end(),
+        [](const NextFact& a, const NextFact& b) { return a.per_minute > b.per_minute; });
     return all_;
   }
 
@@ -156,7 +157,7 @@ class Asker {
   }
 
   // What neither narrows nor moves anything is not asked.
-  void add(Fact fact) {
+  void add(NextFact fact) {
     const double step = all_.half_width - fact.half_width;
     const double memory =
         static_cast<double>(all_.memory_above.count() - fact.memory_above.count()) /
@@ -188,7 +189,7 @@ std::string questions_text(const Questions& q) {
       fmt::format("a step of {} +-{}; memory of {}, up to {} more where the code keeps it\n",
                   seconds_text(q.step_s), percent_text(q.half_width), format_bytes(q.memory),
                   format_bytes(q.memory_above));
-  for (const Fact& fact : q.facts) {
+  for (const NextFact& fact : q.facts) {
     text += fmt::format("  {}: {}\n", fact.name, fact.ask);
     if (fact.moves > 0) {
       text += fmt::format(
@@ -209,7 +210,7 @@ Json to_json(const Questions& q) {
   Json machine = Json::object();
   for (const auto& [name, share] : q.levels.machine) machine[name] = share;
   Json facts = Json::array();
-  for (const Fact& fact : q.facts) {
+  for (const NextFact& fact : q.facts) {
     facts.push_back({{"name", fact.name},
                      {"ask", fact.ask},
                      {"command", fact.command},

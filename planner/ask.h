@@ -24,7 +24,7 @@ struct Levels {
   double half_width() const;
 };
 
-struct Fact {
+struct NextFact {
   std::string name;       // "training code"
   std::string ask;        // what to find out
   std::string command;    // that reads it back
@@ -39,7 +39,7 @@ struct Questions {
   double step_s = 0, half_width = 0;
   Levels levels;
   Bytes memory, memory_above;
-  std::vector<Fact> facts;  // the one that narrows most per minute first
+  std::vector<NextFact> facts;  // the one that narrows most per minute first
 };
 
 Questions questions(const Job& job);

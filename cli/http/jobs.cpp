@@ -52,18 +52,18 @@ Jobs::~Jobs() {
 
 std::filesystem::path Jobs::new_path() { return service_.folder / std::to_string(++paths_); }
 
-std::shared_ptr<Job> Jobs::submit(HttpQuestion question,
-                                  std::function<void(const HttpAnswer&)> done) {
+std::shared_ptr<HttpJob> Jobs::submit(HttpQuestion question,
+                                      std::function<void(const HttpAnswer&)> done) {
   const HttpLane lane = service_.lane(question);
   if (is_ending_ || at(lane).queue.size() >= service_.bounds.queued) return nullptr;
-  auto job = std::make_shared<Job>(io_, std::move(question), lane);
+  auto job = std::make_shared<HttpJob>(io_, std::move(question), lane);
   job->done = std::move(done);
   at(lane).queue.push_back(job);
   begin(lane);
   return job;
 }
 
-void Jobs::abandon(const std::shared_ptr<Job>& job) {
+void Jobs::abandon(const std::shared_ptr<HttpJob>& job) {
   job->done = [](const HttpAnswer&) {};
   stop(job, {});
 }
@@ -92,7 +92,7 @@ void Jobs::begin(HttpLane which) {
   }
 }
 
-void Jobs::start(const std::shared_ptr<Job>& job) {
+void Jobs::start(const std::shared_ptr<HttpJob>& job) {
   Lane& lane = at(job->lane);
   job->folder = new_path();
   std::filesystem::create_directory(job->folder);
@@ -107,7 +107,7 @@ void Jobs::start(const std::shared_ptr<Job>& job) {
   read_output(job);
 }
 
-void Jobs::read_output(const std::shared_ptr<Job>& job) {
+void Jobs::read_output(const std::shared_ptr<HttpJob>& job) {
   job->pipe.async_read_some(
       boost::asio::buffer(job->chunk), [this, job](Failure failure, std::size_t count) {
         job->output.append(job->chunk, 0, count);
@@ -120,7 +120,7 @@ void Jobs::read_output(const std::shared_ptr<Job>& job) {
       });
 }
 
-void Jobs::on_end(const std::shared_ptr<Job>& job) {
+void Jobs::on_end(const std::shared_ptr<HttpJob>& job) {
   const HttpLane was = job->lane;
   std::erase(at(was).running, job);
   const ChildEnd end = finish(*job);
@@ -137,7 +137,7 @@ void Jobs::on_end(const std::shared_ptr<Job>& job) {
 }
 
 // Its process is gone, or goes.
-ChildEnd Jobs::finish(Job& job) {
+ChildEnd Jobs::finish(HttpJob& job) {
   Failure ignored;
   job.timer.cancel();
   job.pipe.close(ignored);
@@ -150,7 +150,7 @@ ChildEnd Jobs::finish(Job& job) {
 }
 
 // Ends it with `verdict`, wherever it is.
-void Jobs::stop(const std::shared_ptr<Job>& job, HttpAnswer verdict) {
+void Jobs::stop(const std::shared_ptr<HttpJob>& job, HttpAnswer verdict) {
   if (job->verdict) return;
   job->verdict = std::move(verdict);
   if (job->child.pid >= 0) {
@@ -160,7 +160,7 @@ void Jobs::stop(const std::shared_ptr<Job>& job, HttpAnswer verdict) {
   }
 }
 
-HttpAnswer Jobs::answer_of(Job& job, ChildEnd end) {
+HttpAnswer Jobs::answer_of(HttpJob& job, ChildEnd end) {
   if (end == ChildEnd::kDone) {
     if (auto answer = unpacked(std::move(job.output))) return *std::move(answer);
   }

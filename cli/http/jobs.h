@@ -19,8 +19,8 @@
 
 namespace foreshard {
 
-struct Job {
-  Job(boost::asio::io_context& io, HttpQuestion asked, HttpLane of)
+struct HttpJob {
+  HttpJob(boost::asio::io_context& io, HttpQuestion asked, HttpLane of)
       : question(std::move(asked)), lane(of), pipe(io), timer(io) {}
 
   HttpQuestion question;
@@ -42,9 +42,10 @@ class Jobs {
   Jobs& operator=(const Jobs&) = delete;
 
   // `done` gets the answer, later and once. nullptr: there is no room for it.
-  std::shared_ptr<Job> submit(HttpQuestion question, std::function<void(const HttpAnswer&)> done);
+  std::shared_ptr<HttpJob> submit(HttpQuestion question,
+                                  std::function<void(const HttpAnswer&)> done);
   // Nobody wants its answer: `done` is dropped, what runs is ended.
-  void abandon(const std::shared_ptr<Job>& job);
+  void abandon(const std::shared_ptr<HttpJob>& job);
   // What waits and runs gets a 503, and nothing begins from now on.
   void end();
 
@@ -54,18 +55,18 @@ class Jobs {
   struct Lane {
     int slots = 1;
     ChildBounds bounds;
-    std::deque<std::shared_ptr<Job>> queue;
-    std::vector<std::shared_ptr<Job>> running;
+    std::deque<std::shared_ptr<HttpJob>> queue;
+    std::vector<std::shared_ptr<HttpJob>> running;
   };
 
   Lane& at(HttpLane lane) { return lanes_[static_cast<std::size_t>(lane)]; }
   void begin(HttpLane which);
-  void start(const std::shared_ptr<Job>& job);
-  void read_output(const std::shared_ptr<Job>& job);
-  void on_end(const std::shared_ptr<Job>& job);
-  ChildEnd finish(Job& job);
-  void stop(const std::shared_ptr<Job>& job, HttpAnswer verdict);
-  HttpAnswer answer_of(Job& job, ChildEnd end);
+  void start(const std::shared_ptr<HttpJob>& job);
+  void read_output(const std::shared_ptr<HttpJob>& job);
+  void on_end(const std::shared_ptr<HttpJob>& job);
+  ChildEnd finish(HttpJob& job);
+  void stop(const std::shared_ptr<HttpJob>& job, HttpAnswer verdict);
+  HttpAnswer answer_of(HttpJob& job, ChildEnd end);
   HttpAnswer too_much(HttpLane lane);
 
   boost::asio::io_context& io_;

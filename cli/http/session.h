@@ -58,7 +58,7 @@ class Session : public std::enable_shared_from_this<Session> {
   std::unique_ptr<Header> header_;
   std::unique_ptr<boost::beast::http::response<boost::beast::http::string_body>> response_;
   HttpQuestion question_;
-  std::shared_ptr<Job> job_;
+  std::shared_ptr<HttpJob> job_;
   std::string set_cookie_;
   bool keep_alive_ = false;
 };

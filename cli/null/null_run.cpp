@@ -56,7 +56,7 @@ Cluster one_node(const std::string& gpu) {
 }
 
 std::string gpu_variable(const Cluster& node, std::int64_t devices) {
-  const Capability c = capability_of(node.gpu);
+  const ComputeCapability c = capability_of(node.gpu);
   return fmt::format(
       "name={};memory={};major={};minor={};devices={};multiprocessors={};l2={};"
       "shared_per_multiprocessor={};shared_per_block={};threads_per_multiprocessor={};"

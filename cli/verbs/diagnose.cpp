@@ -110,7 +110,7 @@ void check_same_job(const TrainingLog& log, const Job& job, const std::string& f
 }
 
 void take_run(const std::string& run, const Forecast& right, Measured& measured) {
-  const MeasuredJob recorded = read_recording(run, right);
+  const RecordedRun recorded = read_recording(run, right);
   const Forecast view = measured_view(right.model, right.plan, right.graph, recorded.record);
   const StepMetrics step = measure_step(view.graph, view.timeline);
   Signals& signals = measured.signals;

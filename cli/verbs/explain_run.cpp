@@ -163,13 +163,13 @@ Json suggestions_json(const std::vector<TriedSetting>& tried, const TriedSetting
 
 struct Compared {
   Forecast made;
-  MeasuredJob recording;
+  RecordedRun recording;
   SlowStep step;
   std::int64_t number = 0;
 };
 
 // The median step of the first rank is what is explained.
-Compared compare(Forecast made, MeasuredJob recording, const std::string& run) {
+Compared compare(Forecast made, RecordedRun recording, const std::string& run) {
   if (made.graph.fingerprint() != recording.record.fingerprint) {
     throw Error(ExitCode::kInvalidInput,
                 fmt::format("{}: is of another step; foreshard validate says what differs", run));
@@ -246,7 +246,7 @@ ExitCode explain_trace(const ExplainOptions& options) {
                     first.file, first.device));
   } else {
     schema = "foreshard.slower/1";
-    MeasuredJob recording = joined(made, traced.traces);
+    RecordedRun recording = joined(made, traced.traces);
     const Compared compared = compare(std::move(made), std::move(recording), options.run);
     body.update(json_of(compared));
     text += "\n" + text_of(compared, color);
@@ -267,7 +267,7 @@ ExitCode explain_run(const ExplainOptions& options) {
   if (!options.job.plan && is_traced(options.run)) return explain_trace(options);
   const Job job = load_job(options.job);
   Forecast made = forecast(job.model, job.resolved.plan, cost_model(job));
-  MeasuredJob recording = read_recording(options.run, made);
+  RecordedRun recording = read_recording(options.run, made);
   const Compared compared = compare(std::move(made), std::move(recording), options.run);
   write_answer(options.output.form == Form::kJson
                    ? document("foreshard.slower/1", json_of(compared))

@@ -108,7 +108,7 @@ ExitCode run_export(const ExportOptions& options) {
 
 ExitCode run_launch(const ExportOptions& options) {
   const Job job = load_job(options.job);
-  const Launch launch =
+  const LaunchLine launch =
       launch_of(job.resolved.plan, job.cluster, launcher_of(options), options.program);
   if (options.output.form == Form::kJson) {
     write_answer(document("foreshard.launch/1", {{"launcher", options.launcher},

@@ -37,7 +37,7 @@ ExitCode run_predict(const PredictOptions& options) {
   if (!options.job.capture.empty()) return predict_capture(options);
   const bool shows_rows = !options.trace.empty() || !options.csv.empty() ||
                           !options.memory_snapshot.empty() || !options.html.empty();
-  const Answer a = answer(options.job, shows_rows ? Rows::kAll : Rows::kFew);
+  const Answer a = answer(options.job, shows_rows ? AnswerRows::kAll : AnswerRows::kFew);
   if (!options.trace.empty()) write_file(options.trace, chrome_trace(a.forecast));
   if (!options.csv.empty()) {
     write_file(options.csv, schedule_csv(a.forecast.graph, a.forecast.timeline));

@@ -88,7 +88,7 @@ ExitCode run_validate(const ValidateOptions& options) {
   const CostModel costs = cost_model(job);
   Forecast made = forecast(job.model, job.resolved.plan, costs);
   if (is_traced(run) && !job.resolved.plan.mesh.is_plain()) return validate_listed(options, made);
-  const MeasuredJob recording = read_recording(run, made);
+  const RecordedRun recording = read_recording(run, made);
   const RunRecord& record = recording.record;
   if (made.graph.fingerprint() != record.fingerprint) {
     throw Error(

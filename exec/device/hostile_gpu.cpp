@@ -108,7 +108,7 @@ void HostileGpu::spoil(HostileLane lane) {
     const std::string name = "memory that was freed and given again";
     if (captured) {
       capture_->graph->calls.push_back(
-          {CapturedCall::Kind::kWork, capture_->lanes.at(lane), name, {extent}, work, nullptr});
+          {HostileCall::Kind::kWork, capture_->lanes.at(lane), name, {extent}, work, nullptr});
       capture_->clocks[lane].count(lane);
     } else {
       push_work(lane, name, {extent}, work);
@@ -187,7 +187,7 @@ void HostileGpu::issue(HostileLane lane, const std::string& name, std::vector<Ex
   check_alive(lane, name, extents);
   if (is_captured(lane)) {
     capture_->clocks[lane].count(lane);
-    capture_->graph->calls.push_back({CapturedCall::Kind::kWork, capture_->lanes.at(lane), name,
+    capture_->graph->calls.push_back({HostileCall::Kind::kWork, capture_->lanes.at(lane), name,
                                       std::move(extents), std::move(work), nullptr});
     return;
   }
@@ -214,7 +214,7 @@ void HostileGpu::record(HostileLane lane, Event* event) {
   if (is_captured(lane)) {
     capture_->events[event] = capture_->clocks[lane];
     capture_->graph->calls.push_back(
-        {CapturedCall::Kind::kRecord, capture_->lanes.at(lane), "", {}, nullptr, event});
+        {HostileCall::Kind::kRecord, capture_->lanes.at(lane), "", {}, nullptr, event});
     return;
   }
   event->mark = push_mark(lane);
@@ -237,7 +237,7 @@ void HostileGpu::wait(HostileLane lane, Event* event) {
     fault("a lane waits for an event that was not recorded");
   }
   capture_->graph->calls.push_back(
-      {CapturedCall::Kind::kWait, capture_->lanes.at(lane), "", {}, nullptr, event});
+      {HostileCall::Kind::kWait, capture_->lanes.at(lane), "", {}, nullptr, event});
 }
 
 bool HostileGpu::done(Event* event) {

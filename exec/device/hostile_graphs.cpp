@@ -47,15 +47,15 @@ void HostileGpu::replay(HostileLane lane, Graph* graph) {
   not_in_capture("a replay");
   const std::lock_guard lock(mutex_);
   push_wait(graph->first, push_mark(lane));
-  for (const CapturedCall& call : graph->calls) {
+  for (const HostileCall& call : graph->calls) {
     switch (call.kind) {
-      case CapturedCall::Kind::kWork:
+      case HostileCall::Kind::kWork:
         push_work(call.lane, call.name, call.extents, call.work);
         break;
-      case CapturedCall::Kind::kRecord:
+      case HostileCall::Kind::kRecord:
         call.event->mark = push_mark(call.lane);
         break;
-      case CapturedCall::Kind::kWait:
+      case HostileCall::Kind::kWait:
         push_wait(call.lane, call.event->mark);
         break;
     }

@@ -24,7 +24,7 @@ struct HostileGpu::Block {
   bool returned = false;
 };
 
-struct CapturedCall {
+struct HostileCall {
   enum class Kind : std::uint8_t { kWork, kRecord, kWait } kind = Kind::kWork;
   HostileLane lane = 0;  // of the graph
   std::string name;
@@ -35,7 +35,7 @@ struct CapturedCall {
 
 struct HostileGpu::Graph {
   HostileLane first = 0;  // its lane that begins and ends it
-  std::vector<CapturedCall> calls;
+  std::vector<HostileCall> calls;
   std::vector<Block*> blocks;
 };
 

@@ -13,7 +13,7 @@ namespace foreshard {
 namespace profiler = torch::autograd::profiler;
 namespace parts = torch::profiler::impl;
 
-KinetoTrace::KinetoTrace(bool gpu) {
+KinetoRecorder::KinetoRecorder(bool gpu) {
   const parts::ProfilerConfig config(parts::ProfilerState::KINETO);
   std::set<parts::ActivityType> activities = {parts::ActivityType::CPU};
   if (gpu) activities.insert(parts::ActivityType::CUDA);
@@ -22,11 +22,11 @@ KinetoTrace::KinetoTrace(bool gpu) {
                            {at::RecordScope::FUNCTION, at::RecordScope::USER_SCOPE});
 }
 
-KinetoTrace::~KinetoTrace() {
+KinetoRecorder::~KinetoRecorder() {
   if (running_) profiler::disableProfiler();
 }
 
-void KinetoTrace::save(const std::filesystem::path& file) {
+void KinetoRecorder::save(const std::filesystem::path& file) {
   running_ = false;
   const auto result = profiler::disableProfiler();
   if (!std::ofstream(file)) {

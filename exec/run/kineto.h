@@ -6,13 +6,13 @@
 
 namespace foreshard {
 
-class KinetoTrace {
+class KinetoRecorder {
  public:
   // Begins at once. `gpu`: the device's activities too. One at a time in a process.
-  explicit KinetoTrace(bool gpu);
-  ~KinetoTrace();  // drops what was not saved
-  KinetoTrace(const KinetoTrace&) = delete;
-  KinetoTrace& operator=(const KinetoTrace&) = delete;
+  explicit KinetoRecorder(bool gpu);
+  ~KinetoRecorder();  // drops what was not saved
+  KinetoRecorder(const KinetoRecorder&) = delete;
+  KinetoRecorder& operator=(const KinetoRecorder&) = delete;
   // Ends it. Throws Error(kInvalidInput) where the file cannot be written.
   void save(const std::filesystem::path& file);
 

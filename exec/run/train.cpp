@@ -339,7 +339,7 @@ class Training {
   std::array<std::vector<MicroBatch>, 2> batches_;  // of steps of even and odd number
   int pending_ = 0;                                 // steps that were issued and not collected
   std::vector<double> issue_seconds_;               // per step
-  std::optional<KinetoTrace> kineto_;
+  std::optional<KinetoRecorder> kineto_;
 };
 
 }  // namespace

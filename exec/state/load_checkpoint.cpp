@@ -111,18 +111,6 @@ void clear(const TrainingState& state) {
   }
 }
 
-void check_layout(const TrainingState& state) {
-  const std::string fault = find_layout_fault(state.shards, state.units);
-  FORESHARD_CHECK(fault.empty(), fault);
-  for (const StateUnit& unit : state.units) {
-    for (const StateArray& array : unit.arrays) {
-      FORESHARD_CHECK(
-          static_cast<std::int64_t>(array.data.size()) == unit.shard_numel * size_of(array.dtype),
-          "an array has other bytes than its shard");
-    }
-  }
-}
-
 class Load {
  public:
   Load(const TrainingState& state, World& world) : state_(state), world_(world) {}
@@ -130,7 +118,7 @@ class Load {
   // The loaded checkpoint, or what is damaged about this one. Throws where it is another model's.
   std::optional<LoadedCheckpoint> try_one(const fs::path& path) {
     std::optional<CheckpointReader> reader;
-    const std::vector<Outcome> opened = do_together(world_, "checkpoint.open", [&] {
+    const std::vector<RankOutcome> opened = do_together(world_, "checkpoint.open", [&] {
       reader.emplace(path);
       return std::to_string(reader->index().checksum);
     });
@@ -150,7 +138,7 @@ class Load {
       }
       return std::string();
     });
-    const std::vector<Outcome> read = do_together(world_, "checkpoint.read", [&] {
+    const std::vector<RankOutcome> read = do_together(world_, "checkpoint.read", [&] {
       clear(state_);
       reader->read(ranges_of(state_));
       return std::string();
@@ -162,8 +150,8 @@ class Load {
   const std::string& damage() const { return damage_; }
 
  private:
-  bool is_damaged(const std::vector<Outcome>& outcomes) {
-    const Outcome* const failure = first_failure(outcomes);
+  bool is_damaged(const std::vector<RankOutcome>& outcomes) {
+    const RankOutcome* const failure = first_failure(outcomes);
     if (failure == nullptr) return false;
     if (failure->exit_code != ExitCode::kInvalidInput) {
       throw Error(failure->exit_code, failure->text);
@@ -180,7 +168,7 @@ class Load {
 }  // namespace
 
 LoadedCheckpoint load_checkpoint(const fs::path& path, const TrainingState& state, World& world) {
-  const std::vector<Outcome> listed = succeed_together(world, "checkpoint.list", [&] {
+  const std::vector<RankOutcome> listed = succeed_together(world, "checkpoint.list", [&] {
     check_layout(state);
     return world.rank() == 0 ? list_candidates(path) : std::string();
   });

@@ -21,20 +21,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-void check_state(const TrainingState& state) {
-  FORESHARD_CHECK(state.shards > 0 && state.shard_index >= 0 && state.shard_index < state.shards,
-                  "a shard outside the mesh");
-  const std::string fault = find_layout_fault(state.shards, state.units);
-  FORESHARD_CHECK(fault.empty(), fault);
-  for (const StateUnit& unit : state.units) {
-    for (const StateArray& array : unit.arrays) {
-      FORESHARD_CHECK(
-          static_cast<std::int64_t>(array.data.size()) == unit.shard_numel * size_of(array.dtype),
-          "an array has other bytes than its shard");
-    }
-  }
-}
-
 // What must be equal on all ranks, and then what must not be. (Metadata is rank 0's.)
 std::string describe(const TrainingState& state, const RunProgress& progress) {
   Fingerprint hash;
@@ -43,10 +29,10 @@ std::string describe(const TrainingState& state, const RunProgress& progress) {
   return fmt::format("{}/{}.{}", hash.hex(), state.file_index(), state.replica_index);
 }
 
-void check_ranks_agree(const std::vector<Outcome>& ranks, std::int64_t shards) {
+void check_ranks_agree(const std::vector<RankOutcome>& ranks, std::int64_t shards) {
   std::set<std::string> places;
   std::int64_t writers = 0;
-  for (const Outcome& rank : ranks) {
+  for (const RankOutcome& rank : ranks) {
     const std::string text = rank.text.substr(0, rank.text.find('\n'));
     const std::size_t slash = text.find('/');
     FORESHARD_CHECK(text.substr(0, slash) == ranks[0].text.substr(0, slash),
@@ -81,9 +67,9 @@ std::string to_message(std::int64_t shard, const WrittenFile& file) {
   return text;
 }
 
-std::vector<CheckpointFile> files_of(const std::vector<Outcome>& ranks, std::int64_t shards) {
+std::vector<CheckpointFile> files_of(const std::vector<RankOutcome>& ranks, std::int64_t shards) {
   std::vector<CheckpointFile> files(static_cast<std::size_t>(shards));
-  for (const Outcome& rank : ranks) {
+  for (const RankOutcome& rank : ranks) {
     std::vector<std::uint64_t> numbers;
     for (std::size_t at = 0; at < rank.text.size();) {
       const std::size_t end = std::min(rank.text.find(' ', at), rank.text.size());
@@ -117,10 +103,10 @@ class Save {
   Save& operator=(const Save&) = delete;
 
   SavedCheckpoint run() {
-    const std::vector<Outcome> begun = do_step("checkpoint.begin", [this] { return begin(); });
+    const std::vector<RankOutcome> begun = do_step("checkpoint.begin", [this] { return begin(); });
     const std::string& of_first = begun[0].text;
     const fs::path working = target_.folder / of_first.substr(of_first.find('\n') + 1);
-    const std::vector<Outcome> written = do_step("checkpoint.write", [&] {
+    const std::vector<RankOutcome> written = do_step("checkpoint.write", [&] {
       check_ranks_agree(begun, state_.files());
       if (state_.replica_index != 0) return std::string();
       const fs::path path = working / file_name(state_.file_index(), state_.files());
@@ -135,7 +121,10 @@ class Save {
 
  private:
   std::string begin() {
-    check_state(state_);
+    FORESHARD_CHECK(
+        state_.shards > 0 && state_.shard_index >= 0 && state_.shard_index < state_.shards,
+        "a shard outside the mesh");
+    check_layout(state_);
     FORESHARD_CHECK(progress_.step >= 0 && progress_.next_sample >= 0, "a run begins at 0");
     FORESHARD_CHECK(target_.keep >= 0, "a negative number of checkpoints to keep");
     std::string description = describe(state_, progress_);
@@ -175,9 +164,10 @@ class Save {
       warnings_ = remove_oldest(target_.folder, target_.keep, target_.spared_from);
   }
 
-  std::vector<Outcome> do_step(const std::string& topic, const std::function<std::string()>& work) {
-    std::vector<Outcome> outcomes = do_together(world_, topic, work);
-    const Outcome* const failure = first_failure(outcomes);
+  std::vector<RankOutcome> do_step(const std::string& topic,
+                                   const std::function<std::string()>& work) {
+    std::vector<RankOutcome> outcomes = do_together(world_, topic, work);
+    const RankOutcome* const failure = first_failure(outcomes);
     if (failure == nullptr) return outcomes;
     remove_working_folder();
     world_.gather("checkpoint.removed", "");

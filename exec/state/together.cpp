@@ -9,7 +9,7 @@
 namespace foreshard {
 namespace {
 
-Outcome outcome_of(const std::function<std::string()>& work) {
+RankOutcome outcome_of(const std::function<std::string()>& work) {
   try {
     return {ExitCode::kOk, work()};
   } catch (const Error& error) {
@@ -21,10 +21,10 @@ Outcome outcome_of(const std::function<std::string()>& work) {
 
 }  // namespace
 
-std::vector<Outcome> do_together(World& world, const std::string& topic,
-                                 const std::function<std::string()>& work) {
-  const Outcome own = outcome_of(work);
-  std::vector<Outcome> outcomes;
+std::vector<RankOutcome> do_together(World& world, const std::string& topic,
+                                     const std::function<std::string()>& work) {
+  const RankOutcome own = outcome_of(work);
+  std::vector<RankOutcome> outcomes;
   for (const std::string& message :
        world.gather(topic, std::to_string(static_cast<int>(own.exit_code)) + " " + own.text)) {
     int code = static_cast<int>(ExitCode::kInternal);
@@ -36,17 +36,17 @@ std::vector<Outcome> do_together(World& world, const std::string& topic,
   return outcomes;
 }
 
-const Outcome* first_failure(const std::vector<Outcome>& outcomes) {
-  const auto failed = std::find_if(outcomes.begin(), outcomes.end(), [](const Outcome& outcome) {
-    return outcome.exit_code != ExitCode::kOk;
-  });
+const RankOutcome* first_failure(const std::vector<RankOutcome>& outcomes) {
+  const auto failed =
+      std::find_if(outcomes.begin(), outcomes.end(),
+                   [](const RankOutcome& outcome) { return outcome.exit_code != ExitCode::kOk; });
   return failed == outcomes.end() ? nullptr : &*failed;
 }
 
-std::vector<Outcome> succeed_together(World& world, const std::string& topic,
-                                      const std::function<std::string()>& work) {
-  std::vector<Outcome> outcomes = do_together(world, topic, work);
-  const Outcome* const failure = first_failure(outcomes);
+std::vector<RankOutcome> succeed_together(World& world, const std::string& topic,
+                                          const std::function<std::string()>& work) {
+  std::vector<RankOutcome> outcomes = do_together(world, topic, work);
+  const RankOutcome* const failure = first_failure(outcomes);
   if (failure != nullptr) throw Error(failure->exit_code, failure->text);
   return outcomes;
 }

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <set>
 
+#include "sim/base/error.h"
 #include "sim/base/hash.h"
 #include "sim/base/spelling.h"
 #include "sim/base/units.h"
@@ -88,6 +89,18 @@ std::string find_layout_fault(std::int64_t shards, const std::vector<StateUnit>&
     if (!fault.empty()) return fault;
   }
   return "";
+}
+
+void check_layout(const TrainingState& state) {
+  const std::string fault = find_layout_fault(state.shards, state.units);
+  FORESHARD_CHECK(fault.empty(), fault);
+  for (const StateUnit& unit : state.units) {
+    for (const StateArray& array : unit.arrays) {
+      FORESHARD_CHECK(
+          static_cast<std::int64_t>(array.data.size()) == unit.shard_numel * size_of(array.dtype),
+          "an array has other bytes than its shard");
+    }
+  }
 }
 
 std::uint64_t layout_fingerprint(const TrainingState& state) {

@@ -72,6 +72,8 @@ std::int64_t padding_of(const StateUnit& unit, std::int64_t shards);
 // "" where the parameters of all units lie inside their buffers without overlap and all names are
 // unique; else the first thing that is wrong, in a sentence.
 std::string find_layout_fault(std::int64_t shards, const std::vector<StateUnit>& units);
+// A FORESHARD_CHECK that the layout has no fault and each array the bytes of its shard.
+void check_layout(const TrainingState& state);
 // Equal on all ranks of a run: everything but the bytes and the rank's own place.
 std::uint64_t layout_fingerprint(const TrainingState& state);
 

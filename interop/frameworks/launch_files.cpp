@@ -23,7 +23,7 @@ std::string command_of(const Plan& plan, const std::string& program) {
 
 bool is_python(const std::string& command) { return command.find(".py") != std::string::npos; }
 
-std::string torchrun(const Plan& plan, const std::string& program, const Launch& launch,
+std::string torchrun(const Plan& plan, const std::string& program, const LaunchLine& launch,
                      const std::string& head) {
   const std::string command = command_of(plan, program);
   const char* plain = is_python(command) ? "" : "--no-python ";
@@ -55,9 +55,9 @@ std::string environment(const Plan& plan) {
 
 }  // namespace
 
-Launch launch_of(const Plan& plan, const Cluster& cluster, Launcher launcher,
-                 const std::string& program) {
-  Launch launch;
+LaunchLine launch_of(const Plan& plan, const Cluster& cluster, Launcher launcher,
+                     const std::string& program) {
+  LaunchLine launch;
   const std::int64_t world = plan.mesh.world();
   const std::int64_t per_node = std::max<std::int64_t>(1, cluster.node.gpus);
   launch.nodes = (world + per_node - 1) / per_node;
@@ -91,7 +91,7 @@ Launch launch_of(const Plan& plan, const Cluster& cluster, Launcher launcher,
 
 Exported launch_file(const Plan& plan, const Cluster& cluster, Launcher launcher,
                      const std::string& program) {
-  const Launch launch = launch_of(plan, cluster, launcher, program);
+  const LaunchLine launch = launch_of(plan, cluster, launcher, program);
   const std::string about = fmt::format(
       "# {} ranks of {}: {} nodes of {} (mesh {} x {})\n", plan.mesh.world(), plan.model,
       launch.nodes, launch.ranks_per_node, plan.mesh.replicate, plan.mesh.shard);

@@ -12,7 +12,7 @@ namespace foreshard {
 
 enum class Launcher : std::uint8_t { kTorchrun, kSlurm, kOpenMpi };
 
-struct Launch {
+struct LaunchLine {
   std::int64_t nodes = 1, ranks_per_node = 1;
   std::string line;  // of a shell on the first node (Slurm: of the login node)
 };
@@ -21,8 +21,8 @@ struct Launch {
 // plan.yaml for runtime native. Ranks fill the cluster's nodes; a world that they do not divide
 // into has the last node half filled, which only Slurm and Open MPI can start: then
 // Error(kMissingCapability) for torchrun.
-Launch launch_of(const Plan& plan, const Cluster& cluster, Launcher launcher,
-                 const std::string& program);
+LaunchLine launch_of(const Plan& plan, const Cluster& cluster, Launcher launcher,
+                     const std::string& program);
 
 // torchrun: a shell script to run on every node; slurm: for sbatch; openmpi: a shell script.
 Exported launch_file(const Plan& plan, const Cluster& cluster, Launcher launcher,

@@ -194,7 +194,7 @@ class BestFirst {
     if (places_.floor_of_memory(plan, family.floor) > memory) return {std::nullopt, true, true};
     const LayerPrograms& programs = places_.programs(i, plan);
     Judge& judge = places_.judge();
-    Outcome& outcome = places_.outcome(i);
+    PlanOutcome& outcome = places_.outcome(i);
     judge.weigh(plan, programs, outcome);
     const Bytes far = memory + memory / kNear;
     if (outcome.peak + outcome.outside > far) return {std::nullopt, false, outcome.peak > far};
@@ -231,7 +231,7 @@ std::size_t with_usual_values(Places& places, std::size_t best) {
     place[axis] = *usual;
     const std::optional<std::size_t> other = places.find(place);
     if (!other) continue;
-    Outcome& outcome = places.outcome(*other);
+    PlanOutcome& outcome = places.outcome(*other);
     if (outcome.verdict == Verdict::kPruned) places.judge(*other);
     const bool may = outcome.verdict == Verdict::kSimulated && outcome.step <= as_fast;
     std::set<Rank> alone = {places.rank(*other)};

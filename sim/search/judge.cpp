@@ -161,7 +161,7 @@ const EventGraph& Judge::build(const Plan& plan, const LayerPrograms& programs) 
   return graph_;
 }
 
-bool Judge::weigh(const Plan& plan, const LayerPrograms& programs, Outcome& outcome) {
+bool Judge::weigh(const Plan& plan, const LayerPrograms& programs, PlanOutcome& outcome) {
   const EventGraph& graph = build(shortened(plan, kTelling), programs);
   const Fit pools = least_fit_of(graph, plan, costs_.cluster());
   outcome.peak = pools.allocated;
@@ -175,7 +175,7 @@ bool Judge::weigh(const Plan& plan, const LayerPrograms& programs, Outcome& outc
   return false;
 }
 
-void Judge::time(const Plan& plan, const LayerPrograms& programs, Outcome& outcome) {
+void Judge::time(const Plan& plan, const LayerPrograms& programs, PlanOutcome& outcome) {
   outcome.step = plan.batch.accumulation > kTelling
                      ? period(plan, programs)
                      : simulator_.period(graph_, costs_.price(graph_));
@@ -236,7 +236,7 @@ Fit Judge::fit(const Plan& plan, const LayerPrograms& programs) {
   return fit_in(costs_.cluster(), least.allocated, reserved_of(plan).peak, least.outside);
 }
 
-bool Judge::assess(const Plan& plan, const LayerPrograms& programs, Outcome& outcome,
+bool Judge::assess(const Plan& plan, const LayerPrograms& programs, PlanOutcome& outcome,
                    double enough) {
   // From the second micro-batch on all are alike: three of them show what is reserved.
   build(shortened(plan, kTelling), programs);
@@ -252,7 +252,7 @@ bool Judge::assess(const Plan& plan, const LayerPrograms& programs, Outcome& out
          outcome.fit_probability >= rule_.terms.confidence;
 }
 
-void Judge::add_stalls(const Plan& plan, Outcome& outcome) {
+void Judge::add_stalls(const Plan& plan, PlanOutcome& outcome) {
   if (!outcome.stalls || outcome.verdict != Verdict::kSimulated) return;
   const auto period = [&](std::int64_t micro_batches) {
     const Plan few = shortened(plan, micro_batches);
@@ -271,7 +271,7 @@ std::optional<Candidate> judge_plan(const Plan& plan, const ModelSpec& model,
                                     const CostModel& costs, const FitRule& rule, double limit) {
   Judge judge(model, costs, rule);
   const LayerPrograms programs(model, plan);
-  Outcome outcome;
+  PlanOutcome outcome;
   if (!judge.weigh(plan, programs, outcome)) return std::nullopt;
   judge.time(plan, programs, outcome);
   // The driver's calls only add to it.

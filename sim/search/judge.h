@@ -29,7 +29,7 @@ class ProgramCache {
   std::map<std::pair<std::int16_t, std::int16_t>, Bucket> buckets_;
 };
 
-struct Outcome {
+struct PlanOutcome {
   Verdict verdict = Verdict::kPruned;
   Time step;
   Bytes peak;
@@ -82,23 +82,24 @@ class Judge {
         reserved_(rule.replays ? rule.replays : std::make_shared<ReservedMemory>()) {}
 
   // Peak and outside; false: no allocator could make it fit, and verdict says so.
-  bool weigh(const Plan& plan, const LayerPrograms& programs, Outcome& outcome);
+  bool weigh(const Plan& plan, const LayerPrograms& programs, PlanOutcome& outcome);
   LayersFloor floor(const Plan& plan, const LayerPrograms& programs);
   // Of the plan that was weighed last.
-  void time(const Plan& plan, const LayerPrograms& programs, Outcome& outcome);
+  void time(const Plan& plan, const LayerPrograms& programs, PlanOutcome& outcome);
   // lower_bound of the plan: also of those that gather or recompute more.
   Time bound(const Plan& plan, const LayerPrograms& programs);
   // contended_bound of the plan that was weighed last.
   Time bound_weighed(const Plan& plan, const LayerPrograms& programs);
   // What predict says of the plan's memory: what is reserved, and how sure it is that this fits, as
   // FitRule::probability of `enough`. Returns whether it holds.
-  bool assess(const Plan& plan, const LayerPrograms& programs, Outcome& outcome, double enough = 0);
+  bool assess(const Plan& plan, const LayerPrograms& programs, PlanOutcome& outcome,
+              double enough = 0);
   // The fit alone, of a plan that nothing is known of; and as if nothing were cached.
   Fit fit(const Plan& plan, const LayerPrograms& programs);
   Fit least_fit(const Plan& plan, const LayerPrograms& programs);
   // And of its step: with what the driver's calls cost, of a plan that was assessed.
-  void add_stalls(const Plan& plan, Outcome& outcome);
-  Fit fit_of(const Outcome& outcome) const {
+  void add_stalls(const Plan& plan, PlanOutcome& outcome);
+  Fit fit_of(const PlanOutcome& outcome) const {
     return fit_in(costs_.cluster(), outcome.peak, outcome.reserved, outcome.outside);
   }
 

@@ -101,7 +101,7 @@ class LayerSearch {
     const Plan plan = plan_of(c);
     if (!find_problem(plan, model_, costs_.cluster())) {
       ++judged_;
-      Outcome outcome;
+      PlanOutcome outcome;
       judge_.weigh(plan, programs_, outcome);
       judged = {true, Time(), outcome.peak, outcome.outside};
       // The limit only falls: what does not fit now never will.
@@ -110,7 +110,7 @@ class LayerSearch {
     return known_[c] = judged;
   }
 
-  Time step_of(const Plan& plan, Outcome& outcome) {
+  Time step_of(const Plan& plan, PlanOutcome& outcome) {
     if (plan.batch.accumulation <= kTelling || is_exact_) {
       judge_.time(plan, programs_, outcome);
       return outcome.step;
@@ -118,7 +118,7 @@ class LayerSearch {
     const auto of = [&](std::int64_t micro_batches) {
       Plan shorter = plan;
       shorter.batch.accumulation = micro_batches;
-      Outcome short_outcome;
+      PlanOutcome short_outcome;
       judge_.weigh(shorter, programs_, short_outcome);
       judge_.time(shorter, programs_, short_outcome);
       return short_outcome.step;
@@ -160,7 +160,7 @@ class LayerSearch {
   // Simulated in full and asked what it reserves; nothing where that does not fit.
   std::optional<LayerResult> finish(const Combination& c) {
     const Plan plan = plan_of(c);
-    Outcome outcome;
+    PlanOutcome outcome;
     if (!judge_.weigh(plan, programs_, outcome)) return std::nullopt;
     judge_.time(plan, programs_, outcome);
     if (!judge_.assess(plan, programs_, outcome)) {

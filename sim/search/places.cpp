@@ -38,7 +38,7 @@ bool Places::recalled(std::size_t i) {
   if (!options_.memory.recall) return false;
   const std::optional<JudgedPlan> known = options_.memory.recall(i);
   if (!known) return false;
-  Outcome& outcome = outcomes_[i];
+  PlanOutcome& outcome = outcomes_[i];
   outcome.verdict = known->verdict;
   outcome.step = known->step;
   outcome.peak = known->peak_allocated;
@@ -65,7 +65,7 @@ void Places::judge_anew(std::size_t i) {
     Judge& judge = judges_.local();
     if (judge.weigh(plan, programs, outcomes_[i])) judge.time(plan, programs, outcomes_[i]);
   }
-  const Outcome& outcome = outcomes_[i];
+  const PlanOutcome& outcome = outcomes_[i];
   if (options_.memory.remember) {
     options_.memory.remember(i, {outcome.verdict, outcome.step, outcome.peak, outcome.outside});
   }
@@ -82,7 +82,7 @@ Fit Places::fit_with(std::size_t i, Bytes reserved) const {
 }
 
 std::optional<bool> Places::surely_holds(std::size_t i) const {
-  const Outcome& outcome = outcomes_[i];
+  const PlanOutcome& outcome = outcomes_[i];
   if (outcome.is_assessed) {
     return outcome.verdict == Verdict::kSimulated &&
            outcome.fit_probability >= options_.fit.terms.confidence;
@@ -96,7 +96,7 @@ std::optional<bool> Places::surely_holds(std::size_t i) const {
 }
 
 bool Places::may_hold(std::size_t i) const {
-  const Outcome& outcome = outcomes_[i];
+  const PlanOutcome& outcome = outcomes_[i];
   if (outcome.is_assessed || !options_.fit.at_most) return true;
   const Fit least = fit_with(i, outcome.least_reserved);
   return options_.fit.at_most(plan(i), least) >= options_.fit.terms.confidence;
@@ -104,14 +104,14 @@ bool Places::may_hold(std::size_t i) const {
 
 // With the first setting of the allocator with which it holds; of several that do not, the surest.
 void Places::assess(std::size_t i) {
-  Outcome& outcome = outcomes_[i];
-  const Outcome before = outcome;
+  PlanOutcome& outcome = outcomes_[i];
+  const PlanOutcome before = outcome;
   const MemoryTerms& terms = options_.fit.terms;
   const bool may_hold = foreshard::holds(fit_with(i, outcome.peak), terms);
   // Of the first that does not hold the odds are told.
   const double enough = riskier_ || !options_.fit.keeps_riskier ? terms.confidence : 0;
   for (std::size_t a = 0; a < space_.allocators.size(); ++a) {
-    Outcome tried = before;
+    PlanOutcome tried = before;
     tried.allocator = a;
     Plan plan = plan_at(space_, cluster_, places_[i]);
     plan.allocator = space_.allocators[a];
@@ -170,7 +170,7 @@ bool Places::gathers_earlier(std::size_t i, std::size_t other) const {
 }
 
 Candidate Places::describe(std::size_t i) const {
-  const Outcome& outcome = outcomes_[i];
+  const PlanOutcome& outcome = outcomes_[i];
   Candidate c;
   c.plan = plan(i);
   c.verdict = outcome.verdict;
@@ -198,7 +198,7 @@ SearchResult Places::counts() {
   SearchResult result;
   result.enumerated = static_cast<std::int64_t>(places_.size());
   // Where nothing holds, the smallest may be among what was rejected without a graph.
-  const bool any_holds = std::any_of(outcomes_.begin(), outcomes_.end(), [&](const Outcome& o) {
+  const bool any_holds = std::any_of(outcomes_.begin(), outcomes_.end(), [&](const PlanOutcome& o) {
     return o.verdict == Verdict::kSimulated && o.is_assessed &&
            o.fit_probability >= options_.fit.terms.confidence;
   });
@@ -225,7 +225,7 @@ SearchResult Places::counts() {
 }
 
 void Places::count_verdicts(SearchResult& result) const {
-  for (const Outcome& outcome : outcomes_) {
+  for (const PlanOutcome& outcome : outcomes_) {
     ++(outcome.verdict == Verdict::kSimulated    ? result.simulated
        : outcome.verdict == Verdict::kDoesNotFit ? result.rejected_memory
                                                  : result.pruned);

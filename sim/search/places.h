@@ -41,8 +41,8 @@ class Places {
   Bytes gpu_memory() const { return memory_; }
   std::size_t size() const { return places_.size(); }
   const Place& operator[](std::size_t i) const { return places_[i]; }
-  Outcome& outcome(std::size_t i) { return outcomes_[i]; }
-  const Outcome& outcome(std::size_t i) const { return outcomes_[i]; }
+  PlanOutcome& outcome(std::size_t i) { return outcomes_[i]; }
+  const PlanOutcome& outcome(std::size_t i) const { return outcomes_[i]; }
   Rank rank(std::size_t i) const { return {outcomes_[i].step, outcomes_[i].peak, i}; }
 
   Plan plan(std::size_t i) const;
@@ -114,7 +114,7 @@ class Places {
   const std::optional<Time> limit_;  // of a step, by options.faster_than
   const SearchSpace space_;
   const std::vector<Place> places_;
-  std::vector<Outcome> outcomes_;
+  std::vector<PlanOutcome> outcomes_;
   ProgramCache programs_;
   oneapi::tbb::enumerable_thread_specific<Judge> judges_;
   oneapi::tbb::task_arena arena_;

@@ -20,9 +20,9 @@ Questions asked(const std::vector<std::string>& set, const std::string& runtime 
   return questions(load_job(options));
 }
 
-const Fact* find(const Questions& questions, const std::string& name) {
+const NextFact* find(const Questions& questions, const std::string& name) {
   const auto found = std::find_if(questions.facts.begin(), questions.facts.end(),
-                                  [&](const Fact& fact) { return fact.name == name; });
+                                  [&](const NextFact& fact) { return fact.name == name; });
   return found == questions.facts.end() ? nullptr : &*found;
 }
 
@@ -31,7 +31,7 @@ TEST(Ask, EveryFactNarrowsSomethingAndTheBestComesFirst) {
   ASSERT_GE(q.facts.size(), 4U);
   EXPECT_NEAR(q.half_width, q.levels.half_width(), 1e-12);
   for (std::size_t i = 0; i < q.facts.size(); ++i) {
-    const Fact& fact = q.facts[i];
+    const NextFact& fact = q.facts[i];
     EXPECT_TRUE(fact.half_width < q.half_width || fact.memory_above < q.memory_above ||
                 fact.moves > 0)
         << fact.name;
@@ -46,7 +46,7 @@ TEST(Ask, EveryFactNarrowsSomethingAndTheBestComesFirst) {
 // own machines' parts differ by, and it is not asked again.
 TEST(Ask, SayingTheTrainingCodeNarrowsAsPromised) {
   const Questions open = asked({});
-  const Fact* code = find(open, "training code");
+  const NextFact* code = find(open, "training code");
   ASSERT_NE(code, nullptr);
   const Questions said = asked({"stack=hf_trainer"});
   EXPECT_NEAR(said.half_width, code->half_width, 0.01);
@@ -59,7 +59,7 @@ TEST(Ask, SayingTheTrainingCodeNarrowsAsPromised) {
 // settled.
 TEST(Ask, ThePowerLimitIsAskedUntilItIsTold) {
   const Questions open = asked({});
-  const Fact* limit = find(open, "power limit");
+  const NextFact* limit = find(open, "power limit");
   ASSERT_NE(limit, nullptr);
   EXPECT_EQ(limit, &open.facts.back());
   EXPECT_GT(limit->moves, 0.05);
@@ -79,7 +79,7 @@ TEST(Ask, ThePowerLimitIsAskedUntilItIsTold) {
 // What is recorded is described in full: kernels and the machine are left.
 TEST(Ask, ACaptureLeavesTheMachineAndTheRun) {
   const Questions q = asked({});
-  const Fact* capture = find(q, "capture");
+  const NextFact* capture = find(q, "capture");
   ASSERT_NE(capture, nullptr);
   Levels left = q.levels;
   left.code = left.codes = 0;
@@ -112,7 +112,7 @@ TEST(Ask, TheEnginesOwnRuntimeHasNoCodeTerm) {
 
 TEST(Ask, OneRunHalvesTheInterval) {
   const Questions q = asked({});
-  const Fact* run = find(q, "one run");
+  const NextFact* run = find(q, "one run");
   ASSERT_NE(run, nullptr);
   EXPECT_NEAR(run->half_width, q.half_width / 2, 1e-12);
 }

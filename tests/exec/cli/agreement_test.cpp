@@ -16,13 +16,13 @@ namespace {
 class Agreement : public ExecRunTest {
  protected:
   // Ranks 0 and 1 by hand, rank 1 with more words and variables.
-  std::vector<Outcome> run_two(const Words& more, const Variables& variables) const {
+  std::vector<ChildOutcome> run_two(const Words& more, const Variables& variables) const {
     const Words both = {"--set", "mesh.shard=2", "--set", "batch.global=4", "--steps", "2"};
     const int port = free_port();
     Variables second = by_hand(1, 2, port);
     second.insert(variables.begin(), variables.end());
-    Child first = start(both, by_hand(0, 2, port));
-    Child other = start(both + more, second);
+    ChildProcess first = start(both, by_hand(0, 2, port));
+    ChildProcess other = start(both + more, second);
     return {first.finish(), other.finish()};
   }
 };
@@ -58,7 +58,7 @@ TEST_F(Agreement, TwelvePlantedDifferencesAreNamed) {
   };
   for (const Planted& difference : planted) {
     SCOPED_TRACE(difference.key);
-    for (const Outcome& outcome : run_two(difference.words, difference.variables)) {
+    for (const ChildOutcome& outcome : run_two(difference.words, difference.variables)) {
       EXPECT_EQ(outcome.code, difference.code) << outcome.output;
       EXPECT_TRUE(contains(outcome.output, "rank 1 of 2 differs: ")) << outcome.output;
       EXPECT_TRUE(contains(outcome.output, std::string(difference.key) + " is ")) << outcome.output;

@@ -26,8 +26,8 @@ TEST_F(ExecRunTest, APacedRankTrainsAndIsRecorded) {
   EXPECT_EQ(run.losses.size(), 5U);
   EXPECT_TRUE(run.parameter_hash.empty());
   EXPECT_GT(run.ranks[0].device_reserved.count(), 0);
-  const Outcome verdict = shell(std::string(FORESHARD_PROGRAM) +
-                                " validate --plan paced/plan.yaml --run paced --no-history");
+  const ChildOutcome verdict = shell(std::string(FORESHARD_PROGRAM) +
+                                     " validate --plan paced/plan.yaml --run paced --no-history");
   EXPECT_TRUE(verdict.code == 0 || verdict.code == 5) << verdict.output;
   EXPECT_NE(verdict.output.find("all_gather"), std::string::npos) << verdict.output;
 }
@@ -49,7 +49,7 @@ TEST_F(ExecRunTest, ARecordedStepTrainsAsOneThatIsIssued) {
   const RunRecord replayed = record("replayed", gpu_plan(1, 8) + device + Words{"--graph"});
   EXPECT_EQ(replayed.parameter_hash, issued.parameter_hash);
   EXPECT_EQ(replayed.losses, issued.losses);
-  const Outcome said = run(gpu_plan(1, 8) + device + Words{"--graph"});
+  const ChildOutcome said = run(gpu_plan(1, 8) + device + Words{"--graph"});
   EXPECT_NE(said.output.find("replayed as one graph"), std::string::npos) << said.output;
 }
 
@@ -63,8 +63,8 @@ TEST_F(ExecRunTest, AnOffloadedPlanTrainsAsOneOnTheDevice) {
   EXPECT_EQ(rest.parameter_hash, kept.parameter_hash);
   EXPECT_EQ(rest.losses.back(), kept.losses.back());
   EXPECT_LT(rest.ranks[0].arena, kept.ranks[0].arena);
-  const Outcome verdict = shell(std::string(FORESHARD_PROGRAM) +
-                                " validate --plan rest/plan.yaml --run rest --no-history");
+  const ChildOutcome verdict = shell(std::string(FORESHARD_PROGRAM) +
+                                     " validate --plan rest/plan.yaml --run rest --no-history");
   EXPECT_TRUE(verdict.code == 0 || verdict.code == 5) << verdict.output;
   EXPECT_NE(verdict.output.find("host_to_device"), std::string::npos) << verdict.output;
 }
@@ -91,7 +91,7 @@ TEST_F(ExecRunTest, TracesAreWrittenOnDemand) {
 
 TEST_F(ExecRunTest, PlansOfGpusNeedADevice) {
   const auto refused = [&](const Words& words, int code, const char* said) {
-    const Outcome outcome = run(words);
+    const ChildOutcome outcome = run(words);
     EXPECT_EQ(outcome.code, code) << outcome.output;
     EXPECT_NE(outcome.output.find(said), std::string::npos) << outcome.output;
   };

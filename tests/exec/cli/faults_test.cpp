@@ -27,7 +27,7 @@ class ExecFaults : public ExecRunTest {
  protected:
   void expect_refused(const Words& words, int code, const Words& says,
                       const Variables& variables = {}) const {
-    const Outcome outcome = run(words, variables);
+    const ChildOutcome outcome = run(words, variables);
     EXPECT_EQ(outcome.code, code) << outcome.output;
     for (const std::string& part : says) {
       EXPECT_TRUE(contains(outcome.output, part)) << part << "\nin\n" << outcome.output;
@@ -73,9 +73,9 @@ TEST_F(ExecFaults, PlansThatTheEngineDoesNotRun) {
 class LostRank : public ExecFaults {
  protected:
   // A run that would go on for minutes, some steps in.
-  Child endless(const std::string& transport, int ranks, const Words& more = {}) const {
-    Child job = start(Words{"--steps", "1000000"} + mesh(ranks) + more,
-                      {{"FORESHARD_TRANSPORT", transport}, {"FORESHARD_TIMEOUT_S", "2"}});
+  ChildProcess endless(const std::string& transport, int ranks, const Words& more = {}) const {
+    ChildProcess job = start(Words{"--steps", "1000000"} + mesh(ranks) + more,
+                             {{"FORESHARD_TRANSPORT", transport}, {"FORESHARD_TIMEOUT_S", "2"}});
     EXPECT_NE(job.wait_for("step 1/"), "");
     return job;
   }
@@ -84,12 +84,12 @@ class LostRank : public ExecFaults {
 TEST_F(LostRank, AKilledOneIsNamedWithTheEvent) {
   for (const char* transport : {"shm", "gloo"}) {
     SCOPED_TRACE(transport);
-    Child job = endless(transport, 3);
+    ChildProcess job = endless(transport, 3);
     const auto ranks = ranks_of(job.process());
     ASSERT_EQ(ranks.size(), 3U);
     const auto begin = Clock::now();
     ::kill(ranks.at(1), SIGKILL);
-    const Outcome outcome = job.finish();
+    const ChildOutcome outcome = job.finish();
     EXPECT_LT(Clock::now() - begin, std::chrono::seconds(10));
     EXPECT_EQ(outcome.code, 7) << outcome.output;
     EXPECT_TRUE(contains(outcome.output, "rank 1 was killed by signal 9")) << outcome.output;
@@ -106,7 +106,7 @@ TEST_F(LostRank, AMissingOneIsNamedWithinTheLimitThatWasAskedFor) {
   Variables first = by_hand(0, 2, free_port());
   first["FORESHARD_TIMEOUT_S"] = "5";
   const auto begin = Clock::now();
-  const Outcome outcome = run(kOneStep + Words{"--set", "mesh.shard=2"}, first);
+  const ChildOutcome outcome = run(kOneStep + Words{"--set", "mesh.shard=2"}, first);
   EXPECT_LT(Clock::now() - begin, std::chrono::seconds(30));  // the limit without one is 60
   EXPECT_EQ(outcome.code, 7) << outcome.output;
   EXPECT_TRUE(contains(outcome.output, "rank 1 of 2 did not come to ")) << outcome.output;
@@ -115,14 +115,14 @@ TEST_F(LostRank, AMissingOneIsNamedWithinTheLimitThatWasAskedFor) {
 
 // One transport is enough here, the wait is long: tests/exec/launch/spawn_test.cpp has both.
 TEST_F(LostRank, AStoppedOneIsNamedWithTheEventAfterTheTimeout) {
-  Child job = endless("gloo", 2);
+  ChildProcess job = endless("gloo", 2);
   const auto ranks = ranks_of(job.process());
   ASSERT_EQ(ranks.size(), 2U);
   const auto begin = Clock::now();
   ::kill(ranks.at(1), SIGSTOP);
   EXPECT_NE(job.wait_for("waited in "), "");
   EXPECT_LT(Clock::now() - begin, std::chrono::seconds(10));
-  const Outcome outcome = job.finish();  // the launcher gives the stopped rank its grace
+  const ChildOutcome outcome = job.finish();  // the launcher gives the stopped rank its grace
   EXPECT_EQ(outcome.code, 7) << outcome.output;
   EXPECT_TRUE(contains(outcome.output, "rank 1 did not answer within 2 s")) << outcome.output;
   EXPECT_TRUE(contains(outcome.output, "rank 0 waited in ")) << outcome.output;
@@ -134,11 +134,12 @@ TEST_F(ExecFaults, ASignalEndsAllRanksAndKeepsWhatThereIs) {
       {1, SIGINT}, {1, SIGTERM}, {2, SIGINT}, {2, SIGTERM}, {2, SIGHUP}};
   for (const auto& [ranks, signal] : cases) {
     SCOPED_TRACE(fmt::format("{} ranks, signal {}", ranks, signal));
-    Child job = start(Words{"--steps", "1000000", "--checkpoint", path("saved")} + mesh(ranks));
+    ChildProcess job =
+        start(Words{"--steps", "1000000", "--checkpoint", path("saved")} + mesh(ranks));
     ASSERT_NE(job.wait_for("step 1/"), "");
     const auto processes = ranks_of(job.process());
     job.signal(signal);
-    const Outcome outcome = job.finish();
+    const ChildOutcome outcome = job.finish();
     EXPECT_EQ(outcome.code, 130) << outcome.output;
     EXPECT_TRUE(contains(outcome.output, "interrupted after step ")) << outcome.output;
     for (const auto& [rank, process] : processes) EXPECT_NE(::kill(process, 0), 0) << rank;
@@ -148,7 +149,7 @@ TEST_F(ExecFaults, ASignalEndsAllRanksAndKeepsWhatThereIs) {
     EXPECT_FALSE(record.parameter_hash.empty());
     // It can go on from there.
     const std::string steps = std::to_string(record.losses.size() + 1);
-    const Outcome next = run(
+    const ChildOutcome next = run(
         Words{"--steps", steps, "--resume", path("saved"), "--out", path("next")} + mesh(ranks));
     EXPECT_EQ(next.code, 0) << next.output;
     EXPECT_EQ(read_run_folder(folder_ / "next").losses.size(), 1U);
@@ -159,10 +160,10 @@ TEST_F(ExecFaults, ASignalEndsAllRanksAndKeepsWhatThereIs) {
 
 // As Slurm does that ends one node's ranks: all stop after the same step.
 TEST_F(ExecFaults, ASignalToOneRankEndsAll) {
-  Child job = start(Words{"--steps", "1000000", "--checkpoint", path("saved")} + mesh(2));
+  ChildProcess job = start(Words{"--steps", "1000000", "--checkpoint", path("saved")} + mesh(2));
   ASSERT_NE(job.wait_for("step 1/"), "");
   ::kill(ranks_of(job.process()).at(1), SIGTERM);
-  const Outcome outcome = job.finish();
+  const ChildOutcome outcome = job.finish();
   EXPECT_EQ(outcome.code, 130) << outcome.output;
   EXPECT_TRUE(contains(outcome.output, "interrupted after step ")) << outcome.output;
   EXPECT_EQ(read_run_folder(folder_ / "run").ranks.size(), 2U);
@@ -170,11 +171,11 @@ TEST_F(ExecFaults, ASignalToOneRankEndsAll) {
 }
 
 TEST_F(ExecFaults, WhoCannotEndWithinTheGraceSaysSo) {
-  Child job = start(Words{"--steps", "1000000", "--grace", "1s"} + mesh(2));
+  ChildProcess job = start(Words{"--steps", "1000000", "--grace", "1s"} + mesh(2));
   ASSERT_NE(job.wait_for("step 1/"), "");
   ::kill(ranks_of(job.process()).at(1), SIGSTOP);  // rank 0 waits for it
   job.signal(SIGTERM);
-  const Outcome outcome = job.finish();
+  const ChildOutcome outcome = job.finish();
   EXPECT_EQ(outcome.code, 130) << outcome.output;
   EXPECT_TRUE(contains(outcome.output, "not over within --grace")) << outcome.output;
   EXPECT_EQ(run(kOneStep + Words{"--grace", "soon"}).code, 2);
@@ -184,16 +185,16 @@ TEST_F(ExecFaults, WhoCannotEndWithinTheGraceSaysSo) {
 
 TEST_F(ExecFaults, TwoRunsDoNotShareAFolderOfCheckpoints) {
   const Words saves = {"--steps", "1000000", "--checkpoint", path("saved")};
-  Child job = start(saves);
+  ChildProcess job = start(saves);
   ASSERT_NE(job.wait_for("step 1/"), "");
-  const Outcome second = run(saves + Words{"--out", path("second")});
+  const ChildOutcome second = run(saves + Words{"--out", path("second")});
   EXPECT_EQ(second.code, 3) << second.output;
   EXPECT_TRUE(contains(second.output, "another run (process " + std::to_string(job.process())))
       << second.output;
   // The lock of a run that was killed is none.
   job.signal(SIGKILL);
   job.finish();
-  const Outcome third = run({"--steps", "2", "--checkpoint", path("saved")});
+  const ChildOutcome third = run({"--steps", "2", "--checkpoint", path("saved")});
   EXPECT_EQ(third.code, 0) << third.output;
 }
 
@@ -207,7 +208,7 @@ TEST_F(ExecFaults, DestinationsAreTriedBeforeTheFirstStep) {
   for (const auto& [name, words] : cases) {
     for (const int ranks : {1, 2}) {
       SCOPED_TRACE(name);
-      const Outcome outcome = run(Words{"--steps", "1000000"} + words + mesh(ranks));
+      const ChildOutcome outcome = run(Words{"--steps", "1000000"} + words + mesh(ranks));
       EXPECT_EQ(outcome.code, 3) << outcome.output;
       EXPECT_TRUE(contains(outcome.output, name)) << outcome.output;
       EXPECT_FALSE(contains(outcome.output, "step 1/")) << outcome.output;
@@ -250,9 +251,9 @@ std::int64_t not_finite_values(const fs::path& checkpoint) {
 TEST_F(ExecFaults, ANotFiniteRunStopsAndItsCheckpointsStayFinite) {
   for (const int ranks : {1, 2}) {
     SCOPED_TRACE(std::to_string(ranks) + " ranks");
-    const Outcome outcome = run(kDiverges + mesh(ranks) +
-                                Words{"--steps", "100", "--checkpoint", path("saved"),
-                                      "--checkpoint-every", "1", "--json"});
+    const ChildOutcome outcome = run(kDiverges + mesh(ranks) +
+                                     Words{"--steps", "100", "--checkpoint", path("saved"),
+                                           "--checkpoint-every", "1", "--json"});
     EXPECT_EQ(outcome.code, 8) << outcome.output;
     EXPECT_TRUE(contains(outcome.output, "is not finite")) << outcome.output;
     EXPECT_TRUE(contains(outcome.output, "rank 0")) << outcome.output;
@@ -284,7 +285,7 @@ TEST_F(ExecFaults, SettingsThatCannotWorkAreRefusedWithTheirKey) {
 
 // ulimit -f counts blocks of 512 bytes (POSIX sh); a write beyond it fails, as on a full disk.
 TEST_F(ExecFaults, AFullDiskUnderTheRunFolder) {
-  const Outcome outcome =
+  const ChildOutcome outcome =
       shell("trap '' XFSZ; ulimit -f 8; $E --data text.txt --steps 20 --out run");
   EXPECT_EQ(outcome.code, 3) << outcome.output;
   EXPECT_TRUE(contains(outcome.output, "run/")) << outcome.output;
@@ -295,7 +296,7 @@ TEST_F(ExecFaults, AFullDiskUnderTheRunFolder) {
 TEST_F(ExecFaults, AFullDiskUnderACheckpoint) {
   const std::string steps = " --steps 4 --checkpoint saved --checkpoint-every 2 --spawn 2";
   ASSERT_EQ(shell("$E --data text.txt --out first --steps 2 --checkpoint saved --spawn 2").code, 0);
-  const Outcome outcome = shell(
+  const ChildOutcome outcome = shell(
       "trap '' XFSZ; ulimit -f 128; $E --data text.txt --resume saved "
       "--out run" +
       steps);
@@ -304,7 +305,7 @@ TEST_F(ExecFaults, AFullDiskUnderACheckpoint) {
   EXPECT_TRUE(contains(outcome.output, "File too large")) << outcome.output;
   EXPECT_FALSE(contains(outcome.output, "internal error")) << outcome.output;
   // The one before is as it was.
-  const Outcome next = shell("$E --data text.txt --resume saved --out next" + steps);
+  const ChildOutcome next = shell("$E --data text.txt --resume saved --out next" + steps);
   EXPECT_EQ(next.code, 0) << next.output;
   EXPECT_TRUE(contains(next.output, "after step 2")) << next.output;
 }
@@ -332,7 +333,8 @@ TEST_F(ExecFaults, ARunEndedAtAnyMomentGoesOnFromItsLastCheckpoint) {
   for (int i = 0; i < rounds; ++i) {
     const auto end = static_cast<End>(i % 4);
     SCOPED_TRACE(fmt::format("round {}, end {}", i, i % 4));
-    Child job = start(Words{"--steps", "1000000", "--resume", path("saved")} + saves + mesh(2));
+    ChildProcess job =
+        start(Words{"--steps", "1000000", "--resume", path("saved")} + saves + mesh(2));
     const bool meeting = i % 3 == 2;
     if (!meeting) {
       if (job.wait_for("resumed ").empty()) FAIL() << job.finish().output;
@@ -346,7 +348,7 @@ TEST_F(ExecFaults, ARunEndedAtAnyMomentGoesOnFromItsLastCheckpoint) {
     }
     if (end == End::kOneRank && !ranks.empty()) ::kill(ranks.begin()->second, SIGKILL);
     if (ranks.empty()) job.signal(SIGKILL);  // it had not started any
-    const Outcome outcome = job.finish();
+    const ChildOutcome outcome = job.finish();
     if (!ranks.empty() && end != End::kLauncher) {
       EXPECT_EQ(outcome.code, end == End::kTerminated ? 130 : 7) << outcome.output;
     }

@@ -48,26 +48,27 @@ Words ExecRunTest::command(const Words& words) const {
   return all + words;
 }
 
-Child ExecRunTest::start(const Words& words, const Variables& variables) const {
-  return Child(command(words), variables);
+ChildProcess ExecRunTest::start(const Words& words, const Variables& variables) const {
+  return ChildProcess(command(words), variables);
 }
 
-Outcome ExecRunTest::run(const Words& words, const Variables& variables) const {
+ChildOutcome ExecRunTest::run(const Words& words, const Variables& variables) const {
   return start(words, variables).finish();
 }
 
 RunRecord ExecRunTest::record(const std::string& name, const Words& words,
                               const Variables& variables) const {
-  const Outcome outcome = run(words + Words{"--out", path(name)}, variables);
+  const ChildOutcome outcome = run(words + Words{"--out", path(name)}, variables);
   EXPECT_EQ(outcome.code, 0) << outcome.output;
   return outcome.code == 0 ? read_run_folder(folder_ / name) : RunRecord{};
 }
 
-Outcome ExecRunTest::shell(const std::string& commands) const {
-  return Child({"/bin/sh", "-c",
-                "cd '" + folder_.path().string() +
-                    "' && E='" FORESHARD_EXEC_PROGRAM " run --model model.json --sequence 16' && " +
-                    commands})
+ChildOutcome ExecRunTest::shell(const std::string& commands) const {
+  return ChildProcess({"/bin/sh", "-c",
+                       "cd '" + folder_.path().string() +
+                           "' && E='" FORESHARD_EXEC_PROGRAM
+                           " run --model model.json --sequence 16' && " +
+                           commands})
       .finish();
 }
 

@@ -32,13 +32,13 @@ class ExecRunTest : public testing::Test {
   // "foreshard-exec run" with the small model, sequence 16, and `words`; the text unless they name
   // data.
   Words command(const Words& words) const;
-  Child start(const Words& words, const Variables& variables = {}) const;
-  Outcome run(const Words& words, const Variables& variables = {}) const;
+  ChildProcess start(const Words& words, const Variables& variables = {}) const;
+  ChildOutcome run(const Words& words, const Variables& variables = {}) const;
   // A run that must succeed, into the run folder `name`.
   RunRecord record(const std::string& name, const Words& words,
                    const Variables& variables = {}) const;
   // `commands` by /bin/sh in this test's folder; "$E" is "foreshard-exec run" and the model.
-  Outcome shell(const std::string& commands) const;
+  ChildOutcome shell(const std::string& commands) const;
 
   TemporaryFolder folder_;
 };

@@ -45,21 +45,21 @@ TEST_F(ExecRunTest, ProcessesTransportsAndLaunchersGiveTheSameBits) {
   Variables first = by_hand(0, 2, port);
   first["LOCAL_RANK"] = "0";
   first["LOCAL_WORLD_SIZE"] = "2";
-  Child other = start(by_torchrun + Words{"--out", path("torchrun")}, second);
+  ChildProcess other = start(by_torchrun + Words{"--out", path("torchrun")}, second);
   expect_same(record("torchrun", by_torchrun, first), one);
   EXPECT_EQ(other.finish().code, 0);
 
   if (std::system("command -v mpirun > /dev/null 2>&1") != 0) GTEST_SKIP() << "no mpirun here";
-  const Outcome outcome =
-      Child(Words{"mpirun", "-np", "2", "--allow-run-as-root", "--oversubscribe"} +
-            command(by_torchrun + Words{"--out", path("mpirun")}))
+  const ChildOutcome outcome =
+      ChildProcess(Words{"mpirun", "-np", "2", "--allow-run-as-root", "--oversubscribe"} +
+                   command(by_torchrun + Words{"--out", path("mpirun")}))
           .finish();
   ASSERT_EQ(outcome.code, 0) << outcome.output;
   expect_same(read_run_folder(folder_ / "mpirun"), one);
 }
 
 TEST_F(ExecRunTest, TheAnswerIsOneJsonDocument) {
-  const Outcome outcome =
+  const ChildOutcome outcome =
       shell("$E --data text.txt --steps 3 --spawn 2 --out run --json 2> errors");
   ASSERT_EQ(outcome.code, 0) << outcome.output;
   const auto answer = nlohmann::json::parse(outcome.output);
@@ -182,7 +182,7 @@ TEST_F(ExecRunTest, RanksOfTensorParallelismHaveTheSameBitsAndCheckpoints) {
 
 TEST_F(ExecRunTest, ARunWhoseStepsAreDoneSaysSo) {
   record("first", {"--steps", "3", "--checkpoint", path("saved")});
-  const Outcome outcome = run({"--steps", "3", "--resume", path("saved")});
+  const ChildOutcome outcome = run({"--steps", "3", "--resume", path("saved")});
   EXPECT_EQ(outcome.code, 0) << outcome.output;
   EXPECT_TRUE(contains(outcome.output, "nothing to do: step 3 of 3 is done")) << outcome.output;
 }
@@ -202,20 +202,20 @@ TEST_F(ExecRunTest, ATornNewestCheckpointIsPassedOver) {
       fs::resize_file(entry.path(), fs::file_size(entry.path()) / 2);
     }
   }
-  const Outcome outcome =
+  const ChildOutcome outcome =
       run(words + Words{"--resume", path("saved"), "--out", path("second")} + mesh(2));
   ASSERT_EQ(outcome.code, 0) << outcome.output;
   EXPECT_TRUE(contains(outcome.output, saved[1].filename().string())) << outcome.output;
   EXPECT_TRUE(contains(outcome.output, "after step 2")) << outcome.output;
   EXPECT_EQ(read_run_folder(folder_ / "second").parameter_hash, whole.parameter_hash);
-  const Outcome refused = run(words + Words{"--resume", saved[1].string()});
+  const ChildOutcome refused = run(words + Words{"--resume", saved[1].string()});
   EXPECT_EQ(refused.code, 3);
   EXPECT_TRUE(contains(refused.output, saved[1].filename().string())) << refused.output;
 }
 
 TEST_F(ExecRunTest, AnotherSeedIsNotResumed) {
   record("first", {"--steps", "1", "--checkpoint", path("saved")});
-  const Outcome outcome = run({"--steps", "2", "--resume", path("saved"), "--set", "seed=7"});
+  const ChildOutcome outcome = run({"--steps", "2", "--resume", path("saved"), "--set", "seed=7"});
   EXPECT_EQ(outcome.code, 3);
   EXPECT_TRUE(contains(outcome.output, "seed is 7, was 1")) << outcome.output;
   EXPECT_TRUE(contains(outcome.output, "--accept-changes seed")) << outcome.output;
@@ -250,29 +250,29 @@ TEST_F(ExecRunTest, WhatChangesTheNumbersIsNotResumedUnlessItIsAccepted) {
        {"--model", write("other.json", text), "--sequence", "16", "--set", "batch.global=4"}}};
   for (const auto& [keys, words] : changes) {
     SCOPED_TRACE(keys);
-    const Outcome refused = run(resume + words);
+    const ChildOutcome refused = run(resume + words);
     EXPECT_EQ(refused.code, 3) << refused.output;
     EXPECT_TRUE(contains(refused.output, "--accept-changes " + keys)) << refused.output;
-    const Outcome accepted = run(resume + words + Words{"--accept-changes", keys});
+    const ChildOutcome accepted = run(resume + words + Words{"--accept-changes", keys});
     if (keys == "optimizer.kind") continue;  // sgd has no use for the moments: the state differs
     EXPECT_EQ(accepted.code, 0) << accepted.output;
     EXPECT_TRUE(contains(accepted.output, "changed since the checkpoint: ")) << accepted.output;
   }
-  const Outcome misspelt = run(resume + kFourPerStep + Words{"--accept-changes", "sed"});
+  const ChildOutcome misspelt = run(resume + kFourPerStep + Words{"--accept-changes", "sed"});
   EXPECT_EQ(misspelt.code, 2);
   EXPECT_TRUE(contains(misspelt.output, "did you mean seed?")) << misspelt.output;
 }
 
 TEST_F(ExecRunTest, AnotherJobsCheckpointsAreLeftAlone) {
   record("first", {"--steps", "2", "--checkpoint", path("saved")});
-  const Outcome other =
+  const ChildOutcome other =
       run({"--steps", "1", "--checkpoint", path("saved"), "--set", "optimizer.beta2=0.99"});
   EXPECT_EQ(other.code, 3);
   EXPECT_TRUE(contains(other.output, "checkpoints of another job: optimizer.beta2 is 0.99"))
       << other.output;
   // The same job from its start keeps what is further.
-  const Outcome again = run({"--steps", "1", "--checkpoint", path("saved"), "--checkpoint-keep",
-                             "1", "--out", path("again")});
+  const ChildOutcome again = run({"--steps", "1", "--checkpoint", path("saved"),
+                                  "--checkpoint-keep", "1", "--out", path("again")});
   EXPECT_EQ(again.code, 0) << again.output;
   EXPECT_TRUE(contains(again.output, "holds step 2 of this job already")) << again.output;
   EXPECT_TRUE(fs::exists(path("saved/step-00000002")));

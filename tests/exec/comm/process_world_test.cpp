@@ -17,20 +17,20 @@ namespace {
 
 using Variables = std::map<std::string, std::string>;
 
-Child start(const std::string& what, Variables environment, const Variables& more = {}) {
+ChildProcess start(const std::string& what, Variables environment, const Variables& more = {}) {
   environment.insert(more.begin(), more.end());
-  return Child({rank_program(), what}, environment);
+  return ChildProcess({rank_program(), what}, environment);
 }
 
-std::vector<Outcome> finish(std::vector<Child> children) {
-  std::vector<Outcome> outcomes;
-  for (Child& child : children) outcomes.push_back(child.finish());
+std::vector<ChildOutcome> finish(std::vector<ChildProcess> children) {
+  std::vector<ChildOutcome> outcomes;
+  for (ChildProcess& child : children) outcomes.push_back(child.finish());
   return outcomes;
 }
 
-std::vector<Outcome> run(const std::string& what, int size, const Variables& more) {
+std::vector<ChildOutcome> run(const std::string& what, int size, const Variables& more) {
   const int port = free_port();
-  std::vector<Child> children;
+  std::vector<ChildProcess> children;
   for (int rank = size - 1; rank >= 0; --rank) {  // rank 0 last: the others wait for it
     children.push_back(start(what, by_hand(rank, size, port), more));
   }
@@ -43,13 +43,13 @@ TEST(ProcessWorld, EveryTransportGivesTheSameBits) {
   for (const int size : {2, 4}) {
     std::set<std::string> hashes;
     for (const char* transport : {"shm", "gloo"}) {
-      for (const Outcome& outcome : run("sums", size, {{"FORESHARD_TRANSPORT", transport}})) {
+      for (const ChildOutcome& outcome : run("sums", size, {{"FORESHARD_TRANSPORT", transport}})) {
         EXPECT_EQ(outcome.code, 0) << outcome.output;
         hashes.insert(outcome.output);
       }
     }
     std::istringstream lines(
-        Child({rank_program(), "threads", std::to_string(size)}).finish().output);
+        ChildProcess({rank_program(), "threads", std::to_string(size)}).finish().output);
     for (std::string line; std::getline(lines, line);) hashes.insert(line + "\n");
     EXPECT_EQ(hashes.size(), 1U);
     EXPECT_EQ(hashes.begin()->size(), 17U) << *hashes.begin();  // 16 hexadecimal digits
@@ -59,10 +59,10 @@ TEST(ProcessWorld, EveryTransportGivesTheSameBits) {
 TEST(ProcessWorld, APortInUse) {
   const int socket = listen_socket(ListenOn::kLoopback, 0);
   const int port = port_of(socket);
-  Child rank0 = start("meet", by_hand(0, 2, port), kImpatient);
-  Child rank1 = start("meet", by_hand(1, 2, port), kImpatient);
-  const Outcome outcome0 = rank0.finish();
-  const Outcome outcome1 = rank1.finish();
+  ChildProcess rank0 = start("meet", by_hand(0, 2, port), kImpatient);
+  ChildProcess rank1 = start("meet", by_hand(1, 2, port), kImpatient);
+  const ChildOutcome outcome0 = rank0.finish();
+  const ChildOutcome outcome1 = rank1.finish();
   ::close(socket);
   EXPECT_EQ(outcome0.code, 7);
   EXPECT_EQ(
@@ -77,13 +77,13 @@ TEST(ProcessWorld, APortInUse) {
 
 TEST(ProcessWorld, TwoJobsOnOnePort) {
   const int port = free_port();
-  Child job0 = start("forever", by_hand(0, 2, port));
-  Child job1 = start("forever", by_hand(1, 2, port));
+  ChildProcess job0 = start("forever", by_hand(0, 2, port));
+  ChildProcess job1 = start("forever", by_hand(1, 2, port));
   ASSERT_NE(job0.wait_for("ready"), "");
   ASSERT_NE(job1.wait_for("ready"), "");
-  const Outcome rank0 = start("meet", by_hand(0, 2, port)).finish();
-  const Outcome rank1 = start("meet", by_hand(1, 2, port)).finish();
-  const Outcome named =
+  const ChildOutcome rank0 = start("meet", by_hand(0, 2, port)).finish();
+  const ChildOutcome rank1 = start("meet", by_hand(1, 2, port)).finish();
+  const ChildOutcome named =
       start("meet", by_hand(1, 2, port), {{"FORESHARD_RUN_ID", "other"}}).finish();
   const std::string at = "127.0.0.1:" + std::to_string(port);
   EXPECT_EQ(rank0.code, 7);
@@ -104,10 +104,10 @@ TEST(ProcessWorld, TwoJobsOnOnePort) {
 
 TEST(ProcessWorld, RanksThatDisagreeAboutTheSize) {
   const int port = free_port();
-  std::vector<Child> children;
+  std::vector<ChildProcess> children;
   children.push_back(start("meet", by_hand(0, 2, port)));
   children.push_back(start("meet", by_hand(1, 3, port)));
-  for (const Outcome& outcome : finish(std::move(children))) {
+  for (const ChildOutcome& outcome : finish(std::move(children))) {
     EXPECT_EQ(outcome.code, 7);
     EXPECT_EQ(
         outcome.output,
@@ -118,10 +118,10 @@ TEST(ProcessWorld, RanksThatDisagreeAboutTheSize) {
 
 TEST(ProcessWorld, MissingRanksAreNamed) {
   const int port = free_port();
-  std::vector<Child> children;
+  std::vector<ChildProcess> children;
   children.push_back(start("meet", by_hand(0, 5, port), kImpatient));
   children.push_back(start("meet", by_hand(2, 5, port), {{"COMM_RANK_RENDEZVOUS_MS", "20000"}}));
-  for (const Outcome& outcome : finish(std::move(children))) {
+  for (const ChildOutcome& outcome : finish(std::move(children))) {
     EXPECT_EQ(outcome.code, 7);
     EXPECT_EQ(outcome.output, "error: ranks 1, 3, 4 of 5 did not come to 127.0.0.1:" +
                                   std::to_string(port) + " within 1.5 s\n");
@@ -130,7 +130,7 @@ TEST(ProcessWorld, MissingRanksAreNamed) {
 
 TEST(ProcessWorld, NobodyAtTheMasterPort) {
   const int port = free_port();
-  const Outcome outcome = start("meet", by_hand(1, 2, port), kImpatient).finish();
+  const ChildOutcome outcome = start("meet", by_hand(1, 2, port), kImpatient).finish();
   EXPECT_EQ(outcome.code, 7);
   EXPECT_NE(outcome.output.find("rank 1 found nobody at 127.0.0.1:" + std::to_string(port)),
             std::string::npos)
@@ -140,7 +140,7 @@ TEST(ProcessWorld, NobodyAtTheMasterPort) {
 TEST(ProcessWorld, AnUnknownHost) {
   Variables environment = by_hand(1, 2, 1234);
   environment["MASTER_ADDR"] = "no-such-host.invalid";
-  const Outcome outcome = start("meet", environment).finish();
+  const ChildOutcome outcome = start("meet", environment).finish();
   EXPECT_EQ(outcome.code, 7);
   EXPECT_TRUE(outcome.output.starts_with("error: host no-such-host.invalid has no address"))
       << outcome.output;
@@ -151,14 +151,14 @@ TEST(ProcessWorld, ALostRankIsNamedWithoutALauncher) {
   for (const char* transport : {"shm", "gloo"}) {
     for (const int killed : {0, 1}) {  // rank 0 serves the store
       const int port = free_port();
-      std::vector<Child> children;
+      std::vector<ChildProcess> children;
       for (int rank = 0; rank < 2; ++rank) {
         children.push_back(
             start("forever", by_hand(rank, 2, port), {{"FORESHARD_TRANSPORT", transport}}));
       }
-      for (Child& child : children) ASSERT_NE(child.wait_for("ready"), "");
+      for (ChildProcess& child : children) ASSERT_NE(child.wait_for("ready"), "");
       children[static_cast<std::size_t>(killed)].signal(SIGKILL);
-      const Outcome left = children[static_cast<std::size_t>(1 - killed)].finish();
+      const ChildOutcome left = children[static_cast<std::size_t>(1 - killed)].finish();
       EXPECT_EQ(left.code, 7);
       const std::string said = "error: rank " + std::to_string(1 - killed) + ": rank " +
                                std::to_string(killed) + " closed its connection\n";
@@ -184,9 +184,9 @@ std::vector<std::string> listeners(const std::string& file, int port) {
 
 TEST(ProcessWorld, TheStoreListensOnTheLoopbackOnly) {
   const int port = free_port();
-  std::vector<Child> children;
+  std::vector<ChildProcess> children;
   for (int rank = 0; rank < 2; ++rank) children.push_back(start("forever", by_hand(rank, 2, port)));
-  for (Child& child : children) ASSERT_NE(child.wait_for("ready"), "");
+  for (ChildProcess& child : children) ASSERT_NE(child.wait_for("ready"), "");
   const std::vector<std::string> found = listeners("/proc/net/tcp", port);
   ASSERT_EQ(found.size(), 1U);
   EXPECT_TRUE(found[0].starts_with("0100007F:")) << found[0];  // 127.0.0.1, little endian
@@ -221,7 +221,8 @@ TEST(ConnectOptions, FromTheEnvironment) {
 // or ours would take the place of the one inside LibTorch.
 TEST(GlooSymbols, NoneOfOurs) {
   if (std::system("command -v nm > /dev/null 2>&1") != 0) GTEST_SKIP() << "no nm here";
-  const Outcome symbols = Child({"nm", "--demangle", "--defined-only", rank_program()}).finish();
+  const ChildOutcome symbols =
+      ChildProcess({"nm", "--demangle", "--defined-only", rank_program()}).finish();
   EXPECT_EQ(symbols.code, 0);
   EXPECT_EQ(symbols.output.find("vtable for gloo::"), std::string::npos);
   EXPECT_EQ(symbols.output.find("typeinfo for gloo::"), std::string::npos);

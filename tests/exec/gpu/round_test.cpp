@@ -27,11 +27,11 @@ class GpuRoundTest : public testing::Test {
  protected:
   std::string path(const char* name) const { return (folder_ / name).string(); }
 
-  Outcome round(const Words& words, const fs::path& bin = kBin) const {
-    return Child(Words{"python3", (kScripts / "round.py").string(), "--bin", bin.string(), "--out",
-                       path("out")} +
-                     words,
-                 {{"PYTHONDONTWRITEBYTECODE", "1"}})
+  ChildOutcome round(const Words& words, const fs::path& bin = kBin) const {
+    return ChildProcess(Words{"python3", (kScripts / "round.py").string(), "--bin", bin.string(),
+                              "--out", path("out")} +
+                            words,
+                        {{"PYTHONDONTWRITEBYTECODE", "1"}})
         .finish();
   }
   Json record() const { return Json::parse(content_of(folder_ / "out/round.json")); }
@@ -47,7 +47,7 @@ std::string status_of(const Json& record, const std::string& stage) {
 }
 
 TEST_F(GpuRoundTest, StagesRunOnTheStandinAndWriteWhatTheySee) {
-  const Outcome outcome =
+  const ChildOutcome outcome =
       round({"--device", "standin", "--minutes", "20", "--ranks", "2", "--stages",
              "environment,self_check,measure,collectives,plans,ranks", "--bundle",
              path("results.tar.gz")});
@@ -91,14 +91,15 @@ TEST_F(GpuRoundTest, StagesRunOnTheStandinAndWriteWhatTheySee) {
   EXPECT_NE(content_of(folder_ / "out/summary.md").find("tiny-shard-8"), std::string::npos);
 
   // A stand-in measured no GPU.
-  const Outcome kept =
-      Child({"python3", (kScripts / "keep.py").string(), path("out"), path("repo")}).finish();
+  const ChildOutcome kept =
+      ChildProcess({"python3", (kScripts / "keep.py").string(), path("out"), path("repo")})
+          .finish();
   EXPECT_NE(kept.code, 0);
   EXPECT_NE(kept.output.find("no GPU was measured"), std::string::npos) << kept.output;
 }
 
 TEST_F(GpuRoundTest, OneGpuHasNoCurvesOfCollectives) {
-  const Outcome outcome =
+  const ChildOutcome outcome =
       round({"--device", "standin", "--minutes", "0.5", "--stages", "environment,collectives"});
   ASSERT_EQ(outcome.code, 0) << outcome.output;
   EXPECT_EQ(status_of(record(), "collectives"), "skipped");
@@ -111,9 +112,9 @@ TEST_F(GpuRoundTest, AFailedStageIsRecordedAndTheNextOneRuns) {
   fs::copy_file(kBin / "foreshard", folder_ / "bin/foreshard");
   std::ofstream(folder_ / "bin/foreshard-exec") << "#!/bin/sh\necho broken >&2\nexit 9\n";
   fs::permissions(folder_ / "bin/foreshard-exec", fs::perms::owner_all);
-  const Outcome outcome = round({"--device", "standin", "--minutes", "0.5", "--stages",
-                                 "environment,self_check,measure,plans"},
-                                folder_ / "bin");
+  const ChildOutcome outcome = round({"--device", "standin", "--minutes", "0.5", "--stages",
+                                      "environment,self_check,measure,plans"},
+                                     folder_ / "bin");
   EXPECT_EQ(outcome.code, 1) << outcome.output;
   const Json round = record();
   EXPECT_EQ(status_of(round, "environment"), "ok");
@@ -143,7 +144,7 @@ printf '{"running": "%s", "checks": [{"check": "lost", "status": "%s", "detail":
 exit $code
 )";
   fs::permissions(folder_ / "bin/foreshard-exec", fs::perms::owner_all);
-  const Outcome outcome =
+  const ChildOutcome outcome =
       round({"--device", "standin", "--minutes", "0.5", "--stages", "self_check"}, folder_ / "bin");
   EXPECT_EQ(outcome.code, 1) << outcome.output;
   EXPECT_NE(outcome.output.find("3 checks, failed: lost, gone"), std::string::npos)
@@ -167,7 +168,7 @@ TEST_F(GpuRoundTest, AStageAloneStandsForItself) {
   fs::create_directories(folder_ / "bin");
   std::ofstream(folder_ / "bin/foreshard-exec") << "#!/bin/sh\necho \"$@\" >&2\nexit 9\n";
   fs::permissions(folder_ / "bin/foreshard-exec", fs::perms::owner_all);
-  const Outcome outcome =
+  const ChildOutcome outcome =
       round({"--device", "standin", "--minutes", "0.5", "--stages", "self_check,measure,plans"},
             folder_ / "bin");
   EXPECT_EQ(outcome.code, 1) << outcome.output;
@@ -198,9 +199,9 @@ for _, ours, theirs in BESIDE:
     for name in sorted(set(ours + theirs) - names):
         print("unknown:", name)
 )";
-  const Outcome outcome =
-      Child({"python3", "-c", script, (kBin / "foreshard").string(), kScripts.string()},
-            {{"PYTHONDONTWRITEBYTECODE", "1"}})
+  const ChildOutcome outcome =
+      ChildProcess({"python3", "-c", script, (kBin / "foreshard").string(), kScripts.string()},
+                   {{"PYTHONDONTWRITEBYTECODE", "1"}})
           .finish();
   EXPECT_EQ(outcome.code, 0) << outcome.output;
   EXPECT_EQ(outcome.output, "");
@@ -208,7 +209,7 @@ for _, ours, theirs in BESIDE:
 
 TEST_F(GpuRoundTest, WithoutAGpuItSaysSo) {
   if (std::system("nvidia-smi > /dev/null 2>&1") == 0) GTEST_SKIP() << "there is a GPU";
-  const Outcome outcome = round({});
+  const ChildOutcome outcome = round({});
   EXPECT_EQ(outcome.code, 6);
   EXPECT_NE(outcome.output.find("no NVIDIA GPU"), std::string::npos) << outcome.output;
 }
@@ -219,8 +220,9 @@ TEST_F(GpuRoundTest, WhatAGpuMeasuredIsKept) {
       << R"({"device": "NVIDIA H200", "gpu": "h200", "created": "2030-01-02T03:04:05Z"})";
   std::ofstream(folder_ / "out/raw.json") << "{}";
   std::ofstream(folder_ / "out/plans.jsonl") << "{}\n";
-  const Outcome kept =
-      Child({"python3", (kScripts / "keep.py").string(), path("out"), path("repo")}).finish();
+  const ChildOutcome kept =
+      ChildProcess({"python3", (kScripts / "keep.py").string(), path("out"), path("repo")})
+          .finish();
   ASSERT_EQ(kept.code, 0) << kept.output;
   EXPECT_TRUE(fs::exists(folder_ / "repo/calibration/measured/h200/20300102T030405Z.json"));
   EXPECT_TRUE(fs::exists(folder_ / "repo/reports/validation/h200-20300102T030405Z/plans.jsonl"));
@@ -229,19 +231,20 @@ TEST_F(GpuRoundTest, WhatAGpuMeasuredIsKept) {
 TEST_F(GpuRoundTest, TheCarriedBuildRunsInAFolderOfItsOwn) {
   if (!kHasPlugin) GTEST_SKIP() << "no CUDA toolkit: the plugin is not built";
   const std::string archive = path("carried.tar.gz");
-  const Outcome packed =
-      Child({"bash", (kScripts / "pack.sh").string(), kBin.string(), archive}).finish();
+  const ChildOutcome packed =
+      ChildProcess({"bash", (kScripts / "pack.sh").string(), kBin.string(), archive}).finish();
   ASSERT_EQ(packed.code, 0) << packed.output;
   EXPECT_LT(fs::file_size(archive), std::uintmax_t{64} << 20);
   // LibTorch is that machine's: here the one the tests run with.
-  const Outcome run =
-      Child({"bash", "-c",
-             "set -e; cd \"$0\"; tar xzf carried.tar.gz; "
-             "torch=$(ldd \"$1\" | sed -n 's/.*=> \\(.*\\)\\/libtorch_cpu.so .*/\\1/p'); "
-             "export LD_LIBRARY_PATH=$torch; "
-             "foreshard-gpu/run.sh --device standin --minutes 0.5 --stages self_check --out out; "
-             "readelf -d foreshard-gpu/bin/foreshard-exec | grep -i path",
-             folder_.path().string(), FORESHARD_EXEC_PROGRAM})
+  const ChildOutcome run =
+      ChildProcess(
+          {"bash", "-c",
+           "set -e; cd \"$0\"; tar xzf carried.tar.gz; "
+           "torch=$(ldd \"$1\" | sed -n 's/.*=> \\(.*\\)\\/libtorch_cpu.so .*/\\1/p'); "
+           "export LD_LIBRARY_PATH=$torch; "
+           "foreshard-gpu/run.sh --device standin --minutes 0.5 --stages self_check --out out; "
+           "readelf -d foreshard-gpu/bin/foreshard-exec | grep -i path",
+           folder_.path().string(), FORESHARD_EXEC_PROGRAM})
           .finish();
   ASSERT_EQ(run.code, 0) << run.output;
   EXPECT_EQ(status_of(record(), "self_check"), "ok") << run.output;
@@ -252,7 +255,7 @@ TEST_F(GpuRoundTest, TheCarriedBuildRunsInAFolderOfItsOwn) {
 TEST(CudaPlugin, NeedsNothingOfTheProgram) {
   if (!kHasPlugin) GTEST_SKIP() << "no CUDA toolkit: the plugin is not built";
   const std::string plugin = (kBin / "libforeshard_cuda.so").string();
-  const Outcome symbols = Child({"nm", "-DC", plugin}).finish();
+  const ChildOutcome symbols = ChildProcess({"nm", "-DC", plugin}).finish();
   ASSERT_EQ(symbols.code, 0) << symbols.output;
   EXPECT_NE(symbols.output.find(" T foreshard_accelerator"), std::string::npos);
   std::istringstream lines(symbols.output);
@@ -265,7 +268,7 @@ TEST(CudaPlugin, NeedsNothingOfTheProgram) {
 
 TEST(CudaPlugin, WithoutAGpuTheReasonIsSaid) {
   if (std::system("nvidia-smi > /dev/null 2>&1") == 0) GTEST_SKIP() << "there is a GPU";
-  const Outcome outcome = Child({FORESHARD_EXEC_PROGRAM, "self-check"}).finish();
+  const ChildOutcome outcome = ChildProcess({FORESHARD_EXEC_PROGRAM, "self-check"}).finish();
   EXPECT_EQ(outcome.code, 6);
   EXPECT_NE(outcome.output.find("no GPU for the engine"), std::string::npos) << outcome.output;
 }

@@ -27,8 +27,8 @@ int occurrences(const std::string& text, const std::string& part) {
 
 }  // namespace
 
-Child::Child(const std::vector<std::string>& program,
-             const std::map<std::string, std::string>& environment) {
+ChildProcess::ChildProcess(const std::vector<std::string>& program,
+                           const std::map<std::string, std::string>& environment) {
   std::vector<std::string> variables;
   for (const char* name : {"PATH", "LD_LIBRARY_PATH", "HOME", "TMPDIR", "ASAN_OPTIONS"}) {
     const char* value = std::getenv(name);
@@ -56,12 +56,12 @@ Child::Child(const std::vector<std::string>& program,
   pipe_ = ends[0];
 }
 
-Child::Child(Child&& other) noexcept
+ChildProcess::ChildProcess(ChildProcess&& other) noexcept
     : process_(std::exchange(other.process_, -1)),
       pipe_(std::exchange(other.pipe_, -1)),
       output_(std::move(other.output_)) {}
 
-Child::~Child() {
+ChildProcess::~ChildProcess() {
   if (process_ > 0) {
     ::kill(process_, SIGKILL);
     ::waitpid(process_, nullptr, 0);
@@ -69,9 +69,9 @@ Child::~Child() {
   if (pipe_ >= 0) ::close(pipe_);
 }
 
-void Child::signal(int number) const { ::kill(process_, number); }
+void ChildProcess::signal(int number) const { ::kill(process_, number); }
 
-bool Child::read_some(std::chrono::milliseconds patience) {
+bool ChildProcess::read_some(std::chrono::milliseconds patience) {
   pollfd source{pipe_, POLLIN, 0};
   if (::poll(&source, 1, static_cast<int>(patience.count())) <= 0) return true;
   char bytes[4096];
@@ -81,7 +81,7 @@ bool Child::read_some(std::chrono::milliseconds patience) {
   return true;
 }
 
-std::string Child::wait_for(const std::string& text, int times) {
+std::string ChildProcess::wait_for(const std::string& text, int times) {
   const auto deadline = Clock::now() + std::chrono::minutes(5);  // on a machine that is busy
   while (occurrences(output_, text) < times) {
     if (Clock::now() > deadline || !read_some(std::chrono::milliseconds(100))) return "";
@@ -89,7 +89,7 @@ std::string Child::wait_for(const std::string& text, int times) {
   return output_;
 }
 
-Outcome Child::finish() {
+ChildOutcome ChildProcess::finish() {
   const auto deadline = Clock::now() + std::chrono::minutes(5);  // as above
   while (Clock::now() < deadline && read_some(std::chrono::milliseconds(100))) {
   }

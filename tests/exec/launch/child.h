@@ -8,20 +8,20 @@
 
 namespace foreshard {
 
-struct Outcome {
+struct ChildOutcome {
   int code = -1;       // 128 + signal when killed
   std::string output;  // standard output and error
 };
 
-class Child {
+class ChildProcess {
  public:
   // `program` with PATH, LD_LIBRARY_PATH, HOME, TMPDIR of the test and nothing else but
   // `environment`; it starts with no signal blocked or ignored.
-  explicit Child(const std::vector<std::string>& program,
-                 const std::map<std::string, std::string>& environment = {});
-  ~Child();  // kills it
-  Child(Child&& other) noexcept;
-  Child& operator=(Child&&) = delete;
+  explicit ChildProcess(const std::vector<std::string>& program,
+                        const std::map<std::string, std::string>& environment = {});
+  ~ChildProcess();  // kills it
+  ChildProcess(ChildProcess&& other) noexcept;
+  ChildProcess& operator=(ChildProcess&&) = delete;
 
   int process() const { return process_; }
   void signal(int number) const;
@@ -29,7 +29,7 @@ class Child {
   // enough.
   std::string wait_for(const std::string& text, int times = 1);
   // Waits for its end, 5 min at most.
-  Outcome finish();
+  ChildOutcome finish();
 
  private:
   bool read_some(std::chrono::milliseconds patience);  // false: at its end

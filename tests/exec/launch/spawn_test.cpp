@@ -15,11 +15,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-Child spawn(int ranks, const std::vector<std::string>& words,
-            const std::map<std::string, std::string>& environment = {}) {
+ChildProcess spawn(int ranks, const std::vector<std::string>& words,
+                   const std::map<std::string, std::string>& environment = {}) {
   std::vector<std::string> program = {spawn_program(), std::to_string(ranks), rank_program()};
   program.insert(program.end(), words.begin(), words.end());
-  return Child(program, environment);
+  return ChildProcess(program, environment);
 }
 
 bool contains(const std::string& text, const std::string& part) {
@@ -35,7 +35,7 @@ bool ends_soon(int process) {
 }
 
 TEST(Spawn, LinesOfOtherRanksCarryTheirNumber) {
-  const Outcome outcome = spawn(3, {"meet"}).finish();
+  const ChildOutcome outcome = spawn(3, {"meet"}).finish();
   EXPECT_EQ(outcome.code, 0) << outcome.output;
   EXPECT_TRUE(contains("\n" + outcome.output, "\nrank 0 of 3: I am 0, I am 1, I am 2; 3 3\n"))
       << outcome.output;
@@ -45,13 +45,13 @@ TEST(Spawn, LinesOfOtherRanksCarryTheirNumber) {
 }
 
 TEST(Spawn, OneRankNeedsNobody) {
-  const Outcome outcome = spawn(1, {"meet"}).finish();
+  const ChildOutcome outcome = spawn(1, {"meet"}).finish();
   EXPECT_EQ(outcome.code, 0);
   EXPECT_EQ(outcome.output, "rank 0 of 1: I am 0; 1 0\n");
 }
 
 TEST(Spawn, AProgramThatIsNotThere) {
-  const Outcome outcome = Child({spawn_program(), "2", "/no/such/program"}).finish();
+  const ChildOutcome outcome = ChildProcess({spawn_program(), "2", "/no/such/program"}).finish();
   EXPECT_EQ(outcome.code, 7);
   EXPECT_TRUE(contains(outcome.output,
                        "error: /no/such/program cannot be started: No such file or directory\n"))
@@ -61,7 +61,8 @@ TEST(Spawn, AProgramThatIsNotThere) {
 // The others end with 7 because they lost rank 1; its own code is the answer.
 TEST(Spawn, TheExitCodeIsThatOfTheRankThatFailedByItself) {
   for (const char* transport : {"shm", "gloo"}) {
-    const Outcome outcome = spawn(3, {"quit", "3"}, {{"FORESHARD_TRANSPORT", transport}}).finish();
+    const ChildOutcome outcome =
+        spawn(3, {"quit", "3"}, {{"FORESHARD_TRANSPORT", transport}}).finish();
     EXPECT_EQ(outcome.code, 3) << outcome.output;
     EXPECT_TRUE(contains(outcome.output, "\nerror: rank 1: the data ran out\n") ||
                 outcome.output.starts_with("error: rank 1: the data ran out\n"))
@@ -74,12 +75,12 @@ TEST(Spawn, TheExitCodeIsThatOfTheRankThatFailedByItself) {
 // In "chain" rank 0 talks to rank 1 only: it must still hear of rank 2.
 TEST(Spawn, AKilledRankIsNamedByAll) {
   for (const char* transport : {"shm", "gloo"}) {
-    Child job = spawn(3, {"chain"}, {{"FORESHARD_TRANSPORT", transport}});
+    ChildProcess job = spawn(3, {"chain"}, {{"FORESHARD_TRANSPORT", transport}});
     const std::string ready = job.wait_for("ready", 3);
     ASSERT_NE(ready, "");
     const auto start = Clock::now();
     ::kill(process_in(ready, "[rank 2] "), SIGKILL);
-    const Outcome outcome = job.finish();
+    const ChildOutcome outcome = job.finish();
     EXPECT_LT(Clock::now() - start, std::chrono::seconds(10));
     EXPECT_EQ(outcome.code, 7) << outcome.output;
     const std::string named = "error: rank 2 was killed by signal 9 (Killed)\n";
@@ -95,14 +96,14 @@ TEST(Spawn, AKilledRankIsNamedByAll) {
 
 TEST(Spawn, AStoppedRankIsNamedAfterTheTimeout) {
   for (const char* transport : {"shm", "gloo"}) {
-    Child job =
+    ChildProcess job =
         spawn(2, {"forever"}, {{"FORESHARD_TRANSPORT", transport}, {"FORESHARD_TIMEOUT_S", "1"}});
     const std::string ready = job.wait_for("ready", 2);
     ASSERT_NE(ready, "");
     const auto start = Clock::now();
     const int stopped = process_in(ready, "[rank 1] ");
     ::kill(stopped, SIGSTOP);
-    const Outcome outcome = job.finish();
+    const ChildOutcome outcome = job.finish();
     EXPECT_LT(Clock::now() - start, std::chrono::seconds(10));
     EXPECT_EQ(outcome.code, 7) << outcome.output;
     EXPECT_TRUE(contains(outcome.output, "error: rank 0: rank 1 did not answer within 1 s"))
@@ -112,17 +113,17 @@ TEST(Spawn, AStoppedRankIsNamedAfterTheTimeout) {
 }
 
 TEST(Spawn, AnInterruptReachesTheRanksWhichEndProperly) {
-  Child job = spawn(2, {"once"});
+  ChildProcess job = spawn(2, {"once"});
   ASSERT_NE(job.wait_for("ready", 2), "");
   job.signal(SIGINT);
-  const Outcome outcome = job.finish();
+  const ChildOutcome outcome = job.finish();
   EXPECT_EQ(outcome.code, 130) << outcome.output;
   EXPECT_TRUE(contains(outcome.output, "\nstopped properly\n")) << outcome.output;
   EXPECT_TRUE(contains(outcome.output, "[rank 1] stopped properly\n")) << outcome.output;
 }
 
 TEST(Spawn, ASecondInterruptDoesNotWait) {
-  Child job = spawn(2, {"deaf"});
+  ChildProcess job = spawn(2, {"deaf"});
   ASSERT_NE(job.wait_for("ready", 2), "");
   const auto start = Clock::now();
   job.signal(SIGINT);
@@ -133,7 +134,7 @@ TEST(Spawn, ASecondInterruptDoesNotWait) {
 }
 
 TEST(Spawn, NoRankOutlivesTheLauncher) {
-  Child job = spawn(2, {"forever"});
+  ChildProcess job = spawn(2, {"forever"});
   const std::string ready = job.wait_for("ready", 2);
   ASSERT_NE(ready, "");
   job.signal(SIGKILL);
@@ -144,9 +145,9 @@ TEST(Spawn, NoRankOutlivesTheLauncher) {
 
 TEST(OpenMpi, StartsRanks) {
   if (std::system("command -v mpirun > /dev/null 2>&1") != 0) GTEST_SKIP() << "no mpirun here";
-  const Outcome outcome = Child({"mpirun", "-np", "2", "--allow-run-as-root", "--oversubscribe",
-                                 rank_program(), "meet"})
-                              .finish();
+  const ChildOutcome outcome = ChildProcess({"mpirun", "-np", "2", "--allow-run-as-root",
+                                             "--oversubscribe", rank_program(), "meet"})
+                                   .finish();
   EXPECT_EQ(outcome.code, 0) << outcome.output;
   EXPECT_TRUE(contains(outcome.output, "rank 0 of 2: I am 0, I am 1; 2 1")) << outcome.output;
   EXPECT_TRUE(contains(outcome.output, "rank 1 of 2: I am 0, I am 1; 2 1")) << outcome.output;
