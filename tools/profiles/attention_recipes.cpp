@@ -420,8 +420,8 @@ void use_h20_rows(Calibration& calibration, const Gpu& h20, const std::vector<Ma
     const double most = 0.95;
     curve.efficiency = rounded(std::min(most, curve.efficiency * faster.causal));
     curve.full_efficiency = rounded(std::min(most, curve.full_efficiency * faster.full));
-    curve.source = fmt::format("{:.2f} times as fast, by {}, as: {}", faster.causal, kH20Rows,
-                               curve.source);
+    curve.source =
+        fmt::format("{:.2f} times as fast, by {}, as: {}", faster.causal, kH20Rows, curve.source);
   }
 }
 
