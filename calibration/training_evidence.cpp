@@ -7,6 +7,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <span>
+#include <string_view>
+#include <utility>
 
 #include "sim/base/embedded.h"
 #include "sim/base/error.h"
@@ -20,8 +22,19 @@ namespace {
 
 constexpr const char* kStepsFile = "calibration/evidence/training_steps.json";
 
-// "a100" of "a100-80gb": cards of one chip share their kernels.
-std::string chip_of_key(const std::string& key) { return key.substr(0, key.find('-')); }
+// Cards of a chip whose names are others: the same multiprocessors and caches, with other links or
+// memory (NVIDIA's product briefs: machines/). H20 is not: most of its matrix units are off.
+constexpr std::pair<std::string_view, std::string_view> kSameChip[] = {
+    {"a800", "a100"}, {"h800", "h100"}, {"h200", "h100"}, {"gh200", "h100"}};
+
+// "a100" of "a100-80gb" and of "a800": cards of one chip share their kernels.
+std::string chip_of_key(const std::string& key) {
+  std::string chip = key.substr(0, key.find('-'));
+  for (const auto& [card, same] : kSameChip) {
+    if (chip == card) chip = same;
+  }
+  return chip;
+}
 
 std::ptrdiff_t index_of(const std::vector<std::string>& names, std::string_view name) {
   const auto found = std::find(names.begin(), names.end(), name);

@@ -46,7 +46,11 @@ TABLES = [Table("2026-11-21", "unseen_steps"), Table("2026-11-22", "unseen_steps
               "time": {"rests_on_readings": 0.131, "hopper": 0.053, "pcie_card": -0.006, "fp8": -0.025,
                        "stack deepspeed_examples": -0.031, "stack fms_fsdp": -0.028, "stack hf_trainer": 0.006,
                        "stack lightning": -0.066, "stack torchtitan_2024": -0.016, "stack torchtitan_2025": 0.094},
-              "memory": {"no_preset": 0.088}})]
+              "memory": {"no_preset": 0.088}}),
+          Table("2026-11-26 fifth", "unseen_steps_fifth", has_level=True, moved={
+              "time": {"rests_on_readings": 0.081, "hopper": 0.062, "blackwell": 0.109, "pcie_card": -0.034,
+                       "fp8": -0.038, "stack hf_trainer": -0.006},
+              "memory": {"no_preset": 0.094}})]
 KINDS = ("time", "memory")
 FACTS = {
     "time": ["rests_on_readings", "chip_without_steps", "pcie_card", "short_kernels", "unfused_attention", "zero",

@@ -5,12 +5,14 @@
 
 #include <set>
 
+#include "calibration/training_evidence.h"
+
 namespace foreshard {
 namespace {
 
 TEST(FirstLooks, EverySetHasAFitWithoutIt) {
   const FirstLooks& looks = first_looks();
-  ASSERT_EQ(looks.sets.size(), 7U);  // the table with axes is of two sources
+  ASSERT_EQ(looks.sets.size(), 8U);  // the table with axes is of two sources
   for (const auto* fits : {&looks.time, &looks.memory}) {
     std::set<std::string> without;
     for (const FirstLookFit& fit : *fits) without.insert(fit.without);
@@ -68,6 +70,13 @@ TEST(FirstLooks, WhatIsDescribedLessIsWider) {
   // A code that was not described in full is rarely faster than its description.
   const LogReach vague = code_reach(looks, looks.time, {{"rests_on_readings", 1}}, "");
   EXPECT_GT(vague.up, 1.5 * vague.down);
+}
+
+TEST(FirstLooks, CardsOfAKnownChipHaveItsSteps) {
+  for (const char* card : {"a100-80gb", "a800", "h100-pcie", "h800", "h200", "gh200-144gb"}) {
+    EXPECT_TRUE(has_steps(card)) << card;
+  }
+  for (const char* card : {"h20", "b200", "l40s", "a40"}) EXPECT_FALSE(has_steps(card)) << card;
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 
 #include "calibration/machines.h"
 #include "calibration/profile.h"
@@ -68,6 +69,21 @@ TEST(Profiles, HaveTheAttentionCurvesPyTorchNeeds) {
           EXPECT_EQ(found, 1) << machine.key << ' ' << kernel << ' ' << head_dim;
         }
       }
+    }
+  }
+}
+
+// Two sequences of 2,048, 16 heads of 128 with a mask: Dao-AILab/flash-attention#1310.
+TEST(Profiles, AttentionOnH20IsAsTimedThere) {
+  const Calibration c = load_profile("h20");
+  for (const auto& [kernel, seconds] :
+       {std::pair{"fa2", 522e-6}, {"cudnn", 319e-6}, {"fa3", 319e-6}}) {
+    for (const AttentionCurve& curve : c.attention) {
+      if (curve.kernel != kernel || curve.head_dim != 128 || curve.pass != Pass::kForward) continue;
+      const double full = 2.0 * 2 * 16 * 2048 * 2048 * 128 / (curve.efficiency * 148e12);
+      const double fill = 1 + curve.c_half / (2 * 16 * 16 / 78.0);
+      EXPECT_NEAR((full * (1 + curve.s_half / 2048) * fill + curve.overhead) / seconds, 1, 0.03)
+          << kernel;
     }
   }
 }

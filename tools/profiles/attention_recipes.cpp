@@ -369,7 +369,61 @@ void add_full(std::vector<AttentionCurve>& curves, const std::vector<Chip>& chip
   }
 }
 
+// --- H20 ---
+
+constexpr const char* kH20Rows = "Dao-AILab/flash-attention#1310";
+
+// How many times as fast as `curve` the kernel ran at the curve's head size with a mask and
+// without; none without rows.
+struct Faster {
+  double causal = 0, full = 0;
+};
+Faster faster_by(const Rows& rows, const AttentionCurve& curve, std::int64_t head_dim,
+                 const Gpu& gpu) {
+  Faster faster;
+  for (const AttentionRow& row : rows) {
+    if (row.kernel != curve.kernel || row.head_dim != head_dim) continue;
+    AttentionCurve at = curve;
+    if (!row.causal) {
+      at.efficiency = curve.full_efficiency;
+      at.s_half = curve.full_s_half;
+    }
+    (row.causal ? faster.causal : faster.full) =
+        attention_seconds(at, row, row.flops, gpu) / row.seconds;
+  }
+  return faster;
+}
+
 }  // namespace
+
+// A quarter of H100's matrix units to a multiprocessor that is otherwise whole: what else a kernel
+// does (exponentials, the memory of the multiprocessor) takes a smaller share, so that kernels come
+// nearer to the peak than on H100, those of Ampere's instructions most. Backward has no rows and
+// gains what forward does; heads of 256 gain what heads of 128 do.
+void use_h20_rows(Calibration& calibration, const Gpu& h20, const std::vector<Machine>& machines) {
+  Rows rows;
+  for (const ReadAttention& read :
+       read_attention_rows(published_table("attention_measured.csv"), machines)) {
+    if (read.problem.empty() && read.row.source == kH20Rows) rows.push_back(read.row);
+  }
+  const std::vector<AttentionCurve> borrowed = calibration.attention;
+  for (AttentionCurve& curve : calibration.attention) {
+    if (curve.kernel == "math") continue;
+    const bool is_own = curve.kernel == "fa3" || curve.kernel == "cudnn";
+    const std::int64_t head_dim = std::min<std::int64_t>(curve.head_dim, 128);
+    const auto forward =
+        std::find_if(borrowed.begin(), borrowed.end(), [&](const AttentionCurve& each) {
+          return each.kernel == (is_own ? curve.kernel : "fa2") && each.pass == Pass::kForward &&
+                 each.head_dim == head_dim;
+        });
+    const Faster faster = faster_by(rows, *forward, head_dim, h20);
+    const double most = 0.95;
+    curve.efficiency = rounded(std::min(most, curve.efficiency * faster.causal));
+    curve.full_efficiency = rounded(std::min(most, curve.full_efficiency * faster.full));
+    curve.source =
+        fmt::format("{:.2f} times as fast, by {}, as: {}", faster.causal, kH20Rows, curve.source);
+  }
+}
 
 AttentionFits fit_attention_of(std::string_view chip, const std::vector<Chip>& chips) {
   const Base base = fit_base(chips);

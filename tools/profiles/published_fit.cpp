@@ -318,6 +318,9 @@ std::vector<PublishedFit> fit_all_published() {
     if (is_amd(machine.node.gpu)) {
       use_cdna_figures(result.back().calibration, machine.node.gpu, machines);
     }
+    if (machine.key == "h20") {
+      use_h20_rows(result.back().calibration, machine.node.gpu, machines);
+    }
     result.back().calibration.spread = spreads_of(machine, chip, own, biases);
   }
   return result;

@@ -53,6 +53,8 @@ struct Chip {
 };
 const Chip& chip_named(std::string_view name, const std::vector<Chip>& chips);
 AttentionFits fit_attention_of(std::string_view chip, const std::vector<Chip>& chips);
+// Curves that H20 borrows, by forward passes timed on it.
+void use_h20_rows(Calibration& calibration, const Gpu& h20, const std::vector<Machine>& machines);
 
 // --- AMD (cdna_figures.cpp) ---
 
