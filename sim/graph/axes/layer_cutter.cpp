@@ -664,7 +664,8 @@ class Cutter {
     cut_zeros(sent);
     Indices ended = {unpermuted, sent, own, routing_.sizes};
     if (parts_gathered() > 1) {
-      const Index summed = exchanges() ? fixed("rows to send home", all / parts_gathered()) : result;
+      const Index summed =
+          exchanges() ? fixed("rows to send home", all / parts_gathered()) : result;
       share_rows(sent, summed, CollectiveKind::kReduceScatter, CollectiveKind::kAllGather);
       if (exchanges()) ended.push_back(sent = summed);
     }

@@ -242,9 +242,9 @@ TEST(Megatron, ExpertsAreReducedOverTheirOwnRanks) {
   EXPECT_EQ(cut.at({"tp", EventKind::kAllGather}).count, 3 * 48 + 3);
 }
 
-// Two ranks share each expert: what is routed over ep is as much, and both multiply the rows of both
-// by half of each weight. Rows are gathered where they arrived and scattered before they go home,
-// once each in both passes; 1,024 / 2 positions of 8 experts' rows of 2,048 values a rank.
+// Two ranks share each expert: what is routed over ep is as much, and both multiply the rows of
+// both by half of each weight. Rows are gathered where they arrived and scattered before they go
+// home, once each in both passes; 1,024 / 2 positions of 8 experts' rows of 2,048 values a rank.
 TEST(Megatron, RanksThatShareExpertsGatherTheirRows) {
   const ModelSpec model = load_zoo_model("qwen3-30b-a3b");
   Plan plan = megatron_plan();
