@@ -28,8 +28,10 @@ void add_full_report(PageDocument& page, const Answer& a, const JobOptions& opti
   add_forecast(page, a.job, a.forecast, a.report, "the plan asked for");
   if (!run.empty()) attach_run(page, a, run);
   add_scaling(page, options, a.job);
-  const JobSearch found = search_job(search_variants(a.job, {}), search_options);
-  add_search(page, without_choices(found.chosen.job), found.result, found.seconds);
+  SearchVariants variants = search_variants(a.job, {});
+  variants.each_mesh = true;
+  const JobSearch found = search_job(variants, search_options);
+  add_search(page, without_choices(found.chosen.job), found);
 }
 
 }  // namespace foreshard

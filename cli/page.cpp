@@ -171,14 +171,12 @@ std::size_t add_forecast(PageDocument& page, const Job& job, const Forecast& mad
   return view;
 }
 
-void add_search(PageDocument& page, const Job& job, const SearchResult& result, double seconds) {
+void add_search(PageDocument& page, const Job& job, const JobSearch& found) {
+  const SearchResult& result = found.result;
   Views views(page, job);
-  Json block = {{"enumerated", result.enumerated},
-                {"rejected_memory", result.rejected_memory},
-                {"simulated", result.simulated},
-                {"pruned", result.pruned},
-                {"seconds", seconds},
-                {"best", nullptr}};
+  Json block = {{"enumerated", result.enumerated}, {"rejected_memory", result.rejected_memory},
+                {"simulated", result.simulated},   {"pruned", result.pruned},
+                {"seconds", found.seconds},        {"best", nullptr}};
   if (result.best) {
     block["best"] = candidate_json(*result.best);
     block["best"]["view"] = views.of(result.best->plan);
@@ -206,6 +204,14 @@ void add_search(PageDocument& page, const Job& job, const SearchResult& result, 
     if (cell.plan && page.has_room()) json["view"] = views.of(*cell.plan);
   }
   block["heatmap"] = cells;
+  if (!found.meshes.empty()) block["meshes"] = Json::array();
+  for (const auto& [mesh, seconds] : found.meshes) {
+    block["meshes"].push_back({{"tp", mesh.tp},
+                               {"cp", mesh.cp},
+                               {"ep", mesh.ep},
+                               {"etp", mesh.etp},
+                               {"seconds", seconds ? Json(*seconds) : Json(nullptr)}});
+  }
   Json neighbours = Json::array();
   for (const Candidate& n : result.neighbours) {
     if (result.best) neighbours.push_back(neighbour_json(*result.best, n));

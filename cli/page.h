@@ -5,10 +5,10 @@
 
 #include "cli/answer.h"
 #include "planner/job.h"
+#include "planner/job_search.h"
 #include "reports/page/page.h"
 #include "reports/validate/run_record.h"
 #include "reports/validate/validate.h"
-#include "sim/search/search.h"
 
 namespace foreshard {
 
@@ -25,9 +25,9 @@ std::string page_title(const Job& job);
 std::size_t add_forecast(PageDocument& page, const Job& job, const Forecast& forecast,
                          const Report& report, const std::string& label);
 
-// Heatmap, Pareto plans and what else a search found, with the plans behind them as views, as far
-// as the page has room.
-void add_search(PageDocument& page, const Job& job, const SearchResult& result, double seconds);
+// Heatmaps, Pareto plans and what else a search around `job` found, with the plans behind them as
+// views, as far as the page has room.
+void add_search(PageDocument& page, const Job& job, const JobSearch& found);
 
 // The same plan on fewer and more GPUs, each with the batch per GPU that it has. Nothing where the
 // cluster is not named by a count of GPUs.

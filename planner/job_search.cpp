@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <tuple>
 #include <utility>
 
 #include "models/layers/variants.h"
@@ -202,8 +203,8 @@ namespace {
 class VariantSearch {
  public:
   VariantSearch(const SearchOptions& options,
-                const std::function<SearchMemory(std::size_t)>& memory_after)
-      : options_(options), memory_after_(memory_after) {}
+                const std::function<SearchMemory(std::size_t)>& memory_after, bool each_mesh)
+      : options_(options), memory_after_(memory_after), each_mesh_(each_mesh) {}
 
   // With the tables where there is one alone, else for the best plan. Where something was looked at
   // before, what does not even fit is no answer. Returns whether a plan holds.
@@ -232,11 +233,12 @@ class VariantSearch {
       found_ = search_of(best_, SearchDetail::kAll, std::nullopt);
       add_counts(counts_, found_, 1);
     }
-    JobSearch answer{*best_.variant, std::move(found_), 0};
+    JobSearch answer{*best_.variant, std::move(found_), 0, {}};
     answer.result.enumerated = counts_.enumerated;
     answer.result.rejected_memory = counts_.rejected_memory;
     answer.result.simulated = counts_.simulated;
     answer.result.pruned = counts_.pruned;
+    if (each_mesh_ && meshes_.size() > 1) answer.meshes = std::move(meshes_);
     return answer;
   }
 
@@ -262,9 +264,11 @@ class VariantSearch {
     std::optional<double> limit;
     if (!is_first) limit = kAnyStep;
     const bool has_limit = found_.best && options_.objective == Objective::kTime;
+    const double tie = 1 + (at.number < best_.number ? options_.tie : -options_.tie);
+    const double to_beat = has_limit ? found_.best->seconds * tie : kAnyStep;
     if (has_limit) {
-      const double tie = at.number < best_.number ? options_.tie : -options_.tie;
-      limit = found_.best->seconds * (1 + tie);
+      limit = to_beat;
+      if (each_mesh_) limit = step_with(at.variant->space.base.mesh).value_or(kAnyStep) * tie;
       if (at.layers.seconds() >= *limit) {
         const auto places = static_cast<std::int64_t>(plans_of(*at.variant).size());
         counts_.enumerated += places;
@@ -275,10 +279,12 @@ class VariantSearch {
     try {
       SearchResult r = search_of(at, detail, limit);
       add_counts(counts_, r, 1);
+      compare_mesh(*at.variant, r.best);
       const bool wins =
           best_.variant == nullptr ||
           (found_.best
-               ? r.best && (has_limit || r.best->peak_allocated <= found_.best->peak_allocated)
+               ? r.best && (has_limit ? r.best->seconds < to_beat
+                                      : r.best->peak_allocated <= found_.best->peak_allocated)
                : r.best || is_nearer(r, found_));
       if (!wins) return;
       found_ = std::move(r);
@@ -289,6 +295,20 @@ class VariantSearch {
       if (error.exit_code() != ExitCode::kInvalidInput) throw;
       failure_ = error;
     }
+  }
+
+  // Of all variants with these axes so far.
+  std::optional<double>& step_with(const Mesh& mesh) {
+    const auto axes = [](const Mesh& m) { return std::tuple(m.tp, m.cp, m.ep, m.etp); };
+    auto found = std::find_if(meshes_.begin(), meshes_.end(), [&](const MeshStep& known) {
+      return axes(known.mesh) == axes(mesh);
+    });
+    if (found == meshes_.end()) found = meshes_.insert(found, {mesh, std::nullopt});
+    return found->seconds;
+  }
+  void compare_mesh(const JobVariant& variant, const std::optional<Candidate>& best) {
+    std::optional<double>& step = step_with(variant.space.base.mesh);
+    if (best && (!step || best->seconds < *step)) step = best->seconds;
   }
 
   SearchResult search_of(const Numbered& at, SearchDetail detail,
@@ -312,6 +332,8 @@ class VariantSearch {
 
   const SearchOptions& options_;
   const std::function<SearchMemory(std::size_t)>& memory_after_;
+  const bool each_mesh_;
+  std::vector<MeshStep> meshes_;
   const std::shared_ptr<ReservedMemory> replays_ = std::make_shared<ReservedMemory>();
   std::size_t looked_ = 0;  // variants
   std::size_t places_ = 0;  // of them, where their memory is asked
@@ -327,7 +349,7 @@ class VariantSearch {
 JobSearch search_job(const SearchVariants& variants, const SearchOptions& options,
                      const std::function<SearchMemory(std::size_t)>& memory_after) {
   const auto start = std::chrono::steady_clock::now();
-  VariantSearch all(options, memory_after);
+  VariantSearch all(options, memory_after, variants.each_mesh);
   std::vector<JobVariant> others;
   if (!all.look_at(variants.list) && variants.otherwise) {
     others = variants.otherwise();

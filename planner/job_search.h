@@ -35,6 +35,13 @@ struct SearchVariants {
   std::vector<JobVariant> list;  // the job first
   // More, to be made and looked at where none of the list holds; may be empty.
   std::function<std::vector<JobVariant>()> otherwise;
+  bool each_mesh = false;  // none is given up for another's plan: JobSearch::meshes
+};
+
+// The best step of all variants with the mesh's tp, cp, ep and etp; nullopt: no plan holds.
+struct MeshStep {
+  Mesh mesh;
+  std::optional<double> seconds;
 };
 
 // The job, its free variants that are possible, and those over the axes that are to vary. Where the
@@ -43,9 +50,10 @@ struct SearchVariants {
 SearchVariants search_variants(const Job& job, const SpaceRequest& request);
 
 struct JobSearch {
-  JobVariant chosen;    // of the best plan, of the riskier or of the smallest
-  SearchResult result;  // its own; counts are of all variants
-  double seconds = 0;   // of all
+  JobVariant chosen;             // of the best plan, of the riskier or of the smallest
+  SearchResult result;           // its own; counts are of all variants
+  double seconds = 0;            // of all
+  std::vector<MeshStep> meshes;  // of several, where each was asked for
 };
 
 // `memory_after`: what an earlier search knows of the places that come after so many of the

@@ -97,7 +97,8 @@ ExitCode run_search(const SearchCommandOptions& options) {
   job_options.assignments.push_back(options.fix);
   const Job asked = without_choices(load_job(job_options));
   SpaceRequest request{options.global_batch, options.vary};
-  const SearchVariants variants = search_variants(asked, request);
+  SearchVariants variants = search_variants(asked, request);
+  variants.each_mesh = !options.html.empty();
 
   const InterruptGuard guard;
   Progress progress("search");
@@ -157,7 +158,7 @@ ExitCode run_search(const SearchCommandOptions& options) {
   if (!options.html.empty()) {
     PageDocument page(page_title(job), options.output.command);
     if (best) add_forecast(page, job, best->forecast, best->report, "the best plan");
-    add_search(page, job, result, timed.found.seconds);
+    add_search(page, job, timed.found);
     if (!ending.empty()) page.set("advice", ending);
     write_page(options.html, page);
   }

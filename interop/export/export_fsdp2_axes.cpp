@@ -121,6 +121,9 @@ void check_script_axes(const Plan& plan, const ModelDims& dims) {
   if (plan.compile != Compile::kNone) {
     refuse_script("compile", "layers with axes are eager here", "compile: none");
   }
+  if (plan.offload != Offload::kNone) {
+    refuse_script("offload", "gradients of axes are clipped on the GPU here", "offload: none");
+  }
   if (plan.mesh.tp > 1) check_tensor_parallel(plan, dims);
   if (plan.mesh.cp > 1) check_context_parallel(plan, dims);
 }

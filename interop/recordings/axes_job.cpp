@@ -158,6 +158,8 @@ void combine_in_token_order(LayerSpec& layer, const ModelDims& dims) {
   combined.back().saved = {order};
   if (dims.moe.score_first) {
     combined.push_back(make("sum_rows", Function::kAdd, {unsorted}, sum));
+    // Of one row a token the gradient is a view; of more it is copied for each.
+    if (dims.moe.top_k == 1) combined.back().gradient = GradientRule::kAlias;
   } else {
     const Index scores = dims.moe.scaled ? tensor("scaled_scores") : tensor("chosen_scores");
     const Index wide = add("rows in order fp32", rows, ElementType::kFp32);
@@ -179,6 +181,7 @@ void combine_in_token_order(LayerSpec& layer, const ModelDims& dims) {
   std::erase(last.inputs, narrow);
   std::erase_if(last.inputs, [&](Index t) { return t == tensor("token_of_row"); });
   last.inputs.push_back(sum);
+  last.gradient = GradientRule::kAlias;
   last.saved.clear();
   std::replace(last.released.begin(), last.released.end(), narrow, unsorted);
   last.released.push_back(made);
@@ -201,16 +204,20 @@ void combine_in_token_order(LayerSpec& layer, const ModelDims& dims) {
 // apply_rotary_emb); ranks of cp gather their own positions' rows first.
 class HalvesRotation {
  public:
-  HalvesRotation(LayerSpec& layer, const ModelDims& dims, const Mesh& mesh)
+  HalvesRotation(LayerSpec& layer, const ModelDims& dims, const Plan& plan)
       : layer_(layer), rows_(dims.max_positions), width_(dims.head_dim) {
+    const Mesh& mesh = plan.mesh;
     is_wrapped_ = mesh.tp == 1 || mesh.fsdp() * mesh.replicate > 1;
     gathers_ = mesh.cp > 1;
+    is_cast_ = plan.compute_dtype() != DType::kFp32;
   }
 
   void run() {
     std::vector<Operation> old = std::exchange(layer_.operations, {});
-    if (is_wrapped_) {
-      cosine_ = sine_ = add({.name = "rotary table cast", .fixed = 2 * rows_ * width_});
+    if (is_wrapped_ || !is_cast_) {
+      // In fp32 it is the model's own.
+      cosine_ = sine_ =
+          add({.name = "rotary table cast", .fixed = is_cast_ ? 2 * rows_ * width_ : 0});
       constant("cast_rotary", {}, cosine_).part = LayerSegment::kBefore;
     }
     for (std::size_t o = 0; o < old.size(); ++o) {
@@ -251,7 +258,7 @@ class HalvesRotation {
       const Index own = add({.name = "rotary of own positions", .per_token = 2 * width_});
       constant("gather_positions", {cosine_}, own).function = Function::kGather;
       cosine_ = sine_ = own;
-    } else if (!is_wrapped_) {
+    } else if (!is_wrapped_ && is_cast_) {
       cosine_ = add({.name = "cosines", .fixed = rows_ * width_});
       sine_ = add({.name = "sines", .fixed = rows_ * width_});
       constant("cast_cosines", {}, cosine_);
@@ -282,7 +289,7 @@ class HalvesRotation {
 
   LayerSpec& layer_;
   const std::int64_t rows_, width_;
-  bool is_wrapped_ = true, gathers_ = false, has_table_ = false;
+  bool is_wrapped_ = true, gathers_ = false, is_cast_ = true, has_table_ = false;
   Index cosine_ = 0, sine_ = 0;
 };
 
@@ -360,16 +367,17 @@ RecordedJob read_axes_job(const RecordingFolder& folder, std::size_t row) {
   plan.runtime.version = torch.substr(0, torch.rfind('.'));
   plan.batch = {s.number("seq"), s.number("batch"), s.number("accumulate")};
   apply_axes(s, plan);
-  for (LayerSpec& layer : job.model.kinds) {
-    if (s.text("model") != "qwen3" || layer.role != LayerRole::kBlock) continue;
-    HalvesRotation(layer, dims, plan.mesh).run();
-  }
   plan.units.head = UnitPlacement::kWithNorm;
   plan.units.experts = plan.mesh.ep > 1 ? UnitPlacement::kOwn : UnitPlacement::kRoot;
   if (plan.mesh.ep > 1) plan.units.shard_dim = Units::kExpertsDim;
   plan.param_dtype = s.dtype("param_dtype");
   plan.reduce_dtype = s.dtype("reduce_dtype");
   plan.master_dtype = plan.optimizer.state = s.dtype("orig_dtype");
+  for (LayerSpec& layer : job.model.kinds) {
+    if (s.text("model") != "qwen3" || layer.role != LayerRole::kBlock) continue;
+    HalvesRotation(layer, dims, plan).run();
+  }
+  if (s.flag("offload")) plan.offload = Offload::kCpu;
   plan.gradient_divide_factor = 1;
   if (plan.mesh.ep > 1) {
     plan.prefetch.forward = 1;

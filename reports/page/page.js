@@ -17,6 +17,7 @@ function drawBlocks() {
   if (has('search')) {
     if (!first) block('verdict', doc.title, null, drawNoPlan);
     block('search', 'Shard group and prefetch', null, drawHeatmap, drawers);
+    if (doc.search.meshes) block('axes', 'Axes', 'The best step with two of the axes, whatever the others are.', drawAxes);
     if (doc.search.pareto.length) block('pareto', 'Speed against memory', null, drawPareto, drawers);
     if (doc.search.neighbours.length) block('why', 'Why the best plan won', null, drawNeighbours);
   }

@@ -13,24 +13,27 @@ function show(viewIndex) {
 // --- heatmap ---
 
 const heatColours = ['#f7fbff', '#08519c'];  // light to dark blue: dark is fast
-function heatColour(share) { return d3.interpolateRgb(heatColours[1], heatColours[0])(share); }
+function heated(node, seconds, times) {
+  const fastest = d3.min(times), slowest = d3.max(times);
+  const share = slowest > fastest ? (seconds - fastest) / (slowest - fastest) : 0;
+  if (seconds === fastest) node.append(' ★');
+  node.style.background = d3.interpolateRgb(heatColours[1], heatColours[0])(share);
+  node.style.color = share < 0.25 ? '#fff' : '#111';
+  return node;
+}
 
 function drawHeatmap(body) {
   const cells = doc.search.heatmap;
   const words = p => p.words || `${p.forward}/${p.backward}`;
   const shards = [...new Set(cells.map(c => c.shard))], prefetches = [...new Set(cells.map(c => words(c.prefetch)))];
   const times = cells.filter(c => c.seconds != null).map(c => c.seconds);
-  const fastest = d3.min(times), slowest = d3.max(times);
   const button = (cell, i) => {
     if (cell.seconds == null) return el('div', {class: 'none', title: 'no plan with these fits'}, 'no fit');
-    const share = slowest > fastest ? (cell.seconds - fastest) / (slowest - fastest) : 0;
     const label = `shard ${cell.shard}, prefetch ${words(cell.prefetch)}: ${textOf(cell.seconds, 's')}${cell.view == null ? '' : ', show this plan'}`;
     const b = el('button', {type: 'button', 'data-cell': i, 'data-view': cell.view, 'aria-pressed': String(cell.view != null && cell.view === state.view),
       'aria-label': label, disabled: cell.view == null, onclick: () => show(cell.view)},
-    num(`/search/heatmap/${i}/seconds`, 's'), cell.seconds === fastest ? ' ★' : '');
-    b.style.background = heatColour(share);
-    b.style.color = share < 0.25 ? '#fff' : '#111';
-    return b;
+    num(`/search/heatmap/${i}/seconds`, 's'));
+    return heated(b, cell.seconds, times);
   };
   const rows = shards.map(shard => el('tr', {}, el('th', {scope: 'row', class: 'n'}, num(`/search/heatmap/${cells.findIndex(c => c.shard === shard)}/shard`, 'text')),
       prefetches.map(p => {
@@ -43,6 +46,29 @@ function drawHeatmap(body) {
   body.append(el('div', {class: 'scroll'}, el('table', {class: 'heat', id: 'heatmap'},
       el('thead', {}, el('tr', {}, el('th', {scope: 'col', class: 'n'}, 'shard group'), prefetches.map(p => el('th', {scope: 'col'}, p.split('/')[0], p.includes('/') ? ['/', el('wbr'), p.split('/')[1]] : ''))),
           ), el('tbody', {}, rows)), el('p', {class: 'small'}, 'Columns: prefetch depth forward/backward, in units ahead; implicit: the host running ahead.')));
+}
+
+// --- any two axes ---
+
+function drawAxes(body) {
+  const cells = doc.search.meshes, times = cells.filter(c => c.seconds != null).map(c => c.seconds);
+  const values = key => [...new Set(cells.map(c => c[key]))].sort((a, b) => a - b);
+  const keys = ['tp', 'cp', 'ep', 'etp'].sort((a, b) => values(b).length - values(a).length);
+  const chosen = keys.slice(0, 2), map = el('div', {class: 'scroll'});
+  const cell = (row, column) => {
+    const some = cells.filter(c => c[chosen[0]] === row && c[chosen[1]] === column);
+    const best = some.filter(c => c.seconds != null).sort((a, b) => a.seconds - b.seconds)[0];
+    if (best == null) return some.length ? el('div', {class: 'none'}, 'no fit') : '';
+    return heated(el('div', {class: 'tile'}, num(`/search/meshes/${cells.indexOf(best)}/seconds`, 's')), best.seconds, times);
+  };
+  const draw = () => map.replaceChildren(el('table', {class: 'heat', id: 'axes-map'},
+      el('thead', {}, el('tr', {}, el('th', {class: 'n'}), values(chosen[1]).map(c => el('th', {scope: 'col'}, `${chosen[1]} ${c}`)))),
+      el('tbody', {}, values(chosen[0]).map(r => el('tr', {}, el('th', {scope: 'row', class: 'n'}, `${chosen[0]} ${r}`),
+          values(chosen[1]).map(c => el('td', {}, cell(r, c))))))));
+  const pick = (i, words) => el('label', {}, words, el('select', {id: `axes-${i}`, onchange: e => { chosen[i] = e.target.value; draw(); }},
+      keys.map(key => el('option', {value: key, selected: key === chosen[i]}, key))));
+  draw();
+  body.append(el('p', {}, pick(0, 'Rows '), pick(1, ' columns ')), map);
 }
 
 // --- time against memory ---

@@ -55,11 +55,6 @@ bool looks_like_number(std::string_view word) {
          (std::string_view("+-.0123456789").find(word[0]) != std::string_view::npos);
 }
 
-Error not_modelled(const ConfigNode& node, std::string_view what, std::string_view nearest) {
-  return {ExitCode::kMissingCapability,
-          node.error(fmt::format("{}; nearest plan: {}", what, nearest)).what()};
-}
-
 ConfigError wrong_word(const ConfigNode& node, const std::string& expected,
                        const std::vector<std::string>& words) {
   const std::string_view text = node.text();
@@ -405,8 +400,9 @@ AllocatorSettings read_allocator(const ConfigNode& node) {
 
 void read_stages(const ConfigNode& node) {
   if (node.as_int(1, plan_limits::kMesh) == 1) return;
-  throw not_modelled(node, "stages of a pipeline are not modelled",
-                     "mesh.pp: 1, the ranks in mesh.tp and mesh.shard instead");
+  throw NotModelled(
+      node.error("stages of a pipeline are not modelled; nearest plan: mesh.pp: 1, the ranks in "
+                 "mesh.tp and mesh.shard instead"));
 }
 
 Json written(const Runtime& runtime) {

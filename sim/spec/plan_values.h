@@ -1,6 +1,6 @@
 // Values of a plan file that have more than one form (a word, a number or a list): their readers
-// and writers, for plan_keys.cpp only. Readers throw ConfigError at the node, or
-// Error(kMissingCapability) for what is right but not modelled.
+// and writers, for plan_keys.cpp only. Readers throw ConfigError at the node, or NotModelled for
+// what is right but not modelled.
 #pragma once
 
 #include <algorithm>
@@ -11,13 +11,25 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "sim/base/config.h"
+#include "sim/base/error.h"
 #include "sim/base/json.h"
 #include "sim/spec/plan.h"
 #include "sim/spec/plan_config.h"
 
 namespace foreshard {
+
+class NotModelled : public Error {
+ public:
+  explicit NotModelled(ConfigError error)
+      : Error(ExitCode::kMissingCapability, error.what()), error_(std::move(error)) {}
+  const ConfigError& error() const { return error_; }  // with its place
+
+ private:
+  ConfigError error_;
+};
 
 // The word of each value of an enumeration; plan.h names most of them.
 template <typename E>

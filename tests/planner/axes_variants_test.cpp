@@ -1,6 +1,7 @@
 // Which axes a search tries, and that it is never worse for trying them.
 #include "planner/axes_variants.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
@@ -159,6 +160,28 @@ TEST(AxesVariants, TheWinnerIsNeverWorseAndWhatPredictSays) {
 }
 
 // What prunes axes: no step is shorter than its layers with the collectives inside of them.
+// What each mesh takes is what a search says where it is set; the winner is the same.
+TEST(AxesVariants, EachMeshHasItsBestStep) {
+  const auto searched = [](const std::vector<std::string>& set, bool each) {
+    const Job job = job_of("llama-3.2-1b", "4xh100", "8192", set);
+    SearchVariants variants = search_variants(job, {"8", {"mesh.tp", "mesh.cp"}});
+    variants.each_mesh = each;
+    return search_job(variants, one_thread());
+  };
+  const JobSearch all = searched({}, true), best = searched({}, false);
+  EXPECT_EQ(all.result.best->plan, best.result.best->plan);
+  EXPECT_TRUE(best.meshes.empty());
+  // tp and cp of 1, 2 and 4 over four GPUs, but tp 4: without fully_shard nothing casts.
+  EXPECT_EQ(all.meshes.size(), 5U);
+  for (const auto& [mesh, seconds] : all.meshes) {
+    const JobSearch one =
+        searched({fmt::format("mesh.tp={}", mesh.tp), fmt::format("mesh.cp={}", mesh.cp)}, false);
+    ASSERT_EQ(one.result.best.has_value(), seconds.has_value());
+    if (!seconds) continue;
+    EXPECT_NEAR(one.result.best->seconds / *seconds, 1, SearchOptions().tie);
+  }
+}
+
 RC_GTEST_PROP(AxesVariantsProperty, NoStepUndercutsItsLayers, ()) {
   const std::string model = *rc::gen::element<std::string>("llama-3.2-1b", "qwen1.5-moe-a2.7b");
   const Job job = job_of(model, "16xa100", "4096");

@@ -117,6 +117,17 @@ class ReportTest(support.PageCase):
         self.page.key("Enter")
         self.assertEqual(self.page.value("state.view"), point["view"])
 
+    def test_any_two_axes_of_a_search_over_them(self):
+        run("search", "--model", "llama-3.2-1b", "--cluster", "4xh100", "--sequence", "8192", "--vary", "axes",
+            "--html", path("axes.html"))
+        meshes = document_of(path("axes.html"))["search"]["meshes"]
+        self.open("axes.html")
+        for rows, columns in (("tp", "cp"), ("cp", "ep")):
+            self.page.value(f"for (const [i, key] of ['{rows}', '{columns}'].entries()) {{ const pick = document.getElementById("
+                            "`axes-${i}`); pick.value = key; pick.dispatchEvent(new Event('change')); }")
+            shown = self.page.value("[...document.querySelectorAll('#axes-map .tile')].length")
+            self.assertEqual(shown, len({(m[rows], m[columns]) for m in meshes if m["seconds"] is not None}))
+
     def test_a_click_on_an_event_shows_why_it_began_when_it_did(self):
         self.open()
         timeline = Timeline(self.document["timelines"][self.document["views"][0]["timeline"]])

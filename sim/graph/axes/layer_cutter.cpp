@@ -420,11 +420,25 @@ class Cutter {
   // Rows of each local expert are padded to what a grouped product can read: where they arrive from
   // other ranks and, by torchtitan 0.2.2 (moe/utils.py, indices_padding_wrapper), without that too.
   bool routes() const {
-    return exchanges() || (plan_.step_frame != StepFrame::kPlain && counts_rows_);
+    return rows_travel() || (plan_.step_frame != StepFrame::kPlain && counts_rows_);
   }
   // Ranks that share each expert.
   std::int64_t parts_of_expert() const { return exchanges() ? plan_.mesh.etp : tp_; }
   bool exchanges() const { return plan_.mesh.ep > 1; }
+  // Whether rows are those of a part of the positions.
+  bool has_own_rows() const {
+    return tp_ > 1 && (megatron_ || (exchanges() && plan_.mesh.etp == 1));
+  }
+  // Megatron-Core gathers rows over the ranks that share an expert where they have arrived, and
+  // scatters their sums before they go home (core/transformer/moe/token_dispatcher.py,
+  // MoEAlltoAllTokenDispatcher.dispatch_postprocess, combine_preprocess).
+  std::int64_t parts_gathered() const { return megatron_ ? plan_.mesh.etp : 1; }
+  bool rows_travel() const { return exchanges() || parts_gathered() > 1; }
+  void share_rows(Index from, Index to, CollectiveKind kind, CollectiveKind backward) {
+    Operation& op = move(from, to, routing_.part);
+    op.collective = {.kind = kind, .dim = MeshDim::kEtp, .waits = true};
+    op.collective_backward = {.kind = backward, .dim = MeshDim::kEtp, .waits = true};
+  }
 
   Index find(std::string_view name) const {
     for (std::size_t t = 0; t < old_.tensors.size(); ++t) {
@@ -466,21 +480,22 @@ class Cutter {
     routing_.width = layer_.tensors[at(routing_.rows)].per_token / product.rows;
     routing_.experts = product.groups / plan_.mesh.ep;
     const std::int64_t tokens = plan_.batch.micro_batch * plan_.batch.sequence / plan_.mesh.cp;
-    const std::int64_t parts = exchanges() && plan_.mesh.etp == 1 ? tp_ : 1;
+    const std::int64_t parts = has_own_rows() ? tp_ : 1;
     routing_.received = received_rows(plan_.expert_parallel, {plan_.mesh.ep, product.groups},
-                                      tokens * product.rows / parts);
+                                      tokens * product.rows / parts) *
+                        parts_gathered();
     const std::int64_t padded = routing_.received + kAlignment * routing_.experts;
     routing_.padded = (padded + kAlignment - 1) / kAlignment * kAlignment;
 
     Index rows = routing_.rows;
-    if (parts_of_expert() > 1) {
+    if (parts_of_expert() > parts_gathered()) {
       rows = own_input(rows, first.part);
       if (exchanges()) layer_.operations.back().collective_backward.dim = MeshDim::kEtp;
     }
     Index counts = find(kCounts);
     Indices ended;  // with the call that permutes
     const std::size_t entry = layer_.operations.size();
-    if (exchanges()) {
+    if (rows_travel()) {
       rows = receive(rows, counts, product.groups, ended);
       counts = ended.front();
     }
@@ -493,10 +508,14 @@ class Cutter {
 
   // How many by an all-to-all of counts, of whose sums the host reads both; then the rows.
   Index receive(Index rows, Index counts, std::int64_t groups, Indices& ended) {
-    const Index came = fixed("rows_per_expert received", groups, ElementType::kInt64);
-    Operation& exchange = route(counts, came, true);
-    exchange.collective.copies = 1;
-    exchange.gradient = GradientRule::kNone;
+    const std::int64_t gathered = exchanges() ? 1 : parts_gathered();
+    const Index came = fixed("rows_per_expert received", groups * gathered, ElementType::kInt64);
+    if (exchanges()) {
+      route(counts, came, true).collective.copies = 1;
+    } else {
+      share_rows(counts, came, CollectiveKind::kAllGather, CollectiveKind::kReduceScatter);
+    }
+    layer_.operations.back().gradient = GradientRule::kNone;
     const auto sum = [&](Index of, const char* name) -> Index {
       const Index splits = fixed(name, plan_.mesh.ep, ElementType::kInt64);
       move(of, splits, routing_.part).gradient = GradientRule::kNone;
@@ -506,10 +525,24 @@ class Cutter {
     Operation& copy = move(received, fixed("splits on the host", 0), routing_.part);
     copy.gradient = GradientRule::kNone;
     copy.host_reads = copy.kept_by_selective = true;
-    const Index arrived = fixed("rows received", routing_.received * routing_.width);
-    route(rows, arrived, true);
-    ended = {came, arrived, sent, received};
-    return arrived;
+    ended = {came};
+    const std::int64_t all = routing_.received * routing_.width;
+    const auto arrive = [&](const char* name, std::int64_t elements) {
+      ended.push_back(fixed(name, elements));
+      return ended.back();
+    };
+    if (exchanges()) {
+      const Index arrived = arrive("rows received", all / parts_gathered());
+      route(rows, arrived, true);
+      rows = arrived;
+    }
+    if (parts_gathered() > 1) {
+      const Index shared = arrive("rows of the ranks of etp", all);
+      share_rows(rows, shared, CollectiveKind::kAllGather, CollectiveKind::kReduceScatter);
+      rows = shared;
+    }
+    ended.insert(ended.end(), {sent, received});
+    return rows;
   }
 
   // In the order of the local experts, behind a row of zeros for what pads.
@@ -606,13 +639,13 @@ class Cutter {
     Indices released = std::exchange(last.released, {});
     layer_.tensors[at(result)] = old_.tensors[at(result)];
     if (sends_tokens(plan_)) layer_.tensors[at(result)].per_token = routing_.width;
-    if (exchanges() && tp_ > 1 && plan_.mesh.etp == 1) layer_.tensors[at(result)].split *= tp_;
+    if (has_own_rows()) layer_.tensors[at(result)].split *= tp_;
     placement_[at(result)] = megatron_ && tp_ > 1 ? Placement::kSequence : Placement::kWhole;
     if (exchanges()) mixture_.returned.push_back(result);
     const Index unpermuted = fixed("rows unpermuted", (routing_.received + 1) * routing_.width);
     Operation& back = move(own, unpermuted, routing_.part);
     back.function = Function::kScatterAdd;
-    back.released = exchanges() ? Indices() : Indices{own, routing_.sizes};
+    back.released = rows_travel() ? Indices() : Indices{own, routing_.sizes};
     // All but the row of zeros.
     const auto cut_zeros = [&](Index to) -> Operation& {
       Operation& op = move(unpermuted, to, routing_.part);
@@ -620,18 +653,26 @@ class Cutter {
       if (!megatron_) op.gradient = GradientRule::kAliasFirst;
       return op;
     };
-    if (!exchanges()) {
+    if (!rows_travel()) {
       Operation& cut = cut_zeros(result);
       cut.released = std::move(released);
       cut.released.push_back(unpermuted);
       return;
     }
-    const Index sent = fixed("rows to send", routing_.received * routing_.width);
+    const std::int64_t all = routing_.received * routing_.width;
+    Index sent = fixed("rows to send", all);
     cut_zeros(sent);
-    Operation& home = route(sent, result, false);
+    Indices ended = {unpermuted, sent, own, routing_.sizes};
+    if (parts_gathered() > 1) {
+      const Index summed =
+          exchanges() ? fixed("rows to send home", all / parts_gathered()) : result;
+      share_rows(sent, summed, CollectiveKind::kReduceScatter, CollectiveKind::kAllGather);
+      if (exchanges()) ended.push_back(sent = summed);
+    }
+    if (exchanges()) route(sent, result, false);
     // The module has returned when its output is on its way.
-    home.released = {unpermuted, sent, own, routing_.sizes};
-    home.released.insert(home.released.end(), released.begin(), released.end());
+    ended.insert(ended.end(), released.begin(), released.end());
+    layer_.operations.back().released = std::move(ended);
   }
 
   bool cuts() const { return tp_ > 1 || slices_ > 1; }

@@ -203,7 +203,7 @@ void Fsdp2::log_step() {
   } else {
     read_on_host({4, "fp32", ""}, tail(Stream::kCompute));
   }
-  read_on_host({4, "fp32", ""}, tail(Stream::kCompute));
+  read_on_host({master_size(), to_string(plan_.master_dtype), ""}, tail(Stream::kCompute));
 }
 
 // The undivided loss goes where the divided one would, which stays: they are alike.

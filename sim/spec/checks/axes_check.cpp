@@ -239,11 +239,18 @@ Problem problem_of_expert_axes(const Plan& plan, const ModelSpec& model) {
                               "tensor_parallel.sequence: true");
   }
   const bool is_megatron = plan.runtime.kind == RuntimeKind::kMegatron;
-  if (is_megatron && mesh.tp > 1 && experts > 1 && (mesh.ep == 1 || mesh.etp > 1)) {
-    return missing_capability(mesh.etp > 1 ? "mesh.etp" : "mesh.ep",
-                              fmt::format("{}@{} is modelled with whole experts, spread over ranks",
+  if (is_megatron && mesh.tp > 1 && experts > 1 && mesh.ep == 1 && mesh.etp == 1) {
+    return missing_capability("mesh.ep",
+                              fmt::format("{}@{} is modelled with experts spread over ranks",
                                           to_string(plan.runtime.kind), plan.runtime.version),
-                              mesh.etp > 1 ? "mesh.etp: 1" : "mesh.ep: 2");
+                              fmt::format("mesh.ep: 2, or mesh.etp: {}", mesh.tp));
+  }
+  // Flex dispatchers send a token to each of the ranks that share its expert.
+  const bool is_flex = plan.expert_parallel.dispatcher != ExpertParallel::Dispatcher::kAllToAll;
+  if (is_megatron && mesh.etp > 1 && is_flex) {
+    return missing_capability(
+        "expert_parallel.dispatcher",
+        "with mesh.etp rows are modelled as MoEAlltoAllTokenDispatcher sends them", "alltoall");
   }
   if (mesh.ep == 1 && mesh.etp == 1) return std::nullopt;
   if (experts <= 1) {

@@ -377,7 +377,6 @@ constexpr Capability kRows[] = {
     FORESHARD_AXES("lora.rank > 0", "trains every parameter", "lora.rank: 0"),
     FORESHARD_AXES("frozen != none", "trains every parameter", "frozen: none"),
     FORESHARD_AXES("ignored != none", "shards every parameter", "ignored: none"),
-    FORESHARD_AXES("offload != none", "keeps shards on the GPU", "offload: none"),
     FORESHARD_AXES("batch.documents > 1", "attends within whole sequences", "batch.documents: 1"),
     FORESHARD_AXES("batch.images > 0", "runs on words", "batch.images: 0"),
     FORESHARD_AXES("loss != eager, loss != compiled", "has the eager loss", "loss: eager"),
@@ -420,6 +419,8 @@ constexpr Capability kRows[] = {
      Of::kPlainTensors},
     {kOfFsdp2, "batch.accumulation > 1", "is modelled with one micro-batch",
      "batch.accumulation: 1, or mesh.shard: 2 or more", kNotYet, "", false, Of::kPlainTensors},
+    {kOfFsdp2, "offload != none", "has no shards to keep on the host",
+     "offload: none, or mesh.shard: 2 or more", kNotYet, "", false, Of::kPlainTensors},
 };
 
 }  // namespace

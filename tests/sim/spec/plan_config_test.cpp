@@ -315,6 +315,8 @@ TEST(PlanConfig, SetSaysWhereInItsText) {
   EXPECT_NE(set_refusal("mesh.shard.x=8").find("unknown key"), std::string::npos);
   EXPECT_NE(set_refusal("mesh.=8").find("unknown key"), std::string::npos);
   EXPECT_EQ(refusal_of([] { apply_set({}, "mesh.shard=\xff"); }).exit_code, 3);
+  EXPECT_EQ(set_refusal("mesh.pp=8").find("--set:1:9: mesh.pp: stages"), 0U);
+  EXPECT_EQ(set_refusal("mesh={pp: 8}").find("--set:1:11: mesh.pp: stages"), 0U);
 }
 
 TEST(PlanConfig, FlagsStandBetweenFileAndSet) {

@@ -125,6 +125,14 @@ TEST(Megatron, OverlapsChangeNoBytes) {
   EXPECT_GT(first(late, EventKind::kAllGather), first(late, EventKind::kOptimizer));
 }
 
+double held_bytes(const EventGraph& graph) {
+  double held = 0;
+  for (const std::int32_t id : graph.persistent) {
+    held += static_cast<double>(graph.buffer(id).bytes.count());
+  }
+  return held;
+}
+
 // compute_weight_and_optimizer_memory (megatron/training/theoretical_memory_usage.py, 0.20): 6
 // bytes a parameter of the rank and 12 of each it steps; what tp cuts and what it does not.
 double theoretical_states(const ModelSpec& model, const Plan& plan) {
@@ -145,11 +153,7 @@ TEST(Megatron, StatesAreThoseOfMegatronsOwnReport) {
     plan.mesh.shard = shard;
     plan.mesh.tp = tp;
     plan.batch = {2048, 1, 1};
-    const EventGraph graph = build_training_step(model, plan);
-    double held = 0;
-    for (const std::int32_t id : graph.persistent) {
-      held += static_cast<double>(graph.buffer(id).bytes.count());
-    }
+    const double held = held_bytes(build_training_step(model, plan));
     EXPECT_NEAR(held / theoretical_states(model, plan), 1, 0.001) << tp << " x " << shard;
   }
 }
@@ -236,6 +240,47 @@ TEST(Megatron, ExpertsAreReducedOverTheirOwnRanks) {
             sums.at({"ep", EventKind::kAllToAll}).bytes + 5 * 48 * 128 * 16);
   // Attention alone gathers: qkv forward and backward, proj's gradient; embedding and head 3.
   EXPECT_EQ(cut.at({"tp", EventKind::kAllGather}).count, 3 * 48 + 3);
+}
+
+// Two ranks share each expert: what is routed over ep is as much, and both multiply the rows of
+// both by half of each weight. Rows are gathered where they arrived and scattered before they go
+// home, once each in both passes; 1,024 / 2 positions of 8 experts' rows of 2,048 values a rank.
+TEST(Megatron, RanksThatShareExpertsGatherTheirRows) {
+  const ModelSpec model = load_zoo_model("qwen3-30b-a3b");
+  Plan plan = megatron_plan();
+  plan.batch = {1024, 1, 1};
+  plan.mesh = {8, 1};
+  plan.mesh.tp = 2;
+  plan.mesh.ep = 8;
+  const EventGraph whole = build_training_step(model, plan);
+  plan.mesh.etp = 2;
+  const EventGraph shared = build_training_step(model, plan);
+  const auto before = sent(whole), after = sent(shared);
+  const auto at_experts = [](const EventGraph& graph) {
+    double flops = 0;
+    for (const Kernel& kernel : graph.kernels) {
+      if (kernel.groups > 1) flops += kernel.flops.count();
+    }
+    return flops;
+  };
+  EXPECT_EQ(at_experts(shared), at_experts(whole));
+  EXPECT_EQ(after.at({"ep", EventKind::kAllToAll}), before.at({"ep", EventKind::kAllToAll}));
+  const std::int64_t rows = 2 * 1024 / 2 * 8 * 2048 * 2;  // both ranks', two bytes each
+  const Sent each{2 * 48, 2 * 48 * rows};
+  EXPECT_EQ(after.at({"etp", EventKind::kAllGather}), each);
+  EXPECT_EQ(after.at({"etp", EventKind::kReduceScatter}), each);
+  // Half of three weights for each of 16 experts, with a gradient: 6 bytes each. What is stepped is
+  // a 16th of all of them either way.
+  const double half = 48.0 * 16 * 3 * 2048 * 768 / 2;
+  EXPECT_NEAR((held_bytes(whole) - held_bytes(shared)) / (6 * half), 1, 0.001);
+  // Over these two alone nothing goes further, but for numbers of rows.
+  plan.mesh.ep = 1;
+  const EventGraph near = build_training_step(model, plan);
+  const auto alone = sent(near);
+  EXPECT_FALSE(alone.contains({"ep", EventKind::kAllToAll}));
+  EXPECT_EQ(at_experts(near), at_experts(whole));
+  EXPECT_EQ(alone.at({"etp", EventKind::kReduceScatter}), each);
+  EXPECT_EQ(alone.at({"etp", EventKind::kAllGather}).count, 3 * 48);
 }
 
 // Only the first forward and the last backward have no other micro-batch beside them, and wait for
