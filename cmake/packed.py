@@ -6,8 +6,8 @@ usage: cmake/packed.py FOLDER/NAME.tar.xz [FILE...]   packs FILEs of FOLDER (def
        cmake/packed.py --check FOLDER...              exit 1 where a file is not what its pack holds
        cmake/packed.py --rows FILE.columns...         writes FILEs, whose tables were packed by columns
 
-Tables that tests alone read are packed by columns, which makes them half to a third as large: what configures
-the program itself needs no Python. A column's values stand one a line, a NUL between columns.
+Tables and logs that tests alone read are packed by columns, which makes them half to two thirds as large: what
+configures the program itself needs no Python. A column's values stand one a line, a NUL between columns.
 
 A file that was edited is packed again by the first form; the same files give the same bytes."""
 
@@ -22,29 +22,47 @@ import tarfile
 # Of xz's strongest preset for text, with a window that spans all versions of a recording.
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 96 << 20, "lc": 4, "pb": 0}]
 COLUMNS = ".columns"
+SEPARATORS = {".csv": b",", ".txt": b" "}
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def held(pack):
     with tarfile.open(pack) as archive:
         members = {member.name: archive.extractfile(member).read() for member in archive if member.isfile()}
-    return {name.removesuffix(COLUMNS): by_rows(data) if name.endswith(COLUMNS) else data
+    return {name.removesuffix(COLUMNS): by_rows(data, separator_of(name.removesuffix(COLUMNS))) if name.endswith(COLUMNS) else data
             for name, data in members.items()}
 
 
-def by_columns(table):
-    """None where lines differ in commas (a quoted one is as good as another), or nothing ends the last."""
-    if b"\0" in table or not table.endswith(b"\n"):
-        return None
-    lines = [line.split(b",") for line in table[:-1].split(b"\n")]
-    if any(len(line) != len(lines[0]) for line in lines):
-        return None
-    return b"\0".join(map(b"\n".join, zip(*lines)))
+def separator_of(name):
+    """Of the words of a file's lines; None where it is packed as it is."""
+    return SEPARATORS.get(pathlib.PurePosixPath(name).suffix)
 
 
-def by_rows(columns):
-    lines = zip(*(column.split(b"\n") for column in columns.split(b"\0")))
-    return b"\n".join(map(b",".join, lines)) + b"\n"
+def kind_of(words):
+    """What lines of one form share: how many words, and the letter that those of a log begin with."""
+    return b"%d %s" % (len(words), words[0] if len(words[0]) == 1 and words[0].isalpha() else b"")
+
+
+def by_columns(text, separator):
+    """The kind of each line, then the columns of each kind; None where text has a NUL or nothing ends its last line."""
+    if b"\0" in text or not text.endswith(b"\n"):
+        return None
+    lines, kinds = [line.split(separator) for line in text[:-1].split(b"\n")], {}
+    for words in lines:
+        kinds.setdefault(kind_of(words), []).append(words)
+    columns = [map(kind_of, lines)]
+    for several in kinds.values():
+        columns += zip(*several)
+    return b"\0".join(map(b"\n".join, columns))
+
+
+def by_rows(columns, separator):
+    order, *columns = (column.split(b"\n") for column in columns.split(b"\0"))
+    lines = {}
+    for kind in dict.fromkeys(order):
+        words = int(kind.split()[0])
+        lines[kind], columns = zip(*columns[:words]), columns[words:]
+    return b"\n".join(separator.join(next(lines[kind])) for kind in order) + b"\n"
 
 
 def alike(name):
@@ -73,7 +91,8 @@ def write(pack, names):
     text = io.BytesIO()
     with tarfile.open(fileobj=text, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for name in sorted(contents, key=alike):
-            columns = by_columns(contents[name]) if of_tests and name.endswith(".csv") else None
+            separator = separator_of(name) if of_tests else None
+            columns = by_columns(contents[name], separator) if separator else None
             member = tarfile.TarInfo(name if columns is None else name + COLUMNS)
             data = contents[name] if columns is None else columns
             member.size = len(data)
@@ -119,7 +138,8 @@ if __name__ == "__main__":
         sys.exit(check(sys.argv[2:]))
     if sys.argv[1] == "--rows":
         for packed in map(pathlib.Path, sys.argv[2:]):
-            packed.with_suffix("").write_bytes(by_rows(packed.read_bytes()))
+            rows = packed.with_suffix("")
+            rows.write_bytes(by_rows(packed.read_bytes(), separator_of(rows.name)))
             packed.unlink()
         sys.exit(0)
     write(pathlib.Path(sys.argv[1]), sys.argv[2:])
