@@ -69,16 +69,6 @@ constexpr EagerNorms kEagerNorms[] = {
     {.family = "t5", .normalizes_input = true},
 };
 
-// DistributedDataParallel's parameters are leaves, whose casts autocast's cache keeps
-// (sim/graph/ddp): the plan's dtypes say so, and kernels.residual that fp32 flows between them.
-bool is_under_autocast(const Plan& plan) {
-  return plan.autocast.has_value() ||
-         (plan.runtime.kind == RuntimeKind::kDdp &&
-          plan.ddp.mixed_precision == DdpOptions::MixedPrecision::kAutocast &&
-          plan.param_dtype != plan.master_dtype &&
-          plan.kernels.residual == ModuleKernels::Residual::kFp32);
-}
-
 // Autocast makes fp32 of what leaves it, whatever the norms within blocks are.
 bool ends_in_layer_norm(const LayerSpec& layer) {
   return layer.role == LayerRole::kFinalNorm && !layer.operations.empty() &&
@@ -493,6 +483,16 @@ class Rewriter {
 };
 
 }  // namespace
+
+// DistributedDataParallel's parameters are leaves, whose casts autocast's cache keeps
+// (sim/graph/ddp): the plan's dtypes say so, and kernels.residual that fp32 flows between them.
+bool is_under_autocast(const Plan& plan) {
+  return plan.autocast.has_value() ||
+         (plan.runtime.kind == RuntimeKind::kDdp &&
+          plan.ddp.mixed_precision == DdpOptions::MixedPrecision::kAutocast &&
+          plan.param_dtype != plan.master_dtype &&
+          plan.kernels.residual == ModuleKernels::Residual::kFp32);
+}
 
 void add_train_metrics(LayerSpec& loss, const Plan& plan) {
   for (std::int64_t m = 0; m < plan.kernels.train_metrics; ++m) {

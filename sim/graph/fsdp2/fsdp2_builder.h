@@ -185,6 +185,7 @@ class Fsdp2 final : public StepBuilder {
   void compute_loss(std::int32_t layer);
   void hold_logits(std::int32_t layer);
   void drop_head_inputs();
+  bool casts_logits(std::int32_t head) const;
   void run_backward();
   void run_layer(EventKind kind, std::int32_t layer);
   void run_part(EventKind kind, std::int32_t layer, std::size_t segment);

@@ -116,8 +116,8 @@ void find_borders(const Plan& plan, LayerRole role, std::int64_t block, std::int
     case LayerRole::kHead:
       variant.begins_unit =
           units.head == UnitPlacement::kOwn && units.embedding != UnitPlacement::kWithHead;
-
-      variant.ends_unit = true;
+      // (A loss inside the root's forward comes before the root's cast.)
+      variant.ends_unit = !plan.loss_in_forward || !in_root(units, role);
       return;
     case LayerRole::kLoss:
     case LayerRole::kInner:
