@@ -233,6 +233,11 @@ class Rewriter {
   }
 
   void add_product(Operation op) {
+    if (is_fp32_experts(op)) {
+      const Index rows = op.inputs.front();
+      if (!is_fp32(rows)) replace(op, rows, cast(rows, ElementType::kFp32));
+      return push(std::move(op));
+    }
     for (const Index t : Indices(op.inputs)) {
       if (is_fp32(t)) replace(op, t, cast(t, ElementType::kCompute));
     }
@@ -247,6 +252,15 @@ class Rewriter {
       op.released.push_back(copy);
     }
     push(std::move(op));
+  }
+
+  // Autocast has no rule for grouped_mm: transformers gives the rows their weights' dtype
+  // (integrations/moe.py, _grouped_mm).
+  bool is_fp32_experts(const Operation& op) const {
+    const DType held =
+        plan_.runtime.kind == RuntimeKind::kDdp ? plan_.master_dtype : plan_.param_dtype;
+    return is_autocast_ && held == DType::kFp32 && op.groups > 1 &&
+           plan_.experts == ExpertKernels::kTransformers;
   }
 
   void add_norm(Operation op) {
