@@ -28,6 +28,7 @@
 
 #include "models/layers/family_rows.h"
 #include "models/layers/layer_tensors.h"
+#include "models/layers/module_kernels.h"
 #include "sim/graph/layers/given_mask.h"
 
 namespace foreshard {
@@ -462,6 +463,18 @@ void give_mask(LayerSpec& layer, const Plan& plan, bool windowed, AttentionKerne
   add_tensor(layer, std::move(mask));
 }
 
+// The first block of a stack returns what it added to its scores, and the others are given it.
+void give_bias(LayerSpec& layer, const Plan& plan, const Operation& op) {
+  const bool crosses = op.name.starts_with("cross");
+  TensorSpec bias = {.name = std::string(kGivenMask) + (crosses               ? ": zeros"
+                                                        : op.attention.causal ? ": decoder's bias"
+                                                                              : ": bias")};
+  if (!crosses && is_under_autocast(plan)) bias.type = ElementType::kFp32;  // as it is looked up
+  bias.per_position =
+      checked_multiply(op.attention.heads, layer.domain.length(plan.batch.sequence));
+  add_tensor(layer, std::move(bias));
+}
+
 // Chunks are to the kernel what packed documents are.
 void attend_in_chunks(AttentionShape& shape, std::int64_t sequence) {
   const std::int64_t window = std::exchange(shape.window, 0);
@@ -489,6 +502,7 @@ void apply_attention(LayerSpec& layer, const Plan& plan, std::string_view family
     const std::int64_t sequence = layer.domain.length(plan.batch.sequence);
     const bool masked = is_masked(plan, code, op.attention, sequence);
     const ScoreBias bias = bias_of(code, op, plan);
+    if (bias != ScoreBias::kNone) give_bias(layer, plan, op);
     const AttentionKernel kernel = dispatched(plan, code, op.attention, masked, bias);
     const bool by_scores = kernel == AttentionKernel::kEager && op.attention.causal;
     const bool by_sdpa =

@@ -498,6 +498,18 @@ void add_column_sums(LayerSpec& layer) {
   }
 }
 
+// --- tied weights in two units ---
+
+// The head's is a parameter of the head's name.
+void untie(LayerSpec& layer) {
+  for (const Operation& op : layer.operations) {
+    for (const Index p : op.parameters) {
+      ParameterSpec& parameter = layer.parameters[static_cast<std::size_t>(p)];
+      if (std::exchange(parameter.tied, false)) parameter.name = op.name + ".weight";
+    }
+  }
+}
+
 // --- packed documents ---
 
 // A fused kernel over the documents of a sequence skips what lies between them (flash attention's
@@ -512,6 +524,9 @@ void pack(ModelSpec& model, std::int64_t documents) {
 }  // namespace
 
 ModelSpec with_variants(ModelSpec model, const Plan& plan) {
+  if (plan.runtime.kind == RuntimeKind::kFsdp2 && parts_tied(plan.units)) {
+    for (LayerSpec& layer : model.kinds) untie(layer);
+  }
   if (plan.units.table_alone) {
     for (LayerSpec& layer : model.kinds) separate_table(layer, plan.units);
     split_head_bias(model, plan);

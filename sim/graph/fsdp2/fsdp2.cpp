@@ -92,6 +92,7 @@ RecordedStep Fsdp2::build(StepNumber step, Log keep, const std::vector<std::int3
   repeat_ = &repeat;
   persistent_memory(step);
   if (framed() && step != StepNumber::kFirst) hold_gradients();
+  if (!framed()) hold_unstepped_gradients();
   for (std::int32_t unit : stale) {
     Gather& gather = group(unit).gather;
     gather.pending = true;
