@@ -362,9 +362,12 @@ bool is_concatenated(const LayerSpec& layer, Index t) {
 }
 
 // transformers' create_position_bias_mask (integrations/sdpa_attention.py): the bias laid out by
-// heads, anew in every block, or where() of it and the causal mask. Its gradient has every sequence
-// and is summed up to the bias's.
-void add_bias_mask(LayerSpec& layer, Written& out, Operation& op, const Plan& plan) {
+// heads, anew in every block, or where() of it and the causal mask; zeros are those of the first
+// block. A learned one's gradient has every sequence and is summed up to the bias's.
+void add_bias_mask(LayerSpec& layer, Written& out, Operation& op, const Plan& plan,
+                   ScoreBias bias) {
+  const bool learned = bias == ScoreBias::kLearned;
+  if (!learned && !plan.batch.padded && layer.joins < 0) return;
   const std::int64_t sequence = layer.domain.length(plan.batch.sequence);
   const std::int64_t pairs = checked_multiply(op.attention.heads, sequence);
   const auto made = [&](const char* name, ElementType type, std::int64_t per_position) {
@@ -386,6 +389,7 @@ void add_bias_mask(LayerSpec& layer, Written& out, Operation& op, const Plan& pl
   op.saved.push_back(mask);
   op.released.push_back(mask);
   op.attention.causal = false;
+  if (!learned) return;
   op.backward_workspace.push_back(
       add_tensor(layer, {.name = "bias.grad of all", .per_token = pairs}));
   if (terms.empty()) {  // (else it is the mask's gradient)
@@ -415,8 +419,8 @@ std::vector<Operation> fused(LayerSpec& layer, Operation op, const Plan& plan, b
     }
     op.attention.kv_heads = op.attention.heads;
   }
-  if (bias == ScoreBias::kLearned) {
-    add_bias_mask(layer, out, op, plan);
+  if (bias != ScoreBias::kNone) {
+    add_bias_mask(layer, out, op, plan, bias);
   } else if (masked) {  // of 16 bits, made of the boolean one at every call; nothing is skipped
     const std::int64_t sequence = layer.domain.length(plan.batch.sequence);
     const Index mask = out.pass("mask", Function::kCopy, {},
