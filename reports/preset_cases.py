@@ -110,7 +110,7 @@ def scored(args, name, case, folder):
         return {"failed": failure}
     if args.record:
         args.record.mkdir(parents=True, exist_ok=True)
-        said = ("trainer", "version", "run", "set") + (("program", "unsaid") if case["program"] == "hf_trainer" else ())
+        said = ("trainer", "version", "run", "set") + (("program", "unsaid", "null") if name.startswith("drawn_") else ())
         row = {"id": name, "case": {key: case[key] for key in said}, "config": case["config"], "result": result}
         (args.record / f"{name}.json").write_text(json.dumps(row, separators=(",", ":")))
     return compared(args.bin / "foreshard", words(case, folder), result)
