@@ -285,6 +285,12 @@ void widen_losses(LayerSpec& layer, const Plan& plan) {
   ops.back().released.push_back(returned);
 }
 
+bool keeps_compute_dtype(const LayerSpec& loss) {
+  const Operation& first = loss.operations.front();
+  return first.function == Function::kLogSoftmax &&
+         tensor(loss, first.outputs.front()).type == ElementType::kCompute;
+}
+
 void apply_loss(LayerSpec& layer, const Plan& plan) {
   switch (plan.loss.kind) {
     case Loss::Kind::kEagerCompute:
@@ -294,9 +300,7 @@ void apply_loss(LayerSpec& layer, const Plan& plan) {
       smooth_labels(layer, plan);
       return;
     case Loss::Kind::kEager:
-      if (is_under_autocast(plan) && layer.operations.front().function == Function::kLogSoftmax) {
-        return widen_losses(layer, plan);
-      }
+      if (is_under_autocast(plan) && keeps_compute_dtype(layer)) return widen_losses(layer, plan);
       if (plan.logits == Logits::kHeld) {
         // The first operation is the cast; its gradient is the last to be made. (What is held
         // beyond it, of logits as they are, is the runtime's.) Of fully_shard's and DeepSpeed's
