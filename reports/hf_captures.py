@@ -30,23 +30,27 @@ NORM = 1 << 16  # bytes: norms and losses have fewer
 
 def step_collectives(capture):
     """Of the steady step: kind, unit, bytes in, bytes out, dtype, ranks, where; the last is not known here."""
-    names, ranks, rows, steps = {}, {}, [], []
+    names, ranks, rows, steps, threads = {}, {}, [], [], set()
     for line in (capture / "calls.txt").read_text().splitlines():
         letter, *rest = line.split(" ")
         if letter == "N":
             names[int(rest[0])] = rest[1]
         elif letter == "K":
             ranks[rest[2]] = int(rest[3])
+        elif letter in "LG":
+            threads.add(rest[1])
         elif letter == "H" and names[int(rest[2])] == "step":
+            if steps and not threads - {rest[1]}:  # no backward since: the step's next optimizer, or group of parameters
+                rows = steps.pop() + rows
             steps.append(rows)
-            rows = []
+            rows, threads = [], set()
         elif letter == "X" and names[int(rest[4])] in KINDS:
             kind, whole, group = names[int(rest[4])], int(rest[5]), ranks[rest[3]]
             sent = whole // group if kind == "all_gather" else whole
             received = whole // group if kind == "reduce_scatter" else whole
             is_norm = kind == "all_reduce" and whole < NORM
             rows.append(["functional_all_reduce" if is_norm else kind, "", sent, received, NCCL.get(int(rest[6]), "?"), 0 if is_norm else group, ""])
-    return [rows for rows in steps if rows][-1]  # a list of optimizers may be one, too, and end the step again
+    return [rows for rows in steps if rows][-1]
 
 
 def record(file, data, program, capture):

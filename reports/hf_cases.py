@@ -50,6 +50,8 @@ def words(case, version):
         keys["batch.padded"] = "true"
     if c.get("hsdp"):
         keys["mesh.replicate"], keys["mesh.shard"] = c["hsdp"]
+    if c["fsdp"].get("transformer_cls_names_to_wrap"):
+        keys["units.blocks"] = "own"
     if c["fsdp"].get("cpu_offload"):
         keys["offload"] = "cpu"
     if c["fsdp"].get("reshard_after_forward") is False:

@@ -23,7 +23,7 @@ from hf_captures import step_collectives  # noqa: E402
 from hf_cases import WORKSPACES, recorded, same, scheduled  # noqa: E402
 
 HERE = pathlib.Path(__file__).resolve().parent / "presets"
-WORLD = 8
+WORLD, STEPS = 8, 3
 
 
 def captured(args, case, folder):
@@ -55,7 +55,8 @@ def captured(args, case, folder):
     most = case["run"].get("deepspeed", {}).get("stage3_param_persistence_threshold", 100_000) * 2 if stage == 3 else 1 << 62
     while stage and told and told[0][0] == "all_gather" and max(told[0][2:4]) <= most:
         told.append(told.pop(0))
-    result = {"versions": versions, "steps": [json.loads(said[-1])], "collectives": told, "unsaid": len(rows) - len(told)}
+    last = [json.loads(line) for line in said[-max(1, len(said) // STEPS):]]  # an optimizer may step its groups one by one
+    result = {"versions": versions, "steps": [{key: max(row[key] for row in last) for key in last[0]}], "collectives": told, "unsaid": len(rows) - len(told)}
     kept.write_text(json.dumps(result))
     return result, ""
 
@@ -109,7 +110,7 @@ def scored(args, name, case, folder):
         return {"failed": failure}
     if args.record:
         args.record.mkdir(parents=True, exist_ok=True)
-        said = ("trainer", "version", "run", "set") + (("program", "unsaid") if case["program"] == "hf_trainer" else ())
+        said = ("trainer", "version", "run", "set") + (("program", "unsaid", "null") if name.startswith("drawn_") else ())
         row = {"id": name, "case": {key: case[key] for key in said}, "config": case["config"], "result": result}
         (args.record / f"{name}.json").write_text(json.dumps(row, separators=(",", ":")))
     return compared(args.bin / "foreshard", words(case, folder), result)

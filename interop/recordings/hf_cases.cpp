@@ -71,8 +71,9 @@ void add_fsdp(const ConfigNode& options, SetKeys& plan) {
       if (item.value.as_bool()) plan.add("offload", "cpu");
     } else if (item.key == "reshard_after_forward") {
       if (!item.value.as_bool()) plan.add("reshard_after_forward", "never");
-    } else if (item.key != "transformer_cls_names_to_wrap" &&
-               item.key != "cpu_ram_efficient_loading") {
+    } else if (item.key == "transformer_cls_names_to_wrap") {
+      plan.add("units.blocks", "own");
+    } else if (item.key != "cpu_ram_efficient_loading") {
       throw Error(ExitCode::kMissingCapability,
                   item.value.error("no plan has this option of the plugin").what());
     }

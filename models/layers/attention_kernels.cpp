@@ -28,6 +28,7 @@
 
 #include "models/layers/family_rows.h"
 #include "models/layers/layer_tensors.h"
+#include "models/layers/module_kernels.h"
 #include "sim/graph/layers/given_mask.h"
 
 namespace foreshard {
@@ -62,9 +63,9 @@ constexpr FamilyCode kFamilyCode[] = {
     {.family = "llama4", .flexible = true, .chunked = true},
 };
 
-// What is added to the scores. kLearned: a bias that wants its gradient, which no fused kernel of
-// PyTorch's takes. kZeros: a mask that masks nothing, given to cross attention; transformers makes
-// it want a gradient where blocks are checkpointed.
+// What is added to the scores. kLearned: a bias that wants its gradient, which the memory-efficient
+// kernel alone makes. kZeros: a mask that masks nothing, given to cross attention; transformers
+// makes it want a gradient where blocks are checkpointed.
 enum class ScoreBias : std::uint8_t { kNone, kLearned, kZeros };
 ScoreBias bias_of(const FamilyCode& code, const Operation& op, const Plan& plan) {
   if (!code.biased) return ScoreBias::kNone;
@@ -91,7 +92,7 @@ AttentionKernel dispatched(const Plan& plan, const FamilyCode& code, const Atten
   using enum AttentionKernel;
   constexpr std::int64_t kWidestHead = 256;
   const AttentionKernel asked = plan.attention == kFlashAllHeads ? kFlash : plan.attention;
-  if (bias == ScoreBias::kLearned && asked != kEager) return kMath;
+  if (bias == ScoreBias::kLearned && asked != kEager && asked != kMath) return kEfficient;
   if (asked != kFlash && asked != kCudnn && asked != kEfficient) return asked;
   if (code.only_eager) return kEager;
   const bool groups =
@@ -360,8 +361,47 @@ bool is_concatenated(const LayerSpec& layer, Index t) {
   });
 }
 
+// transformers' create_position_bias_mask (integrations/sdpa_attention.py): the bias laid out by
+// heads, anew in every block, or where() of it and the causal mask; zeros are those of the first
+// block. A learned one's gradient has every sequence and is summed up to the bias's.
+void add_bias_mask(LayerSpec& layer, Written& out, Operation& op, const Plan& plan,
+                   ScoreBias bias) {
+  const bool learned = bias == ScoreBias::kLearned;
+  if (!learned && !plan.batch.padded && layer.joins < 0) return;
+  const std::int64_t sequence = layer.domain.length(plan.batch.sequence);
+  const std::int64_t pairs = checked_multiply(op.attention.heads, sequence);
+  const auto made = [&](const char* name, ElementType type, std::int64_t per_position) {
+    TensorSpec spec = {.name = name, .type = type};
+    (plan.batch.padded ? spec.per_token : spec.per_position) = per_position;
+    return add_tensor(layer, std::move(spec));
+  };
+  Indices terms;
+  if (op.inputs.size() > 3) terms.push_back(op.inputs.back());
+  const Index mask = out.pass("bias_mask", Function::kCopy, terms,
+                              made("bias_mask", ElementType::kCompute, pairs));
+  out.last().gradient = terms.empty() ? GradientRule::kNone : GradientRule::kAlias;
+  if (op.attention.causal || plan.batch.padded) {
+    const Index seen = made("seen", ElementType::kByte, sequence);
+    out.last().outputs.push_back(seen);
+    out.last().saved = {seen};
+    out.release({seen});
+  }
+  op.saved.push_back(mask);
+  op.released.push_back(mask);
+  op.attention.causal = false;
+  if (!learned) return;
+  op.backward_workspace.push_back(
+      add_tensor(layer, {.name = "bias.grad of all", .per_token = pairs}));
+  if (terms.empty()) {  // (else it is the mask's gradient)
+    op.backward_workspace.push_back(
+        add_tensor(layer, {.name = "bias.grad", .per_position = pairs}));
+  } else {
+    op.inputs.back() = mask;
+  }
+}
+
 std::vector<Operation> fused(LayerSpec& layer, Operation op, const Plan& plan, bool masked,
-                             AttentionKernel kernel) {
+                             AttentionKernel kernel, ScoreBias bias) {
   const bool efficient = kernel == AttentionKernel::kEfficient;
   // (transformers' code; others concatenate rows of heads.)
   const bool by_heads = !efficient && plan.kernels.rope == ModuleKernels::Rope::kReal &&
@@ -379,7 +419,9 @@ std::vector<Operation> fused(LayerSpec& layer, Operation op, const Plan& plan, b
     }
     op.attention.kv_heads = op.attention.heads;
   }
-  if (masked) {  // of 16 bits, made of the boolean one at every call; nothing is skipped
+  if (bias != ScoreBias::kNone) {
+    add_bias_mask(layer, out, op, plan, bias);
+  } else if (masked) {  // of 16 bits, made of the boolean one at every call; nothing is skipped
     const std::int64_t sequence = layer.domain.length(plan.batch.sequence);
     const Index mask = out.pass("mask", Function::kCopy, {},
                                 out.activation("mask", sequence, ElementType::kCompute));
@@ -425,6 +467,18 @@ void give_mask(LayerSpec& layer, const Plan& plan, bool windowed, AttentionKerne
   add_tensor(layer, std::move(mask));
 }
 
+// The first block of a stack returns what it added to its scores, and the others are given it.
+void give_bias(LayerSpec& layer, const Plan& plan, const Operation& op) {
+  const bool crosses = op.name.starts_with("cross");
+  TensorSpec bias = {.name = std::string(kGivenMask) + (crosses               ? ": zeros"
+                                                        : op.attention.causal ? ": decoder's bias"
+                                                                              : ": bias")};
+  if (!crosses && is_under_autocast(plan)) bias.type = ElementType::kFp32;  // as it is looked up
+  bias.per_position =
+      checked_multiply(op.attention.heads, layer.domain.length(plan.batch.sequence));
+  add_tensor(layer, std::move(bias));
+}
+
 // Chunks are to the kernel what packed documents are.
 void attend_in_chunks(AttentionShape& shape, std::int64_t sequence) {
   const std::int64_t window = std::exchange(shape.window, 0);
@@ -452,6 +506,7 @@ void apply_attention(LayerSpec& layer, const Plan& plan, std::string_view family
     const std::int64_t sequence = layer.domain.length(plan.batch.sequence);
     const bool masked = is_masked(plan, code, op.attention, sequence);
     const ScoreBias bias = bias_of(code, op, plan);
+    if (bias != ScoreBias::kNone) give_bias(layer, plan, op);
     const AttentionKernel kernel = dispatched(plan, code, op.attention, masked, bias);
     const bool by_scores = kernel == AttentionKernel::kEager && op.attention.causal;
     const bool by_sdpa =
@@ -463,7 +518,7 @@ void apply_attention(LayerSpec& layer, const Plan& plan, std::string_view family
     std::vector<Operation> made = kernel == AttentionKernel::kMath ? math(layer, op, plan, bias)
                                   : kernel == AttentionKernel::kEager
                                       ? eager(layer, op, plan, code)
-                                      : fused(layer, std::move(op), plan, masked, kernel);
+                                      : fused(layer, std::move(op), plan, masked, kernel, bias);
     layer.operations.insert(layer.operations.begin() + static_cast<std::ptrdiff_t>(o),
                             std::make_move_iterator(made.begin()),
                             std::make_move_iterator(made.end()));

@@ -69,16 +69,6 @@ constexpr EagerNorms kEagerNorms[] = {
     {.family = "t5", .normalizes_input = true},
 };
 
-// DistributedDataParallel's parameters are leaves, whose casts autocast's cache keeps
-// (sim/graph/ddp): the plan's dtypes say so, and kernels.residual that fp32 flows between them.
-bool is_under_autocast(const Plan& plan) {
-  return plan.autocast.has_value() ||
-         (plan.runtime.kind == RuntimeKind::kDdp &&
-          plan.ddp.mixed_precision == DdpOptions::MixedPrecision::kAutocast &&
-          plan.param_dtype != plan.master_dtype &&
-          plan.kernels.residual == ModuleKernels::Residual::kFp32);
-}
-
 // Autocast makes fp32 of what leaves it, whatever the norms within blocks are.
 bool ends_in_layer_norm(const LayerSpec& layer) {
   return layer.role == LayerRole::kFinalNorm && !layer.operations.empty() &&
@@ -243,6 +233,11 @@ class Rewriter {
   }
 
   void add_product(Operation op) {
+    if (is_fp32_experts(op)) {
+      const Index rows = op.inputs.front();
+      if (!is_fp32(rows)) replace(op, rows, cast(rows, ElementType::kFp32));
+      return push(std::move(op));
+    }
     for (const Index t : Indices(op.inputs)) {
       if (is_fp32(t)) replace(op, t, cast(t, ElementType::kCompute));
     }
@@ -257,6 +252,15 @@ class Rewriter {
       op.released.push_back(copy);
     }
     push(std::move(op));
+  }
+
+  // Autocast has no rule for grouped_mm: transformers gives the rows their weights' dtype
+  // (integrations/moe.py, _grouped_mm).
+  bool is_fp32_experts(const Operation& op) const {
+    const DType held =
+        plan_.runtime.kind == RuntimeKind::kDdp ? plan_.master_dtype : plan_.param_dtype;
+    return is_autocast_ && held == DType::kFp32 && op.groups > 1 &&
+           plan_.experts == ExpertKernels::kTransformers;
   }
 
   void add_norm(Operation op) {
@@ -493,6 +497,16 @@ class Rewriter {
 };
 
 }  // namespace
+
+// DistributedDataParallel's parameters are leaves, whose casts autocast's cache keeps
+// (sim/graph/ddp): the plan's dtypes say so, and kernels.residual that fp32 flows between them.
+bool is_under_autocast(const Plan& plan) {
+  return plan.autocast.has_value() ||
+         (plan.runtime.kind == RuntimeKind::kDdp &&
+          plan.ddp.mixed_precision == DdpOptions::MixedPrecision::kAutocast &&
+          plan.param_dtype != plan.master_dtype &&
+          plan.kernels.residual == ModuleKernels::Residual::kFp32);
+}
 
 void add_train_metrics(LayerSpec& loss, const Plan& plan) {
   for (std::int64_t m = 0; m < plan.kernels.train_metrics; ++m) {

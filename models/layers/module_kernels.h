@@ -15,6 +15,9 @@ namespace foreshard {
 // Precondition: the model is as build_model makes it for Stack::kEager, or after with_adapters.
 ModelSpec with_module_kernels(ModelSpec model, const Plan& plan);
 
+// Whether parameters in dtype.master meet autocast's casts.
+bool is_under_autocast(const Plan& plan);
+
 // kernels.train_metrics, into a loss layer whose operations are final.
 void add_train_metrics(LayerSpec& loss, const Plan& plan);
 

@@ -5,9 +5,9 @@
 // gathered back and summed over the experts of a token, all in the compute dtype; what goes into a
 // product and comes out has the rows of other ranks' experts set to zero. Kept: softmax its output,
 // top-k and the gathers their indices, products their inputs, the weighing both of its factors.
-// What a shared expert makes is added behind. Routers whose scores have a factor
-// (DeepseekV3TopkRouter, Glm4MoeTopkRouter) multiply fp32 copies of the rows and of their weight,
-// and the scores stay fp32, so that rows that they weigh are, too.
+// What a shared expert makes is added behind, wherever it is made. Routers whose scores have a
+// factor (DeepseekV3TopkRouter, Glm4MoeTopkRouter) multiply fp32 copies of the rows and of their
+// weight, and the scores stay fp32, so that rows that they weigh are, too.
 //
 // The layer's operations from the router's logits to the sum stand in for each other: those of the
 // shared expert stay, weights of gate and up become one.
@@ -15,9 +15,11 @@
 
 #include <algorithm>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "models/layers/family_rows.h"
 #include "sim/base/integers.h"
 
 namespace foreshard {
@@ -26,9 +28,20 @@ namespace {
 using Index = std::int16_t;
 using Indices = std::vector<Index>;
 
+// What the code of a family does beyond its operations (models/FAMILY/modeling_FAMILY.py, 5.24).
+struct MixtureCode {
+  std::string_view family;
+  bool shared_first = false;  // the shared expert runs in front of router and experts
+};
+constexpr MixtureCode kMixtureCode[] = {
+    {.family = "qwen2_moe", .shared_first = true},
+    {.family = "hunyuan_v1_moe", .shared_first = true},
+};
+
 class ExpertRewriter {
  public:
-  explicit ExpertRewriter(LayerSpec& layer) : layer_(layer) {}
+  ExpertRewriter(LayerSpec& layer, std::string_view family)
+      : layer_(layer), shared_first_(row_of(kMixtureCode, family).shared_first) {}
 
   void run() {
     std::vector<Operation> old = std::exchange(layer_.operations, {});
@@ -56,6 +69,7 @@ class ExpertRewriter {
     const auto shared_end = named("expert_output_to_fp32");
     layer_.operations.assign(std::make_move_iterator(old.begin()), std::make_move_iterator(begin));
     const Index logits = begin->inputs.front();
+    const auto router = static_cast<std::ptrdiff_t>(layer_.operations.size()) - 1;
     const bool normalizes =
         std::any_of(begin, end, [](const Operation& op) { return op.name == "normalize"; });
     const Operation& topk = *std::find_if(
@@ -70,11 +84,14 @@ class ExpertRewriter {
     const Index sum = shares ? tensor("routed_output", hidden_) : output;
     combine(sum);
     if (shares) {
+      const auto shared = static_cast<std::ptrdiff_t>(layer_.operations.size());
       for (auto op = last + 1; op != shared_end; ++op) {
         for (Index& p : op->parameters) p = place(p);
         layer_.operations.push_back(std::move(*op));
       }
       const Index made = layer_.operations.back().outputs.front();
+      const auto all = layer_.operations.begin();
+      if (shared_first_) std::rotate(all + router, all + shared, layer_.operations.end());
       Operation& add = push("add_shared", Function::kAdd, {sum, made}, output);
       add.gradient = GradientRule::kAlias;
       add.released = {sum, made};
@@ -260,6 +277,7 @@ class ExpertRewriter {
   ElementType weights_type() const { return scales_ ? ElementType::kFp32 : ElementType::kCompute; }
 
   LayerSpec& layer_;
+  const bool shared_first_;
   bool scales_ = false;
   std::int64_t top_k_ = 1, hidden_ = 0;
   Index expert_ = 0, weights_ = 0, sorted_weights_ = 0, order_ = 0, rows_ = 0, offsets_ = 0,
@@ -270,6 +288,8 @@ class ExpertRewriter {
 
 }  // namespace
 
-void use_transformers_experts(LayerSpec& layer) { ExpertRewriter(layer).run(); }
+void use_transformers_experts(LayerSpec& layer, std::string_view family) {
+  ExpertRewriter(layer, family).run();
+}
 
 }  // namespace foreshard

@@ -244,6 +244,53 @@ void smooth_labels(LayerSpec& layer, const Plan& plan) {
   ops.insert(ops.begin() + at, std::move(shift));
 }
 
+// A model that gives its loss the logits as they are, under autocast: log_softmax keeps their
+// dtype, nll_loss is one of the operations that autocast casts for. Then the model returns, and
+// Accelerate's prepare_model makes fp32 of its outputs, of which a DistributedDataParallel that
+// looks for unused parameters makes a copy (_DDPSink).
+void widen_losses(LayerSpec& layer, const Plan& plan) {
+  const auto fp32 = [&](const char* name) {
+    TensorSpec spec = tensor(layer, 0);
+    spec.name = name;
+    spec.type = ElementType::kFp32;
+    return add_tensor(layer, std::move(spec));
+  };
+  const auto pass = [](const char* name, Function function, Index from, Index to) {
+    Operation op;
+    op.name = name;
+    op.function = function;
+    op.inputs = {from};
+    op.outputs = {to};
+    return op;
+  };
+  const Index wide = fp32("log_probabilities_fp32"), outputs = fp32("logits_fp32");
+  std::vector<Operation>& ops = layer.operations;
+  const Index probabilities = ops.front().outputs.front();
+  Operation& nll = ops.back();
+  nll.inputs = {wide};
+  std::replace(nll.saved.begin(), nll.saved.end(), probabilities, wide);
+  nll.released = {probabilities, wide};
+  ops.insert(ops.begin() + 1, pass("to_fp32", Function::kCast, probabilities, wide));
+  ops.push_back(pass("outputs_to_fp32", Function::kCast, 0, outputs));
+  ops.back().gradient = GradientRule::kNone;
+  ops.back().released = {0};
+  Index returned = outputs;
+  if (plan.runtime.kind == RuntimeKind::kDdp && plan.ddp.find_unused_parameters) {
+    returned = fp32("logits_copy");
+    ops.push_back(pass("outputs_copy", Function::kCopy, outputs, returned));
+    ops.back().gradient = GradientRule::kNone;
+    ops.back().released = {outputs};
+  }
+  if (plan.logits == Logits::kHeld) ops.front().saved.push_back(returned);
+  ops.back().released.push_back(returned);
+}
+
+bool keeps_compute_dtype(const LayerSpec& loss) {
+  const Operation& first = loss.operations.front();
+  return first.function == Function::kLogSoftmax &&
+         tensor(loss, first.outputs.front()).type == ElementType::kCompute;
+}
+
 void apply_loss(LayerSpec& layer, const Plan& plan) {
   switch (plan.loss.kind) {
     case Loss::Kind::kEagerCompute:
@@ -253,11 +300,14 @@ void apply_loss(LayerSpec& layer, const Plan& plan) {
       smooth_labels(layer, plan);
       return;
     case Loss::Kind::kEager:
+      if (is_under_autocast(plan) && keeps_compute_dtype(layer)) return widen_losses(layer, plan);
       if (plan.logits == Logits::kHeld) {
         // The first operation is the cast; its gradient is the last to be made. (What is held
-        // beyond it, of logits as they are, is the runtime's.)
+        // beyond it, of logits as they are, is the runtime's.) Of fully_shard's and DeepSpeed's
+        // modules the outputs stay as they are.
         Operation& first = layer.operations.front();
-        first.saved.push_back(plan.loss_in_forward ? first.inputs.front() : first.outputs.front());
+        const bool as_they_are = plan.loss_in_forward || is_zero(plan.runtime.kind);
+        first.saved.push_back(as_they_are ? first.inputs.front() : first.outputs.front());
       }
       return;
     case Loss::Kind::kCompiled:
@@ -452,6 +502,18 @@ void add_column_sums(LayerSpec& layer) {
   }
 }
 
+// --- tied weights in two units ---
+
+// The head's is a parameter of the head's name.
+void untie(LayerSpec& layer) {
+  for (const Operation& op : layer.operations) {
+    for (const Index p : op.parameters) {
+      ParameterSpec& parameter = layer.parameters[static_cast<std::size_t>(p)];
+      if (std::exchange(parameter.tied, false)) parameter.name = op.name + ".weight";
+    }
+  }
+}
+
 // --- packed documents ---
 
 // A fused kernel over the documents of a sequence skips what lies between them (flash attention's
@@ -466,6 +528,9 @@ void pack(ModelSpec& model, std::int64_t documents) {
 }  // namespace
 
 ModelSpec with_variants(ModelSpec model, const Plan& plan) {
+  if (plan.runtime.kind == RuntimeKind::kFsdp2 && parts_tied(plan.units)) {
+    for (LayerSpec& layer : model.kinds) untie(layer);
+  }
   if (plan.units.table_alone) {
     for (LayerSpec& layer : model.kinds) separate_table(layer, plan.units);
     split_head_bias(model, plan);
@@ -476,7 +541,7 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
   if (plan.experts == ExpertKernels::kLoop) {
     for (LayerSpec& layer : model.kinds) loop_over_experts(layer);
   } else if (plan.experts == ExpertKernels::kTransformers) {
-    for (LayerSpec& layer : model.kinds) use_transformers_experts(layer);
+    for (LayerSpec& layer : model.kinds) use_transformers_experts(layer, model.family);
   }
   if (plan.runtime.kind == RuntimeKind::kNative || plan.host == HostKind::kComputes) return model;
   model = with_module_kernels(std::move(model), plan);

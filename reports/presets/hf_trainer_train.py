@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """transformers' own Trainer, or a loop as Accelerate's examples have it, on a model of a few blocks and words of zeros.
 
-    hf_trainer_train.py CASE.json      `run`: arguments of TrainingArguments, `seq`, `dtype` of the model; with `loop`: accelerate also `accelerator` and `plugin` (its arguments); `model` is a config.json
+    hf_trainer_train.py CASE.json      `run`: arguments of TrainingArguments, `seq`, `padded`, `dtype` and `attn` of the model, `lora` (PEFT's arguments); `model` is a config.json
+with `loop`: accelerate also `accelerator`, `plugin`, `policy` (of mixed precision), `hsdp` (replicas, shards), `deepspeed` (arguments each), and `hold` the outputs
 """
 import tempfile
 
@@ -9,7 +10,7 @@ from watch import Words, said
 
 case = said()
 run = dict(case["run"])
-length, dtype, loop = run.pop("seq"), run.pop("dtype", "float32"), run.pop("loop", "trainer")
+length, dtype, loop, padded, lora, attention = run.pop("seq"), run.pop("dtype", "float32"), run.pop("loop", "trainer"), run.pop("padded", False), run.pop("lora", None), run.pop("attn", "sdpa")
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
@@ -17,35 +18,68 @@ import transformers  # noqa: E402
 
 def model():
     config = transformers.AutoConfig.for_model(**case["model"])
-    made = getattr(transformers, case["model"]["architectures"][0])._from_config(config, dtype=getattr(torch, dtype), attn_implementation=run.pop("attn", "sdpa"))
+    made = getattr(transformers, case["model"]["architectures"][0])._from_config(config, dtype=getattr(torch, dtype), attn_implementation=attention)
+    if lora:
+        import peft
+
+        made = peft.get_peft_model(made, peft.LoraConfig(**lora))
     return made.train()
+
+
+class Padded(Words):
+    """With the mask that a tokenizer gives; the last eighth counts for nothing."""
+
+    def __getitem__(self, at):
+        mask = torch.ones_like(self.ids)
+        mask[-(len(mask) // 8):] = 0
+        return {**super().__getitem__(at), "attention_mask": mask}
+
+
+def words():
+    return (Padded if padded else Words)(length)
 
 
 def trainer():
     with tempfile.TemporaryDirectory() as folder:
         args = transformers.TrainingArguments(output_dir=folder, max_steps=3, report_to="none", save_strategy="no", disable_tqdm=True, **run)
-        transformers.Trainer(model=model(), args=args, train_dataset=[Words(length)[0]] * 512).train()
+        transformers.Trainer(model=model(), args=args, train_dataset=[words()[0]] * 512).train()
+
+
+def policy():
+    """Of FSDP1 or FSDP2, whose keywords are the same but for outputs'."""
+    from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
+
+    dtypes = {key: getattr(torch, word) for key, word in run.get("policy", {}).items()}
+    return {"mixed_precision_policy": (MixedPrecision if run["plugin"]["fsdp_version"] == 1 else MixedPrecisionPolicy)(**dtypes)} if dtypes else {}
 
 
 def accelerate():
-    from accelerate import Accelerator, FullyShardedDataParallelPlugin
+    from accelerate import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin, ParallelismConfig
     from accelerate.utils import GradientAccumulationPlugin
 
-    accum = run.get("accum", 1)
-    plugin = FullyShardedDataParallelPlugin(**run["plugin"]) if run.get("plugin") else None
-    accelerator = Accelerator(fsdp_plugin=plugin, gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=accum, sync_each_batch=run.get("sync_each_batch", False)), **run.get("accelerator", {}))
+    accum, more = run.get("accum", 1), dict(run.get("accelerator", {}))
+    if run.get("plugin"):
+        more["fsdp_plugin"] = FullyShardedDataParallelPlugin(**run["plugin"], **policy())
+    if run.get("deepspeed"):
+        more["deepspeed_plugin"] = DeepSpeedPlugin(gradient_accumulation_steps=accum, **run["deepspeed"])
+    if run.get("hsdp"):
+        more["parallelism_config"] = ParallelismConfig(dp_replicate_size=run["hsdp"][0], dp_shard_size=run["hsdp"][1])
+    accelerator = Accelerator(gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=accum, sync_each_batch=run.get("sync_each_batch", False)), **more)
     made = model()
     if run.get("gradient_checkpointing"):
-        made.gradient_checkpointing_enable()
+        made.gradient_checkpointing_enable(**({"gradient_checkpointing_kwargs": {"use_reentrant": True}} if run.get("reentrant") else {}))
     kinds = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
     optimizer = kinds[run.get("optim", "adamw")](made.parameters(), lr=1e-4, **run.get("optim_args", {}))
-    loader = torch.utils.data.DataLoader(Words(length), batch_size=run["batch"])
+    loader = torch.utils.data.DataLoader(words(), batch_size=run["batch"])
     made, optimizer, loader = accelerator.prepare(made, optimizer, loader)
     for step, batch in enumerate(loader):
         if step == 3 * accum:
             break
         with accelerator.accumulate(made):
-            loss = made(**batch).loss
+            outputs = made(**batch)
+            loss = outputs.loss
+            if not run.get("hold"):
+                del outputs
             accelerator.backward(loss)
             if accelerator.sync_gradients and run.get("clip", True):
                 accelerator.clip_grad_norm_(made.parameters(), 1.0)

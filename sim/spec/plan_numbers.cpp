@@ -35,6 +35,10 @@ bool in_root(const Units& units, LayerRole role) {
   return false;
 }
 
+bool parts_tied(const Units& units) {
+  return units.embedding == UnitPlacement::kRoot && !in_root(units, LayerRole::kHead);
+}
+
 bool is_frozen(const Frozen& frozen, const LayerSpec& layer, std::int64_t block) {
   if (layer.unread || (layer.tower && frozen.tower)) return true;
   // Of a tower, only the blocks have numbers.

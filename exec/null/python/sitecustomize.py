@@ -441,14 +441,18 @@ def described_adapters(model):
     return {"rank": getattr(of, "r", 0), "targets": sorted(targets) if isinstance(targets, (set, list)) else targets, "dropout": getattr(of, "lora_dropout", 0.0)}
 
 
+def plain(document):
+    """JSON has no infinity; Accelerate has DeepSpeed print every infinite number of steps."""
+    return json.loads(json.dumps(document, default=str), parse_constant=str)
+
+
 def described_model(root):
     inner = getattr(root, "module", root)
     config = next((c for c in (getattr(m, "config", None) for m in (root, inner)) if hasattr(c, "to_dict")), None)
     seen = set()
     document = {"schema": "foreshard.capture.model/1", "class": type(root).__name__}
     if hasattr(config, "to_dict"):
-        # JSON has no infinity.
-        document["config"] = json.loads(json.dumps(config.to_dict(), default=str), parse_constant=str)
+        document["config"] = plain(config.to_dict())
         document["attention"] = getattr(config, "_attn_implementation", None)
     document["parameters"] = [
         {"name": n, "shape": list(p.shape), "dtype": str(p.dtype), "trainable": p.requires_grad} for n, p in root.named_parameters()
@@ -456,7 +460,7 @@ def described_model(root):
     document["units"] = [u for u in (described_unit(n, m, seen) for n, m in root.named_modules()) if u is not None]
     described_fsdp1(root, document)
     if type(root).__name__ == "DeepSpeedEngine":
-        document["deepspeed"] = root._config._param_dict
+        document["deepspeed"] = plain(root._config._param_dict)
     if type(root).__name__ == "DistributedDataParallel":
         document["ddp"] = described_ddp(root)
     if hasattr(inner, "peft_config"):

@@ -1,9 +1,13 @@
 // Optimizers mark the end of each step. A program with several of them (one per kind of parameter)
-// ends its step with the one that steps last. Without marks, the last p calls equal the p before
-// them, call by call: the smallest such p that holds a launch is the step.
+// ends its step with the one that steps last, and one that steps its groups of parameters one after
+// the other (DeepSpeed's) with the last before the next backward. Without marks, the last p calls
+// equal the p before them, call by call: the smallest such p that holds a launch is the step.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "sim/base/error.h"
 #include "sim/graph/capture/capture.h"
@@ -33,6 +37,15 @@ std::optional<StepRange> repeated(const Capture& capture) {
   return std::nullopt;
 }
 
+// Whether autograd's own thread launched something between two marks.
+bool has_backward(const Capture& capture, std::size_t from, std::size_t to) {
+  using enum CapturedCall::Kind;
+  return std::any_of(&capture.calls[from], &capture.calls[to], [&](const CapturedCall& call) {
+    return (call.kind == kLaunch || call.kind == kProduct) &&
+           call.thread != capture.calls[to].thread;
+  });
+}
+
 }  // namespace
 
 StepRange steady_step(const Capture& capture) {
@@ -51,10 +64,14 @@ StepRange steady_step(const Capture& capture) {
                             capture.path));
   }
   const std::int32_t last = capture.calls[marks.back()].name;
-  std::vector<std::size_t> ends;
+  std::vector<std::size_t> all, ends;
   for (const std::size_t mark : marks) {
-    if (capture.calls[mark].name == last) ends.push_back(mark);
+    if (capture.calls[mark].name != last) continue;
+    if (!all.empty() && !has_backward(capture, all.back(), mark)) ends.pop_back();
+    all.push_back(mark);
+    ends.push_back(mark);
   }
+  if (ends.size() < 2) ends = std::move(all);  // (a CUDA graph's backward is launched in one)
   if (ends.size() < 2) {
     throw Error(ExitCode::kInvalidInput,
                 fmt::format("{}: the program took 1 training step, of which the first is not like "

@@ -111,9 +111,11 @@ void Ddp::rebuild() {
 
 // --- forward ---
 
-namespace {
-bool is_cast(const ParameterSpec& p) { return !p.is_norm && !p.stored_as_computed; }
-}  // namespace
+// (It has no rule for the grouped products of transformers' experts.)
+bool Ddp::is_cast(const ParameterSpec& p) const {
+  return !p.is_norm && !p.stored_as_computed &&
+         !(p.is_expert && plan_.experts == ExpertKernels::kTransformers);
+}
 
 // Autocast casts the weights of matrix products once a forward. It lets go of them at its end,
 // which is that of the forward; backward keeps those of blocks that are not checkpointed, a

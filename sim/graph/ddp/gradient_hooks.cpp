@@ -106,7 +106,10 @@ void GradientHooks::run_forward() {
   }
   for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
     if (spec_of(l).role == LayerRole::kLoss) {
-      const bool is_behind = plan_.loss.kind == Loss::Kind::kSmoothed;  // the model's forward
+      // The model's forward; outputs that are made fp32 are, too, and more than the loss before.
+      const Function last = spec_of(l).operations.back().function;
+      const bool is_behind = plan_.loss.kind == Loss::Kind::kSmoothed ||
+                             last == Function::kCast || last == Function::kCopy;
       if (is_behind) forward_ended();
       compute_loss(l);
       if (!is_behind) forward_ended();

@@ -92,6 +92,7 @@ RecordedStep Fsdp2::build(StepNumber step, Log keep, const std::vector<std::int3
   repeat_ = &repeat;
   persistent_memory(step);
   if (framed() && step != StepNumber::kFirst) hold_gradients();
+  if (!framed()) hold_unstepped_gradients();
   for (std::int32_t unit : stale) {
     Gather& gather = group(unit).gather;
     gather.pending = true;
@@ -201,17 +202,23 @@ void Fsdp2::run_forward(bool training) {
 void Fsdp2::hold_logits(std::int32_t layer) {
   const std::int64_t count =
       elements(spec_of(layer).tensors.front(), plan_.batch.micro_batch, plan_.batch.sequence);
+  const DType type = plan_.output_dtype.value_or(plan_.compute_dtype());
   held_logits_ = allocate(MemoryCategory::kActivation, Stream::kCompute, -1,
-                          Bytes(checked_multiply(count, size_of(plan_.compute_dtype()))));
+                          Bytes(checked_multiply(count, size_of(type))));
 }
 
 // A model that computes its loss holds the name of what went into its head till then; its base
 // model has returned, and so let go of what went into the norm.
 void Fsdp2::drop_head_inputs() {
   for (std::int32_t l = 1; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
-    if (spec_of(l).role != LayerRole::kHead) continue;
+    if (spec_of(l).role != LayerRole::kHead || casts_logits(l)) continue;
     run_border(EventKind::kForward, l, LayerSegment::kAfter);
   }
+}
+
+// Whether the head's own unit hands on another dtype.
+bool Fsdp2::casts_logits(std::int32_t head) const {
+  return plan_.output_dtype.value_or(plan_.param_dtype) != plan_.param_dtype && !in_root_unit(head);
 }
 
 void Fsdp2::compute_loss(std::int32_t layer) {
@@ -237,10 +244,10 @@ void Fsdp2::forward_layer(std::int32_t layer) {
   // One function calls norm and head: what went into the norm is let go of after the head. Where
   // the head is the root's, its output is cast with the root's hooks.
   if (role == LayerRole::kFinalNorm && !loss_is_inside_) return;
-  if (role == LayerRole::kHead && loss_is_inside_) return;
+  if (role == LayerRole::kHead && loss_is_inside_ && !casts_logits(layer)) return;
   const bool root_casts = role == LayerRole::kHead && plan_.output_dtype && in_root_unit(layer);
   if (!root_casts) run_border(EventKind::kForward, layer, LayerSegment::kAfter);
-  if (role == LayerRole::kHead && layer > 0) {
+  if (role == LayerRole::kHead && layer > 0 && !loss_is_inside_) {
     run_border(EventKind::kForward, layer - 1, LayerSegment::kAfter);
   }
 }

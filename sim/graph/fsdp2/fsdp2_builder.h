@@ -185,6 +185,7 @@ class Fsdp2 final : public StepBuilder {
   void compute_loss(std::int32_t layer);
   void hold_logits(std::int32_t layer);
   void drop_head_inputs();
+  bool casts_logits(std::int32_t head) const;
   void run_backward();
   void run_layer(EventKind kind, std::int32_t layer);
   void run_part(EventKind kind, std::int32_t layer, std::size_t segment);
@@ -229,6 +230,7 @@ class Fsdp2 final : public StepBuilder {
   void read_splits(EventId row, std::int32_t layer, std::int8_t part);
   std::vector<std::int32_t> experts_listed(std::int32_t unit, std::int32_t target) const;
   void hold_gradients();
+  void hold_unstepped_gradients();
   bool recomputes_inside(std::int32_t layer) const;
   struct Scalar {
     std::int64_t bytes = 0;

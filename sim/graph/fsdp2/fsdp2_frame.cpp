@@ -20,6 +20,15 @@ constexpr std::int64_t kPosition = 4;  // int32
 
 }  // namespace
 
+// An optimizer forgets the gradients of what it steps.
+void Fsdp2::hold_unstepped_gradients() {
+  for (std::int32_t u = 0; u < count(); ++u) {
+    const std::int64_t elements = shape(u).unstepped_local_numel;
+    if (elements == 0) continue;
+    allocate_persistent(MemoryCategory::kShardedGrad, u, Bytes(elements * master_size()));
+  }
+}
+
 // Gradients and labels of the step before.
 void Fsdp2::hold_gradients() {
   if (!is_wrapped()) hold_plain_gradients();

@@ -19,8 +19,10 @@ std::vector<std::int64_t> kept_masks(const ModelSpec& model, const Plan& plan) {
       if (!is_mask || std::find(names.begin(), names.end(), tensor.name) != names.end()) continue;
       names.push_back(tensor.name);
       const std::int64_t count = elements(tensor, plan.batch.micro_batch, plan.batch.sequence);
-      const bool is_bytes = tensor.type == ElementType::kByte;
-      sizes.push_back(checked_multiply(count, is_bytes ? 1 : size_of(plan.compute_dtype())));
+      const std::int64_t size = tensor.type == ElementType::kByte   ? 1
+                                : tensor.type == ElementType::kFp32 ? size_of(DType::kFp32)
+                                                                    : size_of(plan.compute_dtype());
+      sizes.push_back(checked_multiply(count, size));
     }
   }
   return sizes;

@@ -116,8 +116,8 @@ void find_borders(const Plan& plan, LayerRole role, std::int64_t block, std::int
     case LayerRole::kHead:
       variant.begins_unit =
           units.head == UnitPlacement::kOwn && units.embedding != UnitPlacement::kWithHead;
-
-      variant.ends_unit = true;
+      // (A loss inside the root's forward comes before the root's cast.)
+      variant.ends_unit = !plan.loss_in_forward || !in_root(units, role);
       return;
     case LayerRole::kLoss:
     case LayerRole::kInner:
@@ -431,8 +431,12 @@ void LayerPrograms::derive(const LayerSpec& layer, ProgramOptions options,
     programs.later[mode] =
         std::make_shared<const LayerProgram>(build_layer_program(layer, options));
     programs.last[mode] = programs.later[mode];
+    // Of a table that stacks share the gradients are added up before anything is reduced, unless it
+    // is a unit by itself, which is reduced call by call.
+    const bool is_with_others = layer.role == LayerRole::kEmbedding &&
+                                (!setting_.tokens_are_a_unit || options.tied == Tying::kTokenTable);
     if (options.sharing == Sharing::kNone || setting_.existing != ExistingGradients::kAll ||
-        options.hooks) {
+        options.hooks || is_with_others) {
       continue;
     }
     options.existing =

@@ -108,7 +108,13 @@ void WeightGradients::store(const Operation& op) {
     return;
   }
   std::vector<Fresh> fresh = std::exchange(fresh_, {});
-  std::reverse(fresh.begin(), fresh.end());  // so the bias is first
+  // Of what a node hands on, the latest made goes first: a bias, for the weight is transposed
+  // before the product. Autocast, though, casts the last of its arguments first and the input at
+  // last.
+  const DType stored = graph_.options().stored;
+  const bool is_cast = !fresh.empty() && stored != graph_.dtype_of(fresh.front().parameter) &&
+                       stored == graph_.gradient_dtype_of(fresh.front().parameter);
+  if (!is_cast || op.transposed_weight) std::reverse(fresh.begin(), fresh.end());
   for (const Fresh& each : fresh) {
     if (settle(each)) writer_.free(each.slot);
     for (Index p : std::exchange(settled_, {})) store(p);

@@ -11,6 +11,7 @@
 
 #include "sim/base/error.h"
 #include "sim/spec/checks/plan_check.h"
+#include "sim/spec/fsdp2_version.h"
 #include "sim/spec/plan_keys.h"
 #include "sim/spec/preset.h"
 
@@ -21,6 +22,8 @@ constexpr std::pair<std::string_view, PlanValue> kPlanFacts[] = {
     {"host", [](const Plan& p) { return Json(p.host == HostKind::kComputes ? "cpu" : "device"); }},
     {"ranks", [](const Plan& p) { return Json(p.mesh.data_parallel()); }},
     {"runtime.kind", [](const Plan& p) { return Json(to_string(p.runtime.kind)); }},
+    {"runtime.minor",
+     [](const Plan& p) { return Json(fsdp2_minor(p.runtime.version).value_or(0)); }},
 };
 
 template <typename Holds>
@@ -61,8 +64,16 @@ constexpr std::pair<std::string_view, JobValue> kJobFacts[] = {
      [](const PlanDocument&, const ModelSpec& m) {
        return Json(m.image_tokens > 0 || !any_layer(m, reads_images));
      }},
+    {"model.family", [](const PlanDocument&, const ModelSpec& m) { return Json(m.family); }},
     {"model.norm_of_base",
      [](const PlanDocument&, const ModelSpec& m) { return Json(any_layer(m, is_norm_of_base)); }},
+    {"model.stacks_share_table",
+     [](const PlanDocument&, const ModelSpec& m) {
+       return Json(std::any_of(m.order.begin(), m.order.end(), [&](const LayerInstance& layer) {
+         return layer.same_as >= 0 &&
+                m.kinds[static_cast<std::size_t>(layer.kind)].role == LayerRole::kEmbedding;
+       }));
+     }},
     {"root_unit",
      [](const PlanDocument& d, const ModelSpec& m) { return Json(has_root_unit(d.plan, m)); }},
     {"ends_written",

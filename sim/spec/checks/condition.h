@@ -33,10 +33,10 @@ class Condition {
   // Of terms on keys and on facts of the plan.
   bool holds(const Plan& plan) const;
   // Of terms on facts of the job, too: model.tied, model.experts (parameters of three dimensions),
-  // model.images and model.words (what embeddings read), model.norm_of_base (the last norm is a
-  // child of the base model), root_unit (the plan makes a unit of the model), ends_written
-  // (somebody wrote where embedding or head go), trainer.minor (a large number where no version is
-  // said).
+  // model.images and model.words (what embeddings read), model.family, model.norm_of_base (the
+  // last norm is a child of the base model), model.stacks_share_table (as encoder and decoder do),
+  // root_unit (the plan makes a unit of the model), ends_written (somebody wrote where embedding or
+  // head go), trainer.minor (a large number where no version is said).
   bool holds(const PlanDocument& document, const ModelSpec& model) const;
 
  private:

@@ -261,7 +261,8 @@ Problem problem_of_reshard(const Plan& plan, const ModelSpec& model) {
 
 // Embedding and head of a tied model share one parameter, which only a unit that holds both can
 // have. torchtitan 0.2.2 gives each its own all the same, and ties them again before it makes the
-// optimizer: the head's then has a gradient and no step.
+// optimizer: the head's then has a gradient and no step. So does Accelerate where stacks of a model
+// look the table up through modules of their own (T5); PyTorch refuses it from 2.13 on.
 Problem problem_of_tying(const Plan& plan, const ModelSpec& model) {
   const bool in_root =
       plan.units.embedding == UnitPlacement::kRoot && plan.units.head == UnitPlacement::kRoot;
@@ -274,7 +275,10 @@ Problem problem_of_tying(const Plan& plan, const ModelSpec& model) {
   const bool is_titan = kind == RuntimeKind::kFsdp2 && plan.step_frame != StepFrame::kPlain &&
                         plan.units.embedding == UnitPlacement::kOwn &&
                         plan.units.head != UnitPlacement::kRoot;
-  if (!model.tied_embeddings || in_root || in_one_unit || !has_units || is_titan)
+  constexpr std::int32_t kRefuses = 13;
+  const bool has_two = kind == RuntimeKind::kFsdp2 && parts_tied(plan.units) &&
+                       fsdp2_minor(plan.runtime.version).value_or(kRefuses) < kRefuses;
+  if (!model.tied_embeddings || in_root || in_one_unit || !has_units || is_titan || has_two)
     return std::nullopt;
   return contradiction(
       plan.units.embedding != UnitPlacement::kRoot ? "units.embedding" : "units.head",

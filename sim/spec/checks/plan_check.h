@@ -65,6 +65,10 @@ bool splits_table(const Units& units, const LayerSpec& layer);
 // Whether layers of this role are left to the unit of the whole model.
 bool in_root(const Units& units, LayerRole role);
 
+// Whether the head is a unit and the table that it is tied to is in the root: fully_shard gives
+// each a parameter of its own (until PyTorch 2.12).
+bool parts_tied(const Units& units);
+
 // Whether the layer, block number `block` if it is one, is not trained.
 bool is_frozen(const Frozen& frozen, const LayerSpec& layer, std::int64_t block);
 

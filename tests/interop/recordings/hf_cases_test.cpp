@@ -67,9 +67,15 @@ TEST(HfCases, PresetsAreWhatTheirCodesDo) {
   // docs/stacks.md says what of each no plan says.
   const std::vector<std::string> known = {"titan_tied", "torchtune_own"};
   const std::map<std::string, double> most = {
-      {"litgpt", 0.013}, {"litgpt_accum", 0.013}, {"litgpt_true", 0.013}, {"composer_full", 0.01}};
+      {"litgpt", 0.013},
+      {"litgpt_accum", 0.013},
+      {"litgpt_true", 0.013},
+      {"composer_full", 0.01},
+      {"drawn_3_t5_plain", 0.01},  // its head's unit is never seen to end its forward
+      {"drawn_3_15_trl_hunyuan_v1_moe", 0.005},
+      {"drawn_3_33_trainer_electra", 0.004}};
   const ConformanceFolder folder = conform_hf_cases(kCases.parent_path() / "preset_cases", {});
-  ASSERT_EQ(folder.rows.size(), 50U);
+  ASSERT_EQ(folder.rows.size(), 64U);
   for (const Conformance& row : folder.rows) {
     SCOPED_TRACE(row.id);
     ASSERT_EQ(row.state, Conformance::State::kCompared) << row.reason;
