@@ -244,8 +244,19 @@ ResolvedPlan resolve(const PlanDocument& written, const ModelSpec& model, const 
   resolve_buckets(document, plan, reasons);
   resolve_reduce_dtype(document, plan, reasons);
   resolve_states(document, plan, reasons);
+  const Plan untrained = plan;
   resolve_trainer(document, model, plan, reasons);
+  const Units asked = plan.units;
   resolve_units(document, model, plan, reasons);
+  if (plan.units != asked) {
+    // What the trainer says by a unit's number ("the last one") is of the units that there are.
+    PlanDocument others = document;
+    for (const char* key : {"units.embedding", "units.head"}) others.given.emplace(key, GivenKey{});
+    Plan again = untrained;
+    again.units = plan.units;
+    resolve_trainer(others, model, again, reasons);
+    plan = std::move(again);
+  }
   resolve_experts(document, plan, reasons);
   // communication_data_type: the compute dtype unless told otherwise.
   if (is_zero(plan.runtime.kind) && !document.has("dtype.reduce")) {

@@ -68,12 +68,7 @@ constexpr std::pair<std::string_view, JobValue> kJobFacts[] = {
     {"model.norm_of_base",
      [](const PlanDocument&, const ModelSpec& m) { return Json(any_layer(m, is_norm_of_base)); }},
     {"model.stacks_share_table",
-     [](const PlanDocument&, const ModelSpec& m) {
-       return Json(std::any_of(m.order.begin(), m.order.end(), [&](const LayerInstance& layer) {
-         return layer.same_as >= 0 &&
-                m.kinds[static_cast<std::size_t>(layer.kind)].role == LayerRole::kEmbedding;
-       }));
-     }},
+     [](const PlanDocument&, const ModelSpec& m) { return Json(stacks_share_table(m)); }},
     {"root_unit",
      [](const PlanDocument& d, const ModelSpec& m) { return Json(has_root_unit(d.plan, m)); }},
     {"ends_written",
@@ -112,6 +107,13 @@ std::string_view cut(std::string_view& text, std::string_view separator) {
   const std::string_view part = text.substr(0, at);
   text.remove_prefix(std::min(at + separator.size(), text.size()));
   return part;
+}
+
+bool stacks_share_table(const ModelSpec& model) {
+  return std::any_of(model.order.begin(), model.order.end(), [&](const LayerInstance& layer) {
+    return layer.same_as >= 0 &&
+           model.kinds[static_cast<std::size_t>(layer.kind)].role == LayerRole::kEmbedding;
+  });
 }
 
 PlanValue plan_value_named(std::string_view name) {

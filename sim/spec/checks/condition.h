@@ -24,6 +24,9 @@ using PlanValue = Json (*)(const Plan&);
 // runtime.kind. nullptr: neither.
 PlanValue plan_value_named(std::string_view name);
 
+// Whether encoder and decoder look tokens up in one table.
+bool stacks_share_table(const ModelSpec& model);
+
 class Condition {
  public:
   Condition() = default;  // always holds

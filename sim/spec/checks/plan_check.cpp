@@ -13,6 +13,7 @@
 
 #include "sim/base/spelling.h"
 #include "sim/base/unit_strings.h"
+#include "sim/spec/checks/condition.h"
 #include "sim/spec/checks/hardware_check.h"
 #include "sim/spec/checks/plan_runtime_check.h"
 #include "sim/spec/fsdp2_version.h"
@@ -290,6 +291,22 @@ Problem problem_of_tying(const Plan& plan, const ModelSpec& model) {
           : "units.embedding=root and units.head=root");
 }
 
+// The gradient that was kept is added to that of the first lookup alone, which no layer program
+// tells from the second.
+Problem problem_of_shared_table(const Plan& plan, const ModelSpec& model) {
+  if (plan.runtime.kind != RuntimeKind::kFsdp2 || plan.units.embedding != UnitPlacement::kOwn ||
+      plan.batch.accumulation == 1 || plan.accumulation != AccumulationMode::kKeepUnsharded ||
+      !stacks_share_table(model)) {
+    return std::nullopt;
+  }
+  return missing_capability(
+      "accumulation.mode",
+      fmt::format("keep_unsharded is not modelled of a table that is a unit and that encoder and "
+                  "decoder of {} share",
+                  model.name),
+      "accumulation.mode: reduce_each, or units.embedding: root");
+}
+
 // Keys that say which kernels run.
 Problem problem_of_variants(const Plan& plan) {
   if (plan.loss.kind != Loss::Kind::kEager && plan.logits == Logits::kHeld) {
@@ -450,6 +467,7 @@ std::optional<PlanProblem> find_problem(const Plan& plan, const ModelSpec& model
   if (Problem problem = problem_of_documents(plan)) return problem;
   if (Problem problem = problem_of_experts(plan, model)) return problem;
   if (Problem problem = problem_of_tying(plan, model)) return problem;
+  if (Problem problem = problem_of_shared_table(plan, model)) return problem;
   if (Problem problem = problem_of_variants(plan)) return problem;
   if (Problem problem = problem_of_hardware(plan, cluster)) return problem;
   return problem_of_running(plan, model);

@@ -99,6 +99,17 @@ TEST(Trainer, AccelerateMakesUnitsOfTheEndsFromItsFourteenthVersionOn) {
   EXPECT_NE(refused.text.find("accelerate@1.13"), std::string::npos) << refused.text;
 }
 
+// Accelerate's last unit, the head's, is none where the plan's own keys leave the table to the
+// root.
+TEST(Trainer, CountsTheUnitsThatThePlanHas) {
+  const Plan plan =
+      checked_plan("trainer: accelerate\nunits: {embedding: root}", {.is_tied = true}).plan;
+  EXPECT_EQ(plan.units.head, kRoot);
+  EXPECT_TRUE(plan.units.table_alone);
+  EXPECT_EQ(plan.reshard_after_forward.value.kind, Reshard::Kind::kAlways);
+  EXPECT_TRUE(plan.reshard_after_forward.ranges.empty());
+}
+
 TEST(Trainer, TorchtuneReshardsTheRootAndTrainsInOneDtype) {
   const Plan plan = checked_plan("trainer: torchtune").plan;
   EXPECT_EQ(plan.units.embedding, kRoot);

@@ -187,6 +187,21 @@ TEST(PlanCheck, NativeExpressesAllOfIt) {
   expect_refused(refused([](Plan& p) { p.runtime = {RuntimeKind::kNative, "2"}; }), 6, "native@1");
 }
 
+// A decoder looks the encoder's table up, too.
+TEST(PlanCheck, GradientsOfASharedTableAreKeptByTheRootAlone) {
+  ModelSpec model = small_model();
+  model.order.push_back({0, "decoder_embedding"});
+  model.order.back().same_as = 0;
+  Plan plan = good_plan();
+  plan.units.embedding = UnitPlacement::kOwn;
+  plan.batch.accumulation = 2;
+  plan.accumulation = AccumulationMode::kKeepUnsharded;
+  const auto refusal = [&] { return refusal_of([&] { check(plan, model, cluster_of_gpus(64)); }); };
+  expect_refused(refusal(), 6, "accumulation.mode: reduce_each, or units.embedding: root");
+  plan.accumulation = AccumulationMode::kReduceEach;
+  EXPECT_EQ(refusal().text, "");
+}
+
 TEST(PlanCheck, RefusesTiedEmbeddingsInTwoUnits) {
   const SmallModel tied{.is_tied = true};
   expect_refused(refused([](Plan&) {}, tied), 3, "units.embedding=root and units.head=root");
