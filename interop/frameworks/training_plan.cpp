@@ -155,6 +155,7 @@ void add_kernels(const TrainingRow& row, const Cluster& cluster, Assignments& pl
             {"chunked_fp32", "chunked-8"},
             {"fused", "fused"},
             {"fused_linear", "fused-linear"},
+            {"tiled_linear", "tiled-linear"},
             {"compiled", "compiled"}});
   // Over axes the loss is PyTorch's; a fused one's kernels are a compiled one's.
   const bool is_fused = row.word("loss_impl") == "fused" || likely_stack(row) == "internevo";

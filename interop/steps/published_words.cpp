@@ -171,6 +171,18 @@ const std::vector<Rule>& exchanges() {
   return rules;
 }
 
+// Of a note that says that the loss is made in parts.
+const std::vector<Rule>& losses() {
+  static const std::vector<Rule> rules = {
+      {"chunked loss", {{"loss_impl", "chunked_fp32"}}, ""},
+      {"loss chunks", {{"loss_impl", "chunked_fp32"}}, ""},
+      {"chunked cross entropy", {{"loss_impl", "chunked_fp32"}}, ""},
+      {"chunkedceloss", {{"loss_impl", "chunked_fp32"}}, ""},
+      {"", {}, ""},
+  };
+  return rules;
+}
+
 std::string letters_of(std::string_view text) {
   std::string result;
   for (const char c : lower(text)) {
@@ -262,6 +274,7 @@ class RowReader {
       row_.words["commit_date"] = date;
     }
     add_compilation();
+    add_loss(lower(runtime), lower(cell("note")));
     add_groups();
     add_names();
     return std::move(row_);
@@ -320,6 +333,15 @@ class RowReader {
     const std::string async = lower(cell("async_tp"));
     const bool overlaps = !async.empty() && async != "no" && async != "none";
     if (overlaps && row_.count("tp", 1) > 1) row_.numbers["async_tp"] = 1;
+  }
+  // Parts of logits that tp cuts, and compiled ones, are not modelled: told as whole.
+  void add_loss(const std::string& runtime, const std::string& note) {
+    if (row_.count("tp", 1) > 1 || row_.word("loss_impl") == "compiled") return;
+    apply(losses(), "note", note);
+    // trl/trainer/sft_trainer.py, loss_type chunked_nll: the head's product is in the parts.
+    if (runtime.starts_with("trl") && row_.has("loss_impl")) {
+      row_.words["loss_impl"] = "tiled_linear";
+    }
   }
   // Recipes for speed of a release of Megatron-Bridge ("26.06", and cards of performance): MXFP8
   // with experts replays the whole iteration from 26.06 on (v0.5.0 to v0.6.0, scripts/performance

@@ -222,6 +222,24 @@ TEST(PublishedWords, TrlRecomputesByDefault) {
   EXPECT_EQ(row(text).word("recompute"), "none");
 }
 
+// TRL's parts hold the head's product, torchtitan's eight of the sequence come behind it.
+TEST(PublishedWords, NotesSayThatTheLossIsMadeInParts) {
+  using Kind = Loss::Kind;
+  const auto loss = [](const std::string& code, const std::string& note, int tp = 1) {
+    const CsvTable one(
+        "model,gpu,n_gpus,seq,micro_batch,global_batch,tp,dtype,compile,runtime,step_s,note\n"
+        "Llama 3.1 8B,H100 SXM,8,8192,1," +
+            std::to_string(8 / tp) + "," + std::to_string(tp) + ",bf16,no," + code + ",6,\"" +
+            note + "\"\n",
+        "notes.csv");
+    return training_job(read_training_rows(one).front()).resolved.plan.loss.kind;
+  };
+  EXPECT_EQ(loss("TRL August 2026 (FSDP2)", "partial; chunked loss"), Kind::kTiledLinear);
+  EXPECT_EQ(loss("torchtitan July 2026", "full; eight loss chunks"), Kind::kChunked);
+  EXPECT_EQ(loss("torchtitan July 2026", "full; eight loss chunks", 2), Kind::kEager);
+  EXPECT_EQ(loss("torchtitan July 2026", "full"), Kind::kEager);
+}
+
 TEST(PublishedWords, ANumberThatIsNoneIsAProblemWithItsPlace) {
   std::string text = kTitan;
   text.replace(text.find(",4096,"), 6, ",4k,");
