@@ -108,8 +108,8 @@ void GradientHooks::run_forward() {
     if (spec_of(l).role == LayerRole::kLoss) {
       // The model's forward; outputs that are made fp32 are, too, and more than the loss before.
       const Function last = spec_of(l).operations.back().function;
-      const bool is_behind = plan_.loss.kind == Loss::Kind::kSmoothed ||
-                             last == Function::kCast || last == Function::kCopy;
+      const bool is_behind = plan_.loss.kind == Loss::Kind::kSmoothed || last == Function::kCast ||
+                             last == Function::kCopy;
       if (is_behind) forward_ended();
       compute_loss(l);
       if (!is_behind) forward_ended();
