@@ -166,7 +166,8 @@ Assignments assignments_to(const Job& job, const Plan& plan) {
 
 std::vector<Job> free_variants(const Job& job) {
   std::vector<Job> variants;
-  if (is_fixed(job, "loss")) return variants;
+  // Over axes each would be searched for every mesh.
+  if (is_fixed(job, "loss") || !job.resolved.plan.mesh.is_plain()) return variants;
   for (const Assignments& assignments : chunked_loss(job).values) {
     if (auto other = changed_job(job, assignments)) variants.push_back(std::move(*other));
   }

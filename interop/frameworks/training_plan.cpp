@@ -251,7 +251,10 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
   const std::optional<TorchVersion> torch = torch_version(row);
   const bool is_single = is_flat || (torch && *torch < TorchVersion{2, 5});
   const bool is_tied = row.count("tied_embeddings") == 1;
-  const bool is_root = row.word("embedding_unit") != "own" || (is_tied && is_single);
+  // A loss with the head's product in it calls no head, which then is no unit by itself.
+  const bool is_called = !row.word("loss_impl").ends_with("_linear");
+  const bool is_root =
+      row.word("embedding_unit") != "own" || (is_single && (is_tied || !is_called));
   const std::string_view head = is_single ? "own" : "with_norm";
   if (is_root) {
     plan.add("units={embedding: root, head: root}");

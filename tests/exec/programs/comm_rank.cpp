@@ -209,4 +209,8 @@ int run(const std::vector<std::string>& words) {
 }  // namespace
 }  // namespace foreshard
 
-int main(int argc, char** argv) { return foreshard::run({argv + 1, argv + argc}); }
+int main(int argc, char** argv) {
+  // As foreshard-exec: who writes to a rank that is gone hears of it.
+  std::signal(SIGPIPE, SIG_IGN);
+  return foreshard::run({argv + 1, argv + argc});
+}
