@@ -53,7 +53,7 @@ const Properties& properties() {
 }
 
 // Numbers: cudaDeviceAttr. Those of every compute capability: CUDA C++ Programming Guide,
-// "Technical Specifications per Compute ComputeCapability". What is not listed is 1: supported.
+// "Technical Specifications per Compute Capability". What is not listed is 1: supported.
 int attribute(int which) {
   const Properties& p = properties();
   const std::pair<int, int> known[] = {
