@@ -70,6 +70,15 @@ using Indices = std::vector<Index>;
 
 // --- loss ---
 
+Operation pass(std::string name, Function function, Index from, Index to) {
+  Operation op;
+  op.name = std::move(name);
+  op.function = function;
+  op.inputs = {from};
+  op.outputs = {to};
+  return op;
+}
+
 Operation cross_entropy(std::string name) {
   Operation op;
   op.name = std::move(name);
@@ -106,11 +115,7 @@ LayerSpec chunked_loss(LayerSpec layer, std::int64_t chunks) {
   const Index loss = add_tensor(layer, {.name = "loss", .fixed = 1, .type = ElementType::kFp32});
   const Index probabilities = fp32("log_probabilities", vocabulary);
 
-  Operation split;
-  split.name = "chunk";
-  split.function = Function::kCopy;  // backward concatenates
-  split.inputs = {0};
-  split.outputs = {views};
+  Operation split = pass("chunk", Function::kCopy, 0, views);  // backward concatenates
   split.backward_workspace = {
       add_tensor(layer, {.name = "chunk gradients", .per_token = vocabulary})};
 
@@ -217,12 +222,7 @@ void smooth_labels(LayerSpec& layer, const Plan& plan) {
     return add_tensor(layer, std::move(spec));
   };
   const Index negative = another("negative_log_probabilities");
-  Operation negate;
-  negate.name = "negate";
-  negate.function = Function::kScale;
-  negate.inputs = {probabilities};
-  negate.outputs = {negative};
-  ops.insert(ops.begin() + at + 1, std::move(negate));
+  ops.insert(ops.begin() + at + 1, pass("negate", Function::kScale, probabilities, negative));
   Operation& loss = ops.back();
   loss.inputs = {negative};
   std::replace(loss.saved.begin(), loss.saved.end(), probabilities, negative);
@@ -236,12 +236,7 @@ void smooth_labels(LayerSpec& layer, const Plan& plan) {
   const Index shifted = another("shifted_logits");
   loss.released.push_back(shifted);
   ops[static_cast<std::size_t>(at)].inputs = {shifted};
-  Operation shift;
-  shift.name = "shift";
-  shift.function = Function::kCopy;
-  shift.inputs = {logits};
-  shift.outputs = {shifted};
-  ops.insert(ops.begin() + at, std::move(shift));
+  ops.insert(ops.begin() + at, pass("shift", Function::kCopy, logits, shifted));
 }
 
 // A model that gives its loss the logits as they are, under autocast: log_softmax keeps their
@@ -254,14 +249,6 @@ void widen_losses(LayerSpec& layer, const Plan& plan) {
     spec.name = name;
     spec.type = ElementType::kFp32;
     return add_tensor(layer, std::move(spec));
-  };
-  const auto pass = [](const char* name, Function function, Index from, Index to) {
-    Operation op;
-    op.name = name;
-    op.function = function;
-    op.inputs = {from};
-    op.outputs = {to};
-    return op;
   };
   const Index wide = fp32("log_probabilities_fp32"), outputs = fp32("logits_fp32");
   std::vector<Operation>& ops = layer.operations;
