@@ -93,11 +93,11 @@ std::string Checks::rms_norm() {
   const auto reference = [&](const at::Tensor& in, const at::Tensor& weight) {
     return in * (in.square().mean(1, true) + 1e-5).rsqrt() * weight;
   };
-  auto [y, rstd] = device_rms_norm(put(x), put(w), 1e-5);
-  auto [dx, dw] = device_rms_norm_backward(put(dy), put(x), put(w), rstd);
+  auto [y, rstd] = device_rms_norm(device_, put(x), put(w), 1e-5);
+  auto [dx, dw] = device_rms_norm_backward(device_, put(dy), put(x), put(w), rstd);
   const at::Tensor r = (x.square().mean(1, true) + 1e-5).rsqrt(), normed = x * r;
   const at::Tensor scaled = dy * w;
-  auto [y16, rstd16] = device_rms_norm(put_bf16(x), put_bf16(w), 1e-5);
+  auto [y16, rstd16] = device_rms_norm(device_, put_bf16(x), put_bf16(w), 1e-5);
   return fmt::format("{}, {}, {}, {}", near("y", y, reference(x, w), 1e-5),
                      near("dx", dx, r * (scaled - normed * (scaled * normed).mean(1, true)), 1e-5),
                      near("dw", dw, (dy * normed).sum(0), 1e-5),

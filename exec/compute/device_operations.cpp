@@ -100,19 +100,29 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> device_attention_backward(
   return {dq, fewer(dk), fewer(dv)};
 }
 
-std::tuple<at::Tensor, at::Tensor> device_rms_norm(const at::Tensor& x, const at::Tensor& weight,
-                                                   double epsilon) {
+std::tuple<at::Tensor, at::Tensor> device_rms_norm(Accelerator& device, const at::Tensor& x,
+                                                   const at::Tensor& weight, double epsilon) {
   const std::int64_t width = weight.numel();
+  if (device.is_gpu()) {
+    const at::Tensor y = at::empty_like(x);
+    const at::Tensor rstd = at::empty({x.numel() / width}, x.options().dtype(at::kFloat));
+    if (device.rms_norm(y, rstd, x, weight, epsilon)) return {y, rstd};
+  }
   auto [y, rstd] = at::_fused_rms_norm(x.view({-1, width}), {width}, weight, epsilon);
   return {y.view(x.sizes()), rstd.view({-1})};
 }
 
-std::tuple<at::Tensor, at::Tensor> device_rms_norm_backward(const at::Tensor& dy,
+std::tuple<at::Tensor, at::Tensor> device_rms_norm_backward(Accelerator& device,
+                                                            const at::Tensor& dy,
                                                             const at::Tensor& x,
                                                             const at::Tensor& weight,
                                                             const at::Tensor& rstd) {
   const std::int64_t width = weight.numel();
   const at::Tensor incoming = dy.reshape({-1, width}), rows = x.view({-1, width});
+  if (device.is_gpu() && dy.is_contiguous()) {
+    const at::Tensor dx = at::empty_like(x), dw = at::empty_like(weight);
+    if (device.rms_norm_backward(dx, dw, dy, x, weight, rstd)) return {dx, dw};
+  }
   if (x.is_cuda()) {
     auto [dx, dw] = at::_fused_rms_norm_backward(incoming, rows, {width}, rstd.view({-1, 1}),
                                                  weight, {true, true});

@@ -38,10 +38,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> device_attention_backward(
     const at::Tensor& logsumexp, bool causal);
 
 // y and rstd (fp32, one per row) of rows as wide as `weight`.
-std::tuple<at::Tensor, at::Tensor> device_rms_norm(const at::Tensor& x, const at::Tensor& weight,
-                                                   double epsilon);
+std::tuple<at::Tensor, at::Tensor> device_rms_norm(Accelerator& device, const at::Tensor& x,
+                                                   const at::Tensor& weight, double epsilon);
 // dx and the weight's gradient in the weight's dtype.
-std::tuple<at::Tensor, at::Tensor> device_rms_norm_backward(const at::Tensor& dy,
+std::tuple<at::Tensor, at::Tensor> device_rms_norm_backward(Accelerator& device,
+                                                            const at::Tensor& dy,
                                                             const at::Tensor& x,
                                                             const at::Tensor& weight,
                                                             const at::Tensor& rstd);

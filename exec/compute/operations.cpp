@@ -227,13 +227,27 @@ Tensors matrix_product(const Call& c, Inputs in) {
   return {out};
 }
 
+// A GPU's products write (and add) what they sum in fp32 as such: nothing is rounded between.
+void add_product(const Parameter& parameter, const at::Tensor& left, const at::Tensor& right) {
+  at::Tensor place = parameter.gradient;
+  const at::ScalarType type = place.scalar_type();
+  *parameter.written ? at::addmm_out(place, place, left, right, type)
+                     : at::mm_out(place, left, right, type);
+  *parameter.written = true;
+}
+
 Tensors matrix_product_backward(const Call& c, const at::Tensor& dy, Inputs saved) {
   const at::Tensor& x = saved[0];
   const Parameter& weight = c.parameter(0);
-  put_gradient(c, weight, dy.scalar_type(), [&](at::Tensor place) {
-    if (is_in_slices(c)) return weight_in_slices(c, place, dy, x);
-    c.operation.transposed_weight ? at::mm_out(place, x.t(), dy) : at::mm_out(place, dy.t(), x);
-  });
+  const bool transposed = c.operation.transposed_weight;
+  const at::Tensor left = transposed ? x.t() : dy.t(), right = transposed ? dy : x;
+  if (dy.is_cuda() && !is_in_slices(c) && weight.gradient.scalar_type() != dy.scalar_type()) {
+    add_product(weight, left, right);
+  } else {
+    put_gradient(c, weight, dy.scalar_type(), [&](at::Tensor place) {
+      is_in_slices(c) ? weight_in_slices(c, place, dy, x) : void(at::mm_out(place, left, right));
+    });
+  }
   std::vector<at::Tensor> gradients;
   if (c.operation.gradient == GradientRule::kOwn) {
     c.mark();
@@ -326,7 +340,7 @@ RowShape norm_rows(const Call& c, const at::Tensor& x) {
 Tensors rms_norm_forward(const Call& c, Inputs in) {
   if (c.context.device != nullptr) {
     auto [out, rstd] =
-        device_rms_norm(in[0], c.parameter(0).value, c.context.numerics.norm_epsilon);
+        device_rms_norm(*c.context.device, in[0], c.parameter(0).value, c.context.numerics.norm_epsilon);
     return {out, rstd};
   }
   const RowShape rows = norm_rows(c, in[0]);
@@ -357,7 +371,7 @@ Tensors norm_backward_in_slices(const Call& c, const at::Tensor& dy, Inputs save
 Tensors rms_norm_of_slice(const Call& c, const at::Tensor& dy, Inputs saved) {
   const at::Tensor& value = c.parameter(0).value;
   if (c.context.device != nullptr) {
-    auto [dx, weight] = device_rms_norm_backward(dy, saved[0], value, saved[1]);
+    auto [dx, weight] = device_rms_norm_backward(*c.context.device, dy, saved[0], value, saved[1]);
     return {dx, weight};
   }
   at::Tensor dx = at::empty_like(dy);
@@ -376,7 +390,7 @@ Tensors rms_norm_backward_of(const Call& c, const at::Tensor& dy, Inputs saved) 
     });
   }
   if (c.context.device != nullptr) {
-    auto [dx, weight] = device_rms_norm_backward(dy, saved[0], c.parameter(0).value, saved[1]);
+    auto [dx, weight] = device_rms_norm_backward(*c.context.device, dy, saved[0], c.parameter(0).value, saved[1]);
     put_made(c.parameter(0), weight);
     return {dx};
   }

@@ -8,6 +8,7 @@
 // is made when the event is first recorded in a capture: waits in the same capture become edges by
 // it. A wait in a capture for an event recorded outside is a node too (cudaEventWaitExternal).
 #include <ATen/Context.h>
+#include <ATen/ops/empty.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -356,13 +357,45 @@ class CudaAccelerator final : public Accelerator {
 
   bool rotate(const at::Tensor& values, const at::Tensor& cos, const at::Tensor& sin,
               std::int64_t head_dim, bool inverse) override {
-    if (!is_plain(values) || head_dim % 2 != 0) return false;
+    const std::int64_t pack = 16 / static_cast<std::int64_t>(values.element_size());
+    if (!is_packed(values) || head_dim % (2 * pack) != 0) return false;
     const Rotation rotation{values.size(0), cos.size(0), values.size(1) / head_dim, head_dim,
                             inverse};
     check(foreshard::cuda::rotate(type_of(values.scalar_type()), rotation,
                                   cos.const_data_ptr<float>(), sin.const_data_ptr<float>(),
                                   values.mutable_data_ptr(), stream()),
           "rotate");
+    return true;
+  }
+  bool rms_norm(const at::Tensor& y, const at::Tensor& rstd, const at::Tensor& x,
+                const at::Tensor& weight, double epsilon) override {
+    const NormRows rows = rows_of(x, weight);
+    for (const at::Tensor* t : {&y, &x, &weight}) {
+      if (!is_packed(*t) || t->scalar_type() != x.scalar_type()) return false;
+    }
+    if (!takes_norm(type_of(x.scalar_type()), rows)) return false;
+    check(foreshard::cuda::rms_norm(type_of(x.scalar_type()), rows, x.const_data_ptr(),
+                                    weight.const_data_ptr(), static_cast<float>(epsilon),
+                                    y.mutable_data_ptr(), rstd.mutable_data_ptr<float>(), stream()),
+          "rms_norm");
+    return true;
+  }
+  bool rms_norm_backward(const at::Tensor& dx, const at::Tensor& dw, const at::Tensor& dy,
+                         const at::Tensor& x, const at::Tensor& weight,
+                         const at::Tensor& rstd) override {
+    const NormRows rows = rows_of(x, weight);
+    for (const at::Tensor* t : {&dx, &dw, &dy, &x, &weight}) {
+      if (!is_packed(*t) || t->scalar_type() != x.scalar_type()) return false;
+    }
+    const Type type = type_of(x.scalar_type());
+    if (!takes_norm(type, rows)) return false;
+    const std::int64_t blocks = norm_backward_blocks(type, rows);
+    const at::Tensor sums = at::empty({blocks, rows.width}, x.options().dtype(at::kFloat));
+    check(foreshard::cuda::rms_norm_backward(
+              type, rows, dy.const_data_ptr(), x.const_data_ptr(), weight.const_data_ptr(),
+              rstd.const_data_ptr<float>(), dx.mutable_data_ptr(), dw.mutable_data_ptr(),
+              {blocks, sums.mutable_data_ptr<float>()}, stream()),
+          "rms_norm_backward");
     return true;
   }
   bool silu_multiply(const at::Tensor& out, const at::Tensor& gate, const at::Tensor& up) override {
@@ -407,6 +440,11 @@ class CudaAccelerator final : public Accelerator {
     return true;
   }
 
+  std::unique_ptr<foreshard::FusedAdamW> fused_adamw(
+      std::span<const foreshard::AdamWPiece> pieces, const Optimizer& numbers) override {
+    return std::make_unique<FusedAdamW>(*this, pieces, numbers);
+  }
+
   // --- several GPUs ---
 
   std::string nccl_unique_id() override { return foreshard::cuda::nccl_unique_id(); }
@@ -415,6 +453,58 @@ class CudaAccelerator final : public Accelerator {
   }
 
  private:
+  // Its tables are memory of the device.
+  class FusedAdamW final : public foreshard::FusedAdamW {
+   public:
+    FusedAdamW(CudaAccelerator& device, std::span<const foreshard::AdamWPiece> pieces,
+               const Optimizer& numbers)
+        : device_(device), numbers_{numbers.beta1, numbers.beta2, numbers.epsilon} {
+      std::vector<AdamWPiece> table;
+      std::vector<AdamWChunk> chunks;
+      for (const foreshard::AdamWPiece& p : pieces) {
+        for (std::int64_t begin = 0; begin < p.count; begin += kAdamWChunk) {
+          chunks.push_back({begin, static_cast<unsigned>(table.size())});
+        }
+        table.push_back({p.parameter, p.gradient, p.first, p.second,
+                         static_cast<__nv_bfloat16*>(p.shadow), p.count,
+                         static_cast<float>(p.decay)});
+      }
+      count_ = static_cast<unsigned>(chunks.size());
+      pieces_ = put(table);
+      chunks_ = put(chunks);
+    }
+    ~FusedAdamW() override {
+      device_.release(pieces_, 0);
+      device_.release(chunks_, 0);
+    }
+    FusedAdamW(const FusedAdamW&) = delete;
+    FusedAdamW& operator=(const FusedAdamW&) = delete;
+
+    void step(const at::Tensor& number, const at::Tensor& rate, const at::Tensor& factor) override {
+      check(adamw(reinterpret_cast<const AdamWPiece*>(pieces_),
+                  reinterpret_cast<const AdamWChunk*>(chunks_), count_, numbers_,
+                  number.const_data_ptr<float>(), rate.const_data_ptr<float>(),
+                  factor.defined() ? factor.const_data_ptr<float>() : nullptr, device_.stream()),
+            "adamw");
+    }
+
+   private:
+    template <typename Row>
+    std::byte* put(const std::vector<Row>& rows) {
+      std::byte* memory = device_.allocate(rows.size() * sizeof(Row));
+      if (memory != nullptr) device_.to_device(memory, rows.data(), rows.size() * sizeof(Row));
+      return memory;
+    }
+    CudaAccelerator& device_;
+    AdamWNumbers numbers_;
+    unsigned count_ = 0;
+    std::byte *pieces_ = nullptr, *chunks_ = nullptr;
+  };
+
+  static NormRows rows_of(const at::Tensor& x, const at::Tensor& weight) {
+    return {x.numel() / weight.numel(), weight.numel()};
+  }
+
   struct LaneState {
     c10::cuda::CUDAStream stream;
     unsigned long long* clock;

@@ -3,6 +3,7 @@
 // All of them return at once; what a launch says is the return value. Pointers are device memory.
 #pragma once
 
+#include <cuda_bf16.h>
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
@@ -52,13 +53,32 @@ cudaError_t clock_step(unsigned long long* step, cudaStream_t stream);
 // --- operations of a layer ---
 
 // Pairs (i, i + head_dim / 2) of every head of every token, in place; token t stands at position
-// t % positions of cos and sin ([positions, head_dim / 2], fp32).
+// t % positions of cos and sin ([positions, head_dim / 2], fp32). Half a head is whole packs of 16
+// bytes: the caller checks.
 struct Rotation {
   std::int64_t tokens = 0, positions = 0, heads = 0, head_dim = 0;
   bool inverse = false;
 };
 cudaError_t rotate(Type type, const Rotation& rotation, const float* cos, const float* sin,
                    void* values, cudaStream_t stream);
+
+// y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + epsilon) per row. Widths that takes_norm() says,
+// pointers of 16 bytes.
+struct NormRows {
+  std::int64_t count = 0, width = 0;
+};
+bool takes_norm(Type type, const NormRows& rows);
+cudaError_t rms_norm(Type type, const NormRows& rows, const void* x, const void* weight,
+                     float epsilon, void* y, float* rstd, cudaStream_t stream);
+// dx and the weight's gradient, the same whenever it is asked for.
+std::int64_t norm_backward_blocks(Type type, const NormRows& rows);
+struct NormParts {
+  std::int64_t blocks = 0;  // norm_backward_blocks()
+  float* sums = nullptr;    // room for a row of each
+};
+cudaError_t rms_norm_backward(Type type, const NormRows& rows, const void* dy, const void* x,
+                              const void* weight, const float* rstd, void* dx, void* dw,
+                              const NormParts& parts, cudaStream_t stream);
 
 // out = silu(gate) * up
 cudaError_t silu_multiply(Type type, std::int64_t count, const void* gate, const void* up,
@@ -75,5 +95,31 @@ cudaError_t add_rows(Type values_type, Type table_type, std::int64_t rows, std::
 cudaError_t cross_entropy(Type type, std::int64_t rows, std::int64_t width, void* logits,
                           const std::int64_t* labels, float scale, float* loss,
                           cudaStream_t stream);
+
+// --- the end of a step ---
+
+// All fp32 but the shadow, which is bf16 or null; counts are multiples of 4, pointers of 16 bytes.
+struct AdamWPiece {
+  float* parameter = nullptr;
+  const float* gradient = nullptr;
+  float *first = nullptr, *second = nullptr;
+  __nv_bfloat16* shadow = nullptr;
+  std::int64_t count = 0;
+  float decay = 0;
+};
+// From `begin` of a piece kAdamWChunk elements, or what is left.
+inline constexpr std::int64_t kAdamWChunk = 16384;
+struct AdamWChunk {
+  std::int64_t begin = 0;
+  unsigned piece = 0;
+};
+struct AdamWNumbers {
+  double beta1 = 0, beta2 = 0, epsilon = 0;
+};
+// Step *number (from 1) at *rate, of gradients times *factor (null: 1). Tables and numbers are device
+// memory.
+cudaError_t adamw(const AdamWPiece* pieces, const AdamWChunk* chunks, unsigned count,
+                  const AdamWNumbers& numbers, const float* number, const float* rate,
+                  const float* factor, cudaStream_t stream);
 
 }  // namespace foreshard::cuda

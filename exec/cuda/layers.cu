@@ -1,7 +1,7 @@
 // One pass over memory per operation; arithmetic in fp32, rounded to the element's type once.
-#include <cuda_bf16.h>
+#include <cfloat>
 
-#include "exec/cuda/kernels.h"
+#include "exec/cuda/kernel_parts.cuh"
 
 namespace foreshard::cuda {
 namespace {
@@ -9,46 +9,36 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kRowThreads = 1024;  // one block per row of logits
 
-__device__ __forceinline__ float widen(float value) { return value; }
-__device__ __forceinline__ float widen(__nv_bfloat16 value) { return __bfloat162float(value); }
-template <typename T>
-__device__ __forceinline__ T narrow(float value);
-template <>
-__device__ __forceinline__ float narrow<float>(float value) {
-  return value;
-}
-template <>
-__device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16>(float value) {
-  return __float2bfloat16(value);
-}
-
-// 16 bytes of values.
-template <typename T>
-struct alignas(16) Pack {
-  static constexpr int kCount = 16 / sizeof(T);
-  T values[kCount];
+template <int kCount>
+struct alignas(16) Floats {
+  float values[kCount];
 };
 
-// One block per token.
+// A thread rotates as many pairs as two packs hold.
 template <typename T>
 __global__ void rotate_kernel(Rotation r, const float* cos, const float* sin, T* values) {
-  const std::int64_t token = blockIdx.x;
+  constexpr unsigned kCount = Pack<T>::kCount;
   const unsigned half = static_cast<unsigned>(r.head_dim / 2);
-  const unsigned pairs = static_cast<unsigned>(r.heads) * half;
-  const std::int64_t position = token % r.positions;
-  cos += position * half;
-  sin += position * half;
-  values += token * r.heads * r.head_dim;
-  for (unsigned p = threadIdx.x; p < pairs; p += blockDim.x) {
-    const unsigned i = p % half;
-    T* a = values + static_cast<std::size_t>(p / half) * 2 * half + i;
-    T* b = a + half;
-    const float c = cos[i];
-    const float s = r.inverse ? -sin[i] : sin[i];
-    const float first = widen(*a);
-    const float second = widen(*b);
-    *a = narrow<T>(first * c - second * s);
-    *b = narrow<T>(second * c + first * s);
+  const unsigned packs = half / kCount;
+  const unsigned of_token = static_cast<unsigned>(r.heads) * packs;
+  const unsigned all = static_cast<unsigned>(r.tokens) * of_token;
+  for (unsigned p = blockIdx.x * blockDim.x + threadIdx.x; p < all; p += gridDim.x * blockDim.x) {
+    const unsigned token = p / of_token, head = p % of_token / packs, i = p % packs * kCount;
+    T* at = values + (static_cast<std::size_t>(token) * r.heads + head) * r.head_dim + i;
+    auto* a = reinterpret_cast<Pack<T>*>(at);
+    auto* b = reinterpret_cast<Pack<T>*>(at + half);
+    const std::size_t place = static_cast<std::size_t>(token % r.positions) * half + i;
+    const auto c = *reinterpret_cast<const Floats<kCount>*>(cos + place);
+    const auto s = *reinterpret_cast<const Floats<kCount>*>(sin + place);
+    Pack<T> first = *a, second = *b;
+    for (unsigned j = 0; j < kCount; ++j) {
+      const float sine = r.inverse ? -s.values[j] : s.values[j];
+      const float x = widen(first.values[j]), y = widen(second.values[j]);
+      first.values[j] = narrow<T>(x * c.values[j] - y * sine);
+      second.values[j] = narrow<T>(y * c.values[j] + x * sine);
+    }
+    *a = first;
+    *b = second;
   }
 }
 
@@ -107,48 +97,69 @@ __global__ void add_rows_kernel(std::int64_t width, const T* values, const std::
   for (std::int64_t i = threadIdx.x; i < width; i += blockDim.x) add_to(target + i, widen(row[i]));
 }
 
-// Of all threads of the block; every thread gets it.
-template <typename Combine>
-__device__ float over_block(float value, Combine combine, float neutral) {
-  __shared__ float parts[32];
-  for (int offset = 16; offset > 0; offset /= 2) {
-    value = combine(value, __shfl_xor_sync(0xffffffffU, value, offset));
+// A running sum of exponentials from the greatest value so far.
+struct Exponentials {
+  float greatest = -INFINITY, sum = 0.0F;
+  __device__ void add(float value) {
+    if (value > greatest) {
+      sum *= __expf(greatest - value);
+      greatest = value;
+    }
+    sum += __expf(value - greatest);
   }
-  __syncthreads();  // parts may still be read by the call before
-  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = value;
-  __syncthreads();
-  value = threadIdx.x % 32 < blockDim.x / 32 ? parts[threadIdx.x % 32] : neutral;
-  for (int offset = 16; offset > 0; offset /= 2) {
-    value = combine(value, __shfl_xor_sync(0xffffffffU, value, offset));
-  }
-  return value;
-}
+};
 
-// Three reads of the row (maximum, sum, gradient) and one write; at 256 KiB a row stays in L2.
+// Two reads of the row (the second from L2, mostly) and one write. What is before and behind whole
+// packs of the row is done value by value.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads)
     cross_entropy_kernel(std::int64_t width, T* logits, const std::int64_t* labels, float scale,
                          float* loss) {
+  constexpr int kCount = Pack<T>::kCount;
   T* row = logits + static_cast<std::int64_t>(blockIdx.x) * width;
   const std::int64_t label = labels[blockIdx.x];
-  float largest = -INFINITY;
-  for (std::int64_t i = threadIdx.x; i < width; i += blockDim.x) {
-    largest = fmaxf(largest, widen(row[i]));
+  const auto misplaced = reinterpret_cast<std::uintptr_t>(row) % sizeof(Pack<T>) / sizeof(T);
+  const std::int64_t before = misplaced == 0 ? 0 : min(width, kCount - static_cast<std::int64_t>(misplaced));
+  auto* packs = reinterpret_cast<Pack<T>*>(row + before);
+  const std::int64_t count = (width - before) / kCount;
+  const std::int64_t behind = before + count * kCount;
+
+  Exponentials own;
+  for (std::int64_t i = threadIdx.x; i < before; i += blockDim.x) own.add(widen(row[i]));
+  for (std::int64_t i = threadIdx.x; i < count; i += blockDim.x) {
+    const Pack<T> pack = packs[i];
+    float top = widen(pack.values[0]);
+    for (int j = 1; j < kCount; ++j) top = fmaxf(top, widen(pack.values[j]));
+    if (top > own.greatest) {
+      own.sum *= __expf(own.greatest - top);
+      own.greatest = top;
+    }
+    for (int j = 0; j < kCount; ++j) own.sum += __expf(widen(pack.values[j]) - own.greatest);
   }
-  largest = over_block(
-      largest, [](float a, float b) { return fmaxf(a, b); }, -INFINITY);
-  float sum = 0.0F;
-  for (std::int64_t i = threadIdx.x; i < width; i += blockDim.x) {
-    sum += __expf(widen(row[i]) - largest);
-  }
-  sum = over_block(
-      sum, [](float a, float b) { return a + b; }, 0.0F);
+  for (std::int64_t i = behind + threadIdx.x; i < width; i += blockDim.x) own.add(widen(row[i]));
+  const float largest = over_block(
+      own.greatest, [](float a, float b) { return fmaxf(a, b); }, -INFINITY);
+  // A thread without a value has a sum of zero.
+  const float sum = sum_over_block(own.sum * __expf(fmaxf(own.greatest, -FLT_MAX) - largest));
   if (threadIdx.x == 0) atomicAdd(loss, largest + logf(sum) - widen(row[label]));
   __syncthreads();  // the label's logit is read before it is overwritten
-  const float inverse = 1.0F / sum;
-  for (std::int64_t i = threadIdx.x; i < width; i += blockDim.x) {
-    const float probability = __expf(widen(row[i]) - largest) * inverse;
-    row[i] = narrow<T>((probability - (i == label ? 1.0F : 0.0F)) * scale);
+
+  const float shift = largest + logf(sum);
+  const auto gradient = [&](float value, std::int64_t i) {
+    return narrow<T>((__expf(value - shift) - (i == label ? 1.0F : 0.0F)) * scale);
+  };
+  for (std::int64_t i = threadIdx.x; i < before; i += blockDim.x) {
+    row[i] = gradient(widen(row[i]), i);
+  }
+  for (std::int64_t i = threadIdx.x; i < count; i += blockDim.x) {
+    Pack<T> pack = packs[i];
+    for (int j = 0; j < kCount; ++j) {
+      pack.values[j] = gradient(widen(pack.values[j]), before + i * kCount + j);
+    }
+    packs[i] = pack;
+  }
+  for (std::int64_t i = behind + threadIdx.x; i < width; i += blockDim.x) {
+    row[i] = gradient(widen(row[i]), i);
   }
 }
 
@@ -182,13 +193,15 @@ cudaError_t silu_backward(std::int64_t count, const void* dy, const void* gate, 
 
 cudaError_t rotate(Type type, const Rotation& r, const float* cos, const float* sin, void* values,
                    cudaStream_t stream) {
-  if (r.tokens * r.heads * r.head_dim == 0) return cudaSuccess;
-  const auto blocks = static_cast<unsigned>(r.tokens);
+  const std::int64_t pairs = r.tokens * r.heads * r.head_dim / 2;
+  if (pairs == 0) return cudaSuccess;
+  if (pairs > std::int64_t{1} << 31) return cudaErrorInvalidValue;
   if (type == Type::kFp32) {
-    rotate_kernel<<<blocks, kThreads, 0, stream>>>(r, cos, sin, static_cast<float*>(values));
+    rotate_kernel<<<blocks_for(pairs / Pack<float>::kCount), kThreads, 0, stream>>>(
+        r, cos, sin, static_cast<float*>(values));
   } else {
-    rotate_kernel<<<blocks, kThreads, 0, stream>>>(r, cos, sin,
-                                                   static_cast<__nv_bfloat16*>(values));
+    rotate_kernel<<<blocks_for(pairs / Pack<__nv_bfloat16>::kCount), kThreads, 0, stream>>>(
+        r, cos, sin, static_cast<__nv_bfloat16*>(values));
   }
   return cudaGetLastError();
 }

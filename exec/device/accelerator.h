@@ -16,6 +16,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -27,7 +28,7 @@
 namespace foreshard {
 
 // Changes with every change of what this header declares.
-inline constexpr int kAcceleratorVersion = 2;
+inline constexpr int kAcceleratorVersion = 3;
 
 struct AcceleratorInfo {
   std::string name;  // "NVIDIA H100 80GB HBM3"; "cpu" for the stand-in
@@ -125,6 +126,25 @@ struct NcclGroup {
 // Attention kernels, in the order in which a plan's choice falls back.
 enum class DeviceAttention : std::uint8_t { kCudnn, kFlash, kEfficient, kCpu };
 
+// Elements that one AdamW update covers, all fp32 but the shadow: bf16, or null.
+struct AdamWPiece {
+  float* parameter = nullptr;
+  const float* gradient = nullptr;
+  float *first = nullptr, *second = nullptr;
+  void* shadow = nullptr;
+  std::int64_t count = 0;
+  double decay = 0;
+};
+
+// AdamW over pieces that are always the same.
+class FusedAdamW {
+ public:
+  virtual ~FusedAdamW() = default;
+  // Step `number` (from 1) at `rate`, of gradients times `factor`: one fp32 element each on the
+  // device; an undefined factor is 1.
+  virtual void step(const at::Tensor& number, const at::Tensor& rate, const at::Tensor& factor) = 0;
+};
+
 class Accelerator : public RankMemory {
  public:
   virtual AcceleratorInfo info() = 0;
@@ -168,6 +188,16 @@ class Accelerator : public RankMemory {
                       const at::Tensor& /*sin*/, std::int64_t /*head_dim*/, bool /*inverse*/) {
     return false;
   }
+  // y = x * rstd * weight over rows as wide as the weight, rstd = 1 / sqrt(mean(x^2) + epsilon).
+  virtual bool rms_norm(const at::Tensor& /*y*/, const at::Tensor& /*rstd*/,
+                        const at::Tensor& /*x*/, const at::Tensor& /*weight*/, double /*epsilon*/) {
+    return false;
+  }
+  virtual bool rms_norm_backward(const at::Tensor& /*dx*/, const at::Tensor& /*dw*/,
+                                 const at::Tensor& /*dy*/, const at::Tensor& /*x*/,
+                                 const at::Tensor& /*weight*/, const at::Tensor& /*rstd*/) {
+    return false;
+  }
   virtual bool silu_multiply(const at::Tensor& /*out*/, const at::Tensor& /*gate*/,
                              const at::Tensor& /*up*/) {
     return false;
@@ -187,6 +217,12 @@ class Accelerator : public RankMemory {
   virtual bool cross_entropy(const at::Tensor& /*logits*/, const at::Tensor& /*labels*/,
                              double /*scale*/, const at::Tensor& /*loss*/) {
     return false;
+  }
+
+  // nullptr: ATen's operators do it. The pieces' memory outlives it.
+  virtual std::unique_ptr<FusedAdamW> fused_adamw(std::span<const AdamWPiece> /*pieces*/,
+                                                  const Optimizer& /*numbers*/) {
+    return nullptr;
   }
 
   // --- several GPUs ---

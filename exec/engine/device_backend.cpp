@@ -60,7 +60,7 @@ class DeviceBackend final : public Backend {
         graph_(parts.graph),
         units_(parts.units),
         device_(accelerator),
-        update_(parts.units, parts.model, parts.plan) {
+        update_(parts.units, parts.model, parts.plan, accelerator) {
     std::vector<DeviceGroup> groups;
     for (const auto& c : graph_.communicators) {
       const RankGroup group = rank_group(c, parts.world.rank());

@@ -7,10 +7,14 @@
 
 namespace foreshard {
 
-DeviceUpdate::DeviceUpdate(UnitSet& units, const ModelSpec& model, const Plan& plan) : plan_(plan) {
+DeviceUpdate::DeviceUpdate(UnitSet& units, const ModelSpec& model, const Plan& plan,
+                           Accelerator& accelerator)
+    : plan_(plan) {
   const c10::Device device = units.states().device();
   number_ = at::zeros({}, at::TensorOptions().dtype(at::kFloat).device(device));
   rate_ = at::zeros_like(number_);
+  if (plan.optimizer.clip_norm) factor_ = at::ones_like(number_);
+  std::vector<AdamWPiece> fused;
   const auto over = [&](void* memory, std::int64_t count) {
     return tensor_over(memory, count, at::kFloat, device);
   };
@@ -25,6 +29,14 @@ DeviceUpdate::DeviceUpdate(UnitSet& units, const ModelSpec& model, const Plan& p
       if (plan.optimizer.kind == Optimizer::Kind::kAdamW) {
         lists.first.push_back(over(unit.moments[0] + offset, piece.count));
         lists.second.push_back(over(unit.moments[1] + offset, piece.count));
+        fused.push_back(
+            {lists.parameters.back().mutable_data_ptr<float>(), unit.gradient + piece.begin,
+             lists.first.back().mutable_data_ptr<float>(),
+             lists.second.back().mutable_data_ptr<float>(),
+             unit.shadow == unit.master
+                 ? nullptr
+                 : unit.shadow + piece.begin * size_of(plan.param_dtype),
+             piece.count, decays(model, *piece.parameter) ? plan.optimizer.weight_decay : 0.0});
       }
       lists.steps.push_back(number_);
     }
@@ -33,6 +45,9 @@ DeviceUpdate::DeviceUpdate(UnitSet& units, const ModelSpec& model, const Plan& p
       shadows_.push_back(
           tensor_over(unit.shadow, unit.shard, scalar_type(plan.param_dtype), device));
     }
+  }
+  if (!fused.empty() && !units.offloads() && plan.param_dtype != DType::kFp16) {
+    fused_ = accelerator.fused_adamw(fused, plan.optimizer);
   }
 }
 
@@ -48,7 +63,7 @@ void DeviceUpdate::clip(const at::Tensor& sum, const at::Tensor& norm) {
                                 .reciprocal_()
                                 .mul_(*plan_.optimizer.clip_norm)
                                 .clamp_max_(1.0);
-  at::_foreach_mul_(gradients_, factor.to(at::kFloat));
+  factor_.copy_(factor);
 }
 
 void DeviceUpdate::update(const Lists& lists, double decay) {
@@ -68,6 +83,8 @@ void DeviceUpdate::update(const Lists& lists, double decay) {
 void DeviceUpdate::step(const at::Tensor& scalars) {
   number_.copy_(scalars.select(0, 0));
   rate_.copy_(scalars.select(0, 1));
+  if (fused_) return fused_->step(number_, rate_, factor_);
+  if (factor_.defined()) at::_foreach_mul_(gradients_, factor_);
   update(decayed_, plan_.optimizer.weight_decay);
   update(undecayed_, 0);
   if (!masters_.empty()) at::_foreach_copy_(shadows_, masters_);

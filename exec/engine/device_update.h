@@ -6,8 +6,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <vector>
 
+#include "exec/device/accelerator.h"
 #include "exec/engine/unit_memory.h"
 
 namespace foreshard {
@@ -15,12 +17,12 @@ namespace foreshard {
 class DeviceUpdate {
  public:
   // Precondition: find_device_problem said nothing. References are kept.
-  DeviceUpdate(UnitSet& units, const ModelSpec& model, const Plan& plan);
+  DeviceUpdate(UnitSet& units, const ModelSpec& model, const Plan& plan, Accelerator& device);
 
   // This rank's sum of squares goes to sum[0] (double), which ranks then add up.
   void sum_of_squares(const at::Tensor& sum);
-  // norm = sqrt(sum[0]); gradients times min(1, clip_norm / (norm + 1e-6)), as
-  // torch.nn.utils.clip_grad_norm_.
+  // norm = sqrt(sum[0]); the step takes gradients times min(1, clip_norm / (norm + 1e-6)), as
+  // torch.nn.utils.clip_grad_norm_ leaves them.
   void clip(const at::Tensor& sum, const at::Tensor& norm);
   // The step, then the compute-dtype shadows. `scalars`: its number (from 1) and learning rate as
   // step_scalars() gives them, on the device of the states: a step that is replayed finds them
@@ -39,6 +41,8 @@ class DeviceUpdate {
   Lists decayed_, undecayed_;
   std::vector<at::Tensor> masters_, shadows_;
   at::Tensor number_, rate_;
+  at::Tensor factor_;                  // of clipping; undefined without
+  std::unique_ptr<FusedAdamW> fused_;  // where the device has it
 };
 
 // {number, learning rate} in fp32, on the host.

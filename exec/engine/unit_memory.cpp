@@ -24,7 +24,7 @@ UnitSet::UnitSet(const ModelSpec& model, const Plan& plan, const EventGraph& gra
       memory_(memory),
       pinned_(memory),
       offloads_(plan.offload != Offload::kNone),
-      gathers_(plan.mesh.shard > 1 || plan.param_dtype != plan.master_dtype || offloads_),
+      gathers_(plan.mesh.shard > 1 || offloads_),
       offsets_(lay_out_arena(graph)),
       arena_(static_cast<std::size_t>(offsets_.size.count()), memory),
       host_arena_(static_cast<std::size_t>(offsets_.host_size.count()), pinned_) {
@@ -92,7 +92,7 @@ void UnitSet::place_buffers() {
     FORESHARD_CHECK(unit.master != nullptr && unit.gradient != nullptr,
                     "the graph has no memory for the shard of unit " + unit.name);
     if (unit.shadow == nullptr) unit.shadow = unit.master;
-    if (!gathers_) unit.values.attach(unit.master);
+    if (!gathers_) unit.values.attach(unit.shadow);
   }
 }
 

@@ -2,7 +2,7 @@
 //
 // Runtime native, as laid out by sim/graph: flat padded unit buffers (sim/graph/flat_layout.h), one
 // shard of each on every rank. A parameter's value is a view into the unit's storage, which is
-// attached to the shard itself (one rank, one dtype), to storage of its own, or to a slot; its
+// attached to the shard itself, or its shadow (one rank), to storage of its own, or to a slot; its
 // gradient is a view into the gradient storage likewise. All of it is memory of the rank's device,
 // but shards, states and sums of gradients of a plan that offloads them.
 #pragma once
@@ -57,7 +57,6 @@ class UnitSet {
   std::byte* place(std::size_t number) const;  // of a buffer, by position in EventGraph::persistent
   // Of each communicator's scratch, in their order; none where the graph has none.
   std::vector<std::span<std::byte>> scratches() const;
-  bool gathers() const { return gathers_; }
   RankMemory& memory() const { return memory_; }
   // Of shards and states: the same, or pinned memory of the host.
   RankMemory& states() { return offloads_ ? static_cast<RankMemory&>(pinned_) : memory_; }

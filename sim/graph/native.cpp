@@ -4,7 +4,8 @@
 // The all-gather writes into a slot of a ring of parameter slots; views into the slot are the
 // parameters. The optimizer writes the compute-dtype shadow of the shard, so nothing is cast before
 // a gather. Backward writes weight gradients straight into a slot of the gradient ring in the
-// reduce dtype, and the reduce-scatter reads it from there.
+// reduce dtype, and the reduce-scatter reads it from there. One rank has no use for either ring:
+// its shadow is the parameters, its sums are the gradients.
 //
 // Slots, not streams, bound how far gathers run ahead. `prefetch.forward: k` gives k + 1 slots and
 // issues the gather of unit i + k before the forward of unit i; `implicit` gives two slots and
@@ -123,9 +124,14 @@ class Native final : public StepBuilder {
     return plan_.host == HostKind::kComputes ? size_of(DType::kFp32) : reduce_size();
   }
 
-  // Whether parameters have to be gathered or cast at all; else the stored shard is the parameter.
-  bool gathers() const {
-    return plan_.mesh.shard > 1 || plan_.param_dtype != plan_.master_dtype || offloads();
+  // Whether parameters have to be gathered at all; else the stored shard, or its shadow, is the
+  // parameter.
+  bool gathers() const { return plan_.mesh.shard > 1 || offloads(); }
+  // Whether backward writes and adds gradients where the optimizer reads them. (A CPU rank adds by
+  // a sum of its own.)
+  bool writes_sums() const {
+    return plan_.mesh.shard == 1 && plan_.mesh.tp == 1 && plan_.reduce_dtype == DType::kFp32 &&
+           !offloads() && (plan_.host != HostKind::kComputes || plan_.batch.accumulation == 1);
   }
   bool offloads() const { return plan_.offload != Offload::kNone; }
   bool continues_sums() const { return is_microbatch_order(plan_.reduction_order); }
@@ -137,7 +143,7 @@ class Native final : public StepBuilder {
       state(u).shard = flat.shard_numel;
       state(u).partial = flat.partial_numel;
       state(u).kept = unit(u).reshard.kind == Reshard::Kind::kNever || u == root();
-      state(u).owns_gradient = keeps_gradients() || u == root();
+      state(u).owns_gradient = keeps_gradients() || u == root() || writes_sums();
       listed[static_cast<std::size_t>(u)].shard_numel = state(u).shard;
     }
   }
@@ -178,7 +184,9 @@ class Native final : public StepBuilder {
       } else {
         largest = std::max(largest, padded(u));
       }
-      if (state(u).owns_gradient) {
+      if (writes_sums()) {
+        state(u).gradient = state(u).stored_gradient;
+      } else if (state(u).owns_gradient) {
         state(u).gradient = allocate_persistent(MemoryCategory::kUnshardedGrad, u,
                                                 Bytes(padded(u) * reduce_size()));
       }
@@ -353,11 +361,12 @@ class Native final : public StepBuilder {
       const auto own = layers_of(u);
       if (u != root() && l == own.back()) begin_backward(u);
       // Gradients go where the previous micro-batch's reduction reads.
-      if (u == root() && l == own.back() && !keeps_gradients()) {
+      if (u == root() && l == own.back() && !keeps_gradients() && !writes_sums()) {
         wait(Stream::kCompute, state(u).reduced);
       }
       if (recompute_of(l) != Recompute::kNone) run_layer(EventKind::kRecompute, l);
-      begins_ = l == own.back() && (microbatch() == 0 || !keeps_gradients());
+      begins_ = l == own.back() &&
+                (microbatch() == 0 || !(keeps_gradients() || writes_sums()));
       const EventId row = run_layer(EventKind::kBackward, l);
       state(u).last_use = row;
       if (u != root() && l == own.front()) reduce(u, row);
@@ -466,8 +475,12 @@ class Native final : public StepBuilder {
   void reduce(std::int32_t u, EventId row) {
     hook();
     release(u, row);
-    if (keeps_gradients() && !last_) return;
     State& s = state(u);
+    if (writes_sums()) {
+      s.reduced = last_ && plan_.mesh.replicate > 1 ? all_reduce(u, row, s.stored_gradient) : row;
+      return;
+    }
+    if (keeps_gradients() && !last_) return;
     const bool adds = microbatch() > 0 && !keeps_gradients();
     Staging& staging = staging_[next_staging_];
     if (offloads()) take_staging_slot(u, adds);
@@ -500,11 +513,7 @@ class Native final : public StepBuilder {
       if (plan_.mesh.shard == 1 && !s.owns_gradient) reducing_.push_back(last);
     }
     StepBuilder::free(output);
-    if (plan_.mesh.replicate > 1 && last_) {
-      wait(Stream::kAllReduce, last);
-      last = add_unit_row(EventKind::kAllReduce, Stream::kAllReduce, u);
-      works_in(kNoBuffer, sum);
-    }
+    if (plan_.mesh.replicate > 1 && last_) last = all_reduce(u, last, sum);
     if (offloads()) {
       wait(Stream::kAllReduce, last);
       last = add_unit_row(EventKind::kDeviceToHost, Stream::kAllReduce, u);
@@ -513,6 +522,13 @@ class Native final : public StepBuilder {
       next_staging_ = (next_staging_ + 1) % kStagingSlots;
     }
     s.reduced = last;
+  }
+
+  EventId all_reduce(std::int32_t u, EventId after, std::int32_t sum) {
+    wait(Stream::kAllReduce, after);
+    const EventId row = add_unit_row(EventKind::kAllReduce, Stream::kAllReduce, u);
+    works_in(kNoBuffer, sum);
+    return row;
   }
 
   // Free once the copy that reads it is done; holds the sum of earlier micro-batches where this
@@ -672,7 +688,8 @@ class Native final : public StepBuilder {
         work.kernels = {optimizer_kernel(Function::kSumOfSquares, elements * 4)};
         break;
       case EventKind::kGradScale:
-        work.kernels = {optimizer_kernel(Function::kScale, elements * 8)};
+        // On a GPU the factor alone: the optimizer reads the gradients anyway.
+        work.kernels = {optimizer_kernel(Function::kScale, scales_apart() ? elements * 8 : 8)};
         break;
       case EventKind::kAllReduce:
         work.bytes = Bytes(kNormBytes);
@@ -697,6 +714,8 @@ class Native final : public StepBuilder {
     }
     return work;
   }
+
+  bool scales_apart() const { return plan_.host == HostKind::kComputes || offloads(); }
 
   static Kernel optimizer_kernel(Function function, std::int64_t bytes_moved) {
     Kernel kernel = memory_kernel(MemoryClass::kOptimizer, bytes_moved);

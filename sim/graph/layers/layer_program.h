@@ -222,8 +222,8 @@ struct ProgramOptions {
   DType compute = DType::kBf16;
   Recompute recompute = Recompute::kNone;
   GradientStorage gradients = GradientStorage::kPerParameter;
-  // kFlat: dtype of the flat buffer. Where it differs from `compute`, the gradient of a matrix
-  // exists in the compute dtype for a moment.
+  // kFlat: dtype that a product leaves in the flat buffer by a cast. Where it differs from
+  // `compute`, the gradient of a matrix exists in the compute dtype for a moment.
   DType flat_gradient = DType::kFp32;
   Tying tied = Tying::kNone;
   Sharing sharing = Sharing::kNone;

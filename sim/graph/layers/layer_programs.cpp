@@ -382,7 +382,9 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan)
     options.compute = plan.compute_dtype();
     options.gradients = plan.runtime.kind == RuntimeKind::kNative ? GradientStorage::kFlat
                                                                   : GradientStorage::kPerParameter;
-    options.flat_gradient = plan.reduce_dtype;
+    // A GPU's products write the flat buffer's dtype themselves, but not those in slices.
+    const bool casts = plan.host == HostKind::kComputes || plan.mesh.tp > 1;
+    options.flat_gradient = casts ? plan.reduce_dtype : options.compute;
     const bool is_table = layer.role == LayerRole::kEmbedding && !layer.tower;
     options.tied = has_shared_table(model) && is_table ? Tying::kTokenTable : Tying::kNone;
     options.sharing = variant.sharing;
