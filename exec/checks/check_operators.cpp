@@ -94,12 +94,16 @@ std::string Checks::rms_norm() {
     return in * (in.square().mean(1, true) + 1e-5).rsqrt() * weight;
   };
   auto [y, rstd] = device_rms_norm(device_, put(x), put(w), 1e-5);
-  auto [dx, dw] = device_rms_norm_backward(device_, put(dy), put(x), put(w), rstd);
+  const at::Tensor addend = randn({64, 512});
+  auto [dx, dw] = device_rms_norm_backward(device_, {put(dy), put(x), put(w), rstd, {}});
+  auto [sum, same] = device_rms_norm_backward(device_, {put(dy), put(x), put(w), rstd, put(addend)});
   const at::Tensor r = (x.square().mean(1, true) + 1e-5).rsqrt(), normed = x * r;
   const at::Tensor scaled = dy * w;
   auto [y16, rstd16] = device_rms_norm(device_, put_bf16(x), put_bf16(w), 1e-5);
+  const at::Tensor wanted = r * (scaled - normed * (scaled * normed).mean(1, true));
+  near("dx and more", sum, wanted + addend, 1e-5);
   return fmt::format("{}, {}, {}, {}", near("y", y, reference(x, w), 1e-5),
-                     near("dx", dx, r * (scaled - normed * (scaled * normed).mean(1, true)), 1e-5),
+                     near("dx", dx, wanted, 1e-5),
                      near("dw", dw, (dy * normed).sum(0), 1e-5),
                      near("bf16", y16, reference(rounded(x), rounded(w)), 1e-2));
 }
@@ -237,7 +241,32 @@ std::string Checks::adamw() {
                       false, false);
     results.push_back(parameter[0]);
   }
-  return near("parameters", results[1], results[0], 1e-5);
+  return near("parameters", results[1], results[0], 1e-5) + fused_adamw(p, g, results[0]);
+}
+
+// The same step from twice the gradient with half of it taken, in the device's own kernel.
+std::string Checks::fused_adamw(const at::Tensor& p, const at::Tensor& g,
+                                const at::Tensor& wanted) {
+  const at::Tensor parameter = put(p).clone(), gradient = put(g * 2);
+  const at::Tensor first = at::zeros_like(parameter), second = at::zeros_like(parameter);
+  const at::Tensor shadow = at::empty_like(parameter, at::kBFloat16);
+  Optimizer numbers;
+  numbers.beta1 = 0.9;
+  numbers.beta2 = 0.95;
+  numbers.epsilon = 1e-8;
+  const AdamWPiece piece{parameter.mutable_data_ptr<float>(),
+                         gradient.const_data_ptr<float>(),
+                         first.mutable_data_ptr<float>(),
+                         second.mutable_data_ptr<float>(),
+                         shadow.mutable_data_ptr(),
+                         p.numel(),
+                         0.1};
+  const auto fused = device_.fused_adamw({&piece, 1}, numbers);
+  if (!fused) return "";
+  const auto number = [&](double value) { return at::full({}, value, parameter.options()); };
+  fused->step(number(1.0), number(1e-3), number(0.5));
+  return ", " + near("fused", parameter, wanted, 1e-5) + ", " +
+         near("shadow", shadow, wanted, 1e-2);
 }
 
 }  // namespace foreshard

@@ -54,6 +54,7 @@ class Checks {
   std::string add_rows();
   std::string cross_entropy();
   std::string adamw();
+  std::string fused_adamw(const at::Tensor& p, const at::Tensor& g, const at::Tensor& wanted);
   std::string swapped_storage();
   std::string paced_bytes();
   std::string paced_duration();

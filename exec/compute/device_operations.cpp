@@ -113,27 +113,28 @@ std::tuple<at::Tensor, at::Tensor> device_rms_norm(Accelerator& device, const at
 }
 
 std::tuple<at::Tensor, at::Tensor> device_rms_norm_backward(Accelerator& device,
-                                                            const at::Tensor& dy,
-                                                            const at::Tensor& x,
-                                                            const at::Tensor& weight,
-                                                            const at::Tensor& rstd) {
-  const std::int64_t width = weight.numel();
-  const at::Tensor incoming = dy.reshape({-1, width}), rows = x.view({-1, width});
-  if (device.is_gpu() && dy.is_contiguous()) {
-    const at::Tensor dx = at::empty_like(x), dw = at::empty_like(weight);
-    if (device.rms_norm_backward(dx, dw, dy, x, weight, rstd)) return {dx, dw};
+                                                            const NormGradient& of) {
+  if (device.is_gpu() && of.dy.is_contiguous()) {
+    const at::Tensor dx = at::empty_like(of.x), dw = at::empty_like(of.weight);
+    if (device.rms_norm_backward(dx, dw, of)) return {dx, dw};
   }
-  if (x.is_cuda()) {
-    auto [dx, dw] = at::_fused_rms_norm_backward(incoming, rows, {width}, rstd.view({-1, 1}),
-                                                 weight, {true, true});
-    return {dx.view(x.sizes()), dw};
+  const std::int64_t width = of.weight.numel();
+  const at::Tensor incoming = of.dy.reshape({-1, width}), rows = of.x.view({-1, width});
+  const auto summed = [&](const at::Tensor& dx) {
+    const at::Tensor whole = dx.view(of.x.sizes());
+    return of.addend.defined() ? whole.add(of.addend) : whole;
+  };
+  if (of.x.is_cuda()) {
+    auto [dx, dw] = at::_fused_rms_norm_backward(incoming, rows, {width}, of.rstd.view({-1, 1}),
+                                                 of.weight, {true, true});
+    return {summed(dx), dw};
   }
   // The CPU has no kernel for it.
   const at::Tensor g = incoming.to(at::kFloat), v = rows.to(at::kFloat);
-  const at::Tensor r = rstd.view({-1, 1}), normed = v * r;
-  const at::Tensor scaled = g * weight.to(at::kFloat);
+  const at::Tensor r = of.rstd.view({-1, 1}), normed = v * r;
+  const at::Tensor scaled = g * of.weight.to(at::kFloat);
   const at::Tensor dx = r * (scaled - normed * (scaled * normed).mean(1, true));
-  return {dx.to(x.scalar_type()).view(x.sizes()), (g * normed).sum(0).to(weight.scalar_type())};
+  return {summed(dx.to(of.x.scalar_type())), (g * normed).sum(0).to(of.weight.scalar_type())};
 }
 
 void device_rotate(Accelerator& device, const at::Tensor& values, const at::Tensor& cos,

@@ -40,12 +40,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> device_attention_backward(
 // y and rstd (fp32, one per row) of rows as wide as `weight`.
 std::tuple<at::Tensor, at::Tensor> device_rms_norm(Accelerator& device, const at::Tensor& x,
                                                    const at::Tensor& weight, double epsilon);
-// dx and the weight's gradient in the weight's dtype.
+// dx (plus `addend`, where there is one) and the weight's gradient in the weight's dtype.
 std::tuple<at::Tensor, at::Tensor> device_rms_norm_backward(Accelerator& device,
-                                                            const at::Tensor& dy,
-                                                            const at::Tensor& x,
-                                                            const at::Tensor& weight,
-                                                            const at::Tensor& rstd);
+                                                            const NormGradient& of);
 
 // Rows of tokens, head by head, in place; cos and sin are [positions, head_dim / 2].
 void device_rotate(Accelerator& device, const at::Tensor& values, const at::Tensor& cos,

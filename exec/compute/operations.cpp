@@ -228,11 +228,11 @@ Tensors matrix_product(const Call& c, Inputs in) {
 }
 
 // A GPU's products write (and add) what they sum in fp32 as such: nothing is rounded between.
-void add_product(const Parameter& parameter, const at::Tensor& left, const at::Tensor& right) {
+void add_product(const Parameter& parameter, const at::Tensor& rows, const at::Tensor& columns) {
   at::Tensor place = parameter.gradient;
   const at::ScalarType type = place.scalar_type();
-  *parameter.written ? at::addmm_out(place, place, left, right, type)
-                     : at::mm_out(place, left, right, type);
+  *parameter.written ? at::addmm_out(place, place, rows, columns, type)
+                     : at::mm_out(place, rows, columns, type);
   *parameter.written = true;
 }
 
@@ -240,22 +240,26 @@ Tensors matrix_product_backward(const Call& c, const at::Tensor& dy, Inputs save
   const at::Tensor& x = saved[0];
   const Parameter& weight = c.parameter(0);
   const bool transposed = c.operation.transposed_weight;
-  const at::Tensor left = transposed ? x.t() : dy.t(), right = transposed ? dy : x;
+  const at::Tensor rows = transposed ? x.t() : dy.t(), columns = transposed ? dy : x;
   if (dy.is_cuda() && !is_in_slices(c) && weight.gradient.scalar_type() != dy.scalar_type()) {
-    add_product(weight, left, right);
+    add_product(weight, rows, columns);
   } else {
     put_gradient(c, weight, dy.scalar_type(), [&](at::Tensor place) {
-      is_in_slices(c) ? weight_in_slices(c, place, dy, x) : void(at::mm_out(place, left, right));
+      is_in_slices(c) ? weight_in_slices(c, place, dy, x) : void(at::mm_out(place, rows, columns));
     });
   }
   std::vector<at::Tensor> gradients;
   if (c.operation.gradient == GradientRule::kOwn) {
     c.mark();
-    if (is_in_slices(c)) {
+    const at::Tensor right = c.operation.transposed_weight ? weight.value.t() : weight.value;
+    if (saved.size() > 1) {  // what it is added to
+      at::Tensor sum = saved[1];
+      gradients.push_back(at::addmm_out(sum, sum, dy, right));
+    } else if (is_in_slices(c)) {
       gradients.push_back(input_in_slices(c, dy));
     } else {
       gradients.push_back(c.empty(c.operation.k));
-      at::mm_out(gradients[0], dy, c.operation.transposed_weight ? weight.value.t() : weight.value);
+      at::mm_out(gradients[0], dy, right);
     }
   }
   if (c.operation.parameters.size() > 1) {
@@ -368,10 +372,14 @@ Tensors norm_backward_in_slices(const Call& c, const at::Tensor& dy, Inputs save
   return {dx};
 }
 
+// Behind x and rstd: what its input's gradient is added to, if it is.
+at::Tensor addend_of(Inputs saved) { return saved.size() > 2 ? saved[2] : at::Tensor(); }
+
 Tensors rms_norm_of_slice(const Call& c, const at::Tensor& dy, Inputs saved) {
   const at::Tensor& value = c.parameter(0).value;
   if (c.context.device != nullptr) {
-    auto [dx, weight] = device_rms_norm_backward(*c.context.device, dy, saved[0], value, saved[1]);
+    auto [dx, weight] =
+        device_rms_norm_backward(*c.context.device, {dy, saved[0], value, saved[1], {}});
     return {dx, weight};
   }
   at::Tensor dx = at::empty_like(dy);
@@ -390,7 +398,8 @@ Tensors rms_norm_backward_of(const Call& c, const at::Tensor& dy, Inputs saved) 
     });
   }
   if (c.context.device != nullptr) {
-    auto [dx, weight] = device_rms_norm_backward(*c.context.device, dy, saved[0], c.parameter(0).value, saved[1]);
+    auto [dx, weight] = device_rms_norm_backward(
+        *c.context.device, {dy, saved[0], c.parameter(0).value, saved[1], addend_of(saved)});
     put_made(c.parameter(0), weight);
     return {dx};
   }

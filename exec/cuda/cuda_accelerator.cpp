@@ -380,20 +380,23 @@ class CudaAccelerator final : public Accelerator {
           "rms_norm");
     return true;
   }
-  bool rms_norm_backward(const at::Tensor& dx, const at::Tensor& dw, const at::Tensor& dy,
-                         const at::Tensor& x, const at::Tensor& weight,
-                         const at::Tensor& rstd) override {
-    const NormRows rows = rows_of(x, weight);
-    for (const at::Tensor* t : {&dx, &dw, &dy, &x, &weight}) {
-      if (!is_packed(*t) || t->scalar_type() != x.scalar_type()) return false;
+  bool rms_norm_backward(const at::Tensor& dx, const at::Tensor& dw,
+                         const NormGradient& of) override {
+    const NormRows rows = rows_of(of.x, of.weight);
+    for (const at::Tensor* t : {&dx, &dw, &of.dy, &of.x, &of.weight, &of.addend}) {
+      if (!t->defined()) continue;
+      if (!is_packed(*t) || t->scalar_type() != of.x.scalar_type()) return false;
     }
-    const Type type = type_of(x.scalar_type());
+    const Type type = type_of(of.x.scalar_type());
     if (!takes_norm(type, rows)) return false;
     const std::int64_t blocks = norm_backward_blocks(type, rows);
-    const at::Tensor sums = at::empty({blocks, rows.width}, x.options().dtype(at::kFloat));
+    const at::Tensor sums = at::empty({blocks, rows.width}, of.x.options().dtype(at::kFloat));
     check(foreshard::cuda::rms_norm_backward(
-              type, rows, dy.const_data_ptr(), x.const_data_ptr(), weight.const_data_ptr(),
-              rstd.const_data_ptr<float>(), dx.mutable_data_ptr(), dw.mutable_data_ptr(),
+              type, rows,
+              {of.dy.const_data_ptr(), of.x.const_data_ptr(), of.weight.const_data_ptr(),
+               of.rstd.const_data_ptr<float>(),
+               of.addend.defined() ? of.addend.const_data_ptr() : nullptr},
+              dx.mutable_data_ptr(), dw.mutable_data_ptr(),
               {blocks, sums.mutable_data_ptr<float>()}, stream()),
           "rms_norm_backward");
     return true;
@@ -568,6 +571,7 @@ class CudaAccelerator final : public Accelerator {
   }
   cudaStream_t stream() const { return lanes_[current_].stream.stream(); }
   PacedLaunch pace(std::int64_t nanoseconds, int ctas) const {
+    if (ctas == 0) return {properties_.multiProcessorCount, 0, 0, lanes_[current_].clock};
     return {std::clamp(ctas, 1, properties_.multiProcessorCount), paced_shared_, nanoseconds,
             lanes_[current_].clock};
   }

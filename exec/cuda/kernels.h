@@ -76,9 +76,13 @@ struct NormParts {
   std::int64_t blocks = 0;  // norm_backward_blocks()
   float* sums = nullptr;    // room for a row of each
 };
-cudaError_t rms_norm_backward(Type type, const NormRows& rows, const void* dy, const void* x,
-                              const void* weight, const float* rstd, void* dx, void* dw,
-                              const NormParts& parts, cudaStream_t stream);
+struct NormInputs {
+  const void *dy = nullptr, *x = nullptr, *weight = nullptr;
+  const float* rstd = nullptr;
+  const void* addend = nullptr;  // added to dx; null: nothing
+};
+cudaError_t rms_norm_backward(Type type, const NormRows& rows, const NormInputs& in, void* dx,
+                              void* dw, const NormParts& parts, cudaStream_t stream);
 
 // out = silu(gate) * up
 cudaError_t silu_multiply(Type type, std::int64_t count, const void* gate, const void* up,

@@ -44,13 +44,17 @@ __global__ void __launch_bounds__(kThreads)
 
 template <typename T, int kPacks>
 __global__ void __launch_bounds__(kThreads)
-    rms_norm_backward_kernel(std::int64_t rows, int packs, const Pack<T>* dy, const Pack<T>* x,
-                             const Pack<T>* weight, const float* rstd, Pack<T>* dx, float* parts) {
+    rms_norm_backward_kernel(std::int64_t rows, int packs, NormInputs in, Pack<T>* dx,
+                             float* parts) {
   constexpr int kCount = Pack<T>::kCount;
+  const auto* dy = static_cast<const Pack<T>*>(in.dy);
+  const auto* x = static_cast<const Pack<T>*>(in.x);
+  const auto* weight = static_cast<const Pack<T>*>(in.weight);
+  const auto* addend = static_cast<const Pack<T>*>(in.addend);
   float sums[kPacks][kCount] = {};
   for (std::int64_t r = blockIdx.x; r < rows; r += gridDim.x) {
     const std::size_t begin = static_cast<std::size_t>(r) * packs;
-    const float scale = rstd[r];
+    const float scale = in.rstd[r];
     Pack<T> value[kPacks], incoming[kPacks];
     float projection = 0.0F;
 #pragma unroll
@@ -73,11 +77,13 @@ __global__ void __launch_bounds__(kThreads)
       const int i = static_cast<int>(threadIdx.x) + k * kThreads;
       if (i >= packs) continue;
       const Pack<T> w = weight[i];
-      Pack<T> out;
+      Pack<T> out{};
+      if (addend != nullptr) out = addend[begin + i];
       for (int j = 0; j < kCount; ++j) {
         const float normed = widen(value[k].values[j]) * scale;
         const float d = widen(incoming[k].values[j]) * widen(w.values[j]);
-        out.values[j] = narrow<T>(scale * (d - normed * projection));
+        const float sum = addend != nullptr ? widen(out.values[j]) : 0.0F;
+        out.values[j] = narrow<T>(sum + scale * (d - normed * projection));
       }
       dx[begin + i] = out;
     }
@@ -154,15 +160,13 @@ std::int64_t blocks_at_once(int packs) {
 }
 
 template <typename T>
-cudaError_t backward(const NormRows& rows, const void* dy, const void* x, const void* weight,
-                     const float* rstd, void* dx, void* dw, const NormParts& parts,
-                     cudaStream_t stream) {
+cudaError_t backward(const NormRows& rows, const NormInputs& in, void* dx, void* dw,
+                     const NormParts& parts, cudaStream_t stream) {
   const int packs = static_cast<int>(rows.width / Pack<T>::kCount);
   const auto blocks = static_cast<unsigned>(parts.blocks);
   const cudaError_t code = with_packs(packs, [&](auto each) {
     rms_norm_backward_kernel<T, decltype(each)::value><<<blocks, kThreads, 0, stream>>>(
-        rows.count, packs, static_cast<const Pack<T>*>(dy), static_cast<const Pack<T>*>(x),
-        static_cast<const Pack<T>*>(weight), rstd, static_cast<Pack<T>*>(dx), parts.sums);
+        rows.count, packs, in, static_cast<Pack<T>*>(dx), parts.sums);
     return cudaGetLastError();
   });
   if (code != cudaSuccess) return code;
@@ -195,13 +199,11 @@ cudaError_t rms_norm(Type type, const NormRows& rows, const void* x, const void*
                              : forward<__nv_bfloat16>(rows, x, weight, epsilon, y, rstd, stream);
 }
 
-cudaError_t rms_norm_backward(Type type, const NormRows& rows, const void* dy, const void* x,
-                              const void* weight, const float* rstd, void* dx, void* dw,
-                              const NormParts& parts, cudaStream_t stream) {
+cudaError_t rms_norm_backward(Type type, const NormRows& rows, const NormInputs& in, void* dx,
+                              void* dw, const NormParts& parts, cudaStream_t stream) {
   if (rows.count == 0) return cudaSuccess;
-  return type == Type::kFp32
-             ? backward<float>(rows, dy, x, weight, rstd, dx, dw, parts, stream)
-             : backward<__nv_bfloat16>(rows, dy, x, weight, rstd, dx, dw, parts, stream);
+  return type == Type::kFp32 ? backward<float>(rows, in, dx, dw, parts, stream)
+                             : backward<__nv_bfloat16>(rows, in, dx, dw, parts, stream);
 }
 
 }  // namespace foreshard::cuda

@@ -76,7 +76,7 @@ struct PacedCollective {
   DType dtype = DType::kBf16;
   int ranks = 1, index = 0;
   std::int64_t nanoseconds = 0;
-  int ctas = 1;
+  int ctas = 1;  // 0: no time to keep; blocks of the whole chip move the bytes, as a copy's do
 };
 
 // A part of a communicator: every member of the whole belongs to one part, named by its colour.
@@ -125,6 +125,13 @@ struct NcclGroup {
 
 // Attention kernels, in the order in which a plan's choice falls back.
 enum class DeviceAttention : std::uint8_t { kCudnn, kFlash, kEfficient, kCpu };
+
+// What an RMS norm's gradients are made of.
+struct NormGradient {
+  at::Tensor dy, x, weight;
+  at::Tensor rstd;    // fp32, one per row
+  at::Tensor addend;  // undefined, or like x: added to its gradient
+};
 
 // Elements that one AdamW update covers, all fp32 but the shadow: bf16, or null.
 struct AdamWPiece {
@@ -194,8 +201,7 @@ class Accelerator : public RankMemory {
     return false;
   }
   virtual bool rms_norm_backward(const at::Tensor& /*dx*/, const at::Tensor& /*dw*/,
-                                 const at::Tensor& /*dy*/, const at::Tensor& /*x*/,
-                                 const at::Tensor& /*weight*/, const at::Tensor& /*rstd*/) {
+                                 const NormGradient& /*of*/) {
     return false;
   }
   virtual bool silu_multiply(const at::Tensor& /*out*/, const at::Tensor& /*gate*/,

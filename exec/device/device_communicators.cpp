@@ -49,7 +49,7 @@ class PacedCommunicator final : public DeviceCommunicator {
       known = overhead_ns_.emplace(ctas, overhead).first;
     }
     next_.nanoseconds = std::max<std::int64_t>(0, nanoseconds - known->second);
-    next_.ctas = ctas;
+    next_.ctas = nanoseconds == 0 ? 0 : ctas;
   }
 
   void all_gather(void* whole, std::size_t shard_bytes, DType dtype) override {

@@ -5,7 +5,7 @@
 
 World 1 is a real NCCL group of one rank. A larger world is rank 0 of it: FSDP2's own code with that world's shards,
 padding, buffers and streams over the fake process group; collectives move their bytes inside the GPU in one kernel
-each (all-gather: the own shard into every slot; reduce-scatter: the own slice) instead of over links. So its memory is
+each (all-gather: the own shard into every slot; reduce-scatter: the sum of all slices) instead of over links. So its memory is
 that of a real rank, its time that of the rank with a network that is as fast as the GPU's memory.
 
 --variant default: PyTorch as it comes (its own choice of the attention kernel, eager). flash: FlashAttention-2. tuned:
@@ -120,7 +120,7 @@ def wire(model):
 
     class Scatter(Allocates, ReduceScatter):
         def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
-            output_tensor.copy_(input_tensor.view(group.size(), -1)[group.rank()].view_as(output_tensor))
+            torch.sum(input_tensor.view(group.size(), -1), 0, out=output_tensor.view(-1))
 
     for module in model.modules():
         if isinstance(module, FSDPModule):

@@ -358,6 +358,22 @@ void apply_float8(LayerSpec& layer, const Plan& plan) {
 
 // --- selective recompute ---
 
+// Attention, and the products whose results something else than the layer's own result is made of.
+void keep_dots(LayerSpec& layer) {
+  const auto is_read = [&](const Operation& product) {
+    return std::any_of(layer.operations.begin(), layer.operations.end(), [&](const Operation& op) {
+      const bool ends_layer = op.gradient == GradientRule::kAlias &&
+                              std::count(op.outputs.begin(), op.outputs.end(), layer.output) > 0;
+      return !ends_layer && std::count(op.inputs.begin(), op.inputs.end(),
+                                       product.outputs.front()) > 0;
+    });
+  };
+  for (Operation& op : layer.operations) {
+    op.kept_by_selective = op.kind == OperationKind::kAttention ||
+                           (op.kind == OperationKind::kGemm && is_read(op));
+  }
+}
+
 // Attention's inputs and what they are made from: the products among them are attention's, and so
 // is the first that reads what it makes.
 void keep_dots_except_mlp(LayerSpec& layer) {
@@ -529,6 +545,9 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
     for (LayerSpec& layer : model.kinds) loop_over_experts(layer);
   } else if (plan.experts == ExpertKernels::kTransformers) {
     for (LayerSpec& layer : model.kinds) use_transformers_experts(layer, model.family);
+  }
+  if (plan.recompute_keeps == SelectivePolicy::kDots) {
+    for (LayerSpec& layer : model.kinds) keep_dots(layer);
   }
   if (plan.runtime.kind == RuntimeKind::kNative || plan.host == HostKind::kComputes) return model;
   model = with_module_kernels(std::move(model), plan);

@@ -142,6 +142,8 @@ const char* to_string(SelectivePolicy policy) {
   switch (policy) {
     case SelectivePolicy::kEverySecondMm:
       return "every_second_mm";
+    case SelectivePolicy::kDots:
+      return "dots";
     case SelectivePolicy::kDotsExceptMlp:
       return "dots_except_mlp";
   }

@@ -189,9 +189,11 @@ enum class Recompute : std::uint8_t { kNone, kFull, kSelective };
 const char* to_string(Recompute recompute);
 
 // What selective recompute keeps. kEverySecondMm: attention and every second matrix product
-// (torchtitan's list). kDotsExceptMlp: the products that make attention's inputs and the first that
-// reads its output, not attention itself (MaxText's remat_policy save_dot_except_mlp).
-enum class SelectivePolicy : std::uint8_t { kEverySecondMm, kDotsExceptMlp };
+// (torchtitan's list). kDots: attention and every matrix product whose result backward needs, so
+// that nothing but kernels bound by memory runs again. kDotsExceptMlp: the products that make
+// attention's inputs and the first that reads its output, not attention itself (MaxText's
+// remat_policy save_dot_except_mlp).
+enum class SelectivePolicy : std::uint8_t { kEverySecondMm, kDots, kDotsExceptMlp };
 const char* to_string(SelectivePolicy policy);
 
 // torch.compile: of each block by itself, as torchtitan does, or of the whole model (FSDP's hooks

@@ -126,9 +126,11 @@ class Backward {
     LayerStep step = LayerProgramWriter::begin_step(LayerStep::Kind::kBackward, o);
     step.inputs = {gradient(incoming.front()).slot};
     for (Index t : graph_.saves(o)) step.inputs.push_back(writer_.slot_of(t));
+    const std::int32_t addend = take_addend(op);
     Contributions contributions = op.gradient == GradientRule::kAlias
                                       ? hand_through(o, incoming.front())
-                                      : differentiate(o, incoming.front());
+                                      : differentiate(o, incoming.front(), addend);
+    if (addend != kNoGradient) step.inputs.push_back(gradient(addend).slot);
     for (const Contribution& each : contributions) {
       step.outputs.push_back(gradient(each.gradient).slot);
     }
@@ -142,6 +144,7 @@ class Backward {
     if (!takes_incoming(op)) {
       for (std::int32_t each : incoming) drop(each);
     }
+    if (addend != kNoGradient && !adds_in_place(op)) drop(addend);
     if (!unpacked) drop_saved(saved);
     end_checkpoint_at(o);
     if (op.gradient != GradientRule::kAlias || graph_.trains(o)) {
@@ -351,7 +354,23 @@ class Backward {
     return contributions;
   }
 
-  Contributions differentiate(std::size_t o, std::int32_t incoming) {
+  // What the kernel that makes the input's gradient adds to it: the sum of those made before.
+  std::int32_t take_addend(const Operation& op) {
+    if (!graph_.options().adds_gradients || op.gradient != GradientRule::kOwn) return kNoGradient;
+    if (op.function != Function::kRmsNorm && !adds_in_place(op)) return kNoGradient;
+    std::int32_t& place = gradient_of_[at(op.inputs.front())];
+    if (place == kNoGradient) return kNoGradient;
+    // Nobody else's, nor where the caller looks for the layer's incoming gradient.
+    const Gradient& g = gradient(place);
+    const bool is_own = g.references == 1 && g.slot != LayerProgramWriter::kOutputGradSlot;
+    if (adds_in_place(op) && !is_own) return kNoGradient;
+    return std::exchange(place, kNoGradient);
+  }
+  static bool adds_in_place(const Operation& op) {
+    return op.function == Function::kMatrixProduct;
+  }
+
+  Contributions differentiate(std::size_t o, std::int32_t incoming, std::int32_t addend) {
     const Operation& op = graph_.operation(o);
     if (op.reduces.kind != CollectiveKind::kNone) return differentiate_parts(o);
     const bool inputs_first = makes_inputs_first(op);
@@ -368,7 +387,9 @@ class Backward {
       }
       Slots ended;
       if (op.ring.ranks > 1) ended = write_ring_backward(writer_, op);
-      contributions = input_gradients(op, incoming);
+      contributions = addend != kNoGradient && adds_in_place(op)
+                          ? Contributions{{op.inputs.front(), addend}}
+                          : input_gradients(op, incoming);
       for (const std::int32_t slot : ended) writer_.free(slot);
       if (op.ring.ranks > 1) return contributions;
     }
@@ -376,6 +397,9 @@ class Backward {
     if (contributions.empty() || inputs_first) writer_.use_workspace(workspace(op, false));
     add_backward_kernels(graph_.counts(), op, {graph_.trains(o), !contributions.empty()},
                          writer_.phase());
+    if (addend != kNoGradient && !adds_in_place(op)) {
+      writer_.phase().kernels.back().bytes += graph_.bytes(op.inputs.front());
+    }
     return contributions;
   }
 

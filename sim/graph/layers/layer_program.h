@@ -99,8 +99,9 @@ struct MemorySwing {
 struct LayerStep {
   enum class Kind : std::uint8_t {
     kForward,   // inputs and outputs as the operation lists them
-    kBackward,  // inputs: the output's gradient, then the saved tensors as listed; outputs: the
-                // gradient of each input, in order
+    kBackward,  // inputs: the output's gradient, then the saved tensors as listed, then what the
+                // gradient is added to (ProgramOptions::adds_gradients); outputs: the gradient of
+                // each input, in order
     kSum,       // outputs[0] = inputs[0] + inputs[1]; in place where outputs[0] is one of them
   };
   static constexpr std::int32_t kNothing = -1;  // no such tensor: token ids, a dead output
@@ -225,6 +226,8 @@ struct ProgramOptions {
   // kFlat: dtype that a product leaves in the flat buffer by a cast. Where it differs from
   // `compute`, the gradient of a matrix exists in the compute dtype for a moment.
   DType flat_gradient = DType::kFp32;
+  // A second gradient of a tensor is added by the product (in place) or RMS norm that makes it.
+  bool adds_gradients = false;
   Tying tied = Tying::kNone;
   Sharing sharing = Sharing::kNone;
   ExistingGradients existing = ExistingGradients::kNone;

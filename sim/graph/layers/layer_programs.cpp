@@ -385,6 +385,7 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan)
     // A GPU's products write the flat buffer's dtype themselves, but not those in slices.
     const bool casts = plan.host == HostKind::kComputes || plan.mesh.tp > 1;
     options.flat_gradient = casts ? plan.reduce_dtype : options.compute;
+    options.adds_gradients = plan.runtime.kind == RuntimeKind::kNative && !casts;
     const bool is_table = layer.role == LayerRole::kEmbedding && !layer.tower;
     options.tied = has_shared_table(model) && is_table ? Tying::kTokenTable : Tying::kNone;
     options.sharing = variant.sharing;

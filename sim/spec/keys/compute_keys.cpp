@@ -44,8 +44,8 @@ constexpr std::array kReductionOrders = {ReductionOrder::kMicrobatch, ReductionO
                                          ReductionOrder::kMicrobatch8};
 constexpr std::array kWhens = {When::kEach, When::kLast};
 constexpr std::array kCheckpointWraps = {CheckpointWraps::kModule, CheckpointWraps::kUnit};
-constexpr std::array kSelectivePolicies = {SelectivePolicy::kEverySecondMm,
-                                           SelectivePolicy::kDotsExceptMlp};
+constexpr std::array kSelectivePolicies = {
+    SelectivePolicy::kEverySecondMm, SelectivePolicy::kDots, SelectivePolicy::kDotsExceptMlp};
 constexpr std::array kExpertKernels = {ExpertKernels::kGrouped, ExpertKernels::kLoop,
                                        ExpertKernels::kTransformers};
 constexpr std::array kLoraBases = {Lora::Base::kMaster, Lora::Base::kParam, Lora::Base::kNf4};
@@ -152,7 +152,8 @@ constexpr PlanKey kComputeKeys[] = {
                    "with what transformers' grouped_mm launches around it."),
     FORESHARD_WORD("recompute_keeps", recompute_keeps, kSelectivePolicies,
                    "What selective recompute keeps: attention and every second matrix product "
-                   "(torchtitan), or the products around attention but not attention itself "
+                   "(torchtitan), or attention and every one whose result backward needs (dots, "
+                   "native), or the products around attention but not attention itself "
                    "(MaxText's save_dot_except_mlp).",
                    .quiet = true),
     FORESHARD_WORD("recompute_wraps", recompute_wraps, kCheckpointWraps,
