@@ -38,6 +38,8 @@ def words(name, c, folder, gpu):
         keys.update({"recompute": "full", "recompute_early_stop": "true"})
     if c["accumulation"] > 1:
         keys["batch.accumulation"] = c["accumulation"]
+        if runtime == "ddp" and not plain:  # Accelerator.accumulate
+            keys["accumulation.mode"] = "keep_unsharded"
     if c["optimizer"] != "adamw":
         keys["optimizer.kind"] = c["optimizer"]
     if not c["fused"]:
@@ -68,18 +70,18 @@ def words(name, c, folder, gpu):
 
 
 def forecast(program, said):
-    """What is judged: {value, low, high} of seconds and bytes; a text where it is refused."""
+    """What is judged: [value, low, high] of seconds and bytes; a text where it is refused."""
     done = subprocess.run([program, "predict", *said, "--json"], capture_output=True, text=True)
     if not done.stdout:
         return " ".join(done.stderr.split())
     report = json.loads(done.stdout)
     found = {"step_s": report["step"]["seconds"], "exposed_s": report["step"]["exposed_communication_s"],
              "peak_allocated_bytes": report["memory"]["peak_allocated_bytes"], "peak_reserved_bytes": report["memory"]["peak_reserved_bytes"]}
-    return {name: {k: float(f"{one[k]:.6g}") for k in ("value", "low", "high") if k in one} for name, one in found.items()}
+    return {name: [float(f"{one[k]:.5g}") for k in ("value", "low", "high")] for name, one in found.items()}
 
 
 def freeze(program, gpu, file):
-    """Forecasts of the fresh cases of exec/gpu/code_steps.py, and the words of each, before they run."""
+    """Forecasts of the fresh cases of exec/gpu/code_steps.py before they run."""
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "exec" / "gpu"))
     import code_steps
     import transformers
@@ -90,9 +92,9 @@ def freeze(program, gpu, file):
             config.architectures = [code_steps.class_of(transformers, c).__name__]
             config.save_pretrained(pathlib.Path(scratch) / "configs" / c["name"])
             said = words(c["name"], c, pathlib.Path(scratch), gpu)
-            row = {"name": c["name"], "said": said[2:], "forecast": forecast(program, said)}
-            lines.append(json.dumps(row))
-            print(c["name"], row["forecast"])
+            found = forecast(program, said)
+            lines.append(json.dumps({"name": c["name"], "forecast": found}).replace(".0,", ",").replace(".0]", "]"))
+            print(c["name"], *said[2:], found)
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -120,12 +122,12 @@ def main():
         if not isinstance(said, dict):
             print(f"{row['name']:31} {said}")
             continue
-        alone = said["exposed_s"]["value"] if row["case"]["world"] > 1 else 0
-        value, low, high = (said["step_s"][k] - alone for k in ("value", "low", "high"))
+        alone = said["exposed_s"][0] if row["case"]["world"] > 1 else 0
+        value, low, high = (seconds - alone for seconds in said["step_s"])
         seen = row["step_s"]
         errors.append(value / seen - 1)
         inside += low <= seen <= high
-        a, r = (said[k]["value"] / row[k] - 1 for k in ("peak_allocated_bytes", "peak_reserved_bytes"))
+        a, r = (said[k][0] / row[k] - 1 for k in ("peak_allocated_bytes", "peak_reserved_bytes"))
         memory.append(a)
         reserved.append(r)
         print(f"{row['name']:31} {seen * 1e3:9.1f} {value * 1e3:9.1f} {100 * errors[-1]:+6.1f}% {'y' if low <= seen <= high else 'n'}  {row['kernels_s'] * 1e3:8.1f} "

@@ -1,8 +1,8 @@
-"""Steps of a loop of one's own over axes: a Llama under PyTorch's tensor, sequence or context parallelism and FSDP2.
+"""Steps of a loop of one's own over axes: a Llama or Mixtral under PyTorch's parallelism of tensors, sequence or experts and FSDP2.
 
 Cases of code_steps.py with `axes`: {tp: N} parallelises as PyTorch's own pages do (DTensor's styles, loss parallel),
-{cp: N} shares the sequence (context_parallel, keys and values gathered); what is left of the world is FSDP2's. The world
-is rank 0 of it over the fake process group; a collective is one copy inside the GPU, as fsdp2_steps.wire has it.
+{cp: N} shares the sequence (context_parallel, keys and values gathered), {ep: N} sends rows to the ranks of their experts
+and back, whose numbers the host reads; what is left of the world is FSDP2's. The world is rank 0 of it over the fake process group; a collective is one copy inside the GPU, as fsdp2_steps.wire has it.
 """
 import contextlib
 
@@ -10,6 +10,7 @@ import code_steps
 import fsdp2_steps
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 import torch.nn as nn
 import torch.nn.functional as F
 
@@ -39,11 +40,48 @@ class FeedForward(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
+class Experts(nn.Module):
+    """Those of one rank, one grouped product for all."""
+
+    def __init__(self, count, d, ffn):
+        super().__init__()
+        self.gate, self.up = nn.Parameter(torch.empty(count, ffn, d)), nn.Parameter(torch.empty(count, ffn, d))
+        self.down = nn.Parameter(torch.empty(count, d, ffn))
+
+    def forward(self, rows, ends):
+        def product(x, weight):
+            return torch._grouped_mm(x, weight.transpose(-2, -1), offs=ends)
+        return product(F.silu(product(rows, self.gate)) * product(rows, self.up), self.down)
+
+
+class Mixture(nn.Module):
+    def __init__(self, d, ffn, experts, chosen, ranks):
+        super().__init__()
+        self.count, self.chosen, self.ranks, self.group = experts, chosen, ranks, None
+        self.router, self.experts = nn.Linear(d, experts, bias=False), Experts(experts // ranks, d, ffn)
+
+    def forward(self, x):
+        tokens = x.view(-1, x.shape[-1])
+        scores, chosen = F.softmax(self.router(tokens).float(), dim=-1).topk(self.chosen, dim=-1)
+        scores = (scores / scores.sum(dim=-1, keepdim=True)).to(x.dtype)
+        order = chosen.view(-1).argsort(stable=True)
+        counts = torch.bincount(chosen.view(-1), minlength=self.count)
+        arriving = functional.all_to_all_single(counts, None, None, self.group).view(self.ranks, -1)
+        sent, received = counts.view(self.ranks, -1).sum(1).tolist(), arriving.sum(1).tolist()
+        rows = functional.all_to_all_single_autograd(tokens[order // self.chosen], received, sent, self.group)
+        local = torch.arange(arriving.shape[1], device=x.device).repeat(self.ranks).repeat_interleave(arriving.view(-1), output_size=sum(received))
+        by_expert = local.argsort(stable=True)
+        made = self.experts(rows[by_expert], arriving.sum(0).cumsum(0).int())
+        home = functional.all_to_all_single_autograd(torch.empty_like(made).index_copy(0, by_expert, made), sent, received, self.group)
+        weighed = home * scores.view(-1)[order, None]
+        return torch.zeros_like(tokens).index_add(0, order // self.chosen, weighed).view_as(x)
+
+
 class Block(nn.Module):
-    def __init__(self, d, heads, kv, hd, ffn):
+    def __init__(self, d, heads, kv, hd, mlp):
         super().__init__()
         self.input_layernorm, self.post_attention_layernorm = nn.RMSNorm(d, eps=1e-5), nn.RMSNorm(d, eps=1e-5)
-        self.self_attn, self.mlp = Attention(d, heads, kv, hd), FeedForward(d, ffn)
+        self.self_attn, self.mlp = Attention(d, heads, kv, hd), mlp
 
     def forward(self, x, cos, sin):
         h = x + self.self_attn(self.input_layernorm(x), cos, sin)
@@ -51,11 +89,14 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    def __init__(self, config):
+    def __init__(self, config, ranks):
         super().__init__()
-        d, hd = config.hidden_size, config.hidden_size // config.num_attention_heads
+        d, ffn, hd = config.hidden_size, config.intermediate_size, config.hidden_size // config.num_attention_heads
         self.embed_tokens = nn.Embedding(config.vocab_size, d)
-        self.layers = nn.ModuleList(Block(d, config.num_attention_heads, config.num_key_value_heads, hd, config.intermediate_size)
+
+        def mlp():
+            return Mixture(d, ffn, config.num_local_experts, config.num_experts_per_tok, ranks) if ranks else FeedForward(d, ffn)
+        self.layers = nn.ModuleList(Block(d, config.num_attention_heads, config.num_key_value_heads, hd, mlp())
                                     for _ in range(config.num_hidden_layers))
         self.norm, self.lm_head = nn.RMSNorm(d, eps=1e-5), nn.Linear(d, config.vocab_size, bias=False)
 
@@ -103,6 +144,7 @@ def wire(library):
         return whole.chunk(size)[rank_of(group)].clone(memory_format=torch.contiguous_format)
     library.impl("all_gather_into_tensor", gather, "CUDA")
     library.impl("reduce_scatter_tensor", scatter, "CUDA")
+    library.impl("all_to_all_single", lambda rows, received, sent, group: rows.clone(), "CUDA")
 
 
 def prepare(c):
@@ -117,15 +159,22 @@ def prepare(c):
     (axis, size), = c["axes"].items()
     mesh = init_device_mesh("cuda", (c["world"] // size, size), mesh_dim_names=("dp", axis))
     with torch.device("meta"):
-        model = Transformer(config)
+        model = Transformer(config, size if axis == "ep" else 0)
     if axis == "tp":
         tensor_parallel(model, mesh["tp"])
     if c["checkpoint"]:
         from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
         for i, layer in enumerate(model.layers):
             model.layers[i] = checkpoint_wrapper(layer, preserve_rng_state=False)
-    # Ranks of a sequence share parameters: FSDP2 shards over them, too.
-    said = dict(mesh=mesh["dp"] if axis == "tp" else mesh._flatten("dp_cp"), mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+    # Ranks of a sequence, or of all experts, share the other parameters: FSDP2 shards over them, too.
+    said = dict(mesh=mesh["dp"] if axis == "tp" else mesh._flatten("all"), mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+    experts = [m for m in model.modules() if isinstance(m, Experts)]
+    for m in model.modules():
+        if isinstance(m, Mixture):
+            m.group = mesh["ep"].get_group()
+    for m in experts:
+        fully_shard(m, **dict(said, mesh=mesh["dp"]))
+        m.set_gradient_divide_factor(c["world"])
     for unit in (model.embed_tokens, *model.layers):
         fully_shard(unit, **said)
     fully_shard([model.norm, model.lm_head], reshard_after_forward=True, **said)
@@ -138,9 +187,17 @@ def prepare(c):
         for p in model.parameters():
             local = p.to_local()
             local.fill_(1.0) if p.ndim == 1 else local.normal_(0, 0.02)
-    loop = code_steps.Plain(model, torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True))
-    loop.mesh = mesh
+    apart = {id(p) for m in experts for p in m.parameters()}
+    groups = [[p for p in model.parameters() if (id(p) in apart) == which] for which in ((False, True) if apart else (False,))]
+    loop = Loop(model, torch.optim.AdamW([dict(params=group) for group in groups], lr=1e-6, fused=True))
+    loop.mesh, loop.groups = mesh, groups
     return config, loop, step_of
+
+
+class Loop(code_steps.Plain):
+    def clip(self):
+        for group in self.groups:  # PyTorch takes no norm of several meshes
+            torch.nn.utils.clip_grad_norm_(group, 1.0)
 
 
 def step_of(c, loop, config, sequence, batch):
@@ -153,10 +210,10 @@ def step_of(c, loop, config, sequence, batch):
     def frame(tokens, labels):
         if "tp" in c["axes"]:
             return loss_parallel()
-        stack = contextlib.ExitStack()
-        stack.enter_context(context_parallel(loop.mesh["cp"], buffers=[tokens, labels, cos, sin], buffer_seq_dims=[1, 1, 0, 0],
-                                             no_restore_buffers={tokens, labels}))
-        return stack
+        if "ep" in c["axes"]:
+            return contextlib.nullcontext()
+        return context_parallel(loop.mesh["cp"], buffers=[tokens, labels, cos, sin], buffer_seq_dims=[1, 1, 0, 0],
+                                no_restore_buffers={tokens, labels})
 
     def step():
         tokens, labels = data[:, :-1].contiguous(), data[:, 1:].contiguous()
