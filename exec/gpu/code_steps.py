@@ -415,6 +415,7 @@ def run(c, folder):
     else:
         (config, loop), make_step = prepare(c), step_of
     config.save_pretrained(folder / "configs" / c["name"])
+    row["device"] = torch.cuda.get_device_name()
     row["parameters"] = sum(p.numel() for p in loop.model.parameters())
     gc.collect()
     torch.cuda.empty_cache()
