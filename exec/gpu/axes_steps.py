@@ -1,8 +1,9 @@
-"""Steps of a loop of one's own over axes: a Llama or Mixtral under PyTorch's parallelism of tensors, sequence or experts and FSDP2.
+"""Steps of a loop of one's own over axes: a Llama or Mixtral under PyTorch's parallelism of tensors, sequence or experts.
 
 Cases of code_steps.py with `axes`: {tp: N} parallelises as PyTorch's own pages do (DTensor's styles, loss parallel),
 {cp: N} shares the sequence (context_parallel, keys and values gathered), {ep: N} sends rows to the ranks of their experts
-and back, whose numbers the host reads; what is left of the world is FSDP2's. The world is rank 0 of it over the fake process group; a collective is one copy inside the GPU, as fsdp2_steps.wire has it.
+and back, whose numbers the host reads; what is left of the world is FSDP2's. The world is rank 0 of it over the fake
+process group; a collective is one copy inside the GPU, as fsdp2_steps.wire has it.
 """
 import contextlib
 
