@@ -14,6 +14,7 @@ import sys
 
 PROGRAM = sys.argv[1] if len(sys.argv) > 1 else "build/bin/foreshard"
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+FRESH = ROOT / "reports" / "validation" / "fresh_codes.jsonl"
 sys.path.insert(0, str(ROOT / "exec" / "gpu"))
 from round_plans import BESIDE  # noqa: E402
 from round_tools import read_rows  # noqa: E402
@@ -73,13 +74,16 @@ def main():
               "Models of transformers under Accelerate's FSDP2, and plain PyTorch, one GPU as rank 0 (`exec/gpu/code_steps.py`), forecast by this program from",
               "their config.json and the words of somebody who knows the script (`reports/gpu_codes.py`). The GPU's machines differ: the first H100's host needed",
               "twice as long for a launch as the H200's. `y`: the measured step is inside the 90 % interval.", ""]
+    fresh = {json.loads(line)["name"] for line in FRESH.read_text(encoding="utf-8").splitlines()}
     for folder in folders:
         if (folder / "codes" / "codes.jsonl").exists():
-            gpu = "h200" if folder.name.startswith("h200") else "h100"
-            text = subprocess.run([sys.executable, ROOT / "reports" / "gpu_codes.py", folder / "codes", PROGRAM, gpu], capture_output=True, text=True,
-                                  check=True).stdout
-            lines += [f"{folder.name}" + (", cases that nobody had looked at when they ran:" if "101920Z" in folder.name else ":"), "", "```",
-                      text.rstrip(), "```", ""]
+            named = {json.loads(line)["name"] for line in (folder / "codes" / "codes.jsonl").read_text(encoding="utf-8").splitlines()}
+            first = [("as it was forecast before it ran:", ["--frozen", str(FRESH)]), ("the same by this program:", [])]
+            held = ", cases that nobody had looked at when they ran:" if "101920Z" in folder.name else ":"
+            for title, more in [(f", {said}", m) for said, m in first] if named & fresh else [(held, [])]:
+                text = subprocess.run([sys.executable, ROOT / "reports" / "gpu_codes.py", folder / "codes", PROGRAM, *more], capture_output=True,
+                                      text=True, check=True).stdout
+                lines += [f"{folder.name}{title}", "", "```", text.rstrip(), "```", ""]
     (ROOT / "reports" / "gpu.md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
 
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Forecasts of codes that ran on a GPU here and set no constant, against what they took: a table.
 
-    reports/gpu_codes.py ROUND [build/bin/foreshard]
+    reports/gpu_codes.py ROUND [build/bin/foreshard] [--frozen FILE]
+    reports/gpu_codes.py --freeze FILE GPU [build/bin/foreshard]    forecasts of --fresh cases before they run (transformers)
 
 ROUND holds codes.jsonl and configs/ as exec/gpu/code_steps.py leaves them; the GPU is the one that round.json beside
 it names. Each model is given as its config.json, the plan in the words of somebody who knows the script: runtime,
@@ -14,31 +15,50 @@ import pathlib
 import statistics
 import subprocess
 import sys
+import tempfile
 
+PROGRAM = "build/bin/foreshard"
 DTYPE = {"bfloat16": "bf16", "float32": "fp32"}
 
 
-def words(row, folder, gpu):
-    c = row["case"]
-    plain = c["plain"]
-    said = ["--model", str(folder / "configs" / row["name"] / "config.json"), "--cluster", f"{c['world']}x{gpu}", "--runtime",
-            "ddp" if plain else "fsdp2@2.11", "--sequence", str(c["sequence"]), "--micro-batch", str(c["batch"])]
+def words(name, c, folder, gpu):
+    """Of the case `c`, whose config.json lies in the folder."""
+    plain, axes, runtime = c["plain"], c.get("axes"), c.get("runtime", "fsdp2")
+    said = ["--model", str(folder / "configs" / name / "config.json"), "--cluster", f"{c['world']}x{gpu}", "--runtime",
+            "ddp" if plain else f"{runtime}@2.11", "--micro-batch", str(c["batch"])]
+    if c["sequence"]:
+        said += ["--sequence", str(c["sequence"])]
     keys = {"stack": "hf_trainer", "host_sync": "none"}
+    if axes:  # modules of PyTorch itself, in a loop of one's own
+        keys.update({"stack": "none", "units.head": "with_norm", "kernels.rope": "real", "optimizer.implementation": "fused"})
+        keys.update({f"mesh.{axis}": size for axis, size in axes.items()})
     if c["attention"] == "eager":
         keys["attention"] = "eager"
     if c["checkpoint"]:
         keys.update({"recompute": "full", "recompute_early_stop": "true"})
     if c["accumulation"] > 1:
         keys["batch.accumulation"] = c["accumulation"]
+        if runtime == "ddp" and not plain:  # Accelerator.accumulate
+            keys["accumulation.mode"] = "keep_unsharded"
+    if c["optimizer"] != "adamw":
+        keys["optimizer.kind"] = c["optimizer"]
     if not c["fused"]:
         keys["optimizer.implementation"] = "foreach"
     if plain:
         keys["dtype.param"] = DTYPE[plain]
         keys["dtype.master"] = DTYPE[plain]
-    else:
+    elif not axes and runtime != "ddp":
         keys["trainer"] = "accelerate"
+    if c.get("padded"):
+        keys["batch.padded"] = "true"
+    if c.get("replicas", 1) > 1:
+        keys.update({"mesh.replicate": c["replicas"], "mesh.shard": c["world"] // c["replicas"]})
+    if c.get("offload"):
+        keys["offload"] = "cpu"
+    if c.get("experts") == "eager":
+        keys["experts"] = "loop"
     if c["compiled"]:
-        keys["compile"] = "blocks"
+        keys["compile"] = "model" if c["compiled"] == "model" else "blocks"
     if c["loop"] == "loop":
         keys["logits"] = "held"
     if c["lora"]:  # the base in fp32, as the script makes it
@@ -49,35 +69,68 @@ def words(row, folder, gpu):
     return said
 
 
+def forecast(program, said):
+    """What is judged: [value, low, high] of seconds and bytes; a text where it is refused."""
+    done = subprocess.run([program, "predict", *said, "--json"], capture_output=True, text=True)
+    if not done.stdout:
+        return " ".join(done.stderr.split())
+    report = json.loads(done.stdout)
+    found = {"step_s": report["step"]["seconds"], "exposed_s": report["step"]["exposed_communication_s"],
+             "peak_allocated_bytes": report["memory"]["peak_allocated_bytes"], "peak_reserved_bytes": report["memory"]["peak_reserved_bytes"]}
+    return {name: [float(f"{one[k]:.5g}") for k in ("value", "low", "high")] for name, one in found.items()}
+
+
+def freeze(program, gpu, file):
+    """Forecasts of the fresh cases of exec/gpu/code_steps.py before they run."""
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "exec" / "gpu"))
+    import code_steps
+    import transformers
+    lines = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for c in code_steps.FRESH:
+            config = code_steps.config_of(transformers, c)
+            config.architectures = [code_steps.class_of(transformers, c).__name__]
+            config.save_pretrained(pathlib.Path(scratch) / "configs" / c["name"])
+            said = words(c["name"], c, pathlib.Path(scratch), gpu)
+            found = forecast(program, said)
+            lines.append(json.dumps({"name": c["name"], "forecast": found}).replace(".0,", ",").replace(".0]", "]"))
+            print(c["name"], *said[2:], found)
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 def main():
-    if len(sys.argv) < 2:
+    args = sys.argv[1:]
+    if not args:
         raise SystemExit(__doc__)
-    folder = pathlib.Path(sys.argv[1])
-    program = sys.argv[2] if len(sys.argv) > 2 else "build/bin/foreshard"
+    if args[0] == "--freeze":
+        return freeze(args[3] if len(args) > 3 else PROGRAM, args[2], pathlib.Path(args[1]))
+    frozen = {}
+    if "--frozen" in args:
+        at = args.index("--frozen")
+        frozen = {row["name"]: row["forecast"] for row in map(json.loads, open(args[at + 1], encoding="utf-8"))}
+        del args[at:at + 2]
+    folder = pathlib.Path(args[0])
+    program = args[1] if len(args) > 1 else PROGRAM
     gpu = json.loads((folder.parent / "round.json").read_text(encoding="utf-8"))["gpu"]
-    print(f"{'code':28} {'step ms':>9} {'forecast':>9} {'off':>7} in  {'kernels':>8} {'GiB':>6} {'off':>7} {'reserved':>8}")
+    print(f"{'code':31} {'step ms':>9} {'forecast':>9} {'off':>7} in  {'kernels':>8} {'GiB':>6} {'off':>7} {'reserved':>8}")
     errors, memory, reserved, inside = [], [], [], 0
     for line in (folder / "codes.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         if row["status"] != "ok":
             continue
-        said = words(row, folder, gpu)
-        done = subprocess.run([program, "predict", *said, "--json"], capture_output=True, text=True)
-        if not done.stdout:
-            print(f"{row['name']:28} {done.stderr.strip().splitlines()[:2]}")
+        said = frozen.get(row["name"]) if frozen else forecast(program, words(row["name"], row["case"], folder, gpu))
+        if not isinstance(said, dict):
+            print(f"{row['name']:31} {said}")
             continue
-        report = json.loads(done.stdout)
-        step = report["step"]
-        alone = step["exposed_communication_s"]["value"] if row["case"]["world"] > 1 else 0
-        value, low, high = (step["seconds"][k] - alone for k in ("value", "low", "high"))
+        alone = said["exposed_s"][0] if row["case"]["world"] > 1 else 0
+        value, low, high = (seconds - alone for seconds in said["step_s"])
         seen = row["step_s"]
         errors.append(value / seen - 1)
         inside += low <= seen <= high
-        a = report["memory"]["peak_allocated_bytes"]["value"] / row["peak_allocated_bytes"] - 1
-        r = report["memory"]["peak_reserved_bytes"]["value"] / row["peak_reserved_bytes"] - 1
+        a, r = (said[k][0] / row[k] - 1 for k in ("peak_allocated_bytes", "peak_reserved_bytes"))
         memory.append(a)
         reserved.append(r)
-        print(f"{row['name']:28} {seen * 1e3:9.1f} {value * 1e3:9.1f} {100 * errors[-1]:+6.1f}% {'y' if low <= seen <= high else 'n'}  {row['kernels_s'] * 1e3:8.1f} "
+        print(f"{row['name']:31} {seen * 1e3:9.1f} {value * 1e3:9.1f} {100 * errors[-1]:+6.1f}% {'y' if low <= seen <= high else 'n'}  {row['kernels_s'] * 1e3:8.1f} "
               f"{row['peak_allocated_bytes'] / 2**30:6.2f} {100 * a:+6.1f}% {100 * r:+6.1f}%")
     for name, e in (("step", errors), ("allocated", memory), ("reserved", reserved)):
         sizes = sorted(abs(x) for x in e)

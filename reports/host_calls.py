@@ -43,7 +43,7 @@ def rows_of(folders, clock):
 
 
 def phases_of(row):
-    said = gpu_codes.words(row, row["folder"], "h100")
+    said = gpu_codes.words(row["name"], row["case"], row["folder"], "h100")
     for option, value in (("--sequence", "64"), ("--micro-batch", "1")):
         said[said.index(option) + 1] = value
     done = subprocess.run([PROGRAM, "explain", *said, "--json"], capture_output=True, text=True, check=False)

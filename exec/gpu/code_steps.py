@@ -9,6 +9,9 @@ kernels by name. `configs/NAME/config.json` beside the rows is what `foreshard p
 `predict` of a row the other words (reports/gpu_codes.py joins the two). A world above 1 is rank 0 of it over the
 fake process group, as in fsdp2_steps.py: collectives move their bytes inside the GPU.
 
+--held and --fresh take other lists of cases; of the last some are over axes (axes_steps.py). Where no round.json stands
+beside the folder of the rows, one is written that names the GPU.
+
 Needs torch 2.11, transformers 5 and accelerate 1.13 or newer; random weights and tokens.
 """
 import argparse
@@ -33,6 +36,7 @@ LLAMA_1B = ("Llama", dict(hidden_size=2048, intermediate_size=8192, num_hidden_l
                           tie_word_embeddings=True))
 LLAMA_8B = ("Llama", dict(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
                           num_key_value_heads=8, vocab_size=128256, max_position_embeddings=8192))
+LLAMA_8B_16 = ("Llama", dict(LLAMA_8B[1], num_hidden_layers=16))
 QWEN2 = ("Qwen2", dict(hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12,
                        num_key_value_heads=2, vocab_size=151936, tie_word_embeddings=True))
 GPT2 = ("GPT2", dict(n_embd=1024, n_layer=24, n_head=16, vocab_size=50257, n_positions=1024))
@@ -61,10 +65,13 @@ STARCODER2 = ("Starcoder2", dict(hidden_size=3072, intermediate_size=12288, num_
 
 def case(name, model, sequence, batch, **more):
     """loop: trainer (as Trainer.compute_loss: outputs dropped, the number of items given) or loop (outputs held);
-    plain: no FSDP, `dtype` parameters. checkpoint: gradient checkpointing. predict: words beyond model and sizes."""
+    plain: not wrapped, `dtype` parameters. runtime: who wraps it under Accelerate. checkpoint: gradient checkpointing.
+    compiled: True (blocks) or model. padded: a mask comes with each batch. replicas: of HSDP. offload: shards on the
+    host. wraps: class of the blocks, else transformers' own list. axes: of axes_steps.py, whose own model this is. predict: words beyond model and sizes."""
     return dict(name=name, model=model, sequence=sequence, batch=batch, **{**dict(
         world=1, loop="trainer", checkpoint=False, accumulation=1, attention="sdpa", optimizer="adamw", fused=True,
-        plain=None, compiled=False, lora=False, task="clm", predict=[]), **more})
+        plain=None, compiled=False, lora=False, task="clm", runtime="fsdp2", padded=False, replicas=1, offload=False,
+        experts=None, wraps=None, axes=None, predict=[]), **more})
 
 
 # Most telling first: a short run cuts the tail. None of them set a constant of the forecast.
@@ -95,7 +102,15 @@ CASES = [
 
 def class_of(transformers, c):
     kind = c["model"][0]
-    return getattr(transformers, kind + ("ForMaskedLM" if c["task"] == "mlm" else "LMHeadModel" if kind == "GPT2" else "ForCausalLM"))
+    heads = {"mlm": "ForMaskedLM", "seq2seq": "ForConditionalGeneration", "image": "ForImageClassification"}
+    return getattr(transformers, kind + ("LMHeadModel" if kind == "GPT2" else heads.get(c["task"], "ForCausalLM")))
+
+
+def config_of(transformers, c):
+    kind, shape = c["model"]
+    config = getattr(transformers, kind + ("TextConfig" if kind == "Gemma3" else "Config"))
+    return config(**shape, attn_implementation=c["attention"] if not c["axes"] else None)
+
 
 # Cases that nobody has looked at: a forecast is judged on them before it learns of them.
 HELD = [
@@ -119,19 +134,70 @@ HELD = [
 ]
 
 
-def classes(c):
-    """Names of its configuration and its model."""
-    kind = c["model"][0]
-    head = "ForMaskedLM" if c["task"] == "mlm" else "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
-    return kind + "Config", kind + head
+# Of families, runtimes and optimizers that no GPU had run for the forecast; forecast before they ran (reports/gpu_codes.py --freeze).
+FRESH = [
+    case("deepseek-v3-8", ("DeepseekV3", dict(
+        hidden_size=2048, intermediate_size=6144, moe_intermediate_size=1024, num_hidden_layers=6, num_attention_heads=16,
+        num_key_value_heads=16, n_shared_experts=1, n_routed_experts=32, num_experts_per_tok=4, n_group=1, topk_group=1,
+        first_k_dense_replace=1, q_lora_rank=768, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
+        vocab_size=102400, max_position_embeddings=4096)), 2048, 2, world=8),
+    case("t5-large-8", ("T5", dict(d_model=1024, d_kv=64, d_ff=4096, num_layers=24, num_decoder_layers=24, num_heads=16,
+                                   vocab_size=32128, decoder_start_token_id=0)), 512, 8, world=8, task="seq2seq"),
+    case("llama-1b-fsdp1-8", LLAMA_1B, 2048, 4, world=8, runtime="fsdp1"),
+    case("gemma3-1b-8", ("Gemma3", dict(hidden_size=1152, intermediate_size=6912, num_hidden_layers=26, num_attention_heads=4,
+                                        num_key_value_heads=1, head_dim=256, vocab_size=262144, sliding_window=512,
+                                        max_position_embeddings=32768)), 2048, 2, world=8),
+    case("llama-8b-16-tp4-fsdp4", LLAMA_8B_16, 4096, 2, world=16, axes=dict(tp=4), attention="flash"),
+    case("llama-1b-ddp-8", LLAMA_1B, 2048, 4, world=8, runtime="ddp"),
+    case("gpt-oss-8", ("GptOss", dict(hidden_size=2880, intermediate_size=2880, num_hidden_layers=4, num_attention_heads=64,
+                                      num_key_value_heads=8, head_dim=64, num_local_experts=32, num_experts_per_tok=4,
+                                      sliding_window=128, vocab_size=201088, max_position_embeddings=4096)), 2048, 1, world=8, attention="eager"),
+    case("llama-32k-8", ("Llama", dict(hidden_size=2048, intermediate_size=5632, num_hidden_layers=11, num_attention_heads=32,
+                                       num_key_value_heads=4, vocab_size=32000, max_position_embeddings=32768)), 32768, 1, world=8, checkpoint=True),
+    case("vit-large-plain", ("ViT", dict(hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16,
+                                         image_size=224, patch_size=16, num_labels=1000)), None, 64, task="image", plain="bfloat16"),
+    case("olmoe-8", ("Olmoe", dict(hidden_size=2048, intermediate_size=1024, num_hidden_layers=8, num_attention_heads=16,
+                                   num_key_value_heads=16, num_experts=64, num_experts_per_tok=8, vocab_size=50304)), 2048, 2, world=8),
+    case("llama-8b-16-cp4-fsdp2", LLAMA_8B_16, 32768, 1, world=8, axes=dict(cp=4), attention="flash", checkpoint=True),
+    case("mixtral-16x32-ep8", ("Mixtral", dict(hidden_size=2048, intermediate_size=2048, num_hidden_layers=8, num_attention_heads=16,
+                                               num_key_value_heads=4, num_local_experts=32, num_experts_per_tok=4, vocab_size=32000)),
+         4096, 2, world=16, axes=dict(ep=8), attention="flash"),
+    case("roberta-large-padded", ("Roberta", dict(hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16,
+                                                  vocab_size=50265, max_position_embeddings=514, type_vocab_size=1)), 512, 16, world=8,
+         task="mlm", padded=True, wraps="RobertaLayer"),
+    case("cohere-8", ("Cohere", dict(hidden_size=4096, intermediate_size=14336, num_hidden_layers=8, num_attention_heads=32,
+                                     num_key_value_heads=8, vocab_size=64000, max_position_embeddings=8192)), 4096, 1, world=8),
+    case("qwen3-0.6b-sgd-plain", QWEN3, 2048, 4, plain="bfloat16", optimizer="sgd-momentum", fused=False),
+    case("llama-8b-tp8-fsdp8-checkpointed", LLAMA_8B, 8192, 1, world=64, axes=dict(tp=8), attention="flash", checkpoint=True),
+    case("phi-16", ("Phi", dict(hidden_size=2560, intermediate_size=10240, num_hidden_layers=16, num_attention_heads=32,
+                                num_key_value_heads=32, vocab_size=51200, partial_rotary_factor=0.4, max_position_embeddings=2048)), 2048, 2, world=16, loop="loop"),
+    case("granite-hsdp-2x8-padded", ("Granite", dict(hidden_size=2048, intermediate_size=8192, num_hidden_layers=20, num_attention_heads=32,
+                                                     num_key_value_heads=8, vocab_size=49152)), 2048, 4, world=16, replicas=2, padded=True),
+    case("llama-1b-offload-8", LLAMA_1B, 2048, 4, world=8, offload=True),
+    case("qwen2-moe-loop-8", ("Qwen2Moe", dict(hidden_size=2048, intermediate_size=5632, moe_intermediate_size=1408, shared_expert_intermediate_size=5632,
+                                               num_hidden_layers=6, num_attention_heads=16, num_key_value_heads=16, num_experts=16,
+                                               num_experts_per_tok=4, vocab_size=151936)), 2048, 2, world=8, experts="eager"),
+    case("gpt2-medium-fsdp1-accumulate-2", GPT2, 1024, 8, world=8, runtime="fsdp1", accumulation=2),
+    case("llama-8b-tp2-fsdp8", LLAMA_8B, 4096, 1, world=16, axes=dict(tp=2), attention="flash"),
+    case("t5-base-adafactor-plain", ("T5", dict(d_model=768, d_kv=64, d_ff=3072, num_layers=12, num_decoder_layers=12, num_heads=12,
+                                                vocab_size=32128, decoder_start_token_id=0)), 512, 8, task="seq2seq", plain="float32", optimizer="adafactor"),
+    case("bert-large-ddp-8-accumulate-2", BERT, 512, 16, world=8, runtime="ddp", task="mlm", accumulation=2),
+    case("nemotron-8-foreach", ("Nemotron", dict(hidden_size=3072, intermediate_size=9216, num_hidden_layers=12, num_attention_heads=24,
+                                                 num_key_value_heads=8, head_dim=128, vocab_size=131072, max_position_embeddings=4096)),
+         2048, 2, world=8, fused=False, accumulation=2),
+    case("glm4-compiled-model", ("Glm4", dict(hidden_size=4096, intermediate_size=13696, num_hidden_layers=4, num_attention_heads=32,
+                                              num_key_value_heads=2, head_dim=128, vocab_size=65536, max_position_embeddings=8192,
+                                              pad_token_id=0)), 2048, 4, plain="bfloat16", compiled="model"),
+]
 
 
 def prepare(c):
     """Model, optimizer and the step's function."""
     import torch
     import transformers
-    kind, shape = c["model"]
-    config = getattr(transformers, kind + "Config")(**shape, attn_implementation=c["attention"])
+    config = config_of(transformers, c)
+    if c["experts"]:
+        config._experts_implementation = c["experts"]
     cls = class_of(transformers, c)
     config.architectures = [cls.__name__]
     config.use_cache = False
@@ -147,13 +213,23 @@ def prepare(c):
     if c["checkpoint"]:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=1e-6, fused=c["fused"] or None)
     if c["plain"]:
+        optimizer = optimizer_of(c, model)
         loop = Plain(torch.compile(model) if c["compiled"] else model, optimizer)
     else:
-        loop = accelerated(c, model, optimizer)
+        loop = accelerated(c, model)
     return config, loop
+
+
+def optimizer_of(c, model):
+    import torch
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if c["optimizer"] == "sgd-momentum":
+        return torch.optim.SGD(trained, lr=1e-6, momentum=0.9, fused=c["fused"] or None)
+    if c["optimizer"] == "adafactor":
+        from transformers.optimization import Adafactor  # as Trainer makes it
+        return Adafactor(trained, lr=1e-6, scale_parameter=False, relative_step=False)
+    return torch.optim.AdamW(trained, lr=1e-6, fused=c["fused"] or None)
 
 
 def refill(model, config):
@@ -207,43 +283,92 @@ class Accelerated(Plain):
             self.accelerator.clip_grad_norm_(self.model.parameters(), 1.0)
 
 
-def accelerated(c, model, optimizer):
+def accelerated(c, model):
     import torch
     from accelerate import Accelerator, FullyShardedDataParallelPlugin
+    from accelerate.parallelism_config import ParallelismConfig
     from torch.distributed.fsdp import FSDPModule
 
     import fsdp2_steps
     os.environ.update(RANK="0", WORLD_SIZE=str(c["world"]), LOCAL_RANK="0", LOCAL_WORLD_SIZE="8", MASTER_ADDR="127.0.0.1",
-                      MASTER_PORT="0", ACCELERATE_USE_FSDP="true", FSDP_VERSION="2")  # as `accelerate launch` leaves them
+                      MASTER_PORT="0")  # as `accelerate launch` leaves them
     torch.cuda.set_device(0)
     fsdp2_steps.make_group(c["world"], "cuda")
-    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="transformer_based_wrap",
-                                            cpu_ram_efficient_loading=False)
     more = {}
+    if c["runtime"] != "ddp":
+        version = c["runtime"][-1]
+        os.environ.update(ACCELERATE_USE_FSDP="true", FSDP_VERSION=version, FSDP_OFFLOAD_PARAMS=str(c["offload"]).lower())
+        more["fsdp_plugin"] = FullyShardedDataParallelPlugin(fsdp_version=int(version), auto_wrap_policy="transformer_based_wrap",
+                                                             cpu_ram_efficient_loading=False, cpu_offload=c["offload"],
+                                                             transformer_cls_names_to_wrap=c["wraps"] and [c["wraps"]])
+    if c["replicas"] > 1:
+        more["parallelism_config"] = ParallelismConfig(dp_replicate_size=c["replicas"], dp_shard_size=c["world"] // c["replicas"])
     if c["compiled"]:
         from accelerate.utils import TorchDynamoPlugin
         more["dynamo_plugin"] = TorchDynamoPlugin(backend="inductor", use_regional_compilation=True)
-    accelerator = Accelerator(mixed_precision="bf16", fsdp_plugin=plugin, gradient_accumulation_steps=c["accumulation"], **more)
-    model, optimizer = accelerator.prepare(model, optimizer)
-    if not any(isinstance(m, FSDPModule) for m in model.modules()):
-        raise RuntimeError("Accelerate did not shard the model")
+    accelerator = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=c["accumulation"], **more)
+    if c["runtime"] == "fsdp1":  # its flat parameters are new ones
+        model = accelerator.prepare(model)
+        optimizer = accelerator.prepare(optimizer_of(c, model))
+    else:
+        model, optimizer = accelerator.prepare(model, optimizer_of(c, model))
+    kind = {"fsdp2": FSDPModule, "fsdp1": torch.distributed.fsdp.FullyShardedDataParallel, "ddp": torch.nn.parallel.DistributedDataParallel}
+    if not any(isinstance(m, kind[c["runtime"]]) for m in model.modules()):
+        raise RuntimeError("Accelerate did not wrap the model")
     if c["world"] > 1:
-        fsdp2_steps.wire(model)
+        {"fsdp2": fsdp2_steps.wire, "fsdp1": wire_functions, "ddp": wire_buckets}[c["runtime"]](model)
     return Accelerated(accelerator, model, optimizer)
 
 
-def step_of(c, loop, vocabulary, sequence, batch):
+def wire_functions(model):
+    """fsdp2_steps.wire for FSDP1, which calls torch.distributed's functions."""
+    import torch.distributed as dist
+
+    def gather(output, shard, group=None, async_op=False):
+        output.view(group.size(), -1).copy_(shard.view(1, -1).expand(group.size(), -1))
+
+    def scatter(output, whole, op=None, group=None, async_op=False):
+        output.copy_(whole.view(group.size(), -1)[group.rank()].view_as(output))
+    dist.all_gather_into_tensor, dist.reduce_scatter_tensor = gather, scatter
+
+
+def wire_buckets(model):
+    """DDP's own hook asks the fake group's Work for a result, which it has not."""
     import torch
-    data = [torch.randint(vocabulary, (batch, sequence), device="cuda") for _ in range(4)]
-    items = torch.tensor(batch * sequence, device="cuda")
-    more = dict(num_items_in_batch=items) if c["loop"] == "trainer" and c["task"] == "clm" else {}
+
+    def reduced(state, bucket):
+        future = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+    model.register_comm_hook(None, reduced)
+
+
+def batches_of(c, config, sequence, batch):
+    """Four of the model's keyword arguments."""
+    import torch
+    if c["task"] == "image":
+        shape = (batch, config.num_channels, config.image_size, config.image_size)
+        dtype = getattr(torch, c["plain"] or "float32")
+        return [dict(pixel_values=torch.randn(shape, device="cuda", dtype=dtype),
+                     labels=torch.randint(config.num_labels, (batch,), device="cuda")) for _ in range(4)]
+    data = [torch.randint(config.vocab_size, (batch, sequence), device="cuda") for _ in range(4)]
+    if not c["padded"]:
+        return [dict(input_ids=ids, labels=ids) for ids in data]
+    ends = torch.linspace(sequence // 2, sequence, batch, device="cuda").long()
+    mask = (torch.arange(sequence, device="cuda") < ends[:, None]).long()
+    return [dict(input_ids=ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)) for ids in data]
+
+
+def step_of(c, loop, config, sequence, batch):
+    import torch
+    data = batches_of(c, config, sequence, batch)
+    more = dict(num_items_in_batch=torch.tensor(batch * sequence, device="cuda")) if c["loop"] == "trainer" and c["task"] == "clm" else {}
 
     def step(turn=[0]):
         for _ in range(c["accumulation"]):
             with loop.accumulate():
-                ids = data[turn[0] % 4]
+                outputs = loop.model(**data[turn[0] % 4], **more)
                 turn[0] += 1
-                outputs = loop.model(input_ids=ids, labels=ids, **more)
                 loss = outputs.loss
                 if c["loop"] == "trainer":
                     del outputs
@@ -284,12 +409,17 @@ def run(c, folder):
     import fsdp2_steps
     torch.manual_seed(0)
     row = {"name": c["name"], "case": {k: v for k, v in c.items() if k not in ("name", "model")}, "torch": torch.__version__}
-    config, loop = prepare(c)
+    if c["axes"]:
+        import axes_steps
+        config, loop, make_step = axes_steps.prepare(c)
+    else:
+        (config, loop), make_step = prepare(c), step_of
     config.save_pretrained(folder / "configs" / c["name"])
+    row["device"] = torch.cuda.get_device_name()
     row["parameters"] = sum(p.numel() for p in loop.model.parameters())
     gc.collect()
     torch.cuda.empty_cache()
-    step = step_of(c, loop, config.vocab_size, c["sequence"], c["batch"])
+    step = make_step(c, loop, config, c["sequence"], c["batch"])
     for _ in range(WARMUP):
         step()
     torch.cuda.synchronize()
@@ -301,7 +431,7 @@ def run(c, folder):
                peak_reserved_bytes=stats["reserved_bytes.all.peak"], retries=stats["num_alloc_retries"],
                device_used_bytes=torch.cuda.mem_get_info()[1] - torch.cuda.mem_get_info()[0])
     if not c["compiled"]:  # before the profiler, which slows launches down for good
-        small = step_of(c, loop, config.vocab_size, HOST_TOKENS, 1)
+        small = make_step(c, loop, config, HOST_TOKENS, 1)
         small()
         row["host_step_s"] = statistics.median(fsdp2_steps.timed_steps(small, 5, "cuda"))
     row["kernels"] = kernels_of(step)
@@ -354,13 +484,29 @@ def main():
     parser.add_argument("--only", help="names of cases")
     parser.add_argument("--seconds", type=float, default=300, help="for all; what does not begin by then is left out")
     parser.add_argument("--held", action="store_true", help="the cases that no forecast has learnt of")
+    parser.add_argument("--fresh", action="store_true", help="of families and runtimes that the others have not")
     parser.add_argument("--list", action="store_true")
     args = parser.parse_args()
-    cases = [c for c in (HELD if args.held else CASES) if not args.only or c["name"] in args.only.split(",")]
+    cases = [c for c in (FRESH if args.fresh else HELD if args.held else CASES) if not args.only or c["name"] in args.only.split(",")]
     if args.list:
         print("\n".join(c["name"] for c in cases))
         return 0
-    return run_all(cases, pathlib.Path(args.out).absolute(), args.seconds, run)
+    out = pathlib.Path(args.out).absolute()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    name_gpu(out.parent.parent / "round.json")
+    return run_all(cases, out, args.seconds, run)
+
+
+def name_gpu(record):
+    """What reports/gpu_codes.py asks for, where no round has run."""
+    from round_machine import GPUS, smi
+    machine = smi("name,driver_version")
+    if record.exists() or not machine:
+        return
+    device, driver = machine[0]
+    said = {"created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "device": device, "driver": driver,
+            "gpu": next((key for name, key in GPUS if name in device), device), "command": " ".join(sys.argv[1:])}
+    record.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
 
 
 def run_all(cases, out, seconds, run):
@@ -368,16 +514,19 @@ def run_all(cases, out, seconds, run):
     end = time.monotonic() + seconds
     out.parent.mkdir(parents=True, exist_ok=True)
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-    import accelerate  # noqa: F401  what every child would import again
+    sys.modules["torchao"] = None  # Accelerate imports it where it is installed, and it starts CUDA
+    import accelerate.parallelism_config  # noqa: F401  what every child would import again
     import transformers
     import torch._dynamo  # noqa: F401
-    for kind in {c["model"][0] for c in cases}:
-        getattr(transformers, kind + "Config")
     for c in cases:
         class_of(transformers, c)
+        config_of(transformers, c)
     if any(c["lora"] for c in cases):
         import peft  # noqa: F401
     import fsdp2_steps  # noqa: F401
+    if any(c["axes"] for c in cases):
+        import torch.distributed.tensor.experimental  # noqa: F401
+        import torch.distributed.tensor.parallel  # noqa: F401
     bad = 0
     for c in cases:
         left = end - time.monotonic()

@@ -47,6 +47,7 @@ struct FamilyCode {
   bool flexible = false;     // FlexAttention in place of PyTorch's other kernels: it takes windows
   bool chunked = false;      // windows do not slide: positions attend within their own chunk
   bool biased = false;       // scores have a bias of positions (T5)
+  bool sinks = false;        // eager: a learned logit of each head is one more score
 };
 constexpr FamilyCode kFamilyCode[] = {
     {.family = "gpt2", .softmax_as_scores = true},
@@ -59,7 +60,7 @@ constexpr FamilyCode kFamilyCode[] = {
     {.family = "gptj", .fp32_scores = true},
     {.family = "codegen", .fp32_scores = true},
     {.family = "gpt_neo", .fp32_scores = true, .only_eager = true},
-    {.family = "gpt_oss", .flexible = true},
+    {.family = "gpt_oss", .softmax_as_scores = true, .flexible = true, .sinks = true},
     {.family = "llama4", .flexible = true, .chunked = true},
 };
 
@@ -311,6 +312,14 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
   };
   if (bias != ScoreBias::kNone) add_to_scores("biased_scores", with_bias(scores, op));
   if (shape.causal || plan.batch.padded) add_to_scores("masked_scores", {scores});
+  if (code.sinks) {
+    // Joined, then less the largest, whose gradient is scattered into zeros and added.
+    add_to_scores("scores_and_sinks", {scores});
+    out.last().parameters = op.parameters;
+    add_to_scores("shifted_scores", {scores});
+    out.last().backward_workspace = {out.scores("largest.grad", type),
+                                     out.scores("shifted_scores.grad", type)};
+  }
   Index probabilities = 0;
   if (!code.softmax_as_scores) {
     const Index wide = widens ? scores : out.cast("scores_fp32", scores, ElementType::kFp32);
@@ -479,6 +488,18 @@ void give_bias(LayerSpec& layer, const Plan& plan, const Operation& op) {
   add_tensor(layer, std::move(bias));
 }
 
+// What weighs the output of a kernel that knows no sinks (weigh_by_sinks) is behind the operation:
+// its parameter and its output become the operation's own.
+void take_sinks(LayerSpec& layer, std::size_t behind, Operation& attention) {
+  const auto first = layer.operations.begin() + static_cast<std::ptrdiff_t>(behind);
+  const auto last = std::find_if(first, layer.operations.end(), [&](const Operation& op) {
+    return op.saved.size() == 2 && op.saved.front() == attention.outputs.front();
+  });
+  attention.parameters = first->parameters;
+  attention.outputs.front() = last->outputs.front();
+  layer.operations.erase(first, last + 1);
+}
+
 // Chunks are to the kernel what packed documents are.
 void attend_in_chunks(AttentionShape& shape, std::int64_t sequence) {
   const std::int64_t window = std::exchange(shape.window, 0);
@@ -514,6 +535,7 @@ void apply_attention(LayerSpec& layer, const Plan& plan, std::string_view family
     if (bias == ScoreBias::kNone && (by_scores || by_sdpa)) {
       give_mask(layer, plan, op.attention.window > 0, kernel);
     }
+    if (code.sinks && kernel == AttentionKernel::kEager) take_sinks(layer, o, op);
     if (code.chunked && !masked) attend_in_chunks(op.attention, sequence);
     std::vector<Operation> made = kernel == AttentionKernel::kMath ? math(layer, op, plan, bias)
                                   : kernel == AttentionKernel::kEager

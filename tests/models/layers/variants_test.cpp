@@ -291,5 +291,28 @@ TEST(Variants, MathAttentionSavesProbabilities) {
   EXPECT_EQ(saved(plan), kEager - kWide - 2 * kNarrow - 4 * 32 + 3 * 2 * kWide + scores);
 }
 
+// Its own attention joins a score for each head, and keeps the softmax of 64 heads' scores as they
+// are: nothing in fp32, nothing behind that weighs again (transformers 5,
+// models/gpt_oss/modeling_gpt_oss.py, eager_attention_forward).
+TEST(Variants, EagerAttentionTakesSinksAsScores) {
+  Plan plan = plan_with(Compile::kNone);
+  const ModelSpec model = load_zoo_model("gpt-oss-20b", Stack::kEager);
+  const std::int64_t parameters = with_variants(model, plan).parameters();
+  plan.attention = AttentionKernel::kEager;
+  const ModelSpec eager = with_variants(model, plan);
+  EXPECT_EQ(eager.parameters(), parameters);
+  const LayerProgram p = program(eager, LayerRole::kBlock);
+  const std::int64_t scores = 64 * kTokens * kTokens;
+  std::vector<std::int64_t> kept;
+  for (std::int32_t slot : p.saved) {
+    const std::int64_t bytes = p.slots[static_cast<std::size_t>(slot)].bytes.count();
+    if (bytes >= scores) kept.push_back(bytes / scores);
+  }
+  EXPECT_EQ(kept, std::vector<std::int64_t>{2});
+  for (const LayerSpec& layer : eager.kinds) {
+    for (const Operation& op : layer.operations) EXPECT_NE(op.name, "weigh_attention");
+  }
+}
+
 }  // namespace
 }  // namespace foreshard::variants_test
