@@ -97,20 +97,25 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// 32 columns a block, a warp for every eighth row.
+// 32 columns a block, whose warps share the rows.
+constexpr int kColumns = 32, kRows = 32;
 template <typename T>
 __global__ void column_sums_kernel(int rows, int width, const float* values, T* sums) {
-  __shared__ float parts[8][32];
-  const int column = static_cast<int>(blockIdx.x) * 32 + static_cast<int>(threadIdx.x);
+  __shared__ float parts[kRows][kColumns + 1];
+  const int column = static_cast<int>(blockIdx.x) * kColumns + static_cast<int>(threadIdx.x);
   float sum = 0.0F;
-  for (int r = static_cast<int>(threadIdx.y); column < width && r < rows; r += 8) {
+  for (int r = static_cast<int>(threadIdx.y); column < width && r < rows; r += kRows) {
     sum += values[static_cast<std::size_t>(r) * width + column];
   }
   parts[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
-  if (threadIdx.y != 0 || column >= width) return;
-  for (int r = 1; r < 8; ++r) sum += parts[r][threadIdx.x];
-  sums[column] = narrow<T>(sum);
+  // A warp for every column, now.
+  sum = parts[threadIdx.x][threadIdx.y];
+  for (int offset = kColumns / 2; offset > 0; offset /= 2) {
+    sum += __shfl_xor_sync(0xffffffffU, sum, offset);
+  }
+  const int own = static_cast<int>(blockIdx.x) * kColumns + static_cast<int>(threadIdx.y);
+  if (threadIdx.x == 0 && own < width) sums[own] = narrow<T>(sum);
 }
 
 // run(integral_constant): as many packs as a thread's registers hold of a row.
@@ -171,8 +176,9 @@ cudaError_t backward(const NormRows& rows, const NormInputs& in, void* dx, void*
   });
   if (code != cudaSuccess) return code;
   const int width = static_cast<int>(rows.width);
-  column_sums_kernel<<<static_cast<unsigned>((width + 31) / 32), dim3(32, 8), 0, stream>>>(
-      static_cast<int>(blocks), width, parts.sums, static_cast<T*>(dw));
+  column_sums_kernel<<<static_cast<unsigned>((width + kColumns - 1) / kColumns),
+                       dim3(kColumns, kRows), 0, stream>>>(static_cast<int>(blocks), width,
+                                                           parts.sums, static_cast<T*>(dw));
   return cudaGetLastError();
 }
 

@@ -12,6 +12,9 @@ def plan(name, base, gpus, pace=1, graph=False, **keys):
     return dict(base, name=name, gpus=gpus, pace=pace, graph=graph, set=keys)
 
 
+# What runs again in backward is bound by memory alone.
+DOTS = {"recompute": "selective", "recompute_keeps": "dots"}
+
 # The fixed set of plans, most useful first. One GPU runs rank 0 of each; more than one rank is paced.
 PLANS = [
     plan("1b-world-1", ONE, 1),
@@ -19,6 +22,8 @@ PLANS = [
     plan("8b-shard-64-free", EIGHT, 64, pace=0),
     plan("8b-shard-64-free-cudnn", EIGHT, 64, pace=0, attention="cudnn"),
     plan("1b-world-1-cudnn", ONE, 1, attention="cudnn"),
+    plan("8b-shard-64-free-cudnn-dots", EIGHT, 64, pace=0, attention="cudnn", **DOTS),
+    plan("1b-world-1-cudnn-dots", ONE, 1, attention="cudnn", **DOTS),
     plan("3b-shard-16", THREE, 16),
     plan("7b-shard-32-cudnn", SEVEN, 32, attention="cudnn"),
     plan("gpt2-large-world-1", GPT2, 1),
@@ -49,6 +54,9 @@ PLANS = [
 # The engine beside FSDP2, best of each side: collectives move their bytes in the GPU on both, and take no further time.
 BESIDE = [("1b, world 1", ["1b-world-1", "1b-world-1-cudnn"], ["1b-world-1-default", "1b-world-1-tuned"]),
           ("8b, shard 64, free network", ["8b-shard-64-free", "8b-shard-64-free-cudnn"],
+           ["8b-world-64-default", "8b-world-64-tuned"]),
+          ("1b, world 1, dots", ["1b-world-1-cudnn-dots"], ["1b-world-1-default", "1b-world-1-tuned"]),
+          ("8b, shard 64, free network, dots", ["8b-shard-64-free-cudnn-dots"],
            ["8b-world-64-default", "8b-world-64-tuned"])]
 
 # FSDP2 beside it: (name, base, world, variant, recompute).

@@ -398,7 +398,7 @@ class Backward {
     add_backward_kernels(graph_.counts(), op, {graph_.trains(o), !contributions.empty()},
                          writer_.phase());
     if (addend != kNoGradient && !adds_in_place(op)) {
-      writer_.phase().kernels.back().bytes += graph_.bytes(op.inputs.front());
+      writer_.phase().kernels.back().bytes += Bytes(graph_.bytes(op.inputs.front()));
     }
     return contributions;
   }
