@@ -108,6 +108,26 @@ std::string Checks::rms_norm() {
                      near("bf16", y16, reference(rounded(x), rounded(w)), 1e-2));
 }
 
+// As wide as models are: a row in one to eight packs of every thread's registers.
+std::string Checks::wide_rms_norm() {
+  std::string text;
+  for (const std::int64_t width : {2048, 4096, 8192, 16384}) {
+    const at::Tensor x = randn({96, width}), w = randn({width}), dy = randn({96, width});
+    const at::Tensor addend = randn({96, width});
+    const at::Tensor v = rounded(x), g = rounded(dy), weight = rounded(w);
+    auto [y, rstd] = device_rms_norm(device_, put_bf16(x), put_bf16(w), 1e-5);
+    auto [dx, dw] = device_rms_norm_backward(
+        device_, {put_bf16(dy), put_bf16(x), put_bf16(w), rstd, put_bf16(addend)});
+    const at::Tensor r = (v.square().mean(1, true) + 1e-5).rsqrt(), normed = v * r;
+    const at::Tensor scaled = g * weight;
+    const at::Tensor wanted = r * (scaled - normed * (scaled * normed).mean(1, true));
+    near("y", y, normed * weight, 1e-2);
+    text += near(fmt::format("{} wide: dx", width).c_str(), dx, wanted + rounded(addend), 1e-2) +
+            ", " + near("dw", dw, (g * normed).sum(0), 1e-2) + "; ";
+  }
+  return text.substr(0, text.size() - 2);
+}
+
 std::string Checks::layer_norm() {
   const at::Tensor x = randn({64, 512}), w = randn({512}), b = randn({512}), dy = randn({64, 512});
   const auto both = [&](const std::function<at::Tensor(const at::Tensor&)>& as) {

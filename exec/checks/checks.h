@@ -46,6 +46,7 @@ class Checks {
   std::string cudnn();
   std::string efficient();
   std::string rms_norm();
+  std::string wide_rms_norm();
   std::string layer_norm();
   std::string gelu();
   std::string bias();

@@ -32,6 +32,7 @@ std::vector<Checks::Named> Checks::all() {
           {"attention_cudnn", &Checks::cudnn},
           {"attention_efficient", &Checks::efficient},
           {"rms_norm", &Checks::rms_norm},
+          {"wide_rms_norm", &Checks::wide_rms_norm},
           {"layer_norm", &Checks::layer_norm},
           {"gelu", &Checks::gelu},
           {"bias", &Checks::bias},

@@ -410,6 +410,7 @@ Tensors rms_norm_backward_of(const Call& c, const at::Tensor& dy, Inputs saved) 
                       c.parameter(0).value.const_data_ptr(), saved[1].const_data_ptr<float>(),
                       dx.mutable_data_ptr(), place.mutable_data_ptr<float>());
   });
+  if (const at::Tensor addend = addend_of(saved); addend.defined()) dx.add_(addend);
   return {dx};
 }
 

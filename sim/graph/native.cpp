@@ -127,11 +127,11 @@ class Native final : public StepBuilder {
   // Whether parameters have to be gathered at all; else the stored shard, or its shadow, is the
   // parameter.
   bool gathers() const { return plan_.mesh.shard > 1 || offloads(); }
-  // Whether backward writes and adds gradients where the optimizer reads them. (A CPU rank adds by
-  // a sum of its own.)
+  // Whether backward writes gradients where the optimizer reads them: where nothing is added to
+  // them, so that sums of micro-batches are sums of whole gradients everywhere.
   bool writes_sums() const {
-    return plan_.mesh.shard == 1 && plan_.mesh.tp == 1 && plan_.reduce_dtype == DType::kFp32 &&
-           !offloads() && (plan_.host != HostKind::kComputes || plan_.batch.accumulation == 1);
+    return plan_.mesh.shard == 1 && plan_.mesh.tp == 1 && plan_.batch.accumulation == 1 &&
+           plan_.reduce_dtype == DType::kFp32 && !offloads();
   }
   bool offloads() const { return plan_.offload != Offload::kNone; }
   bool continues_sums() const { return is_microbatch_order(plan_.reduction_order); }
@@ -365,8 +365,7 @@ class Native final : public StepBuilder {
         wait(Stream::kCompute, state(u).reduced);
       }
       if (recompute_of(l) != Recompute::kNone) run_layer(EventKind::kRecompute, l);
-      begins_ = l == own.back() &&
-                (microbatch() == 0 || !(keeps_gradients() || writes_sums()));
+      begins_ = l == own.back() && (microbatch() == 0 || !keeps_gradients());
       const EventId row = run_layer(EventKind::kBackward, l);
       state(u).last_use = row;
       if (u != root() && l == own.front()) reduce(u, row);
@@ -477,7 +476,7 @@ class Native final : public StepBuilder {
     release(u, row);
     State& s = state(u);
     if (writes_sums()) {
-      s.reduced = last_ && plan_.mesh.replicate > 1 ? all_reduce(u, row, s.stored_gradient) : row;
+      s.reduced = plan_.mesh.replicate > 1 ? all_reduce(u, row, s.stored_gradient) : row;
       return;
     }
     if (keeps_gradients() && !last_) return;
