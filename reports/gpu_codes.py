@@ -6,8 +6,8 @@
 
 ROUND holds codes.jsonl and configs/ as exec/gpu/code_steps.py leaves them; the GPU is the one that round.json beside
 it names. Each model is given as its config.json, the plan in the words of somebody who knows the script: runtime,
-stack, sizes, checkpointing. Steps at world above 1 ran without a network; the forecast's exposed communication is
-taken off.
+stack, sizes, checkpointing. Steps at world above 1 ran without a network; the forecast's exposed communication, and what
+collectives cost the kernels beside them, are taken off (frozen forecasts have the former alone).
 """
 import json
 import math
@@ -71,12 +71,13 @@ def words(name, c, folder, gpu):
 
 def forecast(program, said):
     """What is judged: [value, low, high] of seconds and bytes; a text where it is refused."""
-    done = subprocess.run([program, "predict", *said, "--json"], capture_output=True, text=True)
+    done = subprocess.run([program, "explain", *said, "--json"], capture_output=True, text=True)
     if not done.stdout:
         return " ".join(done.stderr.split())
-    report = json.loads(done.stdout)
+    answer = json.loads(done.stdout)
+    report, slowdown = answer["report"], answer["overlap_slowdown_s"]
     found = {"step_s": report["step"]["seconds"], "exposed_s": report["step"]["exposed_communication_s"],
-             "peak_allocated_bytes": report["memory"]["peak_allocated_bytes"], "peak_reserved_bytes": report["memory"]["peak_reserved_bytes"]}
+             "peak_allocated_bytes": report["memory"]["peak_allocated_bytes"], "peak_reserved_bytes": report["memory"]["peak_reserved_bytes"], "slowdown_s": {k: slowdown for k in ("value", "low", "high")}}
     return {name: [float(f"{one[k]:.5g}") for k in ("value", "low", "high")] for name, one in found.items()}
 
 
@@ -122,7 +123,7 @@ def main():
         if not isinstance(said, dict):
             print(f"{row['name']:31} {said}")
             continue
-        alone = said["exposed_s"][0] if row["case"]["world"] > 1 else 0
+        alone = said["exposed_s"][0] + said.get("slowdown_s", [0])[0] if row["case"]["world"] > 1 else 0
         value, low, high = (seconds - alone for seconds in said["step_s"])
         seen = row["step_s"]
         errors.append(value / seen - 1)

@@ -79,7 +79,7 @@ def fsdp2_plan(base, world, variant, recompute):
     if variant == "flash":
         keys["attention"] = "fa2"
     if variant == "tuned":
-        keys.update({"attention": "cudnn", "compile": "blocks", "loss": "compiled"})
+        keys.update({"attention": "cudnn", "compile": "blocks", "loss": "compiled", "kernels.rope": "real"})
     return dict(base, gpus=world, set=keys)
 
 

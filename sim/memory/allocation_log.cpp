@@ -101,6 +101,7 @@ AllocationLog allocation_log(const EventGraph& graph, const LibraryBuffers& libr
       log.optimizer = static_cast<EventId>(row);
     }
   }
+  if (buckets == Buckets::kInArena) return log;
   for (const std::int32_t buffer : graph.persistent) {
     const MemoryCategory category = graph.buffer(buffer).category;
     const bool is_state = category == MemoryCategory::kOptimizerState;

@@ -44,8 +44,9 @@ struct AllocationLog {
 };
 
 // How gradient buckets come to be (DDP): as they are from the start, or of the one bucket of the
-// first iteration, in the order of which they are assigned anew when the second begins.
-enum class Buckets : std::uint8_t { kFromTheStart, kRebuilt };
+// first iteration, in the order of which they are assigned anew when the second begins. kInArena:
+// what stays is not the allocator's at all (the engine's).
+enum class Buckets : std::uint8_t { kFromTheStart, kRebuilt, kInArena };
 AllocationLog allocation_log(const EventGraph& graph, const LibraryBuffers& library,
                              Buckets buckets = Buckets::kFromTheStart);
 

@@ -293,7 +293,7 @@ Bytes total(const OutsideItems& items) {
 }
 
 LibraryBuffers library_buffers(const Cluster& cluster, const Runtime& runtime) {
-  if (cluster.host_computes || runtime.kind == RuntimeKind::kNative) return {};
+  if (cluster.host_computes) return {};
   // Before Hopper CUBLAS_WORKSPACE_CONFIG is :4096:2:16:8 in KiB.
   constexpr std::int64_t kSmall = (2 * 4096 + 8 * 16) << 10;
   constexpr std::int64_t kLarge = 32 * kMiB;
@@ -302,9 +302,13 @@ LibraryBuffers library_buffers(const Cluster& cluster, const Runtime& runtime) {
   constexpr const char* kSource =
       "pytorch/pytorch:aten/src/ATen/cuda/CublasHandlePool.cpp: 2 x 4096 + 8 x 16 KiB, 32 MiB from "
       "compute capability 9.0; one per handle (host thread) and stream, never freed";
-  return {{"cublas workspace, forward", bytes, Stream::kCompute, EventKind::kForward, kSource},
-          {"cublas workspace, autograd thread", bytes, Stream::kCompute, EventKind::kBackward,
-           kSource}};
+  LibraryBuffers list = {
+      {"cublas workspace, forward", bytes, Stream::kCompute, EventKind::kForward, kSource}};
+  if (runtime.kind != RuntimeKind::kNative) {  // whose one thread does both
+    list.push_back({"cublas workspace, autograd thread", bytes, Stream::kCompute,
+                    EventKind::kBackward, kSource});
+  }
+  return list;
 }
 
 }  // namespace foreshard

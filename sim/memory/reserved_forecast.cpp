@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "sim/memory/arena.h"
 #include "sim/memory/memory_actions.h"
 #include "sim/memory/memory_profile.h"
 #include "sim/memory/outside_allocator.h"
@@ -60,31 +61,36 @@ bool is_plain(const AllocatorSettings& settings) {
 template <typename SettledIn>
 ReservedForecast decide(const EventGraph& graph, const Plan& plan, const Cluster& cluster,
                         Order order, const SettledIn& settled) {
-  if (plan.runtime.kind == RuntimeKind::kNative || cluster.host_computes) {
+  const Bytes allocated = peak_allocated(graph);
+  if (cluster.host_computes) {
     ReservedForecast laid_out;
-    laid_out.peak = peak_allocated(graph);
+    laid_out.peak = allocated;
     return laid_out;
   }
-  const Bytes allocated = peak_allocated(graph);
-  const Bytes available = cluster.gpu.memory - total(memory_outside(graph, cluster, plan.runtime));
+  // The engine's, beside which the allocator serves what layers make.
+  const Bytes arena = buckets_of(plan) == Buckets::kInArena ? lay_out_arena(graph).size : Bytes(0);
+  const Bytes available =
+      cluster.gpu.memory - total(memory_outside(graph, cluster, plan.runtime)) - arena;
   const DeviceMemory device{cluster.gpu.memory, available};
   // What no allocator can serve (far more than any GPU has) is wanted all the same.
   const auto wanted = [&](Settled endless) {
-    endless.forecast.peak = std::max(endless.forecast.peak, allocated);
+    endless.forecast.peak = std::max(arena + endless.forecast.peak, allocated);
     return std::move(endless.forecast);
   };
-  const auto gets_along = [](Settled limited) {
+  const auto gets_along = [&](Settled limited) {
+    limited.forecast.peak += arena;
     limited.forecast.retries_for_good = !limited.settles;
     return std::move(limited.forecast);
   };
-  if (order == Order::kDevice && allocated <= available && is_plain(plan.allocator)) {
+  if (order == Order::kDevice && allocated <= arena + available && is_plain(plan.allocator)) {
     Settled limited = settled(device);
     if (!limited.ran_short) return wanted(std::move(limited));
     if (!limited.out_of_memory) return gets_along(std::move(limited));
     return wanted(settled(DeviceMemory::unlimited()));
   }
   ReservedForecast endless = wanted(settled(DeviceMemory::unlimited()));
-  if (endless.peak <= available || allocated > available) return endless;
+  const Bytes whole = arena + available;
+  if (endless.peak <= whole || allocated > whole) return endless;
   Settled limited = settled(device);
   return limited.out_of_memory ? endless : gets_along(std::move(limited));
 }
@@ -92,6 +98,7 @@ ReservedForecast decide(const EventGraph& graph, const Plan& plan, const Cluster
 }  // namespace
 
 Buckets buckets_of(const Plan& plan) {
+  if (plan.runtime.kind == RuntimeKind::kNative) return Buckets::kInArena;
   const bool rebuilds = plan.ddp.static_graph || !plan.ddp.find_unused_parameters;
   return plan.runtime.kind == RuntimeKind::kDdp && rebuilds ? Buckets::kRebuilt
                                                             : Buckets::kFromTheStart;
