@@ -14,8 +14,16 @@ namespace {
 
 class Flatten {
  public:
-  explicit Flatten(AllocationLog& log) : log_(log) {}
-  void row(EventId) { log_.row_begin.push_back(static_cast<std::uint32_t>(log_.actions.size())); }
+  Flatten(const EventGraph& graph, AllocationLog& log) : graph_(graph), log_(log) {}
+  void row(EventId row) {
+    log_.row_begin.push_back(static_cast<std::uint32_t>(log_.actions.size()));
+    if (row != kNoEvent) microbatch_ = graph_.details[static_cast<std::size_t>(row)].microbatch;
+  }
+  void backward() {
+    if (!graph_.host.empties_cache || microbatch_ == emptied_) return;
+    log_.empties.push_back(static_cast<std::uint32_t>(log_.actions.size()));
+    emptied_ = microbatch_;
+  }
   void allocate(std::int32_t buffer) {
     const auto b = static_cast<std::size_t>(buffer);
     for (std::int32_t t = log_.first[b]; t < log_.first[b + 1]; ++t) add(t, 0);
@@ -32,7 +40,9 @@ class Flatten {
     log_.actions.push_back(action);
     log_.recorded.push_back(streams);
   }
+  const EventGraph& graph_;
   AllocationLog& log_;
+  std::int32_t microbatch_ = 0, emptied_ = -1;
 };
 
 // Adds a tensor of the buffer that was begun last.
@@ -92,7 +102,7 @@ AllocationLog allocation_log(const EventGraph& graph, const LibraryBuffers& libr
   log.first.push_back(static_cast<std::int32_t>(log.bytes.size()));
 
   log.row_begin.reserve(graph.rows.size() + 1);
-  Flatten visitor(log);
+  Flatten visitor(graph, log);
   for_each_action(graph, visitor);
   visitor.row(kNoEvent);
   for (std::size_t row = 0; row < graph.rows.size(); ++row) {

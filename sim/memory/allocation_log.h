@@ -29,6 +29,7 @@ struct AllocationLog {
   std::vector<std::int32_t> states;      // and those that the optimizer makes in step 1
   // Persistent tensors that step 2 makes of one of their bytes in all, which step 1 has.
   std::vector<std::int32_t> rebuilt;
+  std::vector<std::uint32_t> empties;  // actions before which torch.cuda.empty_cache() is called
   std::vector<LibraryBlock> library;
   EventId optimizer = kNoEvent;
 

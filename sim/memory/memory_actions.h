@@ -96,7 +96,8 @@ inline bool records_streams(const EventGraph& graph) {
 
 // Calls visitor.allocate(buffer id), visitor.free(buffer id) and visitor.store(buffer id,
 // category), which says what the buffer counts as from now on, for one action of the graph. A
-// visitor that has free_recorded(buffer id, streams) is told where streams were recorded.
+// visitor that has free_recorded(buffer id, streams) is told where streams were recorded, one that
+// has backward() of every phase of a layer's backward.
 template <typename Visitor>
 void visit_action(const EventGraph& graph, const MemoryAction& action, Visitor& visitor) {
   switch (action.kind) {
@@ -113,6 +114,10 @@ void visit_action(const EventGraph& graph, const MemoryAction& action, Visitor& 
       return visitor.store(action.target, MemoryCategory::kAccumulatedGrad);
     default:
       break;
+  }
+  if constexpr (requires { visitor.backward(); }) {
+    using Kind = MemoryAction::Kind;
+    if (action.kind == Kind::kRecompute || action.kind == Kind::kBackward) visitor.backward();
   }
   const LayerExecution& e = graph.executions[static_cast<std::size_t>(action.target)];
   for (const std::int32_t step : steps_of(phase_of(graph.program(e), action), action)) {

@@ -201,6 +201,38 @@ TEST(ReservedReplay, Fsdp1FlattensUnitAfterUnit) {
 }
 
 // Gradients and labels live until the next step drops them first.
+// One token a rank: next to nothing but parameters. A model that was whole on the device leaves as
+// much behind as it has; units that came one after the other leave the largest, at least.
+TEST(ReservedReplay, WhatWasWholeBeforeItWasShardedStaysCached) {
+  const ModelSpec model = tiny_model(2);
+  Plan plan = tiny_plan();
+  plan.batch = {8, 1, 1};
+  const auto first = [&](BuiltOn place) {
+    plan.built_on = place;
+    return replay_reserved(build_training_step(model, plan), {}, DeviceMemory::unlimited())
+        .first.reserved_after.count();
+  };
+  const std::int64_t device = first(BuiltOn::kDevice), host = first(BuiltOn::kHost);
+  EXPECT_GE(device, model.parameters() * 4);
+  EXPECT_GE(host, std::int64_t{4096} * 512 * 4);
+  EXPECT_LE(host, device);
+  EXPECT_LE(first(BuiltOn::kMeta), host);
+}
+
+TEST(ReservedReplay, AnEmptiedCacheIsTakenFromTheDriverAgain) {
+  const ModelSpec model = tiny_model(2);
+  Plan plan = tiny_plan();
+  const auto steady = [&] {
+    return replay_reserved(build_training_step(model, plan), {}, DeviceMemory::unlimited()).steady;
+  };
+  EXPECT_EQ(steady().device_frees, 0);
+  const Bytes kept = steady().peak_reserved;
+  plan.empties_cache = true;
+  EXPECT_GT(steady().device_frees, 0);
+  EXPECT_EQ(steady().device_frees, steady().device_allocs);
+  EXPECT_LE(steady().peak_reserved, kept);
+}
+
 TEST(ReservedReplay, WhatAStepLeavesTheNextOneFrees) {
   Plan plan = tiny_plan();
   plan.step_frame = StepFrame::kTorchtitan;
