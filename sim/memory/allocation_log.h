@@ -10,11 +10,11 @@
 
 namespace foreshard {
 
-// Taken in step 1 before the actions of `row` and kept.
+// Taken in step 1 before that action and kept.
 struct LibraryBlock {
   std::int64_t bytes = 0;
   std::uint8_t stream = 0;
-  EventId row = kNoEvent;
+  std::uint32_t action = 0;
 };
 
 struct AllocationLog {

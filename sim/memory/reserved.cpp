@@ -305,13 +305,14 @@ struct ReservedReplay::State {
       if (step == 1 && row == rebuilds_at) {
         for (const std::int32_t tensor : log.rebuilt) allocate(tensor);
       }
-      for (const LibraryBlock& block : log.library) {
-        if (step == 1 && block.row == row && !failed) take(block.bytes, block.stream, -1);
-      }
       if (row == log.optimizer && step == 1) {
         for (const std::int32_t tensor : log.states) allocate(tensor);
       }
       for (std::uint32_t i = log.row_begin[r]; i < log.row_begin[r + 1] && !failed; ++i) {
+        for (const LibraryBlock& block : log.library) {
+          if (step == 1 && block.action == i && !failed) take(block.bytes, block.stream, -1);
+        }
+        if (failed) break;
         const std::int32_t action = log.actions[i];
         empties = std::find_if(empties, log.empties.end(), [&](auto at) { return at >= i; });
         if (empties != log.empties.end() && *empties == i) allocator.empty_cache();
@@ -433,7 +434,7 @@ struct ReservedReplay::State {
     const auto end = std::lower_bound(log.row_begin.begin(), log.row_begin.end(), runs.end());
     const auto behind = static_cast<std::size_t>(end - log.row_begin.begin());
     const bool takes = std::any_of(log.library.begin(), log.library.end(), [&](const auto& block) {
-      return block.row >= static_cast<EventId>(r) && block.row < static_cast<EventId>(behind);
+      return block.action >= log.row_begin[r] && block.action < log.row_begin[behind];
     });
     if (behind + 1 >= log.row_begin.size() ||
         (step == 1 && (takes || drops_at >= static_cast<EventId>(r)))) {
@@ -576,8 +577,7 @@ ReservedReplay::Identity ReservedReplay::identity() const {
   }
   // What is allocated beside the log, and before which of its actions.
   for (const LibraryBlock& block : log.library) {
-    hash.add(block.bytes).add(block.stream);
-    hash.add(log.row_begin[static_cast<std::size_t>(block.row)]);
+    hash.add(block.bytes).add(block.stream).add(block.action);
   }
   if (log.optimizer != kNoEvent) hash.add(log.row_begin[static_cast<std::size_t>(log.optimizer)]);
   hash.add(alloc_conf(state_->allocator.settings()));
