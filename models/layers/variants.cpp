@@ -279,6 +279,19 @@ void widen_losses(LayerSpec& layer, const Plan& plan) {
   ops.back().released.push_back(returned);
 }
 
+// The same of a loss that is fp32 by itself, for who holds the outputs.
+void hold_fp32(LayerSpec& layer) {
+  TensorSpec spec = tensor(layer, 0);
+  spec.name = "logits_fp32_returned";
+  spec.type = ElementType::kFp32;
+  const Index outputs = add_tensor(layer, std::move(spec));
+  std::vector<Operation>& ops = layer.operations;
+  ops.front().saved.push_back(outputs);
+  ops.back().released.push_back(outputs);
+  ops.insert(ops.begin(), pass("outputs_to_fp32", Function::kCast, 0, outputs));
+  ops.front().gradient = GradientRule::kNone;
+}
+
 bool keeps_compute_dtype(const LayerSpec& loss) {
   const Operation& first = loss.operations.front();
   return first.function == Function::kLogSoftmax &&
@@ -296,6 +309,9 @@ void apply_loss(LayerSpec& layer, const Plan& plan) {
     case Loss::Kind::kEager:
       if (is_under_autocast(plan) && keeps_compute_dtype(layer)) return widen_losses(layer, plan);
       if (plan.logits == Logits::kHeld) {
+        const bool returns_fp32 =
+            plan.runtime.kind == RuntimeKind::kFsdp1 && plan.output_dtype == DType::kFp32;
+        if (plan.loss_in_forward && returns_fp32) return hold_fp32(layer);
         // The first operation is the cast; its gradient is the last to be made. (What is held
         // beyond it, of logits as they are, is the runtime's.) Of fully_shard's and DeepSpeed's
         // modules the outputs stay as they are.

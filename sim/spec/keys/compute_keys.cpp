@@ -188,7 +188,8 @@ constexpr PlanKey kComputeKeys[] = {
                    "Of the stored, sharded parameters that the optimizer updates."),
     FORESHARD_KEY("dtype.output", words<kDTypeOrNone>(),
                   d.plan.output_dtype = read_optional_dtype(n), written(p.output_dtype),
-                  "The outputs of the model are cast to it (fsdp2 only); none: they stay."),
+                  "The outputs of the model are cast to it (fsdp2; fsdp1: fp32, as Accelerate does "
+                  "under autocast); none: they stay."),
     FORESHARD_WORD("accumulation.mode", accumulation, kAccumulationModes,
                    "reduce_each: every micro-batch reduces; keep_unsharded: gradients stay whole "
                    "until the last one."),
