@@ -623,7 +623,8 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
   } else if (plan.experts == ExpertKernels::kTransformers) {
     for (LayerSpec& layer : model.kinds) {
       use_transformers_experts(layer, model.family);
-      order_as_transformers(layer, model.family);
+      // ZeRO's flat groups and what it gathers one by one follow it.
+      if (is_zero(plan.runtime.kind)) order_as_transformers(layer, model.family);
     }
   }
   if (plan.runtime.kind == RuntimeKind::kNative || plan.host == HostKind::kComputes) return model;

@@ -280,6 +280,7 @@ TEST(Variants, ACacheOfKeysOutlivesACheckpointedBlock) {
 TEST(Variants, TransformersDefinesNormsLast) {
   Plan plan = plan_with(Compile::kNone);
   plan.experts = ExpertKernels::kTransformers;
+  plan.runtime = {RuntimeKind::kZero1, "0.19"};
   for (const LayerSpec& layer : variant(plan).kinds) {
     if (layer.role != LayerRole::kBlock) continue;
     EXPECT_EQ(layer.parameters.front().name, "self_attn.q_proj.weight");
