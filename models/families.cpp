@@ -149,6 +149,8 @@ constexpr RotaryFamily kRotary[] = {
        d.moe.normalized = true;
      }},
     {"olmoe", [](ModelDims& d) { d.qk_norm = HeadNorm::kWhole; }},
+    {"flex_olmo", [](ModelDims& d) { make_post_branch(d, HeadNorm::kWhole); }},
+    {"ernie4_5_moe", [](ModelDims& d) { d.moe.normalized = d.moe.corrected = true; }},
     {"granitemoe",
      [](ModelDims& d) {
        make_granite(d);

@@ -25,7 +25,8 @@ KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 def words(case, version):
     """What is typed, but for the model."""
     c = {**ENTRY, **case}
-    keys = {"stack": "hf_trainer", "trainer": "torchtitan" if c["loop"] == "titan" else f"accelerate@{version}"}
+    # (hf_train.py makes the model on the device and empties the cache.)
+    keys = {"stack": "hf_trainer", "built_on": "meta", "trainer": "torchtitan" if c["loop"] == "titan" else f"accelerate@{version}"}
     if c["loop"] == "titan":
         keys["recompute"] = "none"
     if c["runtime"] == "ddp":

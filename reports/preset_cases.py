@@ -51,8 +51,12 @@ def captured(args, case, folder):
         else:
             told.append(row)
     # A step ends with its optimizer: what gathers behind it is the next one's first. (Of ZeRO-3 that is what persists.)
-    stage = case["run"].get("deepspeed", {}).get("zero_stage", 0)
-    most = case["run"].get("deepspeed", {}).get("stage3_param_persistence_threshold", 100_000) * 2 if stage == 3 else 1 << 62
+    said_of_it = case["run"].get("deepspeed", {})  # of DeepSpeedPlugin, or a configuration of DeepSpeed's
+    zero = said_of_it.get("zero_optimization", {"stage": said_of_it.get("zero_stage", 0), **said_of_it})
+    stage, persists = zero["stage"], zero.get("stage3_param_persistence_threshold", 100_000)
+    if persists == "auto":  # transformers, integrations/deepspeed.py
+        persists = 10 * case["config"].get("hidden_size", 0)
+    most = persists * 2 if stage == 3 else 1 << 62
     while stage and told and told[0][0] == "all_gather" and max(told[0][2:4]) <= most:
         told.append(told.pop(0))
     last = [json.loads(line) for line in said[-max(1, len(said) // STEPS):]]  # an optimizer may step its groups one by one

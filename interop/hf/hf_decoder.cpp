@@ -13,7 +13,8 @@
 //   unrotated         no_rope_layers, no_rope_layer_interval: layers without positions
 //   rotary_in_windows layers that attend to all have no positions
 //   experts           as wide as intermediate_size, in every layer; sparse_experts: Qwen's keys;
-//                     late_experts: DeepSeek's; interleaved_experts: Llama 4's
+//                     late_experts: DeepSeek's; spread_experts: ERNIE's; interleaved_experts: Llama
+//                     4's
 //   shared_as_wide    beside them one that all tokens go through, as wide as they are;
 //                     shared_intermediate_size: as wide as that key says
 //   softcap, partial_rotary, multipliers, use_qk_norm, qk_layernorm, parallel_residual,
@@ -260,6 +261,7 @@ void read_mixture(KeyReader& keys, const FamilyWords& words, ModelDims& dims) {
   }
   if (words.has("sparse_experts")) return read_sparse_experts(keys, dims);
   if (words.has("late_experts")) return read_late_experts(keys, dims);
+  if (words.has("spread_experts")) return read_spread_experts(keys, dims);
   if (words.has("interleaved_experts")) return read_interleaved_experts(keys, dims);
   refuse_experts(keys);
 }

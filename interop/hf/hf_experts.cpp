@@ -26,9 +26,10 @@ std::int64_t one_for_all(const ConfigNode& value) {
 
 // How many experts there are and how many of them a token goes to.
 void read_counts(KeyReader& keys, ModelDims& dims) {
-  dims.moe.experts = keys.size({"num_local_experts", "num_experts", "n_routed_experts"});
+  dims.moe.experts =
+      keys.size({"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"});
   const KeyReader::Spellings kTopK = {"num_experts_per_tok", "num_experts_per_token",
-                                      "experts_per_token", "moe_topk"};
+                                      "experts_per_token", "moe_topk", "moe_k"};
   const ConfigNode* value = keys.find(kTopK);
   dims.moe.top_k = value != nullptr ? one_for_all(*value) : keys.size(kTopK);
   if (dims.moe.top_k > dims.moe.experts) {
@@ -139,6 +140,20 @@ void read_late_experts(KeyReader& keys, ModelDims& dims) {
   if (keys.find({"num_nextn_predict_layers"}) != nullptr) {
     keys.comment("layers of multi-token prediction are left out");
   }
+}
+
+void read_spread_experts(KeyReader& keys, ModelDims& dims) {
+  check_layer_count(keys, dims);
+  read_counts(keys, dims);
+  dims.moe.ffn = keys.size({"moe_intermediate_size"});
+  dims.moe.shared_ffn = checked_multiply(keys.count_or("moe_num_shared_experts", 2), dims.moe.ffn);
+  const std::int64_t first = keys.count_or("moe_layer_start_index", 1);
+  const ConfigNode* end = keys.find({"moe_layer_end_index"});
+  const std::int64_t last = end == nullptr ? -1 : end->as_int(-1, kLargestHfSize);
+  const std::int64_t every = keys.size_or({"moe_layer_interval"}, 1);
+  list_dense_layers(dims, [&](std::int64_t i) {
+    return (i + 1) % every != 0 || i < first || (last >= 0 && i > last);
+  });
 }
 
 void read_interleaved_experts(KeyReader& keys, ModelDims& dims) {

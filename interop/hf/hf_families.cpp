@@ -111,6 +111,12 @@ constexpr HfFamily kFamilies[] = {
      "moe_intermediate_size=1408 norm_topk_prob=true"},
     {"olmoe", "olmoe", HfReader::kDecoder, "attention_bias experts norm_topk_prob",
      "max_position_embeddings=4096 num_experts=64 num_experts_per_tok=8"},
+    {"flex_olmo", "flex_olmo", HfReader::kDecoder, "attention_bias experts norm_topk_prob",
+     "max_position_embeddings=4096 num_experts=7 num_experts_per_tok=5"},
+    {"ernie4_5_moe", "ernie4_5_moe", HfReader::kDecoder, "use_bias spread_experts",
+     "num_key_value_heads=4 max_position_embeddings=131072 tie_word_embeddings=true "
+     "moe_intermediate_size=1536 moe_num_experts=64 moe_k=6 moe_num_shared_experts=2 "
+     "moe_layer_start_index=1 moe_layer_interval=1"},
     {"granitemoe", "granitemoe", HfReader::kDecoder, "attention_bias experts multipliers",
      "num_local_experts=8 num_experts_per_tok=2"},
     {"granitemoeshared", "granitemoeshared", HfReader::kDecoder,

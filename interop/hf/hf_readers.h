@@ -72,6 +72,8 @@ void read_plain_experts(KeyReader& keys, bool says_normalized, ModelDims& dims);
 void read_sparse_experts(KeyReader& keys, ModelDims& dims);
 // From first_k_dense_replace on, beside shared ones (DeepSeek).
 void read_late_experts(KeyReader& keys, ModelDims& dims);
+// In every moe_layer_interval-th layer between two of them, beside shared ones (ERNIE 4.5).
+void read_spread_experts(KeyReader& keys, ModelDims& dims);
 // In every interleave_moe_layer_step-th layer, or those of moe_layers (Llama 4).
 void read_interleaved_experts(KeyReader& keys, ModelDims& dims);
 

@@ -173,6 +173,32 @@ class Adapter {
   std::vector<Base> base_of_;
 };
 
+// modules_to_save (peft/utils/other.py, ModulesToSaveWrapper): the parameters of the layer's first
+// operation that has any are there twice, the frozen original in front, which nothing reads.
+void save_module(LayerSpec& layer) {
+  const auto first = std::find_if(layer.operations.begin(), layer.operations.end(),
+                                  [](const Operation& op) { return !op.parameters.empty(); });
+  if (first == layer.operations.end()) return;
+  Indices saved = first->parameters;
+  std::sort(saved.begin(), saved.end());
+  for (std::size_t i = saved.size(); i-- > 0;) {
+    const Index p = saved[i];
+    const auto original = layer.parameters.begin() + p;
+    ParameterSpec copy = *original;
+    original->trainable = true;
+    original->stored_as_computed = false;  // accelerate's upcast of what is trained
+    const auto named = [](std::string name, const char* wrapper) {
+      return name.insert(std::min(name.rfind('.'), name.size()), wrapper);
+    };
+    original->name = named(original->name, ".modules_to_save.default");
+    copy.name = named(copy.name, ".original_module");
+    layer.parameters.insert(original, std::move(copy));
+    for (Operation& op : layer.operations) {
+      for (Index& each : op.parameters) each = static_cast<Index>(each + (each >= p ? 1 : 0));
+    }
+  }
+}
+
 // bitsandbytes' block sizes of absmax and of its second quantization.
 constexpr std::int64_t kBlock = 64;
 constexpr std::int64_t kScalesBlock = 256;
@@ -212,6 +238,11 @@ ModelSpec with_adapters(ModelSpec model, const Plan& plan) {
     }
     layer = Adapter(std::move(layer), plan).run();
     if (plan.lora.base == Lora::Base::kNf4) pack_weights(layer, plan);
+    const bool embeds = layer.role == LayerRole::kEmbedding && !layer.tower;
+    if ((embeds && plan.lora.trains_embedding) ||
+        (layer.role == LayerRole::kHead && plan.lora.trains_head)) {
+      save_module(layer);
+    }
   }
   return model;
 }

@@ -5,7 +5,8 @@
 // operation each (peft/tuners/lora/layer.py, Linear.forward). Names are PEFT's:
 // "self_attn.q_proj.base_layer.weight", "self_attn.q_proj.lora_A.default.weight" [rank, in],
 // "self_attn.q_proj.lora_B.default.weight" [out, rank]: rank * (in + out) trainable parameters per
-// target. Everything else is frozen: no gradient, no optimizer state; it is gathered, not reduced.
+// target. Everything else is frozen: no gradient, no optimizer state; it is gathered, not reduced;
+// but copies of embedding or head that are trained whole (modules_to_save).
 //
 // QLoRA (lora.base: nf4; bitsandbytes Linear4bit with bnb_4bit_use_double_quant, PEFT's and
 // Accelerate's FSDP-QLoRA with bnb_4bit_quant_storage equal to dtype.param): every linear layer but

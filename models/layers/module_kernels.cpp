@@ -63,6 +63,7 @@ constexpr EagerNorms kEagerNorms[] = {
     {.family = "olmo", .widens = true},
     {.family = "olmo2", .weighs_in_fp32 = true},
     {.family = "olmo3", .weighs_in_fp32 = true},
+    {.family = "flex_olmo", .weighs_in_fp32 = true},
     {.family = "helium", .weighs_in_fp32 = true},
     {.family = "gpt_oss", .weighs_in_fp32 = true},
     {.family = "cohere", .weighs_in_fp32 = true, .centers = true},

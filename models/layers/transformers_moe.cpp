@@ -14,6 +14,7 @@
 #include "models/layers/transformers_moe.h"
 
 #include <algorithm>
+#include <numeric>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -32,16 +33,29 @@ using Indices = std::vector<Index>;
 struct MixtureCode {
   std::string_view family;
   bool shared_first = false;  // the shared expert runs in front of router and experts
+  bool fp32_router = false;   // ... multiplies fp32 copies, though its scores have no factor
+  bool frozen_bias = false;   // what corrects the scores is a parameter that is not trained
+  bool router_last = false;   // defined behind the experts
 };
 constexpr MixtureCode kMixtureCode[] = {
     {.family = "qwen2_moe", .shared_first = true},
     {.family = "hunyuan_v1_moe", .shared_first = true},
+    {.family = "qwen3_moe", .router_last = true},
+    {.family = "deepseek_v2", .router_last = true},
+    {.family = "deepseek_v3", .router_last = true},
+    {.family = "glm4_moe", .router_last = true},
+    {.family = "glm4_moe_lite", .router_last = true},
+    {.family = "solar_open", .router_last = true},
+    {.family = "dots1", .router_last = true},
+    {.family = "exaone_moe", .router_last = true},
+    {.family = "llama4", .router_last = true},
+    {.family = "ernie4_5_moe", .shared_first = true, .fp32_router = true, .frozen_bias = true},
 };
 
 class ExpertRewriter {
  public:
   ExpertRewriter(LayerSpec& layer, std::string_view family)
-      : layer_(layer), shared_first_(row_of(kMixtureCode, family).shared_first) {}
+      : layer_(layer), code_(row_of(kMixtureCode, family)) {}
 
   void run() {
     std::vector<Operation> old = std::exchange(layer_.operations, {});
@@ -91,10 +105,15 @@ class ExpertRewriter {
       }
       const Index made = layer_.operations.back().outputs.front();
       const auto all = layer_.operations.begin();
-      if (shared_first_) std::rotate(all + router, all + shared, layer_.operations.end());
+      if (code_.shared_first) std::rotate(all + router, all + shared, layer_.operations.end());
       Operation& add = push("add_shared", Function::kAdd, {sum, made}, output);
       add.gradient = GradientRule::kAlias;
       add.released = {sum, made};
+    }
+    if (code_.frozen_bias) {
+      layer_.parameters.push_back({.name = "mlp.gate.moe_statics.e_score_correction_bias",
+                                   .shape = {1, layer_.tensors[at(logits)].per_token},
+                                   .trainable = false});
     }
     Indices& released = layer_.operations.back().released;
     released.insert(released.end(), end->released.begin(), end->released.end());
@@ -150,7 +169,7 @@ class ExpertRewriter {
   void route(Index logits, Function score, bool normalizes) {
     const std::int64_t experts = layer_.tensors[at(logits)].per_token;
     Index wide = logits;
-    if (scales_) {
+    if (scales_ || code_.fp32_router) {
       widen_router();
     } else {
       wide = tensor("router_logits_fp32", experts, ElementType::kFp32);
@@ -277,7 +296,7 @@ class ExpertRewriter {
   ElementType weights_type() const { return scales_ ? ElementType::kFp32 : ElementType::kCompute; }
 
   LayerSpec& layer_;
-  const bool shared_first_;
+  const MixtureCode code_;
   bool scales_ = false;
   std::int64_t top_k_ = 1, hidden_ = 0;
   Index expert_ = 0, weights_ = 0, sorted_weights_ = 0, order_ = 0, rows_ = 0, offsets_ = 0,
@@ -286,7 +305,42 @@ class ExpertRewriter {
   std::int8_t part_ = 0;
 };
 
+// What comes first of a block's parameters, then of its attention's and its mixture's.
+int place_of(const std::string& name, bool router_last) {
+  const auto has = [&](std::string_view word) { return name.find(word) != std::string::npos; };
+  if (name.starts_with("self_attn.")) return has(".q_norm.") || has(".k_norm.") ? 1 : 0;
+  if (std::count(name.begin(), name.end(), '.') == 1) return 6;  // a norm of the block's own
+  if (has(".experts.")) return 3;
+  const bool is_router = has(".gate.") || has(".router.");
+  return is_router ? (router_last ? 4 : 2) : 5;
+}
+
 }  // namespace
+
+void order_as_transformers(LayerSpec& layer, std::string_view family) {
+  std::vector<ParameterSpec>& list = layer.parameters;
+  const auto has = [&](std::string_view module) {
+    return std::any_of(list.begin(), list.end(),
+                       [&](const ParameterSpec& p) { return p.name.starts_with(module); });
+  };
+  if (layer.role != LayerRole::kBlock || !has("self_attn.") || !has("mlp.")) return;
+  const bool router_last = row_of(kMixtureCode, family).router_last;
+  std::vector<std::size_t> order(list.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return place_of(list[a].name, router_last) < place_of(list[b].name, router_last);
+  });
+  std::vector<ParameterSpec> sorted;
+  Indices place(list.size());
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    place[order[i]] = static_cast<Index>(i);
+    sorted.push_back(std::move(list[order[i]]));
+  }
+  list = std::move(sorted);
+  for (Operation& op : layer.operations) {
+    for (Index& p : op.parameters) p = place[at(p)];
+  }
+}
 
 void use_transformers_experts(LayerSpec& layer, std::string_view family) {
   ExpertRewriter(layer, family).run();

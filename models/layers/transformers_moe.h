@@ -11,4 +11,8 @@ namespace foreshard {
 // (ExpertKernels::kTransformers).
 void use_transformers_experts(LayerSpec& layer, std::string_view family);
 
+// Parameters of a block as its modules define them, which is not as they are used: attention, what
+// is behind it, then the block's norms; norms of queries and keys behind the projections.
+void order_as_transformers(LayerSpec& layer, std::string_view family);
+
 }  // namespace foreshard

@@ -60,7 +60,9 @@
 #include "models/layers/transformers_moe.h"
 #include "sim/base/error.h"
 #include "sim/graph/layers/column_sums.h"
+#include "sim/graph/layers/given_mask.h"
 #include "sim/spec/checks/plan_check.h"
+#include "sim/spec/size_units.h"
 
 namespace foreshard {
 namespace {
@@ -140,7 +142,8 @@ void fused_product(LayerSpec& head, std::vector<Operation>::iterator product) {
 }
 
 // The gradients that a fused loss makes in forward are there beside its tile; they count as made in
-// backward, which begins where forward ends.
+// backward, which begins where forward ends. Of a frozen head there is none of the weight (TRL's
+// and Liger's functions ask needs_input_grad).
 void fuse_loss_into_head(LayerSpec& head, const Plan& plan) {
   const auto product =
       std::find_if(head.operations.begin(), head.operations.end(),
@@ -148,6 +151,13 @@ void fuse_loss_into_head(LayerSpec& head, const Plan& plan) {
   if (product == head.operations.end()) return;
   const std::int64_t tokens = checked_multiply(plan.batch.micro_batch, plan.batch.sequence);
   const std::int64_t weights = checked_multiply(product->n, product->k);
+  const bool is_trained =
+      !plan.frozen.head &&
+      head.parameters[static_cast<std::size_t>(product->parameters.front())].trainable;
+  const auto add_weight = [&](ElementType type) {
+    return add_tensor(
+        head, {.name = "weight's gradient", .fixed = is_trained ? weights : 0, .type = type});
+  };
   TensorSpec input = tensor(head, product->inputs.front());
   input.name = "input's gradient";
   if (plan.loss.kind == Loss::Kind::kTiledLinear) {
@@ -156,11 +166,8 @@ void fuse_loss_into_head(LayerSpec& head, const Plan& plan) {
         add_tensor(head, {.name = "tile of logits", .fixed = std::min(tokens, kTokens) * kWords});
     input.type = ElementType::kFp32;
     product->forward_workspace = {tile};
-    product->backward_workspace = {
-        tile,
-        add_tensor(head,
-                   {.name = "weight's gradient", .fixed = weights, .type = ElementType::kFp32}),
-        add_tensor(head, std::move(input))};
+    product->backward_workspace = {tile, add_weight(ElementType::kFp32),
+                                   add_tensor(head, std::move(input))};
     return fused_product(head, product);
   }
   const std::int64_t tiles = (product->n + product->k - 1) / product->k;
@@ -169,7 +176,7 @@ void fuse_loss_into_head(LayerSpec& head, const Plan& plan) {
   const Index tile = add_tensor(
       head,
       {.name = "tile of logits", .fixed = checked_multiply(std::min(rows, tokens), product->n)});
-  const Index weight = add_tensor(head, {.name = "weight's gradient", .fixed = weights});
+  const Index weight = add_weight(ElementType::kCompute);
   product->forward_workspace = {tile, weight, add_tensor(head, std::move(input))};
   product->backward_workspace = {tile};
   fused_product(head, product);
@@ -272,6 +279,19 @@ void widen_losses(LayerSpec& layer, const Plan& plan) {
   ops.back().released.push_back(returned);
 }
 
+// The same of a loss that is fp32 by itself, for who holds the outputs.
+void hold_fp32(LayerSpec& layer) {
+  TensorSpec spec = tensor(layer, 0);
+  spec.name = "logits_fp32_returned";
+  spec.type = ElementType::kFp32;
+  const Index outputs = add_tensor(layer, std::move(spec));
+  std::vector<Operation>& ops = layer.operations;
+  ops.front().saved.push_back(outputs);
+  ops.back().released.push_back(outputs);
+  ops.insert(ops.begin(), pass("outputs_to_fp32", Function::kCast, 0, outputs));
+  ops.front().gradient = GradientRule::kNone;
+}
+
 bool keeps_compute_dtype(const LayerSpec& loss) {
   const Operation& first = loss.operations.front();
   return first.function == Function::kLogSoftmax &&
@@ -289,6 +309,9 @@ void apply_loss(LayerSpec& layer, const Plan& plan) {
     case Loss::Kind::kEager:
       if (is_under_autocast(plan) && keeps_compute_dtype(layer)) return widen_losses(layer, plan);
       if (plan.logits == Logits::kHeld) {
+        const bool returns_fp32 =
+            plan.runtime.kind == RuntimeKind::kFsdp1 && plan.output_dtype == DType::kFp32;
+        if (plan.loss_in_forward && returns_fp32) return hold_fp32(layer);
         // The first operation is the cast; its gradient is the last to be made. (What is held
         // beyond it, of logits as they are, is the runtime's.) Of fully_shard's and DeepSpeed's
         // modules the outputs stay as they are.
@@ -434,6 +457,39 @@ void loop_over_experts(LayerSpec& layer) {
   ops.insert(ops.begin() + at + 1, std::move(join));
 }
 
+// --- the cache of keys and values ---
+
+// What attention reads of keys and values are copies behind those of earlier tokens, of which there
+// are none (transformers, cache_utils.py, DynamicLayer.update). The cache has them until the
+// model's arguments go, with which a checkpointed block holds it.
+void cache_keys(LayerSpec& layer) {
+  std::vector<Operation>& ops = layer.operations;
+  for (const std::size_t input : {1, 2}) {
+    const auto attends = std::find_if(ops.begin(), ops.end(), [&](const Operation& op) {
+      return op.kind == OperationKind::kAttention && op.inputs.size() > input;
+    });
+    if (attends == ops.end()) return;
+    const Index from = attends->inputs[input];
+    TensorSpec spec = tensor(layer, from);
+    spec.name.insert(0, kCached);
+    const Index to = add_tensor(layer, std::move(spec));
+    Operation copy;
+    copy.name = layer.tensors.back().name;
+    copy.function = Function::kCopy;
+    copy.part = attends->part;
+    copy.inputs = {from};
+    copy.outputs = {to};
+    copy.gradient = GradientRule::kAlias;  // views
+    for (auto op = attends; op != ops.end(); ++op) {
+      if (std::count(op->released.begin(), op->released.end(), from) > 0) copy.released = {from};
+      for (Indices* list : {&op->inputs, &op->saved, &op->released}) {
+        std::replace(list->begin(), list->end(), from, to);
+      }
+    }
+    ops.insert(attends, std::move(copy));
+  }
+}
+
 // --- units ---
 
 // What the first operation with parameters reads becomes a module of its own (Units::table_alone).
@@ -446,6 +502,36 @@ void separate_table(LayerSpec& layer, const Units& units) {
   layer.nested = {name.substr(0, name.rfind('.'))};
   table->part = 1;
   for (const Index p : table->parameters) layer.parameters[static_cast<std::size_t>(p)].part = 1;
+}
+
+// Modules that are units for their size (Units::min_parameters): an operation is in the unit of its
+// parameters, and so is what lies between two of one.
+void separate_by_size(LayerSpec& layer, std::int64_t least) {
+  const bool is_table = layer.role == LayerRole::kEmbedding;
+  if (!is_table && layer.role != LayerRole::kBlock) return;
+  const SizeUnits units = units_by_size(layer, least);
+  // A table that is all of its layer is the layer's unit.
+  layer.nested = {};
+  const auto in_first = [&](const ParameterSpec& p) { return unit_of_name(units, p.name) == 0; };
+  if (is_table && std::all_of(layer.parameters.begin(), layer.parameters.end(), in_first)) return;
+  layer.nested = units.modules;
+  const auto part_of = [&](const ParameterSpec& p) {
+    return static_cast<std::int8_t>(unit_of_name(units, p.name) + 1);
+  };
+  for (ParameterSpec& p : layer.parameters) p.part = part_of(p);
+  std::vector<Operation>& ops = layer.operations;
+  for (Operation& op : ops) {
+    op.part =
+        op.parameters.empty() ? std::int8_t{0} : layer.parameters[at(op.parameters.front())].part;
+  }
+  for (std::int8_t part = 1; part <= static_cast<std::int8_t>(units.modules.size()); ++part) {
+    const auto is_its = [&](const Operation& op) { return op.part == part; };
+    const auto first = std::find_if(ops.begin(), ops.end(), is_its);
+    const auto last = std::find_if(ops.rbegin(), ops.rend(), is_its).base();
+    for (auto op = first; op < last; ++op) {
+      if (op->part == 0) op->part = part;
+    }
+  }
 }
 
 // A masked head's bias is a parameter of two modules where the one that names it holds the head's
@@ -534,17 +620,28 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
   if (plan.runtime.kind == RuntimeKind::kFsdp2 && parts_tied(plan.units)) {
     for (LayerSpec& layer : model.kinds) untie(layer);
   }
-  if (plan.units.table_alone) {
+  if (plan.units.min_parameters > 0) {
+    for (LayerSpec& layer : model.kinds) separate_by_size(layer, plan.units.min_parameters);
+  } else if (plan.units.table_alone) {
     for (LayerSpec& layer : model.kinds) separate_table(layer, plan.units);
     split_head_bias(model, plan);
   }
   if (plan.batch.images > 0) model = with_images(std::move(model), plan.batch.images);
   if (plan.lora.rank > 0) model = with_adapters(std::move(model), plan);
   if (plan.batch.documents > 1) pack(model, plan.batch.documents);
+  if (plan.kernels.keeps_cache) {
+    for (LayerSpec& layer : model.kinds) {
+      if (layer.role == LayerRole::kBlock) cache_keys(layer);
+    }
+  }
   if (plan.experts == ExpertKernels::kLoop) {
     for (LayerSpec& layer : model.kinds) loop_over_experts(layer);
   } else if (plan.experts == ExpertKernels::kTransformers) {
-    for (LayerSpec& layer : model.kinds) use_transformers_experts(layer, model.family);
+    for (LayerSpec& layer : model.kinds) {
+      use_transformers_experts(layer, model.family);
+      // ZeRO's flat groups and what it gathers one by one follow it.
+      if (is_zero(plan.runtime.kind)) order_as_transformers(layer, model.family);
+    }
   }
   if (plan.recompute_keeps == SelectivePolicy::kDots) {
     for (LayerSpec& layer : model.kinds) keep_dots(layer);

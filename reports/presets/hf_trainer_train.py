@@ -68,6 +68,8 @@ def accelerate():
     made = model()
     if run.get("gradient_checkpointing"):
         made.gradient_checkpointing_enable(**({"gradient_checkpointing_kwargs": {"use_reentrant": True}} if run.get("reentrant") else {}))
+    if run.get("plugin", {}).get("fsdp_version") == 1:  # an optimizer of the parameters before they are flat would step none
+        made = accelerator.prepare(made)
     kinds = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
     optimizer = kinds[run.get("optim", "adamw")](made.parameters(), lr=1e-4, **run.get("optim_args", {}))
     loader = torch.utils.data.DataLoader(words(), batch_size=run["batch"])

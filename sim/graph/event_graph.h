@@ -256,6 +256,9 @@ struct HostCode {
   bool dtensors = false;  // its parameters are DTensors outside of forward and backward
   bool reducer = false;   // its gradients are reduced by DDP's reducer, in C++
   bool modules = false;   // its hooks are DeepSpeed's, around every module
+  // Its parameters were whole before they were sharded: on the host, or on the device.
+  bool from_host = false, from_device = false;
+  bool empties_cache = false;  // torch.cuda.empty_cache() between forward and backward
   bool operator==(const HostCode&) const = default;
 };
 

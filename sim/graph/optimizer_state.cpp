@@ -41,6 +41,10 @@ std::vector<StateTensor> optimizer_state(const Optimizer& optimizer, const Param
   return {};
 }
 
+bool decays(const ParameterSpec& parameter) {
+  return !parameter.is_norm && parameter.name.find("bias") == std::string::npos;
+}
+
 Bytes checkpoint_bytes(const ModelSpec& model, const Plan& plan) {
   std::vector<std::int64_t> of_kind;
   for (const LayerSpec& layer : model.kinds) {

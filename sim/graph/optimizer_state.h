@@ -18,6 +18,9 @@ struct StateTensor {
 std::vector<StateTensor> optimizer_state(const Optimizer& optimizer, const ParameterSpec& parameter,
                                          bool is_table);
 
+// Whether transformers' Trainer lets it decay (get_decay_parameter_names): no norm's, no bias.
+bool decays(const ParameterSpec& parameter);
+
 // What a checkpoint of the job holds, of all ranks: stored parameters and optimizer state.
 Bytes checkpoint_bytes(const ModelSpec& model, const Plan& plan);
 

@@ -48,6 +48,9 @@ StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPr
   graph_.host.reducer =
       plan.runtime.kind == RuntimeKind::kDdp || plan.runtime.kind == RuntimeKind::kMegatron;
   graph_.host.dtensors = plan.runtime.kind == RuntimeKind::kFsdp2;
+  graph_.host.from_host = plan.built_on == BuiltOn::kHost;
+  graph_.host.from_device = plan.built_on == BuiltOn::kDevice;
+  graph_.host.empties_cache = plan.empties_cache;
   graph_.host.modules = plan.runtime.kind == RuntimeKind::kZero3;
   FORESHARD_CHECK(programs.serve(plan), "layer programs of another batch shape");
   tails_.fill(kNoEvent);

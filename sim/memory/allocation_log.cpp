@@ -14,8 +14,38 @@ namespace {
 
 class Flatten {
  public:
-  explicit Flatten(AllocationLog& log) : log_(log) {}
-  void row(EventId) { log_.row_begin.push_back(static_cast<std::uint32_t>(log_.actions.size())); }
+  Flatten(const EventGraph& graph, const LibraryBuffers& library, AllocationLog& log)
+      : graph_(graph), log_(log), waiting_(library) {}
+  // Forward and backward are two threads.
+  static EventKind thread_of(MemoryAction::Kind kind) {
+    return kind == MemoryAction::Kind::kForward ? EventKind::kForward : EventKind::kBackward;
+  }
+  bool awaits_product(MemoryAction::Kind kind) const {
+    return std::any_of(waiting_.begin(), waiting_.end(), [&](const LibraryBuffer& buffer) {
+      return buffer.first_event == thread_of(kind);
+    });
+  }
+  void product(MemoryAction::Kind kind) {
+    take_if([&](const LibraryBuffer& buffer) { return buffer.first_event == thread_of(kind); },
+            log_.actions.size());
+  }
+  // What no product was found for, before the first row of its kind.
+  void take_rest() {
+    for (std::size_t row = 0; row < graph_.rows.size(); ++row) {
+      const EventKind kind = graph_.rows[row].kind;
+      take_if([&](const LibraryBuffer& buffer) { return buffer.first_event == kind; },
+              log_.row_begin[row]);
+    }
+  }
+  void row(EventId row) {
+    log_.row_begin.push_back(static_cast<std::uint32_t>(log_.actions.size()));
+    if (row != kNoEvent) microbatch_ = graph_.details[static_cast<std::size_t>(row)].microbatch;
+  }
+  void backward() {
+    if (!graph_.host.empties_cache || microbatch_ == emptied_) return;
+    log_.empties.push_back(static_cast<std::uint32_t>(log_.actions.size()));
+    emptied_ = microbatch_;
+  }
   void allocate(std::int32_t buffer) {
     const auto b = static_cast<std::size_t>(buffer);
     for (std::int32_t t = log_.first[b]; t < log_.first[b + 1]; ++t) add(t, 0);
@@ -32,7 +62,19 @@ class Flatten {
     log_.actions.push_back(action);
     log_.recorded.push_back(streams);
   }
+  template <typename IsMeant>
+  void take_if(IsMeant is_meant, std::size_t action) {
+    for (const LibraryBuffer& buffer : waiting_) {
+      if (!is_meant(buffer)) continue;
+      log_.library.push_back({buffer.bytes.count(), static_cast<std::uint8_t>(buffer.stream),
+                              static_cast<std::uint32_t>(action)});
+    }
+    std::erase_if(waiting_, is_meant);
+  }
+  const EventGraph& graph_;
   AllocationLog& log_;
+  LibraryBuffers waiting_;
+  std::int32_t microbatch_ = 0, emptied_ = -1;
 };
 
 // Adds a tensor of the buffer that was begun last.
@@ -45,25 +87,11 @@ void begin_buffer(AllocationLog& log) {
   log.first.push_back(static_cast<std::int32_t>(log.bytes.size()));
 }
 
-std::vector<LibraryBlock> library_blocks(const EventGraph& graph, const LibraryBuffers& buffers) {
-  std::vector<LibraryBlock> blocks;
-  for (const LibraryBuffer& buffer : buffers) {
-    const auto first = std::find_if(graph.rows.begin(), graph.rows.end(), [&](const auto& row) {
-      return row.kind == buffer.first_event;
-    });
-    if (first == graph.rows.end()) continue;
-    blocks.push_back({buffer.bytes.count(), static_cast<std::uint8_t>(buffer.stream),
-                      static_cast<EventId>(first - graph.rows.begin())});
-  }
-  return blocks;
-}
-
 }  // namespace
 
 AllocationLog allocation_log(const EventGraph& graph, const LibraryBuffers& library,
                              Buckets buckets) {
   AllocationLog log;
-  log.library = library_blocks(graph, library);
   const auto buffers = static_cast<std::size_t>(graph.buffer_count());
   for (auto* list : {&log.first, &log.buffer}) list->reserve(buffers + 1);
   log.bytes.reserve(buffers);
@@ -92,9 +120,10 @@ AllocationLog allocation_log(const EventGraph& graph, const LibraryBuffers& libr
   log.first.push_back(static_cast<std::int32_t>(log.bytes.size()));
 
   log.row_begin.reserve(graph.rows.size() + 1);
-  Flatten visitor(log);
+  Flatten visitor(graph, library, log);
   for_each_action(graph, visitor);
   visitor.row(kNoEvent);
+  visitor.take_rest();
   for (std::size_t row = 0; row < graph.rows.size(); ++row) {
     const EventKind kind = graph.rows[row].kind;
     if (kind == EventKind::kOptimizer || kind == EventKind::kHostOptimizer) {

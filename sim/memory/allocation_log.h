@@ -10,11 +10,11 @@
 
 namespace foreshard {
 
-// Taken in step 1 before the actions of `row` and kept.
+// Taken in step 1 before that action and kept.
 struct LibraryBlock {
   std::int64_t bytes = 0;
   std::uint8_t stream = 0;
-  EventId row = kNoEvent;
+  std::uint32_t action = 0;
 };
 
 struct AllocationLog {
@@ -29,6 +29,7 @@ struct AllocationLog {
   std::vector<std::int32_t> states;      // and those that the optimizer makes in step 1
   // Persistent tensors that step 2 makes of one of their bytes in all, which step 1 has.
   std::vector<std::int32_t> rebuilt;
+  std::vector<std::uint32_t> empties;  // actions before which torch.cuda.empty_cache() is called
   std::vector<LibraryBlock> library;
   EventId optimizer = kNoEvent;
 

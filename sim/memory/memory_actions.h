@@ -51,6 +51,23 @@ inline std::span<const std::int32_t> steps_of(const LayerPhaseProgram& phase,
   return {phase.actions.data() + begin, phase.segments[last].actions_end - begin};
 }
 
+// Of the phase's first product: the step that allocates what it makes; cuBLAS' workspace of its
+// thread is taken behind that. The number of steps: there is none.
+inline std::size_t product_step(const LayerPhaseProgram& phase) {
+  std::uint32_t kernel = 0, begin = 0;
+  for (const LayerStep& step : phase.steps) {
+    for (; kernel < step.kernels_end; ++kernel) {
+      if (phase.kernels[kernel].kind != KernelKind::kGemm) continue;
+      for (std::size_t a = begin; a < step.actions_end; ++a) {
+        if (phase.actions[a] > 0 && phase.actions[a] < LayerPhaseProgram::kStore) return a;
+      }
+      return begin;
+    }
+    begin = step.actions_end;
+  }
+  return phase.actions.size();
+}
+
 inline MemorySwing swing_of(const LayerPhaseProgram& phase, const MemoryAction& action) {
   if (!is_segment(action)) return phase.swing;
   MemorySwing swing = phase.segments[action.segment].swing;
@@ -96,7 +113,9 @@ inline bool records_streams(const EventGraph& graph) {
 
 // Calls visitor.allocate(buffer id), visitor.free(buffer id) and visitor.store(buffer id,
 // category), which says what the buffer counts as from now on, for one action of the graph. A
-// visitor that has free_recorded(buffer id, streams) is told where streams were recorded.
+// visitor that has free_recorded(buffer id, streams) is told where streams were recorded, one that
+// has backward() of every phase of a layer's backward, one with awaits_product(kind) of the first
+// product.
 template <typename Visitor>
 void visit_action(const EventGraph& graph, const MemoryAction& action, Visitor& visitor) {
   switch (action.kind) {
@@ -114,8 +133,17 @@ void visit_action(const EventGraph& graph, const MemoryAction& action, Visitor& 
     default:
       break;
   }
+  if constexpr (requires { visitor.backward(); }) {
+    using Kind = MemoryAction::Kind;
+    if (action.kind == Kind::kRecompute || action.kind == Kind::kBackward) visitor.backward();
+  }
   const LayerExecution& e = graph.executions[static_cast<std::size_t>(action.target)];
-  for (const std::int32_t step : steps_of(phase_of(graph.program(e), action), action)) {
+  const LayerPhaseProgram& phase = phase_of(graph.program(e), action);
+  const std::int32_t* product = nullptr;
+  if constexpr (requires { visitor.awaits_product(action.kind); }) {
+    if (visitor.awaits_product(action.kind)) product = phase.actions.data() + product_step(phase);
+  }
+  for (const std::int32_t& step : steps_of(phase, action)) {
     if (step >= LayerPhaseProgram::kStore) {
       const std::int32_t buffer = e.first_buffer + step - LayerPhaseProgram::kStore;
       visitor.store(buffer, stored_category(graph, buffer));
@@ -123,6 +151,9 @@ void visit_action(const EventGraph& graph, const MemoryAction& action, Visitor& 
       visitor.allocate(slot_buffer(graph, e, step - 1));
     } else {
       visitor.free(freed_buffer(graph, e, step));
+    }
+    if constexpr (requires { visitor.product(action.kind); }) {
+      if (&step == product) visitor.product(action.kind);
     }
   }
 }

@@ -7,8 +7,11 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <map>
+#include <numeric>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 
 #include "sim/base/error.h"
@@ -74,10 +77,13 @@ using Openings = std::vector<Opening>;
 class OpeningsOf {
  public:
   OpeningsOf(const EventGraph& graph, const AllocationLog& log) : graph_(graph), log_(log) {
+    const bool is_whole_first = graph.host.from_host || graph.host.from_device;
     if (graph.host.reducer && !graph.host.engine) {
       broadcast();
-    } else {
-      flatten();
+    } else if (graph.host.dtensors) {
+      if (is_whole_first) shard_units();
+    } else if (!flatten() && is_whole_first) {
+      flatten_all();
     }
   }
   Openings found;
@@ -127,17 +133,77 @@ class OpeningsOf {
     for (const std::int32_t id : in_flight) give_back(id);
   }
 
+  // fully_shard moves a unit's parameters to the device, unless they are there, copies its shard of
+  // each and lets go of them (torch/distributed/fsdp/_fully_shard/_fsdp_init.py,
+  // _move_states_to_device; _fsdp_param.py, _init_sharded_param). Blocks come first, as loops have
+  // it, the root is the last; who gives embedding and head units holds their weights till then
+  // (accelerate, fsdp2_prepare_model).
+  void shard_units() {
+    std::map<std::pair<int, std::int32_t>, std::vector<std::int32_t>> units;
+    for (const std::int32_t t : log_.before) {
+      const Buffer buffer = buffer_of(t);
+      if (!is_shard(t) || buffer.unit < 0 || buffer.on_host) continue;
+      const std::string& name = graph_.units[static_cast<std::size_t>(buffer.unit)].name;
+      const int place = buffer.unit == 0 ? 2 : name.find("layers.") == std::string::npos ? 1 : 0;
+      units[{place, buffer.unit}].push_back(t);
+    }
+    std::map<std::int32_t, std::int32_t> whole_of;  // of shards
+    const auto take_whole = [&](std::int32_t t) {
+      const Unit& unit = graph_.units[static_cast<std::size_t>(buffer_of(t).unit)];
+      whole_of[t] = take(log_.bytes[static_cast<std::size_t>(t)] * unit.shards);
+    };
+    if (graph_.host.from_device) {
+      for (const std::int32_t t : log_.before) {
+        if (is_shard(t) && buffer_of(t).unit >= 0 && !buffer_of(t).on_host) take_whole(t);
+      }
+    }
+    std::vector<std::int32_t> held;
+    for (const auto& [place, shards] : units) {
+      if (!graph_.host.from_device) std::for_each(shards.begin(), shards.end(), take_whole);
+      for (const std::int32_t t : shards) found.push_back({Opening::Kind::kTensor, t});
+      for (const std::int32_t t : shards) {
+        if (place.first == 1) {
+          held.push_back(whole_of[t]);
+        } else {
+          give_back(whole_of[t]);
+        }
+      }
+    }
+    for (const std::int32_t id : held) give_back(id);
+  }
+
+  // DeepSpeed moves a model in the compute dtype to the device and copies it into flat groups,
+  // whose views the parameters become; of its partition it makes a copy in fp32, and zeros for its
+  // gradient (deepspeed/runtime/zero/stage_1_and_2.py, __init__, initialize_optimizer_states).
+  void flatten_all() {
+    std::vector<std::int32_t> whole, flat, own;
+    for (const std::int32_t t : log_.before) {
+      if (buffer_of(t).on_host) continue;
+      if (buffer_of(t).category == MemoryCategory::kUnshardedParam) flat.push_back(t);
+      if (is_shard(t)) own.push_back(t);
+    }
+    if (flat.empty() || own.empty()) return;
+    for (const std::int64_t bytes : gradient_bytes(std::nullopt)) whole.push_back(take(bytes));
+    for (const std::int32_t t : flat) found.push_back({Opening::Kind::kTensor, t});
+    for (const std::int32_t id : whole) give_back(id);
+    std::vector<std::int32_t> zeros;
+    for (const std::int32_t t : own) found.push_back({Opening::Kind::kTensor, t});
+    for (const std::int32_t t : own) zeros.push_back(take(log_.bytes[static_cast<std::size_t>(t)]));
+    for (const std::int32_t id : zeros) give_back(id);
+  }
+
   // FullyShardedDataParallel moves the parameters of a unit to the device, makes a flat one of them
   // and keeps a copy of its shard; the root is the last (torch/distributed/fsdp/_init_utils.py,
   // _init_param_handle_from_module; _flat_param.py, shard). Its shards are the only ones of units
-  // that are a tensor each.
-  void flatten() {
+  // that are a tensor each. Whether there is one.
+  bool flatten() {
     std::vector<std::int32_t> shards;
     for (const std::int32_t t : log_.before) {
       const Buffer buffer = buffer_of(t);
       if (is_shard(t) && buffer.unit >= 0 && buffer.parts < 0 && !buffer.on_host)
         shards.push_back(t);
     }
+    if (shards.empty()) return false;
     const auto is_root = [&](std::int32_t t) { return buffer_of(t).unit == 0; };
     std::stable_partition(shards.begin(), shards.end(), [&](auto t) { return !is_root(t); });
     for (const std::int32_t t : shards) {
@@ -153,21 +219,26 @@ class OpeningsOf {
       give_back(flat);
       for (const std::int32_t id : whole) give_back(id);
     }
+    return true;
+  }
+
+  // Of the parameters that are trained, of one unit or of all.
+  std::vector<std::int64_t> gradient_bytes(std::optional<std::int32_t> unit) const {
+    std::vector<std::int64_t> list;
+    for (const LayerExecution& e : graph_.executions) {
+      if (e.microbatch != 0 || (unit && e.unit != *unit)) continue;
+      const LayerProgram& program = graph_.program(e);
+      for (const std::int32_t slot : program.weight_gradients) {
+        if (slot >= 0) list.push_back(program.slots[static_cast<std::size_t>(slot)].bytes.count());
+      }
+    }
+    return list;
   }
 
   // Of the parameters of a unit, as their gradients' sizes share its elements.
   std::vector<std::int64_t> numels(std::int32_t unit, std::int64_t all) const {
-    std::vector<std::int64_t> list;
-    std::int64_t bytes = 0;
-    for (const LayerExecution& e : graph_.executions) {
-      if (e.microbatch != 0 || e.unit != unit) continue;
-      const LayerProgram& program = graph_.program(e);
-      for (const std::int32_t slot : program.weight_gradients) {
-        if (slot < 0) continue;
-        list.push_back(program.slots[static_cast<std::size_t>(slot)].bytes.count());
-        bytes += list.back();
-      }
-    }
+    std::vector<std::int64_t> list = gradient_bytes(unit);
+    const std::int64_t bytes = std::accumulate(list.begin(), list.end(), std::int64_t{0});
     for (std::int64_t& each : list) {
       each = std::llround(static_cast<double>(each) / static_cast<double>(bytes) *
                           static_cast<double>(all));
@@ -222,6 +293,7 @@ struct ReservedReplay::State {
     }
     Standing before;
     std::uint32_t run = 0;
+    auto empties = log.empties.begin();
     for (std::size_t r = 0; r + 1 < log.row_begin.size() && !failed; ++r) {
       if (run < kMostCompared && run < runs.count && log.row_begin[r] == runs.at(run)) {
         Standing now = standing(run);
@@ -233,14 +305,17 @@ struct ReservedReplay::State {
       if (step == 1 && row == rebuilds_at) {
         for (const std::int32_t tensor : log.rebuilt) allocate(tensor);
       }
-      for (const LibraryBlock& block : log.library) {
-        if (step == 1 && block.row == row && !failed) take(block.bytes, block.stream, -1);
-      }
       if (row == log.optimizer && step == 1) {
         for (const std::int32_t tensor : log.states) allocate(tensor);
       }
       for (std::uint32_t i = log.row_begin[r]; i < log.row_begin[r + 1] && !failed; ++i) {
+        for (const LibraryBlock& block : log.library) {
+          if (step == 1 && block.action == i && !failed) take(block.bytes, block.stream, -1);
+        }
+        if (failed) break;
         const std::int32_t action = log.actions[i];
+        empties = std::find_if(empties, log.empties.end(), [&](auto at) { return at >= i; });
+        if (empties != log.empties.end() && *empties == i) allocator.empty_cache();
         action >= 0 ? allocate(action) : free(~action, log.recorded[i]);
       }
       if (step == 1 && row == drops_at && !failed) free_first_bucket();
@@ -359,7 +434,7 @@ struct ReservedReplay::State {
     const auto end = std::lower_bound(log.row_begin.begin(), log.row_begin.end(), runs.end());
     const auto behind = static_cast<std::size_t>(end - log.row_begin.begin());
     const bool takes = std::any_of(log.library.begin(), log.library.end(), [&](const auto& block) {
-      return block.row >= static_cast<EventId>(r) && block.row < static_cast<EventId>(behind);
+      return block.action >= log.row_begin[r] && block.action < log.row_begin[behind];
     });
     if (behind + 1 >= log.row_begin.size() ||
         (step == 1 && (takes || drops_at >= static_cast<EventId>(r)))) {
@@ -496,13 +571,13 @@ ReservedReplay::Identity ReservedReplay::identity() const {
   add(hash, log.before);
   add(hash, log.states);
   add(hash, log.rebuilt);
+  add(hash, log.empties);
   for (const Opening& opening : state_->openings) {
     hash.add(static_cast<std::uint64_t>(opening.kind)).add(opening.id).add(opening.bytes);
   }
   // What is allocated beside the log, and before which of its actions.
   for (const LibraryBlock& block : log.library) {
-    hash.add(block.bytes).add(block.stream);
-    hash.add(log.row_begin[static_cast<std::size_t>(block.row)]);
+    hash.add(block.bytes).add(block.stream).add(block.action);
   }
   if (log.optimizer != kNoEvent) hash.add(log.row_begin[static_cast<std::size_t>(log.optimizer)]);
   hash.add(alloc_conf(state_->allocator.settings()));

@@ -189,6 +189,11 @@ const char* to_string(ModuleKernels::Activation activation) {
 
 const char* to_string(Logits logits) { return logits == Logits::kHeld ? "held" : "released"; }
 
+const char* to_string(BuiltOn place) {
+  static constexpr const char* kWords[] = {"meta", "host", "device"};
+  return kWords[static_cast<std::size_t>(place)];
+}
+
 const char* to_string(Float8 recipe) {
   static constexpr const char* kWords[] = {"none",          "tensorwise", "rowwise",
                                            "rowwise_gw_hp", "delayed",    "current"};

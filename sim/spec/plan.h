@@ -138,6 +138,9 @@ struct Units {
   // The embedding's unit holds the table of tokens (or the product that reads patches) alone; what
   // else the layer has (positions, types of tokens, a norm) stays in the root.
   bool table_alone = false;
+  // size_based_auto_wrap_policy: modules with so many parameters that are in no unit inside of them
+  // are units, whatever they are; 0: units are as said above.
+  std::int64_t min_parameters = 0;
   bool operator==(const Units&) const = default;
 };
 
@@ -245,6 +248,9 @@ struct ModuleKernels {
   // copied into the stack and out of it again, as products take no slices of it (openxla/xla#15265,
   // NVIDIA/JAX-Toolbox#698).
   bool scan = false;
+  // Every block's keys and values are kept for later tokens, which never come (transformers'
+  // use_cache), until the model's outputs go.
+  bool keeps_cache = false;
   bool operator==(const ModuleKernels&) const = default;
 };
 const char* to_string(ModuleKernels::Norm norm);
@@ -332,6 +338,8 @@ struct Lora {
   std::vector<std::string> targets = {kAllLinear};         // or names of linear modules: "q_proj"
   double dropout = 0;                                      // of the adapters' input
   Base base = Base::kParam;
+  // modules_to_save: a copy of the module is trained whole, beside the frozen one.
+  bool trains_embedding = false, trains_head = false;
   bool operator==(const Lora&) const = default;
 };
 const char* to_string(Lora::Base base);
@@ -378,8 +386,12 @@ struct Optimizer {
   // How AdamW is launched: foreach (PyTorch's default on GPUs; one temporary of the size of
   // exp_avg_sq), fused, or one tensor after the other.
   enum class Implementation : std::uint8_t { kForeach, kFused, kLoop };
+  // Of parameters. kDecay: biases and norms, which do not decay, are a second one, as transformers'
+  // Trainer has it (get_decay_parameter_names).
+  enum class Groups : std::uint8_t { kOne, kDecay };
   Kind kind = Kind::kAdamW;
   Implementation implementation = Implementation::kForeach;
+  Groups groups = Groups::kOne;
   DType state = DType::kFp32;
   std::optional<double> clip_norm = 1.0;
   // What follows changes numbers only, neither time nor memory.
@@ -431,6 +443,11 @@ enum class Communicators : std::uint8_t {
   kShared,
   kSeparate
 };  // reduce-scatter on the all-gather's communicator or not
+
+// Where a model was made before it was sharded, which leaves memory behind in the caching
+// allocator. kMeta: its shards are the first of it on the device.
+enum class BuiltOn : std::uint8_t { kMeta, kHost, kDevice };
+const char* to_string(BuiltOn place);
 
 // Whether the host waits for the device once per step (loss.item(), logging).
 enum class HostSync : std::uint8_t { kNone, kStep };
@@ -497,6 +514,8 @@ struct Plan {
   ReductionOrder reduction_order = ReductionOrder::kLibrary;
   Evaluation evaluation;
   AllocatorSettings allocator;  // PYTORCH_ALLOC_CONF
+  bool empties_cache = false;   // torch.cuda.empty_cache() between forward and backward
+  BuiltOn built_on = BuiltOn::kMeta;
   Fsdp1Options fsdp1;
   DdpOptions ddp;
   ZeroOptions zero;

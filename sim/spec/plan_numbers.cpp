@@ -60,6 +60,7 @@ bool is_frozen(const Frozen& frozen, const LayerSpec& layer, std::int64_t block)
 }
 
 bool splits_block(const Units& units, std::int64_t block) {
+  if (units.min_parameters > 0) return true;
   return units.experts == UnitPlacement::kOwn && units.blocks == UnitPlacement::kOwn &&
          block % units.experts_every == 0;
 }

@@ -12,6 +12,7 @@
 #include "sim/spec/plan_config.h"
 #include "sim/spec/plan_keys.h"
 #include "sim/spec/preset.h"
+#include "sim/spec/size_units.h"
 
 namespace foreshard {
 namespace {
@@ -167,6 +168,25 @@ void resolve_units(const PlanDocument& document, const ModelSpec& model, Plan& p
   tie("units.head", plan.units.head);
 }
 
+// What is wrapped for its size; the rest is the root's.
+void resolve_size_units(const ModelSpec& model, Plan& plan, Reasons& reasons) {
+  if (plan.units.min_parameters == 0 || plan.runtime.kind != RuntimeKind::kFsdp1) return;
+  bool blocks = true, table = false, head = false;
+  for (const LayerSpec& layer : model.kinds) {
+    const SizeUnits units = units_by_size(layer, plan.units.min_parameters);
+    if (layer.role == LayerRole::kBlock) blocks &= units.whole;
+    if (layer.role == LayerRole::kEmbedding) table |= !units.modules.empty();
+    if (layer.role == LayerRole::kHead) head |= !units.modules.empty();
+  }
+  const auto place = [&](const char* key, UnitPlacement& placement, bool is_own) {
+    placement = is_own ? UnitPlacement::kOwn : UnitPlacement::kRoot;
+    reasons[key] = fmt::format("by size: {} parameters", plan.units.min_parameters);
+  };
+  place("units.blocks", plan.units.blocks, blocks);
+  place("units.embedding", plan.units.embedding, table);
+  place("units.head", plan.units.head, head);
+}
+
 // MixedPrecisionPolicy(reduce_dtype=None): gradients are reduced as they come, from 2.15 on in the
 // stored dtype.
 void resolve_reduce_dtype(const PlanDocument& document, Plan& plan, Reasons& reasons) {
@@ -248,10 +268,12 @@ ResolvedPlan resolve(const PlanDocument& written, const ModelSpec& model, const 
   resolve_trainer(document, model, plan, reasons);
   const Units asked = plan.units;
   resolve_units(document, model, plan, reasons);
+  resolve_size_units(model, plan, reasons);
   if (plan.units != asked) {
     // What the trainer says by a unit's number ("the last one") is of the units that there are.
     PlanDocument others = document;
-    for (const char* key : {"units.embedding", "units.head"}) others.given.emplace(key, GivenKey{});
+    for (const char* key : {"units.embedding", "units.head", "units.blocks"})
+      others.given.emplace(key, GivenKey{});
     Plan again = untrained;
     again.units = plan.units;
     resolve_trainer(others, model, again, reasons);

@@ -31,6 +31,10 @@ const char* word_of(Optimizer::Kind kind) {
   }
   return "?";
 }
+const char* word_of(Optimizer::Groups groups) {
+  return groups == Optimizer::Groups::kDecay ? "decay" : "one";
+}
+
 const char* word_of(Optimizer::Implementation implementation) {
   switch (implementation) {
     case Optimizer::Implementation::kForeach:
@@ -466,6 +470,23 @@ Json written(const std::optional<std::int64_t>& steps) {
 Json written_lora_targets(const std::vector<std::string>& targets) {
   if (targets.size() == 1 && targets.front() == Lora::kAllLinear) return targets.front();
   return targets;
+}
+
+void read_saved_modules(const ConfigNode& node, Lora& lora) {
+  static constexpr const char* kExpected = "none, or a list of embedding and head";
+  if (node.is_scalar() && node.text() == "none") return;
+  if (!node.is_sequence()) throw node.error("this is no list", kExpected);
+  for (const ConfigNode& element : node.elements()) {
+    (element.as_choice({"embedding", "head"}) == 0 ? lora.trains_embedding : lora.trains_head) =
+        true;
+  }
+}
+
+Json written_saved_modules(const Lora& lora) {
+  Json list = Json::array();
+  if (lora.trains_embedding) list.push_back("embedding");
+  if (lora.trains_head) list.push_back("head");
+  return list.empty() ? Json("none") : list;
 }
 
 Json written(const Frozen& frozen) {

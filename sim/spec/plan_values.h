@@ -38,6 +38,7 @@ const char* word_of(E value) {
 }
 const char* word_of(Optimizer::Kind kind);
 const char* word_of(Optimizer::Implementation implementation);
+const char* word_of(Optimizer::Groups groups);
 const char* word_of(Communicators communicators);
 const char* word_of(HostSync sync);
 
@@ -79,6 +80,8 @@ Json written(const std::optional<double>& number);
 Json written(const std::optional<std::int64_t>& steps);
 Json written(const Frozen& frozen);
 Json written(const AllocatorSettings& settings);
+void read_saved_modules(const ConfigNode& node, Lora& lora);
+Json written_saved_modules(const Lora& lora);
 Json written_lora_targets(const std::vector<std::string>& targets);
 
 }  // namespace foreshard

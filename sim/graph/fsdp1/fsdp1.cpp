@@ -44,6 +44,10 @@ void Fsdp1::prepare() {
         sharded() && plan_.reshard_after_forward.at(u).kind == Reshard::Kind::kAlways;
     graph().units[static_cast<std::size_t>(u)].shard_numel = h.size.shard;
   }
+  // By size the base model is a unit, too, and the root, whose head is one, has nothing left.
+  const std::int64_t least = plan_.units.min_parameters;
+  root_is_inner_ = least > 0 && root() >= 0 && plan_.units.head == UnitPlacement::kOwn &&
+                   graph().units[static_cast<std::size_t>(root())].numel >= least;
   const auto layers = static_cast<std::int32_t>(model_.order.size());
   bool needed = false;
   for (std::int32_t l = 0; l < layers; ++l) {
@@ -54,6 +58,8 @@ void Fsdp1::prepare() {
     }
     output_needs_gradient_.push_back(needed);
     if (spec_of(l).role != LayerRole::kLoss) last_layer_ = l;
+    const bool is_inside = spec_of(l).role != LayerRole::kLoss && unit_of_layer(l) == root();
+    if (root_is_inner_ ? is_inside : last_layer_ == l) root_ends_ = l;
   }
 }
 
@@ -149,7 +155,10 @@ void Fsdp1::run_forward() {
   const std::int32_t loss = static_cast<std::int32_t>(model_.order.size()) - 1;
   const bool has_loss = !dry_ && loss != last_layer_;
   loss_is_inside_ = has_loss && plan_.loss_in_forward;
-  for (std::int32_t l = 0; l <= last_layer_; ++l) forward_layer(l);
+  for (std::int32_t l = 0; l <= last_layer_; ++l) {
+    forward_layer(l);
+    if (root_is_inner_ && l == root_ends_) end_root();
+  }
   if (loss_is_inside_) {
     add_layer_row(EventKind::kLoss, loss);
     // The model holds the name of what went into its head till then.
@@ -157,17 +166,19 @@ void Fsdp1::run_forward() {
       run_border(EventKind::kForward, last_layer_, LayerSegment::kAfter);
     }
   }
-  if (root() >= 0) {
-    post_forward(root(), is_trained_below(last_layer_));
-    if (log_) log_->register_unit_hook(last_layer_);
-  }
+  if (root() >= 0 && !root_is_inner_) end_root();
   if (!has_loss) return;
   if (!loss_is_inside_) {
     add_layer_row(EventKind::kLoss, loss);
-  } else if (root() >= 0) {
+  } else if (root() >= 0 && !root_is_inner_) {
     pre_backward(root());  // its hook sits on the loss, too
   }
   add_phase(EventKind::kBackward, loss, Segments::kInside);
+}
+
+void Fsdp1::end_root() {
+  post_forward(root(), is_trained_below(root_ends_));
+  if (log_) log_->register_unit_hook(root_ends_);
 }
 
 void Fsdp1::forward_layer(std::int32_t layer) {
@@ -282,7 +293,7 @@ void Fsdp1::begin_backward(const TapeEntry& entry) {
   if (entry.ends_part) meet(unit_of_part(l, entry.part));
   if (!entry.ends_layer) return;
   if (unit_of_layer(l) != root()) meet(unit_of_layer(l));
-  if (l == last_layer_ && root() >= 0) meet(root());
+  if (l == root_ends_ && root() >= 0) meet(root());
   // A frozen unit is done with when the gradients of its inputs are there.
   if (l == last_layer_) return;
   const std::int32_t next = unit_of_layer(l + 1);

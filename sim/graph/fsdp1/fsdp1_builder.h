@@ -132,6 +132,7 @@ class Fsdp1 final : public StepBuilder {
   void run_step();
   void note_facts();
   void run_forward();
+  void end_root();
   void forward_layer(std::int32_t layer);
   void run_segments(std::int32_t layer);
   void run_border(EventKind kind, std::int32_t layer, std::int8_t part);
@@ -195,6 +196,8 @@ class Fsdp1 final : public StepBuilder {
   bool recomputing_ = false;
   bool dry_ = false;
   bool loss_is_inside_ = false;   // plan_.loss_in_forward
+  std::int32_t root_ends_ = -1;   // the last layer of the module whose unit the root's is
+  bool root_is_inner_ = false;    // the unit that is taken for the root is a module inside of it
   std::int32_t last_layer_ = -1;  // before the loss
   std::int32_t input_tokens_ = kNoBuffer;
   std::int32_t input_labels_ = kNoBuffer;

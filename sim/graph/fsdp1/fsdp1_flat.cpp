@@ -1,6 +1,7 @@
 #include "sim/graph/fsdp1/fsdp1_flat.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace foreshard {
 namespace {
@@ -12,17 +13,18 @@ std::int64_t rounded_up(std::int64_t numel, std::int64_t step) {
 }
 
 // Elements of trained parameters in [begin, end) of the flat parameter.
-std::int64_t trained_between(const std::vector<UnitParameter>& parameters, const Plan& plan,
-                             std::int64_t begin, std::int64_t end) {
+std::vector<std::int64_t> trained_between(const std::vector<UnitParameter>& parameters,
+                                          const Plan& plan, std::int64_t begin, std::int64_t end) {
   const std::int64_t align = kAlignmentBytes / size_of(plan.param_dtype);
-  std::int64_t at = 0, sum = 0;
+  std::int64_t at = 0;
+  std::vector<std::int64_t> pieces;
   for (const UnitParameter& p : parameters) {
     if (plan.fsdp1.use_orig_params) at = rounded_up(at, align);
     const std::int64_t first = std::max(at, begin);
     at += p.numel;
-    if (p.trainable) sum += std::max<std::int64_t>(0, std::min(at, end) - first);
+    if (p.trainable && std::min(at, end) > first) pieces.push_back(std::min(at, end) - first);
   }
-  return sum;
+  return pieces;
 }
 
 }  // namespace
@@ -44,17 +46,26 @@ FlatSize flat_size(const std::vector<UnitParameter>& parameters, const Plan& pla
     size.flat = checked_add(size.flat, p.numel);
   }
   if (plan.fsdp1.use_orig_params) size.flat = rounded_up(size.flat, ranks);
+  const auto step = [&](std::int64_t begin) {
+    if (all_trained && !plan.fsdp1.use_orig_params) {
+      size.stepped = {size.shard};
+    } else {
+      size.stepped = trained_between(parameters, plan, begin, begin + size.shard);
+    }
+    size.trained_shard =
+        all_trained ? size.shard
+                    : std::accumulate(size.stepped.begin(), size.stepped.end(), std::int64_t{0});
+  };
   if (plan.mesh.shard == 1) {
     size.shard = size.padded = size.flat;
-    size.trained_shard = all_trained ? size.shard : trained_between(parameters, plan, 0, size.flat);
+    step(0);
     return size;
   }
   size.shard = (size.flat + ranks - 1) / ranks;
   size.padded = checked_multiply(size.shard, ranks);
   const std::int64_t begin = checked_multiply(plan.rank % ranks, size.shard);
   size.shard_pad = size.shard - std::clamp<std::int64_t>(size.flat - begin, 0, size.shard);
-  size.trained_shard =
-      all_trained ? size.shard : trained_between(parameters, plan, begin, begin + size.shard);
+  step(begin);
   return size;
 }
 

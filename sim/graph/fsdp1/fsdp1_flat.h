@@ -23,6 +23,7 @@ struct FlatSize {
   // Of the shard of Plan::rank, what the optimizer steps: all of it where every parameter is
   // trained, else the pieces of those that are (use_orig_params).
   std::int64_t trained_shard = 0;
+  std::vector<std::int64_t> stepped;  // the same, tensor by tensor
 };
 
 // Ranks of the process group that a flat parameter is given; without shards that is the world.

@@ -21,10 +21,10 @@ void Fsdp1::persistent_memory() {
     keep(MemoryCategory::kShardedParam, u, h.size.shard * master_size());
     // _cpu_grad: what reduced gradients are copied to.
     if (offloads()) keep(MemoryCategory::kShardedGrad, u, h.size.shard * master_size());
-    if (h.size.trained_shard == 0) continue;
-    for (int moment = 0; moment < moments(); ++moment) {
-      keep(MemoryCategory::kOptimizerState, u,
-           h.size.trained_shard * size_of(plan_.optimizer.state));
+    for (const std::int64_t numel : h.size.stepped) {
+      for (int moment = 0; moment < moments(); ++moment) {
+        keep(MemoryCategory::kOptimizerState, u, numel * size_of(plan_.optimizer.state));
+      }
     }
   }
 }
@@ -65,8 +65,9 @@ void Fsdp1::optimizer() {
                        plan_.optimizer.implementation == Optimizer::Implementation::kLoop;
     std::vector<Bytes> sizes;
     for (const Handle& h : handles_) {
-      const std::int64_t bytes = h.size.trained_shard * size_of(plan_.optimizer.state);
-      if (bytes > 0) sizes.push_back(allocated_size(bytes));
+      for (const std::int64_t numel : h.size.stepped) {
+        sizes.push_back(allocated_size(numel * size_of(plan_.optimizer.state)));
+      }
     }
     // One tensor after the other: root and divisor of the largest are there at once.
     if (loops && !sizes.empty()) {

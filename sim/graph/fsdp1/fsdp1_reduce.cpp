@@ -21,7 +21,7 @@ void Fsdp1::accumulate_grad(std::int32_t unit) {
   if (in_place()) return accumulate_in_place(unit);
   row(EventKind::kGradientCopyIn, Stream::kCompute, unit);
   std::int32_t made =
-      hold(MemoryCategory::kUnshardedGrad, Stream::kCompute, unit, h.size.flat * param_size());
+      hold(MemoryCategory::kUnshardedGrad, Stream::kAllGather, unit, h.size.flat * param_size());
   if (!dry_) {
     free_gradients(unit, pass());
     free_last_gradient(unit, pass());

@@ -70,7 +70,7 @@ void Fsdp1::post_forward(std::int32_t unit, bool output_needs_gradient) {
   }
   post_forward_order_.push_back(unit);
   // The root's backward is next.
-  reshard(unit, unit != root() && h.reshards_after_forward);
+  reshard(unit, (unit != root() || root_is_inner_) && h.reshards_after_forward);
   h.needs_pre_backward_unshard = output_needs_gradient;
   h.ran_pre_backward_hook = false;
   h.state = Training::kIdle;

@@ -15,6 +15,9 @@ namespace foreshard {
 // the same name have the same one.
 inline constexpr std::string_view kGivenMask = "given mask";
 
+// Of a tensor's name: it outlives the forward of a checkpointed block, whose arguments hold it.
+inline constexpr std::string_view kCached = "cached ";
+
 // Bytes of each that a micro-batch keeps.
 std::vector<std::int64_t> kept_masks(const ModelSpec& model, const Plan& plan);
 

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "sim/graph/layers/fused_region.h"
+#include "sim/graph/layers/given_mask.h"
 #include "sim/graph/layers/layer_kernels.h"
 #include "sim/graph/layers/layer_ring.h"
 
@@ -96,7 +97,12 @@ class Forward {
   // What an in-place operation makes of a kept tensor is that tensor's buffer, so it is kept too.
   bool is_kept(const Operation& op) const {
     const ProgramOptions& options = graph_.options();
-    if (options.recompute != Recompute::kSelective || !options.grad_mode) return false;
+    if (options.recompute == Recompute::kNone || !options.grad_mode) return false;
+    if (options.recompute == Recompute::kFull) {
+      const auto& tensors = graph_.layer().tensors;
+      return !op.outputs.empty() &&
+             tensors[static_cast<std::size_t>(op.outputs.front())].name.starts_with(kCached);
+    }
     return op.kept_by_selective || (op.in_place && writer_.is_kept(op.inputs.front()));
   }
 

@@ -131,12 +131,17 @@ struct Waiting {
   DType dtype = DType::kBf16;
 };
 
+// What fully_shard casts a unit's outputs to.
+std::optional<DType> output_of_units(const Plan& plan) {
+  return plan.runtime.kind == RuntimeKind::kFsdp2 ? plan.output_dtype : std::nullopt;
+}
+
 // Of what a layer hands on (a norm of an fp32 stream: fp32).
 DType handed_on(const LayerSpec& layer, const Variant& variant, const Plan& plan) {
   ProgramOptions options;
   options.compute = plan.compute_dtype();
   options.arrives = variant.arrives;
-  options.output_dtype = plan.output_dtype;
+  options.output_dtype = output_of_units(plan);
   options.begins_unit = variant.begins_unit;
   options.ends_unit = variant.ends_unit;
   const CastedLayer casts = with_casts(layer, options);
@@ -172,7 +177,7 @@ bool leaves_gradient(const LayerSpec& layer) {
 
 // Every layer's; without casts the borders do not matter.
 std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
-  const bool casts = plan.output_dtype && *plan.output_dtype != plan.param_dtype;
+  const bool casts = output_of_units(plan) && *output_of_units(plan) != plan.param_dtype;
   const bool repeats = std::any_of(model.order.begin(), model.order.end(),
                                    [](const LayerInstance& layer) { return layer.same_as >= 0; });
   std::vector<Variant> variants;
@@ -232,8 +237,8 @@ std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
       if (variant.begins_unit || layer.role == LayerRole::kEmbedding) {
         arrives = plan.compute_dtype();
       }
-      if (variant.ends_unit || (nested && *plan.output_dtype == DType::kFp32)) {
-        arrives = *plan.output_dtype;
+      if (variant.ends_unit || (nested && *output_of_units(plan) == DType::kFp32)) {
+        arrives = *output_of_units(plan);
       }
     }
     if (l > 0) {
@@ -294,8 +299,8 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
   if (plan.compute_dtype() != plan.param_dtype) {
     setting.first_gradient = setting.later_gradient = plan.param_dtype;
   }
-  if (plan.output_dtype && *plan.output_dtype != plan.param_dtype) {
-    setting.output_dtype = plan.output_dtype;
+  if (output_of_units(plan) && *output_of_units(plan) != plan.param_dtype) {
+    setting.output_dtype = output_of_units(plan);
     setting.units = plan.units;
   }
   // FSDP1's gradients are those of views, made anew in every micro-batch.
@@ -404,7 +409,7 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan)
         is_megatron || (plan.mesh.is_plain() && plan.step_frame == StepFrame::kPlain);
     if (setting_.output_dtype) {
       options.arrives = variant.arrives;
-      options.output_dtype = plan.output_dtype;
+      options.output_dtype = output_of_units(plan);
       options.begins_unit = variant.begins_unit;
       options.ends_unit = variant.ends_unit;
     }

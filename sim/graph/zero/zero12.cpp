@@ -4,9 +4,11 @@
 //
 // Copies into a bucket are written once a layer, so that gradients go soon after they are made.
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "sim/base/error.h"
+#include "sim/graph/optimizer_state.h"
 #include "sim/graph/runtimes.h"
 #include "sim/graph/zero/zero12_builder.h"
 
@@ -15,21 +17,48 @@ namespace foreshard {
 Zero12::Zero12(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
                EventGraph recycled, Log keep)
     : GradientHooks(model, plan, programs, std::move(recycled), {plan.param_dtype, keep}),
-      partition_(lay_out(parameters(), plan.mesh.shard, plan.zero.round_robin_gradients)),
       rank_(plan.mesh.shard_index(plan.rank)),
       alive_(parameters().size(), false) {
+  lay_out_groups();
   if (plan.mesh.replicate == 1) return;
   world_ = static_cast<std::uint8_t>(graph().communicators.size());
   graph().communicators.push_back({"world", {plan.mesh.world(), 1}, false});
 }
 
+// Megatron-Core's buffer has every parameter.
+void Zero12::lay_out_groups() {
+  const bool by_decay =
+      plan_.optimizer.groups == Optimizer::Groups::kDecay && !has_gradient_buffer();
+  std::array<std::vector<std::int32_t>, 2> members;
+  for (std::size_t p = 0; p < parameters().size(); ++p) {
+    const Parameter& each = parameters()[p];
+    if (!each.trained) continue;
+    const auto& spec = spec_of(each.layer).parameters[static_cast<std::size_t>(each.index)];
+    members[by_decay && !decays(spec) ? 1 : 0].push_back(static_cast<std::int32_t>(p));
+  }
+  for (std::vector<std::int32_t>& order : members) {
+    if (order.empty() && !groups_.empty()) continue;
+    groups_.push_back(
+        lay_out(parameters(), std::move(order), plan_.mesh.shard, options().round_robin_gradients));
+  }
+}
+
+std::int64_t Zero12::total(std::int64_t ZeroPartition::*of) const {
+  std::int64_t sum = 0;
+  for (const ZeroPartition& group : groups_) sum += group.*of;
+  return sum;
+}
+
 std::int64_t Zero12::own_numel(std::int32_t p) const {
-  const std::int64_t begin = partition_.offset[static_cast<std::size_t>(p)];
-  if (begin < 0) return 0;
-  const std::int64_t first = rank_ * partition_.partition_numel;
-  const std::int64_t from = std::max(begin, first);
-  const std::int64_t to = std::min(begin + parameter(p).numel, first + partition_.partition_numel);
-  return std::max<std::int64_t>(to - from, 0);
+  for (const ZeroPartition& group : groups_) {
+    if (!group.has(p)) continue;
+    const std::int64_t begin = group.offset[static_cast<std::size_t>(p)];
+    const std::int64_t first = rank_ * group.partition_numel;
+    const std::int64_t from = std::max(begin, first);
+    const std::int64_t to = std::min(begin + parameter(p).numel, first + group.partition_numel);
+    return std::max<std::int64_t>(to - from, 0);
+  }
+  return 0;
 }
 
 LibraryStep Zero12::build(bool stepped) {
@@ -128,9 +157,11 @@ void Zero12::reduce_ipg_grads() {
 // independent_gradient_partition_epilogue.
 void Zero12::epilogue() {
   if (!reduces_in_hooks()) {
-    for (std::size_t p = 0; p < parameters().size(); ++p) {
-      const Parameter& each = parameters()[p];
-      if (each.trained && each.used) add_to_bucket(static_cast<std::int32_t>(p));
+    for (const ZeroPartition& group : groups_) {
+      for (std::size_t p = 0; p < parameters().size(); ++p) {
+        const auto number = static_cast<std::int32_t>(p);
+        if (group.has(number) && parameter(number).used) add_to_bucket(number);
+      }
     }
   }
   reduce_ipg_grads();

@@ -10,7 +10,8 @@
 namespace foreshard {
 
 void Zero12::add_to_flat_gradient() {
-  add_copy(EventKind::kAccumulate, Stream::kCompute, partition_.numel * (param_size() + 8),
+  add_copy(EventKind::kAccumulate, Stream::kCompute,
+           total(&ZeroPartition::numel) * (param_size() + 8),
            static_cast<std::int64_t>(ready_order().size()));
   for (std::size_t p = 0; p < parameters().size(); ++p) {
     if (!alive_[p]) continue;
@@ -21,27 +22,30 @@ void Zero12::add_to_flat_gradient() {
 }
 
 void Zero12::reduce_flat_gradient() {
-  const std::int64_t numel = partition_.flat_numel, wire = size_of(wire_dtype());
-  std::int32_t cast = kNoBuffer;
-  if (wire != 4) {
-    add_copy(EventKind::kQuantize, Stream::kCompute, numel * (4 + wire), 1);
-    cast = allocate(MemoryCategory::kCommTemp, Stream::kCompute, -1, Bytes(numel * wire));
+  const std::int64_t wire = size_of(wire_dtype());
+  for (const ZeroPartition& group : groups_) {
+    const std::int64_t numel = group.flat_numel;
+    std::int32_t cast = kNoBuffer;
+    if (wire != 4) {
+      add_copy(EventKind::kQuantize, Stream::kCompute, numel * (4 + wire), 1);
+      cast = allocate(MemoryCategory::kCommTemp, Stream::kCompute, -1, Bytes(numel * wire));
+    }
+    collective(EventKind::kAllReduce, numel * wire, Stream::kCompute);
+    log_collective("all_reduce", numel * wire, torch_word(wire_dtype()), "op=SUM");
+    add_copy(EventKind::kGradScale, Stream::kCompute, 2 * numel * wire, 1);
+    if (wire != 4) add_copy(EventKind::kDequantize, Stream::kCompute, numel * (4 + wire), 1);
+    StepBuilder::free(cast);
   }
-  collective(EventKind::kAllReduce, numel * wire, Stream::kCompute);
-  log_collective("all_reduce", numel * wire, torch_word(wire_dtype()), "op=SUM");
-  add_copy(EventKind::kGradScale, Stream::kCompute, 2 * numel * wire, 1);
-  if (wire != 4) add_copy(EventKind::kDequantize, Stream::kCompute, numel * (4 + wire), 1);
-  StepBuilder::free(cast);
 }
 
 void Zero12::step_of_bf16(bool stepped) {
-  const std::int64_t numel = partition_.flat_numel;
+  const std::int64_t numel = total(&ZeroPartition::flat_numel);
   host_wait(add_copy(EventKind::kGradNorm, Stream::kCompute, numel * 4,
                      static_cast<std::int64_t>(ready_order().size())));
   if (plan_.optimizer.clip_norm) {
     add_copy(EventKind::kGradScale, Stream::kCompute, 2 * numel * 4, 1);
   }
-  step_partition(stepped);
+  for (const ZeroPartition& group : groups_) step_partition(group, stepped);
   add_copy(EventKind::kAccumulate, Stream::kCompute, numel * 4, 1);  // zero_
   gather();
 }

@@ -50,7 +50,7 @@ void Zero12::end_of_buffer_pass() {
 
 void Zero12::step_of_buffer(bool stepped) {
   wait(Stream::kCompute, tail(reducing()));
-  const std::int64_t own = partition_.partition_numel, held = size_of(wire_dtype());
+  const std::int64_t own = groups_.front().partition_numel, held = size_of(wire_dtype());
   add_copy(EventKind::kGradNorm, Stream::kCompute, own * held, 1);
   all_reduce_result(4, "float32", "grad_norm op=SUM");
   std::int32_t wide = kNoBuffer;
@@ -58,10 +58,11 @@ void Zero12::step_of_buffer(bool stepped) {
     add_copy(EventKind::kAccumulate, Stream::kCompute, own * (held + 4), 1);
     wide = allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, Bytes(own * 4));
   }
-  if (plan_.optimizer.clip_norm) add_step_row(EventKind::kGradScale, Stream::kCompute);
-  step_partition(stepped);
+  if (plan_.optimizer.clip_norm) step_row(EventKind::kGradScale, groups_.front());
+  step_partition(groups_.front(), stepped);
   StepBuilder::free(wide);
-  add_copy(EventKind::kAccumulate, Stream::kCompute, partition_.flat_numel * held, 1);  // zero_
+  add_copy(EventKind::kAccumulate, Stream::kCompute, groups_.front().flat_numel * held,
+           1);  // zero_
   gather();
 }
 

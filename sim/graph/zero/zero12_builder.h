@@ -1,10 +1,10 @@
 // The builder of runtimes zero1 and zero2: DeepSpeed's stage_1_and_2.py (0.19.8).
 //
-// Every rank holds the whole model in the compute dtype as one flat group, and of the fp32 copy and
-// the optimizer's states its partition. Gradients are copied into a bucket, which is reduced before
-// the parameter that would overflow it: whole, by an all-reduce, whatever reduce_scatter says, or
-// by a reduce per owner. Each rank then copies its part; the step updates the partition and gathers
-// the flat group in place.
+// Every rank holds the whole model in the compute dtype, flat by groups of parameters (mostly one),
+// and of the fp32 copy and the optimizer's states its partitions. Gradients are copied into a
+// bucket, which is reduced before the parameter that would overflow it: whole, by an all-reduce,
+// whatever reduce_scatter says, or by a reduce per owner. Each rank then copies its part; the step
+// updates the partition and gathers each flat group in place.
 //
 // With overlap_comm buckets and the gradients that are reduced where they are, are recorded on the
 // reduction stream (record_stream), so that their blocks come back only when that stream is done.
@@ -51,7 +51,9 @@ class Zero12 final : public GradientHooks {
   std::int64_t param_size() const { return size_of(plan_.param_dtype); }
   std::int64_t gradient_size() const { return accumulates_fp32() ? 4 : param_size(); }
   DType wire_dtype() const { return plan_.reduce_dtype; }
-  std::int64_t own_numel(std::int32_t parameter) const;  // in this rank's partition
+  void lay_out_groups();
+  std::int64_t total(std::int64_t ZeroPartition::*of) const;  // over the groups
+  std::int64_t own_numel(std::int32_t parameter) const;       // in this rank's partition
   bool is_own(std::int32_t parameter) const { return own_numel(parameter) > 0; }
 
   // --- zero12.cpp: the micro-batch ---
@@ -94,23 +96,26 @@ class Zero12 final : public GradientHooks {
   // --- zero12_step.cpp: step(), memory ---
   void persistent_memory(bool stepped);
   void step(bool stepped);
-  void step_on_device(bool stepped);
-  void step_partition(bool stepped);  // one flat tensor, and its cast into the flat group
+  void step_on_device(std::size_t group, bool stepped);
+  // One flat tensor, and its cast into the flat group.
+  void step_partition(const ZeroPartition& group, bool stepped);
   void gather();
-  void step_on_host();
+  void step_on_host(const ZeroPartition& group);
+  EventId step_row(EventKind kind, const ZeroPartition& group);
   void all_reduce_result(std::int64_t bytes, const char* dtype, const char* note);
   UnitWork step_work(EventKind kind) const override;
   std::int64_t averaged_gradient_bytes() const;
-  std::int64_t largest_own_slice() const;
+  std::int64_t largest_own_slice(const ZeroPartition& group) const;
 
   struct Bucket {  // IPGBucket
     std::vector<std::int32_t> parameters;
     std::int64_t elements = 0;
     std::int32_t slot = 0;
   };
-  ZeroPartition partition_;
-  std::int64_t rank_ = 0;        // of this rank among those of its partition
-  std::uint8_t world_ = kShard;  // communicator of all ranks
+  std::vector<ZeroPartition> groups_;
+  const ZeroPartition* stepped_ = nullptr;  // whose rows step_work prices
+  std::int64_t rank_ = 0;                   // of this rank among those of its partition
+  std::uint8_t world_ = kShard;             // communicator of all ranks
   Bucket bucket_;
   std::vector<Slices> collectives_;  // of the bucket that is reduced
   bool ready_for_gradients_ = false;

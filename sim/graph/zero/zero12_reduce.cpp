@@ -24,7 +24,8 @@ void Zero12::find_collectives() {
   }
   const std::int64_t apart = sums_in_fp32() ? rank_ : -1;
   const auto for_each = [&](auto take) {
-    for_each_slice(partition_, parameters(), bucket_.parameters, apart, take);
+    for_each_slice(std::span<const ZeroPartition>(groups_), parameters(), bucket_.parameters, apart,
+                   take);
   };
   if (options().use_multi_rank_bucket_allreduce) {
     Slices open{-1, 0, 0, 0};

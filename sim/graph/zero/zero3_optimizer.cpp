@@ -9,21 +9,26 @@
 #include <algorithm>
 #include <utility>
 
+#include "sim/graph/optimizer_state.h"
 #include "sim/graph/zero/zero3_builder.h"
 
 namespace foreshard {
 
-// Closed by the parameter that reaches sub_group_size.
+// Of each group of parameters; closed by the parameter that reaches sub_group_size.
 void Zero3::list_sub_groups() {
-  std::int64_t open = 0;
-  for (const Zero3Parameter& each : script_->parameters) {
-    if (!each.trained) continue;
-    partitioned_ += partition_of(each);
-    open += partition_of(each);
-    if (open < plan_.zero.sub_group_size) continue;
-    sub_groups_.push_back(std::exchange(open, 0));
+  const bool by_decay = plan_.optimizer.groups == Optimizer::Groups::kDecay;
+  for (const bool decaying : {true, false}) {
+    std::int64_t open = 0;
+    for (const Zero3Parameter& each : script_->parameters) {
+      const auto& spec = spec_of(each.layer).parameters[static_cast<std::size_t>(each.index)];
+      if (!each.trained || (!by_decay || decays(spec)) != decaying) continue;
+      partitioned_ += partition_of(each);
+      open += partition_of(each);
+      if (open < plan_.zero.sub_group_size) continue;
+      sub_groups_.push_back(std::exchange(open, 0));
+    }
+    if (open > 0) sub_groups_.push_back(open);
   }
-  if (open > 0) sub_groups_.push_back(open);
 }
 
 void Zero3::persistent_memory() {

@@ -9,12 +9,8 @@ std::int64_t ZeroPartition::padding(std::int64_t rank) const {
   return std::clamp<std::int64_t>(end - numel, 0, partition_numel);
 }
 
-ZeroPartition lay_out(std::span<const GradientHooks::Parameter> parameters, std::int64_t ranks,
-                      bool round_robin) {
-  std::vector<std::int32_t> order;
-  for (std::size_t p = 0; p < parameters.size(); ++p) {
-    if (parameters[p].trained) order.push_back(static_cast<std::int32_t>(p));
-  }
+ZeroPartition lay_out(std::span<const GradientHooks::Parameter> parameters,
+                      std::vector<std::int32_t> order, std::int64_t ranks, bool round_robin) {
   if (round_robin) {
     std::vector<std::int32_t> dealt;
     const auto step = static_cast<std::size_t>(ranks);

@@ -37,6 +37,7 @@ constexpr RuntimeSet kWithAxes = kOfFsdp2 | kOfZero3 | kOfMegatron;
 constexpr std::string_view kOneModule = "makes a unit of one module, not of a list";
 constexpr std::string_view kLists = "lists of modules";
 constexpr std::string_view kNoLists = "has no lists of modules to prefetch";
+constexpr const char* kOutputs = "leaves the outputs as they are, or Accelerate makes them fp32";
 constexpr std::string_view kOneFlat =
     "makes a flat parameter of one module, not of a list of modules";
 constexpr std::string_view kNativeUnits =
@@ -225,7 +226,8 @@ constexpr Capability kRows[] = {
      "prefetch.forward: 1"},
     {kOfFsdp1, "prefetch.backward > 1", "gathers one unit ahead (backward_prefetch)",
      "prefetch.backward: 1"},
-    {kOfFsdp1, "dtype.output != none", "leaves the outputs as they are", "dtype.output: none"},
+    {kOfFsdp1, "dtype.output = bf16", kOutputs, "dtype.output: none"},
+    {kOfFsdp1, "dtype.output = fp16", kOutputs, "dtype.output: none"},
     {kOfFsdp1, "accumulation.all_reduce != each", "all-reduces whenever it reduces",
      "accumulation.all_reduce: each"},
     {kOfFsdp1, "accumulation.reshard_after_backward != each",

@@ -185,7 +185,8 @@ Problem problem_of_units(const Plan& plan, const ModelSpec& model) {
                                      blocks, model.name),
                          fmt::format("an integer from 1 to {}", blocks));
   }
-  const auto& [layers, embedding, head, block, experts, every, dimension, table] = plan.units;
+  const auto& [layers, embedding, head, block, experts, every, dimension, table, least] =
+      plan.units;
   using enum UnitPlacement;
   if (embedding == kWithNorm || embedding == kNorm) {
     return contradiction("units.embedding",
@@ -388,6 +389,10 @@ Problem problem_of_lora(const Plan& plan, const ModelSpec& model) {
   if (lora.rank == 0) return std::nullopt;
   if (plan.float8 != Float8::kNone) {
     return contradiction("float8", "adapters' base is not cast to fp8", "none, or lora.rank: 0");
+  }
+  if ((lora.trains_embedding || lora.trains_head) && model.tied_embeddings) {
+    return contradiction("lora.modules_to_save",
+                         "embedding and head are tied, of which PEFT copies one", "none");
   }
   for (const std::string& target : lora.targets) {
     const bool found =

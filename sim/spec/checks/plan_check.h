@@ -30,6 +30,7 @@ inline constexpr std::int64_t kBuffers = 64;
 inline constexpr std::int64_t kCtas = 64;           // NCCL's MAXCHANNELS; from 0
 inline constexpr std::int64_t kNumber = 9'999'999;  // of a block or unit in a range, from 0
 inline constexpr std::int64_t kGlobalBatch = std::int64_t{1} << 40;
+inline constexpr std::int64_t kParameters = std::int64_t{1} << 40;  // from 0
 inline constexpr std::int64_t kSteps = 1'000'000'000;
 inline constexpr std::int64_t kSeed = std::int64_t{1} << 53;
 inline constexpr std::int64_t kEvery = 9'999'999;  // K of recompute: every-K

@@ -18,6 +18,8 @@ constexpr std::array kOptimizers = {Optimizer::Kind::kAdamW,         Optimizer::
 constexpr std::array kImplementations = {Optimizer::Implementation::kForeach,
                                          Optimizer::Implementation::kFused,
                                          Optimizer::Implementation::kLoop};
+constexpr std::array kGroups = {Optimizer::Groups::kOne, Optimizer::Groups::kDecay};
+constexpr std::array kBuiltOn = {BuiltOn::kMeta, BuiltOn::kHost, BuiltOn::kDevice};
 constexpr std::array kCompiles = {Compile::kNone, Compile::kBlocks, Compile::kModel};
 constexpr std::array kAttentionKernels = {
     AttentionKernel::kFlash, AttentionKernel::kCudnn,        AttentionKernel::kEfficient,
@@ -75,6 +77,10 @@ constexpr PlanKeyType kLoraTargets = other(R"({"oneOf": [{"const": "all-linear"}
     {"type": "array", "minItems": 1, "uniqueItems": true,
      "items": {"type": "string", "pattern": "^(?!all-linear$).+"}}],
     "examples": ["all-linear", ["q_proj", "v_proj"]]})");
+constexpr PlanKeyType kSavedModules = other(R"({"oneOf": [{"const": "none"},
+    {"type": "array", "minItems": 1, "uniqueItems": true,
+     "items": {"enum": ["embedding", "head"]}}],
+    "examples": ["none", ["embedding", "head"]]})");
 constexpr PlanKeyType kAllocatorSettings = other(R"({"type": "string", "minLength": 1,
     "examples": ["expandable_segments:True",
                  "max_split_size_mb:512,garbage_collection_threshold:0.8"]})");
@@ -124,6 +130,10 @@ constexpr PlanKey kComputeKeys[] = {
     FORESHARD_FLAG("kernels.scan", kernels.scan,
                    "Blocks are one loop over stacked tensors (jax.lax.scan): what backward needs "
                    "is copied into the stack and out of it.",
+                   .quiet = true),
+    FORESHARD_FLAG("kernels.keeps_cache", kernels.keeps_cache,
+                   "Keys and values of every block are kept until the model's outputs go "
+                   "(transformers' use_cache left on in training).",
                    .quiet = true),
     FORESHARD_KEY(
         "loss", kLossName, d.plan.loss = read_loss(n), written(p.loss),
@@ -179,7 +189,8 @@ constexpr PlanKey kComputeKeys[] = {
                    "Of the stored, sharded parameters that the optimizer updates."),
     FORESHARD_KEY("dtype.output", words<kDTypeOrNone>(),
                   d.plan.output_dtype = read_optional_dtype(n), written(p.output_dtype),
-                  "The outputs of the model are cast to it (fsdp2 only); none: they stay."),
+                  "The outputs of the model are cast to it (fsdp2; fsdp1: fp32, as Accelerate does "
+                  "under autocast); none: they stay."),
     FORESHARD_WORD("accumulation.mode", accumulation, kAccumulationModes,
                    "reduce_each: every micro-batch reduces; keep_unsharded: gradients stay whole "
                    "until the last one."),
@@ -207,6 +218,11 @@ constexpr PlanKey kComputeKeys[] = {
     FORESHARD_WORD("lora.base", lora.base, kLoraBases,
                    "What frozen parameters are stored in: dtype.master, dtype.param, or (linear "
                    "layers but the head) 4-bit blocks, dequantized before each product."),
+    FORESHARD_KEY("lora.modules_to_save", kSavedModules, read_saved_modules(n, d.plan.lora),
+                  written_saved_modules(p.lora),
+                  "Modules of which a copy is trained whole beside the frozen one (PEFT's word): "
+                  "none, or a list of embedding and head.",
+                  .quiet = true),
     FORESHARD_WORD("ignored", ignored, kIgnored,
                    "Parameters that every rank keeps whole (ignored_params): none "
                    "or the weights of norms, which then cannot be clipped."),
@@ -218,6 +234,10 @@ constexpr PlanKey kComputeKeys[] = {
     FORESHARD_WORD("optimizer.implementation", optimizer.implementation, kImplementations,
                    "foreach: PyTorch's default on GPUs, one temporary of the size of one state; "
                    "fused: none; loop: one tensor after the other."),
+    FORESHARD_WORD("optimizer.groups", optimizer.groups, kGroups,
+                   "Groups of parameters: one, or (decay) biases and norms in a second one, as "
+                   "transformers' Trainer has it. Each is flat by itself under ZeRO.",
+                   .quiet = true),
     FORESHARD_WORD("optimizer.state", optimizer.state, kDTypes, "Element type of the states."),
     FORESHARD_KEY("optimizer.clip_norm", kPositiveOrNone,
                   d.plan.optimizer.clip_norm = read_optional_positive(n),
@@ -265,6 +285,14 @@ constexpr PlanKey kComputeKeys[] = {
     FORESHARD_KEY("allocator", kAllocatorSettings, d.plan.allocator = read_allocator(n),
                   written(p.allocator),
                   "PYTORCH_ALLOC_CONF of the ranks: what PyTorch's caching allocator is told."),
+    FORESHARD_FLAG("empties_cache", empties_cache,
+                   "torch.cuda.empty_cache() between forward and backward of every micro-batch "
+                   "(transformers' torch_empty_cache_steps).",
+                   .quiet = true),
+    FORESHARD_WORD("built_on", built_on, kBuiltOn,
+                   "Where the model was made before it was sharded, which stays in the caching "
+                   "allocator as segments: on the host, on the device, or (meta) nowhere.",
+                   .quiet = true),
     // fsdp1.*, ddp.*, zero.* stand here (library_keys.cpp).
     FORESHARD_WORD("host_sync", host_sync, kHostSyncs,
                    "step: the host waits for the device once per step, as loss.item() does."),

@@ -51,6 +51,10 @@ constexpr PlanKey kLibraryKeys[] = {
                    "Products write gradients where they are reduced, in the reduce dtype (XLA, "
                    "Megatron-FSDP): PyTorch's FSDP1 concatenates, casts and divides them.",
                    .quiet = true, .runtimes = kFsdp1),
+    FORESHARD_COUNT("units.min_parameters", units.min_parameters, 0, plan_limits::kParameters,
+                    "size_based_auto_wrap_policy: modules with so many parameters that are in no "
+                    "unit inside of them are units; 0: units are as the other keys say.",
+                    .quiet = true, .runtimes = kFsdp1),
     {.path = "ddp.bucket_cap_mb",
      .type = kBucketOrNone,
      .read = read_bucket,

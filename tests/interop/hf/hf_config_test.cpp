@@ -134,6 +134,13 @@ TEST(HfConfigTest, ClassesAndActivationsOfFurtherFamilies) {
                   "\"num_key_value_heads\": 4, \"mlp_layer_types\": [\"sparse\", \"dense\"], ")
                 .moe.dense_layers,
             std::vector<std::int64_t>{1});
+  const ModelDims ernie =
+      typed("ernie4_5_moe", "Ernie4_5_Moe",
+            "\"moe_k\": 2, \"moe_num_experts\": 8, \"moe_intermediate_size\": 32, ");
+  EXPECT_EQ(ernie.moe.top_k, 2);
+  EXPECT_EQ(ernie.moe.shared_ffn, 2 * 32);
+  EXPECT_EQ(ernie.moe.dense_layers, std::vector<std::int64_t>{0});  // experts from 1 on
+  EXPECT_EQ(typed("flex_olmo", "FlexOlmo", "").residual, Residual::kPostBranch);
   EXPECT_TRUE(typed("persimmon", "Persimmon", "").drops_mlp_alone);
   EXPECT_EQ(typed("minimax_m2", "MiniMaxM2", "\"rotary_dim\": 64, \"num_key_value_heads\": 4, ")
                 .rotary_dim,

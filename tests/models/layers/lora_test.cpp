@@ -63,6 +63,27 @@ TEST(LoraTest, TrainableParameters) {
   EXPECT_EQ(model.parameters(), 8'030'261'248 + 3'407'872);
 }
 
+// PEFT's ModulesToSaveWrapper: a copy that is trained beside the original, which is kept frozen.
+TEST(LoraTest, SavedModulesAreTrainedWholeBesideTheirOriginals) {
+  Plan plan = plan_with(8, {"q_proj"});
+  const ModelSpec before = adapted(plan);
+  const std::int64_t table = std::int64_t{128256} * d;
+  plan.lora.trains_embedding = true;
+  const ModelSpec one = adapted(plan);
+  EXPECT_EQ(one.trainable_parameters(), before.trainable_parameters() + table);
+  EXPECT_EQ(one.parameters(), before.parameters() + table);
+  plan.lora.trains_head = true;
+  const ModelSpec both = adapted(plan);
+  EXPECT_EQ(both.trainable_parameters(), before.trainable_parameters() + 2 * table);
+  const LayerSpec& head =
+      *std::find_if(both.kinds.begin(), both.kinds.end(),
+                    [](const LayerSpec& layer) { return layer.role == LayerRole::kHead; });
+  ASSERT_EQ(head.parameters.size(), 2U);
+  EXPECT_EQ(head.parameters[0].name, "lm_head.original_module.weight");
+  EXPECT_EQ(head.parameters[1].name, "lm_head.modules_to_save.default.weight");
+  EXPECT_EQ(head.operations.front().parameters, std::vector<std::int16_t>{1});
+}
+
 TEST(LoraTest, NamesAreThoseOfPeft) {
   const LayerSpec block = block_of(adapted(plan_with(16, {"q_proj"})));
   std::vector<std::string> names;

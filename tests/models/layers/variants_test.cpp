@@ -265,6 +265,50 @@ TEST(Variants, RepeatedHeadsAreSaved) {
   EXPECT_EQ(saved(plan), kEager + 2 * (kWide - kNarrow));
 }
 
+// With use_cache the keys and values that attention reads are copies (2 dkv a token each), which a
+// checkpointed block's arguments hold, while what is made again goes; else they take the originals'
+// place.
+TEST(Variants, ACacheOfKeysOutlivesACheckpointedBlock) {
+  Plan plan = plan_with(Compile::kNone);
+  const std::int64_t full = saved(plan, Recompute::kFull);
+  plan.kernels.keeps_cache = true;
+  EXPECT_EQ(saved(plan, Recompute::kFull), full + 2 * kNarrow);
+  EXPECT_EQ(saved(plan), kEager);
+}
+
+// self_attn, mlp, then the norms, as modeling_llama.py has them.
+TEST(Variants, TransformersDefinesNormsLast) {
+  Plan plan = plan_with(Compile::kNone);
+  plan.experts = ExpertKernels::kTransformers;
+  plan.runtime = {RuntimeKind::kZero1, "0.19"};
+  for (const LayerSpec& layer : variant(plan).kinds) {
+    if (layer.role != LayerRole::kBlock) continue;
+    EXPECT_EQ(layer.parameters.front().name, "self_attn.q_proj.weight");
+    EXPECT_EQ(layer.parameters[7].name, "input_layernorm.weight");
+    EXPECT_EQ(layer.operations.front().parameters, std::vector<std::int16_t>{7});
+  }
+}
+
+// Adapters freeze the head: TRL's loss in tiles makes no gradient of its weight.
+TEST(Variants, ALossWithAFrozenHeadsProductMakesNoGradientOfIt) {
+  Plan plan = plan_with(Compile::kNone);
+  plan.loss.kind = Loss::Kind::kTiledLinear;
+  const auto gradient = [&] {
+    for (const LayerSpec& layer : variant(plan).kinds) {
+      if (layer.role != LayerRole::kHead) continue;
+      for (const TensorSpec& t : layer.tensors) {
+        if (t.name == "weight's gradient") return t.fixed;
+      }
+    }
+    return std::int64_t{-1};
+  };
+  EXPECT_EQ(gradient(), std::int64_t{128256} * 4096);
+  plan.lora.rank = 8;
+  EXPECT_EQ(gradient(), 0);
+  plan.lora.trains_head = true;
+  EXPECT_EQ(gradient(), std::int64_t{128256} * 4096);
+}
+
 // A mask of 1,024 x 1,024 bytes for each of two sequences, whatever the number of blocks; eager
 // attention's is of two bytes. Blocks that are not checkpointed keep none.
 TEST(Variants, CheckpointedBlocksKeepTheirMask) {

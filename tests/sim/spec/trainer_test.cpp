@@ -101,6 +101,21 @@ TEST(Trainer, AccelerateMakesUnitsOfTheEndsFromItsFourteenthVersionOn) {
 
 // Accelerate's last unit, the head's, is none where the plan's own keys leave the table to the
 // root.
+TEST(Trainer, TransformersTrainerHasGroupsOfParameters) {
+  const Plan plan = checked_plan("trainer: transformers\nruntime: zero1").plan;
+  EXPECT_EQ(plan.optimizer.groups, Optimizer::Groups::kDecay);
+  EXPECT_EQ(plan.built_on, BuiltOn::kHost);
+  EXPECT_EQ(checked_plan("runtime: zero1").plan.optimizer.groups, Optimizer::Groups::kOne);
+}
+
+TEST(Trainer, UnitsOfFsdp1MayBeBySize) {
+  const ResolvedPlan resolution =
+      checked_plan("runtime: fsdp1\ntrainer: accelerate\nunits: {min_parameters: 1000000000}");
+  EXPECT_EQ(resolution.plan.units.blocks, kRoot);
+  EXPECT_EQ(why(resolution, "units.blocks"), "by size: 1000000000 parameters");
+  EXPECT_THROW(checked_plan("runtime: fsdp2\nunits: {min_parameters: 1000}"), Error);
+}
+
 TEST(Trainer, CountsTheUnitsThatThePlanHas) {
   const Plan plan =
       checked_plan("trainer: accelerate\nunits: {embedding: root}", {.is_tied = true}).plan;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "models/layers/variants.h"
 #include "sim/graph/fsdp1/fsdp1_flat.h"
 #include "sim/graph/host_log.h"
 #include "sim/graph/training_step.h"
@@ -132,6 +133,29 @@ TEST(Fsdp1, GathersAndReducesEachUnit) {
   EXPECT_EQ(count(none, EventKind::kAllReduce), 5);
   // The cast parameters are freed after forward and made again.
   EXPECT_EQ(count(none, EventKind::kAllGatherCopyIn), 2 * 5);
+}
+
+// From half a million parameters on: each FFN matrix (786,432), the attention of a block as a whole
+// (the same, in four smaller ones), embedding and head; norms are left to the root.
+TEST(Fsdp1, ModulesAreUnitsForTheirSize) {
+  Plan plan = fsdp1_plan();
+  plan.units = {.embedding = UnitPlacement::kOwn,
+                .head = UnitPlacement::kOwn,
+                .blocks = UnitPlacement::kRoot,
+                .min_parameters = 500'000};
+  const EventGraph graph = build_training_step(with_variants(tiny_model(2), plan), plan);
+  std::vector<std::int64_t> sizes;
+  for (const Unit& unit : graph.units) sizes.push_back(unit.numel);
+  constexpr std::int64_t kMatrix = 1536 * 512, kTable = 4096 * 512;
+  EXPECT_EQ(sizes, (std::vector<std::int64_t>{5 * 512, kTable, kMatrix, kMatrix, kMatrix, kMatrix,
+                                              kMatrix, kMatrix, kMatrix, kMatrix, kTable}));
+  // Gathered in forward, and all but the root in backward; each reduced once.
+  const auto count = [&](EventKind kind) {
+    return std::count_if(graph.rows.begin(), graph.rows.end(),
+                         [&](const Row& row) { return row.kind == kind; });
+  };
+  EXPECT_EQ(count(EventKind::kAllGather), 11 + 10);
+  EXPECT_EQ(count(EventKind::kReduceScatter), 11);
 }
 
 TEST(Fsdp1, PrefetchBeforeOrAfterTheGradients) {

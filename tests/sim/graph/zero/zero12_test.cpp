@@ -43,7 +43,7 @@ TEST(ZeroPartition, IsPaddedToTwiceTheRanksAndCutsThroughParameters) {
   // 10 + 7 + 4 = 21 elements over 3 ranks: padded to 24, 8 each. Rank 1 holds the end of the first,
   // and of the second all but its last element.
   const std::vector<Parameter> parameters = {halves(10), halves(7), halves(4)};
-  const ZeroPartition partition = lay_out(parameters, 3, false);
+  const ZeroPartition partition = lay_out(parameters, {0, 1, 2}, 3, false);
   EXPECT_EQ(partition.flat_numel, 24);
   EXPECT_EQ(partition.partition_numel, 8);
   EXPECT_EQ(partition.padding(1), 0);
@@ -51,7 +51,7 @@ TEST(ZeroPartition, IsPaddedToTwiceTheRanksAndCutsThroughParameters) {
   // In the order of backward; neighbours of one owner join.
   const std::array<std::int32_t, 3> bucket = {2, 1, 0};
   std::vector<ZeroSlice> slices;
-  for_each_slice(partition, parameters, bucket, -1,
+  for_each_slice(std::span(&partition, 1), parameters, bucket, -1,
                  [&](const ZeroSlice& slice) { slices.push_back(slice); });
   const std::vector<std::pair<std::int64_t, std::int64_t>> expected = {
       {2, 4}, {1, 6}, {2, 1}, {0, 8}, {1, 2}};
@@ -65,7 +65,7 @@ TEST(ZeroPartition, IsPaddedToTwiceTheRanksAndCutsThroughParameters) {
 TEST(ZeroPartition, RoundRobinDealsParametersOut) {
   const std::vector<Parameter> parameters = {halves(1), halves(2), halves(3), halves(4), halves(5)};
   // Over 2 ranks: 0, 2, 4, then 1, 3.
-  const ZeroPartition partition = lay_out(parameters, 2, true);
+  const ZeroPartition partition = lay_out(parameters, {0, 1, 2, 3, 4}, 2, true);
   EXPECT_EQ(partition.offset, (std::vector<std::int64_t>{0, 9, 1, 11, 4}));
 }
 
@@ -164,6 +164,34 @@ TEST(Zero12, TheStepReadsOverflowAndNormOnTheHost) {
   const auto waits = std::count_if(graph.rows.begin(), graph.rows.end(),
                                    [](const Row& row) { return row.host_wait != kNoEvent; });
   EXPECT_EQ(waits, 2);
+}
+
+// Five norms of 512 are a group of their own: 2560 elements over 4 ranks, 640 each, whose norm and
+// gather are their own, too. Neighbours of one owner still go together, and stage 1 fills its
+// bucket group by group.
+TEST(Zero12, ParametersThatDoNotDecayAreAGroupOfTheirOwn) {
+  const ModelSpec model = tiny_model(2);
+  Plan plan = zero_plan(RuntimeKind::kZero1);
+  const LibraryRun one = record(model, plan);
+  plan.optimizer.groups = Optimizer::Groups::kDecay;
+  const LibraryRun two = record(model, plan);
+  EXPECT_EQ(two.facts.at("flat_numel.1"), 5 * 512);
+  EXPECT_EQ(two.facts.at("partition_numel.1"), 640);
+  EXPECT_EQ(two.facts.at("flat_numel.0") + 5 * 512, one.facts.at("flat_numel.0"));
+  const auto bytes_of = [](const LibraryStep& step, std::string_view kind) {
+    std::vector<std::int64_t> bytes;
+    for (const LibraryEvent& e : step.log) {
+      if (e.kind == kind) bytes.push_back(e.bytes_out);
+    }
+    return bytes;
+  };
+  EXPECT_EQ(bytes_of(two.steps[1], "all_gather"),
+            (std::vector<std::int64_t>{(model.parameters() - 5 * 512) * 2, 5 * 512 * 2}));
+  // The gradients, overflow, two norms.
+  EXPECT_EQ(bytes_of(two.steps[1], "all_reduce"),
+            (std::vector<std::int64_t>{model.parameters() * 2, 1, 4, 4}));
+  const auto sent = collectives(two.steps[1], "all_reduce");
+  EXPECT_TRUE(sent[0].unit.ends_with("..model.norm.weight")) << sent[0].unit;
 }
 
 // Four ranks in groups of 2 (mesh 2 x 2): gradients are reduced over all 4, states and the gather

@@ -1,0 +1,61 @@
+#include "sim/spec/size_units.h"
+
+#include <algorithm>
+#include <map>
+
+namespace foreshard {
+namespace {
+
+std::string parent_of(const std::string& name) {
+  const std::size_t dot = name.rfind('.');
+  return dot == std::string::npos ? "" : name.substr(0, dot);
+}
+
+bool is_inside(const std::string& name, const std::string& module) {
+  return name.size() > module.size() && name.starts_with(module) && name[module.size()] == '.';
+}
+
+}  // namespace
+
+SizeUnits units_by_size(const LayerSpec& layer, std::int64_t least) {
+  const bool is_block = layer.role == LayerRole::kBlock;
+  std::map<std::string, std::int64_t> left;  // of modules, "" the layer
+  for (const ParameterSpec& parameter : layer.parameters) {
+    if (parameter.tied) continue;
+    std::string module = parent_of(parameter.name);
+    left[module] += parameter.numel();
+    while (is_block && !module.empty()) left[module = parent_of(module)] += 0;
+  }
+  SizeUnits units;
+  // Names of what is inside come behind their module's.
+  for (auto each = left.rbegin(); each != left.rend(); ++each) {
+    const auto& [module, numel] = *each;
+    if (module.empty()) {
+      units.whole = numel >= least;
+    } else if (numel >= least) {
+      units.modules.push_back(module);
+    } else if (is_block) {
+      left[parent_of(module)] += numel;
+    }
+  }
+  const auto place = [&](const std::string& module) {
+    return std::find_if(layer.parameters.begin(), layer.parameters.end(),
+                        [&](const ParameterSpec& p) { return is_inside(p.name, module); });
+  };
+  std::stable_sort(units.modules.begin(), units.modules.end(),
+                   [&](const auto& a, const auto& b) { return place(a) < place(b); });
+  return units;
+}
+
+std::int32_t unit_of_name(const SizeUnits& units, const std::string& name) {
+  std::int32_t found = -1;
+  for (std::size_t m = 0; m < units.modules.size(); ++m) {
+    const std::string& module = units.modules[m];
+    const bool deeper =
+        found < 0 || module.size() > units.modules[static_cast<std::size_t>(found)].size();
+    if (is_inside(name, module) && deeper) found = static_cast<std::int32_t>(m);
+  }
+  return found;
+}
+
+}  // namespace foreshard
