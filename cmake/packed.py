@@ -22,7 +22,7 @@ import tarfile
 # Of xz's strongest preset for text, with a window that spans all versions of a recording.
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 96 << 20, "lc": 4, "pb": 0}]
 COLUMNS = ".columns"
-SEPARATORS = {".csv": b",", ".txt": b" "}
+SEPARATORS = {".csv": b",", ".txt": b" ", ".json": b","}
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
