@@ -96,15 +96,15 @@ std::string Checks::rms_norm() {
   auto [y, rstd] = device_rms_norm(device_, put(x), put(w), 1e-5);
   const at::Tensor addend = randn({64, 512});
   auto [dx, dw] = device_rms_norm_backward(device_, {put(dy), put(x), put(w), rstd, {}});
-  auto [sum, same] = device_rms_norm_backward(device_, {put(dy), put(x), put(w), rstd, put(addend)});
+  auto [sum, same] =
+      device_rms_norm_backward(device_, {put(dy), put(x), put(w), rstd, put(addend)});
   const at::Tensor r = (x.square().mean(1, true) + 1e-5).rsqrt(), normed = x * r;
   const at::Tensor scaled = dy * w;
   auto [y16, rstd16] = device_rms_norm(device_, put_bf16(x), put_bf16(w), 1e-5);
   const at::Tensor wanted = r * (scaled - normed * (scaled * normed).mean(1, true));
   near("dx and more", sum, wanted + addend, 1e-5);
   return fmt::format("{}, {}, {}, {}", near("y", y, reference(x, w), 1e-5),
-                     near("dx", dx, wanted, 1e-5),
-                     near("dw", dw, (dy * normed).sum(0), 1e-5),
+                     near("dx", dx, wanted, 1e-5), near("dw", dw, (dy * normed).sum(0), 1e-5),
                      near("bf16", y16, reference(rounded(x), rounded(w)), 1e-2));
 }
 
@@ -280,7 +280,7 @@ std::string Checks::fused_adamw(const at::Tensor& p, const at::Tensor& g,
                          second.mutable_data_ptr<float>(),
                          shadow.mutable_data_ptr(),
                          p.numel(),
-                         0.1};
+                         0.1F};
   const auto fused = device_.fused_adamw({&piece, 1}, numbers);
   if (!fused) return "";
   const auto number = [&](double value) { return at::full({}, value, parameter.options()); };

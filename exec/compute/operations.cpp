@@ -343,8 +343,8 @@ RowShape norm_rows(const Call& c, const at::Tensor& x) {
 
 Tensors rms_norm_forward(const Call& c, Inputs in) {
   if (c.context.device != nullptr) {
-    auto [out, rstd] =
-        device_rms_norm(*c.context.device, in[0], c.parameter(0).value, c.context.numerics.norm_epsilon);
+    auto [out, rstd] = device_rms_norm(*c.context.device, in[0], c.parameter(0).value,
+                                       c.context.numerics.norm_epsilon);
     return {out, rstd};
   }
   const RowShape rows = norm_rows(c, in[0]);

@@ -8,8 +8,8 @@
 // is made when the event is first recorded in a capture: waits in the same capture become edges by
 // it. A wait in a capture for an event recorded outside is a node too (cudaEventWaitExternal).
 #include <ATen/Context.h>
-#include <ATen/ops/empty.h>
 #include <ATen/cuda/CUDAGraph.h>
+#include <ATen/ops/empty.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
@@ -443,9 +443,9 @@ class CudaAccelerator final : public Accelerator {
     return true;
   }
 
-  std::unique_ptr<foreshard::FusedAdamW> fused_adamw(
-      std::span<const foreshard::AdamWPiece> pieces, const Optimizer& numbers) override {
-    return std::make_unique<FusedAdamW>(*this, pieces, numbers);
+  std::unique_ptr<FusedAdamW> fused_adamw(std::span<const AdamWPiece> pieces,
+                                          const Optimizer& numbers) override {
+    return std::make_unique<CudaAdamW>(*this, pieces, numbers);
   }
 
   // --- several GPUs ---
@@ -457,31 +457,26 @@ class CudaAccelerator final : public Accelerator {
 
  private:
   // Its tables are memory of the device.
-  class FusedAdamW final : public foreshard::FusedAdamW {
+  class CudaAdamW final : public FusedAdamW {
    public:
-    FusedAdamW(CudaAccelerator& device, std::span<const foreshard::AdamWPiece> pieces,
-               const Optimizer& numbers)
+    CudaAdamW(CudaAccelerator& device, std::span<const AdamWPiece> pieces, const Optimizer& numbers)
         : device_(device), numbers_{numbers.beta1, numbers.beta2, numbers.epsilon} {
-      std::vector<AdamWPiece> table;
       std::vector<AdamWChunk> chunks;
-      for (const foreshard::AdamWPiece& p : pieces) {
-        for (std::int64_t begin = 0; begin < p.count; begin += kAdamWChunk) {
-          chunks.push_back({begin, static_cast<unsigned>(table.size())});
+      for (std::size_t p = 0; p < pieces.size(); ++p) {
+        for (std::int64_t begin = 0; begin < pieces[p].count; begin += kAdamWChunk) {
+          chunks.push_back({begin, static_cast<unsigned>(p)});
         }
-        table.push_back({p.parameter, p.gradient, p.first, p.second,
-                         static_cast<__nv_bfloat16*>(p.shadow), p.count,
-                         static_cast<float>(p.decay)});
       }
       count_ = static_cast<unsigned>(chunks.size());
-      pieces_ = put(table);
-      chunks_ = put(chunks);
+      pieces_ = put(pieces);
+      chunks_ = put(std::span<const AdamWChunk>(chunks));
     }
-    ~FusedAdamW() override {
+    ~CudaAdamW() override {
       device_.release(pieces_, 0);
       device_.release(chunks_, 0);
     }
-    FusedAdamW(const FusedAdamW&) = delete;
-    FusedAdamW& operator=(const FusedAdamW&) = delete;
+    CudaAdamW(const CudaAdamW&) = delete;
+    CudaAdamW& operator=(const CudaAdamW&) = delete;
 
     void step(const at::Tensor& number, const at::Tensor& rate, const at::Tensor& factor) override {
       check(adamw(reinterpret_cast<const AdamWPiece*>(pieces_),
@@ -493,9 +488,9 @@ class CudaAccelerator final : public Accelerator {
 
    private:
     template <typename Row>
-    std::byte* put(const std::vector<Row>& rows) {
-      std::byte* memory = device_.allocate(rows.size() * sizeof(Row));
-      if (memory != nullptr) device_.to_device(memory, rows.data(), rows.size() * sizeof(Row));
+    std::byte* put(std::span<const Row> rows) {
+      std::byte* memory = device_.allocate(rows.size_bytes());
+      if (memory != nullptr) device_.to_device(memory, rows.data(), rows.size_bytes());
       return memory;
     }
     CudaAccelerator& device_;

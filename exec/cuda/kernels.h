@@ -3,11 +3,12 @@
 // All of them return at once; what a launch says is the return value. Pointers are device memory.
 #pragma once
 
-#include <cuda_bf16.h>
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
 #include <cstdint>
+
+#include "exec/device/adamw_piece.h"
 
 namespace foreshard::cuda {
 
@@ -62,8 +63,8 @@ struct Rotation {
 cudaError_t rotate(Type type, const Rotation& rotation, const float* cos, const float* sin,
                    void* values, cudaStream_t stream);
 
-// y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + epsilon) per row. Widths that takes_norm() says,
-// pointers of 16 bytes.
+// y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + epsilon) per row. Widths that takes_norm()
+// says, pointers of 16 bytes.
 struct NormRows {
   std::int64_t count = 0, width = 0;
 };
@@ -102,15 +103,6 @@ cudaError_t cross_entropy(Type type, std::int64_t rows, std::int64_t width, void
 
 // --- the end of a step ---
 
-// All fp32 but the shadow, which is bf16 or null; counts are multiples of 4, pointers of 16 bytes.
-struct AdamWPiece {
-  float* parameter = nullptr;
-  const float* gradient = nullptr;
-  float *first = nullptr, *second = nullptr;
-  __nv_bfloat16* shadow = nullptr;
-  std::int64_t count = 0;
-  float decay = 0;
-};
 // From `begin` of a piece kAdamWChunk elements, or what is left.
 inline constexpr std::int64_t kAdamWChunk = 16384;
 struct AdamWChunk {
@@ -120,8 +112,8 @@ struct AdamWChunk {
 struct AdamWNumbers {
   double beta1 = 0, beta2 = 0, epsilon = 0;
 };
-// Step *number (from 1) at *rate, of gradients times *factor (null: 1). Tables and numbers are device
-// memory.
+// Step *number (from 1) at *rate, of gradients times *factor (null: 1). Tables and numbers are
+// device memory.
 cudaError_t adamw(const AdamWPiece* pieces, const AdamWChunk* chunks, unsigned count,
                   const AdamWNumbers& numbers, const float* number, const float* rate,
                   const float* factor, cudaStream_t stream);

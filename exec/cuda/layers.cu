@@ -119,7 +119,8 @@ __global__ void __launch_bounds__(kRowThreads)
   T* row = logits + static_cast<std::int64_t>(blockIdx.x) * width;
   const std::int64_t label = labels[blockIdx.x];
   const auto misplaced = reinterpret_cast<std::uintptr_t>(row) % sizeof(Pack<T>) / sizeof(T);
-  const std::int64_t before = misplaced == 0 ? 0 : min(width, kCount - static_cast<std::int64_t>(misplaced));
+  const std::int64_t before =
+      misplaced == 0 ? 0 : min(width, kCount - static_cast<std::int64_t>(misplaced));
   auto* packs = reinterpret_cast<Pack<T>*>(row + before);
   const std::int64_t count = (width - before) / kCount;
   const std::int64_t behind = before + count * kCount;

@@ -129,8 +129,8 @@ cudaError_t with_packs(int packs, const Run& run) {
 }
 
 template <typename T>
-cudaError_t forward(const NormRows& rows, const void* x, const void* weight, float epsilon,
-                    void* y, float* rstd, cudaStream_t stream) {
+cudaError_t forward(const NormRows& rows, const void* x, const void* weight, float epsilon, void* y,
+                    float* rstd, cudaStream_t stream) {
   const int packs = static_cast<int>(rows.width / Pack<T>::kCount);
   return with_packs(packs, [&](auto each) {
     rms_norm_kernel<T, decltype(each)::value>

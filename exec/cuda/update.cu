@@ -35,7 +35,8 @@ __global__ void __launch_bounds__(kThreads)
   const auto* gradients = reinterpret_cast<const float4*>(piece.gradient + begin);
   auto* first = reinterpret_cast<float4*>(piece.first + begin);
   auto* second = reinterpret_cast<float4*>(piece.second + begin);
-  auto* shadow = reinterpret_cast<Bf16x4*>(piece.shadow == nullptr ? nullptr : piece.shadow + begin);
+  auto* shadow = static_cast<Bf16x4*>(piece.shadow);
+  if (shadow != nullptr) shadow += begin / 4;
   const auto update = [&](float& p, float g, float& m, float& v) {
     g *= scale;
     p *= kept;

@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "exec/device/adamw_piece.h"
 #include "exec/memory/rank_memory.h"
 #include "sim/spec/plan.h"
 
@@ -131,16 +132,6 @@ struct NormGradient {
   at::Tensor dy, x, weight;
   at::Tensor rstd;    // fp32, one per row
   at::Tensor addend;  // undefined, or like x: added to its gradient
-};
-
-// Elements that one AdamW update covers, all fp32 but the shadow: bf16, or null.
-struct AdamWPiece {
-  float* parameter = nullptr;
-  const float* gradient = nullptr;
-  float *first = nullptr, *second = nullptr;
-  void* shadow = nullptr;
-  std::int64_t count = 0;
-  double decay = 0;
 };
 
 // AdamW over pieces that are always the same.

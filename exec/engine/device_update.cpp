@@ -33,10 +33,11 @@ DeviceUpdate::DeviceUpdate(UnitSet& units, const ModelSpec& model, const Plan& p
             {lists.parameters.back().mutable_data_ptr<float>(), unit.gradient + piece.begin,
              lists.first.back().mutable_data_ptr<float>(),
              lists.second.back().mutable_data_ptr<float>(),
-             unit.shadow == unit.master
-                 ? nullptr
-                 : unit.shadow + piece.begin * size_of(plan.param_dtype),
-             piece.count, decays(model, *piece.parameter) ? plan.optimizer.weight_decay : 0.0});
+             unit.shadow == unit.master ? nullptr
+                                        : unit.shadow + piece.begin * size_of(plan.param_dtype),
+             piece.count,
+             decays(model, *piece.parameter) ? static_cast<float>(plan.optimizer.weight_decay)
+                                             : 0.0F});
       }
       lists.steps.push_back(number_);
     }

@@ -387,13 +387,13 @@ void keep_dots(LayerSpec& layer) {
     return std::any_of(layer.operations.begin(), layer.operations.end(), [&](const Operation& op) {
       const bool ends_layer = op.gradient == GradientRule::kAlias &&
                               std::count(op.outputs.begin(), op.outputs.end(), layer.output) > 0;
-      return !ends_layer && std::count(op.inputs.begin(), op.inputs.end(),
-                                       product.outputs.front()) > 0;
+      return !ends_layer &&
+             std::count(op.inputs.begin(), op.inputs.end(), product.outputs.front()) > 0;
     });
   };
   for (Operation& op : layer.operations) {
-    op.kept_by_selective = op.kind == OperationKind::kAttention ||
-                           (op.kind == OperationKind::kGemm && is_read(op));
+    op.kept_by_selective =
+        op.kind == OperationKind::kAttention || (op.kind == OperationKind::kGemm && is_read(op));
   }
 }
 

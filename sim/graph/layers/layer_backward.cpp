@@ -366,9 +366,7 @@ class Backward {
     if (adds_in_place(op) && !is_own) return kNoGradient;
     return std::exchange(place, kNoGradient);
   }
-  static bool adds_in_place(const Operation& op) {
-    return op.function == Function::kMatrixProduct;
-  }
+  static bool adds_in_place(const Operation& op) { return op.function == Function::kMatrixProduct; }
 
   Contributions differentiate(std::size_t o, std::int32_t incoming, std::int32_t addend) {
     const Operation& op = graph_.operation(o);

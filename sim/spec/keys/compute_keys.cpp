@@ -46,8 +46,8 @@ constexpr std::array kReductionOrders = {ReductionOrder::kMicrobatch, ReductionO
                                          ReductionOrder::kMicrobatch8};
 constexpr std::array kWhens = {When::kEach, When::kLast};
 constexpr std::array kCheckpointWraps = {CheckpointWraps::kModule, CheckpointWraps::kUnit};
-constexpr std::array kSelectivePolicies = {
-    SelectivePolicy::kEverySecondMm, SelectivePolicy::kDots, SelectivePolicy::kDotsExceptMlp};
+constexpr std::array kSelectivePolicies = {SelectivePolicy::kEverySecondMm, SelectivePolicy::kDots,
+                                           SelectivePolicy::kDotsExceptMlp};
 constexpr std::array kExpertKernels = {ExpertKernels::kGrouped, ExpertKernels::kLoop,
                                        ExpertKernels::kTransformers};
 constexpr std::array kLoraBases = {Lora::Base::kMaster, Lora::Base::kParam, Lora::Base::kNf4};

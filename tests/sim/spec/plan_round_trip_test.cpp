@@ -134,8 +134,8 @@ Plan random_plan() {
     plan.loss_in_forward = pick({false, true});
     plan.units.table_alone = pick({false, true});
     plan.batch.padded = pick({false, true});
-    plan.recompute_keeps = pick({SelectivePolicy::kEverySecondMm, SelectivePolicy::kDots,
-                                 SelectivePolicy::kDotsExceptMlp});
+    plan.recompute_keeps = pick(
+        {SelectivePolicy::kEverySecondMm, SelectivePolicy::kDots, SelectivePolicy::kDotsExceptMlp});
     plan.loss = pick<Loss>({{Loss::Kind::kEager, 0},
                             {Loss::Kind::kEagerCompute, 0},
                             {Loss::Kind::kCompiled, 0},
