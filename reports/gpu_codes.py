@@ -32,8 +32,8 @@ def words(name, c, folder, gpu):
     if axes:  # modules of PyTorch itself, in a loop of one's own
         keys.update({"stack": "none", "units.head": "with_norm", "kernels.rope": "real", "optimizer.implementation": "fused"})
         keys.update({f"mesh.{axis}": size for axis, size in axes.items()})
-    if c["attention"] == "eager":
-        keys["attention"] = "eager"
+    if c["attention"] in ("eager", "flash"):  # SDPBackend.FLASH_ATTENTION alone, where PyTorch would take cuDNN's
+        keys["attention"] = {"eager": "eager", "flash": "fa2"}[c["attention"]]
     if c["checkpoint"]:
         keys.update({"recompute": "full", "recompute_early_stop": "true"})
     if c["accumulation"] > 1:
