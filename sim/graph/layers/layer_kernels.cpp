@@ -375,6 +375,19 @@ void launch_one_by_one(const Operation& op, std::size_t begin, LayerPhaseProgram
   }
 }
 
+// A loop's weights are views of one tensor of all experts: autograd puts the gradient of each into
+// zeros of that size (select_backward) and adds them up, in place.
+void add_gradients_of_views(const KernelCounts& counts, const Operation& op, BackwardParts parts,
+                            LayerPhaseProgram& phase) {
+  if (op.kind != OperationKind::kGemm || !op.one_by_one || !parts.weights) return;
+  const std::int64_t all = weight_elements(counts, op) * size_of(counts.options.compute);
+  for (std::int64_t group = 0; group < op.groups; ++group) {
+    add_memory_kernel(phase, Function::kScale, Pass::kBackward, all);
+    add_memory_kernel(phase, Function::kCopy, Pass::kBackward, 2 * all / op.groups);
+    if (group > 0) add_memory_kernel(phase, Function::kAdd, Pass::kBackward, 3 * all);
+  }
+}
+
 }  // namespace
 
 void add_memory_kernel(LayerPhaseProgram& phase, Function function, Pass pass, std::int64_t bytes) {
@@ -404,6 +417,7 @@ void add_backward_kernels(const KernelCounts& counts, const Operation& op, Backw
   launch_one_by_one(op, begin, phase);
   mark_heads(op, begin, phase);
   mark_parts_of_rows(counts, op, begin, phase);
+  add_gradients_of_views(counts, op, parts, phase);
 }
 
 void mark_eager_norm(const Operation& op, std::size_t begin, LayerPhaseProgram& phase) {
