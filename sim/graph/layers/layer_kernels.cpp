@@ -334,10 +334,16 @@ bool has(const std::vector<std::int16_t>& tensors, std::int16_t t) {
   return std::find(tensors.begin(), tensors.end(), t) != tensors.end();
 }
 
-// Whether an input is a part of wider rows (a chunk of gate and up), or one value stands for a row:
-// a factor of each, or the mask that sets rows of other ranks' experts to zero, in place.
+// Whether an input is a part of wider rows (a chunk of gate and up), or one value stands for a row
+// (a factor of each, or the mask that sets rows of other ranks' experts to zero, in place), or what
+// is added is broadcast (a mask to the heads).
 bool reads_parts_of_rows(const KernelCounts& counts, const Operation& op) {
   if (op.sums_last || (op.in_place && op.function == Function::kScale)) return true;
+  const auto bytes = [&](std::int16_t t) { return counts.bytes[at(t)]; };
+  if (op.function == Function::kAdd && op.inputs.size() == 1 &&
+      bytes(op.inputs.front()) == bytes(op.outputs.front())) {
+    return true;
+  }
   return std::any_of(op.inputs.begin(), op.inputs.end(), [&](std::int16_t t) {
     return std::any_of(counts.layer.operations.begin(), counts.layer.operations.end(),
                        [&](const Operation& other) {

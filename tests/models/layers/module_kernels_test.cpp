@@ -153,6 +153,9 @@ TEST(ModuleKernels, PartsOfRowsDoNotStream) {
   EXPECT_EQ(forward[Function::kMultiply], 2 * (4 + 4 + 4));
   EXPECT_EQ(backward[Function::kSilu], 2 * (4 + 4 + 4));
   EXPECT_EQ(backward[Function::kMultiply], 0);
+  // One mask for all 16 heads' scores of 1,024 positions, 2 + 2 bytes each.
+  plan.attention = AttentionKernel::kEager;
+  EXPECT_EQ(strided(block("llama", plan).forward)[Function::kAdd], 16 * kTokens * 4 / kWidth);
 }
 
 // Saved beyond a fused one, which keeps its input, 2 (the block's is the layer before's): x.float()
