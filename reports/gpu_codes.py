@@ -7,7 +7,7 @@
 ROUND holds codes.jsonl and configs/ as exec/gpu/code_steps.py leaves them; the GPU is the one that round.json beside
 it names. Each model is given as its config.json, the plan in the words of somebody who knows the script: runtime,
 stack, sizes, checkpointing. Steps at world above 1 ran without a network; the forecast's exposed communication, and what
-collectives cost the kernels beside them, are taken off (frozen forecasts have the former alone).
+collectives cost the kernels beside them, are taken off (of what was frozen on 2026-11-26 the former alone).
 """
 import json
 import math
@@ -32,8 +32,8 @@ def words(name, c, folder, gpu):
     if axes:  # modules of PyTorch itself, in a loop of one's own
         keys.update({"stack": "none", "units.head": "with_norm", "kernels.rope": "real", "optimizer.implementation": "fused"})
         keys.update({f"mesh.{axis}": size for axis, size in axes.items()})
-    if c["attention"] == "eager":
-        keys["attention"] = "eager"
+    if c["attention"] in ("eager", "flash"):  # SDPBackend.FLASH_ATTENTION alone, where PyTorch would take cuDNN's
+        keys["attention"] = {"eager": "eager", "flash": "fa2"}[c["attention"]]
     if c["checkpoint"]:
         keys.update({"recompute": "full", "recompute_early_stop": "true"})
     if c["accumulation"] > 1:
@@ -74,10 +74,14 @@ def forecast(program, said):
     done = subprocess.run([program, "explain", *said, "--json"], capture_output=True, text=True)
     if not done.stdout:
         return " ".join(done.stderr.split())
-    answer = json.loads(done.stdout)
-    report, slowdown = answer["report"], answer["overlap_slowdown_s"]
-    found = {"step_s": report["step"]["seconds"], "exposed_s": report["step"]["exposed_communication_s"],
-             "peak_allocated_bytes": report["memory"]["peak_allocated_bytes"], "peak_reserved_bytes": report["memory"]["peak_reserved_bytes"], "slowdown_s": {k: slowdown for k in ("value", "low", "high")}}
+    explained = json.loads(done.stdout)
+    report = explained["report"]
+    step, exposed = report["step"]["seconds"], report["step"]["exposed_communication_s"]
+    # Without a network the step is still as long as its host is busy.
+    most = max(step["value"] - explained["host_work"]["busy_s"], 0)
+    network = {k: min(exposed[k] + explained["overlap_slowdown_s"], most) for k in ("value", "low", "high")}
+    found = {"step_s": step, "exposed_s": network,
+             "peak_allocated_bytes": report["memory"]["peak_allocated_bytes"], "peak_reserved_bytes": report["memory"]["peak_reserved_bytes"]}
     return {name: [float(f"{one[k]:.5g}") for k in ("value", "low", "high")] for name, one in found.items()}
 
 
@@ -123,7 +127,7 @@ def main():
         if not isinstance(said, dict):
             print(f"{row['name']:31} {said}")
             continue
-        alone = said["exposed_s"][0] + said.get("slowdown_s", [0])[0] if row["case"]["world"] > 1 else 0
+        alone = said["exposed_s"][0] if row["case"]["world"] > 1 else 0
         value, low, high = (seconds - alone for seconds in said["step_s"])
         seen = row["step_s"]
         errors.append(value / seen - 1)

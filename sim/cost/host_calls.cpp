@@ -5,6 +5,7 @@
 // optimizer goes through them once per operation. A CUDA graph is one call and one launch.
 #include "sim/cost/host_calls.h"
 
+#include <algorithm>
 #include <numeric>
 
 namespace foreshard {
@@ -22,6 +23,11 @@ constexpr double kEngineTimes = 2.7;
 // GPU: docs/host.md).
 constexpr double kModuleTimes = 50 / 256.4, kModuleCollectiveTimes = 52 / 171.7;
 
+// What an operation on DTensors takes the host on top of one on plain tensors, forward or backward,
+// with what its module wraps and unwraps, on the processor of the fit: 65 us of a product and of a
+// norm (PyTorch 2.11 on the null GPU: docs/host.md).
+constexpr double kDtensorOperation = 65e-6;
+
 bool is_layer(EventKind kind) {
   return kind == EventKind::kForward || kind == EventKind::kRecompute ||
          kind == EventKind::kBackward;
@@ -30,6 +36,12 @@ bool is_layer(EventKind kind) {
 bool is_of_optimizer(EventKind kind) {
   return kind == EventKind::kGradNorm || kind == EventKind::kGradScale ||
          kind == EventKind::kOptimizer || kind == EventKind::kHostOptimizer;
+}
+
+bool is_norm_or_loss(MemoryClass kind) {
+  return kind == MemoryClass::kNormForward || kind == MemoryClass::kNormBackward ||
+         kind == MemoryClass::kEagerNormForward || kind == MemoryClass::kEagerNormBackward ||
+         kind == MemoryClass::kLoss;
 }
 
 class Counter {
@@ -69,6 +81,23 @@ void add_layer(const EventGraph& graph, const Work& work, Counter& counter) {
     counter.add(call_of(graph.kernels[k]), 1);
     if (work.kind == EventKind::kRecompute) counter.add(HostCall::kRecomputed, 1);
   }
+}
+
+// Products, norms and the loss of layers that PyTorch's tensor parallelism cuts: its styles give
+// them DTensors and hand plain tensors to what is between (torch/distributed/tensor/parallel).
+std::int64_t dtensor_operations(const EventGraph& graph, const Work& work) {
+  const bool is_cut = graph.host.dtensors && !graph.host.compiled && !work.captured &&
+                      (is_layer(work.kind) || work.kind == EventKind::kLoss) &&
+                      std::ranges::any_of(graph.communicators,
+                                          [](const Communicator& c) { return c.name == "tp"; });
+  if (!is_cut) return 0;
+  const auto first = graph.kernels.begin() + work.kernels_begin;
+  const auto last = graph.kernels.begin() + work.kernels_end;
+  return std::count_if(first, last, [](const Kernel& kernel) {
+    return kernel.kind == KernelKind::kGemm
+               ? kernel.groups == 1
+               : kernel.kind == KernelKind::kMemory && is_norm_or_loss(kernel.memory_class);
+  });
 }
 
 // TransformerEngine multiplies group by group, from a loop of C++ over several streams
@@ -142,6 +171,7 @@ HostSeconds host_seconds(const EventGraph& graph, const Work& work, const HostCu
   };
   double all = std::inner_product(counts.begin(), counts.end(), curve.calls.begin(), 0.0);
   if (graph.host.modules) all -= (1 - kModuleCollectiveTimes) * of(HostCall::kCollective);
+  all += kDtensorOperation * static_cast<double>(dtensor_operations(graph, work));
   const double hooks = of(HostCall::kHook);
   const double before = curve.processor * hooks * (graph.host.modules ? kModuleTimes : 1);
   if (graph.host.captured && !is_of_optimizer(work.kind)) return {before, 0};

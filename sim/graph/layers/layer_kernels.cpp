@@ -330,6 +330,43 @@ void mark_heads(const Operation& op, std::size_t begin, LayerPhaseProgram& phase
   }
 }
 
+bool has(const std::vector<std::int16_t>& tensors, std::int16_t t) {
+  return std::find(tensors.begin(), tensors.end(), t) != tensors.end();
+}
+
+// Whether an input is a part of wider rows (a chunk of gate and up), or one value stands for a row
+// (a factor of each, or the mask that sets rows of other ranks' experts to zero, in place), or what
+// is added is broadcast (a mask to the heads).
+bool reads_parts_of_rows(const KernelCounts& counts, const Operation& op) {
+  if (op.sums_last || (op.in_place && op.function == Function::kScale)) return true;
+  const auto bytes = [&](std::int16_t t) { return counts.bytes[at(t)]; };
+  if (op.function == Function::kAdd && op.inputs.size() == 1 &&
+      bytes(op.inputs.front()) == bytes(op.outputs.front())) {
+    return true;
+  }
+  return std::any_of(op.inputs.begin(), op.inputs.end(), [&](std::int16_t t) {
+    return std::any_of(counts.layer.operations.begin(), counts.layer.operations.end(),
+                       [&](const Operation& other) {
+                         return other.view && other.outputs.size() > 1 && has(other.outputs, t);
+                       });
+  });
+}
+
+// Such a kernel does not stream: 0.34 to 0.42 of the bandwidth for masks and SiLU over halves of
+// three codes on an H100, 0.9 where rows are whole (kernels of reports/validation). Of the
+// gradients of several inputs some stream: those stay.
+void mark_parts_of_rows(const KernelCounts& counts, const Operation& op, std::size_t begin,
+                        LayerPhaseProgram& phase) {
+  if (op.kind != OperationKind::kElementwise || begin == phase.kernels.size()) return;
+  const bool is_forward = phase.kernels[begin].pass == Pass::kForward;
+  if ((!is_forward && op.inputs.size() > 1) || !reads_parts_of_rows(counts, op)) return;
+  for (std::size_t k = begin; k < phase.kernels.size(); ++k) {
+    if (phase.kernels[k].memory_class == MemoryClass::kElementwise) {
+      phase.kernels[k].memory_class = MemoryClass::kStrided;
+    }
+  }
+}
+
 // A loop over the groups launches each of the operation's kernels once for every group.
 void launch_one_by_one(const Operation& op, std::size_t begin, LayerPhaseProgram& phase) {
   if (!op.one_by_one) return;
@@ -341,6 +378,19 @@ void launch_one_by_one(const Operation& op, std::size_t begin, LayerPhaseProgram
     kernel.bytes = Bytes(kernel.bytes.count() / op.groups);
     kernel.flops = kernel.flops * (1.0 / static_cast<double>(op.groups));
     phase.kernels.insert(phase.kernels.end(), static_cast<std::size_t>(op.groups), kernel);
+  }
+}
+
+// A loop's weights are views of one tensor of all experts: autograd puts the gradient of each into
+// zeros of that size (select_backward) and adds them up, in place.
+void add_gradients_of_views(const KernelCounts& counts, const Operation& op, BackwardParts parts,
+                            LayerPhaseProgram& phase) {
+  if (op.kind != OperationKind::kGemm || !op.one_by_one || !parts.weights) return;
+  const std::int64_t all = weight_elements(counts, op) * size_of(counts.options.compute);
+  for (std::int64_t group = 0; group < op.groups; ++group) {
+    add_memory_kernel(phase, Function::kScale, Pass::kBackward, all);
+    add_memory_kernel(phase, Function::kCopy, Pass::kBackward, 2 * all / op.groups);
+    if (group > 0) add_memory_kernel(phase, Function::kAdd, Pass::kBackward, 3 * all);
   }
 }
 
@@ -363,6 +413,7 @@ void add_forward_kernels(const KernelCounts& counts, const Operation& op,
   launch_one_by_one(op, begin, phase);
   mark_eager_norm(op, begin, phase);
   mark_heads(op, begin, phase);
+  mark_parts_of_rows(counts, op, begin, phase);
 }
 
 void add_backward_kernels(const KernelCounts& counts, const Operation& op, BackwardParts parts,
@@ -371,6 +422,8 @@ void add_backward_kernels(const KernelCounts& counts, const Operation& op, Backw
   add_backward(counts, op, parts, phase);
   launch_one_by_one(op, begin, phase);
   mark_heads(op, begin, phase);
+  mark_parts_of_rows(counts, op, begin, phase);
+  add_gradients_of_views(counts, op, parts, phase);
 }
 
 void mark_eager_norm(const Operation& op, std::size_t begin, LayerPhaseProgram& phase) {

@@ -135,6 +135,29 @@ TEST(ModuleKernels, EagerRmsNormIsAClassOfItsOwn) {
   EXPECT_EQ(of_class(program.forward, MemoryClass::kNormForward), 0);
 }
 
+// Phi-3 chunks what gate and up make: SiLU, 2 * 4d in and out, and its gradient, 3 * 4d, read rows
+// of a half, and so does the product forward, 3 * 4d. Llama's are whole.
+TEST(ModuleKernels, PartsOfRowsDoNotStream) {
+  const auto strided = [](const LayerPhaseProgram& phase) {
+    LayerPhaseProgram kept;
+    for (const Kernel& kernel : phase.kernels) {
+      if (kernel.memory_class == MemoryClass::kStrided) kept.kernels.push_back(kernel);
+    }
+    return moved(kept);
+  };
+  Plan plan = plan_with({}, false);
+  EXPECT_EQ(strided(block("llama", plan).forward)[Function::kSilu], 0);
+  const LayerProgram halves = block("phi3", plan);
+  auto forward = strided(halves.forward), backward = strided(halves.backward);
+  EXPECT_EQ(forward[Function::kSilu], 2 * (4 + 4));
+  EXPECT_EQ(forward[Function::kMultiply], 2 * (4 + 4 + 4));
+  EXPECT_EQ(backward[Function::kSilu], 2 * (4 + 4 + 4));
+  EXPECT_EQ(backward[Function::kMultiply], 0);
+  // One mask for all 16 heads' scores of 1,024 positions, 2 + 2 bytes each.
+  plan.attention = AttentionKernel::kEager;
+  EXPECT_EQ(strided(block("llama", plan).forward)[Function::kAdd], 16 * kTokens * 4 / kWidth);
+}
+
 // Saved beyond a fused one, which keeps its input, 2 (the block's is the layer before's): x.float()
 // 4, and its normalized values, cast back 2, or in fp32 4. Cohere's LayerNorm: x - mean twice,
 // 4 + 4, and the normalized 4.

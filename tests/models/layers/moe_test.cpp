@@ -243,6 +243,26 @@ TEST(ExpertLoopTest, TheHostWaitsForTheRouter) {
   };
   EXPECT_EQ(products(p.forward), 4 + 1 + 3 * 8);  // attention, router, experts
   EXPECT_EQ(products(p.backward), 2 * (4 + 1 + 3 * 8));
+  // The gradient of each of the eight's three weights: into zeros of the size of all, a copy of an
+  // eighth, and but for the first a sum with what is there.
+  const auto moved = [](const LayerPhaseProgram& phase, Function function) {
+    std::int64_t sum = 0;
+    for (const Kernel& k : phase.kernels) {
+      if (k.kind == KernelKind::kMemory && k.function == function) sum += k.bytes.count();
+    }
+    return sum;
+  };
+  const LayerProgram& one = *LayerPrograms(grouped, plan).at(1, Recompute::kNone);
+  std::int64_t all = 0;
+  for (const ParameterSpec& weight : loop.kinds[1].parameters) {
+    if (weight.shape.size() == 3) all += 2 * weight.numel();
+  }
+  const auto more = [&](Function function) {
+    return moved(p.backward, function) - moved(one.backward, function);
+  };
+  EXPECT_EQ(more(Function::kScale), 8 * all);
+  EXPECT_EQ(more(Function::kCopy), 2 * all);
+  EXPECT_EQ(more(Function::kAdd), 7 * 3 * all);
   // Without the mixed blocks nothing waits.
   const auto waits = [&](const ModelSpec& model) {
     const EventGraph graph = build_fsdp2(model, plan, LayerPrograms(model, plan), {});
