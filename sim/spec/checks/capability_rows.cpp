@@ -160,6 +160,8 @@ constexpr Capability kRows[] = {
     {kOfNative, "attention != flash, attention != cudnn, attention != efficient", kOneKernel,
      "attention: flash, cudnn or efficient"},
     {kOfNative, "loss != eager", kOneKernel, "loss: eager"},
+    {kOfFsdp2 | kOfLibraries, "recompute_keeps = dots", "keeps every second product",
+     "recompute_keeps: every_second_mm, or runtime: native"},
     {kOfNative, "recompute_keeps = dots_except_mlp", "keeps every product, or every second one",
      "recompute_keeps: dots"},
     {kOfNative, "logits != released", kOneKernel, "logits: released"},

@@ -11,6 +11,7 @@
 #include "exec/device/device_communicators.h"
 #include "exec/device/host_accelerator.h"
 #include "exec/engine/engine.h"
+#include "models/layers/variants.h"
 #include "sim/graph/training_step.h"
 #include "tests/exec/engine/engine_runs.h"
 
@@ -81,7 +82,7 @@ TEST(DeviceEngine, Bf16TrainsAsOnTheCpu) {
 TEST(DeviceEngine, SchedulesGiveEqualBits) {
   const ModelSpec model = small_model("llama");
   const EngineRun usual = run_in_threads(model, device_plan(4), kSteps, true, Feeds::kStandin);
-  for (int variant = 0; variant < 6; ++variant) {
+  for (int variant = 0; variant < 7; ++variant) {
     Plan plan = device_plan(4);
     if (variant == 0) plan.prefetch = {0, 0};
     if (variant == 1) plan.prefetch = {2, 2};
@@ -89,7 +90,12 @@ TEST(DeviceEngine, SchedulesGiveEqualBits) {
     if (variant == 3) plan.reshard_after_forward.value = {Reshard::Kind::kGroup, 2};
     if (variant == 4) plan.recompute.value = Recompute::kFull;
     if (variant == 5) plan.host_sync = HostSync::kStep;
-    const EngineRun run = run_in_threads(model, plan, kSteps, true, Feeds::kStandin);
+    if (variant == 6) {
+      plan.recompute.value = Recompute::kSelective;
+      plan.recompute_keeps = SelectivePolicy::kDots;
+    }
+    const EngineRun run =
+        run_in_threads(with_variants(model, plan), plan, kSteps, true, Feeds::kStandin);
     EXPECT_EQ(run.hash, usual.hash) << "variant " << variant;
     EXPECT_EQ(run.losses, usual.losses) << "variant " << variant;
   }

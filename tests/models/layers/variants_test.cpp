@@ -120,6 +120,19 @@ TEST(Variants, SelectiveRecomputeUnderCompileKeepsOnlyWhatBackwardNeeds) {
   EXPECT_EQ(saved(plan_with(Compile::kBlocks), Recompute::kSelective), kept - kWide);
 }
 
+// Every product but down, which backward does not read, and attention stay: q, k, v, attention and
+// its logsumexp, output, gate, up. What runs again is bound by memory.
+TEST(Variants, DotsKeepEveryProductThatBackwardNeeds) {
+  Plan plan = plan_with(Compile::kNone);
+  plan.recompute_keeps = SelectivePolicy::kDots;
+  EXPECT_EQ(saved(plan, Recompute::kSelective), 3 * kWide + 2 * kNarrow + 2 * kFfn + 4 * 32);
+  const LayerProgram p = program(variant(plan), LayerRole::kBlock, Recompute::kSelective);
+  EXPECT_FALSE(p.recompute.kernels.empty());
+  for (const Kernel& kernel : p.recompute.kernels) {
+    EXPECT_EQ(kernel.kind, KernelKind::kMemory);
+  }
+}
+
 // MaxText's save_dot_except_mlp: the products in front of attention and the one behind it stay;
 // attention, gate and up run again, down does not, for backward reads none of it.
 TEST(Variants, DotsExceptMlpKeepTheProductsAroundAttention) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "models/zoo.h"
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_profile.h"
 #include "sim/simulate/simulate.h"
@@ -37,6 +38,64 @@ TEST(Native, CopiesNothing) {
   // needs no weight.
   EXPECT_EQ(count(graph, EventKind::kAllGather), 6 + 5);
   EXPECT_EQ(count(graph, EventKind::kReduceScatter), 6);
+}
+
+// One rank: the shadow is the parameters, gradients are written where the optimizer reads them;
+// with micro-batches to add up they have slots again.
+TEST(Native, OneRankCopiesNeitherParametersNorGradients) {
+  Plan plan = native_plan();
+  plan.mesh = {1, 1};
+  plan.param_dtype = DType::kBf16;
+  const EventGraph graph = build_training_step(tiny_model(4), plan);
+  EXPECT_EQ(count(graph, EventKind::kAllGather), 0);
+  EXPECT_EQ(count(graph, EventKind::kAccumulate), 0);
+  // Per element: master 4, shadow 2, gradient 4, moments 8.
+  std::int64_t elements = 0, bytes = 0;
+  for (const Unit& unit : graph.units) elements += unit.shard_numel;
+  for (const std::int32_t id : graph.persistent) bytes += graph.buffer(id).bytes.count();
+  EXPECT_EQ(bytes, 18 * elements);
+  plan.batch.accumulation = 2;
+  EXPECT_EQ(count(build_training_step(tiny_model(4), plan), EventKind::kAccumulate), 2 * 6);
+}
+
+// Of a Llama block's tensors five have a second gradient: the input and the attention's residual,
+// from their norms; the first norm's result, from k and v; the second one's, from up. On a GPU
+// kernels add: norms read one tensor more (2Td bytes), products add in place. A CPU rank's do not.
+TEST(Native, OnAGpuKernelsAddSecondGradients) {
+  const ModelSpec model = load_zoo_model("tinyllama-1.1b", Stack::kNative);
+  const auto block = [&](HostKind host) {
+    Plan plan = native_plan();
+    plan.param_dtype = DType::kBf16;
+    plan.batch = {128, 2, 1};
+    plan.host = host;
+    const EventGraph graph = build_training_step(model, plan);
+    return *std::max_element(graph.programs.begin(), graph.programs.end(),
+                             [](const auto& a, const auto& b) {
+                               return a->backward.steps.size() < b->backward.steps.size();
+                             });
+  };
+  const auto sums = [](const auto& program) {
+    const auto& steps = program->backward.steps;
+    return std::count_if(steps.begin(), steps.end(),
+                         [](const LayerStep& step) { return step.kind == LayerStep::Kind::kSum; });
+  };
+  const auto bytes = [](const auto& program, Function function) {
+    std::int64_t sum = 0;
+    for (const Kernel& kernel : program->backward.kernels) {
+      if (kernel.function == function) sum += kernel.bytes.count();
+    }
+    return sum;
+  };
+  constexpr std::int64_t kTensor = 2 * 256 * 2048;  // bf16, 2 x 128 tokens, 2,048 wide
+  const auto gpu = block(HostKind::kFeedsDevice), cpu = block(HostKind::kComputes);
+  EXPECT_EQ(sums(cpu), 5);
+  EXPECT_EQ(sums(gpu), 0);
+  EXPECT_EQ(bytes(cpu, Function::kAdd), 5 * 3 * kTensor);
+  EXPECT_EQ(bytes(gpu, Function::kAdd), 0);
+  EXPECT_EQ(bytes(gpu, Function::kRmsNorm), bytes(cpu, Function::kRmsNorm) + 2 * kTensor);
+  // Nor are gradients of weights cast into the sum.
+  EXPECT_GT(bytes(cpu, Function::kCast), 0);
+  EXPECT_EQ(bytes(gpu, Function::kCast), 0);
 }
 
 TEST(Native, PrefetchDepthZeroGathersOnlyBetweenComputations) {

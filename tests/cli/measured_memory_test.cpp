@@ -1,0 +1,42 @@
+// The engine's memory on a GPU, as forecast today, against what an H100 said: rows of a round
+// (exec/gpu/README.md). Allocated leaves out the library's workspace of 32 MiB; reserved has it.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <string>
+
+#include "tests/cli/program.h"
+
+namespace foreshard {
+namespace {
+
+TEST(MeasuredMemory, OfTheEngineIsWhatAnH100Said) {
+  std::ifstream rows(FORESHARD_SOURCE_DIR
+                     "/reports/validation/h100-sxm-20261126T163615Z/plans.jsonl");
+  constexpr double kWorkspace = 32 << 20;
+  int judged = 0;
+  for (std::string line; std::getline(rows, line); ++judged) {
+    const auto row = nlohmann::json::parse(line);
+    const auto model = row.at("model").get<std::string>();
+    SCOPED_TRACE(row.at("name").get<std::string>());
+    const bool small = model == "tinyllama-1.1b";  // exec/gpu/round_plans.py: ONE, EIGHT
+    std::string words =
+        "predict --json --runtime native --model " + model + " --cluster " +
+        std::to_string(row.at("gpus").get<int>()) + "xh100-sxm" +
+        (small ? " --sequence 2048 --micro-batch 4" : " --sequence 8192 --micro-batch 1");
+    for (const auto& [key, value] : row.at("set").items()) {
+      words += " --set " + key + "=" + value.get<std::string>();
+    }
+    const auto memory = json_of(run(words)).at("memory");
+    const double reserved = row.at("peak_reserved_bytes"),
+                 allocated = row.at("peak_allocated_bytes");
+    EXPECT_NEAR(memory.at("peak_reserved_bytes").at("value").get<double>(), reserved,
+                0.002 * reserved);
+    EXPECT_NEAR(memory.at("peak_allocated_bytes").at("value").get<double>() + kWorkspace, allocated,
+                0.002 * allocated);
+  }
+  EXPECT_EQ(judged, 4);
+}
+
+}  // namespace
+}  // namespace foreshard
