@@ -117,7 +117,9 @@ Plan random_plan() {
                        : random_policy<Recompute>(kBlocks, [] {
                            return pick({Recompute::kNone, Recompute::kFull, Recompute::kSelective});
                          });
-  if (!is_native) {
+  if (is_native) {
+    plan.recompute_keeps = pick({SelectivePolicy::kEverySecondMm, SelectivePolicy::kDots});
+  } else {
     plan.compile = pick({Compile::kNone, Compile::kBlocks, Compile::kModel});
     plan.attention =
         pick({AttentionKernel::kFlash, AttentionKernel::kCudnn, AttentionKernel::kEfficient,
@@ -134,8 +136,7 @@ Plan random_plan() {
     plan.loss_in_forward = pick({false, true});
     plan.units.table_alone = pick({false, true});
     plan.batch.padded = pick({false, true});
-    plan.recompute_keeps = pick(
-        {SelectivePolicy::kEverySecondMm, SelectivePolicy::kDots, SelectivePolicy::kDotsExceptMlp});
+    plan.recompute_keeps = pick({SelectivePolicy::kEverySecondMm, SelectivePolicy::kDotsExceptMlp});
     plan.loss = pick<Loss>({{Loss::Kind::kEager, 0},
                             {Loss::Kind::kEagerCompute, 0},
                             {Loss::Kind::kCompiled, 0},
