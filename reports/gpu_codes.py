@@ -10,7 +10,6 @@ stack, sizes, checkpointing. Steps at world above 1 ran without a network; the f
 collectives cost the kernels beside them, are taken off (of what was frozen on 2026-11-26 the former alone).
 """
 import json
-import math
 import pathlib
 import statistics
 import subprocess

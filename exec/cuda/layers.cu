@@ -100,11 +100,14 @@ __global__ void add_rows_kernel(std::int64_t width, const T* values, const std::
 // A running sum of exponentials from the greatest value so far.
 struct Exponentials {
   float greatest = -INFINITY, sum = 0.0F;
-  __device__ void add(float value) {
-    if (value > greatest) {
-      sum *= __expf(greatest - value);
-      greatest = value;
+  __device__ void raise(float to) {
+    if (to > greatest) {
+      sum *= __expf(greatest - to);
+      greatest = to;
     }
+  }
+  __device__ void add(float value) {
+    raise(value);
     sum += __expf(value - greatest);
   }
 };
@@ -131,10 +134,7 @@ __global__ void __launch_bounds__(kRowThreads)
     const Pack<T> pack = packs[i];
     float top = widen(pack.values[0]);
     for (int j = 1; j < kCount; ++j) top = fmaxf(top, widen(pack.values[j]));
-    if (top > own.greatest) {
-      own.sum *= __expf(own.greatest - top);
-      own.greatest = top;
-    }
+    own.raise(top);
     for (int j = 0; j < kCount; ++j) own.sum += __expf(widen(pack.values[j]) - own.greatest);
   }
   for (std::int64_t i = behind + threadIdx.x; i < width; i += blockDim.x) own.add(widen(row[i]));

@@ -3,7 +3,8 @@
 Cases of code_steps.py with `axes`: {tp: N} parallelises as PyTorch's own pages do (DTensor's styles, loss parallel),
 {cp: N} shares the sequence (context_parallel, keys and values gathered), {ep: N} sends rows to the ranks of their experts
 and back, whose numbers the host reads; what is left of the world is FSDP2's. The world is rank 0 of it over the fake
-process group; a collective is one copy inside the GPU, as fsdp2_steps.wire has it.
+process group; a collective is one copy inside the GPU, as fsdp2_steps.wire has it, but of a reduce-scatter over an axis,
+of which the own slice is copied.
 """
 import contextlib
 

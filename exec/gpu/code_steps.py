@@ -324,11 +324,13 @@ def wire_functions(model):
     """fsdp2_steps.wire for FSDP1, which calls torch.distributed's functions."""
     import torch.distributed as dist
 
+    import fsdp2_steps
+
     def gather(output, shard, group=None, async_op=False):
-        output.view(group.size(), -1).copy_(shard.view(1, -1).expand(group.size(), -1))
+        fsdp2_steps.gathered(output, shard, group.size())
 
     def scatter(output, whole, op=None, group=None, async_op=False):
-        output.copy_(whole.view(group.size(), -1)[group.rank()].view_as(output))
+        fsdp2_steps.summed(output, whole, group.size())
     dist.all_gather_into_tensor, dist.reduce_scatter_tensor = gather, scatter
 
 

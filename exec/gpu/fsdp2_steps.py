@@ -102,6 +102,16 @@ def make_group(world, device):
     dist.init_process_group("nccl" if device == "cuda" else "gloo", rank=0, world_size=1, store=store)
 
 
+def gathered(output, shard, world):
+    """What a rank without peers moves in an all-gather: its shard into every slot."""
+    output.view(world, -1).copy_(shard.view(1, -1).expand(world, -1))
+
+
+def summed(output, whole, world):
+    """In a reduce-scatter: all slices are read, the sum is written."""
+    torch.sum(whole.view(world, -1), 0, out=output.view(-1))
+
+
 def wire(model):
     """One copy per collective: the fake group itself would launch one per rank."""
     from torch.distributed.fsdp import FSDPModule
@@ -113,14 +123,13 @@ def wire(model):
 
     class Gather(Allocates, AllGather):
         def __call__(self, output_tensor, input_tensor, group, async_op=False):
-            world = group.size()
-            output_tensor.view(world, -1).copy_(input_tensor.view(1, -1).expand(world, -1))
+            gathered(output_tensor, input_tensor, group.size())
             # FSDP2 asks for a Work of an asynchronous gather; the fake group hands one out at no cost.
             return dist.all_reduce(output_tensor[:1], group=group, async_op=True) if async_op else None
 
     class Scatter(Allocates, ReduceScatter):
         def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
-            torch.sum(input_tensor.view(group.size(), -1), 0, out=output_tensor.view(-1))
+            summed(output_tensor, input_tensor, group.size())
 
     for module in model.modules():
         if isinstance(module, FSDPModule):
