@@ -473,12 +473,8 @@ void cache_keys(LayerSpec& layer) {
     TensorSpec spec = tensor(layer, from);
     spec.name.insert(0, kCached);
     const Index to = add_tensor(layer, std::move(spec));
-    Operation copy;
-    copy.name = layer.tensors.back().name;
-    copy.function = Function::kCopy;
+    Operation copy = pass(layer.tensors.back().name, Function::kCopy, from, to);
     copy.part = attends->part;
-    copy.inputs = {from};
-    copy.outputs = {to};
     copy.gradient = GradientRule::kAlias;  // views
     for (auto op = attends; op != ops.end(); ++op) {
       if (std::count(op->released.begin(), op->released.end(), from) > 0) copy.released = {from};
