@@ -1,11 +1,14 @@
 // Kernels: the binaries that hold them, their names, and their launches, as the CUDA runtime is
 // called for them.
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "exec/null/abi.h"
@@ -52,12 +55,66 @@ int runnable_architecture(const void* wrapper) {
   return best == 0 ? own : best;
 }
 
+// Where torch._grouped_mm's first kernel (ATen/native/cuda/GroupMMCommon.cuh; a thread for each
+// group) is told the extents that all groups share, of which the one that differs is negative, and
+// the shapes of both operands. The product behind it reads its groups' shapes on the device.
+struct GroupedPlaces {
+  std::size_t extents = 0, shapes = 0;  // of M before N and K; of A's before B's
+  int a_type = 0, c_type = 0;
+
+  static std::optional<GroupedPlaces> of(const std::vector<std::string>& types) {
+    constexpr std::size_t kShapes = 5;  // three of strides, then A's and B's extents
+    const auto is_array = [](const std::string& type) {
+      return type.starts_with("std::array<long, 3");
+    };
+    const auto extent = std::find(types.begin(), types.end(), "int");
+    if (types.end() - extent < 3 || std::count_if(types.begin(), types.end(), is_array) != kShapes)
+      return std::nullopt;
+    const auto array = std::find_if(types.begin(), types.end(), is_array);
+    const auto at = [&](auto it) { return static_cast<std::size_t>(it - types.begin()); };
+    return GroupedPlaces{at(extent), at(array) + kShapes - 2, type_of(types[0]), type_of(types[2])};
+  }
+
+  Product product(void** arguments, int groups) const {
+    const auto number = [&](std::size_t i) { return *static_cast<const int*>(arguments[i]); };
+    const auto extent = [&](std::size_t which, std::size_t tensor, std::size_t dimension) {
+      const int own = number(extents + which);
+      if (own >= 0) return std::int64_t{own};
+      const auto* const shape = static_cast<const std::int64_t*>(arguments[shapes + tensor]);
+      return (shape[dimension] + groups - 1) / groups;
+    };
+    // As cuBLAS, column-major.
+    Product made;
+    made.m = extent(1, 1, 1);
+    made.n = extent(0, 0, 0);
+    made.k = extent(2, 0, 1);
+    made.batch = groups;
+    made.a_type = a_type;
+    made.c_type = c_type;
+    made.a = *static_cast<void**>(arguments[1]);
+    made.b = *static_cast<void**>(arguments[0]);
+    made.output = *static_cast<void**>(arguments[2]);
+    return made;
+  }
+
+ private:
+  // library_types.h
+  static int type_of(const std::string& type) {
+    return type.find("float8_e4m3") != type.npos || type.find("float_e4m3") != type.npos ? 28
+           : type.find("bfloat16") != type.npos                                          ? 14
+           : type.find("half") != type.npos                                              ? 2
+                                                                                         : 0;
+  }
+};
+
 // Names of kernels by their host functions, which are what a launch names.
 struct Kernels {
   struct Known {
     std::int64_t name = -1;
     bool counts_elements = false;
+    bool multiplies_groups = false;
     std::vector<ArgumentWords> words;  // argument_words
+    std::optional<GroupedPlaces> grouped;
   };
   std::mutex mutex;
   std::map<const void*, std::string> names;
@@ -77,8 +134,12 @@ const Kernels::Known& kernel(const void* function) {
     const auto it = all.names.find(function);
     const std::string name = it == all.names.end() ? "a kernel without a name" : it->second;
     known.name = name_id(name);
+    const std::vector<std::string> types = argument_types(name);
+    known.words = argument_words(types);
+    if (name.find("prepare_grouped_gemm_data") != std::string::npos)
+      known.grouped = GroupedPlaces::of(types);
+    known.multiplies_groups = name.find("GroupProblemShape") != std::string::npos;
     // at::native: vectorized_, unrolled_ and plain elementwise_kernel(int N, ...)
-    known.words = argument_words(name);
     known.counts_elements = name.find("elementwise_kernel") != std::string::npos;
   }
   return known;
@@ -88,6 +149,16 @@ Status launch(const void* function, Dim3 grid, Dim3 block, void** arguments,
               std::size_t shared_bytes, StreamHandle stream) {
   const Recording recording;
   const Kernels::Known& known = kernel(function);
+  static thread_local std::optional<Product> grouped;  // of this thread's next product
+  if (known.grouped && arguments != nullptr)
+    grouped = known.grouped->product(arguments, static_cast<int>(block.x));
+  if (known.multiplies_groups && grouped) {
+    Product product = *std::exchange(grouped, std::nullopt);
+    product.name = known.name;
+    product.stream = stream;
+    record_product(product);
+    return kSuccess;
+  }
   record_launch({known.name, grid, block, shared_bytes, stream, arguments, &known.words,
                  known.counts_elements});
   return kSuccess;

@@ -78,6 +78,16 @@ void add_lists(std::uintptr_t at, const ArgumentWords& said, unsigned blocks,
   }
 }
 
+// What the host wrote into a table, as far as it is addresses: its length is another argument.
+void add_table(std::uint64_t table, std::vector<Use>& uses) {
+  for (std::uint64_t word = 0;
+       known_bytes(&word, reinterpret_cast<const void*>(table), sizeof word) &&
+       is_device(reinterpret_cast<const void*>(word));
+       table += sizeof word) {
+    uses.push_back({word, 0, Use::Kind::kUnknown, false});
+  }
+}
+
 std::vector<Use> operands(const Launch& launch) {
   if (launch.arguments == nullptr) return {};
   const Range stack = own_stack();
@@ -111,6 +121,7 @@ std::vector<Use> operands(const Launch& launch) {
       const std::uint64_t word = word_at(at);
       if (!is_device(reinterpret_cast<const void*>(word))) continue;
       uses.push_back({word, 0, kind_of(said.how, at == first), said.is_sure});
+      if (said.is_table) add_table(word, uses);
     }
   }
   return uses;
@@ -142,6 +153,7 @@ ArgumentWords words_of_type(std::string_view type) {
     return {static_cast<std::uint16_t>(std::atoi(std::string(type.substr(array + 7)).c_str())),
             How::kWritesFirst};
   }
+  if (type.ends_with("**")) return {.how = How::kUnknown, .is_table = true};
   if (type.ends_with("const*")) return {1, How::kReads};
   if (type.ends_with('*')) return {1, How::kWrites};
   for (const std::string_view number :
@@ -158,12 +170,12 @@ ArgumentWords words_of_type(std::string_view type) {
 
 }  // namespace
 
-std::vector<ArgumentWords> argument_words(const std::string& mangled) {
+std::vector<std::string> argument_types(const std::string& mangled) {
   int status = 0;
   const std::unique_ptr<char, void (*)(void*)> text(
       abi::__cxa_demangle(mangled.c_str(), nullptr, nullptr, &status), std::free);
-  std::vector<ArgumentWords> words;
-  if (status != 0) return words;
+  std::vector<std::string> types;
+  if (status != 0) return types;
   // The arguments are in the last parentheses at the outermost level.
   const std::string_view name(text.get());
   std::size_t begin = name.size();
@@ -177,7 +189,7 @@ std::vector<ArgumentWords> argument_words(const std::string& mangled) {
       break;
     }
   }
-  if (begin >= name.size()) return words;
+  if (begin >= name.size()) return types;
   const std::string_view list = name.substr(begin, name.rfind(')') - begin);
   std::size_t from = 0;
   depth = 0;
@@ -188,10 +200,18 @@ std::vector<ArgumentWords> argument_words(const std::string& mangled) {
     if (c != ',' || (depth != 0 && i < list.size())) continue;
     std::string_view type = list.substr(from, i - from);
     while (type.starts_with(' ')) type.remove_prefix(1);
-    if (!type.empty()) words.push_back(words_of_type(type));
+    if (!type.empty()) types.emplace_back(type);
+    from = i + 1;
+  }
+  return types;
+}
+
+std::vector<ArgumentWords> argument_words(const std::vector<std::string>& types) {
+  std::vector<ArgumentWords> words;
+  for (const std::string& type : types) {
+    words.push_back(words_of_type(type));
     // Behind lists of tensors are functions and numbers.
     if (words.size() > 1 && words.front().lists > 0) words.back() = {0};
-    from = i + 1;
   }
   return words;
 }

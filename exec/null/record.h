@@ -20,7 +20,8 @@ struct ArgumentWords {
   // from byte `owners_at` on the list's position that each block works on.
   std::uint16_t lists = 0;
   std::uint16_t owners_at = 0;
-  bool is_sure = true;  // that the words are the argument's own
+  bool is_sure = true;    // that the words are the argument's own
+  bool is_table = false;  // the word points at addresses in device memory
 };
 
 struct Launch {
@@ -33,9 +34,11 @@ struct Launch {
   bool counts_elements = false;  // its first argument is the number of elements, an int
 };
 void record_launch(const Launch& launch);
-// Of a kernel's mangled name: a pointer is one word, a number none, a structure as many as it has
-// (std::array<char*, 3>, TensorIterator's: its output comes first) or may have.
-std::vector<ArgumentWords> argument_words(const std::string& mangled);
+// Of a kernel's mangled name.
+std::vector<std::string> argument_types(const std::string& mangled);
+// A pointer is one word, a number none, a structure as many as it has (std::array<char*, 3>,
+// TensorIterator's: its output comes first) or may have.
+std::vector<ArgumentWords> argument_words(const std::vector<std::string>& types);
 
 struct Product {
   std::int64_t name = 0;

@@ -238,6 +238,15 @@ TEST(NullGpu, RecurrentLayersAreProducts) {
   EXPECT_EQ(report["capture"]["launches"], 4 * (2 * (1 + 5 + 1) + 2));
 }
 
+TEST(NullGpu, OperandsOnTheDeviceAreKnown) {
+  ASSERT_EQ(null("--gpu h100 --out c", "tables").exit_code, 0);
+  const std::string calls = read_temporary("c/calls.txt");
+  expect_says(calls, " 32 32 64 3 14 14 ");       // n, rows of a group, k, groups; of bf16
+  expect_says(calls, " -1 8388608 2097152 4\n");  // the table and the three buffers that it names
+  // The product's rows, all groups together.
+  expect_says(run("schedule --capture c --cluster 1xh100").out, std::to_string(2 * 96 * 64 * 32));
+}
+
 TEST(NullGpu, KernelsAreOfAnArchitectureThatTheBinaryHas) {
   for (const auto& [gpu, expected] :
        {std::pair("h100", 90), std::pair("b300", 100), std::pair("a10", 80)}) {

@@ -226,6 +226,46 @@ void recurrent() {
   }
 }
 
+// torch._grouped_mm of 96 rows in three groups by weights of 64 x 32: its shapes are told to the
+// kernel before it. And a copy out of one buffer into two, whose addresses lie on the device.
+void tables() {
+  static const char shapes_function = 0, product_function = 0, copy_function = 0;
+  const auto name = [](const char* function, const char* kernel) {
+    __cudaRegisterFunction(nullptr, function, nullptr, kernel, -1, nullptr, nullptr, nullptr,
+                           nullptr, nullptr);
+  };
+  name(&shapes_function,
+       "_ZN2at4cuda6detail25prepare_grouped_gemm_dataIN7cutlass10bfloat16_tES4_S4_fN4cute5tupleIJii"
+       "iEEENS6_IJlNS5_1CILi1EEENS8_ILi0EEEEEENS6_IJS9_lSA_EEESB_EEvPT_PT0_PT1_PT2_SK_PSE_PSG_PSI_P"
+       "SK_SO_PT3_PT4_PT5_PT6_PKiiiiSt5arrayIlLm3EES10_S10_S10_S10_llbb");
+  name(&product_function, "_Z13GroupProblemShapePv");
+  name(
+      &copy_function,
+      "_ZN2at6native6detail51split_with_sizes_copy_out_contiguous_no_cast_kernelEPPcS3_PlS4_S4_ll");
+  Allocator allocator;
+  void *rows = allocator.take(kBytes), *weights = allocator.take(kBytes),
+       *out = allocator.take(kBytes), *none = nullptr;
+  int m = -1, n = 32, k = 64;
+  std::int64_t extents[5][3] = {{}, {}, {}, {96, 64, 0}, {3, 64, 32}}, stride = 0;
+  bool flag = false;
+  void* told[] = {&rows,      &weights,   &out,    &none,   &none,      &none,      &none,
+                  &none,      &none,      &none,   &none,   &none,      &none,      &none,
+                  &none,      &m,         &n,      &k,      extents[0], extents[1], extents[2],
+                  extents[3], extents[4], &stride, &stride, &flag,      &flag};
+  void* buffer[] = {&out};
+  void* const places[] = {weights, out, rows};
+  void* table = allocator.take(kBytes);
+  void *to = table, *from = static_cast<char*>(table) + 2 * sizeof(void*);
+  void* copied[] = {&from, &to, &none, &none, &none, &stride, &stride};
+  for (int step = 0; step < 3; ++step) {
+    cudaLaunchKernel(&shapes_function, {1, 1, 1}, {3, 1, 1}, told, 0, nullptr);
+    cudaLaunchKernel(&product_function, {132, 1, 1}, {384, 1, 1}, buffer, 0, nullptr);
+    cudaMemcpyAsync(table, places, sizeof places, kHostToDevice, nullptr);
+    cudaLaunchKernel(&copy_function, {64, 1, 1}, {128, 1, 1}, copied, 0, nullptr);
+    foreshard_null_mark("step 0 SGD");
+  }
+}
+
 // A fat binary for 8.0, 9.0 and 10.0: a GPU runs the newest of its own major version.
 int architecture() {
   struct {
@@ -276,6 +316,7 @@ int main(int, char** argv) {
   if (part == "list") list();
   if (part == "graph") graph();
   if (part == "recurrent") recurrent();
+  if (part == "tables") tables();
   if (part == "architecture") return architecture();
   if (part == "unanswered") unanswered();
   if (part == "capability") {
