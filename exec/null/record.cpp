@@ -88,6 +88,22 @@ void add_table(std::uint64_t table, std::vector<Use>& uses) {
   }
 }
 
+// The lambda of at::native's gpu_kernel_impl: behind the OffsetCalculator of n tensors (its number
+// of dimensions, 12 bytes for each of up to 25 extents and 4 for each tensor's stride there) are
+// their addresses, the result's first. How many, the lambda does not say.
+void add_strided(std::uintptr_t at, const Range& stack, std::vector<Use>& uses) {
+  constexpr std::size_t kDimensions = 25, kMost = 4;
+  for (std::size_t n = kMost; n > 0; --n) {
+    const std::uintptr_t first = at + (4 + kDimensions * (12 + 4 * n) + 7) / 8 * 8;
+    bool are_all = stack.holds(first, 8 * n);
+    for (std::size_t i = 0; i < n && are_all; ++i)
+      are_all = is_device(reinterpret_cast<const void*>(word_at(first + 8 * i)));
+    for (std::size_t i = 0; i < n && are_all; ++i)
+      uses.push_back({word_at(first + 8 * i), 0, Use::Kind::kUnknown, false});
+    if (are_all) return;
+  }
+}
+
 std::vector<Use> operands(const Launch& launch) {
   if (launch.arguments == nullptr) return {};
   const Range stack = own_stack();
@@ -112,16 +128,21 @@ std::vector<Use> operands(const Launch& launch) {
       }
       continue;
     }
+    if (said.form == ArgumentWords::Form::kStrided) {
+      add_strided(places[i], stack, uses);
+      continue;
+    }
     const auto* const next = std::upper_bound(
         sorted.begin(), sorted.begin() + static_cast<std::ptrdiff_t>(count), places[i]);
     const std::uintptr_t bound = next == sorted.begin() + count ? stack.end : *next;
-    const std::uintptr_t end = std::min({bound, places[i] + said.words * 8, stack.end});
-    const std::uintptr_t first = (places[i] + 7) / 8 * 8;
+    const std::uintptr_t end =
+        std::min({bound, places[i] + (said.skipped + said.words) * 8, stack.end});
+    const std::uintptr_t first = (places[i] + 7) / 8 * 8 + said.skipped * 8;
     for (std::uintptr_t at = first; at + 8 <= end; at += 8) {
       const std::uint64_t word = word_at(at);
       if (!is_device(reinterpret_cast<const void*>(word))) continue;
       uses.push_back({word, 0, kind_of(said.how, at == first), said.is_sure});
-      if (said.is_table) add_table(word, uses);
+      if (said.form == ArgumentWords::Form::kTable) add_table(word, uses);
     }
   }
   return uses;
@@ -153,7 +174,7 @@ ArgumentWords words_of_type(std::string_view type) {
     return {static_cast<std::uint16_t>(std::atoi(std::string(type.substr(array + 7)).c_str())),
             How::kWritesFirst};
   }
-  if (type.ends_with("**")) return {.how = How::kUnknown, .is_table = true};
+  if (type.ends_with("**")) return {.form = ArgumentWords::Form::kTable};
   if (type.ends_with("const*")) return {1, How::kReads};
   if (type.ends_with('*')) return {1, How::kWrites};
   for (const std::string_view number :
@@ -163,7 +184,15 @@ ArgumentWords words_of_type(std::string_view type) {
   if (type.find("PhiloxCudaState") != std::string_view::npos) return {0};
   if (type.find("OffsetCalculator") != std::string_view::npos) return {0};
   if (type.find("ListMetadata<") != std::string_view::npos) return list_words(type);
+  if (type.find("gpu_kernel_impl") != std::string_view::npos)
+    return {.form = ArgumentWords::Form::kStrided};
   ArgumentWords structure{kStructureWords};
+  if (type.find("ReduceOp<") != std::string_view::npos) {
+    // Reduce.cuh: the operation, 64 bytes of configuration, the OffsetCalculators of one tensor and
+    // of two; then the source and its first result (who has no second leaves its place as it was).
+    structure.skipped = (64 + (4 + 25 * 16) + (4 + 25 * 20)) / 8;
+    structure.words = 4;
+  }
   structure.is_sure = false;
   return structure;
 }

@@ -20,8 +20,14 @@ struct ArgumentWords {
   // from byte `owners_at` on the list's position that each block works on.
   std::uint16_t lists = 0;
   std::uint16_t owners_at = 0;
-  bool is_sure = true;    // that the words are the argument's own
-  bool is_table = false;  // the word points at addresses in device memory
+  bool is_sure = true;  // that the words are the argument's own
+  enum class Form : std::uint8_t {
+    kWords,
+    kTable,    // the word points at addresses in device memory
+    kStrided,  // at::native's kernels over strided tensors (operands_of_strided)
+  };
+  Form form = Form::kWords;
+  std::uint16_t skipped = 0;  // words before the first that may be an address
 };
 
 struct Launch {

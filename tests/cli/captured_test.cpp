@@ -243,6 +243,8 @@ TEST(NullGpu, OperandsOnTheDeviceAreKnown) {
   const std::string calls = read_temporary("c/calls.txt");
   expect_says(calls, " 32 32 64 3 14 14 ");       // n, rows of a group, k, groups; of bf16
   expect_says(calls, " -1 8388608 2097152 4\n");  // the table and the three buffers that it names
+  expect_says(calls, " 1048576 6291456 2097152 3\n");  // a sum of two strided tensors
+  expect_says(calls, " -1 4194304 2097152 2\n");       // a reduction's source and its result
   // The product's rows, all groups together.
   expect_says(run("schedule --capture c --cluster 1xh100").out, std::to_string(2 * 96 * 64 * 32));
 }

@@ -257,11 +257,36 @@ void tables() {
   void* table = allocator.take(kBytes);
   void *to = table, *from = static_cast<char*>(table) + 2 * sizeof(void*);
   void* copied[] = {&from, &to, &none, &none, &none, &stride, &stride};
+  // at::native over strided tensors: their addresses lie behind extents and strides.
+  static const char strided_function = 0, reduce_function = 0;
+  name(
+      &strided_function,
+      "_ZN2at6native18elementwise_kernelILi128ELi4EZNS0_22gpu_kernel_impl_nocastINS0_15CUDAFunctor_"
+      "addIN3c108BFloat16EEEEEvRNS_18TensorIteratorBaseERKT_EUliE_EEviT1_");
+  name(&reduce_function, "_ZN2at6native13reduce_kernelILi512ELi1ENS0_8ReduceOpIfEEEEvT1_");
+  struct {
+    int dimensions = 2, extents[25][3] = {};
+    unsigned strides[25][3] = {};
+    void* addresses[3];
+  } strided = {.addresses = {out, rows, weights}};
+  int elements = kElements;
+  void* added[] = {&elements, &strided};
+  struct {
+    float operation = 0, identity = 0;
+    int configuration[16] = {}, dimensions = 1, extents[25][3] = {};
+    unsigned strides[25] = {};
+    int of_results = 1, extents_of_results[25][3] = {};
+    unsigned strides_of_results[25][2] = {};
+    void *source, *result, *left_as_it_was;
+  } reduction = {.source = rows, .result = out, .left_as_it_was = weights};
+  void* reduced[] = {&reduction};
   for (int step = 0; step < 3; ++step) {
     cudaLaunchKernel(&shapes_function, {1, 1, 1}, {3, 1, 1}, told, 0, nullptr);
     cudaLaunchKernel(&product_function, {132, 1, 1}, {384, 1, 1}, buffer, 0, nullptr);
     cudaMemcpyAsync(table, places, sizeof places, kHostToDevice, nullptr);
     cudaLaunchKernel(&copy_function, {64, 1, 1}, {128, 1, 1}, copied, 0, nullptr);
+    cudaLaunchKernel(&strided_function, {2048, 1, 1}, {128, 1, 1}, added, 0, nullptr);
+    cudaLaunchKernel(&reduce_function, {8, 1, 1}, {32, 16, 1}, reduced, 0, nullptr);
     foreshard_null_mark("step 0 SGD");
   }
 }

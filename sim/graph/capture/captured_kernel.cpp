@@ -1,6 +1,6 @@
 // Bytes of elementwise kernels: the number of elements is the kernel's first argument, its arrays
-// are counted in its name (std::array<char*, 3>), and the types that the name holds are theirs, in
-// equal parts.
+// are counted in its name (std::array<char*, 3>, or what its functor takes and gives), and the
+// types that the name holds are theirs, in equal parts. A broadcast one is as large as its block.
 //
 // Attention: head size and tile are in the name (Flash_fwd_kernel_traits<64, 128, 128, ...>,
 // fmha_cutlassF_bf16_aligned_64x128), the grid is tiles of queries by batch by heads, or the other
@@ -53,11 +53,14 @@ MemoryClass memory_class_of(std::string_view word) {
 }
 
 KernelClass parse_class(std::string_view line) {
+  // From the right: names have commas.
   std::array<std::string_view, 4> cells;
-  for (std::string_view& cell : cells) {
-    cell = line.substr(0, line.find(','));
-    line.remove_prefix(std::min(line.size(), cell.size() + 1));
+  for (std::size_t i = cells.size(); --i > 0;) {
+    const std::size_t comma = line.rfind(',');
+    cells[i] = line.substr(comma + 1);
+    line = line.substr(0, comma);
   }
+  cells[0] = line;
   KernelClass made;
   made.name = cells[0];
   if (cells[1].starts_with("attention_")) {
@@ -136,6 +139,13 @@ double element_bytes(std::string_view name) {
   std::array<bool, 9> seen{};
   // Loads and stores that cast have a half precision on one side, whatever they compute in.
   if (name.find("WithCast") != std::string_view::npos) seen[2] = true;
+  // BinaryFunctor<BFloat16, BFloat16, BFloat16, MulFunctor<float>>: what it computes in comes last.
+  if (const std::size_t functor = name.find("naryFunctor<"); functor != std::string_view::npos) {
+    std::size_t end = functor;
+    for (int types = 0; types < 3 && end != std::string_view::npos; ++types)
+      end = name.find(',', end + 1);
+    name = name.substr(functor, end - functor);
+  }
   for (const auto& [type, size] : kTypes) {
     if (name.find(type) != std::string_view::npos) seen[static_cast<std::size_t>(size)] = true;
   }
@@ -146,6 +156,30 @@ double element_bytes(std::string_view name) {
     ++count;
   }
   return count > 0 ? sum / count : 0;
+}
+
+// Arrays of a kernel over strided tensors: what its functor takes, and its result. 0: not known.
+std::int64_t functor_arrays(std::string_view name) {
+  constexpr std::string_view kFunctor = "gpu_kernel_impl";
+  const std::size_t begin = name.find(kFunctor);
+  if (begin == std::string_view::npos) return 0;
+  // One copy of the functor's type; others follow.
+  std::string_view functor = name.substr(begin);
+  functor = functor.substr(0, functor.find("(at::TensorIteratorBase&, ", kFunctor.size()));
+  constexpr std::pair<std::string_view, std::int64_t> kKnown[] = {{"UnaryFunctor<", 2},
+                                                                  {"BinaryFunctor<", 3},
+                                                                  {"CUDAFunctor_add<", 3},
+                                                                  {"CompareFunctor<", 3},
+                                                                  {"FillFunctor<", 1}};
+  for (const auto& [part, arrays] : kKnown) {
+    if (functor.find(part) != std::string_view::npos) return arrays;
+  }
+  constexpr std::string_view kLambda = "{lambda(";
+  const std::size_t lambda = functor.rfind(kLambda);
+  if (lambda == std::string_view::npos) return 0;
+  const std::string_view takes =
+      functor.substr(lambda + kLambda.size(), functor.find(')', lambda) - lambda - kLambda.size());
+  return takes.empty() ? 1 : 2 + std::count(takes.begin(), takes.end(), ',');
 }
 
 std::int64_t moved_bytes(const KernelClass& row, std::string_view name, const CapturedCall& call) {
@@ -163,10 +197,12 @@ std::int64_t moved_bytes(const KernelClass& row, std::string_view name, const Ca
       if (elements < 0) return operands;
       std::int64_t arrays =
           std::max(number_after(name, "array<char*,"), number_after(name, "Array<char*,"));
+      if (arrays == 0) arrays = functor_arrays(name);
       if (arrays == 0) arrays = std::clamp<std::int64_t>(blocks, 1, 3);
       const double size = element_bytes(name);
-      return static_cast<std::int64_t>(static_cast<double>(elements * arrays) *
-                                       (size > 0 ? size : 4));
+      const auto all =
+          static_cast<std::int64_t>(static_cast<double>(elements * arrays) * (size > 0 ? size : 4));
+      return blocks >= arrays ? std::min(all, operands) : all;
     }
     case BytesRule::kOperands:
       break;

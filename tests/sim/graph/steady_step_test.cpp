@@ -8,7 +8,7 @@
 namespace foreshard {
 namespace {
 
-using Kind = CapturedCall::Kind;
+using CallKind = CapturedCall::Kind;
 
 // "m": a launch of the main thread, "b": one of autograd's, "s": an optimizer's step.
 Capture capture_of(const std::string& calls) {
@@ -16,7 +16,7 @@ Capture capture_of(const std::string& calls) {
   capture.names = {"kernel", "step 0 AdamW"};
   for (const char c : calls) {
     CapturedCall& call = capture.calls.emplace_back();
-    call.kind = c == 's' ? Kind::kMark : Kind::kLaunch;
+    call.kind = c == 's' ? CallKind::kMark : CallKind::kLaunch;
     call.name = c == 's' ? 1 : 0;
     call.thread = c == 'b' ? 1 : 0;
   }

@@ -24,7 +24,7 @@ std::optional<PlanProblem> problem_of(RuntimeKind kind, const Change& change) {
   return find_problem(plan, tiny_model(2), round_cluster(8));
 }
 
-struct Refusal {
+struct RefusedPlan {
   const char* key;
   ExitCode exit;
   const char* reason;  // part of what is said
@@ -39,7 +39,7 @@ TEST(DataParallelCheck, DefaultsAreTaken) {
 }
 
 TEST(DataParallelCheck, DdpRefusals) {
-  const Refusal refusals[] = {
+  const RefusedPlan refusals[] = {
       {"mesh.shard", ExitCode::kMissingCapability, "replicates the model",
        [](Plan& p) {
          p.mesh = {8, 1};
@@ -60,7 +60,7 @@ TEST(DataParallelCheck, DdpRefusals) {
          p.accumulation = AccumulationMode::kKeepUnsharded;
        }},
   };
-  for (const Refusal& refusal : refusals) {
+  for (const RefusedPlan& refusal : refusals) {
     const auto problem = problem_of(RuntimeKind::kDdp, refusal.change);
     ASSERT_TRUE(problem) << refusal.key;
     EXPECT_EQ(problem->key, refusal.key);
@@ -86,7 +86,7 @@ TEST(DataParallelCheck, DdpRefusesUnusedParametersItDoesNotLookFor) {
 }
 
 TEST(DataParallelCheck, ZeroRefusals) {
-  const Refusal refusals[] = {
+  const RefusedPlan refusals[] = {
       {"mesh.replicate", ExitCode::kMissingCapability, "partitions over all ranks",
        [](Plan& p) {
          p.mesh = {4, 2};
@@ -121,7 +121,7 @@ TEST(DataParallelCheck, ZeroRefusals) {
       {"zero.allgather_bucket_size", ExitCode::kInvalidInput, "nccl_start_alignment_factor",
        [](Plan& p) { p.zero.allgather_bucket_size = 1001; }},
   };
-  for (const Refusal& refusal : refusals) {
+  for (const RefusedPlan& refusal : refusals) {
     const auto problem = problem_of(RuntimeKind::kZero2, refusal.change);
     ASSERT_TRUE(problem) << refusal.key;
     EXPECT_EQ(problem->key, refusal.key);

@@ -1,0 +1,83 @@
+// Bytes and classes of launches by name, elements and operands, as the null GPU writes them down.
+#include "sim/graph/capture/captured_kernel.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+
+namespace foreshard {
+namespace {
+
+struct Operands {
+  std::int64_t elements = -1, bytes = 0, largest = 0, blocks = 0;
+};
+
+Kernel kernel_of(const std::string& name, const Operands& given) {
+  Capture capture;
+  capture.names = {name};
+  CapturedCall call;
+  call.name = 0;
+  call.values = {256, 1, 1, 128, 1, 1, 0, given.elements, given.bytes, given.largest, given.blocks};
+  const auto made = captured_kernel(capture, call, Pass::kForward);
+  EXPECT_TRUE(made && made->known) << name;
+  return made ? made->kernel : Kernel{};
+}
+
+std::string strided(const std::string& functor, int at_once) {
+  return "void at::native::elementwise_kernel<128, " + std::to_string(at_once) +
+         ", at::native::gpu_kernel_impl_nocast<" + functor + ">(at::TensorIteratorBase&, " +
+         functor + " const&)::{lambda(int)#1}>(int, ...)";
+}
+
+constexpr std::int64_t kMany = 1 << 20;
+
+// The classes' factors are of rates: what is compared is the bytes of one class.
+TEST(CapturedKernel, AFunctorSaysHowManyArraysItTouches) {
+  const auto bytes = [](const std::string& functor) {
+    const Kernel kernel = kernel_of(strided(functor, 4), {kMany});
+    EXPECT_EQ(kernel.memory_class, MemoryClass::kStrided);
+    return static_cast<double>(kernel.bytes.count());
+  };
+  const double copied = bytes(
+      "at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda()#3}::operator()() "
+      "const::{lambda(c10::BFloat16)#1}");
+  const double one = copied / 2;
+  EXPECT_NEAR(bytes("at::native::BinaryFunctor<c10::BFloat16, c10::BFloat16, c10::BFloat16, "
+                    "at::native::binary_internal::MulFunctor<float> >"),
+              3 * one, 2);
+  EXPECT_NEAR(bytes("at::native::AUnaryFunctor<c10::BFloat16, c10::BFloat16, c10::BFloat16, "
+                    "at::native::binary_internal::MulFunctor<float> >"),
+              2 * one, 2);
+  EXPECT_NEAR(bytes("at::native::CUDAFunctor_add<c10::BFloat16>"), 3 * one, 2);
+  EXPECT_NEAR(
+      bytes("at::native::where_kernel_impl(at::TensorIterator&)::{lambda()#1}::operator()() "
+            "const::{lambda(c10::BFloat16, c10::BFloat16, c10::BFloat16)#1}"),
+      4 * one, 2);
+}
+
+// A product with a vector: the vector's block is small, so its array is not one of all elements.
+TEST(CapturedKernel, ABroadcastArrayIsAsLargeAsItsBlock) {
+  const std::string name = strided(
+      "at::native::BinaryFunctor<float, float, float, "
+      "at::native::binary_internal::MulFunctor<float> "
+      ">",
+      2);
+  constexpr std::int64_t kArray = 4 * kMany, kVector = 512;
+  const std::int64_t all = kernel_of(name, {kMany, 3 * kArray, kArray, 3}).bytes.count();
+  const std::int64_t broadcast =
+      kernel_of(name, {kMany, 2 * kArray + kVector, kArray, 3}).bytes.count();
+  EXPECT_NEAR(static_cast<double>(broadcast) / static_cast<double>(all),
+              (2.0 * kArray + kVector) / (3.0 * kArray), 1e-6);
+  // Two views of one block: as many arrays as the functor takes.
+  EXPECT_EQ(kernel_of(name, {kMany, 2 * kArray, kArray, 2}).bytes.count(), all);
+}
+
+TEST(CapturedKernel, NamesWithCommasAreRowsOfTheTable) {
+  const std::string functor = "at::native::CUDAFunctor_add<float>";
+  EXPECT_EQ(kernel_of(strided(functor, 2), {kMany}).memory_class, MemoryClass::kElementwise);
+  EXPECT_EQ(kernel_of(strided(functor, 4), {kMany}).memory_class, MemoryClass::kStrided);
+}
+
+}  // namespace
+}  // namespace foreshard
