@@ -444,6 +444,16 @@ def run(c, folder):
     return row
 
 
+def capture(c):
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+    sys.modules["torchao"] = None
+    config, loop = prepare(c)
+    step = step_of(c, loop, config, c["sequence"], c["batch"])
+    for _ in range(3):
+        step()
+    return 0
+
+
 def forked(c, folder, seconds, run):
     """The row of a case, run(c, folder), which runs in a child."""
     file = folder / f"{c['name']}.part"
@@ -482,7 +492,8 @@ def forked(c, folder, seconds, run):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", required=True, help="file of rows, one JSON object a line")
+    parser.add_argument("--out", help="file of rows, one JSON object a line")
+    parser.add_argument("--capture", metavar="NAME", help="three steps of this case in this process, for foreshard-null; no row")
     parser.add_argument("--only", help="names of cases")
     parser.add_argument("--seconds", type=float, default=300, help="for all; what does not begin by then is left out")
     parser.add_argument("--held", action="store_true", help="the cases that no forecast has learnt of")
@@ -493,6 +504,10 @@ def main():
     if args.list:
         print("\n".join(c["name"] for c in cases))
         return 0
+    if args.capture:
+        return capture(next(c for c in CASES + HELD + FRESH if c["name"] == args.capture))
+    if not args.out:
+        parser.error("--out is missing")
     out = pathlib.Path(args.out).absolute()
     out.parent.mkdir(parents=True, exist_ok=True)
     name_gpu(out.parent.parent / "round.json")

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -31,7 +32,7 @@ std::vector<double> unknown_seconds(const CapturedGraph& captured, const EventGr
   for (std::size_t w = 0; w < graph.works.size(); ++w) {
     const Work& work = graph.works[w];
     for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
-      if (captured.unknown[k] >= 0) seconds[w] += costs.price(graph.kernels[k]).seconds;
+      if (!captured.kernels[k].is_known) seconds[w] += costs.price(graph.kernels[k]).seconds;
     }
   }
   return seconds;
@@ -123,28 +124,36 @@ void add_memory(const Cluster& cluster, CapturedForecast& made) {
   report.at_peak = categories_at_peak(forecast.memory);
 }
 
-void add_unknown(const Capture& capture, const CostModel& costs, CapturedForecast& made) {
-  std::map<std::int32_t, UnknownKernel> by_name;
-  const EventGraph& graph = made.forecast.graph;
+std::vector<KernelTime> kernel_times(const Capture& capture, const CapturedGraph& captured,
+                                     const EventGraph& graph, const CostModel& costs) {
+  std::map<std::int32_t, KernelTime> by_name;
   double all = 0;
   for (std::size_t k = 0; k < graph.kernels.size(); ++k) {
+    const auto [name, is_known] = captured.kernels[k];
     const double seconds = costs.price(graph.kernels[k]).seconds;
     all += seconds;
-    const std::int32_t name = made.captured.unknown[k];
-    if (name < 0) continue;
-    UnknownKernel& one = by_name[name];
-    one.name = capture.names[static_cast<std::size_t>(name)];
+    KernelTime& one = by_name[name];
     ++one.launches;
     one.bytes += graph.kernels[k].bytes;
-    one.share += seconds;
+    one.seconds += seconds;
+    one.is_known = is_known;
   }
+  std::vector<KernelTime> times;
   for (auto& [name, one] : by_name) {
-    one.share = all > 0 ? one.share / all : 0;
-    made.unknown.push_back(std::move(one));
+    one.name = name < 0 ? "copies and sets" : capture.names[static_cast<std::size_t>(name)];
+    one.share = all > 0 ? one.seconds / all : 0;
+    times.push_back(std::move(one));
   }
-  std::stable_sort(
-      made.unknown.begin(), made.unknown.end(),
-      [](const UnknownKernel& a, const UnknownKernel& b) { return a.share > b.share; });
+  std::stable_sort(times.begin(), times.end(),
+                   [](const KernelTime& a, const KernelTime& b) { return a.share > b.share; });
+  return times;
+}
+
+std::vector<KernelTime> unknown_kernels(const CapturedForecast& made) {
+  std::vector<KernelTime> unknown;
+  std::copy_if(made.kernels.begin(), made.kernels.end(), std::back_inserter(unknown),
+               [](const KernelTime& one) { return !one.is_known; });
+  return unknown;
 }
 
 void add_warnings(const Capture& capture, const Cluster& cluster, CapturedForecast& made) {
@@ -155,13 +164,14 @@ void add_warnings(const Capture& capture, const Cluster& cluster, CapturedForeca
         "{} captures them",
         capture.gpu, cluster.gpu.key, cluster.gpu.key));
   }
+  const std::vector<KernelTime> unknown = unknown_kernels(made);
   double share = 0;
-  for (const UnknownKernel& one : made.unknown) share += one.share;
+  for (const KernelTime& one : unknown) share += one.share;
   if (share > 0.01) {
     warnings.push_back(
         fmt::format("{:.0f} % of the kernels' time is of {} kernels that are priced "
                     "by their bytes alone: the interval is wide",
-                    100 * share, made.unknown.size()));
+                    100 * share, unknown.size()));
   }
   if (made.captured.retained > Bytes(1 << 20)) {
     warnings.push_back(
@@ -243,7 +253,7 @@ CapturedForecast forecast_capture(const Capture& capture, const Plan& plan,
   made.report.parameters = capture.parameters;
   add_time(pricer, costs, made);
   add_memory(cluster, made);
-  add_unknown(capture, costs, made);
+  made.kernels = kernel_times(capture, made.captured, forecast.graph, costs);
   add_warnings(capture, cluster, made);
   return made;
 }
@@ -266,8 +276,11 @@ Json capture_json(const Capture& capture, const CapturedForecast& made) {
                                      ? Json(capture.told_requested)
                                      : Json();
   json["retained_bytes"] = made.captured.retained.count();
-  json["unknown_kernels"] = Json::array();
-  for (const UnknownKernel& one : made.unknown) {
+  json["kernels"] = json["unknown_kernels"] = Json::array();
+  for (const KernelTime& one : made.kernels) {
+    json["kernels"].push_back(
+        {{"name", one.name}, {"launches", one.launches}, {"seconds", one.seconds}});
+    if (one.is_known) continue;
     json["unknown_kernels"].push_back({{"name", one.name},
                                        {"launches", one.launches},
                                        {"bytes", one.bytes.count()},
@@ -279,6 +292,30 @@ Json capture_json(const Capture& capture, const CapturedForecast& made) {
   return json;
 }
 
+namespace {
+
+// Names of templates say what they are instead of where they stand.
+std::string short_name(std::string name) {
+  for (const std::string_view part :
+       {"void ", "at::native::", "at::", "c10::", "(anonymous namespace)::"}) {
+    for (std::size_t found = name.find(part); found != name.npos; found = name.find(part))
+      name.erase(found, part.size());
+  }
+  return name;
+}
+
+std::string list_of(const std::vector<KernelTime>& kernels) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min(kernels.size(), kMostListed); ++i) {
+    const KernelTime& one = kernels[i];
+    text += fmt::format("  {:5.1f} %  {} x {:.110}\n", 100 * one.share, one.launches,
+                        short_name(one.name));
+  }
+  return text;
+}
+
+}  // namespace
+
 std::string capture_text(const Capture& capture, const CapturedForecast& made) {
   std::string text = fmt::format(
       "\ncaptured: rank {} of {} of `{}`, {} launches in {} events; its host takes {} "
@@ -286,12 +323,9 @@ std::string capture_text(const Capture& capture, const CapturedForecast& made) {
       capture.rank, capture.world, capture.command, made.captured.launches,
       made.forecast.graph.rows.size(), format_time(Time::seconds(made.host_seconds)));
   text += lint_text(made.lint);
-  if (made.unknown.empty()) return text;
-  text += "kernels priced by their bytes alone, by their share of the kernels' time:\n";
-  for (std::size_t i = 0; i < std::min(made.unknown.size(), kMostListed); ++i) {
-    const UnknownKernel& one = made.unknown[i];
-    text += fmt::format("  {:5.1f} %  {} x {:.120}\n", 100 * one.share, one.launches, one.name);
-  }
+  text += "kernels, by their share of the kernels' time:\n" + list_of(made.kernels);
+  const std::vector<KernelTime> unknown = unknown_kernels(made);
+  if (!unknown.empty()) text += "of them priced by their bytes alone:\n" + list_of(unknown);
   return text;
 }
 

@@ -16,20 +16,22 @@
 
 namespace foreshard {
 
-// Kernels that no row of the kernel table knows, by name: priced by the bytes that they are given.
-struct UnknownKernel {
+// What the step launches under one name.
+struct KernelTime {
   std::string name;
   std::int64_t launches = 0;
   Bytes bytes;
-  double share = 0;  // of the step's kernel time
+  double seconds = 0;    // as forecast, each kernel by itself
+  double share = 0;      // of all kernels' time
+  bool is_known = true;  // false: no row of the kernel table; priced by the bytes that it is given
 };
 
 struct CapturedForecast {
   CapturedGraph captured;  // its graph has moved into `forecast`
   Forecast forecast;
   Report report;
-  double host_seconds = 0;             // of the steady step, on the machine that captured it
-  std::vector<UnknownKernel> unknown;  // by share
+  double host_seconds = 0;          // of the steady step, on the machine that captured it
+  std::vector<KernelTime> kernels;  // by share
   std::vector<LintFinding> lint;
   std::vector<std::string> faults;       // of the whole run, as foreshard-null said them
   std::vector<std::string> blind_reads;  // where the steady step's host read what nobody knows

@@ -224,7 +224,7 @@ class Builder {
       case CallKind::kLibrary: {
         const Pass pass = phase(i, call) == Phase::kBackward ? Pass::kBackward : Pass::kForward;
         const auto kernel = captured_kernel(capture_, call, pass);
-        add_kernel(phase(i, call), call, kernel->kernel, kernel->known ? -1 : call.name);
+        add_kernel(phase(i, call), call, kernel->kernel, {call.name, kernel->known});
         break;
       }
       case CallKind::kCopy:
@@ -273,7 +273,7 @@ class Builder {
   }
 
   void add_kernel(Phase phase, const CapturedCall& call, const Kernel& kernel,
-                  std::int32_t unknown) {
+                  CapturedGraph::Launch launch) {
     const EventKind kind = kind_of(phase);
     if (open_ != kNoEvent && (open_stream_ != call.stream || row(open_).kind != kind ||
                               open_kernels_ >= most_kernels_)) {
@@ -288,7 +288,7 @@ class Builder {
     if (open_kernels_ > 0) made_.during.back() += std::exchange(host_, 0);
     Work& work = graph().works.back();
     graph().kernels.push_back(kernel);
-    made_.unknown.push_back(unknown);
+    made_.kernels.push_back(launch);
     work.kernels_end = static_cast<std::uint32_t>(graph().kernels.size());
     const std::uint16_t launched = launches();
     if (work.launches < std::numeric_limits<std::uint16_t>::max()) work.launches += launched;
@@ -312,7 +312,7 @@ class Builder {
       kernel.function = Function::kCopy;
       kernel.memory_class = MemoryClass::kCopy;
       kernel.bytes = Bytes(kind == 'D' ? 2 * bytes : bytes);
-      add_kernel(phase(i, call), call, kernel, -1);
+      add_kernel(phase(i, call), call, kernel, {});
     }
     if (call.values[2] != 0) {
       close();

@@ -16,8 +16,11 @@ struct CapturedGraph {
   EventGraph graph;
   // Of each row, seconds of the host that ran the capture: ahead of the issue, while enqueuing.
   std::vector<double> before, during;
-  // What no row of the kernel table knows, by kernels of the graph: index into names, or -1.
-  std::vector<std::int32_t> unknown;
+  struct Launch {
+    std::int32_t name = -1;  // into Capture::names; -1: a copy
+    bool is_known = true;    // to a row of the kernel table
+  };
+  std::vector<Launch> kernels;          // by kernels of the graph
   Bytes peak_allocated, peak_reserved;  // of the steady step, as the allocator said
   Bytes run_peak_allocated;             // of the whole run
   Bytes run_peak_reserved;
