@@ -132,11 +132,12 @@ std::vector<Use> operands(const Launch& launch) {
       add_strided(places[i], stack, uses);
       continue;
     }
+    const std::uint64_t words =
+        said.form == ArgumentWords::Form::kRows ? launch.grid.y : said.skipped + said.words;
     const auto* const next = std::upper_bound(
         sorted.begin(), sorted.begin() + static_cast<std::ptrdiff_t>(count), places[i]);
     const std::uintptr_t bound = next == sorted.begin() + count ? stack.end : *next;
-    const std::uintptr_t end =
-        std::min({bound, places[i] + (said.skipped + said.words) * 8, stack.end});
+    const std::uintptr_t end = std::min({bound, places[i] + words * 8, stack.end});
     const std::uintptr_t first = (places[i] + 7) / 8 * 8 + said.skipped * 8;
     for (std::uintptr_t at = first; at + 8 <= end; at += 8) {
       const std::uint64_t word = word_at(at);
@@ -184,6 +185,8 @@ ArgumentWords words_of_type(std::string_view type) {
   if (type.find("PhiloxCudaState") != std::string_view::npos) return {0};
   if (type.find("OffsetCalculator") != std::string_view::npos) return {0};
   if (type.find("ListMetadata<") != std::string_view::npos) return list_words(type);
+  if (type.find("CatArrInputTensorMetadata<") != std::string_view::npos)
+    return {.is_sure = false, .form = ArgumentWords::Form::kRows};
   if (type.find("gpu_kernel_impl") != std::string_view::npos)
     return {.form = ArgumentWords::Form::kStrided};
   ArgumentWords structure{kStructureWords};

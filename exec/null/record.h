@@ -24,7 +24,8 @@ struct ArgumentWords {
   enum class Form : std::uint8_t {
     kWords,
     kTable,    // the word points at addresses in device memory
-    kStrided,  // at::native's kernels over strided tensors (operands_of_strided)
+    kStrided,  // at::native's kernels over strided tensors
+    kRows,     // one address for each row of the grid, at::native's cat
   };
   Form form = Form::kWords;
   std::uint16_t skipped = 0;  // words before the first that may be an address

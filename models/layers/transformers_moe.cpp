@@ -143,8 +143,17 @@ class ExpertRewriter {
 
   // Rows of experts that other ranks have are set to zero, in place: none without expert
   // parallelism.
-  Index masked(const std::string& name, Index rows) {
-    const Index output = tensor(name, layer_.tensors[at(rows)].per_token);
+  // masked_fill_ of the rows of other ranks' experts; masked_fill fills a copy.
+  Index masked(const std::string& name, Index rows, bool of_a_copy) {
+    const std::int64_t width = layer_.tensors[at(rows)].per_token;
+    if (of_a_copy) {
+      const Index copy = tensor(name + "_copy", width);
+      Operation& cloned = push(name + "_copy", Function::kCopy, {rows}, copy);
+      cloned.gradient = GradientRule::kAlias;
+      cloned.released = {rows};
+      rows = copy;
+    }
+    const Index output = tensor(name, width);
     push(name, Function::kScale, {rows}, output).in_place = true;
     return output;
   }
@@ -208,7 +217,7 @@ class ExpertRewriter {
     Operation& rows = push("gather_rows", Function::kGather, {input, tokens}, rows_);
     rows.saved = {tokens};
     rows.backward_temporaries = {tensor("row_zeros", hidden_)};
-    rows_ = masked("masked_rows", rows_);
+    rows_ = masked("masked_rows", rows_, false);
     sorted_weights_ = tensor("sorted_weights", top_k_, weights_type());
     Operation& weights =
         push("gather_weights", Function::kGather, {weights_, order_}, sorted_weights_);
@@ -235,7 +244,7 @@ class ExpertRewriter {
     up.parameters = {place(gate)};
     layer_.operations.push_back(up);
     part_ = up.part;
-    const Index both = masked("masked_gate_up", gate_up);
+    const Index both = masked("masked_gate_up", gate_up, true);
     const Index left = tensor("expert_gate", top_k_ * ffn),
                 right = tensor("expert_up", top_k_ * ffn);
     Operation& split = push("expert_chunk", Function::kCopy, {both}, left);
@@ -255,7 +264,7 @@ class ExpertRewriter {
     down.released = {product};
     down.parameters = {place(last.parameters.front())};
     layer_.operations.push_back(down);
-    made_ = masked("masked_output", output);
+    made_ = masked("masked_output", output, true);
     part_ = 0;
   }
 

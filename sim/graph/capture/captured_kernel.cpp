@@ -264,7 +264,7 @@ std::int64_t bytes_of_type(std::int64_t type) {
   }
 }
 
-Kernel product(const CapturedCall& call) {
+Kernel product(std::string_view name, const CapturedCall& call) {
   const auto& v = call.values;
   Kernel k;
   k.kind = KernelKind::kGemm;
@@ -273,11 +273,14 @@ Kernel product(const CapturedCall& call) {
   k.m = std::max<std::int64_t>(1, v[1]);
   k.n = std::max<std::int64_t>(1, v[0]);
   k.k = std::max<std::int64_t>(1, v[2]);
-  k.groups = std::max<std::int64_t>(1, v[3]);
+  const std::int64_t batch = std::max<std::int64_t>(1, v[3]);
+  // Of torch._grouped_mm each has a weight of its own; a batch is priced as its rows together.
+  (name.find("GroupProblemShape") != std::string_view::npos ? k.groups : k.m) *= batch;
   k.fp32 = v[4] == 0 || v[4] == 1;
   k.fp8 = v[4] == 28 || v[4] == 29;
-  k.bytes = Bytes(
-      k.groups * ((k.m * k.k + k.k * k.n) * bytes_of_type(v[4]) + k.m * k.n * bytes_of_type(v[5])));
+  const std::int64_t rows = k.m * k.groups;
+  k.bytes = Bytes((rows * k.k + batch * k.k * k.n) * bytes_of_type(v[4]) +
+                  rows * k.n * bytes_of_type(v[5]));
   k.flops = Flops(2.0 * static_cast<double>(k.m) * static_cast<double>(k.n) *
                   static_cast<double>(k.k) * static_cast<double>(k.groups));
   return k;
@@ -310,7 +313,7 @@ std::optional<CapturedKernel> captured_kernel(const Capture& capture, const Capt
                                               Pass pass) {
   const std::string& name = capture.name_of(call);
   if (call.kind == CapturedCall::Kind::kProduct) {
-    CapturedKernel made{product(call), true};
+    CapturedKernel made{product(name, call), true};
     made.kernel.pass = pass;
     return made;
   }

@@ -31,6 +31,10 @@ MemoryClass class_of(Function function, Pass pass) {
       return MemoryClass::kLoss;
     case Function::kRotary:
       return MemoryClass::kStrided;
+    case Function::kGather:  // backward sorts indices and adds up the rows of each one by one
+      return pass == Pass::kForward ? MemoryClass::kElementwise : MemoryClass::kStrided;
+    case Function::kColumnSum:  // 2.0 of the 2.9 TB/s of an H100's elementwise kernels
+      return MemoryClass::kCopy;
     default:
       return MemoryClass::kElementwise;
   }
@@ -227,6 +231,11 @@ void add_gemm_backward(const KernelCounts& counts, const Operation& op, Backward
   }
 }
 
+void add_copy(LayerPhaseProgram& phase, Pass pass, std::int64_t bytes) {
+  add_memory_kernel(phase, Function::kCopy, pass, bytes);
+  phase.kernels.back().memory_class = MemoryClass::kCopy;
+}
+
 void add_forward(const KernelCounts& counts, const Operation& op, LayerPhaseProgram& phase) {
   const std::int64_t moved = total_bytes(counts, op.inputs) + total_bytes(counts, op.outputs);
   switch (op.kind) {
@@ -277,6 +286,33 @@ void add_forward(const KernelCounts& counts, const Operation& op, LayerPhaseProg
   }
 }
 
+// Kernels of PyTorch's derivatives (tools/autograd/derivatives.yaml, FunctionsManual.cpp) before
+// the one that reads the gradient and what is saved and writes the inputs'. `output`: bytes of the
+// gradient.
+void add_eager_backward(const Operation& op, std::int64_t output, LayerPhaseProgram& phase) {
+  constexpr Pass kPass = Pass::kBackward;
+  switch (op.function) {
+    case Function::kSoftmax:  // is given its result times the gradient
+      add_memory_kernel(phase, Function::kMultiply, kPass, 3 * output);
+      return;
+    case Function::kMultiply:  // a product for each factor, of which each reads the gradient
+      if (op.inputs.size() > 1 && !op.eager_norm)
+        add_memory_kernel(phase, Function::kMultiply, kPass, output);
+      return;
+    case Function::kScale:
+      if (op.in_place) {  // masked_fill_: fills a copy
+        add_copy(phase, kPass, 2 * output);
+      } else if (op.inputs.size() == 1 && op.saved == op.inputs) {
+        // pow: another power, and the exponent times it.
+        add_memory_kernel(phase, Function::kScale, kPass, 2 * output);
+        add_memory_kernel(phase, Function::kScale, kPass, 2 * output);
+      }
+      return;
+    default:
+      return;
+  }
+}
+
 void add_backward(const KernelCounts& counts, const Operation& op, BackwardParts parts,
                   LayerPhaseProgram& phase) {
   const std::int64_t output = op.outputs.empty() ? 0 : counts.bytes[at(op.outputs.front())];
@@ -295,6 +331,7 @@ void add_backward(const KernelCounts& counts, const Operation& op, BackwardParts
                         output + 2 * total_bytes(counts, op.inputs));
       return;
     case OperationKind::kElementwise:
+      add_eager_backward(op, output, phase);
       add_memory_kernel(phase, op.function, Pass::kBackward, moved);
       return;
     case OperationKind::kEmbedding: {
@@ -367,6 +404,22 @@ void mark_parts_of_rows(const KernelCounts& counts, const Operation& op, std::si
   }
 }
 
+// A cast to a wider type reads one element at a time (unrolled_elementwise_kernel): 1.5 to 1.8 of
+// the 2.8 TB/s at which an H100 casts to a narrower one (reports/gpu_kernels.py).
+void mark_widening_casts(const KernelCounts& counts, const Operation& op, std::size_t begin,
+                         LayerPhaseProgram& phase) {
+  if (op.kind != OperationKind::kElementwise || op.function != Function::kCast) return;
+  if (op.inputs.empty() || op.outputs.empty()) return;
+  const std::int64_t from = counts.bytes[at(op.inputs.front())],
+                     to = counts.bytes[at(op.outputs.front())];
+  for (std::size_t k = begin; k < phase.kernels.size(); ++k) {
+    Kernel& kernel = phase.kernels[k];
+    const bool widens = kernel.pass == Pass::kForward ? to > from : from > to;
+    if (widens && kernel.memory_class == MemoryClass::kElementwise)
+      kernel.memory_class = MemoryClass::kCopy;
+  }
+}
+
 // A loop over the groups launches each of the operation's kernels once for every group.
 void launch_one_by_one(const Operation& op, std::size_t begin, LayerPhaseProgram& phase) {
   if (!op.one_by_one) return;
@@ -414,6 +467,7 @@ void add_forward_kernels(const KernelCounts& counts, const Operation& op,
   mark_eager_norm(op, begin, phase);
   mark_heads(op, begin, phase);
   mark_parts_of_rows(counts, op, begin, phase);
+  mark_widening_casts(counts, op, begin, phase);
 }
 
 void add_backward_kernels(const KernelCounts& counts, const Operation& op, BackwardParts parts,
@@ -423,6 +477,7 @@ void add_backward_kernels(const KernelCounts& counts, const Operation& op, Backw
   launch_one_by_one(op, begin, phase);
   mark_heads(op, begin, phase);
   mark_parts_of_rows(counts, op, begin, phase);
+  mark_widening_casts(counts, op, begin, phase);
   add_gradients_of_views(counts, op, parts, phase);
 }
 
