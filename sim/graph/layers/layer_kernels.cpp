@@ -231,6 +231,8 @@ void add_gemm_backward(const KernelCounts& counts, const Operation& op, Backward
   }
 }
 
+constexpr std::int64_t kScore = 4;  // bytes, of fp32; a flag takes one
+
 void add_copy(LayerPhaseProgram& phase, Pass pass, std::int64_t bytes) {
   add_memory_kernel(phase, Function::kCopy, pass, bytes);
   phase.kernels.back().memory_class = MemoryClass::kCopy;
@@ -274,6 +276,12 @@ void add_forward(const KernelCounts& counts, const Operation& op, LayerPhaseProg
     case OperationKind::kNorm:
     case OperationKind::kElementwise:
       add_memory_kernel(phase, op.function, Pass::kForward, moved);
+      if (op.function == Function::kSoftmax && !op.forward_workspace.empty()) {
+        // _safe_softmax: which scores are -inf, and a choice between the result and zeros by rows.
+        const std::int64_t scores = total_bytes(counts, op.inputs);
+        add_memory_kernel(phase, op.function, Pass::kForward, scores + scores / kScore);
+        add_memory_kernel(phase, op.function, Pass::kForward, 3 * scores);
+      }
       return;
     case OperationKind::kEmbedding:  // reads one row per output row
       add_memory_kernel(phase, op.function, Pass::kForward, 2 * total_bytes(counts, op.outputs));
