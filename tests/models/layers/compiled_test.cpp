@@ -58,7 +58,7 @@ TEST(Compiled, ForwardMovesWhatCrossesARegion) {
   EXPECT_EQ(memory_kernels(eager.forward).size() - memory_kernels(compiled.forward).size(), 2U);
 }
 
-// Eager: silu's product moves 5 f and silu 3 f, where one kernel moves 5 f. Gradients that meet are
+// Eager: silu's product moves 6 f in two kernels and silu 3 f, where one kernel moves 5 f. Gradients that meet are
 // added in kernels of 3 d: two of q, k and v, one of gate and up, one at each residual; a norm's
 // derivative moves 3 d. Compiled, each norm's kernel reads the parts of its output's gradient
 // (three and two), its input, its statistic, the residual's gradient, and writes one; a second one
@@ -70,7 +70,7 @@ TEST(Compiled, BackwardAddsGradientsWhereTheyAreRead) {
       (2 * 3 + 3 + 3) * kWide - (3 + 1 + 2 + 2) * kWide - kStatistic;
   constexpr std::int64_t kSecondNorm = (3 + 3 + 3) * kWide - (2 + 1 + 2 + 2) * kWide - kStatistic;
   EXPECT_EQ(bytes_per_token(eager.backward) - bytes_per_token(compiled.backward),
-            (5 + 3 - 5) * kFfn + kFirstNorm + kSecondNorm);
+            (6 + 3 - 5) * kFfn + kFirstNorm + kSecondNorm);
 }
 
 // The chain of an eager norm is one kernel then, as the fused norm is.
