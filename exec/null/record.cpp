@@ -184,6 +184,7 @@ ArgumentWords words_of_type(std::string_view type) {
   }
   if (type.find("PhiloxCudaState") != std::string_view::npos) return {0};
   if (type.find("OffsetCalculator") != std::string_view::npos) return {0};
+  if (type.find("TensorSizeStride") != std::string_view::npos) return {0};
   if (type.find("ListMetadata<") != std::string_view::npos) return list_words(type);
   if (type.find("CatArrInputTensorMetadata<") != std::string_view::npos)
     return {.is_sure = false, .form = ArgumentWords::Form::kRows};
