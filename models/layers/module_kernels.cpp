@@ -230,13 +230,20 @@ class Rewriter {
       renamed_[at(old_.operations[o].outputs.front())] = op.inputs.front();
       return;
     }
+    const bool narrows = sums_wide_rows(op);
     push(std::move(op));
+    if (!narrows) return;
+    const Index sum = layer_.operations.back().outputs.front();
+    renamed_[at(old_.operations[o].outputs.front())] = cast(sum, ElementType::kCompute);
   }
 
   void add_product(Operation op) {
     if (is_fp32_experts(op)) {
       const Index rows = op.inputs.front();
-      if (!is_fp32(rows)) replace(op, rows, cast(rows, ElementType::kFp32));
+      if (!is_fp32(rows)) {
+        widens_rows_ = true;
+        replace(op, rows, cast(rows, ElementType::kFp32));
+      }
       return push(std::move(op));
     }
     for (const Index t : Indices(op.inputs)) {
@@ -262,6 +269,12 @@ class Rewriter {
         plan_.runtime.kind == RuntimeKind::kDdp ? plan_.master_dtype : plan_.param_dtype;
     return is_autocast_ && held == DType::kFp32 && op.groups > 1 &&
            plan_.experts == ExpertKernels::kTransformers;
+  }
+
+  // ... and the sum over a token's rows the dtype that came in (grouped_mm_experts_forward).
+  bool sums_wide_rows(const Operation& op) const {
+    return widens_rows_ && op.function == Function::kAdd && op.inputs.size() == 1 &&
+           is_fp32(op.inputs.front());
   }
 
   void add_norm(Operation op) {
@@ -494,6 +507,7 @@ class Rewriter {
   const bool is_autocast_;
   const bool streams_fp32_;
   std::vector<bool> fp32_;
+  bool widens_rows_ = false;  // of this layer's experts
   std::int8_t part_ = 0;
 };
 
