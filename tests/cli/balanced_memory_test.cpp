@@ -1,5 +1,6 @@
 // Whatever combination of words a job is made of: every buffer of its step is allocated once and
-// freed once, and step after step the caching allocator finds it so.
+// freed once, and step after step the caching allocator finds it so; and what a layer's phase is
+// said to take in sum is what its steps take.
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
@@ -8,6 +9,7 @@
 #include "planner/job.h"
 #include "sim/base/error.h"
 #include "sim/graph/training_step.h"
+#include "sim/memory/memory_actions.h"
 #include "sim/memory/memory_profile.h"
 #include "sim/memory/reserved.h"
 #include "sim/simulate/forecast.h"
@@ -70,6 +72,8 @@ JobOptions any_words() {
   std::vector<std::string>& set = job.assignments.back();
   const auto one_in_three = [] { return *rc::gen::element(0, 1, 2) == 0; };
   if (one_in_three()) job.runtime = "megatron";
+  if (one_in_three()) job.runtime = "fsdp2@2." + std::to_string(*rc::gen::inRange(4, 14));
+  if (one_in_three()) job.cluster = *rc::gen::element("1xh100", "2xa100", "16xh100", "64xh100");
   if (!one_in_three()) set.clear();  // few contradict each other
   static const std::vector<std::string> words = every_word();
   for (int draws = *rc::gen::element(0, 1, 2, 3, 4); draws > 0; --draws) {
@@ -78,7 +82,47 @@ JobOptions any_words() {
   for (const char* more : {"mesh.tp=2", "mesh.cp=2", "mesh.ep=2", "batch.micro_batch=2"}) {
     if (one_in_three()) set.push_back(more);
   }
+  // Numbers, and words with one in them.
+  if (one_in_three()) {
+    set.push_back(*rc::gen::element<std::string>(
+        "mesh.tp=4", "mesh.replicate=2", "mesh.etp=2", "units.layers_per_unit=3",
+        "reshard_after_forward=2", "recompute=every-2", "prefetch.forward=2", "prefetch.backward=3",
+        "lora.rank=8", "batch.documents=4", "evaluation.sequences=16", "buffers.reduce_scatter=3",
+        "units.min_parameters=1000000", "frozen=[embedding]", "ddp.bucket_cap_mb=1",
+        "zero.zero_hpz_partition_size=2", "zero.reduce_bucket_size=1000000"));
+  }
   return job;
+}
+
+// The bytes that actions take and give back.
+struct Swing {
+  const EventGraph& graph;
+  MemorySwing found;
+  void allocate(std::int32_t buffer) {
+    if (!graph.buffer(buffer).on_host) found.net += graph.buffer(buffer).bytes.count();
+    found.peak = std::max(found.peak, found.net);
+  }
+  void free(std::int32_t buffer) {
+    if (!graph.buffer(buffer).on_host) found.net -= graph.buffer(buffer).bytes.count();
+  }
+  void store(std::int32_t, MemoryCategory) {}
+};
+
+void expect_swings(const EventGraph& graph) {
+  for (const MemoryAction& action : graph.actions) {
+    using Kind = MemoryAction::Kind;
+    const Kind kind = action.kind;
+    if (kind == Kind::kAllocate || kind == Kind::kFree || kind == Kind::kStore ||
+        kind == Kind::kKeep) {
+      continue;
+    }
+    const LayerExecution& e = graph.executions[static_cast<std::size_t>(action.target)];
+    const MemorySwing said = swing_of(phase_of(graph.program(e), action), action);
+    Swing steps{graph, {}};
+    visit_action(graph, action, steps);
+    RC_ASSERT(said.net == steps.found.net);
+    RC_ASSERT(said.peak == steps.found.peak);
+  }
 }
 
 Job expect_balanced(const JobOptions& options) {
@@ -92,6 +136,7 @@ Job expect_balanced(const JobOptions& options) {
     RC_DISCARD("refused");
   }
   const EventGraph graph = build_training_step(job->model, job->resolved.plan);
+  expect_swings(graph);
   RC_ASSERT(replay_allocations(graph).peak == peak_allocated(graph));
   ReservedReplay replay(graph, job->resolved.plan.allocator, DeviceMemory::unlimited());
   for (int step = 0; step < 2; ++step) replay.run_step();
