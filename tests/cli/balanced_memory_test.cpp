@@ -64,11 +64,11 @@ std::vector<std::string> every_word() {
 JobOptions any_words() {
   JobOptions job = random_job();
   job.model = *rc::gen::element<std::string>(
-      "gpt2", "opt-125m", "bloom-560m", "mpt-125m", "pythia-1b", "falcon-7b", "starcoder2-3b",
-      "phi-3-mini", "llama-3.2-1b", "qwen2.5-0.5b", "qwen3-0.6b", "smollm3-3b", "olmo-2-7b",
-      "granite-3.3-2b", "gemma-2b", "gemma-2-2b", "gemma-3-1b", "mixtral-8x7b", "gpt-oss-20b",
-      "qwen1.5-moe-a2.7b", "qwen3-30b-a3b", "deepseek-v2-lite", "llama-4-scout", "bert-base",
-      "roberta-base", "t5-small", "t5-v1.1-small");
+      "gpt2", "opt-125m", "opt-350m", "bloom-560m", "mpt-125m", "pythia-1b", "falcon-7b",
+      "starcoder2-3b", "phi-3-mini", "llama-3.2-1b", "qwen2.5-0.5b", "qwen3-0.6b", "smollm3-3b",
+      "olmo-2-7b", "granite-3.3-2b", "gemma-2b", "gemma-2-2b", "gemma-3-1b", "mixtral-8x7b",
+      "gpt-oss-20b", "qwen1.5-moe-a2.7b", "qwen3-30b-a3b", "deepseek-v2-lite", "llama-4-scout",
+      "bert-base", "roberta-base", "t5-small", "t5-v1.1-small", "llava-1.5-7b");
   std::vector<std::string>& set = job.assignments.back();
   const auto one_in_three = [] { return *rc::gen::element(0, 1, 2) == 0; };
   if (one_in_three()) job.runtime = "megatron";
@@ -108,7 +108,7 @@ struct Swing {
   void store(std::int32_t, MemoryCategory) {}
 };
 
-void expect_swings(const EventGraph& graph) {
+bool swings_hold(const EventGraph& graph) {
   for (const MemoryAction& action : graph.actions) {
     using Kind = MemoryAction::Kind;
     const Kind kind = action.kind;
@@ -120,9 +120,9 @@ void expect_swings(const EventGraph& graph) {
     const MemorySwing said = swing_of(phase_of(graph.program(e), action), action);
     Swing steps{graph, {}};
     visit_action(graph, action, steps);
-    RC_ASSERT(said.net == steps.found.net);
-    RC_ASSERT(said.peak == steps.found.peak);
+    if (said.net != steps.found.net || said.peak != steps.found.peak) return false;
   }
+  return true;
 }
 
 Job expect_balanced(const JobOptions& options) {
@@ -136,7 +136,7 @@ Job expect_balanced(const JobOptions& options) {
     RC_DISCARD("refused");
   }
   const EventGraph graph = build_training_step(job->model, job->resolved.plan);
-  expect_swings(graph);
+  RC_ASSERT(swings_hold(graph));
   RC_ASSERT(replay_allocations(graph).peak == peak_allocated(graph));
   ReservedReplay replay(graph, job->resolved.plan.allocator, DeviceMemory::unlimited());
   for (int step = 0; step < 2; ++step) replay.run_step();
@@ -150,18 +150,38 @@ RC_GTEST_PROP(BalancedMemoryProperty, OfAnyWordsToo, ()) {
   RC_ASSERT(made.timeline.period > Time());
 }
 
+struct Case {
+  const char *model, *runtime;
+  std::vector<std::string> set;
+};
+
 // Experts with biases and one weight for gate and up are not those that transformers' grouped
-// products are written for.
-TEST(BalancedMemory, ExpertsWithBiasesStayAsTheyAre) {
-  JobOptions options;
-  options.model = "gpt-oss-20b";
-  options.cluster = "64xh100";
-  options.runtime = "fsdp2";
-  options.sequence = "512";
-  options.assignments.push_back({"experts=transformers", "units.shard_dim=1"});
-  const Job job = load_job(options);
-  const EventGraph graph = build_training_step(job.model, job.resolved.plan);
-  EXPECT_EQ(replay_allocations(graph).peak, peak_allocated(graph));
+// products are written for; those that compute in fp32 under autocast narrow their sums again; what
+// follows an fp32 stream without a norm is not; a layer run again is run before a region's first
+// node.
+TEST(BalancedMemory, IsThatOfEveryStep) {
+  const std::vector<std::string> over_axes = {"mesh.tp=2", "mesh.ep=2", "compile=blocks",
+                                              "recompute=full", "dtype.param=fp32"};
+  for (const auto& [model, runtime, set] :
+       {Case{"gpt-oss-20b", "fsdp2", {"experts=transformers", "units.shard_dim=1"}},
+        Case{"mixtral-8x7b",
+             "fsdp1",
+             {"stack=hf_trainer", "dtype.param=fp32", "dtype.autocast=bf16"}},
+        Case{"opt-350m", "ddp", {}}, Case{"llava-1.5-7b", "ddp", {"batch.sequence=1024"}},
+        Case{"olmo-2-7b", "fsdp2", {"kernels.norm=fp32", "dtype.autocast=bf16"}},
+        Case{"t5-small", "megatron", {"mesh.tp=2"}}, Case{"mixtral-8x7b", "fsdp2", over_axes}}) {
+    SCOPED_TRACE(fmt::format("{} {}", model, runtime));
+    JobOptions options;
+    options.model = model;
+    options.cluster = "16xh100";
+    options.runtime = runtime;
+    options.sequence = "512";
+    options.assignments.push_back(set);
+    const Job job = load_job(options);
+    const EventGraph graph = build_training_step(job.model, job.resolved.plan);
+    EXPECT_TRUE(swings_hold(graph));
+    EXPECT_EQ(replay_allocations(graph).peak, peak_allocated(graph));
+  }
 }
 
 }  // namespace
